@@ -1,0 +1,37 @@
+#include "base/check.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+
+#include "base/version.h"
+
+cpa_status cpa_fail(cpa_error *err, cpa_status status, const char *format, ...) {
+    if (err) {
+        va_list args;
+        va_start(args, format);
+        vsnprintf(err->message, sizeof err->message, format, args);
+        va_end(args);
+        err->status = status;
+    }
+    return status;
+}
+
+const char *cpa_status_name(cpa_status status) {
+    switch (status) {
+        case CPA_OK: return "ok";
+        case CPA_INVALID: return "invalid";
+        case CPA_UNSUPPORTED: return "unsupported";
+        case CPA_NO_MEMORY: return "no memory";
+        case CPA_IO: return "input/output";
+        case CPA_COMM: return "communication";
+        case CPA_DEVICE: return "device";
+        case CPA_CHECK_FAILED: return "check failed";
+        case CPA_STOPPED: return "stopped";
+        case CPA_INTERNAL: return "internal";
+    }
+    return "unknown";
+}
+
+const char *cpa_version(void) {
+    return CPA_VERSION;
+}

@@ -1,0 +1,16 @@
+#include "base/fault.h"
+
+#ifdef CPA_FAULT_POINTS
+#include <string.h>
+
+cpa_fault cpa_fault_armed = CPA_FAULT_NONE;
+
+cpa_fault cpa_fault_by_name(const char *name) {
+    static const char *const names[CPA_FAULT_COUNT] = {
+        "none", "dropped-shard", "stale-block", "off-by-one-mask", "base2-lse", "swapped-kv-head",
+    };
+    int fault = 0;
+    while (fault < CPA_FAULT_COUNT && strcmp(name, names[fault]) != 0) fault++;
+    return (cpa_fault)fault;
+}
+#endif

@@ -1,0 +1,27 @@
+/* Fault points: deliberate bugs that the tests switch on to show that the checks catch them. They exist only where
+ * CPA_FAULT_POINTS is defined (the library's test twin); elsewhere cpa_fault_is is the constant 0. */
+#ifndef CPA_BASE_FAULT_H
+#define CPA_BASE_FAULT_H
+
+typedef enum cpa_fault {
+    CPA_FAULT_NONE = 0,
+    CPA_FAULT_DROPPED_SHARD,   /* what a peer sent is not attended */
+    CPA_FAULT_STALE_BLOCK,     /* the new keys and values of some tokens are not written */
+    CPA_FAULT_OFF_BY_ONE_MASK, /* a query does not see its own key */
+    CPA_FAULT_BASE2_LSE,       /* the LSE of remote partial states is in base 2 */
+    CPA_FAULT_SWAPPED_KV_HEAD, /* queries read the keys and values of another head */
+    CPA_FAULT_COUNT
+} cpa_fault;
+
+#ifdef CPA_FAULT_POINTS
+extern cpa_fault cpa_fault_armed;
+static inline int cpa_fault_is(cpa_fault fault) {
+    return cpa_fault_armed == fault;
+}
+/* The fault of that name, as in "dropped-shard"; CPA_FAULT_COUNT if there is none. */
+cpa_fault cpa_fault_by_name(const char *name);
+#else
+#define cpa_fault_is(fault) 0
+#endif
+
+#endif

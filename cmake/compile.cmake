@@ -1,0 +1,36 @@
+# How every target is compiled: C11, warnings as errors, hidden visibility.
+set(CMAKE_C_STANDARD 11)
+set(CMAKE_C_STANDARD_REQUIRED ON)
+set(CMAKE_C_EXTENSIONS OFF)
+set(CMAKE_C_VISIBILITY_PRESET hidden)
+set(CMAKE_POSITION_INDEPENDENT_CODE ON)
+set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
+if(NOT CMAKE_BUILD_TYPE)
+  set(CMAKE_BUILD_TYPE Release CACHE STRING "" FORCE)
+endif()
+
+add_compile_definitions(_GNU_SOURCE)
+add_compile_options(-Wall -Wextra -Werror -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wpointer-arith -Wundef
+                    -Wcast-qual -Wwrite-strings -Wvla -fno-math-errno)
+if(CPATTN_SANITIZE)
+  add_compile_options(-fsanitize=${CPATTN_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all)
+  add_link_options(-fsanitize=${CPATTN_SANITIZE})
+endif()
+if(CPATTN_COVERAGE)
+  add_compile_options(--coverage)
+  add_link_options(--coverage)
+endif()
+
+# cpattn_part(NAME SOURCES...): the objects of one folder of the library, and their twin with fault points for the tests.
+function(cpattn_part name)
+  add_library(${name} OBJECT ${ARGN})
+  target_link_libraries(${name} PRIVATE cpattn_deps)
+  if(CPATTN_BUILD_TESTS)
+    add_library(${name}_faults OBJECT ${ARGN})
+    target_compile_definitions(${name}_faults PRIVATE CPA_FAULT_POINTS)
+    target_link_libraries(${name}_faults PRIVATE cpattn_deps)
+  endif()
+endfunction()
+
+configure_file(base/version.h.in base/version.h @ONLY)
+include_directories(${PROJECT_BINARY_DIR})

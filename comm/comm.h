@@ -1,0 +1,82 @@
+/* The contract of communication between the ranks of one context-parallel group.
+ *
+ * Two channels. The control channel carries small host buffers (plans, verdicts, reports) over MPI. A transport carries
+ * tensors in pairwise exchanges; mpi/ fills the table for host memory. */
+#ifndef CPA_COMM_H
+#define CPA_COMM_H
+
+#include <mpi.h>
+#include <stdint.h>
+
+#include <cpattn/status.h>
+
+/* The control channel: a duplicate of the caller's communicator. All calls are collective and block; used by one
+ * thread. */
+typedef struct cpa_control {
+    MPI_Comm comm;
+    int32_t rank;
+    int32_t size;
+} cpa_control;
+
+cpa_status cpa_control_open(MPI_Comm comm, cpa_control *out, cpa_error *err);
+void cpa_control_close(cpa_control *control);
+cpa_status cpa_control_bcast(cpa_control *control, void *data, int64_t bytes, int32_t root, cpa_error *err);
+/* The element-wise maximum / sum over the ranks, in place, on every rank. */
+cpa_status cpa_control_max(cpa_control *control, double *values, int32_t n, cpa_error *err);
+cpa_status cpa_control_sum(cpa_control *control, double *values, int32_t n, cpa_error *err);
+/* The sum modulo 2^64 over the ranks, in place, on every rank. */
+cpa_status cpa_control_sum_u64(cpa_control *control, uint64_t *values, int32_t n, cpa_error *err);
+/* Every rank's `bytes` bytes, in rank order, at `all` on root ([size * bytes]; ignored elsewhere). */
+cpa_status cpa_control_gather(cpa_control *control, const void *mine, int64_t bytes, void *all, int32_t root,
+                              cpa_error *err);
+/* Makes one failure known to all: if any rank's status is not CPA_OK, every rank returns the status of the lowest such
+ * rank, and its message, prefixed with "rank R: ", in err. */
+cpa_status cpa_control_agree(cpa_control *control, cpa_status mine, cpa_error *err);
+
+/* What one rank sends to and receives from one peer in an exchange. Zero bytes in a direction: no message there. */
+typedef struct cpa_message {
+    int32_t peer;
+    const void *send;
+    int64_t send_bytes;
+    void *recv;
+    int64_t recv_bytes;
+} cpa_message;
+
+typedef struct cpa_transport_table cpa_transport_table;
+
+/* The head of every transport. */
+typedef struct cpa_transport {
+    const cpa_transport_table *table;
+} cpa_transport;
+
+/* An exchange in flight; owned by the transport, valid until finished. */
+typedef struct cpa_exchange cpa_exchange;
+
+/* How many exchanges may be in flight on one transport. */
+#define CPA_TRANSPORT_MAX_IN_FLIGHT 8
+
+struct cpa_transport_table {
+    const char *name;
+
+    /* Collective. `control` must outlive the transport. */
+    cpa_status (*open)(cpa_control *control, cpa_transport **out, cpa_error *err);
+    void (*close)(cpa_transport *transport);
+
+    /* Starts one exchange and returns without waiting. Every rank starts the same exchanges in the same order, even one
+     * in which it has no message; what a sends to b has the size that b expects from a. At most one message a peer.
+     * `ready` is the native handle of the device stream whose work so far produces the send buffers (NULL on the host).
+     * Buffers belong to the exchange until it is finished. `msgs` is copied. */
+    cpa_status (*start)(cpa_transport *transport, const cpa_message *msgs, int32_t n_msgs, void *ready,
+                        cpa_exchange **out, cpa_error *err);
+    /* Moves messages along, without waiting. */
+    void (*poll)(cpa_transport *transport);
+    /* Ends an exchange: work enqueued on the native stream `waiter` from now on sees what was received and may
+     * overwrite what was sent. On the host it blocks until that is so. Returns in *waited_s the seconds it blocked. */
+    cpa_status (*finish)(cpa_transport *transport, cpa_exchange *exchange, void *waiter, double *waited_s,
+                         cpa_error *err);
+};
+
+/* Host memory over non-blocking MPI point-to-point messages. */
+extern const cpa_transport_table cpa_transport_mpi;
+
+#endif

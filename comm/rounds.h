@@ -1,0 +1,16 @@
+/* The order in which the ranks of an all-to-all meet: a pure function.
+ *
+ * In round r = 1 .. N-1 a rank exchanges with rank XOR r when N is a power of two (the pairs 0-1 2-3, then 0-2 1-3,
+ * ...), and otherwise sends to rank + r and receives from rank - r (mod N). Either way every ordered pair meets exactly
+ * once. */
+#ifndef CPA_ROUNDS_H
+#define CPA_ROUNDS_H
+
+#include <stdint.h>
+
+/* The rank that `rank` sends to in round r of N ranks; 1 <= r < N. */
+int32_t cpa_round_send_peer(int32_t size, int32_t rank, int32_t round);
+/* The rank that `rank` receives from in round r. */
+int32_t cpa_round_recv_peer(int32_t size, int32_t rank, int32_t round);
+
+#endif

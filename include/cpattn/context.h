@@ -1,0 +1,98 @@
+/* Context attention: attention of one batch over a paged KV cache that is sharded over the ranks of a communicator.
+ *
+ * Every rank holds the tokens that cpa_owner_map gives it. A step is a list of chunks, the same on every rank; a rank's
+ * rows are the tokens of the chunks that it owns, chunk after chunk, each ascending. The keys and values of those
+ * tokens must be in the cache (cpa_kv_write) before cpa_context_attend.
+ *
+ * pass-KV (queries stay): keys and values travel in rounds, in segments of bounded size (Liu et al., Ring Attention,
+ * arXiv:2310.01889; Yang et al., Context Parallelism for Scalable Million-Token Inference, arXiv:2411.01783).
+ * pass-Q (keys stay): queries travel, and partial states come home. Both give the same result; on the host the same
+ * bits. */
+#ifndef CPATTN_CONTEXT_H
+#define CPATTN_CONTEXT_H
+
+#include <mpi.h>
+
+#include <cpattn/ops.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef enum cpa_algorithm { CPA_AUTO = 0, CPA_PASS_KV, CPA_PASS_Q } cpa_algorithm;
+
+/* "auto", "pass-kv" or "pass-q". Thread-safe. */
+CPA_API const char *cpa_algorithm_name(cpa_algorithm algorithm);
+
+typedef struct cpa_context cpa_context;
+
+typedef struct cpa_context_options {
+    size_t size;
+    int32_t q_heads;
+    int32_t kv_heads;
+    int32_t k_dim;
+    int32_t v_dim;
+    cpa_dtype dtype;    /* of queries and results */
+    cpa_dtype kv_dtype; /* of the cache */
+    int32_t block_size;
+    int32_t interleave;    /* 0 = block_size; a multiple of block_size */
+    int64_t staging_bytes; /* bound on the pass-KV buffers of this rank; 0 = 64 MiB */
+    int64_t max_rows;      /* most new tokens in one step, over all ranks */
+} cpa_context_options;
+
+/* One chunk: the new tokens [start, start + count) of one sequence. The same on every rank but for the block table. */
+typedef struct cpa_context_chunk {
+    int64_t start;
+    int64_t count;
+    int32_t phase;              /* the rank that owns position 0 */
+    cpa_algorithm algorithm;    /* CPA_PASS_KV or CPA_PASS_Q */
+    const int32_t *block_table; /* this rank's blocks of the sequence; ceil(len / block_size) entries for its
+                                   len = cpa_shard_len(map, slot, start + count) tokens */
+} cpa_context_chunk;
+
+/* The tensors of one layer. */
+typedef struct cpa_context_args {
+    size_t size;
+    const void *q; /* [rows, q_heads, k_dim], dtype */
+    cpa_kv_view kv;
+    cpa_mask mask;
+    float scale; /* 0 = 1 / sqrt(k_dim) */
+    void *out;   /* [rows, q_heads, v_dim], dtype */
+    float *lse;  /* [rows, q_heads], or NULL */
+} cpa_context_args;
+
+/* What has happened since the context was created, on this rank. */
+typedef struct cpa_context_stats {
+    int64_t bytes_sent;
+    int64_t staging_bytes;  /* most pass-KV staging in use at once */
+    double exposed_comm_s;  /* time that attention waited for messages */
+    double attend_s;        /* time in attend and merge (host) */
+    int64_t chunks_pass_kv; /* chunks times layers */
+    int64_t chunks_pass_q;
+} cpa_context_stats;
+
+/* Collective over `comm`, which is duplicated. `device` must outlive the context. staging_bytes must hold four segments
+ * of cpa_attend_split_tokens tokens (rounded up to blocks). *out is set only on success. */
+CPA_API cpa_status cpa_context_create(MPI_Comm comm, cpa_device *device, const cpa_context_options *options,
+                                      cpa_context **out, cpa_error *err);
+CPA_API void cpa_context_destroy(cpa_context *context);
+
+/* How many rows of the chunks this rank owns. Pure; thread-safe. */
+CPA_API int64_t cpa_context_rows(const cpa_context *context, const cpa_context_chunk *chunks, int64_t n_chunks);
+
+/* Plans a step: no communication, since every rank derives the same rounds from the same chunks. The block tables are
+ * copied. */
+CPA_API cpa_status cpa_context_plan(cpa_context *context, const cpa_context_chunk *chunks, int64_t n_chunks);
+
+/* Attends one layer of the planned step. Collective: every rank calls it for the same layers in the same order. */
+CPA_API cpa_status cpa_context_attend(cpa_context *context, const cpa_context_args *args, cpa_stream *stream);
+
+CPA_API void cpa_context_get_stats(const cpa_context *context, cpa_context_stats *out);
+
+/* The message of the last call that failed on this context; empty if none did. Owned by the context. */
+CPA_API const char *cpa_context_error(const cpa_context *context);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

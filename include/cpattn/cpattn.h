@@ -1,0 +1,13 @@
+/* Everything in libcpattn: operators, context attention and the engine. */
+#ifndef CPATTN_CPATTN_H
+#define CPATTN_CPATTN_H
+
+#include <cpattn/context.h>
+#include <cpattn/device.h>
+#include <cpattn/engine.h>
+#include <cpattn/ops.h>
+#include <cpattn/owner_map.h>
+#include <cpattn/status.h>
+#include <cpattn/types.h>
+
+#endif

@@ -1,0 +1,54 @@
+/* Devices and streams: where operators run. */
+#ifndef CPATTN_DEVICE_H
+#define CPATTN_DEVICE_H
+
+#include <cpattn/status.h>
+#include <cpattn/types.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* A device of one process: its memory, its threads or multiprocessors. Thread-safe: several threads may create streams
+ * and plans on one device. */
+typedef struct cpa_device cpa_device;
+
+/* An ordered queue of work on a device. The host back end runs an operation before the call returns; device back ends
+ * return at once. A stream is used by one thread at a time. */
+typedef struct cpa_stream cpa_stream;
+
+typedef enum cpa_backend { CPA_BACKEND_HOST = 0 } cpa_backend;
+
+typedef struct cpa_device_options {
+    size_t size; /* sizeof(cpa_device_options) */
+    cpa_backend backend;
+    int32_t threads;     /* host: worker threads, the caller's included; 0 = one */
+    const int32_t *cpus; /* host: operating-system CPU numbers to bind the threads to, in turn; NULL = do not bind */
+    int32_t n_cpus;
+} cpa_device_options;
+
+/* Opens a device; *out is set only on success and is closed by cpa_device_close after its streams and plans are gone.
+ */
+CPA_API cpa_status cpa_device_open(const cpa_device_options *options, cpa_device **out, cpa_error *err);
+CPA_API void cpa_device_close(cpa_device *device);
+
+/* One line naming the device, its instruction set and its threads. Owned by the device. */
+CPA_API const char *cpa_device_description(const cpa_device *device);
+
+/* Device memory, aligned to at least 64 bytes. Freeing NULL does nothing. */
+CPA_API cpa_status cpa_device_alloc(cpa_device *device, int64_t bytes, void **out, cpa_error *err);
+CPA_API void cpa_device_free(cpa_device *device, void *memory);
+
+CPA_API cpa_status cpa_stream_create(cpa_device *device, cpa_stream **out, cpa_error *err);
+CPA_API void cpa_stream_destroy(cpa_stream *stream);
+
+/* Waits until everything enqueued so far is done; returns the first failure of the stream. */
+CPA_API cpa_status cpa_stream_sync(cpa_stream *stream);
+
+/* The message of the last operation that failed on this stream; empty if none did. Owned by the stream. */
+CPA_API const char *cpa_stream_error(const cpa_stream *stream);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,158 @@
+/* The engine: a whole service. Rank 0 schedules requests (continuous batching, chunked prefill, preemption); all ranks
+ * execute step after step, layer after layer, and check sampled results against a float64 reference while they run. */
+#ifndef CPATTN_ENGINE_H
+#define CPATTN_ENGINE_H
+
+#include <mpi.h>
+
+#include <cpattn/context.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* The attention of a model. */
+typedef struct cpa_model_shape {
+    int32_t layers;
+    int32_t q_heads;
+    int32_t kv_heads;
+    int32_t head_dim;   /* of queries and keys */
+    int32_t v_head_dim; /* 0 = head_dim */
+    cpa_dtype dtype;
+    cpa_mask mask;
+} cpa_model_shape;
+
+/* The rows of one step on one rank: its tokens, chunk after chunk. Host and device arrays of the same values. */
+typedef struct cpa_rows {
+    int64_t count;
+    const uint64_t *requests; /* host */
+    const uint32_t *tokens;   /* host */
+    const int64_t *positions; /* host */
+    const uint32_t *tokens_device;
+    const int64_t *positions_device;
+} cpa_rows;
+
+/* Where queries, keys and values come from and where results go: a model, or the synthetic source of the library.
+ * Called on every rank, layer after layer, from the thread that runs the engine. Pointers are on the device of the
+ * engine. */
+typedef struct cpa_source {
+    size_t size;
+    void *ctx;
+    /* Fills q [rows, q_heads, head_dim], k [rows, kv_heads, head_dim], v [rows, kv_heads, v_head_dim] of the layer. */
+    cpa_status (*fill)(void *ctx, int32_t layer, const cpa_rows *rows, void *q, void *k, void *v, cpa_stream *stream);
+    /* Receives the results of the layer, [rows, q_heads, v_head_dim]; may be NULL. */
+    cpa_status (*consume)(void *ctx, int32_t layer, const cpa_rows *rows, const void *out, cpa_stream *stream);
+    /* Writes again, to host memory, the key [head_dim] and value [v_head_dim] of one token that fill gave before; lets
+     * the sampled check tell a stale cache from a wrong attention. May be NULL. */
+    void (*recall)(void *ctx, int32_t layer, int32_t kv_head, uint32_t token, int64_t position, void *k, void *v);
+} cpa_source;
+
+/* The token at a position of a request, prompt and output alike; called on rank 0, also from a thread of the engine. */
+typedef uint32_t (*cpa_token_at_fn)(void *ctx, uint64_t request, int64_t position);
+
+typedef struct cpa_engine_options {
+    size_t size;
+    cpa_device_options device;
+    cpa_model_shape model;
+    cpa_dtype kv_dtype;             /* of the cache */
+    int32_t block_size;             /* 0 = 16 */
+    int64_t num_blocks;             /* of one rank; each holds every layer */
+    int32_t interleave;             /* 0 = block_size */
+    int64_t max_num_batched_tokens; /* 0 = 2048 */
+    int32_t max_num_seqs;           /* 0 = 256 */
+    cpa_algorithm algorithm;
+    int64_t staging_bytes; /* 0 = 64 MiB */
+    double verify;         /* share of (token, head, layer) rows that are checked; 0 = none */
+    int32_t skip_self_test;
+    uint64_t seed;            /* of the synthetic source and of the choice of checked rows */
+    const cpa_source *source; /* NULL = the synthetic source */
+    cpa_token_at_fn token_at; /* rank 0; NULL = tokens derived from (seed, request, position) */
+    void *token_ctx;
+} cpa_engine_options;
+
+typedef struct cpa_request {
+    size_t size;
+    uint64_t id; /* unique */
+    int64_t prompt_tokens;
+    int64_t output_tokens; /* >= 1 */
+    double arrival_s;      /* seconds after the start of the run */
+    int32_t priority;      /* lower runs first */
+} cpa_request;
+
+/* What happened to one request; times in seconds after the start of the run. */
+typedef struct cpa_request_result {
+    uint64_t id;
+    int64_t prompt_tokens;
+    int64_t output_tokens;
+    double arrival_s;
+    double first_token_s;
+    double finish_s;
+    const double *token_s; /* [output_tokens], when each token was there; valid during the call */
+} cpa_request_result;
+
+/* Rank 0, from the thread that runs the engine, when a request has finished. */
+typedef void (*cpa_finish_fn)(void *ctx, const cpa_request_result *result);
+/* Rank 0, after each step: done tokens and requests so far. */
+typedef void (*cpa_progress_fn)(void *ctx, int64_t tokens, int64_t requests, double elapsed_s);
+
+/* Totals over all ranks, the same on every rank. */
+typedef struct cpa_engine_stats {
+    int64_t steps;
+    int64_t requests_finished;
+    int64_t prompt_tokens; /* of finished requests */
+    int64_t output_tokens; /* emitted */
+    double duration_s;
+    int64_t chunks_pass_kv;
+    int64_t chunks_pass_q;
+    double planner_flops; /* C and W as measured at start-up */
+    double planner_bandwidth;
+    double overlap_tokens;     /* new tokens from which pass-KV hides its exchange */
+    double predicted_attend_s; /* sum over steps of the planner's prediction, and what was measured */
+    double actual_attend_s;
+    int64_t bytes_sent;    /* sum over ranks */
+    double exposed_comm_s; /* of the rank with the most */
+    double imbalance;      /* busiest rank's attention time over the mean; 1 = even */
+    int64_t staging_bytes; /* most on any rank */
+    int64_t kv_blocks;     /* of one rank */
+    int64_t kv_peak;       /* most in use on any rank */
+    int64_t preemptions;
+    int64_t verify_rows;
+    int64_t verify_violations;
+    double verify_max_error;
+    uint64_t
+        output_digest; /* of every row that yields an output token, in all layers; independent of the order of steps */
+} cpa_engine_stats;
+
+typedef struct cpa_engine cpa_engine;
+
+/* Collective over `comm`, which is duplicated. Opens the device, allocates the cache, measures C and W, and runs the
+ * self-test: every algorithm on small peaky inputs against float64. Fails on all ranks alike. */
+CPA_API cpa_status cpa_engine_create(MPI_Comm comm, const cpa_engine_options *options, cpa_engine **out,
+                                     cpa_error *err);
+CPA_API void cpa_engine_destroy(cpa_engine *engine);
+
+/* Queues a request; rank 0 only, before cpa_engine_run. CPA_INVALID, with the numbers, if it can never fit. */
+CPA_API cpa_status cpa_engine_submit(cpa_engine *engine, const cpa_request *request);
+
+/* Runs until every request has finished, or a check fails, or cpa_engine_stop. Collective. CPA_CHECK_FAILED names the
+ * first violation: sequence, token, head, layer, algorithm and error. */
+CPA_API cpa_status cpa_engine_run(cpa_engine *engine, cpa_finish_fn on_finish, cpa_progress_fn on_progress, void *ctx);
+
+/* Asks a running engine to stop after the step in flight; rank 0. Safe from a signal handler and from any thread. */
+CPA_API void cpa_engine_stop(cpa_engine *engine);
+
+/* The statistics of the last run. */
+CPA_API void cpa_engine_get_stats(const cpa_engine *engine, cpa_engine_stats *out);
+CPA_API const char *cpa_engine_device(const cpa_engine *engine);
+
+/* Seconds that one rank's share of a causal prefill of `tokens` tokens takes by the measured rates; for sizing a run.
+ */
+CPA_API double cpa_engine_estimate(const cpa_engine *engine, int64_t tokens);
+
+/* The message of the last call that failed on this engine; empty if none did. Owned by the engine. */
+CPA_API const char *cpa_engine_error(const cpa_engine *engine);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

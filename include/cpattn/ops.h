@@ -1,0 +1,148 @@
+/* Operators on the caller's tensors: write keys and values into pages, attend over pages, merge partial states.
+ *
+ * All pointers in argument structs lie on the stream's device unless a comment says host. Every struct begins with its
+ * size; zero means default. Operations are enqueued on the stream; a status other than CPA_OK means that nothing was
+ * enqueued, and cpa_stream_error tells why. Nothing here allocates, except cpa_attend_plan_set when a plan grows. */
+#ifndef CPATTN_OPS_H
+#define CPATTN_OPS_H
+
+#include <cpattn/device.h>
+#include <cpattn/owner_map.h>
+#include <cpattn/types.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* kv_write (known elsewhere as reshape_and_cache): stores the keys and values of new tokens in their pages.
+ * Token i goes to slot slot_mapping[i] = block * block_size + offset; -1 skips the token. Two tokens must not share a
+ * slot. Values are converted from `dtype` to the view's dtype, rounding to nearest even. */
+typedef struct cpa_kv_write_args {
+    size_t size;
+    int64_t tokens;
+    cpa_dtype dtype;
+    const void *k;               /* [tokens, kv_heads, k_dim], contiguous */
+    const void *v;               /* [tokens, kv_heads, v_dim], contiguous */
+    const int64_t *slot_mapping; /* [tokens] */
+    cpa_kv_view kv;
+} cpa_kv_write_args;
+CPA_API cpa_status cpa_kv_write(const cpa_kv_write_args *args, cpa_stream *stream);
+
+/* kv_copy: copies whole blocks, pairs[i] = (source block of `src`, destination block of `dst`). Both views have the
+ * same shape and dtype; they may be the same pool as long as no block is both a source and a destination. */
+typedef struct cpa_kv_copy_args {
+    size_t size;
+    cpa_kv_view src;
+    cpa_kv_view dst;
+    const int64_t (*pairs)[2]; /* [n_pairs], host */
+    int64_t n_pairs;
+} cpa_kv_copy_args;
+CPA_API cpa_status cpa_kv_copy(const cpa_kv_copy_args *args, cpa_stream *stream);
+
+/* kv_pack: gathers tokens of paged sequences into consecutive blocks of a staging view, which a receiver reads through
+ * an identity block table. Tokens past `count` in the last block of a span are left as they were. */
+typedef struct cpa_kv_span {
+    int64_t table;     /* index into block_tables of the entry that holds local token 0 of the sequence */
+    int64_t first;     /* first local token, a multiple of block_size */
+    int64_t count;     /* tokens */
+    int64_t dst_block; /* staging block that receives the first one */
+} cpa_kv_span;
+typedef struct cpa_kv_pack_args {
+    size_t size;
+    cpa_kv_view src;
+    cpa_kv_view dst;             /* same shape and dtype as src; does not overlap it */
+    const int32_t *block_tables; /* host */
+    const cpa_kv_span *spans;    /* [n_spans], host */
+    int64_t n_spans;
+} cpa_kv_pack_args;
+CPA_API cpa_status cpa_kv_pack(const cpa_kv_pack_args *args, cpa_stream *stream);
+
+/* A slice of queries of one sequence against a slice of its keys. Each side is a range of local indices of one shard
+ * (see owner_map.h), which gives every row and key its global position. */
+typedef struct cpa_attend_item {
+    int64_t q_row;   /* first row in q and in the state */
+    int64_t q_count; /* rows, one a token */
+    int64_t q_first; /* local index of the first query in the shard at q_slot */
+    int64_t k_first; /* local index of the key in the first table entry's token 0; a multiple of block_size */
+    int64_t k_count; /* keys; nothing past them is read into a result, whatever the memory holds */
+    int64_t table;   /* index into block_tables of the first entry; ceil(k_count / block_size) entries are used */
+    int32_t q_slot;
+    int32_t k_slot;
+} cpa_attend_item;
+
+/* What one step's attention looks like; the same for every layer. Rows of different items must not overlap. */
+typedef struct cpa_attend_batch {
+    size_t size;
+    cpa_owner_map map;
+    int32_t q_heads; /* a multiple of kv_heads; query head h reads KV head h / (q_heads / kv_heads) */
+    int32_t kv_heads;
+    int32_t k_dim, v_dim; /* at most CPA_MAX_HEAD_DIM */
+    int32_t block_size;
+    const cpa_attend_item *items; /* host */
+    int64_t n_items;
+    const int32_t *block_tables; /* host */
+    int64_t n_table_entries;
+} cpa_attend_batch;
+
+/* Work split once a step and used for every layer (plan once, run many). A plan may be set again; it keeps its memory.
+ * It must not be set while an attend that uses it is in flight. Used by one thread at a time. */
+typedef struct cpa_attend_plan cpa_attend_plan;
+CPA_API cpa_status cpa_attend_plan_create(cpa_device *device, cpa_attend_plan **out, cpa_error *err);
+CPA_API cpa_status cpa_attend_plan_set(cpa_attend_plan *plan, const cpa_attend_batch *batch, cpa_error *err);
+CPA_API void cpa_attend_plan_destroy(cpa_attend_plan *plan);
+
+/* attend: softmax(scale * Q K^T + mask) V for every row of every item of the plan, with its LSE.
+ * resume = 0 starts from the empty state and writes every row of every item; resume = 1 continues from the state that
+ * is there, as if the earlier keys had been attended in the same call. Rows of no item are left alone. A row that sees
+ * no key becomes (or stays) O = 0, LSE = -inf.
+ * With `out`, the result is also rounded to q_dtype and stored there (only with resume = 0); `state.o` may then be
+ * NULL.
+ *
+ * On the host back end the result of a row has the same bits however the rows are grouped into items, calls and steps,
+ * and whether its keys come in one call or in several resumed ones cut at multiples of cpa_attend_split_tokens. */
+typedef struct cpa_attend_args {
+    size_t size;
+    const void *q; /* [rows, q_heads, k_dim] */
+    cpa_dtype q_dtype;
+    int64_t q_row_stride; /* elements; 0 = q_heads * k_dim */
+    cpa_kv_view kv;
+    cpa_mask mask;
+    float scale; /* 0 = 1 / sqrt(k_dim) */
+    int32_t resume;
+    cpa_partial state;
+    void *out; /* [rows, q_heads, v_dim] contiguous, or NULL */
+} cpa_attend_args;
+CPA_API cpa_status cpa_attend(const cpa_attend_plan *plan, const cpa_attend_args *args, cpa_stream *stream);
+
+/* Local key indices at which a range of keys may be cut into resumed calls without changing a bit: multiples of this.
+ */
+CPA_API int64_t cpa_attend_split_tokens(const cpa_device *device);
+
+/* merge (merge_attn_states): joins the partial states of the same rows over disjoint keys, exactly. For two states
+ *     m = max(lse_a, lse_b), w = exp(lse - m), O = (w_a O_a + w_b O_b) / (w_a + w_b), lse = m + ln(w_a + w_b)
+ * and for n states the left fold of that, in one pass; the order of `states` is the order of the fold, so merging one
+ * by one gives the same bits. NaN or +inf LSE counts as -inf; a state of zero weight contributes exactly 0, whatever
+ * its O holds; if every LSE is -inf the result is O = 0, LSE = -inf.
+ * out and out_lse may be the memory of states[0] when that has no row map (in-place accumulation). */
+typedef struct cpa_merge_args {
+    size_t size;
+    int64_t rows;
+    int32_t heads;
+    int32_t v_dim;
+    const cpa_partial *states;      /* [n_states], host; their pointers are on the device */
+    const int32_t *const *row_maps; /* host [n_states] of device [rows]: the row of that state, or -1 for an empty one;
+                                       NULL, or NULL for a state: the identity */
+    int32_t n_states;               /* at most CPA_MERGE_MAX_STATES */
+    cpa_dtype out_dtype;
+    void *out;                  /* [rows, heads, v_dim], out_row_stride elements from row to row */
+    int64_t out_row_stride;     /* 0 = heads * v_dim */
+    float *out_lse;             /* [rows, heads], or NULL */
+    int64_t out_lse_row_stride; /* 0 = heads */
+} cpa_merge_args;
+#define CPA_MERGE_MAX_STATES 64
+CPA_API cpa_status cpa_merge(const cpa_merge_args *args, cpa_stream *stream);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,60 @@
+/* Data types and the view of a paged KV cache that operators, context attention and the engine share. */
+#ifndef CPATTN_TYPES_H
+#define CPATTN_TYPES_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef enum cpa_dtype { CPA_F32 = 0, CPA_BF16, CPA_F16, CPA_DTYPE_COUNT } cpa_dtype;
+
+/* Bytes of one element; 0 for a value that is no dtype. */
+static inline int64_t cpa_dtype_bytes(cpa_dtype dtype) {
+    return dtype == CPA_F32 ? 4 : dtype == CPA_BF16 || dtype == CPA_F16 ? 2 : 0;
+}
+
+/* The widest key or value head that the operators accept. */
+#define CPA_MAX_HEAD_DIM 256
+
+/* One layer of a paged KV cache: a pool of K blocks and a pool of V blocks, both [num_blocks, block_size, kv_heads,
+ * dim] by default and reached through strides, in elements, so that a head-major pool works as well. The last dimension
+ * is contiguous. The memory belongs to the caller and lies on the device that the operators run on. */
+typedef struct cpa_kv_view {
+    void *k;
+    void *v;
+    cpa_dtype dtype;
+    int32_t block_size; /* tokens in a block, a power of two */
+    int64_t num_blocks;
+    int32_t kv_heads;
+    int32_t k_dim; /* width of a key (and query) head */
+    int32_t v_dim; /* width of a value (and output) head */
+    int64_t k_block_stride, k_token_stride, k_head_stride;
+    int64_t v_block_stride, v_token_stride, v_head_stride;
+} cpa_kv_view;
+
+/* Partial attention states of some rows over some keys (Milakov and Gimelshein, arXiv:1805.02867): O normalised, fp32,
+ * [rows, q_heads, v_dim] and LSE, the natural logarithm of the sum of exp(scaled scores), fp32, [rows, q_heads]. An
+ * empty state has LSE = -inf and its O is never read. Row strides are in elements; the inner dimensions are
+ * contiguous, so that O and LSE of a row may be interleaved in one message. */
+typedef struct cpa_partial {
+    float *o;
+    int64_t o_row_stride;
+    float *lse;
+    int64_t lse_row_stride;
+} cpa_partial;
+
+/* Which keys a query sees, by global position: causal means key <= query; a window w > 0 means query - key < w as well;
+ * the first `sinks` keys of the sequence stay visible whatever the window. */
+typedef struct cpa_mask {
+    int32_t causal; /* 0 full, 1 causal */
+    int32_t sinks;
+    int64_t window; /* 0: no window */
+} cpa_mask;
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,53 @@
+/* Which algorithm a chunk uses: pass-KV or pass-Q.
+ *
+ * For T new and P cached tokens of a sequence, C FLOP/s and W bytes/s a rank, e bytes an element (Yang et al.,
+ * arXiv:2411.01783, with the return of partial states in the second term):
+ *     pass-KV  if  T >= N*C*Hkv*e / (2*Hq*W)              (its exchange hides under the attention)
+ *              or  T/(T+P) >= 2*Hkv/Hq - 4*T*W/(N*C*e)    (it moves fewer bytes)
+ *     pass-Q   otherwise, and always for decode. */
+#ifndef CPA_PLANNER_H
+#define CPA_PLANNER_H
+
+#include <stdint.h>
+
+#include <cpattn/context.h>
+
+typedef struct cpa_planner {
+    cpa_algorithm forced; /* CPA_AUTO: choose */
+    int32_t cp_size;
+    int32_t q_heads;
+    int32_t kv_heads;
+    int32_t k_dim, v_dim;
+    int32_t element_bytes;
+    double flops;     /* C, measured */
+    double bandwidth; /* W, measured */
+} cpa_planner;
+
+typedef enum cpa_planner_reason {
+    CPA_REASON_FORCED = 0, /* --algorithm */
+    CPA_REASON_DECODE,
+    CPA_REASON_OVERLAP, /* T reaches the first threshold */
+    CPA_REASON_BYTES,   /* the share of new tokens reaches the second */
+    CPA_REASON_PREFIX,  /* neither: few new tokens meet a long cached prefix */
+    CPA_REASON_COUNT
+} cpa_planner_reason;
+
+typedef struct cpa_planner_choice {
+    cpa_algorithm algorithm;
+    cpa_planner_reason reason;
+} cpa_planner_choice;
+
+cpa_planner_choice cpa_planner_choose(const cpa_planner *planner, int64_t new_tokens, int64_t cached_tokens,
+                                      int decode);
+
+/* The new-token count from which pass-KV hides its exchange (the first threshold). */
+double cpa_planner_overlap_tokens(const cpa_planner *planner);
+
+/* Predicted seconds of one layer of a chunk by each algorithm: the longer of attention and exchange, plus what cannot
+ * overlap. */
+double cpa_planner_predict(const cpa_planner *planner, cpa_algorithm algorithm, int64_t new_tokens,
+                           int64_t cached_tokens);
+
+const char *cpa_planner_reason_name(cpa_planner_reason reason);
+
+#endif

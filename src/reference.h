@@ -1,0 +1,43 @@
+/* The reference: one row of attention in float64, key by key, beside a plain implementation in the working dtype.
+ *
+ * The tolerance of a result is 2 * (error of the plain implementation against float64) + 1e-5, where the plain
+ * implementation accumulates in fp32 and rounds the probabilities and the result to the dtype. Both errors are the
+ * largest over the elements of the row. Pure; a row is used by one thread. */
+#ifndef CPA_REFERENCE_H
+#define CPA_REFERENCE_H
+
+#include <cpattn/owner_map.h>
+#include <cpattn/types.h>
+
+typedef struct cpa_reference_row {
+    int32_t k_dim, v_dim;
+    cpa_dtype dtype;
+    double scale;
+    float q[CPA_MAX_HEAD_DIM];
+    double max, sum, o[CPA_MAX_HEAD_DIM];
+    float plain_max, plain_sum, plain_o[CPA_MAX_HEAD_DIM];
+} cpa_reference_row;
+
+/* Starts a row for the query q [k_dim]; scale 0 = 1 / sqrt(k_dim). */
+void cpa_reference_begin(cpa_reference_row *row, const float *q, int32_t k_dim, int32_t v_dim, cpa_dtype dtype,
+                         double scale);
+/* Adds one key that the query sees. */
+void cpa_reference_add(cpa_reference_row *row, const float *k, const float *v);
+/* Ends the row: out [v_dim] (zeros if it saw no key), its LSE (-inf then), and the tolerance of a result in the dtype.
+ */
+void cpa_reference_end(cpa_reference_row *row, double *out, double *lse, double *tolerance);
+
+/* The largest |got - want| over n elements; infinity if an element of got is NaN. */
+double cpa_reference_error(const float *got, const double *want, int32_t n);
+
+/* The tolerance of an LSE, absolute: 1e-5 for fp32, 2e-3 for bf16 and fp16. */
+double cpa_reference_lse_tolerance(cpa_dtype dtype);
+
+/* Whether a query at position q sees the key at position k. */
+int cpa_reference_sees(cpa_mask mask, int64_t q, int64_t k);
+
+/* n elements of a dtype as floats, and a float rounded to a dtype (nearest even). */
+void cpa_reference_widen(const void *src, cpa_dtype dtype, int64_t n, float *dst);
+float cpa_reference_round(float value, cpa_dtype dtype);
+
+#endif
