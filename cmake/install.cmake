@@ -1,1 +1,22 @@
-# install
+# What `cmake --install` leaves: headers, library, program, example configurations, and how to find them
+# (find_package(cpattn) and pkg-config).
+include(CMakePackageConfigHelpers)
+
+set(CPATTN_PACKAGE_DIR ${CMAKE_INSTALL_LIBDIR}/cmake/cpattn)
+install(TARGETS cpattn EXPORT cpattn
+        LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
+install(TARGETS cp_attn RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
+install(DIRECTORY include/cpattn DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} FILES_MATCHING PATTERN "*.h")
+install(DIRECTORY configs/ DESTINATION ${CMAKE_INSTALL_DATADIR}/cpattn/configs FILES_MATCHING PATTERN "*.yaml")
+
+install(EXPORT cpattn NAMESPACE cpattn:: FILE cpattn-targets.cmake DESTINATION ${CPATTN_PACKAGE_DIR})
+configure_package_config_file(cmake/cpattn-config.cmake.in cmake/cpattn-config.cmake
+                              INSTALL_DESTINATION ${CPATTN_PACKAGE_DIR})
+write_basic_package_version_file(${PROJECT_BINARY_DIR}/cmake/cpattn-config-version.cmake COMPATIBILITY SameMinorVersion)
+install(FILES ${PROJECT_BINARY_DIR}/cmake/cpattn-config.cmake ${PROJECT_BINARY_DIR}/cmake/cpattn-config-version.cmake
+        DESTINATION ${CPATTN_PACKAGE_DIR})
+
+# The .pc file finds its prefix from its own place, so that an installed tree may be moved.
+file(RELATIVE_PATH CPATTN_PC_PREFIX /prefix/${CMAKE_INSTALL_LIBDIR}/pkgconfig /prefix)
+configure_file(cmake/cpattn.pc.in cmake/cpattn.pc @ONLY)
+install(FILES ${PROJECT_BINARY_DIR}/cmake/cpattn.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)

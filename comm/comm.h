@@ -29,6 +29,10 @@ cpa_status cpa_control_sum_u64(cpa_control *control, uint64_t *values, int32_t n
 /* Every rank's `bytes` bytes, in rank order, at `all` on root ([size * bytes]; ignored elsewhere). */
 cpa_status cpa_control_gather(cpa_control *control, const void *mine, int64_t bytes, void *all, int32_t root,
                               cpa_error *err);
+/* Sends send_bytes[r] bytes to each rank r, one after another from `send`, and receives recv_bytes[r] from each into
+ * `recv`. Arrays of `size`; each sum at most INT_MAX. */
+cpa_status cpa_control_exchange(cpa_control *control, const void *send, const int64_t *send_bytes, void *recv,
+                                const int64_t *recv_bytes, cpa_error *err);
 /* Makes one failure known to all: if any rank's status is not CPA_OK, every rank returns the status of the lowest such
  * rank, and its message, prefixed with "rank R: ", in err. */
 cpa_status cpa_control_agree(cpa_control *control, cpa_status mine, cpa_error *err);

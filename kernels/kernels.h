@@ -30,11 +30,32 @@ struct cpa_stream {
     void *poll_ctx;
 };
 
-/* The head of every back end's attend plan. */
+/* The head of every back end's attend plan. The library fills what follows n_items when it sets the plan, and checks
+ * the arguments of an attend against it. */
 struct cpa_attend_plan {
     cpa_device *device;
     int64_t n_items;
+    int32_t q_heads, kv_heads, k_dim, v_dim, block_size;
+    int64_t max_block; /* largest block id among the entries in use; -1 without any */
 };
+
+/* A view whose zero strides are replaced by those of the default order [num_blocks, block_size, kv_heads, dim]. */
+static inline cpa_kv_view cpa_kv_view_resolve(cpa_kv_view kv) {
+    if (!kv.k_head_stride) kv.k_head_stride = kv.k_dim;
+    if (!kv.k_token_stride) kv.k_token_stride = kv.kv_heads * (int64_t)kv.k_dim;
+    if (!kv.k_block_stride) kv.k_block_stride = kv.block_size * (int64_t)kv.kv_heads * kv.k_dim;
+    if (!kv.v_head_stride) kv.v_head_stride = kv.v_dim;
+    if (!kv.v_token_stride) kv.v_token_stride = kv.kv_heads * (int64_t)kv.v_dim;
+    if (!kv.v_block_stride) kv.v_block_stride = kv.block_size * (int64_t)kv.kv_heads * kv.v_dim;
+    return kv;
+}
+
+/* A partial state whose zero strides are replaced by those of contiguous rows. */
+static inline cpa_partial cpa_partial_resolve(cpa_partial state, int32_t heads, int32_t v_dim) {
+    if (!state.o_row_stride) state.o_row_stride = (int64_t)heads * v_dim;
+    if (!state.lse_row_stride) state.lse_row_stride = heads;
+    return state;
+}
 
 /* synthesize: rows of queries, keys or values from a counter-based generator, the same bits on every back end, rank and
  * N. The formula is documented in kernels/host/synthesize.c. */
@@ -53,6 +74,18 @@ typedef struct cpa_synth_args {
     void *out; /* [rows, heads, dim], contiguous */
 } cpa_synth_args;
 
+/* hash_rows: adds to *sum, modulo 2^64, a hash of each listed row of src, salted so that equal rows of different places
+ * differ. The same value on every back end: see kernels/host/hash_rows.c. */
+typedef struct cpa_hash_rows_args {
+    int64_t rows;
+    const void *src;
+    int64_t row_bytes;        /* a multiple of 2 */
+    const int32_t *row_index; /* [rows], device: rows of src */
+    const uint64_t *salts;    /* [rows], device */
+    uint64_t salt;            /* of all rows */
+    uint64_t *sum;            /* device */
+} cpa_hash_rows_args;
+
 struct cpa_kernel_table {
     const char *name;
 
@@ -70,6 +103,9 @@ struct cpa_kernel_table {
     void (*stream_destroy)(cpa_stream *stream);
     cpa_status (*stream_sync)(cpa_stream *stream);
     cpa_status (*copy)(void *dst, const void *src, int64_t bytes, cpa_stream *stream);
+    /* The same for `rows` rows of row_bytes each, which lie a pitch (in bytes) apart. */
+    cpa_status (*copy_rows)(void *dst, int64_t dst_pitch, const void *src, int64_t src_pitch, int64_t row_bytes,
+                            int64_t rows, cpa_stream *stream);
     /* Copies row map[i] of src to row i of dst, row_bytes each (gather). map is on the device. */
     cpa_status (*gather_rows)(void *dst, const void *src, const int32_t *map, int64_t rows, int64_t row_bytes,
                               cpa_stream *stream);
@@ -86,6 +122,7 @@ struct cpa_kernel_table {
     cpa_status (*attend)(const cpa_attend_plan *plan, const cpa_attend_args *args, cpa_stream *stream);
     cpa_status (*merge)(const cpa_merge_args *args, cpa_stream *stream);
     cpa_status (*synthesize)(const cpa_synth_args *args, cpa_stream *stream);
+    cpa_status (*hash_rows)(const cpa_hash_rows_args *args, cpa_stream *stream);
 };
 
 /* The host back end: any CPU, fp32, bf16 and fp16, any head size up to CPA_MAX_HEAD_DIM. */

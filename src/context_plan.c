@@ -1,1 +1,133 @@
-#include <cpattn/status.h>
+/* A step of context attention: its chunks, the block tables, and the rows of this rank against its own shard. */
+#include <inttypes.h>
+#include <string.h>
+
+#include "base/check.h"
+#include "src/context_internal.h"
+
+int64_t cpa_context_rows(const cpa_context *context, const cpa_context_chunk *chunks, int64_t n_chunks) {
+    int64_t rows = 0;
+    for (int64_t i = 0; i < n_chunks; i++) {
+        const cpa_context_chunk *chunk = &chunks[i];
+        int32_t slot = cpa_owner_slot(context->map, context->control.rank, chunk->phase);
+        rows += cpa_shard_len(context->map, slot, chunk->start + chunk->count) -
+                cpa_shard_len(context->map, slot, chunk->start);
+    }
+    return rows;
+}
+
+static cpa_status check_chunks(cpa_context *c, const cpa_context_chunk *chunks, int64_t n) {
+    int64_t total = 0;
+    if (n < 0 || (n > 0 && !chunks)) return cpa_fail(&c->error, CPA_INVALID, "plan: %" PRId64 " chunks at NULL", n);
+    for (int64_t i = 0; i < n; i++) {
+        const cpa_context_chunk *chunk = &chunks[i];
+        if (chunk->start < 0 || chunk->count < 1 || chunk->count > c->options.max_rows ||
+            chunk->start > INT64_MAX - chunk->count) {
+            return cpa_fail(&c->error, CPA_INVALID,
+                            "plan: chunk %" PRId64 " has tokens [%" PRId64 ", +%" PRId64
+                            "), expected a start >= 0 and 1..%" PRId64 " tokens",
+                            i, chunk->start, chunk->count, c->options.max_rows);
+        }
+        if (chunk->phase < 0 || chunk->phase >= c->map.cp_size) {
+            return cpa_fail(&c->error, CPA_INVALID, "plan: chunk %" PRId64 " starts at rank %d, expected 0..%d", i,
+                            chunk->phase, c->map.cp_size - 1);
+        }
+        if (chunk->algorithm != CPA_PASS_KV && chunk->algorithm != CPA_PASS_Q) {
+            return cpa_fail(&c->error, CPA_INVALID,
+                            "plan: chunk %" PRId64 " has algorithm %d, expected pass-KV or pass-Q", i,
+                            (int)chunk->algorithm);
+        }
+        total += chunk->count;
+    }
+    if (total > c->options.max_rows) {
+        return cpa_fail(&c->error, CPA_INVALID, "plan: %" PRId64 " new tokens, the context was created for %" PRId64,
+                        total, c->options.max_rows);
+    }
+    return CPA_OK;
+}
+
+/* Copies the entries of a chunk's block table that this rank uses. */
+static cpa_status copy_table(cpa_context *c, int64_t index, const int32_t *table, int64_t entries) {
+    if (entries > 0 && !table) {
+        return cpa_fail(&c->error, CPA_INVALID,
+                        "plan: chunk %" PRId64 " has no block table; rank %d needs %" PRId64 " entries", index,
+                        c->control.rank, entries);
+    }
+    int32_t *tables =
+        cpa_context_grow(c, c->block_tables, &c->tables_capacity, c->n_table_entries + entries, sizeof *tables);
+    if (!tables) return CPA_NO_MEMORY;
+    c->block_tables = tables;
+    for (int64_t i = 0; i < entries; i++) {
+        if (table[i] < 0) {
+            return cpa_fail(&c->error, CPA_INVALID,
+                            "plan: entry %" PRId64 " of the block table of chunk %" PRId64 " is %d", i, index,
+                            table[i]);
+        }
+        if (table[i] > c->max_block) c->max_block = table[i];
+        tables[c->n_table_entries + i] = table[i];
+    }
+    c->n_table_entries += entries;
+    return CPA_OK;
+}
+
+static cpa_status copy_chunks(cpa_context *c, const cpa_context_chunk *chunks, int64_t n) {
+    cpa_planned_chunk *planned = cpa_context_grow(c, c->chunks, &c->chunks_capacity, n, sizeof *planned);
+    if (!planned) return CPA_NO_MEMORY;
+    c->chunks = planned;
+    cpa_attend_item *items = cpa_context_grow(c, c->items, &c->items_capacity, n * c->map.cp_size, sizeof *items);
+    if (!items) return CPA_NO_MEMORY;
+    c->items = items;
+
+    c->n_chunks = n;
+    c->n_table_entries = 0;
+    c->max_block = -1;
+    c->rows = 0;
+    for (int64_t i = 0; i < n; i++) {
+        planned[i] = (cpa_planned_chunk){
+            .start = chunks[i].start,
+            .end = chunks[i].start + chunks[i].count,
+            .phase = chunks[i].phase,
+            .algorithm = chunks[i].algorithm,
+            .table = c->n_table_entries,
+            .row = c->rows,
+        };
+        cpa_chunk_share own = cpa_context_share(c, &planned[i], c->control.rank);
+        int64_t entries = (own.keys + c->options.block_size - 1) / c->options.block_size;
+        CPA_TRY(copy_table(c, i, chunks[i].block_table, entries));
+        c->rows += own.rows;
+    }
+    return CPA_OK;
+}
+
+/* Own rows over the own shard. */
+static cpa_status plan_own(cpa_context *c) {
+    if (c->map.cp_size > 1) CPA_TRY(cpa_context_ensure_state(c, &c->acc_memory, c->rows, &c->states[0]));
+    int64_t n = 0;
+    for (int64_t i = 0; i < c->n_chunks; i++) {
+        cpa_chunk_share own = cpa_context_share(c, &c->chunks[i], c->control.rank);
+        if (own.rows == 0) continue;
+        c->items[n++] = (cpa_attend_item){
+            .q_row = c->chunks[i].row,
+            .q_count = own.rows,
+            .q_first = own.first,
+            .k_first = 0,
+            .k_count = own.keys,
+            .table = c->chunks[i].table,
+            .q_slot = own.slot,
+            .k_slot = own.slot,
+        };
+    }
+    return cpa_context_set_plan(c, c->own, n, c->block_tables, c->n_table_entries);
+}
+
+cpa_status cpa_context_plan(cpa_context *context, const cpa_context_chunk *chunks, int64_t n_chunks) {
+    cpa_context *c = context;
+    CPA_TRY(check_chunks(c, chunks, n_chunks));
+    c->planned = 0;
+    CPA_TRY(copy_chunks(c, chunks, n_chunks));
+    CPA_TRY(plan_own(c));
+    CPA_TRY(cpa_pass_kv_plan(c));
+    CPA_TRY(cpa_pass_q_plan(c));
+    c->planned = 1;
+    return CPA_OK;
+}

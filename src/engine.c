@@ -1,1 +1,175 @@
-#include <cpattn/status.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/check.h"
+#include "src/calibrate.h"
+#include "src/engine_internal.h"
+#include "src/self_test.h"
+
+static cpa_worker_options worker_options(const cpa_engine *engine) {
+    const cpa_engine_options *o = &engine->options;
+    return (cpa_worker_options){
+        .model = o->model,
+        .kv_dtype = o->kv_dtype,
+        .map = {engine->control.size, o->interleave},
+        .block_size = o->block_size,
+        .num_blocks = o->num_blocks,
+        .max_tokens = o->max_num_batched_tokens,
+        .max_seqs = o->max_num_seqs,
+        .staging_bytes = o->staging_bytes,
+    };
+}
+
+/* C and W measured here stand in every rank's planner; rank 0 uses it. */
+static cpa_status make_planner(cpa_engine *engine, cpa_error *err) {
+    const cpa_engine_options *o = &engine->options;
+    cpa_worker_options worker = worker_options(engine);
+    cpa_planner planner = {
+        .forced = o->algorithm,
+        .cp_size = engine->control.size,
+        .q_heads = o->model.q_heads,
+        .kv_heads = o->model.kv_heads,
+        .k_dim = o->model.head_dim,
+        .v_dim = o->model.v_head_dim,
+        .element_bytes = (int32_t)cpa_dtype_bytes(o->kv_dtype),
+    };
+    CPA_TRY(cpa_calibrate(&engine->control, engine->device, &worker, &planner.flops, &planner.bandwidth, err));
+    engine->planner = planner;
+    return CPA_OK;
+}
+
+static cpa_status self_test(cpa_engine *engine, cpa_error *err) {
+    if (engine->options.skip_self_test) return CPA_OK;
+    cpa_worker_options worker = worker_options(engine);
+    int64_t rows = 0;
+    CPA_TRY(cpa_self_test(&engine->control, engine->device, &worker, engine->options.seed, &rows, err));
+    cpa_log(CPA_LOG_INFO, "self-test passed: pass-kv and pass-q against float64, %lld rows on this rank",
+            (long long)rows);
+    return CPA_OK;
+}
+
+static cpa_status make_scheduler(cpa_engine *engine, cpa_error *err) {
+    const cpa_engine_options *o = &engine->options;
+    if (engine->control.rank != 0) return CPA_OK;
+    cpa_scheduler_options options = {
+        .map = {engine->control.size, o->interleave},
+        .block_size = o->block_size,
+        .num_blocks = o->num_blocks,
+        .max_num_batched_tokens = o->max_num_batched_tokens,
+        .max_num_seqs = o->max_num_seqs,
+        .planner = engine->planner,
+        .token_at = o->token_at ? o->token_at : cpa_synthetic_token,
+        .token_ctx = o->token_at ? o->token_ctx : &engine->options.seed,
+    };
+    return cpa_scheduler_create(&options, &engine->scheduler, err);
+}
+
+/* The steps of cpa_engine_create after the control channel; each is collective or agreed on. */
+static cpa_status create_parts(cpa_engine *engine, cpa_error *err) {
+    cpa_control *control = &engine->control;
+    const cpa_engine_options *o = &engine->options;
+    CPA_TRY(cpa_control_agree(control, cpa_device_open(&o->device, &engine->device, err), err));
+    engine->synthetic = (cpa_synthetic){engine->device, o->model, o->seed};
+    engine->source = o->source ? *o->source : cpa_source_synthetic(&engine->synthetic);
+    CPA_TRY(self_test(engine, err));
+    CPA_TRY(make_planner(engine, err));
+    cpa_worker_options worker = worker_options(engine);
+    CPA_TRY(cpa_worker_create(control, engine->device, &engine->source, &worker, &engine->worker, err));
+    cpa_status status = CPA_OK;
+    if (o->verify > 0) {
+        status = cpa_verify_create(control, engine->worker, o->verify, o->seed, &engine->verify, err);
+    }
+    if (status == CPA_OK) status = make_scheduler(engine, err);
+    return cpa_control_agree(control, status, err);
+}
+
+cpa_status cpa_engine_create(MPI_Comm comm, const cpa_engine_options *options, cpa_engine **out, cpa_error *err) {
+    cpa_engine *engine = calloc(1, sizeof *engine);
+    if (!engine) return cpa_fail(err, CPA_NO_MEMORY, "engine: no memory");
+    cpa_error own = {CPA_OK, ""};
+    cpa_status status = cpa_control_open(comm, &engine->control, &own);
+    if (status != CPA_OK) {
+        free(engine);
+        if (err) *err = own;
+        return status;
+    }
+    status = cpa_control_agree(&engine->control, cpa_engine_resolve(options, &engine->options, &own), &own);
+    if (status == CPA_OK) status = create_parts(engine, &own);
+    if (status != CPA_OK) {
+        cpa_engine_destroy(engine);
+        if (err) *err = own;
+        return status;
+    }
+    *out = engine;
+    return CPA_OK;
+}
+
+void cpa_engine_destroy(cpa_engine *engine) {
+    if (!engine) return;
+    cpa_engine_request *request, *next;
+    HASH_ITER(hh, engine->requests, request, next) {
+        HASH_DEL(engine->requests, request);
+        free(request->token_s);
+        free(request);
+    }
+    cpa_scheduler_destroy(engine->scheduler);
+    cpa_verify_destroy(engine->verify);
+    cpa_worker_destroy(engine->worker);
+    cpa_device_close(engine->device);
+    cpa_control_close(&engine->control);
+    free(engine);
+}
+
+cpa_status cpa_engine_submit(cpa_engine *engine, const cpa_request *request) {
+    cpa_error *err = &engine->error;
+    if (engine->control.rank != 0) {
+        return cpa_fail(err, CPA_INVALID, "cpa_engine_submit: called on rank %d, expected rank 0",
+                        engine->control.rank);
+    }
+    if (!request || request->size != sizeof *request) {
+        return cpa_fail(err, CPA_INVALID, "cpa_request.size: %zu, expected %zu", request ? request->size : 0,
+                        sizeof *request);
+    }
+    if (!isfinite(request->arrival_s) || request->arrival_s < 0) {
+        return cpa_fail(err, CPA_INVALID, "request %llu: arrival %g s, expected a time from 0 on",
+                        (unsigned long long)request->id, request->arrival_s);
+    }
+    cpa_scheduler_request scheduled = {request->id, request->prompt_tokens, request->output_tokens, request->arrival_s,
+                                       request->priority};
+    cpa_engine_request *record = calloc(1, sizeof *record);
+    if (!record) return cpa_fail(err, CPA_NO_MEMORY, "request %llu: no memory", (unsigned long long)request->id);
+    cpa_status status = cpa_scheduler_add(engine->scheduler, &scheduled, err);
+    if (status != CPA_OK) {
+        free(record);
+        return status;
+    }
+    record->id = request->id;
+    record->prompt_tokens = request->prompt_tokens;
+    record->output_tokens = request->output_tokens;
+    record->arrival_s = request->arrival_s;
+    HASH_ADD(hh, engine->requests, id, sizeof record->id, record);
+    return CPA_OK;
+}
+
+void cpa_engine_stop(cpa_engine *engine) {
+    atomic_store(&engine->stop, 1);
+}
+
+void cpa_engine_get_stats(const cpa_engine *engine, cpa_engine_stats *out) {
+    *out = engine->stats;
+}
+
+const char *cpa_engine_device(const cpa_engine *engine) {
+    return cpa_device_description(engine->device);
+}
+
+double cpa_engine_estimate(const cpa_engine *engine, int64_t tokens) {
+    const cpa_model_shape *m = &engine->options.model;
+    double flops = 1.0 * (double)tokens * (double)tokens * m->q_heads * (m->head_dim + m->v_head_dim) * m->layers;
+    return flops / (engine->planner.flops * engine->control.size);
+}
+
+const char *cpa_engine_error(const cpa_engine *engine) {
+    return engine->error.message;
+}

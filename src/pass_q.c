@@ -1,1 +1,250 @@
-#include <cpattn/status.h>
+/* pass-Q: queries go to the ranks that hold keys of their sequence, and partial states come home.
+ *
+ * A message of queries holds rows [q_heads * k_dim] in the order of the chunks. A message of states holds a row for
+ * each of them: O [q_heads * v_dim], then LSE [q_heads], fp32, padded to four floats; attend writes such rows in place.
+ */
+#include <math.h>
+#include <stdlib.h>
+
+#include "base/check.h"
+#include "base/fault.h"
+#include "comm/rounds.h"
+#include "src/context_internal.h"
+
+/* ---- life ---- */
+
+cpa_status cpa_pass_q_create(cpa_context *c) {
+    if (c->map.cp_size == 1) return CPA_OK;
+    c->q.peers = calloc((size_t)c->map.cp_size - 1, sizeof *c->q.peers);
+    if (!c->q.peers) return cpa_fail(&c->error, CPA_NO_MEMORY, "context: no memory for %d peers", c->map.cp_size - 1);
+    return c->kernels->plan_create(c->device, &c->q.plan, &c->error);
+}
+
+void cpa_pass_q_destroy(cpa_context *c) {
+    cpa_pass_q *q = &c->q;
+    if (c->kernels) {
+        c->kernels->free(c->device, q->maps_memory.memory);
+        c->kernels->free(c->device, q->packed_memory.memory);
+        c->kernels->free(c->device, q->got_memory.memory);
+        c->kernels->free(c->device, q->away_memory.memory);
+        c->kernels->free(c->device, q->home_memory.memory);
+        if (q->plan) c->kernels->plan_destroy(q->plan);
+    }
+    free(q->maps);
+    free(q->peers);
+}
+
+/* ---- rows ---- */
+
+static int64_t query_bytes(const cpa_context *c) {
+    return (int64_t)c->options.q_heads * c->options.k_dim * cpa_dtype_bytes(c->options.dtype);
+}
+
+/* Floats of a row of a message of states. */
+static int64_t state_floats(const cpa_context *c) {
+    int64_t floats = (int64_t)c->options.q_heads * (c->options.v_dim + 1);
+    return (floats + 3) / 4 * 4;
+}
+
+static cpa_partial state_rows(const cpa_context *c, const cpa_context_buffer *buffer, int64_t row) {
+    int64_t stride = state_floats(c);
+    float *o = (float *)buffer->memory + row * stride;
+    return (cpa_partial){o, stride, o + (int64_t)c->options.q_heads * c->options.v_dim, stride};
+}
+
+/* How many rows of a chunk `asker` sends to `keeper`: all of its own if the keeper has a key. */
+static int64_t rows_sent(const cpa_context *c, const cpa_planned_chunk *chunk, int32_t asker, int32_t keeper) {
+    if (chunk->algorithm != CPA_PASS_Q || cpa_context_share(c, chunk, keeper).keys == 0) return 0;
+    return cpa_context_share(c, chunk, asker).rows;
+}
+
+/* Counts the rows of each peer and places them in the buffers. Peers that get every pass-Q row share one packed copy.
+ */
+static void plan_peers(cpa_context *c) {
+    cpa_pass_q *q = &c->q;
+    int64_t all = 0, all_at = -1;
+    q->active = 0;
+    for (int64_t i = 0; i < c->n_chunks; i++) {
+        if (c->chunks[i].algorithm != CPA_PASS_Q) continue;
+        q->active = 1;
+        all += cpa_context_share(c, &c->chunks[i], c->control.rank).rows;
+    }
+    q->packed_rows = q->got_rows = q->home_rows = 0;
+    for (int32_t round = 1; round < c->map.cp_size; round++) {
+        cpa_pass_q_peer *peer = &q->peers[round - 1];
+        *peer = (cpa_pass_q_peer){.rank = cpa_round_recv_peer(c->map.cp_size, c->control.rank, round)};
+        for (int64_t i = 0; i < c->n_chunks; i++) {
+            peer->sent += rows_sent(c, &c->chunks[i], c->control.rank, peer->rank);
+            peer->got += rows_sent(c, &c->chunks[i], peer->rank, c->control.rank);
+        }
+        peer->home_at = q->home_rows;
+        peer->got_at = q->got_rows;
+        q->home_rows += peer->sent;
+        q->got_rows += peer->got;
+        if (peer->sent == all && all_at >= 0) {
+            peer->packed_at = all_at;
+            continue;
+        }
+        peer->packed_at = q->packed_rows;
+        if (peer->sent == all) all_at = q->packed_rows;
+        q->packed_rows += peer->sent;
+    }
+}
+
+/* Fills the own rows that are packed for a peer, and the row map of the state that comes home from it. */
+static void map_peer(const cpa_context *c, const cpa_pass_q_peer *peer, int32_t *packed, int32_t *home) {
+    int32_t at = 0;
+    for (int64_t i = 0; i < c->n_chunks; i++) {
+        const cpa_planned_chunk *chunk = &c->chunks[i];
+        int64_t own = cpa_context_share(c, chunk, c->control.rank).rows;
+        int64_t sent = rows_sent(c, chunk, c->control.rank, peer->rank);
+        for (int64_t row = 0; row < own; row++) {
+            home[chunk->row + row] = sent ? at : -1;
+            if (sent) packed[at++] = (int32_t)(chunk->row + row);
+        }
+    }
+}
+
+/* The row maps, and the states that the last merge of a layer joins. */
+static cpa_status plan_maps(cpa_context *c) {
+    cpa_pass_q *q = &c->q;
+    int64_t peers = c->map.cp_size - 1, entries = q->packed_rows + peers * c->rows;
+    int32_t *maps = cpa_context_grow(c, q->maps, &q->maps_capacity, entries, sizeof *maps);
+    if (!maps) return CPA_NO_MEMORY;
+    q->maps = maps;
+    CPA_TRY(cpa_context_ensure(c, &q->maps_memory, entries * (int64_t)sizeof *maps));
+    const int32_t *device_maps = q->maps_memory.memory;
+    for (int64_t i = 0; i < peers; i++) {
+        const cpa_pass_q_peer *peer = &q->peers[i];
+        if (peer->sent == 0) continue;
+        int64_t home = q->packed_rows + i * c->rows;
+        map_peer(c, peer, maps + peer->packed_at, maps + home);
+        c->states[c->n_states] = state_rows(c, &q->home_memory, peer->home_at);
+        c->row_maps[c->n_states++] = device_maps + home;
+    }
+    if (entries == 0) return CPA_OK;
+    return cpa_context_upload(c, q->maps_memory.memory, maps, entries * (int64_t)sizeof *maps);
+}
+
+/* The rows of the peers over the own shard. */
+static cpa_status plan_served(cpa_context *c) {
+    int64_t n = 0;
+    for (int32_t p = 0; p < c->map.cp_size - 1; p++) {
+        const cpa_pass_q_peer *peer = &c->q.peers[p];
+        int64_t row = peer->got_at;
+        for (int64_t i = 0; i < c->n_chunks; i++) {
+            const cpa_planned_chunk *chunk = &c->chunks[i];
+            int64_t rows = rows_sent(c, chunk, peer->rank, c->control.rank);
+            if (rows == 0) continue;
+            cpa_chunk_share own = cpa_context_share(c, chunk, c->control.rank);
+            cpa_chunk_share theirs = cpa_context_share(c, chunk, peer->rank);
+            c->items[n++] = (cpa_attend_item){
+                .q_row = row,
+                .q_count = rows,
+                .q_first = theirs.first,
+                .k_first = 0,
+                .k_count = own.keys,
+                .table = chunk->table,
+                .q_slot = theirs.slot,
+                .k_slot = own.slot,
+            };
+            row += rows;
+        }
+    }
+    return cpa_context_set_plan(c, c->q.plan, n, c->block_tables, c->n_table_entries);
+}
+
+cpa_status cpa_pass_q_plan(cpa_context *c) {
+    cpa_pass_q *q = &c->q;
+    c->row_maps[0] = NULL;
+    c->n_states = 1;
+    q->active = 0;
+    if (c->map.cp_size == 1) return CPA_OK;
+    plan_peers(c);
+    if (!q->active) return CPA_OK;
+    int64_t state_bytes = state_floats(c) * (int64_t)sizeof(float);
+    CPA_TRY(cpa_context_ensure(c, &q->packed_memory, q->packed_rows * query_bytes(c)));
+    CPA_TRY(cpa_context_ensure(c, &q->got_memory, q->got_rows * query_bytes(c)));
+    CPA_TRY(cpa_context_ensure(c, &q->away_memory, q->got_rows * state_bytes));
+    CPA_TRY(cpa_context_ensure(c, &q->home_memory, q->home_rows * state_bytes));
+    CPA_TRY(plan_maps(c));
+    return plan_served(c);
+}
+
+/* ---- one layer ---- */
+
+cpa_status cpa_pass_q_start(cpa_context *c, const cpa_context_args *args, cpa_stream *stream) {
+    cpa_pass_q *q = &c->q;
+    if (!q->active) return CPA_OK;
+    const int64_t bytes = query_bytes(c);
+    if (q->packed_rows > 0) {
+        cpa_status status = c->kernels->gather_rows(q->packed_memory.memory, args->q, q->maps_memory.memory,
+                                                    q->packed_rows, bytes, stream);
+        CPA_TRY(cpa_context_check(c, status, stream));
+    }
+    char *packed = q->packed_memory.memory, *got = q->got_memory.memory;
+    for (int32_t i = 0; i < c->map.cp_size - 1; i++) {
+        const cpa_pass_q_peer *peer = &q->peers[i];
+        c->messages[i] = (cpa_message){
+            .peer = peer->rank,
+            .send = packed + peer->packed_at * bytes,
+            .send_bytes = peer->sent * bytes,
+            .recv = got + peer->got_at * bytes,
+            .recv_bytes = peer->got * bytes,
+        };
+    }
+    return cpa_context_start(c, c->map.cp_size - 1, &q->queries);
+}
+
+cpa_status cpa_pass_q_serve(cpa_context *c, const cpa_context_args *args, cpa_stream *stream) {
+    cpa_pass_q *q = &c->q;
+    if (!q->active) return CPA_OK;
+    CPA_TRY(cpa_context_finish(c, &q->queries));
+    cpa_attend_args attend = {
+        .size = sizeof attend,
+        .q = q->got_memory.memory,
+        .q_dtype = c->options.dtype,
+        .q_row_stride = (int64_t)c->options.q_heads * c->options.k_dim,
+        .kv = args->kv,
+        .mask = args->mask,
+        .scale = args->scale,
+        .state = state_rows(c, &q->away_memory, 0),
+    };
+    CPA_TRY(cpa_context_run_attend(c, q->plan, &attend, stream));
+
+    const int64_t bytes = state_floats(c) * (int64_t)sizeof(float);
+    char *away = q->away_memory.memory, *home = q->home_memory.memory;
+    for (int32_t i = 0; i < c->map.cp_size - 1; i++) {
+        const cpa_pass_q_peer *peer = &q->peers[i];
+        c->messages[i] = (cpa_message){
+            .peer = peer->rank,
+            .send = away + peer->got_at * bytes,
+            .send_bytes = peer->got * bytes,
+            .recv = home + peer->home_at * bytes,
+            .recv_bytes = peer->sent * bytes,
+        };
+    }
+    return cpa_context_start(c, c->map.cp_size - 1, &q->states);
+}
+
+/* CPA_FAULT_DROPPED_SHARD: the first state that comes home is empty. */
+static void drop_first_state(const cpa_context *c) {
+    int32_t first = 0;
+    while (first < c->map.cp_size - 1 && c->q.peers[first].sent == 0) first++;
+    if (first == c->map.cp_size - 1) return;
+    cpa_partial state = state_rows(c, &c->q.home_memory, c->q.peers[first].home_at);
+    for (int64_t row = 0; row < c->q.peers[first].sent; row++) {
+        for (int32_t head = 0; head < c->options.q_heads; head++) {
+            state.lse[row * state.lse_row_stride + head] = -INFINITY;
+        }
+    }
+}
+
+cpa_status cpa_pass_q_finish(cpa_context *c) {
+    cpa_pass_q *q = &c->q;
+    if (!q->active) return CPA_OK;
+    CPA_TRY(cpa_context_finish(c, &q->states));
+    if (cpa_fault_is(CPA_FAULT_BASE2_LSE)) cpa_context_break_lse(c, state_rows(c, &q->home_memory, 0), q->home_rows);
+    if (cpa_fault_is(CPA_FAULT_DROPPED_SHARD)) drop_first_state(c);
+    return CPA_OK;
+}

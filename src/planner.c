@@ -1,1 +1,52 @@
-#include <cpattn/status.h>
+#include "src/planner.h"
+
+#include <math.h>
+
+double cpa_planner_overlap_tokens(const cpa_planner *p) {
+    return (double)p->cp_size * p->flops * p->kv_heads * p->element_bytes / (2.0 * p->q_heads * p->bandwidth);
+}
+
+/* The share of new tokens from which pass-KV moves fewer bytes in its exposed time; T new tokens. */
+static double bytes_share(const cpa_planner *p, double new_tokens) {
+    return 2.0 * p->kv_heads / p->q_heads -
+           4.0 * new_tokens * p->bandwidth / ((double)p->cp_size * p->flops * p->element_bytes);
+}
+
+cpa_planner_choice cpa_planner_choose(const cpa_planner *p, int64_t new_tokens, int64_t cached_tokens, int decode) {
+    double t = (double)new_tokens, cached = (double)cached_tokens;
+    if (p->forced != CPA_AUTO) return (cpa_planner_choice){p->forced, CPA_REASON_FORCED};
+    if (p->cp_size == 1) return (cpa_planner_choice){CPA_PASS_KV, CPA_REASON_LOCAL};
+    if (decode) return (cpa_planner_choice){CPA_PASS_Q, CPA_REASON_DECODE};
+    if (t >= cpa_planner_overlap_tokens(p)) return (cpa_planner_choice){CPA_PASS_KV, CPA_REASON_OVERLAP};
+    if (t / (t + cached) >= bytes_share(p, t)) return (cpa_planner_choice){CPA_PASS_KV, CPA_REASON_BYTES};
+    return (cpa_planner_choice){CPA_PASS_Q, CPA_REASON_PREFIX};
+}
+
+/* With T new and P cached tokens, head widths dk and dv, and every count spread evenly over the N ranks:
+ *     attention   2 * T * (P + T/2) * Hq * (dk + dv) / (N * C)             two products over the causal pairs
+ *     pass-KV     (N-1)/N * (P + T) * Hkv * (dk + dv) * e / W              every rank sends its shard to all others
+ *     pass-Q      (N-1)/N * T * Hq * (dk * e + 4 * (dv + 1)) / W           queries out, fp32 O and LSE home
+ * The exchange of pass-KV overlaps its attention; pass-Q needs all queries first and all states last. */
+double cpa_planner_predict(const cpa_planner *p, cpa_algorithm algorithm, int64_t new_tokens, int64_t cached_tokens) {
+    double n = p->cp_size, t = (double)new_tokens, cached = (double)cached_tokens, others = (n - 1) / n;
+    double width = (double)p->k_dim + p->v_dim;
+    double attention = 2 * t * (cached + t / 2) * p->q_heads * width / (n * p->flops);
+    if (algorithm == CPA_PASS_Q) {
+        double row_bytes = p->q_heads * ((double)p->k_dim * p->element_bytes + sizeof(float) * (p->v_dim + 1.0));
+        return attention + others * t * row_bytes / p->bandwidth;
+    }
+    return fmax(attention, others * (cached + t) * p->kv_heads * width * p->element_bytes / p->bandwidth);
+}
+
+const char *cpa_planner_reason_name(cpa_planner_reason reason) {
+    switch (reason) {
+        case CPA_REASON_FORCED: return "forced";
+        case CPA_REASON_LOCAL: return "one rank";
+        case CPA_REASON_DECODE: return "decode";
+        case CPA_REASON_OVERLAP: return "exchange hides under attention";
+        case CPA_REASON_BYTES: return "keys and values are fewer bytes";
+        case CPA_REASON_PREFIX: return "few new tokens, long prefix";
+        case CPA_REASON_COUNT: break;
+    }
+    return "unknown";
+}

@@ -4,7 +4,9 @@
  * arXiv:2411.01783, with the return of partial states in the second term):
  *     pass-KV  if  T >= N*C*Hkv*e / (2*Hq*W)              (its exchange hides under the attention)
  *              or  T/(T+P) >= 2*Hkv/Hq - 4*T*W/(N*C*e)    (it moves fewer bytes)
- *     pass-Q   otherwise, and always for decode. */
+ *     pass-Q   otherwise, and always for decode.
+ * A forced algorithm holds for every chunk, decode too, so that users can compare. One rank exchanges nothing: pass-KV,
+ * whose first round is the whole work. */
 #ifndef CPA_PLANNER_H
 #define CPA_PLANNER_H
 
@@ -25,6 +27,7 @@ typedef struct cpa_planner {
 
 typedef enum cpa_planner_reason {
     CPA_REASON_FORCED = 0, /* --algorithm */
+    CPA_REASON_LOCAL,      /* one rank: nothing to exchange */
     CPA_REASON_DECODE,
     CPA_REASON_OVERLAP, /* T reaches the first threshold */
     CPA_REASON_BYTES,   /* the share of new tokens reaches the second */
@@ -43,11 +46,12 @@ cpa_planner_choice cpa_planner_choose(const cpa_planner *planner, int64_t new_to
 /* The new-token count from which pass-KV hides its exchange (the first threshold). */
 double cpa_planner_overlap_tokens(const cpa_planner *planner);
 
-/* Predicted seconds of one layer of a chunk by each algorithm: the longer of attention and exchange, plus what cannot
- * overlap. */
+/* Predicted seconds of one layer of a chunk: for pass-KV the longer of attention and exchange, for pass-Q their sum,
+ * since its exchanges cannot overlap. */
 double cpa_planner_predict(const cpa_planner *planner, cpa_algorithm algorithm, int64_t new_tokens,
                            int64_t cached_tokens);
 
+/* A short phrase for a report; never NULL. */
 const char *cpa_planner_reason_name(cpa_planner_reason reason);
 
 #endif

@@ -14,6 +14,7 @@ typedef struct cpa_reference_row {
     cpa_dtype dtype;
     double scale;
     float q[CPA_MAX_HEAD_DIM];
+    float got[CPA_MAX_HEAD_DIM]; /* the caller's: the result to compare with */
     double max, sum, o[CPA_MAX_HEAD_DIM];
     float plain_max, plain_sum, plain_o[CPA_MAX_HEAD_DIM];
 } cpa_reference_row;

@@ -3,9 +3,12 @@
  * A step has a budget of tokens and of sequences. Running sequences that decode come first, one token each, then
  * running prefills, then waiting requests, each in order of priority (lower first), then arrival, then id; prefill is
  * cut to what is left of the budget. A sequence takes blocks on each rank for the tokens it is given. When a rank has
- * too few, the running sequence of the lowest priority and the latest arrival is preempted: its blocks are freed, and
- * it goes back to the waiting requests with every token it has emitted, to be computed again. The sequence being
- * scheduled is preempted itself if none is younger. Nothing is lost: every request finishes.
+ * too few, the running sequences of the lowest priority and the latest arrival that hold blocks there are preempted:
+ * their blocks are freed, a chunk they already had in this step is withdrawn, and they go back to the waiting requests
+ * with every token they have emitted, to be computed again. A sequence that would not get its blocks even so keeps what
+ * it holds and waits for a later step. No request is admitted in a step that ran short of blocks, and none overtakes a
+ * waiting one that goes before it. Nothing is lost: the first of the running sequences always advances, so every
+ * request finishes.
  *
  * The scheduler assumes that a planned step will run: it may be asked for the next plan while one executes. A sequence
  * that finishes in a step gives its blocks back in the next plan. Pure logic: no MPI, no device, no clock; one thread.
@@ -44,9 +47,9 @@ typedef struct cpa_scheduler_request {
 } cpa_scheduler_request;
 
 typedef struct cpa_scheduler_stats {
-    int64_t waiting;
+    int64_t waiting; /* requests without a slot, arrived or not */
     int64_t running;
-    int64_t finished;
+    int64_t finished; /* planned to the last token */
     int64_t preemptions;
     int64_t peak_blocks;                 /* most blocks in use on one rank */
     int64_t chunks[3][CPA_REASON_COUNT]; /* prefill and decode chunks by algorithm and reason */
@@ -57,13 +60,14 @@ typedef struct cpa_scheduler cpa_scheduler;
 cpa_status cpa_scheduler_create(const cpa_scheduler_options *options, cpa_scheduler **out, cpa_error *err);
 void cpa_scheduler_destroy(cpa_scheduler *scheduler);
 
-/* Queues a request. CPA_INVALID, with the numbers, if a length is not positive, the id is taken, or the whole sequence
- * (prompt_tokens + output_tokens - 1 tokens are cached) cannot fit the pools of any rank even alone. */
+/* Queues a request. CPA_INVALID, with the numbers, if a length is not positive, an unfinished request has the id, or
+ * the whole sequence (prompt_tokens + output_tokens - 1 tokens are cached) cannot fit the pools of any rank even alone.
+ */
 cpa_status cpa_scheduler_add(cpa_scheduler *scheduler, const cpa_scheduler_request *request, cpa_error *err);
 
 /* Plans the step that begins at time `now` into `plan`, which is cleared first. Requests that arrive later are left
  * alone. A plan without chunks means that nothing can run before *next_arrival (infinity: nothing is left; releases may
- * still stand in the plan). */
+ * still stand in the plan). After CPA_NO_MEMORY the scheduler can only be destroyed. */
 cpa_status cpa_scheduler_plan(cpa_scheduler *scheduler, double now, cpa_step_plan *plan, double *next_arrival,
                               cpa_error *err);
 

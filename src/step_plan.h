@@ -71,6 +71,11 @@ void cpa_step_plan_destroy(cpa_step_plan *plan);
 /* Empties the plan and keeps its memory. */
 void cpa_step_plan_clear(cpa_step_plan *plan);
 
+/* Makes room for so many entries in all, so that adding up to them cannot fail. Returns 0, with every entry kept, if
+ * there is no memory, else 1. */
+int cpa_step_plan_reserve(cpa_step_plan *plan, int64_t chunks, int64_t releases, int64_t appends, int64_t block_ids,
+                          int64_t token_ids);
+
 /* Each reserves room for n more entries and returns a pointer to the first, zeroed, counted as used; NULL without
  * memory. */
 cpa_plan_chunk *cpa_step_plan_add_chunk(cpa_step_plan *plan);

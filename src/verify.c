@@ -1,1 +1,145 @@
-#include <cpattn/status.h>
+#include "src/verify.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/check.h"
+#include "kernels/kernels.h"
+#include "src/verify_internal.h"
+
+/* The finaliser of splitmix64 over a counter: one stream of random numbers for each (seed, step, layer), the same on
+ * every rank. */
+static uint64_t next_random(uint64_t *state) {
+    uint64_t x = *state += 0x9e3779b97f4a7c15u;
+    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+    x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+    return x ^ (x >> 31);
+}
+
+/* The distance to the next sampled row: geometric, so that each row is sampled with probability `rate`. */
+static int64_t next_gap(uint64_t *state, double rate) {
+    if (rate >= 1) return 1;
+    double u = ((double)(next_random(state) >> 11) + 1) * 0x1p-53;
+    double gap = 1 + floor(log(u) / log1p(-rate));
+    return gap < 0x1p62 ? (int64_t)gap : INT64_MAX / 2;
+}
+
+static cpa_status add_sample(cpa_verify *verify, cpa_verify_sample sample, cpa_error *err) {
+    if (verify->n_samples == verify->cap_samples) {
+        /* Copies of earlier samples may still be on their way to the memory that moves. */
+        CPA_TRY(verify->worker->device->kernels->stream_sync(verify->worker->stream));
+        int64_t grown = verify->cap_samples ? 2 * verify->cap_samples : 256;
+        cpa_verify_sample *samples = realloc(verify->samples, (size_t)grown * sizeof *samples);
+        if (samples) verify->samples = samples;
+        char *data = samples ? realloc(verify->data, (size_t)(grown * verify->sample_bytes)) : NULL;
+        if (!data) return cpa_fail(err, CPA_NO_MEMORY, "verify: no memory for %lld samples", (long long)grown);
+        verify->data = data;
+        verify->cap_samples = grown;
+    }
+    sample.data = verify->n_samples;
+    verify->samples[verify->n_samples++] = sample;
+    return CPA_OK;
+}
+
+/* Chooses the rows of one layer by walking the (token, head) rows of all chunks with random gaps. */
+static cpa_status choose_samples(cpa_verify *verify, const cpa_step_plan *plan, int32_t layer, cpa_error *err) {
+    int32_t heads = verify->worker->options.model.q_heads, layers = verify->worker->options.model.layers;
+    uint64_t random = verify->seed ^ (plan->step * 0x100000001b3u + (uint64_t)layer) * 0xd6e8feb86659fd93u;
+    int64_t total = 0, first = 0;
+    for (int64_t c = 0; c < plan->n_chunks; c++) total += plan->chunks[c].count * heads;
+    int64_t next = next_gap(&random, verify->rate) - 1;
+    int forced = plan->step % VERIFY_FORCED_STEPS == 0 &&
+                 (int32_t)(plan->step / VERIFY_FORCED_STEPS % (uint64_t)layers) == layer;
+    if (forced && next >= total) next = (int64_t)(next_random(&random) % (uint64_t)total);
+    for (int64_t c = 0; c < plan->n_chunks; c++) {
+        const cpa_plan_chunk *chunk = &plan->chunks[c];
+        for (; next < first + chunk->count * heads; next += next_gap(&random, verify->rate)) {
+            cpa_verify_sample sample = {.chunk = c,
+                                        .position = chunk->start + (next - first) / heads,
+                                        .layer = layer,
+                                        .head = (int32_t)((next - first) % heads)};
+            CPA_TRY(add_sample(verify, sample, err));
+        }
+        first += chunk->count * heads;
+    }
+    return CPA_OK;
+}
+
+/* Keeps the query and the result of one sampled row that this rank owns. */
+static cpa_status keep_sample(cpa_verify *verify, int64_t index, int64_t row, const void *q, const void *out,
+                              cpa_stream *stream) {
+    const cpa_model_shape *model = &verify->worker->options.model;
+    const cpa_kernel_table *kernels = verify->worker->device->kernels;
+    int64_t element = cpa_dtype_bytes(model->dtype), head = row * model->q_heads + verify->samples[index].head;
+    char *data = verify->data + index * verify->sample_bytes;
+    int64_t q_bytes = model->head_dim * element, out_bytes = model->v_head_dim * element;
+    CPA_TRY(kernels->copy(data, (const char *)q + head * q_bytes, q_bytes, stream));
+    return kernels->copy(data + q_bytes, (const char *)out + head * out_bytes, out_bytes, stream);
+}
+
+static cpa_status layer_done(void *ctx, const cpa_step_plan *plan, int32_t layer, const void *q, const void *out,
+                             cpa_stream *stream, cpa_error *err) {
+    cpa_verify *verify = ctx;
+    if (layer == 0) verify->n_samples = 0;
+    int64_t i = verify->n_samples, chunk = -1, first_row = 0;
+    CPA_TRY(choose_samples(verify, plan, layer, err));
+    cpa_owner_map map = verify->worker->options.map;
+    for (; i < verify->n_samples; i++) {
+        const cpa_verify_sample *sample = &verify->samples[i];
+        /* Rows lie chunk after chunk; the samples are in the order of the chunks. */
+        for (; chunk < sample->chunk; chunk++) {
+            if (chunk >= 0) first_row += cpa_verify_rows(verify, &plan->chunks[chunk]);
+        }
+        const cpa_plan_chunk *in = &plan->chunks[chunk];
+        if (cpa_owner_rank(map, in->phase, sample->position) != verify->worker->rank) continue;
+        int32_t slot = cpa_owner_slot(map, verify->worker->rank, in->phase);
+        int64_t row = first_row + cpa_shard_len(map, slot, sample->position) - cpa_shard_len(map, slot, in->start);
+        CPA_TRY(keep_sample(verify, i, row, q, out, stream));
+    }
+    return CPA_OK;
+}
+
+int64_t cpa_verify_rows(const cpa_verify *verify, const cpa_plan_chunk *chunk) {
+    cpa_owner_map map = verify->worker->options.map;
+    int32_t slot = cpa_owner_slot(map, verify->worker->rank, chunk->phase);
+    return cpa_shard_len(map, slot, chunk->start + chunk->count) - cpa_shard_len(map, slot, chunk->start);
+}
+
+void cpa_verify_begin_row(const cpa_verify *verify, cpa_reference_row *row, const char *data) {
+    const cpa_model_shape *model = &verify->worker->options.model;
+    float q[CPA_MAX_HEAD_DIM];
+    cpa_reference_widen(data, model->dtype, model->head_dim, q);
+    cpa_reference_begin(row, q, model->head_dim, model->v_head_dim, model->dtype, 0);
+    cpa_reference_widen(data + model->head_dim * cpa_dtype_bytes(model->dtype), model->dtype, model->v_head_dim,
+                        row->got);
+}
+
+cpa_status cpa_verify_create(cpa_control *control, cpa_worker *worker, double rate, uint64_t seed, cpa_verify **out,
+                             cpa_error *err) {
+    const cpa_model_shape *model = &worker->options.model;
+    cpa_verify *verify = calloc(1, sizeof *verify);
+    if (!verify) return cpa_fail(err, CPA_NO_MEMORY, "verify: no memory");
+    verify->control = control;
+    verify->worker = worker;
+    verify->rate = rate;
+    verify->seed = seed;
+    verify->sample_bytes = (model->head_dim + model->v_head_dim) * cpa_dtype_bytes(model->dtype);
+    *out = verify;
+    return CPA_OK;
+}
+
+void cpa_verify_destroy(cpa_verify *verify) {
+    if (!verify) return;
+    free(verify->samples);
+    free(verify->data);
+    free(verify);
+}
+
+cpa_worker_observer cpa_verify_observer(cpa_verify *verify) {
+    return (cpa_worker_observer){verify, layer_done};
+}
+
+void cpa_verify_get_stats(const cpa_verify *verify, cpa_verify_stats *out) {
+    *out = verify->stats;
+}

@@ -1,1 +1,312 @@
-#include <cpattn/status.h>
+#include "src/worker.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/check.h"
+#include "base/fault.h"
+#include "kernels/kernels.h"
+
+cpa_kv_view cpa_worker_layer_kv(const cpa_worker *worker, int32_t layer) {
+    const cpa_worker_options *o = &worker->options;
+    const cpa_model_shape *model = &o->model;
+    cpa_kv_view view = {
+        .dtype = o->kv_dtype,
+        .block_size = o->block_size,
+        .num_blocks = o->num_blocks,
+        .kv_heads = model->kv_heads,
+        .k_dim = model->head_dim,
+        .v_dim = model->v_head_dim,
+        .k_head_stride = model->head_dim,
+        .v_head_stride = model->v_head_dim,
+    };
+    view.k_token_stride = view.k_head_stride * model->kv_heads;
+    view.v_token_stride = view.v_head_stride * model->kv_heads;
+    view.k_block_stride = view.k_token_stride * o->block_size;
+    view.v_block_stride = view.v_token_stride * o->block_size;
+    int64_t element = cpa_dtype_bytes(o->kv_dtype);
+    view.k = (char *)worker->k_pool + layer * o->num_blocks * view.k_block_stride * element;
+    view.v = (char *)worker->v_pool + layer * o->num_blocks * view.v_block_stride * element;
+    return view;
+}
+
+/* Device buffers and their host twins, allocated from one list so that there is one place that frees them. */
+typedef struct buffer {
+    void **memory;
+    int64_t bytes;
+    int on_device;
+} buffer;
+
+enum { WORKER_BUFFERS = 19 };
+
+static void list_buffers(cpa_worker *worker, buffer list[WORKER_BUFFERS]) {
+    const cpa_worker_options *o = &worker->options;
+    const cpa_model_shape *model = &o->model;
+    int64_t rows = o->max_tokens, element = cpa_dtype_bytes(model->dtype);
+    int64_t pool_tokens = model->layers * o->num_blocks * o->block_size * model->kv_heads;
+    int64_t kv_element = cpa_dtype_bytes(o->kv_dtype);
+    buffer all[WORKER_BUFFERS] = {
+        {&worker->k_pool, pool_tokens * model->head_dim * kv_element, 1},
+        {&worker->v_pool, pool_tokens * model->v_head_dim * kv_element, 1},
+        {&worker->q, rows * model->q_heads * model->head_dim * element, 1},
+        {&worker->k, rows * model->kv_heads * model->head_dim * element, 1},
+        {&worker->v, rows * model->kv_heads * model->v_head_dim * element, 1},
+        {&worker->out, rows * model->q_heads * model->v_head_dim * element, 1},
+        {(void **)&worker->tokens_device, rows * (int64_t)sizeof(uint32_t), 1},
+        {(void **)&worker->positions_device, rows * (int64_t)sizeof(int64_t), 1},
+        {(void **)&worker->slots_device, rows * (int64_t)sizeof(int64_t), 1},
+        {(void **)&worker->digest_rows_device, rows * (int64_t)sizeof(int32_t), 1},
+        {(void **)&worker->digest_salts_device, rows * (int64_t)sizeof(uint64_t), 1},
+        {(void **)&worker->digest_device, (int64_t)sizeof(uint64_t), 1},
+        {(void **)&worker->requests, rows * (int64_t)sizeof(uint64_t), 0},
+        {(void **)&worker->tokens, rows * (int64_t)sizeof(uint32_t), 0},
+        {(void **)&worker->positions, rows * (int64_t)sizeof(int64_t), 0},
+        {(void **)&worker->slots, rows * (int64_t)sizeof(int64_t), 0},
+        {(void **)&worker->digest_rows, rows * (int64_t)sizeof(int32_t), 0},
+        {(void **)&worker->digest_salts, rows * (int64_t)sizeof(uint64_t), 0},
+        {(void **)&worker->seqs, o->max_seqs * (int64_t)sizeof(cpa_worker_seq), 0},
+    };
+    memcpy(list, all, sizeof all);
+}
+
+static cpa_status allocate(cpa_worker *worker, cpa_error *err) {
+    buffer list[WORKER_BUFFERS];
+    list_buffers(worker, list);
+    for (int i = 0; i < WORKER_BUFFERS; i++) {
+        if (list[i].on_device) {
+            CPA_TRY(worker->device->kernels->alloc(worker->device, list[i].bytes, list[i].memory, err));
+        } else if (!(*list[i].memory = calloc(1, (size_t)list[i].bytes))) {
+            return cpa_fail(err, CPA_NO_MEMORY, "worker: no memory for %lld bytes", (long long)list[i].bytes);
+        }
+    }
+    return CPA_OK;
+}
+
+cpa_status cpa_worker_create(cpa_control *control, cpa_device *device, const cpa_source *source,
+                             const cpa_worker_options *options, cpa_worker **out, cpa_error *err) {
+    cpa_worker *worker = calloc(1, sizeof *worker);
+    cpa_status status = worker ? CPA_OK : cpa_fail(err, CPA_NO_MEMORY, "worker: no memory");
+    if (worker) {
+        worker->options = *options;
+        worker->rank = control->rank;
+        worker->device = device;
+        worker->source = source;
+        status = allocate(worker, err);
+        if (status == CPA_OK) status = device->kernels->stream_create(device, &worker->stream, err);
+    }
+    /* The context is collective: ranks that came this far must not wait for one that did not. */
+    CPA_TRY_GOTO(cpa_control_agree(control, status, err), fail);
+    const cpa_model_shape *model = &options->model;
+    cpa_context_options context = {
+        .size = sizeof context,
+        .q_heads = model->q_heads,
+        .kv_heads = model->kv_heads,
+        .k_dim = model->head_dim,
+        .v_dim = model->v_head_dim,
+        .dtype = model->dtype,
+        .kv_dtype = options->kv_dtype,
+        .block_size = options->block_size,
+        .interleave = options->map.interleave,
+        .staging_bytes = options->staging_bytes,
+        .max_rows = options->max_tokens,
+    };
+    CPA_TRY_GOTO(cpa_context_create(control->comm, device, &context, &worker->context, err), fail);
+    uint64_t zero = 0;
+    CPA_TRY_GOTO(device->kernels->copy(worker->digest_device, &zero, sizeof zero, worker->stream), fail);
+    CPA_TRY_GOTO(device->kernels->stream_sync(worker->stream), fail);
+    *out = worker;
+    return CPA_OK;
+fail:
+    cpa_worker_destroy(worker);
+    return status;
+}
+
+void cpa_worker_destroy(cpa_worker *worker) {
+    if (!worker) return;
+    cpa_context_destroy(worker->context);
+    if (worker->stream) worker->device->kernels->stream_destroy(worker->stream);
+    for (int32_t i = 0; worker->seqs && i < worker->options.max_seqs; i++) {
+        free(worker->seqs[i].tokens);
+        free(worker->seqs[i].blocks);
+    }
+    buffer list[WORKER_BUFFERS];
+    list_buffers(worker, list);
+    for (int i = WORKER_BUFFERS - 1; i >= 0; i--) {
+        if (list[i].on_device) {
+            worker->device->kernels->free(worker->device, *list[i].memory);
+        } else {
+            free(*list[i].memory);
+        }
+    }
+    free(worker->chunks);
+    free(worker);
+}
+
+/* Makes room for `need` elements of `size` bytes; grows by doubling. */
+static void *reserve(void *memory, int64_t *capacity, int64_t need, size_t size) {
+    if (need <= *capacity) return memory;
+    int64_t grown = *capacity * 2 > need ? *capacity * 2 : need;
+    void *moved = realloc(memory, (size_t)grown * size);
+    if (moved) *capacity = grown;
+    return moved;
+}
+
+static cpa_status apply_append(cpa_worker *worker, const cpa_step_plan *plan, const cpa_plan_append *append,
+                               cpa_error *err) {
+    if (append->rank != worker->rank) return CPA_OK;
+    cpa_worker_seq *seq = &worker->seqs[append->seq];
+    int32_t *blocks = reserve(seq->blocks, &seq->cap_blocks, seq->n_blocks + append->count, sizeof *blocks);
+    if (!blocks)
+        return cpa_fail(err, CPA_NO_MEMORY, "worker: no memory for a table of %lld blocks",
+                        (long long)(seq->n_blocks + append->count));
+    seq->blocks = blocks;
+    memcpy(blocks + seq->n_blocks, plan->block_ids + append->blocks, (size_t)append->count * sizeof *blocks);
+    seq->n_blocks += append->count;
+    return CPA_OK;
+}
+
+static cpa_status apply_chunk(cpa_worker *worker, const cpa_step_plan *plan, const cpa_plan_chunk *chunk,
+                              cpa_error *err) {
+    cpa_worker_seq *seq = &worker->seqs[chunk->seq];
+    if (chunk->flags & CPA_CHUNK_FIRST) {
+        seq->active = 1;
+        seq->request = chunk->request;
+        seq->phase = chunk->phase;
+        seq->len = 0;
+    }
+    if (!seq->active || seq->request != chunk->request || seq->len != chunk->start) {
+        return cpa_fail(err, CPA_INTERNAL,
+                        "step %llu: chunk of request %llu starts at %lld, the cache of slot %d holds %lld",
+                        (unsigned long long)plan->step, (unsigned long long)chunk->request, (long long)chunk->start,
+                        chunk->seq, (long long)seq->len);
+    }
+    uint32_t *tokens = reserve(seq->tokens, &seq->cap_tokens, chunk->start + chunk->count, sizeof *tokens);
+    if (!tokens)
+        return cpa_fail(err, CPA_NO_MEMORY, "worker: no memory for %lld tokens",
+                        (long long)(chunk->start + chunk->count));
+    seq->tokens = tokens;
+    memcpy(tokens + chunk->start, plan->token_ids + chunk->tokens, (size_t)chunk->count * sizeof *tokens);
+    seq->len = chunk->start + chunk->count;
+    int64_t owned =
+        cpa_shard_len(worker->options.map, cpa_owner_slot(worker->options.map, worker->rank, seq->phase), seq->len);
+    if (owned > seq->n_blocks * worker->options.block_size) {
+        return cpa_fail(err, CPA_INTERNAL, "step %llu: request %llu owns %lld tokens here but has only %lld blocks",
+                        (unsigned long long)plan->step, (unsigned long long)chunk->request, (long long)owned,
+                        (long long)seq->n_blocks);
+    }
+    return CPA_OK;
+}
+
+/* Adds the rows of a chunk that this rank owns. */
+static void add_rows(cpa_worker *worker, const cpa_plan_chunk *chunk) {
+    cpa_owner_map map = worker->options.map;
+    const cpa_worker_seq *seq = &worker->seqs[chunk->seq];
+    int32_t slot = cpa_owner_slot(map, worker->rank, seq->phase), block_size = worker->options.block_size;
+    int64_t end = cpa_shard_len(map, slot, chunk->start + chunk->count);
+    for (int64_t i = cpa_shard_len(map, slot, chunk->start); i < end; i++) {
+        int64_t row = worker->n_rows++, position = cpa_shard_pos(map, slot, i);
+        worker->requests[row] = seq->request;
+        worker->tokens[row] = seq->tokens[position];
+        worker->positions[row] = position;
+        worker->slots[row] = seq->blocks[i / block_size] * (int64_t)block_size + i % block_size;
+        if (cpa_fault_is(CPA_FAULT_STALE_BLOCK) && i % 8 == 5) worker->slots[row] = -1;
+        int last = position + 1 == chunk->start + chunk->count;
+        if (position >= chunk->first_output && (chunk->flags & CPA_CHUNK_EMITS) && last) {
+            worker->digest_salts[worker->n_digest_rows] = seq->request * 0x9e3779b97f4a7c15u + (uint64_t)position;
+            worker->digest_rows[worker->n_digest_rows++] = (int32_t)row;
+        }
+    }
+}
+
+static cpa_status apply_plan(cpa_worker *worker, const cpa_step_plan *plan, cpa_error *err) {
+    for (int64_t i = 0; i < plan->n_releases; i++) {
+        worker->seqs[plan->releases[i]].active = 0;
+        worker->seqs[plan->releases[i]].n_blocks = 0;
+    }
+    for (int64_t i = 0; i < plan->n_appends; i++) CPA_TRY(apply_append(worker, plan, &plan->appends[i], err));
+    cpa_context_chunk *chunks = reserve(worker->chunks, &worker->cap_chunks, plan->n_chunks, sizeof *chunks);
+    if (plan->n_chunks > 0 && !chunks) return cpa_fail(err, CPA_NO_MEMORY, "worker: no memory for the chunks");
+    worker->chunks = chunks;
+    worker->n_rows = worker->n_digest_rows = 0;
+    for (int64_t i = 0; i < plan->n_chunks; i++) {
+        const cpa_plan_chunk *chunk = &plan->chunks[i];
+        CPA_TRY(apply_chunk(worker, plan, chunk, err));
+        add_rows(worker, chunk);
+        chunks[i] = (cpa_context_chunk){chunk->start, chunk->count, chunk->phase, chunk->algorithm,
+                                        worker->seqs[chunk->seq].blocks};
+    }
+    return CPA_OK;
+}
+
+static cpa_status upload_rows(cpa_worker *worker) {
+    const cpa_kernel_table *kernels = worker->device->kernels;
+    int64_t rows = worker->n_rows, digest = worker->n_digest_rows;
+    cpa_stream *stream = worker->stream;
+    CPA_TRY(kernels->copy(worker->tokens_device, worker->tokens, rows * (int64_t)sizeof *worker->tokens, stream));
+    CPA_TRY(
+        kernels->copy(worker->positions_device, worker->positions, rows * (int64_t)sizeof *worker->positions, stream));
+    CPA_TRY(kernels->copy(worker->slots_device, worker->slots, rows * (int64_t)sizeof *worker->slots, stream));
+    CPA_TRY(kernels->copy(worker->digest_rows_device, worker->digest_rows,
+                          digest * (int64_t)sizeof *worker->digest_rows, stream));
+    return kernels->copy(worker->digest_salts_device, worker->digest_salts,
+                         digest * (int64_t)sizeof *worker->digest_salts, stream);
+}
+
+static cpa_status run_layer(cpa_worker *worker, const cpa_step_plan *plan, int32_t layer, const cpa_rows *rows,
+                            const cpa_worker_observer *observer, cpa_error *err) {
+    const cpa_kernel_table *kernels = worker->device->kernels;
+    const cpa_source *source = worker->source;
+    const cpa_model_shape *model = &worker->options.model;
+    cpa_stream *stream = worker->stream;
+    CPA_TRY(source->fill(source->ctx, layer, rows, worker->q, worker->k, worker->v, stream));
+    cpa_kv_view kv = cpa_worker_layer_kv(worker, layer);
+    cpa_kv_write_args write = {sizeof write, rows->count, model->dtype, worker->k, worker->v, worker->slots_device, kv};
+    CPA_TRY(kernels->kv_write(&write, stream));
+    cpa_context_args args = {.size = sizeof args, .q = worker->q, .kv = kv, .mask = model->mask, .out = worker->out};
+    cpa_status status = cpa_context_attend(worker->context, &args, stream);
+    if (status != CPA_OK) return cpa_fail(err, status, "layer %d: %s", layer, cpa_context_error(worker->context));
+    cpa_hash_rows_args hash = {
+        .rows = worker->n_digest_rows,
+        .src = worker->out,
+        .row_bytes = model->q_heads * (int64_t)model->v_head_dim * cpa_dtype_bytes(model->dtype),
+        .row_index = worker->digest_rows_device,
+        .salts = worker->digest_salts_device,
+        .salt = (uint64_t)layer,
+        .sum = worker->digest_device,
+    };
+    CPA_TRY(kernels->hash_rows(&hash, stream));
+    if (source->consume) CPA_TRY(source->consume(source->ctx, layer, rows, worker->out, stream));
+    return observer ? observer->layer_done(observer->ctx, plan, layer, worker->q, worker->out, stream, err) : CPA_OK;
+}
+
+static cpa_status run_layers(cpa_worker *worker, const cpa_step_plan *plan, const cpa_worker_observer *observer,
+                             cpa_error *err) {
+    CPA_TRY(upload_rows(worker));
+    cpa_status status = cpa_context_plan(worker->context, worker->chunks, plan->n_chunks);
+    if (status != CPA_OK) return cpa_fail(err, status, "%s", cpa_context_error(worker->context));
+    cpa_rows rows = {worker->n_rows,    worker->requests,      worker->tokens,
+                     worker->positions, worker->tokens_device, worker->positions_device};
+    for (int32_t layer = 0; layer < worker->options.model.layers; layer++) {
+        CPA_TRY(run_layer(worker, plan, layer, &rows, observer, err));
+    }
+    return worker->device->kernels->stream_sync(worker->stream);
+}
+
+cpa_status cpa_worker_run(cpa_worker *worker, const cpa_step_plan *plan, const cpa_worker_observer *observer,
+                          cpa_error *err) {
+    CPA_TRY(apply_plan(worker, plan, err));
+    if (plan->n_chunks == 0) return CPA_OK;
+    cpa_error own = {CPA_OK, ""};
+    cpa_status status = run_layers(worker, plan, observer, &own);
+    if (status == CPA_OK) return CPA_OK;
+    /* An operation of the table or of the source leaves its message on the stream. */
+    return cpa_fail(err, status, "step %llu: %s", (unsigned long long)plan->step,
+                    own.status != CPA_OK ? own.message : worker->stream->error.message);
+}
+
+cpa_status cpa_worker_digest(cpa_worker *worker, uint64_t *out, cpa_error *err) {
+    const cpa_kernel_table *kernels = worker->device->kernels;
+    cpa_status status = kernels->copy(out, worker->digest_device, sizeof *out, worker->stream);
+    if (status == CPA_OK) status = kernels->stream_sync(worker->stream);
+    return status == CPA_OK ? status : cpa_fail(err, status, "digest: %s", worker->stream->error.message);
+}

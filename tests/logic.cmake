@@ -1,1 +1,6 @@
-# logic
+# The pure logic: no MPI, no device.
+foreach(module owner_map block_pool step_plan planner rounds)
+  cpattn_unit_test(test_${module} test_${module}.c)
+endforeach()
+cpattn_unit_test(test_scheduler test_scheduler.c scheduler_model.c)
+target_include_directories(test_scheduler PRIVATE ${PROJECT_SOURCE_DIR})

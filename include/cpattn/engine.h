@@ -42,9 +42,10 @@ typedef struct cpa_source {
     cpa_status (*fill)(void *ctx, int32_t layer, const cpa_rows *rows, void *q, void *k, void *v, cpa_stream *stream);
     /* Receives the results of the layer, [rows, q_heads, v_head_dim]; may be NULL. */
     cpa_status (*consume)(void *ctx, int32_t layer, const cpa_rows *rows, const void *out, cpa_stream *stream);
-    /* Writes again, to host memory, the key [head_dim] and value [v_head_dim] of one token that fill gave before; lets
-     * the sampled check tell a stale cache from a wrong attention. May be NULL. */
-    void (*recall)(void *ctx, int32_t layer, int32_t kv_head, uint32_t token, int64_t position, void *k, void *v);
+    /* Writes again, to host memory, what fill gave for one KV head of n tokens: keys [n, head_dim] and values
+     * [n, v_head_dim]; lets the sampled check tell a stale cache from a wrong attention. May be NULL. */
+    void (*recall)(void *ctx, int32_t layer, int32_t kv_head, int64_t n, const uint32_t *tokens,
+                   const int64_t *positions, void *k, void *v);
 } cpa_source;
 
 /* The token at a position of a request, prompt and output alike; called on rank 0, also from a thread of the engine. */
@@ -104,6 +105,7 @@ typedef struct cpa_engine_stats {
     double duration_s;
     int64_t chunks_pass_kv;
     int64_t chunks_pass_q;
+    char choices[320];        /* chunks by algorithm and why, as "pass-q 120 (decode), pass-kv 3 (...)" */
     double planner_flops; /* C and W as measured at start-up */
     double planner_bandwidth;
     double overlap_tokens;     /* new tokens from which pass-KV hides its exchange */

@@ -20,8 +20,9 @@ static inline int64_t cpa_dtype_bytes(cpa_dtype dtype) {
 #define CPA_MAX_HEAD_DIM 256
 
 /* One layer of a paged KV cache: a pool of K blocks and a pool of V blocks, both [num_blocks, block_size, kv_heads,
- * dim] by default and reached through strides, in elements, so that a head-major pool works as well. The last dimension
- * is contiguous. The memory belongs to the caller and lies on the device that the operators run on. */
+ * dim] by default and reached through strides, in elements, so that a head-major pool works as well; a stride of 0 is
+ * that of the default order. The last dimension is contiguous. The memory belongs to the caller and lies on the device
+ * that the operators run on. */
 typedef struct cpa_kv_view {
     void *k;
     void *v;
@@ -37,8 +38,8 @@ typedef struct cpa_kv_view {
 
 /* Partial attention states of some rows over some keys (Milakov and Gimelshein, arXiv:1805.02867): O normalised, fp32,
  * [rows, q_heads, v_dim] and LSE, the natural logarithm of the sum of exp(scaled scores), fp32, [rows, q_heads]. An
- * empty state has LSE = -inf and its O is never read. Row strides are in elements; the inner dimensions are
- * contiguous, so that O and LSE of a row may be interleaved in one message. */
+ * empty state has LSE = -inf and its O is never read. Row strides are in elements, 0 for contiguous rows; the inner
+ * dimensions are contiguous, so that O and LSE of a row may be interleaved in one message. */
 typedef struct cpa_partial {
     float *o;
     int64_t o_row_stride;

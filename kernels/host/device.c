@@ -1,1 +1,120 @@
-#include <cpattn/status.h>
+/* The host back end: device, memory, streams, copies, and the table of its operations. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "base/check.h"
+#include "kernels/host/host.h"
+
+static cpa_status device_open(const cpa_device_options *options, cpa_device **out, cpa_error *err) {
+    cpa_status status = CPA_OK;
+    cpa_host_device *device = calloc(1, sizeof *device);
+    if (!device) return cpa_fail(err, CPA_NO_MEMORY, "device: no memory");
+    device->base.kernels = &cpa_kernels_host;
+    device->thread_count = options->threads > 0 ? options->threads : 1;
+    CPA_TRY_GOTO(cpa_host_threads_create(device->thread_count, options->cpus, options->n_cpus, &device->threads, err),
+                 failed);
+    snprintf(device->base.description, sizeof device->base.description, "host, %s, %d %s", "portable",
+             device->thread_count, device->thread_count == 1 ? "thread" : "threads");
+    *out = &device->base;
+    return CPA_OK;
+failed:
+    free(device);
+    return status;
+}
+
+static void device_close(cpa_device *base) {
+    cpa_host_device *device = (cpa_host_device *)base;
+    if (!device) return;
+    cpa_host_threads_destroy(device->threads);
+    free(device);
+}
+
+static int64_t split_tokens(const cpa_device *device) {
+    (void)device;
+    return CPA_HOST_SPLIT_TOKENS;
+}
+
+static cpa_status host_alloc(cpa_device *device, int64_t bytes, void **out, cpa_error *err) {
+    const size_t cache_line = 64, huge_page = (size_t)2 << 20;
+    size_t size = bytes > 0 ? (size_t)bytes : 1;
+    size_t alignment = size >= huge_page ? huge_page : cache_line;
+    void *memory;
+    (void)device;
+    if (posix_memalign(&memory, alignment, size))
+        return cpa_fail(err, CPA_NO_MEMORY, "device: no memory for %lld bytes", (long long)bytes);
+    if (alignment == huge_page) madvise(memory, size, MADV_HUGEPAGE); /* fewer TLB misses; a hint that may fail */
+    *out = memory;
+    return CPA_OK;
+}
+
+static void host_free(cpa_device *device, void *memory) {
+    (void)device;
+    free(memory);
+}
+
+static cpa_status stream_create(cpa_device *device, cpa_stream **out, cpa_error *err) {
+    cpa_stream *stream = calloc(1, sizeof *stream);
+    if (!stream) return cpa_fail(err, CPA_NO_MEMORY, "stream: no memory");
+    stream->device = device;
+    *out = stream;
+    return CPA_OK;
+}
+
+static void stream_destroy(cpa_stream *stream) {
+    free(stream);
+}
+
+/* Operations have run when they return, and none fails after that. */
+static cpa_status stream_sync(cpa_stream *stream) {
+    (void)stream;
+    return CPA_OK;
+}
+
+static cpa_status host_copy(void *dst, const void *src, int64_t bytes, cpa_stream *stream) {
+    (void)stream;
+    if (bytes > 0) memcpy(dst, src, (size_t)bytes);
+    return CPA_OK;
+}
+
+static cpa_status copy_rows(void *dst, int64_t dst_pitch, const void *src, int64_t src_pitch, int64_t row_bytes,
+                            int64_t rows, cpa_stream *stream) {
+    (void)stream;
+    for (int64_t i = 0; i < rows; i++)
+        memcpy((char *)dst + i * dst_pitch, (const char *)src + i * src_pitch, (size_t)row_bytes);
+    return CPA_OK;
+}
+
+static cpa_status gather_rows(void *dst, const void *src, const int32_t *map, int64_t rows, int64_t row_bytes,
+                              cpa_stream *stream) {
+    (void)stream;
+    for (int64_t i = 0; i < rows; i++)
+        memcpy((char *)dst + i * row_bytes, (const char *)src + map[i] * row_bytes, (size_t)row_bytes);
+    return CPA_OK;
+}
+
+const cpa_kernel_table cpa_kernels_host = {
+    .name = "host",
+    .device_open = device_open,
+    .device_close = device_close,
+    .split_tokens = split_tokens,
+    .alloc = host_alloc,
+    .free = host_free,
+    .stream_create = stream_create,
+    .stream_destroy = stream_destroy,
+    .stream_sync = stream_sync,
+    .copy = host_copy,
+    .copy_rows = copy_rows,
+    .gather_rows = gather_rows,
+    .plan_create = cpa_host_plan_create,
+    .plan_set = cpa_host_plan_set,
+    .plan_destroy = cpa_host_plan_destroy,
+    .kv_write = cpa_host_kv_write,
+    .kv_copy = cpa_host_kv_copy,
+    .kv_pack = cpa_host_kv_pack,
+    .attend = cpa_host_attend,
+    .merge = cpa_host_merge,
+    .synthesize = cpa_host_synthesize,
+    .hash_rows = cpa_host_hash_rows,
+};

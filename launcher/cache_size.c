@@ -1,0 +1,71 @@
+#include "launcher/cache_size.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+
+#include "base/check.h"
+
+int64_t cpa_cache_block_bytes(const cpa_cache_limits *limits) {
+    const cpa_model_shape *model = &limits->model;
+    return (int64_t)model->layers * limits->block_size * model->kv_heads * (model->head_dim + model->v_head_dim) *
+           cpa_dtype_bytes(limits->kv_dtype);
+}
+
+int64_t cpa_cache_blocks_of(const cpa_cache_limits *limits, int64_t tokens) {
+    /* The shard at slot 0 is the longest one. */
+    return (cpa_shard_len(limits->map, 0, tokens) + limits->block_size - 1) / limits->block_size;
+}
+
+int64_t cpa_cache_tokens_of(const cpa_cache_limits *limits, int64_t blocks) {
+    int64_t run_blocks = limits->map.interleave / limits->block_size;
+    int64_t runs = blocks / run_blocks, rest = blocks % run_blocks * limits->block_size;
+    /* Whole rounds over all ranks, then what slot 0 still has room for; if that is nothing, slot 0 would be next. */
+    return runs * limits->map.interleave * limits->map.cp_size + rest;
+}
+
+/* The tokens that end up in the cache: the last output token does not. */
+static int64_t cached_tokens(const cpa_request *request) {
+    return request->prompt_tokens + request->output_tokens - 1;
+}
+
+static int descending(const void *a, const void *b) {
+    int64_t left = *(const int64_t *)a, right = *(const int64_t *)b;
+    return left < right ? 1 : left > right ? -1 : 0;
+}
+
+cpa_status cpa_cache_size_for(const cpa_cache_limits *limits, const cpa_request *requests, int64_t count, int64_t *out,
+                              cpa_error *err) {
+    int64_t most = limits->memory_bytes / cpa_cache_block_bytes(limits);
+    if (most > INT32_MAX) most = INT32_MAX;
+    int64_t *needs = calloc((size_t)count + 1, sizeof *needs);
+    if (!needs) return cpa_fail(err, CPA_NO_MEMORY, "no memory to size the cache for %" PRId64 " requests", count);
+    int64_t largest = 0;
+    for (int64_t i = 0; i < count; i++) {
+        needs[i] = cpa_cache_blocks_of(limits, cached_tokens(&requests[i]));
+        if (needs[i] > needs[largest]) largest = i;
+    }
+    cpa_status status = CPA_OK;
+    if (needs[largest] > most) {
+        status = cpa_fail(err, CPA_INVALID,
+                          "request %" PRIu64 ": found %" PRId64 " tokens, which need %" PRId64
+                          " blocks on a rank, expected at most %" PRId64 " (%" PRId64 " MiB of free memory a rank)",
+                          requests[largest].id, cached_tokens(&requests[largest]), needs[largest], most,
+                          limits->memory_bytes >> 20);
+    } else {
+        qsort(needs, (size_t)count, sizeof *needs, descending);
+        int64_t blocks = 0;
+        for (int64_t i = 0; i < count && i < limits->max_num_seqs && blocks < most; i++) blocks += needs[i];
+        *out = blocks < most ? blocks : most;
+    }
+    free(needs);
+    return status;
+}
+
+cpa_status cpa_cache_check(const cpa_cache_limits *limits, int64_t blocks, cpa_error *err) {
+    int64_t most = limits->memory_bytes / cpa_cache_block_bytes(limits);
+    if (blocks <= most) return CPA_OK;
+    return cpa_fail(err, CPA_INVALID,
+                    "--num-blocks: found %" PRId64 ", expected at most %" PRId64 " (blocks of %" PRId64
+                    " KiB in %" PRId64 " MiB of free memory a rank)",
+                    blocks, most, cpa_cache_block_bytes(limits) >> 10, limits->memory_bytes >> 20);
+}

@@ -1,0 +1,34 @@
+/* How many blocks of KV cache a run needs, and what fits in memory. */
+#ifndef CPA_LAUNCHER_CACHE_SIZE_H
+#define CPA_LAUNCHER_CACHE_SIZE_H
+
+#include <cpattn/engine.h>
+
+/* What decides the size of a rank's cache. */
+typedef struct cpa_cache_limits {
+    cpa_model_shape model;
+    cpa_dtype kv_dtype;
+    int32_t block_size;
+    cpa_owner_map map;
+    int32_t max_num_seqs;
+    int64_t memory_bytes; /* that a rank may use for its cache */
+} cpa_cache_limits;
+
+/* Bytes of one block, all layers, keys and values. */
+int64_t cpa_cache_block_bytes(const cpa_cache_limits *limits);
+
+/* Blocks that the fullest rank holds of a sequence of `tokens` tokens. */
+int64_t cpa_cache_blocks_of(const cpa_cache_limits *limits, int64_t tokens);
+
+/* Tokens of the longest single sequence that `blocks` blocks a rank can hold. */
+int64_t cpa_cache_tokens_of(const cpa_cache_limits *limits, int64_t blocks);
+
+/* Blocks of one rank with which max_num_seqs of the requests can run at once, whichever these are, or as many as memory
+ * allows. CPA_INVALID, with the numbers, if the largest request alone does not fit. */
+cpa_status cpa_cache_size_for(const cpa_cache_limits *limits, const cpa_request *requests, int64_t count, int64_t *out,
+                              cpa_error *err);
+
+/* Checks a number of blocks that the user asks for. CPA_INVALID, with the numbers, if memory does not hold them. */
+cpa_status cpa_cache_check(const cpa_cache_limits *limits, int64_t blocks, cpa_error *err);
+
+#endif

@@ -1,0 +1,191 @@
+#include "launcher/field.h"
+
+#include <ctype.h>
+#include <errno.h>
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/check.h"
+
+void cpa_text_quote(const char *text, size_t length, char *out, size_t bytes) {
+    static const char more[] = "...";
+    size_t room = bytes - 1;
+    size_t kept = length <= room ? length : room - (sizeof more - 1);
+    for (size_t i = 0; i < kept; i++) out[i] = isprint((unsigned char)text[i]) ? text[i] : '?';
+    out[kept] = 0;
+    if (kept < length) memcpy(out + kept, more, sizeof more);
+}
+
+static void describe(const cpa_field *field, char *out, size_t bytes) {
+    size_t used = 0;
+    switch (field->type) {
+        case CPA_FIELD_FLAG: used = (size_t)snprintf(out, bytes, "true or false"); break;
+        case CPA_FIELD_INT:
+            used = (size_t)snprintf(out, bytes, "%s %" PRId64 " %s %" PRId64,
+                                    field->power_of_two ? "a power of two between" : "an integer from",
+                                    (int64_t)field->min, field->power_of_two ? "and" : "to", (int64_t)field->max);
+            break;
+        case CPA_FIELD_REAL:
+            used = (size_t)snprintf(out, bytes, "a number from %g to %g", field->min, field->max);
+            break;
+        case CPA_FIELD_CHOICE:
+            used = (size_t)snprintf(out, bytes, "one of");
+            for (int i = 0; field->choices[i]; i++) {
+                used += (size_t)snprintf(out + used, bytes - used, "%s %s", i ? "," : "", field->choices[i]);
+            }
+            break;
+        case CPA_FIELD_TEXT: used = (size_t)snprintf(out, bytes, "at most %d bytes", CPA_TEXT_BYTES - 1); break;
+    }
+    if (field->word) snprintf(out + used, bytes - used, " or %s", field->word);
+}
+
+static int parse_flag(const char *text, int64_t *out) {
+    static const char *const words[2][4] = {{"false", "no", "off", "0"}, {"true", "yes", "on", "1"}};
+    for (int value = 0; value < 2; value++) {
+        for (int i = 0; i < 4; i++) {
+            if (strcmp(text, words[value][i]) == 0) {
+                *out = value;
+                return 1;
+            }
+        }
+    }
+    return 0;
+}
+
+static int parse_int(const cpa_field *field, const char *text, int64_t *out) {
+    if (field->word && strcmp(text, field->word) == 0) {
+        *out = (int64_t)field->word_value;
+        return 1;
+    }
+    char *end;
+    errno = 0;
+    long long value = strtoll(text, &end, 10);
+    if (end == text || *end || errno || isspace((unsigned char)*text)) return 0;
+    if ((double)value < field->min || (double)value > field->max) return 0;
+    if (field->power_of_two && (value & (value - 1)) != 0) return 0;
+    *out = value;
+    return 1;
+}
+
+static int parse_real(const cpa_field *field, const char *text, double *out) {
+    if (field->word && strcmp(text, field->word) == 0) {
+        *out = field->word_value;
+        return 1;
+    }
+    char *end;
+    double value = strtod(text, &end);
+    if (end == text || *end || isspace((unsigned char)*text)) return 0;
+    if (!(value >= field->min && value <= field->max)) return 0; /* NaN is not in any range */
+    *out = value;
+    return 1;
+}
+
+static int parse_choice(const cpa_field *field, const char *text, int64_t *out) {
+    for (int i = 0; field->choices[i]; i++) {
+        if (strcmp(text, field->choices[i]) == 0) {
+            *out = i;
+            return 1;
+        }
+    }
+    return 0;
+}
+
+static int parse_text(const char *text, char *out) {
+    size_t length = strlen(text);
+    if (length >= CPA_TEXT_BYTES) return 0;
+    memcpy(out, text, length + 1);
+    return 1;
+}
+
+cpa_status cpa_field_set(const cpa_field *field, void *object, const char *where, const char *text, cpa_error *err) {
+    void *value = (char *)object + field->offset;
+    int ok = 0;
+    switch (field->type) {
+        case CPA_FIELD_FLAG: ok = parse_flag(text, value); break;
+        case CPA_FIELD_INT: ok = parse_int(field, text, value); break;
+        case CPA_FIELD_REAL: ok = parse_real(field, text, value); break;
+        case CPA_FIELD_CHOICE: ok = parse_choice(field, text, value); break;
+        case CPA_FIELD_TEXT: ok = parse_text(text, value); break;
+    }
+    if (ok) return CPA_OK;
+    char found[64], expected[192];
+    cpa_text_quote(text, strlen(text), found, sizeof found);
+    describe(field, expected, sizeof expected);
+    return cpa_fail(err, CPA_INVALID, "%s: found '%s', expected %s", where, found, expected);
+}
+
+void cpa_field_format(const cpa_field *field, const void *object, char *out, size_t bytes) {
+    const void *value = (const char *)object + field->offset;
+    int64_t integer = 0;
+    double real = 0;
+    if (field->type == CPA_FIELD_REAL) {
+        memcpy(&real, value, sizeof real);
+    } else if (field->type != CPA_FIELD_TEXT) {
+        memcpy(&integer, value, sizeof integer);
+        real = (double)integer;
+    }
+    if (field->word && real == field->word_value) {
+        snprintf(out, bytes, "%s", field->word);
+        return;
+    }
+    switch (field->type) {
+        case CPA_FIELD_FLAG: snprintf(out, bytes, "%s", integer ? "true" : "false"); break;
+        case CPA_FIELD_INT: snprintf(out, bytes, "%" PRId64, integer); break;
+        case CPA_FIELD_REAL:
+            snprintf(out, bytes, "%.15g", real); /* as short as it was written, if that is exact */
+            if (strtod(out, NULL) != real) snprintf(out, bytes, "%.17g", real);
+            break;
+        case CPA_FIELD_CHOICE: snprintf(out, bytes, "%s", field->choices[integer]); break;
+        case CPA_FIELD_TEXT: snprintf(out, bytes, "%s", (const char *)value); break;
+    }
+}
+
+static char plain(char c) {
+    return c == '_' ? '-' : c;
+}
+
+const cpa_field *cpa_field_find(const cpa_field *fields, int n_fields, const char *name, size_t name_length) {
+    for (int f = 0; f < n_fields; f++) {
+        size_t i = 0;
+        while (i < name_length && plain(name[i]) == plain(fields[f].name[i])) i++;
+        if (i == name_length && fields[f].name[i] == 0) return &fields[f];
+    }
+    return NULL;
+}
+
+#define LONGEST_NAME 64
+
+/* Edit distance (Levenshtein) of two names, each shorter than LONGEST_NAME. */
+static int edit_distance(const char *a, size_t a_length, const char *b, size_t b_length) {
+    int row[LONGEST_NAME + 1];
+    for (size_t j = 0; j <= b_length; j++) row[j] = (int)j;
+    for (size_t i = 1; i <= a_length; i++) {
+        int diagonal = row[0];
+        row[0] = (int)i;
+        for (size_t j = 1; j <= b_length; j++) {
+            int best = diagonal + (plain(a[i - 1]) != plain(b[j - 1]));
+            if (row[j] + 1 < best) best = row[j] + 1;
+            if (row[j - 1] + 1 < best) best = row[j - 1] + 1;
+            diagonal = row[j];
+            row[j] = best;
+        }
+    }
+    return row[b_length];
+}
+
+const cpa_field *cpa_field_nearest(const cpa_field *fields, int n_fields, const char *name, size_t name_length) {
+    const cpa_field *nearest = NULL;
+    if (name_length > LONGEST_NAME) return NULL;
+    int best = (int)name_length / 2; /* a name that shares less than half of its letters is another name */
+    for (int f = 0; f < n_fields; f++) {
+        int distance = edit_distance(name, name_length, fields[f].name, strlen(fields[f].name));
+        if (distance <= best && (!nearest || distance < best)) {
+            nearest = &fields[f];
+            best = distance;
+        }
+    }
+    return nearest;
+}

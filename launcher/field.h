@@ -1,0 +1,52 @@
+/* One typed, bounded value that a user may write, as a row of a table: the settings of the program and the keys of a
+ * model file are such tables. Parsing, bounds, messages and printing all come from the row. */
+#ifndef CPA_LAUNCHER_FIELD_H
+#define CPA_LAUNCHER_FIELD_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cpattn/status.h>
+
+#define CPA_TEXT_BYTES 1024 /* of a CPA_FIELD_TEXT, its terminator included */
+
+typedef enum cpa_field_type {
+    CPA_FIELD_FLAG = 0, /* int64_t, 0 or 1; "true" or "false" */
+    CPA_FIELD_INT,      /* int64_t */
+    CPA_FIELD_REAL,     /* double */
+    CPA_FIELD_CHOICE,   /* int64_t, index into choices */
+    CPA_FIELD_TEXT      /* char[CPA_TEXT_BYTES] */
+} cpa_field_type;
+
+typedef struct cpa_field {
+    const char *group;      /* heading in the help text */
+    const char *name;       /* as in "block-size"; "_" may be written for "-" */
+    const char *value_name; /* in the help text, as in "--requests N" */
+    cpa_field_type type;
+    size_t offset;              /* in the struct that holds the values */
+    const char *initial;        /* default, as a user would write it; NULL: there is none */
+    double min, max;            /* of INT and REAL, included */
+    const char *const *choices; /* of CHOICE; ends with NULL */
+    const char *word;           /* INT and REAL: a word that stands for word_value; or NULL */
+    double word_value;
+    int power_of_two; /* INT: only powers of two */
+    const char *help;
+} cpa_field;
+
+/* Parses `text` into the field of `object`. Otherwise CPA_INVALID, "WHERE: found 'TEXT', expected ...", and the object
+ * is left alone. */
+cpa_status cpa_field_set(const cpa_field *field, void *object, const char *where, const char *text, cpa_error *err);
+
+/* Writes the value as a user would write it. */
+void cpa_field_format(const cpa_field *field, const void *object, char *out, size_t bytes);
+
+/* The field of that name, or NULL. */
+const cpa_field *cpa_field_find(const cpa_field *fields, int n_fields, const char *name, size_t name_length);
+
+/* The field whose name is nearest to `name`, or NULL if none is near. */
+const cpa_field *cpa_field_nearest(const cpa_field *fields, int n_fields, const char *name, size_t name_length);
+
+/* Copies text into one printable line, shortened to the room there is. */
+void cpa_text_quote(const char *text, size_t length, char *out, size_t bytes);
+
+#endif

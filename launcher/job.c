@@ -1,0 +1,83 @@
+#include "launcher/job.h"
+
+#include <stdio.h>
+
+#include "base/check.h"
+#include "launcher/result_json.h"
+
+/* The mixed run chooses its length after the engine has measured its rates; until then the cache is made for this. */
+#define MIXED_RUN_TOKENS ((int64_t)1 << 18)
+
+/* A cache that is sized for the run leaves memory to everything else. */
+#define MEMORY_SHARE 2
+
+static cpa_status read_model(cpa_job *job, cpa_error *err) {
+    const cpa_settings *settings = &job->settings;
+    job->model = cpa_model_small();
+    if (settings->model[0]) CPA_TRY(cpa_model_load(settings->model, &job->model, err));
+    cpa_model_shape *shape = &job->model.shape;
+    if (settings->dtype) shape->dtype = (cpa_dtype)(settings->dtype - 1);
+    if (settings->window >= 0) shape->mask.window = settings->window;
+    if (settings->sinks >= 0) shape->mask.sinks = (int32_t)settings->sinks;
+    job->kv_dtype = settings->kv_cache_dtype ? (cpa_dtype)(settings->kv_cache_dtype - 1) : shape->dtype;
+    job->interleave = (int32_t)(settings->interleave ? settings->interleave : settings->block_size);
+    return CPA_OK;
+}
+
+/* Answers --help and the like; 1 if there was something to answer. */
+static int answer(const cpa_settings *settings) {
+    if (settings->help) {
+        cpa_settings_print_help(stdout);
+    } else if (settings->version) {
+        printf("cp_attn %s\n", cpa_version());
+    } else if (settings->print_config) {
+        cpa_settings_print(settings, stdout);
+    } else {
+        return 0;
+    }
+    return 1;
+}
+
+static cpa_status prepare(int argc, char **argv, cpa_job *job, cpa_workload *workload, cpa_error *err) {
+    const cpa_settings *settings = &job->settings;
+    CPA_TRY(cpa_settings_load(argc, argv, &job->settings, err));
+    if (answer(settings)) return CPA_OK;
+    CPA_TRY(read_model(job, err));
+    if (settings->result_json[0]) CPA_TRY(cpa_result_json_check(settings->result_json, err));
+    if (!cpa_workload_is_mixed(settings)) CPA_TRY(cpa_workload_load(settings, workload, err));
+    job->run = 1;
+    return CPA_OK;
+}
+
+void cpa_job_prepare(int argc, char **argv, cpa_job *job, cpa_workload *workload) {
+    cpa_error err;
+    *job = (cpa_job){0};
+    cpa_status status = prepare(argc, argv, job, workload, &err);
+    job->code = cpa_exit_code_of(status);
+    if (status != CPA_OK) fprintf(stderr, "cp_attn: %s\n", err.message);
+}
+
+cpa_cache_limits cpa_job_cache_limits(const cpa_job *job, int32_t cp_size, int64_t memory_bytes) {
+    return (cpa_cache_limits){
+        .model = job->model.shape,
+        .kv_dtype = job->kv_dtype,
+        .block_size = (int32_t)job->settings.block_size,
+        .map = {cp_size, job->interleave},
+        .max_num_seqs = (int32_t)job->settings.max_num_seqs,
+        .memory_bytes = job->settings.num_blocks ? memory_bytes : memory_bytes / MEMORY_SHARE,
+    };
+}
+
+cpa_status cpa_job_num_blocks(const cpa_job *job, const cpa_cache_limits *limits, const cpa_workload *workload,
+                              int64_t *out, cpa_error *err) {
+    if (job->settings.num_blocks) {
+        CPA_TRY(cpa_cache_check(limits, job->settings.num_blocks, err));
+        *out = job->settings.num_blocks;
+        return CPA_OK;
+    }
+    if (workload->count) return cpa_cache_size_for(limits, workload->requests, workload->count, out, err);
+    int64_t most = limits->memory_bytes / cpa_cache_block_bytes(limits);
+    int64_t wanted = cpa_cache_blocks_of(limits, MIXED_RUN_TOKENS);
+    *out = wanted < most ? wanted : most;
+    return CPA_OK;
+}

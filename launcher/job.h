@@ -1,0 +1,33 @@
+/* What rank 0 decides before a run, from the command line, the environment and the files, and tells every rank. */
+#ifndef CPA_LAUNCHER_JOB_H
+#define CPA_LAUNCHER_JOB_H
+
+#include "launcher/cache_size.h"
+#include "launcher/exit_code.h"
+#include "launcher/model_file.h"
+#include "launcher/placement.h"
+#include "launcher/settings.h"
+#include "launcher/workload.h"
+
+/* Plain memory: rank 0 broadcasts it. */
+typedef struct cpa_job {
+    int run; /* 0: nothing to run; end with `code` */
+    cpa_exit_code code;
+    cpa_settings settings;
+    cpa_model model; /* with the dtype and mask of the settings */
+    cpa_dtype kv_dtype;
+    int32_t interleave;
+} cpa_job;
+
+/* Rank 0: reads everything that a run needs. --help, --version and --print-config are answered here. Whatever is wrong
+ * is said in one line on stderr. `workload` is filled if there is something to run, unless that is the mixed run. */
+void cpa_job_prepare(int argc, char **argv, cpa_job *job, cpa_workload *workload);
+
+/* What limits the cache of a rank in this job. */
+cpa_cache_limits cpa_job_cache_limits(const cpa_job *job, int32_t cp_size, int64_t memory_bytes);
+
+/* Blocks of one rank: as --num-blocks says, or enough for the workload. */
+cpa_status cpa_job_num_blocks(const cpa_job *job, const cpa_cache_limits *limits, const cpa_workload *workload,
+                              int64_t *out, cpa_error *err);
+
+#endif

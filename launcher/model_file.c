@@ -1,0 +1,118 @@
+#include "launcher/model_file.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/check.h"
+#include "launcher/yaml_file.h"
+
+static const char *const dtypes[] = {"fp32", "bf16", "fp16", NULL};
+
+const char *cpa_dtype_name(cpa_dtype dtype) {
+    return dtypes[dtype];
+}
+
+/* The keys of a file as the table parses them. */
+typedef struct model_keys {
+    char name[CPA_TEXT_BYTES];
+    int64_t layers, q_heads, kv_heads, head_dim, v_head_dim, dtype, causal, window, sinks;
+} model_keys;
+
+#define INT(member, initial, min, max) CPA_FIELD_INT, offsetof(model_keys, member), initial, min, max
+#define HEADS_MAX 1024
+
+/* One row a key; those without a default are required. */
+static const cpa_field table[] = {
+    {NULL, "name", NULL, CPA_FIELD_TEXT, offsetof(model_keys, name), "", .help = NULL},
+    {NULL, "layers", NULL, INT(layers, NULL, 1, 1024), .help = NULL},
+    {NULL, "q_heads", NULL, INT(q_heads, NULL, 1, HEADS_MAX), .help = NULL},
+    {NULL, "kv_heads", NULL, INT(kv_heads, NULL, 1, HEADS_MAX), .help = NULL},
+    {NULL, "head_dim", NULL, INT(head_dim, NULL, 1, CPA_MAX_HEAD_DIM), .help = NULL},
+    {NULL, "v_head_dim", NULL, INT(v_head_dim, "0", 0, CPA_MAX_HEAD_DIM), .help = NULL},
+    {NULL, "dtype", NULL, CPA_FIELD_CHOICE, offsetof(model_keys, dtype), NULL, .choices = dtypes},
+    {NULL, "causal", NULL, CPA_FIELD_FLAG, offsetof(model_keys, causal), "true", .help = NULL},
+    {NULL, "window", NULL, INT(window, "0", 0, 0x1p40), .help = NULL},
+    {NULL, "sinks", NULL, INT(sinks, "0", 0, 0x1p30), .help = NULL},
+};
+enum { N_FIELDS = sizeof table / sizeof table[0] };
+
+cpa_model cpa_model_small(void) {
+    return (cpa_model){
+        .name = "small",
+        .shape = {.layers = 4,
+                  .q_heads = 8,
+                  .kv_heads = 2,
+                  .head_dim = 64,
+                  .v_head_dim = 64,
+                  .dtype = CPA_F32,
+                  .mask = {.causal = 1}},
+    };
+}
+
+/* The line of a key in the file; 0 if it is not there. */
+static int line_of(const cpa_yaml_file *file, const char *name) {
+    for (int i = 0; i < file->n_entries; i++) {
+        if (strcmp(file->entries[i].field->name, name) == 0) return file->entries[i].line;
+    }
+    return 0;
+}
+
+static cpa_status read_keys(const char *path, const cpa_yaml_file *file, model_keys *keys, cpa_error *err) {
+    for (int f = 0; f < N_FIELDS; f++) {
+        if (table[f].initial) {
+            CPA_TRY(cpa_field_set(&table[f], keys, "default", table[f].initial, err));
+        } else if (!line_of(file, table[f].name)) {
+            int last = file->n_entries ? file->entries[file->n_entries - 1].line : 1;
+            return cpa_fail(err, CPA_INVALID, "%s:%d: found no key '%s', expected one", path, last, table[f].name);
+        }
+    }
+    for (int i = 0; i < file->n_entries; i++) {
+        const cpa_yaml_entry *entry = &file->entries[i];
+        char where[CPA_TEXT_BYTES + 64];
+        snprintf(where, sizeof where, "%s:%d: %s", path, entry->line, entry->field->name);
+        CPA_TRY(cpa_field_set(entry->field, keys, where, entry->value, err));
+    }
+    if (keys->q_heads % keys->kv_heads != 0) {
+        return cpa_fail(err, CPA_INVALID,
+                        "%s:%d: q_heads: found %" PRId64 ", expected a multiple of kv_heads (%" PRId64 ")", path,
+                        line_of(file, "q_heads"), keys->q_heads, keys->kv_heads);
+    }
+    return CPA_OK;
+}
+
+cpa_status cpa_model_load(const char *path, cpa_model *out, cpa_error *err) {
+    cpa_yaml_file file;
+    model_keys keys = {.layers = 0};
+    CPA_TRY(cpa_yaml_open(path, table, N_FIELDS, &file, err));
+    cpa_status status = read_keys(path, &file, &keys, err);
+    cpa_yaml_close(&file);
+    if (status != CPA_OK) return status;
+
+    const char *slash = strrchr(path, '/');
+    snprintf(out->name, sizeof out->name, "%s", keys.name[0] ? keys.name : slash ? slash + 1 : path);
+    out->shape = (cpa_model_shape){
+        .layers = (int32_t)keys.layers,
+        .q_heads = (int32_t)keys.q_heads,
+        .kv_heads = (int32_t)keys.kv_heads,
+        .head_dim = (int32_t)keys.head_dim,
+        .v_head_dim = (int32_t)(keys.v_head_dim ? keys.v_head_dim : keys.head_dim),
+        .dtype = (cpa_dtype)keys.dtype,
+        .mask = {.causal = (int32_t)keys.causal, .sinks = (int32_t)keys.sinks, .window = keys.window},
+    };
+    return CPA_OK;
+}
+
+void cpa_model_describe(const cpa_model *model, char *out, size_t bytes) {
+    const cpa_model_shape *shape = &model->shape;
+    char name[64], width[64] = "";
+    cpa_text_quote(model->name, strlen(model->name), name, sizeof name);
+    if (shape->v_head_dim != shape->head_dim) snprintf(width, sizeof width, " (values %d)", shape->v_head_dim);
+    int used = snprintf(out, bytes, "%s: %d layers, %d query and %d KV heads of %d%s, %s, %s", name, shape->layers,
+                        shape->q_heads, shape->kv_heads, shape->head_dim, width, dtypes[shape->dtype],
+                        shape->mask.causal ? "causal" : "full attention");
+    if (shape->mask.window > 0 && (size_t)used < bytes) {
+        snprintf(out + used, bytes - (size_t)used, ", window %" PRId64 " with %d sinks", shape->mask.window,
+                 shape->mask.sinks);
+    }
+}

@@ -1,0 +1,115 @@
+#include "launcher/placement.h"
+
+#include <hwloc.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define CGROUP_ROOT "/sys/fs/cgroup"
+
+/* Opens a file of the cgroup (version 2) of this process. */
+static FILE *open_cgroup_file(const char *name) {
+    char line[1024] = "", path[2048];
+    FILE *self = fopen("/proc/self/cgroup", "r");
+    if (!self) return NULL;
+    while (fgets(line, sizeof line, self) && strncmp(line, "0::", 3) != 0) line[0] = 0;
+    fclose(self);
+    line[strcspn(line, "\n")] = 0;
+    if (!line[0]) return NULL;
+    snprintf(path, sizeof path, CGROUP_ROOT "%s/%s", line + 3, name);
+    FILE *file = fopen(path, "r");
+    /* Inside a container the path may be the host's; the container's own group is then at the root. */
+    snprintf(path, sizeof path, CGROUP_ROOT "/%s", name);
+    return file ? file : fopen(path, "r");
+}
+
+/* A number in a file of the cgroup; -1 if there is none ("max"). */
+static int64_t cgroup_number(const char *name) {
+    long long number = -1;
+    FILE *file = open_cgroup_file(name);
+    if (!file) return -1;
+    if (fscanf(file, "%lld", &number) != 1) number = -1;
+    fclose(file);
+    return number;
+}
+
+/* Cores that the CPU quota of the cgroup pays for, rounded up; 0 = no quota. */
+static int32_t quota_cores(void) {
+    long long quota = 0, period = 0;
+    FILE *file = open_cgroup_file("cpu.max");
+    if (!file) return 0;
+    int read = fscanf(file, "%lld %lld", &quota, &period);
+    fclose(file);
+    return read == 2 && quota > 0 && period > 0 ? (int32_t)((quota + period - 1) / period) : 0;
+}
+
+static int64_t available_memory(void) {
+    long long kib = -1;
+    char line[256];
+    FILE *file = fopen("/proc/meminfo", "r");
+    while (file && kib < 0 && fgets(line, sizeof line, file)) {
+        if (sscanf(line, "MemAvailable: %lld kB", &kib) != 1) kib = -1;
+    }
+    if (file) fclose(file);
+    int64_t bytes = kib >= 0 ? kib * 1024 : (int64_t)sysconf(_SC_AVPHYS_PAGES) * sysconf(_SC_PAGESIZE);
+    int64_t limit = cgroup_number("memory.max"), used = cgroup_number("memory.current");
+    if (limit >= 0 && used >= 0) {
+        int64_t left = limit > used ? limit - used : 0;
+        if (left < bytes) bytes = left;
+    }
+    return bytes;
+}
+
+/* The CPUs of the cores [first, first + count) of the topology, one a core, and the set of all of their CPUs. */
+static void take_cores(hwloc_topology_t topology, int32_t first, int32_t count, hwloc_bitmap_t share,
+                       cpa_placement *out) {
+    for (int32_t i = 0; i < count && i < CPA_PLACEMENT_MAX_CPUS; i++) {
+        hwloc_obj_t core = hwloc_get_obj_by_type(topology, HWLOC_OBJ_CORE, (unsigned)(first + i));
+        hwloc_bitmap_or(share, share, core->cpuset);
+        out->cpus[out->n_cpus++] = hwloc_bitmap_first(core->cpuset);
+    }
+}
+
+/* Fills cores, threads and cpus from what hwloc finds; leaves them alone if it finds nothing. */
+static void divide_cores(hwloc_topology_t topology, int32_t threads, int bind, cpa_placement *out) {
+    int32_t found = hwloc_get_nbobjs_by_type(topology, HWLOC_OBJ_CORE);
+    int32_t quota = quota_cores();
+    if (found < 1) return;
+    out->cores = quota > 0 && quota < found ? quota : found;
+    int32_t each = out->cores / out->ranks_here;
+    out->threads = threads > 0 ? threads : each > 0 ? each : 1;
+    /* With a quota the scheduler of the host decides which cores serve it. */
+    if (!bind || each == 0 || out->threads > each || out->cores < found) return;
+    hwloc_bitmap_t share = hwloc_bitmap_alloc();
+    if (!share) return;
+    take_cores(topology, out->rank_here * each, each, share, out);
+    if (hwloc_set_cpubind(topology, share, HWLOC_CPUBIND_PROCESS) != 0) out->n_cpus = 0;
+    hwloc_bitmap_free(share);
+}
+
+void cpa_placement_find(MPI_Comm comm, int32_t threads, int bind, cpa_placement *out) {
+    *out = (cpa_placement){.cores = 1, .threads = threads > 0 ? threads : 1};
+    MPI_Comm host;
+    MPI_Comm_split_type(comm, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &host);
+    MPI_Comm_size(host, &out->ranks_here);
+    MPI_Comm_rank(host, &out->rank_here);
+    MPI_Comm_free(&host);
+
+    hwloc_topology_t topology;
+    if (hwloc_topology_init(&topology) == 0) {
+        if (hwloc_topology_load(topology) == 0) divide_cores(topology, threads, bind, out);
+        hwloc_topology_destroy(topology);
+    }
+    out->memory_bytes = available_memory() / out->ranks_here;
+}
+
+cpa_device_options cpa_placement_device(const cpa_placement *placement) {
+    return (cpa_device_options){
+        .size = sizeof(cpa_device_options),
+        .backend = CPA_BACKEND_HOST,
+        .threads = placement->threads,
+        .cpus = placement->n_cpus ? placement->cpus : NULL,
+        .n_cpus = placement->n_cpus,
+    };
+}

@@ -1,0 +1,31 @@
+/* Where a rank runs: its share of the cores and of the memory of its host. */
+#ifndef CPA_LAUNCHER_PLACEMENT_H
+#define CPA_LAUNCHER_PLACEMENT_H
+
+#include <mpi.h>
+#include <stdint.h>
+
+#include <cpattn/device.h>
+
+#define CPA_PLACEMENT_MAX_CPUS 1024
+
+typedef struct cpa_placement {
+    int32_t ranks_here; /* ranks of the communicator on this host */
+    int32_t rank_here;
+    int32_t cores;                        /* that this job may use on this host */
+    int32_t threads;                      /* of this rank */
+    int32_t n_cpus;                       /* 0 = threads are not bound */
+    int32_t cpus[CPA_PLACEMENT_MAX_CPUS]; /* operating-system numbers, one a core */
+    int64_t memory_bytes;                 /* free memory of the host, divided by its ranks */
+} cpa_placement;
+
+/* Collective over `comm`. Divides the cores of each host among its ranks in contiguous shares of the same size; with
+ * `bind`, and when there is a core for every rank, also restricts the process to its share. Cores outside the cgroup of
+ * the job do not count, nor more of them than its CPU quota pays for; a binding by mpirun is overruled. `threads` = 0
+ * takes a thread a core. */
+void cpa_placement_find(MPI_Comm comm, int32_t threads, int bind, cpa_placement *out);
+
+/* The host device of this rank. */
+cpa_device_options cpa_placement_device(const cpa_placement *placement);
+
+#endif

@@ -1,0 +1,113 @@
+#include "launcher/report.h"
+
+#include <inttypes.h>
+#include <stdarg.h>
+#include <string.h>
+
+#define LABEL_WIDTH 12
+
+/* One line of the report: a label (or none, to go on) and text. */
+__attribute__((format(printf, 3, 4))) static void line(FILE *out, const char *label, const char *format, ...) {
+    va_list args;
+    va_start(args, format);
+    fprintf(out, "%-*s", LABEL_WIDTH, label);
+    vfprintf(out, format, args);
+    fputc('\n', out);
+    va_end(args);
+}
+
+/* Bytes with a unit that leaves one to four digits before the point. */
+static const char *bytes_text(double bytes, char *out, size_t size) {
+    static const char *const units[] = {"B", "KiB", "MiB", "GiB", "TiB"};
+    int unit = 0;
+    while (bytes >= 1024 && unit < 4) {
+        bytes /= 1024;
+        unit++;
+    }
+    snprintf(out, size, unit ? "%.1f %s" : "%.0f %s", bytes, units[unit]);
+    return out;
+}
+
+void cpa_report_preamble(const cpa_outcome *outcome, FILE *out) {
+    const cpa_settings *settings = outcome->settings;
+    char model[256], cache[32];
+    cpa_model_describe(outcome->model, model, sizeof model);
+    bytes_text((double)outcome->stats.kv_blocks * (double)outcome->block_bytes, cache, sizeof cache);
+    fprintf(out, "cp_attn %s\n", cpa_version());
+    line(out, "device", "%d rank%s: %s", outcome->cp_size, outcome->cp_size == 1 ? "" : "s", outcome->device);
+    line(out, "model", "%s", model);
+    line(out, "cache", "%" PRId64 " blocks of %" PRId64 " tokens a rank (%s, %s), interleave %" PRId64,
+         outcome->stats.kv_blocks, settings->block_size, cache, cpa_dtype_name(outcome->kv_dtype), outcome->interleave);
+    line(out, "run", "%s", outcome->workload->title);
+    line(out, "", "%" PRId64 " prompt and %" PRId64 " output tokens; %g of all results are checked against float64",
+         outcome->workload->prompt_tokens, outcome->workload->output_tokens, settings->verify);
+    fflush(out);
+}
+
+static void print_requests(const cpa_outcome *outcome, FILE *out) {
+    const cpa_metrics *done = outcome->metrics;
+    double seconds = outcome->stats.duration_s > 0 ? outcome->stats.duration_s : 1;
+    line(out, "requests", "%" PRId64 " of %" PRId64 " completed in %.2f s and %" PRId64 " steps", done->completed,
+         outcome->workload->count, outcome->stats.duration_s, outcome->stats.steps);
+    line(out, "throughput", "%.2f requests/s, %.1f output tokens/s, %.1f tokens/s in all",
+         (double)done->completed / seconds, (double)done->output_tokens / seconds,
+         (double)(done->input_tokens + done->output_tokens) / seconds);
+}
+
+static void print_latencies(const cpa_outcome *outcome, FILE *out) {
+    static const struct {
+        cpa_metric metric;
+        const char *name;
+    } rows[] = {{CPA_TTFT, "TTFT"}, {CPA_TPOT, "TPOT"}, {CPA_ITL, "ITL"}, {CPA_E2E, "E2E"}};
+    line(out, "latency", "%-6s%12s%12s%12s", "ms", "mean", "median", "p99");
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        cpa_summary summary = cpa_metrics_summary(outcome->metrics, rows[i].metric);
+        line(out, "", "%-6s%12.2f%12.2f%12.2f", rows[i].name, summary.mean, summary.median, summary.p99);
+    }
+}
+
+/* Which algorithm, and the rule that led to it: for T new tokens, pass-KV hides its exchange from overlap_tokens on. */
+static void print_algorithm(const cpa_outcome *outcome, FILE *out) {
+    const cpa_engine_stats *stats = &outcome->stats;
+    cpa_algorithm chosen = (cpa_algorithm)outcome->settings->algorithm;
+    line(out, "algorithm", "pass-KV for %" PRId64 " chunks, pass-Q for %" PRId64, stats->chunks_pass_kv,
+         stats->chunks_pass_q);
+    if (chosen != CPA_AUTO) {
+        line(out, "", "because --algorithm %s says so", cpa_algorithm_name(chosen));
+        return;
+    }
+    if (outcome->cp_size == 1) {
+        line(out, "", "one rank: nothing to exchange");
+        return;
+    }
+    line(out, "", "at %.2f GFLOP/s and %.2f GB/s a rank, pass-KV hides its exchange from %.0f new tokens on;",
+         stats->planner_flops * 1e-9, stats->planner_bandwidth * 1e-9, stats->overlap_tokens);
+    line(out, "", "below, it is chosen where it moves fewer bytes; decode always moves queries");
+    line(out, "", "attention predicted to take %.2f s, took %.2f s", stats->predicted_attend_s, stats->actual_attend_s);
+}
+
+static void print_exchange(const cpa_outcome *outcome, FILE *out) {
+    const cpa_engine_stats *stats = &outcome->stats;
+    char sent[32], staging[32], bound[32];
+    bytes_text((double)stats->bytes_sent, sent, sizeof sent);
+    bytes_text((double)stats->staging_bytes, staging, sizeof staging);
+    bytes_text((double)outcome->settings->staging_bytes, bound, sizeof bound);
+    line(out, "exchange", "%s sent, staging %s of %s, waited for %.1f ms", sent, staging, bound,
+         stats->exposed_comm_s * 1e3);
+    line(out, "imbalance", "%.2f, the busiest rank's attention time over the mean", stats->imbalance);
+}
+
+void cpa_report_print(const cpa_outcome *outcome, FILE *out) {
+    const cpa_engine_stats *stats = &outcome->stats;
+    fputc('\n', out);
+    print_requests(outcome, out);
+    print_latencies(outcome, out);
+    print_algorithm(outcome, out);
+    print_exchange(outcome, out);
+    line(out, "cache", "peak %" PRId64 " of %" PRId64 " blocks on a rank, %" PRId64 " preemptions", stats->kv_peak,
+         stats->kv_blocks, stats->preemptions);
+    line(out, "verified", "%" PRId64 " rows, %" PRId64 " violations, largest error %.3g", stats->verify_rows,
+         stats->verify_violations, stats->verify_max_error);
+    line(out, "digest", "%016" PRIx64, stats->output_digest);
+    fflush(out);
+}

@@ -1,0 +1,31 @@
+/* What the user sees of a run: a preamble that says what will happen, and the report of what did. */
+#ifndef CPA_LAUNCHER_REPORT_H
+#define CPA_LAUNCHER_REPORT_H
+
+#include <stdio.h>
+
+#include "launcher/metrics.h"
+#include "launcher/model_file.h"
+#include "launcher/placement.h"
+#include "launcher/settings.h"
+#include "launcher/workload.h"
+
+/* All that is known of a run when it has ended; rank 0. */
+typedef struct cpa_outcome {
+    const cpa_settings *settings;
+    const cpa_model *model;
+    const cpa_workload *workload;
+    const char *device; /* one line */
+    int32_t cp_size;
+    cpa_dtype kv_dtype;
+    int64_t interleave;
+    int64_t block_bytes;
+    cpa_engine_stats stats;
+    cpa_metrics *metrics;
+} cpa_outcome;
+
+/* Before the run; of the statistics only the cache and the planner's rates are there. */
+void cpa_report_preamble(const cpa_outcome *outcome, FILE *out);
+void cpa_report_print(const cpa_outcome *outcome, FILE *out);
+
+#endif

@@ -1,0 +1,188 @@
+#include "launcher/result_json.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <jansson.h>
+#include <limits.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "base/check.h"
+
+static cpa_status cannot_write(const char *path, const char *reason, cpa_error *err) {
+    return cpa_fail(err, CPA_INVALID, "--result-json: found '%s' (%s), expected a file that can be written", path,
+                    reason);
+}
+
+/* Opens a new file beside `path`; its name goes to `name`. */
+static FILE *open_beside(const char *path, char *name, size_t bytes) {
+    snprintf(name, bytes, "%s.XXXXXX", path);
+    int descriptor = mkstemp(name);
+    if (descriptor < 0) return NULL;
+    mode_t mask = umask(0);
+    umask(mask);
+    fchmod(descriptor, 0666 & ~mask);
+    FILE *file = fdopen(descriptor, "w");
+    if (!file) {
+        close(descriptor);
+        unlink(name);
+    }
+    return file;
+}
+
+cpa_status cpa_result_json_check(const char *path, cpa_error *err) {
+    char name[PATH_MAX];
+    struct stat info;
+    if (stat(path, &info) == 0 && !S_ISREG(info.st_mode)) return cannot_write(path, "no regular file", err);
+    FILE *file = open_beside(path, name, sizeof name);
+    if (!file) return cannot_write(path, strerror(errno), err);
+    fclose(file);
+    unlink(name);
+    return CPA_OK;
+}
+
+static int put_int(json_t *object, const char *key, int64_t value) {
+    return json_object_set_new(object, key, json_integer(value));
+}
+
+/* JSON has no infinity and no NaN; they become null. */
+static int put_real(json_t *object, const char *key, double value) {
+    return json_object_set_new(object, key, isfinite(value) ? json_real(value) : json_null());
+}
+
+/* Text that is no UTF-8 is shown as far as it is printable ASCII. */
+static int put_text(json_t *object, const char *key, const char *value) {
+    char printable[CPA_TEXT_BYTES];
+    json_t *text = json_string(value);
+    if (!text) {
+        cpa_text_quote(value, strlen(value), printable, sizeof printable);
+        text = json_string(printable);
+    }
+    return json_object_set_new(object, key, text);
+}
+
+static double per_second(const cpa_outcome *outcome, int64_t count) {
+    return outcome->stats.duration_s > 0 ? (double)count / outcome->stats.duration_s : 0;
+}
+
+static int add_totals(json_t *root, const cpa_outcome *outcome) {
+    const cpa_metrics *done = outcome->metrics;
+    return put_int(root, "completed", done->completed) |
+           put_int(root, "failed", outcome->workload->count - done->completed) |
+           put_real(root, "duration", outcome->stats.duration_s) |
+           put_int(root, "total_input_tokens", done->input_tokens) |
+           put_int(root, "total_output_tokens", done->output_tokens) |
+           put_real(root, "request_throughput", per_second(outcome, done->completed)) |
+           put_real(root, "output_throughput", per_second(outcome, done->output_tokens)) |
+           put_real(root, "total_token_throughput", per_second(outcome, done->input_tokens + done->output_tokens));
+}
+
+static int add_latencies(json_t *root, cpa_metrics *metrics) {
+    static const char *const names[CPA_METRIC_COUNT] = {"ttft", "tpot", "itl", "e2el"};
+    static const char *const kinds[] = {"mean", "median", "std", "p99"};
+    int bad = 0;
+    for (int m = 0; m < CPA_METRIC_COUNT; m++) {
+        cpa_summary summary = cpa_metrics_summary(metrics, (cpa_metric)m);
+        const double values[] = {summary.mean, summary.median, summary.std, summary.p99};
+        for (int k = 0; k < 4; k++) {
+            char key[32];
+            snprintf(key, sizeof key, "%s_%s_ms", kinds[k], names[m]);
+            bad |= put_real(root, key, values[k]);
+        }
+    }
+    return bad;
+}
+
+static int fill_verify(json_t *object, const cpa_outcome *outcome) {
+    const cpa_engine_stats *stats = &outcome->stats;
+    return put_int(object, "rows", stats->verify_rows) | put_int(object, "violations", stats->verify_violations) |
+           put_real(object, "max_error", stats->verify_max_error);
+}
+
+static int fill_cp(json_t *object, const cpa_outcome *outcome) {
+    const cpa_engine_stats *stats = &outcome->stats;
+    return put_int(object, "size", outcome->cp_size) | put_int(object, "steps", stats->steps) |
+           put_int(object, "pass_kv", stats->chunks_pass_kv) | put_int(object, "pass_q", stats->chunks_pass_q) |
+           put_int(object, "bytes_sent", stats->bytes_sent) |
+           put_real(object, "exposed_comm_ms", stats->exposed_comm_s * 1e3) |
+           put_real(object, "imbalance", stats->imbalance) | put_int(object, "staging_bytes", stats->staging_bytes) |
+           put_real(object, "flops", stats->planner_flops) | put_real(object, "bandwidth", stats->planner_bandwidth) |
+           put_real(object, "overlap_tokens", stats->overlap_tokens) |
+           put_real(object, "predicted_attend_s", stats->predicted_attend_s) |
+           put_real(object, "actual_attend_s", stats->actual_attend_s);
+}
+
+static int fill_kv(json_t *object, const cpa_outcome *outcome) {
+    const cpa_engine_stats *stats = &outcome->stats;
+    return put_int(object, "blocks", stats->kv_blocks) | put_int(object, "peak", stats->kv_peak) |
+           put_int(object, "preemptions", stats->preemptions) | put_int(object, "block_bytes", outcome->block_bytes) |
+           put_text(object, "dtype", cpa_dtype_name(outcome->kv_dtype));
+}
+
+static int fill_model(json_t *object, const cpa_outcome *outcome) {
+    const cpa_model_shape *shape = &outcome->model->shape;
+    return put_text(object, "name", outcome->model->name) | put_int(object, "layers", shape->layers) |
+           put_int(object, "q_heads", shape->q_heads) | put_int(object, "kv_heads", shape->kv_heads) |
+           put_int(object, "head_dim", shape->head_dim) | put_int(object, "v_head_dim", shape->v_head_dim) |
+           put_text(object, "dtype", cpa_dtype_name(shape->dtype)) |
+           json_object_set_new(object, "causal", json_boolean(shape->mask.causal)) |
+           put_int(object, "window", shape->mask.window) | put_int(object, "sinks", shape->mask.sinks);
+}
+
+/* Every setting as it was in effect, as text. */
+static int fill_settings(json_t *object, const cpa_outcome *outcome) {
+    int n_fields, bad = 0;
+    const cpa_field *table = cpa_settings_table(&n_fields);
+    for (int f = 0; f < n_fields; f++) {
+        char text[CPA_TEXT_BYTES];
+        if (cpa_setting_is_action(&table[f])) continue;
+        cpa_field_format(&table[f], outcome->settings, text, sizeof text);
+        bad |= put_text(object, table[f].name, text);
+    }
+    return bad;
+}
+
+/* Everything in one object; NULL when memory runs out. */
+static json_t *pack(const cpa_outcome *outcome) {
+    static const struct {
+        const char *key;
+        int (*fill)(json_t *object, const cpa_outcome *outcome);
+    } parts[] = {
+        {"verify", fill_verify}, {"cp", fill_cp}, {"kv", fill_kv}, {"model", fill_model}, {"settings", fill_settings}};
+    char date[32], digest[32];
+    time_t now = time(NULL);
+    struct tm utc;
+    strftime(date, sizeof date, "%Y-%m-%dT%H:%M:%SZ", gmtime_r(&now, &utc));
+    snprintf(digest, sizeof digest, "%016" PRIx64, outcome->stats.output_digest);
+
+    json_t *root = json_object();
+    int bad = add_totals(root, outcome) | add_latencies(root, outcome->metrics);
+    for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++) {
+        json_t *object = json_object();
+        bad |= parts[i].fill(object, outcome) | json_object_set_new(root, parts[i].key, object);
+    }
+    bad |= put_text(root, "output_digest", digest) | put_text(root, "device", outcome->device) |
+           put_text(root, "version", cpa_version()) | put_text(root, "date", date);
+    if (!bad) return root;
+    json_decref(root);
+    return NULL;
+}
+
+cpa_status cpa_result_json_write(const char *path, const cpa_outcome *outcome, cpa_error *err) {
+    char name[PATH_MAX];
+    json_t *root = pack(outcome);
+    if (!root) return cpa_fail(err, CPA_NO_MEMORY, "%s: no memory for the results", path);
+    FILE *file = open_beside(path, name, sizeof name);
+    int ok = file && json_dumpf(root, file, JSON_INDENT(2)) == 0 && fputc('\n', file) != EOF;
+    if (file) ok = fclose(file) == 0 && ok;
+    ok = ok && rename(name, path) == 0;
+    int reason = errno;
+    json_decref(root);
+    if (ok) return CPA_OK;
+    if (file) unlink(name);
+    return cpa_fail(err, CPA_IO, "%s: could not be written (%s)", path, strerror(reason));
+}

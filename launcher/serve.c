@@ -1,0 +1,215 @@
+#include "launcher/serve.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+
+#include "base/check.h"
+#include "launcher/job.h"
+#include "launcher/progress.h"
+#include "launcher/report.h"
+#include "launcher/result_json.h"
+#include "launcher/signals.h"
+
+/* One run, on one rank. What rank 0 alone knows is empty on the others. */
+typedef struct service {
+    MPI_Comm comm;
+    int rank, size;
+    cpa_job job;
+    cpa_placement placement;
+    int64_t num_blocks;
+    cpa_engine *engine;
+    cpa_workload workload; /* rank 0 */
+    cpa_metrics metrics;   /* rank 0 */
+    cpa_progress progress; /* rank 0 */
+} service;
+
+static void log_line(void *ctx, cpa_log_level level, const char *line) {
+    static const char *const names[] = {"error", "warn", "info", "debug"};
+    const service *s = ctx;
+    if (s->rank == 0) {
+        fprintf(stderr, "cp_attn: %s: %s\n", names[level], line);
+    } else {
+        fprintf(stderr, "cp_attn: %s: rank %d: %s\n", names[level], s->rank, line);
+    }
+}
+
+/* Every rank returns what rank 0 decided. */
+static cpa_exit_code agree(const service *s, cpa_exit_code code) {
+    int value = (int)code;
+    MPI_Bcast(&value, 1, MPI_INT, 0, s->comm);
+    return (cpa_exit_code)value;
+}
+
+/* Rank 0 says what is wrong; `err` is read only then. */
+static cpa_exit_code explain(const service *s, cpa_status status, const char *message) {
+    if (status != CPA_OK && s->rank == 0) fprintf(stderr, "cp_attn: %s\n", message);
+    return cpa_exit_code_of(status);
+}
+
+static cpa_engine_options engine_options(service *s) {
+    const cpa_settings *settings = &s->job.settings;
+    return (cpa_engine_options){
+        .size = sizeof(cpa_engine_options),
+        .device = cpa_placement_device(&s->placement),
+        .model = s->job.model.shape,
+        .kv_dtype = s->job.kv_dtype,
+        .block_size = (int32_t)settings->block_size,
+        .num_blocks = s->num_blocks,
+        .interleave = s->job.interleave,
+        .max_num_batched_tokens = settings->max_num_batched_tokens,
+        .max_num_seqs = (int32_t)settings->max_num_seqs,
+        .algorithm = (cpa_algorithm)settings->algorithm,
+        .staging_bytes = settings->staging_bytes,
+        .verify = settings->verify,
+        .skip_self_test = (int32_t)settings->skip_self_test,
+        .seed = (uint64_t)settings->seed,
+        .token_at = s->workload.token_at,
+        .token_ctx = &s->workload.trace,
+    };
+}
+
+/* The least memory that any rank has for itself. */
+static int64_t memory_of_a_rank(const service *s) {
+    int64_t bytes = s->placement.memory_bytes;
+    MPI_Allreduce(MPI_IN_PLACE, &bytes, 1, MPI_INT64_T, MPI_MIN, s->comm);
+    return bytes;
+}
+
+/* Chooses the size of the cache on rank 0. */
+static cpa_exit_code size_cache(service *s) {
+    cpa_error err;
+    cpa_cache_limits limits = cpa_job_cache_limits(&s->job, s->size, memory_of_a_rank(s));
+    cpa_exit_code code = CPA_EXIT_DONE;
+    if (s->rank == 0) {
+        code = explain(s, cpa_job_num_blocks(&s->job, &limits, &s->workload, &s->num_blocks, &err), err.message);
+    }
+    MPI_Bcast(&s->num_blocks, 1, MPI_INT64_T, 0, s->comm);
+    return agree(s, code);
+}
+
+static cpa_exit_code create_engine(service *s) {
+    cpa_error err;
+    cpa_engine_options options = engine_options(s);
+    return explain(s, cpa_engine_create(s->comm, &options, &s->engine, &err), err.message);
+}
+
+static cpa_outcome outcome_of(service *s) {
+    cpa_cache_limits limits = cpa_job_cache_limits(&s->job, s->size, 0);
+    cpa_outcome outcome = {
+        .settings = &s->job.settings,
+        .model = &s->job.model,
+        .workload = &s->workload,
+        .device = cpa_engine_device(s->engine),
+        .cp_size = s->size,
+        .kv_dtype = s->job.kv_dtype,
+        .interleave = s->job.interleave,
+        .block_bytes = cpa_cache_block_bytes(&limits),
+        .metrics = &s->metrics,
+    };
+    cpa_engine_get_stats(s->engine, &outcome.stats);
+    outcome.stats.kv_blocks = s->num_blocks;
+    return outcome;
+}
+
+/* Rank 0: says what will run and hands the requests to the engine. */
+static cpa_status submit(service *s, cpa_error *err) {
+    if (s->workload.count == 0) {
+        cpa_cache_limits limits = cpa_job_cache_limits(&s->job, s->size, 0);
+        CPA_TRY(cpa_workload_mixed(s->engine, cpa_cache_tokens_of(&limits, s->num_blocks), &s->workload, err));
+    }
+    for (int64_t i = 0; i < s->workload.count; i++) {
+        cpa_status status = cpa_engine_submit(s->engine, &s->workload.requests[i]);
+        if (status != CPA_OK) return cpa_fail(err, status, "%s", cpa_engine_error(s->engine));
+    }
+    cpa_outcome outcome = outcome_of(s);
+    cpa_report_preamble(&outcome, stdout);
+    s->progress = cpa_progress_start(s->workload.output_tokens, s->workload.count);
+    return CPA_OK;
+}
+
+static cpa_exit_code submit_all(service *s) {
+    cpa_error err;
+    cpa_exit_code code = CPA_EXIT_DONE;
+    if (s->rank == 0) code = explain(s, submit(s, &err), err.message);
+    return agree(s, code);
+}
+
+static void on_finish(void *ctx, const cpa_request_result *result) {
+    cpa_metrics_add(&((service *)ctx)->metrics, result);
+}
+
+static void on_progress(void *ctx, int64_t tokens, int64_t requests, double elapsed_s) {
+    cpa_progress_update(&((service *)ctx)->progress, tokens, requests, elapsed_s);
+}
+
+/* Rank 0: what is to be said besides the report, and written besides stdout. */
+static cpa_exit_code conclude(service *s, cpa_status status) {
+    cpa_error err;
+    cpa_outcome outcome = outcome_of(s);
+    cpa_exit_code code = cpa_exit_code_of(status);
+    int64_t lost = s->workload.count - s->metrics.completed;
+    cpa_report_print(&outcome, stdout);
+    if (status == CPA_STOPPED && cpa_signals_received()) {
+        fprintf(stderr, "cp_attn: stopped by signal %d: %" PRId64 " of %" PRId64 " requests were not finished\n",
+                cpa_signals_received(), lost, s->workload.count);
+    } else if (status != CPA_OK) {
+        explain(s, status, cpa_engine_error(s->engine));
+    } else if (lost > 0) {
+        fprintf(stderr, "cp_attn: %" PRId64 " of %" PRId64 " requests were lost\n", lost, s->workload.count);
+        code = CPA_EXIT_CHECK_FAILED;
+    }
+    if (s->metrics.out_of_memory) cpa_log(CPA_LOG_WARN, "no memory for every latency: the summaries leave some out");
+    if (s->job.settings.result_json[0]) {
+        cpa_status written = cpa_result_json_write(s->job.settings.result_json, &outcome, &err);
+        if (written != CPA_OK) code = explain(s, written, err.message);
+    }
+    return code;
+}
+
+static cpa_exit_code run(service *s) {
+    cpa_status status = cpa_engine_run(s->engine, on_finish, on_progress, s);
+    cpa_progress_finish(&s->progress);
+    if (status != CPA_OK && status != CPA_CHECK_FAILED && status != CPA_STOPPED) {
+        /* Other ranks may wait for this one for ever. */
+        fprintf(stderr, "cp_attn: rank %d: %s\n", s->rank, cpa_engine_error(s->engine));
+        fflush(stderr);
+        MPI_Abort(s->comm, CPA_EXIT_FAULT);
+    }
+    return agree(s, s->rank == 0 ? conclude(s, status) : CPA_EXIT_DONE);
+}
+
+/* The steps of a run; each returns the same code on every rank. */
+static cpa_exit_code run_job(service *s, cpa_arm_fn arm) {
+    const cpa_settings *settings = &s->job.settings;
+    cpa_placement_find(s->comm, (int32_t)settings->threads, (int)settings->bind, &s->placement);
+    cpa_exit_code code = size_cache(s);
+    if (code != CPA_EXIT_DONE) return code;
+    cpa_signals_install();
+    if (arm) arm(0);
+    code = create_engine(s);
+    if (code != CPA_EXIT_DONE) return code;
+    if (arm) arm(1);
+    cpa_signals_watch(s->engine);
+    if (cpa_signals_received()) cpa_engine_stop(s->engine);
+    code = submit_all(s);
+    return code == CPA_EXIT_DONE ? run(s) : code;
+}
+
+cpa_exit_code cpa_serve(MPI_Comm comm, int argc, char **argv, cpa_arm_fn arm) {
+    service s = {.comm = comm};
+    MPI_Comm_rank(comm, &s.rank);
+    MPI_Comm_size(comm, &s.size);
+    if (s.rank == 0) cpa_job_prepare(argc, argv, &s.job, &s.workload);
+    MPI_Bcast(&s.job, (int)sizeof s.job, MPI_BYTE, 0, comm);
+    cpa_exit_code code = s.job.code;
+    if (s.job.run) {
+        cpa_log_set(log_line, &s, (cpa_log_level)s.job.settings.log_level);
+        code = run_job(&s, arm);
+        cpa_signals_watch(NULL);
+        cpa_engine_destroy(s.engine);
+        cpa_log_set(NULL, NULL, CPA_LOG_ERROR);
+    }
+    cpa_workload_release(&s.workload);
+    cpa_metrics_release(&s.metrics);
+    return code;
+}

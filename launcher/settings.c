@@ -1,0 +1,311 @@
+#include "launcher/settings.h"
+
+#include <assert.h>
+#include <ctype.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/check.h"
+#include "launcher/yaml_file.h"
+
+static const char *const dtypes[] = {"auto", "fp32", "bf16", "fp16", NULL};
+static const char *const algorithms[] = {"auto", "pass-kv", "pass-q", NULL};
+static const char *const log_levels[] = {"error", "warn", "info", "debug", NULL};
+
+#define TOKENS_MAX 0x1p40 /* longest sequence, and most tokens of one kind */
+#define EXACT_MAX 0x1p53  /* integers up to here are exact as doubles */
+#define ACTIONS "Program" /* these make no sense in a file */
+
+#define TEXT(member) CPA_FIELD_TEXT, offsetof(cpa_settings, member), ""
+#define FLAG(member, initial) CPA_FIELD_FLAG, offsetof(cpa_settings, member), initial
+#define INT(member, initial, min, max) CPA_FIELD_INT, offsetof(cpa_settings, member), initial, min, max
+#define REAL(member, initial, min, max) CPA_FIELD_REAL, offsetof(cpa_settings, member), initial, min, max
+#define CHOICE(member, initial, choices) CPA_FIELD_CHOICE, offsetof(cpa_settings, member), initial, 0, 0, choices
+
+/* One row a setting, in the order of --help. */
+static const cpa_field table[] = {
+    {"Requests", "trace", "FILE", TEXT(trace), .help = "requests to run, Mooncake format: one JSON object a line"},
+    {"Requests", "requests", "N", INT(requests, "all", 0, 0x1p31), .word = "all",
+     .help = "only the first N of the trace; without a trace, how many to make up (all: 16)"},
+    {"Requests", "length-scale", "S", REAL(length_scale, "1", 1e-9, 1e6),
+     .help = "multiplies the input and output lengths of the trace, to at least 1 token"},
+    {"Requests", "time-scale", "S", REAL(time_scale, "off", 0, 1e6), .word = "off",
+     .help = "requests arrive at the times of the trace, multiplied by S"},
+    {"Requests", "request-rate", "R", REAL(request_rate, "inf", 1e-6, INFINITY),
+     .help = "requests arrive at random, R a second (Poisson); inf: all at once"},
+    {"Requests", "input-len", "N", INT(input_len, "1024", 1, TOKENS_MAX),
+     .help = "prompt tokens of a request, without a trace"},
+    {"Requests", "output-len", "N", INT(output_len, "128", 1, TOKENS_MAX),
+     .help = "output tokens of a request, without a trace"},
+    {"Requests", "seed", "N", INT(seed, "0", 0, EXACT_MAX),
+     .help = "of keys, values, queries, arrivals and the choice of checked rows"},
+    {"Model", "model", "FILE", TEXT(model),
+     .help = "shape of the model, YAML as in configs/; without it, that of configs/small.yaml"},
+    {"Model", "dtype", NULL, CHOICE(dtype, "auto", dtypes),
+     .help = "of queries, keys, values and results; auto: as the model says"},
+    {"Model", "window", "N", INT(window, "model", 0, TOKENS_MAX), .word = "model", .word_value = -1,
+     .help = "a query sees the last N keys; 0: all of them; model: as the model says"},
+    {"Model", "sinks", "N", INT(sinks, "model", 0, 0x1p30), .word = "model", .word_value = -1,
+     .help = "the first N keys stay visible whatever the window"},
+    {"Cache", "kv-cache-dtype", NULL, CHOICE(kv_cache_dtype, "auto", dtypes),
+     .help = "of the KV cache; auto: that of the model"},
+    {"Cache", "block-size", "N", INT(block_size, "16", 16, 256), .power_of_two = 1,
+     .help = "tokens in a block of the cache"},
+    {"Cache", "num-blocks", "N", INT(num_blocks, "auto", 0, 0x1p31 - 1), .word = "auto",
+     .help = "blocks of one rank, each with all layers; auto: enough for the run, if memory allows"},
+    {"Cache", "cp-kv-cache-interleave-size", "N", INT(interleave, "auto", 0, 0x1p30), .word = "auto",
+     .help = "tokens in a row that one rank owns, a multiple of the block size; auto: the block size"},
+    {"Scheduling", "max-num-batched-tokens", "N", INT(max_num_batched_tokens, "2048", 1, 0x1p24),
+     .help = "most new tokens in one step"},
+    {"Scheduling", "max-num-seqs", "N", INT(max_num_seqs, "256", 1, 0x1p20), .help = "most sequences in one step"},
+    {"Exchange", "algorithm", NULL, CHOICE(algorithm, "auto", algorithms),
+     .help = "move keys and values (pass-kv), or queries (pass-q); auto: the cheaper one, chunk by chunk"},
+    {"Exchange", "staging-bytes", "N", INT(staging_bytes, "67108864", 1, 0x1p40),
+     .help = "bound on the memory of one rank for keys and values on their way"},
+    {"Checks", "verify", "R", REAL(verify, "0.0001", 0, 1),
+     .help = "share of the results (token, head, layer) that are checked against float64"},
+    {"Checks", "skip-self-test", NULL, FLAG(skip_self_test, "false"), .help = "start without the self-test"},
+    {"Host", "threads", "N", INT(threads, "auto", 0, 1024), .word = "auto",
+     .help = "threads of one rank; auto: cores / ranks of the host"},
+    {"Host", "bind", NULL, FLAG(bind, "true"), .help = "give each rank cores of its own, when there are enough"},
+    {"Output", "result-json", "FILE", TEXT(result_json), .help = "write the results there as JSON as well"},
+    {"Output", "log-level", NULL, CHOICE(log_level, "warn", log_levels),
+     .help = "most detailed lines that are logged to stderr"},
+    {ACTIONS, "config", "FILE", TEXT(config),
+     .help = "settings file: YAML, 'name: value' with the names of these options; paths in it are relative to it"},
+    {ACTIONS, "print-config", NULL, FLAG(print_config, "false"),
+     .help = "print every setting and where it comes from, and stop"},
+    {ACTIONS, "version", NULL, FLAG(version, "false"), .help = "print the version and stop"},
+    {ACTIONS, "help", NULL, FLAG(help, "false"), .help = "print this text and stop"},
+};
+enum { N_FIELDS = sizeof table / sizeof table[0] };
+_Static_assert(N_FIELDS <= CPA_SETTINGS_MAX, "CPA_SETTINGS_MAX is too small");
+
+const cpa_field *cpa_settings_table(int *n_fields) {
+    *n_fields = N_FIELDS;
+    return table;
+}
+
+int cpa_setting_is_action(const cpa_field *field) {
+    return strcmp(field->group, ACTIONS) == 0;
+}
+
+static int index_of(const char *name) {
+    const cpa_field *field = cpa_field_find(table, N_FIELDS, name, strlen(name));
+    assert(field);
+    return (int)(field - table);
+}
+
+int cpa_settings_given(const cpa_settings *settings, const char *name) {
+    return settings->source[index_of(name)].origin != CPA_FROM_DEFAULT;
+}
+
+/* The environment variable of a setting: CPATTN_BLOCK_SIZE for "block-size". */
+static void variable_name(const cpa_field *field, char *out, size_t bytes) {
+    int length = snprintf(out, bytes, "CPATTN_%s", field->name);
+    for (int i = 0; i < length; i++) out[i] = out[i] == '-' ? '_' : (char)toupper((unsigned char)out[i]);
+}
+
+static cpa_status unknown_option(const char *arg, size_t length, cpa_error *err) {
+    char found[64];
+    cpa_text_quote(arg, length, found, sizeof found);
+    const cpa_field *nearest = length > 2 ? cpa_field_nearest(table, N_FIELDS, arg + 2, length - 2) : NULL;
+    if (nearest) {
+        return cpa_fail(err, CPA_INVALID, "found unknown option '%s', expected '--%s'? (--help lists all)", found,
+                        nearest->name);
+    }
+    return cpa_fail(err, CPA_INVALID, "found unknown option '%s', expected one of those in --help", found);
+}
+
+/* Reads the option at argv[*i] into texts[field]; advances *i over a value that stands apart. */
+static cpa_status read_option(int argc, char **argv, int *i, const char **texts, cpa_error *err) {
+    const char *arg = strcmp(argv[*i], "-h") == 0 ? "--help" : argv[*i];
+    if (strncmp(arg, "--", 2) != 0) {
+        char found[64];
+        cpa_text_quote(arg, strlen(arg), found, sizeof found);
+        return cpa_fail(err, CPA_INVALID, "found '%s', expected an option (--help lists them) or 'bench'", found);
+    }
+    const char *name = arg + 2;
+    size_t length = strcspn(name, "=");
+    const char *value = name[length] == '=' ? name + length + 1 : NULL;
+    const cpa_field *field = cpa_field_find(table, N_FIELDS, name, length);
+    if (!field && !value && length > 3 && strncmp(name, "no-", 3) == 0) {
+        field = cpa_field_find(table, N_FIELDS, name + 3, length - 3);
+        if (field && field->type != CPA_FIELD_FLAG) field = NULL;
+        value = "false";
+    }
+    if (!field) return unknown_option(arg, length + 2, err);
+    if (!value && field->type == CPA_FIELD_FLAG) value = "true";
+    if (!value) {
+        if (*i + 1 >= argc || strncmp(argv[*i + 1], "--", 2) == 0) {
+            return cpa_fail(err, CPA_INVALID, "--%s: found no value, expected one after it", field->name);
+        }
+        value = argv[++*i];
+    }
+    texts[field - table] = value;
+    return CPA_OK;
+}
+
+static cpa_status set(cpa_settings *settings, int f, const char *where, const char *text, cpa_origin origin, int line,
+                      cpa_error *err) {
+    CPA_TRY(cpa_field_set(&table[f], settings, where, text, err));
+    settings->source[f].origin = origin;
+    settings->source[f].line = line;
+    return CPA_OK;
+}
+
+/* A path in the settings file means a file beside it, as `path` is relative to the folder of `config`. */
+static cpa_status set_path(cpa_settings *settings, int f, const char *where, const char *path, int line,
+                           cpa_error *err) {
+    char joined[2 * CPA_TEXT_BYTES];
+    const char *slash = strrchr(settings->config, '/');
+    int folder = slash && path[0] != '/' && path[0] ? (int)(slash - settings->config) + 1 : 0;
+    snprintf(joined, sizeof joined, "%.*s%s", folder, settings->config, path);
+    return set(settings, f, where, joined, CPA_FROM_FILE, line, err);
+}
+
+static cpa_status read_file(cpa_settings *settings, cpa_error *err) {
+    cpa_yaml_file file;
+    CPA_TRY(cpa_yaml_open(settings->config, table, N_FIELDS, &file, err));
+    cpa_status status = CPA_OK;
+    for (int i = 0; i < file.n_entries && status == CPA_OK; i++) {
+        const cpa_yaml_entry *entry = &file.entries[i];
+        int f = (int)(entry->field - table);
+        char where[CPA_TEXT_BYTES + 64];
+        snprintf(where, sizeof where, "%s:%d: %s", settings->config, entry->line, entry->field->name);
+        if (cpa_setting_is_action(entry->field)) {
+            status = cpa_fail(err, CPA_INVALID, "%s: found in a file, expected on the command line only", where);
+        } else if (entry->field->type == CPA_FIELD_TEXT) {
+            status = set_path(settings, f, where, entry->value, entry->line, err);
+        } else {
+            status = set(settings, f, where, entry->value, CPA_FROM_FILE, entry->line, err);
+        }
+    }
+    cpa_yaml_close(&file);
+    return status;
+}
+
+static cpa_status read_environment(cpa_settings *settings, cpa_error *err) {
+    for (int f = 0; f < N_FIELDS; f++) {
+        char name[64];
+        variable_name(&table[f], name, sizeof name);
+        const char *text = cpa_setting_is_action(&table[f]) ? NULL : getenv(name);
+        if (text && text[0]) CPA_TRY(set(settings, f, name, text, CPA_FROM_ENVIRONMENT, 0, err));
+    }
+    return CPA_OK;
+}
+
+static cpa_status read_command_line(cpa_settings *settings, const char *const *texts, cpa_error *err) {
+    for (int f = 0; f < N_FIELDS; f++) {
+        char where[64];
+        snprintf(where, sizeof where, "--%s", table[f].name);
+        if (texts[f]) CPA_TRY(set(settings, f, where, texts[f], CPA_FROM_COMMAND_LINE, 0, err));
+    }
+    return CPA_OK;
+}
+
+/* Settings that only mean something with others, or without them. */
+static cpa_status check_together(const cpa_settings *settings, cpa_error *err) {
+    static const char *const with_trace[] = {"length-scale", "time-scale"};
+    static const char *const without_trace[] = {"input-len", "output-len"};
+    for (int i = 0; i < 2; i++) {
+        if (!settings->trace[0] && cpa_settings_given(settings, with_trace[i])) {
+            return cpa_fail(err, CPA_INVALID, "--%s: found without --trace, expected with it", with_trace[i]);
+        }
+        if (settings->trace[0] && cpa_settings_given(settings, without_trace[i])) {
+            return cpa_fail(err, CPA_INVALID, "--%s: found with --trace, expected without it", without_trace[i]);
+        }
+    }
+    if (settings->time_scale > 0 && !isinf(settings->request_rate)) {
+        return cpa_fail(err, CPA_INVALID, "--request-rate: found with --time-scale, expected one of the two");
+    }
+    if (settings->interleave % settings->block_size != 0) {
+        return cpa_fail(err, CPA_INVALID,
+                        "--cp-kv-cache-interleave-size: found %lld, expected a multiple of the block size %lld",
+                        (long long)settings->interleave, (long long)settings->block_size);
+    }
+    return CPA_OK;
+}
+
+cpa_status cpa_settings_load(int argc, char **argv, cpa_settings *out, cpa_error *err) {
+    cpa_settings settings = {0};
+    const char *texts[N_FIELDS] = {NULL};
+    for (int i = 1; i < argc; i++) CPA_TRY(read_option(argc, argv, &i, texts, err));
+    for (int f = 0; f < N_FIELDS; f++)
+        CPA_TRY(set(&settings, f, "default", table[f].initial, CPA_FROM_DEFAULT, 0, err));
+    const char *config = texts[index_of("config")];
+    if (!config) config = getenv("CPATTN_CONFIG");
+    int stop_early = texts[index_of("help")] || texts[index_of("version")];
+    if (config && !stop_early) {
+        CPA_TRY(cpa_field_set(&table[index_of("config")], &settings, "--config", config, err));
+        if (settings.config[0]) CPA_TRY(read_file(&settings, err));
+    }
+    if (!stop_early) CPA_TRY(read_environment(&settings, err));
+    CPA_TRY(read_command_line(&settings, texts, err));
+    CPA_TRY(check_together(&settings, err));
+    *out = settings;
+    return CPA_OK;
+}
+
+/* "--requests N" or "--algorithm auto|pass-kv|pass-q". */
+static void option_text(const cpa_field *field, char *out, size_t bytes) {
+    int used = snprintf(out, bytes, "--%s%s%s", field->name, field->value_name ? " " : "",
+                        field->value_name ? field->value_name : "");
+    for (int i = 0; field->choices && field->choices[i]; i++) {
+        used += snprintf(out + used, bytes - (size_t)used, "%c%s", i ? '|' : ' ', field->choices[i]);
+    }
+}
+
+void cpa_settings_print_help(FILE *out) {
+    fprintf(out,
+            "usage: mpirun -np N cp_attn [options]      serve requests on N ranks; without options, a short mixed run\n"
+            "       mpirun -np N cp_attn bench ...      measure one operation; 'cp_attn bench' says which\n"
+            "\n"
+            "A value comes from the command line, else the environment (CPATTN_BLOCK_SIZE for --block-size), else the\n"
+            "file of --config, else the default in brackets. --no-NAME turns a flag off.\n");
+    for (int f = 0; f < N_FIELDS; f++) {
+        char left[64];
+        option_text(&table[f], left, sizeof left);
+        if (f == 0 || strcmp(table[f].group, table[f - 1].group) != 0) fprintf(out, "\n%s\n", table[f].group);
+        fprintf(out, "  %-38s %s", left, table[f].help);
+        if (table[f].initial[0] && !cpa_setting_is_action(&table[f])) fprintf(out, " [%s]", table[f].initial);
+        fprintf(out, "\n");
+    }
+    fprintf(out,
+            "\nExit codes: 0 done; 1 a check failed or a request was lost; 2 bad usage, configuration or input; "
+            "3 a fault at run time.\n");
+}
+
+/* Writes text as a YAML value: in double quotes where it is a path. */
+static void print_value(const cpa_field *field, const char *text, char *out, size_t bytes) {
+    size_t n = 0;
+    if (field->type != CPA_FIELD_TEXT) {
+        snprintf(out, bytes, "%s", text);
+        return;
+    }
+    out[n++] = '"';
+    for (; *text && n + 3 < bytes; text++) {
+        if (*text == '"' || *text == '\\') out[n++] = '\\';
+        out[n++] = *text;
+    }
+    out[n++] = '"';
+    out[n] = 0;
+}
+
+void cpa_settings_print(const cpa_settings *settings, FILE *out) {
+    for (int f = 0; f < N_FIELDS; f++) {
+        char text[CPA_TEXT_BYTES], value[2 * CPA_TEXT_BYTES + 3], name[64];
+        if (cpa_setting_is_action(&table[f])) continue;
+        cpa_field_format(&table[f], settings, text, sizeof text);
+        print_value(&table[f], text, value, sizeof value);
+        fprintf(out, "%s: %-*s # ", table[f].name, (int)(40 - strlen(table[f].name)), value);
+        variable_name(&table[f], name, sizeof name);
+        switch (settings->source[f].origin) {
+            case CPA_FROM_DEFAULT: fprintf(out, "default\n"); break;
+            case CPA_FROM_FILE: fprintf(out, "%s:%d\n", settings->config, settings->source[f].line); break;
+            case CPA_FROM_ENVIRONMENT: fprintf(out, "environment %s\n", name); break;
+            case CPA_FROM_COMMAND_LINE: fprintf(out, "command line\n"); break;
+        }
+    }
+}

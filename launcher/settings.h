@@ -1,0 +1,81 @@
+/* The settings of a run. One table (settings.c) gives each its name, type, bounds, default and help; the command line,
+ * the environment (CPATTN_<NAME>), the settings file, --help and --print-config all come from it. */
+#ifndef CPA_LAUNCHER_SETTINGS_H
+#define CPA_LAUNCHER_SETTINGS_H
+
+#include <stdint.h>
+#include <stdio.h>
+
+#include <cpattn/context.h>
+#include <cpattn/types.h>
+
+#include "launcher/field.h"
+
+#define CPA_SETTINGS_MAX 40
+
+typedef enum cpa_origin { CPA_FROM_DEFAULT = 0, CPA_FROM_FILE, CPA_FROM_ENVIRONMENT, CPA_FROM_COMMAND_LINE } cpa_origin;
+
+/* Values as the table parses them; choices are indices. Plain memory: rank 0 broadcasts it. */
+typedef struct cpa_settings {
+    char trace[CPA_TEXT_BYTES];
+    int64_t requests; /* 0 = all of the trace */
+    double length_scale;
+    double time_scale; /* 0 = trace times are not used */
+    double request_rate;
+    int64_t input_len;
+    int64_t output_len;
+    int64_t seed;
+
+    char model[CPA_TEXT_BYTES];
+    int64_t dtype;  /* 0 = the model's, else cpa_dtype + 1 */
+    int64_t window; /* -1 = the model's */
+    int64_t sinks;  /* -1 = the model's */
+
+    int64_t kv_cache_dtype; /* 0 = the dtype of the model, else cpa_dtype + 1 */
+    int64_t block_size;
+    int64_t num_blocks; /* 0 = enough for the run */
+    int64_t interleave; /* 0 = block_size */
+
+    int64_t max_num_batched_tokens;
+    int64_t max_num_seqs;
+    int64_t algorithm; /* cpa_algorithm */
+    int64_t staging_bytes;
+
+    double verify;
+    int64_t skip_self_test;
+
+    int64_t threads; /* 0 = cores / ranks */
+    int64_t bind;
+
+    char result_json[CPA_TEXT_BYTES];
+    int64_t log_level; /* cpa_log_level */
+    char config[CPA_TEXT_BYTES];
+    int64_t print_config;
+    int64_t version;
+    int64_t help;
+
+    struct {
+        cpa_origin origin;
+        int line; /* in the settings file */
+    } source[CPA_SETTINGS_MAX];
+} cpa_settings;
+
+/* Fills *out from the defaults, then the settings file, the environment and the command line, each over the last.
+ * Otherwise CPA_INVALID and one line that names the option, the variable or the file and line. With --help or --version
+ * only the command line is read. */
+cpa_status cpa_settings_load(int argc, char **argv, cpa_settings *out, cpa_error *err);
+
+/* Whether something other than the default has set the setting of that name. */
+int cpa_settings_given(const cpa_settings *settings, const char *name);
+
+/* Text for --help and --print-config. The latter may be read again as a settings file. */
+void cpa_settings_print_help(FILE *out);
+void cpa_settings_print(const cpa_settings *settings, FILE *out);
+
+/* The table itself. */
+const cpa_field *cpa_settings_table(int *n_fields);
+
+/* Whether the setting asks the program for something else than a run, as --help does; a file cannot set it. */
+int cpa_setting_is_action(const cpa_field *field);
+
+#endif

@@ -1,0 +1,194 @@
+#include "src/calibrate.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/check.h"
+#include "base/clock.h"
+#include "comm/rounds.h"
+#include "kernels/kernels.h"
+#include "src/source_synthetic.h"
+
+enum { PROBE_KEYS = 1024, PROBE_QUERIES = 128, PROBE_BYTES = 4 << 20, PROBE_EXCHANGES = 4 };
+static const double PROBE_SECONDS = 0.05;
+
+/* A chunk of queries over keys that it sees all, in a cache of its own. */
+typedef struct probe {
+    const cpa_worker_options *options;
+    cpa_device *device;
+    cpa_stream *stream;
+    cpa_attend_plan *plan;
+    cpa_kv_view kv;
+    void *q, *out;
+    int32_t *table;
+    cpa_rows rows;
+    uint32_t *tokens;
+    int64_t *positions;
+} probe;
+
+static cpa_status probe_allocate(probe *p, cpa_error *err) {
+    const cpa_model_shape *m = &p->options->model;
+    const cpa_kernel_table *kernels = p->device->kernels;
+    int64_t element = cpa_dtype_bytes(m->dtype), kv_tokens = p->kv.num_blocks * p->kv.block_size;
+    CPA_TRY(kernels->stream_create(p->device, &p->stream, err));
+    CPA_TRY(kernels->plan_create(p->device, &p->plan, err));
+    CPA_TRY(kernels->alloc(p->device, kv_tokens * m->kv_heads * m->head_dim * element, &p->kv.k, err));
+    CPA_TRY(kernels->alloc(p->device, kv_tokens * m->kv_heads * m->v_head_dim * element, &p->kv.v, err));
+    CPA_TRY(kernels->alloc(p->device, kv_tokens * m->q_heads * m->head_dim * element, &p->q, err));
+    CPA_TRY(kernels->alloc(p->device, PROBE_QUERIES * m->q_heads * m->v_head_dim * element, &p->out, err));
+    CPA_TRY(kernels->alloc(p->device, kv_tokens * (int64_t)sizeof *p->tokens, (void **)&p->tokens, err));
+    return kernels->alloc(p->device, kv_tokens * (int64_t)sizeof *p->positions, (void **)&p->positions, err);
+}
+
+static void probe_free(probe *p) {
+    const cpa_kernel_table *kernels = p->device->kernels;
+    kernels->free(p->device, p->positions);
+    kernels->free(p->device, p->tokens);
+    kernels->free(p->device, p->out);
+    kernels->free(p->device, p->q);
+    kernels->free(p->device, p->kv.v);
+    kernels->free(p->device, p->kv.k);
+    if (p->plan) kernels->plan_destroy(p->plan);
+    if (p->stream) kernels->stream_destroy(p->stream);
+    free(p->table);
+}
+
+/* Fills queries, keys and values by the synthetic source; the blocks lie in order, so that a page is a run of rows. */
+static cpa_status probe_fill(probe *p) {
+    const cpa_kernel_table *kernels = p->device->kernels;
+    int64_t n = p->kv.num_blocks * p->kv.block_size;
+    uint32_t *tokens = malloc((size_t)n * sizeof *tokens);
+    int64_t *positions = malloc((size_t)n * sizeof *positions);
+    cpa_status status = tokens && positions ? CPA_OK : CPA_NO_MEMORY;
+    for (int64_t i = 0; status == CPA_OK && i < n; i++) {
+        tokens[i] = (uint32_t)i * 2654435761u;
+        positions[i] = i;
+    }
+    if (status == CPA_OK) {
+        CPA_TRY_GOTO(kernels->copy(p->tokens, tokens, n * (int64_t)sizeof *tokens, p->stream), done);
+        CPA_TRY_GOTO(kernels->copy(p->positions, positions, n * (int64_t)sizeof *positions, p->stream), done);
+        cpa_synthetic synthetic = {p->device, p->options->model, 1};
+        cpa_source source = cpa_source_synthetic(&synthetic);
+        cpa_rows rows = {.count = n, .tokens_device = p->tokens, .positions_device = p->positions};
+        CPA_TRY_GOTO(source.fill(source.ctx, 0, &rows, p->q, p->kv.k, p->kv.v, p->stream), done);
+        CPA_TRY_GOTO(kernels->stream_sync(p->stream), done);
+    }
+done:
+    free(positions);
+    free(tokens);
+    return status;
+}
+
+static cpa_status probe_plan(probe *p, cpa_error *err) {
+    const cpa_model_shape *m = &p->options->model;
+    p->table = malloc((size_t)p->kv.num_blocks * sizeof *p->table);
+    if (!p->table) return cpa_fail(err, CPA_NO_MEMORY, "no memory");
+    for (int32_t b = 0; b < p->kv.num_blocks; b++) p->table[b] = b;
+    cpa_attend_item item = {.q_count = PROBE_QUERIES, .q_first = PROBE_KEYS - PROBE_QUERIES, .k_count = PROBE_KEYS};
+    cpa_attend_batch batch = {
+        .size = sizeof batch,
+        .map = {1, p->kv.block_size},
+        .q_heads = m->q_heads,
+        .kv_heads = m->kv_heads,
+        .k_dim = m->head_dim,
+        .v_dim = m->v_head_dim,
+        .block_size = p->kv.block_size,
+        .items = &item,
+        .n_items = 1,
+        .block_tables = p->table,
+        .n_table_entries = p->kv.num_blocks,
+    };
+    return p->device->kernels->plan_set(p->plan, &batch, err);
+}
+
+/* FLOP/s: 2 flops for each product of Q K^T and of P V, all keys visible. Repeats for PROBE_SECONDS after a warm-up. */
+static cpa_status probe_time(probe *p, double *flops) {
+    const cpa_model_shape *m = &p->options->model;
+    const cpa_kernel_table *kernels = p->device->kernels;
+    cpa_attend_args args = {.size = sizeof args, .q = p->q, .q_dtype = m->dtype, .kv = p->kv, .out = p->out};
+    double start = 0, elapsed = 0;
+    int64_t calls = -1; /* the first is the warm-up */
+    while (elapsed < PROBE_SECONDS) {
+        CPA_TRY(kernels->attend(p->plan, &args, p->stream));
+        CPA_TRY(kernels->stream_sync(p->stream));
+        if (++calls == 0) start = cpa_clock_now();
+        elapsed = cpa_clock_now() - start;
+        if (calls == 0) elapsed = 0;
+    }
+    *flops = 2.0 * PROBE_QUERIES * PROBE_KEYS * m->q_heads * (m->head_dim + m->v_head_dim) * (double)calls / elapsed;
+    return CPA_OK;
+}
+
+static cpa_status measure_flops(cpa_device *device, const cpa_worker_options *options, double *flops, cpa_error *err) {
+    const cpa_model_shape *m = &options->model;
+    int64_t bs = options->block_size;
+    probe p = {
+        .options = options,
+        .device = device,
+        .kv = {.dtype = m->dtype,
+               .block_size = options->block_size,
+               .num_blocks = (PROBE_KEYS + bs - 1) / bs,
+               .kv_heads = m->kv_heads,
+               .k_dim = m->head_dim,
+               .v_dim = m->v_head_dim,
+               .k_head_stride = m->head_dim,
+               .k_token_stride = (int64_t)m->kv_heads * m->head_dim,
+               .k_block_stride = bs * m->kv_heads * m->head_dim,
+               .v_head_stride = m->v_head_dim,
+               .v_token_stride = (int64_t)m->kv_heads * m->v_head_dim,
+               .v_block_stride = bs * m->kv_heads * m->v_head_dim},
+    };
+    cpa_error own = {CPA_OK, ""};
+    cpa_status status;
+    CPA_TRY_GOTO(probe_allocate(&p, &own), done);
+    CPA_TRY_GOTO(probe_plan(&p, &own), done);
+    CPA_TRY_GOTO(probe_fill(&p), done);
+    CPA_TRY_GOTO(probe_time(&p, flops), done);
+done:
+    if (status != CPA_OK) {
+        cpa_fail(err, status, "calibration: %s", own.message[0] || !p.stream ? own.message : p.stream->error.message);
+    }
+    probe_free(&p);
+    return status;
+}
+
+/* Bytes/s that a rank sends while every rank exchanges with its peer of the first round. */
+static cpa_status measure_bandwidth(cpa_control *control, cpa_device *device, double *bandwidth, cpa_error *err) {
+    cpa_transport *transport = NULL;
+    void *buffers = NULL;
+    cpa_status status = device->kernels->alloc(device, 2 * PROBE_BYTES, &buffers, err);
+    CPA_TRY_GOTO(cpa_control_agree(control, status, err), done);
+    CPA_TRY_GOTO(cpa_transport_mpi.open(control, &transport, err), done);
+    int32_t to = cpa_round_send_peer(control->size, control->rank, 1);
+    int32_t from = cpa_round_recv_peer(control->size, control->rank, 1);
+    char *send = buffers, *recv = send + PROBE_BYTES;
+    cpa_message messages[2] = {{to, send, PROBE_BYTES, NULL, 0}, {from, NULL, 0, recv, PROBE_BYTES}};
+    if (to == from) messages[0] = (cpa_message){to, send, PROBE_BYTES, recv, PROBE_BYTES};
+    double start = 0;
+    for (int i = -1; i < PROBE_EXCHANGES; i++) {
+        if (i == 0) start = cpa_clock_now();
+        cpa_exchange *exchange;
+        double waited;
+        CPA_TRY_GOTO(transport->table->start(transport, messages, to == from ? 1 : 2, NULL, &exchange, err), done);
+        CPA_TRY_GOTO(transport->table->finish(transport, exchange, NULL, &waited, err), done);
+    }
+    *bandwidth = PROBE_EXCHANGES * (double)PROBE_BYTES / (cpa_clock_now() - start);
+done:
+    if (transport) transport->table->close(transport);
+    device->kernels->free(device, buffers);
+    return status;
+}
+
+cpa_status cpa_calibrate(cpa_control *control, cpa_device *device, const cpa_worker_options *options, double *flops,
+                         double *bandwidth, cpa_error *err) {
+    double sums[2] = {0, INFINITY};
+    CPA_TRY(cpa_control_agree(control, measure_flops(device, options, &sums[0], err), err));
+    if (control->size > 1) {
+        CPA_TRY(measure_bandwidth(control, device, &sums[1], err));
+        CPA_TRY(cpa_control_sum(control, sums, 2, err));
+    }
+    *flops = sums[0] / control->size;
+    *bandwidth = sums[1] / control->size;
+    return CPA_OK;
+}

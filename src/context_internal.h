@@ -1,0 +1,195 @@
+/* What the files of context attention share: the context, the planned step, and the buffers of one layer.
+ *
+ *   context.c       create, destroy, one layer from start to end
+ *   context_plan.c  a step: chunks, block tables, the rows of this rank against its own shard
+ *   pass_kv.c       the rounds of keys and values
+ *   pass_q.c        queries out, partial states home
+ *
+ * Functions that can fail write the message to context->error. */
+#ifndef CPA_CONTEXT_INTERNAL_H
+#define CPA_CONTEXT_INTERNAL_H
+
+#include <cpattn/context.h>
+
+#include "comm/comm.h"
+#include "kernels/kernels.h"
+
+/* Device memory that grows from plan to plan. */
+typedef struct cpa_context_buffer {
+    void *memory;
+    int64_t bytes;
+} cpa_context_buffer;
+
+/* A chunk of the planned step: tokens [start, end) of a sequence. */
+typedef struct cpa_planned_chunk {
+    int64_t start, end;
+    int32_t phase;
+    cpa_algorithm algorithm;
+    int64_t table; /* index into block_tables of this rank's first entry */
+    int64_t row;   /* first of its rows on this rank */
+} cpa_planned_chunk;
+
+/* What one rank has of a chunk: the queries are its local indices [first, keys), the keys are [0, keys). */
+typedef struct cpa_chunk_share {
+    int32_t slot;
+    int64_t first, rows, keys;
+} cpa_chunk_share;
+
+/* A piece of a sender's shard of one chunk in one segment of a round. */
+typedef struct cpa_kv_piece {
+    int64_t segment;
+    int64_t chunk;
+    int64_t first, count; /* local tokens */
+    int64_t block;        /* first staging block */
+} cpa_kv_piece;
+
+typedef struct cpa_kv_pieces {
+    cpa_kv_piece *data;
+    int64_t count, capacity;
+} cpa_kv_pieces;
+
+/* One segment of one round: what this rank sends and what it receives. */
+typedef struct cpa_kv_transfer {
+    int32_t send_peer, recv_peer;
+    int64_t send_blocks, recv_blocks; /* in staging; 0: nothing in that direction */
+    int64_t span, n_spans;            /* of what is packed */
+    int begins, ends;                 /* whether it is the first, the last that recv_peer sends in this round */
+} cpa_kv_transfer;
+
+/* A range of rows. */
+typedef struct cpa_row_run {
+    int64_t row, rows;
+} cpa_row_run;
+
+typedef struct cpa_pass_kv {
+    int64_t split;            /* where a shard may be cut: a multiple of blocks and of the device's split tokens */
+    int64_t capacity;         /* blocks of a segment */
+    int64_t k_bytes, v_bytes; /* of one staging block */
+    char *staging;            /* two segments to send, then two to receive */
+    int32_t *identity;        /* the block table of a received segment */
+    int64_t staging_in_use;   /* bytes */
+
+    cpa_mask mask; /* that the transfers are planned for */
+    cpa_kv_transfer *transfers;
+    int64_t n_transfers, transfers_capacity;
+    cpa_attend_plan **plans; /* one a transfer; kept when there are fewer transfers */
+    int64_t n_plans, plans_capacity;
+    cpa_kv_span *spans;
+    int64_t n_spans, spans_capacity;
+    cpa_kv_pieces sent, received; /* scratch of one round */
+    cpa_row_run *runs;            /* the rows of pass-KV chunks */
+    int64_t n_runs, runs_capacity;
+
+    cpa_context_buffer shard_memory, empty_memory;
+    cpa_partial shard;      /* of all own rows over one peer's shard */
+    const float *empty;     /* an LSE of -inf for each own row and head */
+    cpa_exchange *exchange; /* the transfer in flight */
+} cpa_pass_kv;
+
+/* The rows of pass-Q chunks that this rank and one peer attend for each other; indices are rows of the buffers below.
+ */
+typedef struct cpa_pass_q_peer {
+    int32_t rank;
+    int64_t sent, packed_at, home_at; /* own rows that the peer attends */
+    int64_t got, got_at;              /* the peer's rows that this rank attends */
+} cpa_pass_q_peer;
+
+typedef struct cpa_pass_q {
+    int active;             /* whether the step has a pass-Q chunk */
+    cpa_pass_q_peer *peers; /* [cp_size - 1], in the order in which pass-KV receives from them */
+    cpa_attend_plan *plan;  /* the rows of the peers over the own shard */
+    int64_t packed_rows, got_rows, home_rows;
+    int32_t *maps; /* host: [packed_rows] own rows, then a row map of [rows] for each state that comes home */
+    int64_t maps_capacity;
+    cpa_context_buffer maps_memory, packed_memory, got_memory, away_memory, home_memory;
+    cpa_exchange *queries, *states;
+} cpa_pass_q;
+
+struct cpa_context {
+    cpa_context_options options;
+    cpa_owner_map map;
+    cpa_device *device;
+    const cpa_kernel_table *kernels;
+    cpa_stream *upload; /* for copies outside any layer */
+    cpa_control control;
+    cpa_transport *transport;
+    cpa_message *messages; /* [cp_size], scratch */
+    cpa_error error;
+    int broken; /* a layer failed half-way: the ranks no longer agree on what is in flight */
+    cpa_context_stats stats;
+
+    int planned;
+    cpa_planned_chunk *chunks;
+    int64_t n_chunks, chunks_capacity;
+    int32_t *block_tables;
+    int64_t n_table_entries, tables_capacity;
+    int32_t max_block; /* the largest block id in use; -1: none */
+    int64_t rows;
+    cpa_attend_item *items; /* scratch */
+    int64_t items_capacity;
+    cpa_attend_plan *own; /* own rows over the own shard */
+
+    cpa_context_buffer acc_memory;
+    cpa_partial *states; /* [cp_size]: what the last merge of a layer joins; the first is that of the own shard */
+    const int32_t **row_maps;
+    int32_t n_states;
+
+    cpa_pass_kv kv;
+    cpa_pass_q q;
+};
+
+static inline cpa_chunk_share cpa_context_share(const cpa_context *c, const cpa_planned_chunk *chunk, int32_t rank) {
+    cpa_chunk_share share = {.slot = cpa_owner_slot(c->map, rank, chunk->phase)};
+    share.first = cpa_shard_len(c->map, share.slot, chunk->start);
+    share.keys = cpa_shard_len(c->map, share.slot, chunk->end);
+    share.rows = share.keys - share.first;
+    return share;
+}
+
+/* context.c: memory, messages and operations on behalf of a context. */
+
+/* Room for `bytes` in a buffer; what was there is lost when it grows. */
+cpa_status cpa_context_ensure(cpa_context *c, cpa_context_buffer *buffer, int64_t bytes);
+/* The array, with room for n elements; NULL without memory, and the array stays. */
+void *cpa_context_grow(cpa_context *c, void *array, int64_t *capacity, int64_t n, size_t element);
+/* Copies host memory to the device, outside any layer. */
+cpa_status cpa_context_upload(cpa_context *c, void *dst, const void *src, int64_t bytes);
+/* States of `rows` rows: O, then LSE. */
+cpa_status cpa_context_ensure_state(cpa_context *c, cpa_context_buffer *buffer, int64_t rows, cpa_partial *out);
+cpa_partial cpa_context_state_at(cpa_partial state, int64_t row);
+/* Sets a plan of n items (context->items). */
+cpa_status cpa_context_set_plan(cpa_context *c, cpa_attend_plan *plan, int64_t n_items, const int32_t *block_tables,
+                                int64_t n_table_entries);
+
+/* The message of a failed operation of the stream becomes that of the context. */
+cpa_status cpa_context_check(cpa_context *c, cpa_status status, const cpa_stream *stream);
+cpa_status cpa_context_run_attend(cpa_context *c, const cpa_attend_plan *plan, const cpa_attend_args *args,
+                                  cpa_stream *stream);
+cpa_status cpa_context_run_merge(cpa_context *c, const cpa_merge_args *args, cpa_stream *stream);
+cpa_status cpa_context_start(cpa_context *c, int32_t n_messages, cpa_exchange **out);
+cpa_status cpa_context_finish(cpa_context *c, cpa_exchange **exchange);
+/* CPA_FAULT_BASE2_LSE: the LSE of `rows` rows of a state on the host. */
+void cpa_context_break_lse(const cpa_context *c, cpa_partial state, int64_t rows);
+
+/* pass_kv.c */
+cpa_status cpa_pass_kv_create(cpa_context *c);
+void cpa_pass_kv_destroy(cpa_context *c);
+/* The transfers of the planned chunks under kv.mask. */
+cpa_status cpa_pass_kv_plan(cpa_context *c);
+/* Sends the first segment on its way. */
+cpa_status cpa_pass_kv_start(cpa_context *c, const cpa_context_args *args, cpa_stream *stream);
+/* All rounds: the shards of the peers, merged into states[0]. */
+cpa_status cpa_pass_kv_run(cpa_context *c, const cpa_context_args *args, cpa_stream *stream);
+
+/* pass_q.c */
+cpa_status cpa_pass_q_create(cpa_context *c);
+void cpa_pass_q_destroy(cpa_context *c);
+/* Also fills states[1 ..] and row_maps. */
+cpa_status cpa_pass_q_plan(cpa_context *c);
+cpa_status cpa_pass_q_start(cpa_context *c, const cpa_context_args *args, cpa_stream *stream);
+/* Attends the rows of the peers and sends their states home. */
+cpa_status cpa_pass_q_serve(cpa_context *c, const cpa_context_args *args, cpa_stream *stream);
+/* Waits for the own states to come home. */
+cpa_status cpa_pass_q_finish(cpa_context *c);
+
+#endif

@@ -1,0 +1,46 @@
+/* What creating an engine (engine.c) and running it (engine_run.c) share. */
+#ifndef CPA_ENGINE_INTERNAL_H
+#define CPA_ENGINE_INTERNAL_H
+
+#include <stdatomic.h>
+
+#include <uthash.h>
+
+#include <cpattn/engine.h>
+
+#include "comm/comm.h"
+#include "src/scheduler.h"
+#include "src/source_synthetic.h"
+#include "src/verify.h"
+#include "src/worker.h"
+
+/* A request that was submitted and has not finished (rank 0). */
+typedef struct cpa_engine_request {
+    uint64_t id;
+    int64_t prompt_tokens, output_tokens;
+    double arrival_s;
+    int64_t emitted;
+    double *token_s; /* [output_tokens], from the first token on */
+    UT_hash_handle hh;
+} cpa_engine_request;
+
+struct cpa_engine {
+    cpa_engine_options options; /* with defaults filled in */
+    cpa_control control;
+    cpa_device *device;
+    cpa_synthetic synthetic;
+    cpa_source source;
+    cpa_worker *worker;
+    cpa_verify *verify;       /* NULL when nothing is checked */
+    cpa_scheduler *scheduler; /* rank 0 */
+    cpa_engine_request *requests;
+    cpa_planner planner;
+    cpa_engine_stats stats;
+    atomic_int stop;
+    cpa_error error;
+};
+
+/* Fills the defaults of the options and checks every value. */
+cpa_status cpa_engine_resolve(const cpa_engine_options *given, cpa_engine_options *out, cpa_error *err);
+
+#endif

@@ -1,0 +1,71 @@
+/* Defaults and bounds of the engine's options. */
+#include <string.h>
+
+#include "base/check.h"
+#include "src/engine_internal.h"
+
+static int is_power_of_two(int64_t n) {
+    return n > 0 && (n & (n - 1)) == 0;
+}
+
+static cpa_status check_model(const cpa_model_shape *m, cpa_error *err) {
+    if (m->layers < 1) return cpa_fail(err, CPA_INVALID, "layers: %d, expected at least 1", m->layers);
+    if (m->q_heads < 1 || m->kv_heads < 1 || m->q_heads % m->kv_heads != 0) {
+        return cpa_fail(err, CPA_INVALID,
+                        "q_heads %d and kv_heads %d: expected q_heads to be a positive multiple of kv_heads",
+                        m->q_heads, m->kv_heads);
+    }
+    if (m->head_dim < 1 || m->head_dim > CPA_MAX_HEAD_DIM || m->v_head_dim < 1 || m->v_head_dim > CPA_MAX_HEAD_DIM) {
+        return cpa_fail(err, CPA_INVALID, "head_dim %d and v_head_dim %d: expected 1 to %d", m->head_dim, m->v_head_dim,
+                        CPA_MAX_HEAD_DIM);
+    }
+    if (cpa_dtype_bytes(m->dtype) == 0) return cpa_fail(err, CPA_INVALID, "dtype: %d is none", (int)m->dtype);
+    if (m->mask.window < 0 || m->mask.sinks < 0) {
+        return cpa_fail(err, CPA_INVALID, "window %lld and sinks %d: expected no negative number",
+                        (long long)m->mask.window, m->mask.sinks);
+    }
+    return CPA_OK;
+}
+
+static void fill_defaults(cpa_engine_options *o) {
+    if (o->device.size == 0) o->device.size = sizeof o->device;
+    if (o->model.v_head_dim == 0) o->model.v_head_dim = o->model.head_dim;
+    if (o->block_size == 0) o->block_size = 16;
+    if (o->interleave == 0) o->interleave = o->block_size;
+    if (o->max_num_batched_tokens == 0) o->max_num_batched_tokens = 2048;
+    if (o->max_num_seqs == 0) o->max_num_seqs = 256;
+    if (o->staging_bytes == 0) o->staging_bytes = (int64_t)64 << 20;
+}
+
+cpa_status cpa_engine_resolve(const cpa_engine_options *given, cpa_engine_options *out, cpa_error *err) {
+    if (!given || given->size != sizeof *given) {
+        return cpa_fail(err, CPA_INVALID, "cpa_engine_options.size: %zu, expected %zu", given ? given->size : 0,
+                        sizeof *given);
+    }
+    cpa_engine_options o = *given;
+    fill_defaults(&o);
+    CPA_TRY(check_model(&o.model, err));
+    if (cpa_dtype_bytes(o.kv_dtype) == 0) return cpa_fail(err, CPA_INVALID, "kv_dtype: %d is none", (int)o.kv_dtype);
+    if (!is_power_of_two(o.block_size)) {
+        return cpa_fail(err, CPA_INVALID, "block_size: %d, expected a power of two", o.block_size);
+    }
+    if (o.interleave < 1 || o.interleave % o.block_size != 0) {
+        return cpa_fail(err, CPA_INVALID, "interleave: %d, expected a multiple of the block size %d", o.interleave,
+                        o.block_size);
+    }
+    if (o.num_blocks < 1 || o.num_blocks > INT32_MAX) {
+        return cpa_fail(err, CPA_INVALID, "num_blocks: %lld, expected 1 to %d", (long long)o.num_blocks, INT32_MAX);
+    }
+    if (o.max_num_batched_tokens < 1 || o.max_num_batched_tokens > INT32_MAX) {
+        return cpa_fail(err, CPA_INVALID, "max_num_batched_tokens: %lld, expected 1 to %d",
+                        (long long)o.max_num_batched_tokens, INT32_MAX);
+    }
+    if (o.max_num_seqs < 1) return cpa_fail(err, CPA_INVALID, "max_num_seqs: %d, expected at least 1", o.max_num_seqs);
+    if (!(o.verify >= 0 && o.verify <= 1)) return cpa_fail(err, CPA_INVALID, "verify: %g, expected 0 to 1", o.verify);
+    if (o.source && (o.source->size != sizeof *o.source || !o.source->fill)) {
+        return cpa_fail(err, CPA_INVALID, "source: size %zu, expected %zu, and a fill function", o.source->size,
+                        sizeof *o.source);
+    }
+    *out = o;
+    return CPA_OK;
+}

@@ -1,0 +1,26 @@
+/* Planning ahead (rank 0): a thread that plans and encodes the next step while the current one executes.
+ *
+ * One plan is made ahead. Where nothing can run yet, the thread waits for the next arrival; when nothing is left, or a
+ * stop was asked for, the last plan carries CPA_PLAN_STOP. */
+#ifndef CPA_PLAN_AHEAD_H
+#define CPA_PLAN_AHEAD_H
+
+#include <stdatomic.h>
+
+#include "src/scheduler.h"
+
+typedef struct cpa_plan_ahead cpa_plan_ahead;
+
+/* Starts the thread; from now on until cpa_plan_ahead_end the scheduler belongs to it. Arrivals count from `start`, a
+ * time of cpa_clock_now. *stop may be set at any time, also by a signal handler; it is seen within 50 ms. */
+cpa_status cpa_plan_ahead_begin(cpa_scheduler *scheduler, double start, atomic_int *stop, cpa_plan_ahead **out,
+                                cpa_error *err);
+
+/* Waits for the next encoded plan. The bytes stay valid until the next call. After a plan with CPA_PLAN_STOP none
+ * follows. */
+cpa_status cpa_plan_ahead_take(cpa_plan_ahead *ahead, const uint8_t **bytes, int64_t *n_bytes, cpa_error *err);
+
+/* Ends the thread, whatever it is doing. */
+void cpa_plan_ahead_end(cpa_plan_ahead *ahead);
+
+#endif

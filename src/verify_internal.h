@@ -1,0 +1,38 @@
+/* What choosing samples (verify.c) and checking them (verify_step.c) share. */
+#ifndef CPA_VERIFY_INTERNAL_H
+#define CPA_VERIFY_INTERNAL_H
+
+#include "src/reference.h"
+#include "src/verify.h"
+
+/* Every so many steps one row is checked, however small the rate. */
+enum { VERIFY_FORCED_STEPS = 64 };
+
+typedef struct cpa_verify_sample {
+    int64_t chunk;
+    int64_t position;
+    int32_t layer;
+    int32_t head;
+    int64_t data; /* index into cpa_verify.data */
+} cpa_verify_sample;
+
+struct cpa_verify {
+    cpa_control *control;
+    cpa_worker *worker;
+    double rate;
+    uint64_t seed;
+    cpa_verify_stats stats;
+    /* The samples of the step, the same list on every rank; data [n][query | result] is set where the rank owns the
+     * row. */
+    cpa_verify_sample *samples;
+    char *data;
+    int64_t n_samples, cap_samples, sample_bytes;
+};
+
+/* The rows of a chunk that this rank owns. */
+int64_t cpa_verify_rows(const cpa_verify *verify, const cpa_plan_chunk *chunk);
+
+/* Begins a reference row from what was kept of a sample: its query, and its result, which goes to row->got. */
+void cpa_verify_begin_row(const cpa_verify *verify, cpa_reference_row *row, const char *data);
+
+#endif

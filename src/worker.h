@@ -1,0 +1,85 @@
+/* The worker of one rank: applies step plans to its sequences and its shard of the KV cache, and runs their layers.
+ *
+ * For each layer of a step: the source fills q, k, v of the rank's rows, kv_write stores k and v, context attention
+ * computes the results, and what yields output tokens enters the digest. One thread; every rank calls cpa_worker_run
+ * with the same plans. */
+#ifndef CPA_WORKER_H
+#define CPA_WORKER_H
+
+#include <cpattn/engine.h>
+
+#include "comm/comm.h"
+#include "src/step_plan.h"
+
+/* A running sequence as a rank knows it. */
+typedef struct cpa_worker_seq {
+    int32_t active;
+    uint64_t request;
+    int32_t phase;
+    int64_t len;      /* tokens in the cache, over all ranks */
+    uint32_t *tokens; /* [cap_tokens], the first len are known */
+    int64_t cap_tokens;
+    int32_t *blocks; /* this rank's block table */
+    int64_t n_blocks, cap_blocks;
+} cpa_worker_seq;
+
+typedef struct cpa_worker_options {
+    cpa_model_shape model;
+    cpa_dtype kv_dtype;
+    cpa_owner_map map;
+    int32_t block_size;
+    int64_t num_blocks;
+    int64_t max_tokens; /* of one step */
+    int32_t max_seqs;
+    int64_t staging_bytes;
+} cpa_worker_options;
+
+typedef struct cpa_worker cpa_worker;
+
+/* Sees the tensors of each layer right after its attention; the sampled check takes its copies here. */
+typedef struct cpa_worker_observer {
+    void *ctx;
+    cpa_status (*layer_done)(void *ctx, const cpa_step_plan *plan, int32_t layer, const void *q, const void *out,
+                             cpa_stream *stream, cpa_error *err);
+} cpa_worker_observer;
+
+struct cpa_worker {
+    cpa_worker_options options;
+    int32_t rank;
+    cpa_device *device;
+    cpa_stream *stream;
+    cpa_context *context;
+    const cpa_source *source;
+    void *k_pool, *v_pool; /* [layers][num_blocks][block_size][kv_heads][dim] */
+    cpa_worker_seq *seqs;  /* [max_seqs] */
+
+    /* The rows of the step; host arrays and their device copies, [max_tokens]. */
+    int64_t n_rows, n_digest_rows;
+    uint64_t *requests;
+    uint32_t *tokens, *tokens_device;
+    int64_t *positions, *positions_device;
+    int64_t *slots, *slots_device;
+    int32_t *digest_rows, *digest_rows_device;
+    uint64_t *digest_salts, *digest_salts_device;
+    uint64_t *digest_device; /* one running sum */
+    void *q, *k, *v, *out;
+    cpa_context_chunk *chunks;
+    int64_t cap_chunks;
+};
+
+/* Collective. The device, the control channel and the source must outlive the worker. */
+cpa_status cpa_worker_create(cpa_control *control, cpa_device *device, const cpa_source *source,
+                             const cpa_worker_options *options, cpa_worker **out, cpa_error *err);
+void cpa_worker_destroy(cpa_worker *worker);
+
+/* Applies and executes one plan; returns when its results are there. */
+cpa_status cpa_worker_run(cpa_worker *worker, const cpa_step_plan *plan, const cpa_worker_observer *observer,
+                          cpa_error *err);
+
+/* The cache of one layer. */
+cpa_kv_view cpa_worker_layer_kv(const cpa_worker *worker, int32_t layer);
+
+/* The sum over this rank's output rows so far. */
+cpa_status cpa_worker_digest(cpa_worker *worker, uint64_t *out, cpa_error *err);
+
+#endif

@@ -1,0 +1,190 @@
+#include "attend_fixture.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "kernels/host/convert.h"
+#include "src/reference.h"
+
+enum { SPARE_ENTRIES = 3, SPARE_BLOCKS = 2 };
+
+static void build_cache(cpa_attend_fixture *fixture) {
+    const cpa_attend_case *shape = &fixture->shape;
+    int64_t entries = 0, blocks = 0;
+    for (int32_t slot = 0; slot < shape->cp_size; slot++) {
+        fixture->k_tokens[slot] = cpa_shard_len(fixture->map, slot, shape->length);
+        fixture->table[slot] = entries;
+        entries += (fixture->k_tokens[slot] + shape->block_size - 1) / shape->block_size + SPARE_ENTRIES;
+    }
+    fixture->n_table_entries = entries;
+    fixture->tables = cpa_test_poisoned(entries, sizeof *fixture->tables);
+    cpa_kv_fixture_init(&fixture->kv, shape->kv_dtype, entries + SPARE_BLOCKS, shape->block_size, shape->kv_heads,
+                        shape->k_dim, shape->v_dim, shape->head_major);
+    for (int32_t slot = 0; slot < shape->cp_size; slot++) {
+        int64_t used = (fixture->k_tokens[slot] + shape->block_size - 1) / shape->block_size;
+        int32_t *table = cpa_test_block_table(fixture->k_tokens[slot], shape->block_size, blocks, SPARE_ENTRIES);
+        memcpy(fixture->tables + fixture->table[slot], table, (size_t)(used + SPARE_ENTRIES) * sizeof *table);
+        cpa_test_store_shard(&fixture->kv, &fixture->sequence, fixture->map, slot, shape->length, table);
+        blocks += used;
+        free(table);
+    }
+}
+
+static void build_queries(cpa_attend_fixture *fixture) {
+    const cpa_attend_case *shape = &fixture->shape;
+    int64_t width = (int64_t)shape->q_heads * shape->k_dim, bytes = cpa_dtype_bytes(shape->q_dtype);
+    for (int32_t slot = 0; slot < shape->cp_size; slot++) {
+        fixture->q_first[slot] = cpa_shard_len(fixture->map, slot, shape->start);
+        fixture->q_count[slot] = fixture->k_tokens[slot] - fixture->q_first[slot];
+        fixture->q_row[slot] = fixture->rows;
+        fixture->rows += fixture->q_count[slot];
+    }
+    fixture->q = cpa_test_poisoned(fixture->rows * width, bytes);
+    for (int32_t slot = 0; slot < shape->cp_size; slot++) {
+        for (int64_t i = 0; i < fixture->q_count[slot]; i++) {
+            int64_t position = cpa_shard_pos(fixture->map, slot, fixture->q_first[slot] + i);
+            cpa_narrow((char *)fixture->q + (fixture->q_row[slot] + i) * width * bytes,
+                       fixture->sequence.q + position * width, shape->q_dtype, width);
+        }
+    }
+}
+
+void cpa_attend_fixture_init(cpa_attend_fixture *fixture, const cpa_attend_case *shape, int32_t threads) {
+    cpa_device_options options = {.size = sizeof options, .threads = threads};
+    *fixture = (cpa_attend_fixture){.shape = *shape, .map = {shape->cp_size, shape->interleave}};
+    if (cpa_device_open(&options, &fixture->device, NULL) != CPA_OK) abort();
+    if (cpa_stream_create(fixture->device, &fixture->stream, NULL) != CPA_OK) abort();
+    if (cpa_attend_plan_create(fixture->device, &fixture->plan, NULL) != CPA_OK) abort();
+    /* Queries and keys are representable in both dtypes only where these agree; each side rounds again as it is stored,
+     * so the sequence keeps what both can hold. */
+    cpa_test_sequence_init(&fixture->sequence, 11, shape->length, shape->q_heads, shape->kv_heads, shape->k_dim,
+                           shape->v_dim, shape->kv_dtype);
+    build_cache(fixture);
+    build_queries(fixture);
+}
+
+void cpa_attend_fixture_destroy(cpa_attend_fixture *fixture) {
+    free(fixture->q);
+    free(fixture->tables);
+    cpa_kv_fixture_destroy(&fixture->kv);
+    cpa_test_sequence_destroy(&fixture->sequence);
+    cpa_attend_plan_destroy(fixture->plan);
+    cpa_stream_destroy(fixture->stream);
+    cpa_device_close(fixture->device);
+}
+
+void cpa_attend_result_init(cpa_attend_result *result, const cpa_attend_fixture *fixture) {
+    int64_t heads = fixture->rows * fixture->shape.q_heads;
+    result->o_bytes = heads * fixture->shape.v_dim * (int64_t)sizeof *result->o;
+    result->lse_bytes = heads * (int64_t)sizeof *result->lse;
+    result->out_bytes = heads * fixture->shape.v_dim * cpa_dtype_bytes(fixture->shape.q_dtype);
+    result->o = cpa_test_poisoned(result->o_bytes, 1);
+    result->lse = cpa_test_poisoned(result->lse_bytes, 1);
+    result->out = cpa_test_poisoned(result->out_bytes, 1);
+}
+
+void cpa_attend_result_destroy(cpa_attend_result *result) {
+    free(result->o);
+    free(result->lse);
+    free(result->out);
+}
+
+int cpa_attend_result_same(const cpa_attend_result *a, const cpa_attend_result *b) {
+    return memcmp(a->o, b->o, (size_t)a->o_bytes) == 0 && memcmp(a->lse, b->lse, (size_t)a->lse_bytes) == 0 &&
+           memcmp(a->out, b->out, (size_t)a->out_bytes) == 0;
+}
+
+cpa_attend_item cpa_attend_fixture_item(const cpa_attend_fixture *fixture, int32_t q_slot, int64_t q_begin,
+                                        int64_t q_count, int32_t k_slot, int64_t k_begin, int64_t k_end) {
+    return (cpa_attend_item){.q_row = fixture->q_row[q_slot] + q_begin,
+                             .q_count = q_count,
+                             .q_first = fixture->q_first[q_slot] + q_begin,
+                             .k_first = k_begin,
+                             .k_count = k_end - k_begin,
+                             .table = fixture->table[k_slot] + k_begin / fixture->shape.block_size,
+                             .q_slot = q_slot,
+                             .k_slot = k_slot};
+}
+
+cpa_status cpa_attend_fixture_run(cpa_attend_fixture *fixture, const cpa_attend_item *items, int64_t n_items,
+                                  int resume, cpa_attend_result *result) {
+    const cpa_attend_case *shape = &fixture->shape;
+    cpa_error err = {0};
+    cpa_attend_batch batch = {.size = sizeof batch,
+                              .map = fixture->map,
+                              .q_heads = shape->q_heads,
+                              .kv_heads = shape->kv_heads,
+                              .k_dim = shape->k_dim,
+                              .v_dim = shape->v_dim,
+                              .block_size = shape->block_size,
+                              .items = items,
+                              .n_items = n_items,
+                              .block_tables = fixture->tables,
+                              .n_table_entries = fixture->n_table_entries};
+    cpa_attend_args args = {.size = sizeof args,
+                            .q = fixture->q,
+                            .q_dtype = shape->q_dtype,
+                            .kv = fixture->kv.view,
+                            .mask = shape->mask,
+                            .scale = shape->scale,
+                            .resume = resume,
+                            .state = {.o = result->o, .lse = result->lse},
+                            .out = resume ? NULL : result->out};
+    cpa_status status = cpa_attend_plan_set(fixture->plan, &batch, &err);
+    if (status == CPA_OK) status = cpa_attend(fixture->plan, &args, fixture->stream);
+    if (status != CPA_OK) fprintf(stderr, "attend: %s%s\n", err.message, cpa_stream_error(fixture->stream));
+    return status;
+}
+
+cpa_status cpa_attend_fixture_run_slot(cpa_attend_fixture *fixture, int32_t k_slot, cpa_attend_result *result) {
+    cpa_attend_item items[CPA_TEST_MAX_SLOTS];
+    for (int32_t slot = 0; slot < fixture->shape.cp_size; slot++)
+        items[slot] =
+            cpa_attend_fixture_item(fixture, slot, 0, fixture->q_count[slot], k_slot, 0, fixture->k_tokens[k_slot]);
+    return cpa_attend_fixture_run(fixture, items, fixture->shape.cp_size, 0, result);
+}
+
+/* Whether one row and head agrees with the reference. */
+static int check_row(const cpa_attend_fixture *fixture, int32_t q_slot, int64_t i, int32_t head, int32_t k_slot,
+                     const cpa_attend_result *result, double *worst) {
+    const cpa_attend_case *shape = &fixture->shape;
+    cpa_reference_row row;
+    float q[CPA_MAX_HEAD_DIM], out[CPA_MAX_HEAD_DIM];
+    double want[CPA_MAX_HEAD_DIM], lse, tolerance;
+    int32_t kv_head = head / (shape->q_heads / shape->kv_heads), k_dim = shape->k_dim, v_dim = shape->v_dim;
+    int64_t at = (fixture->q_row[q_slot] + i) * shape->q_heads + head, bytes = cpa_dtype_bytes(shape->q_dtype);
+    int64_t position = cpa_shard_pos(fixture->map, q_slot, fixture->q_first[q_slot] + i);
+    cpa_dtype coarser = shape->q_dtype == CPA_F32 ? shape->kv_dtype : shape->q_dtype;
+    cpa_widen(q, (const char *)fixture->q + at * k_dim * bytes, shape->q_dtype, k_dim);
+    cpa_reference_begin(&row, q, k_dim, v_dim, coarser, shape->scale);
+    for (int64_t key = 0; key < shape->length; key++) {
+        if (k_slot >= 0 && cpa_owner_rank(fixture->map, 0, key) != k_slot) continue;
+        if (!cpa_reference_sees(shape->mask, position, key)) continue;
+        cpa_reference_add(&row, fixture->sequence.k + (key * shape->kv_heads + kv_head) * k_dim,
+                          fixture->sequence.v + (key * shape->kv_heads + kv_head) * v_dim);
+    }
+    cpa_reference_end(&row, want, &lse, &tolerance);
+    cpa_widen(out, (const char *)result->out + at * v_dim * bytes, shape->q_dtype, v_dim);
+    double error = cpa_reference_error(result->o + at * v_dim, want, v_dim);
+    double out_error = cpa_reference_error(out, want, v_dim);
+    if (worst) *worst = fmax(*worst, error / tolerance);
+    if (isinf(lse)) return result->lse[at] == -INFINITY && error == 0 && out_error == 0;
+    return error <= tolerance && out_error <= tolerance &&
+           fabs((double)result->lse[at] - lse) <= cpa_reference_lse_tolerance(coarser);
+}
+
+int64_t cpa_attend_fixture_check(const cpa_attend_fixture *fixture, int32_t k_slot, int64_t stride,
+                                 const cpa_attend_result *result, double *worst) {
+    int64_t wrong = 0;
+    for (int32_t q_slot = 0; q_slot < fixture->shape.cp_size; q_slot++) {
+        for (int64_t i = 0; i < fixture->q_count[q_slot]; i++) {
+            /* The last row of a slot sees the most keys. */
+            if (i % stride && i != fixture->q_count[q_slot] - 1) continue;
+            for (int32_t head = 0; head < fixture->shape.q_heads; head++)
+                wrong += !check_row(fixture, q_slot, i, head, k_slot, result, worst);
+        }
+    }
+    return wrong;
+}

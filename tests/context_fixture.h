@@ -1,0 +1,65 @@
+/* Whole sequences dealt to the ranks' poisoned caches, steps of context attention over them, and the float64 reference
+ * of every row that a rank owns. Every rank builds the same sequences and keeps its shards. */
+#ifndef CPA_TESTS_CONTEXT_FIXTURE_H
+#define CPA_TESTS_CONTEXT_FIXTURE_H
+
+#include <cpattn/context.h>
+
+#include "kv_fixture.h"
+
+#define CPA_TEST_MAX_SEQUENCES 12
+
+typedef struct cpa_test_shape {
+    int32_t q_heads, kv_heads, k_dim, v_dim;
+    int32_t block_size, interleave;
+    cpa_dtype dtype;
+    int head_major;
+    cpa_mask mask;
+} cpa_test_shape;
+
+typedef struct cpa_test_cache {
+    cpa_test_shape shape;
+    cpa_owner_map map;
+    int32_t rank;
+    int64_t n_sequences;
+    cpa_test_sequence sequences[CPA_TEST_MAX_SEQUENCES];
+    int32_t phases[CPA_TEST_MAX_SEQUENCES];
+    int32_t *tables[CPA_TEST_MAX_SEQUENCES];
+    cpa_kv_fixture pool;
+} cpa_test_cache;
+
+/* A chunk of one of the sequences of a cache. */
+typedef struct cpa_test_chunk {
+    int64_t sequence, start, count;
+    cpa_algorithm algorithm;
+} cpa_test_chunk;
+
+typedef struct cpa_test_result {
+    int64_t rows, out_bytes, lse_bytes;
+    void *out;  /* [rows, q_heads, v_dim] */
+    float *lse; /* [rows, q_heads] */
+} cpa_test_result;
+
+void cpa_test_cache_init(cpa_test_cache *cache, cpa_test_shape shape, uint64_t seed, const int64_t *lengths,
+                         const int32_t *phases, int64_t n);
+void cpa_test_cache_destroy(cpa_test_cache *cache);
+
+/* A context for the shape over MPI_COMM_WORLD; aborts if it cannot be made. */
+cpa_context *cpa_test_context(cpa_device *device, const cpa_test_shape *shape, int64_t staging_bytes);
+cpa_context_options cpa_test_context_options(const cpa_test_shape *shape, int64_t staging_bytes);
+
+/* Plans the chunks. */
+cpa_status cpa_test_plan(cpa_context *context, const cpa_test_cache *cache, const cpa_test_chunk *chunks, int64_t n);
+/* Attends one layer of the planned step: the chunks again, over this cache, under this mask. */
+cpa_status cpa_test_attend(cpa_context *context, const cpa_test_cache *cache, cpa_mask mask,
+                           const cpa_test_chunk *chunks, int64_t n, cpa_stream *stream, cpa_test_result *result);
+void cpa_test_result_destroy(cpa_test_result *result);
+
+/* Whether two results have the same bits. */
+int cpa_test_same_bits(const cpa_test_result *a, const cpa_test_result *b);
+
+/* How many (row, head) of the result are off by more than the tolerance, in O or LSE. */
+int64_t cpa_test_count_wrong(const cpa_test_cache *cache, cpa_mask mask, const cpa_test_chunk *chunks, int64_t n,
+                             const cpa_test_result *result);
+
+#endif
