@@ -22,6 +22,7 @@ struct cpa_device {
 /* The head of every back end's stream. */
 struct cpa_stream {
     cpa_device *device;
+    void *native; /* a cudaStream_t on a CUDA device, NULL on the host; what transports order their exchanges by */
     cpa_error error;
     /* A back end whose operations run inside the call (the host) calls poll(poll_ctx), when it is set, at least every
      * millisecond or so of such an operation, from the calling thread: the owner of the stream moves its messages

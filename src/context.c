@@ -104,17 +104,17 @@ cpa_status cpa_context_run_merge(cpa_context *c, const cpa_merge_args *args, cpa
     return cpa_context_check(c, status, stream);
 }
 
-cpa_status cpa_context_start(cpa_context *c, int32_t n_messages, cpa_exchange **out) {
-    CPA_TRY(c->transport->table->start(c->transport, c->messages, n_messages, NULL, out, &c->error));
+cpa_status cpa_context_start(cpa_context *c, int32_t n_messages, cpa_stream *stream, cpa_exchange **out) {
+    CPA_TRY(c->transport->table->start(c->transport, c->messages, n_messages, stream->native, out, &c->error));
     for (int32_t i = 0; i < n_messages; i++) c->stats.bytes_sent += c->messages[i].send_bytes;
     return CPA_OK;
 }
 
-cpa_status cpa_context_finish(cpa_context *c, cpa_exchange **exchange) {
+cpa_status cpa_context_finish(cpa_context *c, cpa_stream *stream, cpa_exchange **exchange) {
     double waited = 0;
     cpa_exchange *ending = *exchange;
     *exchange = NULL;
-    cpa_status status = c->transport->table->finish(c->transport, ending, NULL, &waited, &c->error);
+    cpa_status status = c->transport->table->finish(c->transport, ending, stream->native, &waited, &c->error);
     c->stats.exposed_comm_s += waited;
     return status;
 }
@@ -324,7 +324,7 @@ static cpa_status attend_shared(cpa_context *c, const cpa_context_args *args, cp
     CPA_TRY(attend_own(c, args, c->states[0], NULL, stream));
     CPA_TRY(cpa_pass_q_serve(c, args, stream));
     CPA_TRY(cpa_pass_kv_run(c, args, stream));
-    CPA_TRY(cpa_pass_q_finish(c));
+    CPA_TRY(cpa_pass_q_finish(c, stream));
     return merge_states(c, args, stream);
 }
 

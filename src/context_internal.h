@@ -166,8 +166,9 @@ cpa_status cpa_context_check(cpa_context *c, cpa_status status, const cpa_stream
 cpa_status cpa_context_run_attend(cpa_context *c, const cpa_attend_plan *plan, const cpa_attend_args *args,
                                   cpa_stream *stream);
 cpa_status cpa_context_run_merge(cpa_context *c, const cpa_merge_args *args, cpa_stream *stream);
-cpa_status cpa_context_start(cpa_context *c, int32_t n_messages, cpa_exchange **out);
-cpa_status cpa_context_finish(cpa_context *c, cpa_exchange **exchange);
+/* An exchange of c->messages after the work enqueued on the stream so far, and its end before the work to come. */
+cpa_status cpa_context_start(cpa_context *c, int32_t n_messages, cpa_stream *stream, cpa_exchange **out);
+cpa_status cpa_context_finish(cpa_context *c, cpa_stream *stream, cpa_exchange **exchange);
 /* CPA_FAULT_BASE2_LSE: the LSE of `rows` rows of a state on the host. */
 void cpa_context_break_lse(const cpa_context *c, cpa_partial state, int64_t rows);
 
@@ -190,6 +191,6 @@ cpa_status cpa_pass_q_start(cpa_context *c, const cpa_context_args *args, cpa_st
 /* Attends the rows of the peers and sends their states home. */
 cpa_status cpa_pass_q_serve(cpa_context *c, const cpa_context_args *args, cpa_stream *stream);
 /* Waits for the own states to come home. */
-cpa_status cpa_pass_q_finish(cpa_context *c);
+cpa_status cpa_pass_q_finish(cpa_context *c, cpa_stream *stream);
 
 #endif

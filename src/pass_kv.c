@@ -366,7 +366,7 @@ static cpa_status pack(cpa_context *c, int64_t index, const cpa_context_args *ar
     return cpa_context_check(c, c->kernels->kv_pack(&packing, stream), stream);
 }
 
-static cpa_status start_transfer(cpa_context *c, int64_t index) {
+static cpa_status start_transfer(cpa_context *c, int64_t index, cpa_stream *stream) {
     cpa_pass_kv *kv = &c->kv;
     const cpa_kv_transfer *transfer = &kv->transfers[index];
     cpa_message out = {
@@ -388,7 +388,7 @@ static cpa_status start_transfer(cpa_context *c, int64_t index) {
         c->messages[n++] = in;
     }
     c->messages[0] = out;
-    return cpa_context_start(c, n, &kv->exchange);
+    return cpa_context_start(c, n, stream, &kv->exchange);
 }
 
 static cpa_status empty_shard(cpa_context *c, cpa_stream *stream) {
@@ -458,7 +458,7 @@ cpa_status cpa_pass_kv_start(cpa_context *c, const cpa_context_args *args, cpa_s
     c->kv.staging_in_use = 0;
     if (c->kv.n_transfers == 0) return CPA_OK;
     CPA_TRY(pack(c, 0, args, stream));
-    return start_transfer(c, 0);
+    return start_transfer(c, 0, stream);
 }
 
 cpa_status cpa_pass_kv_run(cpa_context *c, const cpa_context_args *args, cpa_stream *stream) {
@@ -466,9 +466,9 @@ cpa_status cpa_pass_kv_run(cpa_context *c, const cpa_context_args *args, cpa_str
     for (int64_t i = 0; i < kv->n_transfers; i++) {
         int more = i + 1 < kv->n_transfers;
         if (more) CPA_TRY(pack(c, i + 1, args, stream));
-        CPA_TRY(cpa_context_finish(c, &kv->exchange));
+        CPA_TRY(cpa_context_finish(c, stream, &kv->exchange));
         use_staging(c, -segment_bytes(kv, kv->transfers[i].send_blocks));
-        if (more) CPA_TRY(start_transfer(c, i + 1));
+        if (more) CPA_TRY(start_transfer(c, i + 1, stream));
         CPA_TRY(attend_transfer(c, i, args, stream));
         use_staging(c, -segment_bytes(kv, kv->transfers[i].recv_blocks));
     }

@@ -193,13 +193,13 @@ cpa_status cpa_pass_q_start(cpa_context *c, const cpa_context_args *args, cpa_st
             .recv_bytes = peer->got * bytes,
         };
     }
-    return cpa_context_start(c, c->map.cp_size - 1, &q->queries);
+    return cpa_context_start(c, c->map.cp_size - 1, stream, &q->queries);
 }
 
 cpa_status cpa_pass_q_serve(cpa_context *c, const cpa_context_args *args, cpa_stream *stream) {
     cpa_pass_q *q = &c->q;
     if (!q->active) return CPA_OK;
-    CPA_TRY(cpa_context_finish(c, &q->queries));
+    CPA_TRY(cpa_context_finish(c, stream, &q->queries));
     cpa_attend_args attend = {
         .size = sizeof attend,
         .q = q->got_memory.memory,
@@ -224,7 +224,7 @@ cpa_status cpa_pass_q_serve(cpa_context *c, const cpa_context_args *args, cpa_st
             .recv_bytes = peer->sent * bytes,
         };
     }
-    return cpa_context_start(c, c->map.cp_size - 1, &q->states);
+    return cpa_context_start(c, c->map.cp_size - 1, stream, &q->states);
 }
 
 /* CPA_FAULT_DROPPED_SHARD: the first state that comes home is empty. */
@@ -240,10 +240,10 @@ static void drop_first_state(const cpa_context *c) {
     }
 }
 
-cpa_status cpa_pass_q_finish(cpa_context *c) {
+cpa_status cpa_pass_q_finish(cpa_context *c, cpa_stream *stream) {
     cpa_pass_q *q = &c->q;
     if (!q->active) return CPA_OK;
-    CPA_TRY(cpa_context_finish(c, &q->states));
+    CPA_TRY(cpa_context_finish(c, stream, &q->states));
     if (cpa_fault_is(CPA_FAULT_BASE2_LSE)) cpa_context_break_lse(c, state_rows(c, &q->home_memory, 0), q->home_rows);
     if (cpa_fault_is(CPA_FAULT_DROPPED_SHARD)) drop_first_state(c);
     return CPA_OK;

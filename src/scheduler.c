@@ -159,12 +159,12 @@ static cpa_status retire_finished(cpa_scheduler *s, cpa_step_plan *plan, cpa_err
     return CPA_OK;
 }
 
-/* Takes running[index] out of its slot; it keeps what it has emitted and computes everything again. */
+/* Takes running[index] out of its slot; it keeps what it has emitted and computes everything again. A chunk that it was
+ * given in this plan is withdrawn. */
 static cpa_status preempt(cpa_scheduler *s, int32_t index, cpa_step_plan *plan, cpa_error *err) {
     cpa_sequence *victim = s->running[index];
     s->n_running--;
     memmove(&s->running[index], &s->running[index + 1], (size_t)(s->n_running - index) * sizeof *s->running);
-    s->budget += victim->planned;
     victim->planned = 0;
     victim->computed = 0;
     *cpa_step_plan_add_release(plan) = victim->slot;

@@ -189,6 +189,7 @@ static int64_t prefix_of_phase(int32_t ranks, int32_t block_size, int32_t phase)
         m.prefix++;
         scheduler_model_add(&m, block_size, 1, 0, 0);
         scheduler_model_step(&m, 0);
+        CU_ASSERT_FATAL(m.prefix < 1000);
     } while (m.plan.chunks[0].phase != phase);
     int64_t prefix = m.prefix;
     scheduler_model_end(&m);
@@ -227,6 +228,23 @@ static void a_sequence_without_younger_ones_waits_with_what_it_holds(void) {
     }
     CU_ASSERT_EQUAL(scheduler_model_step(&m, 0), 1);
     check_chunk(&m, 0, young, 8, 1, CPA_CHUNK_EMITS | CPA_CHUNK_DECODE | CPA_CHUNK_FINISHES);
+    CU_ASSERT_EQUAL(m.preemptions, 0);
+    scheduler_model_end(&m);
+}
+
+/* The prefill in the middle lacks three blocks, of which the youngest holds two: preempting it would not help. */
+static void nobody_is_preempted_in_vain(void) {
+    scheduler_model m;
+    start(&m, 1, 2, 9, 8, 8);
+    int64_t old = scheduler_model_add(&m, 5, 3, 0, 0), young = scheduler_model_add(&m, 1, 4, 0, 1);
+    CU_ASSERT_EQUAL(scheduler_model_step(&m, 0), 2);
+    int64_t middle = scheduler_model_add(&m, 15, 1, 1, 0);
+    CU_ASSERT_EQUAL(scheduler_model_step(&m, 1), 3);
+    check_chunk(&m, 2, middle, 0, 6, CPA_CHUNK_FIRST);
+    CU_ASSERT_EQUAL(scheduler_model_step(&m, 1), 2);
+    CU_ASSERT(m.requests[old].done);
+    CU_ASSERT_EQUAL(m.requests[young].computed, 3);
+    scheduler_model_finish(&m, 1);
     CU_ASSERT_EQUAL(m.preemptions, 0);
     scheduler_model_end(&m);
 }
@@ -437,6 +455,7 @@ static const cpa_test tests[] = {
      only_sequences_with_blocks_on_the_full_rank_are_preempted},
     {"a sequence without younger ones waits with what it holds",
      a_sequence_without_younger_ones_waits_with_what_it_holds},
+    {"nobody is preempted in vain", nobody_is_preempted_in_vain},
     {"a request that just fits runs and one token more is refused",
      a_request_that_just_fits_runs_and_one_token_more_is_refused},
     {"bad requests are refused and leave no trace", bad_requests_are_refused_and_leave_no_trace},

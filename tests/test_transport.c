@@ -241,6 +241,33 @@ static void test_control_moves_bytes_and_reduces(void) {
     cpa_control_close(&control);
 }
 
+/* Rank a sends a + 2b + 1 bytes to rank b, itself included, but none from rank 0 to the last. */
+static int64_t exchange_bytes(int32_t from, int32_t to, int32_t size) {
+    return from == 0 && to == size - 1 ? 0 : from + 2 * to + 1;
+}
+
+static void test_control_exchanges_blocks_of_any_size(void) {
+    cpa_control control;
+    CU_ASSERT_EQUAL(cpa_control_open(MPI_COMM_WORLD, &control, NULL), CPA_OK);
+    uint8_t send[1024], recv[1024];
+    int64_t send_bytes[16], recv_bytes[16], at = 0;
+    for (int32_t r = 0; r < control.size; r++) {
+        send_bytes[r] = exchange_bytes(control.rank, r, control.size);
+        recv_bytes[r] = exchange_bytes(r, control.rank, control.size);
+        for (int64_t i = 0; i < send_bytes[r]; i++) send[at++] = pattern(control.rank, r, 0, i);
+    }
+    CU_ASSERT_EQUAL(cpa_control_exchange(&control, send, send_bytes, recv, recv_bytes, NULL), CPA_OK);
+    int64_t wrong = 0;
+    at = 0;
+    for (int32_t r = 0; r < control.size; r++) {
+        for (int64_t i = 0; i < recv_bytes[r]; i++) wrong += recv[at++] != pattern(r, control.rank, 0, i);
+    }
+    CU_ASSERT_EQUAL(wrong, 0);
+    send_bytes[0] = (int64_t)1 << 31;
+    CU_ASSERT_EQUAL(cpa_control_exchange(&control, send, send_bytes, recv, recv_bytes, NULL), CPA_INVALID);
+    cpa_control_close(&control);
+}
+
 static void test_agree_tells_all_ranks_what_the_lowest_failing_one_says(void) {
     cpa_control control;
     CU_ASSERT_EQUAL(cpa_control_open(MPI_COMM_WORLD, &control, NULL), CPA_OK);
@@ -268,6 +295,7 @@ static const cpa_test TESTS[] = {
     {"wrong use is refused with the numbers", test_wrong_use_is_refused_with_the_numbers},
     {"a message of the wrong size is an error of finish", test_a_message_of_the_wrong_size_is_an_error_of_finish},
     {"control moves bytes and reduces", test_control_moves_bytes_and_reduces},
+    {"control exchanges blocks of any size", test_control_exchanges_blocks_of_any_size},
     {"agree tells all ranks what the lowest failing one says",
      test_agree_tells_all_ranks_what_the_lowest_failing_one_says},
 };
