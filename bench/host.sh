@@ -2,7 +2,7 @@
 # Measures the host back end on one core beside PyTorch's CPU attention on the same core, in turn, and records both:
 # bench/results/<date>-host-<cpu>.md and .json, which must not exist. Run ./quickstart build first.
 #     PYTHON=python3 ROUNDS=2 bench/host.sh
-# PYTHON names an interpreter that has PyTorch; each round runs ours and then the peer.
+# PYTHON names an interpreter that has PyTorch; each round runs ours and then the peer. A wrong result of ours ends it.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 python=${PYTHON:-python3} rounds=${ROUNDS:-2}
@@ -40,8 +40,9 @@ mkdir -p bench/results
 {
     echo "# Host back end, one core, $(date -u +%F)"
     echo
-    echo "$cpu, core $core of $(nproc); $(uname -sr); commit $(git rev-parse --short HEAD 2>/dev/null || echo unknown);" \
-        "$(cc --version | head -n 1). Command: \`bench/host.sh\`, $rounds rounds, the median of each case's medians."
+    echo "$cpu, one core; $(. /etc/os-release && echo "$PRETTY_NAME"); $(cc --version | head -n 1);" \
+        "commit $(git rev-parse --short HEAD 2>/dev/null || echo unknown). Command: \`ROUNDS=$rounds bench/host.sh\`;" \
+        "figures are the median over rounds of each case's median."
     echo
     "$python" bench/summary.py "$work" "$result.json"
     echo

@@ -8,7 +8,6 @@ import argparse
 import datetime
 import json
 import statistics
-import sys
 import time
 
 import torch
@@ -128,8 +127,7 @@ def main():
                   output, indent=2)
         output.write("\n")
         output.close()
-    return any(row["wrong"] for row in rows)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

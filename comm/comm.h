@@ -1,7 +1,8 @@
 /* The contract of communication between the ranks of one context-parallel group.
  *
  * Two channels. The control channel carries small host buffers (plans, verdicts, reports) over MPI. A transport carries
- * tensors in pairwise exchanges; mpi/ fills the table for host memory. */
+ * tensors in pairwise exchanges; mpi/ fills the table for host memory, nccl/ and peer/ for device memory
+ * (comm/device_transport.h). */
 #ifndef CPA_COMM_H
 #define CPA_COMM_H
 
@@ -51,6 +52,9 @@ typedef struct cpa_transport_table cpa_transport_table;
 /* The head of every transport. */
 typedef struct cpa_transport {
     const cpa_transport_table *table;
+    /* Device transports: how long exchanges may stand still before the transport gives up; open sets 60, and the owner
+     * may change it between calls. */
+    double timeout_s;
 } cpa_transport;
 
 /* An exchange in flight; owned by the transport, valid until finished. */
@@ -68,16 +72,23 @@ struct cpa_transport_table {
 
     /* Starts one exchange and returns without waiting. Every rank starts the same exchanges in the same order, even one
      * in which it has no message; what a sends to b has the size that b expects from a. At most one message a peer.
-     * `ready` is the native handle of the device stream whose work so far produces the send buffers (NULL on the host).
-     * Buffers belong to the exchange until it is finished. `msgs` is copied. */
+     * `ready` is the native handle of the device stream whose work so far produces the send buffers and is the last to
+     * use the receive buffers (NULL on the host). Buffers belong to the exchange until it is finished. `msgs` is
+     * copied. */
     cpa_status (*start)(cpa_transport *transport, const cpa_message *msgs, int32_t n_msgs, void *ready,
                         cpa_exchange **out, cpa_error *err);
-    /* Moves messages along, without waiting. */
+    /* Moves messages along, without waiting. On a device, where they move by themselves, it looks for failures. */
     void (*poll)(cpa_transport *transport);
     /* Ends an exchange: work enqueued on the native stream `waiter` from now on sees what was received and may
-     * overwrite what was sent. On the host it blocks until that is so. Returns in *waited_s the seconds it blocked. */
+     * overwrite what was sent. On the host it blocks until that is so; device transports do not block. Returns in
+     * *waited_s the seconds it blocked. */
     cpa_status (*finish)(cpa_transport *transport, cpa_exchange *exchange, void *waiter, double *waited_s,
                          cpa_error *err);
+    /* Device transports: blocks until the native stream is idle. Where a stream waits for exchanges, call this instead
+     * of synchronising it: when they have not moved for timeout_s, or fail, this gives them up, so that the stream can
+     * end, and returns CPA_COMM with the ranks that were waited for. From then on the transport only fails with that
+     * message; close it. NULL where finish blocks. */
+    cpa_status (*drain)(cpa_transport *transport, void *stream, cpa_error *err);
 };
 
 /* Host memory over non-blocking MPI point-to-point messages. */

@@ -8,24 +8,12 @@
 #include <cpattn/device.h>
 
 #include "comm/comm.h"
+#include "launcher/bench_options.h"
 #include "launcher/placement.h"
 
 /* Runs `cp_attn bench attend|merge|exchange [options]`; argv[0] is "bench". Collective over MPI_COMM_WORLD, which the
  * caller has initialised and finalises. Prints on rank 0; returns the exit code, the same on every rank. */
 int cpa_bench_main(int argc, char **argv, const cpa_placement *placement);
-
-#define CPA_BENCH_MAX_DIMS 3
-
-/* What the command line sets. */
-typedef struct cpa_bench_options {
-    cpa_dtype dtype;
-    int32_t q_heads, kv_heads, head_dim, block_size;
-    int32_t threads;
-    double min_time_s;  /* a case is repeated for at least so long */
-    int64_t iterations; /* 0: as min_time_s says */
-    const char *shapes; /* NULL: the benchmark's own */
-    const char *json;   /* NULL: no file */
-} cpa_bench_options;
 
 /* What a benchmark runs on. */
 typedef struct cpa_bench_site {

@@ -50,10 +50,10 @@ static cpa_status make_cache(attend_state *s, cpa_error *err) {
     int64_t head = o->head_dim, token = head * o->kv_heads, block = token * o->block_size;
     *kv = (cpa_kv_view){
         .dtype = o->dtype,
-        .block_size = o->block_size,
-        .kv_heads = o->kv_heads,
-        .k_dim = o->head_dim,
-        .v_dim = o->head_dim,
+        .block_size = (int32_t)o->block_size,
+        .kv_heads = (int32_t)o->kv_heads,
+        .k_dim = (int32_t)o->head_dim,
+        .v_dim = (int32_t)o->head_dim,
         .k_block_stride = block,
         .k_token_stride = token,
         .k_head_stride = head,
@@ -152,12 +152,12 @@ static cpa_status make_plan(attend_state *s, cpa_error *err) {
     }
     cpa_attend_batch batch = {
         .size = sizeof batch,
-        .map = {.cp_size = 1, .interleave = o->block_size},
-        .q_heads = o->q_heads,
-        .kv_heads = o->kv_heads,
-        .k_dim = o->head_dim,
-        .v_dim = o->head_dim,
-        .block_size = o->block_size,
+        .map = {.cp_size = 1, .interleave = (int32_t)o->block_size},
+        .q_heads = (int32_t)o->q_heads,
+        .kv_heads = (int32_t)o->kv_heads,
+        .k_dim = (int32_t)o->head_dim,
+        .v_dim = (int32_t)o->head_dim,
+        .block_size = (int32_t)o->block_size,
         .items = items,
         .n_items = s->shape.sequences,
         .block_tables = s->block_tables,

@@ -30,6 +30,9 @@ static const cpa_arm_fn arm_fault = NULL;
 
 static int run_bench(int argc, char **argv) {
     cpa_placement placement;
+#ifdef CPA_FAULT_POINTS
+    arm_fault(1);
+#endif
     cpa_placement_find(MPI_COMM_WORLD, 0, 1, &placement);
     return cpa_bench_main(argc, argv, &placement);
 }

@@ -63,7 +63,7 @@ static const cpa_field table[] = {
      .help = "move keys and values (pass-kv), or queries (pass-q); auto: the cheaper one, chunk by chunk"},
     {"Exchange", "staging-bytes", "N", INT(staging_bytes, "67108864", 1, 0x1p40),
      .help = "bound on the memory of one rank for keys and values on their way"},
-    {"Checks", "verify", "R", REAL(verify, "0.0001", 0, 1),
+    {"Checks", "verify", "R", REAL(verify, "0.001", 0, 1),
      .help = "share of the results (token, head, layer) that are checked against float64"},
     {"Checks", "skip-self-test", NULL, FLAG(skip_self_test, "false"), .help = "start without the self-test"},
     {"Host", "threads", "N", INT(threads, "auto", 0, 1024), .word = "auto",
@@ -297,11 +297,13 @@ void cpa_settings_print(const cpa_settings *settings, FILE *out) {
     for (int f = 0; f < N_FIELDS; f++) {
         char text[CPA_TEXT_BYTES], value[2 * CPA_TEXT_BYTES + 3], name[64];
         if (cpa_setting_is_action(&table[f])) continue;
+        cpa_origin origin = settings->source[f].origin;
         cpa_field_format(&table[f], settings, text, sizeof text);
         print_value(&table[f], text, value, sizeof value);
-        fprintf(out, "%s: %-*s # ", table[f].name, (int)(40 - strlen(table[f].name)), value);
+        fprintf(out, "%s%s: %-*s # ", origin == CPA_FROM_DEFAULT ? "# " : "", table[f].name,
+                (int)(40 - strlen(table[f].name) - (origin == CPA_FROM_DEFAULT ? 2 : 0)), value);
         variable_name(&table[f], name, sizeof name);
-        switch (settings->source[f].origin) {
+        switch (origin) {
             case CPA_FROM_DEFAULT: fprintf(out, "default\n"); break;
             case CPA_FROM_FILE: fprintf(out, "%s:%d\n", settings->config, settings->source[f].line); break;
             case CPA_FROM_ENVIRONMENT: fprintf(out, "environment %s\n", name); break;

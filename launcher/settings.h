@@ -68,7 +68,7 @@ cpa_status cpa_settings_load(int argc, char **argv, cpa_settings *out, cpa_error
 /* Whether something other than the default has set the setting of that name. */
 int cpa_settings_given(const cpa_settings *settings, const char *name);
 
-/* Text for --help and --print-config. The latter may be read again as a settings file. */
+/* Text for --help and --print-config. The latter may be read again as a settings file: defaults are comments in it. */
 void cpa_settings_print_help(FILE *out);
 void cpa_settings_print(const cpa_settings *settings, FILE *out);
 

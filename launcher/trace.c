@@ -41,21 +41,28 @@ static cpa_status read_length(place at, const json_t *object, const char *key, i
     return CPA_OK;
 }
 
+/* Hash ids that no line of a trace has: a prompt of its own. */
+static uint64_t own_hash(place at, int64_t index) {
+    return (uint64_t)1 << 63 | (uint64_t)at.line << 24 | (uint64_t)(index & 0xffffff);
+}
+
 static cpa_status read_hashes(place at, const json_t *object, int64_t input_length, cpa_trace_request *request,
                               cpa_error *err) {
     const json_t *value = json_object_get(object, "hash_ids");
-    if (!json_is_array(value)) return reject(at, err, "hash_ids", value, "a list of one integer per 512 tokens");
-    int64_t count = (int64_t)json_array_size(value);
-    int64_t expected = (input_length + CPA_TRACE_BLOCK_TOKENS - 1) / CPA_TRACE_BLOCK_TOKENS;
-    if (count != expected) {
+    if (value && !json_is_array(value))
+        return reject(at, err, "hash_ids", value, "a list of one integer per 512 tokens");
+    int64_t listed = (int64_t)json_array_size(value);
+    int64_t count = (input_length + CPA_TRACE_BLOCK_TOKENS - 1) / CPA_TRACE_BLOCK_TOKENS;
+    if (listed != 0 && listed != count) {
         return cpa_fail(err, CPA_INVALID,
                         "%s:%" PRId64 ": found %" PRId64 " hash_ids for input_length %" PRId64 ", expected %" PRId64
-                        " (one per 512 tokens)",
-                        at.path, at.line, count, input_length, expected);
+                        " (one per 512 tokens), or none for a prompt that shares nothing",
+                        at.path, at.line, listed, input_length, count);
     }
     request->hashes = calloc((size_t)count, sizeof *request->hashes);
     if (!request->hashes) return cpa_fail(err, CPA_NO_MEMORY, "%s: out of memory", at.path);
-    for (int64_t i = 0; i < count; i++) {
+    for (int64_t i = 0; listed == 0 && i < count; i++) request->hashes[i] = own_hash(at, i);
+    for (int64_t i = 0; i < listed; i++) {
         const json_t *hash = json_array_get(value, (size_t)i);
         if (!json_is_integer(hash) || json_integer_value(hash) < 0) {
             return reject(at, err, "hash_ids", hash, "integers from 0");

@@ -85,8 +85,11 @@ static cpa_status load_trace(const cpa_settings *settings, cpa_workload *out, cp
     cpa_text_quote(slash ? slash + 1 : settings->trace, strlen(slash ? slash + 1 : settings->trace), name, sizeof name);
     int used = snprintf(out->title, sizeof out->title, "%" PRId64 " requests of %s", out->count, name);
     if (settings->requests > out->count) {
-        snprintf(out->title + used, sizeof out->title - (size_t)used, " (all there are; %" PRId64 " were asked for)",
-                 settings->requests);
+        used += snprintf(out->title + used, sizeof out->title - (size_t)used,
+                         " (all there are; %" PRId64 " were asked for)", settings->requests);
+    }
+    if (settings->length_scale != 1) {
+        snprintf(out->title + used, sizeof out->title - (size_t)used, ", lengths scaled by %g", settings->length_scale);
     }
     return CPA_OK;
 }
@@ -120,7 +123,8 @@ cpa_status cpa_workload_load(const cpa_settings *settings, cpa_workload *out, cp
  * leaves out. */
 #define LONG_CONTEXT_SECONDS 6.0
 #define SHORT_REQUESTS 12
-#define SHORT_EVERY_SECONDS 0.4
+#define SHORT_AT_ONCE 6 /* the others arrive one by one */
+#define SHORT_EVERY_SECONDS 0.5
 
 /* The longest context whose prefill takes at most `seconds`. */
 static int64_t tokens_within(const cpa_engine *engine, double seconds, int64_t least, int64_t most) {
@@ -143,17 +147,18 @@ cpa_status cpa_workload_mixed(const cpa_engine *engine, int64_t max_tokens, cpa_
     int64_t shortest = context / 64 + 1, longest = shortest;
     workload.requests[0].prompt_tokens = context;
     workload.requests[0].output_tokens = 16;
+    workload.requests[0].priority = 1; /* the short ones that are there go first, and decode beside it */
     for (int i = 0; i < SHORT_REQUESTS; i++) {
         cpa_request *request = &workload.requests[1 + i];
         /* Lengths from 1/64 to 1/16 of the context, short and long in turn. */
         request->prompt_tokens = shortest + i * 5 % SHORT_REQUESTS * shortest * 3 / (SHORT_REQUESTS - 1);
         request->output_tokens = 16 + i * 7 % SHORT_REQUESTS * 4;
-        request->arrival_s = (i + 1) * SHORT_EVERY_SECONDS;
+        request->arrival_s = i < SHORT_AT_ONCE ? 0 : (i - SHORT_AT_ONCE + 1) * SHORT_EVERY_SECONDS;
         if (request->prompt_tokens > longest) longest = request->prompt_tokens;
     }
     snprintf(workload.title, sizeof workload.title,
              "a mixed run of about ten seconds: one context of %" PRId64 " tokens, and %d requests of %" PRId64
-             " to %" PRId64 " tokens that arrive while it is computed",
+             " to %" PRId64 " tokens, half of which arrive while it is computed",
              context, SHORT_REQUESTS, shortest, longest);
     add_up(&workload);
     *out = workload;

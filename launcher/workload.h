@@ -25,7 +25,7 @@ int cpa_workload_is_mixed(const cpa_settings *settings);
  * set only on success, must not move while an engine uses it, and is released by cpa_workload_release. */
 cpa_status cpa_workload_load(const cpa_settings *settings, cpa_workload *out, cpa_error *err);
 
-/* The mixed run: one long context, and short requests that arrive while it is computed, sized by the rates that the
+/* The mixed run: one long context, and short requests before it and while it is computed, sized by the rates that the
  * engine measured to take about ten seconds, on at most `max_tokens` tokens of cache. */
 cpa_status cpa_workload_mixed(const cpa_engine *engine, int64_t max_tokens, cpa_workload *out, cpa_error *err);
 

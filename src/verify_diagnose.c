@@ -82,15 +82,17 @@ static void name_mistake(diagnosis *d, int32_t kv_head) {
         }
         return;
     }
+    if (equals_merge(d, -1, log2_e)) {
+        snprintf(d->finding, sizeof d->finding, "the LSE of the remote partial states is in base 2");
+        return;
+    }
     for (int32_t r = 0; r < d->map.cp_size; r++) {
         if (d->shards[r].sum > 0 && equals_merge(d, r, 1)) {
             snprintf(d->finding, sizeof d->finding, "the shard of rank %d is missing from it", r);
             return;
         }
     }
-    if (equals_merge(d, -1, log2_e)) {
-        snprintf(d->finding, sizeof d->finding, "the LSE of the remote partial states is in base 2");
-    } else if (m->mask.causal && equals_state(d, &d->without_self)) {
+    if (m->mask.causal && equals_state(d, &d->without_self)) {
         snprintf(d->finding, sizeof d->finding, "the causal mask is off by one: the query does not see its own key");
     } else if (m->mask.causal && equals_state(d, &d->with_next)) {
         snprintf(d->finding, sizeof d->finding, "the causal mask is off by one: the query sees the next key");
@@ -154,9 +156,12 @@ cpa_status cpa_verify_diagnose(cpa_verify *verify, const cpa_step_plan *plan, in
     cpa_verify_group *groups = calloc((size_t)model->kv_heads, sizeof *groups);
     cpa_status status = d.shards && groups ? CPA_OK : cpa_fail(&err, CPA_NO_MEMORY, "diagnosis: no memory");
     int32_t expected = sample->head / (model->q_heads / model->kv_heads);
+    /* One key further, where the chunk has one, for a mask that lets it through. */
+    const cpa_plan_chunk *chunk = &plan->chunks[sample->chunk];
+    int64_t next = sample->position + (sample->position + 1 < chunk->start + chunk->count);
     for (int32_t h = 0; status == CPA_OK && h < model->kv_heads; h++) {
         /* The head that should have been read comes first. */
-        groups[h] = (cpa_verify_group){wrong_sample, 1, sample->position, (expected + h) % model->kv_heads, checker};
+        groups[h] = (cpa_verify_group){wrong_sample, 1, next, (expected + h) % model->kv_heads, checker};
     }
     if (status == CPA_OK) status = cpa_verify_gather(verify, plan, groups, model->kv_heads, diagnose_part, &d, &err);
     free(groups);

@@ -17,7 +17,7 @@ typedef struct cpa_device cpa_device;
  * return at once. A stream is used by one thread at a time. */
 typedef struct cpa_stream cpa_stream;
 
-typedef enum cpa_backend { CPA_BACKEND_HOST = 0 } cpa_backend;
+typedef enum cpa_backend { CPA_BACKEND_HOST = 0, CPA_BACKEND_CUDA } cpa_backend;
 
 typedef struct cpa_device_options {
     size_t size; /* sizeof(cpa_device_options) */
@@ -25,6 +25,7 @@ typedef struct cpa_device_options {
     int32_t threads;     /* host: worker threads, the caller's included; 0 = one */
     const int32_t *cpus; /* host: operating-system CPU numbers to bind the threads to, in turn; NULL = do not bind */
     int32_t n_cpus;
+    int32_t ordinal; /* cuda: which of the devices that the process sees */
 } cpa_device_options;
 
 /* Opens a device; *out is set only on success and is closed by cpa_device_close after its streams and plans are gone.

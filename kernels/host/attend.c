@@ -1,123 +1,138 @@
-/* attend: softmax(scale * Q K^T + mask) V over pages. */
+/* attend: softmax(scale * Q K^T + mask) V over pages.
+ *
+ * Keys are taken in splits of CPA_HOST_SPLIT_TOKENS local indices, and splits in tiles of CPA_ATTEND_TILE, both at
+ * absolute local indices. Within a split the softmax is online over the tiles (Milakov and Gimelshein,
+ * arXiv:1805.02867; Dao et al., FlashAttention, arXiv:2205.14135); the state of a row is the left fold of the states of
+ * its splits by the two-state merge of state.h. A tile or split of which a row sees nothing leaves its state as it was,
+ * bit for bit, and every sum has one order. So the bits of a row do not depend on the rows beside it, on the threads,
+ * or on where a resumed call took over. Values in range must be finite: a key that a row does not see weighs 0, and
+ * 0 * inf is NaN.
+ *
+ * In reading order: attend_plan.c deals rows to units, attend_rows.c takes a unit through a split, attend_vector.h
+ * takes a group of rows through a tile. */
 #include <math.h>
+#include <string.h>
 
-#include "base/fault.h"
-#include "kernels/host/attend_plan.h"
+#include "kernels/host/attend_rows.h"
 #include "kernels/host/convert.h"
 #include "kernels/host/state.h"
 
-typedef struct attend_job {
-    const cpa_host_plan *plan;
-    const cpa_attend_item *item;
-    cpa_attend_args args;
-    float scale;
-    int32_t group;
-} attend_job;
+/* Where the results of one row go, and where they came from. */
+typedef struct row_place {
+    float *o, *lse; /* NULL: not wanted */
+    char *out;
+} row_place;
 
-/* The keys that a query sees are, in local indices, [0, sinks) and [first, end). */
-typedef struct visible {
-    int64_t end, first, sinks;
-} visible;
-
-static visible visible_keys(const attend_job *job, int64_t query) {
-    const cpa_attend_item *item = job->item;
-    const cpa_mask *mask = &job->args.mask;
-    cpa_owner_map map = job->plan->batch.map;
-    int64_t position = cpa_shard_pos(map, item->q_slot, item->q_first + query);
-    visible seen = {item->k_first + item->k_count, 0, 0};
-    if (mask->causal) {
-        int64_t last = position + (cpa_fault_is(CPA_FAULT_OFF_BY_ONE_MASK) ? 0 : 1);
-        int64_t end = cpa_shard_len(map, item->k_slot, last);
-        if (end < seen.end) seen.end = end;
-    }
-    if (mask->window > 0 && position - mask->window + 1 > 0) {
-        seen.first = cpa_shard_len(map, item->k_slot, position - mask->window + 1);
-        seen.sinks = cpa_shard_len(map, item->k_slot, mask->sinks);
-    }
-    return seen;
+static row_place place_of(const cpa_attend_job *job, const cpa_host_unit *unit, int32_t row) {
+    const cpa_attend_batch *batch = &job->plan->batch;
+    const cpa_partial *state = &job->args.state;
+    int64_t index = job->plan->items[unit->item].q_row + (unit->row + row % unit->rows) / job->group;
+    int64_t head = cpa_attend_query_head(job, unit, row);
+    int64_t at = (index * batch->q_heads + head) * batch->v_dim * cpa_dtype_bytes(job->args.q_dtype);
+    return (row_place){.o = state->o ? state->o + index * state->o_row_stride + head * batch->v_dim : NULL,
+                       .lse = state->lse ? state->lse + index * state->lse_row_stride + head : NULL,
+                       .out = job->args.out ? (char *)job->args.out + at : NULL};
 }
 
-static const char *key_at(const attend_job *job, int64_t key, int32_t head, int values) {
-    const cpa_kv_view *kv = &job->args.kv;
-    int64_t local = key - job->item->k_first, bytes = cpa_dtype_bytes(kv->dtype);
-    int64_t block = job->plan->tables[job->item->table + local / kv->block_size], token = local % kv->block_size;
-    if (values)
-        return (const char *)kv->v +
-               (block * kv->v_block_stride + token * kv->v_token_stride + head * kv->v_head_stride) * bytes;
-    return (const char *)kv->k +
-           (block * kv->k_block_stride + token * kv->k_token_stride + head * kv->k_head_stride) * bytes;
+/* Begins the fold with the empty state, or with what the caller has. */
+static void load_states(const cpa_attend_job *job, const cpa_host_unit *unit, cpa_attend_workspace *work) {
+    int32_t v_dim = job->plan->batch.v_dim, rows = cpa_host_unit_rows(unit);
+    for (int32_t i = 0; i < rows; i++) {
+        float *o = work->state_o + (int64_t)i * v_dim;
+        row_place place = place_of(job, unit, i);
+        work->state_lse[i] = job->args.resume ? cpa_state_lse(*place.lse) : -INFINITY;
+        if (work->state_lse[i] == -INFINITY)
+            memset(o, 0, (size_t)v_dim * sizeof *o);
+        else
+            memcpy(o, place.o, (size_t)v_dim * sizeof *o);
+    }
 }
 
-static void attend_split(const attend_job *job, const float *q, int32_t head, const visible *seen, int64_t begin,
-                         int64_t end, float *o, float *lse) {
-    float score[CPA_HOST_SPLIT_TOKENS], row[CPA_MAX_HEAD_DIM], max = -INFINITY, sum = 0;
-    int32_t k_dim = job->args.kv.k_dim, v_dim = job->args.kv.v_dim;
-    for (int64_t key = begin; key < end; key++) {
-        float dot = 0;
-        score[key - begin] = -INFINITY;
-        if (key >= seen->sinks && key < seen->first) continue;
-        cpa_widen(row, key_at(job, key, head, 0), job->args.kv.dtype, k_dim);
-        for (int32_t d = 0; d < k_dim; d++) dot += q[d] * row[d];
-        score[key - begin] = dot * job->scale;
-        max = fmaxf(max, score[key - begin]);
+static void store_states(const cpa_attend_job *job, const cpa_host_unit *unit, const cpa_attend_workspace *work) {
+    int32_t v_dim = job->plan->batch.v_dim, rows = cpa_host_unit_rows(unit);
+    for (int32_t i = 0; i < rows; i++) {
+        const float *o = work->state_o + (int64_t)i * v_dim;
+        row_place place = place_of(job, unit, i);
+        if (place.o) memcpy(place.o, o, (size_t)v_dim * sizeof *o);
+        if (place.lse) *place.lse = work->state_lse[i];
+        if (place.out) cpa_narrow(place.out, o, job->args.q_dtype, v_dim);
     }
-    for (int32_t d = 0; d < v_dim; d++) o[d] = 0;
-    for (int64_t key = begin; key < end; key++) {
-        if (key >= seen->sinks && key < seen->first) continue;
-        float p = expf(score[key - begin] - max);
-        sum += p;
-        cpa_widen(row, key_at(job, key, head, 1), job->args.kv.dtype, v_dim);
-        for (int32_t d = 0; d < v_dim; d++) o[d] += p * row[d];
-    }
-    for (int32_t d = 0; d < v_dim; d++) o[d] = sum > 0 ? o[d] / sum : 0;
-    *lse = sum > 0 ? max + logf(sum) : -INFINITY;
 }
 
-static void attend_row(void *ctx, int64_t index, int32_t thread) {
-    const attend_job *job = ctx;
-    const cpa_attend_item *item = job->item;
-    int32_t q_heads = job->plan->batch.q_heads, k_dim = job->args.kv.k_dim, v_dim = job->args.kv.v_dim;
-    int64_t query = index / q_heads, row = item->q_row + query;
-    int32_t head = (int32_t)(index % q_heads), kv_head = head / job->group;
-    (void)thread;
-    if (cpa_fault_is(CPA_FAULT_SWAPPED_KV_HEAD)) kv_head = (kv_head + 1) % job->args.kv.kv_heads;
-    float q[CPA_MAX_HEAD_DIM], o[CPA_MAX_HEAD_DIM] = {0}, o_split[CPA_MAX_HEAD_DIM], lse = -INFINITY, lse_split;
-    cpa_widen(q,
-              (const char *)job->args.q +
-                  (row * job->args.q_row_stride + (int64_t)head * k_dim) * cpa_dtype_bytes(job->args.q_dtype),
-              job->args.q_dtype, k_dim);
-    cpa_partial state = job->args.state;
-    float *state_o = state.o ? state.o + row * state.o_row_stride + (int64_t)head * v_dim : NULL;
-    float *state_lse = state.lse ? state.lse + row * state.lse_row_stride + head : NULL;
-    if (job->args.resume && cpa_state_lse(*state_lse) > -INFINITY) {
-        lse = *state_lse;
-        memcpy(o, state_o, (size_t)v_dim * sizeof *o);
+static cpa_attend_workspace *workspace_of(const cpa_attend_job *job, int32_t thread) {
+    return cpa_host_device_of(job->stream)->workspaces[thread];
+}
+
+static void attend_whole(const cpa_attend_job *job, const cpa_host_unit *unit, int32_t thread) {
+    cpa_attend_workspace *work = workspace_of(job, thread);
+    int32_t v_dim = job->plan->batch.v_dim, rows = cpa_host_unit_rows(unit);
+    load_states(job, unit, work);
+    for (int64_t split = unit->split_begin; split < unit->split_end; split++) {
+        if (!cpa_attend_split(job, unit, split, work, thread == 0)) continue;
+        for (int32_t i = 0; i < rows; i++)
+            cpa_state_fold(work->state_o + (int64_t)i * v_dim, &work->state_lse[i], work->o + i * job->o_stride,
+                           work->lse[i], v_dim);
     }
-    visible seen = visible_keys(job, query);
-    for (int64_t begin = item->k_first; begin < seen.end;) {
-        int64_t end = (begin / CPA_HOST_SPLIT_TOKENS + 1) * CPA_HOST_SPLIT_TOKENS;
-        if (end > seen.end) end = seen.end;
-        attend_split(job, q, kv_head, &seen, begin, end, o_split, &lse_split);
-        cpa_state_fold(o, &lse, o_split, lse_split, v_dim);
-        begin = end;
+    store_states(job, unit, work);
+}
+
+/* Leaves the states of the unit's splits in the plan's partials. */
+static void attend_part(const cpa_attend_job *job, const cpa_host_unit *unit, int32_t thread) {
+    cpa_attend_workspace *work = workspace_of(job, thread);
+    int32_t v_dim = job->plan->batch.v_dim, rows = cpa_host_unit_rows(unit);
+    float *o = job->plan->partials + unit->partial;
+    for (int64_t split = unit->split_begin; split < unit->split_end; split++) {
+        float *lse = o + (int64_t)rows * v_dim;
+        int seen = cpa_attend_split(job, unit, split, work, thread == 0);
+        for (int32_t i = 0; i < rows; i++) {
+            lse[i] = seen ? work->lse[i] : -INFINITY;
+            if (seen) memcpy(o + (int64_t)i * v_dim, work->o + i * job->o_stride, (size_t)v_dim * sizeof *o);
+        }
+        o += cpa_host_partial_floats(job->plan, unit);
     }
-    if (state_o) memcpy(state_o, o, (size_t)v_dim * sizeof *o);
-    if (state_lse) *state_lse = lse;
-    if (job->args.out)
-        cpa_narrow((char *)job->args.out + (row * q_heads + head) * (int64_t)v_dim * cpa_dtype_bytes(job->args.q_dtype),
-                   o, job->args.q_dtype, v_dim);
+}
+
+static void attend_unit(void *ctx, int64_t item, int32_t thread) {
+    const cpa_attend_job *job = ctx;
+    const cpa_host_unit *unit = &job->plan->units[item];
+    cpa_attend_load_rows(job, unit, workspace_of(job, thread));
+    if (unit->partial < 0)
+        attend_whole(job, unit, thread);
+    else
+        attend_part(job, unit, thread);
+}
+
+/* Folds the partial states of rows that several units shared. */
+static void fold_unit(void *ctx, int64_t item, int32_t thread) {
+    const cpa_attend_job *job = ctx;
+    const cpa_host_unit *unit = &job->plan->folds[item];
+    cpa_attend_workspace *work = workspace_of(job, thread);
+    int32_t v_dim = job->plan->batch.v_dim, rows = cpa_host_unit_rows(unit);
+    const float *o = job->plan->partials + unit->partial;
+    load_states(job, unit, work);
+    for (int64_t split = unit->split_begin; split < unit->split_end; split++) {
+        const float *lse = o + (int64_t)rows * v_dim;
+        for (int32_t i = 0; i < rows; i++)
+            cpa_state_fold(work->state_o + (int64_t)i * v_dim, &work->state_lse[i], o + (int64_t)i * v_dim, lse[i],
+                           v_dim);
+        o += cpa_host_partial_floats(job->plan, unit);
+    }
+    store_states(job, unit, work);
 }
 
 cpa_status cpa_host_attend(const cpa_attend_plan *base, const cpa_attend_args *args, cpa_stream *stream) {
     const cpa_host_plan *plan = (const cpa_host_plan *)base;
-    attend_job job = {.plan = plan, .args = *args, .group = plan->batch.q_heads / plan->batch.kv_heads};
+    const cpa_attend_batch *batch = &plan->batch;
+    cpa_attend_job job = {.plan = plan, .isa = cpa_host_device_of(stream)->isa, .args = *args, .stream = stream};
+    if (!base->n_items) return CPA_OK;
     job.args.kv = cpa_kv_view_resolve(args->kv);
-    job.args.state = cpa_partial_resolve(args->state, plan->batch.q_heads, plan->batch.v_dim);
-    if (!job.args.q_row_stride) job.args.q_row_stride = (int64_t)plan->batch.q_heads * plan->batch.k_dim;
-    job.scale = args->scale != 0 ? args->scale : 1.0f / sqrtf((float)plan->batch.k_dim);
-    for (int64_t i = 0; i < plan->batch.n_items; i++) {
-        job.item = &plan->items[i];
-        cpa_host_run(stream, job.item->q_count * plan->batch.q_heads, attend_row, &job);
-    }
+    job.args.state = cpa_partial_resolve(args->state, batch->q_heads, batch->v_dim);
+    if (!job.args.q_row_stride) job.args.q_row_stride = (int64_t)batch->q_heads * batch->k_dim;
+    double scale = args->scale != 0 ? args->scale : 1 / sqrt(batch->k_dim);
+    job.score_scale = (float)(scale * M_LOG2E);
+    job.group = batch->q_heads / batch->kv_heads;
+    job.o_stride = (batch->v_dim + job.isa->lanes - 1) / job.isa->lanes * job.isa->lanes;
+    cpa_host_run(stream, plan->n_units, attend_unit, &job);
+    cpa_host_run(stream, plan->n_folds, fold_unit, &job);
     return CPA_OK;
 }

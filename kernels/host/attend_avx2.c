@@ -33,7 +33,6 @@ const cpa_attend_isa cpa_attend_avx2 = {
     .rows = ISA_ROWS,
     .lanes = PANEL,
     .supported = supported,
-    .pack_keys = pack_keys,
-    .pack_values = pack_values,
+    .pack = pack_tile,
     .attend = attend_group,
 };

@@ -4,19 +4,19 @@
 
 #include "kernels/host/host.h"
 
-enum { CPA_UNIT_ROWS = 240 }; /* a multiple of every instruction set's group */
-
-/* Rows [row, row + rows) of one KV head of an item, counted in (token, head of the group) order, over the splits
- * [split_begin, split_end). If `partial` is -1, these are all splits that the rows see. Else the unit is one of several
- * that share the rows: split s of the rows leaves its state at partial state `partial + s - split_begin`. */
+/* Rows [row, row + rows) of each of the KV heads [kv_head, kv_head + kv_heads) of an item, counted in (token, head of the
+ * group) order, over the splits [split_begin, split_end). Heads are taken together only if each fits one group: their
+ * keys lie side by side in memory. A unit with partial = -1 covers every split of its rows. Otherwise several units share the
+ * rows, and each leaves the states of its splits in the plan's partials: that of split_begin at float `partial`, the
+ * next cpa_host_partial_floats further, and so on. */
 typedef struct cpa_host_unit {
     int64_t item;
-    int32_t kv_head;
-    int32_t rows;
     int64_t row;
+    int32_t rows;
+    int32_t kv_head, kv_heads;
     int64_t split_begin, split_end;
     int64_t partial;
-    int64_t cost;
+    int64_t cost; /* query-key pairs, if the mask is causal */
 } cpa_host_unit;
 
 typedef struct cpa_host_plan {
@@ -26,17 +26,22 @@ typedef struct cpa_host_plan {
     int64_t items_capacity;
     int32_t *tables;
     int64_t tables_capacity;
-    cpa_host_unit *units; /* longest first */
+    cpa_host_unit *units; /* costliest first */
     int64_t n_units, units_capacity;
-    cpa_host_unit *folds; /* the shared rows, with the range of all their splits */
+    cpa_host_unit *folds; /* the rows that units share, with all their splits */
     int64_t n_folds, folds_capacity;
-    float *partials; /* n_partials states: O [CPA_UNIT_ROWS, v_dim], then LSE [CPA_UNIT_ROWS] */
-    int64_t n_partials, partials_capacity;
+    float *partials;
+    int64_t n_partials, partials_capacity; /* floats */
 } cpa_host_plan;
 
-/* Floats of one partial state. */
-static inline int64_t cpa_host_partial_floats(const cpa_host_plan *plan) {
-    return CPA_UNIT_ROWS * ((int64_t)plan->batch.v_dim + 1);
+/* Rows of all heads of a unit, head after head. */
+static inline int32_t cpa_host_unit_rows(const cpa_host_unit *unit) {
+    return unit->rows * unit->kv_heads;
+}
+
+/* Floats of the partial state of a unit's rows: O [rows of the unit, v_dim], then LSE [rows of the unit]. */
+static inline int64_t cpa_host_partial_floats(const cpa_host_plan *plan, const cpa_host_unit *unit) {
+    return cpa_host_unit_rows(unit) * ((int64_t)plan->batch.v_dim + 1);
 }
 
 #endif

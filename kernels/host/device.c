@@ -5,7 +5,25 @@
 #include <sys/mman.h>
 
 #include "base/check.h"
-#include "kernels/host/host.h"
+#include "kernels/host/attend_rows.h"
+
+/* The widest instruction set that this CPU has. */
+static const cpa_attend_isa *pick_isa(void) {
+#ifdef __x86_64__
+    if (cpa_attend_avx512.supported()) return &cpa_attend_avx512;
+    if (cpa_attend_avx2.supported()) return &cpa_attend_avx2;
+#endif
+    return &cpa_attend_portable;
+}
+
+static void device_close(cpa_device *base) {
+    cpa_host_device *device = (cpa_host_device *)base;
+    cpa_host_threads_destroy(device->threads);
+    for (int32_t i = 0; device->workspaces && i < device->thread_count; i++)
+        cpa_attend_workspace_destroy(device->workspaces[i]);
+    free(device->workspaces);
+    free(device);
+}
 
 static cpa_status device_open(const cpa_device_options *options, cpa_device **out, cpa_error *err) {
     cpa_status status = CPA_OK;
@@ -13,22 +31,23 @@ static cpa_status device_open(const cpa_device_options *options, cpa_device **ou
     if (!device) return cpa_fail(err, CPA_NO_MEMORY, "device: no memory");
     device->base.kernels = &cpa_kernels_host;
     device->thread_count = options->threads > 0 ? options->threads : 1;
+    device->isa = pick_isa();
+    device->workspaces = calloc((size_t)device->thread_count, sizeof *device->workspaces);
+    if (!device->workspaces) {
+        status = cpa_fail(err, CPA_NO_MEMORY, "device: no memory for %d threads", device->thread_count);
+        goto failed;
+    }
+    for (int32_t i = 0; i < device->thread_count; i++)
+        CPA_TRY_GOTO(cpa_attend_workspace_create(&device->workspaces[i], err), failed);
     CPA_TRY_GOTO(cpa_host_threads_create(device->thread_count, options->cpus, options->n_cpus, &device->threads, err),
                  failed);
-    snprintf(device->base.description, sizeof device->base.description, "host, %s, %d %s", "portable",
+    snprintf(device->base.description, sizeof device->base.description, "host, %s, %d %s", device->isa->name,
              device->thread_count, device->thread_count == 1 ? "thread" : "threads");
     *out = &device->base;
     return CPA_OK;
 failed:
-    free(device);
+    device_close(&device->base);
     return status;
-}
-
-static void device_close(cpa_device *base) {
-    cpa_host_device *device = (cpa_host_device *)base;
-    if (!device) return;
-    cpa_host_threads_destroy(device->threads);
-    free(device);
 }
 
 static int64_t split_tokens(const cpa_device *device) {

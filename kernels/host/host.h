@@ -2,16 +2,25 @@
 #ifndef CPA_HOST_HOST_H
 #define CPA_HOST_HOST_H
 
+#include "kernels/host/attend_isa.h"
 #include "kernels/host/threads.h"
 #include "kernels/kernels.h"
 
-/* Local key indices over which attend accumulates one state before it folds it into the row's; see attend.c. */
-#define CPA_HOST_SPLIT_TOKENS 1024
+enum {
+    /* Local key indices over which attend accumulates one state before it folds it into the row's; see attend.c. */
+    CPA_HOST_SPLIT_TOKENS = 1024,
+    /* Rows of a unit of attend's work; a multiple of every instruction set's group. */
+    CPA_HOST_UNIT_ROWS = 480
+};
+
+typedef struct cpa_attend_workspace cpa_attend_workspace;
 
 typedef struct cpa_host_device {
     cpa_device base;
     int32_t thread_count;
     cpa_host_threads *threads;
+    const cpa_attend_isa *isa;
+    cpa_attend_workspace **workspaces; /* [thread_count]; in use by the run that holds the threads */
 } cpa_host_device;
 
 static inline cpa_host_device *cpa_host_device_of(const cpa_stream *stream) {

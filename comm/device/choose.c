@@ -1,0 +1,104 @@
+/* Times an exchange with the peer of the first round, as context attention does it, over each transport. */
+#include <cuda_runtime_api.h>
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "comm/device/driver.h"
+#include "comm/device_transport.h"
+#include "comm/rounds.h"
+
+enum { WARM_UPS = 3, REPETITIONS = 10 };
+static const int64_t SIZES[CPA_CHOICE_SIZES] = {(int64_t)1 << 20, (int64_t)64 << 20};
+
+typedef struct site {
+    cpa_control *control;
+    cudaStream_t stream;
+    char *buffers; /* two of the largest size */
+} site;
+
+static cpa_status exchange_once(const site *s, cpa_transport *transport, int64_t bytes, cpa_error *err) {
+    int32_t to = cpa_round_send_peer(s->control->size, s->control->rank, 1);
+    int32_t from = cpa_round_recv_peer(s->control->size, s->control->rank, 1);
+    char *recv = s->buffers + SIZES[CPA_CHOICE_SIZES - 1];
+    cpa_message msgs[2] = {{to, s->buffers, bytes, NULL, 0}, {from, NULL, 0, recv, bytes}};
+    if (to == from) msgs[0] = (cpa_message){to, s->buffers, bytes, recv, bytes};
+    cpa_exchange *exchange;
+    CPA_TRY(transport->table->start(transport, msgs, to == from ? 1 : 2, s->stream, &exchange, err));
+    return transport->table->finish(transport, exchange, s->stream, NULL, err);
+}
+
+static cpa_status time_size(const site *s, cpa_transport *transport, int64_t bytes, double *seconds, cpa_error *err) {
+    double begin = 0;
+    for (int i = -WARM_UPS; i < REPETITIONS; i++) {
+        if (i == 0) {
+            CPA_TRY(transport->table->drain(transport, s->stream, err));
+            begin = cpa_clock_now();
+        }
+        CPA_TRY(exchange_once(s, transport, bytes, err));
+    }
+    CPA_TRY(transport->table->drain(transport, s->stream, err));
+    *seconds = (cpa_clock_now() - begin) / REPETITIONS;
+    return CPA_OK;
+}
+
+/* Times of the slowest rank; INFINITY and the reason if the transport does not work. Fails only if MPI does. */
+static cpa_status time_transport(const site *s, const cpa_transport_table *table, double *seconds, char *why,
+                                 size_t why_size, cpa_error *err) {
+    cpa_transport *transport = NULL;
+    cpa_error own = {.message = ""};
+    cpa_status status = table->open(s->control, &transport, &own); /* the same on all ranks */
+    for (int i = 0; i < CPA_CHOICE_SIZES; i++) {
+        if (status == CPA_OK) {
+            status = cpa_control_agree(s->control, time_size(s, transport, SIZES[i], &seconds[i], &own), &own);
+        }
+        if (status != CPA_OK) seconds[i] = INFINITY;
+    }
+    if (transport) table->close(transport);
+    snprintf(why, why_size, "%.*s", (int)why_size - 1, status == CPA_OK ? "" : own.message);
+    return cpa_control_max(s->control, seconds, CPA_CHOICE_SIZES, err);
+}
+
+static double product(const double *seconds) {
+    double all = 1;
+    for (int i = 0; i < CPA_CHOICE_SIZES; i++) all *= seconds[i];
+    return all;
+}
+
+static cpa_status measure(const site *s, cpa_transport_choice *choice, cpa_error *err) {
+    CPA_TRY(
+        time_transport(s, &cpa_transport_nccl, choice->nccl_s, choice->why_no_nccl, sizeof choice->why_no_nccl, err));
+    CPA_TRY(
+        time_transport(s, &cpa_transport_peer, choice->peer_s, choice->why_no_peer, sizeof choice->why_no_peer, err));
+    double nccl = product(choice->nccl_s), peer = product(choice->peer_s);
+    if (isinf(nccl) && isinf(peer)) {
+        return cpa_fail(err, CPA_COMM, "no transport between the GPUs: nccl: %.200s; peer: %.200s", choice->why_no_nccl,
+                        choice->why_no_peer);
+    }
+    choice->table = peer <= nccl ? &cpa_transport_peer : &cpa_transport_nccl;
+    return CPA_OK;
+}
+
+static cpa_status open_site(site *s, cpa_error *err) {
+    size_t bytes = 2 * (size_t)SIZES[CPA_CHOICE_SIZES - 1];
+    CPA_TRY(cpa_runtime_check(cudaStreamCreateWithFlags(&s->stream, cudaStreamNonBlocking), "cudaStreamCreateWithFlags",
+                              err));
+    return cpa_runtime_check(cudaMalloc((void **)&s->buffers, bytes), "cudaMalloc", err);
+}
+
+cpa_status cpa_transport_choose(cpa_control *control, cpa_transport_choice *out, cpa_error *err) {
+    cpa_transport_choice choice = {.table = &cpa_transport_peer};
+    memcpy(choice.bytes, SIZES, sizeof SIZES);
+    site s = {.control = control};
+    cpa_status status = CPA_OK;
+    if (control->size > 1) {
+        CPA_TRY_GOTO(cpa_control_agree(control, open_site(&s, err), err), done);
+        CPA_TRY_GOTO(measure(&s, &choice, err), done);
+    }
+    *out = choice;
+done:
+    cudaFree(s.buffers);
+    if (s.stream) cudaStreamDestroy(s.stream);
+    return status;
+}

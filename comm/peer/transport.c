@@ -1,0 +1,362 @@
+/* The transport through peer memory: the sender's copy engine writes into the receiver's buffer.
+ *
+ * Two things must be known before a copy. Where to write: the receiver tells the sender, over MPI, when it starts the
+ * exchange; the sender's start waits for that on the host. When to write: the receiver's device tells the sender's,
+ * through words of device memory that each rank keeps for every other. There is a lane for each other rank, and an
+ * exchange is on it:
+ *
+ *     wait for the caller's `ready`
+ *     receiving: set the peer's word `writable`
+ *     sending:   wait until the own word `writable` is set; copy; set the peer's word `arrived`; clear `writable`
+ *     receiving: wait until the own word `arrived` is set
+ *     record `done`; clear `arrived`
+ *
+ * The words never need to count. A rank sets the peer's `writable` again only in its next exchange with that peer: on
+ * its lane that is behind the arrival of this one, which the peer announced behind its wait; and the peer clears it
+ * before it waits for anything else. It sets `arrived` again only when it was told `writable` again, which is behind the
+ * clearing. Words without a count let a captured exchange be launched again and again. Setting a word takes effect after
+ * everything before it on its stream, the copy included.
+ *
+ * No deadlock, even if the device runs all streams as one, in the order of the calls: an exchange sets all `writable`
+ * before it waits for any, and all `arrived` before it waits for any, and what it waits for its peers have set in the
+ * same exchange. To save calls, the first wait of each kind goes with the last setting before it. */
+#include <inttypes.h>
+#include <sched.h>
+#include <stdlib.h>
+
+#include "base/clock.h"
+#include "comm/device/exchange.h"
+#include "comm/device_transport.h"
+#include "comm/mpi/mpi_error.h"
+#include "comm/peer/memory.h"
+
+/* The words of one rank for one other. */
+typedef struct peer_words {
+    uint32_t writable;
+    uint32_t arrived;
+} peer_words;
+
+/* What a rank holds for one other. */
+typedef struct peer_link {
+    peer_words *theirs; /* mapped; those that they keep for this rank */
+    char *theirs_base;
+    cpa_peer_imports imports;
+} peer_link;
+
+/* Addresses on their way to the senders of one exchange. */
+typedef struct address_box {
+    cpa_peer_address *addresses; /* [size] */
+    MPI_Request *requests;       /* [size] */
+} address_box;
+
+typedef struct peer_transport {
+    cpa_device_transport head;
+    MPI_Comm comm;
+    peer_words *words; /* device, [size]: written by that rank */
+    peer_link *links;  /* [size] */
+    cudaStream_t rescue;
+    cpa_peer_exports exports;
+    address_box boxes[CPA_TRANSPORT_MAX_IN_FLIGHT];
+} peer_transport;
+
+static int32_t lane_of(const peer_transport *t, int32_t peer) {
+    return peer < t->head.control->rank ? peer : peer - 1;
+}
+
+/* ---- where to write ---- */
+
+/* Waits for a request; the peer may take long to reach its own start. */
+static cpa_status await(const peer_transport *t, MPI_Request *request, int32_t peer, int64_t exchange, cpa_error *err) {
+    double begin = cpa_clock_now();
+    int done = 0;
+    for (;;) {
+        CPA_TRY(cpa_mpi_check(MPI_Test(request, &done, MPI_STATUS_IGNORE), "MPI_Test", err));
+        if (done) return CPA_OK;
+        double waited = cpa_clock_now() - begin;
+        if (waited > t->head.base.timeout_s) {
+            return cpa_fail(err, CPA_COMM, "rank %d: exchange %" PRId64 " has waited %.0f s for rank %d to start it",
+                            t->head.control->rank, exchange, waited, peer);
+        }
+        sched_yield();
+    }
+}
+
+static cpa_status tell_addresses(peer_transport *t, const cpa_exchange *exchange, const cpa_message *msgs,
+                                 int32_t n_msgs, cpa_error *err) {
+    address_box *box = &t->boxes[exchange - t->head.exchanges];
+    for (int32_t i = 0; i < n_msgs; i++) {
+        const cpa_message *m = &msgs[i];
+        if (m->recv_bytes == 0) continue;
+        cpa_peer_address *address = &box->addresses[m->peer];
+        CPA_TRY(await(t, &box->requests[m->peer], m->peer, exchange->number, err)); /* of an earlier exchange */
+        CPA_TRY(cpa_peer_export(&t->exports, &t->head.driver, m->recv, m->recv_bytes, address, err));
+        int code = MPI_Isend(address, sizeof *address, MPI_BYTE, m->peer, 0, t->comm, &box->requests[m->peer]);
+        CPA_TRY(cpa_mpi_check(code, "MPI_Isend", err));
+    }
+    return CPA_OK;
+}
+
+/* Where the message goes, in this process's addresses. */
+static cpa_status learn_address(peer_transport *t, const cpa_exchange *exchange, const cpa_message *m, void **out,
+                                cpa_error *err) {
+    cpa_peer_address address;
+    MPI_Request request;
+    int code = MPI_Irecv(&address, sizeof address, MPI_BYTE, m->peer, 0, t->comm, &request);
+    CPA_TRY(cpa_mpi_check(code, "MPI_Irecv", err));
+    cpa_status status = await(t, &request, m->peer, exchange->number, err);
+    if (status != CPA_OK) {
+        MPI_Cancel(&request);
+        MPI_Wait(&request, MPI_STATUS_IGNORE);
+        return status;
+    }
+    if (address.bytes != m->send_bytes) {
+        return cpa_fail(err, CPA_COMM, "rank %d sends %" PRId64 " bytes to rank %d, which expects %" PRId64,
+                        t->head.control->rank, m->send_bytes, m->peer, address.bytes);
+    }
+    peer_link *link = &t->links[m->peer];
+    *out = cpa_peer_find(&link->imports, &address);
+    if (*out) return CPA_OK;
+    CPA_TRY(cpa_device_drain(&t->head.base, t->head.lanes[lane_of(t, m->peer)], err));
+    return cpa_peer_map(&link->imports, &address, out, err);
+}
+
+/* ---- one exchange ---- */
+
+/* A message with something to move. */
+typedef struct transfer {
+    const cpa_message *m;
+    int32_t lane;
+    void *to; /* where it sends */
+} transfer;
+
+static cpa_status enqueue_ops(peer_transport *t, const transfer *x, cpa_mem_op *ops, int n, cpa_error *err) {
+    return n > 0 ? cpa_driver_enqueue(&t->head.driver, t->head.lanes[x->lane], ops, n, err) : CPA_OK;
+}
+
+static int add_set_writable(const peer_transport *t, const transfer *x, cpa_mem_op *ops) {
+    if (x->m->recv_bytes == 0) return 0;
+    ops[0] = cpa_mem_op_write(&t->links[x->m->peer].theirs->writable, 1);
+    return 1;
+}
+
+static int add_wait_arrived(const peer_transport *t, const transfer *x, cpa_mem_op *ops) {
+    if (x->m->recv_bytes == 0) return 0;
+    ops[0] = cpa_mem_op_wait(&t->words[x->m->peer].arrived, 1);
+    return 1;
+}
+
+/* The copy of one transfer. The first to be enqueued sets its own `writable`, the last waits for its own arrival. */
+static cpa_status enqueue_copy(peer_transport *t, const transfer *x, int is_first, int is_last, cpa_error *err) {
+    const cpa_message *m = x->m;
+    cpa_mem_op ops[3];
+    int n = is_first ? add_set_writable(t, x, ops) : 0;
+    if (m->send_bytes > 0) {
+        ops[n++] = cpa_mem_op_wait(&t->words[m->peer].writable, 1);
+        CPA_TRY(enqueue_ops(t, x, ops, n, err));
+        cudaError_t error =
+            cudaMemcpyAsync(x->to, m->send, (size_t)m->send_bytes, cudaMemcpyDeviceToDevice, t->head.lanes[x->lane]);
+        CPA_TRY(cpa_runtime_check(error, "cudaMemcpyAsync", err));
+        ops[0] = cpa_mem_op_write(&t->links[m->peer].theirs->arrived, 1);
+        ops[1] = cpa_mem_op_write(&t->words[m->peer].writable, 0);
+        n = 2;
+    }
+    if (is_last) n += add_wait_arrived(t, x, ops + n);
+    return enqueue_ops(t, x, ops, n, err);
+}
+
+static cpa_status enqueue_end(peer_transport *t, cpa_exchange *exchange, const transfer *x, cpa_error *err) {
+    cpa_mem_op clear[2];
+    int n = 0;
+    if (x->m->recv_bytes > 0) clear[n++] = cpa_mem_op_write(&t->words[x->m->peer].arrived, 0);
+    return cpa_lane_end(&t->head, exchange, x->lane, (uint64_t)1 << x->m->peer, clear, n, err);
+}
+
+static cpa_status enqueue_transfers(peer_transport *t, cpa_exchange *exchange, const transfer *transfers, int32_t n,
+                                    cpa_error *err) {
+    cpa_mem_op op;
+    for (int32_t i = 0; i < n; i++) {
+        CPA_TRY(cpa_lane_begin(&t->head, exchange, transfers[i].lane, err));
+        if (i + 1 < n) {
+            CPA_TRY(enqueue_ops(t, &transfers[i], &op, add_set_writable(t, &transfers[i], &op), err));
+        }
+    }
+    for (int32_t i = n - 1; i >= 0; i--) CPA_TRY(enqueue_copy(t, &transfers[i], i == n - 1, i == 0, err));
+    for (int32_t i = 0; i < n; i++) {
+        if (i > 0) CPA_TRY(enqueue_ops(t, &transfers[i], &op, add_wait_arrived(t, &transfers[i], &op), err));
+        CPA_TRY(enqueue_end(t, exchange, &transfers[i], err));
+    }
+    return CPA_OK;
+}
+
+static cpa_status enqueue(cpa_device_transport *head, cpa_exchange *exchange, const cpa_message *msgs, int32_t n_msgs,
+                          cpa_error *err) {
+    peer_transport *t = (peer_transport *)head;
+    transfer transfers[CPA_DEVICE_MAX_RANKS];
+    int32_t n = 0;
+    CPA_TRY(tell_addresses(t, exchange, msgs, n_msgs, err));
+    for (int32_t i = 0; i < n_msgs; i++) {
+        const cpa_message *m = &msgs[i];
+        if (m->send_bytes == 0 && m->recv_bytes == 0) continue;
+        transfers[n] = (transfer){.m = m, .lane = lane_of(t, m->peer)};
+        if (m->send_bytes > 0) CPA_TRY(learn_address(t, exchange, m, &transfers[n].to, err));
+        n++;
+    }
+    return enqueue_transfers(t, exchange, transfers, n, err);
+}
+
+/* Plays the part of the ranks that do not answer: sets every word, on a stream that waits for nothing. What is copied
+ * and received from here on is garbage; the transport has failed and says so. */
+static void release(cpa_device_transport *head) {
+    peer_transport *t = (peer_transport *)head;
+    if (cudaStreamQuery(t->rescue) == cudaErrorNotReady) return;
+    for (int32_t peer = 0; peer < head->control->size; peer++) {
+        cpa_mem_op set[2] = {cpa_mem_op_write(&t->words[peer].writable, 1),
+                             cpa_mem_op_write(&t->words[peer].arrived, 1)};
+        cpa_driver_enqueue(&head->driver, t->rescue, set, 2, NULL);
+    }
+}
+
+static const cpa_device_ops OPS = {.enqueue = enqueue, .abort = release};
+
+/* ---- life ---- */
+
+static cpa_status check_one_host(cpa_control *control, cpa_error *err) {
+    MPI_Comm host;
+    int ranks_here = 0;
+    int code = MPI_Comm_split_type(control->comm, MPI_COMM_TYPE_SHARED, control->rank, MPI_INFO_NULL, &host);
+    CPA_TRY(cpa_mpi_check(code, "MPI_Comm_split_type", err));
+    MPI_Comm_size(host, &ranks_here);
+    MPI_Comm_free(&host);
+    if (ranks_here == control->size) return CPA_OK;
+    return cpa_fail(err, CPA_UNSUPPORTED, "peer memory: %d of %d ranks are on the host of rank %d, expected all",
+                    ranks_here, control->size, control->rank);
+}
+
+static cpa_status alloc_tables(peer_transport *t, cpa_error *err) {
+    size_t size = (size_t)t->head.control->size;
+    t->links = calloc(size, sizeof *t->links);
+    int failed = !t->links;
+    for (int i = 0; i < CPA_TRANSPORT_MAX_IN_FLIGHT; i++) {
+        address_box *box = &t->boxes[i];
+        box->addresses = calloc(size, sizeof *box->addresses);
+        box->requests = calloc(size, sizeof *box->requests);
+        failed |= !box->addresses || !box->requests;
+        for (size_t peer = 0; box->requests && peer < size; peer++) box->requests[peer] = MPI_REQUEST_NULL;
+    }
+    return failed ? cpa_fail(err, CPA_NO_MEMORY, "no memory for the links of %zu ranks", size) : CPA_OK;
+}
+
+/* A stream of a priority of its own: it must not share a hardware queue with those that wait. */
+static cpa_status create_rescue(peer_transport *t, cpa_error *err) {
+    int least, greatest;
+    CPA_TRY(cpa_runtime_check(cudaDeviceGetStreamPriorityRange(&least, &greatest), "cudaDeviceGetStreamPriorityRange",
+                              err));
+    int priority = greatest < least ? greatest + 1 : least; /* lanes have the greatest; a smaller number goes first */
+    return cpa_runtime_check(cudaStreamCreateWithPriority(&t->rescue, cudaStreamNonBlocking, priority),
+                             "cudaStreamCreateWithPriority", err);
+}
+
+/* Everything that needs no other rank. */
+static cpa_status open_local(peer_transport *t, cpa_peer_address *words, cpa_error *err) {
+    size_t bytes = (size_t)t->head.control->size * sizeof *t->words;
+    CPA_TRY(alloc_tables(t, err));
+    CPA_TRY(create_rescue(t, err));
+    CPA_TRY(cpa_runtime_check(cudaMalloc((void **)&t->words, bytes), "cudaMalloc", err));
+    CPA_TRY(cpa_runtime_check(cudaMemset(t->words, 0, bytes), "cudaMemset", err));
+    CPA_TRY(cpa_runtime_check(cudaDeviceSynchronize(), "cudaDeviceSynchronize", err));
+    return cpa_peer_export(&t->exports, &t->head.driver, t->words, (int64_t)bytes, words, err);
+}
+
+/* Maps the words of every other rank; the first use of peer access. */
+static cpa_status map_words(peer_transport *t, const cpa_peer_address *all, cpa_error *err) {
+    const cpa_control *control = t->head.control;
+    for (int32_t peer = 0; peer < control->size; peer++) {
+        if (peer == control->rank) continue;
+        void *mapped = NULL;
+        cudaError_t error = cudaIpcOpenMemHandle(&mapped, all[peer].handle, cudaIpcMemLazyEnablePeerAccess);
+        if (error != cudaSuccess) {
+            cudaGetLastError();
+            return cpa_fail(err, CPA_UNSUPPORTED, "peer memory: the GPU of rank %d cannot reach that of rank %d: %s",
+                            control->rank, peer, cudaGetErrorString(error));
+        }
+        t->links[peer].theirs_base = mapped;
+        t->links[peer].theirs = (peer_words *)(void *)((char *)mapped + all[peer].offset) + control->rank;
+    }
+    return CPA_OK;
+}
+
+static cpa_status exchange_words(peer_transport *t, const cpa_peer_address *mine, cpa_error *err) {
+    const cpa_control *control = t->head.control;
+    cpa_peer_address *all = calloc((size_t)control->size, sizeof *all);
+    cpa_status status = all ? CPA_OK : cpa_fail(err, CPA_NO_MEMORY, "no memory for %d addresses", control->size);
+    CPA_TRY_GOTO(cpa_control_agree(t->head.control, status, err), done);
+    int code = MPI_Allgather(mine, sizeof *mine, MPI_BYTE, all, sizeof *mine, MPI_BYTE, t->comm);
+    CPA_TRY_GOTO(cpa_mpi_check(code, "MPI_Allgather", err), done);
+    status = cpa_control_agree(t->head.control, map_words(t, all, err), err);
+done:
+    free(all);
+    return status;
+}
+
+/* Frees what open_local and the calls after it made. */
+static void close_local(peer_transport *t) {
+    for (int32_t peer = 0; t->links && peer < t->head.control->size; peer++) {
+        cpa_peer_unmap_all(&t->links[peer].imports);
+        if (t->links[peer].theirs_base) cudaIpcCloseMemHandle(t->links[peer].theirs_base);
+    }
+    cudaFree(t->words);
+    if (t->rescue) cudaStreamDestroy(t->rescue);
+    for (int i = 0; i < CPA_TRANSPORT_MAX_IN_FLIGHT; i++) {
+        address_box *box = &t->boxes[i];
+        for (int32_t peer = 0; box->requests && peer < t->head.control->size; peer++) {
+            if (box->requests[peer] != MPI_REQUEST_NULL) MPI_Request_free(&box->requests[peer]);
+        }
+        free(box->requests);
+        free(box->addresses);
+    }
+    free(t->links);
+    if (t->comm != MPI_COMM_NULL) MPI_Comm_free(&t->comm);
+    cpa_device_close(&t->head);
+}
+
+static void transport_close(cpa_transport *transport) {
+    peer_transport *t = (peer_transport *)transport;
+    if (!t) return;
+    cudaSetDevice(t->head.device);
+    cpa_device_settle(&t->head);
+    close_local(t);
+    free(t);
+}
+
+static cpa_status transport_open(cpa_control *control, cpa_transport **out, cpa_error *err) {
+    peer_transport *t = calloc(1, sizeof *t);
+    cpa_peer_address words = {0};
+    cpa_status status = t ? CPA_OK : cpa_fail(err, CPA_NO_MEMORY, "no memory for a transport");
+    if (t) {
+        t->comm = MPI_COMM_NULL;
+        status = cpa_device_open(&t->head, &cpa_transport_peer, &OPS, control, control->size - 1, err);
+    }
+    int opened = t && status == CPA_OK;
+    if (opened) status = open_local(t, &words, err);
+    CPA_TRY_GOTO(cpa_control_agree(control, status, err), failed);
+    CPA_TRY_GOTO(cpa_control_agree(control, check_one_host(control, err), err), failed);
+    CPA_TRY_GOTO(cpa_mpi_dup(control->comm, &t->comm, err), failed);
+    CPA_TRY_GOTO(exchange_words(t, &words, err), failed);
+    *out = &t->head.base;
+    return CPA_OK;
+
+failed:
+    if (opened) close_local(t);
+    free(t);
+    return status;
+}
+
+const cpa_transport_table cpa_transport_peer = {
+    .name = "peer",
+    .open = transport_open,
+    .close = transport_close,
+    .start = cpa_device_start,
+    .poll = cpa_device_poll,
+    .finish = cpa_device_finish,
+    .drain = cpa_device_drain,
+};

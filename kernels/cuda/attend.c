@@ -1,0 +1,143 @@
+/* attend: picks the kernels for a plan and its arguments, and launches them. */
+#include <math.h>
+
+#include "base/check.h"
+#include "base/fault.h"
+#include "kernels/cuda/attend.h"
+
+/* Copies the plan to the device the first time that a stream uses it. Another stream copies the same bytes again
+ * rather than wait for the first one. */
+static cpa_status upload(const cpa_cuda_plan *plan, cpa_stream *stream) {
+    cpa_cuda_plan_memory *memory = plan->memory;
+    cudaStream_t handle = cpa_cuda_handle(stream);
+    if (memory->current && memory->uploaded == handle) return CPA_OK;
+    CPA_TRY(cpa_cuda_check(&stream->error,
+                           cudaMemcpyAsync(memory->image, memory->staging, (size_t)plan->image_bytes,
+                                           cudaMemcpyHostToDevice, handle),
+                           "attend: plan"));
+    memory->uploaded = handle;
+    memory->current = 1;
+    return CPA_OK;
+}
+
+static int32_t log2_of(int32_t power) {
+    int32_t shift = 0;
+    while (power >> shift > 1) shift++;
+    return shift;
+}
+
+static void fill_args(const cpa_cuda_plan *plan, const cpa_attend_args *args, cpa_cuda_attend_args *a) {
+    cpa_kv_view kv = cpa_kv_view_resolve(args->kv);
+    int32_t q_heads = plan->base.q_heads;
+    cpa_partial state = cpa_partial_resolve(args->state, q_heads, kv.v_dim);
+    const char *image = plan->memory->image;
+    float scale = args->scale != 0 ? args->scale : 1.0f / sqrtf((float)kv.k_dim);
+    *a = (cpa_cuda_attend_args){
+        .q = args->q,
+        .k = kv.k,
+        .v = kv.v,
+        .q_row_stride = args->q_row_stride ? args->q_row_stride : (int64_t)q_heads * kv.k_dim,
+        .k_block_stride = kv.k_block_stride,
+        .k_token_stride = kv.k_token_stride,
+        .k_head_stride = kv.k_head_stride,
+        .v_block_stride = kv.v_block_stride,
+        .v_token_stride = kv.v_token_stride,
+        .v_head_stride = kv.v_head_stride,
+        .q_dtype = args->q_dtype,
+        .kv_dtype = kv.dtype,
+        .q_heads = q_heads,
+        .kv_heads = kv.kv_heads,
+        .group = q_heads / kv.kv_heads,
+        .k_dim = kv.k_dim,
+        .v_dim = kv.v_dim,
+        .block_shift = log2_of(kv.block_size),
+        .resume = args->resume,
+        .map = plan->map,
+        .mask = args->mask,
+        .reach = cpa_fault_is(CPA_FAULT_OFF_BY_ONE_MASK) ? 0 : 1,
+        .head_skew = cpa_fault_is(CPA_FAULT_SWAPPED_KV_HEAD) ? 1 : 0,
+        .scale = scale,
+        .scale_log2 = scale * (float)M_LOG2E,
+        .o = state.o,
+        .lse = state.lse,
+        .o_row_stride = state.o_row_stride,
+        .lse_row_stride = state.lse_row_stride,
+        .out = args->out,
+        .tables = (const int32_t *)(image + plan->tables_at),
+        .items = (const cpa_cuda_item *)(image + plan->items_at),
+        .n_items = plan->base.n_items,
+        .piece_start = (const int32_t *)(image + plan->decode_start_at),
+        .splits = (const cpa_cuda_split *)(image + plan->splits_at),
+        .partial_o = plan->memory->partial,
+        .partial_lse = plan->memory->partial + plan->partial_rows * kv.kv_heads * kv.v_dim,
+        .partial_rows = plan->partial_rows,
+    };
+}
+
+static int aligned(const void *pointer, uintptr_t bytes) {
+    return (uintptr_t)pointer % bytes == 0;
+}
+
+/* The tensor-core kernels move 8 elements of the inputs and 4 of the state at a time, multiply in the inputs' dtype, and
+ * take the largest raw score for the largest scaled one. */
+static int tensor_cores_fit(const cpa_cuda_attend_args *a) {
+    const int64_t inputs = a->q_row_stride | a->k_block_stride | a->k_token_stride | a->k_head_stride |
+                           a->v_block_stride | a->v_token_stride | a->v_head_stride | a->k_dim | a->v_dim;
+    return a->q_dtype == a->kv_dtype && (a->q_dtype == CPA_BF16 || a->q_dtype == CPA_F16) && inputs % 8 == 0 &&
+           aligned(a->q, 16) && aligned(a->k, 16) && aligned(a->v, 16) && aligned(a->out, 16) && aligned(a->o, 16) &&
+           a->o_row_stride % 4 == 0 && 1 << a->block_shift >= CPA_CUDA_LEAST_BLOCK && a->scale > 0;
+}
+
+/* The pool of keys or values as a tensor of (dim, token, head, block), with boxes of 64 elements by `box` tokens. A box
+ * at a block past the pool, or at elements past the head, reads zeros. */
+static cpa_status encode_map(const cpa_cuda_device *device, cpa_dtype dtype, const void *pool, int32_t dim,
+                             const cpa_kv_view *kv, int64_t block_stride, int64_t token_stride, int64_t head_stride,
+                             int32_t box, CUtensorMap *out, cpa_stream *stream) {
+    cuuint64_t bytes = (cuuint64_t)cpa_dtype_bytes(dtype);
+    cuuint64_t dims[] = {(cuuint64_t)dim, (cuuint64_t)kv->block_size, (cuuint64_t)kv->kv_heads,
+                         (cuuint64_t)(kv->num_blocks > 0 ? kv->num_blocks : 1)};
+    cuuint64_t strides[] = {(cuuint64_t)token_stride * bytes, (cuuint64_t)head_stride * bytes,
+                            (cuuint64_t)block_stride * bytes};
+    cuuint32_t boxes[] = {64, (cuuint32_t)box, 1, 1}, steps[] = {1, 1, 1, 1};
+    CUresult result = device->encode(out, dtype == CPA_BF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
+                                     4, (void *)(uintptr_t)pool, dims, strides, boxes, steps,
+                                     CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                                     CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    if (result != CUDA_SUCCESS)
+        return cpa_fail(&stream->error, CPA_DEVICE, "attend: cuTensorMapEncodeTiled failed with error %d", (int)result);
+    return CPA_OK;
+}
+
+static cpa_status run_hopper(const cpa_cuda_plan *plan, const cpa_cuda_attend_args *a, const cpa_kv_view *view,
+                             cpa_stream *stream) {
+    const cpa_cuda_device *device = cpa_cuda_device_of(stream);
+    cpa_kv_view kv = cpa_kv_view_resolve(*view);
+    CUtensorMap k_map, v_map;
+    int32_t box = cpa_cuda_hopper_box(a->k_dim, a->v_dim, kv.block_size);
+    CPA_TRY(encode_map(device, kv.dtype, kv.k, kv.k_dim, &kv, kv.k_block_stride, kv.k_token_stride, kv.k_head_stride,
+                       box, &k_map, stream));
+    CPA_TRY(encode_map(device, kv.dtype, kv.v, kv.v_dim, &kv, kv.v_block_stride, kv.v_token_stride, kv.v_head_stride,
+                       box, &v_map, stream));
+    return cpa_cuda_attend_hopper(a, &k_map, &v_map, plan->n_prefill, stream);
+}
+
+cpa_status cpa_cuda_attend(const cpa_attend_plan *base, const cpa_attend_args *args, cpa_stream *stream) {
+    const cpa_cuda_plan *plan = (const cpa_cuda_plan *)base;
+    cpa_cuda_path path = cpa_cuda_device_of(stream)->path;
+    cpa_cuda_attend_args a;
+    if (base->n_items == 0 || plan->rows == 0) return CPA_OK;
+    CPA_TRY(cpa_cuda_select(stream->device, &stream->error));
+    CPA_TRY(upload(plan, stream));
+    fill_args(plan, args, &a);
+    if (path == CPA_CUDA_SIMPLE || !tensor_cores_fit(&a)) return cpa_cuda_attend_simple(&a, plan->rows, stream);
+    if (plan->decode_ctas > 0) {
+        a.pieces = (const cpa_cuda_piece *)(plan->memory->image + plan->decode_at);
+        CPA_TRY(cpa_cuda_attend_decode(&a, plan->decode_ctas, stream));
+    }
+    if (plan->n_prefill > 0) {
+        a.pieces = (const cpa_cuda_piece *)(plan->memory->image + plan->prefill_at);
+        CPA_TRY(path == CPA_CUDA_HOPPER && args->kv.num_blocks > 0 ? run_hopper(plan, &a, &args->kv, stream)
+                                        : cpa_cuda_attend_portable(&a, plan->n_prefill, stream));
+    }
+    return plan->n_splits > 0 ? cpa_cuda_attend_combine(&a, plan->n_splits, stream) : CPA_OK;
+}

@@ -1,0 +1,128 @@
+/* What the plan, the launcher and the kernels of attend share. C and CUDA C++.
+ *
+ * The rows of an item are packed: row r is query head r mod group of token r / group, so that the heads of a group
+ * share the keys that a tile loads, and a decode token fills a tile with its group. A piece is a tile of rows of one
+ * item against a range of its keys, for every KV head. Rows whose keys lie in several pieces get a partial state from
+ * each, in the plan's work space; combine joins them in the order of the keys. */
+#ifndef CPA_CUDA_ATTEND_H
+#define CPA_CUDA_ATTEND_H
+
+#include "kernels/cuda/cuda.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum {
+    CPA_CUDA_DECODE_ROWS = 16,   /* items of at most so many rows go to the decode kernel */
+    CPA_CUDA_PREFILL_ROWS = 128, /* rows of a prefill tile */
+    CPA_CUDA_PREFILL_KEYS = 128, /* prefill pieces begin at multiples of this many keys */
+    CPA_CUDA_DECODE_KEYS = 64,   /* decode pieces */
+    CPA_CUDA_LEAST_BLOCK = 16    /* tokens in a block, for the kernels other than the simple one */
+};
+
+typedef struct cpa_cuda_piece {
+    int64_t q_row;               /* row in q and in the state of the item's first token */
+    int64_t q_first;             /* its local index in the shard at q_slot */
+    int64_t k_first;             /* local index of the item's first key in the shard at k_slot */
+    int64_t table;               /* first table entry of the item */
+    int32_t row_begin, row_end;  /* packed rows of the item */
+    int32_t k_begin, k_end;      /* keys of the item, counted from k_first */
+    int32_t q_slot, k_slot;
+    int32_t partial;             /* first row in the work space; -1: the result is final */
+} cpa_cuda_piece;
+
+/* A tile of rows whose keys are split: piece s left its states in the work space from row `partial` + s * rows on. */
+typedef struct cpa_cuda_split {
+    int64_t q_row;
+    int32_t row_begin, row_end;
+    int32_t partial;
+    int32_t count;
+} cpa_cuda_split;
+
+/* An item for the simple kernel: its packed rows of all heads begin at `begin` among those of all items. */
+typedef struct cpa_cuda_item {
+    cpa_attend_item item;
+    int64_t begin;
+} cpa_cuda_item;
+
+typedef struct cpa_cuda_costed_piece {
+    cpa_cuda_piece piece;
+    int64_t cost;
+} cpa_cuda_costed_piece;
+
+/* Memory of a plan, which its attends write to: the plan itself is constant to them. */
+typedef struct cpa_cuda_plan_memory {
+    char *staging;          /* pinned; the image of `image` */
+    char *image;            /* device */
+    int64_t image_capacity;
+    float *partial;         /* device: O [kv_heads, partial_rows, v_dim], then LSE [kv_heads, partial_rows] */
+    int64_t partial_capacity;
+    cpa_cuda_costed_piece *in_order; /* host; scratch of plan_set */
+    int64_t in_order_capacity;
+    cudaStream_t uploaded;  /* the stream that copied the staging to the image after the plan was set, if `current` */
+    int current;
+} cpa_cuda_plan_memory;
+
+/* The sections of the image begin at the offsets *_at. */
+typedef struct cpa_cuda_plan {
+    cpa_attend_plan base;
+    cpa_cuda_plan_memory *memory;
+    cpa_owner_map map;
+    int64_t image_bytes;
+    int64_t items_at, tables_at, decode_at, decode_start_at, prefill_at, splits_at;
+    int64_t rows;          /* packed rows of all items, per KV head */
+    int32_t decode_ctas;   /* per KV head; 0: no item goes to the decode kernel */
+    int32_t n_prefill;     /* pieces */
+    int32_t n_splits;
+    int64_t partial_rows;
+} cpa_cuda_plan;
+
+/* What every kernel of attend is told. */
+typedef struct cpa_cuda_attend_args {
+    const char *q;
+    const char *k, *v;
+    int64_t q_row_stride; /* strides in elements */
+    int64_t k_block_stride, k_token_stride, k_head_stride;
+    int64_t v_block_stride, v_token_stride, v_head_stride;
+    cpa_dtype q_dtype, kv_dtype;
+    int32_t q_heads, kv_heads, group, k_dim, v_dim;
+    int32_t block_shift; /* log2(block_size) */
+    int32_t resume;
+    cpa_owner_map map;
+    cpa_mask mask;
+    int32_t reach;   /* a causal query at p sees the positions below p + reach: 1 */
+    int32_t head_skew; /* query group g reads KV head (g + head_skew) mod kv_heads: 0 */
+    float scale, scale_log2; /* scale_log2 = scale * log2(e) */
+    float *o, *lse;
+    int64_t o_row_stride, lse_row_stride;
+    char *out;
+    const int32_t *tables;
+    const cpa_cuda_item *items;
+    int64_t n_items;
+    const cpa_cuda_piece *pieces;
+    const int32_t *piece_start; /* decode: [ctas + 1], the pieces of each CTA */
+    const cpa_cuda_split *splits;
+    float *partial_o, *partial_lse;
+    int64_t partial_rows;
+} cpa_cuda_attend_args;
+
+/* How many CTAs of the decode kernel share a multiprocessor. */
+static inline int32_t cpa_cuda_decode_occupancy(int32_t k_dim, int32_t v_dim) {
+    return k_dim <= 128 && v_dim <= 128 ? 2 : 1;
+}
+
+cpa_status cpa_cuda_attend_simple(const cpa_cuda_attend_args *args, int64_t rows, cpa_stream *stream);
+cpa_status cpa_cuda_attend_decode(const cpa_cuda_attend_args *args, int32_t ctas, cpa_stream *stream);
+cpa_status cpa_cuda_attend_portable(const cpa_cuda_attend_args *args, int32_t n_pieces, cpa_stream *stream);
+/* k_map and v_map describe the pools of keys and values as (dim, token, head, block). */
+cpa_status cpa_cuda_attend_hopper(const cpa_cuda_attend_args *args, const CUtensorMap *k_map, const CUtensorMap *v_map,
+                                  int32_t n_pieces, cpa_stream *stream);
+/* Tokens in a box of the tensor maps that the Hopper kernel takes. */
+int32_t cpa_cuda_hopper_box(int32_t k_dim, int32_t v_dim, int32_t block_size);
+cpa_status cpa_cuda_attend_combine(const cpa_cuda_attend_args *args, int32_t n_splits, cpa_stream *stream);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

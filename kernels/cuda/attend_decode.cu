@@ -1,0 +1,264 @@
+/* attend over few rows and many keys: bound by memory, so what counts is how many loads are under way. The plan gives
+ * each CTA a list of pieces. The query heads of a group fill a 16-row tile; each warp takes every WARPS-th run of 16
+ * keys through cp.async stages of its own, without a barrier, and the warps' states are joined at the end of the piece.
+ */
+#include "kernels/cuda/attend.cuh"
+#include "kernels/cuda/mma.cuh"
+
+namespace {
+
+constexpr int ROWS = CPA_CUDA_DECODE_ROWS;
+constexpr int KEYS = 16; /* of a stage: one k16 step of P V, within one page */
+
+template <typename Element, int KeyDim, int ValueDim, int Stages>
+struct config {
+    using element = Element;
+    static constexpr int K_DIM = KeyDim, V_DIM = ValueDim, STAGES = Stages, WARPS = 4, THREADS = 32 * WARPS;
+    static constexpr int K_BYTES = KEYS * KeyDim * 2, STAGE_BYTES = K_BYTES + KEYS * ValueDim * 2;
+    static constexpr int WARP_BYTES = Stages * STAGE_BYTES;
+    static constexpr int SHARED_BYTES = WARPS * WARP_BYTES;
+    static constexpr int CTAS = KeyDim <= 128 && ValueDim <= 128 ? 2 : 1; /* as cpa_cuda_decode_occupancy says */
+    static_assert(ROWS * ValueDim * 4 <= WARP_BYTES, "the accumulators of a warp fit into its stages");
+};
+
+template <int DIM>
+__device__ void load_rows(const char *pool, int dim, int64_t token_stride, int keys, uint32_t shared, int lane) {
+    constexpr int CHUNKS = DIM / 8;
+#pragma unroll 8
+    for (int i = 0; i < KEYS * CHUNKS / 32; i++) {
+        int at = lane + 32 * i, row = at / CHUNKS, chunk = at % CHUNKS;
+        bool valid = row < keys && chunk * 8 < dim;
+        copy_async_16(shared + swizzled<DIM>(row, chunk), valid ? pool + (row * token_stride + chunk * 8) * 2 : pool,
+                      valid);
+    }
+}
+
+/* Keys and values of the 16 keys from `key` on; all lie in `block`. Zeros past the last key. */
+template <typename C>
+__device__ void load_stage(const cpa_cuda_attend_args &a, const cpa_cuda_piece &piece, int kv_head, int key, int block,
+                           uint32_t shared, int lane) {
+    int64_t token = key & ((1 << a.block_shift) - 1);
+    int keys = piece.k_end - key;
+    load_rows<C::K_DIM>(
+        a.k + (block * a.k_block_stride + token * a.k_token_stride + kv_head * a.k_head_stride) * 2, a.k_dim,
+        a.k_token_stride, keys, shared, lane);
+    load_rows<C::V_DIM>(
+        a.v + (block * a.v_block_stride + token * a.v_token_stride + kv_head * a.v_head_stride) * 2, a.v_dim,
+        a.v_token_stride, keys, shared + C::K_BYTES, lane);
+}
+
+/* The queries as A operands; zeros past the last row and past the head's width. */
+template <typename C>
+__device__ void load_queries(uint32_t (&q)[C::K_DIM / 16][4], const cpa_cuda_attend_args &a,
+                             const cpa_cuda_piece &piece, int kv_group, int lane) {
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        int row = piece.row_begin + 8 * half + lane / 4;
+        bool valid = row < piece.row_end;
+        row_place place(a, piece.q_row, valid ? row : piece.row_begin, kv_group);
+        const char *from = a.q + (place.state_row * a.q_row_stride + (int64_t)place.head * a.k_dim) * 2;
+#pragma unroll
+        for (int k = 0; k < C::K_DIM / 16; k++) {
+#pragma unroll
+            for (int side = 0; side < 2; side++) {
+                int column = 16 * k + 8 * side + 2 * (lane % 4);
+                q[k][2 * side + half] =
+                    valid && column < a.k_dim ? *(const uint32_t *)(from + (int64_t)column * 2) : 0;
+            }
+        }
+    }
+}
+
+/* What a warp has of its rows lane / 4 and lane / 4 + 8, over its own keys. */
+template <typename C>
+struct warp_state {
+    float o[C::V_DIM / 8][4];
+    float max[2], sum[2]; /* max of raw scores; sum over this lane's columns */
+};
+
+/* One run of 16 keys. */
+template <typename C>
+__device__ void attend_keys(warp_state<C> &state, const uint32_t (&q)[C::K_DIM / 16][4], uint32_t stage, float scale_log2,
+                            bool masked, const row_keys (&bounds)[2], int sinks, int key, int lane) {
+    float s[2][4] = {{0, 0, 0, 0}, {0, 0, 0, 0}};
+    const uint32_t keys_at = keys_base<C::K_DIM>(stage, lane), values_at = values_base<C::V_DIM>(stage + C::K_BYTES, lane);
+#pragma unroll
+    for (int k = 0; k < C::K_DIM / 16; k++) {
+        uint32_t keys[4];
+        load_matrices(keys, at_pair<C::K_DIM>(keys_at, k));
+        mma<typename C::element>(s[0], q[k], keys[0], keys[1]);
+        mma<typename C::element>(s[1], q[k], keys[2], keys[3]);
+    }
+    if (masked) {
+#pragma unroll
+        for (int n = 0; n < 2; n++)
+#pragma unroll
+            for (int e = 0; e < 4; e++)
+                if (!sees(bounds[e / 2], sinks, key + 8 * n + 2 * (lane % 4) + e % 2)) s[n][e] = -INFINITY;
+    }
+    uint32_t p[4];
+    float keep[2];
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        float max = fmaxf(fmaxf(s[0][2 * half], s[0][2 * half + 1]), fmaxf(s[1][2 * half], s[1][2 * half + 1]));
+        max = fmaxf(state.max[half], quad_max(max));
+        float base = max == -INFINITY ? 0 : max * scale_log2, sum = 0;
+        keep[half] = exp2_fast(state.max[half] * scale_log2 - base);
+#pragma unroll
+        for (int n = 0; n < 2; n++) {
+            float low = exp2_fast(s[n][2 * half] * scale_log2 - base);
+            float high = exp2_fast(s[n][2 * half + 1] * scale_log2 - base);
+            sum += low + high;
+            p[2 * n + half] = pack_pair<typename C::element>(low, high);
+        }
+        state.max[half] = max;
+        state.sum[half] = state.sum[half] * keep[half] + sum;
+    }
+    if (__any_sync(0xffffffff, keep[0] != 1 || keep[1] != 1)) { /* maxima settle early: most runs skip this */
+#pragma unroll
+        for (int n = 0; n < C::V_DIM / 8; n++)
+#pragma unroll
+            for (int e = 0; e < 4; e++) state.o[n][e] *= keep[e / 2];
+    }
+#pragma unroll
+    for (int n = 0; n < C::V_DIM / 16; n++) {
+        uint32_t values[4];
+        load_matrices_transposed(values, at_pair<C::V_DIM>(values_at, n));
+        mma<typename C::element>(state.o[2 * n], p, values[0], values[1]);
+        mma<typename C::element>(state.o[2 * n + 1], p, values[2], values[3]);
+    }
+}
+
+/* Joins the warps' states in the order of the warps and stores the rows. */
+template <typename C>
+__device__ void join_warps(const cpa_cuda_attend_args &a, const cpa_cuda_piece &piece, int kv_group,
+                           const warp_state<C> &state, char *shared, float (&max)[C::WARPS][ROWS],
+                           float (&sum)[C::WARPS][ROWS], int warp, int lane) {
+    float *o = (float *)(shared + warp * C::WARP_BYTES);
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        int row = 8 * half + lane / 4;
+        float total = quad_sum(state.sum[half]);
+        if (lane % 4 == 0) max[warp][row] = state.max[half], sum[warp][row] = total;
+#pragma unroll
+        for (int n = 0; n < C::V_DIM / 8; n++) {
+            const float pair[2] = {state.o[n][2 * half], state.o[n][2 * half + 1]};
+            store_floats(o + row * C::V_DIM + 8 * n + 2 * (lane % 4), pair);
+        }
+    }
+    __syncthreads();
+    const int rows = piece.row_end - piece.row_begin, quads = a.v_dim / 4;
+    for (int pass = 0; pass < 2; pass++) { /* O, then the LSE, which everyone has read by then */
+        for (int i = threadIdx.x; i < (pass == 0 ? rows * quads : rows); i += C::THREADS) {
+            int row = pass == 0 ? i / quads : i, column = pass == 0 ? i % quads * 4 : 0;
+            float top = -INFINITY, total = 0, value[4] = {0, 0, 0, 0};
+            for (int w = 0; w < C::WARPS; w++) top = fmaxf(top, max[w][row]);
+            for (int w = 0; w < C::WARPS; w++) {
+                if (max[w][row] == -INFINITY) continue;
+                float weight = exp2_fast((max[w][row] - top) * a.scale_log2), part[4];
+                load_floats((const float *)(shared + w * C::WARP_BYTES) + row * C::V_DIM + column, part);
+                total += weight * sum[w][row];
+                for (int e = 0; e < 4; e++) value[e] += weight * part[e];
+            }
+            float inverse = total > 0 ? 1 / total : 0;
+            float lse = total > 0 ? top * a.scale + logf(total) : -INFINITY;
+            for (int e = 0; e < 4; e++) value[e] *= inverse;
+            row_sink sink(a, piece, piece.row_begin + row, kv_group, lse);
+            if (pass == 0) {
+                sink.store<typename C::element>(column, value);
+            } else {
+                sink.store_lse();
+            }
+        }
+        __syncthreads();
+    }
+}
+
+template <typename C>
+__device__ void attend_piece(const cpa_cuda_attend_args &a, const cpa_cuda_piece &piece, const key_walk<KEYS> &walk,
+                             int kv_group, warp_state<C> &state, uint32_t stages, int warp, int lane) {
+    const int kv_head = (kv_group + a.head_skew) % a.kv_heads;
+    const int32_t *table = a.tables + piece.table;
+    auto block_of = [&](int i) { return i < walk.count ? __ldg(table + ((walk.tile(i) * KEYS) >> a.block_shift)) : 0; };
+    int ahead = warp, next_block = block_of(ahead); /* the run that is loaded next, and the page it lies in */
+    auto load_next = [&](int stage) {
+        if (ahead < walk.count) {
+            int block = next_block;
+            int key = walk.tile(ahead) * KEYS;
+            ahead += C::WARPS;
+            next_block = block_of(ahead);
+            load_stage<C>(a, piece, kv_head, key, block, stages + stage * C::STAGE_BYTES, lane);
+        }
+        copy_async_commit();
+    };
+#pragma unroll
+    for (int stage = 0; stage < C::STAGES - 1; stage++) load_next(stage);
+    uint32_t q[C::K_DIM / 16][4];
+    load_queries<C>(q, a, piece, kv_group, lane);
+    row_keys bounds[2];
+#pragma unroll
+    for (int half = 0; half < 2; half++)
+        bounds[half] = keys_of_row(a, piece, min(piece.row_begin + 8 * half + lane / 4, piece.row_end - 1));
+    int stage = 0;
+    for (int i = warp; i < walk.count; i += C::WARPS) {
+        copy_async_wait<C::STAGES - 2>();
+        __syncwarp(); /* the run is there for all lanes, and all are done with the stage that is loaded next */
+        load_next(stage == 0 ? C::STAGES - 1 : stage - 1);
+        int tile = walk.tile(i);
+        attend_keys<C>(state, q, stages + stage * C::STAGE_BYTES, a.scale_log2, walk.masked(tile), bounds, walk.sinks,
+                       tile * KEYS, lane);
+        stage = stage + 1 == C::STAGES ? 0 : stage + 1;
+    }
+    copy_async_wait<0>();
+    __syncwarp();
+}
+
+template <typename C>
+__global__ void __launch_bounds__(C::THREADS, C::CTAS) attend_decode(const __grid_constant__ cpa_cuda_attend_args a) {
+    extern __shared__ __align__(128) char shared[];
+    __shared__ cpa_cuda_piece piece;
+    __shared__ key_walk<KEYS> walk;
+    __shared__ float max[C::WARPS][ROWS], sum[C::WARPS][ROWS];
+    const int kv_group = blockIdx.x, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    for (int i = a.piece_start[blockIdx.y]; i < a.piece_start[blockIdx.y + 1]; i++) {
+        if (threadIdx.x == 0) {
+            piece = a.pieces[i];
+            walk.start(a, piece);
+        }
+        __syncthreads();
+        warp_state<C> state;
+#pragma unroll
+        for (int half = 0; half < 2; half++) state.max[half] = -INFINITY, state.sum[half] = 0;
+#pragma unroll
+        for (int n = 0; n < C::V_DIM / 8; n++)
+#pragma unroll
+            for (int e = 0; e < 4; e++) state.o[n][e] = 0;
+        attend_piece<C>(a, piece, walk, kv_group, state, shared_address(shared) + warp * C::WARP_BYTES, warp, lane);
+        join_warps<C>(a, piece, kv_group, state, shared, max, sum, warp, lane);
+    }
+}
+
+template <typename C>
+cpa_status launch(const cpa_cuda_attend_args *args, int32_t ctas, cpa_stream *stream) {
+    cpa_status status = cpa_cuda_shared_memory(stream, (const void *)attend_decode<C>, C::SHARED_BYTES);
+    if (status != CPA_OK) return status;
+    dim3 grid(args->kv_heads, ctas);
+    attend_decode<C><<<grid, C::THREADS, C::SHARED_BYTES, cpa_cuda_handle(stream)>>>(*args);
+    return cpa_cuda_launched(stream, "attend");
+}
+
+template <typename Element>
+cpa_status launch_widths(const cpa_cuda_attend_args *args, int32_t ctas, cpa_stream *stream) {
+    int32_t k_dim = args->k_dim, v_dim = args->v_dim;
+    if (k_dim <= 64 && v_dim <= 64) return launch<config<Element, 64, 64, 6>>(args, ctas, stream);
+    if (k_dim <= 128 && v_dim <= 128) return launch<config<Element, 128, 128, 3>>(args, ctas, stream);
+    if (k_dim <= 192 && v_dim <= 128) return launch<config<Element, 192, 128, 4>>(args, ctas, stream);
+    return launch<config<Element, 256, 256, 3>>(args, ctas, stream);
+}
+
+}  // namespace
+
+extern "C" cpa_status cpa_cuda_attend_decode(const cpa_cuda_attend_args *args, int32_t ctas, cpa_stream *stream) {
+    return args->q_dtype == CPA_BF16 ? launch_widths<__nv_bfloat16>(args, ctas, stream)
+                                     : launch_widths<__half>(args, ctas, stream);
+}

@@ -1,0 +1,383 @@
+/* attend over prefill tiles on compute capability 9.0 (FlashAttention-3, Shah et al., arXiv:2407.08608): a warpgroup
+ * that loads pages by bulk tensor copies, two that multiply by wgmma, 64 rows each. The scores of the next tile are
+ * multiplied while the softmax of this one runs, and the two take turns with the tensor cores. */
+#include "kernels/cuda/attend.cuh"
+#include "kernels/cuda/hopper.cuh"
+#include "kernels/cuda/mma.cuh"
+#include "kernels/cuda/wgmma.cuh"
+
+
+namespace {
+
+constexpr int STAGES = 2, WARPGROUP = 128, CONSUMERS = 2, THREADS = (1 + CONSUMERS) * WARPGROUP;
+constexpr int GROUP_ROWS = CPA_CUDA_PREFILL_ROWS / CONSUMERS;
+constexpr int COLUMNS = 64;              /* of a swizzled tile: 128 bytes */
+constexpr int LOADER_REGISTERS = 40, CONSUMER_REGISTERS = 232;
+constexpr int NO_BLOCK = -1;             /* outside the pool: reads zeros */
+static_assert(GROUP_ROWS == 64, "wgmma has 64 rows");
+
+/* What a shape of heads is compiled for: widths of keys and values (multiples of 64, the rest is zeros), keys a tile. */
+template <typename Element, int KeyDim, int ValueDim, int Keys>
+struct config {
+    using element = Element;
+    static constexpr int K_DIM = KeyDim, V_DIM = ValueDim, KEYS = Keys;
+    static constexpr int PART = ValueDim < 128 ? ValueDim : 128, PARTS = ValueDim / PART; /* columns of O a wgmma */
+    static constexpr int Q_BYTES = GROUP_ROWS * KeyDim * 2; /* of a warpgroup */
+    static constexpr int K_BYTES = Keys * KeyDim * 2, V_BYTES = Keys * ValueDim * 2;
+    static constexpr int K_AT = CONSUMERS * Q_BYTES, V_AT = K_AT + STAGES * K_BYTES;
+    static constexpr int SHARED_BYTES = V_AT + STAGES * V_BYTES;
+};
+
+struct hopper_args {
+    CUtensorMap k_map, v_map;
+    cpa_cuda_attend_args a;
+    int32_t box; /* tokens in a box of the maps */
+};
+
+/* Barriers of the stages: full when the bytes are there, empty when every consumer warp is done with them. */
+struct stage_barriers {
+    uint64_t k_full[STAGES], k_empty[STAGES], v_full[STAGES], v_empty[STAGES];
+};
+
+/* The n-th tile in the order of the walk backwards: stage n mod STAGES, in its n / STAGES-th phase. */
+__device__ inline uint32_t phase_of(int n) {
+    return (n / STAGES) & 1;
+}
+
+/* ---- the loading warp ---- */
+
+/* A tile of DIM columns: lane j copies the j-th box of tokens, one copy for every 64 columns. */
+template <typename C, int DIM>
+__device__ void load_tile(const hopper_args &args, const CUtensorMap *map, const cpa_cuda_piece &piece, int kv_head,
+                          int tile, uint32_t shared, uint32_t barrier, int lane) {
+    const cpa_cuda_attend_args &a = args.a;
+    const int row = lane * args.box, key = tile * C::KEYS + row;
+    if (row >= C::KEYS) return;
+    int block = key < piece.k_end ? __ldg(a.tables + piece.table + (key >> a.block_shift)) : NO_BLOCK;
+    int token = key & ((1 << a.block_shift) - 1);
+#pragma unroll
+    for (int part = 0; part < DIM / COLUMNS; part++)
+        copy_box(shared + (part * C::KEYS + row) * COLUMNS * 2, map, barrier, part * COLUMNS, token, kv_head, block);
+}
+
+template <typename C>
+__device__ void load_tiles(const hopper_args &args, const cpa_cuda_piece &piece, const key_walk<C::KEYS> &walk,
+                           int kv_head, uint32_t shared, stage_barriers &barriers, int lane) {
+    for (int n = 0; n < walk.count; n++) {
+        const int stage = n % STAGES, tile = walk.tile(walk.count - 1 - n);
+        const uint32_t k_full = shared_address(&barriers.k_full[stage]), v_full = shared_address(&barriers.v_full[stage]);
+        barrier_wait(shared_address(&barriers.k_empty[stage]), phase_of(n) ^ 1);
+        if (lane == 0) barrier_expect(k_full, C::K_BYTES);
+        __syncwarp();
+        load_tile<C, C::K_DIM>(args, &args.k_map, piece, kv_head, tile, shared + C::K_AT + stage * C::K_BYTES, k_full,
+                               lane);
+        barrier_wait(shared_address(&barriers.v_empty[stage]), phase_of(n) ^ 1);
+        if (lane == 0) barrier_expect(v_full, C::V_BYTES);
+        __syncwarp();
+        load_tile<C, C::V_DIM>(args, &args.v_map, piece, kv_head, tile, shared + C::V_AT + stage * C::V_BYTES, v_full,
+                               lane);
+    }
+}
+
+/* ---- a consuming warpgroup ---- */
+
+/* What a thread has of its warpgroup's rows `row` and row + 8. */
+template <typename C>
+struct thread_state {
+    float o[C::PARTS][C::PART / 2];
+    float max[2], sum[2]; /* max of raw scores; sum over this thread's columns */
+    row_keys keys[2];
+};
+
+/* The warpgroup's 64 rows of queries, swizzled as the bulk copies write tiles; zeros past the last. */
+template <typename C>
+__device__ void load_queries(const cpa_cuda_attend_args &a, const cpa_cuda_piece &piece, int kv_group, int first_row,
+                             uint32_t shared, int thread) {
+    constexpr int CHUNKS = C::K_DIM / 8;
+    for (int i = thread; i < GROUP_ROWS * CHUNKS; i += WARPGROUP) {
+        const int row = i / CHUNKS, chunk = i % CHUNKS;
+        const bool valid = first_row + row < piece.row_end && chunk * 8 < a.k_dim;
+        row_place place(a, piece.q_row, valid ? first_row + row : piece.row_begin, kv_group);
+        const char *from =
+            a.q + (place.state_row * a.q_row_stride + (int64_t)place.head * a.k_dim + (valid ? chunk * 8 : 0)) * 2;
+        copy_async_16(shared + chunk / 8 * (GROUP_ROWS * COLUMNS * 2) + swizzled<COLUMNS>(row, chunk % 8), from, valid);
+    }
+    copy_async_commit();
+    copy_async_wait<0>();
+}
+
+/* Values past the last key become zeros: whatever lies in the rest of a page, 0 * NaN must not appear. */
+template <typename C>
+__device__ void clear_values(uint32_t shared, int keys, int thread) {
+    constexpr int CHUNKS = C::V_DIM / 8;
+    for (int i = keys * CHUNKS + thread; i < C::KEYS * CHUNKS; i += WARPGROUP) {
+        const int row = i / CHUNKS, chunk = i % CHUNKS;
+        asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(shared + (chunk / 8 * C::KEYS + row) * COLUMNS * 2 +
+                                                                     chunk % 8 * 16),
+                     "r"(0)
+                     : "memory");
+    }
+}
+
+/* S = Q K^T, begun. */
+template <typename C>
+__device__ void begin_scores(float (&s)[C::KEYS / 2], uint64_t q, uint64_t k) {
+    wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < C::K_DIM / 16; step++) {
+        const uint32_t in_columns = step % 4 * 32;
+        wgmma<typename C::element>::multiply(
+            s, wgmma_advance(q, step / 4 * (GROUP_ROWS * COLUMNS * 2) + in_columns),
+            wgmma_advance(k, step / 4 * (C::KEYS * COLUMNS * 2) + in_columns), step > 0);
+    }
+    wgmma_commit();
+}
+
+/* O += P V, begun. */
+template <typename C>
+__device__ void begin_values(thread_state<C> &state, const uint32_t (&p)[C::KEYS / 16][4], uint64_t v) {
+    wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < C::KEYS / 16; step++)
+#pragma unroll
+        for (int part = 0; part < C::PARTS; part++)
+            wgmma<typename C::element>::multiply(
+                state.o[part], p[step],
+                wgmma_advance(v, (part * (C::PART / COLUMNS) * C::KEYS + step * 16) * COLUMNS * 2), 1);
+    wgmma_commit();
+}
+
+template <typename C>
+__device__ void mask_scores(float (&s)[C::KEYS / 2], const thread_state<C> &state, int sinks, int key) {
+#pragma unroll
+    for (int n = 0; n < C::KEYS / 8; n++)
+#pragma unroll
+        for (int e = 0; e < 4; e++)
+            if (!sees(state.keys[e / 2], sinks, key + 8 * n + e % 2)) s[4 * n + e] = -INFINITY;
+}
+
+/* Turns scores into probabilities relative to the new maximum; keep[half] is what the old sums and O are worth. */
+template <typename C>
+__device__ void online_softmax(float (&s)[C::KEYS / 2], thread_state<C> &state, float (&keep)[2], float scale_log2) {
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        float max = state.max[half], sum = 0;
+#pragma unroll
+        for (int n = 0; n < C::KEYS / 8; n++) max = fmaxf(max, fmaxf(s[4 * n + 2 * half], s[4 * n + 2 * half + 1]));
+        max = quad_max(max);
+        const float base = max == -INFINITY ? 0 : max * scale_log2;
+        keep[half] = exp2_fast(state.max[half] * scale_log2 - base);
+        state.max[half] = max;
+#pragma unroll
+        for (int n = 0; n < C::KEYS / 8; n++) {
+#pragma unroll
+            for (int e = 2 * half; e < 2 * half + 2; e++) {
+                s[4 * n + e] = exp2_fast(s[4 * n + e] * scale_log2 - base);
+                sum += s[4 * n + e];
+            }
+        }
+        state.sum[half] = state.sum[half] * keep[half] + sum;
+    }
+}
+
+template <typename C>
+__device__ void pack_probabilities(uint32_t (&p)[C::KEYS / 16][4], const float (&s)[C::KEYS / 2]) {
+#pragma unroll
+    for (int k = 0; k < C::KEYS / 16; k++)
+#pragma unroll
+        for (int i = 0; i < 4; i++) p[k][i] = pack_pair<typename C::element>(s[8 * k + 2 * i], s[8 * k + 2 * i + 1]);
+}
+
+template <typename C>
+__device__ void rescale(thread_state<C> &state, const float (&keep)[2]) {
+#pragma unroll
+    for (int part = 0; part < C::PARTS; part++)
+#pragma unroll
+        for (int i = 0; i < C::PART / 2; i++) state.o[part][i] *= keep[i / 2 % 2];
+}
+
+/* One warpgroup's turn with the tensor cores: between take_turn and pass_turn. */
+__device__ inline int turn_barrier(int consumer) {
+    return 1 + CONSUMERS + consumer;
+}
+__device__ inline void take_turn(int consumer) {
+    named_sync(turn_barrier(consumer), CONSUMERS * WARPGROUP);
+}
+__device__ inline void pass_turn(int consumer) {
+    named_arrive(turn_barrier(1 - consumer), CONSUMERS * WARPGROUP);
+}
+
+/* All tiles of the piece, the last keys first. */
+template <typename C>
+__device__ void attend_tiles(const cpa_cuda_attend_args &a, const cpa_cuda_piece &piece, const key_walk<C::KEYS> &walk,
+                             thread_state<C> &state, uint32_t shared, stage_barriers &barriers, int consumer,
+                             int thread) {
+    const int lane = thread % 32, column = 2 * (lane % 4), count = walk.count;
+    const uint64_t q = wgmma_descriptor(shared + consumer * C::Q_BYTES, 0);
+    float s[C::KEYS / 2], keep[2];
+    uint32_t p[C::KEYS / 16][4];
+    auto k_tile = [&](int n) { return wgmma_descriptor(shared + C::K_AT + n % STAGES * C::K_BYTES, 0); };
+    auto v_tile = [&](int n) {
+        return wgmma_descriptor(shared + C::V_AT + n % STAGES * C::V_BYTES, C::KEYS * COLUMNS * 2);
+    };
+    auto wait_full = [&](uint64_t *full, int n) { barrier_wait(shared_address(&full[n % STAGES]), phase_of(n)); };
+    auto release = [&](uint64_t *empty, int n) {
+        if (lane == 0) barrier_arrive(shared_address(&empty[n % STAGES]));
+    };
+    auto mask = [&](int n) {
+        const int tile = walk.tile(count - 1 - n);
+        if (walk.masked(tile)) mask_scores<C>(s, state, walk.sinks, tile * C::KEYS + column);
+    };
+
+    wait_full(barriers.k_full, 0);
+    begin_scores<C>(s, q, k_tile(0));
+    wgmma_wait<0>();
+    wgmma_hold(s);
+    release(barriers.k_empty, 0);
+    mask(0);
+    online_softmax<C>(s, state, keep, a.scale_log2);
+    pack_probabilities<C>(p, s);
+    const int keys = piece.k_end - walk.tile(count - 1) * C::KEYS;
+    if (keys < C::KEYS) {
+        wait_full(barriers.v_full, 0);
+        clear_values<C>(shared + C::V_AT, keys, thread);
+        async_proxy_fence();
+        named_sync(1 + consumer, WARPGROUP);
+    }
+    if (consumer == 1 && count > 1) pass_turn(consumer);
+    for (int n = 1; n < count; n++) {
+        wait_full(barriers.k_full, n);
+        take_turn(consumer);
+        begin_scores<C>(s, q, k_tile(n));
+        wait_full(barriers.v_full, n - 1);
+        begin_values<C>(state, p, v_tile(n - 1));
+        if (consumer == 0 || n + 1 < count) pass_turn(consumer);
+        wgmma_wait<1>();
+        wgmma_hold(s);
+        release(barriers.k_empty, n);
+        mask(n);
+        online_softmax<C>(s, state, keep, a.scale_log2);
+        wgmma_wait<0>();
+#pragma unroll
+        for (int part = 0; part < C::PARTS; part++) wgmma_hold(state.o[part]);
+        release(barriers.v_empty, n - 1);
+        rescale<C>(state, keep);
+        pack_probabilities<C>(p, s);
+    }
+    wait_full(barriers.v_full, count - 1);
+    begin_values<C>(state, p, v_tile(count - 1));
+    wgmma_wait<0>();
+#pragma unroll
+    for (int part = 0; part < C::PARTS; part++) wgmma_hold(state.o[part]);
+}
+
+template <typename C>
+__device__ void store_state(const cpa_cuda_attend_args &a, const cpa_cuda_piece &piece, int kv_group,
+                            const thread_state<C> &state, int row, int lane) {
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        const int at = row + 8 * half;
+        const float sum = quad_sum(state.sum[half]), inverse = sum > 0 ? 1 / sum : 0;
+        const float lse = sum > 0 ? state.max[half] * a.scale + logf(sum) : -INFINITY;
+        if (at < piece.row_end) {
+            row_sink sink(a, piece, at, kv_group, lse);
+#pragma unroll
+            for (int n = 0; n < C::V_DIM / 8; n++) {
+                const int column = 8 * n + 2 * (lane % 4), part = 8 * n / C::PART, i = 4 * (n % (C::PART / 8)) + 2 * half;
+                const float o[2] = {state.o[part][i] * inverse, state.o[part][i + 1] * inverse};
+                if (column < a.v_dim) sink.store<typename C::element>(column, o);
+            }
+            __syncwarp(0xfu << (lane & ~3)); /* the quad of the row */
+            if (lane % 4 == 0) sink.store_lse();
+        }
+    }
+}
+
+template <typename C>
+__device__ void consume(const cpa_cuda_attend_args &a, const cpa_cuda_piece &piece, const key_walk<C::KEYS> &walk,
+                        int kv_group, uint32_t shared, stage_barriers &barriers, int consumer, int thread) {
+    const int lane = thread % 32, first_row = piece.row_begin + consumer * GROUP_ROWS;
+    const int row = first_row + thread / 32 * 16 + lane / 4;
+    thread_state<C> state;
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        state.max[half] = -INFINITY;
+        state.sum[half] = 0;
+        state.keys[half] = keys_of_row(a, piece, min(row + 8 * half, piece.row_end - 1));
+    }
+#pragma unroll
+    for (int part = 0; part < C::PARTS; part++)
+#pragma unroll
+        for (int i = 0; i < C::PART / 2; i++) state.o[part][i] = 0;
+    if (walk.count > 0) {
+        load_queries<C>(a, piece, kv_group, first_row, shared + consumer * C::Q_BYTES, thread);
+        async_proxy_fence();
+        named_sync(1 + consumer, WARPGROUP);
+        attend_tiles<C>(a, piece, walk, state, shared, barriers, consumer, thread);
+    }
+    store_state<C>(a, piece, kv_group, state, row, lane);
+}
+
+template <typename C>
+__global__ void __launch_bounds__(THREADS, 1) attend_hopper(const __grid_constant__ hopper_args args) {
+    extern __shared__ __align__(1024) char shared[];
+    __shared__ cpa_cuda_piece piece;
+    __shared__ key_walk<C::KEYS> walk;
+    __shared__ stage_barriers barriers;
+    const cpa_cuda_attend_args &a = args.a;
+    const int kv_group = blockIdx.x % a.kv_heads, kv_head = (kv_group + a.head_skew) % a.kv_heads;
+    const int warpgroup = threadIdx.x / WARPGROUP, thread = threadIdx.x % WARPGROUP;
+    if (threadIdx.x == 0) {
+        prefetch_map(&args.k_map);
+        prefetch_map(&args.v_map);
+        for (int stage = 0; stage < STAGES; stage++) {
+            barrier_init(shared_address(&barriers.k_full[stage]), 1);
+            barrier_init(shared_address(&barriers.v_full[stage]), 1);
+            barrier_init(shared_address(&barriers.k_empty[stage]), CONSUMERS * WARPGROUP / 32);
+            barrier_init(shared_address(&barriers.v_empty[stage]), CONSUMERS * WARPGROUP / 32);
+        }
+        barrier_init_fence();
+        piece = a.pieces[blockIdx.x / a.kv_heads];
+        walk.start(a, piece);
+    }
+    __syncthreads();
+    if (warpgroup == 0) {
+        registers_shrink<LOADER_REGISTERS>();
+        if (thread < 32) load_tiles<C>(args, piece, walk, kv_head, shared_address(shared), barriers, thread);
+    } else {
+        registers_grow<CONSUMER_REGISTERS>();
+        consume<C>(a, piece, walk, kv_group, shared_address(shared), barriers, warpgroup - 1, thread);
+    }
+}
+
+template <typename C>
+cpa_status launch(const hopper_args &args, int32_t n_pieces, cpa_stream *stream) {
+    cpa_status status = cpa_cuda_shared_memory(stream, (const void *)attend_hopper<C>, C::SHARED_BYTES);
+    if (status != CPA_OK) return status;
+    attend_hopper<C><<<n_pieces * args.a.kv_heads, THREADS, C::SHARED_BYTES, cpa_cuda_handle(stream)>>>(args);
+    return cpa_cuda_launched(stream, "attend");
+}
+
+template <typename Element>
+cpa_status launch_widths(const hopper_args &args, int32_t n_pieces, cpa_stream *stream) {
+    const int32_t k_dim = args.a.k_dim, v_dim = args.a.v_dim;
+    if (k_dim <= 64 && v_dim <= 64) return launch<config<Element, 64, 64, 128>>(args, n_pieces, stream);
+    if (k_dim <= 128 && v_dim <= 128) return launch<config<Element, 128, 128, 128>>(args, n_pieces, stream);
+    if (k_dim <= 192 && v_dim <= 128) return launch<config<Element, 192, 128, 128>>(args, n_pieces, stream);
+    return launch<config<Element, 256, 256, 64>>(args, n_pieces, stream);
+}
+
+}  // namespace
+
+extern "C" int32_t cpa_cuda_hopper_box(int32_t k_dim, int32_t v_dim, int32_t block_size) {
+    const int32_t keys = k_dim <= 192 && v_dim <= 128 ? 128 : 64;
+    return block_size < keys ? block_size : keys;
+}
+
+extern "C" cpa_status cpa_cuda_attend_hopper(const cpa_cuda_attend_args *args, const CUtensorMap *k_map,
+                                             const CUtensorMap *v_map, int32_t n_pieces, cpa_stream *stream) {
+    const int32_t box = cpa_cuda_hopper_box(args->k_dim, args->v_dim, 1 << args->block_shift);
+    const hopper_args all = {*k_map, *v_map, *args, box};
+    return args->q_dtype == CPA_BF16 ? launch_widths<__nv_bfloat16>(all, n_pieces, stream)
+                                     : launch_widths<__half>(all, n_pieces, stream);
+}

@@ -1,0 +1,326 @@
+/* The CUDA attend plan: rows become tiles, keys are split until every multiprocessor has work, and everything that the
+ * kernels read about a step goes to the device in one copy.
+ *
+ * Decode: the keys of all units lie in a row, cut into as many equal stretches as CTAs run at once; a unit that a cut
+ * crosses leaves a partial state on each side. Prefill: one CTA a tile, the longest first, cut only where there are too
+ * few tiles to fill the device. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/check.h"
+#include "kernels/cuda/attend.h"
+
+enum {
+    SECTION_ALIGNMENT = 64,
+    DECODE_OVERHEAD = 1,      /* cost of beginning and ending a decode piece, in units of CPA_CUDA_DECODE_KEYS */
+    LEAST_DECODE_LOAD = 3,    /* of a CTA, in the same units */
+    PREFILL_WAVES = 3,        /* tiles are cut when they fill the device fewer times than this */
+    LEAST_PREFILL_SPLIT = 1024 /* keys */
+};
+
+typedef struct plan_builder {
+    const cpa_attend_batch *batch;
+    int32_t group;
+    int32_t multiprocessors;
+    int64_t n_decode, decode_load; /* units and their cost */
+    int64_t n_tiles, tile_keys;    /* prefill tiles, and the keys of all of them, in CPA_CUDA_PREFILL_KEYS */
+    int64_t split_keys;            /* prefill tiles are cut into pieces of so many */
+    int64_t n_pieces;              /* prefill */
+    int64_t decode_ctas, decode_cap;
+    cpa_cuda_piece *decode;
+    int32_t *decode_start;
+    cpa_cuda_piece *prefill;
+    cpa_cuda_costed_piece *in_order;
+    cpa_cuda_split *splits;
+    int64_t n_splits;
+    int64_t partial_rows;
+} plan_builder;
+
+static int64_t ceil_div(int64_t a, int64_t b) {
+    return (a + b - 1) / b;
+}
+
+static int64_t align_section(int64_t bytes) {
+    return ceil_div(bytes, SECTION_ALIGNMENT) * SECTION_ALIGNMENT;
+}
+
+static int64_t packed_rows(const plan_builder *b, const cpa_attend_item *item) {
+    return item->q_count * b->group;
+}
+
+static int is_decode(const plan_builder *b, const cpa_attend_item *item) {
+    return packed_rows(b, item) <= CPA_CUDA_DECODE_ROWS;
+}
+
+/* How many units, tiles and keys there are. */
+static cpa_status count_work(plan_builder *b, cpa_error *err) {
+    for (int64_t i = 0; i < b->batch->n_items; i++) {
+        const cpa_attend_item *item = &b->batch->items[i];
+        int64_t rows = packed_rows(b, item);
+        if (rows > INT32_MAX / 2 || item->k_count > INT32_MAX / 2)
+            return cpa_fail(err, CPA_UNSUPPORTED, "attend plan: items[%lld] has %lld rows and %lld keys, at most %d",
+                            (long long)i, (long long)rows, (long long)item->k_count, INT32_MAX / 2);
+        if (rows == 0) continue;
+        if (is_decode(b, item)) {
+            b->n_decode++;
+            b->decode_load += ceil_div(item->k_count, CPA_CUDA_DECODE_KEYS) + DECODE_OVERHEAD;
+        } else {
+            int64_t tiles = ceil_div(rows, CPA_CUDA_PREFILL_ROWS);
+            b->n_tiles += tiles;
+            b->tile_keys += tiles * ceil_div(item->k_count, CPA_CUDA_PREFILL_KEYS);
+        }
+    }
+    return CPA_OK;
+}
+
+static void choose_splits(plan_builder *b) {
+    int64_t heads = b->batch->kv_heads, device = b->multiprocessors;
+    int64_t slots = device * cpa_cuda_decode_occupancy(b->batch->k_dim, b->batch->v_dim);
+    b->decode_ctas = slots / heads > 0 ? slots / heads : 1;
+    b->decode_cap = ceil_div(b->decode_load, b->decode_ctas) + DECODE_OVERHEAD;
+    if (b->decode_cap < LEAST_DECODE_LOAD) b->decode_cap = LEAST_DECODE_LOAD;
+    b->split_keys = INT32_MAX;
+    if (b->n_tiles * heads < PREFILL_WAVES * device) {
+        b->split_keys = ceil_div(b->tile_keys * heads, PREFILL_WAVES * device) * CPA_CUDA_PREFILL_KEYS;
+        if (b->split_keys < LEAST_PREFILL_SPLIT) b->split_keys = LEAST_PREFILL_SPLIT;
+    }
+    for (int64_t i = 0; i < b->batch->n_items; i++) {
+        const cpa_attend_item *item = &b->batch->items[i];
+        int64_t rows = packed_rows(b, item), cuts = ceil_div(item->k_count, b->split_keys);
+        if (rows > 0 && !is_decode(b, item))
+            b->n_pieces += ceil_div(rows, CPA_CUDA_PREFILL_ROWS) * (cuts > 0 ? cuts : 1);
+    }
+}
+
+/* A tile of the item's rows against all its keys. */
+static cpa_cuda_piece whole_tile(const cpa_attend_item *item, int64_t row_begin, int64_t row_end) {
+    return (cpa_cuda_piece){.q_row = item->q_row,
+                            .q_first = item->q_first,
+                            .k_first = item->k_first,
+                            .table = item->table,
+                            .row_begin = (int32_t)row_begin,
+                            .row_end = (int32_t)row_end,
+                            .k_begin = 0,
+                            .k_end = (int32_t)item->k_count,
+                            .q_slot = item->q_slot,
+                            .k_slot = item->k_slot,
+                            .partial = -1};
+}
+
+/* Notes that the rows of a tile come from `count` pieces; returns the first row of their states in the work space. */
+static int32_t begin_split(plan_builder *b, const cpa_cuda_piece *tile, int64_t count) {
+    int64_t rows = tile->row_end - tile->row_begin, first = b->partial_rows;
+    b->splits[b->n_splits++] = (cpa_cuda_split){.q_row = tile->q_row,
+                                                .row_begin = tile->row_begin,
+                                                .row_end = tile->row_end,
+                                                .partial = (int32_t)first,
+                                                .count = (int32_t)count};
+    b->partial_rows += rows * count;
+    return (int32_t)first;
+}
+
+/* The pieces of decode units, in order; a CTA takes units until its load reaches the cap. */
+static void split_decode(plan_builder *b) {
+    int64_t cta = 0, load = 0, n = 0;
+    b->decode_start[0] = 0;
+    for (int64_t i = 0; i < b->batch->n_items; i++) {
+        const cpa_attend_item *item = &b->batch->items[i];
+        int64_t rows = packed_rows(b, item), tiles = ceil_div(item->k_count, CPA_CUDA_DECODE_KEYS), done = 0;
+        int64_t first_piece = n;
+        if (rows == 0 || !is_decode(b, item)) continue;
+        do {
+            if (load + DECODE_OVERHEAD >= b->decode_cap && cta + 1 < b->decode_ctas) {
+                b->decode_start[++cta] = (int32_t)n;
+                load = 0;
+            }
+            int64_t room = b->decode_cap - load - DECODE_OVERHEAD, left = tiles - done;
+            int64_t take = left <= room || cta + 1 == b->decode_ctas ? left : room;
+            cpa_cuda_piece *piece = &b->decode[n++];
+            *piece = whole_tile(item, 0, rows);
+            piece->k_begin = (int32_t)(done * CPA_CUDA_DECODE_KEYS);
+            if (take < left) piece->k_end = (int32_t)((done + take) * CPA_CUDA_DECODE_KEYS);
+            done += take;
+            load += take + DECODE_OVERHEAD;
+        } while (done < tiles);
+        if (n - first_piece > 1) {
+            int32_t partial = begin_split(b, &b->decode[first_piece], n - first_piece);
+            for (int64_t p = first_piece; p < n; p++) b->decode[p].partial = partial + (int32_t)((p - first_piece) * rows);
+        }
+    }
+    b->decode_ctas = n > 0 ? cta + 1 : 0;
+    b->decode_start[b->decode_ctas] = (int32_t)n;
+}
+
+/* Keys of the piece that a causal query sees at most: how long it will take. */
+static int64_t visible_keys(const plan_builder *b, const cpa_cuda_piece *piece) {
+    cpa_owner_map map = b->batch->map;
+    int64_t last = cpa_shard_pos(map, piece->q_slot, piece->q_first + (piece->row_end - 1) / b->group);
+    int64_t end = cpa_shard_len(map, piece->k_slot, last + 1) - piece->k_first;
+    if (end > piece->k_end) end = piece->k_end;
+    return end > piece->k_begin ? end - piece->k_begin : 0;
+}
+
+/* The pieces of prefill tiles in the order of rows and keys, with what they cost. */
+static void split_prefill(plan_builder *b) {
+    int64_t n = 0;
+    for (int64_t i = 0; i < b->batch->n_items; i++) {
+        const cpa_attend_item *item = &b->batch->items[i];
+        int64_t rows = packed_rows(b, item), cuts = ceil_div(item->k_count, b->split_keys);
+        if (rows == 0 || is_decode(b, item)) continue;
+        for (int64_t row = 0; row < rows; row += CPA_CUDA_PREFILL_ROWS) {
+            int64_t row_end = row + CPA_CUDA_PREFILL_ROWS < rows ? row + CPA_CUDA_PREFILL_ROWS : rows;
+            cpa_cuda_piece tile = whole_tile(item, row, row_end);
+            int32_t partial = cuts > 1 ? begin_split(b, &tile, cuts) : -1;
+            for (int64_t cut = 0; cut == 0 || cut < cuts; cut++, n++) {
+                cpa_cuda_piece *piece = &b->in_order[n].piece;
+                *piece = tile;
+                piece->k_begin = (int32_t)(cut * b->split_keys);
+                if (cut + 1 < cuts) piece->k_end = (int32_t)((cut + 1) * b->split_keys);
+                if (cuts > 1) piece->partial = partial + (int32_t)(cut * (row_end - row));
+                b->in_order[n].cost = visible_keys(b, piece);
+            }
+        }
+    }
+}
+
+/* Counting sort by cost, the longest first; what costs about the same keeps its order, so that tiles that read the same
+ * keys stay together. */
+static void sort_prefill(plan_builder *b) {
+    enum { BUCKETS = 1024 };
+    int64_t begin[BUCKETS + 1] = {0}, most = 1;
+    for (int64_t i = 0; i < b->n_pieces; i++) {
+        if (b->in_order[i].cost > most) most = b->in_order[i].cost;
+    }
+    for (int64_t i = 0; i < b->n_pieces; i++) begin[(most - b->in_order[i].cost) * (BUCKETS - 1) / most + 1]++;
+    for (int64_t i = 0; i < BUCKETS; i++) begin[i + 1] += begin[i];
+    for (int64_t i = 0; i < b->n_pieces; i++)
+        b->prefill[begin[(most - b->in_order[i].cost) * (BUCKETS - 1) / most]++] = b->in_order[i].piece;
+}
+
+/* Room in the pinned image and its twin on the device; what was there is lost when they grow. */
+static cpa_status reserve_image(cpa_cuda_plan_memory *memory, int64_t bytes, cpa_error *err) {
+    if (bytes <= memory->image_capacity) return CPA_OK;
+    int64_t capacity = bytes > 2 * memory->image_capacity ? bytes : 2 * memory->image_capacity;
+    (void)cudaFreeHost(memory->staging);
+    (void)cudaFree(memory->image);
+    memory->staging = memory->image = NULL;
+    memory->image_capacity = 0;
+    CPA_TRY(cpa_cuda_check(err, cudaHostAlloc((void **)&memory->staging, (size_t)capacity, 0), "attend plan"));
+    CPA_TRY(cpa_cuda_check(err, cudaMalloc((void **)&memory->image, (size_t)capacity), "attend plan"));
+    memory->image_capacity = capacity;
+    return CPA_OK;
+}
+
+static cpa_status reserve_partial(cpa_cuda_plan_memory *memory, int64_t floats, cpa_error *err) {
+    if (floats <= memory->partial_capacity) return CPA_OK;
+    int64_t capacity = floats > 2 * memory->partial_capacity ? floats : 2 * memory->partial_capacity;
+    (void)cudaFree(memory->partial);
+    memory->partial = NULL;
+    memory->partial_capacity = 0;
+    CPA_TRY(cpa_cuda_check(err, cudaMalloc((void **)&memory->partial, (size_t)capacity * sizeof(float)),
+                           "attend plan: work space"));
+    memory->partial_capacity = capacity;
+    return CPA_OK;
+}
+
+static cpa_status reserve_in_order(cpa_cuda_plan_memory *memory, int64_t n, cpa_error *err) {
+    if (n <= memory->in_order_capacity) return CPA_OK;
+    int64_t capacity = n > 2 * memory->in_order_capacity ? n : 2 * memory->in_order_capacity;
+    cpa_cuda_costed_piece *moved = realloc(memory->in_order, (size_t)capacity * sizeof *moved);
+    if (!moved) return cpa_fail(err, CPA_NO_MEMORY, "attend plan: no memory for %lld tiles", (long long)capacity);
+    memory->in_order = moved;
+    memory->in_order_capacity = capacity;
+    return CPA_OK;
+}
+
+/* Places the sections of the image, each large enough for what the splits may come to. */
+static void place_sections(cpa_cuda_plan *plan, const plan_builder *b) {
+    int64_t at = 0;
+    plan->items_at = at;
+    at += align_section(b->batch->n_items * (int64_t)sizeof(cpa_cuda_item));
+    plan->tables_at = at;
+    at += align_section(b->batch->n_table_entries * (int64_t)sizeof(int32_t));
+    plan->decode_start_at = at;
+    at += align_section((b->decode_ctas + 1) * (int64_t)sizeof(int32_t));
+    plan->decode_at = at;
+    at += align_section((b->n_decode + b->decode_ctas) * (int64_t)sizeof(cpa_cuda_piece));
+    plan->prefill_at = at;
+    at += align_section(b->n_pieces * (int64_t)sizeof(cpa_cuda_piece));
+    plan->splits_at = at;
+    int64_t splits = b->n_tiles + (b->n_decode < b->decode_ctas ? b->n_decode : b->decode_ctas);
+    at += align_section(splits * (int64_t)sizeof(cpa_cuda_split));
+    plan->image_bytes = at;
+}
+
+static void copy_items(const plan_builder *b, cpa_cuda_item *items, int64_t *rows) {
+    *rows = 0;
+    for (int64_t i = 0; i < b->batch->n_items; i++) {
+        items[i] = (cpa_cuda_item){.item = b->batch->items[i], .begin = *rows};
+        *rows += packed_rows(b, &items[i].item);
+    }
+}
+
+cpa_status cpa_cuda_plan_set(cpa_attend_plan *base, const cpa_attend_batch *batch, cpa_error *err) {
+    cpa_cuda_plan *plan = (cpa_cuda_plan *)base;
+    cpa_cuda_plan_memory *memory = plan->memory;
+    plan_builder b = {.batch = batch,
+                      .group = batch->q_heads / batch->kv_heads,
+                      .multiprocessors = ((const cpa_cuda_device *)base->device)->multiprocessors};
+    CPA_TRY(cpa_cuda_select(base->device, err));
+    plan->base.n_items = 0; /* until the plan is whole again */
+    CPA_TRY(count_work(&b, err));
+    choose_splits(&b);
+    place_sections(plan, &b);
+    CPA_TRY(reserve_image(memory, plan->image_bytes, err));
+    CPA_TRY(reserve_in_order(memory, b.n_pieces, err));
+    b.decode = (cpa_cuda_piece *)(memory->staging + plan->decode_at);
+    b.decode_start = (int32_t *)(memory->staging + plan->decode_start_at);
+    b.prefill = (cpa_cuda_piece *)(memory->staging + plan->prefill_at);
+    b.splits = (cpa_cuda_split *)(memory->staging + plan->splits_at);
+    b.in_order = memory->in_order;
+    if (batch->n_table_entries)
+        memcpy(memory->staging + plan->tables_at, batch->block_tables,
+               (size_t)batch->n_table_entries * sizeof(int32_t));
+    copy_items(&b, (cpa_cuda_item *)(memory->staging + plan->items_at), &plan->rows);
+    split_decode(&b);
+    split_prefill(&b);
+    sort_prefill(&b);
+    if (b.partial_rows > INT32_MAX)
+        return cpa_fail(err, CPA_UNSUPPORTED, "attend plan: %lld rows of split keys, at most %d",
+                        (long long)b.partial_rows, INT32_MAX);
+    CPA_TRY(reserve_partial(memory, b.partial_rows * batch->kv_heads * (batch->v_dim + 1), err));
+    memory->current = 0;
+    plan->map = batch->map;
+    plan->decode_ctas = (int32_t)b.decode_ctas;
+    plan->n_prefill = (int32_t)b.n_pieces;
+    plan->n_splits = (int32_t)b.n_splits;
+    plan->partial_rows = b.partial_rows;
+    plan->base.n_items = batch->n_items;
+    return CPA_OK;
+}
+
+cpa_status cpa_cuda_plan_create(cpa_device *device, cpa_attend_plan **out, cpa_error *err) {
+    cpa_cuda_plan *plan = calloc(1, sizeof *plan);
+    cpa_cuda_plan_memory *memory = calloc(1, sizeof *memory);
+    if (!plan || !memory) {
+        free(memory);
+        free(plan);
+        return cpa_fail(err, CPA_NO_MEMORY, "attend plan: no memory");
+    }
+    plan->base.device = device;
+    plan->memory = memory;
+    *out = &plan->base;
+    return CPA_OK;
+}
+
+void cpa_cuda_plan_destroy(cpa_attend_plan *base) {
+    cpa_cuda_plan *plan = (cpa_cuda_plan *)base;
+    if (!plan) return;
+    (void)cpa_cuda_select(base->device, NULL);
+    (void)cudaFree(plan->memory->partial);
+    (void)cudaFree(plan->memory->image);
+    (void)cudaFreeHost(plan->memory->staging);
+    free(plan->memory->in_order);
+    free(plan->memory);
+    free(plan);
+}

@@ -1,0 +1,114 @@
+/* attend for any dtype, width and block size, in fp32 without tensor cores: what the other kernels do not take, and what
+ * tests compare them with. A warp a row and head; the lanes share the elements of a head. */
+#include "kernels/cuda/attend.cuh"
+
+namespace {
+
+constexpr int WARPS = 4, WARP_LANES = 32, ELEMENTS = CPA_MAX_HEAD_DIM / WARP_LANES; /* of a head, a lane */
+
+__device__ float warp_sum(float x) {
+    for (int step = WARP_LANES / 2; step > 0; step /= 2) x += __shfl_xor_sync(0xffffffff, x, step);
+    return x;
+}
+
+/* The last item that begins at or before the packed row. */
+__device__ const cpa_cuda_item *item_of(const cpa_cuda_attend_args &a, int64_t row) {
+    int64_t low = 0, high = a.n_items;
+    while (high - low > 1) {
+        int64_t middle = (low + high) / 2;
+        if (a.items[middle].begin <= row) {
+            low = middle;
+        } else {
+            high = middle;
+        }
+    }
+    return &a.items[low];
+}
+
+struct row_state {
+    float o[ELEMENTS], max, sum; /* max of scaled scores; O not yet divided by the sum */
+};
+
+__device__ void attend_key(const cpa_cuda_attend_args &a, row_state &state, const float (&q)[ELEMENTS],
+                           const cpa_attend_item &item, int kv_head, int key, int lane) {
+    const int64_t block = a.tables[item.table + (key >> a.block_shift)], token = key & ((1 << a.block_shift) - 1);
+    const int64_t k_at = block * a.k_block_stride + token * a.k_token_stride + kv_head * a.k_head_stride;
+    const int64_t v_at = block * a.v_block_stride + token * a.v_token_stride + kv_head * a.v_head_stride;
+    float dot = 0;
+#pragma unroll
+    for (int i = 0; i < ELEMENTS; i++) {
+        int d = lane + i * WARP_LANES;
+        if (d < a.k_dim) dot += q[i] * read_element(a.k, a.kv_dtype, k_at + d);
+    }
+    const float score = warp_sum(dot) * a.scale, max = fmaxf(state.max, score);
+    const float keep = expf(state.max - max), p = expf(score - max);
+    state.max = max;
+    state.sum = state.sum * keep + p;
+#pragma unroll
+    for (int i = 0; i < ELEMENTS; i++) {
+        int d = lane + i * WARP_LANES;
+        if (d < a.v_dim) state.o[i] = state.o[i] * keep + p * read_element(a.v, a.kv_dtype, v_at + d);
+    }
+}
+
+/* Stores a row, joined with the state that is there if the call resumes it. */
+__device__ void store_row(const cpa_cuda_attend_args &a, const row_state &state, int64_t row, int head, int lane) {
+    float *o = a.o ? a.o + row * a.o_row_stride + (int64_t)head * a.v_dim : NULL;
+    float *lse_at = a.lse ? a.lse + row * a.lse_row_stride + head : NULL;
+    const float lse = state.sum > 0 ? state.max + logf(state.sum) : -INFINITY;
+    const merge_weights weights(a.resume ? *lse_at : -INFINITY, lse);
+    __syncwarp(); /* all lanes have read the LSE that is there */
+#pragma unroll
+    for (int i = 0; i < ELEMENTS; i++) {
+        int d = lane + i * WARP_LANES;
+        if (d >= a.v_dim) continue;
+        float value = weights.b > 0 ? weights.b * (state.o[i] / state.sum) : 0;
+        if (weights.a > 0) value += weights.a * o[d];
+        if (o) o[d] = value;
+        if (a.out) write_element(a.out, a.q_dtype, (row * a.q_heads + head) * a.v_dim + d, value);
+    }
+    if (lse_at && lane == 0) *lse_at = weights.lse;
+}
+
+__global__ void attend_simple(const __grid_constant__ cpa_cuda_attend_args a, int64_t rows) {
+    const int64_t index = (int64_t)blockIdx.x * WARPS + threadIdx.x / WARP_LANES;
+    const int kv_group = blockIdx.y, lane = threadIdx.x % WARP_LANES;
+    if (index >= rows) return;
+    const cpa_cuda_item *found = item_of(a, index);
+    const cpa_attend_item item = found->item;
+    const cpa_cuda_piece piece = {.q_row = item.q_row,
+                                  .q_first = item.q_first,
+                                  .k_first = item.k_first,
+                                  .table = item.table,
+                                  .row_begin = 0,
+                                  .row_end = 0,
+                                  .k_begin = 0,
+                                  .k_end = (int32_t)item.k_count,
+                                  .q_slot = item.q_slot,
+                                  .k_slot = item.k_slot,
+                                  .partial = -1};
+    const int row = (int)(index - found->begin);
+    const row_place place(a, item.q_row, row, kv_group);
+    const row_keys keys = keys_of_row(a, piece, row);
+    const int sinks = keys.first > 0 ? keys_before(a, piece, a.mask.sinks) : 0;
+    const int kv_head = (kv_group + a.head_skew) % a.kv_heads;
+    float q[ELEMENTS];
+    row_state state = {{0}, -INFINITY, 0};
+#pragma unroll
+    for (int i = 0; i < ELEMENTS; i++) {
+        int d = lane + i * WARP_LANES;
+        int64_t at = place.state_row * a.q_row_stride + (int64_t)place.head * a.k_dim + d;
+        q[i] = d < a.k_dim ? read_element(a.q, a.q_dtype, at) : 0;
+    }
+    for (int key = 0; key < min(sinks, keys.end); key++) attend_key(a, state, q, item, kv_head, key, lane);
+    for (int key = max(keys.first, sinks); key < keys.end; key++) attend_key(a, state, q, item, kv_head, key, lane);
+    store_row(a, state, place.state_row, place.head, lane);
+}
+
+}  // namespace
+
+extern "C" cpa_status cpa_cuda_attend_simple(const cpa_cuda_attend_args *args, int64_t rows, cpa_stream *stream) {
+    dim3 grid((unsigned)((rows + WARPS - 1) / WARPS), args->kv_heads);
+    attend_simple<<<grid, WARPS * WARP_LANES, 0, cpa_cuda_handle(stream)>>>(*args, rows);
+    return cpa_cuda_launched(stream, "attend");
+}

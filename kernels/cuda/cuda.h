@@ -1,0 +1,82 @@
+/* What the files of the CUDA back end share: the device, the stream, and its operations. C and CUDA C++. */
+#ifndef CPA_CUDA_CUDA_H
+#define CPA_CUDA_CUDA_H
+
+#include <cuda.h>
+#include <cuda_runtime_api.h>
+
+#include "kernels/kernels.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Which kernels attend may use. */
+typedef enum cpa_cuda_path {
+    CPA_CUDA_SIMPLE = 0, /* any shape and dtype, no tensor cores */
+    CPA_CUDA_PORTABLE,   /* mma.sync, compute capability 8.0 and later */
+    CPA_CUDA_HOPPER      /* wgmma and bulk tensor copies, compute capability 9.0 alone */
+} cpa_cuda_path;
+
+typedef CUresult (*cpa_cuda_encode_fn)(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *, const cuuint64_t *,
+                                       const cuuint64_t *, const cuuint32_t *, const cuuint32_t *,
+                                       CUtensorMapInterleave, CUtensorMapSwizzle, CUtensorMapL2promotion,
+                                       CUtensorMapFloatOOBfill);
+
+typedef struct cpa_cuda_device {
+    cpa_device base;
+    int ordinal;
+    int multiprocessors;
+    cpa_cuda_path path;        /* the best that the device runs; tests lower it */
+    cpa_cuda_encode_fn encode; /* cuTensorMapEncodeTiled; set where path is CPA_CUDA_HOPPER */
+} cpa_cuda_device;
+
+/* The first token of a kv_write whose slot does not exist, as the kernel saw it. */
+typedef struct cpa_cuda_bad_slot {
+    int32_t found;
+    int64_t token, slot;
+} cpa_cuda_bad_slot;
+
+typedef struct cpa_cuda_stream {
+    cpa_stream base;
+    cudaStream_t handle;
+    cpa_cuda_bad_slot *bad_slot; /* pinned; kernels write to it */
+} cpa_cuda_stream;
+
+static inline cpa_cuda_device *cpa_cuda_device_of(const cpa_stream *stream) {
+    return (cpa_cuda_device *)stream->device;
+}
+
+static inline cudaStream_t cpa_cuda_handle(const cpa_stream *stream) {
+    return ((const cpa_cuda_stream *)stream)->handle;
+}
+
+/* CPA_OK, or a failure whose message names the operation and what CUDA said. */
+cpa_status cpa_cuda_check(cpa_error *err, cudaError_t error, const char *what);
+/* Makes the device current in this thread. */
+cpa_status cpa_cuda_select(const cpa_device *device, cpa_error *err);
+/* The outcome of the last launch on the stream. */
+cpa_status cpa_cuda_launched(cpa_stream *stream, const char *operation);
+/* Lets a kernel use `bytes` of dynamic shared memory. */
+cpa_status cpa_cuda_shared_memory(cpa_stream *stream, const void *kernel, int bytes);
+
+cpa_status cpa_cuda_gather_rows(void *dst, const void *src, const int32_t *map, int64_t rows, int64_t row_bytes,
+                                cpa_stream *stream);
+cpa_status cpa_cuda_kv_write(const cpa_kv_write_args *args, cpa_stream *stream);
+cpa_status cpa_cuda_kv_copy(const cpa_kv_copy_args *args, cpa_stream *stream);
+cpa_status cpa_cuda_kv_pack(const cpa_kv_pack_args *args, cpa_stream *stream);
+cpa_status cpa_cuda_plan_create(cpa_device *device, cpa_attend_plan **out, cpa_error *err);
+cpa_status cpa_cuda_plan_set(cpa_attend_plan *plan, const cpa_attend_batch *batch, cpa_error *err);
+void cpa_cuda_plan_destroy(cpa_attend_plan *plan);
+cpa_status cpa_cuda_attend(const cpa_attend_plan *plan, const cpa_attend_args *args, cpa_stream *stream);
+cpa_status cpa_cuda_merge(const cpa_merge_args *args, cpa_stream *stream);
+cpa_status cpa_cuda_synthesize(const cpa_synth_args *args, cpa_stream *stream);
+cpa_status cpa_cuda_hash_rows(const cpa_hash_rows_args *args, cpa_stream *stream);
+
+/* The CUDA back end: fp32, bf16, fp16; the fast kernels of attend take bf16 and fp16. */
+extern const cpa_kernel_table cpa_kernels_cuda;
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,132 @@
+/* kv_copy and kv_pack: whole or partial blocks from pool to pool. The list of blocks travels in the parameters of the
+ * kernel, so that the caller's arrays may go as soon as the call returns. A CTA copies the keys or the values of a
+ * block. Either pool may be pinned host memory. */
+#include "kernels/cuda/cuda.h"
+
+namespace {
+
+constexpr int THREADS = 256;
+constexpr int BLOCKS_A_LAUNCH = 1024; /* 12 KB of the 32 KB that parameters may take */
+
+struct block_copy {
+    int32_t src, dst;
+    int32_t tokens;
+};
+
+/* Keys or values of both pools, in bytes. Rows of row_bytes lie contiguous. */
+struct tensor {
+    const char *src;
+    char *dst;
+    int64_t src_block, src_token, src_head;
+    int64_t dst_block, dst_token, dst_head;
+    int64_t row_bytes;
+};
+
+struct copy_args {
+    tensor tensors[2];
+    int32_t heads;
+    block_copy blocks[BLOCKS_A_LAUNCH];
+};
+
+template <typename Unit>
+__global__ void __launch_bounds__(THREADS) copy_blocks(const __grid_constant__ copy_args a) {
+    const tensor t = a.tensors[blockIdx.y];
+    const block_copy copy = a.blocks[blockIdx.x];
+    const char *src = t.src + copy.src * t.src_block;
+    char *dst = t.dst + copy.dst * t.dst_block;
+    const int32_t row_units = (int32_t)(t.row_bytes / sizeof(Unit)), token_units = a.heads * row_units;
+#pragma unroll 4
+    for (int32_t i = threadIdx.x; i < copy.tokens * token_units; i += THREADS) {
+        const int32_t token = i / token_units, in_token = i - token * token_units, head = in_token / row_units;
+        const int64_t column = (in_token - head * row_units) * (int64_t)sizeof(Unit);
+        *(Unit *)(dst + token * t.dst_token + head * t.dst_head + column) =
+            *(const Unit *)(src + token * t.src_token + head * t.src_head + column);
+    }
+}
+
+tensor keys_of(const cpa_kv_view &src, const cpa_kv_view &dst) {
+    const int64_t bytes = cpa_dtype_bytes(src.dtype);
+    return {(const char *)src.k,        (char *)dst.k,
+            src.k_block_stride * bytes, src.k_token_stride * bytes, src.k_head_stride * bytes,
+            dst.k_block_stride * bytes, dst.k_token_stride * bytes, dst.k_head_stride * bytes,
+            src.k_dim * bytes};
+}
+
+tensor values_of(const cpa_kv_view &src, const cpa_kv_view &dst) {
+    const int64_t bytes = cpa_dtype_bytes(src.dtype);
+    return {(const char *)src.v,        (char *)dst.v,
+            src.v_block_stride * bytes, src.v_token_stride * bytes, src.v_head_stride * bytes,
+            dst.v_block_stride * bytes, dst.v_token_stride * bytes, dst.v_head_stride * bytes,
+            src.v_dim * bytes};
+}
+
+/* The widest access that every row, token and block of both pools is aligned to. */
+int64_t alignment_of(const copy_args &a) {
+    uintptr_t bits = 16;
+    for (const tensor &t : a.tensors)
+        bits |= (uintptr_t)t.src | (uintptr_t)t.dst | (uintptr_t)(t.src_block | t.src_token | t.src_head) |
+                (uintptr_t)(t.dst_block | t.dst_token | t.dst_head) | (uintptr_t)t.row_bytes;
+    return (int64_t)(bits & (0 - bits));
+}
+
+/* Collects blocks and launches them, a parameter list at a time. */
+struct copier {
+    copy_args args;
+    int32_t count;
+    int64_t alignment;
+    cpa_stream *stream;
+    const char *operation;
+
+    copier(const cpa_kv_view &src, const cpa_kv_view &dst, cpa_stream *on, const char *name)
+        : count(0), stream(on), operation(name) {
+        const cpa_kv_view from = cpa_kv_view_resolve(src), to = cpa_kv_view_resolve(dst);
+        args.tensors[0] = keys_of(from, to);
+        args.tensors[1] = values_of(from, to);
+        args.heads = from.kv_heads;
+        alignment = alignment_of(args);
+    }
+    cpa_status flush() {
+        if (count == 0) return CPA_OK;
+        const dim3 grid(count, 2);
+        const cudaStream_t handle = cpa_cuda_handle(stream);
+        if (alignment >= 16) {
+            copy_blocks<uint4><<<grid, THREADS, 0, handle>>>(args);
+        } else if (alignment >= 4) {
+            copy_blocks<uint32_t><<<grid, THREADS, 0, handle>>>(args);
+        } else {
+            copy_blocks<uint16_t><<<grid, THREADS, 0, handle>>>(args);
+        }
+        count = 0;
+        return cpa_cuda_launched(stream, operation);
+    }
+    cpa_status add(int64_t src, int64_t dst, int64_t tokens) {
+        args.blocks[count++] = {(int32_t)src, (int32_t)dst, (int32_t)tokens};
+        return count == BLOCKS_A_LAUNCH ? flush() : CPA_OK;
+    }
+};
+
+}  // namespace
+
+extern "C" cpa_status cpa_cuda_kv_copy(const cpa_kv_copy_args *args, cpa_stream *stream) {
+    cpa_status status = cpa_cuda_select(stream->device, &stream->error);
+    copier blocks(args->src, args->dst, stream, "kv_copy");
+    for (int64_t i = 0; i < args->n_pairs && status == CPA_OK; i++)
+        status = blocks.add(args->pairs[i][0], args->pairs[i][1], args->src.block_size);
+    return status == CPA_OK ? blocks.flush() : status;
+}
+
+extern "C" cpa_status cpa_cuda_kv_pack(const cpa_kv_pack_args *args, cpa_stream *stream) {
+    cpa_status status = cpa_cuda_select(stream->device, &stream->error);
+    const int64_t block_size = args->src.block_size;
+    copier blocks(args->src, args->dst, stream, "kv_pack");
+    for (int64_t s = 0; s < args->n_spans; s++) {
+        const cpa_kv_span span = args->spans[s];
+        const int32_t *table = args->block_tables + span.table + span.first / block_size;
+        for (int64_t done = 0; done < span.count && status == CPA_OK; done += block_size) {
+            const int64_t left = span.count - done;
+            status = blocks.add(table[done / block_size], span.dst_block + done / block_size,
+                                left < block_size ? left : block_size);
+        }
+    }
+    return status == CPA_OK ? blocks.flush() : status;
+}

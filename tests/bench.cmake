@@ -1,0 +1,12 @@
+# cp_attn bench, as a user calls it.
+# cpattn_bench_test(NAME COMMAND TARGET): a test that calls bench.sh with a program.
+function(cpattn_bench_test name command target)
+  add_test(NAME ${name} COMMAND bash ${CMAKE_CURRENT_SOURCE_DIR}/bench.sh ${command} $<TARGET_FILE:${target}>)
+  string(REPLACE ";" " " mpirun "${CPATTN_MPIRUN}")
+  set_tests_properties(${name} PROPERTIES TIMEOUT ${CPATTN_TEST_TIMEOUT} LABELS "host;mpi" PROCESSORS 2
+    ENVIRONMENT "MPIRUN=${mpirun};${CPATTN_MPI_TEST_ENV}")
+endfunction()
+
+cpattn_bench_test(bench_results_are_right right cp_attn)
+cpattn_bench_test(bench_counts_wrong_results wrong cp_attn_faults)
+cpattn_bench_test(bench_refuses_bad_usage bad cp_attn)

@@ -1,0 +1,14 @@
+# The device transports. One process a GPU; two processes may share one, which peer memory allows and NCCL does not.
+function(cpattn_device_comm_program name)
+  add_executable(${name} ${ARGN})
+  target_link_libraries(${name} PRIVATE $<TARGET_OBJECTS:cpattn_device_comm> cpattn_static CUDA::cudart_static
+                                        PkgConfig::CUNIT)
+endfunction()
+
+find_package(CUDAToolkit REQUIRED)
+cpattn_device_comm_program(test_device_transport test_device_transport.c)
+foreach(n 1 2 3 4)
+  add_test(NAME test_device_transport-np${n} COMMAND ${CPATTN_MPIRUN} -np ${n} $<TARGET_FILE:test_device_transport>)
+  set_tests_properties(test_device_transport-np${n} PROPERTIES TIMEOUT ${CPATTN_TEST_TIMEOUT} LABELS "gpu;multigpu"
+    PROCESSORS 2 ENVIRONMENT "${CPATTN_MPI_TEST_ENV}" SKIP_REGULAR_EXPRESSION "skipped: no CUDA device")
+endforeach()

@@ -1,0 +1,265 @@
+#!/usr/bin/env bash
+# One case of the program, end to end: program_test.sh CASE [ARGUMENT...].
+# CP_ATTN and CP_ATTN_FAULTS name the programs, MPIRUN starts ranks, CONFIGS is the folder of examples.
+set -uo pipefail
+
+folder=$(mktemp -d)
+trap 'rm -rf "$folder"' EXIT
+cd "$folder" || exit 1
+unset "${!CPATTN_@}"
+failed=0
+limit=60 # seconds for one run; a hanging rank ends in exit code 124
+
+fail() {
+    echo "FAILED: $*"
+    failed=1
+}
+
+# run RANKS ARGUMENT...: leaves its exit code in $code and what it prints in ./out and ./err. One rank runs without
+# mpirun, which takes seconds to end a job that fails.
+run() {
+    local start=""
+    [ "$1" = 1 ] || start="$MPIRUN -np $1"
+    shift
+    # shellcheck disable=SC2086
+    timeout "$limit" $start "$CP_ATTN" "$@" >out 2>err
+    code=$?
+}
+
+expect_code() {
+    [ "$code" = "$1" ] || { fail "exit code $code, expected $1: $2"; cat out err; }
+}
+
+# What the program itself says on stderr, without mpirun's words.
+our_lines() { grep '^cp_attn: ' err; }
+
+# expect_line TEXT: the program has said one line, with this text in it.
+expect_line() {
+    [ "$(our_lines | wc -l)" = 1 ] || { fail "expected one line"; cat err; }
+    our_lines | grep -qF -- "$1" || fail "expected '$1' in: $(our_lines)"
+}
+
+# expect_bad TEXT ARGUMENT...: exit code 2 on $ranks ranks, one line with the text, nothing on stdout, no result file.
+ranks=1
+expect_bad() {
+    local text=$1
+    shift
+    run "$ranks" "$@" --result-json result.json
+    expect_code 2 "$*"
+    expect_line "$text"
+    [ ! -s out ] || fail "output of a run that was refused: $*"
+    [ -z "$(ls result.json* 2>/dev/null)" ] || fail "a result file of a run that was refused: $*"
+}
+
+# value KEY FILE: a number or string of a result file (its keys are unique).
+value() { sed -n "s/^ *\"$1\": \"\{0,1\}\([^\",]*\)\"\{0,1\},\{0,1\}$/\1/p" "$2"; }
+
+expect_value() {
+    [ "$(value "$1" "$3")" = "$2" ] || fail "$1 is '$(value "$1" "$3")' in $3, expected $2"
+}
+
+small_model() {
+    printf '%s\n' "layers: 2" "q_heads: 4" "kv_heads: 2" "head_dim: 16" "dtype: fp32" >model.yaml
+}
+
+# trace_line TIMESTAMP INPUT OUTPUT HASH...
+trace_line() {
+    local hashes
+    hashes=$(IFS=, && echo "${*:4}")
+    echo "{\"timestamp\": $1, \"input_length\": $2, \"output_length\": $3, \"hash_ids\": [$hashes]}"
+}
+
+mixed_trace() {
+    trace_line 0 700 6 1 2
+    trace_line 10 513 1 1 3
+    trace_line 20 5 9 4
+    trace_line 30 1 2 5
+    trace_line 40 90 4 6
+    trace_line 50 600 3 1 2
+}
+
+bad_input() {
+    trace_line 0 -5 1 >bad.jsonl
+    expect_bad 'bad.jsonl:1: found "input_length": -5, expected' --trace bad.jsonl
+    { trace_line 0 5 1 7 && echo '{"timestamp": 1,'; } >bad.jsonl
+    expect_bad 'bad.jsonl:2: found malformed JSON' --trace bad.jsonl
+    : >bad.jsonl
+    expect_bad 'bad.jsonl:1: found no request' --trace bad.jsonl
+    expect_bad 'none.jsonl: found no readable file (No such file' --trace none.jsonl
+    expect_bad "found unknown option '--blok-size', expected '--block-size'" --blok-size 16
+    expect_bad "--block-size: found '24', expected a power of two between 16 and 256" --block-size 24
+    expect_bad '--cp-kv-cache-interleave-size: found 24' --cp-kv-cache-interleave-size 24
+    expect_bad 'staging of 10 bytes, expected at least' --staging-bytes 10
+    expect_bad 'request 1: 100 prompt + 8 output tokens need 7 blocks' --input-len 100 --output-len 8 --num-blocks 3
+    expect_bad 'request 1: found 1099511627903 tokens, which need' --input-len 1099511627776
+    expect_bad '--num-blocks: found 2147483647, expected at most' --num-blocks 2147483647
+    printf 'seed: 1\nblok-size: 16\n' >bad.yaml
+    expect_bad "bad.yaml:2: found unknown key 'blok-size', expected 'block-size'" --config bad.yaml
+    printf 'layers: 2\nq_heads: 7\nkv_heads: 2\nhead_dim: 64\ndtype: fp32\n' >bad.yaml
+    expect_bad 'bad.yaml:2: q_heads: found 7, expected a multiple of kv_heads (2)' --model bad.yaml
+    CPATTN_VERIFY=2 expect_bad "CPATTN_VERIFY: found '2', expected a number from 0 to 1"
+    mkdir result.json
+    run 1 --result-json result.json
+    expect_code 2 "a folder as the result file"
+    expect_line "--result-json: found 'result.json'"
+    run 1 --result-json none/result.json
+    expect_code 2 "a result file in no folder"
+    expect_line "--result-json: found 'none/result.json'"
+}
+
+bad_input_on_many_ranks() {
+    ranks=3
+    trace_line 0 -5 1 >bad.jsonl
+    expect_bad 'bad.jsonl:1: found "input_length": -5, expected' --trace bad.jsonl
+    expect_bad "found unknown option '--blok-size'" --blok-size 16
+    expect_bad 'request 1: 1000 prompt + 8 output tokens need' --input-len 1000 --output-len 8 --num-blocks 3
+    expect_bad 'staging of 10 bytes, expected at least' --staging-bytes 10
+    expect_bad '--num-blocks: found 2147483647, expected at most' --num-blocks 2147483647
+}
+
+answers() {
+    run 2 --help
+    expect_code 0 --help
+    [ "$(grep -c '^  --' out)" -ge 30 ] || fail "--help lists too little"
+    [ "$(grep -c '^  --block-size' out)" = 1 ] || fail "--help is printed more than once"
+    run 2 --version
+    expect_code 0 --version
+    grep -qE '^cp_attn [0-9]+\.[0-9]+\.[0-9]+$' out || fail "--version prints '$(cat out)'"
+    [ "$(wc -l <out)" = 1 ] || fail "--version is printed more than once"
+}
+
+precedence() {
+    printf 'block-size: 32\nmax-num-seqs: 32\nseed: 32\n' >settings.yaml
+    CPATTN_MAX_NUM_SEQS=64 CPATTN_SEED=64 run 2 --config settings.yaml --seed 128 --print-config
+    expect_code 0 --print-config
+    grep -qE '^block-size: 32 +# settings.yaml:1$' out || fail "the file does not go over the default"
+    grep -qE '^max-num-seqs: 64 +# environment CPATTN_MAX_NUM_SEQS$' out || fail "the environment, over the file"
+    grep -qE '^seed: 128 +# command line$' out || fail "the command line does not go over the environment"
+    grep -qE '^# verify: [0-9.]+ +# default$' out || fail "defaults are not shown"
+    cp out again.yaml
+    run 1 --config again.yaml --print-config
+    [ "$(sed 's/ *# [^#]*$//' out)" = "$(sed 's/ *# [^#]*$//' again.yaml)" ] || fail "what was printed reads otherwise"
+}
+
+# The same trace twice on 2 and once on 3 ranks: all served, checked, and the same digest again on the same ranks.
+trace() {
+    small_model
+    mixed_trace >trace.jsonl
+    local n
+    for n in 2 3; do
+        run $n --model model.yaml --trace trace.jsonl --verify 0.2 --result-json "r$n.json"
+        expect_code 0 "a trace on $n ranks"
+        expect_value completed 6 "r$n.json"
+        expect_value failed 0 "r$n.json"
+        expect_value total_input_tokens 1909 "r$n.json"
+        expect_value total_output_tokens 25 "r$n.json"
+        expect_value violations 0 "r$n.json"
+        expect_value size $n "r$n.json"
+        [ "$(value rows "r$n.json")" -ge 1000 ] || fail "only $(value rows "r$n.json") rows are checked"
+        grep -q 'TTFT' out || fail "no report"
+        [ -z "$(our_lines)" ] || fail "complaints of a good run: $(our_lines)"
+    done
+    run 2 --model model.yaml --trace trace.jsonl --verify 0.2 --result-json again.json
+    [ "$(value output_digest r2.json)" = "$(value output_digest again.json)" ] || fail "the digest is not reproduced"
+    run 2 --model model.yaml --trace trace.jsonl --requests 3 --length-scale 0.1 --result-json part.json
+    expect_value completed 3 part.json
+    expect_value total_input_tokens 122 part.json
+    expect_value total_output_tokens 3 part.json
+    run 2 --model model.yaml --trace trace.jsonl --time-scale 20 --result-json timed.json
+    expect_code 0 "trace times"
+    awk -v d="$(value duration timed.json)" 'BEGIN { exit !(d >= 1) }' || fail "arrivals of 1 s take less than that"
+}
+
+# Shapes and types that no default has.
+shapes() {
+    printf '%s\n' "layers: 1" "q_heads: 6" "kv_heads: 2" "head_dim: 72" "v_head_dim: 40" "dtype: fp16" \
+        "window: 50" "sinks: 3" >odd.yaml
+    run 2 --model odd.yaml --requests 3 --input-len 200 --output-len 4 --verify 1 --result-json r.json
+    expect_code 0 "an odd shape"
+    expect_value violations 0 r.json
+    small_model
+    run 3 --model model.yaml --requests 3 --input-len 100 --output-len 4 --verify 1 --dtype bf16 \
+        --kv-cache-dtype fp32 --block-size 32 --cp-kv-cache-interleave-size 64 --max-num-batched-tokens 40 \
+        --max-num-seqs 2 --algorithm pass-q --seed 5 --no-bind --threads 2 --result-json r.json
+    expect_code 0 "every setting at once"
+    expect_value violations 0 r.json
+    run 2 --config "$CONFIGS/service.yaml" --requests 2 --input-len 64 --output-len 2 --result-json r.json
+    expect_code 0 "the example settings file"
+    expect_value completed 2 r.json
+}
+
+preemption() {
+    small_model
+    for i in 1 2 3 4 5 6 7 8 9 10 11 12; do trace_line 0 $((14 + i)) 120 "$i"; done >decode_heavy.jsonl
+    run 4 --model model.yaml --trace decode_heavy.jsonl --block-size 16 --num-blocks 10 --verify 0.05 \
+        --result-json r.json
+    expect_code 0 "a cache that holds a third of the requests"
+    expect_value completed 12 r.json
+    expect_value violations 0 r.json
+    expect_value blocks 10 r.json
+    [ "$(value preemptions r.json)" -gt 0 ] || fail "no preemption"
+}
+
+mixed() {
+    small_model
+    run 2 --model model.yaml --num-blocks 64 --result-json r.json
+    expect_code 0 "the run without requests"
+    grep -q 'a mixed run of about ten seconds: one context of [0-9]* tokens' out || fail "it does not say what it does"
+    expect_value completed 13 r.json
+    expect_value violations 0 r.json
+}
+
+# SIGTERM in the middle of a run that would take far longer: it reports what it did, and exits with 1.
+signal() {
+    small_model
+    "$CP_ATTN" --model model.yaml --requests 2 --input-len 16 --output-len 1000000 --skip-self-test --verify 0 \
+        --num-blocks 70000 --result-json r.json >out 2>err &
+    local process=$!
+    for ((i = 0; i < 200; i++)); do
+        grep -q '^run ' out && break
+        sleep 0.1
+    done
+    sleep 0.5
+    kill -TERM $process
+    wait $process
+    code=$?
+    expect_code 1 "a run that was stopped"
+    expect_line 'stopped by signal 15: 2 of 2 requests were not finished'
+    grep -q '^requests *0 of 2 completed' out || fail "no report of a run that was stopped"
+    expect_value failed 2 r.json
+}
+
+# fault NAME: an armed fault point is found by the sampled check, and before the run by the self-test.
+fault() {
+    local cause
+    case $1 in
+        dropped-shard) cause='the shard of rank' ;;
+        stale-block) cause='a stale block' ;;
+        off-by-one-mask) cause='the causal mask is off by one' ;;
+        base2-lse) cause='in base 2' ;;
+        swapped-kv-head) cause='it reads KV head' ;;
+    esac
+    small_model
+    mixed_trace >trace.jsonl
+    local n
+    CP_ATTN=$CP_ATTN_FAULTS
+    for n in 2 3; do
+        CPATTN_FAULT=$1 run $n --model model.yaml --trace trace.jsonl --verify 0.05 --result-json r.json
+        expect_code 1 "$1 on $n ranks"
+        expect_line 'token'
+        our_lines | grep -q 'layer' || fail "the message names no layer: $(our_lines)"
+        our_lines | grep -qF "$cause" || fail "the message does not say '$cause': $(our_lines)"
+        [ "$(value violations r.json)" -gt 0 ] || fail "no violation in the result file"
+        [ "$(value failed r.json)" -gt 0 ] || fail "no failed request in the result file"
+        our_lines
+    done
+    CPATTN_FAULT=$1@start run 2 --model model.yaml --trace trace.jsonl
+    expect_code 1 "$1 from the start"
+    expect_line 'self-test'
+    our_lines
+    run 2 --model model.yaml --trace trace.jsonl --verify 0.05
+    expect_code 0 "the twin without a fault"
+}
+
+"$@"
+exit $failed

@@ -1,0 +1,538 @@
+/* The transports for device memory. Rank r takes device r, modulo the number of devices: two ranks may share one, which
+ * peer memory allows and NCCL refuses. */
+#include <cuda_runtime_api.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "comm/device_transport.h"
+#include "comm/nccl/library.h"
+#include "tests/mpi_unit.h"
+
+#define OK(call) CU_ASSERT_EQUAL((call), CPA_OK)
+#define CUDA(call) CU_ASSERT_EQUAL((call), cudaSuccess)
+
+enum { POISON = 0xa5, MAX_RANKS = 8, MAX_BYTES = 1 << 20 };
+
+static int world_size, world_rank, gpus_suffice;
+
+/* ---- what travels ---- */
+
+/* The same numbers on every rank. */
+static uint64_t mix(uint64_t x) {
+    x += 0x9e3779b97f4a7c15u;
+    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+    x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+    return x ^ (x >> 31);
+}
+
+static uint8_t pattern(int from, int to, uint64_t exchange, int64_t i) {
+    return (uint8_t)mix((uint64_t)from << 40 ^ (uint64_t)to << 20 ^ exchange ^ (uint64_t)(i / 8)) ^ (uint8_t)i;
+}
+
+static int64_t random_size(int from, int to, uint64_t exchange) {
+    uint64_t r = mix(exchange * 4096 + (uint64_t)from * 64 + (uint64_t)to);
+    switch (r % 4) {
+        case 0: return 0;
+        case 1: return (int64_t)(r >> 8) % 16;
+        case 2: return (int64_t)(r >> 8) % 5000;
+        default: return (int64_t)(r >> 8) % (MAX_BYTES - 8);
+    }
+}
+
+/* ---- one rank's side of an exchange with all others ---- */
+
+typedef struct traffic {
+    uint64_t id;
+    cpa_message msgs[MAX_RANKS];
+    int32_t n;
+    uint8_t *device; /* send and receive buffers of MAX_BYTES for each rank; receive buffers lie at odd addresses */
+    uint8_t *before; /* device, [ranks, MAX_BYTES]: what the receive buffers held when they became ready */
+    uint8_t *host;   /* pinned, the same as `device` */
+    uint8_t *result; /* pinned, [ranks, MAX_BYTES]: what was received */
+    cpa_exchange *exchange;
+} traffic;
+
+static int64_t send_at(int peer) {
+    return (int64_t)peer * MAX_BYTES;
+}
+
+static int64_t recv_at(int peer) {
+    return (int64_t)(world_size + peer) * MAX_BYTES + 1;
+}
+
+static void traffic_create(traffic *t) {
+    size_t bytes = (size_t)world_size * MAX_BYTES;
+    memset(t, 0, sizeof *t);
+    CUDA(cudaMalloc((void **)&t->device, 2 * bytes));
+    CUDA(cudaMalloc((void **)&t->before, bytes));
+    CUDA(cudaHostAlloc((void **)&t->host, 2 * bytes, cudaHostAllocDefault));
+    CUDA(cudaHostAlloc((void **)&t->result, bytes, cudaHostAllocDefault));
+}
+
+static void traffic_destroy(traffic *t) {
+    cudaFree(t->device);
+    cudaFree(t->before);
+    cudaFreeHost(t->host);
+    cudaFreeHost(t->result);
+}
+
+/* Sizes, and the contents of all buffers on the host. */
+static void traffic_fill(traffic *t, uint64_t id) {
+    t->id = id;
+    t->n = 0;
+    memset(t->host, POISON, 2 * (size_t)world_size * MAX_BYTES);
+    for (int peer = 0; peer < world_size; peer++) {
+        if (peer == world_rank) continue;
+        int64_t sends = random_size(world_rank, peer, id), receives = random_size(peer, world_rank, id);
+        for (int64_t i = 0; i < sends; i++) t->host[send_at(peer) + i] = pattern(world_rank, peer, id, i);
+        t->msgs[t->n++] = (cpa_message){peer, t->device + send_at(peer), sends, t->device + recv_at(peer), receives};
+    }
+}
+
+/* The producer: after `delay`, the send buffers get their contents, and the receive buffers, poisoned, are still read. */
+static void traffic_produce(traffic *t, cudaStream_t stream, cudaHostFn_t delay) {
+    size_t bytes = (size_t)world_size * MAX_BYTES;
+    CUDA(cudaMemcpyAsync(t->device + bytes, t->host + bytes, bytes, cudaMemcpyHostToDevice, stream));
+    if (delay) CUDA(cudaLaunchHostFunc(stream, delay, NULL));
+    CUDA(cudaMemcpyAsync(t->before, t->device + bytes, bytes, cudaMemcpyDeviceToDevice, stream));
+    CUDA(cudaMemcpyAsync(t->device, t->host, bytes, cudaMemcpyHostToDevice, stream));
+}
+
+static void traffic_start(cpa_transport *transport, traffic *t, cudaStream_t stream) {
+    cpa_error err = {.message = ""};
+    OK(transport->table->start(transport, t->msgs, t->n, stream, &t->exchange, &err));
+    CU_ASSERT_STRING_EQUAL(err.message, "");
+}
+
+/* The consumer: reads what was received and at once spoils all buffers. */
+static void traffic_consume(cpa_transport *transport, traffic *t, cudaStream_t stream) {
+    size_t bytes = (size_t)world_size * MAX_BYTES;
+    double waited = -1;
+    OK(transport->table->finish(transport, t->exchange, stream, &waited, NULL));
+    CU_ASSERT(waited == 0);
+    CUDA(cudaMemcpyAsync(t->result, t->device + bytes, bytes, cudaMemcpyDeviceToHost, stream));
+    CUDA(cudaMemcpyAsync(t->host + bytes, t->before, bytes, cudaMemcpyDeviceToHost, stream));
+    CUDA(cudaMemsetAsync(t->device, 0, 2 * bytes, stream));
+}
+
+/* After the consumer's stream was drained. */
+static void traffic_check(const traffic *t) {
+    size_t bytes = (size_t)world_size * MAX_BYTES;
+    int64_t wrong = 0, early = 0, beyond = 0;
+    for (int32_t m = 0; m < t->n; m++) {
+        int peer = t->msgs[m].peer;
+        const uint8_t *got = t->result + recv_at(peer) - bytes;
+        for (int64_t i = 0; i < t->msgs[m].recv_bytes; i++) wrong += got[i] != pattern(peer, world_rank, t->id, i);
+        beyond += got[-1] != POISON || got[t->msgs[m].recv_bytes] != POISON;
+    }
+    for (size_t i = 0; i < bytes; i++) early += t->host[bytes + i] != POISON;
+    CU_ASSERT_EQUAL(wrong, 0);
+    CU_ASSERT_EQUAL(beyond, 0);
+    CU_ASSERT_EQUAL(early, 0);
+}
+
+/* ---- the frame ---- */
+
+typedef struct site {
+    cpa_control control;
+    cpa_transport *transport;
+    cudaStream_t producer, consumer;
+} site;
+
+static int can_run(const cpa_transport_table *table) {
+    if (table == &cpa_transport_peer || gpus_suffice) return 1;
+    if (world_rank == 0) printf("(skipped with %s: fewer devices than ranks) ", table->name);
+    return 0;
+}
+
+static void with_transport(const cpa_transport_table *table, void (*body)(site *)) {
+    if (!can_run(table)) return;
+    site s = {.transport = NULL};
+    cpa_error err = {.message = ""};
+    OK(cpa_control_open(MPI_COMM_WORLD, &s.control, NULL));
+    CUDA(cudaStreamCreateWithFlags(&s.producer, cudaStreamNonBlocking));
+    CUDA(cudaStreamCreateWithFlags(&s.consumer, cudaStreamNonBlocking));
+    OK(table->open(&s.control, &s.transport, &err));
+    CU_ASSERT_STRING_EQUAL(err.message, "");
+    if (s.transport) {
+        s.transport->timeout_s = 20;
+        body(&s);
+        table->close(s.transport);
+    }
+    CUDA(cudaStreamDestroy(s.producer));
+    CUDA(cudaStreamDestroy(s.consumer));
+    cpa_control_close(&s.control);
+}
+
+static void with_both(void (*body)(site *)) {
+    with_transport(&cpa_transport_nccl, body);
+    with_transport(&cpa_transport_peer, body);
+}
+
+static void drain(site *s, cudaStream_t stream) {
+    cpa_error err = {.message = ""};
+    OK(s->transport->table->drain(s->transport, stream, &err));
+    CU_ASSERT_STRING_EQUAL(err.message, "");
+}
+
+/* ---- tests ---- */
+
+static void exchanges_of_random_sizes(site *s) {
+    traffic t;
+    traffic_create(&t);
+    for (uint64_t id = 0; id < 20; id++) {
+        traffic_fill(&t, id);
+        traffic_produce(&t, s->producer, NULL);
+        traffic_start(s->transport, &t, s->producer);
+        traffic_consume(s->transport, &t, s->consumer);
+        drain(s, s->consumer);
+        traffic_check(&t);
+    }
+    traffic_destroy(&t);
+}
+
+static void test_messages_of_any_size_arrive_intact(void) {
+    with_both(exchanges_of_random_sizes);
+}
+
+/* Each rank is the late one in turn. */
+static void sleep_a_while(void *unused) {
+    (void)unused;
+    usleep(30000);
+}
+
+static void late_producers(site *s) {
+    traffic t;
+    traffic_create(&t);
+    for (int late = 0; late < world_size; late++) {
+        traffic_fill(&t, 100 + (uint64_t)late);
+        traffic_produce(&t, s->producer, world_rank == late ? sleep_a_while : NULL);
+        double begin = cpa_clock_now();
+        traffic_start(s->transport, &t, s->producer);
+        traffic_consume(s->transport, &t, s->consumer);
+        CU_ASSERT(cpa_clock_now() - begin < 0.025); /* the host did not wait for the device */
+        drain(s, s->consumer);
+        traffic_check(&t);
+        MPI_Barrier(MPI_COMM_WORLD);
+    }
+    traffic_destroy(&t);
+}
+
+static void test_streams_order_producer_exchange_and_consumer(void) {
+    with_both(late_producers);
+}
+
+/* All in flight at once, finished in an order that differs from rank to rank. */
+static void a_full_pool(site *s) {
+    traffic all[CPA_TRANSPORT_MAX_IN_FLIGHT];
+    for (int i = 0; i < CPA_TRANSPORT_MAX_IN_FLIGHT; i++) traffic_create(&all[i]);
+    for (uint64_t round = 0; round < 3; round++) {
+        for (int i = 0; i < CPA_TRANSPORT_MAX_IN_FLIGHT; i++) {
+            traffic_fill(&all[i], 1000 + round * CPA_TRANSPORT_MAX_IN_FLIGHT + (uint64_t)i);
+            traffic_produce(&all[i], s->producer, NULL);
+            traffic_start(s->transport, &all[i], s->producer);
+        }
+        for (int i = 0; i < CPA_TRANSPORT_MAX_IN_FLIGHT; i++) {
+            s->transport->table->poll(s->transport);
+            traffic_consume(s->transport, &all[(i * 3 + world_rank) % CPA_TRANSPORT_MAX_IN_FLIGHT], s->consumer);
+        }
+        drain(s, s->consumer);
+        for (int i = 0; i < CPA_TRANSPORT_MAX_IN_FLIGHT; i++) traffic_check(&all[i]);
+    }
+    for (int i = 0; i < CPA_TRANSPORT_MAX_IN_FLIGHT; i++) traffic_destroy(&all[i]);
+}
+
+static void test_exchanges_in_flight_do_not_mix(void) {
+    with_both(a_full_pool);
+}
+
+/* Hundreds of exchanges are enqueued before the host looks; buffers are used again at once, in stream order. */
+static void far_ahead(site *s) {
+    traffic t;
+    traffic_create(&t);
+    traffic_fill(&t, 7);
+    for (int i = 0; i < 600; i++) {
+        traffic_start(s->transport, &t, s->producer);
+        OK(s->transport->table->finish(s->transport, t.exchange, s->producer, NULL, NULL));
+    }
+    traffic_produce(&t, s->producer, NULL);
+    traffic_start(s->transport, &t, s->producer);
+    traffic_consume(s->transport, &t, s->producer);
+    drain(s, s->producer);
+    traffic_check(&t);
+    traffic_destroy(&t);
+}
+
+static void test_the_host_may_run_far_ahead(void) {
+    with_both(far_ahead);
+}
+
+/* More allocations than are remembered, some at the addresses of freed ones, and of sizes that share a page. */
+static void changing_buffers(site *s) {
+    enum { BYTES = 3000 };
+    uint8_t *host = malloc(BYTES);
+    int peer = world_rank ^ 1;
+    for (int i = 0; i < 60 && peer < world_size; i++) {
+        uint8_t *buffer = NULL, *other = NULL;
+        CUDA(cudaMalloc((void **)&buffer, (size_t)(2 * BYTES) << (i % 3 * 5)));
+        if (i % 4 == 0) CUDA(cudaMalloc((void **)&other, 512)); /* kept for a while, so that addresses change */
+        for (int64_t at = 0; at < BYTES; at++) host[at] = pattern(world_rank, peer, (uint64_t)i, at);
+        CUDA(cudaMemcpyAsync(buffer, host, BYTES, cudaMemcpyHostToDevice, s->producer));
+        cpa_message m = {peer, buffer, BYTES, buffer + BYTES, BYTES};
+        cpa_exchange *exchange = NULL;
+        OK(s->transport->table->start(s->transport, &m, 1, s->producer, &exchange, NULL));
+        OK(s->transport->table->finish(s->transport, exchange, s->producer, NULL, NULL));
+        drain(s, s->producer);
+        CUDA(cudaMemcpy(host, buffer + BYTES, BYTES, cudaMemcpyDeviceToHost));
+        int64_t wrong = 0;
+        for (int64_t at = 0; at < BYTES; at++) wrong += host[at] != pattern(peer, world_rank, (uint64_t)i, at);
+        CU_ASSERT_EQUAL(wrong, 0);
+        CUDA(cudaFree(buffer));
+        CUDA(cudaFree(other));
+    }
+    free(host);
+}
+
+static void test_buffers_may_be_freed_and_others_take_their_place(void) {
+    with_both(changing_buffers);
+}
+
+static void a_captured_exchange(site *s) {
+    traffic t;
+    cudaGraph_t graph;
+    cudaGraphExec_t executable;
+    traffic_create(&t);
+    traffic_fill(&t, 31);
+    traffic_start(s->transport, &t, s->producer); /* every buffer has met its peer */
+    OK(s->transport->table->finish(s->transport, t.exchange, s->producer, NULL, NULL));
+    drain(s, s->producer);
+
+    CUDA(cudaStreamBeginCapture(s->producer, cudaStreamCaptureModeThreadLocal));
+    traffic_produce(&t, s->producer, NULL);
+    for (int i = 0; i < 3; i++) {
+        traffic_start(s->transport, &t, s->producer);
+        OK(s->transport->table->finish(s->transport, t.exchange, s->producer, NULL, NULL));
+    }
+    traffic_start(s->transport, &t, s->producer);
+    traffic_consume(s->transport, &t, s->producer);
+    CUDA(cudaStreamEndCapture(s->producer, &graph));
+    CUDA(cudaGraphInstantiate(&executable, graph, 0));
+    for (int launch = 0; launch < 5; launch++) {
+        traffic_fill(&t, 31);
+        CUDA(cudaGraphLaunch(executable, s->producer));
+        if (launch == 2) { /* an exchange between the graphs */
+            traffic_start(s->transport, &t, s->producer);
+            OK(s->transport->table->finish(s->transport, t.exchange, s->producer, NULL, NULL));
+            CUDA(cudaGraphLaunch(executable, s->producer));
+        }
+        drain(s, s->producer);
+        traffic_check(&t);
+    }
+    CUDA(cudaGraphExecDestroy(executable));
+    CUDA(cudaGraphDestroy(graph));
+    traffic_destroy(&t);
+}
+
+static void test_exchanges_in_a_graph_arrive_with_every_launch(void) {
+    with_both(a_captured_exchange);
+}
+
+static void expect_refusal(cpa_transport *transport, const cpa_message *msgs, int32_t n, const char *expected) {
+    cpa_exchange *untouched = (cpa_exchange *)&untouched;
+    cpa_exchange *exchange = untouched;
+    cpa_error err = {.message = ""};
+    CU_ASSERT_EQUAL(transport->table->start(transport, msgs, n, NULL, &exchange, &err), CPA_INVALID);
+    CU_ASSERT_PTR_EQUAL(exchange, untouched);
+    CU_ASSERT_PTR_NOT_NULL(strstr(err.message, expected));
+}
+
+static void wrong_calls(site *s) {
+    const cpa_transport_table *table = s->transport->table;
+    char byte[1] = {0};
+    cpa_message self = {.peer = world_rank, .send = byte, .send_bytes = 1};
+    expect_refusal(s->transport, &self, 1, "expected another rank");
+    cpa_exchange *pool[CPA_TRANSPORT_MAX_IN_FLIGHT];
+    for (int i = 0; i < CPA_TRANSPORT_MAX_IN_FLIGHT; i++) {
+        OK(table->start(s->transport, NULL, 0, s->producer, &pool[i], NULL));
+    }
+    expect_refusal(s->transport, NULL, 0, "in flight already");
+    for (int i = 0; i < CPA_TRANSPORT_MAX_IN_FLIGHT; i++) {
+        OK(table->finish(s->transport, pool[i], s->producer, NULL, NULL));
+    }
+    CU_ASSERT_EQUAL(table->finish(s->transport, pool[0], s->producer, NULL, NULL), CPA_INVALID);
+    CU_ASSERT_EQUAL(table->finish(s->transport, NULL, s->producer, NULL, NULL), CPA_INVALID);
+    traffic t; /* a refused call has broken nothing */
+    traffic_create(&t);
+    traffic_fill(&t, 99);
+    traffic_produce(&t, s->producer, NULL);
+    traffic_start(s->transport, &t, s->producer);
+    traffic_consume(s->transport, &t, s->producer);
+    drain(s, s->producer);
+    traffic_check(&t);
+    traffic_destroy(&t);
+}
+
+static void test_wrong_use_is_refused_and_breaks_nothing(void) {
+    with_both(wrong_calls);
+}
+
+static void test_a_missing_nccl_is_named_with_what_to_do(void) {
+    cpa_nccl nccl;
+    cpa_error err = {.message = ""};
+    CU_ASSERT_EQUAL(cpa_nccl_load("libnccl-absent.so.2", &nccl, &err), CPA_COMM);
+    CU_ASSERT_PTR_NOT_NULL(strstr(err.message, "libnccl-absent.so.2"));
+    CU_ASSERT_PTR_NOT_NULL(strstr(err.message, "LD_LIBRARY_PATH"));
+    CU_ASSERT_PTR_NULL(strchr(err.message, '\n'));
+}
+
+static void test_a_library_that_is_too_old_is_named(void) {
+    cpa_nccl nccl;
+    cpa_error err = {.message = ""};
+    CU_ASSERT_EQUAL(cpa_nccl_load("libm.so.6", &nccl, &err), CPA_COMM);
+    CU_ASSERT_PTR_NOT_NULL(strstr(err.message, "libm.so.6 has no function nccl"));
+}
+
+/* All ranks choose the same. */
+static void test_the_faster_transport_is_chosen(void) {
+    cpa_control control;
+    cpa_transport_choice choice = {.table = NULL};
+    cpa_error err = {.message = ""};
+    OK(cpa_control_open(MPI_COMM_WORLD, &control, NULL));
+    OK(cpa_transport_choose(&control, &choice, &err));
+    CU_ASSERT_STRING_EQUAL(err.message, "");
+    CU_ASSERT(choice.table == &cpa_transport_nccl || choice.table == &cpa_transport_peer);
+    double is_peer[2] = {choice.table == &cpa_transport_peer, choice.table != &cpa_transport_peer};
+    OK(cpa_control_max(&control, is_peer, 2, NULL));
+    CU_ASSERT(is_peer[0] + is_peer[1] == 1);
+    for (int i = 0; i < CPA_CHOICE_SIZES && world_size > 1; i++) {
+        CU_ASSERT(choice.peer_s[i] > 0);
+        CU_ASSERT(choice.nccl_s[i] > 0);
+        if (world_rank > 0) continue;
+        printf("%lld bytes: nccl %.1f us, peer %.1f us; ", (long long)choice.bytes[i], choice.nccl_s[i] * 1e6,
+               choice.peer_s[i] * 1e6);
+    }
+    if (world_rank == 0) printf("%s %s ", choice.why_no_nccl, choice.why_no_peer);
+    cpa_control_close(&control);
+}
+
+/* A peer's name at the end of a message. */
+static int names_rank(const char *message, int rank) {
+    char name[16];
+    snprintf(name, sizeof name, "%d", rank);
+    const char *names = strstr(message, " s for rank");
+    return names && strstr(names, name);
+}
+
+/* What the others see when the last rank does not take part in an exchange with all. */
+static void wait_in_vain(site *s, traffic *t) {
+    const cpa_transport_table *table = s->transport->table;
+    cpa_error err = {.message = ""};
+    cpa_exchange *exchange = NULL;
+    double begin = cpa_clock_now();
+    cpa_status status = table->start(s->transport, t->msgs, t->n, s->producer, &exchange, &err);
+    if (status == CPA_OK) status = table->finish(s->transport, exchange, s->producer, NULL, &err);
+    if (status == CPA_OK) status = table->drain(s->transport, s->producer, &err);
+    double waited = cpa_clock_now() - begin;
+    CU_ASSERT_EQUAL(status, CPA_COMM);
+    CU_ASSERT(waited > 1 && waited < 4);
+    CU_ASSERT(names_rank(err.message, world_size - 1));
+    if (!names_rank(err.message, world_size - 1)) printf("rank %d, %s: %s\n", world_rank, table->name, err.message);
+
+    char first[sizeof err.message];
+    strcpy(first, err.message);
+    CU_ASSERT_EQUAL(table->start(s->transport, t->msgs, t->n, s->producer, &exchange, &err), CPA_COMM);
+    CU_ASSERT_STRING_EQUAL(err.message, first);
+    CUDA(cudaStreamSynchronize(s->producer)); /* nothing of the device is stuck */
+}
+
+static void last_rank_fails(site *s, void (*failing)(site *, traffic *)) {
+    traffic t;
+    traffic_create(&t);
+    traffic_fill(&t, 55);
+    for (int32_t m = 0; m < t.n; m++) t.msgs[m].send_bytes = t.msgs[m].recv_bytes = 1000;
+    traffic_start(s->transport, &t, s->producer);
+    OK(s->transport->table->finish(s->transport, t.exchange, s->producer, NULL, NULL));
+    drain(s, s->producer);
+    s->transport->timeout_s = 1.5;
+    MPI_Barrier(MPI_COMM_WORLD);
+    if (world_rank == world_size - 1) {
+        failing(s, &t);
+    } else {
+        wait_in_vain(s, &t);
+    }
+    MPI_Barrier(MPI_COMM_WORLD);
+    double begin = cpa_clock_now();
+    traffic_destroy(&t);
+    CU_ASSERT(cpa_clock_now() - begin < 4);
+}
+
+static void never_start(site *s, traffic *t) {
+    (void)s;
+    (void)t;
+}
+
+static void a_silent_rank(site *s) {
+    last_rank_fails(s, never_start);
+}
+
+static void test_a_rank_that_stops_answering_is_named(void) {
+    if (world_size > 1) with_both(a_silent_rank);
+}
+
+static void sleep_long(void *unused) {
+    (void)unused;
+    usleep(4000000);
+}
+
+/* The host starts the exchange, but the device does not come to it; afterwards it may work or fail. */
+static void start_late(site *s, traffic *t) {
+    s->transport->timeout_s = 6;
+    CUDA(cudaLaunchHostFunc(s->producer, sleep_long, NULL));
+    traffic_start(s->transport, t, s->producer);
+    OK(s->transport->table->finish(s->transport, t->exchange, s->producer, NULL, NULL));
+    s->transport->table->drain(s->transport, s->producer, NULL);
+}
+
+static void a_stuck_device(site *s) {
+    last_rank_fails(s, start_late);
+}
+
+static void test_a_rank_whose_device_is_stuck_is_named(void) {
+    if (world_size > 1) with_both(a_stuck_device);
+}
+
+static const cpa_test TESTS[] = {
+    {"messages of any size arrive intact", test_messages_of_any_size_arrive_intact},
+    {"streams order producer, exchange and consumer", test_streams_order_producer_exchange_and_consumer},
+    {"exchanges in flight do not mix", test_exchanges_in_flight_do_not_mix},
+    {"the host may run far ahead", test_the_host_may_run_far_ahead},
+    {"buffers may be freed and others take their place", test_buffers_may_be_freed_and_others_take_their_place},
+    {"exchanges in a graph arrive with every launch", test_exchanges_in_a_graph_arrive_with_every_launch},
+    {"wrong use is refused and breaks nothing", test_wrong_use_is_refused_and_breaks_nothing},
+    {"a missing NCCL is named with what to do", test_a_missing_nccl_is_named_with_what_to_do},
+    {"a library that is too old is named", test_a_library_that_is_too_old_is_named},
+    {"the faster transport is chosen", test_the_faster_transport_is_chosen},
+    {"a rank that stops answering is named", test_a_rank_that_stops_answering_is_named},
+    {"a rank whose device is stuck is named", test_a_rank_whose_device_is_stuck_is_named},
+};
+
+int main(int argc, char **argv) {
+    MPI_Init(&argc, &argv);
+    MPI_Comm_rank(MPI_COMM_WORLD, &world_rank);
+    MPI_Comm_size(MPI_COMM_WORLD, &world_size);
+    int devices = 0, failed = 0;
+    if (cudaGetDeviceCount(&devices) != cudaSuccess) devices = 0;
+    gpus_suffice = devices >= world_size;
+    if (devices == 0) {
+        if (world_rank == 0) printf("skipped: no CUDA device\n");
+    } else {
+        cudaSetDevice(world_rank % devices);
+        failed = cpa_mpi_run_tests("device transports", TESTS, (int)(sizeof TESTS / sizeof TESTS[0]));
+        MPI_Allreduce(MPI_IN_PLACE, &failed, 1, MPI_INT, MPI_MAX, MPI_COMM_WORLD);
+    }
+    MPI_Finalize();
+    return failed;
+}
