@@ -30,8 +30,7 @@ void cpa_progress_update(cpa_progress *progress, int64_t tokens, int64_t request
     if (!progress->shown || elapsed_s < progress->next_s) return;
     progress->next_s = elapsed_s + PERIOD_S;
     double share = progress->tokens ? (double)tokens / (double)progress->tokens : 0;
-    fprintf(stderr,
-            ERASE_LINE "%3.0f%%  %" PRId64 "/%" PRId64 " output tokens  %" PRId64 "/%" PRId64 " requests  %.1f s",
+    fprintf(stderr, ERASE_LINE "%3.0f%%  %" PRId64 "/%" PRId64 " tokens  %" PRId64 "/%" PRId64 " requests  %.1f s",
             100 * (share < 1 ? share : 1), tokens, progress->tokens, requests, progress->requests, elapsed_s);
     fflush(stderr);
 }

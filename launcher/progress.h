@@ -6,12 +6,12 @@
 
 typedef struct cpa_progress {
     int shown;      /* stderr ends at a terminal */
-    int64_t tokens; /* of output, in the whole run */
+    int64_t tokens; /* prompt and output, in the whole run */
     int64_t requests;
     double next_s; /* when the line is due again */
 } cpa_progress;
 
-/* A progress line for a run of so many output tokens and requests; silent unless stderr ends at a terminal. */
+/* A progress line for a run of so many tokens and requests; silent unless stderr ends at a terminal. */
 cpa_progress cpa_progress_start(int64_t tokens, int64_t requests);
 void cpa_progress_update(cpa_progress *progress, int64_t tokens, int64_t requests, double elapsed_s);
 

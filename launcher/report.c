@@ -70,19 +70,11 @@ static void print_latencies(const cpa_outcome *outcome, FILE *out) {
 static void print_algorithm(const cpa_outcome *outcome, FILE *out) {
     const cpa_engine_stats *stats = &outcome->stats;
     cpa_algorithm chosen = (cpa_algorithm)outcome->settings->algorithm;
-    line(out, "algorithm", "pass-KV for %" PRId64 " chunks, pass-Q for %" PRId64, stats->chunks_pass_kv,
-         stats->chunks_pass_q);
-    if (chosen != CPA_AUTO) {
-        line(out, "", "because --algorithm %s says so", cpa_algorithm_name(chosen));
-        return;
-    }
-    if (outcome->cp_size == 1) {
-        line(out, "", "one rank: nothing to exchange");
-        return;
-    }
-    line(out, "", "at %.2f GFLOP/s and %.2f GB/s a rank, pass-KV hides its exchange from %.0f new tokens on;",
+    line(out, "algorithm", "%s", stats->choices[0] ? stats->choices : "no chunk was computed");
+    if (chosen != CPA_AUTO) return;
+    if (outcome->cp_size == 1) return;
+    line(out, "", "at %.2f GFLOP/s and %.2f GB/s a rank, pass-KV hides its exchange from %.0f new tokens on",
          stats->planner_flops * 1e-9, stats->planner_bandwidth * 1e-9, stats->overlap_tokens);
-    line(out, "", "below, it is chosen where it moves fewer bytes; decode always moves queries");
     line(out, "", "attention predicted to take %.2f s, took %.2f s", stats->predicted_attend_s, stats->actual_attend_s);
 }
 

@@ -123,7 +123,7 @@ static cpa_status submit(service *s, cpa_error *err) {
     }
     cpa_outcome outcome = outcome_of(s);
     cpa_report_preamble(&outcome, stdout);
-    s->progress = cpa_progress_start(s->workload.output_tokens, s->workload.count);
+    s->progress = cpa_progress_start(s->workload.prompt_tokens + s->workload.output_tokens, s->workload.count);
     return CPA_OK;
 }
 

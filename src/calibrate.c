@@ -153,29 +153,44 @@ done:
     return status;
 }
 
-/* Bytes/s that a rank sends while every rank exchanges with its peer of the first round. */
-static cpa_status measure_bandwidth(cpa_control *control, cpa_device *device, double *bandwidth, cpa_error *err) {
-    cpa_transport *transport = NULL;
-    void *buffers = NULL;
-    cpa_status status = device->kernels->alloc(device, 2 * PROBE_BYTES, &buffers, err);
-    CPA_TRY_GOTO(cpa_control_agree(control, status, err), done);
-    CPA_TRY_GOTO(cpa_transport_mpi.open(control, &transport, err), done);
+/* Exchanges the halves of `buffers` with the peer of the first round, PROBE_EXCHANGES times after a warm-up. */
+static cpa_status time_exchanges(cpa_control *control, cpa_transport *transport, cpa_stream *stream, char *buffers,
+                                 double *seconds, cpa_error *err) {
+    const cpa_transport_table *table = transport->table;
     int32_t to = cpa_round_send_peer(control->size, control->rank, 1);
     int32_t from = cpa_round_recv_peer(control->size, control->rank, 1);
     char *send = buffers, *recv = send + PROBE_BYTES;
     cpa_message messages[2] = {{to, send, PROBE_BYTES, NULL, 0}, {from, NULL, 0, recv, PROBE_BYTES}};
     if (to == from) messages[0] = (cpa_message){to, send, PROBE_BYTES, recv, PROBE_BYTES};
-    double start = 0;
+    double start = 0, waited;
     for (int i = -1; i < PROBE_EXCHANGES; i++) {
-        if (i == 0) start = cpa_clock_now();
         cpa_exchange *exchange;
-        double waited;
-        CPA_TRY_GOTO(transport->table->start(transport, messages, to == from ? 1 : 2, NULL, &exchange, err), done);
-        CPA_TRY_GOTO(transport->table->finish(transport, exchange, NULL, &waited, err), done);
+        if (i == 0) start = cpa_clock_now();
+        CPA_TRY(table->start(transport, messages, to == from ? 1 : 2, stream->native, &exchange, err));
+        CPA_TRY(table->finish(transport, exchange, stream->native, &waited, err));
+        if (table->drain && (i == -1 || i + 1 == PROBE_EXCHANGES))
+            CPA_TRY(table->drain(transport, stream->native, err));
     }
-    *bandwidth = PROBE_EXCHANGES * (double)PROBE_BYTES / (cpa_clock_now() - start);
+    *seconds = cpa_clock_now() - start;
+    return CPA_OK;
+}
+
+/* Bytes/s that a rank sends while every rank exchanges with its peer of the first round. */
+static cpa_status measure_bandwidth(cpa_control *control, cpa_device *device, const cpa_transport_table *table,
+                                    double *bandwidth, cpa_error *err) {
+    cpa_transport *transport = NULL;
+    cpa_stream *stream = NULL;
+    void *buffers = NULL;
+    double seconds;
+    cpa_status status = device->kernels->alloc(device, 2 * PROBE_BYTES, &buffers, err);
+    if (status == CPA_OK) status = device->kernels->stream_create(device, &stream, err);
+    CPA_TRY_GOTO(cpa_control_agree(control, status, err), done);
+    CPA_TRY_GOTO(table->open(control, &transport, err), done);
+    CPA_TRY_GOTO(time_exchanges(control, transport, stream, buffers, &seconds, err), done);
+    *bandwidth = PROBE_EXCHANGES * (double)PROBE_BYTES / seconds;
 done:
     if (transport) transport->table->close(transport);
+    if (stream) device->kernels->stream_destroy(stream);
     device->kernels->free(device, buffers);
     return status;
 }
@@ -185,7 +200,7 @@ cpa_status cpa_calibrate(cpa_control *control, cpa_device *device, const cpa_wor
     double sums[2] = {0, INFINITY};
     CPA_TRY(cpa_control_agree(control, measure_flops(device, options, &sums[0], err), err));
     if (control->size > 1) {
-        CPA_TRY(measure_bandwidth(control, device, &sums[1], err));
+        CPA_TRY(measure_bandwidth(control, device, options->transport, &sums[1], err));
         CPA_TRY(cpa_control_sum(control, sums, 2, err));
     }
     *flops = sums[0] / control->size;

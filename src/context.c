@@ -10,6 +10,7 @@
 #include "base/clock.h"
 #include "base/fault.h"
 #include "src/context_internal.h"
+#include "src/transport_choice.h"
 
 const char *cpa_algorithm_name(cpa_algorithm algorithm) {
     switch (algorithm) {
@@ -202,8 +203,8 @@ static void destroy(cpa_context *c) {
     free(c);
 }
 
-cpa_status cpa_context_create(MPI_Comm comm, cpa_device *device, const cpa_context_options *options, cpa_context **out,
-                              cpa_error *err) {
+cpa_status cpa_context_create_over(MPI_Comm comm, cpa_device *device, const cpa_transport_table *transport,
+                                   const cpa_context_options *options, cpa_context **out, cpa_error *err) {
     cpa_context *c = calloc(1, sizeof *c);
     if (!c) return cpa_fail(err, CPA_NO_MEMORY, "no memory for a context");
     c->control.comm = MPI_COMM_NULL;
@@ -221,7 +222,8 @@ cpa_status cpa_context_create(MPI_Comm comm, cpa_device *device, const cpa_conte
         status = create_local(c);
     }
     CPA_TRY_GOTO(cpa_control_agree(&c->control, status, &c->error), failed);
-    status = cpa_transport_mpi.open(&c->control, &c->transport, &c->error);
+    if (!transport) CPA_TRY_GOTO(cpa_transport_for(&c->control, device, &transport, &c->error), failed);
+    status = transport->open(&c->control, &c->transport, &c->error);
     CPA_TRY_GOTO(cpa_control_agree(&c->control, status, &c->error), failed);
     *out = c;
     return CPA_OK;
@@ -232,8 +234,19 @@ failed:
     return status;
 }
 
+cpa_status cpa_context_create(MPI_Comm comm, cpa_device *device, const cpa_context_options *options, cpa_context **out,
+                              cpa_error *err) {
+    return cpa_context_create_over(comm, device, NULL, options, out, err);
+}
+
 void cpa_context_destroy(cpa_context *context) {
     if (context) destroy(context);
+}
+
+cpa_status cpa_context_sync(cpa_context *c, cpa_stream *stream) {
+    const cpa_transport_table *table = c->transport->table;
+    if (table->drain) CPA_TRY(table->drain(c->transport, stream->native, &c->error));
+    return cpa_context_check(c, c->kernels->stream_sync(stream), stream);
 }
 
 void cpa_context_get_stats(const cpa_context *context, cpa_context_stats *out) {

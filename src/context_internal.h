@@ -146,6 +146,12 @@ static inline cpa_chunk_share cpa_context_share(const cpa_context *c, const cpa_
     return share;
 }
 
+/* cpa_context_create over a transport that the caller has chosen; NULL: the one for the device. */
+cpa_status cpa_context_create_over(MPI_Comm comm, cpa_device *device, const cpa_transport_table *transport,
+                                   const cpa_context_options *options, cpa_context **out, cpa_error *err);
+/* Waits until the stream is idle; an exchange that stands still, or fails, is given up and named. */
+cpa_status cpa_context_sync(cpa_context *c, cpa_stream *stream);
+
 /* context.c: memory, messages and operations on behalf of a context. */
 
 /* Room for `bytes` in a buffer; what was there is lost when it grows. */

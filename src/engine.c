@@ -6,6 +6,7 @@
 #include "src/calibrate.h"
 #include "src/engine_internal.h"
 #include "src/self_test.h"
+#include "src/transport_choice.h"
 
 static cpa_worker_options worker_options(const cpa_engine *engine) {
     const cpa_engine_options *o = &engine->options;
@@ -18,6 +19,7 @@ static cpa_worker_options worker_options(const cpa_engine *engine) {
         .max_tokens = o->max_num_batched_tokens,
         .max_seqs = o->max_num_seqs,
         .staging_bytes = o->staging_bytes,
+        .transport = engine->transport,
     };
 }
 
@@ -70,6 +72,7 @@ static cpa_status create_parts(cpa_engine *engine, cpa_error *err) {
     cpa_control *control = &engine->control;
     const cpa_engine_options *o = &engine->options;
     CPA_TRY(cpa_control_agree(control, cpa_device_open(&o->device, &engine->device, err), err));
+    CPA_TRY(cpa_transport_for(control, engine->device, &engine->transport, err));
     engine->synthetic = (cpa_synthetic){engine->device, o->model, o->seed};
     engine->source = o->source ? *o->source : cpa_source_synthetic(&engine->synthetic);
     CPA_TRY(self_test(engine, err));

@@ -28,6 +28,7 @@ struct cpa_engine {
     cpa_engine_options options; /* with defaults filled in */
     cpa_control control;
     cpa_device *device;
+    const cpa_transport_table *transport;
     cpa_synthetic synthetic;
     cpa_source source;
     cpa_worker *worker;

@@ -87,7 +87,7 @@ static cpa_status record_step(run *r, cpa_error *err) {
         if (chunk->flags & CPA_CHUNK_FINISHES) finish_request(r, request);
     }
     if (r->on_progress) {
-        r->on_progress(r->ctx, engine->stats.output_tokens, engine->stats.requests_finished, now);
+        r->on_progress(r->ctx, engine->stats.computed_tokens, engine->stats.requests_finished, now);
     }
     return CPA_OK;
 }
@@ -113,6 +113,7 @@ static cpa_status run_step(run *r, cpa_error *err) {
     double before = attention_seconds(engine), predicted = predict_step(r);
     if (r->plan.n_chunks > 0) {
         engine->stats.steps++;
+        engine->stats.computed_tokens += r->plan.n_token_ids;
         cpa_worker_observer observer = {NULL, NULL};
         if (engine->verify) observer = cpa_verify_observer(engine->verify);
         CPA_TRY(cpa_worker_run(engine->worker, &r->plan, engine->verify ? &observer : NULL, err));

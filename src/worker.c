@@ -6,6 +6,7 @@
 #include "base/check.h"
 #include "base/fault.h"
 #include "kernels/kernels.h"
+#include "src/context_internal.h"
 
 cpa_kv_view cpa_worker_layer_kv(const cpa_worker *worker, int32_t layer) {
     const cpa_worker_options *o = &worker->options;
@@ -110,7 +111,8 @@ cpa_status cpa_worker_create(cpa_control *control, cpa_device *device, const cpa
         .staging_bytes = options->staging_bytes,
         .max_rows = options->max_tokens,
     };
-    CPA_TRY_GOTO(cpa_context_create(control->comm, device, &context, &worker->context, err), fail);
+    CPA_TRY_GOTO(cpa_context_create_over(control->comm, device, options->transport, &context, &worker->context, err),
+                 fail);
     uint64_t zero = 0;
     CPA_TRY_GOTO(device->kernels->copy(worker->digest_device, &zero, sizeof zero, worker->stream), fail);
     CPA_TRY_GOTO(device->kernels->stream_sync(worker->stream), fail);
@@ -289,7 +291,8 @@ static cpa_status run_layers(cpa_worker *worker, const cpa_step_plan *plan, cons
     for (int32_t layer = 0; layer < worker->options.model.layers; layer++) {
         CPA_TRY(run_layer(worker, plan, layer, &rows, observer, err));
     }
-    return worker->device->kernels->stream_sync(worker->stream);
+    status = cpa_context_sync(worker->context, worker->stream);
+    return status == CPA_OK ? CPA_OK : cpa_fail(err, status, "%s", cpa_context_error(worker->context));
 }
 
 cpa_status cpa_worker_run(cpa_worker *worker, const cpa_step_plan *plan, const cpa_worker_observer *observer,

@@ -32,6 +32,7 @@ typedef struct cpa_worker_options {
     int64_t max_tokens; /* of one step */
     int32_t max_seqs;
     int64_t staging_bytes;
+    const cpa_transport_table *transport; /* for the memory of the device */
 } cpa_worker_options;
 
 typedef struct cpa_worker cpa_worker;

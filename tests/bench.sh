@@ -11,12 +11,14 @@ fail() {
     exit 1
 }
 
-# bench RANKS ARGUMENT...: runs it into out.txt and err.txt; the exit code in $code.
+# bench RANKS ARGUMENT...: runs it into out.txt and err.txt; the exit code in $code. One rank runs without mpirun, which
+# takes seconds to end a job that fails.
 bench() {
-    local ranks=$1
+    local start=""
+    [ "$1" = 1 ] || start="$MPIRUN -np $1"
     shift
     code=0
-    $MPIRUN -np "$ranks" "$program" bench "$@" --threads 1 >out.txt 2>err.txt || code=$?
+    $start "$program" bench "$@" --threads 1 >out.txt 2>err.txt || code=$?
     cat out.txt err.txt
 }
 
@@ -31,15 +33,18 @@ results_are_right() {
     local dtype
     for dtype in fp32 bf16 fp16; do
         rm -f attend.json
-        bench 1 attend --dtype $dtype --shapes 1x96x96,2x33x201,3x1x500 --iters 3 --json attend.json
-        expect_right 3
-        [ "$(grep -c '"wrong": 0' attend.json)" = 3 ] || fail "attend.json does not hold three right rows"
+        bench 1 attend --dtype $dtype --shapes 1x96x96,2x33x201 --iters 3 --json attend.json
+        expect_right 2
+        [ "$(grep -c '"wrong": 0' attend.json)" = 2 ] || fail "attend.json does not hold two right rows"
         bench 1 merge --dtype $dtype --shapes 40x2,40x5 --iters 3
         expect_right 2
     done
+    bench 1 attend --shapes 3x1x500 --iters 3
+    expect_right 1
+    awk '!/^#/ && $(NF - 2) <= 0 { bad = 1 } END { exit bad }' out.txt || fail "no read bandwidth beside decode"
     bench 2 attend --q-heads 6 --kv-heads 3 --head-dim 40 --block-size 4 --shapes 1x50x70 --iters 3
     expect_right 1
-    for ranks in 2 3 4; do
+    for ranks in 2 3; do
         bench $ranks exchange --shapes 1,1000,64K --iters 3
         expect_right 3
     done
@@ -63,14 +68,15 @@ expect_refusal() { # WORD: one line on stderr that contains it, exit 2, no table
 }
 
 bad_usage_is_refused() {
-    bench 2 nothing && expect_refusal nothing
-    bench 2 attend --no-such-option 1 && expect_refusal no-such-option
-    bench 2 attend --dtype int7 && expect_refusal int7
-    bench 2 attend --shapes 1x2 && expect_refusal 1x2
-    bench 2 attend --shapes 1x9x3 && expect_refusal "context of 3"
+    bench 1 nothing && expect_refusal nothing
+    bench 1 attend --no-such-option 1 && expect_refusal no-such-option
+    bench 1 attend --dtype int7 && expect_refusal int7
+    bench 1 attend --shapes 1x2 && expect_refusal 1x2
+    bench 1 attend --shapes 1x9x3 && expect_refusal "context of 3"
     bench 1 exchange && expect_refusal "at least 2"
+    bench 2 exchange --shapes 3x3 && expect_refusal 3x3
     echo kept >kept.json
-    bench 2 merge --shapes 8x2 --json kept.json && expect_refusal kept.json
+    bench 1 merge --shapes 8x2 --json kept.json && expect_refusal kept.json
     [ "$(cat kept.json)" = kept ] || fail "kept.json was overwritten"
 }
 

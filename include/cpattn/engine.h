@@ -93,19 +93,20 @@ typedef struct cpa_request_result {
 
 /* Rank 0, from the thread that runs the engine, when a request has finished. */
 typedef void (*cpa_finish_fn)(void *ctx, const cpa_request_result *result);
-/* Rank 0, after each step: done tokens and requests so far. */
+/* Rank 0, after each step: tokens computed (prompt and output; again after a preemption) and requests finished so far. */
 typedef void (*cpa_progress_fn)(void *ctx, int64_t tokens, int64_t requests, double elapsed_s);
 
 /* Totals over all ranks, the same on every rank. */
 typedef struct cpa_engine_stats {
     int64_t steps;
     int64_t requests_finished;
-    int64_t prompt_tokens; /* of finished requests */
-    int64_t output_tokens; /* emitted */
+    int64_t prompt_tokens;   /* of finished requests */
+    int64_t computed_tokens; /* rows of all steps; more than the tokens of the requests after preemptions */
+    int64_t output_tokens;   /* emitted */
     double duration_s;
     int64_t chunks_pass_kv;
     int64_t chunks_pass_q;
-    char choices[320];        /* chunks by algorithm and why, as "pass-q 120 (decode), pass-kv 3 (...)" */
+    char choices[320];    /* chunks by algorithm and why, as "pass-q 120 (decode), pass-kv 3 (...)" */
     double planner_flops; /* C and W as measured at start-up */
     double planner_bandwidth;
     double overlap_tokens;     /* new tokens from which pass-KV hides its exchange */

@@ -11,8 +11,9 @@ namespace {
 
 constexpr int STAGES = 2, WARPGROUP = 128, CONSUMERS = 2, THREADS = (1 + CONSUMERS) * WARPGROUP;
 constexpr int GROUP_ROWS = CPA_CUDA_PREFILL_ROWS / CONSUMERS;
-constexpr int COLUMNS = 64;              /* of a swizzled tile: 128 bytes */
-constexpr int LOADER_REGISTERS = 40, CONSUMER_REGISTERS = 232;
+constexpr int COLUMNS = 64;        /* of a swizzled tile: 128 bytes */
+constexpr int TILE_ALIGNMENT = 1024; /* of swizzled tiles */
+constexpr int LOADER_REGISTERS = 24, CONSUMER_REGISTERS = 240;
 constexpr int NO_BLOCK = -1;             /* outside the pool: reads zeros */
 static_assert(GROUP_ROWS == 64, "wgmma has 64 rows");
 
@@ -25,7 +26,7 @@ struct config {
     static constexpr int Q_BYTES = GROUP_ROWS * KeyDim * 2; /* of a warpgroup */
     static constexpr int K_BYTES = Keys * KeyDim * 2, V_BYTES = Keys * ValueDim * 2;
     static constexpr int K_AT = CONSUMERS * Q_BYTES, V_AT = K_AT + STAGES * K_BYTES;
-    static constexpr int SHARED_BYTES = V_AT + STAGES * V_BYTES;
+    static constexpr int SHARED_BYTES = V_AT + STAGES * V_BYTES + TILE_ALIGNMENT;
 };
 
 struct hopper_args {
@@ -207,6 +208,13 @@ __device__ inline void pass_turn(int consumer) {
     named_arrive(turn_barrier(1 - consumer), CONSUMERS * WARPGROUP);
 }
 
+/* The exponentials are to run under the product that follows them in the program: ptxas moves a wait above them, but not
+ * above a store. No sum is negative, so nothing is stored. */
+__device__ inline void pin_before_wait(float sum, uint32_t shared) {
+    asm volatile("{ .reg .pred p; setp.lt.f32 p, %0, 0f00000000; @p st.shared.f32 [%1], %0; }" ::"f"(sum), "r"(shared)
+                 : "memory");
+}
+
 /* All tiles of the piece, the last keys first. */
 template <typename C>
 __device__ void attend_tiles(const cpa_cuda_attend_args &a, const cpa_cuda_piece &piece, const key_walk<C::KEYS> &walk,
@@ -257,6 +265,8 @@ __device__ void attend_tiles(const cpa_cuda_attend_args &a, const cpa_cuda_piece
         release(barriers.k_empty, n);
         mask(n);
         online_softmax<C>(s, state, keep, a.scale_log2);
+        wgmma_hold(s);
+        pin_before_wait(state.sum[0] + state.sum[1], shared);
         wgmma_wait<0>();
 #pragma unroll
         for (int part = 0; part < C::PARTS; part++) wgmma_hold(state.o[part]);
@@ -320,12 +330,13 @@ __device__ void consume(const cpa_cuda_attend_args &a, const cpa_cuda_piece &pie
 
 template <typename C>
 __global__ void __launch_bounds__(THREADS, 1) attend_hopper(const __grid_constant__ hopper_args args) {
-    extern __shared__ __align__(1024) char shared[];
+    extern __shared__ char shared[];
     __shared__ cpa_cuda_piece piece;
     __shared__ key_walk<C::KEYS> walk;
     __shared__ stage_barriers barriers;
     const cpa_cuda_attend_args &a = args.a;
     const int kv_group = blockIdx.x % a.kv_heads, kv_head = (kv_group + a.head_skew) % a.kv_heads;
+    const uint32_t tiles = (shared_address(shared) + TILE_ALIGNMENT - 1) / TILE_ALIGNMENT * TILE_ALIGNMENT;
     const int warpgroup = threadIdx.x / WARPGROUP, thread = threadIdx.x % WARPGROUP;
     if (threadIdx.x == 0) {
         prefetch_map(&args.k_map);
@@ -343,10 +354,10 @@ __global__ void __launch_bounds__(THREADS, 1) attend_hopper(const __grid_constan
     __syncthreads();
     if (warpgroup == 0) {
         registers_shrink<LOADER_REGISTERS>();
-        if (thread < 32) load_tiles<C>(args, piece, walk, kv_head, shared_address(shared), barriers, thread);
+        if (thread < 32) load_tiles<C>(args, piece, walk, kv_head, tiles, barriers, thread);
     } else {
         registers_grow<CONSUMER_REGISTERS>();
-        consume<C>(a, piece, walk, kv_group, shared_address(shared), barriers, warpgroup - 1, thread);
+        consume<C>(a, piece, walk, kv_group, tiles, barriers, warpgroup - 1, thread);
     }
 }
 

@@ -1,0 +1,28 @@
+#include "src/transport_choice.h"
+
+#include "base/check.h"
+
+#ifdef CPA_HAVE_CUDA
+#include "comm/device_transport.h"
+
+static cpa_status choose_measured(cpa_control *control, const cpa_transport_table **out, cpa_error *err) {
+    cpa_transport_choice choice;
+    CPA_TRY(cpa_transport_choose(control, &choice, err));
+    for (int i = 0; control->rank == 0 && control->size > 1 && i < CPA_CHOICE_SIZES; i++) {
+        cpa_log(CPA_LOG_INFO, "exchange of %lld bytes: NCCL %.1f us, peer memory %.1f us; chosen: %s",
+                (long long)choice.bytes[i], choice.nccl_s[i] * 1e6, choice.peer_s[i] * 1e6, choice.table->name);
+    }
+    *out = choice.table;
+    return CPA_OK;
+}
+#endif
+
+cpa_status cpa_transport_for(cpa_control *control, const cpa_device *device, const cpa_transport_table **out,
+                             cpa_error *err) {
+#ifdef CPA_HAVE_CUDA
+    if (device->kernels == &cpa_kernels_cuda) return choose_measured(control, out, err);
+#endif
+    (void)control, (void)device, (void)err;
+    *out = &cpa_transport_mpi;
+    return CPA_OK;
+}
