@@ -3,12 +3,20 @@ set(THREADS_PREFER_PTHREAD_FLAG ON)
 find_package(Threads REQUIRED)
 find_package(MPI REQUIRED COMPONENTS C)
 find_package(PkgConfig REQUIRED)
+if(CPATTN_CUDA)
+  # The CUDA runtime is linked statically and NCCL is loaded at run time: the program starts where neither is installed.
+  find_package(CUDAToolkit 12.5 REQUIRED)
+  set(CPATTN_CUDA_LIBRARIES CUDA::cudart_static)
+endif()
 pkg_check_modules(OPENBLAS REQUIRED IMPORTED_TARGET openblas)
 pkg_check_modules(HWLOC REQUIRED IMPORTED_TARGET hwloc)
 pkg_check_modules(JANSSON REQUIRED IMPORTED_TARGET jansson)
 pkg_check_modules(YAML REQUIRED IMPORTED_TARGET yaml-0.1)
 
-# What the library's objects see: its own folders, MPI, OpenBLAS and threads.
+# What the library's objects see: its own folders, MPI and threads.
 add_library(cpattn_deps INTERFACE)
 target_include_directories(cpattn_deps INTERFACE ${PROJECT_SOURCE_DIR} ${PROJECT_SOURCE_DIR}/include)
-target_link_libraries(cpattn_deps INTERFACE MPI::MPI_C PkgConfig::OPENBLAS Threads::Threads m)
+target_link_libraries(cpattn_deps INTERFACE MPI::MPI_C ${CPATTN_CUDA_LIBRARIES} Threads::Threads m)
+if(CPATTN_CUDA)
+  target_compile_definitions(cpattn_deps INTERFACE CPA_HAVE_CUDA)
+endif()

@@ -90,6 +90,10 @@ typedef struct cpa_hash_rows_args {
 struct cpa_kernel_table {
     const char *name;
 
+    /* The devices that this process sees; 0 without a driver. */
+    int32_t (*device_count)(void);
+    /* Bytes that are free on a device before it is opened; -1 where it shares the host's memory. */
+    int64_t (*free_memory)(int32_t ordinal);
     /* Opens the device; allocates. */
     cpa_status (*device_open)(const cpa_device_options *options, cpa_device **out, cpa_error *err);
     void (*device_close)(cpa_device *device);
@@ -128,5 +132,8 @@ struct cpa_kernel_table {
 
 /* The host back end: any CPU, fp32, bf16 and fp16, any head size up to CPA_MAX_HEAD_DIM. */
 extern const cpa_kernel_table cpa_kernels_host;
+
+/* The CUDA back end, in builds that define CPA_HAVE_CUDA. */
+extern const cpa_kernel_table cpa_kernels_cuda;
 
 #endif

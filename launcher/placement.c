@@ -6,6 +6,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/check.h"
+
 #define CGROUP_ROOT "/sys/fs/cgroup"
 
 /* Opens a file of the cgroup (version 2) of this process. */
@@ -104,10 +106,32 @@ void cpa_placement_find(MPI_Comm comm, int32_t threads, int bind, cpa_placement 
     out->memory_bytes = available_memory() / out->ranks_here;
 }
 
+cpa_status cpa_placement_choose(MPI_Comm comm, cpa_device_choice choice, cpa_placement *placement, cpa_error *err) {
+    if (choice == CPA_DEVICE_HOST) return CPA_OK;
+    /* The host with the fewest devices for its ranks speaks for all; auto without any CUDA device is the host. */
+    int32_t found = cpa_device_count(CPA_BACKEND_CUDA), devices, ranks = placement->ranks_here, most;
+    MPI_Allreduce(&found, &devices, 1, MPI_INT32_T, MPI_MIN, comm);
+    MPI_Allreduce(&found, &most, 1, MPI_INT32_T, MPI_MAX, comm);
+    MPI_Allreduce(MPI_IN_PLACE, &ranks, 1, MPI_INT32_T, MPI_MAX, comm);
+    if (choice == CPA_DEVICE_AUTO && most == 0) return CPA_OK;
+    if (devices < ranks) {
+        return cpa_fail(
+            err, CPA_INVALID,
+            "--device: found %d CUDA devices for %d ranks on a host, expected one a rank; start fewer ranks, or "
+            "use --device host",
+            devices, ranks);
+    }
+    placement->backend = CPA_BACKEND_CUDA;
+    placement->ordinal = placement->rank_here;
+    placement->memory_bytes = cpa_device_free_memory(CPA_BACKEND_CUDA, placement->ordinal);
+    return CPA_OK;
+}
+
 cpa_device_options cpa_placement_device(const cpa_placement *placement) {
     return (cpa_device_options){
         .size = sizeof(cpa_device_options),
-        .backend = CPA_BACKEND_HOST,
+        .backend = placement->backend,
+        .ordinal = placement->ordinal,
         .threads = placement->threads,
         .cpus = placement->n_cpus ? placement->cpus : NULL,
         .n_cpus = placement->n_cpus,

@@ -16,8 +16,12 @@ typedef struct cpa_placement {
     int32_t threads;                      /* of this rank */
     int32_t n_cpus;                       /* 0 = threads are not bound */
     int32_t cpus[CPA_PLACEMENT_MAX_CPUS]; /* operating-system numbers, one a core */
-    int64_t memory_bytes;                 /* free memory of the host, divided by its ranks */
+    int64_t memory_bytes;                 /* free memory of the device, or of the host divided by its ranks */
+    cpa_backend backend;
+    int32_t ordinal; /* of a CUDA device */
 } cpa_placement;
+
+typedef enum cpa_device_choice { CPA_DEVICE_AUTO = 0, CPA_DEVICE_HOST, CPA_DEVICE_CUDA } cpa_device_choice;
 
 /* Collective over `comm`. Divides the cores of each host among its ranks in contiguous shares of the same size; with
  * `bind`, and when there is a core for every rank, also restricts the process to its share. Cores outside the cgroup of
@@ -25,7 +29,12 @@ typedef struct cpa_placement {
  * takes a thread a core. */
 void cpa_placement_find(MPI_Comm comm, int32_t threads, int bind, cpa_placement *out);
 
-/* The host device of this rank. */
+/* Chooses the device of this rank after cpa_placement_find: the CUDA device with the number of the rank on its host, or the
+ * host, which `auto` takes when there is no CUDA device. Collective; fails on all ranks alike when a host has fewer CUDA
+ * devices than ranks. */
+cpa_status cpa_placement_choose(MPI_Comm comm, cpa_device_choice choice, cpa_placement *placement, cpa_error *err);
+
+/* How the device of this rank is opened. */
 cpa_device_options cpa_placement_device(const cpa_placement *placement);
 
 #endif

@@ -182,6 +182,9 @@ static cpa_exit_code run(service *s) {
 static cpa_exit_code run_job(service *s, cpa_arm_fn arm) {
     const cpa_settings *settings = &s->job.settings;
     cpa_placement_find(s->comm, (int32_t)settings->threads, (int)settings->bind, &s->placement);
+    cpa_error err;
+    cpa_status placed = cpa_placement_choose(s->comm, (cpa_device_choice)settings->device, &s->placement, &err);
+    if (placed != CPA_OK) return explain(s, placed, err.message);
     cpa_exit_code code = size_cache(s);
     if (code != CPA_EXIT_DONE) return code;
     cpa_signals_install();

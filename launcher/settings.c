@@ -11,6 +11,7 @@
 
 static const char *const dtypes[] = {"auto", "fp32", "bf16", "fp16", NULL};
 static const char *const algorithms[] = {"auto", "pass-kv", "pass-q", NULL};
+static const char *const devices[] = {"auto", "host", "cuda", NULL};
 static const char *const log_levels[] = {"error", "warn", "info", "debug", NULL};
 
 #define TOKENS_MAX 0x1p40 /* longest sequence, and most tokens of one kind */
@@ -66,9 +67,11 @@ static const cpa_field table[] = {
     {"Checks", "verify", "R", REAL(verify, "0.001", 0, 1),
      .help = "share of the results (token, head, layer) that are checked against float64"},
     {"Checks", "skip-self-test", NULL, FLAG(skip_self_test, "false"), .help = "start without the self-test"},
-    {"Host", "threads", "N", INT(threads, "auto", 0, 1024), .word = "auto",
+    {"Device", "device", NULL, CHOICE(device, "auto", devices),
+     .help = "where to run; auto: CUDA devices, one a rank, where there are any, else the host"},
+    {"Device", "threads", "N", INT(threads, "auto", 0, 1024), .word = "auto",
      .help = "threads of one rank; auto: cores / ranks of the host"},
-    {"Host", "bind", NULL, FLAG(bind, "true"), .help = "give each rank cores of its own, when there are enough"},
+    {"Device", "bind", NULL, FLAG(bind, "true"), .help = "give each rank cores of its own, when there are enough"},
     {"Output", "result-json", "FILE", TEXT(result_json), .help = "write the results there as JSON as well"},
     {"Output", "log-level", NULL, CHOICE(log_level, "warn", log_levels),
      .help = "most detailed lines that are logged to stderr"},

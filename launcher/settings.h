@@ -44,6 +44,7 @@ typedef struct cpa_settings {
     double verify;
     int64_t skip_self_test;
 
+    int64_t device;  /* cpa_device_choice */
     int64_t threads; /* 0 = cores / ranks */
     int64_t bind;
 

@@ -20,16 +20,34 @@
 
 enum { MAX_THREADS = 4096 };
 
+/* The table of a back end; NULL if this build does not have it. */
+static const cpa_kernel_table *table_of(cpa_backend backend) {
+#ifdef CPA_HAVE_CUDA
+    if (backend == CPA_BACKEND_CUDA) return &cpa_kernels_cuda;
+#endif
+    return backend == CPA_BACKEND_HOST ? &cpa_kernels_host : NULL;
+}
+
+int32_t cpa_device_count(cpa_backend backend) {
+    const cpa_kernel_table *table = table_of(backend);
+    return table ? table->device_count() : 0;
+}
+
+int64_t cpa_device_free_memory(cpa_backend backend, int32_t ordinal) {
+    const cpa_kernel_table *table = table_of(backend);
+    return table ? table->free_memory(ordinal) : 0;
+}
+
 cpa_status cpa_device_open(const cpa_device_options *options, cpa_device **out, cpa_error *err) {
     REQUIRE_SIZE(err, "device", options);
     REQUIRE(err, out, "device: out is NULL");
-    REQUIRE(err, options->backend == CPA_BACKEND_HOST, "device: backend is %d, expected %d (host)",
-            (int)options->backend, (int)CPA_BACKEND_HOST);
+    const cpa_kernel_table *table = table_of(options->backend);
+    REQUIRE(err, table, "device: backend is %d, which this build does not have", (int)options->backend);
     REQUIRE(err, options->threads >= 0 && options->threads <= MAX_THREADS, "device: threads is %d, expected 0..%d",
             options->threads, MAX_THREADS);
     REQUIRE(err, options->n_cpus >= 0 && (options->n_cpus == 0 || options->cpus), "device: n_cpus is %d and cpus is %s",
             options->n_cpus, options->cpus ? "set" : "NULL");
-    return cpa_kernels_host.device_open(options, out, err);
+    return table->device_open(options, out, err);
 }
 
 void cpa_device_close(cpa_device *device) {

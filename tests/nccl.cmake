@@ -1,11 +1,10 @@
 # The device transports. One process a GPU; two processes may share one, which peer memory allows and NCCL does not.
 function(cpattn_device_comm_program name)
   add_executable(${name} ${ARGN})
-  target_link_libraries(${name} PRIVATE $<TARGET_OBJECTS:cpattn_device_comm> cpattn_static CUDA::cudart_static
-                                        PkgConfig::CUNIT)
+  target_link_libraries(${name} PRIVATE cpattn_static PkgConfig::CUNIT)
+  target_include_directories(${name} PRIVATE ${CUDAToolkit_INCLUDE_DIRS})
 endfunction()
 
-find_package(CUDAToolkit REQUIRED)
 cpattn_device_comm_program(test_device_transport test_device_transport.c)
 foreach(n 1 2 3 4)
   add_test(NAME test_device_transport-np${n} COMMAND ${CPATTN_MPIRUN} -np ${n} $<TARGET_FILE:test_device_transport>)

@@ -73,7 +73,6 @@ static void a_bad_line_is_refused_with_its_number(void) {
         {"{\"timestamp\":-1,\"input_length\":5,\"output_length\":1,\"hash_ids\":[1]}", "\"timestamp\": -1"},
         {"{\"timestamp\":null,\"input_length\":5,\"output_length\":1,\"hash_ids\":[1]}", "\"timestamp\": null"},
         {"{\"input_length\":5,\"output_length\":1,\"hash_ids\":[1]}", "found no \"timestamp\""},
-        {"{\"timestamp\":0,\"input_length\":5,\"output_length\":1}", "found no \"hash_ids\""},
         {"{\"timestamp\":0,\"input_length\":5,\"output_length\":1,\"hash_ids\":7}", "\"hash_ids\": 7"},
         {"{\"timestamp\":0,\"input_length\":5,\"output_length\":1,\"hash_ids\":[-7]}", "\"hash_ids\": -7"},
         {"{\"timestamp\":0,\"input_length\":513,\"output_length\":1,\"hash_ids\":[7]}",
@@ -100,6 +99,19 @@ static void a_bad_line_is_refused_with_its_number(void) {
         CU_ASSERT_PTR_NULL(strchr(err.message, '\n'));
         if (!strstr(err.message, cases[i][1])) printf("%s -> %s\n", cases[i][0], err.message);
     }
+}
+
+static void without_hash_ids_a_prompt_shares_nothing(void) {
+    const char *text =
+        "{\"timestamp\": 0, \"input_length\": 600, \"output_length\": 1}\n"
+        "{\"timestamp\": 0, \"input_length\": 600, \"output_length\": 1, \"hash_ids\": []}\n";
+    cpa_trace trace;
+    cpa_error err;
+    CU_ASSERT_EQUAL(open_text(text, 0, 1, &trace, &err), CPA_OK);
+    int64_t same = 0;
+    for (int64_t p = 0; p < 600; p++) same += cpa_trace_token(&trace, 1, p) == cpa_trace_token(&trace, 2, p);
+    CU_ASSERT(same < 3);
+    cpa_trace_close(&trace);
 }
 
 static void a_trace_without_requests_is_refused(void) {
@@ -284,6 +296,7 @@ static const cpa_test tests[] = {
     {"a trace is read line by line", a_trace_is_read_line_by_line},
     {"only the requests asked for are read and checked", only_the_requests_asked_for_are_read_and_checked},
     {"a bad line is refused with its number", a_bad_line_is_refused_with_its_number},
+    {"without hash ids a prompt shares nothing", without_hash_ids_a_prompt_shares_nothing},
     {"a trace without requests is refused", a_trace_without_requests_is_refused},
     {"a length too large for its scale is refused", a_length_too_large_for_its_scale_is_refused},
     {"shared prefixes stay shared at any scale", shared_prefixes_stay_shared_at_any_scale},

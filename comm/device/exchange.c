@@ -44,8 +44,8 @@ static cpa_status create_lanes(cpa_device_transport *t, int32_t n_lanes, cpa_err
     return CPA_OK;
 }
 
-cpa_status cpa_device_open(cpa_device_transport *t, const cpa_transport_table *table, const cpa_device_ops *ops,
-                           cpa_control *control, int32_t n_lanes, cpa_error *err) {
+cpa_status cpa_device_transport_open(cpa_device_transport *t, const cpa_transport_table *table,
+                                     const cpa_device_ops *ops, cpa_control *control, int32_t n_lanes, cpa_error *err) {
     if (control->size > CPA_DEVICE_MAX_RANKS) {
         return cpa_fail(err, CPA_UNSUPPORTED, "%s: %d ranks, at most %d", table->name, control->size,
                         CPA_DEVICE_MAX_RANKS);
@@ -65,20 +65,20 @@ cpa_status cpa_device_open(cpa_device_transport *t, const cpa_transport_table *t
     return CPA_OK;
 
 failed:
-    cpa_device_close(t);
+    cpa_device_transport_close(t);
     return status;
 }
 
-void cpa_device_close(cpa_device_transport *t) {
+void cpa_device_transport_close(cpa_device_transport *t) {
     for (int i = 0; i < CPA_TRANSPORT_MAX_IN_FLIGHT; i++) destroy_events(&t->exchanges[i], t->n_lanes);
     cpa_progress_close(&t->progress);
     for (int32_t i = 0; i < t->n_lanes; i++) cudaStreamDestroy(t->lanes[i]);
     free(t->lanes);
 }
 
-void cpa_device_settle(cpa_device_transport *t) {
+void cpa_device_transport_settle(cpa_device_transport *t) {
     for (int32_t i = 0; i < t->n_lanes && t->failure.status == CPA_OK; i++) {
-        cpa_device_drain(&t->base, t->lanes[i], NULL);
+        cpa_device_transport_drain(&t->base, t->lanes[i], NULL);
     }
 }
 
@@ -178,8 +178,8 @@ static cpa_status begin(cpa_device_transport *t, cpa_exchange *exchange, cudaStr
     return CPA_OK;
 }
 
-cpa_status cpa_device_start(cpa_transport *transport, const cpa_message *msgs, int32_t n_msgs, void *ready,
-                            cpa_exchange **out, cpa_error *err) {
+cpa_status cpa_device_transport_start(cpa_transport *transport, const cpa_message *msgs, int32_t n_msgs, void *ready,
+                                      cpa_exchange **out, cpa_error *err) {
     cpa_device_transport *t = (cpa_device_transport *)transport;
     CPA_TRY(failure(t, err));
     CPA_TRY(cpa_messages_check(t->control, msgs, n_msgs, err));
@@ -201,12 +201,12 @@ cpa_status cpa_device_start(cpa_transport *transport, const cpa_message *msgs, i
     return CPA_OK;
 }
 
-void cpa_device_poll(cpa_transport *transport) {
+void cpa_device_transport_poll(cpa_transport *transport) {
     watch((cpa_device_transport *)transport, 0, NULL);
 }
 
-cpa_status cpa_device_finish(cpa_transport *transport, cpa_exchange *exchange, void *waiter, double *waited_s,
-                             cpa_error *err) {
+cpa_status cpa_device_transport_finish(cpa_transport *transport, cpa_exchange *exchange, void *waiter, double *waited_s,
+                                       cpa_error *err) {
     cpa_device_transport *t = (cpa_device_transport *)transport;
     if (exchange < t->exchanges || exchange >= t->exchanges + CPA_TRANSPORT_MAX_IN_FLIGHT || !exchange->in_flight) {
         return cpa_fail(err, CPA_INVALID, "finish of an exchange that is not in flight");
@@ -223,7 +223,7 @@ cpa_status cpa_device_finish(cpa_transport *transport, cpa_exchange *exchange, v
     return CPA_OK;
 }
 
-cpa_status cpa_device_drain(cpa_transport *transport, void *stream, cpa_error *err) {
+cpa_status cpa_device_transport_drain(cpa_transport *transport, void *stream, cpa_error *err) {
     cpa_device_transport *t = (cpa_device_transport *)transport;
     CPA_TRY(cpa_runtime_check(cudaSetDevice(t->device), "cudaSetDevice", err));
     double begin = cpa_clock_now();

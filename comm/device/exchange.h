@@ -53,12 +53,12 @@ struct cpa_device_transport {
 };
 
 /* Fills the head; not collective. On failure nothing is left to close. */
-cpa_status cpa_device_open(cpa_device_transport *t, const cpa_transport_table *table, const cpa_device_ops *ops,
-                           cpa_control *control, int32_t n_lanes, cpa_error *err);
+cpa_status cpa_device_transport_open(cpa_device_transport *t, const cpa_transport_table *table,
+                                     const cpa_device_ops *ops, cpa_control *control, int32_t n_lanes, cpa_error *err);
 /* Waits until the lanes are idle, or gives them up. The first thing that a transport does when it closes. */
-void cpa_device_settle(cpa_device_transport *t);
+void cpa_device_transport_settle(cpa_device_transport *t);
 /* Frees what open made. */
-void cpa_device_close(cpa_device_transport *t);
+void cpa_device_transport_close(cpa_device_transport *t);
 
 /* For ops->enqueue. `peers` has a bit for each rank that the lane waits for in this exchange. `ops` clean up behind the
  * exchange, out of the way of who waits for it, and have room for one more. */
@@ -67,11 +67,11 @@ cpa_status cpa_lane_end(cpa_device_transport *t, cpa_exchange *exchange, int32_t
                         int n_ops, cpa_error *err);
 
 /* Functions of the table. */
-cpa_status cpa_device_start(cpa_transport *transport, const cpa_message *msgs, int32_t n_msgs, void *ready,
-                            cpa_exchange **out, cpa_error *err);
-void cpa_device_poll(cpa_transport *transport);
-cpa_status cpa_device_finish(cpa_transport *transport, cpa_exchange *exchange, void *waiter, double *waited_s,
-                             cpa_error *err);
-cpa_status cpa_device_drain(cpa_transport *transport, void *stream, cpa_error *err);
+cpa_status cpa_device_transport_start(cpa_transport *transport, const cpa_message *msgs, int32_t n_msgs, void *ready,
+                                      cpa_exchange **out, cpa_error *err);
+void cpa_device_transport_poll(cpa_transport *transport);
+cpa_status cpa_device_transport_finish(cpa_transport *transport, cpa_exchange *exchange, void *waiter, double *waited_s,
+                                       cpa_error *err);
+cpa_status cpa_device_transport_drain(cpa_transport *transport, void *stream, cpa_error *err);
 
 #endif

@@ -107,9 +107,9 @@ static cpa_status connect_all(nccl_transport *t, cpa_error *err) {
         if (peer == t->head.control->rank) continue;
         msgs[n++] = (cpa_message){peer, bytes + peer, 1, bytes + size + peer, 1};
     }
-    CPA_TRY_GOTO(cpa_device_start(base, msgs, n, NULL, &exchange, err), done);
-    CPA_TRY_GOTO(cpa_device_finish(base, exchange, NULL, NULL, err), done);
-    status = cpa_device_drain(base, t->head.lanes[0], err);
+    CPA_TRY_GOTO(cpa_device_transport_start(base, msgs, n, NULL, &exchange, err), done);
+    CPA_TRY_GOTO(cpa_device_transport_finish(base, exchange, NULL, NULL, err), done);
+    status = cpa_device_transport_drain(base, t->head.lanes[0], err);
 done:
     cudaFree(bytes);
     free(msgs);
@@ -120,16 +120,16 @@ static void transport_close(cpa_transport *transport) {
     nccl_transport *t = (nccl_transport *)transport;
     if (!t) return;
     cudaSetDevice(t->head.device);
-    cpa_device_settle(&t->head);
+    cpa_device_transport_settle(&t->head);
     if (t->comm) t->nccl.ncclCommDestroy(t->comm);
-    cpa_device_close(&t->head);
+    cpa_device_transport_close(&t->head);
     free(t);
 }
 
 static cpa_status transport_open(cpa_control *control, cpa_transport **out, cpa_error *err) {
     nccl_transport *t = calloc(1, sizeof *t);
     cpa_status status = t ? CPA_OK : cpa_fail(err, CPA_NO_MEMORY, "no memory for a transport");
-    if (t) status = cpa_device_open(&t->head, &cpa_transport_nccl, &OPS, control, 1, err);
+    if (t) status = cpa_device_transport_open(&t->head, &cpa_transport_nccl, &OPS, control, 1, err);
     int opened = t && status == CPA_OK;
     ncclUniqueId id;
     if (opened && control->size > 1) status = open_local(t, control, &id, err);
@@ -147,7 +147,7 @@ static cpa_status transport_open(cpa_control *control, cpa_transport **out, cpa_
 failed:
     if (opened) {
         if (t->comm) t->nccl.ncclCommAbort(t->comm);
-        cpa_device_close(&t->head);
+        cpa_device_transport_close(&t->head);
     }
     free(t);
     return status;
@@ -157,8 +157,8 @@ const cpa_transport_table cpa_transport_nccl = {
     .name = "nccl",
     .open = transport_open,
     .close = transport_close,
-    .start = cpa_device_start,
-    .poll = cpa_device_poll,
-    .finish = cpa_device_finish,
-    .drain = cpa_device_drain,
+    .start = cpa_device_transport_start,
+    .poll = cpa_device_transport_poll,
+    .finish = cpa_device_transport_finish,
+    .drain = cpa_device_transport_drain,
 };

@@ -116,7 +116,7 @@ static cpa_status learn_address(peer_transport *t, const cpa_exchange *exchange,
     peer_link *link = &t->links[m->peer];
     *out = cpa_peer_find(&link->imports, &address);
     if (*out) return CPA_OK;
-    CPA_TRY(cpa_device_drain(&t->head.base, t->head.lanes[lane_of(t, m->peer)], err));
+    CPA_TRY(cpa_device_transport_drain(&t->head.base, t->head.lanes[lane_of(t, m->peer)], err));
     return cpa_peer_map(&link->imports, &address, out, err);
 }
 
@@ -316,14 +316,14 @@ static void close_local(peer_transport *t) {
     }
     free(t->links);
     if (t->comm != MPI_COMM_NULL) MPI_Comm_free(&t->comm);
-    cpa_device_close(&t->head);
+    cpa_device_transport_close(&t->head);
 }
 
 static void transport_close(cpa_transport *transport) {
     peer_transport *t = (peer_transport *)transport;
     if (!t) return;
     cudaSetDevice(t->head.device);
-    cpa_device_settle(&t->head);
+    cpa_device_transport_settle(&t->head);
     close_local(t);
     free(t);
 }
@@ -334,7 +334,7 @@ static cpa_status transport_open(cpa_control *control, cpa_transport **out, cpa_
     cpa_status status = t ? CPA_OK : cpa_fail(err, CPA_NO_MEMORY, "no memory for a transport");
     if (t) {
         t->comm = MPI_COMM_NULL;
-        status = cpa_device_open(&t->head, &cpa_transport_peer, &OPS, control, control->size - 1, err);
+        status = cpa_device_transport_open(&t->head, &cpa_transport_peer, &OPS, control, control->size - 1, err);
     }
     int opened = t && status == CPA_OK;
     if (opened) status = open_local(t, &words, err);
@@ -355,8 +355,8 @@ const cpa_transport_table cpa_transport_peer = {
     .name = "peer",
     .open = transport_open,
     .close = transport_close,
-    .start = cpa_device_start,
-    .poll = cpa_device_poll,
-    .finish = cpa_device_finish,
-    .drain = cpa_device_drain,
+    .start = cpa_device_transport_start,
+    .poll = cpa_device_transport_poll,
+    .finish = cpa_device_transport_finish,
+    .drain = cpa_device_transport_drain,
 };

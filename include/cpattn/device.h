@@ -28,6 +28,14 @@ typedef struct cpa_device_options {
     int32_t ordinal; /* cuda: which of the devices that the process sees */
 } cpa_device_options;
 
+/* How many devices of a back end this process sees: 1 for the host, 0 for CUDA without a driver or in a build without it.
+ * Thread-safe. */
+CPA_API int32_t cpa_device_count(cpa_backend backend);
+
+/* Bytes that are free on a device that has memory of its own; -1 for the host, whose memory the system tells.
+ * Thread-safe. */
+CPA_API int64_t cpa_device_free_memory(cpa_backend backend, int32_t ordinal);
+
 /* Opens a device; *out is set only on success and is closed by cpa_device_close after its streams and plans are gone.
  */
 CPA_API cpa_status cpa_device_open(const cpa_device_options *options, cpa_device **out, cpa_error *err);

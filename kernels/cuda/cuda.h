@@ -73,9 +73,6 @@ cpa_status cpa_cuda_merge(const cpa_merge_args *args, cpa_stream *stream);
 cpa_status cpa_cuda_synthesize(const cpa_synth_args *args, cpa_stream *stream);
 cpa_status cpa_cuda_hash_rows(const cpa_hash_rows_args *args, cpa_stream *stream);
 
-/* The CUDA back end: fp32, bf16, fp16; the fast kernels of attend take bf16 and fp16. */
-extern const cpa_kernel_table cpa_kernels_cuda;
-
 #ifdef __cplusplus
 }
 #endif

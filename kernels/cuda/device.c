@@ -39,6 +39,24 @@ static cpa_status find_encode(cpa_cuda_device *device, cpa_error *err) {
     return CPA_OK;
 }
 
+static int32_t device_count(void) {
+    int count = 0;
+    if (cudaGetDeviceCount(&count) != cudaSuccess) {
+        (void)cudaGetLastError();
+        return 0;
+    }
+    return count;
+}
+
+static int64_t free_memory(int32_t ordinal) {
+    size_t free_bytes = 0, total_bytes = 0;
+    if (cudaSetDevice(ordinal) != cudaSuccess || cudaMemGetInfo(&free_bytes, &total_bytes) != cudaSuccess) {
+        (void)cudaGetLastError();
+        return 0;
+    }
+    return (int64_t)free_bytes;
+}
+
 static cpa_status device_open(const cpa_device_options *options, cpa_device **out, cpa_error *err) {
     enum { LEAST_MAJOR = 8, HOPPER_MAJOR = 9 };
     cpa_status status = CPA_OK;
@@ -110,6 +128,7 @@ static cpa_status stream_create(cpa_device *device, cpa_stream **out, cpa_error 
     *stream->bad_slot = (cpa_cuda_bad_slot){0};
     CPA_TRY_GOTO(cpa_cuda_check(err, cudaStreamCreateWithFlags(&stream->handle, cudaStreamNonBlocking), "stream"),
                  failed);
+    stream->base.native = stream->handle;
     *out = &stream->base;
     return CPA_OK;
 failed:
@@ -171,6 +190,8 @@ static cpa_status copy_rows(void *dst, int64_t dst_pitch, const void *src, int64
 
 const cpa_kernel_table cpa_kernels_cuda = {
     .name = "cuda",
+    .device_count = device_count,
+    .free_memory = free_memory,
     .device_open = device_open,
     .device_close = device_close,
     .split_tokens = split_tokens,

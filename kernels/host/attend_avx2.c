@@ -5,11 +5,8 @@
 #define ISA_ROWS 6
 #define ISA_CELL 8
 #define isa_fma(a, b, c) _mm256_fmadd_ps(a, b, c)
+#define isa_load(from, dtype) cpa_x86_load8(from, dtype, 0)
 #define isa_transpose cpa_x86_transpose8
-
-static inline void isa_widen(float *to, const char *from, cpa_dtype dtype) {
-    _mm256_storeu_ps(to, cpa_x86_load8(from, dtype, 0));
-}
 
 #include "kernels/host/attend_vector.h"
 

@@ -7,9 +7,9 @@
 #define isa_fma(a, b, c) _mm512_fmadd_ps(a, b, c)
 #define isa_transpose cpa_x86_transpose8
 
-static inline void isa_widen(float *to, const char *from, cpa_dtype dtype) {
-    _mm256_storeu_ps(to, cpa_x86_load8(from, dtype, 0));
-    _mm256_storeu_ps(to + 8, cpa_x86_load8(from, dtype, 8));
+static inline __m512 isa_load(const char *from, cpa_dtype dtype) {
+    __m512 low = _mm512_castps256_ps512(cpa_x86_load8(from, dtype, 0));
+    return _mm512_insertf32x8(low, cpa_x86_load8(from, dtype, 8), 1);
 }
 
 #include "kernels/host/attend_vector.h"

@@ -1,4 +1,5 @@
-/* The inner loops of attend in vectors of four, which the compiler turns into what the target has. */
+/* The inner loops of attend in vectors of four, which the compiler turns into
+ * what the target has. */
 #include "kernels/host/convert.h"
 
 #define ISA_LANES 4
@@ -6,8 +7,14 @@
 #define ISA_CELL 4
 #define isa_fma(a, b, c) ((a) * (b) + (c))
 
-static inline void isa_widen(float *to, const char *from, cpa_dtype dtype) {
-    cpa_widen(to, from, dtype, ISA_LANES);
+typedef float isa_vec __attribute__((vector_size(ISA_LANES * 4)));
+
+static inline isa_vec isa_load(const char *from, cpa_dtype dtype) {
+    isa_vec value;
+    float wide[ISA_LANES];
+    cpa_widen(wide, from, dtype, ISA_LANES);
+    memcpy(&value, wide, sizeof value);
+    return value;
 }
 
 static inline void isa_transpose(float *to, int64_t stride, const char *const *rows, cpa_dtype dtype, int32_t d) {

@@ -1,13 +1,12 @@
 /* The inner loops of attend in GCC vector code. A file that defines
- *     ISA_LANES               floats in a vector
- *     ISA_ROWS                rows of a full group: ISA_ROWS x 2 accumulators fit the registers
- *     ISA_CELL                side of the squares in which keys are transposed
- *     isa_fma(a, b, c)        a * b + c
- *     isa_widen(to, from, dtype)
- *                             ISA_LANES elements as floats
+ *     ISA_LANES                floats in a vector
+ *     ISA_ROWS                 rows of a full group: ISA_ROWS x 2 accumulators fit the registers
+ *     ISA_CELL                 side of the squares in which keys are transposed
+ *     isa_fma(a, b, c)         a * b + c
+ *     isa_load(from, dtype)    ISA_LANES elements as a vector of floats
  *     isa_transpose(to, stride, rows, dtype, d)
- *                             elements [d, d + ISA_CELL) of rows [ISA_CELL]: element d + i of row j as a float to
- *                             to[i * stride + j]
+ *                              elements [d, d + ISA_CELL) of rows [ISA_CELL]: element d + i of row j as a float to
+ *                              to[i * stride + j]
  * and includes this one gets pack_tile and attend_rows. */
 #include <math.h>
 #include <string.h>
@@ -41,29 +40,79 @@ INLINE vec broadcast(float value) {
     return value - (vec){0};
 }
 
-/* ---- Packing ---- */
+/* ---- Pages ---- */
 
 static const float ZEROS[CPA_MAX_HEAD_DIM];
 
-INLINE const char *row_at(const cpa_attend_pages *pages, int64_t key) {
+INLINE const char *row_at(const cpa_attend_pages *pages, int32_t head, int64_t key) {
     int64_t block = pages->table[key >> pages->block_shift];
     int64_t token = key & (((int64_t)1 << pages->block_shift) - 1);
-    return pages->first + block * pages->block_stride + token * pages->token_stride;
+    return pages->first + head * pages->head_stride + block * pages->block_stride + token * pages->token_stride;
 }
 
-/* The row of a lane of one head; zeros outside the lanes in use. */
-INLINE const char *row_of_lane(const cpa_attend_pages *pages, const cpa_attend_tile *tile, int32_t head, int32_t lane) {
+/* The row of a lane; zeros outside the lanes in use. */
+INLINE const char *row_of_lane(const cpa_attend_tile *tile, const cpa_attend_pages *pages, int32_t head, int32_t lane) {
     if (lane < tile->begin || lane >= tile->end) return (const char *)ZEROS;
-    return row_at(pages, tile->key0 + lane) + head * pages->head_stride;
+    return row_at(pages, head, tile->key0 + lane);
 }
 
+/* Rows, all heads of each, on their way to the cache while others are worked on. Memory and arithmetic run side by
+ * side only if the requests are spread over the arithmetic: a processor drops those that come too fast. */
+typedef struct coming {
+    const char *at, *end; /* what is left of the row at hand */
+    int64_t second, step; /* of a request: from its first to its second line, and to the next request */
+    const cpa_attend_pages *pages;
+    int64_t key, last_key;
+    int32_t head, heads;
+} coming;
+
+enum { LINE = 64, REQUEST_ELEMENTS = 32 };
+
+INLINE coming expect_rows(const cpa_attend_pages *pages, int64_t key, int64_t keys, int32_t heads) {
+    int wide = pages->dtype == CPA_F32;
+    return (coming){.second = wide ? LINE : 0,
+                    .step = wide ? 2 * LINE : LINE,
+                    .pages = pages,
+                    .key = key > 0 ? key : 0,
+                    .last_key = key + keys < pages->keys ? key + keys : pages->keys,
+                    .heads = heads};
+}
+
+static __attribute__((noinline)) void next_row(coming *next) {
+    if (next->key >= next->last_key) {
+        next->at = (const char *)ZEROS;
+        next->end = next->at + 1;
+        next->step = 0;
+        return;
+    }
+    next->at = row_at(next->pages, next->head, next->key);
+    next->end = next->at + next->pages->dim * cpa_dtype_bytes(next->pages->dtype);
+    if (++next->head < next->heads) return;
+    next->head = 0;
+    next->key++;
+}
+
+/* Requests the next REQUEST_ELEMENTS elements. */
+INLINE void request(coming *next) {
+    if (next->at >= next->end) next_row(next);
+    __builtin_prefetch(next->at, 0, 3);
+    __builtin_prefetch(next->at + next->second, 0, 3);
+    next->at += next->step;
+}
+
+/* ---- Packing ---- */
+
+/* Packs the panel of keys that begins at lane `panel`: [k_dim][PANEL]. Requests half as much as it packs. */
 INLINE void pack_key_panel_as(const cpa_dtype dtype, const cpa_attend_tile *tile, int32_t head, int32_t panel,
-                              float *to) {
+                              float *to, coming *next) {
     int32_t dim = tile->k_pages->dim, whole = dim / ISA_CELL * ISA_CELL;
     for (int cell = 0; cell < PANEL; cell += ISA_CELL) {
         const char *rows[ISA_CELL];
-        for (int i = 0; i < ISA_CELL; i++) rows[i] = row_of_lane(tile->k_pages, tile, head, panel + cell + i);
-        for (int32_t d = 0; d < whole; d += ISA_CELL) isa_transpose(to + d * PANEL + cell, PANEL, rows, dtype, d);
+        for (int i = 0; i < ISA_CELL; i++) rows[i] = row_of_lane(tile, tile->k_pages, head, panel + cell + i);
+        for (int32_t d = 0; d < whole; d += ISA_CELL) {
+            isa_transpose(to + d * PANEL + cell, PANEL, rows, dtype, d);
+            if (next && d % (2 * REQUEST_ELEMENTS / ISA_CELL) == 0) request(next);
+        }
         for (int i = 0; whole < dim && i < ISA_CELL; i++) {
             float rest[ISA_CELL] = {0};
             cpa_widen(rest, rows[i] + whole * cpa_dtype_bytes(dtype), dtype, dim - whole);
@@ -72,85 +121,40 @@ INLINE void pack_key_panel_as(const cpa_dtype dtype, const cpa_attend_tile *tile
     }
 }
 
-/* Packs the panel of keys that begins at lane `panel`: [k_dim][PANEL]. */
-static void pack_key_panel(const cpa_attend_tile *tile, int32_t head, int32_t panel, float *to) {
+static void pack_key_panel(const cpa_attend_tile *tile, int32_t head, int32_t panel, float *to, coming *next) {
     switch (tile->k_pages->dtype) {
-        case CPA_BF16: pack_key_panel_as(CPA_BF16, tile, head, panel, to); break;
-        case CPA_F16: pack_key_panel_as(CPA_F16, tile, head, panel, to); break;
-        default: pack_key_panel_as(CPA_F32, tile, head, panel, to); break;
+        case CPA_BF16: pack_key_panel_as(CPA_BF16, tile, head, panel, to, next); break;
+        case CPA_F16: pack_key_panel_as(CPA_F16, tile, head, panel, to, next); break;
+        default: pack_key_panel_as(CPA_F32, tile, head, panel, to, next); break;
     }
 }
 
-INLINE void pack_value_panel_as(const cpa_dtype dtype, const cpa_attend_tile *tile, int32_t head, int32_t panel,
-                                float *to, int64_t stride) {
-    int64_t bytes = cpa_dtype_bytes(dtype);
-    int32_t dim = tile->v_pages->dim, whole = dim / PANEL * PANEL;
-    for (int i = 0; i < PANEL; i++, to += PANEL) {
-        const char *row = row_of_lane(tile->v_pages, tile, head, panel + i);
-        float *column = to;
-        for (int32_t d = 0; d < whole; d += PANEL, column += stride) {
-            isa_widen(column, row + d * bytes, dtype);
-            isa_widen(column + ISA_LANES, row + (d + ISA_LANES) * bytes, dtype);
-        }
-        if (whole == dim) continue;
-        float rest[PANEL] = {0};
-        cpa_widen(rest, row + whole * bytes, dtype, dim - whole);
-        memcpy(column, rest, sizeof rest);
+INLINE void pack_value_as(const cpa_dtype dtype, const char *row, int32_t dim, float *to, int64_t stride) {
+    int32_t d = 0;
+    for (; d + PANEL <= dim; d += PANEL, row += PANEL * cpa_dtype_bytes(dtype), to += stride) {
+        store(to, isa_load(row, dtype));
+        store(to + ISA_LANES, isa_load(row + ISA_LANES * cpa_dtype_bytes(dtype), dtype));
     }
+    if (d == dim) return;
+    memset(to, 0, PANEL * sizeof *to);
+    cpa_widen(to, row, dtype, dim - d);
 }
 
-/* Packs the values of the keys of a panel: [panel of v_dim][PANEL keys][PANEL], the panels `stride` floats apart. */
-static void pack_value_panel(const cpa_attend_tile *tile, int32_t head, int32_t panel, float *to, int64_t stride) {
+/* Packs one value, PANEL elements to each panel of v_dim, the panels `stride` floats apart. */
+static void pack_value(const cpa_attend_tile *tile, int32_t head, int32_t lane, float *to, int64_t stride) {
+    const char *row = row_of_lane(tile, tile->v_pages, head, lane);
     switch (tile->v_pages->dtype) {
-        case CPA_BF16: pack_value_panel_as(CPA_BF16, tile, head, panel, to, stride); break;
-        case CPA_F16: pack_value_panel_as(CPA_F16, tile, head, panel, to, stride); break;
-        default: pack_value_panel_as(CPA_F32, tile, head, panel, to, stride); break;
+        case CPA_BF16: pack_value_as(CPA_BF16, row, tile->v_pages->dim, to, stride); break;
+        case CPA_F16: pack_value_as(CPA_F16, row, tile->v_pages->dim, to, stride); break;
+        default: pack_value_as(CPA_F32, row, tile->v_pages->dim, to, stride); break;
     }
 }
 
 static void pack_tile(const cpa_attend_tile *tile, float *k, float *v) {
-    for (int32_t panel = tile->begin / PANEL * PANEL; panel < tile->end; panel += PANEL) {
-        pack_key_panel(tile, 0, panel, k + panel * tile->k_pages->dim);
-        pack_value_panel(tile, 0, panel, v + panel * PANEL, V_STRIDE);
-    }
-}
-
-/* ---- Requests to memory ---- */
-
-/* A panel of rows, all heads, on its way to the cache while another is multiplied. Memory and arithmetic run side by
- * side only if the requests are spread over the arithmetic, and memory is fastest in ascending order. */
-typedef struct coming {
-    const char *rows[PANEL + 1]; /* the last one stands for the end */
-    int32_t row, head, heads;
-    int64_t offset, row_bytes, head_stride;
-    int32_t element_bytes;
-} coming;
-
-static void expect_panel(coming *next, const cpa_attend_pages *pages, int64_t key, int32_t heads) {
-    int32_t bytes = (int32_t)cpa_dtype_bytes(pages->dtype);
-    *next = (coming){.heads = heads,
-                     .row_bytes = pages->dim * (int64_t)bytes,
-                     .head_stride = pages->head_stride,
-                     .element_bytes = bytes};
-    int count = 0;
-    for (int i = 0; i < PANEL; i++) {
-        if (key + i >= 0 && key + i < pages->keys) next->rows[count++] = row_at(pages, key + i);
-    }
-    next->rows[count] = NULL;
-}
-
-/* Requests as much of what comes as `elements` elements of a panel. */
-INLINE void request(coming *next, int32_t elements) {
-    const int32_t line = 64;
-    for (int32_t left = elements * next->element_bytes; left > 0 && next->rows[next->row]; left -= line) {
-        __builtin_prefetch(next->rows[next->row] + next->head * next->head_stride + next->offset, 0, 2);
-        next->offset += line;
-        if (next->offset < next->row_bytes) continue;
-        next->offset = 0;
-        if (++next->head < next->heads) continue;
-        next->head = 0;
-        next->row++;
-    }
+    int32_t begin = tile->begin / PANEL * PANEL, end = (tile->end + PANEL - 1) / PANEL * PANEL;
+    for (int32_t lane = begin; lane < end; lane += PANEL)
+        pack_key_panel(tile, 0, lane, k + lane * tile->k_pages->dim, NULL);
+    for (int32_t lane = begin; lane < end; lane++) pack_value(tile, 0, lane, v + lane * PANEL, V_STRIDE);
 }
 
 /* ---- Softmax ---- */
@@ -221,113 +225,173 @@ INLINE float softmax_row(float *s, int32_t begin, int32_t end, float *max, float
     return shrink;
 }
 
+static __attribute__((noinline)) void softmax_group(const cpa_attend_tile *tile, const cpa_attend_group *group,
+                                                    int32_t begin, int32_t end, float *shrink) {
+    for (int32_t i = 0; i < group->heads * group->rows; i++) {
+        float *s = group->scores + i * TILE;
+        if (tile->masked) mask_row(s, begin, end, tile->begin, tile->visible[i % group->rows]);
+        shrink[i] = softmax_row(s, begin, end, &group->max[i], &group->sum[i]);
+    }
+}
+
 /* ---- Products ---- */
 
-/* s[r][0..PANEL) = scale * sum over d of q[d][r] * k[d][0..PANEL). */
-INLINE void multiply_keys(const int rows, const float *q, const float *k, int32_t k_dim, float scale, float *s,
-                          coming *next) {
-    const int32_t between_requests = 16;
-    vec acc[ISA_ROWS][2];
-#pragma GCC unroll 16
-    for (int r = 0; r < rows; r++) acc[r][0] = acc[r][1] = broadcast(0);
-    for (int32_t begin = 0, end; begin < k_dim; begin = end) {
-        end = next && k_dim - begin > between_requests ? begin + between_requests : k_dim;
-        if (next) request(next, PANEL * (end - begin));
-        for (int32_t d = begin; d < end; d++, q += rows, k += PANEL) {
-            vec left = load(k), right = load(k + ISA_LANES);
-#pragma GCC unroll 16
-            for (int r = 0; r < rows; r++) {
-                vec a = broadcast(q[r]);
-                acc[r][0] = isa_fma(a, left, acc[r][0]);
-                acc[r][1] = isa_fma(a, right, acc[r][1]);
-            }
-        }
-    }
+/* A block of sums: one accumulator an element, ISA_ROWS x PANEL at most. */
+typedef struct block {
+    vec left[ISA_ROWS], right[ISA_ROWS];
+} block;
+
+/* acc[r] += a[r * stride] * (left, right). */
+INLINE void accumulate(const int rows, block *acc, const float *a, int64_t stride, vec left, vec right) {
 #pragma GCC unroll 16
     for (int r = 0; r < rows; r++) {
-        store(s + r * TILE, acc[r][0] * scale);
-        store(s + r * TILE + ISA_LANES, acc[r][1] * scale);
+        vec factor = broadcast(a[r * stride]);
+        acc->left[r] = isa_fma(factor, left, acc->left[r]);
+        acc->right[r] = isa_fma(factor, right, acc->right[r]);
     }
 }
 
-/* o[r][0..PANEL) = shrink[r] * o[r] + sum over the keys [0, keys) of p[r][key] * v[key][0..PANEL). */
-INLINE void multiply_values(const int rows, const float *p, const float *v, int32_t keys, const float *shrink, float *o,
-                            int64_t o_stride) {
-    vec acc[ISA_ROWS][2];
+/* s[r][0..PANEL) = scale * sum over d of q[d][r] * k[d][0..PANEL). Requests half as much as it multiplies. */
+INLINE void score_panel(const int rows, const float *q, const float *k, int32_t k_dim, float scale, float *s,
+                        coming *next) {
+    block acc;
 #pragma GCC unroll 16
-    for (int r = 0; r < rows; r++) {
-        acc[r][0] = load(o + r * o_stride) * shrink[r];
-        acc[r][1] = load(o + r * o_stride + ISA_LANES) * shrink[r];
-    }
-    for (int32_t key = 0; key < keys; key++, p++, v += PANEL) {
-        vec left = load(v), right = load(v + ISA_LANES);
-#pragma GCC unroll 16
-        for (int r = 0; r < rows; r++) {
-            vec a = broadcast(p[r * TILE]);
-            acc[r][0] = isa_fma(a, left, acc[r][0]);
-            acc[r][1] = isa_fma(a, right, acc[r][1]);
-        }
+    for (int r = 0; r < rows; r++) acc.left[r] = acc.right[r] = broadcast(0);
+    for (int32_t d = 0, until; d < k_dim; d = until) {
+        const int32_t run = 2 * REQUEST_ELEMENTS / PANEL;
+        until = next && k_dim - d > run ? d + run : k_dim;
+        if (next) request(next);
+        for (int32_t i = d; i < until; i++, q += rows, k += PANEL)
+            accumulate(rows, &acc, q, 1, load(k), load(k + ISA_LANES));
     }
 #pragma GCC unroll 16
     for (int r = 0; r < rows; r++) {
-        store(o + r * o_stride, acc[r][0]);
-        store(o + r * o_stride + ISA_LANES, acc[r][1]);
+        store(s + r * TILE, acc.left[r] * scale);
+        store(s + r * TILE + ISA_LANES, acc.right[r] * scale);
     }
 }
 
-/* The scores of all rows of a group over the lanes [begin, end), whole panels. */
-INLINE void score_packed(const int rows, const cpa_attend_tile *tile, const cpa_attend_group *group, int32_t begin,
-                         int32_t end) {
+INLINE void load_sums(const int rows, block *acc, const float *o, int64_t o_stride, const float *shrink) {
+#pragma GCC unroll 16
+    for (int r = 0; r < rows; r++) {
+        acc->left[r] = load(o + r * o_stride) * shrink[r];
+        acc->right[r] = load(o + r * o_stride + ISA_LANES) * shrink[r];
+    }
+}
+
+INLINE void store_sums(const int rows, const block *acc, float *o, int64_t o_stride) {
+#pragma GCC unroll 16
+    for (int r = 0; r < rows; r++) {
+        store(o + r * o_stride, acc->left[r]);
+        store(o + r * o_stride + ISA_LANES, acc->right[r]);
+    }
+}
+
+/* o[r][0..PANEL) = shrink[r] * o[r] + sum over keys of p[r][key] * v[key][0..PANEL), from packed values. */
+INLINE void weigh_packed(const int rows, const float *p, const float *v, int32_t keys, const float *shrink, float *o,
+                         int64_t o_stride) {
+    block acc;
+    load_sums(rows, &acc, o, o_stride, shrink);
+    for (int32_t key = 0; key < keys; key++, v += PANEL)
+        accumulate(rows, &acc, p + key, TILE, load(v), load(v + ISA_LANES));
+    store_sums(rows, &acc, o, o_stride);
+}
+
+/* The same from values as they lie in the pages, PANEL elements of each of PANEL rows `stride` bytes apart. Requests
+ * half as much as it reads. */
+INLINE void weigh_rows(const int rows, const cpa_dtype dtype, const float *p, const char *v, int64_t stride,
+                       const float *shrink, float *o, int64_t o_stride, coming *next) {
+    const int64_t half = ISA_LANES * cpa_dtype_bytes(dtype);
+    const int32_t run = 2 * REQUEST_ELEMENTS / PANEL;
+    block acc;
+    load_sums(rows, &acc, o, o_stride, shrink);
+    for (int32_t key = 0; key < PANEL; key += run) {
+        request(next);
+        for (int32_t i = key; i < key + run; i++, v += stride)
+            accumulate(rows, &acc, p + i, TILE, isa_load(v, dtype), isa_load(v + half, dtype));
+    }
+    store_sums(rows, &acc, o, o_stride);
+}
+
+/* ---- Tiles ---- */
+
+INLINE void score_tile(const int rows, const cpa_attend_tile *tile, const cpa_attend_group *group, int32_t begin,
+                       int32_t end) {
     int32_t k_dim = tile->k_pages->dim;
     for (int32_t key = begin; key < end; key += PANEL)
-        multiply_keys(rows, group->q, tile->k + key * k_dim, k_dim, tile->scale, group->scores + key, NULL);
+        score_panel(rows, group->q, tile->k + key * k_dim, k_dim, tile->scale, group->scores + key, NULL);
 }
 
-/* The values of a tile, weighed with the scores. */
-INLINE void weigh_packed(const int rows, const cpa_attend_tile *tile, const cpa_attend_group *group, int32_t begin,
-                         int32_t end, const float *shrink) {
+INLINE void weigh_tile(const int rows, const cpa_attend_tile *tile, const cpa_attend_group *group, int32_t begin,
+                       int32_t end, const float *shrink) {
     for (int32_t d = 0; d < group->o_stride; d += PANEL)
-        multiply_values(rows, group->scores + begin, tile->v + d / PANEL * V_STRIDE + begin * PANEL, end - begin,
-                        shrink, group->o + d, group->o_stride);
+        weigh_packed(rows, group->scores + begin, tile->v + d / PANEL * V_STRIDE + begin * PANEL, end - begin, shrink,
+                     group->o + d, group->o_stride);
 }
 
-/* The same sums from keys and values that are not packed yet: each panel is packed into the first-level cache right
- * before its only use. */
+/* The scores of a tile that is not packed: each panel of keys is packed into the first-level cache right before its
+ * only use. The values of the first keys come next. */
 INLINE void score_pages(const int rows, const cpa_attend_tile *tile, const cpa_attend_group *group, int32_t begin,
                         int32_t end) {
-    _Alignas(64) float packed[PANEL * CPA_MAX_HEAD_DIM];
+    _Alignas(LINE) float packed[PANEL * CPA_MAX_HEAD_DIM];
     int32_t k_dim = tile->k_pages->dim;
-    coming next;
     for (int32_t key = begin; key < end; key += PANEL) {
-        int last = key + PANEL >= end;
-        expect_panel(&next, last ? tile->v_pages : tile->k_pages, tile->key0 + (last ? begin : key + PANEL),
-                     group->heads);
+        coming next = key + PANEL < end ? expect_rows(tile->k_pages, tile->key0 + key + PANEL, PANEL, group->heads)
+                                        : expect_rows(tile->v_pages, tile->key0 + begin, PANEL, group->heads);
         for (int32_t head = 0; head < group->heads; head++) {
-            pack_key_panel(tile, head, key, packed);
-            multiply_keys(rows, group->q + head * rows * k_dim, packed, k_dim, tile->scale,
-                          group->scores + head * rows * TILE + key, &next);
+            pack_key_panel(tile, head, key, packed, &next);
+            score_panel(rows, group->q + head * rows * k_dim, packed, k_dim, tile->scale,
+                        group->scores + head * rows * TILE + key, &next);
         }
     }
 }
 
+/* Weighs a panel of values of one head, all in use and in one page. */
+INLINE void weigh_page(const int rows, const cpa_dtype dtype, const cpa_attend_tile *tile,
+                       const cpa_attend_group *group, int32_t head, int32_t key, const float *shrink, coming *next) {
+    const char *v = row_at(tile->v_pages, head, tile->key0 + key);
+    for (int32_t d = 0; d < group->o_stride; d += PANEL, v += PANEL * cpa_dtype_bytes(dtype)) {
+        for (int32_t i = 0; i < PANEL * PANEL / 2; i += REQUEST_ELEMENTS) request(next);
+        weigh_rows(rows, dtype, group->scores + head * rows * TILE + key, v, tile->v_pages->token_stride, shrink,
+                   group->o + head * rows * group->o_stride + d, group->o_stride, next);
+    }
+}
+
+/* The same for any panel, by way of the first-level cache. */
+INLINE void weigh_any(const int rows, const cpa_attend_tile *tile, const cpa_attend_group *group, int32_t head,
+                      int32_t key, const float *shrink, coming *next) {
+    _Alignas(LINE) float packed[PANEL * CPA_MAX_HEAD_DIM];
+    for (int32_t i = 0; i < PANEL; i++) {
+        for (int32_t d = 0; d < tile->v_pages->dim; d += REQUEST_ELEMENTS) request(next);
+        pack_value(tile, head, key + i, packed + i * PANEL, PANEL * PANEL);
+    }
+    for (int32_t d = 0; d < group->o_stride; d += PANEL)
+        weigh_packed(rows, group->scores + head * rows * TILE + key, packed + d * PANEL, PANEL, shrink,
+                     group->o + head * rows * group->o_stride + d, group->o_stride);
+}
+
+/* The values of a tile that is not packed. The first keys of the next tile come next. */
 INLINE void weigh_pages(const int rows, const cpa_attend_tile *tile, const cpa_attend_group *group, int32_t begin,
                         int32_t end, const float *shrink) {
-    _Alignas(64) float packed[PANEL * CPA_MAX_HEAD_DIM];
+    const cpa_attend_pages *v = tile->v_pages;
     float one[ISA_ROWS];
-    coming next;
     for (int r = 0; r < rows; r++) one[r] = 1;
     for (int32_t key = begin; key < end; key += PANEL) {
-        int last = key + PANEL >= end;
-        expect_panel(&next, last ? tile->k_pages : tile->v_pages, tile->key0 + (last ? TILE : key + PANEL),
-                     group->heads);
+        int64_t first = tile->key0 + key, last = first + PANEL - 1;
+        int together = key >= tile->begin && key + PANEL <= tile->end && v->dim % PANEL == 0 &&
+                       first >> v->block_shift == last >> v->block_shift;
+        coming next = key + PANEL < end ? expect_rows(v, first + PANEL, PANEL, group->heads)
+                                        : expect_rows(tile->k_pages, tile->key0 + TILE, PANEL, group->heads);
         for (int32_t head = 0; head < group->heads; head++) {
-            pack_value_panel(tile, head, key, packed, PANEL * PANEL);
-            for (int32_t d = 0; d < group->o_stride; d += PANEL) {
-                request(&next, PANEL * PANEL);
-                multiply_values(rows, group->scores + head * rows * TILE + key, packed + d * PANEL, PANEL,
-                                key == begin ? shrink + head * rows : one, group->o + head * rows * group->o_stride + d,
-                                group->o_stride);
-            }
+            const float *factor = key == begin ? shrink + head * rows : one;
+            if (!together)
+                weigh_any(rows, tile, group, head, key, factor, &next);
+            else if (v->dtype == CPA_F32)
+                weigh_page(rows, CPA_F32, tile, group, head, key, factor, &next);
+            else if (v->dtype == CPA_BF16)
+                weigh_page(rows, CPA_BF16, tile, group, head, key, factor, &next);
+            else
+                weigh_page(rows, CPA_F16, tile, group, head, key, factor, &next);
         }
     }
 }
@@ -336,16 +400,12 @@ INLINE void attend_rows(const int rows, const cpa_attend_tile *tile, const cpa_a
     float shrink[CPA_ATTEND_GROUP_ROWS];
     int32_t begin = tile->begin / PANEL * PANEL, end = (tile->end + PANEL - 1) / PANEL * PANEL;
     if (tile->k)
-        score_packed(rows, tile, group, begin, end);
+        score_tile(rows, tile, group, begin, end);
     else
         score_pages(rows, tile, group, begin, end);
-    for (int32_t i = 0; i < group->heads * rows; i++) {
-        float *s = group->scores + i * TILE;
-        if (tile->masked) mask_row(s, begin, end, tile->begin, tile->visible[i % rows]);
-        shrink[i] = softmax_row(s, begin, end, &group->max[i], &group->sum[i]);
-    }
+    softmax_group(tile, group, begin, end, shrink);
     if (tile->v)
-        weigh_packed(rows, tile, group, begin, end, shrink);
+        weigh_tile(rows, tile, group, begin, end, shrink);
     else
         weigh_pages(rows, tile, group, begin, end, shrink);
 }

@@ -25,6 +25,15 @@ static void device_close(cpa_device *base) {
     free(device);
 }
 
+static int32_t device_count(void) {
+    return 1;
+}
+
+static int64_t free_memory(int32_t ordinal) {
+    (void)ordinal;
+    return -1;
+}
+
 static cpa_status device_open(const cpa_device_options *options, cpa_device **out, cpa_error *err) {
     cpa_status status = CPA_OK;
     cpa_host_device *device = calloc(1, sizeof *device);
@@ -115,6 +124,8 @@ static cpa_status gather_rows(void *dst, const void *src, const int32_t *map, in
 
 const cpa_kernel_table cpa_kernels_host = {
     .name = "host",
+    .device_count = device_count,
+    .free_memory = free_memory,
     .device_open = device_open,
     .device_close = device_close,
     .split_tokens = split_tokens,
