@@ -2,8 +2,8 @@
  *
  * `bytes` is what a rank holds for all ranks, itself included, so a message has bytes / N. Modes: `rounds`, the N - 1
  * pairwise rounds of comm/rounds.h, two in flight; `at once`, one exchange with all peers. Times are of one all-to-all:
- * `us` of the device, one after another on a stream, the median over batches of the slowest rank; `graph us` the same in a
- * CUDA graph; `host us` what the host needs to enqueue it. GB/s = bytes * (N - 1) / N / us. */
+ * `us` of the device, one after another on a stream, the median over batches of the slowest rank; `graph us` the same
+ * in a CUDA graph; `host us` what the host needs to enqueue it. GB/s = bytes * (N - 1) / N / us. */
 #include <cuda_runtime_api.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -109,7 +109,7 @@ static void drain(site *s) {
     check(s->transport->table->drain(s->transport, s->stream, &err), &err);
 }
 
-/* Microseconds of one of `inner` all-to-alls of a batch on the device, which `launch` enqueues; medians over batches. */
+/* Microseconds of one all-to-all of a batch. */
 typedef struct timing {
     double device_us;
     double host_us;
@@ -242,8 +242,11 @@ int main(int argc, char **argv) {
     }
     measure_transport(&s, &cpa_transport_nccl);
     measure_transport(&s, &cpa_transport_peer);
+    double begin = cpa_clock_now();
     check(cpa_transport_choose(&s.control, &choice, &err), &err);
-    if (s.control.rank == 0) printf("# chosen at start-up: %s\n", choice.table->name);
+    if (s.control.rank == 0) {
+        printf("# chosen at start-up: %s, in %.2f s\n", choice.table->name, cpa_clock_now() - begin);
+    }
     cpa_control_close(&s.control);
     MPI_Finalize();
     return 0;

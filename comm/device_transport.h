@@ -2,8 +2,8 @@
  *
  * Both carry buffers of the CUDA device that was current in the thread that opened them; a stream handle is a
  * cudaStream_t. start and finish only enqueue, so they also work on streams in capture, once every buffer has been
- * exchanged outside of one. All ranks launch such a graph alike, and streams order its launches among themselves and with
- * the exchanges outside of it. Destroy the graphs before closing the transport. */
+ * exchanged outside of one. All ranks launch such a graph alike, and streams order its launches among themselves and
+ * with the exchanges outside of it. Destroy the graphs before closing the transport. */
 #ifndef CPA_DEVICE_TRANSPORT_H
 #define CPA_DEVICE_TRANSPORT_H
 
@@ -17,8 +17,8 @@ extern const cpa_transport_table cpa_transport_nccl;
  */
 extern const cpa_transport_table cpa_transport_peer;
 
-/* What was chosen, and the times of one exchange of `bytes` with the peer of the first round; INFINITY where a transport
- * does not work, and `why` says why. The same on every rank. */
+/* What was chosen, and the times of one exchange of `bytes` with the peer of the first round; INFINITY where a
+ * transport does not work, and `why` says why. The same on every rank. */
 enum { CPA_CHOICE_SIZES = 2 };
 typedef struct cpa_transport_choice {
     const cpa_transport_table *table;

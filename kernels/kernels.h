@@ -31,14 +31,22 @@ struct cpa_stream {
     void *poll_ctx;
 };
 
-/* The head of every back end's attend plan. The library fills what follows n_items when it sets the plan, and checks
- * the arguments of an attend against it. */
+/* The head of every back end's attend plan; plan_set fills it by cpa_attend_plan_describe. */
 struct cpa_attend_plan {
     cpa_device *device;
     int64_t n_items;
     int32_t q_heads, kv_heads, k_dim, v_dim, block_size;
-    int64_t max_block; /* largest block id among the entries in use; -1 without any */
+    int64_t max_block; /* cpa_attend_plan_set: the largest block id among the entries in use; -1 without any */
 };
+
+static inline void cpa_attend_plan_describe(cpa_attend_plan *plan, const cpa_attend_batch *batch) {
+    plan->n_items = batch->n_items;
+    plan->q_heads = batch->q_heads;
+    plan->kv_heads = batch->kv_heads;
+    plan->k_dim = batch->k_dim;
+    plan->v_dim = batch->v_dim;
+    plan->block_size = batch->block_size;
+}
 
 /* A view whose zero strides are replaced by those of the default order [num_blocks, block_size, kv_heads, dim]. */
 static inline cpa_kv_view cpa_kv_view_resolve(cpa_kv_view kv) {

@@ -80,12 +80,12 @@ static void add_plain(cpa_reference_row *row, float score, const float *v) {
     if (score > row->plain_max) {
         float keep = expf(row->plain_max - score);
         row->plain_sum *= keep;
-        for (int32_t d = 0; d < row->v_dim; d++) row->plain_o[d] *= keep;
+        for (int32_t d = 0; d < row->v_dim; d++) row->plain_o[d] *= keep, row->mass[d] *= keep;
         row->plain_max = score;
     }
     float p = expf(score - row->plain_max), stored = cpa_reference_round(p, row->dtype);
     row->plain_sum += p;
-    for (int32_t d = 0; d < row->v_dim; d++) row->plain_o[d] += stored * v[d];
+    for (int32_t d = 0; d < row->v_dim; d++) row->plain_o[d] += stored * v[d], row->mass[d] += p * fabsf(v[d]);
 }
 
 void cpa_reference_add(cpa_reference_row *row, const float *k, const float *v) {
@@ -99,15 +99,21 @@ void cpa_reference_add(cpa_reference_row *row, const float *k, const float *v) {
     add_plain(row, plain * (float)row->scale, v);
 }
 
+/* The largest relative error of rounding to the dtype. */
+static double unit_roundoff(cpa_dtype dtype) {
+    return dtype == CPA_BF16 ? 0x1p-8 : dtype == CPA_F16 ? 0x1p-11 : 0x1p-24;
+}
+
 void cpa_reference_end(cpa_reference_row *row, double *out, double *lse, double *tolerance) {
-    double plain_error = 0;
+    double plain_error = 0, mass = 0;
     for (int32_t d = 0; d < row->v_dim; d++) {
         out[d] = row->sum > 0 ? row->o[d] / row->sum : 0;
         float plain = row->sum > 0 ? cpa_reference_round(row->plain_o[d] / row->plain_sum, row->dtype) : 0;
         plain_error = fmax(plain_error, fabs((double)plain - out[d]));
+        if (row->sum > 0) mass = fmax(mass, (double)row->mass[d] / (double)row->plain_sum);
     }
     *lse = row->sum > 0 ? row->max + log(row->sum) : -INFINITY;
-    *tolerance = 2 * plain_error + 1e-5;
+    *tolerance = 2 * fmax(plain_error, unit_roundoff(row->dtype) * mass) + 1e-5;
 }
 
 double cpa_reference_error(const float *got, const double *want, int32_t n) {

@@ -102,11 +102,14 @@ static void recall_piece(check *c, const cpa_verify_group *g, const cpa_verify_p
                            c->positions, c->k_recalled, c->v_recalled);
 }
 
-/* Whether a row of the cache is what the source gave, rounded to the dtype of the cache. */
-static int is_fresh(const check *c, const float *have, const char *recalled, int64_t row, int32_t dim) {
+/* Whether a row of the cache, as it lies there (`raw`) and as floats, is what the source gave, rounded to the cache's dtype. */
+static int is_fresh(const check *c, const char *raw, const float *have, const char *recalled, int64_t row,
+                    int32_t dim) {
     const cpa_worker_options *o = &c->verify->worker->options;
+    int64_t bytes = dim * cpa_dtype_bytes(o->model.dtype);
     float want[CPA_MAX_HEAD_DIM];
-    cpa_reference_widen(recalled + row * dim * cpa_dtype_bytes(o->model.dtype), o->model.dtype, dim, want);
+    if (o->model.dtype == o->kv_dtype) return memcmp(raw, recalled + row * bytes, (size_t)bytes) == 0;
+    cpa_reference_widen(recalled + row * bytes, o->model.dtype, dim, want);
     for (int32_t d = 0; d < dim; d++) {
         if (have[d] != cpa_reference_round(want[d], o->kv_dtype)) return 0;
     }
@@ -132,10 +135,11 @@ static void add_keys(check *c, const cpa_verify_group *g, const cpa_verify_piece
     int compare = c->verify->worker->source->recall != NULL;
     for (int64_t t = 0; t < piece->tokens; t++) {
         float k[CPA_MAX_HEAD_DIM], v[CPA_MAX_HEAD_DIM];
-        cpa_reference_widen(piece->k + t * m->head_dim * element, o->kv_dtype, m->head_dim, k);
-        cpa_reference_widen(piece->v + t * m->v_head_dim * element, o->kv_dtype, m->v_head_dim, v);
-        if (compare &&
-            !(is_fresh(c, k, c->k_recalled, t, m->head_dim) && is_fresh(c, v, c->v_recalled, t, m->v_head_dim))) {
+        const char *k_raw = piece->k + t * m->head_dim * element, *v_raw = piece->v + t * m->v_head_dim * element;
+        cpa_reference_widen(k_raw, o->kv_dtype, m->head_dim, k);
+        cpa_reference_widen(v_raw, o->kv_dtype, m->v_head_dim, v);
+        if (compare && !(is_fresh(c, k_raw, k, c->k_recalled, t, m->head_dim) &&
+                         is_fresh(c, v_raw, v, c->v_recalled, t, m->v_head_dim))) {
             report_stale(c, g, rank, c->positions[t]);
             compare = 0; /* one report a piece is enough */
         }

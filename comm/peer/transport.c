@@ -7,15 +7,15 @@
  *
  *     wait for the caller's `ready`
  *     receiving: set the peer's word `writable`
- *     sending:   wait until the own word `writable` is set; copy; set the peer's word `arrived`; clear `writable`
+ *     sending:   wait until the own word `writable` is set; copy; clear `writable`; set the peer's word `arrived`
  *     receiving: wait until the own word `arrived` is set
  *     record `done`; clear `arrived`
  *
- * The words never need to count. A rank sets the peer's `writable` again only in its next exchange with that peer: on
- * its lane that is behind the arrival of this one, which the peer announced behind its wait; and the peer clears it
- * before it waits for anything else. It sets `arrived` again only when it was told `writable` again, which is behind the
- * clearing. Words without a count let a captured exchange be launched again and again. Setting a word takes effect after
- * everything before it on its stream, the copy included.
+ * The words never need to count. A rank sets the peer's `writable` again only in its next exchange with that peer,
+ * which its lane does behind the arrival of this one, and so behind the peer's clearing of the word. The peer sets
+ * `arrived` again only when it was told `writable` again, which is behind the clearing of `arrived`. Words without a
+ * count let a captured exchange be launched again and again. Setting a word takes effect after everything before it on
+ * its stream, the copy included.
  *
  * No deadlock, even if the device runs all streams as one, in the order of the calls: an exchange sets all `writable`
  * before it waits for any, and all `arrived` before it waits for any, and what it waits for its peers have set in the
@@ -156,8 +156,8 @@ static cpa_status enqueue_copy(peer_transport *t, const transfer *x, int is_firs
         cudaError_t error =
             cudaMemcpyAsync(x->to, m->send, (size_t)m->send_bytes, cudaMemcpyDeviceToDevice, t->head.lanes[x->lane]);
         CPA_TRY(cpa_runtime_check(error, "cudaMemcpyAsync", err));
-        ops[0] = cpa_mem_op_write(&t->links[m->peer].theirs->arrived, 1);
-        ops[1] = cpa_mem_op_write(&t->words[m->peer].writable, 0);
+        ops[0] = cpa_mem_op_write(&t->words[m->peer].writable, 0);
+        ops[1] = cpa_mem_op_write(&t->links[m->peer].theirs->arrived, 1);
         n = 2;
     }
     if (is_last) n += add_wait_arrived(t, x, ops + n);

@@ -14,14 +14,16 @@ struct row_keys {
     int32_t first, end;
 };
 
-/* How many keys of the item sit before position p. */
+/* How many keys of the item sit before position p. One rank that holds everything needs no division. */
 __device__ inline int32_t keys_before(const cpa_cuda_attend_args &a, const cpa_cuda_piece &piece, int64_t p) {
-    int64_t keys = p > 0 ? cpa_shard_len(a.map, piece.k_slot, p) - piece.k_first : 0;
+    int64_t keys = p <= 0 ? 0 : a.map.cp_size == 1 ? p : cpa_shard_len(a.map, piece.k_slot, p);
+    keys -= piece.k_first;
     return (int32_t)(keys < 0 ? 0 : keys > piece.k_end ? piece.k_end : keys);
 }
 
 __device__ inline row_keys keys_of_row(const cpa_cuda_attend_args &a, const cpa_cuda_piece &piece, int32_t row) {
-    int64_t position = cpa_shard_pos(a.map, piece.q_slot, piece.q_first + row / a.group);
+    const int64_t local = piece.q_first + row / a.group;
+    const int64_t position = a.map.cp_size == 1 ? local : cpa_shard_pos(a.map, piece.q_slot, local);
     row_keys keys = {0, piece.k_end};
     if (a.mask.causal) keys.end = keys_before(a, piece, position + a.reach);
     if (a.mask.window > 0) keys.first = keys_before(a, piece, position - a.mask.window + 1);
@@ -29,24 +31,29 @@ __device__ inline row_keys keys_of_row(const cpa_cuda_attend_args &a, const cpa_
 }
 
 /* Positions rise with the rows of a tile, and so do both bounds: the first and the last row tell which tiles of TILE
- * keys are seen at all, and which by every row. */
+ * keys are seen at all, and which by every row. Lies in shared memory. */
 template <int TILE>
 struct key_walk {
+    row_keys low, high; /* of the first and the last row */
+    int32_t sinks;
     int32_t begin, sink_tiles, rest; /* tiles begin .. begin + sink_tiles - 1, then rest .. */
     int32_t count;
-    int32_t sinks;
-    row_keys low, high; /* of the first and the last row */
 
+    /* Called by all threads of the CTA, at least three warps of them; ends with a barrier. */
     __device__ void start(const cpa_cuda_attend_args &a, const cpa_cuda_piece &piece) {
-        low = keys_of_row(a, piece, piece.row_begin);
-        high = keys_of_row(a, piece, piece.row_end - 1);
-        sinks = low.first > 0 || high.first > 0 ? keys_before(a, piece, a.mask.sinks) : 0;
-        begin = piece.k_begin / TILE;
-        int32_t end = (high.end + TILE - 1) / TILE;
-        int32_t sinks_end = low.first > 0 ? min((sinks + TILE - 1) / TILE, end) : 0;
-        sink_tiles = max(sinks_end - begin, 0);
-        rest = max(low.first / TILE, begin + sink_tiles);
-        count = sink_tiles + max(end - rest, 0);
+        if (threadIdx.x == 0) low = keys_of_row(a, piece, piece.row_begin);
+        if (threadIdx.x == 32) high = keys_of_row(a, piece, piece.row_end - 1);
+        if (threadIdx.x == 64) sinks = a.mask.window > 0 ? keys_before(a, piece, a.mask.sinks) : 0;
+        __syncthreads();
+        if (threadIdx.x == 0) {
+            const int32_t end = (high.end + TILE - 1) / TILE;
+            const int32_t sinks_end = low.first > 0 ? min((sinks + TILE - 1) / TILE, end) : 0;
+            begin = piece.k_begin / TILE;
+            sink_tiles = max(sinks_end - begin, 0);
+            rest = max(low.first / TILE, begin + sink_tiles);
+            count = sink_tiles + max(end - rest, 0);
+        }
+        __syncthreads();
     }
     /* The i-th tile. */
     __device__ int32_t tile(int32_t i) const { return i < sink_tiles ? begin + i : rest + i - sink_tiles; }
@@ -54,6 +61,11 @@ struct key_walk {
     __device__ bool masked(int32_t tile) const {
         int32_t from = tile * TILE, to = from + TILE;
         return to > low.end || (from < high.first && to > sinks);
+    }
+    /* The keys of a row of the piece. */
+    __device__ row_keys keys_of(const cpa_cuda_attend_args &a, const cpa_cuda_piece &piece, int32_t row) const {
+        const bool same = low.first == high.first && low.end == high.end;
+        return same ? low : keys_of_row(a, piece, min(row, piece.row_end - 1));
     }
 };
 

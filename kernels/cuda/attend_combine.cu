@@ -1,6 +1,7 @@
 /* attend, last step: joins the partial states that the pieces of a tile left in the work space. A warp a row; the
  * states count in the order of their keys, so the result does not depend on when they were written. */
 #include "kernels/cuda/attend.cuh"
+#include "kernels/cuda/dependent.cuh"
 
 namespace {
 
@@ -18,6 +19,7 @@ __device__ float warp_sum(float x) {
 
 template <typename Element>
 __global__ void __launch_bounds__(WARPS *WARP_LANES) attend_combine(const __grid_constant__ cpa_cuda_attend_args a) {
+    dependent_wait();
     const cpa_cuda_split split = a.splits[blockIdx.x];
     const int kv_group = blockIdx.y, rows = split.row_end - split.row_begin, lane = threadIdx.x % WARP_LANES;
     for (int row = blockIdx.z * WARPS + threadIdx.x / WARP_LANES; row < rows; row += gridDim.z * WARPS) {
@@ -50,11 +52,7 @@ __global__ void __launch_bounds__(WARPS *WARP_LANES) attend_combine(const __grid
 
 extern "C" cpa_status cpa_cuda_attend_combine(const cpa_cuda_attend_args *args, int32_t n_splits, cpa_stream *stream) {
     const int tile_parts = 4; /* CTAs that share a tile's rows */
-    dim3 grid(n_splits, args->kv_heads, tile_parts);
-    if (args->q_dtype == CPA_BF16) {
-        attend_combine<__nv_bfloat16><<<grid, WARPS * WARP_LANES, 0, cpa_cuda_handle(stream)>>>(*args);
-    } else {
-        attend_combine<__half><<<grid, WARPS * WARP_LANES, 0, cpa_cuda_handle(stream)>>>(*args);
-    }
-    return cpa_cuda_launched(stream, "attend");
+    const dim3 grid(n_splits, args->kv_heads, tile_parts);
+    const auto kernel = args->q_dtype == CPA_BF16 ? attend_combine<__nv_bfloat16> : attend_combine<__half>;
+    return cpa_cuda_check(&stream->error, launch_dependent(kernel, grid, WARPS * WARP_LANES, *args, stream), "attend");
 }

@@ -3,6 +3,7 @@
  * keys through cp.async stages of its own, without a barrier, and the warps' states are joined at the end of the piece.
  */
 #include "kernels/cuda/attend.cuh"
+#include "kernels/cuda/dependent.cuh"
 #include "kernels/cuda/mma.cuh"
 
 namespace {
@@ -198,7 +199,7 @@ __device__ void attend_piece(const cpa_cuda_attend_args &a, const cpa_cuda_piece
     row_keys bounds[2];
 #pragma unroll
     for (int half = 0; half < 2; half++)
-        bounds[half] = keys_of_row(a, piece, min(piece.row_begin + 8 * half + lane / 4, piece.row_end - 1));
+        bounds[half] = walk.keys_of(a, piece, piece.row_begin + 8 * half + lane / 4);
     int stage = 0;
     for (int i = warp; i < walk.count; i += C::WARPS) {
         copy_async_wait<C::STAGES - 2>();
@@ -219,13 +220,12 @@ __global__ void __launch_bounds__(C::THREADS, C::CTAS) attend_decode(const __gri
     __shared__ cpa_cuda_piece piece;
     __shared__ key_walk<KEYS> walk;
     __shared__ float max[C::WARPS][ROWS], sum[C::WARPS][ROWS];
+    dependent_allow();
     const int kv_group = blockIdx.x, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     for (int i = a.piece_start[blockIdx.y]; i < a.piece_start[blockIdx.y + 1]; i++) {
-        if (threadIdx.x == 0) {
-            piece = a.pieces[i];
-            walk.start(a, piece);
-        }
+        if (threadIdx.x == 0) piece = a.pieces[i];
         __syncthreads();
+        walk.start(a, piece);
         warp_state<C> state;
 #pragma unroll
         for (int half = 0; half < 2; half++) state.max[half] = -INFINITY, state.sum[half] = 0;

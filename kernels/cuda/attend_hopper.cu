@@ -47,36 +47,50 @@ __device__ inline uint32_t phase_of(int n) {
 
 /* ---- the loading warp ---- */
 
-/* A tile of DIM columns: lane j copies the j-th box of tokens, one copy for every 64 columns. */
-template <typename C, int DIM>
-__device__ void load_tile(const hopper_args &args, const CUtensorMap *map, const cpa_cuda_piece &piece, int kv_head,
-                          int tile, uint32_t shared, uint32_t barrier, int lane) {
-    const cpa_cuda_attend_args &a = args.a;
+/* Where a lane's box of tokens of a tile lies. */
+struct box_place {
+    int block, token;
+};
+
+/* The j-th box of a tile belongs to lane j. Boxes past the last key lie nowhere. */
+template <typename C>
+__device__ box_place place_of(const hopper_args &args, const cpa_cuda_piece &piece, int tile, int lane) {
     const int row = lane * args.box, key = tile * C::KEYS + row;
+    const bool inside = row < C::KEYS && key < piece.k_end;
+    return {inside ? __ldg(args.a.tables + piece.table + (key >> args.a.block_shift)) : NO_BLOCK,
+            key & ((1 << args.a.block_shift) - 1)};
+}
+
+/* A tile of DIM columns: every lane copies its box, one copy for every 64 columns. */
+template <typename C, int DIM>
+__device__ void load_tile(const hopper_args &args, const CUtensorMap *map, box_place place, int kv_head,
+                          uint32_t shared, uint32_t barrier, int lane) {
+    const int row = lane * args.box;
+    if (lane == 0) barrier_expect(barrier, C::KEYS * DIM * 2);
+    __syncwarp();
     if (row >= C::KEYS) return;
-    int block = key < piece.k_end ? __ldg(a.tables + piece.table + (key >> a.block_shift)) : NO_BLOCK;
-    int token = key & ((1 << a.block_shift) - 1);
 #pragma unroll
     for (int part = 0; part < DIM / COLUMNS; part++)
-        copy_box(shared + (part * C::KEYS + row) * COLUMNS * 2, map, barrier, part * COLUMNS, token, kv_head, block);
+        copy_box(shared + (part * C::KEYS + row) * COLUMNS * 2, map, barrier, part * COLUMNS, place.token, kv_head,
+                 place.block);
 }
 
 template <typename C>
 __device__ void load_tiles(const hopper_args &args, const cpa_cuda_piece &piece, const key_walk<C::KEYS> &walk,
                            int kv_head, uint32_t shared, stage_barriers &barriers, int lane) {
-    for (int n = 0; n < walk.count; n++) {
-        const int stage = n % STAGES, tile = walk.tile(walk.count - 1 - n);
-        const uint32_t k_full = shared_address(&barriers.k_full[stage]), v_full = shared_address(&barriers.v_full[stage]);
+    const int count = walk.count;
+    if (count == 0) return;
+    box_place next = place_of<C>(args, piece, walk.tile(count - 1), lane);
+    for (int n = 0; n < count; n++) {
+        const int stage = n % STAGES;
+        const box_place place = next;
+        if (n + 1 < count) next = place_of<C>(args, piece, walk.tile(count - 2 - n), lane); /* before the waiting */
         barrier_wait(shared_address(&barriers.k_empty[stage]), phase_of(n) ^ 1);
-        if (lane == 0) barrier_expect(k_full, C::K_BYTES);
-        __syncwarp();
-        load_tile<C, C::K_DIM>(args, &args.k_map, piece, kv_head, tile, shared + C::K_AT + stage * C::K_BYTES, k_full,
-                               lane);
+        load_tile<C, C::K_DIM>(args, &args.k_map, place, kv_head, shared + C::K_AT + stage * C::K_BYTES,
+                               shared_address(&barriers.k_full[stage]), lane);
         barrier_wait(shared_address(&barriers.v_empty[stage]), phase_of(n) ^ 1);
-        if (lane == 0) barrier_expect(v_full, C::V_BYTES);
-        __syncwarp();
-        load_tile<C, C::V_DIM>(args, &args.v_map, piece, kv_head, tile, shared + C::V_AT + stage * C::V_BYTES, v_full,
-                               lane);
+        load_tile<C, C::V_DIM>(args, &args.v_map, place, kv_head, shared + C::V_AT + stage * C::V_BYTES,
+                               shared_address(&barriers.v_full[stage]), lane);
     }
 }
 
@@ -313,7 +327,7 @@ __device__ void consume(const cpa_cuda_attend_args &a, const cpa_cuda_piece &pie
     for (int half = 0; half < 2; half++) {
         state.max[half] = -INFINITY;
         state.sum[half] = 0;
-        state.keys[half] = keys_of_row(a, piece, min(row + 8 * half, piece.row_end - 1));
+        state.keys[half] = walk.keys_of(a, piece, row + 8 * half);
     }
 #pragma unroll
     for (int part = 0; part < C::PARTS; part++)
@@ -349,9 +363,9 @@ __global__ void __launch_bounds__(THREADS, 1) attend_hopper(const __grid_constan
         }
         barrier_init_fence();
         piece = a.pieces[blockIdx.x / a.kv_heads];
-        walk.start(a, piece);
     }
     __syncthreads();
+    walk.start(a, piece);
     if (warpgroup == 0) {
         registers_shrink<LOADER_REGISTERS>();
         if (thread < 32) load_tiles<C>(args, piece, walk, kv_head, tiles, barriers, thread);

@@ -14,7 +14,8 @@ enum {
     SECTION_ALIGNMENT = 64,
     DECODE_OVERHEAD = 1,      /* cost of beginning and ending a decode piece, in units of CPA_CUDA_DECODE_KEYS */
     LEAST_DECODE_LOAD = 3,    /* of a CTA, in the same units */
-    PREFILL_WAVES = 3,        /* tiles are cut when they fill the device fewer times than this */
+    PREFILL_WAVES = 3,         /* tiles are cut when they fill the device fewer times than this */
+    PREFILL_OVERHEAD = 2,      /* cost of beginning and ending a prefill piece, in units of CPA_CUDA_PREFILL_KEYS */
     LEAST_PREFILL_SPLIT = 1024 /* keys */
 };
 
@@ -24,6 +25,7 @@ typedef struct plan_builder {
     int32_t multiprocessors;
     int64_t n_decode, decode_load; /* units and their cost */
     int64_t n_tiles, tile_keys;    /* prefill tiles, and the keys of all of them, in CPA_CUDA_PREFILL_KEYS */
+    int64_t most_keys;             /* of one tile, in the same unit */
     int64_t split_keys;            /* prefill tiles are cut into pieces of so many */
     int64_t n_pieces;              /* prefill */
     int64_t decode_ctas, decode_cap;
@@ -65,31 +67,54 @@ static cpa_status count_work(plan_builder *b, cpa_error *err) {
             b->n_decode++;
             b->decode_load += ceil_div(item->k_count, CPA_CUDA_DECODE_KEYS) + DECODE_OVERHEAD;
         } else {
-            int64_t tiles = ceil_div(rows, CPA_CUDA_PREFILL_ROWS);
+            int64_t tiles = ceil_div(rows, CPA_CUDA_PREFILL_ROWS), keys = ceil_div(item->k_count, CPA_CUDA_PREFILL_KEYS);
             b->n_tiles += tiles;
-            b->tile_keys += tiles * ceil_div(item->k_count, CPA_CUDA_PREFILL_KEYS);
+            b->tile_keys += tiles * keys;
+            if (keys > b->most_keys) b->most_keys = keys;
         }
     }
     return CPA_OK;
 }
 
+/* Pieces of all prefill tiles when they are cut into pieces of so many keys. */
+static int64_t count_pieces(const plan_builder *b, int64_t split_keys) {
+    int64_t pieces = 0;
+    for (int64_t i = 0; i < b->batch->n_items; i++) {
+        const cpa_attend_item *item = &b->batch->items[i];
+        int64_t rows = packed_rows(b, item), cuts = ceil_div(item->k_count, split_keys);
+        if (rows > 0 && !is_decode(b, item)) pieces += ceil_div(rows, CPA_CUDA_PREFILL_ROWS) * (cuts > 0 ? cuts : 1);
+    }
+    return pieces;
+}
+
+/* Where the tiles fill the device a few times at most, the cut that makes `waves` full waves of pieces of about the same
+ * length, for the number of waves that is done first. */
+static void choose_prefill_split(plan_builder *b) {
+    const int64_t heads = b->batch->kv_heads, device = b->multiprocessors;
+    int64_t least = INT64_MAX;
+    b->split_keys = INT32_MAX;
+    if (b->n_tiles == 0 || b->n_tiles * heads >= PREFILL_WAVES * device) return;
+    for (int64_t waves = 1; waves <= PREFILL_WAVES; waves++) {
+        int64_t tiles = ceil_div(b->tile_keys * heads, waves * device), slots = waves * device;
+        if (tiles < LEAST_PREFILL_SPLIT / CPA_CUDA_PREFILL_KEYS) tiles = LEAST_PREFILL_SPLIT / CPA_CUDA_PREFILL_KEYS;
+        while (tiles < b->most_keys && count_pieces(b, tiles * CPA_CUDA_PREFILL_KEYS) * heads > slots) tiles++;
+        const int64_t used = ceil_div(count_pieces(b, tiles * CPA_CUDA_PREFILL_KEYS) * heads, device);
+        const int64_t cost = used * (tiles + PREFILL_OVERHEAD);
+        if (cost < least) {
+            least = cost;
+            b->split_keys = tiles * CPA_CUDA_PREFILL_KEYS;
+        }
+    }
+}
+
 static void choose_splits(plan_builder *b) {
-    int64_t heads = b->batch->kv_heads, device = b->multiprocessors;
-    int64_t slots = device * cpa_cuda_decode_occupancy(b->batch->k_dim, b->batch->v_dim);
+    const int64_t heads = b->batch->kv_heads;
+    const int64_t slots = b->multiprocessors * cpa_cuda_decode_occupancy(b->batch->k_dim, b->batch->v_dim);
     b->decode_ctas = slots / heads > 0 ? slots / heads : 1;
     b->decode_cap = ceil_div(b->decode_load, b->decode_ctas) + DECODE_OVERHEAD;
     if (b->decode_cap < LEAST_DECODE_LOAD) b->decode_cap = LEAST_DECODE_LOAD;
-    b->split_keys = INT32_MAX;
-    if (b->n_tiles * heads < PREFILL_WAVES * device) {
-        b->split_keys = ceil_div(b->tile_keys * heads, PREFILL_WAVES * device) * CPA_CUDA_PREFILL_KEYS;
-        if (b->split_keys < LEAST_PREFILL_SPLIT) b->split_keys = LEAST_PREFILL_SPLIT;
-    }
-    for (int64_t i = 0; i < b->batch->n_items; i++) {
-        const cpa_attend_item *item = &b->batch->items[i];
-        int64_t rows = packed_rows(b, item), cuts = ceil_div(item->k_count, b->split_keys);
-        if (rows > 0 && !is_decode(b, item))
-            b->n_pieces += ceil_div(rows, CPA_CUDA_PREFILL_ROWS) * (cuts > 0 ? cuts : 1);
-    }
+    choose_prefill_split(b);
+    b->n_pieces = count_pieces(b, b->split_keys);
 }
 
 /* A tile of the item's rows against all its keys. */
@@ -295,7 +320,7 @@ cpa_status cpa_cuda_plan_set(cpa_attend_plan *base, const cpa_attend_batch *batc
     plan->n_prefill = (int32_t)b.n_pieces;
     plan->n_splits = (int32_t)b.n_splits;
     plan->partial_rows = b.partial_rows;
-    plan->base.n_items = batch->n_items;
+    cpa_attend_plan_describe(base, batch);
     return CPA_OK;
 }
 

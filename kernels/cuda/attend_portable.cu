@@ -214,18 +214,16 @@ __global__ void __launch_bounds__(C::THREADS, C::CTAS)
     __shared__ row_keys bounds[ROWS];
     const int kv_group = blockIdx.x % a.kv_heads, kv_head = (kv_group + a.head_skew) % a.kv_heads;
     const int lane = threadIdx.x % 32, row = (threadIdx.x / 32) * 16 * C::M_TILES;
-    if (threadIdx.x == 0) {
-        piece = a.pieces[blockIdx.x / a.kv_heads];
-        walk.start(a, piece);
-    }
+    if (threadIdx.x == 0) piece = a.pieces[blockIdx.x / a.kv_heads];
     __syncthreads();
+    walk.start(a, piece);
 
     int left = walk.count - 1;
     load_queries<C>(a, piece, kv_group, q_tile);
     if (left >= 0) load_tile<C>(a, piece, kv_head, walk.tile(left), kv_tiles + (left % STAGES) * C::STAGE_BYTES);
     copy_async_commit();
     for (int i = threadIdx.x; i < ROWS; i += C::THREADS)
-        bounds[i] = keys_of_row(a, piece, min(piece.row_begin + i, piece.row_end - 1));
+        bounds[i] = walk.keys_of(a, piece, piece.row_begin + i);
 
     const uint32_t q_base = a_base<C::K_DIM>(q_tile, row, lane);
     warp_state<C> state;

@@ -6,6 +6,7 @@
 namespace {
 
 constexpr int THREADS = 256;
+constexpr int AT_ONCE = 4; /* loads of a thread that are under way together */
 constexpr int BLOCKS_A_LAUNCH = 1024; /* 12 KB of the 32 KB that parameters may take */
 
 struct block_copy {
@@ -35,12 +36,21 @@ __global__ void __launch_bounds__(THREADS) copy_blocks(const __grid_constant__ c
     const char *src = t.src + copy.src * t.src_block;
     char *dst = t.dst + copy.dst * t.dst_block;
     const int32_t row_units = (int32_t)(t.row_bytes / sizeof(Unit)), token_units = a.heads * row_units;
-#pragma unroll 4
-    for (int32_t i = threadIdx.x; i < copy.tokens * token_units; i += THREADS) {
-        const int32_t token = i / token_units, in_token = i - token * token_units, head = in_token / row_units;
-        const int64_t column = (in_token - head * row_units) * (int64_t)sizeof(Unit);
-        *(Unit *)(dst + token * t.dst_token + head * t.dst_head + column) =
-            *(const Unit *)(src + token * t.src_token + head * t.src_head + column);
+    const int32_t units = copy.tokens * token_units;
+    for (int32_t first = threadIdx.x; first < units; first += AT_ONCE * THREADS) {
+        Unit value[AT_ONCE];
+        int64_t to[AT_ONCE];
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++) {
+            const int32_t unit = first + i * THREADS, token = unit / token_units;
+            const int32_t in_token = unit - token * token_units, head = in_token / row_units;
+            const int64_t column = (in_token - head * row_units) * (int64_t)sizeof(Unit);
+            to[i] = token * t.dst_token + head * t.dst_head + column;
+            if (unit < units) value[i] = *(const Unit *)(src + token * t.src_token + head * t.src_head + column);
+        }
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++)
+            if (first + i * THREADS < units) *(Unit *)(dst + to[i]) = value[i];
     }
 }
 

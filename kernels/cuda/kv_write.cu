@@ -1,11 +1,12 @@
-/* kv_write: new keys and values into their pages, by slot mapping. Threads walk over the new rows, UNIT elements each,
- * so that a token's reads are contiguous; blockIdx.y says keys or values. */
+/* kv_write: new keys and values into their pages, by slot mapping. Threads take UNIT elements of the new rows each, so
+ * that a token's reads are contiguous; blockIdx.y says keys or values. */
 #include "kernels/cuda/cuda.h"
 #include "kernels/cuda/element.cuh"
 
 namespace {
 
 constexpr int THREADS = 256;
+constexpr int AT_ONCE = 4; /* units of a thread, whose loads are under way together */
 
 /* Keys or values: where they come from and where they go. */
 struct tensor {
@@ -42,42 +43,53 @@ __device__ __half converted(__half x) {
     return x;
 }
 
-template <typename From, typename To, int UNIT>
-__device__ void convert(To *to, const From *from) {
-    struct alignas(UNIT * sizeof(From) < 16 ? UNIT * sizeof(From) : 16) source { From element[UNIT]; };
-    struct alignas(UNIT * sizeof(To) < 16 ? UNIT * sizeof(To) : 16) target { To element[UNIT]; };
-    const source in = *(const source *)from;
-    target out;
-#pragma unroll
-    for (int i = 0; i < UNIT; i++) out.element[i] = converted<To>(in.element[i]);
-    *(target *)to = out;
-}
+/* UNIT neighbouring elements, read or written at once. */
+template <typename Element, int UNIT>
+struct alignas(UNIT * sizeof(Element) < 16 ? UNIT * sizeof(Element) : 16) unit_of {
+    Element element[UNIT];
+};
 
 template <typename From, typename To, int UNIT>
 __global__ void __launch_bounds__(THREADS) kv_write(const __grid_constant__ write_args a) {
     const tensor t = a.tensors[blockIdx.y];
     const int32_t head_units = t.dim / UNIT, token_units = a.heads * head_units;
-    const int64_t units = a.tokens * token_units, step = (int64_t)gridDim.x * THREADS;
-    for (int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x; i < units; i += step) {
-        const int64_t token = i / token_units;
-        const int32_t in_token = (int32_t)(i - token * token_units), head = in_token / head_units;
-        const int64_t slot = a.slot_mapping[token];
+    const int64_t begin = (int64_t)blockIdx.x * THREADS * AT_ONCE, first_token = begin / token_units;
+    const int32_t in_first = (int32_t)(begin - first_token * token_units) + threadIdx.x;
+    unit_of<From, UNIT> value[AT_ONCE];
+    int64_t slots[AT_ONCE];
+#pragma unroll
+    for (int i = 0; i < AT_ONCE; i++) {
+        const int64_t token = first_token + (in_first + i * THREADS) / token_units;
+        slots[i] = token < a.tokens ? a.slot_mapping[token] : -1;
+        if (token < a.tokens)
+            value[i] = ((const unit_of<From, UNIT> *)t.from)[begin + threadIdx.x + (int64_t)i * THREADS];
+    }
+#pragma unroll
+    for (int i = 0; i < AT_ONCE; i++) {
+        const int32_t past = (in_first + i * THREADS) / token_units, head_unit = in_first + i * THREADS - past * token_units;
+        const int32_t head = head_unit / head_units;
+        const int64_t slot = slots[i];
         if (slot == -1) continue;
         if (slot < -1 || slot >= a.slots) {
-            if (atomicExch(&a.bad_slot->found, 1) == 0) a.bad_slot->token = token, a.bad_slot->slot = slot;
+            if (atomicExch(&a.bad_slot->found, 1) == 0)
+                a.bad_slot->token = first_token + past, a.bad_slot->slot = slot;
             continue;
         }
         const int64_t block = slot >> a.block_shift, offset = slot & ((1 << a.block_shift) - 1);
-        const int64_t at = block * t.block_stride + offset * t.token_stride + head * t.head_stride;
-        convert<From, To, UNIT>((To *)t.to + at + (in_token - head * head_units) * UNIT, (const From *)t.from + i * UNIT);
+        const int64_t at = block * t.block_stride + offset * t.token_stride + head * t.head_stride +
+                           (head_unit - head * head_units) * UNIT;
+        unit_of<To, UNIT> out;
+#pragma unroll
+        for (int e = 0; e < UNIT; e++) out.element[e] = converted<To>(value[i].element[e]);
+        *(unit_of<To, UNIT> *)((To *)t.to + at) = out;
     }
 }
 
 template <typename From, typename To, int UNIT>
 void launch(const write_args &a, cpa_stream *stream) {
-    const int64_t most_ctas = 1 << 15, widest = a.tensors[0].dim > a.tensors[1].dim ? a.tensors[0].dim : a.tensors[1].dim;
-    int64_t ctas = (a.tokens * a.heads * (widest / UNIT) + THREADS - 1) / THREADS;
-    dim3 grid((unsigned)(ctas < most_ctas ? ctas : most_ctas), 2);
+    const int64_t widest = a.tensors[0].dim > a.tensors[1].dim ? a.tensors[0].dim : a.tensors[1].dim;
+    const int64_t a_cta = THREADS * AT_ONCE, ctas = (a.tokens * a.heads * (widest / UNIT) + a_cta - 1) / a_cta;
+    const dim3 grid((unsigned)ctas, 2);
     kv_write<From, To, UNIT><<<grid, THREADS, 0, cpa_cuda_handle(stream)>>>(a);
 }
 

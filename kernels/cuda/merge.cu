@@ -7,7 +7,6 @@
 namespace {
 
 constexpr int THREADS = 256;
-constexpr int AT_ONCE = 4; /* states whose loads are under way together */
 
 struct state {
     const float *o, *lse;
@@ -65,63 +64,96 @@ __device__ void store_unit(void *out, int64_t at, const float (&value)[1]) {
     ((Out *)out)[at] = from_float<Out>(value[0]);
 }
 
-/* UNIT neighbouring elements of a row, through all states; returns the LSE. */
-template <int UNIT>
-__device__ float fold_states(const merge_args &a, int64_t row, int32_t head, int32_t column, float (&value)[UNIT]) {
-    float lse = -INFINITY;
+/* A row of a head that a group of lanes merges. */
+struct place {
+    int64_t row;
+    int32_t head;
+    bool valid;
+};
+
+/* UNIT neighbouring elements of ROWS rows, through all states. */
+template <int UNIT, int ROWS, int AT_ONCE>
+__device__ void fold_states(const merge_args &a, const place (&at)[ROWS], int32_t column, float (&value)[ROWS][UNIT],
+                            float (&lse)[ROWS]) {
 #pragma unroll
-    for (int e = 0; e < UNIT; e++) value[e] = 0;
-    for (int first = 0; first < a.n_states; first += AT_ONCE) {
-        float lses[AT_ONCE], parts[AT_ONCE][UNIT];
-        int64_t from[AT_ONCE];
+    for (int r = 0; r < ROWS; r++) {
+        lse[r] = -INFINITY;
 #pragma unroll
-        for (int i = 0; i < AT_ONCE; i++) {
-            const state &s = a.states[min(first + i, a.n_states - 1)];
-            from[i] = first + i >= a.n_states ? -1 : s.map ? s.map[row] : row;
-            lses[i] = from[i] < 0 ? -INFINITY : counted(s.lse[from[i] * s.lse_row_stride + head]);
-        }
-#pragma unroll
-        for (int i = 0; i < AT_ONCE; i++) {
-            const state &s = a.states[min(first + i, a.n_states - 1)];
-            if (lses[i] > -INFINITY)
-                load_unit(s.o + from[i] * s.o_row_stride + (int64_t)head * a.v_dim + column, parts[i]);
-        }
-#pragma unroll
-        for (int i = 0; i < AT_ONCE; i++) fold<UNIT>(value, lse, parts[i], lses[i]);
+        for (int e = 0; e < UNIT; e++) value[r][e] = 0;
     }
-    return lse;
+    for (int first = 0; first < a.n_states; first += AT_ONCE) {
+        float lses[ROWS][AT_ONCE], parts[ROWS][AT_ONCE][UNIT];
+        int64_t from[ROWS][AT_ONCE];
+#pragma unroll
+        for (int r = 0; r < ROWS; r++) {
+#pragma unroll
+            for (int i = 0; i < AT_ONCE; i++) {
+                const state &s = a.states[min(first + i, a.n_states - 1)];
+                const bool used = at[r].valid && first + i < a.n_states;
+                from[r][i] = !used ? -1 : s.map ? s.map[at[r].row] : at[r].row;
+                lses[r][i] =
+                    from[r][i] < 0 ? -INFINITY : counted(s.lse[from[r][i] * s.lse_row_stride + at[r].head]);
+            }
+        }
+#pragma unroll
+        for (int r = 0; r < ROWS; r++) {
+#pragma unroll
+            for (int i = 0; i < AT_ONCE; i++) {
+                const state &s = a.states[min(first + i, a.n_states - 1)];
+                if (lses[r][i] > -INFINITY)
+                    load_unit(s.o + from[r][i] * s.o_row_stride + (int64_t)at[r].head * a.v_dim + column, parts[r][i]);
+            }
+        }
+#pragma unroll
+        for (int r = 0; r < ROWS; r++)
+#pragma unroll
+            for (int i = 0; i < AT_ONCE; i++) fold<UNIT>(value[r], lse[r], parts[r][i], lses[r][i]);
+    }
 }
 
-/* The lanes of a row and head are neighbours in a warp, so the out LSE may overwrite that of the first state. */
-template <typename Out, int UNIT>
+/* The lanes of a row and head are neighbours in a warp, so the out LSE may overwrite that of the first state. Each group
+ * of lanes merges ROWS rows, a CTA's groups apart, AT_ONCE states at a time: that many loads are under way. */
+template <typename Out, int UNIT, int ROWS, int AT_ONCE>
 __global__ void __launch_bounds__(THREADS) merge(const __grid_constant__ merge_args a) {
-    const int32_t lanes = 1 << a.lanes_shift, lane = threadIdx.x & (lanes - 1);
-    const int64_t heads = a.rows * a.heads, step = (int64_t)gridDim.x * (THREADS >> a.lanes_shift);
-    const int64_t first = ((int64_t)blockIdx.x * THREADS + threadIdx.x) >> a.lanes_shift;
-    const int64_t rounds = (heads + step - 1) / step; /* the same for all lanes of a warp */
-    for (int64_t round = 0; round < rounds; round++) {
-        const int64_t at = first + round * step, row = at / a.heads;
-        const int32_t head = (int32_t)(at - row * a.heads);
-        float lse = -INFINITY;
-        for (int32_t column = lane * UNIT; column < a.v_dim && at < heads; column += lanes * UNIT) {
-            float value[UNIT];
-            lse = fold_states<UNIT>(a, row, head, column, value);
-            store_unit<Out>(a.out, row * a.out_row_stride + (int64_t)head * a.v_dim + column, value);
-        }
-        __syncwarp();
-        if (lane == 0 && at < heads && a.out_lse) a.out_lse[row * a.out_lse_row_stride + head] = lse;
+    const int32_t lanes = 1 << a.lanes_shift, lane = threadIdx.x & (lanes - 1), groups = THREADS >> a.lanes_shift;
+    const int64_t first = (int64_t)blockIdx.x * groups * ROWS + (threadIdx.x >> a.lanes_shift);
+    place at[ROWS];
+    float lse[ROWS];
+#pragma unroll
+    for (int r = 0; r < ROWS; r++) {
+        const int64_t index = first + r * groups;
+        at[r].row = index / a.heads;
+        at[r].head = (int32_t)(index - at[r].row * a.heads);
+        at[r].valid = at[r].row < a.rows;
     }
+    for (int32_t column = lane * UNIT; column < a.v_dim; column += lanes * UNIT) {
+        float value[ROWS][UNIT];
+        fold_states<UNIT, ROWS, AT_ONCE>(a, at, column, value, lse);
+#pragma unroll
+        for (int r = 0; r < ROWS; r++)
+            if (at[r].valid)
+                store_unit<Out>(a.out, at[r].row * a.out_row_stride + (int64_t)at[r].head * a.v_dim + column, value[r]);
+    }
+    __syncwarp();
+#pragma unroll
+    for (int r = 0; r < ROWS; r++)
+        if (lane == 0 && at[r].valid && a.out_lse) a.out_lse[at[r].row * a.out_lse_row_stride + at[r].head] = lse[r];
+}
+
+template <typename Out, int UNIT, int ROWS, int AT_ONCE>
+void launch_kernel(const merge_args &a, cpa_stream *stream) {
+    const int64_t a_cta = (int64_t)ROWS * (THREADS >> a.lanes_shift), ctas = (a.rows * a.heads + a_cta - 1) / a_cta;
+    merge<Out, UNIT, ROWS, AT_ONCE><<<(unsigned)ctas, THREADS, 0, cpa_cuda_handle(stream)>>>(a);
 }
 
 template <typename Out>
 void launch(const merge_args &a, bool vectors, cpa_stream *stream) {
-    const int64_t most_ctas = 1 << 15, a_cta = THREADS >> a.lanes_shift;
-    const int64_t ctas = (a.rows * a.heads + a_cta - 1) / a_cta;
-    const unsigned grid = (unsigned)(ctas < most_ctas ? ctas : most_ctas);
-    if (vectors) {
-        merge<Out, 4><<<grid, THREADS, 0, cpa_cuda_handle(stream)>>>(a);
+    if (!vectors) {
+        launch_kernel<Out, 1, 1, 4>(a, stream);
+    } else if (a.n_states <= 2) {
+        launch_kernel<Out, 4, 4, 2>(a, stream);
     } else {
-        merge<Out, 1><<<grid, THREADS, 0, cpa_cuda_handle(stream)>>>(a);
+        launch_kernel<Out, 4, 2, 4>(a, stream);
     }
 }
 

@@ -122,7 +122,7 @@ cpa_status cpa_host_plan_set(cpa_attend_plan *base, const cpa_attend_batch *batc
     for (int64_t i = 0; i < batch->n_items; i++) CPA_TRY(add_item(plan, i, err));
     CPA_TRY(divide_units(plan, ((const cpa_host_device *)base->device)->thread_count, err));
     if (plan->n_units) qsort(plan->units, (size_t)plan->n_units, sizeof *plan->units, costlier_first);
-    base->n_items = batch->n_items;
+    cpa_attend_plan_describe(base, batch);
     return CPA_OK;
 }
 
