@@ -8,6 +8,7 @@
 
 #include "base/clock.h"
 #include "comm/comm.h"
+#include "comm/messages.h"
 #include "comm/mpi/mpi_error.h"
 
 #define TAGS 32768 /* 0 .. the least MPI_TAG_UB that the standard allows */
@@ -76,28 +77,6 @@ static int64_t pieces(int64_t bytes) {
     return (bytes + CPA_MPI_PIECE_BYTES - 1) / CPA_MPI_PIECE_BYTES;
 }
 
-static cpa_status check_messages(const mpi_transport *t, const cpa_message *msgs, int32_t n, cpa_error *err) {
-    for (int32_t i = 0; i < n; i++) {
-        const cpa_message *m = &msgs[i];
-        if (m->peer < 0 || m->peer >= t->size || m->peer == t->rank) {
-            return cpa_fail(err, CPA_INVALID, "message %d of rank %d: peer %d, expected another rank of 0..%d", i,
-                            t->rank, m->peer, t->size - 1);
-        }
-        if (m->send_bytes < 0 || m->recv_bytes < 0 || (m->send_bytes && !m->send) || (m->recv_bytes && !m->recv)) {
-            return cpa_fail(err, CPA_INVALID,
-                            "message %d of rank %d: %" PRId64 " bytes to send from %p, %" PRId64 " to receive at %p", i,
-                            t->rank, m->send_bytes, m->send, m->recv_bytes, m->recv);
-        }
-        for (int32_t j = 0; j < i; j++) {
-            if (msgs[j].peer == m->peer) {
-                return cpa_fail(err, CPA_INVALID, "messages %d and %d of rank %d both go to peer %d", j, i, t->rank,
-                                m->peer);
-            }
-        }
-    }
-    return CPA_OK;
-}
-
 static cpa_status reserve(cpa_exchange *exchange, int64_t n, cpa_error *err) {
     if (n <= exchange->capacity) return CPA_OK;
     MPI_Request *requests = realloc(exchange->requests, (size_t)n * sizeof *requests);
@@ -142,7 +121,8 @@ static cpa_status transport_start(cpa_transport *transport, const cpa_message *m
                                   cpa_exchange **out, cpa_error *err) {
     (void)ready;
     mpi_transport *t = (mpi_transport *)transport;
-    CPA_TRY(check_messages(t, msgs, n_msgs, err));
+    const cpa_control group = {.rank = t->rank, .size = t->size};
+    CPA_TRY(cpa_messages_check(&group, msgs, n_msgs, err));
     int slot = 0;
     while (slot < CPA_TRANSPORT_MAX_IN_FLIGHT && t->exchanges[slot].in_flight) slot++;
     if (slot == CPA_TRANSPORT_MAX_IN_FLIGHT) {

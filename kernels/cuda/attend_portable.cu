@@ -88,7 +88,7 @@ __device__ void multiply_keys(scores<C> &s, uint32_t q_base, uint32_t k_base) {
         for (int n = 0; n < C::KEYS / 8; n++)
 #pragma unroll
             for (int e = 0; e < 4; e++) s[m][n][e] = 0;
-#pragma unroll
+#pragma unroll 2 /* more, and the loads that move ahead make registers spill */
     for (int k = 0; k < C::K_DIM / 16; k++) {
         uint32_t q[C::M_TILES][4];
 #pragma unroll
@@ -268,7 +268,7 @@ template <typename Element>
 cpa_status launch_widths(const cpa_cuda_attend_args *args, int32_t n_pieces, cpa_stream *stream) {
     int32_t k_dim = args->k_dim, v_dim = args->v_dim;
     if (k_dim <= 64 && v_dim <= 64) return launch<config<Element, 64, 64, 64, 4>>(args, n_pieces, stream);
-    if (k_dim <= 128 && v_dim <= 128) return launch<config<Element, 128, 128, 32, 4>>(args, n_pieces, stream);
+    if (k_dim <= 128 && v_dim <= 128) return launch<config<Element, 128, 128, 64, 8>>(args, n_pieces, stream);
     if (k_dim <= 192 && v_dim <= 128) return launch<config<Element, 192, 128, 64, 8>>(args, n_pieces, stream);
     return launch<config<Element, 256, 256, 64, 8>>(args, n_pieces, stream);
 }
