@@ -1,6 +1,7 @@
 # The host back end.
 cpattn_unit_test(test_attend test_attend.c attend_fixture.c kv_fixture.c)
 cpattn_unit_test(test_attend_bits test_attend_bits.c attend_fixture.c kv_fixture.c)
+cpattn_unit_test(test_ops test_ops.c attend_fixture.c kv_fixture.c)
 cpattn_unit_test(test_kv test_kv.c kv_fixture.c)
 cpattn_unit_test(test_merge test_merge.c kv_fixture.c)
 cpattn_unit_test(test_synthesize test_synthesize.c)

@@ -1,0 +1,167 @@
+/* Bad arguments of devices, plans and attend: refused with one line that holds the numbers, and nothing is touched. */
+#include <string.h>
+
+#include <cpattn/cpattn.h>
+
+#include "attend_fixture.h"
+#include "unit.h"
+
+static const cpa_attend_case SHAPE = {.q_heads = 4,
+                                      .kv_heads = 2,
+                                      .k_dim = 16,
+                                      .v_dim = 16,
+                                      .block_size = 16,
+                                      .cp_size = 2,
+                                      .interleave = 16,
+                                      .length = 70,
+                                      .mask = {.causal = 1}};
+
+/* A good batch with one item, and good arguments for it. */
+typedef struct good {
+    cpa_attend_fixture fixture;
+    cpa_attend_result result;
+    cpa_attend_item item;
+    cpa_attend_batch batch;
+    cpa_attend_args args;
+} good;
+
+static void begin(good *g) {
+    cpa_attend_fixture_init(&g->fixture, &SHAPE, 1);
+    cpa_attend_result_init(&g->result, &g->fixture);
+    g->item = cpa_attend_fixture_item(&g->fixture, 0, 0, g->fixture.q_count[0], 0, 0, g->fixture.k_tokens[0]);
+    g->batch = (cpa_attend_batch){.size = sizeof g->batch,
+                                  .map = g->fixture.map,
+                                  .q_heads = SHAPE.q_heads,
+                                  .kv_heads = SHAPE.kv_heads,
+                                  .k_dim = SHAPE.k_dim,
+                                  .v_dim = SHAPE.v_dim,
+                                  .block_size = SHAPE.block_size,
+                                  .items = &g->item,
+                                  .n_items = 1,
+                                  .block_tables = g->fixture.tables,
+                                  .n_table_entries = g->fixture.n_table_entries};
+    g->args = (cpa_attend_args){.size = sizeof g->args,
+                                .q = g->fixture.q,
+                                .kv = g->fixture.kv.view,
+                                .mask = SHAPE.mask,
+                                .state = {.o = g->result.o, .lse = g->result.lse}};
+}
+
+static void end(good *g) {
+    cpa_attend_result_destroy(&g->result);
+    cpa_attend_fixture_destroy(&g->fixture);
+}
+
+/* The change to g->batch or g->item is refused with a line that holds `says`. */
+static void refuse_plan(good *g, const char *says) {
+    cpa_error err = {0};
+    CU_ASSERT_EQUAL(cpa_attend_plan_set(g->fixture.plan, &g->batch, &err), CPA_INVALID);
+    CU_ASSERT_EQUAL(err.status, CPA_INVALID);
+    CU_ASSERT_PTR_NOT_NULL(strstr(err.message, says));
+    end(g);
+    begin(g);
+}
+
+static void refuse_attend(good *g, const char *says) {
+    CU_ASSERT_EQUAL(cpa_attend_plan_set(g->fixture.plan, &g->batch, NULL), CPA_OK);
+    CU_ASSERT_EQUAL(cpa_attend(g->fixture.plan, &g->args, g->fixture.stream), CPA_INVALID);
+    CU_ASSERT_PTR_NOT_NULL(strstr(cpa_stream_error(g->fixture.stream), says));
+    CU_ASSERT_TRUE(g->result.lse[0] != g->result.lse[0]);
+    end(g);
+    begin(g);
+}
+
+static void bad_plans(void) {
+    good g;
+    begin(&g);
+    g.batch.size = 8, refuse_plan(&g, "struct size is 8");
+    g.batch.map.cp_size = 0, refuse_plan(&g, "cp_size 0");
+    g.batch.q_heads = 3, refuse_plan(&g, "q_heads is 3, expected a positive multiple of kv_heads, 2");
+    g.batch.kv_heads = 0, refuse_plan(&g, "kv_heads, 0");
+    g.batch.k_dim = 257, refuse_plan(&g, "k_dim is 257, expected 1..256");
+    g.batch.v_dim = 0, refuse_plan(&g, "v_dim is 0");
+    g.batch.block_size = 24, refuse_plan(&g, "block_size is 24");
+    g.batch.items = NULL, refuse_plan(&g, "items is NULL");
+    g.batch.block_tables = NULL, refuse_plan(&g, "block_tables is NULL");
+    g.item.q_count = -1, refuse_plan(&g, "q_count -1");
+    g.item.k_first = 8, refuse_plan(&g, "k_first 8");
+    g.item.k_count = -2, refuse_plan(&g, "k_count -2");
+    g.item.k_count = INT64_MAX, refuse_plan(&g, "table entries");
+    g.item.table = g.batch.n_table_entries, refuse_plan(&g, "table entries");
+    g.item.table = -1, refuse_plan(&g, "table entries [-1");
+    g.item.q_slot = 2, refuse_plan(&g, "q_slot 2");
+    g.item.k_slot = -1, refuse_plan(&g, "k_slot -1");
+    g.fixture.tables[0] = -7, refuse_plan(&g, "is -7");
+    end(&g);
+}
+
+static void bad_attends(void) {
+    good g;
+    begin(&g);
+    g.args.size = 0, refuse_attend(&g, "struct size is 0");
+    g.args.q = NULL, refuse_attend(&g, "q is NULL");
+    g.args.q_dtype = (cpa_dtype)9, refuse_attend(&g, "q_dtype is 9");
+    g.args.q_row_stride = 63, refuse_attend(&g, "q_row_stride is 63, expected 0 or at least 64");
+    g.args.kv.k = NULL, refuse_attend(&g, "the key pool is NULL");
+    g.args.kv.block_size = 32, refuse_attend(&g, "block_size 32, but the plan has");
+    g.args.kv.num_blocks = 1, refuse_attend(&g, "but the cache has 1 blocks");
+    g.args.kv.k_token_stride = -16, refuse_attend(&g, "k_token_stride is -16");
+    g.args.mask.window = -1, refuse_attend(&g, "window is -1");
+    g.args.mask.sinks = -3, refuse_attend(&g, "sinks is -3");
+    g.args.scale = 1.0f / 0.0f, refuse_attend(&g, "scale is inf");
+    g.args.state.o = NULL, refuse_attend(&g, "state.o is NULL");
+    g.args.state.o_row_stride = 1, refuse_attend(&g, "o_row_stride is 1");
+    g.args.resume = 1, g.args.out = g.result.out, refuse_attend(&g, "resume is 1");
+    end(&g);
+}
+
+static void plan_and_stream_of_different_devices(void) {
+    good a, b;
+    begin(&a);
+    begin(&b);
+    CU_ASSERT_EQUAL(cpa_attend(a.fixture.plan, &a.args, b.fixture.stream), CPA_INVALID);
+    CU_ASSERT_PTR_NOT_NULL(strstr(cpa_stream_error(b.fixture.stream), "different devices"));
+    end(&b);
+    end(&a);
+}
+
+/* A plan that could not be set has nothing to attend, and can be set again. */
+static void plan_recovers_from_a_bad_batch(void) {
+    good g;
+    begin(&g);
+    g.item.q_count = -1;
+    CU_ASSERT_EQUAL(cpa_attend_plan_set(g.fixture.plan, &g.batch, NULL), CPA_INVALID);
+    g.item.q_count = g.fixture.q_count[0];
+    CU_ASSERT_EQUAL(cpa_attend_plan_set(g.fixture.plan, &g.batch, NULL), CPA_OK);
+    CU_ASSERT_EQUAL(cpa_attend(g.fixture.plan, &g.args, g.fixture.stream), CPA_OK);
+    end(&g);
+}
+
+static void bad_devices(void) {
+    cpa_device *device = NULL;
+    cpa_error err = {0};
+    int32_t cpu = 1 << 20;
+    cpa_device_options options = {.size = sizeof options - 1};
+    CU_ASSERT_EQUAL(cpa_device_open(&options, &device, &err), CPA_INVALID);
+    options.size = sizeof options;
+    options.threads = -1;
+    CU_ASSERT_EQUAL(cpa_device_open(&options, &device, &err), CPA_INVALID);
+    CU_ASSERT_PTR_NOT_NULL(strstr(err.message, "threads is -1"));
+    options.threads = 2;
+    options.cpus = &cpu;
+    options.n_cpus = 1;
+    CU_ASSERT_EQUAL(cpa_device_open(&options, &device, &err), CPA_INVALID);
+    CU_ASSERT_PTR_NOT_NULL(strstr(err.message, "CPU 1048576"));
+    CU_ASSERT_PTR_NULL(device);
+}
+
+int main(void) {
+    static const cpa_test tests[] = {
+        {"a bad batch is refused with its numbers", bad_plans},
+        {"bad arguments of attend are refused with their numbers, and nothing is written", bad_attends},
+        {"a plan and a stream of different devices are refused", plan_and_stream_of_different_devices},
+        {"a plan that could not be set can be set again", plan_recovers_from_a_bad_batch},
+        {"bad options of a device are refused, and nothing is left open", bad_devices},
+    };
+    return cpa_test_main("ops", tests, (int)(sizeof tests / sizeof tests[0]));
+}
