@@ -15,8 +15,9 @@ set_property(GLOBAL APPEND PROPERTY JOB_POOLS cuda=2) # a kernel takes a gigabyt
 get_directory_property(c_options COMPILE_OPTIONS)
 set_directory_properties(PROPERTIES COMPILE_OPTIONS "")
 add_compile_options("$<$<COMPILE_LANGUAGE:C>:${c_options}>")
-add_compile_options("$<$<COMPILE_LANGUAGE:CUDA>:-lineinfo;-Xcompiler=-Wall,-fno-exceptions,-fno-rtti,-fno-threadsafe-statics;-Werror=all-warnings>"
-                    "$<$<COMPILE_LANGUAGE:CUDA>:-Xptxas=--warn-on-spills,--warning-as-error>")
+set(cuda_options -lineinfo -Xcompiler=-Wall,-fno-exceptions,-fno-rtti,-fno-threadsafe-statics -Werror=all-warnings
+    -Xptxas=--warn-on-spills,--warning-as-error)
+add_compile_options("$<$<COMPILE_LANGUAGE:CUDA>:${cuda_options}>")
 
 # cpattn_cuda_kernels(NAME ARCHITECTURES SOURCE...): kernels for a list of architectures; all if it is empty.
 function(cpattn_cuda_kernels name architectures)

@@ -388,7 +388,7 @@ static void rows_of_no_item(void) {
     case_destroy(&c);
 }
 
-/* With the name of a path, the tests run on that one alone. */
+/* With the name of a path, the tests run on that one alone; with a number, only so many of them. */
 int main(int argc, char **argv) {
     static const cpa_test tests[] = {
         {"every pair of dtypes matches the reference", every_pair_of_dtypes},
@@ -410,7 +410,8 @@ int main(int argc, char **argv) {
     for (int path = CPA_CUDA_SIMPLE; path <= (int)site.best && argc > 1; path++) {
         if (strcmp(argv[1], cpa_cuda_path_name((cpa_cuda_path)path)) == 0) first_path = last_path = (cpa_cuda_path)path;
     }
-    int code = cpa_test_main("attend on CUDA", tests, (int)(sizeof tests / sizeof tests[0]));
+    int n_tests = (int)(sizeof tests / sizeof tests[0]), limit = argc > 2 ? atoi(argv[2]) : n_tests;
+    int code = cpa_test_main("attend on CUDA", tests, limit < n_tests ? limit : n_tests);
     cpa_cuda_site_close(&site);
     return code;
 }

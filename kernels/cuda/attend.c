@@ -11,10 +11,10 @@ static cpa_status upload(const cpa_cuda_plan *plan, cpa_stream *stream) {
     cpa_cuda_plan_memory *memory = plan->memory;
     cudaStream_t handle = cpa_cuda_handle(stream);
     if (memory->current && memory->uploaded == handle) return CPA_OK;
-    CPA_TRY(cpa_cuda_check(&stream->error,
-                           cudaMemcpyAsync(memory->image, memory->staging, (size_t)plan->image_bytes,
-                                           cudaMemcpyHostToDevice, handle),
-                           "attend: plan"));
+    CPA_TRY(cpa_cuda_check(
+        &stream->error,
+        cudaMemcpyAsync(memory->image, memory->staging, (size_t)plan->image_bytes, cudaMemcpyHostToDevice, handle),
+        "attend: plan"));
     memory->uploaded = handle;
     memory->current = 1;
     return CPA_OK;
@@ -66,7 +66,6 @@ static void fill_args(const cpa_cuda_plan *plan, const cpa_attend_args *args, cp
         .tables = (const int32_t *)(image + plan->tables_at),
         .items = (const cpa_cuda_item *)(image + plan->items_at),
         .n_items = plan->base.n_items,
-        .piece_start = (const int32_t *)(image + plan->decode_start_at),
         .splits = (const cpa_cuda_split *)(image + plan->splits_at),
         .partial_o = plan->memory->partial,
         .partial_lse = plan->memory->partial + plan->partial_rows * kv.kv_heads * kv.v_dim,
@@ -78,8 +77,8 @@ static int aligned(const void *pointer, uintptr_t bytes) {
     return (uintptr_t)pointer % bytes == 0;
 }
 
-/* The tensor-core kernels move 8 elements of the inputs and 4 of the state at a time, multiply in the inputs' dtype, and
- * take the largest raw score for the largest scaled one. */
+/* The tensor-core kernels move 8 elements of the inputs and 4 of the state at a time, multiply in the inputs' dtype,
+ * and take the largest raw score for the largest scaled one. */
 static int tensor_cores_fit(const cpa_cuda_attend_args *a) {
     const int64_t inputs = a->q_row_stride | a->k_block_stride | a->k_token_stride | a->k_head_stride |
                            a->v_block_stride | a->v_token_stride | a->v_head_stride | a->k_dim | a->v_dim;
@@ -99,10 +98,10 @@ static cpa_status encode_map(const cpa_cuda_device *device, cpa_dtype dtype, con
     cuuint64_t strides[] = {(cuuint64_t)token_stride * bytes, (cuuint64_t)head_stride * bytes,
                             (cuuint64_t)block_stride * bytes};
     cuuint32_t boxes[] = {64, (cuuint32_t)box, 1, 1}, steps[] = {1, 1, 1, 1};
-    CUresult result = device->encode(out, dtype == CPA_BF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
-                                     4, (void *)(uintptr_t)pool, dims, strides, boxes, steps,
-                                     CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                                     CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    CUresult result = device->encode(
+        out, dtype == CPA_BF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 4,
+        (void *)(uintptr_t)pool, dims, strides, boxes, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+        CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     if (result != CUDA_SUCCESS)
         return cpa_fail(&stream->error, CPA_DEVICE, "attend: cuTensorMapEncodeTiled failed with error %d", (int)result);
     return CPA_OK;
@@ -136,8 +135,9 @@ cpa_status cpa_cuda_attend(const cpa_attend_plan *base, const cpa_attend_args *a
     }
     if (plan->n_prefill > 0) {
         a.pieces = (const cpa_cuda_piece *)(plan->memory->image + plan->prefill_at);
-        CPA_TRY(path == CPA_CUDA_HOPPER && args->kv.num_blocks > 0 ? run_hopper(plan, &a, &args->kv, stream)
-                                        : cpa_cuda_attend_portable(&a, plan->n_prefill, stream));
+        CPA_TRY(path == CPA_CUDA_HOPPER && args->kv.num_blocks > 0
+                    ? run_hopper(plan, &a, &args->kv, stream)
+                    : cpa_cuda_attend_portable(&a, plan->n_prefill, stream));
     }
     return plan->n_splits > 0 ? cpa_cuda_attend_combine(&a, plan->n_splits, stream) : CPA_OK;
 }

@@ -22,14 +22,15 @@ enum {
 };
 
 typedef struct cpa_cuda_piece {
-    int64_t q_row;               /* row in q and in the state of the item's first token */
-    int64_t q_first;             /* its local index in the shard at q_slot */
-    int64_t k_first;             /* local index of the item's first key in the shard at k_slot */
-    int64_t table;               /* first table entry of the item */
-    int32_t row_begin, row_end;  /* packed rows of the item */
-    int32_t k_begin, k_end;      /* keys of the item, counted from k_first */
+    int64_t q_row;              /* row in q and in the state of the item's first token */
+    int64_t q_first;            /* its local index in the shard at q_slot */
+    int64_t k_first;            /* local index of the item's first key in the shard at k_slot */
+    int64_t table;              /* first table entry of the item */
+    int32_t row_begin, row_end; /* packed rows of the item */
+    int32_t k_begin, k_end;     /* keys of the item, counted from k_first */
     int32_t q_slot, k_slot;
-    int32_t partial;             /* first row in the work space; -1: the result is final */
+    int32_t partial; /* first row in the work space; -1: the result is final */
+    int32_t next;    /* decode: index of the CTA's next piece; -1: it was the last */
 } cpa_cuda_piece;
 
 /* A tile of rows whose keys are split: piece s left its states in the work space from row `partial` + s * rows on. */
@@ -53,14 +54,14 @@ typedef struct cpa_cuda_costed_piece {
 
 /* Memory of a plan, which its attends write to: the plan itself is constant to them. */
 typedef struct cpa_cuda_plan_memory {
-    char *staging;          /* pinned; the image of `image` */
-    char *image;            /* device */
+    char *staging; /* pinned; the image of `image` */
+    char *image;   /* device */
     int64_t image_capacity;
-    float *partial;         /* device: O [kv_heads, partial_rows, v_dim], then LSE [kv_heads, partial_rows] */
+    float *partial; /* device: O [kv_heads, partial_rows, v_dim], then LSE [kv_heads, partial_rows] */
     int64_t partial_capacity;
     cpa_cuda_costed_piece *in_order; /* host; scratch of plan_set */
     int64_t in_order_capacity;
-    cudaStream_t uploaded;  /* the stream that copied the staging to the image after the plan was set, if `current` */
+    cudaStream_t uploaded; /* the stream that copied the staging to the image after the plan was set, if `current` */
     int current;
 } cpa_cuda_plan_memory;
 
@@ -70,10 +71,10 @@ typedef struct cpa_cuda_plan {
     cpa_cuda_plan_memory *memory;
     cpa_owner_map map;
     int64_t image_bytes;
-    int64_t items_at, tables_at, decode_at, decode_start_at, prefill_at, splits_at;
-    int64_t rows;          /* packed rows of all items, per KV head */
-    int32_t decode_ctas;   /* per KV head; 0: no item goes to the decode kernel */
-    int32_t n_prefill;     /* pieces */
+    int64_t items_at, tables_at, decode_at, prefill_at, splits_at;
+    int64_t rows;        /* packed rows of all items, per KV head */
+    int32_t decode_ctas; /* per KV head; 0: no item goes to the decode kernel */
+    int32_t n_prefill;   /* pieces */
     int32_t n_splits;
     int64_t partial_rows;
 } cpa_cuda_plan;
@@ -91,8 +92,8 @@ typedef struct cpa_cuda_attend_args {
     int32_t resume;
     cpa_owner_map map;
     cpa_mask mask;
-    int32_t reach;   /* a causal query at p sees the positions below p + reach: 1 */
-    int32_t head_skew; /* query group g reads KV head (g + head_skew) mod kv_heads: 0 */
+    int32_t reach;           /* a causal query at p sees the positions below p + reach: 1 */
+    int32_t head_skew;       /* query group g reads KV head (g + head_skew) mod kv_heads: 0 */
     float scale, scale_log2; /* scale_log2 = scale * log2(e) */
     float *o, *lse;
     int64_t o_row_stride, lse_row_stride;
@@ -100,8 +101,7 @@ typedef struct cpa_cuda_attend_args {
     const int32_t *tables;
     const cpa_cuda_item *items;
     int64_t n_items;
-    const cpa_cuda_piece *pieces;
-    const int32_t *piece_start; /* decode: [ctas + 1], the pieces of each CTA */
+    const cpa_cuda_piece *pieces; /* decode: CTA i begins with the i-th */
     const cpa_cuda_split *splits;
     float *partial_o, *partial_lse;
     int64_t partial_rows;

@@ -48,7 +48,7 @@ __global__ void __launch_bounds__(WARPS *WARP_LANES) attend_combine(const __grid
     }
 }
 
-}  // namespace
+} // namespace
 
 extern "C" cpa_status cpa_cuda_attend_combine(const cpa_cuda_attend_args *args, int32_t n_splits, cpa_stream *stream) {
     const int tile_parts = 4; /* CTAs that share a tile's rows */

@@ -40,12 +40,10 @@ __device__ void load_stage(const cpa_cuda_attend_args &a, const cpa_cuda_piece &
                            uint32_t shared, int lane) {
     int64_t token = key & ((1 << a.block_shift) - 1);
     int keys = piece.k_end - key;
-    load_rows<C::K_DIM>(
-        a.k + (block * a.k_block_stride + token * a.k_token_stride + kv_head * a.k_head_stride) * 2, a.k_dim,
-        a.k_token_stride, keys, shared, lane);
-    load_rows<C::V_DIM>(
-        a.v + (block * a.v_block_stride + token * a.v_token_stride + kv_head * a.v_head_stride) * 2, a.v_dim,
-        a.v_token_stride, keys, shared + C::K_BYTES, lane);
+    load_rows<C::K_DIM>(a.k + (block * a.k_block_stride + token * a.k_token_stride + kv_head * a.k_head_stride) * 2,
+                        a.k_dim, a.k_token_stride, keys, shared, lane);
+    load_rows<C::V_DIM>(a.v + (block * a.v_block_stride + token * a.v_token_stride + kv_head * a.v_head_stride) * 2,
+                        a.v_dim, a.v_token_stride, keys, shared + C::K_BYTES, lane);
 }
 
 /* The queries as A operands; zeros past the last row and past the head's width. */
@@ -63,8 +61,7 @@ __device__ void load_queries(uint32_t (&q)[C::K_DIM / 16][4], const cpa_cuda_att
 #pragma unroll
             for (int side = 0; side < 2; side++) {
                 int column = 16 * k + 8 * side + 2 * (lane % 4);
-                q[k][2 * side + half] =
-                    valid && column < a.k_dim ? *(const uint32_t *)(from + (int64_t)column * 2) : 0;
+                q[k][2 * side + half] = valid && column < a.k_dim ? *(const uint32_t *)(from + (int64_t)column * 2) : 0;
             }
         }
     }
@@ -79,10 +76,11 @@ struct warp_state {
 
 /* One run of 16 keys. */
 template <typename C>
-__device__ void attend_keys(warp_state<C> &state, const uint32_t (&q)[C::K_DIM / 16][4], uint32_t stage, float scale_log2,
-                            bool masked, const row_keys (&bounds)[2], int sinks, int key, int lane) {
+__device__ void attend_keys(warp_state<C> &state, const uint32_t (&q)[C::K_DIM / 16][4], uint32_t stage,
+                            float scale_log2, bool masked, const row_keys (&bounds)[2], int sinks, int key, int lane) {
     float s[2][4] = {{0, 0, 0, 0}, {0, 0, 0, 0}};
-    const uint32_t keys_at = keys_base<C::K_DIM>(stage, lane), values_at = values_base<C::V_DIM>(stage + C::K_BYTES, lane);
+    const uint32_t keys_at = keys_base<C::K_DIM>(stage, lane),
+                   values_at = values_base<C::V_DIM>(stage + C::K_BYTES, lane);
 #pragma unroll
     for (int k = 0; k < C::K_DIM / 16; k++) {
         uint32_t keys[4];
@@ -198,8 +196,7 @@ __device__ void attend_piece(const cpa_cuda_attend_args &a, const cpa_cuda_piece
     load_queries<C>(q, a, piece, kv_group, lane);
     row_keys bounds[2];
 #pragma unroll
-    for (int half = 0; half < 2; half++)
-        bounds[half] = walk.keys_of(a, piece, piece.row_begin + 8 * half + lane / 4);
+    for (int half = 0; half < 2; half++) bounds[half] = walk.keys_of(a, piece, piece.row_begin + 8 * half + lane / 4);
     int stage = 0;
     for (int i = warp; i < walk.count; i += C::WARPS) {
         copy_async_wait<C::STAGES - 2>();
@@ -222,10 +219,11 @@ __global__ void __launch_bounds__(C::THREADS, C::CTAS) attend_decode(const __gri
     __shared__ float max[C::WARPS][ROWS], sum[C::WARPS][ROWS];
     dependent_allow();
     const int kv_group = blockIdx.x, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    for (int i = a.piece_start[blockIdx.y]; i < a.piece_start[blockIdx.y + 1]; i++) {
-        if (threadIdx.x == 0) piece = a.pieces[i];
+    for (int at = blockIdx.y, next; at >= 0; at = next) {
+        if (threadIdx.x == 0) piece = a.pieces[at];
         __syncthreads();
         walk.start(a, piece);
+        next = piece.next;
         warp_state<C> state;
 #pragma unroll
         for (int half = 0; half < 2; half++) state.max[half] = -INFINITY, state.sum[half] = 0;
@@ -240,7 +238,8 @@ __global__ void __launch_bounds__(C::THREADS, C::CTAS) attend_decode(const __gri
 
 template <typename C>
 cpa_status launch(const cpa_cuda_attend_args *args, int32_t ctas, cpa_stream *stream) {
-    cpa_status status = cpa_cuda_shared_memory(stream, (const void *)attend_decode<C>, C::SHARED_BYTES);
+    static uint64_t prepared;
+    cpa_status status = cpa_cuda_shared_memory(stream, (const void *)attend_decode<C>, C::SHARED_BYTES, &prepared);
     if (status != CPA_OK) return status;
     dim3 grid(args->kv_heads, ctas);
     attend_decode<C><<<grid, C::THREADS, C::SHARED_BYTES, cpa_cuda_handle(stream)>>>(*args);
@@ -256,7 +255,7 @@ cpa_status launch_widths(const cpa_cuda_attend_args *args, int32_t ctas, cpa_str
     return launch<config<Element, 256, 256, 3>>(args, ctas, stream);
 }
 
-}  // namespace
+} // namespace
 
 extern "C" cpa_status cpa_cuda_attend_decode(const cpa_cuda_attend_args *args, int32_t ctas, cpa_stream *stream) {
     return args->q_dtype == CPA_BF16 ? launch_widths<__nv_bfloat16>(args, ctas, stream)

@@ -6,24 +6,23 @@
 #include "kernels/cuda/mma.cuh"
 #include "kernels/cuda/wgmma.cuh"
 
-
 namespace {
 
 constexpr int STAGES = 2, WARPGROUP = 128, CONSUMERS = 2, THREADS = (1 + CONSUMERS) * WARPGROUP;
 constexpr int GROUP_ROWS = CPA_CUDA_PREFILL_ROWS / CONSUMERS;
-constexpr int COLUMNS = 64;        /* of a swizzled tile: 128 bytes */
+constexpr int COLUMNS = 64;          /* of a swizzled tile: 128 bytes */
 constexpr int TILE_ALIGNMENT = 1024; /* of swizzled tiles */
 constexpr int LOADER_REGISTERS = 24, CONSUMER_REGISTERS = 240;
-constexpr int NO_BLOCK = -1;             /* outside the pool: reads zeros */
+constexpr int NO_BLOCK = -1; /* outside the pool: reads zeros */
 static_assert(GROUP_ROWS == 64, "wgmma has 64 rows");
 
-/* What a shape of heads is compiled for: widths of keys and values (multiples of 64, the rest is zeros), keys a tile. */
+/* What a shape of heads is compiled for: widths of keys and values (multiples of 64, the rest zeros), keys a tile. */
 template <typename Element, int KeyDim, int ValueDim, int Keys>
 struct config {
     using element = Element;
     static constexpr int K_DIM = KeyDim, V_DIM = ValueDim, KEYS = Keys;
     static constexpr int PART = ValueDim < 128 ? ValueDim : 128, PARTS = ValueDim / PART; /* columns of O a wgmma */
-    static constexpr int Q_BYTES = GROUP_ROWS * KeyDim * 2; /* of a warpgroup */
+    static constexpr int Q_BYTES = GROUP_ROWS * KeyDim * 2;                               /* of a warpgroup */
     static constexpr int K_BYTES = Keys * KeyDim * 2, V_BYTES = Keys * ValueDim * 2;
     static constexpr int K_AT = CONSUMERS * Q_BYTES, V_AT = K_AT + STAGES * K_BYTES;
     static constexpr int SHARED_BYTES = V_AT + STAGES * V_BYTES + TILE_ALIGNMENT;
@@ -45,7 +44,7 @@ __device__ inline uint32_t phase_of(int n) {
     return (n / STAGES) & 1;
 }
 
-/* ---- the loading warp ---- */
+/* ---- the loading warps, one for keys and one for values ---- */
 
 /* Where a lane's box of tokens of a tile lies. */
 struct box_place {
@@ -61,36 +60,30 @@ __device__ box_place place_of(const hopper_args &args, const cpa_cuda_piece &pie
             key & ((1 << args.a.block_shift) - 1)};
 }
 
-/* A tile of DIM columns: every lane copies its box, one copy for every 64 columns. */
+/* The tiles of keys, or of values, of DIM columns: every lane copies its box, one copy for every 64 columns. */
 template <typename C, int DIM>
-__device__ void load_tile(const hopper_args &args, const CUtensorMap *map, box_place place, int kv_head,
-                          uint32_t shared, uint32_t barrier, int lane) {
-    const int row = lane * args.box;
-    if (lane == 0) barrier_expect(barrier, C::KEYS * DIM * 2);
-    __syncwarp();
-    if (row >= C::KEYS) return;
-#pragma unroll
-    for (int part = 0; part < DIM / COLUMNS; part++)
-        copy_box(shared + (part * C::KEYS + row) * COLUMNS * 2, map, barrier, part * COLUMNS, place.token, kv_head,
-                 place.block);
-}
-
-template <typename C>
-__device__ void load_tiles(const hopper_args &args, const cpa_cuda_piece &piece, const key_walk<C::KEYS> &walk,
-                           int kv_head, uint32_t shared, stage_barriers &barriers, int lane) {
-    const int count = walk.count;
+__device__ void load_tiles(const hopper_args &args, const CUtensorMap *map, const cpa_cuda_piece &piece,
+                           const key_walk<C::KEYS> &walk, int kv_head, uint32_t tiles, uint64_t (&full)[STAGES],
+                           uint64_t (&empty)[STAGES], int lane) {
+    constexpr int BYTES = C::KEYS * DIM * 2;
+    const int count = walk.count, row = lane * args.box;
     if (count == 0) return;
     box_place next = place_of<C>(args, piece, walk.tile(count - 1), lane);
     for (int n = 0; n < count; n++) {
         const int stage = n % STAGES;
+        const uint32_t barrier = shared_address(&full[stage]), shared = tiles + stage * BYTES;
         const box_place place = next;
         if (n + 1 < count) next = place_of<C>(args, piece, walk.tile(count - 2 - n), lane); /* before the waiting */
-        barrier_wait(shared_address(&barriers.k_empty[stage]), phase_of(n) ^ 1);
-        load_tile<C, C::K_DIM>(args, &args.k_map, place, kv_head, shared + C::K_AT + stage * C::K_BYTES,
-                               shared_address(&barriers.k_full[stage]), lane);
-        barrier_wait(shared_address(&barriers.v_empty[stage]), phase_of(n) ^ 1);
-        load_tile<C, C::V_DIM>(args, &args.v_map, place, kv_head, shared + C::V_AT + stage * C::V_BYTES,
-                               shared_address(&barriers.v_full[stage]), lane);
+        barrier_wait(shared_address(&empty[stage]), phase_of(n) ^ 1);
+        if (lane == 0) barrier_expect(barrier, BYTES);
+        __syncwarp();
+        if (row < C::KEYS) {
+#pragma unroll
+            for (int part = 0; part < DIM / COLUMNS; part++)
+                copy_box(shared + (part * C::KEYS + row) * COLUMNS * 2, map, barrier, part * COLUMNS, place.token,
+                         kv_head, place.block);
+        }
+        __syncwarp();
     }
 }
 
@@ -127,8 +120,8 @@ __device__ void clear_values(uint32_t shared, int keys, int thread) {
     constexpr int CHUNKS = C::V_DIM / 8;
     for (int i = keys * CHUNKS + thread; i < C::KEYS * CHUNKS; i += WARPGROUP) {
         const int row = i / CHUNKS, chunk = i % CHUNKS;
-        asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(shared + (chunk / 8 * C::KEYS + row) * COLUMNS * 2 +
-                                                                     chunk % 8 * 16),
+        asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(
+                         shared + (chunk / 8 * C::KEYS + row) * COLUMNS * 2 + chunk % 8 * 16),
                      "r"(0)
                      : "memory");
     }
@@ -141,9 +134,9 @@ __device__ void begin_scores(float (&s)[C::KEYS / 2], uint64_t q, uint64_t k) {
 #pragma unroll
     for (int step = 0; step < C::K_DIM / 16; step++) {
         const uint32_t in_columns = step % 4 * 32;
-        wgmma<typename C::element>::multiply(
-            s, wgmma_advance(q, step / 4 * (GROUP_ROWS * COLUMNS * 2) + in_columns),
-            wgmma_advance(k, step / 4 * (C::KEYS * COLUMNS * 2) + in_columns), step > 0);
+        wgmma<typename C::element>::multiply(s, wgmma_advance(q, step / 4 * (GROUP_ROWS * COLUMNS * 2) + in_columns),
+                                             wgmma_advance(k, step / 4 * (C::KEYS * COLUMNS * 2) + in_columns),
+                                             step > 0);
     }
     wgmma_commit();
 }
@@ -222,8 +215,8 @@ __device__ inline void pass_turn(int consumer) {
     named_arrive(turn_barrier(1 - consumer), CONSUMERS * WARPGROUP);
 }
 
-/* The exponentials are to run under the product that follows them in the program: ptxas moves a wait above them, but not
- * above a store. No sum is negative, so nothing is stored. */
+/* The exponentials are to run under the product that follows them in the program: ptxas moves a wait above them, but
+ * not above a store. No sum is negative, so nothing is stored. */
 __device__ inline void pin_before_wait(float sum, uint32_t shared) {
     asm volatile("{ .reg .pred p; setp.lt.f32 p, %0, 0f00000000; @p st.shared.f32 [%1], %0; }" ::"f"(sum), "r"(shared)
                  : "memory");
@@ -307,7 +300,8 @@ __device__ void store_state(const cpa_cuda_attend_args &a, const cpa_cuda_piece 
             row_sink sink(a, piece, at, kv_group, lse);
 #pragma unroll
             for (int n = 0; n < C::V_DIM / 8; n++) {
-                const int column = 8 * n + 2 * (lane % 4), part = 8 * n / C::PART, i = 4 * (n % (C::PART / 8)) + 2 * half;
+                const int column = 8 * n + 2 * (lane % 4), part = 8 * n / C::PART,
+                          i = 4 * (n % (C::PART / 8)) + 2 * half;
                 const float o[2] = {state.o[part][i] * inverse, state.o[part][i + 1] * inverse};
                 if (column < a.v_dim) sink.store<typename C::element>(column, o);
             }
@@ -368,7 +362,13 @@ __global__ void __launch_bounds__(THREADS, 1) attend_hopper(const __grid_constan
     walk.start(a, piece);
     if (warpgroup == 0) {
         registers_shrink<LOADER_REGISTERS>();
-        if (thread < 32) load_tiles<C>(args, piece, walk, kv_head, tiles, barriers, thread);
+        if (thread < 32) {
+            load_tiles<C, C::K_DIM>(args, &args.k_map, piece, walk, kv_head, tiles + C::K_AT, barriers.k_full,
+                                    barriers.k_empty, thread);
+        } else if (thread < 64) {
+            load_tiles<C, C::V_DIM>(args, &args.v_map, piece, walk, kv_head, tiles + C::V_AT, barriers.v_full,
+                                    barriers.v_empty, thread - 32);
+        }
     } else {
         registers_grow<CONSUMER_REGISTERS>();
         consume<C>(a, piece, walk, kv_group, tiles, barriers, warpgroup - 1, thread);
@@ -377,7 +377,8 @@ __global__ void __launch_bounds__(THREADS, 1) attend_hopper(const __grid_constan
 
 template <typename C>
 cpa_status launch(const hopper_args &args, int32_t n_pieces, cpa_stream *stream) {
-    cpa_status status = cpa_cuda_shared_memory(stream, (const void *)attend_hopper<C>, C::SHARED_BYTES);
+    static uint64_t prepared;
+    cpa_status status = cpa_cuda_shared_memory(stream, (const void *)attend_hopper<C>, C::SHARED_BYTES, &prepared);
     if (status != CPA_OK) return status;
     attend_hopper<C><<<n_pieces * args.a.kv_heads, THREADS, C::SHARED_BYTES, cpa_cuda_handle(stream)>>>(args);
     return cpa_cuda_launched(stream, "attend");
@@ -392,7 +393,7 @@ cpa_status launch_widths(const hopper_args &args, int32_t n_pieces, cpa_stream *
     return launch<config<Element, 256, 256, 64>>(args, n_pieces, stream);
 }
 
-}  // namespace
+} // namespace
 
 extern "C" int32_t cpa_cuda_hopper_box(int32_t k_dim, int32_t v_dim, int32_t block_size) {
     const int32_t keys = k_dim <= 192 && v_dim <= 128 ? 128 : 64;

@@ -12,8 +12,10 @@
 
 enum {
     SECTION_ALIGNMENT = 64,
-    DECODE_OVERHEAD = 1,      /* cost of beginning and ending a decode piece, in units of CPA_CUDA_DECODE_KEYS */
-    LEAST_DECODE_LOAD = 3,    /* of a CTA, in the same units */
+    DECODE_OVERHEAD = 2,   /* cost of beginning and ending a decode piece, in units of CPA_CUDA_DECODE_KEYS */
+    LEAST_DECODE_LOAD = 4, /* of a CTA, in the same units */
+    MOST_DECODE_SLACK = 4, /* a CTA may load so much more, or a 16th, rather than leave little of a unit to the next */
+    DECODE_SLACK_PART = 16,
     PREFILL_WAVES = 3,         /* tiles are cut when they fill the device fewer times than this */
     PREFILL_OVERHEAD = 2,      /* cost of beginning and ending a prefill piece, in units of CPA_CUDA_PREFILL_KEYS */
     LEAST_PREFILL_SPLIT = 1024 /* keys */
@@ -30,7 +32,6 @@ typedef struct plan_builder {
     int64_t n_pieces;              /* prefill */
     int64_t decode_ctas, decode_cap;
     cpa_cuda_piece *decode;
-    int32_t *decode_start;
     cpa_cuda_piece *prefill;
     cpa_cuda_costed_piece *in_order;
     cpa_cuda_split *splits;
@@ -67,7 +68,8 @@ static cpa_status count_work(plan_builder *b, cpa_error *err) {
             b->n_decode++;
             b->decode_load += ceil_div(item->k_count, CPA_CUDA_DECODE_KEYS) + DECODE_OVERHEAD;
         } else {
-            int64_t tiles = ceil_div(rows, CPA_CUDA_PREFILL_ROWS), keys = ceil_div(item->k_count, CPA_CUDA_PREFILL_KEYS);
+            int64_t tiles = ceil_div(rows, CPA_CUDA_PREFILL_ROWS),
+                    keys = ceil_div(item->k_count, CPA_CUDA_PREFILL_KEYS);
             b->n_tiles += tiles;
             b->tile_keys += tiles * keys;
             if (keys > b->most_keys) b->most_keys = keys;
@@ -87,8 +89,8 @@ static int64_t count_pieces(const plan_builder *b, int64_t split_keys) {
     return pieces;
 }
 
-/* Where the tiles fill the device a few times at most, the cut that makes `waves` full waves of pieces of about the same
- * length, for the number of waves that is done first. */
+/* Where the tiles fill the device a few times at most, the cut that makes `waves` full waves of pieces of about the
+ * same length, for the number of waves that is done first. */
 static void choose_prefill_split(plan_builder *b) {
     const int64_t heads = b->batch->kv_heads, device = b->multiprocessors;
     int64_t least = INT64_MAX;
@@ -129,51 +131,63 @@ static cpa_cuda_piece whole_tile(const cpa_attend_item *item, int64_t row_begin,
                             .k_end = (int32_t)item->k_count,
                             .q_slot = item->q_slot,
                             .k_slot = item->k_slot,
-                            .partial = -1};
+                            .partial = -1,
+                            .next = -1};
 }
 
-/* Notes that the rows of a tile come from `count` pieces; returns the first row of their states in the work space. */
-static int32_t begin_split(plan_builder *b, const cpa_cuda_piece *tile, int64_t count) {
-    int64_t rows = tile->row_end - tile->row_begin, first = b->partial_rows;
+/* Notes that the rows of a tile come from `count` pieces, whose states follow each other in the work space. */
+static void add_split(plan_builder *b, const cpa_cuda_piece *tile, int64_t count) {
     b->splits[b->n_splits++] = (cpa_cuda_split){.q_row = tile->q_row,
                                                 .row_begin = tile->row_begin,
                                                 .row_end = tile->row_end,
-                                                .partial = (int32_t)first,
+                                                .partial = (int32_t)b->partial_rows,
                                                 .count = (int32_t)count};
-    b->partial_rows += rows * count;
-    return (int32_t)first;
+    b->partial_rows += count * (tile->row_end - tile->row_begin);
 }
 
-/* The pieces of decode units, in order; a CTA takes units until its load reaches the cap. */
+/* Hands decode pieces to CTAs: the first of each at its own index, the others after those, linked. */
+typedef struct decode_deal {
+    cpa_cuda_piece *last; /* of the current CTA; NULL: it has none yet */
+    int64_t cta, load;
+    int64_t extra; /* index of the next piece that is not the first of a CTA */
+} decode_deal;
+
+static cpa_cuda_piece *deal_piece(plan_builder *b, decode_deal *deal) {
+    const int64_t at = deal->last ? deal->extra++ : deal->cta;
+    if (deal->last) deal->last->next = (int32_t)at;
+    return deal->last = &b->decode[at];
+}
+
+/* A CTA takes pieces of decode units, in order, until its load reaches the cap. */
 static void split_decode(plan_builder *b) {
-    int64_t cta = 0, load = 0, n = 0;
-    b->decode_start[0] = 0;
+    decode_deal deal = {.extra = b->decode_ctas};
+    const int64_t part = b->decode_cap / DECODE_SLACK_PART, slack = part < MOST_DECODE_SLACK ? part : MOST_DECODE_SLACK;
     for (int64_t i = 0; i < b->batch->n_items; i++) {
         const cpa_attend_item *item = &b->batch->items[i];
-        int64_t rows = packed_rows(b, item), tiles = ceil_div(item->k_count, CPA_CUDA_DECODE_KEYS), done = 0;
-        int64_t first_piece = n;
+        const int64_t rows = packed_rows(b, item), tiles = ceil_div(item->k_count, CPA_CUDA_DECODE_KEYS);
+        int64_t done = 0, pieces = 0, partial = b->partial_rows;
         if (rows == 0 || !is_decode(b, item)) continue;
         do {
-            if (load + DECODE_OVERHEAD >= b->decode_cap && cta + 1 < b->decode_ctas) {
-                b->decode_start[++cta] = (int32_t)n;
-                load = 0;
+            if (deal.load + DECODE_OVERHEAD >= b->decode_cap && deal.cta + 1 < b->decode_ctas) {
+                deal.cta++;
+                deal.load = 0;
+                deal.last = NULL;
             }
-            int64_t room = b->decode_cap - load - DECODE_OVERHEAD, left = tiles - done;
-            int64_t take = left <= room || cta + 1 == b->decode_ctas ? left : room;
-            cpa_cuda_piece *piece = &b->decode[n++];
+            const int64_t room = b->decode_cap - deal.load - DECODE_OVERHEAD, left = tiles - done;
+            const int whole = left <= room + slack || deal.cta + 1 == b->decode_ctas;
+            const int64_t take = whole ? left : room;
+            cpa_cuda_piece *piece = deal_piece(b, &deal);
             *piece = whole_tile(item, 0, rows);
             piece->k_begin = (int32_t)(done * CPA_CUDA_DECODE_KEYS);
             if (take < left) piece->k_end = (int32_t)((done + take) * CPA_CUDA_DECODE_KEYS);
+            if (take < tiles) piece->partial = (int32_t)(partial + pieces * rows);
             done += take;
-            load += take + DECODE_OVERHEAD;
+            deal.load += take + DECODE_OVERHEAD;
+            pieces++;
         } while (done < tiles);
-        if (n - first_piece > 1) {
-            int32_t partial = begin_split(b, &b->decode[first_piece], n - first_piece);
-            for (int64_t p = first_piece; p < n; p++) b->decode[p].partial = partial + (int32_t)((p - first_piece) * rows);
-        }
+        if (pieces > 1) add_split(b, deal.last, pieces);
     }
-    b->decode_ctas = n > 0 ? cta + 1 : 0;
-    b->decode_start[b->decode_ctas] = (int32_t)n;
+    b->decode_ctas = b->n_decode > 0 ? deal.cta + 1 : 0;
 }
 
 /* Keys of the piece that a causal query sees at most: how long it will take. */
@@ -195,13 +209,14 @@ static void split_prefill(plan_builder *b) {
         for (int64_t row = 0; row < rows; row += CPA_CUDA_PREFILL_ROWS) {
             int64_t row_end = row + CPA_CUDA_PREFILL_ROWS < rows ? row + CPA_CUDA_PREFILL_ROWS : rows;
             cpa_cuda_piece tile = whole_tile(item, row, row_end);
-            int32_t partial = cuts > 1 ? begin_split(b, &tile, cuts) : -1;
+            const int64_t partial = b->partial_rows;
+            if (cuts > 1) add_split(b, &tile, cuts);
             for (int64_t cut = 0; cut == 0 || cut < cuts; cut++, n++) {
                 cpa_cuda_piece *piece = &b->in_order[n].piece;
                 *piece = tile;
                 piece->k_begin = (int32_t)(cut * b->split_keys);
                 if (cut + 1 < cuts) piece->k_end = (int32_t)((cut + 1) * b->split_keys);
-                if (cuts > 1) piece->partial = partial + (int32_t)(cut * (row_end - row));
+                if (cuts > 1) piece->partial = (int32_t)(partial + cut * (row_end - row));
                 b->in_order[n].cost = visible_keys(b, piece);
             }
         }
@@ -265,8 +280,6 @@ static void place_sections(cpa_cuda_plan *plan, const plan_builder *b) {
     at += align_section(b->batch->n_items * (int64_t)sizeof(cpa_cuda_item));
     plan->tables_at = at;
     at += align_section(b->batch->n_table_entries * (int64_t)sizeof(int32_t));
-    plan->decode_start_at = at;
-    at += align_section((b->decode_ctas + 1) * (int64_t)sizeof(int32_t));
     plan->decode_at = at;
     at += align_section((b->n_decode + b->decode_ctas) * (int64_t)sizeof(cpa_cuda_piece));
     plan->prefill_at = at;
@@ -299,7 +312,6 @@ cpa_status cpa_cuda_plan_set(cpa_attend_plan *base, const cpa_attend_batch *batc
     CPA_TRY(reserve_image(memory, plan->image_bytes, err));
     CPA_TRY(reserve_in_order(memory, b.n_pieces, err));
     b.decode = (cpa_cuda_piece *)(memory->staging + plan->decode_at);
-    b.decode_start = (int32_t *)(memory->staging + plan->decode_start_at);
     b.prefill = (cpa_cuda_piece *)(memory->staging + plan->prefill_at);
     b.splits = (cpa_cuda_split *)(memory->staging + plan->splits_at);
     b.in_order = memory->in_order;

@@ -26,7 +26,8 @@ struct config {
 
 /* Rows [from, to) of the tile's queries, zeros past the last. */
 template <typename C>
-__device__ void load_queries(const cpa_cuda_attend_args &a, const cpa_cuda_piece &piece, int kv_group, uint32_t shared) {
+__device__ void load_queries(const cpa_cuda_attend_args &a, const cpa_cuda_piece &piece, int kv_group,
+                             uint32_t shared) {
     constexpr int CHUNKS = C::K_DIM / 8;
     for (int i = threadIdx.x; i < ROWS * CHUNKS; i += C::THREADS) {
         int row = i / CHUNKS, chunk = i % CHUNKS;
@@ -92,7 +93,8 @@ __device__ void multiply_keys(scores<C> &s, uint32_t q_base, uint32_t k_base) {
     for (int k = 0; k < C::K_DIM / 16; k++) {
         uint32_t q[C::M_TILES][4];
 #pragma unroll
-        for (int m = 0; m < C::M_TILES; m++) load_matrices(q[m], at_pair<C::K_DIM>(at_row<C::K_DIM>(q_base, 16 * m), k));
+        for (int m = 0; m < C::M_TILES; m++)
+            load_matrices(q[m], at_pair<C::K_DIM>(at_row<C::K_DIM>(q_base, 16 * m), k));
 #pragma unroll
         for (int n = 0; n < C::KEYS / 16; n++) {
             uint32_t keys[4];
@@ -133,8 +135,7 @@ __device__ void online_softmax(probabilities<C> &p, const scores<C> &s, warp_sta
         for (int half = 0; half < 2; half++) {
             float max = state.max[m][half];
 #pragma unroll
-            for (int n = 0; n < C::KEYS / 8; n++)
-                max = fmaxf(max, fmaxf(s[m][n][2 * half], s[m][n][2 * half + 1]));
+            for (int n = 0; n < C::KEYS / 8; n++) max = fmaxf(max, fmaxf(s[m][n][2 * half], s[m][n][2 * half + 1]));
             max = quad_max(max);
             float base = max == -INFINITY ? 0 : max * scale_log2;
             float keep = exp2_fast(state.max[m][half] * scale_log2 - base), sum = 0;
@@ -205,8 +206,7 @@ __device__ void store_state(const cpa_cuda_attend_args &a, const cpa_cuda_piece 
 }
 
 template <typename C>
-__global__ void __launch_bounds__(C::THREADS, C::CTAS)
-    attend_portable(const __grid_constant__ cpa_cuda_attend_args a) {
+__global__ void __launch_bounds__(C::THREADS, C::CTAS) attend_portable(const __grid_constant__ cpa_cuda_attend_args a) {
     extern __shared__ __align__(128) char shared[];
     const uint32_t q_tile = shared_address(shared), kv_tiles = q_tile + C::Q_BYTES;
     __shared__ cpa_cuda_piece piece; /* in shared memory what would cost registers in the loop */
@@ -222,8 +222,7 @@ __global__ void __launch_bounds__(C::THREADS, C::CTAS)
     load_queries<C>(a, piece, kv_group, q_tile);
     if (left >= 0) load_tile<C>(a, piece, kv_head, walk.tile(left), kv_tiles + (left % STAGES) * C::STAGE_BYTES);
     copy_async_commit();
-    for (int i = threadIdx.x; i < ROWS; i += C::THREADS)
-        bounds[i] = walk.keys_of(a, piece, piece.row_begin + i);
+    for (int i = threadIdx.x; i < ROWS; i += C::THREADS) bounds[i] = walk.keys_of(a, piece, piece.row_begin + i);
 
     const uint32_t q_base = a_base<C::K_DIM>(q_tile, row, lane);
     warp_state<C> state;
@@ -257,10 +256,10 @@ __global__ void __launch_bounds__(C::THREADS, C::CTAS)
 
 template <typename C>
 cpa_status launch(const cpa_cuda_attend_args *args, int32_t n_pieces, cpa_stream *stream) {
-    cpa_status status = cpa_cuda_shared_memory(stream, (const void *)attend_portable<C>, C::SHARED_BYTES);
+    static uint64_t prepared;
+    cpa_status status = cpa_cuda_shared_memory(stream, (const void *)attend_portable<C>, C::SHARED_BYTES, &prepared);
     if (status != CPA_OK) return status;
-    attend_portable<C>
-        <<<n_pieces * args->kv_heads, C::THREADS, C::SHARED_BYTES, cpa_cuda_handle(stream)>>>(*args);
+    attend_portable<C><<<n_pieces * args->kv_heads, C::THREADS, C::SHARED_BYTES, cpa_cuda_handle(stream)>>>(*args);
     return cpa_cuda_launched(stream, "attend");
 }
 
@@ -273,7 +272,7 @@ cpa_status launch_widths(const cpa_cuda_attend_args *args, int32_t n_pieces, cpa
     return launch<config<Element, 256, 256, 64, 8>>(args, n_pieces, stream);
 }
 
-}  // namespace
+} // namespace
 
 extern "C" cpa_status cpa_cuda_attend_portable(const cpa_cuda_attend_args *args, int32_t n_pieces, cpa_stream *stream) {
     return args->q_dtype == CPA_BF16 ? launch_widths<__nv_bfloat16>(args, n_pieces, stream)

@@ -1,5 +1,5 @@
-/* attend for any dtype, width and block size, in fp32 without tensor cores: what the other kernels do not take, and what
- * tests compare them with. A warp a row and head; the lanes share the elements of a head. */
+/* attend for any dtype, width and block size, in fp32 without tensor cores: what the other kernels do not take, and
+ * what tests compare them with. A warp a row and head; the lanes share the elements of a head. */
 #include "kernels/cuda/attend.cuh"
 
 namespace {
@@ -105,7 +105,7 @@ __global__ void attend_simple(const __grid_constant__ cpa_cuda_attend_args a, in
     store_row(a, state, place.state_row, place.head, lane);
 }
 
-}  // namespace
+} // namespace
 
 extern "C" cpa_status cpa_cuda_attend_simple(const cpa_cuda_attend_args *args, int64_t rows, cpa_stream *stream) {
     dim3 grid((unsigned)((rows + WARPS - 1) / WARPS), args->kv_heads);

@@ -57,8 +57,11 @@ cpa_status cpa_cuda_check(cpa_error *err, cudaError_t error, const char *what);
 cpa_status cpa_cuda_select(const cpa_device *device, cpa_error *err);
 /* The outcome of the last launch on the stream. */
 cpa_status cpa_cuda_launched(cpa_stream *stream, const char *operation);
-/* Lets a kernel use `bytes` of dynamic shared memory. */
-cpa_status cpa_cuda_shared_memory(cpa_stream *stream, const void *kernel, int bytes);
+/* Fails with CPA_UNSUPPORTED: what is too large, and the number. */
+cpa_status cpa_cuda_unsupported(cpa_stream *stream, const char *what, int64_t number);
+/* Lets a kernel use `bytes` of dynamic shared memory. *prepared has a bit for each device where that was done; it
+ * belongs to the kernel and begins as 0. */
+cpa_status cpa_cuda_shared_memory(cpa_stream *stream, const void *kernel, int bytes, uint64_t *prepared);
 
 cpa_status cpa_cuda_gather_rows(void *dst, const void *src, const int32_t *map, int64_t rows, int64_t row_bytes,
                                 cpa_stream *stream);

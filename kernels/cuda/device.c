@@ -19,22 +19,32 @@ cpa_status cpa_cuda_launched(cpa_stream *stream, const char *operation) {
     return cpa_cuda_check(&stream->error, cudaGetLastError(), operation);
 }
 
-cpa_status cpa_cuda_shared_memory(cpa_stream *stream, const void *kernel, int bytes) {
-    return cpa_cuda_check(&stream->error,
-                          cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
-                          "attend: shared memory");
+cpa_status cpa_cuda_unsupported(cpa_stream *stream, const char *what, int64_t number) {
+    return cpa_fail(&stream->error, CPA_UNSUPPORTED, "%s: %lld", what, (long long)number);
+}
+
+cpa_status cpa_cuda_shared_memory(cpa_stream *stream, const void *kernel, int bytes, uint64_t *prepared) {
+    const int ordinal = cpa_cuda_device_of(stream)->ordinal, bits = 64;
+    const uint64_t bit = ordinal < bits ? (uint64_t)1 << ordinal : 0;
+    if (__atomic_load_n(prepared, __ATOMIC_RELAXED) & bit) return CPA_OK;
+    CPA_TRY(cpa_cuda_check(&stream->error,
+                           cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
+                           "device: shared memory"));
+    __atomic_fetch_or(prepared, bit, __ATOMIC_RELAXED);
+    return CPA_OK;
 }
 
 static cpa_status find_encode(cpa_cuda_device *device, cpa_error *err) {
     const unsigned introduced = 12000; /* CUDA 12.0 */
     void *function = NULL;
     enum cudaDriverEntryPointQueryResult found;
-    CPA_TRY(cpa_cuda_check(err,
-                           cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, introduced,
-                                                            cudaEnableDefault, &found),
-                           "device: cuTensorMapEncodeTiled"));
+    CPA_TRY(cpa_cuda_check(
+        err,
+        cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, introduced, cudaEnableDefault, &found),
+        "device: cuTensorMapEncodeTiled"));
     if (found != cudaDriverEntryPointSuccess)
-        return cpa_fail(err, CPA_DEVICE, "device: the CUDA driver has no cuTensorMapEncodeTiled; it is older than 12.0");
+        return cpa_fail(err, CPA_DEVICE,
+                        "device: the CUDA driver has no cuTensorMapEncodeTiled; it is older than 12.0");
     device->encode = (cpa_cuda_encode_fn)function;
     return CPA_OK;
 }

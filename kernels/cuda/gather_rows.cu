@@ -23,7 +23,7 @@ void launch(void *dst, const void *src, const int32_t *map, int64_t rows, int64_
         (Unit *)dst, (const Unit *)src, map, units, (int32_t)row_units);
 }
 
-}  // namespace
+} // namespace
 
 extern "C" cpa_status cpa_cuda_gather_rows(void *dst, const void *src, const int32_t *map, int64_t rows,
                                            int64_t row_bytes, cpa_stream *stream) {

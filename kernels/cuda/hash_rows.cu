@@ -24,7 +24,7 @@ __global__ void __launch_bounds__(THREADS) hash_rows(const __grid_constant__ cpa
     if (lane == 0) atomicAdd((unsigned long long *)args.sum, (unsigned long long)sum);
 }
 
-}  // namespace
+} // namespace
 
 extern "C" cpa_status cpa_cuda_hash_rows(const cpa_hash_rows_args *args, cpa_stream *stream) {
     const int64_t most_ctas = 1024, rows_a_cta = THREADS / WARP_LANES;

@@ -6,7 +6,7 @@
 namespace {
 
 constexpr int THREADS = 256;
-constexpr int AT_ONCE = 4; /* loads of a thread that are under way together */
+constexpr int AT_ONCE = 4;            /* loads of a thread that are under way together */
 constexpr int BLOCKS_A_LAUNCH = 1024; /* 12 KB of the 32 KB that parameters may take */
 
 struct block_copy {
@@ -46,27 +46,29 @@ __global__ void __launch_bounds__(THREADS) copy_blocks(const __grid_constant__ c
             const int32_t in_token = unit - token * token_units, head = in_token / row_units;
             const int64_t column = (in_token - head * row_units) * (int64_t)sizeof(Unit);
             to[i] = token * t.dst_token + head * t.dst_head + column;
-            if (unit < units) value[i] = *(const Unit *)(src + token * t.src_token + head * t.src_head + column);
+            if (unit < units) value[i] = __ldcs((const Unit *)(src + token * t.src_token + head * t.src_head + column));
         }
 #pragma unroll
         for (int i = 0; i < AT_ONCE; i++)
-            if (first + i * THREADS < units) *(Unit *)(dst + to[i]) = value[i];
+            if (first + i * THREADS < units) __stcs((Unit *)(dst + to[i]), value[i]);
     }
 }
 
 tensor keys_of(const cpa_kv_view &src, const cpa_kv_view &dst) {
     const int64_t bytes = cpa_dtype_bytes(src.dtype);
     return {(const char *)src.k,        (char *)dst.k,
-            src.k_block_stride * bytes, src.k_token_stride * bytes, src.k_head_stride * bytes,
-            dst.k_block_stride * bytes, dst.k_token_stride * bytes, dst.k_head_stride * bytes,
+            src.k_block_stride * bytes, src.k_token_stride * bytes,
+            src.k_head_stride * bytes,  dst.k_block_stride * bytes,
+            dst.k_token_stride * bytes, dst.k_head_stride * bytes,
             src.k_dim * bytes};
 }
 
 tensor values_of(const cpa_kv_view &src, const cpa_kv_view &dst) {
     const int64_t bytes = cpa_dtype_bytes(src.dtype);
     return {(const char *)src.v,        (char *)dst.v,
-            src.v_block_stride * bytes, src.v_token_stride * bytes, src.v_head_stride * bytes,
-            dst.v_block_stride * bytes, dst.v_token_stride * bytes, dst.v_head_stride * bytes,
+            src.v_block_stride * bytes, src.v_token_stride * bytes,
+            src.v_head_stride * bytes,  dst.v_block_stride * bytes,
+            dst.v_token_stride * bytes, dst.v_head_stride * bytes,
             src.v_dim * bytes};
 }
 
@@ -115,7 +117,7 @@ struct copier {
     }
 };
 
-}  // namespace
+} // namespace
 
 extern "C" cpa_status cpa_cuda_kv_copy(const cpa_kv_copy_args *args, cpa_stream *stream) {
     cpa_status status = cpa_cuda_select(stream->device, &stream->error);

@@ -1,12 +1,10 @@
-/* kv_write: new keys and values into their pages, by slot mapping. Threads take UNIT elements of the new rows each, so
- * that a token's reads are contiguous; blockIdx.y says keys or values. */
+/* kv_write: new keys and values into their pages, by slot mapping. blockIdx.y says keys or values. */
 #include "kernels/cuda/cuda.h"
 #include "kernels/cuda/element.cuh"
 
 namespace {
 
-constexpr int THREADS = 256;
-constexpr int AT_ONCE = 4; /* units of a thread, whose loads are under way together */
+constexpr int THREADS = 256, WARP_LANES = 32, AT_ONCE = 4;
 
 /* Keys or values: where they come from and where they go. */
 struct tensor {
@@ -43,53 +41,68 @@ __device__ __half converted(__half x) {
     return x;
 }
 
-/* UNIT neighbouring elements, read or written at once. */
+/* UNIT neighbouring elements, read or written at once; neither is needed again soon. */
 template <typename Element, int UNIT>
 struct alignas(UNIT * sizeof(Element) < 16 ? UNIT * sizeof(Element) : 16) unit_of {
     Element element[UNIT];
 };
+template <typename Element>
+__device__ unit_of<Element, 1> load_unit(const unit_of<Element, 1> *from) {
+    return *from;
+}
+template <typename Element>
+__device__ void store_unit(unit_of<Element, 1> *to, const unit_of<Element, 1> &unit) {
+    *to = unit;
+}
+template <typename Element>
+__device__ unit_of<Element, 8> load_unit(const unit_of<Element, 8> *from) {
+    unit_of<Element, 8> unit;
+#pragma unroll
+    for (int i = 0; i < (int)(sizeof unit / sizeof(uint4)); i++) ((uint4 *)&unit)[i] = __ldcs((const uint4 *)from + i);
+    return unit;
+}
+template <typename Element>
+__device__ void store_unit(unit_of<Element, 8> *to, const unit_of<Element, 8> &unit) {
+#pragma unroll
+    for (int i = 0; i < (int)(sizeof unit / sizeof(uint4)); i++) __stcs((uint4 *)to + i, ((const uint4 *)&unit)[i]);
+}
 
+/* A warp moves the keys or the values of a token; its lanes have AT_ONCE units each under way together. */
 template <typename From, typename To, int UNIT>
 __global__ void __launch_bounds__(THREADS) kv_write(const __grid_constant__ write_args a) {
     const tensor t = a.tensors[blockIdx.y];
-    const int32_t head_units = t.dim / UNIT, token_units = a.heads * head_units;
-    const int64_t begin = (int64_t)blockIdx.x * THREADS * AT_ONCE, first_token = begin / token_units;
-    const int32_t in_first = (int32_t)(begin - first_token * token_units) + threadIdx.x;
-    unit_of<From, UNIT> value[AT_ONCE];
-    int64_t slots[AT_ONCE];
-#pragma unroll
-    for (int i = 0; i < AT_ONCE; i++) {
-        const int64_t token = first_token + (in_first + i * THREADS) / token_units;
-        slots[i] = token < a.tokens ? a.slot_mapping[token] : -1;
-        if (token < a.tokens)
-            value[i] = ((const unit_of<From, UNIT> *)t.from)[begin + threadIdx.x + (int64_t)i * THREADS];
+    const int32_t head_units = t.dim / UNIT, token_units = a.heads * head_units, lane = threadIdx.x % WARP_LANES;
+    const int64_t token = ((int64_t)blockIdx.x * THREADS + threadIdx.x) / WARP_LANES;
+    if (token >= a.tokens) return;
+    const int64_t slot = a.slot_mapping[token];
+    if (slot == -1) return;
+    if (slot < -1 || slot >= a.slots) {
+        if (lane == 0 && atomicExch(&a.bad_slot->found, 1) == 0) a.bad_slot->token = token, a.bad_slot->slot = slot;
+        return;
     }
+    const int64_t block = slot >> a.block_shift, offset = slot & ((1 << a.block_shift) - 1);
+    const unit_of<From, UNIT> *from = (const unit_of<From, UNIT> *)t.from + token * token_units;
+    To *to = (To *)t.to + block * t.block_stride + offset * t.token_stride;
+    for (int32_t first = lane; first < token_units; first += AT_ONCE * WARP_LANES) {
+        unit_of<From, UNIT> value[AT_ONCE];
 #pragma unroll
-    for (int i = 0; i < AT_ONCE; i++) {
-        const int32_t past = (in_first + i * THREADS) / token_units, head_unit = in_first + i * THREADS - past * token_units;
-        const int32_t head = head_unit / head_units;
-        const int64_t slot = slots[i];
-        if (slot == -1) continue;
-        if (slot < -1 || slot >= a.slots) {
-            if (atomicExch(&a.bad_slot->found, 1) == 0)
-                a.bad_slot->token = first_token + past, a.bad_slot->slot = slot;
-            continue;
+        for (int i = 0; i < AT_ONCE; i++)
+            if (first + i * WARP_LANES < token_units) value[i] = load_unit(from + first + i * WARP_LANES);
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++) {
+            const int32_t unit = first + i * WARP_LANES, head = unit / head_units;
+            if (unit >= token_units) continue;
+            unit_of<To, UNIT> out;
+#pragma unroll
+            for (int e = 0; e < UNIT; e++) out.element[e] = converted<To>(value[i].element[e]);
+            store_unit((unit_of<To, UNIT> *)(to + head * t.head_stride + (unit - head * head_units) * UNIT), out);
         }
-        const int64_t block = slot >> a.block_shift, offset = slot & ((1 << a.block_shift) - 1);
-        const int64_t at = block * t.block_stride + offset * t.token_stride + head * t.head_stride +
-                           (head_unit - head * head_units) * UNIT;
-        unit_of<To, UNIT> out;
-#pragma unroll
-        for (int e = 0; e < UNIT; e++) out.element[e] = converted<To>(value[i].element[e]);
-        *(unit_of<To, UNIT> *)((To *)t.to + at) = out;
     }
 }
 
 template <typename From, typename To, int UNIT>
 void launch(const write_args &a, cpa_stream *stream) {
-    const int64_t widest = a.tensors[0].dim > a.tensors[1].dim ? a.tensors[0].dim : a.tensors[1].dim;
-    const int64_t a_cta = THREADS * AT_ONCE, ctas = (a.tokens * a.heads * (widest / UNIT) + a_cta - 1) / a_cta;
-    const dim3 grid((unsigned)ctas, 2);
+    const dim3 grid((unsigned)((a.tokens * WARP_LANES + THREADS - 1) / THREADS), 2);
     kv_write<From, To, UNIT><<<grid, THREADS, 0, cpa_cuda_handle(stream)>>>(a);
 }
 
@@ -114,7 +127,7 @@ void launch_from(const write_args &a, cpa_dtype to, bool vectors, cpa_stream *st
     }
 }
 
-}  // namespace
+} // namespace
 
 extern "C" cpa_status cpa_cuda_kv_write(const cpa_kv_write_args *args, cpa_stream *stream) {
     if (args->tokens == 0) return CPA_OK;

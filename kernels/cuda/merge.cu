@@ -1,4 +1,8 @@
-/* merge: partial states of the same rows over disjoint keys, as the left fold of the two-state merge. */
+/* merge: partial states of the same rows over disjoint keys, as the left fold of the two-state merge.
+ *
+ * A warp merges 32 rows of heads. First each lane folds the LSEs of one of them, which gives the weights of every step;
+ * then the lanes share the elements of one row after the other. The exponentials are computed once a row that way, and
+ * the loads of several rows and states are under way together. */
 #include <math.h>
 
 #include "kernels/cuda/cuda.h"
@@ -6,7 +10,7 @@
 
 namespace {
 
-constexpr int THREADS = 256;
+constexpr int THREADS = 128, WARP_LANES = 32;
 
 struct state {
     const float *o, *lse;
@@ -25,145 +29,155 @@ struct merge_args {
     int64_t out_lse_row_stride;
 };
 
+/* One step of the fold: O = a O + b O_state; b = 0 changes nothing, with a = 0 the sum so far does not count. */
+struct alignas(16) fold_step {
+    float a, b;
+    int32_t from; /* row of the state */
+};
+
 /* NaN and +inf count as -inf. */
 __device__ float counted(float lse) {
     return lse < INFINITY ? lse : -INFINITY;
 }
 
-/* Folds (lse_b, b) into (lse_a, a); see kernels/host/state.h. The elements of a state that weighs nothing do not count. */
-template <int UNIT>
-__device__ void fold(float (&a)[UNIT], float &lse_a, const float (&b)[UNIT], float lse_b) {
-    if (lse_b == -INFINITY) return;
-    const float max = fmaxf(lse_a, lse_b);
-    float w_a = expf(lse_a - max), w_b = expf(lse_b - max);
-    const float sum = w_a + w_b;
+/* The weights of folding lse_b into lse_a, and the new lse_a; see kernels/host/state.h. */
+__device__ fold_step fold_lse(float &lse_a, float lse_b, int32_t from) {
+    if (lse_b == -INFINITY) return {1, 0, from};
+    const float max = fmaxf(lse_a, lse_b), w_a = expf(lse_a - max), w_b = expf(lse_b - max), sum = w_a + w_b;
     lse_a = max + logf(sum);
-    w_a /= sum;
-    w_b /= sum;
-    if (w_b == 0) return;
-#pragma unroll
-    for (int e = 0; e < UNIT; e++) a[e] = w_a == 0 ? b[e] : w_a * a[e] + w_b * b[e];
+    return {w_a / sum, w_b / sum, from};
 }
 
 __device__ void load_unit(const float *from, float (&value)[4]) {
-    load_floats(from, value);
+    const float4 v = __ldcs((const float4 *)from);
+    value[0] = v.x, value[1] = v.y, value[2] = v.z, value[3] = v.w;
 }
 __device__ void load_unit(const float *from, float (&value)[1]) {
     value[0] = *from;
 }
 template <typename Out>
 __device__ void store_unit(void *out, int64_t at, const float (&value)[4]) {
-    store_elements<Out>((char *)out, at, value);
+    const uint2 pairs = make_uint2(pack_pair<Out>(value[0], value[1]), pack_pair<Out>(value[2], value[3]));
+    __stcs((uint2 *)((Out *)out + at), pairs);
 }
 template <>
 __device__ void store_unit<float>(void *out, int64_t at, const float (&value)[4]) {
-    store_floats((float *)out + at, value);
+    __stcs((float4 *)((float *)out + at), make_float4(value[0], value[1], value[2], value[3]));
 }
 template <typename Out>
 __device__ void store_unit(void *out, int64_t at, const float (&value)[1]) {
     ((Out *)out)[at] = from_float<Out>(value[0]);
 }
 
-/* A row of a head that a group of lanes merges. */
+/* A row of a head; row < 0 past the last. */
 struct place {
-    int64_t row;
-    int32_t head;
-    bool valid;
+    int32_t row, head;
 };
 
-/* UNIT neighbouring elements of ROWS rows, through all states. */
-template <int UNIT, int ROWS, int AT_ONCE>
-__device__ void fold_states(const merge_args &a, const place (&at)[ROWS], int32_t column, float (&value)[ROWS][UNIT],
-                            float (&lse)[ROWS]) {
-#pragma unroll
-    for (int r = 0; r < ROWS; r++) {
-        lse[r] = -INFINITY;
-#pragma unroll
-        for (int e = 0; e < UNIT; e++) value[r][e] = 0;
+/* Each lane folds the LSEs of its row and head, and leaves the steps in steps[state * WARP_LANES + lane]. */
+__device__ float fold_lses(const merge_args &a, place at, fold_step *steps, int lane) {
+    float lse = -INFINITY;
+    for (int32_t s = 0; s < a.n_states; s++) {
+        const state &from = a.states[s];
+        const int64_t row = at.row < 0 ? -1 : from.map ? from.map[at.row] : at.row;
+        const float next = row < 0 ? -INFINITY : counted(from.lse[row * from.lse_row_stride + at.head]);
+        steps[s * WARP_LANES + lane] = fold_lse(lse, next, (int32_t)row);
     }
-    for (int first = 0; first < a.n_states; first += AT_ONCE) {
-        float lses[ROWS][AT_ONCE], parts[ROWS][AT_ONCE][UNIT];
-        int64_t from[ROWS][AT_ONCE];
+    return lse;
+}
+
+/* UNIT elements of ROWS rows, the `apart`-th after each other from `first`, through all states. */
+template <typename Out, int UNIT, int ROWS, int AT_ONCE>
+__device__ void fold_rows(const merge_args &a, const place *places, const fold_step *steps, int first, int apart,
+                          int32_t column) {
+    float value[ROWS][UNIT] = {};
+    for (int32_t begin = 0; begin < a.n_states; begin += AT_ONCE) {
+        fold_step step[ROWS][AT_ONCE];
+        float part[ROWS][AT_ONCE][UNIT];
 #pragma unroll
         for (int r = 0; r < ROWS; r++) {
+            const int at = first + r * apart;
 #pragma unroll
             for (int i = 0; i < AT_ONCE; i++) {
-                const state &s = a.states[min(first + i, a.n_states - 1)];
-                const bool used = at[r].valid && first + i < a.n_states;
-                from[r][i] = !used ? -1 : s.map ? s.map[at[r].row] : at[r].row;
-                lses[r][i] =
-                    from[r][i] < 0 ? -INFINITY : counted(s.lse[from[r][i] * s.lse_row_stride + at[r].head]);
-            }
-        }
-#pragma unroll
-        for (int r = 0; r < ROWS; r++) {
-#pragma unroll
-            for (int i = 0; i < AT_ONCE; i++) {
-                const state &s = a.states[min(first + i, a.n_states - 1)];
-                if (lses[r][i] > -INFINITY)
-                    load_unit(s.o + from[r][i] * s.o_row_stride + (int64_t)at[r].head * a.v_dim + column, parts[r][i]);
+                const state &s = a.states[min(begin + i, a.n_states - 1)];
+                step[r][i] = steps[min(begin + i, a.n_states - 1) * WARP_LANES + at];
+                if (begin + i >= a.n_states) step[r][i].b = 0;
+                if (step[r][i].b != 0)
+                    load_unit(s.o + step[r][i].from * s.o_row_stride + (int64_t)places[at].head * a.v_dim + column,
+                              part[r][i]);
             }
         }
 #pragma unroll
         for (int r = 0; r < ROWS; r++)
 #pragma unroll
-            for (int i = 0; i < AT_ONCE; i++) fold<UNIT>(value[r], lse[r], parts[r][i], lses[r][i]);
+            for (int i = 0; i < AT_ONCE; i++) {
+                const fold_step w = step[r][i];
+                if (w.b == 0) continue;
+#pragma unroll
+                for (int e = 0; e < UNIT; e++)
+                    value[r][e] = w.a == 0 ? part[r][i][e] : fmaf(w.b, part[r][i][e], w.a * value[r][e]);
+            }
+    }
+#pragma unroll
+    for (int r = 0; r < ROWS; r++) {
+        const place at = places[first + r * apart];
+        if (at.row >= 0)
+            store_unit<Out>(a.out, at.row * a.out_row_stride + (int64_t)at.head * a.v_dim + column, value[r]);
     }
 }
 
-/* The lanes of a row and head are neighbours in a warp, so the out LSE may overwrite that of the first state. Each group
- * of lanes merges ROWS rows, a CTA's groups apart, AT_ONCE states at a time: that many loads are under way. */
+/* The lane that writes a row's LSE has read it before, and so has the lane that writes an element: the result may take
+ * the place of the first state. */
 template <typename Out, int UNIT, int ROWS, int AT_ONCE>
 __global__ void __launch_bounds__(THREADS) merge(const __grid_constant__ merge_args a) {
-    const int32_t lanes = 1 << a.lanes_shift, lane = threadIdx.x & (lanes - 1), groups = THREADS >> a.lanes_shift;
-    const int64_t first = (int64_t)blockIdx.x * groups * ROWS + (threadIdx.x >> a.lanes_shift);
-    place at[ROWS];
-    float lse[ROWS];
-#pragma unroll
-    for (int r = 0; r < ROWS; r++) {
-        const int64_t index = first + r * groups;
-        at[r].row = index / a.heads;
-        at[r].head = (int32_t)(index - at[r].row * a.heads);
-        at[r].valid = at[r].row < a.rows;
-    }
-    for (int32_t column = lane * UNIT; column < a.v_dim; column += lanes * UNIT) {
-        float value[ROWS][UNIT];
-        fold_states<UNIT, ROWS, AT_ONCE>(a, at, column, value, lse);
-#pragma unroll
-        for (int r = 0; r < ROWS; r++)
-            if (at[r].valid)
-                store_unit<Out>(a.out, at[r].row * a.out_row_stride + (int64_t)at[r].head * a.v_dim + column, value[r]);
-    }
+    extern __shared__ __align__(16) char shared[];
+    __shared__ place all_places[THREADS];
+    const int warp = threadIdx.x / WARP_LANES, lane = threadIdx.x % WARP_LANES;
+    const int lanes = 1 << a.lanes_shift, groups = WARP_LANES >> a.lanes_shift;
+    fold_step *steps = (fold_step *)shared + warp * WARP_LANES * a.n_states;
+    place *places = all_places + warp * WARP_LANES;
+    const int64_t index = (int64_t)blockIdx.x * THREADS + threadIdx.x, row = index / a.heads;
+    const place own = {row < a.rows ? (int32_t)row : -1, (int32_t)(index - row * a.heads)};
+    places[lane] = own;
+    const float lse = fold_lses(a, own, steps, lane);
     __syncwarp();
-#pragma unroll
-    for (int r = 0; r < ROWS; r++)
-        if (lane == 0 && at[r].valid && a.out_lse) a.out_lse[at[r].row * a.out_lse_row_stride + at[r].head] = lse[r];
+    for (int32_t column = (lane & (lanes - 1)) * UNIT; column < a.v_dim; column += lanes * UNIT) {
+        int r = lane >> a.lanes_shift;
+        for (; r + (ROWS - 1) * groups < WARP_LANES; r += ROWS * groups)
+            fold_rows<Out, UNIT, ROWS, AT_ONCE>(a, places, steps, r, groups, column);
+        for (; r < WARP_LANES; r += groups) fold_rows<Out, UNIT, 1, AT_ONCE>(a, places, steps, r, groups, column);
+    }
+    if (a.out_lse && own.row >= 0) a.out_lse[own.row * a.out_lse_row_stride + own.head] = lse;
 }
 
 template <typename Out, int UNIT, int ROWS, int AT_ONCE>
-void launch_kernel(const merge_args &a, cpa_stream *stream) {
-    const int64_t a_cta = (int64_t)ROWS * (THREADS >> a.lanes_shift), ctas = (a.rows * a.heads + a_cta - 1) / a_cta;
-    merge<Out, UNIT, ROWS, AT_ONCE><<<(unsigned)ctas, THREADS, 0, cpa_cuda_handle(stream)>>>(a);
+cpa_status launch_kernel(const merge_args &a, cpa_stream *stream) {
+    static uint64_t prepared;
+    const int most_bytes = THREADS * CPA_MERGE_MAX_STATES * (int)sizeof(fold_step);
+    const int bytes = THREADS * a.n_states * (int)sizeof(fold_step);
+    const int64_t ctas = (a.rows * a.heads + THREADS - 1) / THREADS;
+    cpa_status status =
+        cpa_cuda_shared_memory(stream, (const void *)merge<Out, UNIT, ROWS, AT_ONCE>, most_bytes, &prepared);
+    if (status != CPA_OK) return status;
+    merge<Out, UNIT, ROWS, AT_ONCE><<<(unsigned)ctas, THREADS, bytes, cpa_cuda_handle(stream)>>>(a);
+    return cpa_cuda_launched(stream, "merge");
 }
 
 template <typename Out>
-void launch(const merge_args &a, bool vectors, cpa_stream *stream) {
-    if (!vectors) {
-        launch_kernel<Out, 1, 1, 4>(a, stream);
-    } else if (a.n_states <= 2) {
-        launch_kernel<Out, 4, 4, 2>(a, stream);
-    } else {
-        launch_kernel<Out, 4, 2, 4>(a, stream);
-    }
+cpa_status launch(const merge_args &a, bool vectors, cpa_stream *stream) {
+    if (!vectors) return launch_kernel<Out, 1, 1, 4>(a, stream);
+    return a.n_states <= 2 ? launch_kernel<Out, 4, 4, 2>(a, stream) : launch_kernel<Out, 4, 2, 4>(a, stream);
 }
 
-}  // namespace
+} // namespace
 
 extern "C" cpa_status cpa_cuda_merge(const cpa_merge_args *args, cpa_stream *stream) {
     const int32_t warp = 5; /* log2 of its lanes */
     if (args->rows == 0) return CPA_OK;
     cpa_status status = cpa_cuda_select(stream->device, &stream->error);
     if (status != CPA_OK) return status;
+    if (args->rows > INT32_MAX)
+        return cpa_cuda_unsupported(stream, "merge: more rows than a 32-bit index counts", args->rows);
     merge_args a = {};
     a.rows = args->rows;
     a.heads = args->heads;
@@ -183,12 +197,7 @@ extern "C" cpa_status cpa_cuda_merge(const cpa_merge_args *args, cpa_stream *str
     }
     const bool vectors = strides % 4 == 0 && pointers % 16 == 0;
     while (a.lanes_shift < warp && (vectors ? 4 : 1) << a.lanes_shift < args->v_dim) a.lanes_shift++;
-    if (args->out_dtype == CPA_F32) {
-        launch<float>(a, vectors, stream);
-    } else if (args->out_dtype == CPA_BF16) {
-        launch<__nv_bfloat16>(a, vectors, stream);
-    } else {
-        launch<__half>(a, vectors, stream);
-    }
-    return cpa_cuda_launched(stream, "merge");
+    return args->out_dtype == CPA_F32    ? launch<float>(a, vectors, stream)
+           : args->out_dtype == CPA_BF16 ? launch<__nv_bfloat16>(a, vectors, stream)
+                                         : launch<__half>(a, vectors, stream);
 }

@@ -99,7 +99,7 @@ __global__ void __launch_bounds__(THREADS) synthesize(const __grid_constant__ cp
     }
 }
 
-}  // namespace
+} // namespace
 
 extern "C" cpa_status cpa_cuda_synthesize(const cpa_synth_args *args, cpa_stream *stream) {
     if (args->rows == 0) return CPA_OK;

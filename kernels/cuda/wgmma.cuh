@@ -8,8 +8,8 @@
 
 #include "kernels/cuda/element.cuh"
 
-/* The descriptor of a tile at a shared address: rows of 128 bytes, eight rows (1024 bytes) after eight; `leading` is the
- * distance to the next 64 columns, where the operand's rows are its inner dimension. */
+/* The descriptor of a tile at a shared address: rows of 128 bytes, eight rows (1024 bytes) after eight; `leading` is
+ * the distance to the next 64 columns, where the operand's rows are its inner dimension. */
 __device__ inline uint64_t wgmma_descriptor(uint32_t address, uint32_t leading) {
     const uint64_t swizzle_128 = (uint64_t)1 << 62, eight_rows = 1024;
     return swizzle_128 | (eight_rows >> 4) << 32 | (uint64_t)(leading >> 4) << 16 | (address & 0x3ffff) >> 4;
