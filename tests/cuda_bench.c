@@ -123,6 +123,8 @@ static void run_read(void *ctx) {
     cuda_bench_read(c->from, c->bytes, c->to, cpa_cuda_handle(site.stream));
 }
 
+/* The memory stays: what is allocated in the place of large buffers that were freed can be up to 15% slower (seen on an
+ * H100), and the parts that follow are to be compared with each other. */
 static void bench_copy(void) {
     bytes_case c = {.bytes = (int64_t)4 << 30};
     c.from = allocate(c.bytes), c.to = allocate(c.bytes);
@@ -130,8 +132,6 @@ static void bench_copy(void) {
     copy_bandwidth = 2.0 * (double)c.bytes / time_of(run_copy, &c);
     read_bandwidth = (double)c.bytes / time_of(run_read, &c);
     printf("copy %.0f GB/s read and written, read %.0f GB/s\n", copy_bandwidth * 1e-9, read_bandwidth * 1e-9);
-    cpa_device_free(site.device, c.to);
-    cpa_device_free(site.device, c.from);
 }
 
 typedef struct attend_shape {

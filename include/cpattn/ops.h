@@ -85,7 +85,8 @@ typedef struct cpa_attend_batch {
 } cpa_attend_batch;
 
 /* Work split once a step and used for every layer (plan once, run many). A plan may be set again; it keeps its memory.
- * It must not be set while an attend that uses it is in flight. Used by one thread at a time. */
+ * It must not be set while an attend that uses it is in flight. Its attends share a work space: enqueue them on one
+ * stream, or order them. Used by one thread at a time. */
 typedef struct cpa_attend_plan cpa_attend_plan;
 CPA_API cpa_status cpa_attend_plan_create(cpa_device *device, cpa_attend_plan **out, cpa_error *err);
 CPA_API cpa_status cpa_attend_plan_set(cpa_attend_plan *plan, const cpa_attend_batch *batch, cpa_error *err);
