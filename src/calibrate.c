@@ -126,18 +126,12 @@ static cpa_status measure_flops(cpa_device *device, const cpa_worker_options *op
     probe p = {
         .options = options,
         .device = device,
-        .kv = {.dtype = m->dtype,
-               .block_size = options->block_size,
-               .num_blocks = (PROBE_KEYS + bs - 1) / bs,
-               .kv_heads = m->kv_heads,
-               .k_dim = m->head_dim,
-               .v_dim = m->v_head_dim,
-               .k_head_stride = m->head_dim,
-               .k_token_stride = (int64_t)m->kv_heads * m->head_dim,
-               .k_block_stride = bs * m->kv_heads * m->head_dim,
-               .v_head_stride = m->v_head_dim,
-               .v_token_stride = (int64_t)m->kv_heads * m->v_head_dim,
-               .v_block_stride = bs * m->kv_heads * m->v_head_dim},
+        .kv = cpa_kv_view_resolve((cpa_kv_view){.dtype = m->dtype,
+                                                .block_size = options->block_size,
+                                                .num_blocks = (PROBE_KEYS + bs - 1) / bs,
+                                                .kv_heads = m->kv_heads,
+                                                .k_dim = m->head_dim,
+                                                .v_dim = m->v_head_dim}),
     };
     cpa_error own = {CPA_OK, ""};
     cpa_status status;

@@ -332,7 +332,7 @@ static void use_staging(cpa_context *c, int64_t bytes) {
 /* A segment as a cache: `blocks` K blocks, then as many V blocks. */
 static cpa_kv_view segment_view(const cpa_context *c, char *segment, int64_t blocks) {
     const cpa_context_options *o = &c->options;
-    cpa_kv_view view = {
+    return cpa_kv_view_resolve((cpa_kv_view){
         .k = segment,
         .v = segment + blocks * c->kv.k_bytes,
         .dtype = o->kv_dtype,
@@ -341,14 +341,7 @@ static cpa_kv_view segment_view(const cpa_context *c, char *segment, int64_t blo
         .kv_heads = o->kv_heads,
         .k_dim = o->k_dim,
         .v_dim = o->v_dim,
-        .k_head_stride = o->k_dim,
-        .v_head_stride = o->v_dim,
-    };
-    view.k_token_stride = view.k_head_stride * o->kv_heads;
-    view.v_token_stride = view.v_head_stride * o->kv_heads;
-    view.k_block_stride = view.k_token_stride * o->block_size;
-    view.v_block_stride = view.v_token_stride * o->block_size;
-    return view;
+    });
 }
 
 static cpa_status pack(cpa_context *c, int64_t index, const cpa_context_args *args, cpa_stream *stream) {

@@ -10,21 +10,14 @@
 
 cpa_kv_view cpa_worker_layer_kv(const cpa_worker *worker, int32_t layer) {
     const cpa_worker_options *o = &worker->options;
-    const cpa_model_shape *model = &o->model;
-    cpa_kv_view view = {
+    cpa_kv_view view = cpa_kv_view_resolve((cpa_kv_view){
         .dtype = o->kv_dtype,
         .block_size = o->block_size,
         .num_blocks = o->num_blocks,
-        .kv_heads = model->kv_heads,
-        .k_dim = model->head_dim,
-        .v_dim = model->v_head_dim,
-        .k_head_stride = model->head_dim,
-        .v_head_stride = model->v_head_dim,
-    };
-    view.k_token_stride = view.k_head_stride * model->kv_heads;
-    view.v_token_stride = view.v_head_stride * model->kv_heads;
-    view.k_block_stride = view.k_token_stride * o->block_size;
-    view.v_block_stride = view.v_token_stride * o->block_size;
+        .kv_heads = o->model.kv_heads,
+        .k_dim = o->model.head_dim,
+        .v_dim = o->model.v_head_dim,
+    });
     int64_t element = cpa_dtype_bytes(o->kv_dtype);
     view.k = (char *)worker->k_pool + layer * o->num_blocks * view.k_block_stride * element;
     view.v = (char *)worker->v_pool + layer * o->num_blocks * view.v_block_stride * element;
