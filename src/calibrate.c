@@ -2,7 +2,6 @@
 
 #include <math.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "base/check.h"
 #include "base/clock.h"
@@ -22,7 +21,6 @@ typedef struct probe {
     cpa_kv_view kv;
     void *q, *out;
     int32_t *table;
-    cpa_rows rows;
     uint32_t *tokens;
     int64_t *positions;
 } probe;

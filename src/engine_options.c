@@ -1,5 +1,4 @@
 /* Defaults and bounds of the engine's options. */
-#include <string.h>
 
 #include "base/check.h"
 #include "src/engine_internal.h"

@@ -1,7 +1,6 @@
 #include "src/self_test.h"
 
 #include <math.h>
-#include <string.h>
 
 #include "base/check.h"
 #include "src/scheduler.h"
