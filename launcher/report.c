@@ -83,7 +83,7 @@ static void print_exchange(const cpa_outcome *outcome, FILE *out) {
     char sent[32], staging[32], bound[32];
     bytes_text((double)stats->bytes_sent, sent, sizeof sent);
     bytes_text((double)stats->staging_bytes, staging, sizeof staging);
-    bytes_text((double)outcome->settings->staging_bytes, bound, sizeof bound);
+    bytes_text((double)stats->staging_bound, bound, sizeof bound);
     line(out, "exchange", "%s sent, staging %s of %s, waited for %.1f ms", sent, staging, bound,
          stats->exposed_comm_s * 1e3);
     line(out, "imbalance", "%.2f, the busiest rank's attention time over the mean", stats->imbalance);

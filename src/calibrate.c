@@ -9,13 +9,23 @@
 #include "kernels/kernels.h"
 #include "src/source_synthetic.h"
 
-enum { PROBE_KEYS = 1024, PROBE_QUERIES = 128, PROBE_BYTES = 4 << 20, PROBE_EXCHANGES = 4 };
-static const double PROBE_SECONDS = 0.05;
+/* A probe grows until it takes long enough that launching it does not count. */
+enum {
+    LEAST_KEYS = 1024,
+    MOST_KEYS = 16384,
+    QUERIES_PART = 8,
+    LEAST_BYTES = 4 << 20,
+    MOST_BYTES = 64 << 20,
+    PROBE_EXCHANGES = 4,
+    GROWTH = 4
+};
+static const double PROBE_SECONDS = 0.05, LONG_CALL_SECONDS = 1e-3, LONG_EXCHANGE_SECONDS = 5e-4;
 
 /* A chunk of queries over keys that it sees all, in a cache of its own. */
 typedef struct probe {
     const cpa_worker_options *options;
     cpa_device *device;
+    int64_t keys, queries;
     cpa_stream *stream;
     cpa_attend_plan *plan;
     cpa_kv_view kv;
@@ -34,7 +44,7 @@ static cpa_status probe_allocate(probe *p, cpa_error *err) {
     CPA_TRY(kernels->alloc(p->device, kv_tokens * m->kv_heads * m->head_dim * element, &p->kv.k, err));
     CPA_TRY(kernels->alloc(p->device, kv_tokens * m->kv_heads * m->v_head_dim * element, &p->kv.v, err));
     CPA_TRY(kernels->alloc(p->device, kv_tokens * m->q_heads * m->head_dim * element, &p->q, err));
-    CPA_TRY(kernels->alloc(p->device, PROBE_QUERIES * m->q_heads * m->v_head_dim * element, &p->out, err));
+    CPA_TRY(kernels->alloc(p->device, p->queries * m->q_heads * m->v_head_dim * element, &p->out, err));
     CPA_TRY(kernels->alloc(p->device, kv_tokens * (int64_t)sizeof *p->tokens, (void **)&p->tokens, err));
     return kernels->alloc(p->device, kv_tokens * (int64_t)sizeof *p->positions, (void **)&p->positions, err);
 }
@@ -83,7 +93,7 @@ static cpa_status probe_plan(probe *p, cpa_error *err) {
     p->table = malloc((size_t)p->kv.num_blocks * sizeof *p->table);
     if (!p->table) return cpa_fail(err, CPA_NO_MEMORY, "no memory");
     for (int32_t b = 0; b < p->kv.num_blocks; b++) p->table[b] = b;
-    cpa_attend_item item = {.q_count = PROBE_QUERIES, .q_first = PROBE_KEYS - PROBE_QUERIES, .k_count = PROBE_KEYS};
+    cpa_attend_item item = {.q_count = p->queries, .q_first = p->keys - p->queries, .k_count = p->keys};
     cpa_attend_batch batch = {
         .size = sizeof batch,
         .map = {1, p->kv.block_size},
@@ -100,11 +110,11 @@ static cpa_status probe_plan(probe *p, cpa_error *err) {
     return p->device->kernels->plan_set(p->plan, &batch, err);
 }
 
-/* FLOP/s: 2 flops for each product of Q K^T and of P V, all keys visible. Repeats for PROBE_SECONDS after a warm-up. */
-static cpa_status probe_time(probe *p, double *flops) {
-    const cpa_model_shape *m = &p->options->model;
+/* Seconds of a call. Repeats for PROBE_SECONDS after a warm-up. */
+static cpa_status probe_time(probe *p, double *seconds) {
     const cpa_kernel_table *kernels = p->device->kernels;
-    cpa_attend_args args = {.size = sizeof args, .q = p->q, .q_dtype = m->dtype, .kv = p->kv, .out = p->out};
+    cpa_attend_args args = {
+        .size = sizeof args, .q = p->q, .q_dtype = p->options->model.dtype, .kv = p->kv, .out = p->out};
     double start = 0, elapsed = 0;
     int64_t calls = -1; /* the first is the warm-up */
     while (elapsed < PROBE_SECONDS) {
@@ -114,19 +124,22 @@ static cpa_status probe_time(probe *p, double *flops) {
         elapsed = cpa_clock_now() - start;
         if (calls == 0) elapsed = 0;
     }
-    *flops = 2.0 * PROBE_QUERIES * PROBE_KEYS * m->q_heads * (m->head_dim + m->v_head_dim) * (double)calls / elapsed;
+    *seconds = elapsed / (double)calls;
     return CPA_OK;
 }
 
-static cpa_status measure_flops(cpa_device *device, const cpa_worker_options *options, double *flops, cpa_error *err) {
+static cpa_status run_probe(cpa_device *device, const cpa_worker_options *options, int64_t keys, double *seconds,
+                            cpa_error *err) {
     const cpa_model_shape *m = &options->model;
     int64_t bs = options->block_size;
     probe p = {
         .options = options,
         .device = device,
+        .keys = keys,
+        .queries = keys / QUERIES_PART,
         .kv = cpa_kv_view_resolve((cpa_kv_view){.dtype = m->dtype,
                                                 .block_size = options->block_size,
-                                                .num_blocks = (PROBE_KEYS + bs - 1) / bs,
+                                                .num_blocks = (keys + bs - 1) / bs,
                                                 .kv_heads = m->kv_heads,
                                                 .k_dim = m->head_dim,
                                                 .v_dim = m->v_head_dim}),
@@ -136,7 +149,7 @@ static cpa_status measure_flops(cpa_device *device, const cpa_worker_options *op
     CPA_TRY_GOTO(probe_allocate(&p, &own), done);
     CPA_TRY_GOTO(probe_plan(&p, &own), done);
     CPA_TRY_GOTO(probe_fill(&p), done);
-    CPA_TRY_GOTO(probe_time(&p, flops), done);
+    CPA_TRY_GOTO(probe_time(&p, seconds), done);
 done:
     if (status != CPA_OK) {
         cpa_fail(err, status, "calibration: %s", own.message[0] || !p.stream ? own.message : p.stream->error.message);
@@ -145,15 +158,29 @@ done:
     return status;
 }
 
-/* Exchanges the halves of `buffers` with the peer of the first round, PROBE_EXCHANGES times after a warm-up. */
+/* FLOP/s: 2 flops for each product of Q K^T and of P V, all keys visible. */
+static cpa_status measure_flops(cpa_device *device, const cpa_worker_options *options, double *flops, cpa_error *err) {
+    const cpa_model_shape *m = &options->model;
+    double seconds = 0;
+    int64_t keys = LEAST_KEYS / GROWTH;
+    do {
+        keys *= GROWTH;
+        CPA_TRY(run_probe(device, options, keys, &seconds, err));
+    } while (seconds < LONG_CALL_SECONDS && keys < MOST_KEYS);
+    *flops = 2.0 * (double)(keys / QUERIES_PART) * (double)keys * m->q_heads * (m->head_dim + m->v_head_dim) / seconds;
+    return CPA_OK;
+}
+
+/* Seconds of an exchange of `bytes` with the peer of the first round, of PROBE_EXCHANGES after a warm-up. `buffers`
+ * has room for both directions. */
 static cpa_status time_exchanges(cpa_control *control, cpa_transport *transport, cpa_stream *stream, char *buffers,
-                                 double *seconds, cpa_error *err) {
+                                 int64_t bytes, double *seconds, cpa_error *err) {
     const cpa_transport_table *table = transport->table;
     int32_t to = cpa_round_send_peer(control->size, control->rank, 1);
     int32_t from = cpa_round_recv_peer(control->size, control->rank, 1);
-    char *send = buffers, *recv = send + PROBE_BYTES;
-    cpa_message messages[2] = {{to, send, PROBE_BYTES, NULL, 0}, {from, NULL, 0, recv, PROBE_BYTES}};
-    if (to == from) messages[0] = (cpa_message){to, send, PROBE_BYTES, recv, PROBE_BYTES};
+    char *send = buffers, *recv = send + bytes;
+    cpa_message messages[2] = {{to, send, bytes, NULL, 0}, {from, NULL, 0, recv, bytes}};
+    if (to == from) messages[0] = (cpa_message){to, send, bytes, recv, bytes};
     double start = 0, waited;
     for (int i = -1; i < PROBE_EXCHANGES; i++) {
         cpa_exchange *exchange;
@@ -163,8 +190,8 @@ static cpa_status time_exchanges(cpa_control *control, cpa_transport *transport,
         if (table->drain && (i == -1 || i + 1 == PROBE_EXCHANGES))
             CPA_TRY(table->drain(transport, stream->native, err));
     }
-    *seconds = cpa_clock_now() - start;
-    return CPA_OK;
+    *seconds = (cpa_clock_now() - start) / PROBE_EXCHANGES;
+    return cpa_control_max(control, seconds, 1, err);
 }
 
 /* Bytes/s that a rank sends while every rank exchanges with its peer of the first round. */
@@ -174,12 +201,16 @@ static cpa_status measure_bandwidth(cpa_control *control, cpa_device *device, co
     cpa_stream *stream = NULL;
     void *buffers = NULL;
     double seconds;
-    cpa_status status = device->kernels->alloc(device, 2 * PROBE_BYTES, &buffers, err);
+    int64_t bytes = LEAST_BYTES / GROWTH;
+    cpa_status status = device->kernels->alloc(device, 2 * (int64_t)MOST_BYTES, &buffers, err);
     if (status == CPA_OK) status = device->kernels->stream_create(device, &stream, err);
     CPA_TRY_GOTO(cpa_control_agree(control, status, err), done);
     CPA_TRY_GOTO(table->open(control, &transport, err), done);
-    CPA_TRY_GOTO(time_exchanges(control, transport, stream, buffers, &seconds, err), done);
-    *bandwidth = PROBE_EXCHANGES * (double)PROBE_BYTES / seconds;
+    do {
+        bytes *= GROWTH;
+        CPA_TRY_GOTO(time_exchanges(control, transport, stream, buffers, bytes, &seconds, err), done);
+    } while (seconds < LONG_EXCHANGE_SECONDS && bytes < MOST_BYTES);
+    *bandwidth = (double)bytes / seconds;
 done:
     if (transport) transport->table->close(transport);
     if (stream) device->kernels->stream_destroy(stream);

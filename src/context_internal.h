@@ -53,6 +53,8 @@ typedef struct cpa_kv_transfer {
     int32_t send_peer, recv_peer;
     int64_t send_blocks, recv_blocks; /* in staging; 0: nothing in that direction */
     int64_t span, n_spans;            /* of what is packed */
+    int send_buffer;                  /* which half of the send staging */
+    int packs;                        /* 0: what is to be sent lies there already */
     int begins, ends;                 /* whether it is the first, the last that recv_peer sends in this round */
 } cpa_kv_transfer;
 
@@ -62,6 +64,7 @@ typedef struct cpa_row_run {
 } cpa_row_run;
 
 typedef struct cpa_pass_kv {
+    int in_place;             /* the state of the own shard is resumed over the segments */
     int64_t split;            /* where a shard may be cut: a multiple of blocks and of the device's split tokens */
     int64_t capacity;         /* blocks of a segment */
     int64_t k_bytes, v_bytes; /* of one staging block */

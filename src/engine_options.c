@@ -33,7 +33,6 @@ static void fill_defaults(cpa_engine_options *o) {
     if (o->interleave == 0) o->interleave = o->block_size;
     if (o->max_num_batched_tokens == 0) o->max_num_batched_tokens = 2048;
     if (o->max_num_seqs == 0) o->max_num_seqs = 256;
-    if (o->staging_bytes == 0) o->staging_bytes = (int64_t)64 << 20;
 }
 
 cpa_status cpa_engine_resolve(const cpa_engine_options *given, cpa_engine_options *out, cpa_error *err) {

@@ -180,6 +180,7 @@ static cpa_status collect_stats(cpa_engine *engine, cpa_error *err) {
     s->exposed_comm_s = most[0];
     s->imbalance = attend_sum > 0 ? most[1] * control->size / attend_sum : 1;
     s->staging_bytes = (int64_t)most[2];
+    s->staging_bound = context.staging_bound;
     s->verify_max_error = most[3];
     s->actual_attend_s = most[4];
     s->bytes_sent = (int64_t)sums[0];

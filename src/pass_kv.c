@@ -6,8 +6,9 @@
  * one sequence of transfers, the same number on every rank; the exchange of a transfer runs under the attention over
  * the one before, that of the first under the attention over the own shard.
  *
- * A peer's shard is attended from the empty state, resumed from segment to segment, and then merged: the same
- * arithmetic as pass-Q, so both give the same bits where attend does (shards are cut only where it allows). */
+ * Where attend promises bits, a peer's shard is attended from the empty state, resumed from segment to segment, and then
+ * merged: the same arithmetic as pass-Q, so both give the same bits (shards are cut only where it allows). Elsewhere the
+ * state of the own shard is resumed over every segment, which saves the merge. */
 #include <inttypes.h>
 #include <math.h>
 #include <stdlib.h>
@@ -19,7 +20,11 @@
 
 /* Segments in staging: two to send and two to receive, so that one is packed and one arrives while one is attended. */
 #define SEGMENTS 4
-#define DEFAULT_STAGING_BYTES ((int64_t)64 << 20)
+/* The share of a shard that may be sent unseen. */
+#define UNSEEN_PART 64
+/* By default. A device attends a segment in a few hundred microseconds; it takes long ones to fill it evenly. */
+#define HOST_STAGING_BYTES ((int64_t)64 << 20)
+#define DEVICE_STAGING_BYTES ((int64_t)512 << 20)
 
 static int64_t smaller(int64_t a, int64_t b) {
     return a < b ? a : b;
@@ -40,16 +45,19 @@ cpa_status cpa_pass_kv_create(cpa_context *c) {
     int64_t block = kv->k_bytes + kv->v_bytes;
 
     int64_t step = c->kernels->split_tokens(c->device);
+    kv->in_place = step == 1;
     kv->split = step;
     while (kv->split % o->block_size != 0) kv->split += step;
     int64_t least_bytes = SEGMENTS * (kv->split / o->block_size) * block;
-    int64_t bytes = o->staging_bytes ? o->staging_bytes : larger(DEFAULT_STAGING_BYTES, least_bytes);
+    int64_t usual = c->kernels->free_memory(0) < 0 ? HOST_STAGING_BYTES : DEVICE_STAGING_BYTES;
+    int64_t bytes = o->staging_bytes ? o->staging_bytes : larger(usual, least_bytes);
     if (bytes < least_bytes) {
         return cpa_fail(&c->error, CPA_INVALID,
                         "context: staging of %" PRId64 " bytes, expected at least %" PRId64 ": %d segments of %" PRId64
                         " tokens",
                         bytes, least_bytes, SEGMENTS, kv->split);
     }
+    c->stats.staging_bound = bytes;
     kv->capacity = smaller(bytes / SEGMENTS / block, INT32_MAX);
     if (c->map.cp_size == 1) return CPA_OK;
 
@@ -100,6 +108,8 @@ static void visible_tokens(const cpa_context *c, const cpa_planned_chunk *chunk,
     int64_t last_query = cpa_shard_pos(c->map, to.slot, to.keys - 1);
     int64_t end = mask.causal ? cpa_shard_len(c->map, from.slot, last_query + 1) : from.keys;
     int64_t begin = 0, sink_end = 0;
+    /* Unseen keys at the end cost little when they are few, and one packed copy then serves every receiver. */
+    if (from.keys - end <= from.keys / UNSEEN_PART) end = from.keys;
     if (mask.window > 0) {
         int64_t oldest = first_query - mask.window + 1;
         begin = smaller(cpa_shard_len(c->map, from.slot, oldest > 0 ? oldest : 0), end);
@@ -177,6 +187,33 @@ static int64_t blocks_of(const cpa_context *c, const cpa_kv_piece *piece) {
     return piece->block + (piece->count + c->options.block_size - 1) / c->options.block_size;
 }
 
+/* Whether two transfers send the same tokens. */
+static int same_spans(const cpa_pass_kv *kv, const cpa_kv_transfer *a, const cpa_kv_transfer *b) {
+    if (a->n_spans != b->n_spans) return 0;
+    for (int64_t i = 0; i < a->n_spans; i++) {
+        const cpa_kv_span *x = &kv->spans[a->span + i], *y = &kv->spans[b->span + i];
+        if (x->table != y->table || x->first != y->first || x->count != y->count || x->dst_block != y->dst_block)
+            return 0;
+    }
+    return 1;
+}
+
+/* Which half of the send staging a transfer uses: one where an earlier transfer left the same tokens, else the one that
+ * the transfer before does not use. */
+static void choose_send_buffer(cpa_pass_kv *kv, cpa_kv_transfer *transfer) {
+    transfer->packs = transfer->n_spans > 0;
+    transfer->send_buffer = 0;
+    int seen[2] = {0, 0};
+    for (const cpa_kv_transfer *earlier = transfer; earlier-- > kv->transfers && !(seen[0] && seen[1]);) {
+        if (earlier == transfer - 1) transfer->send_buffer = 1 - earlier->send_buffer;
+        if (earlier->n_spans == 0 || seen[earlier->send_buffer]++) continue;
+        if (!same_spans(kv, transfer, earlier)) continue;
+        transfer->send_buffer = earlier->send_buffer;
+        transfer->packs = 0;
+        return;
+    }
+}
+
 /* What this rank packs for a segment: the pieces from *next on that belong to it. */
 static cpa_status plan_send(cpa_context *c, int64_t segment, int64_t *next, cpa_kv_transfer *transfer) {
     cpa_pass_kv *kv = &c->kv;
@@ -190,6 +227,7 @@ static cpa_status plan_send(cpa_context *c, int64_t segment, int64_t *next, cpa_
         transfer->send_blocks = blocks_of(c, piece);
     }
     transfer->n_spans = kv->n_spans - transfer->span;
+    choose_send_buffer(kv, transfer);
     return CPA_OK;
 }
 
@@ -304,16 +342,16 @@ cpa_status cpa_pass_kv_plan(cpa_context *c) {
     kv->n_spans = 0;
     if (c->map.cp_size == 1) return CPA_OK;
     CPA_TRY(plan_runs(c));
-    if (kv->n_runs > 0) CPA_TRY(ensure_shard(c));
+    if (kv->n_runs > 0 && !kv->in_place) CPA_TRY(ensure_shard(c));
     for (int32_t round = 1; round < c->map.cp_size; round++) CPA_TRY(plan_round(c, round));
     return CPA_OK;
 }
 
 /* ---- one layer ---- */
 
-/* Buffer 0 or 1 of a direction: the halves of staging, two segments each. */
+/* The halves of staging have two segments each, for sending and for receiving. */
 static char *send_buffer(const cpa_pass_kv *kv, int64_t transfer) {
-    return kv->staging + transfer % 2 * kv->capacity * (kv->k_bytes + kv->v_bytes);
+    return kv->staging + kv->transfers[transfer].send_buffer * kv->capacity * (kv->k_bytes + kv->v_bytes);
 }
 
 static char *recv_buffer(const cpa_pass_kv *kv, int64_t transfer) {
@@ -348,6 +386,7 @@ static cpa_status pack(cpa_context *c, int64_t index, const cpa_context_args *ar
     const cpa_kv_transfer *transfer = &c->kv.transfers[index];
     if (transfer->send_blocks == 0) return CPA_OK;
     use_staging(c, segment_bytes(&c->kv, transfer->send_blocks));
+    if (!transfer->packs) return CPA_OK;
     cpa_kv_pack_args packing = {
         .size = sizeof packing,
         .src = args->kv,
@@ -429,7 +468,7 @@ static int is_first_shard(const cpa_pass_kv *kv, int64_t index) {
 static cpa_status attend_transfer(cpa_context *c, int64_t index, const cpa_context_args *args, cpa_stream *stream) {
     const cpa_kv_transfer *transfer = &c->kv.transfers[index];
     if (transfer->recv_blocks == 0) return CPA_OK;
-    if (transfer->begins) CPA_TRY(empty_shard(c, stream));
+    if (transfer->begins && !c->kv.in_place) CPA_TRY(empty_shard(c, stream));
     cpa_attend_args attend = {
         .size = sizeof attend,
         .q = args->q,
@@ -439,12 +478,12 @@ static cpa_status attend_transfer(cpa_context *c, int64_t index, const cpa_conte
         .mask = args->mask,
         .scale = args->scale,
         .resume = 1,
-        .state = c->kv.shard,
+        .state = c->kv.in_place ? c->states[0] : c->kv.shard,
     };
     if (!(cpa_fault_is(CPA_FAULT_DROPPED_SHARD) && is_first_shard(&c->kv, index))) {
         CPA_TRY(cpa_context_run_attend(c, c->kv.plans[index], &attend, stream));
     }
-    return transfer->ends ? merge_shard(c, stream) : CPA_OK;
+    return transfer->ends && !c->kv.in_place ? merge_shard(c, stream) : CPA_OK;
 }
 
 cpa_status cpa_pass_kv_start(cpa_context *c, const cpa_context_args *args, cpa_stream *stream) {

@@ -91,6 +91,7 @@ static cpa_outcome make_outcome(cpa_settings *settings, cpa_model *model, cpa_wo
                   .exposed_comm_s = 0.0125,
                   .imbalance = 1.25,
                   .staging_bytes = 2048,
+                  .staging_bound = 64 << 20,
                   .kv_blocks = 100,
                   .kv_peak = 42,
                   .preemptions = 5,

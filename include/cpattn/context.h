@@ -36,7 +36,8 @@ typedef struct cpa_context_options {
     cpa_dtype kv_dtype; /* of the cache */
     int32_t block_size;
     int32_t interleave;    /* 0 = block_size; a multiple of block_size */
-    int64_t staging_bytes; /* bound on the pass-KV buffers of this rank; 0 = 64 MiB, or the least if that is more */
+    int64_t staging_bytes; /* bound on the pass-KV buffers of this rank; 0 = 64 MiB, on a device with memory
+                              of its own 512 MiB, or the least if that is more */
     int64_t max_rows;      /* most new tokens in one step, over all ranks */
 } cpa_context_options;
 
@@ -65,6 +66,7 @@ typedef struct cpa_context_args {
 typedef struct cpa_context_stats {
     int64_t bytes_sent;
     int64_t staging_bytes;  /* most pass-KV staging in use at once */
+    int64_t staging_bound;  /* what it may be */
     double exposed_comm_s;  /* time that attention waited for messages */
     double attend_s;        /* time in attend and merge (host) */
     int64_t chunks_pass_kv; /* chunks times layers */

@@ -62,7 +62,7 @@ typedef struct cpa_engine_options {
     int64_t max_num_batched_tokens; /* 0 = 2048 */
     int32_t max_num_seqs;           /* 0 = 256 */
     cpa_algorithm algorithm;
-    int64_t staging_bytes; /* 0 = 64 MiB */
+    int64_t staging_bytes; /* 0 = the default of cpa_context_options */
     double verify;         /* share of (token, head, layer) rows that are checked; 0 = none */
     int32_t skip_self_test;
     uint64_t seed;            /* of the synthetic source and of the choice of checked rows */
@@ -116,6 +116,7 @@ typedef struct cpa_engine_stats {
     double exposed_comm_s; /* of the rank with the most */
     double imbalance;      /* busiest rank's attention time over the mean; 1 = even */
     int64_t staging_bytes; /* most on any rank */
+    int64_t staging_bound; /* what it may be */
     int64_t kv_blocks;     /* of one rank */
     int64_t kv_peak;       /* most in use on any rank */
     int64_t preemptions;

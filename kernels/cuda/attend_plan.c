@@ -3,7 +3,7 @@
  *
  * Decode: the keys of all units lie in a row, cut into as many equal stretches as CTAs run at once; a unit that a cut
  * crosses leaves a partial state on each side. Prefill: one CTA a tile, the longest first, cut only where there are too
- * few tiles to fill the device. */
+ * few tiles to fill the device, or where those that come last would leave most of it idle. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -16,9 +16,10 @@ enum {
     LEAST_DECODE_LOAD = 4, /* of a CTA, in the same units */
     MOST_DECODE_SLACK = 4, /* a CTA may load so much more, or a 16th, rather than leave little of a unit to the next */
     DECODE_SLACK_PART = 16,
-    PREFILL_WAVES = 3,         /* tiles are cut when they fill the device fewer times than this */
-    PREFILL_OVERHEAD = 2,      /* cost of beginning and ending a prefill piece, in units of CPA_CUDA_PREFILL_KEYS */
-    LEAST_PREFILL_SPLIT = 1024 /* keys */
+    PREFILL_WAVES = 3,          /* tiles are cut when they fill the device fewer times than this */
+    PREFILL_OVERHEAD = 2,       /* cost of beginning and ending a prefill piece, in units of CPA_CUDA_PREFILL_KEYS */
+    LEAST_PREFILL_SPLIT = 1024, /* keys */
+    MOST_TAIL_CUTS = 8          /* of one of the last tiles */
 };
 
 typedef struct plan_builder {
@@ -30,6 +31,8 @@ typedef struct plan_builder {
     int64_t most_keys;             /* of one tile, in the same unit */
     int64_t split_keys;            /* prefill tiles are cut into pieces of so many */
     int64_t n_pieces;              /* prefill */
+    int64_t tail_pieces;           /* prefill; room for so many more */
+    int64_t visible_keys;          /* of all prefill pieces */
     int64_t decode_ctas, decode_cap;
     cpa_cuda_piece *decode;
     cpa_cuda_piece *prefill;
@@ -117,6 +120,8 @@ static void choose_splits(plan_builder *b) {
     if (b->decode_cap < LEAST_DECODE_LOAD) b->decode_cap = LEAST_DECODE_LOAD;
     choose_prefill_split(b);
     b->n_pieces = count_pieces(b, b->split_keys);
+    if (b->split_keys == INT32_MAX)
+        b->tail_pieces = (MOST_TAIL_CUTS - 1) * (b->n_pieces < b->multiprocessors ? b->n_pieces : b->multiprocessors);
 }
 
 /* A tile of the item's rows against all its keys. */
@@ -218,6 +223,7 @@ static void split_prefill(plan_builder *b) {
                 if (cut + 1 < cuts) piece->k_end = (int32_t)((cut + 1) * b->split_keys);
                 if (cuts > 1) piece->partial = (int32_t)(partial + cut * (row_end - row));
                 b->in_order[n].cost = visible_keys(b, piece);
+                b->visible_keys += b->in_order[n].cost;
             }
         }
     }
@@ -235,6 +241,50 @@ static void sort_prefill(plan_builder *b) {
     for (int64_t i = 0; i < BUCKETS; i++) begin[i + 1] += begin[i];
     for (int64_t i = 0; i < b->n_pieces; i++)
         b->prefill[begin[(most - b->in_order[i].cost) * (BUCKETS - 1) / most]++] = b->in_order[i].piece;
+}
+
+/* Into how many pieces a tile is cut when `left` keys remain, its own included (guided self-scheduling,
+ * Polychronopoulos and Kuck, 1987): none shall take longer than what a multiprocessor still has to do. */
+static int64_t tail_cuts(const plan_builder *b, const cpa_cuda_piece *tile, int64_t left) {
+    const int64_t cost = visible_keys(b, tile), share = left * b->batch->kv_heads / b->multiprocessors;
+    const int64_t most = cost / LEAST_PREFILL_SPLIT < MOST_TAIL_CUTS ? cost / LEAST_PREFILL_SPLIT : MOST_TAIL_CUTS;
+    const int64_t cuts = share > 0 ? (cost + share / 2) / share : most;
+    return cuts < most ? cuts : most;
+}
+
+/* Pieces of whole tiles of keys that share what the tile's rows see. */
+static void cut_tile(plan_builder *b, const cpa_cuda_piece *tile, int64_t cuts) {
+    const int64_t partial = b->partial_rows, rows = tile->row_end - tile->row_begin;
+    const int64_t keys = ceil_div(ceil_div(visible_keys(b, tile), cuts), CPA_CUDA_PREFILL_KEYS) * CPA_CUDA_PREFILL_KEYS;
+    add_split(b, tile, cuts);
+    for (int64_t cut = 0; cut < cuts; cut++) {
+        cpa_cuda_piece *piece = &b->prefill[b->n_pieces++];
+        *piece = *tile;
+        piece->k_begin = (int32_t)(cut * keys);
+        if (cut + 1 < cuts) piece->k_end = (int32_t)((cut + 1) * keys);
+        piece->partial = (int32_t)(partial + cut * rows);
+    }
+}
+
+/* Cuts the last of the sorted tiles, as long as there is room. */
+static void cut_tail(plan_builder *b) {
+    const int64_t n = b->n_pieces;
+    int64_t left = b->visible_keys, whole = 0;
+    for (; whole < n && tail_cuts(b, &b->prefill[whole], left) < 2; whole++)
+        left -= visible_keys(b, &b->prefill[whole]);
+    for (int64_t i = whole; i < n; i++) b->in_order[i].piece = b->prefill[i];
+    b->n_pieces = whole;
+    for (int64_t i = whole; i < n; i++) {
+        const cpa_cuda_piece *tile = &b->in_order[i].piece;
+        const int64_t cuts = tail_cuts(b, tile, left);
+        left -= visible_keys(b, tile);
+        if (cuts > 1 && cuts <= b->tail_pieces) {
+            b->tail_pieces -= cuts - 1;
+            cut_tile(b, tile, cuts);
+        } else {
+            b->prefill[b->n_pieces++] = *tile;
+        }
+    }
 }
 
 /* Room in the pinned image and its twin on the device; what was there is lost when they grow. */
@@ -283,7 +333,7 @@ static void place_sections(cpa_cuda_plan *plan, const plan_builder *b) {
     plan->decode_at = at;
     at += align_section((b->n_decode + b->decode_ctas) * (int64_t)sizeof(cpa_cuda_piece));
     plan->prefill_at = at;
-    at += align_section(b->n_pieces * (int64_t)sizeof(cpa_cuda_piece));
+    at += align_section((b->n_pieces + b->tail_pieces) * (int64_t)sizeof(cpa_cuda_piece));
     plan->splits_at = at;
     int64_t splits = b->n_tiles + (b->n_decode < b->decode_ctas ? b->n_decode : b->decode_ctas);
     at += align_section(splits * (int64_t)sizeof(cpa_cuda_split));
@@ -322,6 +372,7 @@ cpa_status cpa_cuda_plan_set(cpa_attend_plan *base, const cpa_attend_batch *batc
     split_decode(&b);
     split_prefill(&b);
     sort_prefill(&b);
+    if (b.tail_pieces > 0) cut_tail(&b);
     if (b.partial_rows > INT32_MAX)
         return cpa_fail(err, CPA_UNSUPPORTED, "attend plan: %lld rows of split keys, at most %d",
                         (long long)b.partial_rows, INT32_MAX);
