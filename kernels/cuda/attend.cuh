@@ -16,7 +16,7 @@ struct row_keys {
 
 /* How many keys of the item sit before position p. One rank that holds everything needs no division. */
 __device__ inline int32_t keys_before(const cpa_cuda_attend_args &a, const cpa_cuda_piece &piece, int64_t p) {
-    int64_t keys = p <= 0 ? 0 : a.map.cp_size == 1 ? p : cpa_shard_len(a.map, piece.k_slot, p);
+    int64_t keys = p <= 0 ? 0 : a.map.cp_size == 1 ? p : cpa_keys_before(a.map, piece.k_slot, piece.k_others, p);
     keys -= piece.k_first;
     return (int32_t)(keys < 0 ? 0 : keys > piece.k_end ? piece.k_end : keys);
 }
