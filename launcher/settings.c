@@ -63,7 +63,7 @@ static const cpa_field table[] = {
     {"Exchange", "algorithm", NULL, CHOICE(algorithm, "auto", algorithms),
      .help = "move keys and values (pass-kv), or queries (pass-q); auto: the cheaper one, chunk by chunk"},
     {"Exchange", "staging-bytes", "N", INT(staging_bytes, "auto", 0, 0x1p40), .word = "auto",
-     .help = "bound on the memory of one rank for keys and values on their way; auto: 64 MiB, on a GPU 512 MiB"},
+     .help = "bound on the memory of one rank for keys and values on their way; auto: 64 MiB, on a GPU 1 GiB"},
     {"Checks", "verify", "R", REAL(verify, "0.001", 0, 1),
      .help = "share of the results (token, head, layer) that are checked against float64"},
     {"Checks", "skip-self-test", NULL, FLAG(skip_self_test, "false"), .help = "start without the self-test"},

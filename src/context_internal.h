@@ -65,6 +65,7 @@ typedef struct cpa_kv_transfer {
     int packs;                        /* 0: nothing is sent, or it lies there already */
     int begins, ends;                 /* peer by peer: whether it is the first, the last that the peer sends */
     int64_t send_blocks, recv_blocks; /* in use */
+    int64_t rows;                     /* all peers at once: own rows that it is attended for */
 } cpa_kv_transfer;
 
 /* A range of rows. */
@@ -202,7 +203,9 @@ void cpa_pass_kv_destroy(cpa_context *c);
 cpa_status cpa_pass_kv_plan(cpa_context *c);
 /* Sends the first segment on its way. */
 cpa_status cpa_pass_kv_start(cpa_context *c, const cpa_context_args *args, cpa_stream *stream);
-/* The shards of the peers, joined with states[0]. */
+/* Whether the last transfer of a layer completes every row, so that its attend can round the results. */
+int cpa_pass_kv_completes(const cpa_context *c, const cpa_context_args *args);
+/* The shards of the peers, joined with states[0]; or the results, if it completes them. */
 cpa_status cpa_pass_kv_run(cpa_context *c, const cpa_context_args *args, cpa_stream *stream);
 
 /* pass_q.c */

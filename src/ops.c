@@ -310,8 +310,8 @@ static cpa_status check_attend(const cpa_attend_plan *plan, const cpa_attend_arg
     REQUIRE(err, args->mask.window >= 0 && args->mask.sinks >= 0, "attend: window is %lld and sinks is %d",
             (long long)args->mask.window, args->mask.sinks);
     REQUIRE(err, args->scale - args->scale == 0, "attend: scale is %g, expected a finite number", (double)args->scale);
-    REQUIRE(err, !(args->resume && args->out), "attend: out is set, but resume is %d, expected 0", args->resume);
-    REQUIRE(err, args->out || (args->state.o && args->state.lse), "attend: state.%s is NULL and out is not set",
+    REQUIRE(err, (args->out && !args->resume) || (args->state.o && args->state.lse),
+            "attend: state.%s is NULL; expected a state unless out is set and resume is 0",
             args->state.o ? "lse" : "o");
     return CPA_OK;
 }

@@ -19,7 +19,7 @@
 
 /* By default. A device attends a segment in a few hundred microseconds; it takes long ones to fill it evenly. */
 #define HOST_STAGING_BYTES ((int64_t)64 << 20)
-#define DEVICE_STAGING_BYTES ((int64_t)512 << 20)
+#define DEVICE_STAGING_BYTES ((int64_t)1 << 30)
 
 static int64_t larger(int64_t a, int64_t b) {
     return a > b ? a : b;
@@ -358,6 +358,7 @@ static cpa_status attend_transfer(cpa_context *c, int64_t index, const cpa_conte
         .scale = args->scale,
         .resume = 1,
         .state = c->kv.gather ? c->states[0] : c->kv.shard,
+        .out = index + 1 == c->kv.n_transfers && cpa_pass_kv_completes(c, args) ? args->out : NULL,
     };
     if (!(cpa_fault_is(CPA_FAULT_DROPPED_SHARD) && arrives_first(&c->kv, index))) {
         CPA_TRY(cpa_context_run_attend(c, transfer->plan, &attend, stream));
@@ -370,6 +371,12 @@ cpa_status cpa_pass_kv_start(cpa_context *c, const cpa_context_args *args, cpa_s
     if (c->kv.n_transfers == 0) return CPA_OK;
     CPA_TRY(pack(c, 0, args, stream));
     return start_transfer(c, 0, stream);
+}
+
+int cpa_pass_kv_completes(const cpa_context *c, const cpa_context_args *args) {
+    const cpa_pass_kv *kv = &c->kv;
+    if (!kv->gather || kv->n_transfers == 0 || c->q.active || args->lse) return 0;
+    return kv->transfers[kv->n_transfers - 1].rows == c->rows;
 }
 
 cpa_status cpa_pass_kv_run(cpa_context *c, const cpa_context_args *args, cpa_stream *stream) {

@@ -162,7 +162,7 @@ static cpa_status add_table(cpa_context *c, const cpa_kv_piece *piece, const cpa
     return CPA_OK;
 }
 
-static cpa_status plan_receive(cpa_context *c, int64_t begin, int64_t end, cpa_attend_plan *plan) {
+static cpa_status plan_receive(cpa_context *c, int64_t begin, int64_t end, cpa_kv_transfer *transfer) {
     int64_t n = 0, entries = 0;
     for (int64_t i = begin; i < end; i++) {
         const cpa_kv_piece *piece = &c->kv.received.data[i];
@@ -174,6 +174,7 @@ static cpa_status plan_receive(cpa_context *c, int64_t begin, int64_t end, cpa_a
             if (slot != own.slot) keys += tokens_in(c, slot, chunk->end, piece->first, piece->count);
         }
         CPA_TRY(add_table(c, piece, chunk, &entries));
+        transfer->rows += own.rows;
         c->items[n++] = (cpa_attend_item){
             .q_row = chunk->row,
             .q_count = own.rows,
@@ -186,7 +187,7 @@ static cpa_status plan_receive(cpa_context *c, int64_t begin, int64_t end, cpa_a
             .k_others = 1,
         };
     }
-    return cpa_context_set_plan(c, plan, n, c->kv.table, entries);
+    return cpa_context_set_plan(c, transfer->plan, n, c->kv.table, entries);
 }
 
 static cpa_status plan_segment(cpa_context *c, int64_t begin, int64_t end) {
@@ -204,7 +205,7 @@ static cpa_status plan_segment(cpa_context *c, int64_t begin, int64_t end) {
     }
     CPA_TRY(plan_send(c, begin, end));
     cpa_pass_kv_close_transfer(c);
-    return receives ? plan_receive(c, begin, end, transfer->plan) : CPA_OK;
+    return receives ? plan_receive(c, begin, end, transfer) : CPA_OK;
 }
 
 cpa_status cpa_pass_kv_plan_gather(cpa_context *c) {

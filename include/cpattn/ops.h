@@ -103,8 +103,8 @@ CPA_API void cpa_attend_plan_destroy(cpa_attend_plan *plan);
  * resume = 0 starts from the empty state and writes every row of every item; resume = 1 continues from the state that
  * is there, as if the earlier keys had been attended in the same call. Rows of no item are left alone. A row that sees
  * no key becomes (or stays) O = 0, LSE = -inf.
- * With `out`, the result is also rounded to q_dtype and stored there (only with resume = 0); `state.o` and `state.lse`
- * may then be NULL.
+ * With `out`, the result is also rounded to q_dtype and stored there. `state.o` and `state.lse` may then be NULL if
+ * resume = 0; if resume = 1, `state.lse` is that of the result, and what `state.o` holds afterwards is unspecified.
  *
  * On the host back end the result of a row has the same bits however the rows are grouped into items, calls and steps,
  * and whether its keys come in one call or in several resumed ones cut at multiples of cpa_attend_split_tokens. */

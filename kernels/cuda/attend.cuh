@@ -111,7 +111,7 @@ struct merge_weights {
 };
 
 /* Where a row's normalised O and its LSE go: the state, joined with what is there if the call resumes it; or `out`, and
- * the state if there is one; or the work space. Everyone who stores O of a row does so before one of them stores the
+ * the state if there is one that is not resumed; or the work space. Everyone who stores O of a row does so before one of them stores the
  * LSE, since the weights follow from the LSE that is there. */
 struct row_sink {
     float *o, *lse;
@@ -151,7 +151,7 @@ struct row_sink {
                 load_floats(o + column, old);
                 for (int i = 0; i < N; i++) result[i] += weights.a * old[i];
             }
-            store_floats(o + column, result);
+            if (!(resume && out)) store_floats(o + column, result);
         }
         if (out) store_elements<T>(out, column, result);
     }
