@@ -28,7 +28,7 @@ cpa_status cpa_bench_cuda_use(cpa_device *device, cpa_bench_path path, cpa_error
     cpa_cuda_path wanted = path == CPA_BENCH_PATH_BEST     ? best
                            : path == CPA_BENCH_PATH_SIMPLE ? CPA_CUDA_SIMPLE
                                                            : CPA_CUDA_PORTABLE;
-    if (wanted > best) return cpa_fail(err, CPA_UNSUPPORTED, "bench: --kernels: the device has no tensor cores");
+    if (wanted > best) return cpa_cuda_check(err, cudaErrorNotSupported, "bench: --kernels");
     cuda->path = wanted;
     return CPA_OK;
 }

@@ -5,8 +5,6 @@
 
 #include <cpattn/device.h>
 
-#include "base/check.h"
-
 /* The choices of --kernels, in the order of its words. */
 typedef enum cpa_bench_path { CPA_BENCH_PATH_BEST = 0, CPA_BENCH_PATH_SIMPLE, CPA_BENCH_PATH_PORTABLE } cpa_bench_path;
 
@@ -22,6 +20,8 @@ cpa_status cpa_bench_cuda_use(cpa_device *device, cpa_bench_path path, cpa_error
 }
 #endif
 #else
+#include "base/check.h"
+
 static inline cpa_status cpa_bench_cuda_read(void *memory, int64_t bytes, cpa_stream *stream, cpa_error *err) {
     (void)memory, (void)bytes, (void)stream;
     return cpa_fail(err, CPA_UNSUPPORTED, "bench: built without CUDA");

@@ -89,7 +89,7 @@ static cpa_status prepare(cpa_bench_site *site, const int64_t *shape, cpa_bench_
     s->site = site;
     s->bytes = shape[0];
     int32_t size = site->control.size;
-    const cpa_transport_table *table;
+    const cpa_transport_table *table = NULL;
     CPA_TRY(find_transport(site, &table, err));
     cpa_status status = table->open(&site->control, &s->transport, err);
     CPA_TRY(cpa_control_agree(&site->control, status, err));

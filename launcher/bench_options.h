@@ -27,11 +27,12 @@ typedef struct cpa_bench_options {
     int64_t path;          /* kernels of a CUDA device: cpa_bench_path */
     int64_t transport;     /* cpa_bench_transport */
     int64_t at_once;       /* one exchange with all peers; else the rounds */
-    int64_t context, batch, decode_context, chunk, staging_bytes; /* of scaling; chunk 0: the context */
-    int64_t threads;                                              /* 0: what the program would use */
-    double min_time_s;                                            /* a case is repeated for at least so long */
-    int64_t iterations;                                           /* 0: as min_time_s says */
-    char json[CPA_TEXT_BYTES];                                    /* empty: no file */
+    int64_t context, batch, decode_context, chunk,
+        staging_bytes;         /* of scaling; chunk 0: the context; staging_bytes 0: the library's */
+    int64_t threads;           /* 0: what the program would use */
+    double min_time_s;         /* a case is repeated for at least so long */
+    int64_t iterations;        /* 0: as min_time_s says */
+    char json[CPA_TEXT_BYTES]; /* empty: no file */
     int64_t help;
 } cpa_bench_options;
 
