@@ -21,18 +21,19 @@ typedef struct cpa_bench_options {
     int64_t device;              /* cpa_device_choice */
     int64_t dtype, kv_dtype;     /* cpa_dtype, of tensors and of the cache */
     int64_t q_heads, kv_heads, k_dim, v_dim, block_size;
-    int64_t full;          /* 0 causal, 1 without a mask */
-    int64_t pages_ordered; /* pages lie one after another; else in random order */
-    int64_t ragged;        /* sequence i has (i mod 8 + 1) / 8 of the context */
-    int64_t path;          /* kernels of a CUDA device: cpa_bench_path */
-    int64_t transport;     /* cpa_bench_transport */
-    int64_t at_once;       /* one exchange with all peers; else the rounds */
-    int64_t context, batch, decode_context, chunk,
-        staging_bytes;         /* of scaling; chunk 0: the context; staging_bytes 0: the library's */
-    int64_t threads;           /* 0: what the program would use */
-    double min_time_s;         /* a case is repeated for at least so long */
-    int64_t iterations;        /* 0: as min_time_s says */
-    char json[CPA_TEXT_BYTES]; /* empty: no file */
+    int64_t full;                           /* 0 causal, 1 without a mask */
+    int64_t pages_ordered;                  /* pages lie one after another; else in random order */
+    int64_t ragged;                         /* sequence i has (i mod 8 + 1) / 8 of the context */
+    int64_t path;                           /* kernels of a CUDA device: cpa_bench_path */
+    int64_t transport;                      /* cpa_bench_transport */
+    int64_t at_once;                        /* one exchange with all peers; else the rounds */
+    int64_t context, batch, decode_context; /* of scaling */
+    int64_t chunk;                          /* of scaling; 0: the context */
+    int64_t staging_bytes;                  /* of scaling; 0: the library's choice */
+    int64_t threads;                        /* 0: what the program would use */
+    double min_time_s;                      /* a case is repeated for at least so long */
+    int64_t iterations;                     /* 0: as min_time_s says */
+    char json[CPA_TEXT_BYTES];              /* empty: no file */
     int64_t help;
 } cpa_bench_options;
 
