@@ -5,7 +5,7 @@
 # several GPUs; prints one table last: work, ours, peer, ratio, goal, met or not. Exits 1 if anything failed or was wrong.
 #     STEPS="tests sanitizer kernels peers exchange scaling" bench/gpu.sh BIN OUT     # some of them, in this order
 #     CONTEXT=131072 BATCH=64 DECODE_CONTEXT=131072 PYTHON=python3 bench/gpu.sh BIN OUT
-set -u
+set -uo pipefail
 bin=${1:?usage: gpu.sh BIN OUT}
 out=${2:?usage: gpu.sh BIN OUT}
 here=$(dirname "$0")
@@ -40,7 +40,7 @@ bench() {
   [ "$ranks" = 1 ] || start="$mpirun -np $ranks"
   rm -f "$out/ours-$name.json"
   step "ours-$name" 150 $start "$bin/cp_attn" bench "$@" --device cuda --result-json "$out/ours-$name.json"
-  grep -v '^#' "$out/ours-$name.txt"
+  grep -v "^#" "$out/ours-$name.txt" || true
 }
 
 tests() {
@@ -71,7 +71,7 @@ peers() {
   rm -f "$out/peer-attend.json"
   step peer-attend 150 "$python" "$here/torch_attend.py" --device cuda --dtype bf16 --heads 32/8 \
     --result-json "$out/peer-attend.json" --shapes "$("$python" "$here/gpu_table.py" peer-shapes)"
-  grep -v '^#' "$out/peer-attend.txt"
+  grep -v "^#" "$out/peer-attend.txt" || true
 }
 
 exchange() {
@@ -85,7 +85,7 @@ scaling() {
   rm -f "$out/peer-context_parallel.json"
   step peer-context_parallel 150 "$python" -m torch.distributed.run --nproc-per-node "$gpus" \
     "$here/torch_context_parallel.py" --context "$context" --result-json "$out/peer-context_parallel.json"
-  grep -v '^#' "$out/peer-context_parallel.txt"
+  grep -v "^#" "$out/peer-context_parallel.txt" || true
 }
 
 nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader
