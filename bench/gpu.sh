@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# gpu.sh BIN OUT: one visit to a machine with GPUs. BIN holds cp_attn and, for the tests, test_cuda_ops, test_cuda_attend
-# and test_device_transport (a build's launcher and tests folders, copied together); OUT takes every output. Runs the
-# device tests, the sanitizer on small cases, every benchmark beside its peer in PyTorch, and scaling where there are
-# several GPUs; prints one table last: work, ours, peer, ratio, goal, met or not. Exits 1 if anything failed or was wrong.
+# gpu.sh BIN OUT: one visit to a machine with GPUs. BIN holds cp_attn and, for the tests, test_cuda_ops,
+# test_cuda_attend and test_device_transport (a build's launcher and tests folders, copied together); OUT takes every
+# output. Runs the device tests, the sanitizer on small cases, every benchmark beside its peer in PyTorch, and scaling
+# where there are several GPUs; prints one table last: work, ours, peer, ratio, goal, met or not. Exits 1 if anything
+# failed or was wrong.
 #     STEPS="tests sanitizer kernels peers exchange scaling" bench/gpu.sh BIN OUT     # some of them, in this order
 #     CONTEXT=131072 BATCH=64 DECODE_CONTEXT=131072 PYTHON=python3 bench/gpu.sh BIN OUT
 set -uo pipefail

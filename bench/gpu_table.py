@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """gpu_table.py OUT: joins the JSON files of bench/gpu.sh into one table: work, ours, peer, ratio, goal, met or not.
-gpu_table.py peer-shapes: the cases of `cp_attn bench attend` that have a goal beside the peer, as the peer wants them."""
+gpu_table.py peer-shapes: the cases of `cp_attn bench attend` that have a goal beside the peer, as it wants them."""
 import json
 import pathlib
 import sys
@@ -52,8 +52,8 @@ def prefill_rows(ours, peer):
     for case, other, goal in AMONG_OURS:
         if case in ours and other in ours:
             ratio = ours[case]["gflops"] / ours[other]["gflops"]
-            line(f"prefill {case}", tflops(ours[case]), f"ours {other} {tflops(ours[other])}", ratio, f">= {goal:.2f} x",
-                 ratio >= goal)
+            line(f"prefill {case}", tflops(ours[case]), f"ours {other} {tflops(ours[other])}", ratio,
+                 f">= {goal:.2f} x", ratio >= goal)
 
 
 def is_decode(shape):
@@ -109,7 +109,8 @@ def scaling_rows(run, peer):
 
 
 def main(folder):
-    runs = {name: load(folder, f"ours-{name}") for name in ("attend", "merge", "kv_write", "kv_pack", "exchange", "scaling")}
+    names = ("attend", "merge", "kv_write", "kv_pack", "exchange", "scaling")
+    runs = {name: load(folder, f"ours-{name}") for name in names}
     print("| work | ours | peer | ratio | goal | met |")
     print("|---|---|---|---|---|---|")
     prefill_rows(by_shape(runs["attend"]), by_shape(load(folder, "peer-attend")))
@@ -118,7 +119,8 @@ def main(folder):
         copy_rows(runs[name])
     exchange_rows(runs["exchange"])
     context_parallel = load(folder, "peer-context_parallel")
-    scaling_rows(runs["scaling"], max(context_parallel["rows"], key=lambda row: row["gflops"]) if context_parallel else None)
+    fastest = max(context_parallel["rows"], key=lambda row: row["gflops"]) if context_parallel else None
+    scaling_rows(runs["scaling"], fastest)
     wrong = sum(row["wrong"] for run in runs.values() if run for row in run["rows"])
     print(f"\n{wrong} wrong results")
     return wrong > 0

@@ -1,5 +1,5 @@
-/* bench attend: the last tokens of some sequences against their whole contexts over a paged KV cache, whose unused memory
- * is poisoned. Calls take turns over copies of the cache, so that keys and values come from memory. */
+/* bench attend: the last tokens of some sequences against their whole contexts over a paged KV cache, whose unused
+ * memory is poisoned. Calls take turns over copies of the cache, so that keys and values come from memory. */
 #include <stdlib.h>
 
 #include <cpattn/ops.h>

@@ -1,6 +1,6 @@
 /* bench exchange: every rank sends the same number of bytes to every other, in the rounds of comm/rounds.h, two rounds
- * in flight, as pass-KV does, or all at once, as pass-Q does. The check sends bytes that depend on sender, receiver and place into poisoned
- * buffers and counts those that differ. */
+ * in flight, or all at once. The check sends bytes that depend on sender, receiver and place into poisoned buffers and
+ * counts those that differ. */
 #include <stdlib.h>
 #include <string.h>
 

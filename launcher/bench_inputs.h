@@ -13,8 +13,8 @@ cpa_status cpa_bench_synthesize(cpa_bench_site *site, cpa_synth_tensor tensor, i
 /* An array of first, first + 1, ..., to be freed; NULL without memory. */
 int64_t *cpa_bench_positions(int64_t first, int64_t n);
 
-/* Keys or values of the positions [first, first + n) of a sequence as the cache holds them, all KV heads, copied to host
- * memory that is to be freed: [n, kv_heads, dim]. */
+/* Keys or values of the positions [first, first + n) of a sequence as the cache holds them, all KV heads, copied to
+ * host memory that is to be freed: [n, kv_heads, dim]. */
 cpa_status cpa_bench_recall(cpa_bench_site *site, cpa_synth_tensor tensor, int64_t sequence, int64_t first, int64_t n,
                             void **out, cpa_error *err);
 

@@ -1,6 +1,6 @@
 /* bench merge: n partial states of the same rows into one, checked against the definition in float64. Some states are
- * empty, some have a NaN LSE, and the O of those is NaN. The inputs repeat after PERIOD_ROWS rows, so that only those are
- * computed again; the others must have their bits. */
+ * empty, some have a NaN LSE, and the O of those is NaN. The inputs repeat after PERIOD_ROWS rows, so that only those
+ * are computed again; the others must have their bits. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
