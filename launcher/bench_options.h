@@ -60,8 +60,8 @@ typedef struct cpa_bench_case {
 } cpa_bench_case;
 
 /* Parses "2x1Kx4K:block-size=16:ragged=true,...": n_dims numbers a case, which may end in K, M or G (powers of 1024),
- * then options that hold for this case alone. `options` are not resolved yet; those of the cases are. cases has room for
- * CPA_BENCH_MAX_CASES. */
+ * then options that hold for this case alone. `options` are not resolved yet; those of the cases are. cases has
+ * room for CPA_BENCH_MAX_CASES. */
 cpa_status cpa_bench_cases_parse(const char *list, int n_dims, const cpa_bench_options *options, cpa_backend backend,
                                  cpa_bench_case *cases, int *n_cases, cpa_error *err);
 

@@ -11,8 +11,8 @@ fail() {
     exit 1
 }
 
-# bench RANKS ARGUMENT...: runs it on the host into out.txt and err.txt; the exit code in $code. One rank runs without mpirun, which
-# takes seconds to end a job that fails.
+# bench RANKS ARGUMENT...: runs it on the host into out.txt and err.txt; the exit code in $code. One rank runs without
+# mpirun, which takes seconds to end a job that fails.
 bench() {
     local start=""
     [ "$1" = 1 ] || start="$MPIRUN -np $1"
