@@ -25,14 +25,17 @@ step() {
 
 nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader
 step test_cuda_ops 60 "$bin/test_cuda_ops"
-for path in simple portable hopper; do step "test_cuda_attend-$path" 90 "$bin/test_cuda_attend" $path; done
+for path in simple portable hopper; do
+  step "test_attend-$path" 90 env CPATTN_TEST_DEVICE=cuda:$path "$bin/test_attend"
+done
 
 if command -v compute-sanitizer >/dev/null; then
   step memcheck-ops 60 compute-sanitizer --tool memcheck --report-api-errors no --error-exitcode 9 "$bin/test_cuda_ops"
   step racecheck-ops 60 compute-sanitizer --tool racecheck --error-exitcode 9 "$bin/test_cuda_ops"
   for path in portable hopper; do
     for tool in memcheck racecheck synccheck; do # the first tests only: the sanitizer is slow
-      step "$tool-$path" 60 compute-sanitizer --tool $tool --error-exitcode 9 "$bin/test_cuda_attend" $path 2
+      step "$tool-$path" 60 env CPATTN_TEST_DEVICE=cuda:$path compute-sanitizer --tool $tool --error-exitcode 9 \
+        "$bin/test_attend" 2
     done
   done
 else

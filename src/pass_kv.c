@@ -316,7 +316,7 @@ static cpa_status merge_shard(cpa_context *c, cpa_stream *stream) {
         cpa_row_run run = c->kv.runs[i];
         cpa_partial acc = cpa_context_state_at(c->states[0], run.row);
         cpa_partial shard = cpa_context_state_at(c->kv.shard, run.row);
-        if (cpa_fault_is(CPA_FAULT_BASE2_LSE)) cpa_context_break_lse(c, shard, run.rows);
+        if (cpa_fault_is(CPA_FAULT_BASE2_LSE)) CPA_TRY(cpa_context_spoil_lse(c, shard, run.rows, stream));
         cpa_merge_args merge = {
             .size = sizeof merge,
             .rows = run.rows,

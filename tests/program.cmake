@@ -3,7 +3,7 @@
 # cpattn_launcher_test(NAME SOURCE...): a unit test of parts of the program.
 function(cpattn_launcher_test name)
   add_executable(${name} ${ARGN})
-  target_link_libraries(${name} PRIVATE cpattn_launcher cpattn_static PkgConfig::CUNIT)
+  target_link_libraries(${name} PRIVATE cpattn_launcher cpattn_static ${CPATTN_CUNIT})
   target_compile_definitions(${name} PRIVATE CPA_CONFIGS="${PROJECT_SOURCE_DIR}/configs")
   add_test(NAME ${name} COMMAND ${name})
   set_tests_properties(${name} PROPERTIES TIMEOUT ${CPATTN_TEST_TIMEOUT} LABELS host)
