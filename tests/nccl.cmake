@@ -10,4 +10,5 @@ endforeach()
 foreach(n 1 2 3 4)
   add_test(NAME test_device_transport-np${n} COMMAND ${CPATTN_MPIRUN} -np ${n} $<TARGET_FILE:test_device_transport>)
   cpattn_on_device(test_device_transport-np${n} cuda ${n})
+  set_tests_properties(test_device_transport-np${n} PROPERTIES RUN_SERIAL ON) # it measures times
 endforeach()
