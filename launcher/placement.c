@@ -137,8 +137,7 @@ static MPI_Comm split_host(MPI_Comm comm) {
 }
 
 void cpa_placement_find(MPI_Comm comm, int32_t threads, int bind, cpa_placement *out) {
-    *out =
-        (cpa_placement){.cores = 1, .threads = threads > 0 ? threads : 1, .wanted_threads = threads, .bind = bind};
+    *out = (cpa_placement){.cores = 1, .threads = threads > 0 ? threads : 1, .wanted_threads = threads, .bind = bind};
     MPI_Comm host = split_host(comm);
     MPI_Comm_size(host, &out->ranks_here);
     MPI_Comm_rank(host, &out->rank_here);

@@ -33,10 +33,10 @@ typedef enum cpa_device_choice { CPA_DEVICE_AUTO = 0, CPA_DEVICE_HOST, CPA_DEVIC
  * takes a thread a core. */
 void cpa_placement_find(MPI_Comm comm, int32_t threads, int bind, cpa_placement *out);
 
-/* Chooses the device of this rank after cpa_placement_find: the CUDA device with the number of the rank on its host, or the
- * host, which `auto` takes when there is no CUDA device. With a CUDA device the cores are divided again: each rank takes
- * its share of those near its device (launcher/cores.h); a line of the log says which. Collective; fails on all ranks
- * alike when a host has fewer CUDA devices than ranks. */
+/* Chooses the device of this rank after cpa_placement_find: the CUDA device with the number of the rank on its host, or
+ * the host, which `auto` takes when there is no CUDA device. With a CUDA device the cores are divided again: each rank
+ * takes its share of those near its device (launcher/cores.h); a line of the log says which. Collective; fails on all
+ * ranks alike when a host has fewer CUDA devices than ranks. */
 cpa_status cpa_placement_choose(MPI_Comm comm, cpa_device_choice choice, cpa_placement *placement, cpa_error *err);
 
 /* How the device of this rank is opened. */

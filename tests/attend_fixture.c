@@ -62,9 +62,8 @@ void cpa_attend_fixture_init(cpa_attend_fixture *fixture, const cpa_attend_case 
     build_cache(fixture);
     build_queries(fixture);
     fixture->device_kv = cpa_kv_fixture_upload(&fixture->kv, fixture->stream);
-    fixture->device_q =
-        cpa_test_upload(fixture->stream, fixture->q,
-                        fixture->rows * shape->q_heads * shape->k_dim * cpa_dtype_bytes(shape->q_dtype));
+    fixture->device_q = cpa_test_upload(
+        fixture->stream, fixture->q, fixture->rows * shape->q_heads * shape->k_dim * cpa_dtype_bytes(shape->q_dtype));
 }
 
 void cpa_attend_fixture_destroy(cpa_attend_fixture *fixture) {

@@ -19,7 +19,7 @@ static int is_cuda(void) {
     return strncmp(device_name(), "cuda", 4) == 0;
 }
 
-/* The kernels in the name of the device, as a number of cpa_cuda_path; -1 = the best of the device, -2 = no such name. */
+/* The kernels in the name of the device, as a number of cpa_cuda_path; -1 = the best of the device, -2 = bad name. */
 static int forced_path(void) {
     static const char *const names[] = {"cuda:simple", "cuda:portable", "cuda:hopper"};
     for (int i = 0; i < 3; i++) {

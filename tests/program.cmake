@@ -32,8 +32,8 @@ function(cpattn_program_test case)
                                           ENVIRONMENT "${CPATTN_PROGRAM_TEST_ENV}")
 endfunction()
 
-# cpattn_program_test_on_device(RANKS CASE ARGUMENT...): the same on CUDA devices, on at most RANKS ranks for each number in
-# the list RANKS.
+# cpattn_program_test_on_device(RANKS CASE ARGUMENT...): the same on CUDA devices, on at most n ranks for each n of the
+# list RANKS.
 function(cpattn_program_test_on_device ranks case)
   if(NOT CPATTN_CUDA)
     return()

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # One case of the program, end to end: program_test.sh CASE [ARGUMENT...].
-# CP_ATTN and CP_ATTN_FAULTS name the programs, MPIRUN starts ranks, CONFIGS is the folder of examples. Runs are on the back
-# end CPATTN_TEST_DEVICE, host or cuda, on at most RANKS ranks. Exits 77, with a line, where there are fewer devices.
+# CP_ATTN and CP_ATTN_FAULTS name the programs, MPIRUN starts ranks, CONFIGS is the folder of examples. Runs are on the
+# back end CPATTN_TEST_DEVICE, host or cuda, on at most RANKS ranks. Exits 77, with a line, where there are fewer devices.
 set -uo pipefail
 
 device=${CPATTN_TEST_DEVICE:-host}
@@ -271,10 +271,11 @@ default_dtype() {
 
 # Without a device that CUDA sees.
 no_device() {
-    CUDA_VISIBLE_DEVICES="" expect_bad '--device: found 0 CUDA devices for 1 ranks on a host: no GPU, no driver' --device cuda
-    CUDA_VISIBLE_DEVICES="" ranks=2 expect_bad 'use --device host' --device cuda
+    export CUDA_VISIBLE_DEVICES=""
+    expect_bad '--device: found 0 CUDA devices for 1 ranks on a host: no GPU, no driver' --device cuda
+    ranks=2 expect_bad 'use --device host' --device cuda
     unset CPATTN_DEVICE
-    CUDA_VISIBLE_DEVICES="" run 1 --requests 1 --input-len 20 --output-len 2
+    run 1 --requests 1 --input-len 20 --output-len 2
     expect_code 0 "--device auto without a device"
     grep -q '^device *1 rank: host' out || fail "$(grep ^device out)"
 }
@@ -283,7 +284,7 @@ no_device() {
 too_little() {
     local most=$most_ranks
     most_ranks=2
-    CUDA_VISIBLE_DEVICES=0 ranks=2 expect_bad '--device: found 1 CUDA devices for 2 ranks on a host, expected one a rank'
+    CUDA_VISIBLE_DEVICES=0 ranks=2 expect_bad '--device: found 1 CUDA devices for 2 ranks on a host, expected one a'
     most_ranks=$most
     expect_bad '--num-blocks: found 2000000000, expected at most' --num-blocks 2000000000
     # What the cache alone would leave room for, but not what else a run needs.
@@ -302,9 +303,10 @@ dead_rank() {
     small_model
     export CP_ATTN
     # shellcheck disable=SC2086,SC2016
-    timeout "$limit" $MPIRUN -np "$(few 3)" bash -c 'echo $$ >"pid.$OMPI_COMM_WORLD_RANK"; exec "$CP_ATTN" "$@"' cp_attn \
-        --model model.yaml --requests 2 --input-len 16 --output-len 1000000 --skip-self-test --verify 0 \
-        --num-blocks 70000 --result-json r.json >out 2>err &
+    timeout "$limit" $MPIRUN -np "$(few 3)" \
+        bash -c 'echo $$ >"pid.$OMPI_COMM_WORLD_RANK"; exec "$CP_ATTN" "$@"' cp_attn --model model.yaml --requests 2 \
+        --input-len 16 --output-len 1000000 --skip-self-test --verify 0 --num-blocks 70000 --result-json r.json \
+        >out 2>err &
     local job=$!
     for ((i = 0; i < 300; i++)); do
         grep -q '^run ' out && break

@@ -35,12 +35,13 @@ static const cpa_attend_case BASE[BASES] = {{.q_heads = 4,
                                              .mask = {.causal = 1}}};
 
 static void say_wrong(const cpa_attend_case *shape, int32_t slot, int64_t wrong) {
-    printf("\n    %lld wrong: dtype %d/%d heads %d/%d width %d/%d block %d N %d I %d start %lld length %lld causal %d window "
-           "%lld sinks %d head_major %d slot %d",
-           (long long)wrong, shape->q_dtype, shape->kv_dtype, shape->q_heads, shape->kv_heads, shape->k_dim,
-           shape->v_dim, shape->block_size, shape->cp_size, shape->interleave, (long long)shape->start,
-           (long long)shape->length, shape->mask.causal, (long long)shape->mask.window, shape->mask.sinks,
-           shape->head_major, slot);
+    printf(
+        "\n    %lld wrong: dtype %d/%d heads %d/%d width %d/%d block %d N %d I %d start %lld length %lld causal %d "
+        "window "
+        "%lld sinks %d head_major %d slot %d",
+        (long long)wrong, shape->q_dtype, shape->kv_dtype, shape->q_heads, shape->kv_heads, shape->k_dim, shape->v_dim,
+        shape->block_size, shape->cp_size, shape->interleave, (long long)shape->start, (long long)shape->length,
+        shape->mask.causal, (long long)shape->mask.window, shape->mask.sinks, shape->head_major, slot);
 }
 
 /* Attends over the keys of each slot in turn and counts rows that disagree with the reference. */
@@ -77,8 +78,8 @@ static void every_pair_of_dtypes(void) {
 
 /* As prefill, and as decode of the last tokens. */
 static void every_width_of_heads(void) {
-    static const int32_t widths[][2] = {{64, 64}, {80, 80}, {96, 96}, {128, 128}, {256, 256}, {192, 128}, {72, 8},
-                                        {1, 1},   {7, 3},   {33, 65}, {8, 256},   {255, 17}};
+    static const int32_t widths[][2] = {{64, 64}, {80, 80}, {96, 96}, {128, 128}, {256, 256}, {192, 128},
+                                        {72, 8},  {1, 1},   {7, 3},   {33, 65},   {8, 256},   {255, 17}};
     for (size_t i = 0; i < sizeof widths / sizeof widths[0]; i++) {
         for (int late = 0; late < 2; late++) {
             cpa_attend_case shape = BASE[0];
@@ -124,7 +125,7 @@ static void every_block_size_and_page_order(void) {
     }
 }
 
-/* Tiles and splits of keys that are full, one short, one over; queries from the start, from the middle, and the last. */
+/* Tiles and splits of keys that are full, one short, one over; queries from the start, the middle, and the last. */
 static void long_sequences_with_ragged_tails(void) {
     static const int64_t lengths[] = {1, 15, 16, 17, 63, 64, 65, 127, 128, 129, 1023, 1024, 1025, 2600};
     for (size_t i = 0; i < sizeof lengths / sizeof lengths[0]; i++) {

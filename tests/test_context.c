@@ -66,8 +66,8 @@ static cpa_test_result run_step(const cpa_test_cache *cache, const cpa_test_chun
     return result;
 }
 
-/* Runs the chunks as they are, all by pass-KV and all by pass-Q: right against float64, and the same bits where the back
- * end promises them. */
+/* Runs the chunks as they are, all by pass-KV and all by pass-Q: right against float64, and the same bits where the
+ * back end promises them. */
 static void check_step(const cpa_test_cache *cache, const cpa_test_chunk *chunks, int64_t n, int64_t staging) {
     cpa_test_chunk forced[CPA_TEST_MAX_SEQUENCES];
     memcpy(forced, chunks, (size_t)n * sizeof *chunks);

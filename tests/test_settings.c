@@ -226,8 +226,13 @@ static void the_printed_configuration_names_origins_and_can_be_read_again(void) 
     unsetenv("CPATTN_VERIFY");
     CU_ASSERT_EQUAL_FATAL(status, CPA_OK);
     char *text = printed(print_settings, &settings);
-    const char *lines[] = {"block-size: 64 ", "trace: \"a b.jsonl\" ", "seed: 7 ", "verify: 0.3 ", "threads: auto ", "# dtype: auto "};
-    const char *origins[] = {":1\n", ":2\n", "# command line\n", "# environment CPATTN_VERIFY\n", "# default\n",
+    const char *lines[] = {"block-size: 64 ", "trace: \"a b.jsonl\" ", "seed: 7 ",
+                           "verify: 0.3 ",    "threads: auto ",        "# dtype: auto "};
+    const char *origins[] = {":1\n",
+                             ":2\n",
+                             "# command line\n",
+                             "# environment CPATTN_VERIFY\n",
+                             "# default\n",
                              "# default; auto: fp16 for once\n"};
     for (int i = 0; i < 6; i++) {
         char *row = strstr(text, lines[i]);

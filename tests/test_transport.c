@@ -3,8 +3,8 @@
 #include <string.h>
 
 #include "comm/comm.h"
-#include "tests/device_fixture.h"
 #include "kernels/kernels.h"
+#include "tests/device_fixture.h"
 #include "tests/mpi_unit.h"
 #ifdef CPA_HAVE_CUDA
 #include "comm/device_transport.h"
@@ -225,8 +225,8 @@ static void test_wrong_use_is_refused_with_the_numbers(void) {
     with_transport(wrong_calls);
 }
 
-/* The receiver expects fewer (long) or more (short) bytes than rank 0 sends. MPI tells; a device transport relies on the
- * sizes of both sides. */
+/* The receiver expects fewer (long) or more (short) bytes than rank 0 sends. MPI tells; a device transport relies on
+ * the sizes of both sides. */
 static void mismatched_sizes(cpa_control *control, cpa_transport *transport) {
     if (control->size < 2 || TABLE != &cpa_transport_mpi) return;
     for (int expected = 5; expected <= 11; expected += 6) {
