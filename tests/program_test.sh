@@ -287,10 +287,10 @@ too_little() {
     CUDA_VISIBLE_DEVICES=0 ranks=2 expect_bad '--device: found 1 CUDA devices for 2 ranks on a host, expected one a'
     most_ranks=$most
     expect_bad '--num-blocks: found 2000000000, expected at most' --num-blocks 2000000000
-    # What the cache alone would leave room for, but not what else a run needs.
+    # A cache that fits, but leaves no room for the rows of such large steps.
     local fits
     fits=$(our_lines | sed 's/.*expected at most \([0-9]*\) .*/\1/')
-    run 1 --num-blocks $((fits - 1)) --result-json result.json
+    run 1 --num-blocks $((fits / 10 * 9)) --max-num-batched-tokens 16777216 --result-json result.json
     expect_code 3 "no memory beside the cache"
     expect_line 'lower --num-blocks ('
     our_lines | grep -q 'no memory for [0-9]* bytes; [0-9]* of [0-9]* are free' || fail "no numbers: $(our_lines)"
