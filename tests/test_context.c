@@ -39,15 +39,12 @@ static int64_t random_below(int64_t n) {
     return (int64_t)((random_state >> 33) % (uint64_t)n);
 }
 
-/* Tokens of a segment in the least staging that a context of this shape accepts. */
-static int64_t segment_tokens(const cpa_test_shape *shape) {
-    int64_t split = cpa_attend_split_tokens(device);
-    return split > shape->block_size ? split : shape->block_size; /* both are powers of two */
-}
-
+/* The least staging that a context of this shape accepts: two segments to send, and two from the peer, or from each
+ * where all peers come at once. */
 static int64_t least_staging(const cpa_test_shape *shape) {
     int64_t token = (int64_t)shape->kv_heads * (shape->k_dim + shape->v_dim) * cpa_dtype_bytes(shape->dtype);
-    return 4 * segment_tokens(shape) * token;
+    int64_t split = cpa_attend_split_tokens(device), peers = ranks() > 1 ? ranks() - 1 : 1;
+    return split > 1 ? 4 * split * token : 2 * (1 + peers) * shape->interleave * token;
 }
 
 static void force(cpa_test_chunk *chunks, int64_t n, cpa_algorithm algorithm) {
