@@ -292,7 +292,7 @@ static cpa_status plan_round(cpa_context *c, int32_t round) {
         cpa_kv_transfer *transfer;
         cpa_attend_plan *plan;
         CPA_TRY(add_transfer(c, &transfer, &plan));
-        *transfer = (cpa_kv_transfer){.send_peer = send_peer, .recv_peer = recv_peer};
+        *transfer = (cpa_kv_transfer){.round = round, .send_peer = send_peer, .recv_peer = recv_peer};
         CPA_TRY(plan_send(c, segment, &next_sent, transfer));
         CPA_TRY(plan_receive(c, segment, &next_received, transfer, plan));
     }
@@ -395,7 +395,10 @@ static cpa_status pack(cpa_context *c, int64_t index, const cpa_context_args *ar
         .spans = c->kv.spans + transfer->span,
         .n_spans = transfer->n_spans,
     };
-    return cpa_context_check(c, c->kernels->kv_pack(&packing, stream), stream);
+    int64_t span = cpa_spans_begin(&c->spans, CPA_SPAN_PACK, transfer->round, stream);
+    cpa_status status = c->kernels->kv_pack(&packing, stream);
+    cpa_spans_end(&c->spans, span, stream);
+    return cpa_context_check(c, status, stream);
 }
 
 static cpa_status start_transfer(cpa_context *c, int64_t index, cpa_stream *stream) {
@@ -420,7 +423,7 @@ static cpa_status start_transfer(cpa_context *c, int64_t index, cpa_stream *stre
         c->messages[n++] = in;
     }
     c->messages[0] = out;
-    return cpa_context_start(c, n, stream, &kv->exchange);
+    return cpa_context_start(c, n, CPA_SPAN_EXCHANGE_KV, transfer->round, stream, &kv->exchange);
 }
 
 static cpa_status empty_shard(cpa_context *c, cpa_stream *stream) {
@@ -481,7 +484,8 @@ static cpa_status attend_transfer(cpa_context *c, int64_t index, const cpa_conte
         .state = c->kv.in_place ? c->states[0] : c->kv.shard,
     };
     if (!(cpa_fault_is(CPA_FAULT_DROPPED_SHARD) && is_first_shard(&c->kv, index))) {
-        CPA_TRY(cpa_context_run_attend(c, c->kv.plans[index], &attend, stream));
+        CPA_TRY(
+            cpa_context_run_attend(c, c->kv.plans[index], &attend, CPA_SPAN_ATTEND_RECEIVED, transfer->round, stream));
     }
     return transfer->ends && !c->kv.in_place ? merge_shard(c, stream) : CPA_OK;
 }

@@ -27,14 +27,10 @@ static int64_t next_gap(uint64_t *state, double rate) {
 
 static cpa_status add_sample(cpa_verify *verify, cpa_verify_sample sample, cpa_error *err) {
     if (verify->n_samples == verify->cap_samples) {
-        /* Copies of earlier samples may still be on their way to the memory that moves. */
-        CPA_TRY(verify->worker->device->kernels->stream_sync(verify->worker->stream));
         int64_t grown = verify->cap_samples ? 2 * verify->cap_samples : 256;
         cpa_verify_sample *samples = realloc(verify->samples, (size_t)grown * sizeof *samples);
-        if (samples) verify->samples = samples;
-        char *data = samples ? realloc(verify->data, (size_t)(grown * verify->sample_bytes)) : NULL;
-        if (!data) return cpa_fail(err, CPA_NO_MEMORY, "verify: no memory for %lld samples", (long long)grown);
-        verify->data = data;
+        if (!samples) return cpa_fail(err, CPA_NO_MEMORY, "verify: no memory for %lld samples", (long long)grown);
+        verify->samples = samples;
         verify->cap_samples = grown;
     }
     sample.data = verify->n_samples;
@@ -78,15 +74,39 @@ static cpa_status keep_sample(cpa_verify *verify, int64_t index, int64_t row, co
     return kernels->copy(data + q_bytes, (const char *)out + head * out_bytes, out_bytes, stream);
 }
 
+/* Room for what is kept of the samples. */
+static cpa_status reserve_data(cpa_verify *verify, cpa_error *err) {
+    const cpa_worker *worker = verify->worker;
+    int64_t bytes = verify->n_samples * verify->sample_bytes;
+    if (bytes <= verify->data_bytes) return CPA_OK;
+    if (bytes < 2 * verify->data_bytes) bytes = 2 * verify->data_bytes;
+    void *data;
+    CPA_TRY(worker->device->kernels->alloc_host(worker->device, bytes, &data, err));
+    worker->device->kernels->free_host(worker->device, verify->data);
+    verify->data = data;
+    verify->data_bytes = bytes;
+    return CPA_OK;
+}
+
+static cpa_status begin(void *ctx, const cpa_step_plan *plan, int *sees, cpa_error *err) {
+    cpa_verify *verify = ctx;
+    verify->n_samples = verify->next = 0;
+    for (int32_t layer = 0; layer < verify->worker->options.model.layers; layer++) {
+        CPA_TRY(choose_samples(verify, plan, layer, err));
+    }
+    CPA_TRY(reserve_data(verify, err));
+    *sees = verify->n_samples > 0;
+    return CPA_OK;
+}
+
 static cpa_status layer_done(void *ctx, const cpa_step_plan *plan, int32_t layer, const void *q, const void *out,
                              cpa_stream *stream, cpa_error *err) {
+    (void)err;
     cpa_verify *verify = ctx;
-    if (layer == 0) verify->n_samples = 0;
-    int64_t i = verify->n_samples, chunk = -1, first_row = 0;
-    CPA_TRY(choose_samples(verify, plan, layer, err));
+    int64_t chunk = -1, first_row = 0;
     cpa_owner_map map = verify->worker->options.map;
-    for (; i < verify->n_samples; i++) {
-        const cpa_verify_sample *sample = &verify->samples[i];
+    for (; verify->next < verify->n_samples && verify->samples[verify->next].layer == layer; verify->next++) {
+        const cpa_verify_sample *sample = &verify->samples[verify->next];
         /* Rows lie chunk after chunk; the samples are in the order of the chunks. */
         for (; chunk < sample->chunk; chunk++) {
             if (chunk >= 0) first_row += cpa_verify_rows(verify, &plan->chunks[chunk]);
@@ -95,7 +115,7 @@ static cpa_status layer_done(void *ctx, const cpa_step_plan *plan, int32_t layer
         if (cpa_owner_rank(map, in->phase, sample->position) != verify->worker->rank) continue;
         int32_t slot = cpa_owner_slot(map, verify->worker->rank, in->phase);
         int64_t row = first_row + cpa_shard_len(map, slot, sample->position) - cpa_shard_len(map, slot, in->start);
-        CPA_TRY(keep_sample(verify, i, row, q, out, stream));
+        CPA_TRY(keep_sample(verify, verify->next, row, q, out, stream));
     }
     return CPA_OK;
 }
@@ -132,12 +152,12 @@ cpa_status cpa_verify_create(cpa_control *control, cpa_worker *worker, double ra
 void cpa_verify_destroy(cpa_verify *verify) {
     if (!verify) return;
     free(verify->samples);
-    free(verify->data);
+    verify->worker->device->kernels->free_host(verify->worker->device, verify->data);
     free(verify);
 }
 
 cpa_worker_observer cpa_verify_observer(cpa_verify *verify) {
-    return (cpa_worker_observer){verify, layer_done};
+    return (cpa_worker_observer){verify, begin, layer_done};
 }
 
 void cpa_verify_get_stats(const cpa_verify *verify, cpa_verify_stats *out) {

@@ -127,6 +127,18 @@ static void device_free(cpa_device *device, void *memory) {
     if (cpa_cuda_select(device, NULL) == CPA_OK) (void)cudaFree(memory);
 }
 
+static cpa_status alloc_host(cpa_device *device, int64_t bytes, void **out, cpa_error *err) {
+    void *memory = NULL;
+    CPA_TRY(cpa_cuda_select(device, err));
+    CPA_TRY(cpa_cuda_check(err, cudaHostAlloc(&memory, bytes > 0 ? (size_t)bytes : 1, 0), "host alloc"));
+    *out = memory;
+    return CPA_OK;
+}
+
+static void free_host(cpa_device *device, void *memory) {
+    if (memory && cpa_cuda_select(device, NULL) == CPA_OK) (void)cudaFreeHost(memory);
+}
+
 static cpa_status stream_create(cpa_device *device, cpa_stream **out, cpa_error *err) {
     cpa_status status = CPA_OK;
     CPA_TRY(cpa_cuda_select(device, err));
@@ -207,12 +219,23 @@ const cpa_kernel_table cpa_kernels_cuda = {
     .split_tokens = split_tokens,
     .alloc = device_alloc,
     .free = device_free,
+    .alloc_host = alloc_host,
+    .free_host = free_host,
     .stream_create = stream_create,
     .stream_destroy = stream_destroy,
     .stream_sync = stream_sync,
     .copy = copy,
     .copy_rows = copy_rows,
     .gather_rows = cpa_cuda_gather_rows,
+    .marks_create = cpa_cuda_marks_create,
+    .marks_destroy = cpa_cuda_marks_destroy,
+    .mark = cpa_cuda_mark,
+    .mark_seconds = cpa_cuda_mark_seconds,
+    .graph_begin = cpa_cuda_graph_begin,
+    .graph_end = cpa_cuda_graph_end,
+    .graph_launch = cpa_cuda_graph_launch,
+    .graph_destroy = cpa_cuda_graph_destroy,
+    .plan_shape = cpa_cuda_plan_shape,
     .plan_create = cpa_cuda_plan_create,
     .plan_set = cpa_cuda_plan_set,
     .plan_destroy = cpa_cuda_plan_destroy,

@@ -16,6 +16,7 @@ __global__ void __launch_bounds__(THREADS) hash_rows(const __grid_constant__ cpa
     const int64_t letters = args.row_bytes / 2, step = (int64_t)gridDim.x * (THREADS / WARP_LANES);
     uint64_t sum = 0;
     for (int64_t r = ((int64_t)blockIdx.x * THREADS + threadIdx.x) / WARP_LANES; r < args.rows; r += step) {
+        if (args.row_index[r] < 0) continue;
         const uint16_t *row = (const uint16_t *)args.src + args.row_index[r] * letters;
         const uint64_t start = mix(args.salts[r] ^ (args.salt + 1) * 0x9e3779b97f4a7c15u);
         for (int64_t i = lane; i < letters; i += WARP_LANES) sum += mix(start + ((uint64_t)i << 16 | row[i]));
