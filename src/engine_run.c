@@ -193,6 +193,7 @@ static cpa_status collect_stats(cpa_engine *engine, cpa_error *err) {
     CPA_TRY(cpa_control_max(control, most, 5, err));
     CPA_TRY(cpa_control_sum(control, &attend_sum, 1, err));
     CPA_TRY(cpa_control_sum_u64(control, sums, 4, err));
+    s->graph_steps = engine->worker->graph_steps;
     s->chunks_pass_kv = context.chunks_pass_kv;
     s->chunks_pass_q = context.chunks_pass_q;
     s->exposed_comm_s = most[0];

@@ -375,6 +375,7 @@ static cpa_status enqueue_step(cpa_worker *worker, const cpa_step_plan *plan, co
         CPA_TRY(cpa_graphs_begin(worker->graphs, err));
         CPA_TRY(cpa_graphs_end(worker->graphs, run_layers(worker, plan, observer, err), err));
     }
+    worker->graph_steps++;
     return cpa_graphs_launch(worker->graphs, way, err);
 }
 

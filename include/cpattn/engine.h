@@ -104,6 +104,7 @@ typedef void (*cpa_progress_fn)(void *ctx, int64_t tokens, int64_t requests, dou
 /* Totals over all ranks, the same on every rank. */
 typedef struct cpa_engine_stats {
     int64_t steps;
+    int64_t graph_steps; /* of those, launched as graphs */
     int64_t requests_finished;
     int64_t prompt_tokens;   /* of finished requests */
     int64_t computed_tokens; /* rows of all steps; more than the tokens of the requests after preemptions */
