@@ -218,13 +218,13 @@ cpa_status cpa_engine_run(cpa_engine *engine, cpa_finish_fn on_finish, cpa_progr
     cpa_error *err = &engine->error;
     run r = {.engine = engine, .on_finish = on_finish, .on_progress = on_progress, .ctx = ctx};
     cpa_step_plan_init(&r.plan);
-    r.start = cpa_clock_now();
-    cpa_status status = CPA_OK;
-    if (engine->control.rank == 0) {
+    cpa_status status = cpa_control_agree(&engine->control, CPA_OK, err);
+    r.start = cpa_clock_now(); /* the same moment on every rank, whatever their clocks say */
+    engine->timeline.origin = r.start;
+    if (status == CPA_OK && engine->control.rank == 0) {
         status = cpa_plan_ahead_begin(engine->scheduler, r.start, &engine->stop, &r.ahead, err);
     }
     status = cpa_control_agree(&engine->control, status, err);
-    engine->timeline.origin = cpa_clock_now(); /* the same moment on every rank, whatever their clocks say */
     if (status == CPA_OK) status = run_steps(&r, err);
     cpa_plan_ahead_end(r.ahead);
     engine->stats.duration_s = cpa_clock_now() - r.start;
