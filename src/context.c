@@ -127,10 +127,26 @@ cpa_status cpa_context_finish(cpa_context *c, cpa_stream *stream, cpa_context_ex
 cpa_status cpa_context_read_spans(cpa_context *c) {
     cpa_span_totals totals;
     CPA_TRY(cpa_spans_read(&c->spans, &totals, &c->error));
-    c->stats.attend_s +=
+    double attend_s =
         totals.seconds[CPA_SPAN_ATTEND_OWN] + totals.seconds[CPA_SPAN_ATTEND_RECEIVED] + totals.seconds[CPA_SPAN_MERGE];
-    c->stats.exposed_comm_s += totals.seconds[CPA_SPAN_WAIT];
+    double exposed_s = totals.seconds[CPA_SPAN_WAIT];
+    if (c->sampled_step) {
+        if (!c->spans.muted) {
+            c->sampled_attend_s = attend_s;
+            c->sampled_exposed_s = exposed_s;
+        }
+        attend_s = c->sampled_attend_s;
+        exposed_s = c->sampled_exposed_s;
+        c->sampled_step = 0;
+    }
+    c->stats.attend_s += attend_s;
+    c->stats.exposed_comm_s += exposed_s;
     return CPA_OK;
+}
+
+void cpa_context_mute(cpa_context *c, int muted) {
+    c->sampled_step = 1;
+    c->spans.muted = muted;
 }
 
 void cpa_context_break_lse(const cpa_context *c, cpa_partial state, int64_t rows) {

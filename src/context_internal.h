@@ -131,6 +131,8 @@ struct cpa_context {
     int broken; /* a layer failed half-way: the ranks no longer agree on what is in flight */
     cpa_context_stats stats;
     cpa_spans spans;
+    int sampled_step;                           /* the planned step is a decode step of which not all are measured */
+    double sampled_attend_s, sampled_exposed_s; /* of the last decode step that was measured; see cpa_context_mute */
 
     int planned;
     int64_t steady_rows;     /* rows that every rank plans for, see cpa_context_plan_steady; 0: each its own */
@@ -171,6 +173,10 @@ cpa_status cpa_context_create_over(MPI_Comm comm, cpa_device *device, const cpa_
 cpa_status cpa_context_plan_steady(cpa_context *c, const cpa_context_chunk *chunks, int64_t n_chunks, int64_t rows);
 /* A number that two steady plans share only if their layers enqueue the same on this rank. */
 uint64_t cpa_context_shape(const cpa_context *c);
+/* Whether the decode step that is planned is measured. A mark between two kernels costs microseconds of the device, as
+ * much as a kernel of a small batch: it is enough to measure some such steps, and the others count as the last one that
+ * was. Holds until the next plan. */
+void cpa_context_mute(cpa_context *c, int muted);
 /* Counts the planned chunks for so many layers. */
 void cpa_context_count_chunks(cpa_context *c, int32_t layers);
 /* Waits until the stream is idle; an exchange that stands still, or fails, is given up and named. */

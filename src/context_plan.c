@@ -131,6 +131,7 @@ static cpa_status plan_step(cpa_context *c, const cpa_context_chunk *chunks, int
     cpa_context_stats stats;
     cpa_context_get_stats(c, &stats); /* counts the step before */
     cpa_spans_forget(&c->spans);
+    c->sampled_step = c->spans.muted = 0;
     CPA_TRY(copy_chunks(c, chunks, n_chunks));
     CPA_TRY(plan_own(c));
     CPA_TRY(cpa_pass_kv_plan(c));

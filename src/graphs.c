@@ -11,8 +11,8 @@ enum { GRAPHS = 32 };
 /* A shape of steps. */
 typedef struct graph_entry {
     uint64_t key;
-    int64_t used; /* when, counted in steps; 0: the entry is free */
-    cpa_graph *graph;
+    int64_t used;        /* when, counted in steps; 0: the entry is free */
+    cpa_graph *graph[2]; /* with marks, and muted */
     /* What a launch does to the accounts of the context. */
     int64_t bytes_sent;
     int32_t layers;
@@ -30,6 +30,7 @@ struct cpa_graphs {
     graph_entry *current; /* of the step that is planned */
     int64_t steps;
     cpa_context_stats before; /* the capture */
+    int muted;                /* as the context was then */
 };
 
 cpa_status cpa_graphs_create(cpa_control *control, cpa_context *context, cpa_stream *stream, cpa_graphs **out,
@@ -44,11 +45,13 @@ cpa_status cpa_graphs_create(cpa_control *control, cpa_context *context, cpa_str
     return CPA_OK;
 }
 
-/* Frees the graph of an entry, which stays known. */
+/* Frees the graphs of an entry, which stays known. */
 static void empty_entry(cpa_graphs *graphs, graph_entry *entry) {
-    if (entry->graph) graphs->kernels->graph_destroy(entry->graph);
+    for (int muted = 0; muted < 2; muted++) {
+        if (entry->graph[muted]) graphs->kernels->graph_destroy(entry->graph[muted]);
+        entry->graph[muted] = NULL;
+    }
     free(entry->records);
-    entry->graph = NULL;
     entry->records = NULL;
 }
 
@@ -91,14 +94,20 @@ cpa_status cpa_graphs_choose(cpa_graphs *graphs, cpa_graph_way *out, cpa_error *
     entry->used = ++graphs->steps;
     graphs->current = entry;
     /* The least that any rank can do. */
-    double most_lacking = CPA_GRAPH_REPLAY - (entry->graph ? CPA_GRAPH_REPLAY : known ? CPA_GRAPH_CAPTURE : 0);
+    double most_lacking = CPA_GRAPH_REPLAY - (entry->graph[1] ? CPA_GRAPH_REPLAY : known ? CPA_GRAPH_CAPTURE : 0);
     if (graphs->control->size > 1) CPA_TRY(cpa_control_max(graphs->control, &most_lacking, 1, err));
     *out = (cpa_graph_way)(CPA_GRAPH_REPLAY - (int)most_lacking);
     return CPA_OK;
 }
 
-cpa_status cpa_graphs_begin(cpa_graphs *graphs, cpa_error *err) {
-    graphs->before = graphs->context->stats;
+cpa_status cpa_graphs_begin(cpa_graphs *graphs, int muted, cpa_error *err) {
+    cpa_context *c = graphs->context;
+    if (!muted) empty_entry(graphs, graphs->current);
+    graphs->before = c->stats;
+    graphs->muted = c->spans.muted;
+    c->spans.muted = muted;
+    c->layers_attended = 0;
+    cpa_spans_start(&c->spans, graphs->stream);
     cpa_status status = graphs->kernels->graph_begin(graphs->stream);
     return status == CPA_OK ? status : cpa_fail(err, status, "%s", graphs->stream->error.message);
 }
@@ -121,24 +130,27 @@ static cpa_status keep_accounts(const cpa_graphs *graphs, graph_entry *entry, cp
 
 cpa_status cpa_graphs_end(cpa_graphs *graphs, cpa_status enqueued, cpa_error *err) {
     graph_entry *entry = graphs->current;
+    cpa_context *c = graphs->context;
+    const int muted = c->spans.muted;
+    c->spans.muted = graphs->muted;
     if (enqueued != CPA_OK) {
         graphs->kernels->graph_end(graphs->stream, NULL);
         return enqueued;
     }
-    empty_entry(graphs, entry);
-    cpa_status status = graphs->kernels->graph_end(graphs->stream, &entry->graph);
+    cpa_status status = graphs->kernels->graph_end(graphs->stream, &entry->graph[muted]);
     if (status != CPA_OK) return cpa_fail(err, status, "%s", graphs->stream->error.message);
-    return keep_accounts(graphs, entry, err);
+    if (!muted) CPA_TRY(keep_accounts(graphs, entry, err));
+    c->stats = graphs->before; /* nothing has run */
+    return CPA_OK;
 }
 
-cpa_status cpa_graphs_launch(cpa_graphs *graphs, cpa_graph_way way, cpa_error *err) {
+cpa_status cpa_graphs_launch(cpa_graphs *graphs, cpa_error *err) {
     const graph_entry *entry = graphs->current;
     cpa_context *c = graphs->context;
-    if (way == CPA_GRAPH_REPLAY) {
-        CPA_TRY(cpa_spans_put(&c->spans, entry->records, entry->n_records, entry->n_marks, err));
-        c->stats.bytes_sent += entry->bytes_sent;
-        cpa_context_count_chunks(c, entry->layers);
-    }
-    cpa_status status = graphs->kernels->graph_launch(entry->graph, graphs->stream);
+    cpa_spans_start(&c->spans, graphs->stream);
+    if (!c->spans.muted) CPA_TRY(cpa_spans_put(&c->spans, entry->records, entry->n_records, entry->n_marks, err));
+    c->stats.bytes_sent += entry->bytes_sent;
+    cpa_context_count_chunks(c, entry->layers);
+    cpa_status status = graphs->kernels->graph_launch(entry->graph[c->spans.muted], graphs->stream);
     return status == CPA_OK ? status : cpa_fail(err, status, "%s", graphs->stream->error.message);
 }

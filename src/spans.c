@@ -35,7 +35,7 @@ void cpa_spans_forget(cpa_spans *spans) {
 void cpa_spans_start(cpa_spans *spans, cpa_stream *stream) {
     cpa_spans_forget(spans);
     spans->base_s = cpa_clock_now();
-    mark(spans, stream);
+    if (!spans->muted) mark(spans, stream);
 }
 
 /* Whether a span is measured without a timeline. */
@@ -56,7 +56,7 @@ static cpa_status reserve(cpa_spans *spans, int64_t count, cpa_error *err) {
 }
 
 int64_t cpa_spans_begin(cpa_spans *spans, cpa_span_kind kind, int32_t round, cpa_stream *stream) {
-    if (!spans->timeline && !is_always_measured(kind)) return -1;
+    if (spans->muted || (!spans->timeline && !is_always_measured(kind))) return -1;
     if (spans->n_marks == 0) cpa_spans_start(spans, stream);
     if (reserve(spans, spans->count + 1, &spans->failure) != CPA_OK) return -1;
     spans->records[spans->count] = (cpa_span_record){

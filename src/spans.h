@@ -24,6 +24,7 @@ typedef struct cpa_spans {
     double base_s;          /* when that was, of cpa_clock_now */
     int32_t layer;          /* of the spans that are begun */
     cpa_timeline *timeline; /* NULL: none is kept */
+    int muted;              /* nothing is measured */
     cpa_error failure;      /* of a mark; reported when the spans are read */
 } cpa_spans;
 

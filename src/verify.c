@@ -27,10 +27,14 @@ static int64_t next_gap(uint64_t *state, double rate) {
 
 static cpa_status add_sample(cpa_verify *verify, cpa_verify_sample sample, cpa_error *err) {
     if (verify->n_samples == verify->cap_samples) {
+        /* Copies of earlier samples may still be on their way to the memory that moves. */
+        CPA_TRY(verify->worker->device->kernels->stream_sync(verify->worker->stream));
         int64_t grown = verify->cap_samples ? 2 * verify->cap_samples : 256;
         cpa_verify_sample *samples = realloc(verify->samples, (size_t)grown * sizeof *samples);
-        if (!samples) return cpa_fail(err, CPA_NO_MEMORY, "verify: no memory for %lld samples", (long long)grown);
-        verify->samples = samples;
+        if (samples) verify->samples = samples;
+        char *data = samples ? realloc(verify->data, (size_t)(grown * verify->sample_bytes)) : NULL;
+        if (!data) return cpa_fail(err, CPA_NO_MEMORY, "verify: no memory for %lld samples", (long long)grown);
+        verify->data = data;
         verify->cap_samples = grown;
     }
     sample.data = verify->n_samples;
@@ -74,27 +78,12 @@ static cpa_status keep_sample(cpa_verify *verify, int64_t index, int64_t row, co
     return kernels->copy(data + q_bytes, (const char *)out + head * out_bytes, out_bytes, stream);
 }
 
-/* Room for what is kept of the samples. */
-static cpa_status reserve_data(cpa_verify *verify, cpa_error *err) {
-    const cpa_worker *worker = verify->worker;
-    int64_t bytes = verify->n_samples * verify->sample_bytes;
-    if (bytes <= verify->data_bytes) return CPA_OK;
-    if (bytes < 2 * verify->data_bytes) bytes = 2 * verify->data_bytes;
-    void *data;
-    CPA_TRY(worker->device->kernels->alloc_host(worker->device, bytes, &data, err));
-    worker->device->kernels->free_host(worker->device, verify->data);
-    verify->data = data;
-    verify->data_bytes = bytes;
-    return CPA_OK;
-}
-
 static cpa_status begin(void *ctx, const cpa_step_plan *plan, int *sees, cpa_error *err) {
     cpa_verify *verify = ctx;
     verify->n_samples = verify->next = 0;
     for (int32_t layer = 0; layer < verify->worker->options.model.layers; layer++) {
         CPA_TRY(choose_samples(verify, plan, layer, err));
     }
-    CPA_TRY(reserve_data(verify, err));
     *sees = verify->n_samples > 0;
     return CPA_OK;
 }
@@ -152,7 +141,7 @@ cpa_status cpa_verify_create(cpa_control *control, cpa_worker *worker, double ra
 void cpa_verify_destroy(cpa_verify *verify) {
     if (!verify) return;
     free(verify->samples);
-    verify->worker->device->kernels->free_host(verify->worker->device, verify->data);
+    free(verify->data);
     free(verify);
 }
 

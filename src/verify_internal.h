@@ -27,8 +27,7 @@ struct cpa_verify {
     cpa_verify_sample *samples;
     char *data;
     int64_t n_samples, cap_samples, sample_bytes;
-    int64_t data_bytes; /* page-locked */
-    int64_t next;       /* the first sample of a layer to come */
+    int64_t next; /* the first sample of the layers to come */
 };
 
 /* The rows of a chunk that this rank owns. */

@@ -33,7 +33,10 @@ typedef struct buffer {
     buffer_place place;
 } buffer;
 
-enum { WORKER_BUFFERS = 19 };
+enum {
+    WORKER_BUFFERS = 19,
+    MEASURED_STEPS = 16 /* one decode step in so many is measured */
+};
 
 static void list_buffers(cpa_worker *worker, buffer list[WORKER_BUFFERS]) {
     const cpa_worker_options *o = &worker->options;
@@ -348,6 +351,15 @@ static cpa_status run_layers(cpa_worker *worker, const cpa_step_plan *plan, cons
     return CPA_OK;
 }
 
+/* On a device not every decode step is measured, unless for a timeline. */
+static void choose_measured(cpa_worker *worker, const cpa_step_plan *plan) {
+    if (!worker->device->kernels->graph_begin || worker->context->spans.timeline) return;
+    for (int64_t i = 0; i < plan->n_chunks; i++) {
+        if (plan->chunks[i].count > 1) return;
+    }
+    cpa_context_mute(worker->context, worker->decode_steps++ % MEASURED_STEPS != 0);
+}
+
 /* Applies the plan and prepares context attention for it; *steady: whether the step may be captured. */
 static cpa_status prepare_step(cpa_worker *worker, const cpa_step_plan *plan, const cpa_worker_observer *observer,
                                int *steady, cpa_error *err) {
@@ -360,7 +372,9 @@ static cpa_status prepare_step(cpa_worker *worker, const cpa_step_plan *plan, co
     *steady = rows > 0;
     cpa_status status = rows > 0 ? cpa_context_plan_steady(worker->context, worker->chunks, plan->n_chunks, rows)
                                  : cpa_context_plan(worker->context, worker->chunks, plan->n_chunks);
-    return status == CPA_OK ? status : cpa_fail(err, status, "%s", cpa_context_error(worker->context));
+    if (status != CPA_OK) return cpa_fail(err, status, "%s", cpa_context_error(worker->context));
+    choose_measured(worker, plan);
+    return CPA_OK;
 }
 
 /* Enqueues the step: its layers, or the graph of them. */
@@ -368,15 +382,17 @@ static cpa_status enqueue_step(cpa_worker *worker, const cpa_step_plan *plan, co
                                int steady, cpa_error *err) {
     cpa_graph_way way = CPA_GRAPH_EAGER;
     if (steady) CPA_TRY(cpa_graphs_choose(worker->graphs, &way, err));
-    cpa_spans_start(&worker->context->spans, worker->stream);
     CPA_TRY(upload_rows(worker));
-    if (way == CPA_GRAPH_EAGER) return run_layers(worker, plan, observer, err);
-    if (way == CPA_GRAPH_CAPTURE) {
-        CPA_TRY(cpa_graphs_begin(worker->graphs, err));
+    if (way == CPA_GRAPH_EAGER) {
+        cpa_spans_start(&worker->context->spans, worker->stream);
+        return run_layers(worker, plan, observer, err);
+    }
+    for (int muted = 0; way == CPA_GRAPH_CAPTURE && muted < 2; muted++) {
+        CPA_TRY(cpa_graphs_begin(worker->graphs, muted, err));
         CPA_TRY(cpa_graphs_end(worker->graphs, run_layers(worker, plan, observer, err), err));
     }
     worker->graph_steps++;
-    return cpa_graphs_launch(worker->graphs, way, err);
+    return cpa_graphs_launch(worker->graphs, err);
 }
 
 static cpa_status run_step(cpa_worker *worker, const cpa_step_plan *plan, const cpa_worker_observer *observer,
