@@ -19,7 +19,7 @@ set_target_properties(cuda_bench PROPERTIES CUDA_ARCHITECTURES OFF LINKER_LANGUA
 # The engine on a device, as one rank and as two that share it or have one each.
 add_executable(test_cuda_engine test_cuda_engine.c)
 target_link_libraries(test_cuda_engine PRIVATE cpattn_static PkgConfig::CUNIT)
-foreach(n 1 2)
+foreach(n 1 2 3)
   add_test(NAME test_cuda_engine-np${n} COMMAND ${CPATTN_MPIRUN} -np ${n} $<TARGET_FILE:test_cuda_engine>)
   set_tests_properties(test_cuda_engine-np${n} PROPERTIES TIMEOUT ${CPATTN_TEST_TIMEOUT} LABELS gpu PROCESSORS 2
     ENVIRONMENT "${CPATTN_MPI_TEST_ENV}" SKIP_REGULAR_EXPRESSION "skipped: no CUDA device")

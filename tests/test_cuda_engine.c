@@ -179,7 +179,6 @@ static cpa_engine_stats run(const cpa_engine_options *options) {
 static void compare_with_eager(cpa_dtype dtype, double verify) {
     cpa_engine_options options = engine_options(dtype);
     options.verify = verify;
-    options.timeline_spans = 100; /* full before the end */
     cpa_engine_stats graphs = run(&options);
     options.enforce_eager = 1;
     cpa_engine_stats eager = run(&options);

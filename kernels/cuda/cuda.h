@@ -42,6 +42,7 @@ typedef struct cpa_cuda_stream {
     cudaStream_t handle;
     cpa_cuda_bad_slot *bad_slot; /* pinned; kernels write to it */
     int capturing;               /* between graph_begin and graph_end */
+    uint64_t captures;           /* counts both: what was copied in one capture is not there outside of it */
 } cpa_cuda_stream;
 
 static inline cpa_cuda_device *cpa_cuda_device_of(const cpa_stream *stream) {

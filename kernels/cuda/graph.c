@@ -17,6 +17,7 @@ cpa_status cpa_cuda_graph_begin(cpa_stream *base) {
     CPA_TRY(cpa_cuda_check(&base->error, cudaStreamBeginCapture(stream->handle, cudaStreamCaptureModeRelaxed),
                            "graph: begin"));
     stream->capturing = 1;
+    stream->captures++;
     return CPA_OK;
 }
 
@@ -26,6 +27,7 @@ cpa_status cpa_cuda_graph_end(cpa_stream *base, cpa_graph **out) {
     cpa_status status = CPA_OK;
     cpa_graph *graph = NULL;
     stream->capturing = 0;
+    stream->captures++;
     cudaError_t error = cudaStreamEndCapture(stream->handle, &captured);
     if (!out) {
         (void)cudaGetLastError();
