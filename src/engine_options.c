@@ -63,7 +63,9 @@ cpa_status cpa_engine_resolve(const cpa_engine_options *given, cpa_engine_option
         return cpa_fail(err, CPA_INVALID, "timeline_spans: %lld, expected 0 (none) or more",
                         (long long)o.timeline_spans);
     }
-    if (!(o.verify >= 0 && o.verify <= 1)) return cpa_fail(err, CPA_INVALID, "verify: %g, expected 0 to 1", o.verify);
+    if (!((o.verify >= 0 && o.verify <= 1) || o.verify == CPA_VERIFY_AUTO)) {
+        return cpa_fail(err, CPA_INVALID, "verify: %g, expected 0 to 1, or %g", o.verify, CPA_VERIFY_AUTO);
+    }
     if (o.source && (o.source->size != sizeof *o.source || !o.source->fill)) {
         return cpa_fail(err, CPA_INVALID, "source: size %zu, expected %zu, and a fill function", o.source->size,
                         sizeof *o.source);

@@ -25,8 +25,11 @@ typedef struct cpa_reference_row {
 /* Starts a row for the query q [k_dim]; scale 0 = 1 / sqrt(k_dim). */
 void cpa_reference_begin(cpa_reference_row *row, const float *q, int32_t k_dim, int32_t v_dim, cpa_dtype dtype,
                          double scale);
-/* Adds one key that the query sees. */
+/* Adds n keys that the query sees, k [n, k_dim] and v [n, v_dim]; and one key. */
+void cpa_reference_add_keys(cpa_reference_row *row, int64_t n, const float *k, const float *v);
 void cpa_reference_add(cpa_reference_row *row, const float *k, const float *v);
+/* Adds the keys that were added to `other`, a row of the same query. */
+void cpa_reference_join(cpa_reference_row *row, const cpa_reference_row *other);
 /* Ends the row: out [v_dim] (zeros if it saw no key), its LSE (-inf then), and the tolerance of a result in the dtype.
  */
 void cpa_reference_end(cpa_reference_row *row, double *out, double *lse, double *tolerance);

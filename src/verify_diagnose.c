@@ -99,13 +99,11 @@ static void name_mistake(diagnosis *d, int32_t kv_head) {
     }
 }
 
-static cpa_status diagnose_part(void *ctx, const cpa_verify_group *group, int64_t part, int last,
-                                const cpa_verify_piece *pieces, cpa_error *err) {
-    diagnosis *d = ctx;
+static void diagnose_part(diagnosis *d, const cpa_verify_part *part) {
+    const cpa_verify_piece *pieces = part->pieces;
     const cpa_worker_options *o = &d->verify->worker->options;
     int64_t element = cpa_dtype_bytes(o->kv_dtype), query = d->sample->position;
-    (void)err;
-    if (part == 0) {
+    if (part->index == 0) {
         cpa_verify_begin_row(d->verify, &d->row, pieces[d->home].samples);
         clear_states(d->shards, d->map.cp_size);
         clear_states(&d->without_self, 1);
@@ -124,7 +122,12 @@ static cpa_status diagnose_part(void *ctx, const cpa_verify_group *group, int64_
             if (sees || position == query + 1) add_key(&d->with_next, &d->row, k, v);
         }
     }
-    if (last) name_mistake(d, group->kv_head);
+    if (part->last) name_mistake(d, part->group->kv_head);
+}
+
+static cpa_status diagnose_parts(void *ctx, const cpa_verify_part *parts, int64_t n_parts, cpa_error *err) {
+    (void)err;
+    for (int64_t p = 0; p < n_parts; p++) diagnose_part(ctx, &parts[p]);
     return CPA_OK;
 }
 
@@ -163,7 +166,7 @@ cpa_status cpa_verify_diagnose(cpa_verify *verify, const cpa_step_plan *plan, in
         /* The head that should have been read comes first. */
         groups[h] = (cpa_verify_group){wrong_sample, 1, next, (expected + h) % model->kv_heads, checker};
     }
-    if (status == CPA_OK) status = cpa_verify_gather(verify, plan, groups, model->kv_heads, diagnose_part, &d, &err);
+    if (status == CPA_OK) status = cpa_verify_gather(verify, plan, groups, model->kv_heads, diagnose_parts, &d, &err);
     free(groups);
     free(d.shards);
     if (status == CPA_OK) status = cpa_control_bcast(control, d.finding, sizeof d.finding, checker, &err);

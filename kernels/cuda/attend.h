@@ -24,11 +24,11 @@ enum {
 typedef struct cpa_cuda_piece {
     int64_t q_row;              /* row in q and in the state of the item's first token */
     int64_t q_first;            /* its local index in the shard at q_slot */
-    int64_t k_first;            /* local index of the item's first key in the shard at k_slot */
+    int64_t k_first;            /* index of the item's first key among those it is cut from */
     int64_t table;              /* first table entry of the item */
     int32_t row_begin, row_end; /* packed rows of the item */
     int32_t k_begin, k_end;     /* keys of the item, counted from k_first */
-    int32_t q_slot, k_slot;
+    int32_t q_slot, k_slot, k_others;
     int32_t partial; /* first row in the work space; -1: the result is final */
     int32_t next;    /* decode: index of the CTA's next piece; -1: it was the last */
 } cpa_cuda_piece;
