@@ -181,8 +181,7 @@ void cpa_reference_join(cpa_reference_row *row, const cpa_reference_row *other) 
     }
 }
 
-/* The largest relative error of rounding to the dtype. */
-static double unit_roundoff(cpa_dtype dtype) {
+double cpa_reference_unit_roundoff(cpa_dtype dtype) {
     return dtype == CPA_BF16 ? 0x1p-8 : dtype == CPA_F16 ? 0x1p-11 : 0x1p-24;
 }
 
@@ -195,7 +194,7 @@ void cpa_reference_end(cpa_reference_row *row, double *out, double *lse, double 
         if (row->sum > 0) mass = fmax(mass, (double)row->mass[d] / (double)row->plain_sum);
     }
     *lse = row->sum > 0 ? row->max + log(row->sum) : -INFINITY;
-    *tolerance = 2 * fmax(plain_error, unit_roundoff(row->dtype) * mass) + 1e-5;
+    *tolerance = 2 * fmax(plain_error, cpa_reference_unit_roundoff(row->dtype) * mass) + 1e-5;
 }
 
 double cpa_reference_error(const float *got, const double *want, int32_t n) {

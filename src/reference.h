@@ -37,6 +37,9 @@ void cpa_reference_end(cpa_reference_row *row, double *out, double *lse, double 
 /* The largest |got - want| over n elements; infinity if an element of got is NaN. */
 double cpa_reference_error(const float *got, const double *want, int32_t n);
 
+/* The largest relative error of rounding to the dtype. */
+double cpa_reference_unit_roundoff(cpa_dtype dtype);
+
 /* The tolerance of an LSE, absolute: 1e-5 for fp32, 2e-3 for bf16 and fp16. */
 double cpa_reference_lse_tolerance(cpa_dtype dtype);
 

@@ -10,13 +10,7 @@ endfunction()
 cpattn_cuda_test(test_cuda_attend test_cuda_attend.c cuda_fixture.c attend_fixture.c kv_fixture.c)
 cpattn_cuda_test(test_cuda_ops test_cuda_ops.c cuda_fixture.c kv_fixture.c)
 
-# Timings of the same operations; see bench/gpu.sh.
-add_executable(cuda_bench cuda_bench.c cuda_fixture.c $<TARGET_OBJECTS:cpattn_cuda_bench_read>)
-target_link_libraries(cuda_bench PRIVATE cpattn_static)
-target_include_directories(cuda_bench PRIVATE ${CUDAToolkit_INCLUDE_DIRS})
-set_target_properties(cuda_bench PROPERTIES CUDA_ARCHITECTURES OFF LINKER_LANGUAGE C)
-
-# The engine on a device, as one rank and as two that share it or have one each.
+# The engine on a device, as one rank and as several that share it or have one each.
 add_executable(test_cuda_engine test_cuda_engine.c)
 target_link_libraries(test_cuda_engine PRIVATE cpattn_static PkgConfig::CUNIT)
 foreach(n 1 2 3)

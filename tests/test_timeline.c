@@ -109,7 +109,7 @@ static void a_full_timeline_says_so_once(void) {
 typedef struct seen {
     int64_t spans, of_rank[8], exchanges, schedules;
     double attention; /* attend, merge and wait, of rank 0 */
-    double end;
+    double end;       /* of the last, rank 0 */
     int good;
 } seen;
 
@@ -120,7 +120,7 @@ static void see(void *ctx, const cpa_span *span) {
     s->of_rank[span->rank]++;
     if (!(span->begin_s >= 0 && span->seconds >= 0 && span->step >= 0)) s->good = 0;
     if (strcmp(span->row, "compute") == 0 && (span->layer < 0 || span->layer > 1)) s->good = 0;
-    if (span->begin_s + span->seconds > s->end) s->end = span->begin_s + span->seconds;
+    if (span->rank == 0 && span->begin_s + span->seconds > s->end) s->end = span->begin_s + span->seconds;
     if (strncmp(span->row, "exchange", 8) == 0) s->exchanges++;
     if (strcmp(n, "schedule") == 0) s->schedules += span->rank == 0 ? 1 : -1000;
     if (span->rank == 0 && (strncmp(n, "attend", 6) == 0 || strcmp(n, "merge") == 0 || strcmp(n, "wait") == 0))
