@@ -225,8 +225,8 @@ cpa_status cpa_context_start(cpa_context *c, int32_t n_messages, cpa_span_kind k
 cpa_status cpa_context_finish(cpa_context *c, cpa_stream *stream, cpa_context_exchange *exchange);
 /* Adds the spans of a step, whose stream is idle, to the statistics. */
 cpa_status cpa_context_read_spans(cpa_context *c);
-/* CPA_FAULT_BASE2_LSE: the LSE of `rows` rows of a state on the host. */
-void cpa_context_break_lse(const cpa_context *c, cpa_partial state, int64_t rows);
+/* CPA_FAULT_BASE2_LSE: the LSE of `rows` rows of a state goes to base 2. CPA_FAULT_DROPPED_SHARD: it becomes -inf. */
+cpa_status cpa_context_spoil_lse(cpa_context *c, cpa_partial state, int64_t rows, cpa_stream *stream);
 
 /* pass_kv.c */
 cpa_status cpa_pass_kv_create(cpa_context *c);

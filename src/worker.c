@@ -263,6 +263,8 @@ static int64_t steady_rows(const cpa_worker *worker, const cpa_step_plan *plan) 
     const cpa_owner_map map = worker->options.map;
     int64_t counts[CPA_MERGE_MAX_STATES] = {0}, most = 0;
     if (!worker->graphs) return 0;
+    /* What spoils these goes through the host, layer by layer. */
+    if (cpa_fault_is(CPA_FAULT_BASE2_LSE) || cpa_fault_is(CPA_FAULT_DROPPED_SHARD)) return 0;
     for (int64_t i = 0; i < plan->n_chunks; i++) {
         const cpa_plan_chunk *chunk = &plan->chunks[i];
         if (chunk->count != 1 || (map.cp_size > 1 && chunk->algorithm != CPA_PASS_Q)) return 0;
