@@ -283,7 +283,10 @@ static cpa_status pack(cpa_context *c, int64_t index, const cpa_context_args *ar
         .spans = c->kv.spans + transfer->span,
         .n_spans = transfer->n_spans,
     };
-    return cpa_context_check(c, c->kernels->kv_pack(&packing, stream), stream);
+    int64_t span = cpa_spans_begin(&c->spans, CPA_SPAN_PACK, transfer->round, stream);
+    cpa_status status = c->kernels->kv_pack(&packing, stream);
+    cpa_spans_end(&c->spans, span, stream);
+    return cpa_context_check(c, status, stream);
 }
 
 static cpa_status start_transfer(cpa_context *c, int64_t index, cpa_stream *stream) {
@@ -300,7 +303,7 @@ static cpa_status start_transfer(cpa_context *c, int64_t index, cpa_stream *stre
         };
     }
     use_staging(c, transfer->recv_blocks);
-    return cpa_context_start(c, transfer->n_routes, stream, &kv->exchange);
+    return cpa_context_start(c, transfer->n_routes, CPA_SPAN_EXCHANGE_KV, transfer->round, stream, &kv->exchange);
 }
 
 static cpa_status empty_shard(cpa_context *c, cpa_stream *stream) {
@@ -375,7 +378,7 @@ static cpa_status attend_transfer(cpa_context *c, int64_t index, const cpa_conte
     if (cpa_fault_is(CPA_FAULT_BASE2_LSE) && c->kv.gather && arrives_first(&c->kv, index))
         CPA_TRY(spoil_resumed(c, stream));
     if (!(cpa_fault_is(CPA_FAULT_DROPPED_SHARD) && arrives_first(&c->kv, index))) {
-        CPA_TRY(cpa_context_run_attend(c, transfer->plan, &attend, stream));
+        CPA_TRY(cpa_context_run_attend(c, transfer->plan, &attend, CPA_SPAN_ATTEND_RECEIVED, transfer->round, stream));
     }
     return transfer->ends ? merge_shard(c, stream) : CPA_OK;
 }
