@@ -4,14 +4,25 @@
 #include <stdlib.h>
 
 #include "base/check.h"
+#include "base/fault.h"
+
+/* Neighbours of a kept block without an owner in the list of those, the least recently used first. */
+typedef struct links {
+    int32_t before, after;
+} links;
 
 struct cpa_block_pool {
     int64_t total;
     int64_t peak;
-    int32_t *owners; /* [total]; 0 = free */
-    int32_t *ring;   /* [total]; the free blocks, first in first out, from `head` on */
+    int32_t *owners; /* [total]; 0 = none */
+    int32_t *ring;   /* [total]; the empty blocks, first in first out, from `head` on */
     int64_t head;
-    int64_t free_count;
+    int64_t empty_count;
+    uint8_t *kept; /* [total] */
+    links *links;  /* [total + 1]; the last entry is both ends of the list */
+    int64_t kept_count;
+    cpa_block_evict_fn evict;
+    void *evict_ctx;
 };
 
 cpa_status cpa_block_pool_create(int64_t num_blocks, cpa_block_pool **out, cpa_error *err) {
@@ -22,9 +33,12 @@ cpa_status cpa_block_pool_create(int64_t num_blocks, cpa_block_pool **out, cpa_e
     if (!pool) goto no_memory;
     pool->owners = calloc((size_t)num_blocks, sizeof *pool->owners);
     pool->ring = malloc((size_t)num_blocks * sizeof *pool->ring);
-    if (!pool->owners || !pool->ring) goto no_memory;
+    pool->kept = calloc((size_t)num_blocks, sizeof *pool->kept);
+    pool->links = malloc(((size_t)num_blocks + 1) * sizeof *pool->links);
+    if (!pool->owners || !pool->ring || !pool->kept || !pool->links) goto no_memory;
     for (int64_t i = 0; i < num_blocks; i++) pool->ring[i] = (int32_t)i;
-    pool->total = pool->free_count = num_blocks;
+    pool->links[num_blocks] = (links){(int32_t)num_blocks, (int32_t)num_blocks};
+    pool->total = pool->empty_count = num_blocks;
     *out = pool;
     return CPA_OK;
 
@@ -35,6 +49,8 @@ no_memory:
 
 void cpa_block_pool_destroy(cpa_block_pool *pool) {
     if (!pool) return;
+    free(pool->links);
+    free(pool->kept);
     free(pool->ring);
     free(pool->owners);
     free(pool);
@@ -45,22 +61,58 @@ int64_t cpa_block_pool_total(const cpa_block_pool *pool) {
 }
 
 int64_t cpa_block_pool_free_count(const cpa_block_pool *pool) {
-    return pool->free_count;
+    return pool->empty_count + pool->kept_count;
+}
+
+int64_t cpa_block_pool_kept_count(const cpa_block_pool *pool) {
+    return pool->kept_count;
 }
 
 int64_t cpa_block_pool_peak(const cpa_block_pool *pool) {
     return pool->peak;
 }
 
+void cpa_block_pool_set_evict(cpa_block_pool *pool, cpa_block_evict_fn evict, void *ctx) {
+    pool->evict = evict;
+    pool->evict_ctx = ctx;
+}
+
+static void push_kept(cpa_block_pool *pool, int32_t block) {
+    int32_t end = (int32_t)pool->total, last = pool->links[end].before;
+    pool->links[block] = (links){last, end};
+    pool->links[last].after = pool->links[end].before = block;
+    pool->kept_count++;
+}
+
+static void unlink_kept(cpa_block_pool *pool, int32_t block) {
+    links at = pool->links[block];
+    pool->links[at.before].after = at.after;
+    pool->links[at.after].before = at.before;
+    pool->kept_count--;
+}
+
+static int32_t take_empty(cpa_block_pool *pool) {
+    int32_t block = pool->ring[pool->head];
+    pool->head = pool->head + 1 < pool->total ? pool->head + 1 : 0;
+    pool->empty_count--;
+    return block;
+}
+
+static int32_t take_kept(cpa_block_pool *pool) {
+    int32_t block = pool->links[pool->total].after;
+    unlink_kept(pool, block);
+    pool->kept[block] = 0;
+    if (pool->evict && !cpa_fault_is(CPA_FAULT_STALE_HASH)) pool->evict(pool->evict_ctx, block);
+    return block;
+}
+
 int cpa_block_pool_take(cpa_block_pool *pool, int64_t n, int32_t *out) {
-    if (n < 0 || n > pool->free_count) return 0;
+    if (n < 0 || n > cpa_block_pool_free_count(pool)) return 0;
     for (int64_t i = 0; i < n; i++) {
-        out[i] = pool->ring[pool->head];
+        out[i] = pool->empty_count > 0 ? take_empty(pool) : take_kept(pool);
         pool->owners[out[i]] = 1;
-        pool->head = pool->head + 1 < pool->total ? pool->head + 1 : 0;
     }
-    pool->free_count -= n;
-    int64_t used = pool->total - pool->free_count;
+    int64_t used = pool->total - cpa_block_pool_free_count(pool);
     if (used > pool->peak) pool->peak = used;
     return 1;
 }
@@ -75,16 +127,30 @@ static cpa_status check_in_use(const cpa_block_pool *pool, int32_t block, const 
 }
 
 cpa_status cpa_block_pool_retain(cpa_block_pool *pool, int32_t block, cpa_error *err) {
-    CPA_TRY(check_in_use(pool, block, "retain", err));
-    pool->owners[block]++;
+    int idle = block >= 0 && block < pool->total && pool->owners[block] == 0 && pool->kept[block];
+    if (!idle) CPA_TRY(check_in_use(pool, block, "retain", err));
+    if (idle) unlink_kept(pool, block);
+    if (idle || !cpa_fault_is(CPA_FAULT_UNCOUNTED_OWNER)) pool->owners[block]++;
+    int64_t used = pool->total - cpa_block_pool_free_count(pool);
+    if (used > pool->peak) pool->peak = used;
+    return CPA_OK;
+}
+
+cpa_status cpa_block_pool_keep(cpa_block_pool *pool, int32_t block, cpa_error *err) {
+    CPA_TRY(check_in_use(pool, block, "keep", err));
+    pool->kept[block] = 1;
     return CPA_OK;
 }
 
 cpa_status cpa_block_pool_release(cpa_block_pool *pool, int32_t block, cpa_error *err) {
     CPA_TRY(check_in_use(pool, block, "release", err));
     if (--pool->owners[block] > 0) return CPA_OK;
-    pool->ring[(pool->head + pool->free_count) % pool->total] = block;
-    pool->free_count++;
+    if (pool->kept[block]) {
+        push_kept(pool, block);
+    } else {
+        pool->ring[(pool->head + pool->empty_count) % pool->total] = block;
+        pool->empty_count++;
+    }
     return CPA_OK;
 }
 

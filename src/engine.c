@@ -144,8 +144,8 @@ cpa_status cpa_engine_submit(cpa_engine *engine, const cpa_request *request) {
         return cpa_fail(err, CPA_INVALID, "request %llu: arrival %g s, expected a time from 0 on",
                         (unsigned long long)request->id, request->arrival_s);
     }
-    cpa_scheduler_request scheduled = {request->id, request->prompt_tokens, request->output_tokens, request->arrival_s,
-                                       request->priority};
+    cpa_scheduler_request scheduled = {
+        request->id, request->prompt_tokens, request->output_tokens, request->arrival_s, request->priority, NULL, 0};
     cpa_engine_request *record = calloc(1, sizeof *record);
     if (!record) return cpa_fail(err, CPA_NO_MEMORY, "request %llu: no memory", (unsigned long long)request->id);
     cpa_status status = cpa_scheduler_add(engine->scheduler, &scheduled, err);

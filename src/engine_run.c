@@ -43,8 +43,12 @@ static cpa_status receive_plan(run *r, cpa_error *err) {
     }
     void *data = control->rank == 0 ? (void *)(uintptr_t)bytes : r->buffer;
     CPA_TRY(cpa_control_bcast(control, data, n_bytes, 0, err));
-    cpa_plan_limits limits = {control->size, engine->options.max_num_seqs, engine->options.num_blocks,
-                              engine->options.max_num_batched_tokens};
+    cpa_plan_limits limits = {
+        .cp_size = control->size,
+        .max_seqs = engine->options.max_num_seqs,
+        .num_blocks = engine->options.num_blocks,
+        .max_tokens = engine->options.max_num_batched_tokens,
+    };
     return cpa_step_plan_decode(bytes, n_bytes, &limits, &r->plan, err);
 }
 
