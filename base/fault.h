@@ -15,6 +15,7 @@ typedef enum cpa_fault {
     CPA_FAULT_LEAKED_BLOCK,    /* a sequence that ends keeps one of its blocks */
     CPA_FAULT_EARLY_REUSE,     /* a block is handed out while a copy still reads it */
     CPA_FAULT_LOST_SEQUENCE,   /* a preempted sequence is forgotten */
+    CPA_FAULT_DAMAGED_SWAP,    /* bits of blocks flip in host memory */
     CPA_FAULT_STARVED_WAITER,  /* a request waits for a prefix that nobody computes any more */
     CPA_FAULT_COUNT
 } cpa_fault;

@@ -47,6 +47,7 @@ static cpa_status receive_plan(run *r, cpa_error *err) {
         .cp_size = control->size,
         .max_seqs = engine->options.max_num_seqs,
         .num_blocks = engine->options.num_blocks,
+        .host_blocks = engine->host_blocks,
         .max_tokens = engine->options.max_num_batched_tokens,
     };
     return cpa_step_plan_decode(bytes, n_bytes, &limits, &r->plan, err);
@@ -112,15 +113,42 @@ static double attention_seconds(const cpa_engine *engine) {
     return stats.attend_s + stats.exposed_comm_s;
 }
 
+/* Rank 0 hears of blocks that came back damaged, in time for the plan after the next. Collective. */
+static cpa_status report_damage(run *r, cpa_error *err) {
+    cpa_engine *engine = r->engine;
+    const cpa_step_plan *plan = &r->plan;
+    if (plan->n_swap_ins == 0) return CPA_OK;
+    uint64_t *damaged = engine->worker->damaged;
+    CPA_TRY(cpa_control_sum_u64(&engine->control, damaged, (int32_t)plan->n_swap_ins, err));
+    uint64_t last = 0;
+    int reported = 0;
+    for (int64_t i = 0; engine->control.rank == 0 && i < plan->n_swap_ins; i++) {
+        /* The moves of a request are neighbours. */
+        if (!damaged[i] || (reported && last == plan->swap_ins[i].request)) continue;
+        last = plan->swap_ins[i].request;
+        reported = 1;
+        CPA_TRY(cpa_plan_ahead_report_damage(r->ahead, last, err));
+    }
+    return CPA_OK;
+}
+
+static int64_t count_tokens(const cpa_step_plan *plan) {
+    int64_t tokens = 0;
+    for (int64_t i = 0; i < plan->n_chunks; i++) tokens += plan->chunks[i].count;
+    return tokens;
+}
+
 static cpa_status run_step(run *r, cpa_error *err) {
     cpa_engine *engine = r->engine;
     double before = attention_seconds(engine), predicted = predict_step(r);
+    int64_t tokens = count_tokens(&r->plan);
+    cpa_worker_observer observer = {NULL, NULL};
+    if (engine->verify) observer = cpa_verify_observer(engine->verify);
+    CPA_TRY(cpa_worker_run(engine->worker, &r->plan, engine->verify ? &observer : NULL, err));
+    CPA_TRY(report_damage(r, err));
     if (r->plan.n_chunks > 0) {
         engine->stats.steps++;
-        engine->stats.computed_tokens += r->plan.n_token_ids;
-        cpa_worker_observer observer = {NULL, NULL};
-        if (engine->verify) observer = cpa_verify_observer(engine->verify);
-        CPA_TRY(cpa_worker_run(engine->worker, &r->plan, engine->verify ? &observer : NULL, err));
+        engine->stats.computed_tokens += tokens;
         if (engine->verify) CPA_TRY(cpa_verify_step(engine->verify, &r->plan, err));
     }
     double actual = attention_seconds(engine) - before;
@@ -128,8 +156,8 @@ static cpa_status run_step(run *r, cpa_error *err) {
     engine->stats.actual_attend_s += actual;
     if (engine->control.rank == 0) {
         cpa_log(CPA_LOG_DEBUG, "step %llu: %lld chunks, %lld tokens, attention predicted %.3f ms, took %.3f ms",
-                (unsigned long long)r->plan.step, (long long)r->plan.n_chunks, (long long)r->plan.n_token_ids,
-                predicted * 1e3, actual * 1e3);
+                (unsigned long long)r->plan.step, (long long)r->plan.n_chunks, (long long)tokens, predicted * 1e3,
+                actual * 1e3);
         CPA_TRY(record_step(r, err));
     }
     return CPA_OK;
@@ -143,13 +171,24 @@ static cpa_status run_steps(run *r, cpa_error *err) {
     return CPA_OK;
 }
 
+void cpa_engine_take_stats(const cpa_scheduler_stats *scheduled, cpa_engine_stats *s) {
+    s->kv_peak = scheduled->peak_blocks;
+    s->preemptions = scheduled->preemptions;
+    s->prefix_queries = scheduled->prefix_queries;
+    s->prefix_hits = scheduled->prefix_hits;
+    s->evictions = scheduled->evictions;
+    s->swapped_out = scheduled->swapped_out;
+    s->swapped_in = scheduled->swapped_in;
+    s->swap_failures = scheduled->swap_failures;
+    s->cow_copies = scheduled->cow_copies;
+}
+
 /* What the scheduler knows, on rank 0. */
 static void collect_scheduler_stats(cpa_engine *engine) {
     cpa_engine_stats *s = &engine->stats;
     cpa_scheduler_stats scheduled;
     cpa_scheduler_get_stats(engine->scheduler, &scheduled);
-    s->kv_peak = scheduled.peak_blocks;
-    s->preemptions = scheduled.preemptions;
+    cpa_engine_take_stats(&scheduled, s);
     size_t used = 0;
     s->choices[0] = 0;
     for (int algorithm = CPA_PASS_KV; algorithm <= CPA_PASS_Q; algorithm++) {

@@ -20,6 +20,10 @@ cpa_status cpa_plan_ahead_begin(cpa_scheduler *scheduler, double start, atomic_i
  * follows. */
 cpa_status cpa_plan_ahead_take(cpa_plan_ahead *ahead, const uint8_t **bytes, int64_t *n_bytes, cpa_error *err);
 
+/* Tells the scheduler that the swap_ins of the plan taken last have brought damaged blocks back for a request
+ * (cpa_scheduler_swap_failed); before the next take. CPA_NO_MEMORY is possible. */
+cpa_status cpa_plan_ahead_report_damage(cpa_plan_ahead *ahead, uint64_t request, cpa_error *err);
+
 /* Ends the thread, whatever it is doing. */
 void cpa_plan_ahead_end(cpa_plan_ahead *ahead);
 

@@ -32,6 +32,7 @@
 
 #include <stdint.h>
 
+#include <cpattn/engine.h>
 #include <cpattn/owner_map.h>
 #include <cpattn/status.h>
 
@@ -40,14 +41,6 @@
 
 /* The token at a position of a request, prompt and output alike. Pure and thread-safe. */
 typedef uint32_t (*cpa_token_fn)(void *ctx, uint64_t request, int64_t position);
-
-typedef enum cpa_preemption_mode {
-    CPA_PREEMPT_RECOMPUTE = 0,
-    CPA_PREEMPT_SWAP, /* as far as host memory lasts */
-    CPA_PREEMPT_AUTO  /* swap where moving the blocks out and in takes less time than computing them */
-} cpa_preemption_mode;
-
-typedef enum cpa_policy { CPA_POLICY_PRIORITY = 0, CPA_POLICY_FCFS } cpa_policy;
 
 /* Zero stands for a scheduler without the feature. */
 typedef struct cpa_scheduler_options {
