@@ -36,7 +36,7 @@ cpa_status cpa_swap_create(cpa_device *device, const cpa_swap_options *options, 
     if (!swap) return cpa_fail(err, CPA_NO_MEMORY, "swap: no memory");
     swap->options = *options;
     swap->block_bytes = cpa_swap_block_bytes(options);
-    swap->memory = malloc((size_t)(options->host_blocks * swap->block_bytes));
+    swap->memory = calloc((size_t)options->host_blocks, (size_t)swap->block_bytes);
     swap->checksums = calloc((size_t)options->host_blocks, sizeof *swap->checksums);
     if (!swap->memory || !swap->checksums) {
         cpa_swap_destroy(swap);

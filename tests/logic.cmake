@@ -3,6 +3,10 @@ foreach(module owner_map block_pool step_plan planner rounds verify_budget)
   cpattn_unit_test(test_${module} test_${module}.c)
 endforeach()
 cpattn_unit_test(test_scheduler test_scheduler.c scheduler_model.c)
+cpattn_unit_test(test_prefix_cache test_prefix_cache.c)
+cpattn_unit_test(test_prefix test_prefix.c)
+
+cpattn_unit_test(test_swap test_swap.c)
 cpattn_unit_test(test_shadow test_shadow.c shadow_model.c)
 
 # The same model beside the twin of the library, with its bugs switched on.
