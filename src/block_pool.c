@@ -6,10 +6,15 @@
 #include "base/check.h"
 #include "base/fault.h"
 
-/* Neighbours of a kept block without an owner in the list of those, the least recently used first. */
+/* Neighbours of a kept block without an owner in the list of its party, the least recently used first; -1: none. */
 typedef struct links {
     int32_t before, after;
 } links;
+
+typedef struct kept_list {
+    int32_t first, last;
+    int64_t count;
+} kept_list;
 
 struct cpa_block_pool {
     int64_t total;
@@ -18,8 +23,10 @@ struct cpa_block_pool {
     int32_t *ring;   /* [total]; the empty blocks, first in first out, from `head` on */
     int64_t head;
     int64_t empty_count;
-    uint8_t *kept; /* [total] */
-    links *links;  /* [total + 1]; the last entry is both ends of the list */
+    int32_t *party;   /* [total] + 1, that it is kept for; 0 = not kept */
+    links *links;     /* [total] */
+    kept_list *lists; /* [n_lists], by party */
+    int32_t n_lists;
     int64_t kept_count;
     cpa_block_evict_fn evict;
     void *evict_ctx;
@@ -33,11 +40,10 @@ cpa_status cpa_block_pool_create(int64_t num_blocks, cpa_block_pool **out, cpa_e
     if (!pool) goto no_memory;
     pool->owners = calloc((size_t)num_blocks, sizeof *pool->owners);
     pool->ring = malloc((size_t)num_blocks * sizeof *pool->ring);
-    pool->kept = calloc((size_t)num_blocks, sizeof *pool->kept);
-    pool->links = malloc(((size_t)num_blocks + 1) * sizeof *pool->links);
-    if (!pool->owners || !pool->ring || !pool->kept || !pool->links) goto no_memory;
+    pool->party = calloc((size_t)num_blocks, sizeof *pool->party);
+    pool->links = malloc((size_t)num_blocks * sizeof *pool->links);
+    if (!pool->owners || !pool->ring || !pool->party || !pool->links) goto no_memory;
     for (int64_t i = 0; i < num_blocks; i++) pool->ring[i] = (int32_t)i;
-    pool->links[num_blocks] = (links){(int32_t)num_blocks, (int32_t)num_blocks};
     pool->total = pool->empty_count = num_blocks;
     *out = pool;
     return CPA_OK;
@@ -49,8 +55,9 @@ no_memory:
 
 void cpa_block_pool_destroy(cpa_block_pool *pool) {
     if (!pool) return;
+    free(pool->lists);
     free(pool->links);
-    free(pool->kept);
+    free(pool->party);
     free(pool->ring);
     free(pool->owners);
     free(pool);
@@ -77,17 +84,25 @@ void cpa_block_pool_set_evict(cpa_block_pool *pool, cpa_block_evict_fn evict, vo
     pool->evict_ctx = ctx;
 }
 
+static kept_list *list_of(const cpa_block_pool *pool, int32_t block) {
+    return &pool->lists[pool->party[block] - 1];
+}
+
 static void push_kept(cpa_block_pool *pool, int32_t block) {
-    int32_t end = (int32_t)pool->total, last = pool->links[end].before;
-    pool->links[block] = (links){last, end};
-    pool->links[last].after = pool->links[end].before = block;
+    kept_list *list = list_of(pool, block);
+    pool->links[block] = (links){list->last, -1};
+    *(list->last < 0 ? &list->first : &pool->links[list->last].after) = block;
+    list->last = block;
+    list->count++;
     pool->kept_count++;
 }
 
 static void unlink_kept(cpa_block_pool *pool, int32_t block) {
+    kept_list *list = list_of(pool, block);
     links at = pool->links[block];
-    pool->links[at.before].after = at.after;
-    pool->links[at.after].before = at.before;
+    *(at.before < 0 ? &list->first : &pool->links[at.before].after) = at.after;
+    *(at.after < 0 ? &list->last : &pool->links[at.after].before) = at.before;
+    list->count--;
     pool->kept_count--;
 }
 
@@ -99,9 +114,12 @@ static int32_t take_empty(cpa_block_pool *pool) {
 }
 
 static int32_t take_kept(cpa_block_pool *pool) {
-    int32_t block = pool->links[pool->total].after;
+    const kept_list *most = pool->lists;
+    for (int32_t p = 1; p < pool->n_lists; p++)
+        if (pool->lists[p].count > most->count) most = &pool->lists[p];
+    int32_t block = most->first;
     unlink_kept(pool, block);
-    pool->kept[block] = 0;
+    pool->party[block] = 0;
     if (pool->evict && !cpa_fault_is(CPA_FAULT_STALE_HASH)) pool->evict(pool->evict_ctx, block);
     return block;
 }
@@ -127,7 +145,7 @@ static cpa_status check_in_use(const cpa_block_pool *pool, int32_t block, const 
 }
 
 cpa_status cpa_block_pool_retain(cpa_block_pool *pool, int32_t block, cpa_error *err) {
-    int idle = block >= 0 && block < pool->total && pool->owners[block] == 0 && pool->kept[block];
+    int idle = block >= 0 && block < pool->total && pool->owners[block] == 0 && pool->party[block];
     if (!idle) CPA_TRY(check_in_use(pool, block, "retain", err));
     if (idle) unlink_kept(pool, block);
     if (idle || !cpa_fault_is(CPA_FAULT_UNCOUNTED_OWNER)) pool->owners[block]++;
@@ -136,16 +154,28 @@ cpa_status cpa_block_pool_retain(cpa_block_pool *pool, int32_t block, cpa_error 
     return CPA_OK;
 }
 
-cpa_status cpa_block_pool_keep(cpa_block_pool *pool, int32_t block, cpa_error *err) {
+/* Makes lists for parties up to the given one. */
+static cpa_status reserve_lists(cpa_block_pool *pool, int32_t party, cpa_error *err) {
+    if (party < pool->n_lists) return CPA_OK;
+    kept_list *moved = realloc(pool->lists, ((size_t)party + 1) * sizeof *moved);
+    if (!moved) return cpa_fail(err, CPA_NO_MEMORY, "block pool: no memory to keep blocks for party %" PRId32, party);
+    pool->lists = moved;
+    while (pool->n_lists <= party) pool->lists[pool->n_lists++] = (kept_list){-1, -1, 0};
+    return CPA_OK;
+}
+
+cpa_status cpa_block_pool_keep(cpa_block_pool *pool, int32_t block, int32_t party, cpa_error *err) {
     CPA_TRY(check_in_use(pool, block, "keep", err));
-    pool->kept[block] = 1;
+    if (party < 0) return cpa_fail(err, CPA_INVALID, "block pool: party %" PRId32 "; expected 0 or more", party);
+    CPA_TRY(reserve_lists(pool, party, err));
+    if (!pool->party[block]) pool->party[block] = party + 1;
     return CPA_OK;
 }
 
 cpa_status cpa_block_pool_release(cpa_block_pool *pool, int32_t block, cpa_error *err) {
     CPA_TRY(check_in_use(pool, block, "release", err));
     if (--pool->owners[block] > 0) return CPA_OK;
-    if (pool->kept[block]) {
+    if (pool->party[block]) {
         push_kept(pool, block);
     } else {
         pool->ring[(pool->head + pool->empty_count) % pool->total] = block;

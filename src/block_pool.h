@@ -1,8 +1,9 @@
 /* The block pool of one rank: which blocks are free, and how many owners each of the others has.
  *
  * A block may be marked as kept, because its content can be found again. When its last owner lets go it is neither in
- * use nor empty: it may be retained once more, until a take needs it. Kept blocks are taken after all empty ones, the
- * least recently used first, and never while they have an owner. Pure logic; one thread. */
+ * use nor empty: it may be retained once more, until a take needs it. Kept blocks are taken after all empty ones, and
+ * never while they have an owner: the least recently used one of the party (a number) that has the most of them, so
+ * that none can crowd out the others. Pure logic; one thread. */
 #ifndef CPA_BLOCK_POOL_H
 #define CPA_BLOCK_POOL_H
 
@@ -32,8 +33,9 @@ void cpa_block_pool_set_evict(cpa_block_pool *pool, cpa_block_evict_fn evict, vo
 /* Takes n blocks without an owner, the longest free first, one owner each, into out[0..n). All or nothing: returns 0
  * and takes none if there are fewer, else 1. */
 int cpa_block_pool_take(cpa_block_pool *pool, int64_t n, int32_t *out);
-/* Keeps a block in use for when it has no owner any more; a block without an owner is CPA_INVALID. */
-cpa_status cpa_block_pool_keep(cpa_block_pool *pool, int32_t block, cpa_error *err);
+/* Keeps a block in use for a party (0, 1, ...) for when it has no owner any more. A block without an owner and a negative
+ * party are CPA_INVALID. A block that is kept already stays with its party. */
+cpa_status cpa_block_pool_keep(cpa_block_pool *pool, int32_t block, int32_t party, cpa_error *err);
 /* One more owner of a block that is in use or kept; a free block or an id out of range is CPA_INVALID. */
 cpa_status cpa_block_pool_retain(cpa_block_pool *pool, int32_t block, cpa_error *err);
 /* One owner less; the last one frees the block, or leaves it to be found if it is kept. A free block (double free) or an id out of range is CPA_INVALID. */

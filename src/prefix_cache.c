@@ -24,7 +24,7 @@ struct cpa_prefix_cache {
     EVP_MD *sha256;
     EVP_MD_CTX *hasher;
     uint8_t *text;   /* parent digest, then tokens */
-    entry **entries; /* [cp_size][num_blocks * 2]: full, then partial; memory that is touched when it is used */
+    entry **entries; /* [cp_size * 2][num_blocks]: full, then partial; memory that is touched when it is used */
     entry *found;    /* hash table */
 };
 
@@ -41,10 +41,10 @@ cpa_status cpa_prefix_cache_create(int32_t cp_size, int64_t num_blocks, int32_t 
         return cpa_fail(err, CPA_UNSUPPORTED, "prefix cache: OpenSSL gives no SHA-256");
     }
     cache->text = malloc(sizeof(cpa_prefix_digest) + (size_t)block_size * sizeof(uint32_t));
-    cache->entries = calloc((size_t)cp_size, sizeof *cache->entries);
+    cache->entries = calloc(2 * (size_t)cp_size, sizeof *cache->entries);
     if (!cache->text || !cache->entries) goto no_memory;
-    for (int32_t r = 0; r < cp_size; r++)
-        if (!(cache->entries[r] = calloc((size_t)num_blocks * 2, sizeof **cache->entries))) goto no_memory;
+    for (int32_t i = 0; i < 2 * cp_size; i++)
+        if (!(cache->entries[i] = calloc((size_t)num_blocks, sizeof **cache->entries))) goto no_memory;
     *out = cache;
     return CPA_OK;
 
@@ -57,7 +57,7 @@ no_memory:
 void cpa_prefix_cache_destroy(cpa_prefix_cache *cache) {
     if (!cache) return;
     HASH_CLEAR(hh, cache->found);
-    for (int32_t r = 0; cache->entries && r < cache->cp_size; r++) free(cache->entries[r]);
+    for (int32_t i = 0; cache->entries && i < 2 * cache->cp_size; i++) free(cache->entries[i]);
     free(cache->entries);
     free(cache->text);
     EVP_MD_CTX_free(cache->hasher);
@@ -94,7 +94,7 @@ int32_t cpa_prefix_cache_find(const cpa_prefix_cache *cache, const cpa_prefix_di
 
 int cpa_prefix_cache_add(cpa_prefix_cache *cache, const cpa_prefix_digest *digest, int32_t rank, int32_t block,
                          int partial) {
-    entry *e = &cache->entries[rank][2 * (int64_t)block + partial];
+    entry *e = &cache->entries[2 * rank + partial][block];
     if (e->hh.tbl || cpa_prefix_cache_find(cache, digest) >= 0) return 0;
     e->digest = *digest;
     e->block = block;
@@ -104,7 +104,7 @@ int cpa_prefix_cache_add(cpa_prefix_cache *cache, const cpa_prefix_digest *diges
 
 void cpa_prefix_cache_drop(cpa_prefix_cache *cache, int32_t rank, int32_t block) {
     for (int partial = 0; partial < 2; partial++) {
-        entry *e = &cache->entries[rank][2 * (int64_t)block + partial];
+        entry *e = &cache->entries[2 * rank + partial][block];
         if (!e->hh.tbl) continue;
         HASH_DEL(cache->found, e);
         memset(e, 0, sizeof *e);
@@ -112,6 +112,5 @@ void cpa_prefix_cache_drop(cpa_prefix_cache *cache, int32_t rank, int32_t block)
 }
 
 int cpa_prefix_cache_holds(const cpa_prefix_cache *cache, int32_t rank, int32_t block) {
-    const entry *entries = cache->entries[rank] + 2 * (int64_t)block;
-    return entries[0].hh.tbl || entries[1].hh.tbl;
+    return cache->entries[2 * rank][block].hh.tbl || cache->entries[2 * rank + 1][block].hh.tbl;
 }

@@ -175,6 +175,7 @@ static cpa_tenant *tenant_of(cpa_scheduler *s, const char *salt) {
     tenant = calloc(1, sizeof *tenant + length + 1);
     if (!tenant) return NULL;
     memcpy(tenant->salt, salt, length);
+    tenant->number = (int32_t)HASH_COUNT(s->tenants);
     tenant->held = calloc((size_t)s->options.map.cp_size, sizeof *tenant->held);
     if (tenant->held) HASH_ADD_KEYPTR(hh, s->tenants, tenant->salt, length, tenant);
     if (tenant->hh.tbl) return tenant;

@@ -147,7 +147,7 @@ cpa_status cpa_scheduler_link(cpa_scheduler *s, cpa_sequence *sequence, cpa_erro
         int32_t block = *cpa_sequence_block(sequence, &s->options, sequence->linked);
         cpa_scheduler_unlink(s, sequence);
         if (block >= 0 && cpa_prefix_cache_add(s->cache, &sequence->next, rank, block, partial))
-            CPA_TRY(cpa_block_pool_keep(s->pools[rank], block, err));
+            CPA_TRY(cpa_block_pool_keep(s->pools[rank], block, sequence->tenant->number, err));
         if (partial) {
             sequence->tail_linked = 1;
         } else {

@@ -15,7 +15,8 @@
 /* Those who may share blocks with each other: the requests of one salt. */
 typedef struct cpa_tenant {
     UT_hash_handle hh;
-    int64_t *held; /* [cp_size] entries of the block tables of its running sequences */
+    int32_t number; /* counted from 0 */
+    int64_t *held;  /* [cp_size] entries of the block tables of its running sequences */
     char salt[];
 } cpa_tenant;
 
