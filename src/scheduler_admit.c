@@ -129,21 +129,22 @@ static cpa_status give_up_source(cpa_scheduler *s, cpa_sequence *sequence, int32
     return cpa_block_pool_release(s->pools[cpa_sequence_block_rank(sequence, &s->options, j)], source, err);
 }
 
-/* Whether some rank has too few blocks even if all that was found is shared: a look that costs little, as the first in
- * line may be turned away in many plans. */
-static int cannot_fit(const cpa_scheduler *s, cpa_sequence *sequence) {
-    int64_t block_size = s->options.block_size, found = sequence->found * block_size;
-    int64_t most = cpa_sequence_known(sequence) - 1;
+/* Turns a request away that lacks blocks, or quota, even if all that was found is shared: a look that costs little, as
+ * the first in line may be turned away in many plans. Otherwise ADMITTED. */
+static verdict look_for_room(const cpa_scheduler *s, cpa_sequence *sequence) {
+    int64_t block_size = s->options.block_size, found = sequence->found * block_size, room = 1;
+    int64_t quota = s->options.tenant_block_quota, most = cpa_sequence_known(sequence) - 1;
     sequence->computed = found < most ? found : most;
     int64_t first = sequence->computed / block_size * block_size;
     int64_t end = sequence->computed + cpa_scheduler_next_tokens(s, sequence);
     sequence->computed = 0;
     for (int32_t r = 0; r < s->options.map.cp_size; r++) {
-        int64_t lacks =
-            cpa_sequence_needs(sequence, &s->options, r, end) - cpa_sequence_needs(sequence, &s->options, r, first);
-        if (lacks > cpa_block_pool_free_count(s->pools[r])) return 1;
+        int64_t needs = cpa_sequence_needs(sequence, &s->options, r, end);
+        int64_t lacks = needs - cpa_sequence_needs(sequence, &s->options, r, first);
+        if (lacks > 0 && quota > 0 && sequence->tenant->held[r] + needs > quota) return SKIP;
+        if (lacks > cpa_block_pool_free_count(s->pools[r])) room = 0;
     }
-    return 0;
+    return room ? ADMITTED : STOP;
 }
 
 /* A request without anything in host memory. */
@@ -151,10 +152,8 @@ static cpa_status try_fresh(cpa_scheduler *s, cpa_sequence *sequence, verdict *o
     int32_t source, ranks = s->options.map.cp_size;
     *out = SKIP;
     if (cpa_scheduler_shares(s, sequence) && must_wait(s, sequence)) return CPA_OK;
-    if (cannot_fit(s, sequence)) {
-        *out = STOP;
-        return CPA_OK;
-    }
+    *out = look_for_room(s, sequence);
+    if (*out != ADMITTED) return CPA_OK;
     if (!cpa_sequence_open(sequence, ranks))
         return cpa_fail(err, CPA_NO_MEMORY, "request %" PRIu64 ": no memory for its block table", sequence->request.id);
     CPA_TRY(share_prefix(s, sequence, &source, err));

@@ -11,9 +11,10 @@
 #include "kernels/kernels.h"
 
 struct cpa_swap {
+    cpa_device *device;
     cpa_swap_options options;
     int64_t block_bytes;
-    char *memory;        /* [host_blocks][layers][keys, values] */
+    void *memory;        /* [host_blocks][layers][keys, values], page-locked */
     uint64_t *checksums; /* [host_blocks] */
 };
 
@@ -31,17 +32,18 @@ int64_t cpa_swap_block_bytes(const cpa_swap_options *options) {
 }
 
 cpa_status cpa_swap_create(cpa_device *device, const cpa_swap_options *options, cpa_swap **out, cpa_error *err) {
-    (void)device;
     cpa_swap *swap = calloc(1, sizeof *swap);
     if (!swap) return cpa_fail(err, CPA_NO_MEMORY, "swap: no memory");
+    swap->device = device;
     swap->options = *options;
     swap->block_bytes = cpa_swap_block_bytes(options);
-    swap->memory = calloc((size_t)options->host_blocks, (size_t)swap->block_bytes);
     swap->checksums = calloc((size_t)options->host_blocks, sizeof *swap->checksums);
-    if (!swap->memory || !swap->checksums) {
+    cpa_status status = swap->checksums ? CPA_OK : cpa_fail(err, CPA_NO_MEMORY, "swap: no memory");
+    if (status == CPA_OK)
+        status = device->kernels->alloc_host(device, options->host_blocks * swap->block_bytes, &swap->memory, err);
+    if (status != CPA_OK) {
         cpa_swap_destroy(swap);
-        return cpa_fail(err, CPA_NO_MEMORY, "swap: no host memory for %" PRId64 " blocks of %" PRId64 " bytes",
-                        options->host_blocks, cpa_swap_block_bytes(options));
+        return status;
     }
     *out = swap;
     return CPA_OK;
@@ -49,9 +51,13 @@ cpa_status cpa_swap_create(cpa_device *device, const cpa_swap_options *options, 
 
 void cpa_swap_destroy(cpa_swap *swap) {
     if (!swap) return;
+    if (swap->memory) swap->device->kernels->free_host(swap->device, swap->memory);
     free(swap->checksums);
-    free(swap->memory);
     free(swap);
+}
+
+static char *host_block(const cpa_swap *swap, int32_t block) {
+    return (char *)swap->memory + block * swap->block_bytes;
 }
 
 /* h -> (h ^ word) * odd, then a shifted copy xored in: each step is one-to-one in h and in the word, so two memories
@@ -68,10 +74,10 @@ uint64_t cpa_swap_checksum(const void *memory, int64_t bytes) {
 }
 
 /* Copies a block of all layers between its place on the device and one in host memory. */
-static cpa_status copy_block(const cpa_swap *swap, int32_t device_block, int32_t host_block, int out,
+static cpa_status copy_block(const cpa_swap *swap, int32_t device_block, int32_t at, int out,
                              cpa_stream *stream) {
     const cpa_kernel_table *kernels = stream->device->kernels;
-    char *host = swap->memory + host_block * swap->block_bytes;
+    char *host = host_block(swap, at);
     for (int32_t layer = 0; layer < swap->options.layers; layer++) {
         cpa_kv_view kv = swap->options.layer_kv(swap->options.ctx, layer);
         int64_t k_bytes = key_bytes(&kv), v_bytes = value_bytes(&kv);
@@ -90,8 +96,7 @@ cpa_status cpa_swap_out(cpa_swap *swap, int32_t rank, const cpa_plan_move *moves
     CPA_TRY(stream->device->kernels->stream_sync(stream));
     for (int64_t i = 0; i < n; i++) {
         if (moves[i].rank != rank) continue;
-        const char *host = swap->memory + moves[i].to * swap->block_bytes;
-        swap->checksums[moves[i].to] = cpa_swap_checksum(host, swap->block_bytes);
+        swap->checksums[moves[i].to] = cpa_swap_checksum(host_block(swap, moves[i].to), swap->block_bytes);
     }
     return CPA_OK;
 }
@@ -100,7 +105,7 @@ cpa_status cpa_swap_in(cpa_swap *swap, int32_t rank, const cpa_plan_move *moves,
                        cpa_stream *stream) {
     for (int64_t i = 0; i < n; i++) {
         if (moves[i].rank != rank) continue;
-        char *host = swap->memory + moves[i].from * swap->block_bytes;
+        char *host = host_block(swap, moves[i].from);
         if (cpa_fault_is(CPA_FAULT_DAMAGED_SWAP) && moves[i].from % 3 == 0) host[swap->block_bytes / 2] ^= 4;
         uint64_t found = cpa_swap_checksum(host, swap->block_bytes), expected = swap->checksums[moves[i].from];
         if (found == expected) {
@@ -134,20 +139,21 @@ static cpa_status time_copies(void *dst, const void *src, cpa_stream *stream, do
 
 cpa_status cpa_swap_measure(cpa_device *device, double *bandwidth, cpa_error *err) {
     const cpa_kernel_table *kernels = device->kernels;
-    void *memory = NULL, *host = calloc(1, PROBE_BYTES);
+    void *memory = NULL, *host = NULL;
     cpa_stream *stream = NULL;
     double out = 0, in = 0;
-    cpa_status status = host ? CPA_OK : cpa_fail(err, CPA_NO_MEMORY, "swap: no memory to measure with");
+    cpa_status status = kernels->alloc_host(device, PROBE_BYTES, &host, err);
     if (status == CPA_OK) status = kernels->alloc(device, PROBE_BYTES, &memory, err);
     if (status == CPA_OK) status = kernels->stream_create(device, &stream, err);
     if (status == CPA_OK) {
+        memset(host, 0, PROBE_BYTES);
         status = time_copies(memory, host, stream, &in);
         if (status == CPA_OK) status = time_copies(host, memory, stream, &out);
         if (status != CPA_OK) cpa_fail(err, status, "swap: %s", stream->error.message);
     }
     if (status == CPA_OK) *bandwidth = PROBE_BYTES / fmax(fmax(in, out), 1e-9);
     if (stream) kernels->stream_destroy(stream);
-    kernels->free(device, memory);
-    free(host);
+    if (memory) kernels->free(device, memory);
+    if (host) kernels->free_host(device, host);
     return status;
 }
