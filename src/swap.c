@@ -74,8 +74,7 @@ uint64_t cpa_swap_checksum(const void *memory, int64_t bytes) {
 }
 
 /* Copies a block of all layers between its place on the device and one in host memory. */
-static cpa_status copy_block(const cpa_swap *swap, int32_t device_block, int32_t at, int out,
-                             cpa_stream *stream) {
+static cpa_status copy_block(const cpa_swap *swap, int32_t device_block, int32_t at, int out, cpa_stream *stream) {
     const cpa_kernel_table *kernels = stream->device->kernels;
     char *host = host_block(swap, at);
     for (int32_t layer = 0; layer < swap->options.layers; layer++) {
