@@ -18,6 +18,7 @@ typedef struct run {
     double start;
     cpa_plan_ahead *ahead; /* rank 0 */
     cpa_step_plan plan;
+    int64_t tokens;  /* computed or found in the cache */
     uint8_t *buffer; /* ranks > 0: the encoded plan */
     int64_t capacity;
 } run;
@@ -92,7 +93,7 @@ static cpa_status record_step(run *r, cpa_error *err) {
         if (chunk->flags & CPA_CHUNK_FINISHES) finish_request(r, request);
     }
     if (r->on_progress) {
-        r->on_progress(r->ctx, engine->stats.computed_tokens, engine->stats.requests_finished, now);
+        r->on_progress(r->ctx, r->tokens, engine->stats.requests_finished, now);
     }
     return CPA_OK;
 }
@@ -142,6 +143,7 @@ static cpa_status run_step(run *r, cpa_error *err) {
     cpa_engine *engine = r->engine;
     double before = attention_seconds(engine), predicted = predict_step(r);
     int64_t tokens = count_tokens(&r->plan);
+    r->tokens += r->plan.n_token_ids;
     cpa_worker_observer observer = {NULL, NULL};
     if (engine->verify) observer = cpa_verify_observer(engine->verify);
     CPA_TRY(cpa_worker_run(engine->worker, &r->plan, engine->verify ? &observer : NULL, err));

@@ -200,10 +200,12 @@ static cpa_status apply_chunk(cpa_worker *worker, const cpa_step_plan *plan, con
     seq->len = end;
     int64_t owned =
         cpa_shard_len(worker->options.map, cpa_owner_slot(worker->options.map, worker->rank, seq->phase), seq->len);
-    if (owned > seq->n_blocks * worker->options.block_size) {
-        return cpa_fail(err, CPA_INTERNAL, "step %llu: request %llu owns %lld tokens here but has only %lld blocks",
+    int64_t needs = (owned + worker->options.block_size - 1) / worker->options.block_size;
+    if (needs != seq->n_blocks) {
+        return cpa_fail(err, CPA_INTERNAL,
+                        "step %llu: request %llu owns %lld tokens in %lld blocks here, expected %lld",
                         (unsigned long long)plan->step, (unsigned long long)chunk->request, (long long)owned,
-                        (long long)seq->n_blocks);
+                        (long long)seq->n_blocks, (long long)needs);
     }
     return CPA_OK;
 }

@@ -116,7 +116,8 @@ typedef struct cpa_request_result {
 
 /* Rank 0, from the thread that runs the engine, when a request has finished. */
 typedef void (*cpa_finish_fn)(void *ctx, const cpa_request_result *result);
-/* Rank 0, after each step: tokens computed (prompt and output; again after a preemption) and requests finished so far. */
+/* Rank 0, after each step: tokens computed or found in the cache (prompt and output; again after a preemption) and
+ * requests finished so far. */
 typedef void (*cpa_progress_fn)(void *ctx, int64_t tokens, int64_t requests, double elapsed_s);
 
 /* Totals over all ranks, the same on every rank. */
