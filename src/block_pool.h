@@ -33,12 +33,13 @@ void cpa_block_pool_set_evict(cpa_block_pool *pool, cpa_block_evict_fn evict, vo
 /* Takes n blocks without an owner, the longest free first, one owner each, into out[0..n). All or nothing: returns 0
  * and takes none if there are fewer, else 1. */
 int cpa_block_pool_take(cpa_block_pool *pool, int64_t n, int32_t *out);
-/* Keeps a block in use for a party (0, 1, ...) for when it has no owner any more. A block without an owner and a negative
- * party are CPA_INVALID. A block that is kept already stays with its party. */
+/* Keeps a block in use for a party (0, 1, ...) for when it has no owner any more. A block without an owner and a
+ * negative party are CPA_INVALID. A block that is kept already stays with its party. */
 cpa_status cpa_block_pool_keep(cpa_block_pool *pool, int32_t block, int32_t party, cpa_error *err);
 /* One more owner of a block that is in use or kept; a free block or an id out of range is CPA_INVALID. */
 cpa_status cpa_block_pool_retain(cpa_block_pool *pool, int32_t block, cpa_error *err);
-/* One owner less; the last one frees the block, or leaves it to be found if it is kept. A free block (double free) or an id out of range is CPA_INVALID. */
+/* One owner less; the last one frees the block, or leaves it to be found if it is kept. A free block (double free) or
+ * an id out of range is CPA_INVALID. */
 cpa_status cpa_block_pool_release(cpa_block_pool *pool, int32_t block, cpa_error *err);
 /* 0 for a free block and for an id out of range. */
 int32_t cpa_block_pool_owners(const cpa_block_pool *pool, int32_t block);

@@ -274,7 +274,8 @@ void cpa_scheduler_place(cpa_scheduler *s, cpa_sequence *sequence, int64_t token
     s->scheduled[s->n_scheduled++] = sequence;
 }
 
-/* Slot and blocks of the sequences that finished in the last plan are free from this one on, and what its copies read. */
+/* Slot and blocks of the sequences that finished in the last plan are free from this one on, and what its copies read.
+ * */
 static cpa_status retire_finished(cpa_scheduler *s, cpa_error *err) {
     for (int64_t i = 0; i < s->n_pins; i++) CPA_TRY(cpa_block_pool_release(s->pins[i].pool, s->pins[i].block, err));
     s->n_pins = 0;

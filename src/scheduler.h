@@ -4,22 +4,22 @@
  * running prefills, then waiting requests, each in their order (by arrival, or by priority with ageing); prefill is cut
  * to what is left of the budget, and to the threshold for long prefills. A sequence takes blocks on each rank for the
  * tokens it is given. When a rank has too few, the running sequences that come last and hold blocks there are
- * preempted: their blocks are freed, a chunk they already had in this step is withdrawn, and they go back to the waiting
- * requests with every token they have emitted; their cache is computed again, or moved to host memory and back. A
- * sequence that would not get its blocks even so keeps what it holds and waits for a later step. No request is admitted
- * in a step that ran short of blocks. None overtakes a waiting one that goes before it, except one that waits for its
- * prefix, or whose tenant has used up its quota. Nothing is lost: the first of the running sequences always advances,
- * so every request finishes.
+ * preempted: their blocks are freed, a chunk they already had in this step is withdrawn, and they go back to the
+ * waiting requests with every token they have emitted; their cache is computed again, or moved to host memory and back.
+ * A sequence that would not get its blocks even so keeps what it holds and waits for a later step. No request is
+ * admitted in a step that ran short of blocks. None overtakes a waiting one that goes before it, except one that waits
+ * for its prefix, or whose tenant has used up its quota. Nothing is lost: the first of the running sequences always
+ * advances, so every request finishes.
  *
  * Full blocks can be found by their prefix (prefix_cache.h) from the step after the one that fills them, as long as
  * nobody needs their memory. A request that is admitted shares what can be found; at least its last token is computed,
  * so a block that this token falls into is copied first. A request whose next block is just being computed by a running
- * sequence waits for it. Samples of one prompt (requests of one group) share it in the same way, also where nothing else
- * is shared.
+ * sequence waits for it. Samples of one prompt (requests of one group) share it in the same way, also where nothing
+ * else is shared.
  *
  * The scheduler assumes that a planned step will run: it may be asked for the next plan while one executes. A sequence
- * that finishes in a step gives its blocks back in the next plan, and so does what a plan's copies read. A sequence that
- * comes back from host memory is given tokens in the second plan after, so that damage can be reported before anything
+ * that finishes in a step gives its blocks back in the next plan, and so does what a plan's copies read. A sequence
+ * that comes back from host memory is given tokens in the second plan after, so that damage can be reported before anything
  * is computed from it. Pure logic: no MPI, no device, no clock; one thread.
  *
  *   scheduler.c          create, add, one plan from start to end

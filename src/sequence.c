@@ -6,8 +6,8 @@
 #include "base/check.h"
 #include "base/fault.h"
 
-/* Where the request stands in line. With ageing, waiting makes up for priority: one level for every ageing_s seconds. As
- * all who wait age alike, that is an order by arrival + priority * ageing_s, which time does not change. */
+/* Where the request stands in line. With ageing, waiting makes up for priority: one level for every ageing_s seconds.
+ * As all who wait age alike, that is an order by arrival + priority * ageing_s, which time does not change. */
 static void set_order(cpa_sequence *sequence, const cpa_scheduler_options *options) {
     const cpa_scheduler_request *request = &sequence->request;
     sequence->key = request->arrival;

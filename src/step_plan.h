@@ -59,7 +59,8 @@ typedef struct cpa_plan_move {
     int32_t from, to;
 } cpa_plan_move;
 
-/* An entry of one rank's table of one sequence that no query reads any more: its block is someone else's from now on. */
+/* An entry of one rank's table of one sequence that no query reads any more: its block may be
+ * someone else's from now on. */
 typedef struct cpa_plan_void {
     int32_t seq;
     int32_t rank;

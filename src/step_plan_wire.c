@@ -1,6 +1,6 @@
 /* The wire form of a step plan, little-endian, without padding:
- *     header   magic u32, version u32, step u64, flags u32, counts u64[9]: chunks, releases, swap_outs, swap_ins, copies,
- *              appends, voids, blocks, tokens
+ *     header   magic u32, version u32, step u64, flags u32, counts u64[9]: chunks, releases, swap_outs, swap_ins,
+ *              copies, appends, voids, blocks, tokens
  *     chunk    request u64, seq i32, phase i32, start i64, count i64, first_output i64, algorithm u32, flags u32,
  *              tokens i64
  *     release  seq i32
