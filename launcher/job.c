@@ -4,6 +4,7 @@
 
 #include "base/check.h"
 #include "launcher/result_json.h"
+#include "launcher/timeline_json.h"
 
 /* The mixed run chooses its length after the engine has measured its rates; until then the cache is made for this. */
 #define MIXED_RUN_TOKENS ((int64_t)1 << 18)
@@ -113,6 +114,8 @@ cpa_engine_options cpa_job_engine_options(const cpa_job *job, int64_t num_blocks
         .staging_bytes = settings->staging_bytes,
         .verify = settings->verify,
         .skip_self_test = (int32_t)settings->skip_self_test,
+        .timeline_spans = settings->timeline[0] ? CPA_TIMELINE_SPANS : 0,
+        .enforce_eager = (int32_t)settings->enforce_eager,
         .seed = (uint64_t)settings->seed,
         .token_at = workload->token_at,
         .token_ctx = (void *)(uintptr_t)&workload->trace,

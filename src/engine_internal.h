@@ -11,6 +11,7 @@
 #include "comm/comm.h"
 #include "src/scheduler.h"
 #include "src/source_synthetic.h"
+#include "src/timeline.h"
 #include "src/verify.h"
 #include "src/worker.h"
 
@@ -39,6 +40,7 @@ struct cpa_engine {
     int64_t host_blocks;   /* of one rank */
     double host_bandwidth; /* rank 0, when it has host blocks */
     cpa_engine_stats stats;
+    cpa_timeline timeline;
     atomic_int stop;
     cpa_error error;
 };

@@ -209,6 +209,42 @@ shapes() {
     expect_value completed 2 r.json
 }
 
+# --timeline: a file of valid JSON with spans of every rank that nest in each row, whose attention adds up; no file
+# after a run that was refused because of it.
+timeline() {
+    small_model
+    mixed_trace >trace.jsonl
+    run 3 --device host --model model.yaml --trace trace.jsonl --verify 0.01 --timeline timeline.json
+    expect_code 0 "a run with a timeline"
+    [ -z "$(our_lines)" ] || fail "complaints of a good run: $(our_lines)"
+    python3 - <<'END' || fail "the timeline is wrong"
+import collections, json
+events = json.load(open("timeline.json"))
+spans = [e for e in events if e["ph"] == "X"]
+rows = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"}
+names = {e["name"] for e in spans}
+assert {e["pid"] for e in spans} == {0, 1, 2}
+for name in ("fill", "kv_write", "attend own", "attend received", "merge", "pack 1", "exchange 1", "exchange 2", "wait",
+             "queries", "states", "check", "plan", "schedule"):
+    assert name in names, name
+assert {rows[e["pid"], e["tid"]] for e in spans if e["name"] == "fill"} == {"compute"}
+assert all("layer" in e["args"] and "step" in e["args"] for e in spans if e["name"] == "merge")
+row_spans = collections.defaultdict(list)
+for e in spans:
+    row_spans[e["pid"], e["tid"]].append((e["ts"], -e["dur"], e["name"]))
+for row in row_spans.values():
+    open_ends = []
+    for begin, minus, name in sorted(row):
+        while open_ends and open_ends[-1] <= begin + 1e-3:
+            open_ends.pop()
+        assert not open_ends or begin - minus <= open_ends[-1] + 1e-3, (begin, minus, name)
+        open_ends.append(begin - minus)
+END
+    run 1 --model model.yaml --requests 1 --input-len 8 --output-len 1 --timeline none/timeline.json
+    expect_code 2 "a timeline in no folder"
+    expect_line "--timeline: found 'none/timeline.json'"
+}
+
 preemption() {
     small_model
     for i in 1 2 3 4 5 6 7 8 9 10 11 12; do trace_line 0 $((14 + i)) 120 "$i"; done >decode_heavy.jsonl
