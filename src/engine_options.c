@@ -1,4 +1,5 @@
-/* Defaults and bounds of the engine's options. */
+/* Defaults and bounds of the engine's options, and what they mean to the scheduler. */
+#include <stdio.h>
 
 #include "base/check.h"
 #include "src/engine_internal.h"
@@ -66,10 +67,58 @@ cpa_status cpa_engine_resolve(const cpa_engine_options *given, cpa_engine_option
     if (!((o.verify >= 0 && o.verify <= 1) || o.verify == CPA_VERIFY_AUTO)) {
         return cpa_fail(err, CPA_INVALID, "verify: %g, expected 0 to 1, or %g", o.verify, CPA_VERIFY_AUTO);
     }
+    if (o.swap_bytes < 0 || !(o.ageing_s >= 0) || o.long_prefill_token_threshold < 0 || o.tenant_block_quota < 0) {
+        return cpa_fail(err, CPA_INVALID,
+                        "swap_bytes %lld, ageing_s %g, long_prefill_token_threshold %lld, tenant_block_quota %lld: "
+                        "expected no negative number",
+                        (long long)o.swap_bytes, o.ageing_s, (long long)o.long_prefill_token_threshold,
+                        (long long)o.tenant_block_quota);
+    }
     if (o.source && (o.source->size != sizeof *o.source || !o.source->fill)) {
         return cpa_fail(err, CPA_INVALID, "source: size %zu, expected %zu, and a fill function", o.source->size,
                         sizeof *o.source);
     }
     *out = o;
     return CPA_OK;
+}
+
+int64_t cpa_engine_block_bytes(const cpa_engine_options *o) {
+    const cpa_model_shape *m = &o->model;
+    return (int64_t)m->layers * o->block_size * m->kv_heads * (m->head_dim + m->v_head_dim) *
+           cpa_dtype_bytes(o->kv_dtype);
+}
+
+/* What keys and values depend on besides tokens. */
+static void describe_cache(const cpa_engine_options *o, char out[CPA_IDENTITY_BYTES]) {
+    const cpa_model_shape *m = &o->model;
+    snprintf(out, CPA_IDENTITY_BYTES,
+             "%d layers, %d/%d heads of %d/%d, dtype %d in %d, causal %d, window %lld, %d sinks, seed %llu", m->layers,
+             m->q_heads, m->kv_heads, m->head_dim, m->v_head_dim, (int)m->dtype, (int)o->kv_dtype, m->mask.causal,
+             (long long)m->mask.window, m->mask.sinks, (unsigned long long)o->seed);
+}
+
+cpa_scheduler_options cpa_engine_scheduler_options(cpa_engine_options *o, cpa_planner planner,
+                                                   char identity[CPA_IDENTITY_BYTES]) {
+    describe_cache(o, identity);
+    return (cpa_scheduler_options){
+        .map = {planner.cp_size, o->interleave},
+        .block_size = o->block_size,
+        .num_blocks = o->num_blocks,
+        .max_num_batched_tokens = o->max_num_batched_tokens,
+        .max_num_seqs = o->max_num_seqs,
+        .planner = planner,
+        .token_at = o->token_at ? o->token_at : cpa_synthetic_token,
+        .token_ctx = o->token_at ? o->token_ctx : &o->seed,
+        .prefix_caching = !o->no_prefix_caching,
+        .identity = identity,
+        .preemption = o->preemption,
+        .block_bytes = cpa_engine_block_bytes(o),
+        .layers = o->model.layers,
+        .policy = o->policy,
+        .ageing_s = o->ageing_s,
+        .long_prefill_threshold = o->long_prefill_token_threshold,
+        .tenant_block_quota = o->tenant_block_quota,
+        .window = o->model.mask.causal ? o->model.mask.window : 0,
+        .sinks = o->model.mask.sinks,
+    };
 }
