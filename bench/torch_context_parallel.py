@@ -9,9 +9,9 @@ import statistics
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as functional  # context_parallel replaces a function in it: call it there
 from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.functional import scaled_dot_product_attention
 
 try:
     from torch.distributed.tensor.experimental import context_parallel
@@ -20,6 +20,7 @@ except ImportError:
     from torch.distributed.tensor.experimental._context_parallel._attention import context_parallel, set_rotate_method
 
 Q_HEADS, KV_HEADS, DIM, REPEATS = 32, 8, 128, 5
+PEAK_FLOPS = 990e12  # H100 and H200, dense bf16
 
 
 def time_call(run):
@@ -47,8 +48,10 @@ def measure(context, rotate, mesh, grouped):
         k, v = (tensor.repeat_interleave(Q_HEADS // KV_HEADS, 1) for tensor in (k, v))
     with torch.no_grad(), sdpa_kernel(SDPBackend.CUDNN_ATTENTION), \
             context_parallel(mesh, buffers=[q, k, v], buffer_seq_dims=[2, 2, 2]):
-        seconds = time_call(lambda: scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped))
+        seconds = time_call(lambda: functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped))
     flops = 4 * DIM * Q_HEADS * context * (context + 1) / 2
+    if flops / seconds / mesh.size() > PEAK_FLOPS:
+        raise SystemExit(f"context_parallel: {seconds:.6f} s is less than the device can take: not the whole attention")
     return {"context": context, "rotate": rotate, "grouped_heads": grouped, "time_us": seconds * 1e6,
             "gflops": flops / seconds / mesh.size() * 1e-9}
 
