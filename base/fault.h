@@ -10,6 +10,7 @@ typedef enum cpa_fault {
     CPA_FAULT_OFF_BY_ONE_MASK, /* a query does not see its own key */
     CPA_FAULT_BASE2_LSE,       /* the LSE of remote partial states is in base 2 */
     CPA_FAULT_SWAPPED_KV_HEAD, /* queries read the keys and values of another head */
+    CPA_FAULT_WRONG_SCALE,     /* quantised keys are read with a wrong scale */
     CPA_FAULT_COUNT
 } cpa_fault;
 

@@ -51,8 +51,11 @@ static cpa_engine_options engine_options(service *s) {
     return (cpa_engine_options){
         .size = sizeof(cpa_engine_options),
         .device = cpa_placement_device(&s->placement),
-        .model = s->job.model.shape,
+        .model = cpa_model_shape_of(&s->job.model),
         .kv_dtype = s->job.kv_dtype,
+        .k_scale = (float)settings->k_scale,
+        .v_scale = (float)settings->v_scale,
+        .kv_layout = (cpa_kv_layout)settings->kv_layout,
         .block_size = (int32_t)settings->block_size,
         .num_blocks = s->num_blocks,
         .interleave = s->job.interleave,

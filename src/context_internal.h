@@ -63,6 +63,12 @@ typedef struct cpa_row_run {
     int64_t row, rows;
 } cpa_row_run;
 
+/* The transfers of layers with one mask. */
+typedef struct cpa_kv_schedule {
+    cpa_mask mask;
+    int64_t begin, end; /* indices of transfers */
+} cpa_kv_schedule;
+
 typedef struct cpa_pass_kv {
     int in_place;             /* the state of the own shard is resumed over the segments */
     int64_t split;            /* where a shard may be cut: a multiple of blocks and of the device's split tokens */
@@ -72,7 +78,9 @@ typedef struct cpa_pass_kv {
     int32_t *identity;        /* the block table of a received segment */
     int64_t staging_in_use;   /* bytes */
 
-    cpa_mask mask; /* that the transfers are planned for */
+    cpa_kv_schedule *schedules; /* of the masks that the step has met; layers may alternate between them */
+    int64_t n_schedules, schedules_capacity;
+    cpa_kv_schedule now; /* that of the layer at hand */
     cpa_kv_transfer *transfers;
     int64_t n_transfers, transfers_capacity;
     cpa_attend_plan **plans; /* one a transfer; kept when there are fewer transfers */
@@ -184,8 +192,10 @@ void cpa_context_break_lse(const cpa_context *c, cpa_partial state, int64_t rows
 /* pass_kv.c */
 cpa_status cpa_pass_kv_create(cpa_context *c);
 void cpa_pass_kv_destroy(cpa_context *c);
-/* The transfers of the planned chunks under kv.mask. */
+/* Forgets the last step and prepares for the planned chunks. */
 cpa_status cpa_pass_kv_plan(cpa_context *c);
+/* Takes the transfers of the planned chunks under a mask, planning them when the mask is new to the step. */
+cpa_status cpa_pass_kv_select(cpa_context *c, cpa_mask mask);
 /* Sends the first segment on its way. */
 cpa_status cpa_pass_kv_start(cpa_context *c, const cpa_context_args *args, cpa_stream *stream);
 /* All rounds: the shards of the peers, merged into states[0]. */

@@ -1,5 +1,7 @@
 /* Defaults and bounds of the engine's options. */
 
+#include <math.h>
+
 #include "base/check.h"
 #include "src/engine_internal.h"
 
@@ -18,10 +20,13 @@ static cpa_status check_model(const cpa_model_shape *m, cpa_error *err) {
         return cpa_fail(err, CPA_INVALID, "head_dim %d and v_head_dim %d: expected 1 to %d", m->head_dim, m->v_head_dim,
                         CPA_MAX_HEAD_DIM);
     }
-    if (cpa_dtype_bytes(m->dtype) == 0) return cpa_fail(err, CPA_INVALID, "dtype: %d is none", (int)m->dtype);
-    if (m->mask.window < 0 || m->mask.sinks < 0) {
-        return cpa_fail(err, CPA_INVALID, "window %lld and sinks %d: expected no negative number",
-                        (long long)m->mask.window, m->mask.sinks);
+    if (cpa_dtype_bytes(m->dtype) == 0 || cpa_dtype_is_quantised(m->dtype))
+        return cpa_fail(err, CPA_INVALID, "dtype: %d is none", (int)m->dtype);
+    for (int32_t layer = 0; layer < m->layers; layer++) {
+        cpa_mask mask = cpa_model_mask(m, layer);
+        if (mask.window >= 0 && mask.sinks >= 0) continue;
+        return cpa_fail(err, CPA_INVALID, "layer %d: window %lld and sinks %d: expected no negative number", layer,
+                        (long long)mask.window, mask.sinks);
     }
     return CPA_OK;
 }
@@ -44,6 +49,15 @@ cpa_status cpa_engine_resolve(const cpa_engine_options *given, cpa_engine_option
     fill_defaults(&o);
     CPA_TRY(check_model(&o.model, err));
     if (cpa_dtype_bytes(o.kv_dtype) == 0) return cpa_fail(err, CPA_INVALID, "kv_dtype: %d is none", (int)o.kv_dtype);
+    if ((o.k_scale == 0) != (o.v_scale == 0) || !(o.k_scale >= 0) || !(o.v_scale >= 0) || !isfinite(o.k_scale) ||
+        !isfinite(o.v_scale) || (o.k_scale != 0 && o.kv_dtype != CPA_FP8_E4M3)) {
+        return cpa_fail(err, CPA_INVALID,
+                        "k_scale %g and v_scale %g with kv_dtype %d: expected none, or both above 0 for fp8_e4m3",
+                        (double)o.k_scale, (double)o.v_scale, (int)o.kv_dtype);
+    }
+    if (o.kv_layout != CPA_TOKEN_MAJOR && o.kv_layout != CPA_HEAD_MAJOR) {
+        return cpa_fail(err, CPA_INVALID, "kv_layout: %d is none", (int)o.kv_layout);
+    }
     if (!is_power_of_two(o.block_size)) {
         return cpa_fail(err, CPA_INVALID, "block_size: %d, expected a power of two", o.block_size);
     }

@@ -39,9 +39,8 @@ static int64_t larger(int64_t a, int64_t b) {
 cpa_status cpa_pass_kv_create(cpa_context *c) {
     const cpa_context_options *o = &c->options;
     cpa_pass_kv *kv = &c->kv;
-    int64_t tokens = (int64_t)o->block_size * o->kv_heads * cpa_dtype_bytes(o->kv_dtype);
-    kv->k_bytes = tokens * o->k_dim;
-    kv->v_bytes = tokens * o->v_dim;
+    kv->k_bytes = cpa_kv_block_bytes(o->kv_dtype, o->k_scale, o->block_size, o->kv_heads, o->k_dim);
+    kv->v_bytes = cpa_kv_block_bytes(o->kv_dtype, o->v_scale, o->block_size, o->kv_heads, o->v_dim);
     int64_t block = kv->k_bytes + kv->v_bytes;
 
     int64_t step = c->kernels->split_tokens(c->device);
@@ -85,6 +84,7 @@ void cpa_pass_kv_destroy(cpa_context *c) {
     free(kv->sent.data);
     free(kv->spans);
     free(kv->transfers);
+    free(kv->schedules);
     free(kv->identity);
 }
 
@@ -102,7 +102,7 @@ static void visible_tokens(const cpa_context *c, const cpa_planned_chunk *chunk,
     cpa_chunk_share from = cpa_context_share(c, chunk, sender), to = cpa_context_share(c, chunk, receiver);
     if (to.rows == 0 || from.keys == 0) return;
 
-    const cpa_mask mask = c->kv.mask;
+    const cpa_mask mask = c->kv.now.mask;
     const int64_t split = c->kv.split;
     int64_t first_query = cpa_shard_pos(c->map, to.slot, to.first);
     int64_t last_query = cpa_shard_pos(c->map, to.slot, to.keys - 1);
@@ -204,7 +204,8 @@ static void choose_send_buffer(cpa_pass_kv *kv, cpa_kv_transfer *transfer) {
     transfer->packs = transfer->n_spans > 0;
     transfer->send_buffer = 0;
     int seen[2] = {0, 0};
-    for (const cpa_kv_transfer *earlier = transfer; earlier-- > kv->transfers && !(seen[0] && seen[1]);) {
+    for (const cpa_kv_transfer *earlier = transfer;
+         earlier-- > kv->transfers + kv->now.begin && !(seen[0] && seen[1]);) {
         if (earlier == transfer - 1) transfer->send_buffer = 1 - earlier->send_buffer;
         if (earlier->n_spans == 0 || seen[earlier->send_buffer]++) continue;
         if (!same_spans(kv, transfer, earlier)) continue;
@@ -338,12 +339,31 @@ static cpa_status ensure_shard(cpa_context *c) {
 
 cpa_status cpa_pass_kv_plan(cpa_context *c) {
     cpa_pass_kv *kv = &c->kv;
-    kv->n_transfers = 0;
-    kv->n_spans = 0;
+    kv->n_schedules = kv->n_transfers = kv->n_spans = 0;
     if (c->map.cp_size == 1) return CPA_OK;
     CPA_TRY(plan_runs(c));
-    if (kv->n_runs > 0 && !kv->in_place) CPA_TRY(ensure_shard(c));
+    return kv->n_runs > 0 && !kv->in_place ? ensure_shard(c) : CPA_OK;
+}
+
+static int same_mask(cpa_mask a, cpa_mask b) {
+    return a.causal == b.causal && a.sinks == b.sinks && a.window == b.window;
+}
+
+cpa_status cpa_pass_kv_select(cpa_context *c, cpa_mask mask) {
+    cpa_pass_kv *kv = &c->kv;
+    if (c->map.cp_size == 1) return CPA_OK;
+    for (int64_t i = 0; i < kv->n_schedules; i++) {
+        kv->now = kv->schedules[i];
+        if (same_mask(kv->now.mask, mask)) return CPA_OK;
+    }
+    cpa_kv_schedule *schedules =
+        cpa_context_grow(c, kv->schedules, &kv->schedules_capacity, kv->n_schedules + 1, sizeof *schedules);
+    if (!schedules) return CPA_NO_MEMORY;
+    kv->schedules = schedules;
+    kv->now = (cpa_kv_schedule){mask, kv->n_transfers, 0};
     for (int32_t round = 1; round < c->map.cp_size; round++) CPA_TRY(plan_round(c, round));
+    kv->now.end = kv->n_transfers;
+    schedules[kv->n_schedules++] = kv->now;
     return CPA_OK;
 }
 
@@ -379,6 +399,8 @@ static cpa_kv_view segment_view(const cpa_context *c, char *segment, int64_t blo
         .kv_heads = o->kv_heads,
         .k_dim = o->k_dim,
         .v_dim = o->v_dim,
+        .k_scale = o->k_scale,
+        .v_scale = o->v_scale,
     });
 }
 
@@ -460,7 +482,7 @@ static cpa_status merge_shard(cpa_context *c, cpa_stream *stream) {
 
 /* CPA_FAULT_DROPPED_SHARD: whether a transfer is of the first shard that arrives in the step. */
 static int is_first_shard(const cpa_pass_kv *kv, int64_t index) {
-    int64_t first = 0;
+    int64_t first = kv->now.begin;
     while (kv->transfers[first].recv_blocks == 0) first++;
     return kv->transfers[first].recv_peer == kv->transfers[index].recv_peer;
 }
@@ -488,15 +510,16 @@ static cpa_status attend_transfer(cpa_context *c, int64_t index, const cpa_conte
 
 cpa_status cpa_pass_kv_start(cpa_context *c, const cpa_context_args *args, cpa_stream *stream) {
     c->kv.staging_in_use = 0;
-    if (c->kv.n_transfers == 0) return CPA_OK;
-    CPA_TRY(pack(c, 0, args, stream));
-    return start_transfer(c, 0, stream);
+    int64_t first = c->kv.now.begin;
+    if (first == c->kv.now.end) return CPA_OK;
+    CPA_TRY(pack(c, first, args, stream));
+    return start_transfer(c, first, stream);
 }
 
 cpa_status cpa_pass_kv_run(cpa_context *c, const cpa_context_args *args, cpa_stream *stream) {
     cpa_pass_kv *kv = &c->kv;
-    for (int64_t i = 0; i < kv->n_transfers; i++) {
-        int more = i + 1 < kv->n_transfers;
+    for (int64_t i = kv->now.begin; i < kv->now.end; i++) {
+        int more = i + 1 < kv->now.end;
         if (more) CPA_TRY(pack(c, i + 1, args, stream));
         CPA_TRY(cpa_context_finish(c, stream, &kv->exchange));
         use_staging(c, -segment_bytes(kv, kv->transfers[i].send_blocks));

@@ -27,6 +27,62 @@ void cpa_reference_widen(const void *src, cpa_dtype dtype, int64_t n, float *dst
     for (int64_t i = 0; i < n; i++) dst[i] = dtype == CPA_BF16 ? widen_bf16(half[i]) : widen_f16(half[i]);
 }
 
+static float widen_e4m3(uint8_t bits) {
+    int exponent = bits >> 3 & 15, mantissa = bits & 7;
+    float value = (bits & 127) == 127 ? NAN
+                  : exponent == 0     ? ldexpf((float)mantissa, -9)
+                                      : ldexpf((float)(mantissa + 8), exponent - 10);
+    return bits & 0x80 ? -value : value;
+}
+
+void cpa_reference_read_row(const void *row, cpa_dtype dtype, float tensor_scale, int32_t dim, float *out) {
+    const uint8_t *codes = row;
+    uint32_t word = 0;
+    float scale = tensor_scale;
+    if (!cpa_dtype_is_quantised(dtype)) {
+        cpa_reference_widen(row, dtype, dim, out);
+        return;
+    }
+    if (cpa_kv_scale_bytes(dtype, tensor_scale)) {
+        memcpy(&word, codes + dim, sizeof word);
+        uint32_t bits = dtype == CPA_INT8 ? word & 0xffffff00u : word;
+        memcpy(&scale, &bits, sizeof scale);
+    }
+    int zero = (int8_t)(word & 0xff);
+    for (int32_t d = 0; d < dim; d++)
+        out[d] = scale * (dtype == CPA_INT8 ? (float)((int8_t)codes[d] - zero) : widen_e4m3(codes[d]));
+}
+
+/* The largest and the smallest finite element of a row, or 0. */
+static void range_of(const float *row, int32_t dim, double *low, double *high) {
+    *low = *high = 0;
+    for (int32_t d = 0; d < dim; d++) {
+        if (!isfinite(row[d])) continue;
+        *low = fmin(*low, (double)row[d]);
+        *high = fmax(*high, (double)row[d]);
+    }
+}
+
+int cpa_reference_may_hold(const float *have, const float *want, cpa_dtype dtype, float tensor_scale, int32_t dim) {
+    const double slack = 1 + 0x1p-10; /* for scales and products rounded to fp32 */
+    double low, high;
+    range_of(want, dim, &low, &high);
+    double scale = dtype == CPA_INT8 ? (high - low) / 255
+                   : tensor_scale    ? (double)tensor_scale
+                                     : fmax(high, -low) / 448;
+    if (dtype == CPA_FP8_E4M3) high = 448 * scale, low = -high;
+    for (int32_t d = 0; d < dim; d++) {
+        if (!cpa_dtype_is_quantised(dtype)) {
+            if (have[d] != cpa_reference_round(want[d], dtype)) return 0;
+            continue;
+        }
+        double x = isnan(want[d]) ? 0 : fmin(fmax((double)want[d], low), high);
+        double step = dtype == CPA_INT8 ? scale / 2 : fmax(fabs(x) * 0x1p-4, scale * 0x1p-10);
+        if (!(fabs((double)have[d] - x) <= step * slack + 0x1p-20 * fabs(x) + 0x1p-126)) return 0;
+    }
+    return 1;
+}
+
 /* Rounds to `bits` significant bits, but not below the spacing 2^min_exponent of the dtype's smallest numbers. */
 static float round_significand(float value, int bits, int min_exponent) {
     if (value == 0 || !isfinite(value)) return value;

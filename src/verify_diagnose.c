@@ -74,6 +74,7 @@ static int equals_state(const diagnosis *d, const state *s) {
 static void name_mistake(diagnosis *d, int32_t kv_head) {
     const cpa_model_shape *m = &d->verify->worker->options.model;
     int32_t expected = d->sample->head / (m->q_heads / m->kv_heads);
+    const int causal = cpa_model_mask(m, d->sample->layer).causal;
     const double log2_e = 1.4426950408889634;
     if (d->finding[0]) return;
     if (kv_head != expected) {
@@ -92,9 +93,9 @@ static void name_mistake(diagnosis *d, int32_t kv_head) {
             return;
         }
     }
-    if (m->mask.causal && equals_state(d, &d->without_self)) {
+    if (causal && equals_state(d, &d->without_self)) {
         snprintf(d->finding, sizeof d->finding, "the causal mask is off by one: the query does not see its own key");
-    } else if (m->mask.causal && equals_state(d, &d->with_next)) {
+    } else if (causal && equals_state(d, &d->with_next)) {
         snprintf(d->finding, sizeof d->finding, "the causal mask is off by one: the query sees the next key");
     }
 }
@@ -103,7 +104,8 @@ static cpa_status diagnose_part(void *ctx, const cpa_verify_group *group, int64_
                                 const cpa_verify_piece *pieces, cpa_error *err) {
     diagnosis *d = ctx;
     const cpa_worker_options *o = &d->verify->worker->options;
-    int64_t element = cpa_dtype_bytes(o->kv_dtype), query = d->sample->position;
+    const cpa_mask mask = cpa_model_mask(&o->model, d->sample->layer);
+    int64_t query = d->sample->position;
     (void)err;
     if (part == 0) {
         cpa_verify_begin_row(d->verify, &d->row, pieces[d->home].samples);
@@ -116,9 +118,10 @@ static cpa_status diagnose_part(void *ctx, const cpa_verify_group *group, int64_
         for (int64_t t = 0; t < pieces[r].tokens; t++) {
             float k[CPA_MAX_HEAD_DIM], v[CPA_MAX_HEAD_DIM];
             int64_t position = cpa_shard_pos(d->map, slot, pieces[r].first + t);
-            int sees = cpa_reference_sees(o->model.mask, query, position);
-            cpa_reference_widen(pieces[r].k + t * o->model.head_dim * element, o->kv_dtype, o->model.head_dim, k);
-            cpa_reference_widen(pieces[r].v + t * o->model.v_head_dim * element, o->kv_dtype, o->model.v_head_dim, v);
+            int sees = cpa_reference_sees(mask, query, position);
+            cpa_reference_read_row(pieces[r].k + t * pieces[r].k_bytes, o->kv_dtype, o->k_scale, o->model.head_dim, k);
+            cpa_reference_read_row(pieces[r].v + t * pieces[r].v_bytes, o->kv_dtype, o->v_scale, o->model.v_head_dim,
+                                   v);
             if (sees) add_key(&d->shards[r], &d->row, k, v);
             if (sees && position < query) add_key(&d->without_self, &d->row, k, v);
             if (sees || position == query + 1) add_key(&d->with_next, &d->row, k, v);

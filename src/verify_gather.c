@@ -20,7 +20,7 @@ typedef struct gather {
     const cpa_step_plan *plan;
     cpa_owner_map map;
     int32_t rank, size;
-    int64_t k_bytes, v_bytes; /* of one token's key and value of one head */
+    int64_t k_bytes, v_bytes; /* of one token's key and value of one head, each with its scale */
     part *parts;              /* to be exchanged next */
     int64_t n_parts, cap_parts, pending_bytes;
     char *send, *recv;
@@ -60,23 +60,52 @@ static int64_t part_bytes(const gather *g, const part *p, int32_t rank) {
     return sample_bytes(g, p, rank) + part_tokens(g, p, rank) * (g->k_bytes + g->v_bytes);
 }
 
+/* One pool of a cache, in bytes. */
+typedef struct pool {
+    const char *memory;
+    int64_t block, token, head;     /* strides */
+    int64_t row_bytes, scale_bytes; /* a row and its scale, which lie apart here and side by side in a part */
+} pool;
+
+/* Reads rows of one head out of a block: tokens [offset, offset + n). */
+static cpa_status read_rows(const gather *g, const cpa_kv_view *kv, const pool *p, int64_t block, int32_t head,
+                            int64_t offset, int64_t n, char *out) {
+    cpa_worker *worker = g->verify->worker;
+    const cpa_kernel_table *kernels = worker->device->kernels;
+    const char *in_block = p->memory + block * p->block;
+    int64_t pitch = p->row_bytes + p->scale_bytes;
+    CPA_TRY(kernels->copy_rows(out, pitch, in_block + offset * p->token + head * p->head, p->token, p->row_bytes, n,
+                               worker->stream));
+    if (!p->scale_bytes) return CPA_OK;
+    const char *scales = in_block + cpa_kv_scales_at(kv, p->block);
+    return kernels->copy_rows(out + p->row_bytes, pitch, scales + (head * kv->block_size + offset) * p->scale_bytes,
+                              p->scale_bytes, p->scale_bytes, n, worker->stream);
+}
+
 /* Reads the keys and values of one head, local tokens [first, first + count) of a sequence, out of this rank's pages. */
 static cpa_status read_cache(const gather *g, const cpa_verify_group *group, int64_t first, int64_t count, char *k_out,
                              char *v_out) {
     cpa_worker *worker = g->verify->worker;
-    const cpa_kernel_table *kernels = worker->device->kernels;
     const cpa_worker_seq *seq = &worker->seqs[chunk_of(g, group)->seq];
     cpa_kv_view kv = cpa_worker_layer_kv(worker, g->verify->samples[group->first].layer);
-    int64_t element = cpa_dtype_bytes(kv.dtype), head = group->kv_head;
+    int64_t element = cpa_dtype_bytes(kv.dtype);
+    pool k = {kv.k,
+              kv.k_block_stride * element,
+              kv.k_token_stride * element,
+              kv.k_head_stride * element,
+              kv.k_dim * element,
+              cpa_kv_scale_bytes(kv.dtype, kv.k_scale)};
+    pool v = {kv.v,
+              kv.v_block_stride * element,
+              kv.v_token_stride * element,
+              kv.v_head_stride * element,
+              kv.v_dim * element,
+              cpa_kv_scale_bytes(kv.dtype, kv.v_scale)};
     for (int64_t done = 0, n; done < count; done += n) {
         int64_t token = first + done, offset = token % kv.block_size, block = seq->blocks[token / kv.block_size];
         n = kv.block_size - offset < count - done ? kv.block_size - offset : count - done;
-        int64_t k_at = block * kv.k_block_stride + offset * kv.k_token_stride + head * kv.k_head_stride;
-        int64_t v_at = block * kv.v_block_stride + offset * kv.v_token_stride + head * kv.v_head_stride;
-        CPA_TRY(kernels->copy_rows(k_out + done * g->k_bytes, g->k_bytes, (const char *)kv.k + k_at * element,
-                                   kv.k_token_stride * element, g->k_bytes, n, worker->stream));
-        CPA_TRY(kernels->copy_rows(v_out + done * g->v_bytes, g->v_bytes, (const char *)kv.v + v_at * element,
-                                   kv.v_token_stride * element, g->v_bytes, n, worker->stream));
+        CPA_TRY(read_rows(g, &kv, &k, block, group->kv_head, offset, n, k_out + done * g->k_bytes));
+        CPA_TRY(read_rows(g, &kv, &v, block, group->kv_head, offset, n, v_out + done * g->v_bytes));
     }
     return CPA_OK;
 }
@@ -141,6 +170,8 @@ static void read_pieces(gather *g, const part *p) {
         piece->samples = g->recv + g->cursor[r];
         piece->k = piece->samples + sample_bytes(g, p, r);
         piece->v = piece->k + piece->tokens * g->k_bytes;
+        piece->k_bytes = g->k_bytes;
+        piece->v_bytes = g->v_bytes;
         g->cursor[r] += part_bytes(g, p, r);
     }
 }
@@ -200,8 +231,8 @@ cpa_status cpa_verify_gather(cpa_verify *verify, const cpa_step_plan *plan, cons
         .map = options->map,
         .rank = verify->control->rank,
         .size = verify->control->size,
-        .k_bytes = options->model.head_dim * element,
-        .v_bytes = options->model.v_head_dim * element,
+        .k_bytes = options->model.head_dim * element + cpa_kv_scale_bytes(options->kv_dtype, options->k_scale),
+        .v_bytes = options->model.v_head_dim * element + cpa_kv_scale_bytes(options->kv_dtype, options->v_scale),
         .fn = fn,
         .ctx = ctx,
     };

@@ -20,9 +20,10 @@ typedef struct cpa_verify_group {
 /* What one rank contributed to a part. */
 typedef struct cpa_verify_piece {
     const char *samples; /* [its samples of the group][query | result], part 0 only */
-    const char *k;       /* [tokens, head_dim], dtype of the cache */
-    const char *v;       /* [tokens, v_head_dim] */
-    int64_t first;       /* local index of the first token */
+    const char *k;       /* [tokens] rows of the cache, each with its scale: see cpa_reference_read_row */
+    const char *v;
+    int64_t k_bytes, v_bytes; /* of a row */
+    int64_t first;            /* local index of the first token */
     int64_t tokens;
 } cpa_verify_piece;
 

@@ -102,18 +102,15 @@ static void recall_piece(check *c, const cpa_verify_group *g, const cpa_verify_p
                            c->positions, c->k_recalled, c->v_recalled);
 }
 
-/* Whether a row of the cache, as it lies there (`raw`) and as floats, is what the source gave, rounded to the cache's dtype. */
+/* Whether a row of the cache, as it lies there (`raw`) and as floats, is what the source gave in the cache's dtype. */
 static int is_fresh(const check *c, const char *raw, const float *have, const char *recalled, int64_t row,
-                    int32_t dim) {
+                    float tensor_scale, int32_t dim) {
     const cpa_worker_options *o = &c->verify->worker->options;
     int64_t bytes = dim * cpa_dtype_bytes(o->model.dtype);
     float want[CPA_MAX_HEAD_DIM];
     if (o->model.dtype == o->kv_dtype) return memcmp(raw, recalled + row * bytes, (size_t)bytes) == 0;
     cpa_reference_widen(recalled + row * bytes, o->model.dtype, dim, want);
-    for (int32_t d = 0; d < dim; d++) {
-        if (have[d] != cpa_reference_round(want[d], o->kv_dtype)) return 0;
-    }
-    return 1;
+    return cpa_reference_may_hold(have, want, o->kv_dtype, tensor_scale, dim);
 }
 
 static void report_stale(check *c, const cpa_verify_group *g, int32_t rank, int64_t position) {
@@ -130,21 +127,21 @@ static void report_stale(check *c, const cpa_verify_group *g, int32_t rank, int6
 static void add_keys(check *c, const cpa_verify_group *g, const cpa_verify_piece *piece, int32_t rank) {
     const cpa_worker_options *o = &c->verify->worker->options;
     const cpa_model_shape *m = &o->model;
-    int64_t element = cpa_dtype_bytes(o->kv_dtype);
+    const cpa_mask mask = cpa_model_mask(m, sample_of(c, g, 0)->layer);
     recall_piece(c, g, piece, rank);
     int compare = c->verify->worker->source->recall != NULL;
     for (int64_t t = 0; t < piece->tokens; t++) {
         float k[CPA_MAX_HEAD_DIM], v[CPA_MAX_HEAD_DIM];
-        const char *k_raw = piece->k + t * m->head_dim * element, *v_raw = piece->v + t * m->v_head_dim * element;
-        cpa_reference_widen(k_raw, o->kv_dtype, m->head_dim, k);
-        cpa_reference_widen(v_raw, o->kv_dtype, m->v_head_dim, v);
-        if (compare && !(is_fresh(c, k_raw, k, c->k_recalled, t, m->head_dim) &&
-                         is_fresh(c, v_raw, v, c->v_recalled, t, m->v_head_dim))) {
+        const char *k_raw = piece->k + t * piece->k_bytes, *v_raw = piece->v + t * piece->v_bytes;
+        cpa_reference_read_row(k_raw, o->kv_dtype, o->k_scale, m->head_dim, k);
+        cpa_reference_read_row(v_raw, o->kv_dtype, o->v_scale, m->v_head_dim, v);
+        if (compare && !(is_fresh(c, k_raw, k, c->k_recalled, t, o->k_scale, m->head_dim) &&
+                         is_fresh(c, v_raw, v, c->v_recalled, t, o->v_scale, m->v_head_dim))) {
             report_stale(c, g, rank, c->positions[t]);
             compare = 0; /* one report a piece is enough */
         }
         for (int64_t i = 0; i < g->count; i++) {
-            if (cpa_reference_sees(m->mask, sample_of(c, g, i)->position, c->positions[t])) {
+            if (cpa_reference_sees(mask, sample_of(c, g, i)->position, c->positions[t])) {
                 cpa_reference_add(&c->rows[i], k, v);
             }
         }

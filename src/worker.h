@@ -26,6 +26,8 @@ typedef struct cpa_worker_seq {
 typedef struct cpa_worker_options {
     cpa_model_shape model;
     cpa_dtype kv_dtype;
+    float k_scale, v_scale; /* see cpa_kv_view */
+    cpa_kv_layout kv_layout;
     cpa_owner_map map;
     int32_t block_size;
     int64_t num_blocks;
@@ -51,7 +53,7 @@ struct cpa_worker {
     cpa_stream *stream;
     cpa_context *context;
     const cpa_source *source;
-    void *k_pool, *v_pool; /* [layers][num_blocks][block_size][kv_heads][dim] */
+    void *k_pool, *v_pool; /* [layers][num_blocks] blocks in the layout of the options */
     cpa_worker_seq *seqs;  /* [max_seqs] */
 
     /* The rows of the step; host arrays and their device copies, [max_tokens]. */
