@@ -141,6 +141,8 @@ typedef struct attend_shape {
     int32_t causal;
     int32_t ragged; /* sequence i has length * (i % 8 + 1) / 8 tokens */
     int32_t ranks;  /* queries and keys are the shards at slots 0 and 1 of a sequence of length * ranks; 0: no shards */
+    cpa_dtype kv_dtype; /* a quantised one, or the cache has the dtype of the queries */
+    float tensor_scale; /* fp8: of keys and of values; 0: each row has its own */
 } attend_shape;
 
 typedef struct attend_run {
@@ -205,6 +207,29 @@ static int wrong_rows(const attend_shape *s, const attend_run *r, const int32_t 
     return wrong;
 }
 
+/* Moves the keys and values of a run into a quantised cache. */
+static void quantise(const attend_shape *s, attend_run *r, int64_t tokens) {
+    cpa_kv_view *kv = &r->args.kv;
+    cpa_kv_write_args write = {.size = sizeof write, .tokens = tokens, .dtype = s->dtype, .k = kv->k, .v = kv->v};
+    int64_t *slots = malloc((size_t)tokens * sizeof *slots);
+    for (int64_t i = 0; i < tokens; i++) slots[i] = i;
+    int64_t *device_slots = cpa_cuda_upload(&site, slots, tokens * (int64_t)sizeof *slots);
+    kv->dtype = s->kv_dtype;
+    kv->k_scale = kv->v_scale = s->tensor_scale;
+    kv->k =
+        allocate(kv->num_blocks * cpa_kv_block_bytes(kv->dtype, kv->k_scale, kv->block_size, kv->kv_heads, kv->k_dim));
+    kv->v =
+        allocate(kv->num_blocks * cpa_kv_block_bytes(kv->dtype, kv->v_scale, kv->block_size, kv->kv_heads, kv->v_dim));
+    write.slot_mapping = device_slots;
+    write.kv = *kv;
+    check(cpa_kv_write(&write, site.stream));
+    check(cpa_stream_sync(site.stream));
+    cudaFree(device_slots);
+    cudaFree((void *)(uintptr_t)write.v);
+    cudaFree((void *)(uintptr_t)write.k);
+    free(slots);
+}
+
 static void bench_attend(const attend_shape *s, cpa_cuda_path path, const char *name) {
     int64_t table_stride = (s->length + s->block_size - 1) / s->block_size, blocks = s->sequences * table_stride;
     int64_t tokens = blocks * s->block_size, rows = s->sequences * s->queries;
@@ -240,6 +265,12 @@ static void bench_attend(const attend_shape *s, cpa_cuda_path path, const char *
                               .v_dim = s->v_dim};
     r.args.kv.k = synthesized(CPA_SYNTH_K, tokens, s->length, s->kv_heads, s->kv_heads, s->k_dim, s->dtype);
     r.args.kv.v = synthesized(CPA_SYNTH_V, tokens, s->length, s->kv_heads, s->kv_heads, s->v_dim, s->dtype);
+    const int quantised = cpa_dtype_is_quantised(s->kv_dtype);
+    if (quantised) {
+        quantise(s, &r, tokens);
+        bytes = bytes / 2 + (double)s->kv_heads * (double)(bytes / 2 / s->kv_heads / (s->k_dim + s->v_dim)) *
+                                (double)(2 * cpa_kv_scale_bytes(s->kv_dtype, s->tensor_scale));
+    }
     r.args.mask.causal = s->causal;
     r.args.state.lse = lse;
     r.args.out = allocate(rows * s->q_heads * s->v_dim * 2);
@@ -262,14 +293,18 @@ static void bench_attend(const attend_shape *s, cpa_cuda_path path, const char *
         exit(1);
     }
     double seconds = time_of(run_attend, &r);
-    int samples = s->queries > 1 ? 3 : 4;
+    int samples = quantised ? 0 : s->queries > 1 ? 3 : 4; /* tests check quantised caches */
     int wrong = wrong_rows(s, &r, tables, table_stride, lse, samples);
     printf(
         "%-8s %-8s %s d %3d/%3d heads %d/%d page %3d %s %4lld x %5lld of %6lld %s: %9.1f us %7.1f TFLOP/s %6.0f GB/s",
-        name, cpa_cuda_path_name(path), s->dtype == CPA_BF16 ? "bf16" : "fp16", s->k_dim, s->v_dim, s->q_heads,
-        s->kv_heads, s->block_size, s->causal ? "causal" : "full", (long long)s->sequences, (long long)s->queries,
-        (long long)s->length, s->ragged ? "ragged" : "", seconds * 1e6, flops / seconds * 1e-12,
-        bytes / seconds * 1e-9);
+        name, cpa_cuda_path_name(path),
+        s->kv_dtype == CPA_INT8       ? "int8"
+        : s->kv_dtype == CPA_FP8_E4M3 ? (s->tensor_scale != 0 ? "fp8t" : "fp8r")
+        : s->dtype == CPA_BF16        ? "bf16"
+                                      : "fp16",
+        s->k_dim, s->v_dim, s->q_heads, s->kv_heads, s->block_size, s->causal ? "causal" : "full",
+        (long long)s->sequences, (long long)s->queries, (long long)s->length, s->ragged ? "ragged" : "", seconds * 1e6,
+        flops / seconds * 1e-12, bytes / seconds * 1e-9);
     if (read_bandwidth > 0) printf(" %5.1f%% of read", 100 * bytes / seconds / read_bandwidth);
     printf(" wrong %d/%d\n", wrong, samples);
     fflush(stdout);
@@ -356,6 +391,24 @@ static void bench_decode(cpa_cuda_path path) {
     for (int i = 0; i < 3; i++) {
         s.k_dim = widths[i][0], s.v_dim = widths[i][1];
         bench_attend(&s, path, "decode");
+    }
+}
+
+/* bf16 beside caches of int8 and fp8 (a scale a row, a scale a tensor), decode and prefill. */
+static void bench_quantised(void) {
+    static const int64_t cases[][3] = {{64, 16384, 1}, {16, 131072, 1}, {1, 131072, 1}, {1, 16384, 16384}};
+    static const struct {
+        cpa_dtype dtype;
+        float scale;
+    } kinds[] = {{CPA_BF16, 0}, {CPA_INT8, 0}, {CPA_FP8_E4M3, 0}, {CPA_FP8_E4M3, 0.0625f}};
+    attend_shape s = {
+        .dtype = CPA_BF16, .q_heads = 32, .kv_heads = 8, .k_dim = 128, .v_dim = 128, .block_size = 64, .causal = 1};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        for (int k = 0; k < 4; k++) {
+            s.sequences = cases[i][0], s.length = cases[i][1], s.queries = cases[i][2];
+            s.kv_dtype = kinds[k].dtype, s.tensor_scale = kinds[k].scale;
+            bench_attend(&s, site.best, s.queries > 1 ? "prefill" : "decode");
+        }
     }
 }
 
@@ -468,6 +521,7 @@ int main(int argc, char **argv) {
         if (strcmp(argv[i], "prefill") == 0) bench_prefill(site.best);
         if (strcmp(argv[i], "portable") == 0) bench_prefill(CPA_CUDA_PORTABLE);
         if (strcmp(argv[i], "decode") == 0) bench_decode(site.best);
+        if (strcmp(argv[i], "quant") == 0) bench_quantised();
         if (strcmp(argv[i], "merge") == 0) bench_merge();
         if (strcmp(argv[i], "kv") == 0) bench_kv();
         fflush(stdout);

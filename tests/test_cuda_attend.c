@@ -168,6 +168,48 @@ static void every_pair_of_dtypes(void) {
     }
 }
 
+static void quantised_caches(void) {
+    static const int32_t widths[][2] = {{64, 64}, {128, 128}, {192, 128}, {256, 256}, {96, 80}, {33, 65}};
+    for (int kind = 0; kind < 3; kind++) {
+        for (size_t i = 0; i < sizeof widths / sizeof widths[0]; i++) {
+            for (int q = CPA_F32; q < CPA_DTYPE_COUNT; q++) {
+                for (int late = 0; late < 2; late++) {
+                    cpa_attend_case shape = BASE;
+                    shape.q_dtype = (cpa_dtype)q;
+                    shape.kv_dtype = kind == 2 ? CPA_INT8 : CPA_FP8_E4M3;
+                    shape.k_scale = kind == 1 ? 0.03125f : 0;
+                    shape.v_scale = kind == 1 ? 0.0625f : 0;
+                    shape.k_dim = widths[i][0];
+                    shape.v_dim = widths[i][1];
+                    shape.head_major = late;
+                    shape.start = late ? shape.length - 2 : 0;
+                    shape.mask.window = i == 2 ? 100 : 0;
+                    shape.mask.sinks = 3;
+                    CU_ASSERT_EQUAL(wrong_rows(&shape, 13), 0);
+                }
+            }
+        }
+    }
+}
+
+static void quantised_caches_split_over_multiprocessors(void) {
+    for (int kind = 0; kind < 3; kind++) {
+        cpa_attend_case shape = BASE;
+        shape.q_dtype = kind == 1 ? CPA_F16 : CPA_BF16;
+        shape.kv_dtype = kind == 2 ? CPA_INT8 : CPA_FP8_E4M3;
+        shape.k_scale = shape.v_scale = kind == 1 ? 0.0625f : 0;
+        shape.k_dim = shape.v_dim = 128;
+        shape.q_heads = 32;
+        shape.kv_heads = 4;
+        shape.length = 5000;
+        shape.start = 4999;
+        CU_ASSERT_EQUAL(wrong_rows(&shape, 1), 0);
+        shape.start = 4800;
+        shape.cp_size = 2;
+        CU_ASSERT_EQUAL(wrong_rows(&shape, 31), 0);
+    }
+}
+
 static void every_width_of_heads(void) {
     static const int32_t widths[][2] = {{64, 64},   {80, 80}, {96, 96}, {128, 128}, {256, 256},
                                         {192, 128}, {72, 8},  {8, 256}, {1, 1},     {33, 65}};
@@ -392,6 +434,9 @@ static void rows_of_no_item(void) {
 int main(int argc, char **argv) {
     static const cpa_test tests[] = {
         {"every pair of dtypes matches the reference", every_pair_of_dtypes},
+        {"quantised caches match the reference", quantised_caches},
+        {"quantised caches split over multiprocessors match the reference",
+         quantised_caches_split_over_multiprocessors},
         {"every width of heads matches the reference", every_width_of_heads},
         {"every grouping of heads matches the reference", every_grouping_of_heads},
         {"every block size and page order matches the reference", every_block_size_and_page_order},
