@@ -27,7 +27,7 @@ struct config {
     static constexpr int STAGE_BYTES = K_BYTES + V_BYTES;
     static constexpr int SHARED_BYTES = Q_BYTES + STAGES * STAGE_BYTES;
     /* A multiprocessor has 227 KB at the least. Codes on their way need more registers than two CTAs of 8 warps have. */
-    static constexpr int CTAS = SHARED_BYTES <= 113 * 1024 && !(QUANTISED && Warps == 8) ? 2 : 1;
+    static constexpr int CTAS = SHARED_BYTES <= 113 * 1024 && !(QUANTISED && KeyDim > 64) ? 2 : 1;
 };
 
 /* Rows [from, to) of the tile's queries, zeros past the last. */
@@ -65,46 +65,48 @@ __device__ void load_pages(const cpa_cuda_attend_args &a, const cpa_cuda_piece &
     }
 }
 
-/* The same from a quantised cache: keys become codes less their zero, exact in the element, and leave their scales in
- * `scales`; values become what they stand for, rounded. Not asynchronous: the next barrier ends it. */
+/* A quantised tile of keys or of values on its way: fetched into registers, and placed in shared memory later. There
+ * keys are codes less their zero, exact in the element, with their scales beside them; values are what they stand for,
+ * rounded. A thread has every THREADS-th chunk of 8 codes. */
 template <typename C, int DIM, bool KEYS>
-__device__ void load_codes(const cpa_cuda_attend_args &a, const cpa_cuda_piece &piece, int kv_head, int key,
-                           uint32_t shared, float *scales) {
+struct code_tile {
     using codes = typename C::codes;
-    constexpr int CHUNKS = DIM / 8;
-    const char *pool = KEYS ? a.k : a.v;
-    const int64_t block_stride = KEYS ? a.k_block_stride : a.v_block_stride;
-    const int64_t token_stride = KEYS ? a.k_token_stride : a.v_token_stride;
-    const int64_t head_offset = kv_head * (KEYS ? a.k_head_stride : a.v_head_stride);
-    const int64_t words_at = KEYS ? a.k_words_at : a.v_words_at;
-    const uint32_t tensor_word = codes::word(KEYS ? a.k_scale : a.v_scale);
-#pragma unroll 4
-    for (int i = 0; i < C::KEYS * CHUNKS / C::THREADS; i++) {
+    static constexpr int CHUNKS = DIM / 8, COUNT = C::KEYS * CHUNKS / C::THREADS;
+
+    /* Chunk i: zeros past the last key and past the head's width. */
+    static __device__ void fetch(const cpa_cuda_attend_args &a, const cpa_cuda_piece &piece, int kv_head, int key, int i,
+                                 uint2 &eight, uint32_t &word) {
+        const int at_once = threadIdx.x + i * C::THREADS, chunk = at_once % CHUNKS, at = key + at_once / CHUNKS;
+        const int64_t block_stride = KEYS ? a.k_block_stride : a.v_block_stride;
+        const int64_t token_stride = KEYS ? a.k_token_stride : a.v_token_stride;
+        const int64_t head_stride = KEYS ? a.k_head_stride : a.v_head_stride;
+        const int64_t words_at = KEYS ? a.k_words_at : a.v_words_at;
+        const char *pool = KEYS ? a.k : a.v;
+        eight = make_uint2(0, 0);
+        word = 0;
+        if (at >= piece.k_end || chunk * 8 >= (KEYS ? a.k_dim : a.v_dim)) return;
+        const int64_t block = __ldg(a.tables + piece.table + (at >> a.block_shift));
+        const int64_t token = at & ((1 << a.block_shift) - 1);
+        eight = __ldg((const uint2 *)(pool + block * block_stride + token * token_stride + kv_head * head_stride +
+                                      chunk * 8));
+        word = words_at
+                   ? __ldg((const uint32_t *)scale_word_at(a, pool, block_stride, words_at, block, kv_head, token))
+                   : codes::word(KEYS ? a.k_scale : a.v_scale);
+    }
+    static __device__ void place(uint32_t shared, float *scales, int i, uint2 eight, uint32_t word) {
         const int at_once = threadIdx.x + i * C::THREADS, row = at_once / CHUNKS, chunk = at_once % CHUNKS;
-        const int at = key + row;
-        const bool valid = at < piece.k_end && chunk * 8 < (KEYS ? a.k_dim : a.v_dim);
-        uint32_t out[4] = {0, 0, 0, 0};
-        float scale = 0;
-        if (valid) {
-            const int64_t block = __ldg(a.tables + piece.table + (at >> a.block_shift));
-            const int64_t token = at & ((1 << a.block_shift) - 1);
-            const uint2 eight =
-                __ldg((const uint2 *)(pool + block * block_stride + token * token_stride + head_offset + chunk * 8));
-            const uint32_t word =
-                words_at ? __ldg((const uint32_t *)scale_word_at(a, pool, block_stride, words_at, block, kv_head, token))
-                         : tensor_word;
-            const uint32_t zero = codes::zero(word, word), four[2] = {eight.x, eight.y};
-            scale = codes::scale(word);
+        const uint32_t zero = codes::zero(word, word), four[2] = {eight.x, eight.y};
+        const float scale = codes::scale(word);
+        uint32_t out[4];
 #pragma unroll
-            for (int f = 0; f < 2; f++) {
-                uint32_t pair[2];
-                codes::widen(four[f], zero, pair[0], pair[1]);
+        for (int f = 0; f < 2; f++) {
+            uint32_t pair[2];
+            codes::widen(four[f], zero, pair[0], pair[1]);
 #pragma unroll
-                for (int p = 0; p < 2; p++) {
-                    float2 x = __half22float2(bits_pair(pair[p]));
-                    if (!KEYS) x.x *= scale, x.y *= scale;
-                    out[2 * f + p] = pack_pair<typename C::element>(x.x, x.y);
-                }
+            for (int p = 0; p < 2; p++) {
+                float2 x = __half22float2(bits_pair(pair[p]));
+                if (!KEYS) x.x *= scale, x.y *= scale;
+                out[2 * f + p] = pack_pair<typename C::element>(x.x, x.y);
             }
         }
         if (KEYS && chunk == 0) scales[row] = scale;
@@ -112,20 +114,56 @@ __device__ void load_codes(const cpa_cuda_attend_args &a, const cpa_cuda_piece &
                      "r"(out[1]), "r"(out[2]), "r"(out[3])
                      : "memory");
     }
-}
+};
+
+/* Both tiles; they are fetched while the tile before is worked on, where registers suffice. */
+template <typename C>
+struct code_tiles {
+    using keys = code_tile<C, C::K_DIM, true>;
+    using values = code_tile<C, C::V_DIM, false>;
+    static constexpr bool AHEAD = C::K_DIM < 256;
+    uint2 k[AHEAD ? keys::COUNT : 1], v[AHEAD ? values::COUNT : 1];
+    uint32_t k_word[AHEAD ? keys::COUNT : 1], v_word[AHEAD ? values::COUNT : 1];
+
+    __device__ void fetch(const cpa_cuda_attend_args &a, const cpa_cuda_piece &piece, int kv_head, int tile) {
+        if constexpr (AHEAD) {
+#pragma unroll
+            for (int i = 0; i < keys::COUNT; i++) keys::fetch(a, piece, kv_head, tile * C::KEYS, i, k[i], k_word[i]);
+#pragma unroll
+            for (int i = 0; i < values::COUNT; i++)
+                values::fetch(a, piece, kv_head, tile * C::KEYS, i, v[i], v_word[i]);
+        }
+    }
+    /* The next barrier ends it. */
+    __device__ void place(const cpa_cuda_attend_args &a, const cpa_cuda_piece &piece, int kv_head, int tile,
+                          uint32_t shared, float *scales) {
+        if constexpr (AHEAD) {
+#pragma unroll
+            for (int i = 0; i < keys::COUNT; i++) keys::place(shared, scales, i, k[i], k_word[i]);
+#pragma unroll
+            for (int i = 0; i < values::COUNT; i++) values::place(shared + C::K_BYTES, scales, i, v[i], v_word[i]);
+        } else {
+#pragma unroll 2
+            for (int i = 0; i < keys::COUNT; i++) {
+                keys::fetch(a, piece, kv_head, tile * C::KEYS, i, k[0], k_word[0]);
+                keys::place(shared, scales, i, k[0], k_word[0]);
+            }
+#pragma unroll 2
+            for (int i = 0; i < values::COUNT; i++) {
+                values::fetch(a, piece, kv_head, tile * C::KEYS, i, v[0], v_word[0]);
+                values::place(shared + C::K_BYTES, scales, i, v[0], v_word[0]);
+            }
+        }
+    }
+};
 
 template <typename C>
 __device__ void load_tile(const cpa_cuda_attend_args &a, const cpa_cuda_piece &piece, int kv_head, int tile,
-                          uint32_t shared, float *scales) {
-    if constexpr (C::QUANTISED) {
-        load_codes<C, C::K_DIM, true>(a, piece, kv_head, tile * C::KEYS, shared, scales);
-        load_codes<C, C::V_DIM, false>(a, piece, kv_head, tile * C::KEYS, shared + C::K_BYTES, scales);
-    } else {
-        load_pages<C, C::K_DIM>(a, piece, a.k, a.k_dim, a.k_block_stride, a.k_token_stride, kv_head * a.k_head_stride,
-                                tile * C::KEYS, shared);
-        load_pages<C, C::V_DIM>(a, piece, a.v, a.v_dim, a.v_block_stride, a.v_token_stride, kv_head * a.v_head_stride,
-                                tile * C::KEYS, shared + C::K_BYTES);
-    }
+                          uint32_t shared) {
+    load_pages<C, C::K_DIM>(a, piece, a.k, a.k_dim, a.k_block_stride, a.k_token_stride, kv_head * a.k_head_stride,
+                            tile * C::KEYS, shared);
+    load_pages<C, C::V_DIM>(a, piece, a.v, a.v_dim, a.v_block_stride, a.v_token_stride, kv_head * a.v_head_stride,
+                            tile * C::KEYS, shared + C::K_BYTES);
 }
 
 /* What a warp holds of its rows: lane / 4 and lane / 4 + 8 of each 16-row tile. */
@@ -295,9 +333,23 @@ __global__ void __launch_bounds__(C::THREADS, C::CTAS) attend_portable(const __g
 
     int left = walk.count - 1;
     load_queries<C>(a, piece, kv_group, q_tile);
-    if (left >= 0)
-        load_tile<C>(a, piece, kv_head, walk.tile(left), kv_tiles + (left % STAGES) * C::STAGE_BYTES,
-                     scales[left % STAGES]);
+    typename std::conditional<C::QUANTISED, code_tiles<C>, char>::type coming;
+    auto begin_load = [&](int next) {
+        if constexpr (C::QUANTISED) {
+            coming.fetch(a, piece, kv_head, walk.tile(next));
+        } else {
+            load_tile<C>(a, piece, kv_head, walk.tile(next), kv_tiles + (next % STAGES) * C::STAGE_BYTES);
+        }
+    };
+    auto end_load = [&](int next) {
+        if constexpr (C::QUANTISED)
+            coming.place(a, piece, kv_head, walk.tile(next), kv_tiles + (next % STAGES) * C::STAGE_BYTES,
+                         scales[next % STAGES]);
+    };
+    if (left >= 0) {
+        begin_load(left);
+        end_load(left);
+    }
     copy_async_commit();
     for (int i = threadIdx.x; i < ROWS; i += C::THREADS) bounds[i] = walk.keys_of(a, piece, piece.row_begin + i);
 
@@ -318,8 +370,7 @@ __global__ void __launch_bounds__(C::THREADS, C::CTAS) attend_portable(const __g
         copy_async_wait<0>();
         __syncthreads(); /* the tile is there, and everyone is done with the other stage */
         if (left > 0) {
-            load_tile<C>(a, piece, kv_head, walk.tile(left - 1), kv_tiles + ((left - 1) % STAGES) * C::STAGE_BYTES,
-                         scales[(left - 1) % STAGES]);
+            begin_load(left - 1);
             copy_async_commit();
         }
         scores<C> s;
@@ -329,6 +380,7 @@ __global__ void __launch_bounds__(C::THREADS, C::CTAS) attend_portable(const __g
         if (walk.masked(tile)) mask_scores<C>(s, bounds, walk.sinks, tile * C::KEYS, row, lane);
         online_softmax<C>(p, s, state, a.scale_log2);
         multiply_values<C>(state, p, values_base<C::V_DIM>(k_tile + C::K_BYTES, lane));
+        if (left > 0) end_load(left - 1);
     }
     store_state<C>(a, piece, kv_group, state, row, lane);
 }
@@ -345,7 +397,7 @@ cpa_status launch(const cpa_cuda_attend_args *args, int32_t n_pieces, cpa_stream
 template <typename Element, typename Codes>
 cpa_status launch_widths(const cpa_cuda_attend_args *args, int32_t n_pieces, cpa_stream *stream) {
     int32_t k_dim = args->k_dim, v_dim = args->v_dim;
-    if (k_dim <= 64 && v_dim <= 64) return launch<config<Element, Codes, 64, 64, 64, 4>>(args, n_pieces, stream);
+    if (k_dim <= 64 && v_dim <= 64) return launch<config<Element, Codes, 64, 64, 64, std::is_void<Codes>::value ? 4 : 8>>(args, n_pieces, stream);
     if (k_dim <= 128 && v_dim <= 128) return launch<config<Element, Codes, 128, 128, 64, 8>>(args, n_pieces, stream);
     if (k_dim <= 192 && v_dim <= 128) return launch<config<Element, Codes, 192, 128, 64, 8>>(args, n_pieces, stream);
     return launch<config<Element, Codes, 256, 256, 64, 8>>(args, n_pieces, stream);

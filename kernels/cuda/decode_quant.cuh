@@ -130,6 +130,7 @@ template <typename C>
 __device__ void score_codes(float (&s)[2][4], const uint32_t (&q)[C::K_DIM / 16][4], const float (&q_scale)[2],
                             uint32_t stage, const uint32_t (&words)[4], bool row_words, int lane) {
     using codes = typename C::codes;
+    float odd[2][4] = {{0, 0, 0, 0}, {0, 0, 0, 0}}; /* every other step: shorter chains of mma that wait for each other */
 #pragma unroll
     for (int n = 0; n < 2; n++) {
         const int row = 8 * n + lane / 4;
@@ -144,11 +145,11 @@ __device__ void score_codes(float (&s)[2][4], const uint32_t (&q)[C::K_DIM / 16]
             for (int i = 0; i < 4; i++) {
                 uint32_t low, high;
                 codes::widen(part[i], zero, low, high);
-                mma<__half>(s[n], q[4 * j + i], low, high);
+                mma<__half>(i % 2 ? odd[n] : s[n], q[4 * j + i], low, high);
             }
         }
 #pragma unroll
-        for (int e = 0; e < 4; e++) s[n][e] *= codes::scale(words[2 * n + e % 2]) * q_scale[e / 2];
+        for (int e = 0; e < 4; e++) s[n][e] = (s[n][e] + odd[n][e]) * (codes::scale(words[2 * n + e % 2]) * q_scale[e / 2]);
     }
 }
 
