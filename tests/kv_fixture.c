@@ -50,9 +50,13 @@ static char *value_at(const cpa_kv_view *kv, int64_t block, int64_t offset, int3
 }
 
 /* The scale word of a row; the pool has room for it only if rows have scales. */
-static uint32_t *word_at(const cpa_kv_view *kv, void *pool, int64_t block, int64_t block_stride, int64_t offset,
-                         int32_t head) {
-    char *words = (char *)pool + block * block_stride + cpa_kv_scales_at(kv, block_stride);
+static uint32_t *key_word(const cpa_kv_view *kv, int64_t block, int64_t offset, int32_t head) {
+    char *words = (char *)kv->k + block * kv->k_block_stride + cpa_kv_scales_at(kv, kv->k_dim, kv->k_scale);
+    return (uint32_t *)(void *)words + head * (int64_t)kv->block_size + offset;
+}
+
+static uint32_t *value_word(const cpa_kv_view *kv, int64_t block, int64_t offset, int32_t head) {
+    char *words = (char *)kv->v + block * kv->v_block_stride + cpa_kv_scales_at(kv, kv->v_dim, kv->v_scale);
     return (uint32_t *)(void *)words + head * (int64_t)kv->block_size + offset;
 }
 
@@ -79,18 +83,18 @@ static void load_row(const char *row, const uint32_t *word, const cpa_kv_view *k
 void cpa_kv_fixture_store(cpa_kv_fixture *fixture, int64_t block, int64_t offset, int32_t head, const float *k,
                           const float *v) {
     const cpa_kv_view *kv = &fixture->view;
-    store_row(key_at(kv, block, offset, head), word_at(kv, kv->k, block, kv->k_block_stride, offset, head), kv,
+    store_row(key_at(kv, block, offset, head), key_word(kv, block, offset, head), kv,
               kv->k_scale, k, kv->k_dim);
-    store_row(value_at(kv, block, offset, head), word_at(kv, kv->v, block, kv->v_block_stride, offset, head), kv,
+    store_row(value_at(kv, block, offset, head), value_word(kv, block, offset, head), kv,
               kv->v_scale, v, kv->v_dim);
 }
 
 void cpa_kv_fixture_load(const cpa_kv_fixture *fixture, int64_t block, int64_t offset, int32_t head, float *k,
                          float *v) {
     const cpa_kv_view *kv = &fixture->view;
-    load_row(key_at(kv, block, offset, head), word_at(kv, kv->k, block, kv->k_block_stride, offset, head), kv,
+    load_row(key_at(kv, block, offset, head), key_word(kv, block, offset, head), kv,
              kv->k_scale, k, kv->k_dim);
-    load_row(value_at(kv, block, offset, head), word_at(kv, kv->v, block, kv->v_block_stride, offset, head), kv,
+    load_row(value_at(kv, block, offset, head), value_word(kv, block, offset, head), kv,
              kv->v_scale, v, kv->v_dim);
 }
 

@@ -41,8 +41,8 @@ static inline int cpa_dtype_is_quantised(cpa_dtype dtype) {
  *     CPA_FP8_E4M3  x = scale * code; scale given for the whole tensor, or that of the row, max |x| / 448
  *     CPA_INT8      x = scale * (code - zero); scale and the integer zero are those of the row and cover its range and 0
  *
- * Scales of rows travel with their block: its last kv_heads * block_size * 4 bytes are an array [kv_heads, block_size]
- * of 32-bit words, whatever the order of the rows before it. A word is the scale as a float; for int8 the low 8 bits of
+ * Scales of rows travel with their block: the last kv_heads * block_size * 4 of its cpa_kv_block_bytes are an array
+ * [kv_heads, block_size] of 32-bit words, whatever the order of the rows before it and whatever the stride. A word is the scale as a float; for int8 the low 8 bits of
  * the word hold the zero (as a signed byte), and the scale is the word with those bits cleared.
  * Codes are rounded to nearest even. What lies beyond the range saturates, infinities do as well, and NaN becomes 0;
  * neither takes part in the scale of a row. A row of zeros gives zeros exactly. */

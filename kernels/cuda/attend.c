@@ -27,10 +27,10 @@ static int32_t log2_of(int32_t power) {
 }
 
 /* From the start of a block to the scales of its rows, in bytes; 0 if they have none. */
-static int64_t words_at(const cpa_kv_view *kv, float tensor_scale, int64_t block_stride) {
+static int64_t words_at(const cpa_kv_view *kv, int32_t dim, float tensor_scale) {
     /* The fault: the scale of the token before; for the first one, codes. */
     int64_t wrong = cpa_fault_is(CPA_FAULT_WRONG_SCALE) ? 4 : 0;
-    return cpa_kv_scale_bytes(kv->dtype, tensor_scale) ? cpa_kv_scales_at(kv, block_stride) - wrong : 0;
+    return cpa_kv_scale_bytes(kv->dtype, tensor_scale) ? cpa_kv_scales_at(kv, dim, tensor_scale) - wrong : 0;
 }
 
 static void fill_args(const cpa_cuda_plan *plan, const cpa_attend_args *args, cpa_cuda_attend_args *a) {
@@ -54,8 +54,8 @@ static void fill_args(const cpa_cuda_plan *plan, const cpa_attend_args *args, cp
         .kv_dtype = kv.dtype,
         .k_scale = kv.k_scale * (cpa_fault_is(CPA_FAULT_WRONG_SCALE) ? 2 : 1),
         .v_scale = kv.v_scale,
-        .k_words_at = words_at(&kv, kv.k_scale, kv.k_block_stride),
-        .v_words_at = words_at(&kv, kv.v_scale, kv.v_block_stride),
+        .k_words_at = words_at(&kv, kv.k_dim, kv.k_scale),
+        .v_words_at = words_at(&kv, kv.v_dim, kv.v_scale),
         .q_heads = q_heads,
         .kv_heads = kv.kv_heads,
         .group = q_heads / kv.kv_heads,

@@ -27,7 +27,7 @@ struct config {
     static constexpr int STAGE_BYTES = K_BYTES + V_BYTES;
     static constexpr int SHARED_BYTES = Q_BYTES + STAGES * STAGE_BYTES;
     /* A multiprocessor has 227 KB at the least. Codes on their way need more registers than two CTAs of 8 warps have. */
-    static constexpr int CTAS = SHARED_BYTES <= 113 * 1024 && !(QUANTISED && KeyDim > 64) ? 2 : 1;
+    static constexpr int CTAS = SHARED_BYTES <= 113 * 1024 && !QUANTISED ? 2 : 1;
 };
 
 /* Rows [from, to) of the tile's queries, zeros past the last. */
@@ -397,7 +397,7 @@ cpa_status launch(const cpa_cuda_attend_args *args, int32_t n_pieces, cpa_stream
 template <typename Element, typename Codes>
 cpa_status launch_widths(const cpa_cuda_attend_args *args, int32_t n_pieces, cpa_stream *stream) {
     int32_t k_dim = args->k_dim, v_dim = args->v_dim;
-    if (k_dim <= 64 && v_dim <= 64) return launch<config<Element, Codes, 64, 64, 64, std::is_void<Codes>::value ? 4 : 8>>(args, n_pieces, stream);
+    if (k_dim <= 64 && v_dim <= 64) return launch<config<Element, Codes, 64, 64, 64, 4>>(args, n_pieces, stream);
     if (k_dim <= 128 && v_dim <= 128) return launch<config<Element, Codes, 128, 128, 64, 8>>(args, n_pieces, stream);
     if (k_dim <= 192 && v_dim <= 128) return launch<config<Element, Codes, 192, 128, 64, 8>>(args, n_pieces, stream);
     return launch<config<Element, Codes, 256, 256, 64, 8>>(args, n_pieces, stream);

@@ -75,10 +75,11 @@ tensor values_of(const cpa_kv_view &src, const cpa_kv_view &dst) {
 }
 
 /* The scales of keys, or of values: rows of one word in the order [kv_heads, block_size]. */
-tensor scales_of(const tensor &t, const cpa_kv_view &src, const cpa_kv_view &dst, float tensor_scale) {
+tensor scales_of(const tensor &t, const cpa_kv_view &src, int32_t dim, float tensor_scale) {
     const int64_t bytes = cpa_kv_scale_bytes(src.dtype, tensor_scale), head = src.block_size * bytes;
-    return {t.src + cpa_kv_scales_at(&src, t.src_block),
-            t.dst + cpa_kv_scales_at(&dst, t.dst_block),
+    const int64_t at = cpa_kv_scales_at(&src, dim, tensor_scale);
+    return {t.src + at,
+            t.dst + at,
             t.src_block,
             bytes,
             head,
@@ -111,8 +112,8 @@ struct copier {
         const cpa_kv_view from = cpa_kv_view_resolve(src), to = cpa_kv_view_resolve(dst);
         rows[0] = args.tensors[0] = keys_of(from, to);
         rows[1] = args.tensors[1] = values_of(from, to);
-        scales[0] = scales_of(rows[0], from, to, from.k_scale);
-        scales[1] = scales_of(rows[1], from, to, from.v_scale);
+        scales[0] = scales_of(rows[0], from, from.k_dim, from.k_scale);
+        scales[1] = scales_of(rows[1], from, from.v_dim, from.v_scale);
         args.heads = from.kv_heads;
         alignment = alignment_of(args);
     }

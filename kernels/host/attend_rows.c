@@ -138,7 +138,7 @@ static void find_scales(cpa_attend_pages *pages, const cpa_kv_view *kv, int32_t 
     pages->tensor_scale = tensor_scale;
     pages->scale_head_stride = head_stride;
     pages->scales =
-        head_stride ? (const char *)pool + cpa_kv_scales_at(kv, pages->block_stride) + kv_head * head_stride : NULL;
+        head_stride ? (const char *)pool + cpa_kv_scales_at(kv, pages->dim, tensor_scale) + kv_head * head_stride : NULL;
 }
 
 /* The keys and values of the unit's heads, as pages. */

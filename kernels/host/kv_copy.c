@@ -11,13 +11,15 @@ typedef struct pool {
 } pool;
 
 static pool keys_of(const cpa_kv_view *kv) {
-    int64_t bytes = cpa_dtype_bytes(kv->dtype), block = kv->k_block_stride * bytes;
-    return (pool){kv->k, block, kv->k_token_stride * bytes, kv->k_head_stride * bytes, cpa_kv_scales_at(kv, block)};
+    int64_t bytes = cpa_dtype_bytes(kv->dtype);
+    return (pool){kv->k, kv->k_block_stride * bytes, kv->k_token_stride * bytes, kv->k_head_stride * bytes,
+                  cpa_kv_scales_at(kv, kv->k_dim, kv->k_scale)};
 }
 
 static pool values_of(const cpa_kv_view *kv) {
-    int64_t bytes = cpa_dtype_bytes(kv->dtype), block = kv->v_block_stride * bytes;
-    return (pool){kv->v, block, kv->v_token_stride * bytes, kv->v_head_stride * bytes, cpa_kv_scales_at(kv, block)};
+    int64_t bytes = cpa_dtype_bytes(kv->dtype);
+    return (pool){kv->v, kv->v_block_stride * bytes, kv->v_token_stride * bytes, kv->v_head_stride * bytes,
+                  cpa_kv_scales_at(kv, kv->v_dim, kv->v_scale)};
 }
 
 static void copy_rows(char *dst, const pool *to, const char *src, const pool *from, int64_t tokens, int64_t heads,

@@ -13,7 +13,7 @@ typedef struct write_job {
 /* Where the rows of keys, or of values, of one token go, in bytes. */
 typedef struct row_target {
     char *block, *row; /* the token's block, and its row of head 0 */
-    int64_t head_stride, block_stride;
+    int64_t head_stride;
     float tensor_scale;
     int32_t dim;
 } row_target;
@@ -29,7 +29,7 @@ static void write_row(const write_job *job, const row_target *target, int32_t he
     cpa_widen(wide, src, job->args->dtype, target->dim);
     uint32_t word = cpa_quantise(row, wide, kv->dtype, target->tensor_scale, target->dim);
     if (!cpa_kv_scale_bytes(kv->dtype, target->tensor_scale)) return;
-    uint32_t *words = (uint32_t *)(void *)(target->block + cpa_kv_scales_at(kv, target->block_stride));
+    uint32_t *words = (uint32_t *)(void *)(target->block + cpa_kv_scales_at(kv, target->dim, target->tensor_scale));
     words[head * (int64_t)kv->block_size + offset] = word;
 }
 
@@ -41,12 +41,10 @@ static void write_token(const write_job *job, int64_t token) {
     int64_t from = cpa_dtype_bytes(job->args->dtype), to = cpa_dtype_bytes(kv->dtype);
     row_target k = {.block = (char *)kv->k + block * kv->k_block_stride * to,
                     .head_stride = kv->k_head_stride * to,
-                    .block_stride = kv->k_block_stride * to,
                     .tensor_scale = kv->k_scale,
                     .dim = kv->k_dim};
     row_target v = {.block = (char *)kv->v + block * kv->v_block_stride * to,
                     .head_stride = kv->v_head_stride * to,
-                    .block_stride = kv->v_block_stride * to,
                     .tensor_scale = kv->v_scale,
                     .dim = kv->v_dim};
     k.row = k.block + offset * kv->k_token_stride * to;
