@@ -1,19 +1,30 @@
-#!/bin/sh
-# gpu.sh BIN_DIR [OUT_DIR]: one visit to a machine with a GPU. Runs the device tests of BIN_DIR (the tests folder of a
-# build), the sanitizer on the small ones, then the timings; every output goes to OUT_DIR, a summary to the terminal.
-set -u
-bin=${1:?usage: gpu.sh BIN_DIR [OUT_DIR]}
-out=${2:-.}
+#!/usr/bin/env bash
+# gpu.sh BIN OUT: one visit to a machine with GPUs. BIN holds cp_attn and, for the tests, test_cuda_ops,
+# test_cuda_attend and test_device_transport (a build's launcher and tests folders, copied together); OUT takes every
+# output. Runs the device tests, the sanitizer on small cases, every benchmark beside its peer in PyTorch, and scaling
+# where there are several GPUs; prints one table last: work, ours, peer, ratio, goal, met or not. Exits 1 if anything
+# failed or was wrong.
+#     STEPS="tests sanitizer kernels peers exchange scaling" bench/gpu.sh BIN OUT     # some of them, in this order
+#     CONTEXT=131072 BATCH=64 DECODE_CONTEXT=131072 PYTHON=python3 bench/gpu.sh BIN OUT
+set -uo pipefail
+bin=${1:?usage: gpu.sh BIN OUT}
+out=${2:?usage: gpu.sh BIN OUT}
+here=$(dirname "$0")
+python=${PYTHON:-python3}
+steps=${STEPS:-tests sanitizer kernels peers exchange scaling}
+context=${CONTEXT:-131072} batch=${BATCH:-64} decode_context=${DECODE_CONTEXT:-131072}
+mpirun="mpirun --allow-run-as-root --oversubscribe --bind-to none"
 failed=0
+mkdir -p "$out"
 
-# step NAME SECONDS COMMAND...: runs a command with a time limit, its output to OUT_DIR/NAME.txt.
+# step NAME SECONDS COMMAND...: runs a command with a time limit, its output to OUT/NAME.txt.
 step() {
-  name=$1 limit=$2
+  local name=$1 limit=$2 status begin=$SECONDS
   shift 2
   timeout "$limit" "$@" >"$out/$name.txt" 2>&1
   status=$?
   case $status in
-    0) echo "$name: passed" ;;
+    0) echo "$name: done in $((SECONDS - begin)) s" ;;
     77) echo "$name: skipped: $(head -n 1 "$out/$name.txt")" ;;
     *)
       echo "$name: FAILED with $status"
@@ -23,11 +34,27 @@ step() {
   esac
 }
 
-nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader
-step test_cuda_ops 60 "$bin/test_cuda_ops"
-for path in simple portable hopper; do step "test_cuda_attend-$path" 90 "$bin/test_cuda_attend" $path; done
+# bench NAME RANKS ARGUMENT...: a benchmark of ours; its table goes to the terminal as well.
+bench() {
+  local name=$1 ranks=$2 start=""
+  shift 2
+  [ "$ranks" = 1 ] || start="$mpirun -np $ranks"
+  rm -f "$out/ours-$name.json"
+  step "ours-$name" 150 $start "$bin/cp_attn" bench "$@" --device cuda --result-json "$out/ours-$name.json"
+  grep -v "^#" "$out/ours-$name.txt" || true
+}
 
-if command -v compute-sanitizer >/dev/null; then
+tests() {
+  step test_cuda_ops 60 "$bin/test_cuda_ops"
+  for path in simple portable hopper; do step "test_cuda_attend-$path" 90 "$bin/test_cuda_attend" $path; done
+  step test_device_transport 60 $mpirun -np "$gpus" "$bin/test_device_transport"
+}
+
+sanitizer() {
+  if ! command -v compute-sanitizer >/dev/null; then
+    echo "sanitizer: skipped: compute-sanitizer is not on the PATH"
+    return
+  fi
   step memcheck-ops 60 compute-sanitizer --tool memcheck --report-api-errors no --error-exitcode 9 "$bin/test_cuda_ops"
   step racecheck-ops 60 compute-sanitizer --tool racecheck --error-exitcode 9 "$bin/test_cuda_ops"
   for path in portable hopper; do
@@ -35,12 +62,35 @@ if command -v compute-sanitizer >/dev/null; then
       step "$tool-$path" 60 compute-sanitizer --tool $tool --error-exitcode 9 "$bin/test_cuda_attend" $path 2
     done
   done
-else
-  echo "sanitizer: skipped: compute-sanitizer is not on the PATH"
-fi
+}
 
-for part in merge kv decode prefill portable; do
-  if timeout 100 "$bin/cuda_bench" copy $part >"$out/bench-$part.txt" 2>&1; then :; else failed=1; fi
-  cat "$out/bench-$part.txt"
-done
+kernels() {
+  for name in merge kv_write kv_pack attend; do bench $name 1 $name; done
+}
+
+peers() {
+  rm -f "$out/peer-attend.json"
+  step peer-attend 150 "$python" "$here/torch_attend.py" --device cuda --dtype bf16 --heads 32/8 \
+    --result-json "$out/peer-attend.json" --shapes "$("$python" "$here/gpu_table.py" peer-shapes)"
+  grep -v "^#" "$out/peer-attend.txt" || true
+}
+
+exchange() {
+  [ "$gpus" -gt 1 ] || return
+  bench exchange "$gpus" exchange
+}
+
+scaling() {
+  [ "$gpus" -gt 1 ] || return
+  bench scaling "$gpus" scaling --context "$context" --batch "$batch" --decode-context "$decode_context"
+  rm -f "$out/peer-context_parallel.json"
+  step peer-context_parallel 150 "$python" -m torch.distributed.run --nproc-per-node "$gpus" \
+    "$here/torch_context_parallel.py" --context "$context" --result-json "$out/peer-context_parallel.json"
+  grep -v "^#" "$out/peer-context_parallel.txt" || true
+}
+
+nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader
+gpus=$(nvidia-smi --query-gpu=name --format=csv,noheader | wc -l)
+for name in $steps; do "$name"; done
+"$python" "$here/gpu_table.py" "$out" | tee "$out/table.md" || failed=1
 exit $failed

@@ -31,9 +31,8 @@ def main(folder, output):
         figures = [f"{median(side, dtype, shape, column):.1f}" for column in ("gflops", "gbytes_per_s")
                    for side in ("ours", "peer")]
         ratio = median("peer", dtype, shape, "time_us") / median("ours", dtype, shape, "time_us")
-        reads = medians["ours", dtype, shape][0]["read_gbytes_per_s"] is not None
-        share = (f"{median('ours', dtype, shape, 'gbytes_per_s') / median('ours', dtype, shape, 'read_gbytes_per_s'):.0%}"
-                 if reads else "")
+        decode = shape.split("x")[1] == "1"
+        share = f"{median('ours', dtype, shape, 'share_of_bandwidth'):.0%}" if decode else ""
         wrong = sum(row["wrong"] for row in medians["ours", dtype, shape])
         print(f"| {dtype} | {shape} | {' | '.join(figures)} | {ratio:.2f} | {share} | {wrong} |")
 

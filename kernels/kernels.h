@@ -116,6 +116,24 @@ typedef struct cpa_hash_rows_args {
     uint64_t *sum;            /* device */
 } cpa_hash_rows_args;
 
+/* reference_attend: attend by whole matrices in fp32, for the self-test: S = Q K^T, masked softmax, O = P V by a BLAS.
+ * It knows no pages, shards, tiles or partial states: positions and limits come row by row and key by key. */
+typedef struct cpa_reference_blas cpa_reference_blas;
+typedef struct cpa_reference_attend_args {
+    int64_t rows, keys;
+    int32_t q_heads, kv_heads, k_dim, v_dim;
+    const float *q;                           /* [rows, q_heads, k_dim], device, as all that follows */
+    const float *k;                           /* [keys, kv_heads, k_dim] */
+    const float *v;                           /* [keys, kv_heads, v_dim] */
+    const int64_t *q_positions, *k_positions; /* [rows], [keys] */
+    const int64_t *limits; /* [rows]: a row sees keys of an index below limit_base + limits[row] alone */
+    int64_t limit_base;
+    cpa_mask mask;
+    float scale;
+    float *o, *mass; /* [rows, q_heads, v_dim]: sum of p v, sum of p |v|; 0 for a row that sees no key */
+    float *lse;      /* [rows, q_heads]; -inf then */
+} cpa_reference_attend_args;
+
 struct cpa_kernel_table {
     const char *name;
 
@@ -128,6 +146,10 @@ struct cpa_kernel_table {
     void (*device_close)(cpa_device *device);
     /* How many local keys a resumed attend may be cut at; 1 where the back end promises no bits. */
     int64_t (*split_tokens)(const cpa_device *device);
+
+    /* Host memory that copies to and from the device move asynchronously. Freeing NULL does nothing. */
+    cpa_status (*alloc_host)(cpa_device *device, int64_t bytes, void **out, cpa_error *err);
+    void (*free_host)(cpa_device *device, void *memory);
 
     /* Memory and streams. copy moves bytes between any two of host and device memory and is asynchronous where the
      * stream is; the memory must stay until then. */
@@ -157,6 +179,16 @@ struct cpa_kernel_table {
     cpa_status (*merge)(const cpa_merge_args *args, cpa_stream *stream);
     cpa_status (*synthesize)(const cpa_synth_args *args, cpa_stream *stream);
     cpa_status (*hash_rows)(const cpa_hash_rows_args *args, cpa_stream *stream);
+
+    /* For the self-test. attend_path makes attend take its path `index` wherever that fits, from the next call on, and
+     * gives its name; path 0 is the best one and the one in use otherwise. NULL past the last. */
+    const char *(*attend_path)(cpa_device *device, int32_t index);
+    /* NULL where the back end has no BLAS; reference_open fails with CPA_UNSUPPORTED where its library is missing.
+     * reference_attend allocates and synchronises. */
+    cpa_status (*reference_open)(cpa_device *device, cpa_reference_blas **out, cpa_error *err);
+    cpa_status (*reference_attend)(cpa_reference_blas *reference, const cpa_reference_attend_args *args,
+                                   cpa_stream *stream);
+    void (*reference_close)(cpa_reference_blas *reference);
 };
 
 /* The host back end: any CPU, fp32, bf16 and fp16, any head size up to CPA_MAX_HEAD_DIM. */

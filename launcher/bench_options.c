@@ -11,30 +11,68 @@
 
 #include "base/check.h"
 
-static const char *const dtypes[CPA_DTYPE_COUNT + 1] = {"fp32", "bf16", "fp16", NULL};
+/* The dtypes by their number, and CPA_DTYPE_COUNT for none. */
+static const char *const dtypes[] = {"fp32", "bf16", "fp16", "auto", NULL};
+_Static_assert(sizeof dtypes / sizeof dtypes[0] == CPA_DTYPE_COUNT + 2, "a word for each dtype");
+static const char *const devices[] = {"auto", "host", "cuda", NULL};
+static const char *const paths[] = {"best", "simple", "portable", NULL};
+static const char *const transports[] = {"auto", "mpi", "nccl", "peer", NULL};
+static const char *const masks[] = {"causal", "full", NULL};
+static const char *const page_orders[] = {"random", "ordered", NULL};
+static const char *const patterns[] = {"rounds", "at-once", NULL};
 
-#define AT(member) .offset = offsetof(cpa_bench_options, member)
+/* The group of options that may also follow the numbers of a case. */
+static const char CASE[] = "of a case";
+
+#define INT_AT(member, least, most) CPA_FIELD_INT, offsetof(cpa_bench_options, member), .min = least, .max = most
+#define CHOICE_AT(member, words) CPA_FIELD_CHOICE, offsetof(cpa_bench_options, member), .choices = words
+#define FLAG_AT(member) CPA_FIELD_FLAG, offsetof(cpa_bench_options, member), .initial = "false"
+#define TEXT_AT(member) CPA_FIELD_TEXT, offsetof(cpa_bench_options, member), .initial = ""
 static const cpa_field table[] = {
-    {NULL, "shapes", "LIST", CPA_FIELD_TEXT, AT(shapes), .initial = "",
+    {NULL, "shapes", "LIST", TEXT_AT(shapes),
      .help = "cases, comma-separated; a number may end in K, M or G (powers of 1024)"},
-    {NULL, "dtype", "TYPE", CPA_FIELD_CHOICE, AT(dtype), .initial = "fp32", .choices = dtypes,
-     .help = "fp32, bf16 or fp16"},
-    {NULL, "q-heads", "N", CPA_FIELD_INT, AT(q_heads), .initial = "8", .min = 1, .max = 1024, .help = "query heads"},
-    {NULL, "kv-heads", "N", CPA_FIELD_INT, AT(kv_heads), .initial = "2", .min = 1, .max = 1024,
-     .help = "key and value heads"},
-    {NULL, "head-dim", "N", CPA_FIELD_INT, AT(head_dim), .initial = "128", .min = 1, .max = CPA_MAX_HEAD_DIM,
-     .help = "width of a head"},
-    {NULL, "block-size", "N", CPA_FIELD_INT, AT(block_size), .initial = "16", .min = 1, .max = 4096, .power_of_two = 1,
-     .help = "tokens in a block of the KV cache"},
-    {NULL, "threads", "N", CPA_FIELD_INT, AT(threads), .initial = "auto", .min = 1, .max = 1024, .word = "auto",
-     .help = "threads of a rank; auto: what the program would use"},
-    {NULL, "min-time", "S", CPA_FIELD_REAL, AT(min_time_s), .initial = "0.5", .max = 3600,
-     .help = "repeat each case for at least S seconds"},
-    {NULL, "iters", "N", CPA_FIELD_INT, AT(iterations), .initial = "auto", .min = 1, .max = CPA_BENCH_MAX_ITERATIONS,
-     .word = "auto", .help = "repeat each case N times; auto: as --min-time says"},
-    {NULL, "json", "FILE", CPA_FIELD_TEXT, AT(json), .initial = "",
-     .help = "write the table to FILE as well, which must not exist"},
-    {NULL, "help", NULL, CPA_FIELD_FLAG, AT(help), .initial = "false", .help = "print this text and stop"},
+    {NULL, "device", "NAME", CHOICE_AT(device, devices), .initial = "auto",
+     .help = "auto (cuda where there is one), host or cuda"},
+    {CASE, "dtype", "TYPE", CHOICE_AT(dtype, dtypes), .initial = "auto",
+     .help = "fp32, bf16 or fp16; auto: fp32 on the host, bf16 on cuda"},
+    {CASE, "kv-cache-dtype", "TYPE", CHOICE_AT(kv_dtype, dtypes), .initial = "auto",
+     .help = "of the KV cache; auto: as --dtype"},
+    {CASE, "q-heads", "N", INT_AT(q_heads, 1, 1024), .initial = "auto", .word = "auto",
+     .help = "query heads; auto: 8 on the host, 32 on cuda"},
+    {CASE, "kv-heads", "N", INT_AT(kv_heads, 1, 1024), .initial = "auto", .word = "auto",
+     .help = "key and value heads; auto: 2 on the host, 8 on cuda"},
+    {CASE, "head-dim", "N", INT_AT(k_dim, 1, CPA_MAX_HEAD_DIM), .initial = "128", .help = "width of a head"},
+    {CASE, "v-head-dim", "N", INT_AT(v_dim, 1, CPA_MAX_HEAD_DIM), .initial = "auto", .word = "auto",
+     .help = "width of a value and result head; auto: as --head-dim"},
+    {CASE, "block-size", "N", INT_AT(block_size, 1, 4096), .initial = "auto", .word = "auto", .power_of_two = 1,
+     .help = "tokens in a block of the KV cache; auto: 16 on the host, 64 on cuda"},
+    {CASE, "mask", "NAME", CHOICE_AT(full, masks), .initial = "causal", .help = "attend: causal or full"},
+    {CASE, "pages", "ORDER", CHOICE_AT(pages_ordered, page_orders), .initial = "random",
+     .help = "blocks lie in random order, or ordered, one after another"},
+    {CASE, "ragged", NULL, FLAG_AT(ragged), .help = "attend: sequence i has (i mod 8 + 1) / 8 of the context"},
+    {CASE, "kernels", "NAME", CHOICE_AT(path, paths), .initial = "best",
+     .help = "attend on cuda: best, portable (no wgmma) or simple (no tensor cores)"},
+    {CASE, "transport", "NAME", CHOICE_AT(transport, transports), .initial = "auto",
+     .help = "exchange: auto (as the program chooses), mpi, nccl or peer"},
+    {CASE, "pattern", "NAME", CHOICE_AT(at_once, patterns), .initial = "rounds",
+     .help = "exchange: rounds, two in flight, or at-once, all peers in one"},
+    {NULL, "context", "N", INT_AT(context, 1, 0x1p31), .initial = "4096", .help = "scaling: tokens of the prefill"},
+    {NULL, "batch", "N", INT_AT(batch, 1, 4096), .initial = "8", .help = "scaling: sequences of the decode step"},
+    {NULL, "decode-context", "N", INT_AT(decode_context, 1, 0x1p31), .initial = "auto", .word = "auto",
+     .help = "scaling: tokens of each of them; auto: as --context"},
+    {NULL, "max-num-batched-tokens", "N", INT_AT(chunk, 1, 0x1p24), .initial = "auto", .word = "auto",
+     .help = "scaling: new tokens of a step of the prefill; auto: all of them"},
+    {NULL, "staging-bytes", "N", INT_AT(staging_bytes, 1, 0x1p40), .initial = "auto", .word = "auto",
+     .help = "scaling: bound on the memory of one rank for keys and values on their way; auto: the library's"},
+    {NULL, "threads", "N", INT_AT(threads, 1, 1024), .initial = "auto", .word = "auto",
+     .help = "threads of a rank on the host; auto: what the program would use"},
+    {NULL, "min-time", "S", CPA_FIELD_REAL, offsetof(cpa_bench_options, min_time_s), .initial = "auto", .max = 3600,
+     .word = "auto", .word_value = -1,
+     .help = "repeat each case for at least S seconds; auto: 0.5 on the host, 0.1 on cuda"},
+    {NULL, "iters", "N", INT_AT(iterations, 1, CPA_BENCH_MAX_ITERATIONS), .initial = "auto", .word = "auto",
+     .help = "time each case N times; auto: as --min-time says"},
+    {NULL, "result-json", "FILE", TEXT_AT(json), .help = "write the table to FILE as well, which must not exist"},
+    {NULL, "help", NULL, FLAG_AT(help), .help = "print this text and stop"},
 };
 enum { N_FIELDS = sizeof table / sizeof table[0] };
 
@@ -70,22 +108,41 @@ cpa_status cpa_bench_options_parse(int argc, char **argv, cpa_bench_options *out
             positional = argv[i];
         }
     }
-    if (options.q_heads % options.kv_heads != 0) {
-        return cpa_fail(err, CPA_INVALID, "bench: --q-heads: found %lld, expected a multiple of the %lld KV heads",
-                        (long long)options.q_heads, (long long)options.kv_heads);
-    }
     *out = options;
     *name = positional;
     return CPA_OK;
 }
 
+cpa_status cpa_bench_options_resolve(cpa_bench_options *o, cpa_backend backend, cpa_error *err) {
+    bool cuda = backend == CPA_BACKEND_CUDA;
+    if (o->dtype == CPA_DTYPE_COUNT) o->dtype = cuda ? CPA_BF16 : CPA_F32;
+    if (o->kv_dtype == CPA_DTYPE_COUNT) o->kv_dtype = o->dtype;
+    if (!o->q_heads) o->q_heads = cuda ? 32 : 8;
+    if (!o->kv_heads) o->kv_heads = cuda ? 8 : 2;
+    if (!o->v_dim) o->v_dim = o->k_dim;
+    if (!o->block_size) o->block_size = cuda ? 64 : 16;
+    if (!o->decode_context) o->decode_context = o->context;
+    if (!o->chunk) o->chunk = o->context;
+    if (o->min_time_s < 0) o->min_time_s = cuda ? 0.1 : 0.5;
+    if (o->q_heads % o->kv_heads != 0) {
+        return cpa_fail(err, CPA_INVALID, "bench: --q-heads: found %lld, expected a multiple of the %lld KV heads",
+                        (long long)o->q_heads, (long long)o->kv_heads);
+    }
+    return CPA_OK;
+}
+
 void cpa_bench_options_print_help(void) {
     for (int f = 0; f < N_FIELDS; f++) {
-        char left[32];
+        char left[40];
         snprintf(left, sizeof left, "--%s %s", table[f].name, table[f].value_name ? table[f].value_name : "");
-        printf("  %-17s %s", left, table[f].help);
+        printf("  %-26s %s", left, table[f].help);
         printf(table[f].initial[0] && table[f].type != CPA_FIELD_FLAG ? " [%s]\n" : "\n", table[f].initial);
     }
+    printf("a case may end in options of its own, as in 1x8Kx8K:head-dim=64:mask=full; of these:");
+    for (int f = 0; f < N_FIELDS; f++) {
+        if (table[f].group == CASE) printf(" %s", table[f].name);
+    }
+    printf("\n");
 }
 
 /* So that products of three numbers of a shape stay far from overflow in a double, and of two in an int64_t. */
@@ -104,21 +161,59 @@ static bool read_count(const char **text, int64_t *out) {
     return true;
 }
 
-int cpa_bench_cases_parse(const char *list, int n_dims, cpa_bench_case *cases) {
-    const char *text = list;
-    for (int n = 0; n < CPA_BENCH_MAX_CASES; text++) {
-        cpa_bench_case *one = &cases[n];
-        const char *begin = text;
-        for (int d = 0; d < n_dims; d++) {
-            if (!read_count(&text, &one->shape[d])) return 0;
-            if (d + 1 < n_dims && *text++ != 'x') return 0;
+/* Sets the options "name=value:name=value" of a case, `length` characters of text. */
+static cpa_status read_case_options(const char *text, size_t length, cpa_bench_options *out, cpa_error *err) {
+    const char *end = text + length;
+    while (text < end) {
+        size_t item = strcspn(text, ":,"), name = strcspn(text, "=:,");
+        const cpa_field *field = cpa_field_find(table, N_FIELDS, text, name);
+        char found[64], value[64];
+        cpa_text_quote(text, item, found, sizeof found);
+        if (!field || field->group != CASE || name == item || item - name >= sizeof value) {
+            return cpa_fail(err, CPA_INVALID, "bench: --shapes: found '%s', expected an option of a case (see --help)",
+                            found);
         }
-        size_t length = (size_t)(text - begin);
-        if ((*text && *text != ',') || length >= sizeof one->name) return 0;
-        memcpy(one->name, begin, length);
-        one->name[length] = 0;
-        n++;
-        if (!*text) return n;
+        snprintf(value, sizeof value, "%.*s", (int)(item - name - 1), text + name + 1);
+        char where[64];
+        snprintf(where, sizeof where, "bench: --shapes: %s", field->name);
+        CPA_TRY(cpa_field_set(field, out, where, value, err));
+        text += item + (text + item < end);
     }
-    return 0;
+    return CPA_OK;
+}
+
+/* The numbers of a case, joined by x, and after a colon its options. */
+static cpa_status read_case(const char *text, size_t length, int n_dims, cpa_bench_case *one, cpa_error *err) {
+    const char *at = text;
+    char found[96];
+    bool right = length < sizeof one->name;
+    for (int d = 0; right && d < n_dims; d++) {
+        right = read_count(&at, &one->shape[d]) && (d + 1 == n_dims || *at++ == 'x');
+    }
+    if (right && at < text + length) right = *at++ == ':' && at < text + length;
+    cpa_text_quote(text, length, found, sizeof found);
+    if (!right) {
+        return cpa_fail(err, CPA_INVALID, "bench: --shapes: found '%s', expected %d numbers, such as %s", found, n_dims,
+                        n_dims == 1   ? "16K"
+                        : n_dims == 2 ? "4Kx8"
+                                      : "1x4Kx4K");
+    }
+    memcpy(one->name, text, length);
+    one->name[length] = 0;
+    return read_case_options(at, (size_t)(text + length - at), &one->options, err);
+}
+
+cpa_status cpa_bench_cases_parse(const char *list, int n_dims, const cpa_bench_options *options, cpa_backend backend,
+                                 cpa_bench_case *cases, int *n_cases, cpa_error *err) {
+    const char *text = list;
+    for (int n = 0; n < CPA_BENCH_MAX_CASES; n++) {
+        size_t length = strcspn(text, ",");
+        cases[n].options = *options;
+        CPA_TRY(read_case(text, length, n_dims, &cases[n], err));
+        CPA_TRY(cpa_bench_options_resolve(&cases[n].options, backend, err));
+        *n_cases = n + 1;
+        if (!text[length]) return CPA_OK;
+        text += length + 1;
+    }
+    return cpa_fail(err, CPA_INVALID, "bench: --shapes: more than %d cases", CPA_BENCH_MAX_CASES);
 }

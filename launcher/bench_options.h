@@ -4,25 +4,47 @@
 
 #include <stdint.h>
 
-#include <cpattn/status.h>
+#include <cpattn/device.h>
 
 #include "launcher/field.h"
 
+/* The choices of --transport, in the order of its words. */
+typedef enum cpa_bench_transport {
+    CPA_BENCH_TRANSPORT_AUTO = 0,
+    CPA_BENCH_TRANSPORT_MPI,
+    CPA_BENCH_TRANSPORT_NCCL,
+    CPA_BENCH_TRANSPORT_PEER
+} cpa_bench_transport;
+
 typedef struct cpa_bench_options {
     char shapes[CPA_TEXT_BYTES]; /* empty: the benchmark's own */
-    int64_t dtype;               /* cpa_dtype */
-    int64_t q_heads, kv_heads, head_dim, block_size;
-    int64_t threads;           /* 0: what the program would use */
-    double min_time_s;         /* a case is repeated for at least so long */
-    int64_t iterations;        /* 0: as min_time_s says */
-    char json[CPA_TEXT_BYTES]; /* empty: no file */
+    int64_t device;              /* cpa_device_choice */
+    int64_t dtype, kv_dtype;     /* cpa_dtype, of tensors and of the cache */
+    int64_t q_heads, kv_heads, k_dim, v_dim, block_size;
+    int64_t full;                           /* 0 causal, 1 without a mask */
+    int64_t pages_ordered;                  /* pages lie one after another; else in random order */
+    int64_t ragged;                         /* sequence i has (i mod 8 + 1) / 8 of the context */
+    int64_t path;                           /* kernels of a CUDA device: cpa_bench_path */
+    int64_t transport;                      /* cpa_bench_transport */
+    int64_t at_once;                        /* one exchange with all peers; else the rounds */
+    int64_t context, batch, decode_context; /* of scaling */
+    int64_t chunk;                          /* of scaling; 0: the context */
+    int64_t staging_bytes;                  /* of scaling; 0: the library's choice */
+    int64_t threads;                        /* 0: what the program would use */
+    double min_time_s;                      /* a case is repeated for at least so long */
+    int64_t iterations;                     /* 0: as min_time_s says */
+    char json[CPA_TEXT_BYTES];              /* empty: no file */
     int64_t help;
 } cpa_bench_options;
 
 #define CPA_BENCH_MAX_ITERATIONS 100000
 
-/* Fills *out from the defaults and the command line; *name is the one argument that is no option, or NULL. */
+/* Fills *out from the command line; *name is the one argument that is no option, or NULL. What was not given waits for
+ * cpa_bench_options_resolve. */
 cpa_status cpa_bench_options_parse(int argc, char **argv, cpa_bench_options *out, const char **name, cpa_error *err);
+
+/* Gives the options that were not given the defaults of the back end, and checks how they agree. */
+cpa_status cpa_bench_options_resolve(cpa_bench_options *options, cpa_backend backend, cpa_error *err);
 
 /* The options, for the help text. */
 void cpa_bench_options_print_help(void);
@@ -30,14 +52,17 @@ void cpa_bench_options_print_help(void);
 #define CPA_BENCH_MAX_DIMS 3
 #define CPA_BENCH_MAX_CASES 64
 
-/* One case of a --shapes list, as written and as numbers. */
+/* One case of a --shapes list: as written, its numbers, and its options. */
 typedef struct cpa_bench_case {
-    char name[48];
+    char name[64];
     int64_t shape[CPA_BENCH_MAX_DIMS];
+    cpa_bench_options options;
 } cpa_bench_case;
 
-/* Parses "2x1Kx4K,..." with n_dims numbers a case; a number may end in K, M or G (powers of 1024). Returns the number of
- * cases, or 0 if the list is malformed or longer than CPA_BENCH_MAX_CASES. */
-int cpa_bench_cases_parse(const char *list, int n_dims, cpa_bench_case *cases);
+/* Parses "2x1Kx4K:block-size=16:ragged=true,...": n_dims numbers a case, which may end in K, M or G (powers of 1024),
+ * then options that hold for this case alone. `options` are not resolved yet; those of the cases are. cases has
+ * room for CPA_BENCH_MAX_CASES. */
+cpa_status cpa_bench_cases_parse(const char *list, int n_dims, const cpa_bench_options *options, cpa_backend backend,
+                                 cpa_bench_case *cases, int *n_cases, cpa_error *err);
 
 #endif

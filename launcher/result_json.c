@@ -100,7 +100,7 @@ static int add_latencies(json_t *root, cpa_metrics *metrics) {
 static int fill_verify(json_t *object, const cpa_outcome *outcome) {
     const cpa_engine_stats *stats = &outcome->stats;
     return put_int(object, "rows", stats->verify_rows) | put_int(object, "violations", stats->verify_violations) |
-           put_real(object, "max_error", stats->verify_max_error);
+           put_real(object, "max_error", stats->verify_max_error) | put_real(object, "seconds", stats->verify_s);
 }
 
 static int fill_cp(json_t *object, const cpa_outcome *outcome) {

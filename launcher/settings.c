@@ -6,6 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include <cpattn/engine.h>
+
 #include "base/check.h"
 #include "launcher/yaml_file.h"
 
@@ -70,9 +72,11 @@ static const cpa_field table[] = {
     {"Exchange", "algorithm", NULL, CHOICE(algorithm, "auto", algorithms),
      .help = "move keys and values (pass-kv), or queries (pass-q); auto: the cheaper one, chunk by chunk"},
     {"Exchange", "staging-bytes", "N", INT(staging_bytes, "auto", 0, 0x1p40), .word = "auto",
-     .help = "bound on the memory of one rank for keys and values on their way; auto: 64 MiB, on a GPU 512 MiB"},
-    {"Checks", "verify", "R", REAL(verify, "0.001", 0, 1),
-     .help = "share of the results (token, head, layer) that are checked against float64"},
+     .help = "bound on the memory of one rank for keys and values on their way; auto: 64 MiB, on a GPU 1 GiB"},
+    {"Checks", "verify", "R", REAL(verify, "auto", 0, 1), .word = "auto", .word_value = CPA_VERIFY_AUTO,
+     .help =
+         "share of the results (token, head, layer) that are checked against float64; auto: at most 0.001, and what "
+         "2% of the run time pays for"},
     {"Checks", "skip-self-test", NULL, FLAG(skip_self_test, "false"), .help = "start without the self-test"},
     {"Device", "device", NULL, CHOICE(device, "auto", devices),
      .help = "where to run; auto: CUDA devices, one a rank, where there are any, else the host"},

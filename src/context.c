@@ -343,7 +343,7 @@ static cpa_status attend_shared(cpa_context *c, const cpa_context_args *args, cp
     CPA_TRY(cpa_pass_q_serve(c, args, stream));
     CPA_TRY(cpa_pass_kv_run(c, args, stream));
     CPA_TRY(cpa_pass_q_finish(c, stream));
-    return merge_states(c, args, stream);
+    return cpa_pass_kv_completes(c, args) ? CPA_OK : merge_states(c, args, stream);
 }
 
 static void poll_transport(void *ctx) {

@@ -35,7 +35,7 @@ typedef struct cpa_chunk_share {
     int64_t first, rows, keys;
 } cpa_chunk_share;
 
-/* A piece of a sender's shard of one chunk in one segment of a round. */
+/* A piece of a shard of one chunk in one segment. */
 typedef struct cpa_kv_piece {
     int64_t segment;
     int64_t chunk;
@@ -48,14 +48,24 @@ typedef struct cpa_kv_pieces {
     int64_t count, capacity;
 } cpa_kv_pieces;
 
-/* One segment of one round: what this rank sends and what it receives. */
+/* What a transfer sends to and receives from one peer, in blocks of staging. */
+typedef struct cpa_kv_route {
+    int32_t peer;
+    int32_t region; /* where it receives */
+    int64_t send_blocks, recv_blocks;
+} cpa_kv_route;
+
+/* One exchange of keys and values, and what this rank attends of it. */
 typedef struct cpa_kv_transfer {
-    int32_t send_peer, recv_peer;
-    int64_t send_blocks, recv_blocks; /* in staging; 0: nothing in that direction */
-    int64_t span, n_spans;            /* of what is packed */
-    int send_buffer;                  /* which half of the send staging */
-    int packs;                        /* 0: what is to be sent lies there already */
-    int begins, ends;                 /* whether it is the first, the last that recv_peer sends in this round */
+    cpa_attend_plan *plan;
+    int64_t span, n_spans; /* of what is packed */
+    int64_t route;
+    int32_t n_routes;
+    int32_t send_buffer;              /* which half of the send staging */
+    int packs;                        /* 0: nothing is sent, or it lies there already */
+    int begins, ends;                 /* peer by peer: whether it is the first, the last that the peer sends */
+    int64_t send_blocks, recv_blocks; /* in use */
+    int64_t rows;                     /* all peers at once: own rows that it is attended for */
 } cpa_kv_transfer;
 
 /* A range of rows. */
@@ -70,13 +80,16 @@ typedef struct cpa_kv_schedule {
 } cpa_kv_schedule;
 
 typedef struct cpa_pass_kv {
-    int in_place;             /* the state of the own shard is resumed over the segments */
-    int64_t split;            /* where a shard may be cut: a multiple of blocks and of the device's split tokens */
-    int64_t capacity;         /* blocks of a segment */
-    int64_t k_bytes, v_bytes; /* of one staging block */
-    char *staging;            /* two segments to send, then two to receive */
-    int32_t *identity;        /* the block table of a received segment */
-    int64_t staging_in_use;   /* bytes */
+    int gather;                   /* all peers at once, else peer by peer */
+    int32_t regions;              /* to receive in, of each of two buffers */
+    int32_t *region_of;           /* [cp_size] of each peer */
+    int64_t split;                /* where a shard may be cut, in tokens */
+    int64_t capacity;             /* blocks of a segment */
+    int64_t k_bytes, block_bytes; /* of one staging block: of its keys, of both */
+    char *staging;                /* two segments to send, then two to receive for each region */
+    int32_t *table;               /* the block table of a received segment; peer by peer the identity */
+    int64_t table_capacity;
+    int64_t staging_in_use; /* bytes */
 
     cpa_kv_schedule *schedules; /* of the masks that the step has met; layers may alternate between them */
     int64_t n_schedules, schedules_capacity;
@@ -87,7 +100,9 @@ typedef struct cpa_pass_kv {
     int64_t n_plans, plans_capacity;
     cpa_kv_span *spans;
     int64_t n_spans, spans_capacity;
-    cpa_kv_pieces sent, received; /* scratch of one round */
+    cpa_kv_route *routes;
+    int64_t n_routes, routes_capacity;
+    cpa_kv_pieces sent, received; /* scratch of one round; all peers at once: of the step, in `received` */
     cpa_row_run *runs;            /* the rows of pass-KV chunks */
     int64_t n_runs, runs_capacity;
 
@@ -198,7 +213,9 @@ cpa_status cpa_pass_kv_plan(cpa_context *c);
 cpa_status cpa_pass_kv_select(cpa_context *c, cpa_mask mask);
 /* Sends the first segment on its way. */
 cpa_status cpa_pass_kv_start(cpa_context *c, const cpa_context_args *args, cpa_stream *stream);
-/* All rounds: the shards of the peers, merged into states[0]. */
+/* Whether the last transfer of a layer completes every row, so that its attend can round the results. */
+int cpa_pass_kv_completes(const cpa_context *c, const cpa_context_args *args);
+/* The shards of the peers, joined with states[0]; or the results, if it completes them. */
 cpa_status cpa_pass_kv_run(cpa_context *c, const cpa_context_args *args, cpa_stream *stream);
 
 /* pass_q.c */

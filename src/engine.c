@@ -5,6 +5,7 @@
 #include "src/calibrate.h"
 #include "src/engine_internal.h"
 #include "src/self_test.h"
+#include "src/self_test_kernels.h"
 #include "src/transport_choice.h"
 
 static cpa_worker_options worker_options(const cpa_engine *engine) {
@@ -46,6 +47,12 @@ static cpa_status make_planner(cpa_engine *engine, cpa_error *err) {
 static cpa_status self_test(cpa_engine *engine, cpa_error *err) {
     if (engine->options.skip_self_test) return CPA_OK;
     cpa_worker_options worker = worker_options(engine);
+    cpa_self_test_kernels_stats kernels;
+    cpa_status status = cpa_self_test_kernels(engine->device, &worker, engine->options.seed, &kernels, err);
+    CPA_TRY(cpa_control_agree(&engine->control, status, err));
+    cpa_log(CPA_LOG_INFO, "self-test passed: kernels, %d path%s of attend against %s, %lld rows on this rank%s%s",
+            kernels.paths, kernels.paths == 1 ? "" : "s", kernels.on_blas ? "an unfused fp32 BLAS" : "float64",
+            (long long)kernels.rows, kernels.why[0] ? "; " : "", kernels.why);
     int64_t rows = 0;
     CPA_TRY(cpa_self_test(&engine->control, engine->device, &worker, engine->options.seed, &rows, err));
     cpa_log(CPA_LOG_INFO, "self-test passed: pass-kv and pass-q against float64, %lld rows on this rank",
@@ -82,8 +89,8 @@ static cpa_status create_parts(cpa_engine *engine, cpa_error *err) {
     cpa_worker_options worker = worker_options(engine);
     CPA_TRY(cpa_worker_create(control, engine->device, &engine->source, &worker, &engine->worker, err));
     cpa_status status = CPA_OK;
-    if (o->verify > 0) {
-        status = cpa_verify_create(control, engine->worker, o->verify, o->seed, &engine->verify, err);
+    if (o->verify != 0) {
+        status = cpa_verify_create(control, engine->worker, o->verify, o->seed, &o->device, &engine->verify, err);
     }
     if (status == CPA_OK) status = make_scheduler(engine, err);
     return cpa_control_agree(control, status, err);

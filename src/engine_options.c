@@ -73,7 +73,9 @@ cpa_status cpa_engine_resolve(const cpa_engine_options *given, cpa_engine_option
                         (long long)o.max_num_batched_tokens, INT32_MAX);
     }
     if (o.max_num_seqs < 1) return cpa_fail(err, CPA_INVALID, "max_num_seqs: %d, expected at least 1", o.max_num_seqs);
-    if (!(o.verify >= 0 && o.verify <= 1)) return cpa_fail(err, CPA_INVALID, "verify: %g, expected 0 to 1", o.verify);
+    if (!((o.verify >= 0 && o.verify <= 1) || o.verify == CPA_VERIFY_AUTO)) {
+        return cpa_fail(err, CPA_INVALID, "verify: %g, expected 0 to 1, or %g", o.verify, CPA_VERIFY_AUTO);
+    }
     if (o.source && (o.source->size != sizeof *o.source || !o.source->fill)) {
         return cpa_fail(err, CPA_INVALID, "source: size %zu, expected %zu, and a fill function", o.source->size,
                         sizeof *o.source);

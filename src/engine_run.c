@@ -164,15 +164,15 @@ static cpa_status collect_stats(cpa_engine *engine, cpa_error *err) {
     cpa_control *control = &engine->control;
     cpa_context_stats context;
     cpa_context_get_stats(engine->worker->context, &context);
-    cpa_verify_stats verify = {0, 0, 0};
+    cpa_verify_stats verify = {0};
     if (engine->verify) cpa_verify_get_stats(engine->verify, &verify);
     cpa_engine_stats *s = &engine->stats;
-    double most[] = {context.exposed_comm_s, context.attend_s, (double)context.staging_bytes, verify.max_error,
-                     s->actual_attend_s};
+    double most[] = {context.exposed_comm_s, context.attend_s,   (double)context.staging_bytes,
+                     verify.max_error,       s->actual_attend_s, verify.seconds};
     double attend_sum = context.attend_s;
     uint64_t sums[] = {(uint64_t)context.bytes_sent, verify.rows, verify.violations, 0};
     CPA_TRY(cpa_worker_digest(engine->worker, &sums[3], err));
-    CPA_TRY(cpa_control_max(control, most, 5, err));
+    CPA_TRY(cpa_control_max(control, most, sizeof most / sizeof most[0], err));
     CPA_TRY(cpa_control_sum(control, &attend_sum, 1, err));
     CPA_TRY(cpa_control_sum_u64(control, sums, 4, err));
     s->chunks_pass_kv = context.chunks_pass_kv;
@@ -183,6 +183,7 @@ static cpa_status collect_stats(cpa_engine *engine, cpa_error *err) {
     s->staging_bound = context.staging_bound;
     s->verify_max_error = most[3];
     s->actual_attend_s = most[4];
+    s->verify_s = most[5];
     s->bytes_sent = (int64_t)sums[0];
     s->verify_rows = (int64_t)sums[1];
     s->verify_violations = (int64_t)sums[2];

@@ -269,6 +269,8 @@ static cpa_status check_item(const cpa_attend_batch *batch, int64_t index, int64
         item.q_slot >= 0 && item.q_slot < batch->map.cp_size && item.k_slot >= 0 && item.k_slot < batch->map.cp_size,
         "attend plan: items[%lld] has q_slot %d and k_slot %d, expected 0..%d", i, item.q_slot, item.k_slot,
         batch->map.cp_size - 1);
+    REQUIRE(err, item.k_others == 0 || item.k_others == 1, "attend plan: items[%lld] has k_others %d, expected 0 or 1",
+            i, item.k_others);
     int64_t entries = item.k_count / batch->block_size + (item.k_count % batch->block_size > 0);
     REQUIRE(err, item.table >= 0 && item.table <= batch->n_table_entries - entries,
             "attend plan: items[%lld] uses table entries [%lld, %lld) of %lld", i, (long long)item.table,
@@ -332,8 +334,8 @@ static cpa_status check_attend(const cpa_attend_plan *plan, const cpa_attend_arg
     REQUIRE(err, args->mask.window >= 0 && args->mask.sinks >= 0, "attend: window is %lld and sinks is %d",
             (long long)args->mask.window, args->mask.sinks);
     REQUIRE(err, args->scale - args->scale == 0, "attend: scale is %g, expected a finite number", (double)args->scale);
-    REQUIRE(err, !(args->resume && args->out), "attend: out is set, but resume is %d, expected 0", args->resume);
-    REQUIRE(err, args->out || (args->state.o && args->state.lse), "attend: state.%s is NULL and out is not set",
+    REQUIRE(err, (args->out && !args->resume) || (args->state.o && args->state.lse),
+            "attend: state.%s is NULL; expected a state unless out is set and resume is 0",
             args->state.o ? "lse" : "o");
     return CPA_OK;
 }

@@ -25,8 +25,11 @@ typedef struct cpa_reference_row {
 /* Starts a row for the query q [k_dim]; scale 0 = 1 / sqrt(k_dim). */
 void cpa_reference_begin(cpa_reference_row *row, const float *q, int32_t k_dim, int32_t v_dim, cpa_dtype dtype,
                          double scale);
-/* Adds one key that the query sees. */
+/* Adds n keys that the query sees, k [n, k_dim] and v [n, v_dim]; and one key. */
+void cpa_reference_add_keys(cpa_reference_row *row, int64_t n, const float *k, const float *v);
 void cpa_reference_add(cpa_reference_row *row, const float *k, const float *v);
+/* Adds the keys that were added to `other`, a row of the same query. */
+void cpa_reference_join(cpa_reference_row *row, const cpa_reference_row *other);
 /* Ends the row: out [v_dim] (zeros if it saw no key), its LSE (-inf then), and the tolerance of a result in the dtype.
  */
 void cpa_reference_end(cpa_reference_row *row, double *out, double *lse, double *tolerance);
@@ -34,14 +37,19 @@ void cpa_reference_end(cpa_reference_row *row, double *out, double *lse, double 
 /* The largest |got - want| over n elements; infinity if an element of got is NaN. */
 double cpa_reference_error(const float *got, const double *want, int32_t n);
 
+/* The largest relative error of rounding to the dtype. */
+double cpa_reference_unit_roundoff(cpa_dtype dtype);
+
 /* The tolerance of an LSE, absolute: 1e-5 for fp32, 2e-3 for bf16 and fp16. */
 double cpa_reference_lse_tolerance(cpa_dtype dtype);
 
 /* Whether a query at position q sees the key at position k. */
 int cpa_reference_sees(cpa_mask mask, int64_t q, int64_t k);
 
-/* A row of a cache as floats: `row` holds its dim elements, then its scale word where rows have one (cpattn/types.h). */
-void cpa_reference_read_row(const void *row, cpa_dtype dtype, float tensor_scale, int32_t dim, float *out);
+/* n rows of a cache, of dim elements each, as floats; words [n]: their scales, read only where rows have any
+ * (cpattn/types.h). */
+void cpa_reference_read_rows(const void *rows, const void *words, cpa_dtype dtype, float tensor_scale, int64_t n,
+                             int32_t dim, float *out);
 /* Whether `have` may be what a cache of that dtype holds for the row `want`: want rounded, or off by no more than half a
  * step of the codes that the row's range, or the tensor's scale, calls for. */
 int cpa_reference_may_hold(const float *have, const float *want, cpa_dtype dtype, float tensor_scale, int32_t dim);

@@ -105,7 +105,7 @@ static cpa_status test_algorithm(cpa_control *control, cpa_device *device, const
     double rate = SELF_TEST_ROWS / ((double)total * small.model.layers * small.model.q_heads);
     cpa_status status;
     CPA_TRY_GOTO(cpa_worker_create(control, device, &source, &small, &worker, err), done);
-    CPA_TRY_GOTO(cpa_verify_create(control, worker, fmin(rate, 1), seed, &verify, err), done);
+    CPA_TRY_GOTO(cpa_verify_create(control, worker, fmin(rate, 1), seed, NULL, &verify, err), done);
     CPA_TRY_GOTO(make_scheduler(&small, algorithm, &seed, &scheduler, err), done);
     CPA_TRY_GOTO(run_all(scheduler, worker, verify, err), done);
     cpa_verify_stats stats;

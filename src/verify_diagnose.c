@@ -74,7 +74,6 @@ static int equals_state(const diagnosis *d, const state *s) {
 static void name_mistake(diagnosis *d, int32_t kv_head) {
     const cpa_model_shape *m = &d->verify->worker->options.model;
     int32_t expected = d->sample->head / (m->q_heads / m->kv_heads);
-    const int causal = cpa_model_mask(m, d->sample->layer).causal;
     const double log2_e = 1.4426950408889634;
     if (d->finding[0]) return;
     if (kv_head != expected) {
@@ -93,6 +92,7 @@ static void name_mistake(diagnosis *d, int32_t kv_head) {
             return;
         }
     }
+    const int causal = cpa_model_mask(m, d->sample->layer).causal;
     if (causal && equals_state(d, &d->without_self)) {
         snprintf(d->finding, sizeof d->finding, "the causal mask is off by one: the query does not see its own key");
     } else if (causal && equals_state(d, &d->with_next)) {
@@ -100,14 +100,13 @@ static void name_mistake(diagnosis *d, int32_t kv_head) {
     }
 }
 
-static cpa_status diagnose_part(void *ctx, const cpa_verify_group *group, int64_t part, int last,
-                                const cpa_verify_piece *pieces, cpa_error *err) {
-    diagnosis *d = ctx;
+static void diagnose_part(diagnosis *d, const cpa_verify_part *part) {
+    const cpa_verify_piece *pieces = part->pieces;
     const cpa_worker_options *o = &d->verify->worker->options;
     const cpa_mask mask = cpa_model_mask(&o->model, d->sample->layer);
-    int64_t query = d->sample->position;
-    (void)err;
-    if (part == 0) {
+    const int64_t element = cpa_dtype_bytes(o->kv_dtype), query = d->sample->position;
+    const int32_t k_dim = o->model.head_dim, v_dim = o->model.v_head_dim;
+    if (part->index == 0) {
         cpa_verify_begin_row(d->verify, &d->row, pieces[d->home].samples);
         clear_states(d->shards, d->map.cp_size);
         clear_states(&d->without_self, 1);
@@ -115,19 +114,27 @@ static cpa_status diagnose_part(void *ctx, const cpa_verify_group *group, int64_
     }
     for (int32_t r = 0; r < d->map.cp_size; r++) {
         int32_t slot = cpa_owner_slot(d->map, r, d->phase);
+        const char *k_words = pieces[r].k + pieces[r].tokens * k_dim * element;
+        const char *v_words = pieces[r].v + pieces[r].tokens * v_dim * element;
         for (int64_t t = 0; t < pieces[r].tokens; t++) {
             float k[CPA_MAX_HEAD_DIM], v[CPA_MAX_HEAD_DIM];
             int64_t position = cpa_shard_pos(d->map, slot, pieces[r].first + t);
             int sees = cpa_reference_sees(mask, query, position);
-            cpa_reference_read_row(pieces[r].k + t * pieces[r].k_bytes, o->kv_dtype, o->k_scale, o->model.head_dim, k);
-            cpa_reference_read_row(pieces[r].v + t * pieces[r].v_bytes, o->kv_dtype, o->v_scale, o->model.v_head_dim,
-                                   v);
+            cpa_reference_read_rows(pieces[r].k + t * k_dim * element, k_words + t * 4, o->kv_dtype, o->k_scale, 1,
+                                    k_dim, k);
+            cpa_reference_read_rows(pieces[r].v + t * v_dim * element, v_words + t * 4, o->kv_dtype, o->v_scale, 1,
+                                    v_dim, v);
             if (sees) add_key(&d->shards[r], &d->row, k, v);
             if (sees && position < query) add_key(&d->without_self, &d->row, k, v);
             if (sees || position == query + 1) add_key(&d->with_next, &d->row, k, v);
         }
     }
-    if (last) name_mistake(d, group->kv_head);
+    if (part->last) name_mistake(d, part->group->kv_head);
+}
+
+static cpa_status diagnose_parts(void *ctx, const cpa_verify_part *parts, int64_t n_parts, cpa_error *err) {
+    (void)err;
+    for (int64_t p = 0; p < n_parts; p++) diagnose_part(ctx, &parts[p]);
     return CPA_OK;
 }
 
@@ -166,7 +173,7 @@ cpa_status cpa_verify_diagnose(cpa_verify *verify, const cpa_step_plan *plan, in
         /* The head that should have been read comes first. */
         groups[h] = (cpa_verify_group){wrong_sample, 1, next, (expected + h) % model->kv_heads, checker};
     }
-    if (status == CPA_OK) status = cpa_verify_gather(verify, plan, groups, model->kv_heads, diagnose_part, &d, &err);
+    if (status == CPA_OK) status = cpa_verify_gather(verify, plan, groups, model->kv_heads, diagnose_parts, &d, &err);
     free(groups);
     free(d.shards);
     if (status == CPA_OK) status = cpa_control_bcast(control, d.finding, sizeof d.finding, checker, &err);

@@ -6,13 +6,7 @@
 #include "base/check.h"
 #include "kernels/kernels.h"
 
-enum { EXCHANGE_BYTES = 16 << 20 };
-
-typedef struct part {
-    const cpa_verify_group *group;
-    int64_t index;
-    int32_t last;
-} part;
+enum { EXCHANGE_BYTES = 32 << 20 };
 
 /* One call of cpa_verify_gather. */
 typedef struct gather {
@@ -21,13 +15,14 @@ typedef struct gather {
     cpa_owner_map map;
     int32_t rank, size;
     int64_t k_bytes, v_bytes; /* of one token's key and value of one head, each with its scale */
-    part *parts;              /* to be exchanged next */
+    int64_t part_tokens;
+    cpa_verify_part *parts; /* to be exchanged next */
     int64_t n_parts, cap_parts, pending_bytes;
-    char *send, *recv;
-    int64_t send_capacity, recv_capacity;
+    cpa_verify_part *received; /* those of them that this rank checks, [cap_parts] */
+    int64_t n_received;
+    cpa_verify_piece *pieces;                  /* of those, [cap_parts][size] */
     int64_t *send_bytes, *recv_bytes, *cursor; /* [size] */
-    cpa_verify_piece *pieces;                  /* [size] */
-    cpa_verify_part_fn fn;
+    cpa_verify_parts_fn fn;
     void *ctx;
 } gather;
 
@@ -36,10 +31,10 @@ static const cpa_plan_chunk *chunk_of(const gather *g, const cpa_verify_group *g
 }
 
 /* The tokens of a rank's shard that a part holds. */
-static int64_t part_tokens(const gather *g, const part *p, int32_t rank) {
+static int64_t tokens_of(const gather *g, const cpa_verify_part *p, int32_t rank) {
     int32_t slot = cpa_owner_slot(g->map, rank, chunk_of(g, p->group)->phase);
-    int64_t left = cpa_shard_len(g->map, slot, p->group->last_position + 1) - p->index * CPA_PART_TOKENS;
-    return left < 0 ? 0 : left < CPA_PART_TOKENS ? left : CPA_PART_TOKENS;
+    int64_t left = cpa_shard_len(g->map, slot, p->group->last_position + 1) - p->index * g->part_tokens;
+    return left < 0 ? 0 : left < g->part_tokens ? left : g->part_tokens;
 }
 
 /* How many samples of a group a rank owns. */
@@ -52,85 +47,90 @@ static int64_t owned_samples(const gather *g, const cpa_verify_group *group, int
     return owned;
 }
 
-static int64_t sample_bytes(const gather *g, const part *p, int32_t rank) {
+static int64_t sample_bytes(const gather *g, const cpa_verify_part *p, int32_t rank) {
     return p->index == 0 ? owned_samples(g, p->group, rank) * g->verify->sample_bytes : 0;
 }
 
-static int64_t part_bytes(const gather *g, const part *p, int32_t rank) {
-    return sample_bytes(g, p, rank) + part_tokens(g, p, rank) * (g->k_bytes + g->v_bytes);
+static int64_t part_bytes(const gather *g, const cpa_verify_part *p, int32_t rank) {
+    return sample_bytes(g, p, rank) + tokens_of(g, p, rank) * (g->k_bytes + g->v_bytes);
 }
 
-/* One pool of a cache, in bytes. */
-typedef struct pool {
-    const char *memory;
-    int64_t block, token, head;     /* strides */
-    int64_t row_bytes, scale_bytes; /* a row and its scale, which lie apart here and side by side in a part */
-} pool;
+/* One head of a cache as a cache of its own, and where its tokens go. The scales of a quantised cache lie apart, so that
+ * codes and scales are two such pairs. */
+typedef struct head_copy {
+    cpa_kv_view head, out;
+} head_copy;
 
-/* Reads rows of one head out of a block: tokens [offset, offset + n). */
-static cpa_status read_rows(const gather *g, const cpa_kv_view *kv, const pool *p, int64_t block, int32_t head,
-                            int64_t offset, int64_t n, char *out) {
-    cpa_worker *worker = g->verify->worker;
-    const cpa_kernel_table *kernels = worker->device->kernels;
-    const char *in_block = p->memory + block * p->block;
-    int64_t pitch = p->row_bytes + p->scale_bytes;
-    CPA_TRY(kernels->copy_rows(out, pitch, in_block + offset * p->token + head * p->head, p->token, p->row_bytes, n,
-                               worker->stream));
-    if (!p->scale_bytes) return CPA_OK;
-    const char *scales = in_block + cpa_kv_scales_at(kv, p->block);
-    return kernels->copy_rows(out + p->row_bytes, pitch, scales + (head * kv->block_size + offset) * p->scale_bytes,
-                              p->scale_bytes, p->scale_bytes, n, worker->stream);
+static head_copy copy_of_head(const cpa_kv_view *all, int32_t head, int64_t count, char *k_out, char *v_out) {
+    int64_t element = cpa_dtype_bytes(all->dtype);
+    head_copy copy = {*all, {.k = k_out, .v = v_out, .dtype = all->dtype, .block_size = all->block_size}};
+    if (cpa_dtype_is_quantised(all->dtype)) copy.head.dtype = copy.out.dtype = CPA_FP8_E4M3; /* bytes alone */
+    if (cpa_dtype_is_quantised(all->dtype)) copy.head.k_scale = copy.head.v_scale = 1;
+    copy.head.kv_heads = 1;
+    copy.head.k = (char *)all->k + head * all->k_head_stride * element;
+    copy.head.v = (char *)all->v + head * all->v_head_stride * element;
+    copy.out.num_blocks = (count + all->block_size - 1) / all->block_size;
+    copy.out.kv_heads = 1;
+    copy.out.k_dim = all->k_dim;
+    copy.out.v_dim = all->v_dim;
+    copy.out.k_block_stride = (int64_t)all->block_size * all->k_dim;
+    copy.out.v_block_stride = (int64_t)all->block_size * all->v_dim;
+    copy.out.k_scale = copy.head.k_scale;
+    copy.out.v_scale = copy.head.v_scale;
+    return copy;
 }
 
-/* Reads the keys and values of one head, local tokens [first, first + count) of a sequence, out of this rank's pages. */
+/* The scale words of a head as a cache of rows of one fp32. */
+static head_copy copy_of_scales(const cpa_kv_view *all, int32_t head, int64_t count, char *k_out, char *v_out) {
+    const int64_t at = head * (int64_t)all->block_size * 4;
+    cpa_kv_view words = {.k = (char *)all->k + cpa_kv_scales_at(all, all->k_dim, all->k_scale) + at,
+                         .v = (char *)all->v + cpa_kv_scales_at(all, all->v_dim, all->v_scale) + at,
+                         .block_size = all->block_size,
+                         .num_blocks = all->num_blocks,
+                         .kv_heads = 1,
+                         .k_dim = 1,
+                         .v_dim = 1,
+                         .k_block_stride = all->k_block_stride / 4,
+                         .v_block_stride = all->v_block_stride / 4,
+                         .k_token_stride = 1,
+                         .v_token_stride = 1,
+                         .k_head_stride = 1,
+                         .v_head_stride = 1};
+    return copy_of_head(&words, 0, count, k_out, v_out);
+}
+
+/* Starts the copy of one head's keys and values, `count` local tokens from `first` on, out of this rank's pages: codes,
+ * then scales, of keys and of values. */
 static cpa_status read_cache(const gather *g, const cpa_verify_group *group, int64_t first, int64_t count, char *k_out,
                              char *v_out) {
     cpa_worker *worker = g->verify->worker;
     const cpa_worker_seq *seq = &worker->seqs[chunk_of(g, group)->seq];
-    cpa_kv_view kv = cpa_worker_layer_kv(worker, g->verify->samples[group->first].layer);
-    int64_t element = cpa_dtype_bytes(kv.dtype);
-    pool k = {kv.k,
-              kv.k_block_stride * element,
-              kv.k_token_stride * element,
-              kv.k_head_stride * element,
-              kv.k_dim * element,
-              cpa_kv_scale_bytes(kv.dtype, kv.k_scale)};
-    pool v = {kv.v,
-              kv.v_block_stride * element,
-              kv.v_token_stride * element,
-              kv.v_head_stride * element,
-              kv.v_dim * element,
-              cpa_kv_scale_bytes(kv.dtype, kv.v_scale)};
-    for (int64_t done = 0, n; done < count; done += n) {
-        int64_t token = first + done, offset = token % kv.block_size, block = seq->blocks[token / kv.block_size];
-        n = kv.block_size - offset < count - done ? kv.block_size - offset : count - done;
-        CPA_TRY(read_rows(g, &kv, &k, block, group->kv_head, offset, n, k_out + done * g->k_bytes));
-        CPA_TRY(read_rows(g, &kv, &v, block, group->kv_head, offset, n, v_out + done * g->v_bytes));
-    }
-    return CPA_OK;
+    cpa_kv_view all = cpa_worker_layer_kv(worker, g->verify->samples[group->first].layer);
+    cpa_kv_span span = {.first = first, .count = count};
+    if (count == 0) return CPA_OK;
+    head_copy rows = copy_of_head(&all, group->kv_head, count, k_out, v_out);
+    cpa_kv_pack_args args = {sizeof args, rows.head, rows.out, seq->blocks, &span, 1};
+    CPA_TRY(worker->device->kernels->kv_pack(&args, worker->stream));
+    if (!cpa_kv_scale_bytes(all.dtype, all.k_scale)) return CPA_OK;
+    head_copy scales =
+        copy_of_scales(&all, group->kv_head, count, k_out + count * all.k_dim, v_out + count * all.v_dim);
+    args.src = scales.head;
+    args.dst = scales.out;
+    return worker->device->kernels->kv_pack(&args, worker->stream);
 }
 
 /* Writes what this rank contributes to a part at *at and moves *at past it. */
-static cpa_status write_part(const gather *g, const part *p, char **at) {
+static cpa_status write_part(const gather *g, const cpa_verify_part *p, char **at) {
     const cpa_verify *verify = g->verify;
     for (int64_t i = 0; p->index == 0 && i < p->group->count; i++) {
         const cpa_verify_sample *sample = &verify->samples[p->group->first + i];
         if (cpa_owner_rank(g->map, chunk_of(g, p->group)->phase, sample->position) != g->rank) continue;
-        memcpy(*at, verify->data + sample->data * verify->sample_bytes, (size_t)verify->sample_bytes);
+        memcpy(*at, verify->data.bytes + sample->data * verify->sample_bytes, (size_t)verify->sample_bytes);
         *at += verify->sample_bytes;
     }
-    int64_t tokens = part_tokens(g, p, g->rank);
-    CPA_TRY(read_cache(g, p->group, p->index * CPA_PART_TOKENS, tokens, *at, *at + tokens * g->k_bytes));
+    int64_t tokens = tokens_of(g, p, g->rank);
+    CPA_TRY(read_cache(g, p->group, p->index * g->part_tokens, tokens, *at, *at + tokens * g->k_bytes));
     *at += tokens * (g->k_bytes + g->v_bytes);
-    return CPA_OK;
-}
-
-static cpa_status reserve_bytes(char **memory, int64_t *capacity, int64_t need, cpa_error *err) {
-    if (need <= *capacity) return CPA_OK;
-    char *grown = realloc(*memory, (size_t)need);
-    if (!grown) return cpa_fail(err, CPA_NO_MEMORY, "verify: no memory for %lld bytes", (long long)need);
-    *memory = grown;
-    *capacity = need;
     return CPA_OK;
 }
 
@@ -150,9 +150,9 @@ static cpa_status write_parts(gather *g, cpa_error *err) {
             received += bytes;
         }
     }
-    CPA_TRY(reserve_bytes(&g->send, &g->send_capacity, sent, err));
-    CPA_TRY(reserve_bytes(&g->recv, &g->recv_capacity, received, err));
-    char *at = g->send;
+    CPA_TRY(cpa_verify_reserve(g->verify, &g->verify->send, sent, 0, err));
+    CPA_TRY(cpa_verify_reserve(g->verify, &g->verify->recv, received, 0, err));
+    char *at = g->verify->send.bytes;
     for (int32_t checker = 0; checker < g->size; checker++) {
         for (int64_t i = 0; i < g->n_parts; i++) {
             if (g->parts[i].group->checker == checker) CPA_TRY(write_part(g, &g->parts[i], &at));
@@ -162,67 +162,77 @@ static cpa_status write_parts(gather *g, cpa_error *err) {
 }
 
 /* Finds the next part in what each rank sent. */
-static void read_pieces(gather *g, const part *p) {
+static void read_pieces(gather *g, const cpa_verify_part *p) {
+    cpa_verify_piece *pieces = g->pieces + g->n_received * g->size;
     for (int32_t r = 0; r < g->size; r++) {
-        cpa_verify_piece *piece = &g->pieces[r];
-        piece->tokens = part_tokens(g, p, r);
-        piece->first = p->index * CPA_PART_TOKENS;
-        piece->samples = g->recv + g->cursor[r];
+        cpa_verify_piece *piece = &pieces[r];
+        piece->tokens = tokens_of(g, p, r);
+        piece->first = p->index * g->part_tokens;
+        piece->samples = g->verify->recv.bytes + g->cursor[r];
         piece->k = piece->samples + sample_bytes(g, p, r);
         piece->v = piece->k + piece->tokens * g->k_bytes;
-        piece->k_bytes = g->k_bytes;
-        piece->v_bytes = g->v_bytes;
         g->cursor[r] += part_bytes(g, p, r);
     }
+    g->received[g->n_received] = *p;
+    g->received[g->n_received++].pieces = pieces;
 }
 
 /* Exchanges the pending parts and hands this rank's on. */
 static cpa_status flush_parts(gather *g, cpa_error *err) {
     if (g->n_parts == 0) return CPA_OK;
     CPA_TRY(write_parts(g, err));
-    CPA_TRY(cpa_control_exchange(g->verify->control, g->send, g->send_bytes, g->recv, g->recv_bytes, err));
+    CPA_TRY(cpa_control_exchange(g->verify->control, g->verify->send.bytes, g->send_bytes, g->verify->recv.bytes,
+                                 g->recv_bytes, err));
     int64_t first = 0;
     for (int32_t r = 0; r < g->size; first += g->recv_bytes[r], r++) g->cursor[r] = first;
+    g->n_received = 0;
     for (int64_t i = 0; i < g->n_parts; i++) {
-        const part *p = &g->parts[i];
-        if (p->group->checker != g->rank) continue;
-        read_pieces(g, p);
-        CPA_TRY(g->fn(g->ctx, p->group, p->index, p->last, g->pieces, err));
+        if (g->parts[i].group->checker == g->rank) read_pieces(g, &g->parts[i]);
     }
     g->n_parts = g->pending_bytes = 0;
+    return g->n_received > 0 ? g->fn(g->ctx, g->received, g->n_received, err) : CPA_OK;
+}
+
+static cpa_status grow_parts(gather *g, cpa_error *err) {
+    int64_t grown = g->cap_parts ? 2 * g->cap_parts : 64;
+    cpa_verify_part *parts = realloc(g->parts, (size_t)grown * sizeof *parts);
+    if (parts) g->parts = parts;
+    cpa_verify_part *received = realloc(g->received, (size_t)grown * sizeof *received);
+    if (received) g->received = received;
+    cpa_verify_piece *pieces = realloc(g->pieces, (size_t)(grown * g->size) * sizeof *pieces);
+    if (pieces) g->pieces = pieces;
+    if (!parts || !received || !pieces)
+        return cpa_fail(err, CPA_NO_MEMORY, "verify: no memory for %lld parts", (long long)grown);
+    g->cap_parts = grown;
     return CPA_OK;
 }
 
-static cpa_status add_part(gather *g, part p, cpa_error *err) {
-    if (g->n_parts == g->cap_parts) {
-        int64_t grown = g->cap_parts ? 2 * g->cap_parts : 64;
-        part *parts = realloc(g->parts, (size_t)grown * sizeof *parts);
-        if (!parts) return cpa_fail(err, CPA_NO_MEMORY, "verify: no memory for %lld parts", (long long)grown);
-        g->parts = parts;
-        g->cap_parts = grown;
-    }
+/* A round is bounded by its bytes and by the memory of the rows that its pieces give. */
+static cpa_status add_part(gather *g, cpa_verify_part p, cpa_error *err) {
+    if (g->n_parts == g->cap_parts) CPA_TRY(grow_parts(g, err));
     g->parts[g->n_parts++] = p;
     for (int32_t r = 0; r < g->size; r++) g->pending_bytes += part_bytes(g, &p, r);
+    g->pending_bytes += p.group->count * g->size * (int64_t)sizeof(cpa_reference_row);
     return g->pending_bytes < EXCHANGE_BYTES ? CPA_OK : flush_parts(g, err);
 }
 
 static cpa_status gather_groups(gather *g, const cpa_verify_group *groups, int64_t n_groups, cpa_error *err) {
     g->send_bytes = calloc(3 * (size_t)g->size, sizeof *g->send_bytes);
-    g->pieces = calloc((size_t)g->size, sizeof *g->pieces);
-    if (!g->send_bytes || !g->pieces) return cpa_fail(err, CPA_NO_MEMORY, "verify: no memory");
+    if (!g->send_bytes) return cpa_fail(err, CPA_NO_MEMORY, "verify: no memory");
     g->recv_bytes = g->send_bytes + g->size;
     g->cursor = g->recv_bytes + g->size;
     for (int64_t i = 0; i < n_groups; i++) {
         /* Slot 0 holds the most tokens of any prefix. */
         int64_t longest = cpa_shard_len(g->map, 0, groups[i].last_position + 1);
-        int64_t n_parts = (longest + CPA_PART_TOKENS - 1) / CPA_PART_TOKENS;
-        for (int64_t p = 0; p < n_parts; p++) CPA_TRY(add_part(g, (part){&groups[i], p, p + 1 == n_parts}, err));
+        int64_t n_parts = (longest + g->part_tokens - 1) / g->part_tokens;
+        for (int64_t p = 0; p < n_parts; p++)
+            CPA_TRY(add_part(g, (cpa_verify_part){&groups[i], p, p + 1 == n_parts, NULL}, err));
     }
     return flush_parts(g, err);
 }
 
 cpa_status cpa_verify_gather(cpa_verify *verify, const cpa_step_plan *plan, const cpa_verify_group *groups,
-                             int64_t n_groups, cpa_verify_part_fn fn, void *ctx, cpa_error *err) {
+                             int64_t n_groups, cpa_verify_parts_fn fn, void *ctx, cpa_error *err) {
     const cpa_worker_options *options = &verify->worker->options;
     int64_t element = cpa_dtype_bytes(options->kv_dtype);
     gather g = {
@@ -233,14 +243,14 @@ cpa_status cpa_verify_gather(cpa_verify *verify, const cpa_step_plan *plan, cons
         .size = verify->control->size,
         .k_bytes = options->model.head_dim * element + cpa_kv_scale_bytes(options->kv_dtype, options->k_scale),
         .v_bytes = options->model.v_head_dim * element + cpa_kv_scale_bytes(options->kv_dtype, options->v_scale),
+        .part_tokens = options->block_size > CPA_PART_TOKENS ? options->block_size : CPA_PART_TOKENS,
         .fn = fn,
         .ctx = ctx,
     };
     cpa_status status = gather_groups(&g, groups, n_groups, err);
-    free(g.recv);
-    free(g.send);
     free(g.pieces);
-    free(g.send_bytes);
+    free(g.received);
     free(g.parts);
+    free(g.send_bytes);
     return status;
 }

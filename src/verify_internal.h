@@ -2,11 +2,15 @@
 #ifndef CPA_VERIFY_INTERNAL_H
 #define CPA_VERIFY_INTERNAL_H
 
+#include "kernels/host/threads.h"
 #include "src/reference.h"
 #include "src/verify.h"
+#include "src/verify_budget.h"
 
 /* Every so many steps one row is checked, however small the rate. */
 enum { VERIFY_FORCED_STEPS = 64 };
+/* How often ranks agree on the time that the run and the check took, beside every step with samples. */
+enum { VERIFY_AGREE_STEPS = 16 };
 
 typedef struct cpa_verify_sample {
     int64_t chunk;
@@ -16,18 +20,32 @@ typedef struct cpa_verify_sample {
     int64_t data; /* index into cpa_verify.data */
 } cpa_verify_sample;
 
+/* Host memory that the device copies to. */
+typedef struct cpa_verify_memory {
+    char *bytes;
+    int64_t capacity;
+} cpa_verify_memory;
+
 struct cpa_verify {
     cpa_control *control;
     cpa_worker *worker;
-    double rate;
+    cpa_host_threads *threads;
+    int32_t n_threads;
     uint64_t seed;
+    cpa_verify_budget budget;
+    double start_s; /* when the first layer was done; 0: not yet */
     cpa_verify_stats stats;
     /* The samples of the step, the same list on every rank; data [n][query | result] is set where the rank owns the
      * row. */
     cpa_verify_sample *samples;
-    char *data;
+    cpa_verify_memory data;
     int64_t n_samples, cap_samples, sample_bytes;
+    cpa_verify_memory send, recv; /* of the exchange of keys and values */
 };
+
+/* Makes room for `need` bytes; keeps the first `used`. */
+cpa_status cpa_verify_reserve(cpa_verify *verify, cpa_verify_memory *memory, int64_t need, int64_t used,
+                              cpa_error *err);
 
 /* The rows of a chunk that this rank owns. */
 int64_t cpa_verify_rows(const cpa_verify *verify, const cpa_plan_chunk *chunk);

@@ -5,9 +5,30 @@
 #include <string.h>
 
 #include "base/check.h"
+#include "base/clock.h"
 #include "src/reference.h"
 #include "src/verify_diagnose.h"
 #include "src/verify_gather.h"
+
+enum { ROWS_PER_ITEM = 16, KEYS_AT_ONCE = 64 };
+
+/* What one thread needs for the keys that it walks. */
+typedef struct scratch {
+    float k[KEYS_AT_ONCE * CPA_MAX_HEAD_DIM], v[KEYS_AT_ONCE * CPA_MAX_HEAD_DIM];
+    /* What the source gave for some tokens of a piece. */
+    uint32_t tokens[KEYS_AT_ONCE];
+    int64_t positions[KEYS_AT_ONCE];
+    float k_recalled[KEYS_AT_ONCE * CPA_MAX_HEAD_DIM], v_recalled[KEYS_AT_ONCE * CPA_MAX_HEAD_DIM];
+} scratch;
+
+/* Some rows of a group against one rank's keys of a part. */
+typedef struct item {
+    const cpa_verify_part *part;
+    int32_t rank;
+    int64_t first_row, n_rows;
+    cpa_reference_row *rows; /* what these keys give */
+    int64_t stale;           /* position of the first token that is not what the source gave; -1: none */
+} item;
 
 /* The state of one cpa_verify_step on the rank that checks. */
 typedef struct check {
@@ -15,12 +36,14 @@ typedef struct check {
     const cpa_step_plan *plan;
     cpa_verify_group *groups;
     int64_t n_groups;
-    cpa_reference_row *rows; /* of the group that is being checked */
-    int64_t cap_rows;
-    /* What the source gave for the tokens of a piece: CPA_PART_TOKENS of each. */
-    uint32_t *tokens;
-    int64_t *positions;
-    char *k_recalled, *v_recalled;
+    /* Rows of the groups of a round, those of a group that the round before began first. */
+    cpa_reference_row *rows;
+    int64_t cap_rows, open_rows;
+    cpa_reference_row *found; /* the rows of the items */
+    int64_t cap_found;
+    item *items;
+    int64_t n_items, cap_items;
+    scratch *scratch;     /* [threads] */
     int64_t wrong_sample; /* the first row that is wrong, an index of verify->samples; -1: none */
     cpa_status verdict;   /* CPA_CHECK_FAILED once a violation was found here */
     cpa_error violation;  /* and what it was */
@@ -69,48 +92,87 @@ static cpa_status build_groups(check *c, cpa_error *err) {
 }
 
 /* Begins the reference rows of a group from the queries that their owners sent. */
-static cpa_status begin_rows(check *c, const cpa_verify_group *g, const cpa_verify_piece *pieces, cpa_error *err) {
-    const cpa_worker_options *o = &c->verify->worker->options;
-    if (g->count > c->cap_rows) {
-        cpa_reference_row *rows = realloc(c->rows, (size_t)g->count * sizeof *rows);
-        if (!rows) return cpa_fail(err, CPA_NO_MEMORY, "verify: no memory for %lld rows", (long long)g->count);
-        c->rows = rows;
-        c->cap_rows = g->count;
-    }
-    for (int32_t r = 0; r < o->map.cp_size; r++) {
-        const char *data = pieces[r].samples;
+static void begin_rows(const check *c, const cpa_verify_part *part, cpa_reference_row *rows) {
+    const cpa_verify_group *g = part->group;
+    cpa_owner_map map = c->verify->worker->options.map;
+    for (int32_t r = 0; r < map.cp_size; r++) {
+        const char *data = part->pieces[r].samples;
         for (int64_t i = 0; i < g->count; i++) {
-            if (cpa_owner_rank(o->map, chunk_of(c, g)->phase, sample_of(c, g, i)->position) != r) continue;
-            cpa_verify_begin_row(c->verify, &c->rows[i], data);
+            if (cpa_owner_rank(map, chunk_of(c, g)->phase, sample_of(c, g, i)->position) != r) continue;
+            cpa_verify_begin_row(c->verify, &rows[i], data);
             data += c->verify->sample_bytes;
         }
     }
-    return CPA_OK;
-}
-
-/* Asks the source again for the keys and values of a piece. */
-static void recall_piece(check *c, const cpa_verify_group *g, const cpa_verify_piece *piece, int32_t rank) {
-    const cpa_worker *worker = c->verify->worker;
-    const cpa_worker_seq *seq = &worker->seqs[chunk_of(c, g)->seq];
-    int32_t slot = cpa_owner_slot(worker->options.map, rank, chunk_of(c, g)->phase);
-    for (int64_t t = 0; t < piece->tokens; t++) {
-        c->positions[t] = cpa_shard_pos(worker->options.map, slot, piece->first + t);
-        c->tokens[t] = seq->tokens[c->positions[t]];
-    }
-    if (!worker->source->recall) return;
-    worker->source->recall(worker->source->ctx, sample_of(c, g, 0)->layer, g->kv_head, piece->tokens, c->tokens,
-                           c->positions, c->k_recalled, c->v_recalled);
 }
 
 /* Whether a row of the cache, as it lies there (`raw`) and as floats, is what the source gave in the cache's dtype. */
-static int is_fresh(const check *c, const char *raw, const float *have, const char *recalled, int64_t row,
+static int is_fresh(const cpa_worker_options *o, const char *raw, const float *have, const char *recalled,
                     float tensor_scale, int32_t dim) {
-    const cpa_worker_options *o = &c->verify->worker->options;
-    int64_t bytes = dim * cpa_dtype_bytes(o->model.dtype);
     float want[CPA_MAX_HEAD_DIM];
-    if (o->model.dtype == o->kv_dtype) return memcmp(raw, recalled + row * bytes, (size_t)bytes) == 0;
-    cpa_reference_widen(recalled + row * bytes, o->model.dtype, dim, want);
+    if (o->model.dtype == o->kv_dtype)
+        return memcmp(raw, recalled, (size_t)(dim * cpa_dtype_bytes(o->model.dtype))) == 0;
+    cpa_reference_widen(recalled, o->model.dtype, dim, want);
     return cpa_reference_may_hold(have, want, o->kv_dtype, tensor_scale, dim);
+}
+
+/* Asks the source again for n tokens of a piece; the position of the first one that the cache does not hold, or -1. */
+static int64_t find_stale(const check *c, const item *it, int64_t first, int64_t n, scratch *s) {
+    const cpa_worker *worker = c->verify->worker;
+    const cpa_worker_options *o = &worker->options;
+    const cpa_verify_piece *piece = &it->part->pieces[it->rank];
+    const cpa_verify_group *g = it->part->group;
+    const int64_t bytes = cpa_dtype_bytes(o->model.dtype), kv_bytes = cpa_dtype_bytes(o->kv_dtype);
+    const int32_t k_dim = o->model.head_dim, v_dim = o->model.v_head_dim;
+    const char *k = (const char *)s->k_recalled, *v = (const char *)s->v_recalled;
+    for (int64_t t = 0; t < n; t++) s->tokens[t] = worker->seqs[chunk_of(c, g)->seq].tokens[s->positions[t]];
+    worker->source->recall(worker->source->ctx, sample_of(c, g, 0)->layer, g->kv_head, n, s->tokens, s->positions,
+                           s->k_recalled, s->v_recalled);
+    for (int64_t t = 0; t < n; t++) {
+        if (!is_fresh(o, piece->k + (first + t) * k_dim * kv_bytes, s->k + t * k_dim, k + t * k_dim * bytes, o->k_scale,
+                      k_dim) ||
+            !is_fresh(o, piece->v + (first + t) * v_dim * kv_bytes, s->v + t * v_dim, v + t * v_dim * bytes, o->v_scale,
+                      v_dim))
+            return s->positions[t];
+    }
+    return -1;
+}
+
+/* Adds those of n keys that a query sees, runs of neighbours at once. */
+static void add_visible(cpa_reference_row *row, cpa_mask mask, int64_t query, int64_t n, const scratch *s) {
+    for (int64_t t = 0, end; t < n; t = end) {
+        int sees = cpa_reference_sees(mask, query, s->positions[t]);
+        for (end = t + 1; end < n && cpa_reference_sees(mask, query, s->positions[end]) == sees;) end++;
+        if (sees) cpa_reference_add_keys(row, end - t, s->k + t * row->k_dim, s->v + t * row->v_dim);
+    }
+}
+
+/* Works through one item, a few keys at a time. */
+static void check_item(void *ctx, int64_t index, int32_t thread) {
+    const check *c = ctx;
+    item *it = &c->items[index];
+    scratch *s = &c->scratch[thread];
+    const cpa_worker_options *o = &c->verify->worker->options;
+    const cpa_verify_piece *piece = &it->part->pieces[it->rank];
+    const int64_t element = cpa_dtype_bytes(o->kv_dtype);
+    const int32_t k_dim = o->model.head_dim, v_dim = o->model.v_head_dim;
+    const char *k_words = piece->k + piece->tokens * k_dim * element;
+    const char *v_words = piece->v + piece->tokens * v_dim * element;
+    const cpa_mask mask = cpa_model_mask(&o->model, sample_of(c, it->part->group, 0)->layer);
+    const int32_t slot = cpa_owner_slot(o->map, it->rank, chunk_of(c, it->part->group)->phase);
+    for (int64_t first = 0; first < piece->tokens; first += KEYS_AT_ONCE) {
+        int64_t n = piece->tokens - first < KEYS_AT_ONCE ? piece->tokens - first : KEYS_AT_ONCE;
+        for (int64_t t = 0; t < n; t++) s->positions[t] = cpa_shard_pos(o->map, slot, piece->first + first + t);
+        cpa_reference_read_rows(piece->k + first * k_dim * element, k_words + first * 4, o->kv_dtype, o->k_scale, n,
+                                k_dim, s->k);
+        cpa_reference_read_rows(piece->v + first * v_dim * element, v_words + first * 4, o->kv_dtype, o->v_scale, n,
+                                v_dim, s->v);
+        if (it->first_row == 0 && it->stale < 0 && c->verify->worker->source->recall)
+            it->stale = find_stale(c, it, first, n, s);
+        for (int64_t i = 0; i < it->n_rows; i++) {
+            int64_t query = sample_of(c, it->part->group, it->first_row + i)->position;
+            add_visible(&it->rows[i], mask, query, n, s);
+        }
+    }
 }
 
 static void report_stale(check *c, const cpa_verify_group *g, int32_t rank, int64_t position) {
@@ -121,31 +183,6 @@ static void report_stale(check *c, const cpa_verify_group *g, int32_t rank, int6
         "check failed: request %llu, token %lld, layer %d, KV head %d: the cache of rank %d does not hold "
         "the key and value that were computed for this token: a stale block",
         (unsigned long long)chunk_of(c, g)->request, (long long)position, sample_of(c, g, 0)->layer, g->kv_head, rank);
-}
-
-/* Adds one rank's keys and values of a part to the rows of the group. */
-static void add_keys(check *c, const cpa_verify_group *g, const cpa_verify_piece *piece, int32_t rank) {
-    const cpa_worker_options *o = &c->verify->worker->options;
-    const cpa_model_shape *m = &o->model;
-    const cpa_mask mask = cpa_model_mask(m, sample_of(c, g, 0)->layer);
-    recall_piece(c, g, piece, rank);
-    int compare = c->verify->worker->source->recall != NULL;
-    for (int64_t t = 0; t < piece->tokens; t++) {
-        float k[CPA_MAX_HEAD_DIM], v[CPA_MAX_HEAD_DIM];
-        const char *k_raw = piece->k + t * piece->k_bytes, *v_raw = piece->v + t * piece->v_bytes;
-        cpa_reference_read_row(k_raw, o->kv_dtype, o->k_scale, m->head_dim, k);
-        cpa_reference_read_row(v_raw, o->kv_dtype, o->v_scale, m->v_head_dim, v);
-        if (compare && !(is_fresh(c, k_raw, k, c->k_recalled, t, o->k_scale, m->head_dim) &&
-                         is_fresh(c, v_raw, v, c->v_recalled, t, o->v_scale, m->v_head_dim))) {
-            report_stale(c, g, rank, c->positions[t]);
-            compare = 0; /* one report a piece is enough */
-        }
-        for (int64_t i = 0; i < g->count; i++) {
-            if (cpa_reference_sees(mask, sample_of(c, g, i)->position, c->positions[t])) {
-                cpa_reference_add(&c->rows[i], k, v);
-            }
-        }
-    }
 }
 
 static void report_row(check *c, const cpa_verify_group *g, int64_t i, double error, double tolerance) {
@@ -161,42 +198,91 @@ static void report_row(check *c, const cpa_verify_group *g, int64_t i, double er
         c->verify->control->size == 1 ? "local" : cpa_algorithm_name(chunk_of(c, g)->algorithm), error, tolerance);
 }
 
-static void end_rows(check *c, const cpa_verify_group *g) {
+static void end_rows(check *c, const cpa_verify_group *g, cpa_reference_row *rows) {
     for (int64_t i = 0; i < g->count; i++) {
         double want[CPA_MAX_HEAD_DIM], lse, tolerance;
-        cpa_reference_end(&c->rows[i], want, &lse, &tolerance);
-        double error = cpa_reference_error(c->rows[i].got, want, c->rows[i].v_dim);
+        cpa_reference_end(&rows[i], want, &lse, &tolerance);
+        double error = cpa_reference_error(rows[i].got, want, rows[i].v_dim);
         c->verify->stats.rows++;
         c->verify->stats.max_error = fmax(c->verify->stats.max_error, error);
         if (!(error <= tolerance)) report_row(c, g, i, error, tolerance);
     }
 }
 
-static cpa_status check_part(void *ctx, const cpa_verify_group *group, int64_t part, int last,
-                             const cpa_verify_piece *pieces, cpa_error *err) {
+/* Makes room for `need` elements of `size` bytes. */
+static cpa_status reserve(void **memory, int64_t *capacity, int64_t need, size_t size, cpa_error *err) {
+    if (need <= *capacity) return CPA_OK;
+    void *grown = realloc(*memory, (size_t)need * size);
+    if (!grown) return cpa_fail(err, CPA_NO_MEMORY, "verify: no memory for %lld rows", (long long)need);
+    *memory = grown;
+    *capacity = need;
+    return CPA_OK;
+}
+
+/* Deals the pieces and rows of a part to items. */
+static void add_items(check *c, const cpa_verify_part *part, const cpa_reference_row *rows, cpa_reference_row **found) {
+    for (int32_t r = 0; r < c->verify->control->size; r++) {
+        for (int64_t first = 0; first < part->group->count; first += ROWS_PER_ITEM) {
+            int64_t left = part->group->count - first, n = left < ROWS_PER_ITEM ? left : ROWS_PER_ITEM;
+            for (int64_t i = 0; i < n; i++) {
+                const cpa_reference_row *row = &rows[first + i];
+                cpa_reference_begin(&(*found)[i], row->q, row->k_dim, row->v_dim, row->dtype, row->scale);
+            }
+            c->items[c->n_items++] = (item){part, r, first, n, *found, -1};
+            *found += n;
+        }
+    }
+}
+
+/* Room for the parts of a round: rows of groups that begin in it, items, and the rows of those. */
+static cpa_status reserve_round(check *c, const cpa_verify_part *parts, int64_t n_parts, cpa_error *err) {
+    int64_t size = c->verify->control->size, rows = c->open_rows, found = 0, items = 0;
+    for (int64_t p = 0; p < n_parts; p++) {
+        int64_t count = parts[p].group->count;
+        if (parts[p].index == 0) rows += count;
+        found += size * count;
+        items += size * ((count + ROWS_PER_ITEM - 1) / ROWS_PER_ITEM);
+    }
+    c->n_items = 0;
+    CPA_TRY(reserve((void **)&c->rows, &c->cap_rows, rows, sizeof *c->rows, err));
+    CPA_TRY(reserve((void **)&c->found, &c->cap_found, found, sizeof *c->found, err));
+    return reserve((void **)&c->items, &c->cap_items, items, sizeof *c->items, err);
+}
+
+/* Checks the parts of a round: the threads take the items, and their rows are joined in the order of the keys. */
+static cpa_status check_parts(void *ctx, const cpa_verify_part *parts, int64_t n_parts, cpa_error *err) {
     check *c = ctx;
-    if (part == 0) CPA_TRY(begin_rows(c, group, pieces, err));
-    for (int32_t r = 0; r < c->verify->control->size; r++) add_keys(c, group, &pieces[r], r);
-    if (last) end_rows(c, group);
+    CPA_TRY(reserve_round(c, parts, n_parts, err));
+    cpa_reference_row *rows = c->rows, *found = c->found;
+    for (int64_t p = 0; p < n_parts; p++) {
+        if (parts[p].index == 0) begin_rows(c, &parts[p], rows);
+        add_items(c, &parts[p], rows, &found);
+        if (parts[p].last) rows += parts[p].group->count;
+    }
+    cpa_host_threads_run(c->verify->threads, c->n_items, check_item, c, c->verify->worker->stream);
+    rows = c->rows;
+    for (int64_t i = 0; i < c->n_items; i++) {
+        const item *it = &c->items[i];
+        if (it->stale >= 0) report_stale(c, it->part->group, it->rank, it->stale);
+        for (int64_t j = 0; j < it->n_rows; j++) cpa_reference_join(&rows[it->first_row + j], &it->rows[j]);
+        if (i + 1 < c->n_items && c->items[i + 1].part == it->part) continue;
+        if (!it->part->last) continue;
+        end_rows(c, it->part->group, rows);
+        rows += it->part->group->count;
+    }
+    c->open_rows = parts[n_parts - 1].last ? 0 : parts[n_parts - 1].group->count;
+    memmove(c->rows, rows, (size_t)c->open_rows * sizeof *rows);
     return CPA_OK;
 }
 
 static cpa_status check_groups(check *c, cpa_error *err) {
-    const cpa_model_shape *model = &c->verify->worker->options.model;
-    int64_t row = CPA_PART_TOKENS * cpa_dtype_bytes(model->dtype);
-    c->tokens = malloc(CPA_PART_TOKENS * sizeof *c->tokens);
-    c->positions = malloc(CPA_PART_TOKENS * sizeof *c->positions);
-    c->k_recalled = malloc((size_t)(row * model->head_dim));
-    c->v_recalled = malloc((size_t)(row * model->v_head_dim));
-    if (!c->tokens || !c->positions || !c->k_recalled || !c->v_recalled) {
-        return cpa_fail(err, CPA_NO_MEMORY, "verify: no memory");
-    }
+    c->scratch = malloc((size_t)c->verify->n_threads * sizeof *c->scratch);
+    if (!c->scratch) return cpa_fail(err, CPA_NO_MEMORY, "verify: no memory");
     CPA_TRY(build_groups(c, err));
-    return cpa_verify_gather(c->verify, c->plan, c->groups, c->n_groups, check_part, c, err);
+    return cpa_verify_gather(c->verify, c->plan, c->groups, c->n_groups, check_parts, c, err);
 }
 
-cpa_status cpa_verify_step(cpa_verify *verify, const cpa_step_plan *plan, cpa_error *err) {
-    if (verify->n_samples == 0) return CPA_OK;
+static cpa_status check_samples(cpa_verify *verify, const cpa_step_plan *plan, cpa_error *err) {
     check c = {.verify = verify, .plan = plan, .wrong_sample = -1};
     cpa_status status = check_groups(&c, err);
     if (status == CPA_OK) {
@@ -205,12 +291,26 @@ cpa_status cpa_verify_step(cpa_verify *verify, const cpa_step_plan *plan, cpa_er
         if (status == CPA_CHECK_FAILED) status = cpa_verify_diagnose(verify, plan, c.wrong_sample, &verdict);
         if (status != CPA_OK && err) *err = verdict;
     }
-    free(c.v_recalled);
-    free(c.k_recalled);
-    free(c.positions);
-    free(c.tokens);
+    free(c.scratch);
+    free(c.items);
+    free(c.found);
     free(c.rows);
     free(c.groups);
     verify->n_samples = 0;
     return status;
+}
+
+cpa_status cpa_verify_step(cpa_verify *verify, const cpa_step_plan *plan, cpa_error *err) {
+    int checked = verify->n_samples > 0;
+    /* Ranks that are done sooner wait here, so that the check is charged with its own time alone. */
+    if (checked) CPA_TRY(cpa_control_agree(verify->control, CPA_OK, err));
+    double begin_s = cpa_clock_now();
+    if (checked) CPA_TRY(check_samples(verify, plan, err));
+    double end_s = cpa_clock_now();
+    verify->stats.seconds += end_s - begin_s;
+    if (verify->budget.share == 0 || !(checked || plan->step % VERIFY_AGREE_STEPS == 0)) return CPA_OK;
+    double seconds[] = {end_s - verify->start_s, verify->stats.seconds};
+    CPA_TRY(cpa_control_max(verify->control, seconds, 2, err));
+    cpa_verify_budget_agree(&verify->budget, seconds[0], seconds[1]);
+    return CPA_OK;
 }

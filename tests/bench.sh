@@ -11,14 +11,14 @@ fail() {
     exit 1
 }
 
-# bench RANKS ARGUMENT...: runs it into out.txt and err.txt; the exit code in $code. One rank runs without mpirun, which
-# takes seconds to end a job that fails.
+# bench RANKS ARGUMENT...: runs it on the host into out.txt and err.txt; the exit code in $code. One rank runs without
+# mpirun, which takes seconds to end a job that fails.
 bench() {
     local start=""
     [ "$1" = 1 ] || start="$MPIRUN -np $1"
     shift
     code=0
-    $start "$program" bench "$@" --threads 1 >out.txt 2>err.txt || code=$?
+    $start "$program" bench "$@" --device host --threads 1 >out.txt 2>err.txt || code=$?
     cat out.txt err.txt
 }
 
@@ -29,25 +29,48 @@ expect_right() { # CASES
         fail "not $1 rows that are checked and right"
 }
 
+# The file is JSON with that many rows; each has a positive time and has checked something, none is wrong.
+expect_json() { # FILE ROWS
+    python3 - "$1" "$2" <<'END' || fail "$1 does not hold $2 right rows"
+import json, sys
+rows = json.load(open(sys.argv[1]))["rows"]
+good = [row for row in rows if row["time_us"] > 0 and row["gflops"] > 0 and row["checked"] > 0 and row["wrong"] == 0]
+sys.exit(not len(rows) == len(good) == int(sys.argv[2]))
+END
+}
+
 results_are_right() {
     local dtype
     for dtype in fp32 bf16 fp16; do
         rm -f attend.json
-        bench 1 attend --dtype $dtype --shapes 1x96x96,2x33x201 --iters 3 --json attend.json
+        bench 1 attend --dtype $dtype --shapes 1x96x96,2x33x201 --iters 3 --result-json attend.json
         expect_right 2
-        [ "$(grep -c '"wrong": 0' attend.json)" = 2 ] || fail "attend.json does not hold two right rows"
-        bench 1 merge --dtype $dtype --shapes 40x2,40x5 --iters 3
+        expect_json attend.json 2
+        bench 1 merge --dtype $dtype --shapes 40x2,1200x5 --iters 3
+        expect_right 2
+        bench 1 kv_write --dtype $dtype --shapes 100,65:block-size=32,70:dtype=fp32 --iters 3
+        expect_right 3
+        bench 1 kv_pack --dtype $dtype --shapes 100,65:block-size=32:pages=ordered --iters 3
         expect_right 2
     done
-    bench 1 attend --shapes 3x1x500 --iters 3
-    expect_right 1
-    awk '!/^#/ && $(NF - 2) <= 0 { bad = 1 } END { exit bad }' out.txt || fail "no read bandwidth beside decode"
+    bench 1 attend --shapes 3x1x500,9x1x500:ragged=true,1x20x90:mask=full,1x20x90:v-head-dim=72:dtype=bf16 --iters 3
+    expect_right 4
+    awk '!/^#/ && $(NF - 2) <= 0 { bad = 1 } END { exit bad }' out.txt || fail "no share of the read bandwidth"
     bench 2 attend --q-heads 6 --kv-heads 3 --head-dim 40 --block-size 4 --shapes 1x50x70 --iters 3
     expect_right 1
     for ranks in 2 3; do
-        bench $ranks exchange --shapes 1,1000,64K --iters 3
-        expect_right 3
+        bench $ranks exchange --shapes 1,1000,64K,1000:pattern=at-once --iters 3
+        expect_right 4
     done
+    for ranks in 1 2 3; do
+        rm -f scaling.json
+        bench $ranks scaling --context 400 --max-num-batched-tokens 150 --batch 4 --decode-context 130 --dtype bf16 \
+            --result-json scaling.json
+        expect_right $((ranks == 1 ? 2 : 4))
+        expect_json scaling.json $((ranks == 1 ? 2 : 4))
+    done
+    awk '$1 == "decode" && $3 == 3 && ($9 <= 0 || $12 <= 0) { bad = 1 } END { exit bad }' out.txt ||
+        fail "no speedup, or nothing was sent"
 }
 
 faults_are_counted() {
@@ -58,6 +81,9 @@ faults_are_counted() {
         [ "$code" = 1 ] || fail "$fault: exit $code, expected 1"
         awk '!/^#/ && $NF > 0 { found = 1 } END { exit !found }' out.txt || fail "$fault: no wrong rows"
     done
+    export CPATTN_FAULT=dropped-shard
+    bench 2 scaling --context 200 --batch 4
+    [ "$code" = 1 ] || fail "dropped-shard: exit $code, expected 1"
 }
 
 expect_refusal() { # WORD: one line on stderr that contains it, exit 2, no table
@@ -72,11 +98,20 @@ bad_usage_is_refused() {
     bench 1 attend --no-such-option 1 && expect_refusal no-such-option
     bench 1 attend --dtype int7 && expect_refusal int7
     bench 1 attend --shapes 1x2 && expect_refusal 1x2
+    bench 1 attend --shapes 1x2x3:head-dim=0 && expect_refusal head-dim
+    bench 1 attend --shapes 1x2x3:threads=2 && expect_refusal threads=2
+    bench 1 attend --shapes 1x2x3: && expect_refusal 1x2x3:
+    bench 1 attend --shapes 1x2x3:kv-heads=3 && expect_refusal "multiple of the 3 KV heads"
+    bench 1 attend --shapes 1x2x3:kernels=simple && expect_refusal CUDA
+    bench 1 attend --device=gpu && expect_refusal gpu
+    bench 1 kv_write --shapes 64:dtype=bf16:kv-cache-dtype=fp16 && expect_refusal bf16
+    bench 2 exchange --shapes 64:transport=nccl && expect_refusal transport
+    bench 2 scaling --context 0 && expect_refusal context
     bench 1 attend --shapes 1x9x3 && expect_refusal "context of 3"
     bench 1 exchange && expect_refusal "at least 2"
     bench 2 exchange --shapes 3x3 && expect_refusal 3x3
     echo kept >kept.json
-    bench 1 merge --shapes 8x2 --json kept.json && expect_refusal kept.json
+    bench 1 merge --shapes 8x2 --result-json kept.json && expect_refusal kept.json
     [ "$(cat kept.json)" = kept ] || fail "kept.json was overwritten"
 }
 

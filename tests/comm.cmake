@@ -1,6 +1,7 @@
 # Communication, and context attention over it.
 cpattn_mpi_test(test_transport "1;2;3;4" test_transport.c)
 cpattn_mpi_test(test_context "1;2;3;4;5" test_context.c context_fixture.c kv_fixture.c)
+cpattn_mpi_test(test_pass_kv_gather "1;2;3;4" test_pass_kv_gather.c context_fixture.c kv_fixture.c)
 add_test(NAME test_context-np8 COMMAND ${CPATTN_MPIRUN} -np 8 $<TARGET_FILE:test_context>)
 set_tests_properties(test_context-np8 PROPERTIES TIMEOUT ${CPATTN_TEST_TIMEOUT} LABELS "host;mpi;slow" PROCESSORS 2
                                                  ENVIRONMENT "${CPATTN_MPI_TEST_ENV}")

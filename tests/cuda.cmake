@@ -9,9 +9,3 @@ endfunction()
 
 cpattn_cuda_test(test_cuda_attend test_cuda_attend.c cuda_fixture.c attend_fixture.c kv_fixture.c)
 cpattn_cuda_test(test_cuda_ops test_cuda_ops.c cuda_fixture.c kv_fixture.c)
-
-# Timings of the same operations; see bench/gpu.sh.
-add_executable(cuda_bench cuda_bench.c cuda_fixture.c $<TARGET_OBJECTS:cpattn_cuda_bench_read>)
-target_link_libraries(cuda_bench PRIVATE cpattn_static)
-target_include_directories(cuda_bench PRIVATE ${CUDAToolkit_INCLUDE_DIRS})
-set_target_properties(cuda_bench PROPERTIES CUDA_ARCHITECTURES OFF LINKER_LANGUAGE C)

@@ -70,32 +70,20 @@ static void store_row(char *row, uint32_t *word, const cpa_kv_view *kv, float te
     if (cpa_kv_scale_bytes(kv->dtype, tensor_scale)) *word = made;
 }
 
-/* By way of the reference: a row with its scale beside it. */
-static void load_row(const char *row, const uint32_t *word, const cpa_kv_view *kv, float tensor_scale, float *x,
-                     int32_t dim) {
-    char beside[CPA_MAX_HEAD_DIM * sizeof(float) + sizeof *word];
-    size_t bytes = (size_t)(dim * cpa_dtype_bytes(kv->dtype));
-    memcpy(beside, row, bytes);
-    if (cpa_kv_scale_bytes(kv->dtype, tensor_scale)) memcpy(beside + bytes, word, sizeof *word);
-    cpa_reference_read_row(beside, kv->dtype, tensor_scale, dim, x);
-}
-
 void cpa_kv_fixture_store(cpa_kv_fixture *fixture, int64_t block, int64_t offset, int32_t head, const float *k,
                           const float *v) {
     const cpa_kv_view *kv = &fixture->view;
-    store_row(key_at(kv, block, offset, head), key_word(kv, block, offset, head), kv,
-              kv->k_scale, k, kv->k_dim);
-    store_row(value_at(kv, block, offset, head), value_word(kv, block, offset, head), kv,
-              kv->v_scale, v, kv->v_dim);
+    store_row(key_at(kv, block, offset, head), key_word(kv, block, offset, head), kv, kv->k_scale, k, kv->k_dim);
+    store_row(value_at(kv, block, offset, head), value_word(kv, block, offset, head), kv, kv->v_scale, v, kv->v_dim);
 }
 
 void cpa_kv_fixture_load(const cpa_kv_fixture *fixture, int64_t block, int64_t offset, int32_t head, float *k,
                          float *v) {
     const cpa_kv_view *kv = &fixture->view;
-    load_row(key_at(kv, block, offset, head), key_word(kv, block, offset, head), kv,
-             kv->k_scale, k, kv->k_dim);
-    load_row(value_at(kv, block, offset, head), value_word(kv, block, offset, head), kv,
-             kv->v_scale, v, kv->v_dim);
+    cpa_reference_read_rows(key_at(kv, block, offset, head), key_word(kv, block, offset, head), kv->dtype, kv->k_scale,
+                            1, kv->k_dim, k);
+    cpa_reference_read_rows(value_at(kv, block, offset, head), value_word(kv, block, offset, head), kv->dtype,
+                            kv->v_scale, 1, kv->v_dim, v);
 }
 
 /* Fills one tensor of the sequence and rounds it to the dtype. */

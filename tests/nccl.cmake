@@ -14,6 +14,3 @@ foreach(n 1 2 3 4)
   set_tests_properties(test_device_transport-np${n} PROPERTIES TIMEOUT ${CPATTN_TEST_TIMEOUT} LABELS "gpu;multigpu"
     PROCESSORS 2 ENVIRONMENT "${CPATTN_MPI_TEST_ENV}" SKIP_REGULAR_EXPRESSION "skipped: no CUDA device")
 endforeach()
-
-# Not a test: the bench of both transports.
-cpattn_device_comm_program(device_exchange ${PROJECT_SOURCE_DIR}/bench/device_exchange.c)

@@ -135,7 +135,7 @@ precedence() {
     grep -qE '^block-size: 32 +# settings.yaml:1$' out || fail "the file does not go over the default"
     grep -qE '^max-num-seqs: 64 +# environment CPATTN_MAX_NUM_SEQS$' out || fail "the environment, over the file"
     grep -qE '^seed: 128 +# command line$' out || fail "the command line does not go over the environment"
-    grep -qE '^# verify: [0-9.]+ +# default$' out || fail "defaults are not shown"
+    grep -qE '^# verify: auto +# default$' out || fail "defaults are not shown"
     cp out again.yaml
     run 1 --config again.yaml --print-config
     [ "$(sed 's/ *# [^#]*$//' out)" = "$(sed 's/ *# [^#]*$//' again.yaml)" ] || fail "what was printed reads otherwise"

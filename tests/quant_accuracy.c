@@ -20,9 +20,9 @@ typedef struct cache_kind {
 } cache_kind;
 
 static const cache_kind KINDS[] = {{"bf16", CPA_BF16, 0, 0.999},
-                             {"fp8_e4m3, scale per tensor", CPA_FP8_E4M3, 1, 0.95},
-                             {"fp8_e4m3, scale per token and head", CPA_FP8_E4M3, 0, 0.98},
-                             {"int8", CPA_INT8, 0, 0.98}};
+                                   {"fp8_e4m3, scale per tensor", CPA_FP8_E4M3, 1, 0.95},
+                                   {"fp8_e4m3, scale per token and head", CPA_FP8_E4M3, 0, 0.98},
+                                   {"int8", CPA_INT8, 0, 0.98}};
 enum { N_KINDS = sizeof KINDS / sizeof KINDS[0] };
 
 static cpa_device *device;

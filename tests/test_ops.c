@@ -91,6 +91,7 @@ static void bad_plans(void) {
     g.item.table = -1, refuse_plan(&g, "table entries [-1");
     g.item.q_slot = 2, refuse_plan(&g, "q_slot 2");
     g.item.k_slot = -1, refuse_plan(&g, "k_slot -1");
+    g.item.k_others = 2, refuse_plan(&g, "k_others 2");
     g.fixture.tables[0] = -7, refuse_plan(&g, "is -7");
     end(&g);
 }
@@ -111,7 +112,7 @@ static void bad_attends(void) {
     g.args.scale = 1.0f / 0.0f, refuse_attend(&g, "scale is inf");
     g.args.state.o = NULL, refuse_attend(&g, "state.o is NULL");
     g.args.state.o_row_stride = 1, refuse_attend(&g, "o_row_stride is 1");
-    g.args.resume = 1, g.args.out = g.result.out, refuse_attend(&g, "resume is 1");
+    g.args.resume = 1, g.args.out = g.result.out, g.args.state.lse = NULL, refuse_attend(&g, "state.lse is NULL");
     end(&g);
 }
 

@@ -47,6 +47,37 @@ static void widening_reads_every_kind_of_number(void) {
     CU_ASSERT(out[0] == 1 && out[1] == 0x1p-24f && out[2] == -65504 && isnan(out[3]));
 }
 
+/* Many keys, their maximum late, in blocks; and the same in two rows that are joined. */
+static void keys_in_blocks_and_joined_rows_give_the_same_row(void) {
+    enum { KEYS = 150, DIM = 40, CUT = 67 };
+    static float k[KEYS * DIM], v[KEYS * DIM];
+    float q[DIM];
+    for (int i = 0; i < KEYS * DIM; i++) {
+        k[i] = (float)((i * 37) % 101 - 50) / 50 * (float)(1 + i / DIM / 30);
+        v[i] = (float)((i * 53) % 97 - 48) / 24;
+    }
+    for (int d = 0; d < DIM; d++) q[d] = (float)((d * 29) % 23 - 11) / 4;
+    cpa_reference_row one, many, left, right, empty;
+    cpa_reference_row *all[] = {&one, &many, &left, &right, &empty};
+    for (int i = 0; i < 5; i++) cpa_reference_begin(all[i], q, DIM, DIM, CPA_BF16, 0);
+    for (int i = 0; i < KEYS; i++) cpa_reference_add(&one, k + i * DIM, v + i * DIM);
+    cpa_reference_add_keys(&many, KEYS, k, v);
+    cpa_reference_add_keys(&left, CUT, k, v);
+    cpa_reference_add_keys(&right, KEYS - CUT, k + CUT * DIM, v + CUT * DIM);
+    cpa_reference_join(&empty, &left);
+    cpa_reference_join(&empty, &right);
+    cpa_reference_join(&left, &right);
+    double want[DIM], out[DIM], want_lse, lse, want_tolerance, tolerance;
+    cpa_reference_end(&one, want, &want_lse, &want_tolerance);
+    cpa_reference_row *others[] = {&many, &left, &empty};
+    for (int i = 0; i < 3; i++) {
+        cpa_reference_end(others[i], out, &lse, &tolerance);
+        CU_ASSERT_DOUBLE_EQUAL(lse, want_lse, 1e-12);
+        CU_ASSERT_DOUBLE_EQUAL(tolerance, want_tolerance, 0.2 * want_tolerance);
+        for (int d = 0; d < DIM; d++) CU_ASSERT_DOUBLE_EQUAL(out[d], want[d], 1e-12);
+    }
+}
+
 static void errors_count_nan_as_infinite(void) {
     float got[3] = {1, NAN, 2};
     double want[3] = {1, 0, 2.5};
@@ -64,6 +95,7 @@ static void masks_see_what_their_definition_says(void) {
 }
 
 static const cpa_test tests[] = {
+    {"keys in blocks and joined rows give the same row", keys_in_blocks_and_joined_rows_give_the_same_row},
     {"two keys give the softmax by hand", two_keys_give_the_softmax_by_hand},
     {"a row without keys is zero and minus infinity", a_row_without_keys_is_zero_and_minus_infinity},
     {"rounding is to nearest even", rounding_is_to_nearest_even},

@@ -98,6 +98,7 @@ static cpa_outcome make_outcome(cpa_settings *settings, cpa_model *model, cpa_wo
                   .verify_rows = 1234,
                   .verify_violations = 1,
                   .verify_max_error = 0.5,
+                  .verify_s = 0.75,
                   .output_digest = 0xabcdef},
     };
 }
@@ -116,7 +117,7 @@ static void the_report_names_every_figure(void) {
                                           "1.25",
                                           "peak 42 of 100 blocks",
                                           "5 preemptions",
-                                          "1234 rows, 1 violations, largest error 0.5",
+                                          "1234 rows in 0.75 s, 1 violations, largest error 0.5",
                                           "0000000000abcdef",
                                           "four requests",
                                           "a device"};
@@ -169,6 +170,7 @@ static void the_result_file_has_the_keys_of_vllm_and_ours(void) {
         {"verify", "rows", 1234},
         {"verify", "violations", 1},
         {"verify", "max_error", 0.5},
+        {"verify", "seconds", 0.75},
         {"cp", "size", 2},
         {"cp", "pass_kv", 11},
         {"cp", "pass_q", 13},

@@ -49,13 +49,17 @@ typedef struct cpa_source {
     /* Receives the results of the layer, [rows, q_heads, v_head_dim]; may be NULL. */
     cpa_status (*consume)(void *ctx, int32_t layer, const cpa_rows *rows, const void *out, cpa_stream *stream);
     /* Writes again, to host memory, what fill gave for one KV head of n tokens: keys [n, head_dim] and values
-     * [n, v_head_dim]; lets the sampled check tell a stale cache from a wrong attention. May be NULL. */
+     * [n, v_head_dim]; lets the sampled check tell a stale cache from a wrong attention. Called from several threads at
+     * once. May be NULL. */
     void (*recall)(void *ctx, int32_t layer, int32_t kv_head, int64_t n, const uint32_t *tokens,
                    const int64_t *positions, void *k, void *v);
 } cpa_source;
 
 /* The token at a position of a request, prompt and output alike; called on rank 0, also from a thread of the engine. */
 typedef uint32_t (*cpa_token_at_fn)(void *ctx, uint64_t request, int64_t position);
+
+/* Check as many rows, at most one in a thousand, as 2% of the run time pays for. */
+#define CPA_VERIFY_AUTO (-1.0)
 
 typedef struct cpa_engine_options {
     size_t size;
@@ -69,7 +73,7 @@ typedef struct cpa_engine_options {
     int32_t max_num_seqs;           /* 0 = 256 */
     cpa_algorithm algorithm;
     int64_t staging_bytes; /* 0 = the default of cpa_context_options */
-    double verify;         /* share of (token, head, layer) rows that are checked; 0 = none */
+    double verify;         /* share of (token, head, layer) rows that are checked; 0 = none; CPA_VERIFY_AUTO */
     int32_t skip_self_test;
     uint64_t seed;            /* of the synthetic source and of the choice of checked rows */
     const cpa_source *source; /* NULL = the synthetic source */
@@ -131,6 +135,7 @@ typedef struct cpa_engine_stats {
     int64_t verify_rows;
     int64_t verify_violations;
     double verify_max_error;
+    double verify_s; /* that the check took, on the slowest rank */
     uint64_t
         output_digest; /* of every row that yields an output token, in all layers; independent of the order of steps */
 } cpa_engine_stats;

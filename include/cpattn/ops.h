@@ -59,7 +59,8 @@ typedef struct cpa_kv_pack_args {
 CPA_API cpa_status cpa_kv_pack(const cpa_kv_pack_args *args, cpa_stream *stream);
 
 /* A slice of queries of one sequence against a slice of its keys. Each side is a range of local indices of one shard
- * (see owner_map.h), which gives every row and key its global position. */
+ * (see owner_map.h), which gives every row and key its global position. The keys may also be those of all shards but
+ * one, in the order of their positions. */
 typedef struct cpa_attend_item {
     int64_t q_row;   /* first row in q and in the state */
     int64_t q_count; /* rows, one a token */
@@ -69,7 +70,13 @@ typedef struct cpa_attend_item {
     int64_t table;   /* index into block_tables of the first entry; ceil(k_count / block_size) entries are used */
     int32_t q_slot;
     int32_t k_slot;
+    int32_t k_others; /* 1: the keys are the tokens of every shard but that at k_slot; indices count those */
 } cpa_attend_item;
+
+/* How many of the keys that an item is cut from sit before position p. */
+CPA_HOST_DEVICE static inline int64_t cpa_keys_before(cpa_owner_map map, int32_t k_slot, int32_t k_others, int64_t p) {
+    return k_others ? cpa_others_len(map, k_slot, p) : cpa_shard_len(map, k_slot, p);
+}
 
 /* What one step's attention looks like; the same for every layer. Rows of different items must not overlap. */
 typedef struct cpa_attend_batch {
@@ -97,8 +104,8 @@ CPA_API void cpa_attend_plan_destroy(cpa_attend_plan *plan);
  * resume = 0 starts from the empty state and writes every row of every item; resume = 1 continues from the state that
  * is there, as if the earlier keys had been attended in the same call. Rows of no item are left alone. A row that sees
  * no key becomes (or stays) O = 0, LSE = -inf.
- * With `out`, the result is also rounded to q_dtype and stored there (only with resume = 0); `state.o` and `state.lse`
- * may then be NULL.
+ * With `out`, the result is also rounded to q_dtype and stored there. `state.o` and `state.lse` may then be NULL if
+ * resume = 0; if resume = 1, `state.lse` is that of the result, and what `state.o` holds afterwards is unspecified.
  *
  * On the host back end the result of a row has the same bits however the rows are grouped into items, calls and steps,
  * and whether its keys come in one call or in several resumed ones cut at multiples of cpa_attend_split_tokens. */

@@ -49,4 +49,9 @@ CPA_HOST_DEVICE static inline int64_t cpa_shard_len(cpa_owner_map map, int32_t s
     return len / round * map.interleave + part;
 }
 
+/* The same for all shards but the one at `slot`. */
+CPA_HOST_DEVICE static inline int64_t cpa_others_len(cpa_owner_map map, int32_t slot, int64_t len) {
+    return len - cpa_shard_len(map, slot, len);
+}
+
 #endif

@@ -95,9 +95,9 @@ static int tensor_cores_fit(const cpa_cuda_attend_args *a) {
                            a->v_block_stride | a->v_token_stride | a->v_head_stride | a->k_dim | a->v_dim;
     const int quantised = cpa_dtype_is_quantised(a->kv_dtype);
     return (a->q_dtype == a->kv_dtype || quantised) && (a->q_dtype == CPA_BF16 || a->q_dtype == CPA_F16) &&
-           inputs % (quantised ? 16 : 8) == 0 &&
-           aligned(a->q, 16) && aligned(a->k, 16) && aligned(a->v, 16) && aligned(a->out, 16) && aligned(a->o, 16) &&
-           a->o_row_stride % 4 == 0 && 1 << a->block_shift >= CPA_CUDA_LEAST_BLOCK && a->scale > 0;
+           inputs % (quantised ? 16 : 8) == 0 && aligned(a->q, 16) && aligned(a->k, 16) && aligned(a->v, 16) &&
+           aligned(a->out, 16) && aligned(a->o, 16) && a->o_row_stride % 4 == 0 &&
+           1 << a->block_shift >= CPA_CUDA_LEAST_BLOCK && a->scale > 0;
 }
 
 /* The pool of keys or values as a tensor of (dim, token, head, block), with boxes of 64 elements by `box` tokens. A box

@@ -16,7 +16,7 @@ struct row_keys {
 
 /* How many keys of the item sit before position p. One rank that holds everything needs no division. */
 __device__ inline int32_t keys_before(const cpa_cuda_attend_args &a, const cpa_cuda_piece &piece, int64_t p) {
-    int64_t keys = p <= 0 ? 0 : a.map.cp_size == 1 ? p : cpa_shard_len(a.map, piece.k_slot, p);
+    int64_t keys = p <= 0 ? 0 : a.map.cp_size == 1 ? p : cpa_keys_before(a.map, piece.k_slot, piece.k_others, p);
     keys -= piece.k_first;
     return (int32_t)(keys < 0 ? 0 : keys > piece.k_end ? piece.k_end : keys);
 }
@@ -117,7 +117,7 @@ struct merge_weights {
 };
 
 /* Where a row's normalised O and its LSE go: the state, joined with what is there if the call resumes it; or `out`, and
- * the state if there is one; or the work space. Everyone who stores O of a row does so before one of them stores the
+ * the state if there is one that is not resumed; or the work space. Everyone who stores O of a row does so before one of them stores the
  * LSE, since the weights follow from the LSE that is there. */
 struct row_sink {
     float *o, *lse;
@@ -157,7 +157,7 @@ struct row_sink {
                 load_floats(o + column, old);
                 for (int i = 0; i < N; i++) result[i] += weights.a * old[i];
             }
-            store_floats(o + column, result);
+            if (!(resume && out)) store_floats(o + column, result);
         }
         if (out) store_elements<T>(out, column, result);
     }

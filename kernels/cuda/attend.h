@@ -24,11 +24,11 @@ enum {
 typedef struct cpa_cuda_piece {
     int64_t q_row;              /* row in q and in the state of the item's first token */
     int64_t q_first;            /* its local index in the shard at q_slot */
-    int64_t k_first;            /* local index of the item's first key in the shard at k_slot */
+    int64_t k_first;            /* index of the item's first key among those it is cut from */
     int64_t table;              /* first table entry of the item */
     int32_t row_begin, row_end; /* packed rows of the item */
     int32_t k_begin, k_end;     /* keys of the item, counted from k_first */
-    int32_t q_slot, k_slot;
+    int32_t q_slot, k_slot, k_others;
     int32_t partial; /* first row in the work space; -1: the result is final */
     int32_t next;    /* decode: index of the CTA's next piece; -1: it was the last */
 } cpa_cuda_piece;
@@ -87,7 +87,7 @@ typedef struct cpa_cuda_attend_args {
     int64_t k_block_stride, k_token_stride, k_head_stride;
     int64_t v_block_stride, v_token_stride, v_head_stride;
     cpa_dtype q_dtype, kv_dtype;
-    float k_scale, v_scale;     /* quantised caches: of the whole tensor, or */
+    float k_scale, v_scale;         /* quantised caches: of the whole tensor, or */
     int64_t k_words_at, v_words_at; /* where the scales of rows lie in a block, in bytes; 0: rows have none */
     int32_t q_heads, kv_heads, group, k_dim, v_dim;
     int32_t block_shift; /* log2(block_size) */

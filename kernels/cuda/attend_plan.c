@@ -136,6 +136,7 @@ static cpa_cuda_piece whole_tile(const cpa_attend_item *item, int64_t row_begin,
                             .k_end = (int32_t)item->k_count,
                             .q_slot = item->q_slot,
                             .k_slot = item->k_slot,
+                            .k_others = item->k_others,
                             .partial = -1,
                             .next = -1};
 }
@@ -199,7 +200,7 @@ static void split_decode(plan_builder *b) {
 static int64_t visible_keys(const plan_builder *b, const cpa_cuda_piece *piece) {
     cpa_owner_map map = b->batch->map;
     int64_t last = cpa_shard_pos(map, piece->q_slot, piece->q_first + (piece->row_end - 1) / b->group);
-    int64_t end = cpa_shard_len(map, piece->k_slot, last + 1) - piece->k_first;
+    int64_t end = cpa_keys_before(map, piece->k_slot, piece->k_others, last + 1) - piece->k_first;
     if (end > piece->k_end) end = piece->k_end;
     return end > piece->k_begin ? end - piece->k_begin : 0;
 }

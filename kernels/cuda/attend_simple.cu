@@ -101,6 +101,7 @@ __global__ void attend_simple(const __grid_constant__ cpa_cuda_attend_args a, in
                                   .k_end = (int32_t)item.k_count,
                                   .q_slot = item.q_slot,
                                   .k_slot = item.k_slot,
+                                  .k_others = item.k_others,
                                   .partial = -1};
     const int row = (int)(index - found->begin);
     const row_place place(a, item.q_row, row, kv_group);

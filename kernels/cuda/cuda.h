@@ -27,7 +27,8 @@ typedef struct cpa_cuda_device {
     cpa_device base;
     int ordinal;
     int multiprocessors;
-    cpa_cuda_path path;        /* the best that the device runs; tests lower it */
+    cpa_cuda_path best;        /* that the device runs */
+    cpa_cuda_path path;        /* the one in use; tests lower it */
     cpa_cuda_encode_fn encode; /* cuTensorMapEncodeTiled; set where path is CPA_CUDA_HOPPER */
 } cpa_cuda_device;
 
@@ -75,6 +76,10 @@ cpa_status cpa_cuda_attend(const cpa_attend_plan *plan, const cpa_attend_args *a
 cpa_status cpa_cuda_merge(const cpa_merge_args *args, cpa_stream *stream);
 cpa_status cpa_cuda_synthesize(const cpa_synth_args *args, cpa_stream *stream);
 cpa_status cpa_cuda_hash_rows(const cpa_hash_rows_args *args, cpa_stream *stream);
+cpa_status cpa_cuda_reference_open(cpa_device *device, cpa_reference_blas **out, cpa_error *err);
+cpa_status cpa_cuda_reference_attend(cpa_reference_blas *reference, const cpa_reference_attend_args *args,
+                                     cpa_stream *stream);
+void cpa_cuda_reference_close(cpa_reference_blas *reference);
 
 #ifdef __cplusplus
 }

@@ -87,6 +87,7 @@ static cpa_status device_open(const cpa_device_options *options, cpa_device **ou
     device->ordinal = options->ordinal;
     device->multiprocessors = properties.multiProcessorCount;
     device->path = properties.major == HOPPER_MAJOR ? CPA_CUDA_HOPPER : CPA_CUDA_PORTABLE;
+    device->best = device->path;
     if (device->path == CPA_CUDA_HOPPER) CPA_TRY_GOTO(find_encode(device, err), failed);
     snprintf(device->base.description, sizeof device->base.description, "cuda %d, %.80s, %s, %d multiprocessors",
              device->ordinal, properties.name, device->path == CPA_CUDA_HOPPER ? "sm_90a" : "sm_80",
@@ -125,6 +126,18 @@ static cpa_status device_alloc(cpa_device *device, int64_t bytes, void **out, cp
 
 static void device_free(cpa_device *device, void *memory) {
     if (cpa_cuda_select(device, NULL) == CPA_OK) (void)cudaFree(memory);
+}
+
+static cpa_status alloc_host(cpa_device *device, int64_t bytes, void **out, cpa_error *err) {
+    void *memory = NULL;
+    CPA_TRY(cpa_cuda_select(device, err));
+    CPA_TRY(cpa_cuda_check(err, cudaHostAlloc(&memory, bytes > 0 ? (size_t)bytes : 1, 0), "host alloc"));
+    *out = memory;
+    return CPA_OK;
+}
+
+static void free_host(cpa_device *device, void *memory) {
+    if (memory && cpa_cuda_select(device, NULL) == CPA_OK) (void)cudaFreeHost(memory);
 }
 
 static cpa_status stream_create(cpa_device *device, cpa_stream **out, cpa_error *err) {
@@ -198,6 +211,14 @@ static cpa_status copy_rows(void *dst, int64_t dst_pitch, const void *src, int64
                           "copy_rows");
 }
 
+static const char *attend_path(cpa_device *base, int32_t index) {
+    static const char *const names[] = {"simple", "portable", "hopper"};
+    cpa_cuda_device *device = (cpa_cuda_device *)base;
+    if (index < 0 || index > (int32_t)device->best) return NULL;
+    device->path = (cpa_cuda_path)((int32_t)device->best - index);
+    return names[device->path];
+}
+
 const cpa_kernel_table cpa_kernels_cuda = {
     .name = "cuda",
     .device_count = device_count,
@@ -207,6 +228,8 @@ const cpa_kernel_table cpa_kernels_cuda = {
     .split_tokens = split_tokens,
     .alloc = device_alloc,
     .free = device_free,
+    .alloc_host = alloc_host,
+    .free_host = free_host,
     .stream_create = stream_create,
     .stream_destroy = stream_destroy,
     .stream_sync = stream_sync,
@@ -223,4 +246,8 @@ const cpa_kernel_table cpa_kernels_cuda = {
     .merge = cpa_cuda_merge,
     .synthesize = cpa_cuda_synthesize,
     .hash_rows = cpa_cuda_hash_rows,
+    .attend_path = attend_path,
+    .reference_open = cpa_cuda_reference_open,
+    .reference_attend = cpa_cuda_reference_attend,
+    .reference_close = cpa_cuda_reference_close,
 };

@@ -53,11 +53,11 @@ static cpa_attend_visible visible_keys(const cpa_attend_job *job, const cpa_atte
     cpa_attend_visible visible = {.end = item->k_first + item->k_count};
     if (mask->causal) {
         int64_t past = position + (cpa_fault_is(CPA_FAULT_OFF_BY_ONE_MASK) ? 0 : 1);
-        visible.end = min64(visible.end, cpa_shard_len(map, item->k_slot, past));
+        visible.end = min64(visible.end, cpa_keys_before(map, item->k_slot, item->k_others, past));
     }
     if (mask->window > 0 && position >= mask->window) {
-        visible.first = cpa_shard_len(map, item->k_slot, position - mask->window + 1);
-        visible.sinks = cpa_shard_len(map, item->k_slot, mask->sinks);
+        visible.first = cpa_keys_before(map, item->k_slot, item->k_others, position - mask->window + 1);
+        visible.sinks = cpa_keys_before(map, item->k_slot, item->k_others, mask->sinks);
     }
     return visible;
 }
@@ -137,8 +137,9 @@ static void find_scales(cpa_attend_pages *pages, const cpa_kv_view *kv, int32_t 
     int64_t head_stride = kv->block_size * cpa_kv_scale_bytes(kv->dtype, tensor_scale);
     pages->tensor_scale = tensor_scale;
     pages->scale_head_stride = head_stride;
-    pages->scales =
-        head_stride ? (const char *)pool + cpa_kv_scales_at(kv, pages->dim, tensor_scale) + kv_head * head_stride : NULL;
+    pages->scales = head_stride
+                        ? (const char *)pool + cpa_kv_scales_at(kv, pages->dim, tensor_scale) + kv_head * head_stride
+                        : NULL;
 }
 
 /* The keys and values of the unit's heads, as pages. */

@@ -122,6 +122,10 @@ static cpa_status gather_rows(void *dst, const void *src, const int32_t *map, in
     return CPA_OK;
 }
 
+static const char *attend_path(cpa_device *device, int32_t index) {
+    return index == 0 ? ((cpa_host_device *)device)->isa->name : NULL;
+}
+
 const cpa_kernel_table cpa_kernels_host = {
     .name = "host",
     .device_count = device_count,
@@ -131,6 +135,8 @@ const cpa_kernel_table cpa_kernels_host = {
     .split_tokens = split_tokens,
     .alloc = host_alloc,
     .free = host_free,
+    .alloc_host = host_alloc,
+    .free_host = host_free,
     .stream_create = stream_create,
     .stream_destroy = stream_destroy,
     .stream_sync = stream_sync,
@@ -147,4 +153,5 @@ const cpa_kernel_table cpa_kernels_host = {
     .merge = cpa_host_merge,
     .synthesize = cpa_host_synthesize,
     .hash_rows = cpa_host_hash_rows,
+    .attend_path = attend_path,
 };

@@ -1,0 +1,32 @@
+/* Queries, keys and values of the benchmarks, by `synthesize`: peaky, and the same whenever they are asked for. */
+#ifndef CPA_LAUNCHER_BENCH_INPUTS_H
+#define CPA_LAUNCHER_BENCH_INPUTS_H
+
+#include "kernels/kernels.h"
+#include "launcher/bench.h"
+
+/* Rows of one tensor for tokens of one sequence, at positions[n], to dst [n, heads, dim] on the device, in the dtype of
+ * queries or of the cache. Waits. */
+cpa_status cpa_bench_synthesize(cpa_bench_site *site, cpa_synth_tensor tensor, int64_t sequence,
+                                const int64_t *positions, int64_t n, void *dst, cpa_error *err);
+
+/* An array of first, first + 1, ..., to be freed; NULL without memory. */
+int64_t *cpa_bench_positions(int64_t first, int64_t n);
+
+/* Keys or values of the positions [first, first + n) of a sequence as the cache holds them, all KV heads, copied to
+ * host memory that is to be freed: [n, kv_heads, dim]. */
+cpa_status cpa_bench_recall(cpa_bench_site *site, cpa_synth_tensor tensor, int64_t sequence, int64_t first, int64_t n,
+                            void **out, cpa_error *err);
+
+/* A poisoned cache of that many blocks in the shape and cache dtype of the options; free k and v. */
+cpa_status cpa_bench_make_cache(cpa_bench_site *site, int64_t blocks, cpa_kv_view *out, cpa_error *err);
+
+/* Writes keys and values of tokens of a sequence, at positions[n] ascending, to the cache by kv_write; table holds the
+ * blocks of the tokens 0..n-1. */
+cpa_status cpa_bench_fill_cache(cpa_bench_site *site, int64_t sequence, const int64_t *positions, int64_t n,
+                                const int32_t *table, const cpa_kv_view *kv, cpa_error *err);
+
+/* The numbers 0..n-1 in the order of --pages, to be freed. */
+cpa_status cpa_bench_block_order(const cpa_bench_options *options, int64_t n, int32_t **out, cpa_error *err);
+
+#endif

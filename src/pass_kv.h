@@ -1,0 +1,30 @@
+/* What the files of pass-KV share.
+ *
+ *   pass_kv.c         staging, and the transfers of a layer
+ *   pass_kv_rounds.c  planning, peer by peer
+ *   pass_kv_gather.c  planning, all peers at once
+ *
+ * A planner opens a transfer, adds its spans and routes, and closes it. */
+#ifndef CPA_PASS_KV_H
+#define CPA_PASS_KV_H
+
+#include "src/context_internal.h"
+
+/* Adds an empty transfer, with a plan for what this rank attends of it. Valid until the next one. */
+cpa_status cpa_pass_kv_add_transfer(cpa_context *c, cpa_kv_transfer **out);
+/* What the open transfer packs, and whom it exchanges with. */
+cpa_status cpa_pass_kv_add_span(cpa_context *c, cpa_kv_span span);
+cpa_status cpa_pass_kv_add_route(cpa_context *c, cpa_kv_route route);
+/* Sums up the routes, and finds the send staging for the spans. */
+void cpa_pass_kv_close_transfer(cpa_context *c);
+cpa_status cpa_pass_kv_add_piece(cpa_context *c, cpa_kv_pieces *pieces, cpa_kv_piece piece);
+
+/* Blocks that `tokens` tokens take. */
+static inline int64_t cpa_pass_kv_blocks(const cpa_context *c, int64_t tokens) {
+    return (tokens + c->options.block_size - 1) / c->options.block_size;
+}
+
+cpa_status cpa_pass_kv_plan_rounds(cpa_context *c);
+cpa_status cpa_pass_kv_plan_gather(cpa_context *c);
+
+#endif

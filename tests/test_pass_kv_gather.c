@@ -1,0 +1,134 @@
+/* pass-KV with all peers at once, as on a back end that promises no bits: the host's, told to promise none. */
+#include <stdlib.h>
+
+#include "context_fixture.h"
+#include "kernels/kernels.h"
+#include "tests/mpi_unit.h"
+
+static cpa_kernel_table no_bits;
+static cpa_device *device;
+static cpa_stream *stream;
+
+static int64_t cut_anywhere(const cpa_device *any) {
+    (void)any;
+    return 1;
+}
+
+static void open_device(void) {
+    cpa_device_options options = {.size = sizeof options};
+    if (cpa_device_open(&options, &device, NULL) != CPA_OK || cpa_stream_create(device, &stream, NULL) != CPA_OK)
+        abort();
+    no_bits = *device->kernels;
+    no_bits.split_tokens = cut_anywhere;
+    device->kernels = &no_bits;
+}
+
+static void close_device(void) {
+    cpa_stream_destroy(stream);
+    cpa_device_close(device);
+}
+
+static int32_t ranks(void) {
+    int size;
+    MPI_Comm_size(MPI_COMM_WORLD, &size);
+    return size;
+}
+
+/* The same numbers on every rank. */
+static uint64_t random_state;
+static int64_t random_below(int64_t n) {
+    random_state = random_state * 6364136223846793005u + 1442695040888963407u;
+    return (int64_t)((random_state >> 33) % (uint64_t)n);
+}
+
+static cpa_test_shape random_shape(void) {
+    static const int32_t dims[3][2] = {{32, 32}, {24, 40}, {64, 16}};
+    const int32_t *d = dims[random_below(3)];
+    cpa_test_shape shape = {.q_heads = 4, .kv_heads = 2, .k_dim = d[0], .v_dim = d[1], .block_size = 16};
+    shape.interleave = 16 << random_below(3);
+    shape.dtype = random_below(2) ? CPA_BF16 : CPA_F32;
+    shape.mask.causal = random_below(4) > 0;
+    if (shape.mask.causal && random_below(2)) {
+        shape.mask.window = 1 + random_below(200);
+        shape.mask.sinks = (int32_t)random_below(40);
+    }
+    return shape;
+}
+
+/* The least staging: two segments of an interleave to send, and two from each peer. */
+static int64_t least_staging(const cpa_test_shape *shape) {
+    int64_t token = (int64_t)shape->kv_heads * (shape->k_dim + shape->v_dim) * cpa_dtype_bytes(shape->dtype);
+    int32_t others = ranks() > 1 ? ranks() - 1 : 1;
+    return 2 * (1 + others) * shape->interleave * token;
+}
+
+/* How many results are wrong; what the context did in *stats. */
+static int64_t run_step(const cpa_test_cache *cache, const cpa_test_chunk *chunks, int64_t n, int64_t staging,
+                        cpa_context_stats *stats) {
+    cpa_test_result result;
+    cpa_context *context = cpa_test_context(device, &cache->shape, staging);
+    CU_ASSERT_EQUAL(cpa_test_plan(context, cache, chunks, n), CPA_OK);
+    CU_ASSERT_EQUAL(cpa_test_attend(context, cache, cache->shape.mask, chunks, n, stream, &result), CPA_OK);
+    cpa_context_get_stats(context, stats);
+    cpa_context_destroy(context);
+    int64_t wrong = cpa_test_count_wrong(cache, cache->shape.mask, chunks, n, &result);
+    cpa_test_result_destroy(&result);
+    return wrong;
+}
+
+static void test_random_steps_are_right_in_any_staging(void) {
+    open_device();
+    for (uint64_t seed = 1; seed <= 40; seed++) {
+        random_state = seed;
+        cpa_test_cache cache;
+        cpa_test_chunk chunks[CPA_TEST_MAX_SEQUENCES];
+        int64_t lengths[CPA_TEST_MAX_SEQUENCES], n = 1 + random_below(5);
+        int32_t phases[CPA_TEST_MAX_SEQUENCES];
+        for (int64_t i = 0; i < n; i++) {
+            int64_t count = random_below(3) == 0 ? 1 : 1 + random_below(300);
+            int64_t start = random_below(3) == 0 ? 0 : random_below(700);
+            phases[i] = (int32_t)random_below(16);
+            lengths[i] = start + count;
+            chunks[i] = (cpa_test_chunk){i, start, count, random_below(4) ? CPA_PASS_KV : CPA_PASS_Q};
+        }
+        cpa_test_shape shape = random_shape();
+        cpa_test_cache_init(&cache, shape, seed, lengths, phases, n);
+        int64_t least = least_staging(&shape);
+        for (int64_t staging = least; staging <= 16 * least; staging *= 4) {
+            cpa_context_stats stats;
+            CU_ASSERT_EQUAL(run_step(&cache, chunks, n, staging, &stats), 0);
+            CU_ASSERT(stats.staging_bytes <= staging);
+        }
+        cpa_test_cache_destroy(&cache);
+    }
+    close_device();
+}
+
+static void test_a_shard_is_sent_once_to_each_peer_and_stays_within_staging(void) {
+    open_device();
+    cpa_test_shape shape = {.q_heads = 4, .kv_heads = 2, .k_dim = 32, .v_dim = 32, .block_size = 16, .interleave = 32};
+    shape.mask.causal = 1;
+    int64_t length = 64 * ranks() * 7 + 5, shard = 64 * 7 + 5;
+    int32_t phase = 1;
+    cpa_test_cache cache;
+    cpa_test_cache_init(&cache, shape, 3, &length, &phase, 1);
+    cpa_test_chunk chunk = {0, length - 64 * ranks(), 64 * ranks(), CPA_PASS_KV};
+    cpa_context_stats tight, ample;
+    CU_ASSERT_EQUAL(run_step(&cache, &chunk, 1, least_staging(&shape), &tight), 0);
+    CU_ASSERT_EQUAL(run_step(&cache, &chunk, 1, 64 * least_staging(&shape), &ample), 0);
+    int64_t token = (int64_t)shape.kv_heads * (shape.k_dim + shape.v_dim) * cpa_dtype_bytes(shape.dtype);
+    CU_ASSERT_EQUAL(tight.bytes_sent, ample.bytes_sent);
+    CU_ASSERT(tight.bytes_sent <= (ranks() - 1) * (shard + shape.block_size) * token);
+    CU_ASSERT(tight.bytes_sent >= (ranks() - 1) * 64 * 7 * token);
+    CU_ASSERT(tight.staging_bytes <= least_staging(&shape));
+    if (ranks() > 1) CU_ASSERT(ample.staging_bytes > tight.staging_bytes);
+    cpa_test_cache_destroy(&cache);
+    close_device();
+}
+
+static const cpa_test tests[] = {
+    {"random steps are right in any staging", test_random_steps_are_right_in_any_staging},
+    {"a shard is sent once to each peer and stays within staging",
+     test_a_shard_is_sent_once_to_each_peer_and_stays_within_staging},
+};
+CPA_MPI_TEST_MAIN("pass-KV with all peers at once", tests)
