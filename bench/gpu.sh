@@ -1,14 +1,13 @@
 #!/usr/bin/env bash
-# gpu.sh BIN OUT: one visit to a machine with GPUs. BIN holds cp_attn and, for the tests, test_cuda_ops,
-# test_cuda_attend and test_device_transport (a build's launcher and tests folders, copied together); OUT takes every
-# output. Runs the device tests, the sanitizer on small cases, every benchmark beside its peer in PyTorch, and scaling
-# where there are several GPUs; prints one table last: work, ours, peer, ratio, goal, met or not. Exits 1 if anything
-# failed or was wrong.
-#     STEPS="tests sanitizer kernels peers exchange scaling" bench/gpu.sh BIN OUT     # some of them, in this order
-#     CONTEXT=131072 BATCH=64 DECODE_CONTEXT=131072 PYTHON=python3 bench/gpu.sh BIN OUT
+# gpu.sh BUILD OUT: one visit to a machine with GPUs. BUILD is a build folder, or what was carried of one (see
+# tests/run_device.sh); OUT takes every output. Runs the device tests, the sanitizer on small cases, every benchmark beside
+# its peer in PyTorch, and scaling where there are several GPUs; prints one table last: work, ours, peer, ratio, goal, met
+# or not. Exits 1 if anything failed or was wrong.
+#     STEPS="tests sanitizer kernels peers exchange scaling" bench/gpu.sh BUILD OUT   # some of them, in this order
+#     CONTEXT=131072 BATCH=64 DECODE_CONTEXT=131072 PYTHON=python3 bench/gpu.sh BUILD OUT
 set -uo pipefail
-bin=${1:?usage: gpu.sh BIN OUT}
-out=${2:?usage: gpu.sh BIN OUT}
+build=${1:?usage: gpu.sh BUILD OUT}
+out=${2:?usage: gpu.sh BUILD OUT}
 here=$(dirname "$0")
 python=${PYTHON:-python3}
 steps=${STEPS:-tests sanitizer kernels peers exchange scaling}
@@ -40,28 +39,17 @@ bench() {
   shift 2
   [ "$ranks" = 1 ] || start="$mpirun -np $ranks"
   rm -f "$out/ours-$name.json"
-  step "ours-$name" 150 $start "$bin/cp_attn" bench "$@" --device cuda --result-json "$out/ours-$name.json"
+  step "ours-$name" 150 $start "$build/launcher/cp_attn" bench "$@" --device cuda --result-json "$out/ours-$name.json"
   grep -v "^#" "$out/ours-$name.txt" || true
 }
 
 tests() {
-  step test_cuda_ops 60 "$bin/test_cuda_ops"
-  for path in simple portable hopper; do step "test_cuda_attend-$path" 90 "$bin/test_cuda_attend" $path; done
-  step test_device_transport 60 $mpirun -np "$gpus" "$bin/test_device_transport"
+  step tests-gpu 300 "$here/../tests/run_device.sh" "$build" gpu
+  [ "$gpus" -lt 2 ] || step tests-multigpu 300 "$here/../tests/run_device.sh" "$build" multigpu
 }
 
 sanitizer() {
-  if ! command -v compute-sanitizer >/dev/null; then
-    echo "sanitizer: skipped: compute-sanitizer is not on the PATH"
-    return
-  fi
-  step memcheck-ops 60 compute-sanitizer --tool memcheck --report-api-errors no --error-exitcode 9 "$bin/test_cuda_ops"
-  step racecheck-ops 60 compute-sanitizer --tool racecheck --error-exitcode 9 "$bin/test_cuda_ops"
-  for path in portable hopper; do
-    for tool in memcheck racecheck synccheck; do # the first tests only: the sanitizer is slow
-      step "$tool-$path" 60 compute-sanitizer --tool $tool --error-exitcode 9 "$bin/test_cuda_attend" $path 2
-    done
-  done
+  step sanitizer 300 "$here/../tests/sanitizer_gpu.sh" "$build"
 }
 
 kernels() {

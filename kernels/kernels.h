@@ -141,6 +141,8 @@ struct cpa_kernel_table {
     int32_t (*device_count)(void);
     /* Bytes that are free on a device before it is opened; -1 where it shares the host's memory. */
     int64_t (*free_memory)(int32_t ordinal);
+    /* The PCI address of a device, CPA_PCI_ADDRESS_BYTES; empty where it is unknown. NULL where devices have none. */
+    void (*pci_address)(int32_t ordinal, char *out);
     /* Opens the device; allocates. */
     cpa_status (*device_open)(const cpa_device_options *options, cpa_device **out, cpa_error *err);
     void (*device_close)(cpa_device *device);

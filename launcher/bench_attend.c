@@ -1,12 +1,13 @@
 /* bench attend: the last tokens of some sequences against their whole contexts over a paged KV cache, whose unused
  * memory is poisoned. Calls take turns over copies of the cache, so that keys and values come from memory. */
 #include <stdlib.h>
+#include <string.h>
 
 #include <cpattn/ops.h>
 
 #include "base/check.h"
+#include "kernels/kernels.h"
 #include "launcher/bench_attend.h"
-#include "launcher/bench_cuda.h"
 #include "launcher/bench_inputs.h"
 #include "launcher/bench_memory.h"
 
@@ -123,6 +124,17 @@ static void count_work(const attend_state *s, cpa_bench_row *row) {
     }
 }
 
+/* Makes the device take the kernels that the case names. */
+static cpa_status use_path(cpa_bench_site *site, cpa_error *err) {
+    const char *wanted = cpa_bench_paths[site->options.path], *path;
+    for (int32_t i = 0; (path = site->device->kernels->attend_path(site->device, i)); i++) {
+        if (site->options.path == 0 || strcmp(path, wanted) == 0) return CPA_OK;
+    }
+    (void)site->device->kernels->attend_path(site->device, 0);
+    return cpa_fail(err, CPA_UNSUPPORTED, "bench attend: kernels=%s: %s has none, expected a CUDA device that has",
+                    wanted, cpa_device_description(site->device));
+}
+
 static cpa_status prepare(cpa_bench_site *site, const int64_t *shape, cpa_bench_row *row, void **state,
                           cpa_error *err) {
     attend_state *s = calloc(1, sizeof *s);
@@ -134,9 +146,7 @@ static cpa_status prepare(cpa_bench_site *site, const int64_t *shape, cpa_bench_
         return cpa_fail(err, CPA_INVALID, "bench attend: %lld new tokens in a context of %lld",
                         (long long)s->shape.new_tokens, (long long)s->shape.context);
     }
-    if (site->backend == CPA_BACKEND_CUDA || site->options.path != CPA_BENCH_PATH_BEST) {
-        CPA_TRY(cpa_bench_cuda_use(site->device, (cpa_bench_path)site->options.path, err));
-    }
+    CPA_TRY(use_path(site, err));
     count_work(s, row);
     CPA_TRY(make_cache(s, err));
     CPA_TRY(make_rows(s, err));

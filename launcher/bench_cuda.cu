@@ -20,15 +20,3 @@ cpa_status cpa_bench_cuda_read(void *memory, int64_t bytes, cpa_stream *stream, 
     read_all<<<1056, 512, 0, cpa_cuda_handle(stream)>>>((const uint4 *)memory, bytes / 16, (uint4 *)memory);
     return cpa_cuda_check(err, cudaGetLastError(), "bench: read");
 }
-
-cpa_status cpa_bench_cuda_use(cpa_device *device, cpa_bench_path path, cpa_error *err) {
-    static cpa_cuda_path best = CPA_CUDA_SIMPLE; /* of the one device of this process, once it was seen */
-    cpa_cuda_device *cuda = (cpa_cuda_device *)device;
-    if (cuda->path > best) best = cuda->path;
-    cpa_cuda_path wanted = path == CPA_BENCH_PATH_BEST     ? best
-                           : path == CPA_BENCH_PATH_SIMPLE ? CPA_CUDA_SIMPLE
-                                                           : CPA_CUDA_PORTABLE;
-    if (wanted > best) return cpa_cuda_check(err, cudaErrorNotSupported, "bench: --kernels");
-    cuda->path = wanted;
-    return CPA_OK;
-}

@@ -15,7 +15,7 @@
 static const char *const dtypes[] = {"fp32", "bf16", "fp16", "auto", NULL};
 _Static_assert(sizeof dtypes / sizeof dtypes[0] == CPA_DTYPE_COUNT + 2, "a word for each dtype");
 static const char *const devices[] = {"auto", "host", "cuda", NULL};
-static const char *const paths[] = {"best", "simple", "portable", NULL};
+const char *const cpa_bench_paths[] = {"best", "simple", "portable", "hopper", NULL};
 static const char *const transports[] = {"auto", "mpi", "nccl", "peer", NULL};
 static const char *const masks[] = {"causal", "full", NULL};
 static const char *const page_orders[] = {"random", "ordered", NULL};
@@ -50,8 +50,8 @@ static const cpa_field table[] = {
     {CASE, "pages", "ORDER", CHOICE_AT(pages_ordered, page_orders), .initial = "random",
      .help = "blocks lie in random order, or ordered, one after another"},
     {CASE, "ragged", NULL, FLAG_AT(ragged), .help = "attend: sequence i has (i mod 8 + 1) / 8 of the context"},
-    {CASE, "kernels", "NAME", CHOICE_AT(path, paths), .initial = "best",
-     .help = "attend on cuda: best, portable (no wgmma) or simple (no tensor cores)"},
+    {CASE, "kernels", "NAME", CHOICE_AT(path, cpa_bench_paths), .initial = "best",
+     .help = "attend on cuda: best, hopper, portable (no wgmma) or simple (no tensor cores)"},
     {CASE, "transport", "NAME", CHOICE_AT(transport, transports), .initial = "auto",
      .help = "exchange: auto (as the program chooses), mpi, nccl or peer"},
     {CASE, "pattern", "NAME", CHOICE_AT(at_once, patterns), .initial = "rounds",

@@ -24,7 +24,7 @@ typedef struct cpa_bench_options {
     int64_t full;                           /* 0 causal, 1 without a mask */
     int64_t pages_ordered;                  /* pages lie one after another; else in random order */
     int64_t ragged;                         /* sequence i has (i mod 8 + 1) / 8 of the context */
-    int64_t path;                           /* kernels of a CUDA device: cpa_bench_path */
+    int64_t path;                           /* index into cpa_bench_paths */
     int64_t transport;                      /* cpa_bench_transport */
     int64_t at_once;                        /* one exchange with all peers; else the rounds */
     int64_t context, batch, decode_context; /* of scaling */
@@ -36,6 +36,9 @@ typedef struct cpa_bench_options {
     char json[CPA_TEXT_BYTES];              /* empty: no file */
     int64_t help;
 } cpa_bench_options;
+
+/* The choices of --kernels: the best one of the device, else a path of attend by name; NULL past the last. */
+extern const char *const cpa_bench_paths[];
 
 #define CPA_BENCH_MAX_ITERATIONS 100000
 

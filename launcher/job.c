@@ -11,11 +11,21 @@
 /* A cache that is sized for the run leaves memory to everything else. */
 #define MEMORY_SHARE 2
 
+/* Whether the run will be on CUDA devices, as cpa_placement_choose decides. */
+static int is_on_cuda(const cpa_settings *settings) {
+    return settings->device == CPA_DEVICE_CUDA ||
+           (settings->device == CPA_DEVICE_AUTO && cpa_device_count(CPA_BACKEND_CUDA) > 0);
+}
+
 static cpa_status read_model(cpa_job *job, cpa_error *err) {
     const cpa_settings *settings = &job->settings;
-    job->model = cpa_model_small();
-    if (settings->model[0]) CPA_TRY(cpa_model_load(settings->model, &job->model, err));
     cpa_model_shape *shape = &job->model.shape;
+    job->model = cpa_model_small();
+    if (settings->model[0]) {
+        CPA_TRY(cpa_model_load(settings->model, &job->model, err));
+    } else if (is_on_cuda(settings)) {
+        shape->dtype = CPA_BF16; /* fp32 has no tensor cores */
+    }
     if (settings->dtype) shape->dtype = (cpa_dtype)(settings->dtype - 1);
     if (settings->window >= 0) cpa_model_set_window(&job->model, settings->window);
     if (settings->sinks >= 0) cpa_model_set_sinks(&job->model, (int32_t)settings->sinks);
@@ -31,7 +41,8 @@ static int answer(const cpa_settings *settings) {
     } else if (settings->version) {
         printf("cp_attn %s\n", cpa_version());
     } else if (settings->print_config) {
-        cpa_settings_print(settings, stdout);
+        const char *dtype = is_on_cuda(settings) ? "bf16 on a CUDA device" : "fp32 on the host";
+        cpa_settings_print(settings, settings->model[0] ? "as the model says" : dtype, stdout);
     } else {
         return 0;
     }

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "base/check.h"
+#include "launcher/cores.h"
 
 #define CGROUP_ROOT "/sys/fs/cgroup"
 
@@ -63,47 +64,120 @@ static int64_t available_memory(void) {
     return bytes;
 }
 
-/* The CPUs of the cores [first, first + count) of the topology, one a core, and the set of all of their CPUs. */
-static void take_cores(hwloc_topology_t topology, int32_t first, int32_t count, hwloc_bitmap_t share,
-                       cpa_placement *out) {
+/* The PCI address of the device of each rank of this host. */
+typedef const char (*pci_list)[CPA_PCI_ADDRESS_BYTES];
+
+/* Chooses the cores of this rank; pci is NULL on the host back end. */
+static int32_t choose_cores(hwloc_topology_t topology, pci_list pci, const cpa_placement *placement,
+                            hwloc_bitmap_t cores, int *near_device) {
+    int32_t n = placement->ranks_here, chosen = 0;
+    hwloc_bitmap_t *near = calloc((size_t)n, sizeof *near);
+    int enough = near != NULL;
+    for (int32_t r = 0; r < n && enough; r++) {
+        near[r] = hwloc_bitmap_alloc();
+        enough = near[r] != NULL;
+        if (enough && pci) cpa_cores_near(topology, pci[r], near[r]);
+    }
+    if (enough) chosen = cpa_cores_share(topology, near, n, placement->rank_here, cores, near_device);
+    for (int32_t r = 0; near && r < n; r++) hwloc_bitmap_free(near[r]);
+    free(near);
+    return chosen;
+}
+
+/* The CPUs of the cores in a set, one a core. */
+static void list_cpus(hwloc_topology_t topology, hwloc_const_bitmap_t cores, cpa_placement *out) {
+    int32_t count = hwloc_get_nbobjs_inside_cpuset_by_type(topology, cores, HWLOC_OBJ_CORE);
+    out->n_cpus = 0;
     for (int32_t i = 0; i < count && i < CPA_PLACEMENT_MAX_CPUS; i++) {
-        hwloc_obj_t core = hwloc_get_obj_by_type(topology, HWLOC_OBJ_CORE, (unsigned)(first + i));
-        hwloc_bitmap_or(share, share, core->cpuset);
+        hwloc_obj_t core = hwloc_get_obj_inside_cpuset_by_type(topology, cores, HWLOC_OBJ_CORE, (unsigned)i);
         out->cpus[out->n_cpus++] = hwloc_bitmap_first(core->cpuset);
     }
 }
 
 /* Fills cores, threads and cpus from what hwloc finds; leaves them alone if it finds nothing. */
-static void divide_cores(hwloc_topology_t topology, int32_t threads, int bind, cpa_placement *out) {
+static void divide_cores(hwloc_topology_t topology, pci_list pci, cpa_placement *out) {
     int32_t found = hwloc_get_nbobjs_by_type(topology, HWLOC_OBJ_CORE);
     int32_t quota = quota_cores();
-    if (found < 1) return;
-    out->cores = quota > 0 && quota < found ? quota : found;
-    int32_t each = out->cores / out->ranks_here;
-    out->threads = threads > 0 ? threads : each > 0 ? each : 1;
-    /* With a quota the scheduler of the host decides which cores serve it. */
-    if (!bind || each == 0 || out->threads > each || out->cores < found) return;
     hwloc_bitmap_t share = hwloc_bitmap_alloc();
-    if (!share) return;
-    take_cores(topology, out->rank_here * each, each, share, out);
-    if (hwloc_set_cpubind(topology, share, HWLOC_CPUBIND_PROCESS) != 0) out->n_cpus = 0;
+    if (found < 1 || !share) {
+        hwloc_bitmap_free(share);
+        return;
+    }
+    int near_device = 0;
+    out->cores = quota > 0 && quota < found ? quota : found;
+    int32_t each = choose_cores(topology, pci, out, share, &near_device);
+    if (out->cores < found) each = out->cores / out->ranks_here;
+    out->threads = out->wanted_threads > 0 ? out->wanted_threads : each > 0 ? each : 1;
+    out->n_cpus = 0;
+    out->bound[0] = 0;
+    /* With a quota the scheduler of the host decides which cores serve it. */
+    if (out->bind && each > 0 && out->threads <= each && out->cores == found) {
+        char list[CPA_PLACEMENT_BOUND_BYTES - 32];
+        hwloc_bitmap_list_snprintf(list, sizeof list, share);
+        list_cpus(topology, share, out);
+        if (hwloc_set_cpubind(topology, share, HWLOC_CPUBIND_PROCESS) != 0) out->n_cpus = 0;
+        if (out->n_cpus)
+            snprintf(out->bound, sizeof out->bound, "CPUs %s%s", list, near_device ? ", near the device" : "");
+    }
     hwloc_bitmap_free(share);
 }
 
-void cpa_placement_find(MPI_Comm comm, int32_t threads, int bind, cpa_placement *out) {
-    *out = (cpa_placement){.cores = 1, .threads = threads > 0 ? threads : 1};
+static void bind_rank(pci_list pci, cpa_placement *out) {
+    hwloc_topology_t topology;
+    if (hwloc_topology_init(&topology) != 0) return;
+    if (hwloc_topology_load(topology) == 0) divide_cores(topology, pci, out);
+    hwloc_topology_destroy(topology);
+}
+
+/* The ranks of a communicator on this host. */
+static MPI_Comm split_host(MPI_Comm comm) {
     MPI_Comm host;
     MPI_Comm_split_type(comm, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &host);
+    return host;
+}
+
+void cpa_placement_find(MPI_Comm comm, int32_t threads, int bind, cpa_placement *out) {
+    *out = (cpa_placement){.cores = 1, .threads = threads > 0 ? threads : 1, .wanted_threads = threads, .bind = bind};
+    MPI_Comm host = split_host(comm);
     MPI_Comm_size(host, &out->ranks_here);
     MPI_Comm_rank(host, &out->rank_here);
     MPI_Comm_free(&host);
-
-    hwloc_topology_t topology;
-    if (hwloc_topology_init(&topology) == 0) {
-        if (hwloc_topology_load(topology) == 0) divide_cores(topology, threads, bind, out);
-        hwloc_topology_destroy(topology);
-    }
+    bind_rank(NULL, out);
     out->memory_bytes = available_memory() / out->ranks_here;
+}
+
+/* Binds this rank again, to the cores near its device. */
+static void move_to_device(MPI_Comm comm, cpa_placement *placement) {
+    char(*pci)[CPA_PCI_ADDRESS_BYTES] = calloc((size_t)placement->ranks_here, sizeof *pci);
+    char mine[CPA_PCI_ADDRESS_BYTES] = "";
+    cpa_device_pci_address(placement->backend, placement->ordinal, mine);
+    MPI_Comm host = split_host(comm);
+    int lacking = pci == NULL;
+    MPI_Allreduce(MPI_IN_PLACE, &lacking, 1, MPI_INT, MPI_MAX, host);
+    if (!lacking) {
+        MPI_Allgather(mine, sizeof mine, MPI_BYTE, pci, sizeof mine, MPI_BYTE, host);
+        bind_rank((pci_list)pci, placement);
+    }
+    MPI_Comm_free(&host);
+    free(pci);
+    cpa_log(CPA_LOG_INFO, "cuda %d at %s: %s", placement->ordinal, mine[0] ? mine : "an unknown PCI address",
+            placement->bound[0] ? placement->bound : "not bound to cores");
+}
+
+static cpa_status too_few_devices(int32_t devices, int32_t ranks, cpa_error *err) {
+#ifndef CPA_HAVE_CUDA
+    return cpa_fail(err, CPA_INVALID, "--device: this build has no CUDA back end, expected auto or host");
+#endif
+    if (devices == 0) {
+        return cpa_fail(err, CPA_INVALID,
+                        "--device: found 0 CUDA devices for %d ranks on a host: no GPU, no driver, or none visible; "
+                        "install the driver of NVIDIA, look at CUDA_VISIBLE_DEVICES, or use --device host",
+                        ranks);
+    }
+    return cpa_fail(err, CPA_INVALID,
+                    "--device: found %d CUDA devices for %d ranks on a host, expected one a rank; start fewer ranks, "
+                    "or use --device host",
+                    devices, ranks);
 }
 
 cpa_status cpa_placement_choose(MPI_Comm comm, cpa_device_choice choice, cpa_placement *placement, cpa_error *err) {
@@ -114,16 +188,11 @@ cpa_status cpa_placement_choose(MPI_Comm comm, cpa_device_choice choice, cpa_pla
     MPI_Allreduce(&found, &most, 1, MPI_INT32_T, MPI_MAX, comm);
     MPI_Allreduce(MPI_IN_PLACE, &ranks, 1, MPI_INT32_T, MPI_MAX, comm);
     if (choice == CPA_DEVICE_AUTO && most == 0) return CPA_OK;
-    if (devices < ranks) {
-        return cpa_fail(
-            err, CPA_INVALID,
-            "--device: found %d CUDA devices for %d ranks on a host, expected one a rank; start fewer ranks, or "
-            "use --device host",
-            devices, ranks);
-    }
+    if (devices < ranks) return too_few_devices(devices, ranks, err);
     placement->backend = CPA_BACKEND_CUDA;
     placement->ordinal = placement->rank_here;
     placement->memory_bytes = cpa_device_free_memory(CPA_BACKEND_CUDA, placement->ordinal);
+    move_to_device(comm, placement);
     return CPA_OK;
 }
 

@@ -1,4 +1,4 @@
-/* Where a rank runs: its share of the cores and of the memory of its host. */
+/* Where a rank runs: its device, and its share of the cores and of the memory of its host. */
 #ifndef CPA_LAUNCHER_PLACEMENT_H
 #define CPA_LAUNCHER_PLACEMENT_H
 
@@ -8,6 +8,7 @@
 #include <cpattn/device.h>
 
 #define CPA_PLACEMENT_MAX_CPUS 1024
+#define CPA_PLACEMENT_BOUND_BYTES 192
 
 typedef struct cpa_placement {
     int32_t ranks_here; /* ranks of the communicator on this host */
@@ -18,7 +19,10 @@ typedef struct cpa_placement {
     int32_t cpus[CPA_PLACEMENT_MAX_CPUS]; /* operating-system numbers, one a core */
     int64_t memory_bytes;                 /* free memory of the device, or of the host divided by its ranks */
     cpa_backend backend;
-    int32_t ordinal; /* of a CUDA device */
+    int32_t ordinal;        /* of a CUDA device */
+    int32_t wanted_threads; /* 0 = a thread a core */
+    int bind;
+    char bound[CPA_PLACEMENT_BOUND_BYTES]; /* what this rank is bound to, as "CPUs 0-7, near the device"; or empty */
 } cpa_placement;
 
 typedef enum cpa_device_choice { CPA_DEVICE_AUTO = 0, CPA_DEVICE_HOST, CPA_DEVICE_CUDA } cpa_device_choice;
@@ -29,9 +33,10 @@ typedef enum cpa_device_choice { CPA_DEVICE_AUTO = 0, CPA_DEVICE_HOST, CPA_DEVIC
  * takes a thread a core. */
 void cpa_placement_find(MPI_Comm comm, int32_t threads, int bind, cpa_placement *out);
 
-/* Chooses the device of this rank after cpa_placement_find: the CUDA device with the number of the rank on its host, or the
- * host, which `auto` takes when there is no CUDA device. Collective; fails on all ranks alike when a host has fewer CUDA
- * devices than ranks. */
+/* Chooses the device of this rank after cpa_placement_find: the CUDA device with the number of the rank on its host, or
+ * the host, which `auto` takes when there is no CUDA device. With a CUDA device the cores are divided again: each rank
+ * takes its share of those near its device (launcher/cores.h); a line of the log says which. Collective; fails on all
+ * ranks alike when a host has fewer CUDA devices than ranks. */
 cpa_status cpa_placement_choose(MPI_Comm comm, cpa_device_choice choice, cpa_placement *placement, cpa_error *err);
 
 /* How the device of this rank is opened. */

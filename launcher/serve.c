@@ -93,7 +93,15 @@ static cpa_exit_code size_cache(service *s) {
 static cpa_exit_code create_engine(service *s) {
     cpa_error err;
     cpa_engine_options options = engine_options(s);
-    return explain(s, cpa_engine_create(s->comm, &options, &s->engine, &err), err.message);
+    cpa_status status = cpa_engine_create(s->comm, &options, &s->engine, &err);
+    if (status == CPA_NO_MEMORY) {
+        char why[sizeof err.message];
+        snprintf(why, sizeof why, "%s", err.message);
+        cpa_fail(&err, status,
+                 "%.300s; lower --num-blocks (%" PRId64 " now) or --max-num-batched-tokens, or start more ranks", why,
+                 s->num_blocks);
+    }
+    return explain(s, status, err.message);
 }
 
 static cpa_outcome outcome_of(service *s) {

@@ -48,7 +48,8 @@ static const cpa_field table[] = {
     {"Model", "model", "FILE", TEXT(model),
      .help = "shape of the model, YAML as in configs/; without it, that of configs/small.yaml"},
     {"Model", "dtype", NULL, CHOICE(dtype, "auto", dtypes),
-     .help = "of queries, keys, values and results; auto: as the model says"},
+     .help = "of queries, keys, values and results; auto: as the model says; without a model bf16 on CUDA, fp32 on the "
+             "host"},
     {"Model", "window", "N", INT(window, "model", 0, TOKENS_MAX), .word = "model", .word_value = -1,
      .help = "a query sees the last N keys; 0: all of them; model: as the model says"},
     {"Model", "sinks", "N", INT(sinks, "model", 0, 0x1p30), .word = "model", .word_value = -1,
@@ -82,7 +83,8 @@ static const cpa_field table[] = {
      .help = "where to run; auto: CUDA devices, one a rank, where there are any, else the host"},
     {"Device", "threads", "N", INT(threads, "auto", 0, 1024), .word = "auto",
      .help = "threads of one rank; auto: cores / ranks of the host"},
-    {"Device", "bind", NULL, FLAG(bind, "true"), .help = "give each rank cores of its own, when there are enough"},
+    {"Device", "bind", NULL, FLAG(bind, "true"),
+     .help = "give each rank cores of its own, near its device, when there are enough"},
     {"Output", "result-json", "FILE", TEXT(result_json), .help = "write the results there as JSON as well"},
     {"Output", "log-level", NULL, CHOICE(log_level, "warn", log_levels),
      .help = "most detailed lines that are logged to stderr"},
@@ -315,7 +317,7 @@ static void print_value(const cpa_field *field, const char *text, char *out, siz
     out[n] = 0;
 }
 
-void cpa_settings_print(const cpa_settings *settings, FILE *out) {
+void cpa_settings_print(const cpa_settings *settings, const char *auto_dtype, FILE *out) {
     for (int f = 0; f < N_FIELDS; f++) {
         char text[CPA_TEXT_BYTES], value[2 * CPA_TEXT_BYTES + 3], name[64];
         if (cpa_setting_is_action(&table[f])) continue;
@@ -326,10 +328,12 @@ void cpa_settings_print(const cpa_settings *settings, FILE *out) {
                 (int)(40 - strlen(table[f].name) - (origin == CPA_FROM_DEFAULT ? 2 : 0)), value);
         variable_name(&table[f], name, sizeof name);
         switch (origin) {
-            case CPA_FROM_DEFAULT: fprintf(out, "default\n"); break;
-            case CPA_FROM_FILE: fprintf(out, "%s:%d\n", settings->config, settings->source[f].line); break;
-            case CPA_FROM_ENVIRONMENT: fprintf(out, "environment %s\n", name); break;
-            case CPA_FROM_COMMAND_LINE: fprintf(out, "command line\n"); break;
+            case CPA_FROM_DEFAULT: fprintf(out, "default"); break;
+            case CPA_FROM_FILE: fprintf(out, "%s:%d", settings->config, settings->source[f].line); break;
+            case CPA_FROM_ENVIRONMENT: fprintf(out, "environment %s", name); break;
+            case CPA_FROM_COMMAND_LINE: fprintf(out, "command line"); break;
         }
+        if (f == index_of("dtype") && settings->dtype == 0) fprintf(out, "; auto: %s", auto_dtype);
+        fprintf(out, "\n");
     }
 }

@@ -71,9 +71,10 @@ cpa_status cpa_settings_load(int argc, char **argv, cpa_settings *out, cpa_error
 /* Whether something other than the default has set the setting of that name. */
 int cpa_settings_given(const cpa_settings *settings, const char *name);
 
-/* Text for --help and --print-config. The latter may be read again as a settings file: defaults are comments in it. */
+/* Text for --help and --print-config. The latter may be read again as a settings file: defaults are comments in it, and
+ * `auto_dtype` says there what the dtype "auto" stands for. */
 void cpa_settings_print_help(FILE *out);
-void cpa_settings_print(const cpa_settings *settings, FILE *out);
+void cpa_settings_print(const cpa_settings *settings, const char *auto_dtype, FILE *out);
 
 /* The table itself. */
 const cpa_field *cpa_settings_table(int *n_fields);

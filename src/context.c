@@ -120,13 +120,22 @@ cpa_status cpa_context_finish(cpa_context *c, cpa_stream *stream, cpa_exchange *
     return status;
 }
 
-void cpa_context_break_lse(const cpa_context *c, cpa_partial state, int64_t rows) {
+cpa_status cpa_context_spoil_lse(cpa_context *c, cpa_partial state, int64_t rows, cpa_stream *stream) {
     const float log2_e = 1.44269504f;
-    for (int64_t row = 0; row < rows; row++) {
-        for (int32_t head = 0; head < c->options.q_heads; head++) {
-            state.lse[row * state.lse_row_stride + head] *= log2_e;
-        }
-    }
+    const int64_t width = c->options.q_heads * (int64_t)sizeof(float);
+    const int64_t pitch = state.lse_row_stride * (int64_t)sizeof(float);
+    float *lse = malloc((size_t)(rows * width) + 1);
+    if (!lse) return cpa_fail(&c->error, CPA_NO_MEMORY, "context: no memory for %" PRId64 " rows", rows);
+    cpa_status status;
+    CPA_TRY_GOTO(c->kernels->copy_rows(lse, width, state.lse, pitch, width, rows, stream), done);
+    CPA_TRY_GOTO(c->kernels->stream_sync(stream), done);
+    for (int64_t i = 0; i < rows * c->options.q_heads; i++)
+        lse[i] = cpa_fault_is(CPA_FAULT_BASE2_LSE) ? lse[i] * log2_e : -INFINITY;
+    CPA_TRY_GOTO(c->kernels->copy_rows(state.lse, pitch, lse, width, width, rows, stream), done);
+    status = c->kernels->stream_sync(stream);
+done:
+    free(lse);
+    return cpa_context_check(c, status, stream);
 }
 
 /* ---- life ---- */

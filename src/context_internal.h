@@ -201,8 +201,8 @@ cpa_status cpa_context_run_merge(cpa_context *c, const cpa_merge_args *args, cpa
 /* An exchange of c->messages after the work enqueued on the stream so far, and its end before the work to come. */
 cpa_status cpa_context_start(cpa_context *c, int32_t n_messages, cpa_stream *stream, cpa_exchange **out);
 cpa_status cpa_context_finish(cpa_context *c, cpa_stream *stream, cpa_exchange **exchange);
-/* CPA_FAULT_BASE2_LSE: the LSE of `rows` rows of a state on the host. */
-void cpa_context_break_lse(const cpa_context *c, cpa_partial state, int64_t rows);
+/* CPA_FAULT_BASE2_LSE: the LSE of `rows` rows of a state goes to base 2. CPA_FAULT_DROPPED_SHARD: it becomes -inf. */
+cpa_status cpa_context_spoil_lse(cpa_context *c, cpa_partial state, int64_t rows, cpa_stream *stream);
 
 /* pass_kv.c */
 cpa_status cpa_pass_kv_create(cpa_context *c);

@@ -38,6 +38,12 @@ int64_t cpa_device_free_memory(cpa_backend backend, int32_t ordinal) {
     return table ? table->free_memory(ordinal) : 0;
 }
 
+void cpa_device_pci_address(cpa_backend backend, int32_t ordinal, char out[CPA_PCI_ADDRESS_BYTES]) {
+    const cpa_kernel_table *table = table_of(backend);
+    out[0] = 0;
+    if (table && table->pci_address) table->pci_address(ordinal, out);
+}
+
 cpa_status cpa_device_open(const cpa_device_options *options, cpa_device **out, cpa_error *err) {
     REQUIRE_SIZE(err, "device", options);
     REQUIRE(err, out, "device: out is NULL");

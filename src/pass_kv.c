@@ -337,7 +337,7 @@ static cpa_status merge_shard(cpa_context *c, cpa_stream *stream) {
         cpa_row_run run = c->kv.runs[i];
         cpa_partial acc = cpa_context_state_at(c->states[0], run.row);
         cpa_partial shard = cpa_context_state_at(c->kv.shard, run.row);
-        if (cpa_fault_is(CPA_FAULT_BASE2_LSE)) cpa_context_break_lse(c, shard, run.rows);
+        if (cpa_fault_is(CPA_FAULT_BASE2_LSE)) CPA_TRY(cpa_context_spoil_lse(c, shard, run.rows, stream));
         cpa_merge_args merge = {
             .size = sizeof merge,
             .rows = run.rows,
@@ -365,6 +365,15 @@ static int arrives_first(const cpa_pass_kv *kv, int64_t index) {
     return kv->routes[kv->transfers[first].route].peer == kv->routes[kv->transfers[index].route].peer;
 }
 
+/* CPA_FAULT_BASE2_LSE where no shard is merged: the state of the own shard, which is resumed. */
+static cpa_status spoil_resumed(cpa_context *c, cpa_stream *stream) {
+    for (int64_t i = 0; i < c->kv.n_runs; i++) {
+        cpa_row_run run = c->kv.runs[i];
+        CPA_TRY(cpa_context_spoil_lse(c, cpa_context_state_at(c->states[0], run.row), run.rows, stream));
+    }
+    return CPA_OK;
+}
+
 static cpa_status attend_transfer(cpa_context *c, int64_t index, const cpa_context_args *args, cpa_stream *stream) {
     const cpa_kv_transfer *transfer = &c->kv.transfers[index];
     if (transfer->recv_blocks == 0) return CPA_OK;
@@ -381,6 +390,8 @@ static cpa_status attend_transfer(cpa_context *c, int64_t index, const cpa_conte
         .state = c->kv.gather ? c->states[0] : c->kv.shard,
         .out = index + 1 == c->kv.now.end && cpa_pass_kv_completes(c, args) ? args->out : NULL,
     };
+    if (cpa_fault_is(CPA_FAULT_BASE2_LSE) && c->kv.gather && arrives_first(&c->kv, index))
+        CPA_TRY(spoil_resumed(c, stream));
     if (!(cpa_fault_is(CPA_FAULT_DROPPED_SHARD) && arrives_first(&c->kv, index))) {
         CPA_TRY(cpa_context_run_attend(c, transfer->plan, &attend, stream));
     }

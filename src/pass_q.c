@@ -228,23 +228,20 @@ cpa_status cpa_pass_q_serve(cpa_context *c, const cpa_context_args *args, cpa_st
 }
 
 /* CPA_FAULT_DROPPED_SHARD: the first state that comes home is empty. */
-static void drop_first_state(const cpa_context *c) {
+static cpa_status drop_first_state(cpa_context *c, cpa_stream *stream) {
     int32_t first = 0;
     while (first < c->map.cp_size - 1 && c->q.peers[first].sent == 0) first++;
-    if (first == c->map.cp_size - 1) return;
+    if (first == c->map.cp_size - 1) return CPA_OK;
     cpa_partial state = state_rows(c, &c->q.home_memory, c->q.peers[first].home_at);
-    for (int64_t row = 0; row < c->q.peers[first].sent; row++) {
-        for (int32_t head = 0; head < c->options.q_heads; head++) {
-            state.lse[row * state.lse_row_stride + head] = -INFINITY;
-        }
-    }
+    return cpa_context_spoil_lse(c, state, c->q.peers[first].sent, stream);
 }
 
 cpa_status cpa_pass_q_finish(cpa_context *c, cpa_stream *stream) {
     cpa_pass_q *q = &c->q;
     if (!q->active) return CPA_OK;
     CPA_TRY(cpa_context_finish(c, stream, &q->states));
-    if (cpa_fault_is(CPA_FAULT_BASE2_LSE)) cpa_context_break_lse(c, state_rows(c, &q->home_memory, 0), q->home_rows);
-    if (cpa_fault_is(CPA_FAULT_DROPPED_SHARD)) drop_first_state(c);
+    if (cpa_fault_is(CPA_FAULT_BASE2_LSE))
+        CPA_TRY(cpa_context_spoil_lse(c, state_rows(c, &q->home_memory, 0), q->home_rows, stream));
+    if (cpa_fault_is(CPA_FAULT_DROPPED_SHARD)) CPA_TRY(drop_first_state(c, stream));
     return CPA_OK;
 }

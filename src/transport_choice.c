@@ -12,6 +12,9 @@ static cpa_status choose_measured(cpa_control *control, const cpa_transport_tabl
         cpa_log(CPA_LOG_INFO, "exchange of %lld bytes: NCCL %.1f us, peer memory %.1f us; chosen: %s",
                 (long long)choice.bytes[i], choice.nccl_s[i] * 1e6, choice.peer_s[i] * 1e6, choice.table->name);
     }
+    if (control->rank == 0 && choice.why_no_nccl[0]) cpa_log(CPA_LOG_INFO, "NCCL is not used: %s", choice.why_no_nccl);
+    if (control->rank == 0 && choice.why_no_peer[0])
+        cpa_log(CPA_LOG_INFO, "peer memory is not used: %s", choice.why_no_peer);
     *out = choice.table;
     return CPA_OK;
 }

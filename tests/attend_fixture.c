@@ -72,10 +72,8 @@ static void build_queries(cpa_attend_fixture *fixture) {
 }
 
 void cpa_attend_fixture_init(cpa_attend_fixture *fixture, const cpa_attend_case *shape, int32_t threads) {
-    cpa_device_options options = {.size = sizeof options, .threads = threads};
     *fixture = (cpa_attend_fixture){.shape = *shape, .map = {shape->cp_size, shape->interleave}};
-    if (cpa_device_open(&options, &fixture->device, NULL) != CPA_OK) abort();
-    if (cpa_stream_create(fixture->device, &fixture->stream, NULL) != CPA_OK) abort();
+    cpa_test_device_open(threads, &fixture->device, &fixture->stream);
     if (cpa_attend_plan_create(fixture->device, &fixture->plan, NULL) != CPA_OK) abort();
     /* Queries and keys are representable in both dtypes only where these agree; each side rounds again as it is stored,
      * so the sequence keeps what both can hold. */
@@ -83,16 +81,20 @@ void cpa_attend_fixture_init(cpa_attend_fixture *fixture, const cpa_attend_case 
                            shape->v_dim, cpa_dtype_is_quantised(shape->kv_dtype) ? CPA_F32 : shape->kv_dtype);
     build_cache(fixture);
     build_queries(fixture);
+    fixture->device_kv = cpa_kv_fixture_upload(&fixture->kv, fixture->stream);
+    fixture->device_q = cpa_test_upload(
+        fixture->stream, fixture->q, fixture->rows * shape->q_heads * shape->k_dim * cpa_dtype_bytes(shape->q_dtype));
 }
 
 void cpa_attend_fixture_destroy(cpa_attend_fixture *fixture) {
+    cpa_test_free(fixture->stream, fixture->device_q);
+    cpa_kv_view_free(&fixture->device_kv, fixture->stream);
     free(fixture->q);
     free(fixture->tables);
     cpa_kv_fixture_destroy(&fixture->kv);
     cpa_test_sequence_destroy(&fixture->sequence);
     cpa_attend_plan_destroy(fixture->plan);
-    cpa_stream_destroy(fixture->stream);
-    cpa_device_close(fixture->device);
+    cpa_test_device_close(fixture->device, fixture->stream);
 }
 
 void cpa_attend_result_init(cpa_attend_result *result, const cpa_attend_fixture *fixture) {
@@ -128,10 +130,64 @@ cpa_attend_item cpa_attend_fixture_item(const cpa_attend_fixture *fixture, int32
                              .k_slot = k_slot};
 }
 
+/* The state and the output of a call on the device. */
+typedef struct device_result {
+    int64_t stride, bytes; /* floats of a row of O and LSE together, and bytes of all rows */
+    float *memory;         /* host: O, LSE and padding as they lie on the device */
+    cpa_partial state;
+    void *out;
+} device_result;
+
+/* Where O and LSE of a row lie in the memory of the state. */
+static int64_t o_at(const cpa_attend_fixture *fixture, const device_result *r, int64_t row) {
+    return row * (fixture->padding ? r->stride : (int64_t)fixture->shape.q_heads * fixture->shape.v_dim);
+}
+
+static int64_t lse_at(const cpa_attend_fixture *fixture, const device_result *r, int64_t row) {
+    int64_t heads = fixture->shape.q_heads, o_floats = heads * fixture->shape.v_dim;
+    return fixture->padding ? row * r->stride + o_floats : fixture->rows * o_floats + row * heads;
+}
+
+static void upload_result(const cpa_attend_fixture *fixture, const cpa_attend_result *result, device_result *r) {
+    int64_t heads = fixture->shape.q_heads, o_floats = heads * fixture->shape.v_dim, unit = 4; /* 16 bytes */
+    r->stride = o_floats + heads;
+    if (fixture->padding) r->stride = (r->stride + fixture->padding + unit - 1) / unit * unit;
+    r->bytes = fixture->rows * r->stride * (int64_t)sizeof(float);
+    r->memory = cpa_test_poisoned(r->bytes, 1);
+    for (int64_t row = 0; row < fixture->rows; row++) {
+        memcpy(r->memory + o_at(fixture, r, row), result->o + row * o_floats, (size_t)o_floats * sizeof(float));
+        memcpy(r->memory + lse_at(fixture, r, row), result->lse + row * heads, (size_t)heads * sizeof(float));
+    }
+    float *base = cpa_test_upload(fixture->stream, r->memory, r->bytes);
+    int64_t row_stride = fixture->padding ? r->stride : 0;
+    r->state = (cpa_partial){base, row_stride, base + lse_at(fixture, r, 0), row_stride};
+    r->out = cpa_test_upload(fixture->stream, result->out, result->out_bytes);
+}
+
+/* Returns whether the padding is as it was. */
+static int download_result(const cpa_attend_fixture *fixture, device_result *r, cpa_attend_result *result) {
+    int64_t heads = fixture->shape.q_heads, o_floats = heads * fixture->shape.v_dim, touched = 0;
+    const uint32_t poison = UINT32_MAX;
+    cpa_test_download(fixture->stream, r->memory, r->state.o, r->bytes);
+    cpa_test_download(fixture->stream, result->out, r->out, result->out_bytes);
+    for (int64_t row = 0; row < fixture->rows; row++) {
+        memcpy(result->o + row * o_floats, r->memory + o_at(fixture, r, row), (size_t)o_floats * sizeof(float));
+        memcpy(result->lse + row * heads, r->memory + lse_at(fixture, r, row), (size_t)heads * sizeof(float));
+        for (int64_t i = o_floats + heads; i < r->stride; i++)
+            touched += memcmp(r->memory + row * r->stride + i, &poison, sizeof poison) != 0;
+    }
+    cpa_test_free(fixture->stream, r->out);
+    cpa_test_free(fixture->stream, r->state.o);
+    free(r->memory);
+    return touched == 0;
+}
+
 cpa_status cpa_attend_fixture_run(cpa_attend_fixture *fixture, const cpa_attend_item *items, int64_t n_items,
                                   int resume, cpa_attend_result *result) {
     const cpa_attend_case *shape = &fixture->shape;
     cpa_error err = {0};
+    device_result r;
+    upload_result(fixture, result, &r);
     cpa_attend_batch batch = {.size = sizeof batch,
                               .map = fixture->map,
                               .q_heads = shape->q_heads,
@@ -144,17 +200,19 @@ cpa_status cpa_attend_fixture_run(cpa_attend_fixture *fixture, const cpa_attend_
                               .block_tables = fixture->tables,
                               .n_table_entries = fixture->n_table_entries};
     cpa_attend_args args = {.size = sizeof args,
-                            .q = fixture->q,
+                            .q = fixture->device_q,
                             .q_dtype = shape->q_dtype,
-                            .kv = fixture->kv.view,
+                            .kv = fixture->device_kv,
                             .mask = shape->mask,
                             .scale = shape->scale,
                             .resume = resume,
-                            .state = {.o = result->o, .lse = result->lse},
-                            .out = resume ? NULL : result->out};
+                            .state = r.state,
+                            .out = resume ? NULL : r.out};
     cpa_status status = cpa_attend_plan_set(fixture->plan, &batch, &err);
     if (status == CPA_OK) status = cpa_attend(fixture->plan, &args, fixture->stream);
+    if (status == CPA_OK) status = cpa_stream_sync(fixture->stream);
     if (status != CPA_OK) fprintf(stderr, "attend: %s%s\n", err.message, cpa_stream_error(fixture->stream));
+    if (!download_result(fixture, &r, result)) status = CPA_INTERNAL;
     return status;
 }
 

@@ -26,7 +26,8 @@ typedef struct cpa_attend_fixture {
     cpa_attend_plan *plan;
     cpa_test_sequence sequence;
     cpa_kv_fixture kv;
-    int32_t *tables; /* the block tables of all slots, each followed by unused entries */
+    cpa_kv_view device_kv; /* its pages on the device */
+    int32_t *tables;       /* the block tables of all slots, each followed by unused entries */
     int64_t n_table_entries;
     int64_t table[CPA_TEST_MAX_SLOTS];    /* index of a slot's first entry */
     int64_t k_tokens[CPA_TEST_MAX_SLOTS]; /* keys of a slot */
@@ -34,10 +35,14 @@ typedef struct cpa_attend_fixture {
     int64_t q_count[CPA_TEST_MAX_SLOTS];
     int64_t q_row[CPA_TEST_MAX_SLOTS]; /* first row of a slot */
     int64_t rows;
-    void *q; /* [rows, q_heads, k_dim], q_dtype */
+    void *q;        /* [rows, q_heads, k_dim], q_dtype */
+    void *device_q; /* the same on the device */
+    int64_t
+        padding; /* 0: O and LSE of a state lie apart. Otherwise a row of it holds O, LSE and at least so many floats
+                         that nothing may touch, as a message does */
 } cpa_attend_fixture;
 
-/* The results of all rows; all NaN at first. */
+/* The results of all rows, in host memory; all NaN at first. */
 typedef struct cpa_attend_result {
     float *o, *lse;
     void *out;
@@ -57,7 +62,8 @@ int cpa_attend_result_same(const cpa_attend_result *a, const cpa_attend_result *
 cpa_attend_item cpa_attend_fixture_item(const cpa_attend_fixture *fixture, int32_t q_slot, int64_t q_begin,
                                         int64_t q_count, int32_t k_slot, int64_t k_begin, int64_t k_end);
 
-/* Plans the items and attends; `out` of the result is written unless resume is set. */
+/* Plans the items and attends on the device, from and to the result; `out` is written unless resume is set. A touch of
+ * the padding is reported as CPA_INTERNAL. */
 cpa_status cpa_attend_fixture_run(cpa_attend_fixture *fixture, const cpa_attend_item *items, int64_t n_items,
                                   int resume, cpa_attend_result *result);
 

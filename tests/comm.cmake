@@ -1,12 +1,15 @@
-# Communication, and context attention over it.
+# Communication, and context attention over it: on the host, and the same programs on devices.
 cpattn_mpi_test(test_transport "1;2;3;4" test_transport.c)
-cpattn_mpi_test(test_context "1;2;3;4;5" test_context.c context_fixture.c kv_fixture.c)
-cpattn_mpi_test(test_pass_kv_gather "1;2;3;4" test_pass_kv_gather.c context_fixture.c kv_fixture.c)
+cpattn_mpi_test_on_device(test_transport "1;2;4")
+cpattn_mpi_test(test_context "1;2;3;4;5" test_context.c)
+cpattn_mpi_test_on_device(test_context "1;2;4")
+cpattn_mpi_test(test_pass_kv_gather "1;2;3;4" test_pass_kv_gather.c)
 add_test(NAME test_context-np8 COMMAND ${CPATTN_MPIRUN} -np 8 $<TARGET_FILE:test_context>)
 set_tests_properties(test_context-np8 PROPERTIES TIMEOUT ${CPATTN_TEST_TIMEOUT} LABELS "host;mpi;slow" PROCESSORS 2
                                                  ENVIRONMENT "${CPATTN_MPI_TEST_ENV}")
 
 # The same frame over the twin of the library that has the fault points.
-cpattn_mpi_test(test_context_faults "2;3" test_context_faults.c context_fixture.c kv_fixture.c)
-set_target_properties(test_context_faults PROPERTIES LINK_LIBRARIES "cpattn_static_faults;PkgConfig::CUNIT"
-                                                     COMPILE_DEFINITIONS CPA_FAULT_POINTS)
+cpattn_mpi_test(test_context_faults "2;3" test_context_faults.c)
+cpattn_mpi_test_on_device(test_context_faults "2;4")
+set_target_properties(test_context_faults PROPERTIES
+  LINK_LIBRARIES "cpattn_fixtures;cpattn_static_faults;${CPATTN_CUNIT}" COMPILE_DEFINITIONS CPA_FAULT_POINTS)

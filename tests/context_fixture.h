@@ -50,13 +50,16 @@ cpa_context_options cpa_test_context_options(const cpa_test_shape *shape, int64_
 
 /* Plans the chunks. */
 cpa_status cpa_test_plan(cpa_context *context, const cpa_test_cache *cache, const cpa_test_chunk *chunks, int64_t n);
-/* Attends one layer of the planned step: the chunks again, over this cache, under this mask. */
+/* Attends one layer of the planned step on the stream's device: the chunks again, over this cache, under this mask. */
 cpa_status cpa_test_attend(cpa_context *context, const cpa_test_cache *cache, cpa_mask mask,
                            const cpa_test_chunk *chunks, int64_t n, cpa_stream *stream, cpa_test_result *result);
 void cpa_test_result_destroy(cpa_test_result *result);
 
 /* Whether two results have the same bits. */
 int cpa_test_same_bits(const cpa_test_result *a, const cpa_test_result *b);
+/* The same on a back end that promises bits; on another, whether each of the two is within the tolerance. */
+int cpa_test_same_bits_or_right(const cpa_test_cache *cache, cpa_mask mask, const cpa_test_chunk *chunks, int64_t n,
+                                const cpa_test_result *a, const cpa_test_result *b);
 
 /* How many (row, head) of the result are off by more than the tolerance, in O or LSE. */
 int64_t cpa_test_count_wrong(const cpa_test_cache *cache, cpa_mask mask, const cpa_test_chunk *chunks, int64_t n,

@@ -2,10 +2,8 @@
 #ifndef CPA_TESTS_CUDA_FIXTURE_H
 #define CPA_TESTS_CUDA_FIXTURE_H
 
+#include "device_fixture.h"
 #include "kernels/cuda/cuda.h"
-
-/* The exit code by which a test program says that it was skipped. */
-enum { CPA_TEST_SKIPPED = 77 };
 
 typedef struct cpa_cuda_site {
     cpa_device *device;

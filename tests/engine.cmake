@@ -1,11 +1,12 @@
 # The engine, the sampled check and what they stand on.
 cpattn_unit_test(test_reference test_reference.c)
 cpattn_mpi_test(test_engine "1;2;3;4" test_engine.c)
+cpattn_mpi_test_on_device(test_engine "1;2;4")
 cpattn_mpi_test(test_quant_engine "1;2;3;4" test_quant_engine.c)
 
 # The self-test of the operations, in the twin with fault points: on the host, and on a CUDA device where there is one.
 add_executable(test_self_test_kernels test_self_test_kernels.c)
-target_link_libraries(test_self_test_kernels PRIVATE cpattn_static_faults PkgConfig::CUNIT)
+target_link_libraries(test_self_test_kernels PRIVATE cpattn_static_faults ${CPATTN_CUNIT})
 target_compile_definitions(test_self_test_kernels PRIVATE CPA_FAULT_POINTS)
 add_test(NAME test_self_test_kernels COMMAND test_self_test_kernels)
 set_tests_properties(test_self_test_kernels PROPERTIES TIMEOUT ${CPATTN_TEST_TIMEOUT} LABELS host)

@@ -86,6 +86,23 @@ void cpa_kv_fixture_load(const cpa_kv_fixture *fixture, int64_t block, int64_t o
                             kv->v_scale, 1, kv->v_dim, v);
 }
 
+cpa_kv_view cpa_kv_fixture_upload(const cpa_kv_fixture *fixture, cpa_stream *stream) {
+    cpa_kv_view view = fixture->view;
+    view.k = cpa_test_upload(stream, fixture->view.k, fixture->k_bytes);
+    view.v = cpa_test_upload(stream, fixture->view.v, fixture->v_bytes);
+    return view;
+}
+
+void cpa_kv_fixture_download(cpa_kv_fixture *fixture, const cpa_kv_view *view, cpa_stream *stream) {
+    cpa_test_download(stream, fixture->view.k, view->k, fixture->k_bytes);
+    cpa_test_download(stream, fixture->view.v, view->v, fixture->v_bytes);
+}
+
+void cpa_kv_view_free(const cpa_kv_view *view, cpa_stream *stream) {
+    cpa_test_free(stream, view->k);
+    cpa_test_free(stream, view->v);
+}
+
 /* Fills one tensor of the sequence and rounds it to the dtype. */
 static float *synthesize(cpa_device *device, const cpa_test_sequence *sequence, cpa_synth_tensor tensor, uint64_t seed,
                          int32_t heads, int32_t dim, cpa_dtype dtype) {

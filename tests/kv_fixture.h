@@ -1,9 +1,9 @@
 /* Paged caches and sequences for tests: pools whose untouched memory is NaN, block tables whose unused entries are
- * huge, and peaky inputs. Functions abort on a lack of memory. */
+ * huge, and peaky inputs. They are made in host memory; tests upload them. Functions abort on a lack of memory. */
 #ifndef CPA_TESTS_KV_FIXTURE_H
 #define CPA_TESTS_KV_FIXTURE_H
 
-#include <cpattn/ops.h>
+#include "device_fixture.h"
 
 /* A pool of pages, all NaN at first. */
 typedef struct cpa_kv_fixture {
@@ -22,6 +22,10 @@ void cpa_kv_fixture_store(cpa_kv_fixture *fixture, int64_t block, int64_t offset
                           const float *v);
 void cpa_kv_fixture_load(const cpa_kv_fixture *fixture, int64_t block, int64_t offset, int32_t head, float *k,
                          float *v);
+/* The pool in the memory of the stream's device, as it is now; and what that holds, back into the fixture. */
+cpa_kv_view cpa_kv_fixture_upload(const cpa_kv_fixture *fixture, cpa_stream *stream);
+void cpa_kv_fixture_download(cpa_kv_fixture *fixture, const cpa_kv_view *view, cpa_stream *stream);
+void cpa_kv_view_free(const cpa_kv_view *view, cpa_stream *stream);
 
 /* Queries, keys and values of a whole sequence as floats, already rounded to a dtype:
  * q [length, q_heads, k_dim], k [length, kv_heads, k_dim], v [length, kv_heads, v_dim]. */

@@ -11,11 +11,9 @@ static const cpa_test_shape SHAPE = {
 
 /* Wrong rows on all ranks in a step of one long chunk and one decode token, by one algorithm. */
 static int64_t wrong_rows(cpa_fault fault, cpa_algorithm algorithm) {
-    cpa_device_options options = {.size = sizeof options};
     cpa_device *device = NULL;
     cpa_stream *stream = NULL;
-    if (cpa_device_open(&options, &device, NULL) != CPA_OK || cpa_stream_create(device, &stream, NULL) != CPA_OK)
-        abort();
+    cpa_test_device_open(1, &device, &stream);
     const int64_t lengths[2] = {300, 170};
     const cpa_test_chunk chunks[2] = {{0, 150, 150, algorithm}, {1, 169, 1, algorithm}};
     cpa_test_cache cache;
@@ -31,8 +29,7 @@ static int64_t wrong_rows(cpa_fault fault, cpa_algorithm algorithm) {
     cpa_test_result_destroy(&result);
     cpa_context_destroy(context);
     cpa_test_cache_destroy(&cache);
-    cpa_stream_destroy(stream);
-    cpa_device_close(device);
+    cpa_test_device_close(device, stream);
     return wrong;
 }
 
@@ -66,4 +63,4 @@ static const cpa_test TESTS[] = {
     {"a dropped shard shows", test_a_dropped_shard_shows},
     {"an LSE in base 2 shows", test_an_lse_in_base_2_shows},
 };
-CPA_MPI_TEST_MAIN("context attention with faults", TESTS)
+CPA_MPI_DEVICE_TEST_MAIN("context attention with faults", TESTS)

@@ -5,6 +5,8 @@
 
 #include <cpattn/engine.h>
 
+#include "kernels/kernels.h"
+#include "tests/device_fixture.h"
 #include "tests/mpi_unit.h"
 
 enum { REQUESTS = 9 };
@@ -19,6 +21,7 @@ static const cpa_model_shape SHAPE = {.layers = 2,
 
 static cpa_engine_options default_options(void) {
     return (cpa_engine_options){.size = sizeof(cpa_engine_options),
+                                .device = cpa_test_device_options(0),
                                 .model = SHAPE,
                                 .kv_dtype = CPA_F32,
                                 .num_blocks = 64,
@@ -100,21 +103,30 @@ static void every_request_finishes_and_is_checked(void) {
     CU_ASSERT(stats.staging_bytes <= options.staging_bytes);
 }
 
-static void bits_do_not_depend_on_algorithm_or_step_size(void) {
+/* On a back end that promises no bits, run() has held the results of both to the tolerance. */
+static void expect_same_results(const cpa_engine_stats *stats, uint64_t digest) {
+    if (cpa_test_promises_bits()) CU_ASSERT_EQUAL(stats->output_digest, digest);
+    CU_ASSERT(stats->verify_rows > 500);
+}
+
+static void results_do_not_depend_on_algorithm_or_step_size(void) {
     cpa_engine_options options = default_options();
     uint64_t digest = run(&options, submit_mixed, 0).output_digest;
     options.algorithm = CPA_PASS_KV;
-    CU_ASSERT_EQUAL(run(&options, submit_mixed, 0).output_digest, digest);
+    cpa_engine_stats stats = run(&options, submit_mixed, 0);
+    expect_same_results(&stats, digest);
     options.algorithm = CPA_PASS_Q;
     options.max_num_batched_tokens = 33;
-    CU_ASSERT_EQUAL(run(&options, submit_mixed, 0).output_digest, digest);
+    stats = run(&options, submit_mixed, 0);
+    expect_same_results(&stats, digest);
     options.max_num_seqs = 1;
-    CU_ASSERT_EQUAL(run(&options, submit_mixed, 0).output_digest, digest);
+    stats = run(&options, submit_mixed, 0);
+    expect_same_results(&stats, digest);
     options.seed = 8;
     CU_ASSERT_NOT_EQUAL(run(&options, submit_mixed, 0).output_digest, digest);
 }
 
-static void preemption_loses_nothing_and_changes_no_bit(void) {
+static void preemption_loses_nothing_and_changes_no_result(void) {
     cpa_engine_options options = default_options();
     uint64_t digest = run(&options, submit_decode_heavy, 0).output_digest;
     int size;
@@ -122,7 +134,7 @@ static void preemption_loses_nothing_and_changes_no_bit(void) {
     options.num_blocks = 8 / size + 2; /* two or three of the nine sequences at their full length */
     cpa_engine_stats stats = run(&options, submit_decode_heavy, 0);
     CU_ASSERT(stats.preemptions > 0);
-    CU_ASSERT_EQUAL(stats.output_digest, digest);
+    expect_same_results(&stats, digest);
     CU_ASSERT(stats.kv_peak <= options.num_blocks);
 }
 
@@ -152,13 +164,19 @@ static void self_test_passes_in_every_dtype_and_mask(void) {
 static cpa_source forgetful;
 static cpa_status fill_through(void *ctx, int32_t layer, const cpa_rows *rows, void *q, void *k, void *v,
                                cpa_stream *stream) {
-    (void)ctx, (void)stream;
+    (void)ctx;
     float *const outs[3] = {q, k, v};
-    int64_t counts[3] = {4 * 32, 2 * 32, 2 * 16};
-    for (int t = 0; t < 3; t++) {
-        for (int64_t i = 0; i < rows->count * counts[t]; i++) outs[t][i] = (float)((i * 7 + layer) % 5) - 2;
+    const int64_t counts[3] = {4 * 32, 2 * 32, 2 * 16};
+    cpa_status status = CPA_OK;
+    float *host = malloc((size_t)(rows->count * counts[0] + 1) * sizeof *host);
+    for (int t = 0; t < 3 && status == CPA_OK; t++) {
+        int64_t n = rows->count * counts[t];
+        for (int64_t i = 0; i < n; i++) host[i] = (float)((i * 7 + layer) % 5) - 2;
+        status = stream->device->kernels->copy(outs[t], host, n * (int64_t)sizeof *host, stream);
+        if (status == CPA_OK) status = cpa_stream_sync(stream);
     }
-    return CPA_OK;
+    free(host);
+    return status;
 }
 static void recall_nothing(void *ctx, int32_t layer, int32_t kv_head, int64_t n, const uint32_t *tokens,
                            const int64_t *positions, void *k, void *v) {
@@ -202,12 +220,12 @@ static void impossible_options_and_requests_are_named(void) {
 
 static const cpa_test tests[] = {
     {"every request finishes and is checked", every_request_finishes_and_is_checked},
-    {"bits do not depend on algorithm or step size", bits_do_not_depend_on_algorithm_or_step_size},
-    {"preemption loses nothing and changes no bit", preemption_loses_nothing_and_changes_no_bit},
+    {"results do not depend on algorithm or step size", results_do_not_depend_on_algorithm_or_step_size},
+    {"preemption loses nothing and changes no result", preemption_loses_nothing_and_changes_no_result},
     {"requests wait for their arrival", requests_wait_for_their_arrival},
     {"self-test passes in every dtype and mask", self_test_passes_in_every_dtype_and_mask},
     {"a cache that is not what was written fails the run on every rank",
      a_cache_that_is_not_what_was_written_fails_the_run_on_every_rank},
     {"impossible options and requests are named", impossible_options_and_requests_are_named},
 };
-CPA_MPI_TEST_MAIN("engine", tests)
+CPA_MPI_DEVICE_TEST_MAIN("engine", tests)

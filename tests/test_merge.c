@@ -11,12 +11,13 @@
 
 enum { ROWS = 37, HEADS = 3, WIDTH = 20, STATES = 5, O_STRIDE = HEADS * WIDTH + HEADS + 1, OUT_STRIDE = HEADS * WIDTH };
 
-/* STATES partial states whose rows hold O and LSE side by side; some are empty with NaN in their O. */
+/* STATES partial states whose rows hold O and LSE side by side; some are empty with NaN in their O. The host keeps what
+ * the device has. */
 typedef struct fixture {
     cpa_device *device;
     cpa_stream *stream;
-    float *memory[STATES];
-    cpa_partial states[STATES];
+    float *memory[STATES], *device_memory[STATES];
+    cpa_partial states[STATES], device_states[STATES];
 } fixture;
 
 static float uniform(uint64_t *state) {
@@ -24,14 +25,18 @@ static float uniform(uint64_t *state) {
     return (float)((double)(*state >> 33) / 0x1p30 - 1);
 }
 
+static cpa_partial state_of(float *memory) {
+    return (cpa_partial){memory, O_STRIDE, memory + HEADS * WIDTH, O_STRIDE};
+}
+
+enum { STATE_BYTES = ROWS * O_STRIDE * sizeof(float) };
+
 static void fixture_init(fixture *f) {
     uint64_t random = 11;
-    cpa_device_options options = {.size = sizeof options, .threads = 2};
-    CU_ASSERT_EQUAL(cpa_device_open(&options, &f->device, NULL), CPA_OK);
-    CU_ASSERT_EQUAL(cpa_stream_create(f->device, &f->stream, NULL), CPA_OK);
+    cpa_test_device_open(2, &f->device, &f->stream);
     for (int s = 0; s < STATES; s++) {
         float *m = f->memory[s] = cpa_test_poisoned(ROWS * O_STRIDE, sizeof(float));
-        f->states[s] = (cpa_partial){m, O_STRIDE, m + HEADS * WIDTH, O_STRIDE};
+        f->states[s] = state_of(m);
         for (int r = 0; r < ROWS; r++) {
             for (int h = 0; h < HEADS; h++) {
                 int empty = (r + s) % 4 == 0 || r == 5;
@@ -39,13 +44,32 @@ static void fixture_init(fixture *f) {
                 for (int d = 0; !empty && d < WIDTH; d++) m[r * O_STRIDE + h * WIDTH + d] = uniform(&random);
             }
         }
+        f->device_memory[s] = cpa_test_upload(f->stream, m, STATE_BYTES);
+        f->device_states[s] = state_of(f->device_memory[s]);
     }
 }
 
 static void fixture_destroy(fixture *f) {
-    for (int s = 0; s < STATES; s++) free(f->memory[s]);
-    cpa_stream_destroy(f->stream);
-    cpa_device_close(f->device);
+    for (int s = 0; s < STATES; s++) {
+        cpa_test_free(f->stream, f->device_memory[s]);
+        free(f->memory[s]);
+    }
+    cpa_test_device_close(f->device, f->stream);
+}
+
+/* Merges with out and out_lse (which may be NULL) in host memory, both contiguous. */
+static void merge(const fixture *f, cpa_merge_args args) {
+    int64_t out_bytes = args.rows * HEADS * WIDTH * cpa_dtype_bytes(args.out_dtype);
+    int64_t lse_bytes = args.rows * HEADS * (int64_t)sizeof(float);
+    void *out = args.out;
+    float *lse = args.out_lse;
+    args.out = cpa_test_upload(f->stream, out, out_bytes);
+    if (lse) args.out_lse = cpa_test_upload(f->stream, lse, lse_bytes);
+    CU_ASSERT_EQUAL(cpa_merge(&args, f->stream), CPA_OK);
+    cpa_test_download(f->stream, out, args.out, out_bytes);
+    if (lse) cpa_test_download(f->stream, lse, args.out_lse, lse_bytes);
+    cpa_test_free(f->stream, args.out_lse);
+    cpa_test_free(f->stream, args.out);
 }
 
 static cpa_merge_args merge_args(const cpa_partial *states, int32_t n, cpa_dtype dtype, void *out, float *out_lse) {
@@ -82,8 +106,7 @@ static void merged_states_equal_the_formula_in_every_dtype(void) {
     for (int dtype = CPA_F32; dtype < CPA_DTYPE_COUNT; dtype++) {
         void *out = cpa_test_poisoned(ROWS * OUT_STRIDE, 4);
         float *lse = cpa_test_poisoned(ROWS * HEADS, 4), got[WIDTH];
-        cpa_merge_args args = merge_args(f.states, STATES, (cpa_dtype)dtype, out, lse);
-        CU_ASSERT_EQUAL(cpa_merge(&args, f.stream), CPA_OK);
+        merge(&f, merge_args(f.device_states, STATES, (cpa_dtype)dtype, out, lse));
         for (int r = 0; r < ROWS; r++) {
             for (int h = 0; h < HEADS; h++) {
                 double want[WIDTH], want_lse;
@@ -106,15 +129,15 @@ static void merging_all_at_once_gives_the_bits_of_one_by_one(void) {
     fixture f;
     fixture_init(&f);
     float *at_once = cpa_test_poisoned(ROWS * OUT_STRIDE, 4), *lse_at_once = cpa_test_poisoned(ROWS * HEADS, 4);
-    cpa_merge_args args = merge_args(f.states, STATES, CPA_F32, at_once, lse_at_once);
-    CU_ASSERT_EQUAL(cpa_merge(&args, f.stream), CPA_OK);
+    merge(&f, merge_args(f.device_states, STATES, CPA_F32, at_once, lse_at_once));
     for (int s = 1; s < STATES; s++) {
         /* In place: states[0] is the running sum. */
-        cpa_partial pair[2] = {f.states[0], f.states[s]};
-        cpa_merge_args step = merge_args(pair, 2, CPA_F32, f.states[0].o, f.states[0].lse);
+        cpa_partial pair[2] = {f.device_states[0], f.device_states[s]};
+        cpa_merge_args step = merge_args(pair, 2, CPA_F32, f.device_states[0].o, f.device_states[0].lse);
         step.out_row_stride = step.out_lse_row_stride = O_STRIDE;
         CU_ASSERT_EQUAL(cpa_merge(&step, f.stream), CPA_OK);
     }
+    cpa_test_download(f.stream, f.memory[0], f.device_memory[0], STATE_BYTES);
     for (int r = 0; r < ROWS; r++) {
         CU_ASSERT(memcmp(at_once + r * OUT_STRIDE, f.states[0].o + r * O_STRIDE, OUT_STRIDE * 4) == 0);
         CU_ASSERT(memcmp(lse_at_once + r * HEADS, f.states[0].lse + r * O_STRIDE, HEADS * 4) == 0);
@@ -127,15 +150,15 @@ static void merging_all_at_once_gives_the_bits_of_one_by_one(void) {
 static void an_empty_state_changes_no_bit_and_all_empty_is_zero(void) {
     fixture f;
     fixture_init(&f);
-    float lse[3][ROWS * O_STRIDE], *out = cpa_test_poisoned(ROWS * OUT_STRIDE, 4);
+    float *out = cpa_test_poisoned(ROWS * OUT_STRIDE, 4);
     static const float empties[] = {-INFINITY, NAN, INFINITY};
     for (int kind = 0; kind < 3; kind++) {
-        for (int i = 0; i < ROWS * O_STRIDE; i++) lse[kind][i] = empties[kind];
         /* The O of the empty state is NaN everywhere. */
         float *nan = cpa_test_poisoned(ROWS * O_STRIDE, 4);
-        cpa_partial pair[2] = {f.states[1], {nan, O_STRIDE, lse[kind], O_STRIDE}};
-        cpa_merge_args args = merge_args(pair, 2, CPA_F32, out, NULL);
-        CU_ASSERT_EQUAL(cpa_merge(&args, f.stream), CPA_OK);
+        for (int i = 0; i < ROWS * HEADS; i++) nan[i / HEADS * O_STRIDE + HEADS * WIDTH + i % HEADS] = empties[kind];
+        float *device_nan = cpa_test_upload(f.stream, nan, STATE_BYTES);
+        cpa_partial pair[2] = {f.device_states[1], state_of(device_nan)};
+        merge(&f, merge_args(pair, 2, CPA_F32, out, NULL));
         for (int r = 0; r < ROWS; r++) {
             for (int h = 0; h < HEADS; h++) {
                 const float *have = out + r * OUT_STRIDE + h * WIDTH, zeros[WIDTH] = {0};
@@ -144,6 +167,7 @@ static void an_empty_state_changes_no_bit_and_all_empty_is_zero(void) {
                 CU_ASSERT(memcmp(have, want, sizeof zeros) == 0);
             }
         }
+        cpa_test_free(f.stream, device_nan);
         free(nan);
     }
     free(out);
@@ -155,13 +179,14 @@ static void row_maps_pick_rows_and_minus_one_is_empty(void) {
     fixture_init(&f);
     int32_t map[ROWS];
     for (int r = 0; r < ROWS; r++) map[r] = r % 3 == 0 ? -1 : ROWS - 1 - r;
-    const int32_t *maps[2] = {NULL, map};
-    float *out = cpa_test_poisoned(ROWS * OUT_STRIDE, 4), *want = cpa_test_poisoned(ROWS * OUT_STRIDE, 4);
-    cpa_merge_args args = merge_args(f.states, 2, CPA_F32, out, NULL);
+    int32_t *device_map = cpa_test_upload(f.stream, map, sizeof map);
+    const int32_t *maps[2] = {NULL, device_map};
+    float *out = cpa_test_poisoned(ROWS * OUT_STRIDE, 4), *want = cpa_test_poisoned(OUT_STRIDE, 4);
+    cpa_merge_args args = merge_args(f.device_states, 2, CPA_F32, out, NULL);
     args.row_maps = maps;
-    CU_ASSERT_EQUAL(cpa_merge(&args, f.stream), CPA_OK);
+    merge(&f, args);
     for (int r = 0; r < ROWS; r++) {
-        cpa_partial pair[2] = {f.states[0], f.states[1]};
+        cpa_partial pair[2] = {f.device_states[0], f.device_states[1]};
         pair[0].o += r * O_STRIDE;
         pair[0].lse += r * O_STRIDE;
         if (map[r] >= 0) {
@@ -170,9 +195,10 @@ static void row_maps_pick_rows_and_minus_one_is_empty(void) {
         }
         cpa_merge_args one = merge_args(pair, map[r] >= 0 ? 2 : 1, CPA_F32, want, NULL);
         one.rows = 1;
-        CU_ASSERT_EQUAL(cpa_merge(&one, f.stream), CPA_OK);
+        merge(&f, one);
         CU_ASSERT(memcmp(out + r * OUT_STRIDE, want, OUT_STRIDE * 4) == 0);
     }
+    cpa_test_free(f.stream, device_map);
     free(want);
     free(out);
     fixture_destroy(&f);
@@ -182,10 +208,10 @@ static void wrong_arguments_are_named(void) {
     fixture f;
     fixture_init(&f);
     float out[1];
-    cpa_merge_args args = merge_args(f.states, 0, CPA_F32, out, NULL);
+    cpa_merge_args args = merge_args(f.device_states, 0, CPA_F32, out, NULL);
     CU_ASSERT_EQUAL(cpa_merge(&args, f.stream), CPA_INVALID);
     CU_ASSERT_PTR_NOT_NULL(strstr(cpa_stream_error(f.stream), "n_states is 0, expected 1..64"));
-    args = merge_args(f.states, 1, CPA_F32, NULL, NULL);
+    args = merge_args(f.device_states, 1, CPA_F32, NULL, NULL);
     CU_ASSERT_EQUAL(cpa_merge(&args, f.stream), CPA_INVALID);
     CU_ASSERT_PTR_NOT_NULL(strstr(cpa_stream_error(f.stream), "out is NULL"));
     fixture_destroy(&f);
@@ -198,4 +224,4 @@ static const cpa_test tests[] = {
     {"row maps pick rows, and -1 is empty", row_maps_pick_rows_and_minus_one_is_empty},
     {"wrong arguments are named", wrong_arguments_are_named},
 };
-CPA_TEST_MAIN("merge", tests)
+CPA_DEVICE_TEST_MAIN("merge", tests)

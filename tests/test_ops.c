@@ -20,6 +20,8 @@ static const cpa_attend_case SHAPE = {.q_heads = 4,
 typedef struct good {
     cpa_attend_fixture fixture;
     cpa_attend_result result;
+    float *o, *lse; /* the state on the device, all NaN */
+    void *out;
     cpa_attend_item item;
     cpa_attend_batch batch;
     cpa_attend_args args;
@@ -40,14 +42,20 @@ static void begin(good *g) {
                                   .n_items = 1,
                                   .block_tables = g->fixture.tables,
                                   .n_table_entries = g->fixture.n_table_entries};
+    g->o = cpa_test_upload(g->fixture.stream, g->result.o, g->result.o_bytes);
+    g->lse = cpa_test_upload(g->fixture.stream, g->result.lse, g->result.lse_bytes);
+    g->out = cpa_test_upload(g->fixture.stream, g->result.out, g->result.out_bytes);
     g->args = (cpa_attend_args){.size = sizeof g->args,
-                                .q = g->fixture.q,
-                                .kv = g->fixture.kv.view,
+                                .q = g->fixture.device_q,
+                                .kv = g->fixture.device_kv,
                                 .mask = SHAPE.mask,
-                                .state = {.o = g->result.o, .lse = g->result.lse}};
+                                .state = {.o = g->o, .lse = g->lse}};
 }
 
 static void end(good *g) {
+    cpa_test_free(g->fixture.stream, g->out);
+    cpa_test_free(g->fixture.stream, g->lse);
+    cpa_test_free(g->fixture.stream, g->o);
     cpa_attend_result_destroy(&g->result);
     cpa_attend_fixture_destroy(&g->fixture);
 }
@@ -66,6 +74,8 @@ static void refuse_attend(good *g, const char *says) {
     CU_ASSERT_EQUAL(cpa_attend_plan_set(g->fixture.plan, &g->batch, NULL), CPA_OK);
     CU_ASSERT_EQUAL(cpa_attend(g->fixture.plan, &g->args, g->fixture.stream), CPA_INVALID);
     CU_ASSERT_PTR_NOT_NULL(strstr(cpa_stream_error(g->fixture.stream), says));
+    CU_ASSERT_EQUAL(cpa_stream_sync(g->fixture.stream), CPA_OK);
+    cpa_test_download(g->fixture.stream, g->result.lse, g->lse, g->result.lse_bytes);
     CU_ASSERT_TRUE(g->result.lse[0] != g->result.lse[0]);
     end(g);
     begin(g);
@@ -112,7 +122,7 @@ static void bad_attends(void) {
     g.args.scale = 1.0f / 0.0f, refuse_attend(&g, "scale is inf");
     g.args.state.o = NULL, refuse_attend(&g, "state.o is NULL");
     g.args.state.o_row_stride = 1, refuse_attend(&g, "o_row_stride is 1");
-    g.args.resume = 1, g.args.out = g.result.out, g.args.state.lse = NULL, refuse_attend(&g, "state.lse is NULL");
+    g.args.resume = 1, g.args.out = g.out, g.args.state.lse = NULL, refuse_attend(&g, "state.lse is NULL");
     end(&g);
 }
 
@@ -135,6 +145,7 @@ static void plan_recovers_from_a_bad_batch(void) {
     g.item.q_count = g.fixture.q_count[0];
     CU_ASSERT_EQUAL(cpa_attend_plan_set(g.fixture.plan, &g.batch, NULL), CPA_OK);
     CU_ASSERT_EQUAL(cpa_attend(g.fixture.plan, &g.args, g.fixture.stream), CPA_OK);
+    CU_ASSERT_EQUAL(cpa_stream_sync(g.fixture.stream), CPA_OK);
     end(&g);
 }
 
@@ -142,27 +153,30 @@ static void bad_devices(void) {
     cpa_device *device = NULL;
     cpa_error err = {0};
     int32_t cpu = 1 << 20;
-    cpa_device_options options = {.size = sizeof options - 1};
+    cpa_device_options options = cpa_test_device_options(0);
+    options.size--;
     CU_ASSERT_EQUAL(cpa_device_open(&options, &device, &err), CPA_INVALID);
     options.size = sizeof options;
     options.threads = -1;
     CU_ASSERT_EQUAL(cpa_device_open(&options, &device, &err), CPA_INVALID);
     CU_ASSERT_PTR_NOT_NULL(strstr(err.message, "threads is -1"));
     options.threads = 2;
-    options.cpus = &cpu;
-    options.n_cpus = 1;
+    if (options.backend == CPA_BACKEND_HOST) { /* it has threads to bind; CUDA has devices to choose from */
+        options.cpus = &cpu;
+        options.n_cpus = 1;
+    } else {
+        options.ordinal = 99;
+    }
     CU_ASSERT_EQUAL(cpa_device_open(&options, &device, &err), CPA_INVALID);
-    CU_ASSERT_PTR_NOT_NULL(strstr(err.message, "CPU 1048576"));
+    CU_ASSERT_PTR_NOT_NULL(strstr(err.message, options.n_cpus ? "CPU 1048576" : "ordinal is 99"));
     CU_ASSERT_PTR_NULL(device);
 }
 
-int main(void) {
-    static const cpa_test tests[] = {
-        {"a bad batch is refused with its numbers", bad_plans},
-        {"bad arguments of attend are refused with their numbers, and nothing is written", bad_attends},
-        {"a plan and a stream of different devices are refused", plan_and_stream_of_different_devices},
-        {"a plan that could not be set can be set again", plan_recovers_from_a_bad_batch},
-        {"bad options of a device are refused, and nothing is left open", bad_devices},
-    };
-    return cpa_test_main("ops", tests, (int)(sizeof tests / sizeof tests[0]));
-}
+static const cpa_test tests[] = {
+    {"a bad batch is refused with its numbers", bad_plans},
+    {"bad arguments of attend are refused with their numbers, and nothing is written", bad_attends},
+    {"a plan and a stream of different devices are refused", plan_and_stream_of_different_devices},
+    {"a plan that could not be set can be set again", plan_recovers_from_a_bad_batch},
+    {"bad options of a device are refused, and nothing is left open", bad_devices},
+};
+CPA_DEVICE_TEST_MAIN("ops", tests)

@@ -1,13 +1,14 @@
-/* Quantised caches on the host: rounding, saturation, zeros, what is not a number; attend over them; copies. */
+/* Quantised caches: rounding, saturation, zeros, what is not a number; attend over them; copies. On the host, and the same
+ * on a device. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "attend_fixture.h"
 #include "kernels/host/quantise.h"
 #include "kernels/kernels.h"
 #include "src/reference.h"
-#include "unit.h"
+#include "tests/attend_fixture.h"
+#include "tests/unit.h"
 
 enum { DIM = 96, HEADS = 3, BLOCK_SIZE = 16, BLOCKS = 6 };
 
@@ -22,14 +23,11 @@ static cpa_device *device;
 static cpa_stream *stream;
 
 static void open_device(void) {
-    cpa_device_options options = {.size = sizeof options, .threads = 2};
-    if (cpa_device_open(&options, &device, NULL) != CPA_OK) abort();
-    if (cpa_stream_create(device, &stream, NULL) != CPA_OK) abort();
+    cpa_test_device_open(2, &device, &stream);
 }
 
 static void close_device(void) {
-    cpa_stream_destroy(stream);
-    cpa_device_close(device);
+    cpa_test_device_close(device, stream);
 }
 
 static cpa_kv_view view_of(int kind) {
@@ -47,8 +45,17 @@ static cpa_kv_view view_of(int kind) {
 static void pass_through(cpa_kv_fixture *f, const float *rows, int64_t slot, float *k, float *v) {
     float keys[HEADS * DIM], values[HEADS * DIM];
     for (int i = 0; i < HEADS * DIM; i++) keys[i] = rows[i % DIM], values[i] = -rows[i % DIM];
-    cpa_kv_write_args args = {sizeof args, 1, CPA_F32, keys, values, &slot, f->view};
+    cpa_kv_view view = cpa_kv_fixture_upload(f, stream);
+    void *device_k = cpa_test_upload(stream, keys, sizeof keys);
+    void *device_v = cpa_test_upload(stream, values, sizeof values);
+    int64_t *device_slot = cpa_test_upload(stream, &slot, sizeof slot);
+    cpa_kv_write_args args = {sizeof args, 1, CPA_F32, device_k, device_v, device_slot, view};
     CU_ASSERT_EQUAL(cpa_kv_write(&args, stream), CPA_OK);
+    cpa_kv_fixture_download(f, &view, stream);
+    cpa_test_free(stream, device_slot);
+    cpa_test_free(stream, device_v);
+    cpa_test_free(stream, device_k);
+    cpa_kv_view_free(&view, stream);
     cpa_kv_fixture_load(f, slot / BLOCK_SIZE, slot % BLOCK_SIZE, 1, k, v);
 }
 
@@ -162,6 +169,8 @@ static int64_t wrong_rows(const cpa_attend_case *shape, int spoil_scale) {
         char *words = (char *)kv->v + block * kv->v_block_stride + cpa_kv_scales_at(kv, kv->v_dim, kv->v_scale);
         float *scale = (float *)(void *)words + key % kv->block_size;
         *scale *= 16;
+        cpa_kv_view_free(&fixture.device_kv, fixture.stream);
+        fixture.device_kv = cpa_kv_fixture_upload(&fixture.kv, fixture.stream);
     }
     for (int32_t slot = 0; slot < shape->cp_size; slot++) {
         cpa_attend_result result;
@@ -202,6 +211,24 @@ static void attend_equals_float64_of_the_dequantised_cache(void) {
             shape.mask = (cpa_mask){.causal = 1, .sinks = 5, .window = 100};
             CU_ASSERT_EQUAL(wrong_rows(&shape, 0), 0);
         }
+    }
+}
+
+static void long_caches_are_split_without_error(void) {
+    for (int kind = 0; kind < N_KINDS; kind++) {
+        cpa_attend_case shape = BASE;
+        shape.kv_dtype = KINDS[kind].dtype;
+        shape.k_scale = shape.v_scale = KINDS[kind].scale;
+        shape.q_dtype = kind == 1 ? CPA_F16 : CPA_BF16;
+        shape.k_dim = shape.v_dim = 128;
+        shape.q_heads = 32;
+        shape.kv_heads = 4;
+        shape.length = 5000;
+        shape.start = 4999;
+        CU_ASSERT_EQUAL(wrong_rows(&shape, 0), 0);
+        shape.start = 4950;
+        shape.cp_size = 2;
+        CU_ASSERT_EQUAL(wrong_rows(&shape, 0), 0);
     }
 }
 
@@ -250,12 +277,16 @@ static void copies_and_packed_spans_carry_their_scales(void) {
             pass_through(&src, row, slot, k, v);
         }
         const int64_t pairs[1][2] = {{3, 5}};
-        cpa_kv_copy_args copy = {sizeof copy, src.view, dst.view, pairs, 1};
+        cpa_kv_view from = cpa_kv_fixture_upload(&src, stream), to = cpa_kv_fixture_upload(&dst, stream);
+        cpa_kv_copy_args copy = {sizeof copy, from, to, pairs, 1};
         CU_ASSERT_EQUAL(cpa_kv_copy(&copy, stream), CPA_OK);
         const int32_t tables[3] = {4, 2, 0};
         const cpa_kv_span span = {0, 16, 21, 1};
-        cpa_kv_pack_args pack = {sizeof pack, src.view, dst.view, tables, &span, 1};
+        cpa_kv_pack_args pack = {sizeof pack, from, to, tables, &span, 1};
         CU_ASSERT_EQUAL(cpa_kv_pack(&pack, stream), CPA_OK);
+        cpa_kv_fixture_download(&dst, &to, stream);
+        cpa_kv_view_free(&to, stream);
+        cpa_kv_view_free(&from, stream);
         for (int64_t offset = 0; offset < BLOCK_SIZE; offset++) {
             CU_ASSERT(same_token(&src, 3, &dst, 5, offset));
             CU_ASSERT(same_token(&src, 2, &dst, 1, offset));
@@ -295,8 +326,9 @@ static const cpa_test tests[] = {
     {"zeros return as zeros", zeros_return_as_zeros},
     {"what is out of range saturates and NaN becomes zero", what_is_out_of_range_saturates_and_nan_becomes_zero},
     {"attend equals float64 of the dequantised cache", attend_equals_float64_of_the_dequantised_cache},
+    {"long caches are split without error", long_caches_are_split_without_error},
     {"a wrong scale shows", a_wrong_scale_shows},
     {"copies and packed spans carry their scales", copies_and_packed_spans_carry_their_scales},
     {"views without room for scales are refused", views_without_room_for_scales_are_refused},
 };
-CPA_TEST_MAIN("quant", tests)
+CPA_DEVICE_TEST_MAIN("quant", tests)

@@ -194,6 +194,10 @@ static void print_help(const cpa_settings *settings, FILE *out) {
     cpa_settings_print_help(out);
 }
 
+static void print_settings(const cpa_settings *settings, FILE *out) {
+    cpa_settings_print(settings, "fp16 for once", out);
+}
+
 static void help_lists_every_setting_with_its_default(void) {
     int n_fields;
     const cpa_field *table = cpa_settings_table(&n_fields);
@@ -221,10 +225,16 @@ static void the_printed_configuration_names_origins_and_can_be_read_again(void) 
         load_file("block-size: 64\ntrace: a b.jsonl\n", "--seed 7 --request-rate 2.5 --window 9", &settings, &err);
     unsetenv("CPATTN_VERIFY");
     CU_ASSERT_EQUAL_FATAL(status, CPA_OK);
-    char *text = printed(cpa_settings_print, &settings);
-    const char *lines[] = {"block-size: 64 ", "trace: \"a b.jsonl\" ", "seed: 7 ", "verify: 0.3 ", "threads: auto "};
-    const char *origins[] = {":1\n", ":2\n", "# command line\n", "# environment CPATTN_VERIFY\n", "# default\n"};
-    for (int i = 0; i < 5; i++) {
+    char *text = printed(print_settings, &settings);
+    const char *lines[] = {"block-size: 64 ", "trace: \"a b.jsonl\" ", "seed: 7 ",
+                           "verify: 0.3 ",    "threads: auto ",        "# dtype: auto "};
+    const char *origins[] = {":1\n",
+                             ":2\n",
+                             "# command line\n",
+                             "# environment CPATTN_VERIFY\n",
+                             "# default\n",
+                             "# default; auto: fp16 for once\n"};
+    for (int i = 0; i < 6; i++) {
         char *row = strstr(text, lines[i]);
         CU_ASSERT_PTR_NOT_NULL_FATAL(row);
         char *origin = strstr(row, origins[i]);

@@ -5,6 +5,7 @@
 
 #include "kernels/host/synthesize.h"
 #include "kernels/kernels.h"
+#include "tests/device_fixture.h"
 #include "tests/unit.h"
 
 enum { ROWS = 400, HEADS = 4, KV_HEADS = 2, DIM = 64 };
@@ -13,14 +14,11 @@ static cpa_device *device;
 static cpa_stream *stream;
 
 static void open_device(int32_t threads) {
-    cpa_device_options options = {.size = sizeof options, .threads = threads};
-    CU_ASSERT_EQUAL(cpa_device_open(&options, &device, NULL), CPA_OK);
-    CU_ASSERT_EQUAL(cpa_stream_create(device, &stream, NULL), CPA_OK);
+    cpa_test_device_open(threads, &device, &stream);
 }
 
 static void close_device(void) {
-    cpa_stream_destroy(stream);
-    cpa_device_close(device);
+    cpa_test_device_close(device, stream);
 }
 
 static uint32_t tokens[ROWS];
@@ -44,22 +42,38 @@ static cpa_synth_args args_of(cpa_synth_tensor tensor, void *out) {
                             .out = out};
 }
 
+/* Runs the generator on the device, from and to host memory. */
+static void synthesize(cpa_synth_args args) {
+    int64_t bytes = args.rows * args.heads * args.dim * cpa_dtype_bytes(args.dtype);
+    uint32_t *device_tokens = cpa_test_upload(stream, args.tokens, args.rows * (int64_t)sizeof *args.tokens);
+    int64_t *device_positions = cpa_test_upload(stream, args.positions, args.rows * (int64_t)sizeof *args.positions);
+    void *host = args.out;
+    args.tokens = device_tokens;
+    args.positions = device_positions;
+    args.out = cpa_test_upload(stream, host, bytes);
+    CU_ASSERT_EQUAL(device->kernels->synthesize(&args, stream), CPA_OK);
+    cpa_test_download(stream, host, args.out, bytes);
+    cpa_test_free(stream, args.out);
+    cpa_test_free(stream, device_positions);
+    cpa_test_free(stream, device_tokens);
+}
+
 static void rows_do_not_depend_on_threads_or_grouping(void) {
     static float one[ROWS * HEADS * DIM], three[ROWS * HEADS * DIM], alone[ROWS * DIM];
     for (int t = CPA_SYNTH_Q; t <= CPA_SYNTH_V; t++) {
         cpa_synth_args args = args_of((cpa_synth_tensor)t, one);
         open_device(1);
-        CU_ASSERT_EQUAL(device->kernels->synthesize(&args, stream), CPA_OK);
+        synthesize(args);
         close_device();
         open_device(3);
         args.out = three;
         args.rows = 150;
-        CU_ASSERT_EQUAL(device->kernels->synthesize(&args, stream), CPA_OK);
+        synthesize(args);
         args.out = three + 150 * args.heads * DIM;
         args.rows = ROWS - 150;
         args.tokens += 150;
         args.positions += 150;
-        CU_ASSERT_EQUAL(device->kernels->synthesize(&args, stream), CPA_OK);
+        synthesize(args);
         close_device();
         CU_ASSERT(memcmp(one, three, (size_t)(ROWS * args.heads * DIM) * sizeof *one) == 0);
         args = args_of((cpa_synth_tensor)t, alone);
@@ -74,14 +88,14 @@ static void every_input_of_the_generator_matters(void) {
     static float base[ROWS * HEADS * DIM], other[ROWS * HEADS * DIM];
     open_device(1);
     cpa_synth_args args = args_of(CPA_SYNTH_Q, base);
-    CU_ASSERT_EQUAL(device->kernels->synthesize(&args, stream), CPA_OK);
+    synthesize(args);
     for (int change = 0; change < 4; change++) {
         args = args_of(CPA_SYNTH_Q, other);
         if (change == 0) args.seed++;
         if (change == 1) args.layer++;
         if (change == 2) tokens[7]++;
         if (change == 3) positions[7]++;
-        CU_ASSERT_EQUAL(device->kernels->synthesize(&args, stream), CPA_OK);
+        synthesize(args);
         for (int h = 0; h < HEADS; h++) {
             CU_ASSERT(memcmp(base + (7 * HEADS + h) * DIM, other + (7 * HEADS + h) * DIM, DIM * sizeof *base) != 0);
         }
@@ -94,9 +108,9 @@ static void scores_are_peaky_at_the_sinks_near_the_query_and_far(void) {
     static float q[ROWS * HEADS * DIM], k[ROWS * KV_HEADS * DIM];
     open_device(1);
     cpa_synth_args args = args_of(CPA_SYNTH_Q, q);
-    CU_ASSERT_EQUAL(device->kernels->synthesize(&args, stream), CPA_OK);
+    synthesize(args);
     args = args_of(CPA_SYNTH_K, k);
-    CU_ASSERT_EQUAL(device->kernels->synthesize(&args, stream), CPA_OK);
+    synthesize(args);
     close_device();
     double sink = 0, near = 0, rest = 0, peak = -INFINITY, sums[3] = {0};
     int queries = 0, far_peaks = 0;
@@ -124,29 +138,39 @@ static void scores_are_peaky_at_the_sinks_near_the_query_and_far(void) {
     CU_ASSERT(peak < 60);
 }
 
+/* The digest of three rows of six 16-bit numbers, computed on the device. */
+static uint64_t hash_of(const uint16_t rows[3][6], const int32_t index[3], const uint64_t salts[3]) {
+    uint64_t sum = 0;
+    void *device_rows = cpa_test_upload(stream, rows, 3 * 12);
+    int32_t *device_index = cpa_test_upload(stream, index, 3 * sizeof *index);
+    uint64_t *device_salts = cpa_test_upload(stream, salts, 3 * sizeof *salts);
+    uint64_t *device_sum = cpa_test_upload(stream, &sum, sizeof sum);
+    cpa_hash_rows_args args = {.rows = 3,
+                               .src = device_rows,
+                               .row_bytes = 12,
+                               .row_index = device_index,
+                               .salts = device_salts,
+                               .sum = device_sum};
+    CU_ASSERT_EQUAL(device->kernels->hash_rows(&args, stream), CPA_OK);
+    cpa_test_download(stream, &sum, device_sum, sizeof sum);
+    cpa_test_free(stream, device_sum);
+    cpa_test_free(stream, device_salts);
+    cpa_test_free(stream, device_index);
+    cpa_test_free(stream, device_rows);
+    return sum;
+}
+
 static void hashes_see_every_bit_and_place_but_not_the_order_of_rows(void) {
     uint16_t rows[3][6] = {{1, 2, 3, 4, 5, 6}, {1, 2, 3, 4, 5, 6}, {9, 8, 7, 6, 5, 4}};
-    int32_t index[3] = {0, 1, 2}, reversed[3] = {2, 1, 0};
-    uint64_t salts[3] = {10, 20, 30}, salts_reversed[3] = {30, 20, 10}, sum = 0, again = 0, other = 0;
+    const int32_t index[3] = {0, 1, 2}, reversed[3] = {2, 1, 0};
+    const uint64_t salts[3] = {10, 20, 30}, salts_reversed[3] = {30, 20, 10};
     open_device(1);
-    cpa_hash_rows_args args = {
-        .rows = 3, .src = rows, .row_bytes = 12, .row_index = index, .salts = salts, .sum = &sum};
-    CU_ASSERT_EQUAL(device->kernels->hash_rows(&args, stream), CPA_OK);
-    args.row_index = reversed;
-    args.salts = salts_reversed;
-    args.sum = &again;
-    CU_ASSERT_EQUAL(device->kernels->hash_rows(&args, stream), CPA_OK);
-    CU_ASSERT_EQUAL(sum, again);
-    args.salts = salts;
-    args.sum = &other;
-    CU_ASSERT_EQUAL(device->kernels->hash_rows(&args, stream), CPA_OK);
-    CU_ASSERT_NOT_EQUAL(sum, other);
+    uint64_t sum = hash_of(rows, index, salts);
+    CU_ASSERT_EQUAL(hash_of(rows, reversed, salts_reversed), sum);
+    CU_ASSERT_NOT_EQUAL(hash_of(rows, reversed, salts), sum);
     for (int bit = 0; bit < 16; bit++) {
         rows[2][4] ^= (uint16_t)(1 << bit);
-        args.row_index = index;
-        other = 0;
-        CU_ASSERT_EQUAL(device->kernels->hash_rows(&args, stream), CPA_OK);
-        CU_ASSERT_NOT_EQUAL(sum, other);
+        CU_ASSERT_NOT_EQUAL(hash_of(rows, index, salts), sum);
         rows[2][4] ^= (uint16_t)(1 << bit);
     }
     close_device();
@@ -159,4 +183,4 @@ static const cpa_test tests[] = {
     {"hashes see every bit and place, but not the order of rows",
      hashes_see_every_bit_and_place_but_not_the_order_of_rows},
 };
-CPA_TEST_MAIN("synthesize", tests)
+CPA_DEVICE_TEST_MAIN("synthesize", tests)

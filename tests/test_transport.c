@@ -1,11 +1,18 @@
-/* The control channel and the transport over MPI. */
+/* The control channel; and the transports of the back end: MPI on the host, NCCL and peer memory on a device. */
 #include <stdlib.h>
 #include <string.h>
 
 #include "comm/comm.h"
+#include "kernels/kernels.h"
+#include "tests/device_fixture.h"
 #include "tests/mpi_unit.h"
+#ifdef CPA_HAVE_CUDA
+#include "comm/device_transport.h"
+#endif
 
-static const cpa_transport_table *const TABLE = &cpa_transport_mpi;
+static const cpa_transport_table *TABLE; /* the one under test */
+static cpa_device *device;
+static cpa_stream *stream;
 
 /* The same numbers on every rank. */
 static uint64_t mix(uint64_t x) {
@@ -35,43 +42,68 @@ static traffic traffic_start(cpa_control *control, cpa_transport *transport, uin
         cpa_message *m = &all.msgs[all.n++];
         *m = (cpa_message){
             .peer = peer, .send_bytes = size(control->rank, peer, id), .recv_bytes = size(peer, control->rank, id)};
-        uint8_t *send = malloc((size_t)m->send_bytes + 1);
+        uint8_t *send = malloc((size_t)m->send_bytes + 1), *zeros = calloc((size_t)m->recv_bytes + 1, 1);
         for (int64_t i = 0; i < m->send_bytes; i++) send[i] = pattern(control->rank, peer, id, i);
-        m->send = send;
-        m->recv = calloc((size_t)m->recv_bytes + 1, 1);
+        m->send = cpa_test_upload(stream, send, m->send_bytes + 1);
+        m->recv = cpa_test_upload(stream, zeros, m->recv_bytes + 1);
+        free(zeros);
+        free(send);
     }
-    CU_ASSERT_EQUAL(TABLE->start(transport, all.msgs, all.n, NULL, &all.exchange, NULL), CPA_OK);
+    CU_ASSERT_EQUAL(TABLE->start(transport, all.msgs, all.n, stream->native, &all.exchange, NULL), CPA_OK);
     return all;
 }
 
 static void traffic_finish(cpa_control *control, cpa_transport *transport, uint64_t id, traffic *all) {
     double waited = -1;
     cpa_error err = {.message = ""};
-    CU_ASSERT_EQUAL(TABLE->finish(transport, all->exchange, NULL, &waited, &err), CPA_OK);
+    CU_ASSERT_EQUAL(TABLE->finish(transport, all->exchange, stream->native, &waited, &err), CPA_OK);
+    if (TABLE->drain) CU_ASSERT_EQUAL(TABLE->drain(transport, stream->native, &err), CPA_OK);
     CU_ASSERT_STRING_EQUAL(err.message, "");
     CU_ASSERT(waited >= 0);
     for (int32_t m = 0; m < all->n; m++) {
         int64_t wrong = 0;
-        const uint8_t *got = all->msgs[m].recv;
+        uint8_t *got = malloc((size_t)all->msgs[m].recv_bytes + 1);
+        cpa_test_download(stream, got, all->msgs[m].recv, all->msgs[m].recv_bytes + 1);
         for (int64_t i = 0; i < all->msgs[m].recv_bytes; i++) {
             wrong += got[i] != pattern(all->msgs[m].peer, control->rank, id, i);
         }
         CU_ASSERT_EQUAL(wrong, 0);
         CU_ASSERT_EQUAL(got[all->msgs[m].recv_bytes], 0); /* nothing past the end */
-        free((void *)(uintptr_t)all->msgs[m].send);
-        free(all->msgs[m].recv);
+        free(got);
+        cpa_test_free(stream, (void *)(uintptr_t)all->msgs[m].send);
+        cpa_test_free(stream, all->msgs[m].recv);
     }
     free(all->msgs);
 }
 
-static void with_transport(void (*body)(cpa_control *, cpa_transport *)) {
+static void with_table(const cpa_transport_table *table, void (*body)(cpa_control *, cpa_transport *)) {
     cpa_control control;
     cpa_transport *transport = NULL;
+    TABLE = table;
     CU_ASSERT_EQUAL(cpa_control_open(MPI_COMM_WORLD, &control, NULL), CPA_OK);
+    cpa_test_device_open(1, &device, &stream);
     CU_ASSERT_EQUAL(TABLE->open(&control, &transport, NULL), CPA_OK);
-    body(&control, transport);
-    TABLE->close(transport);
+    if (transport) {
+        transport->timeout_s = 20;
+        body(&control, transport);
+        TABLE->close(transport);
+    }
+    cpa_test_device_close(device, stream);
     cpa_control_close(&control);
+}
+
+static void with_transport(void (*body)(cpa_control *, cpa_transport *)) {
+    if (cpa_test_device_options(0).backend == CPA_BACKEND_HOST) {
+        with_table(&cpa_transport_mpi, body);
+        return;
+    }
+#ifdef CPA_HAVE_CUDA
+    with_table(&cpa_transport_peer, body);
+    int ranks;
+    MPI_Comm_size(MPI_COMM_WORLD, &ranks);
+    /* NCCL refuses two ranks on one device. */
+    if (cpa_device_count(CPA_BACKEND_CUDA) >= ranks) with_table(&cpa_transport_nccl, body);
+#endif
 }
 
 static int64_t random_size(int from, int to, uint64_t exchange) {
@@ -135,8 +167,8 @@ static void empty_exchanges(cpa_control *control, cpa_transport *transport) {
     (void)control;
     for (int i = 0; i < 40000; i++) { /* past the largest tag */
         cpa_exchange *exchange = NULL;
-        cpa_status status = TABLE->start(transport, NULL, 0, NULL, &exchange, NULL);
-        if (status == CPA_OK) status = TABLE->finish(transport, exchange, NULL, NULL, NULL);
+        cpa_status status = TABLE->start(transport, NULL, 0, stream->native, &exchange, NULL);
+        if (status == CPA_OK) status = TABLE->finish(transport, exchange, stream->native, NULL, NULL);
         if (status != CPA_OK) {
             CU_FAIL("an empty exchange failed");
             break;
@@ -154,7 +186,7 @@ static void expect_refusal(cpa_transport *transport, const cpa_message *msgs, in
     cpa_exchange *untouched = (cpa_exchange *)&untouched;
     cpa_exchange *exchange = untouched;
     cpa_error err = {.message = ""};
-    CU_ASSERT_EQUAL(TABLE->start(transport, msgs, n, NULL, &exchange, &err), CPA_INVALID);
+    CU_ASSERT_EQUAL(TABLE->start(transport, msgs, n, stream->native, &exchange, &err), CPA_INVALID);
     CU_ASSERT_PTR_EQUAL(exchange, untouched);
     CU_ASSERT_PTR_NOT_NULL(strstr(err.message, expected));
 }
@@ -177,23 +209,26 @@ static void wrong_calls(cpa_control *control, cpa_transport *transport) {
 
     cpa_exchange *pool[CPA_TRANSPORT_MAX_IN_FLIGHT];
     for (int i = 0; i < CPA_TRANSPORT_MAX_IN_FLIGHT; i++) {
-        CU_ASSERT_EQUAL(TABLE->start(transport, NULL, 0, NULL, &pool[i], NULL), CPA_OK);
+        CU_ASSERT_EQUAL(TABLE->start(transport, NULL, 0, stream->native, &pool[i], NULL), CPA_OK);
     }
     expect_refusal(transport, NULL, 0, "in flight already");
     for (int i = 0; i < CPA_TRANSPORT_MAX_IN_FLIGHT; i++) {
-        CU_ASSERT_EQUAL(TABLE->finish(transport, pool[i], NULL, NULL, NULL), CPA_OK);
+        CU_ASSERT_EQUAL(TABLE->finish(transport, pool[i], stream->native, NULL, NULL), CPA_OK);
     }
-    CU_ASSERT_EQUAL(TABLE->finish(transport, pool[0], NULL, NULL, NULL), CPA_INVALID);
-    CU_ASSERT_EQUAL(TABLE->finish(transport, NULL, NULL, NULL, NULL), CPA_INVALID);
+    CU_ASSERT_EQUAL(TABLE->finish(transport, pool[0], stream->native, NULL, NULL), CPA_INVALID);
+    CU_ASSERT_EQUAL(TABLE->finish(transport, NULL, stream->native, NULL, NULL), CPA_INVALID);
+    traffic t = traffic_start(control, transport, 99, random_size); /* a refused call has broken nothing */
+    traffic_finish(control, transport, 99, &t);
 }
 
 static void test_wrong_use_is_refused_with_the_numbers(void) {
     with_transport(wrong_calls);
 }
 
-/* The receiver expects fewer (long) or more (short) bytes than rank 0 sends. */
+/* The receiver expects fewer (long) or more (short) bytes than rank 0 sends. MPI tells; a device transport relies on
+ * the sizes of both sides. */
 static void mismatched_sizes(cpa_control *control, cpa_transport *transport) {
-    if (control->size < 2) return;
+    if (control->size < 2 || TABLE != &cpa_transport_mpi) return;
     for (int expected = 5; expected <= 11; expected += 6) {
         char buffer[16] = {0};
         cpa_message m = {.peer = 1 - control->rank};
@@ -292,11 +327,11 @@ static const cpa_test TESTS[] = {
     {"exchanges in flight do not mix", test_exchanges_in_flight_do_not_mix},
     {"a message longer than one MPI call arrives intact", test_a_message_longer_than_one_mpi_call_arrives_intact},
     {"tags may wrap around", test_tags_may_wrap_around},
-    {"wrong use is refused with the numbers", test_wrong_use_is_refused_with_the_numbers},
+    {"wrong use is refused with the numbers and breaks nothing", test_wrong_use_is_refused_with_the_numbers},
     {"a message of the wrong size is an error of finish", test_a_message_of_the_wrong_size_is_an_error_of_finish},
     {"control moves bytes and reduces", test_control_moves_bytes_and_reduces},
     {"control exchanges blocks of any size", test_control_exchanges_blocks_of_any_size},
     {"agree tells all ranks what the lowest failing one says",
      test_agree_tells_all_ranks_what_the_lowest_failing_one_says},
 };
-CPA_MPI_TEST_MAIN("transport", TESTS)
+CPA_MPI_DEVICE_TEST_MAIN("transport", TESTS)

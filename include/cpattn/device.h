@@ -36,6 +36,11 @@ CPA_API int32_t cpa_device_count(cpa_backend backend);
  * Thread-safe. */
 CPA_API int64_t cpa_device_free_memory(cpa_backend backend, int32_t ordinal);
 
+/* Writes the PCI address of a device, such as "0000:3b:00.0", in lower case; an empty text where there is none or it is
+ * not known. Thread-safe. */
+#define CPA_PCI_ADDRESS_BYTES 24
+CPA_API void cpa_device_pci_address(cpa_backend backend, int32_t ordinal, char out[CPA_PCI_ADDRESS_BYTES]);
+
 /* Opens a device; *out is set only on success and is closed by cpa_device_close after its streams and plans are gone.
  */
 CPA_API cpa_status cpa_device_open(const cpa_device_options *options, cpa_device **out, cpa_error *err);

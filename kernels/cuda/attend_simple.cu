@@ -40,7 +40,16 @@ __device__ uint32_t word_of(const cpa_cuda_attend_args &a, const char *pool, int
 
 struct row_state {
     float o[ELEMENTS], max, sum; /* max of scaled scores; O not yet divided by the sum */
+    float o_lost[ELEMENTS], sum_lost;
 };
+
+/* Adds x to a sum and keeps what rounding lost (Kahan, 1965): a plain sum over a hundred thousand keys would be off by
+ * more than the tolerance of fp32. */
+__device__ void add(float &sum, float &lost, float x) {
+    const float corrected = x - lost, next = sum + corrected;
+    lost = (next - sum) - corrected;
+    sum = next;
+}
 
 __device__ void attend_key(const cpa_cuda_attend_args &a, row_state &state, const float (&q)[ELEMENTS],
                            const cpa_attend_item &item, int kv_head, int key, int lane) {
@@ -58,11 +67,16 @@ __device__ void attend_key(const cpa_cuda_attend_args &a, row_state &state, cons
     const float score = warp_sum(dot) * a.scale, max = fmaxf(state.max, score);
     const float keep = expf(state.max - max), p = expf(score - max);
     state.max = max;
-    state.sum = state.sum * keep + p;
+    state.sum *= keep;
+    state.sum_lost *= keep;
+    add(state.sum, state.sum_lost, p);
 #pragma unroll
     for (int i = 0; i < ELEMENTS; i++) {
         int d = lane + i * WARP_LANES;
-        if (d < a.v_dim) state.o[i] = state.o[i] * keep + p * read_cached(a.v, a.kv_dtype, v_at + d, v_word);
+        if (d >= a.v_dim) continue;
+        state.o[i] *= keep;
+        state.o_lost[i] *= keep;
+        add(state.o[i], state.o_lost[i], p * read_cached(a.v, a.kv_dtype, v_at + d, v_word));
     }
 }
 
@@ -109,7 +123,7 @@ __global__ void attend_simple(const __grid_constant__ cpa_cuda_attend_args a, in
     const int sinks = keys.first > 0 ? keys_before(a, piece, a.mask.sinks) : 0;
     const int kv_head = (kv_group + a.head_skew) % a.kv_heads;
     float q[ELEMENTS];
-    row_state state = {{0}, -INFINITY, 0};
+    row_state state = {{0}, -INFINITY, 0, {0}, 0};
 #pragma unroll
     for (int i = 0; i < ELEMENTS; i++) {
         int d = lane + i * WARP_LANES;

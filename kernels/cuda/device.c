@@ -1,4 +1,5 @@
 /* The CUDA back end: device, memory, streams, copies, and the table of its operations. */
+#include <ctype.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -65,6 +66,14 @@ static int64_t free_memory(int32_t ordinal) {
         return 0;
     }
     return (int64_t)free_bytes;
+}
+
+static void pci_address(int32_t ordinal, char *out) {
+    if (cudaDeviceGetPCIBusId(out, CPA_PCI_ADDRESS_BYTES, ordinal) != cudaSuccess) {
+        (void)cudaGetLastError();
+        out[0] = 0;
+    }
+    for (char *c = out; *c; c++) *c = (char)tolower((unsigned char)*c);
 }
 
 static cpa_status device_open(const cpa_device_options *options, cpa_device **out, cpa_error *err) {
@@ -223,6 +232,7 @@ const cpa_kernel_table cpa_kernels_cuda = {
     .name = "cuda",
     .device_count = device_count,
     .free_memory = free_memory,
+    .pci_address = pci_address,
     .device_open = device_open,
     .device_close = device_close,
     .split_tokens = split_tokens,
