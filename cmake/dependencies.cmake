@@ -19,4 +19,5 @@ target_include_directories(cpattn_deps INTERFACE ${PROJECT_SOURCE_DIR} ${PROJECT
 target_link_libraries(cpattn_deps INTERFACE MPI::MPI_C ${CPATTN_CUDA_LIBRARIES} Threads::Threads m)
 if(CPATTN_CUDA)
   target_compile_definitions(cpattn_deps INTERFACE CPA_HAVE_CUDA)
+  target_include_directories(cpattn_deps SYSTEM INTERFACE ${CUDAToolkit_INCLUDE_DIRS}) # NVTX
 endif()

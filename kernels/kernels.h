@@ -31,9 +31,19 @@ struct cpa_stream {
     void *poll_ctx;
 };
 
+/* Marks: numbered points in the time of a device's streams. */
+typedef struct cpa_marks cpa_marks;
+
+/* The work of a stream between graph_begin and graph_end, to be launched again and again. */
+typedef struct cpa_graph cpa_graph;
+
 /* The head of every back end's attend plan; plan_set fills it by cpa_attend_plan_describe. */
 struct cpa_attend_plan {
     cpa_device *device;
+    /* Set by the owner before plan_set, for plans whose attends are captured in graphs: at most so many items of one
+     * row each are ever attended. What an attend enqueues then depends on plan_shape alone, and an attend of no item is
+     * enqueued too. 0: the plan is as small as its batch allows. */
+    int64_t steady_items;
     int64_t n_items;
     int32_t q_heads, kv_heads, k_dim, v_dim, block_size;
     int64_t max_block; /* cpa_attend_plan_set: the largest block id among the entries in use; -1 without any */
@@ -110,7 +120,7 @@ typedef struct cpa_hash_rows_args {
     int64_t rows;
     const void *src;
     int64_t row_bytes;        /* a multiple of 2 */
-    const int32_t *row_index; /* [rows], device: rows of src */
+    const int32_t *row_index; /* [rows], device: rows of src; -1: none */
     const uint64_t *salts;    /* [rows], device */
     uint64_t salt;            /* of all rows */
     uint64_t *sum;            /* device */
@@ -167,6 +177,27 @@ struct cpa_kernel_table {
     /* Copies row map[i] of src to row i of dst, row_bytes each (gather). map is on the device. */
     cpa_status (*gather_rows)(void *dst, const void *src, const int32_t *map, int64_t rows, int64_t row_bytes,
                               cpa_stream *stream);
+
+    /* Marks. mark sets number `index` (0, 1, ...) to the moment at which what was enqueued on the stream before it is
+     * done; set again, it moves. It allocates the first time that an index is used. In a graph each launch sets it.
+     * mark_seconds is the time from one mark to another on the clock of the device (the host: of the caller); both must
+     * have been reached, which they are once their streams are idle. */
+    cpa_status (*marks_create)(cpa_device *device, cpa_marks **out, cpa_error *err);
+    void (*marks_destroy)(cpa_marks *marks);
+    cpa_status (*mark)(cpa_marks *marks, int32_t index, cpa_stream *stream);
+    cpa_status (*mark_seconds)(const cpa_marks *marks, int32_t from, int32_t to, double *seconds, cpa_error *err);
+
+    /* Graphs; all NULL where the back end has none. Between graph_begin and graph_end operations on the stream are
+     * noted instead of enqueued, exchanges of a device transport too. graph_end ends that in any case; without `out`
+     * nothing is kept. A launch enqueues what was noted: the same operations on the same addresses, whatever these hold
+     * by then, page-locked host memory included. One launch of a graph at a time; allocates. */
+    cpa_status (*graph_begin)(cpa_stream *stream);
+    cpa_status (*graph_end)(cpa_stream *stream, cpa_graph **out);
+    cpa_status (*graph_launch)(cpa_graph *graph, cpa_stream *stream);
+    void (*graph_destroy)(cpa_graph *graph);
+    /* For plans with steady_items: a number that two settings of one plan share only if their attends enqueue the same
+     * operations on the same addresses. */
+    uint64_t (*plan_shape)(const cpa_attend_plan *plan);
 
     /* Work split once a step; plan_set allocates only when the plan grows. */
     cpa_status (*plan_create)(cpa_device *device, cpa_attend_plan **out, cpa_error *err);

@@ -9,6 +9,7 @@
 #include "launcher/report.h"
 #include "launcher/result_json.h"
 #include "launcher/signals.h"
+#include "launcher/timeline_json.h"
 
 /* One run, on one rank. What rank 0 alone knows is empty on the others. */
 typedef struct service {
@@ -18,9 +19,10 @@ typedef struct service {
     cpa_placement placement;
     int64_t num_blocks;
     cpa_engine *engine;
-    cpa_workload workload; /* rank 0 */
-    cpa_metrics metrics;   /* rank 0 */
-    cpa_progress progress; /* rank 0 */
+    cpa_workload workload;      /* rank 0 */
+    cpa_metrics metrics;        /* rank 0 */
+    cpa_progress progress;      /* rank 0 */
+    cpa_timeline_json timeline; /* rank 0 */
 } service;
 
 static void log_line(void *ctx, cpa_log_level level, const char *line) {
@@ -65,6 +67,8 @@ static cpa_engine_options engine_options(service *s) {
         .staging_bytes = settings->staging_bytes,
         .verify = settings->verify,
         .skip_self_test = (int32_t)settings->skip_self_test,
+        .timeline_spans = settings->timeline[0] ? CPA_TIMELINE_SPANS : 0,
+        .enforce_eager = (int32_t)settings->enforce_eager,
         .seed = (uint64_t)settings->seed,
         .token_at = s->workload.token_at,
         .token_ctx = &s->workload.trace,
@@ -153,6 +157,27 @@ static void on_progress(void *ctx, int64_t tokens, int64_t requests, double elap
     cpa_progress_update(&((service *)ctx)->progress, tokens, requests, elapsed_s);
 }
 
+/* Rank 0 opens the file of the timeline. */
+static cpa_exit_code open_timeline(service *s) {
+    cpa_error err;
+    cpa_exit_code code = CPA_EXIT_DONE;
+    const char *path = s->job.settings.timeline;
+    if (s->rank == 0 && path[0])
+        code = explain(s, cpa_timeline_json_open(&s->timeline, path, s->size, &err), err.message);
+    return agree(s, code);
+}
+
+/* Every rank's spans go to the file. Collective. */
+static cpa_exit_code write_timeline(service *s) {
+    cpa_error err;
+    if (!s->job.settings.timeline[0]) return CPA_EXIT_DONE;
+    cpa_exit_code code =
+        explain(s, cpa_engine_timeline(s->engine, cpa_timeline_json_add, &s->timeline), cpa_engine_error(s->engine));
+    if (s->rank != 0) return code;
+    cpa_status closed = cpa_timeline_json_close(&s->timeline, &err);
+    return closed == CPA_OK ? code : explain(s, closed, err.message);
+}
+
 /* Rank 0: what is to be said besides the report, and written besides stdout. */
 static cpa_exit_code conclude(service *s, cpa_status status) {
     cpa_error err;
@@ -186,7 +211,9 @@ static cpa_exit_code run(service *s) {
         fflush(stderr);
         MPI_Abort(s->comm, CPA_EXIT_FAULT);
     }
-    return agree(s, s->rank == 0 ? conclude(s, status) : CPA_EXIT_DONE);
+    cpa_exit_code written = write_timeline(s);
+    cpa_exit_code code = s->rank == 0 ? conclude(s, status) : CPA_EXIT_DONE;
+    return agree(s, code == CPA_EXIT_DONE ? written : code);
 }
 
 /* The steps of a run; each returns the same code on every rank. */
@@ -196,7 +223,9 @@ static cpa_exit_code run_job(service *s, cpa_arm_fn arm) {
     cpa_error err;
     cpa_status placed = cpa_placement_choose(s->comm, (cpa_device_choice)settings->device, &s->placement, &err);
     if (placed != CPA_OK) return explain(s, placed, err.message);
-    cpa_exit_code code = size_cache(s);
+    cpa_exit_code code = open_timeline(s);
+    if (code != CPA_EXIT_DONE) return code;
+    code = size_cache(s);
     if (code != CPA_EXIT_DONE) return code;
     cpa_signals_install();
     if (arm) arm(0);
@@ -220,6 +249,7 @@ cpa_exit_code cpa_serve(MPI_Comm comm, int argc, char **argv, cpa_arm_fn arm) {
         cpa_log_set(log_line, &s, (cpa_log_level)s.job.settings.log_level);
         code = run_job(&s, arm);
         cpa_signals_watch(NULL);
+        cpa_timeline_json_close(&s.timeline, NULL);
         cpa_engine_destroy(s.engine);
         cpa_log_set(NULL, NULL, CPA_LOG_ERROR);
     }

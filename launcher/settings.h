@@ -50,7 +50,10 @@ typedef struct cpa_settings {
     int64_t threads; /* 0 = cores / ranks */
     int64_t bind;
 
+    int64_t enforce_eager;
+
     char result_json[CPA_TEXT_BYTES];
+    char timeline[CPA_TEXT_BYTES];
     int64_t log_level; /* cpa_log_level */
     char config[CPA_TEXT_BYTES];
     int64_t print_config;

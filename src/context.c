@@ -7,7 +7,6 @@
 #include <string.h>
 
 #include "base/check.h"
-#include "base/clock.h"
 #include "base/fault.h"
 #include "src/context_internal.h"
 #include "src/transport_choice.h"
@@ -89,35 +88,65 @@ cpa_status cpa_context_set_plan(cpa_context *c, cpa_attend_plan *plan, int64_t n
 }
 
 cpa_status cpa_context_run_attend(cpa_context *c, const cpa_attend_plan *plan, const cpa_attend_args *args,
-                                  cpa_stream *stream) {
+                                  cpa_span_kind kind, int32_t round, cpa_stream *stream) {
     if (plan->n_items == 0) return CPA_OK;
-    double begin = cpa_clock_now();
+    int64_t span = cpa_spans_begin(&c->spans, kind, round, stream);
     cpa_status status = c->kernels->attend(plan, args, stream);
-    c->stats.attend_s += cpa_clock_now() - begin;
+    cpa_spans_end(&c->spans, span, stream);
     return cpa_context_check(c, status, stream);
 }
 
 cpa_status cpa_context_run_merge(cpa_context *c, const cpa_merge_args *args, cpa_stream *stream) {
     if (args->rows == 0) return CPA_OK;
-    double begin = cpa_clock_now();
+    int64_t span = cpa_spans_begin(&c->spans, CPA_SPAN_MERGE, 0, stream);
     cpa_status status = c->kernels->merge(args, stream);
-    c->stats.attend_s += cpa_clock_now() - begin;
+    cpa_spans_end(&c->spans, span, stream);
     return cpa_context_check(c, status, stream);
 }
 
-cpa_status cpa_context_start(cpa_context *c, int32_t n_messages, cpa_stream *stream, cpa_exchange **out) {
-    CPA_TRY(c->transport->table->start(c->transport, c->messages, n_messages, stream->native, out, &c->error));
+cpa_status cpa_context_start(cpa_context *c, int32_t n_messages, cpa_span_kind kind, int32_t round, cpa_stream *stream,
+                             cpa_context_exchange *out) {
+    out->span = cpa_spans_begin(&c->spans, kind, round, stream);
+    out->round = round;
+    CPA_TRY(c->transport->table->start(c->transport, c->messages, n_messages, stream->native, &out->handle, &c->error));
     for (int32_t i = 0; i < n_messages; i++) c->stats.bytes_sent += c->messages[i].send_bytes;
     return CPA_OK;
 }
 
-cpa_status cpa_context_finish(cpa_context *c, cpa_stream *stream, cpa_exchange **exchange) {
-    double waited = 0;
-    cpa_exchange *ending = *exchange;
-    *exchange = NULL;
+cpa_status cpa_context_finish(cpa_context *c, cpa_stream *stream, cpa_context_exchange *exchange) {
+    double waited;
+    cpa_exchange *ending = exchange->handle;
+    exchange->handle = NULL;
+    int64_t span = cpa_spans_begin(&c->spans, CPA_SPAN_WAIT, exchange->round, stream);
     cpa_status status = c->transport->table->finish(c->transport, ending, stream->native, &waited, &c->error);
-    c->stats.exposed_comm_s += waited;
+    cpa_spans_end(&c->spans, span, stream);
+    cpa_spans_end(&c->spans, exchange->span, stream);
     return status;
+}
+
+cpa_status cpa_context_read_spans(cpa_context *c) {
+    cpa_span_totals totals;
+    CPA_TRY(cpa_spans_read(&c->spans, &totals, &c->error));
+    double attend_s =
+        totals.seconds[CPA_SPAN_ATTEND_OWN] + totals.seconds[CPA_SPAN_ATTEND_RECEIVED] + totals.seconds[CPA_SPAN_MERGE];
+    double exposed_s = totals.seconds[CPA_SPAN_WAIT];
+    if (c->sampled_step) {
+        if (!c->spans.muted) {
+            c->sampled_attend_s = attend_s;
+            c->sampled_exposed_s = exposed_s;
+        }
+        attend_s = c->sampled_attend_s;
+        exposed_s = c->sampled_exposed_s;
+        c->sampled_step = 0;
+    }
+    c->stats.attend_s += attend_s;
+    c->stats.exposed_comm_s += exposed_s;
+    return CPA_OK;
+}
+
+void cpa_context_mute(cpa_context *c, int muted) {
+    c->sampled_step = 1;
+    c->spans.muted = muted;
 }
 
 cpa_status cpa_context_spoil_lse(cpa_context *c, cpa_partial state, int64_t rows, cpa_stream *stream) {
@@ -187,6 +216,7 @@ static cpa_status create_local(cpa_context *c) {
     if (!c->messages || !c->states || !c->row_maps) {
         return cpa_fail(&c->error, CPA_NO_MEMORY, "context: no memory for %zu ranks", size);
     }
+    CPA_TRY(cpa_spans_create(&c->spans, c->device, &c->error));
     CPA_TRY(c->kernels->stream_create(c->device, &c->upload, &c->error));
     CPA_TRY(c->kernels->plan_create(c->device, &c->own, &c->error));
     CPA_TRY(cpa_pass_kv_create(c));
@@ -200,6 +230,7 @@ static void destroy(cpa_context *c) {
     cpa_pass_q_destroy(c);
     cpa_pass_kv_destroy(c);
     if (c->kernels) {
+        cpa_spans_destroy(&c->spans);
         c->kernels->free(c->device, c->acc_memory.memory);
         if (c->own) c->kernels->plan_destroy(c->own);
         if (c->upload) c->kernels->stream_destroy(c->upload);
@@ -255,10 +286,13 @@ void cpa_context_destroy(cpa_context *context) {
 cpa_status cpa_context_sync(cpa_context *c, cpa_stream *stream) {
     const cpa_transport_table *table = c->transport->table;
     if (table->drain) CPA_TRY(table->drain(c->transport, stream->native, &c->error));
-    return cpa_context_check(c, c->kernels->stream_sync(stream), stream);
+    CPA_TRY(cpa_context_check(c, c->kernels->stream_sync(stream), stream));
+    return cpa_context_read_spans(c);
 }
 
-void cpa_context_get_stats(const cpa_context *context, cpa_context_stats *out) {
+void cpa_context_get_stats(cpa_context *context, cpa_context_stats *out) {
+    cpa_error error = context->error;
+    if (cpa_context_read_spans(context) != CPA_OK) context->error = error; /* a step is under way */
     *out = context->stats;
 }
 
@@ -318,7 +352,7 @@ static cpa_status attend_own(cpa_context *c, const cpa_context_args *args, cpa_p
         .state = state,
         .out = out,
     };
-    return cpa_context_run_attend(c, c->own, &attend, stream);
+    return cpa_context_run_attend(c, c->own, &attend, CPA_SPAN_ATTEND_OWN, 0, stream);
 }
 
 /* The last merge: the own shard with what pass-KV added to it, and what came home in pass-Q. Rounds once. */
@@ -360,6 +394,16 @@ static void poll_transport(void *ctx) {
     transport->table->poll(transport);
 }
 
+void cpa_context_count_chunks(cpa_context *c, int32_t layers) {
+    for (int64_t i = 0; i < c->n_chunks; i++) {
+        if (c->chunks[i].algorithm == CPA_PASS_KV) {
+            c->stats.chunks_pass_kv += layers;
+        } else {
+            c->stats.chunks_pass_q += layers;
+        }
+    }
+}
+
 cpa_status cpa_context_attend(cpa_context *context, const cpa_context_args *args, cpa_stream *stream) {
     cpa_context *c = context;
     CPA_TRY(check_args(c, args, stream));
@@ -380,12 +424,7 @@ cpa_status cpa_context_attend(cpa_context *context, const cpa_context_args *args
         stream->poll_ctx = outer_ctx;
         c->broken = status != CPA_OK;
     }
-    for (int64_t i = 0; status == CPA_OK && i < c->n_chunks; i++) {
-        if (c->chunks[i].algorithm == CPA_PASS_KV) {
-            c->stats.chunks_pass_kv++;
-        } else {
-            c->stats.chunks_pass_q++;
-        }
-    }
+    if (status == CPA_OK) cpa_context_count_chunks(c, 1);
+    c->layers_attended++;
     return status;
 }

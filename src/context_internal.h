@@ -13,12 +13,20 @@
 
 #include "comm/comm.h"
 #include "kernels/kernels.h"
+#include "src/spans.h"
 
 /* Device memory that grows from plan to plan. */
 typedef struct cpa_context_buffer {
     void *memory;
     int64_t bytes;
 } cpa_context_buffer;
+
+/* An exchange in flight, and its span. */
+typedef struct cpa_context_exchange {
+    cpa_exchange *handle;
+    int64_t span;
+    int32_t round;
+} cpa_context_exchange;
 
 /* A chunk of the planned step: tokens [start, end) of a sequence. */
 typedef struct cpa_planned_chunk {
@@ -58,6 +66,7 @@ typedef struct cpa_kv_route {
 /* One exchange of keys and values, and what this rank attends of it. */
 typedef struct cpa_kv_transfer {
     cpa_attend_plan *plan;
+    int32_t round;         /* peer by peer; 0: all peers at once */
     int64_t span, n_spans; /* of what is packed */
     int64_t route;
     int32_t n_routes;
@@ -83,7 +92,7 @@ typedef struct cpa_pass_kv {
     int gather;                   /* all peers at once, else peer by peer */
     int32_t regions;              /* to receive in, of each of two buffers */
     int32_t *region_of;           /* [cp_size] of each peer */
-    int64_t split;                /* where a shard may be cut, in tokens */
+    int64_t split;                /* where a shard may be cut, in tokens; all peers at once: least tokens of a segment */
     int64_t capacity;             /* blocks of a segment */
     int64_t k_bytes, block_bytes; /* of one staging block: of its keys, of both */
     char *staging;                /* two segments to send, then two to receive for each region */
@@ -107,9 +116,9 @@ typedef struct cpa_pass_kv {
     int64_t n_runs, runs_capacity;
 
     cpa_context_buffer shard_memory, empty_memory;
-    cpa_partial shard;      /* of all own rows over one peer's shard */
-    const float *empty;     /* an LSE of -inf for each own row and head */
-    cpa_exchange *exchange; /* the transfer in flight */
+    cpa_partial shard;             /* of all own rows over one peer's shard */
+    const float *empty;            /* an LSE of -inf for each own row and head */
+    cpa_context_exchange exchange; /* the transfer in flight */
 } cpa_pass_kv;
 
 /* The rows of pass-Q chunks that this rank and one peer attend for each other; indices are rows of the buffers below.
@@ -125,10 +134,12 @@ typedef struct cpa_pass_q {
     cpa_pass_q_peer *peers; /* [cp_size - 1], in the order in which pass-KV receives from them */
     cpa_attend_plan *plan;  /* the rows of the peers over the own shard */
     int64_t packed_rows, got_rows, home_rows;
-    int32_t *maps; /* host: [packed_rows] own rows, then a row map of [rows] for each state that comes home */
-    int64_t maps_capacity;
+    int32_t
+        *maps; /* host, page-locked: [packed_rows] own rows, then a row map of [rows] for each state that comes home */
+    int64_t maps_capacity, maps_entries;
+    const cpa_stream *maps_uploaded; /* the stream that copied them to the device; NULL: none has yet */
     cpa_context_buffer maps_memory, packed_memory, got_memory, away_memory, home_memory;
-    cpa_exchange *queries, *states;
+    cpa_context_exchange queries, states;
 } cpa_pass_q;
 
 struct cpa_context {
@@ -143,8 +154,13 @@ struct cpa_context {
     cpa_error error;
     int broken; /* a layer failed half-way: the ranks no longer agree on what is in flight */
     cpa_context_stats stats;
+    cpa_spans spans;
+    int sampled_step;                           /* the planned step is a decode step of which not all are measured */
+    double sampled_attend_s, sampled_exposed_s; /* of the last decode step that was measured; see cpa_context_mute */
 
     int planned;
+    int64_t steady_rows;     /* rows that every rank plans for, see cpa_context_plan_steady; 0: each its own */
+    int32_t layers_attended; /* of the planned step */
     cpa_planned_chunk *chunks;
     int64_t n_chunks, chunks_capacity;
     int32_t *block_tables;
@@ -175,6 +191,18 @@ static inline cpa_chunk_share cpa_context_share(const cpa_context *c, const cpa_
 /* cpa_context_create over a transport that the caller has chosen; NULL: the one for the device. */
 cpa_status cpa_context_create_over(MPI_Comm comm, cpa_device *device, const cpa_transport_table *transport,
                                    const cpa_context_options *options, cpa_context **out, cpa_error *err);
+/* The same as cpa_context_plan for chunks of one token that go by pass-Q, or lie on one rank, with `rows` rows on every
+ * rank, of which those past its own are attended to no use: messages hold so many rows for each pair of ranks, and
+ * layers enqueue the same for any such chunks. q and out of its layers have room for them. */
+cpa_status cpa_context_plan_steady(cpa_context *c, const cpa_context_chunk *chunks, int64_t n_chunks, int64_t rows);
+/* A number that two steady plans share only if their layers enqueue the same on this rank. */
+uint64_t cpa_context_shape(const cpa_context *c);
+/* Whether the decode step that is planned is measured. A mark between two kernels costs microseconds of the device, as
+ * much as a kernel of a small batch: it is enough to measure some such steps, and the others count as the last one that
+ * was. Holds until the next plan. */
+void cpa_context_mute(cpa_context *c, int muted);
+/* Counts the planned chunks for so many layers. */
+void cpa_context_count_chunks(cpa_context *c, int32_t layers);
 /* Waits until the stream is idle; an exchange that stands still, or fails, is given up and named. */
 cpa_status cpa_context_sync(cpa_context *c, cpa_stream *stream);
 
@@ -195,12 +223,16 @@ cpa_status cpa_context_set_plan(cpa_context *c, cpa_attend_plan *plan, int64_t n
 
 /* The message of a failed operation of the stream becomes that of the context. */
 cpa_status cpa_context_check(cpa_context *c, cpa_status status, const cpa_stream *stream);
+/* `kind` says whose rows or keys they are, `round` in which they came. */
 cpa_status cpa_context_run_attend(cpa_context *c, const cpa_attend_plan *plan, const cpa_attend_args *args,
-                                  cpa_stream *stream);
+                                  cpa_span_kind kind, int32_t round, cpa_stream *stream);
 cpa_status cpa_context_run_merge(cpa_context *c, const cpa_merge_args *args, cpa_stream *stream);
 /* An exchange of c->messages after the work enqueued on the stream so far, and its end before the work to come. */
-cpa_status cpa_context_start(cpa_context *c, int32_t n_messages, cpa_stream *stream, cpa_exchange **out);
-cpa_status cpa_context_finish(cpa_context *c, cpa_stream *stream, cpa_exchange **exchange);
+cpa_status cpa_context_start(cpa_context *c, int32_t n_messages, cpa_span_kind kind, int32_t round, cpa_stream *stream,
+                             cpa_context_exchange *out);
+cpa_status cpa_context_finish(cpa_context *c, cpa_stream *stream, cpa_context_exchange *exchange);
+/* Adds the spans of a step, whose stream is idle, to the statistics. */
+cpa_status cpa_context_read_spans(cpa_context *c);
 /* CPA_FAULT_BASE2_LSE: the LSE of `rows` rows of a state goes to base 2. CPA_FAULT_DROPPED_SHARD: it becomes -inf. */
 cpa_status cpa_context_spoil_lse(cpa_context *c, cpa_partial state, int64_t rows, cpa_stream *stream);
 

@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "base/check.h"
+#include "base/hash.h"
 #include "src/context_internal.h"
 
 int64_t cpa_context_rows(const cpa_context *context, const cpa_context_chunk *chunks, int64_t n_chunks) {
@@ -96,6 +97,7 @@ static cpa_status copy_chunks(cpa_context *c, const cpa_context_chunk *chunks, i
         CPA_TRY(copy_table(c, i, chunks[i].block_table, entries));
         c->rows += own.rows;
     }
+    if (c->steady_rows) c->rows = c->steady_rows;
     return CPA_OK;
 }
 
@@ -117,17 +119,55 @@ static cpa_status plan_own(cpa_context *c) {
             .k_slot = own.slot,
         };
     }
+    c->own->steady_items = c->steady_rows;
     return cpa_context_set_plan(c, c->own, n, c->block_tables, c->n_table_entries);
 }
 
-cpa_status cpa_context_plan(cpa_context *context, const cpa_context_chunk *chunks, int64_t n_chunks) {
-    cpa_context *c = context;
+static cpa_status plan_step(cpa_context *c, const cpa_context_chunk *chunks, int64_t n_chunks, int64_t steady_rows) {
     CPA_TRY(check_chunks(c, chunks, n_chunks));
+    c->steady_rows = steady_rows;
+    c->layers_attended = 0;
     c->planned = 0;
+    cpa_context_stats stats;
+    cpa_context_get_stats(c, &stats); /* counts the step before */
+    cpa_spans_forget(&c->spans);
+    c->sampled_step = c->spans.muted = 0;
     CPA_TRY(copy_chunks(c, chunks, n_chunks));
     CPA_TRY(plan_own(c));
     CPA_TRY(cpa_pass_kv_plan(c));
     CPA_TRY(cpa_pass_q_plan(c));
     c->planned = 1;
     return CPA_OK;
+}
+
+cpa_status cpa_context_plan(cpa_context *context, const cpa_context_chunk *chunks, int64_t n_chunks) {
+    return plan_step(context, chunks, n_chunks, 0);
+}
+
+cpa_status cpa_context_plan_steady(cpa_context *c, const cpa_context_chunk *chunks, int64_t n_chunks, int64_t rows) {
+    for (int64_t i = 0; i < n_chunks; i++) {
+        if (chunks[i].count == 1 && (c->map.cp_size == 1 || chunks[i].algorithm == CPA_PASS_Q)) continue;
+        return cpa_fail(&c->error, CPA_INTERNAL,
+                        "plan: chunk %" PRId64 " of a steady step has %" PRId64
+                        " tokens and goes by %s, expected one "
+                        "by pass-q",
+                        i, chunks[i].count, cpa_algorithm_name(chunks[i].algorithm));
+    }
+    return plan_step(c, chunks, n_chunks, rows);
+}
+
+uint64_t cpa_context_shape(const cpa_context *c) {
+    const cpa_pass_q *q = &c->q;
+    uint64_t shape[] = {(uint64_t)c->rows, (uint64_t)c->map.cp_size, c->kernels->plan_shape(c->own),
+                        (uintptr_t)c->acc_memory.memory};
+    uint64_t hash = cpa_hash_bytes(CPA_HASH_START, shape, sizeof shape);
+    if (!q->active) return hash;
+    uint64_t exchanged[] = {(uintptr_t)q->maps,
+                            (uintptr_t)q->maps_memory.memory,
+                            (uintptr_t)q->packed_memory.memory,
+                            (uintptr_t)q->got_memory.memory,
+                            (uintptr_t)q->away_memory.memory,
+                            (uintptr_t)q->home_memory.memory,
+                            c->kernels->plan_shape(q->plan)};
+    return cpa_hash_bytes(hash, exchanged, sizeof exchanged);
 }

@@ -21,6 +21,7 @@ static cpa_worker_options worker_options(const cpa_engine *engine) {
         .num_blocks = o->num_blocks,
         .max_tokens = o->max_num_batched_tokens,
         .max_seqs = o->max_num_seqs,
+        .enforce_eager = o->enforce_eager,
         .staging_bytes = o->staging_bytes,
         .transport = engine->transport,
     };
@@ -88,6 +89,8 @@ static cpa_status create_parts(cpa_engine *engine, cpa_error *err) {
     CPA_TRY(make_planner(engine, err));
     cpa_worker_options worker = worker_options(engine);
     CPA_TRY(cpa_worker_create(control, engine->device, &engine->source, &worker, &engine->worker, err));
+    engine->timeline.limit = o->timeline_spans;
+    if (o->timeline_spans > 0) cpa_worker_set_timeline(engine->worker, &engine->timeline);
     cpa_status status = CPA_OK;
     if (o->verify != 0) {
         status = cpa_verify_create(control, engine->worker, o->verify, o->seed, &o->device, &engine->verify, err);
@@ -128,6 +131,7 @@ void cpa_engine_destroy(cpa_engine *engine) {
     cpa_scheduler_destroy(engine->scheduler);
     cpa_verify_destroy(engine->verify);
     cpa_worker_destroy(engine->worker);
+    cpa_timeline_destroy(&engine->timeline);
     cpa_device_close(engine->device);
     cpa_control_close(&engine->control);
     free(engine);
@@ -170,6 +174,10 @@ void cpa_engine_stop(cpa_engine *engine) {
 
 void cpa_engine_get_stats(const cpa_engine *engine, cpa_engine_stats *out) {
     *out = engine->stats;
+}
+
+cpa_status cpa_engine_timeline(cpa_engine *engine, cpa_span_fn on_span, void *ctx) {
+    return cpa_timeline_gather(&engine->timeline, &engine->control, on_span, ctx, &engine->error);
 }
 
 const char *cpa_engine_device(const cpa_engine *engine) {

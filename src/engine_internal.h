@@ -11,6 +11,7 @@
 #include "comm/comm.h"
 #include "src/scheduler.h"
 #include "src/source_synthetic.h"
+#include "src/timeline.h"
 #include "src/verify.h"
 #include "src/worker.h"
 
@@ -37,6 +38,7 @@ struct cpa_engine {
     cpa_engine_request *requests;
     cpa_planner planner;
     cpa_engine_stats stats;
+    cpa_timeline timeline;
     atomic_int stop;
     cpa_error error;
 };

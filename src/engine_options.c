@@ -73,6 +73,10 @@ cpa_status cpa_engine_resolve(const cpa_engine_options *given, cpa_engine_option
                         (long long)o.max_num_batched_tokens, INT32_MAX);
     }
     if (o.max_num_seqs < 1) return cpa_fail(err, CPA_INVALID, "max_num_seqs: %d, expected at least 1", o.max_num_seqs);
+    if (o.timeline_spans < 0) {
+        return cpa_fail(err, CPA_INVALID, "timeline_spans: %lld, expected 0 (none) or more",
+                        (long long)o.timeline_spans);
+    }
     if (!((o.verify >= 0 && o.verify <= 1) || o.verify == CPA_VERIFY_AUTO)) {
         return cpa_fail(err, CPA_INVALID, "verify: %g, expected 0 to 1, or %g", o.verify, CPA_VERIFY_AUTO);
     }

@@ -6,6 +6,7 @@
 
 #include "base/check.h"
 #include "base/clock.h"
+#include "src/context_internal.h"
 #include "src/engine_internal.h"
 #include "src/plan_ahead.h"
 
@@ -28,6 +29,8 @@ static cpa_status receive_plan(run *r, cpa_error *err) {
     cpa_control *control = &engine->control;
     const uint8_t *bytes = NULL;
     int64_t n_bytes = -1;
+    cpa_spans *spans = &engine->worker->context->spans;
+    cpa_host_span span = cpa_spans_host_begin(CPA_SPAN_RECEIVE);
     cpa_status planned = control->rank == 0 ? cpa_plan_ahead_take(r->ahead, &bytes, &n_bytes, err) : CPA_OK;
     CPA_TRY(cpa_control_bcast(control, &n_bytes, sizeof n_bytes, 0, err));
     if (planned != CPA_OK) return planned;
@@ -45,7 +48,15 @@ static cpa_status receive_plan(run *r, cpa_error *err) {
     CPA_TRY(cpa_control_bcast(control, data, n_bytes, 0, err));
     cpa_plan_limits limits = {control->size, engine->options.max_num_seqs, engine->options.num_blocks,
                               engine->options.max_num_batched_tokens};
-    return cpa_step_plan_decode(bytes, n_bytes, &limits, &r->plan, err);
+    CPA_TRY(cpa_step_plan_decode(bytes, n_bytes, &limits, &r->plan, err));
+    engine->timeline.step = (int64_t)r->plan.step;
+    cpa_spans_host_end(spans, span);
+    if (spans->timeline && r->ahead) {
+        double begin, seconds;
+        cpa_plan_ahead_times(r->ahead, &begin, &seconds);
+        cpa_timeline_add(spans->timeline, CPA_SPAN_SCHEDULE, -1, 0, begin, seconds);
+    }
+    return CPA_OK;
 }
 
 static void finish_request(run *r, cpa_engine_request *request) {
@@ -108,16 +119,23 @@ static double attention_seconds(const cpa_engine *engine) {
     return stats.attend_s + stats.exposed_comm_s;
 }
 
+static cpa_status check_step(run *r, cpa_error *err) {
+    cpa_host_span span = cpa_spans_host_begin(CPA_SPAN_CHECK);
+    cpa_status status = cpa_verify_step(r->engine->verify, &r->plan, err);
+    cpa_spans_host_end(&r->engine->worker->context->spans, span);
+    return status;
+}
+
 static cpa_status run_step(run *r, cpa_error *err) {
     cpa_engine *engine = r->engine;
     double before = attention_seconds(engine), predicted = predict_step(r);
     if (r->plan.n_chunks > 0) {
         engine->stats.steps++;
         engine->stats.computed_tokens += r->plan.n_token_ids;
-        cpa_worker_observer observer = {NULL, NULL};
+        cpa_worker_observer observer = {NULL, NULL, NULL};
         if (engine->verify) observer = cpa_verify_observer(engine->verify);
         CPA_TRY(cpa_worker_run(engine->worker, &r->plan, engine->verify ? &observer : NULL, err));
-        if (engine->verify) CPA_TRY(cpa_verify_step(engine->verify, &r->plan, err));
+        if (engine->verify) CPA_TRY(check_step(r, err));
     }
     double actual = attention_seconds(engine) - before;
     engine->stats.predicted_attend_s += predicted;
@@ -175,6 +193,7 @@ static cpa_status collect_stats(cpa_engine *engine, cpa_error *err) {
     CPA_TRY(cpa_control_max(control, most, sizeof most / sizeof most[0], err));
     CPA_TRY(cpa_control_sum(control, &attend_sum, 1, err));
     CPA_TRY(cpa_control_sum_u64(control, sums, 4, err));
+    s->graph_steps = engine->worker->graph_steps;
     s->chunks_pass_kv = context.chunks_pass_kv;
     s->chunks_pass_q = context.chunks_pass_q;
     s->exposed_comm_s = most[0];
@@ -200,9 +219,10 @@ cpa_status cpa_engine_run(cpa_engine *engine, cpa_finish_fn on_finish, cpa_progr
     cpa_error *err = &engine->error;
     run r = {.engine = engine, .on_finish = on_finish, .on_progress = on_progress, .ctx = ctx};
     cpa_step_plan_init(&r.plan);
-    r.start = cpa_clock_now();
-    cpa_status status = CPA_OK;
-    if (engine->control.rank == 0) {
+    cpa_status status = cpa_control_agree(&engine->control, CPA_OK, err);
+    r.start = cpa_clock_now(); /* the same moment on every rank, whatever their clocks say */
+    engine->timeline.origin = r.start;
+    if (status == CPA_OK && engine->control.rank == 0) {
         status = cpa_plan_ahead_begin(engine->scheduler, r.start, &engine->stop, &r.ahead, err);
     }
     status = cpa_control_agree(&engine->control, status, err);

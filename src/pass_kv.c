@@ -17,6 +17,9 @@
 #include "comm/rounds.h"
 #include "src/pass_kv.h"
 
+/* Tokens that a segment has at least when all peers come at once: every segment rounds the state once more. */
+#define LEAST_SEGMENT 1024
+
 /* By default. A device attends a segment in a few hundred microseconds; it takes long ones to fill it evenly. */
 #define HOST_STAGING_BYTES ((int64_t)64 << 20)
 #define DEVICE_STAGING_BYTES ((int64_t)1 << 30)
@@ -40,7 +43,7 @@ static cpa_status size_staging(cpa_context *c) {
     const int64_t step = c->kernels->split_tokens(c->device);
     kv->gather = step == 1;
     kv->regions = kv->gather && c->map.cp_size > 1 ? c->map.cp_size - 1 : 1;
-    kv->split = kv->gather ? o->interleave : step;
+    kv->split = kv->gather ? (LEAST_SEGMENT + o->interleave - 1) / o->interleave * o->interleave : step;
     while (kv->split % o->block_size != 0) kv->split += step;
 
     const int64_t segments = BUFFERS * (1 + kv->regions), least_blocks = kv->split / o->block_size;
@@ -301,7 +304,10 @@ static cpa_status pack(cpa_context *c, int64_t index, const cpa_context_args *ar
         .spans = c->kv.spans + transfer->span,
         .n_spans = transfer->n_spans,
     };
-    return cpa_context_check(c, c->kernels->kv_pack(&packing, stream), stream);
+    int64_t span = cpa_spans_begin(&c->spans, CPA_SPAN_PACK, transfer->round, stream);
+    cpa_status status = c->kernels->kv_pack(&packing, stream);
+    cpa_spans_end(&c->spans, span, stream);
+    return cpa_context_check(c, status, stream);
 }
 
 static cpa_status start_transfer(cpa_context *c, int64_t index, cpa_stream *stream) {
@@ -318,7 +324,7 @@ static cpa_status start_transfer(cpa_context *c, int64_t index, cpa_stream *stre
         };
     }
     use_staging(c, transfer->recv_blocks);
-    return cpa_context_start(c, transfer->n_routes, stream, &kv->exchange);
+    return cpa_context_start(c, transfer->n_routes, CPA_SPAN_EXCHANGE_KV, transfer->round, stream, &kv->exchange);
 }
 
 static cpa_status empty_shard(cpa_context *c, cpa_stream *stream) {
@@ -393,7 +399,7 @@ static cpa_status attend_transfer(cpa_context *c, int64_t index, const cpa_conte
     if (cpa_fault_is(CPA_FAULT_BASE2_LSE) && c->kv.gather && arrives_first(&c->kv, index))
         CPA_TRY(spoil_resumed(c, stream));
     if (!(cpa_fault_is(CPA_FAULT_DROPPED_SHARD) && arrives_first(&c->kv, index))) {
-        CPA_TRY(cpa_context_run_attend(c, transfer->plan, &attend, stream));
+        CPA_TRY(cpa_context_run_attend(c, transfer->plan, &attend, CPA_SPAN_ATTEND_RECEIVED, transfer->round, stream));
     }
     return transfer->ends ? merge_shard(c, stream) : CPA_OK;
 }
@@ -409,7 +415,8 @@ cpa_status cpa_pass_kv_start(cpa_context *c, const cpa_context_args *args, cpa_s
 int cpa_pass_kv_completes(const cpa_context *c, const cpa_context_args *args) {
     const cpa_pass_kv *kv = &c->kv;
     if (!kv->gather || kv->now.begin == kv->now.end || c->q.active || args->lse) return 0;
-    return kv->transfers[kv->now.end - 1].rows == c->rows;
+    const cpa_kv_transfer *last = &kv->transfers[kv->now.end - 1];
+    return last->recv_blocks > 0 && last->rows == c->rows;
 }
 
 cpa_status cpa_pass_kv_run(cpa_context *c, const cpa_context_args *args, cpa_stream *stream) {

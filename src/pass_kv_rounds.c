@@ -159,6 +159,7 @@ static cpa_status plan_round(cpa_context *c, int32_t round) {
         cpa_kv_transfer *transfer;
         cpa_kv_route out = {.peer = send_peer}, in = {.peer = recv_peer};
         CPA_TRY(cpa_pass_kv_add_transfer(c, &transfer));
+        transfer->round = round;
         CPA_TRY(plan_send(c, segment, &next_sent, &out));
         CPA_TRY(plan_receive(c, segment, &next_received, recv_peer, transfer, &in));
         if (send_peer == recv_peer) {

@@ -30,7 +30,7 @@ void cpa_pass_q_destroy(cpa_context *c) {
         c->kernels->free(c->device, q->home_memory.memory);
         if (q->plan) c->kernels->plan_destroy(q->plan);
     }
-    free(q->maps);
+    if (c->kernels) c->kernels->free_host(c->device, q->maps);
     free(q->peers);
 }
 
@@ -56,6 +56,24 @@ static cpa_partial state_rows(const cpa_context *c, const cpa_context_buffer *bu
 static int64_t rows_sent(const cpa_context *c, const cpa_planned_chunk *chunk, int32_t asker, int32_t keeper) {
     if (chunk->algorithm != CPA_PASS_Q || cpa_context_share(c, chunk, keeper).keys == 0) return 0;
     return cpa_context_share(c, chunk, asker).rows;
+}
+
+/* A steady step: every rank sends all its rows to every other, whether they hold keys or not. */
+static void plan_steady_peers(cpa_context *c) {
+    cpa_pass_q *q = &c->q;
+    const int64_t rows = c->steady_rows;
+    q->active = 1;
+    q->packed_rows = rows;
+    q->got_rows = q->home_rows = rows * (c->map.cp_size - 1);
+    for (int32_t round = 1; round < c->map.cp_size; round++) {
+        q->peers[round - 1] = (cpa_pass_q_peer){
+            .rank = cpa_round_recv_peer(c->map.cp_size, c->control.rank, round),
+            .sent = rows,
+            .home_at = rows * (round - 1),
+            .got = rows,
+            .got_at = rows * (round - 1),
+        };
+    }
 }
 
 /* Counts the rows of each peer and places them in the buffers. Peers that get every pass-Q row share one packed copy.
@@ -105,25 +123,61 @@ static void map_peer(const cpa_context *c, const cpa_pass_q_peer *peer, int32_t 
     }
 }
 
+/* The same in a steady step. */
+static void map_steady_peer(const cpa_context *c, const cpa_pass_q_peer *peer, int32_t *packed, int32_t *home) {
+    for (int64_t row = 0; row < c->rows; row++) {
+        packed[row] = (int32_t)row;
+        home[row] = -1;
+    }
+    for (int64_t i = 0; i < c->n_chunks; i++) {
+        const cpa_planned_chunk *chunk = &c->chunks[i];
+        if (cpa_context_share(c, chunk, peer->rank).keys == 0) continue;
+        int64_t end = chunk->row + cpa_context_share(c, chunk, c->control.rank).rows;
+        for (int64_t row = chunk->row; row < end; row++) home[row] = (int32_t)row;
+    }
+}
+
+/* Room for the row maps; what was there is lost. */
+static cpa_status ensure_maps(cpa_context *c, int64_t entries) {
+    cpa_pass_q *q = &c->q;
+    if (entries > q->maps_capacity) {
+        int64_t grown = entries < 2 * q->maps_capacity ? 2 * q->maps_capacity : entries;
+        void *maps;
+        CPA_TRY(c->kernels->alloc_host(c->device, grown * (int64_t)sizeof *q->maps, &maps, &c->error));
+        c->kernels->free_host(c->device, q->maps);
+        q->maps = maps;
+        q->maps_capacity = grown;
+    }
+    q->maps_entries = entries;
+    q->maps_uploaded = NULL;
+    return cpa_context_ensure(c, &q->maps_memory, entries * (int64_t)sizeof *q->maps);
+}
+
 /* The row maps, and the states that the last merge of a layer joins. */
 static cpa_status plan_maps(cpa_context *c) {
     cpa_pass_q *q = &c->q;
     int64_t peers = c->map.cp_size - 1, entries = q->packed_rows + peers * c->rows;
-    int32_t *maps = cpa_context_grow(c, q->maps, &q->maps_capacity, entries, sizeof *maps);
-    if (!maps) return CPA_NO_MEMORY;
-    q->maps = maps;
-    CPA_TRY(cpa_context_ensure(c, &q->maps_memory, entries * (int64_t)sizeof *maps));
+    CPA_TRY(ensure_maps(c, entries));
     const int32_t *device_maps = q->maps_memory.memory;
     for (int64_t i = 0; i < peers; i++) {
         const cpa_pass_q_peer *peer = &q->peers[i];
         if (peer->sent == 0) continue;
         int64_t home = q->packed_rows + i * c->rows;
-        map_peer(c, peer, maps + peer->packed_at, maps + home);
+        (c->steady_rows ? map_steady_peer : map_peer)(c, peer, q->maps + peer->packed_at, q->maps + home);
         c->states[c->n_states] = state_rows(c, &q->home_memory, peer->home_at);
         c->row_maps[c->n_states++] = device_maps + home;
     }
-    if (entries == 0) return CPA_OK;
-    return cpa_context_upload(c, q->maps_memory.memory, maps, entries * (int64_t)sizeof *maps);
+    return CPA_OK;
+}
+
+/* Copies the row maps to the device in the first layer of a step; another stream copies the same again. */
+static cpa_status upload_maps(cpa_context *c, cpa_stream *stream) {
+    cpa_pass_q *q = &c->q;
+    if (q->maps_uploaded == stream) return CPA_OK;
+    cpa_status status =
+        c->kernels->copy(q->maps_memory.memory, q->maps, q->maps_entries * (int64_t)sizeof *q->maps, stream);
+    q->maps_uploaded = stream;
+    return cpa_context_check(c, status, stream);
 }
 
 /* The rows of the peers over the own shard. */
@@ -135,7 +189,10 @@ static cpa_status plan_served(cpa_context *c) {
         for (int64_t i = 0; i < c->n_chunks; i++) {
             const cpa_planned_chunk *chunk = &c->chunks[i];
             int64_t rows = rows_sent(c, chunk, peer->rank, c->control.rank);
-            if (rows == 0) continue;
+            if (rows == 0) {
+                if (c->steady_rows) row += cpa_context_share(c, chunk, peer->rank).rows; /* sent all the same */
+                continue;
+            }
             cpa_chunk_share own = cpa_context_share(c, chunk, c->control.rank);
             cpa_chunk_share theirs = cpa_context_share(c, chunk, peer->rank);
             c->items[n++] = (cpa_attend_item){
@@ -151,6 +208,7 @@ static cpa_status plan_served(cpa_context *c) {
             row += rows;
         }
     }
+    c->q.plan->steady_items = c->steady_rows * (c->map.cp_size - 1);
     return cpa_context_set_plan(c, c->q.plan, n, c->block_tables, c->n_table_entries);
 }
 
@@ -160,7 +218,7 @@ cpa_status cpa_pass_q_plan(cpa_context *c) {
     c->n_states = 1;
     q->active = 0;
     if (c->map.cp_size == 1) return CPA_OK;
-    plan_peers(c);
+    (c->steady_rows ? plan_steady_peers : plan_peers)(c);
     if (!q->active) return CPA_OK;
     int64_t state_bytes = state_floats(c) * (int64_t)sizeof(float);
     CPA_TRY(cpa_context_ensure(c, &q->packed_memory, q->packed_rows * query_bytes(c)));
@@ -177,9 +235,12 @@ cpa_status cpa_pass_q_start(cpa_context *c, const cpa_context_args *args, cpa_st
     cpa_pass_q *q = &c->q;
     if (!q->active) return CPA_OK;
     const int64_t bytes = query_bytes(c);
+    CPA_TRY(upload_maps(c, stream));
     if (q->packed_rows > 0) {
+        int64_t span = cpa_spans_begin(&c->spans, CPA_SPAN_QUERIES, 0, stream);
         cpa_status status = c->kernels->gather_rows(q->packed_memory.memory, args->q, q->maps_memory.memory,
                                                     q->packed_rows, bytes, stream);
+        cpa_spans_end(&c->spans, span, stream);
         CPA_TRY(cpa_context_check(c, status, stream));
     }
     char *packed = q->packed_memory.memory, *got = q->got_memory.memory;
@@ -193,7 +254,7 @@ cpa_status cpa_pass_q_start(cpa_context *c, const cpa_context_args *args, cpa_st
             .recv_bytes = peer->got * bytes,
         };
     }
-    return cpa_context_start(c, c->map.cp_size - 1, stream, &q->queries);
+    return cpa_context_start(c, c->map.cp_size - 1, CPA_SPAN_EXCHANGE_QUERIES, 0, stream, &q->queries);
 }
 
 cpa_status cpa_pass_q_serve(cpa_context *c, const cpa_context_args *args, cpa_stream *stream) {
@@ -210,7 +271,7 @@ cpa_status cpa_pass_q_serve(cpa_context *c, const cpa_context_args *args, cpa_st
         .scale = args->scale,
         .state = state_rows(c, &q->away_memory, 0),
     };
-    CPA_TRY(cpa_context_run_attend(c, q->plan, &attend, stream));
+    CPA_TRY(cpa_context_run_attend(c, q->plan, &attend, CPA_SPAN_ATTEND_RECEIVED, 0, stream));
 
     const int64_t bytes = state_floats(c) * (int64_t)sizeof(float);
     char *away = q->away_memory.memory, *home = q->home_memory.memory;
@@ -224,7 +285,7 @@ cpa_status cpa_pass_q_serve(cpa_context *c, const cpa_context_args *args, cpa_st
             .recv_bytes = peer->sent * bytes,
         };
     }
-    return cpa_context_start(c, c->map.cp_size - 1, stream, &q->states);
+    return cpa_context_start(c, c->map.cp_size - 1, CPA_SPAN_EXCHANGE_STATES, 0, stream, &q->states);
 }
 
 /* CPA_FAULT_DROPPED_SHARD: the first state that comes home is empty. */

@@ -14,6 +14,7 @@ typedef struct encoded_plan {
     uint8_t *buffer;
     int64_t capacity;
     int64_t bytes;
+    double begin, seconds; /* of making it */
 } encoded_plan;
 
 struct cpa_plan_ahead {
@@ -24,7 +25,9 @@ struct cpa_plan_ahead {
     pthread_mutex_t mutex;
     pthread_cond_t changed;
     encoded_plan slots[2]; /* the taker reads one while the thread writes the other */
+    double plan_begin;     /* the thread: when it began to make the plan */
     int write;             /* the slot that the thread writes */
+    int taken;             /* the slot that was taken last */
     int ready;             /* the slot that is not `write` waits to be taken */
     int ending;
     cpa_status status;
@@ -54,6 +57,7 @@ static int wait_for_arrival(cpa_plan_ahead *ahead, double until) {
 static cpa_status plan_next(cpa_plan_ahead *ahead, cpa_step_plan *plan, cpa_error *err) {
     for (;;) {
         double next_arrival;
+        ahead->plan_begin = cpa_clock_now();
         if (atomic_load(ahead->stop)) {
             cpa_step_plan_clear(plan);
             plan->flags = CPA_PLAN_STOP;
@@ -80,6 +84,8 @@ static void *plan_steps(void *ctx) {
         cpa_status status = plan_next(ahead, &plan, &error);
         if (status == CPA_OK)
             status = cpa_step_plan_encode(&plan, &slot->buffer, &slot->capacity, &slot->bytes, &error);
+        slot->begin = ahead->plan_begin;
+        slot->seconds = cpa_clock_now() - ahead->plan_begin;
         last = status != CPA_OK || plan.flags & CPA_PLAN_STOP;
         pthread_mutex_lock(&ahead->mutex);
         ahead->status = status;
@@ -122,6 +128,7 @@ cpa_status cpa_plan_ahead_take(cpa_plan_ahead *ahead, const uint8_t **bytes, int
     cpa_status status = ahead->status;
     if (status == CPA_OK) {
         const encoded_plan *slot = &ahead->slots[ahead->write ^ 1];
+        ahead->taken = ahead->write ^ 1;
         *bytes = slot->buffer;
         *n_bytes = slot->bytes;
     } else if (err) {
@@ -131,6 +138,13 @@ cpa_status cpa_plan_ahead_take(cpa_plan_ahead *ahead, const uint8_t **bytes, int
     pthread_cond_broadcast(&ahead->changed);
     pthread_mutex_unlock(&ahead->mutex);
     return status;
+}
+
+void cpa_plan_ahead_times(const cpa_plan_ahead *ahead, double *begin, double *seconds) {
+    /* The slot that was taken stays as it is until the next call of cpa_plan_ahead_take. */
+    const encoded_plan *slot = &ahead->slots[ahead->taken];
+    *begin = slot->begin;
+    *seconds = slot->seconds;
 }
 
 void cpa_plan_ahead_end(cpa_plan_ahead *ahead) {

@@ -20,6 +20,9 @@ cpa_status cpa_plan_ahead_begin(cpa_scheduler *scheduler, double start, atomic_i
  * follows. */
 cpa_status cpa_plan_ahead_take(cpa_plan_ahead *ahead, const uint8_t **bytes, int64_t *n_bytes, cpa_error *err);
 
+/* When the plan that was taken last was made: a time of cpa_clock_now, and how long that took. */
+void cpa_plan_ahead_times(const cpa_plan_ahead *ahead, double *begin, double *seconds);
+
 /* Ends the thread, whatever it is doing. */
 void cpa_plan_ahead_end(cpa_plan_ahead *ahead);
 

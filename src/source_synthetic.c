@@ -44,7 +44,7 @@ static void recall(void *ctx, int32_t layer, int32_t kv_head, int64_t n, const u
 }
 
 cpa_source cpa_source_synthetic(cpa_synthetic *synthetic) {
-    return (cpa_source){.size = sizeof(cpa_source), .ctx = synthetic, .fill = fill, .recall = recall};
+    return (cpa_source){.size = sizeof(cpa_source), .ctx = synthetic, .fill = fill, .recall = recall, .capturable = 1};
 }
 
 uint32_t cpa_synthetic_token(void *seed, uint64_t request, int64_t position) {

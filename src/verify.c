@@ -98,16 +98,25 @@ static cpa_status keep_sample(cpa_verify *verify, int64_t index, int64_t row, co
     return kernels->copy(data + q_bytes, (const char *)out + head * out_bytes, out_bytes, stream);
 }
 
+static cpa_status begin(void *ctx, const cpa_step_plan *plan, int *sees, cpa_error *err) {
+    cpa_verify *verify = ctx;
+    if (verify->start_s == 0) verify->start_s = cpa_clock_now();
+    verify->n_samples = verify->next = 0;
+    for (int32_t layer = 0; layer < verify->worker->options.model.layers; layer++) {
+        CPA_TRY(choose_samples(verify, plan, layer, err));
+    }
+    *sees = verify->n_samples > 0;
+    return CPA_OK;
+}
+
 static cpa_status layer_done(void *ctx, const cpa_step_plan *plan, int32_t layer, const void *q, const void *out,
                              cpa_stream *stream, cpa_error *err) {
+    (void)err;
     cpa_verify *verify = ctx;
-    if (layer == 0) verify->n_samples = 0;
-    if (verify->start_s == 0) verify->start_s = cpa_clock_now();
-    int64_t i = verify->n_samples, chunk = -1, first_row = 0;
-    CPA_TRY(choose_samples(verify, plan, layer, err));
+    int64_t chunk = -1, first_row = 0;
     cpa_owner_map map = verify->worker->options.map;
-    for (; i < verify->n_samples; i++) {
-        const cpa_verify_sample *sample = &verify->samples[i];
+    for (; verify->next < verify->n_samples && verify->samples[verify->next].layer == layer; verify->next++) {
+        const cpa_verify_sample *sample = &verify->samples[verify->next];
         /* Rows lie chunk after chunk; the samples are in the order of the chunks. */
         for (; chunk < sample->chunk; chunk++) {
             if (chunk >= 0) first_row += cpa_verify_rows(verify, &plan->chunks[chunk]);
@@ -116,7 +125,7 @@ static cpa_status layer_done(void *ctx, const cpa_step_plan *plan, int32_t layer
         if (cpa_owner_rank(map, in->phase, sample->position) != verify->worker->rank) continue;
         int32_t slot = cpa_owner_slot(map, verify->worker->rank, in->phase);
         int64_t row = first_row + cpa_shard_len(map, slot, sample->position) - cpa_shard_len(map, slot, in->start);
-        CPA_TRY(keep_sample(verify, i, row, q, out, stream));
+        CPA_TRY(keep_sample(verify, verify->next, row, q, out, stream));
     }
     return CPA_OK;
 }
@@ -171,7 +180,7 @@ void cpa_verify_destroy(cpa_verify *verify) {
 }
 
 cpa_worker_observer cpa_verify_observer(cpa_verify *verify) {
-    return (cpa_worker_observer){verify, layer_done};
+    return (cpa_worker_observer){verify, begin, layer_done};
 }
 
 void cpa_verify_get_stats(const cpa_verify *verify, cpa_verify_stats *out) {

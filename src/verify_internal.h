@@ -33,13 +33,14 @@ struct cpa_verify {
     int32_t n_threads;
     uint64_t seed;
     cpa_verify_budget budget;
-    double start_s; /* when the first layer was done; 0: not yet */
+    double start_s; /* when the first step began; 0: not yet */
     cpa_verify_stats stats;
     /* The samples of the step, the same list on every rank; data [n][query | result] is set where the rank owns the
      * row. */
     cpa_verify_sample *samples;
     cpa_verify_memory data;
     int64_t n_samples, cap_samples, sample_bytes;
+    int64_t next;                 /* the first sample of the layers to come */
     cpa_verify_memory send, recv; /* of the exchange of keys and values */
 };
 

@@ -27,14 +27,19 @@ cpa_kv_view cpa_worker_layer_kv(const cpa_worker *worker, int32_t layer) {
     return view;
 }
 
+typedef enum buffer_place { ON_HOST = 0, ON_DEVICE, PAGE_LOCKED } buffer_place;
+
 /* Device buffers and their host twins, allocated from one list so that there is one place that frees them. */
 typedef struct buffer {
     void **memory;
     int64_t bytes;
-    int on_device;
+    buffer_place place;
 } buffer;
 
-enum { WORKER_BUFFERS = 19 };
+enum {
+    WORKER_BUFFERS = 19,
+    MEASURED_STEPS = 16 /* one decode step in so many is measured */
+};
 
 static void list_buffers(cpa_worker *worker, buffer list[WORKER_BUFFERS]) {
     const cpa_worker_options *o = &worker->options;
@@ -43,26 +48,28 @@ static void list_buffers(cpa_worker *worker, buffer list[WORKER_BUFFERS]) {
     int64_t blocks = model->layers * o->num_blocks;
     buffer all[WORKER_BUFFERS] = {
         {&worker->k_pool,
-         blocks * cpa_kv_block_bytes(o->kv_dtype, o->k_scale, o->block_size, model->kv_heads, model->head_dim), 1},
+         blocks * cpa_kv_block_bytes(o->kv_dtype, o->k_scale, o->block_size, model->kv_heads, model->head_dim),
+         ON_DEVICE},
         {&worker->v_pool,
-         blocks * cpa_kv_block_bytes(o->kv_dtype, o->v_scale, o->block_size, model->kv_heads, model->v_head_dim), 1},
-        {&worker->q, rows * model->q_heads * model->head_dim * element, 1},
-        {&worker->k, rows * model->kv_heads * model->head_dim * element, 1},
-        {&worker->v, rows * model->kv_heads * model->v_head_dim * element, 1},
-        {&worker->out, rows * model->q_heads * model->v_head_dim * element, 1},
-        {(void **)&worker->tokens_device, rows * (int64_t)sizeof(uint32_t), 1},
-        {(void **)&worker->positions_device, rows * (int64_t)sizeof(int64_t), 1},
-        {(void **)&worker->slots_device, rows * (int64_t)sizeof(int64_t), 1},
-        {(void **)&worker->digest_rows_device, rows * (int64_t)sizeof(int32_t), 1},
-        {(void **)&worker->digest_salts_device, rows * (int64_t)sizeof(uint64_t), 1},
-        {(void **)&worker->digest_device, (int64_t)sizeof(uint64_t), 1},
-        {(void **)&worker->requests, rows * (int64_t)sizeof(uint64_t), 0},
-        {(void **)&worker->tokens, rows * (int64_t)sizeof(uint32_t), 0},
-        {(void **)&worker->positions, rows * (int64_t)sizeof(int64_t), 0},
-        {(void **)&worker->slots, rows * (int64_t)sizeof(int64_t), 0},
-        {(void **)&worker->digest_rows, rows * (int64_t)sizeof(int32_t), 0},
-        {(void **)&worker->digest_salts, rows * (int64_t)sizeof(uint64_t), 0},
-        {(void **)&worker->seqs, o->max_seqs * (int64_t)sizeof(cpa_worker_seq), 0},
+         blocks * cpa_kv_block_bytes(o->kv_dtype, o->v_scale, o->block_size, model->kv_heads, model->v_head_dim),
+         ON_DEVICE},
+        {&worker->q, rows * model->q_heads * model->head_dim * element, ON_DEVICE},
+        {&worker->k, rows * model->kv_heads * model->head_dim * element, ON_DEVICE},
+        {&worker->v, rows * model->kv_heads * model->v_head_dim * element, ON_DEVICE},
+        {&worker->out, rows * model->q_heads * model->v_head_dim * element, ON_DEVICE},
+        {(void **)&worker->tokens_device, rows * (int64_t)sizeof(uint32_t), ON_DEVICE},
+        {(void **)&worker->positions_device, rows * (int64_t)sizeof(int64_t), ON_DEVICE},
+        {(void **)&worker->slots_device, rows * (int64_t)sizeof(int64_t), ON_DEVICE},
+        {(void **)&worker->digest_rows_device, rows * (int64_t)sizeof(int32_t), ON_DEVICE},
+        {(void **)&worker->digest_salts_device, rows * (int64_t)sizeof(uint64_t), ON_DEVICE},
+        {(void **)&worker->digest_device, (int64_t)sizeof(uint64_t), ON_DEVICE},
+        {(void **)&worker->requests, rows * (int64_t)sizeof(uint64_t), PAGE_LOCKED},
+        {(void **)&worker->tokens, rows * (int64_t)sizeof(uint32_t), PAGE_LOCKED},
+        {(void **)&worker->positions, rows * (int64_t)sizeof(int64_t), PAGE_LOCKED},
+        {(void **)&worker->slots, rows * (int64_t)sizeof(int64_t), PAGE_LOCKED},
+        {(void **)&worker->digest_rows, rows * (int64_t)sizeof(int32_t), PAGE_LOCKED},
+        {(void **)&worker->digest_salts, rows * (int64_t)sizeof(uint64_t), PAGE_LOCKED},
+        {(void **)&worker->seqs, o->max_seqs * (int64_t)sizeof(cpa_worker_seq), ON_HOST},
     };
     memcpy(list, all, sizeof all);
 }
@@ -71,13 +78,32 @@ static cpa_status allocate(cpa_worker *worker, cpa_error *err) {
     buffer list[WORKER_BUFFERS];
     list_buffers(worker, list);
     for (int i = 0; i < WORKER_BUFFERS; i++) {
-        if (list[i].on_device) {
-            CPA_TRY(worker->device->kernels->alloc(worker->device, list[i].bytes, list[i].memory, err));
-        } else if (!(*list[i].memory = calloc(1, (size_t)list[i].bytes))) {
-            return cpa_fail(err, CPA_NO_MEMORY, "worker: no memory for %lld bytes", (long long)list[i].bytes);
+        switch (list[i].place) {
+            case ON_DEVICE:
+                CPA_TRY(worker->device->kernels->alloc(worker->device, list[i].bytes, list[i].memory, err));
+                break;
+            case PAGE_LOCKED:
+                CPA_TRY(worker->device->kernels->alloc_host(worker->device, list[i].bytes, list[i].memory, err));
+                break;
+            case ON_HOST:
+                *list[i].memory = calloc(1, (size_t)list[i].bytes);
+                if (*list[i].memory) break;
+                return cpa_fail(err, CPA_NO_MEMORY, "worker: no memory for %lld bytes", (long long)list[i].bytes);
         }
     }
     return CPA_OK;
+}
+
+/* Steps may be captured where the device, the source and the options allow it. */
+static cpa_status make_graphs(cpa_worker *worker, cpa_control *control, cpa_error *err) {
+    const cpa_source *source = worker->source;
+    if (worker->options.enforce_eager || !worker->device->kernels->graph_begin) return CPA_OK;
+    if (!source->capturable || source->consume) return CPA_OK;
+    return cpa_graphs_create(control, worker->context, worker->stream, &worker->graphs, err);
+}
+
+void cpa_worker_set_timeline(cpa_worker *worker, cpa_timeline *timeline) {
+    worker->context->spans.timeline = timeline;
 }
 
 cpa_status cpa_worker_create(cpa_control *control, cpa_device *device, const cpa_source *source,
@@ -112,6 +138,8 @@ cpa_status cpa_worker_create(cpa_control *control, cpa_device *device, const cpa
     };
     CPA_TRY_GOTO(cpa_context_create_over(control->comm, device, options->transport, &context, &worker->context, err),
                  fail);
+    status = make_graphs(worker, control, err);
+    CPA_TRY_GOTO(cpa_control_agree(control, status, err), fail);
     uint64_t zero = 0;
     CPA_TRY_GOTO(device->kernels->copy(worker->digest_device, &zero, sizeof zero, worker->stream), fail);
     CPA_TRY_GOTO(device->kernels->stream_sync(worker->stream), fail);
@@ -124,6 +152,7 @@ fail:
 
 void cpa_worker_destroy(cpa_worker *worker) {
     if (!worker) return;
+    cpa_graphs_destroy(worker->graphs);
     cpa_context_destroy(worker->context);
     if (worker->stream) worker->device->kernels->stream_destroy(worker->stream);
     for (int32_t i = 0; worker->seqs && i < worker->options.max_seqs; i++) {
@@ -133,10 +162,10 @@ void cpa_worker_destroy(cpa_worker *worker) {
     buffer list[WORKER_BUFFERS];
     list_buffers(worker, list);
     for (int i = WORKER_BUFFERS - 1; i >= 0; i--) {
-        if (list[i].on_device) {
-            worker->device->kernels->free(worker->device, *list[i].memory);
-        } else {
-            free(*list[i].memory);
+        switch (list[i].place) {
+            case ON_DEVICE: worker->device->kernels->free(worker->device, *list[i].memory); break;
+            case PAGE_LOCKED: worker->device->kernels->free_host(worker->device, *list[i].memory); break;
+            case ON_HOST: free(*list[i].memory); break;
         }
     }
     free(worker->chunks);
@@ -176,10 +205,8 @@ static cpa_status apply_chunk(cpa_worker *worker, const cpa_step_plan *plan, con
         seq->len = 0;
     }
     if (!seq->active || seq->request != chunk->request || seq->len != chunk->start) {
-        return cpa_fail(err, CPA_INTERNAL,
-                        "step %llu: chunk of request %llu starts at %lld, the cache of slot %d holds %lld",
-                        (unsigned long long)plan->step, (unsigned long long)chunk->request, (long long)chunk->start,
-                        chunk->seq, (long long)seq->len);
+        return cpa_fail(err, CPA_INTERNAL, "chunk of request %llu starts at %lld, the cache of slot %d holds %lld",
+                        (unsigned long long)chunk->request, (long long)chunk->start, chunk->seq, (long long)seq->len);
     }
     uint32_t *tokens = reserve(seq->tokens, &seq->cap_tokens, chunk->start + chunk->count, sizeof *tokens);
     if (!tokens)
@@ -239,6 +266,38 @@ static cpa_status apply_plan(cpa_worker *worker, const cpa_step_plan *plan, cpa_
     return CPA_OK;
 }
 
+/* The rows that every rank plans for if the step may be captured, 0 if it may not: the same on every rank. */
+static int64_t steady_rows(const cpa_worker *worker, const cpa_step_plan *plan) {
+    const cpa_owner_map map = worker->options.map;
+    int64_t counts[CPA_MERGE_MAX_STATES] = {0}, most = 0;
+    if (!worker->graphs) return 0;
+    /* What spoils these goes through the host, layer by layer. */
+    if (cpa_fault_is(CPA_FAULT_BASE2_LSE) || cpa_fault_is(CPA_FAULT_DROPPED_SHARD)) return 0;
+    for (int64_t i = 0; i < plan->n_chunks; i++) {
+        const cpa_plan_chunk *chunk = &plan->chunks[i];
+        if (chunk->count != 1 || (map.cp_size > 1 && chunk->algorithm != CPA_PASS_Q)) return 0;
+        int64_t rows = ++counts[cpa_owner_rank(map, chunk->phase, chunk->start)];
+        if (rows > most) most = rows;
+    }
+    int64_t rows = cpa_graphs_rows(most);
+    return rows <= worker->options.max_tokens ? rows : 0;
+}
+
+/* Fills the step up with rows that go nowhere. */
+static void fill_rows_up(cpa_worker *worker, int64_t rows) {
+    for (int64_t row = worker->n_rows; row < rows; row++) {
+        worker->requests[row] = 0;
+        worker->tokens[row] = 0;
+        worker->positions[row] = 0;
+        worker->slots[row] = -1;
+    }
+    for (int64_t row = worker->n_digest_rows; row < rows; row++) {
+        worker->digest_rows[row] = -1;
+        worker->digest_salts[row] = 0;
+    }
+    worker->n_rows = worker->n_digest_rows = rows;
+}
+
 static cpa_status upload_rows(cpa_worker *worker) {
     const cpa_kernel_table *kernels = worker->device->kernels;
     int64_t rows = worker->n_rows, digest = worker->n_digest_rows;
@@ -259,10 +318,16 @@ static cpa_status run_layer(cpa_worker *worker, const cpa_step_plan *plan, int32
     const cpa_source *source = worker->source;
     const cpa_model_shape *model = &worker->options.model;
     cpa_stream *stream = worker->stream;
+    cpa_spans *spans = &worker->context->spans;
+    spans->layer = layer;
+    int64_t span = cpa_spans_begin(spans, CPA_SPAN_FILL, 0, stream);
     CPA_TRY(source->fill(source->ctx, layer, rows, worker->q, worker->k, worker->v, stream));
+    cpa_spans_end(spans, span, stream);
     cpa_kv_view kv = cpa_worker_layer_kv(worker, layer);
     cpa_kv_write_args write = {sizeof write, rows->count, model->dtype, worker->k, worker->v, worker->slots_device, kv};
+    span = cpa_spans_begin(spans, CPA_SPAN_KV_WRITE, 0, stream);
     CPA_TRY(kernels->kv_write(&write, stream));
+    cpa_spans_end(spans, span, stream);
     cpa_context_args args = {
         .size = sizeof args, .q = worker->q, .kv = kv, .mask = cpa_model_mask(model, layer), .out = worker->out};
     cpa_status status = cpa_context_attend(worker->context, &args, stream);
@@ -276,31 +341,93 @@ static cpa_status run_layer(cpa_worker *worker, const cpa_step_plan *plan, int32
         .salt = (uint64_t)layer,
         .sum = worker->digest_device,
     };
+    span = cpa_spans_begin(spans, CPA_SPAN_HASH, 0, stream);
     CPA_TRY(kernels->hash_rows(&hash, stream));
-    if (source->consume) CPA_TRY(source->consume(source->ctx, layer, rows, worker->out, stream));
+    cpa_spans_end(spans, span, stream);
+    if (source->consume) {
+        span = cpa_spans_begin(spans, CPA_SPAN_CONSUME, 0, stream);
+        CPA_TRY(source->consume(source->ctx, layer, rows, worker->out, stream));
+        cpa_spans_end(spans, span, stream);
+    }
     return observer ? observer->layer_done(observer->ctx, plan, layer, worker->q, worker->out, stream, err) : CPA_OK;
 }
 
 static cpa_status run_layers(cpa_worker *worker, const cpa_step_plan *plan, const cpa_worker_observer *observer,
                              cpa_error *err) {
-    CPA_TRY(upload_rows(worker));
-    cpa_status status = cpa_context_plan(worker->context, worker->chunks, plan->n_chunks);
-    if (status != CPA_OK) return cpa_fail(err, status, "%s", cpa_context_error(worker->context));
     cpa_rows rows = {worker->n_rows,    worker->requests,      worker->tokens,
                      worker->positions, worker->tokens_device, worker->positions_device};
     for (int32_t layer = 0; layer < worker->options.model.layers; layer++) {
         CPA_TRY(run_layer(worker, plan, layer, &rows, observer, err));
     }
+    return CPA_OK;
+}
+
+/* On a device not every decode step is measured, unless for a timeline. */
+static void choose_measured(cpa_worker *worker, const cpa_step_plan *plan) {
+    if (!worker->device->kernels->graph_begin || worker->context->spans.timeline) return;
+    for (int64_t i = 0; i < plan->n_chunks; i++) {
+        if (plan->chunks[i].count > 1) return;
+    }
+    cpa_context_mute(worker->context, worker->decode_steps++ % MEASURED_STEPS != 0);
+}
+
+/* Applies the plan and prepares context attention for it; *steady: whether the step may be captured. */
+static cpa_status prepare_step(cpa_worker *worker, const cpa_step_plan *plan, const cpa_worker_observer *observer,
+                               int *steady, cpa_error *err) {
+    int seen = 0;
+    CPA_TRY(apply_plan(worker, plan, err));
+    if (plan->n_chunks == 0) return CPA_OK;
+    if (observer) CPA_TRY(observer->begin(observer->ctx, plan, &seen, err));
+    int64_t rows = seen ? 0 : steady_rows(worker, plan);
+    if (rows > 0) fill_rows_up(worker, rows);
+    *steady = rows > 0;
+    cpa_status status = rows > 0 ? cpa_context_plan_steady(worker->context, worker->chunks, plan->n_chunks, rows)
+                                 : cpa_context_plan(worker->context, worker->chunks, plan->n_chunks);
+    if (status != CPA_OK) return cpa_fail(err, status, "%s", cpa_context_error(worker->context));
+    choose_measured(worker, plan);
+    return CPA_OK;
+}
+
+/* Enqueues the step: its layers, or the graph of them. */
+static cpa_status enqueue_step(cpa_worker *worker, const cpa_step_plan *plan, const cpa_worker_observer *observer,
+                               int steady, cpa_error *err) {
+    cpa_graph_way way = CPA_GRAPH_EAGER;
+    if (steady) CPA_TRY(cpa_graphs_choose(worker->graphs, &way, err));
+    CPA_TRY(upload_rows(worker));
+    if (way == CPA_GRAPH_EAGER) {
+        cpa_spans_start(&worker->context->spans, worker->stream);
+        return run_layers(worker, plan, observer, err);
+    }
+    for (int muted = 0; way == CPA_GRAPH_CAPTURE && muted < 2; muted++) {
+        CPA_TRY(cpa_graphs_begin(worker->graphs, muted, err));
+        CPA_TRY(cpa_graphs_end(worker->graphs, run_layers(worker, plan, observer, err), err));
+    }
+    worker->graph_steps++;
+    return cpa_graphs_launch(worker->graphs, err);
+}
+
+static cpa_status run_step(cpa_worker *worker, const cpa_step_plan *plan, const cpa_worker_observer *observer,
+                           cpa_error *err) {
+    cpa_spans *spans = &worker->context->spans;
+    int steady = 0;
+    cpa_host_span span = cpa_spans_host_begin(CPA_SPAN_PLAN);
+    cpa_status status = prepare_step(worker, plan, observer, &steady, err);
+    cpa_spans_host_end(spans, span);
+    if (status != CPA_OK || plan->n_chunks == 0) return status;
+    span = cpa_spans_host_begin(CPA_SPAN_ENQUEUE);
+    status = enqueue_step(worker, plan, observer, steady, err);
+    cpa_spans_host_end(spans, span);
+    if (status != CPA_OK) return status;
+    span = cpa_spans_host_begin(CPA_SPAN_DRAIN);
     status = cpa_context_sync(worker->context, worker->stream);
+    cpa_spans_host_end(spans, span);
     return status == CPA_OK ? CPA_OK : cpa_fail(err, status, "%s", cpa_context_error(worker->context));
 }
 
 cpa_status cpa_worker_run(cpa_worker *worker, const cpa_step_plan *plan, const cpa_worker_observer *observer,
                           cpa_error *err) {
-    CPA_TRY(apply_plan(worker, plan, err));
-    if (plan->n_chunks == 0) return CPA_OK;
     cpa_error own = {CPA_OK, ""};
-    cpa_status status = run_layers(worker, plan, observer, &own);
+    cpa_status status = run_step(worker, plan, observer, &own);
     if (status == CPA_OK) return CPA_OK;
     /* An operation of the table or of the source leaves its message on the stream. */
     return cpa_fail(err, status, "step %llu: %s", (unsigned long long)plan->step,

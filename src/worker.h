@@ -9,7 +9,9 @@
 #include <cpattn/engine.h>
 
 #include "comm/comm.h"
+#include "src/graphs.h"
 #include "src/step_plan.h"
+#include "src/timeline.h"
 
 /* A running sequence as a rank knows it. */
 typedef struct cpa_worker_seq {
@@ -33,6 +35,7 @@ typedef struct cpa_worker_options {
     int64_t num_blocks;
     int64_t max_tokens; /* of one step */
     int32_t max_seqs;
+    int32_t enforce_eager; /* decode steps are not captured in graphs */
     int64_t staging_bytes;
     const cpa_transport_table *transport; /* for the memory of the device */
 } cpa_worker_options;
@@ -42,6 +45,8 @@ typedef struct cpa_worker cpa_worker;
 /* Sees the tensors of each layer right after its attention; the sampled check takes its copies here. */
 typedef struct cpa_worker_observer {
     void *ctx;
+    /* Before the layers: whether any of them is to be seen. The same on every rank. */
+    cpa_status (*begin)(void *ctx, const cpa_step_plan *plan, int *sees, cpa_error *err);
     cpa_status (*layer_done)(void *ctx, const cpa_step_plan *plan, int32_t layer, const void *q, const void *out,
                              cpa_stream *stream, cpa_error *err);
 } cpa_worker_observer;
@@ -52,11 +57,14 @@ struct cpa_worker {
     cpa_device *device;
     cpa_stream *stream;
     cpa_context *context;
+    int64_t decode_steps; /* steps of decode chunks alone */
+    int64_t graph_steps;  /* of those, launched as graphs */
+    cpa_graphs *graphs;   /* NULL: every step runs eagerly */
     const cpa_source *source;
     void *k_pool, *v_pool; /* [layers][num_blocks] blocks in the layout of the options */
     cpa_worker_seq *seqs;  /* [max_seqs] */
 
-    /* The rows of the step; host arrays and their device copies, [max_tokens]. */
+    /* The rows of the step, those that a steady step is filled up with included; host arrays and their device copies, [max_tokens]. */
     int64_t n_rows, n_digest_rows;
     uint64_t *requests;
     uint32_t *tokens, *tokens_device;
@@ -78,6 +86,9 @@ void cpa_worker_destroy(cpa_worker *worker);
 /* Applies and executes one plan; returns when its results are there. */
 cpa_status cpa_worker_run(cpa_worker *worker, const cpa_step_plan *plan, const cpa_worker_observer *observer,
                           cpa_error *err);
+
+/* Keeps the spans of the steps to come in the timeline, which must outlive the worker. */
+void cpa_worker_set_timeline(cpa_worker *worker, cpa_timeline *timeline);
 
 /* The cache of one layer. */
 cpa_kv_view cpa_worker_layer_kv(const cpa_worker *worker, int32_t layer);

@@ -117,14 +117,14 @@ static char *gather_queries(const cpa_test_cache *cache, const cpa_test_chunk *c
     return q;
 }
 
-cpa_status cpa_test_attend(cpa_context *context, const cpa_test_cache *cache, cpa_mask mask,
-                           const cpa_test_chunk *chunks, int64_t n, cpa_stream *stream, cpa_test_result *result) {
+static cpa_status attend(cpa_context *context, const cpa_test_cache *cache, cpa_mask mask, const cpa_test_chunk *chunks,
+                         int64_t n, int want_lse, cpa_stream *stream, cpa_test_result *result) {
     const cpa_test_shape *shape = &cache->shape;
     char *q = gather_queries(cache, chunks, n, &result->rows);
     result->out_bytes = result->rows * shape->q_heads * shape->v_dim * cpa_dtype_bytes(shape->dtype);
     result->out = cpa_test_poisoned(result->out_bytes, 1);
-    result->lse_bytes = result->rows * shape->q_heads * (int64_t)sizeof(float);
-    result->lse = cpa_test_poisoned(result->lse_bytes, 1);
+    result->lse_bytes = want_lse ? result->rows * shape->q_heads * (int64_t)sizeof(float) : 0;
+    result->lse = want_lse ? cpa_test_poisoned(result->lse_bytes, 1) : NULL;
     int64_t q_bytes = result->rows * shape->q_heads * shape->k_dim * cpa_dtype_bytes(shape->dtype);
     cpa_kv_view kv = cpa_kv_fixture_upload(&cache->pool, stream);
     cpa_context_args args = {.size = sizeof args,
@@ -132,18 +132,31 @@ cpa_status cpa_test_attend(cpa_context *context, const cpa_test_cache *cache, cp
                              .kv = kv,
                              .mask = mask,
                              .out = cpa_test_upload(stream, result->out, result->out_bytes),
-                             .lse = cpa_test_upload(stream, result->lse, result->lse_bytes)};
+                             .lse = want_lse ? cpa_test_upload(stream, result->lse, result->lse_bytes) : NULL};
     cpa_status status = cpa_context_attend(context, &args, stream);
     if (status == CPA_OK) status = cpa_stream_sync(stream);
     if (status != CPA_OK) fprintf(stderr, "rank %d: %s\n", cache->rank, cpa_context_error(context));
     cpa_test_download(stream, result->out, args.out, result->out_bytes);
-    cpa_test_download(stream, result->lse, args.lse, result->lse_bytes);
-    cpa_test_free(stream, args.lse);
+    if (want_lse) {
+        cpa_test_download(stream, result->lse, args.lse, result->lse_bytes);
+        cpa_test_free(stream, args.lse);
+    }
     cpa_test_free(stream, args.out);
     cpa_test_free(stream, (void *)(uintptr_t)args.q);
     cpa_kv_view_free(&kv, stream);
     free(q);
     return status;
+}
+
+cpa_status cpa_test_attend(cpa_context *context, const cpa_test_cache *cache, cpa_mask mask,
+                           const cpa_test_chunk *chunks, int64_t n, cpa_stream *stream, cpa_test_result *result) {
+    return attend(context, cache, mask, chunks, n, 1, stream, result);
+}
+
+cpa_status cpa_test_attend_without_lse(cpa_context *context, const cpa_test_cache *cache, cpa_mask mask,
+                                       const cpa_test_chunk *chunks, int64_t n, cpa_stream *stream,
+                                       cpa_test_result *result) {
+    return attend(context, cache, mask, chunks, n, 0, stream, result);
 }
 
 void cpa_test_result_destroy(cpa_test_result *result) {
@@ -164,9 +177,9 @@ int cpa_test_same_bits_or_right(const cpa_test_cache *cache, cpa_mask mask, cons
            cpa_test_count_wrong(cache, mask, chunks, n, b) == 0;
 }
 
-/* Whether one (row, head) of a result is right. */
+/* Whether one (row, head) of a result is right; lse NULL: not looked at. */
 static int is_right(const cpa_test_cache *cache, cpa_mask mask, const cpa_test_chunk *chunk, int64_t position,
-                    int32_t head, const float *out, float lse) {
+                    int32_t head, const float *out, const float *lse) {
     const cpa_test_shape *shape = &cache->shape;
     const cpa_test_sequence *sequence = &cache->sequences[chunk->sequence];
     int32_t kv_head = head / (shape->q_heads / shape->kv_heads);
@@ -181,8 +194,9 @@ static int is_right(const cpa_test_cache *cache, cpa_mask mask, const cpa_test_c
     }
     cpa_reference_end(&row, want, &want_lse, &tolerance);
     double error = cpa_reference_error(out, want, shape->v_dim);
-    double lse_error = want_lse == -INFINITY && lse == -INFINITY ? 0 : fabs(lse - want_lse);
-    return error <= tolerance && lse_error <= cpa_reference_lse_tolerance(shape->dtype);
+    if (!(error <= tolerance)) return 0;
+    if (!lse || (want_lse == -INFINITY && *lse == -INFINITY)) return 1;
+    return fabs(*lse - want_lse) <= cpa_reference_lse_tolerance(shape->dtype);
 }
 
 int64_t cpa_test_count_wrong(const cpa_test_cache *cache, cpa_mask mask, const cpa_test_chunk *chunks, int64_t n,
@@ -198,7 +212,7 @@ int64_t cpa_test_count_wrong(const cpa_test_cache *cache, cpa_mask mask, const c
                 cpa_reference_widen((char *)result->out + at * shape->v_dim * cpa_dtype_bytes(shape->dtype),
                                     shape->dtype, shape->v_dim, out);
                 int64_t position = cpa_shard_pos(cache->map, slot, local);
-                wrong += !is_right(cache, mask, &chunks[i], position, head, out, result->lse[at]);
+                wrong += !is_right(cache, mask, &chunks[i], position, head, out, result->lse ? &result->lse[at] : NULL);
             }
         }
     }

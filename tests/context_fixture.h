@@ -53,6 +53,10 @@ cpa_status cpa_test_plan(cpa_context *context, const cpa_test_cache *cache, cons
 /* Attends one layer of the planned step on the stream's device: the chunks again, over this cache, under this mask. */
 cpa_status cpa_test_attend(cpa_context *context, const cpa_test_cache *cache, cpa_mask mask,
                            const cpa_test_chunk *chunks, int64_t n, cpa_stream *stream, cpa_test_result *result);
+/* The same without asking for the LSE; result->lse is NULL. */
+cpa_status cpa_test_attend_without_lse(cpa_context *context, const cpa_test_cache *cache, cpa_mask mask,
+                                       const cpa_test_chunk *chunks, int64_t n, cpa_stream *stream,
+                                       cpa_test_result *result);
 void cpa_test_result_destroy(cpa_test_result *result);
 
 /* Whether two results have the same bits. */

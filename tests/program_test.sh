@@ -216,7 +216,7 @@ quant() {
     for cache in fp8_e4m3 "fp8_e4m3 --k-scale 0.03 --v-scale 0.03" "int8 --kv-layout head-major"; do
         for algorithm in pass-kv pass-q; do
             # shellcheck disable=SC2086
-            run 2 --model model.yaml --requests 3 --input-len 150 --output-len 4 --verify 0.5 --seed 3 \
+            run 2 --device host --model model.yaml --requests 3 --input-len 150 --output-len 4 --verify 0.5 --seed 3 \
                 --kv-cache-dtype $cache --algorithm $algorithm --result-json "$algorithm.json"
             expect_code 0 "a cache of $cache, $algorithm"
             expect_value violations 0 "$algorithm.json"
@@ -234,15 +234,51 @@ window() {
     cp model.yaml mixed.yaml
     echo 'sinks: 2
 layer_windows: 40 0' >>mixed.yaml
-    run 3 --model mixed.yaml --requests 3 --input-len 150 --output-len 4 --verify 0.5 --result-json mixed.json
+    run 3 --device host --model mixed.yaml --requests 3 --input-len 150 --output-len 4 --verify 0.5 --result-json mixed.json
     expect_code 0 "layers with windows of their own"
     expect_value violations 0 mixed.json
     grep -q 'windows in [0-9]* layers, 2 sinks' out || fail "the report does not tell of the windows"
-    run 3 --model mixed.yaml --requests 3 --input-len 150 --output-len 4 --verify 0.5 --window 0 --result-json full.json
+    run 3 --device host --model mixed.yaml --requests 3 --input-len 150 --output-len 4 --verify 0.5 --window 0 --result-json full.json
     expect_code 0 "a window for all layers"
-    run 3 --model model.yaml --requests 3 --input-len 150 --output-len 4 --verify 0.5 --result-json plain.json
+    run 3 --device host --model model.yaml --requests 3 --input-len 150 --output-len 4 --verify 0.5 --result-json plain.json
     [ "$(value output_digest full.json)" = "$(value output_digest plain.json)" ] || fail "--window does not go over"
     [ "$(value output_digest mixed.json)" != "$(value output_digest plain.json)" ] || fail "the windows have no effect"
+}
+
+# --timeline: a file of valid JSON with spans of every rank that nest in each row, whose attention adds up; no file
+# after a run that was refused because of it.
+timeline() {
+    small_model
+    mixed_trace >trace.jsonl
+    run 3 --device host --model model.yaml --trace trace.jsonl --verify 0.01 --timeline timeline.json
+    expect_code 0 "a run with a timeline"
+    [ -z "$(our_lines)" ] || fail "complaints of a good run: $(our_lines)"
+    python3 - <<'END' || fail "the timeline is wrong"
+import collections, json
+events = json.load(open("timeline.json"))
+spans = [e for e in events if e["ph"] == "X"]
+rows = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"}
+names = {e["name"] for e in spans}
+assert {e["pid"] for e in spans} == {0, 1, 2}
+for name in ("fill", "kv_write", "attend own", "attend received", "merge", "pack 1", "exchange 1", "exchange 2", "wait",
+             "queries", "states", "check", "plan", "schedule"):
+    assert name in names, name
+assert {rows[e["pid"], e["tid"]] for e in spans if e["name"] == "fill"} == {"compute"}
+assert all("layer" in e["args"] and "step" in e["args"] for e in spans if e["name"] == "merge")
+row_spans = collections.defaultdict(list)
+for e in spans:
+    row_spans[e["pid"], e["tid"]].append((e["ts"], -e["dur"], e["name"]))
+for row in row_spans.values():
+    open_ends = []
+    for begin, minus, name in sorted(row):
+        while open_ends and open_ends[-1] <= begin + 1e-3:
+            open_ends.pop()
+        assert not open_ends or begin - minus <= open_ends[-1] + 1e-3, (begin, minus, name)
+        open_ends.append(begin - minus)
+END
+    run 1 --model model.yaml --requests 1 --input-len 8 --output-len 1 --timeline none/timeline.json
+    expect_code 2 "a timeline in no folder"
+    expect_line "--timeline: found 'none/timeline.json'"
 }
 
 preemption() {

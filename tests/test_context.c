@@ -44,7 +44,7 @@ static int64_t random_below(int64_t n) {
 static int64_t least_staging(const cpa_test_shape *shape) {
     int64_t token = (int64_t)shape->kv_heads * (shape->k_dim + shape->v_dim) * cpa_dtype_bytes(shape->dtype);
     int64_t split = cpa_attend_split_tokens(device), peers = ranks() > 1 ? ranks() - 1 : 1;
-    return split > 1 ? 4 * split * token : 2 * (1 + peers) * shape->interleave * token;
+    return split > 1 ? 4 * split * token : 2 * (1 + peers) * 1024 * token;
 }
 
 static void force(cpa_test_chunk *chunks, int64_t n, cpa_algorithm algorithm) {

@@ -55,11 +55,11 @@ static cpa_test_shape random_shape(void) {
     return shape;
 }
 
-/* The least staging: two segments of an interleave to send, and two from each peer. */
+/* The least staging: two segments of 1024 tokens to send, and two from each peer. */
 static int64_t least_staging(const cpa_test_shape *shape) {
     int64_t token = (int64_t)shape->kv_heads * (shape->k_dim + shape->v_dim) * cpa_dtype_bytes(shape->dtype);
     int32_t others = ranks() > 1 ? ranks() - 1 : 1;
-    return 2 * (1 + others) * shape->interleave * token;
+    return 2 * (1 + others) * 1024 * token;
 }
 
 /* How many results are wrong; what the context did in *stats. */
@@ -70,15 +70,19 @@ static int64_t run_step(const cpa_test_cache *cache, const cpa_test_chunk *chunk
     CU_ASSERT_EQUAL(cpa_test_plan(context, cache, chunks, n), CPA_OK);
     CU_ASSERT_EQUAL(cpa_test_attend(context, cache, cache->shape.mask, chunks, n, stream, &result), CPA_OK);
     cpa_context_get_stats(context, stats);
-    cpa_context_destroy(context);
     int64_t wrong = cpa_test_count_wrong(cache, cache->shape.mask, chunks, n, &result);
     cpa_test_result_destroy(&result);
+    /* Without an LSE the last pass may round the results. */
+    CU_ASSERT_EQUAL(cpa_test_attend_without_lse(context, cache, cache->shape.mask, chunks, n, stream, &result), CPA_OK);
+    wrong += cpa_test_count_wrong(cache, cache->shape.mask, chunks, n, &result);
+    cpa_test_result_destroy(&result);
+    cpa_context_destroy(context);
     return wrong;
 }
 
 static void test_random_steps_are_right_in_any_staging(void) {
     open_device();
-    for (uint64_t seed = 1; seed <= 40; seed++) {
+    for (uint64_t seed = 1; seed <= 30; seed++) {
         random_state = seed;
         cpa_test_cache cache;
         cpa_test_chunk chunks[CPA_TEST_MAX_SEQUENCES];
@@ -86,7 +90,7 @@ static void test_random_steps_are_right_in_any_staging(void) {
         int32_t phases[CPA_TEST_MAX_SEQUENCES];
         for (int64_t i = 0; i < n; i++) {
             int64_t count = random_below(3) == 0 ? 1 : 1 + random_below(300);
-            int64_t start = random_below(3) == 0 ? 0 : random_below(700);
+            int64_t start = random_below(3) == 0 ? 0 : random_below(i == 0 ? 5000 : 700);
             phases[i] = (int32_t)random_below(16);
             lengths[i] = start + count;
             chunks[i] = (cpa_test_chunk){i, start, count, random_below(4) ? CPA_PASS_KV : CPA_PASS_Q};
@@ -94,7 +98,7 @@ static void test_random_steps_are_right_in_any_staging(void) {
         cpa_test_shape shape = random_shape();
         cpa_test_cache_init(&cache, shape, seed, lengths, phases, n);
         int64_t least = least_staging(&shape);
-        for (int64_t staging = least; staging <= 16 * least; staging *= 4) {
+        for (int64_t staging = least; staging <= 4 * least; staging *= 4) {
             cpa_context_stats stats;
             CU_ASSERT_EQUAL(run_step(&cache, chunks, n, staging, &stats), 0);
             CU_ASSERT(stats.staging_bytes <= staging);
@@ -108,7 +112,7 @@ static void test_a_shard_is_sent_once_to_each_peer_and_stays_within_staging(void
     open_device();
     cpa_test_shape shape = {.q_heads = 4, .kv_heads = 2, .k_dim = 32, .v_dim = 32, .block_size = 16, .interleave = 32};
     shape.mask.causal = 1;
-    int64_t length = 64 * ranks() * 7 + 5, shard = 64 * 7 + 5;
+    int64_t length = 64 * ranks() * 57 + 5, shard = 64 * 57 + 5;
     int32_t phase = 1;
     cpa_test_cache cache;
     cpa_test_cache_init(&cache, shape, 3, &length, &phase, 1);
@@ -119,14 +123,40 @@ static void test_a_shard_is_sent_once_to_each_peer_and_stays_within_staging(void
     int64_t token = (int64_t)shape.kv_heads * (shape.k_dim + shape.v_dim) * cpa_dtype_bytes(shape.dtype);
     CU_ASSERT_EQUAL(tight.bytes_sent, ample.bytes_sent);
     CU_ASSERT(tight.bytes_sent <= (ranks() - 1) * (shard + shape.block_size) * token);
-    CU_ASSERT(tight.bytes_sent >= (ranks() - 1) * 64 * 7 * token);
+    CU_ASSERT(tight.bytes_sent >= (ranks() - 1) * 64 * 57 * token);
     CU_ASSERT(tight.staging_bytes <= least_staging(&shape));
     if (ranks() > 1) CU_ASSERT(ample.staging_bytes > tight.staging_bytes);
     cpa_test_cache_destroy(&cache);
     close_device();
 }
 
+static void test_a_long_sequence_between_short_ones_is_right(void) {
+    open_device();
+    static const cpa_mask masks[] = {{.causal = 1}, {.causal = 0}, {.causal = 1, .sinks = 20, .window = 1000}};
+    for (int m = 0; m < 3; m++) {
+        cpa_test_shape shape = {.q_heads = 4, .kv_heads = 2, .k_dim = 32, .v_dim = 32, .block_size = 16};
+        shape.interleave = 16;
+        shape.mask = masks[m];
+        int64_t length = 2600 * ranks() + 37;
+        int64_t lengths[4] = {21, length, 3, 130};
+        int32_t phases[4] = {0, 1, 2, 0};
+        cpa_test_cache cache;
+        cpa_test_cache_init(&cache, shape, 7, lengths, phases, 4);
+        cpa_test_chunk chunks[4] = {{0, 5, 16, CPA_PASS_KV},
+                                    {1, length - 45, 45, CPA_PASS_KV},
+                                    {2, 0, 3, CPA_PASS_Q},
+                                    {3, 128, 2, CPA_PASS_KV}};
+        for (int64_t staging = least_staging(&shape); staging <= 4 * least_staging(&shape); staging *= 2) {
+            cpa_context_stats stats;
+            CU_ASSERT_EQUAL(run_step(&cache, chunks, 4, staging, &stats), 0);
+        }
+        cpa_test_cache_destroy(&cache);
+    }
+    close_device();
+}
+
 static const cpa_test tests[] = {
+    {"a long sequence between short ones is right", test_a_long_sequence_between_short_ones_is_right},
     {"random steps are right in any staging", test_random_steps_are_right_in_any_staging},
     {"a shard is sent once to each peer and stays within staging",
      test_a_shard_is_sent_once_to_each_peer_and_stays_within_staging},

@@ -139,16 +139,21 @@ static int add_set_writable(const peer_transport *t, const transfer *x, cpa_mem_
     return 1;
 }
 
-static int add_wait_arrived(const peer_transport *t, const transfer *x, cpa_mem_op *ops) {
+/* In a graph every batch of operations is a node, which costs microseconds, and nothing follows `done`: the word is
+ * cleared in the same batch. */
+static int add_wait_arrived(const peer_transport *t, const cpa_exchange *exchange, const transfer *x, cpa_mem_op *ops) {
     if (x->m->recv_bytes == 0) return 0;
     ops[0] = cpa_mem_op_wait(&t->words[x->m->peer].arrived, 1);
-    return 1;
+    if (!exchange->captured) return 1;
+    ops[1] = cpa_mem_op_write(&t->words[x->m->peer].arrived, 0);
+    return 2;
 }
 
 /* The copy of one transfer. The first to be enqueued sets its own `writable`, the last waits for its own arrival. */
-static cpa_status enqueue_copy(peer_transport *t, const transfer *x, int is_first, int is_last, cpa_error *err) {
+static cpa_status enqueue_copy(peer_transport *t, const cpa_exchange *exchange, const transfer *x, int is_first,
+                               int is_last, cpa_error *err) {
     const cpa_message *m = x->m;
-    cpa_mem_op ops[3];
+    cpa_mem_op ops[4];
     int n = is_first ? add_set_writable(t, x, ops) : 0;
     if (m->send_bytes > 0) {
         ops[n++] = cpa_mem_op_wait(&t->words[m->peer].writable, 1);
@@ -160,29 +165,31 @@ static cpa_status enqueue_copy(peer_transport *t, const transfer *x, int is_firs
         ops[1] = cpa_mem_op_write(&t->links[m->peer].theirs->arrived, 1);
         n = 2;
     }
-    if (is_last) n += add_wait_arrived(t, x, ops + n);
+    if (is_last) n += add_wait_arrived(t, exchange, x, ops + n);
     return enqueue_ops(t, x, ops, n, err);
 }
 
 static cpa_status enqueue_end(peer_transport *t, cpa_exchange *exchange, const transfer *x, cpa_error *err) {
     cpa_mem_op clear[2];
     int n = 0;
-    if (x->m->recv_bytes > 0) clear[n++] = cpa_mem_op_write(&t->words[x->m->peer].arrived, 0);
+    if (x->m->recv_bytes > 0 && !exchange->captured) clear[n++] = cpa_mem_op_write(&t->words[x->m->peer].arrived, 0);
     return cpa_lane_end(&t->head, exchange, x->lane, (uint64_t)1 << x->m->peer, clear, n, err);
 }
 
 static cpa_status enqueue_transfers(peer_transport *t, cpa_exchange *exchange, const transfer *transfers, int32_t n,
                                     cpa_error *err) {
-    cpa_mem_op op;
+    cpa_mem_op op, wait[2];
     for (int32_t i = 0; i < n; i++) {
         CPA_TRY(cpa_lane_begin(&t->head, exchange, transfers[i].lane, err));
         if (i + 1 < n) {
             CPA_TRY(enqueue_ops(t, &transfers[i], &op, add_set_writable(t, &transfers[i], &op), err));
         }
     }
-    for (int32_t i = n - 1; i >= 0; i--) CPA_TRY(enqueue_copy(t, &transfers[i], i == n - 1, i == 0, err));
+    for (int32_t i = n - 1; i >= 0; i--) CPA_TRY(enqueue_copy(t, exchange, &transfers[i], i == n - 1, i == 0, err));
     for (int32_t i = 0; i < n; i++) {
-        if (i > 0) CPA_TRY(enqueue_ops(t, &transfers[i], &op, add_wait_arrived(t, &transfers[i], &op), err));
+        if (i > 0) {
+            CPA_TRY(enqueue_ops(t, &transfers[i], wait, add_wait_arrived(t, exchange, &transfers[i], wait), err));
+        }
         CPA_TRY(enqueue_end(t, exchange, &transfers[i], err));
     }
     return CPA_OK;

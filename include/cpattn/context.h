@@ -68,8 +68,8 @@ typedef struct cpa_context_stats {
     int64_t bytes_sent;
     int64_t staging_bytes;  /* most pass-KV staging in use at once */
     int64_t staging_bound;  /* what it may be */
-    double exposed_comm_s;  /* time that attention waited for messages */
-    double attend_s;        /* time in attend and merge (host) */
+    double exposed_comm_s;  /* time that attention waited for messages, on the clock of the device */
+    double attend_s;        /* time in attend and merge, on the same clock */
     int64_t chunks_pass_kv; /* chunks times layers */
     int64_t chunks_pass_q;
 } cpa_context_stats;
@@ -90,7 +90,9 @@ CPA_API cpa_status cpa_context_plan(cpa_context *context, const cpa_context_chun
 /* Attends one layer of the planned step. Collective: every rank calls it for the same layers in the same order. */
 CPA_API cpa_status cpa_context_attend(cpa_context *context, const cpa_context_args *args, cpa_stream *stream);
 
-CPA_API void cpa_context_get_stats(const cpa_context *context, cpa_context_stats *out);
+/* On a device the times are those of the steps that were done when the next was planned, or when this is called: the
+ * stream of a step must be idle by then for its times to count. */
+CPA_API void cpa_context_get_stats(cpa_context *context, cpa_context_stats *out);
 
 /* The message of the last call that failed on this context; empty if none did. Owned by the context. */
 CPA_API const char *cpa_context_error(const cpa_context *context);

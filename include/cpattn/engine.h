@@ -53,6 +53,9 @@ typedef struct cpa_source {
      * once. May be NULL. */
     void (*recall)(void *ctx, int32_t layer, int32_t kv_head, int64_t n, const uint32_t *tokens,
                    const int64_t *positions, void *k, void *v);
+    /* fill enqueues on the stream and does nothing else, the same for any rows of one count: the engine may capture it
+     * in a graph, and replay that in place of later calls. 0 = it is called for every step. */
+    int32_t capturable;
 } cpa_source;
 
 /* The token at a position of a request, prompt and output alike; called on rank 0, also from a thread of the engine. */
@@ -75,6 +78,8 @@ typedef struct cpa_engine_options {
     int64_t staging_bytes; /* 0 = the default of cpa_context_options */
     double verify;         /* share of (token, head, layer) rows that are checked; 0 = none; CPA_VERIFY_AUTO */
     int32_t skip_self_test;
+    int64_t timeline_spans;   /* spans that a rank keeps for cpa_engine_timeline; 0 = none */
+    int32_t enforce_eager;    /* decode steps are not captured in graphs */
     uint64_t seed;            /* of the synthetic source and of the choice of checked rows */
     const cpa_source *source; /* NULL = the synthetic source */
     cpa_token_at_fn token_at; /* rank 0; NULL = tokens derived from (seed, request, position) */
@@ -111,6 +116,7 @@ typedef void (*cpa_progress_fn)(void *ctx, int64_t tokens, int64_t requests, dou
 /* Totals over all ranks, the same on every rank. */
 typedef struct cpa_engine_stats {
     int64_t steps;
+    int64_t graph_steps; /* of those, launched as graphs */
     int64_t requests_finished;
     int64_t prompt_tokens;   /* of finished requests */
     int64_t computed_tokens; /* rows of all steps; more than the tokens of the requests after preemptions */
@@ -140,6 +146,19 @@ typedef struct cpa_engine_stats {
         output_digest; /* of every row that yields an output token, in all layers; independent of the order of steps */
 } cpa_engine_stats;
 
+/* What one rank did at a time. */
+typedef struct cpa_span {
+    int32_t rank;
+    const char *row;  /* what did it: "compute", "host", ... */
+    const char *name; /* "attend own", ... */
+    int64_t step;
+    int32_t layer;  /* -1: of no layer */
+    int32_t round;  /* of the all-to-all, from 1 on; 0: of no round */
+    double begin_s; /* after the start of the run */
+    double seconds;
+} cpa_span;
+typedef void (*cpa_span_fn)(void *ctx, const cpa_span *span);
+
 typedef struct cpa_engine cpa_engine;
 
 /* Collective over `comm`, which is duplicated. Opens the device, allocates the cache, measures C and W, and runs the
@@ -160,6 +179,9 @@ CPA_API void cpa_engine_stop(cpa_engine *engine);
 
 /* The statistics of the last run. */
 CPA_API void cpa_engine_get_stats(const cpa_engine *engine, cpa_engine_stats *out);
+
+/* Hands the spans that options.timeline_spans kept, of all ranks, to on_span on rank 0, in no order. Collective. */
+CPA_API cpa_status cpa_engine_timeline(cpa_engine *engine, cpa_span_fn on_span, void *ctx);
 CPA_API const char *cpa_engine_device(const cpa_engine *engine);
 
 /* Seconds that one rank's share of a causal prefill of `tokens` tokens takes by the measured rates; for sizing a run.

@@ -6,16 +6,18 @@
 #include "kernels/cuda/attend.h"
 
 /* Copies the plan to the device the first time that a stream uses it. Another stream copies the same bytes again
- * rather than wait for the first one. */
+ * rather than wait for the first one, and so does a graph, which is launched when they are others. */
 static cpa_status upload(const cpa_cuda_plan *plan, cpa_stream *stream) {
     cpa_cuda_plan_memory *memory = plan->memory;
     cudaStream_t handle = cpa_cuda_handle(stream);
-    if (memory->current && memory->uploaded == handle) return CPA_OK;
+    const uint64_t captures = ((const cpa_cuda_stream *)stream)->captures;
+    if (memory->current && memory->uploaded == handle && memory->captures == captures) return CPA_OK;
     CPA_TRY(cpa_cuda_check(
         &stream->error,
         cudaMemcpyAsync(memory->image, memory->staging, (size_t)plan->image_bytes, cudaMemcpyHostToDevice, handle),
         "attend: plan"));
     memory->uploaded = handle;
+    memory->captures = captures;
     memory->current = 1;
     return CPA_OK;
 }

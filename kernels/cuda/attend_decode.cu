@@ -291,6 +291,7 @@ __global__ void __launch_bounds__(C::THREADS, C::CTAS) attend_decode(const __gri
     for (int at = blockIdx.y, next; at >= 0; at = next) {
         if (threadIdx.x == 0) piece = a.pieces[at];
         __syncthreads();
+        if (piece.row_end == 0) return; /* a CTA that only fills the grid up */
         walk.start(a, piece);
         next = piece.next;
         warp_state<C> state;

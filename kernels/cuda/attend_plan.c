@@ -8,12 +8,14 @@
 #include <string.h>
 
 #include "base/check.h"
+#include "base/hash.h"
 #include "kernels/cuda/attend.h"
 
 enum {
     SECTION_ALIGNMENT = 64,
-    DECODE_OVERHEAD = 2,   /* cost of beginning and ending a decode piece, in units of CPA_CUDA_DECODE_KEYS */
-    LEAST_DECODE_LOAD = 4, /* of a CTA, in the same units */
+    LEAST_STEADY_ENTRIES = 256, /* table entries that a steady plan has room for; then powers of two */
+    DECODE_OVERHEAD = 2,        /* cost of beginning and ending a decode piece, in units of CPA_CUDA_DECODE_KEYS */
+    LEAST_DECODE_LOAD = 4,      /* of a CTA, in the same units */
     MOST_DECODE_SLACK = 4, /* a CTA may load so much more, or a 16th, rather than leave little of a unit to the next */
     DECODE_SLACK_PART = 16,
     PREFILL_WAVES = 3,          /* tiles are cut when they fill the device fewer times than this */
@@ -26,6 +28,7 @@ typedef struct plan_builder {
     const cpa_attend_batch *batch;
     int32_t group;
     int32_t multiprocessors;
+    int64_t steady_items;          /* the most decode units of a plan whose launches stay the same; 0: of this one */
     int64_t n_decode, decode_load; /* units and their cost */
     int64_t n_tiles, tile_keys;    /* prefill tiles, and the keys of all of them, in CPA_CUDA_PREFILL_KEYS */
     int64_t most_keys;             /* of one tile, in the same unit */
@@ -324,20 +327,30 @@ static cpa_status reserve_in_order(cpa_cuda_plan_memory *memory, int64_t n, cpa_
     return CPA_OK;
 }
 
+/* The most splits of decode units: a cut lies between two CTAs. */
+static int64_t most_decode_splits(const plan_builder *b, int64_t units) {
+    return units < b->decode_ctas ? units : b->decode_ctas;
+}
+
 /* Places the sections of the image, each large enough for what the splits may come to. */
 static void place_sections(cpa_cuda_plan *plan, const plan_builder *b) {
-    int64_t at = 0;
+    int64_t at = 0, items = b->batch->n_items, units = b->n_decode, entries = b->batch->n_table_entries;
+    if (b->steady_items) {
+        items = units = b->steady_items;
+        int64_t room = LEAST_STEADY_ENTRIES;
+        while (room < entries) room *= 2;
+        entries = room;
+    }
     plan->items_at = at;
-    at += align_section(b->batch->n_items * (int64_t)sizeof(cpa_cuda_item));
+    at += align_section(items * (int64_t)sizeof(cpa_cuda_item));
     plan->tables_at = at;
-    at += align_section(b->batch->n_table_entries * (int64_t)sizeof(int32_t));
+    at += align_section(entries * (int64_t)sizeof(int32_t));
     plan->decode_at = at;
-    at += align_section((b->n_decode + b->decode_ctas) * (int64_t)sizeof(cpa_cuda_piece));
+    at += align_section((units + b->decode_ctas) * (int64_t)sizeof(cpa_cuda_piece));
     plan->prefill_at = at;
     at += align_section((b->n_pieces + b->tail_pieces) * (int64_t)sizeof(cpa_cuda_piece));
     plan->splits_at = at;
-    int64_t splits = b->n_tiles + (b->n_decode < b->decode_ctas ? b->n_decode : b->decode_ctas);
-    at += align_section(splits * (int64_t)sizeof(cpa_cuda_split));
+    at += align_section((b->n_tiles + most_decode_splits(b, units)) * (int64_t)sizeof(cpa_cuda_split));
     plan->image_bytes = at;
 }
 
@@ -349,6 +362,31 @@ static void copy_items(const plan_builder *b, cpa_cuda_item *items, int64_t *row
     }
 }
 
+/* Fills a steady plan up with CTAs, splits and items that have nothing to do. A cut leaves a partial state on each
+ * side, so there are fewer than two for each CTA. */
+static void fill_up(plan_builder *b, int64_t ctas, cpa_cuda_item *items, int64_t *rows) {
+    for (int64_t i = b->decode_ctas; i < ctas; i++) b->decode[i] = (cpa_cuda_piece){.partial = -1, .next = -1};
+    b->decode_ctas = ctas;
+    const int64_t splits = most_decode_splits(b, b->steady_items), partial_rows = 2 * ctas * b->group;
+    for (; b->n_splits < splits; b->n_splits++) b->splits[b->n_splits] = (cpa_cuda_split){0};
+    if (b->partial_rows < partial_rows) b->partial_rows = partial_rows;
+    for (int64_t i = b->batch->n_items; i < b->steady_items; i++) items[i] = (cpa_cuda_item){.begin = *rows};
+    *rows = b->steady_items * b->group;
+}
+
+/* Whether the launches of the plan are to stay the same: all its items are decode units of one row, or would be. */
+static cpa_status choose_steady(plan_builder *b, int64_t most_items, cpa_error *err) {
+    if (most_items == 0 || b->group > CPA_CUDA_DECODE_ROWS) return CPA_OK;
+    for (int64_t i = 0; i < b->batch->n_items; i++) {
+        if (b->batch->n_items <= most_items && b->batch->items[i].q_count == 1) continue;
+        return cpa_fail(
+            err, CPA_INTERNAL, "attend plan: %lld items, the %lldth of %lld rows, expected at most %lld of one row",
+            (long long)b->batch->n_items, (long long)i, (long long)b->batch->items[i].q_count, (long long)most_items);
+    }
+    b->steady_items = most_items;
+    return CPA_OK;
+}
+
 cpa_status cpa_cuda_plan_set(cpa_attend_plan *base, const cpa_attend_batch *batch, cpa_error *err) {
     cpa_cuda_plan *plan = (cpa_cuda_plan *)base;
     cpa_cuda_plan_memory *memory = plan->memory;
@@ -358,7 +396,9 @@ cpa_status cpa_cuda_plan_set(cpa_attend_plan *base, const cpa_attend_batch *batc
     CPA_TRY(cpa_cuda_select(base->device, err));
     plan->base.n_items = 0; /* until the plan is whole again */
     CPA_TRY(count_work(&b, err));
+    CPA_TRY(choose_steady(&b, base->steady_items, err));
     choose_splits(&b);
+    const int64_t most_ctas = b.decode_ctas;
     place_sections(plan, &b);
     CPA_TRY(reserve_image(memory, plan->image_bytes, err));
     CPA_TRY(reserve_in_order(memory, b.n_pieces, err));
@@ -369,11 +409,13 @@ cpa_status cpa_cuda_plan_set(cpa_attend_plan *base, const cpa_attend_batch *batc
     if (batch->n_table_entries)
         memcpy(memory->staging + plan->tables_at, batch->block_tables,
                (size_t)batch->n_table_entries * sizeof(int32_t));
-    copy_items(&b, (cpa_cuda_item *)(memory->staging + plan->items_at), &plan->rows);
+    cpa_cuda_item *items = (cpa_cuda_item *)(memory->staging + plan->items_at);
+    copy_items(&b, items, &plan->rows);
     split_decode(&b);
     split_prefill(&b);
     sort_prefill(&b);
     if (b.tail_pieces > 0) cut_tail(&b);
+    if (b.steady_items) fill_up(&b, most_ctas, items, &plan->rows);
     if (b.partial_rows > INT32_MAX)
         return cpa_fail(err, CPA_UNSUPPORTED, "attend plan: %lld rows of split keys, at most %d",
                         (long long)b.partial_rows, INT32_MAX);
@@ -385,7 +427,22 @@ cpa_status cpa_cuda_plan_set(cpa_attend_plan *base, const cpa_attend_batch *batc
     plan->n_splits = (int32_t)b.n_splits;
     plan->partial_rows = b.partial_rows;
     cpa_attend_plan_describe(base, batch);
+    if (b.steady_items) base->n_items = b.steady_items;
     return CPA_OK;
+}
+
+uint64_t cpa_cuda_plan_shape(const cpa_attend_plan *base) {
+    const cpa_cuda_plan *plan = (const cpa_cuda_plan *)base;
+    const uint64_t shape[] = {
+        (uint64_t)base->n_items,        (uint64_t)plan->rows,
+        (uint64_t)plan->decode_ctas,    (uint64_t)plan->n_prefill,
+        (uint64_t)plan->n_splits,       (uint64_t)plan->partial_rows,
+        (uint64_t)plan->image_bytes,    (uint64_t)plan->tables_at,
+        (uint64_t)plan->decode_at,      (uint64_t)plan->prefill_at,
+        (uint64_t)plan->splits_at,      (uintptr_t)plan->memory->staging,
+        (uintptr_t)plan->memory->image, (uintptr_t)plan->memory->partial,
+    };
+    return cpa_hash_bytes(CPA_HASH_START, shape, sizeof shape);
 }
 
 cpa_status cpa_cuda_plan_create(cpa_device *device, cpa_attend_plan **out, cpa_error *err) {

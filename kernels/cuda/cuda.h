@@ -42,6 +42,8 @@ typedef struct cpa_cuda_stream {
     cpa_stream base;
     cudaStream_t handle;
     cpa_cuda_bad_slot *bad_slot; /* pinned; kernels write to it */
+    int capturing;               /* between graph_begin and graph_end */
+    uint64_t captures;           /* counts both: what was copied in one capture is not there outside of it */
 } cpa_cuda_stream;
 
 static inline cpa_cuda_device *cpa_cuda_device_of(const cpa_stream *stream) {
@@ -64,6 +66,15 @@ cpa_status cpa_cuda_unsupported(cpa_stream *stream, const char *what, int64_t nu
  * belongs to the kernel and begins as 0. */
 cpa_status cpa_cuda_shared_memory(cpa_stream *stream, const void *kernel, int bytes, uint64_t *prepared);
 
+cpa_status cpa_cuda_marks_create(cpa_device *device, cpa_marks **out, cpa_error *err);
+void cpa_cuda_marks_destroy(cpa_marks *marks);
+cpa_status cpa_cuda_mark(cpa_marks *marks, int32_t index, cpa_stream *stream);
+cpa_status cpa_cuda_mark_seconds(const cpa_marks *marks, int32_t from, int32_t to, double *seconds, cpa_error *err);
+cpa_status cpa_cuda_graph_begin(cpa_stream *stream);
+cpa_status cpa_cuda_graph_end(cpa_stream *stream, cpa_graph **out);
+cpa_status cpa_cuda_graph_launch(cpa_graph *graph, cpa_stream *stream);
+void cpa_cuda_graph_destroy(cpa_graph *graph);
+uint64_t cpa_cuda_plan_shape(const cpa_attend_plan *plan);
 cpa_status cpa_cuda_gather_rows(void *dst, const void *src, const int32_t *map, int64_t rows, int64_t row_bytes,
                                 cpa_stream *stream);
 cpa_status cpa_cuda_kv_write(const cpa_kv_write_args *args, cpa_stream *stream);

@@ -1,4 +1,4 @@
-/* hash_rows: the sum that kernels/host/hash_rows.c documents. A warp a row; the sum is the same in any order. */
+/* hash_rows: the sum that kernels/host/hash_rows.c documents. A CTA a row; the sum is the same in any order. */
 #include "kernels/cuda/cuda.h"
 
 namespace {
@@ -13,25 +13,25 @@ __device__ uint64_t mix(uint64_t x) {
 
 __global__ void __launch_bounds__(THREADS) hash_rows(const __grid_constant__ cpa_hash_rows_args args) {
     const int lane = threadIdx.x % WARP_LANES;
-    const int64_t letters = args.row_bytes / 2, step = (int64_t)gridDim.x * (THREADS / WARP_LANES);
+    const int64_t letters = args.row_bytes / 2;
     uint64_t sum = 0;
-    for (int64_t r = ((int64_t)blockIdx.x * THREADS + threadIdx.x) / WARP_LANES; r < args.rows; r += step) {
+    for (int64_t r = blockIdx.x; r < args.rows; r += gridDim.x) {
+        if (args.row_index[r] < 0) continue;
         const uint16_t *row = (const uint16_t *)args.src + args.row_index[r] * letters;
         const uint64_t start = mix(args.salts[r] ^ (args.salt + 1) * 0x9e3779b97f4a7c15u);
-        for (int64_t i = lane; i < letters; i += WARP_LANES) sum += mix(start + ((uint64_t)i << 16 | row[i]));
+        for (int64_t i = threadIdx.x; i < letters; i += THREADS) sum += mix(start + ((uint64_t)i << 16 | row[i]));
     }
     for (int s = WARP_LANES / 2; s > 0; s /= 2) sum += __shfl_xor_sync(0xffffffff, sum, s);
-    if (lane == 0) atomicAdd((unsigned long long *)args.sum, (unsigned long long)sum);
+    if (lane == 0 && sum) atomicAdd((unsigned long long *)args.sum, (unsigned long long)sum);
 }
 
 } // namespace
 
 extern "C" cpa_status cpa_cuda_hash_rows(const cpa_hash_rows_args *args, cpa_stream *stream) {
-    const int64_t most_ctas = 1024, rows_a_cta = THREADS / WARP_LANES;
+    const int64_t most_ctas = 4096;
     if (args->rows == 0) return CPA_OK;
     cpa_status status = cpa_cuda_select(stream->device, &stream->error);
     if (status != CPA_OK) return status;
-    const int64_t ctas = (args->rows + rows_a_cta - 1) / rows_a_cta;
-    hash_rows<<<(unsigned)(ctas < most_ctas ? ctas : most_ctas), THREADS, 0, cpa_cuda_handle(stream)>>>(*args);
+    hash_rows<<<(unsigned)(args->rows < most_ctas ? args->rows : most_ctas), THREADS, 0, cpa_cuda_handle(stream)>>>(*args);
     return cpa_cuda_launched(stream, "hash_rows");
 }

@@ -13,6 +13,7 @@ cpa_status cpa_host_hash_rows(const cpa_hash_rows_args *args, cpa_stream *stream
     (void)stream;
     uint64_t sum = 0;
     for (int64_t r = 0; r < args->rows; r++) {
+        if (args->row_index[r] < 0) continue;
         const uint16_t *row = (const uint16_t *)args->src + args->row_index[r] * (args->row_bytes / 2);
         uint64_t start = mix(args->salts[r] ^ (args->salt + 1) * 0x9e3779b97f4a7c15u);
         for (int64_t i = 0; i < args->row_bytes / 2; i++) sum += mix(start + ((uint64_t)i << 16 | row[i]));

@@ -36,6 +36,10 @@ static inline void cpa_host_run(cpa_stream *stream, int64_t items, cpa_host_work
 void cpa_host_copy_tokens(const cpa_kv_view *dst, int64_t dst_block, const cpa_kv_view *src, int64_t src_block,
                           int64_t tokens);
 
+cpa_status cpa_host_marks_create(cpa_device *device, cpa_marks **out, cpa_error *err);
+void cpa_host_marks_destroy(cpa_marks *marks);
+cpa_status cpa_host_mark(cpa_marks *marks, int32_t index, cpa_stream *stream);
+cpa_status cpa_host_mark_seconds(const cpa_marks *marks, int32_t from, int32_t to, double *seconds, cpa_error *err);
 cpa_status cpa_host_kv_write(const cpa_kv_write_args *args, cpa_stream *stream);
 cpa_status cpa_host_kv_copy(const cpa_kv_copy_args *args, cpa_stream *stream);
 cpa_status cpa_host_kv_pack(const cpa_kv_pack_args *args, cpa_stream *stream);
