@@ -15,13 +15,13 @@ constexpr int ROWS = CPA_CUDA_DECODE_ROWS;
 constexpr int KEYS = DECODE_RUN;
 
 /* Codes: of a quantised cache, or void. */
-template <typename Element, typename Codes, int KeyDim, int ValueDim, int Stages>
+template <typename Element, typename Codes, int KeyDim, int ValueDim, int Stages, int Warps>
 struct config {
     using element = Element;
     using codes = Codes;
     static constexpr bool QUANTISED = !std::is_void<Codes>::value;
     static constexpr int BYTES = QUANTISED ? 1 : 2; /* of an element of the cache */
-    static constexpr int K_DIM = KeyDim, V_DIM = ValueDim, STAGES = Stages, WARPS = 4, THREADS = 32 * WARPS;
+    static constexpr int K_DIM = KeyDim, V_DIM = ValueDim, STAGES = Stages, WARPS = Warps, THREADS = 32 * WARPS;
     static constexpr int K_BYTES = KEYS * KeyDim * BYTES, WORDS_AT = K_BYTES + KEYS * ValueDim * BYTES;
     static constexpr int STAGE_BYTES = WORDS_AT + (QUANTISED ? 2 * KEYS * 4 : 0); /* the scales of keys and of values */
     static constexpr int WARP_BYTES = Stages * STAGE_BYTES;
@@ -291,7 +291,6 @@ __global__ void __launch_bounds__(C::THREADS, C::CTAS) attend_decode(const __gri
     for (int at = blockIdx.y, next; at >= 0; at = next) {
         if (threadIdx.x == 0) piece = a.pieces[at];
         __syncthreads();
-        if (piece.row_end == 0) return; /* a CTA that only fills the grid up */
         walk.start(a, piece);
         next = piece.next;
         warp_state<C> state;
@@ -317,15 +316,18 @@ cpa_status launch(const cpa_cuda_attend_args *args, int32_t ctas, cpa_stream *st
     return cpa_cuda_launched(stream, "attend");
 }
 
-/* Codes take half the room, so that more stages fit. */
+/* Codes are half the bytes but the same work: it takes more warps to keep the memory busy, with as much under way. */
 template <typename Element, typename Codes>
 cpa_status launch_widths(const cpa_cuda_attend_args *args, int32_t ctas, cpa_stream *stream) {
     constexpr bool Q = !std::is_void<Codes>::value;
     int32_t k_dim = args->k_dim, v_dim = args->v_dim;
-    if (k_dim <= 64 && v_dim <= 64) return launch<config<Element, Codes, 64, 64, Q ? 8 : 6>>(args, ctas, stream);
-    if (k_dim <= 128 && v_dim <= 128) return launch<config<Element, Codes, 128, 128, Q ? 5 : 3>>(args, ctas, stream);
-    if (k_dim <= 192 && v_dim <= 128) return launch<config<Element, Codes, 192, 128, Q ? 6 : 4>>(args, ctas, stream);
-    return launch<config<Element, Codes, 256, 256, Q ? 5 : 3>>(args, ctas, stream);
+    if (k_dim <= 64 && v_dim <= 64)
+        return launch<config<Element, Codes, 64, 64, Q ? 7 : 6, Q ? 6 : 4>>(args, ctas, stream);
+    if (k_dim <= 128 && v_dim <= 128)
+        return launch<config<Element, Codes, 128, 128, Q ? 4 : 3, Q ? 6 : 4>>(args, ctas, stream);
+    if (k_dim <= 192 && v_dim <= 128)
+        return launch<config<Element, Codes, 192, 128, Q ? 6 : 4, 4>>(args, ctas, stream);
+    return launch<config<Element, Codes, 256, 256, Q ? 5 : 3, 4>>(args, ctas, stream);
 }
 
 template <typename Element>
