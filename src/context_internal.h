@@ -89,11 +89,11 @@ typedef struct cpa_kv_schedule {
 } cpa_kv_schedule;
 
 typedef struct cpa_pass_kv {
-    int gather;                   /* all peers at once, else peer by peer */
-    int32_t regions;              /* to receive in, of each of two buffers */
-    int32_t *region_of;           /* [cp_size] of each peer */
-    int64_t split;                /* where a shard may be cut, in tokens; all peers at once: least tokens of a segment */
-    int64_t capacity;             /* blocks of a segment */
+    int gather;         /* all peers at once, else peer by peer */
+    int32_t regions;    /* to receive in, of each of two buffers */
+    int32_t *region_of; /* [cp_size] of each peer */
+    int64_t split;      /* where a shard may be cut, in tokens; all peers at once: least tokens of a segment */
+    int64_t capacity;   /* blocks of a segment */
     int64_t k_bytes, block_bytes; /* of one staging block: of its keys, of both */
     char *staging;                /* two segments to send, then two to receive for each region */
     int32_t *table;               /* the block table of a received segment; peer by peer the identity */
