@@ -11,6 +11,13 @@ typedef enum cpa_fault {
     CPA_FAULT_BASE2_LSE,       /* the LSE of remote partial states is in base 2 */
     CPA_FAULT_SWAPPED_KV_HEAD, /* queries read the keys and values of another head */
     CPA_FAULT_WRONG_SCALE,     /* quantised keys are read with a wrong scale */
+    CPA_FAULT_STALE_HASH,      /* an evicted block can still be found by its hash */
+    CPA_FAULT_UNCOUNTED_OWNER, /* a sequence that shares a block is not counted as its owner */
+    CPA_FAULT_LEAKED_BLOCK,    /* a sequence that ends keeps one of its blocks */
+    CPA_FAULT_EARLY_REUSE,     /* a block is handed out while a copy still reads it */
+    CPA_FAULT_LOST_SEQUENCE,   /* a preempted sequence is forgotten */
+    CPA_FAULT_DAMAGED_SWAP,    /* bits of blocks flip in host memory */
+    CPA_FAULT_STARVED_WAITER,  /* a request waits for a prefix that nobody computes any more */
     CPA_FAULT_COUNT
 } cpa_fault;
 

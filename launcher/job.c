@@ -4,12 +4,15 @@
 
 #include "base/check.h"
 #include "launcher/result_json.h"
+#include "launcher/timeline_json.h"
 
 /* The mixed run chooses its length after the engine has measured its rates; until then the cache is made for this. */
 #define MIXED_RUN_TOKENS ((int64_t)1 << 18)
 
 /* A cache that is sized for the run leaves memory to everything else. */
 #define MEMORY_SHARE 2
+
+#define BYTES_PER_GIB ((double)(1 << 30))
 
 /* Whether the run will be on CUDA devices, as cpa_placement_choose decides. */
 static int is_on_cuda(const cpa_settings *settings) {
@@ -56,6 +59,9 @@ static cpa_status prepare(int argc, char **argv, cpa_job *job, cpa_workload *wor
     CPA_TRY(read_model(job, err));
     if (settings->result_json[0]) CPA_TRY(cpa_result_json_check(settings->result_json, err));
     if (!cpa_workload_is_mixed(settings)) CPA_TRY(cpa_workload_load(settings, workload, err));
+    if (settings->dry_run && workload->count == 0) {
+        return cpa_fail(err, CPA_INVALID, "--dry-run: found without requests, expected --trace or --requests");
+    }
     job->run = 1;
     return CPA_OK;
 }
@@ -93,4 +99,37 @@ cpa_status cpa_job_num_blocks(const cpa_job *job, const cpa_cache_limits *limits
     int64_t wanted = cpa_cache_blocks_of(limits, MIXED_RUN_TOKENS);
     *out = wanted < most ? wanted : most;
     return CPA_OK;
+}
+
+cpa_engine_options cpa_job_engine_options(const cpa_job *job, int64_t num_blocks, const cpa_workload *workload) {
+    const cpa_settings *settings = &job->settings;
+    return (cpa_engine_options){
+        .size = sizeof(cpa_engine_options),
+        .model = cpa_model_shape_of(&job->model),
+        .k_scale = (float)settings->k_scale,
+        .v_scale = (float)settings->v_scale,
+        .kv_layout = (cpa_kv_layout)settings->kv_layout,
+        .kv_dtype = job->kv_dtype,
+        .block_size = (int32_t)settings->block_size,
+        .num_blocks = num_blocks,
+        .interleave = job->interleave,
+        .max_num_batched_tokens = settings->max_num_batched_tokens,
+        .max_num_seqs = (int32_t)settings->max_num_seqs,
+        .algorithm = (cpa_algorithm)settings->algorithm,
+        .staging_bytes = settings->staging_bytes,
+        .verify = settings->verify,
+        .skip_self_test = (int32_t)settings->skip_self_test,
+        .timeline_spans = settings->timeline[0] ? CPA_TIMELINE_SPANS : 0,
+        .enforce_eager = (int32_t)settings->enforce_eager,
+        .seed = (uint64_t)settings->seed,
+        .token_at = workload->token_at,
+        .token_ctx = (void *)(uintptr_t)&workload->trace,
+        .no_prefix_caching = !settings->prefix_caching,
+        .preemption = (cpa_preemption_mode)settings->preemption_mode,
+        .swap_bytes = (int64_t)(settings->swap_space * BYTES_PER_GIB),
+        .policy = (cpa_policy)settings->policy,
+        .ageing_s = settings->priority_ageing,
+        .long_prefill_token_threshold = settings->long_prefill_token_threshold,
+        .tenant_block_quota = settings->tenant_block_quota,
+    };
 }

@@ -92,6 +92,19 @@ static void print_exchange(const cpa_outcome *outcome, FILE *out) {
     line(out, "imbalance", "%.2f, the busiest rank's attention time over the mean", stats->imbalance);
 }
 
+void cpa_report_cache(const cpa_outcome *outcome, FILE *out) {
+    const cpa_engine_stats *stats = &outcome->stats;
+    line(out, "cache",
+         "peak %" PRId64 " of %" PRId64 " blocks on a rank, %" PRId64 " preemptions, %" PRId64 " evictions",
+         stats->kv_peak, stats->kv_blocks, stats->preemptions, stats->evictions);
+    double rate = stats->prefix_queries > 0 ? 100.0 * (double)stats->prefix_hits / (double)stats->prefix_queries : 0;
+    line(out, "", "%" PRId64 " of %" PRId64 " full prompt blocks found (%.1f %%), %" PRId64 " copied on write",
+         stats->prefix_hits, stats->prefix_queries, rate, stats->cow_copies);
+    if (stats->swapped_out > 0)
+        line(out, "", "%" PRId64 " blocks swapped out, %" PRId64 " back in; %" PRId64 " times damaged",
+             stats->swapped_out, stats->swapped_in, stats->swap_failures);
+}
+
 void cpa_report_print(const cpa_outcome *outcome, FILE *out) {
     const cpa_engine_stats *stats = &outcome->stats;
     fputc('\n', out);
@@ -99,8 +112,7 @@ void cpa_report_print(const cpa_outcome *outcome, FILE *out) {
     print_latencies(outcome, out);
     print_algorithm(outcome, out);
     print_exchange(outcome, out);
-    line(out, "cache", "peak %" PRId64 " of %" PRId64 " blocks on a rank, %" PRId64 " preemptions", stats->kv_peak,
-         stats->kv_blocks, stats->preemptions);
+    cpa_report_cache(outcome, out);
     line(out, "verified", "%" PRId64 " rows in %.3g s, %" PRId64 " violations, largest error %.3g", stats->verify_rows,
          stats->verify_s, stats->verify_violations, stats->verify_max_error);
     line(out, "digest", "%016" PRIx64, stats->output_digest);

@@ -26,6 +26,8 @@ typedef struct cpa_outcome {
 
 /* Before the run; of the statistics only the cache and the planner's rates are there. */
 void cpa_report_preamble(const cpa_outcome *outcome, FILE *out);
+/* Part of the report: how full the cache was, what was shared, and what moved. */
+void cpa_report_cache(const cpa_outcome *outcome, FILE *out);
 void cpa_report_print(const cpa_outcome *outcome, FILE *out);
 
 #endif

@@ -119,7 +119,12 @@ static int fill_cp(json_t *object, const cpa_outcome *outcome) {
 static int fill_kv(json_t *object, const cpa_outcome *outcome) {
     const cpa_engine_stats *stats = &outcome->stats;
     return put_int(object, "blocks", stats->kv_blocks) | put_int(object, "peak", stats->kv_peak) |
-           put_int(object, "preemptions", stats->preemptions) | put_int(object, "block_bytes", outcome->block_bytes) |
+           put_int(object, "preemptions", stats->preemptions) |
+           put_int(object, "prefix_queries", stats->prefix_queries) |
+           put_int(object, "prefix_hits", stats->prefix_hits) | put_int(object, "evictions", stats->evictions) |
+           put_int(object, "swapped_in", stats->swapped_in) | put_int(object, "swapped_out", stats->swapped_out) |
+           put_int(object, "swap_failures", stats->swap_failures) | put_int(object, "cow_copies", stats->cow_copies) |
+           put_int(object, "block_bytes", outcome->block_bytes) |
            put_text(object, "dtype", cpa_dtype_name(outcome->kv_dtype));
 }
 

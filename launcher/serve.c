@@ -4,6 +4,7 @@
 #include <stdio.h>
 
 #include "base/check.h"
+#include "launcher/dry_run.h"
 #include "launcher/job.h"
 #include "launcher/progress.h"
 #include "launcher/report.h"
@@ -48,33 +49,6 @@ static cpa_exit_code explain(const service *s, cpa_status status, const char *me
     return cpa_exit_code_of(status);
 }
 
-static cpa_engine_options engine_options(service *s) {
-    const cpa_settings *settings = &s->job.settings;
-    return (cpa_engine_options){
-        .size = sizeof(cpa_engine_options),
-        .device = cpa_placement_device(&s->placement),
-        .model = cpa_model_shape_of(&s->job.model),
-        .kv_dtype = s->job.kv_dtype,
-        .k_scale = (float)settings->k_scale,
-        .v_scale = (float)settings->v_scale,
-        .kv_layout = (cpa_kv_layout)settings->kv_layout,
-        .block_size = (int32_t)settings->block_size,
-        .num_blocks = s->num_blocks,
-        .interleave = s->job.interleave,
-        .max_num_batched_tokens = settings->max_num_batched_tokens,
-        .max_num_seqs = (int32_t)settings->max_num_seqs,
-        .algorithm = (cpa_algorithm)settings->algorithm,
-        .staging_bytes = settings->staging_bytes,
-        .verify = settings->verify,
-        .skip_self_test = (int32_t)settings->skip_self_test,
-        .timeline_spans = settings->timeline[0] ? CPA_TIMELINE_SPANS : 0,
-        .enforce_eager = (int32_t)settings->enforce_eager,
-        .seed = (uint64_t)settings->seed,
-        .token_at = s->workload.token_at,
-        .token_ctx = &s->workload.trace,
-    };
-}
-
 /* The least memory that any rank has for itself. */
 static int64_t memory_of_a_rank(const service *s) {
     int64_t bytes = s->placement.memory_bytes;
@@ -96,7 +70,8 @@ static cpa_exit_code size_cache(service *s) {
 
 static cpa_exit_code create_engine(service *s) {
     cpa_error err;
-    cpa_engine_options options = engine_options(s);
+    cpa_engine_options options = cpa_job_engine_options(&s->job, s->num_blocks, &s->workload);
+    options.device = cpa_placement_device(&s->placement);
     cpa_status status = cpa_engine_create(s->comm, &options, &s->engine, &err);
     if (status == CPA_NO_MEMORY) {
         char why[sizeof err.message];
@@ -238,6 +213,14 @@ static cpa_exit_code run_job(service *s, cpa_arm_fn arm) {
     return code == CPA_EXIT_DONE ? run(s) : code;
 }
 
+/* Rank 0 plans; the others have nothing to do. */
+static cpa_exit_code dry_run(service *s) {
+    cpa_error err;
+    cpa_exit_code code = CPA_EXIT_DONE;
+    if (s->rank == 0) code = explain(s, cpa_dry_run(&s->job, s->size, &s->workload, &err), err.message);
+    return agree(s, code);
+}
+
 cpa_exit_code cpa_serve(MPI_Comm comm, int argc, char **argv, cpa_arm_fn arm) {
     service s = {.comm = comm};
     MPI_Comm_rank(comm, &s.rank);
@@ -247,7 +230,7 @@ cpa_exit_code cpa_serve(MPI_Comm comm, int argc, char **argv, cpa_arm_fn arm) {
     cpa_exit_code code = s.job.code;
     if (s.job.run) {
         cpa_log_set(log_line, &s, (cpa_log_level)s.job.settings.log_level);
-        code = run_job(&s, arm);
+        code = s.job.settings.dry_run ? dry_run(&s) : run_job(&s, arm);
         cpa_signals_watch(NULL);
         cpa_timeline_json_close(&s.timeline, NULL);
         cpa_engine_destroy(s.engine);

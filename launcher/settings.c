@@ -16,6 +16,8 @@ static const char *const kv_dtypes[] = {"auto", "fp32", "bf16", "fp16", "fp8_e4m
 static const char *const layouts[] = {"token-major", "head-major", NULL};
 static const char *const algorithms[] = {"auto", "pass-kv", "pass-q", NULL};
 static const char *const devices[] = {"auto", "host", "cuda", NULL};
+static const char *const preemption_modes[] = {"recompute", "swap", "auto", NULL};
+static const char *const policies[] = {"priority", "fcfs", NULL};
 static const char *const log_levels[] = {"error", "warn", "info", "debug", NULL};
 
 #define TOKENS_MAX 0x1p40 /* longest sequence, and most tokens of one kind */
@@ -61,15 +63,31 @@ static const cpa_field table[] = {
     {"Cache", "v-scale", "S", REAL(v_scale, "auto", 0, 1e30), .word = "auto", .help = "the same of values"},
     {"Cache", "kv-layout", NULL, CHOICE(kv_layout, "token-major", layouts),
      .help = "order in a block of the cache: [tokens, heads] or [heads, tokens]"},
-    {"Cache", "block-size", "N", INT(block_size, "16", 16, 256), .power_of_two = 1,
-     .help = "tokens in a block of the cache"},
+    {"Cache", "block-size", "N", INT(block_size, "16", 16, 512), .power_of_two = 1,
+     .help = "tokens in a block of the cache; 512 only to plan (--dry-run)"},
     {"Cache", "num-blocks", "N", INT(num_blocks, "auto", 0, 0x1p31 - 1), .word = "auto",
      .help = "blocks of one rank, each with all layers; auto: enough for the run, if memory allows"},
     {"Cache", "cp-kv-cache-interleave-size", "N", INT(interleave, "auto", 0, 0x1p30), .word = "auto",
      .help = "tokens in a row that one rank owns, a multiple of the block size; auto: the block size"},
+    {"Cache", "enable-prefix-caching", NULL, FLAG(prefix_caching, "true"),
+     .help = "requests that begin alike share the blocks of what they have in common"},
+    {"Cache", "cache-salt", "TEXT", TEXT(cache_salt),
+     .help = "requests share with those of the same salt only; a trace may have one in each line"},
+    {"Cache", "preemption-mode", NULL, CHOICE(preemption_mode, "auto", preemption_modes),
+     .help = "the cache of who gives way: computed again, moved to host memory, or what takes less time"},
+    {"Cache", "swap-space", "GIB", REAL(swap_space, "0", 0, 0x1p20),
+     .help = "host memory of one rank for the cache of preempted requests"},
+    {"Cache", "tenant-block-quota", "N", INT(tenant_block_quota, "none", 0, 0x1p31 - 1), .word = "none",
+     .help = "most blocks of one rank that the running requests of one salt hold"},
     {"Scheduling", "max-num-batched-tokens", "N", INT(max_num_batched_tokens, "2048", 1, 0x1p24),
      .help = "most new tokens in one step"},
     {"Scheduling", "max-num-seqs", "N", INT(max_num_seqs, "256", 1, 0x1p20), .help = "most sequences in one step"},
+    {"Scheduling", "policy", NULL, CHOICE(policy, "priority", policies),
+     .help = "who goes first: by priority, then arrival; or by arrival alone"},
+    {"Scheduling", "priority-ageing", "S", REAL(priority_ageing, "60", 0, 1e9), .word = "off",
+     .help = "waiting S seconds counts as one level of priority"},
+    {"Scheduling", "long-prefill-token-threshold", "N", INT(long_prefill_token_threshold, "none", 0, 0x1p24),
+     .word = "none", .help = "most tokens of one prefill in a step"},
     {"Exchange", "algorithm", NULL, CHOICE(algorithm, "auto", algorithms),
      .help = "move keys and values (pass-kv), or queries (pass-q); auto: the cheaper one, chunk by chunk"},
     {"Exchange", "staging-bytes", "N", INT(staging_bytes, "auto", 0, 0x1p40), .word = "auto",
@@ -94,6 +112,8 @@ static const cpa_field table[] = {
      .help = "most detailed lines that are logged to stderr"},
     {ACTIONS, "config", "FILE", TEXT(config),
      .help = "settings file: YAML, 'name: value' with the names of these options; paths in it are relative to it"},
+    {ACTIONS, "dry-run", NULL, FLAG(dry_run, "false"),
+     .help = "plan every step without computing, on any number of ranks, and report"},
     {ACTIONS, "print-config", NULL, FLAG(print_config, "false"),
      .help = "print every setting and where it comes from, and stop"},
     {ACTIONS, "version", NULL, FLAG(version, "false"), .help = "print the version and stop"},
@@ -247,6 +267,10 @@ static cpa_status check_together(const cpa_settings *settings, cpa_error *err) {
     if (settings->k_scale > 0 && settings->kv_cache_dtype != CPA_FP8_E4M3 + 1) {
         return cpa_fail(err, CPA_INVALID, "--k-scale: found with --kv-cache-dtype %s, expected fp8_e4m3",
                         kv_dtypes[settings->kv_cache_dtype]);
+    }
+    if (settings->block_size > 256 && !settings->dry_run) {
+        return cpa_fail(err, CPA_INVALID, "--block-size: found %lld, expected at most 256 without --dry-run",
+                        (long long)settings->block_size);
     }
     if (settings->interleave % settings->block_size != 0) {
         return cpa_fail(err, CPA_INVALID,

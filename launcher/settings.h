@@ -37,9 +37,17 @@ typedef struct cpa_settings {
     int64_t block_size;
     int64_t num_blocks; /* 0 = enough for the run */
     int64_t interleave; /* 0 = block_size */
+    int64_t prefix_caching;
+    char cache_salt[CPA_TEXT_BYTES];
+    int64_t preemption_mode; /* cpa_preemption_mode */
+    double swap_space;       /* GiB */
+    int64_t tenant_block_quota;
 
     int64_t max_num_batched_tokens;
     int64_t max_num_seqs;
+    int64_t policy; /* cpa_policy */
+    double priority_ageing;
+    int64_t long_prefill_token_threshold;
     int64_t algorithm; /* cpa_algorithm */
     int64_t staging_bytes;
 
@@ -56,6 +64,7 @@ typedef struct cpa_settings {
     char timeline[CPA_TEXT_BYTES];
     int64_t log_level; /* cpa_log_level */
     char config[CPA_TEXT_BYTES];
+    int64_t dry_run;
     int64_t print_config;
     int64_t version;
     int64_t help;

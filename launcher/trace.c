@@ -85,6 +85,20 @@ static cpa_status scale_length(place at, const char *key, int64_t length, double
     return CPA_OK;
 }
 
+/* Who shares with whom. */
+static cpa_status read_sharing(place at, const json_t *object, cpa_trace_request *request, cpa_error *err) {
+    const json_t *salt = json_object_get(object, "salt"), *samples = json_object_get(object, "n");
+    if (salt && !json_is_string(salt)) return reject(at, err, "salt", salt, "a text");
+    if (samples && (!json_is_integer(samples) || json_integer_value(samples) < 1 ||
+                    json_integer_value(samples) > CPA_TRACE_MAX_SAMPLES)) {
+        return reject(at, err, "n", samples, "an integer from 1 to 4096");
+    }
+    request->samples = samples ? json_integer_value(samples) : 1;
+    if (!salt) return CPA_OK;
+    request->salt = strdup(json_string_value(salt));
+    return request->salt ? CPA_OK : cpa_fail(err, CPA_NO_MEMORY, "%s: out of memory", at.path);
+}
+
 static cpa_status read_object(place at, const json_t *object, double scale, cpa_trace_request *request,
                               cpa_error *err) {
     int64_t input_length, output_length;
@@ -101,6 +115,7 @@ static cpa_status read_object(place at, const json_t *object, double scale, cpa_
                      json_integer_value(priority) > INT32_MAX)) {
         return reject(at, err, "priority", priority, "an integer of 32 bits");
     }
+    CPA_TRY(read_sharing(at, object, request, err));
     CPA_TRY(read_length(at, object, "input_length", &input_length, err));
     CPA_TRY(read_length(at, object, "output_length", &output_length, err));
     CPA_TRY(scale_length(at, "input_length", input_length, scale, &request->prompt_tokens, err));
@@ -187,7 +202,10 @@ cpa_status cpa_trace_open(const char *path, int64_t limit, double length_scale, 
 }
 
 void cpa_trace_close(cpa_trace *trace) {
-    for (int64_t i = 0; i < trace->count; i++) free(trace->requests[i].hashes);
+    for (int64_t i = 0; i < trace->count; i++) {
+        free(trace->requests[i].salt);
+        free(trace->requests[i].hashes);
+    }
     free(trace->requests);
     *trace = (cpa_trace){0};
 }
@@ -230,7 +248,7 @@ static const cpa_trace_request *find(const cpa_trace *trace, uint64_t id) {
 
 uint32_t cpa_trace_token(void *ctx, uint64_t id, int64_t position) {
     const cpa_trace *trace = ctx;
-    const cpa_trace_request *request = find(trace, id);
+    const cpa_trace_request *request = find(trace, id & (((uint64_t)1 << CPA_TRACE_SAMPLE_SHIFT) - 1));
     if (position >= request->prompt_tokens) {
         /* Outputs have a space of their own, away from the small numbers that hash ids are. */
         return mix(~id, (uint64_t)(position - request->prompt_tokens));

@@ -68,23 +68,31 @@ static double earliest_timestamp(const cpa_trace *trace) {
 
 static cpa_status load_trace(const cpa_settings *settings, cpa_workload *out, cpa_error *err) {
     CPA_TRY(cpa_trace_open(settings->trace, settings->requests, settings->length_scale, &out->trace, err));
-    CPA_TRY(allocate(out, out->trace.count, err));
+    int64_t count = 0;
+    for (int64_t i = 0; i < out->trace.count; i++) count += out->trace.requests[i].samples;
+    CPA_TRY(allocate(out, count, err));
     double earliest = earliest_timestamp(&out->trace);
-    for (int64_t i = 0; i < out->count; i++) {
+    cpa_request *request = out->requests;
+    for (int64_t i = 0; i < out->trace.count; i++) {
         const cpa_trace_request *from = &out->trace.requests[i];
-        cpa_request *request = &out->requests[i];
-        request->id = from->id;
-        request->prompt_tokens = from->prompt_tokens;
-        request->output_tokens = from->output_tokens;
-        request->priority = from->priority;
-        request->arrival_s = (from->timestamp_ms - earliest) * 1e-3 * settings->time_scale;
+        for (int64_t k = 0; k < from->samples; k++, request++) {
+            request->id = from->id | (uint64_t)k << CPA_TRACE_SAMPLE_SHIFT;
+            request->prompt_tokens = from->prompt_tokens;
+            request->output_tokens = from->output_tokens;
+            request->priority = from->priority;
+            request->arrival_s = (from->timestamp_ms - earliest) * 1e-3 * settings->time_scale;
+            request->salt = from->salt ? from->salt : settings->cache_salt;
+            request->group = from->samples > 1 ? from->id : 0;
+        }
     }
     out->token_at = cpa_trace_token;
     const char *slash = strrchr(settings->trace, '/');
     char name[128];
     cpa_text_quote(slash ? slash + 1 : settings->trace, strlen(slash ? slash + 1 : settings->trace), name, sizeof name);
-    int used = snprintf(out->title, sizeof out->title, "%" PRId64 " requests of %s", out->count, name);
-    if (settings->requests > out->count) {
+    int used = snprintf(out->title, sizeof out->title, "%" PRId64 " requests of %s", out->trace.count, name);
+    if (out->count > out->trace.count)
+        used += snprintf(out->title + used, sizeof out->title - (size_t)used, ", %" PRId64 " samples", out->count);
+    if (settings->requests > out->trace.count) {
         used += snprintf(out->title + used, sizeof out->title - (size_t)used,
                          " (all there are; %" PRId64 " were asked for)", settings->requests);
     }
@@ -99,6 +107,7 @@ static cpa_status make_up(const cpa_settings *settings, cpa_workload *out, cpa_e
     for (int64_t i = 0; i < out->count; i++) {
         out->requests[i].prompt_tokens = settings->input_len;
         out->requests[i].output_tokens = settings->output_len;
+        out->requests[i].salt = settings->cache_salt;
     }
     snprintf(out->title, sizeof out->title, "%" PRId64 " made-up requests of %" PRId64 " + %" PRId64 " tokens",
              out->count, settings->input_len, settings->output_len);

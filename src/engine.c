@@ -6,6 +6,7 @@
 #include "src/engine_internal.h"
 #include "src/self_test.h"
 #include "src/self_test_kernels.h"
+#include "src/swap.h"
 #include "src/transport_choice.h"
 
 static cpa_worker_options worker_options(const cpa_engine *engine) {
@@ -23,8 +24,19 @@ static cpa_worker_options worker_options(const cpa_engine *engine) {
         .max_seqs = o->max_num_seqs,
         .enforce_eager = o->enforce_eager,
         .staging_bytes = o->staging_bytes,
+        .host_blocks = engine->host_blocks,
         .transport = engine->transport,
     };
+}
+
+/* How many blocks fit host memory, and how fast they get there. */
+static cpa_status size_swap(cpa_engine *engine, cpa_error *err) {
+    const cpa_engine_options *o = &engine->options;
+    if (o->preemption == CPA_PREEMPT_RECOMPUTE) return CPA_OK;
+    engine->host_blocks = o->swap_bytes / cpa_engine_block_bytes(o);
+    if (engine->host_blocks > INT32_MAX) engine->host_blocks = INT32_MAX;
+    if (engine->host_blocks == 0 || engine->control.rank != 0) return CPA_OK;
+    return cpa_swap_measure(engine->device, &engine->host_bandwidth, err);
 }
 
 /* C and W measured here stand in every rank's planner; rank 0 uses it. */
@@ -62,18 +74,11 @@ static cpa_status self_test(cpa_engine *engine, cpa_error *err) {
 }
 
 static cpa_status make_scheduler(cpa_engine *engine, cpa_error *err) {
-    const cpa_engine_options *o = &engine->options;
     if (engine->control.rank != 0) return CPA_OK;
-    cpa_scheduler_options options = {
-        .map = {engine->control.size, o->interleave},
-        .block_size = o->block_size,
-        .num_blocks = o->num_blocks,
-        .max_num_batched_tokens = o->max_num_batched_tokens,
-        .max_num_seqs = o->max_num_seqs,
-        .planner = engine->planner,
-        .token_at = o->token_at ? o->token_at : cpa_synthetic_token,
-        .token_ctx = o->token_at ? o->token_ctx : &engine->options.seed,
-    };
+    char identity[CPA_IDENTITY_BYTES];
+    cpa_scheduler_options options = cpa_engine_scheduler_options(&engine->options, engine->planner, identity);
+    options.host_blocks = engine->host_blocks;
+    options.host_bandwidth = engine->host_bandwidth;
     return cpa_scheduler_create(&options, &engine->scheduler, err);
 }
 
@@ -87,6 +92,7 @@ static cpa_status create_parts(cpa_engine *engine, cpa_error *err) {
     engine->source = o->source ? *o->source : cpa_source_synthetic(&engine->synthetic);
     CPA_TRY(self_test(engine, err));
     CPA_TRY(make_planner(engine, err));
+    CPA_TRY(cpa_control_agree(control, size_swap(engine, err), err));
     cpa_worker_options worker = worker_options(engine);
     CPA_TRY(cpa_worker_create(control, engine->device, &engine->source, &worker, &engine->worker, err));
     engine->timeline.limit = o->timeline_spans;
@@ -151,8 +157,9 @@ cpa_status cpa_engine_submit(cpa_engine *engine, const cpa_request *request) {
         return cpa_fail(err, CPA_INVALID, "request %llu: arrival %g s, expected a time from 0 on",
                         (unsigned long long)request->id, request->arrival_s);
     }
-    cpa_scheduler_request scheduled = {request->id, request->prompt_tokens, request->output_tokens, request->arrival_s,
-                                       request->priority};
+    cpa_scheduler_request scheduled = {request->id,        request->prompt_tokens, request->output_tokens,
+                                       request->arrival_s, request->priority,      request->salt,
+                                       request->group};
     cpa_engine_request *record = calloc(1, sizeof *record);
     if (!record) return cpa_fail(err, CPA_NO_MEMORY, "request %llu: no memory", (unsigned long long)request->id);
     cpa_status status = cpa_scheduler_add(engine->scheduler, &scheduled, err);

@@ -37,6 +37,8 @@ struct cpa_engine {
     cpa_scheduler *scheduler; /* rank 0 */
     cpa_engine_request *requests;
     cpa_planner planner;
+    int64_t host_blocks;   /* of one rank */
+    double host_bandwidth; /* rank 0, when it has host blocks */
     cpa_engine_stats stats;
     cpa_timeline timeline;
     atomic_int stop;
@@ -45,5 +47,16 @@ struct cpa_engine {
 
 /* Fills the defaults of the options and checks every value. */
 cpa_status cpa_engine_resolve(const cpa_engine_options *given, cpa_engine_options *out, cpa_error *err);
+
+enum { CPA_IDENTITY_BYTES = 256 };
+
+/* Bytes of one block of the cache with all layers. */
+int64_t cpa_engine_block_bytes(const cpa_engine_options *options);
+/* The scheduler that these options, resolved, ask for, without host memory. Both arguments must outlive it or its
+ * creation: `options` the scheduler, `identity`, which is filled, its creation. */
+cpa_scheduler_options cpa_engine_scheduler_options(cpa_engine_options *options, cpa_planner planner,
+                                                   char identity[CPA_IDENTITY_BYTES]);
+/* What the scheduler counts of cache and preemption. */
+void cpa_engine_take_stats(const cpa_scheduler_stats *scheduled, cpa_engine_stats *out);
 
 #endif

@@ -1,4 +1,5 @@
-/* Defaults and bounds of the engine's options. */
+/* Defaults and bounds of the engine's options, and what they mean to the scheduler. */
+#include <stdio.h>
 
 #include <math.h>
 
@@ -80,10 +81,80 @@ cpa_status cpa_engine_resolve(const cpa_engine_options *given, cpa_engine_option
     if (!((o.verify >= 0 && o.verify <= 1) || o.verify == CPA_VERIFY_AUTO)) {
         return cpa_fail(err, CPA_INVALID, "verify: %g, expected 0 to 1, or %g", o.verify, CPA_VERIFY_AUTO);
     }
+    if (o.swap_bytes < 0 || !(o.ageing_s >= 0) || o.long_prefill_token_threshold < 0 || o.tenant_block_quota < 0) {
+        return cpa_fail(err, CPA_INVALID,
+                        "swap_bytes %lld, ageing_s %g, long_prefill_token_threshold %lld, tenant_block_quota %lld: "
+                        "expected no negative number",
+                        (long long)o.swap_bytes, o.ageing_s, (long long)o.long_prefill_token_threshold,
+                        (long long)o.tenant_block_quota);
+    }
     if (o.source && (o.source->size != sizeof *o.source || !o.source->fill)) {
         return cpa_fail(err, CPA_INVALID, "source: size %zu, expected %zu, and a fill function", o.source->size,
                         sizeof *o.source);
     }
     *out = o;
     return CPA_OK;
+}
+
+int64_t cpa_engine_block_bytes(const cpa_engine_options *o) {
+    const cpa_model_shape *m = &o->model;
+    return m->layers * (cpa_kv_block_bytes(o->kv_dtype, o->k_scale, o->block_size, m->kv_heads, m->head_dim) +
+                        cpa_kv_block_bytes(o->kv_dtype, o->v_scale, o->block_size, m->kv_heads, m->v_head_dim));
+}
+
+/* What some layer still sees: the widest window, 0 if a layer has none, and the most sinks. */
+static cpa_mask widest_mask(const cpa_model_shape *m) {
+    cpa_mask widest = cpa_model_mask(m, 0);
+    for (int32_t layer = 0; layer < m->layers; layer++) {
+        cpa_mask mask = cpa_model_mask(m, layer);
+        if (!mask.causal || mask.window == 0 || widest.window == 0) {
+            widest.window = 0;
+        } else if (mask.window > widest.window) {
+            widest.window = mask.window;
+        }
+        if (mask.sinks > widest.sinks) widest.sinks = mask.sinks;
+    }
+    return widest;
+}
+
+/* What keys and values depend on besides tokens. */
+static void describe_cache(const cpa_engine_options *o, char out[CPA_IDENTITY_BYTES]) {
+    const cpa_model_shape *m = &o->model;
+    uint64_t masks = 0xcbf29ce484222325u; /* FNV-1a over the masks of the layers */
+    for (int32_t layer = 0; layer < m->layers; layer++) {
+        cpa_mask mask = cpa_model_mask(m, layer);
+        const uint64_t parts[] = {(uint64_t)mask.causal, (uint64_t)mask.window, (uint64_t)mask.sinks};
+        for (int i = 0; i < 3; i++) masks = (masks ^ parts[i]) * 0x100000001b3u;
+    }
+    snprintf(out, CPA_IDENTITY_BYTES,
+             "%d layers, %d/%d heads of %d/%d, dtype %d in %d, scales %a %a, masks %llx, seed %llu", m->layers,
+             m->q_heads, m->kv_heads, m->head_dim, m->v_head_dim, (int)m->dtype, (int)o->kv_dtype, (double)o->k_scale,
+             (double)o->v_scale, (unsigned long long)masks, (unsigned long long)o->seed);
+}
+
+cpa_scheduler_options cpa_engine_scheduler_options(cpa_engine_options *o, cpa_planner planner,
+                                                   char identity[CPA_IDENTITY_BYTES]) {
+    const cpa_mask widest = widest_mask(&o->model);
+    describe_cache(o, identity);
+    return (cpa_scheduler_options){
+        .map = {planner.cp_size, o->interleave},
+        .block_size = o->block_size,
+        .num_blocks = o->num_blocks,
+        .max_num_batched_tokens = o->max_num_batched_tokens,
+        .max_num_seqs = o->max_num_seqs,
+        .planner = planner,
+        .token_at = o->token_at ? o->token_at : cpa_synthetic_token,
+        .token_ctx = o->token_at ? o->token_ctx : &o->seed,
+        .prefix_caching = !o->no_prefix_caching,
+        .identity = identity,
+        .preemption = o->preemption,
+        .block_bytes = cpa_engine_block_bytes(o),
+        .layers = o->model.layers,
+        .policy = o->policy,
+        .ageing_s = o->ageing_s,
+        .long_prefill_threshold = o->long_prefill_token_threshold,
+        .tenant_block_quota = o->tenant_block_quota,
+        .window = widest.window,
+        .sinks = widest.sinks,
+    };
 }

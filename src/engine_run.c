@@ -19,6 +19,7 @@ typedef struct run {
     double start;
     cpa_plan_ahead *ahead; /* rank 0 */
     cpa_step_plan plan;
+    int64_t tokens;  /* computed or found in the cache */
     uint8_t *buffer; /* ranks > 0: the encoded plan */
     int64_t capacity;
 } run;
@@ -46,8 +47,13 @@ static cpa_status receive_plan(run *r, cpa_error *err) {
     }
     void *data = control->rank == 0 ? (void *)(uintptr_t)bytes : r->buffer;
     CPA_TRY(cpa_control_bcast(control, data, n_bytes, 0, err));
-    cpa_plan_limits limits = {control->size, engine->options.max_num_seqs, engine->options.num_blocks,
-                              engine->options.max_num_batched_tokens};
+    cpa_plan_limits limits = {
+        .cp_size = control->size,
+        .max_seqs = engine->options.max_num_seqs,
+        .num_blocks = engine->options.num_blocks,
+        .host_blocks = engine->host_blocks,
+        .max_tokens = engine->options.max_num_batched_tokens,
+    };
     CPA_TRY(cpa_step_plan_decode(bytes, n_bytes, &limits, &r->plan, err));
     engine->timeline.step = (int64_t)r->plan.step;
     cpa_spans_host_end(spans, span);
@@ -98,7 +104,7 @@ static cpa_status record_step(run *r, cpa_error *err) {
         if (chunk->flags & CPA_CHUNK_FINISHES) finish_request(r, request);
     }
     if (r->on_progress) {
-        r->on_progress(r->ctx, engine->stats.computed_tokens, engine->stats.requests_finished, now);
+        r->on_progress(r->ctx, r->tokens, engine->stats.requests_finished, now);
     }
     return CPA_OK;
 }
@@ -119,6 +125,31 @@ static double attention_seconds(const cpa_engine *engine) {
     return stats.attend_s + stats.exposed_comm_s;
 }
 
+/* Rank 0 hears of blocks that came back damaged, in time for the plan after the next. Collective. */
+static cpa_status report_damage(run *r, cpa_error *err) {
+    cpa_engine *engine = r->engine;
+    const cpa_step_plan *plan = &r->plan;
+    if (plan->n_swap_ins == 0) return CPA_OK;
+    uint64_t *damaged = engine->worker->damaged;
+    CPA_TRY(cpa_control_sum_u64(&engine->control, damaged, (int32_t)plan->n_swap_ins, err));
+    uint64_t last = 0;
+    int reported = 0;
+    for (int64_t i = 0; engine->control.rank == 0 && i < plan->n_swap_ins; i++) {
+        /* The moves of a request are neighbours. */
+        if (!damaged[i] || (reported && last == plan->swap_ins[i].request)) continue;
+        last = plan->swap_ins[i].request;
+        reported = 1;
+        CPA_TRY(cpa_plan_ahead_report_damage(r->ahead, last, err));
+    }
+    return CPA_OK;
+}
+
+static int64_t count_tokens(const cpa_step_plan *plan) {
+    int64_t tokens = 0;
+    for (int64_t i = 0; i < plan->n_chunks; i++) tokens += plan->chunks[i].count;
+    return tokens;
+}
+
 static cpa_status check_step(run *r, cpa_error *err) {
     cpa_host_span span = cpa_spans_host_begin(CPA_SPAN_CHECK);
     cpa_status status = cpa_verify_step(r->engine->verify, &r->plan, err);
@@ -129,12 +160,15 @@ static cpa_status check_step(run *r, cpa_error *err) {
 static cpa_status run_step(run *r, cpa_error *err) {
     cpa_engine *engine = r->engine;
     double before = attention_seconds(engine), predicted = predict_step(r);
+    int64_t tokens = count_tokens(&r->plan);
+    r->tokens += r->plan.n_token_ids;
+    cpa_worker_observer observer = {NULL, NULL, NULL};
+    if (engine->verify) observer = cpa_verify_observer(engine->verify);
+    CPA_TRY(cpa_worker_run(engine->worker, &r->plan, engine->verify ? &observer : NULL, err));
+    CPA_TRY(report_damage(r, err));
     if (r->plan.n_chunks > 0) {
         engine->stats.steps++;
-        engine->stats.computed_tokens += r->plan.n_token_ids;
-        cpa_worker_observer observer = {NULL, NULL, NULL};
-        if (engine->verify) observer = cpa_verify_observer(engine->verify);
-        CPA_TRY(cpa_worker_run(engine->worker, &r->plan, engine->verify ? &observer : NULL, err));
+        engine->stats.computed_tokens += tokens;
         if (engine->verify) CPA_TRY(check_step(r, err));
     }
     double actual = attention_seconds(engine) - before;
@@ -142,8 +176,8 @@ static cpa_status run_step(run *r, cpa_error *err) {
     engine->stats.actual_attend_s += actual;
     if (engine->control.rank == 0) {
         cpa_log(CPA_LOG_DEBUG, "step %llu: %lld chunks, %lld tokens, attention predicted %.3f ms, took %.3f ms",
-                (unsigned long long)r->plan.step, (long long)r->plan.n_chunks, (long long)r->plan.n_token_ids,
-                predicted * 1e3, actual * 1e3);
+                (unsigned long long)r->plan.step, (long long)r->plan.n_chunks, (long long)tokens, predicted * 1e3,
+                actual * 1e3);
         CPA_TRY(record_step(r, err));
     }
     return CPA_OK;
@@ -157,13 +191,24 @@ static cpa_status run_steps(run *r, cpa_error *err) {
     return CPA_OK;
 }
 
+void cpa_engine_take_stats(const cpa_scheduler_stats *scheduled, cpa_engine_stats *s) {
+    s->kv_peak = scheduled->peak_blocks;
+    s->preemptions = scheduled->preemptions;
+    s->prefix_queries = scheduled->prefix_queries;
+    s->prefix_hits = scheduled->prefix_hits;
+    s->evictions = scheduled->evictions;
+    s->swapped_out = scheduled->swapped_out;
+    s->swapped_in = scheduled->swapped_in;
+    s->swap_failures = scheduled->swap_failures;
+    s->cow_copies = scheduled->cow_copies;
+}
+
 /* What the scheduler knows, on rank 0. */
 static void collect_scheduler_stats(cpa_engine *engine) {
     cpa_engine_stats *s = &engine->stats;
     cpa_scheduler_stats scheduled;
     cpa_scheduler_get_stats(engine->scheduler, &scheduled);
-    s->kv_peak = scheduled.peak_blocks;
-    s->preemptions = scheduled.preemptions;
+    cpa_engine_take_stats(&scheduled, s);
     size_t used = 0;
     s->choices[0] = 0;
     for (int algorithm = CPA_PASS_KV; algorithm <= CPA_PASS_Q; algorithm++) {

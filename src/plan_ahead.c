@@ -30,6 +30,8 @@ struct cpa_plan_ahead {
     int taken;             /* the slot that was taken last */
     int ready;             /* the slot that is not `write` waits to be taken */
     int ending;
+    uint64_t *damaged; /* requests to tell the scheduler about before it plans again */
+    int64_t n_damaged, damaged_capacity;
     cpa_status status;
     cpa_error error;
 };
@@ -53,6 +55,20 @@ static int wait_for_arrival(cpa_plan_ahead *ahead, double until) {
     }
 }
 
+static cpa_status pass_damage_on(cpa_plan_ahead *ahead, cpa_error *err) {
+    cpa_status status = CPA_OK;
+    pthread_mutex_lock(&ahead->mutex);
+    for (; ahead->n_damaged > 0 && status == CPA_OK; ahead->n_damaged--)
+        status = cpa_scheduler_swap_failed(ahead->scheduler, ahead->damaged[ahead->n_damaged - 1], err);
+    pthread_mutex_unlock(&ahead->mutex);
+    return status;
+}
+
+/* Whether the ranks have something to do in this plan. */
+static int has_entries(const cpa_step_plan *plan) {
+    return plan->n_chunks + plan->n_releases + plan->n_swap_outs + plan->n_swap_ins + plan->n_voids > 0;
+}
+
 /* Plans the next step that has work; waits for arrivals. */
 static cpa_status plan_next(cpa_plan_ahead *ahead, cpa_step_plan *plan, cpa_error *err) {
     for (;;) {
@@ -63,13 +79,16 @@ static cpa_status plan_next(cpa_plan_ahead *ahead, cpa_step_plan *plan, cpa_erro
             plan->flags = CPA_PLAN_STOP;
             return CPA_OK;
         }
-        CPA_TRY(cpa_scheduler_plan(ahead->scheduler, cpa_clock_now() - ahead->start, plan, &next_arrival, err));
+        double now = cpa_clock_now() - ahead->start;
+        CPA_TRY(pass_damage_on(ahead, err));
+        CPA_TRY(cpa_scheduler_plan(ahead->scheduler, now, plan, &next_arrival, err));
         if (plan->n_chunks > 0) return CPA_OK;
         if (!isfinite(next_arrival)) {
             plan->flags |= CPA_PLAN_STOP;
             return CPA_OK;
         }
-        if (plan->n_releases > 0) return CPA_OK;
+        /* Where blocks are on their way the plans that follow count, with or without entries. */
+        if (has_entries(plan) || next_arrival <= now) return CPA_OK;
         if (!wait_for_arrival(ahead, next_arrival)) return CPA_STOPPED;
     }
 }
@@ -140,6 +159,24 @@ cpa_status cpa_plan_ahead_take(cpa_plan_ahead *ahead, const uint8_t **bytes, int
     return status;
 }
 
+cpa_status cpa_plan_ahead_report_damage(cpa_plan_ahead *ahead, uint64_t request, cpa_error *err) {
+    cpa_status status = CPA_OK;
+    pthread_mutex_lock(&ahead->mutex);
+    if (ahead->n_damaged == ahead->damaged_capacity) {
+        int64_t grown = 2 * ahead->damaged_capacity + 8;
+        uint64_t *moved = realloc(ahead->damaged, (size_t)grown * sizeof *moved);
+        if (moved) {
+            ahead->damaged = moved;
+            ahead->damaged_capacity = grown;
+        } else {
+            status = cpa_fail(err, CPA_NO_MEMORY, "planning: no memory to report damage");
+        }
+    }
+    if (status == CPA_OK) ahead->damaged[ahead->n_damaged++] = request;
+    pthread_mutex_unlock(&ahead->mutex);
+    return status;
+}
+
 void cpa_plan_ahead_times(const cpa_plan_ahead *ahead, double *begin, double *seconds) {
     /* The slot that was taken stays as it is until the next call of cpa_plan_ahead_take. */
     const encoded_plan *slot = &ahead->slots[ahead->taken];
@@ -156,6 +193,7 @@ void cpa_plan_ahead_end(cpa_plan_ahead *ahead) {
     pthread_join(ahead->thread, NULL);
     pthread_cond_destroy(&ahead->changed);
     pthread_mutex_destroy(&ahead->mutex);
+    free(ahead->damaged);
     free(ahead->slots[0].buffer);
     free(ahead->slots[1].buffer);
     free(ahead);

@@ -20,6 +20,10 @@ cpa_status cpa_plan_ahead_begin(cpa_scheduler *scheduler, double start, atomic_i
  * follows. */
 cpa_status cpa_plan_ahead_take(cpa_plan_ahead *ahead, const uint8_t **bytes, int64_t *n_bytes, cpa_error *err);
 
+/* Tells the scheduler that the swap_ins of the plan taken last have brought damaged blocks back for a request
+ * (cpa_scheduler_swap_failed); before the next take. CPA_NO_MEMORY is possible. */
+cpa_status cpa_plan_ahead_report_damage(cpa_plan_ahead *ahead, uint64_t request, cpa_error *err);
+
 /* When the plan that was taken last was made: a time of cpa_clock_now, and how long that took. */
 void cpa_plan_ahead_times(const cpa_plan_ahead *ahead, double *begin, double *seconds);
 

@@ -1,37 +1,43 @@
 #include "src/sequence.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 #include "base/check.h"
+#include "base/fault.h"
 
-/* The finaliser of splitmix64 (Steele, Lea and Flood, OOPSLA 2014). */
-static uint64_t mix(uint64_t x) {
-    x = (x ^ x >> 30) * UINT64_C(0xbf58476d1ce4e5b9);
-    x = (x ^ x >> 27) * UINT64_C(0x94d049bb133111eb);
-    return x ^ x >> 31;
+/* Where the request stands in line. With ageing, waiting makes up for priority: one level for every ageing_s seconds.
+ * As all who wait age alike, that is an order by arrival + priority * ageing_s, which time does not change. */
+static void set_order(cpa_sequence *sequence, const cpa_scheduler_options *options) {
+    const cpa_scheduler_request *request = &sequence->request;
+    sequence->key = request->arrival;
+    if (options->policy == CPA_POLICY_FCFS) return;
+    if (options->ageing_s > 0) {
+        sequence->key += request->priority * options->ageing_s;
+    } else {
+        sequence->level = request->priority;
+    }
 }
 
-static int32_t phase_of(const cpa_scheduler_options *options, const cpa_scheduler_request *request) {
-    int64_t run = options->map.interleave;
-    uint64_t hash = 0;
-    if (run > request->prompt_tokens) run = request->prompt_tokens;
-    for (int64_t i = 0; i < run; i++)
-        hash = mix(hash + UINT64_C(0x9e3779b97f4a7c15) + options->token_at(options->token_ctx, request->id, i));
-    return (int32_t)(hash % (uint64_t)options->map.cp_size);
-}
-
-cpa_sequence *cpa_sequence_create(const cpa_scheduler_options *options, const cpa_scheduler_request *request) {
+cpa_sequence *cpa_sequence_create(const cpa_scheduler_options *options, const cpa_scheduler_request *request,
+                                  const cpa_prefix_digest *first) {
     size_t shards = (size_t)options->map.cp_size * sizeof(cpa_sequence_shard);
     cpa_sequence *sequence = calloc(1, sizeof *sequence + shards);
     if (!sequence) return NULL;
+    uint64_t hash;
+    memcpy(&hash, first->bytes, sizeof hash);
     sequence->request = *request;
-    sequence->phase = phase_of(options, request);
+    sequence->request.salt = NULL;
+    sequence->phase = (int32_t)(hash % (uint64_t)options->map.cp_size);
     sequence->stride = cpa_request_blocks(options, cpa_request_cached_tokens(request));
+    set_order(sequence, options);
     return sequence;
 }
 
 void cpa_sequence_destroy(cpa_sequence *sequence) {
     if (!sequence) return;
+    free(sequence->probe);
+    free(sequence->host);
     free(sequence->blocks);
     free(sequence);
 }
@@ -57,16 +63,31 @@ int cpa_sequence_decodes(const cpa_sequence *sequence) {
 }
 
 int cpa_sequence_before(const cpa_sequence *a, const cpa_sequence *b) {
-    const cpa_scheduler_request *x = &a->request, *y = &b->request;
-    if (x->priority != y->priority) return x->priority < y->priority;
-    if (x->arrival < y->arrival || x->arrival > y->arrival) return x->arrival < y->arrival;
-    return x->id < y->id;
+    if (a->level != b->level) return a->level < b->level;
+    if (a->key < b->key || a->key > b->key) return a->key < b->key;
+    return a->request.id < b->request.id;
+}
+
+int64_t cpa_sequence_needs(const cpa_sequence *sequence, const cpa_scheduler_options *options, int32_t rank,
+                           int64_t tokens) {
+    int32_t slot = cpa_owner_slot(options->map, rank, sequence->phase);
+    return blocks_for(cpa_shard_len(options->map, slot, tokens), options->block_size);
 }
 
 int64_t cpa_sequence_lacks(const cpa_sequence *sequence, const cpa_scheduler_options *options, int32_t rank,
                            int64_t tokens) {
+    return cpa_sequence_needs(sequence, options, rank, tokens) - sequence->shards[rank].held;
+}
+
+int32_t cpa_sequence_block_rank(const cpa_sequence *sequence, const cpa_scheduler_options *options, int64_t j) {
+    return cpa_owner_rank(options->map, sequence->phase, j * options->block_size);
+}
+
+int32_t *cpa_sequence_block(const cpa_sequence *sequence, const cpa_scheduler_options *options, int64_t j) {
+    int32_t rank = cpa_sequence_block_rank(sequence, options, j);
     int32_t slot = cpa_owner_slot(options->map, rank, sequence->phase);
-    return blocks_for(cpa_shard_len(options->map, slot, tokens), options->block_size) - sequence->shards[rank].held;
+    int64_t local = cpa_shard_len(options->map, slot, j * options->block_size) / options->block_size;
+    return sequence->blocks + rank * sequence->stride + local;
 }
 
 int cpa_sequence_open(cpa_sequence *sequence, int32_t cp_size) {
@@ -79,12 +100,32 @@ void cpa_sequence_take(cpa_sequence *sequence, int32_t rank, cpa_block_pool *poo
     if (cpa_block_pool_take(pool, n, sequence->blocks + rank * sequence->stride + shard->held)) shard->held += n;
 }
 
+cpa_status cpa_sequence_share(cpa_sequence *sequence, int32_t rank, cpa_block_pool *pool, int32_t block,
+                              cpa_error *err) {
+    cpa_sequence_shard *shard = &sequence->shards[rank];
+    CPA_TRY(cpa_block_pool_retain(pool, block, err));
+    sequence->blocks[rank * sequence->stride + shard->held++] = block;
+    return CPA_OK;
+}
+
+cpa_status cpa_sequence_void(cpa_sequence *sequence, const cpa_scheduler_options *options, int64_t j,
+                             cpa_block_pool **pools, cpa_error *err) {
+    int32_t rank = cpa_sequence_block_rank(sequence, options, j), *block = cpa_sequence_block(sequence, options, j);
+    CPA_TRY(cpa_block_pool_release(pools[rank], *block, err));
+    sequence->shards[rank].voided++;
+    *block = -1;
+    return CPA_OK;
+}
+
 cpa_status cpa_sequence_close(cpa_sequence *sequence, cpa_block_pool **pools, int32_t cp_size, cpa_error *err) {
     for (int32_t rank = 0; rank < cp_size; rank++) {
         cpa_sequence_shard *shard = &sequence->shards[rank];
-        for (int64_t i = 0; i < shard->held; i++)
-            CPA_TRY(cpa_block_pool_release(pools[rank], sequence->blocks[rank * sequence->stride + i], err));
-        *shard = (cpa_sequence_shard){0};
+        for (int64_t i = shard->held - 1; i >= 0; i--) {
+            int32_t block = sequence->blocks[rank * sequence->stride + i];
+            if (block < 0 || (cpa_fault_is(CPA_FAULT_LEAKED_BLOCK) && i == 2)) continue;
+            CPA_TRY(cpa_block_pool_release(pools[rank], block, err));
+        }
+        shard->held = shard->voided = shard->announced = 0;
     }
     free(sequence->blocks);
     sequence->blocks = NULL;

@@ -10,7 +10,11 @@ void cpa_step_plan_init(cpa_step_plan *plan) {
 void cpa_step_plan_destroy(cpa_step_plan *plan) {
     free(plan->token_ids);
     free(plan->block_ids);
+    free(plan->voids);
     free(plan->appends);
+    free(plan->copies);
+    free(plan->swap_ins);
+    free(plan->swap_outs);
     free(plan->releases);
     free(plan->chunks);
     cpa_step_plan_init(plan);
@@ -20,6 +24,7 @@ void cpa_step_plan_clear(cpa_step_plan *plan) {
     plan->step = 0;
     plan->flags = 0;
     plan->n_chunks = plan->n_releases = plan->n_appends = plan->n_block_ids = plan->n_token_ids = 0;
+    plan->n_swap_outs = plan->n_swap_ins = plan->n_copies = plan->n_voids = 0;
 }
 
 /* Room for n entries of `size` bytes: the array, moved if it had to grow, or NULL without memory and with nothing
@@ -52,6 +57,20 @@ int cpa_step_plan_reserve(cpa_step_plan *plan, int64_t chunks, int64_t releases,
     return 1;
 }
 
+int cpa_step_plan_reserve_moves(cpa_step_plan *plan, int64_t swap_outs, int64_t swap_ins, int64_t copies,
+                                int64_t voids) {
+    void *moved;
+    if (!(moved = RESERVE(plan, swap_outs, cap_swap_outs, swap_outs))) return 0;
+    plan->swap_outs = moved;
+    if (!(moved = RESERVE(plan, swap_ins, cap_swap_ins, swap_ins))) return 0;
+    plan->swap_ins = moved;
+    if (!(moved = RESERVE(plan, copies, cap_copies, copies))) return 0;
+    plan->copies = moved;
+    if (!(moved = RESERVE(plan, voids, cap_voids, voids))) return 0;
+    plan->voids = moved;
+    return 1;
+}
+
 cpa_plan_chunk *cpa_step_plan_add_chunk(cpa_step_plan *plan) {
     cpa_plan_chunk *moved = RESERVE(plan, chunks, cap_chunks, plan->n_chunks + 1);
     if (!moved) return NULL;
@@ -71,6 +90,34 @@ int32_t *cpa_step_plan_add_release(cpa_step_plan *plan) {
     if (!moved) return NULL;
     plan->releases = moved;
     return memset(&plan->releases[plan->n_releases++], 0, sizeof *plan->releases);
+}
+
+cpa_plan_move *cpa_step_plan_add_swap_out(cpa_step_plan *plan) {
+    cpa_plan_move *moved = RESERVE(plan, swap_outs, cap_swap_outs, plan->n_swap_outs + 1);
+    if (!moved) return NULL;
+    plan->swap_outs = moved;
+    return memset(&plan->swap_outs[plan->n_swap_outs++], 0, sizeof *plan->swap_outs);
+}
+
+cpa_plan_move *cpa_step_plan_add_swap_in(cpa_step_plan *plan) {
+    cpa_plan_move *moved = RESERVE(plan, swap_ins, cap_swap_ins, plan->n_swap_ins + 1);
+    if (!moved) return NULL;
+    plan->swap_ins = moved;
+    return memset(&plan->swap_ins[plan->n_swap_ins++], 0, sizeof *plan->swap_ins);
+}
+
+cpa_plan_move *cpa_step_plan_add_copy(cpa_step_plan *plan) {
+    cpa_plan_move *moved = RESERVE(plan, copies, cap_copies, plan->n_copies + 1);
+    if (!moved) return NULL;
+    plan->copies = moved;
+    return memset(&plan->copies[plan->n_copies++], 0, sizeof *plan->copies);
+}
+
+cpa_plan_void *cpa_step_plan_add_void(cpa_step_plan *plan) {
+    cpa_plan_void *moved = RESERVE(plan, voids, cap_voids, plan->n_voids + 1);
+    if (!moved) return NULL;
+    plan->voids = moved;
+    return memset(&plan->voids[plan->n_voids++], 0, sizeof *plan->voids);
 }
 
 int32_t *cpa_step_plan_add_blocks(cpa_step_plan *plan, int64_t n) {

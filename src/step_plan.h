@@ -1,7 +1,9 @@
 /* A step: what rank 0 planned and every rank executes, and its wire form.
  *
- * A rank applies a plan in this order: releases, appends, chunks. Plain arrays that keep their capacity from step to
- * step.
+ * A rank applies a plan in this order: voids, releases, swap_outs, swap_ins, copies, appends, chunks. So a device block
+ * that is swapped out may be written by the same plan, since all that writes blocks comes later. What a swap_in or a
+ * copy reads is not written by the plan at all: rank 0 hands such blocks out again only from the next plan on. Plain
+ * arrays that keep their capacity from step to step.
  *
  * Wire form, little-endian: magic "CPAP", version, step, flags, the counts, then the arrays field by field. Decoding
  * checks the magic, the version, every count and index against the bytes and limits at hand, and that nothing is left
@@ -32,16 +34,38 @@ typedef struct cpa_plan_chunk {
     int64_t first_output; /* rows at positions >= this one are results that no earlier step delivered */
     cpa_algorithm algorithm;
     uint32_t flags;
-    int64_t tokens; /* index into token_ids of its first token */
+    int64_t tokens; /* index into token_ids of its first token; a first chunk that starts later than at 0, because what
+                       comes before is in the cache already, has that index for the token at 0 */
 } cpa_plan_chunk;
 
-/* Blocks added to the end of one rank's table of one sequence. */
+/* How many entries of token_ids belong to a chunk: those before its start come with a first chunk. */
+static inline int64_t cpa_plan_chunk_tokens(const cpa_plan_chunk *chunk) {
+    return chunk->flags & CPA_CHUNK_FIRST ? chunk->start + chunk->count : chunk->count;
+}
+
+/* Blocks added to the end of one rank's table of one sequence; -1 for an entry that no query reads. */
 typedef struct cpa_plan_append {
     int32_t seq;
     int32_t rank;
     int32_t count;
     int64_t blocks; /* index into block_ids of the first */
 } cpa_plan_append;
+
+/* A block that moves on one rank: between two device blocks (copy), from a device block to a host block (swap_out), or
+ * from a host block to a device block (swap_in). */
+typedef struct cpa_plan_move {
+    uint64_t request;
+    int32_t rank;
+    int32_t from, to;
+} cpa_plan_move;
+
+/* An entry of one rank's table of one sequence that no query reads any more: its block may be
+ * someone else's from now on. */
+typedef struct cpa_plan_void {
+    int32_t seq;
+    int32_t rank;
+    int32_t entry;
+} cpa_plan_void;
 
 typedef struct cpa_step_plan {
     uint64_t step;
@@ -50,8 +74,12 @@ typedef struct cpa_step_plan {
     int64_t n_chunks, cap_chunks;
     int32_t *releases; /* slots whose sequence finished or was preempted */
     int64_t n_releases, cap_releases;
+    cpa_plan_move *swap_outs, *swap_ins, *copies;
+    int64_t n_swap_outs, cap_swap_outs, n_swap_ins, cap_swap_ins, n_copies, cap_copies;
     cpa_plan_append *appends;
     int64_t n_appends, cap_appends;
+    cpa_plan_void *voids;
+    int64_t n_voids, cap_voids;
     int32_t *block_ids;
     int64_t n_block_ids, cap_block_ids;
     uint32_t *token_ids;
@@ -62,8 +90,9 @@ typedef struct cpa_step_plan {
 typedef struct cpa_plan_limits {
     int32_t cp_size;
     int32_t max_seqs;
-    int64_t num_blocks; /* of one rank */
-    int64_t max_tokens; /* of one step */
+    int64_t num_blocks;  /* of one rank */
+    int64_t host_blocks; /* of one rank */
+    int64_t max_tokens;  /* of the chunks of one step */
 } cpa_plan_limits;
 
 void cpa_step_plan_init(cpa_step_plan *plan);
@@ -75,12 +104,19 @@ void cpa_step_plan_clear(cpa_step_plan *plan);
  * there is no memory, else 1. */
 int cpa_step_plan_reserve(cpa_step_plan *plan, int64_t chunks, int64_t releases, int64_t appends, int64_t block_ids,
                           int64_t token_ids);
+/* The same for the entries that most plans do without. */
+int cpa_step_plan_reserve_moves(cpa_step_plan *plan, int64_t swap_outs, int64_t swap_ins, int64_t copies,
+                                int64_t voids);
 
 /* Each reserves room for n more entries and returns a pointer to the first, zeroed, counted as used; NULL without
  * memory. */
 cpa_plan_chunk *cpa_step_plan_add_chunk(cpa_step_plan *plan);
 cpa_plan_append *cpa_step_plan_add_append(cpa_step_plan *plan);
 int32_t *cpa_step_plan_add_release(cpa_step_plan *plan);
+cpa_plan_move *cpa_step_plan_add_swap_out(cpa_step_plan *plan);
+cpa_plan_move *cpa_step_plan_add_swap_in(cpa_step_plan *plan);
+cpa_plan_move *cpa_step_plan_add_copy(cpa_step_plan *plan);
+cpa_plan_void *cpa_step_plan_add_void(cpa_step_plan *plan);
 int32_t *cpa_step_plan_add_blocks(cpa_step_plan *plan, int64_t n);
 uint32_t *cpa_step_plan_add_tokens(cpa_step_plan *plan, int64_t n);
 

@@ -1,10 +1,13 @@
 /* The wire form of a step plan, little-endian, without padding:
- *     header   magic u32, version u32, step u64, flags u32, counts u64[5]: chunks, releases, appends, blocks, tokens
+ *     header   magic u32, version u32, step u64, flags u32, counts u64[9]: chunks, releases, swap_outs, swap_ins,
+ *              copies, appends, voids, blocks, tokens
  *     chunk    request u64, seq i32, phase i32, start i64, count i64, first_output i64, algorithm u32, flags u32,
  *              tokens i64
  *     release  seq i32
+ *     move     request u64, rank i32, from i32, to i32: swap_outs, swap_ins, copies
  *     append   seq i32, rank i32, count i32, blocks i64
- *     block    i32
+ *     void     seq i32, rank i32, entry i32
+ *     block    i32, -1: none
  *     token    u32 */
 #include <inttypes.h>
 #include <stdlib.h>
@@ -14,11 +17,13 @@
 
 enum {
     WIRE_MAGIC = 0x50415043, /* "CPAP" */
-    WIRE_VERSION = 1,
-    HEADER_BYTES = 4 + 4 + 8 + 4 + 5 * 8,
+    WIRE_VERSION = 2,
+    HEADER_BYTES = 4 + 4 + 8 + 4 + 9 * 8,
     CHUNK_BYTES = 8 + 4 + 4 + 8 + 8 + 8 + 4 + 4 + 8,
     RELEASE_BYTES = 4,
+    MOVE_BYTES = 8 + 4 + 4 + 4,
     APPEND_BYTES = 4 + 4 + 4 + 8,
+    VOID_BYTES = 4 + 4 + 4,
     BLOCK_BYTES = 4,
     TOKEN_BYTES = 4,
     CHUNK_FLAGS = CPA_CHUNK_FIRST | CPA_CHUNK_EMITS | CPA_CHUNK_FINISHES | CPA_CHUNK_DECODE
@@ -94,10 +99,44 @@ static cpa_plan_append get_append(const uint8_t **at) {
     return append;
 }
 
+static void put_moves(uint8_t **at, const cpa_plan_move *moves, int64_t n) {
+    for (int64_t i = 0; i < n; i++) {
+        put_u64(at, moves[i].request);
+        put_u32(at, (uint32_t)moves[i].rank);
+        put_u32(at, (uint32_t)moves[i].from);
+        put_u32(at, (uint32_t)moves[i].to);
+    }
+}
+
+static cpa_plan_move get_move(const uint8_t **at) {
+    cpa_plan_move move;
+    move.request = get_u64(at);
+    move.rank = get_i32(at);
+    move.from = get_i32(at);
+    move.to = get_i32(at);
+    return move;
+}
+
+static void put_void(uint8_t **at, const cpa_plan_void *entry) {
+    put_u32(at, (uint32_t)entry->seq);
+    put_u32(at, (uint32_t)entry->rank);
+    put_u32(at, (uint32_t)entry->entry);
+}
+
+static cpa_plan_void get_void(const uint8_t **at) {
+    cpa_plan_void entry;
+    entry.seq = get_i32(at);
+    entry.rank = get_i32(at);
+    entry.entry = get_i32(at);
+    return entry;
+}
+
 cpa_status cpa_step_plan_encode(const cpa_step_plan *plan, uint8_t **buffer, int64_t *capacity, int64_t *bytes,
                                 cpa_error *err) {
     int64_t need = HEADER_BYTES + plan->n_chunks * CHUNK_BYTES + plan->n_releases * RELEASE_BYTES +
-                   plan->n_appends * APPEND_BYTES + plan->n_block_ids * BLOCK_BYTES + plan->n_token_ids * TOKEN_BYTES;
+                   (plan->n_swap_outs + plan->n_swap_ins + plan->n_copies) * MOVE_BYTES +
+                   plan->n_appends * APPEND_BYTES + plan->n_voids * VOID_BYTES + plan->n_block_ids * BLOCK_BYTES +
+                   plan->n_token_ids * TOKEN_BYTES;
     if (!*buffer || need > *capacity) {
         int64_t grown = need + need / 2;
         uint8_t *moved = realloc(*buffer, (size_t)grown);
@@ -113,12 +152,20 @@ cpa_status cpa_step_plan_encode(const cpa_step_plan *plan, uint8_t **buffer, int
     put_u32(&at, plan->flags);
     put_u64(&at, (uint64_t)plan->n_chunks);
     put_u64(&at, (uint64_t)plan->n_releases);
+    put_u64(&at, (uint64_t)plan->n_swap_outs);
+    put_u64(&at, (uint64_t)plan->n_swap_ins);
+    put_u64(&at, (uint64_t)plan->n_copies);
     put_u64(&at, (uint64_t)plan->n_appends);
+    put_u64(&at, (uint64_t)plan->n_voids);
     put_u64(&at, (uint64_t)plan->n_block_ids);
     put_u64(&at, (uint64_t)plan->n_token_ids);
     for (int64_t i = 0; i < plan->n_chunks; i++) put_chunk(&at, &plan->chunks[i]);
     for (int64_t i = 0; i < plan->n_releases; i++) put_u32(&at, (uint32_t)plan->releases[i]);
+    put_moves(&at, plan->swap_outs, plan->n_swap_outs);
+    put_moves(&at, plan->swap_ins, plan->n_swap_ins);
+    put_moves(&at, plan->copies, plan->n_copies);
     for (int64_t i = 0; i < plan->n_appends; i++) put_append(&at, &plan->appends[i]);
+    for (int64_t i = 0; i < plan->n_voids; i++) put_void(&at, &plan->voids[i]);
     for (int64_t i = 0; i < plan->n_block_ids; i++) put_u32(&at, (uint32_t)plan->block_ids[i]);
     for (int64_t i = 0; i < plan->n_token_ids; i++) put_u32(&at, plan->token_ids[i]);
     *bytes = need;
@@ -128,7 +175,7 @@ cpa_status cpa_step_plan_encode(const cpa_step_plan *plan, uint8_t **buffer, int
 typedef struct wire_header {
     uint64_t step;
     uint32_t flags;
-    int64_t chunks, releases, appends, blocks, tokens;
+    int64_t chunks, releases, swap_outs, swap_ins, copies, appends, voids, blocks, tokens;
 } wire_header;
 
 /* One array that claims n entries: no more than the bytes left can hold, and no more than `most`. */
@@ -157,7 +204,11 @@ static cpa_status get_header(const uint8_t **at, int64_t bytes, const cpa_plan_l
     header->flags = get_u32(at);
     header->chunks = get_i64(at);
     header->releases = get_i64(at);
+    header->swap_outs = get_i64(at);
+    header->swap_ins = get_i64(at);
+    header->copies = get_i64(at);
     header->appends = get_i64(at);
+    header->voids = get_i64(at);
     header->blocks = get_i64(at);
     header->tokens = get_i64(at);
     if (header->flags & ~(uint32_t)CPA_PLAN_STOP)
@@ -165,9 +216,13 @@ static cpa_status get_header(const uint8_t **at, int64_t bytes, const cpa_plan_l
     int64_t left = bytes - HEADER_BYTES, max_appends = (int64_t)limits->max_seqs * limits->cp_size;
     CPA_TRY(check_count("chunks", header->chunks, CHUNK_BYTES, limits->max_seqs, &left, err));
     CPA_TRY(check_count("releases", header->releases, RELEASE_BYTES, limits->max_seqs, &left, err));
+    CPA_TRY(check_count("swap-outs", header->swap_outs, MOVE_BYTES, INT64_MAX, &left, err));
+    CPA_TRY(check_count("swap-ins", header->swap_ins, MOVE_BYTES, INT64_MAX, &left, err));
+    CPA_TRY(check_count("copies", header->copies, MOVE_BYTES, limits->max_seqs, &left, err));
     CPA_TRY(check_count("appends", header->appends, APPEND_BYTES, max_appends, &left, err));
+    CPA_TRY(check_count("voids", header->voids, VOID_BYTES, INT64_MAX, &left, err));
     CPA_TRY(check_count("blocks", header->blocks, BLOCK_BYTES, INT64_MAX, &left, err));
-    CPA_TRY(check_count("tokens", header->tokens, TOKEN_BYTES, limits->max_tokens, &left, err));
+    CPA_TRY(check_count("tokens", header->tokens, TOKEN_BYTES, INT64_MAX, &left, err));
     if (left != 0) return cpa_fail(err, CPA_INVALID, "step plan: %" PRId64 " bytes too many", left);
     return CPA_OK;
 }
@@ -195,6 +250,7 @@ static cpa_status check_chunk(const cpa_plan_chunk *chunk, int64_t index, const 
     CPA_TRY(check_index("chunk", index, "phase", chunk->phase, limits->cp_size, err));
     CPA_TRY(check_range("chunk", index, chunk->tokens, chunk->count, header->tokens, err));
     CPA_TRY(check_index("chunk", index, "start", chunk->start, INT64_MAX - chunk->count, err));
+    CPA_TRY(check_range("chunk", index, chunk->tokens, cpa_plan_chunk_tokens(chunk), header->tokens, err));
     CPA_TRY(check_index("chunk", index, "first output", chunk->first_output, INT64_MAX, err));
     if (chunk->algorithm != CPA_PASS_KV && chunk->algorithm != CPA_PASS_Q)
         return cpa_fail(err, CPA_INVALID, "step plan: chunk %" PRId64 " has unknown algorithm %u", index,
@@ -202,6 +258,18 @@ static cpa_status check_chunk(const cpa_plan_chunk *chunk, int64_t index, const 
     if (chunk->flags & ~(uint32_t)CHUNK_FLAGS)
         return cpa_fail(err, CPA_INVALID, "step plan: chunk %" PRId64 " has unknown flags %#" PRIx32, index,
                         chunk->flags);
+    return CPA_OK;
+}
+
+/* n moves from blocks [0, froms) to blocks [0, tos). */
+static cpa_status check_moves(const char *what, const uint8_t **at, int64_t n, int64_t froms, int64_t tos,
+                              const cpa_plan_limits *limits, cpa_error *err) {
+    for (int64_t i = 0; i < n; i++) {
+        cpa_plan_move move = get_move(at);
+        CPA_TRY(check_index(what, i, "rank", move.rank, limits->cp_size, err));
+        CPA_TRY(check_index(what, i, "source", move.from, froms, err));
+        CPA_TRY(check_index(what, i, "destination", move.to, tos, err));
+    }
     return CPA_OK;
 }
 
@@ -219,14 +287,26 @@ static cpa_status check_entries(const uint8_t *at, const wire_header *header, co
     }
     for (int64_t i = 0; i < header->releases; i++)
         CPA_TRY(check_index("release", i, "slot", get_i32(&at), limits->max_seqs, err));
+    int64_t device = limits->num_blocks, host = limits->host_blocks;
+    CPA_TRY(check_moves("swap-out", &at, header->swap_outs, device, host, limits, err));
+    CPA_TRY(check_moves("swap-in", &at, header->swap_ins, host, device, limits, err));
+    CPA_TRY(check_moves("copy", &at, header->copies, device, device, limits, err));
     for (int64_t i = 0; i < header->appends; i++) {
         cpa_plan_append append = get_append(&at);
         CPA_TRY(check_index("append", i, "slot", append.seq, limits->max_seqs, err));
         CPA_TRY(check_index("append", i, "rank", append.rank, limits->cp_size, err));
         CPA_TRY(check_range("append", i, append.blocks, append.count, header->blocks, err));
     }
-    for (int64_t i = 0; i < header->blocks; i++)
-        CPA_TRY(check_index("block", i, "id", get_i32(&at), limits->num_blocks, err));
+    for (int64_t i = 0; i < header->voids; i++) {
+        cpa_plan_void entry = get_void(&at);
+        CPA_TRY(check_index("void", i, "slot", entry.seq, limits->max_seqs, err));
+        CPA_TRY(check_index("void", i, "rank", entry.rank, limits->cp_size, err));
+        CPA_TRY(check_index("void", i, "entry", entry.entry, limits->num_blocks, err));
+    }
+    for (int64_t i = 0; i < header->blocks; i++) {
+        int32_t block = get_i32(&at);
+        if (block != -1) CPA_TRY(check_index("block", i, "id", block, limits->num_blocks, err));
+    }
     return CPA_OK;
 }
 
@@ -236,18 +316,27 @@ cpa_status cpa_step_plan_decode(const uint8_t *buffer, int64_t bytes, const cpa_
     wire_header header = {0};
     CPA_TRY(get_header(&at, bytes, limits, &header, err));
     CPA_TRY(check_entries(at, &header, limits, err));
-    if (!cpa_step_plan_reserve(out, header.chunks, header.releases, header.appends, header.blocks, header.tokens))
+    if (!cpa_step_plan_reserve(out, header.chunks, header.releases, header.appends, header.blocks, header.tokens) ||
+        !cpa_step_plan_reserve_moves(out, header.swap_outs, header.swap_ins, header.copies, header.voids))
         return cpa_fail(err, CPA_NO_MEMORY, "step plan: no memory for a plan of %" PRId64 " bytes", bytes);
     out->step = header.step;
     out->flags = header.flags;
     out->n_chunks = header.chunks;
     out->n_releases = header.releases;
+    out->n_swap_outs = header.swap_outs;
+    out->n_swap_ins = header.swap_ins;
+    out->n_copies = header.copies;
     out->n_appends = header.appends;
+    out->n_voids = header.voids;
     out->n_block_ids = header.blocks;
     out->n_token_ids = header.tokens;
     for (int64_t i = 0; i < header.chunks; i++) out->chunks[i] = get_chunk(&at);
     for (int64_t i = 0; i < header.releases; i++) out->releases[i] = get_i32(&at);
+    for (int64_t i = 0; i < header.swap_outs; i++) out->swap_outs[i] = get_move(&at);
+    for (int64_t i = 0; i < header.swap_ins; i++) out->swap_ins[i] = get_move(&at);
+    for (int64_t i = 0; i < header.copies; i++) out->copies[i] = get_move(&at);
     for (int64_t i = 0; i < header.appends; i++) out->appends[i] = get_append(&at);
+    for (int64_t i = 0; i < header.voids; i++) out->voids[i] = get_void(&at);
     for (int64_t i = 0; i < header.blocks; i++) out->block_ids[i] = get_i32(&at);
     for (int64_t i = 0; i < header.tokens; i++) out->token_ids[i] = get_u32(&at);
     return CPA_OK;

@@ -43,14 +43,15 @@ static void clear_states(state *s, int64_t n) {
     for (int64_t i = 0; i < n; i++) s[i].max = -INFINITY;
 }
 
-/* Whether the result is the merge of the shards but `left_out` (-1: none), remote LSEs scaled by `lse_scale`. */
-static int equals_merge(const diagnosis *d, int32_t left_out, double lse_scale) {
+/* Whether the result is the merge of the shards but `left_out` (-1: none), with the LSE of the own shard and those of the
+ * others scaled. */
+static int equals_merge(const diagnosis *d, int32_t left_out, double own_scale, double remote_scale) {
     double max = -INFINITY, sum = 0, o[CPA_MAX_HEAD_DIM] = {0};
     for (int pass = 0; pass < 2; pass++) {
         for (int32_t r = 0; r < d->map.cp_size; r++) {
             const state *s = &d->shards[r];
             if (r == left_out || s->sum == 0) continue;
-            double lse = (s->max + log(s->sum)) * (r == d->home ? 1 : lse_scale);
+            double lse = (s->max + log(s->sum)) * (r == d->home ? own_scale : remote_scale);
             if (pass == 0) {
                 max = fmax(max, lse);
                 continue;
@@ -77,17 +78,21 @@ static void name_mistake(diagnosis *d, int32_t kv_head) {
     const double log2_e = 1.4426950408889634;
     if (d->finding[0]) return;
     if (kv_head != expected) {
-        if (equals_merge(d, -1, 1)) {
+        if (equals_merge(d, -1, 1, 1)) {
             snprintf(d->finding, sizeof d->finding, "it reads KV head %d instead of %d", kv_head, expected);
         }
         return;
     }
-    if (equals_merge(d, -1, log2_e)) {
+    if (equals_merge(d, -1, 1, log2_e)) {
         snprintf(d->finding, sizeof d->finding, "the LSE of the remote partial states is in base 2");
         return;
     }
+    if (equals_merge(d, -1, log2_e, 1)) {
+        snprintf(d->finding, sizeof d->finding, "the LSE of the partial state of the own shard is in base 2");
+        return;
+    }
     for (int32_t r = 0; r < d->map.cp_size; r++) {
-        if (d->shards[r].sum > 0 && equals_merge(d, r, 1)) {
+        if (d->shards[r].sum > 0 && equals_merge(d, r, 1, 1)) {
             snprintf(d->finding, sizeof d->finding, "the shard of rank %d is missing from it", r);
             return;
         }

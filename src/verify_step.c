@@ -127,7 +127,11 @@ static int64_t find_stale(const check *c, const item *it, int64_t first, int64_t
     for (int64_t t = 0; t < n; t++) s->tokens[t] = worker->seqs[chunk_of(c, g)->seq].tokens[s->positions[t]];
     worker->source->recall(worker->source->ctx, sample_of(c, g, 0)->layer, g->kv_head, n, s->tokens, s->positions,
                            s->k_recalled, s->v_recalled);
+    const int64_t start = chunk_of(c, g)->start;
+    const cpa_mask mask = cpa_model_mask(&o->model, sample_of(c, g, 0)->layer);
     for (int64_t t = 0; t < n; t++) {
+        /* What no query of the step sees may be in a block that is someone else's by now. */
+        if (s->positions[t] < start && !cpa_reference_sees(mask, start, s->positions[t])) continue;
         if (!is_fresh(o, piece->k + (first + t) * k_dim * kv_bytes, s->k + t * k_dim, k + t * k_dim * bytes, o->k_scale,
                       k_dim) ||
             !is_fresh(o, piece->v + (first + t) * v_dim * kv_bytes, s->v + t * v_dim, v + t * v_dim * bytes, o->v_scale,

@@ -27,6 +27,16 @@ cpa_kv_view cpa_worker_layer_kv(const cpa_worker *worker, int32_t layer) {
     return view;
 }
 
+static cpa_kv_view layer_kv(const void *ctx, int32_t layer) {
+    return cpa_worker_layer_kv(ctx, layer);
+}
+
+static cpa_status create_swap(cpa_worker *worker, cpa_error *err) {
+    if (worker->options.host_blocks == 0) return CPA_OK;
+    cpa_swap_options options = {layer_kv, worker, worker->options.model.layers, worker->options.host_blocks};
+    return cpa_swap_create(worker->device, &options, &worker->swap, err);
+}
+
 typedef enum buffer_place { ON_HOST = 0, ON_DEVICE, PAGE_LOCKED } buffer_place;
 
 /* Device buffers and their host twins, allocated from one list so that there is one place that frees them. */
@@ -116,6 +126,7 @@ cpa_status cpa_worker_create(cpa_control *control, cpa_device *device, const cpa
         worker->device = device;
         worker->source = source;
         status = allocate(worker, err);
+        if (status == CPA_OK) status = create_swap(worker, err);
         if (status == CPA_OK) status = device->kernels->stream_create(device, &worker->stream, err);
     }
     /* The context is collective: ranks that came this far must not wait for one that did not. */
@@ -168,6 +179,9 @@ void cpa_worker_destroy(cpa_worker *worker) {
             case ON_HOST: free(*list[i].memory); break;
         }
     }
+    cpa_swap_destroy(worker->swap);
+    free(worker->pairs);
+    free(worker->damaged);
     free(worker->chunks);
     free(worker);
 }
@@ -191,6 +205,9 @@ static cpa_status apply_append(cpa_worker *worker, const cpa_step_plan *plan, co
                         (long long)(seq->n_blocks + append->count));
     seq->blocks = blocks;
     memcpy(blocks + seq->n_blocks, plan->block_ids + append->blocks, (size_t)append->count * sizeof *blocks);
+    /* An entry that nobody reads still has to name a block. */
+    for (int32_t i = 0; i < append->count; i++)
+        if (blocks[seq->n_blocks + i] < 0) blocks[seq->n_blocks + i] = 0;
     seq->n_blocks += append->count;
     return CPA_OK;
 }
@@ -202,25 +219,25 @@ static cpa_status apply_chunk(cpa_worker *worker, const cpa_step_plan *plan, con
         seq->active = 1;
         seq->request = chunk->request;
         seq->phase = chunk->phase;
-        seq->len = 0;
+        seq->len = chunk->start;
     }
+    int64_t n_tokens = cpa_plan_chunk_tokens(chunk), end = chunk->start + chunk->count;
     if (!seq->active || seq->request != chunk->request || seq->len != chunk->start) {
         return cpa_fail(err, CPA_INTERNAL, "chunk of request %llu starts at %lld, the cache of slot %d holds %lld",
                         (unsigned long long)chunk->request, (long long)chunk->start, chunk->seq, (long long)seq->len);
     }
-    uint32_t *tokens = reserve(seq->tokens, &seq->cap_tokens, chunk->start + chunk->count, sizeof *tokens);
-    if (!tokens)
-        return cpa_fail(err, CPA_NO_MEMORY, "worker: no memory for %lld tokens",
-                        (long long)(chunk->start + chunk->count));
+    uint32_t *tokens = reserve(seq->tokens, &seq->cap_tokens, end, sizeof *tokens);
+    if (!tokens) return cpa_fail(err, CPA_NO_MEMORY, "worker: no memory for %lld tokens", (long long)end);
     seq->tokens = tokens;
-    memcpy(tokens + chunk->start, plan->token_ids + chunk->tokens, (size_t)chunk->count * sizeof *tokens);
-    seq->len = chunk->start + chunk->count;
+    memcpy(tokens + end - n_tokens, plan->token_ids + chunk->tokens, (size_t)n_tokens * sizeof *tokens);
+    seq->len = end;
     int64_t owned =
         cpa_shard_len(worker->options.map, cpa_owner_slot(worker->options.map, worker->rank, seq->phase), seq->len);
-    if (owned > seq->n_blocks * worker->options.block_size) {
-        return cpa_fail(err, CPA_INTERNAL, "step %llu: request %llu owns %lld tokens here but has only %lld blocks",
-                        (unsigned long long)plan->step, (unsigned long long)chunk->request, (long long)owned,
-                        (long long)seq->n_blocks);
+    int64_t needs = (owned + worker->options.block_size - 1) / worker->options.block_size;
+    if (needs != seq->n_blocks) {
+        return cpa_fail(err, CPA_INTERNAL, "request %llu owns %lld tokens in %lld blocks here, expected %lld",
+                        (unsigned long long)chunk->request, (long long)owned, (long long)seq->n_blocks,
+                        (long long)needs);
     }
     return CPA_OK;
 }
@@ -244,6 +261,40 @@ static void add_rows(cpa_worker *worker, const cpa_plan_chunk *chunk) {
             worker->digest_rows[worker->n_digest_rows++] = (int32_t)row;
         }
     }
+}
+
+/* Copies of blocks within the cache of this rank, in all layers. */
+static cpa_status copy_blocks(cpa_worker *worker, const cpa_step_plan *plan, cpa_error *err) {
+    int64_t(*pairs)[2] = reserve(worker->pairs, &worker->cap_pairs, plan->n_copies, sizeof *pairs), n = 0;
+    if (!pairs) return cpa_fail(err, CPA_NO_MEMORY, "worker: no memory for the copies");
+    worker->pairs = pairs;
+    for (int64_t i = 0; i < plan->n_copies; i++) {
+        if (plan->copies[i].rank != worker->rank) continue;
+        pairs[n][0] = plan->copies[i].from;
+        pairs[n++][1] = plan->copies[i].to;
+    }
+    for (int32_t layer = 0; n > 0 && layer < worker->options.model.layers; layer++) {
+        cpa_kv_view kv = cpa_worker_layer_kv(worker, layer);
+        cpa_kv_copy_args copy = {sizeof copy, kv, kv, (const int64_t(*)[2])pairs, n};
+        CPA_TRY(worker->device->kernels->kv_copy(&copy, worker->stream));
+    }
+    return CPA_OK;
+}
+
+/* What moves before the step's rows are written: out to host memory, back, and between blocks. */
+static cpa_status move_blocks(cpa_worker *worker, const cpa_step_plan *plan, cpa_error *err) {
+    if (plan->n_swap_outs + plan->n_swap_ins > 0 && !worker->swap)
+        return cpa_fail(err, CPA_INTERNAL, "worker: a plan swaps, and there is no host memory for it");
+    if (plan->n_swap_outs > 0)
+        CPA_TRY(cpa_swap_out(worker->swap, worker->rank, plan->swap_outs, plan->n_swap_outs, worker->stream));
+    if (plan->n_swap_ins > 0) {
+        uint64_t *damaged = reserve(worker->damaged, &worker->cap_damaged, plan->n_swap_ins, sizeof *damaged);
+        if (!damaged) return cpa_fail(err, CPA_NO_MEMORY, "worker: no memory for the swaps");
+        worker->damaged = damaged;
+        memset(damaged, 0, (size_t)plan->n_swap_ins * sizeof *damaged);
+        CPA_TRY(cpa_swap_in(worker->swap, worker->rank, plan->swap_ins, plan->n_swap_ins, damaged, worker->stream));
+    }
+    return plan->n_copies > 0 ? copy_blocks(worker, plan, err) : CPA_OK;
 }
 
 static cpa_status apply_plan(cpa_worker *worker, const cpa_step_plan *plan, cpa_error *err) {
@@ -412,6 +463,7 @@ static cpa_status run_step(cpa_worker *worker, const cpa_step_plan *plan, const 
     int steady = 0;
     cpa_host_span span = cpa_spans_host_begin(CPA_SPAN_PLAN);
     cpa_status status = prepare_step(worker, plan, observer, &steady, err);
+    if (status == CPA_OK) status = move_blocks(worker, plan, err);
     cpa_spans_host_end(spans, span);
     if (status != CPA_OK || plan->n_chunks == 0) return status;
     span = cpa_spans_host_begin(CPA_SPAN_ENQUEUE);

@@ -11,6 +11,7 @@
 #include "comm/comm.h"
 #include "src/graphs.h"
 #include "src/step_plan.h"
+#include "src/swap.h"
 #include "src/timeline.h"
 
 /* A running sequence as a rank knows it. */
@@ -37,6 +38,7 @@ typedef struct cpa_worker_options {
     int32_t max_seqs;
     int32_t enforce_eager; /* decode steps are not captured in graphs */
     int64_t staging_bytes;
+    int64_t host_blocks;                  /* for swapping */
     const cpa_transport_table *transport; /* for the memory of the device */
 } cpa_worker_options;
 
@@ -63,6 +65,13 @@ struct cpa_worker {
     const cpa_source *source;
     void *k_pool, *v_pool; /* [layers][num_blocks] blocks in the layout of the options */
     cpa_worker_seq *seqs;  /* [max_seqs] */
+    cpa_swap *swap;        /* NULL without host blocks */
+
+    /* Of the step's moves. */
+    uint64_t *damaged; /* [swap_ins]: 1 where this rank's block came back damaged */
+    int64_t cap_damaged;
+    int64_t (*pairs)[2]; /* of its copies */
+    int64_t cap_pairs;
 
     /* The rows of the step, those that a steady step is filled up with included; host arrays and their device copies, [max_tokens]. */
     int64_t n_rows, n_digest_rows;

@@ -105,7 +105,7 @@ bad_input() {
     expect_bad 'bad.jsonl:1: found no request' --trace bad.jsonl
     expect_bad 'none.jsonl: found no readable file (No such file' --trace none.jsonl
     expect_bad "found unknown option '--blok-size', expected '--block-size'" --blok-size 16
-    expect_bad "--block-size: found '24', expected a power of two between 16 and 256" --block-size 24
+    expect_bad "--block-size: found '24', expected a power of two between 16 and 512" --block-size 24
     expect_bad '--cp-kv-cache-interleave-size: found 24' --cp-kv-cache-interleave-size 24
     expect_bad 'staging of 10 bytes, expected at least' --staging-bytes 10
     expect_bad 'request 1: 100 prompt + 8 output tokens need 7 blocks' --input-len 100 --output-len 8 --num-blocks 3
@@ -291,6 +291,92 @@ preemption() {
     expect_value violations 0 r.json
     expect_value blocks 10 r.json
     [ "$(value preemptions r.json)" -gt 0 ] || fail "no preemption"
+}
+
+# Requests that begin alike, samples of one prompt, and a tenant of its own.
+shared_trace() {
+    local i extra
+    for i in 0 1 2 3 4 5 6 7 8 9 10 11; do
+        extra=""
+        [ $((i % 4)) = 0 ] && extra=', "n": 3'
+        [ $((i % 5)) = 4 ] && extra="$extra"', "salt": "x"'
+        trace_line 0 $((700 + i % 3 * 37)) 40 1 $((2 + i % 2)) | sed "s/}$/$extra}/"
+    done
+}
+
+# expect_digest_of FILE FILE: both runs gave the same results, bit for bit.
+expect_digest_of() {
+    [ "$(value output_digest "$1")" = "$(value output_digest "$2")" ] || fail "$1 and $2 differ in their results"
+}
+
+# Results are bit-equal with the cache and without it; with it most of the prompts is found.
+prefix() {
+    small_model
+    shared_trace >trace.jsonl
+    run 2 --model model.yaml --trace trace.jsonl --verify 0.02 --no-enable-prefix-caching --result-json off.json
+    expect_code 0 "without the prefix cache"
+    expect_value completed 18 off.json
+    run 2 --model model.yaml --trace trace.jsonl --verify 0.02 --result-json on.json
+    expect_code 0 "with the prefix cache"
+    expect_value completed 18 on.json
+    expect_value violations 0 on.json
+    expect_digest_of on.json off.json
+    [ "$(value prefix_hits on.json)" -gt 600 ] || fail "only $(value prefix_hits on.json) blocks are found"
+    [ "$(value cow_copies on.json)" -gt 0 ] || fail "samples of a prompt copy no block"
+    run 2 --model model.yaml --trace trace.jsonl --num-blocks 60 --verify 0.02 --result-json tight.json
+    expect_code 0 "a cache that holds a few requests"
+    expect_value violations 0 tight.json
+    expect_digest_of tight.json off.json
+    [ "$(value evictions tight.json)" -gt 0 ] || fail "nothing is evicted"
+    [ "$(value preemptions tight.json)" -gt 0 ] || fail "nobody is preempted"
+    run 2 --model model.yaml --trace trace.jsonl --window 100 --sinks 4 --verify 0.05 --result-json window.json
+    expect_code 0 "a sliding window"
+    expect_value violations 0 window.json
+    run 2 --model model.yaml --trace trace.jsonl --window 100 --sinks 4 --no-enable-prefix-caching --num-blocks 30 \
+        --preemption-mode swap --swap-space 0.1 --verify 0.05 --result-json narrow.json
+    expect_code 0 "a sliding window in a small cache"
+    expect_value violations 0 narrow.json
+    expect_digest_of window.json narrow.json
+}
+
+# Results are bit-equal with swapping and without, also where swapped blocks come back damaged.
+swap() {
+    small_model
+    shared_trace >trace.jsonl
+    run 2 --model model.yaml --trace trace.jsonl --verify 0.02 --result-json ample.json
+    expect_code 0 "an ample cache"
+    run 2 --model model.yaml --trace trace.jsonl --num-blocks 60 --preemption-mode swap --swap-space 0.1 --verify 0.02 \
+        --result-json swap.json
+    expect_code 0 "a cache that swaps"
+    expect_value violations 0 swap.json
+    expect_value swap_failures 0 swap.json
+    expect_digest_of swap.json ample.json
+    [ "$(value swapped_in swap.json)" -gt 0 ] || fail "nothing comes back"
+    CP_ATTN=$CP_ATTN_FAULTS
+    CPATTN_FAULT=damaged-swap run 2 --model model.yaml --trace trace.jsonl --num-blocks 60 --preemption-mode swap \
+        --swap-space 0.1 --verify 0.02 --result-json damaged.json
+    expect_code 0 "damaged blocks"
+    expect_value violations 0 damaged.json
+    expect_digest_of damaged.json ample.json
+    [ "$(value swap_failures damaged.json)" -gt 0 ] || fail "damage is not noticed"
+    our_lines | grep -q 'came back with checksum .* the request is computed again' || fail "damage is not said"
+}
+
+# Plans without a device: what would be found of a trace whose prompts continue each other.
+dry_run() {
+    trace_line 0 1024 4 1 2 >trace.jsonl
+    trace_line 0 1500 4 1 2 3 >>trace.jsonl
+    trace_line 0 1024 4 1 2 >>trace.jsonl
+    trace_line 0 2048 4 1 2 3 4 >>trace.jsonl
+    local n
+    for n in 1 2; do
+        run $n --dry-run --trace trace.jsonl --block-size 512 --num-blocks 1000000 --result-json r.json
+        expect_code 0 "a dry run on $n ranks"
+        expect_value completed 4 r.json
+        expect_value prefix_queries 10 r.json
+        expect_value prefix_hits 6 r.json
+    done
+    expect_bad "--dry-run: found without requests" --dry-run
 }
 
 mixed() {

@@ -42,8 +42,10 @@ void scheduler_model_end(scheduler_model *m) {
 int64_t scheduler_model_add(scheduler_model *m, int64_t prompt, int64_t output, double arrival, int32_t priority) {
     int64_t id = m->n_requests++;
     m->requests = realloc(m->requests, (size_t)m->n_requests * sizeof *m->requests);
-    m->requests[id] = (model_request){
-        .request = {(uint64_t)id, prompt, output, arrival, priority}, .prefix = m->prefix, .slot = -1, .phase = -1};
+    m->requests[id] = (model_request){.request = {(uint64_t)id, prompt, output, arrival, priority, NULL, 0},
+                                      .prefix = m->prefix,
+                                      .slot = -1,
+                                      .phase = -1};
     CU_ASSERT_EQUAL_FATAL(cpa_scheduler_add(m->scheduler, &m->requests[id].request, NULL), CPA_OK);
     return id;
 }

@@ -101,6 +101,63 @@ static void the_peak_outlives_the_blocks(void) {
     cpa_block_pool_destroy(pool);
 }
 
+/* Takes all blocks, keeps those of two parties in turn, and lets go of them in order. */
+static void take_and_keep(cpa_block_pool *pool, const int32_t *parties, int32_t n) {
+    int32_t blocks[16];
+    CU_ASSERT_FATAL(cpa_block_pool_take(pool, n, blocks));
+    for (int32_t i = 0; i < n; i++) {
+        if (parties[i] >= 0) CU_ASSERT_EQUAL(cpa_block_pool_keep(pool, blocks[i], parties[i], NULL), CPA_OK);
+        CU_ASSERT_EQUAL(cpa_block_pool_release(pool, blocks[i], NULL), CPA_OK);
+    }
+}
+
+static void note_eviction(void *ctx, int32_t block) {
+    int32_t *evicted = ctx;
+    evicted[++evicted[0]] = block;
+}
+
+static void kept_blocks_are_taken_last_and_the_least_recently_used_first(void) {
+    cpa_block_pool *pool = new_pool(6);
+    int32_t blocks[6], evicted[7] = {0};
+    cpa_block_pool_set_evict(pool, note_eviction, evicted);
+    take_and_keep(pool, (int32_t[]){0, -1, 0, 0, -1, -1}, 6);
+    CU_ASSERT_EQUAL(cpa_block_pool_free_count(pool), 6);
+    CU_ASSERT_EQUAL(cpa_block_pool_kept_count(pool), 3);
+    /* Block 0 is used once more. */
+    CU_ASSERT_EQUAL(cpa_block_pool_retain(pool, 0, NULL), CPA_OK);
+    CU_ASSERT_EQUAL(cpa_block_pool_kept_count(pool), 2);
+    CU_ASSERT_EQUAL(cpa_block_pool_release(pool, 0, NULL), CPA_OK);
+    CU_ASSERT(cpa_block_pool_take(pool, 3, blocks));
+    CU_ASSERT_EQUAL(evicted[0], 0);
+    CU_ASSERT(cpa_block_pool_take(pool, 3, blocks));
+    CU_ASSERT_EQUAL(evicted[0], 3);
+    CU_ASSERT(evicted[1] == 2 && evicted[2] == 3 && evicted[3] == 0);
+    cpa_block_pool_destroy(pool);
+}
+
+static void a_kept_block_with_an_owner_is_not_taken(void) {
+    cpa_block_pool *pool = new_pool(3);
+    int32_t blocks[3];
+    take_and_keep(pool, (int32_t[]){0, 0, 0}, 3);
+    CU_ASSERT_EQUAL(cpa_block_pool_retain(pool, 1, NULL), CPA_OK);
+    CU_ASSERT(!cpa_block_pool_take(pool, 3, blocks));
+    CU_ASSERT(cpa_block_pool_take(pool, 2, blocks));
+    CU_ASSERT(blocks[0] == 0 && blocks[1] == 2);
+    /* Taken, it is kept no more. */
+    CU_ASSERT_EQUAL(cpa_block_pool_release(pool, 0, NULL), CPA_OK);
+    CU_ASSERT_EQUAL(cpa_block_pool_retain(pool, 0, NULL), CPA_INVALID);
+    cpa_block_pool_destroy(pool);
+}
+
+static void the_party_that_keeps_the_most_gives_first(void) {
+    cpa_block_pool *pool = new_pool(8);
+    int32_t blocks[8];
+    take_and_keep(pool, (int32_t[]){0, 1, 1, 1, 1, 1, 0, 1}, 8);
+    CU_ASSERT(cpa_block_pool_take(pool, 4, blocks));
+    CU_ASSERT(blocks[0] == 1 && blocks[1] == 2 && blocks[2] == 3 && blocks[3] == 4);
+    cpa_block_pool_destroy(pool);
+}
+
 /* Random takes, retains and releases beside a plain array of owner counts. */
 static void random_use_agrees_with_a_plain_count_of_owners(void) {
     enum { BLOCKS = 61 };
@@ -144,6 +201,10 @@ static const cpa_test tests[] = {
     {"a double free is an error that names the block", a_double_free_is_an_error_that_names_the_block},
     {"an id out of range is an error", an_id_out_of_range_is_an_error},
     {"the peak outlives the blocks", the_peak_outlives_the_blocks},
+    {"kept blocks are taken last, and the least recently used first",
+     kept_blocks_are_taken_last_and_the_least_recently_used_first},
+    {"a kept block with an owner is not taken", a_kept_block_with_an_owner_is_not_taken},
+    {"the party that keeps the most gives first", the_party_that_keeps_the_most_gives_first},
     {"random use agrees with a plain count of owners", random_use_agrees_with_a_plain_count_of_owners},
 };
 

@@ -181,13 +181,13 @@ static void a_victim_that_was_already_scheduled_is_withdrawn(void) {
     scheduler_model_end(&m);
 }
 
-/* A prefix whose requests start at that rank. */
-static int64_t prefix_of_phase(int32_t ranks, int32_t block_size, int32_t phase) {
+/* A prefix whose requests of that many tokens, at most a block, start at that rank. */
+static int64_t prefix_of_phase(int32_t ranks, int32_t block_size, int64_t tokens, int32_t phase) {
     scheduler_model m;
     start(&m, ranks, block_size, 8, 64, 1);
     do {
         m.prefix++;
-        scheduler_model_add(&m, block_size, 1, 0, 0);
+        scheduler_model_add(&m, tokens, 1, 0, 0);
         scheduler_model_step(&m, 0);
         CU_ASSERT_FATAL(m.prefix < 1000);
     } while (m.plan.chunks[0].phase != phase);
@@ -200,9 +200,9 @@ static int64_t prefix_of_phase(int32_t ranks, int32_t block_size, int32_t phase)
 static void only_sequences_with_blocks_on_the_full_rank_are_preempted(void) {
     scheduler_model m;
     start(&m, 2, 4, 3, 12, 8);
-    m.prefix = prefix_of_phase(2, 4, 0);
+    m.prefix = prefix_of_phase(2, 4, 4, 0);
     int64_t victim = scheduler_model_add(&m, 4, 1 + 4, 0, 1), grows = scheduler_model_add(&m, 20, 1, 1, 0);
-    m.prefix = prefix_of_phase(2, 4, 1);
+    m.prefix = prefix_of_phase(2, 4, 1, 1);
     int64_t bystander = scheduler_model_add(&m, 1, 4, 0.5, 1);
     CU_ASSERT_EQUAL(scheduler_model_step(&m, 0.5), 2);
     CU_ASSERT_EQUAL(scheduler_model_step(&m, 1), 3);
@@ -254,7 +254,7 @@ static void a_request_that_just_fits_runs_and_one_token_more_is_refused(void) {
     scheduler_model m;
     cpa_error err = {0};
     start(&m, 2, 4, 3, 7, 8);
-    cpa_scheduler_request too_long = {77, 15, 11, 0, 0};
+    cpa_scheduler_request too_long = {.id = 77, .prompt_tokens = 15, .output_tokens = 11};
     CU_ASSERT_EQUAL(cpa_scheduler_add(m.scheduler, &too_long, &err), CPA_INVALID);
     CU_ASSERT_STRING_EQUAL(err.message,
                            "request 77: 15 prompt + 11 output tokens need 4 blocks of 4 tokens on one of 2 "
@@ -269,14 +269,14 @@ static void bad_requests_are_refused_and_leave_no_trace(void) {
         cpa_scheduler_request request;
         const char *message;
     } bad[] = {
-        {{5, 0, 1, 0, 0}, "request 5: 0 prompt and 1 output tokens"},
-        {{5, -3, 1, 0, 0}, "request 5: -3 prompt"},
-        {{5, 1, 0, 0, 0}, "request 5: 1 prompt and 0 output tokens"},
-        {{5, INT64_MAX, 2, 0, 0}, "request 5: 9223372036854775807 prompt"},
-        {{5, INT64_MAX - 2, 2, 0, 0}, "request 5: 9223372036854775805 prompt + 2 output tokens need"},
-        {{5, 1, 1, INFINITY, 0}, "request 5: arrival at inf s"},
-        {{5, 1, 1, NAN, 0}, "request 5: arrival at"},
-        {{0, 1, 1, 0, 0}, "request 0: another request has this id"},
+        {{5, 0, 1, 0, 0, NULL, 0}, "request 5: 0 prompt and 1 output tokens"},
+        {{5, -3, 1, 0, 0, NULL, 0}, "request 5: -3 prompt"},
+        {{5, 1, 0, 0, 0, NULL, 0}, "request 5: 1 prompt and 0 output tokens"},
+        {{5, INT64_MAX, 2, 0, 0, NULL, 0}, "request 5: 9223372036854775807 prompt"},
+        {{5, INT64_MAX - 2, 2, 0, 0, NULL, 0}, "request 5: 9223372036854775805 prompt + 2 output tokens need"},
+        {{5, 1, 1, INFINITY, 0, NULL, 0}, "request 5: arrival at inf s"},
+        {{5, 1, 1, NAN, 0, NULL, 0}, "request 5: arrival at"},
+        {{0, 1, 1, 0, 0, NULL, 0}, "request 0: another request has this id"},
     };
     scheduler_model m;
     start(&m, 2, 4, 8, 7, 8);
@@ -380,7 +380,7 @@ static void random_schedules_lose_nothing_and_emit_each_token_once(void) {
 static void plans_survive_the_wire(void) {
     scheduler_model m;
     start(&m, 3, 4, 12, 20, 6);
-    cpa_plan_limits limits = {3, 6, 12, 20};
+    cpa_plan_limits limits = {.cp_size = 3, .max_seqs = 6, .num_blocks = 12, .max_tokens = 20};
     cpa_step_plan decoded;
     uint8_t *message = NULL;
     int64_t capacity = 0, bytes = 0;
@@ -397,11 +397,10 @@ static void plans_survive_the_wire(void) {
     scheduler_model_end(&m);
 }
 
-static uint32_t zero_token(void *ctx, uint64_t request, int64_t position) {
+/* No two requests begin alike. */
+static uint32_t own_token(void *ctx, uint64_t request, int64_t position) {
     (void)ctx;
-    (void)request;
-    (void)position;
-    return 0;
+    return (uint32_t)(request * 1000003 + (uint64_t)position);
 }
 
 static double seconds(void) {
@@ -415,14 +414,15 @@ static double seconds(void) {
 static void planning_a_step_of_512_long_sequences_takes_about_a_millisecond(void) {
     enum { SEQS = 512, TOKENS = 131072, STEPS = 200 };
     cpa_scheduler_options options = options_for(8, 16, SEQS * (TOKENS / 16 / 8 + 8), SEQS * TOKENS, SEQS);
-    options.token_at = zero_token;
+    options.token_at = own_token;
+    options.prefix_caching = 1;
     cpa_scheduler *scheduler = NULL;
     cpa_step_plan plan;
     double next;
     cpa_step_plan_init(&plan);
     CU_ASSERT_EQUAL_FATAL(cpa_scheduler_create(&options, &scheduler, NULL), CPA_OK);
     for (uint64_t i = 0; i < SEQS; i++) {
-        cpa_scheduler_request request = {i, TOKENS, 2 * STEPS, 0, 0};
+        cpa_scheduler_request request = {.id = i, .prompt_tokens = TOKENS, .output_tokens = 2 * STEPS};
         CU_ASSERT_EQUAL_FATAL(cpa_scheduler_add(scheduler, &request, NULL), CPA_OK);
     }
     CU_ASSERT_EQUAL_FATAL(cpa_scheduler_plan(scheduler, 0, &plan, &next, NULL), CPA_OK);

@@ -5,10 +5,11 @@
 #include "src/step_plan.h"
 #include "tests/unit.h"
 
-static const cpa_plan_limits limits = {.cp_size = 3, .max_seqs = 8, .num_blocks = 100, .max_tokens = 64};
+static const cpa_plan_limits limits = {
+    .cp_size = 3, .max_seqs = 8, .num_blocks = 100, .host_blocks = 40, .max_tokens = 64};
 
 /* Offsets in a message: the header's counts, then the first chunk. */
-enum { VERSION_AT = 4, FLAGS_AT = 16, COUNTS_AT = 20, HEADER = 60, CHUNK = 56 };
+enum { VERSION_AT = 4, FLAGS_AT = 16, COUNTS_AT = 20, HEADER = 92, CHUNK = 56, MOVE = 20 };
 
 static int64_t below(int64_t n) {
     return rand() % n;
@@ -28,8 +29,11 @@ static void add_random_chunk(cpa_step_plan *plan, int64_t count) {
         .flags = (uint32_t)below(16),
         .tokens = plan->n_token_ids,
     };
-    uint32_t *tokens = cpa_step_plan_add_tokens(plan, count);
-    for (int64_t i = 0; i < count; i++) tokens[i] = (uint32_t)rand() * 2 + (uint32_t)below(2);
+    /* A first chunk brings the tokens before its start. */
+    if (chunk->flags & CPA_CHUNK_FIRST) chunk->start = below(20);
+    int64_t n = cpa_plan_chunk_tokens(chunk);
+    uint32_t *tokens = cpa_step_plan_add_tokens(plan, n);
+    for (int64_t i = 0; i < n; i++) tokens[i] = (uint32_t)rand() * 2 + (uint32_t)below(2);
 }
 
 static void add_random_append(cpa_step_plan *plan) {
@@ -37,7 +41,22 @@ static void add_random_append(cpa_step_plan *plan) {
     *cpa_step_plan_add_append(plan) = (cpa_plan_append){(int32_t)below(limits.max_seqs), (int32_t)below(limits.cp_size),
                                                         (int32_t)count, plan->n_block_ids};
     int32_t *blocks = cpa_step_plan_add_blocks(plan, count);
-    for (int64_t i = 0; i < count; i++) blocks[i] = (int32_t)below(limits.num_blocks);
+    for (int64_t i = 0; i < count; i++) blocks[i] = (int32_t)below(limits.num_blocks + 1) - 1;
+}
+
+static cpa_plan_move random_move(int64_t froms, int64_t tos) {
+    return (cpa_plan_move){(uint64_t)rand() << 40, (int32_t)below(limits.cp_size), (int32_t)below(froms),
+                           (int32_t)below(tos)};
+}
+
+static void add_random_moves(cpa_step_plan *plan, int64_t entries) {
+    int64_t device = limits.num_blocks, host = limits.host_blocks;
+    for (int64_t i = below(entries + 1); i > 0; i--) *cpa_step_plan_add_swap_out(plan) = random_move(device, host);
+    for (int64_t i = below(entries + 1); i > 0; i--) *cpa_step_plan_add_swap_in(plan) = random_move(host, device);
+    for (int64_t i = below(entries + 1); i > 0; i--) *cpa_step_plan_add_copy(plan) = random_move(device, device);
+    for (int64_t i = below(entries + 1); i > 0; i--)
+        *cpa_step_plan_add_void(plan) =
+            (cpa_plan_void){(int32_t)below(limits.max_seqs), (int32_t)below(limits.cp_size), (int32_t)below(100)};
 }
 
 /* A plan within the limits; `entries` bounds the length of each list. */
@@ -48,6 +67,7 @@ static void fill_random(cpa_step_plan *plan, int64_t entries) {
     for (int64_t i = below(entries + 1); i > 0; i--) add_random_chunk(plan, 1 + below(8));
     for (int64_t i = below(entries + 1); i > 0; i--) *cpa_step_plan_add_release(plan) = (int32_t)below(limits.max_seqs);
     for (int64_t i = below(2 * entries + 1); i > 0; i--) add_random_append(plan);
+    add_random_moves(plan, entries);
 }
 
 static int chunks_equal(const cpa_plan_chunk *a, const cpa_plan_chunk *b) {
@@ -56,9 +76,28 @@ static int chunks_equal(const cpa_plan_chunk *a, const cpa_plan_chunk *b) {
            a->flags == b->flags && a->tokens == b->tokens;
 }
 
+static int moves_equal(const cpa_plan_move *a, int64_t n_a, const cpa_plan_move *b, int64_t n_b) {
+    int equal = n_a == n_b;
+    for (int64_t i = 0; equal && i < n_a; i++)
+        equal = a[i].request == b[i].request && a[i].rank == b[i].rank && a[i].from == b[i].from && a[i].to == b[i].to;
+    return equal;
+}
+
+static int voids_equal(const cpa_step_plan *a, const cpa_step_plan *b) {
+    int equal = a->n_voids == b->n_voids;
+    for (int64_t i = 0; equal && i < a->n_voids; i++)
+        equal = a->voids[i].seq == b->voids[i].seq && a->voids[i].rank == b->voids[i].rank &&
+                a->voids[i].entry == b->voids[i].entry;
+    return equal;
+}
+
 static int plans_equal(const cpa_step_plan *a, const cpa_step_plan *b) {
     if (a->step != b->step || a->flags != b->flags || a->n_chunks != b->n_chunks || a->n_releases != b->n_releases ||
         a->n_appends != b->n_appends || a->n_block_ids != b->n_block_ids || a->n_token_ids != b->n_token_ids)
+        return 0;
+    if (!moves_equal(a->swap_outs, a->n_swap_outs, b->swap_outs, b->n_swap_outs) ||
+        !moves_equal(a->swap_ins, a->n_swap_ins, b->swap_ins, b->n_swap_ins) ||
+        !moves_equal(a->copies, a->n_copies, b->copies, b->n_copies) || !voids_equal(a, b))
         return 0;
     for (int64_t i = 0; i < a->n_chunks; i++)
         if (!chunks_equal(&a->chunks[i], &b->chunks[i])) return 0;
@@ -75,6 +114,14 @@ static int plans_equal(const cpa_step_plan *a, const cpa_step_plan *b) {
     return 1;
 }
 
+static int moves_within(const cpa_plan_move *moves, int64_t n, int64_t froms, int64_t tos) {
+    int good = 1;
+    for (int64_t i = 0; i < n; i++)
+        good &= moves[i].rank >= 0 && moves[i].rank < limits.cp_size && moves[i].from >= 0 && moves[i].from < froms &&
+                moves[i].to >= 0 && moves[i].to < tos;
+    return good;
+}
+
 /* Every index in the plan may be used without another look. */
 static int within_limits(const cpa_step_plan *plan) {
     int64_t rows = 0;
@@ -83,20 +130,27 @@ static int within_limits(const cpa_step_plan *plan) {
         const cpa_plan_chunk *c = &plan->chunks[i];
         good &= c->seq >= 0 && c->seq < limits.max_seqs && c->phase >= 0 && c->phase < limits.cp_size;
         good &= c->start >= 0 && c->count > 0 && c->start <= INT64_MAX - c->count && c->first_output >= 0;
-        good &= c->tokens >= 0 && c->tokens <= plan->n_token_ids && c->count <= plan->n_token_ids - c->tokens;
+        good &= c->tokens >= 0 && c->tokens <= plan->n_token_ids;
+        good &= good && cpa_plan_chunk_tokens(c) <= plan->n_token_ids - c->tokens;
         good &= c->algorithm == CPA_PASS_KV || c->algorithm == CPA_PASS_Q;
         good &= c->flags < 16;
         rows += good ? c->count : 0;
     }
     for (int64_t i = 0; i < plan->n_releases; i++)
         good &= plan->releases[i] >= 0 && plan->releases[i] < limits.max_seqs;
+    good &= moves_within(plan->swap_outs, plan->n_swap_outs, limits.num_blocks, limits.host_blocks);
+    good &= moves_within(plan->swap_ins, plan->n_swap_ins, limits.host_blocks, limits.num_blocks);
+    good &= moves_within(plan->copies, plan->n_copies, limits.num_blocks, limits.num_blocks);
+    for (int64_t i = 0; i < plan->n_voids; i++)
+        good &= plan->voids[i].seq >= 0 && plan->voids[i].seq < limits.max_seqs && plan->voids[i].rank >= 0 &&
+                plan->voids[i].rank < limits.cp_size && plan->voids[i].entry >= 0;
     for (int64_t i = 0; i < plan->n_appends; i++) {
         const cpa_plan_append *a = &plan->appends[i];
         good &= a->seq >= 0 && a->seq < limits.max_seqs && a->rank >= 0 && a->rank < limits.cp_size;
         good &= a->count > 0 && a->blocks >= 0 && a->blocks + a->count <= plan->n_block_ids;
     }
     for (int64_t i = 0; i < plan->n_block_ids; i++)
-        good &= plan->block_ids[i] >= 0 && plan->block_ids[i] < limits.num_blocks;
+        good &= plan->block_ids[i] >= -1 && plan->block_ids[i] < limits.num_blocks;
     return good && rows <= limits.max_tokens;
 }
 
@@ -119,7 +173,7 @@ static void encode(fixture *f) {
     CU_ASSERT_EQUAL_FATAL(cpa_step_plan_encode(&f->plan, &f->message, &f->capacity, &f->bytes, NULL), CPA_OK);
 }
 
-/* One plan of every kind of entry: chunk (4 tokens), release, append (2 blocks). */
+/* One plan of every kind of entry: chunk (4 tokens), release, swap-out, swap-in, copy, append (2 blocks), void. */
 static void setup(fixture *f) {
     memset(f, 0, sizeof *f);
     cpa_step_plan_init(&f->plan);
@@ -136,7 +190,11 @@ static void setup(fixture *f) {
                                                           .flags = CPA_CHUNK_EMITS,
                                                           .tokens = 0};
     *cpa_step_plan_add_release(&f->plan) = 3;
+    *cpa_step_plan_add_swap_out(&f->plan) = (cpa_plan_move){9, 1, 99, 39};
+    *cpa_step_plan_add_swap_in(&f->plan) = (cpa_plan_move){8, 2, 39, 99};
+    *cpa_step_plan_add_copy(&f->plan) = (cpa_plan_move){9, 0, 98, 99};
     *cpa_step_plan_add_append(&f->plan) = (cpa_plan_append){7, 2, 2, 0};
+    *cpa_step_plan_add_void(&f->plan) = (cpa_plan_void){7, 2, 1};
     memcpy(cpa_step_plan_add_blocks(&f->plan, 2), (int32_t[]){99, 5}, 8);
     memcpy(cpa_step_plan_add_tokens(&f->plan, 4), (uint32_t[]){1, 2, 0xfffffffe, 4}, 16);
     encode(f);
@@ -164,11 +222,11 @@ static void random_plans_survive_the_round_trip(void) {
 }
 
 static void the_bytes_are_little_endian_and_start_with_magic_and_version(void) {
-    static const uint8_t head[] = {'C', 'P', 'A', 'P', 1, 0, 0, 0, 8, 7, 6, 5, 4, 3, 2, 1, 1, 0, 0, 0, 1, 0, 0, 0, 0};
+    static const uint8_t head[] = {'C', 'P', 'A', 'P', 2, 0, 0, 0, 8, 7, 6, 5, 4, 3, 2, 1, 1, 0, 0, 0, 1, 0, 0, 0, 0};
     fixture f;
     setup(&f);
     CU_ASSERT_EQUAL(memcmp(f.message, head, sizeof head), 0);
-    CU_ASSERT_EQUAL(f.bytes, HEADER + CHUNK + 4 + 20 + 2 * 4 + 4 * 4);
+    CU_ASSERT_EQUAL(f.bytes, HEADER + CHUNK + 4 + 3 * MOVE + 20 + 12 + 2 * 4 + 4 * 4);
     CU_ASSERT_EQUAL(f.message[f.bytes - 8], 0xfe);
     CU_ASSERT_EQUAL(f.message[f.bytes - 5], 0xff);
     teardown(&f);
@@ -223,20 +281,33 @@ typedef struct bad_field {
     const char *message;
 } bad_field;
 
-enum { CHUNK_AT = HEADER, RELEASE_AT = CHUNK_AT + CHUNK, APPEND_AT = RELEASE_AT + 4, BLOCK_AT = APPEND_AT + 20 };
+enum {
+    CHUNK_AT = HEADER,
+    RELEASE_AT = CHUNK_AT + CHUNK,
+    SWAP_OUT_AT = RELEASE_AT + 4,
+    SWAP_IN_AT = SWAP_OUT_AT + MOVE,
+    COPY_AT = SWAP_IN_AT + MOVE,
+    APPEND_AT = COPY_AT + MOVE,
+    VOID_AT = APPEND_AT + 20,
+    BLOCK_AT = VOID_AT + 12
+};
 
 static const bad_field bad_fields[] = {
     {0, 1, 'X', "begins with"},
-    {VERSION_AT, 4, 2, "version 2; expected 1"},
+    {VERSION_AT, 4, 1, "version 1; expected 2"},
     {FLAGS_AT, 4, 2, "unknown flags 0x2"},
     {COUNTS_AT, 8, -1, "-1 chunks"},
     {COUNTS_AT, 8, INT64_MAX, "chunks do not fit"},
     {COUNTS_AT, 8, 0, "bytes too many"},
     {COUNTS_AT + 8, 8, 1 << 20, "releases do not fit"},
-    {COUNTS_AT + 16, 8, INT64_MIN, "appends do not fit"},
-    {COUNTS_AT + 24, 8, 1000, "blocks do not fit"},
-    {COUNTS_AT + 32, 8, 5, "tokens do not fit"},
-    {COUNTS_AT + 32, 8, 3, "bytes too many"},
+    {COUNTS_AT + 16, 8, 1000, "swap-outs do not fit"},
+    {COUNTS_AT + 24, 8, -1, "-1 swap-ins do not fit"},
+    {COUNTS_AT + 32, 8, 9, "9 copies"},
+    {COUNTS_AT + 40, 8, INT64_MIN, "appends do not fit"},
+    {COUNTS_AT + 48, 8, 1000, "voids do not fit"},
+    {COUNTS_AT + 56, 8, 1000, "blocks do not fit"},
+    {COUNTS_AT + 64, 8, 5, "tokens do not fit"},
+    {COUNTS_AT + 64, 8, 3, "bytes too many"},
     {CHUNK_AT + 8, 4, 8, "chunk 0 has slot 8; expected 0 to 7"},
     {CHUNK_AT + 8, 4, -1, "chunk 0 has slot -1"},
     {CHUNK_AT + 12, 4, 3, "chunk 0 has phase 3; expected 0 to 2"},
@@ -255,6 +326,17 @@ static const bad_field bad_fields[] = {
     {CHUNK_AT + 48, 8, INT64_MAX, "chunk 0 takes"},
     {RELEASE_AT, 4, 8, "release 0 has slot 8"},
     {RELEASE_AT, 4, -1, "release 0 has slot -1"},
+    {CHUNK_AT + 44, 4, CPA_CHUNK_FIRST, "chunk 0 takes 20 entries from 0 on; there are 4"},
+    {SWAP_OUT_AT + 8, 4, 3, "swap-out 0 has rank 3; expected 0 to 2"},
+    {SWAP_OUT_AT + 12, 4, 100, "swap-out 0 has source 100; expected 0 to 99"},
+    {SWAP_OUT_AT + 16, 4, 40, "swap-out 0 has destination 40; expected 0 to 39"},
+    {SWAP_IN_AT + 12, 4, 40, "swap-in 0 has source 40; expected 0 to 39"},
+    {SWAP_IN_AT + 16, 4, -1, "swap-in 0 has destination -1; expected 0 to 99"},
+    {COPY_AT + 12, 4, 100, "copy 0 has source 100; expected 0 to 99"},
+    {COPY_AT + 16, 4, 100, "copy 0 has destination 100; expected 0 to 99"},
+    {VOID_AT, 4, 8, "void 0 has slot 8"},
+    {VOID_AT + 4, 4, -1, "void 0 has rank -1"},
+    {VOID_AT + 8, 4, 100, "void 0 has entry 100"},
     {APPEND_AT, 4, 8, "append 0 has slot 8"},
     {APPEND_AT + 4, 4, 3, "append 0 has rank 3; expected 0 to 2"},
     {APPEND_AT + 8, 4, 0, "append 0 takes 0 entries"},
@@ -262,7 +344,7 @@ static const bad_field bad_fields[] = {
     {APPEND_AT + 12, 8, 1, "append 0 takes 2 entries from 1 on"},
     {APPEND_AT + 12, 8, INT64_MIN, "append 0 takes"},
     {BLOCK_AT, 4, 100, "block 0 has id 100; expected 0 to 99"},
-    {BLOCK_AT + 4, 4, -1, "block 1 has id -1"},
+    {BLOCK_AT + 4, 4, -2, "block 1 has id -2"},
 };
 
 static void every_field_out_of_bounds_is_named(void) {

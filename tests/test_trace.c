@@ -30,7 +30,8 @@ static void a_trace_is_read_line_by_line(void) {
     const char *text =
         "{\"timestamp\": 0, \"input_length\": 513, \"output_length\": 3, \"hash_ids\": [5, 6]}\r\n"
         "\n"
-        "{\"timestamp\": 2.5, \"input_length\": 1, \"output_length\": 1, \"hash_ids\": [9], \"priority\": -2, \"x\": "
+        "{\"timestamp\": 2.5, \"input_length\": 1, \"output_length\": 1, \"hash_ids\": [9], \"priority\": -2, "
+        "\"salt\": \"s\", \"n\": 3, \"x\": "
         "{}}";
     cpa_trace trace;
     cpa_error err;
@@ -43,6 +44,10 @@ static void a_trace_is_read_line_by_line(void) {
     CU_ASSERT_EQUAL(trace.requests[1].id, 3);
     CU_ASSERT_EQUAL(trace.requests[1].timestamp_ms, 2.5);
     CU_ASSERT_EQUAL(trace.requests[1].priority, -2);
+    CU_ASSERT_EQUAL(trace.requests[1].samples, 3);
+    CU_ASSERT_STRING_EQUAL(trace.requests[1].salt, "s");
+    CU_ASSERT_EQUAL(trace.requests[0].samples, 1);
+    CU_ASSERT_PTR_NULL(trace.requests[0].salt);
     cpa_trace_close(&trace);
 }
 
@@ -81,6 +86,8 @@ static void a_bad_line_is_refused_with_its_number(void) {
         {"{\"timestamp\":0,\"input_length\":99999999999999999999,\"output_length\":1,\"hash_ids\":[7]}", "malformed"},
         {"{\"timestamp\":0,\"input_length\":9223372036854775807,\"output_length\":1,\"hash_ids\":[7]}", "expected an"},
         {"{\"timestamp\":0,\"input_length\":5,\"output_length\":1,\"hash_ids\":[7],\"priority\":1e3}", "\"priority\""},
+        {"{\"timestamp\":0,\"input_length\":5,\"output_length\":1,\"salt\":7}", "\"salt\": 7, expected a text"},
+        {"{\"timestamp\":0,\"input_length\":5,\"output_length\":1,\"n\":0}", "\"n\": 0, expected an integer from 1"},
         {"{\"timestamp\":0,\"timestamp\":0}", "malformed JSON"},
         {"{\"timestamp\":0,", "malformed JSON"},
         {"[1, 2]", "no object"},

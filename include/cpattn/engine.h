@@ -64,6 +64,16 @@ typedef uint32_t (*cpa_token_at_fn)(void *ctx, uint64_t request, int64_t positio
 /* Check as many rows, at most one in a thousand, as 2% of the run time pays for. */
 #define CPA_VERIFY_AUTO (-1.0)
 
+/* What becomes of the cache of a sequence that has to give way to others. */
+typedef enum cpa_preemption_mode {
+    CPA_PREEMPT_RECOMPUTE = 0, /* it is computed again */
+    CPA_PREEMPT_SWAP,          /* it moves to host memory, as far as that lasts */
+    CPA_PREEMPT_AUTO           /* it moves where that takes less time than computing it */
+} cpa_preemption_mode;
+
+/* Who goes first. */
+typedef enum cpa_policy { CPA_POLICY_PRIORITY = 0, CPA_POLICY_FCFS } cpa_policy;
+
 typedef struct cpa_engine_options {
     size_t size;
     cpa_device_options device;
@@ -86,6 +96,13 @@ typedef struct cpa_engine_options {
     void *token_ctx;
     float k_scale, v_scale; /* of the whole cache, for CPA_FP8_E4M3; 0: each token and head has its own */
     cpa_kv_layout kv_layout;
+    int32_t no_prefix_caching; /* equal beginnings of prompts are computed again; samples of one prompt still share */
+    cpa_preemption_mode preemption;
+    int64_t swap_bytes; /* of host memory of one rank for the cache of preempted sequences; 0 = none */
+    cpa_policy policy;
+    double ageing_s;                      /* waiting so long counts as one level of priority; 0 = never */
+    int64_t long_prefill_token_threshold; /* most tokens of one prefill in a step; 0 = no bound of its own */
+    int64_t tenant_block_quota; /* most blocks of one rank that the running requests of one salt hold; 0 = no bound */
 } cpa_engine_options;
 
 typedef struct cpa_request {
@@ -95,6 +112,8 @@ typedef struct cpa_request {
     int64_t output_tokens; /* >= 1 */
     double arrival_s;      /* seconds after the start of the run */
     int32_t priority;      /* lower runs first */
+    const char *salt;      /* requests share cached prefixes with those of the same salt only; NULL = ""; not kept */
+    uint64_t group;        /* the same for all samples of one prompt, which share its cache; 0 = none */
 } cpa_request;
 
 /* What happened to one request; times in seconds after the start of the run. */
@@ -110,7 +129,8 @@ typedef struct cpa_request_result {
 
 /* Rank 0, from the thread that runs the engine, when a request has finished. */
 typedef void (*cpa_finish_fn)(void *ctx, const cpa_request_result *result);
-/* Rank 0, after each step: tokens computed (prompt and output; again after a preemption) and requests finished so far. */
+/* Rank 0, after each step: tokens computed or found in the cache (prompt and output; again after a preemption) and
+ * requests finished so far. */
 typedef void (*cpa_progress_fn)(void *ctx, int64_t tokens, int64_t requests, double elapsed_s);
 
 /* Totals over all ranks, the same on every rank. */
@@ -138,6 +158,12 @@ typedef struct cpa_engine_stats {
     int64_t kv_blocks;     /* of one rank */
     int64_t kv_peak;       /* most in use on any rank */
     int64_t preemptions;
+    int64_t prefix_queries; /* full blocks of the prompts, and how many of them were in the cache already */
+    int64_t prefix_hits;
+    int64_t evictions;               /* cached blocks that made room */
+    int64_t swapped_out, swapped_in; /* blocks, sum over ranks */
+    int64_t swap_failures;           /* times that a request was computed again because its blocks came back damaged */
+    int64_t cow_copies;              /* shared blocks that were copied before they were written */
     int64_t verify_rows;
     int64_t verify_violations;
     double verify_max_error;
