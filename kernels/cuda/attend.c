@@ -150,12 +150,14 @@ static cpa_status run_hopper_widened(const cpa_cuda_plan *plan, const cpa_cuda_a
         .v_dim = a->v_dim,
     });
     cpa_cuda_attend_args over = *a;
+    float *k_scales = (float *)((char *)wide.v + rows * a->v_dim * cpa_dtype_bytes(a->q_dtype));
     over.k = wide.k;
     over.v = wide.v;
+    over.k_scales = k_scales;
     over.kv_dtype = a->q_dtype;
     over.tables = (const int32_t *)(image + plan->widened_tables_at);
     CPA_TRY(cpa_cuda_attend_widen(a, (const int32_t *)(image + plan->widened_blocks_at), plan->n_widened, wide.k,
-                                  wide.v, stream));
+                                  wide.v, k_scales, stream));
     return run_hopper(plan, &over, &wide, stream);
 }
 

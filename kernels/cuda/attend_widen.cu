@@ -1,5 +1,6 @@
 /* Blocks of a quantised cache in the dtype of the queries, for kernels that take no codes: a thread widens 8 codes at a
- * time. What lies past the last token of a block is widened too; nobody reads it into a result. */
+ * time. Values are rounded; codes of keys are exact, and their scales lie apart. What lies past the last token of a block
+ * is widened too; nobody reads it into a result. */
 #include "kernels/cuda/attend.cuh"
 #include "kernels/cuda/mma.cuh"
 #include "kernels/cuda/quant.cuh"
@@ -20,6 +21,7 @@ struct tensor {
 struct widen_args {
     tensor tensors[2];
     const int32_t *blocks;
+    float *k_scales;
     int32_t kv_heads, block_shift;
 };
 
@@ -36,7 +38,10 @@ __global__ void __launch_bounds__(THREADS) attend_widen(const __grid_constant__ 
         const uint32_t word = t.words_at ? __ldg((const uint32_t *)(block + t.words_at) + (head << a.block_shift) + token)
                                          : Codes::word(t.scale);
         const uint32_t zero = Codes::zero(word, word), four[2] = {eight.x, eight.y};
-        const float scale = Codes::scale(word);
+        const bool keys = blockIdx.y == 0;
+        const float scale = keys ? 1 : Codes::scale(word);
+        if (keys && chunk == 0)
+            a.k_scales[(((int64_t)blockIdx.x * a.kv_heads + head) << a.block_shift) + token] = Codes::scale(word);
         uint32_t out[4];
 #pragma unroll
         for (int f = 0; f < 2; f++) {
@@ -65,13 +70,14 @@ void launch(const widen_args &a, cpa_dtype dtype, int32_t n_blocks, cudaStream_t
 } // namespace
 
 extern "C" cpa_status cpa_cuda_attend_widen(const cpa_cuda_attend_args *args, const int32_t *blocks, int32_t n_blocks,
-                                            void *k, void *v, cpa_stream *stream) {
+                                            void *k, void *v, float *k_scales, cpa_stream *stream) {
     const widen_args a = {
         {{args->k, (char *)k, args->k_block_stride, args->k_token_stride, args->k_head_stride, args->k_words_at,
           args->k_dim, args->k_scale},
          {args->v, (char *)v, args->v_block_stride, args->v_token_stride, args->v_head_stride, args->v_words_at,
           args->v_dim, args->v_scale}},
         blocks,
+        k_scales,
         args->kv_heads,
         args->block_shift,
     };
