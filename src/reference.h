@@ -2,9 +2,9 @@
  *
  * The tolerance of a result is 2 * (error of the plain implementation against float64) + 1e-5, where the plain
  * implementation accumulates in fp32 and rounds the probabilities and the result to the dtype. Both errors are the
- * largest over the elements of the row. Where the plain implementation is lucky in a row, the tolerance is what rounding
- * the probabilities and the result may cost at most: 2 u sum(p |v|) / sum(p), with u the unit roundoff of the dtype.
- * Pure; a row is used by one thread. */
+ * largest over the elements of the row. Where the plain implementation is lucky in a row, the tolerance is what
+ * rounding the probabilities and the result may cost at most: 2 u sum(p |v|) / sum(p), with u the unit roundoff of the
+ * dtype. Pure; a row is used by one thread. */
 #ifndef CPA_REFERENCE_H
 #define CPA_REFERENCE_H
 
