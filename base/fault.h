@@ -10,6 +10,7 @@ typedef enum cpa_fault {
     CPA_FAULT_OFF_BY_ONE_MASK, /* a query does not see its own key */
     CPA_FAULT_BASE2_LSE,       /* the LSE of remote partial states is in base 2 */
     CPA_FAULT_SWAPPED_KV_HEAD, /* queries read the keys and values of another head */
+    CPA_FAULT_WRONG_SCALE,     /* quantised keys are read with a wrong scale */
     CPA_FAULT_STALE_HASH,      /* an evicted block can still be found by its hash */
     CPA_FAULT_UNCOUNTED_OWNER, /* a sequence that shares a block is not counted as its owner */
     CPA_FAULT_LEAKED_BLOCK,    /* a sequence that ends keeps one of its blocks */

@@ -7,8 +7,10 @@
 
 int64_t cpa_cache_block_bytes(const cpa_cache_limits *limits) {
     const cpa_model_shape *model = &limits->model;
-    return (int64_t)model->layers * limits->block_size * model->kv_heads * (model->head_dim + model->v_head_dim) *
-           cpa_dtype_bytes(limits->kv_dtype);
+    int32_t block_size = limits->block_size, heads = model->kv_heads;
+    return model->layers *
+           (cpa_kv_block_bytes(limits->kv_dtype, limits->k_scale, block_size, heads, model->head_dim) +
+            cpa_kv_block_bytes(limits->kv_dtype, limits->v_scale, block_size, heads, model->v_head_dim));
 }
 
 int64_t cpa_cache_blocks_of(const cpa_cache_limits *limits, int64_t tokens) {

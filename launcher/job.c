@@ -30,8 +30,8 @@ static cpa_status read_model(cpa_job *job, cpa_error *err) {
         shape->dtype = CPA_BF16; /* fp32 has no tensor cores */
     }
     if (settings->dtype) shape->dtype = (cpa_dtype)(settings->dtype - 1);
-    if (settings->window >= 0) shape->mask.window = settings->window;
-    if (settings->sinks >= 0) shape->mask.sinks = (int32_t)settings->sinks;
+    if (settings->window >= 0) cpa_model_set_window(&job->model, settings->window);
+    if (settings->sinks >= 0) cpa_model_set_sinks(&job->model, (int32_t)settings->sinks);
     job->kv_dtype = settings->kv_cache_dtype ? (cpa_dtype)(settings->kv_cache_dtype - 1) : shape->dtype;
     job->interleave = (int32_t)(settings->interleave ? settings->interleave : settings->block_size);
     return CPA_OK;
@@ -78,6 +78,8 @@ cpa_cache_limits cpa_job_cache_limits(const cpa_job *job, int32_t cp_size, int64
     return (cpa_cache_limits){
         .model = job->model.shape,
         .kv_dtype = job->kv_dtype,
+        .k_scale = (float)job->settings.k_scale,
+        .v_scale = (float)job->settings.v_scale,
         .block_size = (int32_t)job->settings.block_size,
         .map = {cp_size, job->interleave},
         .max_num_seqs = (int32_t)job->settings.max_num_seqs,
@@ -103,7 +105,10 @@ cpa_engine_options cpa_job_engine_options(const cpa_job *job, int64_t num_blocks
     const cpa_settings *settings = &job->settings;
     return (cpa_engine_options){
         .size = sizeof(cpa_engine_options),
-        .model = job->model.shape,
+        .model = cpa_model_shape_of(&job->model),
+        .k_scale = (float)settings->k_scale,
+        .v_scale = (float)settings->v_scale,
+        .kv_layout = (cpa_kv_layout)settings->kv_layout,
         .kv_dtype = job->kv_dtype,
         .block_size = (int32_t)settings->block_size,
         .num_blocks = num_blocks,

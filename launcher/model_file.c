@@ -1,7 +1,9 @@
 #include "launcher/model_file.h"
 
 #include <inttypes.h>
+#include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/check.h"
@@ -10,13 +12,15 @@
 static const char *const dtypes[] = {"fp32", "bf16", "fp16", NULL};
 
 const char *cpa_dtype_name(cpa_dtype dtype) {
-    return dtypes[dtype];
+    static const char *const names[CPA_KV_DTYPE_COUNT] = {"fp32", "bf16", "fp16", "fp8_e4m3", "int8"};
+    return names[dtype];
 }
 
 /* The keys of a file as the table parses them. */
 typedef struct model_keys {
     char name[CPA_TEXT_BYTES];
     int64_t layers, q_heads, kv_heads, head_dim, v_head_dim, dtype, causal, window, sinks;
+    char layer_windows[CPA_TEXT_BYTES];
 } model_keys;
 
 #define INT(member, initial, min, max) CPA_FIELD_INT, offsetof(model_keys, member), initial, min, max
@@ -25,7 +29,7 @@ typedef struct model_keys {
 /* One row a key; those without a default are required. */
 static const cpa_field table[] = {
     {NULL, "name", NULL, CPA_FIELD_TEXT, offsetof(model_keys, name), "", .help = NULL},
-    {NULL, "layers", NULL, INT(layers, NULL, 1, 1024), .help = NULL},
+    {NULL, "layers", NULL, INT(layers, NULL, 1, CPA_MODEL_MAX_LAYERS), .help = NULL},
     {NULL, "q_heads", NULL, INT(q_heads, NULL, 1, HEADS_MAX), .help = NULL},
     {NULL, "kv_heads", NULL, INT(kv_heads, NULL, 1, HEADS_MAX), .help = NULL},
     {NULL, "head_dim", NULL, INT(head_dim, NULL, 1, CPA_MAX_HEAD_DIM), .help = NULL},
@@ -34,6 +38,7 @@ static const cpa_field table[] = {
     {NULL, "causal", NULL, CPA_FIELD_FLAG, offsetof(model_keys, causal), "true", .help = NULL},
     {NULL, "window", NULL, INT(window, "0", 0, 0x1p40), .help = NULL},
     {NULL, "sinks", NULL, INT(sinks, "0", 0, 0x1p30), .help = NULL},
+    {NULL, "layer_windows", NULL, CPA_FIELD_TEXT, offsetof(model_keys, layer_windows), "", .help = NULL},
 };
 enum { N_FIELDS = sizeof table / sizeof table[0] };
 
@@ -81,26 +86,77 @@ static cpa_status read_keys(const char *path, const cpa_yaml_file *file, model_k
     return CPA_OK;
 }
 
+/* Windows separated by spaces, "4096 4096 4096 0", that the layers take in turn. */
+static cpa_status read_layer_windows(const char *path, const cpa_yaml_file *file, const model_keys *keys,
+                                     cpa_model *model, cpa_error *err) {
+    int64_t windows[CPA_MODEL_MAX_LAYERS];
+    int n = 0;
+    for (const char *at = keys->layer_windows; *at; n++) {
+        char *end;
+        double window = strtod(at, &end);
+        if (end == at || (*end && *end != ' ') || window < 0 || window > 0x1p40 || window != floor(window) ||
+            n == keys->layers) {
+            return cpa_fail(err, CPA_INVALID,
+                            "%s:%d: layer_windows: found '%s', expected at most %" PRId64
+                            " numbers of tokens (0: all) with spaces between them",
+                            path, line_of(file, "layer_windows"), at, keys->layers);
+        }
+        windows[n] = (int64_t)window;
+        for (at = end; *at == ' ';) at++;
+    }
+    model->per_layer = n > 0;
+    for (int64_t layer = 0; n > 0 && layer < keys->layers; layer++) {
+        model->layer_masks[layer] = model->shape.mask;
+        model->layer_masks[layer].window = windows[layer % n];
+    }
+    return CPA_OK;
+}
+
+/* Checks the keys and turns them into a model, but for its name. */
+static cpa_status build(const char *path, const cpa_yaml_file *file, model_keys *keys, cpa_model *model,
+                        cpa_error *err) {
+    CPA_TRY(read_keys(path, file, keys, err));
+    model->shape = (cpa_model_shape){
+        .layers = (int32_t)keys->layers,
+        .q_heads = (int32_t)keys->q_heads,
+        .kv_heads = (int32_t)keys->kv_heads,
+        .head_dim = (int32_t)keys->head_dim,
+        .v_head_dim = (int32_t)(keys->v_head_dim ? keys->v_head_dim : keys->head_dim),
+        .dtype = (cpa_dtype)keys->dtype,
+        .mask = {.causal = (int32_t)keys->causal, .sinks = (int32_t)keys->sinks, .window = keys->window},
+    };
+    return read_layer_windows(path, file, keys, model, err);
+}
+
 cpa_status cpa_model_load(const char *path, cpa_model *out, cpa_error *err) {
     cpa_yaml_file file;
     model_keys keys = {.layers = 0};
+    cpa_model model = {.name = ""};
     CPA_TRY(cpa_yaml_open(path, table, N_FIELDS, &file, err));
-    cpa_status status = read_keys(path, &file, &keys, err);
+    cpa_status status = build(path, &file, &keys, &model, err);
     cpa_yaml_close(&file);
     if (status != CPA_OK) return status;
 
     const char *slash = strrchr(path, '/');
-    snprintf(out->name, sizeof out->name, "%s", keys.name[0] ? keys.name : slash ? slash + 1 : path);
-    out->shape = (cpa_model_shape){
-        .layers = (int32_t)keys.layers,
-        .q_heads = (int32_t)keys.q_heads,
-        .kv_heads = (int32_t)keys.kv_heads,
-        .head_dim = (int32_t)keys.head_dim,
-        .v_head_dim = (int32_t)(keys.v_head_dim ? keys.v_head_dim : keys.head_dim),
-        .dtype = (cpa_dtype)keys.dtype,
-        .mask = {.causal = (int32_t)keys.causal, .sinks = (int32_t)keys.sinks, .window = keys.window},
-    };
+    snprintf(model.name, sizeof model.name, "%s", keys.name[0] ? keys.name : slash ? slash + 1 : path);
+    *out = model;
     return CPA_OK;
+}
+
+void cpa_model_set_window(cpa_model *model, int64_t window) {
+    model->shape.mask.window = window;
+    model->per_layer = 0;
+}
+
+void cpa_model_set_sinks(cpa_model *model, int32_t sinks) {
+    model->shape.mask.sinks = sinks;
+    for (int32_t layer = 0; layer < model->shape.layers; layer++) model->layer_masks[layer].sinks = sinks;
+}
+
+cpa_model_shape cpa_model_shape_of(const cpa_model *model) {
+    cpa_model_shape shape = model->shape;
+    shape.layer_masks = model->per_layer ? model->layer_masks : NULL;
+    return shape;
 }
 
 void cpa_model_describe(const cpa_model *model, char *out, size_t bytes) {
@@ -111,7 +167,11 @@ void cpa_model_describe(const cpa_model *model, char *out, size_t bytes) {
     int used = snprintf(out, bytes, "%s: %d layers, %d query and %d KV heads of %d%s, %s, %s", name, shape->layers,
                         shape->q_heads, shape->kv_heads, shape->head_dim, width, dtypes[shape->dtype],
                         shape->mask.causal ? "causal" : "full attention");
-    if (shape->mask.window > 0 && (size_t)used < bytes) {
+    if (model->per_layer && (size_t)used < bytes) {
+        int windows = 0;
+        for (int32_t layer = 0; layer < shape->layers; layer++) windows += model->layer_masks[layer].window > 0;
+        snprintf(out + used, bytes - (size_t)used, ", windows in %d layers, %d sinks", windows, shape->mask.sinks);
+    } else if (shape->mask.window > 0 && (size_t)used < bytes) {
         snprintf(out + used, bytes - (size_t)used, ", window %" PRId64 " with %d sinks", shape->mask.window,
                  shape->mask.sinks);
     }

@@ -12,6 +12,8 @@
 #include "launcher/yaml_file.h"
 
 static const char *const dtypes[] = {"auto", "fp32", "bf16", "fp16", NULL};
+static const char *const kv_dtypes[] = {"auto", "fp32", "bf16", "fp16", "fp8_e4m3", "int8", NULL};
+static const char *const layouts[] = {"token-major", "head-major", NULL};
 static const char *const algorithms[] = {"auto", "pass-kv", "pass-q", NULL};
 static const char *const devices[] = {"auto", "host", "cuda", NULL};
 static const char *const preemption_modes[] = {"recompute", "swap", "auto", NULL};
@@ -54,8 +56,13 @@ static const cpa_field table[] = {
      .help = "a query sees the last N keys; 0: all of them; model: as the model says"},
     {"Model", "sinks", "N", INT(sinks, "model", 0, 0x1p30), .word = "model", .word_value = -1,
      .help = "the first N keys stay visible whatever the window"},
-    {"Cache", "kv-cache-dtype", NULL, CHOICE(kv_cache_dtype, "auto", dtypes),
-     .help = "of the KV cache; auto: that of the model"},
+    {"Cache", "kv-cache-dtype", NULL, CHOICE(kv_cache_dtype, "auto", kv_dtypes),
+     .help = "of the KV cache; auto: that of the model; fp8_e4m3 and int8 have a scale for each token and head"},
+    {"Cache", "k-scale", "S", REAL(k_scale, "auto", 0, 1e30), .word = "auto",
+     .help = "fp8_e4m3 keys are multiples of S, one scale for all of them (with --v-scale); auto: see above"},
+    {"Cache", "v-scale", "S", REAL(v_scale, "auto", 0, 1e30), .word = "auto", .help = "the same of values"},
+    {"Cache", "kv-layout", NULL, CHOICE(kv_layout, "token-major", layouts),
+     .help = "order in a block of the cache: [tokens, heads] or [heads, tokens]"},
     {"Cache", "block-size", "N", INT(block_size, "16", 16, 512), .power_of_two = 1,
      .help = "tokens in a block of the cache; 512 only to plan (--dry-run)"},
     {"Cache", "num-blocks", "N", INT(num_blocks, "auto", 0, 0x1p31 - 1), .word = "auto",
@@ -252,6 +259,14 @@ static cpa_status check_together(const cpa_settings *settings, cpa_error *err) {
     }
     if (settings->time_scale > 0 && !isinf(settings->request_rate)) {
         return cpa_fail(err, CPA_INVALID, "--request-rate: found with --time-scale, expected one of the two");
+    }
+    if ((settings->k_scale > 0) != (settings->v_scale > 0)) {
+        return cpa_fail(err, CPA_INVALID, "--%c-scale: found without --%c-scale, expected both or none",
+                        settings->k_scale > 0 ? 'k' : 'v', settings->k_scale > 0 ? 'v' : 'k');
+    }
+    if (settings->k_scale > 0 && settings->kv_cache_dtype != CPA_FP8_E4M3 + 1) {
+        return cpa_fail(err, CPA_INVALID, "--k-scale: found with --kv-cache-dtype %s, expected fp8_e4m3",
+                        kv_dtypes[settings->kv_cache_dtype]);
     }
     if (settings->block_size > 256 && !settings->dry_run) {
         return cpa_fail(err, CPA_INVALID, "--block-size: found %lld, expected at most 256 without --dry-run",

@@ -11,7 +11,7 @@
 
 #include "launcher/field.h"
 
-#define CPA_SETTINGS_MAX 56
+#define CPA_SETTINGS_MAX 64
 
 typedef enum cpa_origin { CPA_FROM_DEFAULT = 0, CPA_FROM_FILE, CPA_FROM_ENVIRONMENT, CPA_FROM_COMMAND_LINE } cpa_origin;
 
@@ -31,7 +31,9 @@ typedef struct cpa_settings {
     int64_t window; /* -1 = the model's */
     int64_t sinks;  /* -1 = the model's */
 
-    int64_t kv_cache_dtype; /* 0 = the dtype of the model, else cpa_dtype + 1 */
+    int64_t kv_cache_dtype;  /* 0 = the dtype of the model, else cpa_dtype + 1 */
+    double k_scale, v_scale; /* 0 = each token and head has its own */
+    int64_t kv_layout;       /* cpa_kv_layout */
     int64_t block_size;
     int64_t num_blocks; /* 0 = enough for the run */
     int64_t interleave; /* 0 = block_size */

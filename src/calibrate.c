@@ -29,10 +29,10 @@ typedef struct probe {
     cpa_stream *stream;
     cpa_attend_plan *plan;
     cpa_kv_view kv;
-    void *q, *out;
+    void *q, *k, *v, *out;
     int32_t *table;
     uint32_t *tokens;
-    int64_t *positions;
+    int64_t *positions; /* and slots: the blocks lie in order */
 } probe;
 
 static cpa_status probe_allocate(probe *p, cpa_error *err) {
@@ -41,8 +41,11 @@ static cpa_status probe_allocate(probe *p, cpa_error *err) {
     int64_t element = cpa_dtype_bytes(m->dtype), kv_tokens = p->kv.num_blocks * p->kv.block_size;
     CPA_TRY(kernels->stream_create(p->device, &p->stream, err));
     CPA_TRY(kernels->plan_create(p->device, &p->plan, err));
-    CPA_TRY(kernels->alloc(p->device, kv_tokens * m->kv_heads * m->head_dim * element, &p->kv.k, err));
-    CPA_TRY(kernels->alloc(p->device, kv_tokens * m->kv_heads * m->v_head_dim * element, &p->kv.v, err));
+    int64_t pool_element = cpa_dtype_bytes(p->kv.dtype) * p->kv.num_blocks;
+    CPA_TRY(kernels->alloc(p->device, p->kv.k_block_stride * pool_element, &p->kv.k, err));
+    CPA_TRY(kernels->alloc(p->device, p->kv.v_block_stride * pool_element, &p->kv.v, err));
+    CPA_TRY(kernels->alloc(p->device, kv_tokens * m->kv_heads * m->head_dim * element, &p->k, err));
+    CPA_TRY(kernels->alloc(p->device, kv_tokens * m->kv_heads * m->v_head_dim * element, &p->v, err));
     CPA_TRY(kernels->alloc(p->device, kv_tokens * m->q_heads * m->head_dim * element, &p->q, err));
     CPA_TRY(kernels->alloc(p->device, p->queries * m->q_heads * m->v_head_dim * element, &p->out, err));
     CPA_TRY(kernels->alloc(p->device, kv_tokens * (int64_t)sizeof *p->tokens, (void **)&p->tokens, err));
@@ -55,6 +58,8 @@ static void probe_free(probe *p) {
     kernels->free(p->device, p->tokens);
     kernels->free(p->device, p->out);
     kernels->free(p->device, p->q);
+    kernels->free(p->device, p->v);
+    kernels->free(p->device, p->k);
     kernels->free(p->device, p->kv.v);
     kernels->free(p->device, p->kv.k);
     if (p->plan) kernels->plan_destroy(p->plan);
@@ -62,7 +67,7 @@ static void probe_free(probe *p) {
     free(p->table);
 }
 
-/* Fills queries, keys and values by the synthetic source; the blocks lie in order, so that a page is a run of rows. */
+/* Fills queries and the cache by the synthetic source. */
 static cpa_status probe_fill(probe *p) {
     const cpa_kernel_table *kernels = p->device->kernels;
     int64_t n = p->kv.num_blocks * p->kv.block_size;
@@ -79,7 +84,9 @@ static cpa_status probe_fill(probe *p) {
         cpa_synthetic synthetic = {p->device, p->options->model, 1};
         cpa_source source = cpa_source_synthetic(&synthetic);
         cpa_rows rows = {.count = n, .tokens_device = p->tokens, .positions_device = p->positions};
-        CPA_TRY_GOTO(source.fill(source.ctx, 0, &rows, p->q, p->kv.k, p->kv.v, p->stream), done);
+        CPA_TRY_GOTO(source.fill(source.ctx, 0, &rows, p->q, p->k, p->v, p->stream), done);
+        cpa_kv_write_args write = {sizeof write, n, p->options->model.dtype, p->k, p->v, p->positions, p->kv};
+        CPA_TRY_GOTO(kernels->kv_write(&write, p->stream), done);
         CPA_TRY_GOTO(kernels->stream_sync(p->stream), done);
     }
 done:
@@ -137,12 +144,15 @@ static cpa_status run_probe(cpa_device *device, const cpa_worker_options *option
         .device = device,
         .keys = keys,
         .queries = keys / QUERIES_PART,
-        .kv = cpa_kv_view_resolve((cpa_kv_view){.dtype = m->dtype,
-                                                .block_size = options->block_size,
-                                                .num_blocks = (keys + bs - 1) / bs,
-                                                .kv_heads = m->kv_heads,
-                                                .k_dim = m->head_dim,
-                                                .v_dim = m->v_head_dim}),
+        .kv = cpa_kv_view_order((cpa_kv_view){.dtype = options->kv_dtype,
+                                              .block_size = options->block_size,
+                                              .num_blocks = (keys + bs - 1) / bs,
+                                              .kv_heads = m->kv_heads,
+                                              .k_dim = m->head_dim,
+                                              .v_dim = m->v_head_dim,
+                                              .k_scale = options->k_scale,
+                                              .v_scale = options->v_scale},
+                                options->kv_layout),
     };
     cpa_error own = {CPA_OK, ""};
     cpa_status status;

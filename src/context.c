@@ -182,8 +182,9 @@ static cpa_status check_options(const cpa_context_options *o, const cpa_device *
         return cpa_fail(err, CPA_INVALID, "context: head widths %d (K) and %d (V), expected 1..%d", o->k_dim, o->v_dim,
                         CPA_MAX_HEAD_DIM);
     }
-    if (!cpa_dtype_bytes(o->dtype) || !cpa_dtype_bytes(o->kv_dtype)) {
-        return cpa_fail(err, CPA_INVALID, "context: unknown dtype %d or %d", (int)o->dtype, (int)o->kv_dtype);
+    if (!cpa_dtype_bytes(o->dtype) || cpa_dtype_is_quantised(o->dtype) || !cpa_dtype_bytes(o->kv_dtype)) {
+        return cpa_fail(err, CPA_INVALID, "context: unknown dtype %d, or %d of the cache", (int)o->dtype,
+                        (int)o->kv_dtype);
     }
     if (o->block_size < 1 || (o->block_size & (o->block_size - 1)) != 0) {
         return cpa_fail(err, CPA_INVALID, "context: block size %d, expected a power of two", o->block_size);
@@ -258,7 +259,6 @@ cpa_status cpa_context_create_over(MPI_Comm comm, cpa_device *device, const cpa_
         c->map = (cpa_owner_map){c->control.size, c->options.interleave};
         c->device = device;
         c->kernels = device->kernels;
-        c->kv.mask.causal = 1;
         status = create_local(c);
     }
     CPA_TRY_GOTO(cpa_control_agree(&c->control, status, &c->error), failed);
@@ -318,6 +318,11 @@ static cpa_status check_args(cpa_context *c, const cpa_context_args *args, const
                         "%d, %d, %d, %d and %d",
                         (int)kv->dtype, kv->block_size, kv->kv_heads, kv->k_dim, kv->v_dim, (int)o->kv_dtype,
                         o->block_size, o->kv_heads, o->k_dim, o->v_dim);
+    }
+    if (kv->k_scale != o->k_scale || kv->v_scale != o->v_scale) {
+        return cpa_fail(&c->error, CPA_INVALID,
+                        "attend: cache with the scales %g and %g; the context was created for %g and %g",
+                        (double)kv->k_scale, (double)kv->v_scale, (double)o->k_scale, (double)o->v_scale);
     }
     if (c->max_block >= kv->num_blocks) {
         return cpa_fail(&c->error, CPA_INVALID, "attend: a block table names block %d of a cache of %" PRId64,
@@ -389,10 +394,6 @@ static void poll_transport(void *ctx) {
     transport->table->poll(transport);
 }
 
-static int same_mask(cpa_mask a, cpa_mask b) {
-    return a.causal == b.causal && a.sinks == b.sinks && a.window == b.window;
-}
-
 void cpa_context_count_chunks(cpa_context *c, int32_t layers) {
     for (int64_t i = 0; i < c->n_chunks; i++) {
         if (c->chunks[i].algorithm == CPA_PASS_KV) {
@@ -406,10 +407,7 @@ void cpa_context_count_chunks(cpa_context *c, int32_t layers) {
 cpa_status cpa_context_attend(cpa_context *context, const cpa_context_args *args, cpa_stream *stream) {
     cpa_context *c = context;
     CPA_TRY(check_args(c, args, stream));
-    if (!same_mask(args->mask, c->kv.mask)) {
-        c->kv.mask = args->mask;
-        CPA_TRY(cpa_pass_kv_plan(c));
-    }
+    CPA_TRY(cpa_pass_kv_select(c, args->mask));
     cpa_context_args layer = *args;
     if (layer.scale == 0) layer.scale = 1.0f / sqrtf((float)c->options.k_dim);
 

@@ -82,6 +82,12 @@ typedef struct cpa_row_run {
     int64_t row, rows;
 } cpa_row_run;
 
+/* The transfers of layers with one mask. */
+typedef struct cpa_kv_schedule {
+    cpa_mask mask;
+    int64_t begin, end; /* indices of transfers */
+} cpa_kv_schedule;
+
 typedef struct cpa_pass_kv {
     int gather;         /* all peers at once, else peer by peer */
     int32_t regions;    /* to receive in, of each of two buffers */
@@ -94,7 +100,9 @@ typedef struct cpa_pass_kv {
     int64_t table_capacity;
     int64_t staging_in_use; /* bytes */
 
-    cpa_mask mask; /* that the transfers are planned for */
+    cpa_kv_schedule *schedules; /* of the masks that the step has met; layers may alternate between them */
+    int64_t n_schedules, schedules_capacity;
+    cpa_kv_schedule now; /* that of the layer at hand */
     cpa_kv_transfer *transfers;
     int64_t n_transfers, transfers_capacity;
     cpa_attend_plan **plans; /* one a transfer; kept when there are fewer transfers */
@@ -231,8 +239,10 @@ cpa_status cpa_context_spoil_lse(cpa_context *c, cpa_partial state, int64_t rows
 /* pass_kv.c */
 cpa_status cpa_pass_kv_create(cpa_context *c);
 void cpa_pass_kv_destroy(cpa_context *c);
-/* The transfers of the planned chunks under kv.mask. */
+/* Forgets the last step and prepares for the planned chunks. */
 cpa_status cpa_pass_kv_plan(cpa_context *c);
+/* Takes the transfers of the planned chunks under a mask, planning them when the mask is new to the step. */
+cpa_status cpa_pass_kv_select(cpa_context *c, cpa_mask mask);
 /* Sends the first segment on its way. */
 cpa_status cpa_pass_kv_start(cpa_context *c, const cpa_context_args *args, cpa_stream *stream);
 /* Whether the last transfer of a layer completes every row, so that its attend can round the results. */

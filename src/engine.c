@@ -14,6 +14,9 @@ static cpa_worker_options worker_options(const cpa_engine *engine) {
     return (cpa_worker_options){
         .model = o->model,
         .kv_dtype = o->kv_dtype,
+        .k_scale = o->k_scale,
+        .v_scale = o->v_scale,
+        .kv_layout = o->kv_layout,
         .map = {engine->control.size, o->interleave},
         .block_size = o->block_size,
         .num_blocks = o->num_blocks,

@@ -1,6 +1,8 @@
 /* Defaults and bounds of the engine's options, and what they mean to the scheduler. */
 #include <stdio.h>
 
+#include <math.h>
+
 #include "base/check.h"
 #include "src/engine_internal.h"
 
@@ -19,10 +21,13 @@ static cpa_status check_model(const cpa_model_shape *m, cpa_error *err) {
         return cpa_fail(err, CPA_INVALID, "head_dim %d and v_head_dim %d: expected 1 to %d", m->head_dim, m->v_head_dim,
                         CPA_MAX_HEAD_DIM);
     }
-    if (cpa_dtype_bytes(m->dtype) == 0) return cpa_fail(err, CPA_INVALID, "dtype: %d is none", (int)m->dtype);
-    if (m->mask.window < 0 || m->mask.sinks < 0) {
-        return cpa_fail(err, CPA_INVALID, "window %lld and sinks %d: expected no negative number",
-                        (long long)m->mask.window, m->mask.sinks);
+    if (cpa_dtype_bytes(m->dtype) == 0 || cpa_dtype_is_quantised(m->dtype))
+        return cpa_fail(err, CPA_INVALID, "dtype: %d is none", (int)m->dtype);
+    for (int32_t layer = 0; layer < m->layers; layer++) {
+        cpa_mask mask = cpa_model_mask(m, layer);
+        if (mask.window >= 0 && mask.sinks >= 0) continue;
+        return cpa_fail(err, CPA_INVALID, "layer %d: window %lld and sinks %d: expected no negative number", layer,
+                        (long long)mask.window, mask.sinks);
     }
     return CPA_OK;
 }
@@ -45,6 +50,15 @@ cpa_status cpa_engine_resolve(const cpa_engine_options *given, cpa_engine_option
     fill_defaults(&o);
     CPA_TRY(check_model(&o.model, err));
     if (cpa_dtype_bytes(o.kv_dtype) == 0) return cpa_fail(err, CPA_INVALID, "kv_dtype: %d is none", (int)o.kv_dtype);
+    if ((o.k_scale == 0) != (o.v_scale == 0) || !(o.k_scale >= 0) || !(o.v_scale >= 0) || !isfinite(o.k_scale) ||
+        !isfinite(o.v_scale) || (o.k_scale != 0 && o.kv_dtype != CPA_FP8_E4M3)) {
+        return cpa_fail(err, CPA_INVALID,
+                        "k_scale %g and v_scale %g with kv_dtype %d: expected none, or both above 0 for fp8_e4m3",
+                        (double)o.k_scale, (double)o.v_scale, (int)o.kv_dtype);
+    }
+    if (o.kv_layout != CPA_TOKEN_MAJOR && o.kv_layout != CPA_HEAD_MAJOR) {
+        return cpa_fail(err, CPA_INVALID, "kv_layout: %d is none", (int)o.kv_layout);
+    }
     if (!is_power_of_two(o.block_size)) {
         return cpa_fail(err, CPA_INVALID, "block_size: %d, expected a power of two", o.block_size);
     }
@@ -84,21 +98,43 @@ cpa_status cpa_engine_resolve(const cpa_engine_options *given, cpa_engine_option
 
 int64_t cpa_engine_block_bytes(const cpa_engine_options *o) {
     const cpa_model_shape *m = &o->model;
-    return (int64_t)m->layers * o->block_size * m->kv_heads * (m->head_dim + m->v_head_dim) *
-           cpa_dtype_bytes(o->kv_dtype);
+    return m->layers * (cpa_kv_block_bytes(o->kv_dtype, o->k_scale, o->block_size, m->kv_heads, m->head_dim) +
+                        cpa_kv_block_bytes(o->kv_dtype, o->v_scale, o->block_size, m->kv_heads, m->v_head_dim));
+}
+
+/* What some layer still sees: the widest window, 0 if a layer has none, and the most sinks. */
+static cpa_mask widest_mask(const cpa_model_shape *m) {
+    cpa_mask widest = cpa_model_mask(m, 0);
+    for (int32_t layer = 0; layer < m->layers; layer++) {
+        cpa_mask mask = cpa_model_mask(m, layer);
+        if (!mask.causal || mask.window == 0 || widest.window == 0) {
+            widest.window = 0;
+        } else if (mask.window > widest.window) {
+            widest.window = mask.window;
+        }
+        if (mask.sinks > widest.sinks) widest.sinks = mask.sinks;
+    }
+    return widest;
 }
 
 /* What keys and values depend on besides tokens. */
 static void describe_cache(const cpa_engine_options *o, char out[CPA_IDENTITY_BYTES]) {
     const cpa_model_shape *m = &o->model;
+    uint64_t masks = 0xcbf29ce484222325u; /* FNV-1a over the masks of the layers */
+    for (int32_t layer = 0; layer < m->layers; layer++) {
+        cpa_mask mask = cpa_model_mask(m, layer);
+        const uint64_t parts[] = {(uint64_t)mask.causal, (uint64_t)mask.window, (uint64_t)mask.sinks};
+        for (int i = 0; i < 3; i++) masks = (masks ^ parts[i]) * 0x100000001b3u;
+    }
     snprintf(out, CPA_IDENTITY_BYTES,
-             "%d layers, %d/%d heads of %d/%d, dtype %d in %d, causal %d, window %lld, %d sinks, seed %llu", m->layers,
-             m->q_heads, m->kv_heads, m->head_dim, m->v_head_dim, (int)m->dtype, (int)o->kv_dtype, m->mask.causal,
-             (long long)m->mask.window, m->mask.sinks, (unsigned long long)o->seed);
+             "%d layers, %d/%d heads of %d/%d, dtype %d in %d, scales %a %a, masks %llx, seed %llu", m->layers,
+             m->q_heads, m->kv_heads, m->head_dim, m->v_head_dim, (int)m->dtype, (int)o->kv_dtype, (double)o->k_scale,
+             (double)o->v_scale, (unsigned long long)masks, (unsigned long long)o->seed);
 }
 
 cpa_scheduler_options cpa_engine_scheduler_options(cpa_engine_options *o, cpa_planner planner,
                                                    char identity[CPA_IDENTITY_BYTES]) {
+    const cpa_mask widest = widest_mask(&o->model);
     describe_cache(o, identity);
     return (cpa_scheduler_options){
         .map = {planner.cp_size, o->interleave},
@@ -118,7 +154,7 @@ cpa_scheduler_options cpa_engine_scheduler_options(cpa_engine_options *o, cpa_pl
         .ageing_s = o->ageing_s,
         .long_prefill_threshold = o->long_prefill_token_threshold,
         .tenant_block_quota = o->tenant_block_quota,
-        .window = o->model.mask.causal ? o->model.mask.window : 0,
-        .sinks = o->model.mask.sinks,
+        .window = widest.window,
+        .sinks = widest.sinks,
     };
 }

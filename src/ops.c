@@ -108,7 +108,8 @@ static cpa_status check_dim(const char *where, const char *name, int32_t dim, cp
 }
 
 static cpa_status check_dtype(const char *where, const char *name, cpa_dtype dtype, cpa_error *err) {
-    REQUIRE(err, cpa_dtype_bytes(dtype) > 0, "%s: %s is %d, which is no dtype", where, name, (int)dtype);
+    REQUIRE(err, cpa_dtype_bytes(dtype) > 0 && !cpa_dtype_is_quantised(dtype),
+            "%s: %s is %d, expected fp32, bf16 or fp16", where, name, (int)dtype);
     return CPA_OK;
 }
 
@@ -124,10 +125,26 @@ static cpa_status check_stride(const char *where, const char *name, int64_t stri
     return CPA_OK;
 }
 
+/* The scales of keys or of values. */
+static cpa_status check_scales(const char *where, const cpa_kv_view *kv, const void *pool, float scale, int32_t dim,
+                               int64_t block_stride, cpa_error *err) {
+    REQUIRE(err, scale >= 0 && scale - scale == 0 && (scale == 0 || kv->dtype == CPA_FP8_E4M3),
+            "%s: a scale is %g for a cache of dtype %d, expected 0, or more than 0 for fp8_e4m3", where, (double)scale,
+            (int)kv->dtype);
+    if (!cpa_kv_scale_bytes(kv->dtype, scale)) return CPA_OK;
+    int64_t least = cpa_kv_block_bytes(kv->dtype, scale, kv->block_size, kv->kv_heads, dim);
+    REQUIRE(err, block_stride == 0 || (block_stride >= least && block_stride % 4 == 0),
+            "%s: a block stride is %lld, expected a multiple of 4 and at least %lld, scales included", where,
+            (long long)block_stride, (long long)least);
+    REQUIRE(err, (uintptr_t)pool % 4 == 0, "%s: the pool at %p is not a multiple of 4", where, pool);
+    return CPA_OK;
+}
+
 static cpa_status check_view(const char *where, const cpa_kv_view *kv, cpa_error *err) {
     REQUIRE(err, kv->num_blocks >= 0, "%s: num_blocks is %lld, expected at least 0", where, (long long)kv->num_blocks);
     REQUIRE(err, kv->num_blocks == 0 || (kv->k && kv->v), "%s: the %s pool is NULL", where, kv->k ? "value" : "key");
-    CPA_TRY(check_dtype(where, "the dtype of the cache", kv->dtype, err));
+    REQUIRE(err, cpa_dtype_bytes(kv->dtype) > 0, "%s: the dtype of the cache is %d, which is none", where,
+            (int)kv->dtype);
     CPA_TRY(check_block_size(where, kv->block_size, err));
     REQUIRE(err, kv->kv_heads > 0, "%s: kv_heads is %d, expected at least 1", where, kv->kv_heads);
     CPA_TRY(check_dim(where, "k_dim", kv->k_dim, err));
@@ -137,7 +154,11 @@ static cpa_status check_view(const char *where, const cpa_kv_view *kv, cpa_error
     CPA_TRY(check_stride(where, "k_head_stride", kv->k_head_stride, kv->k_dim, err));
     CPA_TRY(check_stride(where, "v_block_stride", kv->v_block_stride, kv->v_dim, err));
     CPA_TRY(check_stride(where, "v_token_stride", kv->v_token_stride, kv->v_dim, err));
-    return check_stride(where, "v_head_stride", kv->v_head_stride, kv->v_dim, err);
+    CPA_TRY(check_stride(where, "v_head_stride", kv->v_head_stride, kv->v_dim, err));
+    REQUIRE(err, (kv->k_scale == 0) == (kv->v_scale == 0), "%s: k_scale is %g and v_scale is %g, expected both or none",
+            where, (double)kv->k_scale, (double)kv->v_scale);
+    CPA_TRY(check_scales(where, kv, kv->k, kv->k_scale, kv->k_dim, kv->k_block_stride, err));
+    return check_scales(where, kv, kv->v, kv->v_scale, kv->v_dim, kv->v_block_stride, err);
 }
 
 static cpa_status check_same_shape(const char *where, const cpa_kv_view *a, const cpa_kv_view *b, cpa_error *err) {
@@ -147,6 +168,9 @@ static cpa_status check_same_shape(const char *where, const cpa_kv_view *a, cons
             "%s: src has dtype %d, block_size %d, kv_heads %d, k_dim %d, v_dim %d, but dst has %d, %d, %d, %d, %d",
             where, (int)a->dtype, a->block_size, a->kv_heads, a->k_dim, a->v_dim, (int)b->dtype, b->block_size,
             b->kv_heads, b->k_dim, b->v_dim);
+    REQUIRE(err, a->k_scale == b->k_scale && a->v_scale == b->v_scale,
+            "%s: src has the scales %g and %g, but dst has %g and %g", where, (double)a->k_scale, (double)a->v_scale,
+            (double)b->k_scale, (double)b->v_scale);
     return CPA_OK;
 }
 

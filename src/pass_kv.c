@@ -38,9 +38,8 @@ enum { BUFFERS = 2 };
 static cpa_status size_staging(cpa_context *c) {
     const cpa_context_options *o = &c->options;
     cpa_pass_kv *kv = &c->kv;
-    const int64_t tokens = (int64_t)o->block_size * o->kv_heads * cpa_dtype_bytes(o->kv_dtype);
-    kv->k_bytes = tokens * o->k_dim;
-    kv->block_bytes = kv->k_bytes + tokens * o->v_dim;
+    kv->k_bytes = cpa_kv_block_bytes(o->kv_dtype, o->k_scale, o->block_size, o->kv_heads, o->k_dim);
+    kv->block_bytes = kv->k_bytes + cpa_kv_block_bytes(o->kv_dtype, o->v_scale, o->block_size, o->kv_heads, o->v_dim);
 
     const int64_t step = c->kernels->split_tokens(c->device);
     kv->gather = step == 1;
@@ -98,6 +97,7 @@ void cpa_pass_kv_destroy(cpa_context *c) {
     free(kv->spans);
     free(kv->transfers);
     free(kv->routes);
+    free(kv->schedules);
     free(kv->table);
     free(kv->region_of);
 }
@@ -121,7 +121,8 @@ static void choose_send_buffer(cpa_pass_kv *kv, cpa_kv_transfer *transfer) {
     transfer->packs = transfer->send_blocks > 0;
     transfer->send_buffer = 0;
     int seen[2] = {0, 0};
-    for (const cpa_kv_transfer *earlier = transfer; earlier-- > kv->transfers && !(seen[0] && seen[1]);) {
+    for (const cpa_kv_transfer *earlier = transfer;
+         earlier-- > kv->transfers + kv->now.begin && !(seen[0] && seen[1]);) {
         if (earlier == transfer - 1) transfer->send_buffer = 1 - earlier->send_buffer;
         if (!earlier->packs || seen[earlier->send_buffer]++) continue;
         if (!same_spans(kv, transfer, earlier)) continue;
@@ -228,14 +229,32 @@ static cpa_status ensure_shard(cpa_context *c) {
 
 cpa_status cpa_pass_kv_plan(cpa_context *c) {
     cpa_pass_kv *kv = &c->kv;
-    kv->n_transfers = 0;
-    kv->n_spans = 0;
-    kv->n_routes = 0;
+    kv->n_schedules = kv->n_transfers = kv->n_spans = kv->n_routes = 0;
     if (c->map.cp_size == 1) return CPA_OK;
     CPA_TRY(plan_runs(c));
-    if (kv->gather) return cpa_pass_kv_plan_gather(c);
-    if (kv->n_runs > 0) CPA_TRY(ensure_shard(c));
-    return cpa_pass_kv_plan_rounds(c);
+    return kv->n_runs > 0 && !kv->gather ? ensure_shard(c) : CPA_OK;
+}
+
+static int same_mask(cpa_mask a, cpa_mask b) {
+    return a.causal == b.causal && a.sinks == b.sinks && a.window == b.window;
+}
+
+cpa_status cpa_pass_kv_select(cpa_context *c, cpa_mask mask) {
+    cpa_pass_kv *kv = &c->kv;
+    if (c->map.cp_size == 1) return CPA_OK;
+    for (int64_t i = 0; i < kv->n_schedules; i++) {
+        kv->now = kv->schedules[i];
+        if (same_mask(kv->now.mask, mask)) return CPA_OK;
+    }
+    cpa_kv_schedule *schedules =
+        cpa_context_grow(c, kv->schedules, &kv->schedules_capacity, kv->n_schedules + 1, sizeof *schedules);
+    if (!schedules) return CPA_NO_MEMORY;
+    kv->schedules = schedules;
+    kv->now = (cpa_kv_schedule){mask, kv->n_transfers, 0};
+    CPA_TRY(kv->gather ? cpa_pass_kv_plan_gather(c) : cpa_pass_kv_plan_rounds(c));
+    kv->now.end = kv->n_transfers;
+    schedules[kv->n_schedules++] = kv->now;
+    return CPA_OK;
 }
 
 /* ---- one layer ---- */
@@ -269,6 +288,8 @@ static cpa_kv_view staging_view(const cpa_context *c, char *staging, int64_t blo
         .v_dim = o->v_dim,
         .k_block_stride = stride,
         .v_block_stride = stride,
+        .k_scale = o->k_scale,
+        .v_scale = o->v_scale,
     });
 }
 
@@ -345,7 +366,7 @@ static cpa_status merge_shard(cpa_context *c, cpa_stream *stream) {
 /* CPA_FAULT_DROPPED_SHARD: whether a transfer is of the first shard that arrives in the step, or of the first segment
  * of all shards. */
 static int arrives_first(const cpa_pass_kv *kv, int64_t index) {
-    int64_t first = 0;
+    int64_t first = kv->now.begin;
     while (kv->transfers[first].recv_blocks == 0) first++;
     if (kv->gather) return index == first;
     return kv->routes[kv->transfers[first].route].peer == kv->routes[kv->transfers[index].route].peer;
@@ -374,7 +395,7 @@ static cpa_status attend_transfer(cpa_context *c, int64_t index, const cpa_conte
         .scale = args->scale,
         .resume = 1,
         .state = c->kv.gather ? c->states[0] : c->kv.shard,
-        .out = index + 1 == c->kv.n_transfers && cpa_pass_kv_completes(c, args) ? args->out : NULL,
+        .out = index + 1 == c->kv.now.end && cpa_pass_kv_completes(c, args) ? args->out : NULL,
     };
     if (cpa_fault_is(CPA_FAULT_BASE2_LSE) && c->kv.gather && arrives_first(&c->kv, index))
         CPA_TRY(spoil_resumed(c, stream));
@@ -386,22 +407,23 @@ static cpa_status attend_transfer(cpa_context *c, int64_t index, const cpa_conte
 
 cpa_status cpa_pass_kv_start(cpa_context *c, const cpa_context_args *args, cpa_stream *stream) {
     c->kv.staging_in_use = 0;
-    if (c->kv.n_transfers == 0) return CPA_OK;
-    CPA_TRY(pack(c, 0, args, stream));
-    return start_transfer(c, 0, stream);
+    int64_t first = c->kv.now.begin;
+    if (first == c->kv.now.end) return CPA_OK;
+    CPA_TRY(pack(c, first, args, stream));
+    return start_transfer(c, first, stream);
 }
 
 int cpa_pass_kv_completes(const cpa_context *c, const cpa_context_args *args) {
     const cpa_pass_kv *kv = &c->kv;
-    if (!kv->gather || kv->n_transfers == 0 || c->q.active || args->lse) return 0;
-    const cpa_kv_transfer *last = &kv->transfers[kv->n_transfers - 1];
+    if (!kv->gather || kv->now.begin == kv->now.end || c->q.active || args->lse) return 0;
+    const cpa_kv_transfer *last = &kv->transfers[kv->now.end - 1];
     return last->recv_blocks > 0 && last->rows == c->rows;
 }
 
 cpa_status cpa_pass_kv_run(cpa_context *c, const cpa_context_args *args, cpa_stream *stream) {
     cpa_pass_kv *kv = &c->kv;
-    for (int64_t i = 0; i < kv->n_transfers; i++) {
-        int more = i + 1 < kv->n_transfers;
+    for (int64_t i = kv->now.begin; i < kv->now.end; i++) {
+        int more = i + 1 < kv->now.end;
         if (more) CPA_TRY(pack(c, i + 1, args, stream));
         CPA_TRY(cpa_context_finish(c, stream, &kv->exchange));
         use_staging(c, -kv->transfers[i].send_blocks);

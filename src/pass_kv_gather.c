@@ -31,7 +31,7 @@ static int64_t tokens_in(const cpa_context *c, int32_t slot, int64_t len, int64_
  * others. Slot 0 has the most tokens of any prefix, the last slot the fewest. Both begin at multiples of the
  * interleave. */
 static void visible_tokens(const cpa_context *c, const cpa_planned_chunk *chunk, int64_t ends[2], int64_t *body) {
-    const cpa_mask mask = c->kv.mask;
+    const cpa_mask mask = c->kv.now.mask;
     const int64_t run = c->map.interleave, oldest = chunk->start - mask.window + 1;
     ends[0] = *body = 0;
     ends[1] = cpa_shard_len(c->map, 0, chunk->end);

@@ -29,7 +29,7 @@ static void visible_tokens(const cpa_context *c, const cpa_planned_chunk *chunk,
     cpa_chunk_share from = cpa_context_share(c, chunk, sender), to = cpa_context_share(c, chunk, receiver);
     if (to.rows == 0 || from.keys == 0) return;
 
-    const cpa_mask mask = c->kv.mask;
+    const cpa_mask mask = c->kv.now.mask;
     const int64_t split = c->kv.split;
     int64_t first_query = cpa_shard_pos(c->map, to.slot, to.first);
     int64_t last_query = cpa_shard_pos(c->map, to.slot, to.keys - 1);

@@ -44,6 +44,61 @@ VECTOR_LOOPS void cpa_reference_widen(const void *src, cpa_dtype dtype, int64_t 
     }
 }
 
+/* Shifted into the places of an fp32, exponent and mantissa read 2^-120 of their value, subnormals included. */
+static float widen_e4m3(uint8_t code) {
+    if ((code & 127) == 127) return NAN;
+    return float_of(bits_of(float_of((uint32_t)(code & 127) << 20) * 0x1p120f) | (uint32_t)(code & 128) << 24);
+}
+
+void cpa_reference_read_rows(const void *rows, const void *words, cpa_dtype dtype, float tensor_scale, int64_t n,
+                             int32_t dim, float *out) {
+    const uint8_t *codes = rows;
+    if (!cpa_dtype_is_quantised(dtype)) {
+        cpa_reference_widen(rows, dtype, n * dim, out);
+        return;
+    }
+    for (int64_t row = 0; row < n; row++, codes += dim, out += dim) {
+        uint32_t word = 0;
+        if (cpa_kv_scale_bytes(dtype, tensor_scale)) memcpy(&word, (const char *)words + row * 4, sizeof word);
+        const int zero = (int8_t)(word & 0xff);
+        const float scale = dtype == CPA_INT8 ? float_of(word & 0xffffff00u)
+                            : tensor_scale    ? tensor_scale
+                                              : float_of(word);
+        for (int32_t d = 0; d < dim; d++)
+            out[d] = scale * (dtype == CPA_INT8 ? (float)((int8_t)codes[d] - zero) : widen_e4m3(codes[d]));
+    }
+}
+
+/* The largest and the smallest finite element of a row, or 0. */
+static void range_of(const float *row, int32_t dim, double *low, double *high) {
+    *low = *high = 0;
+    for (int32_t d = 0; d < dim; d++) {
+        if (!isfinite(row[d])) continue;
+        *low = fmin(*low, (double)row[d]);
+        *high = fmax(*high, (double)row[d]);
+    }
+}
+
+int cpa_reference_may_hold(const float *have, const float *want, cpa_dtype dtype, float tensor_scale, int32_t dim) {
+    const double slack = 1 + 0x1p-10; /* for scales and products rounded to fp32 */
+    double low, high;
+    range_of(want, dim, &low, &high);
+    double scale = dtype == CPA_INT8 ? (high - low) / 255
+                   : tensor_scale    ? (double)tensor_scale
+                                     : fmax(high, -low) / 448;
+    if (dtype == CPA_FP8_E4M3) high = 448 * scale, low = -high;
+    for (int32_t d = 0; d < dim; d++) {
+        if (!cpa_dtype_is_quantised(dtype)) {
+            if (have[d] != cpa_reference_round(want[d], dtype)) return 0;
+            continue;
+        }
+        double x = isnan(want[d]) ? 0 : fmin(fmax((double)want[d], low), high);
+        double step = dtype == CPA_INT8 ? scale / 2 : fmax(fabs(x) * 0x1p-4, scale * 0x1p-10);
+        if (!(fabs((double)have[d] - x) <= step * slack + 0x1p-20 * fabs(x) + 0x1p-126)) return 0;
+    }
+    return 1;
+}
+
 /* Keeps the upper bits of an fp32 without the last `dropped`, to nearest even. */
 static float round_bits(float value, int dropped) {
     uint32_t bits = bits_of(value), half = (uint32_t)1 << (dropped - 1);
@@ -52,7 +107,7 @@ static float round_bits(float value, int dropped) {
 
 float cpa_reference_round(float value, cpa_dtype dtype) {
     const float largest = 65504.0f, least_normal = 0x1p-14f, spaced = 0.5f; /* from 0.5 on fp32 is 2^-24 apart */
-    if (dtype == CPA_F32 || !isfinite(value)) return value;
+    if (dtype == CPA_F32 || cpa_dtype_is_quantised(dtype) || !isfinite(value)) return value;
     if (dtype == CPA_BF16) return round_bits(value, 16);
     float magnitude = fabsf(value);
     if (magnitude < least_normal) return copysignf(magnitude + spaced - spaced, value);

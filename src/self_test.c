@@ -22,6 +22,19 @@ static int64_t prompt_length(int32_t request, const cpa_worker_options *options)
 
 enum { SELF_TEST_REQUESTS = 5 };
 
+/* The masks of the first layer and of the next one that differs from it, if any does. */
+static void pick_masks(const cpa_model_shape *model, cpa_mask masks[SELF_TEST_LAYERS]) {
+    cpa_mask first = cpa_model_mask(model, 0), other = first;
+    for (int32_t layer = 1; layer < model->layers; layer++) {
+        cpa_mask mask = cpa_model_mask(model, layer);
+        if (mask.causal == first.causal && mask.window == first.window && mask.sinks == first.sinks) continue;
+        other = mask;
+        break;
+    }
+    masks[0] = first;
+    for (int32_t layer = 1; layer < SELF_TEST_LAYERS; layer++) masks[layer] = other;
+}
+
 /* Sizes of the small cache and steps: everything fits, and the longest prompt takes several steps. */
 static cpa_worker_options small_options(const cpa_worker_options *options, int64_t *total) {
     cpa_worker_options small = *options;
@@ -80,7 +93,10 @@ static cpa_status run_all(cpa_scheduler *scheduler, cpa_worker *worker, cpa_veri
 static cpa_status test_algorithm(cpa_control *control, cpa_device *device, const cpa_worker_options *options,
                                  cpa_algorithm algorithm, uint64_t seed, int64_t *rows, cpa_error *err) {
     int64_t total;
+    cpa_mask masks[SELF_TEST_LAYERS];
     cpa_worker_options small = small_options(options, &total);
+    pick_masks(&options->model, masks);
+    small.model.layer_masks = masks;
     cpa_synthetic synthetic = {device, small.model, seed};
     cpa_source source = cpa_source_synthetic(&synthetic);
     cpa_worker *worker = NULL;

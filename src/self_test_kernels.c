@@ -81,7 +81,8 @@ static cpa_status device(kernel_test *t, int64_t bytes, const void *from, void *
 }
 
 static const char *dtype_name(cpa_dtype dtype) {
-    return dtype == CPA_BF16 ? "bf16" : dtype == CPA_F16 ? "fp16" : "fp32";
+    static const char *const names[CPA_KV_DTYPE_COUNT] = {"fp32", "bf16", "fp16", "fp8_e4m3", "int8"};
+    return names[dtype];
 }
 
 static int64_t total_keys(const kernel_test *t) {
@@ -147,8 +148,6 @@ static cpa_status make_inputs(kernel_test *t, int64_t prefill, cpa_error *err) {
     cpa_reference_widen(t->q_raw, m->dtype, q, t->q);
     cpa_reference_widen(t->k_raw, m->dtype, k, t->k);
     cpa_reference_widen(t->v_raw, m->dtype, v, t->v);
-    for (int64_t i = 0; i < k; i++) t->k[i] = cpa_reference_round(t->k[i], t->options->kv_dtype);
-    for (int64_t i = 0; i < v; i++) t->v[i] = cpa_reference_round(t->v[i], t->options->kv_dtype);
     return device(t, q * element, t->q_raw, &t->q_device, err);
 }
 
@@ -159,13 +158,20 @@ static cpa_kv_view make_view(const kernel_test *t, int64_t n_blocks) {
                          .num_blocks = n_blocks,
                          .kv_heads = o->model.kv_heads,
                          .k_dim = o->model.head_dim,
-                         .v_dim = o->model.v_head_dim};
+                         .v_dim = o->model.v_head_dim,
+                         .k_scale = o->k_scale,
+                         .v_scale = o->v_scale};
+}
+
+/* Bytes of a block of the keys or of the values of a view. */
+static int64_t block_bytes(const cpa_kv_view *view, int values) {
+    return cpa_kv_block_bytes(view->dtype, values ? view->v_scale : view->k_scale, view->block_size, view->kv_heads,
+                              values ? view->v_dim : view->k_dim);
 }
 
 static cpa_status make_pool(kernel_test *t, cpa_kv_view *view, cpa_error *err) {
-    const int64_t tokens = view->num_blocks * view->block_size * view->kv_heads * cpa_dtype_bytes(view->dtype);
-    CPA_TRY(device(t, tokens * view->k_dim, NULL, &view->k, err));
-    return device(t, tokens * view->v_dim, NULL, &view->v, err);
+    CPA_TRY(device(t, view->num_blocks * block_bytes(view, 0), NULL, &view->k, err));
+    return device(t, view->num_blocks * block_bytes(view, 1), NULL, &view->v, err);
 }
 
 /* Writes the keys and values through a slot mapping into pages that lie in no order. */
@@ -206,10 +212,32 @@ static cpa_status wrong_pages(const kernel_test *t, int values, int64_t at, int3
                     (double)got, (double)want);
 }
 
+/* Compares `rows` rows of a block, which lies at t->got, with what was written. What a quantised cache holds is then what
+ * the results are compared with. */
+static cpa_status check_block(kernel_test *t, const cpa_kv_view *view, int values, int64_t rows, int64_t first_row,
+                              cpa_error *err) {
+    const int32_t dim = values ? view->v_dim : view->k_dim, heads = view->kv_heads;
+    const float scale = values ? view->v_scale : view->k_scale;
+    const char *block = (const char *)t->got, *words = block + cpa_kv_scales_at(view, dim, scale);
+    for (int64_t r = 0; r < rows; r++) {
+        float got[CPA_MAX_HEAD_DIM], *want = (values ? t->v : t->k) + (first_row + r) * dim;
+        cpa_reference_read_rows(block + r * dim * cpa_dtype_bytes(view->dtype),
+                                words + (r % heads * view->block_size + r / heads) * 4, view->dtype, scale, 1, dim,
+                                got);
+        int32_t worst = 0;
+        for (int32_t d = 1; d < dim; d++) {
+            if (!(fabsf(got[d] - want[d]) <= fabsf(got[worst] - want[worst]))) worst = d;
+        }
+        if (!cpa_reference_may_hold(got, want, view->dtype, scale, dim))
+            return wrong_pages(t, values, (first_row + r) * dim + worst, dim, got[worst], want[worst], err);
+        memcpy(want, got, (size_t)dim * sizeof *got);
+    }
+    return CPA_OK;
+}
+
 /* Packs both shards and compares what comes with what was written. */
 static cpa_status check_pages(kernel_test *t, cpa_error *err) {
     const int64_t block = t->options->block_size, heads = t->options->model.kv_heads;
-    const int64_t element = cpa_dtype_bytes(t->options->kv_dtype);
     cpa_kv_view packed = make_view(t, t->n_blocks);
     cpa_kv_span spans[SHARDS] = {{0, 0, t->keys[0], 0}, {t->first_entry[1], 0, t->keys[1], t->first_entry[1]}};
     CPA_TRY(make_pool(t, &packed, err));
@@ -217,17 +245,15 @@ static cpa_status check_pages(kernel_test *t, cpa_error *err) {
     CPA_TRY(cpa_kv_pack(&args, t->stream));
     for (int i = 0; i < 2 * SHARDS; i++) {
         int shard = i / 2, values = i % 2;
-        int32_t dim = values ? packed.v_dim : packed.k_dim;
-        int64_t row = heads * dim, n = t->keys[shard] * row;
-        const float *want = (values ? t->v : t->k) + (shard ? t->keys[0] * row : 0);
-        float *wide = (float *)t->got + n;
-        CPA_TRY(t->kernels->copy(
-            t->got, (char *)(values ? packed.v : packed.k) + spans[shard].dst_block * block * row * element,
-            n * element, t->stream));
-        CPA_TRY(t->kernels->stream_sync(t->stream));
-        cpa_reference_widen(t->got, packed.dtype, n, wide);
-        for (int64_t j = 0; j < n; j++)
-            if (!(wide[j] == want[j])) return wrong_pages(t, values, j, dim, wide[j], want[j], err);
+        const int64_t bytes = block_bytes(&packed, values), before = shard ? t->keys[0] : 0;
+        const char *pool = values ? packed.v : packed.k;
+        for (int64_t done = 0; done < t->keys[shard]; done += block) {
+            int64_t left = t->keys[shard] - done;
+            CPA_TRY(t->kernels->copy(t->got, pool + (spans[shard].dst_block + done / block) * bytes, bytes, t->stream));
+            CPA_TRY(t->kernels->stream_sync(t->stream));
+            CPA_TRY(
+                check_block(t, &packed, values, (left < block ? left : block) * heads, (before + done) * heads, err));
+        }
     }
     return CPA_OK;
 }

@@ -97,9 +97,10 @@ static void name_mistake(diagnosis *d, int32_t kv_head) {
             return;
         }
     }
-    if (m->mask.causal && equals_state(d, &d->without_self)) {
+    const int causal = cpa_model_mask(m, d->sample->layer).causal;
+    if (causal && equals_state(d, &d->without_self)) {
         snprintf(d->finding, sizeof d->finding, "the causal mask is off by one: the query does not see its own key");
-    } else if (m->mask.causal && equals_state(d, &d->with_next)) {
+    } else if (causal && equals_state(d, &d->with_next)) {
         snprintf(d->finding, sizeof d->finding, "the causal mask is off by one: the query sees the next key");
     }
 }
@@ -107,7 +108,9 @@ static void name_mistake(diagnosis *d, int32_t kv_head) {
 static void diagnose_part(diagnosis *d, const cpa_verify_part *part) {
     const cpa_verify_piece *pieces = part->pieces;
     const cpa_worker_options *o = &d->verify->worker->options;
-    int64_t element = cpa_dtype_bytes(o->kv_dtype), query = d->sample->position;
+    const cpa_mask mask = cpa_model_mask(&o->model, d->sample->layer);
+    const int64_t element = cpa_dtype_bytes(o->kv_dtype), query = d->sample->position;
+    const int32_t k_dim = o->model.head_dim, v_dim = o->model.v_head_dim;
     if (part->index == 0) {
         cpa_verify_begin_row(d->verify, &d->row, pieces[d->home].samples);
         clear_states(d->shards, d->map.cp_size);
@@ -116,12 +119,16 @@ static void diagnose_part(diagnosis *d, const cpa_verify_part *part) {
     }
     for (int32_t r = 0; r < d->map.cp_size; r++) {
         int32_t slot = cpa_owner_slot(d->map, r, d->phase);
+        const char *k_words = pieces[r].k + pieces[r].tokens * k_dim * element;
+        const char *v_words = pieces[r].v + pieces[r].tokens * v_dim * element;
         for (int64_t t = 0; t < pieces[r].tokens; t++) {
             float k[CPA_MAX_HEAD_DIM], v[CPA_MAX_HEAD_DIM];
             int64_t position = cpa_shard_pos(d->map, slot, pieces[r].first + t);
-            int sees = cpa_reference_sees(o->model.mask, query, position);
-            cpa_reference_widen(pieces[r].k + t * o->model.head_dim * element, o->kv_dtype, o->model.head_dim, k);
-            cpa_reference_widen(pieces[r].v + t * o->model.v_head_dim * element, o->kv_dtype, o->model.v_head_dim, v);
+            int sees = cpa_reference_sees(mask, query, position);
+            cpa_reference_read_rows(pieces[r].k + t * k_dim * element, k_words + t * 4, o->kv_dtype, o->k_scale, 1,
+                                    k_dim, k);
+            cpa_reference_read_rows(pieces[r].v + t * v_dim * element, v_words + t * 4, o->kv_dtype, o->v_scale, 1,
+                                    v_dim, v);
             if (sees) add_key(&d->shards[r], &d->row, k, v);
             if (sees && position < query) add_key(&d->without_self, &d->row, k, v);
             if (sees || position == query + 1) add_key(&d->with_next, &d->row, k, v);

@@ -14,7 +14,7 @@ typedef struct gather {
     const cpa_step_plan *plan;
     cpa_owner_map map;
     int32_t rank, size;
-    int64_t k_bytes, v_bytes; /* of one token's key and value of one head */
+    int64_t k_bytes, v_bytes; /* of one token's key and value of one head, each with its scale */
     int64_t part_tokens;
     cpa_verify_part *parts; /* to be exchanged next */
     int64_t n_parts, cap_parts, pending_bytes;
@@ -55,27 +55,68 @@ static int64_t part_bytes(const gather *g, const cpa_verify_part *p, int32_t ran
     return sample_bytes(g, p, rank) + tokens_of(g, p, rank) * (g->k_bytes + g->v_bytes);
 }
 
-/* Starts the copy of one head's keys and values, `count` local tokens from `first` on, out of this rank's pages. */
+/* One head of a cache as a cache of its own, and where its tokens go. The scales of a quantised cache lie apart, so that
+ * codes and scales are two such pairs. */
+typedef struct head_copy {
+    cpa_kv_view head, out;
+} head_copy;
+
+static head_copy copy_of_head(const cpa_kv_view *all, int32_t head, int64_t count, char *k_out, char *v_out) {
+    int64_t element = cpa_dtype_bytes(all->dtype);
+    head_copy copy = {*all, {.k = k_out, .v = v_out, .dtype = all->dtype, .block_size = all->block_size}};
+    if (cpa_dtype_is_quantised(all->dtype)) copy.head.dtype = copy.out.dtype = CPA_FP8_E4M3; /* bytes alone */
+    if (cpa_dtype_is_quantised(all->dtype)) copy.head.k_scale = copy.head.v_scale = 1;
+    copy.head.kv_heads = 1;
+    copy.head.k = (char *)all->k + head * all->k_head_stride * element;
+    copy.head.v = (char *)all->v + head * all->v_head_stride * element;
+    copy.out.num_blocks = (count + all->block_size - 1) / all->block_size;
+    copy.out.kv_heads = 1;
+    copy.out.k_dim = all->k_dim;
+    copy.out.v_dim = all->v_dim;
+    copy.out.k_block_stride = (int64_t)all->block_size * all->k_dim;
+    copy.out.v_block_stride = (int64_t)all->block_size * all->v_dim;
+    copy.out.k_scale = copy.head.k_scale;
+    copy.out.v_scale = copy.head.v_scale;
+    return copy;
+}
+
+/* The scale words of a head as a cache of rows of one fp32. */
+static head_copy copy_of_scales(const cpa_kv_view *all, int32_t head, int64_t count, char *k_out, char *v_out) {
+    const int64_t at = head * (int64_t)all->block_size * 4;
+    cpa_kv_view words = {.k = (char *)all->k + cpa_kv_scales_at(all, all->k_dim, all->k_scale) + at,
+                         .v = (char *)all->v + cpa_kv_scales_at(all, all->v_dim, all->v_scale) + at,
+                         .block_size = all->block_size,
+                         .num_blocks = all->num_blocks,
+                         .kv_heads = 1,
+                         .k_dim = 1,
+                         .v_dim = 1,
+                         .k_block_stride = all->k_block_stride / 4,
+                         .v_block_stride = all->v_block_stride / 4,
+                         .k_token_stride = 1,
+                         .v_token_stride = 1,
+                         .k_head_stride = 1,
+                         .v_head_stride = 1};
+    return copy_of_head(&words, 0, count, k_out, v_out);
+}
+
+/* Starts the copy of one head's keys and values, `count` local tokens from `first` on, out of this rank's pages: codes,
+ * then scales, of keys and of values. */
 static cpa_status read_cache(const gather *g, const cpa_verify_group *group, int64_t first, int64_t count, char *k_out,
                              char *v_out) {
     cpa_worker *worker = g->verify->worker;
     const cpa_worker_seq *seq = &worker->seqs[chunk_of(g, group)->seq];
-    cpa_kv_view all = cpa_worker_layer_kv(worker, g->verify->samples[group->first].layer), head = all;
-    int64_t element = cpa_dtype_bytes(all.dtype);
-    head.kv_heads = 1;
-    head.k = (char *)all.k + group->kv_head * all.k_head_stride * element;
-    head.v = (char *)all.v + group->kv_head * all.v_head_stride * element;
-    cpa_kv_view out = {.k = k_out,
-                       .v = v_out,
-                       .dtype = all.dtype,
-                       .block_size = all.block_size,
-                       .num_blocks = (count + all.block_size - 1) / all.block_size,
-                       .kv_heads = 1,
-                       .k_dim = all.k_dim,
-                       .v_dim = all.v_dim};
+    cpa_kv_view all = cpa_worker_layer_kv(worker, g->verify->samples[group->first].layer);
     cpa_kv_span span = {.first = first, .count = count};
-    cpa_kv_pack_args args = {sizeof args, head, out, seq->blocks, &span, 1};
-    return count > 0 ? worker->device->kernels->kv_pack(&args, worker->stream) : CPA_OK;
+    if (count == 0) return CPA_OK;
+    head_copy rows = copy_of_head(&all, group->kv_head, count, k_out, v_out);
+    cpa_kv_pack_args args = {sizeof args, rows.head, rows.out, seq->blocks, &span, 1};
+    CPA_TRY(worker->device->kernels->kv_pack(&args, worker->stream));
+    if (!cpa_kv_scale_bytes(all.dtype, all.k_scale)) return CPA_OK;
+    head_copy scales =
+        copy_of_scales(&all, group->kv_head, count, k_out + count * all.k_dim, v_out + count * all.v_dim);
+    args.src = scales.head;
+    args.dst = scales.out;
+    return worker->device->kernels->kv_pack(&args, worker->stream);
 }
 
 /* Writes what this rank contributes to a part at *at and moves *at past it. */
@@ -200,8 +241,8 @@ cpa_status cpa_verify_gather(cpa_verify *verify, const cpa_step_plan *plan, cons
         .map = options->map,
         .rank = verify->control->rank,
         .size = verify->control->size,
-        .k_bytes = options->model.head_dim * element,
-        .v_bytes = options->model.v_head_dim * element,
+        .k_bytes = options->model.head_dim * element + cpa_kv_scale_bytes(options->kv_dtype, options->k_scale),
+        .v_bytes = options->model.v_head_dim * element + cpa_kv_scale_bytes(options->kv_dtype, options->v_scale),
         .part_tokens = options->block_size > CPA_PART_TOKENS ? options->block_size : CPA_PART_TOKENS,
         .fn = fn,
         .ctx = ctx,

@@ -105,18 +105,14 @@ static void begin_rows(const check *c, const cpa_verify_part *part, cpa_referenc
     }
 }
 
-/* Whether a row of the cache, as it lies there (`raw`) and as floats, is what the source gave, rounded to the cache's
- * dtype. */
+/* Whether a row of the cache, as it lies there (`raw`) and as floats, is what the source gave in the cache's dtype. */
 static int is_fresh(const cpa_worker_options *o, const char *raw, const float *have, const char *recalled,
-                    int32_t dim) {
+                    float tensor_scale, int32_t dim) {
     float want[CPA_MAX_HEAD_DIM];
     if (o->model.dtype == o->kv_dtype)
         return memcmp(raw, recalled, (size_t)(dim * cpa_dtype_bytes(o->model.dtype))) == 0;
     cpa_reference_widen(recalled, o->model.dtype, dim, want);
-    for (int32_t d = 0; d < dim; d++) {
-        if (have[d] != cpa_reference_round(want[d], o->kv_dtype)) return 0;
-    }
-    return 1;
+    return cpa_reference_may_hold(have, want, o->kv_dtype, tensor_scale, dim);
 }
 
 /* Asks the source again for n tokens of a piece; the position of the first one that the cache does not hold, or -1. */
@@ -132,11 +128,14 @@ static int64_t find_stale(const check *c, const item *it, int64_t first, int64_t
     worker->source->recall(worker->source->ctx, sample_of(c, g, 0)->layer, g->kv_head, n, s->tokens, s->positions,
                            s->k_recalled, s->v_recalled);
     const int64_t start = chunk_of(c, g)->start;
+    const cpa_mask mask = cpa_model_mask(&o->model, sample_of(c, g, 0)->layer);
     for (int64_t t = 0; t < n; t++) {
         /* What no query of the step sees may be in a block that is someone else's by now. */
-        if (s->positions[t] < start && !cpa_reference_sees(o->model.mask, start, s->positions[t])) continue;
-        if (!is_fresh(o, piece->k + (first + t) * k_dim * kv_bytes, s->k + t * k_dim, k + t * k_dim * bytes, k_dim) ||
-            !is_fresh(o, piece->v + (first + t) * v_dim * kv_bytes, s->v + t * v_dim, v + t * v_dim * bytes, v_dim))
+        if (s->positions[t] < start && !cpa_reference_sees(mask, start, s->positions[t])) continue;
+        if (!is_fresh(o, piece->k + (first + t) * k_dim * kv_bytes, s->k + t * k_dim, k + t * k_dim * bytes, o->k_scale,
+                      k_dim) ||
+            !is_fresh(o, piece->v + (first + t) * v_dim * kv_bytes, s->v + t * v_dim, v + t * v_dim * bytes, o->v_scale,
+                      v_dim))
             return s->positions[t];
     }
     return -1;
@@ -160,17 +159,22 @@ static void check_item(void *ctx, int64_t index, int32_t thread) {
     const cpa_verify_piece *piece = &it->part->pieces[it->rank];
     const int64_t element = cpa_dtype_bytes(o->kv_dtype);
     const int32_t k_dim = o->model.head_dim, v_dim = o->model.v_head_dim;
+    const char *k_words = piece->k + piece->tokens * k_dim * element;
+    const char *v_words = piece->v + piece->tokens * v_dim * element;
+    const cpa_mask mask = cpa_model_mask(&o->model, sample_of(c, it->part->group, 0)->layer);
     const int32_t slot = cpa_owner_slot(o->map, it->rank, chunk_of(c, it->part->group)->phase);
     for (int64_t first = 0; first < piece->tokens; first += KEYS_AT_ONCE) {
         int64_t n = piece->tokens - first < KEYS_AT_ONCE ? piece->tokens - first : KEYS_AT_ONCE;
         for (int64_t t = 0; t < n; t++) s->positions[t] = cpa_shard_pos(o->map, slot, piece->first + first + t);
-        cpa_reference_widen(piece->k + first * k_dim * element, o->kv_dtype, n * k_dim, s->k);
-        cpa_reference_widen(piece->v + first * v_dim * element, o->kv_dtype, n * v_dim, s->v);
+        cpa_reference_read_rows(piece->k + first * k_dim * element, k_words + first * 4, o->kv_dtype, o->k_scale, n,
+                                k_dim, s->k);
+        cpa_reference_read_rows(piece->v + first * v_dim * element, v_words + first * 4, o->kv_dtype, o->v_scale, n,
+                                v_dim, s->v);
         if (it->first_row == 0 && it->stale < 0 && c->verify->worker->source->recall)
             it->stale = find_stale(c, it, first, n, s);
         for (int64_t i = 0; i < it->n_rows; i++) {
             int64_t query = sample_of(c, it->part->group, it->first_row + i)->position;
-            add_visible(&it->rows[i], o->model.mask, query, n, s);
+            add_visible(&it->rows[i], mask, query, n, s);
         }
     }
 }

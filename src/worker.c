@@ -10,14 +10,17 @@
 
 cpa_kv_view cpa_worker_layer_kv(const cpa_worker *worker, int32_t layer) {
     const cpa_worker_options *o = &worker->options;
-    cpa_kv_view view = cpa_kv_view_resolve((cpa_kv_view){
+    cpa_kv_view view = {
         .dtype = o->kv_dtype,
         .block_size = o->block_size,
         .num_blocks = o->num_blocks,
         .kv_heads = o->model.kv_heads,
         .k_dim = o->model.head_dim,
         .v_dim = o->model.v_head_dim,
-    });
+        .k_scale = o->k_scale,
+        .v_scale = o->v_scale,
+    };
+    view = cpa_kv_view_order(view, o->kv_layout);
     int64_t element = cpa_dtype_bytes(o->kv_dtype);
     view.k = (char *)worker->k_pool + layer * o->num_blocks * view.k_block_stride * element;
     view.v = (char *)worker->v_pool + layer * o->num_blocks * view.v_block_stride * element;
@@ -52,11 +55,14 @@ static void list_buffers(cpa_worker *worker, buffer list[WORKER_BUFFERS]) {
     const cpa_worker_options *o = &worker->options;
     const cpa_model_shape *model = &o->model;
     int64_t rows = o->max_tokens, element = cpa_dtype_bytes(model->dtype);
-    int64_t pool_tokens = model->layers * o->num_blocks * o->block_size * model->kv_heads;
-    int64_t kv_element = cpa_dtype_bytes(o->kv_dtype);
+    int64_t blocks = model->layers * o->num_blocks;
     buffer all[WORKER_BUFFERS] = {
-        {&worker->k_pool, pool_tokens * model->head_dim * kv_element, ON_DEVICE},
-        {&worker->v_pool, pool_tokens * model->v_head_dim * kv_element, ON_DEVICE},
+        {&worker->k_pool,
+         blocks * cpa_kv_block_bytes(o->kv_dtype, o->k_scale, o->block_size, model->kv_heads, model->head_dim),
+         ON_DEVICE},
+        {&worker->v_pool,
+         blocks * cpa_kv_block_bytes(o->kv_dtype, o->v_scale, o->block_size, model->kv_heads, model->v_head_dim),
+         ON_DEVICE},
         {&worker->q, rows * model->q_heads * model->head_dim * element, ON_DEVICE},
         {&worker->k, rows * model->kv_heads * model->head_dim * element, ON_DEVICE},
         {&worker->v, rows * model->kv_heads * model->v_head_dim * element, ON_DEVICE},
@@ -138,6 +144,8 @@ cpa_status cpa_worker_create(cpa_control *control, cpa_device *device, const cpa
         .interleave = options->map.interleave,
         .staging_bytes = options->staging_bytes,
         .max_rows = options->max_tokens,
+        .k_scale = options->k_scale,
+        .v_scale = options->v_scale,
     };
     CPA_TRY_GOTO(cpa_context_create_over(control->comm, device, options->transport, &context, &worker->context, err),
                  fail);
@@ -371,7 +379,8 @@ static cpa_status run_layer(cpa_worker *worker, const cpa_step_plan *plan, int32
     span = cpa_spans_begin(spans, CPA_SPAN_KV_WRITE, 0, stream);
     CPA_TRY(kernels->kv_write(&write, stream));
     cpa_spans_end(spans, span, stream);
-    cpa_context_args args = {.size = sizeof args, .q = worker->q, .kv = kv, .mask = model->mask, .out = worker->out};
+    cpa_context_args args = {
+        .size = sizeof args, .q = worker->q, .kv = kv, .mask = cpa_model_mask(model, layer), .out = worker->out};
     cpa_status status = cpa_context_attend(worker->context, &args, stream);
     if (status != CPA_OK) return cpa_fail(err, status, "layer %d: %s", layer, cpa_context_error(worker->context));
     cpa_hash_rows_args hash = {

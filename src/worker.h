@@ -29,6 +29,8 @@ typedef struct cpa_worker_seq {
 typedef struct cpa_worker_options {
     cpa_model_shape model;
     cpa_dtype kv_dtype;
+    float k_scale, v_scale; /* see cpa_kv_view */
+    cpa_kv_layout kv_layout;
     cpa_owner_map map;
     int32_t block_size;
     int64_t num_blocks;
@@ -61,7 +63,7 @@ struct cpa_worker {
     int64_t graph_steps;  /* of those, launched as graphs */
     cpa_graphs *graphs;   /* NULL: every step runs eagerly */
     const cpa_source *source;
-    void *k_pool, *v_pool; /* [layers][num_blocks][block_size][kv_heads][dim] */
+    void *k_pool, *v_pool; /* [layers][num_blocks] blocks in the layout of the options */
     cpa_worker_seq *seqs;  /* [max_seqs] */
     cpa_swap *swap;        /* NULL without host blocks */
 

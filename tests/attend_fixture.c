@@ -10,6 +10,18 @@
 
 enum { SPARE_ENTRIES = 3, SPARE_BLOCKS = 2 };
 
+/* The keys and values of a slot become what the quantised cache holds of them. */
+static void read_back(cpa_attend_fixture *fixture, int32_t slot, const int32_t *table) {
+    const cpa_attend_case *shape = &fixture->shape;
+    for (int64_t i = 0; i < fixture->k_tokens[slot]; i++) {
+        int64_t row = cpa_shard_pos(fixture->map, slot, i) * shape->kv_heads;
+        for (int32_t head = 0; head < shape->kv_heads; head++, row++) {
+            cpa_kv_fixture_load(&fixture->kv, table[i / shape->block_size], i % shape->block_size, head,
+                                fixture->sequence.k + row * shape->k_dim, fixture->sequence.v + row * shape->v_dim);
+        }
+    }
+}
+
 static void build_cache(cpa_attend_fixture *fixture) {
     const cpa_attend_case *shape = &fixture->shape;
     int64_t entries = 0, blocks = 0;
@@ -20,13 +32,21 @@ static void build_cache(cpa_attend_fixture *fixture) {
     }
     fixture->n_table_entries = entries;
     fixture->tables = cpa_test_poisoned(entries, sizeof *fixture->tables);
-    cpa_kv_fixture_init(&fixture->kv, shape->kv_dtype, entries + SPARE_BLOCKS, shape->block_size, shape->kv_heads,
-                        shape->k_dim, shape->v_dim, shape->head_major);
+    cpa_kv_view view = {.dtype = shape->kv_dtype,
+                        .block_size = shape->block_size,
+                        .num_blocks = entries + SPARE_BLOCKS,
+                        .kv_heads = shape->kv_heads,
+                        .k_dim = shape->k_dim,
+                        .v_dim = shape->v_dim,
+                        .k_scale = shape->k_scale,
+                        .v_scale = shape->v_scale};
+    cpa_kv_fixture_init_view(&fixture->kv, view, shape->head_major);
     for (int32_t slot = 0; slot < shape->cp_size; slot++) {
         int64_t used = (fixture->k_tokens[slot] + shape->block_size - 1) / shape->block_size;
         int32_t *table = cpa_test_block_table(fixture->k_tokens[slot], shape->block_size, blocks, SPARE_ENTRIES);
         memcpy(fixture->tables + fixture->table[slot], table, (size_t)(used + SPARE_ENTRIES) * sizeof *table);
         cpa_test_store_shard(&fixture->kv, &fixture->sequence, fixture->map, slot, shape->length, table);
+        if (cpa_dtype_is_quantised(shape->kv_dtype)) read_back(fixture, slot, table);
         blocks += used;
         free(table);
     }
@@ -58,7 +78,7 @@ void cpa_attend_fixture_init(cpa_attend_fixture *fixture, const cpa_attend_case 
     /* Queries and keys are representable in both dtypes only where these agree; each side rounds again as it is stored,
      * so the sequence keeps what both can hold. */
     cpa_test_sequence_init(&fixture->sequence, 11, shape->length, shape->q_heads, shape->kv_heads, shape->k_dim,
-                           shape->v_dim, shape->kv_dtype);
+                           shape->v_dim, cpa_dtype_is_quantised(shape->kv_dtype) ? CPA_F32 : shape->kv_dtype);
     build_cache(fixture);
     build_queries(fixture);
     fixture->device_kv = cpa_kv_fixture_upload(&fixture->kv, fixture->stream);

@@ -15,6 +15,7 @@ typedef struct cpa_attend_case {
     cpa_mask mask;
     int32_t head_major;
     float scale;
+    float k_scale, v_scale; /* of the cache */
 } cpa_attend_case;
 
 typedef struct cpa_attend_fixture {

@@ -7,3 +7,11 @@ foreach(module ops kv merge synthesize)
 endforeach()
 # Bits that the host alone promises.
 cpattn_unit_test(test_attend_bits test_attend_bits.c)
+
+cpattn_unit_test(test_quant test_quant.c)
+cpattn_unit_test_on_device(test_quant cuda:portable cuda:simple)
+
+# The table of docs/ACCURACY.md; as a test only its short lengths.
+cpattn_test_program(quant_accuracy quant_accuracy.c)
+add_test(NAME quant_accuracy COMMAND quant_accuracy 2048)
+set_tests_properties(quant_accuracy PROPERTIES TIMEOUT ${CPATTN_TEST_TIMEOUT} LABELS host)

@@ -3,8 +3,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "kernels/host/convert.h"
+#include "kernels/host/quantise.h"
 #include "kernels/kernels.h"
+#include "src/reference.h"
 
 /* All bits set is a NaN in every dtype, and -1 as an integer. */
 void *cpa_test_poisoned(int64_t n, int64_t bytes) {
@@ -14,26 +15,23 @@ void *cpa_test_poisoned(int64_t n, int64_t bytes) {
     return memset(memory, 0xff, size);
 }
 
+void cpa_kv_fixture_init_view(cpa_kv_fixture *fixture, cpa_kv_view view, int head_major) {
+    fixture->view = cpa_kv_view_order(view, head_major ? CPA_HEAD_MAJOR : CPA_TOKEN_MAJOR);
+    fixture->k_bytes = view.num_blocks * fixture->view.k_block_stride * cpa_dtype_bytes(view.dtype);
+    fixture->v_bytes = view.num_blocks * fixture->view.v_block_stride * cpa_dtype_bytes(view.dtype);
+    fixture->view.k = cpa_test_poisoned(fixture->k_bytes, 1);
+    fixture->view.v = cpa_test_poisoned(fixture->v_bytes, 1);
+}
+
 void cpa_kv_fixture_init(cpa_kv_fixture *fixture, cpa_dtype dtype, int64_t num_blocks, int32_t block_size,
                          int32_t kv_heads, int32_t k_dim, int32_t v_dim, int head_major) {
-    int64_t rows = num_blocks * block_size * kv_heads;
     cpa_kv_view view = {.dtype = dtype,
                         .block_size = block_size,
                         .num_blocks = num_blocks,
                         .kv_heads = kv_heads,
                         .k_dim = k_dim,
                         .v_dim = v_dim};
-    if (head_major) {
-        view.k_token_stride = k_dim;
-        view.v_token_stride = v_dim;
-        view.k_head_stride = block_size * (int64_t)k_dim;
-        view.v_head_stride = block_size * (int64_t)v_dim;
-    }
-    fixture->k_bytes = rows * k_dim * cpa_dtype_bytes(dtype);
-    fixture->v_bytes = rows * v_dim * cpa_dtype_bytes(dtype);
-    view.k = cpa_test_poisoned(fixture->k_bytes, 1);
-    view.v = cpa_test_poisoned(fixture->v_bytes, 1);
-    fixture->view = cpa_kv_view_resolve(view);
+    cpa_kv_fixture_init_view(fixture, view, head_major);
 }
 
 void cpa_kv_fixture_destroy(cpa_kv_fixture *fixture) {
@@ -51,18 +49,41 @@ static char *value_at(const cpa_kv_view *kv, int64_t block, int64_t offset, int3
     return (char *)kv->v + at * cpa_dtype_bytes(kv->dtype);
 }
 
+/* The scale word of a row; the pool has room for it only if rows have scales. */
+static uint32_t *key_word(const cpa_kv_view *kv, int64_t block, int64_t offset, int32_t head) {
+    char *words = (char *)kv->k + block * kv->k_block_stride + cpa_kv_scales_at(kv, kv->k_dim, kv->k_scale);
+    return (uint32_t *)(void *)words + head * (int64_t)kv->block_size + offset;
+}
+
+static uint32_t *value_word(const cpa_kv_view *kv, int64_t block, int64_t offset, int32_t head) {
+    char *words = (char *)kv->v + block * kv->v_block_stride + cpa_kv_scales_at(kv, kv->v_dim, kv->v_scale);
+    return (uint32_t *)(void *)words + head * (int64_t)kv->block_size + offset;
+}
+
+static void store_row(char *row, uint32_t *word, const cpa_kv_view *kv, float tensor_scale, const float *x,
+                      int32_t dim) {
+    if (!cpa_dtype_is_quantised(kv->dtype)) {
+        cpa_narrow(row, x, kv->dtype, dim);
+        return;
+    }
+    uint32_t made = cpa_quantise(row, x, kv->dtype, tensor_scale, dim);
+    if (cpa_kv_scale_bytes(kv->dtype, tensor_scale)) *word = made;
+}
+
 void cpa_kv_fixture_store(cpa_kv_fixture *fixture, int64_t block, int64_t offset, int32_t head, const float *k,
                           const float *v) {
     const cpa_kv_view *kv = &fixture->view;
-    cpa_narrow(key_at(kv, block, offset, head), k, kv->dtype, kv->k_dim);
-    cpa_narrow(value_at(kv, block, offset, head), v, kv->dtype, kv->v_dim);
+    store_row(key_at(kv, block, offset, head), key_word(kv, block, offset, head), kv, kv->k_scale, k, kv->k_dim);
+    store_row(value_at(kv, block, offset, head), value_word(kv, block, offset, head), kv, kv->v_scale, v, kv->v_dim);
 }
 
 void cpa_kv_fixture_load(const cpa_kv_fixture *fixture, int64_t block, int64_t offset, int32_t head, float *k,
                          float *v) {
     const cpa_kv_view *kv = &fixture->view;
-    cpa_widen(k, key_at(kv, block, offset, head), kv->dtype, kv->k_dim);
-    cpa_widen(v, value_at(kv, block, offset, head), kv->dtype, kv->v_dim);
+    cpa_reference_read_rows(key_at(kv, block, offset, head), key_word(kv, block, offset, head), kv->dtype, kv->k_scale,
+                            1, kv->k_dim, k);
+    cpa_reference_read_rows(value_at(kv, block, offset, head), value_word(kv, block, offset, head), kv->dtype,
+                            kv->v_scale, 1, kv->v_dim, v);
 }
 
 cpa_kv_view cpa_kv_fixture_upload(const cpa_kv_fixture *fixture, cpa_stream *stream) {

@@ -14,6 +14,8 @@ typedef struct cpa_kv_fixture {
 /* head_major orders a block [kv_heads, block_size, dim] instead of [block_size, kv_heads, dim]. */
 void cpa_kv_fixture_init(cpa_kv_fixture *fixture, cpa_dtype dtype, int64_t num_blocks, int32_t block_size,
                          int32_t kv_heads, int32_t k_dim, int32_t v_dim, int head_major);
+/* The same for a view whose pools and strides are not set: any dtype of a cache and any scales. */
+void cpa_kv_fixture_init_view(cpa_kv_fixture *fixture, cpa_kv_view view, int head_major);
 void cpa_kv_fixture_destroy(cpa_kv_fixture *fixture);
 /* Stores one token's key and value of one head, rounded to the dtype of the pool, and reads them back. */
 void cpa_kv_fixture_store(cpa_kv_fixture *fixture, int64_t block, int64_t offset, int32_t head, const float *k,

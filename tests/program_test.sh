@@ -209,6 +209,42 @@ shapes() {
     expect_value completed 2 r.json
 }
 
+# A quantised cache of every kind, in both layouts, under both algorithms.
+quant() {
+    small_model
+    local cache algorithm
+    for cache in fp8_e4m3 "fp8_e4m3 --k-scale 0.03 --v-scale 0.03" "int8 --kv-layout head-major"; do
+        for algorithm in pass-kv pass-q; do
+            # shellcheck disable=SC2086
+            run 2 --device host --model model.yaml --requests 3 --input-len 150 --output-len 4 --verify 0.5 --seed 3 \
+                --kv-cache-dtype $cache --algorithm $algorithm --result-json "$algorithm.json"
+            expect_code 0 "a cache of $cache, $algorithm"
+            expect_value violations 0 "$algorithm.json"
+            grep -q "\"dtype\": \"${cache%% *}\"" "$algorithm.json" || fail "the cache is not $cache"
+        done
+        [ "$(value output_digest pass-kv.json)" = "$(value output_digest pass-q.json)" ] || fail "digests of $cache"
+    done
+    expect_bad 'expected both or none' --kv-cache-dtype fp8_e4m3 --k-scale 1
+    expect_bad 'expected fp8_e4m3' --kv-cache-dtype int8 --k-scale 1 --v-scale 1
+}
+
+# Layers with windows of their own, from the model file; --window goes over them.
+window() {
+    small_model
+    cp model.yaml mixed.yaml
+    echo 'sinks: 2
+layer_windows: 40 0' >>mixed.yaml
+    run 3 --device host --model mixed.yaml --requests 3 --input-len 150 --output-len 4 --verify 0.5 --result-json mixed.json
+    expect_code 0 "layers with windows of their own"
+    expect_value violations 0 mixed.json
+    grep -q 'windows in [0-9]* layers, 2 sinks' out || fail "the report does not tell of the windows"
+    run 3 --device host --model mixed.yaml --requests 3 --input-len 150 --output-len 4 --verify 0.5 --window 0 --result-json full.json
+    expect_code 0 "a window for all layers"
+    run 3 --device host --model model.yaml --requests 3 --input-len 150 --output-len 4 --verify 0.5 --result-json plain.json
+    [ "$(value output_digest full.json)" = "$(value output_digest plain.json)" ] || fail "--window does not go over"
+    [ "$(value output_digest mixed.json)" != "$(value output_digest plain.json)" ] || fail "the windows have no effect"
+}
+
 # --timeline: a file of valid JSON with spans of every rank that nest in each row, whose attention adds up; no file
 # after a run that was refused because of it.
 timeline() {
@@ -483,7 +519,9 @@ fault() {
         off-by-one-mask) cause='the causal mask is off by one' ;;
         base2-lse) cause='in base 2' ;;
         swapped-kv-head) cause='it reads KV head' ;;
+        wrong-scale) cause='float64 reference' ;;
     esac
+    [ "$1" != wrong-scale ] || export CPATTN_KV_CACHE_DTYPE=int8
     small_model
     mixed_trace >trace.jsonl
     local n

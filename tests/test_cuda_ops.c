@@ -33,7 +33,11 @@ static void *random_elements(uint64_t seed, cpa_dtype dtype, int64_t n) {
     for (int64_t i = 0; i < n; i++) {
         if (mixed(seed + (uint64_t)i) % 50 > 0) wide[i] = random_float(seed ^ (uint64_t)i << 8);
     }
-    cpa_narrow(elements, wide, dtype, n);
+    if (cpa_dtype_is_quantised(dtype)) {
+        for (int64_t i = 0; i < n; i++) ((uint8_t *)elements)[i] = (uint8_t)mixed(seed + (uint64_t)i);
+    } else {
+        cpa_narrow(elements, wide, dtype, n);
+    }
     free(wide);
     return elements;
 }
@@ -62,11 +66,19 @@ static int same_elements(const void *host, const void *device, cpa_dtype dtype, 
     return differ == 0;
 }
 
-static void kv_write_of(cpa_dtype from, cpa_dtype to, int32_t k_dim, int32_t v_dim, int head_major) {
+static void kv_write_of(cpa_dtype from, cpa_dtype to, float scale, int32_t k_dim, int32_t v_dim, int head_major) {
     enum { TOKENS = 77, HEADS = 3, BLOCKS = 9, BLOCK_SIZE = 16 };
     cpa_kv_fixture kv;
     int64_t slots[TOKENS];
-    cpa_kv_fixture_init(&kv, to, BLOCKS, BLOCK_SIZE, HEADS, k_dim, v_dim, head_major);
+    cpa_kv_view shape = {.dtype = to,
+                         .block_size = BLOCK_SIZE,
+                         .num_blocks = BLOCKS,
+                         .kv_heads = HEADS,
+                         .k_dim = k_dim,
+                         .v_dim = v_dim,
+                         .k_scale = scale,
+                         .v_scale = scale * 2};
+    cpa_kv_fixture_init_view(&kv, shape, head_major);
     for (int i = 0; i < TOKENS; i++) slots[i] = i % 10 == 3 ? -1 : (i * 37) % (BLOCKS * BLOCK_SIZE);
     void *k = random_elements(1, from, TOKENS * HEADS * k_dim), *v = random_elements(2, from, TOKENS * HEADS * v_dim);
     cpa_kv_view view = cpa_cuda_upload_view(&site, &kv.view, kv.k_bytes, kv.v_bytes);
@@ -79,9 +91,14 @@ static void kv_write_of(cpa_dtype from, cpa_dtype to, int32_t k_dim, int32_t v_d
     CU_ASSERT_EQUAL(cpa_kv_write(&args, host_stream), CPA_OK);
     args.k = device_k, args.v = device_v, args.slot_mapping = device_slots, args.kv = view;
     CU_ASSERT_EQUAL(cpa_kv_write(&args, site.stream), CPA_OK);
-    CU_ASSERT_TRUE(same_elements(kv.view.k, view.k, to, kv.k_bytes / cpa_dtype_bytes(to)));
-    CU_ASSERT_TRUE(same_elements(kv.view.v, view.v, to, kv.v_bytes / cpa_dtype_bytes(to)));
-    if (from == to) CU_ASSERT_TRUE(same_bytes(kv.view.k, view.k, kv.k_bytes));
+    if (!cpa_dtype_is_quantised(to)) {
+        CU_ASSERT_TRUE(same_elements(kv.view.k, view.k, to, kv.k_bytes / cpa_dtype_bytes(to)));
+        CU_ASSERT_TRUE(same_elements(kv.view.v, view.v, to, kv.v_bytes / cpa_dtype_bytes(to)));
+    }
+    if (from == to || cpa_dtype_is_quantised(to)) {
+        CU_ASSERT_TRUE(same_bytes(kv.view.k, view.k, kv.k_bytes));
+        CU_ASSERT_TRUE(same_bytes(kv.view.v, view.v, kv.v_bytes));
+    }
     cpa_device_free(site.device, device_slots);
     cpa_device_free(site.device, device_v);
     cpa_device_free(site.device, device_k);
@@ -94,9 +111,21 @@ static void kv_write_of(cpa_dtype from, cpa_dtype to, int32_t k_dim, int32_t v_d
 static void kv_write_matches(void) {
     for (int from = 0; from < CPA_DTYPE_COUNT; from++) {
         for (int to = 0; to < CPA_DTYPE_COUNT; to++) {
-            kv_write_of((cpa_dtype)from, (cpa_dtype)to, 64, 64, 0);
-            kv_write_of((cpa_dtype)from, (cpa_dtype)to, 192, 128, 1);
-            kv_write_of((cpa_dtype)from, (cpa_dtype)to, 7, 3, 0);
+            kv_write_of((cpa_dtype)from, (cpa_dtype)to, 0, 64, 64, 0);
+            kv_write_of((cpa_dtype)from, (cpa_dtype)to, 0, 192, 128, 1);
+            kv_write_of((cpa_dtype)from, (cpa_dtype)to, 0, 7, 3, 0);
+        }
+    }
+}
+
+static void kv_write_quantises_to_the_bits_of_the_host(void) {
+    for (int from = 0; from < CPA_DTYPE_COUNT; from++) {
+        for (int kind = 0; kind < 3; kind++) {
+            cpa_dtype to = kind == 2 ? CPA_INT8 : CPA_FP8_E4M3;
+            float scale = kind == 1 ? 0.03f : 0;
+            kv_write_of((cpa_dtype)from, to, scale, 64, 64, 0);
+            kv_write_of((cpa_dtype)from, to, scale, 192, 256, 1);
+            kv_write_of((cpa_dtype)from, to, scale, 7, 3, 0);
         }
     }
 }
@@ -153,6 +182,8 @@ static void kv_copy_and_kv_pack_match(void) {
     copies_of(CPA_F16, 24, 8, 1, 0);
     copies_of(CPA_F32, 7, 3, 0, 1);
     copies_of(CPA_BF16, 7, 3, 1, 1);
+    copies_of(CPA_INT8, 64, 32, 0, 1);
+    copies_of(CPA_FP8_E4M3, 7, 3, 0, 0);
 }
 
 /* States of some rows, some of them empty in each of the ways that count as empty, with NaN in what they hold. */
@@ -361,6 +392,7 @@ static void too_much_memory_is_refused(void) {
 int main(void) {
     static const cpa_test tests[] = {
         {"kv_write matches the host for every pair of dtypes", kv_write_matches},
+        {"kv_write quantises to the bits of the host", kv_write_quantises_to_the_bits_of_the_host},
         {"kv_copy and kv_pack give the bytes of the host", kv_copy_and_kv_pack_match},
         {"merge matches the host, and one by one gives the bits of all at once", merge_matches},
         {"synthesize gives the bits of the host", synthesize_gives_the_bits_of_the_host},

@@ -295,6 +295,27 @@ static void the_built_in_shape_is_that_of_small_yaml(void) {
     CU_ASSERT_EQUAL(read.shape.mask.sinks, small.shape.mask.sinks);
 }
 
+static void window_pattern_repeats_over_the_layers(void) {
+    cpa_model model;
+    cpa_error err;
+    char *name = write_file(
+        "layers: 5\nq_heads: 8\nkv_heads: 2\nhead_dim: 64\ndtype: fp32\nsinks: 3\n"
+        "layer_windows: 4096 0\n");
+    CU_ASSERT_EQUAL_FATAL(cpa_model_load(name, &model, &err), CPA_OK);
+    cpa_model_shape shape = cpa_model_shape_of(&model);
+    for (int32_t layer = 0; layer < 5; layer++) {
+        cpa_mask mask = cpa_model_mask(&shape, layer);
+        CU_ASSERT_EQUAL(mask.window, layer % 2 ? 0 : 4096);
+        CU_ASSERT(mask.causal == 1 && mask.sinks == 3);
+    }
+    cpa_model_set_sinks(&model, 9);
+    CU_ASSERT_EQUAL(cpa_model_mask(&shape, 4).sinks, 9);
+    cpa_model_set_window(&model, 17);
+    shape = cpa_model_shape_of(&model);
+    CU_ASSERT_EQUAL(cpa_model_mask(&shape, 1).window, 17);
+    unlink(name);
+}
+
 static void an_impossible_shape_is_refused_with_its_line(void) {
     static const char *const cases[][2] = {
         {"layers: 2\nq_heads: 7\nkv_heads: 2\nhead_dim: 64\ndtype: fp32\n",
@@ -305,6 +326,10 @@ static void an_impossible_shape_is_refused_with_its_line(void) {
          ":4: head_dim: found '257', expected an integer from 1 to 256"},
         {"layers: 2\nq_heads: 8\nkv_heads: 2\nhead_dim: 64\ndtype: int4\n", ":5: dtype: found 'int4'"},
         {"layers: 2\nq_heads: 8\nkv_heads: 2\nhead_dim: 64\n", "found no key 'dtype'"},
+        {"layers: 2\nq_heads: 8\nkv_heads: 2\nhead_dim: 64\ndtype: fp32\nlayer_windows: 5 x\n",
+         ":6: layer_windows: found 'x'"},
+        {"layers: 2\nq_heads: 8\nkv_heads: 2\nhead_dim: 64\ndtype: fp32\nlayer_windows: 5 0 7\n",
+         ":6: layer_windows: found '7', expected at most 2"},
         {"layers: 2\nheads: 8\n", ":2: found unknown key 'heads'"},
         {"", ":1: found no key 'layers'"},
     };
@@ -333,6 +358,7 @@ static const cpa_test tests[] = {
     {"paths in a settings file are relative to it", paths_in_a_settings_file_are_relative_to_it},
     {"the shapes under configs load", the_shapes_under_configs_load},
     {"the built-in shape is that of small.yaml", the_built_in_shape_is_that_of_small_yaml},
+    {"a window pattern repeats over the layers", window_pattern_repeats_over_the_layers},
     {"an impossible shape is refused with its line", an_impossible_shape_is_refused_with_its_line},
 };
 CPA_TEST_MAIN("settings", tests)

@@ -19,8 +19,14 @@ typedef struct cpa_model_shape {
     int32_t head_dim;   /* of queries and keys */
     int32_t v_head_dim; /* 0 = head_dim */
     cpa_dtype dtype;
-    cpa_mask mask;
+    cpa_mask mask;               /* of every layer, unless */
+    const cpa_mask *layer_masks; /* [layers]: each has its own; NULL: they have not. Must outlive the engine */
 } cpa_model_shape;
+
+/* The mask of a layer. */
+static inline cpa_mask cpa_model_mask(const cpa_model_shape *model, int32_t layer) {
+    return model->layer_masks ? model->layer_masks[layer] : model->mask;
+}
 
 /* The rows of one step on one rank: its tokens, chunk after chunk. Host and device arrays of the same values. */
 typedef struct cpa_rows {
@@ -72,7 +78,7 @@ typedef struct cpa_engine_options {
     size_t size;
     cpa_device_options device;
     cpa_model_shape model;
-    cpa_dtype kv_dtype;             /* of the cache */
+    cpa_dtype kv_dtype;             /* of the cache; see types.h for the quantised ones */
     int32_t block_size;             /* 0 = 16 */
     int64_t num_blocks;             /* of one rank; each holds every layer */
     int32_t interleave;             /* 0 = block_size */
@@ -88,6 +94,8 @@ typedef struct cpa_engine_options {
     const cpa_source *source; /* NULL = the synthetic source */
     cpa_token_at_fn token_at; /* rank 0; NULL = tokens derived from (seed, request, position) */
     void *token_ctx;
+    float k_scale, v_scale; /* of the whole cache, for CPA_FP8_E4M3; 0: each token and head has its own */
+    cpa_kv_layout kv_layout;
     int32_t no_prefix_caching; /* equal beginnings of prompts are computed again; samples of one prompt still share */
     cpa_preemption_mode preemption;
     int64_t swap_bytes; /* of host memory of one rank for the cache of preempted sequences; 0 = none */

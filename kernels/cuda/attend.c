@@ -28,6 +28,13 @@ static int32_t log2_of(int32_t power) {
     return shift;
 }
 
+/* From the start of a block to the scales of its rows, in bytes; 0 if they have none. */
+static int64_t words_at(const cpa_kv_view *kv, int32_t dim, float tensor_scale) {
+    /* The fault: the scale of the token before; for the first one, codes. */
+    int64_t wrong = cpa_fault_is(CPA_FAULT_WRONG_SCALE) ? 4 : 0;
+    return cpa_kv_scale_bytes(kv->dtype, tensor_scale) ? cpa_kv_scales_at(kv, dim, tensor_scale) - wrong : 0;
+}
+
 static void fill_args(const cpa_cuda_plan *plan, const cpa_attend_args *args, cpa_cuda_attend_args *a) {
     cpa_kv_view kv = cpa_kv_view_resolve(args->kv);
     int32_t q_heads = plan->base.q_heads;
@@ -47,6 +54,10 @@ static void fill_args(const cpa_cuda_plan *plan, const cpa_attend_args *args, cp
         .v_head_stride = kv.v_head_stride,
         .q_dtype = args->q_dtype,
         .kv_dtype = kv.dtype,
+        .k_scale = kv.k_scale * (cpa_fault_is(CPA_FAULT_WRONG_SCALE) ? 2 : 1),
+        .v_scale = kv.v_scale,
+        .k_words_at = words_at(&kv, kv.k_dim, kv.k_scale),
+        .v_words_at = words_at(&kv, kv.v_dim, kv.v_scale),
         .q_heads = q_heads,
         .kv_heads = kv.kv_heads,
         .group = q_heads / kv.kv_heads,
@@ -79,14 +90,16 @@ static int aligned(const void *pointer, uintptr_t bytes) {
     return (uintptr_t)pointer % bytes == 0;
 }
 
-/* The tensor-core kernels move 8 elements of the inputs and 4 of the state at a time, multiply in the inputs' dtype,
+/* The tensor-core kernels move 8 elements of the inputs (16 codes) and 4 of the state at a time, multiply in the inputs' dtype,
  * and take the largest raw score for the largest scaled one. */
 static int tensor_cores_fit(const cpa_cuda_attend_args *a) {
     const int64_t inputs = a->q_row_stride | a->k_block_stride | a->k_token_stride | a->k_head_stride |
                            a->v_block_stride | a->v_token_stride | a->v_head_stride | a->k_dim | a->v_dim;
-    return a->q_dtype == a->kv_dtype && (a->q_dtype == CPA_BF16 || a->q_dtype == CPA_F16) && inputs % 8 == 0 &&
-           aligned(a->q, 16) && aligned(a->k, 16) && aligned(a->v, 16) && aligned(a->out, 16) && aligned(a->o, 16) &&
-           a->o_row_stride % 4 == 0 && 1 << a->block_shift >= CPA_CUDA_LEAST_BLOCK && a->scale > 0;
+    const int quantised = cpa_dtype_is_quantised(a->kv_dtype);
+    return (a->q_dtype == a->kv_dtype || quantised) && (a->q_dtype == CPA_BF16 || a->q_dtype == CPA_F16) &&
+           inputs % (quantised ? 16 : 8) == 0 && aligned(a->q, 16) && aligned(a->k, 16) && aligned(a->v, 16) &&
+           aligned(a->out, 16) && aligned(a->o, 16) && a->o_row_stride % 4 == 0 &&
+           1 << a->block_shift >= CPA_CUDA_LEAST_BLOCK && a->scale > 0;
 }
 
 /* The pool of keys or values as a tensor of (dim, token, head, block), with boxes of 64 elements by `box` tokens. A box
@@ -137,7 +150,7 @@ cpa_status cpa_cuda_attend(const cpa_attend_plan *base, const cpa_attend_args *a
     }
     if (plan->n_prefill > 0) {
         a.pieces = (const cpa_cuda_piece *)(plan->memory->image + plan->prefill_at);
-        CPA_TRY(path == CPA_CUDA_HOPPER && args->kv.num_blocks > 0
+        CPA_TRY(path == CPA_CUDA_HOPPER && args->kv.num_blocks > 0 && !cpa_dtype_is_quantised(a.kv_dtype)
                     ? run_hopper(plan, &a, &args->kv, stream)
                     : cpa_cuda_attend_portable(&a, plan->n_prefill, stream));
     }

@@ -73,6 +73,12 @@ __device__ inline bool sees(row_keys keys, int32_t sinks, int32_t key) {
     return key < keys.end && (key >= keys.first || key < sinks);
 }
 
+/* Where the scale of a row of keys, or of values, lies. */
+__device__ inline const char *scale_word_at(const cpa_cuda_attend_args &a, const char *pool, int64_t block_stride,
+                                            int64_t words_at, int64_t block, int head, int64_t token) {
+    return pool + block * block_stride + words_at + (((int64_t)head << a.block_shift) + token) * 4;
+}
+
 /* Row `row` of a piece: its query, its place in the state and in the work space. */
 struct row_place {
     int64_t state_row;

@@ -88,6 +88,8 @@ typedef struct cpa_cuda_attend_args {
     int64_t k_block_stride, k_token_stride, k_head_stride;
     int64_t v_block_stride, v_token_stride, v_head_stride;
     cpa_dtype q_dtype, kv_dtype;
+    float k_scale, v_scale;         /* quantised caches: of the whole tensor, or */
+    int64_t k_words_at, v_words_at; /* where the scales of rows lie in a block, in bytes; 0: rows have none */
     int32_t q_heads, kv_heads, group, k_dim, v_dim;
     int32_t block_shift; /* log2(block_size) */
     int32_t resume;

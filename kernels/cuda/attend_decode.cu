@@ -2,20 +2,28 @@
  * each CTA a list of pieces. The query heads of a group fill a 16-row tile; each warp takes every WARPS-th run of 16
  * keys through cp.async stages of its own, without a barrier, and the warps' states are joined at the end of the piece.
  */
+#include <type_traits>
+
 #include "kernels/cuda/attend.cuh"
+#include "kernels/cuda/decode_quant.cuh"
 #include "kernels/cuda/dependent.cuh"
 #include "kernels/cuda/mma.cuh"
 
 namespace {
 
 constexpr int ROWS = CPA_CUDA_DECODE_ROWS;
-constexpr int KEYS = 16; /* of a stage: one k16 step of P V, within one page */
+constexpr int KEYS = DECODE_RUN;
 
-template <typename Element, int KeyDim, int ValueDim, int Stages>
+/* Codes: of a quantised cache, or void. */
+template <typename Element, typename Codes, int KeyDim, int ValueDim, int Stages, int Warps>
 struct config {
     using element = Element;
-    static constexpr int K_DIM = KeyDim, V_DIM = ValueDim, STAGES = Stages, WARPS = 4, THREADS = 32 * WARPS;
-    static constexpr int K_BYTES = KEYS * KeyDim * 2, STAGE_BYTES = K_BYTES + KEYS * ValueDim * 2;
+    using codes = Codes;
+    static constexpr bool QUANTISED = !std::is_void<Codes>::value;
+    static constexpr int BYTES = QUANTISED ? 1 : 2; /* of an element of the cache */
+    static constexpr int K_DIM = KeyDim, V_DIM = ValueDim, STAGES = Stages, WARPS = Warps, THREADS = 32 * WARPS;
+    static constexpr int K_BYTES = KEYS * KeyDim * BYTES, WORDS_AT = K_BYTES + KEYS * ValueDim * BYTES;
+    static constexpr int STAGE_BYTES = WORDS_AT + (QUANTISED ? 2 * KEYS * 4 : 0); /* the scales of keys and of values */
     static constexpr int WARP_BYTES = Stages * STAGE_BYTES;
     static constexpr int SHARED_BYTES = WARPS * WARP_BYTES;
     static constexpr int CTAS = KeyDim <= 128 && ValueDim <= 128 ? 2 : 1; /* as cpa_cuda_decode_occupancy says */
@@ -38,12 +46,16 @@ __device__ void load_rows(const char *pool, int dim, int64_t token_stride, int k
 template <typename C>
 __device__ void load_stage(const cpa_cuda_attend_args &a, const cpa_cuda_piece &piece, int kv_head, int key, int block,
                            uint32_t shared, int lane) {
-    int64_t token = key & ((1 << a.block_shift) - 1);
-    int keys = piece.k_end - key;
-    load_rows<C::K_DIM>(a.k + (block * a.k_block_stride + token * a.k_token_stride + kv_head * a.k_head_stride) * 2,
-                        a.k_dim, a.k_token_stride, keys, shared, lane);
-    load_rows<C::V_DIM>(a.v + (block * a.v_block_stride + token * a.v_token_stride + kv_head * a.v_head_stride) * 2,
-                        a.v_dim, a.v_token_stride, keys, shared + C::K_BYTES, lane);
+    if constexpr (C::QUANTISED) {
+        load_codes<C>(a, piece, kv_head, key, block, shared, lane);
+    } else {
+        int64_t token = key & ((1 << a.block_shift) - 1);
+        int keys = piece.k_end - key;
+        load_rows<C::K_DIM>(a.k + (block * a.k_block_stride + token * a.k_token_stride + kv_head * a.k_head_stride) * 2,
+                            a.k_dim, a.k_token_stride, keys, shared, lane);
+        load_rows<C::V_DIM>(a.v + (block * a.v_block_stride + token * a.v_token_stride + kv_head * a.v_head_stride) * 2,
+                            a.v_dim, a.v_token_stride, keys, shared + C::K_BYTES, lane);
+    }
 }
 
 /* The queries as A operands; zeros past the last row and past the head's width. */
@@ -72,21 +84,64 @@ template <typename C>
 struct warp_state {
     float o[C::V_DIM / 8][4];
     float max[2], sum[2]; /* max of raw scores; sum over this lane's columns */
+    float q_scale[2];     /* quantised: see decode_quant.cuh */
+    float largest;        /* scale of values so far */
 };
+
+/* The scales of this lane's keys 2 c, 2 c + 1, 2 c + 8, 2 c + 9. */
+__device__ void load_words(uint32_t (&words)[4], uint32_t address, int lane) {
+#pragma unroll
+    for (int n = 0; n < 2; n++) {
+        uint32_t pair[2];
+        load_shared(pair, address + (8 * n + 2 * (lane % 4)) * 4);
+        words[2 * n] = pair[0], words[2 * n + 1] = pair[1];
+    }
+}
+
+/* The factors of the probabilities of this lane's keys; what was accumulated follows the largest scale. */
+template <typename C>
+__device__ void weigh_scales(float (&weight)[4], warp_state<C> &state, const uint32_t (&words)[4]) {
+    float top = 0;
+#pragma unroll
+    for (int i = 0; i < 4; i++) weight[i] = C::codes::scale(words[i]), top = fmaxf(top, weight[i]);
+    top = quad_max(top);
+    if (top > state.largest) { /* the same for all lanes; scales settle early */
+        const float shrink = state.largest / top;
+#pragma unroll
+        for (int n = 0; n < C::V_DIM / 8; n++)
+#pragma unroll
+            for (int e = 0; e < 4; e++) state.o[n][e] *= shrink;
+        state.largest = top;
+    }
+    const float inverse = __fdividef(DECODE_P_SCALE, state.largest);
+#pragma unroll
+    for (int i = 0; i < 4; i++) weight[i] *= inverse;
+}
 
 /* One run of 16 keys. */
 template <typename C>
-__device__ void attend_keys(warp_state<C> &state, const uint32_t (&q)[C::K_DIM / 16][4], uint32_t stage,
-                            float scale_log2, bool masked, const row_keys (&bounds)[2], int sinks, int key, int lane) {
-    float s[2][4] = {{0, 0, 0, 0}, {0, 0, 0, 0}};
-    const uint32_t keys_at = keys_base<C::K_DIM>(stage, lane),
-                   values_at = values_base<C::V_DIM>(stage + C::K_BYTES, lane);
+__device__ void attend_keys(const cpa_cuda_attend_args &a, warp_state<C> &state,
+                            const uint32_t (&q)[C::K_DIM / 16][4], uint32_t stage, bool masked, const row_keys (&bounds)[2], int sinks, int key, int lane) {
+    using product = typename std::conditional<C::QUANTISED, __half, typename C::element>::type;
+    const float scale_log2 = a.scale_log2;
+    float s[2][4] = {{0, 0, 0, 0}, {0, 0, 0, 0}}, weight[4];
+    uint32_t words[4];
+    if constexpr (C::QUANTISED) {
+        for (int i = 0; i < 4; i++) words[i] = C::codes::word(a.k_scale);
+        if (a.k_words_at) load_words(words, stage + C::WORDS_AT, lane);
+        score_codes<C>(s, q, state.q_scale, stage, words, a.k_words_at != 0, lane);
+        for (int i = 0; i < 4; i++) words[i] = C::codes::word(a.v_scale);
+        if (a.k_words_at) load_words(words, stage + C::WORDS_AT + KEYS * 4, lane);
+        weigh_scales<C>(weight, state, words);
+    } else {
+        const uint32_t keys_at = keys_base<C::K_DIM>(stage, lane);
 #pragma unroll
-    for (int k = 0; k < C::K_DIM / 16; k++) {
-        uint32_t keys[4];
-        load_matrices(keys, at_pair<C::K_DIM>(keys_at, k));
-        mma<typename C::element>(s[0], q[k], keys[0], keys[1]);
-        mma<typename C::element>(s[1], q[k], keys[2], keys[3]);
+        for (int k = 0; k < C::K_DIM / 16; k++) {
+            uint32_t keys[4];
+            load_matrices(keys, at_pair<C::K_DIM>(keys_at, k));
+            mma<product>(s[0], q[k], keys[0], keys[1]);
+            mma<product>(s[1], q[k], keys[2], keys[3]);
+        }
     }
     if (masked) {
 #pragma unroll
@@ -108,7 +163,8 @@ __device__ void attend_keys(warp_state<C> &state, const uint32_t (&q)[C::K_DIM /
             float low = exp2_fast(s[n][2 * half] * scale_log2 - base);
             float high = exp2_fast(s[n][2 * half + 1] * scale_log2 - base);
             sum += low + high;
-            p[2 * n + half] = pack_pair<typename C::element>(low, high);
+            if constexpr (C::QUANTISED) low *= weight[2 * n], high *= weight[2 * n + 1];
+            p[2 * n + half] = pack_pair<product>(low, high);
         }
         state.max[half] = max;
         state.sum[half] = state.sum[half] * keep[half] + sum;
@@ -119,12 +175,17 @@ __device__ void attend_keys(warp_state<C> &state, const uint32_t (&q)[C::K_DIM /
 #pragma unroll
             for (int e = 0; e < 4; e++) state.o[n][e] *= keep[e / 2];
     }
+    if constexpr (C::QUANTISED) {
+        weigh_codes<C>(state.o, p, stage + C::K_BYTES, words, lane);
+    } else {
+        const uint32_t values_at = values_base<C::V_DIM>(stage + C::K_BYTES, lane);
 #pragma unroll
-    for (int n = 0; n < C::V_DIM / 16; n++) {
-        uint32_t values[4];
-        load_matrices_transposed(values, at_pair<C::V_DIM>(values_at, n));
-        mma<typename C::element>(state.o[2 * n], p, values[0], values[1]);
-        mma<typename C::element>(state.o[2 * n + 1], p, values[2], values[3]);
+        for (int n = 0; n < C::V_DIM / 16; n++) {
+            uint32_t values[4];
+            load_matrices_transposed(values, at_pair<C::V_DIM>(values_at, n));
+            mma<product>(state.o[2 * n], p, values[0], values[1]);
+            mma<product>(state.o[2 * n + 1], p, values[2], values[3]);
+        }
     }
 }
 
@@ -139,10 +200,14 @@ __device__ void join_warps(const cpa_cuda_attend_args &a, const cpa_cuda_piece &
         int row = 8 * half + lane / 4;
         float total = quad_sum(state.sum[half]);
         if (lane % 4 == 0) max[warp][row] = state.max[half], sum[warp][row] = total;
+        if constexpr (C::QUANTISED) {
+            store_code_columns<C>(o + row * C::V_DIM, state.o, half, state.largest / DECODE_P_SCALE, lane);
+        } else {
 #pragma unroll
-        for (int n = 0; n < C::V_DIM / 8; n++) {
-            const float pair[2] = {state.o[n][2 * half], state.o[n][2 * half + 1]};
-            store_floats(o + row * C::V_DIM + 8 * n + 2 * (lane % 4), pair);
+            for (int n = 0; n < C::V_DIM / 8; n++) {
+                const float pair[2] = {state.o[n][2 * half], state.o[n][2 * half + 1]};
+                store_floats(o + row * C::V_DIM + 8 * n + 2 * (lane % 4), pair);
+            }
         }
     }
     __syncthreads();
@@ -193,7 +258,11 @@ __device__ void attend_piece(const cpa_cuda_attend_args &a, const cpa_cuda_piece
 #pragma unroll
     for (int stage = 0; stage < C::STAGES - 1; stage++) load_next(stage);
     uint32_t q[C::K_DIM / 16][4];
-    load_queries<C>(q, a, piece, kv_group, lane);
+    if constexpr (C::QUANTISED) {
+        load_query_codes<C>(q, state.q_scale, a, piece, kv_group, lane);
+    } else {
+        load_queries<C>(q, a, piece, kv_group, lane);
+    }
     row_keys bounds[2];
 #pragma unroll
     for (int half = 0; half < 2; half++) bounds[half] = walk.keys_of(a, piece, piece.row_begin + 8 * half + lane / 4);
@@ -203,8 +272,8 @@ __device__ void attend_piece(const cpa_cuda_attend_args &a, const cpa_cuda_piece
         __syncwarp(); /* the run is there for all lanes, and all are done with the stage that is loaded next */
         load_next(stage == 0 ? C::STAGES - 1 : stage - 1);
         int tile = walk.tile(i);
-        attend_keys<C>(state, q, stages + stage * C::STAGE_BYTES, a.scale_log2, walk.masked(tile), bounds, walk.sinks,
-                       tile * KEYS, lane);
+        attend_keys<C>(a, state, q, stages + stage * C::STAGE_BYTES, walk.masked(tile), bounds, walk.sinks, tile * KEYS,
+                       lane);
         stage = stage + 1 == C::STAGES ? 0 : stage + 1;
     }
     copy_async_wait<0>();
@@ -222,12 +291,12 @@ __global__ void __launch_bounds__(C::THREADS, C::CTAS) attend_decode(const __gri
     for (int at = blockIdx.y, next; at >= 0; at = next) {
         if (threadIdx.x == 0) piece = a.pieces[at];
         __syncthreads();
-        if (piece.row_end == 0) return; /* a CTA that only fills the grid up */
         walk.start(a, piece);
         next = piece.next;
         warp_state<C> state;
 #pragma unroll
         for (int half = 0; half < 2; half++) state.max[half] = -INFINITY, state.sum[half] = 0;
+        state.largest = 1e-30f; /* below any scale that matters */
 #pragma unroll
         for (int n = 0; n < C::V_DIM / 8; n++)
 #pragma unroll
@@ -247,18 +316,30 @@ cpa_status launch(const cpa_cuda_attend_args *args, int32_t ctas, cpa_stream *st
     return cpa_cuda_launched(stream, "attend");
 }
 
-template <typename Element>
+/* Codes are half the bytes but the same work: it takes more warps to keep the memory busy, with as much under way. */
+template <typename Element, typename Codes>
 cpa_status launch_widths(const cpa_cuda_attend_args *args, int32_t ctas, cpa_stream *stream) {
+    constexpr bool Q = !std::is_void<Codes>::value;
     int32_t k_dim = args->k_dim, v_dim = args->v_dim;
-    if (k_dim <= 64 && v_dim <= 64) return launch<config<Element, 64, 64, 6>>(args, ctas, stream);
-    if (k_dim <= 128 && v_dim <= 128) return launch<config<Element, 128, 128, 3>>(args, ctas, stream);
-    if (k_dim <= 192 && v_dim <= 128) return launch<config<Element, 192, 128, 4>>(args, ctas, stream);
-    return launch<config<Element, 256, 256, 3>>(args, ctas, stream);
+    if (k_dim <= 64 && v_dim <= 64)
+        return launch<config<Element, Codes, 64, 64, Q ? 7 : 6, Q ? 6 : 4>>(args, ctas, stream);
+    if (k_dim <= 128 && v_dim <= 128)
+        return launch<config<Element, Codes, 128, 128, Q ? 4 : 3, Q ? 6 : 4>>(args, ctas, stream);
+    if (k_dim <= 192 && v_dim <= 128)
+        return launch<config<Element, Codes, 192, 128, Q ? 6 : 4, 4>>(args, ctas, stream);
+    return launch<config<Element, Codes, 256, 256, Q ? 5 : 3, 4>>(args, ctas, stream);
+}
+
+template <typename Element>
+cpa_status launch_codes(const cpa_cuda_attend_args *args, int32_t ctas, cpa_stream *stream) {
+    if (args->kv_dtype == CPA_FP8_E4M3) return launch_widths<Element, e4m3_codes>(args, ctas, stream);
+    if (args->kv_dtype == CPA_INT8) return launch_widths<Element, int8_codes>(args, ctas, stream);
+    return launch_widths<Element, void>(args, ctas, stream);
 }
 
 } // namespace
 
 extern "C" cpa_status cpa_cuda_attend_decode(const cpa_cuda_attend_args *args, int32_t ctas, cpa_stream *stream) {
-    return args->q_dtype == CPA_BF16 ? launch_widths<__nv_bfloat16>(args, ctas, stream)
-                                     : launch_widths<__half>(args, ctas, stream);
+    return args->q_dtype == CPA_BF16 ? launch_codes<__nv_bfloat16>(args, ctas, stream)
+                                     : launch_codes<__half>(args, ctas, stream);
 }

@@ -2,8 +2,11 @@
  * (FlashAttention-2, Dao, arXiv:2307.08691). One CTA a piece and KV head. Keys and values come through the block table
  * by cp.async, two tiles deep; tiles that no row sees are skipped, and a mask is applied only where some row does not
  * see a key. */
+#include <type_traits>
+
 #include "kernels/cuda/attend.cuh"
 #include "kernels/cuda/mma.cuh"
+#include "kernels/cuda/quant.cuh"
 
 namespace {
 
@@ -11,17 +14,20 @@ constexpr int ROWS = CPA_CUDA_PREFILL_ROWS;
 constexpr int STAGES = 2;
 
 /* What a shape of heads is compiled for: widths of keys and values (multiples of 64, the rest is zeros), keys a tile,
- * warps. */
-template <typename Element, int KeyDim, int ValueDim, int Keys, int Warps>
+ * warps. Codes: of a quantised cache, or void. */
+template <typename Element, typename Codes, int KeyDim, int ValueDim, int Keys, int Warps>
 struct config {
     using element = Element;
+    using codes = Codes;
+    static constexpr bool QUANTISED = !std::is_void<Codes>::value;
     static constexpr int K_DIM = KeyDim, V_DIM = ValueDim, KEYS = Keys;
     static constexpr int THREADS = 32 * Warps;
     static constexpr int M_TILES = ROWS / (16 * Warps); /* 16-row tiles of a warp */
     static constexpr int Q_BYTES = ROWS * KeyDim * 2, K_BYTES = Keys * KeyDim * 2, V_BYTES = Keys * ValueDim * 2;
     static constexpr int STAGE_BYTES = K_BYTES + V_BYTES;
     static constexpr int SHARED_BYTES = Q_BYTES + STAGES * STAGE_BYTES;
-    static constexpr int CTAS = SHARED_BYTES <= 113 * 1024 ? 2 : 1; /* a multiprocessor has 227 KB at the least */
+    /* A multiprocessor has 227 KB at the least. Codes on their way need more registers than two CTAs of 8 warps have. */
+    static constexpr int CTAS = SHARED_BYTES <= 113 * 1024 && !QUANTISED ? 2 : 1;
 };
 
 /* Rows [from, to) of the tile's queries, zeros past the last. */
@@ -58,6 +64,98 @@ __device__ void load_pages(const cpa_cuda_attend_args &a, const cpa_cuda_piece &
         copy_async_16(shared + swizzled<DIM>(row, chunk), from, valid);
     }
 }
+
+/* A quantised tile of keys or of values on its way: fetched into registers, and placed in shared memory later. There
+ * keys are codes less their zero, exact in the element, with their scales beside them; values are what they stand for,
+ * rounded. A thread has every THREADS-th chunk of 8 codes. */
+template <typename C, int DIM, bool KEYS>
+struct code_tile {
+    using codes = typename C::codes;
+    static constexpr int CHUNKS = DIM / 8, COUNT = C::KEYS * CHUNKS / C::THREADS;
+
+    /* Chunk i: zeros past the last key and past the head's width. */
+    static __device__ void fetch(const cpa_cuda_attend_args &a, const cpa_cuda_piece &piece, int kv_head, int key, int i,
+                                 uint2 &eight, uint32_t &word) {
+        const int at_once = threadIdx.x + i * C::THREADS, chunk = at_once % CHUNKS, at = key + at_once / CHUNKS;
+        const int64_t block_stride = KEYS ? a.k_block_stride : a.v_block_stride;
+        const int64_t token_stride = KEYS ? a.k_token_stride : a.v_token_stride;
+        const int64_t head_stride = KEYS ? a.k_head_stride : a.v_head_stride;
+        const int64_t words_at = KEYS ? a.k_words_at : a.v_words_at;
+        const char *pool = KEYS ? a.k : a.v;
+        eight = make_uint2(0, 0);
+        word = 0;
+        if (at >= piece.k_end || chunk * 8 >= (KEYS ? a.k_dim : a.v_dim)) return;
+        const int64_t block = __ldg(a.tables + piece.table + (at >> a.block_shift));
+        const int64_t token = at & ((1 << a.block_shift) - 1);
+        eight = __ldg((const uint2 *)(pool + block * block_stride + token * token_stride + kv_head * head_stride +
+                                      chunk * 8));
+        word = words_at
+                   ? __ldg((const uint32_t *)scale_word_at(a, pool, block_stride, words_at, block, kv_head, token))
+                   : codes::word(KEYS ? a.k_scale : a.v_scale);
+    }
+    static __device__ void place(uint32_t shared, float *scales, int i, uint2 eight, uint32_t word) {
+        const int at_once = threadIdx.x + i * C::THREADS, row = at_once / CHUNKS, chunk = at_once % CHUNKS;
+        const uint32_t zero = codes::zero(word, word), four[2] = {eight.x, eight.y};
+        const float scale = codes::scale(word);
+        uint32_t out[4];
+#pragma unroll
+        for (int f = 0; f < 2; f++) {
+            uint32_t pair[2];
+            codes::widen(four[f], zero, pair[0], pair[1]);
+#pragma unroll
+            for (int p = 0; p < 2; p++) {
+                float2 x = __half22float2(bits_pair(pair[p]));
+                if (!KEYS) x.x *= scale, x.y *= scale;
+                out[2 * f + p] = pack_pair<typename C::element>(x.x, x.y);
+            }
+        }
+        if (KEYS && chunk == 0) scales[row] = scale;
+        asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(shared + swizzled<DIM>(row, chunk)), "r"(out[0]),
+                     "r"(out[1]), "r"(out[2]), "r"(out[3])
+                     : "memory");
+    }
+};
+
+/* Both tiles; they are fetched while the tile before is worked on, where registers suffice. */
+template <typename C>
+struct code_tiles {
+    using keys = code_tile<C, C::K_DIM, true>;
+    using values = code_tile<C, C::V_DIM, false>;
+    static constexpr bool AHEAD = C::K_DIM < 256;
+    uint2 k[AHEAD ? keys::COUNT : 1], v[AHEAD ? values::COUNT : 1];
+    uint32_t k_word[AHEAD ? keys::COUNT : 1], v_word[AHEAD ? values::COUNT : 1];
+
+    __device__ void fetch(const cpa_cuda_attend_args &a, const cpa_cuda_piece &piece, int kv_head, int tile) {
+        if constexpr (AHEAD) {
+#pragma unroll
+            for (int i = 0; i < keys::COUNT; i++) keys::fetch(a, piece, kv_head, tile * C::KEYS, i, k[i], k_word[i]);
+#pragma unroll
+            for (int i = 0; i < values::COUNT; i++)
+                values::fetch(a, piece, kv_head, tile * C::KEYS, i, v[i], v_word[i]);
+        }
+    }
+    /* The next barrier ends it. */
+    __device__ void place(const cpa_cuda_attend_args &a, const cpa_cuda_piece &piece, int kv_head, int tile,
+                          uint32_t shared, float *scales) {
+        if constexpr (AHEAD) {
+#pragma unroll
+            for (int i = 0; i < keys::COUNT; i++) keys::place(shared, scales, i, k[i], k_word[i]);
+#pragma unroll
+            for (int i = 0; i < values::COUNT; i++) values::place(shared + C::K_BYTES, scales, i, v[i], v_word[i]);
+        } else {
+#pragma unroll 2
+            for (int i = 0; i < keys::COUNT; i++) {
+                keys::fetch(a, piece, kv_head, tile * C::KEYS, i, k[0], k_word[0]);
+                keys::place(shared, scales, i, k[0], k_word[0]);
+            }
+#pragma unroll 2
+            for (int i = 0; i < values::COUNT; i++) {
+                values::fetch(a, piece, kv_head, tile * C::KEYS, i, v[0], v_word[0]);
+                values::place(shared + C::K_BYTES, scales, i, v[0], v_word[0]);
+            }
+        }
+    }
+};
 
 template <typename C>
 __device__ void load_tile(const cpa_cuda_attend_args &a, const cpa_cuda_piece &piece, int kv_head, int tile,
@@ -104,6 +202,20 @@ __device__ void multiply_keys(scores<C> &s, uint32_t q_base, uint32_t k_base) {
                 mma<typename C::element>(s[m][2 * n], q[m], keys[0], keys[1]);
                 mma<typename C::element>(s[m][2 * n + 1], q[m], keys[2], keys[3]);
             }
+        }
+    }
+}
+
+/* Scores of codes become scores of keys. */
+template <typename C>
+__device__ void scale_scores(scores<C> &s, const float *scales, int lane) {
+#pragma unroll
+    for (int n = 0; n < C::KEYS / 8; n++) {
+        const float2 pair = *(const float2 *)(scales + 8 * n + 2 * (lane % 4));
+#pragma unroll
+        for (int m = 0; m < C::M_TILES; m++) {
+#pragma unroll
+            for (int e = 0; e < 4; e++) s[m][n][e] *= e % 2 ? pair.y : pair.x;
         }
     }
 }
@@ -212,6 +324,7 @@ __global__ void __launch_bounds__(C::THREADS, C::CTAS) attend_portable(const __g
     __shared__ cpa_cuda_piece piece; /* in shared memory what would cost registers in the loop */
     __shared__ key_walk<C::KEYS> walk;
     __shared__ row_keys bounds[ROWS];
+    __shared__ alignas(8) float scales[STAGES][C::QUANTISED ? C::KEYS : 1]; /* of the keys of a tile */
     const int kv_group = blockIdx.x % a.kv_heads, kv_head = (kv_group + a.head_skew) % a.kv_heads;
     const int lane = threadIdx.x % 32, row = (threadIdx.x / 32) * 16 * C::M_TILES;
     if (threadIdx.x == 0) piece = a.pieces[blockIdx.x / a.kv_heads];
@@ -220,7 +333,23 @@ __global__ void __launch_bounds__(C::THREADS, C::CTAS) attend_portable(const __g
 
     int left = walk.count - 1;
     load_queries<C>(a, piece, kv_group, q_tile);
-    if (left >= 0) load_tile<C>(a, piece, kv_head, walk.tile(left), kv_tiles + (left % STAGES) * C::STAGE_BYTES);
+    typename std::conditional<C::QUANTISED, code_tiles<C>, char>::type coming;
+    auto begin_load = [&](int next) {
+        if constexpr (C::QUANTISED) {
+            coming.fetch(a, piece, kv_head, walk.tile(next));
+        } else {
+            load_tile<C>(a, piece, kv_head, walk.tile(next), kv_tiles + (next % STAGES) * C::STAGE_BYTES);
+        }
+    };
+    auto end_load = [&](int next) {
+        if constexpr (C::QUANTISED)
+            coming.place(a, piece, kv_head, walk.tile(next), kv_tiles + (next % STAGES) * C::STAGE_BYTES,
+                         scales[next % STAGES]);
+    };
+    if (left >= 0) {
+        begin_load(left);
+        end_load(left);
+    }
     copy_async_commit();
     for (int i = threadIdx.x; i < ROWS; i += C::THREADS) bounds[i] = walk.keys_of(a, piece, piece.row_begin + i);
 
@@ -241,15 +370,17 @@ __global__ void __launch_bounds__(C::THREADS, C::CTAS) attend_portable(const __g
         copy_async_wait<0>();
         __syncthreads(); /* the tile is there, and everyone is done with the other stage */
         if (left > 0) {
-            load_tile<C>(a, piece, kv_head, walk.tile(left - 1), kv_tiles + ((left - 1) % STAGES) * C::STAGE_BYTES);
+            begin_load(left - 1);
             copy_async_commit();
         }
         scores<C> s;
         probabilities<C> p;
         multiply_keys<C>(s, q_base, keys_base<C::K_DIM>(k_tile, lane));
+        if (C::QUANTISED) scale_scores<C>(s, scales[left % STAGES], lane);
         if (walk.masked(tile)) mask_scores<C>(s, bounds, walk.sinks, tile * C::KEYS, row, lane);
         online_softmax<C>(p, s, state, a.scale_log2);
         multiply_values<C>(state, p, values_base<C::V_DIM>(k_tile + C::K_BYTES, lane));
+        if (left > 0) end_load(left - 1);
     }
     store_state<C>(a, piece, kv_group, state, row, lane);
 }
@@ -263,18 +394,25 @@ cpa_status launch(const cpa_cuda_attend_args *args, int32_t n_pieces, cpa_stream
     return cpa_cuda_launched(stream, "attend");
 }
 
-template <typename Element>
+template <typename Element, typename Codes>
 cpa_status launch_widths(const cpa_cuda_attend_args *args, int32_t n_pieces, cpa_stream *stream) {
     int32_t k_dim = args->k_dim, v_dim = args->v_dim;
-    if (k_dim <= 64 && v_dim <= 64) return launch<config<Element, 64, 64, 64, 4>>(args, n_pieces, stream);
-    if (k_dim <= 128 && v_dim <= 128) return launch<config<Element, 128, 128, 64, 8>>(args, n_pieces, stream);
-    if (k_dim <= 192 && v_dim <= 128) return launch<config<Element, 192, 128, 64, 8>>(args, n_pieces, stream);
-    return launch<config<Element, 256, 256, 64, 8>>(args, n_pieces, stream);
+    if (k_dim <= 64 && v_dim <= 64) return launch<config<Element, Codes, 64, 64, 64, std::is_void<Codes>::value ? 4 : 8>>(args, n_pieces, stream);
+    if (k_dim <= 128 && v_dim <= 128) return launch<config<Element, Codes, 128, 128, 64, 8>>(args, n_pieces, stream);
+    if (k_dim <= 192 && v_dim <= 128) return launch<config<Element, Codes, 192, 128, 64, 8>>(args, n_pieces, stream);
+    return launch<config<Element, Codes, 256, 256, 64, 8>>(args, n_pieces, stream);
+}
+
+template <typename Element>
+cpa_status launch_codes(const cpa_cuda_attend_args *args, int32_t n_pieces, cpa_stream *stream) {
+    if (args->kv_dtype == CPA_FP8_E4M3) return launch_widths<Element, e4m3_codes>(args, n_pieces, stream);
+    if (args->kv_dtype == CPA_INT8) return launch_widths<Element, int8_codes>(args, n_pieces, stream);
+    return launch_widths<Element, void>(args, n_pieces, stream);
 }
 
 } // namespace
 
 extern "C" cpa_status cpa_cuda_attend_portable(const cpa_cuda_attend_args *args, int32_t n_pieces, cpa_stream *stream) {
-    return args->q_dtype == CPA_BF16 ? launch_widths<__nv_bfloat16>(args, n_pieces, stream)
-                                     : launch_widths<__half>(args, n_pieces, stream);
+    return args->q_dtype == CPA_BF16 ? launch_codes<__nv_bfloat16>(args, n_pieces, stream)
+                                     : launch_codes<__half>(args, n_pieces, stream);
 }

@@ -1,6 +1,7 @@
 /* attend for any dtype, width and block size, in fp32 without tensor cores: what the other kernels do not take, and
  * what tests compare them with. A warp a row and head; the lanes share the elements of a head. */
 #include "kernels/cuda/attend.cuh"
+#include "kernels/cuda/quant.cuh"
 
 namespace {
 
@@ -25,6 +26,18 @@ __device__ const cpa_cuda_item *item_of(const cpa_cuda_attend_args &a, int64_t r
     return &a.items[low];
 }
 
+/* An element of the cache; word: of its row, if it is quantised. */
+__device__ float read_cached(const char *pool, cpa_dtype dtype, int64_t i, uint32_t word) {
+    return dtype >= CPA_DTYPE_COUNT ? read_code(pool, dtype, i, word) : read_element(pool, dtype, i);
+}
+
+/* The scale word of a row, or that of the tensor. */
+__device__ uint32_t word_of(const cpa_cuda_attend_args &a, const char *pool, int64_t block_stride, int64_t words_at,
+                            float tensor_scale, int64_t block, int head, int64_t token) {
+    if (!words_at) return __float_as_uint(tensor_scale);
+    return *(const uint32_t *)scale_word_at(a, pool, block_stride, words_at, block, head, token);
+}
+
 struct row_state {
     float o[ELEMENTS], max, sum; /* max of scaled scores; O not yet divided by the sum */
     float o_lost[ELEMENTS], sum_lost;
@@ -43,11 +56,13 @@ __device__ void attend_key(const cpa_cuda_attend_args &a, row_state &state, cons
     const int64_t block = a.tables[item.table + (key >> a.block_shift)], token = key & ((1 << a.block_shift) - 1);
     const int64_t k_at = block * a.k_block_stride + token * a.k_token_stride + kv_head * a.k_head_stride;
     const int64_t v_at = block * a.v_block_stride + token * a.v_token_stride + kv_head * a.v_head_stride;
+    const uint32_t k_word = word_of(a, a.k, a.k_block_stride, a.k_words_at, a.k_scale, block, kv_head, token);
+    const uint32_t v_word = word_of(a, a.v, a.v_block_stride, a.v_words_at, a.v_scale, block, kv_head, token);
     float dot = 0;
 #pragma unroll
     for (int i = 0; i < ELEMENTS; i++) {
         int d = lane + i * WARP_LANES;
-        if (d < a.k_dim) dot += q[i] * read_element(a.k, a.kv_dtype, k_at + d);
+        if (d < a.k_dim) dot += q[i] * read_cached(a.k, a.kv_dtype, k_at + d, k_word);
     }
     const float score = warp_sum(dot) * a.scale, max = fmaxf(state.max, score);
     const float keep = expf(state.max - max), p = expf(score - max);
@@ -61,7 +76,7 @@ __device__ void attend_key(const cpa_cuda_attend_args &a, row_state &state, cons
         if (d >= a.v_dim) continue;
         state.o[i] *= keep;
         state.o_lost[i] *= keep;
-        add(state.o[i], state.o_lost[i], p * read_element(a.v, a.kv_dtype, v_at + d));
+        add(state.o[i], state.o_lost[i], p * read_cached(a.v, a.kv_dtype, v_at + d, v_word));
     }
 }
 

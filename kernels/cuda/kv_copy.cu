@@ -1,6 +1,8 @@
 /* kv_copy and kv_pack: whole or partial blocks from pool to pool. The list of blocks travels in the parameters of the
  * kernel, so that the caller's arrays may go as soon as the call returns. A CTA copies the keys or the values of a
  * block. Either pool may be pinned host memory. */
+#include <string.h>
+
 #include "kernels/cuda/cuda.h"
 
 namespace {
@@ -72,6 +74,21 @@ tensor values_of(const cpa_kv_view &src, const cpa_kv_view &dst) {
             src.v_dim * bytes};
 }
 
+/* The scales of keys, or of values: rows of one word in the order [kv_heads, block_size]. */
+tensor scales_of(const tensor &t, const cpa_kv_view &src, int32_t dim, float tensor_scale) {
+    const int64_t bytes = cpa_kv_scale_bytes(src.dtype, tensor_scale), head = src.block_size * bytes;
+    const int64_t at = cpa_kv_scales_at(&src, dim, tensor_scale);
+    return {t.src + at,
+            t.dst + at,
+            t.src_block,
+            bytes,
+            head,
+            t.dst_block,
+            bytes,
+            head,
+            bytes};
+}
+
 /* The widest access that every row, token and block of both pools is aligned to. */
 int64_t alignment_of(const copy_args &a) {
     uintptr_t bits = 16;
@@ -84,6 +101,7 @@ int64_t alignment_of(const copy_args &a) {
 /* Collects blocks and launches them, a parameter list at a time. */
 struct copier {
     copy_args args;
+    tensor rows[2], scales[2];
     int32_t count;
     int64_t alignment;
     cpa_stream *stream;
@@ -92,21 +110,32 @@ struct copier {
     copier(const cpa_kv_view &src, const cpa_kv_view &dst, cpa_stream *on, const char *name)
         : count(0), stream(on), operation(name) {
         const cpa_kv_view from = cpa_kv_view_resolve(src), to = cpa_kv_view_resolve(dst);
-        args.tensors[0] = keys_of(from, to);
-        args.tensors[1] = values_of(from, to);
+        rows[0] = args.tensors[0] = keys_of(from, to);
+        rows[1] = args.tensors[1] = values_of(from, to);
+        scales[0] = scales_of(rows[0], from, from.k_dim, from.k_scale);
+        scales[1] = scales_of(rows[1], from, from.v_dim, from.v_scale);
         args.heads = from.kv_heads;
         alignment = alignment_of(args);
     }
+    template <typename Unit>
+    void launch() {
+        copy_blocks<Unit><<<dim3(count, 2), THREADS, 0, cpa_cuda_handle(stream)>>>(args);
+    }
     cpa_status flush() {
         if (count == 0) return CPA_OK;
-        const dim3 grid(count, 2);
-        const cudaStream_t handle = cpa_cuda_handle(stream);
         if (alignment >= 16) {
-            copy_blocks<uint4><<<grid, THREADS, 0, handle>>>(args);
+            launch<uint4>();
         } else if (alignment >= 4) {
-            copy_blocks<uint32_t><<<grid, THREADS, 0, handle>>>(args);
+            launch<uint32_t>();
+        } else if (alignment >= 2) {
+            launch<uint16_t>();
         } else {
-            copy_blocks<uint16_t><<<grid, THREADS, 0, handle>>>(args);
+            launch<uint8_t>();
+        }
+        if (scales[0].row_bytes) {
+            memcpy(args.tensors, scales, sizeof scales);
+            launch<uint32_t>();
+            memcpy(args.tensors, rows, sizeof rows);
         }
         count = 0;
         return cpa_cuda_launched(stream, operation);

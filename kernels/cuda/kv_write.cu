@@ -1,6 +1,7 @@
 /* kv_write: new keys and values into their pages, by slot mapping. blockIdx.y says keys or values. */
 #include "kernels/cuda/cuda.h"
 #include "kernels/cuda/element.cuh"
+#include "kernels/cuda/kv_quantise.h"
 
 namespace {
 
@@ -133,6 +134,7 @@ extern "C" cpa_status cpa_cuda_kv_write(const cpa_kv_write_args *args, cpa_strea
     if (args->tokens == 0) return CPA_OK;
     cpa_status status = cpa_cuda_select(stream->device, &stream->error);
     if (status != CPA_OK) return status;
+    if (cpa_dtype_is_quantised(args->kv.dtype)) return cpa_cuda_kv_quantise(args, stream);
     const cpa_kv_view kv = cpa_kv_view_resolve(args->kv);
     int32_t block_shift = 0;
     while (kv.block_size >> block_shift > 1) block_shift++;

@@ -27,6 +27,10 @@ typedef struct cpa_attend_pages {
     int32_t dim;
     int64_t keys; /* keys in the table */
     const int32_t *table;
+    /* Of a quantised cache. */
+    const char *scales;        /* the word of block 0, token 0, first head; NULL: rows have none */
+    int64_t scale_head_stride; /* a token's words are 4 bytes apart */
+    float tensor_scale;
 } cpa_attend_pages;
 
 /* The keys that a row sees are the lanes [0, min(sinks, end)) and [first, end) of the tile, less those before the

@@ -131,6 +131,17 @@ static void attend_group(const cpa_attend_job *job, const cpa_host_unit *unit, c
     job->isa->attend(&tile, &group);
 }
 
+/* The scales of one pool, for pages that are otherwise complete. */
+static void find_scales(cpa_attend_pages *pages, const cpa_kv_view *kv, int32_t kv_head, const void *pool,
+                        float tensor_scale) {
+    int64_t head_stride = kv->block_size * cpa_kv_scale_bytes(kv->dtype, tensor_scale);
+    pages->tensor_scale = tensor_scale;
+    pages->scale_head_stride = head_stride;
+    pages->scales = head_stride
+                        ? (const char *)pool + cpa_kv_scales_at(kv, pages->dim, tensor_scale) + kv_head * head_stride
+                        : NULL;
+}
+
 /* The keys and values of the unit's heads, as pages. */
 static void find_pages(const cpa_attend_job *job, const cpa_host_unit *unit, cpa_attend_pages *k, cpa_attend_pages *v) {
     const cpa_kv_view *kv = &job->args.kv;
@@ -150,6 +161,12 @@ static void find_pages(const cpa_attend_job *job, const cpa_host_unit *unit, cpa
     v->token_stride = kv->v_token_stride * bytes;
     v->head_stride = kv->v_head_stride * bytes;
     v->dim = kv->v_dim;
+    find_scales(k, kv, unit->kv_head, kv->k, kv->k_scale);
+    find_scales(v, kv, unit->kv_head, kv->v, kv->v_scale);
+    if (cpa_fault_is(CPA_FAULT_WRONG_SCALE)) {
+        k->tensor_scale *= 2;
+        k->scales = k->scales ? k->scales - 4 : NULL; /* the token before; for the first one, codes */
+    }
 }
 
 static void begin_split(const cpa_attend_job *job, const cpa_host_unit *unit, cpa_attend_workspace *work) {

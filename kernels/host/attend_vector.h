@@ -12,7 +12,7 @@
 #include <string.h>
 
 #include "kernels/host/attend_isa.h"
-#include "kernels/host/convert.h"
+#include "kernels/host/quantise.h"
 
 #define INLINE static inline __attribute__((always_inline))
 
@@ -54,6 +54,23 @@ INLINE const char *row_at(const cpa_attend_pages *pages, int32_t head, int64_t k
 INLINE const char *row_of_lane(const cpa_attend_tile *tile, const cpa_attend_pages *pages, int32_t head, int32_t lane) {
     if (lane < tile->begin || lane >= tile->end) return (const char *)ZEROS;
     return row_at(pages, head, tile->key0 + lane);
+}
+
+/* The row of a lane of a quantised cache as floats; zeros outside the lanes in use. */
+INLINE void dequantise_lane(const cpa_attend_tile *tile, const cpa_attend_pages *pages, int32_t head, int32_t lane,
+                            float *to) {
+    if (lane < tile->begin || lane >= tile->end) {
+        memset(to, 0, (size_t)pages->dim * sizeof *to);
+        return;
+    }
+    int64_t key = tile->key0 + lane, token = key & (((int64_t)1 << pages->block_shift) - 1);
+    uint32_t word = 0;
+    if (pages->scales) {
+        int64_t block = pages->table[key >> pages->block_shift];
+        memcpy(&word, pages->scales + head * pages->scale_head_stride + block * pages->block_stride + token * 4,
+               sizeof word);
+    }
+    cpa_dequantise(to, row_at(pages, head, key), pages->dtype, pages->tensor_scale, word, pages->dim);
 }
 
 /* Rows, all heads of each, on their way to the cache while others are worked on. Memory and arithmetic run side by
@@ -102,13 +119,22 @@ INLINE void request(coming *next) {
 
 /* ---- Packing ---- */
 
-/* Packs the panel of keys that begins at lane `panel`: [k_dim][PANEL]. Requests half as much as it packs. */
-INLINE void pack_key_panel_as(const cpa_dtype dtype, const cpa_attend_tile *tile, int32_t head, int32_t panel,
-                              float *to, coming *next) {
+/* Packs the panel of keys that begins at lane `panel`: [k_dim][PANEL]. Requests half as much as it packs. Rows of a
+ * quantised cache become floats first. */
+INLINE void pack_key_panel_as(const cpa_dtype dtype, const int quantised, const cpa_attend_tile *tile, int32_t head,
+                              int32_t panel, float *to, coming *next) {
     int32_t dim = tile->k_pages->dim, whole = dim / ISA_CELL * ISA_CELL;
     for (int cell = 0; cell < PANEL; cell += ISA_CELL) {
         const char *rows[ISA_CELL];
-        for (int i = 0; i < ISA_CELL; i++) rows[i] = row_of_lane(tile, tile->k_pages, head, panel + cell + i);
+        float wide[ISA_CELL][CPA_MAX_HEAD_DIM];
+        for (int i = 0; i < ISA_CELL; i++) {
+            if (quantised) {
+                dequantise_lane(tile, tile->k_pages, head, panel + cell + i, wide[i]);
+                rows[i] = (const char *)wide[i];
+            } else {
+                rows[i] = row_of_lane(tile, tile->k_pages, head, panel + cell + i);
+            }
+        }
         for (int32_t d = 0; d < whole; d += ISA_CELL) {
             isa_transpose(to + d * PANEL + cell, PANEL, rows, dtype, d);
             if (next && d % (2 * REQUEST_ELEMENTS / ISA_CELL) == 0) request(next);
@@ -123,9 +149,10 @@ INLINE void pack_key_panel_as(const cpa_dtype dtype, const cpa_attend_tile *tile
 
 static void pack_key_panel(const cpa_attend_tile *tile, int32_t head, int32_t panel, float *to, coming *next) {
     switch (tile->k_pages->dtype) {
-        case CPA_BF16: pack_key_panel_as(CPA_BF16, tile, head, panel, to, next); break;
-        case CPA_F16: pack_key_panel_as(CPA_F16, tile, head, panel, to, next); break;
-        default: pack_key_panel_as(CPA_F32, tile, head, panel, to, next); break;
+        case CPA_BF16: pack_key_panel_as(CPA_BF16, 0, tile, head, panel, to, next); break;
+        case CPA_F16: pack_key_panel_as(CPA_F16, 0, tile, head, panel, to, next); break;
+        case CPA_F32: pack_key_panel_as(CPA_F32, 0, tile, head, panel, to, next); break;
+        default: pack_key_panel_as(CPA_F32, 1, tile, head, panel, to, next); break;
     }
 }
 
@@ -143,6 +170,11 @@ INLINE void pack_value_as(const cpa_dtype dtype, const char *row, int32_t dim, f
 /* Packs one value, PANEL elements to each panel of v_dim, the panels `stride` floats apart. */
 static void pack_value(const cpa_attend_tile *tile, int32_t head, int32_t lane, float *to, int64_t stride) {
     const char *row = row_of_lane(tile, tile->v_pages, head, lane);
+    float wide[CPA_MAX_HEAD_DIM];
+    if (cpa_dtype_is_quantised(tile->v_pages->dtype)) {
+        dequantise_lane(tile, tile->v_pages, head, lane, wide);
+        row = (const char *)wide;
+    }
     switch (tile->v_pages->dtype) {
         case CPA_BF16: pack_value_as(CPA_BF16, row, tile->v_pages->dim, to, stride); break;
         case CPA_F16: pack_value_as(CPA_F16, row, tile->v_pages->dim, to, stride); break;
@@ -378,8 +410,8 @@ INLINE void weigh_pages(const int rows, const cpa_attend_tile *tile, const cpa_a
     for (int r = 0; r < rows; r++) one[r] = 1;
     for (int32_t key = begin; key < end; key += PANEL) {
         int64_t first = tile->key0 + key, last = first + PANEL - 1;
-        int together = key >= tile->begin && key + PANEL <= tile->end && v->dim % PANEL == 0 &&
-                       first >> v->block_shift == last >> v->block_shift;
+        int together = !cpa_dtype_is_quantised(v->dtype) && key >= tile->begin && key + PANEL <= tile->end &&
+                       v->dim % PANEL == 0 && first >> v->block_shift == last >> v->block_shift;
         coming next = key + PANEL < end ? expect_rows(v, first + PANEL, PANEL, group->heads)
                                         : expect_rows(tile->k_pages, tile->key0 + TILE, PANEL, group->heads);
         for (int32_t head = 0; head < group->heads; head++) {

@@ -7,16 +7,19 @@
 typedef struct pool {
     char *memory;
     int64_t block, token, head; /* strides */
+    int64_t scales;             /* from the start of a block to its scales */
 } pool;
 
 static pool keys_of(const cpa_kv_view *kv) {
     int64_t bytes = cpa_dtype_bytes(kv->dtype);
-    return (pool){kv->k, kv->k_block_stride * bytes, kv->k_token_stride * bytes, kv->k_head_stride * bytes};
+    return (pool){kv->k, kv->k_block_stride * bytes, kv->k_token_stride * bytes, kv->k_head_stride * bytes,
+                  cpa_kv_scales_at(kv, kv->k_dim, kv->k_scale)};
 }
 
 static pool values_of(const cpa_kv_view *kv) {
     int64_t bytes = cpa_dtype_bytes(kv->dtype);
-    return (pool){kv->v, kv->v_block_stride * bytes, kv->v_token_stride * bytes, kv->v_head_stride * bytes};
+    return (pool){kv->v, kv->v_block_stride * bytes, kv->v_token_stride * bytes, kv->v_head_stride * bytes,
+                  cpa_kv_scales_at(kv, kv->v_dim, kv->v_scale)};
 }
 
 static void copy_rows(char *dst, const pool *to, const char *src, const pool *from, int64_t tokens, int64_t heads,
@@ -33,15 +36,27 @@ static void copy_rows(char *dst, const pool *to, const char *src, const pool *fr
     }
 }
 
+/* The first `tokens` tokens of a block of keys or of values, with their scales. */
+static void copy_block_of(const pool *to, int64_t dst_block, const pool *from, int64_t src_block, int64_t tokens,
+                          const cpa_kv_view *kv, int64_t row_bytes, int64_t scale_bytes) {
+    char *dst = to->memory + dst_block * to->block;
+    const char *src = from->memory + src_block * from->block;
+    copy_rows(dst, to, src, from, tokens, kv->kv_heads, row_bytes);
+    for (int64_t head = 0; scale_bytes && head < kv->kv_heads; head++) {
+        int64_t at = head * kv->block_size * scale_bytes;
+        memcpy(dst + to->scales + at, src + from->scales + at, (size_t)(tokens * scale_bytes));
+    }
+}
+
 void cpa_host_copy_tokens(const cpa_kv_view *dst, int64_t dst_block, const cpa_kv_view *src, int64_t src_block,
                           int64_t tokens) {
     int64_t bytes = cpa_dtype_bytes(src->dtype);
     pool to = keys_of(dst), from = keys_of(src);
-    copy_rows(to.memory + dst_block * to.block, &to, from.memory + src_block * from.block, &from, tokens, src->kv_heads,
-              src->k_dim * bytes);
+    copy_block_of(&to, dst_block, &from, src_block, tokens, src, src->k_dim * bytes,
+                  cpa_kv_scale_bytes(src->dtype, src->k_scale));
     to = values_of(dst), from = values_of(src);
-    copy_rows(to.memory + dst_block * to.block, &to, from.memory + src_block * from.block, &from, tokens, src->kv_heads,
-              src->v_dim * bytes);
+    copy_block_of(&to, dst_block, &from, src_block, tokens, src, src->v_dim * bytes,
+                  cpa_kv_scale_bytes(src->dtype, src->v_scale));
 }
 
 typedef struct copy_job {

@@ -1,7 +1,7 @@
 /* kv_write: new keys and values into their pages, by slot mapping. */
 #include "base/check.h"
-#include "kernels/host/convert.h"
 #include "kernels/host/host.h"
+#include "kernels/host/quantise.h"
 
 enum { TOKENS_PER_ITEM = 64 };
 
@@ -10,19 +10,49 @@ typedef struct write_job {
     cpa_kv_view kv;
 } write_job;
 
+/* Where the rows of keys, or of values, of one token go, in bytes. */
+typedef struct row_target {
+    char *block, *row; /* the token's block, and its row of head 0 */
+    int64_t head_stride;
+    float tensor_scale;
+    int32_t dim;
+} row_target;
+
+static void write_row(const write_job *job, const row_target *target, int32_t head, int64_t offset, const char *src) {
+    const cpa_kv_view *kv = &job->kv;
+    char *row = target->row + head * target->head_stride;
+    if (!cpa_dtype_is_quantised(kv->dtype)) {
+        cpa_convert(row, kv->dtype, src, job->args->dtype, target->dim);
+        return;
+    }
+    float wide[CPA_MAX_HEAD_DIM];
+    cpa_widen(wide, src, job->args->dtype, target->dim);
+    uint32_t word = cpa_quantise(row, wide, kv->dtype, target->tensor_scale, target->dim);
+    if (!cpa_kv_scale_bytes(kv->dtype, target->tensor_scale)) return;
+    uint32_t *words = (uint32_t *)(void *)(target->block + cpa_kv_scales_at(kv, target->dim, target->tensor_scale));
+    words[head * (int64_t)kv->block_size + offset] = word;
+}
+
 static void write_token(const write_job *job, int64_t token) {
     const cpa_kv_view *kv = &job->kv;
     int64_t slot = job->args->slot_mapping[token];
     if (slot < 0) return;
     int64_t block = slot / kv->block_size, offset = slot % kv->block_size;
     int64_t from = cpa_dtype_bytes(job->args->dtype), to = cpa_dtype_bytes(kv->dtype);
+    row_target k = {.block = (char *)kv->k + block * kv->k_block_stride * to,
+                    .head_stride = kv->k_head_stride * to,
+                    .tensor_scale = kv->k_scale,
+                    .dim = kv->k_dim};
+    row_target v = {.block = (char *)kv->v + block * kv->v_block_stride * to,
+                    .head_stride = kv->v_head_stride * to,
+                    .tensor_scale = kv->v_scale,
+                    .dim = kv->v_dim};
+    k.row = k.block + offset * kv->k_token_stride * to;
+    v.row = v.block + offset * kv->v_token_stride * to;
     for (int32_t head = 0; head < kv->kv_heads; head++) {
-        int64_t k_at = block * kv->k_block_stride + offset * kv->k_token_stride + head * kv->k_head_stride;
-        int64_t v_at = block * kv->v_block_stride + offset * kv->v_token_stride + head * kv->v_head_stride;
-        const char *k = (const char *)job->args->k + (token * kv->kv_heads + head) * kv->k_dim * from;
-        const char *v = (const char *)job->args->v + (token * kv->kv_heads + head) * kv->v_dim * from;
-        cpa_convert((char *)kv->k + k_at * to, kv->dtype, k, job->args->dtype, kv->k_dim);
-        cpa_convert((char *)kv->v + v_at * to, kv->dtype, v, job->args->dtype, kv->v_dim);
+        int64_t row = token * kv->kv_heads + head;
+        write_row(job, &k, head, offset, (const char *)job->args->k + row * kv->k_dim * from);
+        write_row(job, &v, head, offset, (const char *)job->args->v + row * kv->v_dim * from);
     }
 }
 
