@@ -16,8 +16,8 @@ extern "C" {
 
 /* kv_write (known elsewhere as reshape_and_cache): stores the keys and values of new tokens in their pages.
  * Token i goes to slot slot_mapping[i] = block * block_size + offset; -1 skips the token. Two tokens must not share a
- * slot. Values are converted from `dtype` to the view's dtype, rounding to nearest even; a quantised cache gets codes and
- * scales as types.h says. */
+ * slot. Values are converted from `dtype` to the view's dtype, rounding to nearest even; a quantised cache gets codes
+ * and scales as types.h says. */
 typedef struct cpa_kv_write_args {
     size_t size;
     int64_t tokens;
