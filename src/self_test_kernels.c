@@ -36,7 +36,8 @@ static cpa_status make_plans(cpa_kernel_test *t, int64_t prefill, cpa_error *err
                                   .items = items,
                                   .n_items = 1 + CPA_SELF_TEST_DECODE_ROWS,
                                   .block_tables = t->tables,
-                                  .n_table_entries = t->n_blocks - CPA_SELF_TEST_SPARE_BLOCKS};
+                                  .n_table_entries = t->n_blocks - CPA_SELF_TEST_SPARE_BLOCKS,
+                                  .kv_dtype = t->options->kv_dtype};
         CPA_TRY(cpa_attend_plan_create(t->device, &t->plans[s], err));
         CPA_TRY(cpa_attend_plan_set(t->plans[s], &batch, err));
     }

@@ -91,6 +91,7 @@ typedef struct cpa_attend_batch {
     int64_t n_items;
     const int32_t *block_tables; /* host */
     int64_t n_table_entries;
+    cpa_dtype kv_dtype; /* of the cache; lets a device reserve what a quantised one takes, and may be left out */
 } cpa_attend_batch;
 
 /* Work split once a step and used for every layer (plan once, run many). A plan may be set again; it keeps its memory.
