@@ -1,5 +1,5 @@
-/* The clock and the graphs of a CUDA device, alone and through the engine: what is captured and replayed has the bits of
- * what is launched operation by operation. Several ranks may share a device. */
+/* The clock and the graphs of a CUDA device, alone and through the engine: what is captured and replayed has the bits
+ * of what is launched operation by operation. Several ranks may share a device. */
 #include <stdlib.h>
 #include <string.h>
 
