@@ -3,7 +3,8 @@
  * Both carry buffers of the CUDA device that was current in the thread that opened them; a stream handle is a
  * cudaStream_t. start and finish only enqueue, so they also work on streams in capture, once every buffer has been
  * exchanged outside of one. All ranks launch such a graph alike, and streams order its launches among themselves and
- * with the exchanges outside of it. Destroy the graphs before closing the transport. */
+ * with the exchanges outside of it: none of those is in flight when a graph is launched. Streams live until what was
+ * started on them is finished. Destroy the graphs before closing the transport. */
 #ifndef CPA_DEVICE_TRANSPORT_H
 #define CPA_DEVICE_TRANSPORT_H
 
@@ -12,14 +13,15 @@
 /* Grouped send and receive of NCCL (libnccl.so.2, loaded by open), on any hosts. Takes some multiprocessors. */
 extern const cpa_transport_table cpa_transport_nccl;
 
-/* Copy engines between the GPUs of one host, through CUDA IPC. Takes no multiprocessor. Receive buffers lie in memory
- * from cudaMalloc. In start a rank that sends waits on the host until the receiver has started the same exchange too.
- */
+/* Peer memory between the GPUs of one host, through CUDA IPC. Messages of up to 1 MiB are stored by a kernel on the
+ * stream of start, and taken out by one on the stream of finish: short ones cost a few microseconds of that stream.
+ * Longer ones go by copy engines and take no multiprocessor; their receive buffers lie in memory from cudaMalloc, and in
+ * start a rank that sends one waits on the host until the receiver has started the same exchange too. */
 extern const cpa_transport_table cpa_transport_peer;
 
 /* What was chosen, and the times of one exchange of `bytes` with the peer of the first round; INFINITY where a
  * transport does not work, and `why` says why. The same on every rank. */
-enum { CPA_CHOICE_SIZES = 2 };
+enum { CPA_CHOICE_SIZES = 3 };
 typedef struct cpa_transport_choice {
     const cpa_transport_table *table;
     int64_t bytes[CPA_CHOICE_SIZES];

@@ -125,7 +125,7 @@ typedef struct cpa_pass_kv {
  */
 typedef struct cpa_pass_q_peer {
     int32_t rank;
-    int64_t sent, packed_at, home_at; /* own rows that the peer attends */
+    int64_t sent, packed_at, home_at; /* own rows that the peer attends; packed_at -1: sent from where they lie */
     int64_t got, got_at;              /* the peer's rows that this rank attends */
 } cpa_pass_q_peer;
 

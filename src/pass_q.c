@@ -11,6 +11,8 @@
 #include "comm/rounds.h"
 #include "src/context_internal.h"
 
+enum { NOT_PACKED = -1 };
+
 /* ---- life ---- */
 
 cpa_status cpa_pass_q_create(cpa_context *c) {
@@ -63,12 +65,13 @@ static void plan_steady_peers(cpa_context *c) {
     cpa_pass_q *q = &c->q;
     const int64_t rows = c->steady_rows;
     q->active = 1;
-    q->packed_rows = rows;
+    q->packed_rows = 0;
     q->got_rows = q->home_rows = rows * (c->map.cp_size - 1);
     for (int32_t round = 1; round < c->map.cp_size; round++) {
         q->peers[round - 1] = (cpa_pass_q_peer){
             .rank = cpa_round_recv_peer(c->map.cp_size, c->control.rank, round),
             .sent = rows,
+            .packed_at = NOT_PACKED,
             .home_at = rows * (round - 1),
             .got = rows,
             .got_at = rows * (round - 1),
@@ -76,8 +79,8 @@ static void plan_steady_peers(cpa_context *c) {
     }
 }
 
-/* Counts the rows of each peer and places them in the buffers. Peers that get every pass-Q row share one packed copy.
- */
+/* Counts the rows of each peer and places them in the buffers. A peer that gets every row is sent the caller's queries
+ * as they lie; peers that get every pass-Q row share one packed copy. */
 static void plan_peers(cpa_context *c) {
     cpa_pass_q *q = &c->q;
     int64_t all = 0, all_at = -1;
@@ -99,6 +102,10 @@ static void plan_peers(cpa_context *c) {
         peer->got_at = q->got_rows;
         q->home_rows += peer->sent;
         q->got_rows += peer->got;
+        if (peer->sent == c->rows) {
+            peer->packed_at = NOT_PACKED;
+            continue;
+        }
         if (peer->sent == all && all_at >= 0) {
             peer->packed_at = all_at;
             continue;
@@ -109,7 +116,8 @@ static void plan_peers(cpa_context *c) {
     }
 }
 
-/* Fills the own rows that are packed for a peer, and the row map of the state that comes home from it. */
+/* Fills the own rows that are packed for a peer (NULL: none are), and the row map of the state that comes home from it.
+ */
 static void map_peer(const cpa_context *c, const cpa_pass_q_peer *peer, int32_t *packed, int32_t *home) {
     int32_t at = 0;
     for (int64_t i = 0; i < c->n_chunks; i++) {
@@ -118,17 +126,15 @@ static void map_peer(const cpa_context *c, const cpa_pass_q_peer *peer, int32_t 
         int64_t sent = rows_sent(c, chunk, c->control.rank, peer->rank);
         for (int64_t row = 0; row < own; row++) {
             home[chunk->row + row] = sent ? at : -1;
-            if (sent) packed[at++] = (int32_t)(chunk->row + row);
+            if (sent && packed) packed[at] = (int32_t)(chunk->row + row);
+            at += sent != 0;
         }
     }
 }
 
-/* The same in a steady step. */
-static void map_steady_peer(const cpa_context *c, const cpa_pass_q_peer *peer, int32_t *packed, int32_t *home) {
-    for (int64_t row = 0; row < c->rows; row++) {
-        packed[row] = (int32_t)row;
-        home[row] = -1;
-    }
+/* The row map of a steady step. */
+static void map_steady_peer(const cpa_context *c, const cpa_pass_q_peer *peer, int32_t *home) {
+    for (int64_t row = 0; row < c->rows; row++) home[row] = -1;
     for (int64_t i = 0; i < c->n_chunks; i++) {
         const cpa_planned_chunk *chunk = &c->chunks[i];
         if (cpa_context_share(c, chunk, peer->rank).keys == 0) continue;
@@ -163,7 +169,11 @@ static cpa_status plan_maps(cpa_context *c) {
         const cpa_pass_q_peer *peer = &q->peers[i];
         if (peer->sent == 0) continue;
         int64_t home = q->packed_rows + i * c->rows;
-        (c->steady_rows ? map_steady_peer : map_peer)(c, peer, q->maps + peer->packed_at, q->maps + home);
+        if (c->steady_rows) {
+            map_steady_peer(c, peer, q->maps + home);
+        } else {
+            map_peer(c, peer, peer->packed_at == NOT_PACKED ? NULL : q->maps + peer->packed_at, q->maps + home);
+        }
         c->states[c->n_states] = state_rows(c, &q->home_memory, peer->home_at);
         c->row_maps[c->n_states++] = device_maps + home;
     }
@@ -243,12 +253,13 @@ cpa_status cpa_pass_q_start(cpa_context *c, const cpa_context_args *args, cpa_st
         cpa_spans_end(&c->spans, span, stream);
         CPA_TRY(cpa_context_check(c, status, stream));
     }
-    char *packed = q->packed_memory.memory, *got = q->got_memory.memory;
+    const char *packed = q->packed_memory.memory;
+    char *got = q->got_memory.memory;
     for (int32_t i = 0; i < c->map.cp_size - 1; i++) {
         const cpa_pass_q_peer *peer = &q->peers[i];
         c->messages[i] = (cpa_message){
             .peer = peer->rank,
-            .send = packed + peer->packed_at * bytes,
+            .send = peer->packed_at == NOT_PACKED ? args->q : packed + peer->packed_at * bytes,
             .send_bytes = peer->sent * bytes,
             .recv = got + peer->got_at * bytes,
             .recv_bytes = peer->got * bytes,

@@ -15,10 +15,12 @@
 #define OK(call) CU_ASSERT_EQUAL((call), CPA_OK)
 #define CUDA(call) CU_ASSERT_EQUAL((call), cudaSuccess)
 
-enum { POISON = 0xa5, MAX_RANKS = 8, MAX_BYTES = 1 << 20 };
+/* SMALL is the longest message that peer memory stores by a kernel. */
+enum { POISON = 0xa5, MAX_RANKS = 8, SMALL = 1 << 20, MAX_BYTES = 3 << 20, MARGIN = 64 };
 
 static int world_size, world_rank;
 static int gpus_suffice; /* one for each rank */
+static const char *only; /* the name of a transport, to leave out the other; NULL: both */
 
 /* ---- what travels ---- */
 
@@ -36,33 +38,37 @@ static uint8_t pattern(int from, int to, uint64_t exchange, int64_t i) {
 
 static int64_t random_size(int from, int to, uint64_t exchange) {
     uint64_t r = mix(exchange * 4096 + (uint64_t)from * 64 + (uint64_t)to);
-    switch (r % 4) {
+    switch (r % 6) {
         case 0: return 0;
         case 1: return (int64_t)(r >> 8) % 16;
         case 2: return (int64_t)(r >> 8) % 5000;
-        default: return (int64_t)(r >> 8) % (MAX_BYTES - 8);
+        case 3: return SMALL - 1 + (int64_t)(r >> 8) % 3;
+        case 4: return (int64_t)(r >> 8) % SMALL;
+        default: return (int64_t)(r >> 8) % (MAX_BYTES - MARGIN);
     }
 }
 
 /* ---- one rank's side of an exchange with all others ---- */
 
 typedef struct traffic {
-    uint64_t id;
+    uint64_t id;      /* stands for the sizes */
+    uint64_t content; /* and this for what is sent */
+    int shift;        /* of all buffers, in bytes from a multiple of 16 */
     cpa_message msgs[MAX_RANKS];
     int32_t n;
-    uint8_t *device; /* send and receive buffers of MAX_BYTES for each rank; receive buffers lie at odd addresses */
+    uint8_t *device; /* send and receive buffers of MAX_BYTES for each rank */
     uint8_t *before; /* device, [ranks, MAX_BYTES]: what the receive buffers held when they became ready */
     uint8_t *host;   /* pinned, the same as `device` */
     uint8_t *result; /* pinned, [ranks, MAX_BYTES]: what was received */
     cpa_exchange *exchange;
 } traffic;
 
-static int64_t send_at(int peer) {
-    return (int64_t)peer * MAX_BYTES;
+static int64_t send_at(const traffic *t, int peer) {
+    return (int64_t)peer * MAX_BYTES + t->shift;
 }
 
-static int64_t recv_at(int peer) {
-    return (int64_t)(world_size + peer) * MAX_BYTES + 1;
+static int64_t recv_at(const traffic *t, int peer) {
+    return (int64_t)(world_size + peer) * MAX_BYTES + 16 + t->shift;
 }
 
 static void traffic_create(traffic *t) {
@@ -81,17 +87,25 @@ static void traffic_destroy(traffic *t) {
     cudaFreeHost(t->result);
 }
 
-/* Sizes, and the contents of all buffers on the host. */
-static void traffic_fill(traffic *t, uint64_t id) {
+/* Sizes, and the contents of all buffers on the host; the same ids on all ranks. */
+static void traffic_fill_with(traffic *t, uint64_t id, uint64_t content) {
+    const int shifts[] = {0, 1, 4, 0};
     t->id = id;
+    t->content = content;
+    t->shift = shifts[id % 4];
     t->n = 0;
     memset(t->host, POISON, 2 * (size_t)world_size * MAX_BYTES);
     for (int peer = 0; peer < world_size; peer++) {
         if (peer == world_rank) continue;
         int64_t sends = random_size(world_rank, peer, id), receives = random_size(peer, world_rank, id);
-        for (int64_t i = 0; i < sends; i++) t->host[send_at(peer) + i] = pattern(world_rank, peer, id, i);
-        t->msgs[t->n++] = (cpa_message){peer, t->device + send_at(peer), sends, t->device + recv_at(peer), receives};
+        for (int64_t i = 0; i < sends; i++) t->host[send_at(t, peer) + i] = pattern(world_rank, peer, content, i);
+        t->msgs[t->n++] =
+            (cpa_message){peer, t->device + send_at(t, peer), sends, t->device + recv_at(t, peer), receives};
     }
+}
+
+static void traffic_fill(traffic *t, uint64_t id) {
+    traffic_fill_with(t, id, id);
 }
 
 /* The producer: after `delay` the send buffers get their contents, and the receive buffers, poisoned, are read. */
@@ -126,8 +140,8 @@ static void traffic_check(const traffic *t) {
     int64_t wrong = 0, early = 0, beyond = 0;
     for (int32_t m = 0; m < t->n; m++) {
         int peer = t->msgs[m].peer;
-        const uint8_t *got = t->result + recv_at(peer) - bytes;
-        for (int64_t i = 0; i < t->msgs[m].recv_bytes; i++) wrong += got[i] != pattern(peer, world_rank, t->id, i);
+        const uint8_t *got = t->result + recv_at(t, peer) - bytes;
+        for (int64_t i = 0; i < t->msgs[m].recv_bytes; i++) wrong += got[i] != pattern(peer, world_rank, t->content, i);
         beyond += got[-1] != POISON || got[t->msgs[m].recv_bytes] != POISON;
     }
     /* Without a message the consumer waits for no one, the producer included. */
@@ -146,6 +160,7 @@ typedef struct site {
 } site;
 
 static int can_run(const cpa_transport_table *table) {
+    if (only && strcmp(only, table->name) != 0) return 0;
     if (table == &cpa_transport_peer || gpus_suffice) return 1;
     if (world_rank == 0) printf("(skipped with %s: fewer devices than ranks) ", table->name);
     return 0;
@@ -192,9 +207,11 @@ static void sleep_a_while(void *unused) {
 static void late_producers(site *s) {
     traffic t;
     traffic_create(&t);
-    for (int late = 0; late < world_size; late++) {
-        traffic_fill(&t, 100 + (uint64_t)late);
+    for (int i = 0; i < 2 * world_size + 4; i++) {
+        int late = i % world_size;
+        traffic_fill(&t, 100 + (uint64_t)i);
         traffic_produce(&t, s->producer, world_rank == late ? sleep_a_while : NULL);
+        MPI_Barrier(MPI_COMM_WORLD); /* copies wait on the host for the receiver to start */
         double begin = cpa_clock_now();
         traffic_start(s->transport, &t, s->producer);
         traffic_consume(s->transport, &t, s->consumer);
@@ -234,24 +251,23 @@ static void test_the_host_may_run_far_ahead(void) {
 }
 
 /* More allocations than are remembered, some at the addresses of freed ones, and of sizes that share a page. */
-static void changing_buffers(site *s) {
-    enum { BYTES = 3000 };
-    uint8_t *host = malloc(BYTES);
+static void changing_buffers_of(site *s, int64_t bytes, int times) {
+    uint8_t *host = malloc((size_t)bytes);
     int peer = world_rank ^ 1;
-    for (int i = 0; i < 60 && peer < world_size; i++) {
+    for (int i = 0; i < times && peer < world_size; i++) {
         uint8_t *buffer = NULL, *other = NULL;
-        CUDA(cudaMalloc((void **)&buffer, (size_t)(2 * BYTES) << (i % 3 * 5)));
+        CUDA(cudaMalloc((void **)&buffer, (size_t)(2 * bytes) << (i % 3 * 2)));
         if (i % 4 == 0) CUDA(cudaMalloc((void **)&other, 512)); /* kept for a while, so that addresses change */
-        for (int64_t at = 0; at < BYTES; at++) host[at] = pattern(world_rank, peer, (uint64_t)i, at);
-        CUDA(cudaMemcpyAsync(buffer, host, BYTES, cudaMemcpyHostToDevice, s->producer));
-        cpa_message m = {peer, buffer, BYTES, buffer + BYTES, BYTES};
+        for (int64_t at = 0; at < bytes; at++) host[at] = pattern(world_rank, peer, (uint64_t)i, at);
+        CUDA(cudaMemcpyAsync(buffer, host, (size_t)bytes, cudaMemcpyHostToDevice, s->producer));
+        cpa_message m = {peer, buffer, bytes, buffer + bytes, bytes};
         cpa_exchange *exchange = NULL;
         OK(s->transport->table->start(s->transport, &m, 1, s->producer, &exchange, NULL));
         OK(s->transport->table->finish(s->transport, exchange, s->producer, NULL, NULL));
         drain(s, s->producer);
-        CUDA(cudaMemcpy(host, buffer + BYTES, BYTES, cudaMemcpyDeviceToHost));
+        CUDA(cudaMemcpy(host, buffer + bytes, (size_t)bytes, cudaMemcpyDeviceToHost));
         int64_t wrong = 0;
-        for (int64_t at = 0; at < BYTES; at++) wrong += host[at] != pattern(peer, world_rank, (uint64_t)i, at);
+        for (int64_t at = 0; at < bytes; at++) wrong += host[at] != pattern(peer, world_rank, (uint64_t)i, at);
         CU_ASSERT_EQUAL(wrong, 0);
         CUDA(cudaFree(buffer));
         CUDA(cudaFree(other));
@@ -259,23 +275,34 @@ static void changing_buffers(site *s) {
     free(host);
 }
 
+static void changing_buffers(site *s) {
+    changing_buffers_of(s, 3000, 20);
+    changing_buffers_of(s, SMALL + 3000, 40);
+}
+
 static void test_buffers_may_be_freed_and_others_take_their_place(void) {
     with_both(changing_buffers);
 }
 
-static void a_captured_exchange(site *s) {
+static void launch_with(traffic *t, cudaGraphExec_t executable, uint64_t content, cudaStream_t stream) {
+    traffic_fill_with(t, t->id, content);
+    CUDA(cudaGraphLaunch(executable, stream));
+}
+
+/* More exchanges than may be in flight, so that what one uses is used again within a launch. */
+static void captured_exchanges(site *s, uint64_t id) {
     traffic t;
     cudaGraph_t graph;
     cudaGraphExec_t executable;
     traffic_create(&t);
-    traffic_fill(&t, 31);
+    traffic_fill(&t, id);
     traffic_start(s->transport, &t, s->producer); /* every buffer has met its peer */
     OK(s->transport->table->finish(s->transport, t.exchange, s->producer, NULL, NULL));
     drain(s, s->producer);
 
     CUDA(cudaStreamBeginCapture(s->producer, cudaStreamCaptureModeThreadLocal));
     traffic_produce(&t, s->producer, NULL);
-    for (int i = 0; i < 3; i++) {
+    for (int i = 0; i < CPA_TRANSPORT_MAX_IN_FLIGHT + 1; i++) {
         traffic_start(s->transport, &t, s->producer);
         OK(s->transport->table->finish(s->transport, t.exchange, s->producer, NULL, NULL));
     }
@@ -283,14 +310,15 @@ static void a_captured_exchange(site *s) {
     traffic_consume(s->transport, &t, s->producer);
     CUDA(cudaStreamEndCapture(s->producer, &graph));
     CUDA(cudaGraphInstantiate(&executable, graph, 0));
-    for (int launch = 0; launch < 5; launch++) {
-        traffic_fill(&t, 31);
-        CUDA(cudaGraphLaunch(executable, s->producer));
-        if (launch == 2) { /* an exchange between the graphs */
-            traffic_start(s->transport, &t, s->producer);
-            OK(s->transport->table->finish(s->transport, t.exchange, s->producer, NULL, NULL));
-            CUDA(cudaGraphLaunch(executable, s->producer));
-        }
+    for (uint64_t launch = 0; launch < 5; launch++) {
+        launch_with(&t, executable, 1000 + launch, s->producer);
+        drain(s, s->producer);
+        traffic_check(&t);
+        if (launch != 2) continue;
+        traffic_fill_with(&t, id, 2000); /* an exchange between the graphs */
+        traffic_produce(&t, s->producer, NULL);
+        traffic_start(s->transport, &t, s->producer);
+        traffic_consume(s->transport, &t, s->producer);
         drain(s, s->producer);
         traffic_check(&t);
     }
@@ -299,8 +327,77 @@ static void a_captured_exchange(site *s) {
     traffic_destroy(&t);
 }
 
+static void a_captured_exchange(site *s) {
+    for (uint64_t id = 31; id < 35; id++) captured_exchanges(s, id);
+}
+
 static void test_exchanges_in_a_graph_arrive_with_every_launch(void) {
     with_both(a_captured_exchange);
+}
+
+/* As many as may be, finished in another order; and one that stays open while many others come and go. */
+static void many_in_flight(site *s) {
+    traffic t[CPA_TRANSPORT_MAX_IN_FLIGHT];
+    for (int i = 0; i < CPA_TRANSPORT_MAX_IN_FLIGHT; i++) {
+        traffic_create(&t[i]);
+        traffic_fill(&t[i], 300 + (uint64_t)i);
+        traffic_produce(&t[i], s->producer, NULL);
+    }
+    for (int i = 0; i < CPA_TRANSPORT_MAX_IN_FLIGHT; i++) traffic_start(s->transport, &t[i], s->producer);
+    for (int i = CPA_TRANSPORT_MAX_IN_FLIGHT - 1; i >= 0; i--) traffic_consume(s->transport, &t[i], s->consumer);
+    drain(s, s->consumer);
+    for (int i = 0; i < CPA_TRANSPORT_MAX_IN_FLIGHT; i++) traffic_check(&t[i]);
+
+    for (int i = 0; i < 2; i++) {
+        traffic_fill(&t[i], 320 + (uint64_t)i);
+        traffic_produce(&t[i], s->producer, NULL);
+    }
+    traffic_start(s->transport, &t[0], s->producer);
+    for (int i = 0; i < 3 * CPA_TRANSPORT_MAX_IN_FLIGHT; i++) {
+        traffic_start(s->transport, &t[1], s->producer);
+        OK(s->transport->table->finish(s->transport, t[1].exchange, s->producer, NULL, NULL));
+    }
+    traffic_start(s->transport, &t[1], s->producer);
+    traffic_consume(s->transport, &t[1], s->consumer);
+    traffic_consume(s->transport, &t[0], s->consumer);
+    drain(s, s->consumer);
+    for (int i = 0; i < 2; i++) traffic_check(&t[i]);
+    for (int i = 0; i < CPA_TRANSPORT_MAX_IN_FLIGHT; i++) traffic_destroy(&t[i]);
+}
+
+static void test_exchanges_in_flight_may_be_finished_in_any_order(void) {
+    with_both(many_in_flight);
+}
+
+/* Rank 0 sends the last rank more than that expects, which is then told the two sizes; the others do nothing. */
+static void differing_sizes(site *s) {
+    int last = world_size - 1;
+    uint8_t *buffer = NULL;
+    cpa_exchange *exchange = NULL;
+    cpa_error err = {.message = ""};
+    CUDA(cudaMalloc((void **)&buffer, 4096));
+    cpa_message m = {.peer = last, .send = buffer, .send_bytes = 1001};
+    if (world_rank == last) m = (cpa_message){.peer = 0, .recv = buffer, .recv_bytes = 1000};
+    OK(s->transport->table->start(s->transport, &m, world_rank == 0 || world_rank == last, s->producer, &exchange,
+                                  NULL));
+    OK(s->transport->table->finish(s->transport, exchange, s->producer, NULL, NULL));
+    if (world_rank == last) {
+        cpa_status status;
+        double begin = cpa_clock_now();
+        do { /* the report may come just behind the end of the stream */
+            status = s->transport->table->drain(s->transport, s->producer, &err);
+        } while (status == CPA_OK && cpa_clock_now() - begin < 5);
+        CU_ASSERT_EQUAL(status, CPA_COMM);
+        CU_ASSERT(strstr(err.message, "rank 0 sends 1001 bytes") && strstr(err.message, "expects 1000"));
+    } else {
+        drain(s, s->producer);
+    }
+    MPI_Barrier(MPI_COMM_WORLD);
+    cudaFree(buffer);
+}
+
+static void test_sizes_that_differ_are_reported(void) {
+    if (world_size > 1) with_transport(&cpa_transport_peer, differing_sizes);
 }
 
 /* All ranks choose the same. */
@@ -453,6 +550,8 @@ static const cpa_test TESTS[] = {
     {"the host may run far ahead", test_the_host_may_run_far_ahead},
     {"buffers may be freed and others take their place", test_buffers_may_be_freed_and_others_take_their_place},
     {"exchanges in a graph arrive with every launch", test_exchanges_in_a_graph_arrive_with_every_launch},
+    {"exchanges in flight may be finished in any order", test_exchanges_in_flight_may_be_finished_in_any_order},
+    {"sizes that differ are reported", test_sizes_that_differ_are_reported},
     {"the faster transport is chosen", test_the_faster_transport_is_chosen},
     {"a rank that stops answering is named", test_a_rank_that_stops_answering_is_named},
     {"a rank whose device is stuck is named", test_a_rank_whose_device_is_stuck_is_named},
@@ -464,6 +563,7 @@ int main(int argc, char **argv) {
     MPI_Comm_rank(MPI_COMM_WORLD, &world_rank);
     MPI_Comm_size(MPI_COMM_WORLD, &world_size);
     int devices = 0, failed = 0;
+    if (argc > 1) only = argv[1];
     if (cudaGetDeviceCount(&devices) != cudaSuccess) devices = 0;
     gpus_suffice = devices >= world_size;
     if (devices == 0) {

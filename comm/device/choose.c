@@ -10,7 +10,7 @@
 #include "comm/rounds.h"
 
 enum { WARM_UPS = 3, REPETITIONS = 10 };
-static const int64_t SIZES[CPA_CHOICE_SIZES] = {(int64_t)1 << 20, (int64_t)64 << 20};
+static const int64_t SIZES[CPA_CHOICE_SIZES] = {(int64_t)16 << 10, (int64_t)1 << 20, (int64_t)64 << 20};
 
 typedef struct site {
     cpa_control *control;

@@ -138,7 +138,11 @@ static cpa_status watch(cpa_device_transport *t, double drained_s, cpa_error *er
 
 /* ---- one exchange ---- */
 
-cpa_status cpa_lane_begin(cpa_device_transport *t, const cpa_exchange *exchange, int32_t lane, cpa_error *err) {
+cpa_status cpa_lane_begin(cpa_device_transport *t, cpa_exchange *exchange, int32_t lane, cpa_error *err) {
+    if (!exchange->ready_recorded) {
+        CPA_TRY(cpa_runtime_check(cudaEventRecord(exchange->ready, exchange->stream), "cudaEventRecord", err));
+        exchange->ready_recorded = 1;
+    }
     return cpa_runtime_check(cudaStreamWaitEvent(t->lanes[lane], exchange->ready, 0), "cudaStreamWaitEvent", err);
 }
 
@@ -171,7 +175,8 @@ static cpa_status begin(cpa_device_transport *t, cpa_exchange *exchange, cudaStr
     enum cudaStreamCaptureStatus capture;
     CPA_TRY(cpa_runtime_check(cudaSetDevice(t->device), "cudaSetDevice", err));
     CPA_TRY(cpa_runtime_check(cudaStreamIsCapturing(ready, &capture), "cudaStreamIsCapturing", err));
-    CPA_TRY(cpa_runtime_check(cudaEventRecord(exchange->ready, ready), "cudaEventRecord", err));
+    exchange->stream = ready;
+    exchange->ready_recorded = 0;
     exchange->captured = capture != cudaStreamCaptureStatusNone;
     exchange->number = t->started++;
     exchange->lanes = 0;
@@ -220,7 +225,10 @@ cpa_status cpa_device_transport_finish(cpa_transport *transport, cpa_exchange *e
         cudaError_t error = cudaStreamWaitEvent(waiter, exchange->done[lane], 0);
         CPA_TRY(cpa_runtime_check(error, "cudaStreamWaitEvent", err));
     }
-    return CPA_OK;
+    if (!t->ops->finish) return CPA_OK;
+    cpa_error own;
+    if (t->ops->finish(t, exchange, waiter, &own) != CPA_OK) give_up(t, &own);
+    return failure(t, err);
 }
 
 cpa_status cpa_device_transport_drain(cpa_transport *transport, void *stream, cpa_error *err) {

@@ -20,17 +20,22 @@ typedef struct cpa_device_transport cpa_device_transport;
 struct cpa_exchange {
     int in_flight;
     int captured;
-    int64_t number;    /* how many were started before */
-    uint64_t lanes;    /* those that it uses */
-    cudaEvent_t ready; /* the caller's buffers are */
+    int64_t number;      /* how many were started before; the same on all ranks */
+    cudaStream_t stream; /* the caller's: what it holds so far makes the buffers ready */
+    uint64_t lanes;      /* those that it uses */
+    cudaEvent_t ready;   /* the caller's buffers are; recorded by the first lane that begins */
+    int ready_recorded;
     cudaEvent_t *done; /* [n_lanes] */
 };
 
 /* What the transports differ in. */
 typedef struct cpa_device_ops {
-    /* Enqueues the messages of an exchange, between cpa_lane_begin and cpa_lane_end of each lane that it uses. */
+    /* Enqueues the messages of an exchange: between cpa_lane_begin and cpa_lane_end of each lane that it uses, or on
+     * the caller's stream. */
     cpa_status (*enqueue)(cpa_device_transport *t, cpa_exchange *exchange, const cpa_message *msgs, int32_t n_msgs,
                           cpa_error *err);
+    /* Enqueues on `waiter` what ends an exchange, beyond waiting for its lanes; may be NULL. */
+    cpa_status (*finish)(cpa_device_transport *t, const cpa_exchange *exchange, cudaStream_t waiter, cpa_error *err);
     /* Fails if the transport has failed by itself; may be NULL. */
     cpa_status (*check)(cpa_device_transport *t, cpa_error *err);
     /* Makes the device end what waits for other ranks. Called again and again until it has. */
@@ -63,7 +68,7 @@ void cpa_device_transport_close(cpa_device_transport *t);
 
 /* For ops->enqueue. `peers` has a bit for each rank that the lane waits for in this exchange. `ops` clean up behind the
  * exchange, out of the way of who waits for it, and have room for one more. */
-cpa_status cpa_lane_begin(cpa_device_transport *t, const cpa_exchange *exchange, int32_t lane, cpa_error *err);
+cpa_status cpa_lane_begin(cpa_device_transport *t, cpa_exchange *exchange, int32_t lane, cpa_error *err);
 cpa_status cpa_lane_end(cpa_device_transport *t, cpa_exchange *exchange, int32_t lane, uint64_t peers, cpa_mem_op *ops,
                         int n_ops, cpa_error *err);
 

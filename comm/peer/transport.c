@@ -1,4 +1,5 @@
-/* The transport through peer memory: the sender's copy engine writes into the receiver's buffer.
+/* The transport through peer memory. Short messages go by kernels that store them into an inbox of the receiver: see
+ * comm/peer/stores.h. Of all others the sender's copy engine writes into the receiver's buffer.
  *
  * Two things must be known before a copy. Where to write: the receiver tells the sender, over MPI, when it starts the
  * exchange; the sender's start waits for that on the host. When to write: the receiver's device tells the sender's,
@@ -29,6 +30,7 @@
 #include "comm/device_transport.h"
 #include "comm/mpi/mpi_error.h"
 #include "comm/peer/memory.h"
+#include "comm/peer/stores.h"
 
 /* The words of one rank for one other. */
 typedef struct peer_words {
@@ -55,6 +57,7 @@ typedef struct peer_transport {
     peer_words *words; /* device, [size]: written by that rank */
     peer_link *links;  /* [size] */
     cudaStream_t rescue;
+    cpa_stores stores; /* their memory lies behind the words */
     cpa_peer_exports exports;
     address_box boxes[CPA_TRANSPORT_MAX_IN_FLIGHT];
 } peer_transport;
@@ -195,9 +198,8 @@ static cpa_status enqueue_transfers(peer_transport *t, cpa_exchange *exchange, c
     return CPA_OK;
 }
 
-static cpa_status enqueue(cpa_device_transport *head, cpa_exchange *exchange, const cpa_message *msgs, int32_t n_msgs,
-                          cpa_error *err) {
-    peer_transport *t = (peer_transport *)head;
+static cpa_status enqueue_copies(peer_transport *t, cpa_exchange *exchange, const cpa_message *msgs, int32_t n_msgs,
+                                 cpa_error *err) {
     transfer transfers[CPA_DEVICE_MAX_RANKS];
     int32_t n = 0;
     CPA_TRY(tell_addresses(t, exchange, msgs, n_msgs, err));
@@ -211,10 +213,33 @@ static cpa_status enqueue(cpa_device_transport *head, cpa_exchange *exchange, co
     return enqueue_transfers(t, exchange, transfers, n, err);
 }
 
+static cpa_status enqueue(cpa_device_transport *head, cpa_exchange *exchange, const cpa_message *msgs, int32_t n_msgs,
+                          cpa_error *err) {
+    peer_transport *t = (peer_transport *)head;
+    cpa_message copied[CPA_DEVICE_MAX_RANKS];
+    for (int32_t i = 0; i < n_msgs; i++) {
+        copied[i] = msgs[i];
+        if (cpa_stores_carry(msgs[i].send_bytes)) copied[i].send_bytes = 0;
+        if (cpa_stores_carry(msgs[i].recv_bytes)) copied[i].recv_bytes = 0;
+    }
+    CPA_TRY(enqueue_copies(t, exchange, copied, n_msgs, err));
+    return cpa_stores_start(&t->stores, exchange, msgs, n_msgs, err);
+}
+
+static cpa_status finish(cpa_device_transport *head, const cpa_exchange *exchange, cudaStream_t waiter,
+                         cpa_error *err) {
+    return cpa_stores_finish(&((peer_transport *)head)->stores, exchange, waiter, err);
+}
+
+static cpa_status check(cpa_device_transport *head, cpa_error *err) {
+    return cpa_stores_check(&((peer_transport *)head)->stores, head->base.timeout_s, err);
+}
+
 /* Plays the part of the ranks that do not answer: sets every word, on a stream that waits for nothing. What is copied
  * and received from here on is garbage; the transport has failed and says so. */
 static void release(cpa_device_transport *head) {
     peer_transport *t = (peer_transport *)head;
+    cpa_stores_abort(&t->stores);
     if (cudaStreamQuery(t->rescue) == cudaErrorNotReady) return;
     for (int32_t peer = 0; peer < head->control->size; peer++) {
         cpa_mem_op set[2] = {cpa_mem_op_write(&t->words[peer].writable, 1),
@@ -223,7 +248,7 @@ static void release(cpa_device_transport *head) {
     }
 }
 
-static const cpa_device_ops OPS = {.enqueue = enqueue, .abort = release};
+static const cpa_device_ops OPS = {.enqueue = enqueue, .finish = finish, .check = check, .abort = release};
 
 /* ---- life ---- */
 
@@ -263,14 +288,22 @@ static cpa_status create_rescue(peer_transport *t, cpa_error *err) {
                              "cudaStreamCreateWithPriority", err);
 }
 
+/* Where the memory of the stores begins behind the words. */
+static size_t words_bytes(const cpa_control *control) {
+    const size_t align = 256, bytes = (size_t)control->size * sizeof(peer_words);
+    return (bytes + align - 1) / align * align;
+}
+
 /* Everything that needs no other rank. */
 static cpa_status open_local(peer_transport *t, cpa_peer_address *words, cpa_error *err) {
-    size_t bytes = (size_t)t->head.control->size * sizeof *t->words;
+    const cpa_control *control = t->head.control;
+    size_t at = words_bytes(control), bytes = at + (size_t)cpa_stores_bytes(control->size);
     CPA_TRY(alloc_tables(t, err));
     CPA_TRY(create_rescue(t, err));
     CPA_TRY(cpa_runtime_check(cudaMalloc((void **)&t->words, bytes), "cudaMalloc", err));
     CPA_TRY(cpa_runtime_check(cudaMemset(t->words, 0, bytes), "cudaMemset", err));
     CPA_TRY(cpa_runtime_check(cudaDeviceSynchronize(), "cudaDeviceSynchronize", err));
+    CPA_TRY(cpa_stores_open(&t->stores, control, (char *)t->words + at, err));
     return cpa_peer_export(&t->exports, &t->head.driver, t->words, (int64_t)bytes, words, err);
 }
 
@@ -287,7 +320,9 @@ static cpa_status map_words(peer_transport *t, const cpa_peer_address *all, cpa_
                             control->rank, peer, cudaGetErrorString(error));
         }
         t->links[peer].theirs_base = mapped;
-        t->links[peer].theirs = (peer_words *)(void *)((char *)mapped + all[peer].offset) + control->rank;
+        char *theirs = (char *)mapped + all[peer].offset;
+        t->links[peer].theirs = (peer_words *)(void *)theirs + control->rank;
+        cpa_stores_connect(&t->stores, peer, theirs + words_bytes(control));
     }
     return CPA_OK;
 }
@@ -307,6 +342,7 @@ done:
 
 /* Frees what open_local and the calls after it made. */
 static void close_local(peer_transport *t) {
+    cpa_stores_close(&t->stores);
     for (int32_t peer = 0; t->links && peer < t->head.control->size; peer++) {
         cpa_peer_unmap_all(&t->links[peer].imports);
         if (t->links[peer].theirs_base) cudaIpcCloseMemHandle(t->links[peer].theirs_base);
@@ -326,11 +362,30 @@ static void close_local(peer_transport *t) {
     cpa_device_transport_close(&t->head);
 }
 
+/* Waits until no kernel uses the inboxes, here or there; not for long, as a rank may have failed. */
+static void settle_stores(peer_transport *t) {
+    enum { SETTLE_S = 2 };
+    double failed_at = 0;
+    while (!cpa_stores_are_idle(&t->stores)) {
+        cpa_device_transport_poll(&t->head.base);
+        double now = cpa_clock_now();
+        if (t->head.failure.status != CPA_OK && failed_at == 0) failed_at = now;
+        if (failed_at > 0 && now - failed_at > SETTLE_S) return;
+        sched_yield();
+    }
+    double begin = cpa_clock_now();
+    while (t->head.failure.status == CPA_OK && cpa_clock_now() - begin < SETTLE_S) {
+        if (cpa_stores_are_acked(&t->stores, t->rescue)) return;
+        sched_yield();
+    }
+}
+
 static void transport_close(cpa_transport *transport) {
     peer_transport *t = (peer_transport *)transport;
     if (!t) return;
     cudaSetDevice(t->head.device);
     cpa_device_transport_settle(&t->head);
+    settle_stores(t);
     close_local(t);
     free(t);
 }
