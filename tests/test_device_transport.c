@@ -15,8 +15,8 @@
 #define OK(call) CU_ASSERT_EQUAL((call), CPA_OK)
 #define CUDA(call) CU_ASSERT_EQUAL((call), cudaSuccess)
 
-/* SMALL is the longest message that peer memory stores by a kernel. */
-enum { POISON = 0xa5, MAX_RANKS = 8, SMALL = 1 << 20, MAX_BYTES = 3 << 20, MARGIN = 64 };
+/* SMALL is the longest message that peer memory stores by a kernel, LINES the longest of which it does so in lines. */
+enum { POISON = 0xa5, MAX_RANKS = 8, LINES = 32 << 10, SMALL = 1 << 20, MAX_BYTES = 3 << 20, MARGIN = 64 };
 
 static int world_size, world_rank;
 static int gpus_suffice; /* one for each rank */
@@ -38,12 +38,14 @@ static uint8_t pattern(int from, int to, uint64_t exchange, int64_t i) {
 
 static int64_t random_size(int from, int to, uint64_t exchange) {
     uint64_t r = mix(exchange * 4096 + (uint64_t)from * 64 + (uint64_t)to);
-    switch (r % 6) {
+    switch (r % 8) {
         case 0: return 0;
         case 1: return (int64_t)(r >> 8) % 16;
         case 2: return (int64_t)(r >> 8) % 5000;
         case 3: return SMALL - 1 + (int64_t)(r >> 8) % 3;
         case 4: return (int64_t)(r >> 8) % SMALL;
+        case 5: return LINES - 1 + (int64_t)(r >> 8) % 3;
+        case 6: return (int64_t)(r >> 8) % LINES;
         default: return (int64_t)(r >> 8) % (MAX_BYTES - MARGIN);
     }
 }

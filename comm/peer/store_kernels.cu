@@ -1,15 +1,23 @@
 /* push and pull: a row of CTAs for each message. Thread 0 of each CTA waits for the peer's word, the CTA moves its share
- * of the message, and the CTA that is the last to be done tells the peer.
+ * of the message, and the CTA that is the last to be done tells the peer. A message in lines needs no word of its
+ * arrival: every thread waits for its lines.
  *
- * Few CTAs, because they spin: eight such kernels at once still leave room for what they wait for. */
+ * Few CTAs, because they spin: eight such kernels at once, each on a stream of its own, still fit on a device of 108
+ * multiprocessors.
+ *
+ * On compute capability 9.0 a pull may start while the kernel before it on its stream is ending, and while a push that
+ * comes right before it runs: it writes only when that is over, and so ends behind it. */
 #include "comm/peer/store_kernels.h"
 
 namespace {
 
 constexpr int THREADS = 256;
-constexpr int MOST_CTAS = 64;       /* of a launch */
+constexpr int MOST_CTAS = 48;       /* of a launch */
 constexpr int64_t SHARE = 16 << 10; /* bytes that are worth a CTA */
 constexpr int64_t UNIT = 16;        /* shares begin at multiples of it */
+constexpr int LINES = 4;            /* of a thread */
+constexpr int CHUNK = 8;            /* bytes of the message in a line */
+constexpr int64_t LINES_SHARE = LINES * CHUNK * THREADS;
 constexpr uint32_t POLLS = 256;     /* of device memory, between two of host memory */
 
 __device__ uint64_t load_acquire(const uint64_t *word) {
@@ -39,10 +47,35 @@ __device__ uint32_t now_mark() {
     return (uint32_t)(ns >> 10) | 1;
 }
 
-/* Whether the condition came true before the transport gave up. One CTA of each message reports to the host. */
+/* Not before this thread's earlier operations on other words by contract, but by their data: for words that release
+ * nothing. */
+__device__ void store_relaxed(uint64_t *word, uint64_t value) {
+    asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
+}
+
+__device__ void store_relaxed(uint32_t *word, uint32_t value) {
+    asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(word), "r"(value) : "memory");
+}
+
+__device__ uint4 load_line(const uint4 *line) {
+    uint4 v;
+    asm volatile("ld.volatile.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "l"(line)
+                 : "memory");
+    return v;
+}
+
+__device__ void store_line(uint4 *line, uint2 chunk, uint32_t number) {
+    asm volatile("st.volatile.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(line), "r"(chunk.x), "r"(number),
+                 "r"(chunk.y), "r"(number)
+                 : "memory");
+}
+
+/* Whether the condition came true before the transport gave up. One thread of each message reports to the host. */
 template <typename Condition>
 __device__ bool await(Condition is_true, const uint32_t *abort, uint32_t *stalled) {
-    bool reports = blockIdx.x == 0, reported = false;
+    bool reports = blockIdx.x == 0 && threadIdx.x == 0, reported = false;
     for (uint32_t polls = 1; !is_true(); polls++) {
         if (polls % POLLS != 0) continue;
         if (*(const volatile uint32_t *)abort) return false;
@@ -92,32 +125,77 @@ __device__ void move_share(const cpa_store_part &part, int64_t bytes) {
     }
 }
 
-/* Whether this is thread 0 of the last CTA of the message: what all its CTAs have read and written is then behind it. */
-__device__ bool is_last(cpa_store_cell *cell) {
+/* Whether this is thread 0 of the last CTA of the message. `Fenced`: what all its CTAs have written is then behind it. */
+template <bool Fenced>
+__device__ bool is_last(uint32_t *tickets) {
     __syncthreads();
     if (threadIdx.x != 0) return false;
     if (gridDim.x == 1) return true;
-    __threadfence_system();
-    if (atomicAdd(&cell->tickets, 1u) != gridDim.x - 1) return false;
-    cell->tickets = 0;
-    __threadfence_system();
+    if (Fenced) __threadfence_system();
+    if (atomicAdd(tickets, 1u) != gridDim.x - 1) return false;
+    *tickets = 0;
+    if (Fenced) __threadfence_system();
     return true;
 }
 
-__global__ void __launch_bounds__(THREADS) push(const __grid_constant__ cpa_store_batch batch) {
-    const cpa_store_part &part = batch.parts[blockIdx.y];
+/* In push: the pull behind it may start. */
+__device__ void let_next_start() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+/* In pull: the kernel before it on its stream is over. */
+__device__ void await_previous() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+/* ---- in lines ---- */
+
+/* The chunks of this thread: every THREADS-th of its CTA's share. */
+__device__ int64_t chunk_of(int d) {
+    return (int64_t)blockIdx.x * (LINES * THREADS) + d * THREADS + threadIdx.x;
+}
+
+__device__ uint2 load_chunk(const char *from, int64_t at, int64_t bytes) {
+    if (at + CHUNK <= bytes && (uintptr_t)from % CHUNK == 0) return __ldcg((const uint2 *)(from + at));
+    uint64_t value = 0;
+    for (int i = 0; i < CHUNK && at + i < bytes; i++) {
+        value |= (uint64_t)__ldcg((const unsigned char *)from + at + i) << (8 * i);
+    }
+    return make_uint2((unsigned)value, (unsigned)(value >> 32));
+}
+
+__device__ void store_chunk(char *to, int64_t at, int64_t bytes, uint2 chunk) {
+    if (at + CHUNK <= bytes && (uintptr_t)to % CHUNK == 0) {
+        *(uint2 *)(to + at) = chunk;
+        return;
+    }
+    const uint64_t value = (uint64_t)chunk.y << 32 | chunk.x;
+    for (int i = 0; i < CHUNK && at + i < bytes; i++) to[at + i] = (char)(value >> (8 * i));
+}
+
+__device__ void push_lines(const cpa_store_part &part, const uint32_t *abort) {
     __shared__ bool is_free;
+    uint2 held[LINES];
+#pragma unroll
+    for (int d = 0; d < LINES; d++) held[d] = load_chunk(part.from, chunk_of(d) * CHUNK, part.bytes);
+    const uint32_t pushed = part.own->pushed;
     if (threadIdx.x == 0) {
-        const uint32_t pushed = part.own->pushed;
-        is_free = await([&] { return load_acquire(&part.own->acked) == pushed; }, batch.abort, part.stalled);
+        is_free = await([&] { return load_acquire(&part.own->acked) == pushed; }, abort, part.stalled);
     }
     __syncthreads();
     if (!is_free) return;
-    move_share(part, part.bytes);
-    if (!is_last(part.own)) return;
-    const uint32_t pushed = part.own->pushed + 1;
-    part.own->pushed = pushed;
-    store_release(&part.theirs->arrived, (uint64_t)pushed << 32 | part.bytes);
+#pragma unroll
+    for (int d = 0; d < LINES; d++) {
+        if (chunk_of(d) * CHUNK < part.bytes) store_line((uint4 *)part.to + chunk_of(d), held[d], pushed + 1);
+    }
+    if (blockIdx.x == 0 && threadIdx.x == 0) {
+        store_relaxed(&part.theirs->arrived, (uint64_t)(pushed + 1) << 32 | part.bytes);
+    }
+    if (is_last<false>(&part.own->push_tickets)) part.own->pushed = pushed + 1;
 }
 
 __device__ void report_mismatch(const cpa_store_part &part, uint32_t arrived, cpa_store_mismatch *mismatch) {
@@ -127,37 +205,114 @@ __device__ void report_mismatch(const cpa_store_part &part, uint32_t arrived, cp
     *(volatile uint32_t *)&mismatch->peer = part.peer + 1;
 }
 
-__global__ void __launch_bounds__(THREADS) pull(const __grid_constant__ cpa_store_batch batch) {
-    const cpa_store_part &part = batch.parts[blockIdx.y];
-    __shared__ bool is_there;
-    if (threadIdx.x == 0) {
-        const uint32_t next = part.own->pulled + 1;
-        uint64_t arrived;
-        is_there = await(
-            [&] {
-                arrived = load_acquire(&part.own->arrived);
-                return (uint32_t)(arrived >> 32) == next;
-            },
-            batch.abort, part.stalled);
-        if (is_there && (uint32_t)arrived != part.bytes) {
-            if (blockIdx.x == 0) report_mismatch(part, (uint32_t)arrived, batch.mismatch);
-            is_there = false;
-        }
+/* Waits for the word of message number `next`; whether it is of the size expected. */
+__device__ bool await_arrival(const cpa_store_part &part, uint32_t next, const cpa_store_batch &batch) {
+    uint64_t arrived;
+    bool is_there = await(
+        [&] {
+            arrived = load_acquire(&part.own->arrived);
+            return (uint32_t)(arrived >> 32) == next;
+        },
+        batch.abort, part.stalled);
+    if (!is_there || (uint32_t)arrived == part.bytes) return is_there;
+    if (blockIdx.x == 0) report_mismatch(part, (uint32_t)arrived, batch.mismatch);
+    return false;
+}
+
+/* Waits for all lines of this thread, and takes their chunks out. */
+__device__ bool take_lines(const cpa_store_part &part, uint32_t next, const uint32_t *abort) {
+    uint4 held[LINES];
+    bool is_there = await(
+        [&] {
+            bool all = true;
+#pragma unroll
+            for (int d = 0; d < LINES; d++) {
+                if (chunk_of(d) * CHUNK >= part.bytes) continue;
+                held[d] = load_line((const uint4 *)part.from + chunk_of(d));
+                all &= held[d].y == next && held[d].w == next;
+            }
+            return all;
+        },
+        abort, part.stalled);
+    await_previous();
+    if (!is_there) return false;
+#pragma unroll
+    for (int d = 0; d < LINES; d++) {
+        const int64_t at = chunk_of(d) * CHUNK;
+        if (at < part.bytes) store_chunk(part.to, at, part.bytes, make_uint2(held[d].x, held[d].z));
     }
+    return true;
+}
+
+/* The acknowledgement needs no fence: it follows loads whose values were looked at. */
+__device__ void pull_lines(const cpa_store_part &part, const cpa_store_batch &batch) {
+    const uint32_t next = part.own->pulled + 1;
+    bool taken = take_lines(part, next, batch.abort);
+    if (taken && blockIdx.x == 0 && threadIdx.x == 0) taken = await_arrival(part, next, batch);
+    if (!__syncthreads_and(taken)) return;
+    if (!is_last<false>(&part.own->pull_tickets)) return;
+    part.own->pulled = next;
+    store_relaxed(&part.theirs->acked, next);
+}
+
+/* ---- as they are ---- */
+
+__device__ void push_bytes(const cpa_store_part &part, const uint32_t *abort) {
+    __shared__ bool is_free;
+    const uint32_t pushed = part.own->pushed;
+    if (threadIdx.x == 0) {
+        is_free = await([&] { return load_acquire(&part.own->acked) == pushed; }, abort, part.stalled);
+    }
+    __syncthreads();
+    if (!is_free) return;
+    move_share(part, part.bytes);
+    if (!is_last<true>(&part.own->push_tickets)) return;
+    part.own->pushed = pushed + 1;
+    store_release(&part.theirs->arrived, (uint64_t)(pushed + 1) << 32 | part.bytes);
+}
+
+__device__ void pull_bytes(const cpa_store_part &part, const cpa_store_batch &batch) {
+    __shared__ bool is_there;
+    const uint32_t next = part.own->pulled + 1;
+    if (threadIdx.x == 0) is_there = await_arrival(part, next, batch);
+    await_previous();
     __syncthreads();
     if (!is_there) return;
     move_share(part, part.bytes);
-    if (!is_last(part.own)) return;
-    const uint32_t pulled = part.own->pulled + 1;
-    part.own->pulled = pulled;
-    store_release(&part.theirs->acked, pulled);
+    if (!is_last<true>(&part.own->pull_tickets)) return;
+    part.own->pulled = next;
+    store_release(&part.theirs->acked, next);
 }
+
+/* ---- the kernels ---- */
+
+__global__ void __launch_bounds__(THREADS) push(const __grid_constant__ cpa_store_batch batch) {
+    const cpa_store_part &part = batch.parts[blockIdx.y];
+    let_next_start();
+    if (part.bytes <= CPA_STORE_LINE_BYTES) {
+        push_lines(part, batch.abort);
+    } else {
+        push_bytes(part, batch.abort);
+    }
+}
+
+__global__ void __launch_bounds__(THREADS) pull(const __grid_constant__ cpa_store_batch batch) {
+    const cpa_store_part &part = batch.parts[blockIdx.y];
+    if (part.bytes <= CPA_STORE_LINE_BYTES) {
+        pull_lines(part, batch);
+    } else {
+        pull_bytes(part, batch);
+    }
+}
+
+static_assert(MOST_CTAS / CPA_STORE_PARTS * LINES_SHARE >= CPA_STORE_LINE_BYTES, "a message in lines is one share a CTA");
 
 /* CTAs a message: as many as the largest one is worth. */
 dim3 grid_of(const cpa_store_batch *batch) {
     int64_t ctas = 1;
     for (int32_t i = 0; i < batch->n_parts; i++) {
-        int64_t worth = (batch->parts[i].bytes + SHARE - 1) / SHARE;
+        const int64_t bytes = batch->parts[i].bytes, share = bytes <= CPA_STORE_LINE_BYTES ? LINES_SHARE : SHARE;
+        int64_t worth = (bytes + share - 1) / share;
         if (worth > ctas) ctas = worth;
     }
     const int64_t most = MOST_CTAS / batch->n_parts;
@@ -178,6 +333,14 @@ extern "C" cudaError_t cpa_store_launch_push(const cpa_store_batch *batch, cudaS
 }
 
 extern "C" cudaError_t cpa_store_launch_pull(const cpa_store_batch *batch, cudaStream_t stream) {
-    pull<<<grid_of(batch), THREADS, 0, stream>>>(*batch);
-    return cudaGetLastError();
+    cudaLaunchAttribute early = {};
+    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    early.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = grid_of(batch);
+    config.blockDim = dim3(THREADS);
+    config.stream = stream;
+    config.attrs = &early;
+    config.numAttrs = batch->starts_early ? 1 : 0;
+    return cudaLaunchKernelEx(&config, pull, *batch);
 }

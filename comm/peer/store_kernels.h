@@ -9,14 +9,20 @@
 extern "C" {
 #endif
 
+/* Messages of up to so many bytes travel in lines of 16 bytes: 4 of the message, the number of the message in the slot,
+ * 4 of the message, that number again. A half is written at once, so a receiver that sees the number has the bytes; the
+ * sender need not wait until they are there to say so. (The LL protocol of NCCL.) */
+enum { CPA_STORE_LINE_BYTES = 32 << 10 };
+
 /* What a rank holds of one slot for one other rank, in device memory. Counts begin at 0 and wrap. */
 typedef struct cpa_store_cell {
-    uint64_t arrived; /* written by the other: (how many messages have come << 32) | bytes of the last */
+    uint64_t arrived; /* written by the other: (how many messages have come << 32) | bytes of the last. In lines, it
+                         tells only the size. */
     uint32_t acked;   /* written by the other: how many of this rank's messages it has taken out */
     uint32_t pushed;  /* messages sent */
     uint32_t pulled;  /* messages taken out */
-    uint32_t tickets; /* CTAs that are done with their share of the message */
-    uint64_t unused;  /* a sector is 32 bytes */
+    uint32_t push_tickets, pull_tickets; /* CTAs that are done with their share of the message */
+    uint32_t unused;                     /* a sector is 32 bytes */
 } cpa_store_cell;
 
 /* A message of another size than the receiver expects: page-locked host memory. */
@@ -42,6 +48,7 @@ enum { CPA_STORE_PARTS = 8 };
 typedef struct cpa_store_batch {
     cpa_store_part parts[CPA_STORE_PARTS];
     int32_t n_parts;
+    int32_t starts_early;  /* pull: the device can start it before the kernel in front of it is over */
     const uint32_t *abort; /* page-locked host memory: not 0: wait no longer */
     cpa_store_mismatch *mismatch;
 } cpa_store_batch;

@@ -10,7 +10,7 @@
 struct cpa_store_host {
     uint32_t abort;
     cpa_store_mismatch mismatch;
-    uint32_t stalled[]; /* [CPA_STORE_SLOTS, size] */
+    uint32_t stalled[]; /* [CPA_STORE_SLOTS, size, 2]: of push and of pull, which may run at once */
 };
 
 /* ---- memory ---- */
@@ -20,8 +20,11 @@ static int64_t cells_bytes(int32_t size) {
     return (bytes + align - 1) / align * align;
 }
 
+/* Room for a message in lines, then for one as it is: what lies in lines may not look like one by chance. */
+enum { LINES_ROOM = 2 * CPA_STORE_LINE_BYTES, ROOM = LINES_ROOM + CPA_STORE_BYTES };
+
 int64_t cpa_stores_bytes(int32_t size) {
-    return cells_bytes(size) + (int64_t)CPA_STORE_SLOTS * (size - 1) * CPA_STORE_BYTES;
+    return cells_bytes(size) + (int64_t)CPA_STORE_SLOTS * (size - 1) * ROOM;
 }
 
 /* In the memory of a rank: its cell for another. */
@@ -29,10 +32,10 @@ static cpa_store_cell *cell_of(char *memory, int32_t size, int32_t slot, int32_t
     return (cpa_store_cell *)(void *)memory + (int64_t)slot * size + other;
 }
 
-/* In the memory of `rank`: where messages of `from` come in. */
-static char *inbox_of(char *memory, int32_t size, int32_t slot, int32_t rank, int32_t from) {
-    int64_t column = from < rank ? from : from - 1;
-    return memory + cells_bytes(size) + ((int64_t)slot * (size - 1) + column) * CPA_STORE_BYTES;
+/* In the memory of `rank`: where messages of `from` come in that have so many bytes. */
+static char *inbox_of(char *memory, int32_t size, int32_t slot, int32_t rank, int32_t from, int64_t bytes) {
+    int64_t column = from < rank ? from : from - 1, at = bytes <= CPA_STORE_LINE_BYTES ? 0 : LINES_ROOM;
+    return memory + cells_bytes(size) + ((int64_t)slot * (size - 1) + column) * ROOM + at;
 }
 
 /* ---- life ---- */
@@ -45,7 +48,7 @@ static cpa_status open_slot(cpa_store_slot *slot, int32_t size, cpa_error *err) 
 }
 
 cpa_status cpa_stores_open(cpa_stores *s, const cpa_control *control, void *own, cpa_error *err) {
-    const size_t size = (size_t)control->size, words = CPA_STORE_SLOTS * size;
+    const size_t size = (size_t)control->size, words = CPA_STORE_SLOTS * size * 2;
     s->rank = control->rank;
     s->size = control->size;
     s->own = own;
@@ -55,6 +58,11 @@ cpa_status cpa_stores_open(cpa_stores *s, const cpa_control *control, void *own,
     const size_t bytes = sizeof *s->host + words * sizeof s->host->stalled[0];
     CPA_TRY(cpa_runtime_check(cudaHostAlloc((void **)&s->host, bytes, cudaHostAllocDefault), "cudaHostAlloc", err));
     memset(s->host, 0, bytes);
+    int device = 0, major = 0;
+    CPA_TRY(cpa_runtime_check(cudaGetDevice(&device), "cudaGetDevice", err));
+    CPA_TRY(cpa_runtime_check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device),
+                              "cudaDeviceGetAttribute", err));
+    s->starts_early = major >= 9;
     CPA_TRY(cpa_runtime_check(cpa_store_load_kernels(), "cudaFuncGetAttributes", err));
     for (int i = 0; i < CPA_STORE_SLOTS; i++) CPA_TRY(open_slot(&s->slots[i], control->size, err));
     return CPA_OK;
@@ -85,7 +93,8 @@ typedef cudaError_t (*launch_fn)(const cpa_store_batch *batch, cudaStream_t stre
 static cpa_status launch_parts(const cpa_stores *s, const cpa_store_part *parts, int32_t n, launch_fn launch,
                                cudaStream_t stream, cpa_error *err) {
     for (int32_t at = 0; at < n; at += CPA_STORE_PARTS) {
-        cpa_store_batch batch = {.abort = &s->host->abort, .mismatch = &s->host->mismatch};
+        cpa_store_batch batch = {
+            .starts_early = s->starts_early, .abort = &s->host->abort, .mismatch = &s->host->mismatch};
         batch.n_parts = n - at < CPA_STORE_PARTS ? n - at : CPA_STORE_PARTS;
         memcpy(batch.parts, parts + at, (size_t)batch.n_parts * sizeof *parts);
         CPA_TRY(cpa_runtime_check(launch(&batch, stream), "a kernel that stores messages", err));
@@ -142,17 +151,18 @@ static int32_t list_parts(const cpa_stores *s, int32_t index, cpa_store_slot *sl
         cpa_store_part part = {
             .own = cell_of(s->own, s->size, index, m->peer),
             .theirs = cell_of(s->theirs[m->peer], s->size, index, s->rank),
-            .stalled = &s->host->stalled[index * s->size + m->peer],
+            .stalled = &s->host->stalled[(index * s->size + m->peer) * 2],
             .peer = (uint32_t)m->peer,
         };
         if (cpa_stores_carry(m->send_bytes)) {
             part.from = m->send;
-            part.to = inbox_of(s->theirs[m->peer], s->size, index, m->peer, s->rank);
+            part.to = inbox_of(s->theirs[m->peer], s->size, index, m->peer, s->rank, m->send_bytes);
             part.bytes = (uint32_t)m->send_bytes;
             pushes[n_pushes++] = part;
         }
         if (cpa_stores_carry(m->recv_bytes)) {
-            part.from = inbox_of(s->own, s->size, index, s->rank, m->peer);
+            part.stalled++;
+            part.from = inbox_of(s->own, s->size, index, s->rank, m->peer, m->recv_bytes);
             part.to = m->recv;
             part.bytes = (uint32_t)m->recv_bytes;
             slot->parts[slot->n_parts++] = part;
@@ -197,9 +207,9 @@ cpa_status cpa_stores_finish(cpa_stores *s, const cpa_exchange *exchange, cudaSt
 static uint64_t awaited(cpa_stores *s, int32_t index, double timeout_s, double *longest) {
     uint64_t ranks = 0;
     *longest = 0;
-    for (int32_t peer = 0; peer < s->size; peer++) {
-        cpa_store_wait *wait = &s->waits[index * s->size + peer];
-        uint32_t mark = *(volatile uint32_t *)&s->host->stalled[index * s->size + peer];
+    for (int32_t i = 0; i < 2 * s->size; i++) {
+        cpa_store_wait *wait = &s->waits[index * s->size * 2 + i];
+        uint32_t mark = *(volatile uint32_t *)&s->host->stalled[index * s->size * 2 + i];
         if (mark == 0) {
             wait->mark = 0;
             continue;
@@ -207,7 +217,7 @@ static uint64_t awaited(cpa_stores *s, int32_t index, double timeout_s, double *
         double now = cpa_clock_now();
         if (mark != wait->mark) *wait = (cpa_store_wait){mark, now};
         if (now - wait->since > *longest) *longest = now - wait->since;
-        ranks |= (uint64_t)1 << peer;
+        ranks |= (uint64_t)1 << (i / 2);
     }
     return *longest > timeout_s ? ranks : 0;
 }

@@ -1,6 +1,6 @@
 /* Small messages, stored by kernels into the inbox of their receiver.
  *
- * Every rank keeps an inbox for every other: CPA_STORE_SLOTS slots of CPA_STORE_BYTES. Exchange n uses slot n modulo
+ * Every rank keeps an inbox for every other: CPA_STORE_SLOTS slots, with room for CPA_STORE_BYTES. Exchange n uses slot n modulo
  * CPA_STORE_SLOTS, the same on all ranks. start enqueues one kernel on the caller's stream, which writes the messages to
  * all peers into their inboxes; finish one that takes the messages of all peers out into the caller's buffers. So no
  * rank needs an address of another's buffer, and a message leaves before its receiver has started the exchange.
@@ -24,8 +24,7 @@
 #include "comm/peer/store_kernels.h"
 
 /* The longest message that goes this way; where copy engines are as fast, which leave the stream to the caller. */
-#define CPA_STORE_BYTES ((int64_t)1 << 20)
-enum { CPA_STORE_SLOTS = CPA_TRANSPORT_MAX_IN_FLIGHT };
+enum { CPA_STORE_BYTES = 1 << 20, CPA_STORE_SLOTS = CPA_TRANSPORT_MAX_IN_FLIGHT };
 
 /* What the host knows of a slot. */
 typedef struct cpa_store_slot {
@@ -51,10 +50,11 @@ typedef struct cpa_store_host cpa_store_host;
 
 typedef struct cpa_stores {
     int32_t rank, size;
+    int starts_early;      /* as in cpa_store_batch */
     char *own;             /* device: the cells, then the inbox */
     char **theirs;         /* [size] the same of the others, mapped; NULL: not connected */
     cpa_store_host *host;  /* page-locked */
-    cpa_store_wait *waits; /* [CPA_STORE_SLOTS * size] */
+    cpa_store_wait *waits; /* [CPA_STORE_SLOTS, size, 2] */
     cpa_store_slot slots[CPA_STORE_SLOTS];
 } cpa_stores;
 
