@@ -507,7 +507,9 @@ static cpa_status run_step(cpa_worker *worker, const cpa_step_plan *plan, const 
     cpa_status status = prepare_step(worker, plan, observer, &steady, err);
     if (status == CPA_OK) status = move_blocks(worker, plan, err);
     cpa_spans_host_end(spans, span);
-    if (status != CPA_OK || plan->n_chunks == 0) return status;
+    if (status != CPA_OK) return status;
+    /* What swap_ins and copies read may be handed out again in the next plan. */
+    if (plan->n_chunks == 0) return worker->device->kernels->stream_sync(worker->stream);
     span = cpa_spans_host_begin(CPA_SPAN_ENQUEUE);
     status = enqueue_step(worker, plan, observer, steady, err);
     cpa_spans_host_end(spans, span);
