@@ -83,8 +83,8 @@ static inline cpa_kv_view cpa_kv_view_order(cpa_kv_view kv, cpa_kv_layout layout
     return cpa_kv_view_resolve(kv);
 }
 
-/* Where the scales of keys, or of values, lie in a block, in bytes from its start; dim and scale are those of the keys or
- * of the values. */
+/* Where the scales of keys, or of values, lie in a block, in bytes from its start; dim and scale are those of the keys
+ * or of the values. */
 static inline int64_t cpa_kv_scales_at(const cpa_kv_view *kv, int32_t dim, float scale) {
     return cpa_kv_block_bytes(kv->dtype, scale, kv->block_size, kv->kv_heads, dim) -
            (int64_t)kv->kv_heads * kv->block_size * 4;

@@ -102,6 +102,7 @@ static cpa_status make_plan(attend_state *s, cpa_error *err) {
         .n_items = s->shape.sequences,
         .block_tables = s->block_tables,
         .n_table_entries = s->shape.sequences * blocks_per_sequence(s),
+        .kv_dtype = (cpa_dtype)o->kv_dtype,
     };
     cpa_status status = cpa_attend_plan_create(s->site->device, &s->plan, err);
     if (status == CPA_OK) status = cpa_attend_plan_set(s->plan, &batch, err);

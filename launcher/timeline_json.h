@@ -1,5 +1,5 @@
-/* The timeline of a run as a Chrome trace: a JSON array of events, which Perfetto and chrome://tracing show. A rank is a
- * process, each of its rows (compute stream, exchanges, host, ...) a thread. Written on rank 0. */
+/* The timeline of a run as a Chrome trace: a JSON array of events, which Perfetto and chrome://tracing show. A rank is
+ * a process, each of its rows (compute stream, exchanges, host, ...) a thread. Written on rank 0. */
 #ifndef CPA_LAUNCHER_TIMELINE_JSON_H
 #define CPA_LAUNCHER_TIMELINE_JSON_H
 

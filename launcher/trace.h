@@ -1,9 +1,9 @@
 /* Traces of requests in the Mooncake format: JSON Lines, each
  *     {"timestamp": ms, "input_length": n, "output_length": n, "hash_ids": [one id per 512 prompt tokens]}
  * with an optional "priority" (lower runs first), "salt" (a text; prefixes are shared with equal ones only) and "n"
- * (how many samples of the prompt); other keys are ignored. Without hash_ids a prompt shares nothing. Token ids follow from
- * hash_ids, so prompts that share a prefix of hash blocks share tokens. At a length scale s, hash block k covers the
- * tokens
+ * (how many samples of the prompt); other keys are ignored. Without hash_ids a prompt shares nothing. Token ids follow
+ * from hash_ids, so prompts that share a prefix of hash blocks share tokens. At a length scale s, hash block k covers
+ * the tokens
  *     floor(512 k s) .. floor(512 (k+1) s) - 1
  * and a length n becomes max(1, floor(n s)), so shared prefixes stay shared. */
 #ifndef CPA_LAUNCHER_TRACE_H

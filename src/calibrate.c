@@ -109,6 +109,7 @@ static cpa_status probe_plan(probe *p, cpa_error *err) {
         .k_dim = m->head_dim,
         .v_dim = m->v_head_dim,
         .block_size = p->kv.block_size,
+        .kv_dtype = p->kv.dtype,
         .items = &item,
         .n_items = 1,
         .block_tables = p->table,

@@ -79,6 +79,7 @@ cpa_status cpa_context_set_plan(cpa_context *c, cpa_attend_plan *plan, int64_t n
         .k_dim = c->options.k_dim,
         .v_dim = c->options.v_dim,
         .block_size = c->options.block_size,
+        .kv_dtype = c->options.kv_dtype,
         .items = c->items,
         .n_items = n_items,
         .block_tables = block_tables,

@@ -1,13 +1,13 @@
 /* pass-KV: keys and values travel to the queries, in transfers of a bounded size.
  *
- * A transfer holds pieces of the shards of several sequences, packed into blocks, each K then V, which the receiver reads
- * through a block table, as it reads a cache. The exchange of a transfer runs under the attention over the one before,
- * that of the first under the attention over the own shard.
+ * A transfer holds pieces of the shards of several sequences, packed into blocks, each K then V, which the receiver
+ * reads through a block table, as it reads a cache. The exchange of a transfer runs under the attention over the one
+ * before, that of the first under the attention over the own shard.
  *
  * There are two ways to plan the transfers. Where attend promises bits, peers come one by one: each peer's shard is
- * attended from the empty state, resumed from segment to segment, and then merged, which is the arithmetic of pass-Q, so
- * that both give the same bits (shards are cut only where it allows). Elsewhere all peers come at once, and the state of
- * the own shard is resumed over what they sent: fewer and longer passes, and no merge. */
+ * attended from the empty state, resumed from segment to segment, and then merged, which is the arithmetic of pass-Q,
+ * so that both give the same bits (shards are cut only where it allows). Elsewhere all peers come at once, and the
+ * state of the own shard is resumed over what they sent: fewer and longer passes, and no merge. */
 #include <inttypes.h>
 #include <math.h>
 #include <stdlib.h>
@@ -17,7 +17,8 @@
 #include "comm/rounds.h"
 #include "src/pass_kv.h"
 
-/* Tokens that a segment has at least when all peers come at once: every segment rounds the state once more. */
+/* Tokens that staging has room for in a segment when all peers come at once, at least: every segment rounds the state
+ * once more. */
 #define LEAST_SEGMENT 1024
 
 /* By default. A device attends a segment in a few hundred microseconds; it takes long ones to fill it evenly. */
@@ -30,7 +31,7 @@ static int64_t larger(int64_t a, int64_t b) {
 
 /* ---- life ---- */
 
-/* Two buffers to send from and two to receive in, so that one transfer is packed and one arrives while one is attended. */
+/* Two to send from and two to receive in, so that one transfer is packed and one arrives while one is attended. */
 enum { BUFFERS = 2 };
 
 /* How a shard may be cut, what a block takes, and how many blocks a segment has. */
@@ -362,8 +363,8 @@ static cpa_status merge_shard(cpa_context *c, cpa_stream *stream) {
     return CPA_OK;
 }
 
-/* CPA_FAULT_DROPPED_SHARD: whether a transfer is of the first shard that arrives in the step, or of the first segment of
- * all shards. */
+/* CPA_FAULT_DROPPED_SHARD: whether a transfer is of the first shard that arrives in the step, or of the first segment
+ * of all shards. */
 static int arrives_first(const cpa_pass_kv *kv, int64_t index) {
     int64_t first = kv->now.begin;
     while (kv->transfers[first].recv_blocks == 0) first++;

@@ -1,16 +1,15 @@
-/* Planning pass-KV with all peers at once: a segment is a stretch of the sequences, which every rank sends its part of to
- * all the others. What arrives lies in a region for each peer; a block table in the order of positions makes it the keys
- * of all shards but the own one, so that a tile of rows takes one pass over it, whatever the number of ranks.
+/* Planning pass-KV with all peers at once: a segment is a stretch of the sequences, which every rank sends its part of
+ * to all the others. What arrives lies in a region for each peer; a block table in the order of positions makes it the
+ * keys of all shards but the own one, so that a tile of rows takes one pass over it, whatever the number of ranks.
  *
- * Every rank derives the same segments from the chunks. A piece has the same range of local tokens on every rank and the
- * same place in every region; a shard that ends earlier leaves the rest of its place unused. */
+ * Every rank derives the same segments from the chunks. A piece has the same range of local tokens on every rank and
+ * the same place in every region; a shard that ends earlier leaves the rest of its place unused. */
 #include "base/check.h"
 #include "comm/rounds.h"
 #include "src/pass_kv.h"
 
-/* Products of a row and a key that a device completes while a byte of them arrives, about (an H100 or H200 over NVLink:
- * 590e12 FLOP/s over 350e9 B/s). When attention over the own shard is too short to hide all other shards, they come in
- * as many segments. */
+/* FLOP that a device does while a byte arrives, about (an H100 or H200 over NVLink: 590e12 FLOP/s over 350e9 B/s). When
+ * attention over the own shard is too short to hide all other shards, they come in as many segments. */
 #define FLOPS_A_BYTE 1700
 
 static int64_t smaller(int64_t a, int64_t b) {
@@ -28,8 +27,9 @@ static int64_t tokens_in(const cpa_context *c, int32_t slot, int64_t len, int64_
 
 /* ---- segments ---- */
 
-/* Local tokens that some query of the chunk sees on some rank: those under the sinks when they lie apart, and the others.
- * Slot 0 has the most tokens of any prefix, the last slot the fewest. Both begin at multiples of the interleave. */
+/* Local tokens that some query of the chunk sees on some rank: those under the sinks when they lie apart, and the
+ * others. Slot 0 has the most tokens of any prefix, the last slot the fewest. Both begin at multiples of the
+ * interleave. */
 static void visible_tokens(const cpa_context *c, const cpa_planned_chunk *chunk, int64_t ends[2], int64_t *body) {
     const cpa_mask mask = c->kv.now.mask;
     const int64_t run = c->map.interleave, oldest = chunk->start - mask.window + 1;
@@ -85,8 +85,8 @@ static int64_t segment_blocks(const cpa_context *c) {
     return smaller(c->kv.capacity, cpa_pass_kv_blocks(c, part));
 }
 
-/* A segment holds at most one piece of a chunk, since attend takes a row once a call: the sinks of all chunks come first.
- */
+/* A segment holds at most one piece of a chunk, since attend takes a row once a call: so the sinks of all chunks
+ * come first. */
 static cpa_status cut_segments(cpa_context *c, int64_t *n_segments) {
     const int64_t capacity = segment_blocks(c);
     segment_cursor at = {0, 0};
@@ -140,7 +140,7 @@ static cpa_status plan_send(cpa_context *c, int64_t begin, int64_t end) {
     return CPA_OK;
 }
 
-/* The blocks of a piece from all regions, in the order of positions; the region of the peer of round r is the r - 1st. */
+/* The blocks of a piece from all regions, in the order of positions; the peer of round r has region r - 1. */
 static cpa_status add_table(cpa_context *c, const cpa_kv_piece *piece, const cpa_planned_chunk *chunk,
                             int64_t *entries) {
     cpa_pass_kv *kv = &c->kv;

@@ -1,5 +1,6 @@
-/* Planning pass-KV peer by peer, in rounds: in each a rank sends its keys and values to one peer and receives another's,
- * whose state is merged when it is complete. The order of the peers is that of pass-Q, and so is the arithmetic.
+/* Planning pass-KV peer by peer, in rounds: in each a rank sends its keys and values to one peer and receives
+ * another's, whose state is merged when it is complete. The order of the peers is that of pass-Q, and so is the
+ * arithmetic.
  *
  * Only what some query of the receiver can see is sent. A segment holds pieces of several sequences. Both sides derive
  * the same segments from the chunks, and a round has the same number of transfers on every rank. */

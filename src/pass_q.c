@@ -29,8 +29,8 @@ void cpa_pass_q_destroy(cpa_context *c) {
         c->kernels->free(c->device, q->away_memory.memory);
         c->kernels->free(c->device, q->home_memory.memory);
         if (q->plan) c->kernels->plan_destroy(q->plan);
+        c->kernels->free_host(c->device, q->maps);
     }
-    if (c->kernels) c->kernels->free_host(c->device, q->maps);
     free(q->peers);
 }
 

@@ -2,9 +2,9 @@
  *
  * The tolerance of a result is 2 * (error of the plain implementation against float64) + 1e-5, where the plain
  * implementation accumulates in fp32 and rounds the probabilities and the result to the dtype. Both errors are the
- * largest over the elements of the row. Where the plain implementation is lucky in a row, the tolerance is what rounding
- * the probabilities and the result may cost at most: 2 u sum(p |v|) / sum(p), with u the unit roundoff of the dtype.
- * Pure; a row is used by one thread. */
+ * largest over the elements of the row. Where the plain implementation is lucky in a row, the tolerance is what
+ * rounding the probabilities and the result may cost at most: 2 u sum(p |v|) / sum(p), with u the unit roundoff of the
+ * dtype. Pure; a row is used by one thread. */
 #ifndef CPA_REFERENCE_H
 #define CPA_REFERENCE_H
 
@@ -50,8 +50,8 @@ int cpa_reference_sees(cpa_mask mask, int64_t q, int64_t k);
  * (cpattn/types.h). */
 void cpa_reference_read_rows(const void *rows, const void *words, cpa_dtype dtype, float tensor_scale, int64_t n,
                              int32_t dim, float *out);
-/* Whether `have` may be what a cache of that dtype holds for the row `want`: want rounded, or off by no more than half a
- * step of the codes that the row's range, or the tensor's scale, calls for. */
+/* Whether `have` may be what a cache of that dtype holds for the row `want`: want rounded, or off by no more than half
+ * a step of the codes that the row's range, or the tensor's scale, calls for. */
 int cpa_reference_may_hold(const float *have, const float *want, cpa_dtype dtype, float tensor_scale, int32_t dim);
 
 /* n elements of a dtype as floats, and a float rounded to a dtype (nearest even). */

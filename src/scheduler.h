@@ -19,8 +19,8 @@
  *
  * The scheduler assumes that a planned step will run: it may be asked for the next plan while one executes. A sequence
  * that finishes in a step gives its blocks back in the next plan, and so does what a plan's copies read. A sequence
- * that comes back from host memory is given tokens in the second plan after, so that damage can be reported before anything
- * is computed from it. Pure logic: no MPI, no device, no clock; one thread.
+ * that comes back from host memory is given tokens in the second plan after, so that damage can be reported before
+ * anything is computed from it. Pure logic: no MPI, no device, no clock; one thread.
  *
  *   scheduler.c          create, add, one plan from start to end
  *   scheduler_preempt.c  room for running sequences, who gives way, and where to

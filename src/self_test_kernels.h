@@ -14,8 +14,8 @@ typedef struct cpa_self_test_kernels_stats {
     char why[200];   /* why not, where its library is missing; else empty */
 } cpa_self_test_kernels_stats;
 
-/* Shapes and dtypes are those of `options`. CPA_CHECK_FAILED with the operation, path, shape, row, head and error of the
- * first wrong result. Waits for the device. */
+/* Shapes and dtypes are those of `options`. CPA_CHECK_FAILED with the operation, path, shape, row, head and error of
+ * the first wrong result. Waits for the device. */
 cpa_status cpa_self_test_kernels(cpa_device *device, const cpa_worker_options *options, uint64_t seed,
                                  cpa_self_test_kernels_stats *stats, cpa_error *err);
 

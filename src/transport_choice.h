@@ -5,8 +5,8 @@
 #include "comm/comm.h"
 #include "kernels/kernels.h"
 
-/* The transport for the memory of a device; the same on every rank. Collective. On a CUDA device it measures NCCL and peer
- * memory and says at info level what it found. */
+/* The transport for the memory of a device; the same on every rank. Collective. On a CUDA device it measures NCCL and
+ * peer memory and says at info level what it found. */
 cpa_status cpa_transport_for(cpa_control *control, const cpa_device *device, const cpa_transport_table **out,
                              cpa_error *err);
 

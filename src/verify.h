@@ -22,8 +22,8 @@ typedef struct cpa_verify_stats {
 
 /* `rate` is the share of rows that is checked, CPA_VERIFY_AUTO what a small share of the run time pays for
  * (src/verify_budget.h). At least one row of the first step is checked, and of every 64th after it (with
- * CPA_VERIFY_AUTO: if its keys can be paid for). The reference runs on as many threads as `device` says, one without it.
- * `worker` and `control` must outlive the check. */
+ * CPA_VERIFY_AUTO: if its keys can be paid for). The reference runs on as many threads as `device` says, one without
+ * it. `worker` and `control` must outlive the check. */
 cpa_status cpa_verify_create(cpa_control *control, cpa_worker *worker, double rate, uint64_t seed,
                              const cpa_device_options *device, cpa_verify **out, cpa_error *err);
 void cpa_verify_destroy(cpa_verify *verify);

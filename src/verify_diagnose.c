@@ -43,8 +43,8 @@ static void clear_states(state *s, int64_t n) {
     for (int64_t i = 0; i < n; i++) s[i].max = -INFINITY;
 }
 
-/* Whether the result is the merge of the shards but `left_out` (-1: none), with the LSE of the own shard and those of the
- * others scaled. */
+/* Whether the result is the merge of the shards but `left_out` (-1: none), with the LSE of the own shard and those of
+ * the others scaled. */
 static int equals_merge(const diagnosis *d, int32_t left_out, double own_scale, double remote_scale) {
     double max = -INFINITY, sum = 0, o[CPA_MAX_HEAD_DIM] = {0};
     for (int pass = 0; pass < 2; pass++) {
@@ -143,8 +143,8 @@ static cpa_status diagnose_parts(void *ctx, const cpa_verify_part *parts, int64_
     return CPA_OK;
 }
 
-/* The allowance for calling two results equal: that of the check itself, from a row over no key but of the same dtype is too
- * narrow, so a few units of the dtype's rounding at the size of the result. */
+/* The allowance for calling two results equal: that of the check itself, from a row over no key but of the same dtype
+ * is too narrow, so a few units of the dtype's rounding at the size of the result. */
 static double equality_tolerance(const cpa_verify *verify) {
     return verify->worker->options.model.dtype == CPA_F32 ? 1e-4 : 2e-2;
 }

@@ -55,8 +55,8 @@ static int64_t part_bytes(const gather *g, const cpa_verify_part *p, int32_t ran
     return sample_bytes(g, p, rank) + tokens_of(g, p, rank) * (g->k_bytes + g->v_bytes);
 }
 
-/* One head of a cache as a cache of its own, and where its tokens go. The scales of a quantised cache lie apart, so that
- * codes and scales are two such pairs. */
+/* One head of a cache as a cache of its own, and where its tokens go. The scales of a quantised cache lie apart, so
+ * that codes and scales are two such pairs. */
 typedef struct head_copy {
     cpa_kv_view head, out;
 } head_copy;

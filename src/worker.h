@@ -73,7 +73,8 @@ struct cpa_worker {
     int64_t (*pairs)[2]; /* of its copies */
     int64_t cap_pairs;
 
-    /* The rows of the step, those that a steady step is filled up with included; host arrays and their device copies, [max_tokens]. */
+    /* The rows of the step, those that a steady step is filled up with included; host arrays and their device copies,
+     * [max_tokens]. */
     int64_t n_rows, n_digest_rows;
     uint64_t *requests;
     uint32_t *tokens, *tokens_device;

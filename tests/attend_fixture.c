@@ -198,7 +198,8 @@ cpa_status cpa_attend_fixture_run(cpa_attend_fixture *fixture, const cpa_attend_
                               .items = items,
                               .n_items = n_items,
                               .block_tables = fixture->tables,
-                              .n_table_entries = fixture->n_table_entries};
+                              .n_table_entries = fixture->n_table_entries,
+                              .kv_dtype = fixture->device_kv.dtype};
     cpa_attend_args args = {.size = sizeof args,
                             .q = fixture->device_q,
                             .q_dtype = shape->q_dtype,

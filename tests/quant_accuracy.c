@@ -81,7 +81,8 @@ static void attend(const cpa_test_sequence *s, const cache_kind *kind, float *ou
                               .items = &item,
                               .n_items = 1,
                               .block_tables = table,
-                              .n_table_entries = blocks};
+                              .n_table_entries = blocks,
+                              .kv_dtype = cache.view.dtype};
     cpa_attend_args args = {.size = sizeof args,
                             .q = s->q + (s->length - QUERIES) * Q_HEADS * DIM,
                             .kv = cache.view,

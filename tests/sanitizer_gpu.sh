@@ -1,6 +1,6 @@
 #!/bin/bash
-# The device code under compute-sanitizer: memcheck, racecheck and synccheck of every kernel, memcheck of the transports
-# between two ranks and of the program. Prints a line for each; exits 1 if one finds something, 77 without a device or
+# The device code under compute-sanitizer: memcheck, racecheck and synccheck of every path of attend, of merge, kv_write
+# and kv_pack; memcheck of the transports between two ranks, and of the program with the kernels that are left. Prints a line for each; exits 1 if one finds something, 77 without a device or
 # the tool.
 #
 #     tests/sanitizer_gpu.sh BUILD_FOLDER [TOOL...]
@@ -42,7 +42,7 @@ check() {
 mpirun=(mpirun --allow-run-as-root --oversubscribe --bind-to none)
 for tool in $tools; do
     run=("$sanitizer" --tool "$tool" --error-exitcode 99)
-    check "$tool" "every kernel" "${run[@]}" "$build/tests/test_self_test_kernels" cuda small
+    check "$tool" "kernels" "${run[@]}" "$build/tests/test_self_test_kernels" cuda small
     [ "$tool" = memcheck ] || continue
     # The transports ask CUDA for what may be refused and go on: errors of calls are not reported there.
     check "$tool" "transports, 2 ranks" "${mpirun[@]}" -np 2 "${run[@]}" --report-api-errors no \

@@ -103,7 +103,8 @@ static void every_input_of_the_generator_matters(void) {
     close_device();
 }
 
-/* The softmax of the last query: how much weight its 8 heaviest keys have, and whether they lie at the sinks, near and far. */
+/* The softmax of the last query: how much weight its 8 heaviest keys have, and whether they lie at the sinks, near and
+ * far. */
 static void scores_are_peaky_at_the_sinks_near_the_query_and_far(void) {
     static float q[ROWS * HEADS * DIM], k[ROWS * KV_HEADS * DIM];
     open_device(1);

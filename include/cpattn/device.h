@@ -28,8 +28,8 @@ typedef struct cpa_device_options {
     int32_t ordinal; /* cuda: which of the devices that the process sees */
 } cpa_device_options;
 
-/* How many devices of a back end this process sees: 1 for the host, 0 for CUDA without a driver or in a build without it.
- * Thread-safe. */
+/* How many devices of a back end this process sees: 1 for the host, 0 for CUDA without a driver or in a build without
+ * it. Thread-safe. */
 CPA_API int32_t cpa_device_count(cpa_backend backend);
 
 /* Bytes that are free on a device that has memory of its own; -1 for the host, whose memory the system tells.

@@ -16,8 +16,8 @@ extern "C" {
 
 /* kv_write (known elsewhere as reshape_and_cache): stores the keys and values of new tokens in their pages.
  * Token i goes to slot slot_mapping[i] = block * block_size + offset; -1 skips the token. Two tokens must not share a
- * slot. Values are converted from `dtype` to the view's dtype, rounding to nearest even; a quantised cache gets codes and
- * scales as types.h says. */
+ * slot. Values are converted from `dtype` to the view's dtype, rounding to nearest even; a quantised cache gets codes
+ * and scales as types.h says. */
 typedef struct cpa_kv_write_args {
     size_t size;
     int64_t tokens;
@@ -40,8 +40,9 @@ typedef struct cpa_kv_copy_args {
 } cpa_kv_copy_args;
 CPA_API cpa_status cpa_kv_copy(const cpa_kv_copy_args *args, cpa_stream *stream);
 
-/* kv_pack: gathers tokens of paged sequences into consecutive blocks of a staging view, which a receiver reads through
- * an identity block table. Tokens past `count` in the last block of a span are left as they were. */
+/* kv_pack: gathers tokens of paged sequences into consecutive blocks of a staging view. Tokens past `count` in the last
+ * block of a span are left as they were. There is no operation that unpacks: attend reads a staging view through a
+ * block table, as it reads a cache, and kv_copy moves its blocks into one. */
 typedef struct cpa_kv_span {
     int64_t table;     /* index into block_tables of the entry that holds local token 0 of the sequence */
     int64_t first;     /* first local token, a multiple of block_size */
@@ -90,6 +91,7 @@ typedef struct cpa_attend_batch {
     int64_t n_items;
     const int32_t *block_tables; /* host */
     int64_t n_table_entries;
+    cpa_dtype kv_dtype; /* of the cache; lets a device reserve what a quantised one takes, and may be left out */
 } cpa_attend_batch;
 
 /* Work split once a step and used for every layer (plan once, run many). A plan may be set again; it keeps its memory.

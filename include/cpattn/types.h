@@ -39,13 +39,13 @@ static inline int cpa_dtype_is_quantised(cpa_dtype dtype) {
 /* Quantised caches. A row is the key, or the value, of one token and head.
  *
  *     CPA_FP8_E4M3  x = scale * code; scale given for the whole tensor, or that of the row, max |x| / 448
- *     CPA_INT8      x = scale * (code - zero); scale and the integer zero are those of the row and cover its range and 0
+ *     CPA_INT8      x = scale * (code - zero); scale and the integer zero are those of the row, for its range and 0
  *
  * Scales of rows travel with their block: the last kv_heads * block_size * 4 of its cpa_kv_block_bytes are an array
- * [kv_heads, block_size] of 32-bit words, whatever the order of the rows before it and whatever the stride. A word is the scale as a float; for int8 the low 8 bits of
- * the word hold the zero (as a signed byte), and the scale is the word with those bits cleared.
- * Codes are rounded to nearest even. What lies beyond the range saturates, infinities do as well, and NaN becomes 0;
- * neither takes part in the scale of a row. A row of zeros gives zeros exactly. */
+ * [kv_heads, block_size] of 32-bit words, whatever the order of the rows before it and whatever the stride. A word is
+ * the scale as a float; for int8 the low 8 bits of the word hold the zero (as a signed byte), and the scale is the word
+ * with those bits cleared. Codes are rounded to nearest even. What lies beyond the range saturates, infinities do as
+ * well, and NaN becomes 0; neither takes part in the scale of a row. A row of zeros gives zeros exactly. */
 
 /* Bytes of the scales of one row: 0 where rows have none. tensor_scale: that of the view, k_scale or v_scale. */
 static inline int64_t cpa_kv_scale_bytes(cpa_dtype dtype, float tensor_scale) {
@@ -66,8 +66,8 @@ typedef enum cpa_kv_layout { CPA_TOKEN_MAJOR = 0, CPA_HEAD_MAJOR } cpa_kv_layout
 /* One layer of a paged KV cache: a pool of K blocks and a pool of V blocks, both [num_blocks, block_size, kv_heads,
  * dim] by default and reached through strides, in elements, so that a head-major pool works as well; a stride of 0 is
  * that of the default order. The last dimension is contiguous. A quantised block is cpa_kv_block_bytes long, or longer
- * through its stride, and ends with the scales of its rows. The memory belongs to the caller and lies on the device that
- * the operators run on. */
+ * through its stride, and ends with the scales of its rows. The memory belongs to the caller and lies on the device
+ * that the operators run on. */
 typedef struct cpa_kv_view {
     void *k;
     void *v;

@@ -135,6 +135,40 @@ static cpa_status run_hopper(const cpa_cuda_plan *plan, const cpa_cuda_attend_ar
     return cpa_cuda_attend_hopper(a, &k_map, &v_map, plan->n_prefill, stream);
 }
 
+/* Over a quantised cache: its blocks are widened first, which is little beside the products of a prefill. */
+static cpa_status run_hopper_widened(const cpa_cuda_plan *plan, const cpa_cuda_attend_args *a, cpa_stream *stream) {
+    const char *image = plan->memory->image;
+    const int64_t rows = (int64_t)plan->n_widened * a->kv_heads << a->block_shift;
+    cpa_kv_view wide = cpa_kv_view_resolve((cpa_kv_view){
+        .k = plan->memory->widened,
+        .v = plan->memory->widened + rows * a->k_dim * cpa_dtype_bytes(a->q_dtype),
+        .dtype = a->q_dtype,
+        .block_size = 1 << a->block_shift,
+        .num_blocks = plan->n_widened,
+        .kv_heads = a->kv_heads,
+        .k_dim = a->k_dim,
+        .v_dim = a->v_dim,
+    });
+    cpa_cuda_attend_args over = *a;
+    float *k_scales = (float *)((char *)wide.v + rows * a->v_dim * cpa_dtype_bytes(a->q_dtype));
+    over.k = wide.k;
+    over.v = wide.v;
+    over.k_scales = k_scales;
+    over.kv_dtype = a->q_dtype;
+    over.tables = (const int32_t *)(image + plan->widened_tables_at);
+    CPA_TRY(cpa_cuda_attend_widen(a, (const int32_t *)(image + plan->widened_blocks_at), plan->n_widened, wide.k,
+                                  wide.v, k_scales, stream));
+    return run_hopper(plan, &over, &wide, stream);
+}
+
+static cpa_status run_prefill(const cpa_cuda_plan *plan, const cpa_cuda_attend_args *a, const cpa_kv_view *kv,
+                              cpa_stream *stream) {
+    const int hopper = cpa_cuda_device_of(stream)->path == CPA_CUDA_HOPPER && kv->num_blocks > 0;
+    if (hopper && a->kv_dtype == a->q_dtype) return run_hopper(plan, a, kv, stream);
+    if (hopper && plan->n_widened > 0) return run_hopper_widened(plan, a, stream);
+    return cpa_cuda_attend_portable(a, plan->n_prefill, stream);
+}
+
 cpa_status cpa_cuda_attend(const cpa_attend_plan *base, const cpa_attend_args *args, cpa_stream *stream) {
     const cpa_cuda_plan *plan = (const cpa_cuda_plan *)base;
     cpa_cuda_path path = cpa_cuda_device_of(stream)->path;
@@ -150,9 +184,7 @@ cpa_status cpa_cuda_attend(const cpa_attend_plan *base, const cpa_attend_args *a
     }
     if (plan->n_prefill > 0) {
         a.pieces = (const cpa_cuda_piece *)(plan->memory->image + plan->prefill_at);
-        CPA_TRY(path == CPA_CUDA_HOPPER && args->kv.num_blocks > 0 && !cpa_dtype_is_quantised(a.kv_dtype)
-                    ? run_hopper(plan, &a, &args->kv, stream)
-                    : cpa_cuda_attend_portable(&a, plan->n_prefill, stream));
+        CPA_TRY(run_prefill(plan, &a, &args->kv, stream));
     }
     return plan->n_splits > 0 ? cpa_cuda_attend_combine(&a, plan->n_splits, stream) : CPA_OK;
 }

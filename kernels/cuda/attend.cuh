@@ -117,8 +117,8 @@ struct merge_weights {
 };
 
 /* Where a row's normalised O and its LSE go: the state, joined with what is there if the call resumes it; or `out`, and
- * the state if there is one that is not resumed; or the work space. Everyone who stores O of a row does so before one of them stores the
- * LSE, since the weights follow from the LSE that is there. */
+ * the state if there is one that is not resumed; or the work space. Everyone who stores O of a row does so before one
+ * of them stores the LSE, since the weights follow from the LSE that is there. */
 struct row_sink {
     float *o, *lse;
     char *out;

@@ -59,6 +59,8 @@ typedef struct cpa_cuda_plan_memory {
     int64_t image_capacity;
     float *partial; /* device: O [kv_heads, partial_rows, v_dim], then LSE [kv_heads, partial_rows] */
     int64_t partial_capacity;
+    char *widened; /* device: blocks of a quantised cache in the dtype of the queries: K, V, scales of K */
+    int64_t widened_capacity;
     cpa_cuda_costed_piece *in_order; /* host; scratch of plan_set */
     int64_t in_order_capacity;
     cudaStream_t uploaded; /* the stream that copied the staging to the image after the plan was set, if `current` */
@@ -73,9 +75,11 @@ typedef struct cpa_cuda_plan {
     cpa_owner_map map;
     int64_t image_bytes;
     int64_t items_at, tables_at, decode_at, prefill_at, splits_at;
-    int64_t rows;        /* packed rows of all items, per KV head */
-    int32_t decode_ctas; /* per KV head; 0: no item goes to the decode kernel */
-    int32_t n_prefill;   /* pieces */
+    int64_t widened_tables_at, widened_blocks_at; /* the tables with places in `widened`, and the block of each place */
+    int32_t n_widened;                            /* 0: nothing is widened */
+    int64_t rows;                                 /* packed rows of all items, per KV head */
+    int32_t decode_ctas;                          /* per KV head; 0: no item goes to the decode kernel */
+    int32_t n_prefill;                            /* pieces */
     int32_t n_splits;
     int64_t partial_rows;
 } cpa_cuda_plan;
@@ -90,6 +94,7 @@ typedef struct cpa_cuda_attend_args {
     cpa_dtype q_dtype, kv_dtype;
     float k_scale, v_scale;         /* quantised caches: of the whole tensor, or */
     int64_t k_words_at, v_words_at; /* where the scales of rows lie in a block, in bytes; 0: rows have none */
+    const float *k_scales; /* widened codes: [blocks, kv_heads, block_size]; NULL: keys are what they stand for */
     int32_t q_heads, kv_heads, group, k_dim, v_dim;
     int32_t block_shift; /* log2(block_size) */
     int32_t resume;
@@ -110,6 +115,13 @@ typedef struct cpa_cuda_attend_args {
     int64_t partial_rows;
 } cpa_cuda_attend_args;
 
+/* attend_plan_memory.c: room in the image and its twin on the device, for partial states, for scratch; what was there is
+ * lost when they grow. */
+cpa_status cpa_cuda_plan_reserve_image(cpa_cuda_plan_memory *memory, int64_t bytes, cpa_error *err);
+cpa_status cpa_cuda_plan_reserve_partial(cpa_cuda_plan_memory *memory, int64_t floats, cpa_error *err);
+cpa_status cpa_cuda_plan_reserve_in_order(cpa_cuda_plan_memory *memory, int64_t n, cpa_error *err);
+int cpa_cuda_plan_reserve_widened(cpa_cuda_plan *plan, const cpa_attend_batch *batch, int64_t tokens);
+
 /* How many CTAs of the decode kernel share a multiprocessor. */
 static inline int32_t cpa_cuda_decode_occupancy(int32_t k_dim, int32_t v_dim) {
     return k_dim <= 128 && v_dim <= 128 ? 2 : 1;
@@ -121,6 +133,11 @@ cpa_status cpa_cuda_attend_portable(const cpa_cuda_attend_args *args, int32_t n_
 /* k_map and v_map describe the pools of keys and values as (dim, token, head, block). */
 cpa_status cpa_cuda_attend_hopper(const cpa_cuda_attend_args *args, const CUtensorMap *k_map, const CUtensorMap *v_map,
                                   int32_t n_pieces, cpa_stream *stream);
+/* Widens `blocks` (on the device) of a quantised cache to the dtype of the queries: place i of the work space becomes
+ * block blocks[i], [block_size, kv_heads, dim]. Values are what they stand for, rounded; keys are codes less their zero,
+ * exact, and their scales go to k_scales. */
+cpa_status cpa_cuda_attend_widen(const cpa_cuda_attend_args *args, const int32_t *blocks, int32_t n_blocks, void *k,
+                                 void *v, float *k_scales, cpa_stream *stream);
 /* Tokens in a box of the tensor maps that the Hopper kernel takes. */
 int32_t cpa_cuda_hopper_box(int32_t k_dim, int32_t v_dim, int32_t block_size);
 cpa_status cpa_cuda_attend_combine(const cpa_cuda_attend_args *args, int32_t n_splits, cpa_stream *stream);

@@ -12,20 +12,23 @@ constexpr int STAGES = 2, WARPGROUP = 128, CONSUMERS = 2, THREADS = (1 + CONSUME
 constexpr int GROUP_ROWS = CPA_CUDA_PREFILL_ROWS / CONSUMERS;
 constexpr int COLUMNS = 64;          /* of a swizzled tile: 128 bytes */
 constexpr int TILE_ALIGNMENT = 1024; /* of swizzled tiles */
-constexpr int LOADER_REGISTERS = 24, CONSUMER_REGISTERS = 240;
 constexpr int NO_BLOCK = -1; /* outside the pool: reads zeros */
 static_assert(GROUP_ROWS == 64, "wgmma has 64 rows");
 
-/* What a shape of heads is compiled for: widths of keys and values (multiples of 64, the rest zeros), keys a tile. */
-template <typename Element, int KeyDim, int ValueDim, int Keys>
+/* What a shape of heads is compiled for: widths of keys and values (multiples of 64, the rest zeros), keys a tile, and
+ * whether keys are codes that have a scale each, with which their scores are multiplied. */
+template <typename Element, int KeyDim, int ValueDim, int Keys, bool Scaled>
 struct config {
     using element = Element;
+    static constexpr bool SCALED = Scaled;
+    static constexpr int LOADER_REGISTERS = Scaled ? 40 : 24, CONSUMER_REGISTERS = Scaled ? 232 : 240;
     static constexpr int K_DIM = KeyDim, V_DIM = ValueDim, KEYS = Keys;
     static constexpr int PART = ValueDim < 128 ? ValueDim : 128, PARTS = ValueDim / PART; /* columns of O a wgmma */
     static constexpr int Q_BYTES = GROUP_ROWS * KeyDim * 2;                               /* of a warpgroup */
     static constexpr int K_BYTES = Keys * KeyDim * 2, V_BYTES = Keys * ValueDim * 2;
     static constexpr int K_AT = CONSUMERS * Q_BYTES, V_AT = K_AT + STAGES * K_BYTES;
-    static constexpr int SHARED_BYTES = V_AT + STAGES * V_BYTES + TILE_ALIGNMENT;
+    static constexpr int SCALES_AT = V_AT + STAGES * V_BYTES, SCALE_BYTES = Scaled ? Keys * 4 : 0;
+    static constexpr int SHARED_BYTES = SCALES_AT + STAGES * SCALE_BYTES + TILE_ALIGNMENT;
 };
 
 struct hopper_args {
@@ -60,11 +63,12 @@ __device__ box_place place_of(const hopper_args &args, const cpa_cuda_piece &pie
             key & ((1 << args.a.block_shift) - 1)};
 }
 
-/* The tiles of keys, or of values, of DIM columns: every lane copies its box, one copy for every 64 columns. */
-template <typename C, int DIM>
+/* The tiles of keys, or of values, of DIM columns: every lane copies its box, one copy for every 64 columns, and the
+ * scales of its keys if they have any (of a box that lies nowhere, those of some others: nobody sees it). */
+template <typename C, int DIM, bool SCALES>
 __device__ void load_tiles(const hopper_args &args, const CUtensorMap *map, const cpa_cuda_piece &piece,
-                           const key_walk<C::KEYS> &walk, int kv_head, uint32_t tiles, uint64_t (&full)[STAGES],
-                           uint64_t (&empty)[STAGES], int lane) {
+                           const key_walk<C::KEYS> &walk, int kv_head, uint32_t tiles, uint32_t scales,
+                           uint64_t (&full)[STAGES], uint64_t (&empty)[STAGES], int lane) {
     constexpr int BYTES = C::KEYS * DIM * 2;
     const int count = walk.count, row = lane * args.box;
     if (count == 0) return;
@@ -75,8 +79,13 @@ __device__ void load_tiles(const hopper_args &args, const CUtensorMap *map, cons
         const box_place place = next;
         if (n + 1 < count) next = place_of<C>(args, piece, walk.tile(count - 2 - n), lane); /* before the waiting */
         barrier_wait(shared_address(&empty[stage]), phase_of(n) ^ 1);
-        if (lane == 0) barrier_expect(barrier, BYTES);
+        if (lane == 0) barrier_expect(barrier, BYTES + (SCALES ? C::SCALE_BYTES : 0));
         __syncwarp();
+        if (SCALES && row < C::KEYS) {
+            const int64_t head_of_block = (int64_t)max(place.block, 0) * args.a.kv_heads + kv_head;
+            copy_row(scales + stage * C::SCALE_BYTES + row * 4,
+                     args.a.k_scales + (head_of_block << args.a.block_shift) + place.token, args.box * 4, barrier);
+        }
         if (row < C::KEYS) {
 #pragma unroll
             for (int part = 0; part < DIM / COLUMNS; part++)
@@ -153,6 +162,18 @@ __device__ void begin_values(thread_state<C> &state, const uint32_t (&p)[C::KEYS
                 state.o[part], p[step],
                 wgmma_advance(v, (part * (C::PART / COLUMNS) * C::KEYS + step * 16) * COLUMNS * 2), 1);
     wgmma_commit();
+}
+
+/* Scores of codes become those of keys; scales: of the tile, from this thread's first column on. */
+template <typename C>
+__device__ void scale_scores(float (&s)[C::KEYS / 2], uint32_t scales) {
+#pragma unroll
+    for (int n = 0; n < C::KEYS / 8; n++) {
+        float even, odd;
+        asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(even), "=f"(odd) : "r"(scales + 8 * n * 4) : "memory");
+        s[4 * n] *= even, s[4 * n + 1] *= odd;
+        s[4 * n + 2] *= even, s[4 * n + 3] *= odd;
+    }
 }
 
 template <typename C>
@@ -239,6 +260,10 @@ __device__ void attend_tiles(const cpa_cuda_attend_args &a, const cpa_cuda_piece
     auto release = [&](uint64_t *empty, int n) {
         if (lane == 0) barrier_arrive(shared_address(&empty[n % STAGES]));
     };
+    auto scale = [&](int n) {
+        if constexpr (C::SCALED)
+            scale_scores<C>(s, shared + C::SCALES_AT + n % STAGES * C::SCALE_BYTES + column * 4);
+    };
     auto mask = [&](int n) {
         const int tile = walk.tile(count - 1 - n);
         if (walk.masked(tile)) mask_scores<C>(s, state, walk.sinks, tile * C::KEYS + column);
@@ -248,6 +273,7 @@ __device__ void attend_tiles(const cpa_cuda_attend_args &a, const cpa_cuda_piece
     begin_scores<C>(s, q, k_tile(0));
     wgmma_wait<0>();
     wgmma_hold(s);
+    scale(0);
     release(barriers.k_empty, 0);
     mask(0);
     online_softmax<C>(s, state, keep, a.scale_log2);
@@ -269,6 +295,7 @@ __device__ void attend_tiles(const cpa_cuda_attend_args &a, const cpa_cuda_piece
         if (consumer == 0 || n + 1 < count) pass_turn(consumer);
         wgmma_wait<1>();
         wgmma_hold(s);
+        scale(n);
         release(barriers.k_empty, n);
         mask(n);
         online_softmax<C>(s, state, keep, a.scale_log2);
@@ -361,16 +388,16 @@ __global__ void __launch_bounds__(THREADS, 1) attend_hopper(const __grid_constan
     __syncthreads();
     walk.start(a, piece);
     if (warpgroup == 0) {
-        registers_shrink<LOADER_REGISTERS>();
+        registers_shrink<C::LOADER_REGISTERS>();
         if (thread < 32) {
-            load_tiles<C, C::K_DIM>(args, &args.k_map, piece, walk, kv_head, tiles + C::K_AT, barriers.k_full,
-                                    barriers.k_empty, thread);
+            load_tiles<C, C::K_DIM, C::SCALED>(args, &args.k_map, piece, walk, kv_head, tiles + C::K_AT,
+                                               tiles + C::SCALES_AT, barriers.k_full, barriers.k_empty, thread);
         } else if (thread < 64) {
-            load_tiles<C, C::V_DIM>(args, &args.v_map, piece, walk, kv_head, tiles + C::V_AT, barriers.v_full,
-                                    barriers.v_empty, thread - 32);
+            load_tiles<C, C::V_DIM, false>(args, &args.v_map, piece, walk, kv_head, tiles + C::V_AT, 0,
+                                           barriers.v_full, barriers.v_empty, thread - 32);
         }
     } else {
-        registers_grow<CONSUMER_REGISTERS>();
+        registers_grow<C::CONSUMER_REGISTERS>();
         consume<C>(a, piece, walk, kv_group, tiles, barriers, warpgroup - 1, thread);
     }
 }
@@ -384,13 +411,17 @@ cpa_status launch(const hopper_args &args, int32_t n_pieces, cpa_stream *stream)
     return cpa_cuda_launched(stream, "attend");
 }
 
-template <typename Element>
+template <typename Element, bool Scaled>
 cpa_status launch_widths(const hopper_args &args, int32_t n_pieces, cpa_stream *stream) {
     const int32_t k_dim = args.a.k_dim, v_dim = args.a.v_dim;
-    if (k_dim <= 64 && v_dim <= 64) return launch<config<Element, 64, 64, 128>>(args, n_pieces, stream);
-    if (k_dim <= 128 && v_dim <= 128) return launch<config<Element, 128, 128, 128>>(args, n_pieces, stream);
-    if (k_dim <= 192 && v_dim <= 128) return launch<config<Element, 192, 128, 128>>(args, n_pieces, stream);
-    return launch<config<Element, 256, 256, 64>>(args, n_pieces, stream);
+    if (k_dim <= 64 && v_dim <= 64) return launch<config<Element, 64, 64, 128, Scaled>>(args, n_pieces, stream);
+    if (k_dim <= 128 && v_dim <= 128) return launch<config<Element, 128, 128, 128, Scaled>>(args, n_pieces, stream);
+    if (k_dim <= 192 && v_dim <= 128) return launch<config<Element, 192, 128, 128, Scaled>>(args, n_pieces, stream);
+    if constexpr (Scaled) {
+        return cpa_cuda_check(&stream->error, cudaErrorNotSupported, "attend: heads too wide for scales of keys");
+    } else {
+        return launch<config<Element, 256, 256, 64, Scaled>>(args, n_pieces, stream);
+    }
 }
 
 } // namespace
@@ -404,6 +435,9 @@ extern "C" cpa_status cpa_cuda_attend_hopper(const cpa_cuda_attend_args *args, c
                                              const CUtensorMap *v_map, int32_t n_pieces, cpa_stream *stream) {
     const int32_t box = cpa_cuda_hopper_box(args->k_dim, args->v_dim, 1 << args->block_shift);
     const hopper_args all = {*k_map, *v_map, *args, box};
-    return args->q_dtype == CPA_BF16 ? launch_widths<__nv_bfloat16>(all, n_pieces, stream)
-                                     : launch_widths<__half>(all, n_pieces, stream);
+    if (args->k_scales)
+        return args->q_dtype == CPA_BF16 ? launch_widths<__nv_bfloat16, true>(all, n_pieces, stream)
+                                         : launch_widths<__half, true>(all, n_pieces, stream);
+    return args->q_dtype == CPA_BF16 ? launch_widths<__nv_bfloat16, false>(all, n_pieces, stream)
+                                     : launch_widths<__half, false>(all, n_pieces, stream);
 }

@@ -43,6 +43,7 @@ typedef struct plan_builder {
     cpa_cuda_split *splits;
     int64_t n_splits;
     int64_t partial_rows;
+    int64_t n_widened; /* blocks of prefill items, when the cache is quantised */
 } plan_builder;
 
 static int64_t ceil_div(int64_t a, int64_t b) {
@@ -78,6 +79,8 @@ static cpa_status count_work(plan_builder *b, cpa_error *err) {
                     keys = ceil_div(item->k_count, CPA_CUDA_PREFILL_KEYS);
             b->n_tiles += tiles;
             b->tile_keys += tiles * keys;
+            if (cpa_dtype_is_quantised(b->batch->kv_dtype))
+                b->n_widened += ceil_div(item->k_count, b->batch->block_size);
             if (keys > b->most_keys) b->most_keys = keys;
         }
     }
@@ -291,42 +294,6 @@ static void cut_tail(plan_builder *b) {
     }
 }
 
-/* Room in the pinned image and its twin on the device; what was there is lost when they grow. */
-static cpa_status reserve_image(cpa_cuda_plan_memory *memory, int64_t bytes, cpa_error *err) {
-    if (bytes <= memory->image_capacity) return CPA_OK;
-    int64_t capacity = bytes > 2 * memory->image_capacity ? bytes : 2 * memory->image_capacity;
-    (void)cudaFreeHost(memory->staging);
-    (void)cudaFree(memory->image);
-    memory->staging = memory->image = NULL;
-    memory->image_capacity = 0;
-    CPA_TRY(cpa_cuda_check(err, cudaHostAlloc((void **)&memory->staging, (size_t)capacity, 0), "attend plan"));
-    CPA_TRY(cpa_cuda_check(err, cudaMalloc((void **)&memory->image, (size_t)capacity), "attend plan"));
-    memory->image_capacity = capacity;
-    return CPA_OK;
-}
-
-static cpa_status reserve_partial(cpa_cuda_plan_memory *memory, int64_t floats, cpa_error *err) {
-    if (floats <= memory->partial_capacity) return CPA_OK;
-    int64_t capacity = floats > 2 * memory->partial_capacity ? floats : 2 * memory->partial_capacity;
-    (void)cudaFree(memory->partial);
-    memory->partial = NULL;
-    memory->partial_capacity = 0;
-    CPA_TRY(cpa_cuda_check(err, cudaMalloc((void **)&memory->partial, (size_t)capacity * sizeof(float)),
-                           "attend plan: work space"));
-    memory->partial_capacity = capacity;
-    return CPA_OK;
-}
-
-static cpa_status reserve_in_order(cpa_cuda_plan_memory *memory, int64_t n, cpa_error *err) {
-    if (n <= memory->in_order_capacity) return CPA_OK;
-    int64_t capacity = n > 2 * memory->in_order_capacity ? n : 2 * memory->in_order_capacity;
-    cpa_cuda_costed_piece *moved = realloc(memory->in_order, (size_t)capacity * sizeof *moved);
-    if (!moved) return cpa_fail(err, CPA_NO_MEMORY, "attend plan: no memory for %lld tiles", (long long)capacity);
-    memory->in_order = moved;
-    memory->in_order_capacity = capacity;
-    return CPA_OK;
-}
-
 /* The most splits of decode units: a cut lies between two CTAs. */
 static int64_t most_decode_splits(const plan_builder *b, int64_t units) {
     return units < b->decode_ctas ? units : b->decode_ctas;
@@ -351,7 +318,25 @@ static void place_sections(cpa_cuda_plan *plan, const plan_builder *b) {
     at += align_section((b->n_pieces + b->tail_pieces) * (int64_t)sizeof(cpa_cuda_piece));
     plan->splits_at = at;
     at += align_section((b->n_tiles + most_decode_splits(b, units)) * (int64_t)sizeof(cpa_cuda_split));
+    plan->widened_tables_at = at;
+    if (b->n_widened > 0) at += align_section(b->batch->n_table_entries * (int64_t)sizeof(int32_t));
+    plan->widened_blocks_at = at;
+    at += align_section(b->n_widened * (int64_t)sizeof(int32_t));
     plan->image_bytes = at;
+}
+
+/* Gives each block of the prefill items a place. */
+static void place_widened(const plan_builder *b, int32_t *tables, int32_t *blocks) {
+    const int64_t block_size = b->batch->block_size;
+    int32_t place = 0;
+    for (int64_t i = 0; i < b->batch->n_items && b->n_widened > 0; i++) {
+        const cpa_attend_item *item = &b->batch->items[i];
+        if (packed_rows(b, item) == 0 || is_decode(b, item)) continue;
+        for (int64_t e = item->table; e < item->table + ceil_div(item->k_count, block_size); e++) {
+            blocks[place] = b->batch->block_tables[e];
+            tables[e] = place++;
+        }
+    }
 }
 
 static void copy_items(const plan_builder *b, cpa_cuda_item *items, int64_t *rows) {
@@ -399,9 +384,11 @@ cpa_status cpa_cuda_plan_set(cpa_attend_plan *base, const cpa_attend_batch *batc
     CPA_TRY(choose_steady(&b, base->steady_items, err));
     choose_splits(&b);
     const int64_t most_ctas = b.decode_ctas;
+    const int64_t widened_tokens = b.n_widened * batch->block_size;
+    if (b.n_widened > INT32_MAX || !cpa_cuda_plan_reserve_widened(plan, batch, widened_tokens)) b.n_widened = 0;
     place_sections(plan, &b);
-    CPA_TRY(reserve_image(memory, plan->image_bytes, err));
-    CPA_TRY(reserve_in_order(memory, b.n_pieces, err));
+    CPA_TRY(cpa_cuda_plan_reserve_image(memory, plan->image_bytes, err));
+    CPA_TRY(cpa_cuda_plan_reserve_in_order(memory, b.n_pieces, err));
     b.decode = (cpa_cuda_piece *)(memory->staging + plan->decode_at);
     b.prefill = (cpa_cuda_piece *)(memory->staging + plan->prefill_at);
     b.splits = (cpa_cuda_split *)(memory->staging + plan->splits_at);
@@ -411,6 +398,8 @@ cpa_status cpa_cuda_plan_set(cpa_attend_plan *base, const cpa_attend_batch *batc
                (size_t)batch->n_table_entries * sizeof(int32_t));
     cpa_cuda_item *items = (cpa_cuda_item *)(memory->staging + plan->items_at);
     copy_items(&b, items, &plan->rows);
+    place_widened(&b, (int32_t *)(memory->staging + plan->widened_tables_at),
+                  (int32_t *)(memory->staging + plan->widened_blocks_at));
     split_decode(&b);
     split_prefill(&b);
     sort_prefill(&b);
@@ -419,12 +408,13 @@ cpa_status cpa_cuda_plan_set(cpa_attend_plan *base, const cpa_attend_batch *batc
     if (b.partial_rows > INT32_MAX)
         return cpa_fail(err, CPA_UNSUPPORTED, "attend plan: %lld rows of split keys, at most %d",
                         (long long)b.partial_rows, INT32_MAX);
-    CPA_TRY(reserve_partial(memory, b.partial_rows * batch->kv_heads * (batch->v_dim + 1), err));
+    CPA_TRY(cpa_cuda_plan_reserve_partial(memory, b.partial_rows * batch->kv_heads * (batch->v_dim + 1), err));
     memory->current = 0;
     plan->map = batch->map;
     plan->decode_ctas = (int32_t)b.decode_ctas;
     plan->n_prefill = (int32_t)b.n_pieces;
     plan->n_splits = (int32_t)b.n_splits;
+    plan->n_widened = (int32_t)b.n_widened;
     plan->partial_rows = b.partial_rows;
     cpa_attend_plan_describe(base, batch);
     if (b.steady_items) base->n_items = b.steady_items;
@@ -443,30 +433,4 @@ uint64_t cpa_cuda_plan_shape(const cpa_attend_plan *base) {
         (uintptr_t)plan->memory->image, (uintptr_t)plan->memory->partial,
     };
     return cpa_hash_bytes(CPA_HASH_START, shape, sizeof shape);
-}
-
-cpa_status cpa_cuda_plan_create(cpa_device *device, cpa_attend_plan **out, cpa_error *err) {
-    cpa_cuda_plan *plan = calloc(1, sizeof *plan);
-    cpa_cuda_plan_memory *memory = calloc(1, sizeof *memory);
-    if (!plan || !memory) {
-        free(memory);
-        free(plan);
-        return cpa_fail(err, CPA_NO_MEMORY, "attend plan: no memory");
-    }
-    plan->base.device = device;
-    plan->memory = memory;
-    *out = &plan->base;
-    return CPA_OK;
-}
-
-void cpa_cuda_plan_destroy(cpa_attend_plan *base) {
-    cpa_cuda_plan *plan = (cpa_cuda_plan *)base;
-    if (!plan) return;
-    (void)cpa_cuda_select(base->device, NULL);
-    (void)cudaFree(plan->memory->partial);
-    (void)cudaFree(plan->memory->image);
-    (void)cudaFreeHost(plan->memory->staging);
-    free(plan->memory->in_order);
-    free(plan->memory);
-    free(plan);
 }

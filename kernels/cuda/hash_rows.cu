@@ -32,6 +32,7 @@ extern "C" cpa_status cpa_cuda_hash_rows(const cpa_hash_rows_args *args, cpa_str
     if (args->rows == 0) return CPA_OK;
     cpa_status status = cpa_cuda_select(stream->device, &stream->error);
     if (status != CPA_OK) return status;
-    hash_rows<<<(unsigned)(args->rows < most_ctas ? args->rows : most_ctas), THREADS, 0, cpa_cuda_handle(stream)>>>(*args);
+    hash_rows<<<(unsigned)(args->rows < most_ctas ? args->rows : most_ctas), THREADS, 0, cpa_cuda_handle(stream)>>>(
+        *args);
     return cpa_cuda_launched(stream, "hash_rows");
 }

@@ -40,6 +40,12 @@ __device__ inline void copy_box(uint32_t to, const CUtensorMap *map, uint32_t ba
         "l"(map), "r"(barrier), "r"(dim), "r"(token), "r"(head), "r"(block)
         : "memory");
 }
+/* The same for bytes that lie in a row, a multiple of 16. */
+__device__ inline void copy_row(uint32_t to, const void *from, uint32_t bytes, uint32_t barrier) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
+                 "l"(from), "r"(bytes), "r"(barrier)
+                 : "memory");
+}
 __device__ inline void prefetch_map(const CUtensorMap *map) {
     asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }

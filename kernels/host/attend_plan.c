@@ -1,5 +1,6 @@
 /* The attend plan. Rows are dealt to units of CPA_HOST_UNIT_ROWS, so that the packing of a tile of keys is shared by
- * many rows. Where an item has only a few, the heads that its keys lie beside go together. Where that leaves threads idle (few rows, many keys), the splits of a unit are dealt to several units. */
+ * many rows. Where an item has only a few, the heads that its keys lie beside go together. Where that leaves threads
+ * idle (few rows, many keys), the splits of a unit are dealt to several units. */
 #include "kernels/host/attend_plan.h"
 
 #include <stdlib.h>

@@ -4,11 +4,11 @@
 
 #include "kernels/host/host.h"
 
-/* Rows [row, row + rows) of each of the KV heads [kv_head, kv_head + kv_heads) of an item, counted in (token, head of the
- * group) order, over the splits [split_begin, split_end). Heads are taken together only if each fits one group: their
- * keys lie side by side in memory. A unit with partial = -1 covers every split of its rows. Otherwise several units share the
- * rows, and each leaves the states of its splits in the plan's partials: that of split_begin at float `partial`, the
- * next cpa_host_partial_floats further, and so on. */
+/* Rows [row, row + rows) of each of the KV heads [kv_head, kv_head + kv_heads) of an item, counted in (token, head of
+ * the group) order, over the splits [split_begin, split_end). Heads are taken together only if each fits one group:
+ * their keys lie side by side in memory. A unit with partial = -1 covers every split of its rows. Otherwise several
+ * units share the rows, and each leaves the states of its splits in the plan's partials: that of split_begin at float
+ * `partial`, the next cpa_host_partial_floats further, and so on. */
 typedef struct cpa_host_unit {
     int64_t item;
     int64_t row;

@@ -1,6 +1,6 @@
 /* Rows of a quantised cache: codes and scale words as cpattn/types.h defines them. The loops have no branches, so that
- * the compiler turns them into vector code for whatever target the including file is compiled for. kernels/cuda/quant.cuh
- * gives the same bits. */
+ * the compiler turns them into vector code for whatever target the including file is compiled for.
+ * kernels/cuda/quant.cuh gives the same bits. */
 #ifndef CPA_HOST_QUANTISE_H
 #define CPA_HOST_QUANTISE_H
 
