@@ -216,7 +216,7 @@ static cpa_status read_file(cpa_settings *settings, cpa_error *err) {
         snprintf(where, sizeof where, "%s:%d: %s", settings->config, entry->line, entry->field->name);
         if (cpa_setting_is_action(entry->field)) {
             status = cpa_fail(err, CPA_INVALID, "%s: found in a file, expected on the command line only", where);
-        } else if (entry->field->type == CPA_FIELD_TEXT) {
+        } else if (entry->field->type == CPA_FIELD_TEXT && strcmp(entry->field->value_name, "FILE") == 0) {
             status = set_path(settings, f, where, entry->value, entry->line, err);
         } else {
             status = set(settings, f, where, entry->value, CPA_FROM_FILE, entry->line, err);

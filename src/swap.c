@@ -16,6 +16,8 @@ struct cpa_swap {
     int64_t block_bytes;
     void *memory;        /* [host_blocks][layers][keys, values], page-locked */
     uint64_t *checksums; /* [host_blocks] */
+    int64_t (*pairs)[2]; /* of the moves at hand */
+    int64_t cap_pairs;
 };
 
 static int64_t key_bytes(const cpa_kv_view *kv) {
@@ -52,11 +54,12 @@ cpa_status cpa_swap_create(cpa_device *device, const cpa_swap_options *options, 
 void cpa_swap_destroy(cpa_swap *swap) {
     if (!swap) return;
     if (swap->memory) swap->device->kernels->free_host(swap->device, swap->memory);
+    free(swap->pairs);
     free(swap->checksums);
     free(swap);
 }
 
-static char *host_block(const cpa_swap *swap, int32_t block) {
+static char *host_block(const cpa_swap *swap, int64_t block) {
     return (char *)swap->memory + block * swap->block_bytes;
 }
 
@@ -73,42 +76,66 @@ uint64_t cpa_swap_checksum(const void *memory, int64_t bytes) {
     return h;
 }
 
-/* Copies a block of all layers between its place on the device and one in host memory. */
-static cpa_status copy_block(const cpa_swap *swap, int32_t device_block, int32_t at, int out, cpa_stream *stream) {
-    const cpa_kernel_table *kernels = stream->device->kernels;
-    char *host = host_block(swap, at);
-    for (int32_t layer = 0; layer < swap->options.layers; layer++) {
-        cpa_kv_view kv = swap->options.layer_kv(swap->options.ctx, layer);
-        int64_t k_bytes = key_bytes(&kv), v_bytes = value_bytes(&kv);
-        char *k = (char *)kv.k + device_block * k_bytes, *v = (char *)kv.v + device_block * v_bytes;
-        CPA_TRY(kernels->copy(out ? host : k, out ? k : host, k_bytes, stream));
-        host += k_bytes;
-        CPA_TRY(kernels->copy(out ? host : v, out ? v : host, v_bytes, stream));
-        host += v_bytes;
+/* The blocks of a layer in host memory, as a cache. */
+static cpa_kv_view host_kv(const cpa_swap *swap, const cpa_kv_view *device, int32_t layer) {
+    cpa_kv_view host = *device;
+    int64_t element = cpa_dtype_bytes(device->dtype), k_bytes = key_bytes(device);
+    host.k = (char *)swap->memory + layer * (k_bytes + value_bytes(device));
+    host.v = (char *)host.k + k_bytes;
+    host.k_block_stride = host.v_block_stride = swap->block_bytes / element;
+    host.num_blocks = swap->options.host_blocks;
+    return host;
+}
+
+/* Enqueues the copies of swap->pairs, [from, to], of all layers. */
+static cpa_status copy_pairs(const cpa_swap *swap, int64_t n, int out, cpa_stream *stream) {
+    for (int32_t layer = 0; n > 0 && layer < swap->options.layers; layer++) {
+        cpa_kv_view device = swap->options.layer_kv(swap->options.ctx, layer), host = host_kv(swap, &device, layer);
+        cpa_kv_copy_args copy = {sizeof copy, out ? device : host, out ? host : device,
+                                 (const int64_t(*)[2])swap->pairs, n};
+        CPA_TRY(stream->device->kernels->kv_copy(&copy, stream));
     }
     return CPA_OK;
 }
 
+static cpa_status reserve_pairs(cpa_swap *swap, int64_t n, cpa_stream *stream) {
+    if (n <= swap->cap_pairs) return CPA_OK;
+    int64_t(*moved)[2] = realloc(swap->pairs, (size_t)n * sizeof *moved);
+    if (!moved) return cpa_fail(&stream->error, CPA_NO_MEMORY, "swap: no memory for %" PRId64 " moves", n);
+    swap->pairs = moved;
+    swap->cap_pairs = n;
+    return CPA_OK;
+}
+
 cpa_status cpa_swap_out(cpa_swap *swap, int32_t rank, const cpa_plan_move *moves, int64_t n, cpa_stream *stream) {
-    for (int64_t i = 0; i < n; i++)
-        if (moves[i].rank == rank) CPA_TRY(copy_block(swap, moves[i].from, moves[i].to, 1, stream));
-    CPA_TRY(stream->device->kernels->stream_sync(stream));
+    int64_t mine = 0;
+    CPA_TRY(reserve_pairs(swap, n, stream));
     for (int64_t i = 0; i < n; i++) {
         if (moves[i].rank != rank) continue;
-        swap->checksums[moves[i].to] = cpa_swap_checksum(host_block(swap, moves[i].to), swap->block_bytes);
+        swap->pairs[mine][0] = moves[i].from;
+        swap->pairs[mine++][1] = moves[i].to;
+    }
+    CPA_TRY(copy_pairs(swap, mine, 1, stream));
+    CPA_TRY(stream->device->kernels->stream_sync(stream));
+    for (int64_t i = 0; i < mine; i++) {
+        int64_t to = swap->pairs[i][1];
+        swap->checksums[to] = cpa_swap_checksum(host_block(swap, to), swap->block_bytes);
     }
     return CPA_OK;
 }
 
 cpa_status cpa_swap_in(cpa_swap *swap, int32_t rank, const cpa_plan_move *moves, int64_t n, uint64_t *damaged,
                        cpa_stream *stream) {
+    int64_t sound = 0;
+    CPA_TRY(reserve_pairs(swap, n, stream));
     for (int64_t i = 0; i < n; i++) {
         if (moves[i].rank != rank) continue;
         char *host = host_block(swap, moves[i].from);
         if (cpa_fault_is(CPA_FAULT_DAMAGED_SWAP) && moves[i].from % 3 == 0) host[swap->block_bytes / 2] ^= 4;
         uint64_t found = cpa_swap_checksum(host, swap->block_bytes), expected = swap->checksums[moves[i].from];
         if (found == expected) {
-            CPA_TRY(copy_block(swap, moves[i].to, moves[i].from, 0, stream));
+            swap->pairs[sound][0] = moves[i].from;
+            swap->pairs[sound++][1] = moves[i].to;
             continue;
         }
         damaged[i] = 1;
@@ -117,7 +144,7 @@ cpa_status cpa_swap_in(cpa_swap *swap, int32_t rank, const cpa_plan_move *moves,
                 ", it left with %016" PRIx64 "; the request is computed again",
                 moves[i].from, moves[i].request, found, expected);
     }
-    return stream->device->kernels->stream_sync(stream);
+    return copy_pairs(swap, sound, 0, stream);
 }
 
 enum { PROBE_BYTES = 8 << 20, PROBE_COPIES = 4 };

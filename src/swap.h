@@ -21,9 +21,10 @@ int64_t cpa_swap_block_bytes(const cpa_swap_options *options);
 cpa_status cpa_swap_create(cpa_device *device, const cpa_swap_options *options, cpa_swap **out, cpa_error *err);
 void cpa_swap_destroy(cpa_swap *swap);
 
-/* Moves the blocks of one rank's entries of a list out of or into the device's memory. Both return when the moves are
- * done. A block that comes back with another checksum than it left with is not written to the device; damaged[i], of
- * n, is set to 1 for such a move and left alone for the others, and the error is logged. */
+/* Moves the blocks of one rank's entries of a list out of or into the device's memory, a kv_copy a layer. out returns
+ * when the blocks are there, since their checksums are taken then; in only enqueues its copies, which read the host
+ * blocks until the stream is idle. A block that comes back with another checksum than it left with is not written to
+ * the device; damaged[i], of n, is set to 1 for such a move and left alone for the others, and the error is logged. */
 cpa_status cpa_swap_out(cpa_swap *swap, int32_t rank, const cpa_plan_move *moves, int64_t n, cpa_stream *stream);
 cpa_status cpa_swap_in(cpa_swap *swap, int32_t rank, const cpa_plan_move *moves, int64_t n, uint64_t *damaged,
                        cpa_stream *stream);

@@ -8,12 +8,23 @@
 #include "kernels/kernels.h"
 #include "src/context_internal.h"
 
+/* Behind the blocks that rank 0 hands out lies the null block, all zeros: entries of block tables that no query sees name
+ * it. attend may load such keys all the same, beside others in one tile, and give them the weight 0; so they have to be
+ * numbers, which what lies in a block that is free or someone else's need not be. */
+static int64_t pool_blocks(const cpa_worker_options *o) {
+    return o->num_blocks + 1;
+}
+
+static int32_t null_block(const cpa_worker *worker) {
+    return (int32_t)worker->options.num_blocks;
+}
+
 cpa_kv_view cpa_worker_layer_kv(const cpa_worker *worker, int32_t layer) {
     const cpa_worker_options *o = &worker->options;
     cpa_kv_view view = {
         .dtype = o->kv_dtype,
         .block_size = o->block_size,
-        .num_blocks = o->num_blocks,
+        .num_blocks = pool_blocks(o),
         .kv_heads = o->model.kv_heads,
         .k_dim = o->model.head_dim,
         .v_dim = o->model.v_head_dim,
@@ -22,8 +33,8 @@ cpa_kv_view cpa_worker_layer_kv(const cpa_worker *worker, int32_t layer) {
     };
     view = cpa_kv_view_order(view, o->kv_layout);
     int64_t element = cpa_dtype_bytes(o->kv_dtype);
-    view.k = (char *)worker->k_pool + layer * o->num_blocks * view.k_block_stride * element;
-    view.v = (char *)worker->v_pool + layer * o->num_blocks * view.v_block_stride * element;
+    view.k = (char *)worker->k_pool + layer * view.num_blocks * view.k_block_stride * element;
+    view.v = (char *)worker->v_pool + layer * view.num_blocks * view.v_block_stride * element;
     return view;
 }
 
@@ -55,7 +66,7 @@ static void list_buffers(cpa_worker *worker, buffer list[WORKER_BUFFERS]) {
     const cpa_worker_options *o = &worker->options;
     const cpa_model_shape *model = &o->model;
     int64_t rows = o->max_tokens, element = cpa_dtype_bytes(model->dtype);
-    int64_t blocks = model->layers * o->num_blocks;
+    int64_t blocks = model->layers * pool_blocks(o);
     buffer all[WORKER_BUFFERS] = {
         {&worker->k_pool,
          blocks * cpa_kv_block_bytes(o->kv_dtype, o->k_scale, o->block_size, model->kv_heads, model->head_dim),
@@ -104,6 +115,26 @@ static cpa_status allocate(cpa_worker *worker, cpa_error *err) {
     return CPA_OK;
 }
 
+static cpa_status clear_null_block(cpa_worker *worker, cpa_error *err) {
+    const cpa_kernel_table *kernels = worker->device->kernels;
+    cpa_kv_view kv = cpa_worker_layer_kv(worker, 0);
+    const int64_t element = cpa_dtype_bytes(kv.dtype);
+    const int64_t k_bytes = kv.k_block_stride * element, v_bytes = kv.v_block_stride * element;
+    void *zeros = calloc(1, (size_t)(k_bytes > v_bytes ? k_bytes : v_bytes));
+    cpa_status status = zeros ? CPA_OK : cpa_fail(err, CPA_NO_MEMORY, "worker: no memory for a block");
+    for (int32_t layer = 0; layer < worker->options.model.layers && status == CPA_OK; layer++) {
+        kv = cpa_worker_layer_kv(worker, layer);
+        status = kernels->copy((char *)kv.k + null_block(worker) * k_bytes, zeros, k_bytes, worker->stream);
+        if (status != CPA_OK) break;
+        status = kernels->copy((char *)kv.v + null_block(worker) * v_bytes, zeros, v_bytes, worker->stream);
+    }
+    if (status == CPA_OK) status = kernels->stream_sync(worker->stream);
+    free(zeros);
+    return status == CPA_OK || !worker->stream->error.message[0]
+               ? status
+               : cpa_fail(err, status, "worker: %s", worker->stream->error.message);
+}
+
 /* Steps may be captured where the device, the source and the options allow it. */
 static cpa_status make_graphs(cpa_worker *worker, cpa_control *control, cpa_error *err) {
     const cpa_source *source = worker->source;
@@ -128,6 +159,7 @@ cpa_status cpa_worker_create(cpa_control *control, cpa_device *device, const cpa
         status = allocate(worker, err);
         if (status == CPA_OK) status = create_swap(worker, err);
         if (status == CPA_OK) status = device->kernels->stream_create(device, &worker->stream, err);
+        if (status == CPA_OK) status = clear_null_block(worker, err);
     }
     /* The context is collective: ranks that came this far must not wait for one that did not. */
     CPA_TRY_GOTO(cpa_control_agree(control, status, err), fail);
@@ -205,10 +237,19 @@ static cpa_status apply_append(cpa_worker *worker, const cpa_step_plan *plan, co
                         (long long)(seq->n_blocks + append->count));
     seq->blocks = blocks;
     memcpy(blocks + seq->n_blocks, plan->block_ids + append->blocks, (size_t)append->count * sizeof *blocks);
-    /* An entry that nobody reads still has to name a block. */
     for (int32_t i = 0; i < append->count; i++)
-        if (blocks[seq->n_blocks + i] < 0) blocks[seq->n_blocks + i] = 0;
+        if (blocks[seq->n_blocks + i] < 0) blocks[seq->n_blocks + i] = null_block(worker);
     seq->n_blocks += append->count;
+    return CPA_OK;
+}
+
+static cpa_status apply_void(cpa_worker *worker, const cpa_plan_void *v, cpa_error *err) {
+    cpa_worker_seq *seq = &worker->seqs[v->seq];
+    if (v->rank != worker->rank) return CPA_OK;
+    if (v->entry >= seq->n_blocks)
+        return cpa_fail(err, CPA_INTERNAL, "entry %d of slot %d is void, its table has %lld", v->entry, v->seq,
+                        (long long)seq->n_blocks);
+    seq->blocks[v->entry] = null_block(worker);
     return CPA_OK;
 }
 
@@ -298,6 +339,7 @@ static cpa_status move_blocks(cpa_worker *worker, const cpa_step_plan *plan, cpa
 }
 
 static cpa_status apply_plan(cpa_worker *worker, const cpa_step_plan *plan, cpa_error *err) {
+    for (int64_t i = 0; i < plan->n_voids; i++) CPA_TRY(apply_void(worker, &plan->voids[i], err));
     for (int64_t i = 0; i < plan->n_releases; i++) {
         worker->seqs[plan->releases[i]].active = 0;
         worker->seqs[plan->releases[i]].n_blocks = 0;
@@ -465,7 +507,9 @@ static cpa_status run_step(cpa_worker *worker, const cpa_step_plan *plan, const 
     cpa_status status = prepare_step(worker, plan, observer, &steady, err);
     if (status == CPA_OK) status = move_blocks(worker, plan, err);
     cpa_spans_host_end(spans, span);
-    if (status != CPA_OK || plan->n_chunks == 0) return status;
+    if (status != CPA_OK) return status;
+    /* What swap_ins and copies read may be handed out again in the next plan. */
+    if (plan->n_chunks == 0) return worker->device->kernels->stream_sync(worker->stream);
     span = cpa_spans_host_begin(CPA_SPAN_ENQUEUE);
     status = enqueue_step(worker, plan, observer, steady, err);
     cpa_spans_host_end(spans, span);

@@ -63,7 +63,7 @@ struct cpa_worker {
     int64_t graph_steps;  /* of those, launched as graphs */
     cpa_graphs *graphs;   /* NULL: every step runs eagerly */
     const cpa_source *source;
-    void *k_pool, *v_pool; /* [layers][num_blocks] blocks in the layout of the options */
+    void *k_pool, *v_pool; /* [layers][num_blocks + 1] blocks in the layout of the options, the null block last */
     cpa_worker_seq *seqs;  /* [max_seqs] */
     cpa_swap *swap;        /* NULL without host blocks */
 
