@@ -1,7 +1,7 @@
 #!/bin/bash
 # The device code under compute-sanitizer: memcheck, racecheck and synccheck of every path of attend, of merge, kv_write
-# and kv_pack; memcheck of the transports between two ranks, and of the program with the kernels that are left. Prints a line for each; exits 1 if one finds something, 77 without a device or
-# the tool.
+# and kv_pack, and of the tests of the other operations and of quantised caches; memcheck of the transports between two
+# ranks and of the program. Prints a line for each; exits 1 if one finds something, 77 without a device or the tool.
 #
 #     tests/sanitizer_gpu.sh BUILD_FOLDER [TOOL...]
 set -u
@@ -43,6 +43,9 @@ mpirun=(mpirun --allow-run-as-root --oversubscribe --bind-to none)
 for tool in $tools; do
     run=("$sanitizer" --tool "$tool" --error-exitcode 99)
     check "$tool" "kernels" "${run[@]}" "$build/tests/test_self_test_kernels" cuda small
+    for name in test_kv test_merge test_synthesize test_quant; do
+        check "$tool" "$name" env CPATTN_TEST_DEVICE=cuda "${run[@]}" "$build/tests/$name"
+    done
     [ "$tool" = memcheck ] || continue
     # The transports ask CUDA for what may be refused and go on: errors of calls are not reported there.
     check "$tool" "transports, 2 ranks" "${mpirun[@]}" -np 2 "${run[@]}" --report-api-errors no \
