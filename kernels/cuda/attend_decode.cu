@@ -121,7 +121,8 @@ __device__ void weigh_scales(float (&weight)[4], warp_state<C> &state, const uin
 /* One run of 16 keys. */
 template <typename C>
 __device__ void attend_keys(const cpa_cuda_attend_args &a, warp_state<C> &state,
-                            const uint32_t (&q)[C::K_DIM / 16][4], uint32_t stage, bool masked, const row_keys (&bounds)[2], int sinks, int key, int lane) {
+                            const uint32_t (&q)[C::K_DIM / 16][4], uint32_t stage, bool masked,
+                            const row_keys (&bounds)[2], int sinks, int key, int lane) {
     using product = typename std::conditional<C::QUANTISED, __half, typename C::element>::type;
     const float scale_log2 = a.scale_log2;
     float s[2][4] = {{0, 0, 0, 0}, {0, 0, 0, 0}}, weight[4];

@@ -396,8 +396,10 @@ cpa_status launch(const cpa_cuda_attend_args *args, int32_t n_pieces, cpa_stream
 
 template <typename Element, typename Codes>
 cpa_status launch_widths(const cpa_cuda_attend_args *args, int32_t n_pieces, cpa_stream *stream) {
+    constexpr int NARROW_WARPS = std::is_void<Codes>::value ? 4 : 8;
     int32_t k_dim = args->k_dim, v_dim = args->v_dim;
-    if (k_dim <= 64 && v_dim <= 64) return launch<config<Element, Codes, 64, 64, 64, std::is_void<Codes>::value ? 4 : 8>>(args, n_pieces, stream);
+    if (k_dim <= 64 && v_dim <= 64)
+        return launch<config<Element, Codes, 64, 64, 64, NARROW_WARPS>>(args, n_pieces, stream);
     if (k_dim <= 128 && v_dim <= 128) return launch<config<Element, Codes, 128, 128, 64, 8>>(args, n_pieces, stream);
     if (k_dim <= 192 && v_dim <= 128) return launch<config<Element, Codes, 192, 128, 64, 8>>(args, n_pieces, stream);
     return launch<config<Element, Codes, 256, 256, 64, 8>>(args, n_pieces, stream);
