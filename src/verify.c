@@ -70,7 +70,8 @@ static cpa_status choose_samples(cpa_verify *verify, const cpa_step_plan *plan, 
     int64_t next = next_gap(&random, rate) - 1;
     int forced = plan->step % VERIFY_FORCED_STEPS == 0 &&
                  (int32_t)(plan->step / VERIFY_FORCED_STEPS % (uint64_t)layers) == layer;
-    if (forced && next >= total) next = (int64_t)(next_random(&random) % (uint64_t)total);
+    int due = verify->budget.due && (int32_t)(plan->step % (uint64_t)layers) == layer;
+    if ((forced || due) && next >= total) next = (int64_t)(next_random(&random) % (uint64_t)total);
     for (int64_t c = 0; c < plan->n_chunks; c++) {
         const cpa_plan_chunk *chunk = &plan->chunks[c];
         for (; next < first + chunk->count * heads; next += next_gap(&random, rate)) {
@@ -78,7 +79,8 @@ static cpa_status choose_samples(cpa_verify *verify, const cpa_step_plan *plan, 
                                         .position = chunk->start + (next - first) / heads,
                                         .layer = layer,
                                         .head = (int32_t)((next - first) % heads)};
-            if (!cpa_verify_budget_spend(&verify->budget, sample.position + 1, plan->step == 0 && forced)) continue;
+            if (!cpa_verify_budget_spend(&verify->budget, sample.position + 1, due || (plan->step == 0 && forced)))
+                continue;
             CPA_TRY(add_sample(verify, sample, err));
         }
         first += chunk->count * heads;
@@ -105,6 +107,7 @@ static cpa_status begin(void *ctx, const cpa_step_plan *plan, int *sees, cpa_err
     for (int32_t layer = 0; layer < verify->worker->options.model.layers; layer++) {
         CPA_TRY(choose_samples(verify, plan, layer, err));
     }
+    verify->budget.due = 0;
     *sees = verify->n_samples > 0;
     return CPA_OK;
 }

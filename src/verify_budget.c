@@ -24,10 +24,12 @@ void cpa_verify_budget_agree(cpa_verify_budget *budget, double run_s, double che
         budget->recent_keys = budget->recent_keys / 2 + budget->checked;
         budget->recent_s = budget->recent_s / 2 + check_s - budget->check_s;
         budget->checked = 0;
+        budget->last_s = check_s - budget->check_s;
         budget->check_s = check_s;
     }
     if (budget->recent_s == 0) return;
     double keys_per_s = budget->recent_keys / budget->recent_s;
     budget->rate = fmin(budget->most, budget->share * run_s / budget->attended * keys_per_s);
     budget->left = (budget->share * run_s - check_s) * keys_per_s;
+    budget->due = budget->share * run_s - check_s > budget->last_s;
 }

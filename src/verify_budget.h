@@ -4,7 +4,9 @@
  * shape. With a budget the rate follows from what was measured:
  *     rate = share * (run seconds / attended row-keys) * (checked keys / check seconds),   at most `most`
  * where the last factor forgets half of itself at every check. Between two agreements the check may take what
- * share * run seconds - check seconds pays for, and at most one row more: nothing until that is paid back.
+ * share * run seconds - check seconds pays for, and at most one row more: nothing until that is paid back. What a check
+ * takes whatever its rows makes the rate low where rows are short: a check is due whenever the time that is left pays
+ * for another one like the last.
  * Pure: every rank feeds the same numbers and makes the same choices. */
 #ifndef CPA_VERIFY_BUDGET_H
 #define CPA_VERIFY_BUDGET_H
@@ -18,7 +20,8 @@ typedef struct cpa_verify_budget {
     double left;     /* keys that may be checked before the next agreement */
     double attended; /* (row, head, key) triples of the run */
     double checked;  /* keys of the rows checked since the last agreement */
-    double recent_keys, recent_s, check_s;
+    double recent_keys, recent_s, check_s, last_s;
+    int due; /* a row is to be checked in the next step */
 } cpa_verify_budget;
 
 /* rate < 0: CPA_VERIFY_MOST of the rows, bounded by CPA_VERIFY_SHARE of the run time. */

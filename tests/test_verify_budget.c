@@ -44,6 +44,27 @@ static void the_check_takes_its_share_of_the_time_and_no_more(void) {
     CU_ASSERT(check_s <= CPA_VERIFY_SHARE * run_s + key_s * 1e6);
 }
 
+/* 5 ms a check, whatever it checks, and short rows: the rate alone would find no second row. */
+static void what_the_time_pays_for_is_checked_where_rows_are_short(void) {
+    cpa_verify_budget budget;
+    cpa_verify_budget_begin(&budget, -1);
+    double run_s = 0, check_s = 0;
+    int64_t checks = 0;
+    for (int64_t step = 0; step < 1000; step++) {
+        cpa_verify_budget_attend(&budget, 100, 8, 1000);
+        run_s += 0.01;
+        if (step == 0 || budget.due) {
+            CU_ASSERT(cpa_verify_budget_spend(&budget, 100, 1));
+            check_s += 0.005;
+            run_s += 0.005;
+            checks++;
+        }
+        cpa_verify_budget_agree(&budget, run_s, check_s);
+    }
+    CU_ASSERT(checks >= 35); /* 2% of 10 s */
+    CU_ASSERT(check_s <= CPA_VERIFY_SHARE * run_s);
+}
+
 static void a_cheap_check_takes_the_highest_rate(void) {
     cpa_verify_budget budget;
     cpa_verify_budget_begin(&budget, -1);
@@ -59,6 +80,7 @@ static const cpa_test TESTS[] = {
     {"nothing but the first row is checked before a measurement",
      nothing_but_the_first_row_is_checked_before_a_measurement},
     {"the check takes its share of the time and no more", the_check_takes_its_share_of_the_time_and_no_more},
+    {"what the time pays for is checked where rows are short", what_the_time_pays_for_is_checked_where_rows_are_short},
     {"a cheap check takes the highest rate", a_cheap_check_takes_the_highest_rate},
 };
 CPA_TEST_MAIN("budget of the check", TESTS)
