@@ -25,6 +25,7 @@ enum {
 
 typedef float vec __attribute__((vector_size(ISA_LANES * 4)));
 typedef int32_t ivec __attribute__((vector_size(ISA_LANES * 4)));
+typedef uint32_t uvec __attribute__((vector_size(ISA_LANES * 4))); /* wraps around, whatever a NaN's bits are */
 /* The same in memory that is aligned only as floats are. */
 typedef float loose_vec __attribute__((vector_size(ISA_LANES * 4), aligned(4), may_alias));
 
@@ -203,7 +204,7 @@ INLINE vec exp2_vec(vec x) {
     p = isa_fma(p, f, broadcast(0x1.ebfbe0p-3f));
     p = isa_fma(p, f, broadcast(0x1.62e430p-1f));
     p = isa_fma(p, f, broadcast(1.0f));
-    vec power = (vec)(((ivec)shifted - (ivec)magic + 127) << 23);
+    vec power = (vec)(((uvec)shifted - (uvec)magic + 127u) << 23);
     ivec tiny = x < -126.0f;
     return (vec)((ivec)(p * power) & ~tiny);
 }
