@@ -7,6 +7,7 @@
 
 #include <cpattn/device.h>
 
+#include "base/hash.h"
 #include "comm/comm.h"
 #include "launcher/bench_options.h"
 #include "launcher/placement.h"
@@ -74,10 +75,7 @@ extern const cpa_bench cpa_bench_exchange;
 
 /* A well-mixed 64-bit number from a counter (splitmix64; Steele, Lea and Flood, 2014). */
 static inline uint64_t cpa_bench_hash(uint64_t counter) {
-    uint64_t z = counter + 0x9e3779b97f4a7c15u;
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-    return z ^ (z >> 31);
+    return cpa_mix64(counter + CPA_GOLDEN);
 }
 
 /* A number of mean 0 and variance 1 from 64 random bits: the sum of four uniform ones, which is nearly normal. */

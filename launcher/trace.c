@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "base/check.h"
+#include "base/hash.h"
 #include "launcher/field.h"
 
 #define TOKENS_MAX ((int64_t)1 << 40)
@@ -224,12 +225,9 @@ static int64_t block_at(double scale, int64_t position) {
     return k;
 }
 
-/* 32 bits from two numbers (the finaliser of splitmix64; Steele, Lea and Flood, 2014). */
+/* 32 bits from two numbers. */
 static uint32_t mix(uint64_t a, uint64_t b) {
-    uint64_t z = a * 0x9e3779b97f4a7c15u + b;
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-    return (uint32_t)((z ^ (z >> 31)) >> 32);
+    return (uint32_t)(cpa_mix64(a * CPA_GOLDEN + b) >> 32);
 }
 
 /* The request whose line is `id`: requests are ascending in it. */

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "base/check.h"
+#include "base/hash.h"
 
 #define MADE_UP_REQUESTS 16
 
@@ -18,12 +19,9 @@ int cpa_workload_is_mixed(const cpa_settings *settings) {
     return 1;
 }
 
-/* A number in (0, 1] from a seed and a counter (splitmix64; Steele, Lea and Flood, 2014). */
+/* A number in (0, 1] from a seed and a counter. */
 static double uniform(uint64_t seed, uint64_t counter) {
-    uint64_t z = seed * 0xd1342543de82ef95u + (counter + 1) * 0x9e3779b97f4a7c15u;
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-    z ^= z >> 31;
+    uint64_t z = cpa_mix64(seed * 0xd1342543de82ef95u + (counter + 1) * CPA_GOLDEN);
     return (double)((z >> 11) + 1) * 0x1p-53;
 }
 

@@ -14,6 +14,7 @@
 
 #include "base/check.h"
 #include "base/fault.h"
+#include "base/min_max.h"
 #include "comm/rounds.h"
 #include "src/pass_kv.h"
 
@@ -24,10 +25,6 @@
 /* By default. A device attends a segment in a few hundred microseconds; it takes long ones to fill it evenly. */
 #define HOST_STAGING_BYTES ((int64_t)64 << 20)
 #define DEVICE_STAGING_BYTES ((int64_t)1 << 30)
-
-static int64_t larger(int64_t a, int64_t b) {
-    return a > b ? a : b;
-}
 
 /* ---- life ---- */
 
@@ -50,7 +47,7 @@ static cpa_status size_staging(cpa_context *c) {
     const int64_t segments = BUFFERS * (1 + kv->regions), least_blocks = kv->split / o->block_size;
     const int64_t usual = c->kernels->free_memory(0) < 0 ? HOST_STAGING_BYTES : DEVICE_STAGING_BYTES;
     const int64_t least = segments * least_blocks * kv->block_bytes;
-    c->stats.staging_bound = o->staging_bytes ? o->staging_bytes : larger(usual, least);
+    c->stats.staging_bound = o->staging_bytes ? o->staging_bytes : cpa_max64(usual, least);
     if (c->stats.staging_bound < least) {
         return cpa_fail(&c->error, CPA_INVALID,
                         "context: staging of %" PRId64 " bytes, expected at least %" PRId64 ": %" PRId64
@@ -176,7 +173,7 @@ void cpa_pass_kv_close_transfer(cpa_context *c) {
     transfer->n_spans = kv->n_spans - transfer->span;
     transfer->n_routes = (int32_t)(kv->n_routes - transfer->route);
     for (int64_t i = transfer->route; i < kv->n_routes; i++) {
-        transfer->send_blocks = larger(transfer->send_blocks, kv->routes[i].send_blocks);
+        transfer->send_blocks = cpa_max64(transfer->send_blocks, kv->routes[i].send_blocks);
         transfer->recv_blocks += kv->routes[i].recv_blocks;
     }
     choose_send_buffer(kv, transfer);

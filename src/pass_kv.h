@@ -19,6 +19,15 @@ cpa_status cpa_pass_kv_add_route(cpa_context *c, cpa_kv_route route);
 void cpa_pass_kv_close_transfer(cpa_context *c);
 cpa_status cpa_pass_kv_add_piece(cpa_context *c, cpa_kv_pieces *pieces, cpa_kv_piece piece);
 
+/* Where the next piece goes. */
+typedef struct cpa_kv_cursor {
+    int64_t segment, used; /* used: blocks */
+} cpa_kv_cursor;
+
+static inline void cpa_pass_kv_close_segment(cpa_kv_cursor *at) {
+    if (at->used > 0) *at = (cpa_kv_cursor){at->segment + 1, 0};
+}
+
 /* Blocks that `tokens` tokens take. */
 static inline int64_t cpa_pass_kv_blocks(const cpa_context *c, int64_t tokens) {
     return (tokens + c->options.block_size - 1) / c->options.block_size;

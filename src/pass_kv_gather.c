@@ -5,6 +5,7 @@
  * Every rank derives the same segments from the chunks. A piece has the same range of local tokens on every rank and
  * the same place in every region; a shard that ends earlier leaves the rest of its place unused. */
 #include "base/check.h"
+#include "base/min_max.h"
 #include "comm/rounds.h"
 #include "src/pass_kv.h"
 
@@ -12,17 +13,9 @@
  * attention over the own shard is too short to hide all other shards, they come in as many segments. */
 #define FLOPS_A_BYTE 1700
 
-static int64_t smaller(int64_t a, int64_t b) {
-    return a < b ? a : b;
-}
-
-static int64_t larger(int64_t a, int64_t b) {
-    return a > b ? a : b;
-}
-
 /* Tokens of the shard at `slot` among the local tokens [first, first + count), of a sequence of `len` tokens. */
 static int64_t tokens_in(const cpa_context *c, int32_t slot, int64_t len, int64_t first, int64_t count) {
-    return larger(0, smaller(cpa_shard_len(c->map, slot, len) - first, count));
+    return cpa_max64(0, cpa_min64(cpa_shard_len(c->map, slot, len) - first, count));
 }
 
 /* ---- segments ---- */
@@ -37,33 +30,25 @@ static void visible_tokens(const cpa_context *c, const cpa_planned_chunk *chunk,
     ends[1] = cpa_shard_len(c->map, 0, chunk->end);
     if (mask.window == 0 || oldest <= 0) return;
     *body = cpa_shard_len(c->map, c->map.cp_size - 1, oldest) / run * run;
-    ends[0] = smaller(cpa_shard_len(c->map, 0, mask.sinks), ends[1]);
+    ends[0] = cpa_min64(cpa_shard_len(c->map, 0, mask.sinks), ends[1]);
     if (*body <= ends[0]) ends[0] = *body = 0;
-}
-
-typedef struct segment_cursor {
-    int64_t segment, used; /* used: blocks */
-} segment_cursor;
-
-static void close_segment(segment_cursor *at) {
-    if (at->used > 0) *at = (segment_cursor){at->segment + 1, 0};
 }
 
 /* Cuts the local tokens [begin, end) of a chunk into pieces of segments of `capacity` blocks. */
 static cpa_status cut_range(cpa_context *c, int64_t chunk, int64_t begin, int64_t end, int64_t capacity,
-                            segment_cursor *at) {
+                            cpa_kv_cursor *at) {
     const int64_t block = c->options.block_size, run = c->map.interleave;
     while (begin < end) {
-        int64_t count = smaller(end - begin, (capacity - at->used) * block / run * run);
+        int64_t count = cpa_min64(end - begin, (capacity - at->used) * block / run * run);
         if (count == 0) {
-            close_segment(at);
+            cpa_pass_kv_close_segment(at);
             continue;
         }
         cpa_kv_piece piece = {at->segment, chunk, begin, count, at->used};
         CPA_TRY(cpa_pass_kv_add_piece(c, &c->kv.received, piece));
         at->used += cpa_pass_kv_blocks(c, (count + run - 1) / run * run);
         begin += count;
-        if (begin < end) close_segment(at);
+        if (begin < end) cpa_pass_kv_close_segment(at);
     }
     return CPA_OK;
 }
@@ -82,17 +67,17 @@ static int64_t segment_blocks(const cpa_context *c) {
     const int64_t flops = 2 * group * rows / c->map.cp_size;
     if (flops >= FLOPS_A_BYTE * others * cpa_dtype_bytes(c->options.kv_dtype)) return c->kv.capacity;
     const int64_t part = (tokens / others + c->map.interleave) / c->map.interleave * c->map.interleave;
-    return smaller(c->kv.capacity, cpa_pass_kv_blocks(c, part));
+    return cpa_min64(c->kv.capacity, cpa_pass_kv_blocks(c, part));
 }
 
 /* A segment holds at most one piece of a chunk, since attend takes a row once a call: so the sinks of all chunks
  * come first. */
 static cpa_status cut_segments(cpa_context *c, int64_t *n_segments) {
     const int64_t capacity = segment_blocks(c);
-    segment_cursor at = {0, 0};
+    cpa_kv_cursor at = {0, 0};
     c->kv.received.count = 0;
     for (int pass = 0; pass < 2; pass++) {
-        close_segment(&at);
+        cpa_pass_kv_close_segment(&at);
         for (int64_t i = 0; i < c->n_chunks; i++) {
             if (c->chunks[i].algorithm != CPA_PASS_KV) continue;
             int64_t ends[2], body;
@@ -100,7 +85,7 @@ static cpa_status cut_segments(cpa_context *c, int64_t *n_segments) {
             CPA_TRY(cut_range(c, i, pass ? body : 0, ends[pass], capacity, &at));
         }
     }
-    close_segment(&at);
+    cpa_pass_kv_close_segment(&at);
     *n_segments = at.segment;
     return CPA_OK;
 }
@@ -154,7 +139,7 @@ static cpa_status add_table(cpa_context *c, const cpa_kv_piece *piece, const cpa
         for (int32_t slot = 0; slot < size; slot++) {
             int32_t peer = (slot + chunk->phase) % size;
             if (peer == c->control.rank) continue;
-            int64_t tokens = tokens_in(c, slot, chunk->end, piece->first + at, smaller(run, piece->count - at));
+            int64_t tokens = tokens_in(c, slot, chunk->end, piece->first + at, cpa_min64(run, piece->count - at));
             int64_t block = kv->region_of[peer] * kv->capacity + piece->block + at / c->options.block_size;
             for (int64_t i = 0; i < cpa_pass_kv_blocks(c, tokens); i++) table[(*entries)++] = (int32_t)(block + i);
         }

@@ -5,15 +5,12 @@
  * Only what some query of the receiver can see is sent. A segment holds pieces of several sequences. Both sides derive
  * the same segments from the chunks, and a round has the same number of transfers on every rank. */
 #include "base/check.h"
+#include "base/min_max.h"
 #include "comm/rounds.h"
 #include "src/pass_kv.h"
 
 /* The share of a shard that may be sent unseen. */
 #define UNSEEN_PART 64
-
-static int64_t smaller(int64_t a, int64_t b) {
-    return a < b ? a : b;
-}
 
 /* ---- what a sender owes a receiver ---- */
 
@@ -39,8 +36,8 @@ static void visible_tokens(const cpa_context *c, const cpa_planned_chunk *chunk,
     if (from.keys - end <= from.keys / UNSEEN_PART) end = from.keys;
     if (mask.window > 0) {
         int64_t oldest = first_query - mask.window + 1;
-        begin = smaller(cpa_shard_len(c->map, from.slot, oldest > 0 ? oldest : 0), end);
-        sink_end = smaller(cpa_shard_len(c->map, from.slot, mask.sinks), end);
+        begin = cpa_min64(cpa_shard_len(c->map, from.slot, oldest > 0 ? oldest : 0), end);
+        sink_end = cpa_min64(cpa_shard_len(c->map, from.slot, mask.sinks), end);
     }
     if (begin < end) {
         body->begin = begin / split * split;
@@ -53,17 +50,8 @@ static void visible_tokens(const cpa_context *c, const cpa_planned_chunk *chunk,
     }
 }
 
-/* Where the next piece goes. */
-typedef struct segment_cursor {
-    int64_t segment, used; /* used: blocks */
-} segment_cursor;
-
-static void close_segment(segment_cursor *at) {
-    if (at->used > 0) *at = (segment_cursor){at->segment + 1, 0};
-}
-
 /* Cuts a range into pieces from the cursor on. */
-static cpa_status cut_range(cpa_context *c, int64_t chunk, token_range range, segment_cursor *at,
+static cpa_status cut_range(cpa_context *c, int64_t chunk, token_range range, cpa_kv_cursor *at,
                             cpa_kv_pieces *pieces) {
     const int64_t block = c->options.block_size, split = c->kv.split;
     while (range.begin < range.end) {
@@ -75,7 +63,7 @@ static cpa_status cut_range(cpa_context *c, int64_t chunk, token_range range, se
             at->used += (count + block - 1) / block;
             range.begin += count;
         }
-        if (range.begin < range.end) close_segment(at);
+        if (range.begin < range.end) cpa_pass_kv_close_segment(at);
     }
     return CPA_OK;
 }
@@ -84,10 +72,10 @@ static cpa_status cut_range(cpa_context *c, int64_t chunk, token_range range, se
  * one piece of a chunk, since attend takes a row once a call: the sinks of all chunks come first. */
 static cpa_status cut_segments(cpa_context *c, int32_t sender, int32_t receiver, cpa_kv_pieces *pieces,
                                int64_t *n_segments) {
-    segment_cursor at = {0, 0};
+    cpa_kv_cursor at = {0, 0};
     if (pieces) pieces->count = 0;
     for (int pass = 0; pass < 2; pass++) {
-        close_segment(&at);
+        cpa_pass_kv_close_segment(&at);
         for (int64_t i = 0; i < c->n_chunks; i++) {
             if (c->chunks[i].algorithm != CPA_PASS_KV) continue;
             token_range ranges[2];
@@ -95,7 +83,7 @@ static cpa_status cut_segments(cpa_context *c, int32_t sender, int32_t receiver,
             CPA_TRY(cut_range(c, i, ranges[pass], &at, pieces));
         }
     }
-    close_segment(&at);
+    cpa_pass_kv_close_segment(&at);
     *n_segments = at.segment;
     return CPA_OK;
 }

@@ -1,6 +1,7 @@
 #include "src/source_synthetic.h"
 
 #include "base/check.h"
+#include "base/hash.h"
 #include "kernels/host/synthesize.h"
 #include "kernels/kernels.h"
 
@@ -48,10 +49,6 @@ cpa_source cpa_source_synthetic(cpa_synthetic *synthetic) {
 }
 
 uint32_t cpa_synthetic_token(void *seed, uint64_t request, int64_t position) {
-    /* The finaliser of splitmix64 (Steele, Lea and Flood, OOPSLA 2014) over a combination of the three. */
-    uint64_t x =
-        *(const uint64_t *)seed ^ (request + 1) * 0x9e3779b97f4a7c15u ^ (uint64_t)position * 0xd1b54a32d192ed03u;
-    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
-    x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
-    return (uint32_t)((x ^ (x >> 31)) >> 32);
+    uint64_t x = *(const uint64_t *)seed ^ (request + 1) * CPA_GOLDEN ^ (uint64_t)position * 0xd1b54a32d192ed03u;
+    return (uint32_t)(cpa_mix64(x) >> 32);
 }

@@ -6,16 +6,14 @@
 
 #include "base/check.h"
 #include "base/clock.h"
+#include "base/hash.h"
 #include "kernels/kernels.h"
 #include "src/verify_internal.h"
 
-/* The finaliser of splitmix64 over a counter: one stream of random numbers for each (seed, step, layer), the same on
+/* splitmix64: one stream of random numbers for each (seed, step, layer), the same on
  * every rank. */
 static uint64_t next_random(uint64_t *state) {
-    uint64_t x = *state += 0x9e3779b97f4a7c15u;
-    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
-    x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
-    return x ^ (x >> 31);
+    return cpa_mix64(*state += CPA_GOLDEN);
 }
 
 /* The distance to the next sampled row: geometric, so that each row is sampled with probability `rate`. */

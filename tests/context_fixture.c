@@ -11,6 +11,23 @@
 /* Pages between the tables of two sequences, and table entries past the end of each: never to be read. */
 enum { GAP_BLOCKS = 2, SPARE_ENTRIES = 3 };
 
+int32_t cpa_test_ranks(void) {
+    int size;
+    MPI_Comm_size(MPI_COMM_WORLD, &size);
+    return size;
+}
+
+static uint64_t random_state;
+
+void cpa_test_random_seed(uint64_t seed) {
+    random_state = seed;
+}
+
+int64_t cpa_test_random_below(int64_t n) {
+    random_state = random_state * 6364136223846793005u + 1442695040888963407u;
+    return (int64_t)((random_state >> 33) % (uint64_t)n);
+}
+
 void cpa_test_cache_init(cpa_test_cache *cache, cpa_test_shape shape, uint64_t seed, const int64_t *lengths,
                          const int32_t *phases, int64_t n) {
     int size;

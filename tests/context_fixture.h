@@ -40,6 +40,12 @@ typedef struct cpa_test_result {
     float *lse; /* [rows, q_heads] */
 } cpa_test_result;
 
+/* The ranks of MPI_COMM_WORLD. */
+int32_t cpa_test_ranks(void);
+/* Random numbers in [0, n), the same on every rank that was given the same seed. */
+void cpa_test_random_seed(uint64_t seed);
+int64_t cpa_test_random_below(int64_t n);
+
 void cpa_test_cache_init(cpa_test_cache *cache, cpa_test_shape shape, uint64_t seed, const int64_t *lengths,
                          const int32_t *phases, int64_t n);
 void cpa_test_cache_destroy(cpa_test_cache *cache);

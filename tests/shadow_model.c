@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/hash.h"
 #include "src/scheduler_internal.h"
 
 enum { MAX_REQUESTS = 48, MAX_TOKENS = 96, FAMILIES = 3 };
@@ -43,10 +44,7 @@ typedef struct shadow {
 } shadow;
 
 static uint64_t mix(uint64_t a, uint64_t b) {
-    uint64_t z = a * UINT64_C(0x9e3779b97f4a7c15) + b;
-    z = (z ^ z >> 30) * UINT64_C(0xbf58476d1ce4e5b9);
-    z = (z ^ z >> 27) * UINT64_C(0x94d049bb133111eb);
-    return z ^ z >> 31;
+    return cpa_mix64(a * CPA_GOLDEN + b);
 }
 
 static int64_t between(shadow *m, int64_t low, int64_t high) {

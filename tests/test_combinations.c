@@ -8,6 +8,7 @@
 
 #include <cpattn/engine.h>
 
+#include "base/hash.h"
 #include "tests/device_fixture.h"
 #include "tests/mpi_unit.h"
 
@@ -28,16 +29,9 @@ typedef struct combination {
 /* What the seeds came across, all together. */
 static cpa_engine_stats seen;
 
-/* splitmix64 */
-static uint64_t mix(uint64_t x) {
-    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
-    x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
-    return x ^ (x >> 31);
-}
-
 static int64_t draw(combination *c, int64_t first, int64_t last) {
     c->state += 0x9e3779b97f4a7c15u;
-    return first + (int64_t)(mix(c->state) % (uint64_t)(last - first + 1));
+    return first + (int64_t)(cpa_mix64(c->state) % (uint64_t)(last - first + 1));
 }
 
 /* Prompts of one family begin alike; what a request emits is its own. */
@@ -46,7 +40,7 @@ static uint32_t token_at(void *ctx, uint64_t request, int64_t position) {
     int i = (int)request, prompt = c->prompts[i];
     uint64_t text = 1000 + request;
     if (position < c->requests[i].prompt_tokens) text = position < c->common[prompt] ? prompt % 2 : 100 + prompt;
-    return (uint32_t)mix(text << 32 ^ (uint64_t)position);
+    return (uint32_t)cpa_mix64(text << 32 ^ (uint64_t)position);
 }
 
 static void draw_cache(combination *c) {

@@ -26,24 +26,11 @@ static void close_device(void) {
     cpa_test_device_close(device, stream);
 }
 
-static int32_t ranks(void) {
-    int size;
-    MPI_Comm_size(MPI_COMM_WORLD, &size);
-    return size;
-}
-
-/* The same numbers on every rank. */
-static uint64_t random_state;
-static int64_t random_below(int64_t n) {
-    random_state = random_state * 6364136223846793005u + 1442695040888963407u;
-    return (int64_t)((random_state >> 33) % (uint64_t)n);
-}
-
 /* The least staging that a context of this shape accepts: two segments to send, and two from the peer, or from each
  * where all peers come at once. */
 static int64_t least_staging(const cpa_test_shape *shape) {
     int64_t token = (int64_t)shape->kv_heads * (shape->k_dim + shape->v_dim) * cpa_dtype_bytes(shape->dtype);
-    int64_t split = cpa_attend_split_tokens(device), peers = ranks() > 1 ? ranks() - 1 : 1;
+    int64_t split = cpa_attend_split_tokens(device), peers = cpa_test_ranks() > 1 ? cpa_test_ranks() - 1 : 1;
     return split > 1 ? 4 * split * token : 2 * (1 + peers) * 1024 * token;
 }
 
@@ -80,9 +67,11 @@ static void check_step(const cpa_test_cache *cache, const cpa_test_chunk *chunks
 }
 
 static cpa_mask random_mask(void) {
-    switch (random_below(4)) {
+    switch (cpa_test_random_below(4)) {
         case 0: return FULL;
-        case 1: return (cpa_mask){.causal = 1, .sinks = (int32_t)random_below(6), .window = 1 + random_below(150)};
+        case 1:
+            return (cpa_mask){
+                .causal = 1, .sinks = (int32_t)cpa_test_random_below(6), .window = 1 + cpa_test_random_below(150)};
         default: return CAUSAL;
     }
 }
@@ -90,25 +79,25 @@ static cpa_mask random_mask(void) {
 static cpa_test_shape random_shape(void) {
     static const int32_t heads[4][2] = {{4, 2}, {4, 4}, {3, 1}, {8, 2}};
     static const int32_t dims[4][2] = {{32, 32}, {24, 40}, {64, 16}, {16, 64}};
-    const int32_t *h = heads[random_below(4)], *d = dims[random_below(4)];
+    const int32_t *h = heads[cpa_test_random_below(4)], *d = dims[cpa_test_random_below(4)];
     cpa_test_shape shape = {.q_heads = h[0], .kv_heads = h[1], .k_dim = d[0], .v_dim = d[1]};
     shape.block_size = 16;
-    shape.interleave = 16 << random_below(3);
-    shape.dtype = random_below(2) ? CPA_BF16 : CPA_F32;
-    shape.head_major = (int)random_below(2);
+    shape.interleave = 16 << cpa_test_random_below(3);
+    shape.dtype = cpa_test_random_below(2) ? CPA_BF16 : CPA_F32;
+    shape.head_major = (int)cpa_test_random_below(2);
     shape.mask = random_mask();
     return shape;
 }
 
 /* Decode tokens, short prompts of fewer blocks than ranks, and chunks of longer sequences that start anywhere. */
 static int64_t random_chunks(cpa_test_chunk *chunks, int64_t *lengths, int32_t *phases) {
-    int64_t n = 1 + random_below(5);
+    int64_t n = 1 + cpa_test_random_below(5);
     for (int64_t i = 0; i < n; i++) {
-        int64_t count = random_below(3) == 0 ? 1 : 1 + random_below(70);
-        int64_t start = random_below(3) == 0 ? 0 : random_below(500);
-        phases[i] = (int32_t)random_below(16);
+        int64_t count = cpa_test_random_below(3) == 0 ? 1 : 1 + cpa_test_random_below(70);
+        int64_t start = cpa_test_random_below(3) == 0 ? 0 : cpa_test_random_below(500);
+        phases[i] = (int32_t)cpa_test_random_below(16);
         lengths[i] = start + count;
-        chunks[i] = (cpa_test_chunk){i, start, count, random_below(2) ? CPA_PASS_KV : CPA_PASS_Q};
+        chunks[i] = (cpa_test_chunk){i, start, count, cpa_test_random_below(2) ? CPA_PASS_KV : CPA_PASS_Q};
     }
     return n;
 }
@@ -116,7 +105,7 @@ static int64_t random_chunks(cpa_test_chunk *chunks, int64_t *lengths, int32_t *
 static void test_random_steps_are_right_and_the_same_bits_by_both_algorithms(void) {
     open_device();
     for (uint64_t seed = 1; seed <= 24; seed++) {
-        random_state = seed;
+        cpa_test_random_seed(seed);
         cpa_test_cache cache;
         cpa_test_chunk chunks[CPA_TEST_MAX_SEQUENCES];
         int64_t lengths[CPA_TEST_MAX_SEQUENCES];
@@ -137,7 +126,7 @@ typedef struct long_step {
 } long_step;
 
 static void long_step_init(long_step *step, cpa_test_shape shape) {
-    int64_t length = LONG_TOKENS * ranks() * 5 / 2 + 37;
+    int64_t length = LONG_TOKENS * cpa_test_ranks() * 5 / 2 + 37;
     int64_t lengths[4] = {21, length, 3, 130};
     int32_t phases[4] = {0, 1, 2, 0};
     cpa_test_cache_init(&step->cache, shape, 7, lengths, phases, 4);
@@ -166,7 +155,7 @@ static void test_long_shards_travel_in_segments_of_bounded_staging(void) {
         CU_ASSERT(tight.staging_bytes <= least);
         int64_t most[2] = {tight.staging_bytes, ample.staging_bytes}; /* a rank without rows only sends */
         MPI_Allreduce(MPI_IN_PLACE, most, 2, MPI_INT64_T, MPI_MAX, MPI_COMM_WORLD);
-        if (ranks() > 1 && masks[m].window == 0) {
+        if (cpa_test_ranks() > 1 && masks[m].window == 0) {
             CU_ASSERT(most[0] > least / 2);
             CU_ASSERT(most[1] > most[0]);
         }
@@ -179,8 +168,8 @@ static void test_long_shards_travel_in_segments_of_bounded_staging(void) {
 
 static void test_a_window_leaves_what_nobody_sees_where_it_is(void) {
     open_device();
-    int64_t length = LONG_TOKENS * ranks() * 3;
-    cpa_test_chunk chunk = {0, length - 16 * ranks(), 16 * ranks(), CPA_PASS_KV};
+    int64_t length = LONG_TOKENS * cpa_test_ranks() * 3;
+    cpa_test_chunk chunk = {0, length - 16 * cpa_test_ranks(), 16 * cpa_test_ranks(), CPA_PASS_KV};
     cpa_test_cache cache;
     cpa_context_stats full, window;
     cpa_test_cache_init(&cache, SMALL, 3, &length, NULL, 1);
@@ -189,7 +178,7 @@ static void test_a_window_leaves_what_nobody_sees_where_it_is(void) {
     cache.shape.mask = (cpa_mask){.causal = 1, .sinks = 4, .window = 64};
     result = run_step(&cache, &chunk, 1, 0, &window);
     CU_ASSERT_EQUAL(cpa_test_count_wrong(&cache, cache.shape.mask, &chunk, 1, &result), 0);
-    CU_ASSERT(ranks() == 1 ? window.bytes_sent == 0 : window.bytes_sent * 2 < full.bytes_sent);
+    CU_ASSERT(cpa_test_ranks() == 1 ? window.bytes_sent == 0 : window.bytes_sent * 2 < full.bytes_sent);
     cpa_test_result_destroy(&result);
     cpa_test_cache_destroy(&cache);
     close_device();
@@ -319,8 +308,8 @@ static void test_impossible_options_are_refused_on_all_ranks(void) {
              (long long)bad.staging_bytes + 1);
     expect_create_refusal(bad, numbers);
     bad = good;
-    if (rank == ranks() - 1) bad.q_heads = 5; /* one rank is enough */
-    snprintf(numbers, sizeof numbers, "rank %d: context: 5 query heads over 2", ranks() - 1);
+    if (rank == cpa_test_ranks() - 1) bad.q_heads = 5; /* one rank is enough */
+    snprintf(numbers, sizeof numbers, "rank %d: context: 5 query heads over 2", cpa_test_ranks() - 1);
     expect_create_refusal(bad, numbers);
     bad = good;
     bad.interleave = 24;
@@ -345,7 +334,8 @@ static void expect_plan_refusal(cpa_context *context, cpa_context_chunk chunk, c
 static void test_impossible_chunks_and_tensors_are_refused(void) {
     open_device();
     int32_t table[8] = {0, 1, 2, 3, 4, 5, 6, 7};
-    const cpa_context_chunk good = {.start = 0, .count = 16 * ranks(), .algorithm = CPA_PASS_KV, .block_table = table};
+    const cpa_context_chunk good = {
+        .start = 0, .count = 16 * cpa_test_ranks(), .algorithm = CPA_PASS_KV, .block_table = table};
     cpa_context *context = cpa_test_context(device, &SMALL, 0);
     cpa_context_args args = {.size = sizeof args, .mask = CAUSAL};
     CU_ASSERT_EQUAL(cpa_context_attend(context, &args, stream), CPA_INVALID); /* nothing planned */
@@ -360,7 +350,7 @@ static void test_impossible_chunks_and_tensors_are_refused(void) {
     bad.count = 5000;
     expect_plan_refusal(context, bad, "1..4096");
     bad = good;
-    bad.phase = ranks();
+    bad.phase = cpa_test_ranks();
     expect_plan_refusal(context, bad, "starts at rank");
     bad = good;
     bad.algorithm = CPA_AUTO;

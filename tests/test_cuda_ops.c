@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/hash.h"
 #include "cuda_fixture.h"
 #include "kernels/host/convert.h"
 #include "kv_fixture.h"
@@ -14,12 +15,9 @@ static cpa_cuda_site site;
 static cpa_device *host_device;
 static cpa_stream *host_stream;
 
-/* A well-mixed number from a counter (splitmix64; Steele, Lea and Flood, 2014). */
+/* A well-mixed number from a counter. */
 static uint64_t mixed(uint64_t counter) {
-    uint64_t z = counter * 0x9e3779b97f4a7c15u;
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-    return z ^ (z >> 31);
+    return cpa_mix64(counter * CPA_GOLDEN);
 }
 
 static float random_float(uint64_t counter) {

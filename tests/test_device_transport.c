@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "base/hash.h"
 #include "comm/device_transport.h"
 #include "tests/device_fixture.h"
 #include "tests/mpi_unit.h"
@@ -26,10 +27,7 @@ static const char *only; /* the name of a transport, to leave out the other; NUL
 
 /* The same numbers on every rank. */
 static uint64_t mix(uint64_t x) {
-    x += 0x9e3779b97f4a7c15u;
-    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
-    x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
-    return x ^ (x >> 31);
+    return cpa_mix64(x + CPA_GOLDEN);
 }
 
 static uint8_t pattern(int from, int to, uint64_t exchange, int64_t i) {

@@ -28,29 +28,16 @@ static void close_device(void) {
     cpa_device_close(device);
 }
 
-static int32_t ranks(void) {
-    int size;
-    MPI_Comm_size(MPI_COMM_WORLD, &size);
-    return size;
-}
-
-/* The same numbers on every rank. */
-static uint64_t random_state;
-static int64_t random_below(int64_t n) {
-    random_state = random_state * 6364136223846793005u + 1442695040888963407u;
-    return (int64_t)((random_state >> 33) % (uint64_t)n);
-}
-
 static cpa_test_shape random_shape(void) {
     static const int32_t dims[3][2] = {{32, 32}, {24, 40}, {64, 16}};
-    const int32_t *d = dims[random_below(3)];
+    const int32_t *d = dims[cpa_test_random_below(3)];
     cpa_test_shape shape = {.q_heads = 4, .kv_heads = 2, .k_dim = d[0], .v_dim = d[1], .block_size = 16};
-    shape.interleave = 16 << random_below(3);
-    shape.dtype = random_below(2) ? CPA_BF16 : CPA_F32;
-    shape.mask.causal = random_below(4) > 0;
-    if (shape.mask.causal && random_below(2)) {
-        shape.mask.window = 1 + random_below(200);
-        shape.mask.sinks = (int32_t)random_below(40);
+    shape.interleave = 16 << cpa_test_random_below(3);
+    shape.dtype = cpa_test_random_below(2) ? CPA_BF16 : CPA_F32;
+    shape.mask.causal = cpa_test_random_below(4) > 0;
+    if (shape.mask.causal && cpa_test_random_below(2)) {
+        shape.mask.window = 1 + cpa_test_random_below(200);
+        shape.mask.sinks = (int32_t)cpa_test_random_below(40);
     }
     return shape;
 }
@@ -58,7 +45,7 @@ static cpa_test_shape random_shape(void) {
 /* The least staging: two segments of 1024 tokens to send, and two from each peer. */
 static int64_t least_staging(const cpa_test_shape *shape) {
     int64_t token = (int64_t)shape->kv_heads * (shape->k_dim + shape->v_dim) * cpa_dtype_bytes(shape->dtype);
-    int32_t others = ranks() > 1 ? ranks() - 1 : 1;
+    int32_t others = cpa_test_ranks() > 1 ? cpa_test_ranks() - 1 : 1;
     return 2 * (1 + others) * 1024 * token;
 }
 
@@ -83,17 +70,17 @@ static int64_t run_step(const cpa_test_cache *cache, const cpa_test_chunk *chunk
 static void test_random_steps_are_right_in_any_staging(void) {
     open_device();
     for (uint64_t seed = 1; seed <= 30; seed++) {
-        random_state = seed;
+        cpa_test_random_seed(seed);
         cpa_test_cache cache;
         cpa_test_chunk chunks[CPA_TEST_MAX_SEQUENCES];
-        int64_t lengths[CPA_TEST_MAX_SEQUENCES], n = 1 + random_below(5);
+        int64_t lengths[CPA_TEST_MAX_SEQUENCES], n = 1 + cpa_test_random_below(5);
         int32_t phases[CPA_TEST_MAX_SEQUENCES];
         for (int64_t i = 0; i < n; i++) {
-            int64_t count = random_below(3) == 0 ? 1 : 1 + random_below(300);
-            int64_t start = random_below(3) == 0 ? 0 : random_below(i == 0 ? 5000 : 700);
-            phases[i] = (int32_t)random_below(16);
+            int64_t count = cpa_test_random_below(3) == 0 ? 1 : 1 + cpa_test_random_below(300);
+            int64_t start = cpa_test_random_below(3) == 0 ? 0 : cpa_test_random_below(i == 0 ? 5000 : 700);
+            phases[i] = (int32_t)cpa_test_random_below(16);
             lengths[i] = start + count;
-            chunks[i] = (cpa_test_chunk){i, start, count, random_below(4) ? CPA_PASS_KV : CPA_PASS_Q};
+            chunks[i] = (cpa_test_chunk){i, start, count, cpa_test_random_below(4) ? CPA_PASS_KV : CPA_PASS_Q};
         }
         cpa_test_shape shape = random_shape();
         cpa_test_cache_init(&cache, shape, seed, lengths, phases, n);
@@ -112,20 +99,20 @@ static void test_a_shard_is_sent_once_to_each_peer_and_stays_within_staging(void
     open_device();
     cpa_test_shape shape = {.q_heads = 4, .kv_heads = 2, .k_dim = 32, .v_dim = 32, .block_size = 16, .interleave = 32};
     shape.mask.causal = 1;
-    int64_t length = 64 * ranks() * 57 + 5, shard = 64 * 57 + 5;
+    int64_t length = 64 * cpa_test_ranks() * 57 + 5, shard = 64 * 57 + 5;
     int32_t phase = 1;
     cpa_test_cache cache;
     cpa_test_cache_init(&cache, shape, 3, &length, &phase, 1);
-    cpa_test_chunk chunk = {0, length - 64 * ranks(), 64 * ranks(), CPA_PASS_KV};
+    cpa_test_chunk chunk = {0, length - 64 * cpa_test_ranks(), 64 * cpa_test_ranks(), CPA_PASS_KV};
     cpa_context_stats tight, ample;
     CU_ASSERT_EQUAL(run_step(&cache, &chunk, 1, least_staging(&shape), &tight), 0);
     CU_ASSERT_EQUAL(run_step(&cache, &chunk, 1, 64 * least_staging(&shape), &ample), 0);
     int64_t token = (int64_t)shape.kv_heads * (shape.k_dim + shape.v_dim) * cpa_dtype_bytes(shape.dtype);
     CU_ASSERT_EQUAL(tight.bytes_sent, ample.bytes_sent);
-    CU_ASSERT(tight.bytes_sent <= (ranks() - 1) * (shard + shape.block_size) * token);
-    CU_ASSERT(tight.bytes_sent >= (ranks() - 1) * 64 * 57 * token);
+    CU_ASSERT(tight.bytes_sent <= (cpa_test_ranks() - 1) * (shard + shape.block_size) * token);
+    CU_ASSERT(tight.bytes_sent >= (cpa_test_ranks() - 1) * 64 * 57 * token);
     CU_ASSERT(tight.staging_bytes <= least_staging(&shape));
-    if (ranks() > 1) CU_ASSERT(ample.staging_bytes > tight.staging_bytes);
+    if (cpa_test_ranks() > 1) CU_ASSERT(ample.staging_bytes > tight.staging_bytes);
     cpa_test_cache_destroy(&cache);
     close_device();
 }
@@ -137,7 +124,7 @@ static void test_a_long_sequence_between_short_ones_is_right(void) {
         cpa_test_shape shape = {.q_heads = 4, .kv_heads = 2, .k_dim = 32, .v_dim = 32, .block_size = 16};
         shape.interleave = 16;
         shape.mask = masks[m];
-        int64_t length = 2600 * ranks() + 37;
+        int64_t length = 2600 * cpa_test_ranks() + 37;
         int64_t lengths[4] = {21, length, 3, 130};
         int32_t phases[4] = {0, 1, 2, 0};
         cpa_test_cache cache;

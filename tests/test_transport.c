@@ -2,6 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/hash.h"
 #include "comm/comm.h"
 #include "kernels/kernels.h"
 #include "tests/device_fixture.h"
@@ -16,10 +17,7 @@ static cpa_stream *stream;
 
 /* The same numbers on every rank. */
 static uint64_t mix(uint64_t x) {
-    x += 0x9e3779b97f4a7c15u;
-    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
-    x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
-    return x ^ (x >> 31);
+    return cpa_mix64(x + CPA_GOLDEN);
 }
 
 static uint8_t pattern(int from, int to, uint64_t exchange, int64_t i) {

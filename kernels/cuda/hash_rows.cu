@@ -1,15 +1,10 @@
 /* hash_rows: the sum that kernels/host/hash_rows.c documents. A CTA a row; the sum is the same in any order. */
+#include "base/hash.h"
 #include "kernels/cuda/cuda.h"
 
 namespace {
 
 constexpr int THREADS = 256, WARP_LANES = 32;
-
-__device__ uint64_t mix(uint64_t x) {
-    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
-    x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
-    return x ^ (x >> 31);
-}
 
 __global__ void __launch_bounds__(THREADS) hash_rows(const __grid_constant__ cpa_hash_rows_args args) {
     const int lane = threadIdx.x % WARP_LANES;
@@ -18,8 +13,8 @@ __global__ void __launch_bounds__(THREADS) hash_rows(const __grid_constant__ cpa
     for (int64_t r = blockIdx.x; r < args.rows; r += gridDim.x) {
         if (args.row_index[r] < 0) continue;
         const uint16_t *row = (const uint16_t *)args.src + args.row_index[r] * letters;
-        const uint64_t start = mix(args.salts[r] ^ (args.salt + 1) * 0x9e3779b97f4a7c15u);
-        for (int64_t i = threadIdx.x; i < letters; i += THREADS) sum += mix(start + ((uint64_t)i << 16 | row[i]));
+        const uint64_t start = cpa_mix64(args.salts[r] ^ (args.salt + 1) * 0x9e3779b97f4a7c15u);
+        for (int64_t i = threadIdx.x; i < letters; i += THREADS) sum += cpa_mix64(start + ((uint64_t)i << 16 | row[i]));
     }
     for (int s = WARP_LANES / 2; s > 0; s /= 2) sum += __shfl_xor_sync(0xffffffff, sum, s);
     if (lane == 0 && sum) atomicAdd((unsigned long long *)args.sum, (unsigned long long)sum);

@@ -1,5 +1,6 @@
 /* synthesize: the generator whose formula kernels/host/synthesize.c documents, bit for bit; compiled without
  * contraction of a * b + c. A CTA fills rows of one head, a thread four neighbouring elements at a time. */
+#include "base/hash.h"
 #include "kernels/cuda/cuda.h"
 #include "kernels/cuda/element.cuh"
 
@@ -10,16 +11,9 @@ constexpr int WAVE_PAIRS = 4, HEAVY_ONE_IN = 64, LOOKING_ONE_IN = 4, SINK_KEYS =
 constexpr uint64_t DIRECTION_SINK = 16, DIRECTION_FAR = 17, DIRECTION_VALUE = 18, HASH_HEAVY = 19, HASH_LOOKING = 20;
 constexpr float SINK_SCORE = 6, FAR_SCORE = 7, LOCAL_SCORE = 9, VALUE_OFFSET = 2;
 constexpr float NOISE_UNIT = 0x1.39897ep-7f;
-constexpr uint64_t GOLDEN = 0x9e3779b97f4a7c15;
-
-__device__ uint64_t mix(uint64_t x) {
-    x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9;
-    x = (x ^ x >> 27) * 0x94d049bb133111eb;
-    return x ^ x >> 31;
-}
 
 __device__ uint64_t chain(uint64_t h, uint64_t x) {
-    return mix((h ^ x) + GOLDEN);
+    return cpa_mix64((h ^ x) + CPA_GOLDEN);
 }
 
 __device__ uint64_t head_key(const cpa_synth_args &args, uint64_t tag, int32_t head) {
@@ -40,7 +34,7 @@ struct head_pattern {
 };
 
 __device__ float signed_amplitude(uint64_t direction_key, int32_t e, float amplitude) {
-    return mix(direction_key + (uint64_t)(e / 64)) >> (e % 64) & 1 ? amplitude : -amplitude;
+    return cpa_mix64(direction_key + (uint64_t)(e / 64)) >> (e % 64) & 1 ? amplitude : -amplitude;
 }
 
 /* Filled by all threads of the CTA. */
@@ -88,7 +82,7 @@ __global__ void __launch_bounds__(THREADS) synthesize(const __grid_constant__ cp
         const uint64_t token = args.tokens[row], position = (uint64_t)args.positions[row];
         const bool heavy = chain(HASH_HEAVY, token) % HEAVY_ONE_IN == 0;
         const bool looking = chain(chain(HASH_LOOKING, token), position) % LOOKING_ONE_IN == 0;
-        const uint64_t bytes = mix(chain(chain(pattern.key, token), position) + (uint64_t)(quad + 1) * GOLDEN);
+        const uint64_t bytes = cpa_mix64(chain(chain(pattern.key, token), position) + (uint64_t)(quad + 1) * CPA_GOLDEN);
         for (int32_t j = 0; j < QUAD && quad * QUAD + j < args.dim; j++) {
             const int32_t pair = (int32_t)(bytes >> (16 * j) & 255) + (int32_t)(bytes >> (16 * j + 8) & 255);
             const int32_t e = quad * QUAD + j;

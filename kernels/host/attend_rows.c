@@ -6,15 +6,8 @@
 
 #include "base/check.h"
 #include "base/fault.h"
+#include "base/min_max.h"
 #include "kernels/host/convert.h"
-
-static int64_t min64(int64_t a, int64_t b) {
-    return a < b ? a : b;
-}
-
-static int64_t max64(int64_t a, int64_t b) {
-    return a > b ? a : b;
-}
 
 cpa_status cpa_attend_workspace_create(cpa_attend_workspace **out, cpa_error *err) {
     const size_t rows = CPA_HOST_UNIT_ROWS, wide = rows * CPA_MAX_HEAD_DIM, tile = CPA_ATTEND_PACKED;
@@ -53,7 +46,7 @@ static cpa_attend_visible visible_keys(const cpa_attend_job *job, const cpa_atte
     cpa_attend_visible visible = {.end = item->k_first + item->k_count};
     if (mask->causal) {
         int64_t past = position + (cpa_fault_is(CPA_FAULT_OFF_BY_ONE_MASK) ? 0 : 1);
-        visible.end = min64(visible.end, cpa_keys_before(map, item->k_slot, item->k_others, past));
+        visible.end = cpa_min64(visible.end, cpa_keys_before(map, item->k_slot, item->k_others, past));
     }
     if (mask->window > 0 && position >= mask->window) {
         visible.first = cpa_keys_before(map, item->k_slot, item->k_others, position - mask->window + 1);
@@ -74,7 +67,7 @@ static void load_query(const cpa_attend_job *job, const cpa_host_unit *unit, cpa
     int32_t k_dim = job->plan->batch.k_dim, full = job->isa->rows, in_unit = row % unit->rows;
     int64_t index = item->q_row + (unit->row + in_unit) / job->group;
     int64_t at = index * job->args.q_row_stride + cpa_attend_query_head(job, unit, row) * k_dim;
-    int32_t column = in_unit % full, group_rows = (int32_t)min64(full, unit->rows - (in_unit - column));
+    int32_t column = in_unit % full, group_rows = (int32_t)cpa_min64(full, unit->rows - (in_unit - column));
     float *to = work->q + (int64_t)(row - column) * k_dim + column, wide[CPA_MAX_HEAD_DIM];
     cpa_widen(wide, (const char *)job->args.q + at * cpa_dtype_bytes(job->args.q_dtype), job->args.q_dtype, k_dim);
     for (int32_t d = 0; d < k_dim; d++) to[(int64_t)d * group_rows] = wide[d];
@@ -90,16 +83,16 @@ void cpa_attend_load_rows(const cpa_attend_job *job, const cpa_host_unit *unit, 
 static int narrow_to_visible(const cpa_attend_workspace *work, int32_t first_row, int32_t last_row, int64_t *begin,
                              int64_t *end) {
     int64_t first = work->visible[first_row].first, sinks = work->visible[last_row].sinks;
-    *end = min64(*end, work->visible[last_row].end);
+    *end = cpa_min64(*end, work->visible[last_row].end);
     if (sinks <= *begin)
-        *begin = max64(*begin, first);
+        *begin = cpa_max64(*begin, first);
     else if (first >= *end)
-        *end = min64(*end, sinks);
+        *end = cpa_min64(*end, sinks);
     return *begin < *end;
 }
 
 static int32_t clamp_lane(int64_t lane) {
-    return (int32_t)max64(0, min64(lane, CPA_ATTEND_TILE));
+    return (int32_t)cpa_max64(0, cpa_min64(lane, CPA_ATTEND_TILE));
 }
 
 /* Takes the group that begins at `row` through the keys of the tile, which begins at local index `key`. */
@@ -107,7 +100,7 @@ static void attend_group(const cpa_attend_job *job, const cpa_host_unit *unit, c
                          int64_t key, cpa_attend_tile tile) {
     cpa_attend_lanes lanes[CPA_ATTEND_MAX_ROWS];
     int64_t begin = key + tile.begin, end = key + tile.end;
-    int32_t rows = (int32_t)min64(job->isa->rows, unit->rows - row), panel = job->isa->lanes;
+    int32_t rows = (int32_t)cpa_min64(job->isa->rows, unit->rows - row), panel = job->isa->lanes;
     if (!narrow_to_visible(work, row, row + rows - 1, &begin, &end)) return;
     cpa_attend_group group = {.rows = rows,
                               .heads = unit->kv_heads,
@@ -194,7 +187,7 @@ int cpa_attend_split(const cpa_attend_job *job, const cpa_host_unit *unit, int64
     int seen = 0;
     find_pages(job, unit, &k, &v);
     for (int64_t key = split_key; key < split_key + CPA_HOST_SPLIT_TOKENS; key += CPA_ATTEND_TILE) {
-        int64_t begin = max64(key, item->k_first), end = min64(key + CPA_ATTEND_TILE, k_end);
+        int64_t begin = cpa_max64(key, item->k_first), end = cpa_min64(key + CPA_ATTEND_TILE, k_end);
         if (!narrow_to_visible(work, 0, unit->rows - 1, &begin, &end)) continue;
         if (!seen) begin_split(job, unit, work);
         seen = 1;

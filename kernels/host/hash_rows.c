@@ -1,13 +1,8 @@
-/* hash_rows on the host. A row of 16-bit letters e_0, e_1, ... adds the sum over i of mix(start + (i << 16 | e_i))
- * modulo 2^64, where start = mix(salts[row] xor salt) and mix is the finaliser of splitmix64 (Steele, Lea and Flood,
+/* hash_rows on the host. A row of 16-bit letters e_0, e_1, ... adds the sum over i of cpa_mix64(start + (i << 16 | e_i))
+ * modulo 2^64, where start = cpa_mix64(salts[row] xor salt) and mix is the finaliser of splitmix64 (Steele, Lea and Flood,
  * OOPSLA 2014): any order of summing gives the same value, so that a device may do it in parallel. */
+#include "base/hash.h"
 #include "kernels/host/host.h"
-
-static uint64_t mix(uint64_t x) {
-    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
-    x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
-    return x ^ (x >> 31);
-}
 
 cpa_status cpa_host_hash_rows(const cpa_hash_rows_args *args, cpa_stream *stream) {
     (void)stream;
@@ -15,8 +10,8 @@ cpa_status cpa_host_hash_rows(const cpa_hash_rows_args *args, cpa_stream *stream
     for (int64_t r = 0; r < args->rows; r++) {
         if (args->row_index[r] < 0) continue;
         const uint16_t *row = (const uint16_t *)args->src + args->row_index[r] * (args->row_bytes / 2);
-        uint64_t start = mix(args->salts[r] ^ (args->salt + 1) * 0x9e3779b97f4a7c15u);
-        for (int64_t i = 0; i < args->row_bytes / 2; i++) sum += mix(start + ((uint64_t)i << 16 | row[i]));
+        uint64_t start = cpa_mix64(args->salts[r] ^ (args->salt + 1) * 0x9e3779b97f4a7c15u);
+        for (int64_t i = 0; i < args->row_bytes / 2; i++) sum += cpa_mix64(start + ((uint64_t)i << 16 | row[i]));
     }
     *args->sum += sum;
     return CPA_OK;

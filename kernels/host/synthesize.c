@@ -3,13 +3,13 @@
  * Integer arithmetic, and fp32 +, *, / and sqrt in the order written, each rounded once; compiled without contraction.
  * Any back end can give the same bits.
  *
- *     mix(x)        the finaliser of splitmix64 (Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators)
- *     chain(h, x)   mix((h ^ x) + 0x9e3779b97f4a7c15)
+ *     cpa_mix64(x)        the finaliser of splitmix64 (Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators)
+ *     chain(h, x)   cpa_mix64((h ^ x) + 0x9e3779b97f4a7c15)
  *     head_key      chain(chain(chain(seed, tensor), layer), head)
  *     row_key       chain(chain(head_key, token), position)
- *     noise(e)      with h = mix(row_key + (e/4 + 1) * 0x9e3779b97f4a7c15) and its bytes b: (b[2j] + b[2j+1] - 255) *
+ *     noise(e)      with h = cpa_mix64(row_key + (e/4 + 1) * 0x9e3779b97f4a7c15) and its bytes b: (b[2j] + b[2j+1] - 255) *
  *                   NOISE_UNIT for j = e mod 4; triangular, of variance 1
- *     sign(t, e)    -1 or +1: bit e mod 64 of mix(chain(chain(chain(seed, t), layer), kv_head) + e/64)
+ *     sign(t, e)    -1 or +1: bit e mod 64 of cpa_mix64(chain(chain(chain(seed, t), layer), kv_head) + e/64)
  *     wave(x, T)    triangle wave of period T: (|4 (x mod T) - 2T| - T) / T
  *
  * A row of width d begins with 2P = 2 * min(4, d/8) wave elements; r = d - 2P elements follow.
@@ -24,6 +24,7 @@
  */
 #include <math.h>
 
+#include "base/hash.h"
 #include "kernels/host/convert.h"
 #include "kernels/host/host.h"
 #include "kernels/host/synthesize.h"
@@ -34,16 +35,9 @@ enum { DIRECTION_SINK = 16, DIRECTION_FAR, DIRECTION_VALUE, HASH_HEAVY, HASH_LOO
 static const uint32_t PERIODS[WAVE_PAIRS] = {256, 320, 448, 704};
 static const float SINK_SCORE = 6, FAR_SCORE = 7, LOCAL_SCORE = 9, VALUE_OFFSET = 2;
 static const float NOISE_UNIT = 0x1.39897ep-7f; /* 1 / sqrt(2 (256^2 - 1) / 12) */
-static const uint64_t GOLDEN = 0x9e3779b97f4a7c15;
-
-static uint64_t mix(uint64_t x) {
-    x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9;
-    x = (x ^ x >> 27) * 0x94d049bb133111eb;
-    return x ^ x >> 31;
-}
 
 static uint64_t chain(uint64_t h, uint64_t x) {
-    return mix((h ^ x) + GOLDEN);
+    return cpa_mix64((h ^ x) + CPA_GOLDEN);
 }
 
 static uint64_t head_key(const cpa_synth_args *args, uint64_t tag, int32_t head) {
@@ -52,7 +46,7 @@ static uint64_t head_key(const cpa_synth_args *args, uint64_t tag, int32_t head)
 
 static void fill_noise(float *row, uint64_t row_key, int32_t dim) {
     for (int32_t e = 0; e < dim; e += 4) {
-        uint64_t h = mix(row_key + (uint64_t)(e / 4 + 1) * GOLDEN);
+        uint64_t h = cpa_mix64(row_key + (uint64_t)(e / 4 + 1) * CPA_GOLDEN);
         for (int32_t j = 0; j < 4; j++) {
             int32_t pair = (int32_t)(h >> (16 * j) & 255) + (int32_t)(h >> (16 * j + 8) & 255);
             row[e + j] = (float)(pair - 255) * NOISE_UNIT;
@@ -65,7 +59,7 @@ static void fill_direction(float *direction, const cpa_synth_args *args, uint64_
                            float amplitude) {
     uint64_t key = head_key(args, tag, kv_head);
     for (int32_t e = 0; e < args->dim; e++)
-        direction[e] = mix(key + (uint64_t)(e / 64)) >> (e % 64) & 1 ? amplitude : -amplitude;
+        direction[e] = cpa_mix64(key + (uint64_t)(e / 64)) >> (e % 64) & 1 ? amplitude : -amplitude;
 }
 
 static void add_direction(float *row, const float *direction, int32_t begin, int32_t end) {
