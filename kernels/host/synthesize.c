@@ -3,13 +3,13 @@
  * Integer arithmetic, and fp32 +, *, / and sqrt in the order written, each rounded once; compiled without contraction.
  * Any back end can give the same bits.
  *
- *     cpa_mix64(x)        the finaliser of splitmix64 (Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators)
- *     chain(h, x)   cpa_mix64((h ^ x) + 0x9e3779b97f4a7c15)
+ *     mix(x)        cpa_mix64, the finaliser of splitmix64 (Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators)
+ *     chain(h, x)   mix((h ^ x) + 0x9e3779b97f4a7c15)
  *     head_key      chain(chain(chain(seed, tensor), layer), head)
  *     row_key       chain(chain(head_key, token), position)
- *     noise(e)      with h = cpa_mix64(row_key + (e/4 + 1) * 0x9e3779b97f4a7c15) and its bytes b: (b[2j] + b[2j+1] - 255) *
+ *     noise(e)      with h = mix(row_key + (e/4 + 1) * 0x9e3779b97f4a7c15) and its bytes b: (b[2j] + b[2j+1] - 255) *
  *                   NOISE_UNIT for j = e mod 4; triangular, of variance 1
- *     sign(t, e)    -1 or +1: bit e mod 64 of cpa_mix64(chain(chain(chain(seed, t), layer), kv_head) + e/64)
+ *     sign(t, e)    -1 or +1: bit e mod 64 of mix(chain(chain(chain(seed, t), layer), kv_head) + e/64)
  *     wave(x, T)    triangle wave of period T: (|4 (x mod T) - 2T| - T) / T
  *
  * A row of width d begins with 2P = 2 * min(4, d/8) wave elements; r = d - 2P elements follow.
