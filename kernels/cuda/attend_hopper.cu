@@ -261,8 +261,10 @@ __device__ void attend_tiles(const cpa_cuda_attend_args &a, const cpa_cuda_piece
         if (lane == 0) barrier_arrive(shared_address(&empty[n % STAGES]));
     };
     auto scale = [&](int n) {
-        if constexpr (C::SCALED)
+        if constexpr (C::SCALED) {
             scale_scores<C>(s, shared + C::SCALES_AT + n % STAGES * C::SCALE_BYTES + column * 4);
+            __syncwarp(); /* lane 0 gives the stage back for all */
+        }
     };
     auto mask = [&](int n) {
         const int tile = walk.tile(count - 1 - n);
