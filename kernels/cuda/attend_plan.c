@@ -424,13 +424,15 @@ cpa_status cpa_cuda_plan_set(cpa_attend_plan *base, const cpa_attend_batch *batc
 uint64_t cpa_cuda_plan_shape(const cpa_attend_plan *base) {
     const cpa_cuda_plan *plan = (const cpa_cuda_plan *)base;
     const uint64_t shape[] = {
-        (uint64_t)base->n_items,        (uint64_t)plan->rows,
-        (uint64_t)plan->decode_ctas,    (uint64_t)plan->n_prefill,
-        (uint64_t)plan->n_splits,       (uint64_t)plan->partial_rows,
-        (uint64_t)plan->image_bytes,    (uint64_t)plan->tables_at,
-        (uint64_t)plan->decode_at,      (uint64_t)plan->prefill_at,
-        (uint64_t)plan->splits_at,      (uintptr_t)plan->memory->staging,
-        (uintptr_t)plan->memory->image, (uintptr_t)plan->memory->partial,
+        (uint64_t)base->n_items,           (uint64_t)plan->rows,
+        (uint64_t)plan->decode_ctas,       (uint64_t)plan->n_prefill,
+        (uint64_t)plan->n_splits,          (uint64_t)plan->partial_rows,
+        (uint64_t)plan->image_bytes,       (uint64_t)plan->tables_at,
+        (uint64_t)plan->decode_at,         (uint64_t)plan->prefill_at,
+        (uint64_t)plan->splits_at,         (uint64_t)plan->widened_tables_at,
+        (uint64_t)plan->widened_blocks_at, (uint64_t)plan->n_widened,
+        (uintptr_t)plan->memory->staging,  (uintptr_t)plan->memory->image,
+        (uintptr_t)plan->memory->partial,  (uintptr_t)plan->memory->widened,
     };
     return cpa_hash_bytes(CPA_HASH_START, shape, sizeof shape);
 }
