@@ -11,6 +11,9 @@
 namespace {
 
 constexpr int THREADS = 128, WARP_LANES = 32;
+/* Dynamic shared memory that any device gives to any kernel: 48 KiB less what is static. More has to be asked for, and
+ * not every device has what CPA_MERGE_MAX_STATES take. */
+constexpr int UNASKED_BYTES = 46 << 10;
 
 struct state {
     const float *o, *lse;
@@ -156,9 +159,11 @@ cpa_status launch_kernel(const merge_args &a, cpa_stream *stream) {
     const int most_bytes = THREADS * CPA_MERGE_MAX_STATES * (int)sizeof(fold_step);
     const int bytes = THREADS * a.n_states * (int)sizeof(fold_step);
     const int64_t ctas = (a.rows * a.heads + THREADS - 1) / THREADS;
-    cpa_status status =
-        cpa_cuda_shared_memory(stream, (const void *)merge<Out, UNIT, ROWS, AT_ONCE>, most_bytes, &prepared);
-    if (status != CPA_OK) return status;
+    if (bytes > UNASKED_BYTES) {
+        cpa_status status =
+            cpa_cuda_shared_memory(stream, (const void *)merge<Out, UNIT, ROWS, AT_ONCE>, most_bytes, &prepared);
+        if (status != CPA_OK) return status;
+    }
     merge<Out, UNIT, ROWS, AT_ONCE><<<(unsigned)ctas, THREADS, bytes, cpa_cuda_handle(stream)>>>(a);
     return cpa_cuda_launched(stream, "merge");
 }
