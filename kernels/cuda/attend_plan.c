@@ -10,6 +10,7 @@
 #include "base/check.h"
 #include "base/hash.h"
 #include "kernels/cuda/attend.h"
+#include "kernels/cuda/attend_split.h"
 
 enum {
     SECTION_ALIGNMENT = 64,
@@ -75,7 +76,7 @@ static cpa_status count_work(plan_builder *b, cpa_error *err) {
             b->n_decode++;
             b->decode_load += ceil_div(item->k_count, CPA_CUDA_DECODE_KEYS) + DECODE_OVERHEAD;
         } else {
-            int64_t tiles = ceil_div(rows, CPA_CUDA_PREFILL_ROWS),
+            int64_t tiles = cpa_cuda_prefill_tiles(b->batch, item),
                     keys = ceil_div(item->k_count, CPA_CUDA_PREFILL_KEYS);
             b->n_tiles += tiles;
             b->tile_keys += tiles * keys;
@@ -85,17 +86,6 @@ static cpa_status count_work(plan_builder *b, cpa_error *err) {
         }
     }
     return CPA_OK;
-}
-
-/* Pieces of all prefill tiles when they are cut into pieces of so many keys. */
-static int64_t count_pieces(const plan_builder *b, int64_t split_keys) {
-    int64_t pieces = 0;
-    for (int64_t i = 0; i < b->batch->n_items; i++) {
-        const cpa_attend_item *item = &b->batch->items[i];
-        int64_t rows = packed_rows(b, item), cuts = ceil_div(item->k_count, split_keys);
-        if (rows > 0 && !is_decode(b, item)) pieces += ceil_div(rows, CPA_CUDA_PREFILL_ROWS) * (cuts > 0 ? cuts : 1);
-    }
-    return pieces;
 }
 
 /* Where the tiles fill the device a few times at most, the cut that makes `waves` full waves of pieces of about the
@@ -108,8 +98,9 @@ static void choose_prefill_split(plan_builder *b) {
     for (int64_t waves = 1; waves <= PREFILL_WAVES; waves++) {
         int64_t tiles = ceil_div(b->tile_keys * heads, waves * device), slots = waves * device;
         if (tiles < LEAST_PREFILL_SPLIT / CPA_CUDA_PREFILL_KEYS) tiles = LEAST_PREFILL_SPLIT / CPA_CUDA_PREFILL_KEYS;
-        while (tiles < b->most_keys && count_pieces(b, tiles * CPA_CUDA_PREFILL_KEYS) * heads > slots) tiles++;
-        const int64_t used = ceil_div(count_pieces(b, tiles * CPA_CUDA_PREFILL_KEYS) * heads, device);
+        tiles = cpa_cuda_least_split(b->batch, tiles, b->most_keys, slots / heads);
+        const int64_t pieces = cpa_cuda_prefill_pieces(b->batch, tiles * CPA_CUDA_PREFILL_KEYS);
+        const int64_t used = ceil_div(pieces * heads, device);
         const int64_t cost = used * (tiles + PREFILL_OVERHEAD);
         if (cost < least) {
             least = cost;
@@ -125,7 +116,7 @@ static void choose_splits(plan_builder *b) {
     b->decode_cap = ceil_div(b->decode_load, b->decode_ctas) + DECODE_OVERHEAD;
     if (b->decode_cap < LEAST_DECODE_LOAD) b->decode_cap = LEAST_DECODE_LOAD;
     choose_prefill_split(b);
-    b->n_pieces = count_pieces(b, b->split_keys);
+    b->n_pieces = cpa_cuda_prefill_pieces(b->batch, b->split_keys);
     if (b->split_keys == INT32_MAX)
         b->tail_pieces = (MOST_TAIL_CUTS - 1) * (b->n_pieces < b->multiprocessors ? b->n_pieces : b->multiprocessors);
 }
