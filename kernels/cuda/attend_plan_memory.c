@@ -40,9 +40,9 @@ cpa_status cpa_cuda_plan_reserve_in_order(cpa_cuda_plan_memory *memory, int64_t 
     return CPA_OK;
 }
 
-/* Room for `tokens` tokens of all heads in the dtype of queries; 0 if there is none, or no kernel that would use it: the
- * one for the widest heads has no registers for the scales of keys. Where memory is too short to double it, it becomes
- * just large enough. */
+/* Room for `tokens` tokens of all heads in the dtype of queries; 0 if there is none, or no kernel that would use it:
+ * the one for the widest heads has no registers for the scales of keys. Where memory is too short to double it, it
+ * becomes just large enough. */
 int cpa_cuda_plan_reserve_widened(cpa_cuda_plan *plan, const cpa_attend_batch *batch, int64_t tokens) {
     const int64_t element = 2, scale = (int64_t)sizeof(float);
     const int64_t bytes = tokens * batch->kv_heads * ((batch->k_dim + batch->v_dim) * element + scale);
