@@ -241,19 +241,19 @@ static void sort_prefill(plan_builder *b) {
         b->prefill[begin[(most - b->in_order[i].cost) * (BUCKETS - 1) / most]++] = b->in_order[i].piece;
 }
 
-/* Into how many pieces a tile is cut when `left` keys remain, its own included (guided self-scheduling,
+/* Into how many pieces a tile of `cost` keys is cut when `left` keys remain, its own included (guided self-scheduling,
  * Polychronopoulos and Kuck, 1987): none shall take longer than what a multiprocessor still has to do. */
-static int64_t tail_cuts(const plan_builder *b, const cpa_cuda_piece *tile, int64_t left) {
-    const int64_t cost = visible_keys(b, tile), share = left * b->batch->kv_heads / b->multiprocessors;
+static int64_t tail_cuts(const plan_builder *b, int64_t cost, int64_t left) {
+    const int64_t share = left * b->batch->kv_heads / b->multiprocessors;
     const int64_t most = cost / LEAST_PREFILL_SPLIT < MOST_TAIL_CUTS ? cost / LEAST_PREFILL_SPLIT : MOST_TAIL_CUTS;
     const int64_t cuts = share > 0 ? (cost + share / 2) / share : most;
     return cuts < most ? cuts : most;
 }
 
-/* Pieces of whole tiles of keys that share what the tile's rows see. */
-static void cut_tile(plan_builder *b, const cpa_cuda_piece *tile, int64_t cuts) {
+/* Pieces of whole tiles of keys that share what the tile's rows see, `cost` keys. */
+static void cut_tile(plan_builder *b, const cpa_cuda_piece *tile, int64_t cost, int64_t cuts) {
     const int64_t partial = b->partial_rows, rows = tile->row_end - tile->row_begin;
-    const int64_t keys = ceil_div(ceil_div(visible_keys(b, tile), cuts), CPA_CUDA_PREFILL_KEYS) * CPA_CUDA_PREFILL_KEYS;
+    const int64_t keys = ceil_div(ceil_div(cost, cuts), CPA_CUDA_PREFILL_KEYS) * CPA_CUDA_PREFILL_KEYS;
     add_split(b, tile, cuts);
     for (int64_t cut = 0; cut < cuts; cut++) {
         cpa_cuda_piece *piece = &b->prefill[b->n_pieces++];
@@ -268,17 +268,21 @@ static void cut_tile(plan_builder *b, const cpa_cuda_piece *tile, int64_t cuts) 
 static void cut_tail(plan_builder *b) {
     const int64_t n = b->n_pieces;
     int64_t left = b->visible_keys, whole = 0;
-    for (; whole < n && tail_cuts(b, &b->prefill[whole], left) < 2; whole++)
-        left -= visible_keys(b, &b->prefill[whole]);
-    for (int64_t i = whole; i < n; i++) b->in_order[i].piece = b->prefill[i];
+    for (; whole < n; whole++) {
+        const int64_t cost = visible_keys(b, &b->prefill[whole]);
+        if (tail_cuts(b, cost, left) > 1) break;
+        left -= cost;
+    }
+    for (int64_t i = whole; i < n; i++)
+        b->in_order[i] = (cpa_cuda_costed_piece){b->prefill[i], visible_keys(b, &b->prefill[i])};
     b->n_pieces = whole;
     for (int64_t i = whole; i < n; i++) {
         const cpa_cuda_piece *tile = &b->in_order[i].piece;
-        const int64_t cuts = tail_cuts(b, tile, left);
-        left -= visible_keys(b, tile);
+        const int64_t cost = b->in_order[i].cost, cuts = tail_cuts(b, cost, left);
+        left -= cost;
         if (cuts > 1 && cuts <= b->tail_pieces) {
             b->tail_pieces -= cuts - 1;
-            cut_tile(b, tile, cuts);
+            cut_tile(b, tile, cost, cuts);
         } else {
             b->prefill[b->n_pieces++] = *tile;
         }
