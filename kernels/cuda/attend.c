@@ -30,9 +30,9 @@ static int32_t log2_of(int32_t power) {
 
 /* From the start of a block to the scales of its rows, in bytes; 0 if they have none. */
 static int64_t words_at(const cpa_kv_view *kv, int32_t dim, float tensor_scale) {
+    const int64_t at = cpa_kv_words_at(kv, dim, tensor_scale);
     /* The fault: the scale of the token before; for the first one, codes. */
-    int64_t wrong = cpa_fault_is(CPA_FAULT_WRONG_SCALE) ? 4 : 0;
-    return cpa_kv_scale_bytes(kv->dtype, tensor_scale) ? cpa_kv_scales_at(kv, dim, tensor_scale) - wrong : 0;
+    return at > 0 && cpa_fault_is(CPA_FAULT_WRONG_SCALE) ? at - 4 : at;
 }
 
 static void fill_args(const cpa_cuda_plan *plan, const cpa_attend_args *args, cpa_cuda_attend_args *a) {

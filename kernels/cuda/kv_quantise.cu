@@ -85,8 +85,8 @@ extern "C" cpa_status cpa_cuda_kv_quantise(const cpa_kv_write_args *args, cpa_st
     const cpa_kv_view kv = cpa_kv_view_resolve(args->kv);
     int32_t block_shift = 0;
     while (kv.block_size >> block_shift > 1) block_shift++;
-    const int64_t k_words = cpa_kv_scale_bytes(kv.dtype, kv.k_scale) ? cpa_kv_scales_at(&kv, kv.k_dim, kv.k_scale) : 0;
-    const int64_t v_words = cpa_kv_scale_bytes(kv.dtype, kv.v_scale) ? cpa_kv_scales_at(&kv, kv.v_dim, kv.v_scale) : 0;
+    const int64_t k_words = cpa_kv_words_at(&kv, kv.k_dim, kv.k_scale);
+    const int64_t v_words = cpa_kv_words_at(&kv, kv.v_dim, kv.v_scale);
     const quantise_args a = {
         {{args->k, (char *)kv.k, kv.k_dim, kv.k_block_stride, kv.k_token_stride, kv.k_head_stride, k_words, kv.k_scale},
          {args->v, (char *)kv.v, kv.v_dim, kv.v_block_stride, kv.v_token_stride, kv.v_head_stride, v_words,
