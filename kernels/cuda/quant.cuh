@@ -18,11 +18,10 @@ __device__ inline __half2 bits_pair(uint32_t bits) {
 
 /* Both kinds of codes:
  *     zero     what widen subtracts from the codes of two rows, or twice from those of one
- *     widen    four codes as two pairs of fp16, times 2^-SHIFT
- *     scale    of a row, times 2^SHIFT: scale * widened is the value
+ *     widen    four codes as two pairs of fp16; those of e4m3 times 2^-8
+ *     scale    of a row, for e4m3 times 2^8: scale * widened is the value
  *     word     that stands for the scale of a whole tensor */
 struct e4m3_codes {
-    static constexpr int SHIFT = 8;
     static __device__ uint32_t zero(uint32_t, uint32_t) { return 0; }
     /* Exponent and mantissa in the place of those of fp16, whose bias is 8 more. */
     static __device__ uint32_t place(uint32_t high_bytes) {
@@ -37,7 +36,6 @@ struct e4m3_codes {
 };
 
 struct int8_codes {
-    static constexpr int SHIFT = 0;
     /* A byte with 0x64 above it is the fp16 number 1024 + byte; codes are offset by 128. */
     static __device__ uint32_t zero(uint32_t low_word, uint32_t high_word) {
         return pair_bits(__halves2half2(__int2half_rn(1152 + (int8_t)(low_word & 0xff)),
