@@ -7,7 +7,7 @@
 #include <cuda_fp8.h>
 #include <stdint.h>
 
-#include <cpattn/types.h>
+#include "kernels/cuda/element.cuh"
 
 __device__ inline uint32_t pair_bits(__half2 pair) {
     return *(const uint32_t *)&pair;
@@ -49,6 +49,25 @@ struct int8_codes {
     static __device__ float scale(uint32_t word) { return __uint_as_float(word & ~0xffu); }
     static __device__ uint32_t word(float) { return 0; } /* no tensor has one scale */
 };
+
+/* Eight codes of a row with that word as elements, times `factor`: codes::scale(word) gives their values, rounded, and 1
+ * what widen gives, exact. */
+template <typename Codes, typename Element>
+__device__ inline uint4 widen_eight(uint2 eight, uint32_t word, float factor) {
+    const uint32_t zero = Codes::zero(word, word), four[2] = {eight.x, eight.y};
+    uint32_t out[4];
+#pragma unroll
+    for (int f = 0; f < 2; f++) {
+        uint32_t pair[2];
+        Codes::widen(four[f], zero, pair[0], pair[1]);
+#pragma unroll
+        for (int p = 0; p < 2; p++) {
+            const float2 x = __half22float2(bits_pair(pair[p]));
+            out[2 * f + p] = pack_pair<Element>(x.x * factor, x.y * factor);
+        }
+    }
+    return make_uint4(out[0], out[1], out[2], out[3]);
+}
 
 /* One element. */
 __device__ inline float read_code(const void *codes, cpa_dtype dtype, int64_t i, uint32_t word) {
