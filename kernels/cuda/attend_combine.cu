@@ -2,20 +2,11 @@
  * states count in the order of their keys, so the result does not depend on when they were written. */
 #include "kernels/cuda/attend.cuh"
 #include "kernels/cuda/dependent.cuh"
+#include "kernels/cuda/warp.cuh"
 
 namespace {
 
-constexpr int WARPS = 4, WARP_LANES = 32;
-
-__device__ float warp_max(float x) {
-    for (int step = WARP_LANES / 2; step > 0; step /= 2) x = fmaxf(x, __shfl_xor_sync(0xffffffff, x, step));
-    return x;
-}
-
-__device__ float warp_sum(float x) {
-    for (int step = WARP_LANES / 2; step > 0; step /= 2) x += __shfl_xor_sync(0xffffffff, x, step);
-    return x;
-}
+constexpr int WARPS = 4;
 
 template <typename Element>
 __global__ void __launch_bounds__(WARPS *WARP_LANES) attend_combine(const __grid_constant__ cpa_cuda_attend_args a) {
