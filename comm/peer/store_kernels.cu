@@ -9,6 +9,8 @@
  * comes right before it runs: it writes only when that is over, and so ends behind it. */
 #include "comm/peer/store_kernels.h"
 
+#include "base/dependent.cuh"
+
 namespace {
 
 constexpr int THREADS = 256;
@@ -134,20 +136,6 @@ __device__ bool is_last(uint32_t *tickets) {
     return true;
 }
 
-/* In push: the pull behind it may start. */
-__device__ void let_next_start() {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-#endif
-}
-
-/* In pull: the kernel before it on its stream is over. */
-__device__ void await_previous() {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
-}
-
 /* ---- in lines ---- */
 
 /* The chunks of this thread: every THREADS-th of its CTA's share. */
@@ -230,7 +218,7 @@ __device__ bool take_lines(const cpa_store_part &part, uint32_t next, const uint
             return all;
         },
         abort, part.stalled);
-    await_previous();
+    dependent_wait();
     if (!is_there) return false;
 #pragma unroll
     for (int d = 0; d < LINES; d++) {
@@ -276,7 +264,7 @@ __device__ void pull_bytes(const cpa_store_part &part, const cpa_store_batch &ba
     __shared__ bool is_there;
     const uint32_t next = part.own->pulled + 1;
     if (threadIdx.x == 0) is_there = await_arrival(part, next, batch);
-    await_previous();
+    dependent_wait();
     __syncthreads();
     if (!is_there) return;
     move_share(part, part.bytes);
@@ -287,7 +275,7 @@ __device__ void pull_bytes(const cpa_store_part &part, const cpa_store_batch &ba
 
 __global__ void __launch_bounds__(THREADS) push(const __grid_constant__ cpa_store_batch batch) {
     const cpa_store_part &part = batch.parts[blockIdx.y];
-    let_next_start();
+    dependent_allow(); /* the pull */
     if (part.bytes <= CPA_STORE_LINE_BYTES) {
         push_lines(part, batch.abort);
     } else {
@@ -333,14 +321,5 @@ extern "C" cudaError_t cpa_store_launch_push(const cpa_store_batch *batch, cudaS
 }
 
 extern "C" cudaError_t cpa_store_launch_pull(const cpa_store_batch *batch, cudaStream_t stream) {
-    cudaLaunchAttribute early = {};
-    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    early.val.programmaticStreamSerializationAllowed = 1;
-    cudaLaunchConfig_t config = {};
-    config.gridDim = grid_of(batch);
-    config.blockDim = dim3(THREADS);
-    config.stream = stream;
-    config.attrs = &early;
-    config.numAttrs = batch->starts_early ? 1 : 0;
-    return cudaLaunchKernelEx(&config, pull, *batch);
+    return launch_dependent(pull, grid_of(batch), THREADS, *batch, batch->starts_early != 0, stream);
 }

@@ -1,7 +1,7 @@
 /* attend, last step: joins the partial states that the pieces of a tile left in the work space. A warp a row; the
  * states count in the order of their keys, so the result does not depend on when they were written. */
+#include "base/dependent.cuh"
 #include "kernels/cuda/attend.cuh"
-#include "kernels/cuda/dependent.cuh"
 #include "kernels/cuda/warp.cuh"
 
 namespace {
@@ -45,5 +45,8 @@ extern "C" cpa_status cpa_cuda_attend_combine(const cpa_cuda_attend_args *args, 
     const int tile_parts = 4; /* CTAs that share a tile's rows */
     const dim3 grid(n_splits, args->kv_heads, tile_parts);
     const auto kernel = args->q_dtype == CPA_BF16 ? attend_combine<__nv_bfloat16> : attend_combine<__half>;
-    return cpa_cuda_check(&stream->error, launch_dependent(kernel, grid, WARPS * WARP_LANES, *args, stream), "attend");
+    const bool early = cpa_cuda_device_of(stream)->path == CPA_CUDA_HOPPER;
+    return cpa_cuda_check(
+        &stream->error,
+        launch_dependent(kernel, grid, WARPS * WARP_LANES, *args, early, cpa_cuda_handle(stream)), "attend");
 }
