@@ -90,6 +90,11 @@ static inline int64_t cpa_kv_scales_at(const cpa_kv_view *kv, int32_t dim, float
            (int64_t)kv->kv_heads * kv->block_size * 4;
 }
 
+/* The same; 0 where rows have no scales. */
+static inline int64_t cpa_kv_words_at(const cpa_kv_view *kv, int32_t dim, float scale) {
+    return cpa_kv_scale_bytes(kv->dtype, scale) ? cpa_kv_scales_at(kv, dim, scale) : 0;
+}
+
 /* A partial state whose zero strides are replaced by those of contiguous rows. */
 static inline cpa_partial cpa_partial_resolve(cpa_partial state, int32_t heads, int32_t v_dim) {
     if (!state.o_row_stride) state.o_row_stride = (int64_t)heads * v_dim;

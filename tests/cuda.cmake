@@ -4,6 +4,10 @@ target_include_directories(test_cuda_ops PRIVATE ${CUDAToolkit_INCLUDE_DIRS})
 add_test(NAME test_cuda_ops COMMAND test_cuda_ops)
 cpattn_on_device(test_cuda_ops cuda 1)
 
+# Where the plan cuts; needs no device.
+cpattn_unit_test(test_attend_split test_attend_split.c)
+target_include_directories(test_attend_split PRIVATE ${CUDAToolkit_INCLUDE_DIRS})
+
 # The engine on a device, as one rank and as several that share it or have one each.
 add_executable(test_cuda_engine test_cuda_engine.c)
 target_link_libraries(test_cuda_engine PRIVATE cpattn_static ${CPATTN_CUNIT})

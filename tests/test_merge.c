@@ -204,6 +204,73 @@ static void row_maps_pick_rows_and_minus_one_is_empty(void) {
     fixture_destroy(&f);
 }
 
+/* A device deals the rows to its threads by how many there are. */
+static void the_number_of_rows_changes_no_bit(void) {
+    fixture f;
+    fixture_init(&f);
+    enum { MOST = 9000 };
+    static const int32_t counts[] = {1, 1500, 3100, MOST};
+    int32_t *map = malloc(MOST * sizeof *map);
+    for (int r = 0; r < MOST; r++) map[r] = r % ROWS;
+    int32_t *device_map = cpa_test_upload(f.stream, map, MOST * sizeof *map);
+    const int32_t *maps[STATES] = {device_map, device_map, device_map, device_map, device_map};
+    float *want = cpa_test_poisoned(ROWS * OUT_STRIDE, 4), *want_lse = cpa_test_poisoned(ROWS * HEADS, 4);
+    for (int32_t n = 2; n <= STATES; n += STATES - 2) {
+        merge(&f, merge_args(f.device_states, n, CPA_F32, want, want_lse));
+        for (int i = 0; i < 4; i++) {
+            float *out = cpa_test_poisoned(MOST * OUT_STRIDE, 4), *lse = cpa_test_poisoned(MOST * HEADS, 4);
+            cpa_merge_args args = merge_args(f.device_states, n, CPA_F32, out, lse);
+            int64_t wrong = 0;
+            args.rows = counts[i];
+            args.row_maps = maps;
+            merge(&f, args);
+            for (int r = 0; r < counts[i]; r++) {
+                wrong += memcmp(out + r * OUT_STRIDE, want + map[r] * OUT_STRIDE, OUT_STRIDE * 4) != 0;
+                wrong += memcmp(lse + r * HEADS, want_lse + map[r] * HEADS, HEADS * 4) != 0;
+            }
+            CU_ASSERT_EQUAL(wrong, 0);
+            free(lse);
+            free(out);
+        }
+    }
+    free(want_lse);
+    free(want);
+    cpa_test_free(f.stream, device_map);
+    free(map);
+    fixture_destroy(&f);
+}
+
+/* Also more than fit the memory that a kernel has without asking. */
+static void so_many_states_as_are_allowed_give_the_bits_of_one_by_one(void) {
+    fixture f;
+    fixture_init(&f);
+    static const int32_t counts[] = {23, 24, CPA_MERGE_MAX_STATES};
+    float *at_once = cpa_test_poisoned(ROWS * OUT_STRIDE, 4), *lse = cpa_test_poisoned(ROWS * HEADS, 4);
+    float *sum = cpa_test_poisoned(ROWS * O_STRIDE, 4);
+    for (int i = 0; i < 3; i++) {
+        cpa_partial states[CPA_MERGE_MAX_STATES];
+        float *device_sum = cpa_test_upload(f.stream, f.memory[0], STATE_BYTES);
+        for (int s = 0; s < counts[i]; s++) states[s] = f.device_states[s % STATES];
+        merge(&f, merge_args(states, counts[i], CPA_F32, at_once, lse));
+        for (int s = 1; s < counts[i]; s++) {
+            const cpa_partial pair[2] = {state_of(device_sum), states[s]};
+            cpa_merge_args step = merge_args(pair, 2, CPA_F32, pair[0].o, pair[0].lse);
+            step.out_row_stride = step.out_lse_row_stride = O_STRIDE;
+            CU_ASSERT_EQUAL(cpa_merge(&step, f.stream), CPA_OK);
+        }
+        cpa_test_download(f.stream, sum, device_sum, STATE_BYTES);
+        for (int r = 0; r < ROWS; r++) {
+            CU_ASSERT(memcmp(at_once + r * OUT_STRIDE, sum + r * O_STRIDE, OUT_STRIDE * 4) == 0);
+            CU_ASSERT(memcmp(lse + r * HEADS, sum + r * O_STRIDE + HEADS * WIDTH, HEADS * 4) == 0);
+        }
+        cpa_test_free(f.stream, device_sum);
+    }
+    free(sum);
+    free(lse);
+    free(at_once);
+    fixture_destroy(&f);
+}
+
 static void wrong_arguments_are_named(void) {
     fixture f;
     fixture_init(&f);
@@ -222,6 +289,9 @@ static const cpa_test tests[] = {
     {"merging all at once gives the bits of one by one", merging_all_at_once_gives_the_bits_of_one_by_one},
     {"an empty state changes no bit, and all empty is zero", an_empty_state_changes_no_bit_and_all_empty_is_zero},
     {"row maps pick rows, and -1 is empty", row_maps_pick_rows_and_minus_one_is_empty},
+    {"the number of rows changes no bit", the_number_of_rows_changes_no_bit},
+    {"so many states as are allowed give the bits of one by one",
+     so_many_states_as_are_allowed_give_the_bits_of_one_by_one},
     {"wrong arguments are named", wrong_arguments_are_named},
 };
 CPA_DEVICE_TEST_MAIN("merge", tests)

@@ -1,5 +1,5 @@
-/* push and pull: a row of CTAs for each message. Thread 0 of each CTA waits for the peer's word, the CTA moves its share
- * of the message, and the CTA that is the last to be done tells the peer. A message in lines needs no word of its
+/* push and pull: a row of CTAs for each message. Thread 0 of each CTA waits for the peer's word, the CTA moves its
+ * share of the message, and the CTA that is the last to be done tells the peer. A message in lines needs no word of its
  * arrival: every thread waits for its lines.
  *
  * Few CTAs, because they spin: eight such kernels at once, each on a stream of its own, still fit on a device of 108
@@ -8,6 +8,8 @@
  * On compute capability 9.0 a pull may start while the kernel before it on its stream is ending, and while a push that
  * comes right before it runs: it writes only when that is over, and so ends behind it. */
 #include "comm/peer/store_kernels.h"
+
+#include "base/dependent.cuh"
 
 namespace {
 
@@ -32,14 +34,6 @@ __device__ uint32_t load_acquire(const uint32_t *word) {
     return value;
 }
 
-__device__ void store_release(uint64_t *word, uint64_t value) {
-    asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
-}
-
-__device__ void store_release(uint32_t *word, uint32_t value) {
-    asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(word), "r"(value) : "memory");
-}
-
 /* A number that is not 0 and differs from that of any recent wait. */
 __device__ uint32_t now_mark() {
     uint64_t ns;
@@ -47,8 +41,11 @@ __device__ uint32_t now_mark() {
     return (uint32_t)(ns >> 10) | 1;
 }
 
-/* Not before this thread's earlier operations on other words by contract, but by their data: for words that release
- * nothing. */
+/* What this thread has stored, or has seen stored, is before what it stores next. */
+__device__ void fence() {
+    asm volatile("fence.acq_rel.sys;" ::: "memory");
+}
+
 __device__ void store_relaxed(uint64_t *word, uint64_t value) {
     asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
 }
@@ -125,31 +122,18 @@ __device__ void move_share(const cpa_store_part &part, int64_t bytes) {
     }
 }
 
-/* Whether this is thread 0 of the last CTA of the message. `Fenced`: what all its CTAs have written is then behind it. */
-template <bool Fenced>
+/* Whether this is thread 0 of the last CTA of the message. `Writes`: a fence of this thread then covers what all its
+ * CTAs have stored: with the ticket it takes over what the others' fences have released, which their threads stored
+ * before the barrier. */
+template <bool Writes>
 __device__ bool is_last(uint32_t *tickets) {
     __syncthreads();
     if (threadIdx.x != 0) return false;
     if (gridDim.x == 1) return true;
-    if (Fenced) __threadfence_system();
+    if (Writes) fence();
     if (atomicAdd(tickets, 1u) != gridDim.x - 1) return false;
     *tickets = 0;
-    if (Fenced) __threadfence_system();
     return true;
-}
-
-/* In push: the pull behind it may start. */
-__device__ void let_next_start() {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-#endif
-}
-
-/* In pull: the kernel before it on its stream is over. */
-__device__ void await_previous() {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
 }
 
 /* ---- in lines ---- */
@@ -201,7 +185,7 @@ __device__ void push_lines(const cpa_store_part &part, const uint32_t *abort) {
 __device__ void report_mismatch(const cpa_store_part &part, uint32_t arrived, cpa_store_mismatch *mismatch) {
     *(volatile uint32_t *)&mismatch->expected = part.bytes;
     *(volatile uint32_t *)&mismatch->arrived = arrived;
-    __threadfence_system();
+    fence();
     *(volatile uint32_t *)&mismatch->peer = part.peer + 1;
 }
 
@@ -234,7 +218,7 @@ __device__ bool take_lines(const cpa_store_part &part, uint32_t next, const uint
             return all;
         },
         abort, part.stalled);
-    await_previous();
+    dependent_wait();
     if (!is_there) return false;
 #pragma unroll
     for (int d = 0; d < LINES; d++) {
@@ -244,15 +228,19 @@ __device__ bool take_lines(const cpa_store_part &part, uint32_t next, const uint
     return true;
 }
 
-/* The acknowledgement needs no fence: it follows loads whose values were looked at. */
+/* The acknowledgement needs no fence, as nothing that was stored goes with it. What it lets the peer overwrite has been
+ * read: each thread has stored, or looked at, what it loaded before it came to the barrier. */
+__device__ void acknowledge(const cpa_store_part &part, uint32_t pulled) {
+    if (!is_last<false>(&part.own->pull_tickets)) return;
+    part.own->pulled = pulled;
+    store_relaxed(&part.theirs->acked, pulled);
+}
+
 __device__ void pull_lines(const cpa_store_part &part, const cpa_store_batch &batch) {
     const uint32_t next = part.own->pulled + 1;
     bool taken = take_lines(part, next, batch.abort);
     if (taken && blockIdx.x == 0 && threadIdx.x == 0) taken = await_arrival(part, next, batch);
-    if (!__syncthreads_and(taken)) return;
-    if (!is_last<false>(&part.own->pull_tickets)) return;
-    part.own->pulled = next;
-    store_relaxed(&part.theirs->acked, next);
+    if (__syncthreads_and(taken)) acknowledge(part, next);
 }
 
 /* ---- as they are ---- */
@@ -268,27 +256,26 @@ __device__ void push_bytes(const cpa_store_part &part, const uint32_t *abort) {
     move_share(part, part.bytes);
     if (!is_last<true>(&part.own->push_tickets)) return;
     part.own->pushed = pushed + 1;
-    store_release(&part.theirs->arrived, (uint64_t)(pushed + 1) << 32 | part.bytes);
+    fence();
+    store_relaxed(&part.theirs->arrived, (uint64_t)(pushed + 1) << 32 | part.bytes);
 }
 
 __device__ void pull_bytes(const cpa_store_part &part, const cpa_store_batch &batch) {
     __shared__ bool is_there;
     const uint32_t next = part.own->pulled + 1;
     if (threadIdx.x == 0) is_there = await_arrival(part, next, batch);
-    await_previous();
+    dependent_wait();
     __syncthreads();
     if (!is_there) return;
     move_share(part, part.bytes);
-    if (!is_last<true>(&part.own->pull_tickets)) return;
-    part.own->pulled = next;
-    store_release(&part.theirs->acked, next);
+    acknowledge(part, next);
 }
 
 /* ---- the kernels ---- */
 
 __global__ void __launch_bounds__(THREADS) push(const __grid_constant__ cpa_store_batch batch) {
     const cpa_store_part &part = batch.parts[blockIdx.y];
-    let_next_start();
+    dependent_allow(); /* the pull */
     if (part.bytes <= CPA_STORE_LINE_BYTES) {
         push_lines(part, batch.abort);
     } else {
@@ -305,7 +292,8 @@ __global__ void __launch_bounds__(THREADS) pull(const __grid_constant__ cpa_stor
     }
 }
 
-static_assert(MOST_CTAS / CPA_STORE_PARTS * LINES_SHARE >= CPA_STORE_LINE_BYTES, "a message in lines is one share a CTA");
+static_assert(MOST_CTAS / CPA_STORE_PARTS * LINES_SHARE >= CPA_STORE_LINE_BYTES,
+              "a message in lines is one share a CTA");
 
 /* CTAs a message: as many as the largest one is worth. */
 dim3 grid_of(const cpa_store_batch *batch) {
@@ -333,14 +321,5 @@ extern "C" cudaError_t cpa_store_launch_push(const cpa_store_batch *batch, cudaS
 }
 
 extern "C" cudaError_t cpa_store_launch_pull(const cpa_store_batch *batch, cudaStream_t stream) {
-    cudaLaunchAttribute early = {};
-    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    early.val.programmaticStreamSerializationAllowed = 1;
-    cudaLaunchConfig_t config = {};
-    config.gridDim = grid_of(batch);
-    config.blockDim = dim3(THREADS);
-    config.stream = stream;
-    config.attrs = &early;
-    config.numAttrs = batch->starts_early ? 1 : 0;
-    return cudaLaunchKernelEx(&config, pull, *batch);
+    return launch_dependent(pull, grid_of(batch), THREADS, *batch, batch->starts_early != 0, stream);
 }

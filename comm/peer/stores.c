@@ -62,7 +62,7 @@ cpa_status cpa_stores_open(cpa_stores *s, const cpa_control *control, void *own,
     CPA_TRY(cpa_runtime_check(cudaGetDevice(&device), "cudaGetDevice", err));
     CPA_TRY(cpa_runtime_check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device),
                               "cudaDeviceGetAttribute", err));
-    s->starts_early = major >= 9;
+    s->starts_early = major == 9; /* later devices run code for 8.0, whose pull does not wait */
     CPA_TRY(cpa_runtime_check(cpa_store_load_kernels(), "cudaFuncGetAttributes", err));
     for (int i = 0; i < CPA_STORE_SLOTS; i++) CPA_TRY(open_slot(&s->slots[i], control->size, err));
     return CPA_OK;

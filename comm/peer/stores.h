@@ -1,15 +1,17 @@
 /* Small messages, stored by kernels into the inbox of their receiver.
  *
- * Every rank keeps an inbox for every other: CPA_STORE_SLOTS slots, with room for CPA_STORE_BYTES. Exchange n uses slot n modulo
- * CPA_STORE_SLOTS, the same on all ranks. start enqueues one kernel on the caller's stream, which writes the messages to
- * all peers into their inboxes; finish one that takes the messages of all peers out into the caller's buffers. So no
- * rank needs an address of another's buffer, and a message leaves before its receiver has started the exchange.
+ * Every rank keeps an inbox for every other: CPA_STORE_SLOTS slots, with room for CPA_STORE_BYTES. Exchange n uses
+ * slot n modulo CPA_STORE_SLOTS, the same on all ranks. start enqueues one kernel on the caller's stream, which writes
+ * the messages to all peers into their inboxes; finish one that takes the messages of all peers out into the caller's
+ * buffers. So no rank needs an address of another's buffer, and a message leaves before its receiver has started the
+ * exchange.
  *
  *     push:  wait until the peer has taken out what was in the slot before (`acked` equals `pushed`)
  *            store the message over NVLink; ++pushed; store it in the peer's `arrived`
  *     pull:  wait until `arrived` is `pulled` + 1; copy the message; ++pulled; store it in the peer's `acked`
  *
- * The counts live in device memory and the kernels advance them, so a captured exchange may be launched again and again.
+ * The counts live in device memory and the kernels advance them, so a captured exchange may be launched again and
+ * again.
  *
  * No deadlock: a push waits only for the peer's pull of an earlier exchange with the same slot, which the peer has
  * enqueued at the latest before its own push of this one (an exchange that was not finished by then is taken out early,

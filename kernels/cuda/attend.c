@@ -22,17 +22,11 @@ static cpa_status upload(const cpa_cuda_plan *plan, cpa_stream *stream) {
     return CPA_OK;
 }
 
-static int32_t log2_of(int32_t power) {
-    int32_t shift = 0;
-    while (power >> shift > 1) shift++;
-    return shift;
-}
-
 /* From the start of a block to the scales of its rows, in bytes; 0 if they have none. */
 static int64_t words_at(const cpa_kv_view *kv, int32_t dim, float tensor_scale) {
+    const int64_t at = cpa_kv_words_at(kv, dim, tensor_scale);
     /* The fault: the scale of the token before; for the first one, codes. */
-    int64_t wrong = cpa_fault_is(CPA_FAULT_WRONG_SCALE) ? 4 : 0;
-    return cpa_kv_scale_bytes(kv->dtype, tensor_scale) ? cpa_kv_scales_at(kv, dim, tensor_scale) - wrong : 0;
+    return at > 0 && cpa_fault_is(CPA_FAULT_WRONG_SCALE) ? at - 4 : at;
 }
 
 static void fill_args(const cpa_cuda_plan *plan, const cpa_attend_args *args, cpa_cuda_attend_args *a) {
@@ -63,7 +57,7 @@ static void fill_args(const cpa_cuda_plan *plan, const cpa_attend_args *args, cp
         .group = q_heads / kv.kv_heads,
         .k_dim = kv.k_dim,
         .v_dim = kv.v_dim,
-        .block_shift = log2_of(kv.block_size),
+        .block_shift = cpa_cuda_log2(kv.block_size),
         .resume = args->resume,
         .map = plan->map,
         .mask = args->mask,

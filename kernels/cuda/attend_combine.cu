@@ -1,21 +1,12 @@
 /* attend, last step: joins the partial states that the pieces of a tile left in the work space. A warp a row; the
  * states count in the order of their keys, so the result does not depend on when they were written. */
+#include "base/dependent.cuh"
 #include "kernels/cuda/attend.cuh"
-#include "kernels/cuda/dependent.cuh"
+#include "kernels/cuda/warp.cuh"
 
 namespace {
 
-constexpr int WARPS = 4, WARP_LANES = 32;
-
-__device__ float warp_max(float x) {
-    for (int step = WARP_LANES / 2; step > 0; step /= 2) x = fmaxf(x, __shfl_xor_sync(0xffffffff, x, step));
-    return x;
-}
-
-__device__ float warp_sum(float x) {
-    for (int step = WARP_LANES / 2; step > 0; step /= 2) x += __shfl_xor_sync(0xffffffff, x, step);
-    return x;
-}
+constexpr int WARPS = 4;
 
 template <typename Element>
 __global__ void __launch_bounds__(WARPS *WARP_LANES) attend_combine(const __grid_constant__ cpa_cuda_attend_args a) {
@@ -54,5 +45,8 @@ extern "C" cpa_status cpa_cuda_attend_combine(const cpa_cuda_attend_args *args, 
     const int tile_parts = 4; /* CTAs that share a tile's rows */
     const dim3 grid(n_splits, args->kv_heads, tile_parts);
     const auto kernel = args->q_dtype == CPA_BF16 ? attend_combine<__nv_bfloat16> : attend_combine<__half>;
-    return cpa_cuda_check(&stream->error, launch_dependent(kernel, grid, WARPS * WARP_LANES, *args, stream), "attend");
+    const bool early = cpa_cuda_device_of(stream)->path == CPA_CUDA_HOPPER;
+    return cpa_cuda_check(
+        &stream->error,
+        launch_dependent(kernel, grid, WARPS * WARP_LANES, *args, early, cpa_cuda_handle(stream)), "attend");
 }

@@ -4,9 +4,9 @@
  */
 #include <type_traits>
 
+#include "base/dependent.cuh"
 #include "kernels/cuda/attend.cuh"
 #include "kernels/cuda/decode_quant.cuh"
-#include "kernels/cuda/dependent.cuh"
 #include "kernels/cuda/mma.cuh"
 
 namespace {

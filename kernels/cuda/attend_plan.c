@@ -10,6 +10,7 @@
 #include "base/check.h"
 #include "base/hash.h"
 #include "kernels/cuda/attend.h"
+#include "kernels/cuda/attend_split.h"
 
 enum {
     SECTION_ALIGNMENT = 64,
@@ -75,7 +76,7 @@ static cpa_status count_work(plan_builder *b, cpa_error *err) {
             b->n_decode++;
             b->decode_load += ceil_div(item->k_count, CPA_CUDA_DECODE_KEYS) + DECODE_OVERHEAD;
         } else {
-            int64_t tiles = ceil_div(rows, CPA_CUDA_PREFILL_ROWS),
+            int64_t tiles = cpa_cuda_prefill_tiles(b->batch, item),
                     keys = ceil_div(item->k_count, CPA_CUDA_PREFILL_KEYS);
             b->n_tiles += tiles;
             b->tile_keys += tiles * keys;
@@ -85,17 +86,6 @@ static cpa_status count_work(plan_builder *b, cpa_error *err) {
         }
     }
     return CPA_OK;
-}
-
-/* Pieces of all prefill tiles when they are cut into pieces of so many keys. */
-static int64_t count_pieces(const plan_builder *b, int64_t split_keys) {
-    int64_t pieces = 0;
-    for (int64_t i = 0; i < b->batch->n_items; i++) {
-        const cpa_attend_item *item = &b->batch->items[i];
-        int64_t rows = packed_rows(b, item), cuts = ceil_div(item->k_count, split_keys);
-        if (rows > 0 && !is_decode(b, item)) pieces += ceil_div(rows, CPA_CUDA_PREFILL_ROWS) * (cuts > 0 ? cuts : 1);
-    }
-    return pieces;
 }
 
 /* Where the tiles fill the device a few times at most, the cut that makes `waves` full waves of pieces of about the
@@ -108,8 +98,9 @@ static void choose_prefill_split(plan_builder *b) {
     for (int64_t waves = 1; waves <= PREFILL_WAVES; waves++) {
         int64_t tiles = ceil_div(b->tile_keys * heads, waves * device), slots = waves * device;
         if (tiles < LEAST_PREFILL_SPLIT / CPA_CUDA_PREFILL_KEYS) tiles = LEAST_PREFILL_SPLIT / CPA_CUDA_PREFILL_KEYS;
-        while (tiles < b->most_keys && count_pieces(b, tiles * CPA_CUDA_PREFILL_KEYS) * heads > slots) tiles++;
-        const int64_t used = ceil_div(count_pieces(b, tiles * CPA_CUDA_PREFILL_KEYS) * heads, device);
+        tiles = cpa_cuda_least_split(b->batch, tiles, b->most_keys, slots / heads);
+        const int64_t pieces = cpa_cuda_prefill_pieces(b->batch, tiles * CPA_CUDA_PREFILL_KEYS);
+        const int64_t used = ceil_div(pieces * heads, device);
         const int64_t cost = used * (tiles + PREFILL_OVERHEAD);
         if (cost < least) {
             least = cost;
@@ -125,7 +116,7 @@ static void choose_splits(plan_builder *b) {
     b->decode_cap = ceil_div(b->decode_load, b->decode_ctas) + DECODE_OVERHEAD;
     if (b->decode_cap < LEAST_DECODE_LOAD) b->decode_cap = LEAST_DECODE_LOAD;
     choose_prefill_split(b);
-    b->n_pieces = count_pieces(b, b->split_keys);
+    b->n_pieces = cpa_cuda_prefill_pieces(b->batch, b->split_keys);
     if (b->split_keys == INT32_MAX)
         b->tail_pieces = (MOST_TAIL_CUTS - 1) * (b->n_pieces < b->multiprocessors ? b->n_pieces : b->multiprocessors);
 }
@@ -250,19 +241,19 @@ static void sort_prefill(plan_builder *b) {
         b->prefill[begin[(most - b->in_order[i].cost) * (BUCKETS - 1) / most]++] = b->in_order[i].piece;
 }
 
-/* Into how many pieces a tile is cut when `left` keys remain, its own included (guided self-scheduling,
+/* Into how many pieces a tile of `cost` keys is cut when `left` keys remain, its own included (guided self-scheduling,
  * Polychronopoulos and Kuck, 1987): none shall take longer than what a multiprocessor still has to do. */
-static int64_t tail_cuts(const plan_builder *b, const cpa_cuda_piece *tile, int64_t left) {
-    const int64_t cost = visible_keys(b, tile), share = left * b->batch->kv_heads / b->multiprocessors;
+static int64_t tail_cuts(const plan_builder *b, int64_t cost, int64_t left) {
+    const int64_t share = left * b->batch->kv_heads / b->multiprocessors;
     const int64_t most = cost / LEAST_PREFILL_SPLIT < MOST_TAIL_CUTS ? cost / LEAST_PREFILL_SPLIT : MOST_TAIL_CUTS;
     const int64_t cuts = share > 0 ? (cost + share / 2) / share : most;
     return cuts < most ? cuts : most;
 }
 
-/* Pieces of whole tiles of keys that share what the tile's rows see. */
-static void cut_tile(plan_builder *b, const cpa_cuda_piece *tile, int64_t cuts) {
+/* Pieces of whole tiles of keys that share what the tile's rows see, `cost` keys. */
+static void cut_tile(plan_builder *b, const cpa_cuda_piece *tile, int64_t cost, int64_t cuts) {
     const int64_t partial = b->partial_rows, rows = tile->row_end - tile->row_begin;
-    const int64_t keys = ceil_div(ceil_div(visible_keys(b, tile), cuts), CPA_CUDA_PREFILL_KEYS) * CPA_CUDA_PREFILL_KEYS;
+    const int64_t keys = ceil_div(ceil_div(cost, cuts), CPA_CUDA_PREFILL_KEYS) * CPA_CUDA_PREFILL_KEYS;
     add_split(b, tile, cuts);
     for (int64_t cut = 0; cut < cuts; cut++) {
         cpa_cuda_piece *piece = &b->prefill[b->n_pieces++];
@@ -277,17 +268,21 @@ static void cut_tile(plan_builder *b, const cpa_cuda_piece *tile, int64_t cuts) 
 static void cut_tail(plan_builder *b) {
     const int64_t n = b->n_pieces;
     int64_t left = b->visible_keys, whole = 0;
-    for (; whole < n && tail_cuts(b, &b->prefill[whole], left) < 2; whole++)
-        left -= visible_keys(b, &b->prefill[whole]);
-    for (int64_t i = whole; i < n; i++) b->in_order[i].piece = b->prefill[i];
+    for (; whole < n; whole++) {
+        const int64_t cost = visible_keys(b, &b->prefill[whole]);
+        if (tail_cuts(b, cost, left) > 1) break;
+        left -= cost;
+    }
+    for (int64_t i = whole; i < n; i++)
+        b->in_order[i] = (cpa_cuda_costed_piece){b->prefill[i], visible_keys(b, &b->prefill[i])};
     b->n_pieces = whole;
     for (int64_t i = whole; i < n; i++) {
         const cpa_cuda_piece *tile = &b->in_order[i].piece;
-        const int64_t cuts = tail_cuts(b, tile, left);
-        left -= visible_keys(b, tile);
+        const int64_t cost = b->in_order[i].cost, cuts = tail_cuts(b, cost, left);
+        left -= cost;
         if (cuts > 1 && cuts <= b->tail_pieces) {
             b->tail_pieces -= cuts - 1;
-            cut_tile(b, tile, cuts);
+            cut_tile(b, tile, cost, cuts);
         } else {
             b->prefill[b->n_pieces++] = *tile;
         }
@@ -424,13 +419,15 @@ cpa_status cpa_cuda_plan_set(cpa_attend_plan *base, const cpa_attend_batch *batc
 uint64_t cpa_cuda_plan_shape(const cpa_attend_plan *base) {
     const cpa_cuda_plan *plan = (const cpa_cuda_plan *)base;
     const uint64_t shape[] = {
-        (uint64_t)base->n_items,        (uint64_t)plan->rows,
-        (uint64_t)plan->decode_ctas,    (uint64_t)plan->n_prefill,
-        (uint64_t)plan->n_splits,       (uint64_t)plan->partial_rows,
-        (uint64_t)plan->image_bytes,    (uint64_t)plan->tables_at,
-        (uint64_t)plan->decode_at,      (uint64_t)plan->prefill_at,
-        (uint64_t)plan->splits_at,      (uintptr_t)plan->memory->staging,
-        (uintptr_t)plan->memory->image, (uintptr_t)plan->memory->partial,
+        (uint64_t)base->n_items,           (uint64_t)plan->rows,
+        (uint64_t)plan->decode_ctas,       (uint64_t)plan->n_prefill,
+        (uint64_t)plan->n_splits,          (uint64_t)plan->partial_rows,
+        (uint64_t)plan->image_bytes,       (uint64_t)plan->tables_at,
+        (uint64_t)plan->decode_at,         (uint64_t)plan->prefill_at,
+        (uint64_t)plan->splits_at,         (uint64_t)plan->widened_tables_at,
+        (uint64_t)plan->widened_blocks_at, (uint64_t)plan->n_widened,
+        (uintptr_t)plan->memory->staging,  (uintptr_t)plan->memory->image,
+        (uintptr_t)plan->memory->partial,  (uintptr_t)plan->memory->widened,
     };
     return cpa_hash_bytes(CPA_HASH_START, shape, sizeof shape);
 }

@@ -40,8 +40,9 @@ cpa_status cpa_cuda_plan_reserve_in_order(cpa_cuda_plan_memory *memory, int64_t 
     return CPA_OK;
 }
 
-/* Room for `tokens` tokens of all heads in the dtype of queries; 0 if there is none, or no kernel that would use it: the
- * one for the widest heads has no registers for the scales of keys. */
+/* Room for `tokens` tokens of all heads in the dtype of queries; 0 if there is none, or no kernel that would use it:
+ * the one for the widest heads has no registers for the scales of keys. Where memory is too short to double it, it
+ * becomes just large enough. */
 int cpa_cuda_plan_reserve_widened(cpa_cuda_plan *plan, const cpa_attend_batch *batch, int64_t tokens) {
     const int64_t element = 2, scale = (int64_t)sizeof(float);
     const int64_t bytes = tokens * batch->kv_heads * ((batch->k_dim + batch->v_dim) * element + scale);
@@ -49,14 +50,21 @@ int cpa_cuda_plan_reserve_widened(cpa_cuda_plan *plan, const cpa_attend_batch *b
     if (((const cpa_cuda_device *)plan->base.device)->path != CPA_CUDA_HOPPER) return 0;
     if (batch->k_dim > 192 || batch->v_dim > 128) return 0;
     if (bytes <= memory->widened_capacity) return 1;
+    int64_t capacity = bytes > 2 * memory->widened_capacity ? bytes : 2 * memory->widened_capacity;
     (void)cudaFree(memory->widened);
     memory->widened = NULL;
     memory->widened_capacity = 0;
-    if (cudaMalloc((void **)&memory->widened, (size_t)bytes) != cudaSuccess) {
+    cudaError_t error = cudaMalloc((void **)&memory->widened, (size_t)capacity);
+    if (error != cudaSuccess && capacity > bytes) {
+        (void)cudaGetLastError();
+        capacity = bytes;
+        error = cudaMalloc((void **)&memory->widened, (size_t)capacity);
+    }
+    if (error != cudaSuccess) {
         (void)cudaGetLastError();
         return 0;
     }
-    memory->widened_capacity = bytes;
+    memory->widened_capacity = capacity;
     return 1;
 }
 

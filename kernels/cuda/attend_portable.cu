@@ -95,23 +95,11 @@ struct code_tile {
     }
     static __device__ void place(uint32_t shared, float *scales, int i, uint2 eight, uint32_t word) {
         const int at_once = threadIdx.x + i * C::THREADS, row = at_once / CHUNKS, chunk = at_once % CHUNKS;
-        const uint32_t zero = codes::zero(word, word), four[2] = {eight.x, eight.y};
         const float scale = codes::scale(word);
-        uint32_t out[4];
-#pragma unroll
-        for (int f = 0; f < 2; f++) {
-            uint32_t pair[2];
-            codes::widen(four[f], zero, pair[0], pair[1]);
-#pragma unroll
-            for (int p = 0; p < 2; p++) {
-                float2 x = __half22float2(bits_pair(pair[p]));
-                if (!KEYS) x.x *= scale, x.y *= scale;
-                out[2 * f + p] = pack_pair<typename C::element>(x.x, x.y);
-            }
-        }
+        const uint4 out = widen_eight<codes, typename C::element>(eight, word, KEYS ? 1 : scale);
         if (KEYS && chunk == 0) scales[row] = scale;
-        asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(shared + swizzled<DIM>(row, chunk)), "r"(out[0]),
-                     "r"(out[1]), "r"(out[2]), "r"(out[3])
+        asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(shared + swizzled<DIM>(row, chunk)), "r"(out.x),
+                     "r"(out.y), "r"(out.z), "r"(out.w)
                      : "memory");
     }
 };

@@ -2,15 +2,11 @@
  * what tests compare them with. A warp a row and head; the lanes share the elements of a head. */
 #include "kernels/cuda/attend.cuh"
 #include "kernels/cuda/quant.cuh"
+#include "kernels/cuda/warp.cuh"
 
 namespace {
 
-constexpr int WARPS = 4, WARP_LANES = 32, ELEMENTS = CPA_MAX_HEAD_DIM / WARP_LANES; /* of a head, a lane */
-
-__device__ float warp_sum(float x) {
-    for (int step = WARP_LANES / 2; step > 0; step /= 2) x += __shfl_xor_sync(0xffffffff, x, step);
-    return x;
-}
+constexpr int WARPS = 4, ELEMENTS = CPA_MAX_HEAD_DIM / WARP_LANES; /* of a head, a lane */
 
 /* The last item that begins at or before the packed row. */
 __device__ const cpa_cuda_item *item_of(const cpa_cuda_attend_args &a, int64_t row) {

@@ -1,8 +1,7 @@
 /* Blocks of a quantised cache in the dtype of the queries, for kernels that take no codes: a thread widens 8 codes at a
- * time. Values are rounded; codes of keys are exact, and their scales lie apart. What lies past the last token of a block
- * is widened too; nobody reads it into a result. */
+ * time. Values are rounded; codes of keys are exact, and their scales lie apart. What lies past the last token of a
+ * block is widened too; nobody reads it into a result. */
 #include "kernels/cuda/attend.cuh"
-#include "kernels/cuda/mma.cuh"
 #include "kernels/cuda/quant.cuh"
 
 namespace {
@@ -35,25 +34,13 @@ __global__ void __launch_bounds__(THREADS) attend_widen(const __grid_constant__ 
         const int32_t token = i / token_chunks, rest = i - token * token_chunks, head = rest / chunks;
         const int32_t chunk = rest - head * chunks;
         const uint2 eight = __ldg((const uint2 *)(block + token * t.token_stride + head * t.head_stride + chunk * 8));
-        const uint32_t word = t.words_at ? __ldg((const uint32_t *)(block + t.words_at) + (head << a.block_shift) + token)
-                                         : Codes::word(t.scale);
-        const uint32_t zero = Codes::zero(word, word), four[2] = {eight.x, eight.y};
+        const uint32_t *words = (const uint32_t *)(block + t.words_at) + (head << a.block_shift) + token;
+        const uint32_t word = t.words_at ? __ldg(words) : Codes::word(t.scale);
         const bool keys = blockIdx.y == 0;
-        const float scale = keys ? 1 : Codes::scale(word);
+        const float scale = Codes::scale(word);
         if (keys && chunk == 0)
-            a.k_scales[(((int64_t)blockIdx.x * a.kv_heads + head) << a.block_shift) + token] = Codes::scale(word);
-        uint32_t out[4];
-#pragma unroll
-        for (int f = 0; f < 2; f++) {
-            uint32_t pair[2];
-            Codes::widen(four[f], zero, pair[0], pair[1]);
-#pragma unroll
-            for (int p = 0; p < 2; p++) {
-                const float2 x = __half22float2(bits_pair(pair[p]));
-                out[2 * f + p] = pack_pair<Element>(x.x * scale, x.y * scale);
-            }
-        }
-        to[i] = make_uint4(out[0], out[1], out[2], out[3]);
+            a.k_scales[(((int64_t)blockIdx.x * a.kv_heads + head) << a.block_shift) + token] = scale;
+        to[i] = widen_eight<Codes, Element>(eight, word, keys ? 1 : scale);
     }
 }
 

@@ -54,6 +54,13 @@ static inline cudaStream_t cpa_cuda_handle(const cpa_stream *stream) {
     return ((const cpa_cuda_stream *)stream)->handle;
 }
 
+/* Of a power of two. */
+static inline int32_t cpa_cuda_log2(int32_t power) {
+    int32_t shift = 0;
+    while (power >> shift > 1) shift++;
+    return shift;
+}
+
 /* CPA_OK, or a failure whose message names the operation and what CUDA said. */
 cpa_status cpa_cuda_check(cpa_error *err, cudaError_t error, const char *what);
 /* Makes the device current in this thread. */

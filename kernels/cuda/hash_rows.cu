@@ -1,10 +1,11 @@
 /* hash_rows: the sum that kernels/host/hash_rows.c documents. A CTA a row; the sum is the same in any order. */
 #include "base/hash.h"
 #include "kernels/cuda/cuda.h"
+#include "kernels/cuda/warp.cuh"
 
 namespace {
 
-constexpr int THREADS = 256, WARP_LANES = 32;
+constexpr int THREADS = 256;
 
 __global__ void __launch_bounds__(THREADS) hash_rows(const __grid_constant__ cpa_hash_rows_args args) {
     const int lane = threadIdx.x % WARP_LANES;
@@ -16,7 +17,7 @@ __global__ void __launch_bounds__(THREADS) hash_rows(const __grid_constant__ cpa
         const uint64_t start = cpa_mix64(args.salts[r] ^ (args.salt + 1) * 0x9e3779b97f4a7c15u);
         for (int64_t i = threadIdx.x; i < letters; i += THREADS) sum += cpa_mix64(start + ((uint64_t)i << 16 | row[i]));
     }
-    for (int s = WARP_LANES / 2; s > 0; s /= 2) sum += __shfl_xor_sync(0xffffffff, sum, s);
+    sum = warp_sum(sum);
     if (lane == 0 && sum) atomicAdd((unsigned long long *)args.sum, (unsigned long long)sum);
 }
 

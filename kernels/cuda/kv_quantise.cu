@@ -3,10 +3,11 @@
 #include "kernels/cuda/element.cuh"
 #include "kernels/cuda/kv_quantise.h"
 #include "kernels/cuda/quant.cuh"
+#include "kernels/cuda/warp.cuh"
 
 namespace {
 
-constexpr int THREADS = 256, WARP_LANES = 32;
+constexpr int THREADS = 256;
 
 /* Keys or values: where they come from and where they go. */
 struct tensor {
@@ -27,11 +28,6 @@ struct quantise_args {
     const int64_t *slot_mapping;
     cpa_cuda_bad_slot *bad_slot;
 };
-
-__device__ float warp_max(float x) {
-    for (int step = WARP_LANES / 2; step > 0; step /= 2) x = fmaxf(x, __shfl_xor_sync(0xffffffff, x, step));
-    return x;
-}
 
 /* A lane takes WIDTH neighbouring elements of every 32 * WIDTH. */
 template <int WIDTH>
@@ -83,10 +79,8 @@ __global__ void __launch_bounds__(THREADS) kv_quantise(const __grid_constant__ q
 
 extern "C" cpa_status cpa_cuda_kv_quantise(const cpa_kv_write_args *args, cpa_stream *stream) {
     const cpa_kv_view kv = cpa_kv_view_resolve(args->kv);
-    int32_t block_shift = 0;
-    while (kv.block_size >> block_shift > 1) block_shift++;
-    const int64_t k_words = cpa_kv_scale_bytes(kv.dtype, kv.k_scale) ? cpa_kv_scales_at(&kv, kv.k_dim, kv.k_scale) : 0;
-    const int64_t v_words = cpa_kv_scale_bytes(kv.dtype, kv.v_scale) ? cpa_kv_scales_at(&kv, kv.v_dim, kv.v_scale) : 0;
+    const int64_t k_words = cpa_kv_words_at(&kv, kv.k_dim, kv.k_scale);
+    const int64_t v_words = cpa_kv_words_at(&kv, kv.v_dim, kv.v_scale);
     const quantise_args a = {
         {{args->k, (char *)kv.k, kv.k_dim, kv.k_block_stride, kv.k_token_stride, kv.k_head_stride, k_words, kv.k_scale},
          {args->v, (char *)kv.v, kv.v_dim, kv.v_block_stride, kv.v_token_stride, kv.v_head_stride, v_words,
@@ -95,7 +89,7 @@ extern "C" cpa_status cpa_cuda_kv_quantise(const cpa_kv_write_args *args, cpa_st
         kv.dtype,
         args->tokens * kv.kv_heads,
         kv.kv_heads,
-        block_shift,
+        cpa_cuda_log2(kv.block_size),
         kv.num_blocks * kv.block_size,
         args->slot_mapping,
         ((cpa_cuda_stream *)stream)->bad_slot,

@@ -136,14 +136,12 @@ extern "C" cpa_status cpa_cuda_kv_write(const cpa_kv_write_args *args, cpa_strea
     if (status != CPA_OK) return status;
     if (cpa_dtype_is_quantised(args->kv.dtype)) return cpa_cuda_kv_quantise(args, stream);
     const cpa_kv_view kv = cpa_kv_view_resolve(args->kv);
-    int32_t block_shift = 0;
-    while (kv.block_size >> block_shift > 1) block_shift++;
     const write_args a = {
         {{args->k, kv.k, kv.k_dim, kv.k_block_stride, kv.k_token_stride, kv.k_head_stride},
          {args->v, kv.v, kv.v_dim, kv.v_block_stride, kv.v_token_stride, kv.v_head_stride}},
         args->tokens,
         kv.kv_heads,
-        block_shift,
+        cpa_cuda_log2(kv.block_size),
         kv.num_blocks * kv.block_size,
         args->slot_mapping,
         ((cpa_cuda_stream *)stream)->bad_slot,

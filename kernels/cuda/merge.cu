@@ -1,8 +1,9 @@
 /* merge: partial states of the same rows over disjoint keys, as the left fold of the two-state merge.
  *
- * A warp merges 32 rows of heads. First each lane folds the LSEs of one of them, which gives the weights of every step;
- * then the lanes share the elements of one row after the other. The exponentials are computed once a row that way, and
- * the loads of several rows and states are under way together. */
+ * A warp merges up to 32 rows of heads, fewer where there are too few of them for all warps of the device. First each
+ * lane folds the LSEs of one of them, which gives the weights of every step; then the lanes share the elements of one
+ * row after the other. The exponentials are computed once a row that way, and the loads of several rows and states are
+ * under way together. */
 #include <math.h>
 
 #include "kernels/cuda/cuda.h"
@@ -10,7 +11,11 @@
 
 namespace {
 
-constexpr int THREADS = 128, WARP_LANES = 32;
+constexpr int THREADS = 128, WARP_LANES = 32, WARPS = THREADS / WARP_LANES;
+constexpr int LEAST_WARP_ROWS = 4; /* whose loads one thread has under way together */
+/* Dynamic shared memory that any device gives to any kernel: 48 KiB less what is static. More has to be asked for, and
+ * not every device has what CPA_MERGE_MAX_STATES take. */
+constexpr int UNASKED_BYTES = 46 << 10;
 
 struct state {
     const float *o, *lse;
@@ -22,6 +27,7 @@ struct merge_args {
     state states[CPA_MERGE_MAX_STATES];
     int64_t rows;
     int32_t heads, v_dim, n_states;
+    int32_t warp_rows;   /* rows of heads of a warp */
     int32_t lanes_shift; /* log2 of the lanes that share a row of a head */
     void *out;
     int64_t out_row_stride;
@@ -136,16 +142,16 @@ __global__ void __launch_bounds__(THREADS) merge(const __grid_constant__ merge_a
     const int lanes = 1 << a.lanes_shift, groups = WARP_LANES >> a.lanes_shift;
     fold_step *steps = (fold_step *)shared + warp * WARP_LANES * a.n_states;
     place *places = all_places + warp * WARP_LANES;
-    const int64_t index = (int64_t)blockIdx.x * THREADS + threadIdx.x, row = index / a.heads;
-    const place own = {row < a.rows ? (int32_t)row : -1, (int32_t)(index - row * a.heads)};
+    const int64_t index = ((int64_t)blockIdx.x * WARPS + warp) * a.warp_rows + lane, row = index / a.heads;
+    const place own = {lane < a.warp_rows && row < a.rows ? (int32_t)row : -1, (int32_t)(index - row * a.heads)};
     places[lane] = own;
     const float lse = fold_lses(a, own, steps, lane);
     __syncwarp();
     for (int32_t column = (lane & (lanes - 1)) * UNIT; column < a.v_dim; column += lanes * UNIT) {
         int r = lane >> a.lanes_shift;
-        for (; r + (ROWS - 1) * groups < WARP_LANES; r += ROWS * groups)
+        for (; r + (ROWS - 1) * groups < a.warp_rows; r += ROWS * groups)
             fold_rows<Out, UNIT, ROWS, AT_ONCE>(a, places, steps, r, groups, column);
-        for (; r < WARP_LANES; r += groups) fold_rows<Out, UNIT, 1, AT_ONCE>(a, places, steps, r, groups, column);
+        for (; r < a.warp_rows; r += groups) fold_rows<Out, UNIT, 1, AT_ONCE>(a, places, steps, r, groups, column);
     }
     if (a.out_lse && own.row >= 0) a.out_lse[own.row * a.out_lse_row_stride + own.head] = lse;
 }
@@ -155,10 +161,12 @@ cpa_status launch_kernel(const merge_args &a, cpa_stream *stream) {
     static uint64_t prepared;
     const int most_bytes = THREADS * CPA_MERGE_MAX_STATES * (int)sizeof(fold_step);
     const int bytes = THREADS * a.n_states * (int)sizeof(fold_step);
-    const int64_t ctas = (a.rows * a.heads + THREADS - 1) / THREADS;
-    cpa_status status =
-        cpa_cuda_shared_memory(stream, (const void *)merge<Out, UNIT, ROWS, AT_ONCE>, most_bytes, &prepared);
-    if (status != CPA_OK) return status;
+    const int64_t cta_rows = (int64_t)WARPS * a.warp_rows, ctas = (a.rows * a.heads + cta_rows - 1) / cta_rows;
+    if (bytes > UNASKED_BYTES) {
+        cpa_status status =
+            cpa_cuda_shared_memory(stream, (const void *)merge<Out, UNIT, ROWS, AT_ONCE>, most_bytes, &prepared);
+        if (status != CPA_OK) return status;
+    }
     merge<Out, UNIT, ROWS, AT_ONCE><<<(unsigned)ctas, THREADS, bytes, cpa_cuda_handle(stream)>>>(a);
     return cpa_cuda_launched(stream, "merge");
 }
@@ -195,6 +203,9 @@ extern "C" cpa_status cpa_cuda_merge(const cpa_merge_args *args, cpa_stream *str
         strides |= s.o_row_stride;
         pointers |= (uintptr_t)s.o;
     }
+    const int64_t warps = (int64_t)cpa_cuda_device_of(stream)->multiprocessors * WARPS;
+    a.warp_rows = WARP_LANES;
+    while (a.warp_rows > LEAST_WARP_ROWS && a.rows * a.heads < warps * a.warp_rows) a.warp_rows /= 2;
     const bool vectors = strides % 4 == 0 && pointers % 16 == 0;
     while (a.lanes_shift < warp && (vectors ? 4 : 1) << a.lanes_shift < args->v_dim) a.lanes_shift++;
     return args->out_dtype == CPA_F32    ? launch<float>(a, vectors, stream)

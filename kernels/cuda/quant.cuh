@@ -7,7 +7,7 @@
 #include <cuda_fp8.h>
 #include <stdint.h>
 
-#include <cpattn/types.h>
+#include "kernels/cuda/element.cuh"
 
 __device__ inline uint32_t pair_bits(__half2 pair) {
     return *(const uint32_t *)&pair;
@@ -18,11 +18,10 @@ __device__ inline __half2 bits_pair(uint32_t bits) {
 
 /* Both kinds of codes:
  *     zero     what widen subtracts from the codes of two rows, or twice from those of one
- *     widen    four codes as two pairs of fp16, times 2^-SHIFT
- *     scale    of a row, times 2^SHIFT: scale * widened is the value
+ *     widen    four codes as two pairs of fp16; those of e4m3 times 2^-8
+ *     scale    of a row, for e4m3 times 2^8: scale * widened is the value
  *     word     that stands for the scale of a whole tensor */
 struct e4m3_codes {
-    static constexpr int SHIFT = 8;
     static __device__ uint32_t zero(uint32_t, uint32_t) { return 0; }
     /* Exponent and mantissa in the place of those of fp16, whose bias is 8 more. */
     static __device__ uint32_t place(uint32_t high_bytes) {
@@ -37,7 +36,6 @@ struct e4m3_codes {
 };
 
 struct int8_codes {
-    static constexpr int SHIFT = 0;
     /* A byte with 0x64 above it is the fp16 number 1024 + byte; codes are offset by 128. */
     static __device__ uint32_t zero(uint32_t low_word, uint32_t high_word) {
         return pair_bits(__halves2half2(__int2half_rn(1152 + (int8_t)(low_word & 0xff)),
@@ -51,6 +49,25 @@ struct int8_codes {
     static __device__ float scale(uint32_t word) { return __uint_as_float(word & ~0xffu); }
     static __device__ uint32_t word(float) { return 0; } /* no tensor has one scale */
 };
+
+/* Eight codes of a row with that word as elements, times `factor`: codes::scale(word) gives their values, rounded, and 1
+ * what widen gives, exact. */
+template <typename Codes, typename Element>
+__device__ inline uint4 widen_eight(uint2 eight, uint32_t word, float factor) {
+    const uint32_t zero = Codes::zero(word, word), four[2] = {eight.x, eight.y};
+    uint32_t out[4];
+#pragma unroll
+    for (int f = 0; f < 2; f++) {
+        uint32_t pair[2];
+        Codes::widen(four[f], zero, pair[0], pair[1]);
+#pragma unroll
+        for (int p = 0; p < 2; p++) {
+            const float2 x = __half22float2(bits_pair(pair[p]));
+            out[2 * f + p] = pack_pair<Element>(x.x * factor, x.y * factor);
+        }
+    }
+    return make_uint4(out[0], out[1], out[2], out[3]);
+}
 
 /* One element. */
 __device__ inline float read_code(const void *codes, cpa_dtype dtype, int64_t i, uint32_t word) {

@@ -1,9 +1,10 @@
-/* Programmatic dependent launch (compute capability 9.0 and later): a kernel whose CTAs may be placed while the one
- * before it in the stream still runs, which hides what a launch costs. */
-#ifndef CPA_CUDA_DEPENDENT_CUH
-#define CPA_CUDA_DEPENDENT_CUH
+/* Programmatic dependent launch on compute capability 9.0: a kernel whose CTAs may be placed while the one before it in
+ * the stream still runs, which hides what a launch costs. Later devices run the code for 8.0, which does not wait: there
+ * every launch is an ordinary one. */
+#ifndef CPA_BASE_DEPENDENT_CUH
+#define CPA_BASE_DEPENDENT_CUH
 
-#include "kernels/cuda/cuda.h"
+#include <cuda_runtime.h>
 
 /* In the kernel before: from here on the next one may be placed. */
 __device__ inline void dependent_allow() {
@@ -19,18 +20,19 @@ __device__ inline void dependent_wait() {
 #endif
 }
 
-/* Launches a kernel of one argument that begins with dependent_wait; an ordinary launch on earlier devices. */
+/* Launches a kernel of one argument whose threads all come to dependent_wait; early: the device is of 9.0. */
 template <typename Args>
-cudaError_t launch_dependent(void (*kernel)(Args), dim3 grid, int threads, const Args &args, cpa_stream *stream) {
+cudaError_t launch_dependent(void (*kernel)(Args), dim3 grid, int threads, const Args &args, bool early,
+                             cudaStream_t stream) {
     cudaLaunchAttribute attribute = {};
     attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attribute.val.programmaticStreamSerializationAllowed = 1;
     cudaLaunchConfig_t config = {};
     config.gridDim = grid;
     config.blockDim = dim3(threads);
-    config.stream = cpa_cuda_handle(stream);
+    config.stream = stream;
     config.attrs = &attribute;
-    config.numAttrs = cpa_cuda_device_of(stream)->path == CPA_CUDA_HOPPER ? 1 : 0;
+    config.numAttrs = early ? 1 : 0;
     return cudaLaunchKernelEx(&config, kernel, args);
 }
 

@@ -1,0 +1,66 @@
+/* Where the CUDA plan cuts prefill tiles: the search against one step after the other. Needs no device. */
+#include "context_fixture.h"
+#include "kernels/cuda/attend.h"
+#include "kernels/cuda/attend_split.h"
+#include "tests/unit.h"
+
+enum { MOST_ITEMS = 12, BATCHES = 2000 };
+
+static cpa_attend_batch random_batch(cpa_attend_item *items) {
+    static const int32_t groups[] = {1, 2, 4, 8, 32};
+    const cpa_attend_batch batch = {.q_heads = groups[cpa_test_random_below(5)],
+                                    .kv_heads = 1,
+                                    .items = items,
+                                    .n_items = cpa_test_random_below(MOST_ITEMS + 1)};
+    for (int64_t i = 0; i < batch.n_items; i++) {
+        const int64_t most_rows = cpa_test_random_below(3) ? 3000 : 3,
+                      most_keys = cpa_test_random_below(2) ? 70000 : 300;
+        items[i] =
+            (cpa_attend_item){.q_count = cpa_test_random_below(most_rows), .k_count = cpa_test_random_below(most_keys)};
+    }
+    return batch;
+}
+
+static int64_t pieces_at(const cpa_attend_batch *batch, int64_t split) {
+    return cpa_cuda_prefill_pieces(batch, split * CPA_CUDA_PREFILL_KEYS);
+}
+
+static void the_search_finds_what_single_steps_find(void) {
+    int64_t wrong = 0, searched = 0;
+    for (int i = 0; i < BATCHES; i++) {
+        cpa_attend_item items[MOST_ITEMS];
+        const cpa_attend_batch batch = random_batch(items);
+        const int64_t first = 1 + cpa_test_random_below(20), most = cpa_test_random_below(600);
+        const int64_t fewest = pieces_at(&batch, 1 << 20), room = pieces_at(&batch, first) - fewest;
+        const int64_t most_pieces = fewest - 1 + cpa_test_random_below(room + 3);
+        int64_t split = first;
+        while (split < most && pieces_at(&batch, split) > most_pieces) split++;
+        wrong += cpa_cuda_least_split(&batch, first, most, most_pieces) != split;
+        searched += split > first && split < most;
+    }
+    CU_ASSERT_EQUAL(wrong, 0);
+    CU_ASSERT(searched > BATCHES / 4);
+}
+
+static void only_tiles_of_prefill_count(void) {
+    const cpa_attend_item items[] = {
+        {.q_count = 0, .k_count = 500},   /* no rows */
+        {.q_count = 4, .k_count = 90000}, /* 16 packed rows: decode */
+        {.q_count = 5, .k_count = 0},     /* no keys: one piece, which writes the empty state */
+        {.q_count = 65, .k_count = 1025}, /* three tiles */
+    };
+    const cpa_attend_batch batch = {.q_heads = 8, .kv_heads = 2, .items = items, .n_items = 4};
+    CU_ASSERT_EQUAL(cpa_cuda_prefill_tiles(&batch, &items[0]), 0);
+    CU_ASSERT_EQUAL(cpa_cuda_prefill_tiles(&batch, &items[1]), 0);
+    CU_ASSERT_EQUAL(cpa_cuda_prefill_tiles(&batch, &items[2]), 1);
+    CU_ASSERT_EQUAL(cpa_cuda_prefill_tiles(&batch, &items[3]), 3);
+    CU_ASSERT_EQUAL(cpa_cuda_prefill_pieces(&batch, 1024), 1 + 3 * 2);
+    CU_ASSERT_EQUAL(cpa_cuda_prefill_pieces(&batch, 1152), 1 + 3);
+}
+
+static const cpa_test tests[] = {
+    {"the search finds what single steps find", the_search_finds_what_single_steps_find},
+    {"only tiles of prefill count", only_tiles_of_prefill_count},
+};
+
+CPA_TEST_MAIN("attend_split", tests)
