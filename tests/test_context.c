@@ -38,13 +38,20 @@ static void force(cpa_test_chunk *chunks, int64_t n, cpa_algorithm algorithm) {
     for (int64_t i = 0; i < n; i++) chunks[i].algorithm = algorithm;
 }
 
-/* One step and layer on a context of its own. */
-static cpa_test_result run_step(const cpa_test_cache *cache, const cpa_test_chunk *chunks, int64_t n, int64_t staging,
-                                cpa_context_stats *stats) {
+/* One step and layer. */
+static cpa_test_result run_on(cpa_context *context, const cpa_test_cache *cache, const cpa_test_chunk *chunks,
+                              int64_t n) {
     cpa_test_result result;
-    cpa_context *context = cpa_test_context(device, &cache->shape, staging);
     CU_ASSERT_EQUAL(cpa_test_plan(context, cache, chunks, n), CPA_OK);
     CU_ASSERT_EQUAL(cpa_test_attend(context, cache, cache->shape.mask, chunks, n, stream, &result), CPA_OK);
+    return result;
+}
+
+/* The same on a context of its own. */
+static cpa_test_result run_step(const cpa_test_cache *cache, const cpa_test_chunk *chunks, int64_t n, int64_t staging,
+                                cpa_context_stats *stats) {
+    cpa_context *context = cpa_test_context(device, &cache->shape, staging);
+    cpa_test_result result = run_on(context, cache, chunks, n);
     if (stats) cpa_context_get_stats(context, stats);
     cpa_context_destroy(context);
     return result;
@@ -53,17 +60,19 @@ static cpa_test_result run_step(const cpa_test_cache *cache, const cpa_test_chun
 /* Runs the chunks as they are, all by pass-KV and all by pass-Q: right against float64, and the same bits where the
  * back end promises them. */
 static void check_step(const cpa_test_cache *cache, const cpa_test_chunk *chunks, int64_t n, int64_t staging) {
+    cpa_context *context = cpa_test_context(device, &cache->shape, staging);
     cpa_test_chunk forced[CPA_TEST_MAX_SEQUENCES];
     memcpy(forced, chunks, (size_t)n * sizeof *chunks);
-    cpa_test_result mixed = run_step(cache, chunks, n, staging, NULL);
+    cpa_test_result mixed = run_on(context, cache, chunks, n);
     CU_ASSERT_EQUAL(cpa_test_count_wrong(cache, cache->shape.mask, chunks, n, &mixed), 0);
     for (cpa_algorithm algorithm = CPA_PASS_KV; algorithm <= CPA_PASS_Q; algorithm++) {
         force(forced, n, algorithm);
-        cpa_test_result result = run_step(cache, forced, n, staging, NULL);
+        cpa_test_result result = run_on(context, cache, forced, n);
         CU_ASSERT(cpa_test_same_bits_or_right(cache, cache->shape.mask, forced, n, &result, &mixed));
         cpa_test_result_destroy(&result);
     }
     cpa_test_result_destroy(&mixed);
+    cpa_context_destroy(context);
 }
 
 static cpa_mask random_mask(void) {
