@@ -24,6 +24,8 @@ struct config {
     static constexpr int LOADER_REGISTERS = Scaled ? 40 : 24, CONSUMER_REGISTERS = Scaled ? 232 : 240;
     static constexpr int K_DIM = KeyDim, V_DIM = ValueDim, KEYS = Keys;
     static constexpr int PART = ValueDim < 128 ? ValueDim : 128, PARTS = ValueDim / PART; /* columns of O a wgmma */
+    /* Who give a stage of keys back: the products are read by whole warps, the scales by each lane for itself. */
+    static constexpr int KEY_READERS = Scaled ? CONSUMERS * WARPGROUP : CONSUMERS * WARPGROUP / 32;
     static constexpr int Q_BYTES = GROUP_ROWS * KeyDim * 2;                               /* of a warpgroup */
     static constexpr int K_BYTES = Keys * KeyDim * 2, V_BYTES = Keys * ValueDim * 2;
     static constexpr int K_AT = CONSUMERS * Q_BYTES, V_AT = K_AT + STAGES * K_BYTES;
@@ -37,7 +39,7 @@ struct hopper_args {
     int32_t box; /* tokens in a box of the maps */
 };
 
-/* Barriers of the stages: full when the bytes are there, empty when every consumer warp is done with them. */
+/* Barriers of the stages: full when the bytes are there, empty when all consumers are done with them. */
 struct stage_barriers {
     uint64_t k_full[STAGES], k_empty[STAGES], v_full[STAGES], v_empty[STAGES];
 };
@@ -257,14 +259,15 @@ __device__ void attend_tiles(const cpa_cuda_attend_args &a, const cpa_cuda_piece
         return wgmma_descriptor(shared + C::V_AT + n % STAGES * C::V_BYTES, C::KEYS * COLUMNS * 2);
     };
     auto wait_full = [&](uint64_t *full, int n) { barrier_wait(shared_address(&full[n % STAGES]), phase_of(n)); };
-    auto release = [&](uint64_t *empty, int n) {
-        if (lane == 0) barrier_arrive(shared_address(&empty[n % STAGES]));
+    auto release_keys = [&](int n) {
+        if (C::SCALED || lane == 0) barrier_arrive(shared_address(&barriers.k_empty[n % STAGES]));
+    };
+    auto release_values = [&](int n) {
+        if (lane == 0) barrier_arrive(shared_address(&barriers.v_empty[n % STAGES]));
     };
     auto scale = [&](int n) {
-        if constexpr (C::SCALED) {
+        if constexpr (C::SCALED)
             scale_scores<C>(s, shared + C::SCALES_AT + n % STAGES * C::SCALE_BYTES + column * 4);
-            __syncwarp(); /* lane 0 gives the stage back for all */
-        }
     };
     auto mask = [&](int n) {
         const int tile = walk.tile(count - 1 - n);
@@ -276,7 +279,7 @@ __device__ void attend_tiles(const cpa_cuda_attend_args &a, const cpa_cuda_piece
     wgmma_wait<0>();
     wgmma_hold(s);
     scale(0);
-    release(barriers.k_empty, 0);
+    release_keys(0);
     mask(0);
     online_softmax<C>(s, state, keep, a.scale_log2);
     pack_probabilities<C>(p, s);
@@ -298,7 +301,7 @@ __device__ void attend_tiles(const cpa_cuda_attend_args &a, const cpa_cuda_piece
         wgmma_wait<1>();
         wgmma_hold(s);
         scale(n);
-        release(barriers.k_empty, n);
+        release_keys(n);
         mask(n);
         online_softmax<C>(s, state, keep, a.scale_log2);
         wgmma_hold(s);
@@ -306,7 +309,7 @@ __device__ void attend_tiles(const cpa_cuda_attend_args &a, const cpa_cuda_piece
         wgmma_wait<0>();
 #pragma unroll
         for (int part = 0; part < C::PARTS; part++) wgmma_hold(state.o[part]);
-        release(barriers.v_empty, n - 1);
+        release_values(n - 1);
         rescale<C>(state, keep);
         pack_probabilities<C>(p, s);
     }
@@ -381,7 +384,7 @@ __global__ void __launch_bounds__(THREADS, 1) attend_hopper(const __grid_constan
         for (int stage = 0; stage < STAGES; stage++) {
             barrier_init(shared_address(&barriers.k_full[stage]), 1);
             barrier_init(shared_address(&barriers.v_full[stage]), 1);
-            barrier_init(shared_address(&barriers.k_empty[stage]), CONSUMERS * WARPGROUP / 32);
+            barrier_init(shared_address(&barriers.k_empty[stage]), C::KEY_READERS);
             barrier_init(shared_address(&barriers.v_empty[stage]), CONSUMERS * WARPGROUP / 32);
         }
         barrier_init_fence();
