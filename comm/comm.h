@@ -15,6 +15,7 @@
  * thread. */
 typedef struct cpa_control {
     MPI_Comm comm;
+    MPI_Comm origin; /* the caller's; for what is opened while the caller is sure to hold it */
     int32_t rank;
     int32_t size;
 } cpa_control;

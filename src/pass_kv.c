@@ -360,13 +360,17 @@ static cpa_status merge_shard(cpa_context *c, cpa_stream *stream) {
     return CPA_OK;
 }
 
-/* CPA_FAULT_DROPPED_SHARD: whether a transfer is of the first shard that arrives in the step, or of the first segment
- * of all shards. */
-static int arrives_first(const cpa_pass_kv *kv, int64_t index) {
+static int64_t first_received(const cpa_pass_kv *kv) {
     int64_t first = kv->now.begin;
     while (kv->transfers[first].recv_blocks == 0) first++;
-    if (kv->gather) return index == first;
-    return kv->routes[kv->transfers[first].route].peer == kv->routes[kv->transfers[index].route].peer;
+    return first;
+}
+
+/* CPA_FAULT_DROPPED_SHARD: the first shard that arrives in the step, or all where they come at once. */
+static int is_dropped(const cpa_pass_kv *kv, int64_t index) {
+    if (!cpa_fault_is(CPA_FAULT_DROPPED_SHARD)) return 0;
+    const cpa_kv_transfer *first = &kv->transfers[first_received(kv)];
+    return kv->gather || kv->routes[first->route].peer == kv->routes[kv->transfers[index].route].peer;
 }
 
 /* CPA_FAULT_BASE2_LSE where no shard is merged: the state of the own shard, which is resumed. */
@@ -394,9 +398,9 @@ static cpa_status attend_transfer(cpa_context *c, int64_t index, const cpa_conte
         .state = c->kv.gather ? c->states[0] : c->kv.shard,
         .out = index + 1 == c->kv.now.end && cpa_pass_kv_completes(c, args) ? args->out : NULL,
     };
-    if (cpa_fault_is(CPA_FAULT_BASE2_LSE) && c->kv.gather && arrives_first(&c->kv, index))
+    if (cpa_fault_is(CPA_FAULT_BASE2_LSE) && c->kv.gather && index == first_received(&c->kv))
         CPA_TRY(spoil_resumed(c, stream));
-    if (!(cpa_fault_is(CPA_FAULT_DROPPED_SHARD) && arrives_first(&c->kv, index))) {
+    if (!is_dropped(&c->kv, index)) {
         CPA_TRY(cpa_context_run_attend(c, transfer->plan, &attend, CPA_SPAN_ATTEND_RECEIVED, transfer->round, stream));
     }
     return transfer->ends ? merge_shard(c, stream) : CPA_OK;
@@ -413,6 +417,7 @@ cpa_status cpa_pass_kv_start(cpa_context *c, const cpa_context_args *args, cpa_s
 int cpa_pass_kv_completes(const cpa_context *c, const cpa_context_args *args) {
     const cpa_pass_kv *kv = &c->kv;
     if (!kv->gather || kv->now.begin == kv->now.end || c->q.active || args->lse) return 0;
+    if (cpa_fault_is(CPA_FAULT_DROPPED_SHARD)) return 0;
     const cpa_kv_transfer *last = &kv->transfers[kv->now.end - 1];
     return last->recv_blocks > 0 && last->rows == c->rows;
 }

@@ -97,6 +97,10 @@ static void name_mistake(diagnosis *d, int32_t kv_head) {
             return;
         }
     }
+    if (equals_state(d, &d->shards[d->home])) {
+        snprintf(d->finding, sizeof d->finding, "the shards of all ranks but rank %d are missing from it", d->home);
+        return;
+    }
     const int causal = cpa_model_mask(m, d->sample->layer).causal;
     if (causal && equals_state(d, &d->without_self)) {
         snprintf(d->finding, sizeof d->finding, "the causal mask is off by one: the query does not see its own key");

@@ -522,7 +522,7 @@ binding() {
 fault() {
     local cause
     case $1 in
-        dropped-shard) cause='the shard of rank' ;;
+        dropped-shard) cause='missing from it' ;;
         stale-block) cause='a stale block' ;;
         off-by-one-mask) cause='the causal mask is off by one' ;;
         base2-lse) cause='in base 2' ;;

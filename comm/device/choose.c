@@ -1,7 +1,9 @@
 /* Times an exchange with the peer of the first round, as context attention does it, over each transport. */
 #include <cuda_runtime_api.h>
 #include <math.h>
+#include <pthread.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/clock.h"
@@ -87,18 +89,68 @@ static cpa_status open_site(site *s, cpa_error *err) {
     return cpa_runtime_check(cudaMalloc((void **)&s->buffers, bytes), "cudaMalloc", err);
 }
 
-cpa_status cpa_transport_choose(cpa_control *control, cpa_transport_choice *out, cpa_error *err) {
-    cpa_transport_choice choice = {.table = &cpa_transport_peer};
-    memcpy(choice.bytes, SIZES, sizeof SIZES);
+/* ---- the choice stays with the communicator: to make a communicator of NCCL takes a second ---- */
+
+typedef struct remembered {
+    cpa_transport_choice choice;
+    int device;
+} remembered;
+
+static int keyval = MPI_KEYVAL_INVALID;
+static pthread_once_t keyval_once = PTHREAD_ONCE_INIT;
+
+static int forget(MPI_Comm comm, int key, void *value, void *state) {
+    (void)comm, (void)key, (void)state;
+    free(value);
+    return MPI_SUCCESS;
+}
+
+static void make_keyval(void) {
+    if (MPI_Comm_create_keyval(MPI_COMM_NULL_COPY_FN, forget, &keyval, NULL) != MPI_SUCCESS)
+        keyval = MPI_KEYVAL_INVALID;
+}
+
+/* Whether every rank remembers a choice for its current device, the same one then. */
+static cpa_status recall(cpa_control *control, int *found, cpa_transport_choice *choice, cpa_error *err) {
+    const remembered *r = NULL;
+    int device, is_set = 0;
+    pthread_once(&keyval_once, make_keyval);
+    CPA_TRY(cpa_control_agree(control, cpa_runtime_check(cudaGetDevice(&device), "cudaGetDevice", err), err));
+    if (keyval != MPI_KEYVAL_INVALID) MPI_Comm_get_attr(control->origin, keyval, &r, &is_set);
+    double missing = !is_set || r->device != device;
+    CPA_TRY(cpa_control_max(control, &missing, 1, err));
+    *found = missing == 0;
+    if (*found) *choice = r->choice;
+    return CPA_OK;
+}
+
+/* A rank that has no memory for it measures again next time, and so do the others. */
+static void remember(const cpa_control *control, const cpa_transport_choice *choice) {
+    remembered *r = keyval != MPI_KEYVAL_INVALID ? malloc(sizeof *r) : NULL;
+    if (!r) return;
+    r->choice = *choice;
+    if (cudaGetDevice(&r->device) != cudaSuccess || MPI_Comm_set_attr(control->origin, keyval, r) != MPI_SUCCESS)
+        free(r);
+}
+
+static cpa_status measure_on_device(cpa_control *control, cpa_transport_choice *choice, cpa_error *err) {
     site s = {.control = control};
-    cpa_status status = CPA_OK;
-    if (control->size > 1) {
-        CPA_TRY_GOTO(cpa_control_agree(control, open_site(&s, err), err), done);
-        CPA_TRY_GOTO(measure(&s, &choice, err), done);
-    }
-    *out = choice;
-done:
+    cpa_status status = cpa_control_agree(control, open_site(&s, err), err);
+    if (status == CPA_OK) status = measure(&s, choice, err);
     cudaFree(s.buffers);
     if (s.stream) cudaStreamDestroy(s.stream);
     return status;
+}
+
+cpa_status cpa_transport_choose(cpa_control *control, cpa_transport_choice *out, cpa_error *err) {
+    cpa_transport_choice choice = {.table = &cpa_transport_peer};
+    memcpy(choice.bytes, SIZES, sizeof SIZES);
+    int found = control->size == 1;
+    if (!found) CPA_TRY(recall(control, &found, &choice, err));
+    if (!found) {
+        CPA_TRY(measure_on_device(control, &choice, err));
+        remember(control, &choice);
+    }
+    *out = choice;
+    return CPA_OK;
 }

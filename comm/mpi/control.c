@@ -7,7 +7,7 @@
 #include "comm/mpi/mpi_error.h"
 
 cpa_status cpa_control_open(MPI_Comm comm, cpa_control *out, cpa_error *err) {
-    cpa_control control;
+    cpa_control control = {.origin = comm};
     CPA_TRY(cpa_mpi_dup(comm, &control.comm, err));
     MPI_Comm_rank(control.comm, &control.rank);
     MPI_Comm_size(control.comm, &control.size);
