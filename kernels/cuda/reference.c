@@ -1,15 +1,30 @@
-/* The unfused fp32 reference of attend: S = Q K^T by cuBLAS, masked softmax, O = P V by cuBLAS, head after head. */
+/* The unfused fp32 reference of attend: S = Q K^T by cuBLAS, masked softmax, O = P V by cuBLAS, head after head. cuBLAS
+ * is loaded at run time: a program that uses it for its self-test also starts where it is missing. */
+#include <cublas_v2.h>
 #include <dlfcn.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/check.h"
-#include "kernels/cuda/cublas.h"
 #include "kernels/cuda/reference.h"
+
+/* The functions in use; X(member, name) for each. */
+#define FUNCTIONS(X)                                                                                                   \
+    X(create, cublasCreate_v2)                                                                                         \
+    X(destroy, cublasDestroy_v2)                                                                                       \
+    X(set_stream, cublasSetStream_v2)                                                                                  \
+    X(set_math_mode, cublasSetMathMode)                                                                                \
+    X(sgemm, cublasSgemm_v2)
+
+typedef struct cublas_functions {
+#define MEMBER(member, name) __typeof__(&name) member;
+    FUNCTIONS(MEMBER)
+#undef MEMBER
+} cublas_functions;
 
 struct cpa_reference_blas {
     cpa_device *device;
-    cpa_cublas blas;
+    cublas_functions blas;
     cublasHandle_t handle;
 };
 
@@ -20,20 +35,23 @@ static cpa_status find(void *library, const char *soname, const char *name, void
     return CPA_OK;
 }
 
-cpa_status cpa_cublas_load(const char *const *sonames, cpa_cublas *out, cpa_error *err) {
+/* Loads the library for the life of the process and finds its functions. */
+static cpa_status load(cublas_functions *out, cpa_error *err) {
+    static const char *const sonames[] = {"libcublas.so.13", "libcublas.so.12"};
+    const int count = (int)(sizeof sonames / sizeof sonames[0]);
     void *library = NULL;
     int i = 0;
-    for (; sonames[i]; i++) {
+    for (; i < count; i++) {
         library = dlopen(sonames[i], RTLD_NOW | RTLD_LOCAL);
         if (library) break;
     }
     if (!library)
         return cpa_fail(err, CPA_UNSUPPORTED,
                         "cannot load cuBLAS (%s); install it or add its folder to LD_LIBRARY_PATH", dlerror());
-    cpa_cublas blas;
-#define CPA_CUBLAS_FIND(member, name) CPA_TRY(find(library, sonames[i], #name, &blas.member, err));
-    CPA_CUBLAS_FUNCTIONS(CPA_CUBLAS_FIND)
-#undef CPA_CUBLAS_FIND
+    cublas_functions blas;
+#define FIND(member, name) CPA_TRY(find(library, sonames[i], #name, &blas.member, err));
+    FUNCTIONS(FIND)
+#undef FIND
     *out = blas;
     return CPA_OK;
 }
@@ -44,13 +62,12 @@ static cpa_status check(cpa_error *err, cublasStatus_t status, const char *what)
 }
 
 cpa_status cpa_cuda_reference_open(cpa_device *device, cpa_reference_blas **out, cpa_error *err) {
-    static const char *const sonames[] = {"libcublas.so.13", "libcublas.so.12", NULL};
     cpa_status status;
     CPA_TRY(cpa_cuda_select(device, err));
     cpa_reference_blas *ref = calloc(1, sizeof *ref);
     if (!ref) return cpa_fail(err, CPA_NO_MEMORY, "reference: no memory");
     ref->device = device;
-    CPA_TRY_GOTO(cpa_cublas_load(sonames, &ref->blas, err), failed);
+    CPA_TRY_GOTO(load(&ref->blas, err), failed);
     CPA_TRY_GOTO(check(err, ref->blas.create(&ref->handle), "cublasCreate"), failed);
     CPA_TRY_GOTO(check(err, ref->blas.set_math_mode(ref->handle, CUBLAS_PEDANTIC_MATH), "cublasSetMathMode"), failed);
     *out = ref;
