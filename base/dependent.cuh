@@ -1,6 +1,6 @@
 /* Programmatic dependent launch on compute capability 9.0: a kernel whose CTAs may be placed while the one before it in
- * the stream still runs, which hides what a launch costs. Later devices run the code for 8.0, which does not wait: there
- * every launch is an ordinary one. */
+ * the stream still runs, which hides what a launch costs. Later devices run the code for 8.0, which does not wait:
+ * there every launch is an ordinary one. */
 #ifndef CPA_BASE_DEPENDENT_CUH
 #define CPA_BASE_DEPENDENT_CUH
 

@@ -15,8 +15,8 @@ extern const cpa_transport_table cpa_transport_nccl;
 
 /* Peer memory between the GPUs of one host, through CUDA IPC. Messages of up to 1 MiB are stored by a kernel on the
  * stream of start, and taken out by one on the stream of finish: short ones cost a few microseconds of that stream.
- * Longer ones go by copy engines and take no multiprocessor; their receive buffers lie in memory from cudaMalloc, and in
- * start a rank that sends one waits on the host until the receiver has started the same exchange too. */
+ * Longer ones go by copy engines and take no multiprocessor; their receive buffers lie in memory from cudaMalloc, and
+ * in start a rank that sends one waits on the host until the receiver has started the same exchange too. */
 extern const cpa_transport_table cpa_transport_peer;
 
 /* What was chosen, and the times of one exchange of `bytes` with the peer of the first round; INFINITY where a

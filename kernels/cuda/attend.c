@@ -84,8 +84,8 @@ static int aligned(const void *pointer, uintptr_t bytes) {
     return (uintptr_t)pointer % bytes == 0;
 }
 
-/* The tensor-core kernels move 8 elements of the inputs (16 codes) and 4 of the state at a time, multiply in the inputs' dtype,
- * and take the largest raw score for the largest scaled one. */
+/* The tensor-core kernels move 8 elements of the inputs (16 codes) and 4 of the state at a time, multiply in the
+ * inputs' dtype, and take the largest raw score for the largest scaled one. */
 static int tensor_cores_fit(const cpa_cuda_attend_args *a) {
     const int64_t inputs = a->q_row_stride | a->k_block_stride | a->k_token_stride | a->k_head_stride |
                            a->v_block_stride | a->v_token_stride | a->v_head_stride | a->k_dim | a->v_dim;

@@ -115,8 +115,8 @@ typedef struct cpa_cuda_attend_args {
     int64_t partial_rows;
 } cpa_cuda_attend_args;
 
-/* attend_plan_memory.c: room in the image and its twin on the device, for partial states, for scratch; what was there is
- * lost when they grow. */
+/* attend_plan_memory.c: room in the image and its twin on the device, for partial states, for scratch; what was there
+ * is lost when they grow. */
 cpa_status cpa_cuda_plan_reserve_image(cpa_cuda_plan_memory *memory, int64_t bytes, cpa_error *err);
 cpa_status cpa_cuda_plan_reserve_partial(cpa_cuda_plan_memory *memory, int64_t floats, cpa_error *err);
 cpa_status cpa_cuda_plan_reserve_in_order(cpa_cuda_plan_memory *memory, int64_t n, cpa_error *err);
@@ -134,8 +134,8 @@ cpa_status cpa_cuda_attend_portable(const cpa_cuda_attend_args *args, int32_t n_
 cpa_status cpa_cuda_attend_hopper(const cpa_cuda_attend_args *args, const CUtensorMap *k_map, const CUtensorMap *v_map,
                                   int32_t n_pieces, cpa_stream *stream);
 /* Widens `blocks` (on the device) of a quantised cache to the dtype of the queries: place i of the work space becomes
- * block blocks[i], [block_size, kv_heads, dim]. Values are what they stand for, rounded; keys are codes less their zero,
- * exact, and their scales go to k_scales. */
+ * block blocks[i], [block_size, kv_heads, dim]. Values are what they stand for, rounded; keys are codes less their
+ * zero, exact, and their scales go to k_scales. */
 cpa_status cpa_cuda_attend_widen(const cpa_cuda_attend_args *args, const int32_t *blocks, int32_t n_blocks, void *k,
                                  void *v, float *k_scales, cpa_stream *stream);
 /* Tokens in a box of the tensor maps that the Hopper kernel takes. */

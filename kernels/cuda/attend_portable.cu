@@ -26,7 +26,7 @@ struct config {
     static constexpr int Q_BYTES = ROWS * KeyDim * 2, K_BYTES = Keys * KeyDim * 2, V_BYTES = Keys * ValueDim * 2;
     static constexpr int STAGE_BYTES = K_BYTES + V_BYTES;
     static constexpr int SHARED_BYTES = Q_BYTES + STAGES * STAGE_BYTES;
-    /* A multiprocessor has 227 KB at the least. Codes on their way need more registers than two CTAs of 8 warps have. */
+    /* A multiprocessor has 227 KB at the least. Codes under way need more registers than two CTAs of 8 warps have. */
     static constexpr int CTAS = SHARED_BYTES <= 113 * 1024 && !QUANTISED ? 2 : 1;
 };
 
@@ -74,8 +74,8 @@ struct code_tile {
     static constexpr int CHUNKS = DIM / 8, COUNT = C::KEYS * CHUNKS / C::THREADS;
 
     /* Chunk i: zeros past the last key and past the head's width. */
-    static __device__ void fetch(const cpa_cuda_attend_args &a, const cpa_cuda_piece &piece, int kv_head, int key, int i,
-                                 uint2 &eight, uint32_t &word) {
+    static __device__ void fetch(const cpa_cuda_attend_args &a, const cpa_cuda_piece &piece, int kv_head, int key,
+                                 int i, uint2 &eight, uint32_t &word) {
         const int at_once = threadIdx.x + i * C::THREADS, chunk = at_once % CHUNKS, at = key + at_once / CHUNKS;
         const int64_t block_stride = KEYS ? a.k_block_stride : a.v_block_stride;
         const int64_t token_stride = KEYS ? a.k_token_stride : a.v_token_stride;

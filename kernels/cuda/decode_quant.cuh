@@ -1,6 +1,6 @@
-/* The decode kernel's way through a quantised cache. Codes are loaded as they lie, become fp16 in registers, where every
- * code is exact, and are multiplied in fp16 whatever the dtype of the queries; scales are applied in fp32, to the scores
- * of a key and to its probability.
+/* The decode kernel's way through a quantised cache. Codes are loaded as they lie, become fp16 in registers, where
+ * every code is exact, and are multiplied in fp16 whatever the dtype of the queries; scales are applied in fp32, to the
+ * scores of a key and to its probability.
  *
  * Neither product minds in which order its inner index runs, and the columns of O may have any order, so that a lane
  * reads 16 neighbouring codes at once where mma wants single elements:
@@ -130,7 +130,7 @@ template <typename C>
 __device__ void score_codes(float (&s)[2][4], const uint32_t (&q)[C::K_DIM / 16][4], const float (&q_scale)[2],
                             uint32_t stage, const uint32_t (&words)[4], bool row_words, int lane) {
     using codes = typename C::codes;
-    float odd[2][4] = {{0, 0, 0, 0}, {0, 0, 0, 0}}; /* every other step: shorter chains of mma that wait for each other */
+    float odd[2][4] = {{0, 0, 0, 0}, {0, 0, 0, 0}}; /* every other step: shorter chains of mma that wait for another */
 #pragma unroll
     for (int n = 0; n < 2; n++) {
         const int row = 8 * n + lane / 4;
@@ -149,7 +149,8 @@ __device__ void score_codes(float (&s)[2][4], const uint32_t (&q)[C::K_DIM / 16]
             }
         }
 #pragma unroll
-        for (int e = 0; e < 4; e++) s[n][e] = (s[n][e] + odd[n][e]) * (codes::scale(words[2 * n + e % 2]) * q_scale[e / 2]);
+        for (int e = 0; e < 4; e++)
+            s[n][e] = (s[n][e] + odd[n][e]) * (codes::scale(words[2 * n + e % 2]) * q_scale[e / 2]);
     }
 }
 

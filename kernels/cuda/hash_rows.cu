@@ -14,7 +14,7 @@ __global__ void __launch_bounds__(THREADS) hash_rows(const __grid_constant__ cpa
     for (int64_t r = blockIdx.x; r < args.rows; r += gridDim.x) {
         if (args.row_index[r] < 0) continue;
         const uint16_t *row = (const uint16_t *)args.src + args.row_index[r] * letters;
-        const uint64_t start = cpa_mix64(args.salts[r] ^ (args.salt + 1) * 0x9e3779b97f4a7c15u);
+        const uint64_t start = cpa_mix64(args.salts[r] ^ (args.salt + 1) * CPA_GOLDEN);
         for (int64_t i = threadIdx.x; i < letters; i += THREADS) sum += cpa_mix64(start + ((uint64_t)i << 16 | row[i]));
     }
     sum = warp_sum(sum);

@@ -50,8 +50,8 @@ struct int8_codes {
     static __device__ uint32_t word(float) { return 0; } /* no tensor has one scale */
 };
 
-/* Eight codes of a row with that word as elements, times `factor`: codes::scale(word) gives their values, rounded, and 1
- * what widen gives, exact. */
+/* Eight codes of a row with that word as elements, times `factor`: Codes::scale(word) gives their values, rounded, and
+ * 1 what widen gives, exact. */
 template <typename Codes, typename Element>
 __device__ inline uint4 widen_eight(uint2 eight, uint32_t word, float factor) {
     const uint32_t zero = Codes::zero(word, word), four[2] = {eight.x, eight.y};

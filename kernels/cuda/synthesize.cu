@@ -82,7 +82,8 @@ __global__ void __launch_bounds__(THREADS) synthesize(const __grid_constant__ cp
         const uint64_t token = args.tokens[row], position = (uint64_t)args.positions[row];
         const bool heavy = chain(HASH_HEAVY, token) % HEAVY_ONE_IN == 0;
         const bool looking = chain(chain(HASH_LOOKING, token), position) % LOOKING_ONE_IN == 0;
-        const uint64_t bytes = cpa_mix64(chain(chain(pattern.key, token), position) + (uint64_t)(quad + 1) * CPA_GOLDEN);
+        const uint64_t key = chain(chain(pattern.key, token), position);
+        const uint64_t bytes = cpa_mix64(key + (uint64_t)(quad + 1) * CPA_GOLDEN);
         for (int32_t j = 0; j < QUAD && quad * QUAD + j < args.dim; j++) {
             const int32_t pair = (int32_t)(bytes >> (16 * j) & 255) + (int32_t)(bytes >> (16 * j + 8) & 255);
             const int32_t e = quad * QUAD + j;

@@ -3,24 +3,26 @@
  * Integer arithmetic, and fp32 +, *, / and sqrt in the order written, each rounded once; compiled without contraction.
  * Any back end can give the same bits.
  *
- *     mix(x)        cpa_mix64, the finaliser of splitmix64 (Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators)
- *     chain(h, x)   mix((h ^ x) + 0x9e3779b97f4a7c15)
+ *     mix(x)        cpa_mix64
+ *     chain(h, x)   mix((h ^ x) + CPA_GOLDEN)
  *     head_key      chain(chain(chain(seed, tensor), layer), head)
  *     row_key       chain(chain(head_key, token), position)
- *     noise(e)      with h = mix(row_key + (e/4 + 1) * 0x9e3779b97f4a7c15) and its bytes b: (b[2j] + b[2j+1] - 255) *
+ *     noise(e)      with h = mix(row_key + (e/4 + 1) * CPA_GOLDEN) and its bytes b: (b[2j] + b[2j+1] - 255) *
  *                   NOISE_UNIT for j = e mod 4; triangular, of variance 1
  *     sign(t, e)    -1 or +1: bit e mod 64 of mix(chain(chain(chain(seed, t), layer), kv_head) + e/64)
  *     wave(x, T)    triangle wave of period T: (|4 (x mod T) - 2T| - T) / T
  *
  * A row of width d begins with 2P = 2 * min(4, d/8) wave elements; r = d - 2P elements follow.
- *     queries and keys, e < 2P:  local * wave(position + (T/4 if e is odd), T), T = PERIODS[e/2]
- *     queries, else:             noise + sink * sign(SINK, e)  [+ far * sign(FAR, e) if hash(token, position) mod 4 = 0]
- *     keys, else:                noise [+ sink * sign(SINK, e) if position < 4]  [+ far * sign(FAR, e) if token is heavy]
- *     values:                    noise [+ 2 * sign(VALUE, e) if token is heavy]
+ *     queries and keys, e < 2P: local * wave(position + (T/4 if e is odd), T), T = PERIODS[e/2]
+ *     queries, else:            noise + sink * sign(SINK, e) [+ far * sign(FAR, e) if hash(token, position) mod 4 = 0]
+ *     keys, else:               noise [+ sink * sign(SINK, e) if position < 4] [+ far * sign(FAR, e) if token is heavy]
+ *     values:                   noise [+ 2 * sign(VALUE, e) if token is heavy]
  * A token is heavy if hash(token) mod 64 = 0. With the amplitudes
- *     sink = sqrt(SINK_SCORE * sqrt(d) / r), far = sqrt(FAR_SCORE * sqrt(d) / r), local = sqrt(LOCAL_SCORE * sqrt(d) / P)
- * the scaled scores q.k / sqrt(d) rise by SINK_SCORE at the first keys, by FAR_SCORE at heavy keys for one query in four,
- * and by about LOCAL_SCORE * 2/3 near the query, falling off over some 64 positions.
+ *     sink  = sqrt(SINK_SCORE * sqrt(d) / r)
+ *     far   = sqrt(FAR_SCORE * sqrt(d) / r)
+ *     local = sqrt(LOCAL_SCORE * sqrt(d) / P)
+ * the scaled scores q.k / sqrt(d) rise by SINK_SCORE at the first keys, by FAR_SCORE at heavy keys for one query in
+ * four, and by about LOCAL_SCORE * 2/3 near the query, falling off over some 64 positions.
  */
 #include <math.h>
 
