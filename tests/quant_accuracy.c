@@ -96,7 +96,8 @@ static void attend(const cpa_test_sequence *s, const cache_kind *kind, float *ou
     cpa_kv_fixture_destroy(&cache);
 }
 
-/* The least cosine over rows, and the largest error relative to the largest element of the exact results. */
+/* The least cosine over rows, NaN if a row has a NaN, which fmin would drop; and the largest error relative to the
+ * largest element of the exact results. */
 static void compare(const float *exact, const float *got, double *cosine, double *error) {
     double most = (double)largest(exact, QUERIES * Q_HEADS * DIM);
     *cosine = 1;
@@ -109,7 +110,8 @@ static void compare(const float *exact, const float *got, double *cosine, double
             b += (double)got[d] * (double)got[d];
             *error = fmax(*error, fabs((double)exact[d] - (double)got[d]) / most);
         }
-        *cosine = fmin(*cosine, dot / sqrt(a * b));
+        double of_row = dot / sqrt(a * b);
+        if (isnan(of_row) || of_row < *cosine) *cosine = of_row;
     }
 }
 
