@@ -39,13 +39,14 @@ void cpa_test_free(cpa_stream *stream, void *device);
         if (missing) return missing == 1 ? CPA_TEST_SKIPPED : 2;                                                       \
         return cpa_test_main(suite, tests, (int)(sizeof(tests) / sizeof((tests)[0])));                                 \
     }
-#define CPA_MPI_DEVICE_TEST_MAIN(suite, tests) CPA_MPI_TEST_MAIN_UNLESS(cpa_test_device_missing(), suite, tests)
-/* The second with another question in place of cpa_test_device_missing. */
-#define CPA_MPI_TEST_MAIN_UNLESS(is_missing, suite, tests)                                                             \
+#define CPA_MPI_DEVICE_TEST_MAIN(suite, tests)                                                                         \
+    CPA_MPI_TEST_MAIN_UNLESS(cpa_test_device_missing(), suite, tests, (int)(sizeof(tests) / sizeof((tests)[0])))
+/* The second with another question in place of cpa_test_device_missing, and for the first n_tests of the tests. */
+#define CPA_MPI_TEST_MAIN_UNLESS(is_missing, suite, tests, n_tests)                                                    \
     int main(int argc, char **argv) {                                                                                  \
         MPI_Init(&argc, &argv);                                                                                        \
         int missing = is_missing, failed = 0;                                                                          \
-        if (!missing) failed = cpa_mpi_run_tests(suite, tests, (int)(sizeof(tests) / sizeof((tests)[0])));             \
+        if (!missing) failed = cpa_mpi_run_tests(suite, tests, n_tests);                                               \
         MPI_Allreduce(MPI_IN_PLACE, &failed, 1, MPI_INT, MPI_MAX, MPI_COMM_WORLD);                                     \
         MPI_Finalize();                                                                                                \
         return missing == 1 ? CPA_TEST_SKIPPED : missing ? missing : failed;                                           \

@@ -48,8 +48,8 @@ for tool in $tools; do
     done
     [ "$tool" = memcheck ] || continue
     # The transports ask CUDA for what may be refused and go on: errors of calls are not reported there.
-    check "$tool" "transports, 2 ranks" "${mpirun[@]}" -np 2 "${run[@]}" --report-api-errors no \
-        "$build/tests/test_device_transport"
+    check "$tool" "peer memory, 2 ranks" env CPATTN_TEST_DEVICE=cuda "${mpirun[@]}" -np 2 "${run[@]}" \
+        --report-api-errors no "$build/tests/test_device_transport"
     check "$tool" "the program" "${run[@]}" --target-processes all "$build/launcher/cp_attn" --device cuda \
         --requests 2 --input-len 200 --output-len 4 --verify 0.05
 done

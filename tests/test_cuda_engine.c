@@ -247,4 +247,4 @@ static const cpa_test tests[] = {
     {"checked steps run between replayed ones", checked_steps_run_between_replayed_ones},
     {"spans of replayed steps are on the timeline", spans_of_replayed_steps_are_on_the_timeline},
 };
-CPA_MPI_TEST_MAIN_UNLESS(cpa_test_cuda_missing(), "cuda engine", tests)
+CPA_MPI_TEST_MAIN_UNLESS(cpa_test_cuda_missing(), "cuda engine", tests, (int)(sizeof tests / sizeof tests[0]))
