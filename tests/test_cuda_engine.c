@@ -3,11 +3,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include <cpattn/engine.h>
-
 #include "base/clock.h"
 #include "kernels/kernels.h"
 #include "tests/device_fixture.h"
+#include "tests/engine_fixture.h"
 #include "tests/mpi_unit.h"
 
 enum { ROWS = 4096, HEADS = 8, DIM = 64 };
@@ -144,28 +143,15 @@ static cpa_engine_options engine_options(cpa_dtype dtype) {
 
 /* Short and long contexts that decode for a while, and end one after another. */
 static cpa_engine_stats run(const cpa_engine_options *options) {
-    cpa_engine_stats stats = {0};
-    cpa_engine *engine = NULL;
-    cpa_error err = {CPA_OK, ""};
-    int rank;
-    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
-    if (cpa_engine_create(MPI_COMM_WORLD, options, &engine, &err) != CPA_OK) {
-        printf("%s\n", err.message);
-        CU_FAIL("the engine could not be created");
-        return stats;
+    cpa_request requests[REQUESTS];
+    cpa_engine_stats stats;
+    for (int i = 0; i < REQUESTS; i++) {
+        requests[i] = (cpa_request){.size = sizeof requests[i],
+                                    .id = (uint64_t)i,
+                                    .prompt_tokens = 1 + 83 * i % 700,
+                                    .output_tokens = 20 + 9 * i};
     }
-    for (int i = 0; rank == 0 && i < REQUESTS; i++) {
-        cpa_request request = {
-            .size = sizeof request, .id = (uint64_t)i, .prompt_tokens = 1 + 83 * i % 700, .output_tokens = 20 + 9 * i};
-        CU_ASSERT_EQUAL(cpa_engine_submit(engine, &request), CPA_OK);
-    }
-    cpa_status status = cpa_engine_run(engine, NULL, NULL, NULL);
-    if (status != CPA_OK) printf("%s\n", cpa_engine_error(engine));
-    CU_ASSERT_EQUAL(status, CPA_OK);
-    cpa_engine_get_stats(engine, &stats);
-    CU_ASSERT_EQUAL(stats.requests_finished, REQUESTS);
-    CU_ASSERT_EQUAL(stats.verify_violations, 0);
-    cpa_engine_destroy(engine);
+    CU_ASSERT_TRUE(cpa_test_engine_run(options, requests, REQUESTS, NULL, NULL, &stats));
     return stats;
 }
 
@@ -219,14 +205,13 @@ static void add_span(void *ctx, const cpa_span *span) {
 static void spans_of_replayed_steps_are_on_the_timeline(void) {
     cpa_engine_options options = engine_options(CPA_BF16);
     options.timeline_spans = 1 << 20;
-    cpa_engine *engine = NULL;
+    cpa_request request = {.size = sizeof request, .prompt_tokens = 300, .output_tokens = 40};
+    cpa_engine *engine = cpa_test_engine(&options, &request, 1);
     int rank, size;
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     MPI_Comm_size(MPI_COMM_WORLD, &size);
-    CU_ASSERT_EQUAL(cpa_engine_create(MPI_COMM_WORLD, &options, &engine, NULL), CPA_OK);
+    CU_ASSERT_PTR_NOT_NULL(engine);
     if (!engine) return;
-    cpa_request request = {.size = sizeof request, .prompt_tokens = 300, .output_tokens = 40};
-    if (rank == 0) CU_ASSERT_EQUAL(cpa_engine_submit(engine, &request), CPA_OK);
     CU_ASSERT_EQUAL(cpa_engine_run(engine, NULL, NULL, NULL), CPA_OK);
     sums s = {0};
     CU_ASSERT_EQUAL(cpa_engine_timeline(engine, add_span, &s), CPA_OK);
