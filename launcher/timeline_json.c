@@ -8,7 +8,7 @@
 #include "base/check.h"
 
 cpa_status cpa_timeline_json_open(cpa_timeline_json *json, const char *path, int32_t ranks, cpa_error *err) {
-    *json = (cpa_timeline_json){.path = path, .ranks = ranks};
+    *json = (cpa_timeline_json){.path = path};
     json->named = calloc((size_t)ranks, sizeof *json->named);
     if (!json->named) return cpa_fail(err, CPA_NO_MEMORY, "%s: no memory for %d ranks", path, ranks);
     json->file = fopen(path, "w");

@@ -19,7 +19,6 @@ typedef struct cpa_timeline_json {
     int failed;
     const char *rows[CPA_TIMELINE_ROWS]; /* seen so far, of any rank; the index is the thread's number */
     uint32_t *named;                     /* [ranks]: bits of the rows that have got their name */
-    int32_t ranks;
 } cpa_timeline_json;
 
 /* Opens the file. CPA_INVALID, naming it, if it cannot be written. */
