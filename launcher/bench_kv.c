@@ -8,7 +8,6 @@
 #include "base/check.h"
 #include "launcher/bench_inputs.h"
 #include "launcher/bench_memory.h"
-#include "launcher/model_file.h"
 
 enum { SKIP_EVERY = 64 }; /* kv_write: the slot of one token in so many is -1 */
 

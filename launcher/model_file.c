@@ -11,11 +11,6 @@
 
 static const char *const dtypes[] = {"fp32", "bf16", "fp16", NULL};
 
-const char *cpa_dtype_name(cpa_dtype dtype) {
-    static const char *const names[CPA_KV_DTYPE_COUNT] = {"fp32", "bf16", "fp16", "fp8_e4m3", "int8"};
-    return names[dtype];
-}
-
 /* The keys of a file as the table parses them. */
 typedef struct model_keys {
     char name[CPA_TEXT_BYTES];

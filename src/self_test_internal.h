@@ -69,7 +69,6 @@ static inline int64_t cpa_self_test_total_keys(const cpa_kernel_test *t) {
  * dtype. */
 cpa_status cpa_self_test_host(cpa_kernel_test *t, int64_t bytes, void *out, cpa_error *err);
 cpa_status cpa_self_test_device(cpa_kernel_test *t, int64_t bytes, const void *from, void *out, cpa_error *err);
-const char *cpa_self_test_dtype_name(cpa_dtype dtype);
 
 /* Queries, keys and values: `prefill` rows, then the decode rows. */
 cpa_status cpa_self_test_make_inputs(cpa_kernel_test *t, int64_t prefill, cpa_error *err);

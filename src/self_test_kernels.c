@@ -162,8 +162,8 @@ static cpa_status wrong_row(const cpa_kernel_test *t, const char *what, cpa_mask
         err, CPA_CHECK_FAILED,
         "%s, %s over %s, %d/%d heads of %d/%d, blocks of %d, %s, window %lld, %d sinks: row %lld (%s), head "
         "%lld: |%s - %s reference| = %.3g, allowed %.3g",
-        what, cpa_self_test_dtype_name(m->dtype), cpa_self_test_dtype_name(o->kv_dtype), m->q_heads, m->kv_heads,
-        m->head_dim, m->v_head_dim, o->block_size, mask.causal ? "causal" : "full", (long long)mask.window, mask.sinks,
+        what, cpa_dtype_name(m->dtype), cpa_dtype_name(o->kv_dtype), m->q_heads, m->kv_heads, m->head_dim,
+        m->v_head_dim, o->block_size, mask.causal ? "causal" : "full", (long long)mask.window, mask.sinks,
         (long long)(at / m->q_heads), at / m->q_heads < t->rows - CPA_SELF_TEST_DECODE_ROWS ? "prefill" : "decode",
         (long long)(at % m->q_heads), which, t->blas ? "fp32 BLAS" : "float64", error, allowed);
 }
