@@ -48,16 +48,16 @@ expect_line() {
     our_lines | grep -qF -- "$1" || fail "expected '$1' in: $(our_lines)"
 }
 
-# expect_bad TEXT ARGUMENT...: exit code 2 on $ranks ranks, one line with the text, nothing on stdout, no result file.
+# expect_bad TEXT ARGUMENT...: exit code 2 on $ranks ranks, one line with the text, nothing on stdout, no file.
 ranks=1
 expect_bad() {
     local text=$1
     shift
-    run "$ranks" "$@" --result-json result.json
+    run "$ranks" "$@" --result-json result.json --timeline timeline.json
     expect_code 2 "$*"
     expect_line "$text"
     [ ! -s out ] || fail "output of a run that was refused: $*"
-    [ -z "$(ls result.json* 2>/dev/null)" ] || fail "a result file of a run that was refused: $*"
+    [ -z "$(ls result.json* timeline.json* 2>/dev/null)" ] || fail "a file of a run that was refused: $*"
 }
 
 # A run that is refused for want of memory, or of devices, whichever comes first: ends the test in the second case.
@@ -251,7 +251,7 @@ layer_windows: 40 0' >>mixed.yaml
     [ "$(value output_digest mixed.json)" != "$(value output_digest plain.json)" ] || fail "the windows have no effect"
 }
 
-# --timeline: a file of valid JSON with spans of every rank that nest in each row, whose attention adds up; no file
+# --timeline: a file of valid JSON with spans of every rank that nest in each row; no file
 # after a run that was refused because of it.
 timeline() {
     small_model
