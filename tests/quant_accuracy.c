@@ -1,5 +1,6 @@
-/* What a narrow cache costs: attention over a cache of each dtype against attention over the fp32 cache, on peaky inputs
- * with outlier channels. Prints the table of docs/ACCURACY.md; exits 1 if a dtype is worse than that page allows.
+/* What a narrow cache costs: attention over a cache of each dtype against attention over the fp32 cache, on peaky
+ * inputs with outlier channels. Prints the table of docs/ACCURACY.md; exits 1 if a dtype is worse than that page
+ * allows.
  *
  *     quant_accuracy [LONGEST]     lengths 128, 512, .. up to LONGEST (131072) */
 #include <math.h>

@@ -1,6 +1,6 @@
-/* Everything that a cache can be, at once: each seed draws dtype and scales, layout, blocks, masks of layers, algorithm,
- * sharing, preemption, quota, policy and requests. Every request finishes, the sampled check finds nothing, and where
- * the back end promises bits they are those of the same requests run plainly.
+/* Everything that a cache can be, at once: each seed draws dtype and scales, layout, blocks, masks of layers,
+ * algorithm, sharing, preemption, quota, policy and requests. Every request finishes, the sampled check finds nothing,
+ * and where the back end promises bits they are those of the same requests run plainly.
  *
  * CPATTN_TEST_SEEDS=FIRST:LAST chooses the seeds. */
 #include <stdlib.h>

@@ -111,6 +111,10 @@ typedef struct cpa_mask {
     int64_t window; /* 0: no window */
 } cpa_mask;
 
+static inline int cpa_mask_equals(cpa_mask a, cpa_mask b) {
+    return a.causal == b.causal && a.sinks == b.sinks && a.window == b.window;
+}
+
 #ifdef __cplusplus
 }
 #endif
