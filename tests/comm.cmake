@@ -1,7 +1,7 @@
 # Communication, and context attention over it: on the host, and the same programs on devices.
 
-# cpattn_transport_test_on_device(NAME RANKS): a program of transports over each of the devices', for each number of ranks
-# in the list RANKS. Two ranks may share a GPU, which peer memory allows and NCCL does not.
+# cpattn_transport_test_on_device(NAME RANKS): a program of transports over each of the devices', for each number of
+# ranks in the list RANKS. Two ranks may share a GPU, which peer memory allows and NCCL does not.
 function(cpattn_transport_test_on_device name ranks)
   if(NOT CPATTN_CUDA)
     return()
