@@ -96,13 +96,12 @@ static void attend_head(head_reference *r, const int64_t *visible, int64_t group
 
 /* Whether a result row differs from the reference row by more than the tolerance of src/reference.h. */
 static bool row_is_wrong(const head_reference *r, int64_t row, const float *got, float got_lse, cpa_dtype dtype) {
-    double error = 0, plain_error = 0, mass = 0;
+    const double *want = r->out + row * r->v_dim;
+    double error = cpa_reference_error(got, want, (int32_t)r->v_dim), plain_error = 0, mass = 0;
     for (int64_t d = 0; d < r->v_dim; d++) {
-        double want = r->out[row * r->v_dim + d];
         double plain = cpa_reference_round(r->out32[row * r->v_dim + d], dtype);
-        plain_error = fmax(plain_error, fabs(plain - want));
+        plain_error = fmax(plain_error, fabs(plain - want[d]));
         mass = fmax(mass, (double)r->mass32[row * r->v_dim + d]);
-        error = isnan(got[d]) ? INFINITY : fmax(error, fabs(got[d] - want));
     }
     bool close = error <= 2 * fmax(plain_error, cpa_reference_unit_roundoff(dtype) * mass) + 1e-5;
     return !close || !(fabs(got_lse - r->lse[row]) <= cpa_reference_lse_tolerance(dtype));

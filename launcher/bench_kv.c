@@ -8,7 +8,6 @@
 #include "base/check.h"
 #include "launcher/bench_inputs.h"
 #include "launcher/bench_memory.h"
-#include "launcher/model_file.h"
 
 enum { SKIP_EVERY = 64 }; /* kv_write: the slot of one token in so many is -1 */
 
@@ -91,30 +90,13 @@ static cpa_status compare_pool(const kv_state *s, const cpa_kv_view *view, cpa_s
     return status;
 }
 
-/* The rows of all tokens in a dtype, on the host. */
-static cpa_status expected_rows(kv_state *s, cpa_synth_tensor tensor, cpa_dtype dtype, char **out, cpa_error *err) {
-    int64_t n = s->tokens * width(s, tensor), bytes = cpa_dtype_bytes(dtype);
-    void *device = NULL;
-    char *rows = malloc((size_t)(n * bytes));
-    cpa_status status = rows ? CPA_OK : cpa_fail(err, CPA_NO_MEMORY, "bench: no memory for keys");
-    if (status == CPA_OK) status = make_tokens(s, tensor, dtype, &device, err);
-    if (status == CPA_OK) status = cpa_bench_copy(s->site, rows, device, n * bytes, err);
-    cpa_device_free(s->site->device, device);
-    if (status != CPA_OK) {
-        free(rows);
-        return status;
-    }
-    *out = rows;
-    return CPA_OK;
-}
-
 /* Both pools against the tokens. */
 static cpa_status compare_view(kv_state *s, const cpa_kv_view *view, const int64_t *source, cpa_bench_row *row,
                                cpa_error *err) {
     row->checked = row->wrong = 0;
     for (cpa_synth_tensor tensor = CPA_SYNTH_K; tensor <= CPA_SYNTH_V; tensor++) {
-        char *rows;
-        CPA_TRY(expected_rows(s, tensor, view->dtype, &rows, err));
+        void *rows;
+        CPA_TRY(cpa_bench_recall(s->site, tensor, 0, 0, s->tokens, &rows, err));
         cpa_status status = compare_pool(s, view, tensor, source, rows, row, err);
         free(rows);
         CPA_TRY(status);

@@ -7,7 +7,6 @@
 #include <unistd.h>
 
 #include "base/check.h"
-#include "launcher/model_file.h"
 
 void cpa_bench_date(char date[CPA_BENCH_DATE_BYTES]) {
     time_t now = time(NULL);

@@ -113,10 +113,8 @@ static cpa_status open_team(team *t, MPI_Comm comm, cpa_error *err) {
         .max_rows = step_tokens,
     };
     CPA_TRY(cpa_context_create(t->control.comm, t->site->device, &options, &t->context, err));
-    int64_t most_rows = 0, element = cpa_dtype_bytes((cpa_dtype)o->dtype);
-    for (int64_t i = 0; i < t->work->sequences; i++) {
-        most_rows += step_tokens / t->work->sequences / t->map.cp_size + t->map.interleave;
-    }
+    int64_t element = cpa_dtype_bytes((cpa_dtype)o->dtype);
+    int64_t most_rows = t->work->sequences * (t->work->chunk / t->map.cp_size + t->map.interleave);
     t->chunks = calloc((size_t)t->work->sequences, sizeof *t->chunks);
     t->rows = malloc((size_t)most_rows * sizeof *t->rows);
     cpa_status status =

@@ -16,25 +16,9 @@ static const double FLOPS = 500e12, BANDWIDTH = 300e9, HOST_BANDWIDTH = 50e9;
 
 static const double STEP_SECONDS = 1e-3;
 
-static cpa_planner make_planner(const cpa_engine_options *o, int32_t cp_size) {
-    return (cpa_planner){
-        .forced = o->algorithm,
-        .cp_size = cp_size,
-        .q_heads = o->model.q_heads,
-        .kv_heads = o->model.kv_heads,
-        .k_dim = o->model.head_dim,
-        .v_dim = o->model.v_head_dim,
-        .element_bytes = (int32_t)cpa_dtype_bytes(o->kv_dtype),
-        .flops = FLOPS,
-        .bandwidth = BANDWIDTH,
-    };
-}
-
 static cpa_status add_requests(cpa_scheduler *scheduler, const cpa_workload *workload, cpa_error *err) {
     for (int64_t i = 0; i < workload->count; i++) {
-        const cpa_request *from = &workload->requests[i];
-        cpa_scheduler_request request = {from->id,       from->prompt_tokens, from->output_tokens, from->arrival_s,
-                                         from->priority, from->salt,          from->group};
+        cpa_scheduler_request request = cpa_engine_scheduled(&workload->requests[i]);
         CPA_TRY(cpa_scheduler_add(scheduler, &request, err));
     }
     return CPA_OK;
@@ -77,8 +61,11 @@ cpa_status cpa_dry_run(const cpa_job *job, int32_t cp_size, const cpa_workload *
     cpa_engine_options given = cpa_job_engine_options(job, num_blocks, workload), options;
     CPA_TRY(cpa_engine_resolve(&given, &options, err));
     char identity[CPA_IDENTITY_BYTES];
-    cpa_scheduler_options plan = cpa_engine_scheduler_options(&options, make_planner(&options, cp_size), identity);
-    plan.host_blocks = options.swap_bytes / cpa_engine_block_bytes(&options);
+    cpa_planner planner = cpa_engine_planner(&options, cp_size);
+    planner.flops = FLOPS;
+    planner.bandwidth = BANDWIDTH;
+    cpa_scheduler_options plan = cpa_engine_scheduler_options(&options, planner, identity);
+    plan.host_blocks = cpa_engine_host_blocks(&options);
     plan.host_bandwidth = HOST_BANDWIDTH;
     cpa_metrics metrics = {0};
     cpa_outcome outcome = {

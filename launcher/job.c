@@ -3,7 +3,7 @@
 #include <stdio.h>
 
 #include "base/check.h"
-#include "launcher/result_json.h"
+#include "launcher/output_file.h"
 #include "launcher/timeline_json.h"
 
 /* The mixed run chooses its length after the engine has measured its rates; until then the cache is made for this. */
@@ -57,7 +57,8 @@ static cpa_status prepare(int argc, char **argv, cpa_job *job, cpa_workload *wor
     CPA_TRY(cpa_settings_load(argc, argv, &job->settings, err));
     if (answer(settings)) return CPA_OK;
     CPA_TRY(read_model(job, err));
-    if (settings->result_json[0]) CPA_TRY(cpa_result_json_check(settings->result_json, err));
+    if (settings->result_json[0]) CPA_TRY(cpa_output_check("--result-json", settings->result_json, err));
+    if (settings->timeline[0]) CPA_TRY(cpa_output_check("--timeline", settings->timeline, err));
     if (!cpa_workload_is_mixed(settings)) CPA_TRY(cpa_workload_load(settings, workload, err));
     if (settings->dry_run && workload->count == 0) {
         return cpa_fail(err, CPA_INVALID, "--dry-run: found without requests, expected --trace or --requests");

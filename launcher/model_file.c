@@ -11,11 +11,6 @@
 
 static const char *const dtypes[] = {"fp32", "bf16", "fp16", NULL};
 
-const char *cpa_dtype_name(cpa_dtype dtype) {
-    static const char *const names[CPA_KV_DTYPE_COUNT] = {"fp32", "bf16", "fp16", "fp8_e4m3", "int8"};
-    return names[dtype];
-}
-
 /* The keys of a file as the table parses them. */
 typedef struct model_keys {
     char name[CPA_TEXT_BYTES];
@@ -165,7 +160,7 @@ void cpa_model_describe(const cpa_model *model, char *out, size_t bytes) {
     cpa_text_quote(model->name, strlen(model->name), name, sizeof name);
     if (shape->v_head_dim != shape->head_dim) snprintf(width, sizeof width, " (values %d)", shape->v_head_dim);
     int used = snprintf(out, bytes, "%s: %d layers, %d query and %d KV heads of %d%s, %s, %s", name, shape->layers,
-                        shape->q_heads, shape->kv_heads, shape->head_dim, width, dtypes[shape->dtype],
+                        shape->q_heads, shape->kv_heads, shape->head_dim, width, cpa_dtype_name(shape->dtype),
                         shape->mask.causal ? "causal" : "full attention");
     if (model->per_layer && (size_t)used < bytes) {
         int windows = 0;

@@ -33,7 +33,4 @@ cpa_status cpa_model_load(const char *path, cpa_model *out, cpa_error *err);
 /* One line such as "small: 4 layers, 8 query and 2 KV heads of 64, fp32, causal". */
 void cpa_model_describe(const cpa_model *model, char *out, size_t bytes);
 
-/* "fp32", "bf16", "fp16", "fp8_e4m3" or "int8". */
-const char *cpa_dtype_name(cpa_dtype dtype);
-
 #endif

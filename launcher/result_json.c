@@ -1,49 +1,13 @@
 #include "launcher/result_json.h"
 
-#include <errno.h>
 #include <inttypes.h>
 #include <jansson.h>
-#include <limits.h>
 #include <math.h>
-#include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <time.h>
-#include <unistd.h>
 
 #include "base/check.h"
-
-static cpa_status cannot_write(const char *path, const char *reason, cpa_error *err) {
-    return cpa_fail(err, CPA_INVALID, "--result-json: found '%s' (%s), expected a file that can be written", path,
-                    reason);
-}
-
-/* Opens a new file beside `path`; its name goes to `name`. */
-static FILE *open_beside(const char *path, char *name, size_t bytes) {
-    snprintf(name, bytes, "%s.XXXXXX", path);
-    int descriptor = mkstemp(name);
-    if (descriptor < 0) return NULL;
-    mode_t mask = umask(0);
-    umask(mask);
-    fchmod(descriptor, 0666 & ~mask);
-    FILE *file = fdopen(descriptor, "w");
-    if (!file) {
-        close(descriptor);
-        unlink(name);
-    }
-    return file;
-}
-
-cpa_status cpa_result_json_check(const char *path, cpa_error *err) {
-    char name[PATH_MAX];
-    struct stat info;
-    if (stat(path, &info) == 0 && !S_ISREG(info.st_mode)) return cannot_write(path, "no regular file", err);
-    FILE *file = open_beside(path, name, sizeof name);
-    if (!file) return cannot_write(path, strerror(errno), err);
-    fclose(file);
-    unlink(name);
-    return CPA_OK;
-}
+#include "launcher/output_file.h"
 
 static int put_int(json_t *object, const char *key, int64_t value) {
     return json_object_set_new(object, key, json_integer(value));
@@ -178,16 +142,14 @@ static json_t *pack(const cpa_outcome *outcome) {
 }
 
 cpa_status cpa_result_json_write(const char *path, const cpa_outcome *outcome, cpa_error *err) {
-    char name[PATH_MAX];
+    cpa_output_file output;
     json_t *root = pack(outcome);
     if (!root) return cpa_fail(err, CPA_NO_MEMORY, "%s: no memory for the results", path);
-    FILE *file = open_beside(path, name, sizeof name);
-    int ok = file && json_dumpf(root, file, JSON_INDENT(2)) == 0 && fputc('\n', file) != EOF;
-    if (file) ok = fclose(file) == 0 && ok;
-    ok = ok && rename(name, path) == 0;
-    int reason = errno;
+    cpa_status status = cpa_output_open(path, &output, err);
+    if (status == CPA_OK) {
+        int whole = json_dumpf(root, output.file, JSON_INDENT(2)) == 0 && fputc('\n', output.file) != EOF;
+        status = cpa_output_close(&output, whole, err);
+    }
     json_decref(root);
-    if (ok) return CPA_OK;
-    if (file) unlink(name);
-    return cpa_fail(err, CPA_IO, "%s: could not be written (%s)", path, strerror(reason));
+    return status;
 }

@@ -20,10 +20,9 @@ typedef struct service {
     cpa_placement placement;
     int64_t num_blocks;
     cpa_engine *engine;
-    cpa_workload workload;      /* rank 0 */
-    cpa_metrics metrics;        /* rank 0 */
-    cpa_progress progress;      /* rank 0 */
-    cpa_timeline_json timeline; /* rank 0 */
+    cpa_workload workload; /* rank 0 */
+    cpa_metrics metrics;   /* rank 0 */
+    cpa_progress progress; /* rank 0 */
 } service;
 
 static void log_line(void *ctx, cpa_log_level level, const char *line) {
@@ -132,24 +131,19 @@ static void on_progress(void *ctx, int64_t tokens, int64_t requests, double elap
     cpa_progress_update(&((service *)ctx)->progress, tokens, requests, elapsed_s);
 }
 
-/* Rank 0 opens the file of the timeline. */
-static cpa_exit_code open_timeline(service *s) {
-    cpa_error err;
-    cpa_exit_code code = CPA_EXIT_DONE;
-    const char *path = s->job.settings.timeline;
-    if (s->rank == 0 && path[0])
-        code = explain(s, cpa_timeline_json_open(&s->timeline, path, s->size, &err), err.message);
-    return agree(s, code);
-}
-
-/* Every rank's spans go to the file. Collective. */
+/* Every rank's spans go to the file, which rank 0 writes. Collective. */
 static cpa_exit_code write_timeline(service *s) {
     cpa_error err;
-    if (!s->job.settings.timeline[0]) return CPA_EXIT_DONE;
-    cpa_exit_code code =
-        explain(s, cpa_engine_timeline(s->engine, cpa_timeline_json_add, &s->timeline), cpa_engine_error(s->engine));
+    cpa_timeline_json json;
+    cpa_exit_code code = CPA_EXIT_DONE;
+    const char *path = s->job.settings.timeline;
+    if (!path[0]) return CPA_EXIT_DONE;
+    if (s->rank == 0) code = explain(s, cpa_timeline_json_open(&json, path, s->size, &err), err.message);
+    code = agree(s, code);
+    if (code != CPA_EXIT_DONE) return code;
+    code = explain(s, cpa_engine_timeline(s->engine, cpa_timeline_json_add, &json), cpa_engine_error(s->engine));
     if (s->rank != 0) return code;
-    cpa_status closed = cpa_timeline_json_close(&s->timeline, &err);
+    cpa_status closed = cpa_timeline_json_close(&json, &err);
     return closed == CPA_OK ? code : explain(s, closed, err.message);
 }
 
@@ -198,9 +192,7 @@ static cpa_exit_code run_job(service *s, cpa_arm_fn arm) {
     cpa_error err;
     cpa_status placed = cpa_placement_choose(s->comm, (cpa_device_choice)settings->device, &s->placement, &err);
     if (placed != CPA_OK) return explain(s, placed, err.message);
-    cpa_exit_code code = open_timeline(s);
-    if (code != CPA_EXIT_DONE) return code;
-    code = size_cache(s);
+    cpa_exit_code code = size_cache(s);
     if (code != CPA_EXIT_DONE) return code;
     cpa_signals_install();
     if (arm) arm(0);
@@ -232,7 +224,6 @@ cpa_exit_code cpa_serve(MPI_Comm comm, int argc, char **argv, cpa_arm_fn arm) {
         cpa_log_set(log_line, &s, (cpa_log_level)s.job.settings.log_level);
         code = s.job.settings.dry_run ? dry_run(&s) : run_job(&s, arm);
         cpa_signals_watch(NULL);
-        cpa_timeline_json_close(&s.timeline, NULL);
         cpa_engine_destroy(s.engine);
         cpa_log_set(NULL, NULL, CPA_LOG_ERROR);
     }

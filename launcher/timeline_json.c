@@ -1,6 +1,5 @@
 #include "launcher/timeline_json.h"
 
-#include <errno.h>
 #include <jansson.h>
 #include <stdlib.h>
 #include <string.h>
@@ -8,22 +7,17 @@
 #include "base/check.h"
 
 cpa_status cpa_timeline_json_open(cpa_timeline_json *json, const char *path, int32_t ranks, cpa_error *err) {
-    *json = (cpa_timeline_json){.path = path, .ranks = ranks};
-    json->named = calloc((size_t)ranks, sizeof *json->named);
+    *json = (cpa_timeline_json){.named = calloc((size_t)ranks, sizeof *json->named)};
     if (!json->named) return cpa_fail(err, CPA_NO_MEMORY, "%s: no memory for %d ranks", path, ranks);
-    json->file = fopen(path, "w");
-    if (!json->file) {
-        free(json->named);
-        return cpa_fail(err, CPA_INVALID, "--timeline: found '%s' (%s), expected a file that can be written", path,
-                        strerror(errno));
-    }
-    return CPA_OK;
+    cpa_status status = cpa_output_open(path, &json->output, err);
+    if (status != CPA_OK) free(json->named);
+    return status;
 }
 
 /* Writes an event, which it owns, behind those that are there. */
 static void put_event(cpa_timeline_json *json, json_t *event) {
-    int ok = event && fputs(json->events++ ? ",\n" : "[\n", json->file) != EOF &&
-             json_dumpf(event, json->file, JSON_COMPACT | JSON_REAL_PRECISION(15)) == 0;
+    int ok = event && fputs(json->events++ ? ",\n" : "[\n", json->output.file) != EOF &&
+             json_dumpf(event, json->output.file, JSON_COMPACT | JSON_REAL_PRECISION(15)) == 0;
     if (!ok) json->failed = 1;
     json_decref(event);
 }
@@ -69,11 +63,7 @@ void cpa_timeline_json_add(void *ctx, const cpa_span *span) {
 }
 
 cpa_status cpa_timeline_json_close(cpa_timeline_json *json, cpa_error *err) {
-    if (!json->file) return CPA_OK;
-    if (fputs(json->events ? "\n]\n" : "[]\n", json->file) == EOF) json->failed = 1;
-    if (fclose(json->file) != 0) json->failed = 1;
-    json->file = NULL;
+    if (fputs(json->events ? "\n]\n" : "[]\n", json->output.file) == EOF) json->failed = 1;
     free(json->named);
-    if (!json->failed) return CPA_OK;
-    return cpa_fail(err, CPA_IO, "%s: the timeline could not be written", json->path);
+    return cpa_output_close(&json->output, !json->failed, err);
 }

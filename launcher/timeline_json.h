@@ -3,9 +3,9 @@
 #ifndef CPA_LAUNCHER_TIMELINE_JSON_H
 #define CPA_LAUNCHER_TIMELINE_JSON_H
 
-#include <stdio.h>
-
 #include <cpattn/engine.h>
+
+#include "launcher/output_file.h"
 
 /* Spans that a rank keeps; the file has some 150 bytes for each. */
 enum { CPA_TIMELINE_SPANS = 1 << 20 };
@@ -13,20 +13,18 @@ enum { CPA_TIMELINE_SPANS = 1 << 20 };
 enum { CPA_TIMELINE_ROWS = 16 };
 
 typedef struct cpa_timeline_json {
-    FILE *file;
-    const char *path;
+    cpa_output_file output;
     int64_t events;
     int failed;
     const char *rows[CPA_TIMELINE_ROWS]; /* seen so far, of any rank; the index is the thread's number */
     uint32_t *named;                     /* [ranks]: bits of the rows that have got their name */
-    int32_t ranks;
 } cpa_timeline_json;
 
-/* Opens the file. CPA_INVALID, naming it, if it cannot be written. */
+/* Opens the file (launcher/output_file.h). CPA_IO, naming it, if that fails. */
 cpa_status cpa_timeline_json_open(cpa_timeline_json *json, const char *path, int32_t ranks, cpa_error *err);
 /* A cpa_span_fn; ctx is the cpa_timeline_json. */
 void cpa_timeline_json_add(void *ctx, const cpa_span *span);
-/* Ends and closes the file; a file that was not opened is none. */
+/* Ends and closes the file, which is there only if all of it was written. */
 cpa_status cpa_timeline_json_close(cpa_timeline_json *json, cpa_error *err);
 
 #endif

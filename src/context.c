@@ -125,7 +125,8 @@ cpa_status cpa_context_finish(cpa_context *c, cpa_stream *stream, cpa_context_ex
     return status;
 }
 
-cpa_status cpa_context_read_spans(cpa_context *c) {
+/* Adds the spans of a step, whose stream is idle, to the statistics. */
+static cpa_status read_spans(cpa_context *c) {
     cpa_span_totals totals;
     CPA_TRY(cpa_spans_read(&c->spans, &totals, &c->error));
     double attend_s =
@@ -288,12 +289,12 @@ cpa_status cpa_context_sync(cpa_context *c, cpa_stream *stream) {
     const cpa_transport_table *table = c->transport->table;
     if (table->drain) CPA_TRY(table->drain(c->transport, stream->native, &c->error));
     CPA_TRY(cpa_context_check(c, c->kernels->stream_sync(stream), stream));
-    return cpa_context_read_spans(c);
+    return read_spans(c);
 }
 
 void cpa_context_get_stats(cpa_context *context, cpa_context_stats *out) {
     cpa_error error = context->error;
-    if (cpa_context_read_spans(context) != CPA_OK) context->error = error; /* a step is under way */
+    if (read_spans(context) != CPA_OK) context->error = error; /* a step is under way */
     *out = context->stats;
 }
 

@@ -2,7 +2,7 @@
  *
  *   context.c       create, destroy, one layer from start to end
  *   context_plan.c  a step: chunks, block tables, the rows of this rank against its own shard
- *   pass_kv.c       the rounds of keys and values
+ *   pass_kv.h       keys and values to the queries, in three files
  *   pass_q.c        queries out, partial states home
  *
  * Functions that can fail write the message to context->error. */
@@ -134,8 +134,8 @@ typedef struct cpa_pass_q {
     cpa_pass_q_peer *peers; /* [cp_size - 1], in the order in which pass-KV receives from them */
     cpa_attend_plan *plan;  /* the rows of the peers over the own shard */
     int64_t packed_rows, got_rows, home_rows;
-    int32_t
-        *maps; /* host, page-locked: [packed_rows] own rows, then a row map of [rows] for each state that comes home */
+    /* Host, page-locked: [packed_rows] own rows, then a row map of [rows] for each state that comes home. */
+    int32_t *maps;
     int64_t maps_capacity, maps_entries;
     const cpa_stream *maps_uploaded; /* the stream that copied them to the device; NULL: none has yet */
     cpa_context_buffer maps_memory, packed_memory, got_memory, away_memory, home_memory;
@@ -231,8 +231,6 @@ cpa_status cpa_context_run_merge(cpa_context *c, const cpa_merge_args *args, cpa
 cpa_status cpa_context_start(cpa_context *c, int32_t n_messages, cpa_span_kind kind, int32_t round, cpa_stream *stream,
                              cpa_context_exchange *out);
 cpa_status cpa_context_finish(cpa_context *c, cpa_stream *stream, cpa_context_exchange *exchange);
-/* Adds the spans of a step, whose stream is idle, to the statistics. */
-cpa_status cpa_context_read_spans(cpa_context *c);
 /* CPA_FAULT_BASE2_LSE: the LSE of `rows` rows of a state goes to base 2. CPA_FAULT_DROPPED_SHARD: it becomes -inf. */
 cpa_status cpa_context_spoil_lse(cpa_context *c, cpa_partial state, int64_t rows, cpa_stream *stream);
 

@@ -149,8 +149,7 @@ cpa_status cpa_context_plan_steady(cpa_context *c, const cpa_context_chunk *chun
         if (chunks[i].count == 1 && (c->map.cp_size == 1 || chunks[i].algorithm == CPA_PASS_Q)) continue;
         return cpa_fail(&c->error, CPA_INTERNAL,
                         "plan: chunk %" PRId64 " of a steady step has %" PRId64
-                        " tokens and goes by %s, expected one "
-                        "by pass-q",
+                        " tokens and goes by %s, expected one by pass-q",
                         i, chunks[i].count, cpa_algorithm_name(chunks[i].algorithm));
     }
     return plan_step(c, chunks, n_chunks, rows);

@@ -31,27 +31,15 @@ static cpa_worker_options worker_options(const cpa_engine *engine) {
 
 /* How many blocks fit host memory, and how fast they get there. */
 static cpa_status size_swap(cpa_engine *engine, cpa_error *err) {
-    const cpa_engine_options *o = &engine->options;
-    if (o->preemption == CPA_PREEMPT_RECOMPUTE) return CPA_OK;
-    engine->host_blocks = o->swap_bytes / cpa_engine_block_bytes(o);
-    if (engine->host_blocks > INT32_MAX) engine->host_blocks = INT32_MAX;
+    engine->host_blocks = cpa_engine_host_blocks(&engine->options);
     if (engine->host_blocks == 0 || engine->control.rank != 0) return CPA_OK;
     return cpa_swap_measure(engine->device, &engine->host_bandwidth, err);
 }
 
 /* C and W measured here stand in every rank's planner; rank 0 uses it. */
 static cpa_status make_planner(cpa_engine *engine, cpa_error *err) {
-    const cpa_engine_options *o = &engine->options;
     cpa_worker_options worker = worker_options(engine);
-    cpa_planner planner = {
-        .forced = o->algorithm,
-        .cp_size = engine->control.size,
-        .q_heads = o->model.q_heads,
-        .kv_heads = o->model.kv_heads,
-        .k_dim = o->model.head_dim,
-        .v_dim = o->model.v_head_dim,
-        .element_bytes = (int32_t)cpa_dtype_bytes(o->kv_dtype),
-    };
+    cpa_planner planner = cpa_engine_planner(&engine->options, engine->control.size);
     CPA_TRY(cpa_calibrate(&engine->control, engine->device, &worker, &planner.flops, &planner.bandwidth, err));
     engine->planner = planner;
     return CPA_OK;
@@ -157,9 +145,7 @@ cpa_status cpa_engine_submit(cpa_engine *engine, const cpa_request *request) {
         return cpa_fail(err, CPA_INVALID, "request %llu: arrival %g s, expected a time from 0 on",
                         (unsigned long long)request->id, request->arrival_s);
     }
-    cpa_scheduler_request scheduled = {request->id,        request->prompt_tokens, request->output_tokens,
-                                       request->arrival_s, request->priority,      request->salt,
-                                       request->group};
+    cpa_scheduler_request scheduled = cpa_engine_scheduled(request);
     cpa_engine_request *record = calloc(1, sizeof *record);
     if (!record) return cpa_fail(err, CPA_NO_MEMORY, "request %llu: no memory", (unsigned long long)request->id);
     cpa_status status = cpa_scheduler_add(engine->scheduler, &scheduled, err);

@@ -132,6 +132,29 @@ static void describe_cache(const cpa_engine_options *o, char out[CPA_IDENTITY_BY
              (double)o->v_scale, (unsigned long long)masks, (unsigned long long)o->seed);
 }
 
+int64_t cpa_engine_host_blocks(const cpa_engine_options *o) {
+    if (o->preemption == CPA_PREEMPT_RECOMPUTE) return 0;
+    int64_t blocks = o->swap_bytes / cpa_engine_block_bytes(o);
+    return blocks < INT32_MAX ? blocks : INT32_MAX;
+}
+
+cpa_planner cpa_engine_planner(const cpa_engine_options *o, int32_t cp_size) {
+    return (cpa_planner){
+        .forced = o->algorithm,
+        .cp_size = cp_size,
+        .q_heads = o->model.q_heads,
+        .kv_heads = o->model.kv_heads,
+        .k_dim = o->model.head_dim,
+        .v_dim = o->model.v_head_dim,
+        .element_bytes = (int32_t)cpa_dtype_bytes(o->kv_dtype),
+    };
+}
+
+cpa_scheduler_request cpa_engine_scheduled(const cpa_request *r) {
+    return (cpa_scheduler_request){r->id,       r->prompt_tokens, r->output_tokens, r->arrival_s,
+                                   r->priority, r->salt,          r->group};
+}
+
 cpa_scheduler_options cpa_engine_scheduler_options(cpa_engine_options *o, cpa_planner planner,
                                                    char identity[CPA_IDENTITY_BYTES]) {
     const cpa_mask widest = widest_mask(&o->model);

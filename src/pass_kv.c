@@ -232,16 +232,12 @@ cpa_status cpa_pass_kv_plan(cpa_context *c) {
     return kv->n_runs > 0 && !kv->gather ? ensure_shard(c) : CPA_OK;
 }
 
-static int same_mask(cpa_mask a, cpa_mask b) {
-    return a.causal == b.causal && a.sinks == b.sinks && a.window == b.window;
-}
-
 cpa_status cpa_pass_kv_select(cpa_context *c, cpa_mask mask) {
     cpa_pass_kv *kv = &c->kv;
     if (c->map.cp_size == 1) return CPA_OK;
     for (int64_t i = 0; i < kv->n_schedules; i++) {
         kv->now = kv->schedules[i];
-        if (same_mask(kv->now.mask, mask)) return CPA_OK;
+        if (cpa_mask_equals(kv->now.mask, mask)) return CPA_OK;
     }
     cpa_kv_schedule *schedules =
         cpa_context_grow(c, kv->schedules, &kv->schedules_capacity, kv->n_schedules + 1, sizeof *schedules);

@@ -53,14 +53,14 @@ static void visible_tokens(const cpa_context *c, const cpa_planned_chunk *chunk,
 /* Cuts a range into pieces from the cursor on. */
 static cpa_status cut_range(cpa_context *c, int64_t chunk, token_range range, cpa_kv_cursor *at,
                             cpa_kv_pieces *pieces) {
-    const int64_t block = c->options.block_size, split = c->kv.split;
+    const int64_t split = c->kv.split;
     while (range.begin < range.end) {
         int64_t room = c->kv.capacity - at->used, count = range.end - range.begin;
-        if ((count + block - 1) / block > room) count = room * block / split * split;
+        if (cpa_pass_kv_blocks(c, count) > room) count = room * c->options.block_size / split * split;
         if (count > 0) {
             cpa_kv_piece piece = {at->segment, chunk, range.begin, count, at->used};
             if (pieces) CPA_TRY(cpa_pass_kv_add_piece(c, pieces, piece));
-            at->used += (count + block - 1) / block;
+            at->used += cpa_pass_kv_blocks(c, count);
             range.begin += count;
         }
         if (range.begin < range.end) cpa_pass_kv_close_segment(at);

@@ -27,7 +27,7 @@ static void pick_masks(const cpa_model_shape *model, cpa_mask masks[SELF_TEST_LA
     cpa_mask first = cpa_model_mask(model, 0), other = first;
     for (int32_t layer = 1; layer < model->layers; layer++) {
         cpa_mask mask = cpa_model_mask(model, layer);
-        if (mask.causal == first.causal && mask.window == first.window && mask.sinks == first.sinks) continue;
+        if (cpa_mask_equals(mask, first)) continue;
         other = mask;
         break;
     }

@@ -44,8 +44,8 @@ typedef struct cpa_kernel_test {
     void *device_memory[CPA_SELF_TEST_BUFFERS], *host_memory[CPA_SELF_TEST_BUFFERS];
     int32_t n_device, n_host;
 
-    int64_t keys[CPA_SELF_TEST_SHARDS],
-        rows; /* keys of shard 0, then those of shard 1; prefill rows, then decode rows */
+    int64_t keys[CPA_SELF_TEST_SHARDS];          /* of shard 0, then those of shard 1 */
+    int64_t rows;                                /* prefill rows, then decode rows */
     int64_t *k_positions, *q_positions, *limits; /* host; limits: the keys of shard 1 that a row is given */
     char *q_raw, *k_raw, *v_raw;                 /* in the model's dtype */
     float *q, *k, *v;                            /* as the kernels read them: keys and values rounded to the cache's */
@@ -69,7 +69,6 @@ static inline int64_t cpa_self_test_total_keys(const cpa_kernel_test *t) {
  * dtype. */
 cpa_status cpa_self_test_host(cpa_kernel_test *t, int64_t bytes, void *out, cpa_error *err);
 cpa_status cpa_self_test_device(cpa_kernel_test *t, int64_t bytes, const void *from, void *out, cpa_error *err);
-const char *cpa_self_test_dtype_name(cpa_dtype dtype);
 
 /* Queries, keys and values: `prefill` rows, then the decode rows. */
 cpa_status cpa_self_test_make_inputs(cpa_kernel_test *t, int64_t prefill, cpa_error *err);

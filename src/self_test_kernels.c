@@ -89,7 +89,7 @@ static cpa_status make_blas(cpa_kernel_test *t, cpa_error *err) {
 /* Keys that a row is given: those of shard 1 up to its limit, behind all of shard 0 where `both`. */
 static cpa_status expect_on_device(cpa_kernel_test *t, cpa_mask mask, int both) {
     const cpa_model_shape *m = &t->options->model;
-    const double unit = t->coarser == CPA_BF16 ? 0x1p-8 : t->coarser == CPA_F16 ? 0x1p-11 : 0x1p-24;
+    const double unit = cpa_reference_unit_roundoff(t->coarser);
     const int64_t heads = t->rows * m->q_heads, from = both ? 0 : t->keys[0], element = (int64_t)sizeof(float);
     cpa_reference_attend_args args = {.rows = t->rows,
                                       .keys = both ? cpa_self_test_total_keys(t) : t->keys[1],
@@ -143,7 +143,7 @@ static void expect_row(cpa_kernel_test *t, cpa_mask mask, int both, int64_t row,
 static cpa_status expect(cpa_kernel_test *t, cpa_mask mask, int both) {
     const cpa_model_shape *m = &t->options->model;
     if (t->blas) return expect_on_device(t, mask, both);
-    /* Every ninth row and the last ones, each with one query head of every KV head. */
+    /* Some rows and the last ones, each with one query head of every KV head. */
     for (int64_t row = 0; row < t->rows; row++) {
         int taken = row % HOST_ROWS_APART == 0 || row >= t->rows - CPA_SELF_TEST_DECODE_ROWS - 1;
         for (int32_t head = 0; head < m->q_heads; head++) {
@@ -162,8 +162,8 @@ static cpa_status wrong_row(const cpa_kernel_test *t, const char *what, cpa_mask
         err, CPA_CHECK_FAILED,
         "%s, %s over %s, %d/%d heads of %d/%d, blocks of %d, %s, window %lld, %d sinks: row %lld (%s), head "
         "%lld: |%s - %s reference| = %.3g, allowed %.3g",
-        what, cpa_self_test_dtype_name(m->dtype), cpa_self_test_dtype_name(o->kv_dtype), m->q_heads, m->kv_heads,
-        m->head_dim, m->v_head_dim, o->block_size, mask.causal ? "causal" : "full", (long long)mask.window, mask.sinks,
+        what, cpa_dtype_name(m->dtype), cpa_dtype_name(o->kv_dtype), m->q_heads, m->kv_heads, m->head_dim,
+        m->v_head_dim, o->block_size, mask.causal ? "causal" : "full", (long long)mask.window, mask.sinks,
         (long long)(at / m->q_heads), at / m->q_heads < t->rows - CPA_SELF_TEST_DECODE_ROWS ? "prefill" : "decode",
         (long long)(at % m->q_heads), which, t->blas ? "fp32 BLAS" : "float64", error, allowed);
 }
@@ -278,7 +278,7 @@ static cpa_status run(cpa_kernel_test *t, cpa_error *err) {
     CPA_TRY(make_blas(t, err));
     for (size_t i = 0; i < sizeof masks / sizeof masks[0]; i++) {
         int repeated = 0;
-        for (size_t j = 0; j < i; j++) repeated |= memcmp(&masks[i], &masks[j], sizeof masks[i]) == 0;
+        for (size_t j = 0; j < i; j++) repeated |= cpa_mask_equals(masks[i], masks[j]);
         if (!repeated) CPA_TRY(check_mask(t, masks[i], err));
     }
     return CPA_OK;
@@ -302,7 +302,7 @@ cpa_status cpa_self_test_kernels(cpa_device *dev, const cpa_worker_options *opti
     cpa_status status = run(&t, &own);
     if (status != CPA_OK)
         cpa_fail(err, status, "self-test: %s", own.status != CPA_OK ? own.message : t.stream->error.message);
-    (void)t.kernels->attend_path(dev, 0);
+    (void)t.kernels->attend_path(dev, 0); /* the best one again */
     if (t.stream) (void)t.kernels->stream_sync(t.stream);
     if (t.blas) t.kernels->reference_close(t.blas);
     for (int i = 0; i < CPA_SELF_TEST_SHARDS; i++) cpa_attend_plan_destroy(t.plans[i]);

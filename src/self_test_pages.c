@@ -32,11 +32,6 @@ cpa_status cpa_self_test_device(cpa_kernel_test *t, int64_t bytes, const void *f
     return status;
 }
 
-const char *cpa_self_test_dtype_name(cpa_dtype dtype) {
-    static const char *const names[CPA_KV_DTYPE_COUNT] = {"fp32", "bf16", "fp16", "fp8_e4m3", "int8"};
-    return names[dtype];
-}
-
 /* Rows of one tensor from the generator, [n, heads, dim] in the model's dtype. */
 static void generate(const cpa_kernel_test *t, cpa_synth_tensor tensor, int32_t heads, int32_t dim, int64_t n,
                      const int64_t *positions, char *out, uint32_t *tokens, char *head_rows) {
@@ -155,9 +150,9 @@ static cpa_status wrong_pages(const cpa_kernel_test *t, int values, int64_t at, 
     return cpa_fail(err, CPA_CHECK_FAILED,
                     "kv_write and kv_pack, %s to %s, blocks of %d, %d KV heads: %s of token %lld, head %lld, element "
                     "%lld is %g, expected %g",
-                    cpa_self_test_dtype_name(o->model.dtype), cpa_self_test_dtype_name(o->kv_dtype), o->block_size,
-                    o->model.kv_heads, values ? "value" : "key", (long long)(row / heads), (long long)(row % heads),
-                    (long long)(at % dim), (double)got, (double)want);
+                    cpa_dtype_name(o->model.dtype), cpa_dtype_name(o->kv_dtype), o->block_size, o->model.kv_heads,
+                    values ? "value" : "key", (long long)(row / heads), (long long)(row % heads), (long long)(at % dim),
+                    (double)got, (double)want);
 }
 
 /* Compares `rows` rows of a block, which lies at t->got, with what was written. What a quantised cache holds is then

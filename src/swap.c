@@ -8,6 +8,7 @@
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/fault.h"
+#include "base/hash.h"
 #include "kernels/kernels.h"
 
 struct cpa_swap {
@@ -66,7 +67,7 @@ static char *host_block(const cpa_swap *swap, int64_t block) {
 /* h -> (h ^ word) * odd, then a shifted copy xored in: each step is one-to-one in h and in the word, so two memories
  * that differ in one word never meet again. */
 uint64_t cpa_swap_checksum(const void *memory, int64_t bytes) {
-    uint64_t h = UINT64_C(0x9e3779b97f4a7c15) ^ (uint64_t)bytes;
+    uint64_t h = CPA_GOLDEN ^ (uint64_t)bytes;
     for (int64_t at = 0; at < bytes; at += 8) {
         uint64_t word = 0;
         memcpy(&word, (const char *)memory + at, bytes - at < 8 ? (size_t)(bytes - at) : 8);

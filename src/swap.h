@@ -18,6 +18,7 @@ typedef struct cpa_swap cpa_swap;
 /* Bytes of one block, all layers, keys and values, as the views of the layers describe it. */
 int64_t cpa_swap_block_bytes(const cpa_swap_options *options);
 
+/* The device, and what layer_kv reads through ctx, must outlive it. */
 cpa_status cpa_swap_create(cpa_device *device, const cpa_swap_options *options, cpa_swap **out, cpa_error *err);
 void cpa_swap_destroy(cpa_swap *swap);
 

@@ -10,8 +10,7 @@
 #include "kernels/kernels.h"
 #include "src/verify_internal.h"
 
-/* splitmix64: one stream of random numbers for each (seed, step, layer), the same on
- * every rank. */
+/* splitmix64: one stream of random numbers for each (seed, step, layer), the same on every rank. */
 static uint64_t next_random(uint64_t *state) {
     return cpa_mix64(*state += CPA_GOLDEN);
 }
@@ -110,6 +109,13 @@ static cpa_status begin(void *ctx, const cpa_step_plan *plan, int *sees, cpa_err
     return CPA_OK;
 }
 
+/* The rows of a chunk that this rank owns. */
+static int64_t rows_of(const cpa_verify *verify, const cpa_plan_chunk *chunk) {
+    cpa_owner_map map = verify->worker->options.map;
+    int32_t slot = cpa_owner_slot(map, verify->worker->rank, chunk->phase);
+    return cpa_shard_len(map, slot, chunk->start + chunk->count) - cpa_shard_len(map, slot, chunk->start);
+}
+
 static cpa_status layer_done(void *ctx, const cpa_step_plan *plan, int32_t layer, const void *q, const void *out,
                              cpa_stream *stream, cpa_error *err) {
     (void)err;
@@ -120,7 +126,7 @@ static cpa_status layer_done(void *ctx, const cpa_step_plan *plan, int32_t layer
         const cpa_verify_sample *sample = &verify->samples[verify->next];
         /* Rows lie chunk after chunk; the samples are in the order of the chunks. */
         for (; chunk < sample->chunk; chunk++) {
-            if (chunk >= 0) first_row += cpa_verify_rows(verify, &plan->chunks[chunk]);
+            if (chunk >= 0) first_row += rows_of(verify, &plan->chunks[chunk]);
         }
         const cpa_plan_chunk *in = &plan->chunks[chunk];
         if (cpa_owner_rank(map, in->phase, sample->position) != verify->worker->rank) continue;
@@ -129,12 +135,6 @@ static cpa_status layer_done(void *ctx, const cpa_step_plan *plan, int32_t layer
         CPA_TRY(keep_sample(verify, verify->next, row, q, out, stream));
     }
     return CPA_OK;
-}
-
-int64_t cpa_verify_rows(const cpa_verify *verify, const cpa_plan_chunk *chunk) {
-    cpa_owner_map map = verify->worker->options.map;
-    int32_t slot = cpa_owner_slot(map, verify->worker->rank, chunk->phase);
-    return cpa_shard_len(map, slot, chunk->start + chunk->count) - cpa_shard_len(map, slot, chunk->start);
 }
 
 void cpa_verify_begin_row(const cpa_verify *verify, cpa_reference_row *row, const char *data) {

@@ -147,8 +147,8 @@ static cpa_status diagnose_parts(void *ctx, const cpa_verify_part *parts, int64_
     return CPA_OK;
 }
 
-/* The allowance for calling two results equal: that of the check itself, from a row over no key but of the same dtype
- * is too narrow, so a few units of the dtype's rounding at the size of the result. */
+/* How far a result may be from that of a mistake and still be explained by it: a few units of the dtype's rounding at
+ * the size of the result. */
 static double equality_tolerance(const cpa_verify *verify) {
     return verify->worker->options.model.dtype == CPA_F32 ? 1e-4 : 2e-2;
 }

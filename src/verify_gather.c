@@ -64,8 +64,10 @@ typedef struct head_copy {
 static head_copy copy_of_head(const cpa_kv_view *all, int32_t head, int64_t count, char *k_out, char *v_out) {
     int64_t element = cpa_dtype_bytes(all->dtype);
     head_copy copy = {*all, {.k = k_out, .v = v_out, .dtype = all->dtype, .block_size = all->block_size}};
-    if (cpa_dtype_is_quantised(all->dtype)) copy.head.dtype = copy.out.dtype = CPA_FP8_E4M3; /* bytes alone */
-    if (cpa_dtype_is_quantised(all->dtype)) copy.head.k_scale = copy.head.v_scale = 1;
+    if (cpa_dtype_is_quantised(all->dtype)) {
+        copy.head.dtype = copy.out.dtype = CPA_FP8_E4M3; /* bytes alone */
+        copy.head.k_scale = copy.head.v_scale = 1;
+    }
     copy.head.kv_heads = 1;
     copy.head.k = (char *)all->k + head * all->k_head_stride * element;
     copy.head.v = (char *)all->v + head * all->v_head_stride * element;

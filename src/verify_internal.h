@@ -48,9 +48,6 @@ struct cpa_verify {
 cpa_status cpa_verify_reserve(cpa_verify *verify, cpa_verify_memory *memory, int64_t need, int64_t used,
                               cpa_error *err);
 
-/* The rows of a chunk that this rank owns. */
-int64_t cpa_verify_rows(const cpa_verify *verify, const cpa_plan_chunk *chunk);
-
 /* Begins a reference row from what was kept of a sample: its query, and its result, which goes to row->got. */
 void cpa_verify_begin_row(const cpa_verify *verify, cpa_reference_row *row, const char *data);
 

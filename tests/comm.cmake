@@ -1,6 +1,23 @@
 # Communication, and context attention over it: on the host, and the same programs on devices.
+
+# cpattn_transport_test_on_device(NAME RANKS): a program of transports over each of the devices', for each number of
+# ranks in the list RANKS. Two ranks may share a GPU, which peer memory allows and NCCL does not.
+function(cpattn_transport_test_on_device name ranks)
+  if(NOT CPATTN_CUDA)
+    return()
+  endif()
+  foreach(transport peer nccl)
+    foreach(n IN LISTS ranks)
+      set(test ${name}-${transport}-np${n})
+      add_test(NAME ${test} COMMAND ${CPATTN_MPIRUN} -np ${n} $<TARGET_FILE:${name}>)
+      cpattn_on_device(${test} cuda ${n})
+      set_property(TEST ${test} APPEND PROPERTY ENVIRONMENT CPATTN_TEST_TRANSPORT=${transport})
+    endforeach()
+  endforeach()
+endfunction()
+
 cpattn_mpi_test(test_transport "1;2;3;4" test_transport.c)
-cpattn_mpi_test_on_device(test_transport "1;2;4")
+cpattn_transport_test_on_device(test_transport "1;2;4")
 cpattn_mpi_test(test_context "1;2;3;4;5" test_context.c)
 cpattn_mpi_test_on_device(test_context "1;2;4")
 cpattn_mpi_test(test_pass_kv_gather "1;2;3;4" test_pass_kv_gather.c)

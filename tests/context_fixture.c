@@ -181,7 +181,7 @@ void cpa_test_result_destroy(cpa_test_result *result) {
     free(result->lse);
 }
 
-int cpa_test_same_bits(const cpa_test_result *a, const cpa_test_result *b) {
+static int same_bits(const cpa_test_result *a, const cpa_test_result *b) {
     if (a->rows != b->rows || a->out_bytes != b->out_bytes) return 0;
     if (a->rows == 0) return 1;
     return memcmp(a->out, b->out, (size_t)a->out_bytes) == 0 && memcmp(a->lse, b->lse, (size_t)a->lse_bytes) == 0;
@@ -189,7 +189,7 @@ int cpa_test_same_bits(const cpa_test_result *a, const cpa_test_result *b) {
 
 int cpa_test_same_bits_or_right(const cpa_test_cache *cache, cpa_mask mask, const cpa_test_chunk *chunks, int64_t n,
                                 const cpa_test_result *a, const cpa_test_result *b) {
-    if (cpa_test_promises_bits()) return cpa_test_same_bits(a, b);
+    if (cpa_test_promises_bits()) return same_bits(a, b);
     return a->rows == b->rows && cpa_test_count_wrong(cache, mask, chunks, n, a) == 0 &&
            cpa_test_count_wrong(cache, mask, chunks, n, b) == 0;
 }

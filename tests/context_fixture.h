@@ -65,9 +65,8 @@ cpa_status cpa_test_attend_without_lse(cpa_context *context, const cpa_test_cach
                                        cpa_test_result *result);
 void cpa_test_result_destroy(cpa_test_result *result);
 
-/* Whether two results have the same bits. */
-int cpa_test_same_bits(const cpa_test_result *a, const cpa_test_result *b);
-/* The same on a back end that promises bits; on another, whether each of the two is within the tolerance. */
+/* Whether two results have the same bits on a back end that promises bits; on another, whether each of the two is
+ * within the tolerance. */
 int cpa_test_same_bits_or_right(const cpa_test_cache *cache, cpa_mask mask, const cpa_test_chunk *chunks, int64_t n,
                                 const cpa_test_result *a, const cpa_test_result *b);
 

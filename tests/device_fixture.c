@@ -88,6 +88,12 @@ int cpa_test_device_missing(void) {
     return 1;
 }
 
+int cpa_test_cuda_missing(void) {
+    if (is_cuda()) return cpa_test_device_missing();
+    if (world_rank() == 0) printf("skipped: CPATTN_TEST_DEVICE: found '%s', expected cuda\n", device_name());
+    return 1;
+}
+
 cpa_device_options cpa_test_device_options(int32_t threads) {
     cpa_device_options options = {.size = sizeof options, .threads = threads};
     if (is_cuda()) {

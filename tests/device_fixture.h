@@ -14,6 +14,8 @@ enum { CPA_TEST_SKIPPED = 77 };
 
 /* 1, and a line that says why, if this process has no such device; 2, with a line, if CPATTN_TEST_DEVICE is wrong. */
 int cpa_test_device_missing(void);
+/* The same for a program that tests CUDA alone: the host is no such device either. */
+int cpa_test_cuda_missing(void);
 
 /* Options that open the device; for tests that leave the opening to the library. */
 cpa_device_options cpa_test_device_options(int32_t threads);
@@ -38,10 +40,13 @@ void cpa_test_free(cpa_stream *stream, void *device);
         return cpa_test_main(suite, tests, (int)(sizeof(tests) / sizeof((tests)[0])));                                 \
     }
 #define CPA_MPI_DEVICE_TEST_MAIN(suite, tests)                                                                         \
+    CPA_MPI_TEST_MAIN_UNLESS(cpa_test_device_missing(), suite, tests, (int)(sizeof(tests) / sizeof((tests)[0])))
+/* The second with another question in place of cpa_test_device_missing, and for the first n_tests of the tests. */
+#define CPA_MPI_TEST_MAIN_UNLESS(is_missing, suite, tests, n_tests)                                                    \
     int main(int argc, char **argv) {                                                                                  \
         MPI_Init(&argc, &argv);                                                                                        \
-        int missing = cpa_test_device_missing(), failed = 0;                                                           \
-        if (!missing) failed = cpa_mpi_run_tests(suite, tests, (int)(sizeof(tests) / sizeof((tests)[0])));             \
+        int missing = is_missing, failed = 0;                                                                          \
+        if (!missing) failed = cpa_mpi_run_tests(suite, tests, n_tests);                                               \
         MPI_Allreduce(MPI_IN_PLACE, &failed, 1, MPI_INT, MPI_MAX, MPI_COMM_WORLD);                                     \
         MPI_Finalize();                                                                                                \
         return missing == 1 ? CPA_TEST_SKIPPED : missing ? missing : failed;                                           \

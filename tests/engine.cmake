@@ -16,13 +16,7 @@ foreach(n 1 2 3 4)
 endforeach()
 
 # The self-test of the operations, in the twin with fault points: on the host, and on a CUDA device where there is one.
-add_executable(test_self_test_kernels test_self_test_kernels.c)
-target_link_libraries(test_self_test_kernels PRIVATE cpattn_static_faults ${CPATTN_CUNIT})
-target_compile_definitions(test_self_test_kernels PRIVATE CPA_FAULT_POINTS)
-add_test(NAME test_self_test_kernels COMMAND test_self_test_kernels)
-set_tests_properties(test_self_test_kernels PROPERTIES TIMEOUT ${CPATTN_TEST_TIMEOUT} LABELS host)
-if(CPATTN_CUDA)
-  add_test(NAME test_self_test_kernels_cuda COMMAND test_self_test_kernels cuda)
-  set_tests_properties(test_self_test_kernels_cuda PROPERTIES TIMEOUT ${CPATTN_TEST_TIMEOUT} LABELS gpu
-                                                              SKIP_RETURN_CODE 77)
-endif()
+cpattn_unit_test(test_self_test_kernels test_self_test_kernels.c)
+cpattn_unit_test_on_device(test_self_test_kernels)
+set_target_properties(test_self_test_kernels PROPERTIES
+  LINK_LIBRARIES "cpattn_fixtures;cpattn_static_faults;${CPATTN_CUNIT}" COMPILE_DEFINITIONS CPA_FAULT_POINTS)

@@ -1,5 +1,6 @@
-/* What a narrow cache costs: attention over a cache of each dtype against attention over the fp32 cache, on peaky inputs
- * with outlier channels. Prints the table of docs/ACCURACY.md; exits 1 if a dtype is worse than that page allows.
+/* What a narrow cache costs: attention over a cache of each dtype against attention over the fp32 cache, on peaky
+ * inputs with outlier channels. Prints the table of docs/ACCURACY.md; exits 1 if a dtype is worse than that page
+ * allows.
  *
  *     quant_accuracy [LONGEST]     lengths 128, 512, .. up to LONGEST (131072) */
 #include <math.h>
@@ -96,7 +97,8 @@ static void attend(const cpa_test_sequence *s, const cache_kind *kind, float *ou
     cpa_kv_fixture_destroy(&cache);
 }
 
-/* The least cosine over rows, and the largest error relative to the largest element of the exact results. */
+/* The least cosine over rows, NaN if a row has a NaN, which fmin would drop; and the largest error relative to the
+ * largest element of the exact results. */
 static void compare(const float *exact, const float *got, double *cosine, double *error) {
     double most = (double)largest(exact, QUERIES * Q_HEADS * DIM);
     *cosine = 1;
@@ -109,7 +111,8 @@ static void compare(const float *exact, const float *got, double *cosine, double
             b += (double)got[d] * (double)got[d];
             *error = fmax(*error, fabs((double)exact[d] - (double)got[d]) / most);
         }
-        *cosine = fmin(*cosine, dot / sqrt(a * b));
+        double of_row = dot / sqrt(a * b);
+        if (isnan(of_row) || of_row < *cosine) *cosine = of_row;
     }
 }
 

@@ -17,7 +17,7 @@ skip() {
     exit 77
 }
 command -v "$sanitizer" >/dev/null || skip "no $sanitizer"
-timeout 60 "$build/tests/test_self_test_kernels" cuda >/dev/null 2>&1
+CPATTN_TEST_DEVICE=cuda timeout 60 "$build/tests/test_self_test_kernels" small >/dev/null 2>&1
 [ $? -ne 77 ] || skip "no CUDA device"
 
 log=$(mktemp)
@@ -42,14 +42,14 @@ check() {
 mpirun=(mpirun --allow-run-as-root --oversubscribe --bind-to none)
 for tool in $tools; do
     run=("$sanitizer" --tool "$tool" --error-exitcode 99)
-    check "$tool" "kernels" "${run[@]}" "$build/tests/test_self_test_kernels" cuda small
+    check "$tool" "kernels" env CPATTN_TEST_DEVICE=cuda "${run[@]}" "$build/tests/test_self_test_kernels" small
     for name in test_kv test_merge test_synthesize test_quant; do
         check "$tool" "$name" env CPATTN_TEST_DEVICE=cuda "${run[@]}" "$build/tests/$name"
     done
     [ "$tool" = memcheck ] || continue
     # The transports ask CUDA for what may be refused and go on: errors of calls are not reported there.
-    check "$tool" "transports, 2 ranks" "${mpirun[@]}" -np 2 "${run[@]}" --report-api-errors no \
-        "$build/tests/test_device_transport"
+    check "$tool" "peer memory, 2 ranks" env CPATTN_TEST_DEVICE=cuda "${mpirun[@]}" -np 2 "${run[@]}" \
+        --report-api-errors no "$build/tests/test_device_transport"
     check "$tool" "the program" "${run[@]}" --target-processes all "$build/launcher/cp_attn" --device cuda \
         --requests 2 --input-len 200 --output-len 4 --verify 0.05
 done

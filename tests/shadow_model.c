@@ -9,6 +9,7 @@
 
 #include "base/hash.h"
 #include "src/scheduler_internal.h"
+#include "tests/planner_fixture.h"
 
 enum { MAX_REQUESTS = 48, MAX_TOKENS = 96, FAMILIES = 3 };
 
@@ -103,14 +104,7 @@ static void choose_options(shadow *m) {
         .block_size = block_size,
         .max_num_batched_tokens = between(m, 1, 48),
         .max_num_seqs = (int32_t)between(m, 1, 8),
-        .planner = {.cp_size = ranks,
-                    .q_heads = 8,
-                    .kv_heads = 2,
-                    .k_dim = 64,
-                    .v_dim = 64,
-                    .element_bytes = 2,
-                    .flops = 1e10,
-                    .bandwidth = 1e9},
+        .planner = cpa_test_planner(ranks),
         .token_at = token_at,
         .token_ctx = m,
         .prefix_caching = between(m, 0, 4) > 0,

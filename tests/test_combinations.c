@@ -1,15 +1,14 @@
-/* Everything that a cache can be, at once: each seed draws dtype and scales, layout, blocks, masks of layers, algorithm,
- * sharing, preemption, quota, policy and requests. Every request finishes, the sampled check finds nothing, and where
- * the back end promises bits they are those of the same requests run plainly.
+/* Everything that a cache can be, at once: each seed draws dtype and scales, layout, blocks, masks of layers,
+ * algorithm, sharing, preemption, quota, policy and requests. Every request finishes, the sampled check finds nothing,
+ * and where the back end promises bits they are those of the same requests run plainly.
  *
  * CPATTN_TEST_SEEDS=FIRST:LAST chooses the seeds. */
 #include <stdlib.h>
 #include <string.h>
 
-#include <cpattn/engine.h>
-
 #include "base/hash.h"
 #include "tests/device_fixture.h"
+#include "tests/engine_fixture.h"
 #include "tests/mpi_unit.h"
 
 enum { LAYERS = 3, MOST_REQUESTS = 14, AMPLE_BLOCKS = 600 };
@@ -21,16 +20,15 @@ typedef struct combination {
     cpa_mask masks[LAYERS];
     int n_requests;
     cpa_request requests[MOST_REQUESTS];
-    int prompts[MOST_REQUESTS];       /* requests with the same one have the same prompt */
-    int64_t common[MOST_REQUESTS];    /* first tokens of a prompt that its family has in common */
-    const char *salts[MOST_REQUESTS]; /* of requests */
+    int prompts[MOST_REQUESTS];    /* requests with the same one have the same prompt */
+    int64_t common[MOST_REQUESTS]; /* first tokens of a prompt that its family has in common */
 } combination;
 
 /* What the seeds came across, all together. */
 static cpa_engine_stats seen;
 
 static int64_t draw(combination *c, int64_t first, int64_t last) {
-    c->state += 0x9e3779b97f4a7c15u;
+    c->state += CPA_GOLDEN;
     return first + (int64_t)(cpa_mix64(c->state) % (uint64_t)(last - first + 1));
 }
 
@@ -168,28 +166,10 @@ static void describe(const combination *c, uint64_t seed, int ranks) {
 
 /* Runs the requests of a combination with these options; whether all is well. */
 static int run(const combination *c, const cpa_engine_options *options, int samples, cpa_engine_stats *stats) {
-    cpa_engine *engine = NULL;
-    cpa_error err = {CPA_OK, ""};
-    int rank;
-    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
-    if (cpa_engine_create(MPI_COMM_WORLD, options, &engine, &err) != CPA_OK) {
-        printf("%s\n", err.message);
-        return 0;
-    }
-    int submitted = 1;
-    for (int i = 0; rank == 0 && i < c->n_requests; i++) {
-        cpa_request request = c->requests[i];
-        if (!samples) request.group = 0;
-        if (cpa_engine_submit(engine, &request) == CPA_OK) continue;
-        printf("%s\n", cpa_engine_error(engine));
-        submitted = 0;
-    }
-    cpa_status status = cpa_engine_run(engine, NULL, NULL, NULL);
-    if (status != CPA_OK) printf("%s\n", cpa_engine_error(engine));
-    cpa_engine_get_stats(engine, stats);
-    cpa_engine_destroy(engine);
-    return submitted && status == CPA_OK && stats->verify_violations == 0 && stats->swap_failures == 0 &&
-           stats->requests_finished == c->n_requests;
+    cpa_request requests[MOST_REQUESTS];
+    memcpy(requests, c->requests, sizeof requests);
+    for (int i = 0; i < c->n_requests && !samples; i++) requests[i].group = 0;
+    return cpa_test_engine_run(options, requests, c->n_requests, NULL, NULL, stats) && stats->swap_failures == 0;
 }
 
 static void add_seen(const cpa_engine_stats *stats) {

@@ -3,19 +3,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include <cpattn/engine.h>
-
 #include "base/clock.h"
 #include "kernels/kernels.h"
+#include "tests/device_fixture.h"
+#include "tests/engine_fixture.h"
 #include "tests/mpi_unit.h"
 
 enum { ROWS = 4096, HEADS = 8, DIM = 64 };
-
-static int32_t ordinal(void) {
-    int rank;
-    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
-    return rank % cpa_device_count(CPA_BACKEND_CUDA);
-}
 
 /* A device with a stream, and work for it: keys of ROWS tokens. */
 typedef struct site {
@@ -27,24 +21,24 @@ typedef struct site {
 } site;
 
 static void site_open(site *s) {
-    cpa_device_options options = {.size = sizeof options, .backend = CPA_BACKEND_CUDA, .ordinal = ordinal()};
-    cpa_error err;
-    void *tokens, *positions, *out;
-    if (cpa_device_open(&options, &s->device, &err) || cpa_stream_create(s->device, &s->stream, &err) ||
-        cpa_device_alloc(s->device, ROWS * 4, &tokens, &err) ||
-        cpa_device_alloc(s->device, ROWS * 8, &positions, &err) ||
-        cpa_device_alloc(s->device, (int64_t)ROWS * HEADS * DIM * 2, &out, &err)) {
+    uint32_t tokens[ROWS];
+    int64_t positions[ROWS];
+    cpa_error err = {CPA_OK, ""};
+    void *out;
+    for (int i = 0; i < ROWS; i++) tokens[i] = (uint32_t)i, positions[i] = i;
+    cpa_test_device_open(1, &s->device, &s->stream);
+    s->kernels = s->device->kernels;
+    if (cpa_device_alloc(s->device, (int64_t)ROWS * HEADS * DIM * 2, &out, &err)) {
         printf("%s\n", err.message);
         abort();
     }
-    s->kernels = s->device->kernels;
     s->work = (cpa_synth_args){.tensor = CPA_SYNTH_K,
                                .heads = HEADS,
                                .kv_heads = HEADS,
                                .dim = DIM,
                                .rows = ROWS,
-                               .tokens = tokens,
-                               .positions = positions,
+                               .tokens = cpa_test_upload(s->stream, tokens, sizeof tokens),
+                               .positions = cpa_test_upload(s->stream, positions, sizeof positions),
                                .dtype = CPA_BF16,
                                .out = out};
     CU_ASSERT_EQUAL(s->kernels->marks_create(s->device, &s->marks, NULL), CPA_OK);
@@ -52,11 +46,10 @@ static void site_open(site *s) {
 
 static void site_close(site *s) {
     s->kernels->marks_destroy(s->marks);
-    cpa_device_free(s->device, (void *)(uintptr_t)s->work.tokens);
-    cpa_device_free(s->device, (void *)(uintptr_t)s->work.positions);
-    cpa_device_free(s->device, s->work.out);
-    cpa_stream_destroy(s->stream);
-    cpa_device_close(s->device);
+    cpa_test_free(s->stream, (void *)(uintptr_t)s->work.tokens);
+    cpa_test_free(s->stream, (void *)(uintptr_t)s->work.positions);
+    cpa_test_free(s->stream, s->work.out);
+    cpa_test_device_close(s->device, s->stream);
 }
 
 static void work_between_marks(site *s, int32_t first, int repeats) {
@@ -130,49 +123,35 @@ static void a_capture_that_failed_leaves_the_stream_in_order(void) {
 enum { REQUESTS = 12 };
 
 static cpa_engine_options engine_options(cpa_dtype dtype) {
-    return (cpa_engine_options){
-        .size = sizeof(cpa_engine_options),
-        .device = {.size = sizeof(cpa_device_options), .backend = CPA_BACKEND_CUDA, .ordinal = ordinal()},
-        .model = {.layers = 3,
-                  .q_heads = 8,
-                  .kv_heads = 2,
-                  .head_dim = 64,
-                  .v_head_dim = 64,
-                  .dtype = dtype,
-                  .mask = {.causal = 1}},
-        .kv_dtype = dtype,
-        .num_blocks = 1024,
-        .max_num_batched_tokens = 256,
-        .max_num_seqs = 16,
-        .staging_bytes = 8 << 20,
-        .skip_self_test = 1,
-        .seed = 3};
+    return (cpa_engine_options){.size = sizeof(cpa_engine_options),
+                                .device = cpa_test_device_options(0),
+                                .model = {.layers = 3,
+                                          .q_heads = 8,
+                                          .kv_heads = 2,
+                                          .head_dim = 64,
+                                          .v_head_dim = 64,
+                                          .dtype = dtype,
+                                          .mask = {.causal = 1}},
+                                .kv_dtype = dtype,
+                                .num_blocks = 1024,
+                                .max_num_batched_tokens = 256,
+                                .max_num_seqs = 16,
+                                .staging_bytes = 8 << 20,
+                                .skip_self_test = 1,
+                                .seed = 3};
 }
 
 /* Short and long contexts that decode for a while, and end one after another. */
 static cpa_engine_stats run(const cpa_engine_options *options) {
-    cpa_engine_stats stats = {0};
-    cpa_engine *engine = NULL;
-    cpa_error err = {CPA_OK, ""};
-    int rank;
-    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
-    if (cpa_engine_create(MPI_COMM_WORLD, options, &engine, &err) != CPA_OK) {
-        printf("%s\n", err.message);
-        CU_FAIL("the engine could not be created");
-        return stats;
+    cpa_request requests[REQUESTS];
+    cpa_engine_stats stats;
+    for (int i = 0; i < REQUESTS; i++) {
+        requests[i] = (cpa_request){.size = sizeof requests[i],
+                                    .id = (uint64_t)i,
+                                    .prompt_tokens = 1 + 83 * i % 700,
+                                    .output_tokens = 20 + 9 * i};
     }
-    for (int i = 0; rank == 0 && i < REQUESTS; i++) {
-        cpa_request request = {
-            .size = sizeof request, .id = (uint64_t)i, .prompt_tokens = 1 + 83 * i % 700, .output_tokens = 20 + 9 * i};
-        CU_ASSERT_EQUAL(cpa_engine_submit(engine, &request), CPA_OK);
-    }
-    cpa_status status = cpa_engine_run(engine, NULL, NULL, NULL);
-    if (status != CPA_OK) printf("%s\n", cpa_engine_error(engine));
-    CU_ASSERT_EQUAL(status, CPA_OK);
-    cpa_engine_get_stats(engine, &stats);
-    CU_ASSERT_EQUAL(stats.requests_finished, REQUESTS);
-    CU_ASSERT_EQUAL(stats.verify_violations, 0);
-    cpa_engine_destroy(engine);
+    CU_ASSERT_TRUE(cpa_test_engine_run(options, requests, REQUESTS, NULL, NULL, &stats));
     return stats;
 }
 
@@ -226,14 +205,13 @@ static void add_span(void *ctx, const cpa_span *span) {
 static void spans_of_replayed_steps_are_on_the_timeline(void) {
     cpa_engine_options options = engine_options(CPA_BF16);
     options.timeline_spans = 1 << 20;
-    cpa_engine *engine = NULL;
+    cpa_request request = {.size = sizeof request, .prompt_tokens = 300, .output_tokens = 40};
+    cpa_engine *engine = cpa_test_engine(&options, &request, 1);
     int rank, size;
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     MPI_Comm_size(MPI_COMM_WORLD, &size);
-    CU_ASSERT_EQUAL(cpa_engine_create(MPI_COMM_WORLD, &options, &engine, NULL), CPA_OK);
+    CU_ASSERT_PTR_NOT_NULL(engine);
     if (!engine) return;
-    cpa_request request = {.size = sizeof request, .prompt_tokens = 300, .output_tokens = 40};
-    if (rank == 0) CU_ASSERT_EQUAL(cpa_engine_submit(engine, &request), CPA_OK);
     CU_ASSERT_EQUAL(cpa_engine_run(engine, NULL, NULL, NULL), CPA_OK);
     sums s = {0};
     CU_ASSERT_EQUAL(cpa_engine_timeline(engine, add_span, &s), CPA_OK);
@@ -254,16 +232,4 @@ static const cpa_test tests[] = {
     {"checked steps run between replayed ones", checked_steps_run_between_replayed_ones},
     {"spans of replayed steps are on the timeline", spans_of_replayed_steps_are_on_the_timeline},
 };
-
-int main(int argc, char **argv) {
-    MPI_Init(&argc, &argv);
-    if (cpa_device_count(CPA_BACKEND_CUDA) == 0) {
-        printf("skipped: no CUDA device\n");
-        MPI_Finalize();
-        return 0;
-    }
-    int failed = cpa_mpi_run_tests("cuda engine", tests, (int)(sizeof tests / sizeof tests[0]));
-    MPI_Allreduce(MPI_IN_PLACE, &failed, 1, MPI_INT, MPI_MAX, MPI_COMM_WORLD);
-    MPI_Finalize();
-    return failed;
-}
+CPA_MPI_TEST_MAIN_UNLESS(cpa_test_cuda_missing(), "cuda engine", tests, (int)(sizeof tests / sizeof tests[0]))

@@ -6,14 +6,13 @@
 #include <string.h>
 
 #include "base/hash.h"
-#include "cuda_fixture.h"
 #include "kernels/host/convert.h"
+#include "kernels/kernels.h"
 #include "kv_fixture.h"
 #include "unit.h"
 
-static cpa_cuda_site site;
-static cpa_device *host_device;
-static cpa_stream *host_stream;
+static cpa_device *cuda_device, *host_device;
+static cpa_stream *cuda_stream, *host_stream;
 
 /* A well-mixed number from a counter. */
 static uint64_t mixed(uint64_t counter) {
@@ -43,7 +42,7 @@ static void *random_elements(uint64_t seed, cpa_dtype dtype, int64_t n) {
 /* Whether the device memory holds the same bytes as the host memory. */
 static int same_bytes(const void *host, const void *device, int64_t bytes) {
     void *copy = cpa_test_poisoned(bytes, 1);
-    cpa_cuda_download(&site, copy, device, bytes);
+    cpa_test_download(cuda_stream, copy, device, bytes);
     int same = memcmp(host, copy, (size_t)bytes) == 0;
     free(copy);
     return same;
@@ -54,7 +53,7 @@ static int same_elements(const void *host, const void *device, cpa_dtype dtype, 
     float *a = cpa_test_poisoned(n, sizeof *a), *b = cpa_test_poisoned(n, sizeof *b);
     void *copy = cpa_test_poisoned(n, cpa_dtype_bytes(dtype));
     int64_t differ = 0;
-    cpa_cuda_download(&site, copy, device, n * cpa_dtype_bytes(dtype));
+    cpa_test_download(cuda_stream, copy, device, n * cpa_dtype_bytes(dtype));
     cpa_widen(a, host, dtype, n);
     cpa_widen(b, copy, dtype, n);
     for (int64_t i = 0; i < n; i++) differ += a[i] != b[i] && !(isnan(a[i]) && isnan(b[i]));
@@ -79,16 +78,16 @@ static void kv_write_of(cpa_dtype from, cpa_dtype to, float scale, int32_t k_dim
     cpa_kv_fixture_init_view(&kv, shape, head_major);
     for (int i = 0; i < TOKENS; i++) slots[i] = i % 10 == 3 ? -1 : (i * 37) % (BLOCKS * BLOCK_SIZE);
     void *k = random_elements(1, from, TOKENS * HEADS * k_dim), *v = random_elements(2, from, TOKENS * HEADS * v_dim);
-    cpa_kv_view view = cpa_cuda_upload_view(&site, &kv.view, kv.k_bytes, kv.v_bytes);
-    void *device_k = cpa_cuda_upload(&site, k, TOKENS * HEADS * k_dim * cpa_dtype_bytes(from));
-    void *device_v = cpa_cuda_upload(&site, v, TOKENS * HEADS * v_dim * cpa_dtype_bytes(from));
-    int64_t *device_slots = cpa_cuda_upload(&site, slots, sizeof slots);
+    cpa_kv_view view = cpa_kv_fixture_upload(&kv, cuda_stream);
+    void *device_k = cpa_test_upload(cuda_stream, k, TOKENS * HEADS * k_dim * cpa_dtype_bytes(from));
+    void *device_v = cpa_test_upload(cuda_stream, v, TOKENS * HEADS * v_dim * cpa_dtype_bytes(from));
+    int64_t *device_slots = cpa_test_upload(cuda_stream, slots, sizeof slots);
     cpa_kv_write_args args = {.size = sizeof args, .tokens = TOKENS, .dtype = from, .k = k, .v = v};
     args.slot_mapping = slots;
     args.kv = kv.view;
     CU_ASSERT_EQUAL(cpa_kv_write(&args, host_stream), CPA_OK);
     args.k = device_k, args.v = device_v, args.slot_mapping = device_slots, args.kv = view;
-    CU_ASSERT_EQUAL(cpa_kv_write(&args, site.stream), CPA_OK);
+    CU_ASSERT_EQUAL(cpa_kv_write(&args, cuda_stream), CPA_OK);
     if (!cpa_dtype_is_quantised(to)) {
         CU_ASSERT_TRUE(same_elements(kv.view.k, view.k, to, kv.k_bytes / cpa_dtype_bytes(to)));
         CU_ASSERT_TRUE(same_elements(kv.view.v, view.v, to, kv.v_bytes / cpa_dtype_bytes(to)));
@@ -97,10 +96,10 @@ static void kv_write_of(cpa_dtype from, cpa_dtype to, float scale, int32_t k_dim
         CU_ASSERT_TRUE(same_bytes(kv.view.k, view.k, kv.k_bytes));
         CU_ASSERT_TRUE(same_bytes(kv.view.v, view.v, kv.v_bytes));
     }
-    cpa_device_free(site.device, device_slots);
-    cpa_device_free(site.device, device_v);
-    cpa_device_free(site.device, device_k);
-    cpa_cuda_free_view(&site, &view);
+    cpa_test_free(cuda_stream, device_slots);
+    cpa_test_free(cuda_stream, device_v);
+    cpa_test_free(cuda_stream, device_k);
+    cpa_kv_view_free(&view, cuda_stream);
     free(v);
     free(k);
     cpa_kv_fixture_destroy(&kv);
@@ -145,15 +144,15 @@ static void copies_of(cpa_dtype dtype, int32_t k_dim, int32_t v_dim, int src_hea
     cpa_kv_fixture_init(&src, dtype, BLOCKS, BLOCK_SIZE, HEADS, k_dim, v_dim, src_head_major);
     cpa_kv_fixture_init(&dst, dtype, BLOCKS, BLOCK_SIZE, HEADS, k_dim, v_dim, dst_head_major);
     fill_pools(&src, 5);
-    cpa_kv_view device_src = cpa_cuda_upload_view(&site, &src.view, src.k_bytes, src.v_bytes);
-    cpa_kv_view device_dst = cpa_cuda_upload_view(&site, &dst.view, dst.k_bytes, dst.v_bytes);
+    cpa_kv_view device_src = cpa_kv_fixture_upload(&src, cuda_stream);
+    cpa_kv_view device_dst = cpa_kv_fixture_upload(&dst, cuda_stream);
     int64_t(*pairs)[2] = cpa_test_poisoned(BLOCKS / 2, sizeof *pairs);
     for (int64_t i = 0; i < BLOCKS / 2; i++) pairs[i][0] = (i * 1009) % BLOCKS, pairs[i][1] = BLOCKS - 1 - i;
     cpa_kv_copy_args copy = {.size = sizeof copy, .src = src.view, .dst = dst.view, .n_pairs = BLOCKS / 2};
     copy.pairs = (const int64_t(*)[2])pairs;
     CU_ASSERT_EQUAL(cpa_kv_copy(&copy, host_stream), CPA_OK);
     copy.src = device_src, copy.dst = device_dst;
-    CU_ASSERT_EQUAL(cpa_kv_copy(&copy, site.stream), CPA_OK);
+    CU_ASSERT_EQUAL(cpa_kv_copy(&copy, cuda_stream), CPA_OK);
     CU_ASSERT_TRUE(same_bytes(dst.view.k, device_dst.k, dst.k_bytes));
     CU_ASSERT_TRUE(same_bytes(dst.view.v, device_dst.v, dst.v_bytes));
 
@@ -165,12 +164,12 @@ static void copies_of(cpa_dtype dtype, int32_t k_dim, int32_t v_dim, int src_hea
     pack.n_spans = sizeof spans / sizeof spans[0];
     CU_ASSERT_EQUAL(cpa_kv_pack(&pack, host_stream), CPA_OK);
     pack.src = device_src, pack.dst = device_dst;
-    CU_ASSERT_EQUAL(cpa_kv_pack(&pack, site.stream), CPA_OK);
+    CU_ASSERT_EQUAL(cpa_kv_pack(&pack, cuda_stream), CPA_OK);
     CU_ASSERT_TRUE(same_bytes(dst.view.k, device_dst.k, dst.k_bytes));
     CU_ASSERT_TRUE(same_bytes(dst.view.v, device_dst.v, dst.v_bytes));
     free(pairs);
-    cpa_cuda_free_view(&site, &device_dst);
-    cpa_cuda_free_view(&site, &device_src);
+    cpa_kv_view_free(&device_dst, cuda_stream);
+    cpa_kv_view_free(&device_src, cuda_stream);
     cpa_kv_fixture_destroy(&dst);
     cpa_kv_fixture_destroy(&src);
 }
@@ -222,8 +221,8 @@ static void merge_of(const merge_case *c) {
                         random_float((uint64_t)(row * 1000003 + h * 509 + d * 17 + s));
             }
         }
-        device_memory[s] = cpa_cuda_upload(&site, memory[s], floats * (int64_t)sizeof(float));
-        device_maps[s] = cpa_cuda_upload(&site, maps[s], c->rows * (int64_t)sizeof(int32_t));
+        device_memory[s] = cpa_test_upload(cuda_stream, memory[s], floats * (int64_t)sizeof(float));
+        device_maps[s] = cpa_test_upload(cuda_stream, maps[s], c->rows * (int64_t)sizeof(int32_t));
         device[s] = (cpa_partial){device_memory[s], stride, device_memory[s] + (lse - memory[s]), lse_stride};
     }
     const int32_t *some_maps[MAX_STATES], *some_device_maps[MAX_STATES];
@@ -234,21 +233,21 @@ static void merge_of(const merge_case *c) {
     int64_t out_bytes = c->rows * o_floats * cpa_dtype_bytes(c->out_dtype), lse_bytes = c->rows * c->heads * 4;
     void *out = cpa_test_poisoned(out_bytes, 1);
     float *out_lse = cpa_test_poisoned(lse_bytes, 1);
-    void *device_out = cpa_cuda_upload(&site, out, out_bytes);
-    float *device_lse = cpa_cuda_upload(&site, out_lse, lse_bytes);
+    void *device_out = cpa_test_upload(cuda_stream, out, out_bytes);
+    float *device_lse = cpa_test_upload(cuda_stream, out_lse, lse_bytes);
     cpa_merge_args args = {.size = sizeof args, .rows = c->rows, .heads = c->heads, .v_dim = c->v_dim, .states = host};
     args.row_maps = some_maps, args.n_states = c->n, args.out_dtype = c->out_dtype, args.out = out,
     args.out_lse = out_lse;
     CU_ASSERT_EQUAL(cpa_merge(&args, host_stream), CPA_OK);
     args.states = device, args.row_maps = some_device_maps, args.out = device_out, args.out_lse = device_lse;
-    CU_ASSERT_EQUAL(cpa_merge(&args, site.stream), CPA_OK);
+    CU_ASSERT_EQUAL(cpa_merge(&args, cuda_stream), CPA_OK);
 
     int64_t n = c->rows * o_floats, wrong = 0;
     float *want = cpa_test_poisoned(n, 4), *got = cpa_test_poisoned(n, 4), *got_lse = cpa_test_poisoned(lse_bytes, 1);
     void *copy = cpa_test_poisoned(out_bytes, 1);
     float tolerance = c->out_dtype == CPA_F32 ? 2e-5f : c->out_dtype == CPA_F16 ? 0.01f : 0.07f; /* an ulp of 8 */
-    cpa_cuda_download(&site, copy, device_out, out_bytes);
-    cpa_cuda_download(&site, got_lse, device_lse, lse_bytes);
+    cpa_test_download(cuda_stream, copy, device_out, out_bytes);
+    cpa_test_download(cuda_stream, got_lse, device_lse, lse_bytes);
     cpa_widen(want, out, c->out_dtype, n);
     cpa_widen(got, copy, c->out_dtype, n);
     for (int64_t i = 0; i < n; i++) wrong += !(fabsf(want[i] - got[i]) <= tolerance);
@@ -265,9 +264,9 @@ static void merge_of(const merge_case *c) {
         for (int32_t s = 1; s < c->n; s++) {
             pair[1] = device[s];
             pair_maps[1] = some_device_maps[s];
-            CU_ASSERT_EQUAL(cpa_merge(&args, site.stream), CPA_OK);
+            CU_ASSERT_EQUAL(cpa_merge(&args, cuda_stream), CPA_OK);
         }
-        cpa_cuda_download(&site, want, device_memory[0], n * 4);
+        cpa_test_download(cuda_stream, want, device_memory[0], n * 4);
         CU_ASSERT_EQUAL(memcmp(want, got, (size_t)n * 4), 0);
         CU_ASSERT_TRUE(c->n == 1 || same_bytes(got_lse, device[0].lse, lse_bytes));
     }
@@ -275,13 +274,13 @@ static void merge_of(const merge_case *c) {
     free(got_lse);
     free(got);
     free(want);
-    cpa_device_free(site.device, device_lse);
-    cpa_device_free(site.device, device_out);
+    cpa_test_free(cuda_stream, device_lse);
+    cpa_test_free(cuda_stream, device_out);
     free(out_lse);
     free(out);
     for (int32_t s = 0; s < c->n; s++) {
-        cpa_device_free(site.device, device_maps[s]);
-        cpa_device_free(site.device, device_memory[s]);
+        cpa_test_free(cuda_stream, device_maps[s]);
+        cpa_test_free(cuda_stream, device_memory[s]);
         free(maps[s]);
         free(memory[s]);
     }
@@ -304,26 +303,26 @@ static void synthesize_gives_the_bits_of_the_host(void) {
         tokens[i] = i % 3 ? (uint32_t)mixed((uint64_t)i) : (uint32_t)i;
         positions[i] = i < 8 ? i : (int64_t)(mixed((uint64_t)i + 99) % 10000000);
     }
-    uint32_t *device_tokens = cpa_cuda_upload(&site, tokens, sizeof tokens);
-    int64_t *device_positions = cpa_cuda_upload(&site, positions, sizeof positions);
+    uint32_t *device_tokens = cpa_test_upload(cuda_stream, tokens, sizeof tokens);
+    int64_t *device_positions = cpa_test_upload(cuda_stream, positions, sizeof positions);
     for (int tensor = CPA_SYNTH_Q; tensor <= CPA_SYNTH_V; tensor++) {
         for (size_t i = 0; i < sizeof dims / sizeof dims[0]; i++) {
             cpa_dtype dtype = (cpa_dtype)((tensor + (int)i) % CPA_DTYPE_COUNT);
             int64_t bytes = ROWS * HEADS * dims[i] * cpa_dtype_bytes(dtype);
-            void *out = cpa_test_poisoned(bytes, 1), *device_out = cpa_cuda_upload(&site, out, bytes);
+            void *out = cpa_test_poisoned(bytes, 1), *device_out = cpa_test_upload(cuda_stream, out, bytes);
             cpa_synth_args args = {.tensor = (cpa_synth_tensor)tensor, .seed = 12345, .layer = 3, .heads = HEADS};
             args.kv_heads = KV_HEADS, args.dim = dims[i], args.rows = ROWS, args.dtype = dtype;
             args.tokens = tokens, args.positions = positions, args.out = out;
             CU_ASSERT_EQUAL(host_device->kernels->synthesize(&args, host_stream), CPA_OK);
             args.tokens = device_tokens, args.positions = device_positions, args.out = device_out;
-            CU_ASSERT_EQUAL(site.device->kernels->synthesize(&args, site.stream), CPA_OK);
+            CU_ASSERT_EQUAL(cuda_device->kernels->synthesize(&args, cuda_stream), CPA_OK);
             CU_ASSERT_TRUE(same_bytes(out, device_out, bytes));
-            cpa_device_free(site.device, device_out);
+            cpa_test_free(cuda_stream, device_out);
             free(out);
         }
     }
-    cpa_device_free(site.device, device_positions);
-    cpa_device_free(site.device, device_tokens);
+    cpa_test_free(cuda_stream, device_positions);
+    cpa_test_free(cuda_stream, device_tokens);
 }
 
 static void hash_rows_gives_the_sum_of_the_host(void) {
@@ -332,24 +331,24 @@ static void hash_rows_gives_the_sum_of_the_host(void) {
     int32_t index[ROWS];
     uint64_t salts[ROWS];
     for (int i = 0; i < ROWS; i++) index[i] = (int32_t)(mixed((uint64_t)i) % POOL), salts[i] = mixed((uint64_t)i + 7);
-    int32_t *device_index = cpa_cuda_upload(&site, index, sizeof index);
-    uint64_t *device_salts = cpa_cuda_upload(&site, salts, sizeof salts);
+    int32_t *device_index = cpa_test_upload(cuda_stream, index, sizeof index);
+    uint64_t *device_salts = cpa_test_upload(cuda_stream, salts, sizeof salts);
     for (size_t i = 0; i < sizeof widths / sizeof widths[0]; i++) {
         void *src = random_elements(3, CPA_BF16, POOL * widths[i] / 2);
-        uint64_t sum = 41, *device_sum = cpa_cuda_upload(&site, &sum, sizeof sum);
-        void *device_src = cpa_cuda_upload(&site, src, POOL * widths[i]);
+        uint64_t sum = 41, *device_sum = cpa_test_upload(cuda_stream, &sum, sizeof sum);
+        void *device_src = cpa_test_upload(cuda_stream, src, POOL * widths[i]);
         cpa_hash_rows_args args = {.rows = ROWS, .src = src, .row_bytes = widths[i], .row_index = index};
         args.salts = salts, args.salt = 9, args.sum = &sum;
         CU_ASSERT_EQUAL(host_device->kernels->hash_rows(&args, host_stream), CPA_OK);
         args.src = device_src, args.row_index = device_index, args.salts = device_salts, args.sum = device_sum;
-        CU_ASSERT_EQUAL(site.device->kernels->hash_rows(&args, site.stream), CPA_OK);
+        CU_ASSERT_EQUAL(cuda_device->kernels->hash_rows(&args, cuda_stream), CPA_OK);
         CU_ASSERT_TRUE(same_bytes(&sum, device_sum, sizeof sum));
-        cpa_device_free(site.device, device_src);
-        cpa_device_free(site.device, device_sum);
+        cpa_test_free(cuda_stream, device_src);
+        cpa_test_free(cuda_stream, device_sum);
         free(src);
     }
-    cpa_device_free(site.device, device_salts);
-    cpa_device_free(site.device, device_index);
+    cpa_test_free(cuda_stream, device_salts);
+    cpa_test_free(cuda_stream, device_index);
 }
 
 static void copies_of_rows_match(void) {
@@ -358,22 +357,22 @@ static void copies_of_rows_match(void) {
     char *src = random_elements(4, CPA_BF16, ROWS * PITCH / 2), *dst = cpa_test_poisoned(ROWS * PITCH, 1);
     int32_t map[ROWS];
     for (int i = 0; i < ROWS; i++) map[i] = (i * 7) % ROWS;
-    char *device_src = cpa_cuda_upload(&site, src, ROWS * PITCH);
-    char *device_dst = cpa_cuda_upload(&site, dst, ROWS * PITCH);
-    int32_t *device_map = cpa_cuda_upload(&site, map, sizeof map);
+    char *device_src = cpa_test_upload(cuda_stream, src, ROWS * PITCH);
+    char *device_dst = cpa_test_upload(cuda_stream, dst, ROWS * PITCH);
+    int32_t *device_map = cpa_test_upload(cuda_stream, map, sizeof map);
     for (size_t i = 0; i < sizeof widths / sizeof widths[0]; i++) {
-        const cpa_kernel_table *host = host_device->kernels, *cuda = site.device->kernels;
+        const cpa_kernel_table *host = host_device->kernels, *cuda = cuda_device->kernels;
         CU_ASSERT_EQUAL(host->copy_rows(dst, PITCH, src + 1, PITCH, widths[i] - 1, ROWS, host_stream), CPA_OK);
-        CU_ASSERT_EQUAL(cuda->copy_rows(device_dst, PITCH, device_src + 1, PITCH, widths[i] - 1, ROWS, site.stream),
+        CU_ASSERT_EQUAL(cuda->copy_rows(device_dst, PITCH, device_src + 1, PITCH, widths[i] - 1, ROWS, cuda_stream),
                         CPA_OK);
         CU_ASSERT_TRUE(same_bytes(dst, device_dst, ROWS * PITCH));
         CU_ASSERT_EQUAL(host->gather_rows(dst, src, map, ROWS, widths[i], host_stream), CPA_OK);
-        CU_ASSERT_EQUAL(cuda->gather_rows(device_dst, device_src, device_map, ROWS, widths[i], site.stream), CPA_OK);
+        CU_ASSERT_EQUAL(cuda->gather_rows(device_dst, device_src, device_map, ROWS, widths[i], cuda_stream), CPA_OK);
         CU_ASSERT_TRUE(same_bytes(dst, device_dst, ROWS * PITCH));
     }
-    cpa_device_free(site.device, device_map);
-    cpa_device_free(site.device, device_dst);
-    cpa_device_free(site.device, device_src);
+    cpa_test_free(cuda_stream, device_map);
+    cpa_test_free(cuda_stream, device_dst);
+    cpa_test_free(cuda_stream, device_src);
     free(dst);
     free(src);
 }
@@ -381,10 +380,10 @@ static void copies_of_rows_match(void) {
 static void too_much_memory_is_refused(void) {
     cpa_error err = {0};
     void *memory = NULL;
-    CU_ASSERT_EQUAL(cpa_device_alloc(site.device, (int64_t)1 << 45, &memory, &err), CPA_NO_MEMORY);
+    CU_ASSERT_EQUAL(cpa_device_alloc(cuda_device, (int64_t)1 << 45, &memory, &err), CPA_NO_MEMORY);
     CU_ASSERT_PTR_NULL(memory);
     CU_ASSERT_PTR_NOT_NULL(strstr(err.message, "35184372088832 bytes"));
-    CU_ASSERT_EQUAL(cpa_stream_sync(site.stream), CPA_OK);
+    CU_ASSERT_EQUAL(cpa_stream_sync(cuda_stream), CPA_OK);
 }
 
 int main(void) {
@@ -399,12 +398,13 @@ int main(void) {
         {"too much memory is refused with the numbers", too_much_memory_is_refused},
     };
     cpa_device_options options = {.size = sizeof options};
-    if (!cpa_cuda_site_open(&site)) return CPA_TEST_SKIPPED;
+    int missing = cpa_test_cuda_missing();
+    if (missing) return missing == 1 ? CPA_TEST_SKIPPED : missing;
+    cpa_test_device_open(1, &cuda_device, &cuda_stream);
     if (cpa_device_open(&options, &host_device, NULL) != CPA_OK) abort();
     if (cpa_stream_create(host_device, &host_stream, NULL) != CPA_OK) abort();
     int code = cpa_test_main("operations on CUDA", tests, (int)(sizeof tests / sizeof tests[0]));
-    cpa_stream_destroy(host_stream);
-    cpa_device_close(host_device);
-    cpa_cuda_site_close(&site);
+    cpa_test_device_close(host_device, host_stream);
+    cpa_test_device_close(cuda_device, cuda_stream);
     return code;
 }

@@ -1,4 +1,4 @@
-/* The transports for device memory, beyond what tests/test_transport.c holds every transport to: streams, graphs, the
+/* A transport for device memory, beyond what tests/test_transport.c holds every transport to: streams, graphs, the
  * choice, time-outs. Rank r takes device r, modulo the number of devices: two ranks may share one, which peer memory
  * allows and NCCL refuses. */
 #include <cuda_runtime_api.h>
@@ -8,10 +8,9 @@
 #include <unistd.h>
 
 #include "base/clock.h"
-#include "base/hash.h"
 #include "comm/device_transport.h"
-#include "tests/device_fixture.h"
 #include "tests/mpi_unit.h"
+#include "tests/transport_fixture.h"
 
 #define OK(call) CU_ASSERT_EQUAL((call), CPA_OK)
 #define CUDA(call) CU_ASSERT_EQUAL((call), cudaSuccess)
@@ -21,21 +20,11 @@ enum { POISON = 0xa5, MAX_RANKS = 8, LINES = 32 << 10, SMALL = 1 << 20, MAX_BYTE
 
 static int world_size, world_rank;
 static int gpus_suffice; /* one for each rank */
-static const char *only; /* the name of a transport, to leave out the other; NULL: both */
 
 /* ---- what travels ---- */
 
-/* The same numbers on every rank. */
-static uint64_t mix(uint64_t x) {
-    return cpa_mix64(x + CPA_GOLDEN);
-}
-
-static uint8_t pattern(int from, int to, uint64_t exchange, int64_t i) {
-    return (uint8_t)mix((uint64_t)from << 40 ^ (uint64_t)to << 20 ^ exchange ^ (uint64_t)(i / 8)) ^ (uint8_t)i;
-}
-
 static int64_t random_size(int from, int to, uint64_t exchange) {
-    uint64_t r = mix(exchange * 4096 + (uint64_t)from * 64 + (uint64_t)to);
+    uint64_t r = cpa_test_mixed(exchange * 4096 + (uint64_t)from * 64 + (uint64_t)to);
     switch (r % 8) {
         case 0: return 0;
         case 1: return (int64_t)(r >> 8) % 16;
@@ -98,7 +87,8 @@ static void traffic_fill_with(traffic *t, uint64_t id, uint64_t content) {
     for (int peer = 0; peer < world_size; peer++) {
         if (peer == world_rank) continue;
         int64_t sends = random_size(world_rank, peer, id), receives = random_size(peer, world_rank, id);
-        for (int64_t i = 0; i < sends; i++) t->host[send_at(t, peer) + i] = pattern(world_rank, peer, content, i);
+        for (int64_t i = 0; i < sends; i++)
+            t->host[send_at(t, peer) + i] = cpa_test_pattern(world_rank, peer, content, i);
         t->msgs[t->n++] =
             (cpa_message){peer, t->device + send_at(t, peer), sends, t->device + recv_at(t, peer), receives};
     }
@@ -141,7 +131,8 @@ static void traffic_check(const traffic *t) {
     for (int32_t m = 0; m < t->n; m++) {
         int peer = t->msgs[m].peer;
         const uint8_t *got = t->result + recv_at(t, peer) - bytes;
-        for (int64_t i = 0; i < t->msgs[m].recv_bytes; i++) wrong += got[i] != pattern(peer, world_rank, t->content, i);
+        for (int64_t i = 0; i < t->msgs[m].recv_bytes; i++)
+            wrong += got[i] != cpa_test_pattern(peer, world_rank, t->content, i);
         beyond += got[-1] != POISON || got[t->msgs[m].recv_bytes] != POISON;
     }
     /* Without a message the consumer waits for no one, the producer included. */
@@ -159,15 +150,8 @@ typedef struct site {
     cudaStream_t producer, consumer;
 } site;
 
-static int can_run(const cpa_transport_table *table) {
-    if (only && strcmp(only, table->name) != 0) return 0;
-    if (table == &cpa_transport_peer || gpus_suffice) return 1;
-    if (world_rank == 0) printf("(skipped with %s: fewer devices than ranks) ", table->name);
-    return 0;
-}
-
-static void with_transport(const cpa_transport_table *table, void (*body)(site *)) {
-    if (!can_run(table)) return;
+static void with_transport(void (*body)(site *)) {
+    const cpa_transport_table *table = cpa_test_transport();
     site s = {.transport = NULL};
     cpa_error err = {.message = ""};
     OK(cpa_control_open(MPI_COMM_WORLD, &s.control, NULL));
@@ -183,11 +167,6 @@ static void with_transport(const cpa_transport_table *table, void (*body)(site *
     CUDA(cudaStreamDestroy(s.producer));
     CUDA(cudaStreamDestroy(s.consumer));
     cpa_control_close(&s.control);
-}
-
-static void with_both(void (*body)(site *)) {
-    with_transport(&cpa_transport_nccl, body);
-    with_transport(&cpa_transport_peer, body);
 }
 
 static void drain(site *s, cudaStream_t stream) {
@@ -224,7 +203,7 @@ static void late_producers(site *s) {
 }
 
 static void test_streams_order_producer_exchange_and_consumer(void) {
-    with_both(late_producers);
+    with_transport(late_producers);
 }
 
 /* Hundreds of exchanges are enqueued before the host looks; buffers are used again at once, in stream order. Fewer
@@ -247,7 +226,7 @@ static void far_ahead(site *s) {
 }
 
 static void test_the_host_may_run_far_ahead(void) {
-    with_both(far_ahead);
+    with_transport(far_ahead);
 }
 
 /* More allocations than are remembered, some at the addresses of freed ones, and of sizes that share a page. */
@@ -258,7 +237,7 @@ static void changing_buffers_of(site *s, int64_t bytes, int times) {
         uint8_t *buffer = NULL, *other = NULL;
         CUDA(cudaMalloc((void **)&buffer, (size_t)(2 * bytes) << (i % 3 * 2)));
         if (i % 4 == 0) CUDA(cudaMalloc((void **)&other, 512)); /* kept for a while, so that addresses change */
-        for (int64_t at = 0; at < bytes; at++) host[at] = pattern(world_rank, peer, (uint64_t)i, at);
+        for (int64_t at = 0; at < bytes; at++) host[at] = cpa_test_pattern(world_rank, peer, (uint64_t)i, at);
         CUDA(cudaMemcpyAsync(buffer, host, (size_t)bytes, cudaMemcpyHostToDevice, s->producer));
         cpa_message m = {peer, buffer, bytes, buffer + bytes, bytes};
         cpa_exchange *exchange = NULL;
@@ -267,7 +246,7 @@ static void changing_buffers_of(site *s, int64_t bytes, int times) {
         drain(s, s->producer);
         CUDA(cudaMemcpy(host, buffer + bytes, (size_t)bytes, cudaMemcpyDeviceToHost));
         int64_t wrong = 0;
-        for (int64_t at = 0; at < bytes; at++) wrong += host[at] != pattern(peer, world_rank, (uint64_t)i, at);
+        for (int64_t at = 0; at < bytes; at++) wrong += host[at] != cpa_test_pattern(peer, world_rank, (uint64_t)i, at);
         CU_ASSERT_EQUAL(wrong, 0);
         CUDA(cudaFree(buffer));
         CUDA(cudaFree(other));
@@ -281,7 +260,7 @@ static void changing_buffers(site *s) {
 }
 
 static void test_buffers_may_be_freed_and_others_take_their_place(void) {
-    with_both(changing_buffers);
+    with_transport(changing_buffers);
 }
 
 static void launch_with(traffic *t, cudaGraphExec_t executable, uint64_t content, cudaStream_t stream) {
@@ -332,7 +311,7 @@ static void a_captured_exchange(site *s) {
 }
 
 static void test_exchanges_in_a_graph_arrive_with_every_launch(void) {
-    with_both(a_captured_exchange);
+    with_transport(a_captured_exchange);
 }
 
 /* As many as may be, finished in another order; and one that stays open while many others come and go. */
@@ -366,7 +345,7 @@ static void many_in_flight(site *s) {
 }
 
 static void test_exchanges_in_flight_may_be_finished_in_any_order(void) {
-    with_both(many_in_flight);
+    with_transport(many_in_flight);
 }
 
 /* Rank 0 sends the last rank more than that expects, which is then told the two sizes; the others do nothing. */
@@ -397,7 +376,7 @@ static void differing_sizes(site *s) {
 }
 
 static void test_sizes_that_differ_are_reported(void) {
-    if (world_size > 1) with_transport(&cpa_transport_peer, differing_sizes);
+    with_transport(differing_sizes);
 }
 
 /* All ranks choose the same. */
@@ -484,7 +463,7 @@ static void a_silent_rank(site *s) {
 }
 
 static void test_a_rank_that_stops_answering_is_named(void) {
-    if (world_size > 1) with_both(a_silent_rank);
+    with_transport(a_silent_rank);
 }
 
 static void sleep_long(void *unused) {
@@ -506,7 +485,7 @@ static void a_stuck_device(site *s) {
 }
 
 static void test_a_rank_whose_device_is_stuck_is_named(void) {
-    if (world_size > 1) with_both(a_stuck_device);
+    with_transport(a_stuck_device);
 }
 
 /* The last rank does not launch a graph with an exchange. */
@@ -542,7 +521,7 @@ static void a_silent_rank_in_a_graph(site *s) {
 }
 
 static void test_a_rank_that_does_not_launch_a_graph_is_named(void) {
-    if (world_size > 1) with_both(a_silent_rank_in_a_graph);
+    with_transport(a_silent_rank_in_a_graph);
 }
 
 static const cpa_test TESTS[] = {
@@ -551,29 +530,31 @@ static const cpa_test TESTS[] = {
     {"buffers may be freed and others take their place", test_buffers_may_be_freed_and_others_take_their_place},
     {"exchanges in a graph arrive with every launch", test_exchanges_in_a_graph_arrive_with_every_launch},
     {"exchanges in flight may be finished in any order", test_exchanges_in_flight_may_be_finished_in_any_order},
-    {"sizes that differ are reported", test_sizes_that_differ_are_reported},
     {"the faster transport is chosen", test_the_faster_transport_is_chosen},
+    /* Of several ranks. */
     {"a rank that stops answering is named", test_a_rank_that_stops_answering_is_named},
     {"a rank whose device is stuck is named", test_a_rank_whose_device_is_stuck_is_named},
     {"a rank that does not launch a graph is named", test_a_rank_that_does_not_launch_a_graph_is_named},
+    /* Of several ranks and peer memory. */
+    {"sizes that differ are reported", test_sizes_that_differ_are_reported},
 };
+enum { N_TESTS = sizeof TESTS / sizeof TESTS[0], OF_SEVERAL_RANKS = 4 };
 
-int main(int argc, char **argv) {
-    MPI_Init(&argc, &argv);
+static int n_tests(void) {
+    if (world_size == 1) return N_TESTS - OF_SEVERAL_RANKS;
+    return cpa_test_transport() == &cpa_transport_peer ? N_TESTS : N_TESTS - 1;
+}
+
+static int missing_device(void) {
+    int none = cpa_test_cuda_missing();
+    if (!none) none = cpa_test_transport_missing();
+    if (none) return none;
+    int devices = cpa_device_count(CPA_BACKEND_CUDA);
     MPI_Comm_rank(MPI_COMM_WORLD, &world_rank);
     MPI_Comm_size(MPI_COMM_WORLD, &world_size);
-    int devices = 0, failed = 0;
-    if (argc > 1) only = argv[1];
-    if (cudaGetDeviceCount(&devices) != cudaSuccess) devices = 0;
     gpus_suffice = devices >= world_size;
-    if (devices == 0) {
-        if (world_rank == 0) printf("skipped: no CUDA device\n");
-        failed = CPA_TEST_SKIPPED;
-    } else {
-        cudaSetDevice(world_rank % devices);
-        failed = cpa_mpi_run_tests("device transports", TESTS, (int)(sizeof TESTS / sizeof TESTS[0]));
-        MPI_Allreduce(MPI_IN_PLACE, &failed, 1, MPI_INT, MPI_MAX, MPI_COMM_WORLD);
-    }
-    MPI_Finalize();
-    return failed;
+    cudaSetDevice(world_rank % devices);
+    return 0;
 }
+
+CPA_MPI_TEST_MAIN_UNLESS(missing_device(), "device transports", TESTS, n_tests())

@@ -3,35 +3,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include <cpattn/engine.h>
-
 #include "kernels/kernels.h"
 #include "tests/device_fixture.h"
+#include "tests/engine_fixture.h"
 #include "tests/mpi_unit.h"
 
 enum { REQUESTS = 9 };
-
-static const cpa_model_shape SHAPE = {.layers = 2,
-                                      .q_heads = 4,
-                                      .kv_heads = 2,
-                                      .head_dim = 32,
-                                      .v_head_dim = 16,
-                                      .dtype = CPA_F32,
-                                      .mask = {.causal = 1}};
-
-static cpa_engine_options default_options(void) {
-    return (cpa_engine_options){.size = sizeof(cpa_engine_options),
-                                .device = cpa_test_device_options(0),
-                                .model = SHAPE,
-                                .kv_dtype = CPA_F32,
-                                .num_blocks = 64,
-                                .max_num_batched_tokens = 96,
-                                .max_num_seqs = 6,
-                                .staging_bytes = 8 << 20,
-                                .verify = 0.2,
-                                .skip_self_test = 1,
-                                .seed = 7};
-}
 
 typedef struct finished {
     int64_t requests, tokens;
@@ -48,56 +25,39 @@ static void on_finish(void *ctx, const cpa_request_result *result) {
     }
 }
 
-static void submit(cpa_engine *engine, uint64_t id, int64_t prompt, int64_t output, double arrival) {
-    cpa_request request = {
-        .size = sizeof request, .id = id, .prompt_tokens = prompt, .output_tokens = output, .arrival_s = arrival};
-    CU_ASSERT_EQUAL(cpa_engine_submit(engine, &request), CPA_OK);
+static void mixed(cpa_request *requests) {
+    cpa_test_mixed_requests(requests, REQUESTS);
 }
 
-/* A long prompt and short ones of ragged lengths; or short prompts that decode for long. */
-static void submit_mixed(cpa_engine *engine, double arrival_step) {
+/* Short prompts that decode for long. */
+static void decode_heavy(cpa_request *requests) {
     for (int i = 0; i < REQUESTS; i++) {
-        submit(engine, (uint64_t)i * 3, i == 0 ? 400 : 1 + 37 * i % 90, 1 + 5 * i % 13, i * arrival_step);
+        requests[i] = (cpa_request){
+            .size = sizeof requests[i], .id = (uint64_t)i, .prompt_tokens = 3 + i, .output_tokens = 60 - i};
     }
-}
-
-static void submit_decode_heavy(cpa_engine *engine, double arrival_step) {
-    for (int i = 0; i < REQUESTS; i++) submit(engine, (uint64_t)i, 3 + i, 60 - i, i * arrival_step);
 }
 
 /* Runs the same requests with the given options; the statistics of the run. */
-static cpa_engine_stats run(const cpa_engine_options *options, void (*submit_all)(cpa_engine *, double),
-                            double arrival_step) {
-    cpa_engine_stats stats = {0};
-    cpa_engine *engine = NULL;
-    cpa_error err = {CPA_OK, ""};
+static cpa_engine_stats run(const cpa_engine_options *options, void (*make)(cpa_request *), double arrival_step) {
+    cpa_request requests[REQUESTS];
+    cpa_engine_stats stats;
     finished f = {.ordered = 1};
-    if (cpa_engine_create(MPI_COMM_WORLD, options, &engine, &err) != CPA_OK) {
-        printf("%s\n", err.message);
-        CU_FAIL("the engine could not be created");
-        return stats;
-    }
     int rank;
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
-    if (rank == 0) submit_all(engine, arrival_step);
-    cpa_status status = cpa_engine_run(engine, on_finish, NULL, &f);
-    if (status != CPA_OK) printf("%s\n", cpa_engine_error(engine));
-    CU_ASSERT_EQUAL(status, CPA_OK);
-    cpa_engine_get_stats(engine, &stats);
-    CU_ASSERT_EQUAL(stats.requests_finished, REQUESTS);
-    CU_ASSERT_EQUAL(stats.verify_violations, 0);
+    make(requests);
+    for (int i = 0; i < REQUESTS; i++) requests[i].arrival_s = i * arrival_step;
+    CU_ASSERT_TRUE(cpa_test_engine_run(options, requests, REQUESTS, on_finish, &f, &stats));
     if (rank == 0) {
         CU_ASSERT_EQUAL(f.requests, REQUESTS);
         CU_ASSERT_EQUAL(f.tokens, stats.output_tokens);
         CU_ASSERT(f.ordered);
     }
-    cpa_engine_destroy(engine);
     return stats;
 }
 
 static void every_request_finishes_and_is_checked(void) {
-    cpa_engine_options options = default_options();
-    cpa_engine_stats stats = run(&options, submit_mixed, 0);
+    cpa_engine_options options = cpa_test_engine_options();
+    cpa_engine_stats stats = run(&options, mixed, 0);
     CU_ASSERT(stats.verify_rows > 500);
     CU_ASSERT(stats.verify_max_error < 1e-4);
     CU_ASSERT(stats.staging_bytes <= options.staging_bytes);
@@ -110,43 +70,43 @@ static void expect_same_results(const cpa_engine_stats *stats, uint64_t digest) 
 }
 
 static void results_do_not_depend_on_algorithm_or_step_size(void) {
-    cpa_engine_options options = default_options();
-    uint64_t digest = run(&options, submit_mixed, 0).output_digest;
+    cpa_engine_options options = cpa_test_engine_options();
+    uint64_t digest = run(&options, mixed, 0).output_digest;
     options.algorithm = CPA_PASS_KV;
-    cpa_engine_stats stats = run(&options, submit_mixed, 0);
+    cpa_engine_stats stats = run(&options, mixed, 0);
     expect_same_results(&stats, digest);
     options.algorithm = CPA_PASS_Q;
     options.max_num_batched_tokens = 33;
-    stats = run(&options, submit_mixed, 0);
+    stats = run(&options, mixed, 0);
     expect_same_results(&stats, digest);
     options.max_num_seqs = 1;
-    stats = run(&options, submit_mixed, 0);
+    stats = run(&options, mixed, 0);
     expect_same_results(&stats, digest);
     options.seed = 8;
-    CU_ASSERT_NOT_EQUAL(run(&options, submit_mixed, 0).output_digest, digest);
+    CU_ASSERT_NOT_EQUAL(run(&options, mixed, 0).output_digest, digest);
 }
 
 static void preemption_loses_nothing_and_changes_no_result(void) {
-    cpa_engine_options options = default_options();
-    uint64_t digest = run(&options, submit_decode_heavy, 0).output_digest;
+    cpa_engine_options options = cpa_test_engine_options();
+    uint64_t digest = run(&options, decode_heavy, 0).output_digest;
     int size;
     MPI_Comm_size(MPI_COMM_WORLD, &size);
     options.num_blocks = 8 / size + 2; /* two or three of the nine sequences at their full length */
-    cpa_engine_stats stats = run(&options, submit_decode_heavy, 0);
+    cpa_engine_stats stats = run(&options, decode_heavy, 0);
     CU_ASSERT(stats.preemptions > 0);
     expect_same_results(&stats, digest);
     CU_ASSERT(stats.kv_peak <= options.num_blocks);
 }
 
 static void requests_wait_for_their_arrival(void) {
-    cpa_engine_options options = default_options();
-    cpa_engine_stats stats = run(&options, submit_mixed, 0.02);
+    cpa_engine_options options = cpa_test_engine_options();
+    cpa_engine_stats stats = run(&options, mixed, 0.02);
     CU_ASSERT(stats.duration_s >= 0.02 * (REQUESTS - 1));
 }
 
 static void self_test_passes_in_every_dtype_and_mask(void) {
     for (int dtype = CPA_F32; dtype < CPA_DTYPE_COUNT; dtype++) {
-        cpa_engine_options options = default_options();
+        cpa_engine_options options = cpa_test_engine_options();
         cpa_engine *engine = NULL;
         cpa_error err = {CPA_OK, ""};
         options.skip_self_test = 0;
@@ -187,14 +147,12 @@ static void recall_nothing(void *ctx, int32_t layer, int32_t kv_head, int64_t n,
 
 static void a_cache_that_is_not_what_was_written_fails_the_run_on_every_rank(void) {
     forgetful = (cpa_source){.size = sizeof forgetful, .fill = fill_through, .recall = recall_nothing};
-    cpa_engine_options options = default_options();
+    cpa_engine_options options = cpa_test_engine_options();
     options.source = &forgetful;
-    cpa_engine *engine = NULL;
-    int rank;
-    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
-    CU_ASSERT_EQUAL(cpa_engine_create(MPI_COMM_WORLD, &options, &engine, NULL), CPA_OK);
+    cpa_request request = {.size = sizeof request, .id = 1, .prompt_tokens = 50, .output_tokens = 4};
+    cpa_engine *engine = cpa_test_engine(&options, &request, 1);
+    CU_ASSERT_PTR_NOT_NULL(engine);
     if (!engine) return;
-    if (rank == 0) submit(engine, 1, 50, 4, 0);
     CU_ASSERT_EQUAL(cpa_engine_run(engine, NULL, NULL, NULL), CPA_CHECK_FAILED);
     CU_ASSERT_PTR_NOT_NULL(strstr(cpa_engine_error(engine), "request 1, token"));
     CU_ASSERT_PTR_NOT_NULL(strstr(cpa_engine_error(engine), "stale block"));
@@ -202,14 +160,14 @@ static void a_cache_that_is_not_what_was_written_fails_the_run_on_every_rank(voi
 }
 
 static void impossible_options_and_requests_are_named(void) {
-    cpa_engine_options options = default_options();
+    cpa_engine_options options = cpa_test_engine_options();
     cpa_engine *engine = NULL;
     cpa_error err = {CPA_OK, ""};
     options.model.kv_heads = 3;
     CU_ASSERT_EQUAL(cpa_engine_create(MPI_COMM_WORLD, &options, &engine, &err), CPA_INVALID);
     CU_ASSERT_PTR_NOT_NULL(strstr(err.message, "q_heads 4 and kv_heads 3"));
     CU_ASSERT_PTR_NULL(engine);
-    options = default_options();
+    options = cpa_test_engine_options();
     CU_ASSERT_EQUAL(cpa_engine_create(MPI_COMM_WORLD, &options, &engine, &err), CPA_OK);
     if (!engine) return;
     cpa_request request = {.size = sizeof request, .prompt_tokens = 1000000, .output_tokens = 1};

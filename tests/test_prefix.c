@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "src/scheduler_internal.h"
+#include "tests/planner_fixture.h"
 #include "tests/unit.h"
 
 enum { BLOCK = 4 };
@@ -31,14 +32,7 @@ static void setup(fixture *f, int32_t ranks, int64_t num_blocks, int64_t tokens)
         .num_blocks = num_blocks,
         .max_num_batched_tokens = tokens,
         .max_num_seqs = 8,
-        .planner = {.cp_size = ranks,
-                    .q_heads = 8,
-                    .kv_heads = 2,
-                    .k_dim = 64,
-                    .v_dim = 64,
-                    .element_bytes = 2,
-                    .flops = 1e10,
-                    .bandwidth = 1e9},
+        .planner = cpa_test_planner(ranks),
         .token_at = token_at,
         .token_ctx = f,
         .prefix_caching = 1,

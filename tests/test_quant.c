@@ -1,5 +1,5 @@
-/* Quantised caches: rounding, saturation, zeros, what is not a number; attend over them; copies. On the host, and the same
- * on a device. */
+/* Quantised caches: rounding, saturation, zeros, what is not a number; attend over them; copies. On the host, and the
+ * same on a device. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -102,7 +102,7 @@ static void rows_return_within_half_a_step(void) {
             pass_through(&f, row, i % (BLOCKS * BLOCK_SIZE), k, v);
             CU_ASSERT(cpa_reference_may_hold(k, row, KINDS[kind].dtype, KINDS[kind].scale, DIM));
             CU_ASSERT(cpa_reference_may_hold(v, negated, KINDS[kind].dtype, KINDS[kind].scale, DIM));
-            /* The bound is tight where the row fills the range: a scale that is 15% off breaks it, so does another row. */
+            /* The bound is tight where the row fills the range: a scale 15% off breaks it, so does another row. */
             if (KINDS[kind].scale != 0 && i % 40 != 22) continue;
             for (int d = 0; d < DIM; d++) k[d] *= 1.15f;
             CU_ASSERT_FALSE(cpa_reference_may_hold(k, row, KINDS[kind].dtype, KINDS[kind].scale, DIM));

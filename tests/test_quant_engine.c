@@ -2,66 +2,29 @@
  * algorithm is checked row by row against float64, and gives the same bits where the back end promises them. */
 #include <string.h>
 
-#include <cpattn/engine.h>
-
 #include "tests/device_fixture.h"
+#include "tests/engine_fixture.h"
 #include "tests/mpi_unit.h"
 
-enum { LAYERS = 3 };
+enum { LAYERS = 3, REQUESTS = 6 };
 
 static const cpa_mask MIXED[LAYERS] = {
     {.causal = 1, .window = 50, .sinks = 3}, {.causal = 1}, {.causal = 1, .window = 33}};
 
 static cpa_engine_options default_options(void) {
-    return (cpa_engine_options){.size = sizeof(cpa_engine_options),
-                                .device = cpa_test_device_options(0),
-                                .model = {.layers = LAYERS,
-                                          .q_heads = 4,
-                                          .kv_heads = 2,
-                                          .head_dim = 32,
-                                          .v_head_dim = 16,
-                                          .dtype = CPA_F32,
-                                          .mask = {.causal = 1}},
-                                .kv_dtype = CPA_F32,
-                                .num_blocks = 64,
-                                .max_num_batched_tokens = 96,
-                                .max_num_seqs = 6,
-                                .staging_bytes = 8 << 20,
-                                .verify = 0.2,
-                                .seed = 7};
+    cpa_engine_options options = cpa_test_engine_options();
+    options.model.layers = LAYERS;
+    options.skip_self_test = 0;
+    return options;
 }
 
-/* A long prompt and short ones of ragged lengths. */
-static void submit_all(cpa_engine *engine) {
-    for (int i = 0; i < 6; i++) {
-        cpa_request request = {.size = sizeof request,
-                               .id = (uint64_t)i,
-                               .prompt_tokens = i == 0 ? 400 : 1 + 37 * i % 90,
-                               .output_tokens = 1 + 5 * i % 13};
-        CU_ASSERT_EQUAL(cpa_engine_submit(engine, &request), CPA_OK);
-    }
-}
-
-/* Runs them; returns the digest. */
+/* Runs the requests; returns the digest. */
 static uint64_t digest_of(const cpa_engine_options *options) {
-    cpa_engine *engine = NULL;
-    cpa_error err = {CPA_OK, ""};
-    cpa_status status = cpa_engine_create(MPI_COMM_WORLD, options, &engine, &err);
-    if (status != CPA_OK) printf("%s\n", err.message);
-    CU_ASSERT_EQUAL(status, CPA_OK);
-    if (status != CPA_OK) return 0;
-    int rank;
-    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
-    if (rank == 0) submit_all(engine);
-    status = cpa_engine_run(engine, NULL, NULL, NULL);
-    if (status != CPA_OK) printf("%s\n", cpa_engine_error(engine));
-    CU_ASSERT_EQUAL(status, CPA_OK);
+    cpa_request requests[REQUESTS];
     cpa_engine_stats stats;
-    cpa_engine_get_stats(engine, &stats);
-    CU_ASSERT_EQUAL(stats.verify_violations, 0);
+    cpa_test_mixed_requests(requests, REQUESTS);
+    CU_ASSERT_TRUE(cpa_test_engine_run(options, requests, REQUESTS, NULL, NULL, &stats));
     CU_ASSERT(stats.verify_rows > 500);
-    CU_ASSERT_EQUAL(stats.requests_finished, 6);
-    cpa_engine_destroy(engine);
     return stats.output_digest;
 }
 

@@ -5,6 +5,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "launcher/output_file.h"
 #include "launcher/report.h"
 #include "launcher/result_json.h"
 #include "tests/unit.h"
@@ -209,12 +210,12 @@ static void a_result_file_is_whole_or_absent(void) {
     cpa_error err;
     cpa_outcome outcome = make_outcome(&settings, &model, &workload, &metrics);
     CU_ASSERT_EQUAL_FATAL(mkdir("report-dir", 0777), 0);
-    CU_ASSERT_EQUAL(cpa_result_json_check("report-dir/r.json", &err), CPA_OK);
+    CU_ASSERT_EQUAL(cpa_output_check("--result-json", "report-dir/r.json", &err), CPA_OK);
     CU_ASSERT_EQUAL(rmdir("report-dir"), 0); /* the check has left nothing behind */
-    CU_ASSERT_EQUAL(cpa_result_json_check("report-dir/r.json", &err), CPA_INVALID);
+    CU_ASSERT_EQUAL(cpa_output_check("--result-json", "report-dir/r.json", &err), CPA_INVALID);
     CU_ASSERT_PTR_NOT_NULL(strstr(err.message, "report-dir/r.json"));
-    CU_ASSERT_EQUAL(cpa_result_json_check("/dev/null", &err), CPA_INVALID);
-    CU_ASSERT_EQUAL(cpa_result_json_check(".", &err), CPA_INVALID);
+    CU_ASSERT_EQUAL(cpa_output_check("--result-json", "/dev/null", &err), CPA_INVALID);
+    CU_ASSERT_EQUAL(cpa_output_check("--result-json", ".", &err), CPA_INVALID);
     CU_ASSERT_EQUAL(cpa_result_json_write("report-dir/r.json", &outcome, &err), CPA_IO);
     CU_ASSERT_EQUAL(access("report-dir/r.json", F_OK), -1);
     cpa_metrics_release(&metrics);

@@ -4,6 +4,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "tests/planner_fixture.h"
 #include "tests/scheduler_model.h"
 #include "tests/unit.h"
 
@@ -15,14 +16,7 @@ static cpa_scheduler_options options_for(int32_t ranks, int32_t block_size, int6
         .num_blocks = num_blocks,
         .max_num_batched_tokens = tokens,
         .max_num_seqs = seqs,
-        .planner = {.cp_size = ranks,
-                    .q_heads = 8,
-                    .kv_heads = 2,
-                    .k_dim = 64,
-                    .v_dim = 64,
-                    .element_bytes = 2,
-                    .flops = 1e10,
-                    .bandwidth = 1e9},
+        .planner = cpa_test_planner(ranks),
     };
 }
 

@@ -1,13 +1,12 @@
-/* The self-test of the operations: sound back ends pass it in every shape, and a broken attend fails it by name. The
- * host by default; `cuda` as the argument takes the first CUDA device; `small` after it leaves one shape. */
+/* The self-test of the operations: sound back ends pass it in every shape, and a broken attend fails it by name. With
+ * the argument `small` one shape is left. */
 #include <stdio.h>
 #include <string.h>
 
 #include "base/fault.h"
 #include "src/self_test_kernels.h"
+#include "tests/device_fixture.h"
 #include "tests/unit.h"
-
-enum { TEST_SKIPPED = 77 };
 
 static cpa_device *device;
 static int small; /* the common shape alone: for tools that slow a device down a thousandfold */
@@ -74,19 +73,12 @@ static const cpa_test TESTS[] = {
 };
 
 int main(int argc, char **argv) {
-    cpa_device_options options = {.size = sizeof options};
-    cpa_error err = {CPA_OK, ""};
-    small = argc > 2 && strcmp(argv[2], "small") == 0;
-    if (argc > 1 && strcmp(argv[1], "cuda") == 0) options.backend = CPA_BACKEND_CUDA;
-    if (options.backend == CPA_BACKEND_CUDA && cpa_device_count(CPA_BACKEND_CUDA) == 0) {
-        printf("skipped: no CUDA device\n");
-        return TEST_SKIPPED;
-    }
-    if (cpa_device_open(&options, &device, &err) != CPA_OK) {
-        printf("%s\n", err.message);
-        return 1;
-    }
+    cpa_stream *stream;
+    int missing = cpa_test_device_missing();
+    if (missing) return missing == 1 ? CPA_TEST_SKIPPED : missing;
+    small = argc > 1 && strcmp(argv[1], "small") == 0;
+    cpa_test_device_open(0, &device, &stream);
     int code = cpa_test_main("self-test of the operations", TESTS, (int)(sizeof TESTS / sizeof TESTS[0]));
-    cpa_device_close(device);
+    cpa_test_device_close(device, stream);
     return code;
 }

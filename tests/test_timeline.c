@@ -3,10 +3,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include <cpattn/engine.h>
-
 #include "base/clock.h"
 #include "src/spans.h"
+#include "tests/engine_fixture.h"
 #include "tests/mpi_unit.h"
 
 static void wait_ms(double ms) {
@@ -127,14 +126,6 @@ static void see(void *ctx, const cpa_span *span) {
         s->attention += span->seconds;
 }
 
-static void run(cpa_engine *engine, int rank) {
-    for (uint64_t i = 0; rank == 0 && i < 4; i++) {
-        cpa_request request = {.size = sizeof request, .id = i, .prompt_tokens = 40 + 50 * i, .output_tokens = 5};
-        CU_ASSERT_EQUAL(cpa_engine_submit(engine, &request), CPA_OK);
-    }
-    CU_ASSERT_EQUAL(cpa_engine_run(engine, NULL, NULL, NULL), CPA_OK);
-}
-
 static void the_spans_of_a_run_add_up_to_its_statistics(void) {
     cpa_engine_options options = {
         .size = sizeof options,
@@ -144,17 +135,23 @@ static void the_spans_of_a_run_add_up_to_its_statistics(void) {
         .max_num_batched_tokens = 64,
         .skip_self_test = 1,
         .verify = 0.01};
+    enum { N_REQUESTS = 4 };
+    cpa_request requests[N_REQUESTS];
+    for (int64_t i = 0; i < N_REQUESTS; i++) {
+        requests[i] = (cpa_request){
+            .size = sizeof requests[i], .id = (uint64_t)i, .prompt_tokens = 40 + 50 * i, .output_tokens = 5};
+    }
     int rank, size;
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     MPI_Comm_size(MPI_COMM_WORLD, &size);
     for (int kept = 0; kept < 2; kept++) {
-        cpa_engine *engine = NULL;
         cpa_engine_stats stats;
         seen s = {.good = 1};
         options.timeline_spans = kept ? 100000 : 0;
-        CU_ASSERT_EQUAL(cpa_engine_create(MPI_COMM_WORLD, &options, &engine, NULL), CPA_OK);
+        cpa_engine *engine = cpa_test_engine(&options, requests, N_REQUESTS);
+        CU_ASSERT_PTR_NOT_NULL(engine);
         if (!engine) return;
-        run(engine, rank);
+        CU_ASSERT_EQUAL(cpa_engine_run(engine, NULL, NULL, NULL), CPA_OK);
         CU_ASSERT_EQUAL(cpa_engine_timeline(engine, see, &s), CPA_OK);
         cpa_engine_get_stats(engine, &stats);
         if (rank != 0 || !kept) CU_ASSERT_EQUAL(s.spans, 0);

@@ -1,28 +1,14 @@
-/* The control channel; and the transports of the back end: MPI on the host, NCCL and peer memory on a device. */
+/* The control channel; and a transport of the back end: MPI on the host, peer memory or NCCL on a device. */
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/hash.h"
-#include "comm/comm.h"
 #include "kernels/kernels.h"
-#include "tests/device_fixture.h"
 #include "tests/mpi_unit.h"
-#ifdef CPA_HAVE_CUDA
-#include "comm/device_transport.h"
-#endif
+#include "tests/transport_fixture.h"
 
 static const cpa_transport_table *TABLE; /* the one under test */
 static cpa_device *device;
 static cpa_stream *stream;
-
-/* The same numbers on every rank. */
-static uint64_t mix(uint64_t x) {
-    return cpa_mix64(x + CPA_GOLDEN);
-}
-
-static uint8_t pattern(int from, int to, uint64_t exchange, int64_t i) {
-    return (uint8_t)mix((uint64_t)from << 40 ^ (uint64_t)to << 20 ^ exchange ^ (uint64_t)(i / 8)) ^ (uint8_t)i;
-}
 
 /* Everything that one rank sends to and receives from all others in one exchange. */
 typedef struct traffic {
@@ -41,7 +27,7 @@ static traffic traffic_start(cpa_control *control, cpa_transport *transport, uin
         *m = (cpa_message){
             .peer = peer, .send_bytes = size(control->rank, peer, id), .recv_bytes = size(peer, control->rank, id)};
         uint8_t *send = malloc((size_t)m->send_bytes + 1), *zeros = calloc((size_t)m->recv_bytes + 1, 1);
-        for (int64_t i = 0; i < m->send_bytes; i++) send[i] = pattern(control->rank, peer, id, i);
+        for (int64_t i = 0; i < m->send_bytes; i++) send[i] = cpa_test_pattern(control->rank, peer, id, i);
         m->send = cpa_test_upload(stream, send, m->send_bytes + 1);
         m->recv = cpa_test_upload(stream, zeros, m->recv_bytes + 1);
         free(zeros);
@@ -63,7 +49,7 @@ static void traffic_finish(cpa_control *control, cpa_transport *transport, uint6
         uint8_t *got = malloc((size_t)all->msgs[m].recv_bytes + 1);
         cpa_test_download(stream, got, all->msgs[m].recv, all->msgs[m].recv_bytes + 1);
         for (int64_t i = 0; i < all->msgs[m].recv_bytes; i++) {
-            wrong += got[i] != pattern(all->msgs[m].peer, control->rank, id, i);
+            wrong += got[i] != cpa_test_pattern(all->msgs[m].peer, control->rank, id, i);
         }
         CU_ASSERT_EQUAL(wrong, 0);
         CU_ASSERT_EQUAL(got[all->msgs[m].recv_bytes], 0); /* nothing past the end */
@@ -74,10 +60,10 @@ static void traffic_finish(cpa_control *control, cpa_transport *transport, uint6
     free(all->msgs);
 }
 
-static void with_table(const cpa_transport_table *table, void (*body)(cpa_control *, cpa_transport *)) {
+static void with_transport(void (*body)(cpa_control *, cpa_transport *)) {
     cpa_control control;
     cpa_transport *transport = NULL;
-    TABLE = table;
+    TABLE = cpa_test_transport();
     CU_ASSERT_EQUAL(cpa_control_open(MPI_COMM_WORLD, &control, NULL), CPA_OK);
     cpa_test_device_open(1, &device, &stream);
     CU_ASSERT_EQUAL(TABLE->open(&control, &transport, NULL), CPA_OK);
@@ -90,22 +76,8 @@ static void with_table(const cpa_transport_table *table, void (*body)(cpa_contro
     cpa_control_close(&control);
 }
 
-static void with_transport(void (*body)(cpa_control *, cpa_transport *)) {
-    if (cpa_test_device_options(0).backend == CPA_BACKEND_HOST) {
-        with_table(&cpa_transport_mpi, body);
-        return;
-    }
-#ifdef CPA_HAVE_CUDA
-    with_table(&cpa_transport_peer, body);
-    int ranks;
-    MPI_Comm_size(MPI_COMM_WORLD, &ranks);
-    /* NCCL refuses two ranks on one device. */
-    if (cpa_device_count(CPA_BACKEND_CUDA) >= ranks) with_table(&cpa_transport_nccl, body);
-#endif
-}
-
 static int64_t random_size(int from, int to, uint64_t exchange) {
-    uint64_t r = mix(exchange * 4096 + (uint64_t)from * 64 + (uint64_t)to);
+    uint64_t r = cpa_test_mixed(exchange * 4096 + (uint64_t)from * 64 + (uint64_t)to);
     switch (r % 4) {
         case 0: return 0;
         case 1: return (int64_t)(r >> 8) % 16;
@@ -223,10 +195,8 @@ static void test_wrong_use_is_refused_with_the_numbers(void) {
     with_transport(wrong_calls);
 }
 
-/* The receiver expects fewer (long) or more (short) bytes than rank 0 sends. MPI tells; a device transport relies on
- * the sizes of both sides. */
+/* Rank 1 expects fewer (long) or more (short) bytes than rank 0 sends. */
 static void mismatched_sizes(cpa_control *control, cpa_transport *transport) {
-    if (control->size < 2 || TABLE != &cpa_transport_mpi) return;
     for (int expected = 5; expected <= 11; expected += 6) {
         char buffer[16] = {0};
         cpa_message m = {.peer = 1 - control->rank};
@@ -287,13 +257,13 @@ static void test_control_exchanges_blocks_of_any_size(void) {
     for (int32_t r = 0; r < control.size; r++) {
         send_bytes[r] = exchange_bytes(control.rank, r, control.size);
         recv_bytes[r] = exchange_bytes(r, control.rank, control.size);
-        for (int64_t i = 0; i < send_bytes[r]; i++) send[at++] = pattern(control.rank, r, 0, i);
+        for (int64_t i = 0; i < send_bytes[r]; i++) send[at++] = cpa_test_pattern(control.rank, r, 0, i);
     }
     CU_ASSERT_EQUAL(cpa_control_exchange(&control, send, send_bytes, recv, recv_bytes, NULL), CPA_OK);
     int64_t wrong = 0;
     at = 0;
     for (int32_t r = 0; r < control.size; r++) {
-        for (int64_t i = 0; i < recv_bytes[r]; i++) wrong += recv[at++] != pattern(r, control.rank, 0, i);
+        for (int64_t i = 0; i < recv_bytes[r]; i++) wrong += recv[at++] != cpa_test_pattern(r, control.rank, 0, i);
     }
     CU_ASSERT_EQUAL(wrong, 0);
     send_bytes[0] = (int64_t)1 << 31;
@@ -326,10 +296,18 @@ static const cpa_test TESTS[] = {
     {"a message longer than one MPI call arrives intact", test_a_message_longer_than_one_mpi_call_arrives_intact},
     {"tags may wrap around", test_tags_may_wrap_around},
     {"wrong use is refused with the numbers and breaks nothing", test_wrong_use_is_refused_with_the_numbers},
-    {"a message of the wrong size is an error of finish", test_a_message_of_the_wrong_size_is_an_error_of_finish},
     {"control moves bytes and reduces", test_control_moves_bytes_and_reduces},
     {"control exchanges blocks of any size", test_control_exchanges_blocks_of_any_size},
     {"agree tells all ranks what the lowest failing one says",
      test_agree_tells_all_ranks_what_the_lowest_failing_one_says},
+    /* Of MPI between two ranks: a device transport relies on the sizes of both sides. */
+    {"a message of the wrong size is an error of finish", test_a_message_of_the_wrong_size_is_an_error_of_finish},
 };
-CPA_MPI_DEVICE_TEST_MAIN("transport", TESTS)
+
+static int n_tests(void) {
+    int ranks, n = (int)(sizeof TESTS / sizeof TESTS[0]);
+    MPI_Comm_size(MPI_COMM_WORLD, &ranks);
+    return ranks > 1 && cpa_test_transport() == &cpa_transport_mpi ? n : n - 1;
+}
+
+CPA_MPI_TEST_MAIN_UNLESS(cpa_test_transport_missing(), "transport", TESTS, n_tests())

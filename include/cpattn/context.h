@@ -4,8 +4,9 @@
  * rows are the tokens of the chunks that it owns, chunk after chunk, each ascending. The keys and values of those
  * tokens must be in the cache (cpa_kv_write) before cpa_context_attend.
  *
- * pass-KV (queries stay): keys and values travel in rounds, in segments of bounded size (Liu et al., Ring Attention,
- * arXiv:2310.01889; Yang et al., Context Parallelism for Scalable Million-Token Inference, arXiv:2411.01783).
+ * pass-KV (queries stay): keys and values travel, in segments of bounded size, peer by peer in rounds or (on devices)
+ * from all peers at once (Liu et al., Ring Attention, arXiv:2310.01889; Yang et al., Context Parallelism for Scalable
+ * Million-Token Inference, arXiv:2411.01783).
  * pass-Q (keys stay): queries travel, and partial states come home. Both give the same result; on the host the same
  * bits. */
 #ifndef CPATTN_CONTEXT_H
@@ -74,8 +75,9 @@ typedef struct cpa_context_stats {
     int64_t chunks_pass_q;
 } cpa_context_stats;
 
-/* Collective over `comm`, which is duplicated. `device` must outlive the context. staging_bytes must hold four segments
- * of cpa_attend_split_tokens tokens (rounded up to blocks). *out is set only on success. */
+/* Collective over `comm`, which is duplicated. `device` must outlive the context. staging_bytes must hold, on the host,
+ * four segments of cpa_attend_split_tokens tokens, with N ranks on devices 2 N of 1024 tokens, rounded up to the
+ * interleave; CPA_INVALID says how much that is. *out is set only on success. */
 CPA_API cpa_status cpa_context_create(MPI_Comm comm, cpa_device *device, const cpa_context_options *options,
                                       cpa_context **out, cpa_error *err);
 CPA_API void cpa_context_destroy(cpa_context *context);
@@ -83,8 +85,8 @@ CPA_API void cpa_context_destroy(cpa_context *context);
 /* How many rows of the chunks this rank owns. Pure; thread-safe. */
 CPA_API int64_t cpa_context_rows(const cpa_context *context, const cpa_context_chunk *chunks, int64_t n_chunks);
 
-/* Plans a step: no communication, since every rank derives the same rounds from the same chunks. The block tables are
- * copied. */
+/* Plans a step: no communication, since every rank derives the same exchanges from the same chunks. The block tables
+ * are copied. */
 CPA_API cpa_status cpa_context_plan(cpa_context *context, const cpa_context_chunk *chunks, int64_t n_chunks);
 
 /* Attends one layer of the planned step. Collective: every rank calls it for the same layers in the same order. */

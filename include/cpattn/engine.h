@@ -168,8 +168,8 @@ typedef struct cpa_engine_stats {
     int64_t verify_violations;
     double verify_max_error;
     double verify_s; /* that the check took, on the slowest rank */
-    uint64_t
-        output_digest; /* of every row that yields an output token, in all layers; independent of the order of steps */
+    /* Of every row that yields an output token, in all layers; independent of the order of steps. */
+    uint64_t output_digest;
 } cpa_engine_stats;
 
 /* What one rank did at a time. */

@@ -29,6 +29,16 @@ static inline int64_t cpa_dtype_bytes(cpa_dtype dtype) {
                                                         : 0;
 }
 
+/* "fp32", "bf16", "fp16", "fp8_e4m3" or "int8"; "none" for a value that is no dtype. */
+static inline const char *cpa_dtype_name(cpa_dtype dtype) {
+    return dtype == CPA_F32        ? "fp32"
+           : dtype == CPA_BF16     ? "bf16"
+           : dtype == CPA_F16      ? "fp16"
+           : dtype == CPA_FP8_E4M3 ? "fp8_e4m3"
+           : dtype == CPA_INT8     ? "int8"
+                                   : "none";
+}
+
 static inline int cpa_dtype_is_quantised(cpa_dtype dtype) {
     return dtype == CPA_FP8_E4M3 || dtype == CPA_INT8;
 }
@@ -100,6 +110,10 @@ typedef struct cpa_mask {
     int32_t sinks;
     int64_t window; /* 0: no window */
 } cpa_mask;
+
+static inline int cpa_mask_equals(cpa_mask a, cpa_mask b) {
+    return a.causal == b.causal && a.sinks == b.sinks && a.window == b.window;
+}
 
 #ifdef __cplusplus
 }

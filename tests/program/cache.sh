@@ -1,0 +1,115 @@
+# Cases of program_test.sh. Results are right, and the same, whatever the cache holds, shares, moves and gives back.
+# shellcheck shell=bash disable=SC2034,SC2154 # program_test.sh reads what is set here, and the other way round
+
+# A quantised cache of every kind, in both layouts, under both algorithms.
+quant() {
+    small_model
+    local cache algorithm
+    for cache in fp8_e4m3 "fp8_e4m3 --k-scale 0.03 --v-scale 0.03" "int8 --kv-layout head-major"; do
+        for algorithm in pass-kv pass-q; do
+            # shellcheck disable=SC2086
+            run 2 --model model.yaml --requests 3 --input-len 150 --output-len 4 --verify 0.5 --seed 3 \
+                --kv-cache-dtype $cache --algorithm $algorithm --result-json "$algorithm.json"
+            expect_code 0 "a cache of $cache, $algorithm"
+            expect_value violations 0 "$algorithm.json"
+            grep -q "\"dtype\": \"${cache%% *}\"" "$algorithm.json" || fail "the cache is not $cache"
+        done
+        expect_digest_of pass-kv.json pass-q.json
+    done
+    expect_bad 'expected both or none' --kv-cache-dtype fp8_e4m3 --k-scale 1
+    expect_bad 'expected fp8_e4m3' --kv-cache-dtype int8 --k-scale 1 --v-scale 1
+}
+
+# Layers with windows of their own, from the model file; --window goes over them.
+window() {
+    small_model
+    cp model.yaml mixed.yaml
+    echo 'sinks: 2
+layer_windows: 40 0' >>mixed.yaml
+    run 3 --model mixed.yaml --requests 3 --input-len 150 --output-len 4 --verify 0.5 --result-json mixed.json
+    expect_code 0 "layers with windows of their own"
+    expect_value violations 0 mixed.json
+    grep -q 'windows in [0-9]* layers, 2 sinks' out || fail "the report does not tell of the windows"
+    run 3 --model mixed.yaml --requests 3 --input-len 150 --output-len 4 --verify 0.5 --window 0 --result-json full.json
+    expect_code 0 "a window for all layers"
+    run 3 --model model.yaml --requests 3 --input-len 150 --output-len 4 --verify 0.5 --result-json plain.json
+    expect_digest_of full.json plain.json
+    [ "$(value output_digest mixed.json)" != "$(value output_digest plain.json)" ] || fail "the windows have no effect"
+}
+
+preemption() {
+    small_model
+    for i in 1 2 3 4 5 6 7 8 9 10 11 12; do trace_line 0 $((14 + i)) 120 "$i"; done >decode_heavy.jsonl
+    run 4 --model model.yaml --trace decode_heavy.jsonl --block-size 16 --num-blocks 10 --verify 0.05 \
+        --result-json r.json
+    expect_code 0 "a cache that holds a third of the requests"
+    expect_value completed 12 r.json
+    expect_value violations 0 r.json
+    expect_value blocks 10 r.json
+    [ "$(value preemptions r.json)" -gt 0 ] || fail "no preemption"
+}
+
+# Requests that begin alike, samples of one prompt, and a tenant of its own.
+shared_trace() {
+    local i extra
+    for i in 0 1 2 3 4 5 6 7 8 9 10 11; do
+        extra=""
+        [ $((i % 4)) = 0 ] && extra=', "n": 3'
+        [ $((i % 5)) = 4 ] && extra="$extra"', "salt": "x"'
+        trace_line 0 $((700 + i % 3 * 37)) 40 1 $((2 + i % 2)) | sed "s/}$/$extra}/"
+    done
+}
+
+# Results are bit-equal with the cache and without it; with it most of the prompts is found.
+prefix() {
+    small_model
+    shared_trace >trace.jsonl
+    run 2 --model model.yaml --trace trace.jsonl --verify 0.02 --no-enable-prefix-caching --result-json off.json
+    expect_code 0 "without the prefix cache"
+    expect_value completed 18 off.json
+    run 2 --model model.yaml --trace trace.jsonl --verify 0.02 --result-json on.json
+    expect_code 0 "with the prefix cache"
+    expect_value completed 18 on.json
+    expect_value violations 0 on.json
+    expect_digest_of on.json off.json
+    [ "$(value prefix_hits on.json)" -gt 600 ] || fail "only $(value prefix_hits on.json) blocks are found"
+    [ "$(value cow_copies on.json)" -gt 0 ] || fail "samples of a prompt copy no block"
+    run 2 --model model.yaml --trace trace.jsonl --num-blocks 60 --verify 0.02 --result-json tight.json
+    expect_code 0 "a cache that holds a few requests"
+    expect_value violations 0 tight.json
+    expect_digest_of tight.json off.json
+    [ "$(value evictions tight.json)" -gt 0 ] || fail "nothing is evicted"
+    [ "$(value preemptions tight.json)" -gt 0 ] || fail "nobody is preempted"
+    run 2 --model model.yaml --trace trace.jsonl --window 100 --sinks 4 --verify 0.05 --result-json window.json
+    expect_code 0 "a sliding window"
+    expect_value violations 0 window.json
+    run 2 --model model.yaml --trace trace.jsonl --window 100 --sinks 4 --no-enable-prefix-caching \
+        --num-blocks $((60 / $(few 2))) \
+        --preemption-mode swap --swap-space 0.1 --verify 0.05 --result-json narrow.json
+    expect_code 0 "a sliding window in a small cache"
+    expect_value violations 0 narrow.json
+    expect_digest_of window.json narrow.json
+}
+
+# Results are bit-equal with swapping and without, also where swapped blocks come back damaged.
+swap() {
+    small_model
+    shared_trace >trace.jsonl
+    run 2 --model model.yaml --trace trace.jsonl --verify 0.02 --result-json ample.json
+    expect_code 0 "an ample cache"
+    run 2 --model model.yaml --trace trace.jsonl --num-blocks 60 --preemption-mode swap --swap-space 0.1 --verify 0.02 \
+        --result-json swap.json
+    expect_code 0 "a cache that swaps"
+    expect_value violations 0 swap.json
+    expect_value swap_failures 0 swap.json
+    expect_digest_of swap.json ample.json
+    [ "$(value swapped_in swap.json)" -gt 0 ] || fail "nothing comes back"
+    CP_ATTN=$CP_ATTN_FAULTS
+    CPATTN_FAULT=damaged-swap run 2 --model model.yaml --trace trace.jsonl --num-blocks 60 --preemption-mode swap \
+        --swap-space 0.1 --verify 0.02 --result-json damaged.json
+    expect_code 0 "damaged blocks"
+    expect_value violations 0 damaged.json
+    expect_digest_of damaged.json ample.json
+    [ "$(value swap_failures damaged.json)" -gt 0 ] || fail "damage is not noticed"
+    said 'came back with checksum .* the request is computed again' || fail "damage is not said"
+}

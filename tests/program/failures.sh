@@ -1,0 +1,127 @@
+# Cases of program_test.sh. Where something is missing, breaks off, or computes wrongly.
+# shellcheck shell=bash disable=SC2034,SC2154 # program_test.sh reads what is set here, and the other way round
+
+# Without a device that CUDA sees.
+no_device() {
+    export CUDA_VISIBLE_DEVICES=""
+    expect_bad '--device: found 0 CUDA devices for 1 ranks on a host: no GPU, no driver' --device cuda
+    ranks=2 expect_bad 'use --device host' --device cuda
+    unset CPATTN_DEVICE
+    run 1 --requests 1 --input-len 20 --output-len 2
+    expect_code 0 "--device auto without a device"
+    grep -q '^device *1 rank: host' out || fail "$(grep ^device out)"
+}
+
+# More ranks than devices, and more blocks than the memory of the device.
+too_little() {
+    local most=$most_ranks
+    most_ranks=2
+    CUDA_VISIBLE_DEVICES=0 ranks=2 expect_bad '--device: found 1 CUDA devices for 2 ranks on a host, expected one a'
+    most_ranks=$most
+    expect_bad '--num-blocks: found 2000000000, expected at most' --num-blocks 2000000000
+    # A cache that fits, but leaves no room for the rows of such large steps.
+    local fits
+    fits=$(our_lines | sed 's/.*expected at most \([0-9]*\) .*/\1/')
+    run 1 --num-blocks $((fits / 10 * 9)) --max-num-batched-tokens 16777216 --result-json result.json
+    expect_code 3 "no memory beside the cache"
+    expect_line 'lower --num-blocks ('
+    said 'no memory for [0-9]* bytes; [0-9]* of [0-9]* are free' || fail "no numbers: $(our_lines)"
+    [ ! -e result.json ] || fail "a result file of a run that did not begin"
+    our_lines
+}
+
+# Without NCCL peer memory serves the ranks of one host, and the log says which library was looked for.
+no_nccl() {
+    small_model
+    mixed_trace >trace.jsonl
+    mkdir broken
+    : >broken/libnccl.so.2 # the loader finds it first, and that it is none
+    LD_LIBRARY_PATH=$PWD/broken:${LD_LIBRARY_PATH:-} run 2 --model model.yaml --trace trace.jsonl --verify 0.2 \
+        --log-level info --result-json r.json
+    expect_code 0 "a run without NCCL"
+    expect_value violations 0 r.json
+    said 'NCCL is not used: .*cannot load NCCL (.*libnccl.so.2.*LD_LIBRARY_PATH' ||
+        { fail "the log does not say why NCCL is not used"; cat err; }
+    our_lines | grep NCCL
+}
+
+# SIGTERM in the middle of a run that would take far longer: it reports what it did, and exits with 1.
+signal() {
+    small_model
+    "$CP_ATTN" --model model.yaml --requests 2 --input-len 16 --output-len 1000000 --skip-self-test --verify 0 \
+        --num-blocks 70000 --result-json r.json >out 2>err &
+    local process=$!
+    for ((i = 0; i < 200; i++)); do
+        grep -q '^run ' out && break
+        sleep 0.1
+    done
+    sleep 0.5
+    kill -TERM $process
+    wait $process
+    code=$?
+    expect_code 1 "a run that was stopped"
+    expect_line 'stopped by signal 15: 2 of 2 requests were not finished'
+    grep -q '^requests *0 of 2 completed' out || fail "no report of a run that was stopped"
+    expect_value failed 2 r.json
+}
+
+# A rank that dies in the middle of a run ends the job, soon, and is named.
+dead_rank() {
+    small_model
+    export CP_ATTN
+    # shellcheck disable=SC2086,SC2016
+    timeout "$limit" $MPIRUN -np "$(few 3)" \
+        bash -c 'echo $$ >"pid.$OMPI_COMM_WORLD_RANK"; exec "$CP_ATTN" "$@"' cp_attn --model model.yaml --requests 2 \
+        --input-len 16 --output-len 1000000 --skip-self-test --verify 0 --num-blocks 70000 --result-json r.json \
+        >out 2>err &
+    local job=$!
+    for ((i = 0; i < 300; i++)); do
+        grep -q '^run ' out && break
+        sleep 0.1
+    done
+    grep -q '^run ' out || fail "the run did not begin"
+    sleep 0.5
+    kill -9 "$(cat pid.1)"
+    local begin=$SECONDS
+    wait $job
+    code=$?
+    [ $code != 0 ] && [ $code != 124 ] || fail "exit code $code after a rank died"
+    [ $((SECONDS - begin)) -lt 30 ] || fail "the others went on for $((SECONDS - begin)) s"
+    grep -qE 'rank 1 .*(signal 9|Killed)' err || { fail "the rank that died is not named"; cat err; }
+    [ ! -e r.json ] || fail "a result file of a run that broke off"
+    grep -E 'rank 1 .*(signal 9|Killed)' err
+}
+
+# fault NAME: an armed fault point is found by the sampled check, and before the run by the self-test.
+fault() {
+    local cause
+    case $1 in
+        dropped-shard) cause='missing from it' ;;
+        stale-block) cause='a stale block' ;;
+        off-by-one-mask) cause='the causal mask is off by one' ;;
+        base2-lse) cause='in base 2' ;;
+        swapped-kv-head) cause='it reads KV head' ;;
+        wrong-scale) cause='float64 reference' ;;
+    esac
+    [ "$1" != wrong-scale ] || export CPATTN_KV_CACHE_DTYPE=int8
+    small_model
+    mixed_trace >trace.jsonl
+    local n
+    CP_ATTN=$CP_ATTN_FAULTS
+    for n in $(printf '%s\n' "$(few 2)" "$(few 3)" | uniq); do
+        CPATTN_FAULT=$1 run $n --model model.yaml --trace trace.jsonl --verify 0.05 --result-json r.json
+        expect_code 1 "$1 on $n ranks"
+        expect_line 'token'
+        said 'layer' || fail "the message names no layer: $(our_lines)"
+        said -F "$cause" || fail "the message does not say '$cause': $(our_lines)"
+        [ "$(value violations r.json)" -gt 0 ] || fail "no violation in the result file"
+        [ "$(value failed r.json)" -gt 0 ] || fail "no failed request in the result file"
+        our_lines
+    done
+    CPATTN_FAULT=$1@start run 2 --model model.yaml --trace trace.jsonl
+    expect_code 1 "$1 from the start"
+    expect_line 'self-test'
+    our_lines
+    run 2 --model model.yaml --trace trace.jsonl --verify 0.05
+    expect_code 0 "the twin without a fault"
+}

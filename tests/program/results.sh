@@ -1,0 +1,114 @@
+# Cases of program_test.sh. Runs that end well: traces, shapes and what is written about them.
+# shellcheck shell=bash disable=SC2034,SC2154 # program_test.sh reads what is set here, and the other way round
+
+# The same trace twice on 2 and once on 3 ranks: all served, checked, and the same digest again on the same ranks.
+trace() {
+    small_model
+    mixed_trace >trace.jsonl
+    local n
+    for n in $(printf '%s\n' "$(few 2)" "$(few 3)" | uniq); do
+        run $n --model model.yaml --trace trace.jsonl --verify 0.2 --result-json "r$n.json"
+        expect_code 0 "a trace on $n ranks"
+        expect_value completed 6 "r$n.json"
+        expect_value failed 0 "r$n.json"
+        expect_value total_input_tokens 1909 "r$n.json"
+        expect_value total_output_tokens 25 "r$n.json"
+        expect_value violations 0 "r$n.json"
+        expect_value size $n "r$n.json"
+        [ "$(value rows "r$n.json")" -ge 1000 ] || fail "only $(value rows "r$n.json") rows are checked"
+        grep -q 'TTFT' out || fail "no report"
+        [ -z "$(our_lines)" ] || fail "complaints of a good run: $(our_lines)"
+    done
+    run "$(few 2)" --model model.yaml --trace trace.jsonl --verify 0.2 --result-json again.json
+    expect_value violations 0 again.json
+    # The host alone promises bits whatever algorithm the measured rates lead to.
+    [ "$device" != host ] || [ "$(value output_digest "r$(few 2).json")" = "$(value output_digest again.json)" ] ||
+        fail "the digest is not reproduced"
+    run 2 --model model.yaml --trace trace.jsonl --requests 3 --length-scale 0.1 --result-json part.json
+    expect_value completed 3 part.json
+    expect_value total_input_tokens 122 part.json
+    expect_value total_output_tokens 3 part.json
+    run 2 --model model.yaml --trace trace.jsonl --time-scale 20 --result-json timed.json
+    expect_code 0 "trace times"
+    awk -v d="$(value duration timed.json)" 'BEGIN { exit !(d >= 1) }' || fail "arrivals of 1 s take less than that"
+}
+
+# Shapes and types that no default has.
+shapes() {
+    printf '%s\n' "layers: 1" "q_heads: 6" "kv_heads: 2" "head_dim: 72" "v_head_dim: 40" "dtype: fp16" \
+        "window: 50" "sinks: 3" >odd.yaml
+    run 2 --model odd.yaml --requests 3 --input-len 200 --output-len 4 --verify 1 --result-json r.json
+    expect_code 0 "an odd shape"
+    expect_value violations 0 r.json
+    small_model
+    run 3 --model model.yaml --requests 3 --input-len 100 --output-len 4 --verify 1 --dtype bf16 \
+        --kv-cache-dtype fp32 --block-size 32 --cp-kv-cache-interleave-size 64 --max-num-batched-tokens 40 \
+        --max-num-seqs 2 --algorithm pass-q --seed 5 --no-bind --threads 2 --result-json r.json
+    expect_code 0 "every setting at once"
+    expect_value violations 0 r.json
+    run 2 --config "$CONFIGS/service.yaml" --requests 2 --input-len 64 --output-len 2 --result-json r.json
+    expect_code 0 "the example settings file"
+    expect_value completed 2 r.json
+}
+
+mixed() {
+    small_model
+    run 2 --model model.yaml --num-blocks 64 --result-json r.json
+    expect_code 0 "the run without requests"
+    grep -q 'a mixed run of about ten seconds: one context of [0-9]* tokens' out || fail "it does not say what it does"
+    expect_value completed 13 r.json
+    expect_value violations 0 r.json
+}
+
+# --timeline: a file of valid JSON with spans of every rank that nest in each row; a place where none can be written is
+# refused before the run.
+timeline() {
+    small_model
+    mixed_trace >trace.jsonl
+    run 3 --model model.yaml --trace trace.jsonl --verify 0.01 --timeline timeline.json
+    expect_code 0 "a run with a timeline"
+    [ -z "$(our_lines)" ] || fail "complaints of a good run: $(our_lines)"
+    python3 - <<'END' || fail "the timeline is wrong"
+import collections, json
+events = json.load(open("timeline.json"))
+spans = [e for e in events if e["ph"] == "X"]
+rows = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"}
+names = {e["name"] for e in spans}
+assert {e["pid"] for e in spans} == {0, 1, 2}
+for name in ("fill", "kv_write", "attend own", "attend received", "merge", "pack 1", "exchange 1", "exchange 2", "wait",
+             "queries", "states", "check", "plan", "schedule"):
+    assert name in names, name
+assert {rows[e["pid"], e["tid"]] for e in spans if e["name"] == "fill"} == {"compute"}
+assert all("layer" in e["args"] and "step" in e["args"] for e in spans if e["name"] == "merge")
+row_spans = collections.defaultdict(list)
+for e in spans:
+    row_spans[e["pid"], e["tid"]].append((e["ts"], -e["dur"], e["name"]))
+for row in row_spans.values():
+    open_ends = []
+    for begin, minus, name in sorted(row):
+        while open_ends and open_ends[-1] <= begin + 1e-3:
+            open_ends.pop()
+        assert not open_ends or begin - minus <= open_ends[-1] + 1e-3, (begin, minus, name)
+        open_ends.append(begin - minus)
+END
+    run 1 --model model.yaml --requests 1 --input-len 8 --output-len 1 --timeline none/timeline.json
+    expect_code 2 "a timeline in no folder"
+    expect_line "--timeline: found 'none/timeline.json'"
+}
+
+# Plans without a device: what would be found of a trace whose prompts continue each other.
+dry_run() {
+    trace_line 0 1024 4 1 2 >trace.jsonl
+    trace_line 0 1500 4 1 2 3 >>trace.jsonl
+    trace_line 0 1024 4 1 2 >>trace.jsonl
+    trace_line 0 2048 4 1 2 3 4 >>trace.jsonl
+    local n
+    for n in 1 2; do
+        run $n --dry-run --trace trace.jsonl --block-size 512 --num-blocks 1000000 --result-json r.json
+        expect_code 0 "a dry run on $n ranks"
+        expect_value completed 4 r.json
+        expect_value prefix_queries 10 r.json
+        expect_value prefix_hits 6 r.json
+    done
+    expect_bad "--dry-run: found without requests" --dry-run
+}

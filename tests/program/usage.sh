@@ -1,0 +1,102 @@
+# Cases of program_test.sh. What the program answers and refuses, and what its settings mean.
+# shellcheck shell=bash disable=SC2034,SC2154 # program_test.sh reads what is set here, and the other way round
+
+bad_input() {
+    trace_line 0 -5 1 >bad.jsonl
+    expect_bad 'bad.jsonl:1: found "input_length": -5, expected' --trace bad.jsonl
+    { trace_line 0 5 1 7 && echo '{"timestamp": 1,'; } >bad.jsonl
+    expect_bad 'bad.jsonl:2: found malformed JSON' --trace bad.jsonl
+    : >bad.jsonl
+    expect_bad 'bad.jsonl:1: found no request' --trace bad.jsonl
+    expect_bad 'none.jsonl: found no readable file (No such file' --trace none.jsonl
+    expect_bad "found unknown option '--blok-size', expected '--block-size'" --blok-size 16
+    expect_bad "--block-size: found '24', expected a power of two between 16 and 512" --block-size 24
+    expect_bad '--cp-kv-cache-interleave-size: found 24' --cp-kv-cache-interleave-size 24
+    expect_bad 'staging of 10 bytes, expected at least' --staging-bytes 10
+    expect_bad 'request 1: 100 prompt + 8 output tokens need 7 blocks' --input-len 100 --output-len 8 --num-blocks 3
+    expect_bad 'request 1: found 1099511627903 tokens, which need' --input-len 1099511627776
+    expect_bad '--num-blocks: found 2147483647, expected at most' --num-blocks 2147483647
+    printf 'seed: 1\nblok-size: 16\n' >bad.yaml
+    expect_bad "bad.yaml:2: found unknown key 'blok-size', expected 'block-size'" --config bad.yaml
+    printf 'layers: 2\nq_heads: 7\nkv_heads: 2\nhead_dim: 64\ndtype: fp32\n' >bad.yaml
+    expect_bad 'bad.yaml:2: q_heads: found 7, expected a multiple of kv_heads (2)' --model bad.yaml
+    CPATTN_VERIFY=2 expect_bad "CPATTN_VERIFY: found '2', expected a number from 0 to 1"
+    mkdir result.json
+    run 1 --result-json result.json
+    expect_code 2 "a folder as the result file"
+    expect_line "--result-json: found 'result.json'"
+    run 1 --result-json none/result.json
+    expect_code 2 "a result file in no folder"
+    expect_line "--result-json: found 'none/result.json'"
+}
+
+bad_input_on_many_ranks() {
+    ranks=3
+    trace_line 0 -5 1 >bad.jsonl
+    expect_bad 'bad.jsonl:1: found "input_length": -5, expected' --trace bad.jsonl
+    expect_bad "found unknown option '--blok-size'" --blok-size 16
+    expect_bad 'request 1: 1000 prompt + 8 output tokens need' --input-len 1000 --output-len 8 --num-blocks 3
+    expect_bad 'staging of 10 bytes, expected at least' --staging-bytes 10
+    expect_bad '--num-blocks: found 2147483647, expected at most' --num-blocks 2147483647
+}
+
+answers() {
+    run 2 --help
+    expect_code 0 --help
+    [ "$(grep -c '^  --' out)" -ge 30 ] || fail "--help lists too little"
+    [ "$(grep -c '^  --block-size' out)" = 1 ] || fail "--help is printed more than once"
+    run 2 --version
+    expect_code 0 --version
+    grep -qE '^cp_attn [0-9]+\.[0-9]+\.[0-9]+$' out || fail "--version prints '$(cat out)'"
+    [ "$(wc -l <out)" = 1 ] || fail "--version is printed more than once"
+}
+
+precedence() {
+    printf 'block-size: 32\nmax-num-seqs: 32\nseed: 32\n' >settings.yaml
+    CPATTN_MAX_NUM_SEQS=64 CPATTN_SEED=64 run 2 --config settings.yaml --seed 128 --print-config
+    expect_code 0 --print-config
+    grep -qE '^block-size: 32 +# settings.yaml:1$' out || fail "the file does not go over the default"
+    grep -qE '^max-num-seqs: 64 +# environment CPATTN_MAX_NUM_SEQS$' out || fail "the environment, over the file"
+    grep -qE '^seed: 128 +# command line$' out || fail "the command line does not go over the environment"
+    grep -qE '^# verify: auto +# default$' out || fail "defaults are not shown"
+    cp out again.yaml
+    run 1 --config again.yaml --print-config
+    [ "$(sed 's/ *# [^#]*$//' out)" = "$(sed 's/ *# [^#]*$//' again.yaml)" ] || fail "what was printed reads otherwise"
+    # Of the texts in a settings file only paths are relative to it.
+    mkdir folder
+    printf 'cache-salt: pepper\ntrace: requests.jsonl\n' >folder/settings.yaml
+    run 1 --config folder/settings.yaml --print-config
+    grep -q '^cache-salt: "pepper" ' out || fail "--print-config: $(grep cache-salt out)"
+    grep -q '^trace: "folder/requests.jsonl" ' out || fail "--print-config: $(grep trace out)"
+}
+
+# The dtype without a model and without --dtype is bf16 on a CUDA device, and fp32 on the host.
+default_dtype() {
+    local want="fp32 on the host" short=fp32
+    [ "$device" = host ] || want="bf16 on a CUDA device" short=bf16
+    run 1 --print-config
+    grep -qE "^# dtype: auto +# default; auto: $want\$" out || fail "--print-config: $(grep dtype out)"
+    run 1 --print-config --dtype fp16
+    grep -qE '^dtype: fp16 +# command line$' out || fail "--print-config: $(grep dtype out)"
+    small_model
+    run 1 --print-config --model model.yaml
+    grep -qE '^# dtype: auto +# default; auto: as the model says$' out || fail "--print-config: $(grep dtype out)"
+    run 1 --requests 2 --input-len 20 --output-len 2 --result-json r.json
+    expect_code 0 "a run without a model"
+    grep -q "KV heads of 64, $short," out || fail "$(grep ^model out)"
+    rm r.json
+    run 1 --requests 2 --input-len 20 --output-len 2 --model model.yaml --result-json r.json
+    grep -q "KV heads of 16, fp32," out || fail "$(grep ^model out)"
+}
+
+# Each rank has cores of its own, near its device, unless --no-bind.
+binding() {
+    local report='cuda 0 at [0-9a-f:.]*: CPUs [0-9]'
+    run "$most_ranks" --requests 2 --input-len 20 --output-len 2 --log-level info
+    expect_code 0 "a run that binds"
+    our_lines | grep 'cuda [0-9]* at' || fail "no line about the binding"
+    # With a CPU quota there is nothing to bind to.
+    said -E "$report|not bound" || fail "the line names no CPUs: $(our_lines)"
+    run "$most_ranks" --requests 2 --input-len 20 --output-len 2 --log-level info --no-bind
+    said 'cuda 0 at [0-9a-f:.]*: not bound to cores' || fail "--no-bind binds: $(our_lines)"
+}
