@@ -72,6 +72,10 @@ typedef struct cpa_transport {
     /* Device transports: how long exchanges may stand still before the transport gives up; open sets 60, and the owner
      * may change it between calls. */
     double timeout_s;
+    /* Device transports: what drain calls, again and again, while it waits; NULL: nothing. It may enqueue more work, on
+     * the stream that is drained too. The owner sets it between calls; open sets NULL. */
+    void (*meanwhile)(void *ctx);
+    void *meanwhile_ctx;
 } cpa_transport;
 
 /* An exchange in flight; owned by the transport, valid until finished. */

@@ -20,6 +20,7 @@ typedef struct run {
     cpa_plan_ahead *ahead; /* rank 0 */
     cpa_step_plan plan;    /* of the step that runs */
     cpa_next_plan next;
+    int prepared;         /* the next plan is */
     cpa_error next_error; /* what happened to the next plan while the step ran */
     int64_t tokens;       /* computed or found in the cache */
 } run;
@@ -30,11 +31,39 @@ static void poll_next_plan(void *ctx) {
     if (r->next_error.status == CPA_OK) (void)cpa_next_plan_look(&r->next, 0, &r->next_error);
 }
 
+static cpa_worker_observer observer_of(const cpa_engine *engine) {
+    return engine->verify ? cpa_verify_observer(engine->verify) : (cpa_worker_observer){NULL, NULL, NULL};
+}
+
+/* Prepares this rank for the next plan, which is there. */
+static cpa_status prepare_next(run *r, cpa_error *err) {
+    cpa_engine *engine = r->engine;
+    const int64_t running = engine->timeline.step;
+    cpa_worker_observer observer = observer_of(engine);
+    engine->timeline.step = (int64_t)r->next.plan.step;
+    cpa_status status = cpa_worker_prepare(engine->worker, &r->next.plan, engine->verify ? &observer : NULL, err);
+    engine->timeline.step = running;
+    r->prepared = status == CPA_OK;
+    return status;
+}
+
+/* While the step that runs is enqueued: the next one is prepared behind it, unless what is done after the step still
+ * needs the tables as they are. */
+static void prepare_behind(void *ctx) {
+    run *r = ctx;
+    const cpa_verify *verify = r->engine->verify;
+    poll_next_plan(r);
+    if (!r->next.there || r->prepared || r->next_error.status != CPA_OK) return;
+    if (!verify || cpa_verify_is_idle(verify, &r->plan)) (void)prepare_next(r, &r->next_error);
+}
+
 /* The next plan becomes that of the step to run. */
 static cpa_status begin_step(run *r, cpa_error *err) {
     if (r->next_error.status != CPA_OK) return cpa_fail(err, r->next_error.status, "%s", r->next_error.message);
     CPA_TRY(cpa_next_plan_look(&r->next, 1, err));
+    if (!r->prepared) CPA_TRY(prepare_next(r, err));
     cpa_next_plan_advance(&r->next, &r->plan);
+    r->prepared = 0;
     r->engine->timeline.step = (int64_t)r->plan.step;
     return CPA_OK;
 }
@@ -137,14 +166,14 @@ static cpa_status run_step(run *r, cpa_error *err) {
     double before = attention_seconds(engine), predicted = predict_step(r);
     int64_t tokens = count_tokens(&r->plan);
     r->tokens += r->plan.n_token_ids;
-    cpa_worker_observer observer = {NULL, NULL, NULL};
-    if (engine->verify) observer = cpa_verify_observer(engine->verify);
+    cpa_worker_observer observer = observer_of(engine);
     CPA_TRY(cpa_worker_run(engine->worker, &r->plan, engine->verify ? &observer : NULL, err));
     CPA_TRY(report_damage(r, err));
     if (r->plan.n_chunks > 0) {
         engine->stats.steps++;
         engine->stats.computed_tokens += tokens;
-        if (engine->verify) CPA_TRY(check_step(r, err));
+        /* Where the next step is prepared there is nothing to check in this one. */
+        if (engine->verify && !r->prepared) CPA_TRY(check_step(r, err));
     }
     double actual = attention_seconds(engine) - before;
     engine->stats.predicted_attend_s += predicted;
@@ -252,7 +281,9 @@ static cpa_status run_plans(run *r, cpa_error *err) {
     if (status == CPA_OK) {
         stream->poll = poll_next_plan;
         stream->poll_ctx = r;
+        cpa_worker_set_behind(engine->worker, prepare_behind, r);
         status = run_steps(r, err);
+        cpa_worker_set_behind(engine->worker, NULL, NULL);
         stream->poll = NULL;
     }
     /* A failed check is known to every rank; any other failure leaves this one alone. */
