@@ -172,68 +172,11 @@ static void the_spans_of_a_run_add_up_to_its_statistics(void) {
     }
 }
 
-enum { STEPS = 512, RANKS = 8 };
-
-/* When a rank had received the plan of a step, and when its last layer was done. */
-typedef struct step_times {
-    double received[RANKS][STEPS], computed[RANKS][STEPS];
-} step_times;
-
-static void note_times(void *ctx, const cpa_span *span) {
-    step_times *times = ctx;
-    const double end = span->begin_s + span->seconds;
-    if (span->step >= STEPS) return;
-    if (strcmp(span->name, "receive plan") == 0) times->received[span->rank][span->step] = end;
-    double *computed = &times->computed[span->rank][span->step];
-    if (strcmp(span->row, "compute") == 0 && end > *computed) *computed = end;
-}
-
-/* Steps of some milliseconds, so that planning and sending takes less than one. */
-static void a_plan_arrives_while_the_step_before_runs(void) {
-    cpa_engine_options options = {.size = sizeof options,
-                                  .model = {.layers = 4,
-                                            .q_heads = 8,
-                                            .kv_heads = 2,
-                                            .head_dim = 64,
-                                            .v_head_dim = 64,
-                                            .dtype = CPA_F32,
-                                            .mask = {.causal = 1}},
-                                  .kv_dtype = CPA_F32,
-                                  .num_blocks = 512,
-                                  .max_num_batched_tokens = 128,
-                                  .skip_self_test = 1,
-                                  .timeline_spans = 1 << 20};
-    cpa_engine *engine = NULL;
-    cpa_engine_stats stats;
-    step_times *times = calloc(1, sizeof *times);
-    int rank, size;
-    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
-    MPI_Comm_size(MPI_COMM_WORLD, &size);
-    CU_ASSERT_EQUAL(cpa_engine_create(MPI_COMM_WORLD, &options, &engine, NULL), CPA_OK);
-    if (!engine || !times) return;
-    cpa_request request = {.size = sizeof request, .prompt_tokens = 4000, .output_tokens = 1};
-    if (rank == 0) CU_ASSERT_EQUAL(cpa_engine_submit(engine, &request), CPA_OK);
-    CU_ASSERT_EQUAL(cpa_engine_run(engine, NULL, NULL, NULL), CPA_OK);
-    CU_ASSERT_EQUAL(cpa_engine_timeline(engine, note_times, times), CPA_OK);
-    cpa_engine_get_stats(engine, &stats);
-    for (int r = 0; rank == 0 && r < size; r++) {
-        int64_t ahead = 0;
-        for (int64_t step = 1; step < stats.steps; step++) {
-            CU_ASSERT(times->received[r][step] > 0);
-            ahead += times->received[r][step] < times->computed[r][step - 1];
-        }
-        CU_ASSERT(ahead >= stats.steps / 2);
-    }
-    cpa_engine_destroy(engine);
-    free(times);
-}
-
 static const cpa_test tests[] = {
     {"a mark is the time at which it was set last", a_mark_is_the_time_at_which_it_was_set_last},
     {"only attention and waiting are measured without a timeline",
      only_attention_and_waiting_are_measured_without_a_timeline},
     {"a full timeline says so once", a_full_timeline_says_so_once},
     {"the spans of a run add up to its statistics", the_spans_of_a_run_add_up_to_its_statistics},
-    {"a plan arrives while the step before runs", a_plan_arrives_while_the_step_before_runs},
 };
 CPA_MPI_TEST_MAIN("timeline", tests)
