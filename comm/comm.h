@@ -39,6 +39,22 @@ cpa_status cpa_control_exchange(cpa_control *control, const void *send, const in
  * rank, and its message, prefixed with "rank R: ", in err. */
 cpa_status cpa_control_agree(cpa_control *control, cpa_status mine, cpa_error *err);
 
+/* Messages from rank 0 to all other ranks, one after another, that travel on the control channel while the ranks do
+ * something else. No call but those that say so waits for another rank; used by the thread of the channel. */
+typedef struct cpa_post cpa_post;
+/* `control` must outlive it. Not collective. */
+cpa_status cpa_post_open(cpa_control *control, cpa_post **out, cpa_error *err);
+/* Gives up what is under way. */
+void cpa_post_close(cpa_post *post);
+/* Rank 0: whether all ranks have received what was sent last, so that its memory is free and the next may be sent; moves
+ * it along. `wait`: waits until they have. */
+cpa_status cpa_post_flush(cpa_post *post, int wait, int *flushed, cpa_error *err);
+/* Rank 0, flushed: starts sending. bytes < 0 travels too: there is no message, for a reason that the caller knows. */
+cpa_status cpa_post_send(cpa_post *post, const void *data, int64_t bytes, cpa_error *err);
+/* Other ranks: the next message once all of it is there, valid until the next call; *data is NULL before, and for a
+ * message without bytes. `wait`: waits for it. *arrived says whether it is there. */
+cpa_status cpa_post_receive(cpa_post *post, int wait, int *arrived, const void **data, int64_t *bytes, cpa_error *err);
+
 /* What one rank sends to and receives from one peer in an exchange. Zero bytes in a direction: no message there. */
 typedef struct cpa_message {
     int32_t peer;
@@ -56,6 +72,10 @@ typedef struct cpa_transport {
     /* Device transports: how long exchanges may stand still before the transport gives up; open sets 60, and the owner
      * may change it between calls. */
     double timeout_s;
+    /* Device transports: what drain calls, again and again, while it waits; NULL: nothing. It may enqueue more work, on
+     * the stream that is drained too. The owner sets it between calls; open sets NULL. */
+    void (*meanwhile)(void *ctx);
+    void *meanwhile_ctx;
 } cpa_transport;
 
 /* An exchange in flight; owned by the transport, valid until finished. */

@@ -391,9 +391,17 @@ static cpa_status attend_shared(cpa_context *c, const cpa_context_args *args, cp
     return cpa_pass_kv_completes(c, args) ? CPA_OK : merge_states(c, args, stream);
 }
 
-static void poll_transport(void *ctx) {
-    cpa_transport *transport = ctx;
-    transport->table->poll(transport);
+/* What a stream polls during a layer: the transport, and what it polled before. */
+typedef struct layer_poll {
+    cpa_transport *transport;
+    void (*outer)(void *ctx);
+    void *outer_ctx;
+} layer_poll;
+
+static void poll_layer(void *ctx) {
+    const layer_poll *poll = ctx;
+    poll->transport->table->poll(poll->transport);
+    if (poll->outer) poll->outer(poll->outer_ctx);
 }
 
 void cpa_context_count_chunks(cpa_context *c, int32_t layers) {
@@ -417,13 +425,12 @@ cpa_status cpa_context_attend(cpa_context *context, const cpa_context_args *args
     if (c->map.cp_size == 1) {
         status = attend_alone(c, &layer, stream);
     } else {
-        void (*outer_poll)(void *) = stream->poll;
-        void *outer_ctx = stream->poll_ctx;
-        stream->poll = poll_transport;
-        stream->poll_ctx = c->transport;
+        layer_poll poll = {c->transport, stream->poll, stream->poll_ctx};
+        stream->poll = poll_layer;
+        stream->poll_ctx = &poll;
         status = attend_shared(c, &layer, stream);
-        stream->poll = outer_poll;
-        stream->poll_ctx = outer_ctx;
+        stream->poll = poll.outer;
+        stream->poll_ctx = poll.outer_ctx;
         c->broken = status != CPA_OK;
     }
     if (status == CPA_OK) cpa_context_count_chunks(c, 1);

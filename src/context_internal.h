@@ -134,9 +134,11 @@ typedef struct cpa_pass_q {
     cpa_pass_q_peer *peers; /* [cp_size - 1], in the order in which pass-KV receives from them */
     cpa_attend_plan *plan;  /* the rows of the peers over the own shard */
     int64_t packed_rows, got_rows, home_rows;
-    /* Host, page-locked: [packed_rows] own rows, then a row map of [rows] for each state that comes home. */
-    int32_t *maps;
-    int64_t maps_capacity, maps_entries;
+    int32_t *map_sets[2]; /* host, page-locked, in turn: one may be on its way to the device as the next is filled */
+    int64_t map_capacities[2];
+    int maps_turn;
+    int32_t *maps; /* of the plan: [packed_rows] own rows, then a row map of [rows] for each state that comes home */
+    int64_t maps_entries;
     const cpa_stream *maps_uploaded; /* the stream that copied them to the device; NULL: none has yet */
     cpa_context_buffer maps_memory, packed_memory, got_memory, away_memory, home_memory;
     cpa_context_exchange queries, states;
@@ -159,7 +161,7 @@ struct cpa_context {
     double sampled_attend_s, sampled_exposed_s; /* of the last decode step that was measured; see cpa_context_mute */
 
     int planned;
-    int64_t steady_rows;     /* rows that every rank plans for, see cpa_context_plan_steady; 0: each its own */
+    int64_t steady_rows;     /* rows that every rank plans for, see cpa_context_plan_ahead; 0: each its own */
     int32_t layers_attended; /* of the planned step */
     cpa_planned_chunk *chunks;
     int64_t n_chunks, chunks_capacity;
@@ -191,15 +193,22 @@ static inline cpa_chunk_share cpa_context_share(const cpa_context *c, const cpa_
 /* cpa_context_create over a transport that the caller has chosen; NULL: the one for the device. */
 cpa_status cpa_context_create_over(MPI_Comm comm, cpa_device *device, const cpa_transport_table *transport,
                                    const cpa_context_options *options, cpa_context **out, cpa_error *err);
-/* The same as cpa_context_plan for chunks of one token that go by pass-Q, or lie on one rank, with `rows` rows on every
- * rank, of which those past its own are attended to no use: messages hold so many rows for each pair of ranks, and
- * layers enqueue the same for any such chunks. q and out of its layers have room for them. */
-cpa_status cpa_context_plan_steady(cpa_context *c, const cpa_context_chunk *chunks, int64_t n_chunks, int64_t rows);
+/* The same as cpa_context_plan, except that the step before, whose layers are enqueued, may still run: its spans are not
+ * touched. Call cpa_context_begin before the layers. steady_rows > 0: the chunks are of one token and go by pass-Q, or lie
+ * on one rank, and the step is planned with so many rows on every rank, of which those past its own are attended to no
+ * use: messages hold so many rows for each pair of ranks, and layers enqueue the same for any such chunks. q and out of
+ * its layers have room for them. */
+cpa_status cpa_context_plan_ahead(cpa_context *c, const cpa_context_chunk *chunks, int64_t n_chunks,
+                                  int64_t steady_rows);
+/* Enqueues what brings the plan of the step to the device, as far as it is made before the first layer. */
+cpa_status cpa_context_upload_plan(cpa_context *c, cpa_stream *stream);
+/* The planned step begins. The stream of the one before is idle: its spans are counted if they were not yet. */
+void cpa_context_begin(cpa_context *c);
 /* A number that two steady plans share only if their layers enqueue the same on this rank. */
 uint64_t cpa_context_shape(const cpa_context *c);
 /* Whether the decode step that is planned is measured. A mark between two kernels costs microseconds of the device, as
  * much as a kernel of a small batch: it is enough to measure some such steps, and the others count as the last one that
- * was. Holds until the next plan. */
+ * was. Holds until the next cpa_context_begin. */
 void cpa_context_mute(cpa_context *c, int muted);
 /* Counts the planned chunks for so many layers. */
 void cpa_context_count_chunks(cpa_context *c, int32_t layers);
@@ -253,6 +262,8 @@ cpa_status cpa_pass_q_create(cpa_context *c);
 void cpa_pass_q_destroy(cpa_context *c);
 /* Also fills states[1 ..] and row_maps. */
 cpa_status cpa_pass_q_plan(cpa_context *c);
+/* Copies the row maps to the device; another stream copies the same again. */
+cpa_status cpa_pass_q_upload(cpa_context *c, cpa_stream *stream);
 cpa_status cpa_pass_q_start(cpa_context *c, const cpa_context_args *args, cpa_stream *stream);
 /* Attends the rows of the peers and sends their states home. */
 cpa_status cpa_pass_q_serve(cpa_context *c, const cpa_context_args *args, cpa_stream *stream);

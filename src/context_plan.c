@@ -128,10 +128,6 @@ static cpa_status plan_step(cpa_context *c, const cpa_context_chunk *chunks, int
     c->steady_rows = steady_rows;
     c->layers_attended = 0;
     c->planned = 0;
-    cpa_context_stats stats;
-    cpa_context_get_stats(c, &stats); /* counts the step before */
-    cpa_spans_forget(&c->spans);
-    c->sampled_step = c->spans.muted = 0;
     CPA_TRY(copy_chunks(c, chunks, n_chunks));
     CPA_TRY(plan_own(c));
     CPA_TRY(cpa_pass_kv_plan(c));
@@ -140,19 +136,35 @@ static cpa_status plan_step(cpa_context *c, const cpa_context_chunk *chunks, int
     return CPA_OK;
 }
 
+void cpa_context_begin(cpa_context *c) {
+    cpa_context_stats stats;
+    cpa_context_get_stats(c, &stats); /* counts the step before */
+    cpa_spans_forget(&c->spans);
+    c->sampled_step = c->spans.muted = 0;
+}
+
 cpa_status cpa_context_plan(cpa_context *context, const cpa_context_chunk *chunks, int64_t n_chunks) {
+    cpa_context_begin(context);
     return plan_step(context, chunks, n_chunks, 0);
 }
 
-cpa_status cpa_context_plan_steady(cpa_context *c, const cpa_context_chunk *chunks, int64_t n_chunks, int64_t rows) {
-    for (int64_t i = 0; i < n_chunks; i++) {
+cpa_status cpa_context_plan_ahead(cpa_context *c, const cpa_context_chunk *chunks, int64_t n_chunks,
+                                  int64_t steady_rows) {
+    for (int64_t i = 0; i < n_chunks && steady_rows > 0; i++) {
         if (chunks[i].count == 1 && (c->map.cp_size == 1 || chunks[i].algorithm == CPA_PASS_Q)) continue;
         return cpa_fail(&c->error, CPA_INTERNAL,
                         "plan: chunk %" PRId64 " of a steady step has %" PRId64
                         " tokens and goes by %s, expected one by pass-q",
                         i, chunks[i].count, cpa_algorithm_name(chunks[i].algorithm));
     }
-    return plan_step(c, chunks, n_chunks, rows);
+    return plan_step(c, chunks, n_chunks, steady_rows);
+}
+
+cpa_status cpa_context_upload_plan(cpa_context *c, cpa_stream *stream) {
+    if (c->kernels->plan_upload) CPA_TRY(cpa_context_check(c, c->kernels->plan_upload(c->own, stream), stream));
+    if (!c->q.active) return CPA_OK;
+    if (c->kernels->plan_upload) CPA_TRY(cpa_context_check(c, c->kernels->plan_upload(c->q.plan, stream), stream));
+    return cpa_pass_q_upload(c, stream);
 }
 
 uint64_t cpa_context_shape(const cpa_context *c) {
@@ -161,12 +173,8 @@ uint64_t cpa_context_shape(const cpa_context *c) {
                         (uintptr_t)c->acc_memory.memory};
     uint64_t hash = cpa_hash_bytes(CPA_HASH_START, shape, sizeof shape);
     if (!q->active) return hash;
-    uint64_t exchanged[] = {(uintptr_t)q->maps,
-                            (uintptr_t)q->maps_memory.memory,
-                            (uintptr_t)q->packed_memory.memory,
-                            (uintptr_t)q->got_memory.memory,
-                            (uintptr_t)q->away_memory.memory,
-                            (uintptr_t)q->home_memory.memory,
-                            c->kernels->plan_shape(q->plan)};
+    uint64_t exchanged[] = {(uintptr_t)q->maps_memory.memory, (uintptr_t)q->packed_memory.memory,
+                            (uintptr_t)q->got_memory.memory,  (uintptr_t)q->away_memory.memory,
+                            (uintptr_t)q->home_memory.memory, c->kernels->plan_shape(q->plan)};
     return cpa_hash_bytes(hash, exchanged, sizeof exchanged);
 }

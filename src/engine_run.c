@@ -1,4 +1,4 @@
-/* Runs an engine: rank 0 takes plan after plan from the planning thread and broadcasts it; every rank executes it. */
+/* Runs an engine: every rank executes plan after plan, and gets the next one while a step runs. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -8,7 +8,7 @@
 #include "base/clock.h"
 #include "src/context_internal.h"
 #include "src/engine_internal.h"
-#include "src/plan_ahead.h"
+#include "src/next_plan.h"
 
 /* One call of cpa_engine_run. */
 typedef struct run {
@@ -18,50 +18,53 @@ typedef struct run {
     void *ctx;
     double start;
     cpa_plan_ahead *ahead; /* rank 0 */
-    cpa_step_plan plan;
-    int64_t tokens;  /* computed or found in the cache */
-    uint8_t *buffer; /* ranks > 0: the encoded plan */
-    int64_t capacity;
+    cpa_step_plan plan;    /* of the step that runs */
+    cpa_next_plan next;
+    int prepared;         /* the next plan is */
+    cpa_error next_error; /* what happened to the next plan while the step ran */
+    int64_t tokens;       /* computed or found in the cache */
 } run;
 
-/* Every rank gets the next plan in run->plan. The length travels first; -1 says that rank 0 failed to plan. */
-static cpa_status receive_plan(run *r, cpa_error *err) {
+/* While a step runs: moves the next plan along. A failure is reported when that plan is needed. */
+static void poll_next_plan(void *ctx) {
+    run *r = ctx;
+    if (r->next_error.status == CPA_OK) (void)cpa_next_plan_look(&r->next, 0, &r->next_error);
+}
+
+static cpa_worker_observer observer_of(const cpa_engine *engine) {
+    return engine->verify ? cpa_verify_observer(engine->verify) : (cpa_worker_observer){NULL, NULL, NULL};
+}
+
+/* Prepares this rank for the next plan, which is there. */
+static cpa_status prepare_next(run *r, cpa_error *err) {
     cpa_engine *engine = r->engine;
-    cpa_control *control = &engine->control;
-    const uint8_t *bytes = NULL;
-    int64_t n_bytes = -1;
-    cpa_spans *spans = &engine->worker->context->spans;
-    cpa_host_span span = cpa_spans_host_begin(CPA_SPAN_RECEIVE);
-    cpa_status planned = control->rank == 0 ? cpa_plan_ahead_take(r->ahead, &bytes, &n_bytes, err) : CPA_OK;
-    CPA_TRY(cpa_control_bcast(control, &n_bytes, sizeof n_bytes, 0, err));
-    if (planned != CPA_OK) return planned;
-    if (n_bytes < 0) return cpa_fail(err, CPA_INTERNAL, "rank 0 could not plan the next step");
-    if (control->rank != 0) {
-        if (n_bytes > r->capacity) {
-            uint8_t *grown = realloc(r->buffer, (size_t)n_bytes);
-            if (!grown) return cpa_fail(err, CPA_NO_MEMORY, "no memory for a plan of %lld bytes", (long long)n_bytes);
-            r->buffer = grown;
-            r->capacity = n_bytes;
-        }
-        bytes = r->buffer;
-    }
-    void *data = control->rank == 0 ? (void *)(uintptr_t)bytes : r->buffer;
-    CPA_TRY(cpa_control_bcast(control, data, n_bytes, 0, err));
-    cpa_plan_limits limits = {
-        .cp_size = control->size,
-        .max_seqs = engine->options.max_num_seqs,
-        .num_blocks = engine->options.num_blocks,
-        .host_blocks = engine->host_blocks,
-        .max_tokens = engine->options.max_num_batched_tokens,
-    };
-    CPA_TRY(cpa_step_plan_decode(bytes, n_bytes, &limits, &r->plan, err));
-    engine->timeline.step = (int64_t)r->plan.step;
-    cpa_spans_host_end(spans, span);
-    if (spans->timeline && r->ahead) {
-        double begin, seconds;
-        cpa_plan_ahead_times(r->ahead, &begin, &seconds);
-        cpa_timeline_add(spans->timeline, CPA_SPAN_SCHEDULE, -1, 0, begin, seconds);
-    }
+    const int64_t running = engine->timeline.step;
+    cpa_worker_observer observer = observer_of(engine);
+    engine->timeline.step = (int64_t)r->next.plan.step;
+    cpa_status status = cpa_worker_prepare(engine->worker, &r->next.plan, engine->verify ? &observer : NULL, err);
+    engine->timeline.step = running;
+    r->prepared = status == CPA_OK;
+    return status;
+}
+
+/* While the step that runs is enqueued: the next one is prepared behind it, unless what is done after the step still
+ * needs the tables as they are. */
+static void prepare_behind(void *ctx) {
+    run *r = ctx;
+    const cpa_verify *verify = r->engine->verify;
+    poll_next_plan(r);
+    if (!r->next.there || r->prepared || r->next_error.status != CPA_OK) return;
+    if (!verify || cpa_verify_is_idle(verify, &r->plan)) (void)prepare_next(r, &r->next_error);
+}
+
+/* The next plan becomes that of the step to run. */
+static cpa_status begin_step(run *r, cpa_error *err) {
+    if (r->next_error.status != CPA_OK) return cpa_fail(err, r->next_error.status, "%s", r->next_error.message);
+    CPA_TRY(cpa_next_plan_look(&r->next, 1, err));
+    if (!r->prepared) CPA_TRY(prepare_next(r, err));
+    cpa_next_plan_advance(&r->next, &r->plan);
+    r->prepared = 0;
+    r->engine->timeline.step = (int64_t)r->plan.step;
     return CPA_OK;
 }
 
@@ -125,7 +128,8 @@ static double attention_seconds(const cpa_engine *engine) {
     return stats.attend_s + stats.exposed_comm_s;
 }
 
-/* Rank 0 hears of blocks that came back damaged, in time for the plan after the next. Collective. */
+/* Rank 0 hears of blocks that came back damaged, in time for the plan after the next, which is not made before. Collective.
+ */
 static cpa_status report_damage(run *r, cpa_error *err) {
     cpa_engine *engine = r->engine;
     const cpa_step_plan *plan = &r->plan;
@@ -162,14 +166,14 @@ static cpa_status run_step(run *r, cpa_error *err) {
     double before = attention_seconds(engine), predicted = predict_step(r);
     int64_t tokens = count_tokens(&r->plan);
     r->tokens += r->plan.n_token_ids;
-    cpa_worker_observer observer = {NULL, NULL, NULL};
-    if (engine->verify) observer = cpa_verify_observer(engine->verify);
+    cpa_worker_observer observer = observer_of(engine);
     CPA_TRY(cpa_worker_run(engine->worker, &r->plan, engine->verify ? &observer : NULL, err));
     CPA_TRY(report_damage(r, err));
     if (r->plan.n_chunks > 0) {
         engine->stats.steps++;
         engine->stats.computed_tokens += tokens;
-        if (engine->verify) CPA_TRY(check_step(r, err));
+        /* Where the next step is prepared there is nothing to check in this one. */
+        if (engine->verify && !r->prepared) CPA_TRY(check_step(r, err));
     }
     double actual = attention_seconds(engine) - before;
     engine->stats.predicted_attend_s += predicted;
@@ -185,7 +189,7 @@ static cpa_status run_step(run *r, cpa_error *err) {
 
 static cpa_status run_steps(run *r, cpa_error *err) {
     do {
-        CPA_TRY(receive_plan(r, err));
+        CPA_TRY(begin_step(r, err));
         CPA_TRY(run_step(r, err));
     } while (!(r->plan.flags & CPA_PLAN_STOP));
     return CPA_OK;
@@ -260,10 +264,42 @@ static cpa_status collect_stats(cpa_engine *engine, cpa_error *err) {
     return cpa_control_bcast(control, s, sizeof *s, 0, err);
 }
 
+static cpa_status run_plans(run *r, cpa_error *err) {
+    cpa_engine *engine = r->engine;
+    cpa_stream *stream = engine->worker->stream;
+    const cpa_plan_limits limits = {
+        .cp_size = engine->control.size,
+        .max_seqs = engine->options.max_num_seqs,
+        .num_blocks = engine->options.num_blocks,
+        .host_blocks = engine->host_blocks,
+        .max_tokens = engine->options.max_num_batched_tokens,
+    };
+    cpa_step_plan_init(&r->plan);
+    cpa_status status =
+        cpa_next_plan_open(&r->next, &engine->control, r->ahead, &engine->worker->context->spans, &limits, err);
+    status = cpa_control_agree(&engine->control, status, err);
+    if (status == CPA_OK) {
+        stream->poll = poll_next_plan;
+        stream->poll_ctx = r;
+        cpa_worker_set_behind(engine->worker, prepare_behind, r);
+        status = run_steps(r, err);
+        cpa_worker_set_behind(engine->worker, NULL, NULL);
+        stream->poll = NULL;
+    }
+    /* A failed check is known to every rank; any other failure leaves this one alone. */
+    if (status == CPA_OK || status == CPA_CHECK_FAILED) {
+        cpa_error settled = {CPA_OK, ""};
+        cpa_status outcome = cpa_next_plan_settle(&r->next, &settled);
+        if (status == CPA_OK && outcome != CPA_OK) status = cpa_fail(err, outcome, "%s", settled.message);
+    }
+    cpa_next_plan_close(&r->next);
+    cpa_step_plan_destroy(&r->plan);
+    return status;
+}
+
 cpa_status cpa_engine_run(cpa_engine *engine, cpa_finish_fn on_finish, cpa_progress_fn on_progress, void *ctx) {
     cpa_error *err = &engine->error;
     run r = {.engine = engine, .on_finish = on_finish, .on_progress = on_progress, .ctx = ctx};
-    cpa_step_plan_init(&r.plan);
     cpa_status status = cpa_control_agree(&engine->control, CPA_OK, err);
     r.start = cpa_clock_now(); /* the same moment on every rank, whatever their clocks say */
     engine->timeline.origin = r.start;
@@ -271,12 +307,9 @@ cpa_status cpa_engine_run(cpa_engine *engine, cpa_finish_fn on_finish, cpa_progr
         status = cpa_plan_ahead_begin(engine->scheduler, r.start, &engine->stop, &r.ahead, err);
     }
     status = cpa_control_agree(&engine->control, status, err);
-    if (status == CPA_OK) status = run_steps(&r, err);
+    if (status == CPA_OK) status = run_plans(&r, err);
     cpa_plan_ahead_end(r.ahead);
     engine->stats.duration_s = cpa_clock_now() - r.start;
-    free(r.buffer);
-    cpa_step_plan_destroy(&r.plan);
-    /* A failed check is known to every rank; any other failure leaves this one alone. */
     if (status != CPA_OK && status != CPA_CHECK_FAILED) return status;
     cpa_error collected = {CPA_OK, ""};
     cpa_status totals = collect_stats(engine, &collected);

@@ -107,7 +107,6 @@ cpa_status cpa_graphs_begin(cpa_graphs *graphs, int muted, cpa_error *err) {
     graphs->muted = c->spans.muted;
     c->spans.muted = muted;
     c->layers_attended = 0;
-    c->q.maps_uploaded = NULL; /* each graph copies them for itself */
     cpa_spans_start(&c->spans, graphs->stream);
     cpa_status status = graphs->kernels->graph_begin(graphs->stream);
     return status == CPA_OK ? status : cpa_fail(err, status, "%s", graphs->stream->error.message);
@@ -134,7 +133,6 @@ cpa_status cpa_graphs_end(cpa_graphs *graphs, cpa_status enqueued, cpa_error *er
     cpa_context *c = graphs->context;
     const int muted = c->spans.muted;
     c->spans.muted = graphs->muted;
-    c->q.maps_uploaded = NULL;
     if (enqueued != CPA_OK) {
         graphs->kernels->graph_end(graphs->stream, NULL);
         return enqueued;

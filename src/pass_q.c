@@ -31,7 +31,8 @@ void cpa_pass_q_destroy(cpa_context *c) {
         c->kernels->free(c->device, q->away_memory.memory);
         c->kernels->free(c->device, q->home_memory.memory);
         if (q->plan) c->kernels->plan_destroy(q->plan);
-        c->kernels->free_host(c->device, q->maps);
+        c->kernels->free_host(c->device, q->map_sets[0]);
+        c->kernels->free_host(c->device, q->map_sets[1]);
     }
     free(q->peers);
 }
@@ -146,14 +147,16 @@ static void map_steady_peer(const cpa_context *c, const cpa_pass_q_peer *peer, i
 /* Room for the row maps; what was there is lost. */
 static cpa_status ensure_maps(cpa_context *c, int64_t entries) {
     cpa_pass_q *q = &c->q;
-    if (entries > q->maps_capacity) {
-        int64_t grown = entries < 2 * q->maps_capacity ? 2 * q->maps_capacity : entries;
+    const int turn = q->maps_turn ^= 1;
+    if (entries > q->map_capacities[turn]) {
+        int64_t grown = entries < 2 * q->map_capacities[turn] ? 2 * q->map_capacities[turn] : entries;
         void *maps;
         CPA_TRY(c->kernels->alloc_host(c->device, grown * (int64_t)sizeof *q->maps, &maps, &c->error));
-        c->kernels->free_host(c->device, q->maps);
-        q->maps = maps;
-        q->maps_capacity = grown;
+        c->kernels->free_host(c->device, q->map_sets[turn]);
+        q->map_sets[turn] = maps;
+        q->map_capacities[turn] = grown;
     }
+    q->maps = q->map_sets[turn];
     q->maps_entries = entries;
     q->maps_uploaded = NULL;
     return cpa_context_ensure(c, &q->maps_memory, entries * (int64_t)sizeof *q->maps);
@@ -180,8 +183,7 @@ static cpa_status plan_maps(cpa_context *c) {
     return CPA_OK;
 }
 
-/* Copies the row maps to the device in the first layer of a step; another stream copies the same again. */
-static cpa_status upload_maps(cpa_context *c, cpa_stream *stream) {
+cpa_status cpa_pass_q_upload(cpa_context *c, cpa_stream *stream) {
     cpa_pass_q *q = &c->q;
     if (q->maps_uploaded == stream) return CPA_OK;
     cpa_status status =
@@ -245,7 +247,7 @@ cpa_status cpa_pass_q_start(cpa_context *c, const cpa_context_args *args, cpa_st
     cpa_pass_q *q = &c->q;
     if (!q->active) return CPA_OK;
     const int64_t bytes = query_bytes(c);
-    CPA_TRY(upload_maps(c, stream));
+    CPA_TRY(cpa_pass_q_upload(c, stream));
     if (q->packed_rows > 0) {
         int64_t span = cpa_spans_begin(&c->spans, CPA_SPAN_QUERIES, 0, stream);
         cpa_status status = c->kernels->gather_rows(q->packed_memory.memory, args->q, q->maps_memory.memory,

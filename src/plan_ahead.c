@@ -29,6 +29,7 @@ struct cpa_plan_ahead {
     int write;             /* the slot that the thread writes */
     int taken;             /* the slot that was taken last */
     int ready;             /* the slot that is not `write` waits to be taken */
+    int going_on;          /* the next plan may be made */
     int ending;
     uint64_t *damaged; /* requests to tell the scheduler about before it plans again */
     int64_t n_damaged, damaged_capacity;
@@ -111,9 +112,10 @@ static void *plan_steps(void *ctx) {
         ahead->error = error;
         ahead->write ^= 1;
         ahead->ready = 1;
+        ahead->going_on = 0;
         pthread_cond_broadcast(&ahead->changed);
-        /* Once this plan is taken, the one taken before is no longer read, and its slot may be written. */
-        while (ahead->ready && !ahead->ending) pthread_cond_wait(&ahead->changed, &ahead->mutex);
+        /* Once this plan begins to execute, the one before it is no longer read, and its slot may be written. */
+        while (!ahead->going_on && !ahead->ending) pthread_cond_wait(&ahead->changed, &ahead->mutex);
         last |= ahead->ending;
         pthread_mutex_unlock(&ahead->mutex);
     }
@@ -141,10 +143,14 @@ cpa_status cpa_plan_ahead_begin(cpa_scheduler *scheduler, double start, atomic_i
     return CPA_OK;
 }
 
-cpa_status cpa_plan_ahead_take(cpa_plan_ahead *ahead, const uint8_t **bytes, int64_t *n_bytes, cpa_error *err) {
+cpa_status cpa_plan_ahead_take(cpa_plan_ahead *ahead, int wait, const uint8_t **bytes, int64_t *n_bytes,
+                               cpa_error *err) {
+    cpa_status status = CPA_OK;
+    *bytes = NULL;
     pthread_mutex_lock(&ahead->mutex);
-    while (!ahead->ready) pthread_cond_wait(&ahead->changed, &ahead->mutex);
-    cpa_status status = ahead->status;
+    while (!ahead->ready && wait) pthread_cond_wait(&ahead->changed, &ahead->mutex);
+    if (!ahead->ready) goto done;
+    status = ahead->status;
     if (status == CPA_OK) {
         const encoded_plan *slot = &ahead->slots[ahead->write ^ 1];
         ahead->taken = ahead->write ^ 1;
@@ -154,9 +160,16 @@ cpa_status cpa_plan_ahead_take(cpa_plan_ahead *ahead, const uint8_t **bytes, int
         *err = ahead->error;
     }
     ahead->ready = 0;
-    pthread_cond_broadcast(&ahead->changed);
+done:
     pthread_mutex_unlock(&ahead->mutex);
     return status;
+}
+
+void cpa_plan_ahead_go_on(cpa_plan_ahead *ahead) {
+    pthread_mutex_lock(&ahead->mutex);
+    ahead->going_on = 1;
+    pthread_cond_broadcast(&ahead->changed);
+    pthread_mutex_unlock(&ahead->mutex);
 }
 
 cpa_status cpa_plan_ahead_report_damage(cpa_plan_ahead *ahead, uint64_t request, cpa_error *err) {
@@ -178,7 +191,7 @@ cpa_status cpa_plan_ahead_report_damage(cpa_plan_ahead *ahead, uint64_t request,
 }
 
 void cpa_plan_ahead_times(const cpa_plan_ahead *ahead, double *begin, double *seconds) {
-    /* The slot that was taken stays as it is until the next call of cpa_plan_ahead_take. */
+    /* The slot that was taken stays as it is until the second call of cpa_plan_ahead_go_on after. */
     const encoded_plan *slot = &ahead->slots[ahead->taken];
     *begin = slot->begin;
     *seconds = slot->seconds;

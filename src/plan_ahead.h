@@ -1,6 +1,7 @@
 /* Planning ahead (rank 0): a thread that plans and encodes the next step while the current one executes.
  *
- * One plan is made ahead. Where nothing can run yet, the thread waits for the next arrival; when nothing is left, or a
+ * One plan is made ahead. It can be taken as soon as it is made, also while that step still executes; the one after it
+ * waits until the step is done and what it reports is known. Where nothing can run yet, the thread waits for the next arrival; when nothing is left, or a
  * stop was asked for, the last plan carries CPA_PLAN_STOP. */
 #ifndef CPA_PLAN_AHEAD_H
 #define CPA_PLAN_AHEAD_H
@@ -16,12 +17,17 @@ typedef struct cpa_plan_ahead cpa_plan_ahead;
 cpa_status cpa_plan_ahead_begin(cpa_scheduler *scheduler, double start, atomic_int *stop, cpa_plan_ahead **out,
                                 cpa_error *err);
 
-/* Waits for the next encoded plan. The bytes stay valid until the next call. After a plan with CPA_PLAN_STOP none
- * follows. */
-cpa_status cpa_plan_ahead_take(cpa_plan_ahead *ahead, const uint8_t **bytes, int64_t *n_bytes, cpa_error *err);
+/* The next encoded plan; *bytes is NULL if it is not made yet. `wait`: waits for it. The bytes stay valid until the
+ * second call of cpa_plan_ahead_go_on after. After a plan with CPA_PLAN_STOP none follows. */
+cpa_status cpa_plan_ahead_take(cpa_plan_ahead *ahead, int wait, const uint8_t **bytes, int64_t *n_bytes,
+                               cpa_error *err);
 
-/* Tells the scheduler that the swap_ins of the plan taken last have brought damaged blocks back for a request
- * (cpa_scheduler_swap_failed); before the next take. CPA_NO_MEMORY is possible. */
+/* The plan taken last begins to execute: the steps before it are done and have reported what was damaged. The plan that
+ * follows it is made from now on. */
+void cpa_plan_ahead_go_on(cpa_plan_ahead *ahead);
+
+/* Tells the scheduler that the swap_ins of the step that is done have brought damaged blocks back for a request
+ * (cpa_scheduler_swap_failed); before the next cpa_plan_ahead_go_on. CPA_NO_MEMORY is possible. */
 cpa_status cpa_plan_ahead_report_damage(cpa_plan_ahead *ahead, uint64_t request, cpa_error *err);
 
 /* When the plan that was taken last was made: a time of cpa_clock_now, and how long that took. */

@@ -83,7 +83,8 @@ static cpa_status run_all(cpa_scheduler *scheduler, cpa_worker *worker, cpa_veri
         status = cpa_scheduler_plan(scheduler, 0, &plan, &next, err);
         if (status != CPA_OK || plan.n_chunks == 0) break;
         next = 0;
-        status = cpa_worker_run(worker, &plan, &observer, err);
+        status = cpa_worker_prepare(worker, &plan, &observer, err);
+        if (status == CPA_OK) status = cpa_worker_run(worker, &plan, &observer, err);
         if (status == CPA_OK) status = cpa_verify_step(verify, &plan, err);
     }
     cpa_step_plan_destroy(&plan);

@@ -304,6 +304,15 @@ static cpa_status check_samples(cpa_verify *verify, const cpa_step_plan *plan, c
     return status;
 }
 
+/* Whether the ranks agree on times after the step even without samples. */
+static int agrees(const cpa_verify *verify, const cpa_step_plan *plan) {
+    return verify->budget.share > 0 && plan->step % VERIFY_AGREE_STEPS == 0;
+}
+
+int cpa_verify_is_idle(const cpa_verify *verify, const cpa_step_plan *plan) {
+    return verify->n_samples == 0 && !agrees(verify, plan);
+}
+
 cpa_status cpa_verify_step(cpa_verify *verify, const cpa_step_plan *plan, cpa_error *err) {
     int checked = verify->n_samples > 0;
     /* Ranks that are done sooner wait here, so that the check is charged with its own time alone. */
@@ -312,7 +321,7 @@ cpa_status cpa_verify_step(cpa_verify *verify, const cpa_step_plan *plan, cpa_er
     if (checked) CPA_TRY(check_samples(verify, plan, err));
     double end_s = cpa_clock_now();
     verify->stats.seconds += end_s - begin_s;
-    if (verify->budget.share == 0 || !(checked || plan->step % VERIFY_AGREE_STEPS == 0)) return CPA_OK;
+    if (!agrees(verify, plan) && !(checked && verify->budget.share > 0)) return CPA_OK;
     double seconds[] = {end_s - verify->start_s, verify->stats.seconds};
     CPA_TRY(cpa_control_max(verify->control, seconds, 2, err));
     cpa_verify_budget_agree(&verify->budget, seconds[0], seconds[1]);

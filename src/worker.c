@@ -52,7 +52,7 @@ typedef struct buffer {
 } buffer;
 
 enum {
-    WORKER_BUFFERS = 19,
+    WORKER_BUFFERS = 25,
     MEASURED_STEPS = 16 /* one decode step in so many is measured */
 };
 
@@ -61,6 +61,7 @@ static void list_buffers(cpa_worker *worker, buffer list[WORKER_BUFFERS]) {
     const cpa_model_shape *model = &o->model;
     int64_t rows = o->max_tokens, element = cpa_dtype_bytes(model->dtype);
     int64_t blocks = model->layers * pool_blocks(o);
+    cpa_worker_rows *even = &worker->row_sets[0], *odd = &worker->row_sets[1];
     buffer all[WORKER_BUFFERS] = {
         {&worker->k_pool,
          blocks * cpa_kv_block_bytes(o->kv_dtype, o->k_scale, o->block_size, model->kv_heads, model->head_dim),
@@ -78,12 +79,18 @@ static void list_buffers(cpa_worker *worker, buffer list[WORKER_BUFFERS]) {
         {(void **)&worker->digest_rows_device, rows * (int64_t)sizeof(int32_t), ON_DEVICE},
         {(void **)&worker->digest_salts_device, rows * (int64_t)sizeof(uint64_t), ON_DEVICE},
         {(void **)&worker->digest_device, (int64_t)sizeof(uint64_t), ON_DEVICE},
-        {(void **)&worker->requests, rows * (int64_t)sizeof(uint64_t), PAGE_LOCKED},
-        {(void **)&worker->tokens, rows * (int64_t)sizeof(uint32_t), PAGE_LOCKED},
-        {(void **)&worker->positions, rows * (int64_t)sizeof(int64_t), PAGE_LOCKED},
-        {(void **)&worker->slots, rows * (int64_t)sizeof(int64_t), PAGE_LOCKED},
-        {(void **)&worker->digest_rows, rows * (int64_t)sizeof(int32_t), PAGE_LOCKED},
-        {(void **)&worker->digest_salts, rows * (int64_t)sizeof(uint64_t), PAGE_LOCKED},
+        {(void **)&even->requests, rows * (int64_t)sizeof(uint64_t), PAGE_LOCKED},
+        {(void **)&even->tokens, rows * (int64_t)sizeof(uint32_t), PAGE_LOCKED},
+        {(void **)&even->positions, rows * (int64_t)sizeof(int64_t), PAGE_LOCKED},
+        {(void **)&even->slots, rows * (int64_t)sizeof(int64_t), PAGE_LOCKED},
+        {(void **)&even->digest_rows, rows * (int64_t)sizeof(int32_t), PAGE_LOCKED},
+        {(void **)&even->digest_salts, rows * (int64_t)sizeof(uint64_t), PAGE_LOCKED},
+        {(void **)&odd->requests, rows * (int64_t)sizeof(uint64_t), PAGE_LOCKED},
+        {(void **)&odd->tokens, rows * (int64_t)sizeof(uint32_t), PAGE_LOCKED},
+        {(void **)&odd->positions, rows * (int64_t)sizeof(int64_t), PAGE_LOCKED},
+        {(void **)&odd->slots, rows * (int64_t)sizeof(int64_t), PAGE_LOCKED},
+        {(void **)&odd->digest_rows, rows * (int64_t)sizeof(int32_t), PAGE_LOCKED},
+        {(void **)&odd->digest_salts, rows * (int64_t)sizeof(uint64_t), PAGE_LOCKED},
         {(void **)&worker->seqs, o->max_seqs * (int64_t)sizeof(cpa_worker_seq), ON_HOST},
     };
     memcpy(list, all, sizeof all);
@@ -137,6 +144,11 @@ static cpa_status make_graphs(cpa_worker *worker, cpa_control *control, cpa_erro
     return cpa_graphs_create(control, worker->context, worker->stream, &worker->graphs, err);
 }
 
+void cpa_worker_set_behind(cpa_worker *worker, void (*behind)(void *ctx), void *ctx) {
+    worker->behind = behind;
+    worker->behind_ctx = ctx;
+}
+
 void cpa_worker_set_timeline(cpa_worker *worker, cpa_timeline *timeline) {
     worker->context->spans.timeline = timeline;
 }
@@ -150,6 +162,7 @@ cpa_status cpa_worker_create(cpa_control *control, cpa_device *device, const cpa
         worker->rank = control->rank;
         worker->device = device;
         worker->source = source;
+        worker->rows = &worker->row_sets[0];
         status = allocate(worker, err);
         if (status == CPA_OK) status = create_swap(worker, err);
         if (status == CPA_OK) status = device->kernels->stream_create(device, &worker->stream, err);
@@ -230,32 +243,32 @@ static int64_t steady_rows(const cpa_worker *worker, const cpa_step_plan *plan) 
 }
 
 /* Fills the step up with rows that go nowhere. */
-static void fill_rows_up(cpa_worker *worker, int64_t rows) {
-    for (int64_t row = worker->n_rows; row < rows; row++) {
-        worker->requests[row] = 0;
-        worker->tokens[row] = 0;
-        worker->positions[row] = 0;
-        worker->slots[row] = -1;
+static void fill_rows_up(cpa_worker_rows *rows, int64_t count) {
+    for (int64_t row = rows->count; row < count; row++) {
+        rows->requests[row] = 0;
+        rows->tokens[row] = 0;
+        rows->positions[row] = 0;
+        rows->slots[row] = -1;
     }
-    for (int64_t row = worker->n_digest_rows; row < rows; row++) {
-        worker->digest_rows[row] = -1;
-        worker->digest_salts[row] = 0;
+    for (int64_t row = rows->n_digest; row < count; row++) {
+        rows->digest_rows[row] = -1;
+        rows->digest_salts[row] = 0;
     }
-    worker->n_rows = worker->n_digest_rows = rows;
+    rows->count = rows->n_digest = count;
 }
 
 static cpa_status upload_rows(cpa_worker *worker) {
     const cpa_kernel_table *kernels = worker->device->kernels;
-    int64_t rows = worker->n_rows, digest = worker->n_digest_rows;
+    const cpa_worker_rows *rows = worker->rows;
+    int64_t n = rows->count, digest = rows->n_digest;
     cpa_stream *stream = worker->stream;
-    CPA_TRY(kernels->copy(worker->tokens_device, worker->tokens, rows * (int64_t)sizeof *worker->tokens, stream));
-    CPA_TRY(
-        kernels->copy(worker->positions_device, worker->positions, rows * (int64_t)sizeof *worker->positions, stream));
-    CPA_TRY(kernels->copy(worker->slots_device, worker->slots, rows * (int64_t)sizeof *worker->slots, stream));
-    CPA_TRY(kernels->copy(worker->digest_rows_device, worker->digest_rows,
-                          digest * (int64_t)sizeof *worker->digest_rows, stream));
-    return kernels->copy(worker->digest_salts_device, worker->digest_salts,
-                         digest * (int64_t)sizeof *worker->digest_salts, stream);
+    CPA_TRY(kernels->copy(worker->tokens_device, rows->tokens, n * (int64_t)sizeof *rows->tokens, stream));
+    CPA_TRY(kernels->copy(worker->positions_device, rows->positions, n * (int64_t)sizeof *rows->positions, stream));
+    CPA_TRY(kernels->copy(worker->slots_device, rows->slots, n * (int64_t)sizeof *rows->slots, stream));
+    CPA_TRY(kernels->copy(worker->digest_rows_device, rows->digest_rows, digest * (int64_t)sizeof *rows->digest_rows,
+                          stream));
+    return kernels->copy(worker->digest_salts_device, rows->digest_salts, digest * (int64_t)sizeof *rows->digest_salts,
+                         stream);
 }
 
 static cpa_status run_layer(cpa_worker *worker, const cpa_step_plan *plan, int32_t layer, const cpa_rows *rows,
@@ -279,7 +292,7 @@ static cpa_status run_layer(cpa_worker *worker, const cpa_step_plan *plan, int32
     cpa_status status = cpa_context_attend(worker->context, &args, stream);
     if (status != CPA_OK) return cpa_fail(err, status, "layer %d: %s", layer, cpa_context_error(worker->context));
     cpa_hash_rows_args hash = {
-        .rows = worker->n_digest_rows,
+        .rows = worker->rows->n_digest,
         .src = worker->out,
         .row_bytes = model->q_heads * (int64_t)model->v_head_dim * cpa_dtype_bytes(model->dtype),
         .row_index = worker->digest_rows_device,
@@ -300,8 +313,9 @@ static cpa_status run_layer(cpa_worker *worker, const cpa_step_plan *plan, int32
 
 static cpa_status run_layers(cpa_worker *worker, const cpa_step_plan *plan, const cpa_worker_observer *observer,
                              cpa_error *err) {
-    cpa_rows rows = {worker->n_rows,    worker->requests,      worker->tokens,
-                     worker->positions, worker->tokens_device, worker->positions_device};
+    const cpa_worker_rows *host = worker->rows;
+    cpa_rows rows = {host->count,     host->requests,        host->tokens,
+                     host->positions, worker->tokens_device, worker->positions_device};
     for (int32_t layer = 0; layer < worker->options.model.layers; layer++) {
         CPA_TRY(run_layer(worker, plan, layer, &rows, observer, err));
     }
@@ -317,29 +331,38 @@ static void choose_measured(cpa_worker *worker, const cpa_step_plan *plan) {
     cpa_context_mute(worker->context, worker->decode_steps++ % MEASURED_STEPS != 0);
 }
 
-/* Applies the plan and prepares context attention for it; *steady: whether the step may be captured. */
+/* Enqueues what the layers read of the step that is not in the cache. */
+static cpa_status upload_step(cpa_worker *worker, cpa_error *err) {
+    CPA_TRY(upload_rows(worker));
+    cpa_status status = cpa_context_upload_plan(worker->context, worker->stream);
+    return status == CPA_OK ? CPA_OK : cpa_fail(err, status, "%s", cpa_context_error(worker->context));
+}
+
 static cpa_status prepare_step(cpa_worker *worker, const cpa_step_plan *plan, const cpa_worker_observer *observer,
-                               int *steady, cpa_error *err) {
+                               cpa_error *err) {
     int seen = 0;
+    worker->rows = &worker->row_sets[worker->rows == &worker->row_sets[0]];
+    worker->steady = 0;
     CPA_TRY(cpa_worker_apply(worker, plan, err));
     if (plan->n_chunks == 0) return CPA_OK;
     if (observer) CPA_TRY(observer->begin(observer->ctx, plan, &seen, err));
     int64_t rows = seen ? 0 : steady_rows(worker, plan);
-    if (rows > 0) fill_rows_up(worker, rows);
-    *steady = rows > 0;
-    cpa_status status = rows > 0 ? cpa_context_plan_steady(worker->context, worker->chunks, plan->n_chunks, rows)
-                                 : cpa_context_plan(worker->context, worker->chunks, plan->n_chunks);
+    if (rows > 0) fill_rows_up(worker->rows, rows);
+    worker->steady = rows > 0;
+    cpa_status status = cpa_context_plan_ahead(worker->context, worker->chunks, plan->n_chunks, rows);
     if (status != CPA_OK) return cpa_fail(err, status, "%s", cpa_context_error(worker->context));
-    choose_measured(worker, plan);
-    return CPA_OK;
+    return upload_step(worker, err);
 }
 
-/* Enqueues the step: its layers, or the graph of them. */
+/* Enqueues the step: what moves before its layers, and these, or the graph of them. */
 static cpa_status enqueue_step(cpa_worker *worker, const cpa_step_plan *plan, const cpa_worker_observer *observer,
-                               int steady, cpa_error *err) {
+                               cpa_error *err) {
     cpa_graph_way way = CPA_GRAPH_EAGER;
-    if (steady) CPA_TRY(cpa_graphs_choose(worker->graphs, &way, err));
-    CPA_TRY(upload_rows(worker));
+    CPA_TRY(cpa_worker_move(worker, plan, err));
+    if (plan->n_chunks == 0) return CPA_OK;
+    cpa_context_begin(worker->context);
+    choose_measured(worker, plan);
+    if (worker->steady) CPA_TRY(cpa_graphs_choose(worker->graphs, &way, err));
     if (way == CPA_GRAPH_EAGER) {
         cpa_spans_start(&worker->context->spans, worker->stream);
         return run_layers(worker, plan, observer, err);
@@ -352,35 +375,53 @@ static cpa_status enqueue_step(cpa_worker *worker, const cpa_step_plan *plan, co
     return cpa_graphs_launch(worker->graphs, err);
 }
 
+/* Waits for the layers. Where they have run when they are enqueued, `behind` has its one call before that. */
+static cpa_status drain(cpa_worker *worker, cpa_error *err) {
+    cpa_transport *transport = worker->context->transport;
+    if (worker->behind) worker->behind(worker->behind_ctx);
+    transport->meanwhile = worker->behind;
+    transport->meanwhile_ctx = worker->behind_ctx;
+    cpa_status status = cpa_context_sync(worker->context, worker->stream);
+    transport->meanwhile = NULL;
+    return status == CPA_OK ? CPA_OK : cpa_fail(err, status, "%s", cpa_context_error(worker->context));
+}
+
 static cpa_status run_step(cpa_worker *worker, const cpa_step_plan *plan, const cpa_worker_observer *observer,
                            cpa_error *err) {
     cpa_spans *spans = &worker->context->spans;
-    int steady = 0;
-    cpa_host_span span = cpa_spans_host_begin(CPA_SPAN_PLAN);
-    cpa_status status = prepare_step(worker, plan, observer, &steady, err);
-    if (status == CPA_OK) status = cpa_worker_move(worker, plan, err);
+    cpa_host_span span = cpa_spans_host_begin(CPA_SPAN_ENQUEUE);
+    cpa_status status = enqueue_step(worker, plan, observer, err);
     cpa_spans_host_end(spans, span);
     if (status != CPA_OK) return status;
     /* What swap_ins and copies read may be handed out again in the next plan. */
     if (plan->n_chunks == 0) return worker->device->kernels->stream_sync(worker->stream);
-    span = cpa_spans_host_begin(CPA_SPAN_ENQUEUE);
-    status = enqueue_step(worker, plan, observer, steady, err);
-    cpa_spans_host_end(spans, span);
-    if (status != CPA_OK) return status;
     span = cpa_spans_host_begin(CPA_SPAN_DRAIN);
-    status = cpa_context_sync(worker->context, worker->stream);
+    status = drain(worker, err);
     cpa_spans_host_end(spans, span);
-    return status == CPA_OK ? CPA_OK : cpa_fail(err, status, "%s", cpa_context_error(worker->context));
+    return status;
+}
+
+/* An operation of the table or of the source leaves its message on the stream. */
+static cpa_status outcome(const cpa_worker *worker, const cpa_step_plan *plan, cpa_status status, const cpa_error *own,
+                          cpa_error *err) {
+    if (status == CPA_OK) return CPA_OK;
+    return cpa_fail(err, status, "step %llu: %s", (unsigned long long)plan->step,
+                    own->status != CPA_OK ? own->message : worker->stream->error.message);
+}
+
+cpa_status cpa_worker_prepare(cpa_worker *worker, const cpa_step_plan *plan, const cpa_worker_observer *observer,
+                              cpa_error *err) {
+    cpa_error own = {CPA_OK, ""};
+    cpa_host_span span = cpa_spans_host_begin(CPA_SPAN_PLAN);
+    cpa_status status = prepare_step(worker, plan, observer, &own);
+    cpa_spans_host_end(&worker->context->spans, span);
+    return outcome(worker, plan, status, &own, err);
 }
 
 cpa_status cpa_worker_run(cpa_worker *worker, const cpa_step_plan *plan, const cpa_worker_observer *observer,
                           cpa_error *err) {
     cpa_error own = {CPA_OK, ""};
-    cpa_status status = run_step(worker, plan, observer, &own);
-    if (status == CPA_OK) return CPA_OK;
-    /* An operation of the table or of the source leaves its message on the stream. */
-    return cpa_fail(err, status, "step %llu: %s", (unsigned long long)plan->step,
-                    own.status != CPA_OK ? own.message : worker->stream->error.message);
+    return outcome(worker, plan, run_step(worker, plan, observer, &own), &own, err);
 }
 
 cpa_status cpa_worker_digest(cpa_worker *worker, uint64_t *out, cpa_error *err) {

@@ -44,6 +44,17 @@ typedef struct cpa_worker_options {
 
 typedef struct cpa_worker cpa_worker;
 
+/* The rows of a step on the host, those that a steady step is filled up with included; arrays of max_tokens. */
+typedef struct cpa_worker_rows {
+    int64_t count, n_digest;
+    uint64_t *requests;
+    uint32_t *tokens;
+    int64_t *positions;
+    int64_t *slots;
+    int32_t *digest_rows;
+    uint64_t *digest_salts;
+} cpa_worker_rows;
+
 /* Sees the tensors of each layer right after its attention; the sampled check takes its copies here. */
 typedef struct cpa_worker_observer {
     void *ctx;
@@ -73,19 +84,20 @@ struct cpa_worker {
     int64_t (*pairs)[2]; /* of its copies */
     int64_t cap_pairs;
 
-    /* The rows of the step, those that a steady step is filled up with included; host arrays and their device copies,
-     * [max_tokens]. */
-    int64_t n_rows, n_digest_rows;
-    uint64_t *requests;
-    uint32_t *tokens, *tokens_device;
-    int64_t *positions, *positions_device;
-    int64_t *slots, *slots_device;
-    int32_t *digest_rows, *digest_rows_device;
-    uint64_t *digest_salts, *digest_salts_device;
+    cpa_worker_rows row_sets[2]; /* page-locked, in turn: one may be on its way to the device as the next is filled */
+    cpa_worker_rows *rows;       /* of the step that was prepared last */
+    int steady;                  /* whether that step may be captured */
+    uint32_t *tokens_device;     /* copies of these rows */
+    int64_t *positions_device, *slots_device;
+    int32_t *digest_rows_device;
+    uint64_t *digest_salts_device;
     uint64_t *digest_device; /* one running sum */
     void *q, *k, *v, *out;
     cpa_context_chunk *chunks;
     int64_t cap_chunks;
+
+    void (*behind)(void *ctx); /* see cpa_worker_set_behind */
+    void *behind_ctx;
 };
 
 /* Collective. The device, the control channel and the source must outlive the worker. */
@@ -93,9 +105,18 @@ cpa_status cpa_worker_create(cpa_control *control, cpa_device *device, const cpa
                              const cpa_worker_options *options, cpa_worker **out, cpa_error *err);
 void cpa_worker_destroy(cpa_worker *worker);
 
-/* Applies and executes one plan; returns when its results are there. */
+/* Applies a plan to sequences and tables, plans its attention, and enqueues what brings rows and plans to the device. The
+ * layers of the step before may still run, if they are enqueued and nobody needs the tables as that step left them. No
+ * other rank takes part. */
+cpa_status cpa_worker_prepare(cpa_worker *worker, const cpa_step_plan *plan, const cpa_worker_observer *observer,
+                              cpa_error *err);
+/* Executes the plan that was prepared last; returns when its results are there. */
 cpa_status cpa_worker_run(cpa_worker *worker, const cpa_step_plan *plan, const cpa_worker_observer *observer,
                           cpa_error *err);
+
+/* What cpa_worker_run calls once the layers of a step are enqueued, and then again and again while it waits for them; it
+ * may prepare the next step. NULL: nothing. */
+void cpa_worker_set_behind(cpa_worker *worker, void (*behind)(void *ctx), void *ctx);
 
 /* Keeps the spans of the steps to come in the timeline, which must outlive the worker. */
 void cpa_worker_set_timeline(cpa_worker *worker, cpa_timeline *timeline);

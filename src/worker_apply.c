@@ -76,19 +76,20 @@ static cpa_status apply_chunk(cpa_worker *worker, const cpa_step_plan *plan, con
 static void add_rows(cpa_worker *worker, const cpa_plan_chunk *chunk) {
     cpa_owner_map map = worker->options.map;
     const cpa_worker_seq *seq = &worker->seqs[chunk->seq];
+    cpa_worker_rows *rows = worker->rows;
     int32_t slot = cpa_owner_slot(map, worker->rank, seq->phase), block_size = worker->options.block_size;
     int64_t end = cpa_shard_len(map, slot, chunk->start + chunk->count);
     for (int64_t i = cpa_shard_len(map, slot, chunk->start); i < end; i++) {
-        int64_t row = worker->n_rows++, position = cpa_shard_pos(map, slot, i);
-        worker->requests[row] = seq->request;
-        worker->tokens[row] = seq->tokens[position];
-        worker->positions[row] = position;
-        worker->slots[row] = seq->blocks[i / block_size] * (int64_t)block_size + i % block_size;
-        if (cpa_fault_is(CPA_FAULT_STALE_BLOCK) && i % 8 == 5) worker->slots[row] = -1;
+        int64_t row = rows->count++, position = cpa_shard_pos(map, slot, i);
+        rows->requests[row] = seq->request;
+        rows->tokens[row] = seq->tokens[position];
+        rows->positions[row] = position;
+        rows->slots[row] = seq->blocks[i / block_size] * (int64_t)block_size + i % block_size;
+        if (cpa_fault_is(CPA_FAULT_STALE_BLOCK) && i % 8 == 5) rows->slots[row] = -1;
         int last = position + 1 == chunk->start + chunk->count;
         if (position >= chunk->first_output && (chunk->flags & CPA_CHUNK_EMITS) && last) {
-            worker->digest_salts[worker->n_digest_rows] = seq->request * 0x9e3779b97f4a7c15u + (uint64_t)position;
-            worker->digest_rows[worker->n_digest_rows++] = (int32_t)row;
+            rows->digest_salts[rows->n_digest] = seq->request * 0x9e3779b97f4a7c15u + (uint64_t)position;
+            rows->digest_rows[rows->n_digest++] = (int32_t)row;
         }
     }
 }
@@ -136,7 +137,7 @@ cpa_status cpa_worker_apply(cpa_worker *worker, const cpa_step_plan *plan, cpa_e
     cpa_context_chunk *chunks = reserve(worker->chunks, &worker->cap_chunks, plan->n_chunks, sizeof *chunks);
     if (plan->n_chunks > 0 && !chunks) return cpa_fail(err, CPA_NO_MEMORY, "worker: no memory for the chunks");
     worker->chunks = chunks;
-    worker->n_rows = worker->n_digest_rows = 0;
+    worker->rows->count = worker->rows->n_digest = 0;
     for (int64_t i = 0; i < plan->n_chunks; i++) {
         const cpa_plan_chunk *chunk = &plan->chunks[i];
         CPA_TRY(apply_chunk(worker, plan, chunk, err));

@@ -104,6 +104,73 @@ static void requests_wait_for_their_arrival(void) {
     CU_ASSERT(stats.duration_s >= 0.02 * (REQUESTS - 1));
 }
 
+/* When a rank had received the plan of a step and was prepared for it; when its last layer was done, and known to be. */
+enum { MOST_STEPS = 64, MOST_RANKS = 8 };
+typedef struct step_times {
+    double received[MOST_RANKS][MOST_STEPS], prepared[MOST_RANKS][MOST_STEPS];
+    double computed[MOST_RANKS][MOST_STEPS], drained[MOST_RANKS][MOST_STEPS];
+} step_times;
+
+static void note_times(void *ctx, const cpa_span *span) {
+    step_times *times = ctx;
+    const double end = span->begin_s + span->seconds;
+    if (span->step >= MOST_STEPS || span->rank >= MOST_RANKS) return;
+    if (strcmp(span->name, "receive plan") == 0) times->received[span->rank][span->step] = end;
+    if (strcmp(span->name, "plan") == 0) times->prepared[span->rank][span->step] = end;
+    if (strcmp(span->name, "drain") == 0) times->drained[span->rank][span->step] = end;
+    double *computed = &times->computed[span->rank][span->step];
+    if (strcmp(span->row, "compute") == 0 && end > *computed) *computed = end;
+}
+
+/* The steps take long enough to plan and send one in the meantime: some milliseconds. */
+static cpa_engine_options long_steps(void) {
+    cpa_engine_options options = default_options();
+    int on_host = cpa_test_promises_bits();
+    options.model = (cpa_model_shape){.layers = 4,
+                                      .q_heads = on_host ? 8 : 32,
+                                      .kv_heads = 2,
+                                      .head_dim = on_host ? 64 : 128,
+                                      .v_head_dim = on_host ? 64 : 128,
+                                      .dtype = on_host ? CPA_F32 : CPA_BF16,
+                                      .mask = {.causal = 1}};
+    options.kv_dtype = options.model.dtype;
+    options.max_num_batched_tokens = on_host ? 128 : 2048;
+    options.num_blocks = on_host ? 512 : 4096;
+    options.staging_bytes = 0;
+    options.verify = 0;
+    options.timeline_spans = 1 << 20;
+    return options;
+}
+
+static void the_next_step_is_received_and_prepared_while_one_runs(void) {
+    cpa_engine_options options = long_steps();
+    cpa_engine *engine = NULL;
+    cpa_engine_stats stats;
+    step_times *times = calloc(1, sizeof *times);
+    int rank, size;
+    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+    MPI_Comm_size(MPI_COMM_WORLD, &size);
+    CU_ASSERT_EQUAL(cpa_engine_create(MPI_COMM_WORLD, &options, &engine, NULL), CPA_OK);
+    if (!engine || !times) return;
+    if (rank == 0) submit(engine, 1, 30 * options.max_num_batched_tokens, 1, 0);
+    CU_ASSERT_EQUAL(cpa_engine_run(engine, NULL, NULL, NULL), CPA_OK);
+    CU_ASSERT_EQUAL(cpa_engine_timeline(engine, note_times, times), CPA_OK);
+    cpa_engine_get_stats(engine, &stats);
+    CU_ASSERT_EQUAL(stats.steps, 30);
+    for (int r = 0; rank == 0 && r < size; r++) {
+        int received = 0, prepared = 0;
+        for (int64_t step = 1; step < stats.steps; step++) {
+            CU_ASSERT(times->received[r][step] > 0 && times->prepared[r][step] > times->received[r][step]);
+            received += times->received[r][step] < times->computed[r][step - 1];
+            prepared += times->prepared[r][step] < times->drained[r][step - 1];
+        }
+        CU_ASSERT(received >= 20 && prepared >= 20);
+        if (received < 20 || prepared < 20) printf("rank %d: %d received, %d prepared ... ", r, received, prepared);
+    }
+    cpa_engine_destroy(engine);
+    free(times);
+}
+
 static void self_test_passes_in_every_dtype_and_mask(void) {
     for (int dtype = CPA_F32; dtype < CPA_DTYPE_COUNT; dtype++) {
         cpa_engine_options options = cpa_test_engine_options();
@@ -181,6 +248,7 @@ static const cpa_test tests[] = {
     {"results do not depend on algorithm or step size", results_do_not_depend_on_algorithm_or_step_size},
     {"preemption loses nothing and changes no result", preemption_loses_nothing_and_changes_no_result},
     {"requests wait for their arrival", requests_wait_for_their_arrival},
+    {"the next step is received and prepared while one runs", the_next_step_is_received_and_prepared_while_one_runs},
     {"self-test passes in every dtype and mask", self_test_passes_in_every_dtype_and_mask},
     {"a cache that is not what was written fails the run on every rank",
      a_cache_that_is_not_what_was_written_fails_the_run_on_every_rank},

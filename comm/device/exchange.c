@@ -243,6 +243,7 @@ cpa_status cpa_device_transport_drain(cpa_transport *transport, void *stream, cp
             return status;
         }
         if (state != cudaErrorNotReady) return cpa_runtime_check(state, "cudaStreamQuery", err);
+        if (t->base.meanwhile) t->base.meanwhile(t->base.meanwhile_ctx);
         sched_yield();
     }
 }

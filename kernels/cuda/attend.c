@@ -6,12 +6,14 @@
 #include "kernels/cuda/attend.h"
 
 /* Copies the plan to the device the first time that a stream uses it. Another stream copies the same bytes again
- * rather than wait for the first one, and so does a graph, which is launched when they are others. */
+ * rather than wait for the first one. What was copied in a capture is not there outside of it, and comes again with each
+ * launch of the graph; what was copied outside of captures, whose count is even there, holds in them too. */
 static cpa_status upload(const cpa_cuda_plan *plan, cpa_stream *stream) {
     cpa_cuda_plan_memory *memory = plan->memory;
     cudaStream_t handle = cpa_cuda_handle(stream);
     const uint64_t captures = ((const cpa_cuda_stream *)stream)->captures;
-    if (memory->current && memory->uploaded == handle && memory->captures == captures) return CPA_OK;
+    const int holds = memory->captures == captures || memory->captures % 2 == 0;
+    if (memory->current && memory->uploaded == handle && holds) return CPA_OK;
     CPA_TRY(cpa_cuda_check(
         &stream->error,
         cudaMemcpyAsync(memory->image, memory->staging, (size_t)plan->image_bytes, cudaMemcpyHostToDevice, handle),
@@ -163,11 +165,22 @@ static cpa_status run_prefill(const cpa_cuda_plan *plan, const cpa_cuda_attend_a
     return cpa_cuda_attend_portable(a, plan->n_prefill, stream);
 }
 
+static int is_empty(const cpa_cuda_plan *plan) {
+    return plan->base.n_items == 0 || plan->rows == 0;
+}
+
+cpa_status cpa_cuda_plan_upload(const cpa_attend_plan *base, cpa_stream *stream) {
+    const cpa_cuda_plan *plan = (const cpa_cuda_plan *)base;
+    if (is_empty(plan)) return CPA_OK;
+    CPA_TRY(cpa_cuda_select(stream->device, &stream->error));
+    return upload(plan, stream);
+}
+
 cpa_status cpa_cuda_attend(const cpa_attend_plan *base, const cpa_attend_args *args, cpa_stream *stream) {
     const cpa_cuda_plan *plan = (const cpa_cuda_plan *)base;
     cpa_cuda_path path = cpa_cuda_device_of(stream)->path;
     cpa_cuda_attend_args a;
-    if (base->n_items == 0 || plan->rows == 0) return CPA_OK;
+    if (is_empty(plan)) return CPA_OK;
     CPA_TRY(cpa_cuda_select(stream->device, &stream->error));
     CPA_TRY(upload(plan, stream));
     fill_args(plan, args, &a);

@@ -54,8 +54,9 @@ typedef struct cpa_cuda_costed_piece {
 
 /* Memory of a plan, which its attends write to: the plan itself is constant to them. */
 typedef struct cpa_cuda_plan_memory {
-    char *staging; /* pinned; the image of `image` */
-    char *image;   /* device */
+    char *stagings[2]; /* pinned; images of `image`, in turn: one may be on its way while the next is written */
+    char *staging;     /* that of the plan as it is set */
+    char *image;       /* device */
     int64_t image_capacity;
     float *partial; /* device: O [kv_heads, partial_rows, v_dim], then LSE [kv_heads, partial_rows] */
     int64_t partial_capacity;

@@ -383,6 +383,7 @@ cpa_status cpa_cuda_plan_set(cpa_attend_plan *base, const cpa_attend_batch *batc
     if (b.n_widened > INT32_MAX || !cpa_cuda_plan_reserve_widened(plan, batch, widened_tokens)) b.n_widened = 0;
     place_sections(plan, &b);
     CPA_TRY(cpa_cuda_plan_reserve_image(memory, plan->image_bytes, err));
+    memory->staging = memory->stagings[memory->staging == memory->stagings[0]];
     CPA_TRY(cpa_cuda_plan_reserve_in_order(memory, b.n_pieces, err));
     b.decode = (cpa_cuda_piece *)(memory->staging + plan->decode_at);
     b.prefill = (cpa_cuda_piece *)(memory->staging + plan->prefill_at);
@@ -426,8 +427,8 @@ uint64_t cpa_cuda_plan_shape(const cpa_attend_plan *base) {
         (uint64_t)plan->decode_at,         (uint64_t)plan->prefill_at,
         (uint64_t)plan->splits_at,         (uint64_t)plan->widened_tables_at,
         (uint64_t)plan->widened_blocks_at, (uint64_t)plan->n_widened,
-        (uintptr_t)plan->memory->staging,  (uintptr_t)plan->memory->image,
-        (uintptr_t)plan->memory->partial,  (uintptr_t)plan->memory->widened,
+        (uintptr_t)plan->memory->image,    (uintptr_t)plan->memory->partial,
+        (uintptr_t)plan->memory->widened,
     };
     return cpa_hash_bytes(CPA_HASH_START, shape, sizeof shape);
 }

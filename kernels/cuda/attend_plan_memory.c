@@ -4,15 +4,20 @@
 #include "base/check.h"
 #include "kernels/cuda/attend.h"
 
-/* Room in the pinned image and its twin on the device; what was there is lost when they grow. */
+/* Room in the pinned images and their twin on the device; what was there is lost when they grow. Freeing device memory
+ * waits for the kernels and copies that use it. */
 cpa_status cpa_cuda_plan_reserve_image(cpa_cuda_plan_memory *memory, int64_t bytes, cpa_error *err) {
     if (bytes <= memory->image_capacity) return CPA_OK;
     int64_t capacity = bytes > 2 * memory->image_capacity ? bytes : 2 * memory->image_capacity;
-    (void)cudaFreeHost(memory->staging);
     (void)cudaFree(memory->image);
-    memory->staging = memory->image = NULL;
+    memory->image = memory->staging = NULL;
     memory->image_capacity = 0;
-    CPA_TRY(cpa_cuda_check(err, cudaHostAlloc((void **)&memory->staging, (size_t)capacity, 0), "attend plan"));
+    for (int i = 0; i < 2; i++) {
+        (void)cudaFreeHost(memory->stagings[i]);
+        memory->stagings[i] = NULL;
+    }
+    for (int i = 0; i < 2; i++)
+        CPA_TRY(cpa_cuda_check(err, cudaHostAlloc((void **)&memory->stagings[i], (size_t)capacity, 0), "attend plan"));
     CPA_TRY(cpa_cuda_check(err, cudaMalloc((void **)&memory->image, (size_t)capacity), "attend plan"));
     memory->image_capacity = capacity;
     return CPA_OK;
@@ -89,7 +94,8 @@ void cpa_cuda_plan_destroy(cpa_attend_plan *base) {
     (void)cudaFree(plan->memory->widened);
     (void)cudaFree(plan->memory->partial);
     (void)cudaFree(plan->memory->image);
-    (void)cudaFreeHost(plan->memory->staging);
+    (void)cudaFreeHost(plan->memory->stagings[0]);
+    (void)cudaFreeHost(plan->memory->stagings[1]);
     free(plan->memory->in_order);
     free(plan->memory);
     free(plan);

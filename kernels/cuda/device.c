@@ -257,6 +257,7 @@ const cpa_kernel_table cpa_kernels_cuda = {
     .plan_shape = cpa_cuda_plan_shape,
     .plan_create = cpa_cuda_plan_create,
     .plan_set = cpa_cuda_plan_set,
+    .plan_upload = cpa_cuda_plan_upload,
     .plan_destroy = cpa_cuda_plan_destroy,
     .kv_write = cpa_cuda_kv_write,
     .kv_copy = cpa_cuda_kv_copy,
