@@ -37,6 +37,7 @@ typedef struct cpa_settings {
     int64_t block_size;
     int64_t num_blocks; /* 0 = enough for the run */
     int64_t interleave; /* 0 = block_size */
+    int64_t local_context; /* -1 = auto */
     int64_t prefix_caching;
     char cache_salt[CPA_TEXT_BYTES];
     int64_t preemption_mode; /* cpa_preemption_mode */

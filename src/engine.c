@@ -52,7 +52,7 @@ static cpa_status make_planner(cpa_engine *engine, cpa_error *err) {
         .v_dim = o->model.v_head_dim,
         .element_bytes = (int32_t)cpa_dtype_bytes(o->kv_dtype),
     };
-    CPA_TRY(cpa_calibrate(&engine->control, engine->device, &worker, &planner.flops, &planner.bandwidth, err));
+    CPA_TRY(cpa_calibrate(&engine->control, engine->device, &worker, &planner, err));
     engine->planner = planner;
     return CPA_OK;
 }

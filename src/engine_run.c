@@ -114,7 +114,9 @@ static double predict_step(const run *r) {
     double seconds = 0;
     for (int64_t i = 0; i < r->plan.n_chunks; i++) {
         const cpa_plan_chunk *chunk = &r->plan.chunks[i];
-        seconds += cpa_planner_predict(&r->engine->planner, chunk->algorithm, chunk->count, chunk->start);
+        int whole = cpa_owner_is_whole(r->engine->worker->options.map, chunk->phase);
+        const cpa_planner planner = whole ? cpa_planner_of_whole(&r->engine->planner) : r->engine->planner;
+        seconds += cpa_planner_predict(&planner, chunk->algorithm, chunk->count, chunk->start);
     }
     return seconds * r->engine->options.model.layers;
 }

@@ -110,7 +110,9 @@ static void choose_options(shadow *m) {
                     .v_dim = 64,
                     .element_bytes = 2,
                     .flops = 1e10,
-                    .bandwidth = 1e9},
+                    .bandwidth = 1e9,
+                    .memory_bandwidth = 1e9,
+                    .exchange_s = 1e-6 * (double)between(m, 1, 1000)},
         .token_at = token_at,
         .token_ctx = m,
         .prefix_caching = between(m, 0, 4) > 0,
@@ -129,6 +131,8 @@ static void choose_options(shadow *m) {
     o->host_blocks = between(m, 0, 3) ? o->num_blocks * between(m, 1, 8) / 4 : 0;
     o->tenant_block_quota = between(m, 0, 3) ? 0 : between(m, most, o->num_blocks);
     o->sinks = o->window ? between(m, 0, 9) : 0;
+    o->local_context = between(m, 0, 2) ? between(m, CPA_LOCAL_AUTO, MAX_TOKENS) : CPA_LOCAL_AUTO;
+    if (between(m, 0, 2) == 0) o->local_context = 0;
 }
 
 static void start(shadow *m) {
