@@ -203,6 +203,7 @@ void cpa_engine_take_stats(const cpa_scheduler_stats *scheduled, cpa_engine_stat
     s->swapped_in = scheduled->swapped_in;
     s->swap_failures = scheduled->swap_failures;
     s->cow_copies = scheduled->cow_copies;
+    s->whole = scheduled->whole;
 }
 
 /* What the scheduler knows, on rank 0. */
@@ -256,6 +257,8 @@ static cpa_status collect_stats(cpa_engine *engine, cpa_error *err) {
     s->output_digest = sums[3];
     s->planner_flops = engine->planner.flops;
     s->planner_bandwidth = engine->planner.bandwidth;
+    s->planner_memory_bandwidth = engine->planner.memory_bandwidth;
+    s->planner_exchange_s = engine->planner.exchange_s;
     s->overlap_tokens = cpa_planner_overlap_tokens(&engine->planner);
     s->kv_blocks = engine->options.num_blocks;
     if (engine->scheduler) collect_scheduler_stats(engine);

@@ -21,10 +21,10 @@ typedef struct cpa_planner {
     int32_t kv_heads;
     int32_t k_dim, v_dim;
     int32_t element_bytes;
-    double flops;     /* C, measured */
-    double bandwidth; /* W, measured */
+    double flops;            /* C, measured */
+    double bandwidth;        /* W, measured */
     double memory_bandwidth; /* R, bytes/s at which a rank reads its cache; measured, as is the next */
-    double exchange_s; /* x, what a layer of a decode step takes longer when it exchanges; 0: not known */
+    double exchange_s;       /* x, what a layer of a decode step takes longer when it exchanges; 0: not known */
 } cpa_planner;
 
 typedef enum cpa_planner_reason {

@@ -33,7 +33,7 @@ typedef struct cpa_sequence {
     cpa_tenant *tenant;
     int32_t level; /* goes before others by level, then key, then id */
     double key;
-    int32_t phase; /* where its tokens are; see cpa_owner_map. May change while it waits */
+    int32_t phase;       /* where its tokens are; see cpa_owner_map. May change while it waits */
     int32_t dealt_phase; /* when it is dealt to the ranks */
     int32_t slot;
     int introduced;   /* the ranks know it in its slot */
@@ -53,16 +53,16 @@ typedef struct cpa_sequence {
     int64_t n_probe, probe_capacity;
     int64_t found;       /* how many of them could be found in its phase when it last looked */
     int64_t found_dealt; /* the same when it is dealt */
-    int waits;     /* a running sequence computes the block after those */
-    int queried;   /* its prefix is counted in the statistics */
+    int waits;           /* a running sequence computes the block after those */
+    int queried;         /* its prefix is counted in the statistics */
     /* While it runs: */
     cpa_prefix_digest tip; /* of its first `linked` blocks: shared, or found by others */
     int64_t linked;
-    int tail_linked;        /* so is the end of its prompt behind the last full block */
-    int has_next;           /* the digest of what it will compute next is known */
-    cpa_prefix_digest next; /* that digest */
+    int tail_linked;            /* so is the end of its prompt behind the last full block */
+    int has_next;               /* the digest of what it will compute next is known */
+    cpa_prefix_digest next;     /* that digest */
     cpa_prefix_digest next_key; /* and what others look for */
-    int32_t next_tokens;    /* tokens of the block that it ends in */
+    int32_t next_tokens;        /* tokens of the block that it ends in */
     UT_hash_handle hh;
     UT_hash_handle pending;      /* by `next_key`, among the running sequences */
     cpa_sequence_shard shards[]; /* [cp_size] */

@@ -27,7 +27,7 @@ enum {
 
 typedef struct cpa_plan_chunk {
     uint64_t request;
-    int32_t seq; /* slot in the ranks' tables of running sequences */
+    int32_t seq;   /* slot in the ranks' tables of running sequences */
     int32_t phase; /* see cpa_owner_map */
     int64_t start;
     int64_t count;

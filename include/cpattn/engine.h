@@ -153,7 +153,8 @@ typedef struct cpa_engine_stats {
     char choices[320];    /* chunks by algorithm and why, as "pass-q 120 (decode), pass-kv 3 (...)" */
     double planner_flops; /* C and W as measured at start-up */
     double planner_bandwidth;
-    double overlap_tokens;     /* new tokens from which pass-KV hides its exchange */
+    double planner_memory_bandwidth, planner_exchange_s; /* R and x, likewise; 0 where they were not */
+    double overlap_tokens;                               /* new tokens from which pass-KV hides its exchange */
     double predicted_attend_s; /* sum over steps of the planner's prediction, and what was measured */
     double actual_attend_s;
     int64_t bytes_sent;    /* sum over ranks */
@@ -169,6 +170,7 @@ typedef struct cpa_engine_stats {
     int64_t evictions;               /* cached blocks that made room */
     int64_t swapped_out, swapped_in; /* blocks, sum over ranks */
     int64_t swap_failures;           /* times that a request was computed again because its blocks came back damaged */
+    int64_t whole;                   /* times that a sequence was admitted to be kept whole on one of several ranks */
     int64_t cow_copies;              /* shared blocks that were copied before they were written */
     int64_t verify_rows;
     int64_t verify_violations;
