@@ -109,9 +109,10 @@ static void choose_phase(cpa_scheduler *s, cpa_sequence *sequence) {
     int64_t known = cpa_sequence_known(sequence), most = known - 1;
     int64_t whole = cpa_min64(sequence->shards[home].found * o->block_size, most);
     int64_t dealt = cpa_min64(sequence->found * o->block_size, most);
+    int64_t output = sequence->request.output_tokens - sequence->emitted;
+    int64_t others = s->n_running + s->waiting.count - 1; /* it is still among the waiting ones */
     if (o->local_context == CPA_LOCAL_AUTO &&
-        !cpa_planner_prefers_whole(&o->planner, known, sequence->request.output_tokens - sequence->emitted, whole,
-                                   dealt, s->n_running))
+        !cpa_planner_prefers_whole(&o->planner, known, output, whole, dealt, others))
         return;
     sequence->phase = cpa_owner_whole_phase(o->map, home);
     sequence->found = sequence->shards[home].found;

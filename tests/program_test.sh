@@ -251,6 +251,22 @@ layer_windows: 40 0' >>mixed.yaml
     [ "$(value output_digest mixed.json)" != "$(value output_digest plain.json)" ] || fail "the windows have no effect"
 }
 
+# --local-context: what stays on one rank is not sent, and has the digest of a run on one rank.
+local_context() {
+    small_model
+    run 1 --model model.yaml --requests 5 --input-len 90 --output-len 6 --result-json alone.json
+    run 3 --model model.yaml --requests 5 --input-len 90 --output-len 6 --verify 0.5 --local-context 95 \
+        --result-json whole.json
+    expect_code 0 "requests that stay on one rank"
+    expect_value violations 0 whole.json
+    expect_value bytes_sent 0 whole.json
+    expect_value whole 5 whole.json
+    expect_digest_of alone.json whole.json
+    run 3 --model model.yaml --requests 5 --input-len 90 --output-len 6 --local-context 94 --result-json dealt.json
+    expect_value whole 0 dealt.json
+    expect_bad 'local-context' --local-context -1
+}
+
 # --timeline: a file of valid JSON with spans of every rank that nest in each row, whose attention adds up; no file
 # after a run that was refused because of it.
 timeline() {

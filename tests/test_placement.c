@@ -254,6 +254,16 @@ static void auto_places_by_what_is_sooner_done(void) {
     setup(&f);
     f.options.local_context = CPA_LOCAL_AUTO;
     f.options.num_blocks = 1024;
+    f.options.max_num_batched_tokens = 4096;
+    begin(&f);
+    add(&f, 0, 512, 30, 0); /* also with those that come at the same time */
+    add(&f, 1, 512, 30, 0);
+    step(&f);
+    CU_ASSERT_EQUAL(home_of(&f, 0), -1);
+    teardown(&f);
+    setup(&f);
+    f.options.local_context = CPA_LOCAL_AUTO;
+    f.options.num_blocks = 1024;
     f.options.planner.forced = CPA_PASS_Q;
     begin(&f);
     add(&f, 0, 400, 40, 0);
