@@ -4,6 +4,7 @@
 #include <stdlib.h>
 
 #include "base/check.h"
+#include "base/min_max.h"
 
 int64_t cpa_cache_block_bytes(const cpa_cache_limits *limits) {
     const cpa_model_shape *model = &limits->model;
@@ -30,6 +31,13 @@ static int64_t cached_tokens(const cpa_request *request) {
     return request->prompt_tokens + request->output_tokens - 1;
 }
 
+/* Blocks that a rank holds more of a sequence when it keeps all of it. The least used rank keeps the next one, so that
+ * no rank ever has more beyond its share than the largest of these. */
+static int64_t blocks_beyond_share(const cpa_cache_limits *limits, int64_t tokens) {
+    if (tokens > limits->whole_tokens) return 0;
+    return (tokens + limits->block_size - 1) / limits->block_size - cpa_cache_blocks_of(limits, tokens);
+}
+
 static int descending(const void *a, const void *b) {
     int64_t left = *(const int64_t *)a, right = *(const int64_t *)b;
     return left < right ? 1 : left > right ? -1 : 0;
@@ -41,10 +49,11 @@ cpa_status cpa_cache_size_for(const cpa_cache_limits *limits, const cpa_request 
     if (most > INT32_MAX) most = INT32_MAX;
     int64_t *needs = calloc((size_t)count + 1, sizeof *needs);
     if (!needs) return cpa_fail(err, CPA_NO_MEMORY, "no memory to size the cache for %" PRId64 " requests", count);
-    int64_t largest = 0;
+    int64_t largest = 0, uneven = 0;
     for (int64_t i = 0; i < count; i++) {
         needs[i] = cpa_cache_blocks_of(limits, cached_tokens(&requests[i]));
         if (needs[i] > needs[largest]) largest = i;
+        uneven = cpa_max64(uneven, blocks_beyond_share(limits, cached_tokens(&requests[i])));
     }
     cpa_status status = CPA_OK;
     if (needs[largest] > most) {
@@ -55,7 +64,7 @@ cpa_status cpa_cache_size_for(const cpa_cache_limits *limits, const cpa_request 
                           limits->memory_bytes >> 20);
     } else {
         qsort(needs, (size_t)count, sizeof *needs, descending);
-        int64_t blocks = 0;
+        int64_t blocks = uneven;
         for (int64_t i = 0; i < count && i < limits->max_num_seqs && blocks < most; i++) blocks += needs[i];
         *out = blocks < most ? blocks : most;
     }

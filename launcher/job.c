@@ -5,6 +5,7 @@
 #include "base/check.h"
 #include "launcher/output_file.h"
 #include "launcher/timeline_json.h"
+#include "src/planner.h"
 
 /* The mixed run chooses its length after the engine has measured its rates; until then the cache is made for this. */
 #define MIXED_RUN_TOKENS ((int64_t)1 << 18)
@@ -75,6 +76,12 @@ void cpa_job_prepare(int argc, char **argv, cpa_job *job, cpa_workload *workload
     if (status != CPA_OK) fprintf(stderr, "cp_attn: %s\n", err.message);
 }
 
+/* The longest sequence that one rank may keep whole. */
+static int64_t whole_tokens(const cpa_settings *settings) {
+    if (settings->local_context >= 0) return settings->local_context;
+    return is_on_cuda(settings) ? CPA_PLANNER_WHOLE_TOKENS : 0;
+}
+
 cpa_cache_limits cpa_job_cache_limits(const cpa_job *job, int32_t cp_size, int64_t memory_bytes) {
     return (cpa_cache_limits){
         .model = job->model.shape,
@@ -85,6 +92,7 @@ cpa_cache_limits cpa_job_cache_limits(const cpa_job *job, int32_t cp_size, int64
         .map = {cp_size, job->interleave},
         .max_num_seqs = (int32_t)job->settings.max_num_seqs,
         .memory_bytes = job->settings.num_blocks ? memory_bytes : memory_bytes / MEMORY_SHARE,
+        .whole_tokens = whole_tokens(&job->settings),
     };
 }
 
@@ -132,5 +140,8 @@ cpa_engine_options cpa_job_engine_options(const cpa_job *job, int64_t num_blocks
         .ageing_s = settings->priority_ageing,
         .long_prefill_token_threshold = settings->long_prefill_token_threshold,
         .tenant_block_quota = settings->tenant_block_quota,
+        .local_context = settings->local_context < 0   ? 0
+                         : settings->local_context > 0 ? settings->local_context
+                                                       : CPA_LOCAL_CONTEXT_NONE,
     };
 }

@@ -80,6 +80,9 @@ static void print_algorithm(const cpa_outcome *outcome, FILE *out) {
     if (outcome->cp_size == 1) return;
     line(out, "", "at %.2f GFLOP/s and %.2f GB/s a rank, pass-KV hides its exchange from %.0f new tokens on",
          stats->planner_flops * 1e-9, stats->planner_bandwidth * 1e-9, stats->overlap_tokens);
+    if (stats->planner_exchange_s > 0)
+        line(out, "", "at %.0f GB/s of memory and %.1f us more for a decode layer that exchanges",
+             stats->planner_memory_bandwidth * 1e-9, stats->planner_exchange_s * 1e6);
     line(out, "", "attention predicted to take %.2f s, took %.2f s", stats->predicted_attend_s, stats->actual_attend_s);
 }
 
@@ -102,6 +105,7 @@ void cpa_report_cache(const cpa_outcome *outcome, FILE *out) {
     double rate = stats->prefix_queries > 0 ? 100.0 * (double)stats->prefix_hits / (double)stats->prefix_queries : 0;
     line(out, "", "%" PRId64 " of %" PRId64 " full prompt blocks found (%.1f %%), %" PRId64 " copied on write",
          stats->prefix_hits, stats->prefix_queries, rate, stats->cow_copies);
+    if (stats->whole > 0) line(out, "", "%" PRId64 " times a sequence was kept whole on one rank", stats->whole);
     if (stats->swapped_out > 0)
         line(out, "", "%" PRId64 " blocks swapped out, %" PRId64 " back in; %" PRId64 " times damaged",
              stats->swapped_out, stats->swapped_in, stats->swap_failures);

@@ -35,8 +35,9 @@ typedef struct cpa_settings {
     double k_scale, v_scale; /* 0 = each token and head has its own */
     int64_t kv_layout;       /* cpa_kv_layout */
     int64_t block_size;
-    int64_t num_blocks; /* 0 = enough for the run */
-    int64_t interleave; /* 0 = block_size */
+    int64_t num_blocks;    /* 0 = enough for the run */
+    int64_t interleave;    /* 0 = block_size */
+    int64_t local_context; /* -1 = auto */
     int64_t prefix_caching;
     char cache_salt[CPA_TEXT_BYTES];
     int64_t preemption_mode; /* cpa_preemption_mode */

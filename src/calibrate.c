@@ -229,15 +229,16 @@ done:
     return status;
 }
 
-cpa_status cpa_calibrate(cpa_control *control, cpa_device *device, const cpa_worker_options *options, double *flops,
-                         double *bandwidth, cpa_error *err) {
+cpa_status cpa_calibrate(cpa_control *control, cpa_device *device, const cpa_worker_options *options,
+                         cpa_planner *planner, cpa_error *err) {
     double sums[2] = {0, INFINITY};
     CPA_TRY(cpa_control_agree(control, measure_flops(device, options, &sums[0], err), err));
     if (control->size > 1) {
         CPA_TRY(measure_bandwidth(control, device, options->transport, &sums[1], err));
         CPA_TRY(cpa_control_sum(control, sums, 2, err));
     }
-    *flops = sums[0] / control->size;
-    *bandwidth = sums[1] / control->size;
-    return CPA_OK;
+    planner->flops = sums[0] / control->size;
+    planner->bandwidth = sums[1] / control->size;
+    if (control->size == 1 || !device->kernels->graph_begin) return CPA_OK;
+    return cpa_calibrate_decode(control, device, options, &planner->memory_bandwidth, &planner->exchange_s, err);
 }

@@ -406,11 +406,8 @@ static void poll_layer(void *ctx) {
 
 void cpa_context_count_chunks(cpa_context *c, int32_t layers) {
     for (int64_t i = 0; i < c->n_chunks; i++) {
-        if (c->chunks[i].algorithm == CPA_PASS_KV) {
-            c->stats.chunks_pass_kv += layers;
-        } else {
-            c->stats.chunks_pass_q += layers;
-        }
+        if (c->chunks[i].algorithm == CPA_PASS_KV) c->stats.chunks_pass_kv += layers;
+        if (c->chunks[i].algorithm == CPA_PASS_Q) c->stats.chunks_pass_q += layers;
     }
 }
 
@@ -422,7 +419,7 @@ cpa_status cpa_context_attend(cpa_context *context, const cpa_context_args *args
     if (layer.scale == 0) layer.scale = 1.0f / sqrtf((float)c->options.k_dim);
 
     cpa_status status;
-    if (c->map.cp_size == 1) {
+    if (!c->shared) {
         status = attend_alone(c, &layer, stream);
     } else {
         layer_poll poll = {c->transport, stream->poll, stream->poll_ctx};

@@ -32,9 +32,9 @@ typedef struct cpa_context_exchange {
 typedef struct cpa_planned_chunk {
     int64_t start, end;
     int32_t phase;
-    cpa_algorithm algorithm;
-    int64_t table; /* index into block_tables of this rank's first entry */
-    int64_t row;   /* first of its rows on this rank */
+    cpa_algorithm algorithm; /* CPA_AUTO: nothing travels, as one rank has it all */
+    int64_t table;           /* index into block_tables of this rank's first entry */
+    int64_t row;             /* first of its rows on this rank */
 } cpa_planned_chunk;
 
 /* What one rank has of a chunk: the queries are its local indices [first, keys), the keys are [0, keys). */
@@ -161,6 +161,7 @@ struct cpa_context {
     double sampled_attend_s, sampled_exposed_s; /* of the last decode step that was measured; see cpa_context_mute */
 
     int planned;
+    int shared;              /* some chunk is dealt to several ranks */
     int64_t steady_rows;     /* rows that every rank plans for, see cpa_context_plan_ahead; 0: each its own */
     int32_t layers_attended; /* of the planned step */
     cpa_planned_chunk *chunks;

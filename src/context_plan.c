@@ -29,9 +29,10 @@ static cpa_status check_chunks(cpa_context *c, const cpa_context_chunk *chunks, 
                             "), expected a start >= 0 and 1..%" PRId64 " tokens",
                             i, chunk->start, chunk->count, c->options.max_rows);
         }
-        if (chunk->phase < 0 || chunk->phase >= c->map.cp_size) {
-            return cpa_fail(&c->error, CPA_INVALID, "plan: chunk %" PRId64 " starts at rank %d, expected 0..%d", i,
-                            chunk->phase, c->map.cp_size - 1);
+        if (chunk->phase < 0 || chunk->phase >= 2 * c->map.cp_size) {
+            return cpa_fail(&c->error, CPA_INVALID,
+                            "plan: chunk %" PRId64 " has phase %d, expected 0..%d, or %d more for a whole sequence", i,
+                            chunk->phase, c->map.cp_size - 1, c->map.cp_size);
         }
         if (chunk->algorithm != CPA_PASS_KV && chunk->algorithm != CPA_PASS_Q) {
             return cpa_fail(&c->error, CPA_INVALID,
@@ -83,12 +84,15 @@ static cpa_status copy_chunks(cpa_context *c, const cpa_context_chunk *chunks, i
     c->n_table_entries = 0;
     c->max_block = -1;
     c->rows = 0;
+    c->shared = 0;
     for (int64_t i = 0; i < n; i++) {
+        int whole = cpa_owner_is_whole(c->map, chunks[i].phase);
+        c->shared |= c->map.cp_size > 1 && !whole;
         planned[i] = (cpa_planned_chunk){
             .start = chunks[i].start,
             .end = chunks[i].start + chunks[i].count,
             .phase = chunks[i].phase,
-            .algorithm = chunks[i].algorithm,
+            .algorithm = whole ? CPA_AUTO : chunks[i].algorithm,
             .table = c->n_table_entries,
             .row = c->rows,
         };
@@ -103,7 +107,7 @@ static cpa_status copy_chunks(cpa_context *c, const cpa_context_chunk *chunks, i
 
 /* Own rows over the own shard. */
 static cpa_status plan_own(cpa_context *c) {
-    if (c->map.cp_size > 1) CPA_TRY(cpa_context_ensure_state(c, &c->acc_memory, c->rows, &c->states[0]));
+    if (c->shared) CPA_TRY(cpa_context_ensure_state(c, &c->acc_memory, c->rows, &c->states[0]));
     int64_t n = 0;
     for (int64_t i = 0; i < c->n_chunks; i++) {
         cpa_chunk_share own = cpa_context_share(c, &c->chunks[i], c->control.rank);
@@ -151,7 +155,8 @@ cpa_status cpa_context_plan(cpa_context *context, const cpa_context_chunk *chunk
 cpa_status cpa_context_plan_ahead(cpa_context *c, const cpa_context_chunk *chunks, int64_t n_chunks,
                                   int64_t steady_rows) {
     for (int64_t i = 0; i < n_chunks && steady_rows > 0; i++) {
-        if (chunks[i].count == 1 && (c->map.cp_size == 1 || chunks[i].algorithm == CPA_PASS_Q)) continue;
+        int whole = c->map.cp_size == 1 || cpa_owner_is_whole(c->map, chunks[i].phase);
+        if (chunks[i].count == 1 && (whole || chunks[i].algorithm == CPA_PASS_Q)) continue;
         return cpa_fail(&c->error, CPA_INTERNAL,
                         "plan: chunk %" PRId64 " of a steady step has %" PRId64
                         " tokens and goes by %s, expected one by pass-q",
@@ -169,7 +174,7 @@ cpa_status cpa_context_upload_plan(cpa_context *c, cpa_stream *stream) {
 
 uint64_t cpa_context_shape(const cpa_context *c) {
     const cpa_pass_q *q = &c->q;
-    uint64_t shape[] = {(uint64_t)c->rows, (uint64_t)c->map.cp_size, c->kernels->plan_shape(c->own),
+    uint64_t shape[] = {(uint64_t)c->rows, (uint64_t)c->shared, c->kernels->plan_shape(c->own),
                         (uintptr_t)c->acc_memory.memory};
     uint64_t hash = cpa_hash_bytes(CPA_HASH_START, shape, sizeof shape);
     if (!q->active) return hash;

@@ -40,7 +40,7 @@ static cpa_status size_swap(cpa_engine *engine, cpa_error *err) {
 static cpa_status make_planner(cpa_engine *engine, cpa_error *err) {
     cpa_worker_options worker = worker_options(engine);
     cpa_planner planner = cpa_engine_planner(&engine->options, engine->control.size);
-    CPA_TRY(cpa_calibrate(&engine->control, engine->device, &worker, &planner.flops, &planner.bandwidth, err));
+    CPA_TRY(cpa_calibrate(&engine->control, engine->device, &worker, &planner, err));
     engine->planner = planner;
     return CPA_OK;
 }

@@ -88,6 +88,10 @@ cpa_status cpa_engine_resolve(const cpa_engine_options *given, cpa_engine_option
                         (long long)o.swap_bytes, o.ageing_s, (long long)o.long_prefill_token_threshold,
                         (long long)o.tenant_block_quota);
     }
+    if (o.local_context < CPA_LOCAL_CONTEXT_NONE) {
+        return cpa_fail(err, CPA_INVALID, "local_context: %lld, expected tokens, 0 (automatic) or %d (none)",
+                        (long long)o.local_context, CPA_LOCAL_CONTEXT_NONE);
+    }
     if (o.source && (o.source->size != sizeof *o.source || !o.source->fill)) {
         return cpa_fail(err, CPA_INVALID, "source: size %zu, expected %zu, and a fill function", o.source->size,
                         sizeof *o.source);
@@ -179,5 +183,8 @@ cpa_scheduler_options cpa_engine_scheduler_options(cpa_engine_options *o, cpa_pl
         .tenant_block_quota = o->tenant_block_quota,
         .window = widest.window,
         .sinks = widest.sinks,
+        .local_context = o->local_context == 0                        ? CPA_LOCAL_AUTO
+                         : o->local_context == CPA_LOCAL_CONTEXT_NONE ? 0
+                                                                      : o->local_context,
     };
 }

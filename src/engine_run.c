@@ -117,7 +117,9 @@ static double predict_step(const run *r) {
     double seconds = 0;
     for (int64_t i = 0; i < r->plan.n_chunks; i++) {
         const cpa_plan_chunk *chunk = &r->plan.chunks[i];
-        seconds += cpa_planner_predict(&r->engine->planner, chunk->algorithm, chunk->count, chunk->start);
+        int whole = cpa_owner_is_whole(r->engine->worker->options.map, chunk->phase);
+        const cpa_planner planner = whole ? cpa_planner_of_whole(&r->engine->planner) : r->engine->planner;
+        seconds += cpa_planner_predict(&planner, chunk->algorithm, chunk->count, chunk->start);
     }
     return seconds * r->engine->options.model.layers;
 }
@@ -205,6 +207,7 @@ void cpa_engine_take_stats(const cpa_scheduler_stats *scheduled, cpa_engine_stat
     s->swapped_in = scheduled->swapped_in;
     s->swap_failures = scheduled->swap_failures;
     s->cow_copies = scheduled->cow_copies;
+    s->whole = scheduled->whole;
 }
 
 /* What the scheduler knows, on rank 0. */
@@ -258,6 +261,8 @@ static cpa_status collect_stats(cpa_engine *engine, cpa_error *err) {
     s->output_digest = sums[3];
     s->planner_flops = engine->planner.flops;
     s->planner_bandwidth = engine->planner.bandwidth;
+    s->planner_memory_bandwidth = engine->planner.memory_bandwidth;
+    s->planner_exchange_s = engine->planner.exchange_s;
     s->overlap_tokens = cpa_planner_overlap_tokens(&engine->planner);
     s->kv_blocks = engine->options.num_blocks;
     if (engine->scheduler) collect_scheduler_stats(engine);

@@ -190,7 +190,6 @@ cpa_status cpa_pass_kv_add_piece(cpa_context *c, cpa_kv_pieces *pieces, cpa_kv_p
 /* The rows of pass-KV chunks, neighbours joined. */
 static cpa_status plan_runs(cpa_context *c) {
     cpa_pass_kv *kv = &c->kv;
-    kv->n_runs = 0;
     for (int64_t i = 0; i < c->n_chunks; i++) {
         int64_t rows = cpa_context_share(c, &c->chunks[i], c->control.rank).rows;
         if (c->chunks[i].algorithm != CPA_PASS_KV || rows == 0) continue;
@@ -227,14 +226,15 @@ static cpa_status ensure_shard(cpa_context *c) {
 cpa_status cpa_pass_kv_plan(cpa_context *c) {
     cpa_pass_kv *kv = &c->kv;
     kv->n_schedules = kv->n_transfers = kv->n_spans = kv->n_routes = 0;
-    if (c->map.cp_size == 1) return CPA_OK;
+    kv->n_runs = 0;
+    if (!c->shared) return CPA_OK;
     CPA_TRY(plan_runs(c));
     return kv->n_runs > 0 && !kv->gather ? ensure_shard(c) : CPA_OK;
 }
 
 cpa_status cpa_pass_kv_select(cpa_context *c, cpa_mask mask) {
     cpa_pass_kv *kv = &c->kv;
-    if (c->map.cp_size == 1) return CPA_OK;
+    if (!c->shared) return CPA_OK;
     for (int64_t i = 0; i < kv->n_schedules; i++) {
         kv->now = kv->schedules[i];
         if (cpa_mask_equals(kv->now.mask, mask)) return CPA_OK;

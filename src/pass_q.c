@@ -229,7 +229,7 @@ cpa_status cpa_pass_q_plan(cpa_context *c) {
     c->row_maps[0] = NULL;
     c->n_states = 1;
     q->active = 0;
-    if (c->map.cp_size == 1) return CPA_OK;
+    if (!c->shared) return CPA_OK;
     (c->steady_rows ? plan_steady_peers : plan_peers)(c);
     if (!q->active) return CPA_OK;
     int64_t state_bytes = state_floats(c) * (int64_t)sizeof(float);

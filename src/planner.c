@@ -38,6 +38,35 @@ double cpa_planner_predict(const cpa_planner *p, cpa_algorithm algorithm, int64_
     return fmax(attention, others * (cached + t) * p->kv_heads * width * p->element_bytes / p->bandwidth);
 }
 
+cpa_planner cpa_planner_of_whole(const cpa_planner *planner) {
+    cpa_planner whole = *planner;
+    whole.cp_size = 1;
+    return whole;
+}
+
+/* Seconds of one layer over the life of a sequence, for P prompt tokens of which F are found, and D output tokens:
+ *     prefill   the attention of P - F new tokens over P, as above, on n ranks
+ *     decode    D * (P + D/2) * Hkv * (dk + dv) * e / (n * R)      every rank reads its share of the cache
+ *               D * x / (1 + running), if n > 1                    a step exchanges once for all its sequences */
+static double life_seconds(const cpa_planner *p, int64_t prompt, int64_t output, int64_t found, int64_t running) {
+    double d = (double)output, tokens = (double)prompt + d / 2;
+    double kv_bytes = p->kv_heads * ((double)p->k_dim + p->v_dim) * p->element_bytes;
+    double prefill = cpa_planner_predict(p, CPA_PASS_KV, prompt - found, found);
+    double exchange = p->cp_size > 1 ? p->exchange_s / (1.0 + (double)running) : 0;
+    return prefill + d * (tokens * kv_bytes / (p->cp_size * p->memory_bandwidth) + exchange);
+}
+
+int64_t cpa_planner_whole_tokens(const cpa_planner *p) {
+    return p->cp_size == 1 || !(p->exchange_s > 0) || p->forced != CPA_AUTO ? 0 : CPA_PLANNER_WHOLE_TOKENS;
+}
+
+int cpa_planner_prefers_whole(const cpa_planner *p, int64_t prompt_tokens, int64_t output_tokens, int64_t found_whole,
+                              int64_t found_dealt, int64_t running) {
+    cpa_planner whole = cpa_planner_of_whole(p);
+    return life_seconds(&whole, prompt_tokens, output_tokens, found_whole, running) <
+           life_seconds(p, prompt_tokens, output_tokens, found_dealt, running);
+}
+
 const char *cpa_planner_reason_name(cpa_planner_reason reason) {
     switch (reason) {
         case CPA_REASON_FORCED: return "forced";

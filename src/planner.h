@@ -21,8 +21,10 @@ typedef struct cpa_planner {
     int32_t kv_heads;
     int32_t k_dim, v_dim;
     int32_t element_bytes;
-    double flops;     /* C, measured */
-    double bandwidth; /* W, measured */
+    double flops;            /* C, measured */
+    double bandwidth;        /* W, measured */
+    double memory_bandwidth; /* R, bytes/s at which a rank reads its cache; measured, as is the next */
+    double exchange_s;       /* x, what a layer of a decode step takes longer when it exchanges; 0: not known */
 } cpa_planner;
 
 typedef enum cpa_planner_reason {
@@ -50,6 +52,21 @@ double cpa_planner_overlap_tokens(const cpa_planner *planner);
  * since its exchanges cannot overlap. */
 double cpa_planner_predict(const cpa_planner *planner, cpa_algorithm algorithm, int64_t new_tokens,
                            int64_t cached_tokens);
+
+/* A longer sequence is never preferred whole: an exchange takes less time than reading so many tokens. */
+enum { CPA_PLANNER_WHOLE_TOKENS = 32768 };
+
+/* The longest sequence that may be preferred whole; 0 on one rank, where x is not known, and where an algorithm is
+ * forced, as users compare algorithms by their exchanges. */
+int64_t cpa_planner_whole_tokens(const cpa_planner *planner);
+
+/* Whether a sequence of at most that length is sooner done whole on one rank, where `found_whole` tokens of its prompt
+ * are cached already, than dealt to all, where `found_dealt` are, while so many others run or soon will. See planner.c. */
+int cpa_planner_prefers_whole(const cpa_planner *planner, int64_t prompt_tokens, int64_t output_tokens,
+                              int64_t found_whole, int64_t found_dealt, int64_t running);
+
+/* The planner for sequences that one rank keeps whole. */
+cpa_planner cpa_planner_of_whole(const cpa_planner *planner);
 
 /* A short phrase for a report; never NULL. */
 const char *cpa_planner_reason_name(cpa_planner_reason reason);

@@ -29,12 +29,13 @@ static cpa_status check_options(const cpa_scheduler_options *o, cpa_error *err) 
                         o->max_num_batched_tokens, o->max_num_seqs);
     if (!o->token_at) return cpa_fail(err, CPA_INVALID, "scheduler: no source of tokens");
     if (o->host_blocks < 0 || o->window < 0 || o->sinks < 0 || o->tenant_block_quota < 0 ||
-        o->long_prefill_threshold < 0 || !(o->ageing_s >= 0))
+        o->long_prefill_threshold < 0 || !(o->ageing_s >= 0) || o->local_context < CPA_LOCAL_AUTO)
         return cpa_fail(err, CPA_INVALID,
                         "scheduler: %" PRId64 " host blocks, window %" PRId64 ", %" PRId64 " sinks, quota %" PRId64
-                        ", threshold %" PRId64 ", ageing %g s; expected none below 0",
+                        ", threshold %" PRId64 ", ageing %g s, local context %" PRId64
+                        "; expected none below 0 (local context: %d)",
                         o->host_blocks, o->window, o->sinks, o->tenant_block_quota, o->long_prefill_threshold,
-                        o->ageing_s);
+                        o->ageing_s, o->local_context, CPA_LOCAL_AUTO);
     if (o->preemption == CPA_PREEMPT_AUTO && o->host_blocks > 0 &&
         !(o->host_bandwidth > 0 && o->block_bytes > 0 && o->layers > 0))
         return cpa_fail(err, CPA_INVALID,
@@ -145,6 +146,7 @@ static cpa_status check_request(const cpa_scheduler *s, const cpa_scheduler_requ
     if (!isfinite(r->arrival))
         return cpa_fail(err, CPA_INVALID, "request %" PRIu64 ": arrival at %g s; expected a finite time", r->id,
                         r->arrival);
+    /* One that is kept whole fits as well: cpa_request_may_be_whole. */
     int64_t tokens = cpa_request_cached_tokens(r), blocks = cpa_request_blocks(&s->options, tokens);
     if (blocks > s->options.num_blocks)
         return cpa_fail(err, CPA_INVALID,
@@ -254,6 +256,11 @@ int cpa_scheduler_has_room(cpa_scheduler *s, const cpa_sequence *sequence, int64
         if (s->lacks[r] > cpa_block_pool_free_count(s->pools[r])) room = 0;
     }
     return room;
+}
+
+cpa_planner cpa_scheduler_planner(const cpa_scheduler *s, const cpa_sequence *sequence) {
+    const cpa_planner *planner = &s->options.planner;
+    return cpa_owner_is_whole(s->options.map, sequence->phase) ? cpa_planner_of_whole(planner) : *planner;
 }
 
 int cpa_scheduler_within_quota(const cpa_scheduler *s, const cpa_sequence *sequence) {

@@ -17,6 +17,10 @@
  * sequence waits for it. Samples of one prompt (requests of one group) share it in the same way, also where nothing
  * else is shared.
  *
+ * A short sequence may be kept whole on one rank (local_context), where it decodes without any exchange: on the rank
+ * that then has the fewest blocks in use, so that what it finds there counts for a rank. Where a sequence lies is
+ * decided each time that it is about to be admitted without a cache, and holds until it finishes or is computed again.
+ *
  * The scheduler assumes that a planned step will run: it may be asked for the next plan while one executes. A sequence
  * that finishes in a step gives its blocks back in the next plan, and so does what a plan's copies read. A sequence
  * that comes back from host memory is given tokens in the second plan after, so that damage can be reported before
@@ -42,6 +46,8 @@
 /* The token at a position of a request, prompt and output alike. Pure and thread-safe. */
 typedef uint32_t (*cpa_token_fn)(void *ctx, uint64_t request, int64_t position);
 
+enum { CPA_LOCAL_AUTO = -1 };
+
 /* Zero stands for a scheduler without the feature. */
 typedef struct cpa_scheduler_options {
     cpa_owner_map map;
@@ -66,6 +72,8 @@ typedef struct cpa_scheduler_options {
     int64_t tenant_block_quota;     /* most blocks of one rank in the tables of a tenant's running sequences */
     int64_t window;                 /* the widest window of all layers; what lies before it is freed */
     int64_t sinks;                  /* first tokens that stay visible */
+    int64_t local_context; /* sequences of up to so many tokens are kept whole on one rank; CPA_LOCAL_AUTO: those that
+                              the planner prefers whole */
 } cpa_scheduler_options;
 
 typedef struct cpa_scheduler_request {
@@ -90,6 +98,7 @@ typedef struct cpa_scheduler_stats {
     int64_t evictions;                   /* blocks that could be found until their memory was needed */
     int64_t swapped_out, swapped_in;     /* blocks */
     int64_t cow_copies;
+    int64_t whole; /* admissions of sequences that are kept whole on one of several ranks */
     int64_t swap_failures;
 } cpa_scheduler_stats;
 

@@ -5,6 +5,7 @@
 
 #include "base/check.h"
 #include "base/fault.h"
+#include "base/min_max.h"
 #include "src/scheduler_internal.h"
 
 typedef enum verdict {
@@ -41,21 +42,86 @@ static const cpa_prefix_digest *probe(cpa_scheduler *s, cpa_sequence *sequence, 
     return &sequence->probe[j];
 }
 
-/* Whether a running sequence computes the first block that cannot be found. Goes on where it ended the last time: what
- * has been evicted since then shows when the blocks are shared. */
+/* How many of its blocks were found in a phase when it last looked there. */
+static int64_t *found_in(const cpa_scheduler *s, cpa_sequence *sequence, int32_t phase) {
+    const cpa_owner_map map = s->options.map;
+    return cpa_owner_is_whole(map, phase) ? &sequence->shards[phase - map.cp_size].found : &sequence->found_dealt;
+}
+
+/* Counts the leading blocks that can be found in a phase. Goes on where it ended the last time: what has been evicted
+ * since then shows when the blocks are shared. */
+static int64_t look(cpa_scheduler *s, cpa_sequence *sequence, int32_t phase) {
+    int64_t *found = found_in(s, sequence, phase);
+    int64_t links = cpa_scheduler_shares(s, sequence) ? count_links(s, sequence) : 0;
+    for (; *found < links; ++*found) {
+        const cpa_prefix_digest *digest = probe(s, sequence, *found);
+        if (!digest) break;
+        cpa_prefix_digest key = cpa_sequence_key(&s->options, phase, digest);
+        if (cpa_prefix_cache_find(s->cache, &key) < 0) break;
+    }
+    return *found;
+}
+
+/* The running sequence that computes the first block that cannot be found in a phase; NULL if none does. */
+static const cpa_sequence *who_computes(cpa_scheduler *s, cpa_sequence *sequence, int32_t phase, int64_t found) {
+    if (!cpa_scheduler_shares(s, sequence) || found == count_links(s, sequence)) return NULL;
+    const cpa_prefix_digest *digest = probe(s, sequence, found);
+    if (!digest) return NULL;
+    cpa_prefix_digest key = cpa_sequence_key(&s->options, phase, digest);
+    cpa_sequence *computing;
+    HASH_FIND(pending, s->pending, &key, sizeof key, computing);
+    return computing;
+}
+
+/* Blocks that can be found in a phase, now or when one who computes the next of them is as far as is known. */
+static int64_t expect(cpa_scheduler *s, cpa_sequence *sequence, int32_t phase) {
+    int64_t found = look(s, sequence, phase);
+    const cpa_sequence *computing = who_computes(s, sequence, phase, found);
+    if (!computing) return found;
+    int64_t known = cpa_min64(cpa_sequence_known(sequence), cpa_sequence_known(computing));
+    return cpa_max64(found, known / s->options.block_size);
+}
+
+/* The rank that would have the fewest blocks in use if it kept the whole sequence; among equals the one where it would
+ * begin otherwise, or the next. */
+static int32_t best_home(cpa_scheduler *s, cpa_sequence *sequence) {
+    const cpa_owner_map map = s->options.map;
+    int32_t best = sequence->dealt_phase;
+    int64_t least = INT64_MAX;
+    for (int32_t i = 0; i < map.cp_size; i++) {
+        int32_t r = (sequence->dealt_phase + i) % map.cp_size;
+        int64_t used = s->options.num_blocks - cpa_block_pool_free_count(s->pools[r]);
+        int64_t more = used - expect(s, sequence, cpa_owner_whole_phase(map, r));
+        if (more >= least) continue;
+        least = more;
+        best = r;
+    }
+    return best;
+}
+
+/* Decides where the sequence is to lie, and how much of it lies there already. */
+static void choose_phase(cpa_scheduler *s, cpa_sequence *sequence) {
+    const cpa_scheduler_options *o = &s->options;
+    sequence->phase = sequence->dealt_phase;
+    sequence->found = look(s, sequence, sequence->phase);
+    if (!cpa_request_may_be_whole(o, &sequence->request)) return;
+    int32_t home = best_home(s, sequence);
+    int64_t known = cpa_sequence_known(sequence), most = known - 1;
+    int64_t whole = cpa_min64(sequence->shards[home].found * o->block_size, most);
+    int64_t dealt = cpa_min64(sequence->found * o->block_size, most);
+    int64_t output = sequence->request.output_tokens - sequence->emitted;
+    int64_t others = s->n_running + s->waiting.count - 1; /* it is still among the waiting ones */
+    if (o->local_context == CPA_LOCAL_AUTO &&
+        !cpa_planner_prefers_whole(&o->planner, known, output, whole, dealt, others))
+        return;
+    sequence->phase = cpa_owner_whole_phase(o->map, home);
+    sequence->found = sequence->shards[home].found;
+}
+
+/* Whether a running sequence computes the first block that cannot be found. */
 static int must_wait(cpa_scheduler *s, cpa_sequence *sequence) {
     if (cpa_fault_is(CPA_FAULT_STARVED_WAITER) && sequence->waits) return 1;
-    int64_t links = count_links(s, sequence);
-    sequence->waits = 0;
-    for (; sequence->found < links; sequence->found++) {
-        const cpa_prefix_digest *digest = probe(s, sequence, sequence->found);
-        if (!digest) return 0;
-        if (cpa_prefix_cache_find(s->cache, digest) >= 0) continue;
-        cpa_sequence *computing;
-        HASH_FIND(pending, s->pending, digest, sizeof *digest, computing);
-        sequence->waits = computing != NULL;
-        break;
-    }
+    sequence->waits = who_computes(s, sequence, sequence->phase, sequence->found) != NULL;
     return sequence->waits;
 }
 
@@ -69,7 +135,9 @@ static cpa_status share_prefix(cpa_scheduler *s, cpa_sequence *sequence, int32_t
     sequence->linked = sequence->tail_linked = sequence->computed = 0;
     for (; j < links; j++) {
         const cpa_prefix_digest *digest = probe(s, sequence, j);
-        int32_t block = digest ? cpa_prefix_cache_find(s->cache, digest) : -1;
+        if (!digest) break;
+        cpa_prefix_digest key = cpa_sequence_key(&s->options, sequence->phase, digest);
+        int32_t block = cpa_prefix_cache_find(s->cache, &key);
         if (block < 0) break;
         int32_t rank = cpa_sequence_block_rank(sequence, &s->options, j), n = link_tokens(s, sequence, j);
         sequence->computed = j * block_size + n < known ? j * block_size + n : known - 1;
@@ -86,7 +154,7 @@ static cpa_status share_prefix(cpa_scheduler *s, cpa_sequence *sequence, int32_t
             CPA_TRY(cpa_sequence_share(sequence, rank, s->pools[rank], block, err));
         }
     }
-    sequence->found = j < links ? j : links;
+    sequence->found = *found_in(s, sequence, sequence->phase) = j;
     return CPA_OK;
 }
 
@@ -106,7 +174,8 @@ static void enter(cpa_scheduler *s, cpa_sequence *sequence) {
     sequence->slot = s->free_slots[--s->n_free_slots];
     free(sequence->probe);
     sequence->probe = NULL;
-    sequence->n_probe = sequence->probe_capacity = sequence->found = sequence->waits = 0;
+    sequence->n_probe = sequence->probe_capacity = sequence->found = sequence->found_dealt = sequence->waits = 0;
+    for (int32_t r = 0; r < s->options.map.cp_size; r++) sequence->shards[r].found = 0;
 }
 
 static cpa_status copy_on_write(cpa_scheduler *s, cpa_sequence *sequence, int32_t source, cpa_error *err) {
@@ -151,7 +220,8 @@ static verdict look_for_room(const cpa_scheduler *s, cpa_sequence *sequence) {
 static cpa_status try_fresh(cpa_scheduler *s, cpa_sequence *sequence, verdict *out, cpa_error *err) {
     int32_t source, ranks = s->options.map.cp_size;
     *out = SKIP;
-    if (cpa_scheduler_shares(s, sequence) && must_wait(s, sequence)) return CPA_OK;
+    choose_phase(s, sequence);
+    if (must_wait(s, sequence)) return CPA_OK;
     *out = look_for_room(s, sequence);
     if (*out != ADMITTED) return CPA_OK;
     if (!cpa_sequence_open(sequence, ranks))
@@ -180,6 +250,7 @@ static cpa_status try_fresh(cpa_scheduler *s, cpa_sequence *sequence, verdict *o
     }
     *out = ADMITTED;
     count_hits(s, sequence);
+    s->stats.whole += cpa_owner_is_whole(s->options.map, sequence->phase);
     enter(s, sequence);
     cpa_scheduler_place(s, sequence, tokens);
     if (source >= 0) {

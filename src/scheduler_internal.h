@@ -65,6 +65,8 @@ int64_t cpa_scheduler_next_tokens(const cpa_scheduler *s, const cpa_sequence *se
 void cpa_scheduler_place(cpa_scheduler *s, cpa_sequence *sequence, int64_t tokens);
 /* Sets s->lacks for the first `tokens` tokens of a sequence; whether the pools have that. */
 int cpa_scheduler_has_room(cpa_scheduler *s, const cpa_sequence *sequence, int64_t tokens);
+/* What plans the chunks of a sequence: it exchanges nothing where one rank keeps it whole. */
+cpa_planner cpa_scheduler_planner(const cpa_scheduler *s, const cpa_sequence *sequence);
 /* Whether the tenant may hold what s->lacks says besides what it holds. */
 int cpa_scheduler_within_quota(const cpa_scheduler *s, const cpa_sequence *sequence);
 /* Adds the blocks in the tables of a sequence to those of its tenant, or (sign -1) takes them away. */

@@ -78,14 +78,14 @@ static int64_t filled(const cpa_scheduler *s, const cpa_sequence *sequence, int3
 /* Computing the tokens again takes about as long as the planner predicts for one chunk of them; moving them takes
  * their bytes over the link between host and device, out and in, on the rank that has most. */
 static int swap_is_cheaper(const cpa_scheduler *s, const cpa_sequence *victim) {
-    const cpa_planner *planner = &s->options.planner;
+    const cpa_planner planner = cpa_scheduler_planner(s, victim);
     int64_t most = 0;
     for (int32_t r = 0; r < s->options.map.cp_size; r++) {
         int64_t blocks = filled(s, victim, r) - victim->shards[r].voided;
         if (blocks > most) most = blocks;
     }
-    cpa_algorithm algorithm = cpa_planner_choose(planner, victim->computed, 0, 0).algorithm;
-    double compute_s = s->options.layers * cpa_planner_predict(planner, algorithm, victim->computed, 0);
+    cpa_algorithm algorithm = cpa_planner_choose(&planner, victim->computed, 0, 0).algorithm;
+    double compute_s = s->options.layers * cpa_planner_predict(&planner, algorithm, victim->computed, 0);
     double move_s = 2.0 * (double)most * (double)s->options.block_bytes / s->options.host_bandwidth;
     return move_s < compute_s;
 }

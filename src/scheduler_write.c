@@ -24,7 +24,8 @@ static void write_chunk(cpa_scheduler *s, cpa_sequence *sequence) {
     int64_t end = sequence->computed + sequence->planned;
     int decodes = cpa_sequence_decodes(sequence), emits = end == cpa_sequence_known(sequence);
     int finishes = emits && sequence->emitted + 1 == sequence->request.output_tokens;
-    cpa_planner_choice choice = cpa_planner_choose(&s->options.planner, sequence->planned, sequence->computed, decodes);
+    const cpa_planner planner = cpa_scheduler_planner(s, sequence);
+    cpa_planner_choice choice = cpa_planner_choose(&planner, sequence->planned, sequence->computed, decodes);
     s->stats.chunks[choice.algorithm][choice.reason]++;
     cpa_plan_chunk *chunk = cpa_step_plan_add_chunk(plan);
     *chunk = (cpa_plan_chunk){
@@ -125,9 +126,10 @@ static int set_next(cpa_scheduler *s, cpa_sequence *sequence) {
     }
     if (!cpa_scheduler_digest(s, sequence, &sequence->tip, first, sequence->next_tokens, &sequence->next)) return 0;
     sequence->has_next = 1;
+    sequence->next_key = cpa_sequence_key(&s->options, sequence->phase, &sequence->next);
     cpa_sequence *other;
-    HASH_FIND(pending, s->pending, &sequence->next, sizeof sequence->next, other);
-    if (!other) HASH_ADD(pending, s->pending, next, sizeof sequence->next, sequence);
+    HASH_FIND(pending, s->pending, &sequence->next_key, sizeof sequence->next_key, other);
+    if (!other) HASH_ADD(pending, s->pending, next_key, sizeof sequence->next_key, sequence);
     return 1;
 }
 
@@ -146,7 +148,7 @@ cpa_status cpa_scheduler_link(cpa_scheduler *s, cpa_sequence *sequence, cpa_erro
         int32_t rank = cpa_sequence_block_rank(sequence, &s->options, sequence->linked);
         int32_t block = *cpa_sequence_block(sequence, &s->options, sequence->linked);
         cpa_scheduler_unlink(s, sequence);
-        if (block >= 0 && cpa_prefix_cache_add(s->cache, &sequence->next, rank, block, partial))
+        if (block >= 0 && cpa_prefix_cache_add(s->cache, &sequence->next_key, rank, block, partial))
             CPA_TRY(cpa_block_pool_keep(s->pools[rank], block, sequence->tenant->number, err));
         if (partial) {
             sequence->tail_linked = 1;

@@ -19,6 +19,10 @@ static void set_order(cpa_sequence *sequence, const cpa_scheduler_options *optio
     }
 }
 
+static int64_t blocks_for(int64_t tokens, int32_t block_size) {
+    return tokens / block_size + (tokens % block_size != 0);
+}
+
 cpa_sequence *cpa_sequence_create(const cpa_scheduler_options *options, const cpa_scheduler_request *request,
                                   const cpa_prefix_digest *first) {
     size_t shards = (size_t)options->map.cp_size * sizeof(cpa_sequence_shard);
@@ -28,8 +32,10 @@ cpa_sequence *cpa_sequence_create(const cpa_scheduler_options *options, const cp
     memcpy(&hash, first->bytes, sizeof hash);
     sequence->request = *request;
     sequence->request.salt = NULL;
-    sequence->phase = (int32_t)(hash % (uint64_t)options->map.cp_size);
-    sequence->stride = cpa_request_blocks(options, cpa_request_cached_tokens(request));
+    sequence->phase = sequence->dealt_phase = (int32_t)(hash % (uint64_t)options->map.cp_size);
+    int64_t tokens = cpa_request_cached_tokens(request);
+    sequence->stride = cpa_request_may_be_whole(options, request) ? blocks_for(tokens, options->block_size)
+                                                                  : cpa_request_blocks(options, tokens);
     set_order(sequence, options);
     return sequence;
 }
@@ -46,12 +52,26 @@ int64_t cpa_request_cached_tokens(const cpa_scheduler_request *request) {
     return request->prompt_tokens + request->output_tokens - 1;
 }
 
-static int64_t blocks_for(int64_t tokens, int32_t block_size) {
-    return tokens / block_size + (tokens % block_size != 0);
-}
-
 int64_t cpa_request_blocks(const cpa_scheduler_options *options, int64_t tokens) {
     return blocks_for(cpa_shard_len(options->map, 0, tokens), options->block_size);
+}
+
+int cpa_request_may_be_whole(const cpa_scheduler_options *options, const cpa_scheduler_request *request) {
+    int64_t tokens = cpa_request_cached_tokens(request), blocks = blocks_for(tokens, options->block_size);
+    int64_t most = options->local_context;
+    if (most == CPA_LOCAL_AUTO) most = cpa_planner_whole_tokens(&options->planner);
+    if (options->map.cp_size == 1 || tokens > most || blocks > options->num_blocks) return 0;
+    return options->tenant_block_quota == 0 || blocks <= options->tenant_block_quota;
+}
+
+cpa_prefix_digest cpa_sequence_key(const cpa_scheduler_options *options, int32_t phase,
+                                   const cpa_prefix_digest *digest) {
+    cpa_prefix_digest key = *digest;
+    uint32_t mark = cpa_owner_is_whole(options->map, phase) ? (uint32_t)phase : 0, word;
+    memcpy(&word, key.bytes, sizeof word);
+    word ^= mark;
+    memcpy(key.bytes, &word, sizeof word);
+    return key;
 }
 
 int64_t cpa_sequence_known(const cpa_sequence *sequence) {

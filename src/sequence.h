@@ -25,6 +25,7 @@ typedef struct cpa_sequence_shard {
     int64_t voided;    /* how many of them hold no block any more */
     int64_t announced; /* how many the ranks know from earlier plans */
     int64_t swapped;   /* blocks in the host memory of this rank */
+    int64_t found;     /* while it waits: blocks of its prefix that were found here, whole, when it last looked */
 } cpa_sequence_shard;
 
 typedef struct cpa_sequence {
@@ -32,7 +33,8 @@ typedef struct cpa_sequence {
     cpa_tenant *tenant;
     int32_t level; /* goes before others by level, then key, then id */
     double key;
-    int32_t phase;
+    int32_t phase;       /* where its tokens are; see cpa_owner_map. May change while it waits */
+    int32_t dealt_phase; /* when it is dealt to the ranks */
     int32_t slot;
     int introduced;   /* the ranks know it in its slot */
     int restart;      /* what was swapped in is damaged */
@@ -49,22 +51,24 @@ typedef struct cpa_sequence {
     cpa_prefix_digest root;
     cpa_prefix_digest *probe; /* [probe_capacity] digests of its first blocks, as far as they were needed */
     int64_t n_probe, probe_capacity;
-    int64_t found; /* how many of them could be found when it last looked */
-    int waits;     /* a running sequence computes the block after those */
-    int queried;   /* its prefix is counted in the statistics */
+    int64_t found;       /* how many of them could be found in its phase when it last looked */
+    int64_t found_dealt; /* the same when it is dealt */
+    int waits;           /* a running sequence computes the block after those */
+    int queried;         /* its prefix is counted in the statistics */
     /* While it runs: */
     cpa_prefix_digest tip; /* of its first `linked` blocks: shared, or found by others */
     int64_t linked;
-    int tail_linked;        /* so is the end of its prompt behind the last full block */
-    int has_next;           /* the digest of what it will compute next is known */
-    cpa_prefix_digest next; /* that digest */
-    int32_t next_tokens;    /* tokens of the block that it ends in */
+    int tail_linked;            /* so is the end of its prompt behind the last full block */
+    int has_next;               /* the digest of what it will compute next is known */
+    cpa_prefix_digest next;     /* that digest */
+    cpa_prefix_digest next_key; /* and what others look for */
+    int32_t next_tokens;        /* tokens of the block that it ends in */
     UT_hash_handle hh;
-    UT_hash_handle pending;      /* by `next`, among the running sequences */
+    UT_hash_handle pending;      /* by `next_key`, among the running sequences */
     cpa_sequence_shard shards[]; /* [cp_size] */
 } cpa_sequence;
 
-/* A waiting sequence; NULL without memory. Its phase follows from `first`, the digest of its first block (or of what
+/* A waiting sequence; NULL without memory. Its phase, when it is dealt, follows from `first`, the digest of its first block (or of what
  * there is of it), so that it spreads short sequences over the ranks, and those that begin with the same block share
  * it. */
 cpa_sequence *cpa_sequence_create(const cpa_scheduler_options *options, const cpa_scheduler_request *request,
@@ -73,8 +77,14 @@ void cpa_sequence_destroy(cpa_sequence *sequence);
 
 /* The tokens a whole request caches: its last output token is never an input. */
 int64_t cpa_request_cached_tokens(const cpa_scheduler_request *request);
-/* Blocks that the fullest rank needs for `tokens` tokens of a sequence. */
+/* Blocks that the fullest rank needs for `tokens` tokens of a sequence that is dealt. */
 int64_t cpa_request_blocks(const cpa_scheduler_options *options, int64_t tokens);
+/* Whether one rank may keep the whole sequence, as far as its length says. */
+int cpa_request_may_be_whole(const cpa_scheduler_options *options, const cpa_scheduler_request *request);
+
+/* What a prefix with that digest is found by: copies of it that lie differently on the ranks are found apart. */
+cpa_prefix_digest cpa_sequence_key(const cpa_scheduler_options *options, int32_t phase,
+                                   const cpa_prefix_digest *digest);
 
 /* Tokens that are known: the prompt and what has been emitted. */
 int64_t cpa_sequence_known(const cpa_sequence *sequence);

@@ -27,8 +27,8 @@ enum {
 
 typedef struct cpa_plan_chunk {
     uint64_t request;
-    int32_t seq; /* slot in the ranks' tables of running sequences */
-    int32_t phase;
+    int32_t seq;   /* slot in the ranks' tables of running sequences */
+    int32_t phase; /* see cpa_owner_map */
     int64_t start;
     int64_t count;
     int64_t first_output; /* rows at positions >= this one are results that no earlier step delivered */

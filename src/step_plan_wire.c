@@ -247,7 +247,7 @@ static cpa_status check_range(const char *what, int64_t index, int64_t first, in
 static cpa_status check_chunk(const cpa_plan_chunk *chunk, int64_t index, const wire_header *header,
                               const cpa_plan_limits *limits, cpa_error *err) {
     CPA_TRY(check_index("chunk", index, "slot", chunk->seq, limits->max_seqs, err));
-    CPA_TRY(check_index("chunk", index, "phase", chunk->phase, limits->cp_size, err));
+    CPA_TRY(check_index("chunk", index, "phase", chunk->phase, 2 * (int64_t)limits->cp_size, err));
     CPA_TRY(check_range("chunk", index, chunk->tokens, chunk->count, header->tokens, err));
     CPA_TRY(check_index("chunk", index, "start", chunk->start, INT64_MAX - chunk->count, err));
     CPA_TRY(check_range("chunk", index, chunk->tokens, cpa_plan_chunk_tokens(chunk), header->tokens, err));

@@ -224,8 +224,9 @@ static cpa_status gather_groups(gather *g, const cpa_verify_group *groups, int64
     g->recv_bytes = g->send_bytes + g->size;
     g->cursor = g->recv_bytes + g->size;
     for (int64_t i = 0; i < n_groups; i++) {
-        /* Slot 0 holds the most tokens of any prefix. */
-        int64_t longest = cpa_shard_len(g->map, 0, groups[i].last_position + 1);
+        /* Slot 0 holds the most tokens of any prefix that is dealt. */
+        int32_t slot = cpa_owner_is_whole(g->map, chunk_of(g, &groups[i])->phase) ? CPA_SLOT_WHOLE : 0;
+        int64_t longest = cpa_shard_len(g->map, slot, groups[i].last_position + 1);
         int64_t n_parts = (longest + g->part_tokens - 1) / g->part_tokens;
         for (int64_t p = 0; p < n_parts; p++)
             CPA_TRY(add_part(g, (cpa_verify_part){&groups[i], p, p + 1 == n_parts, NULL}, err));

@@ -28,6 +28,11 @@ int64_t cpa_test_random_below(int64_t n) {
     return (int64_t)((random_state >> 33) % (uint64_t)n);
 }
 
+int32_t cpa_test_random_phase(void) {
+    int32_t rank = (int32_t)cpa_test_random_below(16);
+    return cpa_test_random_below(4) ? rank : CPA_TEST_WHOLE + rank;
+}
+
 void cpa_test_cache_init(cpa_test_cache *cache, cpa_test_shape shape, uint64_t seed, const int64_t *lengths,
                          const int32_t *phases, int64_t n) {
     int size;
@@ -37,7 +42,9 @@ void cpa_test_cache_init(cpa_test_cache *cache, cpa_test_shape shape, uint64_t s
     cache->map = (cpa_owner_map){size, shape.interleave};
     int64_t blocks = GAP_BLOCKS;
     for (int64_t i = 0; i < n; i++) {
-        cache->phases[i] = phases ? phases[i] % size : 0;
+        int32_t phase = phases ? phases[i] : 0;
+        cache->phases[i] =
+            phase < CPA_TEST_WHOLE ? phase % size : cpa_owner_whole_phase(cache->map, (phase - CPA_TEST_WHOLE) % size);
         int64_t tokens =
             cpa_shard_len(cache->map, cpa_owner_slot(cache->map, cache->rank, cache->phases[i]), lengths[i]);
         cache->tables[i] = cpa_test_block_table(tokens, shape.block_size, blocks, SPARE_ENTRIES);

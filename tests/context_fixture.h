@@ -46,6 +46,11 @@ int32_t cpa_test_ranks(void);
 void cpa_test_random_seed(uint64_t seed);
 int64_t cpa_test_random_below(int64_t n);
 
+/* What the phases below mean: p, dealt from rank p on; CPA_TEST_WHOLE + p, whole on rank p; modulo the ranks. */
+enum { CPA_TEST_WHOLE = 100 };
+/* One sequence in four is whole. */
+int32_t cpa_test_random_phase(void);
+
 void cpa_test_cache_init(cpa_test_cache *cache, cpa_test_shape shape, uint64_t seed, const int64_t *lengths,
                          const int32_t *phases, int64_t n);
 void cpa_test_cache_destroy(cpa_test_cache *cache);

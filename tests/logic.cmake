@@ -5,6 +5,7 @@ endforeach()
 cpattn_unit_test(test_scheduler test_scheduler.c scheduler_model.c)
 cpattn_unit_test(test_prefix_cache test_prefix_cache.c)
 cpattn_unit_test(test_prefix test_prefix.c)
+cpattn_unit_test(test_placement test_placement.c)
 
 cpattn_unit_test(test_swap test_swap.c)
 cpattn_unit_test(test_shadow test_shadow.c shadow_model.c)

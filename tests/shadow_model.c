@@ -123,6 +123,10 @@ static void choose_options(shadow *m) {
     o->host_blocks = between(m, 0, 3) ? o->num_blocks * between(m, 1, 8) / 4 : 0;
     o->tenant_block_quota = between(m, 0, 3) ? 0 : between(m, most, o->num_blocks);
     o->sinks = o->window ? between(m, 0, 9) : 0;
+    o->planner.memory_bandwidth = 1e9;
+    o->planner.exchange_s = 1e-6 * (double)between(m, 1, 1000);
+    o->local_context = between(m, 0, 2) ? between(m, CPA_LOCAL_AUTO, MAX_TOKENS) : CPA_LOCAL_AUTO;
+    if (between(m, 0, 2) == 0) o->local_context = 0;
 }
 
 static void start(shadow *m) {

@@ -113,6 +113,10 @@ static void draw_service(combination *c, int ranks) {
     int64_t least = blocks_of_longest(c, ranks);
     o->num_blocks = least + draw(c, 0, draw(c, 0, 3) * least);
     o->tenant_block_quota = draw(c, 0, 2) ? 0 : least + draw(c, 0, least);
+    /* What a rank can hold whole, also under the quota: a plain run has to place it alike. */
+    int64_t whole =
+        o->tenant_block_quota && o->tenant_block_quota < o->num_blocks ? o->tenant_block_quota : o->num_blocks;
+    o->local_context = draw(c, 0, 1) ? draw(c, 1, whole * o->block_size) : CPA_LOCAL_CONTEXT_NONE;
     o->max_num_batched_tokens = draw(c, 8, 160);
     o->max_num_seqs = (int32_t)draw(c, 1, 8);
     o->algorithm = algorithms[draw(c, 0, 2)];
@@ -158,10 +162,11 @@ static void describe(const combination *c, uint64_t seed, int ranks) {
     const cpa_engine_options *o = &c->options;
     printf(
         "seed %llu on %d ranks: dtype %d in %d, scale %g, layout %d, blocks of %d, interleave %d, masks %d, algorithm "
-        "%d, %lld blocks, quota %lld, caching %d, preemption %d, %lld swap bytes\n",
+        "%d, %lld blocks, local context %lld, quota %lld, caching %d, preemption %d, %lld swap bytes\n",
         (unsigned long long)seed, ranks, (int)o->model.dtype, (int)o->kv_dtype, (double)o->k_scale, (int)o->kv_layout,
         o->block_size, o->interleave, o->model.layer_masks != NULL, (int)o->algorithm, (long long)o->num_blocks,
-        (long long)o->tenant_block_quota, !o->no_prefix_caching, (int)o->preemption, (long long)o->swap_bytes);
+        (long long)o->local_context, (long long)o->tenant_block_quota, !o->no_prefix_caching, (int)o->preemption,
+        (long long)o->swap_bytes);
 }
 
 /* Runs the requests of a combination with these options; whether all is well. */

@@ -98,13 +98,14 @@ static cpa_test_shape random_shape(void) {
     return shape;
 }
 
-/* Decode tokens, short prompts of fewer blocks than ranks, and chunks of longer sequences that start anywhere. */
+/* Decode tokens, short prompts of fewer blocks than ranks, and chunks of longer sequences that start anywhere; dealt to
+ * the ranks, or whole on one. */
 static int64_t random_chunks(cpa_test_chunk *chunks, int64_t *lengths, int32_t *phases) {
     int64_t n = 1 + cpa_test_random_below(5);
     for (int64_t i = 0; i < n; i++) {
         int64_t count = cpa_test_random_below(3) == 0 ? 1 : 1 + cpa_test_random_below(70);
         int64_t start = cpa_test_random_below(3) == 0 ? 0 : cpa_test_random_below(500);
-        phases[i] = (int32_t)cpa_test_random_below(16);
+        phases[i] = cpa_test_random_phase();
         lengths[i] = start + count;
         chunks[i] = (cpa_test_chunk){i, start, count, cpa_test_random_below(2) ? CPA_PASS_KV : CPA_PASS_Q};
     }
@@ -240,6 +241,32 @@ static void test_chunked_prefill_gives_the_bits_of_one_shot(void) {
     close_device();
 }
 
+static void test_whole_sequences_exchange_nothing(void) {
+    open_device();
+    const int64_t lengths[3] = {400, 18, 77};
+    const int32_t phases[3] = {CPA_TEST_WHOLE, CPA_TEST_WHOLE + 1, CPA_TEST_WHOLE + 1};
+    const cpa_test_chunk chunks[3] = {{0, 399, 1, CPA_PASS_Q}, {1, 0, 18, CPA_PASS_KV}, {2, 40, 37, CPA_PASS_Q}};
+    const cpa_mask masks[] = {{.causal = 1}, {.causal = 1, .window = 30, .sinks = 5}};
+    cpa_context *context = cpa_test_context(device, &SMALL, 0);
+    cpa_test_cache cache;
+    cpa_test_cache_init(&cache, SMALL, 3, lengths, phases, 3);
+    CU_ASSERT_EQUAL(cpa_test_plan(context, &cache, chunks, 3), CPA_OK);
+    for (int i = 0; i < 2; i++) {
+        cpa_test_result result;
+        CU_ASSERT_EQUAL(cpa_test_attend(context, &cache, masks[i], chunks, 3, stream, &result), CPA_OK);
+        CU_ASSERT_EQUAL(cpa_test_count_wrong(&cache, masks[i], chunks, 3, &result), 0);
+        cpa_test_result_destroy(&result);
+    }
+    cpa_context_stats stats;
+    cpa_context_get_stats(context, &stats);
+    CU_ASSERT_EQUAL(stats.bytes_sent, 0);
+    CU_ASSERT(stats.exposed_comm_s == 0);
+    CU_ASSERT_EQUAL(stats.chunks_pass_kv + stats.chunks_pass_q, 0);
+    cpa_test_cache_destroy(&cache);
+    cpa_context_destroy(context);
+    close_device();
+}
+
 static void test_layers_of_one_plan_may_differ_in_cache_and_mask(void) {
     open_device();
     const int64_t lengths[3] = {400, 18, 77};
@@ -359,8 +386,8 @@ static void test_impossible_chunks_and_tensors_are_refused(void) {
     bad.count = 5000;
     expect_plan_refusal(context, bad, "1..4096");
     bad = good;
-    bad.phase = cpa_test_ranks();
-    expect_plan_refusal(context, bad, "starts at rank");
+    bad.phase = 2 * cpa_test_ranks();
+    expect_plan_refusal(context, bad, "has phase");
     bad = good;
     bad.algorithm = CPA_AUTO;
     expect_plan_refusal(context, bad, "has algorithm 0");
@@ -396,6 +423,7 @@ static const cpa_test TESTS[] = {
     {"long shards travel in segments of bounded staging", test_long_shards_travel_in_segments_of_bounded_staging},
     {"a window leaves what nobody sees where it is", test_a_window_leaves_what_nobody_sees_where_it_is},
     {"chunked prefill gives the result of one shot", test_chunked_prefill_gives_the_bits_of_one_shot},
+    {"whole sequences exchange nothing", test_whole_sequences_exchange_nothing},
     {"layers of one plan may differ in cache and mask", test_layers_of_one_plan_may_differ_in_cache_and_mask},
     {"a context goes from step to step", test_a_context_goes_from_step_to_step},
     {"impossible options are refused on all ranks", test_impossible_options_are_refused_on_all_ranks},

@@ -155,9 +155,10 @@ static cpa_engine_stats run(const cpa_engine_options *options) {
     return stats;
 }
 
-static void compare_with_eager(cpa_dtype dtype, double verify) {
+static void compare_with_eager(cpa_dtype dtype, double verify, int64_t local_context) {
     cpa_engine_options options = engine_options(dtype);
     options.verify = verify;
+    options.local_context = local_context;
     options.algorithm = CPA_PASS_Q; /* what the planner measures may differ between the runs */
     cpa_engine_stats graphs = run(&options);
     options.enforce_eager = 1;
@@ -173,17 +174,19 @@ static void compare_with_eager(cpa_dtype dtype, double verify) {
     CU_ASSERT(graphs.imbalance >= 1);
     int size;
     MPI_Comm_size(MPI_COMM_WORLD, &size);
+    CU_ASSERT_EQUAL(graphs.whole > 0, size > 1 && local_context > 0);
     CU_ASSERT((graphs.exposed_comm_s > 0) == (size > 1));
     CU_ASSERT((graphs.bytes_sent >= eager.bytes_sent) && (graphs.bytes_sent > 0) == (size > 1));
 }
 
 static void replayed_steps_have_the_bits_of_eager_ones(void) {
-    compare_with_eager(CPA_BF16, 0);
-    compare_with_eager(CPA_F32, 0);
+    compare_with_eager(CPA_BF16, 0, 0);
+    compare_with_eager(CPA_F32, 0, 0);
+    compare_with_eager(CPA_BF16, 0, 400); /* some sequences are whole */
 }
 
 static void checked_steps_run_between_replayed_ones(void) {
-    compare_with_eager(CPA_F16, 0.0002);
+    compare_with_eager(CPA_F16, 0.0002, 0);
 }
 
 /* Counts the spans of a run, and adds up those of attention. */

@@ -98,6 +98,38 @@ static void preemption_loses_nothing_and_changes_no_result(void) {
     CU_ASSERT(stats.kv_peak <= options.num_blocks);
 }
 
+/* Of sequences that one rank keeps whole nothing is sent, and on the host they have the bits of a run on one rank. */
+static void whole_sequences_exchange_nothing_and_give_what_one_rank_gives(void) {
+    cpa_engine_options options = default_options();
+    int size;
+    MPI_Comm_size(MPI_COMM_WORLD, &size);
+    options.local_context = 80; /* of submit_decode_heavy all, of submit_mixed some */
+    cpa_engine_stats stats = run(&options, submit_decode_heavy, 0);
+    CU_ASSERT_EQUAL(stats.bytes_sent, 0);
+    CU_ASSERT(stats.verify_rows > 500);
+    uint64_t whole = stats.output_digest;
+    options.algorithm = CPA_PASS_Q;
+    options.max_num_batched_tokens = 33;
+    stats = run(&options, submit_decode_heavy, 0);
+    CU_ASSERT_EQUAL(stats.bytes_sent, 0);
+    expect_same_results(&stats, whole);
+    uint64_t some = run(&options, submit_mixed, 0).output_digest;
+    options = default_options();
+    options.local_context = 80;
+    stats = run(&options, submit_mixed, 0);
+    expect_same_results(&stats, some);
+    CU_ASSERT_EQUAL(stats.bytes_sent > 0, size > 1);
+    if (!cpa_test_promises_bits()) return;
+    cpa_engine *alone = NULL;
+    options.verify = 0;
+    CU_ASSERT_EQUAL_FATAL(cpa_engine_create(MPI_COMM_SELF, &options, &alone, NULL), CPA_OK);
+    submit_decode_heavy(alone, 0);
+    CU_ASSERT_EQUAL(cpa_engine_run(alone, NULL, NULL, NULL), CPA_OK);
+    cpa_engine_get_stats(alone, &stats);
+    CU_ASSERT_EQUAL(stats.output_digest, whole);
+    cpa_engine_destroy(alone);
+}
+
 static void requests_wait_for_their_arrival(void) {
     cpa_engine_options options = cpa_test_engine_options();
     cpa_engine_stats stats = run(&options, mixed, 0.02);
@@ -247,6 +279,8 @@ static const cpa_test tests[] = {
     {"every request finishes and is checked", every_request_finishes_and_is_checked},
     {"results do not depend on algorithm or step size", results_do_not_depend_on_algorithm_or_step_size},
     {"preemption loses nothing and changes no result", preemption_loses_nothing_and_changes_no_result},
+    {"whole sequences exchange nothing and give what one rank gives",
+     whole_sequences_exchange_nothing_and_give_what_one_rank_gives},
     {"requests wait for their arrival", requests_wait_for_their_arrival},
     {"the next step is received and prepared while one runs", the_next_step_is_received_and_prepared_while_one_runs},
     {"self-test passes in every dtype and mask", self_test_passes_in_every_dtype_and_mask},

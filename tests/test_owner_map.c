@@ -126,11 +126,30 @@ static void positions_beyond_32_bits_are_exact(void) {
     }
 }
 
+static void a_whole_sequence_is_all_on_its_rank(void) {
+    for (int32_t n = 1; n <= MAX_RANKS; n++) {
+        cpa_owner_map map = {n, 16};
+        for (int32_t home = 0; home < n; home++) {
+            int32_t phase = cpa_owner_whole_phase(map, home);
+            CU_ASSERT(cpa_owner_is_whole(map, phase) && !cpa_owner_is_whole(map, home));
+            for (int32_t r = 0; r < n; r++) {
+                int32_t slot = cpa_owner_slot(map, r, phase);
+                for (int64_t t = 0; t < 100; t++) {
+                    CU_ASSERT_EQUAL(cpa_owner_rank(map, phase, t), home);
+                    CU_ASSERT_EQUAL(cpa_shard_len(map, slot, t), r == home ? t : 0);
+                    if (r == home) CU_ASSERT_EQUAL(cpa_shard_pos(map, slot, t), t);
+                }
+            }
+        }
+    }
+}
+
 static const cpa_test tests[] = {
     {"owner is the rank the token was dealt to", owner_is_the_rank_the_token_was_dealt_to},
     {"pos inverts the local index", pos_inverts_the_local_index},
     {"len counts the shard's tokens before a position", len_counts_the_tokens_of_the_shard_before_a_position},
     {"a chunk is a contiguous local range on every rank", a_chunk_is_a_contiguous_local_range_on_every_rank},
+    {"a whole sequence is all on its rank", a_whole_sequence_is_all_on_its_rank},
     {"slots are a rotation of the ranks", slots_are_a_rotation_of_the_ranks},
     {"positions beyond 32 bits are exact", positions_beyond_32_bits_are_exact},
 };

@@ -78,7 +78,7 @@ static void test_random_steps_are_right_in_any_staging(void) {
         for (int64_t i = 0; i < n; i++) {
             int64_t count = cpa_test_random_below(3) == 0 ? 1 : 1 + cpa_test_random_below(300);
             int64_t start = cpa_test_random_below(3) == 0 ? 0 : cpa_test_random_below(i == 0 ? 5000 : 700);
-            phases[i] = (int32_t)cpa_test_random_below(16);
+            phases[i] = cpa_test_random_phase();
             lengths[i] = start + count;
             chunks[i] = (cpa_test_chunk){i, start, count, cpa_test_random_below(4) ? CPA_PASS_KV : CPA_PASS_Q};
         }

@@ -21,7 +21,7 @@ static void add_random_chunk(cpa_step_plan *plan, int64_t count) {
     *chunk = (cpa_plan_chunk){
         .request = (uint64_t)rand() << 40 | (uint64_t)rand(),
         .seq = (int32_t)below(limits.max_seqs),
-        .phase = (int32_t)below(limits.cp_size),
+        .phase = (int32_t)below(2 * limits.cp_size),
         .start = below(1000) << below(32),
         .count = count,
         .first_output = below(1000) << below(32),
@@ -128,7 +128,7 @@ static int within_limits(const cpa_step_plan *plan) {
     int good = plan->n_chunks <= limits.max_seqs && plan->n_releases <= limits.max_seqs;
     for (int64_t i = 0; i < plan->n_chunks; i++) {
         const cpa_plan_chunk *c = &plan->chunks[i];
-        good &= c->seq >= 0 && c->seq < limits.max_seqs && c->phase >= 0 && c->phase < limits.cp_size;
+        good &= c->seq >= 0 && c->seq < limits.max_seqs && c->phase >= 0 && c->phase < 2 * limits.cp_size;
         good &= c->start >= 0 && c->count > 0 && c->start <= INT64_MAX - c->count && c->first_output >= 0;
         good &= c->tokens >= 0 && c->tokens <= plan->n_token_ids;
         good &= good && cpa_plan_chunk_tokens(c) <= plan->n_token_ids - c->tokens;
@@ -310,7 +310,7 @@ static const bad_field bad_fields[] = {
     {COUNTS_AT + 64, 8, 3, "bytes too many"},
     {CHUNK_AT + 8, 4, 8, "chunk 0 has slot 8; expected 0 to 7"},
     {CHUNK_AT + 8, 4, -1, "chunk 0 has slot -1"},
-    {CHUNK_AT + 12, 4, 3, "chunk 0 has phase 3; expected 0 to 2"},
+    {CHUNK_AT + 12, 4, 6, "chunk 0 has phase 6; expected 0 to 5"},
     {CHUNK_AT + 16, 8, -1, "chunk 0 has start -1"},
     {CHUNK_AT + 16, 8, INT64_MAX - 3, "chunk 0 has start"},
     {CHUNK_AT + 24, 8, 0, "chunk 0 takes 0 entries"},

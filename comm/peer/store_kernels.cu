@@ -6,7 +6,8 @@
  * multiprocessors.
  *
  * On compute capability 9.0 a pull may start while the kernel before it on its stream is ending, and while a push that
- * comes right before it runs: it writes only when that is over, and so ends behind it. */
+ * comes right before it runs: it writes only when that is over, and so ends behind it. A push may be placed beside the
+ * kernel before it as well, and does nothing until that is over. */
 #include "comm/peer/store_kernels.h"
 
 #include "base/dependent.cuh"
@@ -275,7 +276,8 @@ __device__ void pull_bytes(const cpa_store_part &part, const cpa_store_batch &ba
 
 __global__ void __launch_bounds__(THREADS) push(const __grid_constant__ cpa_store_batch batch) {
     const cpa_store_part &part = batch.parts[blockIdx.y];
-    dependent_allow(); /* the pull */
+    dependent_wait();
+    dependent_allow(); /* the pull: all that came before the push is done, pulls of the same cells too */
     if (part.bytes <= CPA_STORE_LINE_BYTES) {
         push_lines(part, batch.abort);
     } else {
@@ -285,6 +287,7 @@ __global__ void __launch_bounds__(THREADS) push(const __grid_constant__ cpa_stor
 
 __global__ void __launch_bounds__(THREADS) pull(const __grid_constant__ cpa_store_batch batch) {
     const cpa_store_part &part = batch.parts[blockIdx.y];
+    dependent_allow(); /* a merge of what comes */
     if (part.bytes <= CPA_STORE_LINE_BYTES) {
         pull_lines(part, batch);
     } else {
@@ -316,8 +319,7 @@ extern "C" cudaError_t cpa_store_load_kernels(void) {
 }
 
 extern "C" cudaError_t cpa_store_launch_push(const cpa_store_batch *batch, cudaStream_t stream) {
-    push<<<grid_of(batch), THREADS, 0, stream>>>(*batch);
-    return cudaGetLastError();
+    return launch_dependent(push, grid_of(batch), THREADS, *batch, batch->starts_early != 0, stream);
 }
 
 extern "C" cudaError_t cpa_store_launch_pull(const cpa_store_batch *batch, cudaStream_t stream) {

@@ -69,7 +69,7 @@ typedef struct cpa_attend_item {
     int64_t k_first; /* local index of the key in the first table entry's token 0; a multiple of block_size */
     int64_t k_count; /* keys; nothing past them is read into a result, whatever the memory holds */
     int64_t table;   /* index into block_tables of the first entry; ceil(k_count / block_size) entries are used */
-    int32_t q_slot;
+    int32_t q_slot;  /* both CPA_SLOT_WHOLE for a sequence that one rank keeps whole */
     int32_t k_slot;
     int32_t k_others; /* 1: the keys are the tokens of every shard but that at k_slot; indices count those */
 } cpa_attend_item;

@@ -10,6 +10,7 @@ constexpr int WARPS = 4;
 
 template <typename Element>
 __global__ void __launch_bounds__(WARPS *WARP_LANES) attend_combine(const __grid_constant__ cpa_cuda_attend_args a) {
+    dependent_allow(); /* a push of the states */
     dependent_wait();
     const cpa_cuda_split split = a.splits[blockIdx.x];
     const int kv_group = blockIdx.y, rows = split.row_end - split.row_begin, lane = threadIdx.x % WARP_LANES;

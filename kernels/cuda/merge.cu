@@ -6,6 +6,7 @@
  * under way together. */
 #include <math.h>
 
+#include "base/dependent.cuh"
 #include "kernels/cuda/cuda.h"
 #include "kernels/cuda/element.cuh"
 
@@ -136,6 +137,7 @@ __device__ void fold_rows(const merge_args &a, const place *places, const fold_s
  * the place of the first state. */
 template <typename Out, int UNIT, int ROWS, int AT_ONCE>
 __global__ void __launch_bounds__(THREADS) merge(const __grid_constant__ merge_args a) {
+    dependent_wait();
     extern __shared__ __align__(16) char shared[];
     __shared__ place all_places[THREADS];
     const int warp = threadIdx.x / WARP_LANES, lane = threadIdx.x % WARP_LANES;
@@ -167,8 +169,13 @@ cpa_status launch_kernel(const merge_args &a, cpa_stream *stream) {
             cpa_cuda_shared_memory(stream, (const void *)merge<Out, UNIT, ROWS, AT_ONCE>, most_bytes, &prepared);
         if (status != CPA_OK) return status;
     }
-    merge<Out, UNIT, ROWS, AT_ONCE><<<(unsigned)ctas, THREADS, bytes, cpa_cuda_handle(stream)>>>(a);
-    return cpa_cuda_launched(stream, "merge");
+    /* A pull before it waits for other devices: no more CTAs beside it than leave room for what they wait for. */
+    const cpa_cuda_device *device = cpa_cuda_device_of(stream);
+    const bool early = device->path == CPA_CUDA_HOPPER && ctas <= device->multiprocessors;
+    return cpa_cuda_check(&stream->error,
+                          launch_dependent(merge<Out, UNIT, ROWS, AT_ONCE>, dim3((unsigned)ctas), THREADS, a, early,
+                                           cpa_cuda_handle(stream), bytes),
+                          "merge");
 }
 
 template <typename Out>

@@ -113,3 +113,19 @@ swap() {
     [ "$(value swap_failures damaged.json)" -gt 0 ] || fail "damage is not noticed"
     said 'came back with checksum .* the request is computed again' || fail "damage is not said"
 }
+
+# --local-context: what stays on one rank is not sent, and has the digest of a run on one rank.
+local_context() {
+    small_model
+    run 1 --model model.yaml --requests 5 --input-len 90 --output-len 6 --result-json alone.json
+    run 3 --model model.yaml --requests 5 --input-len 90 --output-len 6 --verify 0.5 --local-context 95 \
+        --result-json whole.json
+    expect_code 0 "requests that stay on one rank"
+    expect_value violations 0 whole.json
+    expect_value bytes_sent 0 whole.json
+    expect_value whole 5 whole.json
+    expect_digest_of alone.json whole.json
+    run 3 --model model.yaml --requests 5 --input-len 90 --output-len 6 --local-context 94 --result-json dealt.json
+    expect_value whole 0 dealt.json
+    expect_bad 'local-context' --local-context -1
+}
