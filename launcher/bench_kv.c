@@ -45,6 +45,10 @@ static cpa_status make_tokens(kv_state *s, cpa_synth_tensor tensor, cpa_dtype dt
 
 static cpa_status prepare_common(cpa_bench_site *site, const int64_t *shape, kv_state **out, void **state,
                                  cpa_error *err) {
+    if (cpa_dtype_is_quantised((cpa_dtype)site->options.kv_dtype)) { /* the check compares rows of plain elements */
+        return cpa_fail(err, CPA_INVALID, "bench: --kv-cache-dtype: found %s, expected fp32, bf16 or fp16 here",
+                        cpa_dtype_name((cpa_dtype)site->options.kv_dtype));
+    }
     kv_state *s = calloc(1, sizeof *s);
     if (!s) return cpa_fail(err, CPA_NO_MEMORY, "bench: no memory");
     *state = *out = s;
