@@ -191,9 +191,8 @@ cpa_status cpa_bench_recall(cpa_bench_site *site, int64_t sequence, int64_t firs
 void cpa_bench_recalled_row(const cpa_kv_view *kv, cpa_synth_tensor tensor, int64_t i, int64_t head, float *dst) {
     int32_t dim = tensor == CPA_SYNTH_V ? kv->v_dim : kv->k_dim;
     int64_t block_bytes = cpa_kv_block_bytes(kv->dtype, 0, kv->block_size, kv->kv_heads, dim);
-    int64_t offset = i % kv->block_size;
+    int64_t offset = i % kv->block_size, words = cpa_kv_words_at(kv, dim, 0);
     const char *block = (const char *)(tensor == CPA_SYNTH_V ? kv->v : kv->k) + i / kv->block_size * block_bytes;
-    const char *words = block + block_bytes - (int64_t)kv->kv_heads * kv->block_size * 4;
     cpa_reference_read_rows(block + (offset * kv->kv_heads + head) * dim * cpa_dtype_bytes(kv->dtype),
-                            words + (head * kv->block_size + offset) * 4, kv->dtype, 0, 1, dim, dst);
+                            block + words + (head * kv->block_size + offset) * 4, kv->dtype, 0, 1, dim, dst);
 }
