@@ -1,17 +1,21 @@
 #!/usr/bin/env bash
 # gpu.sh BUILD OUT: one visit to a machine with GPUs. BUILD is a build folder, or what was carried of one (see
-# tests/run_device.sh); OUT takes every output. Runs the device tests, the sanitizer on small cases, every benchmark beside
-# its peer in PyTorch, and scaling where there are several GPUs; prints one table last: work, ours, peer, ratio, goal, met
-# or not. Exits 1 if anything failed or was wrong.
-#     STEPS="tests sanitizer kernels peers exchange scaling" bench/gpu.sh BUILD OUT   # some of them, in this order
-#     CONTEXT=131072 BATCH=64 DECODE_CONTEXT=131072 PYTHON=python3 bench/gpu.sh BUILD OUT
+# tests/run_device.sh); OUT takes every output. Runs the device tests, the sanitizer on small cases, and every benchmark
+# beside its peer, then prints one table: work, ours, peer, ratio, goal, met, of which OUT/table.json keeps all that was
+# measured (what a file of bench/results/ holds). Rows whose GPUs or step are not there say so. Exits 1 if anything failed
+# or was wrong; a goal that is missed is no failure.
+#     STEPS="tests sanitizer prefill decode quantised varlen memory step exchange scaling peers million" bench/gpu.sh BUILD OUT
+#     ROUNDS=3 TRACE=requests.jsonl COMMIT=abc1234 PYTHON=python3 bench/gpu.sh BUILD OUT
+# The steps from `prefill` to `step` take less than four minutes on one GPU, those from `exchange` on less than two and a
+# half on four; they are left out on one. With TRACE, varlen takes its lengths from there.
 set -uo pipefail
 build=${1:?usage: gpu.sh BUILD OUT}
 out=${2:?usage: gpu.sh BUILD OUT}
 here=$(dirname "$0")
 python=${PYTHON:-python3}
-steps=${STEPS:-tests sanitizer kernels peers exchange scaling}
-context=${CONTEXT:-131072} batch=${BATCH:-64} decode_context=${DECODE_CONTEXT:-131072}
+steps=${STEPS:-tests sanitizer prefill decode quantised varlen memory step exchange scaling peers million}
+rounds=${ROUNDS:-3} # of what is compared with cuDNN, in turn with it: clocks drift
+program=$build/launcher/cp_attn
 mpirun="mpirun --allow-run-as-root --oversubscribe --bind-to none"
 failed=0
 mkdir -p "$out"
@@ -20,65 +24,109 @@ mkdir -p "$out"
 step() {
   local name=$1 limit=$2 status begin=$SECONDS
   shift 2
+  rm -f "$out/$name.json"
   timeout "$limit" "$@" >"$out/$name.txt" 2>&1
   status=$?
   case $status in
     0) echo "$name: done in $((SECONDS - begin)) s" ;;
     77) echo "$name: skipped: $(head -n 1 "$out/$name.txt")" ;;
     *)
-      echo "$name: FAILED with $status"
+      echo "$name: FAILED with $status after $((SECONDS - begin)) s"
       tail -n 25 "$out/$name.txt"
       failed=1
       ;;
   esac
 }
 
-# bench NAME RANKS ARGUMENT...: a benchmark of ours; its table goes to the terminal as well.
+cases() {
+  "$python" "$here/gpu_cases.py" "$1"
+}
+
+# on RANKS COMMAND...: a command under mpirun, or as it is for one rank.
+on() {
+  local ranks=$1
+  shift
+  if [ "$ranks" = 1 ]; then echo "$@"; else echo "$mpirun -np $ranks $*"; fi
+}
+
+# bench NAME SECONDS RANKS BENCHMARK LIST [ARGUMENT...]: a benchmark of ours over a list of gpu_cases.py.
 bench() {
-  local name=$1 ranks=$2 start=""
-  shift 2
-  [ "$ranks" = 1 ] || start="$mpirun -np $ranks"
-  rm -f "$out/ours-$name.json"
-  step "ours-$name" 150 $start "$build/launcher/cp_attn" bench "$@" --device cuda --result-json "$out/ours-$name.json"
-  grep -v "^#" "$out/ours-$name.txt" || true
+  local name=ours-$1 limit=$2 ranks=$3 benchmark=$4 list=$5
+  shift 5
+  step "$name" "$limit" $(on "$ranks" "$program" bench "$benchmark") --device cuda --shapes "$(cases "$list")" "$@" \
+    --result-json "$out/$name.json"
+}
+
+# serve NAME SECONDS RANKS ARGUMENT...: the whole service.
+serve() {
+  local name=ours-$1 limit=$2 ranks=$3
+  shift 3
+  step "$name" "$limit" $(on "$ranks" "$program") --block-size 64 --requests 1 --skip-self-test "$@" \
+    --result-json "$out/$name.json"
 }
 
 tests() {
-  step tests-gpu 300 "$here/../tests/run_device.sh" "$build" gpu
+  step tests-gpu 300 "$here/../tests/run_device.sh" "$build" gpu -j4
   [ "$gpus" -lt 2 ] || step tests-multigpu 300 "$here/../tests/run_device.sh" "$build" multigpu
 }
 
-sanitizer() {
-  step sanitizer 300 "$here/../tests/sanitizer_gpu.sh" "$build"
+sanitizer() { step sanitizer 300 "$here/../tests/sanitizer_gpu.sh" "$build"; }
+
+prefill() {
+  local round
+  for ((round = 1; round <= rounds; round++)); do
+    bench "prefill-$round" 60 1 attend prefill
+    step "peer-cudnn-$round" 60 "$python" "$here/torch_attend.py" --device cuda --dtype bf16 --heads 32/8 \
+      --shapes "$(cases cudnn)" --result-json "$out/peer-cudnn-$round.json"
+  done
 }
 
-kernels() {
-  for name in merge kv_write kv_pack attend; do bench $name 1 $name; done
+decode() {
+  bench decode 60 1 attend decode
+  bench decode-large 60 1 attend decode-large # on its own: smaller devices have no room for it
+}
+
+quantised() { bench quantised 60 1 attend quantised; }
+
+varlen() { bench varlen 60 1 varlen varlen ${TRACE:+--trace "$TRACE"}; }
+
+memory() { for name in merge kv_write kv_pack; do bench $name 30 1 $name $name; done; }
+
+step_of_layers() { # RANKS
+  serve "step-$1" 30 "$1" --model "$here/../configs/llama-3-8b.yaml" --input-len 8192 --output-len 256 --verify 0
+}
+
+exchange() { bench exchange 40 "$gpus" exchange exchange; }
+
+scaling() {
+  bench scaling 90 "$gpus" scaling scaling
+  step_of_layers "$gpus"
 }
 
 peers() {
-  rm -f "$out/peer-attend.json"
-  step peer-attend 150 "$python" "$here/torch_attend.py" --device cuda --dtype bf16 --heads 32/8 \
-    --result-json "$out/peer-attend.json" --shapes "$("$python" "$here/gpu_table.py" peer-shapes)"
-  grep -v "^#" "$out/peer-attend.txt" || true
+  step peer-context_parallel 90 "$python" -m torch.distributed.run --nproc-per-node "$gpus" \
+    "$here/torch_context_parallel.py" --shapes "$(cases context_parallel)" \
+    --result-json "$out/peer-context_parallel.json"
 }
 
-exchange() {
-  [ "$gpus" -gt 1 ] || return
-  bench exchange "$gpus" exchange
+million() {
+  sed 's/^layers: .*/layers: 1/' "$here/../configs/llama-3-8b.yaml" >"$out/one-layer.yaml"
+  serve million 60 "$gpus" --model "$out/one-layer.yaml" --input-len 1000000 --output-len 2 \
+    --max-num-batched-tokens 65536 --staging-bytes $((1 << 30)) --verify 0.000001
 }
 
-scaling() {
-  [ "$gpus" -gt 1 ] || return
-  bench scaling "$gpus" scaling --context "$context" --batch "$batch" --decode-context "$decode_context"
-  rm -f "$out/peer-context_parallel.json"
-  step peer-context_parallel 150 "$python" -m torch.distributed.run --nproc-per-node "$gpus" \
-    "$here/torch_context_parallel.py" --context "$context" --result-json "$out/peer-context_parallel.json"
-  grep -v "^#" "$out/peer-context_parallel.txt" || true
-}
-
-nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader
-gpus=$(nvidia-smi --query-gpu=name --format=csv,noheader | wc -l)
-for name in $steps; do "$name"; done
+nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader | tee "$out/machine.txt"
+gpus=$(wc -l <"$out/machine.txt")
+printf '{"gpus": %d, "device": "%s", "date": "%s", "commit": "%s", "steps": "%s"}\n' "$gpus" \
+  "$(head -n 1 "$out/machine.txt")" "$(date -u +%FT%TZ)" \
+  "${COMMIT:-$(git -C "$here" rev-parse --short HEAD 2>/dev/null || echo unknown)}" "$steps" >"$out/machine.json"
+for name in $steps; do
+  case $name in
+    tests | sanitizer | prefill | decode | quantised | varlen | memory) "$name" ;;
+    step) step_of_layers 1 ;;
+    exchange | scaling | peers | million) [ "$gpus" -lt 2 ] || "$name" ;;
+    *) echo "gpu.sh: STEPS: found $name, expected one of those in the first lines of $0" >&2 && exit 2 ;;
+  esac
+done
 "$python" "$here/gpu_table.py" "$out" | tee "$out/table.md" || failed=1
 exit $failed

@@ -31,7 +31,7 @@ for dtype in fp32 bf16; do
     for ((round = 1; round <= rounds; round++)); do
         record tables ./cp_attn bench attend --threads 1 --dtype "$dtype" --result-json "$work/ours-$dtype-$round.json"
         record tables "$python" bench/torch_attend.py --threads 1 --dtype "$dtype" \
-            --json "$work/peer-$dtype-$round.json"
+            --result-json "$work/peer-$dtype-$round.json"
     done
 done
 record tables ./cp_attn bench merge --threads 1 --result-json "$work/merge-fp32-1.json"

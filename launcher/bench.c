@@ -18,19 +18,22 @@
 static const double batch_s = 5e-3;
 enum { MIN_BATCHES = 3, MAX_CALLS_PER_BATCH = 2000, CALIBRATION_CALLS = 3 };
 
-static const cpa_bench *const benches[] = {&cpa_bench_attend, &cpa_bench_merge, &cpa_bench_kv_write, &cpa_bench_kv_pack,
-                                           &cpa_bench_exchange};
+static const cpa_bench *const benches[] = {&cpa_bench_attend,   &cpa_bench_varlen,  &cpa_bench_merge,
+                                           &cpa_bench_kv_write, &cpa_bench_kv_pack, &cpa_bench_exchange};
 enum { N_BENCHES = sizeof benches / sizeof benches[0] };
 
 static void print_help(void) {
-    printf("usage: cp_attn bench attend|merge|kv_write|kv_pack|exchange|scaling [options]\n");
+    printf("usage: cp_attn bench attend|varlen|merge|kv_write|kv_pack|exchange|scaling [options]\n");
     cpa_bench_options_print_help();
     printf("shapes, and those without --shapes on the host / on cuda:\n");
     for (int i = 0; i < N_BENCHES; i++) {
         printf("  %-9s %s\n    %s\n    %s\n", benches[i]->name, benches[i]->dims, benches[i]->shapes_host,
                benches[i]->shapes_cuda);
     }
-    printf("scaling takes --context, --batch and --decode-context instead\n");
+    printf(
+        "  %-9s sequences x new tokens x context; without --shapes 1 x C x C and B x 1 x D, with --context C,\n"
+        "    --batch B and --decode-context D\n",
+        "scaling");
     printf("exit codes: 0 done, 1 a result was wrong, 2 bad usage, 3 a fault at run time\n");
 }
 
@@ -206,7 +209,8 @@ static cpa_status run_named(cpa_bench_site *site, const char *name, cpa_placemen
     }
     if (!bench && (!name || strcmp(name, "scaling") != 0)) {
         return cpa_fail(err, CPA_INVALID,
-                        "bench: found '%s', expected attend, merge, kv_write, kv_pack, exchange or scaling (or --help)",
+                        "bench: found '%s', expected attend, varlen, merge, kv_write, kv_pack, exchange or scaling (or "
+                        "--help)",
                         name ? name : "");
     }
     cpa_status status = site->control.rank == 0 ? cpa_bench_check_json(&site->options, err) : CPA_OK;

@@ -27,6 +27,7 @@ typedef struct cpa_bench_site {
     const cpa_transport_table *transport; /* that the program would use here; set where a benchmark needs it */
     double read_bandwidth;                /* bytes/s of reading device memory, measured in this run */
     double copy_bandwidth;                /* bytes/s of copying it, read and written */
+    double launch_s;                      /* a kernel's that does nothing, in a batch of them; 0 on the host */
     void *probe;                          /* memory of the two measurements, kept to the end (bench_memory.c) */
     int64_t memory_bytes;                 /* that were free at the start */
 } cpa_bench_site;
@@ -68,6 +69,7 @@ typedef struct cpa_bench {
 } cpa_bench;
 
 extern const cpa_bench cpa_bench_attend;
+extern const cpa_bench cpa_bench_varlen;
 extern const cpa_bench cpa_bench_merge;
 extern const cpa_bench cpa_bench_kv_write;
 extern const cpa_bench cpa_bench_kv_pack;

@@ -1,11 +1,12 @@
 /* bench attend: the last tokens of some sequences against their whole contexts over a paged KV cache, whose unused
- * memory is poisoned. Calls take turns over copies of the cache, so that keys and values come from memory. */
+ * memory is poisoned; and bench varlen, whole prompts of many lengths in steps of so many tokens. Calls take turns over copies of the cache, so that keys and values come from memory. */
 #include <stdlib.h>
 #include <string.h>
 
 #include <cpattn/ops.h>
 
 #include "base/check.h"
+#include "base/min_max.h"
 #include "kernels/kernels.h"
 #include "launcher/bench_attend.h"
 #include "launcher/bench_inputs.h"
@@ -13,45 +14,36 @@
 
 typedef struct attend_state {
     cpa_bench_site *site;
-    cpa_bench_attend_case shape;
+    cpa_bench_attend_work work;
     cpa_kv_view kv;                   /* of all copies */
     int64_t copies, k_bytes, v_bytes; /* how many, and of one */
-    int32_t *block_tables;
-    cpa_attend_plan *plan;
+    int32_t *block_tables;            /* of all sequences, one after another */
+    int64_t *tables;                  /* [n_sequences + 1] where that of each begins */
+    cpa_attend_plan **plans;          /* [n_steps] */
     void *q, *out;
     float *lse;
 } attend_state;
 
-static int64_t blocks_per_sequence(const attend_state *s) {
-    return (s->shape.context + s->kv.block_size - 1) / s->kv.block_size;
-}
-
-static int64_t rows(const attend_state *s) {
-    return s->shape.sequences * s->shape.new_tokens;
-}
-
-int64_t cpa_bench_attend_context(const cpa_bench_options *options, const cpa_bench_attend_case *shape,
-                                 int64_t sequence) {
-    int64_t context = options->ragged ? shape->context * (sequence % 8 + 1) / 8 : shape->context;
-    return context > shape->new_tokens ? context : shape->new_tokens;
-}
-
 /* Writes one copy of the cache, and repeats it. */
 static cpa_status make_cache(attend_state *s, cpa_error *err) {
     const cpa_bench_options *o = &s->site->options;
-    s->kv.block_size = (int32_t)o->block_size;
-    int64_t blocks = s->shape.sequences * blocks_per_sequence(s), tokens = blocks * o->block_size;
-    int64_t element = o->kv_heads * cpa_dtype_bytes((cpa_dtype)o->kv_dtype);
-    s->k_bytes = tokens * o->k_dim * element;
-    s->v_bytes = tokens * o->v_dim * element;
+    int64_t n = s->work.n_sequences, longest = 0;
+    s->tables = calloc((size_t)n + 1, sizeof *s->tables);
+    if (!s->tables) return cpa_fail(err, CPA_NO_MEMORY, "bench attend: no memory for tables");
+    for (int64_t i = 0; i < n; i++) {
+        s->tables[i + 1] = s->tables[i] + (s->work.lengths[i] + o->block_size - 1) / o->block_size;
+        longest = cpa_max64(longest, s->work.lengths[i]);
+    }
+    s->k_bytes = s->tables[n] * cpa_bench_block_bytes(o, CPA_SYNTH_K);
+    s->v_bytes = s->tables[n] * cpa_bench_block_bytes(o, CPA_SYNTH_V);
     s->copies = cpa_bench_copies(s->site, s->k_bytes + s->v_bytes);
-    CPA_TRY(cpa_bench_make_cache(s->site, blocks * s->copies, &s->kv, err));
-    CPA_TRY(cpa_bench_block_order(o, blocks, &s->block_tables, err));
-    int64_t *positions = cpa_bench_positions(0, s->shape.context);
+    CPA_TRY(cpa_bench_make_cache(s->site, s->tables[n] * s->copies, &s->kv, err));
+    CPA_TRY(cpa_bench_block_order(o, s->tables[n], &s->block_tables, err));
+    int64_t *positions = cpa_bench_positions(0, longest);
     cpa_status status = positions ? CPA_OK : cpa_fail(err, CPA_NO_MEMORY, "bench attend: no memory for positions");
-    for (int64_t i = 0; status == CPA_OK && i < s->shape.sequences; i++) {
-        status = cpa_bench_fill_cache(s->site, i, positions, cpa_bench_attend_context(o, &s->shape, i),
-                                      s->block_tables + i * blocks_per_sequence(s), &s->kv, err);
+    for (int64_t i = 0; status == CPA_OK && i < n; i++) {
+        status = cpa_bench_fill_cache(s->site, i, positions, s->work.lengths[i], s->block_tables + s->tables[i], &s->kv,
+                                      err);
     }
     free(positions);
     CPA_TRY(status);
@@ -61,33 +53,37 @@ static cpa_status make_cache(attend_state *s, cpa_error *err) {
 
 static cpa_status make_rows(attend_state *s, cpa_error *err) {
     const cpa_bench_options *o = &s->site->options;
-    int64_t head_rows = rows(s) * o->q_heads, element = cpa_dtype_bytes((cpa_dtype)o->dtype), t = s->shape.new_tokens;
+    int64_t head_rows = s->work.rows * o->q_heads, element = cpa_dtype_bytes((cpa_dtype)o->dtype);
     CPA_TRY(cpa_device_alloc(s->site->device, head_rows * o->k_dim * element, &s->q, err));
     CPA_TRY(cpa_bench_poisoned(s->site, head_rows * o->v_dim * element, &s->out, err));
     CPA_TRY(cpa_bench_poisoned(s->site, head_rows * (int64_t)sizeof *s->lse, (void **)&s->lse, err));
     cpa_status status = CPA_OK;
-    for (int64_t i = 0; status == CPA_OK && i < s->shape.sequences; i++) {
-        int64_t *positions = cpa_bench_positions(cpa_bench_attend_context(o, &s->shape, i) - t, t);
-        char *q = (char *)s->q + i * t * o->q_heads * o->k_dim * element;
-        status = positions ? cpa_bench_synthesize(s->site, CPA_SYNTH_Q, i, positions, t, q, err)
-                           : cpa_fail(err, CPA_NO_MEMORY, "bench attend: no memory for positions");
+    for (int64_t i = 0; status == CPA_OK && i < s->work.n_pieces; i++) {
+        const cpa_bench_piece *piece = &s->work.pieces[i];
+        int64_t *positions = cpa_bench_positions(piece->first, piece->count);
+        char *q = (char *)s->q + piece->row * o->q_heads * o->k_dim * element;
+        status = positions
+                     ? cpa_bench_synthesize(s->site, CPA_SYNTH_Q, piece->sequence, positions, piece->count, q, err)
+                     : cpa_fail(err, CPA_NO_MEMORY, "bench attend: no memory for positions");
         free(positions);
     }
     return status;
 }
 
-static cpa_status make_plan(attend_state *s, cpa_error *err) {
+/* Plans the pieces of a step. */
+static cpa_status make_plan(attend_state *s, int64_t step, cpa_error *err) {
     const cpa_bench_options *o = &s->site->options;
-    cpa_attend_item *items = calloc((size_t)s->shape.sequences, sizeof *items);
+    const cpa_bench_piece *pieces = s->work.pieces + s->work.steps[step];
+    int64_t n = s->work.steps[step + 1] - s->work.steps[step];
+    cpa_attend_item *items = calloc((size_t)n, sizeof *items);
     if (!items) return cpa_fail(err, CPA_NO_MEMORY, "bench attend: no memory for items");
-    for (int64_t i = 0; i < s->shape.sequences; i++) {
-        int64_t context = cpa_bench_attend_context(o, &s->shape, i);
+    for (int64_t i = 0; i < n; i++) {
         items[i] = (cpa_attend_item){
-            .q_row = i * s->shape.new_tokens,
-            .q_count = s->shape.new_tokens,
-            .q_first = context - s->shape.new_tokens,
-            .k_count = context,
-            .table = i * blocks_per_sequence(s),
+            .q_row = pieces[i].row,
+            .q_count = pieces[i].count,
+            .q_first = pieces[i].first,
+            .k_count = pieces[i].first + pieces[i].count,
+            .table = s->tables[pieces[i].sequence],
         };
     }
     cpa_attend_batch batch = {
@@ -99,29 +95,37 @@ static cpa_status make_plan(attend_state *s, cpa_error *err) {
         .v_dim = (int32_t)o->v_dim,
         .block_size = (int32_t)o->block_size,
         .items = items,
-        .n_items = s->shape.sequences,
+        .n_items = n,
         .block_tables = s->block_tables,
-        .n_table_entries = s->shape.sequences * blocks_per_sequence(s),
+        .n_table_entries = s->tables[s->work.n_sequences],
         .kv_dtype = (cpa_dtype)o->kv_dtype,
     };
-    cpa_status status = cpa_attend_plan_create(s->site->device, &s->plan, err);
-    if (status == CPA_OK) status = cpa_attend_plan_set(s->plan, &batch, err);
+    cpa_status status = cpa_attend_plan_create(s->site->device, &s->plans[step], err);
+    if (status == CPA_OK) status = cpa_attend_plan_set(s->plans[step], &batch, err);
     free(items);
     return status;
 }
 
-/* Multiply-adds of Q K^T and P V over the pairs that the mask shows, and every operand moved once. */
+static cpa_status make_plans(attend_state *s, cpa_error *err) {
+    s->plans = calloc((size_t)s->work.n_steps, sizeof(cpa_attend_plan *));
+    if (!s->plans) return cpa_fail(err, CPA_NO_MEMORY, "bench attend: no memory for plans");
+    for (int64_t i = 0; i < s->work.n_steps; i++) CPA_TRY(make_plan(s, i, err));
+    return CPA_OK;
+}
+
+/* Multiply-adds of Q K^T and P V over the pairs that the mask shows, and every operand of a piece moved once. */
 static void count_work(const attend_state *s, cpa_bench_row *row) {
     const cpa_bench_options *o = &s->site->options;
-    double t = (double)s->shape.new_tokens, widths = (double)(o->k_dim + o->v_dim);
-    double q_bytes = (double)(o->q_heads * cpa_dtype_bytes((cpa_dtype)o->dtype));
-    double kv_bytes = (double)(o->kv_heads * cpa_dtype_bytes((cpa_dtype)o->kv_dtype));
+    double widths = (double)(o->k_dim + o->v_dim);
+    double q_bytes = widths * (double)(o->q_heads * cpa_dtype_bytes((cpa_dtype)o->dtype));
+    double kv_bytes = widths * (double)(o->kv_heads * cpa_dtype_bytes((cpa_dtype)o->kv_dtype)) +
+                      2.0 * (double)(o->kv_heads * cpa_kv_scale_bytes((cpa_dtype)o->kv_dtype, 0));
     row->flops = row->bytes = 0;
-    for (int64_t i = 0; i < s->shape.sequences; i++) {
-        double context = (double)cpa_bench_attend_context(o, &s->shape, i);
-        double pairs = o->full ? t * context : t * (context - t) + 0.5 * t * (t + 1);
+    for (int64_t i = 0; i < s->work.n_pieces; i++) {
+        double first = (double)s->work.pieces[i].first, t = (double)s->work.pieces[i].count;
+        double pairs = o->full ? t * (first + t) : t * first + 0.5 * t * (t + 1);
         row->flops += 2.0 * widths * (double)o->q_heads * pairs;
-        row->bytes += widths * (context * kv_bytes + t * q_bytes);
+        row->bytes += (first + t) * kv_bytes + t * q_bytes;
     }
 }
 
@@ -136,22 +140,31 @@ static cpa_status use_path(cpa_bench_site *site, cpa_error *err) {
                     wanted, cpa_device_description(site->device));
 }
 
-static cpa_status prepare(cpa_bench_site *site, const int64_t *shape, cpa_bench_row *row, void **state,
-                          cpa_error *err) {
+typedef cpa_status (*make_work_fn)(const cpa_bench_options *options, const int64_t *shape, cpa_bench_attend_work *out,
+                                   cpa_error *err);
+
+static cpa_status prepare(cpa_bench_site *site, make_work_fn make_work, const int64_t *shape, cpa_bench_row *row,
+                          void **state, cpa_error *err) {
     attend_state *s = calloc(1, sizeof *s);
     if (!s) return cpa_fail(err, CPA_NO_MEMORY, "bench attend: no memory");
     *state = s;
     s->site = site;
-    s->shape = (cpa_bench_attend_case){.sequences = shape[0], .new_tokens = shape[1], .context = shape[2]};
-    if (s->shape.new_tokens > s->shape.context) {
-        return cpa_fail(err, CPA_INVALID, "bench attend: %lld new tokens in a context of %lld",
-                        (long long)s->shape.new_tokens, (long long)s->shape.context);
-    }
+    CPA_TRY(make_work(&site->options, shape, &s->work, err));
     CPA_TRY(use_path(site, err));
     count_work(s, row);
     CPA_TRY(make_cache(s, err));
     CPA_TRY(make_rows(s, err));
-    return make_plan(s, err);
+    return make_plans(s, err);
+}
+
+static cpa_status prepare_equal(cpa_bench_site *site, const int64_t *shape, cpa_bench_row *row, void **state,
+                                cpa_error *err) {
+    return prepare(site, cpa_bench_attend_work_equal, shape, row, state, err);
+}
+
+static cpa_status prepare_varlen(cpa_bench_site *site, const int64_t *shape, cpa_bench_row *row, void **state,
+                                 cpa_error *err) {
+    return prepare(site, cpa_bench_attend_work_varlen, shape, row, state, err);
 }
 
 static cpa_status run(void *state, int64_t call, cpa_error *err) {
@@ -170,37 +183,30 @@ static cpa_status run(void *state, int64_t call, cpa_error *err) {
         .state = {.lse = s->lse, .lse_row_stride = s->site->options.q_heads},
         .out = s->out,
     };
-    return cpa_bench_enqueued(s->site, cpa_attend(s->plan, &args, s->site->stream), err);
+    for (int64_t i = 0; i < s->work.n_steps; i++) {
+        CPA_TRY(cpa_bench_enqueued(s->site, cpa_attend(s->plans[i], &args, s->site->stream), err));
+    }
+    return CPA_OK;
 }
 
 static cpa_status check(void *state, cpa_bench_row *row, cpa_error *err) {
     attend_state *s = state;
-    const cpa_bench_options *o = &s->site->options;
-    int64_t out_bytes = rows(s) * o->q_heads * o->v_dim * cpa_dtype_bytes((cpa_dtype)o->dtype);
-    int64_t lse_bytes = rows(s) * o->q_heads * (int64_t)sizeof(float);
-    void *out = malloc((size_t)out_bytes);
-    float *lse = malloc((size_t)lse_bytes);
-    cpa_status status = out && lse ? CPA_OK : cpa_fail(err, CPA_NO_MEMORY, "bench attend: no memory for results");
-    if (status == CPA_OK) status = cpa_bench_copy(s->site, out, s->out, out_bytes, err);
-    if (status == CPA_OK) status = cpa_bench_copy(s->site, lse, s->lse, lse_bytes, err);
-    if (status == CPA_OK) {
-        status = cpa_bench_attend_check(s->site, &s->shape, out, lse, &row->checked, &row->wrong, err);
-    }
-    free(lse);
-    free(out);
-    return status;
+    return cpa_bench_attend_check(s->site, &s->work, s->out, s->lse, &row->checked, &row->wrong, err);
 }
 
 static void release(void *state) {
     attend_state *s = state;
     if (!s) return;
-    cpa_attend_plan_destroy(s->plan);
+    for (int64_t i = 0; s->plans && i < s->work.n_steps; i++) cpa_attend_plan_destroy(s->plans[i]);
+    free(s->plans);
     cpa_device_free(s->site->device, s->lse);
     cpa_device_free(s->site->device, s->out);
     cpa_device_free(s->site->device, s->q);
     free(s->block_tables);
+    free(s->tables);
     cpa_device_free(s->site->device, s->kv.v);
     cpa_device_free(s->site->device, s->kv.k);
+    cpa_bench_attend_work_release(&s->work);
     free(s);
 }
 
@@ -223,7 +229,22 @@ const cpa_bench cpa_bench_attend = {
     .checked = "sampled rows, a token and head each",
     .min_ranks = 1,
     .floor = CPA_BENCH_READ,
-    .prepare = prepare,
+    .prepare = prepare_equal,
+    .run = run,
+    .check = check,
+    .release = release,
+};
+
+const cpa_bench cpa_bench_varlen = {
+    .name = "varlen",
+    .dims = "requests x tokens of a step",
+    .n_dims = 2,
+    .shapes_host = "8x256:length-scale=0.02,8x256:length-scale=0.02:as-one=true",
+    .shapes_cuda = "64x8K,64x8K:as-one=true",
+    .checked = "sampled rows, a token and head each",
+    .min_ranks = 1,
+    .floor = CPA_BENCH_READ,
+    .prepare = prepare_varlen,
     .run = run,
     .check = check,
     .release = release,

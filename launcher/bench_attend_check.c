@@ -5,16 +5,18 @@
 #include <stdlib.h>
 
 #include "base/check.h"
+#include "base/min_max.h"
 #include "launcher/bench_attend.h"
 #include "launcher/bench_inputs.h"
 #include "launcher/bench_memory.h"
 #include "src/reference.h"
 
 enum {
-    MAX_SAMPLED_SEQUENCES = 2,
-    MAX_SAMPLED_TOKENS = 64, /* of a sequence, all heads of each */
+    MAX_SAMPLED_PIECES = 4,
+    MAX_SAMPLED_TOKENS = 64, /* of a piece, with all query heads of a sampled KV head */
 };
 static const int64_t max_scores = 1 << 21; /* elements of one score matrix, one KV head */
+static const int64_t max_keys = 1 << 19;   /* of all sampled pieces and KV heads */
 
 /* One KV head of one sequence in float64 and fp32, with the sampled queries that read it. */
 typedef struct head_reference {
@@ -57,7 +59,6 @@ static cpa_status alloc_head(head_reference *r, int64_t context, int64_t rows, c
         r->out32 && r->abs32 && r->mass32) {
         return CPA_OK;
     }
-    free_head(r);
     return cpa_fail(err, CPA_NO_MEMORY, "bench attend: no memory for the reference of %lld x %lld scores",
                     (long long)rows, (long long)context);
 }
@@ -112,37 +113,29 @@ static int64_t sample(int64_t i, int64_t n, int64_t tokens) {
     return (i + 1) * tokens / n - 1;
 }
 
-/* Rows of one head of a tensor [tokens, heads, dim] in both precisions. */
-static void widen_head(const void *tensor, cpa_dtype dtype, int64_t tokens, int64_t heads, int64_t head, int64_t dim,
-                       double *dst64, float *dst32) {
-    for (int64_t t = 0; t < tokens; t++) {
-        const char *row = (const char *)tensor + (t * heads + head) * dim * cpa_dtype_bytes(dtype);
-        cpa_reference_widen(row, dtype, dim, dst32 + t * dim);
-        for (int64_t d = 0; d < dim; d++) dst64[t * dim + d] = dst32[t * dim + d];
-    }
-}
-
-/* The inputs of one sequence, all heads, on the host; q are the queries of its sampled tokens. */
-typedef struct sequence_inputs {
-    void *k, *v, *q;
+/* The sampled tokens of one piece on the host: keys and values of its context, queries, and results. */
+typedef struct sample_of_piece {
+    cpa_kv_view kv;
+    char *q, *out; /* [sampled, q_heads, dim] */
+    float *lse;    /* [sampled, q_heads] */
     int64_t context, sampled;
-    int64_t token[MAX_SAMPLED_TOKENS], visible[MAX_SAMPLED_TOKENS];
-} sequence_inputs;
+    int64_t row[MAX_SAMPLED_TOKENS], visible[MAX_SAMPLED_TOKENS];
+} sample_of_piece;
 
-static void free_inputs(sequence_inputs *in) {
+static void free_sample(sample_of_piece *in) {
+    free(in->lse);
+    free(in->out);
     free(in->q);
-    free(in->v);
-    free(in->k);
+    free(in->kv.v);
+    free(in->kv.k);
 }
 
-static cpa_status load_queries(cpa_bench_site *site, int64_t sequence, const int64_t *positions, sequence_inputs *in,
+static cpa_status load_queries(cpa_bench_site *site, int64_t sequence, const int64_t *positions, sample_of_piece *in,
                                cpa_error *err) {
     const cpa_bench_options *o = &site->options;
     int64_t bytes = in->sampled * o->q_heads * o->k_dim * cpa_dtype_bytes((cpa_dtype)o->dtype);
     void *q = NULL;
-    in->q = malloc((size_t)bytes);
-    cpa_status status = in->q ? CPA_OK : cpa_fail(err, CPA_NO_MEMORY, "bench attend: no memory for queries");
-    if (status == CPA_OK) status = cpa_device_alloc(site->device, bytes, &q, err);
+    cpa_status status = cpa_device_alloc(site->device, bytes, &q, err);
     if (status == CPA_OK) {
         status = cpa_bench_synthesize(site, CPA_SYNTH_Q, sequence, positions, in->sampled, q, err);
     }
@@ -151,70 +144,112 @@ static cpa_status load_queries(cpa_bench_site *site, int64_t sequence, const int
     return status;
 }
 
-static cpa_status load_sequence(cpa_bench_site *site, const cpa_bench_attend_case *shape, int64_t sequence,
-                                int64_t sampled, sequence_inputs *in, cpa_error *err) {
-    int64_t positions[MAX_SAMPLED_TOKENS];
-    *in = (sequence_inputs){.context = cpa_bench_attend_context(&site->options, shape, sequence), .sampled = sampled};
-    for (int64_t i = 0; i < sampled; i++) {
-        in->token[i] = sample(i, sampled, shape->new_tokens);
-        positions[i] = in->context - shape->new_tokens + in->token[i];
-        in->visible[i] = site->options.full ? in->context : positions[i] + 1;
+static cpa_status load_results(cpa_bench_site *site, const void *out, const float *lse, sample_of_piece *in,
+                               cpa_error *err) {
+    const cpa_bench_options *o = &site->options;
+    int64_t out_bytes = o->q_heads * o->v_dim * cpa_dtype_bytes((cpa_dtype)o->dtype);
+    int64_t lse_bytes = o->q_heads * (int64_t)sizeof *lse;
+    for (int64_t i = 0; i < in->sampled; i++) {
+        const char *from = (const char *)out + in->row[i] * out_bytes;
+        CPA_TRY(cpa_bench_copy(site, in->out + i * out_bytes, from, out_bytes, err));
+        CPA_TRY(cpa_bench_copy(site, in->lse + i * o->q_heads, lse + in->row[i] * o->q_heads, lse_bytes, err));
     }
-    CPA_TRY(load_queries(site, sequence, positions, in, err));
-    CPA_TRY(cpa_bench_recall(site, CPA_SYNTH_K, sequence, 0, in->context, &in->k, err));
-    return cpa_bench_recall(site, CPA_SYNTH_V, sequence, 0, in->context, &in->v, err);
+    return CPA_OK;
 }
 
-static void load_head(const cpa_bench_options *o, const sequence_inputs *in, int64_t kv_head, head_reference *r) {
-    int64_t group = o->q_heads / o->kv_heads;
-    cpa_dtype dtype = (cpa_dtype)o->dtype, kv_dtype = (cpa_dtype)o->kv_dtype;
-    r->context = in->context;
-    widen_head(in->k, kv_dtype, in->context, o->kv_heads, kv_head, o->k_dim, r->k, r->k32);
-    widen_head(in->v, kv_dtype, in->context, o->kv_heads, kv_head, o->v_dim, r->v, r->v32);
+/* Fills *in, which is to be freed whatever the status. */
+static cpa_status load_sample(cpa_bench_site *site, const cpa_bench_piece *piece, int64_t sampled, const void *out,
+                              const float *lse, sample_of_piece *in, cpa_error *err) {
+    const cpa_bench_options *o = &site->options;
+    size_t heads = (size_t)(sampled * o->q_heads), element = (size_t)cpa_dtype_bytes((cpa_dtype)o->dtype);
+    int64_t positions[MAX_SAMPLED_TOKENS];
+    *in = (sample_of_piece){
+        .q = malloc(heads * (size_t)o->k_dim * element),
+        .out = malloc(heads * (size_t)o->v_dim * element),
+        .lse = malloc(heads * sizeof *in->lse),
+        .context = piece->first + piece->count,
+        .sampled = sampled,
+    };
+    if (!in->q || !in->out || !in->lse) return cpa_fail(err, CPA_NO_MEMORY, "bench attend: no memory for samples");
+    for (int64_t i = 0; i < sampled; i++) {
+        int64_t token = sample(i, sampled, piece->count);
+        positions[i] = piece->first + token;
+        in->row[i] = piece->row + token;
+        in->visible[i] = o->full ? in->context : positions[i] + 1;
+    }
+    CPA_TRY(load_results(site, out, lse, in, err));
+    CPA_TRY(load_queries(site, piece->sequence, positions, in, err));
+    return cpa_bench_recall(site, piece->sequence, 0, in->context, &in->kv, err);
+}
+
+/* The keys or values of one head in both precisions. */
+static void load_keys(const sample_of_piece *in, cpa_synth_tensor tensor, int64_t head, int64_t dim, double *dst64,
+                      float *dst32) {
+    for (int64_t t = 0; t < in->context; t++) {
+        cpa_bench_recalled_row(&in->kv, tensor, t, head, dst32 + t * dim);
+        for (int64_t d = 0; d < dim; d++) dst64[t * dim + d] = dst32[t * dim + d];
+    }
+}
+
+static void load_head(const cpa_bench_options *o, const sample_of_piece *in, int64_t kv_head, head_reference *r) {
+    int64_t wide = o->q_heads / o->kv_heads * o->k_dim; /* the heads of a group lie side by side, as one wide head */
+    cpa_dtype dtype = (cpa_dtype)o->dtype;
+    load_keys(in, CPA_SYNTH_K, kv_head, o->k_dim, r->k, r->k32);
+    load_keys(in, CPA_SYNTH_V, kv_head, o->v_dim, r->v, r->v32);
     for (int64_t i = 0; i < in->context * o->v_dim; i++) r->abs32[i] = fabsf(r->v32[i]);
-    /* the heads of a group lie side by side, as one wide head */
-    widen_head(in->q, dtype, in->sampled, o->kv_heads, kv_head, group * o->k_dim, r->q, r->q32);
+    for (int64_t t = 0; t < in->sampled; t++) {
+        const char *row = in->q + (t * o->kv_heads + kv_head) * wide * cpa_dtype_bytes(dtype);
+        cpa_reference_widen(row, dtype, wide, r->q32 + t * wide);
+        for (int64_t d = 0; d < wide; d++) r->q[t * wide + d] = r->q32[t * wide + d];
+    }
 }
 
-static int64_t count_wrong(const cpa_bench_options *o, const cpa_bench_attend_case *shape, const sequence_inputs *in,
-                           int64_t sequence, int64_t kv_head, const head_reference *r, const void *out,
-                           const float *lse) {
+static int64_t count_wrong(const cpa_bench_options *o, const sample_of_piece *in, int64_t kv_head,
+                           const head_reference *r) {
     int64_t group = o->q_heads / o->kv_heads, wrong = 0;
     cpa_dtype dtype = (cpa_dtype)o->dtype;
     float got[CPA_MAX_HEAD_DIM];
     for (int64_t row = 0; row < r->rows; row++) {
-        int64_t token = sequence * shape->new_tokens + in->token[row / group];
-        int64_t head_row = token * o->q_heads + kv_head * group + row % group;
-        cpa_reference_widen((const char *)out + head_row * o->v_dim * cpa_dtype_bytes(dtype), dtype, o->v_dim, got);
-        wrong += row_is_wrong(r, row, got, lse[head_row], dtype);
+        int64_t head_row = row / group * o->q_heads + kv_head * group + row % group;
+        cpa_reference_widen(in->out + head_row * o->v_dim * cpa_dtype_bytes(dtype), dtype, o->v_dim, got);
+        wrong += row_is_wrong(r, row, got, in->lse[head_row], dtype);
     }
     return wrong;
 }
 
-cpa_status cpa_bench_attend_check(cpa_bench_site *site, const cpa_bench_attend_case *shape, const void *out,
-                                  const float *lse, int64_t *checked, int64_t *wrong, cpa_error *err) {
+/* Checks one piece in `heads` KV heads from `head` on. */
+static cpa_status check_piece(cpa_bench_site *site, const cpa_bench_piece *piece, int64_t head, int64_t heads,
+                              const void *out, const float *lse, int64_t *checked, int64_t *wrong, cpa_error *err) {
     const cpa_bench_options *o = &site->options;
-    int64_t group = o->q_heads / o->kv_heads;
-    int64_t affordable = max_scores / (group * shape->context) + 1;
-    int64_t tokens = shape->new_tokens < MAX_SAMPLED_TOKENS ? shape->new_tokens : MAX_SAMPLED_TOKENS;
-    if (tokens > affordable) tokens = affordable;
-    int64_t sequences = shape->sequences < MAX_SAMPLED_SEQUENCES ? shape->sequences : MAX_SAMPLED_SEQUENCES;
-    head_reference r;
-    CPA_TRY(alloc_head(&r, shape->context, tokens * group, o, err));
-    cpa_status status = CPA_OK;
-    *checked = *wrong = 0;
-    for (int64_t i = 0; status == CPA_OK && i < sequences; i++) {
-        int64_t sequence = sample(i, sequences, shape->sequences);
-        sequence_inputs in;
-        status = load_sequence(site, shape, sequence, tokens, &in, err);
-        for (int64_t kv_head = 0; status == CPA_OK && kv_head < o->kv_heads; kv_head++) {
-            load_head(o, &in, kv_head, &r);
-            attend_head(&r, in.visible, group, (cpa_dtype)o->dtype);
-            *wrong += count_wrong(o, shape, &in, sequence, kv_head, &r, out, lse);
-            *checked += r.rows;
-        }
-        free_inputs(&in);
+    int64_t group = o->q_heads / o->kv_heads, context = piece->first + piece->count;
+    int64_t affordable = cpa_min64(MAX_SAMPLED_TOKENS, max_scores / (group * context) + 1);
+    int64_t tokens = cpa_min64(piece->count, affordable);
+    sample_of_piece in = {0};
+    head_reference r = {0};
+    cpa_status status = alloc_head(&r, context, tokens * group, o, err);
+    if (status == CPA_OK) status = load_sample(site, piece, tokens, out, lse, &in, err);
+    for (int64_t i = 0; status == CPA_OK && i < heads; i++) {
+        int64_t kv_head = (head + i) % o->kv_heads;
+        load_head(o, &in, kv_head, &r);
+        attend_head(&r, in.visible, group, (cpa_dtype)o->dtype);
+        *wrong += count_wrong(o, &in, kv_head, &r);
+        *checked += r.rows;
     }
+    free_sample(&in);
     free_head(&r);
     return status;
+}
+
+cpa_status cpa_bench_attend_check(cpa_bench_site *site, const cpa_bench_attend_work *work, const void *out,
+                                  const float *lse, int64_t *checked, int64_t *wrong, cpa_error *err) {
+    int64_t kv_heads = site->options.kv_heads, n = cpa_min64(work->n_pieces, MAX_SAMPLED_PIECES), head = 0;
+    *checked = *wrong = 0;
+    for (int64_t i = 0; i < n; i++) {
+        const cpa_bench_piece *piece = &work->pieces[sample(i, n, work->n_pieces)];
+        int64_t affordable = max_keys / (n * (piece->first + piece->count));
+        int64_t heads = cpa_max64(1, cpa_min64(kv_heads, affordable));
+        CPA_TRY(check_piece(site, piece, head, heads, out, lse, checked, wrong, err));
+        head += heads;
+    }
+    return CPA_OK;
 }

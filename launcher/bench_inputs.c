@@ -4,6 +4,7 @@
 
 #include "base/check.h"
 #include "launcher/bench_memory.h"
+#include "src/reference.h"
 #include "src/source_synthetic.h"
 
 enum { PIECE_TOKENS = 16384 }; /* given to one kv_write */
@@ -13,6 +14,11 @@ int64_t *cpa_bench_positions(int64_t first, int64_t n) {
     int64_t *positions = malloc((size_t)(n + 1) * sizeof *positions);
     for (int64_t i = 0; positions && i < n; i++) positions[i] = first + i;
     return positions;
+}
+
+/* The dtype of what is written to the cache. */
+static cpa_dtype written_dtype(const cpa_bench_options *o) {
+    return (cpa_dtype)(cpa_dtype_is_quantised((cpa_dtype)o->kv_dtype) ? o->dtype : o->kv_dtype);
 }
 
 cpa_status cpa_bench_synthesize(cpa_bench_site *site, cpa_synth_tensor tensor, int64_t sequence,
@@ -35,7 +41,7 @@ cpa_status cpa_bench_synthesize(cpa_bench_site *site, cpa_synth_tensor tensor, i
         .rows = n,
         .tokens = device_tokens,
         .positions = device_positions,
-        .dtype = (cpa_dtype)(tensor == CPA_SYNTH_Q ? o->dtype : o->kv_dtype),
+        .dtype = tensor == CPA_SYNTH_Q ? (cpa_dtype)o->dtype : written_dtype(o),
         .out = dst,
     };
     CPA_TRY_GOTO(cpa_bench_enqueued(site, site->device->kernels->synthesize(&args, site->stream), err), done);
@@ -47,29 +53,13 @@ done:
     return status;
 }
 
-/* Bytes of one token of keys or values in the cache. */
-static int64_t token_bytes(const cpa_bench_options *o, cpa_synth_tensor tensor) {
-    return o->kv_heads * (tensor == CPA_SYNTH_V ? o->v_dim : o->k_dim) * cpa_dtype_bytes((cpa_dtype)o->kv_dtype);
+static int64_t dim_of(const cpa_bench_options *o, cpa_synth_tensor tensor) {
+    return tensor == CPA_SYNTH_V ? o->v_dim : o->k_dim;
 }
 
-cpa_status cpa_bench_recall(cpa_bench_site *site, cpa_synth_tensor tensor, int64_t sequence, int64_t first, int64_t n,
-                            void **out, cpa_error *err) {
-    int64_t bytes = n * token_bytes(&site->options, tensor);
-    int64_t *positions = cpa_bench_positions(first, n);
-    void *host = malloc((size_t)bytes), *device = NULL;
-    cpa_status status =
-        positions && host ? CPA_OK : cpa_fail(err, CPA_NO_MEMORY, "bench: no memory for %lld keys", (long long)n);
-    if (status != CPA_OK) goto failed;
-    CPA_TRY_GOTO(cpa_device_alloc(site->device, bytes, &device, err), failed);
-    CPA_TRY_GOTO(cpa_bench_synthesize(site, tensor, sequence, positions, n, device, err), failed);
-    CPA_TRY_GOTO(cpa_bench_copy(site, host, device, bytes, err), failed);
-    *out = host;
-    host = NULL;
-failed:
-    cpa_device_free(site->device, device);
-    free(host);
-    free(positions);
-    return status;
+int64_t cpa_bench_block_bytes(const cpa_bench_options *o, cpa_synth_tensor tensor) {
+    return cpa_kv_block_bytes((cpa_dtype)o->kv_dtype, 0, (int32_t)o->block_size, (int32_t)o->kv_heads,
+                              (int32_t)dim_of(o, tensor));
 }
 
 cpa_status cpa_bench_make_cache(cpa_bench_site *site, int64_t blocks, cpa_kv_view *out, cpa_error *err) {
@@ -85,9 +75,8 @@ cpa_status cpa_bench_make_cache(cpa_bench_site *site, int64_t blocks, cpa_kv_vie
         .k_dim = (int32_t)o->k_dim,
         .v_dim = (int32_t)o->v_dim,
     });
-    int64_t tokens = blocks * o->block_size;
-    CPA_TRY(cpa_bench_poisoned(site, tokens * token_bytes(o, CPA_SYNTH_K), &out->k, err));
-    return cpa_bench_poisoned(site, tokens * token_bytes(o, CPA_SYNTH_V), &out->v, err);
+    CPA_TRY(cpa_bench_poisoned(site, blocks * cpa_bench_block_bytes(o, CPA_SYNTH_K), &out->k, err));
+    return cpa_bench_poisoned(site, blocks * cpa_bench_block_bytes(o, CPA_SYNTH_V), &out->v, err);
 }
 
 /* The buffers of one kv_write. */
@@ -107,7 +96,7 @@ static cpa_status fill_piece(cpa_bench_site *site, int64_t sequence, const int64
     CPA_TRY(cpa_bench_synthesize(site, CPA_SYNTH_V, sequence, positions + first, n, p->v, err));
     cpa_kv_write_args args = {.size = sizeof args,
                               .tokens = n,
-                              .dtype = kv->dtype,
+                              .dtype = written_dtype(&site->options),
                               .k = p->k,
                               .v = p->v,
                               .slot_mapping = p->slots,
@@ -118,12 +107,14 @@ static cpa_status fill_piece(cpa_bench_site *site, int64_t sequence, const int64
 
 cpa_status cpa_bench_fill_cache(cpa_bench_site *site, int64_t sequence, const int64_t *positions, int64_t n,
                                 const int32_t *table, const cpa_kv_view *kv, cpa_error *err) {
+    const cpa_bench_options *o = &site->options;
     int64_t most = n < PIECE_TOKENS ? n : PIECE_TOKENS;
+    int64_t token_bytes = o->kv_heads * cpa_dtype_bytes(written_dtype(o));
     piece p = {.host_slots = malloc((size_t)(most + 1) * sizeof *p.host_slots)};
     cpa_status status = p.host_slots ? CPA_OK : cpa_fail(err, CPA_NO_MEMORY, "bench: no memory for slots");
     if (status != CPA_OK || n == 0) goto done;
-    CPA_TRY_GOTO(cpa_device_alloc(site->device, most * token_bytes(&site->options, CPA_SYNTH_K), &p.k, err), done);
-    CPA_TRY_GOTO(cpa_device_alloc(site->device, most * token_bytes(&site->options, CPA_SYNTH_V), &p.v, err), done);
+    CPA_TRY_GOTO(cpa_device_alloc(site->device, most * token_bytes * o->k_dim, &p.k, err), done);
+    CPA_TRY_GOTO(cpa_device_alloc(site->device, most * token_bytes * o->v_dim, &p.v, err), done);
     CPA_TRY_GOTO(cpa_device_alloc(site->device, most * (int64_t)sizeof(int64_t), &p.slots, err), done);
     for (int64_t first = 0; first < n; first += most) {
         int64_t count = n - first < most ? n - first : most;
@@ -147,4 +138,61 @@ cpa_status cpa_bench_block_order(const cpa_bench_options *options, int64_t n, in
     }
     *out = order;
     return CPA_OK;
+}
+
+/* The same in device memory: by kv_write if it is quantised, else as it was synthesized. */
+static cpa_status recall_on_device(cpa_bench_site *site, int64_t sequence, const int64_t *positions, int64_t n,
+                                   const int32_t *table, const cpa_kv_view *kv, cpa_error *err) {
+    if (cpa_dtype_is_quantised(kv->dtype)) {
+        return cpa_bench_fill_cache(site, sequence, positions, n, table, kv, err);
+    }
+    CPA_TRY(cpa_bench_synthesize(site, CPA_SYNTH_K, sequence, positions, n, kv->k, err));
+    return cpa_bench_synthesize(site, CPA_SYNTH_V, sequence, positions, n, kv->v, err);
+}
+
+/* A copy of device memory on the host, to be freed; NULL and *status unless all is well. */
+static void *bring_home(cpa_bench_site *site, const void *memory, int64_t bytes, cpa_status *status, cpa_error *err) {
+    void *host = *status == CPA_OK ? malloc((size_t)bytes) : NULL;
+    if (*status == CPA_OK && !host) *status = cpa_fail(err, CPA_NO_MEMORY, "bench: no memory for keys");
+    if (*status == CPA_OK) *status = cpa_bench_copy(site, host, memory, bytes, err);
+    if (*status == CPA_OK) return host;
+    free(host);
+    return NULL;
+}
+
+cpa_status cpa_bench_recall(cpa_bench_site *site, int64_t sequence, int64_t first, int64_t n, cpa_kv_view *out,
+                            cpa_error *err) {
+    const cpa_bench_options *o = &site->options;
+    int64_t blocks = (n + o->block_size - 1) / o->block_size;
+    int64_t *positions = cpa_bench_positions(first, n);
+    int32_t *table = malloc((size_t)(blocks + 1) * sizeof *table);
+    cpa_kv_view kv = {0};
+    cpa_status status = CPA_OK;
+    if (!positions || !table) status = cpa_fail(err, CPA_NO_MEMORY, "bench: no memory for %lld keys", (long long)n);
+    for (int64_t i = 0; status == CPA_OK && i < blocks; i++) table[i] = (int32_t)i;
+    if (status == CPA_OK) status = cpa_bench_make_cache(site, blocks, &kv, err);
+    if (status == CPA_OK) status = recall_on_device(site, sequence, positions, n, table, &kv, err);
+    void *k = bring_home(site, kv.k, blocks * cpa_bench_block_bytes(o, CPA_SYNTH_K), &status, err);
+    void *v = bring_home(site, kv.v, blocks * cpa_bench_block_bytes(o, CPA_SYNTH_V), &status, err);
+    cpa_device_free(site->device, kv.v);
+    cpa_device_free(site->device, kv.k);
+    free(table);
+    free(positions);
+    if (status != CPA_OK) {
+        free(k);
+        return status;
+    }
+    *out = kv;
+    out->k = k;
+    out->v = v;
+    return CPA_OK;
+}
+
+void cpa_bench_recalled_row(const cpa_kv_view *kv, cpa_synth_tensor tensor, int64_t i, int64_t head, float *dst) {
+    int32_t dim = tensor == CPA_SYNTH_V ? kv->v_dim : kv->k_dim;
+    int64_t block_bytes = cpa_kv_block_bytes(kv->dtype, 0, kv->block_size, kv->kv_heads, dim);
+    int64_t offset = i % kv->block_size, words = cpa_kv_words_at(kv, dim, 0);
+    const char *block = (const char *)(tensor == CPA_SYNTH_V ? kv->v : kv->k) + i / kv->block_size * block_bytes;
+    cpa_reference_read_rows(block + (offset * kv->kv_heads + head) * dim * cpa_dtype_bytes(kv->dtype),
+                            block + words + (head * kv->block_size + offset) * 4, kv->dtype, 0, 1, dim, dst);
 }

@@ -6,17 +6,22 @@
 #include "launcher/bench.h"
 
 /* Rows of one tensor for tokens of one sequence, at positions[n], to dst [n, heads, dim] on the device, in the dtype of
- * queries or of the cache. Waits. */
+ * queries or of what is written to the cache: its own, or that of queries if it is quantised. Waits. */
 cpa_status cpa_bench_synthesize(cpa_bench_site *site, cpa_synth_tensor tensor, int64_t sequence,
                                 const int64_t *positions, int64_t n, void *dst, cpa_error *err);
 
 /* An array of first, first + 1, ..., to be freed; NULL without memory. */
 int64_t *cpa_bench_positions(int64_t first, int64_t n);
 
-/* Keys or values of the positions [first, first + n) of a sequence as the cache holds them, all KV heads, copied to
- * host memory that is to be freed: [n, kv_heads, dim]. */
-cpa_status cpa_bench_recall(cpa_bench_site *site, cpa_synth_tensor tensor, int64_t sequence, int64_t first, int64_t n,
-                            void **out, cpa_error *err);
+/* Keys and values of the positions [first, first + n) of a sequence as a cache of their own holds them, in order, on
+ * the host; out->k and out->v are to be freed. What is not quantised comes from synthesize, not from a cache. */
+cpa_status cpa_bench_recall(cpa_bench_site *site, int64_t sequence, int64_t first, int64_t n, cpa_kv_view *out,
+                            cpa_error *err);
+/* The key or the value of token i and a head of that, as floats. */
+void cpa_bench_recalled_row(const cpa_kv_view *kv, cpa_synth_tensor tensor, int64_t i, int64_t head, float *dst);
+
+/* Bytes of one block of keys or of values in the cache. */
+int64_t cpa_bench_block_bytes(const cpa_bench_options *options, cpa_synth_tensor tensor);
 
 /* A poisoned cache of that many blocks in the shape and cache dtype of the options; free k and v. */
 cpa_status cpa_bench_make_cache(cpa_bench_site *site, int64_t blocks, cpa_kv_view *out, cpa_error *err);

@@ -8,7 +8,7 @@
 #include "kernels/kernels.h"
 #include "launcher/bench_cuda.h"
 
-enum { PASSES = 5, CALLS_PER_PASS = 10 };
+enum { PASSES = 5, CALLS_PER_PASS = 10, LAUNCHES_PER_PASS = 2000 };
 /* Larger than the last-level cache of any host or device. */
 static const int64_t host_probe_bytes = (int64_t)128 << 20, cuda_probe_bytes = (int64_t)2 << 30;
 static const int64_t cold_bytes = (int64_t)256 << 20, poison_piece = (int64_t)4 << 20;
@@ -68,8 +68,8 @@ static cpa_status copy_once(cpa_bench_site *site, int64_t bytes, cpa_error *err)
 typedef cpa_status (*probe_fn)(cpa_bench_site *site, int64_t bytes, cpa_error *err);
 
 /* The best time of a call over the passes; the first pass warms up. */
-static cpa_status time_probe(cpa_bench_site *site, probe_fn probe, int64_t bytes, double *seconds, cpa_error *err) {
-    int calls = site->backend == CPA_BACKEND_CUDA ? CALLS_PER_PASS : 1;
+static cpa_status time_probe(cpa_bench_site *site, probe_fn probe, int64_t bytes, int calls, double *seconds,
+                             cpa_error *err) {
     for (int pass = 0; pass < PASSES; pass++) {
         double start = cpa_clock_now();
         for (int i = 0; i < calls; i++) CPA_TRY(probe(site, bytes, err));
@@ -81,14 +81,17 @@ static cpa_status time_probe(cpa_bench_site *site, probe_fn probe, int64_t bytes
 }
 
 cpa_status cpa_bench_measure_bandwidth(cpa_bench_site *site, cpa_error *err) {
-    int64_t bytes = site->backend == CPA_BACKEND_CUDA ? cuda_probe_bytes : host_probe_bytes;
+    bool cuda = site->backend == CPA_BACKEND_CUDA;
+    int64_t bytes = cuda ? cuda_probe_bytes : host_probe_bytes;
+    int calls = cuda ? CALLS_PER_PASS : 1;
     double read_s, copy_s;
     CPA_TRY(cpa_device_alloc(site->device, 2 * bytes, &site->probe, err));
     const int32_t ones = 0x01010101;
     CPA_TRY(cpa_bench_copy(site, site->probe, &ones, sizeof ones, err));
     CPA_TRY(cpa_bench_replicate(site, site->probe, sizeof ones, 2 * bytes, err));
-    CPA_TRY(time_probe(site, read_once, bytes, &read_s, err));
-    CPA_TRY(time_probe(site, copy_once, bytes, &copy_s, err));
+    CPA_TRY(time_probe(site, read_once, bytes, calls, &read_s, err));
+    CPA_TRY(time_probe(site, copy_once, bytes, calls, &copy_s, err));
+    if (cuda) CPA_TRY(time_probe(site, read_once, 0, LAUNCHES_PER_PASS, &site->launch_s, err));
     site->read_bandwidth = (double)bytes / read_s;
     site->copy_bandwidth = 2.0 * (double)bytes / copy_s;
     return CPA_OK;

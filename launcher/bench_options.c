@@ -11,9 +11,11 @@
 
 #include "base/check.h"
 
-/* The dtypes by their number, and CPA_DTYPE_COUNT for none. */
+/* The dtypes by their number, and CPA_DTYPE_COUNT, or CPA_KV_DTYPE_COUNT, for none. */
 static const char *const dtypes[] = {"fp32", "bf16", "fp16", "auto", NULL};
+static const char *const kv_dtypes[] = {"fp32", "bf16", "fp16", "fp8_e4m3", "int8", "auto", NULL};
 _Static_assert(sizeof dtypes / sizeof dtypes[0] == CPA_DTYPE_COUNT + 2, "a word for each dtype");
+_Static_assert(sizeof kv_dtypes / sizeof kv_dtypes[0] == CPA_KV_DTYPE_COUNT + 2, "a word for each dtype of a cache");
 static const char *const devices[] = {"auto", "host", "cuda", NULL};
 const char *const cpa_bench_paths[] = {"best", "simple", "portable", "hopper", NULL};
 static const char *const transports[] = {"auto", "mpi", "nccl", "peer", NULL};
@@ -35,8 +37,8 @@ static const cpa_field table[] = {
      .help = "auto (cuda where there is one), host or cuda"},
     {CASE, "dtype", "TYPE", CHOICE_AT(dtype, dtypes), .initial = "auto",
      .help = "fp32, bf16 or fp16; auto: fp32 on the host, bf16 on cuda"},
-    {CASE, "kv-cache-dtype", "TYPE", CHOICE_AT(kv_dtype, dtypes), .initial = "auto",
-     .help = "of the KV cache; auto: as --dtype"},
+    {CASE, "kv-cache-dtype", "TYPE", CHOICE_AT(kv_dtype, kv_dtypes), .initial = "auto",
+     .help = "of the KV cache, fp8_e4m3 and int8 with a scale for each token and head; auto: as --dtype"},
     {CASE, "q-heads", "N", INT_AT(q_heads, 1, 1024), .initial = "auto", .word = "auto",
      .help = "query heads; auto: 8 on the host, 32 on cuda"},
     {CASE, "kv-heads", "N", INT_AT(kv_heads, 1, 1024), .initial = "auto", .word = "auto",
@@ -50,18 +52,25 @@ static const cpa_field table[] = {
     {CASE, "pages", "ORDER", CHOICE_AT(pages_ordered, page_orders), .initial = "random",
      .help = "blocks lie in random order, or ordered, one after another"},
     {CASE, "ragged", NULL, FLAG_AT(ragged), .help = "attend: sequence i has (i mod 8 + 1) / 8 of the context"},
+    {CASE, "as-one", NULL, FLAG_AT(as_one), .help = "varlen: the same work in one sequence instead"},
+    {CASE, "length-scale", "S", CPA_FIELD_REAL, offsetof(cpa_bench_options, length_scale), .initial = "1", .min = 1e-9,
+     .max = 1e6, .help = "varlen: multiplies the lengths of prompts"},
+    {NULL, "trace", "FILE", TEXT_AT(trace),
+     .help = "varlen: prompts as long as those of the trace, Mooncake format; without it, of a list of its own"},
     {CASE, "kernels", "NAME", CHOICE_AT(path, cpa_bench_paths), .initial = "best",
      .help = "attend on cuda: best, hopper, portable (no wgmma) or simple (no tensor cores)"},
     {CASE, "transport", "NAME", CHOICE_AT(transport, transports), .initial = "auto",
      .help = "exchange: auto (as the program chooses), mpi, nccl or peer"},
     {CASE, "pattern", "NAME", CHOICE_AT(at_once, patterns), .initial = "rounds",
      .help = "exchange: rounds, two in flight, or at-once, all peers in one"},
-    {NULL, "context", "N", INT_AT(context, 1, 0x1p31), .initial = "4096", .help = "scaling: tokens of the prefill"},
-    {NULL, "batch", "N", INT_AT(batch, 1, 4096), .initial = "8", .help = "scaling: sequences of the decode step"},
+    {NULL, "context", "N", INT_AT(context, 1, 0x1p31), .initial = "4096",
+     .help = "scaling without --shapes: tokens of the prefill"},
+    {NULL, "batch", "N", INT_AT(batch, 1, 4096), .initial = "8",
+     .help = "scaling without --shapes: sequences of the decode step"},
     {NULL, "decode-context", "N", INT_AT(decode_context, 1, 0x1p31), .initial = "auto", .word = "auto",
      .help = "scaling: tokens of each of them; auto: as --context"},
     {NULL, "max-num-batched-tokens", "N", INT_AT(chunk, 1, 0x1p24), .initial = "auto", .word = "auto",
-     .help = "scaling: new tokens of a step of the prefill; auto: all of them"},
+     .help = "scaling: new tokens of a step of a prefill; auto: all of them"},
     {NULL, "staging-bytes", "N", INT_AT(staging_bytes, 1, 0x1p40), .initial = "auto", .word = "auto",
      .help = "scaling: bound on the memory of one rank for keys and values on their way; auto: the library's"},
     {NULL, "threads", "N", INT_AT(threads, 1, 1024), .initial = "auto", .word = "auto",
@@ -116,13 +125,12 @@ cpa_status cpa_bench_options_parse(int argc, char **argv, cpa_bench_options *out
 cpa_status cpa_bench_options_resolve(cpa_bench_options *o, cpa_backend backend, cpa_error *err) {
     bool cuda = backend == CPA_BACKEND_CUDA;
     if (o->dtype == CPA_DTYPE_COUNT) o->dtype = cuda ? CPA_BF16 : CPA_F32;
-    if (o->kv_dtype == CPA_DTYPE_COUNT) o->kv_dtype = o->dtype;
+    if (o->kv_dtype == CPA_KV_DTYPE_COUNT) o->kv_dtype = o->dtype;
     if (!o->q_heads) o->q_heads = cuda ? 32 : 8;
     if (!o->kv_heads) o->kv_heads = cuda ? 8 : 2;
     if (!o->v_dim) o->v_dim = o->k_dim;
     if (!o->block_size) o->block_size = cuda ? 64 : 16;
     if (!o->decode_context) o->decode_context = o->context;
-    if (!o->chunk) o->chunk = o->context;
     if (o->min_time_s < 0) o->min_time_s = cuda ? 0.1 : 0.5;
     if (o->q_heads % o->kv_heads != 0) {
         return cpa_fail(err, CPA_INVALID, "bench: --q-heads: found %lld, expected a multiple of the %lld KV heads",

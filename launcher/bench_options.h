@@ -24,11 +24,14 @@ typedef struct cpa_bench_options {
     int64_t full;                           /* 0 causal, 1 without a mask */
     int64_t pages_ordered;                  /* pages lie one after another; else in random order */
     int64_t ragged;                         /* sequence i has (i mod 8 + 1) / 8 of the context */
+    int64_t as_one;                         /* of varlen: the same work in one sequence */
+    double length_scale;                    /* of varlen */
+    char trace[CPA_TEXT_BYTES];             /* of varlen; empty: lengths of its own */
     int64_t path;                           /* index into cpa_bench_paths */
     int64_t transport;                      /* cpa_bench_transport */
     int64_t at_once;                        /* one exchange with all peers; else the rounds */
     int64_t context, batch, decode_context; /* of scaling */
-    int64_t chunk;                          /* of scaling; 0: the context */
+    int64_t chunk;                          /* of scaling; 0: all new tokens */
     int64_t staging_bytes;                  /* of scaling; 0: the library's choice */
     int64_t threads;                        /* 0: what the program would use */
     double min_time_s;                      /* a case is repeated for at least so long */

@@ -25,6 +25,7 @@ void cpa_bench_print_preamble(const cpa_bench_site *site, const char *name, cons
         printf("# memory: %.1f GB/s read, %.1f GB/s copied (read and written), of one rank, measured in this run\n",
                1e-9 * site->read_bandwidth, 1e-9 * site->copy_bandwidth);
     }
+    if (site->launch_s > 0) printf("# a launch: %.2f us, of a kernel that reads nothing\n", 1e6 * site->launch_s);
     if (site->transport) printf("# transport that the program would use: %s\n", site->transport->name);
 }
 
@@ -84,13 +85,14 @@ cpa_status cpa_bench_check_json(const cpa_bench_options *options, cpa_error *err
 cpa_status cpa_bench_write_json(const cpa_bench_site *site, const char *name, const char *date, json_t *rows,
                                 cpa_error *err) {
     const cpa_bench_options *o = &site->options;
-    json_t *root = json_pack(
-        "{ss ss ss ss si sI ss sI sI sI sI so so ss* sO}", "version", cpa_version(), "benchmark", name, "date", date,
-        "device", cpa_device_description(site->device), "ranks", site->control.size, "threads", (json_int_t)o->threads,
-        "dtype", cpa_dtype_name((cpa_dtype)o->dtype), "q_heads", (json_int_t)o->q_heads, "kv_heads",
-        (json_int_t)o->kv_heads, "head_dim", (json_int_t)o->k_dim, "block_size", (json_int_t)o->block_size,
-        "read_gbytes_per_s", rate_to_json(site->read_bandwidth), "copy_gbytes_per_s",
-        rate_to_json(site->copy_bandwidth), "transport", site->transport ? site->transport->name : NULL, "rows", rows);
+    json_t *root =
+        json_pack("{ss ss ss ss si sI ss sI sI sI sI so so sf ss* sO}", "version", cpa_version(), "benchmark", name,
+                  "date", date, "device", cpa_device_description(site->device), "ranks", site->control.size, "threads",
+                  (json_int_t)o->threads, "dtype", cpa_dtype_name((cpa_dtype)o->dtype), "q_heads",
+                  (json_int_t)o->q_heads, "kv_heads", (json_int_t)o->kv_heads, "head_dim", (json_int_t)o->k_dim,
+                  "block_size", (json_int_t)o->block_size, "read_gbytes_per_s", rate_to_json(site->read_bandwidth),
+                  "copy_gbytes_per_s", rate_to_json(site->copy_bandwidth), "launch_us", 1e6 * site->launch_s,
+                  "transport", site->transport ? site->transport->name : NULL, "rows", rows);
     if (!root) return cpa_fail(err, CPA_NO_MEMORY, "bench: no memory for the JSON");
     FILE *file = fopen(o->json, "wx");
     if (!file) {

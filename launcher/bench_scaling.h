@@ -1,4 +1,4 @@
-/* bench scaling: context attention of one long prefill and of one decode batch, on all ranks and on one alone. */
+/* bench scaling: context attention of long prefills and of decode batches, on all ranks and on one alone. */
 #ifndef CPA_LAUNCHER_BENCH_SCALING_H
 #define CPA_LAUNCHER_BENCH_SCALING_H
 
@@ -26,6 +26,7 @@ typedef struct cpa_bench_team_result {
     double exposed_s;    /* of it, waiting for messages, on the rank with the most */
     double bytes_sent;   /* by all ranks */
     double flops, bytes; /* of all ranks */
+    double shard_s;      /* of decode on several ranks: of attending a rank's shares alone; else 0 */
     double checked, wrong;
 } cpa_bench_team_result;
 

@@ -1,18 +1,21 @@
 /* Context attention on a team of ranks, through the public functions of cpattn/context.h: a shard of every sequence is
- * filled, then each step is planned and its one layer attended again and again. */
+ * filled, then each step is planned and its one layer attended again and again: decode on a device as the program does
+ * it, in graphs of many layers. */
 #include <math.h>
 #include <stdlib.h>
 
 #include "base/check.h"
 #include "base/clock.h"
+#include "base/min_max.h"
 #include "launcher/bench_inputs.h"
 #include "launcher/bench_memory.h"
 #include "launcher/bench_scaling.h"
-#include "src/context_internal.h"
+#include "src/graphs.h"
 #include "src/reference.h"
 
-enum { BATCHES = 5, MAX_CALLS_PER_BATCH = 500, SAMPLED_ROWS = 2, SAMPLED_HEADS = 4, PIECE_TOKENS = 8192 };
-static const double batch_s = 20e-3;
+enum { MIN_BATCHES = 3, BATCHES = 5, MAX_CALLS_PER_BATCH = 512, SAMPLED_ROWS = 2, SAMPLED_HEADS = 4 };
+enum { PIECE_TOKENS = 8192, LAYERS_PER_GRAPH = 32 };
+static const double batch_s = 20e-3, long_s = 0.5; /* of MIN_BATCHES, which then suffice */
 
 /* A row of this rank in the step. */
 typedef struct team_row {
@@ -24,6 +27,8 @@ typedef struct team {
     const cpa_bench_work *work;
     cpa_control control;
     cpa_context *context;
+    cpa_graphs *graphs; /* of decode on a device; else NULL */
+    bool captured;      /* a call is a part of a graph of LAYERS_PER_GRAPH */
     cpa_owner_map map;
     cpa_kv_view kv;
     int32_t *blocks;           /* of all sequences, one after another */
@@ -110,11 +115,14 @@ static cpa_status open_team(team *t, MPI_Comm comm, cpa_error *err) {
         .kv_dtype = (cpa_dtype)o->kv_dtype,
         .block_size = (int32_t)o->block_size,
         .staging_bytes = o->staging_bytes,
-        .max_rows = step_tokens,
+        .max_rows = cpa_max64(step_tokens, cpa_graphs_rows(step_tokens)),
     };
     CPA_TRY(cpa_context_create(t->control.comm, t->site->device, &options, &t->context, err));
+    if (t->work->new_tokens == 1 && t->site->device->kernels->graph_begin) {
+        CPA_TRY(cpa_graphs_create(&t->control, t->context, t->site->stream, &t->graphs, err));
+    }
     int64_t element = cpa_dtype_bytes((cpa_dtype)o->dtype);
-    int64_t most_rows = t->work->sequences * (t->work->chunk / t->map.cp_size + t->map.interleave);
+    int64_t most_rows = t->work->sequences * (step_tokens / t->work->sequences / t->map.cp_size + t->map.interleave);
     t->chunks = calloc((size_t)t->work->sequences, sizeof *t->chunks);
     t->rows = malloc((size_t)most_rows * sizeof *t->rows);
     cpa_status status =
@@ -130,6 +138,7 @@ static cpa_status open_team(team *t, MPI_Comm comm, cpa_error *err) {
 }
 
 static void close_team(team *t) {
+    cpa_graphs_destroy(t->graphs);
     cpa_context_destroy(t->context);
     cpa_device_free(t->site->device, t->out);
     cpa_device_free(t->site->device, t->q);
@@ -152,23 +161,43 @@ typedef struct call_time {
     double time_s, enqueue_s, exposed_s;
 } call_time;
 
-static cpa_status time_calls(team *t, int64_t n, call_time *out, cpa_error *err) {
+static cpa_status attend_layers(team *t, int64_t n) {
     cpa_context_args args = {.size = sizeof args, .q = t->q, .kv = t->kv, .mask = {.causal = 1}, .out = t->out};
-    cpa_context_stats before, after;
-    double ready = 0;
-    cpa_context_get_stats(t->context, &before);
-    CPA_TRY(cpa_control_max(&t->control, &ready, 1, err)); /* ranks begin together */
-    double start = cpa_clock_now();
     cpa_status status = CPA_OK;
     for (int64_t i = 0; status == CPA_OK && i < n; i++) {
         status = cpa_context_attend(t->context, &args, t->site->stream);
     }
-    double enqueued = cpa_clock_now();
-    if (status == CPA_OK) status = cpa_context_sync(t->context, t->site->stream);
+    return status;
+}
+
+/* Runs n layers to their end; *enqueue_s is what starting them took. Between graphs it waits, as the program does
+ * between steps. */
+static cpa_status run_layers(team *t, int64_t n, double *enqueue_s, cpa_error *err) {
+    *enqueue_s = 0;
+    for (int64_t done = 0; done < n; done += t->captured ? LAYERS_PER_GRAPH : n) {
+        double start = cpa_clock_now();
+        if (t->captured) {
+            CPA_TRY(cpa_graphs_launch(t->graphs, err));
+        } else {
+            CPA_TRY(context_status(t, attend_layers(t, n), err));
+        }
+        *enqueue_s += cpa_clock_now() - start;
+        CPA_TRY(context_status(t, cpa_context_sync(t->context, t->site->stream), err));
+    }
+    return CPA_OK;
+}
+
+static cpa_status time_calls(team *t, int64_t n, call_time *out, cpa_error *err) {
+    cpa_context_stats before, after;
+    double ready = 0, enqueue_s;
+    cpa_context_get_stats(t->context, &before);
+    CPA_TRY(cpa_control_max(&t->control, &ready, 1, err)); /* ranks begin together */
+    double start = cpa_clock_now();
+    cpa_status status = run_layers(t, n, &enqueue_s, err);
     double end = cpa_clock_now();
     cpa_context_get_stats(t->context, &after);
-    CPA_TRY(cpa_control_agree(&t->control, context_status(t, status, err), err));
-    double most[3] = {end - start, enqueued - start, after.exposed_comm_s - before.exposed_comm_s};
+    CPA_TRY(cpa_control_agree(&t->control, status, err));
+    double most[3] = {end - start, enqueue_s, after.exposed_comm_s - before.exposed_comm_s};
     CPA_TRY(cpa_control_max(&t->control, most, 3, err));
     *out = (call_time){most[0] / (double)n, most[1] / (double)n, most[2] / (double)n};
     return CPA_OK;
@@ -187,32 +216,67 @@ static cpa_status sent_so_far(team *t, double *out, cpa_error *err) {
     return cpa_control_sum(&t->control, out, 1, err);
 }
 
-/* Plans and times one step, and adds its median batch to the result. */
-static cpa_status run_step(team *t, int64_t start, int64_t count, cpa_bench_team_result *result, cpa_error *err) {
+static cpa_status plan_step(team *t, int64_t start, int64_t count, cpa_error *err) {
+    double most_rows;
     for (int64_t i = 0; i < t->work->sequences; i++) {
         t->chunks[i].start = start;
         t->chunks[i].count = count;
     }
-    cpa_status status = fill_queries(t, start, count, err);
-    if (status == CPA_OK) {
-        status = context_status(t, cpa_context_plan(t->context, t->chunks, t->work->sequences), err);
+    CPA_TRY(cpa_control_agree(&t->control, fill_queries(t, start, count, err), err));
+    most_rows = (double)t->n_rows;
+    CPA_TRY(cpa_control_max(&t->control, &most_rows, 1, err));
+    int64_t steady_rows = t->graphs ? cpa_graphs_rows((int64_t)most_rows) : 0;
+    cpa_context_begin(t->context);
+    cpa_status status = cpa_context_plan_ahead(t->context, t->chunks, t->work->sequences, steady_rows);
+    if (status == CPA_OK) status = cpa_context_upload_plan(t->context, t->site->stream);
+    return cpa_control_agree(&t->control, context_status(t, status, err), err);
+}
+
+/* Captures the layers of the step, whose shape has run before; later calls are launches of the graph. */
+static cpa_status capture_step(team *t, cpa_error *err) {
+    cpa_graph_way way;
+    for (int run = 0; run < 2; run++) CPA_TRY(cpa_graphs_choose(t->graphs, &way, err));
+    for (int muted = 0; muted < 2; muted++) {
+        CPA_TRY(cpa_graphs_begin(t->graphs, muted, err));
+        cpa_status status = context_status(t, attend_layers(t, LAYERS_PER_GRAPH), err);
+        CPA_TRY(cpa_control_agree(&t->control, cpa_graphs_end(t->graphs, status, err), err));
     }
-    CPA_TRY(cpa_control_agree(&t->control, status, err));
+    t->captured = true;
+    return CPA_OK;
+}
+
+/* Calls of a batch from the time of one. */
+static int64_t calls_per_batch(const team *t, double call_s) {
+    if (t->site->backend != CPA_BACKEND_CUDA) return 1;
+    int64_t calls = (int64_t)fmin(batch_s / call_s + 1, MAX_CALLS_PER_BATCH);
+    return t->captured ? (calls + LAYERS_PER_GRAPH - 1) / LAYERS_PER_GRAPH * LAYERS_PER_GRAPH : calls;
+}
+
+/* Plans and times one step, and adds its median batch to the result. Of graphs, waiting is measured in a launch of its
+ * own: marks between kernels cost time. */
+static cpa_status run_step(team *t, int64_t start, int64_t count, cpa_bench_team_result *result, cpa_error *err) {
     call_time times[BATCHES], warm;
-    double before, after;
+    double before, after, total = 0;
+    CPA_TRY(plan_step(t, start, count, err));
     CPA_TRY(sent_so_far(t, &before, err));
     CPA_TRY(time_calls(t, 1, &warm, err));
     CPA_TRY(sent_so_far(t, &after, err));
-    CPA_TRY(time_calls(t, 1, &warm, err));
-    bool cuda = t->site->backend == CPA_BACKEND_CUDA;
-    int64_t calls = cuda ? (int64_t)fmin(batch_s / warm.time_s + 1, MAX_CALLS_PER_BATCH) : 1;
-    for (int i = 0; i < BATCHES; i++) CPA_TRY(time_calls(t, calls, &times[i], err));
-    qsort(times, BATCHES, sizeof *times, compare_times);
-    const call_time *median = &times[BATCHES / 2];
-    result->iterations += BATCHES * calls;
+    if (t->graphs) CPA_TRY(capture_step(t, err));
+    if (warm.time_s < long_s) CPA_TRY(time_calls(t, t->captured ? LAYERS_PER_GRAPH : 1, &warm, err));
+    cpa_context_mute(t->context, t->captured);
+    int64_t calls = calls_per_batch(t, warm.time_s);
+    int n = 0;
+    while (n < BATCHES && (n < MIN_BATCHES || total < long_s)) {
+        CPA_TRY(time_calls(t, calls, &times[n], err));
+        total += times[n++].time_s * (double)calls;
+    }
+    cpa_context_mute(t->context, 0);
+    qsort(times, (size_t)n, sizeof *times, compare_times);
+    const call_time *median = &times[n / 2];
+    result->iterations += n * calls;
     result->time_s += median->time_s;
     result->enqueue_s += median->enqueue_s;
-    result->exposed_s += median->exposed_s;
+    result->exposed_s += t->captured ? warm.exposed_s : median->exposed_s;
     result->bytes_sent += after - before;
     return CPA_OK;
 }
@@ -223,24 +287,21 @@ static cpa_status run_step(team *t, int64_t start, int64_t count, cpa_bench_team
 static cpa_status add_keys(team *t, const team_row *row, const int64_t *heads, cpa_reference_row *refs,
                            cpa_error *err) {
     const cpa_bench_options *o = &t->site->options;
-    cpa_dtype dtype = (cpa_dtype)o->kv_dtype;
-    cpa_status status = CPA_OK;
-    for (int64_t first = 0; status == CPA_OK && first <= row->position; first += PIECE_TOKENS) {
-        int64_t n = row->position + 1 - first < PIECE_TOKENS ? row->position + 1 - first : PIECE_TOKENS;
-        void *k = NULL, *v = NULL;
-        status = cpa_bench_recall(t->site, CPA_SYNTH_K, row->sequence, first, n, &k, err);
-        if (status == CPA_OK) status = cpa_bench_recall(t->site, CPA_SYNTH_V, row->sequence, first, n, &v, err);
-        for (int64_t i = 0; status == CPA_OK && i < n * SAMPLED_HEADS; i++) {
-            float wide_k[CPA_MAX_HEAD_DIM], wide_v[CPA_MAX_HEAD_DIM];
-            int64_t kv_row = i / SAMPLED_HEADS * o->kv_heads + heads[i % SAMPLED_HEADS] * o->kv_heads / o->q_heads;
-            cpa_reference_widen((char *)k + kv_row * o->k_dim * cpa_dtype_bytes(dtype), dtype, o->k_dim, wide_k);
-            cpa_reference_widen((char *)v + kv_row * o->v_dim * cpa_dtype_bytes(dtype), dtype, o->v_dim, wide_v);
-            cpa_reference_add(&refs[i % SAMPLED_HEADS], wide_k, wide_v);
+    for (int64_t first = 0; first <= row->position; first += PIECE_TOKENS) {
+        int64_t n = cpa_min64(row->position + 1 - first, PIECE_TOKENS);
+        cpa_kv_view kv;
+        CPA_TRY(cpa_bench_recall(t->site, row->sequence, first, n, &kv, err));
+        for (int64_t i = 0; i < n * SAMPLED_HEADS; i++) {
+            float k[CPA_MAX_HEAD_DIM], v[CPA_MAX_HEAD_DIM];
+            int64_t kv_head = heads[i % SAMPLED_HEADS] * o->kv_heads / o->q_heads;
+            cpa_bench_recalled_row(&kv, CPA_SYNTH_K, i / SAMPLED_HEADS, kv_head, k);
+            cpa_bench_recalled_row(&kv, CPA_SYNTH_V, i / SAMPLED_HEADS, kv_head, v);
+            cpa_reference_add(&refs[i % SAMPLED_HEADS], k, v);
         }
-        free(v);
-        free(k);
+        free(kv.v);
+        free(kv.k);
     }
-    return status;
+    return CPA_OK;
 }
 
 /* One head of a row of a tensor [rows, q_heads, dim] on the device, as floats. */
@@ -281,7 +342,7 @@ static cpa_status check_row(team *t, int64_t row, cpa_reference_row *refs, cpa_b
 static cpa_status check_rows(team *t, cpa_bench_team_result *result, cpa_error *err) {
     cpa_reference_row *refs = malloc(SAMPLED_HEADS * sizeof *refs);
     cpa_status status = refs ? CPA_OK : cpa_fail(err, CPA_NO_MEMORY, "bench scaling: no memory for the reference");
-    int64_t samples = t->n_rows < SAMPLED_ROWS ? t->n_rows : SAMPLED_ROWS; /* evenly spaced, the last one included */
+    int64_t samples = cpa_min64(t->n_rows, SAMPLED_ROWS); /* evenly spaced, the last one included */
     for (int64_t i = 0; status == CPA_OK && i < samples; i++) {
         status = check_row(t, (i + 1) * t->n_rows / samples - 1, refs, result, err);
     }

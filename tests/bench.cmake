@@ -10,3 +10,7 @@ endfunction()
 cpattn_bench_test(bench_results_are_right right cp_attn)
 cpattn_bench_test(bench_counts_wrong_results wrong cp_attn_faults)
 cpattn_bench_test(bench_refuses_bad_usage bad cp_attn)
+
+# The table of bench/gpu.sh, from figures made up.
+add_test(NAME bench_table_judges COMMAND bash ${CMAKE_CURRENT_SOURCE_DIR}/bench_table.sh)
+set_tests_properties(bench_table_judges PROPERTIES TIMEOUT ${CPATTN_TEST_TIMEOUT} LABELS host)

@@ -39,6 +39,26 @@ sys.exit(not len(rows) == len(good) == int(sys.argv[2]))
 END
 }
 
+# The steps and the one sequence of as many pairs, of lengths of its own and of a trace: work to within a token a prompt.
+varlen_steps_do_the_work_of_one_sequence() {
+    printf '{"timestamp": 0, "input_length": %d, "output_length": 1}\n' 700 90 430 >trace.jsonl
+    local own=6x100:length-scale=0.02 traced=3x64 list
+    for list in "$own,$own:as-one=true" "$traced,$traced:as-one=true --trace trace.jsonl"; do
+        rm -f varlen.json
+        bench 1 varlen --iters 3 --result-json varlen.json --shapes $list
+        expect_right 2
+        expect_json varlen.json 2
+        python3 - <<'END' || fail "the work differs"
+import json, sys
+steps, one = (row["gflops"] * row["time_us"] for row in json.load(open("varlen.json"))["rows"])
+sys.exit(abs(steps / one - 1) > 0.02)
+END
+    done
+    bench 1 varlen --iters 3 --shapes 65x100
+    [ "$code" = 2 ] || fail "65 of 64 prompts: exit $code"
+    grep -q "at most the 64" err.txt || fail "the line does not say how many prompts there are"
+}
+
 results_are_right() {
     local dtype
     for dtype in fp32 bf16 fp16; do
@@ -56,6 +76,9 @@ results_are_right() {
     bench 1 attend --shapes 3x1x500,9x1x500:ragged=true,1x20x90:mask=full,1x20x90:v-head-dim=72:dtype=bf16 --iters 3
     expect_right 4
     awk '!/^#/ && $(NF - 2) <= 0 { bad = 1 } END { exit bad }' out.txt || fail "no share of the read bandwidth"
+    bench 1 attend --shapes 3x1x500:kv-cache-dtype=int8,2x33x201:kv-cache-dtype=fp8_e4m3:dtype=bf16 --iters 3
+    expect_right 2
+    varlen_steps_do_the_work_of_one_sequence
     bench 2 attend --q-heads 6 --kv-heads 3 --head-dim 40 --block-size 4 --shapes 1x50x70 --iters 3
     expect_right 1
     for ranks in 2 3; do
@@ -69,6 +92,10 @@ results_are_right() {
         expect_right $((ranks == 1 ? 2 : 4))
         expect_json scaling.json $((ranks == 1 ? 2 : 4))
     done
+    bench 2 scaling --shapes 1x70x200:kv-cache-dtype=int8,3x1x100 --max-num-batched-tokens 40
+    expect_right 4
+    awk '$1 == "prefill" && $13 != "-" || $1 == "decode" && $3 == 2 && $13 !~ /^-?[0-9.]+$/ { bad = 1 }
+        END { exit bad }' out.txt || fail "what decode adds to attention is not there, or something else is"
     awk '$1 == "decode" && $3 == 3 && ($9 <= 0 || $12 <= 0) { bad = 1 } END { exit bad }' out.txt ||
         fail "no speedup, or nothing was sent"
 }
@@ -81,6 +108,9 @@ faults_are_counted() {
         [ "$code" = 1 ] || fail "$fault: exit $code, expected 1"
         awk '!/^#/ && $NF > 0 { found = 1 } END { exit !found }' out.txt || fail "$fault: no wrong rows"
     done
+    export CPATTN_FAULT=wrong-scale
+    bench 1 attend --shapes 1x96x96:kv-cache-dtype=int8 --iters 3
+    [ "$code" = 1 ] || fail "wrong-scale: exit $code, expected 1"
     export CPATTN_FAULT=dropped-shard
     bench 2 scaling --context 200 --batch 4
     [ "$code" = 1 ] || fail "dropped-shard: exit $code, expected 1"
@@ -108,6 +138,8 @@ bad_usage_is_refused() {
     bench 2 exchange --shapes 64:transport=nccl && expect_refusal transport
     bench 2 scaling --context 0 && expect_refusal context
     bench 1 attend --shapes 1x9x3 && expect_refusal "context of 3"
+    bench 1 kv_pack --kv-cache-dtype int8 && expect_refusal int8
+    bench 2 scaling --shapes 1x9x3 && expect_refusal "context of 3"
     bench 1 exchange && expect_refusal "at least 2"
     bench 2 exchange --shapes 3x3 && expect_refusal 3x3
     echo kept >kept.json
