@@ -94,7 +94,6 @@ static cpa_status capture(probe *p, cpa_error *err) {
     CPA_TRY(context_failed(p, cpa_context_sync(p->context, p->stream), err));
     if (p->graph) kernels->graph_destroy(p->graph);
     p->graph = NULL;
-    p->context->q.maps_uploaded = NULL;
     CPA_TRY(stream_failed(p, kernels->graph_begin(p->stream), err));
     cpa_status status = attend_layers(p, err);
     if (status != CPA_OK) {
@@ -107,8 +106,10 @@ static cpa_status capture(probe *p, cpa_error *err) {
 /* Seconds of a layer of a step with one row of a sequence of that phase, which ends at `end`. The last rank has it. */
 static cpa_status time_layer(probe *p, int32_t phase, int64_t end, double *seconds, cpa_error *err) {
     cpa_context_chunk chunk = {end - 1, 1, phase, CPA_PASS_Q, p->table};
-    cpa_status status = context_failed(p, cpa_context_plan_steady(p->context, &chunk, 1, 1), err);
+    cpa_status status = context_failed(p, cpa_context_plan_ahead(p->context, &chunk, 1, 1), err);
+    if (status == CPA_OK) status = context_failed(p, cpa_context_upload_plan(p->context, p->stream), err);
     if (status == CPA_OK) {
+        cpa_context_begin(p->context);
         cpa_context_mute(p->context, 1);
         status = capture(p, err);
     }
