@@ -100,30 +100,32 @@ static void preemption_loses_nothing_and_changes_no_result(void) {
 
 /* Of sequences that one rank keeps whole nothing is sent, and on the host they have the bits of a run on one rank. */
 static void whole_sequences_exchange_nothing_and_give_what_one_rank_gives(void) {
-    cpa_engine_options options = default_options();
+    cpa_engine_options options = cpa_test_engine_options();
     int size;
     MPI_Comm_size(MPI_COMM_WORLD, &size);
-    options.local_context = 80; /* of submit_decode_heavy all, of submit_mixed some */
-    cpa_engine_stats stats = run(&options, submit_decode_heavy, 0);
+    options.local_context = 80; /* of decode_heavy all, of mixed some */
+    cpa_engine_stats stats = run(&options, decode_heavy, 0);
     CU_ASSERT_EQUAL(stats.bytes_sent, 0);
     CU_ASSERT(stats.verify_rows > 500);
     uint64_t whole = stats.output_digest;
     options.algorithm = CPA_PASS_Q;
     options.max_num_batched_tokens = 33;
-    stats = run(&options, submit_decode_heavy, 0);
+    stats = run(&options, decode_heavy, 0);
     CU_ASSERT_EQUAL(stats.bytes_sent, 0);
     expect_same_results(&stats, whole);
-    uint64_t some = run(&options, submit_mixed, 0).output_digest;
-    options = default_options();
+    uint64_t some = run(&options, mixed, 0).output_digest;
+    options = cpa_test_engine_options();
     options.local_context = 80;
-    stats = run(&options, submit_mixed, 0);
+    stats = run(&options, mixed, 0);
     expect_same_results(&stats, some);
     CU_ASSERT_EQUAL(stats.bytes_sent > 0, size > 1);
     if (!cpa_test_promises_bits()) return;
     cpa_engine *alone = NULL;
     options.verify = 0;
     CU_ASSERT_EQUAL_FATAL(cpa_engine_create(MPI_COMM_SELF, &options, &alone, NULL), CPA_OK);
-    submit_decode_heavy(alone, 0);
+    cpa_request requests[REQUESTS];
+    decode_heavy(requests);
+    for (int i = 0; i < REQUESTS; i++) CU_ASSERT_EQUAL(cpa_engine_submit(alone, &requests[i]), CPA_OK);
     CU_ASSERT_EQUAL(cpa_engine_run(alone, NULL, NULL, NULL), CPA_OK);
     cpa_engine_get_stats(alone, &stats);
     CU_ASSERT_EQUAL(stats.output_digest, whole);
@@ -156,7 +158,7 @@ static void note_times(void *ctx, const cpa_span *span) {
 
 /* The steps take long enough to plan and send one in the meantime: some milliseconds. */
 static cpa_engine_options long_steps(void) {
-    cpa_engine_options options = default_options();
+    cpa_engine_options options = cpa_test_engine_options();
     int on_host = cpa_test_promises_bits();
     options.model = (cpa_model_shape){.layers = 4,
                                       .q_heads = on_host ? 8 : 32,
@@ -176,15 +178,16 @@ static cpa_engine_options long_steps(void) {
 
 static void the_next_step_is_received_and_prepared_while_one_runs(void) {
     cpa_engine_options options = long_steps();
-    cpa_engine *engine = NULL;
+    cpa_request request = {
+        .size = sizeof request, .id = 1, .prompt_tokens = 30 * options.max_num_batched_tokens, .output_tokens = 1};
+    cpa_engine *engine = cpa_test_engine(&options, &request, 1);
     cpa_engine_stats stats;
     step_times *times = calloc(1, sizeof *times);
     int rank, size;
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     MPI_Comm_size(MPI_COMM_WORLD, &size);
-    CU_ASSERT_EQUAL(cpa_engine_create(MPI_COMM_WORLD, &options, &engine, NULL), CPA_OK);
+    CU_ASSERT_PTR_NOT_NULL(engine);
     if (!engine || !times) return;
-    if (rank == 0) submit(engine, 1, 30 * options.max_num_batched_tokens, 1, 0);
     CU_ASSERT_EQUAL(cpa_engine_run(engine, NULL, NULL, NULL), CPA_OK);
     CU_ASSERT_EQUAL(cpa_engine_timeline(engine, note_times, times), CPA_OK);
     cpa_engine_get_stats(engine, &stats);
