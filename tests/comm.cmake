@@ -18,6 +18,7 @@ endfunction()
 
 cpattn_mpi_test(test_transport "1;2;3;4" test_transport.c)
 cpattn_transport_test_on_device(test_transport "1;2;4")
+cpattn_mpi_test(test_post "1;2;3;4" test_post.c)
 cpattn_mpi_test(test_context "1;2;3;4;5" test_context.c)
 cpattn_mpi_test_on_device(test_context "1;2;4")
 cpattn_mpi_test(test_pass_kv_gather "1;2;3;4" test_pass_kv_gather.c)
