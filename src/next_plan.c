@@ -64,7 +64,10 @@ static void add_spans(const cpa_next_plan *next, double begin) {
 }
 
 cpa_status cpa_next_plan_look(cpa_next_plan *next, int wait, cpa_error *err) {
-    if (next->there || next->last) return CPA_OK;
+    if (next->there || next->last) {
+        int flushed;
+        return next->ahead ? cpa_post_flush(next->post, 0, &flushed, err) : CPA_OK;
+    }
     const double begin = cpa_clock_now();
     const uint64_t range = wait ? cpa_range_begin(cpa_span_name(CPA_SPAN_RECEIVE)) : 0;
     cpa_status status = get(next, wait, err);
