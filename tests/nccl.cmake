@@ -6,8 +6,3 @@ foreach(program test_nccl_library test_device_transport)
 endforeach()
 
 cpattn_transport_test_on_device(test_device_transport "1;2;3;4")
-foreach(transport peer nccl)
-  foreach(n 1 2 3 4)
-    set_tests_properties(test_device_transport-${transport}-np${n} PROPERTIES RUN_SERIAL ON) # it measures times
-  endforeach()
-endforeach()

@@ -129,14 +129,16 @@ static void test_random_steps_are_right_and_the_same_bits_by_both_algorithms(voi
     close_device();
 }
 
-/* A long sequence between short ones, so that its shards are cut into several segments. */
+/* A long sequence between short ones, so that its shards are cut into several segments: where all peers come at once,
+ * into more of them than there are peers, however much fits. */
 typedef struct long_step {
     cpa_test_cache cache;
     cpa_test_chunk chunks[4];
 } long_step;
 
 static void long_step_init(long_step *step, cpa_test_shape shape) {
-    int64_t length = LONG_TOKENS * cpa_test_ranks() * 5 / 2 + 37;
+    int64_t shards = cpa_attend_split_tokens(device) > 1 || cpa_test_ranks() < 3 ? 2 : cpa_test_ranks();
+    int64_t length = LONG_TOKENS * cpa_test_ranks() * (2 * shards + 1) / 2 + 37;
     int64_t lengths[4] = {21, length, 3, 130};
     int32_t phases[4] = {0, 1, 2, 0};
     cpa_test_cache_init(&step->cache, shape, 7, lengths, phases, 4);

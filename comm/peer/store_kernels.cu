@@ -7,7 +7,9 @@
  *
  * On compute capability 9.0 a pull may start while the kernel before it on its stream is ending, and while a push that
  * comes right before it runs: it writes only when that is over, and so ends behind it. A push may be placed beside the
- * kernel before it as well, and does nothing until that is over. */
+ * kernel before it as well, and does nothing until that is over. Neither lets the kernel behind it start before all that
+ * came before itself is over: a pull reads the counts of its slot at once, which an earlier one may still have to
+ * advance. */
 #include "comm/peer/store_kernels.h"
 
 #include "base/dependent.cuh"
@@ -220,6 +222,7 @@ __device__ bool take_lines(const cpa_store_part &part, uint32_t next, const uint
         },
         abort, part.stalled);
     dependent_wait();
+    dependent_allow();
     if (!is_there) return false;
 #pragma unroll
     for (int d = 0; d < LINES; d++) {
@@ -266,6 +269,7 @@ __device__ void pull_bytes(const cpa_store_part &part, const cpa_store_batch &ba
     const uint32_t next = part.own->pulled + 1;
     if (threadIdx.x == 0) is_there = await_arrival(part, next, batch);
     dependent_wait();
+    dependent_allow();
     __syncthreads();
     if (!is_there) return;
     move_share(part, part.bytes);
@@ -287,7 +291,6 @@ __global__ void __launch_bounds__(THREADS) push(const __grid_constant__ cpa_stor
 
 __global__ void __launch_bounds__(THREADS) pull(const __grid_constant__ cpa_store_batch batch) {
     const cpa_store_part &part = batch.parts[blockIdx.y];
-    dependent_allow(); /* a merge of what comes */
     if (part.bytes <= CPA_STORE_LINE_BYTES) {
         pull_lines(part, batch);
     } else {
