@@ -1,42 +1,81 @@
-/* attend, last step: joins the partial states that the pieces of a tile left in the work space. A warp a row; the
- * states count in the order of their keys, so the result does not depend on when they were written. */
+/* attend, last step: joins the partial states that the pieces of a tile left in the work space. A warp a row, or all
+ * warps of a CTA a row of many states, each every fourth; the order of the sums follows that of the keys, so the result
+ * does not depend on when the states were written. */
 #include "base/dependent.cuh"
 #include "kernels/cuda/attend.cuh"
 #include "kernels/cuda/warp.cuh"
 
 namespace {
 
-constexpr int WARPS = 4;
+constexpr int WARPS = 4, COLUMNS = WARP_LANES * 4;
+constexpr int MANY = 8; /* states of a row that one warp sums, where the rows are as few as those of a decode unit */
+
+/* The states of a row: their LSEs and their O, `stride` rows apart. */
+struct row_states {
+    const float *lse, *o;
+    int32_t count, stride, v_dim;
+
+    __device__ float joint_lse(int lane) const {
+        float max = -INFINITY, sum = 0;
+        for (int s = lane; s < count; s += WARP_LANES) max = fmaxf(max, lse[(int64_t)s * stride]);
+        max = warp_max(max);
+        if (max == -INFINITY) return max;
+        for (int s = lane; s < count; s += WARP_LANES) sum += expf(lse[(int64_t)s * stride] - max);
+        return max + logf(warp_sum(sum));
+    }
+    /* The weighted sum over the states `first`, first + step, ... of four columns. */
+    __device__ void sum(float (&value)[4], float joint, int first, int step, int column, int lane) const {
+        for (int begin = 0; begin < count; begin += WARP_LANES) {
+            const int n = min(count - begin, WARP_LANES);
+            const bool counts = lane < n && joint > -INFINITY;
+            const float weights = counts ? expf(lse[(int64_t)(begin + lane) * stride] - joint) : 0;
+#pragma unroll 8
+            for (int s = first; s < n; s += step) {
+                const float weight = __shfl_sync(0xffffffff, weights, s);
+                float part[4] = {0, 0, 0, 0};
+                if (column < v_dim) load_floats(o + (int64_t)(begin + s) * stride * v_dim + column, part);
+                for (int e = 0; e < 4; e++) value[e] += weight * part[e];
+            }
+        }
+    }
+};
+
+/* The sum of what the warps have, for the first of them. Called by all. */
+__device__ void add_warps(float (&value)[4], float (&sums)[WARPS][COLUMNS], int warp, int lane) {
+    store_floats(&sums[warp][lane * 4], value);
+    __syncthreads();
+    for (int other = 1; other < WARPS && warp == 0; other++) {
+        float more[4];
+        load_floats(&sums[other][lane * 4], more);
+        for (int e = 0; e < 4; e++) value[e] += more[e];
+    }
+    __syncthreads();
+}
 
 template <typename Element>
 __global__ void __launch_bounds__(WARPS *WARP_LANES) attend_combine(const __grid_constant__ cpa_cuda_attend_args a) {
+    __shared__ float sums[WARPS][COLUMNS];
     dependent_allow(); /* a push of the states */
+    const cpa_cuda_split split = a.splits[blockIdx.x]; /* of the plan: there before the kernel that wrote the states */
+    const int kv_group = blockIdx.y, rows = split.row_end - split.row_begin;
+    const int warp = threadIdx.x / WARP_LANES, lane = threadIdx.x % WARP_LANES;
+    const int parts = split.count > MANY && rows <= CPA_CUDA_DECODE_ROWS ? WARPS : 1;
+    const int part = parts > 1 ? warp : 0, rows_at_once = WARPS / parts;
     dependent_wait();
-    const cpa_cuda_split split = a.splits[blockIdx.x];
-    const int kv_group = blockIdx.y, rows = split.row_end - split.row_begin, lane = threadIdx.x % WARP_LANES;
-    for (int row = blockIdx.z * WARPS + threadIdx.x / WARP_LANES; row < rows; row += gridDim.z * WARPS) {
+    for (int row = blockIdx.z * rows_at_once + warp - part; row < rows; row += gridDim.z * rows_at_once) {
         const int64_t first = kv_group * a.partial_rows + split.partial + row;
-        const float *lses = a.partial_lse + first, *os = a.partial_o + first * a.v_dim;
-        float max = -INFINITY, sum = 0;
-        for (int s = lane; s < split.count; s += WARP_LANES) max = fmaxf(max, lses[(int64_t)s * rows]);
-        max = warp_max(max);
-        for (int s = lane; s < split.count && max > -INFINITY; s += WARP_LANES)
-            sum += expf(lses[(int64_t)s * rows] - max);
-        sum = warp_sum(sum);
-        const float lse = max > -INFINITY ? max + logf(sum) : -INFINITY;
-        row_sink sink(a, split.q_row, split.row_begin + row, kv_group, lse);
-        for (int column = lane * 4; column < a.v_dim; column += WARP_LANES * 4) {
+        const row_states states = {a.partial_lse + first, a.partial_o + first * a.v_dim, split.count, rows, a.v_dim};
+        const float lse = states.joint_lse(lane);
+        const row_sink sink(a, split.q_row, split.row_begin + row, kv_group, lse);
+        for (int begin = 0; begin < a.v_dim; begin += COLUMNS) {
+            const int column = begin + lane * 4;
             float value[4] = {0, 0, 0, 0};
-#pragma unroll 4
-            for (int s = 0; s < split.count; s++) {
-                float part[4], weight = lse > -INFINITY ? expf(lses[(int64_t)s * rows] - lse) : 0;
-                load_floats(os + (int64_t)s * rows * a.v_dim + column, part);
-                for (int e = 0; e < 4; e++) value[e] += weight * part[e];
-            }
-            sink.store<Element>(column, value);
+            states.sum(value, lse, part, parts, column, lane);
+            if (parts > 1) add_warps(value, sums, warp, lane);
+            if (part == 0 && column < a.v_dim) sink.store<Element>(column, value);
         }
         __syncwarp(); /* the lanes of the row have read the LSE that is there */
-        if (lane == 0) sink.store_lse();
+        if (part == 0 && lane == 0) sink.store_lse();
     }
 }
 

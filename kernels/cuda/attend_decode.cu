@@ -14,6 +14,13 @@ namespace {
 constexpr int ROWS = CPA_CUDA_DECODE_ROWS;
 constexpr int KEYS = DECODE_RUN;
 
+/* Rows of 16-bit elements as `swizzled` places them. */
+template <int DIM>
+struct element_rows {
+    static constexpr int BYTES = DIM * 2;
+    static __device__ constexpr int twist(int row) { return row & 7; }
+};
+
 /* Codes: of a quantised cache, or void. */
 template <typename Element, typename Codes, int KeyDim, int ValueDim, int Stages, int Warps>
 struct config {
@@ -28,35 +35,83 @@ struct config {
     static constexpr int SHARED_BYTES = WARPS * WARP_BYTES;
     static constexpr int CTAS = KeyDim <= 128 && ValueDim <= 128 ? 2 : 1; /* as cpa_cuda_decode_occupancy says */
     static_assert(ROWS * ValueDim * 4 <= WARP_BYTES, "the accumulators of a warp fit into its stages");
+
+    using key_layout = typename std::conditional<QUANTISED, key_codes<KeyDim>, element_rows<KeyDim>>::type;
+    using value_layout = typename std::conditional<QUANTISED, value_codes<ValueDim>, element_rows<ValueDim>>::type;
 };
 
-template <int DIM>
-__device__ void load_rows(const char *pool, int dim, int64_t token_stride, int keys, uint32_t shared, int lane) {
-    constexpr int CHUNKS = DIM / 8;
-#pragma unroll 8
-    for (int i = 0; i < KEYS * CHUNKS / 32; i++) {
-        int at = lane + 32 * i, row = at / CHUNKS, chunk = at % CHUNKS;
-        bool valid = row < keys && chunk * 8 < dim;
-        copy_async_16(shared + swizzled<DIM>(row, chunk), valid ? pool + (row * token_stride + chunk * 8) * 2 : pool,
-                      valid);
+/* The value, as one that the compiler keeps rather than computes again, if there are registers for it. */
+template <bool KEEP, typename T>
+__device__ T kept(T x) {
+    if constexpr (!KEEP) {
+    } else if constexpr (sizeof(T) == 8) {
+        asm volatile("" : "+l"(x));
+    } else {
+        asm volatile("" : "+r"(x));
     }
+    return x;
 }
 
-/* Keys and values of the 16 keys from `key` on; all lie in `block`. Zeros past the last key. */
-template <typename C>
-__device__ void load_stage(const cpa_cuda_attend_args &a, const cpa_cuda_piece &piece, int kv_head, int key, int block,
-                           uint32_t shared, int lane) {
-    if constexpr (C::QUANTISED) {
-        load_codes<C>(a, piece, kv_head, key, block, shared, lane);
-    } else {
-        int64_t token = key & ((1 << a.block_shift) - 1);
-        int keys = piece.k_end - key;
-        load_rows<C::K_DIM>(a.k + (block * a.k_block_stride + token * a.k_token_stride + kv_head * a.k_head_stride) * 2,
-                            a.k_dim, a.k_token_stride, keys, shared, lane);
-        load_rows<C::V_DIM>(a.v + (block * a.v_block_stride + token * a.v_token_stride + kv_head * a.v_head_stride) * 2,
-                            a.v_dim, a.v_token_stride, keys, shared + C::K_BYTES, lane);
+/* What a lane copies of every run of keys, or of values: the same chunks of 16 bytes of the rows first + i * STEP, so
+ * that little is computed for a run. Layout: BYTES of a row in shared memory, and twist(row), by which the chunks of a
+ * row change places; it is linear in the bits of the row, so that of first + i * STEP it is that of both, xored. */
+template <typename Layout>
+struct lane_rows {
+    static constexpr int CHUNKS = Layout::BYTES / 16, LANES = CHUNKS & -CHUNKS, PARTS = CHUNKS / LANES,
+                         STEP = 32 / LANES;
+    static_assert(LANES <= 32 && KEYS % STEP == 0, "whole rows");
+
+    const char *from; /* of row `first` of the run at token 0 of block 0 */
+    uint32_t row_at, chunk_at;
+    int32_t first, chunks; /* of the head, from this lane's on */
+
+    __device__ lane_rows(const char *head, int64_t token_bytes, int head_bytes, int lane) {
+        const int chunk = lane % LANES;
+        constexpr bool KEEP = Layout::BYTES < 512;
+        first = kept<KEEP>(lane / LANES);
+        from = kept<KEEP>(head + first * token_bytes + chunk * 16);
+        row_at = kept<KEEP>((uint32_t)(first * Layout::BYTES));
+        chunk_at = kept<KEEP>((uint32_t)(chunk ^ Layout::twist(first)) * 16);
+        chunks = kept<KEEP>(head_bytes / 16 - chunk);
     }
-}
+    /* The rows `offset` bytes on, `keys` of them; zeros past those and past the head's width. */
+    __device__ void load(int64_t offset, int64_t token_bytes, int keys, uint32_t shared) const {
+        const char *row = from + offset;
+        const bool whole = keys >= KEYS;
+        shared += row_at;
+#pragma unroll
+        for (int i = 0; i < KEYS; i += STEP) {
+#pragma unroll
+            for (int part = 0; part < PARTS; part++) {
+                const uint32_t twisted = chunk_at ^ (uint32_t)((part * LANES) ^ Layout::twist(i)) * 16;
+                copy_async_16(shared + i * Layout::BYTES + twisted, row + part * LANES * 16,
+                              part * LANES < chunks && (whole || first + i < keys));
+            }
+            row += STEP * token_bytes;
+        }
+    }
+};
+
+/* A warp's way through the keys and values of a head. */
+template <typename C>
+struct stage_loader {
+    lane_rows<typename C::key_layout> k;
+    lane_rows<typename C::value_layout> v;
+
+    __device__ stage_loader(const cpa_cuda_attend_args &a, int kv_head, int lane)
+        : k(a.k + kv_head * a.k_head_stride * C::BYTES, a.k_token_stride * C::BYTES, a.k_dim * C::BYTES, lane),
+          v(a.v + kv_head * a.v_head_stride * C::BYTES, a.v_token_stride * C::BYTES, a.v_dim * C::BYTES, lane) {}
+
+    /* The run of `keys` keys from `token` of `block` on. */
+    __device__ void load(const cpa_cuda_attend_args &a, int kv_head, int64_t block, int64_t token, int keys,
+                         uint32_t shared, int lane) const {
+        k.load((block * a.k_block_stride + token * a.k_token_stride) * C::BYTES, a.k_token_stride * C::BYTES, keys,
+               shared);
+        v.load((block * a.v_block_stride + token * a.v_token_stride) * C::BYTES, a.v_token_stride * C::BYTES, keys,
+               shared + C::K_BYTES);
+        if constexpr (C::QUANTISED) load_words<C>(a, kv_head, block, token, keys, shared, lane);
+    }
+};
 
 /* The queries as A operands; zeros past the last row and past the head's width. */
 template <typename C>
@@ -79,6 +134,16 @@ __device__ void load_queries(uint32_t (&q)[C::K_DIM / 16][4], const cpa_cuda_att
     }
 }
 
+/* The queries where mma takes them from: registers, or shared memory where codes need the registers. */
+template <typename C, bool SHARED = C::QUANTISED>
+struct query_operands {
+    uint32_t part[C::K_DIM / 16][4];
+};
+template <typename C>
+struct query_operands<C, true> {
+    uint32_t shared; /* this lane's part of the first step */
+};
+
 /* What a warp has of its rows lane / 4 and lane / 4 + 8, over its own keys. */
 template <typename C>
 struct warp_state {
@@ -89,7 +154,7 @@ struct warp_state {
 };
 
 /* The scales of this lane's keys 2 c, 2 c + 1, 2 c + 8, 2 c + 9. */
-__device__ void load_words(uint32_t (&words)[4], uint32_t address, int lane) {
+__device__ void read_words(uint32_t (&words)[4], uint32_t address, int lane) {
 #pragma unroll
     for (int n = 0; n < 2; n++) {
         uint32_t pair[2];
@@ -121,7 +186,7 @@ __device__ void weigh_scales(float (&weight)[4], warp_state<C> &state, const uin
 /* One run of 16 keys. */
 template <typename C>
 __device__ void attend_keys(const cpa_cuda_attend_args &a, warp_state<C> &state,
-                            const uint32_t (&q)[C::K_DIM / 16][4], uint32_t stage, bool masked,
+                            const query_operands<C> &q, uint32_t stage, bool masked,
                             const row_keys (&bounds)[2], int sinks, int key, int lane) {
     using product = typename std::conditional<C::QUANTISED, __half, typename C::element>::type;
     const float scale_log2 = a.scale_log2;
@@ -129,10 +194,10 @@ __device__ void attend_keys(const cpa_cuda_attend_args &a, warp_state<C> &state,
     uint32_t words[4];
     if constexpr (C::QUANTISED) {
         for (int i = 0; i < 4; i++) words[i] = C::codes::word(a.k_scale);
-        if (a.k_words_at) load_words(words, stage + C::WORDS_AT, lane);
-        score_codes<C>(s, q, state.q_scale, stage, words, a.k_words_at != 0, lane);
+        if (a.k_words_at) read_words(words, stage + C::WORDS_AT, lane);
+        score_codes<C>(s, q.shared, state.q_scale, stage, words, a.k_words_at != 0, lane);
         for (int i = 0; i < 4; i++) words[i] = C::codes::word(a.v_scale);
-        if (a.k_words_at) load_words(words, stage + C::WORDS_AT + KEYS * 4, lane);
+        if (a.k_words_at) read_words(words, stage + C::WORDS_AT + KEYS * 4, lane);
         weigh_scales<C>(weight, state, words);
     } else {
         const uint32_t keys_at = keys_base<C::K_DIM>(stage, lane);
@@ -140,8 +205,8 @@ __device__ void attend_keys(const cpa_cuda_attend_args &a, warp_state<C> &state,
         for (int k = 0; k < C::K_DIM / 16; k++) {
             uint32_t keys[4];
             load_matrices(keys, at_pair<C::K_DIM>(keys_at, k));
-            mma<product>(s[0], q[k], keys[0], keys[1]);
-            mma<product>(s[1], q[k], keys[2], keys[3]);
+            mma<product>(s[0], q.part[k], keys[0], keys[1]);
+            mma<product>(s[1], q.part[k], keys[2], keys[3]);
         }
     }
     if (masked) {
@@ -241,28 +306,33 @@ __device__ void join_warps(const cpa_cuda_attend_args &a, const cpa_cuda_piece &
 
 template <typename C>
 __device__ void attend_piece(const cpa_cuda_attend_args &a, const cpa_cuda_piece &piece, const key_walk<KEYS> &walk,
-                             int kv_group, warp_state<C> &state, uint32_t stages, int warp, int lane) {
+                             int kv_group, warp_state<C> &state, uint32_t stages, uint32_t queries, int warp,
+                             int lane) {
     const int kv_head = (kv_group + a.head_skew) % a.kv_heads;
     const int32_t *table = a.tables + piece.table;
     auto block_of = [&](int i) { return i < walk.count ? __ldg(table + ((walk.tile(i) * KEYS) >> a.block_shift)) : 0; };
     int ahead = warp, next_block = block_of(ahead); /* the run that is loaded next, and the page it lies in */
+    const stage_loader<C> loader(a, kv_head, lane);
     auto load_next = [&](int stage) {
         if (ahead < walk.count) {
             int block = next_block;
             int key = walk.tile(ahead) * KEYS;
             ahead += C::WARPS;
             next_block = block_of(ahead);
-            load_stage<C>(a, piece, kv_head, key, block, stages + stage * C::STAGE_BYTES, lane);
+            loader.load(a, kv_head, block, key & ((1 << a.block_shift) - 1), piece.k_end - key,
+                        stages + stage * C::STAGE_BYTES, lane);
         }
         copy_async_commit();
     };
 #pragma unroll
     for (int stage = 0; stage < C::STAGES - 1; stage++) load_next(stage);
-    uint32_t q[C::K_DIM / 16][4];
+    query_operands<C> q;
     if constexpr (C::QUANTISED) {
-        load_query_codes<C>(q, state.q_scale, a, piece, kv_group, lane);
+        q.shared = queries + lane * 16;
+        store_query_codes<C>(q.shared, state.q_scale, a, piece, kv_group, warp, lane);
+        __syncthreads();
     } else {
-        load_queries<C>(q, a, piece, kv_group, lane);
+        load_queries<C>(q.part, a, piece, kv_group, lane);
     }
     row_keys bounds[2];
 #pragma unroll
@@ -287,8 +357,10 @@ __global__ void __launch_bounds__(C::THREADS, C::CTAS) attend_decode(const __gri
     __shared__ cpa_cuda_piece piece;
     __shared__ key_walk<KEYS> walk;
     __shared__ float max[C::WARPS][ROWS], sum[C::WARPS][ROWS];
+    __shared__ uint4 queries[C::QUANTISED ? C::K_DIM / 16 * 32 : 1];
     dependent_allow();
-    const int kv_group = blockIdx.x, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const int kv_group = blockIdx.x, warp = kept<C::CTAS == 2>((int)threadIdx.x / 32),
+              lane = kept<C::CTAS == 2>((int)threadIdx.x % 32);
     for (int at = blockIdx.y, next; at >= 0; at = next) {
         if (threadIdx.x == 0) piece = a.pieces[at];
         __syncthreads();
@@ -302,7 +374,8 @@ __global__ void __launch_bounds__(C::THREADS, C::CTAS) attend_decode(const __gri
         for (int n = 0; n < C::V_DIM / 8; n++)
 #pragma unroll
             for (int e = 0; e < 4; e++) state.o[n][e] = 0;
-        attend_piece<C>(a, piece, walk, kv_group, state, shared_address(shared) + warp * C::WARP_BYTES, warp, lane);
+        attend_piece<C>(a, piece, walk, kv_group, state, shared_address(shared) + warp * C::WARP_BYTES,
+                        shared_address(queries), warp, lane);
         join_warps<C>(a, piece, kv_group, state, shared, max, sum, warp, lane);
     }
 }

@@ -23,6 +23,9 @@ struct config {
     static constexpr bool SCALED = Scaled;
     static constexpr int LOADER_REGISTERS = Scaled ? 40 : 24, CONSUMER_REGISTERS = Scaled ? 232 : 240;
     static constexpr int K_DIM = KeyDim, V_DIM = ValueDim, KEYS = Keys;
+    /* Queries in registers leave shared memory to keys and values; elsewhere there are too few, or it is no gain. */
+    static constexpr bool QUERIES_IN_REGISTERS = KeyDim == 128 && !Scaled;
+    static constexpr bool TURNS = KeyDim < 256; /* long products overlap without */
     static constexpr int PART = ValueDim < 128 ? ValueDim : 128, PARTS = ValueDim / PART; /* columns of O a wgmma */
     /* Who give a stage of keys back: the products are read by whole warps, the scales by each lane for itself. */
     static constexpr int KEY_READERS = Scaled ? CONSUMERS * WARPGROUP : CONSUMERS * WARPGROUP / 32;
@@ -138,17 +141,40 @@ __device__ void clear_values(uint32_t shared, int keys, int thread) {
     }
 }
 
+/* A warpgroup's queries as the operand of its products, from its tile in shared memory. */
+template <typename C, bool IN_REGISTERS = C::QUERIES_IN_REGISTERS>
+struct query_operand {
+    uint64_t tile;
+
+    __device__ query_operand(uint32_t shared, int) : tile(wgmma_descriptor(shared, 0)) {}
+    __device__ void multiply(float (&s)[C::KEYS / 2], int step, uint64_t k) const {
+        const uint32_t at = step / 4 * (GROUP_ROWS * COLUMNS * 2) + step % 4 * 32;
+        wgmma<typename C::element>::multiply(s, wgmma_advance(tile, at), k, step > 0);
+    }
+};
+template <typename C>
+struct query_operand<C, true> {
+    uint32_t part[C::K_DIM / 16][4];
+
+    __device__ query_operand(uint32_t shared, int thread) {
+        const int row = thread / 32 * 16 + (thread & 15), chunk = thread / 16 & 1;
+#pragma unroll
+        for (int step = 0; step < C::K_DIM / 16; step++)
+            load_matrices(part[step], shared + step / 4 * (GROUP_ROWS * COLUMNS * 2) +
+                                          swizzled<COLUMNS>(row, step % 4 * 2 + chunk));
+    }
+    __device__ void multiply(float (&s)[C::KEYS / 2], int step, uint64_t k) const {
+        wgmma<typename C::element>::multiply_rows(s, part[step], k, step > 0);
+    }
+};
+
 /* S = Q K^T, begun. */
 template <typename C>
-__device__ void begin_scores(float (&s)[C::KEYS / 2], uint64_t q, uint64_t k) {
+__device__ void begin_scores(float (&s)[C::KEYS / 2], const query_operand<C> &q, uint64_t k) {
     wgmma_fence();
 #pragma unroll
-    for (int step = 0; step < C::K_DIM / 16; step++) {
-        const uint32_t in_columns = step % 4 * 32;
-        wgmma<typename C::element>::multiply(s, wgmma_advance(q, step / 4 * (GROUP_ROWS * COLUMNS * 2) + in_columns),
-                                             wgmma_advance(k, step / 4 * (C::KEYS * COLUMNS * 2) + in_columns),
-                                             step > 0);
-    }
+    for (int step = 0; step < C::K_DIM / 16; step++)
+        q.multiply(s, step, wgmma_advance(k, step / 4 * (C::KEYS * COLUMNS * 2) + step % 4 * 32));
     wgmma_commit();
 }
 
@@ -251,7 +277,7 @@ __device__ void attend_tiles(const cpa_cuda_attend_args &a, const cpa_cuda_piece
                              thread_state<C> &state, uint32_t shared, stage_barriers &barriers, int consumer,
                              int thread) {
     const int lane = thread % 32, column = 2 * (lane % 4), count = walk.count;
-    const uint64_t q = wgmma_descriptor(shared + consumer * C::Q_BYTES, 0);
+    const query_operand<C> q(shared + consumer * C::Q_BYTES, thread);
     float s[C::KEYS / 2], keep[2];
     uint32_t p[C::KEYS / 16][4];
     auto k_tile = [&](int n) { return wgmma_descriptor(shared + C::K_AT + n % STAGES * C::K_BYTES, 0); };
@@ -290,14 +316,14 @@ __device__ void attend_tiles(const cpa_cuda_attend_args &a, const cpa_cuda_piece
         async_proxy_fence();
         named_sync(1 + consumer, WARPGROUP);
     }
-    if (consumer == 1 && count > 1) pass_turn(consumer);
+    if (C::TURNS && consumer == 1 && count > 1) pass_turn(consumer);
     for (int n = 1; n < count; n++) {
         wait_full(barriers.k_full, n);
-        take_turn(consumer);
+        if (C::TURNS) take_turn(consumer);
         begin_scores<C>(s, q, k_tile(n));
         wait_full(barriers.v_full, n - 1);
         begin_values<C>(state, p, v_tile(n - 1));
-        if (consumer == 0 || n + 1 < count) pass_turn(consumer);
+        if (C::TURNS && (consumer == 0 || n + 1 < count)) pass_turn(consumer);
         wgmma_wait<1>();
         wgmma_hold(s);
         scale(n);
@@ -377,7 +403,8 @@ __global__ void __launch_bounds__(THREADS, 1) attend_hopper(const __grid_constan
     const cpa_cuda_attend_args &a = args.a;
     const int kv_group = blockIdx.x % a.kv_heads, kv_head = (kv_group + a.head_skew) % a.kv_heads;
     const uint32_t tiles = (shared_address(shared) + TILE_ALIGNMENT - 1) / TILE_ALIGNMENT * TILE_ALIGNMENT;
-    const int warpgroup = threadIdx.x / WARPGROUP, thread = threadIdx.x % WARPGROUP;
+    /* Shuffled, so that the compiler knows that a warp has one: descriptors then stay in uniform registers. */
+    const int warpgroup = __shfl_sync(0xffffffff, threadIdx.x / WARPGROUP, 0), thread = threadIdx.x % WARPGROUP;
     if (threadIdx.x == 0) {
         prefetch_map(&args.k_map);
         prefetch_map(&args.v_map);

@@ -41,54 +41,44 @@ __device__ inline void load_shared(uint32_t (&to)[WORDS], uint32_t address) {
     }
 }
 
-/* Byte offset of a 16-byte chunk in a run of keys, such that the lanes that read together meet different banks. */
-template <int DIM>
-__device__ inline uint32_t key_chunk(int row, int chunk) {
-    return (uint32_t)(row * DIM + ((DIM / 64 % 2 ? chunk : chunk ^ ((row & 1) << 2)) << 4));
-}
-template <int DIM>
-__device__ inline uint32_t value_chunk(int row, int chunk) {
-    return (uint32_t)(row * DIM + ((DIM >= 128 ? chunk ^ ((row & 6)) : chunk) << 4));
+__device__ inline void store_shared(uint32_t address, uint32_t word) {
+    asm volatile("st.shared.b32 [%0], %1;" ::"r"(address), "r"(word) : "memory");
 }
 
-/* One of the two rows of codes of a stage. */
-template <int DIM, bool KEY_ROWS>
-__device__ inline void load_code_rows(const char *pool, int dim, int64_t token_stride, int keys, uint32_t shared,
-                                      int lane) {
-    constexpr int CHUNKS = DIM / 16;
-#pragma unroll
-    for (int i = 0; i < DECODE_RUN * CHUNKS / 32; i++) {
-        const int at = lane + 32 * i, row = at / CHUNKS, chunk = at % CHUNKS;
-        const bool valid = row < keys && chunk * 16 < dim;
-        copy_async_16(shared + (KEY_ROWS ? key_chunk<DIM>(row, chunk) : value_chunk<DIM>(row, chunk)),
-                      valid ? pool + row * token_stride + chunk * 16 : pool, valid);
-    }
+/* Rows of codes in a stage, and the byte offset of a 16-byte chunk, such that the lanes that read together meet
+ * different banks. */
+template <int DIM>
+struct key_codes {
+    static constexpr int BYTES = DIM;
+    static __device__ constexpr int twist(int row) { return DIM / 64 % 2 ? 0 : (row & 1) << 2; }
+};
+template <int DIM>
+struct value_codes {
+    static constexpr int BYTES = DIM;
+    static __device__ constexpr int twist(int row) { return DIM >= 128 ? row & 6 : 0; }
+};
+template <typename Rows>
+__device__ inline uint32_t chunk_at(int row, int chunk) {
+    return (uint32_t)(row * Rows::BYTES + ((chunk ^ Rows::twist(row)) << 4));
 }
 
-/* Keys and values of the run from `key` on, and their scales; all lie in `block`. Zeros past the last key. */
+/* The scales of a run, if its rows have any: a lane has one of the keys or of the values. Zeros past the last key. */
 template <typename C>
-__device__ void load_codes(const cpa_cuda_attend_args &a, const cpa_cuda_piece &piece, int kv_head, int key, int block,
+__device__ void load_words(const cpa_cuda_attend_args &a, int kv_head, int block, int64_t token, int keys,
                            uint32_t shared, int lane) {
-    const int64_t token = key & ((1 << a.block_shift) - 1);
-    const int keys = piece.k_end - key;
-    load_code_rows<C::K_DIM, true>(
-        a.k + block * a.k_block_stride + token * a.k_token_stride + kv_head * a.k_head_stride, a.k_dim,
-        a.k_token_stride, keys, shared, lane);
-    load_code_rows<C::V_DIM, false>(
-        a.v + block * a.v_block_stride + token * a.v_token_stride + kv_head * a.v_head_stride, a.v_dim,
-        a.v_token_stride, keys, shared + C::K_BYTES, lane);
     if (!a.k_words_at) return;
     const bool of_key = lane < DECODE_RUN;
     const int row = lane % DECODE_RUN;
     const char *words = of_key ? scale_word_at(a, a.k, a.k_block_stride, a.k_words_at, block, kv_head, token)
                                : scale_word_at(a, a.v, a.v_block_stride, a.v_words_at, block, kv_head, token);
-    copy_async_4(shared + C::WORDS_AT + lane * 4, words + (row < keys ? row * 4 : 0), row < keys);
+    copy_async_4(shared + C::WORDS_AT + lane * 4, words + row * 4, row < keys);
 }
 
-/* The queries as A operands in the order of the keys' codes, and the factor that was taken out of each row. */
+/* The queries as A operands in the order of the keys' codes, 16 bytes a lane and step, of which every warp writes some;
+ * and the factor that was taken out of each row. */
 template <typename C>
-__device__ void load_query_codes(uint32_t (&q)[C::K_DIM / 16][4], float (&q_scale)[2], const cpa_cuda_attend_args &a,
-                                 const cpa_cuda_piece &piece, int kv_group, int lane) {
+__device__ void store_query_codes(uint32_t shared, float (&q_scale)[2], const cpa_cuda_attend_args &a,
+                                  const cpa_cuda_piece &piece, int kv_group, int warp, int lane) {
     using element = typename C::element;
 #pragma unroll
     for (int half = 0; half < 2; half++) {
@@ -116,9 +106,9 @@ __device__ void load_query_codes(uint32_t (&q)[C::K_DIM / 16][4], float (&q_scal
                 if (pass == 0) {
 #pragma unroll
                     for (int e = 0; e < 4; e++) largest = fmaxf(largest, fabsf(x[e]));
-                } else {
-                    q[k][half] = pack_pair<__half>(x[0] * inverse, x[1] * inverse);
-                    q[k][2 + half] = pack_pair<__half>(x[2] * inverse, x[3] * inverse);
+                } else if (k % C::WARPS == warp) {
+                    store_shared(shared + k * 512 + half * 4, pack_pair<__half>(x[0] * inverse, x[1] * inverse));
+                    store_shared(shared + k * 512 + half * 4 + 8, pack_pair<__half>(x[2] * inverse, x[3] * inverse));
                 }
             }
         }
@@ -127,31 +117,41 @@ __device__ void load_query_codes(uint32_t (&q)[C::K_DIM / 16][4], float (&q_scal
 
 /* Scores of a run of 16 keys: [8 keys][rows as mma's C]. */
 template <typename C>
-__device__ void score_codes(float (&s)[2][4], const uint32_t (&q)[C::K_DIM / 16][4], const float (&q_scale)[2],
-                            uint32_t stage, const uint32_t (&words)[4], bool row_words, int lane) {
+__device__ void score_codes(float (&s)[2][4], uint32_t queries, const float (&q_scale)[2], uint32_t stage,
+                            const uint32_t (&words)[4], bool row_words, int lane) {
     using codes = typename C::codes;
     float odd[2][4] = {{0, 0, 0, 0}, {0, 0, 0, 0}}; /* every other step: shorter chains of mma that wait for another */
+    uint32_t zero[2];
 #pragma unroll
     for (int n = 0; n < 2; n++) {
-        const int row = 8 * n + lane / 4;
         uint32_t word = words[0];
-        if (row_words) asm volatile("ld.shared.b32 %0, [%1];" : "=r"(word) : "r"(stage + C::WORDS_AT + row * 4));
-        const uint32_t zero = codes::zero(word, word);
+        if (row_words)
+            asm volatile("ld.shared.b32 %0, [%1];" : "=r"(word) : "r"(stage + C::WORDS_AT + (8 * n + lane / 4) * 4));
+        zero[n] = codes::zero(word, word);
+    }
 #pragma unroll
-        for (int j = 0; j < C::K_DIM / 64; j++) {
-            uint32_t part[4];
-            load_shared(part, stage + key_chunk<C::K_DIM>(row, 4 * j + lane % 4));
+    for (int j = 0; j < C::K_DIM / 64; j++) {
+        uint32_t part[2][4];
 #pragma unroll
-            for (int i = 0; i < 4; i++) {
+        for (int n = 0; n < 2; n++)
+            load_shared(part[n], stage + chunk_at<key_codes<C::K_DIM>>(8 * n + lane / 4, 4 * j + lane % 4));
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            uint32_t q[4];
+            load_shared(q, queries + (4 * j + i) * 512);
+#pragma unroll
+            for (int n = 0; n < 2; n++) {
                 uint32_t low, high;
-                codes::widen(part[i], zero, low, high);
-                mma<__half>(i % 2 ? odd[n] : s[n], q[4 * j + i], low, high);
+                codes::widen(part[n][i], zero[n], low, high);
+                mma<__half>(i % 2 ? odd[n] : s[n], q, low, high);
             }
         }
+    }
+#pragma unroll
+    for (int n = 0; n < 2; n++)
 #pragma unroll
         for (int e = 0; e < 4; e++)
             s[n][e] = (s[n][e] + odd[n][e]) * (codes::scale(words[2 * n + e % 2]) * q_scale[e / 2]);
-    }
 }
 
 /* o += P V for a run of 16 keys; words: of this lane's keys 2 c, 2 c + 1, 2 c + 8, 2 c + 9. */
@@ -167,7 +167,7 @@ __device__ void weigh_codes(float (&o)[C::V_DIM / 8][4], const uint32_t (&p)[4],
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             const int row = 2 * (lane % 4) + (i & 1) + 4 * (i & 2), byte = (8 * group + lane / 4) * LANE_BYTES;
-            load_shared(x[i], values + value_chunk<C::V_DIM>(row, byte / 16) + byte % 16);
+            load_shared(x[i], values + chunk_at<value_codes<C::V_DIM>>(row, byte / 16) + byte % 16);
         }
 #pragma unroll
         for (int w = 0; w < WORDS; w++) {

@@ -18,11 +18,22 @@ __device__ inline __half2 bits_pair(uint32_t bits) {
 
 /* Both kinds of codes:
  *     zero     what widen subtracts from the codes of two rows, or twice from those of one
- *     widen    four codes as two pairs of fp16; those of e4m3 times 2^-8
- *     scale    of a row, for e4m3 times 2^8: scale * widened is the value
+ *     widen    four codes as two pairs of fp16; those of e4m3 over FACTOR
+ *     scale    of a row, for e4m3 times FACTOR: scale * widened is the value
  *     word     that stands for the scale of a whole tensor */
 struct e4m3_codes {
     static __device__ uint32_t zero(uint32_t, uint32_t) { return 0; }
+    static __device__ uint32_t word(float tensor_scale) { return __float_as_uint(tensor_scale); }
+#if __CUDA_ARCH__ >= 890
+    static constexpr float FACTOR = 1;
+    static __device__ void widen(uint32_t four, uint32_t, uint32_t &low, uint32_t &high) {
+        asm("{ .reg .b16 first, last; mov.b32 {first, last}, %2; "
+            "cvt.rn.f16x2.e4m3x2 %0, first; cvt.rn.f16x2.e4m3x2 %1, last; }"
+            : "=r"(low), "=r"(high)
+            : "r"(four));
+    }
+#else
+    static constexpr float FACTOR = 256;
     /* Exponent and mantissa in the place of those of fp16, whose bias is 8 more. */
     static __device__ uint32_t place(uint32_t high_bytes) {
         return (high_bytes & 0x80008000u) | (high_bytes & 0x7f007f00u) >> 1;
@@ -31,15 +42,14 @@ struct e4m3_codes {
         low = place(__byte_perm(four, 0, 0x1404));
         high = place(__byte_perm(four, 0, 0x3424));
     }
-    static __device__ float scale(uint32_t word) { return __uint_as_float(word) * 256.0f; }
-    static __device__ uint32_t word(float tensor_scale) { return __float_as_uint(tensor_scale); }
+#endif
+    static __device__ float scale(uint32_t word) { return __uint_as_float(word) * FACTOR; }
 };
 
 struct int8_codes {
     /* A byte with 0x64 above it is the fp16 number 1024 + byte; codes are offset by 128. */
     static __device__ uint32_t zero(uint32_t low_word, uint32_t high_word) {
-        return pair_bits(__halves2half2(__int2half_rn(1152 + (int8_t)(low_word & 0xff)),
-                                        __int2half_rn(1152 + (int8_t)(high_word & 0xff))));
+        return ((__byte_perm(low_word, high_word, 0x0400) & 0x00ff00ffu) ^ 0x00800080u) | 0x64006400u;
     }
     static __device__ void widen(uint32_t four, uint32_t zero, uint32_t &low, uint32_t &high) {
         const uint32_t offset = four ^ 0x80808080u;
@@ -78,7 +88,7 @@ __device__ inline float read_code(const void *codes, cpa_dtype dtype, int64_t i,
         return int8_codes::scale(word) * __low2float(bits_pair(low));
     }
     e4m3_codes::widen(code, 0, low, high);
-    return __uint_as_float(word) * (__low2float(bits_pair(low)) * 256.0f);
+    return __uint_as_float(word) * (__low2float(bits_pair(low)) * e4m3_codes::FACTOR);
 }
 
 __device__ inline float finite_or_zero(float x) {

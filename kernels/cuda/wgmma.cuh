@@ -90,8 +90,8 @@ __device__ inline void wgmma_hold(float (&d)[N]) {
         : "l"(a), "l"(b), "r"(accumulate)); \
     }
 
-#define CPA_WGMMA_N128_REGISTERS(TYPE) \
-    __device__ static inline void multiply(float (&d)[64], const uint32_t (&a)[4], uint64_t b, int accumulate) { \
+#define CPA_WGMMA_N128_REGISTERS(TYPE, NAME, TRANSPOSED) \
+    __device__ static inline void NAME(float (&d)[64], const uint32_t (&a)[4], uint64_t b, int accumulate) { \
         asm volatile( \
         "{ .reg .pred p; setp.ne.b32 p, %69, 0; " \
         "wgmma.mma_async.sync.aligned.m64n128k16.f32." TYPE "." TYPE " " \
@@ -99,7 +99,7 @@ __device__ inline void wgmma_hold(float (&d)[N]) {
         "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
         "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
         "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, " \
-        "{%64, %65, %66, %67}, %68, p, 1, 1, 1; }" \
+        "{%64, %65, %66, %67}, %68, p, 1, 1, " TRANSPOSED "; }" \
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), \
           "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), \
           "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), \
@@ -112,8 +112,9 @@ __device__ inline void wgmma_hold(float (&d)[N]) {
     }
 /* clang-format on */
 
-/* multiply(d, a, b, accumulate): with A in shared memory (K Q^T: both operands have the head's width as rows), or in
- * registers (P V: the rows of B are the columns of the result). Without `accumulate`, D = A B. */
+/* multiply(d, a, b, accumulate): with A in shared memory (Q K^T: both operands have the head's width as rows), or in
+ * registers (P V: the rows of B are the columns of the result). multiply_rows: Q K^T with A in registers. Without
+ * `accumulate`, D = A B. */
 template <typename Element>
 struct wgmma;
 template <>
@@ -121,14 +122,16 @@ struct wgmma<__nv_bfloat16> {
     CPA_WGMMA_N64_SHARED("bf16")
     CPA_WGMMA_N64_REGISTERS("bf16")
     CPA_WGMMA_N128_SHARED("bf16")
-    CPA_WGMMA_N128_REGISTERS("bf16")
+    CPA_WGMMA_N128_REGISTERS("bf16", multiply, "1")
+    CPA_WGMMA_N128_REGISTERS("bf16", multiply_rows, "0")
 };
 template <>
 struct wgmma<__half> {
     CPA_WGMMA_N64_SHARED("f16")
     CPA_WGMMA_N64_REGISTERS("f16")
     CPA_WGMMA_N128_SHARED("f16")
-    CPA_WGMMA_N128_REGISTERS("f16")
+    CPA_WGMMA_N128_REGISTERS("f16", multiply, "1")
+    CPA_WGMMA_N128_REGISTERS("f16", multiply_rows, "0")
 };
 
 #endif
