@@ -21,8 +21,8 @@ __device__ inline void dependent_wait() {
 }
 
 /* Launches a kernel of one argument whose threads all come to dependent_wait; early: the device is of 9.0. A kernel of
- * many CTAs is better not placed before one that waits for other devices: they would fill the multiprocessors meanwhile.
- */
+ * many CTAs is better not placed before one that waits for other devices: they would fill the multiprocessors
+ * meanwhile. */
 template <typename Args>
 cudaError_t launch_dependent(void (*kernel)(Args), dim3 grid, int threads, const Args &args, bool early,
                              cudaStream_t stream, size_t shared_bytes = 0) {

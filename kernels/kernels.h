@@ -205,9 +205,10 @@ struct cpa_kernel_table {
     uint64_t (*plan_shape)(const cpa_attend_plan *plan);
 
     /* Work split once a step; plan_set allocates only when the plan grows. A plan may be set while attends of its last
-     * setting are enqueued, once those of the setting before that are done. plan_upload enqueues what brings the setting
-     * to the device; otherwise the first attend on a stream does. NULL where nothing has to be brought anywhere. A graph
-     * holds no upload of a plan that its stream has uploaded before the capture: upload each setting before a launch. */
+     * setting are enqueued, once those of the setting before that are done. plan_upload enqueues what brings the
+     * setting to the device; otherwise the first attend on a stream does. NULL where nothing has to be brought
+     * anywhere. A graph holds no upload of a plan that its stream has uploaded before the capture: upload each setting
+     * before a launch. */
     cpa_status (*plan_create)(cpa_device *device, cpa_attend_plan **out, cpa_error *err);
     cpa_status (*plan_set)(cpa_attend_plan *plan, const cpa_attend_batch *batch, cpa_error *err);
     cpa_status (*plan_upload)(const cpa_attend_plan *plan, cpa_stream *stream);

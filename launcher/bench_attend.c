@@ -1,5 +1,6 @@
 /* bench attend: the last tokens of some sequences against their whole contexts over a paged KV cache, whose unused
- * memory is poisoned; and bench varlen, whole prompts of many lengths in steps of so many tokens. Calls take turns over copies of the cache, so that keys and values come from memory. */
+ * memory is poisoned; and bench varlen, whole prompts of many lengths in steps of so many tokens. Calls take turns over
+ * copies of the cache, so that keys and values come from memory. */
 #include <stdlib.h>
 #include <string.h>
 

@@ -24,7 +24,8 @@ cpa_status cpa_bench_replicate(cpa_bench_site *site, void *memory, int64_t perio
  * host, where the cases are the caller's to choose. */
 int64_t cpa_bench_copies(const cpa_bench_site *site, int64_t bytes);
 
-/* Sets read_bandwidth, copy_bandwidth and launch_s of the site; its probe stays allocated until cpa_bench_release_probe. */
+/* Sets read_bandwidth, copy_bandwidth and launch_s of the site; its probe stays allocated until
+ * cpa_bench_release_probe. */
 cpa_status cpa_bench_measure_bandwidth(cpa_bench_site *site, cpa_error *err);
 void cpa_bench_release_probe(cpa_bench_site *site);
 

@@ -130,8 +130,8 @@ static double attention_seconds(const cpa_engine *engine) {
     return stats.attend_s + stats.exposed_comm_s;
 }
 
-/* Rank 0 hears of blocks that came back damaged, in time for the plan after the next, which is not made before. Collective.
- */
+/* Rank 0 hears of blocks that came back damaged, in time for the plan after the next, which is not made before.
+ * Collective. */
 static cpa_status report_damage(run *r, cpa_error *err) {
     cpa_engine *engine = r->engine;
     const cpa_step_plan *plan = &r->plan;

@@ -2,10 +2,10 @@
  * shape.
  *
  * A step whose chunks are one token each is planned with the same number of rows on every rank, rounded up
- * (cpa_context_plan_ahead), so that its launches depend on few numbers; what differs from step to step lies in memory of
- * the device, where it is brought (cpa_context_upload_plan) before the step is captured or its graph launched.
- * The first step of a shape runs eagerly, since transports ask that of their buffers, the second is captured, and from
- * the third on the graph is launched. All ranks do the same: they agree on it before each such step. */
+ * (cpa_context_plan_ahead), so that its launches depend on few numbers; what differs from step to step lies in memory
+ * of the device, where it is brought (cpa_context_upload_plan) before the step is captured or its graph launched. The
+ * first step of a shape runs eagerly, since transports ask that of their buffers, the second is captured, and from the
+ * third on the graph is launched. All ranks do the same: they agree on it before each such step. */
 #ifndef CPA_GRAPHS_H
 #define CPA_GRAPHS_H
 

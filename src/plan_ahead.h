@@ -1,8 +1,8 @@
 /* Planning ahead (rank 0): a thread that plans and encodes the next step while the current one executes.
  *
  * One plan is made ahead. It can be taken as soon as it is made, also while that step still executes; the one after it
- * waits until the step is done and what it reports is known. Where nothing can run yet, the thread waits for the next arrival; when nothing is left, or a
- * stop was asked for, the last plan carries CPA_PLAN_STOP. */
+ * waits until the step is done and what it reports is known. Where nothing can run yet, the thread waits for the next
+ * arrival; when nothing is left, or a stop was asked for, the last plan carries CPA_PLAN_STOP. */
 #ifndef CPA_PLAN_AHEAD_H
 #define CPA_PLAN_AHEAD_H
 

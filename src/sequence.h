@@ -68,9 +68,9 @@ typedef struct cpa_sequence {
     cpa_sequence_shard shards[]; /* [cp_size] */
 } cpa_sequence;
 
-/* A waiting sequence; NULL without memory. Its phase, when it is dealt, follows from `first`, the digest of its first block (or of what
- * there is of it), so that it spreads short sequences over the ranks, and those that begin with the same block share
- * it. */
+/* A waiting sequence; NULL without memory. Its phase, when it is dealt, follows from `first`, the digest of its first
+ * block (or of what there is of it), so that it spreads short sequences over the ranks, and those that begin with the
+ * same block share it. */
 cpa_sequence *cpa_sequence_create(const cpa_scheduler_options *options, const cpa_scheduler_request *request,
                                   const cpa_prefix_digest *first);
 void cpa_sequence_destroy(cpa_sequence *sequence);

@@ -323,9 +323,11 @@ static cpa_status run_layers(cpa_worker *worker, const cpa_step_plan *plan, cons
     return CPA_OK;
 }
 
-/* On a device not every decode step is measured, unless for a timeline. */
-static void choose_measured(cpa_worker *worker, const cpa_step_plan *plan) {
+/* On a device not every decode step is measured, unless for a timeline. Those before the graph of a shape is there wait
+ * for what other ranks prepare: all of them are, and stand for no other. */
+static void choose_measured(cpa_worker *worker, const cpa_step_plan *plan, cpa_graph_way way) {
     if (!worker->device->kernels->graph_begin || worker->context->spans.timeline) return;
+    if (worker->steady && way != CPA_GRAPH_REPLAY) return;
     for (int64_t i = 0; i < plan->n_chunks; i++) {
         if (plan->chunks[i].count > 1) return;
     }
@@ -362,8 +364,8 @@ static cpa_status enqueue_step(cpa_worker *worker, const cpa_step_plan *plan, co
     CPA_TRY(cpa_worker_move(worker, plan, err));
     if (plan->n_chunks == 0) return CPA_OK;
     cpa_context_begin(worker->context);
-    choose_measured(worker, plan);
     if (worker->steady) CPA_TRY(cpa_graphs_choose(worker->graphs, &way, err));
+    choose_measured(worker, plan, way);
     if (way == CPA_GRAPH_EAGER) {
         cpa_spans_start(&worker->context->spans, worker->stream);
         return run_layers(worker, plan, observer, err);

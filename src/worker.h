@@ -105,17 +105,17 @@ cpa_status cpa_worker_create(cpa_control *control, cpa_device *device, const cpa
                              const cpa_worker_options *options, cpa_worker **out, cpa_error *err);
 void cpa_worker_destroy(cpa_worker *worker);
 
-/* Applies a plan to sequences and tables, plans its attention, and enqueues what brings rows and plans to the device. The
- * layers of the step before may still run, if they are enqueued and nobody needs the tables as that step left them. No
- * other rank takes part. */
+/* Applies a plan to sequences and tables, plans its attention, and enqueues what brings rows and plans to the device.
+ * The layers of the step before may still run, if they are enqueued and nobody needs the tables as that step left them.
+ * No other rank takes part. */
 cpa_status cpa_worker_prepare(cpa_worker *worker, const cpa_step_plan *plan, const cpa_worker_observer *observer,
                               cpa_error *err);
 /* Executes the plan that was prepared last; returns when its results are there. */
 cpa_status cpa_worker_run(cpa_worker *worker, const cpa_step_plan *plan, const cpa_worker_observer *observer,
                           cpa_error *err);
 
-/* What cpa_worker_run calls once the layers of a step are enqueued, and then again and again while it waits for them; it
- * may prepare the next step. NULL: nothing. */
+/* What cpa_worker_run calls once the layers of a step are enqueued, and then again and again while it waits for them;
+ * it may prepare the next step. NULL: nothing. */
 void cpa_worker_set_behind(cpa_worker *worker, void (*behind)(void *ctx), void *ctx);
 
 /* Keeps the spans of the steps to come in the timeline, which must outlive the worker. */

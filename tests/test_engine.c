@@ -138,7 +138,8 @@ static void requests_wait_for_their_arrival(void) {
     CU_ASSERT(stats.duration_s >= 0.02 * (REQUESTS - 1));
 }
 
-/* When a rank had received the plan of a step and was prepared for it; when its last layer was done, and known to be. */
+/* When a rank had received the plan of a step and was prepared for it; when its last layer was done, and known to
+ * be. */
 enum { MOST_STEPS = 64, MOST_RANKS = 8 };
 typedef struct step_times {
     double received[MOST_RANKS][MOST_STEPS], prepared[MOST_RANKS][MOST_STEPS];

@@ -7,8 +7,8 @@
  *
  * On compute capability 9.0 a pull may start while the kernel before it on its stream is ending, and while a push that
  * comes right before it runs: it writes only when that is over, and so ends behind it. A push may be placed beside the
- * kernel before it as well, and does nothing until that is over. Neither lets the kernel behind it start before all that
- * came before itself is over: a pull reads the counts of its slot at once, which an earlier one may still have to
+ * kernel before it as well, and does nothing until that is over. Neither lets the kernel behind it start before all
+ * that came before itself is over: a pull reads the counts of its slot at once, which an earlier one may still have to
  * advance. */
 #include "comm/peer/store_kernels.h"
 

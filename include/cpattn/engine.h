@@ -105,8 +105,8 @@ typedef struct cpa_engine_options {
     cpa_policy policy;
     double ageing_s;                      /* waiting so long counts as one level of priority; 0 = never */
     int64_t long_prefill_token_threshold; /* most tokens of one prefill in a step; 0 = no bound of its own */
-    /* Sequences of up to so many tokens are kept whole on one rank, where they decode without any exchange. 0: on devices
-     * those that are sooner done like that by what was measured at start-up, on the host none. */
+    /* Sequences of up to so many tokens are kept whole on one rank, where they decode without any exchange. 0: on
+     * devices those that are sooner done like that by what was measured at start-up, on the host none. */
     int64_t local_context;
     int64_t tenant_block_quota; /* most blocks of one rank that the running requests of one salt hold; 0 = no bound */
 } cpa_engine_options;
