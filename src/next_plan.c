@@ -64,13 +64,12 @@ static void add_spans(const cpa_next_plan *next, double begin) {
 }
 
 cpa_status cpa_next_plan_look(cpa_next_plan *next, int wait, cpa_error *err) {
-    if (next->there || next->last) {
-        int flushed;
-        return next->ahead ? cpa_post_flush(next->post, 0, &flushed, err) : CPA_OK;
-    }
+    int flushed;
+    if (next->there || next->last) return next->ahead ? cpa_post_flush(next->post, wait, &flushed, err) : CPA_OK;
     const double begin = cpa_clock_now();
     const uint64_t range = wait ? cpa_range_begin(cpa_span_name(CPA_SPAN_RECEIVE)) : 0;
     cpa_status status = get(next, wait, err);
+    if (status == CPA_OK && wait && next->ahead) status = cpa_post_flush(next->post, 1, &flushed, err);
     if (wait) cpa_range_end(range);
     if (status == CPA_OK && next->there) add_spans(next, begin);
     return status;

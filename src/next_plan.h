@@ -26,8 +26,9 @@ cpa_status cpa_next_plan_open(cpa_next_plan *next, cpa_control *control, cpa_pla
                               const cpa_plan_limits *limits, cpa_error *err);
 void cpa_next_plan_close(cpa_next_plan *next);
 
-/* Moves the plan along; sets next->there once it has arrived and is decoded. `wait`: waits for it. Once it is there,
- * rank 0 moves on what it sends; after the last plan nothing comes. */
+/* Moves the plan along; sets next->there once it has arrived and is decoded. Once it is there, rank 0 moves on what it
+ * sends; after the last plan nothing comes. `wait`: waits for it, rank 0 until all ranks have received it as well: it
+ * sends nothing while it enqueues a step, which may have to wait for what the other ranks enqueue. */
 cpa_status cpa_next_plan_look(cpa_next_plan *next, int wait, cpa_error *err);
 
 /* The plan that is there becomes *plan, and the one after it may be made: the steps before it are done. */
