@@ -20,7 +20,7 @@ typedef struct run {
     cpa_plan_ahead *ahead; /* rank 0 */
     cpa_step_plan plan;    /* of the step that runs */
     cpa_next_plan next;
-    int prepared;         /* the next plan is */
+    int prepared;         /* the next plan is, or has failed to be */
     cpa_error next_error; /* what happened to the next plan while the step ran */
     int64_t tokens;       /* computed or found in the cache */
 } run;
@@ -43,7 +43,7 @@ static cpa_status prepare_next(run *r, cpa_error *err) {
     engine->timeline.step = (int64_t)r->next.plan.step;
     cpa_status status = cpa_worker_prepare(engine->worker, &r->next.plan, engine->verify ? &observer : NULL, err);
     engine->timeline.step = running;
-    r->prepared = status == CPA_OK;
+    r->prepared = 1; /* what the check has noted belongs to the next step, whatever came of it */
     return status;
 }
 
