@@ -44,7 +44,7 @@ cpa_status cpa_control_agree(cpa_control *control, cpa_status mine, cpa_error *e
 typedef struct cpa_post cpa_post;
 /* `control` must outlive it. Not collective. */
 cpa_status cpa_post_open(cpa_control *control, cpa_post **out, cpa_error *err);
-/* Gives up what is under way. */
+/* Gives up what is under way, after a second at the latest. */
 void cpa_post_close(cpa_post *post);
 /* Rank 0: whether all ranks have received what was sent last, so that its memory is free and the next may be sent;
  * moves it along. `wait`: waits until they have. */

@@ -3,6 +3,7 @@
 #include <sched.h>
 #include <stdlib.h>
 
+#include "base/clock.h"
 #include "comm/comm.h"
 #include "comm/mpi/mpi_error.h"
 
@@ -50,16 +51,24 @@ cpa_status cpa_post_open(cpa_control *control, cpa_post **out, cpa_error *err) {
     return CPA_OK;
 }
 
+/* Whether what is under way ends within a second: a rank that failed may take no part in it any more. */
+static int settle(cpa_post *post) {
+    enum { SECONDS = 1 };
+    int done = post->n_requests == 0;
+    for (const double begin = cpa_clock_now(); !done && cpa_clock_now() - begin < SECONDS; sched_yield()) {
+        if (MPI_Testall(post->n_requests, post->requests, &done, MPI_STATUSES_IGNORE) != MPI_SUCCESS) return 0;
+    }
+    return done;
+}
+
 void cpa_post_close(cpa_post *post) {
     if (!post) return;
+    for (int i = 0; i < post->n_requests && post->state != IDLE; i++) {
+        if (post->requests[i] != MPI_REQUEST_NULL) MPI_Cancel(&post->requests[i]);
+    }
+    if (!settle(post) && post->state != IDLE) return; /* left to the end of the process: MPI may still write to it */
     for (int i = 0; i < post->n_requests; i++) {
-        if (post->requests[i] == MPI_REQUEST_NULL) continue;
-        if (post->state == IDLE) {
-            MPI_Request_free(&post->requests[i]);
-        } else {
-            MPI_Cancel(&post->requests[i]);
-            MPI_Wait(&post->requests[i], MPI_STATUS_IGNORE);
-        }
+        if (post->requests[i] != MPI_REQUEST_NULL) MPI_Request_free(&post->requests[i]);
     }
     free(post->requests);
     free(post->buffer);

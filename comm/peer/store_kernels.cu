@@ -192,6 +192,11 @@ __device__ void report_mismatch(const cpa_store_part &part, uint32_t arrived, cp
     *(volatile uint32_t *)&mismatch->peer = part.peer + 1;
 }
 
+/* Of the message that is pulled. Past the first-level cache: this may be read before the kernel in front is over. */
+__device__ uint32_t number_of_next(const cpa_store_part &part) {
+    return *(const volatile uint32_t *)&part.own->pulled + 1;
+}
+
 /* Waits for the word of message number `next`; whether it is of the size expected. */
 __device__ bool await_arrival(const cpa_store_part &part, uint32_t next, const cpa_store_batch &batch) {
     uint64_t arrived;
@@ -241,7 +246,7 @@ __device__ void acknowledge(const cpa_store_part &part, uint32_t pulled) {
 }
 
 __device__ void pull_lines(const cpa_store_part &part, const cpa_store_batch &batch) {
-    const uint32_t next = part.own->pulled + 1;
+    const uint32_t next = number_of_next(part);
     bool taken = take_lines(part, next, batch.abort);
     if (taken && blockIdx.x == 0 && threadIdx.x == 0) taken = await_arrival(part, next, batch);
     if (__syncthreads_and(taken)) acknowledge(part, next);
@@ -266,7 +271,7 @@ __device__ void push_bytes(const cpa_store_part &part, const uint32_t *abort) {
 
 __device__ void pull_bytes(const cpa_store_part &part, const cpa_store_batch &batch) {
     __shared__ bool is_there;
-    const uint32_t next = part.own->pulled + 1;
+    const uint32_t next = number_of_next(part);
     if (threadIdx.x == 0) is_there = await_arrival(part, next, batch);
     dependent_wait();
     dependent_allow();

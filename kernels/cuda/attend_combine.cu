@@ -54,7 +54,7 @@ __device__ void add_warps(float (&value)[4], float (&sums)[WARPS][COLUMNS], int 
 
 template <typename Element>
 __global__ void __launch_bounds__(WARPS *WARP_LANES) attend_combine(const __grid_constant__ cpa_cuda_attend_args a) {
-    __shared__ float sums[WARPS][COLUMNS];
+    __shared__ __align__(16) float sums[WARPS][COLUMNS];
     dependent_allow(); /* a push of the states */
     const cpa_cuda_split split = a.splits[blockIdx.x]; /* of the plan: there before the kernel that wrote the states */
     const int kv_group = blockIdx.y, rows = split.row_end - split.row_begin;
