@@ -4,6 +4,7 @@
 #include <math.h>
 
 #include "base/check.h"
+#include "base/hash.h"
 #include "src/engine_internal.h"
 
 static int is_power_of_two(int64_t n) {
@@ -124,11 +125,11 @@ static cpa_mask widest_mask(const cpa_model_shape *m) {
 /* What keys and values depend on besides tokens. */
 static void describe_cache(const cpa_engine_options *o, char out[CPA_IDENTITY_BYTES]) {
     const cpa_model_shape *m = &o->model;
-    uint64_t masks = 0xcbf29ce484222325u; /* FNV-1a over the masks of the layers */
+    uint64_t masks = CPA_HASH_START;
     for (int32_t layer = 0; layer < m->layers; layer++) {
         cpa_mask mask = cpa_model_mask(m, layer);
         const uint64_t parts[] = {(uint64_t)mask.causal, (uint64_t)mask.window, (uint64_t)mask.sinks};
-        for (int i = 0; i < 3; i++) masks = (masks ^ parts[i]) * 0x100000001b3u;
+        masks = cpa_hash_bytes(masks, parts, sizeof parts);
     }
     snprintf(out, CPA_IDENTITY_BYTES,
              "%d layers, %d/%d heads of %d/%d, dtype %d in %d, scales %a %a, masks %llx, seed %llu", m->layers,

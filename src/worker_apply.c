@@ -5,6 +5,7 @@
 
 #include "base/check.h"
 #include "base/fault.h"
+#include "base/hash.h"
 #include "kernels/kernels.h"
 
 /* Makes room for `need` elements of `size` bytes; grows by doubling. */
@@ -88,7 +89,7 @@ static void add_rows(cpa_worker *worker, const cpa_plan_chunk *chunk) {
         if (cpa_fault_is(CPA_FAULT_STALE_BLOCK) && i % 8 == 5) rows->slots[row] = -1;
         int last = position + 1 == chunk->start + chunk->count;
         if (position >= chunk->first_output && (chunk->flags & CPA_CHUNK_EMITS) && last) {
-            rows->digest_salts[rows->n_digest] = seq->request * 0x9e3779b97f4a7c15u + (uint64_t)position;
+            rows->digest_salts[rows->n_digest] = seq->request * CPA_GOLDEN + (uint64_t)position;
             rows->digest_rows[rows->n_digest++] = (int32_t)row;
         }
     }

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/hash.h"
 #include "tests/unit.h"
 
 enum { PREFIX_TOKENS = 40 };
@@ -11,7 +12,7 @@ enum { PREFIX_TOKENS = 40 };
 static uint32_t token_at(void *ctx, uint64_t request, int64_t position) {
     const scheduler_model *m = ctx;
     uint64_t text = position < PREFIX_TOKENS ? (uint64_t)m->requests[request].prefix : request << 32;
-    return (uint32_t)((text + (uint64_t)position) * UINT64_C(0x9e3779b97f4a7c15) >> 32);
+    return (uint32_t)((text + (uint64_t)position) * CPA_GOLDEN >> 32);
 }
 
 void scheduler_model_start(scheduler_model *m, const cpa_scheduler_options *options) {
