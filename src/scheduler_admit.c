@@ -63,7 +63,8 @@ static int64_t look(cpa_scheduler *s, cpa_sequence *sequence, int32_t phase) {
 }
 
 /* The running sequence that computes the first block that cannot be found in a phase; NULL if none does. */
-static const cpa_sequence *who_computes(cpa_scheduler *s, cpa_sequence *sequence, int32_t phase, int64_t found) {
+static const cpa_sequence *who_computes(cpa_scheduler *s, cpa_sequence *sequence, int32_t phase) {
+    const int64_t found = *found_in(s, sequence, phase);
     if (!cpa_scheduler_shares(s, sequence) || found == count_links(s, sequence)) return NULL;
     const cpa_prefix_digest *digest = probe(s, sequence, found);
     if (!digest) return NULL;
@@ -76,7 +77,7 @@ static const cpa_sequence *who_computes(cpa_scheduler *s, cpa_sequence *sequence
 /* Blocks that can be found in a phase, now or when one who computes the next of them is as far as is known. */
 static int64_t expect(cpa_scheduler *s, cpa_sequence *sequence, int32_t phase) {
     int64_t found = look(s, sequence, phase);
-    const cpa_sequence *computing = who_computes(s, sequence, phase, found);
+    const cpa_sequence *computing = who_computes(s, sequence, phase);
     if (!computing) return found;
     int64_t known = cpa_min64(cpa_sequence_known(sequence), cpa_sequence_known(computing));
     return cpa_max64(found, known / s->options.block_size);
@@ -99,29 +100,28 @@ static int32_t best_home(cpa_scheduler *s, cpa_sequence *sequence) {
     return best;
 }
 
-/* Decides where the sequence is to lie, and how much of it lies there already. */
+/* Decides where the sequence is to lie, by how much of it lies there already. */
 static void choose_phase(cpa_scheduler *s, cpa_sequence *sequence) {
     const cpa_scheduler_options *o = &s->options;
     sequence->phase = sequence->dealt_phase;
-    sequence->found = look(s, sequence, sequence->phase);
+    int64_t found = look(s, sequence, sequence->phase);
     if (!cpa_request_may_be_whole(o, &sequence->request)) return;
     int32_t home = best_home(s, sequence);
     int64_t known = cpa_sequence_known(sequence), most = known - 1;
     int64_t whole = cpa_min64(sequence->shards[home].found * o->block_size, most);
-    int64_t dealt = cpa_min64(sequence->found * o->block_size, most);
+    int64_t dealt = cpa_min64(found * o->block_size, most);
     int64_t output = sequence->request.output_tokens - sequence->emitted;
     int64_t others = s->n_running + s->waiting.count - 1; /* it is still among the waiting ones */
     if (o->local_context == CPA_LOCAL_AUTO &&
         !cpa_planner_prefers_whole(&o->planner, known, output, whole, dealt, others))
         return;
     sequence->phase = cpa_owner_whole_phase(o->map, home);
-    sequence->found = sequence->shards[home].found;
 }
 
 /* Whether a running sequence computes the first block that cannot be found. */
 static int must_wait(cpa_scheduler *s, cpa_sequence *sequence) {
     if (cpa_fault_is(CPA_FAULT_STARVED_WAITER) && sequence->waits) return 1;
-    sequence->waits = who_computes(s, sequence, sequence->phase, sequence->found) != NULL;
+    sequence->waits = who_computes(s, sequence, sequence->phase) != NULL;
     return sequence->waits;
 }
 
@@ -154,7 +154,7 @@ static cpa_status share_prefix(cpa_scheduler *s, cpa_sequence *sequence, int32_t
             CPA_TRY(cpa_sequence_share(sequence, rank, s->pools[rank], block, err));
         }
     }
-    sequence->found = *found_in(s, sequence, sequence->phase) = j;
+    *found_in(s, sequence, sequence->phase) = j;
     return CPA_OK;
 }
 
@@ -174,7 +174,7 @@ static void enter(cpa_scheduler *s, cpa_sequence *sequence) {
     sequence->slot = s->free_slots[--s->n_free_slots];
     free(sequence->probe);
     sequence->probe = NULL;
-    sequence->n_probe = sequence->probe_capacity = sequence->found = sequence->found_dealt = sequence->waits = 0;
+    sequence->n_probe = sequence->probe_capacity = sequence->found_dealt = sequence->waits = 0;
     for (int32_t r = 0; r < s->options.map.cp_size; r++) sequence->shards[r].found = 0;
 }
 
@@ -201,7 +201,8 @@ static cpa_status give_up_source(cpa_scheduler *s, cpa_sequence *sequence, int32
 /* Turns a request away that lacks blocks, or quota, even if all that was found is shared: a look that costs little, as
  * the first in line may be turned away in many plans. Otherwise ADMITTED. */
 static verdict look_for_room(const cpa_scheduler *s, cpa_sequence *sequence) {
-    int64_t block_size = s->options.block_size, found = sequence->found * block_size, room = 1;
+    int64_t block_size = s->options.block_size, found = *found_in(s, sequence, sequence->phase) * block_size;
+    int64_t room = 1;
     int64_t quota = s->options.tenant_block_quota, most = cpa_sequence_known(sequence) - 1;
     sequence->computed = found < most ? found : most;
     int64_t first = sequence->computed / block_size * block_size;

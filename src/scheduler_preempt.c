@@ -147,7 +147,7 @@ cpa_status cpa_scheduler_preempt(cpa_scheduler *s, int32_t index, int may_swap, 
         CPA_TRY(swap_out(s, victim, err));
     } else {
         victim->computed = victim->voided = 0;
-        victim->n_probe = victim->found = 0;
+        victim->n_probe = 0;
     }
     cpa_scheduler_unlink(s, victim);
     victim->introduced = victim->restart = 0;

@@ -51,8 +51,7 @@ typedef struct cpa_sequence {
     cpa_prefix_digest root;
     cpa_prefix_digest *probe; /* [probe_capacity] digests of its first blocks, as far as they were needed */
     int64_t n_probe, probe_capacity;
-    int64_t found;       /* how many of them could be found in its phase when it last looked */
-    int64_t found_dealt; /* the same when it is dealt */
+    int64_t found_dealt; /* how many of them could be found, dealt, when it last looked */
     int waits;           /* a running sequence computes the block after those */
     int queried;         /* its prefix is counted in the statistics */
     /* While it runs: */
