@@ -133,23 +133,8 @@ static cpa_status time_layer(probe *p, int32_t phase, int64_t end, double *secon
 }
 
 static cpa_status time_exchange(probe *p, const cpa_worker_options *o, double *exchange_s, cpa_error *err) {
-    const cpa_model_shape *m = &o->model;
     const cpa_owner_map map = o->map;
-    cpa_context_options options = {
-        .size = sizeof options,
-        .q_heads = m->q_heads,
-        .kv_heads = m->kv_heads,
-        .k_dim = m->head_dim,
-        .v_dim = m->v_head_dim,
-        .dtype = m->dtype,
-        .kv_dtype = o->kv_dtype,
-        .block_size = o->block_size,
-        .interleave = map.interleave,
-        .staging_bytes = o->staging_bytes,
-        .max_rows = map.cp_size,
-        .k_scale = o->k_scale,
-        .v_scale = o->v_scale,
-    };
+    const cpa_context_options options = cpa_worker_context_options(o, map.cp_size);
     CPA_TRY(cpa_control_agree(p->control, make_memory(p, o, err), err));
     CPA_TRY(cpa_context_create_over(p->control->comm, p->device, o->transport, &options, &p->context, err));
     double dealt, whole;

@@ -52,17 +52,30 @@ typedef struct buffer {
 } buffer;
 
 enum {
-    WORKER_BUFFERS = 25,
+    OWN_BUFFERS = 13,
+    ROW_BUFFERS = 6, /* of a set */
+    WORKER_BUFFERS = OWN_BUFFERS + 2 * ROW_BUFFERS,
     MEASURED_STEPS = 16 /* one decode step in so many is measured */
 };
+
+static void list_row_buffers(cpa_worker_rows *set, int64_t rows, buffer list[ROW_BUFFERS]) {
+    const buffer all[ROW_BUFFERS] = {
+        {(void **)&set->requests, rows * (int64_t)sizeof *set->requests, PAGE_LOCKED},
+        {(void **)&set->tokens, rows * (int64_t)sizeof *set->tokens, PAGE_LOCKED},
+        {(void **)&set->positions, rows * (int64_t)sizeof *set->positions, PAGE_LOCKED},
+        {(void **)&set->slots, rows * (int64_t)sizeof *set->slots, PAGE_LOCKED},
+        {(void **)&set->digest_rows, rows * (int64_t)sizeof *set->digest_rows, PAGE_LOCKED},
+        {(void **)&set->digest_salts, rows * (int64_t)sizeof *set->digest_salts, PAGE_LOCKED},
+    };
+    memcpy(list, all, sizeof all);
+}
 
 static void list_buffers(cpa_worker *worker, buffer list[WORKER_BUFFERS]) {
     const cpa_worker_options *o = &worker->options;
     const cpa_model_shape *model = &o->model;
     int64_t rows = o->max_tokens, element = cpa_dtype_bytes(model->dtype);
     int64_t blocks = model->layers * pool_blocks(o);
-    cpa_worker_rows *even = &worker->row_sets[0], *odd = &worker->row_sets[1];
-    buffer all[WORKER_BUFFERS] = {
+    const buffer own[] = {
         {&worker->k_pool,
          blocks * cpa_kv_block_bytes(o->kv_dtype, o->k_scale, o->block_size, model->kv_heads, model->head_dim),
          ON_DEVICE},
@@ -79,21 +92,12 @@ static void list_buffers(cpa_worker *worker, buffer list[WORKER_BUFFERS]) {
         {(void **)&worker->digest_rows_device, rows * (int64_t)sizeof(int32_t), ON_DEVICE},
         {(void **)&worker->digest_salts_device, rows * (int64_t)sizeof(uint64_t), ON_DEVICE},
         {(void **)&worker->digest_device, (int64_t)sizeof(uint64_t), ON_DEVICE},
-        {(void **)&even->requests, rows * (int64_t)sizeof(uint64_t), PAGE_LOCKED},
-        {(void **)&even->tokens, rows * (int64_t)sizeof(uint32_t), PAGE_LOCKED},
-        {(void **)&even->positions, rows * (int64_t)sizeof(int64_t), PAGE_LOCKED},
-        {(void **)&even->slots, rows * (int64_t)sizeof(int64_t), PAGE_LOCKED},
-        {(void **)&even->digest_rows, rows * (int64_t)sizeof(int32_t), PAGE_LOCKED},
-        {(void **)&even->digest_salts, rows * (int64_t)sizeof(uint64_t), PAGE_LOCKED},
-        {(void **)&odd->requests, rows * (int64_t)sizeof(uint64_t), PAGE_LOCKED},
-        {(void **)&odd->tokens, rows * (int64_t)sizeof(uint32_t), PAGE_LOCKED},
-        {(void **)&odd->positions, rows * (int64_t)sizeof(int64_t), PAGE_LOCKED},
-        {(void **)&odd->slots, rows * (int64_t)sizeof(int64_t), PAGE_LOCKED},
-        {(void **)&odd->digest_rows, rows * (int64_t)sizeof(int32_t), PAGE_LOCKED},
-        {(void **)&odd->digest_salts, rows * (int64_t)sizeof(uint64_t), PAGE_LOCKED},
         {(void **)&worker->seqs, o->max_seqs * (int64_t)sizeof(cpa_worker_seq), ON_HOST},
     };
-    memcpy(list, all, sizeof all);
+    _Static_assert(sizeof own == OWN_BUFFERS * sizeof *own, "as many as are listed");
+    memcpy(list, own, sizeof own);
+    list_row_buffers(&worker->row_sets[0], rows, list + OWN_BUFFERS);
+    list_row_buffers(&worker->row_sets[1], rows, list + OWN_BUFFERS + ROW_BUFFERS);
 }
 
 static cpa_status allocate(cpa_worker *worker, cpa_error *err) {
@@ -153,6 +157,24 @@ void cpa_worker_set_timeline(cpa_worker *worker, cpa_timeline *timeline) {
     worker->context->spans.timeline = timeline;
 }
 
+cpa_context_options cpa_worker_context_options(const cpa_worker_options *o, int64_t max_rows) {
+    return (cpa_context_options){
+        .size = sizeof(cpa_context_options),
+        .q_heads = o->model.q_heads,
+        .kv_heads = o->model.kv_heads,
+        .k_dim = o->model.head_dim,
+        .v_dim = o->model.v_head_dim,
+        .dtype = o->model.dtype,
+        .kv_dtype = o->kv_dtype,
+        .block_size = o->block_size,
+        .interleave = o->map.interleave,
+        .staging_bytes = o->staging_bytes,
+        .max_rows = max_rows,
+        .k_scale = o->k_scale,
+        .v_scale = o->v_scale,
+    };
+}
+
 cpa_status cpa_worker_create(cpa_control *control, cpa_device *device, const cpa_source *source,
                              const cpa_worker_options *options, cpa_worker **out, cpa_error *err) {
     cpa_worker *worker = calloc(1, sizeof *worker);
@@ -170,22 +192,7 @@ cpa_status cpa_worker_create(cpa_control *control, cpa_device *device, const cpa
     }
     /* The context is collective: ranks that came this far must not wait for one that did not. */
     CPA_TRY_GOTO(cpa_control_agree(control, status, err), fail);
-    const cpa_model_shape *model = &options->model;
-    cpa_context_options context = {
-        .size = sizeof context,
-        .q_heads = model->q_heads,
-        .kv_heads = model->kv_heads,
-        .k_dim = model->head_dim,
-        .v_dim = model->v_head_dim,
-        .dtype = model->dtype,
-        .kv_dtype = options->kv_dtype,
-        .block_size = options->block_size,
-        .interleave = options->map.interleave,
-        .staging_bytes = options->staging_bytes,
-        .max_rows = options->max_tokens,
-        .k_scale = options->k_scale,
-        .v_scale = options->v_scale,
-    };
+    const cpa_context_options context = cpa_worker_context_options(options, options->max_tokens);
     CPA_TRY_GOTO(cpa_context_create_over(control->comm, device, options->transport, &context, &worker->context, err),
                  fail);
     status = make_graphs(worker, control, err);

@@ -100,6 +100,9 @@ struct cpa_worker {
     void *behind_ctx;
 };
 
+/* Those of a context for steps of up to so many rows of such a worker. */
+cpa_context_options cpa_worker_context_options(const cpa_worker_options *options, int64_t max_rows);
+
 /* Collective. The device, the control channel and the source must outlive the worker. */
 cpa_status cpa_worker_create(cpa_control *control, cpa_device *device, const cpa_source *source,
                              const cpa_worker_options *options, cpa_worker **out, cpa_error *err);
