@@ -3,28 +3,12 @@
 #include <string.h>
 
 #include "src/scheduler_internal.h"
-#include "tests/unit.h"
+#include "tests/scheduler_fixture.h"
 
 enum { RANKS = 4, BLOCK = 4, LOCAL = 40 };
 
-/* The texts of requests: `common` tokens of a text that all have, then their own. */
-typedef struct fixture {
-    cpa_scheduler_options options;
-    cpa_scheduler *scheduler;
-    cpa_step_plan plan;
-    double next;
-    int64_t common[64];
-    cpa_scheduler_stats stats;
-} fixture;
-
-static uint32_t token_at(void *ctx, uint64_t request, int64_t position) {
-    const fixture *f = ctx;
-    return (uint32_t)position + (position < f->common[request] ? 0 : 1000 * (uint32_t)(request + 1));
-}
-
 static void setup(fixture *f) {
-    memset(f, 0, sizeof *f);
-    f->options = (cpa_scheduler_options){
+    const cpa_scheduler_options options = {
         .map = {RANKS, BLOCK},
         .block_size = BLOCK,
         .num_blocks = 64,
@@ -40,32 +24,9 @@ static void setup(fixture *f) {
                     .bandwidth = 1e12,
                     .memory_bandwidth = 1e12,
                     .exchange_s = 1e-5},
-        .token_at = token_at,
-        .token_ctx = f,
-        .prefix_caching = 1,
         .local_context = LOCAL,
     };
-    cpa_step_plan_init(&f->plan);
-}
-
-static void begin(fixture *f) {
-    CU_ASSERT_EQUAL_FATAL(cpa_scheduler_create(&f->options, &f->scheduler, NULL), CPA_OK);
-}
-
-static void teardown(fixture *f) {
-    cpa_scheduler_destroy(f->scheduler);
-    cpa_step_plan_destroy(&f->plan);
-}
-
-static void add(fixture *f, uint64_t id, int64_t prompt, int64_t output, int64_t common) {
-    cpa_scheduler_request request = {.id = id, .prompt_tokens = prompt, .output_tokens = output};
-    f->common[id] = common;
-    CU_ASSERT_EQUAL_FATAL(cpa_scheduler_add(f->scheduler, &request, NULL), CPA_OK);
-}
-
-static void step(fixture *f) {
-    CU_ASSERT_EQUAL_FATAL(cpa_scheduler_plan(f->scheduler, 0, &f->plan, &f->next, NULL), CPA_OK);
-    cpa_scheduler_get_stats(f->scheduler, &f->stats);
+    prepare(f, &options);
 }
 
 static const cpa_plan_chunk *chunk_of(const fixture *f, uint64_t request) {
@@ -85,9 +46,9 @@ static void short_sequences_are_whole_and_long_ones_dealt(void) {
     fixture f;
     setup(&f);
     begin(&f);
-    add(&f, 0, LOCAL - 9, 10, 0);
-    add(&f, 1, LOCAL - 9, 11, 0);
-    step(&f);
+    add(&f, asked(0, LOCAL - 9, 10), 0);
+    add(&f, asked(1, LOCAL - 9, 11), 0);
+    step(&f, 0);
     int32_t home = home_of(&f, 0), seq = chunk_of(&f, 0)->seq;
     CU_ASSERT(home >= 0);
     CU_ASSERT_EQUAL(home_of(&f, 1), -1);
@@ -100,7 +61,7 @@ static void short_sequences_are_whole_and_long_ones_dealt(void) {
     CU_ASSERT_EQUAL(blocks, (LOCAL - 9 + BLOCK - 1) / BLOCK);
     CU_ASSERT_EQUAL(f.stats.whole, 1);
     CU_ASSERT_EQUAL(f.stats.chunks[CPA_PASS_KV][CPA_REASON_LOCAL], 1);
-    step(&f); /* decodes there */
+    step(&f, 0); /* decodes there */
     CU_ASSERT_EQUAL(home_of(&f, 0), home);
     CU_ASSERT_EQUAL(f.stats.chunks[CPA_PASS_KV][CPA_REASON_LOCAL], 2);
     teardown(&f);
@@ -110,8 +71,8 @@ static void whole_sequences_go_to_the_rank_that_is_used_least(void) {
     fixture f;
     setup(&f);
     begin(&f);
-    for (uint64_t id = 0; id < 2 * RANKS; id++) add(&f, id, 20, 4, 0);
-    step(&f);
+    for (uint64_t id = 0; id < 2 * RANKS; id++) add(&f, asked(id, 20, 4), 0);
+    step(&f, 0);
     int used[RANKS] = {0};
     for (uint64_t id = 0; id < 2 * RANKS; id++) {
         int32_t home = home_of(&f, id);
@@ -126,17 +87,17 @@ static void an_equal_beginning_draws_a_sequence_until_its_rank_is_fuller_by_more
     fixture f;
     setup(&f);
     begin(&f);
-    add(&f, 0, 20, 8, 16);
-    step(&f);
+    add(&f, asked(0, 20, 8), 16);
+    step(&f, 0);
     int32_t home = home_of(&f, 0);
-    add(&f, 1, 12, 8, 12); /* three blocks of its own are there, five in use */
-    step(&f);
+    add(&f, asked(1, 12, 8), 12); /* three blocks of its own are there, five in use */
+    step(&f, 0);
     CU_ASSERT(home_of(&f, 1) >= 0 && home_of(&f, 1) != home);
     CU_ASSERT_EQUAL(chunk_of(&f, 1)->start, 0);
-    for (uint64_t id = 2; id < 1 + RANKS; id++) add(&f, id, 28, 8, 0); /* fill the others */
-    step(&f);
-    add(&f, 10, 20, 8, 16);
-    step(&f);
+    for (uint64_t id = 2; id < 1 + RANKS; id++) add(&f, asked(id, 28, 8), 0); /* fill the others */
+    step(&f, 0);
+    add(&f, asked(10, 20, 8), 16);
+    step(&f, 0);
     CU_ASSERT_EQUAL(home_of(&f, 10), home);
     CU_ASSERT_EQUAL(chunk_of(&f, 10)->start, 16);
     teardown(&f);
@@ -146,14 +107,14 @@ static void whole_and_dealt_copies_of_a_prefix_are_found_apart(void) {
     fixture f;
     setup(&f);
     begin(&f);
-    add(&f, 0, 20, 8, 16);
-    step(&f);
-    add(&f, 1, 60, 8, 16); /* long: what 0 has is of no use to it */
-    step(&f);
+    add(&f, asked(0, 20, 8), 16);
+    step(&f, 0);
+    add(&f, asked(1, 60, 8), 16); /* long: what 0 has is of no use to it */
+    step(&f, 0);
     CU_ASSERT_EQUAL(home_of(&f, 1), -1);
     CU_ASSERT_EQUAL(chunk_of(&f, 1)->start, 0);
-    add(&f, 2, 64, 8, 16);
-    step(&f);
+    add(&f, asked(2, 64, 8), 16);
+    step(&f, 0);
     CU_ASSERT_EQUAL(home_of(&f, 2), -1);
     CU_ASSERT_EQUAL(chunk_of(&f, 2)->start, 16);
     CU_ASSERT_EQUAL(chunk_of(&f, 2)->phase, chunk_of(&f, 1)->phase);
@@ -171,10 +132,10 @@ static void samples_of_a_whole_prompt_share_it(void) {
         f.common[id] = 20;
         CU_ASSERT_EQUAL_FATAL(cpa_scheduler_add(f.scheduler, &request, NULL), CPA_OK);
     }
-    for (uint64_t id = 2; id < 1 + RANKS; id++) add(&f, id, 36, 4, 0); /* keeps the other ranks used */
-    step(&f);
+    for (uint64_t id = 2; id < 1 + RANKS; id++) add(&f, asked(id, 36, 4), 0); /* keeps the other ranks used */
+    step(&f, 0);
     int32_t home = home_of(&f, 0);
-    step(&f);
+    step(&f, 0);
     CU_ASSERT_EQUAL(home_of(&f, 1), home);
     CU_ASSERT_EQUAL(chunk_of(&f, 1)->start, 19);
     CU_ASSERT_EQUAL(f.stats.cow_copies, 1);
@@ -186,21 +147,21 @@ static void what_no_rank_can_hold_whole_is_dealt(void) {
     setup(&f);
     f.options.num_blocks = 5;
     begin(&f);
-    add(&f, 0, 20, 1, 0);
-    add(&f, 1, 20, 2, 0);
-    step(&f);
+    add(&f, asked(0, 20, 1), 0);
+    add(&f, asked(1, 20, 2), 0);
+    step(&f, 0);
     CU_ASSERT(home_of(&f, 0) >= 0);
-    while (f.plan.n_chunks > 0 && f.plan.chunks[f.plan.n_chunks - 1].request != 1) step(&f);
+    while (f.plan.n_chunks > 0 && f.plan.chunks[f.plan.n_chunks - 1].request != 1) step(&f, 0);
     CU_ASSERT_EQUAL(home_of(&f, 1), -1);
     teardown(&f);
     setup(&f);
     f.options.tenant_block_quota = 4;
     begin(&f);
-    add(&f, 0, 16, 1, 0);
-    step(&f);
+    add(&f, asked(0, 16, 1), 0);
+    step(&f, 0);
     CU_ASSERT(home_of(&f, 0) >= 0);
-    add(&f, 1, 16, 2, 0);
-    step(&f);
+    add(&f, asked(1, 16, 2), 0);
+    step(&f, 0);
     CU_ASSERT_EQUAL(home_of(&f, 1), -1);
     teardown(&f);
 }
@@ -211,10 +172,10 @@ static void a_preempted_sequence_may_come_back_elsewhere_and_loses_nothing(void)
     setup(&f);
     f.options.num_blocks = 8;
     begin(&f);
-    for (uint64_t id = 0; id < 3 * RANKS; id++) add(&f, id, 12, 20, 0);
+    for (uint64_t id = 0; id < 3 * RANKS; id++) add(&f, asked(id, 12, 20), 0);
     int64_t steps = 0, whole = 0;
     do {
-        step(&f);
+        step(&f, 0);
         for (int64_t i = 0; i < f.plan.n_chunks; i++) whole += f.plan.chunks[i].phase >= RANKS;
         CU_ASSERT_EQUAL_FATAL(whole, f.plan.n_chunks);
         whole = 0;
@@ -226,48 +187,44 @@ static void a_preempted_sequence_may_come_back_elsewhere_and_loses_nothing(void)
     teardown(&f);
 }
 
+static void setup_auto(fixture *f) {
+    setup(f);
+    f->options.local_context = CPA_LOCAL_AUTO;
+    f->options.num_blocks = 1024;
+    f->options.max_num_batched_tokens = 4096;
+}
+
 /* A token of decode saves 10 us less 3/4 of what reading takes, here next to nothing; a prompt of 512 costs 3/4 of
  * 2 * 512 * 256 * 8 * 128 / 1e12 = 268 us more: 20 tokens. */
 static void auto_places_by_what_is_sooner_done(void) {
     fixture f;
-    setup(&f);
-    f.options.local_context = CPA_LOCAL_AUTO;
-    f.options.num_blocks = 1024;
-    f.options.max_num_batched_tokens = 4096;
+    setup_auto(&f);
     begin(&f);
-    add(&f, 0, 512, 10, 0);
-    step(&f);
+    add(&f, asked(0, 512, 10), 0);
+    step(&f, 0);
     CU_ASSERT_EQUAL(home_of(&f, 0), -1);
     teardown(&f);
-    setup(&f);
-    f.options.local_context = CPA_LOCAL_AUTO;
-    f.options.num_blocks = 1024;
-    f.options.max_num_batched_tokens = 4096;
+    setup_auto(&f);
     begin(&f);
-    add(&f, 0, 512, 40, 0);
-    step(&f);
+    add(&f, asked(0, 512, 40), 0);
+    step(&f, 0);
     CU_ASSERT(home_of(&f, 0) >= 0);
-    add(&f, 1, 512, 30, 0); /* the exchange of a step is shared with others */
-    step(&f);
+    add(&f, asked(1, 512, 30), 0); /* the exchange of a step is shared with others */
+    step(&f, 0);
     CU_ASSERT_EQUAL(home_of(&f, 1), -1);
     teardown(&f);
-    setup(&f);
-    f.options.local_context = CPA_LOCAL_AUTO;
-    f.options.num_blocks = 1024;
-    f.options.max_num_batched_tokens = 4096;
+    setup_auto(&f);
     begin(&f);
-    add(&f, 0, 512, 30, 0); /* also with those that come at the same time */
-    add(&f, 1, 512, 30, 0);
-    step(&f);
+    add(&f, asked(0, 512, 30), 0); /* also with those that come at the same time */
+    add(&f, asked(1, 512, 30), 0);
+    step(&f, 0);
     CU_ASSERT_EQUAL(home_of(&f, 0), -1);
     teardown(&f);
-    setup(&f);
-    f.options.local_context = CPA_LOCAL_AUTO;
-    f.options.num_blocks = 1024;
+    setup_auto(&f);
     f.options.planner.forced = CPA_PASS_Q;
     begin(&f);
-    add(&f, 0, 400, 40, 0);
-    step(&f);
+    add(&f, asked(0, 400, 40), 0);
+    step(&f, 0);
     CU_ASSERT_EQUAL(home_of(&f, 0), -1);
     teardown(&f);
 }

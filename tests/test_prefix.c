@@ -5,64 +5,21 @@
 
 #include "src/scheduler_internal.h"
 #include "tests/planner_fixture.h"
+#include "tests/scheduler_fixture.h"
 #include "tests/unit.h"
 
 enum { BLOCK = 4 };
 
-/* The texts of requests: `common` tokens of a text that all have, then their own. */
-typedef struct fixture {
-    cpa_scheduler_options options;
-    cpa_scheduler *scheduler;
-    cpa_step_plan plan;
-    double next;
-    int64_t common[64];
-    cpa_scheduler_stats stats;
-} fixture;
-
-static uint32_t token_at(void *ctx, uint64_t request, int64_t position) {
-    const fixture *f = ctx;
-    return (uint32_t)position + (position < f->common[request] ? 0 : 1000 * (uint32_t)(request + 1));
-}
-
 static void setup(fixture *f, int32_t ranks, int64_t num_blocks, int64_t tokens) {
-    memset(f, 0, sizeof *f);
-    f->options = (cpa_scheduler_options){
+    const cpa_scheduler_options options = {
         .map = {ranks, BLOCK},
         .block_size = BLOCK,
         .num_blocks = num_blocks,
         .max_num_batched_tokens = tokens,
         .max_num_seqs = 8,
         .planner = cpa_test_planner(ranks),
-        .token_at = token_at,
-        .token_ctx = f,
-        .prefix_caching = 1,
     };
-    cpa_step_plan_init(&f->plan);
-}
-
-static void begin(fixture *f) {
-    CU_ASSERT_EQUAL_FATAL(cpa_scheduler_create(&f->options, &f->scheduler, NULL), CPA_OK);
-}
-
-static void teardown(fixture *f) {
-    cpa_scheduler_destroy(f->scheduler);
-    cpa_step_plan_destroy(&f->plan);
-}
-
-static cpa_scheduler_request asked(uint64_t id, int64_t prompt, int64_t output) {
-    return (cpa_scheduler_request){.id = id, .prompt_tokens = prompt, .output_tokens = output};
-}
-
-static void add(fixture *f, cpa_scheduler_request request, int64_t common) {
-    f->common[request.id] = common;
-    CU_ASSERT_EQUAL_FATAL(cpa_scheduler_add(f->scheduler, &request, NULL), CPA_OK);
-}
-
-/* Returns the number of chunks. */
-static int64_t step(fixture *f, double now) {
-    CU_ASSERT_EQUAL_FATAL(cpa_scheduler_plan(f->scheduler, now, &f->plan, &f->next, NULL), CPA_OK);
-    cpa_scheduler_get_stats(f->scheduler, &f->stats);
-    return f->plan.n_chunks;
+    prepare(f, &options);
 }
 
 static void finish(fixture *f) {
