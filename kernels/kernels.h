@@ -175,6 +175,9 @@ struct cpa_kernel_table {
     cpa_status (*stream_create)(cpa_device *device, cpa_stream **out, cpa_error *err);
     void (*stream_destroy)(cpa_stream *stream);
     cpa_status (*stream_sync)(cpa_stream *stream);
+    /* What comes on `stream` waits for what was enqueued on `leader` so far. While the leader is in capture, so is the
+     * stream, until the leader follows it in turn. */
+    cpa_status (*stream_follow)(cpa_stream *stream, cpa_stream *leader);
     cpa_status (*copy)(void *dst, const void *src, int64_t bytes, cpa_stream *stream);
     /* The same for `rows` rows of row_bytes each, which lie a pitch (in bytes) apart. */
     cpa_status (*copy_rows)(void *dst, int64_t dst_pitch, const void *src, int64_t src_pitch, int64_t row_bytes,

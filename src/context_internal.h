@@ -131,9 +131,11 @@ typedef struct cpa_pass_q_peer {
 
 typedef struct cpa_pass_q {
     int active;             /* whether the step has a pass-Q chunk */
+    int joined;             /* own rows are attended together with those of the peers */
     cpa_pass_q_peer *peers; /* [cp_size - 1], in the order in which pass-KV receives from them */
-    cpa_attend_plan *plan;  /* the rows of the peers over the own shard */
+    cpa_attend_plan *plan;  /* the rows of the peers over the own shard; joined: and the own rows behind them */
     int64_t packed_rows, got_rows, home_rows;
+    int64_t served_rows; /* of the plan */
     int32_t *map_sets[2]; /* host, page-locked, in turn: one may be on its way to the device as the next is filled */
     int64_t map_capacities[2];
     int maps_turn;
@@ -150,6 +152,7 @@ struct cpa_context {
     cpa_device *device;
     const cpa_kernel_table *kernels;
     cpa_stream *upload; /* for copies outside any layer */
+    cpa_stream *beside; /* for copies within a layer while messages travel */
     cpa_control control;
     cpa_transport *transport;
     cpa_message *messages; /* [cp_size], scratch */
@@ -216,6 +219,10 @@ void cpa_context_count_chunks(cpa_context *c, int32_t layers);
 /* Waits until the stream is idle; an exchange that stands still, or fails, is given up and named. */
 cpa_status cpa_context_sync(cpa_context *c, cpa_stream *stream);
 
+/* context_plan.c: puts the own rows over the own shard behind n items, as rows from first_row on. Returns how many items
+ * there are then. */
+int64_t cpa_context_own_items(cpa_context *c, int64_t n, int64_t first_row);
+
 /* context.c: memory, messages and operations on behalf of a context. */
 
 /* Room for `bytes` in a buffer; what was there is lost when it grows. */
@@ -233,6 +240,8 @@ cpa_status cpa_context_set_plan(cpa_context *c, cpa_attend_plan *plan, int64_t n
 
 /* The message of a failed operation of the stream becomes that of the context. */
 cpa_status cpa_context_check(cpa_context *c, cpa_status status, const cpa_stream *stream);
+/* What comes on `stream` waits for what was enqueued on `leader` so far. */
+cpa_status cpa_context_follow(cpa_context *c, cpa_stream *stream, cpa_stream *leader);
 /* `kind` says whose rows or keys they are, `round` in which they came. */
 cpa_status cpa_context_run_attend(cpa_context *c, const cpa_attend_plan *plan, const cpa_attend_args *args,
                                   cpa_span_kind kind, int32_t round, cpa_stream *stream);

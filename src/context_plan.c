@@ -105,15 +105,12 @@ static cpa_status copy_chunks(cpa_context *c, const cpa_context_chunk *chunks, i
     return CPA_OK;
 }
 
-/* Own rows over the own shard. */
-static cpa_status plan_own(cpa_context *c) {
-    if (c->shared) CPA_TRY(cpa_context_ensure_state(c, &c->acc_memory, c->rows, &c->states[0]));
-    int64_t n = 0;
+int64_t cpa_context_own_items(cpa_context *c, int64_t n, int64_t first_row) {
     for (int64_t i = 0; i < c->n_chunks; i++) {
         cpa_chunk_share own = cpa_context_share(c, &c->chunks[i], c->control.rank);
         if (own.rows == 0) continue;
         c->items[n++] = (cpa_attend_item){
-            .q_row = c->chunks[i].row,
+            .q_row = first_row + c->chunks[i].row,
             .q_count = own.rows,
             .q_first = own.first,
             .k_first = 0,
@@ -123,8 +120,25 @@ static cpa_status plan_own(cpa_context *c) {
             .k_slot = own.slot,
         };
     }
-    c->own->steady_items = c->steady_rows;
-    return cpa_context_set_plan(c, c->own, n, c->block_tables, c->n_table_entries);
+    return n;
+}
+
+/* Own rows over the own shard, unless pass-Q takes them along. */
+static cpa_status plan_own(cpa_context *c) {
+    const int joined = c->q.joined;
+    if (c->shared && !joined) CPA_TRY(cpa_context_ensure_state(c, &c->acc_memory, c->rows, &c->states[0]));
+    c->own->steady_items = joined ? 0 : c->steady_rows;
+    return cpa_context_set_plan(c, c->own, joined ? 0 : cpa_context_own_items(c, 0, 0), c->block_tables,
+                                c->n_table_entries);
+}
+
+/* In decode: two attends of few rows take longer than one, by more than what the first hides of the exchange. */
+static int joins_own_rows(const cpa_context *c) {
+    if (!c->shared) return 0;
+    for (int64_t i = 0; i < c->n_chunks; i++) {
+        if (c->chunks[i].end - c->chunks[i].start > 1 || c->chunks[i].algorithm == CPA_PASS_KV) return 0;
+    }
+    return 1;
 }
 
 static cpa_status plan_step(cpa_context *c, const cpa_context_chunk *chunks, int64_t n_chunks, int64_t steady_rows) {
@@ -133,6 +147,7 @@ static cpa_status plan_step(cpa_context *c, const cpa_context_chunk *chunks, int
     c->layers_attended = 0;
     c->planned = 0;
     CPA_TRY(copy_chunks(c, chunks, n_chunks));
+    c->q.joined = joins_own_rows(c);
     CPA_TRY(plan_own(c));
     CPA_TRY(cpa_pass_kv_plan(c));
     CPA_TRY(cpa_pass_q_plan(c));

@@ -192,7 +192,7 @@ cpa_status cpa_pass_q_upload(cpa_context *c, cpa_stream *stream) {
     return cpa_context_check(c, status, stream);
 }
 
-/* The rows of the peers over the own shard. */
+/* The rows of the peers over the own shard, and the own rows if they join them. */
 static cpa_status plan_served(cpa_context *c) {
     int64_t n = 0;
     for (int32_t p = 0; p < c->map.cp_size - 1; p++) {
@@ -221,6 +221,10 @@ static cpa_status plan_served(cpa_context *c) {
         }
     }
     c->q.plan->steady_items = c->steady_rows * (c->map.cp_size - 1);
+    if (c->q.joined) {
+        n = cpa_context_own_items(c, n, c->q.got_rows);
+        c->q.plan->steady_items += c->steady_rows;
+    }
     return cpa_context_set_plan(c, c->q.plan, n, c->block_tables, c->n_table_entries);
 }
 
@@ -233,15 +237,25 @@ cpa_status cpa_pass_q_plan(cpa_context *c) {
     (c->steady_rows ? plan_steady_peers : plan_peers)(c);
     if (!q->active) return CPA_OK;
     int64_t state_bytes = state_floats(c) * (int64_t)sizeof(float);
+    q->served_rows = q->got_rows + (q->joined ? c->rows : 0);
     CPA_TRY(cpa_context_ensure(c, &q->packed_memory, q->packed_rows * query_bytes(c)));
-    CPA_TRY(cpa_context_ensure(c, &q->got_memory, q->got_rows * query_bytes(c)));
-    CPA_TRY(cpa_context_ensure(c, &q->away_memory, q->got_rows * state_bytes));
+    CPA_TRY(cpa_context_ensure(c, &q->got_memory, q->served_rows * query_bytes(c)));
+    CPA_TRY(cpa_context_ensure(c, &q->away_memory, q->served_rows * state_bytes));
     CPA_TRY(cpa_context_ensure(c, &q->home_memory, q->home_rows * state_bytes));
+    if (q->joined) c->states[0] = state_rows(c, &q->away_memory, q->got_rows);
     CPA_TRY(plan_maps(c));
     return plan_served(c);
 }
 
 /* ---- one layer ---- */
+
+/* Behind those that come, while they come. */
+static cpa_status place_own_queries(cpa_context *c, const cpa_context_args *args, cpa_stream *stream) {
+    const int64_t bytes = query_bytes(c);
+    char *own = (char *)c->q.got_memory.memory + c->q.got_rows * bytes;
+    CPA_TRY(cpa_context_follow(c, c->beside, stream));
+    return cpa_context_check(c, c->kernels->copy(own, args->q, c->rows * bytes, c->beside), c->beside);
+}
 
 cpa_status cpa_pass_q_start(cpa_context *c, const cpa_context_args *args, cpa_stream *stream) {
     cpa_pass_q *q = &c->q;
@@ -267,13 +281,15 @@ cpa_status cpa_pass_q_start(cpa_context *c, const cpa_context_args *args, cpa_st
             .recv_bytes = peer->got * bytes,
         };
     }
-    return cpa_context_start(c, c->map.cp_size - 1, CPA_SPAN_EXCHANGE_QUERIES, 0, stream, &q->queries);
+    CPA_TRY(cpa_context_start(c, c->map.cp_size - 1, CPA_SPAN_EXCHANGE_QUERIES, 0, stream, &q->queries));
+    return q->joined ? place_own_queries(c, args, stream) : CPA_OK;
 }
 
 cpa_status cpa_pass_q_serve(cpa_context *c, const cpa_context_args *args, cpa_stream *stream) {
     cpa_pass_q *q = &c->q;
     if (!q->active) return CPA_OK;
     CPA_TRY(cpa_context_finish(c, stream, &q->queries));
+    if (q->joined) CPA_TRY(cpa_context_follow(c, stream, c->beside));
     cpa_attend_args attend = {
         .size = sizeof attend,
         .q = q->got_memory.memory,

@@ -16,7 +16,7 @@
 #define CUDA(call) CU_ASSERT_EQUAL((call), cudaSuccess)
 
 /* SMALL is the longest message that peer memory stores by a kernel, LINES the longest of which it does so in lines. */
-enum { POISON = 0xa5, MAX_RANKS = 8, LINES = 32 << 10, SMALL = 1 << 20, MAX_BYTES = 3 << 20, MARGIN = 64 };
+enum { POISON = 0xa5, MAX_RANKS = 8, LINES = 192 << 10, SMALL = 1 << 20, MAX_BYTES = 3 << 20, MARGIN = 64 };
 
 static int world_size, world_rank;
 static int gpus_suffice; /* one for each rank */

@@ -5,11 +5,10 @@
  * Few CTAs, because they spin: eight such kernels at once, each on a stream of its own, still fit on a device of 108
  * multiprocessors.
  *
- * On compute capability 9.0 a pull may start while the kernel before it on its stream is ending, and while a push that
- * comes right before it runs: it writes only when that is over, and so ends behind it. A push may be placed beside the
- * kernel before it as well, and does nothing until that is over. Neither lets the kernel behind it start before all
- * that came before itself is over: a pull reads the counts of its slot at once, which an earlier one may still have to
- * advance. */
+ * On compute capability 9.0 a pull may start while the push of its exchange, which comes right before it, runs: it
+ * writes only when that is over, and so ends behind it. A push may be placed beside the kernel before it as well, and
+ * does nothing until that is over. Neither lets the kernel behind it start before all that came before itself is over:
+ * a pull reads the counts of its slot at once, which an earlier one may still have to advance. */
 #include "comm/peer/store_kernels.h"
 
 #include "base/dependent.cuh"
@@ -17,10 +16,10 @@
 namespace {
 
 constexpr int THREADS = 256;
-constexpr int MOST_CTAS = 48;       /* of a launch */
+constexpr int MOST_CTAS = 51;       /* of a launch; divides well among 3 peers */
 constexpr int64_t SHARE = 16 << 10; /* bytes that are worth a CTA */
 constexpr int64_t UNIT = 16;        /* shares begin at multiples of it */
-constexpr int LINES = 4;            /* of a thread */
+constexpr int LINES = 4;            /* that a thread has under way at once */
 constexpr int CHUNK = 8;            /* bytes of the message in a line */
 constexpr int64_t LINES_SHARE = LINES * CHUNK * THREADS;
 constexpr uint32_t POLLS = 256;     /* of device memory, between two of host memory */
@@ -141,9 +140,19 @@ __device__ bool is_last(uint32_t *tickets) {
 
 /* ---- in lines ---- */
 
-/* The chunks of this thread: every THREADS-th of its CTA's share. */
-__device__ int64_t chunk_of(int d) {
-    return (int64_t)blockIdx.x * (LINES * THREADS) + d * THREADS + threadIdx.x;
+/* Chunks `at` to `end` of a message; a thread takes every THREADS-th of those of its CTA. */
+struct chunk_range {
+    int at, end;
+
+    __device__ int of(int d) const {
+        return at + d * THREADS + (int)threadIdx.x;
+    }
+};
+
+__device__ chunk_range chunks_of(const cpa_store_part &part) {
+    const int chunks = ((int)part.bytes + CHUNK - 1) / CHUNK, ctas = (int)gridDim.x;
+    const int share = (chunks + ctas - 1) / ctas, begin = (int)blockIdx.x * share;
+    return {begin, min(begin + share, chunks)};
 }
 
 __device__ uint2 load_chunk(const char *from, int64_t at, int64_t bytes) {
@@ -166,18 +175,26 @@ __device__ void store_chunk(char *to, int64_t at, int64_t bytes, uint2 chunk) {
 
 __device__ void push_lines(const cpa_store_part &part, const uint32_t *abort) {
     __shared__ bool is_free;
-    uint2 held[LINES];
-#pragma unroll
-    for (int d = 0; d < LINES; d++) held[d] = load_chunk(part.from, chunk_of(d) * CHUNK, part.bytes);
     const uint32_t pushed = part.own->pushed;
+    chunk_range chunks = chunks_of(part);
+    uint2 held[LINES];
+    const auto load = [&] {
+#pragma unroll
+        for (int d = 0; d < LINES; d++)
+            if (chunks.of(d) < chunks.end) held[d] = load_chunk(part.from, (int64_t)chunks.of(d) * CHUNK, part.bytes);
+    };
+    load();
     if (threadIdx.x == 0) {
         is_free = await([&] { return load_acquire(&part.own->acked) == pushed; }, abort, part.stalled);
     }
     __syncthreads();
     if (!is_free) return;
+    while (chunks.at < chunks.end) {
 #pragma unroll
-    for (int d = 0; d < LINES; d++) {
-        if (chunk_of(d) * CHUNK < part.bytes) store_line((uint4 *)part.to + chunk_of(d), held[d], pushed + 1);
+        for (int d = 0; d < LINES; d++)
+            if (chunks.of(d) < chunks.end) store_line((uint4 *)part.to + chunks.of(d), held[d], pushed + 1);
+        chunks.at += LINES * THREADS;
+        load();
     }
     if (blockIdx.x == 0 && threadIdx.x == 0) {
         store_relaxed(&part.theirs->arrived, (uint64_t)(pushed + 1) << 32 | part.bytes);
@@ -211,29 +228,33 @@ __device__ bool await_arrival(const cpa_store_part &part, uint32_t next, const c
     return false;
 }
 
-/* Waits for all lines of this thread, and takes their chunks out. */
+/* Waits for the lines of this thread, some at a time, and takes their chunks out. */
 __device__ bool take_lines(const cpa_store_part &part, uint32_t next, const uint32_t *abort) {
-    uint4 held[LINES];
-    bool is_there = await(
-        [&] {
-            bool all = true;
+    chunk_range chunks = chunks_of(part);
+    do {
+        uint4 held[LINES];
+        bool is_there = await(
+            [&] {
+                bool all = true;
 #pragma unroll
-            for (int d = 0; d < LINES; d++) {
-                if (chunk_of(d) * CHUNK >= part.bytes) continue;
-                held[d] = load_line((const uint4 *)part.from + chunk_of(d));
-                all &= held[d].y == next && held[d].w == next;
-            }
-            return all;
-        },
-        abort, part.stalled);
-    dependent_wait();
-    dependent_allow();
-    if (!is_there) return false;
+                for (int d = 0; d < LINES; d++) {
+                    if (chunks.of(d) >= chunks.end) continue;
+                    held[d] = load_line((const uint4 *)part.from + chunks.of(d));
+                    all &= held[d].y == next && held[d].w == next;
+                }
+                return all;
+            },
+            abort, part.stalled);
+        dependent_wait(); /* all threads come to it; from the second time on it is over */
+        dependent_allow();
+        if (!is_there) return false;
 #pragma unroll
-    for (int d = 0; d < LINES; d++) {
-        const int64_t at = chunk_of(d) * CHUNK;
-        if (at < part.bytes) store_chunk(part.to, at, part.bytes, make_uint2(held[d].x, held[d].z));
-    }
+        for (int d = 0; d < LINES; d++) {
+            const int at = chunks.of(d);
+            if (at < chunks.end) store_chunk(part.to, (int64_t)at * CHUNK, part.bytes, make_uint2(held[d].x, held[d].z));
+        }
+        chunks.at += LINES * THREADS;
+    } while (chunks.at < chunks.end);
     return true;
 }
 
@@ -302,9 +323,6 @@ __global__ void __launch_bounds__(THREADS) pull(const __grid_constant__ cpa_stor
         pull_bytes(part, batch);
     }
 }
-
-static_assert(MOST_CTAS / CPA_STORE_PARTS * LINES_SHARE >= CPA_STORE_LINE_BYTES,
-              "a message in lines is one share a CTA");
 
 /* CTAs a message: as many as the largest one is worth. */
 dim3 grid_of(const cpa_store_batch *batch) {

@@ -90,11 +90,11 @@ int cpa_stores_carry(int64_t bytes) {
 
 typedef cudaError_t (*launch_fn)(const cpa_store_batch *batch, cudaStream_t stream);
 
-static cpa_status launch_parts(const cpa_stores *s, const cpa_store_part *parts, int32_t n, launch_fn launch,
+static cpa_status launch_parts(const cpa_stores *s, const cpa_store_part *parts, int32_t n, int early, launch_fn launch,
                                cudaStream_t stream, cpa_error *err) {
     for (int32_t at = 0; at < n; at += CPA_STORE_PARTS) {
         cpa_store_batch batch = {
-            .starts_early = s->starts_early, .abort = &s->host->abort, .mismatch = &s->host->mismatch};
+            .starts_early = early && s->starts_early, .abort = &s->host->abort, .mismatch = &s->host->mismatch};
         batch.n_parts = n - at < CPA_STORE_PARTS ? n - at : CPA_STORE_PARTS;
         memcpy(batch.parts, parts + at, (size_t)batch.n_parts * sizeof *parts);
         CPA_TRY(cpa_runtime_check(launch(&batch, stream), "a kernel that stores messages", err));
@@ -117,10 +117,11 @@ static cpa_status order(cpa_store_slot *slot, cudaStream_t stream, cudaStream_t 
     return cpa_runtime_check(cudaStreamWaitEvent(stream, slot->done, 0), "cudaStreamWaitEvent", err);
 }
 
-/* Takes out the messages of the exchange in the slot. */
+/* Takes out the messages of the exchange in the slot. Where it pushed none, the kernel before may be a pull of the same
+ * slot, whose counts this one has to see. */
 static cpa_status take_out(const cpa_stores *s, cpa_store_slot *slot, cudaStream_t stream, cpa_error *err) {
     CPA_TRY(order(slot, stream, slot->ready, err));
-    CPA_TRY(launch_parts(s, slot->parts, slot->n_parts, cpa_store_launch_pull, stream, err));
+    CPA_TRY(launch_parts(s, slot->parts, slot->n_parts, slot->pushed, cpa_store_launch_pull, stream, err));
     slot->open = 0;
     return record_done(slot, stream, err);
 }
@@ -190,7 +191,8 @@ cpa_status cpa_stores_start(cpa_stores *s, const cpa_exchange *exchange, const c
     slot->captured = exchange->captured;
     slot->ready = exchange->stream;
     slot->open = 1;
-    return launch_parts(s, pushes, n_pushes, cpa_store_launch_push, exchange->stream, err);
+    slot->pushed = n_pushes > 0;
+    return launch_parts(s, pushes, n_pushes, 1, cpa_store_launch_push, exchange->stream, err);
 }
 
 cpa_status cpa_stores_finish(cpa_stores *s, const cpa_exchange *exchange, cudaStream_t waiter, cpa_error *err) {

@@ -33,6 +33,7 @@ typedef struct cpa_store_slot {
     int64_t number; /* of the last exchange in it */
     int open;       /* it was started, and its messages are not taken out yet */
     int captured;
+    int pushed;            /* it sent messages */
     cudaStream_t ready;    /* where it was started */
     cpa_store_part *parts; /* [size - 1] to take out */
     int32_t n_parts;

@@ -65,6 +65,7 @@ typedef struct cpa_cuda_plan_memory {
     cpa_cuda_costed_piece *in_order; /* host; scratch of plan_set */
     int64_t in_order_capacity;
     cudaStream_t uploaded; /* the stream that copied the staging to the image after the plan was set, if `current` */
+    uint64_t upload;       /* which of its uploads that was */
     uint64_t captures;     /* of that stream then */
     int current;
 } cpa_cuda_plan_memory;

@@ -43,7 +43,11 @@ typedef struct cpa_cuda_stream {
     cudaStream_t handle;
     cpa_cuda_bad_slot *bad_slot; /* pinned; kernels write to it */
     int capturing;               /* between graph_begin and graph_end */
-    uint64_t captures;           /* counts both: what was copied in one capture is not there outside of it */
+    uint64_t captures;           /* names the capture (odd), as what was copied in one is not there outside of it */
+    uint64_t uploads;            /* of plans, on this stream so far */
+    cudaEvent_t reached;         /* what followers wait for */
+    cudaStream_t leader;         /* that this stream followed last, which had so many uploads behind it then */
+    uint64_t followed;
 } cpa_cuda_stream;
 
 static inline cpa_cuda_device *cpa_cuda_device_of(const cpa_stream *stream) {
