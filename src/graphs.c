@@ -4,13 +4,14 @@
 #include <string.h>
 
 #include "base/check.h"
+#include "base/hash.h"
 
 /* Shapes that are remembered; of more, the one that was not used for the longest time goes. */
 enum { GRAPHS = 32 };
 
-/* A shape of steps. */
+/* A shape of steps. All ranks have the same entries, as they choose, capture and forget together. */
 typedef struct graph_entry {
-    uint64_t key;
+    uint64_t key;        /* of the shapes on all ranks */
     int64_t used;        /* when, counted in steps; 0: the entry is free */
     cpa_graph *graph[2]; /* with marks, and muted */
     /* What a launch does to the accounts of the context. */
@@ -83,9 +84,18 @@ static graph_entry *find_entry(cpa_graphs *graphs, uint64_t key, int *found) {
     return oldest;
 }
 
+/* The same on all ranks, and of steps that have one shape on every rank: what a graph sends has to meet the graph that
+ * the other ranks captured with it. */
+static cpa_status joint_key(cpa_graphs *graphs, uint64_t *out, cpa_error *err) {
+    const uint64_t own[] = {(uint64_t)graphs->control->rank, cpa_context_shape(graphs->context)};
+    *out = cpa_hash_bytes(CPA_HASH_START, own, sizeof own);
+    return graphs->control->size > 1 ? cpa_control_sum_u64(graphs->control, out, 1, err) : CPA_OK;
+}
+
 cpa_status cpa_graphs_choose(cpa_graphs *graphs, cpa_graph_way *out, cpa_error *err) {
-    uint64_t key = cpa_context_shape(graphs->context);
+    uint64_t key;
     int known;
+    CPA_TRY(joint_key(graphs, &key, err));
     graph_entry *entry = find_entry(graphs, key, &known);
     if (!known) {
         empty_entry(graphs, entry);
@@ -93,10 +103,7 @@ cpa_status cpa_graphs_choose(cpa_graphs *graphs, cpa_graph_way *out, cpa_error *
     }
     entry->used = ++graphs->steps;
     graphs->current = entry;
-    /* The least that any rank can do. */
-    double most_lacking = CPA_GRAPH_REPLAY - (entry->graph[1] ? CPA_GRAPH_REPLAY : known ? CPA_GRAPH_CAPTURE : 0);
-    if (graphs->control->size > 1) CPA_TRY(cpa_control_max(graphs->control, &most_lacking, 1, err));
-    *out = (cpa_graph_way)(CPA_GRAPH_REPLAY - (int)most_lacking);
+    *out = entry->graph[1] ? CPA_GRAPH_REPLAY : known ? CPA_GRAPH_CAPTURE : CPA_GRAPH_EAGER;
     return CPA_OK;
 }
 
