@@ -24,7 +24,7 @@ enum {
     PREFILL_OVERHEAD = 2,       /* cost of beginning and ending a prefill piece, in units of CPA_CUDA_PREFILL_KEYS */
     LEAST_PREFILL_SPLIT = 1024, /* keys */
     MOST_TAIL_CUTS = 8,         /* of one of the last tiles */
-    TAIL_WAVES = 3              /* the last tiles run for all KV heads at once, so that they are the shortest of all */
+    TAIL_WAVES = 2              /* the last tiles run for all KV heads at once, so that they are the shortest of all */
 };
 
 typedef struct plan_builder {
@@ -268,8 +268,9 @@ static void cut_tile(plan_builder *b, const cpa_cuda_piece *tile, int64_t cost, 
     }
 }
 
-/* All but the last pieces go head by head. */
+/* All but the last tiles go head by head, if they fill the device often enough. */
 static void choose_order(plan_builder *b) {
+    if (b->split_keys < INT32_MAX) return;
     const int64_t tail = ceil_div(TAIL_WAVES * b->multiprocessors, b->batch->kv_heads);
     b->by_head = b->n_pieces > tail ? b->n_pieces - tail : 0;
 }
