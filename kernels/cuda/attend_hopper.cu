@@ -28,7 +28,7 @@ int shape_of(int32_t k_dim, int32_t v_dim) {
     return shape;
 }
 
-/* What a shape of tiles is compiled for: Scaled: keys are codes that have a scale each, with which their scores are
+/* What a shape of tiles is compiled to. Scaled: keys are codes that have a scale each, with which their scores are
  * multiplied. */
 template <typename Element, int Shape, bool Scaled>
 struct config {
@@ -268,7 +268,8 @@ __device__ void rescale(thread_state<C> &state, const float (&keep)[2]) {
         for (int i = 0; i < C::PART / 2; i++) state.o[part][i] *= keep[i / 2 % 2];
 }
 
-/* The turn of one of two warpgroups with the tensor cores: between take_turn and pass_turn. */
+/* The turn of one of two warpgroups with the tensor cores: between take_turn and pass_turn. Barriers 1 and 2 are those
+ * of each alone. */
 __device__ inline int turn_barrier(int consumer) {
     return 3 + consumer;
 }
