@@ -141,6 +141,16 @@ static void long_sequences_with_ragged_tails(void) {
     }
 }
 
+static void more_tiles_than_a_device_runs_at_once(void) {
+    for (int width = 64; width <= 128; width += 64) {
+        cpa_attend_case shape = BASE[1];
+        shape.q_heads = shape.kv_heads = 64;
+        shape.k_dim = shape.v_dim = width;
+        shape.length = 2600;
+        CU_ASSERT_EQUAL(wrong_rows(&shape, 331), 0);
+    }
+}
+
 static void shards_of_every_rank_count(void) {
     static const int32_t interleaves[] = {16, 48, 256};
     for (int32_t n = 1; n <= 5; n++) {
@@ -265,27 +275,46 @@ static void resumed_calls(void) {
     }
 }
 
-/* Without keys, from the empty state; and with a state of NaN, which counts as empty. */
+/* All rows without keys: O = 0 and LSE = -inf. */
+static void expect_empty_state(cpa_attend_fixture *fixture, int resume) {
+    cpa_attend_result result;
+    cpa_attend_result_init(&result, fixture);
+    fixture->padding = ROW_PADDING;
+    cpa_attend_item item = cpa_attend_fixture_item(fixture, 0, 0, fixture->rows, 0, 0, 0);
+    CU_ASSERT_EQUAL(cpa_attend_fixture_run(fixture, &item, 1, resume, &result), CPA_OK);
+    int64_t elements = result.o_bytes / (int64_t)sizeof *result.o, wrong = 0;
+    const char *out = result.out;
+    for (int64_t i = 0; i < elements; i++) wrong += result.o[i] != 0;
+    for (int64_t i = 0; i < result.out_bytes && !resume; i++) wrong += out[i] != 0;
+    for (int64_t i = 0; i < elements / fixture->shape.v_dim; i++) wrong += result.lse[i] != -INFINITY;
+    CU_ASSERT_EQUAL(wrong, 0);
+    cpa_attend_result_destroy(&result);
+}
+
+/* From the empty state; and with a state of NaN, which counts as empty. */
 static void empty_shard_gives_the_empty_state(void) {
     static const int64_t starts[] = {0, 298};
     for (int turn = 0; turn < 2 * 2 * BASES; turn++) {
         cpa_attend_case shape = BASE[turn & 1];
         cpa_attend_fixture fixture;
-        cpa_attend_result result;
-        int resume = turn >> 1 & 1;
         shape.start = starts[turn >> 2];
         cpa_attend_fixture_init(&fixture, &shape, 1);
-        cpa_attend_result_init(&result, &fixture);
-        fixture.padding = ROW_PADDING;
-        cpa_attend_item item = cpa_attend_fixture_item(&fixture, 0, 0, fixture.rows, 0, 0, 0);
-        CU_ASSERT_EQUAL(cpa_attend_fixture_run(&fixture, &item, 1, resume, &result), CPA_OK);
-        int64_t elements = result.o_bytes / (int64_t)sizeof *result.o, wrong = 0;
-        const char *out = result.out;
-        for (int64_t i = 0; i < elements; i++) wrong += result.o[i] != 0;
-        for (int64_t i = 0; i < result.out_bytes && !resume; i++) wrong += out[i] != 0;
-        for (int64_t i = 0; i < elements / shape.v_dim; i++) wrong += result.lse[i] != -INFINITY;
-        CU_ASSERT_EQUAL(wrong, 0);
-        cpa_attend_result_destroy(&result);
+        expect_empty_state(&fixture, turn >> 1 & 1);
+        cpa_attend_fixture_destroy(&fixture);
+    }
+}
+
+static void empty_pool_gives_the_empty_state(void) {
+    for (int width = 64; width <= 128; width += 64) {
+        cpa_attend_case shape = BASE[1];
+        cpa_attend_fixture fixture;
+        shape.k_dim = shape.v_dim = width;
+        cpa_attend_fixture_init(&fixture, &shape, 1);
+        const cpa_kv_view pool = fixture.device_kv;
+        fixture.device_kv.k = fixture.device_kv.v = NULL;
+        fixture.device_kv.num_blocks = 0;
+        expect_empty_state(&fixture, 0);
+        fixture.device_kv = pool;
         cpa_attend_fixture_destroy(&fixture);
     }
 }
@@ -319,6 +348,7 @@ int main(int argc, char **argv) {
         {"every grouping of heads matches the reference", every_grouping_of_heads},
         {"every block size and page order matches the reference", every_block_size_and_page_order},
         {"long sequences with ragged tails match the reference", long_sequences_with_ragged_tails},
+        {"more tiles than a device runs at once match the reference", more_tiles_than_a_device_runs_at_once},
         {"shards of every rank count match the reference", shards_of_every_rank_count},
         {"windows and sinks match the reference", windows_and_sinks},
         {"a scale of the caller matches the reference", scale_of_the_caller},
@@ -326,6 +356,7 @@ int main(int argc, char **argv) {
         {"batches of long and short items match the reference, plan after plan", ragged_batches},
         {"resumed calls match the reference", resumed_calls},
         {"an empty shard gives O = 0 and LSE = -inf whatever memory held", empty_shard_gives_the_empty_state},
+        {"an empty pool gives O = 0 and LSE = -inf", empty_pool_gives_the_empty_state},
         {"rows of no item and padding are left alone", rows_of_no_item_are_left_alone},
     };
     int missing = cpa_test_device_missing();

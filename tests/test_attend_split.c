@@ -4,7 +4,7 @@
 #include "kernels/cuda/attend_split.h"
 #include "tests/unit.h"
 
-enum { MOST_ITEMS = 12, BATCHES = 2000 };
+enum { MOST_ITEMS = 12, BATCHES = 2000, TILE_ROWS = 128 };
 
 static cpa_attend_batch random_batch(cpa_attend_item *items) {
     static const int32_t groups[] = {1, 2, 4, 8, 32};
@@ -22,7 +22,7 @@ static cpa_attend_batch random_batch(cpa_attend_item *items) {
 }
 
 static int64_t pieces_at(const cpa_attend_batch *batch, int64_t split) {
-    return cpa_cuda_prefill_pieces(batch, split * CPA_CUDA_PREFILL_KEYS);
+    return cpa_cuda_prefill_pieces(batch, TILE_ROWS, split * CPA_CUDA_PREFILL_KEYS);
 }
 
 static void the_search_finds_what_single_steps_find(void) {
@@ -35,7 +35,7 @@ static void the_search_finds_what_single_steps_find(void) {
         const int64_t most_pieces = fewest - 1 + cpa_test_random_below(room + 3);
         int64_t split = first;
         while (split < most && pieces_at(&batch, split) > most_pieces) split++;
-        wrong += cpa_cuda_least_split(&batch, first, most, most_pieces) != split;
+        wrong += cpa_cuda_least_split(&batch, TILE_ROWS, first, most, most_pieces) != split;
         searched += split > first && split < most;
     }
     CU_ASSERT_EQUAL(wrong, 0);
@@ -50,12 +50,13 @@ static void only_tiles_of_prefill_count(void) {
         {.q_count = 65, .k_count = 1025}, /* three tiles */
     };
     const cpa_attend_batch batch = {.q_heads = 8, .kv_heads = 2, .items = items, .n_items = 4};
-    CU_ASSERT_EQUAL(cpa_cuda_prefill_tiles(&batch, &items[0]), 0);
-    CU_ASSERT_EQUAL(cpa_cuda_prefill_tiles(&batch, &items[1]), 0);
-    CU_ASSERT_EQUAL(cpa_cuda_prefill_tiles(&batch, &items[2]), 1);
-    CU_ASSERT_EQUAL(cpa_cuda_prefill_tiles(&batch, &items[3]), 3);
-    CU_ASSERT_EQUAL(cpa_cuda_prefill_pieces(&batch, 1024), 1 + 3 * 2);
-    CU_ASSERT_EQUAL(cpa_cuda_prefill_pieces(&batch, 1152), 1 + 3);
+    CU_ASSERT_EQUAL(cpa_cuda_prefill_tiles(&batch, &items[0], TILE_ROWS), 0);
+    CU_ASSERT_EQUAL(cpa_cuda_prefill_tiles(&batch, &items[1], TILE_ROWS), 0);
+    CU_ASSERT_EQUAL(cpa_cuda_prefill_tiles(&batch, &items[2], TILE_ROWS), 1);
+    CU_ASSERT_EQUAL(cpa_cuda_prefill_tiles(&batch, &items[3], TILE_ROWS), 3);
+    CU_ASSERT_EQUAL(cpa_cuda_prefill_tiles(&batch, &items[3], 192), 2);
+    CU_ASSERT_EQUAL(cpa_cuda_prefill_pieces(&batch, TILE_ROWS, 1024), 1 + 3 * 2);
+    CU_ASSERT_EQUAL(cpa_cuda_prefill_pieces(&batch, TILE_ROWS, 1152), 1 + 3);
 }
 
 static const cpa_test tests[] = {

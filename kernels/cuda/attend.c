@@ -84,6 +84,7 @@ static void fill_args(const cpa_cuda_plan *plan, const cpa_attend_args *args, cp
         .splits = (const cpa_cuda_split *)(image + plan->splits_at),
         .partial_o = plan->memory->partial,
         .partial_lse = plan->memory->partial + plan->partial_rows * kv.kv_heads * kv.v_dim,
+        .by_head = plan->by_head,
         .partial_rows = plan->partial_rows,
     };
 }
@@ -168,7 +169,7 @@ static cpa_status run_prefill(const cpa_cuda_plan *plan, const cpa_cuda_attend_a
     const int hopper = cpa_cuda_device_of(stream)->path == CPA_CUDA_HOPPER && kv->num_blocks > 0;
     if (hopper && a->kv_dtype == a->q_dtype) return run_hopper(plan, a, kv, stream);
     if (hopper && plan->n_widened > 0) return run_hopper_widened(plan, a, stream);
-    return cpa_cuda_attend_portable(a, plan->n_prefill, stream);
+    return cpa_cuda_attend_portable(a, plan->n_prefill, plan->tile_rows, stream);
 }
 
 static int is_empty(const cpa_cuda_plan *plan) {

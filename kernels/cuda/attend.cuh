@@ -8,6 +8,17 @@
 #include "kernels/cuda/attend.h"
 #include "kernels/cuda/element.cuh"
 
+/* What the CTA of a prefill kernel takes: a piece, for a group of query heads that share a KV head. */
+struct cta_work {
+    int32_t piece, kv_group;
+
+    __device__ cta_work(const cpa_cuda_attend_args &a, int32_t cta) {
+        const bool by_head = cta < a.by_head * a.kv_heads;
+        piece = by_head ? cta % a.by_head : cta / a.kv_heads;
+        kv_group = by_head ? cta / a.by_head : cta % a.kv_heads;
+    }
+};
+
 /* A row sees the keys [0, sinks) and [first, end) of the item, counted from k_first; sinks is the same for all rows and
  * matters only where first > 0. */
 struct row_keys {

@@ -15,7 +15,7 @@ extern "C" {
 
 enum {
     CPA_CUDA_DECODE_ROWS = 16,   /* items of at most so many rows go to the decode kernel */
-    CPA_CUDA_PREFILL_ROWS = 128, /* rows of a prefill tile */
+    CPA_CUDA_PREFILL_ROWS = 128, /* rows of a prefill tile; of the Hopper kernel's, see cpa_cuda_hopper_rows */
     CPA_CUDA_PREFILL_KEYS = 128, /* prefill pieces begin at multiples of this many keys */
     CPA_CUDA_DECODE_KEYS = 64,   /* decode pieces */
     CPA_CUDA_LEAST_BLOCK = 16    /* tokens in a block, for the kernels other than the simple one */
@@ -75,6 +75,7 @@ typedef struct cpa_cuda_plan {
     cpa_attend_plan base;
     cpa_cuda_plan_memory *memory;
     cpa_owner_map map;
+    int32_t tile_rows; /* of prefill */
     int64_t image_bytes;
     int64_t items_at, tables_at, decode_at, prefill_at, splits_at;
     int64_t widened_tables_at, widened_blocks_at; /* the tables with places in `widened`, and the block of each place */
@@ -82,6 +83,7 @@ typedef struct cpa_cuda_plan {
     int64_t rows;                                 /* packed rows of all items, per KV head */
     int32_t decode_ctas;                          /* per KV head; 0: no item goes to the decode kernel */
     int32_t n_prefill;                            /* pieces */
+    int32_t by_head; /* the first so many of them run for one KV head after the other, the rest for all at once */
     int32_t n_splits;
     int64_t partial_rows;
 } cpa_cuda_plan;
@@ -112,6 +114,7 @@ typedef struct cpa_cuda_attend_args {
     const cpa_cuda_item *items;
     int64_t n_items;
     const cpa_cuda_piece *pieces; /* decode: CTA i begins with the i-th */
+    int32_t by_head;              /* prefill: as in the plan */
     const cpa_cuda_split *splits;
     float *partial_o, *partial_lse;
     int64_t partial_rows;
@@ -131,7 +134,9 @@ static inline int32_t cpa_cuda_decode_occupancy(int32_t k_dim, int32_t v_dim) {
 
 cpa_status cpa_cuda_attend_simple(const cpa_cuda_attend_args *args, int64_t rows, cpa_stream *stream);
 cpa_status cpa_cuda_attend_decode(const cpa_cuda_attend_args *args, int32_t ctas, cpa_stream *stream);
-cpa_status cpa_cuda_attend_portable(const cpa_cuda_attend_args *args, int32_t n_pieces, cpa_stream *stream);
+/* `tile_rows`: the most rows of a piece. */
+cpa_status cpa_cuda_attend_portable(const cpa_cuda_attend_args *args, int32_t n_pieces, int32_t tile_rows,
+                                    cpa_stream *stream);
 /* k_map and v_map describe the pools of keys and values as (dim, token, head, block). */
 cpa_status cpa_cuda_attend_hopper(const cpa_cuda_attend_args *args, const CUtensorMap *k_map, const CUtensorMap *v_map,
                                   int32_t n_pieces, cpa_stream *stream);
@@ -142,6 +147,8 @@ cpa_status cpa_cuda_attend_widen(const cpa_cuda_attend_args *args, const int32_t
                                  void *v, float *k_scales, cpa_stream *stream);
 /* Tokens in a box of the tensor maps that the Hopper kernel takes. */
 int32_t cpa_cuda_hopper_box(int32_t k_dim, int32_t v_dim, int32_t block_size);
+/* Rows of its tiles; it takes smaller ones as well. */
+int32_t cpa_cuda_hopper_rows(int32_t k_dim, int32_t v_dim);
 cpa_status cpa_cuda_attend_combine(const cpa_cuda_attend_args *args, int32_t n_splits, cpa_stream *stream);
 
 #ifdef __cplusplus

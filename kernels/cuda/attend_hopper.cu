@@ -1,6 +1,6 @@
 /* attend over prefill tiles on compute capability 9.0 (FlashAttention-3, Shah et al., arXiv:2407.08608): a warpgroup
- * that loads pages by bulk tensor copies, two that multiply by wgmma, 64 rows each. The scores of the next tile are
- * multiplied while the softmax of this one runs, and the two take turns with the tensor cores. */
+ * that loads pages by bulk tensor copies, two or three that multiply by wgmma, 64 rows each. The scores of the next
+ * tile are multiplied while the softmax of this one runs, and two take turns with the tensor cores. */
 #include "kernels/cuda/attend.cuh"
 #include "kernels/cuda/hopper.cuh"
 #include "kernels/cuda/mma.cuh"
@@ -8,31 +8,46 @@
 
 namespace {
 
-constexpr int STAGES = 2, WARPGROUP = 128, CONSUMERS = 2, THREADS = (1 + CONSUMERS) * WARPGROUP;
-constexpr int GROUP_ROWS = CPA_CUDA_PREFILL_ROWS / CONSUMERS;
+constexpr int STAGES = 2, WARPGROUP = 128;
+constexpr int GROUP_ROWS = 64;       /* of a consuming warpgroup: those of wgmma */
 constexpr int COLUMNS = 64;          /* of a swizzled tile: 128 bytes */
 constexpr int TILE_ALIGNMENT = 1024; /* of swizzled tiles */
 constexpr int NO_BLOCK = -1; /* outside the pool: reads zeros */
-static_assert(GROUP_ROWS == 64, "wgmma has 64 rows");
 
-/* What a shape of heads is compiled for: widths of keys and values (multiples of 64, the rest zeros), keys a tile, and
- * whether keys are codes that have a scale each, with which their scores are multiplied. */
-template <typename Element, int KeyDim, int ValueDim, int Keys, bool Scaled>
+/* Tiles for heads of at most so many columns of keys and values (the rest is zeros): keys, and warpgroups of 64 rows.
+ * The narrowest heads take as long for exponentials as for products: of three, some do these while some do those. */
+struct tile_shape {
+    int k_dim, v_dim, keys, consumers;
+};
+constexpr tile_shape TILES[] = {{64, 64, 128, 3}, {128, 128, 128, 2}, {192, 128, 128, 2}, {256, 256, 64, 2}};
+
+/* The first that fits. */
+int shape_of(int32_t k_dim, int32_t v_dim) {
+    int shape = 0;
+    while (k_dim > TILES[shape].k_dim || v_dim > TILES[shape].v_dim) shape++;
+    return shape;
+}
+
+/* What a shape of tiles is compiled to. Scaled: keys are codes that have a scale each, with which their scores are
+ * multiplied. */
+template <typename Element, int Shape, bool Scaled>
 struct config {
     using element = Element;
     static constexpr bool SCALED = Scaled;
-    static constexpr int LOADER_REGISTERS = Scaled ? 40 : 24, CONSUMER_REGISTERS = Scaled ? 232 : 240;
-    static constexpr int K_DIM = KeyDim, V_DIM = ValueDim, KEYS = Keys;
+    static constexpr int K_DIM = TILES[Shape].k_dim, V_DIM = TILES[Shape].v_dim, KEYS = TILES[Shape].keys;
+    static constexpr int CONSUMERS = TILES[Shape].consumers, THREADS = (1 + CONSUMERS) * WARPGROUP;
+    static constexpr int LOADER_REGISTERS = CONSUMERS == 3 ? 32 : Scaled ? 40 : 24,
+                         CONSUMER_REGISTERS = CONSUMERS == 3 ? 160 : Scaled ? 232 : 240;
     /* Queries in registers leave shared memory to keys and values; elsewhere there are too few, or it is no gain. */
-    static constexpr bool QUERIES_IN_REGISTERS = KeyDim == 128 && !Scaled;
-    static constexpr bool TURNS = KeyDim < 256; /* long products overlap without */
-    static constexpr int PART = ValueDim < 128 ? ValueDim : 128, PARTS = ValueDim / PART; /* columns of O a wgmma */
+    static constexpr bool QUERIES_IN_REGISTERS = K_DIM == 128 && !Scaled;
+    static constexpr bool TURNS = CONSUMERS == 2 && K_DIM < 256; /* three, and long products, overlap without */
+    static constexpr int PART = V_DIM < 128 ? V_DIM : 128, PARTS = V_DIM / PART; /* columns of O a wgmma */
     /* Who give a stage of keys back: the products are read by whole warps, the scales by each lane for itself. */
     static constexpr int KEY_READERS = Scaled ? CONSUMERS * WARPGROUP : CONSUMERS * WARPGROUP / 32;
-    static constexpr int Q_BYTES = GROUP_ROWS * KeyDim * 2;                               /* of a warpgroup */
-    static constexpr int K_BYTES = Keys * KeyDim * 2, V_BYTES = Keys * ValueDim * 2;
+    static constexpr int Q_BYTES = GROUP_ROWS * K_DIM * 2; /* of a warpgroup */
+    static constexpr int K_BYTES = KEYS * K_DIM * 2, V_BYTES = KEYS * V_DIM * 2;
     static constexpr int K_AT = CONSUMERS * Q_BYTES, V_AT = K_AT + STAGES * K_BYTES;
-    static constexpr int SCALES_AT = V_AT + STAGES * V_BYTES, SCALE_BYTES = Scaled ? Keys * 4 : 0;
+    static constexpr int SCALES_AT = V_AT + STAGES * V_BYTES, SCALE_BYTES = Scaled ? KEYS * 4 : 0;
     static constexpr int SHARED_BYTES = SCALES_AT + STAGES * SCALE_BYTES + TILE_ALIGNMENT;
 };
 
@@ -253,15 +268,16 @@ __device__ void rescale(thread_state<C> &state, const float (&keep)[2]) {
         for (int i = 0; i < C::PART / 2; i++) state.o[part][i] *= keep[i / 2 % 2];
 }
 
-/* One warpgroup's turn with the tensor cores: between take_turn and pass_turn. */
+/* The turn of one of two warpgroups with the tensor cores: between take_turn and pass_turn. Barriers 1 and 2 are those
+ * of each alone. */
 __device__ inline int turn_barrier(int consumer) {
-    return 1 + CONSUMERS + consumer;
+    return 3 + consumer;
 }
 __device__ inline void take_turn(int consumer) {
-    named_sync(turn_barrier(consumer), CONSUMERS * WARPGROUP);
+    named_sync(turn_barrier(consumer), 2 * WARPGROUP);
 }
 __device__ inline void pass_turn(int consumer) {
-    named_arrive(turn_barrier(1 - consumer), CONSUMERS * WARPGROUP);
+    named_arrive(turn_barrier(1 - consumer), 2 * WARPGROUP);
 }
 
 /* The exponentials are to run under the product that follows them in the program: ptxas moves a wait above them, but
@@ -395,13 +411,14 @@ __device__ void consume(const cpa_cuda_attend_args &a, const cpa_cuda_piece &pie
 }
 
 template <typename C>
-__global__ void __launch_bounds__(THREADS, 1) attend_hopper(const __grid_constant__ hopper_args args) {
+__global__ void __launch_bounds__(C::THREADS, 1) attend_hopper(const __grid_constant__ hopper_args args) {
     extern __shared__ char shared[];
     __shared__ cpa_cuda_piece piece;
     __shared__ key_walk<C::KEYS> walk;
     __shared__ stage_barriers barriers;
     const cpa_cuda_attend_args &a = args.a;
-    const int kv_group = blockIdx.x % a.kv_heads, kv_head = (kv_group + a.head_skew) % a.kv_heads;
+    const cta_work work(a, blockIdx.x);
+    const int kv_group = work.kv_group, kv_head = (kv_group + a.head_skew) % a.kv_heads;
     const uint32_t tiles = (shared_address(shared) + TILE_ALIGNMENT - 1) / TILE_ALIGNMENT * TILE_ALIGNMENT;
     /* Shuffled, so that the compiler knows that a warp has one: descriptors then stay in uniform registers. */
     const int warpgroup = __shfl_sync(0xffffffff, threadIdx.x / WARPGROUP, 0), thread = threadIdx.x % WARPGROUP;
@@ -412,10 +429,10 @@ __global__ void __launch_bounds__(THREADS, 1) attend_hopper(const __grid_constan
             barrier_init(shared_address(&barriers.k_full[stage]), 1);
             barrier_init(shared_address(&barriers.v_full[stage]), 1);
             barrier_init(shared_address(&barriers.k_empty[stage]), C::KEY_READERS);
-            barrier_init(shared_address(&barriers.v_empty[stage]), CONSUMERS * WARPGROUP / 32);
+            barrier_init(shared_address(&barriers.v_empty[stage]), C::CONSUMERS * WARPGROUP / 32);
         }
         barrier_init_fence();
-        piece = a.pieces[blockIdx.x / a.kv_heads];
+        piece = a.pieces[work.piece];
     }
     __syncthreads();
     walk.start(a, piece);
@@ -439,28 +456,33 @@ cpa_status launch(const hopper_args &args, int32_t n_pieces, cpa_stream *stream)
     static uint64_t prepared;
     cpa_status status = cpa_cuda_shared_memory(stream, (const void *)attend_hopper<C>, C::SHARED_BYTES, &prepared);
     if (status != CPA_OK) return status;
-    attend_hopper<C><<<n_pieces * args.a.kv_heads, THREADS, C::SHARED_BYTES, cpa_cuda_handle(stream)>>>(args);
+    attend_hopper<C><<<n_pieces * args.a.kv_heads, C::THREADS, C::SHARED_BYTES, cpa_cuda_handle(stream)>>>(args);
     return cpa_cuda_launched(stream, "attend");
 }
 
 template <typename Element, bool Scaled>
 cpa_status launch_widths(const hopper_args &args, int32_t n_pieces, cpa_stream *stream) {
-    const int32_t k_dim = args.a.k_dim, v_dim = args.a.v_dim;
-    if (k_dim <= 64 && v_dim <= 64) return launch<config<Element, 64, 64, 128, Scaled>>(args, n_pieces, stream);
-    if (k_dim <= 128 && v_dim <= 128) return launch<config<Element, 128, 128, 128, Scaled>>(args, n_pieces, stream);
-    if (k_dim <= 192 && v_dim <= 128) return launch<config<Element, 192, 128, 128, Scaled>>(args, n_pieces, stream);
+    switch (shape_of(args.a.k_dim, args.a.v_dim)) {
+    case 0: return launch<config<Element, 0, Scaled>>(args, n_pieces, stream);
+    case 1: return launch<config<Element, 1, Scaled>>(args, n_pieces, stream);
+    case 2: return launch<config<Element, 2, Scaled>>(args, n_pieces, stream);
+    }
     if constexpr (Scaled) {
         return cpa_cuda_check(&stream->error, cudaErrorNotSupported, "attend: heads too wide for scales of keys");
     } else {
-        return launch<config<Element, 256, 256, 64, Scaled>>(args, n_pieces, stream);
+        return launch<config<Element, 3, Scaled>>(args, n_pieces, stream);
     }
 }
 
 } // namespace
 
 extern "C" int32_t cpa_cuda_hopper_box(int32_t k_dim, int32_t v_dim, int32_t block_size) {
-    const int32_t keys = k_dim <= 192 && v_dim <= 128 ? 128 : 64;
+    const int32_t keys = TILES[shape_of(k_dim, v_dim)].keys;
     return block_size < keys ? block_size : keys;
+}
+
+extern "C" int32_t cpa_cuda_hopper_rows(int32_t k_dim, int32_t v_dim) {
+    return TILES[shape_of(k_dim, v_dim)].consumers * GROUP_ROWS;
 }
 
 extern "C" cpa_status cpa_cuda_attend_hopper(const cpa_cuda_attend_args *args, const CUtensorMap *k_map,

@@ -3,7 +3,8 @@
  *
  * Decode: the keys of all units lie in a row, cut into as many equal stretches as CTAs run at once; a unit that a cut
  * crosses leaves a partial state on each side. Prefill: one CTA a tile, the longest first, cut only where there are too
- * few tiles to fill the device, or where those that come last would leave most of it idle. */
+ * few tiles to fill the device, or where those that come last would leave most of it idle. All but the last run for one
+ * KV head after the other: CTAs that run at once then read the same keys, which stay in the L2 cache. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -22,19 +23,22 @@ enum {
     PREFILL_WAVES = 3,          /* tiles are cut when they fill the device fewer times than this */
     PREFILL_OVERHEAD = 2,       /* cost of beginning and ending a prefill piece, in units of CPA_CUDA_PREFILL_KEYS */
     LEAST_PREFILL_SPLIT = 1024, /* keys */
-    MOST_TAIL_CUTS = 8          /* of one of the last tiles */
+    MOST_TAIL_CUTS = 8,         /* of one of the last tiles */
+    TAIL_WAVES = 2              /* the last tiles run for all KV heads at once, so that they are the shortest of all */
 };
 
 typedef struct plan_builder {
     const cpa_attend_batch *batch;
     int32_t group;
     int32_t multiprocessors;
+    int32_t tile_rows;             /* of prefill */
     int64_t steady_items;          /* the most decode units of a plan whose launches stay the same; 0: of this one */
     int64_t n_decode, decode_load; /* units and their cost */
     int64_t n_tiles, tile_keys;    /* prefill tiles, and the keys of all of them, in CPA_CUDA_PREFILL_KEYS */
     int64_t most_keys;             /* of one tile, in the same unit */
     int64_t split_keys;            /* prefill tiles are cut into pieces of so many */
     int64_t n_pieces;              /* prefill */
+    int64_t by_head;               /* as in the plan */
     int64_t tail_pieces;           /* prefill; room for so many more */
     int64_t visible_keys;          /* of all prefill pieces */
     int64_t decode_ctas, decode_cap;
@@ -76,7 +80,7 @@ static cpa_status count_work(plan_builder *b, cpa_error *err) {
             b->n_decode++;
             b->decode_load += ceil_div(item->k_count, CPA_CUDA_DECODE_KEYS) + DECODE_OVERHEAD;
         } else {
-            int64_t tiles = cpa_cuda_prefill_tiles(b->batch, item),
+            int64_t tiles = cpa_cuda_prefill_tiles(b->batch, item, b->tile_rows),
                     keys = ceil_div(item->k_count, CPA_CUDA_PREFILL_KEYS);
             b->n_tiles += tiles;
             b->tile_keys += tiles * keys;
@@ -98,8 +102,8 @@ static void choose_prefill_split(plan_builder *b) {
     for (int64_t waves = 1; waves <= PREFILL_WAVES; waves++) {
         int64_t tiles = ceil_div(b->tile_keys * heads, waves * device), slots = waves * device;
         if (tiles < LEAST_PREFILL_SPLIT / CPA_CUDA_PREFILL_KEYS) tiles = LEAST_PREFILL_SPLIT / CPA_CUDA_PREFILL_KEYS;
-        tiles = cpa_cuda_least_split(b->batch, tiles, b->most_keys, slots / heads);
-        const int64_t pieces = cpa_cuda_prefill_pieces(b->batch, tiles * CPA_CUDA_PREFILL_KEYS);
+        tiles = cpa_cuda_least_split(b->batch, b->tile_rows, tiles, b->most_keys, slots / heads);
+        const int64_t pieces = cpa_cuda_prefill_pieces(b->batch, b->tile_rows, tiles * CPA_CUDA_PREFILL_KEYS);
         const int64_t used = ceil_div(pieces * heads, device);
         const int64_t cost = used * (tiles + PREFILL_OVERHEAD);
         if (cost < least) {
@@ -116,7 +120,7 @@ static void choose_splits(plan_builder *b) {
     b->decode_cap = ceil_div(b->decode_load, b->decode_ctas) + DECODE_OVERHEAD;
     if (b->decode_cap < LEAST_DECODE_LOAD) b->decode_cap = LEAST_DECODE_LOAD;
     choose_prefill_split(b);
-    b->n_pieces = cpa_cuda_prefill_pieces(b->batch, b->split_keys);
+    b->n_pieces = cpa_cuda_prefill_pieces(b->batch, b->tile_rows, b->split_keys);
     if (b->split_keys == INT32_MAX)
         b->tail_pieces = (MOST_TAIL_CUTS - 1) * (b->n_pieces < b->multiprocessors ? b->n_pieces : b->multiprocessors);
 }
@@ -209,8 +213,8 @@ static void split_prefill(plan_builder *b) {
         const cpa_attend_item *item = &b->batch->items[i];
         int64_t rows = packed_rows(b, item), cuts = ceil_div(item->k_count, b->split_keys);
         if (rows == 0 || is_decode(b, item)) continue;
-        for (int64_t row = 0; row < rows; row += CPA_CUDA_PREFILL_ROWS) {
-            int64_t row_end = row + CPA_CUDA_PREFILL_ROWS < rows ? row + CPA_CUDA_PREFILL_ROWS : rows;
+        for (int64_t row = 0; row < rows; row += b->tile_rows) {
+            int64_t row_end = row + b->tile_rows < rows ? row + b->tile_rows : rows;
             cpa_cuda_piece tile = whole_tile(item, row, row_end);
             const int64_t partial = b->partial_rows;
             if (cuts > 1) add_split(b, &tile, cuts);
@@ -264,6 +268,13 @@ static void cut_tile(plan_builder *b, const cpa_cuda_piece *tile, int64_t cost, 
     }
 }
 
+/* All but the last tiles go head by head, if they fill the device often enough. */
+static void choose_order(plan_builder *b) {
+    if (b->split_keys < INT32_MAX) return;
+    const int64_t tail = ceil_div(TAIL_WAVES * b->multiprocessors, b->batch->kv_heads);
+    b->by_head = b->n_pieces > tail ? b->n_pieces - tail : 0;
+}
+
 /* Cuts the last of the sorted tiles, as long as there is room. */
 static void cut_tail(plan_builder *b) {
     const int64_t n = b->n_pieces;
@@ -276,6 +287,7 @@ static void cut_tail(plan_builder *b) {
     for (int64_t i = whole; i < n; i++)
         b->in_order[i] = (cpa_cuda_costed_piece){b->prefill[i], visible_keys(b, &b->prefill[i])};
     b->n_pieces = whole;
+    if (b->by_head > whole) b->by_head = whole;
     for (int64_t i = whole; i < n; i++) {
         const cpa_cuda_piece *tile = &b->in_order[i].piece;
         const int64_t cost = b->in_order[i].cost, cuts = tail_cuts(b, cost, left);
@@ -370,9 +382,12 @@ static cpa_status choose_steady(plan_builder *b, int64_t most_items, cpa_error *
 cpa_status cpa_cuda_plan_set(cpa_attend_plan *base, const cpa_attend_batch *batch, cpa_error *err) {
     cpa_cuda_plan *plan = (cpa_cuda_plan *)base;
     cpa_cuda_plan_memory *memory = plan->memory;
+    const cpa_cuda_device *device = (const cpa_cuda_device *)base->device;
     plan_builder b = {.batch = batch,
                       .group = batch->q_heads / batch->kv_heads,
-                      .multiprocessors = ((const cpa_cuda_device *)base->device)->multiprocessors};
+                      .multiprocessors = device->multiprocessors,
+                      .tile_rows = device->path == CPA_CUDA_HOPPER ? cpa_cuda_hopper_rows(batch->k_dim, batch->v_dim)
+                                                                   : CPA_CUDA_PREFILL_ROWS};
     CPA_TRY(cpa_cuda_select(base->device, err));
     plan->base.n_items = 0; /* until the plan is whole again */
     CPA_TRY(count_work(&b, err));
@@ -399,6 +414,7 @@ cpa_status cpa_cuda_plan_set(cpa_attend_plan *base, const cpa_attend_batch *batc
     split_decode(&b);
     split_prefill(&b);
     sort_prefill(&b);
+    choose_order(&b);
     if (b.tail_pieces > 0) cut_tail(&b);
     if (b.steady_items) fill_up(&b, most_ctas, items, &plan->rows);
     if (b.partial_rows > INT32_MAX)
@@ -407,8 +423,10 @@ cpa_status cpa_cuda_plan_set(cpa_attend_plan *base, const cpa_attend_batch *batc
     CPA_TRY(cpa_cuda_plan_reserve_partial(memory, b.partial_rows * batch->kv_heads * (batch->v_dim + 1), err));
     memory->current = 0;
     plan->map = batch->map;
+    plan->tile_rows = b.tile_rows;
     plan->decode_ctas = (int32_t)b.decode_ctas;
     plan->n_prefill = (int32_t)b.n_pieces;
+    plan->by_head = (int32_t)b.by_head;
     plan->n_splits = (int32_t)b.n_splits;
     plan->n_widened = (int32_t)b.n_widened;
     plan->partial_rows = b.partial_rows;
@@ -421,7 +439,8 @@ uint64_t cpa_cuda_plan_shape(const cpa_attend_plan *base) {
     const cpa_cuda_plan *plan = (const cpa_cuda_plan *)base;
     const uint64_t shape[] = {
         (uint64_t)base->n_items,           (uint64_t)plan->rows,
-        (uint64_t)plan->decode_ctas,       (uint64_t)plan->n_prefill,
+        (uint64_t)plan->decode_ctas,       (uint64_t)plan->tile_rows,
+        (uint64_t)plan->n_prefill,         (uint64_t)plan->by_head,
         (uint64_t)plan->n_splits,          (uint64_t)plan->partial_rows,
         (uint64_t)plan->image_bytes,       (uint64_t)plan->tables_at,
         (uint64_t)plan->decode_at,         (uint64_t)plan->prefill_at,

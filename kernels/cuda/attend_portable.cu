@@ -305,6 +305,14 @@ __device__ void store_state(const cpa_cuda_attend_args &a, const cpa_cuda_piece 
     }
 }
 
+/* The rows of a piece that the part-th CTA of those that share it takes. */
+__device__ cpa_cuda_piece part_of(cpa_cuda_piece piece, int part) {
+    piece.row_begin += part * ROWS;
+    piece.row_end = min(piece.row_end, piece.row_begin + ROWS);
+    if (piece.partial >= 0) piece.partial += part * ROWS;
+    return piece;
+}
+
 template <typename C>
 __global__ void __launch_bounds__(C::THREADS, C::CTAS) attend_portable(const __grid_constant__ cpa_cuda_attend_args a) {
     extern __shared__ __align__(128) char shared[];
@@ -313,10 +321,12 @@ __global__ void __launch_bounds__(C::THREADS, C::CTAS) attend_portable(const __g
     __shared__ key_walk<C::KEYS> walk;
     __shared__ row_keys bounds[ROWS];
     __shared__ alignas(8) float scales[STAGES][C::QUANTISED ? C::KEYS : 1]; /* of the keys of a tile */
-    const int kv_group = blockIdx.x % a.kv_heads, kv_head = (kv_group + a.head_skew) % a.kv_heads;
+    const cta_work work(a, blockIdx.x);
+    const int kv_group = work.kv_group, kv_head = (kv_group + a.head_skew) % a.kv_heads;
     const int lane = threadIdx.x % 32, row = (threadIdx.x / 32) * 16 * C::M_TILES;
-    if (threadIdx.x == 0) piece = a.pieces[blockIdx.x / a.kv_heads];
+    if (threadIdx.x == 0) piece = part_of(a.pieces[work.piece], blockIdx.y);
     __syncthreads();
+    if (piece.row_begin >= piece.row_end) return;
     walk.start(a, piece);
 
     int left = walk.count - 1;
@@ -374,35 +384,37 @@ __global__ void __launch_bounds__(C::THREADS, C::CTAS) attend_portable(const __g
 }
 
 template <typename C>
-cpa_status launch(const cpa_cuda_attend_args *args, int32_t n_pieces, cpa_stream *stream) {
+cpa_status launch(const cpa_cuda_attend_args *args, dim3 grid, cpa_stream *stream) {
     static uint64_t prepared;
     cpa_status status = cpa_cuda_shared_memory(stream, (const void *)attend_portable<C>, C::SHARED_BYTES, &prepared);
     if (status != CPA_OK) return status;
-    attend_portable<C><<<n_pieces * args->kv_heads, C::THREADS, C::SHARED_BYTES, cpa_cuda_handle(stream)>>>(*args);
+    attend_portable<C><<<grid, C::THREADS, C::SHARED_BYTES, cpa_cuda_handle(stream)>>>(*args);
     return cpa_cuda_launched(stream, "attend");
 }
 
 template <typename Element, typename Codes>
-cpa_status launch_widths(const cpa_cuda_attend_args *args, int32_t n_pieces, cpa_stream *stream) {
+cpa_status launch_widths(const cpa_cuda_attend_args *args, dim3 grid, cpa_stream *stream) {
     constexpr int NARROW_WARPS = std::is_void<Codes>::value ? 4 : 8;
     int32_t k_dim = args->k_dim, v_dim = args->v_dim;
     if (k_dim <= 64 && v_dim <= 64)
-        return launch<config<Element, Codes, 64, 64, 64, NARROW_WARPS>>(args, n_pieces, stream);
-    if (k_dim <= 128 && v_dim <= 128) return launch<config<Element, Codes, 128, 128, 64, 8>>(args, n_pieces, stream);
-    if (k_dim <= 192 && v_dim <= 128) return launch<config<Element, Codes, 192, 128, 64, 8>>(args, n_pieces, stream);
-    return launch<config<Element, Codes, 256, 256, 64, 8>>(args, n_pieces, stream);
+        return launch<config<Element, Codes, 64, 64, 64, NARROW_WARPS>>(args, grid, stream);
+    if (k_dim <= 128 && v_dim <= 128) return launch<config<Element, Codes, 128, 128, 64, 8>>(args, grid, stream);
+    if (k_dim <= 192 && v_dim <= 128) return launch<config<Element, Codes, 192, 128, 64, 8>>(args, grid, stream);
+    return launch<config<Element, Codes, 256, 256, 64, 8>>(args, grid, stream);
 }
 
 template <typename Element>
-cpa_status launch_codes(const cpa_cuda_attend_args *args, int32_t n_pieces, cpa_stream *stream) {
-    if (args->kv_dtype == CPA_FP8_E4M3) return launch_widths<Element, e4m3_codes>(args, n_pieces, stream);
-    if (args->kv_dtype == CPA_INT8) return launch_widths<Element, int8_codes>(args, n_pieces, stream);
-    return launch_widths<Element, void>(args, n_pieces, stream);
+cpa_status launch_codes(const cpa_cuda_attend_args *args, dim3 grid, cpa_stream *stream) {
+    if (args->kv_dtype == CPA_FP8_E4M3) return launch_widths<Element, e4m3_codes>(args, grid, stream);
+    if (args->kv_dtype == CPA_INT8) return launch_widths<Element, int8_codes>(args, grid, stream);
+    return launch_widths<Element, void>(args, grid, stream);
 }
 
 } // namespace
 
-extern "C" cpa_status cpa_cuda_attend_portable(const cpa_cuda_attend_args *args, int32_t n_pieces, cpa_stream *stream) {
-    return args->q_dtype == CPA_BF16 ? launch_codes<__nv_bfloat16>(args, n_pieces, stream)
-                                     : launch_codes<__half>(args, n_pieces, stream);
+extern "C" cpa_status cpa_cuda_attend_portable(const cpa_cuda_attend_args *args, int32_t n_pieces, int32_t tile_rows,
+                                               cpa_stream *stream) {
+    const dim3 grid(n_pieces * args->kv_heads, (tile_rows + ROWS - 1) / ROWS);
+    return args->q_dtype == CPA_BF16 ? launch_codes<__nv_bfloat16>(args, grid, stream)
+                                     : launch_codes<__half>(args, grid, stream);
 }
