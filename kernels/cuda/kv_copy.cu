@@ -1,8 +1,10 @@
 /* kv_copy and kv_pack: whole or partial blocks from pool to pool. The list of blocks travels in the parameters of the
  * kernel, so that the caller's arrays may go as soon as the call returns. A CTA copies the keys or the values of a
- * block. Either pool may be pinned host memory. */
+ * block. Either pool may be pinned host memory. The launches of a call copy different blocks: on compute capability 9.0
+ * each may be placed while the one before it ends, and ends behind it. */
 #include <string.h>
 
+#include "base/dependent.cuh"
 #include "kernels/cuda/cuda.h"
 
 namespace {
@@ -33,6 +35,7 @@ struct copy_args {
 
 template <typename Unit>
 __global__ void __launch_bounds__(THREADS) copy_blocks(const __grid_constant__ copy_args a) {
+    dependent_allow();
     const tensor t = a.tensors[blockIdx.y];
     const block_copy copy = a.blocks[blockIdx.x];
     const char *src = t.src + copy.src * t.src_block;
@@ -54,6 +57,7 @@ __global__ void __launch_bounds__(THREADS) copy_blocks(const __grid_constant__ c
         for (int i = 0; i < AT_ONCE; i++)
             if (first + i * THREADS < units) __stcs((Unit *)(dst + to[i]), value[i]);
     }
+    dependent_wait();
 }
 
 tensor keys_of(const cpa_kv_view &src, const cpa_kv_view &dst) {
@@ -106,9 +110,10 @@ struct copier {
     int64_t alignment;
     cpa_stream *stream;
     const char *operation;
+    bool first; /* of the call's launches, which waits for what came before */
 
     copier(const cpa_kv_view &src, const cpa_kv_view &dst, cpa_stream *on, const char *name)
-        : count(0), stream(on), operation(name) {
+        : count(0), stream(on), operation(name), first(true) {
         const cpa_kv_view from = cpa_kv_view_resolve(src), to = cpa_kv_view_resolve(dst);
         rows[0] = args.tensors[0] = keys_of(from, to);
         rows[1] = args.tensors[1] = values_of(from, to);
@@ -118,27 +123,28 @@ struct copier {
         alignment = alignment_of(args);
     }
     template <typename Unit>
-    void launch() {
-        copy_blocks<Unit><<<dim3(count, 2), THREADS, 0, cpa_cuda_handle(stream)>>>(args);
+    cpa_status launch() {
+        const bool early = !first && cpa_cuda_device_of(stream)->path == CPA_CUDA_HOPPER;
+        first = false;
+        return cpa_cuda_check(
+            &stream->error,
+            launch_dependent(copy_blocks<Unit>, dim3(count, 2), THREADS, args, early, cpa_cuda_handle(stream)), operation);
+    }
+    cpa_status launch_rows() {
+        if (alignment >= 16) return launch<uint4>();
+        if (alignment >= 4) return launch<uint32_t>();
+        return alignment >= 2 ? launch<uint16_t>() : launch<uint8_t>();
     }
     cpa_status flush() {
         if (count == 0) return CPA_OK;
-        if (alignment >= 16) {
-            launch<uint4>();
-        } else if (alignment >= 4) {
-            launch<uint32_t>();
-        } else if (alignment >= 2) {
-            launch<uint16_t>();
-        } else {
-            launch<uint8_t>();
-        }
-        if (scales[0].row_bytes) {
+        cpa_status status = launch_rows();
+        if (status == CPA_OK && scales[0].row_bytes) {
             memcpy(args.tensors, scales, sizeof scales);
-            launch<uint32_t>();
+            status = launch<uint32_t>();
             memcpy(args.tensors, rows, sizeof rows);
         }
         count = 0;
-        return cpa_cuda_launched(stream, operation);
+        return status;
     }
     cpa_status add(int64_t src, int64_t dst, int64_t tokens) {
         args.blocks[count++] = {(int32_t)src, (int32_t)dst, (int32_t)tokens};

@@ -181,7 +181,8 @@ cpa_status launch_kernel(const merge_args &a, cpa_stream *stream) {
 template <typename Out>
 cpa_status launch(const merge_args &a, bool vectors, cpa_stream *stream) {
     if (!vectors) return launch_kernel<Out, 1, 1, 4>(a, stream);
-    return a.n_states <= 2 ? launch_kernel<Out, 4, 4, 2>(a, stream) : launch_kernel<Out, 4, 2, 4>(a, stream);
+    if (a.n_states <= 2) return launch_kernel<Out, 4, 4, 2>(a, stream);
+    return a.n_states % 3 == 0 ? launch_kernel<Out, 4, 4, 3>(a, stream) : launch_kernel<Out, 4, 2, 4>(a, stream);
 }
 
 } // namespace
