@@ -82,6 +82,7 @@ static void fill_args(const cpa_cuda_plan *plan, const cpa_attend_args *args, cp
         .items = (const cpa_cuda_item *)(image + plan->items_at),
         .n_items = plan->base.n_items,
         .splits = (const cpa_cuda_split *)(image + plan->splits_at),
+        .counters = (uint32_t *)(plan->memory->image + plan->counters_at),
         .partial_o = plan->memory->partial,
         .partial_lse = plan->memory->partial + plan->partial_rows * kv.kv_heads * kv.v_dim,
         .by_head = plan->by_head,
@@ -193,6 +194,8 @@ cpa_status cpa_cuda_attend(const cpa_attend_plan *base, const cpa_attend_args *a
     fill_args(plan, args, &a);
     if (path == CPA_CUDA_SIMPLE || !tensor_cores_fit(&a)) return cpa_cuda_attend_simple(&a, plan->rows, stream);
     if (plan->decode_ctas > 0) {
+        /* One rank has nothing that waits for other devices, and a steady step has that on this stream alone. */
+        a.early = plan->map.cp_size == 1 || plan->base.steady_items > 0;
         a.pieces = (const cpa_cuda_piece *)(plan->memory->image + plan->decode_at);
         CPA_TRY(cpa_cuda_attend_decode(&a, plan->decode_ctas, stream));
     }

@@ -25,6 +25,11 @@ struct row_keys {
     int32_t first, end;
 };
 
+/* The token of a packed row. Mostly there is one in decode: no division then. */
+__device__ inline int32_t token_of_row(const cpa_cuda_attend_args &a, int32_t row) {
+    return row < a.group ? 0 : row / a.group;
+}
+
 /* How many keys of the item sit before position p. One rank that holds everything needs no division. */
 __device__ inline int32_t keys_before(const cpa_cuda_attend_args &a, const cpa_cuda_piece &piece, int64_t p) {
     int64_t keys = p <= 0 ? 0 : a.map.cp_size == 1 ? p : cpa_keys_before(a.map, piece.k_slot, piece.k_others, p);
@@ -33,7 +38,7 @@ __device__ inline int32_t keys_before(const cpa_cuda_attend_args &a, const cpa_c
 }
 
 __device__ inline row_keys keys_of_row(const cpa_cuda_attend_args &a, const cpa_cuda_piece &piece, int32_t row) {
-    const int64_t local = piece.q_first + row / a.group;
+    const int64_t local = piece.q_first + token_of_row(a, row);
     const int64_t position = a.map.cp_size == 1 ? local : cpa_shard_pos(a.map, piece.q_slot, local);
     row_keys keys = {0, piece.k_end};
     if (a.mask.causal) keys.end = keys_before(a, piece, position + a.reach);
@@ -54,17 +59,29 @@ struct key_walk {
     __device__ void start(const cpa_cuda_attend_args &a, const cpa_cuda_piece &piece) {
         if (threadIdx.x == 0) low = keys_of_row(a, piece, piece.row_begin);
         if (threadIdx.x == 32) high = keys_of_row(a, piece, piece.row_end - 1);
-        if (threadIdx.x == 64) sinks = a.mask.window > 0 ? keys_before(a, piece, a.mask.sinks) : 0;
+        if (threadIdx.x == 64) sinks = sink_keys(a, piece);
         __syncthreads();
-        if (threadIdx.x == 0) {
-            const int32_t end = (high.end + TILE - 1) / TILE;
-            const int32_t sinks_end = low.first > 0 ? min((sinks + TILE - 1) / TILE, end) : 0;
-            begin = piece.k_begin / TILE;
-            sink_tiles = max(sinks_end - begin, 0);
-            rest = max(low.first / TILE, begin + sink_tiles);
-            count = sink_tiles + max(end - rest, 0);
-        }
+        if (threadIdx.x == 0) count_tiles(piece);
         __syncthreads();
+    }
+    /* The same by one warp, for itself. */
+    __device__ void start_warp(const cpa_cuda_attend_args &a, const cpa_cuda_piece &piece, int lane) {
+        if (lane < 2) (lane == 0 ? low : high) = keys_of_row(a, piece, lane == 0 ? piece.row_begin : piece.row_end - 1);
+        if (lane == 2) sinks = sink_keys(a, piece);
+        __syncwarp();
+        if (lane == 0) count_tiles(piece);
+        __syncwarp();
+    }
+    static __device__ int32_t sink_keys(const cpa_cuda_attend_args &a, const cpa_cuda_piece &piece) {
+        return a.mask.window > 0 ? keys_before(a, piece, a.mask.sinks) : 0;
+    }
+    __device__ void count_tiles(const cpa_cuda_piece &piece) {
+        const int32_t end = (high.end + TILE - 1) / TILE;
+        const int32_t sinks_end = low.first > 0 ? min((sinks + TILE - 1) / TILE, end) : 0;
+        begin = piece.k_begin / TILE;
+        sink_tiles = max(sinks_end - begin, 0);
+        rest = max(low.first / TILE, begin + sink_tiles);
+        count = sink_tiles + max(end - rest, 0);
     }
     /* The i-th tile. */
     __device__ int32_t tile(int32_t i) const { return i < sink_tiles ? begin + i : rest + i - sink_tiles; }
@@ -96,7 +113,7 @@ struct row_place {
     int32_t head;
 
     __device__ row_place(const cpa_cuda_attend_args &a, int64_t q_row, int32_t row, int32_t kv_group) {
-        int32_t token = row / a.group;
+        const int32_t token = token_of_row(a, row);
         state_row = q_row + token;
         head = kv_group * a.group + (row - token * a.group);
     }
@@ -125,6 +142,8 @@ struct merge_weights {
         a = w_a / sum;
         b = w_b / sum;
     }
+    /* Of what comes where nothing is. */
+    __device__ explicit merge_weights(float lse_b) : a(0), b(lse_b > -INFINITY), lse(lse_b) {}
 };
 
 /* Where a row's normalised O and its LSE go: the state, joined with what is there if the call resumes it; or `out`, and
@@ -137,7 +156,7 @@ struct row_sink {
     bool resume;
 
     __device__ row_sink(const cpa_cuda_attend_args &a, int64_t q_row, int32_t row, int32_t kv_group, float lse_new)
-        : weights(-INFINITY, lse_new) {
+        : weights(lse_new) {
         row_place place(a, q_row, row, kv_group);
         lse = a.lse ? a.lse + place.state_row * a.lse_row_stride + place.head : NULL;
         o = a.o ? a.o + place.state_row * a.o_row_stride + (int64_t)place.head * a.v_dim : NULL;
@@ -155,7 +174,7 @@ struct row_sink {
         lse = a.partial_lse + at;
         out = NULL;
         resume = false;
-        weights = merge_weights(-INFINITY, lse_new);
+        weights = merge_weights(lse_new);
     }
 
     template <typename T, int N>

@@ -31,9 +31,12 @@ typedef struct cpa_cuda_piece {
     int32_t q_slot, k_slot, k_others;
     int32_t partial; /* first row in the work space; -1: the result is final */
     int32_t next;    /* decode: index of the CTA's next piece; -1: it was the last */
+    /* Decode, if `partial` is a row: the tile's pieces, the first row of theirs in the work space, and the place of their
+     * counter. */
+    int32_t pieces, first_partial, counter;
 } cpa_cuda_piece;
 
-/* A tile of rows whose keys are split: piece s left its states in the work space from row `partial` + s * rows on. */
+/* A prefill tile whose keys are split: piece s left its states in the work space from row `partial` + s * rows on. */
 typedef struct cpa_cuda_split {
     int64_t q_row;
     int32_t row_begin, row_end;
@@ -77,14 +80,14 @@ typedef struct cpa_cuda_plan {
     cpa_owner_map map;
     int32_t tile_rows; /* of prefill */
     int64_t image_bytes;
-    int64_t items_at, tables_at, decode_at, prefill_at, splits_at;
+    int64_t items_at, tables_at, decode_at, counters_at, prefill_at, splits_at;
     int64_t widened_tables_at, widened_blocks_at; /* the tables with places in `widened`, and the block of each place */
     int32_t n_widened;                            /* 0: nothing is widened */
     int64_t rows;                                 /* packed rows of all items, per KV head */
     int32_t decode_ctas;                          /* per KV head; 0: no item goes to the decode kernel */
     int32_t n_prefill;                            /* pieces */
     int32_t by_head; /* the first so many of them run for one KV head after the other, the rest for all at once */
-    int32_t n_splits;
+    int32_t n_splits;                             /* of prefill tiles */
     int64_t partial_rows;
 } cpa_cuda_plan;
 
@@ -116,8 +119,10 @@ typedef struct cpa_cuda_attend_args {
     const cpa_cuda_piece *pieces; /* decode: CTA i begins with the i-th */
     int32_t by_head;              /* prefill: as in the plan */
     const cpa_cuda_split *splits;
+    uint32_t *counters; /* decode: the pieces of a tile that are done, for each counter and CTA row; 0 between attends */
     float *partial_o, *partial_lse;
     int64_t partial_rows;
+    int32_t early; /* decode: the kernel may take the whole device while the one before it on the stream ends */
 } cpa_cuda_attend_args;
 
 /* attend_plan_memory.c: room in the image and its twin on the device, for partial states, for scratch; what was there
@@ -130,6 +135,12 @@ int cpa_cuda_plan_reserve_widened(cpa_cuda_plan *plan, const cpa_attend_batch *b
 /* How many CTAs of the decode kernel share a multiprocessor. */
 static inline int32_t cpa_cuda_decode_occupancy(int32_t k_dim, int32_t v_dim) {
     return k_dim <= 128 && v_dim <= 128 ? 2 : 1;
+}
+
+/* How many KV heads a CTA of the decode kernel takes. Rows of 128 bytes are too short for the memory to read them at its
+ * full rate where the next row of the head lies elsewhere: those of two heads, which lie side by side, are not. */
+static inline int32_t cpa_cuda_decode_heads(int32_t kv_heads, int32_t k_dim, int32_t v_dim, int64_t element_bytes) {
+    return kv_heads % 2 == 0 && k_dim * element_bytes <= 128 && v_dim * element_bytes <= 128 ? 2 : 1;
 }
 
 cpa_status cpa_cuda_attend_simple(const cpa_cuda_attend_args *args, int64_t rows, cpa_stream *stream);

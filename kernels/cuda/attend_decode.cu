@@ -1,134 +1,67 @@
 /* attend over few rows and many keys: bound by memory, so what counts is how many loads are under way. The plan gives
- * each CTA a list of pieces. The query heads of a group fill a 16-row tile; each warp takes every WARPS-th run of 16
- * keys through cp.async stages of its own, without a barrier, and the warps' states are joined at the end of the piece.
- */
+ * each CTA a list of pieces. The query heads of a group fill a 16-row tile; a warp takes a run of 16 keys after the
+ * other through cp.async stages of its own, without a barrier, and the warps' states are joined at the end of the piece.
+ * With two heads a CTA, pairs of warps walk together: each has its own head, and copies half of the keys for both. */
 #include <type_traits>
 
 #include "base/dependent.cuh"
 #include "kernels/cuda/attend.cuh"
+#include "kernels/cuda/decode_join.cuh"
+#include "kernels/cuda/decode_loads.cuh"
 #include "kernels/cuda/decode_quant.cuh"
 #include "kernels/cuda/mma.cuh"
 
 namespace {
 
-constexpr int ROWS = CPA_CUDA_DECODE_ROWS;
+
 constexpr int KEYS = DECODE_RUN;
 
-/* Rows of 16-bit elements as `swizzled` places them. */
-template <int DIM>
-struct element_rows {
-    static constexpr int BYTES = DIM * 2;
-    static __device__ constexpr int twist(int row) { return row & 7; }
-};
-
-/* Codes: of a quantised cache, or void. */
-template <typename Element, typename Codes, int KeyDim, int ValueDim, int Stages, int Warps>
+/* Codes: of a quantised cache, or void. Heads: a CTA's; a gang of as many warps walks through the same keys. */
+template <typename Element, typename Codes, int KeyDim, int ValueDim, int Stages, int Warps, int Heads>
 struct config {
     using element = Element;
     using codes = Codes;
     static constexpr bool QUANTISED = !std::is_void<Codes>::value;
     static constexpr int BYTES = QUANTISED ? 1 : 2; /* of an element of the cache */
     static constexpr int K_DIM = KeyDim, V_DIM = ValueDim, STAGES = Stages, WARPS = Warps, THREADS = 32 * WARPS;
+    static constexpr int HEADS = Heads, GANGS = Warps / Heads;
+    static_assert(Warps % Heads == 0, "gangs of whole warps");
     static constexpr int K_BYTES = KEYS * KeyDim * BYTES, WORDS_AT = K_BYTES + KEYS * ValueDim * BYTES;
     static constexpr int STAGE_BYTES = WORDS_AT + (QUANTISED ? 2 * KEYS * 4 : 0); /* the scales of keys and of values */
     static constexpr int WARP_BYTES = Stages * STAGE_BYTES;
     static constexpr int SHARED_BYTES = WARPS * WARP_BYTES;
     static constexpr int CTAS = KeyDim <= 128 && ValueDim <= 128 ? 2 : 1; /* as cpa_cuda_decode_occupancy says */
-    static_assert(ROWS * ValueDim * 4 <= WARP_BYTES, "the accumulators of a warp fit into its stages");
+    static_assert(WARP_BYTES % 16 == 0, "of whole chunks");
 
     using key_layout = typename std::conditional<QUANTISED, key_codes<KeyDim>, element_rows<KeyDim>>::type;
     using value_layout = typename std::conditional<QUANTISED, value_codes<ValueDim>, element_rows<ValueDim>>::type;
 };
 
-/* The value, as one that the compiler keeps rather than computes again, if there are registers for it. */
-template <bool KEEP, typename T>
-__device__ T kept(T x) {
-    if constexpr (!KEEP) {
-    } else if constexpr (sizeof(T) == 8) {
-        asm volatile("" : "+l"(x));
-    } else {
-        asm volatile("" : "+r"(x));
-    }
-    return x;
-}
+/* Where a lane's queries lie: of its rows lane / 4 and lane / 4 + 8; past the last row that one's again. */
+struct query_rows {
+    const char *from[2];
 
-/* What a lane copies of every run of keys, or of values: the same chunks of 16 bytes of the rows first + i * STEP, so
- * that little is computed for a run. Layout: BYTES of a row in shared memory, and twist(row), by which the chunks of a
- * row change places; it is linear in the bits of the row, so that of first + i * STEP it is that of both, xored. */
-template <typename Layout>
-struct lane_rows {
-    static constexpr int CHUNKS = Layout::BYTES / 16, LANES = CHUNKS & -CHUNKS, PARTS = CHUNKS / LANES,
-                         STEP = 32 / LANES;
-    static_assert(LANES <= 32 && KEYS % STEP == 0, "whole rows");
-
-    const char *from; /* of row `first` of the run at token 0 of block 0 */
-    uint32_t row_at, chunk_at;
-    int32_t first, chunks; /* of the head, from this lane's on */
-
-    __device__ lane_rows(const char *head, int64_t token_bytes, int head_bytes, int lane) {
-        const int chunk = lane % LANES;
-        constexpr bool KEEP = Layout::BYTES < 512;
-        first = kept<KEEP>(lane / LANES);
-        from = kept<KEEP>(head + first * token_bytes + chunk * 16);
-        row_at = kept<KEEP>((uint32_t)(first * Layout::BYTES));
-        chunk_at = kept<KEEP>((uint32_t)(chunk ^ Layout::twist(first)) * 16);
-        chunks = kept<KEEP>(head_bytes / 16 - chunk);
-    }
-    /* The rows `offset` bytes on, `keys` of them; zeros past those and past the head's width. */
-    __device__ void load(int64_t offset, int64_t token_bytes, int keys, uint32_t shared) const {
-        const char *row = from + offset;
-        const bool whole = keys >= KEYS;
-        shared += row_at;
+    __device__ query_rows(const cpa_cuda_attend_args &a, const cpa_cuda_piece &piece, int kv_group, int lane) {
 #pragma unroll
-        for (int i = 0; i < KEYS; i += STEP) {
-#pragma unroll
-            for (int part = 0; part < PARTS; part++) {
-                const uint32_t twisted = chunk_at ^ (uint32_t)((part * LANES) ^ Layout::twist(i)) * 16;
-                copy_async_16(shared + i * Layout::BYTES + twisted, row + part * LANES * 16,
-                              part * LANES < chunks && (whole || first + i < keys));
-            }
-            row += STEP * token_bytes;
+        for (int half = 0; half < 2; half++) {
+            const int row = min(piece.row_begin + 8 * half + lane / 4, piece.row_end - 1);
+            const row_place place(a, piece.q_row, row, kv_group);
+            from[half] = a.q + (place.state_row * a.q_row_stride + (int64_t)place.head * a.k_dim) * 2;
         }
     }
 };
 
-/* A warp's way through the keys and values of a head. */
-template <typename C>
-struct stage_loader {
-    lane_rows<typename C::key_layout> k;
-    lane_rows<typename C::value_layout> v;
-
-    __device__ stage_loader(const cpa_cuda_attend_args &a, int kv_head, int lane)
-        : k(a.k + kv_head * a.k_head_stride * C::BYTES, a.k_token_stride * C::BYTES, a.k_dim * C::BYTES, lane),
-          v(a.v + kv_head * a.v_head_stride * C::BYTES, a.v_token_stride * C::BYTES, a.v_dim * C::BYTES, lane) {}
-
-    /* The run of `keys` keys from `token` of `block` on. */
-    __device__ void load(const cpa_cuda_attend_args &a, int kv_head, int64_t block, int64_t token, int keys,
-                         uint32_t shared, int lane) const {
-        k.load((block * a.k_block_stride + token * a.k_token_stride) * C::BYTES, a.k_token_stride * C::BYTES, keys,
-               shared);
-        v.load((block * a.v_block_stride + token * a.v_token_stride) * C::BYTES, a.v_token_stride * C::BYTES, keys,
-               shared + C::K_BYTES);
-        if constexpr (C::QUANTISED) load_words<C>(a, kv_head, block, token, keys, shared, lane);
-    }
-};
-
-/* The queries as A operands; zeros past the last row and past the head's width. */
-template <typename C>
-__device__ void load_queries(uint32_t (&q)[C::K_DIM / 16][4], const cpa_cuda_attend_args &a,
-                             const cpa_cuda_piece &piece, int kv_group, int lane) {
+/* The queries as A operands; zeros past the head's width, unless it is the WHOLE one of the kernel. */
+template <typename C, bool WHOLE>
+__device__ void load_queries(uint32_t (&q)[C::K_DIM / 16][4], const query_rows &rows, int k_dim, int lane) {
 #pragma unroll
     for (int half = 0; half < 2; half++) {
-        int row = piece.row_begin + 8 * half + lane / 4;
-        bool valid = row < piece.row_end;
-        row_place place(a, piece.q_row, valid ? row : piece.row_begin, kv_group);
-        const char *from = a.q + (place.state_row * a.q_row_stride + (int64_t)place.head * a.k_dim) * 2;
 #pragma unroll
         for (int k = 0; k < C::K_DIM / 16; k++) {
 #pragma unroll
             for (int side = 0; side < 2; side++) {
-                int column = 16 * k + 8 * side + 2 * (lane % 4);
-                q[k][2 * side + half] = valid && column < a.k_dim ? *(const uint32_t *)(from + (int64_t)column * 2) : 0;
+                const int column = 16 * k + 8 * side + 2 * (lane % 4);
+                q[k][2 * side + half] = WHOLE || column < k_dim ? *(const uint32_t *)(rows.from[half] + column * 2) : 0;
             }
         }
     }
@@ -255,94 +188,82 @@ __device__ void attend_keys(const cpa_cuda_attend_args &a, warp_state<C> &state,
     }
 }
 
-/* Joins the warps' states in the order of the warps and stores the rows. */
+/* Leaves a warp's rows, `rows` of them, where join_warps takes them from. */
 template <typename C>
-__device__ void join_warps(const cpa_cuda_attend_args &a, const cpa_cuda_piece &piece, int kv_group,
-                           const warp_state<C> &state, char *shared, float (&max)[C::WARPS][ROWS],
-                           float (&sum)[C::WARPS][ROWS], int warp, int lane) {
-    float *o = (float *)(shared + warp * C::WARP_BYTES);
+__device__ void leave_state(const warp_state<C> &state, int rows, warp_states<C> &states, float *o, int warp,
+                            int lane) {
+    o += warp * states.WARP_FLOATS;
 #pragma unroll
     for (int half = 0; half < 2; half++) {
-        int row = 8 * half + lane / 4;
-        float total = quad_sum(state.sum[half]);
-        if (lane % 4 == 0) max[warp][row] = state.max[half], sum[warp][row] = total;
+        const int row = 8 * half + lane / 4;
+        const float total = quad_sum(state.sum[half]);
+        if (row >= rows) continue;
+        if (lane % 4 == 0) states.max[warp][row] = state.max[half], states.sum[warp][row] = total;
         if constexpr (C::QUANTISED) {
-            store_code_columns<C>(o + row * C::V_DIM, state.o, half, state.largest / DECODE_P_SCALE, lane);
+            store_code_columns<C>(o + row * states.PITCH, state.o, half, state.largest / DECODE_P_SCALE, lane);
         } else {
 #pragma unroll
             for (int n = 0; n < C::V_DIM / 8; n++) {
                 const float pair[2] = {state.o[n][2 * half], state.o[n][2 * half + 1]};
-                store_floats(o + row * C::V_DIM + 8 * n + 2 * (lane % 4), pair);
+                store_floats(o + row * states.PITCH + 8 * n + 2 * (lane % 4), pair);
             }
         }
-    }
-    __syncthreads();
-    const int rows = piece.row_end - piece.row_begin, quads = a.v_dim / 4;
-    for (int pass = 0; pass < 2; pass++) { /* O, then the LSE, which everyone has read by then */
-        for (int i = threadIdx.x; i < (pass == 0 ? rows * quads : rows); i += C::THREADS) {
-            int row = pass == 0 ? i / quads : i, column = pass == 0 ? i % quads * 4 : 0;
-            float top = -INFINITY, total = 0, value[4] = {0, 0, 0, 0};
-            for (int w = 0; w < C::WARPS; w++) top = fmaxf(top, max[w][row]);
-            for (int w = 0; w < C::WARPS; w++) {
-                if (max[w][row] == -INFINITY) continue;
-                float weight = exp2_fast((max[w][row] - top) * a.scale_log2), part[4];
-                load_floats((const float *)(shared + w * C::WARP_BYTES) + row * C::V_DIM + column, part);
-                total += weight * sum[w][row];
-                for (int e = 0; e < 4; e++) value[e] += weight * part[e];
-            }
-            float inverse = total > 0 ? 1 / total : 0;
-            float lse = total > 0 ? top * a.scale + logf(total) : -INFINITY;
-            for (int e = 0; e < 4; e++) value[e] *= inverse;
-            row_sink sink(a, piece, piece.row_begin + row, kv_group, lse);
-            if (pass == 0) {
-                sink.store<typename C::element>(column, value);
-            } else {
-                sink.store_lse();
-            }
-        }
-        __syncthreads();
     }
 }
 
+/* The keys of a piece that each warp takes for its head: every GANGS-th run. */
 template <typename C>
 __device__ void attend_piece(const cpa_cuda_attend_args &a, const cpa_cuda_piece &piece, const key_walk<KEYS> &walk,
-                             int kv_group, warp_state<C> &state, uint32_t stages, uint32_t queries, int warp,
-                             int lane) {
-    const int kv_head = (kv_group + a.head_skew) % a.kv_heads;
+                             int kv_group, bool prefetches, warp_state<C> &state, uint32_t shared, uint32_t queries,
+                             int warp, int lane) {
+    const int gang = warp / C::HEADS, member = warp % C::HEADS;
+    const uint32_t stages = shared + warp * C::WARP_BYTES, loaded = shared + gang * C::HEADS * C::WARP_BYTES;
     const int32_t *table = a.tables + piece.table;
     auto block_of = [&](int i) { return i < walk.count ? __ldg(table + ((walk.tile(i) * KEYS) >> a.block_shift)) : 0; };
-    int ahead = warp, next_block = block_of(ahead); /* the run that is loaded next, and the page it lies in */
-    const stage_loader<C> loader(a, kv_head, lane);
+    auto in_block = [&](int key) { return key & ((1 << a.block_shift) - 1); };
+    const stage_loader<C> loader(a, kv_group, member, lane);
+    if (prefetches) { /* what comes first, while the kernel before this one ends */
+        for (int i = gang; i < min(walk.count, gang + (C::STAGES - 1) * C::GANGS); i += C::GANGS) {
+            const int key = walk.tile(i) * KEYS;
+            loader.prefetch(a, block_of(i), in_block(key), piece.k_end - key, lane);
+        }
+    }
+    const query_rows rows(a, piece, kv_group + member, lane);
+    row_keys bounds[2];
+#pragma unroll
+    for (int half = 0; half < 2; half++) bounds[half] = walk.keys_of(a, piece, piece.row_begin + 8 * half + lane / 4);
+    int ahead = gang, next_block = block_of(ahead); /* the run that is loaded next, and the page it lies in */
     auto load_next = [&](int stage) {
         if (ahead < walk.count) {
-            int block = next_block;
-            int key = walk.tile(ahead) * KEYS;
-            ahead += C::WARPS;
+            const int block = next_block, key = walk.tile(ahead) * KEYS;
+            ahead += C::GANGS;
             next_block = block_of(ahead);
-            loader.load(a, kv_head, block, key & ((1 << a.block_shift) - 1), piece.k_end - key,
-                        stages + stage * C::STAGE_BYTES, lane);
+            loader.load(a, block, in_block(key), piece.k_end - key, loaded + stage * C::STAGE_BYTES, member, lane);
         }
         copy_async_commit();
     };
+    dependent_wait(); /* only the plan has been read so far */
+    dependent_allow();
 #pragma unroll
     for (int stage = 0; stage < C::STAGES - 1; stage++) load_next(stage);
     query_operands<C> q;
     if constexpr (C::QUANTISED) {
-        q.shared = queries + lane * 16;
-        store_query_codes<C>(q.shared, state.q_scale, a, piece, kv_group, warp, lane);
+        q.shared = queries + member * (C::K_DIM / 16 * 512) + lane * 16;
+        store_query_codes<C>(q.shared, state.q_scale, a, piece, kv_group + member, gang, lane);
         __syncthreads();
-    } else {
-        load_queries<C>(q.part, a, piece, kv_group, lane);
+    } else if (walk.count > 0) {
+        if (a.k_dim == C::K_DIM) {
+            load_queries<C, true>(q.part, rows, a.k_dim, lane);
+        } else {
+            load_queries<C, false>(q.part, rows, a.k_dim, lane);
+        }
     }
-    row_keys bounds[2];
-#pragma unroll
-    for (int half = 0; half < 2; half++) bounds[half] = walk.keys_of(a, piece, piece.row_begin + 8 * half + lane / 4);
     int stage = 0;
-    for (int i = warp; i < walk.count; i += C::WARPS) {
+    for (int i = gang; i < walk.count; i += C::GANGS) {
         copy_async_wait<C::STAGES - 2>();
-        __syncwarp(); /* the run is there for all lanes, and all are done with the stage that is loaded next */
+        sync_gang<C>(gang); /* the run is there for all lanes, and all are done with the stage that is loaded next */
         load_next(stage == 0 ? C::STAGES - 1 : stage - 1);
-        int tile = walk.tile(i);
+        const int tile = walk.tile(i);
         attend_keys<C>(a, state, q, stages + stage * C::STAGE_BYTES, walk.masked(tile), bounds, walk.sinks, tile * KEYS,
                        lane);
         stage = stage + 1 == C::STAGES ? 0 : stage + 1;
@@ -351,21 +272,27 @@ __device__ void attend_piece(const cpa_cuda_attend_args &a, const cpa_cuda_piece
     __syncwarp();
 }
 
+/* Called by a warp for itself. */
+__device__ void copy_piece(cpa_cuda_piece &to, const cpa_cuda_piece &from, int lane) {
+    static_assert(sizeof to % 4 == 0 && sizeof to <= 128, "a word a lane");
+    if (lane < (int)sizeof to / 4) ((int32_t *)&to)[lane] = __ldg((const int32_t *)&from + lane);
+    __syncwarp();
+}
+
 template <typename C>
 __global__ void __launch_bounds__(C::THREADS, C::CTAS) attend_decode(const __grid_constant__ cpa_cuda_attend_args a) {
     extern __shared__ __align__(128) char shared[];
-    __shared__ cpa_cuda_piece piece;
-    __shared__ key_walk<KEYS> walk;
-    __shared__ float max[C::WARPS][ROWS], sum[C::WARPS][ROWS];
-    __shared__ uint4 queries[C::QUANTISED ? C::K_DIM / 16 * 32 : 1];
-    dependent_allow();
-    const int kv_group = blockIdx.x, warp = kept<C::CTAS == 2>((int)threadIdx.x / 32),
+    __shared__ cpa_cuda_piece pieces[C::WARPS]; /* a copy for each warp, which waits for no other at the start */
+    __shared__ key_walk<KEYS> walks[C::WARPS];
+    __shared__ warp_states<C> states;
+    __shared__ uint4 queries[C::QUANTISED ? C::HEADS * C::K_DIM / 16 * 32 : 1];
+    const int kv_group = blockIdx.x * C::HEADS, warp = kept<C::CTAS == 2>((int)threadIdx.x / 32),
               lane = kept<C::CTAS == 2>((int)threadIdx.x % 32);
-    for (int at = blockIdx.y, next; at >= 0; at = next) {
-        if (threadIdx.x == 0) piece = a.pieces[at];
-        __syncthreads();
-        walk.start(a, piece);
-        next = piece.next;
+    const cpa_cuda_piece &piece = pieces[warp];
+    key_walk<KEYS> &walk = walks[warp];
+    for (int at = blockIdx.y; at >= 0; at = piece.next) {
+        copy_piece(pieces[warp], a.pieces[at], lane);
+        walk.start_warp(a, piece, lane);
         warp_state<C> state;
 #pragma unroll
         for (int half = 0; half < 2; half++) state.max[half] = -INFINITY, state.sum[half] = 0;
@@ -374,9 +301,10 @@ __global__ void __launch_bounds__(C::THREADS, C::CTAS) attend_decode(const __gri
         for (int n = 0; n < C::V_DIM / 8; n++)
 #pragma unroll
             for (int e = 0; e < 4; e++) state.o[n][e] = 0;
-        attend_piece<C>(a, piece, walk, kv_group, state, shared_address(shared) + warp * C::WARP_BYTES,
+        attend_piece<C>(a, piece, walk, kv_group, a.early && at == (int)blockIdx.y, state, shared_address(shared),
                         shared_address(queries), warp, lane);
-        join_warps<C>(a, piece, kv_group, state, shared, max, sum, warp, lane);
+        leave_state<C>(state, piece.row_end - piece.row_begin, states, (float *)shared, warp, lane);
+        store_rows<C>(a, piece, kv_group, states, (const float *)shared, warp, lane);
     }
 }
 
@@ -385,23 +313,40 @@ cpa_status launch(const cpa_cuda_attend_args *args, int32_t ctas, cpa_stream *st
     static uint64_t prepared;
     cpa_status status = cpa_cuda_shared_memory(stream, (const void *)attend_decode<C>, C::SHARED_BYTES, &prepared);
     if (status != CPA_OK) return status;
-    dim3 grid(args->kv_heads, ctas);
-    attend_decode<C><<<grid, C::THREADS, C::SHARED_BYTES, cpa_cuda_handle(stream)>>>(*args);
-    return cpa_cuda_launched(stream, "attend");
+    const cpa_cuda_device *device = cpa_cuda_device_of(stream);
+    const dim3 grid(args->kv_heads / C::HEADS, ctas);
+    cpa_cuda_attend_args a = *args;
+    /* Else there is to be room on every multiprocessor for what waits for other devices. */
+    a.early = device->path == CPA_CUDA_HOPPER &&
+              (a.early || (int64_t)grid.x * grid.y <= device->multiprocessors);
+    return cpa_cuda_check(&stream->error,
+                          launch_dependent(attend_decode<C>, grid, C::THREADS, a, a.early, cpa_cuda_handle(stream),
+                                           C::SHARED_BYTES),
+                          "attend");
 }
 
-/* Codes are half the bytes but the same work: it takes more warps to keep the memory busy, with as much under way. */
+/* Two heads a CTA where that is better and there are pairs of them. */
+template <typename Element, typename Codes, int Dim, int Stages, int Warps>
+cpa_status launch_short(const cpa_cuda_attend_args *args, int32_t ctas, cpa_stream *stream) {
+    constexpr int64_t BYTES = std::is_void<Codes>::value ? 2 : 1;
+    if (cpa_cuda_decode_heads(args->kv_heads, args->k_dim, args->v_dim, BYTES) == 2)
+        return launch<config<Element, Codes, Dim, Dim, Stages, Warps, 2>>(args, ctas, stream);
+    return launch<config<Element, Codes, Dim, Dim, Stages, Warps, 1>>(args, ctas, stream);
+}
+
+/* With as much under way as bf16 has: codes are half the bytes. */
 template <typename Element, typename Codes>
 cpa_status launch_widths(const cpa_cuda_attend_args *args, int32_t ctas, cpa_stream *stream) {
     constexpr bool Q = !std::is_void<Codes>::value;
-    int32_t k_dim = args->k_dim, v_dim = args->v_dim;
-    if (k_dim <= 64 && v_dim <= 64)
-        return launch<config<Element, Codes, 64, 64, Q ? 7 : 6, Q ? 6 : 4>>(args, ctas, stream);
-    if (k_dim <= 128 && v_dim <= 128)
-        return launch<config<Element, Codes, 128, 128, Q ? 4 : 3, Q ? 6 : 4>>(args, ctas, stream);
+    const int32_t k_dim = args->k_dim, v_dim = args->v_dim;
+    if (k_dim <= 64 && v_dim <= 64) return launch_short<Element, Codes, 64, Q ? 7 : 6, 4>(args, ctas, stream);
+    if (k_dim <= 128 && v_dim <= 128) {
+        if constexpr (Q) return launch_short<Element, Codes, 128, 5, 4>(args, ctas, stream);
+        return launch<config<Element, Codes, 128, 128, 3, 4, 1>>(args, ctas, stream);
+    }
     if (k_dim <= 192 && v_dim <= 128)
-        return launch<config<Element, Codes, 192, 128, Q ? 6 : 4, 4>>(args, ctas, stream);
-    return launch<config<Element, Codes, 256, 256, Q ? 5 : 3, 4>>(args, ctas, stream);
+        return launch<config<Element, Codes, 192, 128, Q ? 6 : 4, 4, 1>>(args, ctas, stream);
+    return launch<config<Element, Codes, 256, 256, Q ? 5 : 3, 4, 1>>(args, ctas, stream);
 }
 
 template <typename Element>

@@ -42,11 +42,13 @@ typedef struct plan_builder {
     int64_t tail_pieces;           /* prefill; room for so many more */
     int64_t visible_keys;          /* of all prefill pieces */
     int64_t decode_ctas, decode_cap;
+    int units_apart; /* no CTA takes pieces of two decode units */
     cpa_cuda_piece *decode;
     cpa_cuda_piece *prefill;
     cpa_cuda_costed_piece *in_order;
-    cpa_cuda_split *splits;
+    cpa_cuda_split *splits; /* prefill */
     int64_t n_splits;
+    int64_t n_decode_splits;
     int64_t partial_rows;
     int64_t n_widened; /* blocks of prefill items, when the cache is quantised */
 } plan_builder;
@@ -113,12 +115,32 @@ static void choose_prefill_split(plan_builder *b) {
     }
 }
 
-static void choose_splits(plan_builder *b) {
-    const int64_t heads = b->batch->kv_heads;
-    const int64_t slots = b->multiprocessors * cpa_cuda_decode_occupancy(b->batch->k_dim, b->batch->v_dim);
-    b->decode_ctas = slots / heads > 0 ? slots / heads : 1;
+/* Pieces of a decode unit, if it shares no CTA. */
+static int64_t pieces_apart(const plan_builder *b, int64_t tiles) {
+    return tiles > 0 ? ceil_div(tiles, b->decode_cap - DECODE_OVERHEAD) : 1;
+}
+
+/* The load of a decode CTA; and whether units can do without sharing CTAs, which then take equal pieces of a unit. */
+static void choose_decode_split(plan_builder *b) {
+    const cpa_attend_batch *batch = b->batch;
+    const int64_t slots = b->multiprocessors * cpa_cuda_decode_occupancy(batch->k_dim, batch->v_dim);
+    const int64_t element_bytes = cpa_dtype_is_quantised(batch->kv_dtype) ? 1 : 2; /* that the kernel takes */
+    const int64_t heads = cpa_cuda_decode_heads(batch->kv_heads, batch->k_dim, batch->v_dim, element_bytes);
+    const int64_t cta_rows = batch->kv_heads / heads;
+    int64_t apart = 0;
+    b->decode_ctas = slots / cta_rows > 0 ? slots / cta_rows : 1;
     b->decode_cap = ceil_div(b->decode_load, b->decode_ctas) + DECODE_OVERHEAD;
     if (b->decode_cap < LEAST_DECODE_LOAD) b->decode_cap = LEAST_DECODE_LOAD;
+    for (int64_t i = 0; i < batch->n_items; i++) {
+        const cpa_attend_item *item = &batch->items[i];
+        if (packed_rows(b, item) > 0 && is_decode(b, item))
+            apart += pieces_apart(b, ceil_div(item->k_count, CPA_CUDA_DECODE_KEYS));
+    }
+    b->units_apart = apart <= b->decode_ctas;
+}
+
+static void choose_splits(plan_builder *b) {
+    choose_decode_split(b);
     choose_prefill_split(b);
     b->n_pieces = cpa_cuda_prefill_pieces(b->batch, b->tile_rows, b->split_keys);
     if (b->split_keys == INT32_MAX)
@@ -165,34 +187,55 @@ static cpa_cuda_piece *deal_piece(plan_builder *b, decode_deal *deal) {
     return deal->last = &b->decode[at];
 }
 
+/* How many of the `left` tiles of a unit the current CTA takes; it has room for at least one. */
+static int64_t take_tiles(const plan_builder *b, const decode_deal *deal, int64_t left) {
+    const int64_t part = b->decode_cap / DECODE_SLACK_PART, slack = part < MOST_DECODE_SLACK ? part : MOST_DECODE_SLACK;
+    const int64_t room = b->decode_cap - deal->load - DECODE_OVERHEAD;
+    if (b->units_apart) return ceil_div(left, pieces_apart(b, left));
+    return left <= room + slack || deal->cta + 1 == b->decode_ctas ? left : room;
+}
+
+/* The pieces of a tile learn of each other: `first`, and those that CTAs after its own begin with. */
+static void join_decode(plan_builder *b, cpa_cuda_piece *first, int64_t cta, int64_t pieces) {
+    const int32_t rows = first->row_end - first->row_begin;
+    for (int64_t i = 0; i < pieces; i++) {
+        cpa_cuda_piece *piece = i == 0 ? first : &b->decode[cta + i];
+        piece->partial = (int32_t)(b->partial_rows + i * rows);
+        piece->pieces = (int32_t)pieces;
+        piece->first_partial = (int32_t)b->partial_rows;
+        piece->counter = (int32_t)b->n_decode_splits;
+    }
+    b->n_decode_splits++;
+    b->partial_rows += pieces * rows;
+}
+
 /* A CTA takes pieces of decode units, in order, until its load reaches the cap. */
 static void split_decode(plan_builder *b) {
     decode_deal deal = {.extra = b->decode_ctas};
-    const int64_t part = b->decode_cap / DECODE_SLACK_PART, slack = part < MOST_DECODE_SLACK ? part : MOST_DECODE_SLACK;
     for (int64_t i = 0; i < b->batch->n_items; i++) {
         const cpa_attend_item *item = &b->batch->items[i];
         const int64_t rows = packed_rows(b, item), tiles = ceil_div(item->k_count, CPA_CUDA_DECODE_KEYS);
-        int64_t done = 0, pieces = 0, partial = b->partial_rows;
+        int64_t done = 0, pieces = 0, first_cta = 0;
+        cpa_cuda_piece *first = NULL;
         if (rows == 0 || !is_decode(b, item)) continue;
         do {
-            if (deal.load + DECODE_OVERHEAD >= b->decode_cap && deal.cta + 1 < b->decode_ctas) {
+            const int full = deal.load + DECODE_OVERHEAD >= b->decode_cap || (b->units_apart && deal.load > 0);
+            if (full && deal.cta + 1 < b->decode_ctas) {
                 deal.cta++;
                 deal.load = 0;
                 deal.last = NULL;
             }
-            const int64_t room = b->decode_cap - deal.load - DECODE_OVERHEAD, left = tiles - done;
-            const int whole = left <= room + slack || deal.cta + 1 == b->decode_ctas;
-            const int64_t take = whole ? left : room;
+            const int64_t left = tiles - done, take = take_tiles(b, &deal, left);
             cpa_cuda_piece *piece = deal_piece(b, &deal);
             *piece = whole_tile(item, 0, rows);
             piece->k_begin = (int32_t)(done * CPA_CUDA_DECODE_KEYS);
             if (take < left) piece->k_end = (int32_t)((done + take) * CPA_CUDA_DECODE_KEYS);
-            if (take < tiles) piece->partial = (int32_t)(partial + pieces * rows);
+            if (pieces == 0) first = piece, first_cta = deal.cta;
             done += take;
             deal.load += take + DECODE_OVERHEAD;
             pieces++;
         } while (done < tiles);
-        if (pieces > 1) add_split(b, deal.last, pieces);
+        if (pieces > 1) join_decode(b, first, first_cta, pieces);
     }
     b->decode_ctas = b->n_decode > 0 ? deal.cta + 1 : 0;
 }
@@ -321,10 +364,12 @@ static void place_sections(cpa_cuda_plan *plan, const plan_builder *b) {
     at += align_section(entries * (int64_t)sizeof(int32_t));
     plan->decode_at = at;
     at += align_section((units + b->decode_ctas) * (int64_t)sizeof(cpa_cuda_piece));
+    plan->counters_at = at;
+    at += align_section(most_decode_splits(b, units) * b->batch->kv_heads * (int64_t)sizeof(uint32_t));
     plan->prefill_at = at;
     at += align_section((b->n_pieces + b->tail_pieces) * (int64_t)sizeof(cpa_cuda_piece));
     plan->splits_at = at;
-    at += align_section((b->n_tiles + most_decode_splits(b, units)) * (int64_t)sizeof(cpa_cuda_split));
+    at += align_section(b->n_tiles * (int64_t)sizeof(cpa_cuda_split));
     plan->widened_tables_at = at;
     if (b->n_widened > 0) at += align_section(b->batch->n_table_entries * (int64_t)sizeof(int32_t));
     plan->widened_blocks_at = at;
@@ -354,13 +399,12 @@ static void copy_items(const plan_builder *b, cpa_cuda_item *items, int64_t *row
     }
 }
 
-/* Fills a steady plan up with CTAs, splits and items that have nothing to do. A cut leaves a partial state on each
+/* Fills a steady plan up with CTAs and items that have nothing to do. A cut leaves a partial state on each
  * side, so there are fewer than two for each CTA. */
 static void fill_up(plan_builder *b, int64_t ctas, cpa_cuda_item *items, int64_t *rows) {
     for (int64_t i = b->decode_ctas; i < ctas; i++) b->decode[i] = (cpa_cuda_piece){.partial = -1, .next = -1};
     b->decode_ctas = ctas;
-    const int64_t splits = most_decode_splits(b, b->steady_items), partial_rows = 2 * ctas * b->group;
-    for (; b->n_splits < splits; b->n_splits++) b->splits[b->n_splits] = (cpa_cuda_split){0};
+    const int64_t partial_rows = 2 * ctas * b->group;
     if (b->partial_rows < partial_rows) b->partial_rows = partial_rows;
     for (int64_t i = b->batch->n_items; i < b->steady_items; i++) items[i] = (cpa_cuda_item){.begin = *rows};
     *rows = b->steady_items * b->group;
@@ -404,6 +448,7 @@ cpa_status cpa_cuda_plan_set(cpa_attend_plan *base, const cpa_attend_batch *batc
     b.prefill = (cpa_cuda_piece *)(memory->staging + plan->prefill_at);
     b.splits = (cpa_cuda_split *)(memory->staging + plan->splits_at);
     b.in_order = memory->in_order;
+    memset(memory->staging + plan->counters_at, 0, (size_t)(plan->prefill_at - plan->counters_at));
     if (batch->n_table_entries)
         memcpy(memory->staging + plan->tables_at, batch->block_tables,
                (size_t)batch->n_table_entries * sizeof(int32_t));
@@ -443,8 +488,9 @@ uint64_t cpa_cuda_plan_shape(const cpa_attend_plan *base) {
         (uint64_t)plan->n_prefill,         (uint64_t)plan->by_head,
         (uint64_t)plan->n_splits,          (uint64_t)plan->partial_rows,
         (uint64_t)plan->image_bytes,       (uint64_t)plan->tables_at,
-        (uint64_t)plan->decode_at,         (uint64_t)plan->prefill_at,
-        (uint64_t)plan->splits_at,         (uint64_t)plan->widened_tables_at,
+        (uint64_t)plan->decode_at,         (uint64_t)plan->counters_at,
+        (uint64_t)plan->prefill_at,        (uint64_t)plan->splits_at,
+        (uint64_t)plan->widened_tables_at,
         (uint64_t)plan->widened_blocks_at, (uint64_t)plan->n_widened,
         (uintptr_t)plan->memory->image,    (uintptr_t)plan->memory->partial,
         (uintptr_t)plan->memory->widened,

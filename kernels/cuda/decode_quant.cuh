@@ -74,11 +74,11 @@ __device__ void load_words(const cpa_cuda_attend_args &a, int kv_head, int block
     copy_async_4(shared + C::WORDS_AT + lane * 4, words + row * 4, row < keys);
 }
 
-/* The queries as A operands in the order of the keys' codes, 16 bytes a lane and step, of which every warp writes some;
+/* The queries as A operands in the order of the keys' codes, 16 bytes a lane and step, of which every gang writes some;
  * and the factor that was taken out of each row. */
 template <typename C>
 __device__ void store_query_codes(uint32_t shared, float (&q_scale)[2], const cpa_cuda_attend_args &a,
-                                  const cpa_cuda_piece &piece, int kv_group, int warp, int lane) {
+                                  const cpa_cuda_piece &piece, int kv_group, int gang, int lane) {
     using element = typename C::element;
 #pragma unroll
     for (int half = 0; half < 2; half++) {
@@ -106,7 +106,7 @@ __device__ void store_query_codes(uint32_t shared, float (&q_scale)[2], const cp
                 if (pass == 0) {
 #pragma unroll
                     for (int e = 0; e < 4; e++) largest = fmaxf(largest, fabsf(x[e]));
-                } else if (k % C::WARPS == warp) {
+                } else if (k % C::GANGS == gang) {
                     store_shared(shared + k * 512 + half * 4, pack_pair<__half>(x[0] * inverse, x[1] * inverse));
                     store_shared(shared + k * 512 + half * 4 + 8, pack_pair<__half>(x[2] * inverse, x[3] * inverse));
                 }

@@ -18,6 +18,12 @@ __device__ inline uint32_t shared_address(const void *pointer) {
 __device__ inline void copy_async_16(uint32_t to, const void *from, bool valid) {
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(valid ? 16 : 0));
 }
+/* Has `bytes` bytes, a multiple of 16 from such a multiple on, brought to the L2 cache. */
+__device__ inline void prefetch_l2(const void *from, int bytes) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
+#endif
+}
 __device__ inline void copy_async_commit() {
     asm volatile("cp.async.commit_group;");
 }
@@ -94,6 +100,12 @@ __device__ inline void mma<__half>(float (&c)[4], const uint32_t (&a)[4], uint32
 __device__ inline float exp2_fast(float x) {
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+__device__ inline float log2_fast(float x) {
+    float y;
+    asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 }
 
