@@ -210,7 +210,8 @@ cpa_status cpa_attend_fixture_run(cpa_attend_fixture *fixture, const cpa_attend_
                             .state = r.state,
                             .out = resume ? NULL : r.out};
     cpa_status status = cpa_attend_plan_set(fixture->plan, &batch, &err);
-    if (status == CPA_OK) status = cpa_attend(fixture->plan, &args, fixture->stream);
+    for (int i = 0; status == CPA_OK && i <= fixture->again; i++)
+        status = cpa_attend(fixture->plan, &args, fixture->stream);
     if (status == CPA_OK) status = cpa_stream_sync(fixture->stream);
     if (status != CPA_OK) fprintf(stderr, "attend: %s%s\n", err.message, cpa_stream_error(fixture->stream));
     if (!download_result(fixture, &r, result)) status = CPA_INTERNAL;

@@ -37,6 +37,7 @@ typedef struct cpa_attend_fixture {
     int64_t rows;
     void *q;        /* [rows, q_heads, k_dim], q_dtype */
     void *device_q; /* the same on the device */
+    int again;      /* a run attends so many times more, with the same setting of the plan */
     int64_t
         padding; /* 0: O and LSE of a state lie apart. Otherwise a row of it holds O, LSE and at least so many floats
                          that nothing may touch, as a message does */

@@ -215,6 +215,41 @@ static void few_queries_over_many_keys(void) {
     }
 }
 
+/* The keys of a row are split, and what counts the pieces that are done has to begin anew. */
+static void one_plan_serves_many_attends(void) {
+    for (int base = 0; base < BASES; base++) {
+        cpa_attend_case shape = BASE[base];
+        cpa_attend_fixture fixture;
+        cpa_attend_result once, thrice;
+        shape.length = 5000;
+        shape.start = shape.length - 2;
+        cpa_attend_fixture_init(&fixture, &shape, 1);
+        cpa_attend_result_init(&once, &fixture);
+        cpa_attend_result_init(&thrice, &fixture);
+        CU_ASSERT_EQUAL(cpa_attend_fixture_run_slot(&fixture, 0, &once), CPA_OK);
+        fixture.again = 2;
+        CU_ASSERT_EQUAL(cpa_attend_fixture_run_slot(&fixture, 0, &thrice), CPA_OK);
+        CU_ASSERT_EQUAL(cpa_attend_fixture_check(&fixture, 0, 1, &thrice, NULL), 0);
+        CU_ASSERT(cpa_attend_result_same(&once, &thrice));
+        cpa_attend_result_destroy(&thrice);
+        cpa_attend_result_destroy(&once);
+        cpa_attend_fixture_destroy(&fixture);
+    }
+}
+
+/* Rows so short that a device may read those of two heads at once, if there are two. */
+static void narrow_heads_in_odd_and_even_numbers(void) {
+    for (int32_t heads = 1; heads <= 4; heads++) {
+        cpa_attend_case shape = BASE[1];
+        shape.q_heads = 4 * heads;
+        shape.kv_heads = heads;
+        shape.k_dim = shape.v_dim = 64;
+        shape.length = 3001;
+        shape.start = 2999;
+        for (shape.head_major = 0; shape.head_major < 2; shape.head_major++) CU_ASSERT_EQUAL(wrong_rows(&shape, 1), 0);
+    }
+}
+
 /* Attends the items of one slot, and checks every stride-th row. */
 static int64_t wrong_items(cpa_attend_fixture *fixture, const cpa_attend_item *items, int64_t n, int64_t stride) {
     cpa_attend_result result;
@@ -353,6 +388,8 @@ int main(int argc, char **argv) {
         {"windows and sinks match the reference", windows_and_sinks},
         {"a scale of the caller matches the reference", scale_of_the_caller},
         {"few queries over many keys match the reference", few_queries_over_many_keys},
+        {"one plan serves many attends", one_plan_serves_many_attends},
+        {"narrow heads in odd and even numbers", narrow_heads_in_odd_and_even_numbers},
         {"batches of long and short items match the reference, plan after plan", ragged_batches},
         {"resumed calls match the reference", resumed_calls},
         {"an empty shard gives O = 0 and LSE = -inf whatever memory held", empty_shard_gives_the_empty_state},

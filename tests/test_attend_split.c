@@ -1,4 +1,5 @@
-/* Where the CUDA plan cuts prefill tiles: the search against one step after the other. Needs no device. */
+/* Where the CUDA plan cuts: how decode units are dealt to CTAs, and the search for the cut of prefill tiles against one
+ * step after the other. Needs no device. */
 #include "context_fixture.h"
 #include "kernels/cuda/attend.h"
 #include "kernels/cuda/attend_split.h"
@@ -59,7 +60,37 @@ static void only_tiles_of_prefill_count(void) {
     CU_ASSERT_EQUAL(cpa_cuda_prefill_pieces(&batch, TILE_ROWS, 1152), 1 + 3);
 }
 
+/* Units of equal length on 132 multiprocessors, 32 heads over 8. */
+static cpa_cuda_decode_shares shares_of(int64_t units, int64_t keys, cpa_dtype kv_dtype) {
+    cpa_attend_item items[128] = {0};
+    for (int64_t i = 0; i < units; i++) items[i] = (cpa_attend_item){.q_count = 1, .k_count = keys};
+    const cpa_attend_batch batch = {.q_heads = 32,
+                                    .kv_heads = 8,
+                                    .k_dim = 128,
+                                    .v_dim = 128,
+                                    .kv_dtype = kv_dtype,
+                                    .items = items,
+                                    .n_items = units};
+    return cpa_cuda_share_decode(&batch, 132);
+}
+
+static void decode_units_that_fit_are_cut_evenly(void) {
+    const cpa_cuda_decode_shares one = shares_of(1, 16384, CPA_BF16), few = shares_of(16, 1024, CPA_BF16);
+    CU_ASSERT(one.apart && one.wide && one.ctas == 16 && one.longest == 256 / 16);
+    CU_ASSERT(few.apart && few.wide && few.longest == 16); /* a CTA each */
+    const cpa_cuda_decode_shares uneven = shares_of(10, 2048, CPA_BF16);
+    CU_ASSERT(uneven.apart && !uneven.wide && uneven.ctas == 33 && uneven.longest == 11); /* 3 CTAs of 11, 11, 10 */
+    const cpa_cuda_decode_shares many = shares_of(128, 1024, CPA_BF16);
+    CU_ASSERT(!many.apart && !many.wide && many.ctas == 33);
+    CU_ASSERT_EQUAL(many.cap, (128 * (16 + CPA_CUDA_DECODE_OVERHEAD) + 32) / 33 + CPA_CUDA_DECODE_OVERHEAD);
+    const cpa_cuda_decode_shares codes = shares_of(1, 1024, CPA_INT8); /* two heads a CTA */
+    CU_ASSERT(codes.apart && !codes.wide && codes.ctas == 66 && codes.longest == 1);
+    CU_ASSERT_EQUAL(cpa_cuda_decode_pieces(0, codes.cap), 1);
+    CU_ASSERT_EQUAL(cpa_cuda_decode_pieces(11, CPA_CUDA_DECODE_OVERHEAD + 5), 3);
+}
+
 static const cpa_test tests[] = {
+    {"decode units that fit are cut evenly", decode_units_that_fit_are_cut_evenly},
     {"the search finds what single steps find", the_search_finds_what_single_steps_find},
     {"only tiles of prefill count", only_tiles_of_prefill_count},
 };

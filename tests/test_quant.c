@@ -226,6 +226,9 @@ static void long_caches_are_split_without_error(void) {
         shape.length = 5000;
         shape.start = 4999;
         CU_ASSERT_EQUAL(wrong_rows(&shape, 0), 0);
+        shape.q_heads = 24;
+        shape.kv_heads = 3; /* no pairs of heads */
+        CU_ASSERT_EQUAL(wrong_rows(&shape, 0), 0);
         shape.start = 4950;
         shape.cp_size = 2;
         CU_ASSERT_EQUAL(wrong_rows(&shape, 0), 0);

@@ -197,7 +197,7 @@ cpa_status cpa_cuda_attend(const cpa_attend_plan *base, const cpa_attend_args *a
         /* One rank has nothing that waits for other devices, and a steady step has that on this stream alone. */
         a.early = plan->map.cp_size == 1 || plan->base.steady_items > 0;
         a.pieces = (const cpa_cuda_piece *)(plan->memory->image + plan->decode_at);
-        CPA_TRY(cpa_cuda_attend_decode(&a, plan->decode_ctas, stream));
+        CPA_TRY(cpa_cuda_attend_decode(&a, plan->decode_ctas, plan->decode_wide, stream));
     }
     if (plan->n_prefill > 0) {
         a.pieces = (const cpa_cuda_piece *)(plan->memory->image + plan->prefill_at);

@@ -31,8 +31,8 @@ typedef struct cpa_cuda_piece {
     int32_t q_slot, k_slot, k_others;
     int32_t partial; /* first row in the work space; -1: the result is final */
     int32_t next;    /* decode: index of the CTA's next piece; -1: it was the last */
-    /* Decode, if `partial` is a row: the tile's pieces, the first row of theirs in the work space, and the place of their
-     * counter. */
+    /* Decode, if `partial` is a row: the tile's pieces, the first row of theirs in the work space, and the place of
+     * their counter. */
     int32_t pieces, first_partial, counter;
 } cpa_cuda_piece;
 
@@ -85,9 +85,10 @@ typedef struct cpa_cuda_plan {
     int32_t n_widened;                            /* 0: nothing is widened */
     int64_t rows;                                 /* packed rows of all items, per KV head */
     int32_t decode_ctas;                          /* per KV head; 0: no item goes to the decode kernel */
+    int32_t decode_wide;                          /* its CTAs have a multiprocessor each */
     int32_t n_prefill;                            /* pieces */
-    int32_t by_head; /* the first so many of them run for one KV head after the other, the rest for all at once */
-    int32_t n_splits;                             /* of prefill tiles */
+    int32_t by_head;  /* the first so many of them run for one KV head after the other, the rest for all at once */
+    int32_t n_splits; /* of prefill tiles */
     int64_t partial_rows;
 } cpa_cuda_plan;
 
@@ -119,7 +120,7 @@ typedef struct cpa_cuda_attend_args {
     const cpa_cuda_piece *pieces; /* decode: CTA i begins with the i-th */
     int32_t by_head;              /* prefill: as in the plan */
     const cpa_cuda_split *splits;
-    uint32_t *counters; /* decode: the pieces of a tile that are done, for each counter and CTA row; 0 between attends */
+    uint32_t *counters; /* decode: pieces that are done, [tiles whose keys are split][CTAs of a piece]; else 0 */
     float *partial_o, *partial_lse;
     int64_t partial_rows;
     int32_t early; /* decode: the kernel may take the whole device while the one before it on the stream ends */
@@ -137,14 +138,19 @@ static inline int32_t cpa_cuda_decode_occupancy(int32_t k_dim, int32_t v_dim) {
     return k_dim <= 128 && v_dim <= 128 ? 2 : 1;
 }
 
-/* How many KV heads a CTA of the decode kernel takes. Rows of 128 bytes are too short for the memory to read them at its
- * full rate where the next row of the head lies elsewhere: those of two heads, which lie side by side, are not. */
+/* Whether the decode kernel has CTAs of twice as many warps, which have a multiprocessor each. */
+static inline int32_t cpa_cuda_decode_has_wide(int32_t k_dim, int32_t v_dim, int64_t element_bytes) {
+    return element_bytes == 2 && cpa_cuda_decode_occupancy(k_dim, v_dim) == 2 && (k_dim > 64 || v_dim > 64);
+}
+
+/* How many KV heads a CTA of the decode kernel takes. Rows of 128 bytes are too short for the memory to read them at
+ * its full rate where the next row of the head lies elsewhere: those of two heads, which lie side by side, are not. */
 static inline int32_t cpa_cuda_decode_heads(int32_t kv_heads, int32_t k_dim, int32_t v_dim, int64_t element_bytes) {
     return kv_heads % 2 == 0 && k_dim * element_bytes <= 128 && v_dim * element_bytes <= 128 ? 2 : 1;
 }
 
 cpa_status cpa_cuda_attend_simple(const cpa_cuda_attend_args *args, int64_t rows, cpa_stream *stream);
-cpa_status cpa_cuda_attend_decode(const cpa_cuda_attend_args *args, int32_t ctas, cpa_stream *stream);
+cpa_status cpa_cuda_attend_decode(const cpa_cuda_attend_args *args, int32_t ctas, int32_t wide, cpa_stream *stream);
 /* `tile_rows`: the most rows of a piece. */
 cpa_status cpa_cuda_attend_portable(const cpa_cuda_attend_args *args, int32_t n_pieces, int32_t tile_rows,
                                     cpa_stream *stream);

@@ -1,6 +1,6 @@
-/* attend, last step: joins the partial states that the pieces of a tile left in the work space. A warp a row, or all
- * warps of a CTA a row of many states, each every fourth; the order of the sums follows that of the keys, so the result
- * does not depend on when the states were written. */
+/* attend, last step: joins the partial states that the pieces of a prefill tile left in the work space. A warp a row,
+ * or all warps of a CTA a row of many states, each every fourth; the order of the sums follows that of the keys, so the
+ * result does not depend on when the states were written. */
 #include "base/dependent.cuh"
 #include "kernels/cuda/attend.cuh"
 #include "kernels/cuda/warp.cuh"
@@ -8,7 +8,7 @@
 namespace {
 
 constexpr int WARPS = 4, COLUMNS = WARP_LANES * 4;
-constexpr int MANY = 8; /* states of a row that one warp sums, where the rows are as few as those of a decode unit */
+constexpr int MANY = 8; /* states of a row that one warp sums, where the rows are few: of an item's last tile */
 
 /* The states of a row: their LSEs and their O, `stride` rows apart. */
 struct row_states {

@@ -1,7 +1,9 @@
 /* attend over few rows and many keys: bound by memory, so what counts is how many loads are under way. The plan gives
- * each CTA a list of pieces. The query heads of a group fill a 16-row tile; a warp takes a run of 16 keys after the
- * other through cp.async stages of its own, without a barrier, and the warps' states are joined at the end of the piece.
- * With two heads a CTA, pairs of warps walk together: each has its own head, and copies half of the keys for both. */
+ * each CTA a list of pieces. The query heads of a group fill a 16-row tile; a warp takes one run of 16 keys after the
+ * other through cp.async stages of its own, without a barrier, and the warps' states are joined at the end of the
+ * piece. With two heads a CTA, pairs of warps walk together: each has its own head, and copies half of the keys for
+ * both. The kernel may be placed beside the one before it: it then reads the plan and has the L2 cache fetch the first
+ * keys and values, and waits before it looks at anything else. */
 #include <type_traits>
 
 #include "base/dependent.cuh"
@@ -12,7 +14,6 @@
 #include "kernels/cuda/mma.cuh"
 
 namespace {
-
 
 constexpr int KEYS = DECODE_RUN;
 
@@ -30,7 +31,8 @@ struct config {
     static constexpr int STAGE_BYTES = WORDS_AT + (QUANTISED ? 2 * KEYS * 4 : 0); /* the scales of keys and of values */
     static constexpr int WARP_BYTES = Stages * STAGE_BYTES;
     static constexpr int SHARED_BYTES = WARPS * WARP_BYTES;
-    static constexpr int CTAS = KeyDim <= 128 && ValueDim <= 128 ? 2 : 1; /* as cpa_cuda_decode_occupancy says */
+    /* Of a multiprocessor, as cpa_cuda_decode_occupancy and cpa_cuda_decode_has_wide say. */
+    static constexpr int CTAS = 2 * SHARED_BYTES <= 208 << 10 ? 2 : 1;
     static_assert(WARP_BYTES % 16 == 0, "of whole chunks");
 
     using key_layout = typename std::conditional<QUANTISED, key_codes<KeyDim>, element_rows<KeyDim>>::type;
@@ -51,17 +53,21 @@ struct query_rows {
     }
 };
 
-/* The queries as A operands; zeros past the head's width, unless it is the WHOLE one of the kernel. */
+/* The queries as A operands; zeros past the head's width, unless it is the WHOLE one of the kernel. Few rows: none of
+ * the lower half. */
 template <typename C, bool WHOLE>
-__device__ void load_queries(uint32_t (&q)[C::K_DIM / 16][4], const query_rows &rows, int k_dim, int lane) {
+__device__ void load_queries(uint32_t (&q)[C::K_DIM / 16][4], const query_rows &rows, bool few, int k_dim, int lane) {
 #pragma unroll
     for (int half = 0; half < 2; half++) {
+#pragma unroll
+        for (int k = 0; k < C::K_DIM / 16; k++) q[k][half] = q[k][2 + half] = 0;
+        if (half == 1 && few) continue;
 #pragma unroll
         for (int k = 0; k < C::K_DIM / 16; k++) {
 #pragma unroll
             for (int side = 0; side < 2; side++) {
                 const int column = 16 * k + 8 * side + 2 * (lane % 4);
-                q[k][2 * side + half] = WHOLE || column < k_dim ? *(const uint32_t *)(rows.from[half] + column * 2) : 0;
+                if (WHOLE || column < k_dim) q[k][2 * side + half] = *(const uint32_t *)(rows.from[half] + column * 2);
             }
         }
     }
@@ -220,49 +226,51 @@ __device__ void attend_piece(const cpa_cuda_attend_args &a, const cpa_cuda_piece
     const uint32_t stages = shared + warp * C::WARP_BYTES, loaded = shared + gang * C::HEADS * C::WARP_BYTES;
     const int32_t *table = a.tables + piece.table;
     auto block_of = [&](int i) { return i < walk.count ? __ldg(table + ((walk.tile(i) * KEYS) >> a.block_shift)) : 0; };
-    auto in_block = [&](int key) { return key & ((1 << a.block_shift) - 1); };
     const stage_loader<C> loader(a, kv_group, member, lane);
-    if (prefetches) { /* what comes first, while the kernel before this one ends */
-        for (int i = gang; i < min(walk.count, gang + (C::STAGES - 1) * C::GANGS); i += C::GANGS) {
-            const int key = walk.tile(i) * KEYS;
-            loader.prefetch(a, block_of(i), in_block(key), piece.k_end - key, lane);
-        }
+    int ahead = gang, next_block = block_of(ahead); /* the run that is loaded next, and the page it lies in */
+    auto next_run = [&] {
+        if (ahead >= walk.count) return lane_run{};
+        const int block = next_block, key = walk.tile(ahead) * KEYS;
+        ahead += C::GANGS;
+        next_block = block_of(ahead);
+        return loader.run(a, block, key & ((1 << a.block_shift) - 1), piece.k_end - key);
+    };
+    auto load = [&](const lane_run &run, int stage) {
+        if (run.keys > 0) loader.load(a, run, loaded + stage * C::STAGE_BYTES, member, lane);
+        copy_async_commit();
+    };
+    lane_run first[C::STAGES - 1];
+#pragma unroll
+    for (lane_run &run : first) {
+        run = next_run();
+        if (prefetches) loader.prefetch(a, run, lane); /* while the kernel before this one ends */
     }
     const query_rows rows(a, piece, kv_group + member, lane);
     row_keys bounds[2];
 #pragma unroll
     for (int half = 0; half < 2; half++) bounds[half] = walk.keys_of(a, piece, piece.row_begin + 8 * half + lane / 4);
-    int ahead = gang, next_block = block_of(ahead); /* the run that is loaded next, and the page it lies in */
-    auto load_next = [&](int stage) {
-        if (ahead < walk.count) {
-            const int block = next_block, key = walk.tile(ahead) * KEYS;
-            ahead += C::GANGS;
-            next_block = block_of(ahead);
-            loader.load(a, block, in_block(key), piece.k_end - key, loaded + stage * C::STAGE_BYTES, member, lane);
-        }
-        copy_async_commit();
-    };
     dependent_wait(); /* only the plan has been read so far */
     dependent_allow();
 #pragma unroll
-    for (int stage = 0; stage < C::STAGES - 1; stage++) load_next(stage);
+    for (int stage = 0; stage < C::STAGES - 1; stage++) load(first[stage], stage);
     query_operands<C> q;
     if constexpr (C::QUANTISED) {
         q.shared = queries + member * (C::K_DIM / 16 * 512) + lane * 16;
         store_query_codes<C>(q.shared, state.q_scale, a, piece, kv_group + member, gang, lane);
         __syncthreads();
     } else if (walk.count > 0) {
+        const bool few = piece.row_end - piece.row_begin <= 8;
         if (a.k_dim == C::K_DIM) {
-            load_queries<C, true>(q.part, rows, a.k_dim, lane);
+            load_queries<C, true>(q.part, rows, few, a.k_dim, lane);
         } else {
-            load_queries<C, false>(q.part, rows, a.k_dim, lane);
+            load_queries<C, false>(q.part, rows, few, a.k_dim, lane);
         }
     }
     int stage = 0;
     for (int i = gang; i < walk.count; i += C::GANGS) {
         copy_async_wait<C::STAGES - 2>();
         sync_gang<C>(gang); /* the run is there for all lanes, and all are done with the stage that is loaded next */
-        load_next(stage == 0 ? C::STAGES - 1 : stage - 1);
+        load(next_run(), stage == 0 ? C::STAGES - 1 : stage - 1);
         const int tile = walk.tile(i);
         attend_keys<C>(a, state, q, stages + stage * C::STAGE_BYTES, walk.masked(tile), bounds, walk.sinks, tile * KEYS,
                        lane);
@@ -316,9 +324,9 @@ cpa_status launch(const cpa_cuda_attend_args *args, int32_t ctas, cpa_stream *st
     const cpa_cuda_device *device = cpa_cuda_device_of(stream);
     const dim3 grid(args->kv_heads / C::HEADS, ctas);
     cpa_cuda_attend_args a = *args;
-    /* Else there is to be room on every multiprocessor for what waits for other devices. */
-    a.early = device->path == CPA_CUDA_HOPPER &&
-              (a.early || (int64_t)grid.x * grid.y <= device->multiprocessors);
+    /* Else half of the device is left to what waits for other devices. */
+    const bool few = 2 * (int64_t)grid.x * grid.y <= C::CTAS * device->multiprocessors;
+    a.early = device->path == CPA_CUDA_HOPPER && (a.early || few);
     return cpa_cuda_check(&stream->error,
                           launch_dependent(attend_decode<C>, grid, C::THREADS, a, a.early, cpa_cuda_handle(stream),
                                            C::SHARED_BYTES),
@@ -334,15 +342,16 @@ cpa_status launch_short(const cpa_cuda_attend_args *args, int32_t ctas, cpa_stre
     return launch<config<Element, Codes, Dim, Dim, Stages, Warps, 1>>(args, ctas, stream);
 }
 
-/* With as much under way as bf16 has: codes are half the bytes. */
+/* Codes are half the bytes of elements: with more stages as much is under way. */
 template <typename Element, typename Codes>
-cpa_status launch_widths(const cpa_cuda_attend_args *args, int32_t ctas, cpa_stream *stream) {
+cpa_status launch_widths(const cpa_cuda_attend_args *args, int32_t ctas, int32_t wide, cpa_stream *stream) {
     constexpr bool Q = !std::is_void<Codes>::value;
     const int32_t k_dim = args->k_dim, v_dim = args->v_dim;
     if (k_dim <= 64 && v_dim <= 64) return launch_short<Element, Codes, 64, Q ? 7 : 6, 4>(args, ctas, stream);
     if (k_dim <= 128 && v_dim <= 128) {
         if constexpr (Q) return launch_short<Element, Codes, 128, 5, 4>(args, ctas, stream);
-        return launch<config<Element, Codes, 128, 128, 3, 4, 1>>(args, ctas, stream);
+        if (wide) return launch<config<Element, void, 128, 128, 3, 8, 1>>(args, ctas, stream);
+        return launch<config<Element, void, 128, 128, 3, 4, 1>>(args, ctas, stream);
     }
     if (k_dim <= 192 && v_dim <= 128)
         return launch<config<Element, Codes, 192, 128, Q ? 6 : 4, 4, 1>>(args, ctas, stream);
@@ -350,15 +359,16 @@ cpa_status launch_widths(const cpa_cuda_attend_args *args, int32_t ctas, cpa_str
 }
 
 template <typename Element>
-cpa_status launch_codes(const cpa_cuda_attend_args *args, int32_t ctas, cpa_stream *stream) {
-    if (args->kv_dtype == CPA_FP8_E4M3) return launch_widths<Element, e4m3_codes>(args, ctas, stream);
-    if (args->kv_dtype == CPA_INT8) return launch_widths<Element, int8_codes>(args, ctas, stream);
-    return launch_widths<Element, void>(args, ctas, stream);
+cpa_status launch_codes(const cpa_cuda_attend_args *args, int32_t ctas, int32_t wide, cpa_stream *stream) {
+    if (args->kv_dtype == CPA_FP8_E4M3) return launch_widths<Element, e4m3_codes>(args, ctas, wide, stream);
+    if (args->kv_dtype == CPA_INT8) return launch_widths<Element, int8_codes>(args, ctas, wide, stream);
+    return launch_widths<Element, void>(args, ctas, wide, stream);
 }
 
 } // namespace
 
-extern "C" cpa_status cpa_cuda_attend_decode(const cpa_cuda_attend_args *args, int32_t ctas, cpa_stream *stream) {
-    return args->q_dtype == CPA_BF16 ? launch_codes<__nv_bfloat16>(args, ctas, stream)
-                                     : launch_codes<__half>(args, ctas, stream);
+extern "C" cpa_status cpa_cuda_attend_decode(const cpa_cuda_attend_args *args, int32_t ctas, int32_t wide,
+                                             cpa_stream *stream) {
+    return args->q_dtype == CPA_BF16 ? launch_codes<__nv_bfloat16>(args, ctas, wide, stream)
+                                     : launch_codes<__half>(args, ctas, wide, stream);
 }

@@ -1,10 +1,11 @@
 /* The CUDA attend plan: rows become tiles, keys are split until every multiprocessor has work, and everything that the
  * kernels read about a step goes to the device in one copy.
  *
- * Decode: the keys of all units lie in a row, cut into as many equal stretches as CTAs run at once; a unit that a cut
- * crosses leaves a partial state on each side. Prefill: one CTA a tile, the longest first, cut only where there are too
- * few tiles to fill the device, or where those that come last would leave most of it idle. All but the last run for one
- * KV head after the other: CTAs that run at once then read the same keys, which stay in the L2 cache. */
+ * Decode: units whose pieces are no more than the CTAs that run at once are cut evenly, a piece a CTA. Otherwise the
+ * keys of all units lie in a row, cut into as many equal stretches as there are CTAs; a unit that a cut crosses leaves
+ * a partial state on each side. Prefill: one CTA a tile, the longest first, cut only where there are too few tiles to
+ * fill the device, or where those that come last would leave most of it idle. All but the last run for one KV head
+ * after the other: CTAs that run at once then read the same keys, which stay in the L2 cache. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -16,8 +17,6 @@
 enum {
     SECTION_ALIGNMENT = 64,
     LEAST_STEADY_ENTRIES = 256, /* table entries that a steady plan has room for; then powers of two */
-    DECODE_OVERHEAD = 2,        /* cost of beginning and ending a decode piece, in units of CPA_CUDA_DECODE_KEYS */
-    LEAST_DECODE_LOAD = 4,      /* of a CTA, in the same units */
     MOST_DECODE_SLACK = 4, /* a CTA may load so much more, or a 16th, rather than leave little of a unit to the next */
     DECODE_SLACK_PART = 16,
     PREFILL_WAVES = 3,          /* tiles are cut when they fill the device fewer times than this */
@@ -31,18 +30,17 @@ typedef struct plan_builder {
     const cpa_attend_batch *batch;
     int32_t group;
     int32_t multiprocessors;
-    int32_t tile_rows;             /* of prefill */
-    int64_t steady_items;          /* the most decode units of a plan whose launches stay the same; 0: of this one */
-    int64_t n_decode, decode_load; /* units and their cost */
-    int64_t n_tiles, tile_keys;    /* prefill tiles, and the keys of all of them, in CPA_CUDA_PREFILL_KEYS */
-    int64_t most_keys;             /* of one tile, in the same unit */
-    int64_t split_keys;            /* prefill tiles are cut into pieces of so many */
-    int64_t n_pieces;              /* prefill */
-    int64_t by_head;               /* as in the plan */
-    int64_t tail_pieces;           /* prefill; room for so many more */
-    int64_t visible_keys;          /* of all prefill pieces */
-    int64_t decode_ctas, decode_cap;
-    int units_apart; /* no CTA takes pieces of two decode units */
+    int32_t tile_rows;          /* of prefill */
+    int64_t steady_items;       /* the most decode units of a plan whose launches stay the same; 0: of this one */
+    int64_t n_decode;           /* units */
+    int64_t n_tiles, tile_keys; /* prefill tiles, and the keys of all of them, in CPA_CUDA_PREFILL_KEYS */
+    int64_t most_keys;          /* of one tile, in the same unit */
+    int64_t split_keys;         /* prefill tiles are cut into pieces of so many */
+    int64_t n_pieces;           /* prefill */
+    int64_t by_head;            /* as in the plan */
+    int64_t tail_pieces;        /* prefill; room for so many more */
+    int64_t visible_keys;       /* of all prefill pieces */
+    cpa_cuda_decode_shares shares;
     cpa_cuda_piece *decode;
     cpa_cuda_piece *prefill;
     cpa_cuda_costed_piece *in_order;
@@ -80,7 +78,6 @@ static cpa_status count_work(plan_builder *b, cpa_error *err) {
         if (rows == 0) continue;
         if (is_decode(b, item)) {
             b->n_decode++;
-            b->decode_load += ceil_div(item->k_count, CPA_CUDA_DECODE_KEYS) + DECODE_OVERHEAD;
         } else {
             int64_t tiles = cpa_cuda_prefill_tiles(b->batch, item, b->tile_rows),
                     keys = ceil_div(item->k_count, CPA_CUDA_PREFILL_KEYS);
@@ -115,32 +112,8 @@ static void choose_prefill_split(plan_builder *b) {
     }
 }
 
-/* Pieces of a decode unit, if it shares no CTA. */
-static int64_t pieces_apart(const plan_builder *b, int64_t tiles) {
-    return tiles > 0 ? ceil_div(tiles, b->decode_cap - DECODE_OVERHEAD) : 1;
-}
-
-/* The load of a decode CTA; and whether units can do without sharing CTAs, which then take equal pieces of a unit. */
-static void choose_decode_split(plan_builder *b) {
-    const cpa_attend_batch *batch = b->batch;
-    const int64_t slots = b->multiprocessors * cpa_cuda_decode_occupancy(batch->k_dim, batch->v_dim);
-    const int64_t element_bytes = cpa_dtype_is_quantised(batch->kv_dtype) ? 1 : 2; /* that the kernel takes */
-    const int64_t heads = cpa_cuda_decode_heads(batch->kv_heads, batch->k_dim, batch->v_dim, element_bytes);
-    const int64_t cta_rows = batch->kv_heads / heads;
-    int64_t apart = 0;
-    b->decode_ctas = slots / cta_rows > 0 ? slots / cta_rows : 1;
-    b->decode_cap = ceil_div(b->decode_load, b->decode_ctas) + DECODE_OVERHEAD;
-    if (b->decode_cap < LEAST_DECODE_LOAD) b->decode_cap = LEAST_DECODE_LOAD;
-    for (int64_t i = 0; i < batch->n_items; i++) {
-        const cpa_attend_item *item = &batch->items[i];
-        if (packed_rows(b, item) > 0 && is_decode(b, item))
-            apart += pieces_apart(b, ceil_div(item->k_count, CPA_CUDA_DECODE_KEYS));
-    }
-    b->units_apart = apart <= b->decode_ctas;
-}
-
 static void choose_splits(plan_builder *b) {
-    choose_decode_split(b);
+    b->shares = cpa_cuda_share_decode(b->batch, b->multiprocessors);
     choose_prefill_split(b);
     b->n_pieces = cpa_cuda_prefill_pieces(b->batch, b->tile_rows, b->split_keys);
     if (b->split_keys == INT32_MAX)
@@ -189,10 +162,11 @@ static cpa_cuda_piece *deal_piece(plan_builder *b, decode_deal *deal) {
 
 /* How many of the `left` tiles of a unit the current CTA takes; it has room for at least one. */
 static int64_t take_tiles(const plan_builder *b, const decode_deal *deal, int64_t left) {
-    const int64_t part = b->decode_cap / DECODE_SLACK_PART, slack = part < MOST_DECODE_SLACK ? part : MOST_DECODE_SLACK;
-    const int64_t room = b->decode_cap - deal->load - DECODE_OVERHEAD;
-    if (b->units_apart) return ceil_div(left, pieces_apart(b, left));
-    return left <= room + slack || deal->cta + 1 == b->decode_ctas ? left : room;
+    const cpa_cuda_decode_shares *shares = &b->shares;
+    const int64_t part = shares->cap / DECODE_SLACK_PART, slack = part < MOST_DECODE_SLACK ? part : MOST_DECODE_SLACK;
+    const int64_t room = shares->cap - deal->load - CPA_CUDA_DECODE_OVERHEAD;
+    if (shares->apart) return ceil_div(left, cpa_cuda_decode_pieces(left, shares->cap));
+    return left <= room + slack || deal->cta + 1 == shares->ctas ? left : room;
 }
 
 /* The pieces of a tile learn of each other: `first`, and those that CTAs after its own begin with. */
@@ -211,7 +185,7 @@ static void join_decode(plan_builder *b, cpa_cuda_piece *first, int64_t cta, int
 
 /* A CTA takes pieces of decode units, in order, until its load reaches the cap. */
 static void split_decode(plan_builder *b) {
-    decode_deal deal = {.extra = b->decode_ctas};
+    decode_deal deal = {.extra = b->shares.ctas};
     for (int64_t i = 0; i < b->batch->n_items; i++) {
         const cpa_attend_item *item = &b->batch->items[i];
         const int64_t rows = packed_rows(b, item), tiles = ceil_div(item->k_count, CPA_CUDA_DECODE_KEYS);
@@ -219,8 +193,9 @@ static void split_decode(plan_builder *b) {
         cpa_cuda_piece *first = NULL;
         if (rows == 0 || !is_decode(b, item)) continue;
         do {
-            const int full = deal.load + DECODE_OVERHEAD >= b->decode_cap || (b->units_apart && deal.load > 0);
-            if (full && deal.cta + 1 < b->decode_ctas) {
+            const int full =
+                deal.load + CPA_CUDA_DECODE_OVERHEAD >= b->shares.cap || (b->shares.apart && deal.load > 0);
+            if (full && deal.cta + 1 < b->shares.ctas) {
                 deal.cta++;
                 deal.load = 0;
                 deal.last = NULL;
@@ -232,12 +207,12 @@ static void split_decode(plan_builder *b) {
             if (take < left) piece->k_end = (int32_t)((done + take) * CPA_CUDA_DECODE_KEYS);
             if (pieces == 0) first = piece, first_cta = deal.cta;
             done += take;
-            deal.load += take + DECODE_OVERHEAD;
+            deal.load += take + CPA_CUDA_DECODE_OVERHEAD;
             pieces++;
         } while (done < tiles);
         if (pieces > 1) join_decode(b, first, first_cta, pieces);
     }
-    b->decode_ctas = b->n_decode > 0 ? deal.cta + 1 : 0;
+    b->shares.ctas = b->n_decode > 0 ? deal.cta + 1 : 0;
 }
 
 /* Keys of the piece that a causal query sees at most: how long it will take. */
@@ -346,7 +321,7 @@ static void cut_tail(plan_builder *b) {
 
 /* The most splits of decode units: a cut lies between two CTAs. */
 static int64_t most_decode_splits(const plan_builder *b, int64_t units) {
-    return units < b->decode_ctas ? units : b->decode_ctas;
+    return units < b->shares.ctas ? units : b->shares.ctas;
 }
 
 /* Places the sections of the image, each large enough for what the splits may come to. */
@@ -363,7 +338,7 @@ static void place_sections(cpa_cuda_plan *plan, const plan_builder *b) {
     plan->tables_at = at;
     at += align_section(entries * (int64_t)sizeof(int32_t));
     plan->decode_at = at;
-    at += align_section((units + b->decode_ctas) * (int64_t)sizeof(cpa_cuda_piece));
+    at += align_section((units + b->shares.ctas) * (int64_t)sizeof(cpa_cuda_piece));
     plan->counters_at = at;
     at += align_section(most_decode_splits(b, units) * b->batch->kv_heads * (int64_t)sizeof(uint32_t));
     plan->prefill_at = at;
@@ -402,8 +377,8 @@ static void copy_items(const plan_builder *b, cpa_cuda_item *items, int64_t *row
 /* Fills a steady plan up with CTAs and items that have nothing to do. A cut leaves a partial state on each
  * side, so there are fewer than two for each CTA. */
 static void fill_up(plan_builder *b, int64_t ctas, cpa_cuda_item *items, int64_t *rows) {
-    for (int64_t i = b->decode_ctas; i < ctas; i++) b->decode[i] = (cpa_cuda_piece){.partial = -1, .next = -1};
-    b->decode_ctas = ctas;
+    for (int64_t i = b->shares.ctas; i < ctas; i++) b->decode[i] = (cpa_cuda_piece){.partial = -1, .next = -1};
+    b->shares.ctas = ctas;
     const int64_t partial_rows = 2 * ctas * b->group;
     if (b->partial_rows < partial_rows) b->partial_rows = partial_rows;
     for (int64_t i = b->batch->n_items; i < b->steady_items; i++) items[i] = (cpa_cuda_item){.begin = *rows};
@@ -437,7 +412,7 @@ cpa_status cpa_cuda_plan_set(cpa_attend_plan *base, const cpa_attend_batch *batc
     CPA_TRY(count_work(&b, err));
     CPA_TRY(choose_steady(&b, base->steady_items, err));
     choose_splits(&b);
-    const int64_t most_ctas = b.decode_ctas;
+    const int64_t most_ctas = b.shares.ctas;
     const int64_t widened_tokens = b.n_widened * batch->block_size;
     if (b.n_widened > INT32_MAX || !cpa_cuda_plan_reserve_widened(plan, batch, widened_tokens)) b.n_widened = 0;
     place_sections(plan, &b);
@@ -469,7 +444,8 @@ cpa_status cpa_cuda_plan_set(cpa_attend_plan *base, const cpa_attend_batch *batc
     memory->current = 0;
     plan->map = batch->map;
     plan->tile_rows = b.tile_rows;
-    plan->decode_ctas = (int32_t)b.decode_ctas;
+    plan->decode_ctas = (int32_t)b.shares.ctas;
+    plan->decode_wide = b.shares.wide;
     plan->n_prefill = (int32_t)b.n_pieces;
     plan->by_head = (int32_t)b.by_head;
     plan->n_splits = (int32_t)b.n_splits;
@@ -484,13 +460,13 @@ uint64_t cpa_cuda_plan_shape(const cpa_attend_plan *base) {
     const cpa_cuda_plan *plan = (const cpa_cuda_plan *)base;
     const uint64_t shape[] = {
         (uint64_t)base->n_items,           (uint64_t)plan->rows,
-        (uint64_t)plan->decode_ctas,       (uint64_t)plan->tile_rows,
-        (uint64_t)plan->n_prefill,         (uint64_t)plan->by_head,
-        (uint64_t)plan->n_splits,          (uint64_t)plan->partial_rows,
-        (uint64_t)plan->image_bytes,       (uint64_t)plan->tables_at,
-        (uint64_t)plan->decode_at,         (uint64_t)plan->counters_at,
-        (uint64_t)plan->prefill_at,        (uint64_t)plan->splits_at,
-        (uint64_t)plan->widened_tables_at,
+        (uint64_t)plan->decode_ctas,       (uint64_t)plan->decode_wide,
+        (uint64_t)plan->tile_rows,         (uint64_t)plan->n_prefill,
+        (uint64_t)plan->by_head,           (uint64_t)plan->n_splits,
+        (uint64_t)plan->partial_rows,      (uint64_t)plan->image_bytes,
+        (uint64_t)plan->tables_at,         (uint64_t)plan->decode_at,
+        (uint64_t)plan->counters_at,       (uint64_t)plan->prefill_at,
+        (uint64_t)plan->splits_at,         (uint64_t)plan->widened_tables_at,
         (uint64_t)plan->widened_blocks_at, (uint64_t)plan->n_widened,
         (uintptr_t)plan->memory->image,    (uintptr_t)plan->memory->partial,
         (uintptr_t)plan->memory->widened,

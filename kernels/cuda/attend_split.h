@@ -1,8 +1,24 @@
-/* How many pieces the prefill tiles of a batch come to when their keys are split: functions of the batch alone. */
+/* How decode units are dealt to CTAs, and how many pieces prefill tiles come to when their keys are split: functions of
+ * the batch and of the number of multiprocessors alone. */
 #ifndef CPA_CUDA_ATTEND_SPLIT_H
 #define CPA_CUDA_ATTEND_SPLIT_H
 
 #include <cpattn/ops.h>
+
+enum { CPA_CUDA_DECODE_OVERHEAD = 2 }; /* cost of beginning and ending a decode piece, in CPA_CUDA_DECODE_KEYS */
+
+/* Decode units: the items whose packed rows fill one tile. Their keys count in tiles of CPA_CUDA_DECODE_KEYS. */
+typedef struct cpa_cuda_decode_shares {
+    int64_t ctas;    /* for each KV head, or each pair of them where a CTA takes two */
+    int64_t cap;     /* of what a CTA takes: tiles, and the overhead of each piece */
+    int64_t longest; /* piece */
+    int apart;       /* units share no CTA, and are cut into equal pieces */
+    int wide;        /* CTAs have a multiprocessor each */
+} cpa_cuda_decode_shares;
+
+cpa_cuda_decode_shares cpa_cuda_share_decode(const cpa_attend_batch *batch, int32_t multiprocessors);
+/* Pieces of a unit of so many tiles that shares no CTA; at least one. */
+int64_t cpa_cuda_decode_pieces(int64_t tiles, int64_t cap);
 
 /* Tiles of `tile_rows` packed rows; 0: the item has no rows, or goes to the decode kernel. */
 int64_t cpa_cuda_prefill_tiles(const cpa_attend_batch *batch, const cpa_attend_item *item, int32_t tile_rows);

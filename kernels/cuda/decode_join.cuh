@@ -10,8 +10,8 @@
 #include "kernels/cuda/mma.cuh"
 #include "kernels/cuda/warp.cuh"
 
-/* The states of the warps of a CTA as join_warps takes them: largest raw scores, sums of exponentials relative to them,
- * and at o + warp * WARP_FLOATS the rows of O, PITCH floats each. */
+/* The states of the warps of a CTA as join_warps takes them: largest raw scores, sums of exponentials relative to
+ * them, and at o + warp * WARP_FLOATS the rows of O, PITCH floats each. */
 template <typename C>
 struct warp_states {
     static constexpr int PITCH = C::V_DIM + 8, WARP_FLOATS = C::WARP_BYTES / 4;
@@ -47,8 +47,8 @@ struct lane_state {
 
 /* The state of a row of one of the CTA's heads, of the warps that took its keys, in their order. */
 template <typename C>
-__device__ lane_state<C> join_warps(const cpa_cuda_attend_args &a, const warp_states<C> &states, const float *o, int row,
-                                    int head, int lane) {
+__device__ lane_state<C> join_warps(const cpa_cuda_attend_args &a, const warp_states<C> &states, const float *o,
+                                    int row, int head, int lane) {
     float max[C::GANGS], top = -INFINITY, sum = 0;
 #pragma unroll
     for (int g = 0; g < C::GANGS; g++) max[g] = states.max[g * C::HEADS + head][row], top = fmaxf(top, max[g]);
@@ -79,25 +79,25 @@ template <typename C>
 __device__ lane_state<C> join_pieces(const cpa_cuda_attend_args &a, const cpa_cuda_piece &piece, int64_t first,
                                      int lane) {
     constexpr int PARTS = lane_state<C>::PARTS, AT_ONCE = 8 / PARTS; /* loads of a lane that are under way together */
-    const int rows = piece.row_end - piece.row_begin, stride = rows * a.v_dim;
-    const float *lses = a.partial_lse + first, *o = a.partial_o + first * a.v_dim;
+    const uint32_t rows = piece.row_end - piece.row_begin, stride = rows * a.v_dim;
+    const float *lses = a.partial_lse + first, *from[PARTS];
     lane_state<C> result = {};
     float top = -INFINITY, sum = 0, weight = 0;
-    int columns[PARTS];
 #pragma unroll
-    for (int p = 0; p < PARTS; p++) columns[p] = min(result.column(p, lane), a.v_dim - 4);
+    for (int p = 0; p < PARTS; p++) from[p] = a.partial_o + first * a.v_dim + min(result.column(p, lane), a.v_dim - 4);
     for (int begin = 0; begin < piece.pieces; begin += AT_ONCE) {
         const int in_turn = begin % WARP_LANES;
         float lse = -INFINITY, part[AT_ONCE][PARTS][4];
         if (in_turn == 0 && begin + lane < piece.pieces) lse = lses[(begin + lane) * rows];
 #pragma unroll
         for (int s = 0; s < AT_ONCE; s++) {
-            const float *state = o + min(begin + s, piece.pieces - 1) * stride; /* one past the last weighs nothing */
+            const uint32_t at = min(begin + s, piece.pieces - 1) * stride; /* one past the last weighs nothing */
 #pragma unroll
-            for (int p = 0; p < PARTS; p++) load_floats(state + columns[p], part[s][p]);
+            for (int p = 0; p < PARTS; p++) load_floats(from[p] + at, part[s][p]);
         }
         if (in_turn == 0) {
-            const float max = fmaxf(top, warp_max(lse)), base = max == -INFINITY ? 0 : max, keep = exp2_fast(top - base);
+            const float max = fmaxf(top, warp_max(lse)), base = max == -INFINITY ? 0 : max;
+            const float keep = exp2_fast(top - base);
             weight = exp2_fast(lse - base);
             sum = sum * keep + weight;
             top = max;
@@ -122,8 +122,8 @@ __device__ lane_state<C> join_pieces(const cpa_cuda_attend_args &a, const cpa_cu
     return result;
 }
 
-/* Counts the CTA among those that are done with a piece of the tile; whether it is the last, which puts the counter back
- * to 0. Called by all threads after they have stored their states. */
+/* Counts the CTA among those that are done with a piece of the tile; whether it is the last, which puts the counter
+ * back to 0. Called by all threads after they have stored their states. */
 __device__ inline bool is_last_piece(const cpa_cuda_attend_args &a, const cpa_cuda_piece &piece) {
     __shared__ bool last;
     __syncthreads();

@@ -26,8 +26,8 @@ __device__ T kept(T x) {
 
 /* What a lane copies of every run of keys, or of values: the same chunks of 16 bytes of the rows first + i * STEP, so
  * that little is computed for a run. Its warp copies an equal share of the rows of all heads. Layout: BYTES of a row in
- * shared memory, and twist(row), by which the chunks of a row change places; it is linear in the bits of the row, so that
- * of first + i * STEP it is that of both, xored. */
+ * shared memory, and twist(row), by which the chunks of a row change places; it is linear in the bits of the row, so
+ * that of first + i * STEP it is that of both, xored. */
 template <typename C, typename Layout>
 struct lane_rows {
     static constexpr int CHUNKS = Layout::BYTES / 16, LANES = CHUNKS & -CHUNKS, PARTS = CHUNKS / LANES,
@@ -51,18 +51,22 @@ struct lane_rows {
         chunk_at = kept<KEEP>((uint32_t)(chunk ^ Layout::twist(first)) * 16);
         chunks = kept<KEEP>(row_bytes / 16 - chunk);
     }
-    /* The rows `offset` bytes on, `keys` of them; zeros past those and past the head's width. */
-    __device__ void load(int64_t offset, int64_t token_bytes, int keys, uint32_t shared) const {
-        const char *row = from + offset;
-        const bool whole = keys >= DECODE_RUN;
+    /* The rows from `row` on, `keys` of them; zeros past those and past the head's width, of which there are none if
+     * the run is WHOLE. */
+    template <bool WHOLE>
+    __device__ void load(const char *row, int64_t token_bytes, int keys, uint32_t shared) const {
         shared += row_at;
 #pragma unroll
         for (int i = 0; i < SHARE; i += STEP) {
 #pragma unroll
             for (int part = 0; part < PARTS; part++) {
                 const uint32_t twisted = chunk_at ^ (uint32_t)((part * LANES) ^ Layout::twist(i)) * 16;
-                copy_async_16(shared + i * Layout::BYTES + twisted, row + part * LANES * 16,
-                              part * LANES < chunks && (whole || first + i < keys));
+                const uint32_t to = shared + i * Layout::BYTES + twisted;
+                if constexpr (WHOLE) {
+                    copy_async_16(to, row + part * LANES * 16);
+                } else {
+                    copy_async_16(to, row + part * LANES * 16, part * LANES < chunks && first + i < keys);
+                }
             }
             row += STEP * token_bytes;
         }
@@ -73,6 +77,12 @@ struct lane_rows {
 __device__ inline int kv_head_of(const cpa_cuda_attend_args &a, int group) {
     return (group + a.head_skew) % a.kv_heads;
 }
+
+/* A run of keys, as this lane loads it. */
+struct lane_run {
+    const char *k, *v;
+    int32_t block, token, keys; /* no keys: there is none */
+};
 
 /* A warp's share of its gang's way through keys and values. */
 template <typename C>
@@ -90,26 +100,35 @@ struct stage_loader {
             a.v_token_stride * C::BYTES, a.v_dim * C::BYTES, member, lane),
           kv_head(kv_head_of(a, kv_group + member)) {}
 
-    /* The run of `keys` keys from `token` of `block` on, to the stage at `shared` of the gang's first warp. */
-    __device__ void load(const cpa_cuda_attend_args &a, int64_t block, int64_t token, int keys, uint32_t shared,
-                         int member, int lane) const {
-        k.load((block * a.k_block_stride + token * a.k_token_stride) * C::BYTES, a.k_token_stride * C::BYTES, keys,
-               shared);
-        v.load((block * a.v_block_stride + token * a.v_token_stride) * C::BYTES, a.v_token_stride * C::BYTES, keys,
-               shared + C::K_BYTES);
-        if constexpr (C::QUANTISED)
-            load_words<C>(a, kv_head, block, token, keys, shared + member * C::WARP_BYTES, lane);
+    /* The run of `keys` keys from `token` of `block` on. */
+    __device__ lane_run run(const cpa_cuda_attend_args &a, int block, int token, int keys) const {
+        return {k.from + (block * a.k_block_stride + token * a.k_token_stride) * C::BYTES,
+                v.from + (block * a.v_block_stride + token * a.v_token_stride) * C::BYTES, block, token, keys};
     }
-    /* Has them brought to the L2 cache, a row a lane. */
-    __device__ void prefetch(const cpa_cuda_attend_args &a, int64_t block, int64_t token, int keys, int lane) const {
+    /* To the stage at `shared` of the gang's first warp. */
+    __device__ void load(const cpa_cuda_attend_args &a, const lane_run &r, uint32_t shared, int member,
+                         int lane) const {
+        const int64_t k_token = a.k_token_stride * C::BYTES, v_token = a.v_token_stride * C::BYTES;
+        if (r.keys >= DECODE_RUN && a.k_dim == C::K_DIM && a.v_dim == C::V_DIM) {
+            k.template load<true>(r.k, k_token, r.keys, shared);
+            v.template load<true>(r.v, v_token, r.keys, shared + C::K_BYTES);
+        } else {
+            k.template load<false>(r.k, k_token, r.keys, shared);
+            v.template load<false>(r.v, v_token, r.keys, shared + C::K_BYTES);
+        }
+        if constexpr (C::QUANTISED)
+            load_words<C>(a, kv_head, r.block, r.token, r.keys, shared + member * C::WARP_BYTES, lane);
+    }
+    /* Has its own head's keys and values brought to the L2 cache, a row a lane. */
+    __device__ void prefetch(const cpa_cuda_attend_args &a, const lane_run &r, int lane) const {
         const int row = lane % DECODE_RUN;
-        if (row >= keys) return;
-        const char *of_key = a.k + (block * a.k_block_stride + (token + row) * a.k_token_stride +
-                                    kv_head * a.k_head_stride) * C::BYTES;
-        const char *of_value = a.v + (block * a.v_block_stride + (token + row) * a.v_token_stride +
-                                      kv_head * a.v_head_stride) * C::BYTES;
-        const bool key = lane < DECODE_RUN;
-        prefetch_l2(key ? of_key : of_value, (key ? a.k_dim : a.v_dim) * C::BYTES);
+        if (row >= r.keys) return;
+        const int64_t token = r.token + row;
+        const int64_t k_at = r.block * a.k_block_stride + token * a.k_token_stride + kv_head * a.k_head_stride;
+        const int64_t v_at = r.block * a.v_block_stride + token * a.v_token_stride + kv_head * a.v_head_stride;
+        const bool of_key = lane < DECODE_RUN;
+        const char *from = of_key ? a.k + k_at * C::BYTES : a.v + v_at * C::BYTES;
+        for (int at = 0; at < (of_key ? a.k_dim : a.v_dim) * C::BYTES; at += 128) prefetch_l2(from + at);
     }
 };
 

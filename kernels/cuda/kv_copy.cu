@@ -128,7 +128,8 @@ struct copier {
         first = false;
         return cpa_cuda_check(
             &stream->error,
-            launch_dependent(copy_blocks<Unit>, dim3(count, 2), THREADS, args, early, cpa_cuda_handle(stream)), operation);
+            launch_dependent(copy_blocks<Unit>, dim3(count, 2), THREADS, args, early, cpa_cuda_handle(stream)),
+            operation);
     }
     cpa_status launch_rows() {
         if (alignment >= 16) return launch<uint4>();

@@ -14,15 +14,17 @@ __device__ inline uint32_t shared_address(const void *pointer) {
     return (uint32_t)__cvta_generic_to_shared(pointer);
 }
 
-/* Copies 16 bytes to shared memory, or zeros where `valid` is false; `from` is not read then. */
+/* Copies 16 bytes to shared memory. */
+__device__ inline void copy_async_16(uint32_t to, const void *from) {
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(to), "l"(from));
+}
+/* Or zeros where `valid` is false; `from` is not read then. */
 __device__ inline void copy_async_16(uint32_t to, const void *from, bool valid) {
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(valid ? 16 : 0));
 }
-/* Has `bytes` bytes, a multiple of 16 from such a multiple on, brought to the L2 cache. */
-__device__ inline void prefetch_l2(const void *from, int bytes) {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
-#endif
+/* Has the 128 bytes around `from` brought to the L2 cache; what is written there later counts all the same. */
+__device__ inline void prefetch_l2(const void *from) {
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(from));
 }
 __device__ inline void copy_async_commit() {
     asm volatile("cp.async.commit_group;");
