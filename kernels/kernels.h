@@ -182,7 +182,7 @@ struct cpa_kernel_table {
     /* The same for `rows` rows of row_bytes each, which lie a pitch (in bytes) apart. */
     cpa_status (*copy_rows)(void *dst, int64_t dst_pitch, const void *src, int64_t src_pitch, int64_t row_bytes,
                             int64_t rows, cpa_stream *stream);
-    /* Copies row map[i] of src to row i of dst, row_bytes each (gather). map is on the device. */
+    /* Copies row map[i] of src to row i of dst, row_bytes each (gather). map is on the device; NULL: row i, by a kernel. */
     cpa_status (*gather_rows)(void *dst, const void *src, const int32_t *map, int64_t rows, int64_t row_bytes,
                               cpa_stream *stream);
 

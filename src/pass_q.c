@@ -249,12 +249,12 @@ cpa_status cpa_pass_q_plan(cpa_context *c) {
 
 /* ---- one layer ---- */
 
-/* Behind those that come, while they come. */
+/* Behind those that come, while they come; by a kernel, which a decode kernel can be placed beside. */
 static cpa_status place_own_queries(cpa_context *c, const cpa_context_args *args, cpa_stream *stream) {
     const int64_t bytes = query_bytes(c);
     char *own = (char *)c->q.got_memory.memory + c->q.got_rows * bytes;
     CPA_TRY(cpa_context_follow(c, c->beside, stream));
-    return cpa_context_check(c, c->kernels->copy(own, args->q, c->rows * bytes, c->beside), c->beside);
+    return cpa_context_check(c, c->kernels->gather_rows(own, args->q, NULL, c->rows, bytes, c->beside), c->beside);
 }
 
 cpa_status cpa_pass_q_start(cpa_context *c, const cpa_context_args *args, cpa_stream *stream) {

@@ -369,6 +369,10 @@ static void copies_of_rows_match(void) {
         CU_ASSERT_EQUAL(host->gather_rows(dst, src, map, ROWS, widths[i], host_stream), CPA_OK);
         CU_ASSERT_EQUAL(cuda->gather_rows(device_dst, device_src, device_map, ROWS, widths[i], cuda_stream), CPA_OK);
         CU_ASSERT_TRUE(same_bytes(dst, device_dst, ROWS * PITCH));
+        CU_ASSERT_EQUAL(host->gather_rows(dst, src, NULL, ROWS, widths[i], host_stream), CPA_OK);
+        CU_ASSERT_EQUAL(memcmp(dst, src, (size_t)(ROWS * widths[i])), 0);
+        CU_ASSERT_EQUAL(cuda->gather_rows(device_dst, device_src, NULL, ROWS, widths[i], cuda_stream), CPA_OK);
+        CU_ASSERT_TRUE(same_bytes(dst, device_dst, ROWS * PITCH));
     }
     cpa_test_free(cuda_stream, device_map);
     cpa_test_free(cuda_stream, device_dst);

@@ -1,4 +1,4 @@
-/* gather_rows: row map[i] of src to row i of dst. */
+/* gather_rows: row map[i] of src, or row i without a map, to row i of dst. */
 #include "kernels/cuda/cuda.h"
 
 namespace {
@@ -11,7 +11,7 @@ __global__ void __launch_bounds__(THREADS)
     const int64_t step = (int64_t)gridDim.x * THREADS;
     for (int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x; i < units; i += step) {
         int64_t row = i / row_units, column = i - row * row_units;
-        dst[i] = src[map[row] * (int64_t)row_units + column];
+        dst[i] = map ? src[map[row] * (int64_t)row_units + column] : src[i];
     }
 }
 

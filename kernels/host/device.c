@@ -124,7 +124,7 @@ static cpa_status gather_rows(void *dst, const void *src, const int32_t *map, in
                               cpa_stream *stream) {
     (void)stream;
     for (int64_t i = 0; i < rows; i++)
-        memcpy((char *)dst + i * row_bytes, (const char *)src + map[i] * row_bytes, (size_t)row_bytes);
+        memcpy((char *)dst + i * row_bytes, (const char *)src + (map ? map[i] : i) * row_bytes, (size_t)row_bytes);
     return CPA_OK;
 }
 
