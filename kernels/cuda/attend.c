@@ -184,6 +184,15 @@ cpa_status cpa_cuda_plan_upload(const cpa_attend_plan *base, cpa_stream *stream)
     return upload(plan, stream);
 }
 
+/* Whether the decode kernel may be placed before what it comes behind is over. One rank has nothing that waits for
+ * other devices, and a steady step has that on this stream alone. */
+static void allow_early(const cpa_cuda_plan *plan, cpa_cuda_attend_args *a, cpa_stream *base) {
+    cpa_cuda_stream *stream = (cpa_cuda_stream *)base;
+    a->early = cpa_cuda_device_of(base)->path == CPA_CUDA_HOPPER && !stream->behind;
+    a->alone = plan->map.cp_size == 1 || plan->base.steady_items > 0;
+    stream->behind = 0;
+}
+
 cpa_status cpa_cuda_attend(const cpa_attend_plan *base, const cpa_attend_args *args, cpa_stream *stream) {
     const cpa_cuda_plan *plan = (const cpa_cuda_plan *)base;
     cpa_cuda_path path = cpa_cuda_device_of(stream)->path;
@@ -194,8 +203,7 @@ cpa_status cpa_cuda_attend(const cpa_attend_plan *base, const cpa_attend_args *a
     fill_args(plan, args, &a);
     if (path == CPA_CUDA_SIMPLE || !tensor_cores_fit(&a)) return cpa_cuda_attend_simple(&a, plan->rows, stream);
     if (plan->decode_ctas > 0) {
-        /* One rank has nothing that waits for other devices, and a steady step has that on this stream alone. */
-        a.early = plan->map.cp_size == 1 || plan->base.steady_items > 0;
+        allow_early(plan, &a, stream);
         a.pieces = (const cpa_cuda_piece *)(plan->memory->image + plan->decode_at);
         CPA_TRY(cpa_cuda_attend_decode(&a, plan->decode_ctas, plan->decode_wide, stream));
     }

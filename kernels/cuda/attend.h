@@ -123,7 +123,8 @@ typedef struct cpa_cuda_attend_args {
     uint32_t *counters; /* decode: pieces that are done, [tiles whose keys are split][CTAs of a piece]; else 0 */
     float *partial_o, *partial_lse;
     int64_t partial_rows;
-    int32_t early; /* decode: the kernel may take the whole device while the one before it on the stream ends */
+    int32_t early; /* decode: the kernel is placed beside the one before it on the stream, */
+    int32_t alone; /* and may take the whole device meanwhile */
 } cpa_cuda_attend_args;
 
 /* attend_plan_memory.c: room in the image and its twin on the device, for partial states, for scratch; what was there

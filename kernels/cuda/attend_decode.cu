@@ -326,7 +326,7 @@ cpa_status launch(const cpa_cuda_attend_args *args, int32_t ctas, cpa_stream *st
     cpa_cuda_attend_args a = *args;
     /* Else half of the device is left to what waits for other devices. */
     const bool few = 2 * (int64_t)grid.x * grid.y <= C::CTAS * device->multiprocessors;
-    a.early = device->path == CPA_CUDA_HOPPER && (a.early || few);
+    a.early = a.early && (a.alone || few);
     return cpa_cuda_check(&stream->error,
                           launch_dependent(attend_decode<C>, grid, C::THREADS, a, a.early, cpa_cuda_handle(stream),
                                            C::SHARED_BYTES),

@@ -48,6 +48,7 @@ typedef struct cpa_cuda_stream {
     cudaEvent_t reached;         /* what followers wait for */
     cudaStream_t leader;         /* that this stream followed last, which had so many uploads behind it then */
     uint64_t followed;
+    int behind; /* since then no decode kernel was launched: the next one waits for more than the kernel before it */
 } cpa_cuda_stream;
 
 static inline cpa_cuda_device *cpa_cuda_device_of(const cpa_stream *stream) {

@@ -132,12 +132,11 @@ struct stage_loader {
     }
 };
 
-/* Waits for the warps of a gang. */
+/* Waits for the warps of a gang. A warp comes to the named barrier as a whole, or it would count twice. */
 template <typename C>
 __device__ void sync_gang(int gang) {
-    if constexpr (C::HEADS == 1) {
-        __syncwarp();
-    } else {
+    __syncwarp();
+    if constexpr (C::HEADS > 1) {
         asm volatile("bar.sync %0, %1;" ::"r"(1 + gang), "n"(32 * C::HEADS) : "memory");
     }
 }

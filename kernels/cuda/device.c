@@ -190,6 +190,7 @@ static cpa_status stream_follow(cpa_stream *base, cpa_stream *before) {
     CPA_TRY(cpa_cuda_check(&base->error, cudaStreamWaitEvent(stream->handle, leader->reached, 0), "stream: follow"));
     stream->leader = leader->handle;
     stream->followed = leader->uploads;
+    stream->behind = 1;
     stream->captures = leader->captures;
     return CPA_OK;
 }
