@@ -9,9 +9,10 @@
 extern "C" {
 #endif
 
-/* Messages of up to so many bytes, from which on the doubled bytes cost more, travel in lines of 16 bytes: 4 of the message, the number of the message in the slot,
+/* Messages of up to so many bytes travel in lines of 16 bytes: 4 of the message, the number of the message in the slot,
  * 4 of the message, that number again. A half is written at once, so a receiver that sees the number has the bytes; the
- * sender need not wait until they are there to say so. (The LL protocol of NCCL.) */
+ * sender need not wait until they are there to say so. (The LL protocol of NCCL.) With longer ones the doubled bytes take
+ * longer than that wait. */
 enum { CPA_STORE_LINE_BYTES = 192 << 10 };
 
 /* What a rank holds of one slot for one other rank, in device memory. Counts begin at 0 and wrap. */
