@@ -182,7 +182,7 @@ struct cpa_kernel_table {
     /* The same for `rows` rows of row_bytes each, which lie a pitch (in bytes) apart. */
     cpa_status (*copy_rows)(void *dst, int64_t dst_pitch, const void *src, int64_t src_pitch, int64_t row_bytes,
                             int64_t rows, cpa_stream *stream);
-    /* Copies row map[i] of src to row i of dst, row_bytes each (gather). map is on the device; NULL: row i, by a kernel. */
+    /* Copies row map[i] of src to row i of dst, row_bytes each (gather). map is on the device; NULL: row i. */
     cpa_status (*gather_rows)(void *dst, const void *src, const int32_t *map, int64_t rows, int64_t row_bytes,
                               cpa_stream *stream);
 
@@ -209,8 +209,8 @@ struct cpa_kernel_table {
 
     /* Work split once a step; plan_set allocates only when the plan grows. A plan may be set while attends of its last
      * setting are enqueued, once those of the setting before that are done. plan_upload enqueues what brings the
-     * setting to the device; otherwise the first attend on a stream does. NULL where nothing has to be brought
-     * anywhere. A graph holds no upload of a plan that its stream has uploaded before the capture: upload each setting
+     * setting to the device, behind all attends of the plan so far; otherwise the first attend on a stream does. NULL
+     * where nothing has to be brought anywhere. A graph holds no upload of a plan that its stream has uploaded before the capture: upload each setting
      * before a launch. */
     cpa_status (*plan_create)(cpa_device *device, cpa_attend_plan **out, cpa_error *err);
     cpa_status (*plan_set)(cpa_attend_plan *plan, const cpa_attend_batch *batch, cpa_error *err);

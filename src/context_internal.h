@@ -219,8 +219,8 @@ void cpa_context_count_chunks(cpa_context *c, int32_t layers);
 /* Waits until the stream is idle; an exchange that stands still, or fails, is given up and named. */
 cpa_status cpa_context_sync(cpa_context *c, cpa_stream *stream);
 
-/* context_plan.c: puts the own rows over the own shard behind n items, as rows from first_row on. Returns how many items
- * there are then. */
+/* context_plan.c: puts the own rows over the own shard behind n items, as rows from first_row on. Returns how many
+ * items there are then. */
 int64_t cpa_context_own_items(cpa_context *c, int64_t n, int64_t first_row);
 
 /* context.c: memory, messages and operations on behalf of a context. */
@@ -275,7 +275,7 @@ cpa_status cpa_pass_q_plan(cpa_context *c);
 /* Copies the row maps to the device; another stream copies the same again. */
 cpa_status cpa_pass_q_upload(cpa_context *c, cpa_stream *stream);
 cpa_status cpa_pass_q_start(cpa_context *c, const cpa_context_args *args, cpa_stream *stream);
-/* Attends the rows of the peers and sends their states home. */
+/* Attends the rows of the peers, and the own ones if they join them, and sends the states of the former home. */
 cpa_status cpa_pass_q_serve(cpa_context *c, const cpa_context_args *args, cpa_stream *stream);
 /* Waits for the own states to come home. */
 cpa_status cpa_pass_q_finish(cpa_context *c, cpa_stream *stream);

@@ -190,8 +190,7 @@ cpa_status cpa_context_upload_plan(cpa_context *c, cpa_stream *stream) {
 
 uint64_t cpa_context_shape(const cpa_context *c) {
     const cpa_pass_q *q = &c->q;
-    uint64_t shape[] = {(uint64_t)c->rows, (uint64_t)c->shared, c->kernels->plan_shape(c->own),
-                        (uintptr_t)c->acc_memory.memory};
+    uint64_t shape[] = {(uint64_t)c->rows, (uint64_t)c->shared, q->joined ? 0 : c->kernels->plan_shape(c->own)};
     uint64_t hash = cpa_hash_bytes(CPA_HASH_START, shape, sizeof shape);
     if (!q->active) return hash;
     uint64_t exchanged[] = {(uintptr_t)q->maps_memory.memory, (uintptr_t)q->packed_memory.memory,

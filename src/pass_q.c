@@ -249,7 +249,7 @@ cpa_status cpa_pass_q_plan(cpa_context *c) {
 
 /* ---- one layer ---- */
 
-/* Behind those that come, while they come; by a kernel, which a decode kernel can be placed beside. */
+/* Behind those that come, while they come; on CUDA by a kernel, which a decode kernel can be placed beside. */
 static cpa_status place_own_queries(cpa_context *c, const cpa_context_args *args, cpa_stream *stream) {
     const int64_t bytes = query_bytes(c);
     char *own = (char *)c->q.got_memory.memory + c->q.got_rows * bytes;

@@ -251,7 +251,8 @@ __device__ bool take_lines(const cpa_store_part &part, uint32_t next, const uint
 #pragma unroll
         for (int d = 0; d < LINES; d++) {
             const int at = chunks.of(d);
-            if (at < chunks.end) store_chunk(part.to, (int64_t)at * CHUNK, part.bytes, make_uint2(held[d].x, held[d].z));
+            const uint2 chunk = make_uint2(held[d].x, held[d].z);
+            if (at < chunks.end) store_chunk(part.to, (int64_t)at * CHUNK, part.bytes, chunk);
         }
         chunks.at += LINES * THREADS;
     } while (chunks.at < chunks.end);

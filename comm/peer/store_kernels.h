@@ -11,8 +11,8 @@ extern "C" {
 
 /* Messages of up to so many bytes travel in lines of 16 bytes: 4 of the message, the number of the message in the slot,
  * 4 of the message, that number again. A half is written at once, so a receiver that sees the number has the bytes; the
- * sender need not wait until they are there to say so. (The LL protocol of NCCL.) With longer ones the doubled bytes take
- * longer than that wait. */
+ * sender need not wait until they are there to say so. (The LL protocol of NCCL.) With longer ones the doubled bytes
+ * take longer than that wait. */
 enum { CPA_STORE_LINE_BYTES = 192 << 10 };
 
 /* What a rank holds of one slot for one other rank, in device memory. Counts begin at 0 and wrap. */
@@ -49,7 +49,7 @@ enum { CPA_STORE_PARTS = 8 };
 typedef struct cpa_store_batch {
     cpa_store_part parts[CPA_STORE_PARTS];
     int32_t n_parts;
-    int32_t starts_early;  /* pull: the device can start it before the kernel in front of it is over */
+    int32_t starts_early;  /* it may be placed before the kernel in front of it is over */
     const uint32_t *abort; /* page-locked host memory: not 0: wait no longer */
     cpa_store_mismatch *mismatch;
 } cpa_store_batch;

@@ -53,7 +53,7 @@ typedef struct cpa_store_host cpa_store_host;
 
 typedef struct cpa_stores {
     int32_t rank, size;
-    int starts_early;      /* as in cpa_store_batch */
+    int starts_early;      /* the device places a kernel before the one in front of it is over, where it may */
     char *own;             /* device: the cells, then the inbox */
     char **theirs;         /* [size] the same of the others, mapped; NULL: not connected */
     cpa_store_host *host;  /* page-locked */

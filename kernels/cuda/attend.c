@@ -5,27 +5,21 @@
 #include "base/fault.h"
 #include "kernels/cuda/attend.h"
 
-/* Whether the plan is on the device before what comes on the stream. What was copied in a capture is not there outside
- * of it, and comes again with each launch of the graph; what was copied outside of captures holds in them too. */
-static int is_uploaded(const cpa_cuda_plan_memory *memory, const cpa_cuda_stream *stream) {
-    if (!memory->current || (memory->captures % 2 && memory->captures != stream->captures)) return 0;
-    return memory->uploaded == stream->handle ||
-           (memory->uploaded == stream->leader && memory->upload <= stream->followed);
-}
-
-/* Copies the plan to the device the first time that a stream uses it. Another stream that does not follow that one
- * copies the same bytes again rather than wait for it. */
-static cpa_status upload(const cpa_cuda_plan *plan, cpa_stream *base) {
+/* Copies the plan to the device the first time that a stream uses it. Another stream copies the same bytes again rather
+ * than wait for the first one. What was copied in a capture is not there outside of it, and comes again with each
+ * launch of the graph; what was copied outside of captures, whose count is even there, holds in them too. */
+static cpa_status upload(const cpa_cuda_plan *plan, cpa_stream *stream) {
     cpa_cuda_plan_memory *memory = plan->memory;
-    cpa_cuda_stream *stream = (cpa_cuda_stream *)base;
-    if (is_uploaded(memory, stream)) return CPA_OK;
-    CPA_TRY(cpa_cuda_check(&base->error,
-                           cudaMemcpyAsync(memory->image, memory->staging, (size_t)plan->image_bytes,
-                                           cudaMemcpyHostToDevice, stream->handle),
-                           "attend: plan"));
-    memory->uploaded = stream->handle;
-    memory->upload = ++stream->uploads;
-    memory->captures = stream->captures;
+    cudaStream_t handle = cpa_cuda_handle(stream);
+    const uint64_t captures = ((const cpa_cuda_stream *)stream)->captures;
+    const int holds = memory->captures == captures || memory->captures % 2 == 0;
+    if (memory->current && memory->uploaded == handle && holds) return CPA_OK;
+    CPA_TRY(cpa_cuda_check(
+        &stream->error,
+        cudaMemcpyAsync(memory->image, memory->staging, (size_t)plan->image_bytes, cudaMemcpyHostToDevice, handle),
+        "attend: plan"));
+    memory->uploaded = handle;
+    memory->captures = captures;
     memory->current = 1;
     return CPA_OK;
 }

@@ -68,7 +68,6 @@ typedef struct cpa_cuda_plan_memory {
     cpa_cuda_costed_piece *in_order; /* host; scratch of plan_set */
     int64_t in_order_capacity;
     cudaStream_t uploaded; /* the stream that copied the staging to the image after the plan was set, if `current` */
-    uint64_t upload;       /* which of its uploads that was */
     uint64_t captures;     /* of that stream then */
     int current;
 } cpa_cuda_plan_memory;
@@ -139,7 +138,9 @@ static inline int32_t cpa_cuda_decode_occupancy(int32_t k_dim, int32_t v_dim) {
     return k_dim <= 128 && v_dim <= 128 ? 2 : 1;
 }
 
-/* Whether the decode kernel has CTAs of twice as many warps, which have a multiprocessor each. */
+/* Whether the decode kernel has CTAs of twice as many warps, which have a multiprocessor each; and what they take of
+ * its shared memory, at most: more than devices of 8.x have. */
+enum { CPA_CUDA_WIDE_BYTES = 208 << 10 };
 static inline int32_t cpa_cuda_decode_has_wide(int32_t k_dim, int32_t v_dim, int64_t element_bytes) {
     return element_bytes == 2 && cpa_cuda_decode_occupancy(k_dim, v_dim) == 2 && (k_dim > 64 || v_dim > 64);
 }

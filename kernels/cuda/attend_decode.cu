@@ -283,6 +283,7 @@ __device__ void attend_piece(const cpa_cuda_attend_args &a, const cpa_cuda_piece
 /* Called by a warp for itself. */
 __device__ void copy_piece(cpa_cuda_piece &to, const cpa_cuda_piece &from, int lane) {
     static_assert(sizeof to % 4 == 0 && sizeof to <= 128, "a word a lane");
+    __syncwarp(); /* all lanes know `from` by what is overwritten */
     if (lane < (int)sizeof to / 4) ((int32_t *)&to)[lane] = __ldg((const int32_t *)&from + lane);
     __syncwarp();
 }

@@ -30,6 +30,7 @@ typedef struct plan_builder {
     const cpa_attend_batch *batch;
     int32_t group;
     int32_t multiprocessors;
+    int wide_fits;              /* CTAs of decode */
     int32_t tile_rows;          /* of prefill */
     int64_t steady_items;       /* the most decode units of a plan whose launches stay the same; 0: of this one */
     int64_t n_decode;           /* units */
@@ -113,7 +114,7 @@ static void choose_prefill_split(plan_builder *b) {
 }
 
 static void choose_splits(plan_builder *b) {
-    b->shares = cpa_cuda_share_decode(b->batch, b->multiprocessors);
+    b->shares = cpa_cuda_share_decode(b->batch, b->multiprocessors, b->wide_fits);
     choose_prefill_split(b);
     b->n_pieces = cpa_cuda_prefill_pieces(b->batch, b->tile_rows, b->split_keys);
     if (b->split_keys == INT32_MAX)
@@ -405,6 +406,7 @@ cpa_status cpa_cuda_plan_set(cpa_attend_plan *base, const cpa_attend_batch *batc
     plan_builder b = {.batch = batch,
                       .group = batch->q_heads / batch->kv_heads,
                       .multiprocessors = device->multiprocessors,
+                      .wide_fits = device->shared_bytes >= CPA_CUDA_WIDE_BYTES,
                       .tile_rows = device->path == CPA_CUDA_HOPPER ? cpa_cuda_hopper_rows(batch->k_dim, batch->v_dim)
                                                                    : CPA_CUDA_PREFILL_ROWS};
     CPA_TRY(cpa_cuda_select(base->device, err));

@@ -43,7 +43,7 @@ static cpa_cuda_decode_shares share(const cpa_attend_batch *batch, int64_t ctas,
 }
 
 /* Wide CTAs, half as many, leave fewer states to join; they are taken where no multiprocessor has more keys then. */
-cpa_cuda_decode_shares cpa_cuda_share_decode(const cpa_attend_batch *batch, int32_t multiprocessors) {
+cpa_cuda_decode_shares cpa_cuda_share_decode(const cpa_attend_batch *batch, int32_t multiprocessors, int wide_fits) {
     const int32_t k_dim = batch->k_dim, v_dim = batch->v_dim;
     const int64_t element_bytes = cpa_dtype_is_quantised(batch->kv_dtype) ? 1 : 2; /* that the kernel takes */
     const int64_t heads = cpa_cuda_decode_heads(batch->kv_heads, k_dim, v_dim, element_bytes);
@@ -51,7 +51,7 @@ cpa_cuda_decode_shares cpa_cuda_share_decode(const cpa_attend_batch *batch, int3
     const cpa_cuda_decode_shares shares = share(batch, occupancy * places / batch->kv_heads, heads);
     cpa_cuda_decode_shares wide = share(batch, places / batch->kv_heads, heads);
     wide.wide = 1;
-    if (!cpa_cuda_decode_has_wide(k_dim, v_dim, element_bytes) || !wide.apart) return shares;
+    if (!wide_fits || !cpa_cuda_decode_has_wide(k_dim, v_dim, element_bytes) || !wide.apart) return shares;
     return wide.longest <= occupancy * shares.longest ? wide : shares;
 }
 

@@ -16,7 +16,8 @@ typedef struct cpa_cuda_decode_shares {
     int wide;        /* CTAs have a multiprocessor each */
 } cpa_cuda_decode_shares;
 
-cpa_cuda_decode_shares cpa_cuda_share_decode(const cpa_attend_batch *batch, int32_t multiprocessors);
+/* wide_fits: the device has CPA_CUDA_WIDE_BYTES of shared memory for a CTA. */
+cpa_cuda_decode_shares cpa_cuda_share_decode(const cpa_attend_batch *batch, int32_t multiprocessors, int wide_fits);
 /* Pieces of a unit of so many tiles that shares no CTA; at least one. */
 int64_t cpa_cuda_decode_pieces(int64_t tiles, int64_t cap);
 

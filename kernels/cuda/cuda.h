@@ -27,6 +27,7 @@ typedef struct cpa_cuda_device {
     cpa_device base;
     int ordinal;
     int multiprocessors;
+    size_t shared_bytes;       /* that a CTA may have */
     cpa_cuda_path best;        /* that the device runs */
     cpa_cuda_path path;        /* the one in use; tests lower it */
     cpa_cuda_encode_fn encode; /* cuTensorMapEncodeTiled; set where path is CPA_CUDA_HOPPER */
@@ -43,12 +44,9 @@ typedef struct cpa_cuda_stream {
     cudaStream_t handle;
     cpa_cuda_bad_slot *bad_slot; /* pinned; kernels write to it */
     int capturing;               /* between graph_begin and graph_end */
-    uint64_t captures;           /* names the capture (odd), as what was copied in one is not there outside of it */
-    uint64_t uploads;            /* of plans, on this stream so far */
+    uint64_t captures;           /* counts both: what was copied in one capture is not there outside of it */
     cudaEvent_t reached;         /* what followers wait for */
-    cudaStream_t leader;         /* that this stream followed last, which had so many uploads behind it then */
-    uint64_t followed;
-    int behind; /* since then no decode kernel was launched: the next one waits for more than the kernel before it */
+    int behind; /* it followed another: the next decode kernel waits for more than the kernel before it */
 } cpa_cuda_stream;
 
 static inline cpa_cuda_device *cpa_cuda_device_of(const cpa_stream *stream) {

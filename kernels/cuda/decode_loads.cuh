@@ -132,7 +132,7 @@ struct stage_loader {
     }
 };
 
-/* Waits for the warps of a gang. A warp comes to the named barrier as a whole, or it would count twice. */
+/* Waits for the warps of a gang. */
 template <typename C>
 __device__ void sync_gang(int gang) {
     __syncwarp();

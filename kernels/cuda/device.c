@@ -95,6 +95,7 @@ static cpa_status device_open(const cpa_device_options *options, cpa_device **ou
     device->base.kernels = &cpa_kernels_cuda;
     device->ordinal = options->ordinal;
     device->multiprocessors = properties.multiProcessorCount;
+    device->shared_bytes = properties.sharedMemPerBlockOptin;
     device->path = properties.major == HOPPER_MAJOR ? CPA_CUDA_HOPPER : CPA_CUDA_PORTABLE;
     device->best = device->path;
     if (device->path == CPA_CUDA_HOPPER) CPA_TRY_GOTO(find_encode(device, err), failed);
@@ -188,10 +189,7 @@ static cpa_status stream_follow(cpa_stream *base, cpa_stream *before) {
     CPA_TRY(cpa_cuda_select(base->device, &base->error));
     CPA_TRY(cpa_cuda_check(&base->error, cudaEventRecord(leader->reached, leader->handle), "stream: follow"));
     CPA_TRY(cpa_cuda_check(&base->error, cudaStreamWaitEvent(stream->handle, leader->reached, 0), "stream: follow"));
-    stream->leader = leader->handle;
-    stream->followed = leader->uploads;
     stream->behind = 1;
-    stream->captures = leader->captures;
     return CPA_OK;
 }
 

@@ -1,5 +1,4 @@
 /* CUDA graphs: what a stream was given in capture, made executable. */
-#include <stdatomic.h>
 #include <stdlib.h>
 
 #include "base/check.h"
@@ -13,13 +12,12 @@ struct cpa_graph {
 /* Relaxed: other threads of the process, and the transports in this one, go on with calls that have nothing to do with
  * the stream. */
 cpa_status cpa_cuda_graph_begin(cpa_stream *base) {
-    static atomic_uint_fast64_t begun;
     cpa_cuda_stream *stream = (cpa_cuda_stream *)base;
     CPA_TRY(cpa_cuda_select(base->device, &base->error));
     CPA_TRY(cpa_cuda_check(&base->error, cudaStreamBeginCapture(stream->handle, cudaStreamCaptureModeRelaxed),
                            "graph: begin"));
     stream->capturing = 1;
-    stream->captures = 2 * atomic_fetch_add(&begun, 1) + 1;
+    stream->captures++;
     return CPA_OK;
 }
 
