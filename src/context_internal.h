@@ -135,7 +135,6 @@ typedef struct cpa_pass_q {
     cpa_pass_q_peer *peers; /* [cp_size - 1], in the order in which pass-KV receives from them */
     cpa_attend_plan *plan;  /* the rows of the peers over the own shard; joined: and the own rows behind them */
     int64_t packed_rows, got_rows, home_rows;
-    int64_t served_rows;  /* of the plan */
     int32_t *map_sets[2]; /* host, page-locked, in turn: one may be on its way to the device as the next is filled */
     int64_t map_capacities[2];
     int maps_turn;

@@ -237,10 +237,10 @@ cpa_status cpa_pass_q_plan(cpa_context *c) {
     (c->steady_rows ? plan_steady_peers : plan_peers)(c);
     if (!q->active) return CPA_OK;
     int64_t state_bytes = state_floats(c) * (int64_t)sizeof(float);
-    q->served_rows = q->got_rows + (q->joined ? c->rows : 0);
+    const int64_t served = q->got_rows + (q->joined ? c->rows : 0);
     CPA_TRY(cpa_context_ensure(c, &q->packed_memory, q->packed_rows * query_bytes(c)));
-    CPA_TRY(cpa_context_ensure(c, &q->got_memory, q->served_rows * query_bytes(c)));
-    CPA_TRY(cpa_context_ensure(c, &q->away_memory, q->served_rows * state_bytes));
+    CPA_TRY(cpa_context_ensure(c, &q->got_memory, served * query_bytes(c)));
+    CPA_TRY(cpa_context_ensure(c, &q->away_memory, served * state_bytes));
     CPA_TRY(cpa_context_ensure(c, &q->home_memory, q->home_rows * state_bytes));
     if (q->joined) c->states[0] = state_rows(c, &q->away_memory, q->got_rows);
     CPA_TRY(plan_maps(c));

@@ -138,8 +138,8 @@ static inline int32_t cpa_cuda_decode_occupancy(int32_t k_dim, int32_t v_dim) {
     return k_dim <= 128 && v_dim <= 128 ? 2 : 1;
 }
 
-/* Whether the decode kernel has CTAs of twice as many warps, which have a multiprocessor each; and what they take of
- * its shared memory, at most: more than devices of 8.x have. */
+/* Whether the decode kernel has CTAs of twice as many warps, which have a multiprocessor each; and what the CTAs on one
+ * take of its shared memory, at most: for a single CTA more than devices of 8.x have. */
 enum { CPA_CUDA_WIDE_BYTES = 208 << 10 };
 static inline int32_t cpa_cuda_decode_has_wide(int32_t k_dim, int32_t v_dim, int64_t element_bytes) {
     return element_bytes == 2 && cpa_cuda_decode_occupancy(k_dim, v_dim) == 2 && (k_dim > 64 || v_dim > 64);

@@ -32,7 +32,7 @@ struct config {
     static constexpr int WARP_BYTES = Stages * STAGE_BYTES;
     static constexpr int SHARED_BYTES = WARPS * WARP_BYTES;
     /* Of a multiprocessor, as cpa_cuda_decode_occupancy and cpa_cuda_decode_has_wide say. */
-    static constexpr int CTAS = 2 * SHARED_BYTES <= 208 << 10 ? 2 : 1;
+    static constexpr int CTAS = 2 * SHARED_BYTES <= CPA_CUDA_WIDE_BYTES ? 2 : 1;
     static_assert(WARP_BYTES % 16 == 0, "of whole chunks");
 
     using key_layout = typename std::conditional<QUANTISED, key_codes<KeyDim>, element_rows<KeyDim>>::type;
