@@ -105,6 +105,13 @@ struct cpa_transport_table {
      * *waited_s the seconds it blocked. */
     cpa_status (*finish)(cpa_transport *transport, cpa_exchange *exchange, void *waiter, double *waited_s,
                          cpa_error *err);
+    /* Device transports, where kernels of this rank can store a message for `peer` themselves: *theirs is where, *own
+     * where the peer stores its messages for this rank, *bytes the room in each; the same as long as the transport is
+     * open. Such a message has been stored by the work enqueued so far when its exchange starts, with `send` in
+     * *theirs at its sender and `recv` in *own at its receiver: nothing moves any more, and once the exchange is
+     * finished it can be read. Before a rank stores one it must have received a message that the peer sent after it had
+     * read the one before. NULL: no such room. */
+    void (*room)(cpa_transport *transport, int32_t peer, void **theirs, void **own, int64_t *bytes);
     /* Device transports: blocks until the native stream is idle. Where a stream waits for exchanges, call this instead
      * of synchronising it: when they have not moved for timeout_s, or fail, this gives them up, so that the stream can
      * end, and returns CPA_COMM with the ranks that were waited for. From then on the transport only fails with that

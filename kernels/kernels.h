@@ -44,6 +44,10 @@ struct cpa_attend_plan {
      * row each are ever attended. What an attend enqueues then depends on plan_shape alone, and an attend of no item is
      * enqueued too. 0: the plan is as small as its batch allows. */
     int64_t steady_items;
+    /* Set by the owner before plan_set and valid in it, for device back ends: by how many floats the rows of an item
+     * lie further on in the state than their index says, O and LSE alike. So a kernel can store them into the memory
+     * of another device. NULL: none does. */
+    const int64_t *state_shifts; /* [n_items of the batch] */
     int64_t n_items;
     int32_t q_heads, kv_heads, k_dim, v_dim, block_size;
     int64_t max_block; /* cpa_attend_plan_set: the largest block id among the entries in use; -1 without any */
@@ -210,8 +214,8 @@ struct cpa_kernel_table {
     /* Work split once a step; plan_set allocates only when the plan grows. A plan may be set while attends of its last
      * setting are enqueued, once those of the setting before that are done. plan_upload enqueues what brings the
      * setting to the device, behind all attends of the plan so far; otherwise the first attend on a stream does. NULL
-     * where nothing has to be brought anywhere. A graph holds no upload of a plan that its stream has uploaded before the capture: upload each setting
-     * before a launch. */
+     * where nothing has to be brought anywhere. A graph holds no upload of a plan that its stream has uploaded before
+     * the capture: upload each setting before a launch. */
     cpa_status (*plan_create)(cpa_device *device, cpa_attend_plan **out, cpa_error *err);
     cpa_status (*plan_set)(cpa_attend_plan *plan, const cpa_attend_batch *batch, cpa_error *err);
     cpa_status (*plan_upload)(const cpa_attend_plan *plan, cpa_stream *stream);

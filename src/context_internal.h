@@ -127,13 +127,17 @@ typedef struct cpa_pass_q_peer {
     int32_t rank;
     int64_t sent, packed_at, home_at; /* own rows that the peer attends; packed_at -1: sent from where they lie */
     int64_t got, got_at;              /* the peer's rows that this rank attends */
+    void *their_room, *own_room;      /* direct: where states of `got` are stored, and those of `sent` come */
 } cpa_pass_q_peer;
 
 typedef struct cpa_pass_q {
     int active;             /* whether the step has a pass-Q chunk */
     int joined;             /* own rows are attended together with those of the peers */
+    int direct;             /* attend stores states in the rooms of the transport, and they are merged there */
     cpa_pass_q_peer *peers; /* [cp_size - 1], in the order in which pass-KV receives from them */
     cpa_attend_plan *plan;  /* the rows of the peers over the own shard; joined: and the own rows behind them */
+    int64_t *state_shifts;  /* of the plan's items, if direct */
+    int64_t shifts_capacity;
     int64_t packed_rows, got_rows, home_rows;
     int32_t *map_sets[2]; /* host, page-locked, in turn: one may be on its way to the device as the next is filled */
     int64_t map_capacities[2];

@@ -2,9 +2,13 @@
  *
  * A message of queries holds rows [q_heads * k_dim] in the order of the chunks. A message of states holds a row for
  * each of them: O [q_heads * v_dim], then LSE [q_heads], fp32, padded to four floats; attend writes such rows in place.
+ *
+ * In decode, where the transport has rooms, attend stores the states of a peer's rows in the memory of that peer, whose
+ * merge reads them there. The peer's queries stand for its leave: it sends them when it has merged the layer before.
  */
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "base/check.h"
 #include "base/fault.h"
@@ -34,6 +38,7 @@ void cpa_pass_q_destroy(cpa_context *c) {
         c->kernels->free_host(c->device, q->map_sets[0]);
         c->kernels->free_host(c->device, q->map_sets[1]);
     }
+    free(q->state_shifts);
     free(q->peers);
 }
 
@@ -49,10 +54,20 @@ static int64_t state_floats(const cpa_context *c) {
     return (floats + 3) / 4 * 4;
 }
 
-static cpa_partial state_rows(const cpa_context *c, const cpa_context_buffer *buffer, int64_t row) {
+static cpa_partial state_rows(const cpa_context *c, void *memory, int64_t row) {
     int64_t stride = state_floats(c);
-    float *o = (float *)buffer->memory + row * stride;
+    float *o = (float *)memory + row * stride;
     return (cpa_partial){o, stride, o + (int64_t)c->options.q_heads * c->options.v_dim, stride};
+}
+
+/* The states that are attended for a peer. */
+static cpa_partial served_states(const cpa_context *c, const cpa_pass_q_peer *peer) {
+    return c->q.direct ? state_rows(c, peer->their_room, 0) : state_rows(c, c->q.away_memory.memory, peer->got_at);
+}
+
+/* The own states that a peer attends. */
+static cpa_partial home_states(const cpa_context *c, const cpa_pass_q_peer *peer) {
+    return c->q.direct ? state_rows(c, peer->own_room, 0) : state_rows(c, c->q.home_memory.memory, peer->home_at);
 }
 
 /* How many rows of a chunk `asker` sends to `keeper`: all of its own if the keeper has a key. */
@@ -117,6 +132,25 @@ static void plan_peers(cpa_context *c) {
     }
 }
 
+/* Whether states go direct, the same on all ranks: no message of the step may be longer than a room. */
+static void choose_direct(cpa_context *c) {
+    cpa_pass_q *q = &c->q;
+    const cpa_transport_table *table = c->transport->table;
+    int64_t most_rows = c->steady_rows, room = 0;
+    q->direct = 0;
+    if (!q->joined || !table->room) return;
+    for (int32_t rank = 0; rank < c->map.cp_size && !c->steady_rows; rank++) {
+        int64_t rows = 0;
+        for (int64_t i = 0; i < c->n_chunks; i++) rows += cpa_context_share(c, &c->chunks[i], rank).rows;
+        if (rows > most_rows) most_rows = rows;
+    }
+    for (int32_t i = 0; i < c->map.cp_size - 1; i++) {
+        cpa_pass_q_peer *peer = &q->peers[i];
+        table->room(c->transport, peer->rank, &peer->their_room, &peer->own_room, &room);
+    }
+    q->direct = most_rows * state_floats(c) * (int64_t)sizeof(float) <= room;
+}
+
 /* Fills the own rows that are packed for a peer (NULL: none are), and the row map of the state that comes home from it.
  */
 static void map_peer(const cpa_context *c, const cpa_pass_q_peer *peer, int32_t *packed, int32_t *home) {
@@ -177,7 +211,7 @@ static cpa_status plan_maps(cpa_context *c) {
         } else {
             map_peer(c, peer, peer->packed_at == NOT_PACKED ? NULL : q->maps + peer->packed_at, q->maps + home);
         }
-        c->states[c->n_states] = state_rows(c, &q->home_memory, peer->home_at);
+        c->states[c->n_states] = home_states(c, peer);
         c->row_maps[c->n_states++] = device_maps + home;
     }
     return CPA_OK;
@@ -192,9 +226,25 @@ cpa_status cpa_pass_q_upload(cpa_context *c, cpa_stream *stream) {
     return cpa_context_check(c, status, stream);
 }
 
+/* How much further on the states of a peer's rows lie than their rows in away_memory. */
+static int64_t state_shift(const cpa_context *c, const cpa_pass_q_peer *peer) {
+    const cpa_partial there = served_states(c, peer), here = state_rows(c, c->q.away_memory.memory, peer->got_at);
+    return ((intptr_t)there.o - (intptr_t)here.o) / (intptr_t)sizeof(float);
+}
+
+static cpa_status ensure_shifts(cpa_context *c) {
+    const int64_t n = c->n_chunks * c->map.cp_size;
+    int64_t *shifts = cpa_context_grow(c, c->q.state_shifts, &c->q.shifts_capacity, n, sizeof *shifts);
+    if (!shifts) return CPA_NO_MEMORY;
+    memset(shifts, 0, (size_t)n * sizeof *shifts); /* own rows stay here */
+    c->q.state_shifts = shifts;
+    return CPA_OK;
+}
+
 /* The rows of the peers over the own shard, and the own rows if they join them. */
 static cpa_status plan_served(cpa_context *c) {
     int64_t n = 0;
+    if (c->q.direct) CPA_TRY(ensure_shifts(c));
     for (int32_t p = 0; p < c->map.cp_size - 1; p++) {
         const cpa_pass_q_peer *peer = &c->q.peers[p];
         int64_t row = peer->got_at;
@@ -207,6 +257,7 @@ static cpa_status plan_served(cpa_context *c) {
             }
             cpa_chunk_share own = cpa_context_share(c, chunk, c->control.rank);
             cpa_chunk_share theirs = cpa_context_share(c, chunk, peer->rank);
+            if (c->q.direct) c->q.state_shifts[n] = state_shift(c, peer);
             c->items[n++] = (cpa_attend_item){
                 .q_row = row,
                 .q_count = rows,
@@ -220,6 +271,7 @@ static cpa_status plan_served(cpa_context *c) {
             row += rows;
         }
     }
+    c->q.plan->state_shifts = c->q.direct ? c->q.state_shifts : NULL;
     c->q.plan->steady_items = c->steady_rows * (c->map.cp_size - 1);
     if (c->q.joined) {
         n = cpa_context_own_items(c, n, c->q.got_rows);
@@ -236,13 +288,14 @@ cpa_status cpa_pass_q_plan(cpa_context *c) {
     if (!c->shared) return CPA_OK;
     (c->steady_rows ? plan_steady_peers : plan_peers)(c);
     if (!q->active) return CPA_OK;
+    choose_direct(c);
     int64_t state_bytes = state_floats(c) * (int64_t)sizeof(float);
     const int64_t served = q->got_rows + (q->joined ? c->rows : 0);
     CPA_TRY(cpa_context_ensure(c, &q->packed_memory, q->packed_rows * query_bytes(c)));
     CPA_TRY(cpa_context_ensure(c, &q->got_memory, served * query_bytes(c)));
     CPA_TRY(cpa_context_ensure(c, &q->away_memory, served * state_bytes));
-    CPA_TRY(cpa_context_ensure(c, &q->home_memory, q->home_rows * state_bytes));
-    if (q->joined) c->states[0] = state_rows(c, &q->away_memory, q->got_rows);
+    if (!q->direct) CPA_TRY(cpa_context_ensure(c, &q->home_memory, q->home_rows * state_bytes));
+    if (q->joined) c->states[0] = state_rows(c, q->away_memory.memory, q->got_rows);
     CPA_TRY(plan_maps(c));
     return plan_served(c);
 }
@@ -298,40 +351,39 @@ cpa_status cpa_pass_q_serve(cpa_context *c, const cpa_context_args *args, cpa_st
         .kv = args->kv,
         .mask = args->mask,
         .scale = args->scale,
-        .state = state_rows(c, &q->away_memory, 0),
+        .state = state_rows(c, q->away_memory.memory, 0),
     };
     CPA_TRY(cpa_context_run_attend(c, q->plan, &attend, CPA_SPAN_ATTEND_RECEIVED, 0, stream));
 
     const int64_t bytes = state_floats(c) * (int64_t)sizeof(float);
-    char *away = q->away_memory.memory, *home = q->home_memory.memory;
     for (int32_t i = 0; i < c->map.cp_size - 1; i++) {
         const cpa_pass_q_peer *peer = &q->peers[i];
         c->messages[i] = (cpa_message){
             .peer = peer->rank,
-            .send = away + peer->got_at * bytes,
+            .send = served_states(c, peer).o,
             .send_bytes = peer->got * bytes,
-            .recv = home + peer->home_at * bytes,
+            .recv = home_states(c, peer).o,
             .recv_bytes = peer->sent * bytes,
         };
     }
     return cpa_context_start(c, c->map.cp_size - 1, CPA_SPAN_EXCHANGE_STATES, 0, stream, &q->states);
 }
 
-/* CPA_FAULT_DROPPED_SHARD: the first state that comes home is empty. */
-static cpa_status drop_first_state(cpa_context *c, cpa_stream *stream) {
-    int32_t first = 0;
-    while (first < c->map.cp_size - 1 && c->q.peers[first].sent == 0) first++;
-    if (first == c->map.cp_size - 1) return CPA_OK;
-    cpa_partial state = state_rows(c, &c->q.home_memory, c->q.peers[first].home_at);
-    return cpa_context_spoil_lse(c, state, c->q.peers[first].sent, stream);
+/* CPA_FAULT_BASE2_LSE: the states that come home have LSEs in base 2. CPA_FAULT_DROPPED_SHARD: the first is empty. */
+static cpa_status spoil_states(cpa_context *c, cpa_stream *stream) {
+    for (int32_t i = 0; i < c->map.cp_size - 1; i++) {
+        const cpa_pass_q_peer *peer = &c->q.peers[i];
+        if (peer->sent == 0) continue;
+        CPA_TRY(cpa_context_spoil_lse(c, home_states(c, peer), peer->sent, stream));
+        if (cpa_fault_is(CPA_FAULT_DROPPED_SHARD)) break;
+    }
+    return CPA_OK;
 }
 
 cpa_status cpa_pass_q_finish(cpa_context *c, cpa_stream *stream) {
     cpa_pass_q *q = &c->q;
     if (!q->active) return CPA_OK;
     CPA_TRY(cpa_context_finish(c, stream, &q->states));
-    if (cpa_fault_is(CPA_FAULT_BASE2_LSE))
-        CPA_TRY(cpa_context_spoil_lse(c, state_rows(c, &q->home_memory, 0), q->home_rows, stream));
-    if (cpa_fault_is(CPA_FAULT_DROPPED_SHARD)) CPA_TRY(drop_first_state(c, stream));
-    return CPA_OK;
+    const int spoils = cpa_fault_is(CPA_FAULT_BASE2_LSE) || cpa_fault_is(CPA_FAULT_DROPPED_SHARD);
+    return spoils ? spoil_states(c, stream) : CPA_OK;
 }

@@ -1,14 +1,17 @@
 /* push and pull: a row of CTAs for each message. Thread 0 of each CTA waits for the peer's word, the CTA moves its
  * share of the message, and the CTA that is the last to be done tells the peer. A message in lines needs no word of its
- * arrival: every thread waits for its lines.
+ * arrival: every thread waits for its lines. pass_words is both at once for messages that lie where they belong, of
+ * which only the word travels.
  *
  * Few CTAs, because they spin: eight such kernels at once, each on a stream of its own, still fit on a device of 108
  * multiprocessors.
  *
  * On compute capability 9.0 a pull may start while the push of its exchange, which comes right before it, runs: it
- * writes only when that is over, and so ends behind it. A push may be placed beside the kernel before it as well, and
- * does nothing until that is over. Neither lets the kernel behind it start before all that came before itself is over:
- * a pull reads the counts of its slot at once, which an earlier one may still have to advance. */
+ * writes only when that is over, and so ends behind it. What comes behind the pull may be placed while the pull waits.
+ * A push may be placed beside the kernel before it as well, and until that is over only sees to it that the peer has
+ * taken out the message before; it lets the pull start only then. So of all exchanges before the one at hand no kernel
+ * still runs when a pull or a push reads the counts of its slot, but that of the last one.
+ */
 #include "comm/peer/store_kernels.h"
 
 #include "base/dependent.cuh"
@@ -173,9 +176,18 @@ __device__ void store_chunk(char *to, int64_t at, int64_t bytes, uint2 chunk) {
     for (int i = 0; i < CHUNK && at + i < bytes; i++) to[at + i] = (char)(value >> (8 * i));
 }
 
-__device__ void push_lines(const cpa_store_part &part, const uint32_t *abort) {
+/* Waits until the peer has taken out the last message of the slot, number `pushed`. What it reads only the peer writes:
+ * it need not wait for the kernel before. */
+__device__ bool await_free(const cpa_store_part &part, uint32_t pushed, const uint32_t *abort) {
     __shared__ bool is_free;
-    const uint32_t pushed = part.own->pushed;
+    if (threadIdx.x == 0) {
+        is_free = await([&] { return load_acquire(&part.own->acked) == pushed; }, abort, part.stalled);
+    }
+    __syncthreads();
+    return is_free;
+}
+
+__device__ void push_lines(const cpa_store_part &part, uint32_t pushed) {
     chunk_range chunks = chunks_of(part);
     uint2 held[LINES];
     const auto load = [&] {
@@ -184,11 +196,6 @@ __device__ void push_lines(const cpa_store_part &part, const uint32_t *abort) {
             if (chunks.of(d) < chunks.end) held[d] = load_chunk(part.from, (int64_t)chunks.of(d) * CHUNK, part.bytes);
     };
     load();
-    if (threadIdx.x == 0) {
-        is_free = await([&] { return load_acquire(&part.own->acked) == pushed; }, abort, part.stalled);
-    }
-    __syncthreads();
-    if (!is_free) return;
     while (chunks.at < chunks.end) {
 #pragma unroll
         for (int d = 0; d < LINES; d++)
@@ -246,7 +253,6 @@ __device__ bool take_lines(const cpa_store_part &part, uint32_t next, const uint
             },
             abort, part.stalled);
         dependent_wait(); /* all threads come to it; from the second time on it is over */
-        dependent_allow();
         if (!is_there) return false;
 #pragma unroll
         for (int d = 0; d < LINES; d++) {
@@ -276,19 +282,16 @@ __device__ void pull_lines(const cpa_store_part &part, const cpa_store_batch &ba
 
 /* ---- as they are ---- */
 
-__device__ void push_bytes(const cpa_store_part &part, const uint32_t *abort) {
-    __shared__ bool is_free;
-    const uint32_t pushed = part.own->pushed;
-    if (threadIdx.x == 0) {
-        is_free = await([&] { return load_acquire(&part.own->acked) == pushed; }, abort, part.stalled);
-    }
-    __syncthreads();
-    if (!is_free) return;
-    move_share(part, part.bytes);
-    if (!is_last<true>(&part.own->push_tickets)) return;
+/* What was stored of the message, seen by this thread, is there before the peer learns of it. */
+__device__ void tell(const cpa_store_part &part, uint32_t pushed) {
     part.own->pushed = pushed + 1;
     fence();
     store_relaxed(&part.theirs->arrived, (uint64_t)(pushed + 1) << 32 | part.bytes);
+}
+
+__device__ void push_bytes(const cpa_store_part &part, uint32_t pushed) {
+    move_share(part, part.bytes);
+    if (is_last<true>(&part.own->push_tickets)) tell(part, pushed);
 }
 
 __device__ void pull_bytes(const cpa_store_part &part, const cpa_store_batch &batch) {
@@ -296,7 +299,6 @@ __device__ void pull_bytes(const cpa_store_part &part, const cpa_store_batch &ba
     const uint32_t next = number_of_next(part);
     if (threadIdx.x == 0) is_there = await_arrival(part, next, batch);
     dependent_wait();
-    dependent_allow();
     __syncthreads();
     if (!is_there) return;
     move_share(part, part.bytes);
@@ -305,23 +307,49 @@ __device__ void pull_bytes(const cpa_store_part &part, const cpa_store_batch &ba
 
 /* ---- the kernels ---- */
 
-__global__ void __launch_bounds__(THREADS) push(const __grid_constant__ cpa_store_batch batch) {
+/* The number of the last message that went through the slot. Past the first-level cache: as number_of_next. */
+__device__ uint32_t number_of_last(const cpa_store_part &part) {
+    return *(const volatile uint32_t *)&part.own->pushed;
+}
+
+__global__ void __launch_bounds__(THREADS, 1) push(const __grid_constant__ cpa_store_batch batch) {
     const cpa_store_part &part = batch.parts[blockIdx.y];
+    const uint32_t pushed = number_of_last(part);
+    const bool is_free = await_free(part, pushed, batch.abort);
     dependent_wait();
     dependent_allow(); /* the pull: all that came before the push is done, pulls of the same cells too */
+    if (!is_free) return;
     if (part.bytes <= CPA_STORE_LINE_BYTES) {
-        push_lines(part, batch.abort);
+        push_lines(part, pushed);
     } else {
-        push_bytes(part, batch.abort);
+        push_bytes(part, pushed);
     }
 }
 
 __global__ void __launch_bounds__(THREADS) pull(const __grid_constant__ cpa_store_batch batch) {
     const cpa_store_part &part = batch.parts[blockIdx.y];
+    dependent_allow();
     if (part.bytes <= CPA_STORE_LINE_BYTES) {
         pull_lines(part, batch);
     } else {
         pull_bytes(part, batch);
+    }
+}
+
+/* A thread for each message, those that this rank has stored before those that it is to receive. */
+__global__ void pass_words(const __grid_constant__ cpa_store_batch batch) {
+    const cpa_store_part &part = batch.parts[blockIdx.y];
+    if ((int32_t)blockIdx.y < batch.n_stored) {
+        const uint32_t pushed = number_of_last(part);
+        const bool is_free = await_free(part, pushed, batch.abort);
+        dependent_wait();
+        dependent_allow();
+        if (is_free) tell(part, pushed);
+    } else {
+        const uint32_t next = number_of_next(part);
+        dependent_wait();
+        dependent_allow();
+        if (await_arrival(part, next, batch)) acknowledge(part, next);
     }
 }
 
@@ -342,7 +370,8 @@ dim3 grid_of(const cpa_store_batch *batch) {
 extern "C" cudaError_t cpa_store_load_kernels(void) {
     cudaFuncAttributes attributes;
     cudaError_t error = cudaFuncGetAttributes(&attributes, push);
-    return error == cudaSuccess ? cudaFuncGetAttributes(&attributes, pull) : error;
+    if (error == cudaSuccess) error = cudaFuncGetAttributes(&attributes, pull);
+    return error == cudaSuccess ? cudaFuncGetAttributes(&attributes, pass_words) : error;
 }
 
 extern "C" cudaError_t cpa_store_launch_push(const cpa_store_batch *batch, cudaStream_t stream) {
@@ -351,4 +380,9 @@ extern "C" cudaError_t cpa_store_launch_push(const cpa_store_batch *batch, cudaS
 
 extern "C" cudaError_t cpa_store_launch_pull(const cpa_store_batch *batch, cudaStream_t stream) {
     return launch_dependent(pull, grid_of(batch), THREADS, *batch, batch->starts_early != 0, stream);
+}
+
+extern "C" cudaError_t cpa_store_launch_words(const cpa_store_batch *batch, cudaStream_t stream) {
+    const dim3 grid(1, (unsigned)batch->n_parts);
+    return launch_dependent(pass_words, grid, 1, *batch, batch->starts_early != 0, stream);
 }

@@ -33,7 +33,7 @@ typedef struct cpa_store_mismatch {
 } cpa_store_mismatch;
 
 /* One message. A push takes it from the caller's buffer to the inbox of the receiver, a pull from the own inbox to the
- * caller's buffer. */
+ * caller's buffer. Of one that lies where it belongs neither is needed. */
 typedef struct cpa_store_part {
     const char *from;
     char *to;
@@ -49,17 +49,20 @@ enum { CPA_STORE_PARTS = 8 };
 typedef struct cpa_store_batch {
     cpa_store_part parts[CPA_STORE_PARTS];
     int32_t n_parts;
+    int32_t n_stored;      /* pass_words: the first so many parts lie at their receiver; the others are to come */
     int32_t starts_early;  /* it may be placed before the kernel in front of it is over */
     const uint32_t *abort; /* page-locked host memory: not 0: wait no longer */
     cpa_store_mismatch *mismatch;
 } cpa_store_batch;
 
-/* Loads both kernels: the first launch of one that is not loaded may wait for what runs on the device. */
+/* Loads the kernels: the first launch of one that is not loaded may wait for what runs on the device. */
 cudaError_t cpa_store_load_kernels(void);
 /* Waits until the receivers have taken out what was in the slot before, and writes. */
 cudaError_t cpa_store_launch_push(const cpa_store_batch *batch, cudaStream_t stream);
 /* Waits until the messages are there, and takes them out. */
 cudaError_t cpa_store_launch_pull(const cpa_store_batch *batch, cudaStream_t stream);
+/* Tells the receivers of messages that lie there, and waits until those of others are here. */
+cudaError_t cpa_store_launch_words(const cpa_store_batch *batch, cudaStream_t stream);
 
 #ifdef __cplusplus
 }

@@ -24,7 +24,7 @@ static int64_t cells_bytes(int32_t size) {
 enum { LINES_ROOM = 2 * CPA_STORE_LINE_BYTES, ROOM = LINES_ROOM + CPA_STORE_BYTES };
 
 int64_t cpa_stores_bytes(int32_t size) {
-    return cells_bytes(size) + (int64_t)CPA_STORE_SLOTS * (size - 1) * ROOM;
+    return cells_bytes(size) + (int64_t)(size - 1) * (CPA_STORE_SLOTS * ROOM + CPA_STORE_BYTES);
 }
 
 /* In the memory of a rank: its cell for another. */
@@ -32,10 +32,26 @@ static cpa_store_cell *cell_of(char *memory, int32_t size, int32_t slot, int32_t
     return (cpa_store_cell *)(void *)memory + (int64_t)slot * size + other;
 }
 
+/* Among the others of `rank`. */
+static int64_t column_of(int32_t rank, int32_t other) {
+    return other < rank ? other : other - 1;
+}
+
 /* In the memory of `rank`: where messages of `from` come in that have so many bytes. */
 static char *inbox_of(char *memory, int32_t size, int32_t slot, int32_t rank, int32_t from, int64_t bytes) {
-    int64_t column = from < rank ? from : from - 1, at = bytes <= CPA_STORE_LINE_BYTES ? 0 : LINES_ROOM;
+    int64_t column = column_of(rank, from), at = bytes <= CPA_STORE_LINE_BYTES ? 0 : LINES_ROOM;
     return memory + cells_bytes(size) + ((int64_t)slot * (size - 1) + column) * ROOM + at;
+}
+
+/* In the memory of `rank`: the room of `from`. */
+static char *room_of(char *memory, int32_t size, int32_t rank, int32_t from) {
+    char *rooms = memory + cells_bytes(size) + (int64_t)CPA_STORE_SLOTS * (size - 1) * ROOM;
+    return rooms + column_of(rank, from) * CPA_STORE_BYTES;
+}
+
+void cpa_stores_rooms(const cpa_stores *s, int32_t peer, void **theirs, void **own) {
+    *theirs = room_of(s->theirs[peer], s->size, peer, s->rank);
+    *own = room_of(s->own, s->size, s->rank, peer);
 }
 
 /* ---- life ---- */
@@ -90,13 +106,19 @@ int cpa_stores_carry(int64_t bytes) {
 
 typedef cudaError_t (*launch_fn)(const cpa_store_batch *batch, cudaStream_t stream);
 
+static cpa_store_batch batch_of(const cpa_stores *s, const cpa_store_part *parts, int32_t n, int early) {
+    cpa_store_batch batch = {.n_parts = n,
+                             .starts_early = early && s->starts_early,
+                             .abort = &s->host->abort,
+                             .mismatch = &s->host->mismatch};
+    memcpy(batch.parts, parts, (size_t)n * sizeof *parts);
+    return batch;
+}
+
 static cpa_status launch_parts(const cpa_stores *s, const cpa_store_part *parts, int32_t n, int early, launch_fn launch,
                                cudaStream_t stream, cpa_error *err) {
     for (int32_t at = 0; at < n; at += CPA_STORE_PARTS) {
-        cpa_store_batch batch = {
-            .starts_early = early && s->starts_early, .abort = &s->host->abort, .mismatch = &s->host->mismatch};
-        batch.n_parts = n - at < CPA_STORE_PARTS ? n - at : CPA_STORE_PARTS;
-        memcpy(batch.parts, parts + at, (size_t)batch.n_parts * sizeof *parts);
+        cpa_store_batch batch = batch_of(s, parts + at, n - at < CPA_STORE_PARTS ? n - at : CPA_STORE_PARTS, early);
         CPA_TRY(cpa_runtime_check(launch(&batch, stream), "a kernel that stores messages", err));
     }
     return CPA_OK;
@@ -142,34 +164,62 @@ static cpa_status take_over(const cpa_stores *s, cpa_store_slot *slot, const cpa
     return cpa_runtime_check(cudaStreamWaitEvent(exchange->stream, slot->done, 0), "cudaStreamWaitEvent", err);
 }
 
-/* What is pushed to each peer, and in slot->parts what will be taken out. Returns the number of the former. */
-static int32_t list_parts(const cpa_stores *s, int32_t index, cpa_store_slot *slot, const cpa_message *msgs, int32_t n,
-                          cpa_store_part *pushes) {
-    int32_t n_pushes = 0;
-    slot->n_parts = 0;
-    for (int32_t i = 0; i < n; i++) {
-        const cpa_message *m = &msgs[i];
-        cpa_store_part part = {
-            .own = cell_of(s->own, s->size, index, m->peer),
-            .theirs = cell_of(s->theirs[m->peer], s->size, index, s->rank),
-            .stalled = &s->host->stalled[(index * s->size + m->peer) * 2],
-            .peer = (uint32_t)m->peer,
-        };
-        if (cpa_stores_carry(m->send_bytes)) {
-            part.from = m->send;
-            part.to = inbox_of(s->theirs[m->peer], s->size, index, m->peer, s->rank, m->send_bytes);
-            part.bytes = (uint32_t)m->send_bytes;
-            pushes[n_pushes++] = part;
-        }
-        if (cpa_stores_carry(m->recv_bytes)) {
-            part.stalled++;
-            part.from = inbox_of(s->own, s->size, index, s->rank, m->peer, m->recv_bytes);
-            part.to = m->recv;
-            part.bytes = (uint32_t)m->recv_bytes;
-            slot->parts[slot->n_parts++] = part;
-        }
+/* The messages of an exchange, by what its start does with them; those that are pulled are in slot->parts. */
+typedef struct part_lists {
+    cpa_store_part pushes[CPA_DEVICE_MAX_RANKS];
+    cpa_store_part words[2 * CPA_DEVICE_MAX_RANKS]; /* in rooms: the stored ones, then those to come */
+    int32_t n_pushes, n_words, n_stored;
+} part_lists;
+
+static cpa_store_part part_of(const cpa_stores *s, int32_t index, int32_t peer, int64_t bytes, int receives) {
+    return (cpa_store_part){
+        .own = cell_of(s->own, s->size, index, peer),
+        .theirs = cell_of(s->theirs[peer], s->size, index, s->rank),
+        .stalled = &s->host->stalled[(index * s->size + peer) * 2 + receives],
+        .bytes = (uint32_t)bytes,
+        .peer = (uint32_t)peer,
+    };
+}
+
+static void list_sent(const cpa_stores *s, int32_t index, const cpa_message *m, part_lists *lists) {
+    void *their_room, *own_room;
+    if (!cpa_stores_carry(m->send_bytes)) return;
+    cpa_stores_rooms(s, m->peer, &their_room, &own_room);
+    cpa_store_part part = part_of(s, index, m->peer, m->send_bytes, 0);
+    if (m->send == their_room) {
+        lists->words[lists->n_words++] = part;
+        lists->n_stored++;
+        return;
     }
-    return n_pushes;
+    part.from = m->send;
+    part.to = inbox_of(s->theirs[m->peer], s->size, index, m->peer, s->rank, m->send_bytes);
+    lists->pushes[lists->n_pushes++] = part;
+}
+
+static void list_received(const cpa_stores *s, int32_t index, const cpa_message *m, part_lists *lists,
+                          cpa_store_slot *slot) {
+    void *their_room, *own_room;
+    if (!cpa_stores_carry(m->recv_bytes)) return;
+    cpa_stores_rooms(s, m->peer, &their_room, &own_room);
+    cpa_store_part part = part_of(s, index, m->peer, m->recv_bytes, 1);
+    if (m->recv == own_room) {
+        lists->words[lists->n_words++] = part;
+        return;
+    }
+    part.from = inbox_of(s->own, s->size, index, s->rank, m->peer, m->recv_bytes);
+    part.to = m->recv;
+    slot->parts[slot->n_parts++] = part;
+}
+
+static cpa_status launch_words(const cpa_stores *s, const part_lists *lists, cudaStream_t stream, cpa_error *err) {
+    for (int32_t at = 0; at < lists->n_words; at += CPA_STORE_PARTS) {
+        const int32_t left = lists->n_words - at, n = left < CPA_STORE_PARTS ? left : CPA_STORE_PARTS;
+        const int32_t stored = lists->n_stored - at;
+        cpa_store_batch batch = batch_of(s, lists->words + at, n, 1);
+        batch.n_stored = stored < 0 ? 0 : stored < n ? stored : n;
+        CPA_TRY(cpa_runtime_check(cpa_store_launch_words(&batch, stream), "a kernel that passes messages on", err));
+    }
+    return CPA_OK;
 }
 
 static int has_messages(const cpa_message *msgs, int32_t n) {
@@ -183,16 +233,19 @@ cpa_status cpa_stores_start(cpa_stores *s, const cpa_exchange *exchange, const c
                             cpa_error *err) {
     const int32_t index = (int32_t)(exchange->number % CPA_STORE_SLOTS);
     cpa_store_slot *slot = &s->slots[index];
-    cpa_store_part pushes[CPA_DEVICE_MAX_RANKS];
+    part_lists lists = {.n_pushes = 0};
     if (!has_messages(msgs, n_msgs)) return CPA_OK;
     CPA_TRY(take_over(s, slot, exchange, err));
-    int32_t n_pushes = list_parts(s, index, slot, msgs, n_msgs, pushes);
+    slot->n_parts = 0;
+    for (int32_t i = 0; i < n_msgs; i++) list_sent(s, index, &msgs[i], &lists);
+    for (int32_t i = 0; i < n_msgs; i++) list_received(s, index, &msgs[i], &lists, slot);
     slot->number = exchange->number;
     slot->captured = exchange->captured;
     slot->ready = exchange->stream;
     slot->open = 1;
-    slot->pushed = n_pushes > 0;
-    return launch_parts(s, pushes, n_pushes, 1, cpa_store_launch_push, exchange->stream, err);
+    slot->pushed = lists.n_pushes > 0;
+    CPA_TRY(launch_parts(s, lists.pushes, lists.n_pushes, 1, cpa_store_launch_push, exchange->stream, err));
+    return launch_words(s, &lists, exchange->stream, err);
 }
 
 cpa_status cpa_stores_finish(cpa_stores *s, const cpa_exchange *exchange, cudaStream_t waiter, cpa_error *err) {

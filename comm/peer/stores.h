@@ -17,6 +17,9 @@
  * enqueued at the latest before its own push of this one (an exchange that was not finished by then is taken out early,
  * on the stream that starts the new one); a pull waits only for the peer's push of the same exchange.
  *
+ * A rank also keeps a room for every other, in which that one's own kernels store a message (the transport's `room`).
+ * Of these start passes on that they are there, and waits for those of the peers, by one kernel; finish does nothing.
+ *
  * A kernel that waits for long marks its word `stalled` in host memory, where the transport's check times it; a word
  * `abort` makes all of them end. */
 #ifndef CPA_PEER_STORES_H
@@ -33,7 +36,7 @@ typedef struct cpa_store_slot {
     int64_t number; /* of the last exchange in it */
     int open;       /* it was started, and its messages are not taken out yet */
     int captured;
-    int pushed;            /* it sent messages */
+    int pushed;            /* it sent messages that are pulled */
     cudaStream_t ready;    /* where it was started */
     cpa_store_part *parts; /* [size - 1] to take out */
     int32_t n_parts;
@@ -54,7 +57,7 @@ typedef struct cpa_store_host cpa_store_host;
 typedef struct cpa_stores {
     int32_t rank, size;
     int starts_early;      /* the device places a kernel before the one in front of it is over, where it may */
-    char *own;             /* device: the cells, then the inbox */
+    char *own;             /* device: the cells, the inbox, the rooms */
     char **theirs;         /* [size] the same of the others, mapped; NULL: not connected */
     cpa_store_host *host;  /* page-locked */
     cpa_store_wait *waits; /* [CPA_STORE_SLOTS, size, 2] */
@@ -69,9 +72,13 @@ cpa_status cpa_stores_open(cpa_stores *stores, const cpa_control *control, void 
 void cpa_stores_connect(cpa_stores *stores, int32_t peer, void *theirs);
 void cpa_stores_close(cpa_stores *stores);
 
+/* Where this rank's kernels may store a message for the peer, CPA_STORE_BYTES, and where the peer's do. */
+void cpa_stores_rooms(const cpa_stores *stores, int32_t peer, void **theirs, void **own);
+
 /* Whether a message of so many bytes goes this way: both its ranks say the same. */
 int cpa_stores_carry(int64_t bytes);
-/* The messages of an exchange that go this way: enqueues the push on the exchange's stream. */
+/* The messages of an exchange that go this way: enqueues the push on the exchange's stream, and what there is to do for
+ * messages in rooms. */
 cpa_status cpa_stores_start(cpa_stores *stores, const cpa_exchange *exchange, const cpa_message *msgs, int32_t n_msgs,
                             cpa_error *err);
 /* Enqueues the pull on the native stream `waiter`. */

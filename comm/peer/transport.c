@@ -380,6 +380,11 @@ static void settle_stores(peer_transport *t) {
     }
 }
 
+static void transport_room(cpa_transport *transport, int32_t peer, void **theirs, void **own, int64_t *bytes) {
+    *bytes = CPA_STORE_BYTES;
+    cpa_stores_rooms(&((peer_transport *)transport)->stores, peer, theirs, own);
+}
+
 static void transport_close(cpa_transport *transport) {
     peer_transport *t = (peer_transport *)transport;
     if (!t) return;
@@ -420,5 +425,6 @@ const cpa_transport_table cpa_transport_peer = {
     .start = cpa_device_transport_start,
     .poll = cpa_device_transport_poll,
     .finish = cpa_device_transport_finish,
+    .room = transport_room,
     .drain = cpa_device_transport_drain,
 };

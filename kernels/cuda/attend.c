@@ -180,11 +180,9 @@ cpa_status cpa_cuda_plan_upload(const cpa_attend_plan *base, cpa_stream *stream)
 
 /* Whether the decode kernel may be placed before what it comes behind is over. One rank has nothing that waits for
  * other devices, and a steady step has that on this stream alone. */
-static void allow_early(const cpa_cuda_plan *plan, cpa_cuda_attend_args *a, cpa_stream *base) {
-    cpa_cuda_stream *stream = (cpa_cuda_stream *)base;
-    a->early = cpa_cuda_device_of(base)->path == CPA_CUDA_HOPPER && !stream->behind;
+static void allow_early(const cpa_cuda_plan *plan, cpa_cuda_attend_args *a, const cpa_stream *stream) {
+    a->early = cpa_cuda_device_of(stream)->path == CPA_CUDA_HOPPER;
     a->alone = plan->map.cp_size == 1 || plan->base.steady_items > 0;
-    stream->behind = 0;
 }
 
 cpa_status cpa_cuda_attend(const cpa_attend_plan *base, const cpa_attend_args *args, cpa_stream *stream) {

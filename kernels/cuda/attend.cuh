@@ -155,11 +155,12 @@ struct row_sink {
     merge_weights weights; /* of what is there, and of what comes */
     bool resume;
 
-    __device__ row_sink(const cpa_cuda_attend_args &a, int64_t q_row, int32_t row, int32_t kv_group, float lse_new)
+    __device__ row_sink(const cpa_cuda_attend_args &a, int64_t q_row, int64_t state_shift, int32_t row,
+                        int32_t kv_group, float lse_new)
         : weights(lse_new) {
         row_place place(a, q_row, row, kv_group);
-        lse = a.lse ? a.lse + place.state_row * a.lse_row_stride + place.head : NULL;
-        o = a.o ? a.o + place.state_row * a.o_row_stride + (int64_t)place.head * a.v_dim : NULL;
+        lse = a.lse ? a.lse + place.state_row * a.lse_row_stride + place.head + state_shift : NULL;
+        o = a.o ? a.o + place.state_row * a.o_row_stride + (int64_t)place.head * a.v_dim + state_shift : NULL;
         out = a.out ? a.out + (place.state_row * a.q_heads + place.head) * a.v_dim * element_bytes(a.q_dtype) : NULL;
         resume = a.resume;
         if (resume) weights = merge_weights(*lse, lse_new);
@@ -167,7 +168,7 @@ struct row_sink {
     /* The same, or the work space if the piece is one of several. */
     __device__ row_sink(const cpa_cuda_attend_args &a, const cpa_cuda_piece &piece, int32_t row, int32_t kv_group,
                         float lse_new)
-        : row_sink(a, piece.q_row, row, kv_group, lse_new) {
+        : row_sink(a, piece.q_row, piece.state_shift, row, kv_group, lse_new) {
         if (piece.partial < 0) return;
         int64_t at = kv_group * a.partial_rows + piece.partial + (row - piece.row_begin);
         o = a.partial_o + at * a.v_dim;

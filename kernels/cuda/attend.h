@@ -23,6 +23,7 @@ enum {
 
 typedef struct cpa_cuda_piece {
     int64_t q_row;              /* row in q and in the state of the item's first token */
+    int64_t state_shift;        /* floats: see state_shifts in kernels/kernels.h */
     int64_t q_first;            /* its local index in the shard at q_slot */
     int64_t k_first;            /* index of the item's first key among those it is cut from */
     int64_t table;              /* first table entry of the item */
@@ -38,7 +39,7 @@ typedef struct cpa_cuda_piece {
 
 /* A prefill tile whose keys are split: piece s left its states in the work space from row `partial` + s * rows on. */
 typedef struct cpa_cuda_split {
-    int64_t q_row;
+    int64_t q_row, state_shift;
     int32_t row_begin, row_end;
     int32_t partial;
     int32_t count;
@@ -47,6 +48,7 @@ typedef struct cpa_cuda_split {
 /* An item for the simple kernel: its packed rows of all heads begin at `begin` among those of all items. */
 typedef struct cpa_cuda_item {
     cpa_attend_item item;
+    int64_t state_shift;
     int64_t begin;
 } cpa_cuda_item;
 

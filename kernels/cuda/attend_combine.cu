@@ -66,7 +66,7 @@ __global__ void __launch_bounds__(WARPS *WARP_LANES) attend_combine(const __grid
         const int64_t first = kv_group * a.partial_rows + split.partial + row;
         const row_states states = {a.partial_lse + first, a.partial_o + first * a.v_dim, split.count, rows, a.v_dim};
         const float lse = states.joint_lse(lane);
-        const row_sink sink(a, split.q_row, split.row_begin + row, kv_group, lse);
+        const row_sink sink(a, split.q_row, split.state_shift, split.row_begin + row, kv_group, lse);
         for (int begin = 0; begin < a.v_dim; begin += COLUMNS) {
             const int column = begin + lane * 4;
             float value[4] = {0, 0, 0, 0};

@@ -28,6 +28,7 @@ enum {
 
 typedef struct plan_builder {
     const cpa_attend_batch *batch;
+    const int64_t *state_shifts;
     int32_t group;
     int32_t multiprocessors;
     int wide_fits;              /* CTAs of decode */
@@ -62,6 +63,10 @@ static int64_t align_section(int64_t bytes) {
 
 static int64_t packed_rows(const plan_builder *b, const cpa_attend_item *item) {
     return item->q_count * b->group;
+}
+
+static int64_t state_shift(const plan_builder *b, const cpa_attend_item *item) {
+    return b->state_shifts ? b->state_shifts[item - b->batch->items] : 0;
 }
 
 static int is_decode(const plan_builder *b, const cpa_attend_item *item) {
@@ -122,8 +127,10 @@ static void choose_splits(plan_builder *b) {
 }
 
 /* A tile of the item's rows against all its keys. */
-static cpa_cuda_piece whole_tile(const cpa_attend_item *item, int64_t row_begin, int64_t row_end) {
+static cpa_cuda_piece whole_tile(const plan_builder *b, const cpa_attend_item *item, int64_t row_begin,
+                                 int64_t row_end) {
     return (cpa_cuda_piece){.q_row = item->q_row,
+                            .state_shift = state_shift(b, item),
                             .q_first = item->q_first,
                             .k_first = item->k_first,
                             .table = item->table,
@@ -141,6 +148,7 @@ static cpa_cuda_piece whole_tile(const cpa_attend_item *item, int64_t row_begin,
 /* Notes that the rows of a tile come from `count` pieces, whose states follow each other in the work space. */
 static void add_split(plan_builder *b, const cpa_cuda_piece *tile, int64_t count) {
     b->splits[b->n_splits++] = (cpa_cuda_split){.q_row = tile->q_row,
+                                                .state_shift = tile->state_shift,
                                                 .row_begin = tile->row_begin,
                                                 .row_end = tile->row_end,
                                                 .partial = (int32_t)b->partial_rows,
@@ -203,7 +211,7 @@ static void split_decode(plan_builder *b) {
             }
             const int64_t left = tiles - done, take = take_tiles(b, &deal, left);
             cpa_cuda_piece *piece = deal_piece(b, &deal);
-            *piece = whole_tile(item, 0, rows);
+            *piece = whole_tile(b, item, 0, rows);
             piece->k_begin = (int32_t)(done * CPA_CUDA_DECODE_KEYS);
             if (take < left) piece->k_end = (int32_t)((done + take) * CPA_CUDA_DECODE_KEYS);
             if (pieces == 0) first = piece, first_cta = deal.cta;
@@ -234,7 +242,7 @@ static void split_prefill(plan_builder *b) {
         if (rows == 0 || is_decode(b, item)) continue;
         for (int64_t row = 0; row < rows; row += b->tile_rows) {
             int64_t row_end = row + b->tile_rows < rows ? row + b->tile_rows : rows;
-            cpa_cuda_piece tile = whole_tile(item, row, row_end);
+            cpa_cuda_piece tile = whole_tile(b, item, row, row_end);
             const int64_t partial = b->partial_rows;
             if (cuts > 1) add_split(b, &tile, cuts);
             for (int64_t cut = 0; cut == 0 || cut < cuts; cut++, n++) {
@@ -370,8 +378,9 @@ static void place_widened(const plan_builder *b, int32_t *tables, int32_t *block
 static void copy_items(const plan_builder *b, cpa_cuda_item *items, int64_t *rows) {
     *rows = 0;
     for (int64_t i = 0; i < b->batch->n_items; i++) {
-        items[i] = (cpa_cuda_item){.item = b->batch->items[i], .begin = *rows};
-        *rows += packed_rows(b, &items[i].item);
+        const cpa_attend_item *item = &b->batch->items[i];
+        items[i] = (cpa_cuda_item){.item = *item, .state_shift = state_shift(b, item), .begin = *rows};
+        *rows += packed_rows(b, item);
     }
 }
 
@@ -404,6 +413,7 @@ cpa_status cpa_cuda_plan_set(cpa_attend_plan *base, const cpa_attend_batch *batc
     cpa_cuda_plan_memory *memory = plan->memory;
     const cpa_cuda_device *device = (const cpa_cuda_device *)base->device;
     plan_builder b = {.batch = batch,
+                      .state_shifts = base->state_shifts,
                       .group = batch->q_heads / batch->kv_heads,
                       .multiprocessors = device->multiprocessors,
                       .wide_fits = device->shared_bytes >= CPA_CUDA_WIDE_BYTES,

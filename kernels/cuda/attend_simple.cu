@@ -77,9 +77,10 @@ __device__ void attend_key(const cpa_cuda_attend_args &a, row_state &state, cons
 }
 
 /* Stores a row, joined with the state that is there if the call resumes it. */
-__device__ void store_row(const cpa_cuda_attend_args &a, const row_state &state, int64_t row, int head, int lane) {
-    float *o = a.o ? a.o + row * a.o_row_stride + (int64_t)head * a.v_dim : NULL;
-    float *lse_at = a.lse ? a.lse + row * a.lse_row_stride + head : NULL;
+__device__ void store_row(const cpa_cuda_attend_args &a, const row_state &state, int64_t row, int64_t state_shift,
+                          int head, int lane) {
+    float *o = a.o ? a.o + row * a.o_row_stride + (int64_t)head * a.v_dim + state_shift : NULL;
+    float *lse_at = a.lse ? a.lse + row * a.lse_row_stride + head + state_shift : NULL;
     const float lse = state.sum > 0 ? state.max + logf(state.sum) : -INFINITY;
     const merge_weights weights(a.resume ? *lse_at : -INFINITY, lse);
     __syncwarp(); /* all lanes have read the LSE that is there */
@@ -129,7 +130,7 @@ __global__ void attend_simple(const __grid_constant__ cpa_cuda_attend_args a, in
     }
     for (int key = 0; key < min(sinks, keys.end); key++) attend_key(a, state, q, item, kv_head, key, lane);
     for (int key = max(keys.first, sinks); key < keys.end; key++) attend_key(a, state, q, item, kv_head, key, lane);
-    store_row(a, state, place.state_row, place.head, lane);
+    store_row(a, state, place.state_row, found->state_shift, place.head, lane);
 }
 
 } // namespace

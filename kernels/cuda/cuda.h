@@ -46,7 +46,6 @@ typedef struct cpa_cuda_stream {
     int capturing;               /* between graph_begin and graph_end */
     uint64_t captures;           /* counts both: what was copied in one capture is not there outside of it */
     cudaEvent_t reached;         /* what followers wait for */
-    int behind; /* it followed another: the next decode kernel waits for more than the kernel before it */
 } cpa_cuda_stream;
 
 static inline cpa_cuda_device *cpa_cuda_device_of(const cpa_stream *stream) {

@@ -189,7 +189,6 @@ static cpa_status stream_follow(cpa_stream *base, cpa_stream *before) {
     CPA_TRY(cpa_cuda_select(base->device, &base->error));
     CPA_TRY(cpa_cuda_check(&base->error, cudaEventRecord(leader->reached, leader->handle), "stream: follow"));
     CPA_TRY(cpa_cuda_check(&base->error, cudaStreamWaitEvent(stream->handle, leader->reached, 0), "stream: follow"));
-    stream->behind = 1;
     return CPA_OK;
 }
 
