@@ -1,10 +1,12 @@
 /* merge: partial states of the same rows over disjoint keys, as the left fold of the two-state merge.
  *
- * A warp merges up to 32 rows of heads, fewer where there are too few of them for all warps of the device. First its
- * lanes load the LSEs of all states; then each folds those of one row, which gives the weights of every step; then they
- * share the elements of one row after the other. The exponentials are computed once a row that way, and the loads of
- * several rows and states are under way together. In decode a merge is short, and what counts is how many loads wait
- * for one another: the first elements are loaded before the weights are known. */
+ * A warp merges up to 32 rows of heads, fewer where there are too few of them for all warps of the device. First each
+ * lane folds the LSEs of one of them, which gives the weights of every step; then the lanes share the elements of one
+ * row after the other. The exponentials are computed once a row that way, and the loads of several rows and states are
+ * under way together.
+ *
+ * Few rows, as in decode, are merged by a warp each, in another kernel: there it counts how many loads wait for one
+ * another. Its lanes load the LSEs of all states at once, and the elements before the weights are known. */
 #include <math.h>
 
 #include "base/dependent.cuh"
@@ -14,6 +16,8 @@
 namespace {
 
 constexpr int THREADS = 128, WARP_LANES = 32, WARPS = THREADS / WARP_LANES;
+constexpr int LEAST_WARP_ROWS = 4; /* whose loads one thread has under way together */
+constexpr int FEW_WARPS = 4 * WARPS; /* a multiprocessor; so many rows are few */
 /* Dynamic shared memory that any device gives to any kernel: 48 KiB less what is static. More has to be asked for, and
  * not every device has what CPA_MERGE_MAX_STATES take. */
 constexpr int UNASKED_BYTES = 46 << 10;
@@ -28,7 +32,7 @@ struct merge_args {
     state states[CPA_MERGE_MAX_STATES];
     int64_t rows;
     int32_t heads, v_dim, n_states;
-    int32_t rows_shift;  /* log2 of the rows of heads of a warp */
+    int32_t warp_rows;   /* rows of heads of a warp */
     int32_t lanes_shift; /* log2 of the lanes that share a row of a head */
     void *out;
     int64_t out_row_stride;
@@ -36,11 +40,10 @@ struct merge_args {
     int64_t out_lse_row_stride;
 };
 
-/* One step of the fold: O = a O + b O_state; b = 0 changes nothing, with a = 0 the sum so far does not count. Before
- * the fold, b is the LSE of the state. */
+/* One step of the fold: O = a O + b O_state; b = 0 changes nothing, with a = 0 the sum so far does not count. */
 struct alignas(16) fold_step {
     float a, b;
-    int32_t from; /* row of the state; -1: it adds nothing, and is not read */
+    int32_t from; /* row of the state */
 };
 
 /* NaN and +inf count as -inf. */
@@ -50,7 +53,7 @@ __device__ float counted(float lse) {
 
 /* The weights of folding lse_b into lse_a, and the new lse_a; see kernels/host/state.h. */
 __device__ fold_step fold_lse(float &lse_a, float lse_b, int32_t from) {
-    if (from < 0) return {1, 0, from};
+    if (lse_b == -INFINITY) return {1, 0, from};
     const float max = fmaxf(lse_a, lse_b), w_a = expf(lse_a - max), w_b = expf(lse_b - max), sum = w_a + w_b;
     lse_a = max + logf(sum);
     return {w_a / sum, w_b / sum, from};
@@ -82,69 +85,48 @@ struct place {
     int32_t row, head;
 };
 
-/* The lanes load the LSEs of the warp's rows; those of row r of it go to steps[state * WARP_LANES + r]. */
-__device__ void load_lses(const merge_args &a, const place *places, fold_step *steps, int lane) {
-#pragma unroll 4
-    for (int32_t i = lane; i < a.n_states << a.rows_shift; i += WARP_LANES) {
-        const int32_t s = i >> a.rows_shift, r = i - (s << a.rows_shift);
-        const state &from = a.states[s];
-        const place at = places[r];
-        const int64_t row = at.row < 0 ? -1 : from.map ? from.map[at.row] : at.row;
-        const float lse = row < 0 ? -INFINITY : counted(from.lse[row * from.lse_row_stride + at.head]);
-        steps[s * WARP_LANES + r] = {0, lse, lse > -INFINITY ? (int32_t)row : -1};
-    }
-}
-
-/* Each lane folds the LSEs of its row. */
-__device__ float fold_lses(const merge_args &a, fold_step *steps, int lane) {
+/* Each lane folds the LSEs of its row and head, and leaves the steps in steps[state * WARP_LANES + lane]. */
+__device__ float fold_lses(const merge_args &a, place at, fold_step *steps, int lane) {
     float lse = -INFINITY;
-    if (lane >> a.rows_shift) return lse;
     for (int32_t s = 0; s < a.n_states; s++) {
-        fold_step &step = steps[s * WARP_LANES + lane];
-        step = fold_lse(lse, step.b, step.from);
+        const state &from = a.states[s];
+        const int64_t row = at.row < 0 ? -1 : from.map ? from.map[at.row] : at.row;
+        const float next = row < 0 ? -INFINITY : counted(from.lse[row * from.lse_row_stride + at.head]);
+        steps[s * WARP_LANES + lane] = fold_lse(lse, next, (int32_t)row);
     }
     return lse;
 }
 
-/* UNIT elements of ROWS rows, the `apart`-th after each other from `first`, of AT_ONCE states. */
-template <int UNIT, int ROWS, int AT_ONCE>
-struct row_parts {
-    float part[ROWS][AT_ONCE][UNIT];
-
-    __device__ void load(const merge_args &a, const place *places, const fold_step *steps, int first, int apart,
-                         int32_t column, int32_t begin) {
+/* UNIT elements of ROWS rows, the `apart`-th after each other from `first`, through all states. */
+template <typename Out, int UNIT, int ROWS, int AT_ONCE>
+__device__ void fold_rows(const merge_args &a, const place *places, const fold_step *steps, int first, int apart,
+                          int32_t column) {
+    float value[ROWS][UNIT] = {};
+    for (int32_t begin = 0; begin < a.n_states; begin += AT_ONCE) {
+        fold_step step[ROWS][AT_ONCE];
+        float part[ROWS][AT_ONCE][UNIT];
 #pragma unroll
         for (int r = 0; r < ROWS; r++) {
             const int at = first + r * apart;
 #pragma unroll
             for (int i = 0; i < AT_ONCE; i++) {
-                if (begin + i >= a.n_states) continue;
-                const state &s = a.states[begin + i];
-                const int64_t row = steps[(begin + i) * WARP_LANES + at].from;
-                if (row >= 0)
-                    load_unit(s.o + row * s.o_row_stride + (int64_t)places[at].head * a.v_dim + column, part[r][i]);
+                const state &s = a.states[min(begin + i, a.n_states - 1)];
+                step[r][i] = steps[min(begin + i, a.n_states - 1) * WARP_LANES + at];
+                if (begin + i >= a.n_states) step[r][i].b = 0;
+                if (step[r][i].b != 0)
+                    load_unit(s.o + step[r][i].from * s.o_row_stride + (int64_t)places[at].head * a.v_dim + column,
+                              part[r][i]);
             }
         }
-    }
-};
-
-/* Those elements through all states; `parts` holds them of the first ones. */
-template <typename Out, int UNIT, int ROWS, int AT_ONCE>
-__device__ void fold_rows(const merge_args &a, const place *places, const fold_step *steps, int first, int apart,
-                          int32_t column, row_parts<UNIT, ROWS, AT_ONCE> &parts) {
-    float value[ROWS][UNIT] = {};
-    for (int32_t begin = 0; begin < a.n_states; begin += AT_ONCE) {
-        if (begin > 0) parts.load(a, places, steps, first, apart, column, begin);
 #pragma unroll
         for (int r = 0; r < ROWS; r++)
 #pragma unroll
             for (int i = 0; i < AT_ONCE; i++) {
-                if (begin + i >= a.n_states) continue;
-                const fold_step w = steps[(begin + i) * WARP_LANES + first + r * apart];
+                const fold_step w = step[r][i];
                 if (w.b == 0) continue;
 #pragma unroll
                 for (int e = 0; e < UNIT; e++)
-                    value[r][e] = w.a == 0 ? parts.part[r][i][e] : fmaf(w.b, parts.part[r][i][e], w.a * value[r][e]);
+                    value[r][e] = w.a == 0 ? part[r][i][e] : fmaf(w.b, part[r][i][e], w.a * value[r][e]);
             }
     }
 #pragma unroll
@@ -158,40 +140,80 @@ __device__ void fold_rows(const merge_args &a, const place *places, const fold_s
 /* The lane that writes a row's LSE has read it before, and so has the lane that writes an element: the result may take
  * the place of the first state. */
 template <typename Out, int UNIT, int ROWS, int AT_ONCE>
-__global__ void __launch_bounds__(THREADS, 4) merge(const __grid_constant__ merge_args a) {
+__global__ void __launch_bounds__(THREADS) merge(const __grid_constant__ merge_args a) {
+    dependent_wait();
     extern __shared__ __align__(16) char shared[];
     __shared__ place all_places[THREADS];
     const int warp = threadIdx.x / WARP_LANES, lane = threadIdx.x % WARP_LANES;
-    const int lanes = 1 << a.lanes_shift, groups = WARP_LANES >> a.lanes_shift, warp_rows = 1 << a.rows_shift;
+    const int lanes = 1 << a.lanes_shift, groups = WARP_LANES >> a.lanes_shift;
     fold_step *steps = (fold_step *)shared + warp * WARP_LANES * a.n_states;
     place *places = all_places + warp * WARP_LANES;
-    const int64_t index = (((int64_t)blockIdx.x * WARPS + warp) << a.rows_shift) + lane, row = index / a.heads;
-    const place own = {lane < warp_rows && row < a.rows ? (int32_t)row : -1, (int32_t)(index - row * a.heads)};
+    const int64_t index = ((int64_t)blockIdx.x * WARPS + warp) * a.warp_rows + lane, row = index / a.heads;
+    const place own = {lane < a.warp_rows && row < a.rows ? (int32_t)row : -1, (int32_t)(index - row * a.heads)};
     places[lane] = own;
+    const float lse = fold_lses(a, own, steps, lane);
     __syncwarp();
-    dependent_wait();
-    load_lses(a, places, steps, lane);
-    __syncwarp();
-    const int first_row = lane >> a.lanes_shift, first_column = (lane & (lanes - 1)) * UNIT;
-    row_parts<UNIT, ROWS, AT_ONCE> parts;
-    if (first_row + (ROWS - 1) * groups < warp_rows && first_column < a.v_dim)
-        parts.load(a, places, steps, first_row, groups, first_column, 0);
-    __syncwarp(); /* all have read the row of a step before its lane rewrites it */
-    const float lse = fold_lses(a, steps, lane);
-    __syncwarp();
-    for (int32_t column = first_column; column < a.v_dim; column += lanes * UNIT) {
-        int r = first_row;
-        for (; r + (ROWS - 1) * groups < warp_rows; r += ROWS * groups) {
-            if (r > first_row || column > first_column) parts.load(a, places, steps, r, groups, column, 0);
-            fold_rows<Out>(a, places, steps, r, groups, column, parts);
-        }
-        for (; r < warp_rows; r += groups) {
-            row_parts<UNIT, 1, AT_ONCE> last;
-            last.load(a, places, steps, r, groups, column, 0);
-            fold_rows<Out>(a, places, steps, r, groups, column, last);
-        }
+    for (int32_t column = (lane & (lanes - 1)) * UNIT; column < a.v_dim; column += lanes * UNIT) {
+        int r = lane >> a.lanes_shift;
+        for (; r + (ROWS - 1) * groups < a.warp_rows; r += ROWS * groups)
+            fold_rows<Out, UNIT, ROWS, AT_ONCE>(a, places, steps, r, groups, column);
+        for (; r < a.warp_rows; r += groups) fold_rows<Out, UNIT, 1, AT_ONCE>(a, places, steps, r, groups, column);
     }
     if (a.out_lse && own.row >= 0) a.out_lse[own.row * a.out_lse_row_stride + own.head] = lse;
+}
+
+/* A warp a row of a head, of at most WARP_LANES states. */
+template <typename Out>
+__global__ void __launch_bounds__(THREADS) merge_few(const __grid_constant__ merge_args a) {
+    constexpr int UNIT = 4, AT_ONCE = 4;
+    const int warp = threadIdx.x / WARP_LANES, lane = threadIdx.x % WARP_LANES;
+    const int32_t index = (int32_t)blockIdx.x * WARPS + warp, row = index / a.heads, head = index - row * a.heads;
+    dependent_wait();
+    if (row >= a.rows) return;
+    int32_t own_from = -1; /* of the state of this lane */
+    if (lane < a.n_states) own_from = a.states[lane].map ? a.states[lane].map[row] : row;
+    float own_lse = -INFINITY;
+    if (own_from >= 0) own_lse = counted(a.states[lane].lse[own_from * a.states[lane].lse_row_stride + head]);
+    float lse = -INFINITY;
+    for (int32_t first = 0; first < a.v_dim; first += WARP_LANES * UNIT) {
+        const int32_t column = first + lane * UNIT;
+        float value[UNIT] = {};
+        lse = -INFINITY;
+        for (int32_t begin = 0; begin < a.n_states; begin += AT_ONCE) {
+            float part[AT_ONCE][UNIT] = {};
+#pragma unroll
+            for (int i = 0; i < AT_ONCE; i++) { /* a lane past the last state has none */
+                const int64_t from = __shfl_sync(0xffffffff, own_from, begin + i);
+                const state &s = a.states[min(begin + i, a.n_states - 1)];
+                if (from >= 0 && column < a.v_dim)
+                    load_unit(s.o + from * s.o_row_stride + (int64_t)head * a.v_dim + column, part[i]);
+            }
+#pragma unroll
+            for (int i = 0; i < AT_ONCE; i++) {
+                const fold_step step = fold_lse(lse, __shfl_sync(0xffffffff, own_lse, begin + i), 0);
+                if (step.b == 0) continue;
+#pragma unroll
+                for (int e = 0; e < UNIT; e++)
+                    value[e] = step.a == 0 ? part[i][e] : fmaf(step.b, part[i][e], step.a * value[e]);
+            }
+        }
+        if (column < a.v_dim) store_unit<Out>(a.out, row * a.out_row_stride + (int64_t)head * a.v_dim + column, value);
+    }
+    if (a.out_lse && lane == 0) a.out_lse[row * a.out_lse_row_stride + head] = lse;
+}
+
+/* A pull before it waits for other devices: no more CTAs beside it than leave room for what they wait for. */
+bool starts_early(const cpa_cuda_device *device, int64_t ctas) {
+    return device->path == CPA_CUDA_HOPPER && ctas <= device->multiprocessors;
+}
+
+template <typename Out>
+cpa_status launch_few(const merge_args &a, cpa_stream *stream) {
+    const int64_t ctas = (a.rows * a.heads + WARPS - 1) / WARPS;
+    return cpa_cuda_check(&stream->error,
+                          launch_dependent(merge_few<Out>, dim3((unsigned)ctas), THREADS, a,
+                                           starts_early(cpa_cuda_device_of(stream), ctas), cpa_cuda_handle(stream)),
+                          "merge");
 }
 
 template <typename Out, int UNIT, int ROWS, int AT_ONCE>
@@ -199,25 +221,24 @@ cpa_status launch_kernel(const merge_args &a, cpa_stream *stream) {
     static uint64_t prepared;
     const int most_bytes = THREADS * CPA_MERGE_MAX_STATES * (int)sizeof(fold_step);
     const int bytes = THREADS * a.n_states * (int)sizeof(fold_step);
-    const int64_t cta_rows = (int64_t)WARPS << a.rows_shift, ctas = (a.rows * a.heads + cta_rows - 1) / cta_rows;
+    const int64_t cta_rows = (int64_t)WARPS * a.warp_rows, ctas = (a.rows * a.heads + cta_rows - 1) / cta_rows;
     if (bytes > UNASKED_BYTES) {
         cpa_status status =
             cpa_cuda_shared_memory(stream, (const void *)merge<Out, UNIT, ROWS, AT_ONCE>, most_bytes, &prepared);
         if (status != CPA_OK) return status;
     }
-    /* A pull before it waits for other devices: no more CTAs beside it than leave room for what they wait for. */
-    const cpa_cuda_device *device = cpa_cuda_device_of(stream);
-    const bool early = device->path == CPA_CUDA_HOPPER && ctas <= device->multiprocessors;
     return cpa_cuda_check(&stream->error,
-                          launch_dependent(merge<Out, UNIT, ROWS, AT_ONCE>, dim3((unsigned)ctas), THREADS, a, early,
-                                           cpa_cuda_handle(stream), bytes),
+                          launch_dependent(merge<Out, UNIT, ROWS, AT_ONCE>, dim3((unsigned)ctas), THREADS, a,
+                                           starts_early(cpa_cuda_device_of(stream), ctas), cpa_cuda_handle(stream),
+                                           bytes),
                           "merge");
 }
 
 template <typename Out>
 cpa_status launch(const merge_args &a, bool vectors, cpa_stream *stream) {
+    const int64_t few = (int64_t)cpa_cuda_device_of(stream)->multiprocessors * FEW_WARPS;
     if (!vectors) return launch_kernel<Out, 1, 1, 4>(a, stream);
-    if (a.rows_shift == 0) return launch_kernel<Out, 4, 1, 4>(a, stream);
+    if (a.n_states <= WARP_LANES && a.rows * a.heads <= few) return launch_few<Out>(a, stream);
     if (a.n_states <= 2) return launch_kernel<Out, 4, 4, 2>(a, stream);
     return a.n_states % 3 == 0 ? launch_kernel<Out, 4, 4, 3>(a, stream) : launch_kernel<Out, 4, 2, 4>(a, stream);
 }
@@ -225,7 +246,7 @@ cpa_status launch(const merge_args &a, bool vectors, cpa_stream *stream) {
 } // namespace
 
 extern "C" cpa_status cpa_cuda_merge(const cpa_merge_args *args, cpa_stream *stream) {
-    const int32_t warp = 5; /* log2 of its lanes, and of its most rows */
+    const int32_t warp = 5; /* log2 of its lanes */
     if (args->rows == 0) return CPA_OK;
     cpa_status status = cpa_cuda_select(stream->device, &stream->error);
     if (status != CPA_OK) return status;
@@ -249,8 +270,8 @@ extern "C" cpa_status cpa_cuda_merge(const cpa_merge_args *args, cpa_stream *str
         pointers |= (uintptr_t)s.o;
     }
     const int64_t warps = (int64_t)cpa_cuda_device_of(stream)->multiprocessors * WARPS;
-    a.rows_shift = warp;
-    while (a.rows_shift > 0 && a.rows * a.heads < warps << a.rows_shift) a.rows_shift--;
+    a.warp_rows = WARP_LANES;
+    while (a.warp_rows > LEAST_WARP_ROWS && a.rows * a.heads < warps * a.warp_rows) a.warp_rows /= 2;
     const bool vectors = strides % 4 == 0 && pointers % 16 == 0;
     while (a.lanes_shift < warp && (vectors ? 4 : 1) << a.lanes_shift < args->v_dim) a.lanes_shift++;
     return args->out_dtype == CPA_F32    ? launch<float>(a, vectors, stream)
