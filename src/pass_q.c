@@ -338,6 +338,26 @@ cpa_status cpa_pass_q_start(cpa_context *c, const cpa_context_args *args, cpa_st
     return q->joined ? place_own_queries(c, args, stream) : CPA_OK;
 }
 
+static cpa_status send_states(cpa_context *c, cpa_stream *stream) {
+    cpa_pass_q *q = &c->q;
+    const int64_t bytes = state_floats(c) * (int64_t)sizeof(float);
+    for (int32_t i = 0; i < c->map.cp_size - 1; i++) {
+        const cpa_pass_q_peer *peer = &q->peers[i];
+        c->messages[i] = (cpa_message){
+            .peer = peer->rank,
+            .send = served_states(c, peer).o,
+            .send_bytes = peer->got * bytes,
+            .recv = home_states(c, peer).o,
+            .recv_bytes = peer->sent * bytes,
+        };
+    }
+    /* Stored states are waited for where their exchange starts. */
+    int64_t span = q->direct ? cpa_spans_begin(&c->spans, CPA_SPAN_WAIT, 0, stream) : -1;
+    cpa_status status = cpa_context_start(c, c->map.cp_size - 1, CPA_SPAN_EXCHANGE_STATES, 0, stream, &q->states);
+    cpa_spans_end(&c->spans, span, stream);
+    return status;
+}
+
 cpa_status cpa_pass_q_serve(cpa_context *c, const cpa_context_args *args, cpa_stream *stream) {
     cpa_pass_q *q = &c->q;
     if (!q->active) return CPA_OK;
@@ -354,19 +374,7 @@ cpa_status cpa_pass_q_serve(cpa_context *c, const cpa_context_args *args, cpa_st
         .state = state_rows(c, q->away_memory.memory, 0),
     };
     CPA_TRY(cpa_context_run_attend(c, q->plan, &attend, CPA_SPAN_ATTEND_RECEIVED, 0, stream));
-
-    const int64_t bytes = state_floats(c) * (int64_t)sizeof(float);
-    for (int32_t i = 0; i < c->map.cp_size - 1; i++) {
-        const cpa_pass_q_peer *peer = &q->peers[i];
-        c->messages[i] = (cpa_message){
-            .peer = peer->rank,
-            .send = served_states(c, peer).o,
-            .send_bytes = peer->got * bytes,
-            .recv = home_states(c, peer).o,
-            .recv_bytes = peer->sent * bytes,
-        };
-    }
-    return cpa_context_start(c, c->map.cp_size - 1, CPA_SPAN_EXCHANGE_STATES, 0, stream, &q->states);
+    return send_states(c, stream);
 }
 
 /* CPA_FAULT_BASE2_LSE: the states that come home have LSEs in base 2. CPA_FAULT_DROPPED_SHARD: the first is empty. */

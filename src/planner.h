@@ -61,7 +61,8 @@ enum { CPA_PLANNER_WHOLE_TOKENS = 32768 };
 int64_t cpa_planner_whole_tokens(const cpa_planner *planner);
 
 /* Whether a sequence of at most that length is sooner done whole on one rank, where `found_whole` tokens of its prompt
- * are cached already, than dealt to all, where `found_dealt` are, while so many others run or soon will. See planner.c. */
+ * are cached already, than dealt to all, where `found_dealt` are, while so many others run or soon will. See planner.c.
+ */
 int cpa_planner_prefers_whole(const cpa_planner *planner, int64_t prompt_tokens, int64_t output_tokens,
                               int64_t found_whole, int64_t found_dealt, int64_t running);
 

@@ -113,6 +113,7 @@ void cpa_traffic_check(const cpa_traffic *t) {
 }
 
 /* ---- the frame ---- */
+
 void cpa_with_transport(void (*body)(cpa_site *)) {
     const cpa_transport_table *table = cpa_test_transport();
     cpa_site s = {.transport = NULL};

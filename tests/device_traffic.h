@@ -1,5 +1,5 @@
-/* What travels in the tests of transports for device memory, and the frame of such a test. Rank r takes device r, modulo
- * the number of devices: two ranks may share one, which peer memory allows and NCCL refuses. */
+/* What travels in the tests of transports for device memory, and the frame of such a test. Rank r takes device r,
+ * modulo the number of devices: two ranks may share one, which peer memory allows and NCCL refuses. */
 #ifndef CPA_TESTS_DEVICE_TRAFFIC_H
 #define CPA_TESTS_DEVICE_TRAFFIC_H
 

@@ -3,7 +3,7 @@
 #include <string.h>
 
 #include "context_fixture.h"
-#include "kernels/kernels.h"
+#include "src/context_internal.h"
 #include "tests/mpi_unit.h"
 
 static const cpa_mask CAUSAL = {.causal = 1};
@@ -324,6 +324,44 @@ static void test_a_context_goes_from_step_to_step(void) {
     close_device();
 }
 
+/* Decode steps whose states are too long for the rooms of a transport, and others that are not, in turn. Items of 32
+ * rows, which are no decode to the kernels. */
+static void test_decode_steps_alternate_between_stored_and_sent_states(void) {
+    enum { MANY = 12, FEW = 3 };
+    static const cpa_test_shape wide = {.q_heads = 128,
+                                        .kv_heads = 4,
+                                        .k_dim = 256,
+                                        .v_dim = 256,
+                                        .block_size = 16,
+                                        .interleave = 16,
+                                        .dtype = CPA_BF16,
+                                        .mask = {.causal = 1}};
+    static const int64_t steps[] = {MANY, FEW, MANY, FEW, FEW};
+    int64_t lengths[MANY];
+    int32_t phases[MANY] = {0}; /* one rank has the last token of all */
+    cpa_test_chunk chunks[MANY];
+    for (int i = 0; i < MANY; i++) {
+        lengths[i] = 70;
+        chunks[i] = (cpa_test_chunk){i, lengths[i] - 1, 1, CPA_PASS_Q};
+    }
+    open_device();
+    cpa_context *context = cpa_test_context(device, &wide, 0);
+    cpa_test_cache cache;
+    cpa_test_cache_init(&cache, wide, 6, lengths, phases, MANY);
+    const int has_rooms = cpa_test_ranks() > 1 && context->transport->table->room;
+    for (size_t i = 0; i < sizeof steps / sizeof steps[0]; i++) {
+        cpa_test_result result;
+        CU_ASSERT_EQUAL(cpa_test_plan(context, &cache, chunks, steps[i]), CPA_OK);
+        CU_ASSERT_EQUAL(context->q.direct, has_rooms && steps[i] == FEW);
+        CU_ASSERT_EQUAL(cpa_test_attend(context, &cache, CAUSAL, chunks, steps[i], stream, &result), CPA_OK);
+        CU_ASSERT_EQUAL(cpa_test_count_wrong(&cache, CAUSAL, chunks, steps[i], &result), 0);
+        cpa_test_result_destroy(&result);
+    }
+    cpa_test_cache_destroy(&cache);
+    cpa_context_destroy(context);
+    close_device();
+}
+
 static void expect_create_refusal(cpa_context_options options, const char *expected) {
     cpa_context *context = NULL;
     cpa_error err = {.message = ""};
@@ -428,6 +466,8 @@ static const cpa_test TESTS[] = {
     {"whole sequences exchange nothing", test_whole_sequences_exchange_nothing},
     {"layers of one plan may differ in cache and mask", test_layers_of_one_plan_may_differ_in_cache_and_mask},
     {"a context goes from step to step", test_a_context_goes_from_step_to_step},
+    {"decode steps alternate between stored and sent states",
+     test_decode_steps_alternate_between_stored_and_sent_states},
     {"impossible options are refused on all ranks", test_impossible_options_are_refused_on_all_ranks},
     {"impossible chunks and tensors are refused", test_impossible_chunks_and_tensors_are_refused},
 };

@@ -287,10 +287,19 @@ static void merge_of(const merge_case *c) {
 }
 
 static void merge_matches(void) {
-    static const merge_case cases[] = {{100, 4, 128, 2, 0, CPA_F32}, {57, 8, 64, 3, 0, CPA_F32},
-                                       {33, 3, 256, 9, 0, CPA_F32},  {101, 5, 128, 4, 1, CPA_BF16},
-                                       {64, 2, 96, 5, 1, CPA_F16},   {21, 3, 7, 3, 0, CPA_F32},
-                                       {21, 3, 33, 3, 1, CPA_BF16},  {1, 1, 1, 1, 0, CPA_F16}};
+    static const merge_case cases[] = {{100, 4, 128, 2, 0, CPA_F32},
+                                       {57, 8, 64, 3, 0, CPA_F32},
+                                       {33, 3, 256, 9, 0, CPA_F32},
+                                       {101, 5, 128, 4, 1, CPA_BF16},
+                                       {64, 2, 96, 5, 1, CPA_F16},
+                                       {21, 3, 7, 3, 0, CPA_F32},
+                                       {21, 3, 33, 3, 1, CPA_BF16},
+                                       {1, 1, 1, 1, 0, CPA_F16},
+                                       /* More than are merged by a warp each. */
+                                       {1200, 4, 128, 2, 0, CPA_F32},
+                                       {1200, 4, 64, 3, 1, CPA_F16},
+                                       {1200, 4, 128, 4, 1, CPA_BF16},
+                                       {1200, 4, 96, 6, 0, CPA_BF16}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) merge_of(&cases[i]);
 }
 

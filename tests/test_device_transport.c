@@ -206,21 +206,6 @@ static void test_the_faster_transport_is_chosen(void) {
     cpa_control_close(&control);
 }
 
-/* ---- rooms ---- */
-
-enum { ROOM_ROUNDS = 2 * CPA_TRANSPORT_MAX_IN_FLIGHT + 3 };
-
-/* All buffers of a round with rooms: of every peer what it is sent and what came from it, and a message of the ordinary
- * kind, which tells a peer that its room may be written to. */
-typedef struct room_traffic {
-    uint8_t *host, *result; /* pinned, [ranks, CPA_TRAFFIC_SMALL] */
-    uint8_t *device;        /* [2, ranks, 16] */
-} room_traffic;
-
-static int64_t room_bytes(int from, int to, uint64_t round) {
-    return 1 + (int64_t)(cpa_test_mixed(round * 4096 + (uint64_t)from * 64 + (uint64_t)to) % CPA_TRAFFIC_SMALL);
-}
-
 static void exchange_on(cpa_site *s, const cpa_message *msgs, int32_t n) {
     cpa_exchange *exchange = NULL;
     cpa_error err = {.message = ""};
@@ -229,83 +214,135 @@ static void exchange_on(cpa_site *s, const cpa_message *msgs, int32_t n) {
     CU_ASSERT_STRING_EQUAL(err.message, "");
 }
 
-/* One round: leave to write, the messages, and what came of them. `sizes` stands for their lengths. */
-static void enqueue_round(cpa_site *s, const room_traffic *t, uint64_t sizes, cudaHostFn_t delay) {
-    cpa_message leave[CPA_TRAFFIC_MAX_RANKS], stored[CPA_TRAFFIC_MAX_RANKS];
+/* Exchanges without a message bring the next one to the slot of the last, whose kernels may still run. */
+static void the_same_slot(cpa_site *s) {
+    cpa_traffic t;
+    cpa_traffic_create(&t);
+    for (uint64_t id = 60; id < 64; id++) {
+        cpa_traffic_fill(&t, id);
+        for (int i = 0; i < (cpa_gpus_suffice ? 20 : 5); i++) {
+            exchange_on(s, t.msgs, t.n);
+            for (int empty = 1; empty < CPA_TRANSPORT_MAX_IN_FLIGHT; empty++) exchange_on(s, NULL, 0);
+        }
+        cpa_traffic_produce(&t, s->producer, NULL);
+        cpa_traffic_start(s->transport, &t, s->producer);
+        cpa_traffic_consume(s->transport, &t, s->producer);
+        cpa_site_drain(s, s->producer);
+        cpa_traffic_check(&t);
+    }
+    cpa_traffic_destroy(&t);
+}
+
+static void test_a_slot_may_be_used_again_at_once(void) {
+    cpa_with_transport(the_same_slot);
+}
+
+/* ---- rooms ---- */
+
+enum { ROOM_ROUNDS = 2 * CPA_TRANSPORT_MAX_IN_FLIGHT + 3 };
+
+/* What travels through rooms in some rounds, and the messages of the ordinary kind before each, which tell a peer that
+ * its room may be written to. */
+typedef struct room_traffic {
+    uint8_t *host, *result; /* pinned, [ROOM_ROUNDS, ranks, CPA_TRAFFIC_SMALL] */
+    uint8_t *device;        /* [ranks, 32]: of leave, what is sent and what is received */
+} room_traffic;
+
+static int64_t slice_at(int round, int peer) {
+    return ((int64_t)round * cpa_world_size + peer) * CPA_TRAFFIC_SMALL;
+}
+
+static int64_t room_bytes(int from, int to, uint64_t exchange) {
+    return 1 + (int64_t)(cpa_test_mixed(exchange * 4096 + (uint64_t)from * 64 + (uint64_t)to) % CPA_TRAFFIC_SMALL);
+}
+
+static void give_leave(cpa_site *s, const room_traffic *t) {
+    cpa_message leave[CPA_TRAFFIC_MAX_RANKS];
     int32_t n = 0;
     for (int peer = 0; peer < cpa_world_size; peer++) {
-        if (peer == cpa_world_rank) continue;
         uint8_t *mine = t->device + 32 * peer;
-        leave[n++] = (cpa_message){peer, mine, 16, mine + 16, 16};
+        if (peer != cpa_world_rank) leave[n++] = (cpa_message){peer, mine, 16, mine + 16, 16};
     }
     exchange_on(s, leave, n);
-    if (delay) CUDA(cudaLaunchHostFunc(s->producer, delay, NULL));
-    n = 0;
+}
+
+/* A round, in which each rank in turn is late to store its messages. */
+static void enqueue_round(cpa_site *s, const room_traffic *t, int round) {
+    cpa_message stored[CPA_TRAFFIC_MAX_RANKS];
+    int32_t n = 0;
+    give_leave(s, t);
+    if (round % cpa_world_size == cpa_world_rank) CUDA(cudaLaunchHostFunc(s->producer, sleep_a_while, NULL));
     for (int peer = 0; peer < cpa_world_size; peer++) {
         void *theirs, *own;
-        int64_t room, bytes = room_bytes(cpa_world_rank, peer, sizes);
+        int64_t room, bytes = room_bytes(cpa_world_rank, peer, (uint64_t)round);
         if (peer == cpa_world_rank) continue;
         s->transport->table->room(s->transport, peer, &theirs, &own, &room);
         CU_ASSERT_EQUAL(room, CPA_TRAFFIC_SMALL);
-        CUDA(cudaMemcpyAsync(theirs, t->host + (int64_t)peer * CPA_TRAFFIC_SMALL, (size_t)bytes, cudaMemcpyHostToDevice,
+        CUDA(cudaMemcpyAsync(theirs, t->host + slice_at(round, peer), (size_t)bytes, cudaMemcpyHostToDevice,
                              s->producer));
-        stored[n++] = (cpa_message){peer, theirs, bytes, own, room_bytes(peer, cpa_world_rank, sizes)};
+        stored[n++] = (cpa_message){peer, theirs, bytes, own, room_bytes(peer, cpa_world_rank, (uint64_t)round)};
     }
     exchange_on(s, stored, n);
     for (int32_t i = 0; i < n; i++)
-        CUDA(cudaMemcpyAsync(t->result + (int64_t)stored[i].peer * CPA_TRAFFIC_SMALL, stored[i].recv,
-                             (size_t)stored[i].recv_bytes, cudaMemcpyDeviceToHost, s->producer));
+        CUDA(cudaMemcpyAsync(t->result + slice_at(round, stored[i].peer), stored[i].recv, (size_t)stored[i].recv_bytes,
+                             cudaMemcpyDeviceToHost, s->producer));
 }
 
-static void fill_round(room_traffic *t, uint64_t sizes, uint64_t content) {
-    for (int peer = 0; peer < cpa_world_size; peer++)
-        for (int64_t i = 0; i < room_bytes(cpa_world_rank, peer, sizes); i++)
-            t->host[(int64_t)peer * CPA_TRAFFIC_SMALL + i] = cpa_test_pattern(cpa_world_rank, peer, content, i);
-    memset(t->result, CPA_TRAFFIC_POISON, (size_t)cpa_world_size * CPA_TRAFFIC_SMALL);
+static uint64_t content_of(uint64_t launch, int round) {
+    return launch * 100 + (uint64_t)round;
 }
 
-static void check_round(const room_traffic *t, uint64_t sizes, uint64_t content) {
-    int64_t wrong = 0;
-    for (int peer = 0; peer < cpa_world_size; peer++)
-        for (int64_t i = 0; peer != cpa_world_rank && i < room_bytes(peer, cpa_world_rank, sizes); i++)
-            wrong +=
-                t->result[(int64_t)peer * CPA_TRAFFIC_SMALL + i] != cpa_test_pattern(peer, cpa_world_rank, content, i);
-    CU_ASSERT_EQUAL(wrong, 0);
-}
-
-static void rounds_with_rooms(cpa_site *s, room_traffic *t) {
-    for (uint64_t round = 0; round < ROOM_ROUNDS; round++) { /* each rank is the late one in turn */
-        fill_round(t, round, round);
-        enqueue_round(s, t, round, (int)round % cpa_world_size == cpa_world_rank ? sleep_a_while : NULL);
-        cpa_site_drain(s, s->producer);
-        check_round(t, round, round);
+static void fill_rounds(room_traffic *t, uint64_t launch) {
+    memset(t->result, CPA_TRAFFIC_POISON, (size_t)slice_at(ROOM_ROUNDS, 0));
+    for (int round = 0; round < ROOM_ROUNDS; round++) {
+        for (int peer = 0; peer < cpa_world_size; peer++) {
+            uint8_t *slice = t->host + slice_at(round, peer);
+            for (int64_t i = 0; i < room_bytes(cpa_world_rank, peer, (uint64_t)round); i++)
+                slice[i] = cpa_test_pattern(cpa_world_rank, peer, content_of(launch, round), i);
+        }
     }
+}
+
+static void check_rounds(const room_traffic *t, uint64_t launch) {
+    int64_t wrong = 0;
+    for (int round = 0; round < ROOM_ROUNDS; round++) {
+        for (int peer = 0; peer < cpa_world_size; peer++) {
+            const uint8_t *slice = t->result + slice_at(round, peer);
+            int64_t bytes = peer == cpa_world_rank ? 0 : room_bytes(peer, cpa_world_rank, (uint64_t)round);
+            for (int64_t i = 0; i < bytes; i++)
+                wrong += slice[i] != cpa_test_pattern(peer, cpa_world_rank, content_of(launch, round), i);
+        }
+    }
+    CU_ASSERT_EQUAL(wrong, 0);
 }
 
 static void rooms_in_a_graph(cpa_site *s, room_traffic *t) {
     cudaGraph_t graph;
     cudaGraphExec_t executable;
     CUDA(cudaStreamBeginCapture(s->producer, cudaStreamCaptureModeThreadLocal));
-    for (int round = 0; round < ROOM_ROUNDS; round++) enqueue_round(s, t, 77, NULL);
+    for (int round = 0; round < ROOM_ROUNDS; round++) enqueue_round(s, t, round);
     CUDA(cudaStreamEndCapture(s->producer, &graph));
     CUDA(cudaGraphInstantiate(&executable, graph, 0));
-    for (uint64_t launch = 0; launch < 4; launch++) {
-        fill_round(t, 77, 100 + launch);
+    for (uint64_t launch = 1; launch < 4; launch++) {
+        fill_rounds(t, launch);
         CUDA(cudaGraphLaunch(executable, s->producer));
         cpa_site_drain(s, s->producer);
-        check_round(t, 77, 100 + launch);
+        check_rounds(t, launch);
     }
     CUDA(cudaGraphExecDestroy(executable));
     CUDA(cudaGraphDestroy(graph));
 }
 
 static void stored_messages(cpa_site *s) {
-    const size_t bytes = (size_t)cpa_world_size * CPA_TRAFFIC_SMALL;
+    const size_t bytes = (size_t)slice_at(ROOM_ROUNDS, 0);
     room_traffic t;
     CUDA(cudaHostAlloc((void **)&t.host, bytes, cudaHostAllocDefault));
     CUDA(cudaHostAlloc((void **)&t.result, bytes, cudaHostAllocDefault));
     CUDA(cudaMalloc((void **)&t.device, 32 * (size_t)cpa_world_size));
-    rounds_with_rooms(s, &t);
+    fill_rounds(&t, 0);
+    for (int round = 0; round < ROOM_ROUNDS; round++) enqueue_round(s, &t, round);
+    cpa_site_drain(s, s->producer);
+    check_rounds(&t, 0);
     rooms_in_a_graph(s, &t);
     cudaFreeHost(t.host);
     cudaFreeHost(t.result);
@@ -322,6 +359,7 @@ static const cpa_test TESTS[] = {
     {"buffers may be freed and others take their place", test_buffers_may_be_freed_and_others_take_their_place},
     {"exchanges in a graph arrive with every launch", test_exchanges_in_a_graph_arrive_with_every_launch},
     {"exchanges in flight may be finished in any order", test_exchanges_in_flight_may_be_finished_in_any_order},
+    {"a slot may be used again at once", test_a_slot_may_be_used_again_at_once},
     {"the faster transport is chosen", test_the_faster_transport_is_chosen},
     /* Where the transport has rooms. */
     {"messages may be stored where they belong", test_messages_may_be_stored_where_they_belong},

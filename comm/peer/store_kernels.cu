@@ -8,10 +8,10 @@
  *
  * On compute capability 9.0 a pull may start while the push of its exchange, which comes right before it, runs: it
  * writes only when that is over, and so ends behind it. What comes behind the pull may be placed while the pull waits.
- * A push may be placed beside the kernel before it as well, and until that is over only sees to it that the peer has
- * taken out the message before; it lets the pull start only then. So of all exchanges before the one at hand no kernel
- * still runs when a pull or a push reads the counts of its slot, but that of the last one.
- */
+ * A push, or pass_words, may be placed beside the kernel before it as well, and until that is over only sees to it that
+ * the peer has taken out the message before; it lets what comes behind it start only then. So when one of them reads
+ * the counts of its slot, of all that came before only the last exchange may still run: that must be of another slot,
+ * see counts_are_settled in stores.c. */
 #include "comm/peer/store_kernels.h"
 
 #include "base/dependent.cuh"

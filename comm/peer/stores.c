@@ -139,10 +139,23 @@ static cpa_status order(cpa_store_slot *slot, cudaStream_t stream, cudaStream_t 
     return cpa_runtime_check(cudaStreamWaitEvent(stream, slot->done, 0), "cudaStreamWaitEvent", err);
 }
 
+/* Notes that kernels of the slot are the newest. */
+static void note_kernels(cpa_stores *s, const cpa_store_slot *slot, cudaStream_t stream) {
+    s->newest = slot;
+    s->newest_stream = stream;
+}
+
+/* Whether kernels that start an exchange may read the counts of the slot before the kernel in front of them is over: if
+ * that is one of another slot, which itself began behind all that was before it. */
+static int counts_are_settled(const cpa_stores *s, const cpa_store_slot *slot, cudaStream_t stream) {
+    return s->newest && s->newest != slot && s->newest_stream == stream;
+}
+
 /* Takes out the messages of the exchange in the slot. Where it pushed none, the kernel before may be a pull of the same
  * slot, whose counts this one has to see. */
-static cpa_status take_out(const cpa_stores *s, cpa_store_slot *slot, cudaStream_t stream, cpa_error *err) {
+static cpa_status take_out(cpa_stores *s, cpa_store_slot *slot, cudaStream_t stream, cpa_error *err) {
     CPA_TRY(order(slot, stream, slot->ready, err));
+    if (slot->n_parts > 0) note_kernels(s, slot, stream);
     CPA_TRY(launch_parts(s, slot->parts, slot->n_parts, slot->pushed, cpa_store_launch_pull, stream, err));
     slot->open = 0;
     return record_done(slot, stream, err);
@@ -150,7 +163,7 @@ static cpa_status take_out(const cpa_stores *s, cpa_store_slot *slot, cudaStream
 
 /* Makes the slot ready for another exchange, on the stream that starts it. In a graph the streams of the caller order
  * all uses of a slot. */
-static cpa_status take_over(const cpa_stores *s, cpa_store_slot *slot, const cpa_exchange *exchange, cpa_error *err) {
+static cpa_status take_over(cpa_stores *s, cpa_store_slot *slot, const cpa_exchange *exchange, cpa_error *err) {
     if (slot->open) {
         if (slot->captured != exchange->captured) {
             return cpa_fail(err, CPA_INVALID,
@@ -211,11 +224,12 @@ static void list_received(const cpa_stores *s, int32_t index, const cpa_message 
     slot->parts[slot->n_parts++] = part;
 }
 
-static cpa_status launch_words(const cpa_stores *s, const part_lists *lists, cudaStream_t stream, cpa_error *err) {
+static cpa_status launch_words(const cpa_stores *s, const part_lists *lists, int early, cudaStream_t stream,
+                               cpa_error *err) {
     for (int32_t at = 0; at < lists->n_words; at += CPA_STORE_PARTS) {
         const int32_t left = lists->n_words - at, n = left < CPA_STORE_PARTS ? left : CPA_STORE_PARTS;
         const int32_t stored = lists->n_stored - at;
-        cpa_store_batch batch = batch_of(s, lists->words + at, n, 1);
+        cpa_store_batch batch = batch_of(s, lists->words + at, n, early);
         batch.n_stored = stored < 0 ? 0 : stored < n ? stored : n;
         CPA_TRY(cpa_runtime_check(cpa_store_launch_words(&batch, stream), "a kernel that passes messages on", err));
     }
@@ -233,7 +247,8 @@ cpa_status cpa_stores_start(cpa_stores *s, const cpa_exchange *exchange, const c
                             cpa_error *err) {
     const int32_t index = (int32_t)(exchange->number % CPA_STORE_SLOTS);
     cpa_store_slot *slot = &s->slots[index];
-    part_lists lists = {.n_pushes = 0};
+    part_lists lists;
+    lists.n_pushes = lists.n_words = lists.n_stored = 0;
     if (!has_messages(msgs, n_msgs)) return CPA_OK;
     CPA_TRY(take_over(s, slot, exchange, err));
     slot->n_parts = 0;
@@ -244,8 +259,10 @@ cpa_status cpa_stores_start(cpa_stores *s, const cpa_exchange *exchange, const c
     slot->ready = exchange->stream;
     slot->open = 1;
     slot->pushed = lists.n_pushes > 0;
-    CPA_TRY(launch_parts(s, lists.pushes, lists.n_pushes, 1, cpa_store_launch_push, exchange->stream, err));
-    return launch_words(s, &lists, exchange->stream, err);
+    const int early = counts_are_settled(s, slot, exchange->stream);
+    if (lists.n_pushes + lists.n_words > 0) note_kernels(s, slot, exchange->stream);
+    CPA_TRY(launch_parts(s, lists.pushes, lists.n_pushes, early, cpa_store_launch_push, exchange->stream, err));
+    return launch_words(s, &lists, early, exchange->stream, err);
 }
 
 cpa_status cpa_stores_finish(cpa_stores *s, const cpa_exchange *exchange, cudaStream_t waiter, cpa_error *err) {

@@ -18,7 +18,7 @@
  * on the stream that starts the new one); a pull waits only for the peer's push of the same exchange.
  *
  * A rank also keeps a room for every other, in which that one's own kernels store a message (the transport's `room`).
- * Of these start passes on that they are there, and waits for those of the peers, by one kernel; finish does nothing.
+ * Of these start passes on that they are there, and waits for those of the peers, by one kernel; finish enqueues none.
  *
  * A kernel that waits for long marks its word `stalled` in host memory, where the transport's check times it; a word
  * `abort` makes all of them end. */
@@ -62,6 +62,8 @@ typedef struct cpa_stores {
     cpa_store_host *host;  /* page-locked */
     cpa_store_wait *waits; /* [CPA_STORE_SLOTS, size, 2] */
     cpa_store_slot slots[CPA_STORE_SLOTS];
+    const cpa_store_slot *newest; /* whose kernels were enqueued last, */
+    cudaStream_t newest_stream;   /* and where */
 } cpa_stores;
 
 /* Device memory that a rank of a group of `size` needs, in bytes; to be zeroed. */

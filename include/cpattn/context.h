@@ -90,8 +90,8 @@ CPA_API int64_t cpa_context_rows(const cpa_context *context, const cpa_context_c
  * are copied. */
 CPA_API cpa_status cpa_context_plan(cpa_context *context, const cpa_context_chunk *chunks, int64_t n_chunks);
 
-/* Attends one layer of the planned step. Collective: every rank calls it for the same layers in the same order. Not on a
- * stream in capture: a graph would hold what this step's plan says. */
+/* Attends one layer of the planned step. Collective: every rank calls it for the same layers in the same order. Not on
+ * a stream in capture: a graph would hold what this step's plan says. */
 CPA_API cpa_status cpa_context_attend(cpa_context *context, const cpa_context_args *args, cpa_stream *stream);
 
 /* On a device the times are those of the steps that were done when the next was planned, or when this is called: the

@@ -16,8 +16,8 @@
 namespace {
 
 constexpr int THREADS = 128, WARP_LANES = 32, WARPS = THREADS / WARP_LANES;
-constexpr int LEAST_WARP_ROWS = 4; /* whose loads one thread has under way together */
-constexpr int FEW_WARPS = 4 * WARPS; /* a multiprocessor; so many rows are few */
+constexpr int LEAST_WARP_ROWS = 4;  /* whose loads one thread has under way together */
+constexpr int FEW_ROWS = 4 * WARPS; /* of heads, for each multiprocessor */
 /* Dynamic shared memory that any device gives to any kernel: 48 KiB less what is static. More has to be asked for, and
  * not every device has what CPA_MERGE_MAX_STATES take. */
 constexpr int UNASKED_BYTES = 46 << 10;
@@ -202,7 +202,7 @@ __global__ void __launch_bounds__(THREADS) merge_few(const __grid_constant__ mer
     if (a.out_lse && lane == 0) a.out_lse[row * a.out_lse_row_stride + head] = lse;
 }
 
-/* A pull before it waits for other devices: no more CTAs beside it than leave room for what they wait for. */
+/* What comes before it may wait for other devices: no more CTAs beside that than leave room for what it waits for. */
 bool starts_early(const cpa_cuda_device *device, int64_t ctas) {
     return device->path == CPA_CUDA_HOPPER && ctas <= device->multiprocessors;
 }
@@ -227,16 +227,16 @@ cpa_status launch_kernel(const merge_args &a, cpa_stream *stream) {
             cpa_cuda_shared_memory(stream, (const void *)merge<Out, UNIT, ROWS, AT_ONCE>, most_bytes, &prepared);
         if (status != CPA_OK) return status;
     }
-    return cpa_cuda_check(&stream->error,
-                          launch_dependent(merge<Out, UNIT, ROWS, AT_ONCE>, dim3((unsigned)ctas), THREADS, a,
-                                           starts_early(cpa_cuda_device_of(stream), ctas), cpa_cuda_handle(stream),
-                                           bytes),
-                          "merge");
+    return cpa_cuda_check(
+        &stream->error,
+        launch_dependent(merge<Out, UNIT, ROWS, AT_ONCE>, dim3((unsigned)ctas), THREADS, a,
+                         starts_early(cpa_cuda_device_of(stream), ctas), cpa_cuda_handle(stream), bytes),
+        "merge");
 }
 
 template <typename Out>
 cpa_status launch(const merge_args &a, bool vectors, cpa_stream *stream) {
-    const int64_t few = (int64_t)cpa_cuda_device_of(stream)->multiprocessors * FEW_WARPS;
+    const int64_t few = (int64_t)cpa_cuda_device_of(stream)->multiprocessors * FEW_ROWS;
     if (!vectors) return launch_kernel<Out, 1, 1, 4>(a, stream);
     if (a.n_states <= WARP_LANES && a.rows * a.heads <= few) return launch_few<Out>(a, stream);
     if (a.n_states <= 2) return launch_kernel<Out, 4, 4, 2>(a, stream);
