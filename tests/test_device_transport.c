@@ -7,6 +7,23 @@
 #include "base/clock.h"
 #include "tests/device_traffic.h"
 
+static void exchange_on(cpa_site *s, const cpa_message *msgs, int32_t n) {
+    cpa_exchange *exchange = NULL;
+    cpa_error err = {.message = ""};
+    OK(s->transport->table->start(s->transport, msgs, n, s->producer, &exchange, &err));
+    OK(s->transport->table->finish(s->transport, exchange, s->producer, NULL, &err));
+    CU_ASSERT_STRING_EQUAL(err.message, "");
+}
+
+/* Produced, exchanged and consumed on one stream. */
+static void exchange_and_check(cpa_site *s, cpa_traffic *t) {
+    cpa_traffic_produce(t, s->producer, NULL);
+    cpa_traffic_start(s->transport, t, s->producer);
+    cpa_traffic_consume(s->transport, t, s->producer);
+    cpa_site_drain(s, s->producer);
+    cpa_traffic_check(t);
+}
+
 /* Each rank is the late one in turn. */
 static void sleep_a_while(void *unused) {
     (void)unused;
@@ -43,15 +60,8 @@ static void far_ahead(cpa_site *s) {
     cpa_traffic_create(&t);
     cpa_traffic_fill(&t, 7);
     int n = cpa_gpus_suffice ? 600 : 40;
-    for (int i = 0; i < n; i++) {
-        cpa_traffic_start(s->transport, &t, s->producer);
-        OK(s->transport->table->finish(s->transport, t.exchange, s->producer, NULL, NULL));
-    }
-    cpa_traffic_produce(&t, s->producer, NULL);
-    cpa_traffic_start(s->transport, &t, s->producer);
-    cpa_traffic_consume(s->transport, &t, s->producer);
-    cpa_site_drain(s, s->producer);
-    cpa_traffic_check(&t);
+    for (int i = 0; i < n; i++) exchange_on(s, t.msgs, t.n);
+    exchange_and_check(s, &t);
     cpa_traffic_destroy(&t);
 }
 
@@ -106,16 +116,12 @@ static void captured_exchanges(cpa_site *s, uint64_t id) {
     cudaGraphExec_t executable;
     cpa_traffic_create(&t);
     cpa_traffic_fill(&t, id);
-    cpa_traffic_start(s->transport, &t, s->producer); /* every buffer has met its peer */
-    OK(s->transport->table->finish(s->transport, t.exchange, s->producer, NULL, NULL));
+    exchange_on(s, t.msgs, t.n); /* every buffer has met its peer */
     cpa_site_drain(s, s->producer);
 
     CUDA(cudaStreamBeginCapture(s->producer, cudaStreamCaptureModeThreadLocal));
     cpa_traffic_produce(&t, s->producer, NULL);
-    for (int i = 0; i < CPA_TRANSPORT_MAX_IN_FLIGHT + 1; i++) {
-        cpa_traffic_start(s->transport, &t, s->producer);
-        OK(s->transport->table->finish(s->transport, t.exchange, s->producer, NULL, NULL));
-    }
+    for (int i = 0; i < CPA_TRANSPORT_MAX_IN_FLIGHT + 1; i++) exchange_on(s, t.msgs, t.n);
     cpa_traffic_start(s->transport, &t, s->producer);
     cpa_traffic_consume(s->transport, &t, s->producer);
     CUDA(cudaStreamEndCapture(s->producer, &graph));
@@ -126,11 +132,7 @@ static void captured_exchanges(cpa_site *s, uint64_t id) {
         cpa_traffic_check(&t);
         if (launch != 2) continue;
         cpa_traffic_fill_with(&t, id, 2000); /* an exchange between the graphs */
-        cpa_traffic_produce(&t, s->producer, NULL);
-        cpa_traffic_start(s->transport, &t, s->producer);
-        cpa_traffic_consume(s->transport, &t, s->producer);
-        cpa_site_drain(s, s->producer);
-        cpa_traffic_check(&t);
+        exchange_and_check(s, &t);
     }
     CUDA(cudaGraphExecDestroy(executable));
     CUDA(cudaGraphDestroy(graph));
@@ -206,14 +208,6 @@ static void test_the_faster_transport_is_chosen(void) {
     cpa_control_close(&control);
 }
 
-static void exchange_on(cpa_site *s, const cpa_message *msgs, int32_t n) {
-    cpa_exchange *exchange = NULL;
-    cpa_error err = {.message = ""};
-    OK(s->transport->table->start(s->transport, msgs, n, s->producer, &exchange, &err));
-    OK(s->transport->table->finish(s->transport, exchange, s->producer, NULL, &err));
-    CU_ASSERT_STRING_EQUAL(err.message, "");
-}
-
 /* Exchanges without a message bring the next one to the slot of the last, whose kernels may still run. */
 static void the_same_slot(cpa_site *s) {
     cpa_traffic t;
@@ -224,11 +218,7 @@ static void the_same_slot(cpa_site *s) {
             exchange_on(s, t.msgs, t.n);
             for (int empty = 1; empty < CPA_TRANSPORT_MAX_IN_FLIGHT; empty++) exchange_on(s, NULL, 0);
         }
-        cpa_traffic_produce(&t, s->producer, NULL);
-        cpa_traffic_start(s->transport, &t, s->producer);
-        cpa_traffic_consume(s->transport, &t, s->producer);
-        cpa_site_drain(s, s->producer);
-        cpa_traffic_check(&t);
+        exchange_and_check(s, &t);
     }
     cpa_traffic_destroy(&t);
 }
