@@ -136,7 +136,7 @@ typedef struct cpa_pass_q {
     int direct;             /* attend stores states in the rooms of the transport, and they are merged there */
     cpa_pass_q_peer *peers; /* [cp_size - 1], in the order in which pass-KV receives from them */
     cpa_attend_plan *plan;  /* the rows of the peers over the own shard; joined: and the own rows behind them */
-    int64_t *state_shifts;  /* of the plan's items, if direct */
+    int64_t *state_shifts;  /* of the plan's items */
     int64_t shifts_capacity;
     int64_t packed_rows, got_rows, home_rows;
     int32_t *map_sets[2]; /* host, page-locked, in turn: one may be on its way to the device as the next is filled */

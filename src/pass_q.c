@@ -226,7 +226,7 @@ cpa_status cpa_pass_q_upload(cpa_context *c, cpa_stream *stream) {
     return cpa_context_check(c, status, stream);
 }
 
-/* How much further on the states of a peer's rows lie than their rows in away_memory. */
+/* How much further on the states of a peer's rows lie than their rows in away_memory; 0 unless they go direct. */
 static int64_t state_shift(const cpa_context *c, const cpa_pass_q_peer *peer) {
     const cpa_partial there = served_states(c, peer), here = state_rows(c, c->q.away_memory.memory, peer->got_at);
     return ((intptr_t)there.o - (intptr_t)here.o) / (intptr_t)sizeof(float);
@@ -244,9 +244,10 @@ static cpa_status ensure_shifts(cpa_context *c) {
 /* The rows of the peers over the own shard, and the own rows if they join them. */
 static cpa_status plan_served(cpa_context *c) {
     int64_t n = 0;
-    if (c->q.direct) CPA_TRY(ensure_shifts(c));
+    CPA_TRY(ensure_shifts(c));
     for (int32_t p = 0; p < c->map.cp_size - 1; p++) {
         const cpa_pass_q_peer *peer = &c->q.peers[p];
+        const int64_t shift = state_shift(c, peer);
         int64_t row = peer->got_at;
         for (int64_t i = 0; i < c->n_chunks; i++) {
             const cpa_planned_chunk *chunk = &c->chunks[i];
@@ -257,7 +258,7 @@ static cpa_status plan_served(cpa_context *c) {
             }
             cpa_chunk_share own = cpa_context_share(c, chunk, c->control.rank);
             cpa_chunk_share theirs = cpa_context_share(c, chunk, peer->rank);
-            if (c->q.direct) c->q.state_shifts[n] = state_shift(c, peer);
+            c->q.state_shifts[n] = shift;
             c->items[n++] = (cpa_attend_item){
                 .q_row = row,
                 .q_count = rows,
@@ -271,7 +272,7 @@ static cpa_status plan_served(cpa_context *c) {
             row += rows;
         }
     }
-    c->q.plan->state_shifts = c->q.direct ? c->q.state_shifts : NULL;
+    c->q.plan->state_shifts = c->q.state_shifts;
     c->q.plan->steady_items = c->steady_rows * (c->map.cp_size - 1);
     if (c->q.joined) {
         n = cpa_context_own_items(c, n, c->q.got_rows);

@@ -139,6 +139,14 @@ void cpa_site_drain(cpa_site *s, cudaStream_t stream) {
     CU_ASSERT_STRING_EQUAL(err.message, "");
 }
 
+void cpa_site_exchange(cpa_site *s, const cpa_message *msgs, int32_t n) {
+    cpa_exchange *exchange = NULL;
+    cpa_error err = {.message = ""};
+    OK(s->transport->table->start(s->transport, msgs, n, s->producer, &exchange, &err));
+    OK(s->transport->table->finish(s->transport, exchange, s->producer, NULL, &err));
+    CU_ASSERT_STRING_EQUAL(err.message, "");
+}
+
 int cpa_traffic_missing(void) {
     int none = cpa_test_cuda_missing();
     if (!none) none = cpa_test_transport_missing();

@@ -63,6 +63,8 @@ typedef struct cpa_site {
 /* Runs `body` with the transport open. */
 void cpa_with_transport(void (*body)(cpa_site *));
 void cpa_site_drain(cpa_site *s, cudaStream_t stream);
+/* A whole exchange on the producer's stream. */
+void cpa_site_exchange(cpa_site *s, const cpa_message *msgs, int32_t n);
 
 /* As cpa_test_device_missing; takes the device of the rank. */
 int cpa_traffic_missing(void);

@@ -67,14 +67,18 @@ static void wait_in_vain(cpa_site *s, cpa_traffic *t) {
     CUDA(cudaStreamSynchronize(s->producer)); /* nothing of the device is stuck */
 }
 
+/* An exchange of 1000 bytes with each, so that every buffer has met its peer. */
+static void meet_all(cpa_site *s, cpa_traffic *t, uint64_t id) {
+    cpa_traffic_fill(t, id);
+    for (int32_t m = 0; m < t->n; m++) t->msgs[m].send_bytes = t->msgs[m].recv_bytes = 1000;
+    cpa_site_exchange(s, t->msgs, t->n);
+    cpa_site_drain(s, s->producer);
+}
+
 static void last_rank_fails(cpa_site *s, void (*failing)(cpa_site *, cpa_traffic *)) {
     cpa_traffic t;
     cpa_traffic_create(&t);
-    cpa_traffic_fill(&t, 55);
-    for (int32_t m = 0; m < t.n; m++) t.msgs[m].send_bytes = t.msgs[m].recv_bytes = 1000;
-    cpa_traffic_start(s->transport, &t, s->producer);
-    OK(s->transport->table->finish(s->transport, t.exchange, s->producer, NULL, NULL));
-    cpa_site_drain(s, s->producer);
+    meet_all(s, &t, 55);
     s->transport->timeout_s = 1.5;
     MPI_Barrier(MPI_COMM_WORLD);
     if (cpa_world_rank == cpa_world_size - 1) {
@@ -110,8 +114,7 @@ static void sleep_long(void *unused) {
 static void start_late(cpa_site *s, cpa_traffic *t) {
     s->transport->timeout_s = 6;
     CUDA(cudaLaunchHostFunc(s->producer, sleep_long, NULL));
-    cpa_traffic_start(s->transport, t, s->producer);
-    OK(s->transport->table->finish(s->transport, t->exchange, s->producer, NULL, NULL));
+    cpa_site_exchange(s, t->msgs, t->n);
     s->transport->table->drain(s->transport, s->producer, NULL);
 }
 
@@ -130,14 +133,9 @@ static void a_silent_rank_in_a_graph(cpa_site *s) {
     cudaGraphExec_t executable;
     cpa_error err = {.message = ""};
     cpa_traffic_create(&t);
-    cpa_traffic_fill(&t, 56);
-    for (int32_t m = 0; m < t.n; m++) t.msgs[m].send_bytes = t.msgs[m].recv_bytes = 1000;
-    cpa_traffic_start(s->transport, &t, s->producer);
-    OK(s->transport->table->finish(s->transport, t.exchange, s->producer, NULL, NULL));
-    cpa_site_drain(s, s->producer);
+    meet_all(s, &t, 56);
     CUDA(cudaStreamBeginCapture(s->producer, cudaStreamCaptureModeThreadLocal));
-    cpa_traffic_start(s->transport, &t, s->producer);
-    OK(s->transport->table->finish(s->transport, t.exchange, s->producer, NULL, NULL));
+    cpa_site_exchange(s, t.msgs, t.n);
     CUDA(cudaStreamEndCapture(s->producer, &graph));
     CUDA(cudaGraphInstantiate(&executable, graph, 0));
     s->transport->timeout_s = 1.5;
@@ -162,7 +160,6 @@ static void test_a_rank_that_does_not_launch_a_graph_is_named(void) {
 /* The last rank does not say that it has stored its messages. */
 static void a_silent_rank_with_rooms(cpa_site *s) {
     cpa_message msgs[CPA_TRAFFIC_MAX_RANKS];
-    cpa_exchange *exchange = NULL;
     cpa_error err = {.message = ""};
     int32_t n = 0;
     s->transport->timeout_s = 1.5;
@@ -174,8 +171,7 @@ static void a_silent_rank_with_rooms(cpa_site *s) {
         msgs[n++] = (cpa_message){peer, theirs, 64, own, 64};
     }
     if (cpa_world_rank != cpa_world_size - 1) {
-        OK(s->transport->table->start(s->transport, msgs, n, s->producer, &exchange, &err));
-        OK(s->transport->table->finish(s->transport, exchange, s->producer, NULL, &err));
+        cpa_site_exchange(s, msgs, n);
         CU_ASSERT_EQUAL(s->transport->table->drain(s->transport, s->producer, &err), CPA_COMM);
         CU_ASSERT(names_rank(err.message, cpa_world_size - 1));
     }

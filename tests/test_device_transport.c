@@ -7,14 +7,6 @@
 #include "base/clock.h"
 #include "tests/device_traffic.h"
 
-static void exchange_on(cpa_site *s, const cpa_message *msgs, int32_t n) {
-    cpa_exchange *exchange = NULL;
-    cpa_error err = {.message = ""};
-    OK(s->transport->table->start(s->transport, msgs, n, s->producer, &exchange, &err));
-    OK(s->transport->table->finish(s->transport, exchange, s->producer, NULL, &err));
-    CU_ASSERT_STRING_EQUAL(err.message, "");
-}
-
 /* Produced, exchanged and consumed on one stream. */
 static void exchange_and_check(cpa_site *s, cpa_traffic *t) {
     cpa_traffic_produce(t, s->producer, NULL);
@@ -60,7 +52,7 @@ static void far_ahead(cpa_site *s) {
     cpa_traffic_create(&t);
     cpa_traffic_fill(&t, 7);
     int n = cpa_gpus_suffice ? 600 : 40;
-    for (int i = 0; i < n; i++) exchange_on(s, t.msgs, t.n);
+    for (int i = 0; i < n; i++) cpa_site_exchange(s, t.msgs, t.n);
     exchange_and_check(s, &t);
     cpa_traffic_destroy(&t);
 }
@@ -116,12 +108,12 @@ static void captured_exchanges(cpa_site *s, uint64_t id) {
     cudaGraphExec_t executable;
     cpa_traffic_create(&t);
     cpa_traffic_fill(&t, id);
-    exchange_on(s, t.msgs, t.n); /* every buffer has met its peer */
+    cpa_site_exchange(s, t.msgs, t.n); /* every buffer has met its peer */
     cpa_site_drain(s, s->producer);
 
     CUDA(cudaStreamBeginCapture(s->producer, cudaStreamCaptureModeThreadLocal));
     cpa_traffic_produce(&t, s->producer, NULL);
-    for (int i = 0; i < CPA_TRANSPORT_MAX_IN_FLIGHT + 1; i++) exchange_on(s, t.msgs, t.n);
+    for (int i = 0; i < CPA_TRANSPORT_MAX_IN_FLIGHT + 1; i++) cpa_site_exchange(s, t.msgs, t.n);
     cpa_traffic_start(s->transport, &t, s->producer);
     cpa_traffic_consume(s->transport, &t, s->producer);
     CUDA(cudaStreamEndCapture(s->producer, &graph));
@@ -215,8 +207,8 @@ static void the_same_slot(cpa_site *s) {
     for (uint64_t id = 60; id < 64; id++) {
         cpa_traffic_fill(&t, id);
         for (int i = 0; i < (cpa_gpus_suffice ? 20 : 5); i++) {
-            exchange_on(s, t.msgs, t.n);
-            for (int empty = 1; empty < CPA_TRANSPORT_MAX_IN_FLIGHT; empty++) exchange_on(s, NULL, 0);
+            cpa_site_exchange(s, t.msgs, t.n);
+            for (int empty = 1; empty < CPA_TRANSPORT_MAX_IN_FLIGHT; empty++) cpa_site_exchange(s, NULL, 0);
         }
         exchange_and_check(s, &t);
     }
@@ -253,7 +245,7 @@ static void give_leave(cpa_site *s, const room_traffic *t) {
         uint8_t *mine = t->device + 32 * peer;
         if (peer != cpa_world_rank) leave[n++] = (cpa_message){peer, mine, 16, mine + 16, 16};
     }
-    exchange_on(s, leave, n);
+    cpa_site_exchange(s, leave, n);
 }
 
 /* A round, in which each rank in turn is late to store its messages. */
@@ -272,7 +264,7 @@ static void enqueue_round(cpa_site *s, const room_traffic *t, int round) {
                              s->producer));
         stored[n++] = (cpa_message){peer, theirs, bytes, own, room_bytes(peer, cpa_world_rank, (uint64_t)round)};
     }
-    exchange_on(s, stored, n);
+    cpa_site_exchange(s, stored, n);
     for (int32_t i = 0; i < n; i++)
         CUDA(cudaMemcpyAsync(t->result + slice_at(round, stored[i].peer), stored[i].recv, (size_t)stored[i].recv_bytes,
                              cudaMemcpyDeviceToHost, s->producer));

@@ -17,6 +17,11 @@
 
 typedef struct cpa_device_transport cpa_device_transport;
 
+/* The place of another rank among all others of `rank`. */
+static inline int32_t cpa_other_index(int32_t rank, int32_t other) {
+    return other < rank ? other : other - 1;
+}
+
 struct cpa_exchange {
     int in_flight;
     int captured;

@@ -21,10 +21,10 @@ static int64_t cells_bytes(int32_t size) {
 }
 
 /* Room for a message in lines, then for one as it is: what lies in lines may not look like one by chance. */
-enum { LINES_ROOM = 2 * CPA_STORE_LINE_BYTES, ROOM = LINES_ROOM + CPA_STORE_BYTES };
+enum { INBOX_LINES_BYTES = 2 * CPA_STORE_LINE_BYTES, INBOX_BYTES = INBOX_LINES_BYTES + CPA_STORE_BYTES };
 
 int64_t cpa_stores_bytes(int32_t size) {
-    return cells_bytes(size) + (int64_t)(size - 1) * (CPA_STORE_SLOTS * ROOM + CPA_STORE_BYTES);
+    return cells_bytes(size) + (int64_t)(size - 1) * (CPA_STORE_SLOTS * INBOX_BYTES + CPA_STORE_BYTES);
 }
 
 /* In the memory of a rank: its cell for another. */
@@ -32,21 +32,16 @@ static cpa_store_cell *cell_of(char *memory, int32_t size, int32_t slot, int32_t
     return (cpa_store_cell *)(void *)memory + (int64_t)slot * size + other;
 }
 
-/* Among the others of `rank`. */
-static int64_t column_of(int32_t rank, int32_t other) {
-    return other < rank ? other : other - 1;
-}
-
 /* In the memory of `rank`: where messages of `from` come in that have so many bytes. */
 static char *inbox_of(char *memory, int32_t size, int32_t slot, int32_t rank, int32_t from, int64_t bytes) {
-    int64_t column = column_of(rank, from), at = bytes <= CPA_STORE_LINE_BYTES ? 0 : LINES_ROOM;
-    return memory + cells_bytes(size) + ((int64_t)slot * (size - 1) + column) * ROOM + at;
+    int64_t column = cpa_other_index(rank, from), at = bytes <= CPA_STORE_LINE_BYTES ? 0 : INBOX_LINES_BYTES;
+    return memory + cells_bytes(size) + ((int64_t)slot * (size - 1) + column) * INBOX_BYTES + at;
 }
 
 /* In the memory of `rank`: the room of `from`. */
 static char *room_of(char *memory, int32_t size, int32_t rank, int32_t from) {
-    char *rooms = memory + cells_bytes(size) + (int64_t)CPA_STORE_SLOTS * (size - 1) * ROOM;
-    return rooms + column_of(rank, from) * CPA_STORE_BYTES;
+    char *rooms = memory + cells_bytes(size) + (int64_t)CPA_STORE_SLOTS * (size - 1) * INBOX_BYTES;
+    return rooms + (int64_t)cpa_other_index(rank, from) * CPA_STORE_BYTES;
 }
 
 void cpa_stores_rooms(const cpa_stores *s, int32_t peer, void **theirs, void **own) {
@@ -195,11 +190,9 @@ static cpa_store_part part_of(const cpa_stores *s, int32_t index, int32_t peer, 
 }
 
 static void list_sent(const cpa_stores *s, int32_t index, const cpa_message *m, part_lists *lists) {
-    void *their_room, *own_room;
     if (!cpa_stores_carry(m->send_bytes)) return;
-    cpa_stores_rooms(s, m->peer, &their_room, &own_room);
     cpa_store_part part = part_of(s, index, m->peer, m->send_bytes, 0);
-    if (m->send == their_room) {
+    if (m->send == room_of(s->theirs[m->peer], s->size, m->peer, s->rank)) {
         lists->words[lists->n_words++] = part;
         lists->n_stored++;
         return;
@@ -211,11 +204,9 @@ static void list_sent(const cpa_stores *s, int32_t index, const cpa_message *m, 
 
 static void list_received(const cpa_stores *s, int32_t index, const cpa_message *m, part_lists *lists,
                           cpa_store_slot *slot) {
-    void *their_room, *own_room;
     if (!cpa_stores_carry(m->recv_bytes)) return;
-    cpa_stores_rooms(s, m->peer, &their_room, &own_room);
     cpa_store_part part = part_of(s, index, m->peer, m->recv_bytes, 1);
-    if (m->recv == own_room) {
+    if (m->recv == room_of(s->own, s->size, s->rank, m->peer)) {
         lists->words[lists->n_words++] = part;
         return;
     }

@@ -63,7 +63,7 @@ typedef struct peer_transport {
 } peer_transport;
 
 static int32_t lane_of(const peer_transport *t, int32_t peer) {
-    return peer < t->head.control->rank ? peer : peer - 1;
+    return cpa_other_index(t->head.control->rank, peer);
 }
 
 /* ---- where to write ---- */

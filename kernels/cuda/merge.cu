@@ -59,6 +59,13 @@ __device__ fold_step fold_lse(float &lse_a, float lse_b, int32_t from) {
     return {w_a / sum, w_b / sum, from};
 }
 
+template <int UNIT>
+__device__ void add_part(float (&value)[UNIT], const fold_step &step, const float (&part)[UNIT]) {
+    if (step.b == 0) return;
+#pragma unroll
+    for (int e = 0; e < UNIT; e++) value[e] = step.a == 0 ? part[e] : fmaf(step.b, part[e], step.a * value[e]);
+}
+
 __device__ void load_unit(const float *from, float (&value)[4]) {
     const float4 v = __ldcs((const float4 *)from);
     value[0] = v.x, value[1] = v.y, value[2] = v.z, value[3] = v.w;
@@ -122,11 +129,7 @@ __device__ void fold_rows(const merge_args &a, const place *places, const fold_s
         for (int r = 0; r < ROWS; r++)
 #pragma unroll
             for (int i = 0; i < AT_ONCE; i++) {
-                const fold_step w = step[r][i];
-                if (w.b == 0) continue;
-#pragma unroll
-                for (int e = 0; e < UNIT; e++)
-                    value[r][e] = w.a == 0 ? part[r][i][e] : fmaf(w.b, part[r][i][e], w.a * value[r][e]);
+                add_part(value[r], step[r][i], part[r][i]);
             }
     }
 #pragma unroll
@@ -190,11 +193,7 @@ __global__ void __launch_bounds__(THREADS) merge_few(const __grid_constant__ mer
             }
 #pragma unroll
             for (int i = 0; i < AT_ONCE; i++) {
-                const fold_step step = fold_lse(lse, __shfl_sync(0xffffffff, own_lse, begin + i), 0);
-                if (step.b == 0) continue;
-#pragma unroll
-                for (int e = 0; e < UNIT; e++)
-                    value[e] = step.a == 0 ? part[i][e] : fmaf(step.b, part[i][e], step.a * value[e]);
+                add_part(value, fold_lse(lse, __shfl_sync(0xffffffff, own_lse, begin + i), 0), part[i]);
             }
         }
         if (column < a.v_dim) store_unit<Out>(a.out, row * a.out_row_stride + (int64_t)head * a.v_dim + column, value);
