@@ -347,8 +347,8 @@ static cpa_status check_args(cpa_context *c, const cpa_context_args *args, const
     return CPA_OK;
 }
 
-static cpa_status attend_own(cpa_context *c, const cpa_context_args *args, cpa_partial state, void *out,
-                             cpa_stream *stream) {
+cpa_status cpa_context_attend_own(cpa_context *c, const cpa_attend_plan *plan, const cpa_context_args *args,
+                                  cpa_partial state, void *out, cpa_stream *stream) {
     cpa_attend_args attend = {
         .size = sizeof attend,
         .q = args->q,
@@ -360,14 +360,15 @@ static cpa_status attend_own(cpa_context *c, const cpa_context_args *args, cpa_p
         .state = state,
         .out = out,
     };
-    return cpa_context_run_attend(c, c->own, &attend, CPA_SPAN_ATTEND_OWN, 0, stream);
+    return cpa_context_run_attend(c, plan, &attend, CPA_SPAN_ATTEND_OWN, 0, stream);
 }
 
-/* The last merge: the own shard with what pass-KV added to it, and what came home in pass-Q. Rounds once. */
-static cpa_status merge_states(cpa_context *c, const cpa_context_args *args, cpa_stream *stream) {
+/* The last merge, of the first `rows` rows: the own shard with what pass-KV added to it, and what came home in pass-Q.
+ * Rounds once. */
+static cpa_status merge_states(cpa_context *c, const cpa_context_args *args, int64_t rows, cpa_stream *stream) {
     cpa_merge_args merge = {
         .size = sizeof merge,
-        .rows = c->rows,
+        .rows = rows,
         .heads = c->options.q_heads,
         .v_dim = c->options.v_dim,
         .states = c->states,
@@ -384,17 +385,18 @@ static cpa_status merge_states(cpa_context *c, const cpa_context_args *args, cpa
 
 static cpa_status attend_alone(cpa_context *c, const cpa_context_args *args, cpa_stream *stream) {
     cpa_partial state = {.lse = args->lse, .lse_row_stride = c->options.q_heads};
-    return attend_own(c, args, state, args->out, stream);
+    return cpa_context_attend_own(c, c->own, args, state, args->out, stream);
 }
 
 static cpa_status attend_shared(cpa_context *c, const cpa_context_args *args, cpa_stream *stream) {
     CPA_TRY(cpa_pass_q_start(c, args, stream));
     CPA_TRY(cpa_pass_kv_start(c, args, stream));
-    CPA_TRY(attend_own(c, args, c->states[0], NULL, stream));
+    CPA_TRY(cpa_context_attend_own(c, c->own, args, c->states[0], NULL, stream));
+    CPA_TRY(cpa_pass_kv_attend_own(c, args, stream));
     CPA_TRY(cpa_pass_q_serve(c, args, stream));
     CPA_TRY(cpa_pass_kv_run(c, args, stream));
     CPA_TRY(cpa_pass_q_finish(c, stream));
-    return cpa_pass_kv_completes(c, args) ? CPA_OK : merge_states(c, args, stream);
+    return merge_states(c, args, cpa_pass_kv_open_rows(c, args), stream);
 }
 
 /* What a stream polls during a layer: the transport, and what it polled before. */

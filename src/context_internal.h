@@ -74,7 +74,7 @@ typedef struct cpa_kv_transfer {
     int packs;                        /* 0: nothing is sent, or it lies there already */
     int begins, ends;                 /* peer by peer: whether it is the first, the last that the peer sends */
     int64_t send_blocks, recv_blocks; /* in use */
-    int64_t rows;                     /* all peers at once: own rows that it is attended for */
+    int64_t first_row, rows;          /* all peers at once: of the own rows that it is attended for */
 } cpa_kv_transfer;
 
 /* A range of rows. */
@@ -86,6 +86,10 @@ typedef struct cpa_row_run {
 typedef struct cpa_kv_schedule {
     cpa_mask mask;
     int64_t begin, end; /* indices of transfers */
+    /* All peers at once: the rows of pass-KV before this one take the keys of the own shard from the transfers, in one
+     * pass with those of the peers; the others begin with the own shard, while the first transfer is on its way. */
+    int64_t joined_rows;
+    cpa_attend_plan *own; /* of the others; NULL: peer by peer */
 } cpa_kv_schedule;
 
 typedef struct cpa_pass_kv {
@@ -94,9 +98,10 @@ typedef struct cpa_pass_kv {
     int32_t *region_of; /* [cp_size] of each peer */
     int64_t split;      /* where a shard may be cut, in tokens; all peers at once: least tokens of a segment */
     int64_t capacity;   /* blocks of a segment */
+    int64_t segments;   /* that staging has */
     int64_t k_bytes, block_bytes; /* of one staging block: of its keys, of both */
     char *staging;                /* two segments to send, then two to receive for each region */
-    int32_t *table;               /* the block table of a received segment; peer by peer the identity */
+    int32_t *table;               /* the block table of a transfer in staging; peer by peer the identity */
     int64_t table_capacity;
     int64_t staging_in_use; /* bytes */
 
@@ -105,8 +110,8 @@ typedef struct cpa_pass_kv {
     cpa_kv_schedule now; /* that of the layer at hand */
     cpa_kv_transfer *transfers;
     int64_t n_transfers, transfers_capacity;
-    cpa_attend_plan **plans; /* one a transfer; kept when there are fewer transfers */
-    int64_t n_plans, plans_capacity;
+    cpa_attend_plan **plans; /* of the transfers and schedules of a step; kept when there are fewer */
+    int64_t n_plans, plans_capacity, plans_in_use;
     cpa_kv_span *spans;
     int64_t n_spans, spans_capacity;
     cpa_kv_route *routes;
@@ -178,7 +183,7 @@ struct cpa_context {
     int64_t rows;
     cpa_attend_item *items; /* scratch */
     int64_t items_capacity;
-    cpa_attend_plan *own; /* own rows over the own shard */
+    cpa_attend_plan *own; /* own rows over the own shard, but those that pass-KV takes */
 
     cpa_context_buffer acc_memory;
     cpa_partial *states; /* [cp_size]: what the last merge of a layer joins; the first is that of the own shard */
@@ -222,8 +227,8 @@ void cpa_context_count_chunks(cpa_context *c, int32_t layers);
 /* Waits until the stream is idle; an exchange that stands still, or fails, is given up and named. */
 cpa_status cpa_context_sync(cpa_context *c, cpa_stream *stream);
 
-/* context_plan.c: puts the own rows over the own shard behind n items, as rows from first_row on. Returns how many
- * items there are then. */
+/* context_plan.c: puts the own rows over the own shard, but those of pass-KV where it takes them, behind n items, as
+ * rows from first_row on. Returns how many items there are then. */
 int64_t cpa_context_own_items(cpa_context *c, int64_t n, int64_t first_row);
 
 /* context.c: memory, messages and operations on behalf of a context. */
@@ -248,6 +253,9 @@ cpa_status cpa_context_follow(cpa_context *c, cpa_stream *stream, cpa_stream *le
 /* `kind` says whose rows or keys they are, `round` in which they came. */
 cpa_status cpa_context_run_attend(cpa_context *c, const cpa_attend_plan *plan, const cpa_attend_args *args,
                                   cpa_span_kind kind, int32_t round, cpa_stream *stream);
+/* The rows of a plan against the own shard, from the empty state. */
+cpa_status cpa_context_attend_own(cpa_context *c, const cpa_attend_plan *plan, const cpa_context_args *args,
+                                  cpa_partial state, void *out, cpa_stream *stream);
 cpa_status cpa_context_run_merge(cpa_context *c, const cpa_merge_args *args, cpa_stream *stream);
 /* An exchange of c->messages after the work enqueued on the stream so far, and its end before the work to come. */
 cpa_status cpa_context_start(cpa_context *c, int32_t n_messages, cpa_span_kind kind, int32_t round, cpa_stream *stream,
@@ -263,11 +271,16 @@ void cpa_pass_kv_destroy(cpa_context *c);
 cpa_status cpa_pass_kv_plan(cpa_context *c);
 /* Takes the transfers of the planned chunks under a mask, planning them when the mask is new to the step. */
 cpa_status cpa_pass_kv_select(cpa_context *c, cpa_mask mask);
+/* Whether pass-KV attends the rows of a planned chunk over the own shard too. */
+int cpa_pass_kv_takes_own(const cpa_context *c, const cpa_planned_chunk *chunk);
 /* Sends the first segment on its way. */
 cpa_status cpa_pass_kv_start(cpa_context *c, const cpa_context_args *args, cpa_stream *stream);
-/* Whether the last transfer of a layer completes every row, so that its attend can round the results. */
-int cpa_pass_kv_completes(const cpa_context *c, const cpa_context_args *args);
-/* The shards of the peers, joined with states[0]; or the results, if it completes them. */
+/* Own rows against the own shard, as far as they do not take it from the transfers. */
+cpa_status cpa_pass_kv_attend_own(cpa_context *c, const cpa_context_args *args, cpa_stream *stream);
+/* How many of the first rows of a layer are states after cpa_pass_kv_run: where the last transfer completes all that
+ * come behind, its attend rounds those. */
+int64_t cpa_pass_kv_open_rows(const cpa_context *c, const cpa_context_args *args);
+/* The shards of the peers, joined with states[0]; or the results. */
 cpa_status cpa_pass_kv_run(cpa_context *c, const cpa_context_args *args, cpa_stream *stream);
 
 /* pass_q.c */

@@ -108,7 +108,7 @@ static cpa_status copy_chunks(cpa_context *c, const cpa_context_chunk *chunks, i
 int64_t cpa_context_own_items(cpa_context *c, int64_t n, int64_t first_row) {
     for (int64_t i = 0; i < c->n_chunks; i++) {
         cpa_chunk_share own = cpa_context_share(c, &c->chunks[i], c->control.rank);
-        if (own.rows == 0) continue;
+        if (own.rows == 0 || cpa_pass_kv_takes_own(c, &c->chunks[i])) continue;
         c->items[n++] = (cpa_attend_item){
             .q_row = first_row + c->chunks[i].row,
             .q_count = own.rows,

@@ -270,11 +270,13 @@ static cpa_status check_item(const cpa_attend_batch *batch, int64_t index, int64
             "attend plan: items[%lld] has k_count %lld and k_first %lld; expected none negative and k_first a multiple "
             "of block_size, %d",
             i, (long long)item.k_count, (long long)item.k_first, batch->block_size);
-    int whole = item.q_slot == CPA_SLOT_WHOLE && item.k_slot == CPA_SLOT_WHOLE && !item.k_others;
-    int dealt =
-        item.q_slot >= 0 && item.q_slot < batch->map.cp_size && item.k_slot >= 0 && item.k_slot < batch->map.cp_size;
+    int all_keys = item.k_slot == CPA_SLOT_WHOLE && !item.k_others;
+    int whole = item.q_slot == CPA_SLOT_WHOLE && all_keys;
+    int dealt = item.q_slot >= 0 && item.q_slot < batch->map.cp_size &&
+                (all_keys || (item.k_slot >= 0 && item.k_slot < batch->map.cp_size));
     REQUIRE(err, whole || dealt,
-            "attend plan: items[%lld] has q_slot %d and k_slot %d, expected 0..%d, or %d for both of a whole sequence",
+            "attend plan: items[%lld] has q_slot %d and k_slot %d, expected 0..%d, or %d for the keys of all shards "
+            "or both of a whole sequence",
             i, item.q_slot, item.k_slot, batch->map.cp_size - 1, CPA_SLOT_WHOLE);
     REQUIRE(err, item.k_others == 0 || item.k_others == 1, "attend plan: items[%lld] has k_others %d, expected 0 or 1",
             i, item.k_others);

@@ -6,8 +6,8 @@
  *
  * There are two ways to plan the transfers. Where attend promises bits, peers come one by one: each peer's shard is
  * attended from the empty state, resumed from segment to segment, and then merged, which is the arithmetic of pass-Q,
- * so that both give the same bits (shards are cut only where it allows). Elsewhere all peers come at once, and the
- * state of the own shard is resumed over what they sent: fewer and longer passes, and no merge. */
+ * so that both give the same bits (shards are cut only where it allows). Elsewhere all peers come at once: a row takes
+ * one pass over what they sent, with the keys of the own shard among theirs, or behind a pass over the own shard. */
 #include <inttypes.h>
 #include <math.h>
 #include <stdlib.h>
@@ -44,17 +44,18 @@ static cpa_status size_staging(cpa_context *c) {
     kv->split = kv->gather ? (LEAST_SEGMENT + o->interleave - 1) / o->interleave * o->interleave : step;
     while (kv->split % o->block_size != 0) kv->split += step;
 
-    const int64_t segments = BUFFERS * (1 + kv->regions), least_blocks = kv->split / o->block_size;
+    const int64_t least_blocks = kv->split / o->block_size;
+    kv->segments = BUFFERS * (1 + kv->regions);
     const int64_t usual = c->kernels->free_memory(0) < 0 ? HOST_STAGING_BYTES : DEVICE_STAGING_BYTES;
-    const int64_t least = segments * least_blocks * kv->block_bytes;
+    const int64_t least = kv->segments * least_blocks * kv->block_bytes;
     c->stats.staging_bound = o->staging_bytes ? o->staging_bytes : cpa_max64(usual, least);
     if (c->stats.staging_bound < least) {
         return cpa_fail(&c->error, CPA_INVALID,
                         "context: staging of %" PRId64 " bytes, expected at least %" PRId64 ": %" PRId64
                         " segments of %" PRId64 " tokens",
-                        c->stats.staging_bound, least, segments, kv->split);
+                        c->stats.staging_bound, least, kv->segments, kv->split);
     }
-    const int64_t capacity = c->stats.staging_bound / segments / kv->block_bytes, most = INT32_MAX / kv->regions;
+    const int64_t capacity = c->stats.staging_bound / kv->segments / kv->block_bytes, most = INT32_MAX / kv->segments;
     kv->capacity = capacity < most ? capacity : most;
     return CPA_OK;
 }
@@ -64,17 +65,17 @@ cpa_status cpa_pass_kv_create(cpa_context *c) {
     CPA_TRY(size_staging(c));
     if (c->map.cp_size == 1) return CPA_OK;
     kv->region_of = calloc((size_t)c->map.cp_size, sizeof *kv->region_of);
-    kv->table = cpa_context_grow(c, NULL, &kv->table_capacity, kv->capacity, sizeof *kv->table);
+    const int64_t blocks = kv->segments * kv->capacity;
+    kv->table = cpa_context_grow(c, NULL, &kv->table_capacity, blocks, sizeof *kv->table);
     if (!kv->region_of || !kv->table) {
-        return cpa_fail(&c->error, CPA_NO_MEMORY, "context: no memory for %" PRId64 " blocks", kv->capacity);
+        return cpa_fail(&c->error, CPA_NO_MEMORY, "context: no memory for %" PRId64 " blocks", blocks);
     }
-    for (int64_t i = 0; i < kv->capacity; i++) kv->table[i] = (int32_t)i;
+    for (int64_t i = 0; i < blocks; i++) kv->table[i] = (int32_t)i;
     for (int32_t round = 1; kv->gather && round < c->map.cp_size; round++) {
         kv->region_of[cpa_round_recv_peer(c->map.cp_size, c->control.rank, round)] = round - 1;
     }
     void *staging;
-    const int64_t segments = BUFFERS * (1 + kv->regions);
-    CPA_TRY(c->kernels->alloc(c->device, segments * kv->capacity * kv->block_bytes, &staging, &c->error));
+    CPA_TRY(c->kernels->alloc(c->device, blocks * kv->block_bytes, &staging, &c->error));
     kv->staging = staging;
     return CPA_OK;
 }
@@ -129,13 +130,9 @@ static void choose_send_buffer(cpa_pass_kv *kv, cpa_kv_transfer *transfer) {
     }
 }
 
-cpa_status cpa_pass_kv_add_transfer(cpa_context *c, cpa_kv_transfer **out) {
+cpa_status cpa_pass_kv_take_plan(cpa_context *c, cpa_attend_plan **out) {
     cpa_pass_kv *kv = &c->kv;
-    cpa_kv_transfer *transfers =
-        cpa_context_grow(c, kv->transfers, &kv->transfers_capacity, kv->n_transfers + 1, sizeof *transfers);
-    if (!transfers) return CPA_NO_MEMORY;
-    kv->transfers = transfers;
-    if (kv->n_transfers == kv->n_plans) {
+    if (kv->plans_in_use == kv->n_plans) {
         cpa_attend_plan **plans =
             cpa_context_grow(c, kv->plans, &kv->plans_capacity, kv->n_plans + 1, sizeof(cpa_attend_plan *));
         if (!plans) return CPA_NO_MEMORY;
@@ -143,8 +140,19 @@ cpa_status cpa_pass_kv_add_transfer(cpa_context *c, cpa_kv_transfer **out) {
         CPA_TRY(c->kernels->plan_create(c->device, &plans[kv->n_plans], &c->error));
         kv->n_plans++;
     }
+    *out = kv->plans[kv->plans_in_use++];
+    return CPA_OK;
+}
+
+cpa_status cpa_pass_kv_add_transfer(cpa_context *c, cpa_kv_transfer **out) {
+    cpa_pass_kv *kv = &c->kv;
+    cpa_kv_transfer *transfers =
+        cpa_context_grow(c, kv->transfers, &kv->transfers_capacity, kv->n_transfers + 1, sizeof *transfers);
+    if (!transfers) return CPA_NO_MEMORY;
+    kv->transfers = transfers;
     *out = &transfers[kv->n_transfers];
-    **out = (cpa_kv_transfer){.plan = kv->plans[kv->n_transfers], .span = kv->n_spans, .route = kv->n_routes};
+    **out = (cpa_kv_transfer){.span = kv->n_spans, .route = kv->n_routes};
+    CPA_TRY(cpa_pass_kv_take_plan(c, &(*out)->plan));
     kv->n_transfers++;
     return CPA_OK;
 }
@@ -206,10 +214,9 @@ static cpa_status plan_runs(cpa_context *c) {
     return CPA_OK;
 }
 
-/* The state of one peer's shard, and what empties it. */
-static cpa_status ensure_shard(cpa_context *c) {
+/* What empties the states of own rows. */
+static cpa_status ensure_empty(cpa_context *c) {
     cpa_pass_kv *kv = &c->kv;
-    CPA_TRY(cpa_context_ensure_state(c, &kv->shard_memory, c->rows, &kv->shard));
     int64_t heads = c->rows * c->options.q_heads;
     if (heads * (int64_t)sizeof(float) <= kv->empty_memory.bytes) return CPA_OK;
     CPA_TRY(cpa_context_ensure(c, &kv->empty_memory, heads * (int64_t)sizeof(float)));
@@ -223,13 +230,19 @@ static cpa_status ensure_shard(cpa_context *c) {
     return status;
 }
 
+int cpa_pass_kv_takes_own(const cpa_context *c, const cpa_planned_chunk *chunk) {
+    return c->shared && c->kv.gather && chunk->algorithm == CPA_PASS_KV;
+}
+
 cpa_status cpa_pass_kv_plan(cpa_context *c) {
     cpa_pass_kv *kv = &c->kv;
     kv->n_schedules = kv->n_transfers = kv->n_spans = kv->n_routes = 0;
-    kv->n_runs = 0;
+    kv->plans_in_use = kv->n_runs = 0;
     if (!c->shared) return CPA_OK;
     CPA_TRY(plan_runs(c));
-    return kv->n_runs > 0 && !kv->gather ? ensure_shard(c) : CPA_OK;
+    if (kv->n_runs == 0) return CPA_OK;
+    CPA_TRY(ensure_empty(c));
+    return kv->gather ? CPA_OK : cpa_context_ensure_state(c, &kv->shard_memory, c->rows, &kv->shard);
 }
 
 cpa_status cpa_pass_kv_select(cpa_context *c, cpa_mask mask) {
@@ -243,7 +256,7 @@ cpa_status cpa_pass_kv_select(cpa_context *c, cpa_mask mask) {
         cpa_context_grow(c, kv->schedules, &kv->schedules_capacity, kv->n_schedules + 1, sizeof *schedules);
     if (!schedules) return CPA_NO_MEMORY;
     kv->schedules = schedules;
-    kv->now = (cpa_kv_schedule){mask, kv->n_transfers, 0};
+    kv->now = (cpa_kv_schedule){.mask = mask, .begin = kv->n_transfers};
     CPA_TRY(kv->gather ? cpa_pass_kv_plan_gather(c) : cpa_pass_kv_plan_rounds(c));
     kv->now.end = kv->n_transfers;
     schedules[kv->n_schedules++] = kv->now;
@@ -252,13 +265,12 @@ cpa_status cpa_pass_kv_select(cpa_context *c, cpa_mask mask) {
 
 /* ---- one layer ---- */
 
-static char *send_buffer(const cpa_pass_kv *kv, int64_t transfer) {
-    return kv->staging + kv->transfers[transfer].send_buffer * kv->capacity * kv->block_bytes;
+int64_t cpa_pass_kv_send_block(const cpa_pass_kv *kv, int64_t transfer) {
+    return kv->transfers[transfer].send_buffer * kv->capacity;
 }
 
-/* Regions of even transfers lie before those of odd ones. */
-static char *recv_buffer(const cpa_pass_kv *kv, int64_t transfer, int32_t region) {
-    return kv->staging + (2 + transfer % 2 * kv->regions + region) * kv->capacity * kv->block_bytes;
+int64_t cpa_pass_kv_recv_block(const cpa_pass_kv *kv, int64_t transfer, int32_t region) {
+    return (BUFFERS + transfer % BUFFERS * kv->regions + region) * kv->capacity;
 }
 
 static void use_staging(cpa_context *c, int64_t blocks) {
@@ -266,13 +278,17 @@ static void use_staging(cpa_context *c, int64_t blocks) {
     if (c->kv.staging_in_use > c->stats.staging_bytes) c->stats.staging_bytes = c->kv.staging_in_use;
 }
 
-/* Staging as a cache of `blocks` blocks, each K then V. */
-static cpa_kv_view staging_view(const cpa_context *c, char *staging, int64_t blocks) {
+static char *staging_at(const cpa_pass_kv *kv, int64_t block) {
+    return kv->staging + block * kv->block_bytes;
+}
+
+/* Blocks of staging as a cache, each K then V. */
+static cpa_kv_view staging_view(const cpa_context *c, int64_t first, int64_t blocks) {
     const cpa_context_options *o = &c->options;
     const int64_t stride = c->kv.block_bytes / cpa_dtype_bytes(o->kv_dtype);
     return cpa_kv_view_resolve((cpa_kv_view){
-        .k = staging,
-        .v = staging + c->kv.k_bytes,
+        .k = staging_at(&c->kv, first),
+        .v = staging_at(&c->kv, first) + c->kv.k_bytes,
         .dtype = o->kv_dtype,
         .block_size = o->block_size,
         .num_blocks = blocks,
@@ -293,7 +309,7 @@ static cpa_status pack(cpa_context *c, int64_t index, const cpa_context_args *ar
     cpa_kv_pack_args packing = {
         .size = sizeof packing,
         .src = args->kv,
-        .dst = staging_view(c, send_buffer(&c->kv, index), transfer->send_blocks),
+        .dst = staging_view(c, cpa_pass_kv_send_block(&c->kv, index), transfer->send_blocks),
         .block_tables = c->block_tables,
         .spans = c->kv.spans + transfer->span,
         .n_spans = transfer->n_spans,
@@ -311,9 +327,9 @@ static cpa_status start_transfer(cpa_context *c, int64_t index, cpa_stream *stre
         const cpa_kv_route *route = &kv->routes[transfer->route + i];
         c->messages[i] = (cpa_message){
             .peer = route->peer,
-            .send = send_buffer(kv, index),
+            .send = staging_at(kv, cpa_pass_kv_send_block(kv, index)),
             .send_bytes = route->send_blocks * kv->block_bytes,
-            .recv = recv_buffer(kv, index, route->region),
+            .recv = staging_at(kv, cpa_pass_kv_recv_block(kv, index, route->region)),
             .recv_bytes = route->recv_blocks * kv->block_bytes,
         };
     }
@@ -321,14 +337,16 @@ static cpa_status start_transfer(cpa_context *c, int64_t index, cpa_stream *stre
     return cpa_context_start(c, transfer->n_routes, CPA_SPAN_EXCHANGE_KV, transfer->round, stream, &kv->exchange);
 }
 
-static cpa_status empty_shard(cpa_context *c, cpa_stream *stream) {
+static cpa_status empty_rows(cpa_context *c, cpa_partial state, cpa_row_run run, cpa_stream *stream) {
     const int64_t heads = c->options.q_heads;
-    for (int64_t i = 0; i < c->kv.n_runs; i++) {
-        cpa_row_run run = c->kv.runs[i];
-        cpa_status status = c->kernels->copy(c->kv.shard.lse + run.row * heads, c->kv.empty,
-                                             run.rows * heads * (int64_t)sizeof(float), stream);
-        CPA_TRY(cpa_context_check(c, status, stream));
-    }
+    if (run.rows == 0) return CPA_OK;
+    cpa_status status =
+        c->kernels->copy(state.lse + run.row * heads, c->kv.empty, run.rows * heads * (int64_t)sizeof(float), stream);
+    return cpa_context_check(c, status, stream);
+}
+
+static cpa_status empty_shard(cpa_context *c, cpa_stream *stream) {
+    for (int64_t i = 0; i < c->kv.n_runs; i++) CPA_TRY(empty_rows(c, c->kv.shard, c->kv.runs[i], stream));
     return CPA_OK;
 }
 
@@ -380,19 +398,19 @@ static cpa_status spoil_resumed(cpa_context *c, cpa_stream *stream) {
 
 static cpa_status attend_transfer(cpa_context *c, int64_t index, const cpa_context_args *args, cpa_stream *stream) {
     const cpa_kv_transfer *transfer = &c->kv.transfers[index];
-    if (transfer->recv_blocks == 0) return CPA_OK;
+    if (transfer->rows == 0) return CPA_OK;
     if (transfer->begins) CPA_TRY(empty_shard(c, stream));
     cpa_attend_args attend = {
         .size = sizeof attend,
         .q = args->q,
         .q_dtype = c->options.dtype,
         .q_row_stride = (int64_t)c->options.q_heads * c->options.k_dim,
-        .kv = staging_view(c, recv_buffer(&c->kv, index, 0), c->kv.regions * c->kv.capacity),
+        .kv = staging_view(c, 0, c->kv.segments * c->kv.capacity),
         .mask = args->mask,
         .scale = args->scale,
         .resume = 1,
         .state = c->kv.gather ? c->states[0] : c->kv.shard,
-        .out = index + 1 == c->kv.now.end && cpa_pass_kv_completes(c, args) ? args->out : NULL,
+        .out = index + 1 == c->kv.now.end && cpa_pass_kv_open_rows(c, args) < c->rows ? args->out : NULL,
     };
     if (cpa_fault_is(CPA_FAULT_BASE2_LSE) && c->kv.gather && index == first_received(&c->kv))
         CPA_TRY(spoil_resumed(c, stream));
@@ -407,15 +425,21 @@ cpa_status cpa_pass_kv_start(cpa_context *c, const cpa_context_args *args, cpa_s
     int64_t first = c->kv.now.begin;
     if (first == c->kv.now.end) return CPA_OK;
     CPA_TRY(pack(c, first, args, stream));
-    return start_transfer(c, first, stream);
+    CPA_TRY(start_transfer(c, first, stream));
+    return empty_rows(c, c->states[0], (cpa_row_run){0, c->kv.now.joined_rows}, stream);
 }
 
-int cpa_pass_kv_completes(const cpa_context *c, const cpa_context_args *args) {
+cpa_status cpa_pass_kv_attend_own(cpa_context *c, const cpa_context_args *args, cpa_stream *stream) {
+    const cpa_attend_plan *own = c->kv.now.own;
+    return own ? cpa_context_attend_own(c, own, args, c->states[0], NULL, stream) : CPA_OK;
+}
+
+int64_t cpa_pass_kv_open_rows(const cpa_context *c, const cpa_context_args *args) {
     const cpa_pass_kv *kv = &c->kv;
-    if (!kv->gather || kv->now.begin == kv->now.end || c->q.active || args->lse) return 0;
-    if (cpa_fault_is(CPA_FAULT_DROPPED_SHARD)) return 0;
+    if (!kv->gather || kv->now.begin == kv->now.end || c->q.active || args->lse) return c->rows;
+    if (cpa_fault_is(CPA_FAULT_DROPPED_SHARD)) return c->rows;
     const cpa_kv_transfer *last = &kv->transfers[kv->now.end - 1];
-    return last->recv_blocks > 0 && last->rows == c->rows;
+    return last->first_row + last->rows == c->rows ? last->first_row : c->rows;
 }
 
 cpa_status cpa_pass_kv_run(cpa_context *c, const cpa_context_args *args, cpa_stream *stream) {
@@ -424,10 +448,9 @@ cpa_status cpa_pass_kv_run(cpa_context *c, const cpa_context_args *args, cpa_str
         int more = i + 1 < kv->now.end;
         if (more) CPA_TRY(pack(c, i + 1, args, stream));
         CPA_TRY(cpa_context_finish(c, stream, &kv->exchange));
-        use_staging(c, -kv->transfers[i].send_blocks);
         if (more) CPA_TRY(start_transfer(c, i + 1, stream));
         CPA_TRY(attend_transfer(c, i, args, stream));
-        use_staging(c, -kv->transfers[i].recv_blocks);
+        use_staging(c, -kv->transfers[i].send_blocks - kv->transfers[i].recv_blocks);
     }
     return CPA_OK;
 }

@@ -122,14 +122,15 @@ static cpa_status plan_receive(cpa_context *c, int64_t segment, int64_t *next, i
             .q_first = own.first,
             .k_first = piece->first,
             .k_count = piece->count,
-            .table = piece->block,
+            .table = cpa_pass_kv_recv_block(kv, kv->n_transfers - 1, 0) + piece->block,
             .q_slot = own.slot,
             .k_slot = cpa_owner_slot(c->map, peer, chunk->phase),
         };
+        transfer->rows += own.rows;
         route->recv_blocks = end_of(c, piece);
     }
     transfer->ends = *next == kv->received.count;
-    return n ? cpa_context_set_plan(c, transfer->plan, n, kv->table, kv->capacity) : CPA_OK;
+    return n ? cpa_context_set_plan(c, transfer->plan, n, kv->table, kv->segments * kv->capacity) : CPA_OK;
 }
 
 static cpa_status plan_round(cpa_context *c, int32_t round) {

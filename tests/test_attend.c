@@ -169,6 +169,39 @@ static void shards_of_every_rank_count(void) {
     }
 }
 
+/* Pages of all shards in one table, in the order of positions: the keys of a sequence for the queries of a shard. */
+static void queries_of_shards_over_the_keys_of_all(void) {
+    for (int i = 0; i < 2 * BASES; i++) {
+        cpa_attend_case shape = BASE[i / 2];
+        shape.cp_size = 3, shape.interleave = 32, shape.block_size = 16;
+        shape.start = 61, shape.length = 733;
+        shape.mask.causal = i % 2;
+        cpa_attend_fixture f;
+        cpa_attend_fixture_init(&f, &shape, 1);
+        const int64_t blocks = (shape.length + shape.block_size - 1) / shape.block_size;
+        int32_t *table = malloc((size_t)blocks * sizeof *table);
+        for (int64_t block = 0; block < blocks; block++) {
+            const int64_t position = block * shape.block_size, slot = cpa_owner_rank(f.map, 0, position);
+            table[block] = f.tables[f.table[slot] + cpa_shard_len(f.map, (int32_t)slot, position) / shape.block_size];
+        }
+        free(f.tables);
+        f.tables = table;
+        f.n_table_entries = blocks;
+        cpa_attend_item items[3];
+        for (int32_t slot = 0; slot < shape.cp_size; slot++) {
+            items[slot] = cpa_attend_fixture_item(&f, slot, 0, f.q_count[slot], slot, 0, shape.length);
+            items[slot].table = 0;
+            items[slot].k_slot = CPA_SLOT_WHOLE;
+        }
+        cpa_attend_result result;
+        cpa_attend_result_init(&result, &f);
+        CU_ASSERT_EQUAL(cpa_attend_fixture_run(&f, items, shape.cp_size, 0, &result), CPA_OK);
+        CU_ASSERT_EQUAL(cpa_attend_fixture_check(&f, -1, 1, &result, NULL), 0);
+        cpa_attend_result_destroy(&result);
+        cpa_attend_fixture_destroy(&f);
+    }
+}
+
 static void windows_and_sinks(void) {
     static const cpa_mask masks[] = {{1, 0, 1},  {1, 0, 100},  {1, 4, 64},    {1, 40, 17},
                                      {0, 4, 50}, {1, 4, 5000}, {1, 150, 300}, {1, 16, 16}};
@@ -385,6 +418,7 @@ int main(int argc, char **argv) {
         {"long sequences with ragged tails match the reference", long_sequences_with_ragged_tails},
         {"more tiles than a device runs at once match the reference", more_tiles_than_a_device_runs_at_once},
         {"shards of every rank count match the reference", shards_of_every_rank_count},
+        {"queries of shards over the keys of all match the reference", queries_of_shards_over_the_keys_of_all},
         {"windows and sinks match the reference", windows_and_sinks},
         {"a scale of the caller matches the reference", scale_of_the_caller},
         {"few queries over many keys match the reference", few_queries_over_many_keys},

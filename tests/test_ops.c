@@ -100,7 +100,9 @@ static void bad_plans(void) {
     g.item.table = g.batch.n_table_entries, refuse_plan(&g, "table entries");
     g.item.table = -1, refuse_plan(&g, "table entries [-1");
     g.item.q_slot = 2, refuse_plan(&g, "q_slot 2");
-    g.item.k_slot = -1, refuse_plan(&g, "k_slot -1");
+    g.item.k_slot = CPA_SLOT_NONE, refuse_plan(&g, "k_slot -2");
+    g.item.q_slot = CPA_SLOT_WHOLE, refuse_plan(&g, "q_slot -1");
+    g.item.k_slot = CPA_SLOT_WHOLE, g.item.k_others = 1, refuse_plan(&g, "k_slot -1");
     g.item.q_slot = CPA_SLOT_NONE, refuse_plan(&g, "q_slot -2");
     g.item.q_slot = g.item.k_slot = CPA_SLOT_WHOLE, g.item.k_others = 1, refuse_plan(&g, "k_slot -1");
     g.item.k_others = 2, refuse_plan(&g, "k_others 2");

@@ -3,6 +3,7 @@
 
 #include "context_fixture.h"
 #include "kernels/kernels.h"
+#include "src/context_internal.h"
 #include "tests/mpi_unit.h"
 
 static cpa_kernel_table no_bits;
@@ -49,14 +50,23 @@ static int64_t least_staging(const cpa_test_shape *shape) {
     return 2 * (1 + others) * 1024 * token;
 }
 
-/* How many results are wrong; what the context did in *stats. */
+/* What a context did. */
+typedef struct step_facts {
+    cpa_context_stats stats;
+    int64_t rows, joined_rows, transfers;
+} step_facts;
+
+/* How many results are wrong. */
 static int64_t run_step(const cpa_test_cache *cache, const cpa_test_chunk *chunks, int64_t n, int64_t staging,
-                        cpa_context_stats *stats) {
+                        step_facts *facts) {
     cpa_test_result result;
     cpa_context *context = cpa_test_context(device, &cache->shape, staging);
     CU_ASSERT_EQUAL(cpa_test_plan(context, cache, chunks, n), CPA_OK);
     CU_ASSERT_EQUAL(cpa_test_attend(context, cache, cache->shape.mask, chunks, n, stream, &result), CPA_OK);
-    cpa_context_get_stats(context, stats);
+    cpa_context_get_stats(context, &facts->stats);
+    facts->rows = context->rows;
+    facts->joined_rows = context->kv.now.joined_rows;
+    facts->transfers = context->kv.now.end - context->kv.now.begin;
     int64_t wrong = cpa_test_count_wrong(cache, cache->shape.mask, chunks, n, &result);
     cpa_test_result_destroy(&result);
     /* Without an LSE the last pass may round the results. */
@@ -86,9 +96,9 @@ static void test_random_steps_are_right_in_any_staging(void) {
         cpa_test_cache_init(&cache, shape, seed, lengths, phases, n);
         int64_t least = least_staging(&shape);
         for (int64_t staging = least; staging <= 4 * least; staging *= 4) {
-            cpa_context_stats stats;
-            CU_ASSERT_EQUAL(run_step(&cache, chunks, n, staging, &stats), 0);
-            CU_ASSERT(stats.staging_bytes <= staging);
+            step_facts facts;
+            CU_ASSERT_EQUAL(run_step(&cache, chunks, n, staging, &facts), 0);
+            CU_ASSERT(facts.stats.staging_bytes <= staging);
         }
         cpa_test_cache_destroy(&cache);
     }
@@ -104,15 +114,15 @@ static void test_a_shard_is_sent_once_to_each_peer_and_stays_within_staging(void
     cpa_test_cache cache;
     cpa_test_cache_init(&cache, shape, 3, &length, &phase, 1);
     cpa_test_chunk chunk = {0, length - 64 * cpa_test_ranks(), 64 * cpa_test_ranks(), CPA_PASS_KV};
-    cpa_context_stats tight, ample;
+    step_facts tight, ample;
     CU_ASSERT_EQUAL(run_step(&cache, &chunk, 1, least_staging(&shape), &tight), 0);
     CU_ASSERT_EQUAL(run_step(&cache, &chunk, 1, 64 * least_staging(&shape), &ample), 0);
     int64_t token = (int64_t)shape.kv_heads * (shape.k_dim + shape.v_dim) * cpa_dtype_bytes(shape.dtype);
-    CU_ASSERT_EQUAL(tight.bytes_sent, ample.bytes_sent);
-    CU_ASSERT(tight.bytes_sent <= (cpa_test_ranks() - 1) * (shard + shape.block_size) * token);
-    CU_ASSERT(tight.bytes_sent >= (cpa_test_ranks() - 1) * 64 * 57 * token);
-    CU_ASSERT(tight.staging_bytes <= least_staging(&shape));
-    if (cpa_test_ranks() > 1) CU_ASSERT(ample.staging_bytes > tight.staging_bytes);
+    CU_ASSERT_EQUAL(tight.stats.bytes_sent, ample.stats.bytes_sent);
+    CU_ASSERT(tight.stats.bytes_sent <= (cpa_test_ranks() - 1) * (shard + shape.block_size) * token);
+    CU_ASSERT(tight.stats.bytes_sent >= (cpa_test_ranks() - 1) * 64 * 57 * token);
+    CU_ASSERT(tight.stats.staging_bytes <= least_staging(&shape));
+    if (cpa_test_ranks() > 1) CU_ASSERT(ample.stats.staging_bytes > tight.stats.staging_bytes);
     cpa_test_cache_destroy(&cache);
     close_device();
 }
@@ -134,15 +144,71 @@ static void test_a_long_sequence_between_short_ones_is_right(void) {
                                     {2, 0, 3, CPA_PASS_Q},
                                     {3, 128, 2, CPA_PASS_KV}};
         for (int64_t staging = least_staging(&shape); staging <= 4 * least_staging(&shape); staging *= 2) {
-            cpa_context_stats stats;
-            CU_ASSERT_EQUAL(run_step(&cache, chunks, 4, staging, &stats), 0);
+            step_facts facts;
+            CU_ASSERT_EQUAL(run_step(&cache, chunks, 4, staging, &facts), 0);
         }
         cpa_test_cache_destroy(&cache);
     }
     close_device();
 }
 
+/* Many query heads share a KV head: attention over the own shard is long beside what travels. */
+static const cpa_test_shape LONG_ATTENTION = {.q_heads = 128,
+                                              .kv_heads = 1,
+                                              .k_dim = 8,
+                                              .v_dim = 8,
+                                              .block_size = 16,
+                                              .interleave = 16,
+                                              .dtype = CPA_BF16,
+                                              .mask = {.causal = 1}};
+
+static void expect_some_rows_to_join(const step_facts *facts) {
+    CU_ASSERT(facts->joined_rows > 0);
+    CU_ASSERT(facts->joined_rows < facts->rows);
+}
+
+static void test_rows_join_the_transfers_that_the_last_rows_hide(void) {
+    open_device();
+    for (int causal = 0; causal < 2; causal++) {
+        cpa_test_shape shape = LONG_ATTENTION;
+        shape.q_heads = 384;
+        shape.mask.causal = causal;
+        int64_t lengths[2] = {19, (27 * cpa_test_ranks() + 7) * cpa_test_ranks()};
+        int32_t phases[2] = {0, 1};
+        cpa_test_cache cache;
+        cpa_test_cache_init(&cache, shape, 11, lengths, phases, 2);
+        cpa_test_chunk chunks[2] = {{0, 3, 16, CPA_PASS_KV}, {1, 0, lengths[1], CPA_PASS_KV}};
+        step_facts facts;
+        CU_ASSERT_EQUAL(run_step(&cache, chunks, 2, 64 * least_staging(&shape), &facts), 0);
+        if (cpa_test_ranks() > 1) expect_some_rows_to_join(&facts);
+        cpa_test_cache_destroy(&cache);
+    }
+    close_device();
+}
+
+/* Of the rows in two segments some see keys of the first alone; beside them go rows by pass-Q, and rows of one rank. */
+static void test_rows_join_transfers_in_several_segments(void) {
+    open_device();
+    int64_t ranks = cpa_test_ranks(), lengths[3] = {1090 * ranks, 70, 40};
+    int32_t phases[3] = {1, 0, CPA_TEST_WHOLE};
+    cpa_test_cache cache;
+    cpa_test_cache_init(&cache, LONG_ATTENTION, 12, lengths, phases, 3);
+    cpa_test_chunk chunks[3] = {
+        {0, 1005 * ranks, 85 * ranks, CPA_PASS_KV}, {1, 20, 50, CPA_PASS_Q}, {2, 0, 40, CPA_PASS_KV}};
+    for (int n = 1; n <= 3; n += 2) {
+        step_facts facts;
+        CU_ASSERT_EQUAL(run_step(&cache, chunks, n, least_staging(&LONG_ATTENTION), &facts), 0);
+        if (ranks == 1) continue;
+        expect_some_rows_to_join(&facts);
+        CU_ASSERT_EQUAL(facts.transfers, 2);
+    }
+    cpa_test_cache_destroy(&cache);
+    close_device();
+}
+
 static const cpa_test tests[] = {
+    {"rows join the transfers that the last rows hide", test_rows_join_the_transfers_that_the_last_rows_hide},
+    {"rows join transfers in several segments", test_rows_join_transfers_in_several_segments},
     {"a long sequence between short ones is right", test_a_long_sequence_between_short_ones_is_right},
     {"random steps are right in any staging", test_random_steps_are_right_in_any_staging},
     {"a shard is sent once to each peer and stays within staging",
