@@ -69,10 +69,6 @@ cpa_status cpa_context_check(cpa_context *c, cpa_status status, const cpa_stream
     return status == CPA_OK ? CPA_OK : cpa_fail(&c->error, status, "%s", stream->error.message);
 }
 
-cpa_status cpa_context_follow(cpa_context *c, cpa_stream *stream, cpa_stream *leader) {
-    return cpa_context_check(c, c->kernels->stream_follow(stream, leader), stream);
-}
-
 cpa_status cpa_context_set_plan(cpa_context *c, cpa_attend_plan *plan, int64_t n_items, const int32_t *block_tables,
                                 int64_t n_table_entries) {
     cpa_attend_batch batch = {
@@ -224,7 +220,6 @@ static cpa_status create_local(cpa_context *c) {
     }
     CPA_TRY(cpa_spans_create(&c->spans, c->device, &c->error));
     CPA_TRY(c->kernels->stream_create(c->device, &c->upload, &c->error));
-    CPA_TRY(c->kernels->stream_create(c->device, &c->beside, &c->error));
     CPA_TRY(c->kernels->plan_create(c->device, &c->own, &c->error));
     CPA_TRY(cpa_pass_kv_create(c));
     return cpa_pass_q_create(c);
@@ -241,7 +236,6 @@ static void destroy(cpa_context *c) {
         c->kernels->free(c->device, c->acc_memory.memory);
         if (c->own) c->kernels->plan_destroy(c->own);
         if (c->upload) c->kernels->stream_destroy(c->upload);
-        if (c->beside) c->kernels->stream_destroy(c->beside);
     }
     free(c->items);
     free(c->block_tables);

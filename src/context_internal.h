@@ -140,7 +140,8 @@ typedef struct cpa_pass_q {
     int joined;             /* own rows are attended together with those of the peers */
     int direct;             /* attend stores states in the rooms of the transport, and they are merged there */
     cpa_pass_q_peer *peers; /* [cp_size - 1], in the order in which pass-KV receives from them */
-    cpa_attend_plan *plan;  /* the rows of the peers over the own shard; joined: and the own rows behind them */
+    cpa_attend_plan *plan;  /* the rows of the peers over the own shard; joined: and the own rows behind them, whose
+                             * queries are ready before those come */
     int64_t *state_shifts;  /* of the plan's items */
     int64_t shifts_capacity;
     int64_t packed_rows, got_rows, home_rows;
@@ -160,7 +161,6 @@ struct cpa_context {
     cpa_device *device;
     const cpa_kernel_table *kernels;
     cpa_stream *upload; /* for copies outside any layer */
-    cpa_stream *beside; /* for copies within a layer while messages travel */
     cpa_control control;
     cpa_transport *transport;
     cpa_message *messages; /* [cp_size], scratch */
@@ -248,8 +248,6 @@ cpa_status cpa_context_set_plan(cpa_context *c, cpa_attend_plan *plan, int64_t n
 
 /* The message of a failed operation of the stream becomes that of the context. */
 cpa_status cpa_context_check(cpa_context *c, cpa_status status, const cpa_stream *stream);
-/* What comes on `stream` waits for what was enqueued on `leader` so far. */
-cpa_status cpa_context_follow(cpa_context *c, cpa_stream *stream, cpa_stream *leader);
 /* `kind` says whose rows or keys they are, `round` in which they came. */
 cpa_status cpa_context_run_attend(cpa_context *c, const cpa_attend_plan *plan, const cpa_attend_args *args,
                                   cpa_span_kind kind, int32_t round, cpa_stream *stream);

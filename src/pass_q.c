@@ -241,6 +241,13 @@ static cpa_status ensure_shifts(cpa_context *c) {
     return CPA_OK;
 }
 
+/* Whether queries go or come. If none do, all that is attended are own rows, from where they lie. */
+static int exchanges_queries(const cpa_context *c) {
+    int64_t rows = 0;
+    for (int32_t p = 0; p < c->map.cp_size - 1; p++) rows += c->q.peers[p].sent + c->q.peers[p].got;
+    return rows > 0;
+}
+
 /* The rows of the peers over the own shard, and the own rows if they join them. */
 static cpa_status plan_served(cpa_context *c) {
     int64_t n = 0;
@@ -274,9 +281,12 @@ static cpa_status plan_served(cpa_context *c) {
     }
     c->q.plan->state_shifts = c->q.state_shifts;
     c->q.plan->steady_items = c->steady_rows * (c->map.cp_size - 1);
+    c->q.plan->ready_items = 0;
     if (c->q.joined) {
+        const int64_t served = n;
         n = cpa_context_own_items(c, n, c->q.got_rows);
         c->q.plan->steady_items += c->steady_rows;
+        if (exchanges_queries(c)) c->q.plan->ready_items = n - served;
     }
     return cpa_context_set_plan(c, c->q.plan, n, c->block_tables, c->n_table_entries);
 }
@@ -303,14 +313,6 @@ cpa_status cpa_pass_q_plan(cpa_context *c) {
 
 /* ---- one layer ---- */
 
-/* Behind those that come, while they come; on CUDA by a kernel, which a decode kernel can be placed beside. */
-static cpa_status place_own_queries(cpa_context *c, const cpa_context_args *args, cpa_stream *stream) {
-    const int64_t bytes = query_bytes(c);
-    char *own = (char *)c->q.got_memory.memory + c->q.got_rows * bytes;
-    CPA_TRY(cpa_context_follow(c, c->beside, stream));
-    return cpa_context_check(c, c->kernels->gather_rows(own, args->q, NULL, c->rows, bytes, c->beside), c->beside);
-}
-
 cpa_status cpa_pass_q_start(cpa_context *c, const cpa_context_args *args, cpa_stream *stream) {
     cpa_pass_q *q = &c->q;
     if (!q->active) return CPA_OK;
@@ -335,8 +337,7 @@ cpa_status cpa_pass_q_start(cpa_context *c, const cpa_context_args *args, cpa_st
             .recv_bytes = peer->got * bytes,
         };
     }
-    CPA_TRY(cpa_context_start(c, c->map.cp_size - 1, CPA_SPAN_EXCHANGE_QUERIES, 0, stream, &q->queries));
-    return q->joined ? place_own_queries(c, args, stream) : CPA_OK;
+    return cpa_context_start(c, c->map.cp_size - 1, CPA_SPAN_EXCHANGE_QUERIES, 0, stream, &q->queries);
 }
 
 static cpa_status send_states(cpa_context *c, cpa_stream *stream) {
@@ -363,10 +364,10 @@ cpa_status cpa_pass_q_serve(cpa_context *c, const cpa_context_args *args, cpa_st
     cpa_pass_q *q = &c->q;
     if (!q->active) return CPA_OK;
     CPA_TRY(cpa_context_finish(c, stream, &q->queries));
-    if (q->joined) CPA_TRY(cpa_context_follow(c, stream, c->beside));
+    q->plan->ready_q = args->q;
     cpa_attend_args attend = {
         .size = sizeof attend,
-        .q = q->got_memory.memory,
+        .q = q->joined && !exchanges_queries(c) ? args->q : q->got_memory.memory,
         .q_dtype = c->options.dtype,
         .q_row_stride = (int64_t)c->options.q_heads * c->options.k_dim,
         .kv = args->kv,

@@ -7,6 +7,7 @@
 
 #include "attend_fixture.h"
 #include "kernels/host/convert.h"
+#include "kernels/kernels.h"
 #include "unit.h"
 
 enum { ROW_PADDING = 8 };
@@ -198,6 +199,39 @@ static void queries_of_shards_over_the_keys_of_all(void) {
         CU_ASSERT_EQUAL(cpa_attend_fixture_run(&f, items, shape.cp_size, 0, &result), CPA_OK);
         CU_ASSERT_EQUAL(cpa_attend_fixture_check(&f, -1, 1, &result, NULL), 0);
         cpa_attend_result_destroy(&result);
+        cpa_attend_fixture_destroy(&f);
+    }
+}
+
+/* The last rows of a decode batch have their queries elsewhere, and NaN where the others are; enough keys for every CTA
+ * of a device to begin with them, and few. */
+static void queries_that_are_ready_elsewhere(void) {
+    enum { ROWS = 8, READY = 3 };
+    for (int i = 0; i < 2 * BASES; i++) {
+        cpa_attend_case shape = BASE[i / 2];
+        shape.length = i % 2 ? 9000 : 300;
+        shape.start = shape.length - ROWS;
+        cpa_attend_fixture f;
+        cpa_attend_fixture_init(&f, &shape, 1);
+        const int64_t row_bytes = (int64_t)shape.q_heads * shape.k_dim * cpa_dtype_bytes(shape.q_dtype);
+        const int64_t others = (ROWS - READY) * row_bytes, bytes = READY * row_bytes;
+        char *poison = cpa_test_poisoned(bytes, 1);
+        CU_ASSERT_EQUAL(f.device->kernels->copy((char *)f.device_q + others, poison, bytes, f.stream), CPA_OK);
+        CU_ASSERT_EQUAL(cpa_stream_sync(f.stream), CPA_OK);
+        void *elsewhere = cpa_test_upload(f.stream, (char *)f.q + others, bytes);
+        f.plan->ready_items = READY;
+        f.plan->ready_q = elsewhere;
+        f.again = 1;
+        cpa_attend_item items[ROWS];
+        for (int32_t row = 0; row < ROWS; row++)
+            items[row] = cpa_attend_fixture_item(&f, 0, row, 1, 0, 0, shape.length);
+        cpa_attend_result result;
+        cpa_attend_result_init(&result, &f);
+        CU_ASSERT_EQUAL(cpa_attend_fixture_run(&f, items, ROWS, 0, &result), CPA_OK);
+        CU_ASSERT_EQUAL(cpa_attend_fixture_check(&f, 0, 1, &result, NULL), 0);
+        cpa_attend_result_destroy(&result);
+        cpa_test_free(f.stream, elsewhere);
+        free(poison);
         cpa_attend_fixture_destroy(&f);
     }
 }
@@ -419,6 +453,7 @@ int main(int argc, char **argv) {
         {"more tiles than a device runs at once match the reference", more_tiles_than_a_device_runs_at_once},
         {"shards of every rank count match the reference", shards_of_every_rank_count},
         {"queries of shards over the keys of all match the reference", queries_of_shards_over_the_keys_of_all},
+        {"queries that are ready elsewhere match the reference", queries_that_are_ready_elsewhere},
         {"windows and sinks match the reference", windows_and_sinks},
         {"a scale of the caller matches the reference", scale_of_the_caller},
         {"few queries over many keys match the reference", few_queries_over_many_keys},

@@ -1,4 +1,5 @@
-/* pass-KV with all peers at once, as on a back end that promises no bits: the host's, told to promise none. */
+/* pass-KV with all peers at once, as on a back end that promises no bits: a CUDA device's, or the host's, told to
+ * promise none. */
 #include <stdlib.h>
 
 #include "context_fixture.h"
@@ -16,17 +17,14 @@ static int64_t cut_anywhere(const cpa_device *any) {
 }
 
 static void open_device(void) {
-    cpa_device_options options = {.size = sizeof options};
-    if (cpa_device_open(&options, &device, NULL) != CPA_OK || cpa_stream_create(device, &stream, NULL) != CPA_OK)
-        abort();
+    cpa_test_device_open(1, &device, &stream);
     no_bits = *device->kernels;
     no_bits.split_tokens = cut_anywhere;
     device->kernels = &no_bits;
 }
 
 static void close_device(void) {
-    cpa_stream_destroy(stream);
-    cpa_device_close(device);
+    cpa_test_device_close(device, stream);
 }
 
 static cpa_test_shape random_shape(void) {
@@ -214,4 +212,4 @@ static const cpa_test tests[] = {
     {"a shard is sent once to each peer and stays within staging",
      test_a_shard_is_sent_once_to_each_peer_and_stays_within_staging},
 };
-CPA_MPI_TEST_MAIN("pass-KV with all peers at once", tests)
+CPA_MPI_DEVICE_TEST_MAIN("pass-KV with all peers at once", tests)

@@ -31,17 +31,24 @@ static int64_t words_at(const cpa_kv_view *kv, int32_t dim, float tensor_scale) 
     return at > 0 && cpa_fault_is(CPA_FAULT_WRONG_SCALE) ? at - 4 : at;
 }
 
+/* Where row 0 would be if all queries were with those that are ready. */
+static const char *ready_queries(const cpa_cuda_plan *plan, int64_t row_bytes) {
+    return (const char *)((uintptr_t)plan->base.ready_q - (uintptr_t)(plan->ready_row * row_bytes));
+}
+
 static void fill_args(const cpa_cuda_plan *plan, const cpa_attend_args *args, cpa_cuda_attend_args *a) {
     cpa_kv_view kv = cpa_kv_view_resolve(args->kv);
     int32_t q_heads = plan->base.q_heads;
     cpa_partial state = cpa_partial_resolve(args->state, q_heads, kv.v_dim);
     const char *image = plan->memory->image;
+    const int64_t q_row_stride = args->q_row_stride ? args->q_row_stride : (int64_t)q_heads * kv.k_dim;
     float scale = args->scale != 0 ? args->scale : 1.0f / sqrtf((float)kv.k_dim);
     *a = (cpa_cuda_attend_args){
         .q = args->q,
+        .ready_q = ready_queries(plan, q_row_stride * cpa_dtype_bytes(args->q_dtype)),
         .k = kv.k,
         .v = kv.v,
-        .q_row_stride = args->q_row_stride ? args->q_row_stride : (int64_t)q_heads * kv.k_dim,
+        .q_row_stride = q_row_stride,
         .k_block_stride = kv.k_block_stride,
         .k_token_stride = kv.k_token_stride,
         .k_head_stride = kv.k_head_stride,
@@ -95,8 +102,8 @@ static int tensor_cores_fit(const cpa_cuda_attend_args *a) {
                            a->v_block_stride | a->v_token_stride | a->v_head_stride | a->k_dim | a->v_dim;
     const int quantised = cpa_dtype_is_quantised(a->kv_dtype);
     return (a->q_dtype == a->kv_dtype || quantised) && (a->q_dtype == CPA_BF16 || a->q_dtype == CPA_F16) &&
-           inputs % (quantised ? 16 : 8) == 0 && aligned(a->q, 16) && aligned(a->k, 16) && aligned(a->v, 16) &&
-           aligned(a->out, 16) && aligned(a->o, 16) && a->o_row_stride % 4 == 0 &&
+           inputs % (quantised ? 16 : 8) == 0 && aligned(a->q, 16) && aligned(a->ready_q, 16) && aligned(a->k, 16) &&
+           aligned(a->v, 16) && aligned(a->out, 16) && aligned(a->o, 16) && a->o_row_stride % 4 == 0 &&
            1 << a->block_shift >= CPA_CUDA_LEAST_BLOCK && a->scale > 0;
 }
 
@@ -167,6 +174,13 @@ static cpa_status run_prefill(const cpa_cuda_plan *plan, const cpa_cuda_attend_a
     return cpa_cuda_attend_portable(a, plan->n_prefill, plan->tile_rows, stream);
 }
 
+/* For kernels that take all queries from one place. */
+static cpa_status place_ready_queries(const cpa_cuda_plan *plan, const cpa_cuda_attend_args *a, cpa_stream *stream) {
+    const int64_t row_bytes = a->q_row_stride * cpa_dtype_bytes(a->q_dtype);
+    return cpa_cuda_gather_rows((char *)(uintptr_t)a->q + plan->ready_row * row_bytes, plan->base.ready_q, NULL,
+                                plan->ready_rows, row_bytes, stream);
+}
+
 static int is_empty(const cpa_cuda_plan *plan) {
     return plan->base.n_items == 0 || plan->rows == 0;
 }
@@ -193,7 +207,9 @@ cpa_status cpa_cuda_attend(const cpa_attend_plan *base, const cpa_attend_args *a
     CPA_TRY(cpa_cuda_select(stream->device, &stream->error));
     CPA_TRY(upload(plan, stream));
     fill_args(plan, args, &a);
-    if (path == CPA_CUDA_SIMPLE || !tensor_cores_fit(&a)) return cpa_cuda_attend_simple(&a, plan->rows, stream);
+    const int simple = path == CPA_CUDA_SIMPLE || !tensor_cores_fit(&a);
+    if (simple || plan->n_prefill > 0) CPA_TRY(place_ready_queries(plan, &a, stream));
+    if (simple) return cpa_cuda_attend_simple(&a, plan->rows, stream);
     if (plan->decode_ctas > 0) {
         allow_early(plan, &a, stream);
         a.pieces = (const cpa_cuda_piece *)(plan->memory->image + plan->decode_at);

@@ -119,6 +119,11 @@ struct row_place {
     }
 };
 
+/* The queries that a decode piece's rows index. */
+__device__ inline const char *queries_of(const cpa_cuda_attend_args &a, const cpa_cuda_piece &piece) {
+    return piece.ready ? a.ready_q : a.q;
+}
+
 /* NaN and +inf count as -inf. */
 __device__ inline float state_lse(float lse) {
     return lse < INFINITY ? lse : -INFINITY;

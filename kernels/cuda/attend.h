@@ -35,6 +35,7 @@ typedef struct cpa_cuda_piece {
     /* Decode, if `partial` is a row: the tile's pieces, the first row of theirs in the work space, and the place of
      * their counter. */
     int32_t pieces, first_partial, counter;
+    int32_t ready; /* decode: its queries are in ready_q; see kernels/kernels.h */
 } cpa_cuda_piece;
 
 /* A prefill tile whose keys are split: piece s left its states in the work space from row `partial` + s * rows on. */
@@ -91,11 +92,13 @@ typedef struct cpa_cuda_plan {
     int32_t by_head;  /* the first so many of them run for one KV head after the other, the rest for all at once */
     int32_t n_splits; /* of prefill tiles */
     int64_t partial_rows;
+    int64_t ready_row, ready_rows; /* of the state: whose queries are in ready_q */
 } cpa_cuda_plan;
 
 /* What every kernel of attend is told. */
 typedef struct cpa_cuda_attend_args {
     const char *q;
+    const char *ready_q; /* of ready pieces, in its place */
     const char *k, *v;
     int64_t q_row_stride; /* strides in elements */
     int64_t k_block_stride, k_token_stride, k_head_stride;

@@ -2,8 +2,8 @@
  * each CTA a list of pieces. The query heads of a group fill a 16-row tile; a warp takes one run of 16 keys after the
  * other through cp.async stages of its own, without a barrier, and the warps' states are joined at the end of the
  * piece. With two heads a CTA, pairs of warps walk together: each has its own head, and copies half of the keys for
- * both. The kernel may be placed beside the one before it: it then reads the plan and has the L2 cache fetch the first
- * keys and values, and waits before it looks at anything else. */
+ * both. The kernel may be placed beside the one before it: it then takes the pieces that are ready, which come first,
+ * has the L2 cache fetch the first keys and values of the next, and waits before it looks at anything else. */
 #include <type_traits>
 
 #include "base/dependent.cuh"
@@ -48,7 +48,7 @@ struct query_rows {
         for (int half = 0; half < 2; half++) {
             const int row = min(piece.row_begin + 8 * half + lane / 4, piece.row_end - 1);
             const row_place place(a, piece.q_row, row, kv_group);
-            from[half] = a.q + (place.state_row * a.q_row_stride + (int64_t)place.head * a.k_dim) * 2;
+            from[half] = queries_of(a, piece) + (place.state_row * a.q_row_stride + (int64_t)place.head * a.k_dim) * 2;
         }
     }
 };
@@ -249,8 +249,10 @@ __device__ void attend_piece(const cpa_cuda_attend_args &a, const cpa_cuda_piece
     row_keys bounds[2];
 #pragma unroll
     for (int half = 0; half < 2; half++) bounds[half] = walk.keys_of(a, piece, piece.row_begin + 8 * half + lane / 4);
-    dependent_wait(); /* only the plan has been read so far */
-    dependent_allow();
+    if (!piece.ready) { /* only the plan, and what is ready, has been read so far */
+        dependent_wait();
+        dependent_allow();
+    }
 #pragma unroll
     for (int stage = 0; stage < C::STAGES - 1; stage++) load(first[stage], stage);
     query_operands<C> q;
@@ -301,6 +303,7 @@ __global__ void __launch_bounds__(C::THREADS, C::CTAS) attend_decode(const __gri
               lane = kept<C::CTAS == 2>((int)threadIdx.x % 32);
     const cpa_cuda_piece &piece = pieces[warp];
     key_walk<KEYS> &walk = walks[warp];
+    bool waited = false;
     for (int at = blockIdx.y; at >= 0; at = piece.next) {
         copy_piece(pieces[warp], a.pieces[at], lane);
         walk.start_warp(a, piece, lane);
@@ -312,11 +315,14 @@ __global__ void __launch_bounds__(C::THREADS, C::CTAS) attend_decode(const __gri
         for (int n = 0; n < C::V_DIM / 8; n++)
 #pragma unroll
             for (int e = 0; e < 4; e++) state.o[n][e] = 0;
-        attend_piece<C>(a, piece, walk, kv_group, a.early && at == (int)blockIdx.y, state, shared_address(shared),
+        attend_piece<C>(a, piece, walk, kv_group, a.early && !waited && !piece.ready, state, shared_address(shared),
                         shared_address(queries), warp, lane);
+        waited |= !piece.ready;
         leave_state<C>(state, piece.row_end - piece.row_begin, states, (float *)shared, warp, lane);
         store_rows<C>(a, piece, kv_group, states, (const float *)shared, warp, lane);
     }
+    dependent_wait(); /* what comes behind takes this kernel's end for that of the one before it */
+    dependent_allow();
 }
 
 template <typename C>

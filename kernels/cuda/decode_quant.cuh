@@ -85,7 +85,8 @@ __device__ void store_query_codes(uint32_t shared, float (&q_scale)[2], const cp
         const int row = piece.row_begin + 8 * half + lane / 4;
         const bool valid = row < piece.row_end;
         const row_place place(a, piece.q_row, valid ? row : piece.row_begin, kv_group);
-        const element *from = (const element *)a.q + place.state_row * a.q_row_stride + (int64_t)place.head * a.k_dim;
+        const element *from =
+            (const element *)queries_of(a, piece) + place.state_row * a.q_row_stride + (int64_t)place.head * a.k_dim;
         float largest = 0;
 #pragma unroll
         for (int pass = 0; pass < 2; pass++) { /* the largest element, then all relative to it */

@@ -120,6 +120,14 @@ static void fold_unit(void *ctx, int64_t item, int32_t thread) {
     store_states(job, unit, work);
 }
 
+/* The queries that are elsewhere go where the others are. */
+static void place_ready_queries(const cpa_host_plan *plan, const cpa_attend_args *args) {
+    const int64_t row_bytes = args->q_row_stride * cpa_dtype_bytes(args->q_dtype), n = plan->base.ready_items;
+    if (n == 0) return;
+    const cpa_attend_item *first = &plan->items[plan->base.n_items - n];
+    memcpy((char *)(uintptr_t)args->q + first->q_row * row_bytes, plan->base.ready_q, (size_t)(n * row_bytes));
+}
+
 cpa_status cpa_host_attend(const cpa_attend_plan *base, const cpa_attend_args *args, cpa_stream *stream) {
     const cpa_host_plan *plan = (const cpa_host_plan *)base;
     const cpa_attend_batch *batch = &plan->batch;
@@ -128,6 +136,7 @@ cpa_status cpa_host_attend(const cpa_attend_plan *base, const cpa_attend_args *a
     job.args.kv = cpa_kv_view_resolve(args->kv);
     job.args.state = cpa_partial_resolve(args->state, batch->q_heads, batch->v_dim);
     if (!job.args.q_row_stride) job.args.q_row_stride = (int64_t)batch->q_heads * batch->k_dim;
+    place_ready_queries(plan, &job.args);
     double scale = args->scale != 0 ? args->scale : 1 / sqrt(batch->k_dim);
     job.score_scale = (float)(scale * M_LOG2E);
     job.group = batch->q_heads / batch->kv_heads;
