@@ -48,10 +48,11 @@ struct cpa_attend_plan {
      * lie further on in the state than their index says, O and LSE alike. So a kernel can store them into the memory
      * of another device. NULL: none does. */
     const int64_t *state_shifts; /* [n_items of the batch] */
-    /* Set by the owner before plan_set: the queries of the last so many items, of one row each, one row after the other,
-     * are not in the q of an attend, which has room for them, but at ready_q, set before the attend. An attend that may
-     * begin before the work enqueued in front of it is over takes them first: ready_q was written before that work. */
-    int64_t ready_items;
+    /* Set by the owner, ready_q before an attend and the others before plan_set: the last so many items have rows among
+     * [ready_row, ready_row + ready_rows), whose queries are not in the q of the attend, which has room for them, but at
+     * ready_q. An attend that may begin before the work enqueued in front of it is over takes those first: ready_q was
+     * written before that work. */
+    int64_t ready_items, ready_row, ready_rows;
     const void *ready_q;
     int64_t n_items;
     int32_t q_heads, kv_heads, k_dim, v_dim, block_size;

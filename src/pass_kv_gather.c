@@ -18,7 +18,7 @@
 #define FLOPS_A_BYTE 1700
 
 /* The rows over the own shard take so many halves of the time of the first segment, since ranks do not begin as one. */
-#define HALVES_TO_HIDE 3
+#define HALVES_TO_HIDE 4
 
 /* Tokens of the shard at `slot` among the local tokens [first, first + count), of a sequence of `len` tokens. */
 static int64_t tokens_in(const cpa_context *c, int32_t slot, int64_t len, int64_t first, int64_t count) {

@@ -281,12 +281,16 @@ static cpa_status plan_served(cpa_context *c) {
     }
     c->q.plan->state_shifts = c->q.state_shifts;
     c->q.plan->steady_items = c->steady_rows * (c->map.cp_size - 1);
-    c->q.plan->ready_items = 0;
+    c->q.plan->ready_items = c->q.plan->ready_rows = 0;
+    c->q.plan->ready_row = c->q.got_rows;
     if (c->q.joined) {
         const int64_t served = n;
         n = cpa_context_own_items(c, n, c->q.got_rows);
         c->q.plan->steady_items += c->steady_rows;
-        if (exchanges_queries(c)) c->q.plan->ready_items = n - served;
+        if (exchanges_queries(c)) {
+            c->q.plan->ready_items = n - served;
+            c->q.plan->ready_rows = c->rows;
+        }
     }
     return cpa_context_set_plan(c, c->q.plan, n, c->block_tables, c->n_table_entries);
 }

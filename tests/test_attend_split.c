@@ -61,8 +61,7 @@ static void only_tiles_of_prefill_count(void) {
 }
 
 /* Units of equal length on 132 multiprocessors, 32 heads over 8. */
-static cpa_cuda_decode_shares shares_with(int64_t ready, int wide_fits, int64_t units, int64_t keys,
-                                          cpa_dtype kv_dtype) {
+static cpa_cuda_decode_shares shares_on(int wide_fits, int64_t units, int64_t keys, cpa_dtype kv_dtype) {
     cpa_attend_item items[128] = {0};
     for (int64_t i = 0; i < units; i++) items[i] = (cpa_attend_item){.q_count = 1, .k_count = keys};
     const cpa_attend_batch batch = {.q_heads = 32,
@@ -72,11 +71,7 @@ static cpa_cuda_decode_shares shares_with(int64_t ready, int wide_fits, int64_t 
                                     .kv_dtype = kv_dtype,
                                     .items = items,
                                     .n_items = units};
-    return cpa_cuda_share_decode(&batch, units - ready, 132, wide_fits);
-}
-
-static cpa_cuda_decode_shares shares_on(int wide_fits, int64_t units, int64_t keys, cpa_dtype kv_dtype) {
-    return shares_with(0, wide_fits, units, keys, kv_dtype);
+    return cpa_cuda_share_decode(&batch, 132, wide_fits);
 }
 
 static cpa_cuda_decode_shares shares_of(int64_t units, int64_t keys, cpa_dtype kv_dtype) {
@@ -100,19 +95,7 @@ static void decode_units_that_fit_are_cut_evenly(void) {
     CU_ASSERT_EQUAL(cpa_cuda_decode_pieces(11, CPA_CUDA_DECODE_OVERHEAD + 5), 3);
 }
 
-static void ctas_begin_with_units_that_are_ready_where_there_are_enough(void) {
-    const cpa_cuda_decode_shares some = shares_with(4, 1, 16, 2048, CPA_BF16); /* of 32 tiles */
-    CU_ASSERT(some.ctas == 33 && !some.apart && !some.wide);
-    CU_ASSERT_EQUAL(some.ready_cap, (4 * (32 + CPA_CUDA_DECODE_OVERHEAD) + 32) / 33 + CPA_CUDA_DECODE_OVERHEAD);
-    CU_ASSERT_EQUAL(some.cap, (16 * (32 + CPA_CUDA_DECODE_OVERHEAD) + 32) / 33 + 2 * CPA_CUDA_DECODE_OVERHEAD);
-    CU_ASSERT_EQUAL(shares_with(1, 1, 4, 2048, CPA_BF16).ready_cap, 0);   /* a tile for each CTA */
-    CU_ASSERT_EQUAL(shares_with(16, 1, 16, 2048, CPA_BF16).ready_cap, 0); /* nothing to wait for */
-    CU_ASSERT_EQUAL(shares_with(0, 1, 16, 2048, CPA_BF16).ready_cap, 0);
-}
-
 static const cpa_test tests[] = {
-    {"CTAs begin with units that are ready where there are enough",
-     ctas_begin_with_units_that_are_ready_where_there_are_enough},
     {"decode units that fit are cut evenly", decode_units_that_fit_are_cut_evenly},
     {"the search finds what single steps find", the_search_finds_what_single_steps_find},
     {"only tiles of prefill count", only_tiles_of_prefill_count},

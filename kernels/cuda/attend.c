@@ -33,7 +33,7 @@ static int64_t words_at(const cpa_kv_view *kv, int32_t dim, float tensor_scale) 
 
 /* Where row 0 would be if all queries were with those that are ready. */
 static const char *ready_queries(const cpa_cuda_plan *plan, int64_t row_bytes) {
-    return (const char *)((uintptr_t)plan->base.ready_q - (uintptr_t)(plan->ready_row * row_bytes));
+    return (const char *)((uintptr_t)plan->base.ready_q - (uintptr_t)(plan->base.ready_row * row_bytes));
 }
 
 static void fill_args(const cpa_cuda_plan *plan, const cpa_attend_args *args, cpa_cuda_attend_args *a) {
@@ -177,8 +177,8 @@ static cpa_status run_prefill(const cpa_cuda_plan *plan, const cpa_cuda_attend_a
 /* For kernels that take all queries from one place. */
 static cpa_status place_ready_queries(const cpa_cuda_plan *plan, const cpa_cuda_attend_args *a, cpa_stream *stream) {
     const int64_t row_bytes = a->q_row_stride * cpa_dtype_bytes(a->q_dtype);
-    return cpa_cuda_gather_rows((char *)(uintptr_t)a->q + plan->ready_row * row_bytes, plan->base.ready_q, NULL,
-                                plan->ready_rows, row_bytes, stream);
+    return cpa_cuda_gather_rows((char *)(uintptr_t)a->q + plan->base.ready_row * row_bytes, plan->base.ready_q, NULL,
+                                plan->base.ready_rows, row_bytes, stream);
 }
 
 static int is_empty(const cpa_cuda_plan *plan) {

@@ -183,19 +183,27 @@ struct row_sink {
         weights = merge_weights(lse_new);
     }
 
+    __device__ bool adds_to_old() const { return o && resume && weights.a > 0; }
+    /* What is there, as far as it counts. Many columns are better loaded before any is stored: no load moves up past a
+     * store. */
+    template <int N>
+    __device__ void load_old(int32_t column, float (&old)[N]) const {
+        if (adds_to_old()) load_floats(o + column, old);
+    }
     template <typename T, int N>
-    __device__ void store(int32_t column, const float (&value)[N]) const {
+    __device__ void store(int32_t column, const float (&value)[N], const float (&old)[N]) const {
         float result[N];
         for (int i = 0; i < N; i++) result[i] = weights.b > 0 ? weights.b * value[i] : 0;
-        if (o) {
-            if (resume && weights.a > 0) {
-                float old[N];
-                load_floats(o + column, old);
-                for (int i = 0; i < N; i++) result[i] += weights.a * old[i];
-            }
-            if (!(resume && out)) store_floats(o + column, result);
-        }
+        if (adds_to_old())
+            for (int i = 0; i < N; i++) result[i] += weights.a * old[i];
+        if (o && !(resume && out)) store_floats(o + column, result);
         if (out) store_elements<T>(out, column, result);
+    }
+    template <typename T, int N>
+    __device__ void store(int32_t column, const float (&value)[N]) const {
+        float old[N];
+        load_old(column, old);
+        store<T>(column, value, old);
     }
     __device__ void store_lse() const {
         if (lse) *lse = weights.lse;

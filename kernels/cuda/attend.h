@@ -92,7 +92,6 @@ typedef struct cpa_cuda_plan {
     int32_t by_head;  /* the first so many of them run for one KV head after the other, the rest for all at once */
     int32_t n_splits; /* of prefill tiles */
     int64_t partial_rows;
-    int64_t ready_row, ready_rows; /* of the state: whose queries are in ready_q */
 } cpa_cuda_plan;
 
 /* What every kernel of attend is told. */

@@ -2,8 +2,8 @@
  * each CTA a list of pieces. The query heads of a group fill a 16-row tile; a warp takes one run of 16 keys after the
  * other through cp.async stages of its own, without a barrier, and the warps' states are joined at the end of the
  * piece. With two heads a CTA, pairs of warps walk together: each has its own head, and copies half of the keys for
- * both. The kernel may be placed beside the one before it: it then takes the pieces that are ready, which come first,
- * has the L2 cache fetch the first keys and values of the next, and waits before it looks at anything else. */
+ * both. The kernel may be placed beside the one before it: it then reads the plan, takes pieces whose queries are ready
+ * or has the L2 cache fetch the first keys and values, and waits before it looks at anything else. */
 #include <type_traits>
 
 #include "base/dependent.cuh"

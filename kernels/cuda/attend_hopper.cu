@@ -362,6 +362,9 @@ __device__ void attend_tiles(const cpa_cuda_attend_args &a, const cpa_cuda_piece
     for (int part = 0; part < C::PARTS; part++) wgmma_hold(state.o[part]);
 }
 
+/* Columns of a row of a thread, in pairs, whose old values are loaded together. */
+constexpr int PAIRS_AT_ONCE = 16;
+
 template <typename C>
 __device__ void store_state(const cpa_cuda_attend_args &a, const cpa_cuda_piece &piece, int kv_group,
                             const thread_state<C> &state, int row, int lane) {
@@ -372,12 +375,19 @@ __device__ void store_state(const cpa_cuda_attend_args &a, const cpa_cuda_piece 
         const float lse = sum > 0 ? state.max[half] * a.scale + logf(sum) : -INFINITY;
         if (at < piece.row_end) {
             row_sink sink(a, piece, at, kv_group, lse);
+            const auto column_of = [&](int n) { return 8 * n + 2 * (lane % 4); };
 #pragma unroll
-            for (int n = 0; n < C::V_DIM / 8; n++) {
-                const int column = 8 * n + 2 * (lane % 4), part = 8 * n / C::PART,
-                          i = 4 * (n % (C::PART / 8)) + 2 * half;
-                const float o[2] = {state.o[part][i] * inverse, state.o[part][i + 1] * inverse};
-                if (column < a.v_dim) sink.store<typename C::element>(column, o);
+            for (int first = 0; first < C::V_DIM / 8; first += PAIRS_AT_ONCE) {
+                float old[PAIRS_AT_ONCE][2];
+#pragma unroll
+                for (int n = first; n < first + PAIRS_AT_ONCE && n < C::V_DIM / 8; n++)
+                    if (column_of(n) < a.v_dim) sink.load_old(column_of(n), old[n - first]);
+#pragma unroll
+                for (int n = first; n < first + PAIRS_AT_ONCE && n < C::V_DIM / 8; n++) {
+                    const int part = 8 * n / C::PART, i = 4 * (n % (C::PART / 8)) + 2 * half;
+                    const float o[2] = {state.o[part][i] * inverse, state.o[part][i + 1] * inverse};
+                    if (column_of(n) < a.v_dim) sink.store<typename C::element>(column_of(n), o, old[n - first]);
+                }
             }
             __syncwarp(0xfu << (lane & ~3)); /* the quad of the row */
             if (lane % 4 == 0) sink.store_lse();

@@ -3,10 +3,10 @@
  *
  * Decode: units whose pieces are no more than the CTAs that run at once are cut evenly, a piece a CTA. Otherwise the
  * keys of all units lie in a row, cut into as many equal stretches as there are CTAs; a unit that a cut crosses leaves
- * a partial state on each side. Units that are ready make a row of their own before the others where they have work for
- * all CTAs, which then begin with it while what they wait for comes. Prefill: one CTA a tile, the longest first, cut only where there are too few tiles to
- * fill the device, or where those that come last would leave most of it idle. All but the last run for one KV head
- * after the other: CTAs that run at once then read the same keys, which stay in the L2 cache. */
+ * a partial state on each side. Units that are ready go to the first CTAs, which find room beside the kernel that the
+ * others wait for. Prefill: one CTA a tile, the longest first, cut only where there are too few tiles to fill the
+ * device, or where those that come last would leave most of it idle. All but the last run for one KV head after the
+ * other: CTAs that run at once then read the same keys, which stay in the L2 cache. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -44,7 +44,7 @@ typedef struct plan_builder {
     int64_t tail_pieces;        /* prefill; room for so many more */
     int64_t visible_keys;       /* of all prefill pieces */
     cpa_cuda_decode_shares shares;
-    int64_t first_ready; /* item */
+    int64_t first_ready; /* item; the last ones are ready */
     cpa_cuda_piece *decode;
     cpa_cuda_piece *prefill;
     cpa_cuda_costed_piece *in_order;
@@ -125,7 +125,7 @@ static void choose_prefill_split(plan_builder *b) {
 }
 
 static void choose_splits(plan_builder *b) {
-    b->shares = cpa_cuda_share_decode(b->batch, b->first_ready, b->multiprocessors, b->wide_fits);
+    b->shares = cpa_cuda_share_decode(b->batch, b->multiprocessors, b->wide_fits);
     choose_prefill_split(b);
     b->n_pieces = cpa_cuda_prefill_pieces(b->batch, b->tile_rows, b->split_keys);
     if (b->split_keys == INT32_MAX)
@@ -165,104 +165,70 @@ static void add_split(plan_builder *b, const cpa_cuda_piece *tile, int64_t count
 
 /* Hands decode pieces to CTAs: the first of each at its own index, the others after those, linked. */
 typedef struct decode_deal {
-    int64_t begun;        /* CTAs that have pieces */
     cpa_cuda_piece *last; /* of the current CTA; NULL: it has none yet */
-    int64_t cta, load, cap;
+    int64_t cta, load;
     int64_t extra; /* index of the next piece that is not the first of a CTA */
 } decode_deal;
-
-static int64_t piece_tiles(const cpa_cuda_piece *piece) {
-    return ceil_div(piece->k_end - piece->k_begin, CPA_CUDA_DECODE_KEYS);
-}
-
-/* Goes on with a CTA, behind what it has. */
-static void enter_cta(plan_builder *b, decode_deal *deal, int64_t cta) {
-    deal->cta = cta;
-    deal->load = 0;
-    deal->last = NULL;
-    if (cta >= deal->begun) return;
-    for (int64_t at = cta; at >= 0; at = deal->last->next) {
-        deal->last = &b->decode[at];
-        deal->load += piece_tiles(deal->last) + CPA_CUDA_DECODE_OVERHEAD;
-    }
-}
 
 static cpa_cuda_piece *deal_piece(plan_builder *b, decode_deal *deal) {
     const int64_t at = deal->last ? deal->extra++ : deal->cta;
     if (deal->last) deal->last->next = (int32_t)at;
-    if (deal->begun <= deal->cta) deal->begun = deal->cta + 1;
     return deal->last = &b->decode[at];
 }
 
 /* How many of the `left` tiles of a unit the current CTA takes; it has room for at least one. */
 static int64_t take_tiles(const plan_builder *b, const decode_deal *deal, int64_t left) {
     const cpa_cuda_decode_shares *shares = &b->shares;
-    const int64_t part = deal->cap / DECODE_SLACK_PART, slack = part < MOST_DECODE_SLACK ? part : MOST_DECODE_SLACK;
-    const int64_t room = deal->cap - deal->load - CPA_CUDA_DECODE_OVERHEAD;
-    if (shares->apart) return ceil_div(left, cpa_cuda_decode_pieces(left, deal->cap));
+    const int64_t part = shares->cap / DECODE_SLACK_PART, slack = part < MOST_DECODE_SLACK ? part : MOST_DECODE_SLACK;
+    const int64_t room = shares->cap - deal->load - CPA_CUDA_DECODE_OVERHEAD;
+    if (shares->apart) return ceil_div(left, cpa_cuda_decode_pieces(left, shares->cap));
     return left <= room + slack || deal->cta + 1 == shares->ctas ? left : room;
 }
 
-/* The pieces of a tile learn of each other, from the last back: `partial` was the index of the one before. */
-static void join_decode(plan_builder *b, cpa_cuda_piece *last, int64_t pieces) {
-    const int32_t rows = last->row_end - last->row_begin;
-    cpa_cuda_piece *piece = last;
-    for (int64_t i = pieces - 1; i >= 0; i--) {
-        cpa_cuda_piece *before = i > 0 ? &b->decode[piece->partial] : NULL;
+/* The pieces of a tile learn of each other: `first`, and those that CTAs after its own begin with. */
+static void join_decode(plan_builder *b, cpa_cuda_piece *first, int64_t cta, int64_t pieces) {
+    const int32_t rows = first->row_end - first->row_begin;
+    for (int64_t i = 0; i < pieces; i++) {
+        cpa_cuda_piece *piece = i == 0 ? first : &b->decode[cta + i];
         piece->partial = (int32_t)(b->partial_rows + i * rows);
         piece->pieces = (int32_t)pieces;
         piece->first_partial = (int32_t)b->partial_rows;
         piece->counter = (int32_t)b->n_decode_splits;
-        piece = before;
     }
     b->n_decode_splits++;
     b->partial_rows += pieces * rows;
 }
 
-/* The pieces of one decode unit. */
-static void deal_unit(plan_builder *b, const cpa_attend_item *item, decode_deal *deal) {
-    const int64_t rows = packed_rows(b, item), tiles = ceil_div(item->k_count, CPA_CUDA_DECODE_KEYS);
-    int64_t done = 0, pieces = 0;
-    cpa_cuda_piece *before = NULL;
-    do {
-        while (deal->cta + 1 < b->shares.ctas &&
-               (deal->load + CPA_CUDA_DECODE_OVERHEAD >= deal->cap || (b->shares.apart && deal->load > 0)))
-            enter_cta(b, deal, deal->cta + 1);
-        const int64_t left = tiles - done, take = take_tiles(b, deal, left);
-        cpa_cuda_piece *piece = deal_piece(b, deal);
-        *piece = whole_tile(b, item, 0, rows);
-        piece->k_begin = (int32_t)(done * CPA_CUDA_DECODE_KEYS);
-        if (take < left) piece->k_end = (int32_t)((done + take) * CPA_CUDA_DECODE_KEYS);
-        if (before) piece->partial = (int32_t)(before - b->decode);
-        before = piece;
-        done += take;
-        deal->load += take + CPA_CUDA_DECODE_OVERHEAD;
-        pieces++;
-    } while (done < tiles);
-    if (pieces > 1) join_decode(b, before, pieces);
-}
-
-/* CTAs take pieces of the units among the items [begin, end), in order, each until its load reaches the cap. */
-static void deal_units(plan_builder *b, int64_t begin, int64_t end, decode_deal *deal) {
-    enter_cta(b, deal, 0);
-    for (int64_t i = begin; i < end; i++) {
-        const cpa_attend_item *item = &b->batch->items[i];
-        if (packed_rows(b, item) > 0 && is_decode(b, item)) deal_unit(b, item, deal);
-    }
-}
-
+/* A CTA takes pieces of decode units, those that are ready first, until its load reaches the cap. */
 static void split_decode(plan_builder *b) {
-    const int64_t n = b->batch->n_items;
-    decode_deal deal = {.extra = b->shares.ctas, .cap = b->shares.cap};
-    if (b->shares.ready_cap > 0) {
-        deal.cap = b->shares.ready_cap;
-        deal_units(b, b->first_ready, n, &deal);
-        deal.cap = b->shares.cap;
-        deal_units(b, 0, b->first_ready, &deal);
-    } else {
-        deal_units(b, 0, n, &deal);
+    decode_deal deal = {.extra = b->shares.ctas};
+    for (int64_t i = 0; i < b->batch->n_items; i++) {
+        const cpa_attend_item *item = &b->batch->items[(b->first_ready + i) % b->batch->n_items];
+        const int64_t rows = packed_rows(b, item), tiles = ceil_div(item->k_count, CPA_CUDA_DECODE_KEYS);
+        int64_t done = 0, pieces = 0, first_cta = 0;
+        cpa_cuda_piece *first = NULL;
+        if (rows == 0 || !is_decode(b, item)) continue;
+        do {
+            const int full =
+                deal.load + CPA_CUDA_DECODE_OVERHEAD >= b->shares.cap || (b->shares.apart && deal.load > 0);
+            if (full && deal.cta + 1 < b->shares.ctas) {
+                deal.cta++;
+                deal.load = 0;
+                deal.last = NULL;
+            }
+            const int64_t left = tiles - done, take = take_tiles(b, &deal, left);
+            cpa_cuda_piece *piece = deal_piece(b, &deal);
+            *piece = whole_tile(b, item, 0, rows);
+            piece->k_begin = (int32_t)(done * CPA_CUDA_DECODE_KEYS);
+            if (take < left) piece->k_end = (int32_t)((done + take) * CPA_CUDA_DECODE_KEYS);
+            if (pieces == 0) first = piece, first_cta = deal.cta;
+            done += take;
+            deal.load += take + CPA_CUDA_DECODE_OVERHEAD;
+            pieces++;
+        } while (done < tiles);
+        if (pieces > 1) join_decode(b, first, first_cta, pieces);
     }
-    b->shares.ctas = deal.begun;
+    b->shares.ctas = b->n_decode > 0 ? deal.cta + 1 : 0;
 }
 
 /* Keys of the piece that a causal query sees at most: how long it will take. */
@@ -369,10 +335,9 @@ static void cut_tail(plan_builder *b) {
     }
 }
 
-/* The most splits of decode units: a cut lies between two CTAs, once among units that are ready and once among others.
- */
+/* The most splits of decode units: a cut lies between two CTAs. */
 static int64_t most_decode_splits(const plan_builder *b, int64_t units) {
-    return units < 2 * b->shares.ctas ? units : 2 * b->shares.ctas;
+    return units < b->shares.ctas ? units : b->shares.ctas;
 }
 
 /* Places the sections of the image, each large enough for what the splits may come to. */
@@ -389,7 +354,7 @@ static void place_sections(cpa_cuda_plan *plan, const plan_builder *b) {
     plan->tables_at = at;
     at += align_section(entries * (int64_t)sizeof(int32_t));
     plan->decode_at = at;
-    at += align_section((units + 3 * b->shares.ctas) * (int64_t)sizeof(cpa_cuda_piece));
+    at += align_section((units + b->shares.ctas) * (int64_t)sizeof(cpa_cuda_piece));
     plan->counters_at = at;
     at += align_section(most_decode_splits(b, units) * b->batch->kv_heads * (int64_t)sizeof(uint32_t));
     plan->prefill_at = at;
@@ -426,12 +391,12 @@ static void copy_items(const plan_builder *b, cpa_cuda_item *items, int64_t *row
     }
 }
 
-/* Fills a steady plan up with CTAs and items that have nothing to do. A cut leaves a partial state on each side, so
- * there are fewer than four for each CTA. */
+/* Fills a steady plan up with CTAs and items that have nothing to do. A cut leaves a partial state on each
+ * side, so there are fewer than two for each CTA. */
 static void fill_up(plan_builder *b, int64_t ctas, cpa_cuda_item *items, int64_t *rows) {
     for (int64_t i = b->shares.ctas; i < ctas; i++) b->decode[i] = (cpa_cuda_piece){.partial = -1, .next = -1};
     b->shares.ctas = ctas;
-    const int64_t partial_rows = 4 * ctas * b->group;
+    const int64_t partial_rows = 2 * ctas * b->group;
     if (b->partial_rows < partial_rows) b->partial_rows = partial_rows;
     for (int64_t i = b->batch->n_items; i < b->steady_items; i++) items[i] = (cpa_cuda_item){.begin = *rows};
     *rows = b->steady_items * b->group;
@@ -506,8 +471,6 @@ cpa_status cpa_cuda_plan_set(cpa_attend_plan *base, const cpa_attend_batch *batc
     plan->n_splits = (int32_t)b.n_splits;
     plan->n_widened = (int32_t)b.n_widened;
     plan->partial_rows = b.partial_rows;
-    plan->ready_rows = base->ready_items;
-    plan->ready_row = base->ready_items > 0 ? batch->items[b.first_ready].q_row : 0;
     cpa_attend_plan_describe(base, batch);
     if (b.steady_items) base->n_items = b.steady_items;
     return CPA_OK;
@@ -517,6 +480,7 @@ uint64_t cpa_cuda_plan_shape(const cpa_attend_plan *base) {
     const cpa_cuda_plan *plan = (const cpa_cuda_plan *)base;
     const uint64_t shape[] = {
         (uint64_t)base->n_items,           (uint64_t)plan->rows,
+        (uint64_t)base->ready_row,         (uint64_t)base->ready_rows,
         (uint64_t)plan->decode_ctas,       (uint64_t)plan->decode_wide,
         (uint64_t)plan->tile_rows,         (uint64_t)plan->n_prefill,
         (uint64_t)plan->by_head,           (uint64_t)plan->n_splits,

@@ -6,10 +6,7 @@ static int64_t ceil_div(int64_t a, int64_t b) {
     return (a + b - 1) / b;
 }
 
-enum {
-    LEAST_DECODE_TILES = 2, /* of a piece, of all heads of the CTA */
-    LEAST_READY_TILES = 3   /* that every CTA begins with, or none does */
-};
+enum { LEAST_DECODE_TILES = 2 }; /* of a piece, of all heads of the CTA */
 
 static int64_t packed_rows(const cpa_attend_batch *batch, const cpa_attend_item *item) {
     return item->q_count * (batch->q_heads / batch->kv_heads);
@@ -45,37 +42,13 @@ static cpa_cuda_decode_shares share(const cpa_attend_batch *batch, int64_t ctas,
     return shares;
 }
 
-/* Tiles of the units among the items [begin, end), and the overhead of a piece each. */
-static int64_t load_of(const cpa_attend_batch *batch, int64_t begin, int64_t end) {
-    int64_t load = 0;
-    for (int64_t i = begin; i < end; i++) {
-        const int64_t rows = packed_rows(batch, &batch->items[i]);
-        if (rows == 0 || rows > CPA_CUDA_DECODE_ROWS) continue;
-        load += ceil_div(batch->items[i].k_count, CPA_CUDA_DECODE_KEYS) + CPA_CUDA_DECODE_OVERHEAD;
-    }
-    return load;
-}
-
-/* All CTAs begin with units that are ready, if there is enough of those and there are others. */
-static void begin_with_ready(const cpa_attend_batch *batch, int64_t first_ready, cpa_cuda_decode_shares *shares) {
-    const int64_t ready = load_of(batch, first_ready, batch->n_items), others = load_of(batch, 0, first_ready);
-    if (others == 0 || ready < LEAST_READY_TILES * shares->ctas) return;
-    shares->ready_cap = ceil_div(ready, shares->ctas) + CPA_CUDA_DECODE_OVERHEAD;
-    shares->cap = ceil_div(ready + others, shares->ctas) + 2 * CPA_CUDA_DECODE_OVERHEAD;
-    shares->longest = shares->cap - 2 * CPA_CUDA_DECODE_OVERHEAD;
-    shares->apart = 0;
-}
-
 /* Wide CTAs, half as many, leave fewer states to join; they are taken where no multiprocessor has more keys then. */
-cpa_cuda_decode_shares cpa_cuda_share_decode(const cpa_attend_batch *batch, int64_t first_ready,
-                                             int32_t multiprocessors, int wide_fits) {
+cpa_cuda_decode_shares cpa_cuda_share_decode(const cpa_attend_batch *batch, int32_t multiprocessors, int wide_fits) {
     const int32_t k_dim = batch->k_dim, v_dim = batch->v_dim;
     const int64_t element_bytes = cpa_dtype_is_quantised(batch->kv_dtype) ? 1 : 2; /* that the kernel takes */
     const int64_t heads = cpa_cuda_decode_heads(batch->kv_heads, k_dim, v_dim, element_bytes);
     const int64_t occupancy = cpa_cuda_decode_occupancy(k_dim, v_dim), places = multiprocessors * heads;
-    cpa_cuda_decode_shares shares = share(batch, occupancy * places / batch->kv_heads, heads);
-    begin_with_ready(batch, first_ready, &shares);
-    if (shares.ready_cap > 0) return shares;
+    const cpa_cuda_decode_shares shares = share(batch, occupancy * places / batch->kv_heads, heads);
     cpa_cuda_decode_shares wide = share(batch, places / batch->kv_heads, heads);
     wide.wide = 1;
     if (!wide_fits || !cpa_cuda_decode_has_wide(k_dim, v_dim, element_bytes) || !wide.apart) return shares;

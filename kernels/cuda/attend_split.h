@@ -9,17 +9,15 @@ enum { CPA_CUDA_DECODE_OVERHEAD = 2 }; /* cost of beginning and ending a decode 
 
 /* Decode units: the items whose packed rows fill one tile. Their keys count in tiles of CPA_CUDA_DECODE_KEYS. */
 typedef struct cpa_cuda_decode_shares {
-    int64_t ctas;      /* for each KV head, or each pair of them where a CTA takes two */
-    int64_t cap;       /* of what a CTA takes: tiles, and the overhead of each piece */
-    int64_t ready_cap; /* of what it takes first, of the units that are ready; 0: these come with the others */
-    int64_t longest;   /* piece */
-    int apart;         /* units share no CTA, and are cut into equal pieces */
-    int wide;          /* CTAs have a multiprocessor each */
+    int64_t ctas;    /* for each KV head, or each pair of them where a CTA takes two */
+    int64_t cap;     /* of what a CTA takes: tiles, and the overhead of each piece */
+    int64_t longest; /* piece */
+    int apart;       /* units share no CTA, and are cut into equal pieces */
+    int wide;        /* CTAs have a multiprocessor each */
 } cpa_cuda_decode_shares;
 
-/* The items from first_ready on are ready. wide_fits: the device has CPA_CUDA_WIDE_BYTES of shared memory for a CTA. */
-cpa_cuda_decode_shares cpa_cuda_share_decode(const cpa_attend_batch *batch, int64_t first_ready,
-                                             int32_t multiprocessors, int wide_fits);
+/* wide_fits: the device has CPA_CUDA_WIDE_BYTES of shared memory for a CTA. */
+cpa_cuda_decode_shares cpa_cuda_share_decode(const cpa_attend_batch *batch, int32_t multiprocessors, int wide_fits);
 /* Pieces of a unit of so many tiles that shares no CTA; at least one. */
 int64_t cpa_cuda_decode_pieces(int64_t tiles, int64_t cap);
 

@@ -16,7 +16,7 @@
 namespace {
 
 constexpr int THREADS = 128, WARP_LANES = 32, WARPS = THREADS / WARP_LANES;
-constexpr int LEAST_WARP_ROWS = 4;  /* whose loads one thread has under way together */
+constexpr int LEAST_WARP_ROWS = 4;  /* of heads */
 constexpr int FEW_ROWS = 4 * WARPS; /* of heads, for each multiprocessor */
 /* Dynamic shared memory that any device gives to any kernel: 48 KiB less what is static. More has to be asked for, and
  * not every device has what CPA_MERGE_MAX_STATES take. */
@@ -94,12 +94,20 @@ struct place {
 
 /* Each lane folds the LSEs of its row and head, and leaves the steps in steps[state * WARP_LANES + lane]. */
 __device__ float fold_lses(const merge_args &a, place at, fold_step *steps, int lane) {
+    constexpr int AT_ONCE = 4; /* loads under way together */
     float lse = -INFINITY;
-    for (int32_t s = 0; s < a.n_states; s++) {
-        const state &from = a.states[s];
-        const int64_t row = at.row < 0 ? -1 : from.map ? from.map[at.row] : at.row;
-        const float next = row < 0 ? -INFINITY : counted(from.lse[row * from.lse_row_stride + at.head]);
-        steps[s * WARP_LANES + lane] = fold_lse(lse, next, (int32_t)row);
+    for (int32_t begin = 0; begin < a.n_states; begin += AT_ONCE) {
+        int32_t row[AT_ONCE];
+        float next[AT_ONCE];
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++) {
+            const state &from = a.states[min(begin + i, a.n_states - 1)];
+            row[i] = at.row < 0 || !from.map ? at.row : from.map[at.row];
+            next[i] = row[i] < 0 ? -INFINITY : counted(from.lse[row[i] * from.lse_row_stride + at.head]);
+        }
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++)
+            if (begin + i < a.n_states) steps[(begin + i) * WARP_LANES + lane] = fold_lse(lse, next[i], row[i]);
     }
     return lse;
 }
@@ -238,8 +246,8 @@ cpa_status launch(const merge_args &a, bool vectors, cpa_stream *stream) {
     const int64_t few = (int64_t)cpa_cuda_device_of(stream)->multiprocessors * FEW_ROWS;
     if (!vectors) return launch_kernel<Out, 1, 1, 4>(a, stream);
     if (a.n_states <= WARP_LANES && a.rows * a.heads <= few) return launch_few<Out>(a, stream);
-    if (a.n_states <= 2) return launch_kernel<Out, 4, 4, 2>(a, stream);
-    return a.n_states % 3 == 0 ? launch_kernel<Out, 4, 4, 3>(a, stream) : launch_kernel<Out, 4, 2, 4>(a, stream);
+    if (a.n_states <= 2) return launch_kernel<Out, 4, 2, 2>(a, stream);
+    return a.n_states % 3 == 0 ? launch_kernel<Out, 4, 2, 3>(a, stream) : launch_kernel<Out, 4, 1, 4>(a, stream);
 }
 
 } // namespace

@@ -122,10 +122,9 @@ static void fold_unit(void *ctx, int64_t item, int32_t thread) {
 
 /* The queries that are elsewhere go where the others are. */
 static void place_ready_queries(const cpa_host_plan *plan, const cpa_attend_args *args) {
-    const int64_t row_bytes = args->q_row_stride * cpa_dtype_bytes(args->q_dtype), n = plan->base.ready_items;
-    if (n == 0) return;
-    const cpa_attend_item *first = &plan->items[plan->base.n_items - n];
-    memcpy((char *)(uintptr_t)args->q + first->q_row * row_bytes, plan->base.ready_q, (size_t)(n * row_bytes));
+    const int64_t row_bytes = args->q_row_stride * cpa_dtype_bytes(args->q_dtype), rows = plan->base.ready_rows;
+    char *place = (char *)(uintptr_t)args->q + plan->base.ready_row * row_bytes;
+    if (rows > 0) memcpy(place, plan->base.ready_q, (size_t)(rows * row_bytes));
 }
 
 cpa_status cpa_host_attend(const cpa_attend_plan *base, const cpa_attend_args *args, cpa_stream *stream) {
