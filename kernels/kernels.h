@@ -49,9 +49,10 @@ struct cpa_attend_plan {
      * of another device. NULL: none does. */
     const int64_t *state_shifts; /* [n_items of the batch] */
     /* Set by the owner, ready_q before an attend and the others before plan_set: the last so many items have rows among
-     * [ready_row, ready_row + ready_rows), whose queries are not in the q of the attend, which has room for them, but at
-     * ready_q. An attend that may begin before the work enqueued in front of it is over takes those first: ready_q was
-     * written before that work. */
+     * [ready_row, ready_row + ready_rows), whose queries are not in the q of the attend but at ready_q. The attend may
+     * write them into q, which has room for them. And it may take these items before the work enqueued right in front
+     * of it is over: that work writes nothing of ready_q and of the cache, and touches neither the state nor what the
+     * plan has on the device. */
     int64_t ready_items, ready_row, ready_rows;
     const void *ready_q;
     int64_t n_items;
@@ -185,9 +186,6 @@ struct cpa_kernel_table {
     cpa_status (*stream_create)(cpa_device *device, cpa_stream **out, cpa_error *err);
     void (*stream_destroy)(cpa_stream *stream);
     cpa_status (*stream_sync)(cpa_stream *stream);
-    /* What comes on `stream` waits for what was enqueued on `leader` so far. While the leader is in capture, so is the
-     * stream, until the leader follows it in turn. */
-    cpa_status (*stream_follow)(cpa_stream *stream, cpa_stream *leader);
     cpa_status (*copy)(void *dst, const void *src, int64_t bytes, cpa_stream *stream);
     /* The same for `rows` rows of row_bytes each, which lie a pitch (in bytes) apart. */
     cpa_status (*copy_rows)(void *dst, int64_t dst_pitch, const void *src, int64_t src_pitch, int64_t row_bytes,

@@ -74,7 +74,8 @@ typedef struct cpa_kv_transfer {
     int packs;                        /* 0: nothing is sent, or it lies there already */
     int begins, ends;                 /* peer by peer: whether it is the first, the last that the peer sends */
     int64_t send_blocks, recv_blocks; /* in use */
-    int64_t first_row, rows;          /* all peers at once: of the own rows that it is attended for */
+    int64_t rows;                     /* own rows that it is attended for */
+    int64_t first_row;                /* all peers at once: the first of them */
 } cpa_kv_transfer;
 
 /* A range of rows. */
@@ -89,7 +90,7 @@ typedef struct cpa_kv_schedule {
     /* All peers at once: the rows of pass-KV before this one take the keys of the own shard from the transfers, in one
      * pass with those of the peers; the others begin with the own shard, while the first transfer is on its way. */
     int64_t joined_rows;
-    cpa_attend_plan *own; /* of the others; NULL: peer by peer */
+    cpa_attend_plan *own; /* of the others; NULL: there are none */
 } cpa_kv_schedule;
 
 typedef struct cpa_pass_kv {
@@ -230,6 +231,8 @@ cpa_status cpa_context_sync(cpa_context *c, cpa_stream *stream);
 /* context_plan.c: puts the own rows over the own shard, but those of pass-KV where it takes them, behind n items, as
  * rows from first_row on. Returns how many items there are then. */
 int64_t cpa_context_own_items(cpa_context *c, int64_t n, int64_t first_row);
+/* The own rows of a chunk over the own shard, from a local index on. */
+cpa_attend_item cpa_context_own_item(const cpa_context *c, const cpa_planned_chunk *chunk, int64_t first);
 
 /* context.c: memory, messages and operations on behalf of a context. */
 

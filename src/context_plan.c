@@ -105,25 +105,31 @@ static cpa_status copy_chunks(cpa_context *c, const cpa_context_chunk *chunks, i
     return CPA_OK;
 }
 
+cpa_attend_item cpa_context_own_item(const cpa_context *c, const cpa_planned_chunk *chunk, int64_t first) {
+    cpa_chunk_share own = cpa_context_share(c, chunk, c->control.rank);
+    return (cpa_attend_item){
+        .q_row = chunk->row + first - own.first,
+        .q_count = own.keys - first,
+        .q_first = first,
+        .k_first = 0,
+        .k_count = own.keys,
+        .table = chunk->table,
+        .q_slot = own.slot,
+        .k_slot = own.slot,
+    };
+}
+
 int64_t cpa_context_own_items(cpa_context *c, int64_t n, int64_t first_row) {
     for (int64_t i = 0; i < c->n_chunks; i++) {
         cpa_chunk_share own = cpa_context_share(c, &c->chunks[i], c->control.rank);
         if (own.rows == 0 || cpa_pass_kv_takes_own(c, &c->chunks[i])) continue;
-        c->items[n++] = (cpa_attend_item){
-            .q_row = first_row + c->chunks[i].row,
-            .q_count = own.rows,
-            .q_first = own.first,
-            .k_first = 0,
-            .k_count = own.keys,
-            .table = c->chunks[i].table,
-            .q_slot = own.slot,
-            .k_slot = own.slot,
-        };
+        c->items[n] = cpa_context_own_item(c, &c->chunks[i], own.first);
+        c->items[n++].q_row += first_row;
     }
     return n;
 }
 
-/* Own rows over the own shard, unless pass-Q takes them along. */
+/* Own rows over the own shard, but those that pass-KV or pass-Q takes along. */
 static cpa_status plan_own(cpa_context *c) {
     const int joined = c->q.joined;
     if (c->shared && !joined) CPA_TRY(cpa_context_ensure_state(c, &c->acc_memory, c->rows, &c->states[0]));

@@ -376,15 +376,16 @@ static cpa_status merge_shard(cpa_context *c, cpa_stream *stream) {
 
 static int64_t first_received(const cpa_pass_kv *kv) {
     int64_t first = kv->now.begin;
-    while (kv->transfers[first].recv_blocks == 0) first++;
+    while (first < kv->now.end && kv->transfers[first].recv_blocks == 0) first++;
     return first;
 }
 
 /* CPA_FAULT_DROPPED_SHARD: the first shard that arrives in the step, or all where they come at once. */
 static int is_dropped(const cpa_pass_kv *kv, int64_t index) {
     if (!cpa_fault_is(CPA_FAULT_DROPPED_SHARD)) return 0;
+    if (kv->gather) return 1;
     const cpa_kv_transfer *first = &kv->transfers[first_received(kv)];
-    return kv->gather || kv->routes[first->route].peer == kv->routes[kv->transfers[index].route].peer;
+    return kv->routes[first->route].peer == kv->routes[kv->transfers[index].route].peer;
 }
 
 /* CPA_FAULT_BASE2_LSE where no shard is merged: the state of the own shard, which is resumed. */
@@ -426,6 +427,7 @@ cpa_status cpa_pass_kv_start(cpa_context *c, const cpa_context_args *args, cpa_s
     if (first == c->kv.now.end) return CPA_OK;
     CPA_TRY(pack(c, first, args, stream));
     CPA_TRY(start_transfer(c, first, stream));
+    /* Rows among them that do not join are attended over the own shard after this, from the empty state anyway. */
     return empty_rows(c, c->states[0], (cpa_row_run){0, c->kv.now.joined_rows}, stream);
 }
 

@@ -17,8 +17,8 @@
  * attention over the own shard is too short to hide all other shards, they come in as many segments. */
 #define FLOPS_A_BYTE 1700
 
-/* The rows over the own shard take so many halves of the time of the first segment, since ranks do not begin as one. */
-#define HALVES_TO_HIDE 4
+/* The rows over the own shard take so many times the time of the first segment, since ranks do not begin as one. */
+#define TIMES_TO_HIDE 2
 
 /* Tokens of the shard at `slot` among the local tokens [first, first + count), of a sequence of `len` tokens. */
 static int64_t tokens_in(const cpa_context *c, int32_t slot, int64_t len, int64_t first, int64_t count) {
@@ -29,7 +29,8 @@ static int64_t tokens_in(const cpa_context *c, int32_t slot, int64_t len, int64_
 
 /* Local tokens that some query of the chunk sees on some rank: those under the sinks when they lie apart, and the
  * others. Slot 0 has the most tokens of any prefix, the last slot the fewest. Both begin at multiples of the
- * interleave. */
+ * interleave, and the sinks end at one: keys of one rank come before those of the next, so none of a block that is in
+ * use may be missing, seen or not. */
 static void visible_tokens(const cpa_context *c, const cpa_planned_chunk *chunk, int64_t ends[2], int64_t *body) {
     const cpa_mask mask = c->kv.now.mask;
     const int64_t run = c->map.interleave, oldest = chunk->start - mask.window + 1;
@@ -37,7 +38,7 @@ static void visible_tokens(const cpa_context *c, const cpa_planned_chunk *chunk,
     ends[1] = cpa_shard_len(c->map, 0, chunk->end);
     if (mask.window == 0 || oldest <= 0) return;
     *body = cpa_shard_len(c->map, c->map.cp_size - 1, oldest) / run * run;
-    ends[0] = cpa_min64(cpa_shard_len(c->map, 0, mask.sinks), ends[1]);
+    ends[0] = cpa_min64((cpa_shard_len(c->map, 0, mask.sinks) + run - 1) / run * run, ends[1]);
     if (*body <= ends[0]) ends[0] = *body = 0;
 }
 
@@ -230,7 +231,8 @@ static cpa_status plan_segment(cpa_context *c, int64_t begin, int64_t end) {
 
 /* ---- the own shard ---- */
 
-/* (query, key) pairs of one head whose attention takes as long as the first segment, pieces [0, end), travels. */
+/* (query, key) pairs, each for all heads, whose attention takes as long as is to be hidden of the first segment, pieces
+ * [0, end). */
 static int64_t pairs_to_hide(const cpa_context *c, int64_t end) {
     const cpa_context_options *o = &c->options;
     int64_t blocks = 0;
@@ -238,7 +240,7 @@ static int64_t pairs_to_hide(const cpa_context *c, int64_t end) {
         if (rank != c->control.rank) blocks += sent_blocks(c, rank, 0, end);
     }
     const int64_t flops_a_pair = 2 * (int64_t)o->q_heads * (o->k_dim + o->v_dim);
-    return HALVES_TO_HIDE * blocks * c->kv.block_bytes / 2 * FLOPS_A_BYTE / flops_a_pair;
+    return TIMES_TO_HIDE * blocks * c->kv.block_bytes * FLOPS_A_BYTE / flops_a_pair;
 }
 
 /* Keys of the own shard that the own row at a local index sees, about. */
@@ -252,6 +254,8 @@ static int64_t own_keys_seen(const cpa_context *c, int64_t row, int64_t keys) {
 static int64_t joined_rows(const cpa_context *c, int64_t end) {
     const int64_t run = c->map.interleave, enough = pairs_to_hide(c, end);
     int64_t pairs = 0;
+    /* A device widens the blocks of a quantised cache for each item: those of the peers twice if some rows join. */
+    if (cpa_dtype_is_quantised(c->options.kv_dtype)) return 0;
     /* These show where states meet. */
     if (cpa_fault_is(CPA_FAULT_DROPPED_SHARD) || cpa_fault_is(CPA_FAULT_BASE2_LSE)) return 0;
     for (int64_t i = c->n_chunks; i-- > 0;) {
@@ -273,16 +277,7 @@ static cpa_status plan_own(cpa_context *c) {
         const cpa_planned_chunk *chunk = &c->chunks[i];
         const cpa_chunk_share own = cpa_context_share(c, chunk, c->control.rank);
         const int64_t first = first_behind_own(c, chunk, own);
-        if (!cpa_pass_kv_takes_own(c, chunk) || first >= own.keys) continue;
-        c->items[n++] = (cpa_attend_item){
-            .q_row = chunk->row + first - own.first,
-            .q_count = own.keys - first,
-            .q_first = first,
-            .k_count = own.keys,
-            .table = chunk->table,
-            .q_slot = own.slot,
-            .k_slot = own.slot,
-        };
+        if (cpa_pass_kv_takes_own(c, chunk) && first < own.keys) c->items[n++] = cpa_context_own_item(c, chunk, first);
     }
     if (n == 0) return CPA_OK;
     CPA_TRY(cpa_pass_kv_take_plan(c, &c->kv.now.own));

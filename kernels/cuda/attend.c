@@ -45,7 +45,8 @@ static void fill_args(const cpa_cuda_plan *plan, const cpa_attend_args *args, cp
     float scale = args->scale != 0 ? args->scale : 1.0f / sqrtf((float)kv.k_dim);
     *a = (cpa_cuda_attend_args){
         .q = args->q,
-        .ready_q = ready_queries(plan, q_row_stride * cpa_dtype_bytes(args->q_dtype)),
+        .ready_q =
+            plan->base.ready_rows > 0 ? ready_queries(plan, q_row_stride * cpa_dtype_bytes(args->q_dtype)) : NULL,
         .k = kv.k,
         .v = kv.v,
         .q_row_stride = q_row_stride,

@@ -45,7 +45,6 @@ typedef struct cpa_cuda_stream {
     cpa_cuda_bad_slot *bad_slot; /* pinned; kernels write to it */
     int capturing;               /* between graph_begin and graph_end */
     uint64_t captures;           /* counts both: what was copied in one capture is not there outside of it */
-    cudaEvent_t reached;         /* what followers wait for */
 } cpa_cuda_stream;
 
 static inline cpa_cuda_device *cpa_cuda_device_of(const cpa_stream *stream) {

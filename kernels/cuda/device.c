@@ -161,13 +161,10 @@ static cpa_status stream_create(cpa_device *device, cpa_stream **out, cpa_error 
     *stream->bad_slot = (cpa_cuda_bad_slot){0};
     CPA_TRY_GOTO(cpa_cuda_check(err, cudaStreamCreateWithFlags(&stream->handle, cudaStreamNonBlocking), "stream"),
                  failed);
-    CPA_TRY_GOTO(cpa_cuda_check(err, cudaEventCreateWithFlags(&stream->reached, cudaEventDisableTiming), "stream"),
-                 failed);
     stream->base.native = stream->handle;
     *out = &stream->base;
     return CPA_OK;
 failed:
-    if (stream->handle) (void)cudaStreamDestroy(stream->handle);
     (void)cudaFreeHost(stream->bad_slot);
     free(stream);
     return status;
@@ -179,17 +176,8 @@ static void stream_destroy(cpa_stream *base) {
     (void)cpa_cuda_select(base->device, NULL);
     (void)cudaStreamSynchronize(stream->handle);
     (void)cudaStreamDestroy(stream->handle);
-    (void)cudaEventDestroy(stream->reached);
     (void)cudaFreeHost(stream->bad_slot);
     free(stream);
-}
-
-static cpa_status stream_follow(cpa_stream *base, cpa_stream *before) {
-    cpa_cuda_stream *stream = (cpa_cuda_stream *)base, *leader = (cpa_cuda_stream *)before;
-    CPA_TRY(cpa_cuda_select(base->device, &base->error));
-    CPA_TRY(cpa_cuda_check(&base->error, cudaEventRecord(leader->reached, leader->handle), "stream: follow"));
-    CPA_TRY(cpa_cuda_check(&base->error, cudaStreamWaitEvent(stream->handle, leader->reached, 0), "stream: follow"));
-    return CPA_OK;
 }
 
 /* A kernel cannot refuse: what kv_write found wrong shows here. */
@@ -256,7 +244,6 @@ const cpa_kernel_table cpa_kernels_cuda = {
     .stream_create = stream_create,
     .stream_destroy = stream_destroy,
     .stream_sync = stream_sync,
-    .stream_follow = stream_follow,
     .copy = copy,
     .copy_rows = copy_rows,
     .gather_rows = cpa_cuda_gather_rows,

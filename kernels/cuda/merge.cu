@@ -16,7 +16,7 @@
 namespace {
 
 constexpr int THREADS = 128, WARP_LANES = 32, WARPS = THREADS / WARP_LANES;
-constexpr int LEAST_WARP_ROWS = 4;  /* of heads */
+constexpr int LEAST_WARP_ROWS = 4;  /* of heads: fewer are not worth what a warp does for all of them */
 constexpr int FEW_ROWS = 4 * WARPS; /* of heads, for each multiprocessor */
 /* Dynamic shared memory that any device gives to any kernel: 48 KiB less what is static. More has to be asked for, and
  * not every device has what CPA_MERGE_MAX_STATES take. */

@@ -100,12 +100,6 @@ static cpa_status stream_sync(cpa_stream *stream) {
     return CPA_OK;
 }
 
-static cpa_status stream_follow(cpa_stream *stream, cpa_stream *leader) {
-    (void)stream;
-    (void)leader;
-    return CPA_OK;
-}
-
 static cpa_status host_copy(void *dst, const void *src, int64_t bytes, cpa_stream *stream) {
     (void)stream;
     if (bytes > 0) memcpy(dst, src, (size_t)bytes);
@@ -146,7 +140,6 @@ const cpa_kernel_table cpa_kernels_host = {
     .stream_create = stream_create,
     .stream_destroy = stream_destroy,
     .stream_sync = stream_sync,
-    .stream_follow = stream_follow,
     .copy = host_copy,
     .copy_rows = copy_rows,
     .gather_rows = gather_rows,
