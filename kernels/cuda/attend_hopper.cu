@@ -3,53 +3,13 @@
  * tile are multiplied while the softmax of this one runs, and two take turns with the tensor cores. */
 #include "kernels/cuda/attend.cuh"
 #include "kernels/cuda/hopper.cuh"
+#include "kernels/cuda/hopper_tiles.cuh"
 #include "kernels/cuda/mma.cuh"
 #include "kernels/cuda/wgmma.cuh"
 
 namespace {
 
-constexpr int STAGES = 2, WARPGROUP = 128;
-constexpr int GROUP_ROWS = 64;       /* of a consuming warpgroup: those of wgmma */
-constexpr int COLUMNS = 64;          /* of a swizzled tile: 128 bytes */
-constexpr int TILE_ALIGNMENT = 1024; /* of swizzled tiles */
 constexpr int NO_BLOCK = -1; /* outside the pool: reads zeros */
-
-/* Tiles for heads of at most so many columns of keys and values (the rest is zeros): keys, and warpgroups of 64 rows.
- * The narrowest heads take as long for exponentials as for products: of three, some do these while some do those. */
-struct tile_shape {
-    int k_dim, v_dim, keys, consumers;
-};
-constexpr tile_shape TILES[] = {{64, 64, 128, 3}, {128, 128, 128, 2}, {192, 128, 128, 2}, {256, 256, 64, 2}};
-
-/* The first that fits. */
-int shape_of(int32_t k_dim, int32_t v_dim) {
-    int shape = 0;
-    while (k_dim > TILES[shape].k_dim || v_dim > TILES[shape].v_dim) shape++;
-    return shape;
-}
-
-/* What a shape of tiles is compiled to. Scaled: keys are codes that have a scale each, with which their scores are
- * multiplied. */
-template <typename Element, int Shape, bool Scaled>
-struct config {
-    using element = Element;
-    static constexpr bool SCALED = Scaled;
-    static constexpr int K_DIM = TILES[Shape].k_dim, V_DIM = TILES[Shape].v_dim, KEYS = TILES[Shape].keys;
-    static constexpr int CONSUMERS = TILES[Shape].consumers, THREADS = (1 + CONSUMERS) * WARPGROUP;
-    static constexpr int LOADER_REGISTERS = CONSUMERS == 3 ? 32 : Scaled ? 40 : 24,
-                         CONSUMER_REGISTERS = CONSUMERS == 3 ? 160 : Scaled ? 232 : 240;
-    /* Queries in registers leave shared memory to keys and values; elsewhere there are too few, or it is no gain. */
-    static constexpr bool QUERIES_IN_REGISTERS = K_DIM == 128 && !Scaled;
-    static constexpr bool TURNS = CONSUMERS == 2 && K_DIM < 256; /* three, and long products, overlap without */
-    static constexpr int PART = V_DIM < 128 ? V_DIM : 128, PARTS = V_DIM / PART; /* columns of O a wgmma */
-    /* Who give a stage of keys back: the products are read by whole warps, the scales by each lane for itself. */
-    static constexpr int KEY_READERS = Scaled ? CONSUMERS * WARPGROUP : CONSUMERS * WARPGROUP / 32;
-    static constexpr int Q_BYTES = GROUP_ROWS * K_DIM * 2; /* of a warpgroup */
-    static constexpr int K_BYTES = KEYS * K_DIM * 2, V_BYTES = KEYS * V_DIM * 2;
-    static constexpr int K_AT = CONSUMERS * Q_BYTES, V_AT = K_AT + STAGES * K_BYTES;
-    static constexpr int SCALES_AT = V_AT + STAGES * V_BYTES, SCALE_BYTES = Scaled ? KEYS * 4 : 0;
-    static constexpr int SHARED_BYTES = SCALES_AT + STAGES * SCALE_BYTES + TILE_ALIGNMENT;
-};
 
 struct hopper_args {
     CUtensorMap k_map, v_map;
