@@ -11,6 +11,8 @@
 #include <cpattn/device.h>
 #include <cpattn/ops.h>
 
+#include "base/stored.h"
+
 typedef struct cpa_kernel_table cpa_kernel_table;
 
 /* The head of every back end's device; the back end embeds it first. */
@@ -230,7 +232,8 @@ struct cpa_kernel_table {
     cpa_status (*kv_copy)(const cpa_kv_copy_args *args, cpa_stream *stream);
     cpa_status (*kv_pack)(const cpa_kv_pack_args *args, cpa_stream *stream);
     cpa_status (*attend)(const cpa_attend_plan *plan, const cpa_attend_args *args, cpa_stream *stream);
-    cpa_status (*merge)(const cpa_merge_args *args, cpa_stream *stream);
+    /* `awaited`, with rows: the messages that the states came in, which the merge waits for; NULL: all are there. */
+    cpa_status (*merge)(const cpa_merge_args *args, const cpa_store_batch *awaited, cpa_stream *stream);
     cpa_status (*synthesize)(const cpa_synth_args *args, cpa_stream *stream);
     cpa_status (*hash_rows)(const cpa_hash_rows_args *args, cpa_stream *stream);
 

@@ -97,10 +97,11 @@ cpa_status cpa_context_run_attend(cpa_context *c, const cpa_attend_plan *plan, c
     return cpa_context_check(c, status, stream);
 }
 
-cpa_status cpa_context_run_merge(cpa_context *c, const cpa_merge_args *args, cpa_stream *stream) {
+cpa_status cpa_context_run_merge(cpa_context *c, const cpa_merge_args *args, const cpa_store_batch *awaited,
+                                 cpa_stream *stream) {
     if (args->rows == 0) return CPA_OK;
     int64_t span = cpa_spans_begin(&c->spans, CPA_SPAN_MERGE, 0, stream);
-    cpa_status status = c->kernels->merge(args, stream);
+    cpa_status status = c->kernels->merge(args, awaited, stream);
     cpa_spans_end(&c->spans, span, stream);
     return cpa_context_check(c, status, stream);
 }
@@ -374,7 +375,7 @@ static cpa_status merge_states(cpa_context *c, const cpa_context_args *args, int
         .out_lse = args->lse,
         .out_lse_row_stride = c->options.q_heads,
     };
-    return cpa_context_run_merge(c, &merge, stream);
+    return cpa_context_run_merge(c, &merge, c->q.awaited.n_parts > 0 ? &c->q.awaited : NULL, stream);
 }
 
 static cpa_status attend_alone(cpa_context *c, const cpa_context_args *args, cpa_stream *stream) {
@@ -389,8 +390,9 @@ static cpa_status attend_shared(cpa_context *c, const cpa_context_args *args, cp
     CPA_TRY(cpa_pass_kv_attend_own(c, args, stream));
     CPA_TRY(cpa_pass_q_serve(c, args, stream));
     CPA_TRY(cpa_pass_kv_run(c, args, stream));
-    CPA_TRY(cpa_pass_q_finish(c, stream));
-    return merge_states(c, args, cpa_pass_kv_open_rows(c, args), stream);
+    const int64_t rows = cpa_pass_kv_open_rows(c, args);
+    CPA_TRY(cpa_pass_q_finish(c, rows, stream));
+    return merge_states(c, args, rows, stream);
 }
 
 /* What a stream polls during a layer: the transport, and what it polled before. */

@@ -154,6 +154,7 @@ typedef struct cpa_pass_q {
     const cpa_stream *maps_uploaded; /* the stream that copied them to the device; NULL: none has yet */
     cpa_context_buffer maps_memory, packed_memory, got_memory, away_memory, home_memory;
     cpa_context_exchange queries, states;
+    cpa_store_batch awaited; /* the states that the last merge of the layer waits for; no parts: it need not */
 } cpa_pass_q;
 
 struct cpa_context {
@@ -257,7 +258,9 @@ cpa_status cpa_context_run_attend(cpa_context *c, const cpa_attend_plan *plan, c
 /* The rows of a plan against the own shard, from the empty state. */
 cpa_status cpa_context_attend_own(cpa_context *c, const cpa_attend_plan *plan, const cpa_context_args *args,
                                   cpa_partial state, void *out, cpa_stream *stream);
-cpa_status cpa_context_run_merge(cpa_context *c, const cpa_merge_args *args, cpa_stream *stream);
+/* `awaited` as in the kernel table. */
+cpa_status cpa_context_run_merge(cpa_context *c, const cpa_merge_args *args, const cpa_store_batch *awaited,
+                                 cpa_stream *stream);
 /* An exchange of c->messages after the work enqueued on the stream so far, and its end before the work to come. */
 cpa_status cpa_context_start(cpa_context *c, int32_t n_messages, cpa_span_kind kind, int32_t round, cpa_stream *stream,
                              cpa_context_exchange *out);
@@ -294,7 +297,7 @@ cpa_status cpa_pass_q_upload(cpa_context *c, cpa_stream *stream);
 cpa_status cpa_pass_q_start(cpa_context *c, const cpa_context_args *args, cpa_stream *stream);
 /* Attends the rows of the peers, and the own ones if they join them, and sends the states of the former home. */
 cpa_status cpa_pass_q_serve(cpa_context *c, const cpa_context_args *args, cpa_stream *stream);
-/* Waits for the own states to come home. */
-cpa_status cpa_pass_q_finish(cpa_context *c, cpa_stream *stream);
+/* Waits for the own states to come home, or leaves that to the last merge, of `rows` rows. */
+cpa_status cpa_pass_q_finish(cpa_context *c, int64_t rows, cpa_stream *stream);
 
 #endif

@@ -375,5 +375,5 @@ static cpa_status check_merge(const cpa_merge_args *args, cpa_error *err) {
 
 cpa_status cpa_merge(const cpa_merge_args *args, cpa_stream *stream) {
     CPA_TRY(check_merge(args, &stream->error));
-    return stream->device->kernels->merge(args, stream);
+    return stream->device->kernels->merge(args, NULL, stream);
 }

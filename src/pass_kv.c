@@ -369,7 +369,7 @@ static cpa_status merge_shard(cpa_context *c, cpa_stream *stream) {
             .out_lse = acc.lse,
             .out_lse_row_stride = acc.lse_row_stride,
         };
-        CPA_TRY(cpa_context_run_merge(c, &merge, stream));
+        CPA_TRY(cpa_context_run_merge(c, &merge, NULL, stream));
     }
     return CPA_OK;
 }

@@ -4,8 +4,8 @@
  * each of them: O [q_heads * v_dim], then LSE [q_heads], fp32, padded to four floats; attend writes such rows in place.
  *
  * In decode, where the transport has rooms, attend stores the states of a peer's rows in the memory of that peer, whose
- * merge reads them there. The peer's queries stand for its leave: it sends them when it has merged the layer before.
- */
+ * merge reads them there, and in graphs waits for them itself. The peer's queries stand for its leave: it sends them when
+ * it has merged the layer before. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -357,11 +357,7 @@ static cpa_status send_states(cpa_context *c, cpa_stream *stream) {
             .recv_bytes = peer->sent * bytes,
         };
     }
-    /* Stored states are waited for where their exchange starts. */
-    int64_t span = q->direct ? cpa_spans_begin(&c->spans, CPA_SPAN_WAIT, 0, stream) : -1;
-    cpa_status status = cpa_context_start(c, c->map.cp_size - 1, CPA_SPAN_EXCHANGE_STATES, 0, stream, &q->states);
-    cpa_spans_end(&c->spans, span, stream);
-    return status;
+    return cpa_context_start(c, c->map.cp_size - 1, CPA_SPAN_EXCHANGE_STATES, 0, stream, &q->states);
 }
 
 cpa_status cpa_pass_q_serve(cpa_context *c, const cpa_context_args *args, cpa_stream *stream) {
@@ -394,10 +390,21 @@ static cpa_status spoil_states(cpa_context *c, cpa_stream *stream) {
     return CPA_OK;
 }
 
-cpa_status cpa_pass_q_finish(cpa_context *c, cpa_stream *stream) {
+/* Whether the last merge waits for the states by itself. Where waiting is measured it does not. */
+static int leave_to_merge(cpa_context *c) {
     cpa_pass_q *q = &c->q;
+    if (!q->direct || !c->spans.muted) return 0;
+    if (!c->transport->table->hand_over(c->transport, q->states.handle, &q->awaited)) return 0;
+    q->states.handle = NULL;
+    return 1;
+}
+
+cpa_status cpa_pass_q_finish(cpa_context *c, int64_t rows, cpa_stream *stream) {
+    cpa_pass_q *q = &c->q;
+    q->awaited.n_parts = 0;
     if (!q->active) return CPA_OK;
-    CPA_TRY(cpa_context_finish(c, stream, &q->states));
     const int spoils = cpa_fault_is(CPA_FAULT_BASE2_LSE) || cpa_fault_is(CPA_FAULT_DROPPED_SHARD);
+    if (rows > 0 && !spoils && leave_to_merge(c)) return CPA_OK;
+    CPA_TRY(cpa_context_finish(c, stream, &q->states));
     return spoils ? spoil_states(c, stream) : CPA_OK;
 }

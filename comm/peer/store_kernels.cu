@@ -1,20 +1,21 @@
 /* push and pull: a row of CTAs for each message. Thread 0 of each CTA waits for the peer's word, the CTA moves its
  * share of the message, and the CTA that is the last to be done tells the peer. A message in lines needs no word of its
- * arrival: every thread waits for its lines. pass_words is both at once for messages that lie where they belong, of
- * which only the word travels.
+ * arrival: every thread waits for its lines. Of messages that lie where they belong only the word travels: tell_stored
+ * sends it, take_stored waits for it.
  *
  * Few CTAs, because they spin: eight such kernels at once, each on a stream of its own, still fit on a device of 108
  * multiprocessors.
  *
  * On compute capability 9.0 a pull may start while the push of its exchange, which comes right before it, runs: it
  * writes only when that is over, and so ends behind it. What comes behind the pull may be placed while the pull waits.
- * A push, or pass_words, may be placed beside the kernel before it as well, and until that is over only sees to it that
+ * A push, or tell_stored, may be placed beside the kernel before it as well, and until that is over only sees to it that
  * the peer has taken out the message before; it lets what comes behind it start only then. So when one of them reads
  * the counts of its slot, of all that came before only the last exchange may still run: that must be of another slot,
  * see counts_are_settled in stores.c. */
 #include "comm/peer/store_kernels.h"
 
 #include "base/dependent.cuh"
+#include "base/stored.cuh"
 
 namespace {
 
@@ -25,39 +26,6 @@ constexpr int64_t UNIT = 16;        /* shares begin at multiples of it */
 constexpr int LINES = 4;            /* that a thread has under way at once */
 constexpr int CHUNK = 8;            /* bytes of the message in a line */
 constexpr int64_t LINES_SHARE = LINES * CHUNK * THREADS;
-constexpr uint32_t POLLS = 256;     /* of device memory, between two of host memory */
-
-__device__ uint64_t load_acquire(const uint64_t *word) {
-    uint64_t value;
-    asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(word) : "memory");
-    return value;
-}
-
-__device__ uint32_t load_acquire(const uint32_t *word) {
-    uint32_t value;
-    asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(word) : "memory");
-    return value;
-}
-
-/* A number that is not 0 and differs from that of any recent wait. */
-__device__ uint32_t now_mark() {
-    uint64_t ns;
-    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(ns));
-    return (uint32_t)(ns >> 10) | 1;
-}
-
-/* What this thread has stored, or has seen stored, is before what it stores next. */
-__device__ void fence() {
-    asm volatile("fence.acq_rel.sys;" ::: "memory");
-}
-
-__device__ void store_relaxed(uint64_t *word, uint64_t value) {
-    asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
-}
-
-__device__ void store_relaxed(uint32_t *word, uint32_t value) {
-    asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(word), "r"(value) : "memory");
-}
 
 __device__ uint4 load_line(const uint4 *line) {
     uint4 v;
@@ -72,20 +40,6 @@ __device__ void store_line(uint4 *line, uint2 chunk, uint32_t number) {
     asm volatile("st.volatile.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(line), "r"(chunk.x), "r"(number),
                  "r"(chunk.y), "r"(number)
                  : "memory");
-}
-
-/* Whether the condition came true before the transport gave up. One thread of each message reports to the host. */
-template <typename Condition>
-__device__ bool await(Condition is_true, const uint32_t *abort, uint32_t *stalled) {
-    bool reports = blockIdx.x == 0 && threadIdx.x == 0, reported = false;
-    for (uint32_t polls = 1; !is_true(); polls++) {
-        if (polls % POLLS != 0) continue;
-        if (*(const volatile uint32_t *)abort) return false;
-        if (reports && !reported) *(volatile uint32_t *)stalled = now_mark();
-        reported = reports;
-    }
-    if (reported) *(volatile uint32_t *)stalled = 0;
-    return true;
 }
 
 /* Past the first-level cache: the inbox is written by others. */
@@ -181,7 +135,7 @@ __device__ void store_chunk(char *to, int64_t at, int64_t bytes, uint2 chunk) {
 __device__ bool await_free(const cpa_store_part &part, uint32_t pushed, const uint32_t *abort) {
     __shared__ bool is_free;
     if (threadIdx.x == 0) {
-        is_free = await([&] { return load_acquire(&part.own->acked) == pushed; }, abort, part.stalled);
+        is_free = await([&] { return load_acquire(&part.own->acked) == pushed; }, abort, part.stalled, blockIdx.x == 0);
     }
     __syncthreads();
     return is_free;
@@ -209,32 +163,6 @@ __device__ void push_lines(const cpa_store_part &part, uint32_t pushed) {
     if (is_last<false>(&part.own->push_tickets)) part.own->pushed = pushed + 1;
 }
 
-__device__ void report_mismatch(const cpa_store_part &part, uint32_t arrived, cpa_store_mismatch *mismatch) {
-    *(volatile uint32_t *)&mismatch->expected = part.bytes;
-    *(volatile uint32_t *)&mismatch->arrived = arrived;
-    fence();
-    *(volatile uint32_t *)&mismatch->peer = part.peer + 1;
-}
-
-/* Of the message that is pulled. Past the first-level cache: this may be read before the kernel in front is over. */
-__device__ uint32_t number_of_next(const cpa_store_part &part) {
-    return *(const volatile uint32_t *)&part.own->pulled + 1;
-}
-
-/* Waits for the word of message number `next`; whether it is of the size expected. */
-__device__ bool await_arrival(const cpa_store_part &part, uint32_t next, const cpa_store_batch &batch) {
-    uint64_t arrived;
-    bool is_there = await(
-        [&] {
-            arrived = load_acquire(&part.own->arrived);
-            return (uint32_t)(arrived >> 32) == next;
-        },
-        batch.abort, part.stalled);
-    if (!is_there || (uint32_t)arrived == part.bytes) return is_there;
-    if (blockIdx.x == 0) report_mismatch(part, (uint32_t)arrived, batch.mismatch);
-    return false;
-}
-
 /* Waits for the lines of this thread, some at a time, and takes their chunks out. */
 __device__ bool take_lines(const cpa_store_part &part, uint32_t next, const uint32_t *abort) {
     chunk_range chunks = chunks_of(part);
@@ -251,7 +179,7 @@ __device__ bool take_lines(const cpa_store_part &part, uint32_t next, const uint
                 }
                 return all;
             },
-            abort, part.stalled);
+            abort, part.stalled, blockIdx.x == 0 && threadIdx.x == 0);
         dependent_wait(); /* all threads come to it; from the second time on it is over */
         if (!is_there) return false;
 #pragma unroll
@@ -276,7 +204,7 @@ __device__ void acknowledge(const cpa_store_part &part, uint32_t pulled) {
 __device__ void pull_lines(const cpa_store_part &part, const cpa_store_batch &batch) {
     const uint32_t next = number_of_next(part);
     bool taken = take_lines(part, next, batch.abort);
-    if (taken && blockIdx.x == 0 && threadIdx.x == 0) taken = await_arrival(part, next, batch);
+    if (taken && blockIdx.x == 0 && threadIdx.x == 0) taken = await_arrival(part, next, batch, blockIdx.x == 0);
     if (__syncthreads_and(taken)) acknowledge(part, next);
 }
 
@@ -297,7 +225,7 @@ __device__ void push_bytes(const cpa_store_part &part, uint32_t pushed) {
 __device__ void pull_bytes(const cpa_store_part &part, const cpa_store_batch &batch) {
     __shared__ bool is_there;
     const uint32_t next = number_of_next(part);
-    if (threadIdx.x == 0) is_there = await_arrival(part, next, batch);
+    if (threadIdx.x == 0) is_there = await_arrival(part, next, batch, blockIdx.x == 0);
     dependent_wait();
     __syncthreads();
     if (!is_there) return;
@@ -336,21 +264,21 @@ __global__ void __launch_bounds__(THREADS) pull(const __grid_constant__ cpa_stor
     }
 }
 
-/* A thread for each message, those that this rank has stored before those that it is to receive. */
-__global__ void pass_words(const __grid_constant__ cpa_store_batch batch) {
+/* A thread for each message that this rank has stored. */
+__global__ void tell_stored(const __grid_constant__ cpa_store_batch batch) {
     const cpa_store_part &part = batch.parts[blockIdx.y];
-    if ((int32_t)blockIdx.y < batch.n_stored) {
-        const uint32_t pushed = number_of_last(part);
-        const bool is_free = await_free(part, pushed, batch.abort);
-        dependent_wait();
-        dependent_allow();
-        if (is_free) tell(part, pushed);
-    } else {
-        const uint32_t next = number_of_next(part);
-        dependent_wait();
-        dependent_allow();
-        if (await_arrival(part, next, batch)) acknowledge(part, next);
-    }
+    const uint32_t pushed = number_of_last(part);
+    const bool is_free = await_free(part, pushed, batch.abort);
+    dependent_wait();
+    dependent_allow();
+    if (is_free) tell(part, pushed);
+}
+
+/* A thread for each message that is stored here. */
+__global__ void take_stored(const __grid_constant__ cpa_store_batch batch) {
+    await_stored(batch);
+    dependent_wait();
+    dependent_allow();
 }
 
 /* CTAs a message: as many as the largest one is worth. */
@@ -371,7 +299,8 @@ extern "C" cudaError_t cpa_store_load_kernels(void) {
     cudaFuncAttributes attributes;
     cudaError_t error = cudaFuncGetAttributes(&attributes, push);
     if (error == cudaSuccess) error = cudaFuncGetAttributes(&attributes, pull);
-    return error == cudaSuccess ? cudaFuncGetAttributes(&attributes, pass_words) : error;
+    if (error == cudaSuccess) error = cudaFuncGetAttributes(&attributes, tell_stored);
+    return error == cudaSuccess ? cudaFuncGetAttributes(&attributes, take_stored) : error;
 }
 
 extern "C" cudaError_t cpa_store_launch_push(const cpa_store_batch *batch, cudaStream_t stream) {
@@ -382,7 +311,11 @@ extern "C" cudaError_t cpa_store_launch_pull(const cpa_store_batch *batch, cudaS
     return launch_dependent(pull, grid_of(batch), THREADS, *batch, batch->starts_early != 0, stream);
 }
 
-extern "C" cudaError_t cpa_store_launch_words(const cpa_store_batch *batch, cudaStream_t stream) {
+extern "C" cudaError_t cpa_store_launch_tell(const cpa_store_batch *batch, cudaStream_t stream) {
     const dim3 grid(1, (unsigned)batch->n_parts);
-    return launch_dependent(pass_words, grid, 1, *batch, batch->starts_early != 0, stream);
+    return launch_dependent(tell_stored, grid, 1, *batch, batch->starts_early != 0, stream);
+}
+
+extern "C" cudaError_t cpa_store_launch_await(const cpa_store_batch *batch, cudaStream_t stream) {
+    return launch_dependent(take_stored, dim3(1), batch->n_parts, *batch, batch->starts_early != 0, stream);
 }

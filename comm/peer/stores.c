@@ -53,7 +53,9 @@ void cpa_stores_rooms(const cpa_stores *s, int32_t peer, void **theirs, void **o
 
 static cpa_status open_slot(cpa_store_slot *slot, int32_t size, cpa_error *err) {
     slot->parts = calloc((size_t)size, sizeof *slot->parts);
-    if (!slot->parts) return cpa_fail(err, CPA_NO_MEMORY, "no memory for the messages of %d ranks", size);
+    slot->words = calloc((size_t)size, sizeof *slot->words);
+    if (!slot->parts || !slot->words)
+        return cpa_fail(err, CPA_NO_MEMORY, "no memory for the messages of %d ranks", size);
     return cpa_runtime_check(cudaEventCreateWithFlags(&slot->done, cudaEventDisableTiming), "cudaEventCreateWithFlags",
                              err);
 }
@@ -86,6 +88,7 @@ void cpa_stores_connect(cpa_stores *s, int32_t peer, void *theirs) {
 void cpa_stores_close(cpa_stores *s) {
     for (int i = 0; i < CPA_STORE_SLOTS; i++) {
         if (s->slots[i].done) cudaEventDestroy(s->slots[i].done);
+        free(s->slots[i].words);
         free(s->slots[i].parts);
     }
     cudaFreeHost(s->host);
@@ -150,8 +153,9 @@ static int counts_are_settled(const cpa_stores *s, const cpa_store_slot *slot, c
  * slot, whose counts this one has to see. */
 static cpa_status take_out(cpa_stores *s, cpa_store_slot *slot, cudaStream_t stream, cpa_error *err) {
     CPA_TRY(order(slot, stream, slot->ready, err));
-    if (slot->n_parts > 0) note_kernels(s, slot, stream);
+    if (slot->n_parts + slot->n_words > 0) note_kernels(s, slot, stream);
     CPA_TRY(launch_parts(s, slot->parts, slot->n_parts, slot->pushed, cpa_store_launch_pull, stream, err));
+    CPA_TRY(launch_parts(s, slot->words, slot->n_words, slot->pushed, cpa_store_launch_await, stream, err));
     slot->open = 0;
     return record_done(slot, stream, err);
 }
@@ -172,11 +176,11 @@ static cpa_status take_over(cpa_stores *s, cpa_store_slot *slot, const cpa_excha
     return cpa_runtime_check(cudaStreamWaitEvent(exchange->stream, slot->done, 0), "cudaStreamWaitEvent", err);
 }
 
-/* The messages of an exchange, by what its start does with them; those that are pulled are in slot->parts. */
+/* What the start of an exchange sends: messages to push, and words of those that lie in rooms. */
 typedef struct part_lists {
     cpa_store_part pushes[CPA_DEVICE_MAX_RANKS];
-    cpa_store_part words[2 * CPA_DEVICE_MAX_RANKS]; /* in rooms: the stored ones, then those to come */
-    int32_t n_pushes, n_words, n_stored;
+    cpa_store_part words[CPA_DEVICE_MAX_RANKS];
+    int32_t n_pushes, n_words;
 } part_lists;
 
 static cpa_store_part part_of(const cpa_stores *s, int32_t index, int32_t peer, int64_t bytes, int receives) {
@@ -194,7 +198,6 @@ static void list_sent(const cpa_stores *s, int32_t index, const cpa_message *m, 
     cpa_store_part part = part_of(s, index, m->peer, m->send_bytes, 0);
     if (m->send == room_of(s->theirs[m->peer], s->size, m->peer, s->rank)) {
         lists->words[lists->n_words++] = part;
-        lists->n_stored++;
         return;
     }
     part.from = m->send;
@@ -202,29 +205,16 @@ static void list_sent(const cpa_stores *s, int32_t index, const cpa_message *m, 
     lists->pushes[lists->n_pushes++] = part;
 }
 
-static void list_received(const cpa_stores *s, int32_t index, const cpa_message *m, part_lists *lists,
-                          cpa_store_slot *slot) {
+static void list_received(const cpa_stores *s, int32_t index, const cpa_message *m, cpa_store_slot *slot) {
     if (!cpa_stores_carry(m->recv_bytes)) return;
     cpa_store_part part = part_of(s, index, m->peer, m->recv_bytes, 1);
     if (m->recv == room_of(s->own, s->size, s->rank, m->peer)) {
-        lists->words[lists->n_words++] = part;
+        slot->words[slot->n_words++] = part;
         return;
     }
     part.from = inbox_of(s->own, s->size, index, s->rank, m->peer, m->recv_bytes);
     part.to = m->recv;
     slot->parts[slot->n_parts++] = part;
-}
-
-static cpa_status launch_words(const cpa_stores *s, const part_lists *lists, int early, cudaStream_t stream,
-                               cpa_error *err) {
-    for (int32_t at = 0; at < lists->n_words; at += CPA_STORE_PARTS) {
-        const int32_t left = lists->n_words - at, n = left < CPA_STORE_PARTS ? left : CPA_STORE_PARTS;
-        const int32_t stored = lists->n_stored - at;
-        cpa_store_batch batch = batch_of(s, lists->words + at, n, early);
-        batch.n_stored = stored < 0 ? 0 : stored < n ? stored : n;
-        CPA_TRY(cpa_runtime_check(cpa_store_launch_words(&batch, stream), "a kernel that passes messages on", err));
-    }
-    return CPA_OK;
 }
 
 static int has_messages(const cpa_message *msgs, int32_t n) {
@@ -239,21 +229,21 @@ cpa_status cpa_stores_start(cpa_stores *s, const cpa_exchange *exchange, const c
     const int32_t index = (int32_t)(exchange->number % CPA_STORE_SLOTS);
     cpa_store_slot *slot = &s->slots[index];
     part_lists lists;
-    lists.n_pushes = lists.n_words = lists.n_stored = 0;
+    lists.n_pushes = lists.n_words = 0;
     if (!has_messages(msgs, n_msgs)) return CPA_OK;
     CPA_TRY(take_over(s, slot, exchange, err));
-    slot->n_parts = 0;
+    slot->n_parts = slot->n_words = 0;
     for (int32_t i = 0; i < n_msgs; i++) list_sent(s, index, &msgs[i], &lists);
-    for (int32_t i = 0; i < n_msgs; i++) list_received(s, index, &msgs[i], &lists, slot);
+    for (int32_t i = 0; i < n_msgs; i++) list_received(s, index, &msgs[i], slot);
     slot->number = exchange->number;
     slot->captured = exchange->captured;
     slot->ready = exchange->stream;
     slot->open = 1;
-    slot->pushed = lists.n_pushes > 0;
+    slot->pushed = lists.n_pushes + lists.n_words > 0;
     const int early = counts_are_settled(s, slot, exchange->stream);
     if (lists.n_pushes + lists.n_words > 0) note_kernels(s, slot, exchange->stream);
     CPA_TRY(launch_parts(s, lists.pushes, lists.n_pushes, early, cpa_store_launch_push, exchange->stream, err));
-    return launch_words(s, &lists, early, exchange->stream, err);
+    return launch_parts(s, lists.words, lists.n_words, early, cpa_store_launch_tell, exchange->stream, err);
 }
 
 cpa_status cpa_stores_finish(cpa_stores *s, const cpa_exchange *exchange, cudaStream_t waiter, cpa_error *err) {
@@ -262,6 +252,16 @@ cpa_status cpa_stores_finish(cpa_stores *s, const cpa_exchange *exchange, cudaSt
     /* Nothing went this way, or another exchange took the slot over, and this one's messages out. */
     if (!slot->recorded || slot->done_captured != exchange->captured || slot->last == waiter) return CPA_OK;
     return cpa_runtime_check(cudaStreamWaitEvent(waiter, slot->done, 0), "cudaStreamWaitEvent", err);
+}
+
+int cpa_stores_hand_over(cpa_stores *s, const cpa_exchange *exchange, cpa_store_batch *out) {
+    cpa_store_slot *slot = &s->slots[exchange->number % CPA_STORE_SLOTS];
+    const int is_open = slot->number == exchange->number && slot->open && exchange->captured;
+    if (!is_open || slot->n_parts > 0 || slot->n_words > CPA_STORE_PARTS) return 0;
+    *out = batch_of(s, slot->words, slot->n_words, 0);
+    note_kernels(s, slot, exchange->stream);
+    slot->open = 0;
+    return 1;
 }
 
 /* ---- failure and end ---- */

@@ -18,7 +18,8 @@
  * on the stream that starts the new one); a pull waits only for the peer's push of the same exchange.
  *
  * A rank also keeps a room for every other, in which that one's own kernels store a message (the transport's `room`).
- * Of these start passes on that they are there, and waits for those of the peers, by one kernel; finish enqueues none.
+ * Of these start passes on that they are there, and finish waits for those of the peers; or a kernel of the caller does
+ * (base/stored.cuh).
  *
  * A kernel that waits for long marks its word `stalled` in host memory, where the transport's check times it; a word
  * `abort` makes all of them end. */
@@ -36,10 +37,12 @@ typedef struct cpa_store_slot {
     int64_t number; /* of the last exchange in it */
     int open;       /* it was started, and its messages are not taken out yet */
     int captured;
-    int pushed;            /* it sent messages that are pulled */
+    int pushed;            /* it sent messages */
     cudaStream_t ready;    /* where it was started */
     cpa_store_part *parts; /* [size - 1] to take out */
     int32_t n_parts;
+    cpa_store_part *words; /* [size - 1] of messages that come into rooms */
+    int32_t n_words;
     cudaEvent_t done; /* behind the last use of the slot */
     int recorded;     /* `done` was */
     int done_captured;
@@ -83,8 +86,11 @@ int cpa_stores_carry(int64_t bytes);
  * messages in rooms. */
 cpa_status cpa_stores_start(cpa_stores *stores, const cpa_exchange *exchange, const cpa_message *msgs, int32_t n_msgs,
                             cpa_error *err);
-/* Enqueues the pull on the native stream `waiter`. */
+/* Enqueues the pull, and the wait for messages in rooms, on the native stream `waiter`. */
 cpa_status cpa_stores_finish(cpa_stores *stores, const cpa_exchange *exchange, cudaStream_t waiter, cpa_error *err);
+/* For an exchange in a graph: leaves the wait to the kernel that comes next on the stream of start, and what that waits
+ * for in *out. Returns 0, and nothing has changed, if the exchange has messages to pull, or too many in rooms. */
+int cpa_stores_hand_over(cpa_stores *stores, const cpa_exchange *exchange, cpa_store_batch *out);
 
 /* CPA_COMM if a kernel has waited for longer than timeout_s, with the ranks that it waits for, or if a message was of
  * another size than expected. */

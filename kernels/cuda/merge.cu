@@ -10,6 +10,7 @@
 #include <math.h>
 
 #include "base/dependent.cuh"
+#include "base/stored.cuh"
 #include "kernels/cuda/cuda.h"
 #include "kernels/cuda/element.cuh"
 
@@ -38,6 +39,7 @@ struct merge_args {
     int64_t out_row_stride;
     float *out_lse;
     int64_t out_lse_row_stride;
+    cpa_store_batch awaited; /* no parts: the states are there */
 };
 
 /* One step of the fold: O = a O + b O_state; b = 0 changes nothing, with a = 0 the sum so far does not count. */
@@ -85,6 +87,14 @@ __device__ void store_unit<float>(void *out, int64_t at, const float (&value)[4]
 template <typename Out>
 __device__ void store_unit(void *out, int64_t at, const float (&value)[1]) {
     ((Out *)out)[at] = from_float<Out>(value[0]);
+}
+
+/* Waits for the states that are on their way, then for the kernel in front; whether all came. */
+__device__ bool await_states(const merge_args &a) {
+    const bool came = a.awaited.n_parts == 0 || await_stored(a.awaited);
+    dependent_wait();
+    dependent_allow();
+    return came;
 }
 
 /* A row of a head; row < 0 past the last. */
@@ -152,7 +162,7 @@ __device__ void fold_rows(const merge_args &a, const place *places, const fold_s
  * the place of the first state. */
 template <typename Out, int UNIT, int ROWS, int AT_ONCE>
 __global__ void __launch_bounds__(THREADS) merge(const __grid_constant__ merge_args a) {
-    dependent_wait();
+    if (!await_states(a)) return;
     extern __shared__ __align__(16) char shared[];
     __shared__ place all_places[THREADS];
     const int warp = threadIdx.x / WARP_LANES, lane = threadIdx.x % WARP_LANES;
@@ -179,8 +189,7 @@ __global__ void __launch_bounds__(THREADS) merge_few(const __grid_constant__ mer
     constexpr int UNIT = 4, AT_ONCE = 4;
     const int warp = threadIdx.x / WARP_LANES, lane = threadIdx.x % WARP_LANES;
     const int32_t index = (int32_t)blockIdx.x * WARPS + warp, row = index / a.heads, head = index - row * a.heads;
-    dependent_wait();
-    if (row >= a.rows) return;
+    if (!await_states(a) || row >= a.rows) return;
     int32_t own_from = -1; /* of the state of this lane */
     if (lane < a.n_states) own_from = a.states[lane].map ? a.states[lane].map[row] : row;
     float own_lse = -INFINITY;
@@ -247,12 +256,12 @@ cpa_status launch(const merge_args &a, bool vectors, cpa_stream *stream) {
     if (!vectors) return launch_kernel<Out, 1, 1, 4>(a, stream);
     if (a.n_states <= WARP_LANES && a.rows * a.heads <= few) return launch_few<Out>(a, stream);
     if (a.n_states <= 2) return launch_kernel<Out, 4, 2, 2>(a, stream);
-    return a.n_states % 3 == 0 ? launch_kernel<Out, 4, 2, 3>(a, stream) : launch_kernel<Out, 4, 1, 4>(a, stream);
+    return a.n_states % 3 == 0 ? launch_kernel<Out, 4, 1, 3>(a, stream) : launch_kernel<Out, 4, 1, 4>(a, stream);
 }
 
 } // namespace
 
-extern "C" cpa_status cpa_cuda_merge(const cpa_merge_args *args, cpa_stream *stream) {
+extern "C" cpa_status cpa_cuda_merge(const cpa_merge_args *args, const cpa_store_batch *awaited, cpa_stream *stream) {
     const int32_t warp = 5; /* log2 of its lanes */
     if (args->rows == 0) return CPA_OK;
     cpa_status status = cpa_cuda_select(stream->device, &stream->error);
@@ -268,6 +277,7 @@ extern "C" cpa_status cpa_cuda_merge(const cpa_merge_args *args, cpa_stream *str
     a.out_row_stride = args->out_row_stride ? args->out_row_stride : (int64_t)args->heads * args->v_dim;
     a.out_lse = args->out_lse;
     a.out_lse_row_stride = args->out_lse_row_stride ? args->out_lse_row_stride : args->heads;
+    if (awaited) a.awaited = *awaited;
     int64_t strides = a.out_row_stride | args->v_dim;
     uintptr_t pointers = (uintptr_t)args->out;
     for (int32_t i = 0; i < args->n_states; i++) {
