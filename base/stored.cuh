@@ -59,29 +59,32 @@ __device__ inline void report_mismatch(const cpa_store_part &part, uint32_t arri
     *(volatile uint32_t *)&mismatch->peer = part.peer + 1;
 }
 
-/* Of the message that is taken out next. Past the first-level cache: this may be read before the kernel in front is over. */
+/* Of the message that is taken out next. Past the first-level cache: this may be read before the kernel in front is
+ * over. */
 __device__ inline uint32_t number_of_next(const cpa_store_part &part) {
     return *(const volatile uint32_t *)&part.own->pulled + 1;
 }
 
-/* Waits for the word of message number `next`; whether it is of the size expected. */
+/* Waits for the word of message number `next`, or of a later one where another CTA has told the peer already that this
+ * one is seen; whether it is of the size expected. */
 __device__ inline bool await_arrival(const cpa_store_part &part, uint32_t next, const cpa_store_batch &batch,
                                      bool reports) {
     uint64_t arrived;
     bool is_there = await(
         [&] {
             arrived = load_acquire(&part.own->arrived);
-            return (uint32_t)(arrived >> 32) == next;
+            return (int32_t)((uint32_t)(arrived >> 32) - next) >= 0;
         },
         batch.abort, part.stalled, reports);
-    if (!is_there || (uint32_t)arrived == part.bytes) return is_there;
+    const bool is_later = (uint32_t)(arrived >> 32) != next;
+    if (!is_there || is_later || (uint32_t)arrived == part.bytes) return is_there;
     if (reports) report_mismatch(part, (uint32_t)arrived, batch.mismatch);
     return false;
 }
 
 /* Waits for messages that peers store here, and tells them that they are seen. All threads of a grid of one dimension
- * come to it, at least as many a CTA as there are messages, and may read them once it is true. The kernel in front may
- * still run if it takes none out of the same slot. */
+ * come to it, at least as many a CTA as there are messages, and may read them once it is true; else the transport has
+ * given up. The kernel in front may still run if it takes none out of the same slot. */
 __device__ inline bool await_stored(const cpa_store_batch &batch) {
     const int at = (int)threadIdx.x;
     bool is_there = true;

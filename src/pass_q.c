@@ -4,8 +4,8 @@
  * each of them: O [q_heads * v_dim], then LSE [q_heads], fp32, padded to four floats; attend writes such rows in place.
  *
  * In decode, where the transport has rooms, attend stores the states of a peer's rows in the memory of that peer, whose
- * merge reads them there, and in graphs waits for them itself. The peer's queries stand for its leave: it sends them when
- * it has merged the layer before. */
+ * merge reads them there, and in graphs waits for them itself. The peer's queries stand for its leave: it sends them
+ * when it has merged the layer before. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -357,6 +357,7 @@ static cpa_status send_states(cpa_context *c, cpa_stream *stream) {
             .recv_bytes = peer->sent * bytes,
         };
     }
+    /* Telling of stored states is in no span but the exchange's, as pushing is. */
     return cpa_context_start(c, c->map.cp_size - 1, CPA_SPAN_EXCHANGE_STATES, 0, stream, &q->states);
 }
 

@@ -1,10 +1,12 @@
 /* A transport for device memory, beyond what tests/test_transport.c holds every transport to: streams, graphs, the
  * choice, rooms. */
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "kernels/kernels.h"
 #include "tests/device_traffic.h"
 
 /* Produced, exchanged and consumed on one stream. */
@@ -335,6 +337,130 @@ static void test_messages_may_be_stored_where_they_belong(void) {
     cpa_with_transport(stored_messages);
 }
 
+/* States of rows * heads of the peers, which a merge of several CTAs waits for. */
+enum { STATE_ROWS = 48, STATE_HEADS = 8, STATE_DIM = 16, STATE_WIDTH = STATE_HEADS * STATE_DIM };
+static const int64_t state_bytes = STATE_ROWS * STATE_HEADS * (STATE_DIM + 1) * (int64_t)sizeof(float);
+
+typedef struct merge_traffic {
+    room_traffic leave;
+    cpa_stream *stream;
+    float *host,
+        *result; /* pinned, [ROOM_ROUNDS]: states that are sent, of state_bytes, and [STATE_ROWS, STATE_WIDTH] */
+    float *out;  /* device */
+} merge_traffic;
+
+static float *sent_state(const merge_traffic *t, int round) {
+    return t->host + round * (state_bytes / (int64_t)sizeof(float));
+}
+
+/* A round in which the merge of what the peers store waits for it: of states with the same LSE their mean. */
+static void enqueue_merged_round(cpa_site *s, const merge_traffic *t, int round) {
+    cpa_message stored[CPA_TRAFFIC_MAX_RANKS];
+    cpa_partial states[CPA_TRAFFIC_MAX_RANKS];
+    cpa_exchange *exchange;
+    cpa_store_batch awaited;
+    cpa_error err;
+    int32_t n = 0;
+    give_leave(s, &t->leave);
+    if (round % cpa_world_size == cpa_world_rank) CUDA(cudaLaunchHostFunc(s->producer, sleep_a_while, NULL));
+    for (int peer = 0; peer < cpa_world_size; peer++) {
+        void *theirs, *own;
+        int64_t room;
+        if (peer == cpa_world_rank) continue;
+        s->transport->table->room(s->transport, peer, &theirs, &own, &room);
+        CUDA(cudaMemcpyAsync(theirs, sent_state(t, round), (size_t)state_bytes, cudaMemcpyHostToDevice, s->producer));
+        states[n] = (cpa_partial){own, 0, (float *)own + STATE_ROWS * STATE_WIDTH, 0};
+        stored[n++] = (cpa_message){peer, theirs, state_bytes, own, state_bytes};
+    }
+    const cpa_merge_args args = {.size = sizeof args,
+                                 .rows = STATE_ROWS,
+                                 .heads = STATE_HEADS,
+                                 .v_dim = STATE_DIM,
+                                 .states = states,
+                                 .n_states = n,
+                                 .out_dtype = CPA_F32,
+                                 .out = t->out};
+    OK(s->transport->table->start(s->transport, stored, n, s->producer, &exchange, &err));
+    CU_ASSERT_EQUAL(s->transport->table->hand_over(s->transport, exchange, &awaited), 1);
+    OK(t->stream->device->kernels->merge(&args, &awaited, t->stream));
+    CUDA(cudaMemcpyAsync(t->result + round * STATE_ROWS * STATE_WIDTH, t->out, STATE_ROWS * STATE_WIDTH * sizeof(float),
+                         cudaMemcpyDeviceToHost, s->producer));
+}
+
+static float state_value(int launch, int round, int rank, int element) {
+    return (float)(launch * 1000 + round * 16 + rank * 4 + element % 64);
+}
+
+static void fill_states(merge_traffic *t, int launch) {
+    for (int round = 0; round < ROOM_ROUNDS; round++) {
+        float *state = sent_state(t, round);
+        for (int i = 0; i < STATE_ROWS * STATE_WIDTH; i++) state[i] = state_value(launch, round, cpa_world_rank, i);
+        for (int i = 0; i < STATE_ROWS * STATE_HEADS; i++) state[STATE_ROWS * STATE_WIDTH + i] = 1;
+    }
+}
+
+static void check_means(const merge_traffic *t, int launch) {
+    int64_t wrong = 0;
+    for (int round = 0; round < ROOM_ROUNDS; round++) {
+        for (int i = 0; i < STATE_ROWS * STATE_WIDTH; i++) {
+            float sum = 0;
+            for (int peer = 0; peer < cpa_world_size; peer++)
+                if (peer != cpa_world_rank) sum += state_value(launch, round, peer, i);
+            const float got = t->result[round * STATE_ROWS * STATE_WIDTH + i];
+            wrong += !(fabsf(got - sum / (float)(cpa_world_size - 1)) < 0.01F);
+        }
+    }
+    CU_ASSERT_EQUAL(wrong, 0);
+}
+
+static void launch_merged_rounds(cpa_site *s, merge_traffic *t) {
+    cudaGraph_t graph;
+    cudaGraphExec_t executable;
+    CUDA(cudaStreamBeginCapture(s->producer, cudaStreamCaptureModeThreadLocal));
+    for (int round = 0; round < ROOM_ROUNDS; round++) enqueue_merged_round(s, t, round);
+    CUDA(cudaStreamEndCapture(s->producer, &graph));
+    CUDA(cudaGraphInstantiate(&executable, graph, 0));
+    for (int launch = 1; launch < 4; launch++) {
+        fill_states(t, launch);
+        memset(t->result, 0xff, ROOM_ROUNDS * STATE_ROWS * STATE_WIDTH * sizeof(float)); /* NaN */
+        CUDA(cudaGraphLaunch(executable, s->producer));
+        cpa_site_drain(s, s->producer);
+        check_means(t, launch);
+        give_leave(s, &t->leave); /* outside of the graph, over slots that the merges have left */
+        cpa_site_drain(s, s->producer);
+    }
+    CUDA(cudaGraphExecDestroy(executable));
+    CUDA(cudaGraphDestroy(graph));
+}
+
+static void merged_messages(cpa_site *s) {
+    const cpa_device_options options = {.size = sizeof options,
+                                        .backend = CPA_BACKEND_CUDA,
+                                        .ordinal = cpa_world_rank % cpa_device_count(CPA_BACKEND_CUDA)};
+    cpa_site site = *s;
+    cpa_device *device;
+    merge_traffic t;
+    if (cpa_world_size == 1) return;
+    OK(cpa_device_open(&options, &device, NULL));
+    OK(cpa_stream_create(device, &t.stream, NULL));
+    site.producer = t.stream->native;
+    CUDA(cudaHostAlloc((void **)&t.host, ROOM_ROUNDS * (size_t)state_bytes, cudaHostAllocDefault));
+    CUDA(cudaHostAlloc((void **)&t.result, ROOM_ROUNDS * (size_t)state_bytes, cudaHostAllocDefault));
+    CUDA(cudaMalloc((void **)&t.out, (size_t)state_bytes));
+    CUDA(cudaMalloc((void **)&t.leave.device, 32 * (size_t)cpa_world_size));
+    launch_merged_rounds(&site, &t);
+    cudaFree(t.leave.device);
+    cudaFree(t.out);
+    cudaFreeHost(t.result);
+    cudaFreeHost(t.host);
+    cpa_stream_destroy(t.stream);
+    cpa_device_close(device);
+}
+
+static void test_a_merge_may_wait_for_what_is_stored(void) {
+    cpa_with_transport(merged_messages);
+}
+
 static const cpa_test TESTS[] = {
     {"streams order producer, exchange and consumer", test_streams_order_producer_exchange_and_consumer},
     {"the host may run far ahead", test_the_host_may_run_far_ahead},
@@ -345,8 +471,9 @@ static const cpa_test TESTS[] = {
     {"the faster transport is chosen", test_the_faster_transport_is_chosen},
     /* Where the transport has rooms. */
     {"messages may be stored where they belong", test_messages_may_be_stored_where_they_belong},
+    {"a merge may wait for what is stored", test_a_merge_may_wait_for_what_is_stored},
 };
-enum { N_TESTS = sizeof TESTS / sizeof TESTS[0] };
+enum { N_TESTS = sizeof TESTS / sizeof TESTS[0], OF_ROOMS = 2 };
 
 CPA_MPI_TEST_MAIN_UNLESS(cpa_traffic_missing(), "device transports", TESTS,
-                         cpa_test_transport()->room ? N_TESTS : N_TESTS - 1)
+                         cpa_test_transport()->room ? N_TESTS : N_TESTS - OF_ROOMS)

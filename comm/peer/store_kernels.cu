@@ -8,10 +8,11 @@
  *
  * On compute capability 9.0 a pull may start while the push of its exchange, which comes right before it, runs: it
  * writes only when that is over, and so ends behind it. What comes behind the pull may be placed while the pull waits.
- * A push, or tell_stored, may be placed beside the kernel before it as well, and until that is over only sees to it that
- * the peer has taken out the message before; it lets what comes behind it start only then. So when one of them reads
- * the counts of its slot, of all that came before only the last exchange may still run: that must be of another slot,
- * see counts_are_settled in stores.c. */
+ * A push, or tell_stored, may be placed beside the kernel before it as well, and until that is over only sees to it
+ * that the peer has taken out the message before; it lets what comes behind it start only then. take_stored, or the
+ * kernel of the caller in its place, waits for messages beside the tell_stored in front, and lets what comes behind it
+ * start when both are over. So when one of them reads the counts of its slot, of all that came before only the kernel
+ * in front may still run: that must be of another slot, see counts_are_settled in stores.c. */
 #include "comm/peer/store_kernels.h"
 
 #include "base/dependent.cuh"
@@ -316,6 +317,6 @@ extern "C" cudaError_t cpa_store_launch_tell(const cpa_store_batch *batch, cudaS
     return launch_dependent(tell_stored, grid, 1, *batch, batch->starts_early != 0, stream);
 }
 
-extern "C" cudaError_t cpa_store_launch_await(const cpa_store_batch *batch, cudaStream_t stream) {
+extern "C" cudaError_t cpa_store_launch_take(const cpa_store_batch *batch, cudaStream_t stream) {
     return launch_dependent(take_stored, dim3(1), batch->n_parts, *batch, batch->starts_early != 0, stream);
 }

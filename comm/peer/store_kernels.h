@@ -25,7 +25,7 @@ cudaError_t cpa_store_launch_pull(const cpa_store_batch *batch, cudaStream_t str
 /* Tells the receivers of messages that lie there. */
 cudaError_t cpa_store_launch_tell(const cpa_store_batch *batch, cudaStream_t stream);
 /* Waits until those of others lie here. */
-cudaError_t cpa_store_launch_await(const cpa_store_batch *batch, cudaStream_t stream);
+cudaError_t cpa_store_launch_take(const cpa_store_batch *batch, cudaStream_t stream);
 
 #ifdef __cplusplus
 }

@@ -144,18 +144,18 @@ static void note_kernels(cpa_stores *s, const cpa_store_slot *slot, cudaStream_t
 }
 
 /* Whether kernels that start an exchange may read the counts of the slot before the kernel in front of them is over: if
- * that is one of another slot, which itself began behind all that was before it. */
+ * that is one of another slot, as it lets others be placed only behind all that was before it. */
 static int counts_are_settled(const cpa_stores *s, const cpa_store_slot *slot, cudaStream_t stream) {
     return s->newest && s->newest != slot && s->newest_stream == stream;
 }
 
-/* Takes out the messages of the exchange in the slot. Where it pushed none, the kernel before may be a pull of the same
- * slot, whose counts this one has to see. */
+/* Takes out the messages of the exchange in the slot. Where it sent none, the kernel before may be one that took out
+ * the last messages of the same slot, whose counts this one has to see. */
 static cpa_status take_out(cpa_stores *s, cpa_store_slot *slot, cudaStream_t stream, cpa_error *err) {
     CPA_TRY(order(slot, stream, slot->ready, err));
     if (slot->n_parts + slot->n_words > 0) note_kernels(s, slot, stream);
     CPA_TRY(launch_parts(s, slot->parts, slot->n_parts, slot->pushed, cpa_store_launch_pull, stream, err));
-    CPA_TRY(launch_parts(s, slot->words, slot->n_words, slot->pushed, cpa_store_launch_await, stream, err));
+    CPA_TRY(launch_parts(s, slot->words, slot->n_words, slot->pushed, cpa_store_launch_take, stream, err));
     slot->open = 0;
     return record_done(slot, stream, err);
 }
@@ -257,7 +257,7 @@ cpa_status cpa_stores_finish(cpa_stores *s, const cpa_exchange *exchange, cudaSt
 int cpa_stores_hand_over(cpa_stores *s, const cpa_exchange *exchange, cpa_store_batch *out) {
     cpa_store_slot *slot = &s->slots[exchange->number % CPA_STORE_SLOTS];
     const int is_open = slot->number == exchange->number && slot->open && exchange->captured;
-    if (!is_open || slot->n_parts > 0 || slot->n_words > CPA_STORE_PARTS) return 0;
+    if (!is_open || !slot->pushed || slot->n_parts > 0 || slot->n_words > CPA_STORE_PARTS) return 0;
     *out = batch_of(s, slot->words, slot->n_words, 0);
     note_kernels(s, slot, exchange->stream);
     slot->open = 0;

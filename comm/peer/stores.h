@@ -15,7 +15,8 @@
  *
  * No deadlock: a push waits only for the peer's pull of an earlier exchange with the same slot, which the peer has
  * enqueued at the latest before its own push of this one (an exchange that was not finished by then is taken out early,
- * on the stream that starts the new one); a pull waits only for the peer's push of the same exchange.
+ * on the stream that starts the new one); a pull waits only for the peer's push of the same exchange. The same holds
+ * for the words of messages in rooms.
  *
  * A rank also keeps a room for every other, in which that one's own kernels store a message (the transport's `room`).
  * Of these start passes on that they are there, and finish waits for those of the peers; or a kernel of the caller does
@@ -82,14 +83,15 @@ void cpa_stores_rooms(const cpa_stores *stores, int32_t peer, void **theirs, voi
 
 /* Whether a message of so many bytes goes this way: both its ranks say the same. */
 int cpa_stores_carry(int64_t bytes);
-/* The messages of an exchange that go this way: enqueues the push on the exchange's stream, and what there is to do for
- * messages in rooms. */
+/* The messages of an exchange that go this way: enqueues the push on the exchange's stream, and the word of messages
+ * that lie in rooms. */
 cpa_status cpa_stores_start(cpa_stores *stores, const cpa_exchange *exchange, const cpa_message *msgs, int32_t n_msgs,
                             cpa_error *err);
 /* Enqueues the pull, and the wait for messages in rooms, on the native stream `waiter`. */
 cpa_status cpa_stores_finish(cpa_stores *stores, const cpa_exchange *exchange, cudaStream_t waiter, cpa_error *err);
 /* For an exchange in a graph: leaves the wait to the kernel that comes next on the stream of start, and what that waits
- * for in *out. Returns 0, and nothing has changed, if the exchange has messages to pull, or too many in rooms. */
+ * for in *out. Returns 0, and nothing has changed, if the exchange has messages to pull or too many in rooms, or sent
+ * none. */
 int cpa_stores_hand_over(cpa_stores *stores, const cpa_exchange *exchange, cpa_store_batch *out);
 
 /* CPA_COMM if a kernel has waited for longer than timeout_s, with the ranks that it waits for, or if a message was of

@@ -116,30 +116,27 @@ __device__ void clear_values(uint32_t shared, int keys, int thread) {
     }
 }
 
-/* A warpgroup's queries as the operand of its products, from its tile in shared memory. */
-template <typename C, bool IN_REGISTERS = C::QUERIES_IN_REGISTERS>
+/* A warpgroup's queries as the operand of its products: the first steps from registers, the others from its tile in
+ * shared memory. */
+template <typename C>
 struct query_operand {
     uint64_t tile;
+    uint32_t part[C::REGISTER_STEPS + 1][4];
 
-    __device__ query_operand(uint32_t shared, int) : tile(wgmma_descriptor(shared, 0)) {}
-    __device__ void multiply(float (&s)[C::KEYS / 2], int step, uint64_t k) const {
-        const uint32_t at = step / 4 * (GROUP_ROWS * COLUMNS * 2) + step % 4 * 32;
-        wgmma<typename C::element>::multiply(s, wgmma_advance(tile, at), k, step > 0);
-    }
-};
-template <typename C>
-struct query_operand<C, true> {
-    uint32_t part[C::K_DIM / 16][4];
-
-    __device__ query_operand(uint32_t shared, int thread) {
+    __device__ query_operand(uint32_t shared, int thread) : tile(wgmma_descriptor(shared, 0)) {
         const int row = thread / 32 * 16 + (thread & 15), chunk = thread / 16 & 1;
 #pragma unroll
-        for (int step = 0; step < C::K_DIM / 16; step++)
+        for (int step = 0; step < C::REGISTER_STEPS; step++)
             load_matrices(part[step], shared + step / 4 * (GROUP_ROWS * COLUMNS * 2) +
                                           swizzled<COLUMNS>(row, step % 4 * 2 + chunk));
     }
     __device__ void multiply(float (&s)[C::KEYS / 2], int step, uint64_t k) const {
-        wgmma<typename C::element>::multiply_rows(s, part[step], k, step > 0);
+        if (step < C::REGISTER_STEPS) {
+            wgmma<typename C::element>::multiply_rows(s, part[step], k, step > 0);
+        } else {
+            const uint32_t at = step / 4 * (GROUP_ROWS * COLUMNS * 2) + step % 4 * 32;
+            wgmma<typename C::element>::multiply(s, wgmma_advance(tile, at), k, step > 0);
+        }
     }
 };
 

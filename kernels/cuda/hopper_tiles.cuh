@@ -12,11 +12,16 @@ constexpr int COLUMNS = 64;          /* of a swizzled tile: 128 bytes */
 constexpr int TILE_ALIGNMENT = 1024; /* of swizzled tiles */
 
 /* Tiles for heads of at most so many columns of keys and values (the rest is zeros): keys, and warpgroups of 64 rows.
- * The narrowest heads take as long for exponentials as for products: of three, some do these while some do those. */
+ * The narrowest heads take as long for exponentials as for products: of three, some do these while some do those.
+ *
+ * Q K^T takes its first steps of 16 columns with queries from registers. From shared memory a product of 64 rows by 64
+ * keys reads as much of queries as of keys, 128 bytes a cycle: all that it gives, with none left for what is loaded.
+ * There are not registers for all, and narrow heads gain nothing. `scaled_steps`: where keys have scales. */
 struct tile_shape {
-    int k_dim, v_dim, keys, consumers;
+    int k_dim, v_dim, keys, consumers, steps, scaled_steps;
 };
-constexpr tile_shape TILES[] = {{64, 64, 128, 3}, {128, 128, 128, 2}, {192, 128, 128, 2}, {256, 256, 64, 2}};
+constexpr tile_shape TILES[] = {
+    {64, 64, 128, 3, 0, 0}, {128, 128, 128, 2, 8, 4}, {192, 128, 128, 2, 8, 0}, {256, 256, 64, 2, 4, 0}};
 
 /* The first that fits. */
 int shape_of(int32_t k_dim, int32_t v_dim) {
@@ -35,8 +40,7 @@ struct config {
     static constexpr int CONSUMERS = TILES[Shape].consumers, THREADS = (1 + CONSUMERS) * WARPGROUP;
     static constexpr int LOADER_REGISTERS = CONSUMERS == 3 ? 32 : Scaled ? 40 : 24,
                          CONSUMER_REGISTERS = CONSUMERS == 3 ? 160 : Scaled ? 232 : 240;
-    /* Queries in registers leave shared memory to keys and values; elsewhere there are too few, or it is no gain. */
-    static constexpr bool QUERIES_IN_REGISTERS = K_DIM == 128 && !Scaled;
+    static constexpr int REGISTER_STEPS = Scaled ? TILES[Shape].scaled_steps : TILES[Shape].steps;
     static constexpr bool TURNS = CONSUMERS == 2 && K_DIM < 256; /* three, and long products, overlap without */
     static constexpr int PART = V_DIM < 128 ? V_DIM : 128, PARTS = V_DIM / PART; /* columns of O a wgmma */
     /* Who give a stage of keys back: the products are read by whole warps, the scales by each lane for itself. */

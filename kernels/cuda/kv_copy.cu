@@ -1,8 +1,8 @@
 /* kv_copy and kv_pack: whole or partial blocks from pool to pool. The list of blocks travels in the parameters of the
  * kernel, so that the caller's arrays may go as soon as the call returns. A CTA copies the keys or the values of a
- * block; with streaming hints it would be 3% slower on an H200. Either pool may be pinned host memory. The launches of a
- * call copy different blocks: on compute capability 9.0 each may be placed while the one before it ends, and ends behind
- * it. */
+ * block; with streaming hints it would be 3% slower on an H200. Either pool may be pinned host memory. The launches of
+ * a call copy different blocks: on compute capability 9.0 each may be placed while the one before it ends, and ends
+ * behind it. */
 #include <string.h>
 
 #include "base/dependent.cuh"

@@ -6,7 +6,10 @@
  * under way together.
  *
  * Few rows, as in decode, are merged by a warp each, in another kernel: there it counts how many loads wait for one
- * another. Its lanes load the LSEs of all states at once, and the elements before the weights are known. */
+ * another. Its lanes load the LSEs of all states at once, and the elements before the weights are known.
+ *
+ * Either may have to wait for states that other devices store here. What comes behind it may be placed while it merges.
+ */
 #include <math.h>
 
 #include "base/dependent.cuh"
@@ -218,7 +221,7 @@ __global__ void __launch_bounds__(THREADS) merge_few(const __grid_constant__ mer
     if (a.out_lse && lane == 0) a.out_lse[row * a.out_lse_row_stride + head] = lse;
 }
 
-/* What comes before it may wait for other devices: no more CTAs beside that than leave room for what it waits for. */
+/* It or what comes before it may wait for other devices: no more CTAs early than leave room for what they wait for. */
 bool starts_early(const cpa_cuda_device *device, int64_t ctas) {
     return device->path == CPA_CUDA_HOPPER && ctas <= device->multiprocessors;
 }

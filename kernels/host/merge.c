@@ -41,7 +41,7 @@ static void merge_rows(void *ctx, int64_t item, int32_t thread) {
 }
 
 cpa_status cpa_host_merge(const cpa_merge_args *args, const cpa_store_batch *awaited, cpa_stream *stream) {
-    (void)awaited; /* no kernels of another rank write to host memory */
+    (void)awaited; /* transports of host memory hand nothing over */
     merge_job job = {args, args->out_row_stride, args->out_lse_row_stride};
     if (!job.out_row_stride) job.out_row_stride = (int64_t)args->heads * args->v_dim;
     if (!job.out_lse_row_stride) job.out_lse_row_stride = args->heads;
