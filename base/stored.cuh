@@ -2,6 +2,7 @@
 #ifndef CPA_BASE_STORED_CUH
 #define CPA_BASE_STORED_CUH
 
+#include "base/dependent.cuh"
 #include "base/stored.h"
 
 constexpr uint32_t STORED_POLLS = 256; /* of device memory, between two of host memory */
@@ -67,8 +68,8 @@ __device__ inline uint32_t number_of_next(const cpa_store_part &part) {
 
 /* Waits for the word of message number `next`, or of a later one where another CTA has told the peer already that this
  * one is seen; whether it is of the size expected. */
-__device__ inline bool await_arrival(const cpa_store_part &part, uint32_t next, const cpa_store_batch &batch,
-                                     bool reports) {
+__device__ inline bool await_arrival(const cpa_store_part &part, uint32_t next, const cpa_store_batch &batch) {
+    const bool reports = blockIdx.x == 0;
     uint64_t arrived;
     bool is_there = await(
         [&] {
@@ -82,9 +83,9 @@ __device__ inline bool await_arrival(const cpa_store_part &part, uint32_t next, 
     return false;
 }
 
-/* Waits for messages that peers store here, and tells them that they are seen. All threads of a grid of one dimension
- * come to it, at least as many a CTA as there are messages, and may read them once it is true; else the transport has
- * given up. The kernel in front may still run if it takes none out of the same slot. */
+/* Waits for messages that peers store here, tells them that they are seen, and then waits for the kernel in front,
+ * which may not take messages out of the same slot. All threads of a grid of one dimension come to it, at least as many
+ * a CTA as there are messages, and may read them if it is true; else the transport has given up. */
 __device__ inline bool await_stored(const cpa_store_batch &batch) {
     const int at = (int)threadIdx.x;
     bool is_there = true;
@@ -93,14 +94,17 @@ __device__ inline bool await_stored(const cpa_store_batch &batch) {
         const uint32_t next = number_of_next(part);
         __threadfence(); /* the number is read before it counts as read */
         const bool is_last = atomicAdd(&part.own->pull_tickets, 1u) == gridDim.x - 1;
-        is_there = await_arrival(part, next, batch, blockIdx.x == 0);
+        is_there = await_arrival(part, next, batch);
         if (is_there && is_last) {
             part.own->pull_tickets = 0;
             part.own->pulled = next;
             store_relaxed(&part.theirs->acked, next);
         }
     }
-    return __syncthreads_and(is_there);
+    is_there = __syncthreads_and(is_there);
+    dependent_wait();
+    dependent_allow();
+    return is_there;
 }
 
 #endif

@@ -233,8 +233,8 @@ struct cpa_kernel_table {
     cpa_status (*kv_pack)(const cpa_kv_pack_args *args, cpa_stream *stream);
     cpa_status (*attend)(const cpa_attend_plan *plan, const cpa_attend_args *args, cpa_stream *stream);
     /* `awaited`: the messages that bring states, which the merge waits for (await_stored, base/stored.cuh), where a
-     * transport of the back end's hands exchanges over; if they do not come it writes nothing. NULL: all are there.
-     * There are rows, or nobody would wait. */
+     * transport of the back end's hands exchanges over; if they do not come it writes nothing. NULL or none: all states
+     * are there. There are rows, or nobody would wait. */
     cpa_status (*merge)(const cpa_merge_args *args, const cpa_store_batch *awaited, cpa_stream *stream);
     cpa_status (*synthesize)(const cpa_synth_args *args, cpa_stream *stream);
     cpa_status (*hash_rows)(const cpa_hash_rows_args *args, cpa_stream *stream);

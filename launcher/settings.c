@@ -95,7 +95,7 @@ static const cpa_field table[] = {
     {"Exchange", "algorithm", NULL, CHOICE(algorithm, "auto", algorithms),
      .help = "move keys and values (pass-kv), or queries (pass-q); auto: the cheaper one, chunk by chunk"},
     {"Exchange", "staging-bytes", "N", INT(staging_bytes, "auto", 0, 0x1p40), .word = "auto",
-     .help = "bound on the memory of one rank for keys and values on their way; auto: 64 MiB, on a GPU 1 GiB"},
+     .help = "bound on the memory of one rank for keys and values on their way; auto: 64 MiB, on a GPU 2 GiB"},
     {"Checks", "verify", "R", REAL(verify, "auto", 0, 1), .word = "auto", .word_value = CPA_VERIFY_AUTO,
      .help =
          "share of the results (token, head, layer) that are checked against float64; auto: at most 0.001, and what "

@@ -375,7 +375,7 @@ static cpa_status merge_states(cpa_context *c, const cpa_context_args *args, int
         .out_lse = args->lse,
         .out_lse_row_stride = c->options.q_heads,
     };
-    return cpa_context_run_merge(c, &merge, c->q.awaited.n_parts > 0 ? &c->q.awaited : NULL, stream);
+    return cpa_context_run_merge(c, &merge, &c->q.awaited, stream);
 }
 
 static cpa_status attend_alone(cpa_context *c, const cpa_context_args *args, cpa_stream *stream) {

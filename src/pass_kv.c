@@ -24,7 +24,7 @@
 
 /* By default. A device attends a segment in a few hundred microseconds; it takes long ones to fill it evenly. */
 #define HOST_STAGING_BYTES ((int64_t)64 << 20)
-#define DEVICE_STAGING_BYTES ((int64_t)1 << 30)
+#define DEVICE_STAGING_BYTES ((int64_t)2 << 30)
 
 /* ---- life ---- */
 

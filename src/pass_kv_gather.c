@@ -202,7 +202,7 @@ static cpa_status plan_receive(cpa_context *c, int64_t begin, int64_t end, cpa_k
         const int64_t first = cpa_max64(own.first, cpa_shard_len(c->map, own.slot, position));
         const int64_t behind_own = first_behind_own(c, chunk, own);
         if (first >= own.keys) continue;
-        CPA_TRY(add_item(c, piece, first, cpa_min64(behind_own, own.keys), 1, &n, &entries));
+        CPA_TRY(add_item(c, piece, first, behind_own, 1, &n, &entries));
         CPA_TRY(add_item(c, piece, cpa_max64(behind_own, first), own.keys, 0, &n, &entries));
         if (transfer->rows == 0) transfer->first_row = chunk->row + first - own.first;
         transfer->rows += own.keys - first;

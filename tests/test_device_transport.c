@@ -98,6 +98,15 @@ static void test_buffers_may_be_freed_and_others_take_their_place(void) {
     cpa_with_transport(changing_buffers);
 }
 
+static cudaGraphExec_t end_capture(cpa_site *s) {
+    cudaGraph_t graph;
+    cudaGraphExec_t executable;
+    CUDA(cudaStreamEndCapture(s->producer, &graph));
+    CUDA(cudaGraphInstantiate(&executable, graph, 0));
+    CUDA(cudaGraphDestroy(graph));
+    return executable;
+}
+
 static void launch_with(cpa_traffic *t, cudaGraphExec_t executable, uint64_t content, cudaStream_t stream) {
     cpa_traffic_fill_with(t, t->id, content);
     CUDA(cudaGraphLaunch(executable, stream));
@@ -106,8 +115,6 @@ static void launch_with(cpa_traffic *t, cudaGraphExec_t executable, uint64_t con
 /* More exchanges than may be in flight, so that what one uses is used again within a launch. */
 static void captured_exchanges(cpa_site *s, uint64_t id) {
     cpa_traffic t;
-    cudaGraph_t graph;
-    cudaGraphExec_t executable;
     cpa_traffic_create(&t);
     cpa_traffic_fill(&t, id);
     cpa_site_exchange(s, t.msgs, t.n); /* every buffer has met its peer */
@@ -118,8 +125,7 @@ static void captured_exchanges(cpa_site *s, uint64_t id) {
     for (int i = 0; i < CPA_TRANSPORT_MAX_IN_FLIGHT + 1; i++) cpa_site_exchange(s, t.msgs, t.n);
     cpa_traffic_start(s->transport, &t, s->producer);
     cpa_traffic_consume(s->transport, &t, s->producer);
-    CUDA(cudaStreamEndCapture(s->producer, &graph));
-    CUDA(cudaGraphInstantiate(&executable, graph, 0));
+    cudaGraphExec_t executable = end_capture(s);
     for (uint64_t launch = 0; launch < 5; launch++) {
         launch_with(&t, executable, 1000 + launch, s->producer);
         cpa_site_drain(s, s->producer);
@@ -129,7 +135,6 @@ static void captured_exchanges(cpa_site *s, uint64_t id) {
         exchange_and_check(s, &t);
     }
     CUDA(cudaGraphExecDestroy(executable));
-    CUDA(cudaGraphDestroy(graph));
     cpa_traffic_destroy(&t);
 }
 
@@ -301,12 +306,9 @@ static void check_rounds(const room_traffic *t, uint64_t launch) {
 }
 
 static void rooms_in_a_graph(cpa_site *s, room_traffic *t) {
-    cudaGraph_t graph;
-    cudaGraphExec_t executable;
     CUDA(cudaStreamBeginCapture(s->producer, cudaStreamCaptureModeThreadLocal));
     for (int round = 0; round < ROOM_ROUNDS; round++) enqueue_round(s, t, round);
-    CUDA(cudaStreamEndCapture(s->producer, &graph));
-    CUDA(cudaGraphInstantiate(&executable, graph, 0));
+    cudaGraphExec_t executable = end_capture(s);
     for (uint64_t launch = 1; launch < 4; launch++) {
         fill_rounds(t, launch);
         CUDA(cudaGraphLaunch(executable, s->producer));
@@ -314,7 +316,6 @@ static void rooms_in_a_graph(cpa_site *s, room_traffic *t) {
         check_rounds(t, launch);
     }
     CUDA(cudaGraphExecDestroy(executable));
-    CUDA(cudaGraphDestroy(graph));
 }
 
 static void stored_messages(cpa_site *s) {
@@ -414,12 +415,9 @@ static void check_means(const merge_traffic *t, int launch) {
 }
 
 static void launch_merged_rounds(cpa_site *s, merge_traffic *t) {
-    cudaGraph_t graph;
-    cudaGraphExec_t executable;
     CUDA(cudaStreamBeginCapture(s->producer, cudaStreamCaptureModeThreadLocal));
     for (int round = 0; round < ROOM_ROUNDS; round++) enqueue_merged_round(s, t, round);
-    CUDA(cudaStreamEndCapture(s->producer, &graph));
-    CUDA(cudaGraphInstantiate(&executable, graph, 0));
+    cudaGraphExec_t executable = end_capture(s);
     for (int launch = 1; launch < 4; launch++) {
         fill_states(t, launch);
         memset(t->result, 0xff, ROOM_ROUNDS * STATE_ROWS * STATE_WIDTH * sizeof(float)); /* NaN */
@@ -430,7 +428,6 @@ static void launch_merged_rounds(cpa_site *s, merge_traffic *t) {
         cpa_site_drain(s, s->producer);
     }
     CUDA(cudaGraphExecDestroy(executable));
-    CUDA(cudaGraphDestroy(graph));
 }
 
 static void merged_messages(cpa_site *s) {

@@ -205,7 +205,7 @@ __device__ void acknowledge(const cpa_store_part &part, uint32_t pulled) {
 __device__ void pull_lines(const cpa_store_part &part, const cpa_store_batch &batch) {
     const uint32_t next = number_of_next(part);
     bool taken = take_lines(part, next, batch.abort);
-    if (taken && blockIdx.x == 0 && threadIdx.x == 0) taken = await_arrival(part, next, batch, blockIdx.x == 0);
+    if (taken && blockIdx.x == 0 && threadIdx.x == 0) taken = await_arrival(part, next, batch);
     if (__syncthreads_and(taken)) acknowledge(part, next);
 }
 
@@ -226,7 +226,7 @@ __device__ void push_bytes(const cpa_store_part &part, uint32_t pushed) {
 __device__ void pull_bytes(const cpa_store_part &part, const cpa_store_batch &batch) {
     __shared__ bool is_there;
     const uint32_t next = number_of_next(part);
-    if (threadIdx.x == 0) is_there = await_arrival(part, next, batch, blockIdx.x == 0);
+    if (threadIdx.x == 0) is_there = await_arrival(part, next, batch);
     dependent_wait();
     __syncthreads();
     if (!is_there) return;
@@ -278,8 +278,6 @@ __global__ void tell_stored(const __grid_constant__ cpa_store_batch batch) {
 /* A thread for each message that is stored here. */
 __global__ void take_stored(const __grid_constant__ cpa_store_batch batch) {
     await_stored(batch);
-    dependent_wait();
-    dependent_allow();
 }
 
 /* CTAs a message: as many as the largest one is worth. */

@@ -39,7 +39,7 @@ typedef struct cpa_context_options {
     int32_t block_size;
     int32_t interleave;     /* 0 = block_size; a multiple of block_size */
     int64_t staging_bytes;  /* bound on the pass-KV buffers of this rank; 0 = 64 MiB, on a device with memory
-                              of its own 1 GiB, or the least if that is more */
+                              of its own 2 GiB, or the least if that is more */
     int64_t max_rows;       /* most new tokens in one step, over all ranks */
     float k_scale, v_scale; /* of the cache; see cpa_kv_view */
 } cpa_context_options;

@@ -42,31 +42,11 @@ __device__ __half converted(__half x) {
     return x;
 }
 
-/* UNIT neighbouring elements, read or written at once; neither is needed again soon. */
+/* UNIT neighbouring elements, read or written at once. Streaming hints would cost 1 - 3% on an H200. */
 template <typename Element, int UNIT>
 struct alignas(UNIT * sizeof(Element) < 16 ? UNIT * sizeof(Element) : 16) unit_of {
     Element element[UNIT];
 };
-template <typename Element>
-__device__ unit_of<Element, 1> load_unit(const unit_of<Element, 1> *from) {
-    return *from;
-}
-template <typename Element>
-__device__ void store_unit(unit_of<Element, 1> *to, const unit_of<Element, 1> &unit) {
-    *to = unit;
-}
-template <typename Element>
-__device__ unit_of<Element, 8> load_unit(const unit_of<Element, 8> *from) {
-    unit_of<Element, 8> unit;
-#pragma unroll
-    for (int i = 0; i < (int)(sizeof unit / sizeof(uint4)); i++) ((uint4 *)&unit)[i] = __ldcs((const uint4 *)from + i);
-    return unit;
-}
-template <typename Element>
-__device__ void store_unit(unit_of<Element, 8> *to, const unit_of<Element, 8> &unit) {
-#pragma unroll
-    for (int i = 0; i < (int)(sizeof unit / sizeof(uint4)); i++) __stcs((uint4 *)to + i, ((const uint4 *)&unit)[i]);
-}
 
 /* A warp moves the keys or the values of a token; its lanes have AT_ONCE units each under way together. */
 template <typename From, typename To, int UNIT>
@@ -88,7 +68,7 @@ __global__ void __launch_bounds__(THREADS) kv_write(const __grid_constant__ writ
         unit_of<From, UNIT> value[AT_ONCE];
 #pragma unroll
         for (int i = 0; i < AT_ONCE; i++)
-            if (first + i * WARP_LANES < token_units) value[i] = load_unit(from + first + i * WARP_LANES);
+            if (first + i * WARP_LANES < token_units) value[i] = from[first + i * WARP_LANES];
 #pragma unroll
         for (int i = 0; i < AT_ONCE; i++) {
             const int32_t unit = first + i * WARP_LANES, head = unit / head_units;
@@ -96,7 +76,7 @@ __global__ void __launch_bounds__(THREADS) kv_write(const __grid_constant__ writ
             unit_of<To, UNIT> out;
 #pragma unroll
             for (int e = 0; e < UNIT; e++) out.element[e] = converted<To>(value[i].element[e]);
-            store_unit((unit_of<To, UNIT> *)(to + head * t.head_stride + (unit - head * head_units) * UNIT), out);
+            *(unit_of<To, UNIT> *)(to + head * t.head_stride + (unit - head * head_units) * UNIT) = out;
         }
     }
 }
