@@ -36,7 +36,7 @@ def parse_arguments():
     parser.add_argument("--heads", default="8/2")
     parser.add_argument("--head-dim", type=int, default=128)
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--min-time", type=float, help="seconds; without it, 0.5 on the CPU and 0.1 on CUDA")
+    parser.add_argument("--min-time", type=float, default=0.5, help="seconds")
     parser.add_argument("--result-json")
     return parser.parse_args()
 
@@ -145,8 +145,6 @@ def copy_bandwidth(device):
 
 def main():
     arguments = parse_arguments()
-    if arguments.min_time is None:
-        arguments.min_time = 0.1 if arguments.device == "cuda" else 0.5
     torch.set_num_threads(arguments.threads)
     date = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
     output = open(arguments.result_json, "x") if arguments.result_json else None

@@ -75,9 +75,8 @@ static const cpa_field table[] = {
      .help = "scaling: bound on the memory of one rank for keys and values on their way; auto: the library's"},
     {NULL, "threads", "N", INT_AT(threads, 1, 1024), .initial = "auto", .word = "auto",
      .help = "threads of a rank on the host; auto: what the program would use"},
-    {NULL, "min-time", "S", CPA_FIELD_REAL, offsetof(cpa_bench_options, min_time_s), .initial = "auto", .max = 3600,
-     .word = "auto", .word_value = -1,
-     .help = "repeat each case for at least S seconds; auto: 0.5 on the host, 0.1 on cuda"},
+    {NULL, "min-time", "S", CPA_FIELD_REAL, offsetof(cpa_bench_options, min_time_s), .initial = "0.5", .max = 3600,
+     .help = "repeat each case for at least S seconds"},
     {NULL, "iters", "N", INT_AT(iterations, 1, CPA_BENCH_MAX_ITERATIONS), .initial = "auto", .word = "auto",
      .help = "time each case N times; auto: as --min-time says"},
     {NULL, "result-json", "FILE", TEXT_AT(json), .help = "write the table to FILE as well, which must not exist"},
@@ -131,7 +130,6 @@ cpa_status cpa_bench_options_resolve(cpa_bench_options *o, cpa_backend backend, 
     if (!o->v_dim) o->v_dim = o->k_dim;
     if (!o->block_size) o->block_size = cuda ? 64 : 16;
     if (!o->decode_context) o->decode_context = o->context;
-    if (o->min_time_s < 0) o->min_time_s = cuda ? 0.1 : 0.5;
     if (o->q_heads % o->kv_heads != 0) {
         return cpa_fail(err, CPA_INVALID, "bench: --q-heads: found %lld, expected a multiple of the %lld KV heads",
                         (long long)o->q_heads, (long long)o->kv_heads);

@@ -13,9 +13,9 @@
 #include "src/graphs.h"
 #include "src/reference.h"
 
-enum { MIN_BATCHES = 3, BATCHES = 5, MAX_CALLS_PER_BATCH = 512, SAMPLED_ROWS = 2, SAMPLED_HEADS = 4 };
+enum { MIN_BATCHES = 3, MAX_BATCHES = 64, MAX_CALLS_PER_BATCH = 512, SAMPLED_ROWS = 2, SAMPLED_HEADS = 4 };
 enum { PIECE_TOKENS = 8192, LAYERS_PER_GRAPH = 32 };
-static const double batch_s = 20e-3, long_s = 0.5; /* of MIN_BATCHES, which then suffice */
+static const double batch_s = 20e-3, enough_s = 0.5; /* of a batch, and of all that are timed of a case */
 
 /* A row of this rank in the step. */
 typedef struct team_row {
@@ -255,18 +255,19 @@ static int64_t calls_per_batch(const team *t, double call_s) {
 /* Plans and times one step, and adds its median batch to the result. Of graphs, waiting is measured in a launch of its
  * own: marks between kernels cost time. */
 static cpa_status run_step(team *t, int64_t start, int64_t count, cpa_bench_team_result *result, cpa_error *err) {
-    call_time times[BATCHES], warm;
+    const double step_s = enough_s * (double)count / (double)t->work->new_tokens;
+    call_time times[MAX_BATCHES], warm;
     double before, after, total = 0;
     CPA_TRY(plan_step(t, start, count, err));
     CPA_TRY(sent_so_far(t, &before, err));
     CPA_TRY(time_calls(t, 1, &warm, err));
     CPA_TRY(sent_so_far(t, &after, err));
     if (t->graphs) CPA_TRY(capture_step(t, err));
-    if (warm.time_s < long_s) CPA_TRY(time_calls(t, t->captured ? LAYERS_PER_GRAPH : 1, &warm, err));
+    if (warm.time_s < step_s) CPA_TRY(time_calls(t, t->captured ? LAYERS_PER_GRAPH : 1, &warm, err));
     cpa_context_mute(t->context, t->captured);
     int64_t calls = calls_per_batch(t, warm.time_s);
     int n = 0;
-    while (n < BATCHES && (n < MIN_BATCHES || total < long_s)) {
+    while (n < MAX_BATCHES && (n < MIN_BATCHES || total < step_s)) {
         CPA_TRY(time_calls(t, calls, &times[n], err));
         total += times[n++].time_s * (double)calls;
     }
