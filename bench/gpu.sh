@@ -6,8 +6,8 @@
 # or was wrong; a goal that is missed is no failure.
 #     STEPS="tests sanitizer prefill decode quantised varlen memory step exchange scaling peers million" bench/gpu.sh BUILD OUT
 #     ROUNDS=3 TRACE=requests.jsonl COMMIT=abc1234 PYTHON=python3 bench/gpu.sh BUILD OUT
-# The steps from `prefill` to `step` take less than four minutes on one GPU, those from `exchange` on less than two and a
-# half on four; they are left out on one. With TRACE, varlen takes its lengths from there.
+# The steps from `prefill` to `step` take some five minutes on one GPU, those from `exchange` on three on four; they are
+# left out on one. With TRACE, varlen takes its lengths from there.
 set -uo pipefail
 build=${1:?usage: gpu.sh BUILD OUT}
 out=${2:?usage: gpu.sh BUILD OUT}

@@ -184,7 +184,9 @@ static cpa_status run_bench(cpa_bench_site *site, const cpa_bench *bench, cpa_be
                         bench->name, bench->min_ranks, site->control.size);
     }
     if (bench->floor != CPA_BENCH_NO_FLOOR) CPA_TRY(measure_floor(site, err));
-    if (bench->min_ranks > 1) CPA_TRY(cpa_transport_for(&site->control, site->device, &site->transport, err));
+    if (bench->min_ranks > 1) {
+        CPA_TRY(cpa_transport_for(&site->control, site->device, CPA_TRANSPORT_AUTO, &site->transport, err));
+    }
     return run_cases(site, bench, cases, n_cases, wrong, err);
 }
 

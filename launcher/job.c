@@ -125,6 +125,7 @@ cpa_engine_options cpa_job_engine_options(const cpa_job *job, int64_t num_blocks
         .max_num_batched_tokens = settings->max_num_batched_tokens,
         .max_num_seqs = (int32_t)settings->max_num_seqs,
         .algorithm = (cpa_algorithm)settings->algorithm,
+        .transport = (cpa_transport_kind)settings->transport,
         .staging_bytes = settings->staging_bytes,
         .verify = settings->verify,
         .skip_self_test = (int32_t)settings->skip_self_test,

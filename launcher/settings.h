@@ -50,6 +50,7 @@ typedef struct cpa_settings {
     double priority_ageing;
     int64_t long_prefill_token_threshold;
     int64_t algorithm; /* cpa_algorithm */
+    int64_t transport; /* cpa_transport_kind */
     int64_t staging_bytes;
 
     double verify;

@@ -265,7 +265,8 @@ cpa_status cpa_context_create_over(MPI_Comm comm, cpa_device *device, const cpa_
         status = create_local(c);
     }
     CPA_TRY_GOTO(cpa_control_agree(&c->control, status, &c->error), failed);
-    if (!transport) CPA_TRY_GOTO(cpa_transport_for(&c->control, device, &transport, &c->error), failed);
+    if (!transport)
+        CPA_TRY_GOTO(cpa_transport_for(&c->control, device, CPA_TRANSPORT_AUTO, &transport, &c->error), failed);
     status = transport->open(&c->control, &c->transport, &c->error);
     CPA_TRY_GOTO(cpa_control_agree(&c->control, status, &c->error), failed);
     *out = c;

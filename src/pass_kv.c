@@ -22,7 +22,8 @@
  * once more. */
 #define LEAST_SEGMENT 1024
 
-/* By default. A device attends a segment in a few hundred microseconds; it takes long ones to fill it evenly. */
+/* By default. On a device segments are to be few: at the end of each the states of its rows go to memory and come back.
+ */
 #define HOST_STAGING_BYTES ((int64_t)64 << 20)
 #define DEVICE_STAGING_BYTES ((int64_t)2 << 30)
 

@@ -11,7 +11,6 @@
 
 /* One sequence over two shards: the queries lie in shard 0, keys in both. */
 enum {
-    CPA_SELF_TEST_TOKENS = 401,
     CPA_SELF_TEST_SHARDS = 2,
     CPA_SELF_TEST_DECODE_ROWS = 3,
     CPA_SELF_TEST_SPARE_BLOCKS = 2,

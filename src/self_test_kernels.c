@@ -9,8 +9,10 @@
 #include "src/reference.h"
 #include "src/self_test_internal.h"
 
-/* On the host the reference takes every so-many-th row. */
-enum { HOST_ROWS_APART = 9 };
+/* Tokens of the sequence: where the reference runs on a device, enough for prefill to split the keys of a shard, in
+ * pieces of 1024. On the host it takes every so-many-th row. */
+enum { DEVICE_TOKENS = 2501, HOST_TOKENS = 401, HOST_ROWS_APART = 9 };
+enum { MOST_EMPTY = 2 }; /* states of nothing in a merge */
 
 static cpa_status make_plans(cpa_kernel_test *t, int64_t prefill, cpa_error *err) {
     const cpa_model_shape *m = &t->options->model;
@@ -213,27 +215,32 @@ static cpa_status attend(cpa_kernel_test *t, int32_t shard, cpa_mask mask, int r
     return status == CPA_OK ? status : cpa_fail(err, status, "attend: %s", t->stream->error.message);
 }
 
-/* Shard 1, nothing (NaN, which counts as -inf) and shard 0. */
-static cpa_status merge(cpa_kernel_test *t, cpa_error *err) {
+/* Merges `count` rows from `first` on: shard 1, nothing so many times (NaN, which counts as -inf) and shard 0. */
+static cpa_status merge_rows(cpa_kernel_test *t, int64_t first, int64_t count, int32_t n_empty, cpa_error *err) {
     const cpa_model_shape *m = &t->options->model;
-    cpa_partial states[3];
-    const int order[3] = {0, 2, 1};
-    for (int i = 0; i < 3; i++) states[i] = (cpa_partial){.o = t->results[order[i]].o, .lse = t->results[order[i]].lse};
+    const int64_t head = first * m->q_heads, element = head * m->v_head_dim;
+    cpa_partial states[2 + MOST_EMPTY];
+    for (int i = 0; i < 2 + n_empty; i++) {
+        const cpa_self_test_result *r = &t->results[i == 0 ? 0 : i == 1 + n_empty ? 1 : 2];
+        states[i] = (cpa_partial){.o = r->o + element, .lse = r->lse + head};
+    }
     cpa_merge_args args = {.size = sizeof args,
-                           .rows = t->rows,
+                           .rows = count,
                            .heads = m->q_heads,
                            .v_dim = m->v_head_dim,
                            .states = states,
-                           .n_states = 3,
+                           .n_states = 2 + n_empty,
                            .out_dtype = m->dtype,
-                           .out = t->results[0].out,
-                           .out_lse = t->results[1].lse};
+                           .out = (char *)t->results[0].out + element * cpa_dtype_bytes(m->dtype),
+                           .out_lse = t->results[1].lse + head};
     cpa_status status = cpa_merge(&args, t->stream);
     return status == CPA_OK ? status : cpa_fail(err, status, "merge: %s", t->stream->error.message);
 }
 
-/* One mask: every path attends shard 1, merges that with shard 0, and resumes it over shard 0. */
-static cpa_status check_mask(cpa_kernel_test *t, cpa_mask mask, cpa_error *err) {
+/* One mask: every path attends shard 1, merges that with shard 0, the many rows of the prefill apart from the few of
+ * decode, and resumes it over shard 0. */
+static cpa_status check_mask(cpa_kernel_test *t, cpa_mask mask, int32_t n_empty, cpa_error *err) {
+    const int64_t prefill = t->rows - CPA_SELF_TEST_DECODE_ROWS;
     const char *path;
     char what[64];
     for (int both = 0; both < 2; both++) {
@@ -249,7 +256,8 @@ static cpa_status check_mask(cpa_kernel_test *t, cpa_mask mask, cpa_error *err) 
                 continue;
             }
             CPA_TRY(attend(t, 0, mask, 0, &other, err));
-            CPA_TRY(merge(t, err));
+            CPA_TRY(merge_rows(t, 0, prefill, n_empty, err));
+            CPA_TRY(merge_rows(t, prefill, CPA_SELF_TEST_DECODE_ROWS, n_empty, err));
             merged.lse = other.lse;
             snprintf(what, sizeof what, "merge, after path %s", path);
             CPA_TRY(compare(t, what, mask, &merged, 1, err));
@@ -267,7 +275,8 @@ static cpa_status run(cpa_kernel_test *t, cpa_error *err) {
     const int64_t one_group = 136, groups = 72; /* packed rows of a KV head: more than a tile, and ragged */
     const int64_t prefill = m->q_heads == m->kv_heads ? one_group : groups;
     const cpa_mask masks[] = {{.causal = 1}, {.causal = 0}, {.causal = 1, .window = 50, .sinks = 4}, m->mask};
-    for (int32_t s = 0; s < CPA_SELF_TEST_SHARDS; s++) t->keys[s] = cpa_shard_len(t->map, s, CPA_SELF_TEST_TOKENS);
+    const int64_t tokens = t->kernels->reference_open ? DEVICE_TOKENS : HOST_TOKENS;
+    for (int32_t s = 0; s < CPA_SELF_TEST_SHARDS; s++) t->keys[s] = cpa_shard_len(t->map, s, tokens);
     t->rows = prefill + CPA_SELF_TEST_DECODE_ROWS;
     CPA_TRY(t->kernels->stream_create(t->device, &t->stream, err));
     CPA_TRY(cpa_self_test_make_inputs(t, prefill, err));
@@ -279,7 +288,7 @@ static cpa_status run(cpa_kernel_test *t, cpa_error *err) {
     for (size_t i = 0; i < sizeof masks / sizeof masks[0]; i++) {
         int repeated = 0;
         for (size_t j = 0; j < i; j++) repeated |= cpa_mask_equals(masks[i], masks[j]);
-        if (!repeated) CPA_TRY(check_mask(t, masks[i], err));
+        if (!repeated) CPA_TRY(check_mask(t, masks[i], (int32_t)i % (MOST_EMPTY + 1), err));
     }
     return CPA_OK;
 }

@@ -20,12 +20,19 @@ static cpa_status choose_measured(cpa_control *control, const cpa_transport_tabl
 }
 #endif
 
-cpa_status cpa_transport_for(cpa_control *control, const cpa_device *device, const cpa_transport_table **out,
-                             cpa_error *err) {
+cpa_status cpa_transport_for(cpa_control *control, const cpa_device *device, cpa_transport_kind wanted,
+                             const cpa_transport_table **out, cpa_error *err) {
 #ifdef CPA_HAVE_CUDA
-    if (device->kernels == &cpa_kernels_cuda) return choose_measured(control, out, err);
+    if (device->kernels == &cpa_kernels_cuda) {
+        if (wanted == CPA_TRANSPORT_AUTO) return choose_measured(control, out, err);
+        *out = wanted == CPA_TRANSPORT_NCCL ? &cpa_transport_nccl : &cpa_transport_peer;
+        return CPA_OK;
+    }
 #endif
-    (void)control, (void)device, (void)err;
+    (void)control, (void)device;
+    if (wanted != CPA_TRANSPORT_AUTO)
+        return cpa_fail(err, CPA_INVALID, "transport: found %s, expected auto: ranks on the host send through MPI",
+                        wanted == CPA_TRANSPORT_NCCL ? "nccl" : "peer");
     *out = &cpa_transport_mpi;
     return CPA_OK;
 }

@@ -54,6 +54,12 @@ static cpa_status add_sample(cpa_verify *verify, cpa_verify_sample sample, cpa_e
     return CPA_OK;
 }
 
+/* The layer whose turn it is to have a row checked in any case: one after the other, and every other time the last one,
+ * whose rows the graph of a decode step leaves to be seen. */
+static int32_t layer_in_turn(uint64_t turn, int32_t layers) {
+    return turn % 2 ? layers - 1 : (int32_t)(turn / 2 % (uint64_t)layers);
+}
+
 /* Chooses the rows of one layer by walking the (token, head) rows of all chunks with random gaps. */
 static cpa_status choose_samples(cpa_verify *verify, const cpa_step_plan *plan, int32_t layer, cpa_error *err) {
     int32_t heads = verify->worker->options.model.q_heads, layers = verify->worker->options.model.layers;
@@ -65,9 +71,9 @@ static cpa_status choose_samples(cpa_verify *verify, const cpa_step_plan *plan, 
         cpa_verify_budget_attend(&verify->budget, plan->chunks[c].count, heads, plan->chunks[c].start + 1);
     }
     int64_t next = next_gap(&random, rate) - 1;
-    int forced = plan->step % VERIFY_FORCED_STEPS == 0 &&
-                 (int32_t)(plan->step / VERIFY_FORCED_STEPS % (uint64_t)layers) == layer;
-    int due = verify->budget.due && (int32_t)(plan->step % (uint64_t)layers) == layer;
+    int forced =
+        plan->step % VERIFY_FORCED_STEPS == 0 && layer_in_turn(plan->step / VERIFY_FORCED_STEPS, layers) == layer;
+    int due = verify->budget.due && layer_in_turn(plan->step, layers) == layer;
     if ((forced || due) && next >= total) next = (int64_t)(next_random(&random) % (uint64_t)total);
     for (int64_t c = 0; c < plan->n_chunks; c++) {
         const cpa_plan_chunk *chunk = &plan->chunks[c];
@@ -97,15 +103,16 @@ static cpa_status keep_sample(cpa_verify *verify, int64_t index, int64_t row, co
     return kernels->copy(data + q_bytes, (const char *)out + head * out_bytes, out_bytes, stream);
 }
 
-static cpa_status begin(void *ctx, const cpa_step_plan *plan, int *sees, cpa_error *err) {
+static cpa_status begin(void *ctx, const cpa_step_plan *plan, int32_t *first, cpa_error *err) {
     cpa_verify *verify = ctx;
+    const int32_t layers = verify->worker->options.model.layers;
     if (verify->start_s == 0) verify->start_s = cpa_clock_now();
     verify->n_samples = verify->next = 0;
-    for (int32_t layer = 0; layer < verify->worker->options.model.layers; layer++) {
+    for (int32_t layer = 0; layer < layers; layer++) {
         CPA_TRY(choose_samples(verify, plan, layer, err));
     }
     verify->budget.due = 0;
-    *sees = verify->n_samples > 0;
+    *first = verify->n_samples > 0 ? verify->samples[0].layer : layers;
     return CPA_OK;
 }
 

@@ -279,6 +279,12 @@ static cpa_status upload_rows(cpa_worker *worker) {
                          stream);
 }
 
+static cpa_status layer_done(const cpa_worker *worker, const cpa_step_plan *plan, int32_t layer,
+                             const cpa_worker_observer *observer, cpa_error *err) {
+    if (!observer) return CPA_OK;
+    return observer->layer_done(observer->ctx, plan, layer, worker->q, worker->out, worker->stream, err);
+}
+
 static cpa_status run_layer(cpa_worker *worker, const cpa_step_plan *plan, int32_t layer, const cpa_rows *rows,
                             const cpa_worker_observer *observer, cpa_error *err) {
     const cpa_kernel_table *kernels = worker->device->kernels;
@@ -316,7 +322,7 @@ static cpa_status run_layer(cpa_worker *worker, const cpa_step_plan *plan, int32
         CPA_TRY(source->consume(source->ctx, layer, rows, worker->out, stream));
         cpa_spans_end(spans, span, stream);
     }
-    return observer ? observer->layer_done(observer->ctx, plan, layer, worker->q, worker->out, stream, err) : CPA_OK;
+    return layer_done(worker, plan, layer, observer, err);
 }
 
 static cpa_status run_layers(cpa_worker *worker, const cpa_step_plan *plan, const cpa_worker_observer *observer,
@@ -350,13 +356,14 @@ static cpa_status upload_step(cpa_worker *worker, cpa_error *err) {
 
 static cpa_status prepare_step(cpa_worker *worker, const cpa_step_plan *plan, const cpa_worker_observer *observer,
                                cpa_error *err) {
-    int seen = 0;
+    const int32_t layers = worker->options.model.layers;
+    int32_t first_seen = layers;
     worker->rows = &worker->row_sets[worker->rows == &worker->row_sets[0]];
     worker->steady = 0;
     CPA_TRY(cpa_worker_apply(worker, plan, err));
     if (plan->n_chunks == 0) return CPA_OK;
-    if (observer) CPA_TRY(observer->begin(observer->ctx, plan, &seen, err));
-    int64_t rows = seen ? 0 : steady_rows(worker, plan);
+    if (observer) CPA_TRY(observer->begin(observer->ctx, plan, &first_seen, err));
+    int64_t rows = first_seen < layers - 1 ? 0 : steady_rows(worker, plan);
     if (rows > 0) fill_rows_up(worker->rows, rows);
     worker->steady = rows > 0;
     cpa_status status = cpa_context_plan_ahead(worker->context, worker->chunks, plan->n_chunks, rows);
@@ -379,10 +386,11 @@ static cpa_status enqueue_step(cpa_worker *worker, const cpa_step_plan *plan, co
     }
     for (int muted = 0; way == CPA_GRAPH_CAPTURE && muted < 2; muted++) {
         CPA_TRY(cpa_graphs_begin(worker->graphs, muted, err));
-        CPA_TRY(cpa_graphs_end(worker->graphs, run_layers(worker, plan, observer, err), err));
+        CPA_TRY(cpa_graphs_end(worker->graphs, run_layers(worker, plan, NULL, err), err));
     }
     worker->graph_steps++;
-    return cpa_graphs_launch(worker->graphs, err);
+    CPA_TRY(cpa_graphs_launch(worker->graphs, err));
+    return layer_done(worker, plan, worker->options.model.layers - 1, observer, err);
 }
 
 /* Waits for the layers. Where they have run when they are enqueued, `behind` has its one call before that. */

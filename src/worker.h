@@ -55,11 +55,13 @@ typedef struct cpa_worker_rows {
     uint64_t *digest_salts;
 } cpa_worker_rows;
 
-/* Sees the tensors of each layer right after its attention; the sampled check takes its copies here. */
+/* Sees the tensors of each layer right after its attention, in a replayed step those of the last one alone; the sampled
+ * check takes its copies here. */
 typedef struct cpa_worker_observer {
     void *ctx;
-    /* Before the layers: whether any of them is to be seen. The same on every rank. */
-    cpa_status (*begin)(void *ctx, const cpa_step_plan *plan, int *sees, cpa_error *err);
+    /* Before the layers: *first is the first one that is to be seen, or how many there are if none is. The same on
+     * every rank. */
+    cpa_status (*begin)(void *ctx, const cpa_step_plan *plan, int32_t *first, cpa_error *err);
     cpa_status (*layer_done)(void *ctx, const cpa_step_plan *plan, int32_t layer, const void *q, const void *out,
                              cpa_stream *stream, cpa_error *err);
 } cpa_worker_observer;

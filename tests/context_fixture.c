@@ -6,7 +6,9 @@
 #include <string.h>
 
 #include "kernels/host/convert.h"
+#include "src/context_internal.h"
 #include "src/reference.h"
+#include "tests/transport_fixture.h"
 
 /* Pages between the tables of two sequences, and table entries past the end of each: never to be read. */
 enum { GAP_BLOCKS = 2, SPARE_ENTRIES = 3 };
@@ -88,7 +90,8 @@ cpa_context *cpa_test_context(cpa_device *device, const cpa_test_shape *shape, i
     cpa_context_options options = cpa_test_context_options(shape, staging_bytes);
     cpa_context *context = NULL;
     cpa_error err;
-    if (cpa_context_create(MPI_COMM_WORLD, device, &options, &context, &err) != CPA_OK) {
+    const cpa_transport_table *over = cpa_test_transport_kind() == CPA_TRANSPORT_AUTO ? NULL : cpa_test_transport();
+    if (cpa_context_create_over(MPI_COMM_WORLD, device, over, &options, &context, &err) != CPA_OK) {
         fprintf(stderr, "%s\n", err.message);
         abort();
     }

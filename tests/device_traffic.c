@@ -147,6 +147,19 @@ void cpa_site_exchange(cpa_site *s, const cpa_message *msgs, int32_t n) {
     CU_ASSERT_STRING_EQUAL(err.message, "");
 }
 
+void cpa_site_begin_capture(cpa_site *s) {
+    CUDA(cudaStreamBeginCapture(s->producer, cudaStreamCaptureModeThreadLocal));
+}
+
+cudaGraphExec_t cpa_site_end_capture(cpa_site *s) {
+    cudaGraph_t graph;
+    cudaGraphExec_t executable;
+    CUDA(cudaStreamEndCapture(s->producer, &graph));
+    CUDA(cudaGraphInstantiate(&executable, graph, 0));
+    CUDA(cudaGraphDestroy(graph));
+    return executable;
+}
+
 int cpa_traffic_missing(void) {
     int none = cpa_test_cuda_missing();
     if (!none) none = cpa_test_transport_missing();

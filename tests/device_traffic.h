@@ -65,6 +65,9 @@ void cpa_with_transport(void (*body)(cpa_site *));
 void cpa_site_drain(cpa_site *s, cudaStream_t stream);
 /* A whole exchange on the producer's stream. */
 void cpa_site_exchange(cpa_site *s, const cpa_message *msgs, int32_t n);
+/* What is enqueued on the producer's stream between the two becomes a graph. */
+void cpa_site_begin_capture(cpa_site *s);
+cudaGraphExec_t cpa_site_end_capture(cpa_site *s);
 
 /* As cpa_test_device_missing; takes the device of the rank. */
 int cpa_traffic_missing(void);

@@ -3,6 +3,7 @@
 #include <stdio.h>
 
 #include "device_fixture.h"
+#include "tests/transport_fixture.h"
 
 cpa_engine_options cpa_test_engine_options(void) {
     return (cpa_engine_options){.size = sizeof(cpa_engine_options),
@@ -38,7 +39,9 @@ cpa_engine *cpa_test_engine(const cpa_engine_options *options, const cpa_request
     cpa_error err = {CPA_OK, ""};
     int rank, refused = 0;
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
-    if (cpa_engine_create(MPI_COMM_WORLD, options, &engine, &err) != CPA_OK) {
+    cpa_engine_options over = *options;
+    over.transport = cpa_test_transport_kind();
+    if (cpa_engine_create(MPI_COMM_WORLD, &over, &engine, &err) != CPA_OK) {
         printf("%s\n", err.message);
         return NULL;
     }

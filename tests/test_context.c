@@ -5,6 +5,7 @@
 #include "context_fixture.h"
 #include "src/context_internal.h"
 #include "tests/mpi_unit.h"
+#include "tests/transport_fixture.h"
 
 static const cpa_mask CAUSAL = {.causal = 1};
 static const cpa_mask FULL = {.causal = 0};
@@ -471,4 +472,5 @@ static const cpa_test TESTS[] = {
     {"impossible options are refused on all ranks", test_impossible_options_are_refused_on_all_ranks},
     {"impossible chunks and tensors are refused", test_impossible_chunks_and_tensors_are_refused},
 };
-CPA_MPI_DEVICE_TEST_MAIN("context attention", TESTS)
+CPA_MPI_TEST_MAIN_UNLESS(cpa_test_transport_missing(), "context attention", TESTS,
+                         (int)(sizeof TESTS / sizeof TESTS[0]))

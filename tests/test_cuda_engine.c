@@ -8,6 +8,7 @@
 #include "tests/device_fixture.h"
 #include "tests/engine_fixture.h"
 #include "tests/mpi_unit.h"
+#include "tests/transport_fixture.h"
 
 enum { ROWS = 4096, HEADS = 8, DIM = 64 };
 
@@ -142,17 +143,23 @@ static cpa_engine_options engine_options(cpa_dtype dtype) {
 }
 
 /* Short and long contexts that decode for a while, and end one after another. */
+static cpa_request request(int64_t i) {
+    return (cpa_request){
+        .size = sizeof(cpa_request), .id = (uint64_t)i, .prompt_tokens = 1 + 83 * i % 700, .output_tokens = 20 + 9 * i};
+}
+
 static cpa_engine_stats run(const cpa_engine_options *options) {
     cpa_request requests[REQUESTS];
     cpa_engine_stats stats;
-    for (int i = 0; i < REQUESTS; i++) {
-        requests[i] = (cpa_request){.size = sizeof requests[i],
-                                    .id = (uint64_t)i,
-                                    .prompt_tokens = 1 + 83 * i % 700,
-                                    .output_tokens = 20 + 9 * i};
-    }
+    for (int i = 0; i < REQUESTS; i++) requests[i] = request(i);
     CU_ASSERT_TRUE(cpa_test_engine_run(options, requests, REQUESTS, NULL, NULL, &stats));
     return stats;
+}
+
+static int64_t rows_of_run(void) {
+    int64_t rows = 0;
+    for (int64_t i = 0; i < REQUESTS; i++) rows += request(i).prompt_tokens + request(i).output_tokens - 1;
+    return rows;
 }
 
 static void compare_with_eager(cpa_dtype dtype, double verify, int64_t local_context) {
@@ -188,6 +195,18 @@ static void replayed_steps_have_the_bits_of_eager_ones(void) {
 
 static void checked_steps_run_between_replayed_ones(void) {
     compare_with_eager(CPA_F16, 0.0002, 0);
+}
+
+/* Of the last layer, which here is the only one. */
+static void rows_of_replayed_steps_are_checked(void) {
+    cpa_engine_options options = engine_options(CPA_BF16);
+    options.model.layers = 1;
+    options.verify = 1;
+    options.algorithm = CPA_PASS_Q;
+    cpa_engine_stats stats = run(&options);
+    CU_ASSERT(stats.graph_steps > stats.steps / 3);
+    CU_ASSERT_EQUAL(stats.verify_rows, options.model.q_heads * rows_of_run());
+    CU_ASSERT_EQUAL(stats.verify_violations, 0);
 }
 
 /* Counts the spans of a run, and adds up those of attention. */
@@ -234,6 +253,8 @@ static const cpa_test tests[] = {
     {"a capture that failed leaves the stream in order", a_capture_that_failed_leaves_the_stream_in_order},
     {"replayed steps have the bits of eager ones", replayed_steps_have_the_bits_of_eager_ones},
     {"checked steps run between replayed ones", checked_steps_run_between_replayed_ones},
+    {"rows of replayed steps are checked", rows_of_replayed_steps_are_checked},
     {"spans of replayed steps are on the timeline", spans_of_replayed_steps_are_on_the_timeline},
 };
-CPA_MPI_TEST_MAIN_UNLESS(cpa_test_cuda_missing(), "cuda engine", tests, (int)(sizeof tests / sizeof tests[0]))
+CPA_MPI_TEST_MAIN_UNLESS(cpa_test_cuda_missing() ? 1 : cpa_test_transport_missing(), "cuda engine", tests,
+                         (int)(sizeof tests / sizeof tests[0]))

@@ -129,15 +129,12 @@ static void test_a_rank_whose_device_is_stuck_is_named(void) {
 /* The last rank does not launch a graph with an exchange. */
 static void a_silent_rank_in_a_graph(cpa_site *s) {
     cpa_traffic t;
-    cudaGraph_t graph;
-    cudaGraphExec_t executable;
     cpa_error err = {.message = ""};
     cpa_traffic_create(&t);
     meet_all(s, &t, 56);
-    CUDA(cudaStreamBeginCapture(s->producer, cudaStreamCaptureModeThreadLocal));
+    cpa_site_begin_capture(s);
     cpa_site_exchange(s, t.msgs, t.n);
-    CUDA(cudaStreamEndCapture(s->producer, &graph));
-    CUDA(cudaGraphInstantiate(&executable, graph, 0));
+    cudaGraphExec_t executable = cpa_site_end_capture(s);
     s->transport->timeout_s = 1.5;
     MPI_Barrier(MPI_COMM_WORLD);
     if (cpa_world_rank != cpa_world_size - 1) {
@@ -148,7 +145,6 @@ static void a_silent_rank_in_a_graph(cpa_site *s) {
         CU_ASSERT(cpa_clock_now() - begin < 4);
     }
     CUDA(cudaGraphExecDestroy(executable));
-    CUDA(cudaGraphDestroy(graph));
     MPI_Barrier(MPI_COMM_WORLD);
     cpa_traffic_destroy(&t);
 }

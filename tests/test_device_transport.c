@@ -98,15 +98,6 @@ static void test_buffers_may_be_freed_and_others_take_their_place(void) {
     cpa_with_transport(changing_buffers);
 }
 
-static cudaGraphExec_t end_capture(cpa_site *s) {
-    cudaGraph_t graph;
-    cudaGraphExec_t executable;
-    CUDA(cudaStreamEndCapture(s->producer, &graph));
-    CUDA(cudaGraphInstantiate(&executable, graph, 0));
-    CUDA(cudaGraphDestroy(graph));
-    return executable;
-}
-
 static void launch_with(cpa_traffic *t, cudaGraphExec_t executable, uint64_t content, cudaStream_t stream) {
     cpa_traffic_fill_with(t, t->id, content);
     CUDA(cudaGraphLaunch(executable, stream));
@@ -120,12 +111,12 @@ static void captured_exchanges(cpa_site *s, uint64_t id) {
     cpa_site_exchange(s, t.msgs, t.n); /* every buffer has met its peer */
     cpa_site_drain(s, s->producer);
 
-    CUDA(cudaStreamBeginCapture(s->producer, cudaStreamCaptureModeThreadLocal));
+    cpa_site_begin_capture(s);
     cpa_traffic_produce(&t, s->producer, NULL);
     for (int i = 0; i < CPA_TRANSPORT_MAX_IN_FLIGHT + 1; i++) cpa_site_exchange(s, t.msgs, t.n);
     cpa_traffic_start(s->transport, &t, s->producer);
     cpa_traffic_consume(s->transport, &t, s->producer);
-    cudaGraphExec_t executable = end_capture(s);
+    cudaGraphExec_t executable = cpa_site_end_capture(s);
     for (uint64_t launch = 0; launch < 5; launch++) {
         launch_with(&t, executable, 1000 + launch, s->producer);
         cpa_site_drain(s, s->producer);
@@ -306,9 +297,9 @@ static void check_rounds(const room_traffic *t, uint64_t launch) {
 }
 
 static void rooms_in_a_graph(cpa_site *s, room_traffic *t) {
-    CUDA(cudaStreamBeginCapture(s->producer, cudaStreamCaptureModeThreadLocal));
+    cpa_site_begin_capture(s);
     for (int round = 0; round < ROOM_ROUNDS; round++) enqueue_round(s, t, round);
-    cudaGraphExec_t executable = end_capture(s);
+    cudaGraphExec_t executable = cpa_site_end_capture(s);
     for (uint64_t launch = 1; launch < 4; launch++) {
         fill_rounds(t, launch);
         CUDA(cudaGraphLaunch(executable, s->producer));
@@ -415,9 +406,9 @@ static void check_means(const merge_traffic *t, int launch) {
 }
 
 static void launch_merged_rounds(cpa_site *s, merge_traffic *t) {
-    CUDA(cudaStreamBeginCapture(s->producer, cudaStreamCaptureModeThreadLocal));
+    cpa_site_begin_capture(s);
     for (int round = 0; round < ROOM_ROUNDS; round++) enqueue_merged_round(s, t, round);
-    cudaGraphExec_t executable = end_capture(s);
+    cudaGraphExec_t executable = cpa_site_end_capture(s);
     for (int launch = 1; launch < 4; launch++) {
         fill_states(t, launch);
         memset(t->result, 0xff, ROOM_ROUNDS * STATE_ROWS * STATE_WIDTH * sizeof(float)); /* NaN */

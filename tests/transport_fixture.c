@@ -39,6 +39,11 @@ const cpa_transport_table *cpa_test_transport(void) {
     return &cpa_transport_mpi;
 }
 
+cpa_transport_kind cpa_test_transport_kind(void) {
+    if (!getenv("CPATTN_TEST_TRANSPORT")) return CPA_TRANSPORT_AUTO;
+    return strcmp(transport_name(), "nccl") == 0 ? CPA_TRANSPORT_NCCL : CPA_TRANSPORT_PEER;
+}
+
 uint64_t cpa_test_mixed(uint64_t x) {
     return cpa_mix64(x + CPA_GOLDEN);
 }

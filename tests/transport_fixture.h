@@ -1,9 +1,11 @@
 /* The device transport that a test of transports is about, and what travels in it.
  *
  * CPATTN_TEST_TRANSPORT names it where CPATTN_TEST_DEVICE (device_fixture.h) is cuda: peer (the default) or nccl, which
- * takes a device for each rank. */
+ * takes a device for each rank. Tests of what uses transports take the one that is named, else the one that is faster. */
 #ifndef CPA_TESTS_TRANSPORT_FIXTURE_H
 #define CPA_TESTS_TRANSPORT_FIXTURE_H
+
+#include <cpattn/engine.h>
 
 #include "comm/comm.h"
 #include "tests/device_fixture.h"
@@ -13,6 +15,8 @@
 int cpa_test_transport_missing(void);
 /* The transport under test: MPI on the host. */
 const cpa_transport_table *cpa_test_transport(void);
+/* The one that is named, for an engine. */
+cpa_transport_kind cpa_test_transport_kind(void);
 
 /* A well-mixed number, the same on every rank. */
 uint64_t cpa_test_mixed(uint64_t x);

@@ -1,4 +1,4 @@
-/* Times an exchange with the peer of the first round, as context attention does it, over each transport. */
+/* Times an exchange with the peer of the first round over each transport. */
 #include <cuda_runtime_api.h>
 #include <math.h>
 #include <pthread.h>

@@ -77,6 +77,13 @@ typedef enum cpa_preemption_mode {
 /* Who goes first. */
 typedef enum cpa_policy { CPA_POLICY_PRIORITY = 0, CPA_POLICY_FCFS } cpa_policy;
 
+/* What carries messages between the CUDA devices of ranks. */
+typedef enum cpa_transport_kind {
+    CPA_TRANSPORT_AUTO = 0, /* the one that is faster in a measurement at start-up, or that works */
+    CPA_TRANSPORT_NCCL,
+    CPA_TRANSPORT_PEER /* peer memory of the GPUs of one host */
+} cpa_transport_kind;
+
 typedef struct cpa_engine_options {
     size_t size;
     cpa_device_options device;
@@ -108,7 +115,8 @@ typedef struct cpa_engine_options {
     /* Sequences of up to so many tokens are kept whole on one rank, where they decode without any exchange. 0: on
      * devices those that are sooner done like that by what was measured at start-up, on the host none. */
     int64_t local_context;
-    int64_t tenant_block_quota; /* most blocks of one rank that the running requests of one salt hold; 0 = no bound */
+    int64_t tenant_block_quota;   /* most blocks of one rank that the running requests of one salt hold; 0 = no bound */
+    cpa_transport_kind transport; /* on the host CPA_TRANSPORT_AUTO */
 } cpa_engine_options;
 
 typedef struct cpa_request {

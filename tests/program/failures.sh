@@ -30,7 +30,8 @@ too_little() {
     our_lines
 }
 
-# Without NCCL peer memory serves the ranks of one host, and the log says which library was looked for.
+# Without NCCL peer memory serves the ranks of one host, and the log says which library was looked for; a run that is to
+# use NCCL ends with that.
 no_nccl() {
     small_model
     mixed_trace >trace.jsonl
@@ -43,6 +44,9 @@ no_nccl() {
     said 'NCCL is not used: .*cannot load NCCL (.*libnccl.so.2.*LD_LIBRARY_PATH' ||
         { fail "the log does not say why NCCL is not used"; cat err; }
     our_lines | grep NCCL
+    LD_LIBRARY_PATH=$PWD/broken:${LD_LIBRARY_PATH:-} run 2 --model model.yaml --trace trace.jsonl --transport nccl
+    expect_code 3 "a run over NCCL without NCCL"
+    expect_line 'cannot load NCCL ('
 }
 
 # SIGTERM in the middle of a run that would take far longer: it reports what it did, and exits with 1.
