@@ -3,7 +3,6 @@ cpattn_unit_test(test_reference test_reference.c)
 cpattn_mpi_test(test_engine "1;2;3;4" test_engine.c)
 cpattn_mpi_test(test_timeline "1;2;3" test_timeline.c)
 cpattn_mpi_test_on_device(test_engine "1;2;4")
-cpattn_test_over_nccl(test_engine 2)
 cpattn_mpi_test(test_quant_engine "1;2;3;4" test_quant_engine.c)
 cpattn_mpi_test_on_device(test_quant_engine "1;2;4")
 

@@ -7,7 +7,6 @@
 #include "tests/device_fixture.h"
 #include "tests/engine_fixture.h"
 #include "tests/mpi_unit.h"
-#include "tests/transport_fixture.h"
 
 enum { REQUESTS = 9 };
 
@@ -293,4 +292,4 @@ static const cpa_test tests[] = {
      a_cache_that_is_not_what_was_written_fails_the_run_on_every_rank},
     {"impossible options and requests are named", impossible_options_and_requests_are_named},
 };
-CPA_MPI_TEST_MAIN_UNLESS(cpa_test_transport_missing(), "engine", tests, (int)(sizeof tests / sizeof tests[0]))
+CPA_MPI_DEVICE_TEST_MAIN("engine", tests)
