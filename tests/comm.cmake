@@ -1,28 +1,23 @@
 # Communication, and context attention over it: on the host, and the same programs on devices.
 
+# cpattn_test_over(NAME TRANSPORT RANKS): a program of what uses a transport on devices, over the one that is named.
+function(cpattn_test_over name transport ranks)
+  if(CPATTN_CUDA)
+    set(test ${name}-${transport}-np${ranks})
+    add_test(NAME ${test} COMMAND ${CPATTN_MPIRUN} -np ${ranks} $<TARGET_FILE:${name}>)
+    cpattn_on_device(${test} cuda ${ranks})
+    set_property(TEST ${test} APPEND PROPERTY ENVIRONMENT CPATTN_TEST_TRANSPORT=${transport})
+  endif()
+endfunction()
+
 # cpattn_transport_test_on_device(NAME RANKS): a program of transports over each of the devices', for each number of
 # ranks in the list RANKS. Two ranks may share a GPU, which peer memory allows and NCCL does not.
 function(cpattn_transport_test_on_device name ranks)
-  if(NOT CPATTN_CUDA)
-    return()
-  endif()
   foreach(transport peer nccl)
     foreach(n IN LISTS ranks)
-      set(test ${name}-${transport}-np${n})
-      add_test(NAME ${test} COMMAND ${CPATTN_MPIRUN} -np ${n} $<TARGET_FILE:${name}>)
-      cpattn_on_device(${test} cuda ${n})
-      set_property(TEST ${test} APPEND PROPERTY ENVIRONMENT CPATTN_TEST_TRANSPORT=${transport})
+      cpattn_test_over(${name} ${transport} ${n})
     endforeach()
   endforeach()
-endfunction()
-
-# cpattn_test_over_nccl(NAME RANKS): a program of what uses a transport again, where it is NCCL and not the faster one.
-function(cpattn_test_over_nccl name ranks)
-  if(CPATTN_CUDA)
-    add_test(NAME ${name}-nccl-np${ranks} COMMAND ${CPATTN_MPIRUN} -np ${ranks} $<TARGET_FILE:${name}>)
-    cpattn_on_device(${name}-nccl-np${ranks} cuda ${ranks})
-    set_property(TEST ${name}-nccl-np${ranks} APPEND PROPERTY ENVIRONMENT CPATTN_TEST_TRANSPORT=nccl)
-  endif()
 endfunction()
 
 cpattn_mpi_test(test_transport "1;2;3;4" test_transport.c)
@@ -30,7 +25,7 @@ cpattn_transport_test_on_device(test_transport "1;2;4")
 cpattn_mpi_test(test_post "1;2;3;4" test_post.c)
 cpattn_mpi_test(test_context "1;2;3;4;5" test_context.c)
 cpattn_mpi_test_on_device(test_context "1;2;4")
-cpattn_test_over_nccl(test_context 2)
+cpattn_test_over(test_context nccl 2)
 cpattn_mpi_test(test_pass_kv_gather "1;2;3;4" test_pass_kv_gather.c)
 cpattn_mpi_test_on_device(test_pass_kv_gather "2;4")
 add_test(NAME test_context-np8 COMMAND ${CPATTN_MPIRUN} -np 8 $<TARGET_FILE:test_context>)

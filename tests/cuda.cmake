@@ -10,4 +10,4 @@ target_include_directories(test_attend_split PRIVATE ${CUDAToolkit_INCLUDE_DIRS}
 # The engine on a device, as one rank and as several that share it or have one each.
 cpattn_test_program(test_cuda_engine test_cuda_engine.c)
 cpattn_mpi_test_on_device(test_cuda_engine "1;2;3")
-cpattn_test_over_nccl(test_cuda_engine 2)
+cpattn_test_over(test_cuda_engine nccl 2)
