@@ -13,8 +13,8 @@
 
 #include "base/stored.h"
 
-/* The control channel: a duplicate of the caller's communicator. All calls are collective and block; used by one
- * thread. */
+/* The control channel: a duplicate of the caller's communicator. All calls but the roll call are collective and block;
+ * used by one thread. */
 typedef struct cpa_control {
     MPI_Comm comm;
     MPI_Comm origin; /* the caller's; for what is opened while the caller is sure to hold it */
@@ -40,6 +40,9 @@ cpa_status cpa_control_exchange(cpa_control *control, const void *send, const in
 /* Makes one failure known to all: if any rank's status is not CPA_OK, every rank returns the status of the lowest such
  * rank, and its message, prefixed with "rank R: ", in err. */
 cpa_status cpa_control_agree(cpa_control *control, cpa_status mine, cpa_error *err);
+/* Where ranks no longer move together: tells every other rank that this one is here, and listens to them for so long.
+ * Returns a bit for each rank that was not heard; at most 64 ranks. Waits for nobody beyond that. */
+uint64_t cpa_control_roll_call(cpa_control *control, double seconds);
 
 /* Messages from rank 0 to all other ranks, one after another, that travel on the control channel while the ranks do
  * something else. No call but those that say so waits for another rank; used by the thread of the channel. */

@@ -33,6 +33,24 @@ static cpa_status check_model(const cpa_model_shape *m, cpa_error *err) {
     return CPA_OK;
 }
 
+/* A number that is none of an enum comes from a caller in another language, or from memory that was not cleared. */
+static cpa_status check_choices(const cpa_engine_options *o, cpa_error *err) {
+    const struct {
+        const char *name;
+        int value, last;
+    } choices[] = {
+        {"kv_layout", (int)o->kv_layout, CPA_HEAD_MAJOR},     {"algorithm", (int)o->algorithm, CPA_PASS_Q},
+        {"preemption", (int)o->preemption, CPA_PREEMPT_AUTO}, {"policy", (int)o->policy, CPA_POLICY_FCFS},
+        {"transport", (int)o->transport, CPA_TRANSPORT_PEER},
+    };
+    for (size_t i = 0; i < sizeof choices / sizeof choices[0]; i++) {
+        if (choices[i].value >= 0 && choices[i].value <= choices[i].last) continue;
+        return cpa_fail(err, CPA_INVALID, "%s: %d is none, expected 0 to %d", choices[i].name, choices[i].value,
+                        choices[i].last);
+    }
+    return CPA_OK;
+}
+
 static void fill_defaults(cpa_engine_options *o) {
     if (o->device.size == 0) o->device.size = sizeof o->device;
     if (o->model.v_head_dim == 0) o->model.v_head_dim = o->model.head_dim;
@@ -57,9 +75,7 @@ cpa_status cpa_engine_resolve(const cpa_engine_options *given, cpa_engine_option
                         "k_scale %g and v_scale %g with kv_dtype %d: expected none, or both above 0 for fp8_e4m3",
                         (double)o.k_scale, (double)o.v_scale, (int)o.kv_dtype);
     }
-    if (o.kv_layout != CPA_TOKEN_MAJOR && o.kv_layout != CPA_HEAD_MAJOR) {
-        return cpa_fail(err, CPA_INVALID, "kv_layout: %d is none", (int)o.kv_layout);
-    }
+    CPA_TRY(check_choices(&o, err));
     if (!is_power_of_two(o.block_size)) {
         return cpa_fail(err, CPA_INVALID, "block_size: %d, expected a power of two", o.block_size);
     }

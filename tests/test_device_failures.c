@@ -36,12 +36,12 @@ static void test_sizes_that_differ_are_reported(void) {
     cpa_with_transport(differing_sizes);
 }
 
-/* A peer's name at the end of a message. */
+/* Whether a message ends with the name of this rank, and of no other. */
 static int names_rank(const char *message, int rank) {
-    char name[16];
-    snprintf(name, sizeof name, "%d", rank);
+    char name[32];
+    snprintf(name, sizeof name, " s for rank %d", rank);
     const char *names = strstr(message, " s for rank");
-    return names && strstr(names, name);
+    return names && strcmp(names, name) == 0;
 }
 
 /* What the others see when the last rank does not take part in an exchange with all. */

@@ -279,6 +279,34 @@ static void impossible_options_and_requests_are_named(void) {
     cpa_engine_destroy(engine);
 }
 
+/* What engine_create says of options that hold a number which is none of an enum. */
+static void expect_none(const cpa_engine_options *options, const char *message) {
+    cpa_engine *engine = NULL;
+    cpa_error err = {CPA_OK, ""};
+    CU_ASSERT_EQUAL(cpa_engine_create(MPI_COMM_WORLD, options, &engine, &err), CPA_INVALID);
+    CU_ASSERT_PTR_NOT_NULL(strstr(err.message, message));
+    CU_ASSERT_PTR_NULL(engine);
+}
+
+static void numbers_that_are_no_choice_are_named(void) {
+    const cpa_engine_options good = cpa_test_engine_options();
+    cpa_engine_options options = good;
+    options.kv_layout = (cpa_kv_layout)2;
+    expect_none(&options, "kv_layout: 2 is none");
+    options = good;
+    options.algorithm = (cpa_algorithm)3;
+    expect_none(&options, "algorithm: 3 is none");
+    options = good;
+    options.preemption = (cpa_preemption_mode)3;
+    expect_none(&options, "preemption: 3 is none");
+    options = good;
+    options.policy = (cpa_policy)7;
+    expect_none(&options, "policy: 7 is none");
+    options = good;
+    options.transport = (cpa_transport_kind)3;
+    expect_none(&options, "transport: 3 is none");
+}
+
 static const cpa_test tests[] = {
     {"every request finishes and is checked", every_request_finishes_and_is_checked},
     {"results do not depend on algorithm or step size", results_do_not_depend_on_algorithm_or_step_size},
@@ -291,5 +319,6 @@ static const cpa_test tests[] = {
     {"a cache that is not what was written fails the run on every rank",
      a_cache_that_is_not_what_was_written_fails_the_run_on_every_rank},
     {"impossible options and requests are named", impossible_options_and_requests_are_named},
+    {"numbers that are no choice are named", numbers_that_are_no_choice_are_named},
 };
 CPA_MPI_DEVICE_TEST_MAIN("engine", tests)

@@ -107,12 +107,21 @@ static cpa_status failure(const cpa_device_transport *t, cpa_error *err) {
     return cpa_fail(err, t->failure.status, "%s", t->failure.message);
 }
 
+/* Which of the ranks that an exchange with all waits for are to blame: those that do not answer either. The others wait
+ * as long as this one does, and give up at about the same time. */
+static const char *name_missing(const cpa_device_transport *t, uint64_t awaited, char names[CPA_RANK_NAMES]) {
+    enum { LISTEN_S = 1 };
+    uint64_t silent = t->control->size > 2 ? cpa_control_roll_call(t->control, LISTEN_S) : awaited;
+    uint64_t missing = silent & awaited ? silent & awaited : silent;
+    return cpa_rank_names(missing ? missing : awaited, names);
+}
+
 static cpa_status check_progress(cpa_device_transport *t, cpa_error *err) {
     double stalled = cpa_progress_stalled_s(&t->progress);
     if (stalled <= t->base.timeout_s) return CPA_OK;
     int64_t exchange;
     char names[CPA_RANK_NAMES];
-    cpa_rank_names(cpa_progress_awaited(&t->progress, &exchange), names);
+    name_missing(t, cpa_progress_awaited(&t->progress, &exchange), names);
     return cpa_fail(err, CPA_COMM, "rank %d: exchange %" PRId64 " has waited %.1f s for %s", t->control->rank, exchange,
                     stalled, names);
 }
@@ -122,7 +131,7 @@ static cpa_status check_graphs(const cpa_device_transport *t, double drained_s, 
     char names[CPA_RANK_NAMES];
     if (!t->captured_peers || drained_s <= t->base.timeout_s) return CPA_OK;
     return cpa_fail(err, CPA_COMM, "rank %d: a graph with exchanges has waited %.1f s for %s", t->control->rank,
-                    drained_s, cpa_rank_names(t->captured_peers, names));
+                    drained_s, name_missing(t, t->captured_peers, names));
 }
 
 /* Looks whether the exchanges move; drained_s is for how long the caller has waited. */

@@ -1,4 +1,5 @@
-/* How the two MPI channels report a failing MPI call. Their communicators carry MPI_ERRORS_RETURN. */
+/* What the two MPI channels share: how they report a failing MPI call (their communicators carry MPI_ERRORS_RETURN), the
+ * tags of messages on the control channel, and the length of one. */
 #ifndef CPA_COMM_MPI_ERROR_H
 #define CPA_COMM_MPI_ERROR_H
 
@@ -8,6 +9,8 @@
 
 /* Bytes of one MPI call; counts are int there, so longer buffers travel in several. */
 #define CPA_MPI_PIECE_BYTES ((int64_t)64 << 20)
+
+enum { CPA_MPI_TAG_LENGTH = 1, CPA_MPI_TAG_BYTES, CPA_MPI_TAG_PRESENT };
 
 static inline cpa_status cpa_mpi_check(int code, const char *call, cpa_error *err) {
     if (code == MPI_SUCCESS) return CPA_OK;

@@ -7,8 +7,6 @@
 #include "comm/comm.h"
 #include "comm/mpi/mpi_error.h"
 
-enum { TAG_LENGTH = 1, TAG_BYTES = 2 };
-
 typedef enum receive_state { IDLE = 0, LENGTH_EXPECTED, BYTES_EXPECTED } receive_state;
 
 struct cpa_post {
@@ -96,11 +94,12 @@ cpa_status cpa_post_send(cpa_post *post, const void *data, int64_t bytes, cpa_er
     CPA_TRY(reserve(post, (pieces(bytes) + 1) * post->control->size, err));
     post->length = bytes;
     for (int32_t rank = 1; rank < post->control->size; rank++) {
-        int code = MPI_Isend(&post->length, 1, MPI_INT64_T, rank, TAG_LENGTH, comm, &post->requests[post->n_requests]);
+        int code =
+            MPI_Isend(&post->length, 1, MPI_INT64_T, rank, CPA_MPI_TAG_LENGTH, comm, &post->requests[post->n_requests]);
         CPA_TRY(cpa_mpi_check(code, "MPI_Isend", err));
         post->n_requests++;
         for (int64_t at = 0; at < bytes; at += CPA_MPI_PIECE_BYTES) {
-            code = MPI_Isend((const char *)data + at, piece_bytes(bytes, at), MPI_BYTE, rank, TAG_BYTES, comm,
+            code = MPI_Isend((const char *)data + at, piece_bytes(bytes, at), MPI_BYTE, rank, CPA_MPI_TAG_BYTES, comm,
                              &post->requests[post->n_requests]);
             CPA_TRY(cpa_mpi_check(code, "MPI_Isend", err));
             post->n_requests++;
@@ -110,7 +109,7 @@ cpa_status cpa_post_send(cpa_post *post, const void *data, int64_t bytes, cpa_er
 }
 
 static cpa_status expect_length(cpa_post *post, cpa_error *err) {
-    int code = MPI_Irecv(&post->length, 1, MPI_INT64_T, 0, TAG_LENGTH, post->control->comm, post->requests);
+    int code = MPI_Irecv(&post->length, 1, MPI_INT64_T, 0, CPA_MPI_TAG_LENGTH, post->control->comm, post->requests);
     CPA_TRY(cpa_mpi_check(code, "MPI_Irecv", err));
     post->n_requests = 1;
     post->state = LENGTH_EXPECTED;
@@ -128,7 +127,7 @@ static cpa_status expect_bytes(cpa_post *post, cpa_error *err) {
     }
     post->state = BYTES_EXPECTED;
     for (int64_t at = 0; at < post->length; at += CPA_MPI_PIECE_BYTES) {
-        int code = MPI_Irecv((char *)post->buffer + at, piece_bytes(post->length, at), MPI_BYTE, 0, TAG_BYTES,
+        int code = MPI_Irecv((char *)post->buffer + at, piece_bytes(post->length, at), MPI_BYTE, 0, CPA_MPI_TAG_BYTES,
                              post->control->comm, &post->requests[post->n_requests]);
         CPA_TRY(cpa_mpi_check(code, "MPI_Irecv", err));
         post->n_requests++;
