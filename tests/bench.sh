@@ -2,8 +2,9 @@
 # Tests of `cp_attn bench`; tests/bench.cmake calls it.
 #     bench.sh right    PROGRAM    every benchmark finds no wrong result, and says so in the table, the JSON, the exit code
 #     bench.sh wrong    TWIN       a fault in the kernel is counted under #wrong, exit 1
+#     bench.sh device   PROGRAM    the same on RANKS devices, one case of each kind
 #     bench.sh bad      PROGRAM    bad usage is one line and exit 2; a JSON file is never overwritten
-# The environment gives MPIRUN (with its options, -np excepted).
+# The environment gives MPIRUN (with its options, -np excepted). Where there are fewer devices, `device` exits 77.
 set -euo pipefail
 
 fail() {
@@ -11,14 +12,14 @@ fail() {
     exit 1
 }
 
-# bench RANKS ARGUMENT...: runs it on the host into out.txt and err.txt; the exit code in $code. One rank runs without
+# bench RANKS ARGUMENT...: runs it on $device into out.txt and err.txt; the exit code in $code. One rank runs without
 # mpirun, which takes seconds to end a job that fails.
 bench() {
     local start=""
     [ "$1" = 1 ] || start="$MPIRUN -np $1"
     shift
     code=0
-    $start "$program" bench "$@" --device host --threads 1 >out.txt 2>err.txt || code=$?
+    $start "$program" bench "$@" --device $device --threads 1 >out.txt 2>err.txt || code=$?
     cat out.txt err.txt
 }
 
@@ -100,6 +101,31 @@ results_are_right() {
         fail "no speedup, or nothing was sent"
 }
 
+device_results_are_right() { # RANKS
+    local attend=1x96x96,3x1x500:dtype=fp16,2x65x201:block-size=16:head-dim=64,1x130x130:head-dim=256:mask=full
+    attend+=,9x1x500:ragged=true:kv-cache-dtype=int8,1x70x300:kv-cache-dtype=fp8_e4m3,1x40x90:head-dim=72
+    device=cuda
+    bench "$1" merge --iters 3 --shapes 40x2,1200x5:dtype=fp32
+    ! grep 'found [0-9]* CUDA devices for' err.txt || exit 77
+    expect_right 2
+    if [ "$1" -gt 1 ]; then
+        bench "$1" exchange --iters 3 --shapes 1000:transport=peer,1M:transport=nccl:pattern=at-once
+        expect_right 2
+        bench "$1" scaling --iters 3 --shapes 1x500x2000,5x1x1000 --max-num-batched-tokens 200
+        expect_right 4
+        awk -v n="$1" '$3 == n && ($9 <= 0 || $12 <= 0) { bad = 1 } END { exit bad }' out.txt || fail "nothing was sent"
+        return
+    fi
+    bench 1 attend --iters 3 --shapes $attend
+    expect_right 7
+    bench 1 varlen --iters 3 --shapes 6x100:length-scale=0.02
+    expect_right 1
+    bench 1 kv_write --iters 3 --shapes 100,70:dtype=fp32:kv-cache-dtype=bf16
+    expect_right 2
+    bench 1 kv_pack --iters 3 --shapes 100,65:block-size=16:pages=ordered
+    expect_right 2
+}
+
 faults_are_counted() {
     local fault
     for fault in off-by-one-mask swapped-kv-head; do
@@ -148,12 +174,14 @@ bad_usage_is_refused() {
 }
 
 program=$2
+device=host
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 cd "$work"
 case $1 in
     right) results_are_right ;;
     wrong) faults_are_counted ;;
+    device) device_results_are_right "$RANKS" ;;
     bad) bad_usage_is_refused ;;
     *) fail "unknown command '$1'" ;;
 esac
