@@ -199,11 +199,13 @@ struct cpa_kernel_table {
     /* Marks. mark sets number `index` (0, 1, ...) to the moment at which what was enqueued on the stream before it is
      * done; set again, it moves. It allocates the first time that an index is used. In a graph each launch sets it.
      * mark_seconds is the time from one mark to another on the clock of the device (the host: of the caller); both must
-     * have been reached, which they are once their streams are idle. */
+     * have been reached, which they are once their streams are idle. mark_reached: whether one that was set is; 1 for
+     * one that was never set. */
     cpa_status (*marks_create)(cpa_device *device, cpa_marks **out, cpa_error *err);
     void (*marks_destroy)(cpa_marks *marks);
     cpa_status (*mark)(cpa_marks *marks, int32_t index, cpa_stream *stream);
     cpa_status (*mark_seconds)(const cpa_marks *marks, int32_t from, int32_t to, double *seconds, cpa_error *err);
+    int (*mark_reached)(const cpa_marks *marks, int32_t index);
 
     /* Graphs; all NULL where the back end has none. Between graph_begin and graph_end operations on the stream are
      * noted instead of enqueued, exchanges of a device transport too. graph_end ends that in any case; without `out`

@@ -220,6 +220,7 @@ static cpa_status create_local(cpa_context *c) {
         return cpa_fail(&c->error, CPA_NO_MEMORY, "context: no memory for %zu ranks", size);
     }
     CPA_TRY(cpa_spans_create(&c->spans, c->device, &c->error));
+    CPA_TRY(c->kernels->marks_create(c->device, &c->steps, &c->error));
     CPA_TRY(c->kernels->stream_create(c->device, &c->upload, &c->error));
     CPA_TRY(c->kernels->plan_create(c->device, &c->own, &c->error));
     CPA_TRY(cpa_pass_kv_create(c));
@@ -234,6 +235,7 @@ static void destroy(cpa_context *c) {
     cpa_pass_kv_destroy(c);
     if (c->kernels) {
         cpa_spans_destroy(&c->spans);
+        if (c->steps) c->kernels->marks_destroy(c->steps);
         c->kernels->free(c->device, c->acc_memory.memory);
         if (c->own) c->kernels->plan_destroy(c->own);
         if (c->upload) c->kernels->stream_destroy(c->upload);
@@ -437,5 +439,7 @@ cpa_status cpa_context_attend(cpa_context *context, const cpa_context_args *args
     }
     if (status == CPA_OK) cpa_context_count_chunks(c, 1);
     c->layers_attended++;
+    if (status == CPA_OK && c->turn >= 0)
+        status = cpa_context_check(c, c->kernels->mark(c->steps, c->turn, stream), stream);
     return status;
 }

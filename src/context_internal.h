@@ -173,6 +173,10 @@ struct cpa_context {
     int sampled_step;                           /* the planned step is a decode step of which not all are measured */
     double sampled_attend_s, sampled_exposed_s; /* of the last decode step that was measured; see cpa_context_mute */
 
+    /* Of cpa_context_plan: marks 0 and 1 behind the layers of the last two steps, in turn; -1: the engine plans. */
+    cpa_marks *steps;
+    int turn;
+
     int planned;
     int shared;              /* some chunk is dealt to several ranks */
     int64_t steady_rows;     /* rows that every rank plans for, see cpa_context_plan_ahead; 0: each its own */
@@ -207,8 +211,8 @@ static inline cpa_chunk_share cpa_context_share(const cpa_context *c, const cpa_
 /* cpa_context_create over a transport that the caller has chosen; NULL: the one for the device. */
 cpa_status cpa_context_create_over(MPI_Comm comm, cpa_device *device, const cpa_transport_table *transport,
                                    const cpa_context_options *options, cpa_context **out, cpa_error *err);
-/* The same as cpa_context_plan, except that the step before, whose layers are enqueued, may still run: its spans are
- * not touched. Call cpa_context_begin before the layers. steady_rows > 0: the chunks are of one token and go by pass-Q,
+/* The same as cpa_context_plan, except that it waits for nothing and does not touch the spans of the step before, which
+ * may still run; the one before that is done. Call cpa_context_begin before the layers. steady_rows > 0: the chunks are of one token and go by pass-Q,
  * or lie on one rank, and the step is planned with so many rows on every rank, of which those past its own are attended
  * to no use: messages hold so many rows for each pair of ranks, and layers enqueue the same for any such chunks. q and
  * out of its layers have room for them. */

@@ -1,5 +1,6 @@
 /* A step of context attention: its chunks, the block tables, and the rows of this rank against its own shard. */
 #include <inttypes.h>
+#include <sched.h>
 #include <string.h>
 
 #include "base/check.h"
@@ -169,8 +170,18 @@ void cpa_context_begin(cpa_context *c) {
     c->sampled_step = c->spans.muted = 0;
 }
 
+/* Waits for the step before the last one: the plans of this step go where what that one brings to the device lies. */
+static void take_turn(cpa_context *c) {
+    c->turn = c->turn != 1;
+    while (!c->kernels->mark_reached(c->steps, c->turn)) {
+        c->transport->table->poll(c->transport);
+        sched_yield();
+    }
+}
+
 cpa_status cpa_context_plan(cpa_context *context, const cpa_context_chunk *chunks, int64_t n_chunks) {
     cpa_context_begin(context);
+    take_turn(context);
     return plan_step(context, chunks, n_chunks, 0);
 }
 
@@ -184,6 +195,7 @@ cpa_status cpa_context_plan_ahead(cpa_context *c, const cpa_context_chunk *chunk
                         " tokens and goes by %s, expected one by pass-q",
                         i, chunks[i].count, cpa_algorithm_name(chunks[i].algorithm));
     }
+    c->turn = -1;
     return plan_step(c, chunks, n_chunks, steady_rows);
 }
 

@@ -7,6 +7,8 @@
 #include "base/hash.h"
 #include "src/engine_internal.h"
 
+enum { MAX_BLOCK_SIZE = 512 };
+
 static int is_power_of_two(int64_t n) {
     return n > 0 && (n & (n - 1)) == 0;
 }
@@ -76,8 +78,9 @@ cpa_status cpa_engine_resolve(const cpa_engine_options *given, cpa_engine_option
                         (double)o.k_scale, (double)o.v_scale, (int)o.kv_dtype);
     }
     CPA_TRY(check_choices(&o, err));
-    if (!is_power_of_two(o.block_size)) {
-        return cpa_fail(err, CPA_INVALID, "block_size: %d, expected a power of two", o.block_size);
+    if (!is_power_of_two(o.block_size) || o.block_size > MAX_BLOCK_SIZE) {
+        return cpa_fail(err, CPA_INVALID, "block_size: %d, expected a power of two up to %d", o.block_size,
+                        MAX_BLOCK_SIZE);
     }
     if (o.interleave < 1 || o.interleave % o.block_size != 0) {
         return cpa_fail(err, CPA_INVALID, "interleave: %d, expected a multiple of the block size %d", o.interleave,

@@ -314,7 +314,8 @@ cpa_status cpa_engine_run(cpa_engine *engine, cpa_finish_fn on_finish, cpa_progr
     status = cpa_control_agree(&engine->control, status, err);
     if (status == CPA_OK) status = run_plans(&r, err);
     cpa_plan_ahead_end(r.ahead);
-    engine->stats.duration_s = cpa_clock_now() - r.start;
+    atomic_store(&engine->stop, 0);
+    engine->stats.duration_s += cpa_clock_now() - r.start;
     if (status != CPA_OK && status != CPA_CHECK_FAILED) return status;
     cpa_error collected = {CPA_OK, ""};
     cpa_status totals = collect_stats(engine, &collected);

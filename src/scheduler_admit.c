@@ -56,7 +56,7 @@ static int64_t look(cpa_scheduler *s, cpa_sequence *sequence, int32_t phase) {
     for (; *found < links; ++*found) {
         const cpa_prefix_digest *digest = probe(s, sequence, *found);
         if (!digest) break;
-        cpa_prefix_digest key = cpa_sequence_key(&s->options, phase, digest);
+        cpa_prefix_digest key = cpa_sequence_key(phase, digest);
         if (cpa_prefix_cache_find(s->cache, &key) < 0) break;
     }
     return *found;
@@ -68,7 +68,7 @@ static const cpa_sequence *who_computes(cpa_scheduler *s, cpa_sequence *sequence
     if (!cpa_scheduler_shares(s, sequence) || found == count_links(s, sequence)) return NULL;
     const cpa_prefix_digest *digest = probe(s, sequence, found);
     if (!digest) return NULL;
-    cpa_prefix_digest key = cpa_sequence_key(&s->options, phase, digest);
+    cpa_prefix_digest key = cpa_sequence_key(phase, digest);
     cpa_sequence *computing;
     HASH_FIND(pending, s->pending, &key, sizeof key, computing);
     return computing;
@@ -136,7 +136,7 @@ static cpa_status share_prefix(cpa_scheduler *s, cpa_sequence *sequence, int32_t
     for (; j < links; j++) {
         const cpa_prefix_digest *digest = probe(s, sequence, j);
         if (!digest) break;
-        cpa_prefix_digest key = cpa_sequence_key(&s->options, sequence->phase, digest);
+        cpa_prefix_digest key = cpa_sequence_key(sequence->phase, digest);
         int32_t block = cpa_prefix_cache_find(s->cache, &key);
         if (block < 0) break;
         int32_t rank = cpa_sequence_block_rank(sequence, &s->options, j), n = link_tokens(s, sequence, j);

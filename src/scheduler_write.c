@@ -126,7 +126,7 @@ static int set_next(cpa_scheduler *s, cpa_sequence *sequence) {
     }
     if (!cpa_scheduler_digest(s, sequence, &sequence->tip, first, sequence->next_tokens, &sequence->next)) return 0;
     sequence->has_next = 1;
-    sequence->next_key = cpa_sequence_key(&s->options, sequence->phase, &sequence->next);
+    sequence->next_key = cpa_sequence_key(sequence->phase, &sequence->next);
     cpa_sequence *other;
     HASH_FIND(pending, s->pending, &sequence->next_key, sizeof sequence->next_key, other);
     if (!other) HASH_ADD(pending, s->pending, next_key, sizeof sequence->next_key, sequence);

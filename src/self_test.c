@@ -3,6 +3,7 @@
 #include <math.h>
 
 #include "base/check.h"
+#include "base/min_max.h"
 #include "src/scheduler.h"
 #include "src/source_synthetic.h"
 #include "src/verify.h"
@@ -16,7 +17,8 @@ enum {
 /* Prompt lengths, in units that make shards empty, ragged and several runs of the interleave long. */
 static int64_t prompt_length(int32_t request, const cpa_worker_options *options) {
     int64_t run = options->map.interleave, round = run * options->map.cp_size;
-    const int64_t lengths[] = {1, options->block_size - 1, run + 1, round - run / 2, 2 * round + run / 2 + 3};
+    const int64_t lengths[] = {1, cpa_max64(options->block_size - 1, 1), run + 1, round - run / 2,
+                               2 * round + run / 2 + 3};
     return lengths[request];
 }
 

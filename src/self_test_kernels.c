@@ -6,11 +6,12 @@
 #include <string.h>
 
 #include "base/check.h"
+#include "base/min_max.h"
 #include "src/reference.h"
 #include "src/self_test_internal.h"
 
-/* Tokens of the sequence: where the reference runs on a device, enough for prefill to split the keys of a shard, in
- * pieces of 1024. On the host it takes every so-many-th row. */
+/* Tokens of the sequence, two blocks at least: where the reference runs on a device, enough for prefill to split the
+ * keys of a shard, in pieces of 1024. On the host it takes every so-many-th row. */
 enum { DEVICE_TOKENS = 2501, HOST_TOKENS = 401, HOST_ROWS_APART = 9 };
 enum { MOST_EMPTY = 2 }; /* states of nothing in a merge */
 
@@ -275,7 +276,8 @@ static cpa_status run(cpa_kernel_test *t, cpa_error *err) {
     const int64_t one_group = 136, groups = 72; /* packed rows of a KV head: more than a tile, and ragged */
     const int64_t prefill = m->q_heads == m->kv_heads ? one_group : groups;
     const cpa_mask masks[] = {{.causal = 1}, {.causal = 0}, {.causal = 1, .window = 50, .sinks = 4}, m->mask};
-    const int64_t tokens = t->kernels->reference_open ? DEVICE_TOKENS : HOST_TOKENS;
+    const int64_t least = 2 * (int64_t)t->options->block_size;
+    const int64_t tokens = cpa_max64(t->kernels->reference_open ? DEVICE_TOKENS : HOST_TOKENS, least);
     for (int32_t s = 0; s < CPA_SELF_TEST_SHARDS; s++) t->keys[s] = cpa_shard_len(t->map, s, tokens);
     t->rows = prefill + CPA_SELF_TEST_DECODE_ROWS;
     CPA_TRY(t->kernels->stream_create(t->device, &t->stream, err));

@@ -64,12 +64,11 @@ int cpa_request_may_be_whole(const cpa_scheduler_options *options, const cpa_sch
     return options->tenant_block_quota == 0 || blocks <= options->tenant_block_quota;
 }
 
-cpa_prefix_digest cpa_sequence_key(const cpa_scheduler_options *options, int32_t phase,
-                                   const cpa_prefix_digest *digest) {
+cpa_prefix_digest cpa_sequence_key(int32_t phase, const cpa_prefix_digest *digest) {
     cpa_prefix_digest key = *digest;
-    uint32_t mark = cpa_owner_is_whole(options->map, phase) ? (uint32_t)phase : 0, word;
+    uint32_t word;
     memcpy(&word, key.bytes, sizeof word);
-    word ^= mark;
+    word ^= (uint32_t)phase;
     memcpy(key.bytes, &word, sizeof word);
     return key;
 }

@@ -81,9 +81,9 @@ int64_t cpa_request_blocks(const cpa_scheduler_options *options, int64_t tokens)
 /* Whether one rank may keep the whole sequence, as far as its length says. */
 int cpa_request_may_be_whole(const cpa_scheduler_options *options, const cpa_scheduler_request *request);
 
-/* What a prefix with that digest is found by: copies of it that lie differently on the ranks are found apart. */
-cpa_prefix_digest cpa_sequence_key(const cpa_scheduler_options *options, int32_t phase,
-                                   const cpa_prefix_digest *digest);
+/* What a prefix with that digest is found by: copies of it that lie differently on the ranks are found apart. Dealt ones
+ * do where the prompt of one ends within the first block and its output goes on as the prompt of another. */
+cpa_prefix_digest cpa_sequence_key(int32_t phase, const cpa_prefix_digest *digest);
 
 /* Tokens that are known: the prompt and what has been emitted. */
 int64_t cpa_sequence_known(const cpa_sequence *sequence);

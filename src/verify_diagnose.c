@@ -177,7 +177,8 @@ cpa_status cpa_verify_diagnose(cpa_verify *verify, const cpa_step_plan *plan, in
     int32_t expected = sample->head / (model->q_heads / model->kv_heads);
     /* One key further, where the chunk has one, for a mask that lets it through. */
     const cpa_plan_chunk *chunk = &plan->chunks[sample->chunk];
-    int64_t next = sample->position + (sample->position + 1 < chunk->start + chunk->count);
+    int64_t next = cpa_verify_last_key(model, chunk, sample->layer, sample->position);
+    next += next + 1 < chunk->start + chunk->count;
     for (int32_t h = 0; status == CPA_OK && h < model->kv_heads; h++) {
         /* The head that should have been read comes first. */
         groups[h] = (cpa_verify_group){wrong_sample, 1, next, (expected + h) % model->kv_heads, checker};

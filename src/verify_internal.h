@@ -51,4 +51,10 @@ cpa_status cpa_verify_reserve(cpa_verify *verify, cpa_verify_memory *memory, int
 /* Begins a reference row from what was kept of a sample: its query, and its result, which goes to row->got. */
 void cpa_verify_begin_row(const cpa_verify *verify, cpa_reference_row *row, const char *data);
 
+/* The last key that a row of the chunk at `position` can see in this layer. */
+static inline int64_t cpa_verify_last_key(const cpa_model_shape *model, const cpa_plan_chunk *chunk, int32_t layer,
+                                          int64_t position) {
+    return cpa_model_mask(model, layer).causal ? position : chunk->start + chunk->count - 1;
+}
+
 #endif

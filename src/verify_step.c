@@ -86,7 +86,8 @@ static cpa_status build_groups(check *c, cpa_error *err) {
         }
         cpa_verify_group *g = &c->groups[c->n_groups - 1];
         g->count++;
-        if (s->position > g->last_position) g->last_position = s->position;
+        int64_t last = cpa_verify_last_key(model, &c->plan->chunks[s->chunk], s->layer, s->position);
+        if (last > g->last_position) g->last_position = last;
     }
     return CPA_OK;
 }

@@ -29,6 +29,8 @@ cpattn_mpi_test_on_device(test_context "1;2;4")
 cpattn_test_over(test_context nccl 2)
 cpattn_mpi_test(test_pass_kv_gather "1;2;3;4" test_pass_kv_gather.c)
 cpattn_mpi_test_on_device(test_pass_kv_gather "2;4")
+cpattn_mpi_test(test_context_ahead "1;2" test_context_ahead.c)
+cpattn_mpi_test_on_device(test_context_ahead "1;2")
 add_test(NAME test_context-np8 COMMAND ${CPATTN_MPIRUN} -np 8 $<TARGET_FILE:test_context>)
 set_tests_properties(test_context-np8 PROPERTIES TIMEOUT ${CPATTN_TEST_TIMEOUT} LABELS "host;mpi;slow" PROCESSORS 2
                                                  ENVIRONMENT "${CPATTN_MPI_TEST_ENV}")

@@ -144,34 +144,46 @@ static char *gather_queries(const cpa_test_cache *cache, const cpa_test_chunk *c
     return q;
 }
 
-static cpa_status attend(cpa_context *context, const cpa_test_cache *cache, cpa_mask mask, const cpa_test_chunk *chunks,
-                         int64_t n, int want_lse, cpa_stream *stream, cpa_test_result *result) {
+void cpa_test_layer_upload(const cpa_test_cache *cache, cpa_mask mask, const cpa_test_chunk *chunks, int64_t n,
+                           int want_lse, cpa_stream *stream, cpa_test_layer *layer) {
     const cpa_test_shape *shape = &cache->shape;
+    cpa_test_result *result = &layer->result;
     char *q = gather_queries(cache, chunks, n, &result->rows);
     result->out_bytes = result->rows * shape->q_heads * shape->v_dim * cpa_dtype_bytes(shape->dtype);
     result->out = cpa_test_poisoned(result->out_bytes, 1);
     result->lse_bytes = want_lse ? result->rows * shape->q_heads * (int64_t)sizeof(float) : 0;
     result->lse = want_lse ? cpa_test_poisoned(result->lse_bytes, 1) : NULL;
     int64_t q_bytes = result->rows * shape->q_heads * shape->k_dim * cpa_dtype_bytes(shape->dtype);
-    cpa_kv_view kv = cpa_kv_fixture_upload(&cache->pool, stream);
-    cpa_context_args args = {.size = sizeof args,
-                             .q = cpa_test_upload(stream, q, q_bytes),
-                             .kv = kv,
-                             .mask = mask,
-                             .out = cpa_test_upload(stream, result->out, result->out_bytes),
-                             .lse = want_lse ? cpa_test_upload(stream, result->lse, result->lse_bytes) : NULL};
-    cpa_status status = cpa_context_attend(context, &args, stream);
+    layer->args = (cpa_context_args){.size = sizeof layer->args,
+                                     .q = cpa_test_upload(stream, q, q_bytes),
+                                     .kv = cpa_kv_fixture_upload(&cache->pool, stream),
+                                     .mask = mask,
+                                     .out = cpa_test_upload(stream, result->out, result->out_bytes),
+                                     .lse = want_lse ? cpa_test_upload(stream, result->lse, result->lse_bytes) : NULL};
+    free(q);
+}
+
+void cpa_test_layer_download(cpa_test_layer *layer, cpa_stream *stream) {
+    cpa_context_args *args = &layer->args;
+    cpa_test_download(stream, layer->result.out, args->out, layer->result.out_bytes);
+    if (args->lse) {
+        cpa_test_download(stream, layer->result.lse, args->lse, layer->result.lse_bytes);
+        cpa_test_free(stream, args->lse);
+    }
+    cpa_test_free(stream, args->out);
+    cpa_test_free(stream, (void *)(uintptr_t)args->q);
+    cpa_kv_view_free(&args->kv, stream);
+}
+
+static cpa_status attend(cpa_context *context, const cpa_test_cache *cache, cpa_mask mask, const cpa_test_chunk *chunks,
+                         int64_t n, int want_lse, cpa_stream *stream, cpa_test_result *result) {
+    cpa_test_layer layer;
+    cpa_test_layer_upload(cache, mask, chunks, n, want_lse, stream, &layer);
+    cpa_status status = cpa_context_attend(context, &layer.args, stream);
     if (status == CPA_OK) status = cpa_stream_sync(stream);
     if (status != CPA_OK) fprintf(stderr, "rank %d: %s\n", cache->rank, cpa_context_error(context));
-    cpa_test_download(stream, result->out, args.out, result->out_bytes);
-    if (want_lse) {
-        cpa_test_download(stream, result->lse, args.lse, result->lse_bytes);
-        cpa_test_free(stream, args.lse);
-    }
-    cpa_test_free(stream, args.out);
-    cpa_test_free(stream, (void *)(uintptr_t)args.q);
-    cpa_kv_view_free(&kv, stream);
-    free(q);
+    cpa_test_layer_download(&layer, stream);
+    *result = layer.result;
     return status;
 }
 

@@ -61,6 +61,17 @@ cpa_context_options cpa_test_context_options(const cpa_test_shape *shape, int64_
 
 /* Plans the chunks. */
 cpa_status cpa_test_plan(cpa_context *context, const cpa_test_cache *cache, const cpa_test_chunk *chunks, int64_t n);
+/* One layer of a step on the device: what it reads and what it writes, which is poisoned. */
+typedef struct cpa_test_layer {
+    cpa_context_args args;
+    cpa_test_result result;
+} cpa_test_layer;
+
+void cpa_test_layer_upload(const cpa_test_cache *cache, cpa_mask mask, const cpa_test_chunk *chunks, int64_t n,
+                           int want_lse, cpa_stream *stream, cpa_test_layer *layer);
+/* Waits for the stream; frees what is on the device. The result is the caller's. */
+void cpa_test_layer_download(cpa_test_layer *layer, cpa_stream *stream);
+
 /* Attends one layer of the planned step on the stream's device: the chunks again, over this cache, under this mask. */
 cpa_status cpa_test_attend(cpa_context *context, const cpa_test_cache *cache, cpa_mask mask,
                            const cpa_test_chunk *chunks, int64_t n, cpa_stream *stream, cpa_test_result *result);

@@ -1,6 +1,8 @@
 # The engine, the sampled check and what they stand on.
 cpattn_unit_test(test_reference test_reference.c)
 cpattn_mpi_test(test_engine "1;2;3;4" test_engine.c)
+cpattn_mpi_test(test_engine_runs "1;2;3;4" test_engine_runs.c)
+cpattn_mpi_test_on_device(test_engine_runs "1;2;4")
 cpattn_mpi_test(test_timeline "1;2;3" test_timeline.c)
 cpattn_mpi_test_on_device(test_engine "1;2;4")
 cpattn_mpi_test(test_quant_engine "1;2;3;4" test_quant_engine.c)

@@ -69,7 +69,7 @@ __attribute__((format(printf, 2, 3))) static void violate(shadow *m, const char 
 static uint32_t token_at(void *ctx, uint64_t id, int64_t position) {
     const shadow *m = ctx;
     const request *r = &m->requests[id];
-    /* Outputs are a request's own, also among the samples of one prompt. */
+    /* Most outputs are a request's own, also among the samples of one prompt. */
     uint64_t text = position < r->shared ? r->family : position < r->asked.prompt_tokens ? r->text : ~id;
     return (uint32_t)(mix(text, (uint64_t)position) >> 32);
 }
@@ -169,6 +169,7 @@ static void add(shadow *m, double now) {
     uint64_t tenant = (uint64_t)between(m, 0, 8) / 4, group = samples > 1 ? (uint64_t)m->n_requests + 1 : 0;
     uint64_t family = (uint64_t)between(m, 1, FAMILIES);
     int64_t shared = between(m, 0, 2) ? prompt : between(m, 0, prompt);
+    if (samples == 1 && between(m, 0, 2) == 0) shared = MAX_TOKENS; /* the output too is what others begin with */
     double arrival = now + (double)between(m, 0, 3) * (double)between(m, 0, 3);
     for (int64_t i = 0; i < samples && m->n_requests < MAX_REQUESTS; i++) {
         uint64_t id = (uint64_t)m->n_requests++;

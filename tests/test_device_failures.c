@@ -153,6 +153,43 @@ static void test_a_rank_that_does_not_launch_a_graph_is_named(void) {
     cpa_with_transport(a_silent_rank_in_a_graph);
 }
 
+static void sleep_shortly(void *unused) {
+    (void)unused;
+    usleep(600000);
+}
+
+/* Messages that are too long to be stored by a kernel. */
+static void make_long(cpa_traffic *t) {
+    cpa_traffic_fill(t, 57);
+    for (int32_t m = 0; m < t->n; m++) t->msgs[m].send_bytes = t->msgs[m].recv_bytes = 2 * CPA_TRAFFIC_SMALL;
+}
+
+/* After a graph with exchanges, others that take longer than the time-out all in all. */
+static void slow_exchanges_after_a_graph(cpa_site *s) {
+    cpa_traffic t;
+    cpa_traffic_create(&t);
+    make_long(&t);
+    cpa_site_exchange(s, t.msgs, t.n);
+    cpa_site_drain(s, s->producer);
+    cpa_site_begin_capture(s);
+    cpa_site_exchange(s, t.msgs, t.n);
+    cudaGraphExec_t executable = cpa_site_end_capture(s);
+    CUDA(cudaGraphLaunch(executable, s->producer));
+    cpa_site_drain(s, s->producer);
+    s->transport->timeout_s = 1.2;
+    for (int i = 0; i < 4; i++) {
+        CUDA(cudaLaunchHostFunc(s->producer, sleep_shortly, NULL));
+        cpa_site_exchange(s, t.msgs, t.n);
+    }
+    cpa_site_drain(s, s->producer);
+    CUDA(cudaGraphExecDestroy(executable));
+    cpa_traffic_destroy(&t);
+}
+
+static void test_exchanges_that_move_are_not_given_up(void) {
+    cpa_with_transport(slow_exchanges_after_a_graph);
+}
+
 /* The last rank does not say that it has stored its messages. */
 static void a_silent_rank_with_rooms(cpa_site *s) {
     cpa_message msgs[CPA_TRAFFIC_MAX_RANKS];
@@ -182,6 +219,7 @@ static const cpa_test TESTS[] = {
     {"a rank that stops answering is named", test_a_rank_that_stops_answering_is_named},
     {"a rank whose device is stuck is named", test_a_rank_whose_device_is_stuck_is_named},
     {"a rank that does not launch a graph is named", test_a_rank_that_does_not_launch_a_graph_is_named},
+    {"exchanges that move are not given up", test_exchanges_that_move_are_not_given_up},
     /* Of peer memory. */
     {"sizes that differ are reported", test_sizes_that_differ_are_reported},
     {"a rank that does not fill a room is named", test_a_rank_that_does_not_fill_a_room_is_named},

@@ -279,6 +279,31 @@ static void impossible_options_and_requests_are_named(void) {
     cpa_engine_destroy(engine);
 }
 
+/* Rows of a chunk see each other's keys then, whatever rank has them. */
+static void a_model_without_a_causal_mask_is_checked_as_well(void) {
+    cpa_engine_options options = cpa_test_engine_options();
+    options.skip_self_test = 0;
+    options.model.mask.causal = 0;
+    for (int algorithm = CPA_PASS_KV; algorithm <= CPA_PASS_Q; algorithm++) {
+        options.algorithm = (cpa_algorithm)algorithm;
+        CU_ASSERT(run(&options, mixed, 0).verify_rows > 100);
+    }
+}
+
+static void self_test_passes_with_the_smallest_and_the_largest_blocks(void) {
+    for (int32_t block_size = 1; block_size <= 512; block_size *= 512) {
+        cpa_engine_options options = cpa_test_engine_options();
+        cpa_engine *engine = NULL;
+        cpa_error err = {CPA_OK, ""};
+        options.skip_self_test = 0;
+        options.block_size = block_size;
+        options.staging_bytes = 0;
+        CU_ASSERT_EQUAL(cpa_engine_create(MPI_COMM_WORLD, &options, &engine, &err), CPA_OK);
+        if (!engine) printf("blocks of %d: %s\n", block_size, err.message);
+        cpa_engine_destroy(engine);
+    }
+}
+
 /* What engine_create says of options that hold a number which is none of an enum. */
 static void expect_none(const cpa_engine_options *options, const char *message) {
     cpa_engine *engine = NULL;
@@ -293,6 +318,9 @@ static void numbers_that_are_no_choice_are_named(void) {
     cpa_engine_options options = good;
     options.kv_layout = (cpa_kv_layout)2;
     expect_none(&options, "kv_layout: 2 is none");
+    options = good;
+    options.block_size = 1024;
+    expect_none(&options, "block_size: 1024, expected a power of two up to 512");
     options = good;
     options.algorithm = (cpa_algorithm)3;
     expect_none(&options, "algorithm: 3 is none");
@@ -316,6 +344,9 @@ static const cpa_test tests[] = {
     {"requests wait for their arrival", requests_wait_for_their_arrival},
     {"the next step is received and prepared while one runs", the_next_step_is_received_and_prepared_while_one_runs},
     {"self-test passes in every dtype and mask", self_test_passes_in_every_dtype_and_mask},
+    {"a model without a causal mask is checked as well", a_model_without_a_causal_mask_is_checked_as_well},
+    {"self-test passes with the smallest and the largest blocks",
+     self_test_passes_with_the_smallest_and_the_largest_blocks},
     {"a cache that is not what was written fails the run on every rank",
      a_cache_that_is_not_what_was_written_fails_the_run_on_every_rank},
     {"impossible options and requests are named", impossible_options_and_requests_are_named},

@@ -127,20 +127,20 @@ static cpa_status check_progress(cpa_device_transport *t, cpa_error *err) {
 }
 
 /* Of exchanges in graphs it is known only that they must be over when the stream is. */
-static cpa_status check_graphs(const cpa_device_transport *t, double drained_s, cpa_error *err) {
+static cpa_status check_graphs(const cpa_device_transport *t, double still_s, cpa_error *err) {
     char names[CPA_RANK_NAMES];
-    if (!t->captured_peers || drained_s <= t->base.timeout_s) return CPA_OK;
+    if (!t->captured_peers || still_s <= t->base.timeout_s) return CPA_OK;
     return cpa_fail(err, CPA_COMM, "rank %d: a graph with exchanges has waited %.1f s for %s", t->control->rank,
-                    drained_s, name_missing(t, t->captured_peers, names));
+                    still_s, name_missing(t, t->captured_peers, names));
 }
 
-/* Looks whether the exchanges move; drained_s is for how long the caller has waited. */
-static cpa_status watch(cpa_device_transport *t, double drained_s, cpa_error *err) {
+/* Looks whether the exchanges move; still_s is for how long the caller has waited and seen nothing move. */
+static cpa_status watch(cpa_device_transport *t, double still_s, cpa_error *err) {
     CPA_TRY(failure(t, err));
     cpa_error own;
     cpa_status status = t->ops->check ? t->ops->check(t, &own) : CPA_OK;
     if (status == CPA_OK) status = check_progress(t, &own);
-    if (status == CPA_OK) status = check_graphs(t, drained_s, &own);
+    if (status == CPA_OK) status = check_graphs(t, still_s, &own);
     if (status != CPA_OK) give_up(t, &own);
     return failure(t, err);
 }
@@ -243,10 +243,12 @@ cpa_status cpa_device_transport_finish(cpa_transport *transport, cpa_exchange *e
 cpa_status cpa_device_transport_drain(cpa_transport *transport, void *stream, cpa_error *err) {
     cpa_device_transport *t = (cpa_device_transport *)transport;
     CPA_TRY(cpa_runtime_check(cudaSetDevice(t->device), "cudaSetDevice", err));
-    double begin = cpa_clock_now();
-    for (;;) {
+    double since = cpa_clock_now();
+    for (uint32_t done = cpa_progress_done(&t->progress), before = done;; before = done) {
         cudaError_t state = cudaStreamQuery(stream);
-        cpa_status status = watch(t, state == cudaSuccess ? 0 : cpa_clock_now() - begin, err);
+        done = cpa_progress_done(&t->progress);
+        if (done != before) since = cpa_clock_now();
+        cpa_status status = watch(t, state == cudaSuccess ? 0 : cpa_clock_now() - since, err);
         if (status != CPA_OK) {
             abort_stream(t, stream);
             return status;

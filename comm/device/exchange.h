@@ -3,7 +3,8 @@
  * A transport has lanes, streams on which its exchanges are done in order. Exchange n on a lane: wait for the event
  * `ready` of n, move the messages, record the event `done` of n for that lane. start enqueues all this, and finish
  * makes the caller's stream wait for the `done` events: the host waits for nothing that a device does. In capture all
- * this becomes part of the graph, whose launches are not counted: of them the watch knows only how long a drain takes.
+ * this becomes part of the graph, whose launches are not counted: of them the watch knows only for how long nothing
+ * moves in a drain.
  */
 #ifndef CPA_COMM_EXCHANGE_H
 #define CPA_COMM_EXCHANGE_H

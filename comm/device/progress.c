@@ -66,6 +66,12 @@ cpa_mem_op cpa_progress_add(cpa_progress *progress, int32_t lane, int64_t exchan
     return cpa_mem_op_write((const uint32_t *)(uintptr_t)&progress->done[lane], l->added);
 }
 
+uint32_t cpa_progress_done(const cpa_progress *progress) {
+    uint32_t done;
+    outstanding(progress, &done);
+    return done;
+}
+
 double cpa_progress_stalled_s(cpa_progress *progress) {
     uint32_t sum;
     if (outstanding(progress, &sum) == 0) return 0;

@@ -24,6 +24,9 @@ void cpa_progress_close(cpa_progress *progress);
  * rank that the exchange waits for. */
 cpa_mem_op cpa_progress_add(cpa_progress *progress, int32_t lane, int64_t exchange, uint64_t peers);
 
+/* How many exchanges are done, modulo 2^32. */
+uint32_t cpa_progress_done(const cpa_progress *progress);
+
 /* For how many seconds nothing has moved though something should; 0 when all is done. */
 double cpa_progress_stalled_s(cpa_progress *progress);
 

@@ -87,7 +87,7 @@ CPA_API void cpa_context_destroy(cpa_context *context);
 CPA_API int64_t cpa_context_rows(const cpa_context *context, const cpa_context_chunk *chunks, int64_t n_chunks);
 
 /* Plans a step: no communication, since every rank derives the same exchanges from the same chunks. The block tables
- * are copied. */
+ * are copied. The layers of the step before may still be under way; those of earlier ones are waited for. */
 CPA_API cpa_status cpa_context_plan(cpa_context *context, const cpa_context_chunk *chunks, int64_t n_chunks);
 
 /* Attends one layer of the planned step. Collective: every rank calls it for the same layers in the same order. Not on

@@ -89,7 +89,7 @@ typedef struct cpa_engine_options {
     cpa_device_options device;
     cpa_model_shape model;
     cpa_dtype kv_dtype;             /* of the cache; see types.h for the quantised ones */
-    int32_t block_size;             /* 0 = 16 */
+    int32_t block_size;             /* a power of two up to 512; 0 = 16 */
     int64_t num_blocks;             /* of one rank; each holds every layer */
     int32_t interleave;             /* 0 = block_size */
     int64_t max_num_batched_tokens; /* 0 = 2048 */
@@ -147,7 +147,7 @@ typedef void (*cpa_finish_fn)(void *ctx, const cpa_request_result *result);
  * requests finished so far. */
 typedef void (*cpa_progress_fn)(void *ctx, int64_t tokens, int64_t requests, double elapsed_s);
 
-/* Totals over all ranks, the same on every rank. */
+/* Totals over all ranks since the engine was created, the same on every rank. */
 typedef struct cpa_engine_stats {
     int64_t steps;
     int64_t graph_steps; /* of those, launched as graphs */
@@ -155,7 +155,7 @@ typedef struct cpa_engine_stats {
     int64_t prompt_tokens;   /* of finished requests */
     int64_t computed_tokens; /* rows of all steps; more than the tokens of the requests after preemptions */
     int64_t output_tokens;   /* emitted */
-    double duration_s;
+    double duration_s;       /* of all runs */
     int64_t chunks_pass_kv;
     int64_t chunks_pass_q;
     char choices[320];    /* chunks by algorithm and why, as "pass-q 120 (decode), pass-kv 3 (...)" */
@@ -213,13 +213,14 @@ CPA_API void cpa_engine_destroy(cpa_engine *engine);
 CPA_API cpa_status cpa_engine_submit(cpa_engine *engine, const cpa_request *request);
 
 /* Runs until every request has finished, or a check fails, or cpa_engine_stop. Collective. CPA_CHECK_FAILED names the
- * first violation: sequence, token, head, layer, algorithm and error. */
+ * first violation: sequence, token, head, layer, algorithm and error. After CPA_OK or CPA_STOPPED it may be called
+ * again: with what was left, and what has been submitted since. */
 CPA_API cpa_status cpa_engine_run(cpa_engine *engine, cpa_finish_fn on_finish, cpa_progress_fn on_progress, void *ctx);
 
 /* Asks a running engine to stop after the step in flight; rank 0. Safe from a signal handler and from any thread. */
 CPA_API void cpa_engine_stop(cpa_engine *engine);
 
-/* The statistics of the last run. */
+/* The statistics, as of the end of the last run. */
 CPA_API void cpa_engine_get_stats(const cpa_engine *engine, cpa_engine_stats *out);
 
 /* Hands the spans that options.timeline_spans kept, of all ranks, to on_span on rank 0, in no order. Collective. */

@@ -78,6 +78,7 @@ cpa_status cpa_cuda_marks_create(cpa_device *device, cpa_marks **out, cpa_error 
 void cpa_cuda_marks_destroy(cpa_marks *marks);
 cpa_status cpa_cuda_mark(cpa_marks *marks, int32_t index, cpa_stream *stream);
 cpa_status cpa_cuda_mark_seconds(const cpa_marks *marks, int32_t from, int32_t to, double *seconds, cpa_error *err);
+int cpa_cuda_mark_reached(const cpa_marks *marks, int32_t index);
 cpa_status cpa_cuda_graph_begin(cpa_stream *stream);
 cpa_status cpa_cuda_graph_end(cpa_stream *stream, cpa_graph **out);
 cpa_status cpa_cuda_graph_launch(cpa_graph *graph, cpa_stream *stream);

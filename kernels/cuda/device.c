@@ -251,6 +251,7 @@ const cpa_kernel_table cpa_kernels_cuda = {
     .marks_destroy = cpa_cuda_marks_destroy,
     .mark = cpa_cuda_mark,
     .mark_seconds = cpa_cuda_mark_seconds,
+    .mark_reached = cpa_cuda_mark_reached,
     .graph_begin = cpa_cuda_graph_begin,
     .graph_end = cpa_cuda_graph_end,
     .graph_launch = cpa_cuda_graph_launch,

@@ -49,6 +49,12 @@ cpa_status cpa_cuda_mark(cpa_marks *marks, int32_t index, cpa_stream *stream) {
                           cudaEventRecordWithFlags(marks->events[index], cpa_cuda_handle(stream), flags), "mark");
 }
 
+int cpa_cuda_mark_reached(const cpa_marks *marks, int32_t index) {
+    if (index >= marks->count || cudaEventQuery(marks->events[index]) != cudaErrorNotReady) return 1;
+    (void)cudaGetLastError();
+    return 0;
+}
+
 cpa_status cpa_cuda_mark_seconds(const cpa_marks *marks, int32_t from, int32_t to, double *seconds, cpa_error *err) {
     const double milli = 1e-3;
     float ms = 0;

@@ -147,6 +147,7 @@ const cpa_kernel_table cpa_kernels_host = {
     .marks_destroy = cpa_host_marks_destroy,
     .mark = cpa_host_mark,
     .mark_seconds = cpa_host_mark_seconds,
+    .mark_reached = cpa_host_mark_reached,
     .plan_create = cpa_host_plan_create,
     .plan_set = cpa_host_plan_set,
     .plan_destroy = cpa_host_plan_destroy,

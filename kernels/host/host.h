@@ -40,6 +40,7 @@ cpa_status cpa_host_marks_create(cpa_device *device, cpa_marks **out, cpa_error 
 void cpa_host_marks_destroy(cpa_marks *marks);
 cpa_status cpa_host_mark(cpa_marks *marks, int32_t index, cpa_stream *stream);
 cpa_status cpa_host_mark_seconds(const cpa_marks *marks, int32_t from, int32_t to, double *seconds, cpa_error *err);
+int cpa_host_mark_reached(const cpa_marks *marks, int32_t index);
 cpa_status cpa_host_kv_write(const cpa_kv_write_args *args, cpa_stream *stream);
 cpa_status cpa_host_kv_copy(const cpa_kv_copy_args *args, cpa_stream *stream);
 cpa_status cpa_host_kv_pack(const cpa_kv_pack_args *args, cpa_stream *stream);

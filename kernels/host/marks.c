@@ -37,6 +37,11 @@ cpa_status cpa_host_mark(cpa_marks *marks, int32_t index, cpa_stream *stream) {
     return CPA_OK;
 }
 
+int cpa_host_mark_reached(const cpa_marks *marks, int32_t index) {
+    (void)marks, (void)index;
+    return 1;
+}
+
 cpa_status cpa_host_mark_seconds(const cpa_marks *marks, int32_t from, int32_t to, double *seconds, cpa_error *err) {
     if (from >= marks->count || to >= marks->count || marks->times[from] == 0 || marks->times[to] == 0) {
         return cpa_fail(err, CPA_INVALID, "marks: %d and %d of %d, expected two that were set", from, to, marks->count);
