@@ -65,20 +65,31 @@ static double seconds_between(const site *s, int32_t from, int32_t to) {
     return seconds;
 }
 
+/* Another program may share the device: the shortest of a few counts. */
+static double seconds_of_one(site *s) {
+    double least = INFINITY;
+    for (int i = 0; i < 5; i++) {
+        work_between_marks(s, 0, 1);
+        CU_ASSERT_EQUAL(cpa_stream_sync(s->stream), CPA_OK);
+        least = fmin(least, seconds_between(s, 0, 1));
+    }
+    return least;
+}
+
 static void marks_measure_the_work_between_them(void) {
     site s;
     site_open(&s);
-    work_between_marks(&s, 0, 1); /* loads the kernel */
-    CU_ASSERT_EQUAL(cpa_stream_sync(s.stream), CPA_OK);
+    const double one = seconds_of_one(&s);
     double begin = cpa_clock_now();
     work_between_marks(&s, 0, 1);
     work_between_marks(&s, 2, 100);
     CU_ASSERT_EQUAL(cpa_stream_sync(s.stream), CPA_OK);
-    double elapsed = cpa_clock_now() - begin, one = seconds_between(&s, 0, 1), many = seconds_between(&s, 2, 3);
+    double elapsed = cpa_clock_now() - begin, first = seconds_between(&s, 0, 1), many = seconds_between(&s, 2, 3);
     CU_ASSERT(one > 0 && many > 10 * one && many < elapsed);
-    CU_ASSERT(seconds_between(&s, 0, 3) >= one + many && seconds_between(&s, 0, 3) < elapsed);
+    CU_ASSERT(seconds_between(&s, 0, 3) >= first + many && seconds_between(&s, 0, 3) < elapsed);
     double unset;
     CU_ASSERT_NOT_EQUAL(s.kernels->mark_seconds(s.marks, 0, 9, &unset, NULL), CPA_OK);
+    CU_ASSERT(s.kernels->mark_reached(s.marks, 3) && s.kernels->mark_reached(s.marks, 9));
     site_close(&s);
 }
 
