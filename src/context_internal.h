@@ -212,10 +212,10 @@ static inline cpa_chunk_share cpa_context_share(const cpa_context *c, const cpa_
 cpa_status cpa_context_create_over(MPI_Comm comm, cpa_device *device, const cpa_transport_table *transport,
                                    const cpa_context_options *options, cpa_context **out, cpa_error *err);
 /* The same as cpa_context_plan, except that it waits for nothing and does not touch the spans of the step before, which
- * may still run; the one before that is done. Call cpa_context_begin before the layers. steady_rows > 0: the chunks are of one token and go by pass-Q,
- * or lie on one rank, and the step is planned with so many rows on every rank, of which those past its own are attended
- * to no use: messages hold so many rows for each pair of ranks, and layers enqueue the same for any such chunks. q and
- * out of its layers have room for them. */
+ * may still run; the one before that is done. Call cpa_context_begin before the layers. steady_rows > 0: the chunks are
+ * of one token and go by pass-Q, or lie on one rank, and the step is planned with so many rows on every rank, of which
+ * those past its own are attended to no use: messages hold so many rows for each pair of ranks, and layers enqueue the
+ * same for any such chunks. q and out of its layers have room for them. */
 cpa_status cpa_context_plan_ahead(cpa_context *c, const cpa_context_chunk *chunks, int64_t n_chunks,
                                   int64_t steady_rows);
 /* Enqueues what brings the plan of the step to the device, as far as it is made before the first layer. */

@@ -6,13 +6,11 @@
 enum { STEPS = 7 };
 static const cpa_mask CAUSAL = {.causal = 1};
 
-/* Keeps the stream busy for longer than the host takes to enqueue the steps, where it runs behind the host. */
-static void occupy(cpa_stream *stream) {
-    const int64_t bytes = cpa_test_promises_bits() ? 1 << 10 : (int64_t)1 << 30;
-    const cpa_kernel_table *kernels = stream->device->kernels;
-    static void *memory;
-    if (!memory) CU_ASSERT_EQUAL(kernels->alloc(stream->device, 2 * bytes, &memory, NULL), CPA_OK);
-    for (int i = 0; i < 100; i++) CU_ASSERT_EQUAL(kernels->copy((char *)memory + bytes, memory, bytes, stream), CPA_OK);
+/* Keeps the stream busy for longer than the host takes to enqueue the steps, where it runs behind the host. `memory` has
+ * 2 * bytes. */
+static void occupy(cpa_stream *stream, char *memory, int64_t bytes) {
+    for (int i = 0; i < 100; i++)
+        CU_ASSERT_EQUAL(stream->device->kernels->copy(memory + bytes, memory, bytes, stream), CPA_OK);
 }
 
 /* Steps of one sequence each, so that each reads blocks of its own, by both algorithms. */
@@ -25,7 +23,10 @@ static void steps_are_planned_while_others_run(void) {
     cpa_test_cache cache;
     cpa_test_chunk chunks[STEPS];
     cpa_test_layer layers[STEPS];
+    const int64_t bytes = cpa_test_promises_bits() ? 1 << 10 : (int64_t)1 << 30;
+    void *memory = NULL;
     cpa_test_device_open(0, &device, &stream);
+    CU_ASSERT_EQUAL(cpa_device_alloc(device, 2 * bytes, &memory, NULL), CPA_OK);
     cpa_test_cache_init(&cache, shape, 71, lengths, NULL, STEPS);
     cpa_context *context = cpa_test_context(device, &shape, 0);
     for (int i = 0; i < STEPS; i++) {
@@ -34,7 +35,7 @@ static void steps_are_planned_while_others_run(void) {
     }
     for (int round = 0; round < 2; round++) { /* in the first one, memory grows */
         for (int i = 0; i < STEPS; i++) cpa_test_layer_upload(&cache, CAUSAL, &chunks[i], 1, 1, stream, &layers[i]);
-        occupy(stream);
+        occupy(stream, memory, bytes);
         for (int i = 0; i < STEPS; i++) {
             CU_ASSERT_EQUAL(cpa_test_plan(context, &cache, &chunks[i], 1), CPA_OK);
             CU_ASSERT_EQUAL(cpa_context_attend(context, &layers[i].args, stream), CPA_OK);
@@ -45,6 +46,7 @@ static void steps_are_planned_while_others_run(void) {
             cpa_test_result_destroy(&layers[i].result);
         }
     }
+    cpa_device_free(device, memory);
     cpa_context_destroy(context);
     cpa_test_cache_destroy(&cache);
     cpa_test_device_close(device, stream);

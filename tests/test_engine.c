@@ -314,25 +314,20 @@ static void expect_none(const cpa_engine_options *options, const char *message) 
 }
 
 static void numbers_that_are_no_choice_are_named(void) {
-    const cpa_engine_options good = cpa_test_engine_options();
-    cpa_engine_options options = good;
-    options.kv_layout = (cpa_kv_layout)2;
-    expect_none(&options, "kv_layout: 2 is none");
-    options = good;
-    options.block_size = 1024;
-    expect_none(&options, "block_size: 1024, expected a power of two up to 512");
-    options = good;
-    options.algorithm = (cpa_algorithm)3;
-    expect_none(&options, "algorithm: 3 is none");
-    options = good;
-    options.preemption = (cpa_preemption_mode)3;
-    expect_none(&options, "preemption: 3 is none");
-    options = good;
-    options.policy = (cpa_policy)7;
-    expect_none(&options, "policy: 7 is none");
-    options = good;
-    options.transport = (cpa_transport_kind)3;
-    expect_none(&options, "transport: 3 is none");
+    const char *const messages[] = {
+        "kv_layout: 2 is none", "algorithm: 3 is none", "preemption: 3 is none",
+        "policy: 7 is none",    "transport: 3 is none", "block_size: 1024, expected a power of two up to 512",
+    };
+    enum { CASES = sizeof messages / sizeof messages[0] };
+    cpa_engine_options cases[CASES];
+    for (int i = 0; i < CASES; i++) cases[i] = cpa_test_engine_options();
+    cases[0].kv_layout = (cpa_kv_layout)2;
+    cases[1].algorithm = (cpa_algorithm)3;
+    cases[2].preemption = (cpa_preemption_mode)3;
+    cases[3].policy = (cpa_policy)7;
+    cases[4].transport = (cpa_transport_kind)3;
+    cases[5].block_size = 1024;
+    for (int i = 0; i < CASES; i++) expect_none(&cases[i], messages[i]);
 }
 
 static const cpa_test tests[] = {
