@@ -16,7 +16,6 @@ python=${PYTHON:-python3}
 steps=${STEPS:-tests sanitizer prefill decode quantised varlen memory step exchange scaling peers million}
 rounds=${ROUNDS:-3} # of what is compared with cuDNN, in turn with it: clocks drift
 program=$build/launcher/cp_attn
-mpirun="mpirun --allow-run-as-root --oversubscribe --bind-to none"
 failed=0
 mkdir -p "$out"
 
@@ -42,27 +41,26 @@ cases() {
   "$python" "$here/gpu_cases.py" "$1"
 }
 
-# on RANKS COMMAND...: a command under mpirun, or as it is for one rank.
-on() {
-  local ranks=$1
-  shift
-  if [ "$ranks" = 1 ]; then echo "$@"; else echo "$mpirun -np $ranks $*"; fi
+# program_step NAME SECONDS RANKS ARGUMENT...: a step of the program, under mpirun if it has several ranks.
+program_step() {
+  local name=$1 limit=$2 ranks=$3 start=()
+  shift 3
+  [ "$ranks" = 1 ] || start=(mpirun --allow-run-as-root --oversubscribe --bind-to none -np "$ranks")
+  step "$name" "$limit" "${start[@]}" "$program" "$@" --result-json "$out/$name.json"
 }
 
 # bench NAME SECONDS RANKS BENCHMARK LIST [ARGUMENT...]: a benchmark of ours over a list of gpu_cases.py.
 bench() {
   local name=ours-$1 limit=$2 ranks=$3 benchmark=$4 list=$5
   shift 5
-  step "$name" "$limit" $(on "$ranks" "$program" bench "$benchmark") --device cuda --shapes "$(cases "$list")" "$@" \
-    --result-json "$out/$name.json"
+  program_step "$name" "$limit" "$ranks" bench "$benchmark" --device cuda --shapes "$(cases "$list")" "$@"
 }
 
 # serve NAME SECONDS RANKS ARGUMENT...: the whole service.
 serve() {
   local name=ours-$1 limit=$2 ranks=$3
   shift 3
-  step "$name" "$limit" $(on "$ranks" "$program") --block-size 64 --requests 1 --skip-self-test "$@" \
-    --result-json "$out/$name.json"
+  program_step "$name" "$limit" "$ranks" --block-size 64 --requests 1 --skip-self-test "$@"
 }
 
 tests() {

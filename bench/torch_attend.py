@@ -10,7 +10,9 @@ import contextlib
 import datetime
 import itertools
 import json
+import os
 import statistics
+import sys
 import time
 
 import torch
@@ -147,7 +149,8 @@ def main():
     arguments = parse_arguments()
     torch.set_num_threads(arguments.threads)
     date = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
-    output = open(arguments.result_json, "x") if arguments.result_json else None
+    if arguments.result_json and os.path.exists(arguments.result_json):
+        sys.exit(f"{arguments.result_json} exists")
     cuda = arguments.device == "cuda"
     device = torch.cuda.get_device_name() if cuda else torch.backends.cpu.get_cpu_capability()
     copied = copy_bandwidth(arguments.device)
@@ -170,12 +173,12 @@ def main():
         rows.append(row)
         print(f"{shape:>50} {row['time_us']:>12.1f} {row['iterations']:>8} {row['gflops']:>11.2f} "
               f"{row['gbytes_per_s']:>9.2f} {row['checked']:>10} {row['wrong']:>7}", flush=True)
-    if output:
-        json.dump({"version": torch.__version__, "benchmark": "attend", "date": date, "device": device,
-                   "threads": arguments.threads, "dtype": arguments.dtype, "heads": arguments.heads,
-                   "head_dim": arguments.head_dim, "copy_gbytes_per_s": copied, "rows": rows}, output, indent=2)
-        output.write("\n")
-        output.close()
+    if arguments.result_json:
+        with open(arguments.result_json, "x") as output:
+            json.dump({"version": torch.__version__, "benchmark": "attend", "date": date, "device": device,
+                       "threads": arguments.threads, "dtype": arguments.dtype, "heads": arguments.heads,
+                       "head_dim": arguments.head_dim, "copy_gbytes_per_s": copied, "rows": rows}, output, indent=2)
+            output.write("\n")
 
 
 if __name__ == "__main__":

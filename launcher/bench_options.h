@@ -60,7 +60,7 @@ void cpa_bench_options_print_help(void);
 
 /* One case of a --shapes list: as written, its numbers, and its options. */
 typedef struct cpa_bench_case {
-    char name[64];
+    char name[256];
     int64_t shape[CPA_BENCH_MAX_DIMS];
     cpa_bench_options options;
 } cpa_bench_case;

@@ -122,11 +122,50 @@ static void divide_cores(hwloc_topology_t topology, pci_list pci, cpa_placement 
     hwloc_bitmap_free(share);
 }
 
+enum { GIVEN_WORDS = sizeof((cpa_placement *)0)->given / sizeof(unsigned long) };
+
 static void bind_rank(pci_list pci, cpa_placement *out) {
     hwloc_topology_t topology;
-    if (hwloc_topology_init(&topology) != 0) return;
-    if (hwloc_topology_load(topology) == 0) divide_cores(topology, pci, out);
-    hwloc_topology_destroy(topology);
+    hwloc_bitmap_t given = hwloc_bitmap_alloc();
+    if (hwloc_topology_init(&topology) == 0) {
+        int loaded = hwloc_topology_load(topology) == 0;
+        if (loaded && given && hwloc_bitmap_from_ulongs(given, GIVEN_WORDS, out->given) == 0)
+            (void)hwloc_topology_restrict(topology, given, 0); /* leaves it as it is where they have no CPU in common */
+        if (loaded) divide_cores(topology, pci, out);
+        hwloc_topology_destroy(topology);
+    }
+    hwloc_bitmap_free(given);
+}
+
+/* Whether this process was started by a process of Open MPI, not by a script that one of those started. */
+static int is_child_of_mpirun(void) {
+    static const char *const names[] = {"mpirun", "mpiexec", "orterun", "orted", "prterun", "prted", "prte"};
+    char path[64], name[32] = "";
+    snprintf(path, sizeof path, "/proc/%d/comm", (int)getppid());
+    FILE *file = fopen(path, "r");
+    if (file && !fgets(name, sizeof name, file)) name[0] = 0;
+    if (file) fclose(file);
+    name[strcspn(name, "\n")] = 0;
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+        if (strcmp(name, names[i]) == 0) return 1;
+    }
+    return 0;
+}
+
+/* The CPUs of this process before mpirun bound it: its own, or those of mpirun. Returns 0 where that is not known. */
+static int find_given(unsigned long given[GIVEN_WORDS]) {
+    hwloc_topology_t topology;
+    hwloc_bitmap_t cpus = hwloc_bitmap_alloc();
+    int known = 0, under_mpirun = getenv("OMPI_COMM_WORLD_SIZE") != NULL;
+    if (cpus && hwloc_topology_init(&topology) == 0) {
+        if (hwloc_topology_load(topology) == 0 && (!under_mpirun || is_child_of_mpirun())) {
+            known = hwloc_get_proc_cpubind(topology, under_mpirun ? getppid() : getpid(), cpus, 0) == 0 &&
+                    hwloc_bitmap_to_ulongs(cpus, GIVEN_WORDS, given) == 0;
+        }
+        hwloc_topology_destroy(topology);
+    }
+    hwloc_bitmap_free(cpus);
+    return known;
 }
 
 /* The ranks of a communicator on this host. */
@@ -141,6 +180,8 @@ void cpa_placement_find(MPI_Comm comm, int32_t threads, int bind, cpa_placement 
     MPI_Comm host = split_host(comm);
     MPI_Comm_size(host, &out->ranks_here);
     MPI_Comm_rank(host, &out->rank_here);
+    if (!find_given(out->given)) memset(out->given, 0xff, sizeof out->given);
+    MPI_Allreduce(MPI_IN_PLACE, out->given, GIVEN_WORDS, MPI_UNSIGNED_LONG, MPI_BOR, host);
     MPI_Comm_free(&host);
     bind_rank(NULL, out);
     out->memory_bytes = available_memory() / out->ranks_here;
@@ -170,8 +211,9 @@ static cpa_status too_few_devices(int32_t devices, int32_t ranks, cpa_error *err
 #endif
     if (devices == 0) {
         return cpa_fail(err, CPA_INVALID,
-                        "--device: found 0 CUDA devices for %d ranks on a host: no GPU, no driver, or none visible; "
-                        "install the driver of NVIDIA, look at CUDA_VISIBLE_DEVICES, or use --device host",
+                        "--device: found 0 CUDA devices for %d ranks on a host: no GPU, no driver, or none visible, or "
+                        "the first is older than compute capability 8.0; install the driver of NVIDIA, look at "
+                        "CUDA_VISIBLE_DEVICES, or use --device host",
                         ranks);
     }
     return cpa_fail(err, CPA_INVALID,

@@ -21,6 +21,8 @@ typedef struct cpa_placement {
     cpa_backend backend;
     int32_t ordinal;        /* of a CUDA device */
     int32_t wanted_threads; /* 0 = a thread a core */
+    unsigned long
+        given[CPA_PLACEMENT_MAX_CPUS / (8 * sizeof(unsigned long))]; /* the CPUs that the job was started on */
     int bind;
     char bound[CPA_PLACEMENT_BOUND_BYTES]; /* what this rank is bound to, as "CPUs 0-7, near the device"; or empty */
 } cpa_placement;
@@ -29,8 +31,8 @@ typedef enum cpa_device_choice { CPA_DEVICE_AUTO = 0, CPA_DEVICE_HOST, CPA_DEVIC
 
 /* Collective over `comm`. Divides the cores of each host among its ranks in contiguous shares of the same size; with
  * `bind`, and when there is a core for every rank, also restricts the process to its share. Cores outside the cgroup of
- * the job do not count, nor more of them than its CPU quota pays for; a binding by mpirun is overruled. `threads` = 0
- * takes a thread a core. */
+ * the job do not count, nor those that it was kept from when it was started (by taskset, by a batch system), nor more of
+ * them than its CPU quota pays for; what mpirun binds each rank to is overruled. `threads` = 0 takes a thread a core. */
 void cpa_placement_find(MPI_Comm comm, int32_t threads, int bind, cpa_placement *out);
 
 /* Chooses the device of this rank after cpa_placement_find: the CUDA device with the number of the rank on its host, or

@@ -15,6 +15,10 @@ static const char *device_name(void) {
     return name && name[0] ? name : "host";
 }
 
+/* The portable kernels, with as much shared memory for a CTA as the smallest devices have. */
+static const char SMALL[] = "cuda:small";
+enum { SMALL_SHARED_BYTES = 99 << 10 };
+
 static int is_cuda(void) {
     return strncmp(device_name(), "cuda", 4) == 0;
 }
@@ -25,6 +29,7 @@ static int forced_path(void) {
     for (int i = 0; i < 3; i++) {
         if (strcmp(device_name(), names[i]) == 0) return i;
     }
+    if (strcmp(device_name(), SMALL) == 0) return 1;
     return strcmp(device_name(), "cuda") == 0 || strcmp(device_name(), "host") == 0 ? -1 : -2;
 }
 
@@ -49,6 +54,7 @@ static int force_path(cpa_device *device) {
     int path = forced_path();
     if (path > (int)cuda->path) return 0;
     if (path >= 0) cuda->path = (cpa_cuda_path)path;
+    if (strcmp(device_name(), SMALL) == 0) cuda->shared_bytes = SMALL_SHARED_BYTES;
     return 1;
 }
 #endif

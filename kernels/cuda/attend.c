@@ -108,6 +108,13 @@ static int tensor_cores_fit(const cpa_cuda_attend_args *a) {
            1 << a->block_shift >= CPA_CUDA_LEAST_BLOCK && a->scale > 0;
 }
 
+/* For wide heads the kernels take more shared memory than some devices have for a CTA. */
+static int shared_memory_suffices(const cpa_cuda_plan *plan, const cpa_cuda_attend_args *a, cpa_stream *stream) {
+    if (cpa_cuda_device_of(stream)->shared_bytes >= CPA_CUDA_WIDE_BYTES) return 1;
+    return cpa_cuda_attend_decode(a, 0, plan->decode_wide, stream) == CPA_OK &&
+           cpa_cuda_attend_portable(a, 0, plan->tile_rows, stream) == CPA_OK;
+}
+
 /* The pool of keys or values as a tensor of (dim, token, head, block), with boxes of 64 elements by `box` tokens. A box
  * at a block past the pool, or at elements past the head, reads zeros. */
 static cpa_status encode_map(const cpa_cuda_device *device, cpa_dtype dtype, const void *pool, int32_t dim,
@@ -208,7 +215,7 @@ cpa_status cpa_cuda_attend(const cpa_attend_plan *base, const cpa_attend_args *a
     CPA_TRY(cpa_cuda_select(stream->device, &stream->error));
     CPA_TRY(upload(plan, stream));
     fill_args(plan, args, &a);
-    const int simple = path == CPA_CUDA_SIMPLE || !tensor_cores_fit(&a);
+    const int simple = path == CPA_CUDA_SIMPLE || !tensor_cores_fit(&a) || !shared_memory_suffices(plan, &a, stream);
     if (simple || plan->n_prefill > 0) CPA_TRY(place_ready_queries(plan, &a, stream));
     if (simple) return cpa_cuda_attend_simple(&a, plan->rows, stream);
     if (plan->decode_ctas > 0) {

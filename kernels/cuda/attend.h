@@ -156,6 +156,8 @@ static inline int32_t cpa_cuda_decode_heads(int32_t kv_heads, int32_t k_dim, int
 }
 
 cpa_status cpa_cuda_attend_simple(const cpa_cuda_attend_args *args, int64_t rows, cpa_stream *stream);
+/* Without CTAs, and the portable one without pieces: nothing is enqueued, and CPA_UNSUPPORTED, without a message, says
+ * that the device has not the shared memory that the kernel takes for heads of these widths. */
 cpa_status cpa_cuda_attend_decode(const cpa_cuda_attend_args *args, int32_t ctas, int32_t wide, cpa_stream *stream);
 /* `tile_rows`: the most rows of a piece. */
 cpa_status cpa_cuda_attend_portable(const cpa_cuda_attend_args *args, int32_t n_pieces, int32_t tile_rows,

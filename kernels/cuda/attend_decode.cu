@@ -328,6 +328,8 @@ __global__ void __launch_bounds__(C::THREADS, C::CTAS) attend_decode(const __gri
 template <typename C>
 cpa_status launch(const cpa_cuda_attend_args *args, int32_t ctas, cpa_stream *stream) {
     static uint64_t prepared;
+    if (ctas == 0)
+        return cpa_cuda_fits(stream, (const void *)attend_decode<C>, C::SHARED_BYTES) ? CPA_OK : CPA_UNSUPPORTED;
     cpa_status status = cpa_cuda_shared_memory(stream, (const void *)attend_decode<C>, C::SHARED_BYTES, &prepared);
     if (status != CPA_OK) return status;
     const cpa_cuda_device *device = cpa_cuda_device_of(stream);

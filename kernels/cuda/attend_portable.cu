@@ -26,7 +26,8 @@ struct config {
     static constexpr int Q_BYTES = ROWS * KeyDim * 2, K_BYTES = Keys * KeyDim * 2, V_BYTES = Keys * ValueDim * 2;
     static constexpr int STAGE_BYTES = K_BYTES + V_BYTES;
     static constexpr int SHARED_BYTES = Q_BYTES + STAGES * STAGE_BYTES;
-    /* A multiprocessor has 227 KB at the least. Codes under way need more registers than two CTAs of 8 warps have. */
+    /* Of 227 KB, which a multiprocessor of 9.0 has; others place fewer. Codes under way need more registers than two CTAs
+     * of 8 warps have. */
     static constexpr int CTAS = SHARED_BYTES <= 113 * 1024 && !QUANTISED ? 2 : 1;
 };
 
@@ -386,6 +387,8 @@ __global__ void __launch_bounds__(C::THREADS, C::CTAS) attend_portable(const __g
 template <typename C>
 cpa_status launch(const cpa_cuda_attend_args *args, dim3 grid, cpa_stream *stream) {
     static uint64_t prepared;
+    if (grid.x == 0)
+        return cpa_cuda_fits(stream, (const void *)attend_portable<C>, C::SHARED_BYTES) ? CPA_OK : CPA_UNSUPPORTED;
     cpa_status status = cpa_cuda_shared_memory(stream, (const void *)attend_portable<C>, C::SHARED_BYTES, &prepared);
     if (status != CPA_OK) return status;
     attend_portable<C><<<grid, C::THREADS, C::SHARED_BYTES, cpa_cuda_handle(stream)>>>(*args);

@@ -70,6 +70,8 @@ cpa_status cpa_cuda_select(const cpa_device *device, cpa_error *err);
 cpa_status cpa_cuda_launched(cpa_stream *stream, const char *operation);
 /* Fails with CPA_UNSUPPORTED: what is too large, and the number. */
 cpa_status cpa_cuda_unsupported(cpa_stream *stream, const char *what, int64_t number);
+/* Whether a CTA of the kernel may have `bytes` of dynamic shared memory. */
+int cpa_cuda_fits(const cpa_stream *stream, const void *kernel, int bytes);
 /* Lets a kernel use `bytes` of dynamic shared memory. *prepared has a bit for each device where that was done; it
  * belongs to the kernel and begins as 0. */
 cpa_status cpa_cuda_shared_memory(cpa_stream *stream, const void *kernel, int bytes, uint64_t *prepared);

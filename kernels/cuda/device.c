@@ -8,6 +8,7 @@
 
 cpa_status cpa_cuda_check(cpa_error *err, cudaError_t error, const char *what) {
     if (error == cudaSuccess) return CPA_OK;
+    (void)cudaGetLastError(); /* or the next launch would report it again */
     return cpa_fail(err, error == cudaErrorMemoryAllocation ? CPA_NO_MEMORY : CPA_DEVICE, "%s: CUDA: %s", what,
                     cudaGetErrorString(error));
 }
@@ -24,10 +25,18 @@ cpa_status cpa_cuda_unsupported(cpa_stream *stream, const char *what, int64_t nu
     return cpa_fail(&stream->error, CPA_UNSUPPORTED, "%s: %lld", what, (long long)number);
 }
 
+int cpa_cuda_fits(const cpa_stream *stream, const void *kernel, int bytes) {
+    struct cudaFuncAttributes attributes;
+    if (cpa_cuda_check(NULL, cudaFuncGetAttributes(&attributes, kernel), "device") != CPA_OK) return 0;
+    return attributes.sharedSizeBytes + (size_t)bytes <= cpa_cuda_device_of(stream)->shared_bytes;
+}
+
 cpa_status cpa_cuda_shared_memory(cpa_stream *stream, const void *kernel, int bytes, uint64_t *prepared) {
     const int ordinal = cpa_cuda_device_of(stream)->ordinal, bits = 64;
     const uint64_t bit = ordinal < bits ? (uint64_t)1 << ordinal : 0;
     if (__atomic_load_n(prepared, __ATOMIC_RELAXED) & bit) return CPA_OK;
+    if (!cpa_cuda_fits(stream, kernel, bytes))
+        return cpa_cuda_unsupported(stream, "device: more shared memory than its CTAs have", bytes);
     CPA_TRY(cpa_cuda_check(&stream->error,
                            cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
                            "device: shared memory"));
@@ -50,13 +59,17 @@ static cpa_status find_encode(cpa_cuda_device *device, cpa_error *err) {
     return CPA_OK;
 }
 
+enum { LEAST_MAJOR = 8, HOPPER_MAJOR = 9 };
+
+/* Up to the first that the kernels do not run on. */
 static int32_t device_count(void) {
-    int count = 0;
-    if (cudaGetDeviceCount(&count) != cudaSuccess) {
-        (void)cudaGetLastError();
-        return 0;
+    int count = 0, usable = 0, major = 0;
+    if (cpa_cuda_check(NULL, cudaGetDeviceCount(&count), "device") != CPA_OK) return 0;
+    for (; usable < count; usable++) {
+        cudaError_t error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, usable);
+        if (cpa_cuda_check(NULL, error, "device") != CPA_OK || major < LEAST_MAJOR) break;
     }
-    return count;
+    return usable;
 }
 
 static int64_t free_memory(int32_t ordinal) {
@@ -77,7 +90,6 @@ static void pci_address(int32_t ordinal, char *out) {
 }
 
 static cpa_status device_open(const cpa_device_options *options, cpa_device **out, cpa_error *err) {
-    enum { LEAST_MAJOR = 8, HOPPER_MAJOR = 9 };
     cpa_status status = CPA_OK;
     int count = 0;
     struct cudaDeviceProp properties;

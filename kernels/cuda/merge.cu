@@ -231,8 +231,9 @@ cpa_status launch_few(const merge_args &a, cpa_stream *stream) {
 template <typename Out, int UNIT, int ROWS, int AT_ONCE>
 cpa_status launch_kernel(const merge_args &a, cpa_stream *stream) {
     static uint64_t prepared;
-    const int most_bytes = THREADS * CPA_MERGE_MAX_STATES * (int)sizeof(fold_step);
     const int bytes = THREADS * a.n_states * (int)sizeof(fold_step);
+    const int most_bytes =
+        min(THREADS * CPA_MERGE_MAX_STATES * (int)sizeof(fold_step), (int)cpa_cuda_device_of(stream)->shared_bytes);
     const int64_t cta_rows = (int64_t)WARPS * a.warp_rows, ctas = (a.rows * a.heads + cta_rows - 1) / cta_rows;
     if (bytes > UNASKED_BYTES) {
         cpa_status status =

@@ -89,6 +89,24 @@ default_dtype() {
     grep -q "KV heads of 16, fp32," out || fail "$(grep ^model out)"
 }
 
+# A program that was started on one CPU stays there, bound or not.
+affinity() {
+    local cpus last pid options
+    command -v taskset >/dev/null || { echo "skipped: no taskset"; exit $skipped; }
+    cpus=$(sed -n 's/^Cpus_allowed_list:[[:space:]]*//p' /proc/self/status)
+    last=${cpus##*[,-]}
+    for options in "" "--threads 1" "--no-bind"; do
+        # shellcheck disable=SC2086
+        taskset -c "$last" "$CP_ATTN" --requests 8 --input-len 4000 $options >out 2>err &
+        pid=$!
+        for ((i = 0; i < 200; i++)); do ! grep -q '^run' out || break; sleep 0.1; done
+        [ "$(sed -n 's/^Cpus_allowed_list:[[:space:]]*//p' "/proc/$pid/status")" = "$last" ] ||
+            fail "started on CPU $last of $cpus, it runs elsewhere $options"
+        kill -KILL "$pid"
+        wait "$pid" 2>/dev/null
+    done
+}
+
 # Each rank has cores of its own, near its device, unless --no-bind.
 binding() {
     local report='cuda 0 at [0-9a-f:.]*: CPUs [0-9]'
