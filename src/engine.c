@@ -146,6 +146,7 @@ cpa_status cpa_engine_submit(cpa_engine *engine, const cpa_request *request) {
                         (unsigned long long)request->id, request->arrival_s);
     }
     cpa_scheduler_request scheduled = cpa_engine_scheduled(request);
+    scheduled.arrival += engine->stats.duration_s;
     cpa_engine_request *record = calloc(1, sizeof *record);
     if (!record) return cpa_fail(err, CPA_NO_MEMORY, "request %llu: no memory", (unsigned long long)request->id);
     cpa_status status = cpa_scheduler_add(engine->scheduler, &scheduled, err);
@@ -156,7 +157,7 @@ cpa_status cpa_engine_submit(cpa_engine *engine, const cpa_request *request) {
     record->id = request->id;
     record->prompt_tokens = request->prompt_tokens;
     record->output_tokens = request->output_tokens;
-    record->arrival_s = request->arrival_s;
+    record->arrival_s = scheduled.arrival;
     HASH_ADD(hh, engine->requests, id, sizeof record->id, record);
     return CPA_OK;
 }

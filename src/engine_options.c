@@ -101,10 +101,11 @@ cpa_status cpa_engine_resolve(const cpa_engine_options *given, cpa_engine_option
     if (!((o.verify >= 0 && o.verify <= 1) || o.verify == CPA_VERIFY_AUTO)) {
         return cpa_fail(err, CPA_INVALID, "verify: %g, expected 0 to 1, or %g", o.verify, CPA_VERIFY_AUTO);
     }
-    if (o.swap_bytes < 0 || !(o.ageing_s >= 0) || o.long_prefill_token_threshold < 0 || o.tenant_block_quota < 0) {
+    if (o.swap_bytes < 0 || !(o.ageing_s >= 0) || !isfinite(o.ageing_s) || o.long_prefill_token_threshold < 0 ||
+        o.tenant_block_quota < 0) {
         return cpa_fail(err, CPA_INVALID,
                         "swap_bytes %lld, ageing_s %g, long_prefill_token_threshold %lld, tenant_block_quota %lld: "
-                        "expected no negative number",
+                        "expected finite numbers, none negative",
                         (long long)o.swap_bytes, o.ageing_s, (long long)o.long_prefill_token_threshold,
                         (long long)o.tenant_block_quota);
     }

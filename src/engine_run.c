@@ -306,7 +306,8 @@ cpa_status cpa_engine_run(cpa_engine *engine, cpa_finish_fn on_finish, cpa_progr
     cpa_error *err = &engine->error;
     run r = {.engine = engine, .on_finish = on_finish, .on_progress = on_progress, .ctx = ctx};
     cpa_status status = cpa_control_agree(&engine->control, CPA_OK, err);
-    r.start = cpa_clock_now(); /* the same moment on every rank, whatever their clocks say */
+    /* The same moment on every rank, whatever their clocks say; the clock of the engine goes on from run to run. */
+    r.start = cpa_clock_now() - engine->stats.duration_s;
     engine->timeline.origin = r.start;
     if (status == CPA_OK && engine->control.rank == 0) {
         status = cpa_plan_ahead_begin(engine->scheduler, r.start, &engine->stop, &r.ahead, err);
@@ -315,7 +316,7 @@ cpa_status cpa_engine_run(cpa_engine *engine, cpa_finish_fn on_finish, cpa_progr
     if (status == CPA_OK) status = run_plans(&r, err);
     cpa_plan_ahead_end(r.ahead);
     atomic_store(&engine->stop, 0);
-    engine->stats.duration_s += cpa_clock_now() - r.start;
+    engine->stats.duration_s = cpa_clock_now() - r.start;
     if (status != CPA_OK && status != CPA_CHECK_FAILED) return status;
     cpa_error collected = {CPA_OK, ""};
     cpa_status totals = collect_stats(engine, &collected);

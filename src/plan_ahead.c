@@ -204,6 +204,7 @@ void cpa_plan_ahead_end(cpa_plan_ahead *ahead) {
     pthread_cond_broadcast(&ahead->changed);
     pthread_mutex_unlock(&ahead->mutex);
     pthread_join(ahead->thread, NULL);
+    (void)pass_damage_on(ahead, NULL); /* what the last step found, for a run that goes on */
     pthread_cond_destroy(&ahead->changed);
     pthread_mutex_destroy(&ahead->mutex);
     free(ahead->damaged);

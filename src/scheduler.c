@@ -141,7 +141,7 @@ static cpa_status check_request(const cpa_scheduler *s, const cpa_scheduler_requ
     if (r->prompt_tokens < 1 || r->output_tokens < 1 || r->prompt_tokens > INT64_MAX - r->output_tokens)
         return cpa_fail(err, CPA_INVALID,
                         "request %" PRIu64 ": %" PRId64 " prompt and %" PRId64
-                        " output tokens; expected at least 1 of each",
+                        " output tokens; expected at least 1 of each, and fewer than 2^63 in all",
                         r->id, r->prompt_tokens, r->output_tokens);
     if (!isfinite(r->arrival))
         return cpa_fail(err, CPA_INVALID, "request %" PRIu64 ": arrival at %g s; expected a finite time", r->id,

@@ -83,6 +83,7 @@ static void name_mistake(diagnosis *d, int32_t kv_head) {
         }
         return;
     }
+    if (equals_merge(d, -1, 1, 1)) return; /* so little is wrong that no mistake can be told from none */
     if (equals_merge(d, -1, 1, log2_e)) {
         snprintf(d->finding, sizeof d->finding, "the LSE of the remote partial states is in base 2");
         return;

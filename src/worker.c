@@ -285,6 +285,13 @@ static cpa_status layer_done(const cpa_worker *worker, const cpa_step_plan *plan
     return observer->layer_done(observer->ctx, plan, layer, worker->q, worker->out, worker->stream, err);
 }
 
+/* An operation of ours that the source called says more. */
+static cpa_status source_failed(cpa_stream *stream, const char *function, int32_t layer, cpa_status status) {
+    if (stream->error.message[0]) return status;
+    return cpa_fail(&stream->error, status, "layer %d: the source's %s returned %s", layer, function,
+                    cpa_status_name(status));
+}
+
 static cpa_status run_layer(cpa_worker *worker, const cpa_step_plan *plan, int32_t layer, const cpa_rows *rows,
                             const cpa_worker_observer *observer, cpa_error *err) {
     const cpa_kernel_table *kernels = worker->device->kernels;
@@ -294,7 +301,8 @@ static cpa_status run_layer(cpa_worker *worker, const cpa_step_plan *plan, int32
     cpa_spans *spans = &worker->context->spans;
     spans->layer = layer;
     int64_t span = cpa_spans_begin(spans, CPA_SPAN_FILL, 0, stream);
-    CPA_TRY(source->fill(source->ctx, layer, rows, worker->q, worker->k, worker->v, stream));
+    cpa_status status = source->fill(source->ctx, layer, rows, worker->q, worker->k, worker->v, stream);
+    if (status != CPA_OK) return source_failed(stream, "fill", layer, status);
     cpa_spans_end(spans, span, stream);
     cpa_kv_view kv = cpa_worker_layer_kv(worker, layer);
     cpa_kv_write_args write = {sizeof write, rows->count, model->dtype, worker->k, worker->v, worker->slots_device, kv};
@@ -303,7 +311,7 @@ static cpa_status run_layer(cpa_worker *worker, const cpa_step_plan *plan, int32
     cpa_spans_end(spans, span, stream);
     cpa_context_args args = {
         .size = sizeof args, .q = worker->q, .kv = kv, .mask = cpa_model_mask(model, layer), .out = worker->out};
-    cpa_status status = cpa_context_attend(worker->context, &args, stream);
+    status = cpa_context_attend(worker->context, &args, stream);
     if (status != CPA_OK) return cpa_fail(err, status, "layer %d: %s", layer, cpa_context_error(worker->context));
     cpa_hash_rows_args hash = {
         .rows = worker->rows->n_digest,
@@ -319,7 +327,8 @@ static cpa_status run_layer(cpa_worker *worker, const cpa_step_plan *plan, int32
     cpa_spans_end(spans, span, stream);
     if (source->consume) {
         span = cpa_spans_begin(spans, CPA_SPAN_CONSUME, 0, stream);
-        CPA_TRY(source->consume(source->ctx, layer, rows, worker->out, stream));
+        status = source->consume(source->ctx, layer, rows, worker->out, stream);
+        if (status != CPA_OK) return source_failed(stream, "consume", layer, status);
         cpa_spans_end(spans, span, stream);
     }
     return layer_done(worker, plan, layer, observer, err);

@@ -279,6 +279,24 @@ static void impossible_options_and_requests_are_named(void) {
     cpa_engine_destroy(engine);
 }
 
+/* Scores of wide heads are sums of many terms, whose roundings the tolerance has to allow for. */
+static void self_test_passes_in_fp32_with_wide_heads(void) {
+    for (int32_t dim = 64; dim <= 256; dim *= 2) {
+        for (uint64_t seed = 0; seed < 3; seed++) {
+            cpa_engine_options options = cpa_test_engine_options();
+            cpa_engine *engine = NULL;
+            cpa_error err = {CPA_OK, ""};
+            options.skip_self_test = 0;
+            options.staging_bytes = 0;
+            options.model.head_dim = options.model.v_head_dim = dim;
+            options.seed = seed;
+            CU_ASSERT_EQUAL(cpa_engine_create(MPI_COMM_WORLD, &options, &engine, &err), CPA_OK);
+            if (!engine) printf("heads of %d, seed %d: %s\n", dim, (int)seed, err.message);
+            cpa_engine_destroy(engine);
+        }
+    }
+}
+
 /* Rows of a chunk see each other's keys then, whatever rank has them. */
 static void a_model_without_a_causal_mask_is_checked_as_well(void) {
     cpa_engine_options options = cpa_test_engine_options();
@@ -339,6 +357,7 @@ static const cpa_test tests[] = {
     {"requests wait for their arrival", requests_wait_for_their_arrival},
     {"the next step is received and prepared while one runs", the_next_step_is_received_and_prepared_while_one_runs},
     {"self-test passes in every dtype and mask", self_test_passes_in_every_dtype_and_mask},
+    {"self-test passes in fp32 with wide heads", self_test_passes_in_fp32_with_wide_heads},
     {"a model without a causal mask is checked as well", a_model_without_a_causal_mask_is_checked_as_well},
     {"self-test passes with the smallest and the largest blocks",
      self_test_passes_with_the_smallest_and_the_largest_blocks},

@@ -98,9 +98,43 @@ static void an_answer_becomes_part_of_the_next_prompt(void) {
     }
 }
 
+typedef struct clocked {
+    cpa_engine *engine;
+    int finished;
+} clocked;
+
+static void stop_early(void *ctx, int64_t tokens, int64_t requests, double elapsed_s) {
+    (void)requests, (void)elapsed_s;
+    if (tokens > 30) cpa_engine_stop(((clocked *)ctx)->engine);
+}
+
+static void expect_ordered_times(void *ctx, const cpa_request_result *result) {
+    CU_ASSERT(result->first_token_s >= result->arrival_s);
+    for (int64_t i = 1; i < result->output_tokens; i++) CU_ASSERT(result->token_s[i] >= result->token_s[i - 1]);
+    ((clocked *)ctx)->finished++;
+}
+
+static void the_clock_goes_on_from_run_to_run(void) {
+    const cpa_engine_options options = options_of_all_rows();
+    const cpa_request first = {.size = sizeof first, .id = 1, .prompt_tokens = 20, .output_tokens = 40};
+    const cpa_request second = {
+        .size = sizeof second, .id = 2, .prompt_tokens = 20, .output_tokens = 5, .arrival_s = 0.05};
+    int rank;
+    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+    clocked c = {.engine = cpa_test_engine(&options, &first, 1)};
+    CU_ASSERT_PTR_NOT_NULL(c.engine);
+    if (!c.engine) return;
+    CU_ASSERT_EQUAL(cpa_engine_run(c.engine, expect_ordered_times, stop_early, &c), CPA_STOPPED);
+    if (rank == 0) CU_ASSERT_EQUAL(cpa_engine_submit(c.engine, &second), CPA_OK);
+    CU_ASSERT_EQUAL(cpa_engine_run(c.engine, expect_ordered_times, NULL, &c), CPA_OK);
+    if (rank == 0) CU_ASSERT_EQUAL(c.finished, 2);
+    cpa_engine_destroy(c.engine);
+}
+
 static const cpa_test tests[] = {
     {"statistics are totals of all runs", statistics_are_totals_of_all_runs},
     {"a stopped engine goes on", a_stopped_engine_goes_on},
+    {"the clock goes on from run to run", the_clock_goes_on_from_run_to_run},
     {"an answer becomes part of the next prompt", an_answer_becomes_part_of_the_next_prompt},
 };
 CPA_MPI_DEVICE_TEST_MAIN("runs of an engine", tests)

@@ -124,13 +124,13 @@ typedef struct cpa_request {
     uint64_t id; /* unique */
     int64_t prompt_tokens;
     int64_t output_tokens; /* >= 1 */
-    double arrival_s;      /* seconds after the start of the run */
+    double arrival_s;      /* seconds after the start of the next run */
     int32_t priority;      /* lower runs first */
     const char *salt;      /* requests share cached prefixes with those of the same salt only; NULL = ""; not kept */
     uint64_t group;        /* the same for all samples of one prompt, which share its cache; 0 = none */
 } cpa_request;
 
-/* What happened to one request; times in seconds after the start of the run. */
+/* What happened to one request; times in seconds after the start of the first run, without the pauses between runs. */
 typedef struct cpa_request_result {
     uint64_t id;
     int64_t prompt_tokens;
@@ -196,7 +196,7 @@ typedef struct cpa_span {
     int64_t step;
     int32_t layer;  /* -1: of no layer */
     int32_t round;  /* of the all-to-all, from 1 on; 0: of no round */
-    double begin_s; /* after the start of the run */
+    double begin_s; /* after the start of the first run, without the pauses between runs */
     double seconds;
 } cpa_span;
 typedef void (*cpa_span_fn)(void *ctx, const cpa_span *span);
@@ -214,7 +214,8 @@ CPA_API cpa_status cpa_engine_submit(cpa_engine *engine, const cpa_request *requ
 
 /* Runs until every request has finished, or a check fails, or cpa_engine_stop. Collective. CPA_CHECK_FAILED names the
  * first violation: sequence, token, head, layer, algorithm and error. After CPA_OK or CPA_STOPPED it may be called
- * again: with what was left, and what has been submitted since. */
+ * again: with what was left, and what has been submitted since. After any other status the other ranks may wait for this
+ * one for ever: end them (MPI_Abort), and do not call cpa_engine_destroy, which waits for them. */
 CPA_API cpa_status cpa_engine_run(cpa_engine *engine, cpa_finish_fn on_finish, cpa_progress_fn on_progress, void *ctx);
 
 /* Asks a running engine to stop after the step in flight; rank 0. Safe from a signal handler and from any thread. */
