@@ -93,8 +93,8 @@ static cpa_status make_blas(cpa_kernel_test *t, cpa_error *err) {
 static cpa_status expect_on_device(cpa_kernel_test *t, cpa_mask mask, int both) {
     const cpa_model_shape *m = &t->options->model;
     /* Both results are rounded; in fp32 their scores may differ as much as their LSEs. */
-    const double unit = cpa_reference_unit_roundoff(t->coarser) +
-                        (t->coarser == CPA_F32 ? cpa_reference_lse_tolerance(CPA_F32) : 0);
+    const double unit =
+        cpa_reference_unit_roundoff(t->coarser) + (t->coarser == CPA_F32 ? cpa_reference_lse_tolerance(CPA_F32) : 0);
     const int64_t heads = t->rows * m->q_heads, from = both ? 0 : t->keys[0], element = (int64_t)sizeof(float);
     cpa_reference_attend_args args = {.rows = t->rows,
                                       .keys = both ? cpa_self_test_total_keys(t) : t->keys[1],
