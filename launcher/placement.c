@@ -122,14 +122,12 @@ static void divide_cores(hwloc_topology_t topology, pci_list pci, cpa_placement 
     hwloc_bitmap_free(share);
 }
 
-enum { GIVEN_WORDS = sizeof((cpa_placement *)0)->given / sizeof(unsigned long) };
-
 static void bind_rank(pci_list pci, cpa_placement *out) {
     hwloc_topology_t topology;
     hwloc_bitmap_t given = hwloc_bitmap_alloc();
     if (hwloc_topology_init(&topology) == 0) {
         int loaded = hwloc_topology_load(topology) == 0;
-        if (loaded && given && hwloc_bitmap_from_ulongs(given, GIVEN_WORDS, out->given) == 0)
+        if (loaded && given && hwloc_bitmap_from_ulongs(given, CPA_PLACEMENT_GIVEN_WORDS, out->given) == 0)
             (void)hwloc_topology_restrict(topology, given, 0); /* leaves it as it is where they have no CPU in common */
         if (loaded) divide_cores(topology, pci, out);
         hwloc_topology_destroy(topology);
@@ -153,14 +151,14 @@ static int is_child_of_mpirun(void) {
 }
 
 /* The CPUs of this process before mpirun bound it: its own, or those of mpirun. Returns 0 where that is not known. */
-static int find_given(unsigned long given[GIVEN_WORDS]) {
+static int find_given(unsigned long given[CPA_PLACEMENT_GIVEN_WORDS]) {
     hwloc_topology_t topology;
     hwloc_bitmap_t cpus = hwloc_bitmap_alloc();
     int known = 0, under_mpirun = getenv("OMPI_COMM_WORLD_SIZE") != NULL;
     if (cpus && hwloc_topology_init(&topology) == 0) {
         if (hwloc_topology_load(topology) == 0 && (!under_mpirun || is_child_of_mpirun())) {
             known = hwloc_get_proc_cpubind(topology, under_mpirun ? getppid() : getpid(), cpus, 0) == 0 &&
-                    hwloc_bitmap_to_ulongs(cpus, GIVEN_WORDS, given) == 0;
+                    hwloc_bitmap_to_ulongs(cpus, CPA_PLACEMENT_GIVEN_WORDS, given) == 0;
         }
         hwloc_topology_destroy(topology);
     }
@@ -181,7 +179,7 @@ void cpa_placement_find(MPI_Comm comm, int32_t threads, int bind, cpa_placement 
     MPI_Comm_size(host, &out->ranks_here);
     MPI_Comm_rank(host, &out->rank_here);
     if (!find_given(out->given)) memset(out->given, 0xff, sizeof out->given);
-    MPI_Allreduce(MPI_IN_PLACE, out->given, GIVEN_WORDS, MPI_UNSIGNED_LONG, MPI_BOR, host);
+    MPI_Allreduce(MPI_IN_PLACE, out->given, CPA_PLACEMENT_GIVEN_WORDS, MPI_UNSIGNED_LONG, MPI_BOR, host);
     MPI_Comm_free(&host);
     bind_rank(NULL, out);
     out->memory_bytes = available_memory() / out->ranks_here;

@@ -8,6 +8,7 @@
 #include <cpattn/device.h>
 
 #define CPA_PLACEMENT_MAX_CPUS 1024
+#define CPA_PLACEMENT_GIVEN_WORDS (CPA_PLACEMENT_MAX_CPUS / (8 * sizeof(unsigned long)))
 #define CPA_PLACEMENT_BOUND_BYTES 192
 
 typedef struct cpa_placement {
@@ -19,10 +20,9 @@ typedef struct cpa_placement {
     int32_t cpus[CPA_PLACEMENT_MAX_CPUS]; /* operating-system numbers, one a core */
     int64_t memory_bytes;                 /* free memory of the device, or of the host divided by its ranks */
     cpa_backend backend;
-    int32_t ordinal;        /* of a CUDA device */
-    int32_t wanted_threads; /* 0 = a thread a core */
-    unsigned long
-        given[CPA_PLACEMENT_MAX_CPUS / (8 * sizeof(unsigned long))]; /* the CPUs that the job was started on */
+    int32_t ordinal;                                /* of a CUDA device */
+    int32_t wanted_threads;                         /* 0 = a thread a core */
+    unsigned long given[CPA_PLACEMENT_GIVEN_WORDS]; /* the CPUs that the job was started on */
     int bind;
     char bound[CPA_PLACEMENT_BOUND_BYTES]; /* what this rank is bound to, as "CPUs 0-7, near the device"; or empty */
 } cpa_placement;

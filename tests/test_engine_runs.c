@@ -131,10 +131,31 @@ static void the_clock_goes_on_from_run_to_run(void) {
     cpa_engine_destroy(c.engine);
 }
 
+static cpa_status fill_nothing(void *ctx, int32_t layer, const cpa_rows *rows, void *q, void *k, void *v,
+                               cpa_stream *stream) {
+    (void)ctx, (void)rows, (void)q, (void)k, (void)v, (void)stream;
+    return layer == 1 ? CPA_IO : CPA_OK;
+}
+
+static void a_source_that_fails_is_named(void) {
+    const cpa_source source = {.size = sizeof source, .fill = fill_nothing};
+    const cpa_request request = {.size = sizeof request, .prompt_tokens = 20, .output_tokens = 1};
+    cpa_engine_options options = cpa_test_engine_options();
+    options.source = &source;
+    options.verify = 0;
+    cpa_engine *engine = cpa_test_engine(&options, &request, 1);
+    CU_ASSERT_PTR_NOT_NULL(engine);
+    if (!engine) return;
+    CU_ASSERT_EQUAL(cpa_engine_run(engine, NULL, NULL, NULL), CPA_IO);
+    CU_ASSERT_PTR_NOT_NULL(strstr(cpa_engine_error(engine), "layer 1: the source's fill returned"));
+    cpa_engine_destroy(engine);
+}
+
 static const cpa_test tests[] = {
     {"statistics are totals of all runs", statistics_are_totals_of_all_runs},
     {"a stopped engine goes on", a_stopped_engine_goes_on},
     {"the clock goes on from run to run", the_clock_goes_on_from_run_to_run},
+    {"a source that fails is named", a_source_that_fails_is_named},
     {"an answer becomes part of the next prompt", an_answer_becomes_part_of_the_next_prompt},
 };
 CPA_MPI_DEVICE_TEST_MAIN("runs of an engine", tests)
