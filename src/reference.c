@@ -161,17 +161,13 @@ VECTOR_LOOPS static void score_keys(const cpa_reference_row *row, int64_t n, con
     }
 }
 
-/* Scores are sums of products in fp32 whatever the dtype; beside the roundings of bf16 and fp16 theirs are nothing. */
-VECTOR_LOOPS static void note_score_sizes(cpa_reference_row *row, int64_t n, const float *k) {
-    const int32_t dim = row->k_dim, whole = dim / (SUMS * LANES) * (SUMS * LANES);
-    for (int64_t t = 0; t < n; t++, k += dim) {
-        float sums[SUMS * LANES] = {0}, size = 0;
-        for (int32_t d = 0; d < whole; d += SUMS * LANES)
-            for (int j = 0; j < SUMS * LANES; j++) sums[j] += fabsf(row->q[d + j] * k[d + j]);
-        for (int j = 0; j < SUMS * LANES; j++) size += sums[j];
-        for (int32_t d = whole; d < dim; d++) size += fabsf(row->q[d] * k[d]);
-        row->score_size = fmaxf(row->score_size, size * (float)fabs(row->scale));
-    }
+/* Of the keys whose scores lead, one after another. Scores are sums in fp32 whatever the dtype; beside the roundings of
+ * bf16 and fp16 theirs are nothing. */
+static void note_score_size(cpa_reference_row *row, const float *k) {
+    float size = 0;
+    if (row->dtype != CPA_F32) return;
+    for (int32_t d = 0; d < row->k_dim; d++) size += fabsf(row->q[d] * k[d]);
+    row->score_size = fmaxf(row->score_size, size * (float)fabs(row->scale));
 }
 
 VECTOR_LOOPS static void scale_exact(cpa_reference_row *row, double factor) {
@@ -205,9 +201,12 @@ static void add_some(cpa_reference_row *row, int64_t n, const float *k, const fl
     double exact[KEYS_AT_ONCE], max = row->max;
     float plain[KEYS_AT_ONCE], stored[KEYS_AT_ONCE], plain_max = row->plain_max;
     score_keys(row, n, k, exact, plain);
-    if (row->dtype == CPA_F32) note_score_sizes(row, n, k);
     for (int64_t t = 0; t < n; t++) max = exact[t] > max ? exact[t] : max;
-    for (int64_t t = 0; t < n; t++) plain_max = plain[t] > plain_max ? plain[t] : plain_max;
+    for (int64_t t = 0; t < n; t++) {
+        if (!(plain[t] > plain_max)) continue;
+        plain_max = plain[t];
+        note_score_size(row, k + t * row->k_dim);
+    }
     if (max > row->max) scale_exact(row, exp(row->max - max));
     if (plain_max > row->plain_max) scale_plain(row, expf(row->plain_max - plain_max));
     row->max = max;

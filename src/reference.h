@@ -4,7 +4,7 @@
  * implementation accumulates in fp32 and rounds the probabilities and the result to the dtype. Both errors are the
  * largest over the elements of the row. Where the plain implementation is lucky in a row, its error counts as what
  * rounding may cost: (u + e) sum(p |v|) / sum(p), with u the unit roundoff of the dtype, for probabilities and result,
- * and e, for scores in fp32, sqrt(d) / 2 * 2^-24 * scale * sum |q k| of the key where that is largest: rounding errors
+ * and e, for scores in fp32, sqrt(d) / 2 * 2^-24 * scale * sum |q k| of the keys with the highest scores: rounding errors
  * of a sum of d terms grow with sqrt(d) (Higham and Mary 2019, doi:10.1137/18M1226312). Pure; a row is used by one
  * thread. */
 #ifndef CPA_REFERENCE_H
@@ -22,7 +22,7 @@ typedef struct cpa_reference_row {
     double max, sum, o[CPA_MAX_HEAD_DIM];
     float plain_max, plain_sum, plain_o[CPA_MAX_HEAD_DIM];
     float mass[CPA_MAX_HEAD_DIM]; /* sum of p |v|, relative to plain_max */
-    float score_size;             /* fp32: the largest scale * sum |q k| over the elements of a key */
+    float score_size;             /* fp32: scale * sum |q k| over the elements of a leading key, the largest */
 } cpa_reference_row;
 
 /* Starts a row for the query q [k_dim]; scale 0 = 1 / sqrt(k_dim). */
