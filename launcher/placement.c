@@ -122,17 +122,22 @@ static void divide_cores(hwloc_topology_t topology, pci_list pci, cpa_placement 
     hwloc_bitmap_free(share);
 }
 
-static void bind_rank(pci_list pci, cpa_placement *out) {
+/* The topology of this host; NULL where hwloc cannot read it. */
+static hwloc_topology_t load_topology(void) {
     hwloc_topology_t topology;
+    if (hwloc_topology_init(&topology) != 0) return NULL;
+    if (hwloc_topology_load(topology) == 0) return topology;
+    hwloc_topology_destroy(topology);
+    return NULL;
+}
+
+/* Restricts the topology to what the job was given, and this rank to its share of that. */
+static void bind_rank(hwloc_topology_t topology, pci_list pci, cpa_placement *out) {
     hwloc_bitmap_t given = hwloc_bitmap_alloc();
-    if (hwloc_topology_init(&topology) == 0) {
-        int loaded = hwloc_topology_load(topology) == 0;
-        if (loaded && given && hwloc_bitmap_from_ulongs(given, CPA_PLACEMENT_GIVEN_WORDS, out->given) == 0)
-            (void)hwloc_topology_restrict(topology, given, 0); /* leaves it as it is where they have no CPU in common */
-        if (loaded) divide_cores(topology, pci, out);
-        hwloc_topology_destroy(topology);
-    }
+    if (given && hwloc_bitmap_from_ulongs(given, CPA_PLACEMENT_GIVEN_WORDS, out->given) == 0)
+        (void)hwloc_topology_restrict(topology, given, 0); /* leaves it as it is where they have no CPU in common */
     hwloc_bitmap_free(given);
+    divide_cores(topology, pci, out);
 }
 
 /* Whether this process was started by a process of Open MPI, not by a script that one of those started. */
@@ -151,17 +156,12 @@ static int is_child_of_mpirun(void) {
 }
 
 /* The CPUs of this process before mpirun bound it: its own, or those of mpirun. Returns 0 where that is not known. */
-static int find_given(unsigned long given[CPA_PLACEMENT_GIVEN_WORDS]) {
-    hwloc_topology_t topology;
+static int find_given(hwloc_topology_t topology, unsigned long given[CPA_PLACEMENT_GIVEN_WORDS]) {
+    int under_mpirun = getenv("OMPI_COMM_WORLD_SIZE") != NULL;
+    if (under_mpirun && !is_child_of_mpirun()) return 0;
     hwloc_bitmap_t cpus = hwloc_bitmap_alloc();
-    int known = 0, under_mpirun = getenv("OMPI_COMM_WORLD_SIZE") != NULL;
-    if (cpus && hwloc_topology_init(&topology) == 0) {
-        if (hwloc_topology_load(topology) == 0 && (!under_mpirun || is_child_of_mpirun())) {
-            known = hwloc_get_proc_cpubind(topology, under_mpirun ? getppid() : getpid(), cpus, 0) == 0 &&
-                    hwloc_bitmap_to_ulongs(cpus, CPA_PLACEMENT_GIVEN_WORDS, given) == 0;
-        }
-        hwloc_topology_destroy(topology);
-    }
+    int known = cpus && hwloc_get_proc_cpubind(topology, under_mpirun ? getppid() : getpid(), cpus, 0) == 0 &&
+                hwloc_bitmap_to_ulongs(cpus, CPA_PLACEMENT_GIVEN_WORDS, given) == 0;
     hwloc_bitmap_free(cpus);
     return known;
 }
@@ -178,10 +178,14 @@ void cpa_placement_find(MPI_Comm comm, int32_t threads, int bind, cpa_placement 
     MPI_Comm host = split_host(comm);
     MPI_Comm_size(host, &out->ranks_here);
     MPI_Comm_rank(host, &out->rank_here);
-    if (!find_given(out->given)) memset(out->given, 0xff, sizeof out->given);
+    hwloc_topology_t topology = load_topology();
+    if (!topology || !find_given(topology, out->given)) memset(out->given, 0xff, sizeof out->given);
     MPI_Allreduce(MPI_IN_PLACE, out->given, CPA_PLACEMENT_GIVEN_WORDS, MPI_UNSIGNED_LONG, MPI_BOR, host);
     MPI_Comm_free(&host);
-    bind_rank(NULL, out);
+    if (topology) {
+        bind_rank(topology, NULL, out);
+        hwloc_topology_destroy(topology);
+    }
     out->memory_bytes = available_memory() / out->ranks_here;
 }
 
@@ -195,7 +199,11 @@ static void move_to_device(MPI_Comm comm, cpa_placement *placement) {
     MPI_Allreduce(MPI_IN_PLACE, &lacking, 1, MPI_INT, MPI_MAX, host);
     if (!lacking) {
         MPI_Allgather(mine, sizeof mine, MPI_BYTE, pci, sizeof mine, MPI_BYTE, host);
-        bind_rank((pci_list)pci, placement);
+        hwloc_topology_t topology = load_topology(); /* whole again: the last one was restricted */
+        if (topology) {
+            bind_rank(topology, (pci_list)pci, placement);
+            hwloc_topology_destroy(topology);
+        }
     }
     MPI_Comm_free(&host);
     free(pci);

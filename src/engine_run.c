@@ -112,16 +112,19 @@ static cpa_status record_step(run *r, cpa_error *err) {
     return CPA_OK;
 }
 
-/* The planner's prediction for the step, all layers. */
+/* The planner's prediction for the step, all layers. What is decoded by pass-Q is exchanged together. */
 static double predict_step(const run *r) {
-    double seconds = 0;
+    double seconds = 0, exchange = 0;
     for (int64_t i = 0; i < r->plan.n_chunks; i++) {
         const cpa_plan_chunk *chunk = &r->plan.chunks[i];
         int whole = cpa_owner_is_whole(r->engine->worker->options.map, chunk->phase);
         const cpa_planner planner = whole ? cpa_planner_of_whole(&r->engine->planner) : r->engine->planner;
-        seconds += cpa_planner_predict(&planner, chunk->algorithm, chunk->count, chunk->start);
+        int decoded = chunk->flags & CPA_CHUNK_DECODE && chunk->algorithm == CPA_PASS_Q && planner.exchange_s > 0;
+        seconds += decoded ? cpa_planner_predict_decode(&planner, chunk->start)
+                           : cpa_planner_predict(&planner, chunk->algorithm, chunk->count, chunk->start);
+        if (decoded) exchange = planner.exchange_s;
     }
-    return seconds * r->engine->options.model.layers;
+    return (seconds + exchange) * r->engine->options.model.layers;
 }
 
 static double attention_seconds(const cpa_engine *engine) {

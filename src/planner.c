@@ -22,20 +22,34 @@ cpa_planner_choice cpa_planner_choose(const cpa_planner *p, int64_t new_tokens, 
     return (cpa_planner_choice){CPA_PASS_Q, CPA_REASON_PREFIX};
 }
 
-/* With T new and P cached tokens, head widths dk and dv, and every count spread evenly over the N ranks:
- *     attention   2 * T * (P + T/2) * Hq * (dk + dv) / (N * C)             two products over the causal pairs
+/* With T new and P cached tokens, head widths dk and dv, and every count spread evenly over the N ranks, the longer of
+ *     2 * T * (P + T/2) * Hq * (dk + dv) / (N * C)         two products over the causal pairs
+ *     (P + T) * Hkv * (dk + dv) * e / (N * R)              every rank reads its share of the cache; where R is known */
+static double attention_seconds(const cpa_planner *p, double new_tokens, double cached) {
+    double n = p->cp_size, width = (double)p->k_dim + p->v_dim;
+    double products = 2 * new_tokens * (cached + new_tokens / 2) * p->q_heads * width / (n * p->flops);
+    if (!(p->memory_bandwidth > 0)) return products;
+    double kv_bytes = (cached + new_tokens) * p->kv_heads * width * p->element_bytes;
+    return fmax(products, kv_bytes / (n * p->memory_bandwidth));
+}
+
+/* Exchanges, likewise:
  *     pass-KV     (N-1)/N * (P + T) * Hkv * (dk + dv) * e / W              every rank sends its shard to all others
  *     pass-Q      (N-1)/N * T * Hq * (dk * e + 4 * (dv + 1)) / W           queries out, fp32 O and LSE home
- * The exchange of pass-KV overlaps its attention; pass-Q needs all queries first and all states last. */
+ * That of pass-KV overlaps its attention; pass-Q needs all queries first and all states last. */
 double cpa_planner_predict(const cpa_planner *p, cpa_algorithm algorithm, int64_t new_tokens, int64_t cached_tokens) {
     double n = p->cp_size, t = (double)new_tokens, cached = (double)cached_tokens, others = (n - 1) / n;
-    double width = (double)p->k_dim + p->v_dim;
-    double attention = 2 * t * (cached + t / 2) * p->q_heads * width / (n * p->flops);
+    double attention = attention_seconds(p, t, cached);
     if (algorithm == CPA_PASS_Q) {
         double row_bytes = p->q_heads * ((double)p->k_dim * p->element_bytes + sizeof(float) * (p->v_dim + 1.0));
         return attention + others * t * row_bytes / p->bandwidth;
     }
-    return fmax(attention, others * (cached + t) * p->kv_heads * width * p->element_bytes / p->bandwidth);
+    double kv_bytes = (cached + t) * p->kv_heads * ((double)p->k_dim + p->v_dim) * p->element_bytes;
+    return fmax(attention, others * kv_bytes / p->bandwidth);
+}
+
+double cpa_planner_predict_decode(const cpa_planner *p, int64_t cached_tokens) {
+    return attention_seconds(p, 1, (double)cached_tokens);
 }
 
 cpa_planner cpa_planner_of_whole(const cpa_planner *planner) {

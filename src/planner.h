@@ -53,6 +53,10 @@ double cpa_planner_overlap_tokens(const cpa_planner *planner);
 double cpa_planner_predict(const cpa_planner *planner, cpa_algorithm algorithm, int64_t new_tokens,
                            int64_t cached_tokens);
 
+/* Predicted seconds of the attention of one layer to one token of decode. Its exchange is not in it: a layer of a step
+ * has one for all its sequences, exchange_s where that was measured. */
+double cpa_planner_predict_decode(const cpa_planner *planner, int64_t cached_tokens);
+
 /* A longer sequence is never preferred whole: an exchange takes less time than reading so many tokens. */
 enum { CPA_PLANNER_WHOLE_TOKENS = 32768 };
 

@@ -83,6 +83,18 @@ static void predicted_times_follow_the_formulas(void) {
     CU_ASSERT_DOUBLE_EQUAL(cpa_planner_predict(&example, CPA_PASS_KV, 10, 9990), 76.8e-6, 1e-11);
 }
 
+/* 1e6 tokens of 8*256*2 bytes, a quarter on each rank, take 250 us at 4.096e12 bytes/s; the products of one row with
+ * them 10 us, those of 1000 rows 10 ms. */
+static void few_rows_take_as_long_as_reading_the_cache(void) {
+    cpa_planner planner = example;
+    planner.memory_bandwidth = 4.096e12;
+    CU_ASSERT_DOUBLE_EQUAL(cpa_planner_predict_decode(&planner, 999999), 250e-6, 1e-11);
+    CU_ASSERT_DOUBLE_EQUAL(cpa_planner_predict_decode(&example, 999999), 10.24e-6, 1e-10);
+    planner.bandwidth = INFINITY;
+    CU_ASSERT_DOUBLE_EQUAL(cpa_planner_predict(&planner, CPA_PASS_Q, 1, 999999), 250e-6, 1e-11);
+    CU_ASSERT_DOUBLE_EQUAL(cpa_planner_predict(&planner, CPA_PASS_KV, 1000, 999000), 10.23488e-3, 1e-9);
+}
+
 static void beyond_the_first_threshold_the_exchange_is_predicted_to_hide(void) {
     for (int64_t cached = 10000; cached <= 10000000; cached *= 10) {
         cpa_planner instant = example;
@@ -136,6 +148,7 @@ static const cpa_test tests[] = {
     {"one rank has nothing to exchange", one_rank_has_nothing_to_exchange},
     {"a faster link or a slower device favours pass-KV", a_faster_link_or_a_slower_device_favours_pass_kv},
     {"predicted times follow the formulas", predicted_times_follow_the_formulas},
+    {"few rows take as long as reading the cache", few_rows_take_as_long_as_reading_the_cache},
     {"beyond the first threshold the exchange is predicted to hide",
      beyond_the_first_threshold_the_exchange_is_predicted_to_hide},
     {"short sequences are whole where their exchanges would take longer",

@@ -60,9 +60,7 @@ cpa_status cpa_cuda_mark_seconds(const cpa_marks *marks, int32_t from, int32_t t
     float ms = 0;
     if (from >= marks->count || to >= marks->count)
         return cpa_fail(err, CPA_INVALID, "marks: %d and %d of %d, expected two that were set", from, to, marks->count);
-    cudaError_t error = cudaEventElapsedTime(&ms, marks->events[from], marks->events[to]);
-    if (error != cudaSuccess) (void)cudaGetLastError();
-    CPA_TRY(cpa_cuda_check(err, error, "mark"));
+    CPA_TRY(cpa_cuda_check(err, cudaEventElapsedTime(&ms, marks->events[from], marks->events[to]), "mark"));
     *seconds = ms * milli;
     return CPA_OK;
 }
