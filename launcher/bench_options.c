@@ -78,7 +78,7 @@ static const cpa_field table[] = {
     {NULL, "min-time", "S", CPA_FIELD_REAL, offsetof(cpa_bench_options, min_time_s), .initial = "0.5", .max = 3600,
      .help = "repeat each case for at least S seconds"},
     {NULL, "iters", "N", INT_AT(iterations, 1, CPA_BENCH_MAX_ITERATIONS), .initial = "auto", .word = "auto",
-     .help = "time each case N times; auto: as --min-time says"},
+     .help = "time each case, or each step of one, N times, on a device N batches of calls; auto: as --min-time says"},
     {NULL, "result-json", "FILE", TEXT_AT(json), .help = "write the table to FILE as well, which must not exist"},
     {NULL, "help", NULL, FLAG_AT(help), .help = "print this text and stop"},
 };
@@ -88,7 +88,7 @@ enum { N_FIELDS = sizeof table / sizeof table[0] };
 static cpa_status read_option(int argc, char **argv, int *i, cpa_bench_options *out, cpa_error *err) {
     const char *arg = strcmp(argv[*i], "-h") == 0 ? "--help" : argv[*i];
     size_t length = strcspn(arg, "=");
-    const cpa_field *field = length > 2 ? cpa_field_find(table, N_FIELDS, arg + 2, length - 2) : NULL;
+    const cpa_field *field = strncmp(arg, "--", 2) == 0 ? cpa_field_find(table, N_FIELDS, arg + 2, length - 2) : NULL;
     if (!field) {
         char found[64];
         cpa_text_quote(arg, strlen(arg), found, sizeof found);

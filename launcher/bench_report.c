@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "base/check.h"
+#include "launcher/output_file.h"
 
 void cpa_bench_date(char date[CPA_BENCH_DATE_BYTES]) {
     time_t now = time(NULL);
@@ -78,8 +79,10 @@ json_t *cpa_bench_row_to_json(const cpa_bench_site *site, const cpa_bench *bench
 }
 
 cpa_status cpa_bench_check_json(const cpa_bench_options *options, cpa_error *err) {
-    if (!options->json[0] || access(options->json, F_OK) != 0) return CPA_OK;
-    return cpa_fail(err, CPA_INVALID, "bench: --result-json %s exists and is not overwritten", options->json);
+    if (!options->json[0]) return CPA_OK;
+    if (access(options->json, F_OK) == 0)
+        return cpa_fail(err, CPA_INVALID, "bench: --result-json %s exists and is not overwritten", options->json);
+    return cpa_output_check("bench: --result-json", options->json, err);
 }
 
 cpa_status cpa_bench_write_json(const cpa_bench_site *site, const char *name, const char *date, json_t *rows,

@@ -13,9 +13,9 @@
 #include "src/graphs.h"
 #include "src/reference.h"
 
-enum { MIN_BATCHES = 3, MAX_BATCHES = 64, MAX_CALLS_PER_BATCH = 512, SAMPLED_ROWS = 2, SAMPLED_HEADS = 4 };
+enum { MIN_BATCHES = 3, MAX_CALLS_PER_BATCH = 512, SAMPLED_ROWS = 2, SAMPLED_HEADS = 4 };
 enum { PIECE_TOKENS = 8192, LAYERS_PER_GRAPH = 32 };
-static const double batch_s = 20e-3, enough_s = 0.5; /* of a batch, and of all that are timed of a case */
+static const double batch_s = 20e-3;
 
 /* A row of this rank in the step. */
 typedef struct team_row {
@@ -252,32 +252,48 @@ static int64_t calls_per_batch(const team *t, double call_s) {
     return t->captured ? (calls + LAYERS_PER_GRAPH - 1) / LAYERS_PER_GRAPH * LAYERS_PER_GRAPH : calls;
 }
 
+/* Times batches of the planned step, for `seconds` or as many as the options ask for; *median is one of them, *n how many
+ * there were. */
+static cpa_status time_batches(team *t, int64_t calls, double seconds, call_time *median, int64_t *n, cpa_error *err) {
+    const int64_t asked = t->site->options.iterations;
+    call_time *times = malloc(CPA_BENCH_MAX_ITERATIONS * sizeof *times);
+    cpa_status status = times ? CPA_OK : cpa_fail(err, CPA_NO_MEMORY, "bench scaling: no memory for times");
+    double total = 0;
+    *n = 0;
+    CPA_TRY_GOTO(cpa_control_agree(&t->control, status, err), done);
+    while (*n < CPA_BENCH_MAX_ITERATIONS) {
+        if (asked ? *n >= asked : *n >= MIN_BATCHES && total >= seconds) break;
+        CPA_TRY_GOTO(time_calls(t, calls, &times[*n], err), done);
+        total += times[(*n)++].time_s * (double)calls;
+    }
+    qsort(times, (size_t)*n, sizeof *times, compare_times);
+    *median = times[*n / 2];
+done:
+    free(times);
+    return status;
+}
+
 /* Plans and times one step, and adds its median batch to the result. Of graphs, waiting is measured in a launch of its
  * own: marks between kernels cost time. */
 static cpa_status run_step(team *t, int64_t start, int64_t count, cpa_bench_team_result *result, cpa_error *err) {
-    const double step_s = enough_s * (double)count / (double)t->work->new_tokens;
-    call_time times[MAX_BATCHES], warm;
-    double before, after, total = 0;
+    const double step_s = t->site->options.min_time_s * (double)count / (double)t->work->new_tokens;
+    call_time median, warm;
+    double before, after;
+    int64_t n;
     CPA_TRY(plan_step(t, start, count, err));
     CPA_TRY(sent_so_far(t, &before, err));
     CPA_TRY(time_calls(t, 1, &warm, err));
     CPA_TRY(sent_so_far(t, &after, err));
     if (t->graphs) CPA_TRY(capture_step(t, err));
-    if (warm.time_s < step_s) CPA_TRY(time_calls(t, t->captured ? LAYERS_PER_GRAPH : 1, &warm, err));
+    if (t->captured || warm.time_s < step_s) CPA_TRY(time_calls(t, t->captured ? LAYERS_PER_GRAPH : 1, &warm, err));
     cpa_context_mute(t->context, t->captured);
     int64_t calls = calls_per_batch(t, warm.time_s);
-    int n = 0;
-    while (n < MAX_BATCHES && (n < MIN_BATCHES || total < step_s)) {
-        CPA_TRY(time_calls(t, calls, &times[n], err));
-        total += times[n++].time_s * (double)calls;
-    }
+    CPA_TRY(time_batches(t, calls, step_s, &median, &n, err));
     cpa_context_mute(t->context, 0);
-    qsort(times, (size_t)n, sizeof *times, compare_times);
-    const call_time *median = &times[n / 2];
     result->iterations += n * calls;
-    result->time_s += median->time_s;
-    result->enqueue_s += median->enqueue_s;
-    result->exposed_s += t->captured ? warm.exposed_s : median->exposed_s;
+    result->time_s += median.time_s;
+    result->enqueue_s += median.enqueue_s;
+    result->exposed_s += t->captured ? warm.exposed_s : median.exposed_s;
     result->bytes_sent += after - before;
     return CPA_OK;
 }

@@ -49,7 +49,8 @@ static void report(const cpa_outcome *outcome, const cpa_scheduler_stats *stats)
     printf("\n%-12s%" PRId64 " of %" PRId64 " planned in %" PRId64 " steps, %.2f s, %.1f us a step\n", "requests",
            stats->finished, outcome->workload->count, s->steps, s->duration_s,
            s->steps > 0 ? 1e6 * s->duration_s / (double)s->steps : 0);
-    printf("%-12s%" PRId64 " to compute, %" PRId64 " of them output\n", "tokens", s->computed_tokens, s->output_tokens);
+    printf("%-12s%" PRId64 " rows to compute, %" PRId64 " tokens of output\n", "tokens", s->computed_tokens,
+           s->output_tokens);
     cpa_report_cache(outcome, stdout);
     fflush(stdout);
 }

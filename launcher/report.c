@@ -67,7 +67,11 @@ static void print_latencies(const cpa_outcome *outcome, FILE *out) {
     line(out, "latency", "%-6s%12s%12s%12s", "ms", "mean", "median", "p99");
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         cpa_summary summary = cpa_metrics_summary(outcome->metrics, rows[i].metric);
-        line(out, "", "%-6s%12.2f%12.2f%12.2f", rows[i].name, summary.mean, summary.median, summary.p99);
+        if (summary.count == 0) {
+            line(out, "", "%-6s%12s%12s%12s", rows[i].name, "-", "-", "-");
+        } else {
+            line(out, "", "%-6s%12.2f%12.2f%12.2f", rows[i].name, summary.mean, summary.median, summary.p99);
+        }
     }
 }
 

@@ -29,7 +29,9 @@ static int put_text(json_t *object, const char *key, const char *value) {
     return json_object_set_new(object, key, text);
 }
 
+/* No rate where nothing was computed. */
 static double per_second(const cpa_outcome *outcome, int64_t count) {
+    if (outcome->settings->dry_run) return NAN;
     return outcome->stats.duration_s > 0 ? (double)count / outcome->stats.duration_s : 0;
 }
 
@@ -51,7 +53,8 @@ static int add_latencies(json_t *root, cpa_metrics *metrics) {
     int bad = 0;
     for (int m = 0; m < CPA_METRIC_COUNT; m++) {
         cpa_summary summary = cpa_metrics_summary(metrics, (cpa_metric)m);
-        const double values[] = {summary.mean, summary.median, summary.std, summary.p99};
+        double values[] = {summary.mean, summary.median, summary.std, summary.p99};
+        for (int k = 0; summary.count == 0 && k < 4; k++) values[k] = NAN;
         for (int k = 0; k < 4; k++) {
             char key[32];
             snprintf(key, sizeof key, "%s_%s_ms", kinds[k], names[m]);
@@ -137,6 +140,7 @@ static json_t *pack(const cpa_outcome *outcome) {
         bad |= parts[i].fill(object, outcome) | json_object_set_new(root, parts[i].key, object);
     }
     bad |= put_text(root, "output_digest", digest) | put_text(root, "device", outcome->device) |
+           json_object_set_new(root, "dry_run", json_boolean(outcome->settings->dry_run)) |
            put_text(root, "version", cpa_version()) | put_text(root, "date", date);
     if (!bad) return root;
     json_decref(root);

@@ -76,8 +76,9 @@ static cpa_exit_code create_engine(service *s) {
         char why[sizeof err.message];
         snprintf(why, sizeof why, "%s", err.message);
         cpa_fail(&err, status,
-                 "%.300s; lower --num-blocks (%" PRId64 " now) or --max-num-batched-tokens, or start more ranks", why,
-                 s->num_blocks);
+                 "%.300s; lower --num-blocks (%" PRId64
+                 " now), --max-num-batched-tokens, --staging-bytes or --swap-space, or start more ranks",
+                 why, s->num_blocks);
     }
     return explain(s, status, err.message);
 }
@@ -166,7 +167,8 @@ static cpa_exit_code conclude(service *s, cpa_status status) {
     if (s->metrics.out_of_memory) cpa_log(CPA_LOG_WARN, "no memory for every latency: the summaries leave some out");
     if (s->job.settings.result_json[0]) {
         cpa_status written = cpa_result_json_write(s->job.settings.result_json, &outcome, &err);
-        if (written != CPA_OK) code = explain(s, written, err.message);
+        cpa_exit_code lost_json = explain(s, written, err.message);
+        if (code == CPA_EXIT_DONE) code = lost_json;
     }
     return code;
 }

@@ -2,9 +2,12 @@
 
 #include <assert.h>
 #include <ctype.h>
+#include <float.h>
+#include <limits.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include <cpattn/engine.h>
 
@@ -59,13 +62,13 @@ static const cpa_field table[] = {
      .help = "the first N keys stay visible whatever the window"},
     {"Cache", "kv-cache-dtype", NULL, CHOICE(kv_cache_dtype, "auto", kv_dtypes),
      .help = "of the KV cache; auto: that of the model; fp8_e4m3 and int8 have a scale for each token and head"},
-    {"Cache", "k-scale", "S", REAL(k_scale, "auto", 0, 1e30), .word = "auto",
+    {"Cache", "k-scale", "S", REAL(k_scale, "auto", FLT_MIN, 1e30), .word = "auto",
      .help = "fp8_e4m3 keys are multiples of S, one scale for all of them (with --v-scale); auto: see above"},
-    {"Cache", "v-scale", "S", REAL(v_scale, "auto", 0, 1e30), .word = "auto", .help = "the same of values"},
+    {"Cache", "v-scale", "S", REAL(v_scale, "auto", FLT_MIN, 1e30), .word = "auto", .help = "the same of values"},
     {"Cache", "kv-layout", NULL, CHOICE(kv_layout, "token-major", layouts),
      .help = "order in a block of the cache: [tokens, heads] or [heads, tokens]"},
     {"Cache", "block-size", "N", INT(block_size, "16", 16, 512), .power_of_two = 1,
-     .help = "tokens in a block of the cache; 512 only to plan (--dry-run)"},
+     .help = "tokens in a block of the cache"},
     {"Cache", "num-blocks", "N", INT(num_blocks, "auto", 0, 0x1p31 - 1), .word = "auto",
      .help = "blocks of one rank, each with all layers; auto: enough for the run, if memory allows"},
     {"Cache", "cp-kv-cache-interleave-size", "N", INT(interleave, "auto", 0, 0x1p30), .word = "auto",
@@ -202,6 +205,10 @@ static cpa_status set(cpa_settings *settings, int f, const char *where, const ch
     return CPA_OK;
 }
 
+static int is_path(const cpa_field *field) {
+    return field->type == CPA_FIELD_TEXT && strcmp(field->value_name, "FILE") == 0;
+}
+
 /* A path in the settings file means a file beside it, as `path` is relative to the folder of `config`. */
 static cpa_status set_path(cpa_settings *settings, int f, const char *where, const char *path, int line,
                            cpa_error *err) {
@@ -223,7 +230,7 @@ static cpa_status read_file(cpa_settings *settings, cpa_error *err) {
         snprintf(where, sizeof where, "%s:%d: %s", settings->config, entry->line, entry->field->name);
         if (cpa_setting_is_action(entry->field)) {
             status = cpa_fail(err, CPA_INVALID, "%s: found in a file, expected on the command line only", where);
-        } else if (entry->field->type == CPA_FIELD_TEXT && strcmp(entry->field->value_name, "FILE") == 0) {
+        } else if (is_path(entry->field)) {
             status = set_path(settings, f, where, entry->value, entry->line, err);
         } else {
             status = set(settings, f, where, entry->value, CPA_FROM_FILE, entry->line, err);
@@ -275,9 +282,11 @@ static cpa_status check_together(const cpa_settings *settings, cpa_error *err) {
         return cpa_fail(err, CPA_INVALID, "--k-scale: found with --kv-cache-dtype %s, expected fp8_e4m3",
                         kv_dtypes[settings->kv_cache_dtype]);
     }
-    if (settings->block_size > 256 && !settings->dry_run) {
-        return cpa_fail(err, CPA_INVALID, "--block-size: found %lld, expected at most 256 without --dry-run",
-                        (long long)settings->block_size);
+    if (settings->dry_run && settings->timeline[0]) {
+        return cpa_fail(err, CPA_INVALID, "--timeline: found with --dry-run, expected without it: nothing is computed");
+    }
+    if (settings->timeline[0] && strcmp(settings->timeline, settings->result_json) == 0) {
+        return cpa_fail(err, CPA_INVALID, "--timeline: found the file of --result-json, expected another");
     }
     if (settings->interleave % settings->block_size != 0) {
         return cpa_fail(err, CPA_INVALID,
@@ -336,31 +345,36 @@ void cpa_settings_print_help(FILE *out) {
             "3 a fault at run time.\n");
 }
 
-/* Writes text as a YAML value: in double quotes where it is a path. */
-static void print_value(const cpa_field *field, const char *text, char *out, size_t bytes) {
-    size_t n = 0;
-    if (field->type != CPA_FIELD_TEXT) {
-        snprintf(out, bytes, "%s", text);
-        return;
+/* Prints text as it stands between double quotes in YAML; returns its length. */
+static int print_escaped(const char *text, FILE *out) {
+    int n = 0;
+    for (; *text; text++) n += fprintf(out, "%s%c", *text == '"' || *text == '\\' ? "\\" : "", *text);
+    return n;
+}
+
+/* Prints text as a YAML value, texts in double quotes; paths whole, so that they mean the same in any file. Returns its
+ * length. */
+static int print_value(const cpa_field *field, const char *text, FILE *out) {
+    char folder[PATH_MAX];
+    if (field->type != CPA_FIELD_TEXT) return fprintf(out, "%s", text);
+    int n = fprintf(out, "\"");
+    if (is_path(field) && text[0] && text[0] != '/' && getcwd(folder, sizeof folder)) {
+        n += print_escaped(folder, out);
+        n += fprintf(out, "/");
     }
-    out[n++] = '"';
-    for (; *text && n + 3 < bytes; text++) {
-        if (*text == '"' || *text == '\\') out[n++] = '\\';
-        out[n++] = *text;
-    }
-    out[n++] = '"';
-    out[n] = 0;
+    n += print_escaped(text, out);
+    return n + fprintf(out, "\"");
 }
 
 void cpa_settings_print(const cpa_settings *settings, const char *auto_dtype, FILE *out) {
     for (int f = 0; f < N_FIELDS; f++) {
-        char text[CPA_TEXT_BYTES], value[2 * CPA_TEXT_BYTES + 3], name[64];
+        char text[CPA_TEXT_BYTES], name[64];
         if (cpa_setting_is_action(&table[f])) continue;
         cpa_origin origin = settings->source[f].origin;
         cpa_field_format(&table[f], settings, text, sizeof text);
-        print_value(&table[f], text, value, sizeof value);
-        fprintf(out, "%s%s: %-*s # ", origin == CPA_FROM_DEFAULT ? "# " : "", table[f].name,
-                (int)(40 - strlen(table[f].name) - (origin == CPA_FROM_DEFAULT ? 2 : 0)), value);
+        int width = fprintf(out, "%s%s: ", origin == CPA_FROM_DEFAULT ? "# " : "", table[f].name);
+        width += print_value(&table[f], text, out);
+        fprintf(out, "%*s # ", width < 42 ? 42 - width : 0, "");
         variable_name(&table[f], name, sizeof name);
         switch (origin) {
             case CPA_FROM_DEFAULT: fprintf(out, "default"); break;

@@ -42,9 +42,9 @@ static cpa_status read_length(place at, const json_t *object, const char *key, i
     return CPA_OK;
 }
 
-/* Hash ids that no line of a trace has: a prompt of its own. */
-static uint64_t own_hash(place at, int64_t index) {
-    return (uint64_t)1 << 63 | (uint64_t)at.line << 24 | (uint64_t)(index & 0xffffff);
+/* A hash id of a prompt without any, which no line of a trace has. */
+static uint64_t own_hash(const cpa_trace_request *request, int64_t index) {
+    return (uint64_t)1 << 63 | request->id << 24 | (uint64_t)(index & 0xffffff);
 }
 
 static cpa_status read_hashes(place at, const json_t *object, int64_t input_length, cpa_trace_request *request,
@@ -60,9 +60,10 @@ static cpa_status read_hashes(place at, const json_t *object, int64_t input_leng
                         " (one per 512 tokens), or none for a prompt that shares nothing",
                         at.path, at.line, listed, input_length, count);
     }
+    request->n_hashes = count;
+    if (listed == 0) return CPA_OK;
     request->hashes = calloc((size_t)count, sizeof *request->hashes);
-    if (!request->hashes) return cpa_fail(err, CPA_NO_MEMORY, "%s: out of memory", at.path);
-    for (int64_t i = 0; listed == 0 && i < count; i++) request->hashes[i] = own_hash(at, i);
+    if (!request->hashes) return cpa_fail(err, CPA_NO_MEMORY, "%s:%" PRId64 ": out of memory", at.path, at.line);
     for (int64_t i = 0; i < listed; i++) {
         const json_t *hash = json_array_get(value, (size_t)i);
         if (!json_is_integer(hash) || json_integer_value(hash) < 0) {
@@ -70,7 +71,6 @@ static cpa_status read_hashes(place at, const json_t *object, int64_t input_leng
         }
         request->hashes[i] = (uint64_t)json_integer_value(hash);
     }
-    request->n_hashes = count;
     return CPA_OK;
 }
 
@@ -254,5 +254,6 @@ uint32_t cpa_trace_token(void *ctx, uint64_t id, int64_t position) {
     int64_t k = block_at(trace->length_scale, position);
     /* A prompt of less than a token is rounded up to one; that token belongs to its first block. */
     if (k >= request->n_hashes) k = request->n_hashes - 1;
-    return mix(request->hashes[k], (uint64_t)(position - block_start(trace->length_scale, k)));
+    uint64_t hash = request->hashes ? request->hashes[k] : own_hash(request, k);
+    return mix(hash, (uint64_t)(position - block_start(trace->length_scale, k)));
 }

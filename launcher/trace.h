@@ -26,9 +26,9 @@ typedef struct cpa_trace_request {
     int64_t output_tokens; /* scaled */
     int32_t priority;
     int64_t samples;
-    char *salt; /* NULL: none */
-    int64_t n_hashes;
-    uint64_t *hashes;
+    char *salt;       /* NULL: none */
+    int64_t n_hashes; /* hash blocks of the prompt */
+    uint64_t *hashes; /* NULL: it shares nothing */
 } cpa_trace_request;
 
 typedef struct cpa_trace {

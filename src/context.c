@@ -197,7 +197,7 @@ static cpa_status check_options(const cpa_context_options *o, const cpa_device *
                         o->interleave, o->block_size);
     }
     if (o->staging_bytes < 0) {
-        return cpa_fail(err, CPA_INVALID, "context: staging of %" PRId64 " bytes, expected 0 (default) or more",
+        return cpa_fail(err, CPA_INVALID, "context: staging_bytes: found %" PRId64 ", expected 0 (default) or more",
                         o->staging_bytes);
     }
     if (o->max_rows < 1 || o->max_rows > INT32_MAX) {

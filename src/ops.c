@@ -83,6 +83,10 @@ void cpa_stream_destroy(cpa_stream *stream) {
     if (stream) stream->device->kernels->stream_destroy(stream);
 }
 
+void *cpa_stream_native(const cpa_stream *stream) {
+    return stream->native;
+}
+
 cpa_status cpa_stream_sync(cpa_stream *stream) {
     return stream->device->kernels->stream_sync(stream);
 }

@@ -52,7 +52,7 @@ static cpa_status size_staging(cpa_context *c) {
     c->stats.staging_bound = o->staging_bytes ? o->staging_bytes : cpa_max64(usual, least);
     if (c->stats.staging_bound < least) {
         return cpa_fail(&c->error, CPA_INVALID,
-                        "context: staging of %" PRId64 " bytes, expected at least %" PRId64 ": %" PRId64
+                        "context: staging_bytes: found %" PRId64 ", expected at least %" PRId64 ": %" PRId64
                         " segments of %" PRId64 " tokens",
                         c->stats.staging_bound, least, kv->segments, kv->split);
     }

@@ -89,11 +89,15 @@ results_are_right() {
     for ranks in 1 2 3; do
         rm -f scaling.json
         bench $ranks scaling --context 400 --max-num-batched-tokens 150 --batch 4 --decode-context 130 --dtype bf16 \
-            --result-json scaling.json
+            --iters 4 --result-json scaling.json
         expect_right $((ranks == 1 ? 2 : 4))
+        # 400 tokens of prefill in three steps, and one of decode.
+        python3 -c 'import json, sys
+sys.exit({row["iterations"] for row in json.load(open("scaling.json"))["rows"]} != {3 * 4, 4})' ||
+            fail "not as many iterations as were asked for"
         expect_json scaling.json $((ranks == 1 ? 2 : 4))
     done
-    bench 2 scaling --shapes 1x70x200:kv-cache-dtype=int8,3x1x100 --max-num-batched-tokens 40
+    bench 2 scaling --shapes 1x70x200:kv-cache-dtype=int8,3x1x100 --max-num-batched-tokens 40 --min-time 0.1
     expect_right 4
     awk '$1 == "prefill" && $13 != "-" || $1 == "decode" && $3 == 2 && $13 !~ /^-?[0-9.]+$/ { bad = 1 }
         END { exit bad }' out.txt || fail "what decode adds to attention is not there, or something else is"

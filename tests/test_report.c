@@ -202,6 +202,31 @@ static void the_result_file_has_the_keys_of_vllm_and_ours(void) {
     cpa_metrics_release(&metrics);
 }
 
+/* What was not measured is no zero: latencies of a run without output tokens after the first, rates of a dry run. */
+static void what_was_not_measured_is_null(void) {
+    cpa_settings settings;
+    cpa_model model;
+    cpa_workload workload;
+    cpa_metrics metrics;
+    cpa_error err;
+    char text[4096] = "";
+    cpa_outcome outcome = make_outcome(&settings, &model, &workload, &metrics);
+    cpa_metrics_release(&metrics);
+    settings.dry_run = 1;
+    CU_ASSERT_EQUAL_FATAL(cpa_result_json_write("report-test.json", &outcome, &err), CPA_OK);
+    json_t *root = json_load_file("report-test.json", 0, NULL);
+    CU_ASSERT(json_is_null(json_object_get(root, "mean_itl_ms")));
+    CU_ASSERT(json_is_null(json_object_get(root, "p99_ttft_ms")));
+    CU_ASSERT(json_is_null(json_object_get(root, "output_throughput")));
+    CU_ASSERT(json_is_true(json_object_get(root, "dry_run")));
+    json_decref(root);
+    unlink("report-test.json");
+    FILE *file = fmemopen(text, sizeof text, "w");
+    cpa_report_print(&outcome, file);
+    fclose(file);
+    CU_ASSERT_PTR_NOT_NULL(strstr(text, "TTFT             -           -           -"));
+}
+
 static void a_result_file_is_whole_or_absent(void) {
     cpa_settings settings;
     cpa_model model;
@@ -226,6 +251,7 @@ static const cpa_test tests[] = {
     {"a run without tokens has zeros", a_run_without_tokens_has_zeros},
     {"the report names every figure", the_report_names_every_figure},
     {"the result file has the keys of vLLM and ours", the_result_file_has_the_keys_of_vllm_and_ours},
+    {"what was not measured is null", what_was_not_measured_is_null},
     {"a result file is whole or absent", a_result_file_is_whole_or_absent},
 };
 CPA_TEST_MAIN("report", tests)

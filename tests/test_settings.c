@@ -112,7 +112,10 @@ static void a_bad_command_line_is_refused_in_one_line(void) {
         {"serve", "found 'serve'"},
         {"--block-size", "--block-size: found no value"},
         {"--block-size --seed 3", "--block-size: found no value"},
-        {"--block-size 512", "--block-size: found 512, expected at most 256 without --dry-run"},
+        {"--block-size 8", "--block-size: found '8', expected a power of two between 16 and 512"},
+        {"--dry-run --timeline t.json", "--timeline: found with --dry-run, expected without it"},
+        {"--timeline t.json --result-json t.json", "--timeline: found the file of --result-json"},
+        {"--k-scale 0 --v-scale 1", "--k-scale: found '0', expected a number from 1.17549e-38 to 1e+30 or auto"},
         {"--block-size 24", "--block-size: found '24', expected a power of two between 16 and 512"},
         {"--block-size 16x", "found '16x'"},
         {"--requests 99999999999999999999", "expected an integer from 0 to"},
@@ -223,11 +226,11 @@ static void the_printed_configuration_names_origins_and_can_be_read_again(void) 
     cpa_error err;
     setenv("CPATTN_VERIFY", "0.3", 1);
     cpa_status status =
-        load_file("block-size: 64\ntrace: a b.jsonl\n", "--seed 7 --request-rate 2.5 --window 9", &settings, &err);
+        load_file("block-size: 64\ntrace: /a b.jsonl\n", "--seed 7 --request-rate 2.5 --window 9", &settings, &err);
     unsetenv("CPATTN_VERIFY");
     CU_ASSERT_EQUAL_FATAL(status, CPA_OK);
     char *text = printed(print_settings, &settings);
-    const char *lines[] = {"block-size: 64 ", "trace: \"a b.jsonl\" ", "seed: 7 ",
+    const char *lines[] = {"block-size: 64 ", "trace: \"/a b.jsonl\" ", "seed: 7 ",
                            "verify: 0.3 ",    "threads: auto ",        "# dtype: auto "};
     const char *origins[] = {":1\n",
                              ":2\n",

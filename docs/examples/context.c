@@ -156,7 +156,8 @@ static double attend(cpa_context *context, const shard *s, cpa_owner_map map, cp
 }
 
 int main(int argc, char **argv) {
-    MPI_Init(&argc, &argv);
+    int level;
+    MPI_Init_thread(&argc, &argv, MPI_THREAD_FUNNELED, &level); /* threads of the library call no MPI */
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     MPI_Comm_size(MPI_COMM_WORLD, &ranks);
 

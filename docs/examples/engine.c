@@ -27,8 +27,8 @@ static cpa_status submit_all(cpa_engine *engine) {
 }
 
 int main(int argc, char **argv) {
-    MPI_Init(&argc, &argv);
-    int rank;
+    int rank, level;
+    MPI_Init_thread(&argc, &argv, MPI_THREAD_FUNNELED, &level); /* the engine has threads; they call no MPI */
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
 
     cpa_engine_options options = {.size = sizeof options};
@@ -57,7 +57,9 @@ int main(int argc, char **argv) {
     cpa_status submitted = rank == 0 ? submit_all(engine) : CPA_OK;
     if (submitted != CPA_OK) fprintf(stderr, "engine: %s\n", cpa_engine_error(engine));
     status = cpa_engine_run(engine, print_request, NULL, NULL);
-    if (status != CPA_OK && rank == 0) fprintf(stderr, "engine: %s\n", cpa_engine_error(engine));
+    if (status != CPA_OK) fprintf(stderr, "engine: rank %d: %s\n", rank, cpa_engine_error(engine));
+    if (status != CPA_OK && status != CPA_CHECK_FAILED)
+        MPI_Abort(MPI_COMM_WORLD, 1); /* others may wait for this rank */
 
     cpa_engine_stats stats;
     cpa_engine_get_stats(engine, &stats);

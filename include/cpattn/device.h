@@ -56,6 +56,10 @@ CPA_API void cpa_device_free(cpa_device *device, void *memory);
 CPA_API cpa_status cpa_stream_create(cpa_device *device, cpa_stream **out, cpa_error *err);
 CPA_API void cpa_stream_destroy(cpa_stream *stream);
 
+/* The cudaStream_t of a stream on a CUDA device, as a pointer: what is enqueued there runs in order with the operations
+ * of the library, so that a cpa_source can launch its kernels. Owned by the stream. NULL on the host back end. */
+CPA_API void *cpa_stream_native(const cpa_stream *stream);
+
 /* Waits until everything enqueued so far is done; returns the first failure of the stream. */
 CPA_API cpa_status cpa_stream_sync(cpa_stream *stream);
 

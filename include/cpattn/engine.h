@@ -40,7 +40,7 @@ typedef struct cpa_rows {
 
 /* Where queries, keys and values come from and where results go: a model, or the synthetic source of the library.
  * Called on every rank, layer after layer, from the thread that runs the engine. Pointers are on the device of the
- * engine. */
+ * engine; what runs there is enqueued on the stream (cpa_stream_native). */
 typedef struct cpa_source {
     size_t size;
     void *ctx;
@@ -188,7 +188,7 @@ typedef struct cpa_engine_stats {
     uint64_t output_digest;
 } cpa_engine_stats;
 
-/* What one rank did at a time. */
+/* What one rank did at a time. Both texts live as long as the engine. */
 typedef struct cpa_span {
     int32_t rank;
     const char *row;  /* what did it: "compute", "host", ... */
@@ -201,12 +201,16 @@ typedef struct cpa_span {
 } cpa_span;
 typedef void (*cpa_span_fn)(void *ctx, const cpa_span *span);
 
+/* Requests through context attention on the ranks of a communicator. All its functions are called from one thread at a
+ * time, but for cpa_engine_stop; MPI must have been initialised with MPI_THREAD_FUNNELED or more, and that thread be its
+ * main one: threads of the engine call no MPI. */
 typedef struct cpa_engine cpa_engine;
 
-/* Collective over `comm`, which is duplicated. Opens the device, allocates the cache, measures C and W, and runs the
- * self-test: every algorithm on small peaky inputs against float64. Fails on all ranks alike. */
+/* Collective over `comm`, of at most 64 ranks, which is duplicated. Opens the device, allocates the cache, measures C
+ * and W, and runs the self-test: every algorithm on small peaky inputs against float64. Fails on all ranks alike. */
 CPA_API cpa_status cpa_engine_create(MPI_Comm comm, const cpa_engine_options *options, cpa_engine **out,
                                      cpa_error *err);
+/* Collective; the device is closed. NULL does nothing. */
 CPA_API void cpa_engine_destroy(cpa_engine *engine);
 
 /* Queues a request; rank 0 only, before cpa_engine_run. CPA_INVALID, with the numbers, if it can never fit. */
@@ -214,8 +218,9 @@ CPA_API cpa_status cpa_engine_submit(cpa_engine *engine, const cpa_request *requ
 
 /* Runs until every request has finished, or a check fails, or cpa_engine_stop. Collective. CPA_CHECK_FAILED names the
  * first violation: sequence, token, head, layer, algorithm and error. After CPA_OK or CPA_STOPPED it may be called
- * again: with what was left, and what has been submitted since. After any other status the other ranks may wait for this
- * one for ever: end them (MPI_Abort), and do not call cpa_engine_destroy, which waits for them. */
+ * again: with what was left, and what has been submitted since. CPA_CHECK_FAILED comes on every rank: statistics,
+ * timeline and cpa_engine_destroy follow as usual. After any other status the other ranks may wait for this one for
+ * ever: end them (MPI_Abort), and do not call cpa_engine_destroy, which waits for them. */
 CPA_API cpa_status cpa_engine_run(cpa_engine *engine, cpa_finish_fn on_finish, cpa_progress_fn on_progress, void *ctx);
 
 /* Asks a running engine to stop after the step in flight; rank 0. Safe from a signal handler and from any thread. */
@@ -226,6 +231,8 @@ CPA_API void cpa_engine_get_stats(const cpa_engine *engine, cpa_engine_stats *ou
 
 /* Hands the spans that options.timeline_spans kept, of all ranks, to on_span on rank 0, in no order. Collective. */
 CPA_API cpa_status cpa_engine_timeline(cpa_engine *engine, cpa_span_fn on_span, void *ctx);
+
+/* One line naming the device of this rank. Owned by the engine. */
 CPA_API const char *cpa_engine_device(const cpa_engine *engine);
 
 /* Seconds that one rank's share of a causal prefill of `tokens` tokens takes by the measured rates; for sizing a run.

@@ -109,6 +109,10 @@ CPA_API void cpa_attend_plan_destroy(cpa_attend_plan *plan);
  * With `out`, the result is also rounded to q_dtype and stored there. `state.o` and `state.lse` may then be NULL if
  * resume = 0; if resume = 1, `state.lse` is that of the result, and what `state.o` holds afterwards is unspecified.
  *
+ * On a CUDA device bf16 and fp16 run on tensor cores where q, k, v, out and state.o are aligned to 16 bytes, dims and
+ * strides are multiples of 8 elements (16 of a quantised cache; 4 of state.o), blocks hold 16 tokens or more, the cache
+ * is quantised or of q_dtype, and scale is positive; all else is computed by plain, slower kernels.
+ *
  * On the host back end the result of a row has the same bits however the rows are grouped into items, calls and steps,
  * and whether its keys come in one call or in several resumed ones cut at multiples of cpa_attend_split_tokens. */
 typedef struct cpa_attend_args {

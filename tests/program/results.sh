@@ -46,6 +46,9 @@ shapes() {
         --max-num-seqs 2 --algorithm pass-q --seed 5 --no-bind --threads 2 --result-json r.json
     expect_code 0 "every setting at once"
     expect_value violations 0 r.json
+    run 2 --model model.yaml --requests 2 --input-len 1200 --output-len 4 --verify 1 --block-size 512 --result-json r.json
+    expect_code 0 "the largest block"
+    expect_value violations 0 r.json
     run 2 --config "$CONFIGS/service.yaml" --requests 2 --input-len 64 --output-len 2 --result-json r.json
     expect_code 0 "the example settings file"
     expect_value completed 2 r.json
@@ -115,5 +118,7 @@ dry_run() {
         expect_value prefix_queries 10 r.json
         expect_value prefix_hits 6 r.json
     done
-    expect_bad "--dry-run: found without requests" --dry-run
+    run 1 --dry-run
+    expect_code 2 "a dry run of nothing"
+    expect_line "--dry-run: found without requests"
 }

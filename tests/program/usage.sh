@@ -12,7 +12,10 @@ bad_input() {
     expect_bad "found unknown option '--blok-size', expected '--block-size'" --blok-size 16
     expect_bad "--block-size: found '24', expected a power of two between 16 and 512" --block-size 24
     expect_bad '--cp-kv-cache-interleave-size: found 24' --cp-kv-cache-interleave-size 24
-    expect_bad 'staging of 10 bytes, expected at least' --staging-bytes 10
+    expect_bad 'staging_bytes: found 10, expected at least' --staging-bytes 10
+    expect_bad "--k-scale: found '1e-50', expected a number from" --k-scale 1e-50 --v-scale 1
+    trace_line 0 1099511627776 1 >bad.jsonl
+    expect_bad 'request 1: found 1099511627776 tokens, which need' --trace bad.jsonl
     expect_bad 'request 1: 100 prompt + 8 output tokens need 7 blocks' --input-len 100 --output-len 8 --num-blocks 3
     expect_bad 'request 1: found 1099511627903 tokens, which need' --input-len 1099511627776
     expect_bad '--num-blocks: found 2147483647, expected at most' --num-blocks 2147483647
@@ -36,7 +39,7 @@ bad_input_on_many_ranks() {
     expect_bad 'bad.jsonl:1: found "input_length": -5, expected' --trace bad.jsonl
     expect_bad "found unknown option '--blok-size'" --blok-size 16
     expect_bad 'request 1: 1000 prompt + 8 output tokens need' --input-len 1000 --output-len 8 --num-blocks 3
-    expect_bad 'staging of 10 bytes, expected at least' --staging-bytes 10
+    expect_bad 'staging_bytes: found 10, expected at least' --staging-bytes 10
     expect_bad '--num-blocks: found 2147483647, expected at most' --num-blocks 2147483647
 }
 
@@ -67,7 +70,7 @@ precedence() {
     printf 'cache-salt: pepper\ntrace: requests.jsonl\n' >folder/settings.yaml
     run 1 --config folder/settings.yaml --print-config
     grep -q '^cache-salt: "pepper" ' out || fail "--print-config: $(grep cache-salt out)"
-    grep -q '^trace: "folder/requests.jsonl" ' out || fail "--print-config: $(grep trace out)"
+    grep -q "^trace: \"$PWD/folder/requests.jsonl\" " out || fail "--print-config: $(grep trace out)"
 }
 
 # The dtype without a model and without --dtype is bf16 on a CUDA device, and fp32 on the host.
