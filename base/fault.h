@@ -18,6 +18,7 @@ typedef enum cpa_fault {
     CPA_FAULT_LOST_SEQUENCE,   /* a preempted sequence is forgotten */
     CPA_FAULT_DAMAGED_SWAP,    /* bits of blocks flip in host memory */
     CPA_FAULT_STARVED_WAITER,  /* a request waits for a prefix that nobody computes any more */
+    CPA_FAULT_FAILED_RANK,     /* a step fails on the last rank alone */
     CPA_FAULT_COUNT
 } cpa_fault;
 

@@ -4,6 +4,7 @@
 #include <stdio.h>
 
 #include "base/check.h"
+#include "comm/comm.h"
 #include "launcher/dry_run.h"
 #include "launcher/job.h"
 #include "launcher/progress.h"
@@ -67,11 +68,26 @@ static cpa_exit_code size_cache(service *s) {
     return agree(s, code);
 }
 
+/* Ends the job from a rank that others may wait for for ever. */
+static void abort_job(const service *s, const char *message) {
+    fprintf(stderr, "cp_attn: rank %d: %s\n", s->rank, message);
+    fflush(stderr);
+    MPI_Abort(s->comm, CPA_EXIT_FAULT);
+}
+
+/* Whether all ranks come here, as those do that failed alike. */
+static int all_are_here(const service *s) {
+    const double seconds = 5;
+    cpa_control control = {.comm = s->comm, .origin = s->comm, .rank = s->rank, .size = s->size};
+    return cpa_control_roll_call(&control, seconds) == 0;
+}
+
 static cpa_exit_code create_engine(service *s) {
     cpa_error err;
     cpa_engine_options options = cpa_job_engine_options(&s->job, s->num_blocks, &s->workload);
     options.device = cpa_placement_device(&s->placement);
     cpa_status status = cpa_engine_create(s->comm, &options, &s->engine, &err);
+    if (status != CPA_OK && !all_are_here(s)) abort_job(s, err.message);
     if (status == CPA_NO_MEMORY) {
         char why[sizeof err.message];
         snprintf(why, sizeof why, "%s", err.message);
@@ -177,10 +193,7 @@ static cpa_exit_code run(service *s) {
     cpa_status status = cpa_engine_run(s->engine, on_finish, on_progress, s);
     cpa_progress_finish(&s->progress);
     if (status != CPA_OK && status != CPA_CHECK_FAILED && status != CPA_STOPPED) {
-        /* Other ranks may wait for this one for ever. */
-        fprintf(stderr, "cp_attn: rank %d: %s\n", s->rank, cpa_engine_error(s->engine));
-        fflush(stderr);
-        MPI_Abort(s->comm, CPA_EXIT_FAULT);
+        abort_job(s, cpa_engine_error(s->engine));
     }
     cpa_exit_code written = write_timeline(s);
     cpa_exit_code code = s->rank == 0 ? conclude(s, status) : CPA_EXIT_DONE;

@@ -189,6 +189,10 @@ static cpa_status check_options(const cpa_context_options *o, const cpa_device *
         return cpa_fail(err, CPA_INVALID, "context: unknown dtype %d, or %d of the cache", (int)o->dtype,
                         (int)o->kv_dtype);
     }
+    if ((o->k_scale == 0) != (o->v_scale == 0)) {
+        return cpa_fail(err, CPA_INVALID, "context: k_scale is %g and v_scale is %g, expected both or none",
+                        (double)o->k_scale, (double)o->v_scale);
+    }
     if (o->block_size < 1 || (o->block_size & (o->block_size - 1)) != 0) {
         return cpa_fail(err, CPA_INVALID, "context: block size %d, expected a power of two", o->block_size);
     }

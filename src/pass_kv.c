@@ -47,7 +47,7 @@ static cpa_status size_staging(cpa_context *c) {
 
     const int64_t least_blocks = kv->split / o->block_size;
     kv->segments = BUFFERS * (1 + kv->regions);
-    const int64_t usual = c->kernels->free_memory(0) < 0 ? HOST_STAGING_BYTES : DEVICE_STAGING_BYTES;
+    const int64_t usual = kv->gather ? DEVICE_STAGING_BYTES : HOST_STAGING_BYTES;
     const int64_t least = kv->segments * least_blocks * kv->block_bytes;
     c->stats.staging_bound = o->staging_bytes ? o->staging_bytes : cpa_max64(usual, least);
     if (c->stats.staging_bound < least) {
@@ -223,10 +223,11 @@ static cpa_status ensure_empty(cpa_context *c) {
     CPA_TRY(cpa_context_ensure(c, &kv->empty_memory, heads * (int64_t)sizeof(float)));
     int64_t n = kv->empty_memory.bytes / (int64_t)sizeof(float);
     float *empty = malloc((size_t)n * sizeof *empty);
-    if (!empty) return cpa_fail(&c->error, CPA_NO_MEMORY, "no memory for the states of %" PRId64 " rows", c->rows);
-    for (int64_t i = 0; i < n; i++) empty[i] = -INFINITY;
-    cpa_status status = cpa_context_upload(c, kv->empty_memory.memory, empty, n * (int64_t)sizeof *empty);
+    cpa_status status = empty ? CPA_OK : cpa_fail(&c->error, CPA_NO_MEMORY, "no memory for %" PRId64 " rows", c->rows);
+    for (int64_t i = 0; empty && i < n; i++) empty[i] = -INFINITY;
+    if (empty) status = cpa_context_upload(c, kv->empty_memory.memory, empty, n * (int64_t)sizeof *empty);
     free(empty);
+    if (status != CPA_OK) kv->empty_memory.bytes = 0; /* the next step fills it */
     kv->empty = kv->empty_memory.memory;
     return status;
 }

@@ -140,6 +140,14 @@ static cpa_status clear_null_block(cpa_worker *worker, cpa_error *err) {
                : cpa_fail(err, status, "worker: %s", worker->stream->error.message);
 }
 
+static cpa_status clear_digest(cpa_worker *worker, cpa_error *err) {
+    const cpa_kernel_table *kernels = worker->device->kernels;
+    uint64_t zero = 0;
+    cpa_status status = kernels->copy(worker->digest_device, &zero, sizeof zero, worker->stream);
+    if (status == CPA_OK) status = kernels->stream_sync(worker->stream);
+    return status == CPA_OK ? CPA_OK : cpa_fail(err, status, "worker: %s", worker->stream->error.message);
+}
+
 /* Steps may be captured where the device, the source and the options allow it. */
 static cpa_status make_graphs(cpa_worker *worker, cpa_control *control, cpa_error *err) {
     const cpa_source *source = worker->source;
@@ -189,6 +197,7 @@ cpa_status cpa_worker_create(cpa_control *control, cpa_device *device, const cpa
         if (status == CPA_OK) status = create_swap(worker, err);
         if (status == CPA_OK) status = device->kernels->stream_create(device, &worker->stream, err);
         if (status == CPA_OK) status = clear_null_block(worker, err);
+        if (status == CPA_OK) status = clear_digest(worker, err);
     }
     /* The context is collective: ranks that came this far must not wait for one that did not. */
     CPA_TRY_GOTO(cpa_control_agree(control, status, err), fail);
@@ -197,9 +206,6 @@ cpa_status cpa_worker_create(cpa_control *control, cpa_device *device, const cpa
                  fail);
     status = make_graphs(worker, control, err);
     CPA_TRY_GOTO(cpa_control_agree(control, status, err), fail);
-    uint64_t zero = 0;
-    CPA_TRY_GOTO(device->kernels->copy(worker->digest_device, &zero, sizeof zero, worker->stream), fail);
-    CPA_TRY_GOTO(device->kernels->stream_sync(worker->stream), fail);
     *out = worker;
     return CPA_OK;
 fail:
@@ -416,6 +422,8 @@ static cpa_status drain(cpa_worker *worker, cpa_error *err) {
 static cpa_status run_step(cpa_worker *worker, const cpa_step_plan *plan, const cpa_worker_observer *observer,
                            cpa_error *err) {
     cpa_spans *spans = &worker->context->spans;
+    if (cpa_fault_is(CPA_FAULT_FAILED_RANK) && worker->rank == worker->options.map.cp_size - 1)
+        return cpa_fail(err, CPA_DEVICE, "a step fails on this rank alone");
     cpa_host_span span = cpa_spans_host_begin(CPA_SPAN_ENQUEUE);
     cpa_status status = enqueue_step(worker, plan, observer, err);
     cpa_spans_host_end(spans, span);

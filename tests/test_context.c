@@ -379,9 +379,12 @@ static void test_impossible_options_are_refused_on_all_ranks(void) {
     int rank;
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
 
+    bad.k_scale = 0.5f;
+    expect_create_refusal(bad, "k_scale is 0.5 and v_scale is 0, expected both or none");
+    bad = good;
     char numbers[96];
     bad.staging_bytes = least_staging(&SMALL) - 1;
-    snprintf(numbers, sizeof numbers, "%lld bytes, expected at least %lld", (long long)bad.staging_bytes,
+    snprintf(numbers, sizeof numbers, "staging_bytes: found %lld, expected at least %lld", (long long)bad.staging_bytes,
              (long long)bad.staging_bytes + 1);
     expect_create_refusal(bad, numbers);
     bad = good;

@@ -231,7 +231,7 @@ static void the_printed_configuration_names_origins_and_can_be_read_again(void) 
     CU_ASSERT_EQUAL_FATAL(status, CPA_OK);
     char *text = printed(print_settings, &settings);
     const char *lines[] = {"block-size: 64 ", "trace: \"/a b.jsonl\" ", "seed: 7 ",
-                           "verify: 0.3 ",    "threads: auto ",        "# dtype: auto "};
+                           "verify: 0.3 ",    "threads: auto ",         "# dtype: auto "};
     const char *origins[] = {":1\n",
                              ":2\n",
                              "# command line\n",

@@ -2,6 +2,7 @@
  * control channel, whose other traffic is collective. First the length goes to each rank, then the bytes in pieces. */
 #include <sched.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "base/clock.h"
 #include "comm/comm.h"
@@ -15,7 +16,7 @@ struct cpa_post {
     MPI_Request *requests;
     int n_requests, capacity;
     receive_state state;
-    void *buffer; /* of what is received */
+    void *buffer; /* of what is received, or sent */
     int64_t buffer_capacity;
 };
 
@@ -25,6 +26,15 @@ static cpa_status reserve(cpa_post *post, int64_t n, cpa_error *err) {
     if (!requests) return cpa_fail(err, CPA_NO_MEMORY, "no memory for %lld messages", (long long)n);
     post->requests = requests;
     post->capacity = (int)n;
+    return CPA_OK;
+}
+
+static cpa_status reserve_buffer(cpa_post *post, int64_t bytes, cpa_error *err) {
+    if (bytes <= post->buffer_capacity) return CPA_OK;
+    void *grown = realloc(post->buffer, (size_t)bytes);
+    if (!grown) return cpa_fail(err, CPA_NO_MEMORY, "no memory for a message of %lld bytes", (long long)bytes);
+    post->buffer = grown;
+    post->buffer_capacity = bytes;
     return CPA_OK;
 }
 
@@ -64,10 +74,7 @@ void cpa_post_close(cpa_post *post) {
     for (int i = 0; i < post->n_requests && post->state != IDLE; i++) {
         if (post->requests[i] != MPI_REQUEST_NULL) MPI_Cancel(&post->requests[i]);
     }
-    if (!settle(post) && post->state != IDLE) return; /* left to the end of the process: MPI may still write to it */
-    for (int i = 0; i < post->n_requests; i++) {
-        if (post->requests[i] != MPI_REQUEST_NULL) MPI_Request_free(&post->requests[i]);
-    }
+    if (!settle(post)) return; /* left to the end of the process: MPI may still use the buffer */
     free(post->requests);
     free(post->buffer);
     free(post);
@@ -92,6 +99,8 @@ cpa_status cpa_post_flush(cpa_post *post, int wait, int *flushed, cpa_error *err
 cpa_status cpa_post_send(cpa_post *post, const void *data, int64_t bytes, cpa_error *err) {
     const MPI_Comm comm = post->control->comm;
     CPA_TRY(reserve(post, (pieces(bytes) + 1) * post->control->size, err));
+    CPA_TRY(reserve_buffer(post, bytes, err));
+    if (bytes > 0) memcpy(post->buffer, data, (size_t)bytes);
     post->length = bytes;
     for (int32_t rank = 1; rank < post->control->size; rank++) {
         int code =
@@ -99,8 +108,8 @@ cpa_status cpa_post_send(cpa_post *post, const void *data, int64_t bytes, cpa_er
         CPA_TRY(cpa_mpi_check(code, "MPI_Isend", err));
         post->n_requests++;
         for (int64_t at = 0; at < bytes; at += CPA_MPI_PIECE_BYTES) {
-            code = MPI_Isend((const char *)data + at, piece_bytes(bytes, at), MPI_BYTE, rank, CPA_MPI_TAG_BYTES, comm,
-                             &post->requests[post->n_requests]);
+            code = MPI_Isend((const char *)post->buffer + at, piece_bytes(bytes, at), MPI_BYTE, rank, CPA_MPI_TAG_BYTES,
+                             comm, &post->requests[post->n_requests]);
             CPA_TRY(cpa_mpi_check(code, "MPI_Isend", err));
             post->n_requests++;
         }
@@ -118,13 +127,7 @@ static cpa_status expect_length(cpa_post *post, cpa_error *err) {
 
 static cpa_status expect_bytes(cpa_post *post, cpa_error *err) {
     CPA_TRY(reserve(post, pieces(post->length), err));
-    if (post->length > post->buffer_capacity) {
-        void *grown = realloc(post->buffer, (size_t)post->length);
-        if (!grown)
-            return cpa_fail(err, CPA_NO_MEMORY, "no memory for a message of %lld bytes", (long long)post->length);
-        post->buffer = grown;
-        post->buffer_capacity = post->length;
-    }
+    CPA_TRY(reserve_buffer(post, post->length, err));
     post->state = BYTES_EXPECTED;
     for (int64_t at = 0; at < post->length; at += CPA_MPI_PIECE_BYTES) {
         int code = MPI_Irecv((char *)post->buffer + at, piece_bytes(post->length, at), MPI_BYTE, 0, CPA_MPI_TAG_BYTES,

@@ -207,7 +207,9 @@ typedef void (*cpa_span_fn)(void *ctx, const cpa_span *span);
 typedef struct cpa_engine cpa_engine;
 
 /* Collective over `comm`, of at most 64 ranks, which is duplicated. Opens the device, allocates the cache, measures C
- * and W, and runs the self-test: every algorithm on small peaky inputs against float64. Fails on all ranks alike. */
+ * and W, and runs the self-test: every algorithm on small peaky inputs against float64. Fails on all ranks alike, but for a fault that one rank
+ * meets alone within the self-test or the measurements: the others may wait for it then, so end them (MPI_Abort) where
+ * not all ranks return from here. */
 CPA_API cpa_status cpa_engine_create(MPI_Comm comm, const cpa_engine_options *options, cpa_engine **out,
                                      cpa_error *err);
 /* Collective; the device is closed. NULL does nothing. */

@@ -74,11 +74,12 @@ static int32_t device_count(void) {
 
 static int64_t free_memory(int32_t ordinal) {
     size_t free_bytes = 0, total_bytes = 0;
-    if (cudaSetDevice(ordinal) != cudaSuccess || cudaMemGetInfo(&free_bytes, &total_bytes) != cudaSuccess) {
-        (void)cudaGetLastError();
-        return 0;
-    }
-    return (int64_t)free_bytes;
+    int current = 0;
+    if (cpa_cuda_check(NULL, cudaGetDevice(&current), "device") != CPA_OK) return 0;
+    cpa_status status = cpa_cuda_check(NULL, cudaSetDevice(ordinal), "device");
+    if (status == CPA_OK) status = cpa_cuda_check(NULL, cudaMemGetInfo(&free_bytes, &total_bytes), "device");
+    (void)cpa_cuda_check(NULL, cudaSetDevice(current), "device");
+    return status == CPA_OK ? (int64_t)free_bytes : 0;
 }
 
 static void pci_address(int32_t ordinal, char *out) {

@@ -129,3 +129,19 @@ fault() {
     run 2 --model model.yaml --trace trace.jsonl --verify 0.05
     expect_code 0 "the twin without a fault"
 }
+
+# A rank that fails alone, in the self-test or in the run, ends the job with a line of its own: the others wait for it.
+failed_rank() {
+    small_model
+    CP_ATTN=$CP_ATTN_FAULTS
+    local when
+    for when in failed-rank@start failed-rank; do
+        local begin=$SECONDS
+        CPATTN_FAULT=$when run 3 --model model.yaml --requests 2 --input-len 40 --output-len 4
+        expect_code 3 "$when"
+        expect_line "rank $(($(few 3) - 1)): "
+        said 'a step fails on this rank alone' || fail "no reason: $(our_lines)"
+        [ $((SECONDS - begin)) -lt 60 ] || fail "it took $((SECONDS - begin)) s"
+        our_lines
+    done
+}
