@@ -184,7 +184,11 @@ struct cpa_kernel_table {
     /* Memory and streams. copy moves bytes between any two of host and device memory and is asynchronous where the
      * stream is; the memory must stay until then. */
     cpa_status (*alloc)(cpa_device *device, int64_t bytes, void **out, cpa_error *err);
-    void (*free)(cpa_device *device, void *memory);
+    void (*free)(cpa_device *device, void *memory); /* may wait for all that is enqueued */
+    /* The same for memory that enqueued work may use, without waiting: `release` frees it, and what plans that grew have
+     * retired; or an allocation that would fail otherwise. */
+    void (*retire)(cpa_device *device, void *memory);
+    void (*release)(cpa_device *device);
     cpa_status (*stream_create)(cpa_device *device, cpa_stream **out, cpa_error *err);
     void (*stream_destroy)(cpa_stream *stream);
     cpa_status (*stream_sync)(cpa_stream *stream);

@@ -27,7 +27,7 @@ cpa_status cpa_context_ensure(cpa_context *c, cpa_context_buffer *buffer, int64_
     int64_t grown = bytes < 2 * buffer->bytes ? 2 * buffer->bytes : bytes > 0 ? bytes : 1;
     void *memory;
     CPA_TRY(c->kernels->alloc(c->device, grown, &memory, &c->error));
-    c->kernels->free(c->device, buffer->memory);
+    c->kernels->retire(c->device, buffer->memory);
     *buffer = (cpa_context_buffer){memory, grown};
     return CPA_OK;
 }

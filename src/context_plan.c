@@ -166,6 +166,8 @@ static cpa_status plan_step(cpa_context *c, const cpa_context_chunk *chunks, int
 void cpa_context_begin(cpa_context *c) {
     cpa_context_stats stats;
     cpa_context_get_stats(c, &stats); /* counts the step before */
+    const int idle = c->kernels->mark_reached(c->steps, 0) && c->kernels->mark_reached(c->steps, 1);
+    if (idle) c->kernels->release(c->device);
     cpa_spans_forget(&c->spans);
     c->sampled_step = c->spans.muted = 0;
 }

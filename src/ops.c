@@ -314,6 +314,7 @@ cpa_status cpa_attend_plan_set(cpa_attend_plan *plan, const cpa_attend_batch *ba
             batch->block_tables ? "set" : "NULL");
     for (int64_t i = 0; i < batch->n_items; i++) CPA_TRY(check_item(batch, i, &max_block, err));
     CPA_TRY(plan->device->kernels->plan_set(plan, batch, err));
+    plan->device->kernels->release(plan->device);
     plan->max_block = max_block;
     return CPA_OK;
 }

@@ -1,8 +1,11 @@
-# What is CUDA's alone: operations against the host's, bit for bit.
+# What is CUDA's alone: operations against the host's, bit for bit; memory and streams.
 cpattn_test_program(test_cuda_ops test_cuda_ops.c)
-target_include_directories(test_cuda_ops PRIVATE ${CUDAToolkit_INCLUDE_DIRS})
-add_test(NAME test_cuda_ops COMMAND test_cuda_ops)
-cpattn_on_device(test_cuda_ops cuda 1)
+cpattn_test_program(test_cuda_memory test_cuda_memory.c)
+target_include_directories(test_cuda_memory PRIVATE ${CUDAToolkit_INCLUDE_DIRS})
+foreach(program test_cuda_ops test_cuda_memory)
+  add_test(NAME ${program} COMMAND ${program})
+  cpattn_on_device(${program} cuda 1)
+endforeach()
 
 # Where the plan cuts; needs no device.
 cpattn_unit_test(test_attend_split test_attend_split.c)

@@ -1,6 +1,5 @@
 /* The operations of the CUDA back end other than attend, against the host's on the same inputs: the same bits, or for
  * merge the same up to rounding of exp and log. */
-#include <cuda_runtime_api.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -391,33 +390,6 @@ static void copies_of_rows_match(void) {
     free(src);
 }
 
-/* What the caller enqueues between two copies of the library comes between them. */
-static void the_native_stream_keeps_the_order(void) {
-    enum { BYTES = 64 << 20 };
-    unsigned char *before = cpa_test_poisoned(BYTES, 1), *after = cpa_test_poisoned(BYTES, 1);
-    memset(before, 1, BYTES);
-    void *memory = cpa_test_upload(cuda_stream, before, BYTES);
-    CU_ASSERT_EQUAL(cuda_device->kernels->copy(memory, before, BYTES, cuda_stream), CPA_OK);
-    CU_ASSERT_EQUAL(cudaMemsetAsync(memory, 2, BYTES, cpa_stream_native(cuda_stream)), cudaSuccess);
-    CU_ASSERT_EQUAL(cuda_device->kernels->copy(after, memory, BYTES, cuda_stream), CPA_OK);
-    CU_ASSERT_EQUAL(cpa_stream_sync(cuda_stream), CPA_OK);
-    memset(before, 2, BYTES);
-    CU_ASSERT_EQUAL(memcmp(before, after, BYTES), 0);
-    CU_ASSERT_PTR_NULL(cpa_stream_native(host_stream));
-    cpa_test_free(cuda_stream, memory);
-    free(after);
-    free(before);
-}
-
-static void too_much_memory_is_refused(void) {
-    cpa_error err = {0};
-    void *memory = NULL;
-    CU_ASSERT_EQUAL(cpa_device_alloc(cuda_device, (int64_t)1 << 45, &memory, &err), CPA_NO_MEMORY);
-    CU_ASSERT_PTR_NULL(memory);
-    CU_ASSERT_PTR_NOT_NULL(strstr(err.message, "35184372088832 bytes"));
-    CU_ASSERT_EQUAL(cpa_stream_sync(cuda_stream), CPA_OK);
-}
-
 int main(void) {
     static const cpa_test tests[] = {
         {"kv_write matches the host for every pair of dtypes", kv_write_matches},
@@ -427,8 +399,6 @@ int main(void) {
         {"synthesize gives the bits of the host", synthesize_gives_the_bits_of_the_host},
         {"hash_rows gives the sum of the host", hash_rows_gives_the_sum_of_the_host},
         {"copies of rows match the host", copies_of_rows_match},
-        {"the native stream keeps the order", the_native_stream_keeps_the_order},
-        {"too much memory is refused with the numbers", too_much_memory_is_refused},
     };
     cpa_device_options options = {.size = sizeof options};
     int missing = cpa_test_cuda_missing();

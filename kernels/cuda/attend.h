@@ -132,8 +132,8 @@ typedef struct cpa_cuda_attend_args {
 
 /* attend_plan_memory.c: room in the image and its twin on the device, for partial states, for scratch; what was there
  * is lost when they grow. */
-cpa_status cpa_cuda_plan_reserve_image(cpa_cuda_plan_memory *memory, int64_t bytes, cpa_error *err);
-cpa_status cpa_cuda_plan_reserve_partial(cpa_cuda_plan_memory *memory, int64_t floats, cpa_error *err);
+cpa_status cpa_cuda_plan_reserve_image(cpa_cuda_plan *plan, int64_t bytes, cpa_error *err);
+cpa_status cpa_cuda_plan_reserve_partial(cpa_cuda_plan *plan, int64_t floats, cpa_error *err);
 cpa_status cpa_cuda_plan_reserve_in_order(cpa_cuda_plan_memory *memory, int64_t n, cpa_error *err);
 int cpa_cuda_plan_reserve_widened(cpa_cuda_plan *plan, const cpa_attend_batch *batch, int64_t tokens);
 

@@ -436,7 +436,7 @@ cpa_status cpa_cuda_plan_set(cpa_attend_plan *base, const cpa_attend_batch *batc
     const int64_t widened_tokens = b.n_widened * batch->block_size;
     if (b.n_widened > INT32_MAX || !cpa_cuda_plan_reserve_widened(plan, batch, widened_tokens)) b.n_widened = 0;
     place_sections(plan, &b);
-    CPA_TRY(cpa_cuda_plan_reserve_image(memory, plan->image_bytes, err));
+    CPA_TRY(cpa_cuda_plan_reserve_image(plan, plan->image_bytes, err));
     memory->staging = memory->stagings[memory->staging == memory->stagings[0]];
     CPA_TRY(cpa_cuda_plan_reserve_in_order(memory, b.n_pieces, err));
     b.decode = (cpa_cuda_piece *)(memory->staging + plan->decode_at);
@@ -460,7 +460,7 @@ cpa_status cpa_cuda_plan_set(cpa_attend_plan *base, const cpa_attend_batch *batc
     if (b.partial_rows > INT32_MAX)
         return cpa_fail(err, CPA_UNSUPPORTED, "attend plan: %lld rows of split keys, at most %d",
                         (long long)b.partial_rows, INT32_MAX);
-    CPA_TRY(cpa_cuda_plan_reserve_partial(memory, b.partial_rows * batch->kv_heads * (batch->v_dim + 1), err));
+    CPA_TRY(cpa_cuda_plan_reserve_partial(plan, b.partial_rows * batch->kv_heads * (batch->v_dim + 1), err));
     memory->current = 0;
     plan->map = batch->map;
     plan->tile_rows = b.tile_rows;

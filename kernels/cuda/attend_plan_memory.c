@@ -4,32 +4,36 @@
 #include "base/check.h"
 #include "kernels/cuda/attend.h"
 
-/* Room in the pinned images and their twin on the device; what was there is lost when they grow. Freeing device memory
- * waits for the kernels and copies that use it. */
-cpa_status cpa_cuda_plan_reserve_image(cpa_cuda_plan_memory *memory, int64_t bytes, cpa_error *err) {
+/* Room in the pinned images and their twin on the device; what was there is lost when they grow, but for the attends
+ * that are enqueued. */
+cpa_status cpa_cuda_plan_reserve_image(cpa_cuda_plan *plan, int64_t bytes, cpa_error *err) {
+    cpa_cuda_plan_memory *memory = plan->memory;
+    cpa_device *device = plan->base.device;
     if (bytes <= memory->image_capacity) return CPA_OK;
     int64_t capacity = bytes > 2 * memory->image_capacity ? bytes : 2 * memory->image_capacity;
-    (void)cudaFree(memory->image);
+    cpa_cuda_retire(device, memory->image);
     memory->image = memory->staging = NULL;
     memory->image_capacity = 0;
     for (int i = 0; i < 2; i++) {
-        (void)cudaFreeHost(memory->stagings[i]);
+        cpa_cuda_retire_host(device, memory->stagings[i]);
         memory->stagings[i] = NULL;
     }
     for (int i = 0; i < 2; i++)
         CPA_TRY(cpa_cuda_check(err, cudaHostAlloc((void **)&memory->stagings[i], (size_t)capacity, 0), "attend plan"));
-    CPA_TRY(cpa_cuda_check(err, cudaMalloc((void **)&memory->image, (size_t)capacity), "attend plan"));
+    CPA_TRY(cpa_cuda_check(err, cpa_cuda_malloc(device, capacity, (void **)&memory->image), "attend plan"));
     memory->image_capacity = capacity;
     return CPA_OK;
 }
 
-cpa_status cpa_cuda_plan_reserve_partial(cpa_cuda_plan_memory *memory, int64_t floats, cpa_error *err) {
+cpa_status cpa_cuda_plan_reserve_partial(cpa_cuda_plan *plan, int64_t floats, cpa_error *err) {
+    cpa_cuda_plan_memory *memory = plan->memory;
     if (floats <= memory->partial_capacity) return CPA_OK;
     int64_t capacity = floats > 2 * memory->partial_capacity ? floats : 2 * memory->partial_capacity;
-    (void)cudaFree(memory->partial);
+    cpa_cuda_retire(plan->base.device, memory->partial);
     memory->partial = NULL;
     memory->partial_capacity = 0;
-    CPA_TRY(cpa_cuda_check(err, cudaMalloc((void **)&memory->partial, (size_t)capacity * sizeof(float)),
+    const int64_t bytes = capacity * (int64_t)sizeof(float);
+    CPA_TRY(cpa_cuda_check(err, cpa_cuda_malloc(plan->base.device, bytes, (void **)&memory->partial),
                            "attend plan: work space"));
     memory->partial_capacity = capacity;
     return CPA_OK;
@@ -56,14 +60,14 @@ int cpa_cuda_plan_reserve_widened(cpa_cuda_plan *plan, const cpa_attend_batch *b
     if (batch->k_dim > 192 || batch->v_dim > 128) return 0;
     if (bytes <= memory->widened_capacity) return 1;
     int64_t capacity = bytes > 2 * memory->widened_capacity ? bytes : 2 * memory->widened_capacity;
-    (void)cudaFree(memory->widened);
+    cpa_cuda_retire(plan->base.device, memory->widened);
     memory->widened = NULL;
     memory->widened_capacity = 0;
-    cudaError_t error = cudaMalloc((void **)&memory->widened, (size_t)capacity);
+    cudaError_t error = cpa_cuda_malloc(plan->base.device, capacity, (void **)&memory->widened);
     if (error != cudaSuccess && capacity > bytes) {
         (void)cudaGetLastError();
         capacity = bytes;
-        error = cudaMalloc((void **)&memory->widened, (size_t)capacity);
+        error = cpa_cuda_malloc(plan->base.device, capacity, (void **)&memory->widened);
     }
     if (error != cudaSuccess) {
         (void)cudaGetLastError();

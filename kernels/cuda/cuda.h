@@ -27,10 +27,11 @@ typedef struct cpa_cuda_device {
     cpa_device base;
     int ordinal;
     int multiprocessors;
-    size_t shared_bytes;       /* that a CTA may have */
-    cpa_cuda_path best;        /* that the device runs */
-    cpa_cuda_path path;        /* the one in use; tests lower it */
-    cpa_cuda_encode_fn encode; /* cuTensorMapEncodeTiled; set where path is CPA_CUDA_HOPPER */
+    size_t shared_bytes;              /* that a CTA may have */
+    cpa_cuda_path best;               /* that the device runs */
+    cpa_cuda_path path;               /* the one in use; tests lower it */
+    cpa_cuda_encode_fn encode;        /* cuTensorMapEncodeTiled; set where path is CPA_CUDA_HOPPER */
+    struct cpa_cuda_retired *retired; /* memory.c */
 } cpa_cuda_device;
 
 /* The first token of a kv_write whose slot does not exist, as the kernel saw it. */
@@ -75,6 +76,17 @@ int cpa_cuda_fits(const cpa_stream *stream, const void *kernel, int bytes);
 /* Lets a kernel use `bytes` of dynamic shared memory. *prepared has a bit for each device where that was done; it
  * belongs to the kernel and begins as 0. */
 cpa_status cpa_cuda_shared_memory(cpa_stream *stream, const void *kernel, int bytes, uint64_t *prepared);
+
+/* memory.c. cpa_cuda_malloc frees what was retired where memory is short; the device is current. cpa_cuda_retire_host is
+ * cpa_cuda_retire for page-locked memory. */
+cudaError_t cpa_cuda_malloc(cpa_device *device, int64_t bytes, void **out);
+cpa_status cpa_cuda_alloc(cpa_device *device, int64_t bytes, void **out, cpa_error *err);
+void cpa_cuda_free(cpa_device *device, void *memory);
+void cpa_cuda_retire(cpa_device *device, void *memory);
+void cpa_cuda_retire_host(cpa_device *device, void *memory);
+void cpa_cuda_release(cpa_device *device);
+cpa_status cpa_cuda_alloc_host(cpa_device *device, int64_t bytes, void **out, cpa_error *err);
+void cpa_cuda_free_host(cpa_device *device, void *memory);
 
 cpa_status cpa_cuda_marks_create(cpa_device *device, cpa_marks **out, cpa_error *err);
 void cpa_cuda_marks_destroy(cpa_marks *marks);

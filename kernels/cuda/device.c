@@ -123,44 +123,13 @@ failed:
 }
 
 static void device_close(cpa_device *device) {
+    cpa_cuda_release(device);
     free(device);
 }
 
 static int64_t split_tokens(const cpa_device *device) {
     (void)device;
     return 1;
-}
-
-static cpa_status device_alloc(cpa_device *device, int64_t bytes, void **out, cpa_error *err) {
-    void *memory = NULL;
-    size_t free_bytes = 0, total_bytes = 0;
-    CPA_TRY(cpa_cuda_select(device, err));
-    cudaError_t error = cudaMalloc(&memory, bytes > 0 ? (size_t)bytes : 1);
-    if (error == cudaErrorMemoryAllocation) {
-        (void)cudaGetLastError();
-        (void)cudaMemGetInfo(&free_bytes, &total_bytes);
-        return cpa_fail(err, CPA_NO_MEMORY, "device: no memory for %lld bytes; %zu of %zu are free", (long long)bytes,
-                        free_bytes, total_bytes);
-    }
-    CPA_TRY(cpa_cuda_check(err, error, "device alloc"));
-    *out = memory;
-    return CPA_OK;
-}
-
-static void device_free(cpa_device *device, void *memory) {
-    if (cpa_cuda_select(device, NULL) == CPA_OK) (void)cudaFree(memory);
-}
-
-static cpa_status alloc_host(cpa_device *device, int64_t bytes, void **out, cpa_error *err) {
-    void *memory = NULL;
-    CPA_TRY(cpa_cuda_select(device, err));
-    CPA_TRY(cpa_cuda_check(err, cudaHostAlloc(&memory, bytes > 0 ? (size_t)bytes : 1, 0), "host alloc"));
-    *out = memory;
-    return CPA_OK;
-}
-
-static void free_host(cpa_device *device, void *memory) {
-    if (memory && cpa_cuda_select(device, NULL) == CPA_OK) (void)cudaFreeHost(memory);
 }
 
 static cpa_status stream_create(cpa_device *device, cpa_stream **out, cpa_error *err) {
@@ -250,10 +219,12 @@ const cpa_kernel_table cpa_kernels_cuda = {
     .device_open = device_open,
     .device_close = device_close,
     .split_tokens = split_tokens,
-    .alloc = device_alloc,
-    .free = device_free,
-    .alloc_host = alloc_host,
-    .free_host = free_host,
+    .alloc = cpa_cuda_alloc,
+    .free = cpa_cuda_free,
+    .retire = cpa_cuda_retire,
+    .release = cpa_cuda_release,
+    .alloc_host = cpa_cuda_alloc_host,
+    .free_host = cpa_cuda_free_host,
     .stream_create = stream_create,
     .stream_destroy = stream_destroy,
     .stream_sync = stream_sync,

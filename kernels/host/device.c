@@ -82,6 +82,11 @@ static void host_free(cpa_device *device, void *memory) {
     free(memory);
 }
 
+/* Nothing is retired: operations have run when they return. */
+static void release(cpa_device *device) {
+    (void)device;
+}
+
 static cpa_status stream_create(cpa_device *device, cpa_stream **out, cpa_error *err) {
     cpa_stream *stream = calloc(1, sizeof *stream);
     if (!stream) return cpa_fail(err, CPA_NO_MEMORY, "stream: no memory");
@@ -135,6 +140,8 @@ const cpa_kernel_table cpa_kernels_host = {
     .split_tokens = split_tokens,
     .alloc = host_alloc,
     .free = host_free,
+    .retire = host_free,
+    .release = release,
     .alloc_host = host_alloc,
     .free_host = host_free,
     .stream_create = stream_create,
