@@ -54,7 +54,8 @@ void cpa_post_close(cpa_post *post);
 /* Rank 0: whether all ranks have received what was sent last, so that the next may be sent; moves it along. `wait`:
  * waits until they have. */
 cpa_status cpa_post_flush(cpa_post *post, int wait, int *flushed, cpa_error *err);
-/* Rank 0, flushed: starts sending a copy. bytes < 0 travels too: there is no message, for a reason that the caller knows. */
+/* Rank 0, flushed: starts sending a copy. bytes < 0 travels too: there is no message, for a reason that the caller
+ * knows. */
 cpa_status cpa_post_send(cpa_post *post, const void *data, int64_t bytes, cpa_error *err);
 /* Other ranks: the next message once all of it is there, valid until the next call; *data is NULL before, and for a
  * message without bytes. `wait`: waits for it. *arrived says whether it is there. */

@@ -185,8 +185,8 @@ struct cpa_kernel_table {
      * stream is; the memory must stay until then. */
     cpa_status (*alloc)(cpa_device *device, int64_t bytes, void **out, cpa_error *err);
     void (*free)(cpa_device *device, void *memory); /* may wait for all that is enqueued */
-    /* The same for memory that enqueued work may use, without waiting: `release` frees it, and what plans that grew have
-     * retired; or an allocation that would fail otherwise. */
+    /* The same for memory that enqueued work may use, without waiting: `release` frees it, and what plans that grew
+     * have retired; or an allocation that would fail otherwise. */
     void (*retire)(cpa_device *device, void *memory);
     void (*release)(cpa_device *device);
     cpa_status (*stream_create)(cpa_device *device, cpa_stream **out, cpa_error *err);

@@ -252,8 +252,8 @@ static int64_t calls_per_batch(const team *t, double call_s) {
     return t->captured ? (calls + LAYERS_PER_GRAPH - 1) / LAYERS_PER_GRAPH * LAYERS_PER_GRAPH : calls;
 }
 
-/* Times batches of the planned step, for `seconds` or as many as the options ask for; *median is one of them, *n how many
- * there were. */
+/* Times batches of the planned step, for `seconds` or as many as the options ask for; *median is one of them, *n how
+ * many there were. */
 static cpa_status time_batches(team *t, int64_t calls, double seconds, call_time *median, int64_t *n, cpa_error *err) {
     const int64_t asked = t->site->options.iterations;
     call_time *times = malloc(CPA_BENCH_MAX_ITERATIONS * sizeof *times);

@@ -77,8 +77,8 @@ typedef struct cpa_context_stats {
 } cpa_context_stats;
 
 /* Collective over `comm`, of at most 64 ranks, which is duplicated; MPI is needed at MPI_THREAD_FUNNELED, and a context
- * is used by one thread at a time, MPI's main one. `device` must outlive the context. staging_bytes must hold, on the host,
- * four segments of cpa_attend_split_tokens tokens, with N ranks on devices 2 N of 1024 tokens, rounded up to the
+ * is used by one thread at a time, MPI's main one. `device` must outlive the context. staging_bytes must hold, on the
+ * host, four segments of cpa_attend_split_tokens tokens, with N ranks on devices 2 N of 1024 tokens, rounded up to the
  * interleave; CPA_INVALID says how much that is. *out is set only on success. */
 CPA_API cpa_status cpa_context_create(MPI_Comm comm, cpa_device *device, const cpa_context_options *options,
                                       cpa_context **out, cpa_error *err);

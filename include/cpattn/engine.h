@@ -201,15 +201,15 @@ typedef struct cpa_span {
 } cpa_span;
 typedef void (*cpa_span_fn)(void *ctx, const cpa_span *span);
 
-/* Requests through context attention on the ranks of a communicator. All its functions are called from one thread at a
- * time, but for cpa_engine_stop; MPI must have been initialised with MPI_THREAD_FUNNELED or more, and that thread be its
- * main one: threads of the engine call no MPI. */
+/* Requests through context attention on the ranks of a communicator. All its functions but cpa_engine_stop are called
+ * from one thread at a time, the main one of MPI, which must have been initialised with MPI_THREAD_FUNNELED or more:
+ * the engine has threads of its own, which call no MPI. */
 typedef struct cpa_engine cpa_engine;
 
 /* Collective over `comm`, of at most 64 ranks, which is duplicated. Opens the device, allocates the cache, measures C
- * and W, and runs the self-test: every algorithm on small peaky inputs against float64. Fails on all ranks alike, but for a fault that one rank
- * meets alone within the self-test or the measurements: the others may wait for it then, so end them (MPI_Abort) where
- * not all ranks return from here. */
+ * and W, and runs the self-test: every algorithm on small peaky inputs against float64. Fails on all ranks alike, but
+ * for a fault that one rank meets alone within the self-test or the measurements: the others may wait for it then, so
+ * end them (MPI_Abort) where not all ranks return from here. */
 CPA_API cpa_status cpa_engine_create(MPI_Comm comm, const cpa_engine_options *options, cpa_engine **out,
                                      cpa_error *err);
 /* Collective; the device is closed. NULL does nothing. */

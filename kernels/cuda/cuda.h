@@ -77,8 +77,8 @@ int cpa_cuda_fits(const cpa_stream *stream, const void *kernel, int bytes);
  * belongs to the kernel and begins as 0. */
 cpa_status cpa_cuda_shared_memory(cpa_stream *stream, const void *kernel, int bytes, uint64_t *prepared);
 
-/* memory.c. cpa_cuda_malloc frees what was retired where memory is short; the device is current. cpa_cuda_retire_host is
- * cpa_cuda_retire for page-locked memory. */
+/* memory.c. cpa_cuda_malloc frees what was retired where memory is short; the device is current. cpa_cuda_retire_host
+ * is cpa_cuda_retire for page-locked memory. */
 cudaError_t cpa_cuda_malloc(cpa_device *device, int64_t bytes, void **out);
 cpa_status cpa_cuda_alloc(cpa_device *device, int64_t bytes, void **out, cpa_error *err);
 void cpa_cuda_free(cpa_device *device, void *memory);
