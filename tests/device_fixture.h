@@ -1,9 +1,9 @@
 /* The back end that a shared test program runs on, and test memory on it.
  *
  * CPATTN_TEST_DEVICE names the back end: host (the default), cuda, or cuda:simple, cuda:portable, cuda:hopper, which
- * hold attend to those kernels, or cuda:small, the portable ones on a device of little shared memory. Rank r of a job takes device r, modulo the number of devices. What tests compute on
- * they upload, and what they look at they download, on every back end alike. Functions abort on a failure that no test
- * is about. */
+ * hold attend to those kernels, or cuda:small, the portable ones on a device of little shared memory. Rank r of a job
+ * takes device r, modulo the number of devices. What tests compute on they upload, and what they look at they download,
+ * on every back end alike. Functions abort on a failure that no test is about. */
 #ifndef CPA_TESTS_DEVICE_FIXTURE_H
 #define CPA_TESTS_DEVICE_FIXTURE_H
 
