@@ -43,6 +43,8 @@ cpa_status cpa_control_agree(cpa_control *control, cpa_status mine, cpa_error *e
 /* Where ranks no longer move together: tells every other rank that this one is here, and listens to them for so long.
  * Returns a bit for each rank that was not heard; at most 64 ranks. Waits for nobody beyond that. */
 uint64_t cpa_control_roll_call(cpa_control *control, double seconds);
+/* Where a rank failed: whether all ranks did and come here, by a roll call of five seconds at most. */
+int cpa_control_all_failed(cpa_control *control);
 
 /* Messages from rank 0 to all other ranks, one after another, that travel on the control channel while the ranks do
  * something else. No call but those that say so waits for another rank; used by the thread of the channel. */

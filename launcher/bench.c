@@ -16,7 +16,7 @@
 /* A device is timed in batches of calls between two waits, long enough that starting and waiting (some 10 us) do not
  * count; the host runs a call when it is made. */
 static const double batch_s = 5e-3;
-enum { MIN_BATCHES = 3, MAX_CALLS_PER_BATCH = 2000, CALIBRATION_CALLS = 3 };
+enum { MAX_CALLS_PER_BATCH = 2000, CALIBRATION_CALLS = 3 };
 
 static const cpa_bench *const benches[] = {&cpa_bench_attend,   &cpa_bench_varlen,  &cpa_bench_merge,
                                            &cpa_bench_kv_write, &cpa_bench_kv_pack, &cpa_bench_exchange};
@@ -97,9 +97,7 @@ static cpa_status time_case(running *r, cpa_bench_row *row, cpa_error *err) {
     int64_t n = 0, calls = 1;
     CPA_TRY_GOTO(cpa_control_agree(&r->site->control, status, err), done);
     CPA_TRY_GOTO(calls_per_batch(r, &calls, err), done);
-    while (n < CPA_BENCH_MAX_ITERATIONS) {
-        bool enough = options->iterations ? n >= options->iterations : n >= MIN_BATCHES && total >= options->min_time_s;
-        if (enough) break;
+    while (!cpa_bench_is_timed(options, n, total, options->min_time_s)) {
         CPA_TRY_GOTO(time_batch(r, calls, &times[n], err), done);
         total += times[n++].call_s * (double)calls;
     }

@@ -137,6 +137,12 @@ cpa_status cpa_bench_options_resolve(cpa_bench_options *o, cpa_backend backend, 
     return CPA_OK;
 }
 
+bool cpa_bench_is_timed(const cpa_bench_options *options, int64_t n, double total_s, double min_s) {
+    enum { MIN_BATCHES = 3 };
+    if (options->iterations) return n >= options->iterations;
+    return n == CPA_BENCH_MAX_ITERATIONS || (n >= MIN_BATCHES && total_s >= min_s);
+}
+
 void cpa_bench_options_print_help(void) {
     for (int f = 0; f < N_FIELDS; f++) {
         char left[40];

@@ -2,6 +2,7 @@
 #ifndef CPA_LAUNCHER_BENCH_OPTIONS_H
 #define CPA_LAUNCHER_BENCH_OPTIONS_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include <cpattn/device.h>
@@ -51,6 +52,9 @@ cpa_status cpa_bench_options_parse(int argc, char **argv, cpa_bench_options *out
 
 /* Gives the options that were not given the defaults of the back end, and checks how they agree. */
 cpa_status cpa_bench_options_resolve(cpa_bench_options *options, cpa_backend backend, cpa_error *err);
+
+/* Whether n batches, which took total_s, are as many as --iters asks for, or else enough for min_s seconds. */
+bool cpa_bench_is_timed(const cpa_bench_options *options, int64_t n, double total_s, double min_s);
 
 /* The options, for the help text. */
 void cpa_bench_options_print_help(void);

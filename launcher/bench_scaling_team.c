@@ -13,7 +13,7 @@
 #include "src/graphs.h"
 #include "src/reference.h"
 
-enum { MIN_BATCHES = 3, MAX_CALLS_PER_BATCH = 512, SAMPLED_ROWS = 2, SAMPLED_HEADS = 4 };
+enum { MAX_CALLS_PER_BATCH = 512, SAMPLED_ROWS = 2, SAMPLED_HEADS = 4 };
 enum { PIECE_TOKENS = 8192, LAYERS_PER_GRAPH = 32 };
 static const double batch_s = 20e-3;
 
@@ -255,14 +255,12 @@ static int64_t calls_per_batch(const team *t, double call_s) {
 /* Times batches of the planned step, for `seconds` or as many as the options ask for; *median is one of them, *n how
  * many there were. */
 static cpa_status time_batches(team *t, int64_t calls, double seconds, call_time *median, int64_t *n, cpa_error *err) {
-    const int64_t asked = t->site->options.iterations;
     call_time *times = malloc(CPA_BENCH_MAX_ITERATIONS * sizeof *times);
     cpa_status status = times ? CPA_OK : cpa_fail(err, CPA_NO_MEMORY, "bench scaling: no memory for times");
     double total = 0;
     *n = 0;
     CPA_TRY_GOTO(cpa_control_agree(&t->control, status, err), done);
-    while (*n < CPA_BENCH_MAX_ITERATIONS) {
-        if (asked ? *n >= asked : *n >= MIN_BATCHES && total >= seconds) break;
+    while (!cpa_bench_is_timed(&t->site->options, *n, total, seconds)) {
         CPA_TRY_GOTO(time_calls(t, calls, &times[*n], err), done);
         total += times[(*n)++].time_s * (double)calls;
     }

@@ -75,19 +75,13 @@ static void abort_job(const service *s, const char *message) {
     MPI_Abort(s->comm, CPA_EXIT_FAULT);
 }
 
-/* Whether all ranks come here, as those do that failed alike. */
-static int all_are_here(const service *s) {
-    const double seconds = 5;
-    cpa_control control = {.comm = s->comm, .origin = s->comm, .rank = s->rank, .size = s->size};
-    return cpa_control_roll_call(&control, seconds) == 0;
-}
-
 static cpa_exit_code create_engine(service *s) {
     cpa_error err;
+    cpa_control control = {.comm = s->comm, .origin = s->comm, .rank = s->rank, .size = s->size};
     cpa_engine_options options = cpa_job_engine_options(&s->job, s->num_blocks, &s->workload);
     options.device = cpa_placement_device(&s->placement);
     cpa_status status = cpa_engine_create(s->comm, &options, &s->engine, &err);
-    if (status != CPA_OK && !all_are_here(s)) abort_job(s, err.message);
+    if (status != CPA_OK && !cpa_control_all_failed(&control)) abort_job(s, err.message);
     if (status == CPA_NO_MEMORY) {
         char why[sizeof err.message];
         snprintf(why, sizeof why, "%s", err.message);

@@ -9,9 +9,6 @@
 #include "src/swap.h"
 #include "src/transport_choice.h"
 
-/* Ranks that failed alike come to a roll call at once. */
-static const double ROLL_CALL_SECONDS = 5;
-
 static cpa_worker_options worker_options(const cpa_engine *engine) {
     const cpa_engine_options *o = &engine->options;
     return (cpa_worker_options){
@@ -109,7 +106,7 @@ cpa_status cpa_engine_create(MPI_Comm comm, const cpa_engine_options *options, c
     status = cpa_control_agree(&engine->control, cpa_engine_resolve(options, &engine->options, &own), &own);
     if (status == CPA_OK) status = create_parts(engine, &own);
     if (status != CPA_OK) {
-        if (cpa_control_roll_call(&engine->control, ROLL_CALL_SECONDS) == 0) cpa_engine_destroy(engine);
+        if (cpa_control_all_failed(&engine->control)) cpa_engine_destroy(engine);
         if (err) *err = own;
         return status;
     }

@@ -22,6 +22,11 @@ cpa_planner_choice cpa_planner_choose(const cpa_planner *p, int64_t new_tokens, 
     return (cpa_planner_choice){CPA_PASS_Q, CPA_REASON_PREFIX};
 }
 
+/* Bytes of one token in one layer of the cache: Hkv * (dk + dv) * e. */
+static double token_bytes(const cpa_planner *p) {
+    return p->kv_heads * ((double)p->k_dim + p->v_dim) * p->element_bytes;
+}
+
 /* With T new and P cached tokens, head widths dk and dv, and every count spread evenly over the N ranks, the longer of
  *     2 * T * (P + T/2) * Hq * (dk + dv) / (N * C)         two products over the causal pairs
  *     (P + T) * Hkv * (dk + dv) * e / (N * R)              every rank reads its share of the cache; where R is known */
@@ -29,8 +34,7 @@ static double attention_seconds(const cpa_planner *p, double new_tokens, double 
     double n = p->cp_size, width = (double)p->k_dim + p->v_dim;
     double products = 2 * new_tokens * (cached + new_tokens / 2) * p->q_heads * width / (n * p->flops);
     if (!(p->memory_bandwidth > 0)) return products;
-    double kv_bytes = (cached + new_tokens) * p->kv_heads * width * p->element_bytes;
-    return fmax(products, kv_bytes / (n * p->memory_bandwidth));
+    return fmax(products, (cached + new_tokens) * token_bytes(p) / (n * p->memory_bandwidth));
 }
 
 /* Exchanges, likewise:
@@ -44,8 +48,7 @@ double cpa_planner_predict(const cpa_planner *p, cpa_algorithm algorithm, int64_
         double row_bytes = p->q_heads * ((double)p->k_dim * p->element_bytes + sizeof(float) * (p->v_dim + 1.0));
         return attention + others * t * row_bytes / p->bandwidth;
     }
-    double kv_bytes = (cached + t) * p->kv_heads * ((double)p->k_dim + p->v_dim) * p->element_bytes;
-    return fmax(attention, others * kv_bytes / p->bandwidth);
+    return fmax(attention, others * (cached + t) * token_bytes(p) / p->bandwidth);
 }
 
 double cpa_planner_predict_decode(const cpa_planner *p, int64_t cached_tokens) {
@@ -64,10 +67,9 @@ cpa_planner cpa_planner_of_whole(const cpa_planner *planner) {
  *               D * x / (1 + running), if n > 1                    a step exchanges once for all its sequences */
 static double life_seconds(const cpa_planner *p, int64_t prompt, int64_t output, int64_t found, int64_t running) {
     double d = (double)output, tokens = (double)prompt + d / 2;
-    double kv_bytes = p->kv_heads * ((double)p->k_dim + p->v_dim) * p->element_bytes;
     double prefill = cpa_planner_predict(p, CPA_PASS_KV, prompt - found, found);
     double exchange = p->cp_size > 1 ? p->exchange_s / (1.0 + (double)running) : 0;
-    return prefill + d * (tokens * kv_bytes / (p->cp_size * p->memory_bandwidth) + exchange);
+    return prefill + d * (tokens * token_bytes(p) / (p->cp_size * p->memory_bandwidth) + exchange);
 }
 
 int64_t cpa_planner_whole_tokens(const cpa_planner *p) {

@@ -120,13 +120,16 @@ static cpa_status allocate(cpa_worker *worker, cpa_error *err) {
     return CPA_OK;
 }
 
-static cpa_status clear_null_block(cpa_worker *worker, cpa_error *err) {
+/* The null block of every layer, and the digest. */
+static cpa_status clear_memory(cpa_worker *worker, cpa_error *err) {
+    static const uint64_t zero = 0;
     const cpa_kernel_table *kernels = worker->device->kernels;
     cpa_kv_view kv = cpa_worker_layer_kv(worker, 0);
     const int64_t element = cpa_dtype_bytes(kv.dtype);
     const int64_t k_bytes = kv.k_block_stride * element, v_bytes = kv.v_block_stride * element;
     void *zeros = calloc(1, (size_t)(k_bytes > v_bytes ? k_bytes : v_bytes));
     cpa_status status = zeros ? CPA_OK : cpa_fail(err, CPA_NO_MEMORY, "worker: no memory for a block");
+    if (status == CPA_OK) status = kernels->copy(worker->digest_device, &zero, sizeof zero, worker->stream);
     for (int32_t layer = 0; layer < worker->options.model.layers && status == CPA_OK; layer++) {
         kv = cpa_worker_layer_kv(worker, layer);
         status = kernels->copy((char *)kv.k + cpa_worker_null_block(worker) * k_bytes, zeros, k_bytes, worker->stream);
@@ -138,14 +141,6 @@ static cpa_status clear_null_block(cpa_worker *worker, cpa_error *err) {
     return status == CPA_OK || !worker->stream->error.message[0]
                ? status
                : cpa_fail(err, status, "worker: %s", worker->stream->error.message);
-}
-
-static cpa_status clear_digest(cpa_worker *worker, cpa_error *err) {
-    const cpa_kernel_table *kernels = worker->device->kernels;
-    uint64_t zero = 0;
-    cpa_status status = kernels->copy(worker->digest_device, &zero, sizeof zero, worker->stream);
-    if (status == CPA_OK) status = kernels->stream_sync(worker->stream);
-    return status == CPA_OK ? CPA_OK : cpa_fail(err, status, "worker: %s", worker->stream->error.message);
 }
 
 /* Steps may be captured where the device, the source and the options allow it. */
@@ -196,8 +191,7 @@ cpa_status cpa_worker_create(cpa_control *control, cpa_device *device, const cpa
         status = allocate(worker, err);
         if (status == CPA_OK) status = create_swap(worker, err);
         if (status == CPA_OK) status = device->kernels->stream_create(device, &worker->stream, err);
-        if (status == CPA_OK) status = clear_null_block(worker, err);
-        if (status == CPA_OK) status = clear_digest(worker, err);
+        if (status == CPA_OK) status = clear_memory(worker, err);
     }
     /* The context is collective: ranks that came this far must not wait for one that did not. */
     CPA_TRY_GOTO(cpa_control_agree(control, status, err), fail);

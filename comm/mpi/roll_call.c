@@ -37,3 +37,8 @@ uint64_t cpa_control_roll_call(cpa_control *control, double seconds) {
     } while (silent && cpa_clock_now() - begin < seconds);
     return silent;
 }
+
+int cpa_control_all_failed(cpa_control *control) {
+    const double seconds = 5; /* those that failed alike come here at once */
+    return cpa_control_roll_call(control, seconds) == 0;
+}

@@ -70,7 +70,7 @@ void cpa_cuda_retire_host(cpa_device *device, void *memory) {
 cudaError_t cpa_cuda_malloc(cpa_device *device, int64_t bytes, void **out) {
     const size_t size = bytes > 0 ? (size_t)bytes : 1;
     cudaError_t error = cudaMalloc(out, size);
-    if (error == cudaErrorMemoryAllocation && ((const cpa_cuda_device *)device)->retired) {
+    if (error == cudaErrorMemoryAllocation) {
         (void)cudaGetLastError();
         cpa_cuda_release(device);
         error = cudaMalloc(out, size);
