@@ -10,8 +10,9 @@ if(NOT CMAKE_BUILD_TYPE)
 endif()
 
 add_compile_definitions(_GNU_SOURCE)
-add_compile_options(-Wall -Wextra -Werror -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wpointer-arith -Wundef
-                    -Wcast-qual -Wwrite-strings -Wvla -fno-math-errno)
+set(c_options -Wall -Wextra -Werror -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wpointer-arith -Wundef
+    -Wcast-qual -Wwrite-strings -Wvla -fno-math-errno)
+add_compile_options("$<$<COMPILE_LANGUAGE:C>:${c_options}>")
 if(CPATTN_SANITIZE)
   add_compile_options(-fsanitize=${CPATTN_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all)
   add_link_options(-fsanitize=${CPATTN_SANITIZE})
@@ -21,15 +22,26 @@ if(CPATTN_COVERAGE)
   add_link_options(--coverage)
 endif()
 
-# cpattn_part(NAME SOURCES...): the objects of one folder of the library, and their twin with fault points for the tests.
-function(cpattn_part name)
-  add_library(${name} OBJECT ${ARGN})
-  target_link_libraries(${name} PRIVATE cpattn_deps)
+# cpattn_in_library(OBJECTS FAULTS): object targets that become part of the library, and of its twin with fault points.
+function(cpattn_in_library objects faults)
+  set_property(GLOBAL APPEND PROPERTY CPATTN_OBJECTS $<TARGET_OBJECTS:${objects}>)
+  set_property(GLOBAL APPEND PROPERTY CPATTN_OBJECTS_FAULTS $<TARGET_OBJECTS:${faults}>)
+endfunction()
+
+# cpattn_part(ROOM SOURCES...): the C of one folder of the library, and its twin with fault points for the tests.
+function(cpattn_part room)
+  set(twins cpattn_${room})
   if(CPATTN_BUILD_TESTS)
-    add_library(${name}_faults OBJECT ${ARGN})
-    target_compile_definitions(${name}_faults PRIVATE CPA_FAULT_POINTS)
-    target_link_libraries(${name}_faults PRIVATE cpattn_deps)
+    list(APPEND twins cpattn_${room}_faults)
   endif()
+  foreach(target IN LISTS twins)
+    add_library(${target} OBJECT ${ARGN})
+    target_link_libraries(${target} PRIVATE cpattn_deps)
+  endforeach()
+  if(CPATTN_BUILD_TESTS)
+    target_compile_definitions(cpattn_${room}_faults PRIVATE CPA_FAULT_POINTS)
+  endif()
+  cpattn_in_library(cpattn_${room} cpattn_${room}_faults)
 endfunction()
 
 configure_file(base/version.h.in base/version.h @ONLY)

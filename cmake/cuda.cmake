@@ -1,5 +1,5 @@
-# The CUDA toolchain for the directory that includes this: architectures, flags, and the rule that a kernel which spills
-# registers, or whose wgmma ptxas serialises, does not build. Architecture 80 also as PTX, for devices after 9.0.
+# The CUDA toolchain: architectures, flags, and the rule that a kernel which spills registers, or whose wgmma ptxas
+# serialises, does not build. Architecture 80 also as PTX, for devices after 9.0.
 set(CMAKE_CUDA_ARCHITECTURES "80;90-real") # set before the language: CMake 3.25's default is too old for CUDA 13
 enable_language(CUDA)
 find_package(CUDAToolkit 12.5 REQUIRED)
@@ -11,21 +11,17 @@ set(CMAKE_CUDA_VISIBILITY_PRESET hidden)
 set(CMAKE_CUDA_FLAGS_RELEASE "-O3")
 set_property(GLOBAL APPEND PROPERTY JOB_POOLS cuda=2) # a kernel takes a gigabyte to compile
 
-# The options of the project are for its C.
-get_directory_property(c_options COMPILE_OPTIONS)
-set_directory_properties(PROPERTIES COMPILE_OPTIONS "")
-add_compile_options("$<$<COMPILE_LANGUAGE:C>:${c_options}>")
 set(cuda_options -lineinfo -Xcompiler=-Wall,-fno-exceptions,-fno-rtti,-fno-threadsafe-statics -Werror=all-warnings
     -Xptxas=--warn-on-spills,--warning-as-error)
 add_compile_options("$<$<COMPILE_LANGUAGE:CUDA>:${cuda_options}>")
 
-# cpattn_cuda_kernels(NAME ARCHITECTURES SOURCE...): kernels for a list of architectures; all if it is empty.
-function(cpattn_cuda_kernels name architectures)
-  add_library(${name} OBJECT ${ARGN})
-  target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR} ${PROJECT_SOURCE_DIR}/include)
-  set_target_properties(${name} PROPERTIES JOB_POOL_COMPILE cuda
+# cpattn_kernels(NAME ARCHITECTURES SOURCE...): device code of one folder, for a list of architectures; all if it is empty.
+function(cpattn_kernels name architectures)
+  add_library(cpattn_${name} OBJECT ${ARGN})
+  target_include_directories(cpattn_${name} PRIVATE ${PROJECT_SOURCE_DIR} ${PROJECT_SOURCE_DIR}/include)
+  set_target_properties(cpattn_${name} PROPERTIES JOB_POOL_COMPILE cuda
                         CUDA_COMPILER_LAUNCHER ${PROJECT_SOURCE_DIR}/cmake/refuse_serialised_wgmma.sh)
   if(architectures)
-    set_target_properties(${name} PROPERTIES CUDA_ARCHITECTURES "${architectures}")
+    set_target_properties(cpattn_${name} PROPERTIES CUDA_ARCHITECTURES "${architectures}")
   endif()
 endfunction()

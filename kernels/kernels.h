@@ -1,7 +1,7 @@
 /* The contract between the library and a device back end: one table of operations, which host/ and cuda/ each fill.
  *
  * The argument structs, their shapes, dtypes, units and aliasing rules are those of the public headers cpattn/device.h
- * and cpattn/ops.h. The library checks every argument before it calls the table (src/ops.c); a back end may rely on
+ * and cpattn/ops.h. The library checks every argument before it calls the table (src/ops/ops.c); a back end may rely on
  * that and reports only what it alone can know: CPA_UNSUPPORTED for a shape it has no kernel for, CPA_NO_MEMORY,
  * CPA_DEVICE. An operation that fails writes its message to stream->error. No operation allocates or synchronises,
  * except those whose comment says so. */
@@ -116,7 +116,7 @@ static inline cpa_partial cpa_partial_resolve(cpa_partial state, int32_t heads, 
 }
 
 /* synthesize: rows of queries, keys or values from a counter-based generator, the same bits on every back end, rank and
- * N. The formula is documented in kernels/host/synthesize.c. */
+ * N. The formula is documented in kernels/host/rows/synthesize.c. */
 typedef enum cpa_synth_tensor { CPA_SYNTH_Q = 0, CPA_SYNTH_K, CPA_SYNTH_V } cpa_synth_tensor;
 typedef struct cpa_synth_args {
     cpa_synth_tensor tensor;
@@ -133,7 +133,7 @@ typedef struct cpa_synth_args {
 } cpa_synth_args;
 
 /* hash_rows: adds to *sum, modulo 2^64, a hash of each listed row of src, salted so that equal rows of different places
- * differ. The same value on every back end: see kernels/host/hash_rows.c. */
+ * differ. The same value on every back end: see kernels/host/rows/hash_rows.c. */
 typedef struct cpa_hash_rows_args {
     int64_t rows;
     const void *src;

@@ -5,7 +5,7 @@
 #include "base/check.h"
 #include "launcher/output_file.h"
 #include "launcher/timeline_json.h"
-#include "src/planner.h"
+#include "src/schedule/planner.h"
 
 /* The mixed run chooses its length after the engine has measured its rates; until then the cache is made for this. */
 #define MIXED_RUN_TOKENS ((int64_t)1 << 18)

@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "base/fault.h"
-#include "launcher/bench.h"
+#include "bench/bench.h"
 #include "launcher/placement.h"
 #include "launcher/serve.h"
 

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Runs the device tests of a build that was made elsewhere, on a machine without a build tree of its own:
 #     run_device.sh BUILD_DIR [gpu|multigpu] [CTEST_OPTION...]
-# BUILD_DIR needs CTestTestfile.cmake, tests/ (CTestTestfile.cmake and the programs) and launcher/ (the programs) of the
-# build; the sources are those beside this script. Exits 1 if a test failed or was skipped: skipped is not passed.
+# BUILD_DIR needs CTestTestfile.cmake, tests/ (its CTestTestfile.cmake files and the programs) and launcher/ (the programs)
+# of the build; the sources are those beside this script. Exits 1 if a test failed or was skipped: skipped is not passed.
 set -euo pipefail
 
 build=$(cd "${1:?usage: run_device.sh BUILD_DIR [gpu|multigpu] [CTEST_OPTION...]}" && pwd)
@@ -15,8 +15,8 @@ built_in=$(sed -n 's/^# Build directory: //p' "$build/CTestTestfile.cmake")
 built_from=$(sed -n 's/^# Source directory: //p' "$build/CTestTestfile.cmake")
 lists=$(mktemp -d)
 trap 'rm -rf "$lists"' EXIT
-mkdir "$lists/tests"
-for list in CTestTestfile.cmake tests/CTestTestfile.cmake; do
+for list in CTestTestfile.cmake $(cd "$build" && echo tests/CTestTestfile.cmake tests/*/CTestTestfile.cmake); do
+  mkdir -p "$lists/$(dirname "$list")"
   # Through a mark, as the new build folder may lie in the old source folder and the other way round.
   sed -e "s|$built_in|@BUILD@|g" -e "s|$built_from|$source|g" -e "s|@BUILD@|$build|g" "$build/$list" >"$lists/$list"
 done

@@ -1,0 +1,252 @@
+/* bench attend: the last tokens of some sequences against their whole contexts over a paged KV cache, whose unused
+ * memory is poisoned; and bench varlen, whole prompts of many lengths in steps of so many tokens. Calls take turns over
+ * copies of the cache, so that keys and values come from memory. */
+#include <stdlib.h>
+#include <string.h>
+
+#include <cpattn/ops.h>
+
+#include "base/check.h"
+#include "base/min_max.h"
+#include "bench/attend.h"
+#include "bench/inputs.h"
+#include "bench/memory.h"
+#include "kernels/kernels.h"
+
+typedef struct attend_state {
+    cpa_bench_site *site;
+    cpa_bench_attend_work work;
+    cpa_kv_view kv;                   /* of all copies */
+    int64_t copies, k_bytes, v_bytes; /* how many, and of one */
+    int32_t *block_tables;            /* of all sequences, one after another */
+    int64_t *tables;                  /* [n_sequences + 1] where that of each begins */
+    cpa_attend_plan **plans;          /* [n_steps] */
+    void *q, *out;
+    float *lse;
+} attend_state;
+
+/* Writes one copy of the cache, and repeats it. */
+static cpa_status make_cache(attend_state *s, cpa_error *err) {
+    const cpa_bench_options *o = &s->site->options;
+    int64_t n = s->work.n_sequences, longest = 0;
+    s->tables = calloc((size_t)n + 1, sizeof *s->tables);
+    if (!s->tables) return cpa_fail(err, CPA_NO_MEMORY, "bench attend: no memory for tables");
+    for (int64_t i = 0; i < n; i++) {
+        s->tables[i + 1] = s->tables[i] + (s->work.lengths[i] + o->block_size - 1) / o->block_size;
+        longest = cpa_max64(longest, s->work.lengths[i]);
+    }
+    s->k_bytes = s->tables[n] * cpa_bench_block_bytes(o, CPA_SYNTH_K);
+    s->v_bytes = s->tables[n] * cpa_bench_block_bytes(o, CPA_SYNTH_V);
+    s->copies = cpa_bench_copies(s->site, s->k_bytes + s->v_bytes);
+    CPA_TRY(cpa_bench_make_cache(s->site, s->tables[n] * s->copies, &s->kv, err));
+    CPA_TRY(cpa_bench_block_order(o, s->tables[n], &s->block_tables, err));
+    int64_t *positions = cpa_bench_positions(0, longest);
+    cpa_status status = positions ? CPA_OK : cpa_fail(err, CPA_NO_MEMORY, "bench attend: no memory for positions");
+    for (int64_t i = 0; status == CPA_OK && i < n; i++) {
+        status = cpa_bench_fill_cache(s->site, i, positions, s->work.lengths[i], s->block_tables + s->tables[i], &s->kv,
+                                      err);
+    }
+    free(positions);
+    CPA_TRY(status);
+    CPA_TRY(cpa_bench_replicate(s->site, s->kv.k, s->k_bytes, s->k_bytes * s->copies, err));
+    return cpa_bench_replicate(s->site, s->kv.v, s->v_bytes, s->v_bytes * s->copies, err);
+}
+
+static cpa_status make_rows(attend_state *s, cpa_error *err) {
+    const cpa_bench_options *o = &s->site->options;
+    int64_t head_rows = s->work.rows * o->q_heads, element = cpa_dtype_bytes((cpa_dtype)o->dtype);
+    CPA_TRY(cpa_device_alloc(s->site->device, head_rows * o->k_dim * element, &s->q, err));
+    CPA_TRY(cpa_bench_poisoned(s->site, head_rows * o->v_dim * element, &s->out, err));
+    CPA_TRY(cpa_bench_poisoned(s->site, head_rows * (int64_t)sizeof *s->lse, (void **)&s->lse, err));
+    cpa_status status = CPA_OK;
+    for (int64_t i = 0; status == CPA_OK && i < s->work.n_pieces; i++) {
+        const cpa_bench_piece *piece = &s->work.pieces[i];
+        int64_t *positions = cpa_bench_positions(piece->first, piece->count);
+        char *q = (char *)s->q + piece->row * o->q_heads * o->k_dim * element;
+        status = positions
+                     ? cpa_bench_synthesize(s->site, CPA_SYNTH_Q, piece->sequence, positions, piece->count, q, err)
+                     : cpa_fail(err, CPA_NO_MEMORY, "bench attend: no memory for positions");
+        free(positions);
+    }
+    return status;
+}
+
+/* Plans the pieces of a step. */
+static cpa_status make_plan(attend_state *s, int64_t step, cpa_error *err) {
+    const cpa_bench_options *o = &s->site->options;
+    const cpa_bench_piece *pieces = s->work.pieces + s->work.steps[step];
+    int64_t n = s->work.steps[step + 1] - s->work.steps[step];
+    cpa_attend_item *items = calloc((size_t)n, sizeof *items);
+    if (!items) return cpa_fail(err, CPA_NO_MEMORY, "bench attend: no memory for items");
+    for (int64_t i = 0; i < n; i++) {
+        items[i] = (cpa_attend_item){
+            .q_row = pieces[i].row,
+            .q_count = pieces[i].count,
+            .q_first = pieces[i].first,
+            .k_count = pieces[i].first + pieces[i].count,
+            .table = s->tables[pieces[i].sequence],
+        };
+    }
+    cpa_attend_batch batch = {
+        .size = sizeof batch,
+        .map = {.cp_size = 1, .interleave = (int32_t)o->block_size},
+        .q_heads = (int32_t)o->q_heads,
+        .kv_heads = (int32_t)o->kv_heads,
+        .k_dim = (int32_t)o->k_dim,
+        .v_dim = (int32_t)o->v_dim,
+        .block_size = (int32_t)o->block_size,
+        .items = items,
+        .n_items = n,
+        .block_tables = s->block_tables,
+        .n_table_entries = s->tables[s->work.n_sequences],
+        .kv_dtype = (cpa_dtype)o->kv_dtype,
+    };
+    cpa_status status = cpa_attend_plan_create(s->site->device, &s->plans[step], err);
+    if (status == CPA_OK) status = cpa_attend_plan_set(s->plans[step], &batch, err);
+    free(items);
+    return status;
+}
+
+static cpa_status make_plans(attend_state *s, cpa_error *err) {
+    s->plans = calloc((size_t)s->work.n_steps, sizeof(cpa_attend_plan *));
+    if (!s->plans) return cpa_fail(err, CPA_NO_MEMORY, "bench attend: no memory for plans");
+    for (int64_t i = 0; i < s->work.n_steps; i++) CPA_TRY(make_plan(s, i, err));
+    return CPA_OK;
+}
+
+/* Multiply-adds of Q K^T and P V over the pairs that the mask shows, and every operand of a piece moved once. */
+static void count_work(const attend_state *s, cpa_bench_row *row) {
+    const cpa_bench_options *o = &s->site->options;
+    double widths = (double)(o->k_dim + o->v_dim);
+    double q_bytes = widths * (double)(o->q_heads * cpa_dtype_bytes((cpa_dtype)o->dtype));
+    double kv_bytes = widths * (double)(o->kv_heads * cpa_dtype_bytes((cpa_dtype)o->kv_dtype)) +
+                      2.0 * (double)(o->kv_heads * cpa_kv_scale_bytes((cpa_dtype)o->kv_dtype, 0));
+    row->flops = row->bytes = 0;
+    for (int64_t i = 0; i < s->work.n_pieces; i++) {
+        double first = (double)s->work.pieces[i].first, t = (double)s->work.pieces[i].count;
+        double pairs = o->full ? t * (first + t) : t * first + 0.5 * t * (t + 1);
+        row->flops += 2.0 * widths * (double)o->q_heads * pairs;
+        row->bytes += (first + t) * kv_bytes + t * q_bytes;
+    }
+}
+
+/* Makes the device take the kernels that the case names. */
+static cpa_status use_path(cpa_bench_site *site, cpa_error *err) {
+    const char *wanted = cpa_bench_paths[site->options.path], *path;
+    for (int32_t i = 0; (path = site->device->kernels->attend_path(site->device, i)); i++) {
+        if (site->options.path == 0 || strcmp(path, wanted) == 0) return CPA_OK;
+    }
+    (void)site->device->kernels->attend_path(site->device, 0);
+    return cpa_fail(err, CPA_UNSUPPORTED, "bench attend: kernels=%s: %s has none, expected a CUDA device that has",
+                    wanted, cpa_device_description(site->device));
+}
+
+typedef cpa_status (*make_work_fn)(const cpa_bench_options *options, const int64_t *shape, cpa_bench_attend_work *out,
+                                   cpa_error *err);
+
+static cpa_status prepare(cpa_bench_site *site, make_work_fn make_work, const int64_t *shape, cpa_bench_row *row,
+                          void **state, cpa_error *err) {
+    attend_state *s = calloc(1, sizeof *s);
+    if (!s) return cpa_fail(err, CPA_NO_MEMORY, "bench attend: no memory");
+    *state = s;
+    s->site = site;
+    CPA_TRY(make_work(&site->options, shape, &s->work, err));
+    CPA_TRY(use_path(site, err));
+    count_work(s, row);
+    CPA_TRY(make_cache(s, err));
+    CPA_TRY(make_rows(s, err));
+    return make_plans(s, err);
+}
+
+static cpa_status prepare_equal(cpa_bench_site *site, const int64_t *shape, cpa_bench_row *row, void **state,
+                                cpa_error *err) {
+    return prepare(site, cpa_bench_attend_work_equal, shape, row, state, err);
+}
+
+static cpa_status prepare_varlen(cpa_bench_site *site, const int64_t *shape, cpa_bench_row *row, void **state,
+                                 cpa_error *err) {
+    return prepare(site, cpa_bench_attend_work_varlen, shape, row, state, err);
+}
+
+static cpa_status run(void *state, int64_t call, cpa_error *err) {
+    attend_state *s = state;
+    int64_t copy = call % s->copies;
+    cpa_kv_view kv = s->kv;
+    kv.num_blocks /= s->copies;
+    kv.k = (char *)kv.k + copy * s->k_bytes;
+    kv.v = (char *)kv.v + copy * s->v_bytes;
+    cpa_attend_args args = {
+        .size = sizeof args,
+        .q = s->q,
+        .q_dtype = (cpa_dtype)s->site->options.dtype,
+        .kv = kv,
+        .mask = {.causal = !s->site->options.full},
+        .state = {.lse = s->lse, .lse_row_stride = s->site->options.q_heads},
+        .out = s->out,
+    };
+    for (int64_t i = 0; i < s->work.n_steps; i++) {
+        CPA_TRY(cpa_bench_enqueued(s->site, cpa_attend(s->plans[i], &args, s->site->stream), err));
+    }
+    return CPA_OK;
+}
+
+static cpa_status check(void *state, cpa_bench_row *row, cpa_error *err) {
+    attend_state *s = state;
+    return cpa_bench_attend_check(s->site, &s->work, s->out, s->lse, &row->checked, &row->wrong, err);
+}
+
+static void release(void *state) {
+    attend_state *s = state;
+    if (!s) return;
+    for (int64_t i = 0; s->plans && i < s->work.n_steps; i++) cpa_attend_plan_destroy(s->plans[i]);
+    free(s->plans);
+    cpa_device_free(s->site->device, s->lse);
+    cpa_device_free(s->site->device, s->out);
+    cpa_device_free(s->site->device, s->q);
+    free(s->block_tables);
+    free(s->tables);
+    cpa_device_free(s->site->device, s->kv.v);
+    cpa_device_free(s->site->device, s->kv.k);
+    cpa_bench_attend_work_release(&s->work);
+    free(s);
+}
+
+const cpa_bench cpa_bench_attend = {
+    .name = "attend",
+    .dims = "sequences x new tokens x context",
+    .n_dims = 3,
+    .shapes_host = "1x1Kx1K,1x2Kx2K,1x8Kx8K,4x1x64K",
+    .shapes_cuda =
+        "1x8Kx8K,1x16Kx16K,1x32Kx32K,1x64Kx64K,"
+        "1x8Kx8K:pages=ordered,1x16Kx16K:pages=ordered,1x32Kx32K:pages=ordered,1x64Kx64K:pages=ordered,"
+        "1x16Kx16K:block-size=16,1x16Kx16K:mask=full,1x16Kx16K:dtype=fp16,1x16Kx16K:kernels=portable,"
+        "1x16Kx16K:head-dim=64,1x16Kx16K:head-dim=64:mask=full,1x16Kx16K:head-dim=256,"
+        "1x16Kx16K:head-dim=256:mask=full,1x16Kx16K:head-dim=192:v-head-dim=128,"
+        "1x8Kx128K,1x64x128K,16x1Kx8K:ragged=true,"
+        "1x1x1K,1x1x16K,1x1x128K,16x1x1K,16x1x16K,16x1x128K,128x1x1K,128x1x16K,64x1x16K,"
+        "1x1x16K:block-size=16,16x1x16K:block-size=16,128x1x16K:block-size=16,64x1x16K:block-size=16,"
+        "64x1x16K:ragged=true,64x4x16K,64x1x16K:head-dim=64,64x1x16K:head-dim=192:v-head-dim=128,"
+        "64x1x16K:head-dim=256",
+    .checked = "sampled rows, a token and head each",
+    .min_ranks = 1,
+    .floor = CPA_BENCH_READ,
+    .prepare = prepare_equal,
+    .run = run,
+    .check = check,
+    .release = release,
+};
+
+const cpa_bench cpa_bench_varlen = {
+    .name = "varlen",
+    .dims = "requests x tokens of a step",
+    .n_dims = 2,
+    .shapes_host = "8x256:length-scale=0.02,8x256:length-scale=0.02:as-one=true",
+    .shapes_cuda = "64x8K,64x8K:as-one=true",
+    .checked = "sampled rows, a token and head each",
+    .min_ranks = 1,
+    .floor = CPA_BENCH_READ,
+    .prepare = prepare_varlen,
+    .run = run,
+    .check = check,
+    .release = release,
+};

@@ -1,0 +1,35 @@
+/* What the cases of bench attend and bench varlen attend, and the reference that their results are checked against. */
+#ifndef CPA_LAUNCHER_BENCH_ATTEND_H
+#define CPA_LAUNCHER_BENCH_ATTEND_H
+
+#include "bench/bench.h"
+
+/* New tokens [first, first + count) of a sequence, which see it up to the last of them; the rows [row, row + count). */
+typedef struct cpa_bench_piece {
+    int64_t sequence, first, count, row;
+} cpa_bench_piece;
+
+/* Sequences in a cache, and steps of new tokens, one attend each. */
+typedef struct cpa_bench_attend_work {
+    int64_t n_sequences, n_pieces, n_steps, rows;
+    int64_t *lengths; /* [n_sequences] tokens in the cache */
+    cpa_bench_piece *pieces;
+    int64_t *steps; /* [n_steps + 1] first piece of each, and n_pieces */
+} cpa_bench_attend_work;
+
+/* shape: sequences x new tokens x context, all in one step. */
+cpa_status cpa_bench_attend_work_equal(const cpa_bench_options *options, const int64_t *shape,
+                                       cpa_bench_attend_work *out, cpa_error *err);
+/* shape: requests x tokens of a step. Whole prompts, first come first served, as many tokens in each step; their
+ * lengths are those of --trace, or of the list in bench_attend_work.c. With as-one, one sequence of about the same
+ * number of visible pairs, in one step. */
+cpa_status cpa_bench_attend_work_varlen(const cpa_bench_options *options, const int64_t *shape,
+                                        cpa_bench_attend_work *out, cpa_error *err);
+void cpa_bench_attend_work_release(cpa_bench_attend_work *work);
+
+/* Compares sampled rows of out [rows, q_heads, v_dim] and lse [rows, q_heads], on the device, with unfused float64
+ * attention over inputs that are synthesized again. */
+cpa_status cpa_bench_attend_check(cpa_bench_site *site, const cpa_bench_attend_work *work, const void *out,
+                                  const float *lse, int64_t *checked, int64_t *wrong, cpa_error *err);
+
+#endif

@@ -1,0 +1,231 @@
+#include "bench/options.h"
+
+#include <errno.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cpattn/types.h>
+
+#include "base/check.h"
+
+/* The dtypes by their number, and CPA_DTYPE_COUNT, or CPA_KV_DTYPE_COUNT, for none. */
+static const char *const dtypes[] = {"fp32", "bf16", "fp16", "auto", NULL};
+static const char *const kv_dtypes[] = {"fp32", "bf16", "fp16", "fp8_e4m3", "int8", "auto", NULL};
+_Static_assert(sizeof dtypes / sizeof dtypes[0] == CPA_DTYPE_COUNT + 2, "a word for each dtype");
+_Static_assert(sizeof kv_dtypes / sizeof kv_dtypes[0] == CPA_KV_DTYPE_COUNT + 2, "a word for each dtype of a cache");
+static const char *const devices[] = {"auto", "host", "cuda", NULL};
+const char *const cpa_bench_paths[] = {"best", "simple", "portable", "hopper", NULL};
+static const char *const transports[] = {"auto", "mpi", "nccl", "peer", NULL};
+static const char *const masks[] = {"causal", "full", NULL};
+static const char *const page_orders[] = {"random", "ordered", NULL};
+static const char *const patterns[] = {"rounds", "at-once", NULL};
+
+/* The group of options that may also follow the numbers of a case. */
+static const char CASE[] = "of a case";
+
+#define INT_AT(member, least, most) CPA_FIELD_INT, offsetof(cpa_bench_options, member), .min = least, .max = most
+#define CHOICE_AT(member, words) CPA_FIELD_CHOICE, offsetof(cpa_bench_options, member), .choices = words
+#define FLAG_AT(member) CPA_FIELD_FLAG, offsetof(cpa_bench_options, member), .initial = "false"
+#define TEXT_AT(member) CPA_FIELD_TEXT, offsetof(cpa_bench_options, member), .initial = ""
+static const cpa_field table[] = {
+    {NULL, "shapes", "LIST", TEXT_AT(shapes),
+     .help = "cases, comma-separated; a number may end in K, M or G (powers of 1024)"},
+    {NULL, "device", "NAME", CHOICE_AT(device, devices), .initial = "auto",
+     .help = "auto (cuda where there is one), host or cuda"},
+    {CASE, "dtype", "TYPE", CHOICE_AT(dtype, dtypes), .initial = "auto",
+     .help = "fp32, bf16 or fp16; auto: fp32 on the host, bf16 on cuda"},
+    {CASE, "kv-cache-dtype", "TYPE", CHOICE_AT(kv_dtype, kv_dtypes), .initial = "auto",
+     .help = "of the KV cache, fp8_e4m3 and int8 with a scale for each token and head; auto: as --dtype"},
+    {CASE, "q-heads", "N", INT_AT(q_heads, 1, 1024), .initial = "auto", .word = "auto",
+     .help = "query heads; auto: 8 on the host, 32 on cuda"},
+    {CASE, "kv-heads", "N", INT_AT(kv_heads, 1, 1024), .initial = "auto", .word = "auto",
+     .help = "key and value heads; auto: 2 on the host, 8 on cuda"},
+    {CASE, "head-dim", "N", INT_AT(k_dim, 1, CPA_MAX_HEAD_DIM), .initial = "128", .help = "width of a head"},
+    {CASE, "v-head-dim", "N", INT_AT(v_dim, 1, CPA_MAX_HEAD_DIM), .initial = "auto", .word = "auto",
+     .help = "width of a value and result head; auto: as --head-dim"},
+    {CASE, "block-size", "N", INT_AT(block_size, 1, 4096), .initial = "auto", .word = "auto", .power_of_two = 1,
+     .help = "tokens in a block of the KV cache; auto: 16 on the host, 64 on cuda"},
+    {CASE, "mask", "NAME", CHOICE_AT(full, masks), .initial = "causal", .help = "attend: causal or full"},
+    {CASE, "pages", "ORDER", CHOICE_AT(pages_ordered, page_orders), .initial = "random",
+     .help = "blocks lie in random order, or ordered, one after another"},
+    {CASE, "ragged", NULL, FLAG_AT(ragged), .help = "attend: sequence i has (i mod 8 + 1) / 8 of the context"},
+    {CASE, "as-one", NULL, FLAG_AT(as_one), .help = "varlen: the same work in one sequence instead"},
+    {CASE, "length-scale", "S", CPA_FIELD_REAL, offsetof(cpa_bench_options, length_scale), .initial = "1", .min = 1e-9,
+     .max = 1e6, .help = "varlen: multiplies the lengths of prompts"},
+    {NULL, "trace", "FILE", TEXT_AT(trace),
+     .help = "varlen: prompts as long as those of the trace, Mooncake format; without it, of a list of its own"},
+    {CASE, "kernels", "NAME", CHOICE_AT(path, cpa_bench_paths), .initial = "best",
+     .help = "attend on cuda: best, hopper, portable (no wgmma) or simple (no tensor cores)"},
+    {CASE, "transport", "NAME", CHOICE_AT(transport, transports), .initial = "auto",
+     .help = "exchange: auto (as the program chooses), mpi, nccl or peer"},
+    {CASE, "pattern", "NAME", CHOICE_AT(at_once, patterns), .initial = "rounds",
+     .help = "exchange: rounds, two in flight, or at-once, all peers in one"},
+    {NULL, "context", "N", INT_AT(context, 1, 0x1p31), .initial = "4096",
+     .help = "scaling without --shapes: tokens of the prefill"},
+    {NULL, "batch", "N", INT_AT(batch, 1, 4096), .initial = "8",
+     .help = "scaling without --shapes: sequences of the decode step"},
+    {NULL, "decode-context", "N", INT_AT(decode_context, 1, 0x1p31), .initial = "auto", .word = "auto",
+     .help = "scaling: tokens of each of them; auto: as --context"},
+    {NULL, "max-num-batched-tokens", "N", INT_AT(chunk, 1, 0x1p24), .initial = "auto", .word = "auto",
+     .help = "scaling: new tokens of a step of a prefill; auto: all of them"},
+    {NULL, "staging-bytes", "N", INT_AT(staging_bytes, 1, 0x1p40), .initial = "auto", .word = "auto",
+     .help = "scaling: bound on the memory of one rank for keys and values on their way; auto: the library's"},
+    {NULL, "threads", "N", INT_AT(threads, 1, 1024), .initial = "auto", .word = "auto",
+     .help = "threads of a rank on the host; auto: what the program would use"},
+    {NULL, "min-time", "S", CPA_FIELD_REAL, offsetof(cpa_bench_options, min_time_s), .initial = "0.5", .max = 3600,
+     .help = "repeat each case for at least S seconds"},
+    {NULL, "iters", "N", INT_AT(iterations, 1, CPA_BENCH_MAX_ITERATIONS), .initial = "auto", .word = "auto",
+     .help = "time each case, or each step of one, N times, on a device N batches of calls; auto: as --min-time says"},
+    {NULL, "result-json", "FILE", TEXT_AT(json), .help = "write the table to FILE as well, which must not exist"},
+    {NULL, "help", NULL, FLAG_AT(help), .help = "print this text and stop"},
+};
+enum { N_FIELDS = sizeof table / sizeof table[0] };
+
+/* The option at argv[*i]; advances *i over a value that stands apart. */
+static cpa_status read_option(int argc, char **argv, int *i, cpa_bench_options *out, cpa_error *err) {
+    const char *arg = strcmp(argv[*i], "-h") == 0 ? "--help" : argv[*i];
+    size_t length = strcspn(arg, "=");
+    const cpa_field *field = strncmp(arg, "--", 2) == 0 ? cpa_field_find(table, N_FIELDS, arg + 2, length - 2) : NULL;
+    if (!field) {
+        char found[64];
+        cpa_text_quote(arg, strlen(arg), found, sizeof found);
+        return cpa_fail(err, CPA_INVALID, "bench: found '%s', expected an option of 'cp_attn bench --help'", found);
+    }
+    const char *value = arg[length] ? arg + length + 1 : field->type == CPA_FIELD_FLAG ? "true" : NULL;
+    if (!value && *i + 1 < argc) value = argv[++*i];
+    if (!value) {
+        return cpa_fail(err, CPA_INVALID, "bench: --%s: found the end of the command line, expected %s", field->name,
+                        field->value_name);
+    }
+    char where[64];
+    snprintf(where, sizeof where, "bench: --%s", field->name);
+    return cpa_field_set(field, out, where, value, err);
+}
+
+cpa_status cpa_bench_options_parse(int argc, char **argv, cpa_bench_options *out, const char **name, cpa_error *err) {
+    cpa_bench_options options = {0};
+    const char *positional = NULL;
+    for (int f = 0; f < N_FIELDS; f++) CPA_TRY(cpa_field_set(&table[f], &options, "default", table[f].initial, err));
+    for (int i = 1; i < argc; i++) {
+        if (argv[i][0] == '-' || positional) {
+            CPA_TRY(read_option(argc, argv, &i, &options, err));
+        } else {
+            positional = argv[i];
+        }
+    }
+    *out = options;
+    *name = positional;
+    return CPA_OK;
+}
+
+cpa_status cpa_bench_options_resolve(cpa_bench_options *o, cpa_backend backend, cpa_error *err) {
+    bool cuda = backend == CPA_BACKEND_CUDA;
+    if (o->dtype == CPA_DTYPE_COUNT) o->dtype = cuda ? CPA_BF16 : CPA_F32;
+    if (o->kv_dtype == CPA_KV_DTYPE_COUNT) o->kv_dtype = o->dtype;
+    if (!o->q_heads) o->q_heads = cuda ? 32 : 8;
+    if (!o->kv_heads) o->kv_heads = cuda ? 8 : 2;
+    if (!o->v_dim) o->v_dim = o->k_dim;
+    if (!o->block_size) o->block_size = cuda ? 64 : 16;
+    if (!o->decode_context) o->decode_context = o->context;
+    if (o->q_heads % o->kv_heads != 0) {
+        return cpa_fail(err, CPA_INVALID, "bench: --q-heads: found %lld, expected a multiple of the %lld KV heads",
+                        (long long)o->q_heads, (long long)o->kv_heads);
+    }
+    return CPA_OK;
+}
+
+bool cpa_bench_is_timed(const cpa_bench_options *options, int64_t n, double total_s, double min_s) {
+    enum { MIN_BATCHES = 3 };
+    if (options->iterations) return n >= options->iterations;
+    return n == CPA_BENCH_MAX_ITERATIONS || (n >= MIN_BATCHES && total_s >= min_s);
+}
+
+void cpa_bench_options_print_help(void) {
+    for (int f = 0; f < N_FIELDS; f++) {
+        char left[40];
+        snprintf(left, sizeof left, "--%s %s", table[f].name, table[f].value_name ? table[f].value_name : "");
+        printf("  %-26s %s", left, table[f].help);
+        printf(table[f].initial[0] && table[f].type != CPA_FIELD_FLAG ? " [%s]\n" : "\n", table[f].initial);
+    }
+    printf("a case may end in options of its own, as in 1x8Kx8K:head-dim=64:mask=full; of these:");
+    for (int f = 0; f < N_FIELDS; f++) {
+        if (table[f].group == CASE) printf(" %s", table[f].name);
+    }
+    printf("\n");
+}
+
+/* So that products of three numbers of a shape stay far from overflow in a double, and of two in an int64_t. */
+#define LARGEST_COUNT ((int64_t)1 << 31)
+
+/* Reads digits with an optional K, M or G from *text and moves it past them. */
+static bool read_count(const char **text, int64_t *out) {
+    char *end;
+    if (**text < '0' || **text > '9') return false;
+    errno = 0;
+    long long value = strtoll(*text, &end, 10);
+    int shift = *end == 'K' ? 10 : *end == 'M' ? 20 : *end == 'G' ? 30 : 0;
+    if (errno || value <= 0 || value > (LARGEST_COUNT >> shift)) return false;
+    *out = (int64_t)value << shift;
+    *text = end + (shift > 0);
+    return true;
+}
+
+/* Sets the options "name=value:name=value" of a case, `length` characters of text. */
+static cpa_status read_case_options(const char *text, size_t length, cpa_bench_options *out, cpa_error *err) {
+    const char *end = text + length;
+    while (text < end) {
+        size_t item = strcspn(text, ":,"), name = strcspn(text, "=:,");
+        const cpa_field *field = cpa_field_find(table, N_FIELDS, text, name);
+        char found[64], value[64];
+        cpa_text_quote(text, item, found, sizeof found);
+        if (!field || field->group != CASE || name == item || item - name >= sizeof value) {
+            return cpa_fail(err, CPA_INVALID, "bench: --shapes: found '%s', expected an option of a case (see --help)",
+                            found);
+        }
+        snprintf(value, sizeof value, "%.*s", (int)(item - name - 1), text + name + 1);
+        char where[64];
+        snprintf(where, sizeof where, "bench: --shapes: %s", field->name);
+        CPA_TRY(cpa_field_set(field, out, where, value, err));
+        text += item + (text + item < end);
+    }
+    return CPA_OK;
+}
+
+/* The numbers of a case, joined by x, and after a colon its options. */
+static cpa_status read_case(const char *text, size_t length, int n_dims, cpa_bench_case *one, cpa_error *err) {
+    const char *at = text;
+    char found[96];
+    bool right = length < sizeof one->name;
+    for (int d = 0; right && d < n_dims; d++) {
+        right = read_count(&at, &one->shape[d]) && (d + 1 == n_dims || *at++ == 'x');
+    }
+    if (right && at < text + length) right = *at++ == ':' && at < text + length;
+    cpa_text_quote(text, length, found, sizeof found);
+    if (!right) {
+        return cpa_fail(err, CPA_INVALID, "bench: --shapes: found '%s', expected %d numbers, such as %s", found, n_dims,
+                        n_dims == 1   ? "16K"
+                        : n_dims == 2 ? "4Kx8"
+                                      : "1x4Kx4K");
+    }
+    memcpy(one->name, text, length);
+    one->name[length] = 0;
+    return read_case_options(at, (size_t)(text + length - at), &one->options, err);
+}
+
+cpa_status cpa_bench_cases_parse(const char *list, int n_dims, const cpa_bench_options *options, cpa_backend backend,
+                                 cpa_bench_case *cases, int *n_cases, cpa_error *err) {
+    const char *text = list;
+    for (int n = 0; n < CPA_BENCH_MAX_CASES; n++) {
+        size_t length = strcspn(text, ",");
+        cases[n].options = *options;
+        CPA_TRY(read_case(text, length, n_dims, &cases[n], err));
+        CPA_TRY(cpa_bench_options_resolve(&cases[n].options, backend, err));
+        *n_cases = n + 1;
+        if (!text[length]) return CPA_OK;
+        text += length + 1;
+    }
+    return cpa_fail(err, CPA_INVALID, "bench: --shapes: more than %d cases", CPA_BENCH_MAX_CASES);
+}

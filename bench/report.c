@@ -1,0 +1,110 @@
+#include "bench/report.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "base/check.h"
+#include "launcher/output_file.h"
+
+void cpa_bench_date(char date[CPA_BENCH_DATE_BYTES]) {
+    time_t now = time(NULL);
+    struct tm utc;
+    strftime(date, CPA_BENCH_DATE_BYTES, "%Y-%m-%dT%H:%M:%SZ", gmtime_r(&now, &utc));
+}
+
+void cpa_bench_print_preamble(const cpa_bench_site *site, const char *name, const char *date) {
+    const cpa_bench_options *o = &site->options;
+    printf("# cp_attn %s bench %s, %s\n", cpa_version(), name, date);
+    printf("# device: %s\n", cpa_device_description(site->device));
+    printf("# ranks %d, threads %lld, dtype %s, heads %lld/%lld, head dim %lld, block size %lld\n", site->control.size,
+           (long long)o->threads, cpa_dtype_name((cpa_dtype)o->dtype), (long long)o->q_heads, (long long)o->kv_heads,
+           (long long)o->k_dim, (long long)o->block_size);
+    if (site->read_bandwidth > 0) {
+        printf("# memory: %.1f GB/s read, %.1f GB/s copied (read and written), of one rank, measured in this run\n",
+               1e-9 * site->read_bandwidth, 1e-9 * site->copy_bandwidth);
+    }
+    if (site->launch_s > 0) printf("# a launch: %.2f us, of a kernel that reads nothing\n", 1e6 * site->launch_s);
+    if (site->transport) printf("# transport that the program would use: %s\n", site->transport->name);
+}
+
+static double floor_bandwidth(const cpa_bench_site *site, const cpa_bench *bench) {
+    return bench->floor == CPA_BENCH_READ   ? site->read_bandwidth
+           : bench->floor == CPA_BENCH_COPY ? site->copy_bandwidth
+                                            : 0;
+}
+
+void cpa_bench_print_heading(const cpa_bench *bench) {
+    static const char *const shares[] = {"", "% of read", "% of copy"};
+    printf("# shape: %s; figures of one rank; time is the median; checked: %s\n", bench->dims, bench->checked);
+    printf("#%49s %12s %8s %11s %9s %9s %10s %7s\n", "shape", "time (us)", "iters", "GFLOP/s", "GB/s",
+           bench->floor == CPA_BENCH_NO_FLOOR ? "-" : shares[bench->floor], "checked", "#wrong");
+}
+
+static void print_number(double value, int width) {
+    if (value < 0) {
+        printf(" %*s", width, "-");
+    } else {
+        printf(" %*.2f", width, value);
+    }
+}
+
+void cpa_bench_print_row(const cpa_bench_site *site, const cpa_bench *bench, const char *name,
+                         const cpa_bench_row *row) {
+    double floor = floor_bandwidth(site, bench);
+    printf("%50s %12.1f %8lld", name, 1e6 * row->time_s, (long long)row->iterations);
+    print_number(1e-9 * row->flops / row->time_s, 11);
+    print_number(1e-9 * row->bytes / row->time_s, 9);
+    print_number(floor > 0 ? 100 * row->bytes / row->time_s / floor : -1, 9);
+    printf(" %10lld %7lld\n", (long long)row->checked, (long long)row->wrong);
+    fflush(stdout);
+}
+
+static json_t *rate_to_json(double per_second) {
+    return per_second <= 0 ? json_null() : json_real(1e-9 * per_second);
+}
+
+json_t *cpa_bench_row_to_json(const cpa_bench_site *site, const cpa_bench *bench, const char *name,
+                              const cpa_bench_row *row) {
+    const cpa_bench_options *o = &site->options;
+    double floor = floor_bandwidth(site, bench);
+    return json_pack("{ss ss sf sf sI so so so sI sI}", "shape", name, "dtype", cpa_dtype_name((cpa_dtype)o->dtype),
+                     "time_us", 1e6 * row->time_s, "enqueue_us", 1e6 * row->enqueue_s, "iterations",
+                     (json_int_t)row->iterations, "gflops", rate_to_json(row->flops / row->time_s), "gbytes_per_s",
+                     rate_to_json(row->bytes / row->time_s), "share_of_bandwidth",
+                     floor > 0 ? json_real(row->bytes / row->time_s / floor) : json_null(), "checked",
+                     (json_int_t)row->checked, "wrong", (json_int_t)row->wrong);
+}
+
+cpa_status cpa_bench_check_json(const cpa_bench_options *options, cpa_error *err) {
+    if (!options->json[0]) return CPA_OK;
+    if (access(options->json, F_OK) == 0)
+        return cpa_fail(err, CPA_INVALID, "bench: --result-json %s exists and is not overwritten", options->json);
+    return cpa_output_check("bench: --result-json", options->json, err);
+}
+
+cpa_status cpa_bench_write_json(const cpa_bench_site *site, const char *name, const char *date, json_t *rows,
+                                cpa_error *err) {
+    const cpa_bench_options *o = &site->options;
+    json_t *root =
+        json_pack("{ss ss ss ss si sI ss sI sI sI sI so so sf ss* sO}", "version", cpa_version(), "benchmark", name,
+                  "date", date, "device", cpa_device_description(site->device), "ranks", site->control.size, "threads",
+                  (json_int_t)o->threads, "dtype", cpa_dtype_name((cpa_dtype)o->dtype), "q_heads",
+                  (json_int_t)o->q_heads, "kv_heads", (json_int_t)o->kv_heads, "head_dim", (json_int_t)o->k_dim,
+                  "block_size", (json_int_t)o->block_size, "read_gbytes_per_s", rate_to_json(site->read_bandwidth),
+                  "copy_gbytes_per_s", rate_to_json(site->copy_bandwidth), "launch_us", 1e6 * site->launch_s,
+                  "transport", site->transport ? site->transport->name : NULL, "rows", rows);
+    if (!root) return cpa_fail(err, CPA_NO_MEMORY, "bench: no memory for the JSON");
+    FILE *file = fopen(o->json, "wx");
+    if (!file) {
+        json_decref(root);
+        return cpa_fail(err, CPA_IO, "bench: cannot create %s: %s", o->json, strerror(errno));
+    }
+    bool written = json_dumpf(root, file, JSON_INDENT(2)) == 0;
+    written = fputc('\n', file) != EOF && written;
+    written = fclose(file) == 0 && written;
+    json_decref(root);
+    return written ? CPA_OK : cpa_fail(err, CPA_IO, "bench: cannot write %s: %s", o->json, strerror(errno));
+}

@@ -1,0 +1,207 @@
+#include "bench/scaling.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "base/check.h"
+#include "bench/inputs.h"
+#include "bench/memory.h"
+#include "bench/report.h"
+
+/* The share of a device's free memory that caches of decode may take; queries, staging and work space need some. */
+static const double cache_share = 0.8;
+
+/* How many of the sequences fit on a team. */
+static int64_t sequences_that_fit(const cpa_bench_site *site, const int64_t *shape, int32_t ranks) {
+    const cpa_bench_options *o = &site->options;
+    double block = (double)(cpa_bench_block_bytes(o, CPA_SYNTH_K) + cpa_bench_block_bytes(o, CPA_SYNTH_V));
+    double fit = cache_share * (double)site->memory_bytes * ranks / (block * (double)shape[2] / (double)o->block_size);
+    return fit < (double)shape[0] ? (int64_t)fit : shape[0];
+}
+
+/* What one rank attends of a decode step, done by each rank for itself: the time of the slowest, and what was checked,
+ * go to *result. */
+static cpa_status run_shards(cpa_bench_site *site, const cpa_bench_work *together, cpa_bench_team_result *result,
+                             cpa_error *err) {
+    cpa_owner_map map = {site->control.size, (int32_t)site->options.block_size};
+    cpa_bench_work shard = *together;
+    cpa_bench_team_result alone = {0};
+    shard.context = cpa_shard_len(map, 0, together->context); /* slot 0 has the most */
+    cpa_status status = cpa_bench_team_run(site, MPI_COMM_SELF, &shard, &alone, err);
+    CPA_TRY(cpa_control_agree(&site->control, status, err));
+    double counts[2] = {alone.checked, alone.wrong};
+    CPA_TRY(cpa_control_max(&site->control, &alone.time_s, 1, err));
+    CPA_TRY(cpa_control_sum(&site->control, counts, 2, err));
+    result->shard_s = alone.time_s;
+    result->checked += counts[0];
+    result->wrong += counts[1];
+    return CPA_OK;
+}
+
+/* One work on one rank alone, while the others wait, and then on all. Results on every rank. */
+static cpa_status run_work(cpa_bench_site *site, const cpa_bench_work *alone, const cpa_bench_work *together,
+                           cpa_bench_team_result results[2], cpa_error *err) {
+    cpa_control *control = &site->control;
+    cpa_status status = CPA_OK;
+    if (control->rank == 0) status = cpa_bench_team_run(site, MPI_COMM_SELF, alone, &results[0], err);
+    CPA_TRY(cpa_control_agree(control, status, err));
+    CPA_TRY(cpa_control_bcast(control, &results[0], sizeof results[0], 0, err));
+    if (control->size == 1) return CPA_OK;
+    CPA_TRY(cpa_bench_team_run(site, control->comm, together, &results[1], err));
+    return together->algorithm == CPA_PASS_Q ? run_shards(site, together, &results[1], err) : CPA_OK;
+}
+
+/* Rate of all ranks over that of one: work a second, so that a smaller batch on one rank compares. */
+static double speedup_of(const cpa_bench_team_result *alone, const cpa_bench_team_result *r) {
+    return r->flops / r->time_s / (alone->flops / alone->time_s);
+}
+
+static void print_result(const cpa_bench_site *site, const cpa_bench_work *work, const cpa_bench_team_result *alone,
+                         const cpa_bench_team_result *r) {
+    char shape[64], added[32] = "-";
+    double each = r->time_s * r->ranks, speedup = speedup_of(alone, r);
+    if (r->shard_s > 0) snprintf(added, sizeof added, "%.2f", 1e6 * (r->time_s - r->shard_s));
+    snprintf(shape, sizeof shape, "%lldx%lldx%lld", (long long)work->sequences, (long long)work->new_tokens,
+             (long long)work->context);
+    printf("%8s %20s %6d %12.1f %8lld %11.2f %9.2f %9.2f %8.2f %8.3f %9.2f %10.2f %10s %8.0f %7.0f\n", work->name,
+           shape, r->ranks, 1e6 * r->time_s, (long long)r->iterations, 1e-9 * r->flops / each, 1e-9 * r->bytes / each,
+           100 * r->bytes / each / site->read_bandwidth, speedup, speedup / r->ranks, 100 * r->exposed_s / r->time_s,
+           r->bytes_sent / (1 << 20), added, r->checked, r->wrong);
+    fflush(stdout);
+}
+
+static json_t *result_to_json(const cpa_bench_site *site, const char *name, const cpa_bench_work *work,
+                              const cpa_bench_team_result *alone, const cpa_bench_team_result *r) {
+    double each = r->time_s * r->ranks, speedup = speedup_of(alone, r);
+    return json_pack("{ss ss si sI sI sI sI sf sf sI sf sf sf sf sf sf sf sf so so sI sI}", "shape", name, "work",
+                     work->name, "ranks", r->ranks, "sequences", (json_int_t)work->sequences, "new_tokens",
+                     (json_int_t)work->new_tokens, "context", (json_int_t)work->context, "chunk",
+                     (json_int_t)work->chunk, "time_us", 1e6 * r->time_s, "enqueue_us", 1e6 * r->enqueue_s,
+                     "iterations", (json_int_t)r->iterations, "gflops", 1e-9 * r->flops / each, "gbytes_per_s",
+                     1e-9 * r->bytes / each, "share_of_bandwidth", r->bytes / each / site->read_bandwidth, "speedup",
+                     speedup, "efficiency", speedup / r->ranks, "exposed_us", 1e6 * r->exposed_s, "exposed_share",
+                     r->exposed_s / r->time_s, "bytes_sent", r->bytes_sent, "shard_us",
+                     r->shard_s > 0 ? json_real(1e6 * r->shard_s) : json_null(), "added_us",
+                     r->shard_s > 0 ? json_real(1e6 * (r->time_s - r->shard_s)) : json_null(), "checked",
+                     (json_int_t)r->checked, "wrong", (json_int_t)r->wrong);
+}
+
+static void print_heading(const cpa_bench_site *site) {
+    printf(
+        "# shape: sequences x new tokens x context, causal, one layer; time of the slowest rank, a median; rates of "
+        "one\n"
+        "# rank; speedup and efficiency against one rank alone; exposed: waiting for messages, of the time; sent by\n"
+        "# all ranks in one layer; added: to attention over the shares of one rank by exchanges and merge\n");
+    if (site->options.chunk) {
+        printf("# prefill in steps of %lld tokens\n", (long long)site->options.chunk);
+    }
+    printf("#%7s %20s %6s %12s %8s %11s %9s %9s %8s %8s %9s %10s %10s %8s %7s\n", "work", "shape", "ranks", "time (us)",
+           "iters", "GFLOP/s", "GB/s", "% of read", "speedup", "effic.", "exposed %", "sent (MiB)", "added (us)",
+           "checked", "#wrong");
+}
+
+static void print_short_batch(const cpa_bench_work *wanted, const cpa_bench_work *alone,
+                              const cpa_bench_work *together) {
+    if (alone->sequences == wanted->sequences) return;
+    printf("# memory: %lld of %lld sequences on one rank, %lld on all; speedup compares sequences a second\n",
+           (long long)alone->sequences, (long long)wanted->sequences, (long long)together->sequences);
+}
+
+/* The memory that decides batches is that of the rank with the least. */
+static cpa_status agree_on_memory(cpa_bench_site *site, cpa_error *err) {
+    double least = -(double)site->memory_bytes;
+    CPA_TRY(cpa_control_max(&site->control, &least, 1, err));
+    site->memory_bytes = (int64_t)-least;
+    return CPA_OK;
+}
+
+static cpa_status measure_bandwidth(cpa_bench_site *site, cpa_error *err) {
+    cpa_status status = cpa_bench_measure_bandwidth(site, err);
+    cpa_bench_release_probe(site);
+    return cpa_control_agree(&site->control, status, err);
+}
+
+/* One token each is decode, by pass-Q; more are a prefill by pass-KV. */
+static cpa_bench_work work_of(const cpa_bench_options *o, const int64_t *shape) {
+    bool decode = shape[1] == 1;
+    return (cpa_bench_work){
+        .name = decode ? "decode" : "prefill",
+        .algorithm = decode ? CPA_PASS_Q : CPA_PASS_KV,
+        .sequences = shape[0],
+        .new_tokens = shape[1],
+        .context = shape[2],
+        .chunk = o->chunk ? o->chunk : shape[1],
+    };
+}
+
+static cpa_status run_case(cpa_bench_site *site, const cpa_bench_case *one, json_t *rows, int64_t *wrong,
+                           cpa_error *err) {
+    bool root = site->control.rank == 0;
+    site->options = one->options;
+    cpa_bench_work work = work_of(&one->options, one->shape), teams[2] = {work, work};
+    teams[0].sequences = sequences_that_fit(site, one->shape, 1);
+    teams[1].sequences = sequences_that_fit(site, one->shape, site->control.size);
+    if (teams[0].sequences < 1) {
+        return cpa_fail(err, CPA_INVALID, "bench scaling: a context of %lld tokens does not fit on one device",
+                        (long long)work.context);
+    }
+    cpa_bench_team_result results[2] = {{0}, {0}};
+    CPA_TRY(run_work(site, &teams[0], &teams[1], results, err));
+    if (root) print_short_batch(&work, &teams[0], &teams[1]);
+    for (int team = 0; team < (site->control.size > 1 ? 2 : 1); team++) {
+        *wrong += (int64_t)results[team].wrong;
+        if (root) print_result(site, &teams[team], &results[0], &results[team]);
+        json_array_append_new(rows, result_to_json(site, one->name, &teams[team], &results[0], &results[team]));
+    }
+    return CPA_OK;
+}
+
+/* The cases of --shapes, or those of --context, --batch and --decode-context. */
+static cpa_status parse_cases(cpa_bench_site *site, cpa_bench_case *cases, int *n_cases, cpa_error *err) {
+    const cpa_bench_options unresolved = site->options;
+    cpa_bench_options *o = &site->options;
+    char list[CPA_TEXT_BYTES];
+    CPA_TRY(cpa_bench_options_resolve(o, site->backend, err));
+    snprintf(list, sizeof list, "1x%lldx%lld,%lldx1x%lld", (long long)o->context, (long long)o->context,
+             (long long)o->batch, (long long)o->decode_context);
+    CPA_TRY(cpa_bench_cases_parse(o->shapes[0] ? o->shapes : list, 3, &unresolved, site->backend, cases, n_cases, err));
+    for (int i = 0; i < *n_cases; i++) {
+        const int64_t *shape = cases[i].shape;
+        if (shape[1] > shape[2]) {
+            return cpa_fail(err, CPA_INVALID, "bench scaling: %lld new tokens in a context of %lld",
+                            (long long)shape[1], (long long)shape[2]);
+        }
+    }
+    return CPA_OK;
+}
+
+static cpa_status run_cases(cpa_bench_site *site, const cpa_bench_case *cases, int n_cases, int64_t *wrong,
+                            cpa_error *err) {
+    const cpa_bench_options options = site->options;
+    bool root = site->control.rank == 0;
+    char date[CPA_BENCH_DATE_BYTES];
+    cpa_bench_date(date);
+    json_t *rows = json_array();
+    cpa_status status = CPA_OK;
+    if (root) {
+        cpa_bench_print_preamble(site, "scaling", date);
+        print_heading(site);
+    }
+    for (int i = 0; status == CPA_OK && i < n_cases; i++) status = run_case(site, &cases[i], rows, wrong, err);
+    site->options = options;
+    if (status == CPA_OK && root && options.json[0]) status = cpa_bench_write_json(site, "scaling", date, rows, err);
+    json_decref(rows);
+    return cpa_control_agree(&site->control, status, err);
+}
+
+cpa_status cpa_bench_scaling(cpa_bench_site *site, int64_t *wrong, cpa_error *err) {
+    int n_cases = 0;
+    CPA_TRY(agree_on_memory(site, err));
+    cpa_bench_case *cases = calloc(CPA_BENCH_MAX_CASES, sizeof *cases);
+    cpa_status status = cases ? CPA_OK : cpa_fail(err, CPA_NO_MEMORY, "bench: no memory for cases");
+    if (status == CPA_OK) status = parse_cases(site, cases, &n_cases, err);
+    if (status == CPA_OK) status = measure_bandwidth(site, err);
+    if (status == CPA_OK) status = run_cases(site, cases, n_cases, wrong, err);
+    free(cases);
+    return status;
+}

@@ -1,0 +1,130 @@
+#!/usr/bin/env bash
+# gpu.sh BUILD OUT: one visit to a machine with GPUs. BUILD is a build folder, or what was carried of one (see
+# tests/run_device.sh); OUT takes every output. Runs the device tests, the sanitizer on small cases, and every benchmark
+# beside its peer, then prints one table: work, ours, peer, ratio, goal, met, of which OUT/table.json keeps all that was
+# measured (what a file of bench/results/ holds). Rows whose GPUs or step are not there say so. Exits 1 if anything failed
+# or was wrong; a goal that is missed is no failure.
+#     STEPS="tests sanitizer prefill decode quantised varlen memory step exchange scaling peers million" bench/scripts/gpu.sh BUILD OUT
+#     ROUNDS=3 TRACE=requests.jsonl COMMIT=abc1234 PYTHON=python3 bench/scripts/gpu.sh BUILD OUT
+# The steps from `prefill` to `step` take some five minutes on one GPU, those from `exchange` on three on four; they are
+# left out on one. With TRACE, varlen takes its lengths from there.
+set -uo pipefail
+build=${1:?usage: gpu.sh BUILD OUT}
+out=${2:?usage: gpu.sh BUILD OUT}
+here=$(dirname "$0")
+python=${PYTHON:-python3}
+steps=${STEPS:-tests sanitizer prefill decode quantised varlen memory step exchange scaling peers million}
+rounds=${ROUNDS:-3} # of what is compared with cuDNN, in turn with it: clocks drift
+program=$build/launcher/cp_attn
+failed=0
+mkdir -p "$out"
+
+# step NAME SECONDS COMMAND...: runs a command with a time limit, its output to OUT/NAME.txt.
+step() {
+  local name=$1 limit=$2 status begin=$SECONDS
+  shift 2
+  rm -f "$out/$name.json"
+  timeout "$limit" "$@" >"$out/$name.txt" 2>&1
+  status=$?
+  case $status in
+    0) echo "$name: done in $((SECONDS - begin)) s" ;;
+    77) echo "$name: skipped: $(head -n 1 "$out/$name.txt")" ;;
+    *)
+      echo "$name: FAILED with $status after $((SECONDS - begin)) s"
+      tail -n 25 "$out/$name.txt"
+      failed=1
+      ;;
+  esac
+}
+
+cases() {
+  "$python" "$here/gpu_cases.py" "$1"
+}
+
+# program_step NAME SECONDS RANKS ARGUMENT...: a step of the program, under mpirun if it has several ranks.
+program_step() {
+  local name=$1 limit=$2 ranks=$3 start=()
+  shift 3
+  [ "$ranks" = 1 ] || start=(mpirun --allow-run-as-root --oversubscribe --bind-to none -np "$ranks")
+  step "$name" "$limit" "${start[@]}" "$program" "$@" --result-json "$out/$name.json"
+}
+
+# bench NAME SECONDS RANKS BENCHMARK LIST [ARGUMENT...]: a benchmark of ours over a list of gpu_cases.py.
+bench() {
+  local name=ours-$1 limit=$2 ranks=$3 benchmark=$4 list=$5
+  shift 5
+  program_step "$name" "$limit" "$ranks" bench "$benchmark" --device cuda --shapes "$(cases "$list")" "$@"
+}
+
+# serve NAME SECONDS RANKS ARGUMENT...: the whole service.
+serve() {
+  local name=ours-$1 limit=$2 ranks=$3
+  shift 3
+  program_step "$name" "$limit" "$ranks" --block-size 64 --requests 1 --skip-self-test "$@"
+}
+
+tests() {
+  step tests-gpu 300 "$here/../../tests/run_device.sh" "$build" gpu -j4
+  [ "$gpus" -lt 2 ] || step tests-multigpu 300 "$here/../../tests/run_device.sh" "$build" multigpu
+}
+
+sanitizer() { step sanitizer 300 "$here/../../tests/sanitizer_gpu.sh" "$build"; }
+
+prefill() {
+  local round
+  for ((round = 1; round <= rounds; round++)); do
+    bench "prefill-$round" 60 1 attend prefill
+    step "peer-cudnn-$round" 60 "$python" "$here/torch_attend.py" --device cuda --dtype bf16 --heads 32/8 \
+      --shapes "$(cases cudnn)" --result-json "$out/peer-cudnn-$round.json"
+  done
+}
+
+decode() {
+  bench decode 60 1 attend decode
+  bench decode-large 60 1 attend decode-large # on its own: smaller devices have no room for it
+}
+
+quantised() { bench quantised 60 1 attend quantised; }
+
+varlen() { bench varlen 60 1 varlen varlen ${TRACE:+--trace "$TRACE"}; }
+
+memory() { for name in merge kv_write kv_pack; do bench $name 30 1 $name $name; done; }
+
+step_of_layers() { # RANKS
+  serve "step-$1" 30 "$1" --model "$here/../../configs/llama-3-8b.yaml" --input-len 8192 --output-len 256 --verify 0
+}
+
+exchange() { bench exchange 40 "$gpus" exchange exchange; }
+
+scaling() {
+  bench scaling 90 "$gpus" scaling scaling
+  step_of_layers "$gpus"
+}
+
+peers() {
+  step peer-context_parallel 90 "$python" -m torch.distributed.run --nproc-per-node "$gpus" \
+    "$here/torch_context_parallel.py" --shapes "$(cases context_parallel)" \
+    --result-json "$out/peer-context_parallel.json"
+}
+
+million() {
+  sed 's/^layers: .*/layers: 1/' "$here/../../configs/llama-3-8b.yaml" >"$out/one-layer.yaml"
+  serve million 60 "$gpus" --model "$out/one-layer.yaml" --input-len 1000000 --output-len 2 \
+    --max-num-batched-tokens 65536 --staging-bytes $((1 << 30)) --verify 0.000001
+}
+
+nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader | tee "$out/machine.txt"
+gpus=$(wc -l <"$out/machine.txt")
+printf '{"gpus": %d, "device": "%s", "date": "%s", "commit": "%s", "steps": "%s"}\n' "$gpus" \
+  "$(head -n 1 "$out/machine.txt")" "$(date -u +%FT%TZ)" \
+  "${COMMIT:-$(git -C "$here" rev-parse --short HEAD 2>/dev/null || echo unknown)}" "$steps" >"$out/machine.json"
+for name in $steps; do
+  case $name in
+    tests | sanitizer | prefill | decode | quantised | varlen | memory) "$name" ;;
+    step) step_of_layers 1 ;;
+    exchange | scaling | peers | million) [ "$gpus" -lt 2 ] || "$name" ;;
+    *) echo "gpu.sh: STEPS: found $name, expected one of those in the first lines of $0" >&2 && exit 2 ;;
+  esac
+done
+"$python" "$here/gpu_table.py" "$out" | tee "$out/table.md" || failed=1
+exit $failed

@@ -1,0 +1,62 @@
+#!/usr/bin/env python3
+"""gpu_cases.py LIST: the cases that bench/scripts/gpu.sh measures, as --shapes of `cp_attn bench` wants them; `cudnn` and
+`context_parallel` are those of the peers, bench/scripts/torch_attend.py and bench/scripts/torch_context_parallel.py. bench/scripts/gpu_table.py
+compares what they gave."""
+import sys
+
+SIZES = ("8K", "16K", "32K", "64K")
+CONTIGUOUS = ":pages=ordered:block-size=256"  # the largest pages of the kernels, one after another
+HEADS = ("dtype=fp16", "head-dim=64", "head-dim=256")  # beside bf16 and 128
+QUANTISED = ("int8", "fp8_e4m3")
+CONTINUING = "1x8Kx136K"  # a chunk of 8K over 128K
+
+
+def prefill(size, options=""):
+    return f"1x{size}x{size}{options}"
+
+
+# (case of ours, case of cuDNN)
+BESIDE_CUDNN = (
+    [(prefill(n, CONTIGUOUS), prefill(n)) for n in SIZES] + [(prefill(n), prefill(n)) for n in SIZES] +
+    [(prefill(n, ":mask=full"),) * 2 for n in SIZES] +
+    [(prefill("16K", f":{head}{mask}"),) * 2 for head in HEADS for mask in ("", ":mask=full")])
+PAGES_OF_16 = [prefill(n, ":block-size=16") for n in SIZES]
+# What is compared stands together: a device that is hot from the cases before lowers its clock.
+PREFILL = [prefill(n, pages) for n in SIZES for pages in (CONTIGUOUS, "", ":block-size=16")] + [CONTINUING]
+PREFILL += [ours for ours, _ in BESIDE_CUDNN if ours not in PREFILL]
+
+BATCHES, CONTEXTS = (1, 16, 128), ("1K", "16K", "128K")
+LARGE_DECODE = [f"128x1x128K{pages}" for pages in ("", ":block-size=16")]  # 64 GiB
+DECODE = [
+    f"{batch}x1x{context}{pages}" for pages in ("", ":block-size=16") for batch in BATCHES for context in CONTEXTS
+    if (batch, context) != (128, "128K")
+] + [f"{case}:ragged=true{pages}" for pages in ("", ":block-size=16") for case in ("16x1x128K", "128x1x16K")] + ["64x1x16K"]
+
+DECODE_BESIDE_BF16, PREFILL_BESIDE_BF16 = ("16x1x128K", "64x1x16K"), ("1x16Kx16K", "1x64Kx64K")
+
+STATES = (2, 3, 4, 6, 8)
+SCALING = {"1x64Kx64K": 0.96, "1x128Kx128K": 0.98, "1x512Kx512K": 0.99}  # least efficiency on four GPUs
+DECODE_SCALING = "64x1x128K"
+SHORT_DECODE = ("1x1x8K", "16x1x8K", "64x1x8K")
+MESSAGES = ("16K", "256K", "1M", "64M")
+
+LISTS = {
+    "prefill": PREFILL,
+    "cudnn": list(dict.fromkeys(peer for _, peer in BESIDE_CUDNN)),
+    "decode": DECODE,
+    "decode-large": LARGE_DECODE,
+    "quantised": [f"{case}{dtype}" for case in DECODE_BESIDE_BF16 + PREFILL_BESIDE_BF16
+                  for dtype in ["", *(f":kv-cache-dtype={dtype}" for dtype in QUANTISED)]],
+    "varlen": ["64x8K", "64x8K:as-one=true"],
+    "merge": [f"32Kx{n}" for n in STATES] + ["32Kx2:dtype=fp32", "32Kx8:dtype=fp32"],
+    "kv_write": ["128K", "128K:dtype=fp32:kv-cache-dtype=bf16", "128K:block-size=16"],
+    "kv_pack": ["128K", "128K:block-size=16"],
+    "exchange": [f"{n}:transport={name}:pattern=at-once" for n in MESSAGES for name in ("peer", "nccl")],
+    "context_parallel": [*SCALING],
+    "scaling": [*SCALING, DECODE_SCALING, *SHORT_DECODE],
+}
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2 or sys.argv[1] not in LISTS:
+        sys.exit(f"{__doc__}\nLIST is one of {', '.join(LISTS)}")
+    print(",".join(LISTS[sys.argv[1]]))

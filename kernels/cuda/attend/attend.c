@@ -1,0 +1,231 @@
+/* attend: picks the kernels for a plan and its arguments, and launches them. */
+#include <math.h>
+
+#include "base/check.h"
+#include "base/fault.h"
+#include "kernels/cuda/attend/attend.h"
+
+/* Copies the plan to the device the first time that a stream uses it. Another stream copies the same bytes again rather
+ * than wait for the first one. What was copied in a capture is not there outside of it, and comes again with each
+ * launch of the graph; what was copied outside of captures, whose count is even there, holds in them too. */
+static cpa_status upload(const cpa_cuda_plan *plan, cpa_stream *stream) {
+    cpa_cuda_plan_memory *memory = plan->memory;
+    cudaStream_t handle = cpa_cuda_handle(stream);
+    const uint64_t captures = ((const cpa_cuda_stream *)stream)->captures;
+    const int holds = memory->captures == captures || memory->captures % 2 == 0;
+    if (memory->current && memory->uploaded == handle && holds) return CPA_OK;
+    CPA_TRY(cpa_cuda_check(
+        &stream->error,
+        cudaMemcpyAsync(memory->image, memory->staging, (size_t)plan->image_bytes, cudaMemcpyHostToDevice, handle),
+        "attend: plan"));
+    memory->uploaded = handle;
+    memory->captures = captures;
+    memory->current = 1;
+    return CPA_OK;
+}
+
+/* From the start of a block to the scales of its rows, in bytes; 0 if they have none. */
+static int64_t words_at(const cpa_kv_view *kv, int32_t dim, float tensor_scale) {
+    const int64_t at = cpa_kv_words_at(kv, dim, tensor_scale);
+    /* The fault: the scale of the token before; for the first one, codes. */
+    return at > 0 && cpa_fault_is(CPA_FAULT_WRONG_SCALE) ? at - 4 : at;
+}
+
+/* Where row 0 would be if all queries were with those that are ready. */
+static const char *ready_queries(const cpa_cuda_plan *plan, int64_t row_bytes) {
+    return (const char *)((uintptr_t)plan->base.ready_q - (uintptr_t)(plan->base.ready_row * row_bytes));
+}
+
+static void fill_args(const cpa_cuda_plan *plan, const cpa_attend_args *args, cpa_cuda_attend_args *a) {
+    cpa_kv_view kv = cpa_kv_view_resolve(args->kv);
+    int32_t q_heads = plan->base.q_heads;
+    cpa_partial state = cpa_partial_resolve(args->state, q_heads, kv.v_dim);
+    const char *image = plan->memory->image;
+    const int64_t q_row_stride = args->q_row_stride ? args->q_row_stride : (int64_t)q_heads * kv.k_dim;
+    float scale = args->scale != 0 ? args->scale : 1.0f / sqrtf((float)kv.k_dim);
+    *a = (cpa_cuda_attend_args){
+        .q = args->q,
+        .ready_q =
+            plan->base.ready_rows > 0 ? ready_queries(plan, q_row_stride * cpa_dtype_bytes(args->q_dtype)) : NULL,
+        .k = kv.k,
+        .v = kv.v,
+        .q_row_stride = q_row_stride,
+        .k_block_stride = kv.k_block_stride,
+        .k_token_stride = kv.k_token_stride,
+        .k_head_stride = kv.k_head_stride,
+        .v_block_stride = kv.v_block_stride,
+        .v_token_stride = kv.v_token_stride,
+        .v_head_stride = kv.v_head_stride,
+        .q_dtype = args->q_dtype,
+        .kv_dtype = kv.dtype,
+        .k_scale = kv.k_scale * (cpa_fault_is(CPA_FAULT_WRONG_SCALE) ? 2 : 1),
+        .v_scale = kv.v_scale,
+        .k_words_at = words_at(&kv, kv.k_dim, kv.k_scale),
+        .v_words_at = words_at(&kv, kv.v_dim, kv.v_scale),
+        .q_heads = q_heads,
+        .kv_heads = kv.kv_heads,
+        .group = q_heads / kv.kv_heads,
+        .k_dim = kv.k_dim,
+        .v_dim = kv.v_dim,
+        .block_shift = cpa_cuda_log2(kv.block_size),
+        .resume = args->resume,
+        .map = plan->map,
+        .mask = args->mask,
+        .reach = cpa_fault_is(CPA_FAULT_OFF_BY_ONE_MASK) ? 0 : 1,
+        .head_skew = cpa_fault_is(CPA_FAULT_SWAPPED_KV_HEAD) ? 1 : 0,
+        .scale = scale,
+        .scale_log2 = scale * (float)M_LOG2E,
+        .o = state.o,
+        .lse = state.lse,
+        .o_row_stride = state.o_row_stride,
+        .lse_row_stride = state.lse_row_stride,
+        .out = args->out,
+        .tables = (const int32_t *)(image + plan->tables_at),
+        .items = (const cpa_cuda_item *)(image + plan->items_at),
+        .n_items = plan->base.n_items,
+        .splits = (const cpa_cuda_split *)(image + plan->splits_at),
+        .counters = (uint32_t *)(plan->memory->image + plan->counters_at),
+        .partial_o = plan->memory->partial,
+        .partial_lse = plan->memory->partial + plan->partial_rows * kv.kv_heads * kv.v_dim,
+        .by_head = plan->by_head,
+        .partial_rows = plan->partial_rows,
+    };
+}
+
+static int aligned(const void *pointer, uintptr_t bytes) {
+    return (uintptr_t)pointer % bytes == 0;
+}
+
+/* The tensor-core kernels move 8 elements of the inputs (16 codes) and 4 of the state at a time, multiply in the
+ * inputs' dtype, and take the largest raw score for the largest scaled one. */
+static int tensor_cores_fit(const cpa_cuda_attend_args *a) {
+    const int64_t inputs = a->q_row_stride | a->k_block_stride | a->k_token_stride | a->k_head_stride |
+                           a->v_block_stride | a->v_token_stride | a->v_head_stride | a->k_dim | a->v_dim;
+    const int quantised = cpa_dtype_is_quantised(a->kv_dtype);
+    return (a->q_dtype == a->kv_dtype || quantised) && (a->q_dtype == CPA_BF16 || a->q_dtype == CPA_F16) &&
+           inputs % (quantised ? 16 : 8) == 0 && aligned(a->q, 16) && aligned(a->ready_q, 16) && aligned(a->k, 16) &&
+           aligned(a->v, 16) && aligned(a->out, 16) && aligned(a->o, 16) && a->o_row_stride % 4 == 0 &&
+           1 << a->block_shift >= CPA_CUDA_LEAST_BLOCK && a->scale > 0;
+}
+
+/* For wide heads the kernels take more shared memory than some devices have for a CTA. */
+static int shared_memory_suffices(const cpa_cuda_plan *plan, const cpa_cuda_attend_args *a, cpa_stream *stream) {
+    if (cpa_cuda_device_of(stream)->shared_bytes >= CPA_CUDA_WIDE_BYTES) return 1;
+    return cpa_cuda_attend_decode(a, 0, plan->decode_wide, stream) == CPA_OK &&
+           cpa_cuda_attend_portable(a, 0, plan->tile_rows, stream) == CPA_OK;
+}
+
+/* The pool of keys or values as a tensor of (dim, token, head, block), with boxes of 64 elements by `box` tokens. A box
+ * at a block past the pool, or at elements past the head, reads zeros. */
+static cpa_status encode_map(const cpa_cuda_device *device, cpa_dtype dtype, const void *pool, int32_t dim,
+                             const cpa_kv_view *kv, int64_t block_stride, int64_t token_stride, int64_t head_stride,
+                             int32_t box, CUtensorMap *out, cpa_stream *stream) {
+    cuuint64_t bytes = (cuuint64_t)cpa_dtype_bytes(dtype);
+    cuuint64_t dims[] = {(cuuint64_t)dim, (cuuint64_t)kv->block_size, (cuuint64_t)kv->kv_heads,
+                         (cuuint64_t)(kv->num_blocks > 0 ? kv->num_blocks : 1)};
+    cuuint64_t strides[] = {(cuuint64_t)token_stride * bytes, (cuuint64_t)head_stride * bytes,
+                            (cuuint64_t)block_stride * bytes};
+    cuuint32_t boxes[] = {64, (cuuint32_t)box, 1, 1}, steps[] = {1, 1, 1, 1};
+    CUresult result = device->encode(
+        out, dtype == CPA_BF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 4,
+        (void *)(uintptr_t)pool, dims, strides, boxes, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+        CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    if (result != CUDA_SUCCESS)
+        return cpa_fail(&stream->error, CPA_DEVICE, "attend: cuTensorMapEncodeTiled failed with error %d", (int)result);
+    return CPA_OK;
+}
+
+static cpa_status run_hopper(const cpa_cuda_plan *plan, const cpa_cuda_attend_args *a, const cpa_kv_view *view,
+                             cpa_stream *stream) {
+    const cpa_cuda_device *device = cpa_cuda_device_of(stream);
+    cpa_kv_view kv = cpa_kv_view_resolve(*view);
+    CUtensorMap k_map, v_map;
+    int32_t box = cpa_cuda_hopper_box(a->k_dim, a->v_dim, kv.block_size);
+    CPA_TRY(encode_map(device, kv.dtype, kv.k, kv.k_dim, &kv, kv.k_block_stride, kv.k_token_stride, kv.k_head_stride,
+                       box, &k_map, stream));
+    CPA_TRY(encode_map(device, kv.dtype, kv.v, kv.v_dim, &kv, kv.v_block_stride, kv.v_token_stride, kv.v_head_stride,
+                       box, &v_map, stream));
+    return cpa_cuda_attend_hopper(a, &k_map, &v_map, plan->n_prefill, stream);
+}
+
+/* Over a quantised cache: its blocks are widened first, which is little beside the products of a prefill. */
+static cpa_status run_hopper_widened(const cpa_cuda_plan *plan, const cpa_cuda_attend_args *a, cpa_stream *stream) {
+    const char *image = plan->memory->image;
+    const int64_t rows = (int64_t)plan->n_widened * a->kv_heads << a->block_shift;
+    cpa_kv_view wide = cpa_kv_view_resolve((cpa_kv_view){
+        .k = plan->memory->widened,
+        .v = plan->memory->widened + rows * a->k_dim * cpa_dtype_bytes(a->q_dtype),
+        .dtype = a->q_dtype,
+        .block_size = 1 << a->block_shift,
+        .num_blocks = plan->n_widened,
+        .kv_heads = a->kv_heads,
+        .k_dim = a->k_dim,
+        .v_dim = a->v_dim,
+    });
+    cpa_cuda_attend_args over = *a;
+    float *k_scales = (float *)((char *)wide.v + rows * a->v_dim * cpa_dtype_bytes(a->q_dtype));
+    over.k = wide.k;
+    over.v = wide.v;
+    over.k_scales = k_scales;
+    over.kv_dtype = a->q_dtype;
+    over.tables = (const int32_t *)(image + plan->widened_tables_at);
+    CPA_TRY(cpa_cuda_attend_widen(a, (const int32_t *)(image + plan->widened_blocks_at), plan->n_widened, wide.k,
+                                  wide.v, k_scales, stream));
+    return run_hopper(plan, &over, &wide, stream);
+}
+
+static cpa_status run_prefill(const cpa_cuda_plan *plan, const cpa_cuda_attend_args *a, const cpa_kv_view *kv,
+                              cpa_stream *stream) {
+    const int hopper = cpa_cuda_device_of(stream)->path == CPA_CUDA_HOPPER && kv->num_blocks > 0;
+    if (hopper && a->kv_dtype == a->q_dtype) return run_hopper(plan, a, kv, stream);
+    if (hopper && plan->n_widened > 0) return run_hopper_widened(plan, a, stream);
+    return cpa_cuda_attend_portable(a, plan->n_prefill, plan->tile_rows, stream);
+}
+
+/* For kernels that take all queries from one place. */
+static cpa_status place_ready_queries(const cpa_cuda_plan *plan, const cpa_cuda_attend_args *a, cpa_stream *stream) {
+    const int64_t row_bytes = a->q_row_stride * cpa_dtype_bytes(a->q_dtype);
+    return cpa_cuda_gather_rows((char *)(uintptr_t)a->q + plan->base.ready_row * row_bytes, plan->base.ready_q, NULL,
+                                plan->base.ready_rows, row_bytes, stream);
+}
+
+static int is_empty(const cpa_cuda_plan *plan) {
+    return plan->base.n_items == 0 || plan->rows == 0;
+}
+
+cpa_status cpa_cuda_plan_upload(const cpa_attend_plan *base, cpa_stream *stream) {
+    const cpa_cuda_plan *plan = (const cpa_cuda_plan *)base;
+    if (is_empty(plan)) return CPA_OK;
+    CPA_TRY(cpa_cuda_select(stream->device, &stream->error));
+    return upload(plan, stream);
+}
+
+/* Whether the decode kernel may be placed before what it comes behind is over. One rank has nothing that waits for
+ * other devices, and a steady step has that on this stream alone. */
+static void allow_early(const cpa_cuda_plan *plan, cpa_cuda_attend_args *a, const cpa_stream *stream) {
+    a->early = cpa_cuda_device_of(stream)->path == CPA_CUDA_HOPPER;
+    a->alone = plan->map.cp_size == 1 || plan->base.steady_items > 0;
+}
+
+cpa_status cpa_cuda_attend(const cpa_attend_plan *base, const cpa_attend_args *args, cpa_stream *stream) {
+    const cpa_cuda_plan *plan = (const cpa_cuda_plan *)base;
+    cpa_cuda_path path = cpa_cuda_device_of(stream)->path;
+    cpa_cuda_attend_args a;
+    if (is_empty(plan)) return CPA_OK;
+    CPA_TRY(cpa_cuda_select(stream->device, &stream->error));
+    CPA_TRY(upload(plan, stream));
+    fill_args(plan, args, &a);
+    const int simple = path == CPA_CUDA_SIMPLE || !tensor_cores_fit(&a) || !shared_memory_suffices(plan, &a, stream);
+    if (simple || plan->n_prefill > 0) CPA_TRY(place_ready_queries(plan, &a, stream));
+    if (simple) return cpa_cuda_attend_simple(&a, plan->rows, stream);
+    if (plan->decode_ctas > 0) {
+        allow_early(plan, &a, stream);
+        a.pieces = (const cpa_cuda_piece *)(plan->memory->image + plan->decode_at);
+        CPA_TRY(cpa_cuda_attend_decode(&a, plan->decode_ctas, plan->decode_wide, stream));
+    }
+    if (plan->n_prefill > 0) {
+        a.pieces = (const cpa_cuda_piece *)(plan->memory->image + plan->prefill_at);
+        CPA_TRY(run_prefill(plan, &a, &args->kv, stream));
+    }
+    return plan->n_splits > 0 ? cpa_cuda_attend_combine(&a, plan->n_splits, stream) : CPA_OK;
+}

@@ -1,0 +1,213 @@
+/* What the kernels of attend share on the device: which keys a row sees, which tiles of keys a piece walks through, and
+ * how a row's result is stored. */
+#ifndef CPA_CUDA_ATTEND_CUH
+#define CPA_CUDA_ATTEND_CUH
+
+#include <math.h>
+
+#include "kernels/cuda/attend/attend.h"
+#include "kernels/cuda/device/element.cuh"
+
+/* What the CTA of a prefill kernel takes: a piece, for a group of query heads that share a KV head. */
+struct cta_work {
+    int32_t piece, kv_group;
+
+    __device__ cta_work(const cpa_cuda_attend_args &a, int32_t cta) {
+        const bool by_head = cta < a.by_head * a.kv_heads;
+        piece = by_head ? cta % a.by_head : cta / a.kv_heads;
+        kv_group = by_head ? cta / a.by_head : cta % a.kv_heads;
+    }
+};
+
+/* A row sees the keys [0, sinks) and [first, end) of the item, counted from k_first; sinks is the same for all rows and
+ * matters only where first > 0. */
+struct row_keys {
+    int32_t first, end;
+};
+
+/* The token of a packed row. Mostly there is one in decode: no division then. */
+__device__ inline int32_t token_of_row(const cpa_cuda_attend_args &a, int32_t row) {
+    return row < a.group ? 0 : row / a.group;
+}
+
+/* How many keys of the item sit before position p. One rank that holds everything needs no division. */
+__device__ inline int32_t keys_before(const cpa_cuda_attend_args &a, const cpa_cuda_piece &piece, int64_t p) {
+    int64_t keys = p <= 0 ? 0 : a.map.cp_size == 1 ? p : cpa_keys_before(a.map, piece.k_slot, piece.k_others, p);
+    keys -= piece.k_first;
+    return (int32_t)(keys < 0 ? 0 : keys > piece.k_end ? piece.k_end : keys);
+}
+
+__device__ inline row_keys keys_of_row(const cpa_cuda_attend_args &a, const cpa_cuda_piece &piece, int32_t row) {
+    const int64_t local = piece.q_first + token_of_row(a, row);
+    const int64_t position = a.map.cp_size == 1 ? local : cpa_shard_pos(a.map, piece.q_slot, local);
+    row_keys keys = {0, piece.k_end};
+    if (a.mask.causal) keys.end = keys_before(a, piece, position + a.reach);
+    if (a.mask.window > 0) keys.first = keys_before(a, piece, position - a.mask.window + 1);
+    return keys;
+}
+
+/* Positions rise with the rows of a tile, and so do both bounds: the first and the last row tell which tiles of TILE
+ * keys are seen at all, and which by every row. Lies in shared memory. */
+template <int TILE>
+struct key_walk {
+    row_keys low, high; /* of the first and the last row */
+    int32_t sinks;
+    int32_t begin, sink_tiles, rest; /* tiles begin .. begin + sink_tiles - 1, then rest .. */
+    int32_t count;
+
+    /* Called by all threads of the CTA, at least three warps of them; ends with a barrier. */
+    __device__ void start(const cpa_cuda_attend_args &a, const cpa_cuda_piece &piece) {
+        if (threadIdx.x == 0) low = keys_of_row(a, piece, piece.row_begin);
+        if (threadIdx.x == 32) high = keys_of_row(a, piece, piece.row_end - 1);
+        if (threadIdx.x == 64) sinks = sink_keys(a, piece);
+        __syncthreads();
+        if (threadIdx.x == 0) count_tiles(piece);
+        __syncthreads();
+    }
+    /* The same by one warp, for itself. */
+    __device__ void start_warp(const cpa_cuda_attend_args &a, const cpa_cuda_piece &piece, int lane) {
+        if (lane < 2) (lane == 0 ? low : high) = keys_of_row(a, piece, lane == 0 ? piece.row_begin : piece.row_end - 1);
+        if (lane == 2) sinks = sink_keys(a, piece);
+        __syncwarp();
+        if (lane == 0) count_tiles(piece);
+        __syncwarp();
+    }
+    static __device__ int32_t sink_keys(const cpa_cuda_attend_args &a, const cpa_cuda_piece &piece) {
+        return a.mask.window > 0 ? keys_before(a, piece, a.mask.sinks) : 0;
+    }
+    __device__ void count_tiles(const cpa_cuda_piece &piece) {
+        const int32_t end = (high.end + TILE - 1) / TILE;
+        const int32_t sinks_end = low.first > 0 ? min((sinks + TILE - 1) / TILE, end) : 0;
+        begin = piece.k_begin / TILE;
+        sink_tiles = max(sinks_end - begin, 0);
+        rest = max(low.first / TILE, begin + sink_tiles);
+        count = sink_tiles + max(end - rest, 0);
+    }
+    /* The i-th tile. */
+    __device__ int32_t tile(int32_t i) const { return i < sink_tiles ? begin + i : rest + i - sink_tiles; }
+    /* Whether some row does not see some key of the tile. */
+    __device__ bool masked(int32_t tile) const {
+        int32_t from = tile * TILE, to = from + TILE;
+        return to > low.end || (from < high.first && to > sinks);
+    }
+    /* The keys of a row of the piece. */
+    __device__ row_keys keys_of(const cpa_cuda_attend_args &a, const cpa_cuda_piece &piece, int32_t row) const {
+        const bool same = low.first == high.first && low.end == high.end;
+        return same ? low : keys_of_row(a, piece, min(row, piece.row_end - 1));
+    }
+};
+
+__device__ inline bool sees(row_keys keys, int32_t sinks, int32_t key) {
+    return key < keys.end && (key >= keys.first || key < sinks);
+}
+
+/* Where the scale of a row of keys, or of values, lies. */
+__device__ inline const char *scale_word_at(const cpa_cuda_attend_args &a, const char *pool, int64_t block_stride,
+                                            int64_t words_at, int64_t block, int head, int64_t token) {
+    return pool + block * block_stride + words_at + (((int64_t)head << a.block_shift) + token) * 4;
+}
+
+/* Row `row` of a piece: its query, its place in the state and in the work space. */
+struct row_place {
+    int64_t state_row;
+    int32_t head;
+
+    __device__ row_place(const cpa_cuda_attend_args &a, int64_t q_row, int32_t row, int32_t kv_group) {
+        const int32_t token = token_of_row(a, row);
+        state_row = q_row + token;
+        head = kv_group * a.group + (row - token * a.group);
+    }
+};
+
+/* The queries that a decode piece's rows index. */
+__device__ inline const char *queries_of(const cpa_cuda_attend_args &a, const cpa_cuda_piece &piece) {
+    return piece.ready ? a.ready_q : a.q;
+}
+
+/* NaN and +inf count as -inf. */
+__device__ inline float state_lse(float lse) {
+    return lse < INFINITY ? lse : -INFINITY;
+}
+
+/* The weights of two states in their merge: O = a O_a + b O_b; an O of zero weight is not to be read. */
+struct merge_weights {
+    float a, b, lse;
+
+    __device__ merge_weights(float lse_a, float lse_b) {
+        lse_a = state_lse(lse_a);
+        lse_b = state_lse(lse_b);
+        float max = fmaxf(lse_a, lse_b);
+        if (max == -INFINITY) {
+            a = b = 0;
+            lse = max;
+            return;
+        }
+        float w_a = expf(lse_a - max), w_b = expf(lse_b - max), sum = w_a + w_b;
+        lse = max + logf(sum);
+        a = w_a / sum;
+        b = w_b / sum;
+    }
+    /* Of what comes where nothing is. */
+    __device__ explicit merge_weights(float lse_b) : a(0), b(lse_b > -INFINITY), lse(lse_b) {}
+};
+
+/* Where a row's normalised O and its LSE go: the state, joined with what is there if the call resumes it; or `out`, and
+ * the state if there is one that is not resumed; or the work space. Everyone who stores O of a row does so before one
+ * of them stores the LSE, since the weights follow from the LSE that is there. */
+struct row_sink {
+    float *o, *lse;
+    char *out;
+    merge_weights weights; /* of what is there, and of what comes */
+    bool resume;
+
+    __device__ row_sink(const cpa_cuda_attend_args &a, int64_t q_row, int64_t state_shift, int32_t row,
+                        int32_t kv_group, float lse_new)
+        : weights(lse_new) {
+        row_place place(a, q_row, row, kv_group);
+        lse = a.lse ? a.lse + place.state_row * a.lse_row_stride + place.head + state_shift : NULL;
+        o = a.o ? a.o + place.state_row * a.o_row_stride + (int64_t)place.head * a.v_dim + state_shift : NULL;
+        out = a.out ? a.out + (place.state_row * a.q_heads + place.head) * a.v_dim * element_bytes(a.q_dtype) : NULL;
+        resume = a.resume;
+        if (resume) weights = merge_weights(*lse, lse_new);
+    }
+    /* The same, or the work space if the piece is one of several. */
+    __device__ row_sink(const cpa_cuda_attend_args &a, const cpa_cuda_piece &piece, int32_t row, int32_t kv_group,
+                        float lse_new)
+        : row_sink(a, piece.q_row, piece.state_shift, row, kv_group, lse_new) {
+        if (piece.partial < 0) return;
+        int64_t at = kv_group * a.partial_rows + piece.partial + (row - piece.row_begin);
+        o = a.partial_o + at * a.v_dim;
+        lse = a.partial_lse + at;
+        out = NULL;
+        resume = false;
+        weights = merge_weights(lse_new);
+    }
+
+    __device__ bool adds_to_old() const { return o && resume && weights.a > 0; }
+    /* What is there, as far as it counts. Many columns are better loaded before any is stored: no load moves up past a
+     * store. */
+    template <int N>
+    __device__ void load_old(int32_t column, float (&old)[N]) const {
+        if (adds_to_old()) load_floats(o + column, old);
+    }
+    template <typename T, int N>
+    __device__ void store(int32_t column, const float (&value)[N], const float (&old)[N]) const {
+        float result[N];
+        for (int i = 0; i < N; i++) result[i] = weights.b > 0 ? weights.b * value[i] : 0;
+        if (adds_to_old())
+            for (int i = 0; i < N; i++) result[i] += weights.a * old[i];
+        if (o && !(resume && out)) store_floats(o + column, result);
+        if (out) store_elements<T>(out, column, result);
+    }
+    template <typename T, int N>
+    __device__ void store(int32_t column, const float (&value)[N]) const {
+        float old[N];
+        load_old(column, old);
+        store<T>(column, value, old);
+    }
+    __device__ void store_lse() const {
+        if (lse) *lse = weights.lse;
+    }
+};
+
+#endif

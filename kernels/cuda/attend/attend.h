@@ -1,0 +1,182 @@
+/* What the plan, the launcher and the kernels of attend share. C and CUDA C++.
+ *
+ * The rows of an item are packed: row r is query head r mod group of token r / group, so that the heads of a group
+ * share the keys that a tile loads, and a decode token fills a tile with its group. A piece is a tile of rows of one
+ * item against a range of its keys, for every KV head. Rows whose keys lie in several pieces get a partial state from
+ * each, in the plan's work space; combine joins them in the order of the keys. */
+#ifndef CPA_CUDA_ATTEND_H
+#define CPA_CUDA_ATTEND_H
+
+#include "kernels/cuda/device/cuda.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum {
+    CPA_CUDA_DECODE_ROWS = 16,   /* items of at most so many rows go to the decode kernel */
+    CPA_CUDA_PREFILL_ROWS = 128, /* rows of a prefill tile; of the Hopper kernel's, see cpa_cuda_hopper_rows */
+    CPA_CUDA_PREFILL_KEYS = 128, /* prefill pieces begin at multiples of this many keys */
+    CPA_CUDA_DECODE_KEYS = 64,   /* decode pieces */
+    CPA_CUDA_LEAST_BLOCK = 16    /* tokens in a block, for the kernels other than the simple one */
+};
+
+typedef struct cpa_cuda_piece {
+    int64_t q_row;              /* row in q and in the state of the item's first token */
+    int64_t state_shift;        /* floats: see state_shifts in kernels/kernels.h */
+    int64_t q_first;            /* its local index in the shard at q_slot */
+    int64_t k_first;            /* index of the item's first key among those it is cut from */
+    int64_t table;              /* first table entry of the item */
+    int32_t row_begin, row_end; /* packed rows of the item */
+    int32_t k_begin, k_end;     /* keys of the item, counted from k_first */
+    int32_t q_slot, k_slot, k_others;
+    int32_t partial; /* first row in the work space; -1: the result is final */
+    int32_t next;    /* decode: index of the CTA's next piece; -1: it was the last */
+    /* Decode, if `partial` is a row: the tile's pieces, the first row of theirs in the work space, and the place of
+     * their counter. */
+    int32_t pieces, first_partial, counter;
+    int32_t ready; /* decode: its queries are in ready_q; see kernels/kernels.h */
+} cpa_cuda_piece;
+
+/* A prefill tile whose keys are split: piece s left its states in the work space from row `partial` + s * rows on. */
+typedef struct cpa_cuda_split {
+    int64_t q_row, state_shift;
+    int32_t row_begin, row_end;
+    int32_t partial;
+    int32_t count;
+} cpa_cuda_split;
+
+/* An item for the simple kernel: its packed rows of all heads begin at `begin` among those of all items. */
+typedef struct cpa_cuda_item {
+    cpa_attend_item item;
+    int64_t state_shift;
+    int64_t begin;
+} cpa_cuda_item;
+
+typedef struct cpa_cuda_costed_piece {
+    cpa_cuda_piece piece;
+    int64_t cost;
+} cpa_cuda_costed_piece;
+
+/* Memory of a plan, which its attends write to: the plan itself is constant to them. */
+typedef struct cpa_cuda_plan_memory {
+    char *stagings[2]; /* pinned; images of `image`, in turn: one may be on its way while the next is written */
+    char *staging;     /* that of the plan as it is set */
+    char *image;       /* device */
+    int64_t image_capacity;
+    float *partial; /* device: O [kv_heads, partial_rows, v_dim], then LSE [kv_heads, partial_rows] */
+    int64_t partial_capacity;
+    char *widened; /* device: blocks of a quantised cache in the dtype of the queries: K, V, scales of K */
+    int64_t widened_capacity;
+    cpa_cuda_costed_piece *in_order; /* host; scratch of plan_set */
+    int64_t in_order_capacity;
+    cudaStream_t uploaded; /* the stream that copied the staging to the image after the plan was set, if `current` */
+    uint64_t captures;     /* of that stream then */
+    int current;
+} cpa_cuda_plan_memory;
+
+/* The sections of the image begin at the offsets *_at. */
+typedef struct cpa_cuda_plan {
+    cpa_attend_plan base;
+    cpa_cuda_plan_memory *memory;
+    cpa_owner_map map;
+    int32_t tile_rows; /* of prefill */
+    int64_t image_bytes;
+    int64_t items_at, tables_at, decode_at, counters_at, prefill_at, splits_at;
+    int64_t widened_tables_at, widened_blocks_at; /* the tables with places in `widened`, and the block of each place */
+    int32_t n_widened;                            /* 0: nothing is widened */
+    int64_t rows;                                 /* packed rows of all items, per KV head */
+    int32_t decode_ctas;                          /* per KV head; 0: no item goes to the decode kernel */
+    int32_t decode_wide;                          /* its CTAs have a multiprocessor each */
+    int32_t n_prefill;                            /* pieces */
+    int32_t by_head;  /* the first so many of them run for one KV head after the other, the rest for all at once */
+    int32_t n_splits; /* of prefill tiles */
+    int64_t partial_rows;
+} cpa_cuda_plan;
+
+/* What every kernel of attend is told. */
+typedef struct cpa_cuda_attend_args {
+    const char *q;
+    const char *ready_q; /* of ready pieces, in its place */
+    const char *k, *v;
+    int64_t q_row_stride; /* strides in elements */
+    int64_t k_block_stride, k_token_stride, k_head_stride;
+    int64_t v_block_stride, v_token_stride, v_head_stride;
+    cpa_dtype q_dtype, kv_dtype;
+    float k_scale, v_scale;         /* quantised caches: of the whole tensor, or */
+    int64_t k_words_at, v_words_at; /* where the scales of rows lie in a block, in bytes; 0: rows have none */
+    const float *k_scales; /* widened codes: [blocks, kv_heads, block_size]; NULL: keys are what they stand for */
+    int32_t q_heads, kv_heads, group, k_dim, v_dim;
+    int32_t block_shift; /* log2(block_size) */
+    int32_t resume;
+    cpa_owner_map map;
+    cpa_mask mask;
+    int32_t reach;           /* a causal query at p sees the positions below p + reach: 1 */
+    int32_t head_skew;       /* query group g reads KV head (g + head_skew) mod kv_heads: 0 */
+    float scale, scale_log2; /* scale_log2 = scale * log2(e) */
+    float *o, *lse;
+    int64_t o_row_stride, lse_row_stride;
+    char *out;
+    const int32_t *tables;
+    const cpa_cuda_item *items;
+    int64_t n_items;
+    const cpa_cuda_piece *pieces; /* decode: CTA i begins with the i-th */
+    int32_t by_head;              /* prefill: as in the plan */
+    const cpa_cuda_split *splits;
+    uint32_t *counters; /* decode: pieces that are done, [tiles whose keys are split][CTAs of a piece]; else 0 */
+    float *partial_o, *partial_lse;
+    int64_t partial_rows;
+    int32_t early; /* decode: the kernel is placed beside the one before it on the stream, */
+    int32_t alone; /* and may take the whole device meanwhile */
+} cpa_cuda_attend_args;
+
+/* attend_plan_memory.c: room in the image and its twin on the device, for partial states, for scratch; what was there
+ * is lost when they grow. */
+cpa_status cpa_cuda_plan_reserve_image(cpa_cuda_plan *plan, int64_t bytes, cpa_error *err);
+cpa_status cpa_cuda_plan_reserve_partial(cpa_cuda_plan *plan, int64_t floats, cpa_error *err);
+cpa_status cpa_cuda_plan_reserve_in_order(cpa_cuda_plan_memory *memory, int64_t n, cpa_error *err);
+int cpa_cuda_plan_reserve_widened(cpa_cuda_plan *plan, const cpa_attend_batch *batch, int64_t tokens);
+
+/* How many CTAs of the decode kernel share a multiprocessor. */
+static inline int32_t cpa_cuda_decode_occupancy(int32_t k_dim, int32_t v_dim) {
+    return k_dim <= 128 && v_dim <= 128 ? 2 : 1;
+}
+
+/* Whether the decode kernel has CTAs of twice as many warps, which have a multiprocessor each; and what the CTAs on one
+ * take of its shared memory, at most: for a single CTA more than devices of 8.x have. */
+enum { CPA_CUDA_WIDE_BYTES = 208 << 10 };
+static inline int32_t cpa_cuda_decode_has_wide(int32_t k_dim, int32_t v_dim, int64_t element_bytes) {
+    return element_bytes == 2 && cpa_cuda_decode_occupancy(k_dim, v_dim) == 2 && (k_dim > 64 || v_dim > 64);
+}
+
+/* How many KV heads a CTA of the decode kernel takes. Rows of 128 bytes are too short for the memory to read them at
+ * its full rate where the next row of the head lies elsewhere: those of two heads, which lie side by side, are not. */
+static inline int32_t cpa_cuda_decode_heads(int32_t kv_heads, int32_t k_dim, int32_t v_dim, int64_t element_bytes) {
+    return kv_heads % 2 == 0 && k_dim * element_bytes <= 128 && v_dim * element_bytes <= 128 ? 2 : 1;
+}
+
+cpa_status cpa_cuda_attend_simple(const cpa_cuda_attend_args *args, int64_t rows, cpa_stream *stream);
+/* Without CTAs, and the portable one without pieces: nothing is enqueued, and CPA_UNSUPPORTED, without a message, says
+ * that the device has not the shared memory that the kernel takes for heads of these widths. */
+cpa_status cpa_cuda_attend_decode(const cpa_cuda_attend_args *args, int32_t ctas, int32_t wide, cpa_stream *stream);
+/* `tile_rows`: the most rows of a piece. */
+cpa_status cpa_cuda_attend_portable(const cpa_cuda_attend_args *args, int32_t n_pieces, int32_t tile_rows,
+                                    cpa_stream *stream);
+/* k_map and v_map describe the pools of keys and values as (dim, token, head, block). */
+cpa_status cpa_cuda_attend_hopper(const cpa_cuda_attend_args *args, const CUtensorMap *k_map, const CUtensorMap *v_map,
+                                  int32_t n_pieces, cpa_stream *stream);
+/* Widens `blocks` (on the device) of a quantised cache to the dtype of the queries: place i of the work space becomes
+ * block blocks[i], [block_size, kv_heads, dim]. Values are what they stand for, rounded; keys are codes less their
+ * zero, exact, and their scales go to k_scales. */
+cpa_status cpa_cuda_attend_widen(const cpa_cuda_attend_args *args, const int32_t *blocks, int32_t n_blocks, void *k,
+                                 void *v, float *k_scales, cpa_stream *stream);
+/* Tokens in a box of the tensor maps that the Hopper kernel takes. */
+int32_t cpa_cuda_hopper_box(int32_t k_dim, int32_t v_dim, int32_t block_size);
+/* Rows of its tiles; it takes smaller ones as well. */
+int32_t cpa_cuda_hopper_rows(int32_t k_dim, int32_t v_dim);
+cpa_status cpa_cuda_attend_combine(const cpa_cuda_attend_args *args, int32_t n_splits, cpa_stream *stream);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

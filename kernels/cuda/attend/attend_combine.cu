@@ -1,0 +1,92 @@
+/* attend, last step: joins the partial states that the pieces of a prefill tile left in the work space. A warp a row,
+ * or all warps of a CTA a row of many states, each every fourth; the order of the sums follows that of the keys, so the
+ * result does not depend on when the states were written. */
+#include "base/dependent.cuh"
+#include "kernels/cuda/attend/attend.cuh"
+#include "kernels/cuda/device/warp.cuh"
+
+namespace {
+
+constexpr int WARPS = 4, COLUMNS = WARP_LANES * 4;
+constexpr int MANY = 8; /* states of a row that one warp sums, where the rows are few: of an item's last tile */
+
+/* The states of a row: their LSEs and their O, `stride` rows apart. */
+struct row_states {
+    const float *lse, *o;
+    int32_t count, stride, v_dim;
+
+    __device__ float joint_lse(int lane) const {
+        float max = -INFINITY, sum = 0;
+        for (int s = lane; s < count; s += WARP_LANES) max = fmaxf(max, lse[(int64_t)s * stride]);
+        max = warp_max(max);
+        if (max == -INFINITY) return max;
+        for (int s = lane; s < count; s += WARP_LANES) sum += expf(lse[(int64_t)s * stride] - max);
+        return max + logf(warp_sum(sum));
+    }
+    /* The weighted sum over the states `first`, first + step, ... of four columns. */
+    __device__ void sum(float (&value)[4], float joint, int first, int step, int column, int lane) const {
+        for (int begin = 0; begin < count; begin += WARP_LANES) {
+            const int n = min(count - begin, WARP_LANES);
+            const bool counts = lane < n && joint > -INFINITY;
+            const float weights = counts ? expf(lse[(int64_t)(begin + lane) * stride] - joint) : 0;
+#pragma unroll 8
+            for (int s = first; s < n; s += step) {
+                const float weight = __shfl_sync(0xffffffff, weights, s);
+                float part[4] = {0, 0, 0, 0};
+                if (column < v_dim) load_floats(o + (int64_t)(begin + s) * stride * v_dim + column, part);
+                for (int e = 0; e < 4; e++) value[e] += weight * part[e];
+            }
+        }
+    }
+};
+
+/* The sum of what the warps have, for the first of them. Called by all. */
+__device__ void add_warps(float (&value)[4], float (&sums)[WARPS][COLUMNS], int warp, int lane) {
+    store_floats(&sums[warp][lane * 4], value);
+    __syncthreads();
+    for (int other = 1; other < WARPS && warp == 0; other++) {
+        float more[4];
+        load_floats(&sums[other][lane * 4], more);
+        for (int e = 0; e < 4; e++) value[e] += more[e];
+    }
+    __syncthreads();
+}
+
+template <typename Element>
+__global__ void __launch_bounds__(WARPS *WARP_LANES) attend_combine(const __grid_constant__ cpa_cuda_attend_args a) {
+    __shared__ __align__(16) float sums[WARPS][COLUMNS];
+    dependent_allow(); /* the kernel that sends the states, or tells of them */
+    const cpa_cuda_split split = a.splits[blockIdx.x]; /* of the plan: there before the kernel that wrote the states */
+    const int kv_group = blockIdx.y, rows = split.row_end - split.row_begin;
+    const int warp = threadIdx.x / WARP_LANES, lane = threadIdx.x % WARP_LANES;
+    const int parts = split.count > MANY && rows <= CPA_CUDA_DECODE_ROWS ? WARPS : 1;
+    const int part = parts > 1 ? warp : 0, rows_at_once = WARPS / parts;
+    dependent_wait();
+    for (int row = blockIdx.z * rows_at_once + warp - part; row < rows; row += gridDim.z * rows_at_once) {
+        const int64_t first = kv_group * a.partial_rows + split.partial + row;
+        const row_states states = {a.partial_lse + first, a.partial_o + first * a.v_dim, split.count, rows, a.v_dim};
+        const float lse = states.joint_lse(lane);
+        const row_sink sink(a, split.q_row, split.state_shift, split.row_begin + row, kv_group, lse);
+        for (int begin = 0; begin < a.v_dim; begin += COLUMNS) {
+            const int column = begin + lane * 4;
+            float value[4] = {0, 0, 0, 0};
+            states.sum(value, lse, part, parts, column, lane);
+            if (parts > 1) add_warps(value, sums, warp, lane);
+            if (part == 0 && column < a.v_dim) sink.store<Element>(column, value);
+        }
+        __syncwarp(); /* the lanes of the row have read the LSE that is there */
+        if (part == 0 && lane == 0) sink.store_lse();
+    }
+}
+
+} // namespace
+
+extern "C" cpa_status cpa_cuda_attend_combine(const cpa_cuda_attend_args *args, int32_t n_splits, cpa_stream *stream) {
+    const int tile_parts = 4; /* CTAs that share a tile's rows */
+    const dim3 grid(n_splits, args->kv_heads, tile_parts);
+    const auto kernel = args->q_dtype == CPA_BF16 ? attend_combine<__nv_bfloat16> : attend_combine<__half>;
+    const bool early = cpa_cuda_device_of(stream)->path == CPA_CUDA_HOPPER;
+    return cpa_cuda_check(
+        &stream->error,
+        launch_dependent(kernel, grid, WARPS * WARP_LANES, *args, early, cpa_cuda_handle(stream)), "attend");
+}

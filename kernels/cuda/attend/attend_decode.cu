@@ -1,0 +1,385 @@
+/* attend over few rows and many keys: bound by memory, so what counts is how many loads are under way. The plan gives
+ * each CTA a list of pieces. The query heads of a group fill a 16-row tile; a warp takes one run of 16 keys after the
+ * other through cp.async stages of its own, without a barrier, and the warps' states are joined at the end of the
+ * piece. With two heads a CTA, pairs of warps walk together: each has its own head, and copies half of the keys for
+ * both. The kernel may be placed beside the one before it: it then reads the plan, takes pieces whose queries are ready
+ * or has the L2 cache fetch the first keys and values, and waits before it looks at anything else. */
+#include <type_traits>
+
+#include "base/dependent.cuh"
+#include "kernels/cuda/attend/attend.cuh"
+#include "kernels/cuda/attend/decode_join.cuh"
+#include "kernels/cuda/attend/decode_loads.cuh"
+#include "kernels/cuda/attend/decode_quant.cuh"
+#include "kernels/cuda/attend/mma.cuh"
+
+namespace {
+
+constexpr int KEYS = DECODE_RUN;
+
+/* Codes: of a quantised cache, or void. Heads: a CTA's; a gang of as many warps walks through the same keys. */
+template <typename Element, typename Codes, int KeyDim, int ValueDim, int Stages, int Warps, int Heads>
+struct config {
+    using element = Element;
+    using codes = Codes;
+    static constexpr bool QUANTISED = !std::is_void<Codes>::value;
+    static constexpr int BYTES = QUANTISED ? 1 : 2; /* of an element of the cache */
+    static constexpr int K_DIM = KeyDim, V_DIM = ValueDim, STAGES = Stages, WARPS = Warps, THREADS = 32 * WARPS;
+    static constexpr int HEADS = Heads, GANGS = Warps / Heads;
+    static_assert(Warps % Heads == 0, "gangs of whole warps");
+    static constexpr int K_BYTES = KEYS * KeyDim * BYTES, WORDS_AT = K_BYTES + KEYS * ValueDim * BYTES;
+    static constexpr int STAGE_BYTES = WORDS_AT + (QUANTISED ? 2 * KEYS * 4 : 0); /* the scales of keys and of values */
+    static constexpr int WARP_BYTES = Stages * STAGE_BYTES;
+    static constexpr int SHARED_BYTES = WARPS * WARP_BYTES;
+    /* Of a multiprocessor, as cpa_cuda_decode_occupancy and cpa_cuda_decode_has_wide say. */
+    static constexpr int CTAS = 2 * SHARED_BYTES <= CPA_CUDA_WIDE_BYTES ? 2 : 1;
+    static_assert(WARP_BYTES % 16 == 0, "of whole chunks");
+
+    using key_layout = typename std::conditional<QUANTISED, key_codes<KeyDim>, element_rows<KeyDim>>::type;
+    using value_layout = typename std::conditional<QUANTISED, value_codes<ValueDim>, element_rows<ValueDim>>::type;
+};
+
+/* Where a lane's queries lie: of its rows lane / 4 and lane / 4 + 8; past the last row that one's again. */
+struct query_rows {
+    const char *from[2];
+
+    __device__ query_rows(const cpa_cuda_attend_args &a, const cpa_cuda_piece &piece, int kv_group, int lane) {
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const int row = min(piece.row_begin + 8 * half + lane / 4, piece.row_end - 1);
+            const row_place place(a, piece.q_row, row, kv_group);
+            from[half] = queries_of(a, piece) + (place.state_row * a.q_row_stride + (int64_t)place.head * a.k_dim) * 2;
+        }
+    }
+};
+
+/* The queries as A operands; zeros past the head's width, unless it is the WHOLE one of the kernel. Few rows: none of
+ * the lower half. */
+template <typename C, bool WHOLE>
+__device__ void load_queries(uint32_t (&q)[C::K_DIM / 16][4], const query_rows &rows, bool few, int k_dim, int lane) {
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+#pragma unroll
+        for (int k = 0; k < C::K_DIM / 16; k++) q[k][half] = q[k][2 + half] = 0;
+        if (half == 1 && few) continue;
+#pragma unroll
+        for (int k = 0; k < C::K_DIM / 16; k++) {
+#pragma unroll
+            for (int side = 0; side < 2; side++) {
+                const int column = 16 * k + 8 * side + 2 * (lane % 4);
+                if (WHOLE || column < k_dim) q[k][2 * side + half] = *(const uint32_t *)(rows.from[half] + column * 2);
+            }
+        }
+    }
+}
+
+/* The queries where mma takes them from: registers, or shared memory where codes need the registers. */
+template <typename C, bool SHARED = C::QUANTISED>
+struct query_operands {
+    uint32_t part[C::K_DIM / 16][4];
+};
+template <typename C>
+struct query_operands<C, true> {
+    uint32_t shared; /* this lane's part of the first step */
+};
+
+/* What a warp has of its rows lane / 4 and lane / 4 + 8, over its own keys. */
+template <typename C>
+struct warp_state {
+    float o[C::V_DIM / 8][4];
+    float max[2], sum[2]; /* max of raw scores; sum over this lane's columns */
+    float q_scale[2];     /* quantised: see decode_quant.cuh */
+    float largest;        /* scale of values so far */
+};
+
+/* The scales of this lane's keys 2 c, 2 c + 1, 2 c + 8, 2 c + 9. */
+__device__ void read_words(uint32_t (&words)[4], uint32_t address, int lane) {
+#pragma unroll
+    for (int n = 0; n < 2; n++) {
+        uint32_t pair[2];
+        load_shared(pair, address + (8 * n + 2 * (lane % 4)) * 4);
+        words[2 * n] = pair[0], words[2 * n + 1] = pair[1];
+    }
+}
+
+/* The factors of the probabilities of this lane's keys; what was accumulated follows the largest scale. */
+template <typename C>
+__device__ void weigh_scales(float (&weight)[4], warp_state<C> &state, const uint32_t (&words)[4]) {
+    float top = 0;
+#pragma unroll
+    for (int i = 0; i < 4; i++) weight[i] = C::codes::scale(words[i]), top = fmaxf(top, weight[i]);
+    top = quad_max(top);
+    if (top > state.largest) { /* the same for all lanes; scales settle early */
+        const float shrink = state.largest / top;
+#pragma unroll
+        for (int n = 0; n < C::V_DIM / 8; n++)
+#pragma unroll
+            for (int e = 0; e < 4; e++) state.o[n][e] *= shrink;
+        state.largest = top;
+    }
+    const float inverse = __fdividef(DECODE_P_SCALE, state.largest);
+#pragma unroll
+    for (int i = 0; i < 4; i++) weight[i] *= inverse;
+}
+
+/* One run of 16 keys. */
+template <typename C>
+__device__ void attend_keys(const cpa_cuda_attend_args &a, warp_state<C> &state,
+                            const query_operands<C> &q, uint32_t stage, bool masked,
+                            const row_keys (&bounds)[2], int sinks, int key, int lane) {
+    using product = typename std::conditional<C::QUANTISED, __half, typename C::element>::type;
+    const float scale_log2 = a.scale_log2;
+    float s[2][4] = {{0, 0, 0, 0}, {0, 0, 0, 0}}, weight[4];
+    uint32_t words[4];
+    if constexpr (C::QUANTISED) {
+        for (int i = 0; i < 4; i++) words[i] = C::codes::word(a.k_scale);
+        if (a.k_words_at) read_words(words, stage + C::WORDS_AT, lane);
+        score_codes<C>(s, q.shared, state.q_scale, stage, words, a.k_words_at != 0, lane);
+        for (int i = 0; i < 4; i++) words[i] = C::codes::word(a.v_scale);
+        if (a.k_words_at) read_words(words, stage + C::WORDS_AT + KEYS * 4, lane);
+        weigh_scales<C>(weight, state, words);
+    } else {
+        const uint32_t keys_at = keys_base<C::K_DIM>(stage, lane);
+#pragma unroll
+        for (int k = 0; k < C::K_DIM / 16; k++) {
+            uint32_t keys[4];
+            load_matrices(keys, at_pair<C::K_DIM>(keys_at, k));
+            mma<product>(s[0], q.part[k], keys[0], keys[1]);
+            mma<product>(s[1], q.part[k], keys[2], keys[3]);
+        }
+    }
+    if (masked) {
+#pragma unroll
+        for (int n = 0; n < 2; n++)
+#pragma unroll
+            for (int e = 0; e < 4; e++)
+                if (!sees(bounds[e / 2], sinks, key + 8 * n + 2 * (lane % 4) + e % 2)) s[n][e] = -INFINITY;
+    }
+    uint32_t p[4];
+    float keep[2];
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        float max = fmaxf(fmaxf(s[0][2 * half], s[0][2 * half + 1]), fmaxf(s[1][2 * half], s[1][2 * half + 1]));
+        max = fmaxf(state.max[half], quad_max(max));
+        float base = max == -INFINITY ? 0 : max * scale_log2, sum = 0;
+        keep[half] = exp2_fast(state.max[half] * scale_log2 - base);
+#pragma unroll
+        for (int n = 0; n < 2; n++) {
+            float low = exp2_fast(s[n][2 * half] * scale_log2 - base);
+            float high = exp2_fast(s[n][2 * half + 1] * scale_log2 - base);
+            sum += low + high;
+            if constexpr (C::QUANTISED) low *= weight[2 * n], high *= weight[2 * n + 1];
+            p[2 * n + half] = pack_pair<product>(low, high);
+        }
+        state.max[half] = max;
+        state.sum[half] = state.sum[half] * keep[half] + sum;
+    }
+    if (__any_sync(0xffffffff, keep[0] != 1 || keep[1] != 1)) { /* maxima settle early: most runs skip this */
+#pragma unroll
+        for (int n = 0; n < C::V_DIM / 8; n++)
+#pragma unroll
+            for (int e = 0; e < 4; e++) state.o[n][e] *= keep[e / 2];
+    }
+    if constexpr (C::QUANTISED) {
+        weigh_codes<C>(state.o, p, stage + C::K_BYTES, words, lane);
+    } else {
+        const uint32_t values_at = values_base<C::V_DIM>(stage + C::K_BYTES, lane);
+#pragma unroll
+        for (int n = 0; n < C::V_DIM / 16; n++) {
+            uint32_t values[4];
+            load_matrices_transposed(values, at_pair<C::V_DIM>(values_at, n));
+            mma<product>(state.o[2 * n], p, values[0], values[1]);
+            mma<product>(state.o[2 * n + 1], p, values[2], values[3]);
+        }
+    }
+}
+
+/* Leaves a warp's rows, `rows` of them, where join_warps takes them from. */
+template <typename C>
+__device__ void leave_state(const warp_state<C> &state, int rows, warp_states<C> &states, float *o, int warp,
+                            int lane) {
+    o += warp * states.WARP_FLOATS;
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        const int row = 8 * half + lane / 4;
+        const float total = quad_sum(state.sum[half]);
+        if (row >= rows) continue;
+        if (lane % 4 == 0) states.max[warp][row] = state.max[half], states.sum[warp][row] = total;
+        if constexpr (C::QUANTISED) {
+            store_code_columns<C>(o + row * states.PITCH, state.o, half, state.largest / DECODE_P_SCALE, lane);
+        } else {
+#pragma unroll
+            for (int n = 0; n < C::V_DIM / 8; n++) {
+                const float pair[2] = {state.o[n][2 * half], state.o[n][2 * half + 1]};
+                store_floats(o + row * states.PITCH + 8 * n + 2 * (lane % 4), pair);
+            }
+        }
+    }
+}
+
+/* The keys of a piece that each warp takes for its head: every GANGS-th run. */
+template <typename C>
+__device__ void attend_piece(const cpa_cuda_attend_args &a, const cpa_cuda_piece &piece, const key_walk<KEYS> &walk,
+                             int kv_group, bool prefetches, warp_state<C> &state, uint32_t shared, uint32_t queries,
+                             int warp, int lane) {
+    const int gang = warp / C::HEADS, member = warp % C::HEADS;
+    const uint32_t stages = shared + warp * C::WARP_BYTES, loaded = shared + gang * C::HEADS * C::WARP_BYTES;
+    const int32_t *table = a.tables + piece.table;
+    auto block_of = [&](int i) { return i < walk.count ? __ldg(table + ((walk.tile(i) * KEYS) >> a.block_shift)) : 0; };
+    const stage_loader<C> loader(a, kv_group, member, lane);
+    int ahead = gang, next_block = block_of(ahead); /* the run that is loaded next, and the page it lies in */
+    auto next_run = [&] {
+        if (ahead >= walk.count) return lane_run{};
+        const int block = next_block, key = walk.tile(ahead) * KEYS;
+        ahead += C::GANGS;
+        next_block = block_of(ahead);
+        return loader.run(a, block, key & ((1 << a.block_shift) - 1), piece.k_end - key);
+    };
+    auto load = [&](const lane_run &run, int stage) {
+        if (run.keys > 0) loader.load(a, run, loaded + stage * C::STAGE_BYTES, member, lane);
+        copy_async_commit();
+    };
+    lane_run first[C::STAGES - 1];
+#pragma unroll
+    for (lane_run &run : first) {
+        run = next_run();
+        if (prefetches) loader.prefetch(a, run, lane); /* while the kernel before this one ends */
+    }
+    const query_rows rows(a, piece, kv_group + member, lane);
+    row_keys bounds[2];
+#pragma unroll
+    for (int half = 0; half < 2; half++) bounds[half] = walk.keys_of(a, piece, piece.row_begin + 8 * half + lane / 4);
+    if (!piece.ready) { /* only the plan, and what is ready, has been read so far */
+        dependent_wait();
+        dependent_allow();
+    }
+#pragma unroll
+    for (int stage = 0; stage < C::STAGES - 1; stage++) load(first[stage], stage);
+    query_operands<C> q;
+    if constexpr (C::QUANTISED) {
+        q.shared = queries + member * (C::K_DIM / 16 * 512) + lane * 16;
+        store_query_codes<C>(q.shared, state.q_scale, a, piece, kv_group + member, gang, lane);
+        __syncthreads();
+    } else if (walk.count > 0) {
+        const bool few = piece.row_end - piece.row_begin <= 8;
+        if (a.k_dim == C::K_DIM) {
+            load_queries<C, true>(q.part, rows, few, a.k_dim, lane);
+        } else {
+            load_queries<C, false>(q.part, rows, few, a.k_dim, lane);
+        }
+    }
+    int stage = 0;
+    for (int i = gang; i < walk.count; i += C::GANGS) {
+        copy_async_wait<C::STAGES - 2>();
+        sync_gang<C>(gang); /* the run is there for all lanes, and all are done with the stage that is loaded next */
+        load(next_run(), stage == 0 ? C::STAGES - 1 : stage - 1);
+        const int tile = walk.tile(i);
+        attend_keys<C>(a, state, q, stages + stage * C::STAGE_BYTES, walk.masked(tile), bounds, walk.sinks, tile * KEYS,
+                       lane);
+        stage = stage + 1 == C::STAGES ? 0 : stage + 1;
+    }
+    /* All gangs pass their barriers equally often: else racecheck takes what follows for unordered. */
+    if (C::HEADS > 1 && walk.count % C::GANGS != 0 && gang >= walk.count % C::GANGS) sync_gang<C>(gang);
+    copy_async_wait<0>();
+    __syncwarp();
+}
+
+/* Called by a warp for itself. */
+__device__ void copy_piece(cpa_cuda_piece &to, const cpa_cuda_piece &from, int lane) {
+    static_assert(sizeof to % 4 == 0 && sizeof to <= 128, "a word a lane");
+    __syncwarp(); /* all lanes know `from` by what is overwritten */
+    if (lane < (int)sizeof to / 4) ((int32_t *)&to)[lane] = __ldg((const int32_t *)&from + lane);
+    __syncwarp();
+}
+
+template <typename C>
+__global__ void __launch_bounds__(C::THREADS, C::CTAS) attend_decode(const __grid_constant__ cpa_cuda_attend_args a) {
+    extern __shared__ __align__(128) char shared[];
+    __shared__ cpa_cuda_piece pieces[C::WARPS]; /* a copy for each warp, which waits for no other at the start */
+    __shared__ key_walk<KEYS> walks[C::WARPS];
+    __shared__ warp_states<C> states;
+    __shared__ uint4 queries[C::QUANTISED ? C::HEADS * C::K_DIM / 16 * 32 : 1];
+    const int kv_group = blockIdx.x * C::HEADS, warp = kept<C::CTAS == 2>((int)threadIdx.x / 32),
+              lane = kept<C::CTAS == 2>((int)threadIdx.x % 32);
+    const cpa_cuda_piece &piece = pieces[warp];
+    key_walk<KEYS> &walk = walks[warp];
+    bool waited = false;
+    for (int at = blockIdx.y; at >= 0; at = piece.next) {
+        copy_piece(pieces[warp], a.pieces[at], lane);
+        walk.start_warp(a, piece, lane);
+        warp_state<C> state;
+#pragma unroll
+        for (int half = 0; half < 2; half++) state.max[half] = -INFINITY, state.sum[half] = 0;
+        state.largest = 1e-30f; /* below any scale that matters */
+#pragma unroll
+        for (int n = 0; n < C::V_DIM / 8; n++)
+#pragma unroll
+            for (int e = 0; e < 4; e++) state.o[n][e] = 0;
+        attend_piece<C>(a, piece, walk, kv_group, a.early && !waited && !piece.ready, state, shared_address(shared),
+                        shared_address(queries), warp, lane);
+        waited |= !piece.ready;
+        leave_state<C>(state, piece.row_end - piece.row_begin, states, (float *)shared, warp, lane);
+        store_rows<C>(a, piece, kv_group, states, (const float *)shared, warp, lane);
+    }
+    dependent_wait(); /* what comes behind takes this kernel's end for that of the one before it */
+    dependent_allow();
+}
+
+template <typename C>
+cpa_status launch(const cpa_cuda_attend_args *args, int32_t ctas, cpa_stream *stream) {
+    static uint64_t prepared;
+    if (ctas == 0)
+        return cpa_cuda_fits(stream, (const void *)attend_decode<C>, C::SHARED_BYTES) ? CPA_OK : CPA_UNSUPPORTED;
+    cpa_status status = cpa_cuda_shared_memory(stream, (const void *)attend_decode<C>, C::SHARED_BYTES, &prepared);
+    if (status != CPA_OK) return status;
+    const cpa_cuda_device *device = cpa_cuda_device_of(stream);
+    const dim3 grid(args->kv_heads / C::HEADS, ctas);
+    cpa_cuda_attend_args a = *args;
+    /* Else half of the device is left to what waits for other devices. */
+    const bool few = 2 * (int64_t)grid.x * grid.y <= C::CTAS * device->multiprocessors;
+    a.early = a.early && (a.alone || few);
+    return cpa_cuda_check(&stream->error,
+                          launch_dependent(attend_decode<C>, grid, C::THREADS, a, a.early, cpa_cuda_handle(stream),
+                                           C::SHARED_BYTES),
+                          "attend");
+}
+
+/* Two heads a CTA where that is better and there are pairs of them. */
+template <typename Element, typename Codes, int Dim, int Stages, int Warps>
+cpa_status launch_short(const cpa_cuda_attend_args *args, int32_t ctas, cpa_stream *stream) {
+    constexpr int64_t BYTES = std::is_void<Codes>::value ? 2 : 1;
+    if (cpa_cuda_decode_heads(args->kv_heads, args->k_dim, args->v_dim, BYTES) == 2)
+        return launch<config<Element, Codes, Dim, Dim, Stages, Warps, 2>>(args, ctas, stream);
+    return launch<config<Element, Codes, Dim, Dim, Stages, Warps, 1>>(args, ctas, stream);
+}
+
+/* Codes are half the bytes of elements: with more stages as much is under way. */
+template <typename Element, typename Codes>
+cpa_status launch_widths(const cpa_cuda_attend_args *args, int32_t ctas, int32_t wide, cpa_stream *stream) {
+    constexpr bool Q = !std::is_void<Codes>::value;
+    const int32_t k_dim = args->k_dim, v_dim = args->v_dim;
+    if (k_dim <= 64 && v_dim <= 64) return launch_short<Element, Codes, 64, Q ? 7 : 6, 4>(args, ctas, stream);
+    if (k_dim <= 128 && v_dim <= 128) {
+        if constexpr (Q) return launch_short<Element, Codes, 128, 5, 4>(args, ctas, stream);
+        if (wide) return launch<config<Element, void, 128, 128, 3, 8, 1>>(args, ctas, stream);
+        return launch<config<Element, void, 128, 128, 3, 4, 1>>(args, ctas, stream);
+    }
+    if (k_dim <= 192 && v_dim <= 128)
+        return launch<config<Element, Codes, 192, 128, Q ? 6 : 4, 4, 1>>(args, ctas, stream);
+    return launch<config<Element, Codes, 256, 256, Q ? 5 : 3, 4, 1>>(args, ctas, stream);
+}
+
+template <typename Element>
+cpa_status launch_codes(const cpa_cuda_attend_args *args, int32_t ctas, int32_t wide, cpa_stream *stream) {
+    if (args->kv_dtype == CPA_FP8_E4M3) return launch_widths<Element, e4m3_codes>(args, ctas, wide, stream);
+    if (args->kv_dtype == CPA_INT8) return launch_widths<Element, int8_codes>(args, ctas, wide, stream);
+    return launch_widths<Element, void>(args, ctas, wide, stream);
+}
+
+} // namespace
+
+extern "C" cpa_status cpa_cuda_attend_decode(const cpa_cuda_attend_args *args, int32_t ctas, int32_t wide,
+                                             cpa_stream *stream) {
+    return args->q_dtype == CPA_BF16 ? launch_codes<__nv_bfloat16>(args, ctas, wide, stream)
+                                     : launch_codes<__half>(args, ctas, wide, stream);
+}

@@ -1,0 +1,464 @@
+/* attend over prefill tiles on compute capability 9.0 (FlashAttention-3, Shah et al., arXiv:2407.08608): a warpgroup
+ * that loads pages by bulk tensor copies, two or three that multiply by wgmma, 64 rows each. The scores of the next
+ * tile are multiplied while the softmax of this one runs, and two take turns with the tensor cores. */
+#include "kernels/cuda/attend/attend.cuh"
+#include "kernels/cuda/attend/hopper.cuh"
+#include "kernels/cuda/attend/hopper_tiles.cuh"
+#include "kernels/cuda/attend/mma.cuh"
+#include "kernels/cuda/attend/wgmma.cuh"
+
+namespace {
+
+constexpr int NO_BLOCK = -1; /* outside the pool: reads zeros */
+
+struct hopper_args {
+    CUtensorMap k_map, v_map;
+    cpa_cuda_attend_args a;
+    int32_t box; /* tokens in a box of the maps */
+};
+
+/* Barriers of the stages: full when the bytes are there, empty when all consumers are done with them. */
+struct stage_barriers {
+    uint64_t k_full[STAGES], k_empty[STAGES], v_full[STAGES], v_empty[STAGES];
+};
+
+/* The n-th tile in the order of the walk backwards: stage n mod STAGES, in its n / STAGES-th phase. */
+__device__ inline uint32_t phase_of(int n) {
+    return (n / STAGES) & 1;
+}
+
+/* ---- the loading warps, one for keys and one for values ---- */
+
+/* Where a lane's box of tokens of a tile lies. */
+struct box_place {
+    int block, token;
+};
+
+/* The j-th box of a tile belongs to lane j. Boxes past the last key lie nowhere. */
+template <typename C>
+__device__ box_place place_of(const hopper_args &args, const cpa_cuda_piece &piece, int tile, int lane) {
+    const int row = lane * args.box, key = tile * C::KEYS + row;
+    const bool inside = row < C::KEYS && key < piece.k_end;
+    return {inside ? __ldg(args.a.tables + piece.table + (key >> args.a.block_shift)) : NO_BLOCK,
+            key & ((1 << args.a.block_shift) - 1)};
+}
+
+/* The tiles of keys, or of values, of DIM columns: every lane copies its box, one copy for every 64 columns, and the
+ * scales of its keys if they have any (of a box that lies nowhere, those of some others: nobody sees it). */
+template <typename C, int DIM, bool SCALES>
+__device__ void load_tiles(const hopper_args &args, const CUtensorMap *map, const cpa_cuda_piece &piece,
+                           const key_walk<C::KEYS> &walk, int kv_head, uint32_t tiles, uint32_t scales,
+                           uint64_t (&full)[STAGES], uint64_t (&empty)[STAGES], int lane) {
+    constexpr int BYTES = C::KEYS * DIM * 2;
+    const int count = walk.count, row = lane * args.box;
+    if (count == 0) return;
+    box_place next = place_of<C>(args, piece, walk.tile(count - 1), lane);
+    for (int n = 0; n < count; n++) {
+        const int stage = n % STAGES;
+        const uint32_t barrier = shared_address(&full[stage]), shared = tiles + stage * BYTES;
+        const box_place place = next;
+        if (n + 1 < count) next = place_of<C>(args, piece, walk.tile(count - 2 - n), lane); /* before the waiting */
+        barrier_wait(shared_address(&empty[stage]), phase_of(n) ^ 1);
+        if (lane == 0) barrier_expect(barrier, BYTES + (SCALES ? C::SCALE_BYTES : 0));
+        __syncwarp();
+        if (SCALES && row < C::KEYS) {
+            const int64_t head_of_block = (int64_t)max(place.block, 0) * args.a.kv_heads + kv_head;
+            copy_row(scales + stage * C::SCALE_BYTES + row * 4,
+                     args.a.k_scales + (head_of_block << args.a.block_shift) + place.token, args.box * 4, barrier);
+        }
+        if (row < C::KEYS) {
+#pragma unroll
+            for (int part = 0; part < DIM / COLUMNS; part++)
+                copy_box(shared + (part * C::KEYS + row) * COLUMNS * 2, map, barrier, part * COLUMNS, place.token,
+                         kv_head, place.block);
+        }
+        __syncwarp();
+    }
+}
+
+/* ---- a consuming warpgroup ---- */
+
+/* What a thread has of its warpgroup's rows `row` and row + 8. */
+template <typename C>
+struct thread_state {
+    float o[C::PARTS][C::PART / 2];
+    float max[2], sum[2]; /* max of raw scores; sum over this thread's columns */
+    row_keys keys[2];
+};
+
+/* The warpgroup's 64 rows of queries, swizzled as the bulk copies write tiles; zeros past the last. */
+template <typename C>
+__device__ void load_queries(const cpa_cuda_attend_args &a, const cpa_cuda_piece &piece, int kv_group, int first_row,
+                             uint32_t shared, int thread) {
+    constexpr int CHUNKS = C::K_DIM / 8;
+    for (int i = thread; i < GROUP_ROWS * CHUNKS; i += WARPGROUP) {
+        const int row = i / CHUNKS, chunk = i % CHUNKS;
+        const bool valid = first_row + row < piece.row_end && chunk * 8 < a.k_dim;
+        row_place place(a, piece.q_row, valid ? first_row + row : piece.row_begin, kv_group);
+        const char *from =
+            a.q + (place.state_row * a.q_row_stride + (int64_t)place.head * a.k_dim + (valid ? chunk * 8 : 0)) * 2;
+        copy_async_16(shared + chunk / 8 * (GROUP_ROWS * COLUMNS * 2) + swizzled<COLUMNS>(row, chunk % 8), from, valid);
+    }
+    copy_async_commit();
+    copy_async_wait<0>();
+}
+
+/* Values past the last key become zeros: whatever lies in the rest of a page, 0 * NaN must not appear. */
+template <typename C>
+__device__ void clear_values(uint32_t shared, int keys, int thread) {
+    constexpr int CHUNKS = C::V_DIM / 8;
+    for (int i = keys * CHUNKS + thread; i < C::KEYS * CHUNKS; i += WARPGROUP) {
+        const int row = i / CHUNKS, chunk = i % CHUNKS;
+        asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(
+                         shared + (chunk / 8 * C::KEYS + row) * COLUMNS * 2 + chunk % 8 * 16),
+                     "r"(0)
+                     : "memory");
+    }
+}
+
+/* A warpgroup's queries as the operand of its products: the first steps from registers, the others from its tile in
+ * shared memory. */
+template <typename C>
+struct query_operand {
+    uint64_t tile;
+    uint32_t part[C::REGISTER_STEPS + 1][4];
+
+    __device__ query_operand(uint32_t shared, int thread) : tile(wgmma_descriptor(shared, 0)) {
+        const int row = thread / 32 * 16 + (thread & 15), chunk = thread / 16 & 1;
+#pragma unroll
+        for (int step = 0; step < C::REGISTER_STEPS; step++)
+            load_matrices(part[step], shared + step / 4 * (GROUP_ROWS * COLUMNS * 2) +
+                                          swizzled<COLUMNS>(row, step % 4 * 2 + chunk));
+    }
+    __device__ void multiply(float (&s)[C::KEYS / 2], int step, uint64_t k) const {
+        if (step < C::REGISTER_STEPS) {
+            wgmma<typename C::element>::multiply_rows(s, part[step], k, step > 0);
+        } else {
+            const uint32_t at = step / 4 * (GROUP_ROWS * COLUMNS * 2) + step % 4 * 32;
+            wgmma<typename C::element>::multiply(s, wgmma_advance(tile, at), k, step > 0);
+        }
+    }
+};
+
+/* S = Q K^T, begun. */
+template <typename C>
+__device__ void begin_scores(float (&s)[C::KEYS / 2], const query_operand<C> &q, uint64_t k) {
+    wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < C::K_DIM / 16; step++)
+        q.multiply(s, step, wgmma_advance(k, step / 4 * (C::KEYS * COLUMNS * 2) + step % 4 * 32));
+    wgmma_commit();
+}
+
+/* O += P V, begun. */
+template <typename C>
+__device__ void begin_values(thread_state<C> &state, const uint32_t (&p)[C::KEYS / 16][4], uint64_t v) {
+    wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < C::KEYS / 16; step++)
+#pragma unroll
+        for (int part = 0; part < C::PARTS; part++)
+            wgmma<typename C::element>::multiply(
+                state.o[part], p[step],
+                wgmma_advance(v, (part * (C::PART / COLUMNS) * C::KEYS + step * 16) * COLUMNS * 2), 1);
+    wgmma_commit();
+}
+
+/* Scores of codes become those of keys; scales: of the tile, from this thread's first column on. */
+template <typename C>
+__device__ void scale_scores(float (&s)[C::KEYS / 2], uint32_t scales) {
+#pragma unroll
+    for (int n = 0; n < C::KEYS / 8; n++) {
+        float even, odd;
+        asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(even), "=f"(odd) : "r"(scales + 8 * n * 4) : "memory");
+        s[4 * n] *= even, s[4 * n + 1] *= odd;
+        s[4 * n + 2] *= even, s[4 * n + 3] *= odd;
+    }
+}
+
+template <typename C>
+__device__ void mask_scores(float (&s)[C::KEYS / 2], const thread_state<C> &state, int sinks, int key) {
+#pragma unroll
+    for (int n = 0; n < C::KEYS / 8; n++)
+#pragma unroll
+        for (int e = 0; e < 4; e++)
+            if (!sees(state.keys[e / 2], sinks, key + 8 * n + e % 2)) s[4 * n + e] = -INFINITY;
+}
+
+/* Turns scores into probabilities relative to the new maximum; keep[half] is what the old sums and O are worth. */
+template <typename C>
+__device__ void online_softmax(float (&s)[C::KEYS / 2], thread_state<C> &state, float (&keep)[2], float scale_log2) {
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        float max = state.max[half], sum = 0;
+#pragma unroll
+        for (int n = 0; n < C::KEYS / 8; n++) max = fmaxf(max, fmaxf(s[4 * n + 2 * half], s[4 * n + 2 * half + 1]));
+        max = quad_max(max);
+        const float base = max == -INFINITY ? 0 : max * scale_log2;
+        keep[half] = exp2_fast(state.max[half] * scale_log2 - base);
+        state.max[half] = max;
+#pragma unroll
+        for (int n = 0; n < C::KEYS / 8; n++) {
+#pragma unroll
+            for (int e = 2 * half; e < 2 * half + 2; e++) {
+                s[4 * n + e] = exp2_fast(s[4 * n + e] * scale_log2 - base);
+                sum += s[4 * n + e];
+            }
+        }
+        state.sum[half] = state.sum[half] * keep[half] + sum;
+    }
+}
+
+template <typename C>
+__device__ void pack_probabilities(uint32_t (&p)[C::KEYS / 16][4], const float (&s)[C::KEYS / 2]) {
+#pragma unroll
+    for (int k = 0; k < C::KEYS / 16; k++)
+#pragma unroll
+        for (int i = 0; i < 4; i++) p[k][i] = pack_pair<typename C::element>(s[8 * k + 2 * i], s[8 * k + 2 * i + 1]);
+}
+
+template <typename C>
+__device__ void rescale(thread_state<C> &state, const float (&keep)[2]) {
+#pragma unroll
+    for (int part = 0; part < C::PARTS; part++)
+#pragma unroll
+        for (int i = 0; i < C::PART / 2; i++) state.o[part][i] *= keep[i / 2 % 2];
+}
+
+/* The turn of one of two warpgroups with the tensor cores: between take_turn and pass_turn. Barriers 1 and 2 are those
+ * of each alone. */
+__device__ inline int turn_barrier(int consumer) {
+    return 3 + consumer;
+}
+__device__ inline void take_turn(int consumer) {
+    named_sync(turn_barrier(consumer), 2 * WARPGROUP);
+}
+__device__ inline void pass_turn(int consumer) {
+    named_arrive(turn_barrier(1 - consumer), 2 * WARPGROUP);
+}
+
+/* The exponentials are to run under the product that follows them in the program: ptxas moves a wait above them, but
+ * not above a store. No sum is negative, so nothing is stored. */
+__device__ inline void pin_before_wait(float sum, uint32_t shared) {
+    asm volatile("{ .reg .pred p; setp.lt.f32 p, %0, 0f00000000; @p st.shared.f32 [%1], %0; }" ::"f"(sum), "r"(shared)
+                 : "memory");
+}
+
+/* All tiles of the piece, the last keys first. */
+template <typename C>
+__device__ void attend_tiles(const cpa_cuda_attend_args &a, const cpa_cuda_piece &piece, const key_walk<C::KEYS> &walk,
+                             thread_state<C> &state, uint32_t shared, stage_barriers &barriers, int consumer,
+                             int thread) {
+    const int lane = thread % 32, column = 2 * (lane % 4), count = walk.count;
+    const query_operand<C> q(shared + consumer * C::Q_BYTES, thread);
+    float s[C::KEYS / 2], keep[2];
+    uint32_t p[C::KEYS / 16][4];
+    auto k_tile = [&](int n) { return wgmma_descriptor(shared + C::K_AT + n % STAGES * C::K_BYTES, 0); };
+    auto v_tile = [&](int n) {
+        return wgmma_descriptor(shared + C::V_AT + n % STAGES * C::V_BYTES, C::KEYS * COLUMNS * 2);
+    };
+    auto wait_full = [&](uint64_t *full, int n) { barrier_wait(shared_address(&full[n % STAGES]), phase_of(n)); };
+    auto release_keys = [&](int n) {
+        if (C::SCALED || lane == 0) barrier_arrive(shared_address(&barriers.k_empty[n % STAGES]));
+    };
+    auto release_values = [&](int n) {
+        if (lane == 0) barrier_arrive(shared_address(&barriers.v_empty[n % STAGES]));
+    };
+    auto scale = [&](int n) {
+        if constexpr (C::SCALED)
+            scale_scores<C>(s, shared + C::SCALES_AT + n % STAGES * C::SCALE_BYTES + column * 4);
+    };
+    auto mask = [&](int n) {
+        const int tile = walk.tile(count - 1 - n);
+        if (walk.masked(tile)) mask_scores<C>(s, state, walk.sinks, tile * C::KEYS + column);
+    };
+
+    wait_full(barriers.k_full, 0);
+    begin_scores<C>(s, q, k_tile(0));
+    wgmma_wait<0>();
+    wgmma_hold(s);
+    scale(0);
+    release_keys(0);
+    mask(0);
+    online_softmax<C>(s, state, keep, a.scale_log2);
+    pack_probabilities<C>(p, s);
+    const int keys = piece.k_end - walk.tile(count - 1) * C::KEYS;
+    if (keys < C::KEYS) {
+        wait_full(barriers.v_full, 0);
+        clear_values<C>(shared + C::V_AT, keys, thread);
+        async_proxy_fence();
+        named_sync(1 + consumer, WARPGROUP);
+    }
+    if (C::TURNS && consumer == 1 && count > 1) pass_turn(consumer);
+    for (int n = 1; n < count; n++) {
+        wait_full(barriers.k_full, n);
+        if (C::TURNS) take_turn(consumer);
+        begin_scores<C>(s, q, k_tile(n));
+        wait_full(barriers.v_full, n - 1);
+        begin_values<C>(state, p, v_tile(n - 1));
+        if (C::TURNS && (consumer == 0 || n + 1 < count)) pass_turn(consumer);
+        wgmma_wait<1>();
+        wgmma_hold(s);
+        scale(n);
+        release_keys(n);
+        mask(n);
+        online_softmax<C>(s, state, keep, a.scale_log2);
+        wgmma_hold(s);
+        pin_before_wait(state.sum[0] + state.sum[1], shared);
+        wgmma_wait<0>();
+#pragma unroll
+        for (int part = 0; part < C::PARTS; part++) wgmma_hold(state.o[part]);
+        release_values(n - 1);
+        rescale<C>(state, keep);
+        pack_probabilities<C>(p, s);
+    }
+    wait_full(barriers.v_full, count - 1);
+    begin_values<C>(state, p, v_tile(count - 1));
+    wgmma_wait<0>();
+#pragma unroll
+    for (int part = 0; part < C::PARTS; part++) wgmma_hold(state.o[part]);
+}
+
+/* Columns of a row of a thread, in pairs, whose old values are loaded together. */
+constexpr int PAIRS_AT_ONCE = 16;
+
+template <typename C>
+__device__ void store_state(const cpa_cuda_attend_args &a, const cpa_cuda_piece &piece, int kv_group,
+                            const thread_state<C> &state, int row, int lane) {
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        const int at = row + 8 * half;
+        const float sum = quad_sum(state.sum[half]), inverse = sum > 0 ? 1 / sum : 0;
+        const float lse = sum > 0 ? state.max[half] * a.scale + logf(sum) : -INFINITY;
+        if (at < piece.row_end) {
+            row_sink sink(a, piece, at, kv_group, lse);
+            const auto column_of = [&](int n) { return 8 * n + 2 * (lane % 4); };
+#pragma unroll
+            for (int first = 0; first < C::V_DIM / 8; first += PAIRS_AT_ONCE) {
+                float old[PAIRS_AT_ONCE][2];
+#pragma unroll
+                for (int n = first; n < first + PAIRS_AT_ONCE && n < C::V_DIM / 8; n++)
+                    if (column_of(n) < a.v_dim) sink.load_old(column_of(n), old[n - first]);
+#pragma unroll
+                for (int n = first; n < first + PAIRS_AT_ONCE && n < C::V_DIM / 8; n++) {
+                    const int part = 8 * n / C::PART, i = 4 * (n % (C::PART / 8)) + 2 * half;
+                    const float o[2] = {state.o[part][i] * inverse, state.o[part][i + 1] * inverse};
+                    if (column_of(n) < a.v_dim) sink.store<typename C::element>(column_of(n), o, old[n - first]);
+                }
+            }
+            __syncwarp(0xfu << (lane & ~3)); /* the quad of the row */
+            if (lane % 4 == 0) sink.store_lse();
+        }
+    }
+}
+
+template <typename C>
+__device__ void consume(const cpa_cuda_attend_args &a, const cpa_cuda_piece &piece, const key_walk<C::KEYS> &walk,
+                        int kv_group, uint32_t shared, stage_barriers &barriers, int consumer, int thread) {
+    const int lane = thread % 32, first_row = piece.row_begin + consumer * GROUP_ROWS;
+    const int row = first_row + thread / 32 * 16 + lane / 4;
+    thread_state<C> state;
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        state.max[half] = -INFINITY;
+        state.sum[half] = 0;
+        state.keys[half] = walk.keys_of(a, piece, row + 8 * half);
+    }
+#pragma unroll
+    for (int part = 0; part < C::PARTS; part++)
+#pragma unroll
+        for (int i = 0; i < C::PART / 2; i++) state.o[part][i] = 0;
+    if (walk.count > 0) {
+        load_queries<C>(a, piece, kv_group, first_row, shared + consumer * C::Q_BYTES, thread);
+        async_proxy_fence();
+        named_sync(1 + consumer, WARPGROUP);
+        attend_tiles<C>(a, piece, walk, state, shared, barriers, consumer, thread);
+    }
+    store_state<C>(a, piece, kv_group, state, row, lane);
+}
+
+template <typename C>
+__global__ void __launch_bounds__(C::THREADS, 1) attend_hopper(const __grid_constant__ hopper_args args) {
+    extern __shared__ char shared[];
+    __shared__ cpa_cuda_piece piece;
+    __shared__ key_walk<C::KEYS> walk;
+    __shared__ stage_barriers barriers;
+    const cpa_cuda_attend_args &a = args.a;
+    const cta_work work(a, blockIdx.x);
+    const int kv_group = work.kv_group, kv_head = (kv_group + a.head_skew) % a.kv_heads;
+    const uint32_t tiles = (shared_address(shared) + TILE_ALIGNMENT - 1) / TILE_ALIGNMENT * TILE_ALIGNMENT;
+    /* Shuffled, so that the compiler knows that a warp has one: descriptors then stay in uniform registers. */
+    const int warpgroup = __shfl_sync(0xffffffff, threadIdx.x / WARPGROUP, 0), thread = threadIdx.x % WARPGROUP;
+    if (threadIdx.x == 0) {
+        prefetch_map(&args.k_map);
+        prefetch_map(&args.v_map);
+        for (int stage = 0; stage < STAGES; stage++) {
+            barrier_init(shared_address(&barriers.k_full[stage]), 1);
+            barrier_init(shared_address(&barriers.v_full[stage]), 1);
+            barrier_init(shared_address(&barriers.k_empty[stage]), C::KEY_READERS);
+            barrier_init(shared_address(&barriers.v_empty[stage]), C::CONSUMERS * WARPGROUP / 32);
+        }
+        barrier_init_fence();
+        piece = a.pieces[work.piece];
+    }
+    __syncthreads();
+    walk.start(a, piece);
+    if (warpgroup == 0) {
+        registers_shrink<C::LOADER_REGISTERS>();
+        if (thread < 32) {
+            load_tiles<C, C::K_DIM, C::SCALED>(args, &args.k_map, piece, walk, kv_head, tiles + C::K_AT,
+                                               tiles + C::SCALES_AT, barriers.k_full, barriers.k_empty, thread);
+        } else if (thread < 64) {
+            load_tiles<C, C::V_DIM, false>(args, &args.v_map, piece, walk, kv_head, tiles + C::V_AT, 0,
+                                           barriers.v_full, barriers.v_empty, thread - 32);
+        }
+    } else {
+        registers_grow<C::CONSUMER_REGISTERS>();
+        consume<C>(a, piece, walk, kv_group, tiles, barriers, warpgroup - 1, thread);
+    }
+}
+
+template <typename C>
+cpa_status launch(const hopper_args &args, int32_t n_pieces, cpa_stream *stream) {
+    static uint64_t prepared;
+    cpa_status status = cpa_cuda_shared_memory(stream, (const void *)attend_hopper<C>, C::SHARED_BYTES, &prepared);
+    if (status != CPA_OK) return status;
+    attend_hopper<C><<<n_pieces * args.a.kv_heads, C::THREADS, C::SHARED_BYTES, cpa_cuda_handle(stream)>>>(args);
+    return cpa_cuda_launched(stream, "attend");
+}
+
+template <typename Element, bool Scaled>
+cpa_status launch_widths(const hopper_args &args, int32_t n_pieces, cpa_stream *stream) {
+    switch (shape_of(args.a.k_dim, args.a.v_dim)) {
+    case 0: return launch<config<Element, 0, Scaled>>(args, n_pieces, stream);
+    case 1: return launch<config<Element, 1, Scaled>>(args, n_pieces, stream);
+    case 2: return launch<config<Element, 2, Scaled>>(args, n_pieces, stream);
+    }
+    if constexpr (Scaled) {
+        return cpa_cuda_check(&stream->error, cudaErrorNotSupported, "attend: heads too wide for scales of keys");
+    } else {
+        return launch<config<Element, 3, Scaled>>(args, n_pieces, stream);
+    }
+}
+
+} // namespace
+
+extern "C" int32_t cpa_cuda_hopper_box(int32_t k_dim, int32_t v_dim, int32_t block_size) {
+    const int32_t keys = TILES[shape_of(k_dim, v_dim)].keys;
+    return block_size < keys ? block_size : keys;
+}
+
+extern "C" int32_t cpa_cuda_hopper_rows(int32_t k_dim, int32_t v_dim) {
+    return TILES[shape_of(k_dim, v_dim)].consumers * GROUP_ROWS;
+}
+
+extern "C" cpa_status cpa_cuda_attend_hopper(const cpa_cuda_attend_args *args, const CUtensorMap *k_map,
+                                             const CUtensorMap *v_map, int32_t n_pieces, cpa_stream *stream) {
+    const int32_t box = cpa_cuda_hopper_box(args->k_dim, args->v_dim, 1 << args->block_shift);
+    const hopper_args all = {*k_map, *v_map, *args, box};
+    if (args->k_scales)
+        return args->q_dtype == CPA_BF16 ? launch_widths<__nv_bfloat16, true>(all, n_pieces, stream)
+                                         : launch_widths<__half, true>(all, n_pieces, stream);
+    return args->q_dtype == CPA_BF16 ? launch_widths<__nv_bfloat16, false>(all, n_pieces, stream)
+                                     : launch_widths<__half, false>(all, n_pieces, stream);
+}

@@ -1,0 +1,496 @@
+/* The CUDA attend plan: rows become tiles, keys are split until every multiprocessor has work, and everything that the
+ * kernels read about a step goes to the device in one copy.
+ *
+ * Decode: units whose pieces are no more than the CTAs that run at once are cut evenly, a piece a CTA. Otherwise the
+ * keys of all units lie in a row, cut into as many equal stretches as there are CTAs; a unit that a cut crosses leaves
+ * a partial state on each side. Units that are ready go to the first CTAs, which find room beside the kernel that the
+ * others wait for. Prefill: one CTA a tile, the longest first, cut only where there are too few tiles to fill the
+ * device, or where those that come last would leave most of it idle. All but the last run for one KV head after the
+ * other: CTAs that run at once then read the same keys, which stay in the L2 cache. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/check.h"
+#include "base/hash.h"
+#include "kernels/cuda/attend/attend.h"
+#include "kernels/cuda/attend/attend_split.h"
+
+enum {
+    SECTION_ALIGNMENT = 64,
+    LEAST_STEADY_ENTRIES = 256, /* table entries that a steady plan has room for; then powers of two */
+    MOST_DECODE_SLACK = 4, /* a CTA may load so much more, or a 16th, rather than leave little of a unit to the next */
+    DECODE_SLACK_PART = 16,
+    PREFILL_WAVES = 3,          /* tiles are cut when they fill the device fewer times than this */
+    PREFILL_OVERHEAD = 2,       /* cost of beginning and ending a prefill piece, in units of CPA_CUDA_PREFILL_KEYS */
+    LEAST_PREFILL_SPLIT = 1024, /* keys */
+    MOST_TAIL_CUTS = 8,         /* of one of the last tiles */
+    TAIL_WAVES = 2              /* the last tiles run for all KV heads at once, so that they are the shortest of all */
+};
+
+typedef struct plan_builder {
+    const cpa_attend_batch *batch;
+    const int64_t *state_shifts;
+    int32_t group;
+    int32_t multiprocessors;
+    int wide_fits;              /* CTAs of decode */
+    int32_t tile_rows;          /* of prefill */
+    int64_t steady_items;       /* the most decode units of a plan whose launches stay the same; 0: of this one */
+    int64_t n_decode;           /* units */
+    int64_t n_tiles, tile_keys; /* prefill tiles, and the keys of all of them, in CPA_CUDA_PREFILL_KEYS */
+    int64_t most_keys;          /* of one tile, in the same unit */
+    int64_t split_keys;         /* prefill tiles are cut into pieces of so many */
+    int64_t n_pieces;           /* prefill */
+    int64_t by_head;            /* as in the plan */
+    int64_t tail_pieces;        /* prefill; room for so many more */
+    int64_t visible_keys;       /* of all prefill pieces */
+    cpa_cuda_decode_shares shares;
+    int64_t first_ready; /* item; the last ones are ready */
+    cpa_cuda_piece *decode;
+    cpa_cuda_piece *prefill;
+    cpa_cuda_costed_piece *in_order;
+    cpa_cuda_split *splits; /* prefill */
+    int64_t n_splits;
+    int64_t n_decode_splits;
+    int64_t partial_rows;
+    int64_t n_widened; /* blocks of prefill items, when the cache is quantised */
+} plan_builder;
+
+static int64_t ceil_div(int64_t a, int64_t b) {
+    return (a + b - 1) / b;
+}
+
+static int64_t align_section(int64_t bytes) {
+    return ceil_div(bytes, SECTION_ALIGNMENT) * SECTION_ALIGNMENT;
+}
+
+static int64_t packed_rows(const plan_builder *b, const cpa_attend_item *item) {
+    return item->q_count * b->group;
+}
+
+static int64_t state_shift(const plan_builder *b, const cpa_attend_item *item) {
+    return b->state_shifts ? b->state_shifts[item - b->batch->items] : 0;
+}
+
+static int is_decode(const plan_builder *b, const cpa_attend_item *item) {
+    return packed_rows(b, item) <= CPA_CUDA_DECODE_ROWS;
+}
+
+static int is_ready(const plan_builder *b, const cpa_attend_item *item) {
+    return item - b->batch->items >= b->first_ready;
+}
+
+/* How many units, tiles and keys there are. */
+static cpa_status count_work(plan_builder *b, cpa_error *err) {
+    for (int64_t i = 0; i < b->batch->n_items; i++) {
+        const cpa_attend_item *item = &b->batch->items[i];
+        int64_t rows = packed_rows(b, item);
+        if (rows > INT32_MAX / 2 || item->k_count > INT32_MAX / 2)
+            return cpa_fail(err, CPA_UNSUPPORTED, "attend plan: items[%lld] has %lld rows and %lld keys, at most %d",
+                            (long long)i, (long long)rows, (long long)item->k_count, INT32_MAX / 2);
+        if (rows == 0) continue;
+        if (is_decode(b, item)) {
+            b->n_decode++;
+        } else {
+            int64_t tiles = cpa_cuda_prefill_tiles(b->batch, item, b->tile_rows),
+                    keys = ceil_div(item->k_count, CPA_CUDA_PREFILL_KEYS);
+            b->n_tiles += tiles;
+            b->tile_keys += tiles * keys;
+            if (cpa_dtype_is_quantised(b->batch->kv_dtype))
+                b->n_widened += ceil_div(item->k_count, b->batch->block_size);
+            if (keys > b->most_keys) b->most_keys = keys;
+        }
+    }
+    return CPA_OK;
+}
+
+/* Where the tiles fill the device a few times at most, the cut that makes `waves` full waves of pieces of about the
+ * same length, for the number of waves that is done first. */
+static void choose_prefill_split(plan_builder *b) {
+    const int64_t heads = b->batch->kv_heads, device = b->multiprocessors;
+    int64_t least = INT64_MAX;
+    b->split_keys = INT32_MAX;
+    if (b->n_tiles == 0 || b->n_tiles * heads >= PREFILL_WAVES * device) return;
+    for (int64_t waves = 1; waves <= PREFILL_WAVES; waves++) {
+        int64_t tiles = ceil_div(b->tile_keys * heads, waves * device), slots = waves * device;
+        if (tiles < LEAST_PREFILL_SPLIT / CPA_CUDA_PREFILL_KEYS) tiles = LEAST_PREFILL_SPLIT / CPA_CUDA_PREFILL_KEYS;
+        tiles = cpa_cuda_least_split(b->batch, b->tile_rows, tiles, b->most_keys, slots / heads);
+        const int64_t pieces = cpa_cuda_prefill_pieces(b->batch, b->tile_rows, tiles * CPA_CUDA_PREFILL_KEYS);
+        const int64_t used = ceil_div(pieces * heads, device);
+        const int64_t cost = used * (tiles + PREFILL_OVERHEAD);
+        if (cost < least) {
+            least = cost;
+            b->split_keys = tiles * CPA_CUDA_PREFILL_KEYS;
+        }
+    }
+}
+
+static void choose_splits(plan_builder *b) {
+    b->shares = cpa_cuda_share_decode(b->batch, b->multiprocessors, b->wide_fits);
+    choose_prefill_split(b);
+    b->n_pieces = cpa_cuda_prefill_pieces(b->batch, b->tile_rows, b->split_keys);
+    if (b->split_keys == INT32_MAX)
+        b->tail_pieces = (MOST_TAIL_CUTS - 1) * (b->n_pieces < b->multiprocessors ? b->n_pieces : b->multiprocessors);
+}
+
+/* A tile of the item's rows against all its keys. */
+static cpa_cuda_piece whole_tile(const plan_builder *b, const cpa_attend_item *item, int64_t row_begin,
+                                 int64_t row_end) {
+    return (cpa_cuda_piece){.q_row = item->q_row,
+                            .state_shift = state_shift(b, item),
+                            .q_first = item->q_first,
+                            .k_first = item->k_first,
+                            .table = item->table,
+                            .row_begin = (int32_t)row_begin,
+                            .row_end = (int32_t)row_end,
+                            .k_begin = 0,
+                            .k_end = (int32_t)item->k_count,
+                            .q_slot = item->q_slot,
+                            .k_slot = item->k_slot,
+                            .k_others = item->k_others,
+                            .partial = -1,
+                            .next = -1,
+                            .ready = is_decode(b, item) && is_ready(b, item)};
+}
+
+/* Notes that the rows of a tile come from `count` pieces, whose states follow each other in the work space. */
+static void add_split(plan_builder *b, const cpa_cuda_piece *tile, int64_t count) {
+    b->splits[b->n_splits++] = (cpa_cuda_split){.q_row = tile->q_row,
+                                                .state_shift = tile->state_shift,
+                                                .row_begin = tile->row_begin,
+                                                .row_end = tile->row_end,
+                                                .partial = (int32_t)b->partial_rows,
+                                                .count = (int32_t)count};
+    b->partial_rows += count * (tile->row_end - tile->row_begin);
+}
+
+/* Hands decode pieces to CTAs: the first of each at its own index, the others after those, linked. */
+typedef struct decode_deal {
+    cpa_cuda_piece *last; /* of the current CTA; NULL: it has none yet */
+    int64_t cta, load;
+    int64_t extra; /* index of the next piece that is not the first of a CTA */
+} decode_deal;
+
+static cpa_cuda_piece *deal_piece(plan_builder *b, decode_deal *deal) {
+    const int64_t at = deal->last ? deal->extra++ : deal->cta;
+    if (deal->last) deal->last->next = (int32_t)at;
+    return deal->last = &b->decode[at];
+}
+
+/* How many of the `left` tiles of a unit the current CTA takes; it has room for at least one. */
+static int64_t take_tiles(const plan_builder *b, const decode_deal *deal, int64_t left) {
+    const cpa_cuda_decode_shares *shares = &b->shares;
+    const int64_t part = shares->cap / DECODE_SLACK_PART, slack = part < MOST_DECODE_SLACK ? part : MOST_DECODE_SLACK;
+    const int64_t room = shares->cap - deal->load - CPA_CUDA_DECODE_OVERHEAD;
+    if (shares->apart) return ceil_div(left, cpa_cuda_decode_pieces(left, shares->cap));
+    return left <= room + slack || deal->cta + 1 == shares->ctas ? left : room;
+}
+
+/* The pieces of a tile learn of each other: `first`, and those that CTAs after its own begin with. */
+static void join_decode(plan_builder *b, cpa_cuda_piece *first, int64_t cta, int64_t pieces) {
+    const int32_t rows = first->row_end - first->row_begin;
+    for (int64_t i = 0; i < pieces; i++) {
+        cpa_cuda_piece *piece = i == 0 ? first : &b->decode[cta + i];
+        piece->partial = (int32_t)(b->partial_rows + i * rows);
+        piece->pieces = (int32_t)pieces;
+        piece->first_partial = (int32_t)b->partial_rows;
+        piece->counter = (int32_t)b->n_decode_splits;
+    }
+    b->n_decode_splits++;
+    b->partial_rows += pieces * rows;
+}
+
+/* A CTA takes pieces of decode units, those that are ready first, until its load reaches the cap. */
+static void split_decode(plan_builder *b) {
+    decode_deal deal = {.extra = b->shares.ctas};
+    for (int64_t i = 0; i < b->batch->n_items; i++) {
+        const cpa_attend_item *item = &b->batch->items[(b->first_ready + i) % b->batch->n_items];
+        const int64_t rows = packed_rows(b, item), tiles = ceil_div(item->k_count, CPA_CUDA_DECODE_KEYS);
+        int64_t done = 0, pieces = 0, first_cta = 0;
+        cpa_cuda_piece *first = NULL;
+        if (rows == 0 || !is_decode(b, item)) continue;
+        do {
+            const int full =
+                deal.load + CPA_CUDA_DECODE_OVERHEAD >= b->shares.cap || (b->shares.apart && deal.load > 0);
+            if (full && deal.cta + 1 < b->shares.ctas) {
+                deal.cta++;
+                deal.load = 0;
+                deal.last = NULL;
+            }
+            const int64_t left = tiles - done, take = take_tiles(b, &deal, left);
+            cpa_cuda_piece *piece = deal_piece(b, &deal);
+            *piece = whole_tile(b, item, 0, rows);
+            piece->k_begin = (int32_t)(done * CPA_CUDA_DECODE_KEYS);
+            if (take < left) piece->k_end = (int32_t)((done + take) * CPA_CUDA_DECODE_KEYS);
+            if (pieces == 0) first = piece, first_cta = deal.cta;
+            done += take;
+            deal.load += take + CPA_CUDA_DECODE_OVERHEAD;
+            pieces++;
+        } while (done < tiles);
+        if (pieces > 1) join_decode(b, first, first_cta, pieces);
+    }
+    b->shares.ctas = b->n_decode > 0 ? deal.cta + 1 : 0;
+}
+
+/* Keys of the piece that a causal query sees at most: how long it will take. */
+static int64_t visible_keys(const plan_builder *b, const cpa_cuda_piece *piece) {
+    cpa_owner_map map = b->batch->map;
+    int64_t last = cpa_shard_pos(map, piece->q_slot, piece->q_first + (piece->row_end - 1) / b->group);
+    int64_t end = cpa_keys_before(map, piece->k_slot, piece->k_others, last + 1) - piece->k_first;
+    if (end > piece->k_end) end = piece->k_end;
+    return end > piece->k_begin ? end - piece->k_begin : 0;
+}
+
+/* The pieces of prefill tiles in the order of rows and keys, with what they cost. */
+static void split_prefill(plan_builder *b) {
+    int64_t n = 0;
+    for (int64_t i = 0; i < b->batch->n_items; i++) {
+        const cpa_attend_item *item = &b->batch->items[i];
+        int64_t rows = packed_rows(b, item), cuts = ceil_div(item->k_count, b->split_keys);
+        if (rows == 0 || is_decode(b, item)) continue;
+        for (int64_t row = 0; row < rows; row += b->tile_rows) {
+            int64_t row_end = row + b->tile_rows < rows ? row + b->tile_rows : rows;
+            cpa_cuda_piece tile = whole_tile(b, item, row, row_end);
+            const int64_t partial = b->partial_rows;
+            if (cuts > 1) add_split(b, &tile, cuts);
+            for (int64_t cut = 0; cut == 0 || cut < cuts; cut++, n++) {
+                cpa_cuda_piece *piece = &b->in_order[n].piece;
+                *piece = tile;
+                piece->k_begin = (int32_t)(cut * b->split_keys);
+                if (cut + 1 < cuts) piece->k_end = (int32_t)((cut + 1) * b->split_keys);
+                if (cuts > 1) piece->partial = (int32_t)(partial + cut * (row_end - row));
+                b->in_order[n].cost = visible_keys(b, piece);
+                b->visible_keys += b->in_order[n].cost;
+            }
+        }
+    }
+}
+
+/* Counting sort by cost, the longest first; what costs about the same keeps its order, so that tiles that read the same
+ * keys stay together. */
+static void sort_prefill(plan_builder *b) {
+    enum { BUCKETS = 1024 };
+    int64_t begin[BUCKETS + 1] = {0}, most = 1;
+    for (int64_t i = 0; i < b->n_pieces; i++) {
+        if (b->in_order[i].cost > most) most = b->in_order[i].cost;
+    }
+    for (int64_t i = 0; i < b->n_pieces; i++) begin[(most - b->in_order[i].cost) * (BUCKETS - 1) / most + 1]++;
+    for (int64_t i = 0; i < BUCKETS; i++) begin[i + 1] += begin[i];
+    for (int64_t i = 0; i < b->n_pieces; i++)
+        b->prefill[begin[(most - b->in_order[i].cost) * (BUCKETS - 1) / most]++] = b->in_order[i].piece;
+}
+
+/* Into how many pieces a tile of `cost` keys is cut when `left` keys remain, its own included (guided self-scheduling,
+ * Polychronopoulos and Kuck, 1987): none shall take longer than what a multiprocessor still has to do. */
+static int64_t tail_cuts(const plan_builder *b, int64_t cost, int64_t left) {
+    const int64_t share = left * b->batch->kv_heads / b->multiprocessors;
+    const int64_t most = cost / LEAST_PREFILL_SPLIT < MOST_TAIL_CUTS ? cost / LEAST_PREFILL_SPLIT : MOST_TAIL_CUTS;
+    const int64_t cuts = share > 0 ? (cost + share / 2) / share : most;
+    return cuts < most ? cuts : most;
+}
+
+/* Pieces of whole tiles of keys that share what the tile's rows see, `cost` keys. */
+static void cut_tile(plan_builder *b, const cpa_cuda_piece *tile, int64_t cost, int64_t cuts) {
+    const int64_t partial = b->partial_rows, rows = tile->row_end - tile->row_begin;
+    const int64_t keys = ceil_div(ceil_div(cost, cuts), CPA_CUDA_PREFILL_KEYS) * CPA_CUDA_PREFILL_KEYS;
+    add_split(b, tile, cuts);
+    for (int64_t cut = 0; cut < cuts; cut++) {
+        cpa_cuda_piece *piece = &b->prefill[b->n_pieces++];
+        *piece = *tile;
+        piece->k_begin = (int32_t)(cut * keys);
+        if (cut + 1 < cuts) piece->k_end = (int32_t)((cut + 1) * keys);
+        piece->partial = (int32_t)(partial + cut * rows);
+    }
+}
+
+/* All but the last tiles go head by head, if they fill the device often enough. */
+static void choose_order(plan_builder *b) {
+    if (b->split_keys < INT32_MAX) return;
+    const int64_t tail = ceil_div(TAIL_WAVES * b->multiprocessors, b->batch->kv_heads);
+    b->by_head = b->n_pieces > tail ? b->n_pieces - tail : 0;
+}
+
+/* Cuts the last of the sorted tiles, as long as there is room. */
+static void cut_tail(plan_builder *b) {
+    const int64_t n = b->n_pieces;
+    int64_t left = b->visible_keys, whole = 0;
+    for (; whole < n; whole++) {
+        const int64_t cost = visible_keys(b, &b->prefill[whole]);
+        if (tail_cuts(b, cost, left) > 1) break;
+        left -= cost;
+    }
+    for (int64_t i = whole; i < n; i++)
+        b->in_order[i] = (cpa_cuda_costed_piece){b->prefill[i], visible_keys(b, &b->prefill[i])};
+    b->n_pieces = whole;
+    if (b->by_head > whole) b->by_head = whole;
+    for (int64_t i = whole; i < n; i++) {
+        const cpa_cuda_piece *tile = &b->in_order[i].piece;
+        const int64_t cost = b->in_order[i].cost, cuts = tail_cuts(b, cost, left);
+        left -= cost;
+        if (cuts > 1 && cuts <= b->tail_pieces) {
+            b->tail_pieces -= cuts - 1;
+            cut_tile(b, tile, cost, cuts);
+        } else {
+            b->prefill[b->n_pieces++] = *tile;
+        }
+    }
+}
+
+/* The most splits of decode units: a cut lies between two CTAs. */
+static int64_t most_decode_splits(const plan_builder *b, int64_t units) {
+    return units < b->shares.ctas ? units : b->shares.ctas;
+}
+
+/* Places the sections of the image, each large enough for what the splits may come to. */
+static void place_sections(cpa_cuda_plan *plan, const plan_builder *b) {
+    int64_t at = 0, items = b->batch->n_items, units = b->n_decode, entries = b->batch->n_table_entries;
+    if (b->steady_items) {
+        items = units = b->steady_items;
+        int64_t room = LEAST_STEADY_ENTRIES;
+        while (room < entries) room *= 2;
+        entries = room;
+    }
+    plan->items_at = at;
+    at += align_section(items * (int64_t)sizeof(cpa_cuda_item));
+    plan->tables_at = at;
+    at += align_section(entries * (int64_t)sizeof(int32_t));
+    plan->decode_at = at;
+    at += align_section((units + b->shares.ctas) * (int64_t)sizeof(cpa_cuda_piece));
+    plan->counters_at = at;
+    at += align_section(most_decode_splits(b, units) * b->batch->kv_heads * (int64_t)sizeof(uint32_t));
+    plan->prefill_at = at;
+    at += align_section((b->n_pieces + b->tail_pieces) * (int64_t)sizeof(cpa_cuda_piece));
+    plan->splits_at = at;
+    at += align_section(b->n_tiles * (int64_t)sizeof(cpa_cuda_split));
+    plan->widened_tables_at = at;
+    if (b->n_widened > 0) at += align_section(b->batch->n_table_entries * (int64_t)sizeof(int32_t));
+    plan->widened_blocks_at = at;
+    at += align_section(b->n_widened * (int64_t)sizeof(int32_t));
+    plan->image_bytes = at;
+}
+
+/* Gives each block of the prefill items a place. */
+static void place_widened(const plan_builder *b, int32_t *tables, int32_t *blocks) {
+    const int64_t block_size = b->batch->block_size;
+    int32_t place = 0;
+    for (int64_t i = 0; i < b->batch->n_items && b->n_widened > 0; i++) {
+        const cpa_attend_item *item = &b->batch->items[i];
+        if (packed_rows(b, item) == 0 || is_decode(b, item)) continue;
+        for (int64_t e = item->table; e < item->table + ceil_div(item->k_count, block_size); e++) {
+            blocks[place] = b->batch->block_tables[e];
+            tables[e] = place++;
+        }
+    }
+}
+
+static void copy_items(const plan_builder *b, cpa_cuda_item *items, int64_t *rows) {
+    *rows = 0;
+    for (int64_t i = 0; i < b->batch->n_items; i++) {
+        const cpa_attend_item *item = &b->batch->items[i];
+        items[i] = (cpa_cuda_item){.item = *item, .state_shift = state_shift(b, item), .begin = *rows};
+        *rows += packed_rows(b, item);
+    }
+}
+
+/* Fills a steady plan up with CTAs and items that have nothing to do. A cut leaves a partial state on each
+ * side, so there are fewer than two for each CTA. */
+static void fill_up(plan_builder *b, int64_t ctas, cpa_cuda_item *items, int64_t *rows) {
+    for (int64_t i = b->shares.ctas; i < ctas; i++) b->decode[i] = (cpa_cuda_piece){.partial = -1, .next = -1};
+    b->shares.ctas = ctas;
+    const int64_t partial_rows = 2 * ctas * b->group;
+    if (b->partial_rows < partial_rows) b->partial_rows = partial_rows;
+    for (int64_t i = b->batch->n_items; i < b->steady_items; i++) items[i] = (cpa_cuda_item){.begin = *rows};
+    *rows = b->steady_items * b->group;
+}
+
+/* Whether the launches of the plan are to stay the same: all its items are decode units of one row, or would be. */
+static cpa_status choose_steady(plan_builder *b, int64_t most_items, cpa_error *err) {
+    if (most_items == 0 || b->group > CPA_CUDA_DECODE_ROWS) return CPA_OK;
+    for (int64_t i = 0; i < b->batch->n_items; i++) {
+        if (b->batch->n_items <= most_items && b->batch->items[i].q_count == 1) continue;
+        return cpa_fail(
+            err, CPA_INTERNAL, "attend plan: %lld items, the %lldth of %lld rows, expected at most %lld of one row",
+            (long long)b->batch->n_items, (long long)i, (long long)b->batch->items[i].q_count, (long long)most_items);
+    }
+    b->steady_items = most_items;
+    return CPA_OK;
+}
+
+cpa_status cpa_cuda_plan_set(cpa_attend_plan *base, const cpa_attend_batch *batch, cpa_error *err) {
+    cpa_cuda_plan *plan = (cpa_cuda_plan *)base;
+    cpa_cuda_plan_memory *memory = plan->memory;
+    const cpa_cuda_device *device = (const cpa_cuda_device *)base->device;
+    plan_builder b = {.batch = batch,
+                      .state_shifts = base->state_shifts,
+                      .first_ready = batch->n_items - base->ready_items,
+                      .group = batch->q_heads / batch->kv_heads,
+                      .multiprocessors = device->multiprocessors,
+                      .wide_fits = device->shared_bytes >= CPA_CUDA_WIDE_BYTES,
+                      .tile_rows = device->path == CPA_CUDA_HOPPER ? cpa_cuda_hopper_rows(batch->k_dim, batch->v_dim)
+                                                                   : CPA_CUDA_PREFILL_ROWS};
+    CPA_TRY(cpa_cuda_select(base->device, err));
+    plan->base.n_items = 0; /* until the plan is whole again */
+    CPA_TRY(count_work(&b, err));
+    CPA_TRY(choose_steady(&b, base->steady_items, err));
+    choose_splits(&b);
+    const int64_t most_ctas = b.shares.ctas;
+    const int64_t widened_tokens = b.n_widened * batch->block_size;
+    if (b.n_widened > INT32_MAX || !cpa_cuda_plan_reserve_widened(plan, batch, widened_tokens)) b.n_widened = 0;
+    place_sections(plan, &b);
+    CPA_TRY(cpa_cuda_plan_reserve_image(plan, plan->image_bytes, err));
+    memory->staging = memory->stagings[memory->staging == memory->stagings[0]];
+    CPA_TRY(cpa_cuda_plan_reserve_in_order(memory, b.n_pieces, err));
+    b.decode = (cpa_cuda_piece *)(memory->staging + plan->decode_at);
+    b.prefill = (cpa_cuda_piece *)(memory->staging + plan->prefill_at);
+    b.splits = (cpa_cuda_split *)(memory->staging + plan->splits_at);
+    b.in_order = memory->in_order;
+    memset(memory->staging + plan->counters_at, 0, (size_t)(plan->prefill_at - plan->counters_at));
+    if (batch->n_table_entries)
+        memcpy(memory->staging + plan->tables_at, batch->block_tables,
+               (size_t)batch->n_table_entries * sizeof(int32_t));
+    cpa_cuda_item *items = (cpa_cuda_item *)(memory->staging + plan->items_at);
+    copy_items(&b, items, &plan->rows);
+    place_widened(&b, (int32_t *)(memory->staging + plan->widened_tables_at),
+                  (int32_t *)(memory->staging + plan->widened_blocks_at));
+    split_decode(&b);
+    split_prefill(&b);
+    sort_prefill(&b);
+    choose_order(&b);
+    if (b.tail_pieces > 0) cut_tail(&b);
+    if (b.steady_items) fill_up(&b, most_ctas, items, &plan->rows);
+    if (b.partial_rows > INT32_MAX)
+        return cpa_fail(err, CPA_UNSUPPORTED, "attend plan: %lld rows of split keys, at most %d",
+                        (long long)b.partial_rows, INT32_MAX);
+    CPA_TRY(cpa_cuda_plan_reserve_partial(plan, b.partial_rows * batch->kv_heads * (batch->v_dim + 1), err));
+    memory->current = 0;
+    plan->map = batch->map;
+    plan->tile_rows = b.tile_rows;
+    plan->decode_ctas = (int32_t)b.shares.ctas;
+    plan->decode_wide = b.shares.wide;
+    plan->n_prefill = (int32_t)b.n_pieces;
+    plan->by_head = (int32_t)b.by_head;
+    plan->n_splits = (int32_t)b.n_splits;
+    plan->n_widened = (int32_t)b.n_widened;
+    plan->partial_rows = b.partial_rows;
+    cpa_attend_plan_describe(base, batch);
+    if (b.steady_items) base->n_items = b.steady_items;
+    return CPA_OK;
+}
+
+uint64_t cpa_cuda_plan_shape(const cpa_attend_plan *base) {
+    const cpa_cuda_plan *plan = (const cpa_cuda_plan *)base;
+    const uint64_t shape[] = {
+        (uint64_t)base->n_items,           (uint64_t)plan->rows,
+        (uint64_t)base->ready_row,         (uint64_t)base->ready_rows,
+        (uint64_t)plan->decode_ctas,       (uint64_t)plan->decode_wide,
+        (uint64_t)plan->tile_rows,         (uint64_t)plan->n_prefill,
+        (uint64_t)plan->by_head,           (uint64_t)plan->n_splits,
+        (uint64_t)plan->partial_rows,      (uint64_t)plan->image_bytes,
+        (uint64_t)plan->tables_at,         (uint64_t)plan->decode_at,
+        (uint64_t)plan->counters_at,       (uint64_t)plan->prefill_at,
+        (uint64_t)plan->splits_at,         (uint64_t)plan->widened_tables_at,
+        (uint64_t)plan->widened_blocks_at, (uint64_t)plan->n_widened,
+        (uintptr_t)plan->memory->image,    (uintptr_t)plan->memory->partial,
+        (uintptr_t)plan->memory->widened,
+    };
+    return cpa_hash_bytes(CPA_HASH_START, shape, sizeof shape);
+}

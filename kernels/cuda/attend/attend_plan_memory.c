@@ -1,0 +1,106 @@
+/* The memory of a CUDA attend plan: the image of what its kernels read, and their work spaces. */
+#include <stdlib.h>
+
+#include "base/check.h"
+#include "kernels/cuda/attend/attend.h"
+
+/* Room in the pinned images and their twin on the device; what was there is lost when they grow, but for the attends
+ * that are enqueued. */
+cpa_status cpa_cuda_plan_reserve_image(cpa_cuda_plan *plan, int64_t bytes, cpa_error *err) {
+    cpa_cuda_plan_memory *memory = plan->memory;
+    cpa_device *device = plan->base.device;
+    if (bytes <= memory->image_capacity) return CPA_OK;
+    int64_t capacity = bytes > 2 * memory->image_capacity ? bytes : 2 * memory->image_capacity;
+    cpa_cuda_retire(device, memory->image);
+    memory->image = memory->staging = NULL;
+    memory->image_capacity = 0;
+    for (int i = 0; i < 2; i++) {
+        cpa_cuda_retire_host(device, memory->stagings[i]);
+        memory->stagings[i] = NULL;
+    }
+    for (int i = 0; i < 2; i++)
+        CPA_TRY(cpa_cuda_check(err, cudaHostAlloc((void **)&memory->stagings[i], (size_t)capacity, 0), "attend plan"));
+    CPA_TRY(cpa_cuda_check(err, cpa_cuda_malloc(device, capacity, (void **)&memory->image), "attend plan"));
+    memory->image_capacity = capacity;
+    return CPA_OK;
+}
+
+cpa_status cpa_cuda_plan_reserve_partial(cpa_cuda_plan *plan, int64_t floats, cpa_error *err) {
+    cpa_cuda_plan_memory *memory = plan->memory;
+    if (floats <= memory->partial_capacity) return CPA_OK;
+    int64_t capacity = floats > 2 * memory->partial_capacity ? floats : 2 * memory->partial_capacity;
+    cpa_cuda_retire(plan->base.device, memory->partial);
+    memory->partial = NULL;
+    memory->partial_capacity = 0;
+    const int64_t bytes = capacity * (int64_t)sizeof(float);
+    CPA_TRY(cpa_cuda_check(err, cpa_cuda_malloc(plan->base.device, bytes, (void **)&memory->partial),
+                           "attend plan: work space"));
+    memory->partial_capacity = capacity;
+    return CPA_OK;
+}
+
+cpa_status cpa_cuda_plan_reserve_in_order(cpa_cuda_plan_memory *memory, int64_t n, cpa_error *err) {
+    if (n <= memory->in_order_capacity) return CPA_OK;
+    int64_t capacity = n > 2 * memory->in_order_capacity ? n : 2 * memory->in_order_capacity;
+    cpa_cuda_costed_piece *moved = realloc(memory->in_order, (size_t)capacity * sizeof *moved);
+    if (!moved) return cpa_fail(err, CPA_NO_MEMORY, "attend plan: no memory for %lld tiles", (long long)capacity);
+    memory->in_order = moved;
+    memory->in_order_capacity = capacity;
+    return CPA_OK;
+}
+
+/* Room for `tokens` tokens of all heads in the dtype of queries; 0 if there is none, or no kernel that would use it:
+ * the one for the widest heads has no registers for the scales of keys. Where memory is too short to double it, it
+ * becomes just large enough. */
+int cpa_cuda_plan_reserve_widened(cpa_cuda_plan *plan, const cpa_attend_batch *batch, int64_t tokens) {
+    const int64_t element = 2, scale = (int64_t)sizeof(float);
+    const int64_t bytes = tokens * batch->kv_heads * ((batch->k_dim + batch->v_dim) * element + scale);
+    cpa_cuda_plan_memory *memory = plan->memory;
+    if (((const cpa_cuda_device *)plan->base.device)->path != CPA_CUDA_HOPPER) return 0;
+    if (batch->k_dim > 192 || batch->v_dim > 128) return 0;
+    if (bytes <= memory->widened_capacity) return 1;
+    int64_t capacity = bytes > 2 * memory->widened_capacity ? bytes : 2 * memory->widened_capacity;
+    cpa_cuda_retire(plan->base.device, memory->widened);
+    memory->widened = NULL;
+    memory->widened_capacity = 0;
+    cudaError_t error = cpa_cuda_malloc(plan->base.device, capacity, (void **)&memory->widened);
+    if (error != cudaSuccess && capacity > bytes) {
+        (void)cudaGetLastError();
+        capacity = bytes;
+        error = cpa_cuda_malloc(plan->base.device, capacity, (void **)&memory->widened);
+    }
+    if (error != cudaSuccess) {
+        (void)cudaGetLastError();
+        return 0;
+    }
+    memory->widened_capacity = capacity;
+    return 1;
+}
+
+cpa_status cpa_cuda_plan_create(cpa_device *device, cpa_attend_plan **out, cpa_error *err) {
+    cpa_cuda_plan *plan = calloc(1, sizeof *plan);
+    cpa_cuda_plan_memory *memory = calloc(1, sizeof *memory);
+    if (!plan || !memory) {
+        free(memory);
+        free(plan);
+        return cpa_fail(err, CPA_NO_MEMORY, "attend plan: no memory");
+    }
+    plan->base.device = device;
+    plan->memory = memory;
+    *out = &plan->base;
+    return CPA_OK;
+}
+
+void cpa_cuda_plan_destroy(cpa_attend_plan *base) {
+    cpa_cuda_plan *plan = (cpa_cuda_plan *)base;
+    if (!plan) return;
+    (void)cpa_cuda_select(base->device, NULL);
+    (void)cudaFree(plan->memory->widened);
+    (void)cudaFree(plan->memory->partial);
+    (void)cudaFree(plan->memory->image);
+    (void)cudaFreeHost(plan->memory->stagings[0]);
+    (void)cudaFreeHost(plan->memory->stagings[1]);
+    free(plan->memory->in_order);
+    free(plan->memory);
+    free(plan);
+}

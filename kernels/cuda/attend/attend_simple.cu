@@ -1,0 +1,142 @@
+/* attend for any dtype, width and block size, in fp32 without tensor cores: what the other kernels do not take, and
+ * what tests compare them with. A warp a row and head; the lanes share the elements of a head. */
+#include "kernels/cuda/attend/attend.cuh"
+#include "kernels/cuda/cache/quant.cuh"
+#include "kernels/cuda/device/warp.cuh"
+
+namespace {
+
+constexpr int WARPS = 4, ELEMENTS = CPA_MAX_HEAD_DIM / WARP_LANES; /* of a head, a lane */
+
+/* The last item that begins at or before the packed row. */
+__device__ const cpa_cuda_item *item_of(const cpa_cuda_attend_args &a, int64_t row) {
+    int64_t low = 0, high = a.n_items;
+    while (high - low > 1) {
+        int64_t middle = (low + high) / 2;
+        if (a.items[middle].begin <= row) {
+            low = middle;
+        } else {
+            high = middle;
+        }
+    }
+    return &a.items[low];
+}
+
+/* An element of the cache; word: of its row, if it is quantised. */
+__device__ float read_cached(const char *pool, cpa_dtype dtype, int64_t i, uint32_t word) {
+    return dtype >= CPA_DTYPE_COUNT ? read_code(pool, dtype, i, word) : read_element(pool, dtype, i);
+}
+
+/* The scale word of a row, or that of the tensor. */
+__device__ uint32_t word_of(const cpa_cuda_attend_args &a, const char *pool, int64_t block_stride, int64_t words_at,
+                            float tensor_scale, int64_t block, int head, int64_t token) {
+    if (!words_at) return __float_as_uint(tensor_scale);
+    return *(const uint32_t *)scale_word_at(a, pool, block_stride, words_at, block, head, token);
+}
+
+struct row_state {
+    float o[ELEMENTS], max, sum; /* max of scaled scores; O not yet divided by the sum */
+    float o_lost[ELEMENTS], sum_lost;
+};
+
+/* Adds x to a sum and keeps what rounding lost (Kahan, 1965): a plain sum over a hundred thousand keys would be off by
+ * more than the tolerance of fp32. */
+__device__ void add(float &sum, float &lost, float x) {
+    const float corrected = x - lost, next = sum + corrected;
+    lost = (next - sum) - corrected;
+    sum = next;
+}
+
+__device__ void attend_key(const cpa_cuda_attend_args &a, row_state &state, const float (&q)[ELEMENTS],
+                           const cpa_attend_item &item, int kv_head, int key, int lane) {
+    const int64_t block = a.tables[item.table + (key >> a.block_shift)], token = key & ((1 << a.block_shift) - 1);
+    const int64_t k_at = block * a.k_block_stride + token * a.k_token_stride + kv_head * a.k_head_stride;
+    const int64_t v_at = block * a.v_block_stride + token * a.v_token_stride + kv_head * a.v_head_stride;
+    const uint32_t k_word = word_of(a, a.k, a.k_block_stride, a.k_words_at, a.k_scale, block, kv_head, token);
+    const uint32_t v_word = word_of(a, a.v, a.v_block_stride, a.v_words_at, a.v_scale, block, kv_head, token);
+    float dot = 0;
+#pragma unroll
+    for (int i = 0; i < ELEMENTS; i++) {
+        int d = lane + i * WARP_LANES;
+        if (d < a.k_dim) dot += q[i] * read_cached(a.k, a.kv_dtype, k_at + d, k_word);
+    }
+    const float score = warp_sum(dot) * a.scale, max = fmaxf(state.max, score);
+    const float keep = expf(state.max - max), p = expf(score - max);
+    state.max = max;
+    state.sum *= keep;
+    state.sum_lost *= keep;
+    add(state.sum, state.sum_lost, p);
+#pragma unroll
+    for (int i = 0; i < ELEMENTS; i++) {
+        int d = lane + i * WARP_LANES;
+        if (d >= a.v_dim) continue;
+        state.o[i] *= keep;
+        state.o_lost[i] *= keep;
+        add(state.o[i], state.o_lost[i], p * read_cached(a.v, a.kv_dtype, v_at + d, v_word));
+    }
+}
+
+/* Stores a row, joined with the state that is there if the call resumes it. */
+__device__ void store_row(const cpa_cuda_attend_args &a, const row_state &state, int64_t row, int64_t state_shift,
+                          int head, int lane) {
+    float *o = a.o ? a.o + row * a.o_row_stride + (int64_t)head * a.v_dim + state_shift : NULL;
+    float *lse_at = a.lse ? a.lse + row * a.lse_row_stride + head + state_shift : NULL;
+    const float lse = state.sum > 0 ? state.max + logf(state.sum) : -INFINITY;
+    const merge_weights weights(a.resume ? *lse_at : -INFINITY, lse);
+    __syncwarp(); /* all lanes have read the LSE that is there */
+#pragma unroll
+    for (int i = 0; i < ELEMENTS; i++) {
+        int d = lane + i * WARP_LANES;
+        if (d >= a.v_dim) continue;
+        float value = weights.b > 0 ? weights.b * (state.o[i] / state.sum) : 0;
+        if (weights.a > 0) value += weights.a * o[d];
+        if (o) o[d] = value;
+        if (a.out) write_element(a.out, a.q_dtype, (row * a.q_heads + head) * a.v_dim + d, value);
+    }
+    if (lse_at && lane == 0) *lse_at = weights.lse;
+}
+
+__global__ void attend_simple(const __grid_constant__ cpa_cuda_attend_args a, int64_t rows) {
+    const int64_t index = (int64_t)blockIdx.x * WARPS + threadIdx.x / WARP_LANES;
+    const int kv_group = blockIdx.y, lane = threadIdx.x % WARP_LANES;
+    if (index >= rows) return;
+    const cpa_cuda_item *found = item_of(a, index);
+    const cpa_attend_item item = found->item;
+    const cpa_cuda_piece piece = {.q_row = item.q_row,
+                                  .q_first = item.q_first,
+                                  .k_first = item.k_first,
+                                  .table = item.table,
+                                  .row_begin = 0,
+                                  .row_end = 0,
+                                  .k_begin = 0,
+                                  .k_end = (int32_t)item.k_count,
+                                  .q_slot = item.q_slot,
+                                  .k_slot = item.k_slot,
+                                  .k_others = item.k_others,
+                                  .partial = -1};
+    const int row = (int)(index - found->begin);
+    if (row >= item.q_count * a.group) return; /* items that fill a steady plan up have no rows */
+    const row_place place(a, item.q_row, row, kv_group);
+    const row_keys keys = keys_of_row(a, piece, row);
+    const int sinks = keys.first > 0 ? keys_before(a, piece, a.mask.sinks) : 0;
+    const int kv_head = (kv_group + a.head_skew) % a.kv_heads;
+    float q[ELEMENTS];
+    row_state state = {{0}, -INFINITY, 0, {0}, 0};
+#pragma unroll
+    for (int i = 0; i < ELEMENTS; i++) {
+        int d = lane + i * WARP_LANES;
+        int64_t at = place.state_row * a.q_row_stride + (int64_t)place.head * a.k_dim + d;
+        q[i] = d < a.k_dim ? read_element(a.q, a.q_dtype, at) : 0;
+    }
+    for (int key = 0; key < min(sinks, keys.end); key++) attend_key(a, state, q, item, kv_head, key, lane);
+    for (int key = max(keys.first, sinks); key < keys.end; key++) attend_key(a, state, q, item, kv_head, key, lane);
+    store_row(a, state, place.state_row, found->state_shift, place.head, lane);
+}
+
+} // namespace
+
+extern "C" cpa_status cpa_cuda_attend_simple(const cpa_cuda_attend_args *args, int64_t rows, cpa_stream *stream) {
+    dim3 grid((unsigned)((rows + WARPS - 1) / WARPS), args->kv_heads);
+    attend_simple<<<grid, WARPS * WARP_LANES, 0, cpa_cuda_handle(stream)>>>(*args, rows);
+    return cpa_cuda_launched(stream, "attend");
+}

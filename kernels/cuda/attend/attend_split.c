@@ -1,0 +1,84 @@
+#include "kernels/cuda/attend/attend_split.h"
+
+#include "kernels/cuda/attend/attend.h"
+
+static int64_t ceil_div(int64_t a, int64_t b) {
+    return (a + b - 1) / b;
+}
+
+enum { LEAST_DECODE_TILES = 2 }; /* of a piece, of all heads of the CTA */
+
+static int64_t packed_rows(const cpa_attend_batch *batch, const cpa_attend_item *item) {
+    return item->q_count * (batch->q_heads / batch->kv_heads);
+}
+
+int64_t cpa_cuda_decode_pieces(int64_t tiles, int64_t cap) {
+    return tiles > 0 ? ceil_div(tiles, cap - CPA_CUDA_DECODE_OVERHEAD) : 1;
+}
+
+/* With so many CTAs, which take `heads` heads each. */
+static cpa_cuda_decode_shares share(const cpa_attend_batch *batch, int64_t ctas, int64_t heads) {
+    cpa_cuda_decode_shares shares = {.ctas = ctas > 0 ? ctas : 1,
+                                     .cap = CPA_CUDA_DECODE_OVERHEAD + LEAST_DECODE_TILES / heads};
+    int64_t load = 0, pieces = 0;
+    for (int pass = 0; pass < 2; pass++) { /* the load, from which the cap follows; then the pieces */
+        for (int64_t i = 0; i < batch->n_items; i++) {
+            const int64_t rows = packed_rows(batch, &batch->items[i]);
+            const int64_t tiles = ceil_div(batch->items[i].k_count, CPA_CUDA_DECODE_KEYS);
+            if (rows == 0 || rows > CPA_CUDA_DECODE_ROWS) continue;
+            if (pass == 0) {
+                load += tiles + CPA_CUDA_DECODE_OVERHEAD;
+                continue;
+            }
+            const int64_t n = cpa_cuda_decode_pieces(tiles, shares.cap);
+            if (ceil_div(tiles, n) > shares.longest) shares.longest = ceil_div(tiles, n);
+            pieces += n;
+        }
+        const int64_t even = ceil_div(load, shares.ctas) + CPA_CUDA_DECODE_OVERHEAD;
+        if (even > shares.cap) shares.cap = even;
+    }
+    shares.apart = pieces <= shares.ctas;
+    if (!shares.apart) shares.longest = shares.cap - CPA_CUDA_DECODE_OVERHEAD;
+    return shares;
+}
+
+/* Wide CTAs, half as many, leave fewer states to join; they are taken where no multiprocessor has more keys then. */
+cpa_cuda_decode_shares cpa_cuda_share_decode(const cpa_attend_batch *batch, int32_t multiprocessors, int wide_fits) {
+    const int32_t k_dim = batch->k_dim, v_dim = batch->v_dim;
+    const int64_t element_bytes = cpa_dtype_is_quantised(batch->kv_dtype) ? 1 : 2; /* that the kernel takes */
+    const int64_t heads = cpa_cuda_decode_heads(batch->kv_heads, k_dim, v_dim, element_bytes);
+    const int64_t occupancy = cpa_cuda_decode_occupancy(k_dim, v_dim), places = multiprocessors * heads;
+    const cpa_cuda_decode_shares shares = share(batch, occupancy * places / batch->kv_heads, heads);
+    cpa_cuda_decode_shares wide = share(batch, places / batch->kv_heads, heads);
+    wide.wide = 1;
+    if (!wide_fits || !cpa_cuda_decode_has_wide(k_dim, v_dim, element_bytes) || !wide.apart) return shares;
+    return wide.longest <= occupancy * shares.longest ? wide : shares;
+}
+
+int64_t cpa_cuda_prefill_tiles(const cpa_attend_batch *batch, const cpa_attend_item *item, int32_t tile_rows) {
+    const int64_t rows = packed_rows(batch, item);
+    return rows <= CPA_CUDA_DECODE_ROWS ? 0 : ceil_div(rows, tile_rows);
+}
+
+int64_t cpa_cuda_prefill_pieces(const cpa_attend_batch *batch, int32_t tile_rows, int64_t split_keys) {
+    int64_t pieces = 0;
+    for (int64_t i = 0; i < batch->n_items; i++) {
+        const int64_t cuts = ceil_div(batch->items[i].k_count, split_keys);
+        pieces += cpa_cuda_prefill_tiles(batch, &batch->items[i], tile_rows) * (cuts > 0 ? cuts : 1);
+    }
+    return pieces;
+}
+
+/* By bisection: longer pieces are never more of them. */
+int64_t cpa_cuda_least_split(const cpa_attend_batch *batch, int32_t tile_rows, int64_t least, int64_t most,
+                             int64_t most_pieces) {
+    while (least < most) {
+        const int64_t middle = least + (most - least) / 2;
+        if (cpa_cuda_prefill_pieces(batch, tile_rows, middle * CPA_CUDA_PREFILL_KEYS) <= most_pieces) {
+            most = middle;
+        } else {
+            least = middle + 1;
+        }
+    }
+    return least;
+}

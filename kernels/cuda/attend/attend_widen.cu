@@ -1,0 +1,77 @@
+/* Blocks of a quantised cache in the dtype of the queries, for kernels that take no codes: a thread widens 8 codes at a
+ * time. Values are rounded; codes of keys are exact, and their scales lie apart. What lies past the last token of a
+ * block is widened too; nobody reads it into a result. */
+#include "kernels/cuda/attend/attend.cuh"
+#include "kernels/cuda/cache/quant.cuh"
+
+namespace {
+
+constexpr int THREADS = 256;
+
+/* Keys or values. */
+struct tensor {
+    const char *from;
+    char *to;
+    int64_t block_stride, token_stride, head_stride, words_at;
+    int32_t dim;
+    float scale; /* of the tensor */
+};
+
+struct widen_args {
+    tensor tensors[2];
+    const int32_t *blocks;
+    float *k_scales;
+    int32_t kv_heads, block_shift;
+};
+
+template <typename Element, typename Codes>
+__global__ void __launch_bounds__(THREADS) attend_widen(const __grid_constant__ widen_args a) {
+    const tensor t = a.tensors[blockIdx.y];
+    const int32_t chunks = t.dim / 8, token_chunks = a.kv_heads * chunks, all = token_chunks << a.block_shift;
+    const char *block = t.from + __ldg(a.blocks + blockIdx.x) * t.block_stride;
+    uint4 *to = (uint4 *)t.to + (int64_t)blockIdx.x * all;
+    for (int32_t i = threadIdx.x; i < all; i += THREADS) {
+        const int32_t token = i / token_chunks, rest = i - token * token_chunks, head = rest / chunks;
+        const int32_t chunk = rest - head * chunks;
+        const uint2 eight = __ldg((const uint2 *)(block + token * t.token_stride + head * t.head_stride + chunk * 8));
+        const uint32_t *words = (const uint32_t *)(block + t.words_at) + (head << a.block_shift) + token;
+        const uint32_t word = t.words_at ? __ldg(words) : Codes::word(t.scale);
+        const bool keys = blockIdx.y == 0;
+        const float scale = Codes::scale(word);
+        if (keys && chunk == 0)
+            a.k_scales[(((int64_t)blockIdx.x * a.kv_heads + head) << a.block_shift) + token] = scale;
+        to[i] = widen_eight<Codes, Element>(eight, word, keys ? 1 : scale);
+    }
+}
+
+template <typename Element>
+void launch(const widen_args &a, cpa_dtype dtype, int32_t n_blocks, cudaStream_t stream) {
+    const dim3 grid(n_blocks, 2);
+    if (dtype == CPA_INT8) {
+        attend_widen<Element, int8_codes><<<grid, THREADS, 0, stream>>>(a);
+    } else {
+        attend_widen<Element, e4m3_codes><<<grid, THREADS, 0, stream>>>(a);
+    }
+}
+
+} // namespace
+
+extern "C" cpa_status cpa_cuda_attend_widen(const cpa_cuda_attend_args *args, const int32_t *blocks, int32_t n_blocks,
+                                            void *k, void *v, float *k_scales, cpa_stream *stream) {
+    const widen_args a = {
+        {{args->k, (char *)k, args->k_block_stride, args->k_token_stride, args->k_head_stride, args->k_words_at,
+          args->k_dim, args->k_scale},
+         {args->v, (char *)v, args->v_block_stride, args->v_token_stride, args->v_head_stride, args->v_words_at,
+          args->v_dim, args->v_scale}},
+        blocks,
+        k_scales,
+        args->kv_heads,
+        args->block_shift,
+    };
+    if (args->q_dtype == CPA_BF16) {
+        launch<__nv_bfloat16>(a, args->kv_dtype, n_blocks, cpa_cuda_handle(stream));
+    } else {
+        launch<__half>(a, args->kv_dtype, n_blocks, cpa_cuda_handle(stream));
+    }
+    return cpa_cuda_launched(stream, "attend");
+}

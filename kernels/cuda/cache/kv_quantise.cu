@@ -1,0 +1,107 @@
+/* kv_write into a quantised cache: a warp quantises a row, the key or the value of one token and head. */
+#include "kernels/cuda/device/cuda.h"
+#include "kernels/cuda/device/element.cuh"
+#include "kernels/cuda/cache/kv_quantise.h"
+#include "kernels/cuda/cache/quant.cuh"
+#include "kernels/cuda/device/warp.cuh"
+
+namespace {
+
+constexpr int THREADS = 256;
+
+/* Keys or values: where they come from and where they go. */
+struct tensor {
+    const void *from;
+    char *to;
+    int32_t dim;
+    int64_t block_stride, token_stride, head_stride;
+    int64_t words_at; /* from the start of a block to its scales; 0: rows have none */
+    float scale;      /* of the tensor */
+};
+
+struct quantise_args {
+    tensor tensors[2];
+    cpa_dtype from, to;
+    int64_t rows;
+    int32_t heads, block_shift;
+    int64_t slots;
+    const int64_t *slot_mapping;
+    cpa_cuda_bad_slot *bad_slot;
+};
+
+/* A lane takes WIDTH neighbouring elements of every 32 * WIDTH. */
+template <int WIDTH>
+__global__ void __launch_bounds__(THREADS) kv_quantise(const __grid_constant__ quantise_args a) {
+    constexpr int ROUNDS = CPA_MAX_HEAD_DIM / (WARP_LANES * WIDTH);
+    const tensor t = a.tensors[blockIdx.y];
+    const int32_t lane = threadIdx.x % WARP_LANES;
+    const int64_t row = ((int64_t)blockIdx.x * THREADS + threadIdx.x) / WARP_LANES;
+    if (row >= a.rows) return;
+    const int64_t token = row / a.heads, head = row - token * a.heads, slot = a.slot_mapping[token];
+    if (slot == -1) return;
+    if (slot < -1 || slot >= a.slots) {
+        if (lane == 0 && atomicExch(&a.bad_slot->found, 1) == 0) a.bad_slot->token = token, a.bad_slot->slot = slot;
+        return;
+    }
+    float x[ROUNDS][WIDTH], low = 0, high = 0;
+#pragma unroll
+    for (int i = 0; i < ROUNDS; i++) {
+#pragma unroll
+        for (int e = 0; e < WIDTH; e++) {
+            const int32_t d = (i * WARP_LANES + lane) * WIDTH + e;
+            x[i][e] = d < t.dim ? read_element(t.from, a.from, row * t.dim + d) : 0;
+            const float finite = finite_or_zero(x[i][e]);
+            low = fminf(low, finite);
+            high = fmaxf(high, finite);
+        }
+    }
+    const uint32_t word = scale_word(a.to, t.scale, -warp_max(-low), warp_max(high));
+    const int64_t offset = slot & ((1 << a.block_shift) - 1);
+    char *block = t.to + (slot >> a.block_shift) * t.block_stride;
+    char *to = block + offset * t.token_stride + head * t.head_stride;
+#pragma unroll
+    for (int i = 0; i < ROUNDS; i++) {
+        const int32_t first = (i * WARP_LANES + lane) * WIDTH;
+        uint32_t codes = 0;
+        if (first >= t.dim) continue;
+#pragma unroll
+        for (int e = 0; e < WIDTH; e++) codes |= (uint32_t)code_of(a.to, word, x[i][e]) << (8 * e);
+        if (WIDTH == 4) {
+            *(uint32_t *)(to + first) = codes;
+        } else {
+            to[first] = (char)codes;
+        }
+    }
+    if (t.words_at && lane == 0) ((uint32_t *)(block + t.words_at))[(head << a.block_shift) + offset] = word;
+}
+
+} // namespace
+
+extern "C" cpa_status cpa_cuda_kv_quantise(const cpa_kv_write_args *args, cpa_stream *stream) {
+    const cpa_kv_view kv = cpa_kv_view_resolve(args->kv);
+    const int64_t k_words = cpa_kv_words_at(&kv, kv.k_dim, kv.k_scale);
+    const int64_t v_words = cpa_kv_words_at(&kv, kv.v_dim, kv.v_scale);
+    const quantise_args a = {
+        {{args->k, (char *)kv.k, kv.k_dim, kv.k_block_stride, kv.k_token_stride, kv.k_head_stride, k_words, kv.k_scale},
+         {args->v, (char *)kv.v, kv.v_dim, kv.v_block_stride, kv.v_token_stride, kv.v_head_stride, v_words,
+          kv.v_scale}},
+        args->dtype,
+        kv.dtype,
+        args->tokens * kv.kv_heads,
+        kv.kv_heads,
+        cpa_cuda_log2(kv.block_size),
+        kv.num_blocks * kv.block_size,
+        args->slot_mapping,
+        ((cpa_cuda_stream *)stream)->bad_slot,
+    };
+    const int64_t layout = kv.k_block_stride | kv.k_token_stride | kv.k_head_stride | kv.v_block_stride |
+                           kv.v_token_stride | kv.v_head_stride | kv.k_dim | kv.v_dim | (int64_t)(uintptr_t)kv.k |
+                           (int64_t)(uintptr_t)kv.v;
+    const dim3 grid((unsigned)((a.rows * WARP_LANES + THREADS - 1) / THREADS), 2);
+    if (layout % 4 == 0) {
+        kv_quantise<4><<<grid, THREADS, 0, cpa_cuda_handle(stream)>>>(a);
+    } else {
+        kv_quantise<1><<<grid, THREADS, 0, cpa_cuda_handle(stream)>>>(a);
+    }
+    return cpa_cuda_launched(stream, "kv_write");
+}

@@ -1,0 +1,259 @@
+/* The CUDA back end: device, memory, streams, copies, and the table of its operations. */
+#include <ctype.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "base/check.h"
+#include "kernels/cuda/device/cuda.h"
+
+cpa_status cpa_cuda_check(cpa_error *err, cudaError_t error, const char *what) {
+    if (error == cudaSuccess) return CPA_OK;
+    (void)cudaGetLastError(); /* or the next launch would report it again */
+    return cpa_fail(err, error == cudaErrorMemoryAllocation ? CPA_NO_MEMORY : CPA_DEVICE, "%s: CUDA: %s", what,
+                    cudaGetErrorString(error));
+}
+
+cpa_status cpa_cuda_select(const cpa_device *device, cpa_error *err) {
+    return cpa_cuda_check(err, cudaSetDevice(((const cpa_cuda_device *)device)->ordinal), "device");
+}
+
+cpa_status cpa_cuda_launched(cpa_stream *stream, const char *operation) {
+    return cpa_cuda_check(&stream->error, cudaGetLastError(), operation);
+}
+
+cpa_status cpa_cuda_unsupported(cpa_stream *stream, const char *what, int64_t number) {
+    return cpa_fail(&stream->error, CPA_UNSUPPORTED, "%s: %lld", what, (long long)number);
+}
+
+int cpa_cuda_fits(const cpa_stream *stream, const void *kernel, int bytes) {
+    struct cudaFuncAttributes attributes;
+    if (cpa_cuda_check(NULL, cudaFuncGetAttributes(&attributes, kernel), "device") != CPA_OK) return 0;
+    return attributes.sharedSizeBytes + (size_t)bytes <= cpa_cuda_device_of(stream)->shared_bytes;
+}
+
+cpa_status cpa_cuda_shared_memory(cpa_stream *stream, const void *kernel, int bytes, uint64_t *prepared) {
+    const int ordinal = cpa_cuda_device_of(stream)->ordinal, bits = 64;
+    const uint64_t bit = ordinal < bits ? (uint64_t)1 << ordinal : 0;
+    if (__atomic_load_n(prepared, __ATOMIC_RELAXED) & bit) return CPA_OK;
+    if (!cpa_cuda_fits(stream, kernel, bytes))
+        return cpa_cuda_unsupported(stream, "device: more shared memory than its CTAs have", bytes);
+    CPA_TRY(cpa_cuda_check(&stream->error,
+                           cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
+                           "device: shared memory"));
+    __atomic_fetch_or(prepared, bit, __ATOMIC_RELAXED);
+    return CPA_OK;
+}
+
+static cpa_status find_encode(cpa_cuda_device *device, cpa_error *err) {
+    const unsigned introduced = 12000; /* CUDA 12.0 */
+    void *function = NULL;
+    enum cudaDriverEntryPointQueryResult found;
+    CPA_TRY(cpa_cuda_check(
+        err,
+        cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, introduced, cudaEnableDefault, &found),
+        "device: cuTensorMapEncodeTiled"));
+    if (found != cudaDriverEntryPointSuccess)
+        return cpa_fail(err, CPA_DEVICE,
+                        "device: the CUDA driver has no cuTensorMapEncodeTiled; it is older than 12.0");
+    device->encode = (cpa_cuda_encode_fn)function;
+    return CPA_OK;
+}
+
+enum { LEAST_MAJOR = 8, HOPPER_MAJOR = 9 };
+
+/* Up to the first that the kernels do not run on. */
+static int32_t device_count(void) {
+    int count = 0, usable = 0, major = 0;
+    if (cpa_cuda_check(NULL, cudaGetDeviceCount(&count), "device") != CPA_OK) return 0;
+    for (; usable < count; usable++) {
+        cudaError_t error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, usable);
+        if (cpa_cuda_check(NULL, error, "device") != CPA_OK || major < LEAST_MAJOR) break;
+    }
+    return usable;
+}
+
+static int64_t free_memory(int32_t ordinal) {
+    size_t free_bytes = 0, total_bytes = 0;
+    int current = 0;
+    if (cpa_cuda_check(NULL, cudaGetDevice(&current), "device") != CPA_OK) return 0;
+    cpa_status status = cpa_cuda_check(NULL, cudaSetDevice(ordinal), "device");
+    if (status == CPA_OK) status = cpa_cuda_check(NULL, cudaMemGetInfo(&free_bytes, &total_bytes), "device");
+    (void)cpa_cuda_check(NULL, cudaSetDevice(current), "device");
+    return status == CPA_OK ? (int64_t)free_bytes : 0;
+}
+
+static void pci_address(int32_t ordinal, char *out) {
+    if (cudaDeviceGetPCIBusId(out, CPA_PCI_ADDRESS_BYTES, ordinal) != cudaSuccess) {
+        (void)cudaGetLastError();
+        out[0] = 0;
+    }
+    for (char *c = out; *c; c++) *c = (char)tolower((unsigned char)*c);
+}
+
+static cpa_status device_open(const cpa_device_options *options, cpa_device **out, cpa_error *err) {
+    cpa_status status = CPA_OK;
+    int count = 0;
+    struct cudaDeviceProp properties;
+    CPA_TRY(cpa_cuda_check(err, cudaGetDeviceCount(&count), "device"));
+    if (options->ordinal < 0 || options->ordinal >= count)
+        return cpa_fail(err, CPA_INVALID, "device: ordinal is %d, expected one of %d CUDA devices", options->ordinal,
+                        count);
+    CPA_TRY(cpa_cuda_check(err, cudaSetDevice(options->ordinal), "device"));
+    CPA_TRY(cpa_cuda_check(err, cudaGetDeviceProperties(&properties, options->ordinal), "device"));
+    if (properties.major < LEAST_MAJOR)
+        return cpa_fail(err, CPA_UNSUPPORTED, "device: %s has compute capability %d.%d, expected at least %d.0",
+                        properties.name, properties.major, properties.minor, LEAST_MAJOR);
+    cpa_cuda_device *device = calloc(1, sizeof *device);
+    if (!device) return cpa_fail(err, CPA_NO_MEMORY, "device: no memory");
+    device->base.kernels = &cpa_kernels_cuda;
+    device->ordinal = options->ordinal;
+    device->multiprocessors = properties.multiProcessorCount;
+    device->shared_bytes = properties.sharedMemPerBlockOptin;
+    device->path = properties.major == HOPPER_MAJOR ? CPA_CUDA_HOPPER : CPA_CUDA_PORTABLE;
+    device->best = device->path;
+    if (device->path == CPA_CUDA_HOPPER) CPA_TRY_GOTO(find_encode(device, err), failed);
+    snprintf(device->base.description, sizeof device->base.description, "cuda %d, %.80s, %s, %d multiprocessors",
+             device->ordinal, properties.name, device->path == CPA_CUDA_HOPPER ? "sm_90a" : "sm_80",
+             device->multiprocessors);
+    *out = &device->base;
+    return CPA_OK;
+failed:
+    free(device);
+    return status;
+}
+
+static void device_close(cpa_device *device) {
+    cpa_cuda_release(device);
+    free(device);
+}
+
+static int64_t split_tokens(const cpa_device *device) {
+    (void)device;
+    return 1;
+}
+
+static cpa_status stream_create(cpa_device *device, cpa_stream **out, cpa_error *err) {
+    cpa_status status = CPA_OK;
+    CPA_TRY(cpa_cuda_select(device, err));
+    cpa_cuda_stream *stream = calloc(1, sizeof *stream);
+    if (!stream) return cpa_fail(err, CPA_NO_MEMORY, "stream: no memory");
+    stream->base.device = device;
+    CPA_TRY_GOTO(cpa_cuda_check(err, cudaHostAlloc((void **)&stream->bad_slot, sizeof *stream->bad_slot, 0), "stream"),
+                 failed);
+    *stream->bad_slot = (cpa_cuda_bad_slot){0};
+    CPA_TRY_GOTO(cpa_cuda_check(err, cudaStreamCreateWithFlags(&stream->handle, cudaStreamNonBlocking), "stream"),
+                 failed);
+    stream->base.native = stream->handle;
+    *out = &stream->base;
+    return CPA_OK;
+failed:
+    (void)cudaFreeHost(stream->bad_slot);
+    free(stream);
+    return status;
+}
+
+static void stream_destroy(cpa_stream *base) {
+    cpa_cuda_stream *stream = (cpa_cuda_stream *)base;
+    if (!stream) return;
+    (void)cpa_cuda_select(base->device, NULL);
+    (void)cudaStreamSynchronize(stream->handle);
+    (void)cudaStreamDestroy(stream->handle);
+    (void)cudaFreeHost(stream->bad_slot);
+    free(stream);
+}
+
+/* A kernel cannot refuse: what kv_write found wrong shows here. */
+static cpa_status take_bad_slot(cpa_cuda_stream *stream) {
+    cpa_cuda_bad_slot bad = *stream->bad_slot;
+    if (!bad.found) return CPA_OK;
+    *stream->bad_slot = (cpa_cuda_bad_slot){0};
+    return cpa_fail(&stream->base.error, CPA_INVALID,
+                    "kv_write: slot_mapping[%lld] is %lld, which is no slot of the cache", (long long)bad.token,
+                    (long long)bad.slot);
+}
+
+static cpa_status stream_sync(cpa_stream *base) {
+    cpa_cuda_stream *stream = (cpa_cuda_stream *)base;
+    cudaError_t error = cudaErrorNotReady;
+    CPA_TRY(cpa_cuda_select(base->device, &base->error));
+    while (base->poll && error == cudaErrorNotReady) {
+        error = cudaStreamQuery(stream->handle);
+        base->poll(base->poll_ctx);
+    }
+    if (!base->poll) error = cudaStreamSynchronize(stream->handle);
+    CPA_TRY(cpa_cuda_check(&base->error, error, "stream"));
+    return take_bad_slot(stream);
+}
+
+static cpa_status copy(void *dst, const void *src, int64_t bytes, cpa_stream *stream) {
+    if (bytes <= 0) return CPA_OK;
+    CPA_TRY(cpa_cuda_select(stream->device, &stream->error));
+    return cpa_cuda_check(&stream->error,
+                          cudaMemcpyAsync(dst, src, (size_t)bytes, cudaMemcpyDefault, cpa_cuda_handle(stream)), "copy");
+}
+
+static cpa_status copy_rows(void *dst, int64_t dst_pitch, const void *src, int64_t src_pitch, int64_t row_bytes,
+                            int64_t rows, cpa_stream *stream) {
+    if (rows <= 0 || row_bytes <= 0) return CPA_OK;
+    if (dst_pitch == row_bytes && src_pitch == row_bytes) return copy(dst, src, rows * row_bytes, stream);
+    CPA_TRY(cpa_cuda_select(stream->device, &stream->error));
+    return cpa_cuda_check(&stream->error,
+                          cudaMemcpy2DAsync(dst, (size_t)dst_pitch, src, (size_t)src_pitch, (size_t)row_bytes,
+                                            (size_t)rows, cudaMemcpyDefault, cpa_cuda_handle(stream)),
+                          "copy_rows");
+}
+
+static const char *attend_path(cpa_device *base, int32_t index) {
+    static const char *const names[] = {"simple", "portable", "hopper"};
+    cpa_cuda_device *device = (cpa_cuda_device *)base;
+    if (index < 0 || index > (int32_t)device->best) return NULL;
+    device->path = (cpa_cuda_path)((int32_t)device->best - index);
+    return names[device->path];
+}
+
+const cpa_kernel_table cpa_kernels_cuda = {
+    .name = "cuda",
+    .device_count = device_count,
+    .free_memory = free_memory,
+    .pci_address = pci_address,
+    .device_open = device_open,
+    .device_close = device_close,
+    .split_tokens = split_tokens,
+    .alloc = cpa_cuda_alloc,
+    .free = cpa_cuda_free,
+    .retire = cpa_cuda_retire,
+    .release = cpa_cuda_release,
+    .alloc_host = cpa_cuda_alloc_host,
+    .free_host = cpa_cuda_free_host,
+    .stream_create = stream_create,
+    .stream_destroy = stream_destroy,
+    .stream_sync = stream_sync,
+    .copy = copy,
+    .copy_rows = copy_rows,
+    .gather_rows = cpa_cuda_gather_rows,
+    .marks_create = cpa_cuda_marks_create,
+    .marks_destroy = cpa_cuda_marks_destroy,
+    .mark = cpa_cuda_mark,
+    .mark_seconds = cpa_cuda_mark_seconds,
+    .mark_reached = cpa_cuda_mark_reached,
+    .graph_begin = cpa_cuda_graph_begin,
+    .graph_end = cpa_cuda_graph_end,
+    .graph_launch = cpa_cuda_graph_launch,
+    .graph_destroy = cpa_cuda_graph_destroy,
+    .plan_shape = cpa_cuda_plan_shape,
+    .plan_create = cpa_cuda_plan_create,
+    .plan_set = cpa_cuda_plan_set,
+    .plan_upload = cpa_cuda_plan_upload,
+    .plan_destroy = cpa_cuda_plan_destroy,
+    .kv_write = cpa_cuda_kv_write,
+    .kv_copy = cpa_cuda_kv_copy,
+    .kv_pack = cpa_cuda_kv_pack,
+    .attend = cpa_cuda_attend,
+    .merge = cpa_cuda_merge,
+    .synthesize = cpa_cuda_synthesize,
+    .hash_rows = cpa_cuda_hash_rows,
+    .attend_path = attend_path,
+    .reference_open = cpa_cuda_reference_open,
+    .reference_attend = cpa_cuda_reference_attend,
+    .reference_close = cpa_cuda_reference_close,
+};

@@ -1,0 +1,146 @@
+/* attend: softmax(scale * Q K^T + mask) V over pages.
+ *
+ * Keys are taken in splits of CPA_HOST_SPLIT_TOKENS local indices, and splits in tiles of CPA_ATTEND_TILE, both at
+ * absolute local indices. Within a split the softmax is online over the tiles (Milakov and Gimelshein,
+ * arXiv:1805.02867; Dao et al., FlashAttention, arXiv:2205.14135); the state of a row is the left fold of the states of
+ * its splits by the two-state merge of state.h. A tile or split of which a row sees nothing leaves its state as it was,
+ * bit for bit, and every sum has one order. So the bits of a row do not depend on the rows beside it, on the threads,
+ * or on where a resumed call took over. Values in range must be finite: a key that a row does not see weighs 0, and
+ * 0 * inf is NaN.
+ *
+ * In reading order: attend_plan.c deals rows to units, attend_rows.c takes a unit through a split, attend_vector.h
+ * takes a group of rows through a tile. */
+#include <math.h>
+#include <string.h>
+
+#include "kernels/host/attend/attend_rows.h"
+#include "kernels/host/attend/state.h"
+#include "kernels/host/device/convert.h"
+
+/* Where the results of one row go, and where they came from. */
+typedef struct row_place {
+    float *o, *lse; /* NULL: not wanted */
+    char *out;
+} row_place;
+
+static row_place place_of(const cpa_attend_job *job, const cpa_host_unit *unit, int32_t row) {
+    const cpa_attend_batch *batch = &job->plan->batch;
+    const cpa_partial *state = &job->args.state;
+    int64_t index = job->plan->items[unit->item].q_row + (unit->row + row % unit->rows) / job->group;
+    int64_t head = cpa_attend_query_head(job, unit, row);
+    int64_t at = (index * batch->q_heads + head) * batch->v_dim * cpa_dtype_bytes(job->args.q_dtype);
+    return (row_place){.o = state->o ? state->o + index * state->o_row_stride + head * batch->v_dim : NULL,
+                       .lse = state->lse ? state->lse + index * state->lse_row_stride + head : NULL,
+                       .out = job->args.out ? (char *)job->args.out + at : NULL};
+}
+
+/* Begins the fold with the empty state, or with what the caller has. */
+static void load_states(const cpa_attend_job *job, const cpa_host_unit *unit, cpa_attend_workspace *work) {
+    int32_t v_dim = job->plan->batch.v_dim, rows = cpa_host_unit_rows(unit);
+    for (int32_t i = 0; i < rows; i++) {
+        float *o = work->state_o + (int64_t)i * v_dim;
+        row_place place = place_of(job, unit, i);
+        work->state_lse[i] = job->args.resume ? cpa_state_lse(*place.lse) : -INFINITY;
+        if (work->state_lse[i] == -INFINITY)
+            memset(o, 0, (size_t)v_dim * sizeof *o);
+        else
+            memcpy(o, place.o, (size_t)v_dim * sizeof *o);
+    }
+}
+
+static void store_states(const cpa_attend_job *job, const cpa_host_unit *unit, const cpa_attend_workspace *work) {
+    int32_t v_dim = job->plan->batch.v_dim, rows = cpa_host_unit_rows(unit);
+    for (int32_t i = 0; i < rows; i++) {
+        const float *o = work->state_o + (int64_t)i * v_dim;
+        row_place place = place_of(job, unit, i);
+        if (place.o) memcpy(place.o, o, (size_t)v_dim * sizeof *o);
+        if (place.lse) *place.lse = work->state_lse[i];
+        if (place.out) cpa_narrow(place.out, o, job->args.q_dtype, v_dim);
+    }
+}
+
+static cpa_attend_workspace *workspace_of(const cpa_attend_job *job, int32_t thread) {
+    return cpa_host_device_of(job->stream)->workspaces[thread];
+}
+
+static void attend_whole(const cpa_attend_job *job, const cpa_host_unit *unit, int32_t thread) {
+    cpa_attend_workspace *work = workspace_of(job, thread);
+    int32_t v_dim = job->plan->batch.v_dim, rows = cpa_host_unit_rows(unit);
+    load_states(job, unit, work);
+    for (int64_t split = unit->split_begin; split < unit->split_end; split++) {
+        if (!cpa_attend_split(job, unit, split, work, thread == 0)) continue;
+        for (int32_t i = 0; i < rows; i++)
+            cpa_state_fold(work->state_o + (int64_t)i * v_dim, &work->state_lse[i], work->o + i * job->o_stride,
+                           work->lse[i], v_dim);
+    }
+    store_states(job, unit, work);
+}
+
+/* Leaves the states of the unit's splits in the plan's partials. */
+static void attend_part(const cpa_attend_job *job, const cpa_host_unit *unit, int32_t thread) {
+    cpa_attend_workspace *work = workspace_of(job, thread);
+    int32_t v_dim = job->plan->batch.v_dim, rows = cpa_host_unit_rows(unit);
+    float *o = job->plan->partials + unit->partial;
+    for (int64_t split = unit->split_begin; split < unit->split_end; split++) {
+        float *lse = o + (int64_t)rows * v_dim;
+        int seen = cpa_attend_split(job, unit, split, work, thread == 0);
+        for (int32_t i = 0; i < rows; i++) {
+            lse[i] = seen ? work->lse[i] : -INFINITY;
+            if (seen) memcpy(o + (int64_t)i * v_dim, work->o + i * job->o_stride, (size_t)v_dim * sizeof *o);
+        }
+        o += cpa_host_partial_floats(job->plan, unit);
+    }
+}
+
+static void attend_unit(void *ctx, int64_t item, int32_t thread) {
+    const cpa_attend_job *job = ctx;
+    const cpa_host_unit *unit = &job->plan->units[item];
+    cpa_attend_load_rows(job, unit, workspace_of(job, thread));
+    if (unit->partial < 0)
+        attend_whole(job, unit, thread);
+    else
+        attend_part(job, unit, thread);
+}
+
+/* Folds the partial states of rows that several units shared. */
+static void fold_unit(void *ctx, int64_t item, int32_t thread) {
+    const cpa_attend_job *job = ctx;
+    const cpa_host_unit *unit = &job->plan->folds[item];
+    cpa_attend_workspace *work = workspace_of(job, thread);
+    int32_t v_dim = job->plan->batch.v_dim, rows = cpa_host_unit_rows(unit);
+    const float *o = job->plan->partials + unit->partial;
+    load_states(job, unit, work);
+    for (int64_t split = unit->split_begin; split < unit->split_end; split++) {
+        const float *lse = o + (int64_t)rows * v_dim;
+        for (int32_t i = 0; i < rows; i++)
+            cpa_state_fold(work->state_o + (int64_t)i * v_dim, &work->state_lse[i], o + (int64_t)i * v_dim, lse[i],
+                           v_dim);
+        o += cpa_host_partial_floats(job->plan, unit);
+    }
+    store_states(job, unit, work);
+}
+
+/* The queries that are elsewhere go where the others are. */
+static void place_ready_queries(const cpa_host_plan *plan, const cpa_attend_args *args) {
+    const int64_t row_bytes = args->q_row_stride * cpa_dtype_bytes(args->q_dtype), rows = plan->base.ready_rows;
+    char *place = (char *)(uintptr_t)args->q + plan->base.ready_row * row_bytes;
+    if (rows > 0) memcpy(place, plan->base.ready_q, (size_t)(rows * row_bytes));
+}
+
+cpa_status cpa_host_attend(const cpa_attend_plan *base, const cpa_attend_args *args, cpa_stream *stream) {
+    const cpa_host_plan *plan = (const cpa_host_plan *)base;
+    const cpa_attend_batch *batch = &plan->batch;
+    cpa_attend_job job = {.plan = plan, .isa = cpa_host_device_of(stream)->isa, .args = *args, .stream = stream};
+    if (!base->n_items) return CPA_OK;
+    job.args.kv = cpa_kv_view_resolve(args->kv);
+    job.args.state = cpa_partial_resolve(args->state, batch->q_heads, batch->v_dim);
+    if (!job.args.q_row_stride) job.args.q_row_stride = (int64_t)batch->q_heads * batch->k_dim;
+    place_ready_queries(plan, &job.args);
+    double scale = args->scale != 0 ? args->scale : 1 / sqrt(batch->k_dim);
+    job.score_scale = (float)(scale * M_LOG2E);
+    job.group = batch->q_heads / batch->kv_heads;
+    job.o_stride = (batch->v_dim + job.isa->lanes - 1) / job.isa->lanes * job.isa->lanes;
+    cpa_host_run(stream, plan->n_units, attend_unit, &job);
+    cpa_host_run(stream, plan->n_folds, fold_unit, &job);
+    return CPA_OK;
+}

@@ -1,0 +1,46 @@
+/* The inner loops of attend for AVX-512. */
+#include "kernels/host/attend/attend_x86.h"
+
+#define ISA_LANES 16
+#define ISA_ROWS 12
+#define ISA_CELL 8
+#define isa_fma(a, b, c) _mm512_fmadd_ps(a, b, c)
+#define isa_transpose cpa_x86_transpose8
+
+static inline __m512 isa_load(const char *from, cpa_dtype dtype) {
+    __m512 low = _mm512_castps256_ps512(cpa_x86_load8(from, dtype, 0));
+    return _mm512_insertf32x8(low, cpa_x86_load8(from, dtype, 8), 1);
+}
+
+#include "kernels/host/attend/attend_vector.h"
+
+static void attend_group(const cpa_attend_tile *tile, const cpa_attend_group *group) {
+    switch (group->rows) {
+        case 1: attend_rows(1, tile, group); break;
+        case 2: attend_rows(2, tile, group); break;
+        case 3: attend_rows(3, tile, group); break;
+        case 4: attend_rows(4, tile, group); break;
+        case 5: attend_rows(5, tile, group); break;
+        case 6: attend_rows(6, tile, group); break;
+        case 7: attend_rows(7, tile, group); break;
+        case 8: attend_rows(8, tile, group); break;
+        case 9: attend_rows(9, tile, group); break;
+        case 10: attend_rows(10, tile, group); break;
+        case 11: attend_rows(11, tile, group); break;
+        default: attend_rows(12, tile, group); break;
+    }
+}
+
+static int supported(void) {
+    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
+           __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("f16c");
+}
+
+const cpa_attend_isa cpa_attend_avx512 = {
+    .name = "AVX-512",
+    .rows = ISA_ROWS,
+    .lanes = PANEL,
+    .supported = supported,
+    .pack = pack_tile,
+    .attend = attend_group,
+};

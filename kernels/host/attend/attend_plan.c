@@ -1,0 +1,139 @@
+/* The attend plan. Rows are dealt to units of CPA_HOST_UNIT_ROWS, so that the packing of a tile of keys is shared by
+ * many rows. Where an item has only a few, the heads that its keys lie beside go together. Where that leaves threads
+ * idle (few rows, many keys), the splits of a unit are dealt to several units. */
+#include "kernels/host/attend/attend_plan.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/check.h"
+
+/* A unit is divided when it holds more than 1 / (threads * this) of the work. */
+enum { UNITS_PER_THREAD = 4 };
+/* Most floats that the partial states of divided units take: 64 MiB. */
+static const int64_t MAX_PARTIALS = (int64_t)16 << 20;
+
+/* Makes room for n elements; keeps the old memory when that fails. */
+static cpa_status reserve(void **memory, int64_t *capacity, int64_t n, size_t element, cpa_error *err) {
+    if (n <= *capacity) return CPA_OK;
+    int64_t larger = n > 2 * *capacity ? n : 2 * *capacity;
+    void *moved = realloc(*memory, (size_t)larger * element);
+    if (!moved) return cpa_fail(err, CPA_NO_MEMORY, "attend plan: no memory for %lld entries", (long long)larger);
+    *memory = moved;
+    *capacity = larger;
+    return CPA_OK;
+}
+
+static cpa_status add_unit(cpa_host_unit **units, int64_t *n, int64_t *capacity, cpa_host_unit unit, cpa_error *err) {
+    CPA_TRY(reserve((void **)units, capacity, *n + 1, sizeof **units, err));
+    (*units)[(*n)++] = unit;
+    return CPA_OK;
+}
+
+/* How many query-key pairs the rows have under a causal mask; at least one a row, as no row is free. */
+static int64_t cost_of(const cpa_attend_batch *batch, const cpa_host_unit *unit) {
+    const cpa_attend_item *item = &batch->items[unit->item];
+    int64_t last_query = (unit->row + unit->rows - 1) / (batch->q_heads / batch->kv_heads);
+    int64_t position = cpa_shard_pos(batch->map, item->q_slot, item->q_first + last_query);
+    int64_t keys = cpa_keys_before(batch->map, item->k_slot, item->k_others, position + 1) - item->k_first;
+    if (keys > item->k_count) keys = item->k_count;
+    return cpa_host_unit_rows(unit) * (keys > 1 ? keys : 1);
+}
+
+static cpa_status add_item(cpa_host_plan *plan, int64_t index, cpa_error *err) {
+    const cpa_attend_batch *batch = &plan->batch;
+    const cpa_attend_item *item = &batch->items[index];
+    const cpa_attend_isa *isa = ((const cpa_host_device *)plan->base.device)->isa;
+    int64_t rows = item->q_count * (batch->q_heads / batch->kv_heads), k_end = item->k_first + item->k_count;
+    cpa_host_unit unit = {.item = index,
+                          .split_begin = item->k_first / CPA_HOST_SPLIT_TOKENS,
+                          .split_end = (k_end + CPA_HOST_SPLIT_TOKENS - 1) / CPA_HOST_SPLIT_TOKENS,
+                          .partial = -1};
+    int64_t heads = 1;
+    if (rows > 0 && rows <= isa->rows) heads = CPA_ATTEND_GROUP_ROWS / rows;
+    for (int64_t head = 0; head < batch->kv_heads; head += heads) {
+        unit.kv_head = (int32_t)head;
+        unit.kv_heads = (int32_t)(batch->kv_heads - head < heads ? batch->kv_heads - head : heads);
+        for (unit.row = 0; unit.row < rows; unit.row += CPA_HOST_UNIT_ROWS) {
+            unit.rows = (int32_t)(rows - unit.row < CPA_HOST_UNIT_ROWS ? rows - unit.row : CPA_HOST_UNIT_ROWS);
+            unit.cost = cost_of(batch, &unit);
+            CPA_TRY(add_unit(&plan->units, &plan->n_units, &plan->units_capacity, unit, err));
+        }
+    }
+    return CPA_OK;
+}
+
+/* Deals the splits of one unit to `parts` units. */
+static cpa_status divide_unit(cpa_host_plan *plan, int64_t index, int64_t parts, cpa_error *err) {
+    cpa_host_unit whole = plan->units[index], part = whole;
+    int64_t splits = whole.split_end - whole.split_begin, floats = cpa_host_partial_floats(plan, &whole);
+    whole.partial = plan->n_partials;
+    plan->n_partials += splits * floats;
+    part.cost /= parts;
+    for (int64_t i = 0; i < parts; i++) {
+        part.split_begin = whole.split_begin + splits * i / parts;
+        part.split_end = whole.split_begin + splits * (i + 1) / parts;
+        part.partial = whole.partial + (part.split_begin - whole.split_begin) * floats;
+        if (i == 0)
+            plan->units[index] = part;
+        else
+            CPA_TRY(add_unit(&plan->units, &plan->n_units, &plan->units_capacity, part, err));
+    }
+    return add_unit(&plan->folds, &plan->n_folds, &plan->folds_capacity, whole, err);
+}
+
+static cpa_status divide_units(cpa_host_plan *plan, int32_t threads, cpa_error *err) {
+    int64_t total = 0, n = plan->n_units;
+    for (int64_t i = 0; i < n; i++) total += plan->units[i].cost;
+    int64_t share = total / ((int64_t)threads * UNITS_PER_THREAD) + 1;
+    for (int64_t i = 0; threads > 1 && i < n; i++) {
+        const cpa_host_unit *unit = &plan->units[i];
+        int64_t splits = unit->split_end - unit->split_begin, parts = (unit->cost + share - 1) / share;
+        int64_t floats = splits * cpa_host_partial_floats(plan, unit);
+        if (parts > splits) parts = splits;
+        if (parts > 1 && floats <= MAX_PARTIALS - plan->n_partials) CPA_TRY(divide_unit(plan, i, parts, err));
+    }
+    return reserve((void **)&plan->partials, &plan->partials_capacity, plan->n_partials, sizeof *plan->partials, err);
+}
+
+static int costlier_first(const void *a, const void *b) {
+    int64_t left = ((const cpa_host_unit *)a)->cost, right = ((const cpa_host_unit *)b)->cost;
+    return (left < right) - (left > right);
+}
+
+cpa_status cpa_host_plan_create(cpa_device *device, cpa_attend_plan **out, cpa_error *err) {
+    cpa_host_plan *plan = calloc(1, sizeof *plan);
+    if (!plan) return cpa_fail(err, CPA_NO_MEMORY, "attend plan: no memory");
+    plan->base.device = device;
+    *out = &plan->base;
+    return CPA_OK;
+}
+
+cpa_status cpa_host_plan_set(cpa_attend_plan *base, const cpa_attend_batch *batch, cpa_error *err) {
+    cpa_host_plan *plan = (cpa_host_plan *)base;
+    base->n_items = plan->n_units = plan->n_folds = plan->n_partials = 0;
+    CPA_TRY(reserve((void **)&plan->items, &plan->items_capacity, batch->n_items, sizeof *plan->items, err));
+    CPA_TRY(reserve((void **)&plan->tables, &plan->tables_capacity, batch->n_table_entries, sizeof *plan->tables, err));
+    if (batch->n_items) memcpy(plan->items, batch->items, (size_t)batch->n_items * sizeof *plan->items);
+    if (batch->n_table_entries)
+        memcpy(plan->tables, batch->block_tables, (size_t)batch->n_table_entries * sizeof *plan->tables);
+    plan->batch = *batch;
+    plan->batch.items = plan->items;
+    plan->batch.block_tables = plan->tables;
+    for (int64_t i = 0; i < batch->n_items; i++) CPA_TRY(add_item(plan, i, err));
+    CPA_TRY(divide_units(plan, ((const cpa_host_device *)base->device)->thread_count, err));
+    if (plan->n_units) qsort(plan->units, (size_t)plan->n_units, sizeof *plan->units, costlier_first);
+    cpa_attend_plan_describe(base, batch);
+    return CPA_OK;
+}
+
+void cpa_host_plan_destroy(cpa_attend_plan *base) {
+    cpa_host_plan *plan = (cpa_host_plan *)base;
+    if (!plan) return;
+    free(plan->partials);
+    free(plan->folds);
+    free(plan->units);
+    free(plan->tables);
+    free(plan->items);
+    free(plan);
+}

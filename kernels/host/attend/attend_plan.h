@@ -1,0 +1,47 @@
+/* The host's attend plan: a copy of the batch, and the units of work that it splits into. */
+#ifndef CPA_HOST_ATTEND_PLAN_H
+#define CPA_HOST_ATTEND_PLAN_H
+
+#include "kernels/host/device/host.h"
+
+/* Rows [row, row + rows) of each of the KV heads [kv_head, kv_head + kv_heads) of an item, counted in (token, head of
+ * the group) order, over the splits [split_begin, split_end). Heads are taken together only if each fits one group:
+ * their keys lie side by side in memory. A unit with partial = -1 covers every split of its rows. Otherwise several
+ * units share the rows, and each leaves the states of its splits in the plan's partials: that of split_begin at float
+ * `partial`, the next cpa_host_partial_floats further, and so on. */
+typedef struct cpa_host_unit {
+    int64_t item;
+    int64_t row;
+    int32_t rows;
+    int32_t kv_head, kv_heads;
+    int64_t split_begin, split_end;
+    int64_t partial;
+    int64_t cost; /* query-key pairs, if the mask is causal */
+} cpa_host_unit;
+
+typedef struct cpa_host_plan {
+    cpa_attend_plan base;
+    cpa_attend_batch batch; /* items and block_tables point at the copies below */
+    cpa_attend_item *items;
+    int64_t items_capacity;
+    int32_t *tables;
+    int64_t tables_capacity;
+    cpa_host_unit *units; /* costliest first */
+    int64_t n_units, units_capacity;
+    cpa_host_unit *folds; /* the rows that units share, with all their splits */
+    int64_t n_folds, folds_capacity;
+    float *partials;
+    int64_t n_partials, partials_capacity; /* floats */
+} cpa_host_plan;
+
+/* Rows of all heads of a unit, head after head. */
+static inline int32_t cpa_host_unit_rows(const cpa_host_unit *unit) {
+    return unit->rows * unit->kv_heads;
+}
+
+/* Floats of the partial state of a unit's rows: O [rows of the unit, v_dim], then LSE [rows of the unit]. */
+static inline int64_t cpa_host_partial_floats(const cpa_host_plan *plan, const cpa_host_unit *unit) {
+    return cpa_host_unit_rows(unit) * ((int64_t)plan->batch.v_dim + 1);
+}
+
+#endif

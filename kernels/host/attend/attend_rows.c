@@ -1,0 +1,210 @@
+#include "kernels/host/attend/attend_rows.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/check.h"
+#include "base/fault.h"
+#include "base/min_max.h"
+#include "kernels/host/device/convert.h"
+
+cpa_status cpa_attend_workspace_create(cpa_attend_workspace **out, cpa_error *err) {
+    const size_t rows = CPA_HOST_UNIT_ROWS, wide = rows * CPA_MAX_HEAD_DIM, tile = CPA_ATTEND_PACKED;
+    const size_t head = 4096, scores = CPA_ATTEND_GROUP_ROWS * CPA_ATTEND_TILE;
+    const size_t floats = 3 * wide + 2 * tile + scores + 4 * rows;
+    char *memory;
+    _Static_assert(sizeof(cpa_attend_workspace) <= 4096, "the head of a workspace holds its pointers");
+    if (posix_memalign((void **)&memory, head, head + floats * sizeof(float) + rows * sizeof(cpa_attend_visible)))
+        return cpa_fail(err, CPA_NO_MEMORY, "device: no memory for a thread's work space");
+    cpa_attend_workspace *work = (cpa_attend_workspace *)(void *)memory;
+    float *next = (float *)(void *)(memory + head);
+    work->k = next, next += tile;
+    work->v = next, next += tile;
+    work->scores = next, next += scores;
+    work->q = next, next += wide;
+    work->o = next, next += wide;
+    work->state_o = next, next += wide;
+    work->max = next, next += rows;
+    work->sum = next, next += rows;
+    work->lse = next, next += rows;
+    work->state_lse = next, next += rows;
+    work->visible = (cpa_attend_visible *)(void *)next;
+    *out = work;
+    return CPA_OK;
+}
+
+void cpa_attend_workspace_destroy(cpa_attend_workspace *work) {
+    free(work);
+}
+
+/* The position of a shard is monotone in its local index, so a mask on positions is a range of local indices. */
+static cpa_attend_visible visible_keys(const cpa_attend_job *job, const cpa_attend_item *item, int64_t query) {
+    const cpa_mask *mask = &job->args.mask;
+    cpa_owner_map map = job->plan->batch.map;
+    int64_t position = cpa_shard_pos(map, item->q_slot, item->q_first + query);
+    cpa_attend_visible visible = {.end = item->k_first + item->k_count};
+    if (mask->causal) {
+        int64_t past = position + (cpa_fault_is(CPA_FAULT_OFF_BY_ONE_MASK) ? 0 : 1);
+        visible.end = cpa_min64(visible.end, cpa_keys_before(map, item->k_slot, item->k_others, past));
+    }
+    if (mask->window > 0 && position >= mask->window) {
+        visible.first = cpa_keys_before(map, item->k_slot, item->k_others, position - mask->window + 1);
+        visible.sinks = cpa_keys_before(map, item->k_slot, item->k_others, mask->sinks);
+    }
+    return visible;
+}
+
+int64_t cpa_attend_query_head(const cpa_attend_job *job, const cpa_host_unit *unit, int32_t row) {
+    int32_t kv_heads = job->plan->batch.kv_heads, kv_head = unit->kv_head + row / unit->rows;
+    if (cpa_fault_is(CPA_FAULT_SWAPPED_KV_HEAD)) kv_head = (kv_head + kv_heads - 1) % kv_heads;
+    return (int64_t)kv_head * job->group + (unit->row + row % unit->rows) % job->group;
+}
+
+/* Row `row` of the unit goes to its column of its group, [k_dim][rows of the group]. */
+static void load_query(const cpa_attend_job *job, const cpa_host_unit *unit, cpa_attend_workspace *work, int32_t row) {
+    const cpa_attend_item *item = &job->plan->items[unit->item];
+    int32_t k_dim = job->plan->batch.k_dim, full = job->isa->rows, in_unit = row % unit->rows;
+    int64_t index = item->q_row + (unit->row + in_unit) / job->group;
+    int64_t at = index * job->args.q_row_stride + cpa_attend_query_head(job, unit, row) * k_dim;
+    int32_t column = in_unit % full, group_rows = (int32_t)cpa_min64(full, unit->rows - (in_unit - column));
+    float *to = work->q + (int64_t)(row - column) * k_dim + column, wide[CPA_MAX_HEAD_DIM];
+    cpa_widen(wide, (const char *)job->args.q + at * cpa_dtype_bytes(job->args.q_dtype), job->args.q_dtype, k_dim);
+    for (int32_t d = 0; d < k_dim; d++) to[(int64_t)d * group_rows] = wide[d];
+}
+
+void cpa_attend_load_rows(const cpa_attend_job *job, const cpa_host_unit *unit, cpa_attend_workspace *work) {
+    for (int32_t i = 0; i < cpa_host_unit_rows(unit); i++) load_query(job, unit, work, i);
+    for (int32_t i = 0; i < unit->rows; i++)
+        work->visible[i] = visible_keys(job, &job->plan->items[unit->item], (unit->row + i) / job->group);
+}
+
+/* Narrows *begin, *end to the keys that the rows [first_row, last_row] may see; returns 0 if there is none. */
+static int narrow_to_visible(const cpa_attend_workspace *work, int32_t first_row, int32_t last_row, int64_t *begin,
+                             int64_t *end) {
+    int64_t first = work->visible[first_row].first, sinks = work->visible[last_row].sinks;
+    *end = cpa_min64(*end, work->visible[last_row].end);
+    if (sinks <= *begin)
+        *begin = cpa_max64(*begin, first);
+    else if (first >= *end)
+        *end = cpa_min64(*end, sinks);
+    return *begin < *end;
+}
+
+static int32_t clamp_lane(int64_t lane) {
+    return (int32_t)cpa_max64(0, cpa_min64(lane, CPA_ATTEND_TILE));
+}
+
+/* Takes the group that begins at `row` through the keys of the tile, which begins at local index `key`. */
+static void attend_group(const cpa_attend_job *job, const cpa_host_unit *unit, cpa_attend_workspace *work, int32_t row,
+                         int64_t key, cpa_attend_tile tile) {
+    cpa_attend_lanes lanes[CPA_ATTEND_MAX_ROWS];
+    int64_t begin = key + tile.begin, end = key + tile.end;
+    int32_t rows = (int32_t)cpa_min64(job->isa->rows, unit->rows - row), panel = job->isa->lanes;
+    if (!narrow_to_visible(work, row, row + rows - 1, &begin, &end)) return;
+    cpa_attend_group group = {.rows = rows,
+                              .heads = unit->kv_heads,
+                              .q = work->q + (int64_t)row * job->plan->batch.k_dim,
+                              .max = work->max + row,
+                              .sum = work->sum + row,
+                              .o = work->o + row * job->o_stride,
+                              .o_stride = job->o_stride,
+                              .scores = work->scores};
+    tile.begin = (int32_t)(begin - key);
+    tile.end = (int32_t)(end - key);
+    tile.masked = tile.begin % panel || tile.end % panel || work->visible[row].end < end ||
+                  work->visible[row + rows - 1].first > begin;
+    tile.visible = lanes;
+    for (int32_t i = 0; tile.masked && i < rows; i++) {
+        const cpa_attend_visible *visible = &work->visible[row + i];
+        lanes[i] = (cpa_attend_lanes){.end = clamp_lane(visible->end - key),
+                                      .first = clamp_lane(visible->first - key),
+                                      .sinks = clamp_lane(visible->sinks - key)};
+    }
+    job->isa->attend(&tile, &group);
+}
+
+/* The scales of one pool, for pages that are otherwise complete. */
+static void find_scales(cpa_attend_pages *pages, const cpa_kv_view *kv, int32_t kv_head, const void *pool,
+                        float tensor_scale) {
+    int64_t head_stride = kv->block_size * cpa_kv_scale_bytes(kv->dtype, tensor_scale);
+    pages->tensor_scale = tensor_scale;
+    pages->scale_head_stride = head_stride;
+    pages->scales = head_stride
+                        ? (const char *)pool + cpa_kv_scales_at(kv, pages->dim, tensor_scale) + kv_head * head_stride
+                        : NULL;
+}
+
+/* The keys and values of the unit's heads, as pages. */
+static void find_pages(const cpa_attend_job *job, const cpa_host_unit *unit, cpa_attend_pages *k, cpa_attend_pages *v) {
+    const cpa_kv_view *kv = &job->args.kv;
+    int64_t bytes = cpa_dtype_bytes(kv->dtype);
+    *k = (cpa_attend_pages){.first = (const char *)kv->k + unit->kv_head * kv->k_head_stride * bytes,
+                            .block_stride = kv->k_block_stride * bytes,
+                            .token_stride = kv->k_token_stride * bytes,
+                            .head_stride = kv->k_head_stride * bytes,
+                            .block_shift = __builtin_ctz((unsigned)kv->block_size),
+                            .dtype = kv->dtype,
+                            .dim = kv->k_dim,
+                            .keys = job->plan->items[unit->item].k_count,
+                            .table = job->plan->tables + job->plan->items[unit->item].table};
+    *v = *k;
+    v->first = (const char *)kv->v + unit->kv_head * kv->v_head_stride * bytes;
+    v->block_stride = kv->v_block_stride * bytes;
+    v->token_stride = kv->v_token_stride * bytes;
+    v->head_stride = kv->v_head_stride * bytes;
+    v->dim = kv->v_dim;
+    find_scales(k, kv, unit->kv_head, kv->k, kv->k_scale);
+    find_scales(v, kv, unit->kv_head, kv->v, kv->v_scale);
+    if (cpa_fault_is(CPA_FAULT_WRONG_SCALE)) {
+        k->tensor_scale *= 2;
+        k->scales = k->scales ? k->scales - 4 : NULL; /* the token before; for the first one, codes */
+    }
+}
+
+static void begin_split(const cpa_attend_job *job, const cpa_host_unit *unit, cpa_attend_workspace *work) {
+    int32_t rows = cpa_host_unit_rows(unit);
+    memset(work->o, 0, (size_t)(rows * job->o_stride) * sizeof *work->o);
+    memset(work->sum, 0, (size_t)rows * sizeof *work->sum);
+    for (int32_t i = 0; i < rows; i++) work->max[i] = -INFINITY;
+}
+
+/* Divides by the sum and takes the logarithm. The sum with +0 makes one zero of two: which keys of no weight passed by
+ * must not show. */
+static void end_split(const cpa_attend_job *job, const cpa_host_unit *unit, cpa_attend_workspace *work) {
+    for (int32_t i = 0; i < cpa_host_unit_rows(unit); i++) {
+        float *o = work->o + i * job->o_stride, inverse = work->sum[i] > 0 ? 1 / work->sum[i] : 0;
+        for (int64_t d = 0; d < job->o_stride; d++) o[d] = o[d] * inverse + 0.0f;
+        work->lse[i] = work->sum[i] > 0 ? (float)((double)work->max[i] * M_LN2 + log((double)work->sum[i])) : -INFINITY;
+    }
+}
+
+int cpa_attend_split(const cpa_attend_job *job, const cpa_host_unit *unit, int64_t split, cpa_attend_workspace *work,
+                     int poll) {
+    const cpa_attend_item *item = &job->plan->items[unit->item];
+    int64_t split_key = split * CPA_HOST_SPLIT_TOKENS, k_end = item->k_first + item->k_count;
+    cpa_attend_pages k, v;
+    int seen = 0;
+    find_pages(job, unit, &k, &v);
+    for (int64_t key = split_key; key < split_key + CPA_HOST_SPLIT_TOKENS; key += CPA_ATTEND_TILE) {
+        int64_t begin = cpa_max64(key, item->k_first), end = cpa_min64(key + CPA_ATTEND_TILE, k_end);
+        if (!narrow_to_visible(work, 0, unit->rows - 1, &begin, &end)) continue;
+        if (!seen) begin_split(job, unit, work);
+        seen = 1;
+        cpa_attend_tile tile = {.k_pages = &k,
+                                .v_pages = &v,
+                                .key0 = key - item->k_first,
+                                .begin = (int32_t)(begin - key),
+                                .end = (int32_t)(end - key),
+                                .scale = job->score_scale};
+        if (unit->rows > job->isa->rows) {
+            job->isa->pack(&tile, work->k, work->v);
+            tile.k = work->k;
+            tile.v = work->v;
+        }
+        for (int32_t row = 0; row < unit->rows; row += job->isa->rows) attend_group(job, unit, work, row, key, tile);
+        if (poll) cpa_host_poll(job->stream);
+    }
+    if (seen) end_split(job, unit, work);
+    return seen;
+}

@@ -1,0 +1,51 @@
+/* One unit of attend: some rows of one KV head on their way through the splits, tile by tile. */
+#ifndef CPA_HOST_ATTEND_ROWS_H
+#define CPA_HOST_ATTEND_ROWS_H
+
+#include "kernels/host/attend/attend_plan.h"
+
+/* What every unit of one call shares. Strides are resolved. */
+typedef struct cpa_attend_job {
+    const cpa_host_plan *plan;
+    const cpa_attend_isa *isa;
+    cpa_attend_args args;
+    const cpa_stream *stream;
+    float score_scale; /* log2(e) included: exponentials are powers of two */
+    int32_t group;     /* query heads of a KV head */
+    int64_t o_stride;  /* floats of a row of o: v_dim rounded up to whole panels */
+} cpa_attend_job;
+
+/* The keys that a row sees are, in local indices, [0, min(sinks, end)) and [first, end). All three ascend from row to
+ * row of a unit. */
+typedef struct cpa_attend_visible {
+    int64_t end, first, sinks;
+} cpa_attend_visible;
+
+/* One thread's room for the rows of one unit; memory of the device. */
+struct cpa_attend_workspace {
+    float *q;                    /* groups of rows, [k_dim][rows] each */
+    float *o;                    /* [rows, o_stride], the state of the split at hand */
+    float *max, *sum;            /* [rows] */
+    float *lse;                  /* [rows], of the split at hand */
+    float *state_o;              /* [rows, v_dim], the fold over the splits so far */
+    float *state_lse;            /* [rows] */
+    float *k, *v;                /* a packed tile */
+    float *scores;               /* of a group over a tile */
+    cpa_attend_visible *visible; /* [rows] */
+};
+
+cpa_status cpa_attend_workspace_create(cpa_attend_workspace **out, cpa_error *err);
+void cpa_attend_workspace_destroy(cpa_attend_workspace *work);
+
+/* The query head of a row of the unit. */
+int64_t cpa_attend_query_head(const cpa_attend_job *job, const cpa_host_unit *unit, int32_t row);
+
+/* Loads the queries of a unit and what its rows see. */
+void cpa_attend_load_rows(const cpa_attend_job *job, const cpa_host_unit *unit, cpa_attend_workspace *work);
+
+/* Computes work->o (first v_dim of each o_stride) and work->lse over one split. Returns 0, with neither set, if no row
+ * sees a key of it. `poll` moves messages between tiles. */
+int cpa_attend_split(const cpa_attend_job *job, const cpa_host_unit *unit, int64_t split, cpa_attend_workspace *work,
+                     int poll);
+
+#endif

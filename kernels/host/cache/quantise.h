@@ -1,0 +1,94 @@
+/* Rows of a quantised cache: codes and scale words as cpattn/types.h defines them. The loops have no branches, so that
+ * the compiler turns them into vector code for whatever target the including file is compiled for.
+ * kernels/cuda/cache/quant.cuh gives the same bits. */
+#ifndef CPA_HOST_QUANTISE_H
+#define CPA_HOST_QUANTISE_H
+
+#include <math.h>
+
+#include "kernels/host/device/convert.h"
+
+#define CPA_E4M3_MAX 448.0f
+
+/* Exponent and mantissa shifted into place make a float whose exponent is 120 too small; subnormals are multiples of
+ * 2^-9. 0x7f and 0xff are NaN. */
+static inline float cpa_from_e4m3(uint8_t code) {
+    uint32_t magnitude = code & 0x7fu, sign = (code & 0x80u) << 24;
+    uint32_t normal = (magnitude << 20) + (120u << 23);
+    uint32_t subnormal = cpa_float_bits((float)(int32_t)magnitude * 0x1p-9f);
+    uint32_t bits = magnitude < 8 ? subnormal : normal;
+    return cpa_bits_float(sign | (magnitude == 0x7f ? 0x7fc00000u : bits));
+}
+
+/* Saturates; NaN becomes 0. The sum with 2^14 leaves a rounded subnormal in the low bits, since the spacing of floats
+ * there is that of the subnormals. */
+static inline uint8_t cpa_to_e4m3(float value) {
+    const uint32_t least_normal = 0x3c800000; /* 2^-6 */
+    uint32_t sign = cpa_float_bits(value) >> 24 & 0x80;
+    float magnitude = cpa_bits_float(cpa_float_bits(value) & 0x7fffffff);
+    magnitude = magnitude > CPA_E4M3_MAX ? CPA_E4M3_MAX : magnitude;
+    uint32_t bits = cpa_float_bits(magnitude);
+    uint32_t normal = ((bits + 0x7ffff + (bits >> 20 & 1)) >> 20) - (120u << 3);
+    uint32_t subnormal = cpa_float_bits(magnitude + 0x1p14f) - 0x46800000u;
+    uint32_t code = sign | (bits < least_normal ? subnormal : normal);
+    return (uint8_t)(bits > 0x7f800000 ? 0 : code);
+}
+
+/* What takes part in the scale of a row: 0 in place of infinities and NaN. */
+static inline float cpa_finite_or_zero(float value) {
+    return (cpa_float_bits(value) & 0x7f800000) == 0x7f800000 ? 0 : value;
+}
+
+static inline uint32_t cpa_quantise_e4m3(uint8_t *codes, const float *x, float tensor_scale, int64_t n) {
+    float largest = 0;
+    for (int64_t i = 0; tensor_scale == 0 && i < n; i++) {
+        float magnitude = fabsf(cpa_finite_or_zero(x[i]));
+        largest = magnitude > largest ? magnitude : largest;
+    }
+    float scale = tensor_scale != 0 ? tensor_scale : largest / CPA_E4M3_MAX;
+    for (int64_t i = 0; i < n; i++) codes[i] = cpa_to_e4m3(x[i] / scale); /* 0 / 0 is NaN, and so 0 */
+    return cpa_float_bits(scale);
+}
+
+/* The scale is rounded up to the 24 high bits of its word, so that the range still fits. */
+static inline uint32_t cpa_quantise_int8(int8_t *codes, const float *x, int64_t n) {
+    float low = 0, high = 0;
+    for (int64_t i = 0; i < n; i++) {
+        float value = cpa_finite_or_zero(x[i]);
+        low = value < low ? value : low;
+        high = value > high ? value : high;
+    }
+    uint32_t bits = (cpa_float_bits(high / 255 - low / 255) + 0xff) & ~0xffu;
+    float scale = cpa_bits_float(bits);
+    float zero = bits ? rintf(-low / scale) - 128 : 0;
+    zero = zero > 127 ? 127 : zero;
+    for (int64_t i = 0; i < n; i++) {
+        float quotient = x[i] / scale;
+        float code = (quotient == quotient ? rintf(quotient) : 0) + zero;
+        code = code < -128 ? -128 : code > 127 ? 127 : code;
+        codes[i] = (int8_t)code;
+    }
+    return bits | (uint8_t)(int8_t)zero;
+}
+
+/* codes[0..n) and the scale word of a row. */
+static inline uint32_t cpa_quantise(void *codes, const float *x, cpa_dtype dtype, float tensor_scale, int64_t n) {
+    return dtype == CPA_INT8 ? cpa_quantise_int8(codes, x, n) : cpa_quantise_e4m3(codes, x, tensor_scale, n);
+}
+
+/* dst[0..n) = the row of these codes. `word` is read only if rows have scales. */
+static inline void cpa_dequantise(float *dst, const void *codes, cpa_dtype dtype, float tensor_scale, uint32_t word,
+                                  int64_t n) {
+    if (dtype == CPA_INT8) {
+        const int8_t *code = codes;
+        const int32_t zero = (int8_t)(word & 0xff);
+        const float scale = cpa_bits_float(word & ~0xffu);
+        for (int64_t i = 0; i < n; i++) dst[i] = scale * (float)(code[i] - zero);
+    } else {
+        const uint8_t *code = codes;
+        const float scale = tensor_scale != 0 ? tensor_scale : cpa_bits_float(word);
+        for (int64_t i = 0; i < n; i++) dst[i] = scale * cpa_from_e4m3(code[i]);
+    }
+}
+
+#endif

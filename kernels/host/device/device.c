@@ -1,0 +1,169 @@
+/* The host back end: device, memory, streams, copies, and the table of its operations. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "base/check.h"
+#include "kernels/host/attend/attend_rows.h"
+
+/* The widest instruction set that this CPU has. */
+static const cpa_attend_isa *pick_isa(void) {
+#ifdef __x86_64__
+    if (cpa_attend_avx512.supported()) return &cpa_attend_avx512;
+    if (cpa_attend_avx2.supported()) return &cpa_attend_avx2;
+#endif
+    return &cpa_attend_portable;
+}
+
+static void device_close(cpa_device *base) {
+    cpa_host_device *device = (cpa_host_device *)base;
+    cpa_host_threads_destroy(device->threads);
+    for (int32_t i = 0; device->workspaces && i < device->thread_count; i++)
+        cpa_attend_workspace_destroy(device->workspaces[i]);
+    free(device->workspaces);
+    free(device);
+}
+
+static int32_t device_count(void) {
+    return 1;
+}
+
+static int64_t free_memory(int32_t ordinal) {
+    (void)ordinal;
+    return -1;
+}
+
+static cpa_status device_open(const cpa_device_options *options, cpa_device **out, cpa_error *err) {
+    cpa_status status = CPA_OK;
+    cpa_host_device *device = calloc(1, sizeof *device);
+    if (!device) return cpa_fail(err, CPA_NO_MEMORY, "device: no memory");
+    device->base.kernels = &cpa_kernels_host;
+    device->thread_count = options->threads > 0 ? options->threads : 1;
+    device->isa = pick_isa();
+    device->workspaces = calloc((size_t)device->thread_count, sizeof *device->workspaces);
+    if (!device->workspaces) {
+        status = cpa_fail(err, CPA_NO_MEMORY, "device: no memory for %d threads", device->thread_count);
+        goto failed;
+    }
+    for (int32_t i = 0; i < device->thread_count; i++)
+        CPA_TRY_GOTO(cpa_attend_workspace_create(&device->workspaces[i], err), failed);
+    CPA_TRY_GOTO(cpa_host_threads_create(device->thread_count, options->cpus, options->n_cpus, &device->threads, err),
+                 failed);
+    snprintf(device->base.description, sizeof device->base.description, "host, %s, %d %s", device->isa->name,
+             device->thread_count, device->thread_count == 1 ? "thread" : "threads");
+    *out = &device->base;
+    return CPA_OK;
+failed:
+    device_close(&device->base);
+    return status;
+}
+
+static int64_t split_tokens(const cpa_device *device) {
+    (void)device;
+    return CPA_HOST_SPLIT_TOKENS;
+}
+
+static cpa_status host_alloc(cpa_device *device, int64_t bytes, void **out, cpa_error *err) {
+    const size_t cache_line = 64, huge_page = (size_t)2 << 20;
+    size_t size = bytes > 0 ? (size_t)bytes : 1;
+    size_t alignment = size >= huge_page ? huge_page : cache_line;
+    void *memory;
+    (void)device;
+    if (posix_memalign(&memory, alignment, size))
+        return cpa_fail(err, CPA_NO_MEMORY, "device: no memory for %lld bytes", (long long)bytes);
+    if (alignment == huge_page) madvise(memory, size, MADV_HUGEPAGE); /* fewer TLB misses; a hint that may fail */
+    *out = memory;
+    return CPA_OK;
+}
+
+static void host_free(cpa_device *device, void *memory) {
+    (void)device;
+    free(memory);
+}
+
+/* Nothing is retired: operations have run when they return. */
+static void release(cpa_device *device) {
+    (void)device;
+}
+
+static cpa_status stream_create(cpa_device *device, cpa_stream **out, cpa_error *err) {
+    cpa_stream *stream = calloc(1, sizeof *stream);
+    if (!stream) return cpa_fail(err, CPA_NO_MEMORY, "stream: no memory");
+    stream->device = device;
+    *out = stream;
+    return CPA_OK;
+}
+
+static void stream_destroy(cpa_stream *stream) {
+    free(stream);
+}
+
+/* Operations have run when they return, and none fails after that. */
+static cpa_status stream_sync(cpa_stream *stream) {
+    (void)stream;
+    return CPA_OK;
+}
+
+static cpa_status host_copy(void *dst, const void *src, int64_t bytes, cpa_stream *stream) {
+    (void)stream;
+    if (bytes > 0) memcpy(dst, src, (size_t)bytes);
+    return CPA_OK;
+}
+
+static cpa_status copy_rows(void *dst, int64_t dst_pitch, const void *src, int64_t src_pitch, int64_t row_bytes,
+                            int64_t rows, cpa_stream *stream) {
+    (void)stream;
+    for (int64_t i = 0; i < rows; i++)
+        memcpy((char *)dst + i * dst_pitch, (const char *)src + i * src_pitch, (size_t)row_bytes);
+    return CPA_OK;
+}
+
+static cpa_status gather_rows(void *dst, const void *src, const int32_t *map, int64_t rows, int64_t row_bytes,
+                              cpa_stream *stream) {
+    (void)stream;
+    for (int64_t i = 0; i < rows; i++)
+        memcpy((char *)dst + i * row_bytes, (const char *)src + (map ? map[i] : i) * row_bytes, (size_t)row_bytes);
+    return CPA_OK;
+}
+
+static const char *attend_path(cpa_device *device, int32_t index) {
+    return index == 0 ? ((cpa_host_device *)device)->isa->name : NULL;
+}
+
+const cpa_kernel_table cpa_kernels_host = {
+    .name = "host",
+    .device_count = device_count,
+    .free_memory = free_memory,
+    .device_open = device_open,
+    .device_close = device_close,
+    .split_tokens = split_tokens,
+    .alloc = host_alloc,
+    .free = host_free,
+    .retire = host_free,
+    .release = release,
+    .alloc_host = host_alloc,
+    .free_host = host_free,
+    .stream_create = stream_create,
+    .stream_destroy = stream_destroy,
+    .stream_sync = stream_sync,
+    .copy = host_copy,
+    .copy_rows = copy_rows,
+    .gather_rows = gather_rows,
+    .marks_create = cpa_host_marks_create,
+    .marks_destroy = cpa_host_marks_destroy,
+    .mark = cpa_host_mark,
+    .mark_seconds = cpa_host_mark_seconds,
+    .mark_reached = cpa_host_mark_reached,
+    .plan_create = cpa_host_plan_create,
+    .plan_set = cpa_host_plan_set,
+    .plan_destroy = cpa_host_plan_destroy,
+    .kv_write = cpa_host_kv_write,
+    .kv_copy = cpa_host_kv_copy,
+    .kv_pack = cpa_host_kv_pack,
+    .attend = cpa_host_attend,
+    .merge = cpa_host_merge,
+    .synthesize = cpa_host_synthesize,
+    .hash_rows = cpa_host_hash_rows,
+    .attend_path = attend_path,
+};

@@ -1,0 +1,55 @@
+/* What the files of the host back end share. */
+#ifndef CPA_HOST_HOST_H
+#define CPA_HOST_HOST_H
+
+#include "kernels/host/attend/attend_isa.h"
+#include "kernels/host/device/threads.h"
+#include "kernels/kernels.h"
+
+enum {
+    /* Local key indices over which attend accumulates one state before it folds it into the row's; see attend.c. */
+    CPA_HOST_SPLIT_TOKENS = 1024,
+    /* Rows of a unit of attend's work; a multiple of every instruction set's group. */
+    CPA_HOST_UNIT_ROWS = 480
+};
+
+typedef struct cpa_attend_workspace cpa_attend_workspace;
+
+typedef struct cpa_host_device {
+    cpa_device base;
+    int32_t thread_count;
+    cpa_host_threads *threads;
+    const cpa_attend_isa *isa;
+    cpa_attend_workspace **workspaces; /* [thread_count]; in use by the run that holds the threads */
+} cpa_host_device;
+
+static inline cpa_host_device *cpa_host_device_of(const cpa_stream *stream) {
+    return (cpa_host_device *)stream->device;
+}
+
+/* Runs items on the threads of the stream's device. */
+static inline void cpa_host_run(cpa_stream *stream, int64_t items, cpa_host_work work, void *ctx) {
+    cpa_host_threads_run(cpa_host_device_of(stream)->threads, items, work, ctx, stream);
+}
+
+/* Copies the first `tokens` tokens of a block, keys and values. Strides are resolved. */
+void cpa_host_copy_tokens(const cpa_kv_view *dst, int64_t dst_block, const cpa_kv_view *src, int64_t src_block,
+                          int64_t tokens);
+
+cpa_status cpa_host_marks_create(cpa_device *device, cpa_marks **out, cpa_error *err);
+void cpa_host_marks_destroy(cpa_marks *marks);
+cpa_status cpa_host_mark(cpa_marks *marks, int32_t index, cpa_stream *stream);
+cpa_status cpa_host_mark_seconds(const cpa_marks *marks, int32_t from, int32_t to, double *seconds, cpa_error *err);
+int cpa_host_mark_reached(const cpa_marks *marks, int32_t index);
+cpa_status cpa_host_kv_write(const cpa_kv_write_args *args, cpa_stream *stream);
+cpa_status cpa_host_kv_copy(const cpa_kv_copy_args *args, cpa_stream *stream);
+cpa_status cpa_host_kv_pack(const cpa_kv_pack_args *args, cpa_stream *stream);
+cpa_status cpa_host_plan_create(cpa_device *device, cpa_attend_plan **out, cpa_error *err);
+cpa_status cpa_host_plan_set(cpa_attend_plan *plan, const cpa_attend_batch *batch, cpa_error *err);
+void cpa_host_plan_destroy(cpa_attend_plan *plan);
+cpa_status cpa_host_attend(const cpa_attend_plan *plan, const cpa_attend_args *args, cpa_stream *stream);
+cpa_status cpa_host_merge(const cpa_merge_args *args, const cpa_store_batch *awaited, cpa_stream *stream);
+cpa_status cpa_host_hash_rows(const cpa_hash_rows_args *args, cpa_stream *stream);
+cpa_status cpa_host_synthesize(const cpa_synth_args *args, cpa_stream *stream);
+
+#endif

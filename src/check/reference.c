@@ -1,0 +1,281 @@
+#include "src/check/reference.h"
+
+#include <math.h>
+#include <string.h>
+
+/* The loops over elements and keys are also compiled for the wider vectors of newer x86 CPUs. */
+#if defined(__x86_64__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+#define VECTOR_LOOPS __attribute__((target_clones("default", "arch=x86-64-v3", "arch=x86-64-v4")))
+#else
+#define VECTOR_LOOPS
+#endif
+
+enum { KEYS_AT_ONCE = 64, LANES = 4, SUMS = 4 };
+typedef float narrow_lanes __attribute__((vector_size(LANES * sizeof(float))));
+typedef double wide_lanes __attribute__((vector_size(LANES * sizeof(double))));
+
+static float float_of(uint32_t bits) {
+    float value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+static uint32_t bits_of(float value) {
+    uint32_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    return bits;
+}
+
+/* An fp16 read as an fp32 with the same exponent field is 2^-112 of its value, subnormals included. */
+static float widen_f16(uint16_t half) {
+    uint32_t magnitude = (uint32_t)(half & 0x7fff) << 13, sign = (uint32_t)(half & 0x8000) << 16;
+    uint32_t special = (half & 0x7c00) == 0x7c00 ? 0x7f800000u : 0;
+    return float_of(bits_of(float_of(magnitude) * 0x1p112f) | special | sign);
+}
+
+VECTOR_LOOPS void cpa_reference_widen(const void *src, cpa_dtype dtype, int64_t n, float *dst) {
+    const uint16_t *half = src;
+    if (dtype == CPA_F32) {
+        memcpy(dst, src, (size_t)n * sizeof *dst);
+    } else if (dtype == CPA_BF16) {
+        for (int64_t i = 0; i < n; i++) dst[i] = float_of((uint32_t)half[i] << 16);
+    } else {
+        for (int64_t i = 0; i < n; i++) dst[i] = widen_f16(half[i]);
+    }
+}
+
+/* Shifted into the places of an fp32, exponent and mantissa read 2^-120 of their value, subnormals included. */
+static float widen_e4m3(uint8_t code) {
+    if ((code & 127) == 127) return NAN;
+    return float_of(bits_of(float_of((uint32_t)(code & 127) << 20) * 0x1p120f) | (uint32_t)(code & 128) << 24);
+}
+
+void cpa_reference_read_rows(const void *rows, const void *words, cpa_dtype dtype, float tensor_scale, int64_t n,
+                             int32_t dim, float *out) {
+    const uint8_t *codes = rows;
+    if (!cpa_dtype_is_quantised(dtype)) {
+        cpa_reference_widen(rows, dtype, n * dim, out);
+        return;
+    }
+    for (int64_t row = 0; row < n; row++, codes += dim, out += dim) {
+        uint32_t word = 0;
+        if (cpa_kv_scale_bytes(dtype, tensor_scale)) memcpy(&word, (const char *)words + row * 4, sizeof word);
+        const int zero = (int8_t)(word & 0xff);
+        const float scale = dtype == CPA_INT8 ? float_of(word & 0xffffff00u)
+                            : tensor_scale    ? tensor_scale
+                                              : float_of(word);
+        for (int32_t d = 0; d < dim; d++)
+            out[d] = scale * (dtype == CPA_INT8 ? (float)((int8_t)codes[d] - zero) : widen_e4m3(codes[d]));
+    }
+}
+
+/* The largest and the smallest finite element of a row, or 0. */
+static void range_of(const float *row, int32_t dim, double *low, double *high) {
+    *low = *high = 0;
+    for (int32_t d = 0; d < dim; d++) {
+        if (!isfinite(row[d])) continue;
+        *low = fmin(*low, (double)row[d]);
+        *high = fmax(*high, (double)row[d]);
+    }
+}
+
+int cpa_reference_may_hold(const float *have, const float *want, cpa_dtype dtype, float tensor_scale, int32_t dim) {
+    const double slack = 1 + 0x1p-10; /* for scales and products rounded to fp32 */
+    double low, high;
+    range_of(want, dim, &low, &high);
+    double scale = dtype == CPA_INT8 ? (high - low) / 255
+                   : tensor_scale    ? (double)tensor_scale
+                                     : fmax(high, -low) / 448;
+    if (dtype == CPA_FP8_E4M3) high = 448 * scale, low = -high;
+    for (int32_t d = 0; d < dim; d++) {
+        if (!cpa_dtype_is_quantised(dtype)) {
+            if (have[d] != cpa_reference_round(want[d], dtype)) return 0;
+            continue;
+        }
+        double x = isnan(want[d]) ? 0 : fmin(fmax((double)want[d], low), high);
+        double step = dtype == CPA_INT8 ? scale / 2 : fmax(fabs(x) * 0x1p-4, scale * 0x1p-10);
+        if (!(fabs((double)have[d] - x) <= step * slack + 0x1p-20 * fabs(x) + 0x1p-126)) return 0;
+    }
+    return 1;
+}
+
+/* Keeps the upper bits of an fp32 without the last `dropped`, to nearest even. */
+static float round_bits(float value, int dropped) {
+    uint32_t bits = bits_of(value), half = (uint32_t)1 << (dropped - 1);
+    return float_of((bits + half - 1 + (bits >> dropped & 1)) & ~(2 * half - 1));
+}
+
+float cpa_reference_round(float value, cpa_dtype dtype) {
+    const float largest = 65504.0f, least_normal = 0x1p-14f, spaced = 0.5f; /* from 0.5 on fp32 is 2^-24 apart */
+    if (dtype == CPA_F32 || cpa_dtype_is_quantised(dtype) || !isfinite(value)) return value;
+    if (dtype == CPA_BF16) return round_bits(value, 16);
+    float magnitude = fabsf(value);
+    if (magnitude < least_normal) return copysignf(magnitude + spaced - spaced, value);
+    float rounded = round_bits(value, 13);
+    return fabsf(rounded) > largest ? copysignf(INFINITY, rounded) : rounded;
+}
+
+int cpa_reference_sees(cpa_mask mask, int64_t q, int64_t k) {
+    if (mask.causal && k > q) return 0;
+    return mask.window == 0 || q - k < mask.window || k < mask.sinks;
+}
+
+void cpa_reference_begin(cpa_reference_row *row, const float *q, int32_t k_dim, int32_t v_dim, cpa_dtype dtype,
+                         double scale) {
+    memset(row, 0, sizeof *row);
+    row->k_dim = k_dim;
+    row->v_dim = v_dim;
+    row->dtype = dtype;
+    row->scale = scale != 0 ? scale : 1.0 / sqrt(k_dim);
+    row->max = -INFINITY;
+    row->plain_max = -INFINITY;
+    memcpy(row->q, q, (size_t)k_dim * sizeof *q);
+}
+
+/* The raw scores of n keys, in float64 and in fp32, as sums of SUMS * LANES partial sums. */
+VECTOR_LOOPS static void score_keys(const cpa_reference_row *row, int64_t n, const float *k, double *exact,
+                                    float *plain) {
+    const int32_t dim = row->k_dim, whole = dim / (SUMS * LANES) * (SUMS * LANES);
+    for (int64_t t = 0; t < n; t++, k += dim) {
+        wide_lanes wide[SUMS] = {{0}};
+        narrow_lanes narrow[SUMS] = {{0}};
+        for (int32_t d = 0; d < whole; d += SUMS * LANES) {
+            for (int j = 0; j < SUMS; j++) {
+                narrow_lanes a, b;
+                memcpy(&a, row->q + d + j * LANES, sizeof a);
+                memcpy(&b, k + d + j * LANES, sizeof b);
+                wide[j] += __builtin_convertvector(a, wide_lanes) * __builtin_convertvector(b, wide_lanes);
+                narrow[j] += a * b;
+            }
+        }
+        wide_lanes wide_all = (wide[0] + wide[1]) + (wide[2] + wide[3]);
+        narrow_lanes narrow_all = (narrow[0] + narrow[1]) + (narrow[2] + narrow[3]);
+        double wide_sum = (wide_all[0] + wide_all[1]) + (wide_all[2] + wide_all[3]);
+        float narrow_sum = (narrow_all[0] + narrow_all[1]) + (narrow_all[2] + narrow_all[3]);
+        for (int32_t d = whole; d < dim; d++) {
+            wide_sum += (double)row->q[d] * (double)k[d];
+            narrow_sum += row->q[d] * k[d];
+        }
+        exact[t] = wide_sum * row->scale;
+        plain[t] = narrow_sum * (float)row->scale;
+    }
+}
+
+/* Of the keys whose scores lead, one after another. Scores are sums in fp32 whatever the dtype; beside the roundings of
+ * bf16 and fp16 theirs are nothing. */
+static void note_score_size(cpa_reference_row *row, const float *k) {
+    float size = 0;
+    if (row->dtype != CPA_F32) return;
+    for (int32_t d = 0; d < row->k_dim; d++) size += fabsf(row->q[d] * k[d]);
+    row->score_size = fmaxf(row->score_size, size * (float)fabs(row->scale));
+}
+
+VECTOR_LOOPS static void scale_exact(cpa_reference_row *row, double factor) {
+    row->sum *= factor;
+    for (int32_t d = 0; d < row->v_dim; d++) row->o[d] *= factor;
+}
+
+VECTOR_LOOPS static void scale_plain(cpa_reference_row *row, float factor) {
+    row->plain_sum *= factor;
+    for (int32_t d = 0; d < row->v_dim; d++) row->plain_o[d] *= factor, row->mass[d] *= factor;
+}
+
+/* Adds the values of n keys with their probabilities: p in float64; p and p rounded to the dtype in fp32. */
+VECTOR_LOOPS static void add_values(cpa_reference_row *row, int64_t n, const float *restrict v, const double *exact,
+                                    const float *plain, const float *stored) {
+    const int32_t dim = row->v_dim;
+    double *restrict o = row->o;
+    float *restrict plain_o = row->plain_o, *restrict mass = row->mass;
+    for (int64_t t = 0; t < n; t++, v += dim) {
+        const double p = exact[t];
+        const float q = plain[t], r = stored[t];
+        for (int32_t d = 0; d < dim; d++) o[d] += p * (double)v[d];
+        for (int32_t d = 0; d < dim; d++) plain_o[d] += r * v[d];
+        for (int32_t d = 0; d < dim; d++) mass[d] += q * fabsf(v[d]);
+    }
+}
+
+/* One step of the online softmax (Milakov and Gimelshein, arXiv:1805.02867) for a few keys, in float64; beside it the
+ * same in fp32 with probabilities rounded to the dtype, as an unfused implementation stores them. */
+static void add_some(cpa_reference_row *row, int64_t n, const float *k, const float *v) {
+    double exact[KEYS_AT_ONCE], max = row->max;
+    float plain[KEYS_AT_ONCE], stored[KEYS_AT_ONCE], plain_max = row->plain_max;
+    score_keys(row, n, k, exact, plain);
+    for (int64_t t = 0; t < n; t++) max = exact[t] > max ? exact[t] : max;
+    for (int64_t t = 0; t < n; t++) {
+        if (!(plain[t] > plain_max)) continue;
+        plain_max = plain[t];
+        note_score_size(row, k + t * row->k_dim);
+    }
+    if (max > row->max) scale_exact(row, exp(row->max - max));
+    if (plain_max > row->plain_max) scale_plain(row, expf(row->plain_max - plain_max));
+    row->max = max;
+    row->plain_max = plain_max;
+    for (int64_t t = 0; t < n; t++) {
+        exact[t] = exp(exact[t] - max);
+        plain[t] = expf(plain[t] - plain_max);
+        stored[t] = cpa_reference_round(plain[t], row->dtype);
+        row->sum += exact[t];
+        row->plain_sum += plain[t];
+    }
+    add_values(row, n, v, exact, plain, stored);
+}
+
+void cpa_reference_add_keys(cpa_reference_row *row, int64_t n, const float *k, const float *v) {
+    for (int64_t first = 0; first < n; first += KEYS_AT_ONCE) {
+        int64_t count = n - first < KEYS_AT_ONCE ? n - first : KEYS_AT_ONCE;
+        add_some(row, count, k + first * row->k_dim, v + first * row->v_dim);
+    }
+}
+
+void cpa_reference_add(cpa_reference_row *row, const float *k, const float *v) {
+    cpa_reference_add_keys(row, 1, k, v);
+}
+
+void cpa_reference_join(cpa_reference_row *row, const cpa_reference_row *other) {
+    if (other->max == -INFINITY) return;
+    double max = fmax(row->max, other->max), weight = exp(other->max - max);
+    float plain_max = fmaxf(row->plain_max, other->plain_max), plain_weight = expf(other->plain_max - plain_max);
+    scale_exact(row, exp(row->max - max));
+    scale_plain(row, expf(row->plain_max - plain_max));
+    row->max = max;
+    row->plain_max = plain_max;
+    row->sum += weight * other->sum;
+    row->plain_sum += plain_weight * other->plain_sum;
+    row->score_size = fmaxf(row->score_size, other->score_size);
+    for (int32_t d = 0; d < row->v_dim; d++) {
+        row->o[d] += weight * other->o[d];
+        row->plain_o[d] += plain_weight * other->plain_o[d];
+        row->mass[d] += plain_weight * other->mass[d];
+    }
+}
+
+double cpa_reference_unit_roundoff(cpa_dtype dtype) {
+    return dtype == CPA_BF16 ? 0x1p-8 : dtype == CPA_F16 ? 0x1p-11 : 0x1p-24;
+}
+
+void cpa_reference_end(cpa_reference_row *row, double *out, double *lse, double *tolerance) {
+    double plain_error = 0, mass = 0;
+    for (int32_t d = 0; d < row->v_dim; d++) {
+        out[d] = row->sum > 0 ? row->o[d] / row->sum : 0;
+        float plain = row->sum > 0 ? cpa_reference_round(row->plain_o[d] / row->plain_sum, row->dtype) : 0;
+        plain_error = fmax(plain_error, fabs((double)plain - out[d]));
+        if (row->sum > 0) mass = fmax(mass, (double)row->mass[d] / (double)row->plain_sum);
+    }
+    *lse = row->sum > 0 ? row->max + log(row->sum) : -INFINITY;
+    const double score_error = 0.5 * sqrt(row->k_dim) * 0x1p-24 * (double)row->score_size;
+    *tolerance = 2 * fmax(plain_error, (cpa_reference_unit_roundoff(row->dtype) + score_error) * mass) + 1e-5;
+}
+
+double cpa_reference_error(const float *got, const double *want, int32_t n) {
+    double error = 0;
+    for (int32_t i = 0; i < n; i++) {
+        double difference = fabs((double)got[i] - want[i]);
+        if (!(difference <= error)) error = isnan(difference) ? INFINITY : difference;
+    }
+    return error;
+}
+
+double cpa_reference_lse_tolerance(cpa_dtype dtype) {
+    return dtype == CPA_F32 ? 1e-5 : 2e-3;
+}

@@ -1,0 +1,326 @@
+#include "src/check/self_test_kernels.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/check.h"
+#include "base/min_max.h"
+#include "src/check/reference.h"
+#include "src/check/self_test_internal.h"
+
+/* Tokens of the sequence, two blocks at least: where the reference runs on a device, enough for prefill to split the
+ * keys of a shard, in pieces of 1024. On the host it takes every so-many-th row. */
+enum { DEVICE_TOKENS = 2501, HOST_TOKENS = 401, HOST_ROWS_APART = 9 };
+enum { MOST_EMPTY = 2 }; /* states of nothing in a merge */
+
+static cpa_status make_plans(cpa_kernel_test *t, int64_t prefill, cpa_error *err) {
+    const cpa_model_shape *m = &t->options->model;
+    for (int32_t s = 0; s < CPA_SELF_TEST_SHARDS; s++) {
+        cpa_attend_item items[1 + CPA_SELF_TEST_DECODE_ROWS];
+        for (int64_t i = 0; i < 1 + CPA_SELF_TEST_DECODE_ROWS; i++) {
+            int64_t row = i == 0 ? 0 : prefill + i - 1;
+            items[i] = (cpa_attend_item){
+                .q_row = row,
+                .q_count = i == 0 ? prefill : 1,
+                .q_first = i == 0 ? t->keys[0] - prefill : t->keys[0] - CPA_SELF_TEST_DECODE_ROWS + i - 1,
+                .k_count = s == 0 ? t->keys[0] : t->limits[row],
+                .table = t->first_entry[s],
+                .k_slot = s};
+        }
+        cpa_attend_batch batch = {.size = sizeof batch,
+                                  .map = t->map,
+                                  .q_heads = m->q_heads,
+                                  .kv_heads = m->kv_heads,
+                                  .k_dim = m->head_dim,
+                                  .v_dim = m->v_head_dim,
+                                  .block_size = t->options->block_size,
+                                  .items = items,
+                                  .n_items = 1 + CPA_SELF_TEST_DECODE_ROWS,
+                                  .block_tables = t->tables,
+                                  .n_table_entries = t->n_blocks - CPA_SELF_TEST_SPARE_BLOCKS,
+                                  .kv_dtype = t->options->kv_dtype};
+        CPA_TRY(cpa_attend_plan_create(t->device, &t->plans[s], err));
+        CPA_TRY(cpa_attend_plan_set(t->plans[s], &batch, err));
+    }
+    return CPA_OK;
+}
+
+static cpa_status make_results(cpa_kernel_test *t, cpa_error *err) {
+    const cpa_model_shape *m = &t->options->model;
+    const int64_t heads = t->rows * m->q_heads, o = heads * m->v_head_dim * (int64_t)sizeof(float);
+    const int64_t lse = heads * (int64_t)sizeof(float);
+    int64_t pages = 2 * cpa_self_test_total_keys(t) * m->kv_heads * (int64_t)sizeof(float) *
+                    (m->head_dim > m->v_head_dim ? m->head_dim : m->v_head_dim);
+    for (int i = 0; i < 3; i++) {
+        CPA_TRY(cpa_self_test_device(t, o, NULL, &t->results[i].o, err));
+        CPA_TRY(cpa_self_test_device(t, lse, NULL, &t->results[i].lse, err));
+    }
+    CPA_TRY(cpa_self_test_device(t, o, NULL, &t->results[0].out, err));
+    CPA_TRY(cpa_self_test_host(t, o, &t->want.o, err));
+    CPA_TRY(cpa_self_test_host(t, lse, &t->want.lse, err));
+    CPA_TRY(cpa_self_test_host(t, lse, &t->want.tolerance, err));
+    return cpa_self_test_host(t, o + o > pages ? o + o : pages, &t->got, err);
+}
+
+/* What the reference on the device reads and writes. */
+static cpa_status make_blas(cpa_kernel_test *t, cpa_error *err) {
+    const cpa_model_shape *m = &t->options->model;
+    const int64_t n = cpa_self_test_total_keys(t), element = (int64_t)sizeof(float), index = (int64_t)sizeof(int64_t);
+    const int64_t heads = t->rows * m->q_heads;
+    if (!t->kernels->reference_open) return CPA_OK;
+    cpa_error own = {CPA_OK, ""};
+    cpa_status status = t->kernels->reference_open(t->device, &t->blas, &own);
+    if (status == CPA_UNSUPPORTED) {
+        snprintf(t->stats->why, sizeof t->stats->why, "%.199s", own.message);
+        return CPA_OK;
+    }
+    if (status != CPA_OK) return cpa_fail(err, status, "%s", own.message);
+    t->stats->on_blas = 1;
+    CPA_TRY(cpa_self_test_device(t, heads * m->head_dim * element, t->q, &t->q_wide, err));
+    CPA_TRY(cpa_self_test_device(t, n * m->kv_heads * m->head_dim * element, t->k, &t->k_wide, err));
+    CPA_TRY(cpa_self_test_device(t, n * m->kv_heads * m->v_head_dim * element, t->v, &t->v_wide, err));
+    CPA_TRY(cpa_self_test_device(t, n * index, t->k_positions, &t->k_positions_device, err));
+    CPA_TRY(cpa_self_test_device(t, t->rows * index, t->q_positions, &t->q_positions_device, err));
+    CPA_TRY(cpa_self_test_device(t, t->rows * index, t->limits, &t->limits_device, err));
+    CPA_TRY(cpa_self_test_device(t, heads * m->v_head_dim * element, NULL, &t->ref_o, err));
+    CPA_TRY(cpa_self_test_device(t, heads * m->v_head_dim * element, NULL, &t->ref_mass, err));
+    return cpa_self_test_device(t, heads * element, NULL, &t->ref_lse, err);
+}
+
+/* Keys that a row is given: those of shard 1 up to its limit, behind all of shard 0 where `both`. */
+static cpa_status expect_on_device(cpa_kernel_test *t, cpa_mask mask, int both) {
+    const cpa_model_shape *m = &t->options->model;
+    /* Both results are rounded; in fp32 their scores may differ as much as their LSEs. */
+    const double unit =
+        cpa_reference_unit_roundoff(t->coarser) + (t->coarser == CPA_F32 ? cpa_reference_lse_tolerance(CPA_F32) : 0);
+    const int64_t heads = t->rows * m->q_heads, from = both ? 0 : t->keys[0], element = (int64_t)sizeof(float);
+    cpa_reference_attend_args args = {.rows = t->rows,
+                                      .keys = both ? cpa_self_test_total_keys(t) : t->keys[1],
+                                      .q_heads = m->q_heads,
+                                      .kv_heads = m->kv_heads,
+                                      .k_dim = m->head_dim,
+                                      .v_dim = m->v_head_dim,
+                                      .q = t->q_wide,
+                                      .k = t->k_wide + from * m->kv_heads * m->head_dim,
+                                      .v = t->v_wide + from * m->kv_heads * m->v_head_dim,
+                                      .q_positions = t->q_positions_device,
+                                      .k_positions = t->k_positions_device + from,
+                                      .limits = t->limits_device,
+                                      .limit_base = both ? t->keys[0] : 0,
+                                      .mask = mask,
+                                      .scale = t->scale,
+                                      .o = t->ref_o,
+                                      .mass = t->ref_mass,
+                                      .lse = t->ref_lse};
+    float *mass = (float *)t->got;
+    CPA_TRY(t->kernels->reference_attend(t->blas, &args, t->stream));
+    CPA_TRY(t->kernels->copy(t->want.o, t->ref_o, heads * m->v_head_dim * element, t->stream));
+    CPA_TRY(t->kernels->copy(t->want.lse, t->ref_lse, heads * element, t->stream));
+    CPA_TRY(t->kernels->copy(mass, t->ref_mass, heads * m->v_head_dim * element, t->stream));
+    CPA_TRY(t->kernels->stream_sync(t->stream));
+    for (int64_t i = 0; i < heads; i++) {
+        float most = 0;
+        for (int32_t d = 0; d < m->v_head_dim; d++) most = fmaxf(most, mass[i * m->v_head_dim + d]);
+        t->want.tolerance[i] = (float)(2 * unit * (double)most + 1e-5);
+    }
+    return CPA_OK;
+}
+
+static void expect_row(cpa_kernel_test *t, cpa_mask mask, int both, int64_t row, int32_t head) {
+    const cpa_model_shape *m = &t->options->model;
+    const int64_t at = row * m->q_heads + head, kv_head = head / (m->q_heads / m->kv_heads);
+    double o[CPA_MAX_HEAD_DIM], lse, tolerance;
+    cpa_reference_row reference;
+    cpa_reference_begin(&reference, t->q + at * m->head_dim, m->head_dim, m->v_head_dim, t->coarser, (double)t->scale);
+    for (int64_t i = both ? 0 : t->keys[0]; i < t->keys[0] + t->limits[row]; i++) {
+        if (!cpa_reference_sees(mask, t->q_positions[row], t->k_positions[i])) continue;
+        cpa_reference_add(&reference, t->k + (i * m->kv_heads + kv_head) * m->head_dim,
+                          t->v + (i * m->kv_heads + kv_head) * m->v_head_dim);
+    }
+    cpa_reference_end(&reference, o, &lse, &tolerance);
+    for (int32_t d = 0; d < m->v_head_dim; d++) t->want.o[at * m->v_head_dim + d] = (float)o[d];
+    t->want.lse[at] = (float)lse;
+    t->want.tolerance[at] = (float)tolerance;
+}
+
+static cpa_status expect(cpa_kernel_test *t, cpa_mask mask, int both) {
+    const cpa_model_shape *m = &t->options->model;
+    if (t->blas) return expect_on_device(t, mask, both);
+    /* Some rows and the last ones, each with one query head of every KV head. */
+    for (int64_t row = 0; row < t->rows; row++) {
+        int taken = row % HOST_ROWS_APART == 0 || row >= t->rows - CPA_SELF_TEST_DECODE_ROWS - 1;
+        for (int32_t head = 0; head < m->q_heads; head++) {
+            t->want.tolerance[row * m->q_heads + head] = -1;
+            if (taken && (head + row) % (m->q_heads / m->kv_heads) == 0) expect_row(t, mask, both, row, head);
+        }
+    }
+    return CPA_OK;
+}
+
+static cpa_status wrong_row(const cpa_kernel_test *t, const char *what, cpa_mask mask, int64_t at, const char *which,
+                            double error, double allowed, cpa_error *err) {
+    const cpa_worker_options *o = t->options;
+    const cpa_model_shape *m = &o->model;
+    return cpa_fail(
+        err, CPA_CHECK_FAILED,
+        "%s, %s over %s, %d/%d heads of %d/%d, blocks of %d, %s, window %lld, %d sinks: row %lld (%s), head "
+        "%lld: |%s - %s reference| = %.3g, allowed %.3g",
+        what, cpa_dtype_name(m->dtype), cpa_dtype_name(o->kv_dtype), m->q_heads, m->kv_heads, m->head_dim,
+        m->v_head_dim, o->block_size, mask.causal ? "causal" : "full", (long long)mask.window, mask.sinks,
+        (long long)(at / m->q_heads), at / m->q_heads < t->rows - CPA_SELF_TEST_DECODE_ROWS ? "prefill" : "decode",
+        (long long)(at % m->q_heads), which, t->blas ? "fp32 BLAS" : "float64", error, allowed);
+}
+
+/* Compares a state, or the rounded result beside its LSE, with what rows must be. */
+static cpa_status compare(cpa_kernel_test *t, const char *what, cpa_mask mask, const cpa_self_test_result *r,
+                          int rounded, cpa_error *err) {
+    const cpa_model_shape *m = &t->options->model;
+    const int64_t heads = t->rows * m->q_heads, n = heads * m->v_head_dim;
+    const cpa_dtype dtype = rounded ? m->dtype : CPA_F32;
+    const double lse_allowed = (t->blas ? 3 : 1) * cpa_reference_lse_tolerance(t->coarser); /* of two fp32 results */
+    float *wide = (float *)t->got + n, *lse = (float *)t->got;
+    CPA_TRY(t->kernels->copy(t->got, rounded ? r->out : (void *)r->o, n * cpa_dtype_bytes(dtype), t->stream));
+    CPA_TRY(t->kernels->stream_sync(t->stream));
+    cpa_reference_widen(t->got, dtype, n, wide);
+    CPA_TRY(t->kernels->copy(lse, r->lse, heads * (int64_t)sizeof *lse, t->stream));
+    CPA_TRY(t->kernels->stream_sync(t->stream));
+    for (int64_t i = 0; i < heads; i++) {
+        if (t->want.tolerance[i] < 0) continue;
+        double worst = 0, allowed = (double)t->want.tolerance[i];
+        for (int64_t d = i * m->v_head_dim; d < (i + 1) * m->v_head_dim; d++) {
+            double error = fabs((double)wide[d] - (double)t->want.o[d]);
+            if (!(error <= worst)) worst = isnan(error) ? INFINITY : error;
+        }
+        int empty = t->want.lse[i] == -INFINITY;
+        double lse_error = lse[i] == t->want.lse[i] ? 0 : fabs((double)lse[i] - (double)t->want.lse[i]);
+        if (empty) allowed = 0;
+        if (worst > allowed) return wrong_row(t, what, mask, i, "O", worst, allowed, err);
+        if (!(lse_error <= lse_allowed)) return wrong_row(t, what, mask, i, "LSE", lse_error, lse_allowed, err);
+        t->stats->rows++;
+    }
+    return CPA_OK;
+}
+
+static cpa_status attend(cpa_kernel_test *t, int32_t shard, cpa_mask mask, int resume, const cpa_self_test_result *r,
+                         cpa_error *err) {
+    cpa_attend_args args = {.size = sizeof args,
+                            .q = t->q_device,
+                            .q_dtype = t->options->model.dtype,
+                            .kv = t->kv,
+                            .mask = mask,
+                            .scale = t->scale,
+                            .resume = resume,
+                            .state = {.o = r->o, .lse = r->lse},
+                            .out = r->out};
+    cpa_status status = cpa_attend(t->plans[shard], &args, t->stream);
+    return status == CPA_OK ? status : cpa_fail(err, status, "attend: %s", t->stream->error.message);
+}
+
+/* Merges `count` rows from `first` on: shard 1, nothing so many times (NaN, which counts as -inf) and shard 0. */
+static cpa_status merge_rows(cpa_kernel_test *t, int64_t first, int64_t count, int32_t n_empty, cpa_error *err) {
+    const cpa_model_shape *m = &t->options->model;
+    const int64_t head = first * m->q_heads, element = head * m->v_head_dim;
+    cpa_partial states[2 + MOST_EMPTY];
+    for (int i = 0; i < 2 + n_empty; i++) {
+        const cpa_self_test_result *r = &t->results[i == 0 ? 0 : i == 1 + n_empty ? 1 : 2];
+        states[i] = (cpa_partial){.o = r->o + element, .lse = r->lse + head};
+    }
+    cpa_merge_args args = {.size = sizeof args,
+                           .rows = count,
+                           .heads = m->q_heads,
+                           .v_dim = m->v_head_dim,
+                           .states = states,
+                           .n_states = 2 + n_empty,
+                           .out_dtype = m->dtype,
+                           .out = (char *)t->results[0].out + element * cpa_dtype_bytes(m->dtype),
+                           .out_lse = t->results[1].lse + head};
+    cpa_status status = cpa_merge(&args, t->stream);
+    return status == CPA_OK ? status : cpa_fail(err, status, "merge: %s", t->stream->error.message);
+}
+
+/* One mask: every path attends shard 1, merges that with shard 0, the many rows of the prefill apart from the few of
+ * decode, and resumes it over shard 0. */
+static cpa_status check_mask(cpa_kernel_test *t, cpa_mask mask, int32_t n_empty, cpa_error *err) {
+    const int64_t prefill = t->rows - CPA_SELF_TEST_DECODE_ROWS;
+    const char *path;
+    char what[64];
+    for (int both = 0; both < 2; both++) {
+        CPA_TRY(expect(t, mask, both));
+        for (int32_t p = 0; (path = t->kernels->attend_path(t->device, p)); p++) {
+            cpa_self_test_result fresh = t->results[0], other = t->results[1], merged = t->results[0];
+            t->stats->paths = p + 1;
+            snprintf(what, sizeof what, "attend, path %s", path);
+            CPA_TRY(attend(t, 1, mask, 0, &fresh, err));
+            if (!both) {
+                CPA_TRY(compare(t, what, mask, &fresh, 0, err));
+                CPA_TRY(compare(t, what, mask, &fresh, 1, err));
+                continue;
+            }
+            CPA_TRY(attend(t, 0, mask, 0, &other, err));
+            CPA_TRY(merge_rows(t, 0, prefill, n_empty, err));
+            CPA_TRY(merge_rows(t, prefill, CPA_SELF_TEST_DECODE_ROWS, n_empty, err));
+            merged.lse = other.lse;
+            snprintf(what, sizeof what, "merge, after path %s", path);
+            CPA_TRY(compare(t, what, mask, &merged, 1, err));
+            fresh.out = NULL;
+            snprintf(what, sizeof what, "attend, path %s, resumed", path);
+            CPA_TRY(attend(t, 0, mask, 1, &fresh, err));
+            CPA_TRY(compare(t, what, mask, &fresh, 0, err));
+        }
+    }
+    return CPA_OK;
+}
+
+static cpa_status run(cpa_kernel_test *t, cpa_error *err) {
+    const cpa_model_shape *m = &t->options->model;
+    const int64_t one_group = 136, groups = 72; /* packed rows of a KV head: more than a tile, and ragged */
+    const int64_t prefill = m->q_heads == m->kv_heads ? one_group : groups;
+    const cpa_mask masks[] = {{.causal = 1}, {.causal = 0}, {.causal = 1, .window = 50, .sinks = 4}, m->mask};
+    const int64_t least = 2 * (int64_t)t->options->block_size;
+    const int64_t tokens = cpa_max64(t->kernels->reference_open ? DEVICE_TOKENS : HOST_TOKENS, least);
+    for (int32_t s = 0; s < CPA_SELF_TEST_SHARDS; s++) t->keys[s] = cpa_shard_len(t->map, s, tokens);
+    t->rows = prefill + CPA_SELF_TEST_DECODE_ROWS;
+    CPA_TRY(t->kernels->stream_create(t->device, &t->stream, err));
+    CPA_TRY(cpa_self_test_make_inputs(t, prefill, err));
+    CPA_TRY(cpa_self_test_write_pages(t, err));
+    CPA_TRY(make_results(t, err));
+    CPA_TRY(cpa_self_test_check_pages(t, err));
+    CPA_TRY(make_plans(t, prefill, err));
+    CPA_TRY(make_blas(t, err));
+    for (size_t i = 0; i < sizeof masks / sizeof masks[0]; i++) {
+        int repeated = 0;
+        for (size_t j = 0; j < i; j++) repeated |= cpa_mask_equals(masks[i], masks[j]);
+        if (!repeated) CPA_TRY(check_mask(t, masks[i], (int32_t)i % (MOST_EMPTY + 1), err));
+    }
+    return CPA_OK;
+}
+
+cpa_status cpa_self_test_kernels(cpa_device *dev, const cpa_worker_options *options, uint64_t seed,
+                                 cpa_self_test_kernels_stats *stats, cpa_error *err) {
+    const cpa_model_shape *m = &options->model;
+    cpa_kernel_test t = {
+        .device = dev,
+        .kernels = dev->kernels,
+        .options = options,
+        .stats = stats,
+        .seed = seed,
+        .map = {CPA_SELF_TEST_SHARDS, options->block_size},
+        .coarser = m->dtype == CPA_F32 ? options->kv_dtype : m->dtype,
+        .scale = 1.0f / sqrtf((float)m->head_dim),
+    };
+    cpa_error own = {CPA_OK, ""};
+    *stats = (cpa_self_test_kernels_stats){0};
+    cpa_status status = run(&t, &own);
+    if (status != CPA_OK)
+        cpa_fail(err, status, "self-test: %s", own.status != CPA_OK ? own.message : t.stream->error.message);
+    (void)t.kernels->attend_path(dev, 0); /* the best one again */
+    if (t.stream) (void)t.kernels->stream_sync(t.stream);
+    if (t.blas) t.kernels->reference_close(t.blas);
+    for (int i = 0; i < CPA_SELF_TEST_SHARDS; i++) cpa_attend_plan_destroy(t.plans[i]);
+    for (int32_t i = t.n_device - 1; i >= 0; i--) t.kernels->free(dev, t.device_memory[i]);
+    for (int32_t i = t.n_host - 1; i >= 0; i--) free(t.host_memory[i]);
+    if (t.stream) t.kernels->stream_destroy(t.stream);
+    return status;
+}

@@ -1,0 +1,202 @@
+/* The memory and the inputs of the self-test of operations, and its test of kv_write and kv_pack. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/check.h"
+#include "kernels/host/rows/synthesize.h"
+#include "src/check/reference.h"
+#include "src/check/self_test_internal.h"
+
+cpa_status cpa_self_test_host(cpa_kernel_test *t, int64_t bytes, void *out, cpa_error *err) {
+    void *memory = malloc((size_t)bytes + 1);
+    if (!memory) return cpa_fail(err, CPA_NO_MEMORY, "no memory for %lld bytes", (long long)bytes);
+    t->host_memory[t->n_host++] = memory;
+    memcpy(out, &memory, sizeof memory);
+    return CPA_OK;
+}
+
+cpa_status cpa_self_test_device(cpa_kernel_test *t, int64_t bytes, const void *from, void *out, cpa_error *err) {
+    const int nan_byte = 0xff;
+    void *memory = NULL, *poison = from ? NULL : malloc((size_t)bytes + 1);
+    if (!from && !poison) return cpa_fail(err, CPA_NO_MEMORY, "no memory for %lld bytes", (long long)bytes);
+    if (poison) memset(poison, nan_byte, (size_t)bytes);
+    cpa_status status = t->kernels->alloc(t->device, bytes, &memory, err);
+    if (status == CPA_OK) {
+        t->device_memory[t->n_device++] = memory;
+        status = t->kernels->copy(memory, from ? from : poison, bytes, t->stream);
+        if (status == CPA_OK) status = t->kernels->stream_sync(t->stream);
+    }
+    free(poison);
+    memcpy(out, &memory, sizeof memory);
+    return status;
+}
+
+/* Rows of one tensor from the generator, [n, heads, dim] in the model's dtype. */
+static void generate(const cpa_kernel_test *t, cpa_synth_tensor tensor, int32_t heads, int32_t dim, int64_t n,
+                     const int64_t *positions, char *out, uint32_t *tokens, char *head_rows) {
+    const cpa_model_shape *m = &t->options->model;
+    const int64_t bytes = dim * cpa_dtype_bytes(m->dtype);
+    for (int64_t i = 0; i < n; i++) tokens[i] = (uint32_t)(positions[i] * 0x9e3779b1u);
+    cpa_synth_args args = {.tensor = tensor,
+                           .seed = t->seed,
+                           .heads = heads,
+                           .kv_heads = m->kv_heads,
+                           .dim = dim,
+                           .rows = n,
+                           .tokens = tokens,
+                           .positions = positions,
+                           .dtype = m->dtype,
+                           .out = head_rows};
+    for (int32_t h = 0; h < heads; h++) {
+        cpa_synthesize_head(&args, h);
+        for (int64_t i = 0; i < n; i++) memcpy(out + (i * heads + h) * bytes, head_rows + i * bytes, (size_t)bytes);
+    }
+}
+
+static void set_positions(cpa_kernel_test *t, int64_t prefill) {
+    for (int64_t i = 0; i < cpa_self_test_total_keys(t); i++)
+        t->k_positions[i] = i < t->keys[0] ? cpa_shard_pos(t->map, 0, i) : cpa_shard_pos(t->map, 1, i - t->keys[0]);
+    /* Decode rows: all of shard 1, a part of it that ends within a page, none of it. */
+    const int64_t given[CPA_SELF_TEST_DECODE_ROWS] = {t->keys[1], t->keys[1] - 3, 0};
+    for (int64_t r = 0; r < t->rows; r++) {
+        int64_t local = r < prefill ? t->keys[0] - prefill + r : t->keys[0] - CPA_SELF_TEST_DECODE_ROWS + (r - prefill);
+        t->q_positions[r] = t->k_positions[local];
+        t->limits[r] = r < prefill ? t->keys[1] : given[r - prefill];
+    }
+}
+
+cpa_status cpa_self_test_make_inputs(cpa_kernel_test *t, int64_t prefill, cpa_error *err) {
+    const cpa_model_shape *m = &t->options->model;
+    const int64_t n = cpa_self_test_total_keys(t), most = n > t->rows ? n : t->rows,
+                  element = cpa_dtype_bytes(m->dtype);
+    const int64_t q = t->rows * m->q_heads * m->head_dim, k = n * m->kv_heads * m->head_dim;
+    const int64_t v = n * m->kv_heads * m->v_head_dim;
+    uint32_t *tokens = NULL;
+    char *head_rows = NULL;
+    CPA_TRY(cpa_self_test_host(t, n * (int64_t)sizeof(int64_t), &t->k_positions, err));
+    CPA_TRY(cpa_self_test_host(t, t->rows * (int64_t)sizeof(int64_t), &t->q_positions, err));
+    CPA_TRY(cpa_self_test_host(t, t->rows * (int64_t)sizeof(int64_t), &t->limits, err));
+    CPA_TRY(cpa_self_test_host(t, q * element, &t->q_raw, err));
+    CPA_TRY(cpa_self_test_host(t, k * element, &t->k_raw, err));
+    CPA_TRY(cpa_self_test_host(t, v * element, &t->v_raw, err));
+    CPA_TRY(cpa_self_test_host(t, q * (int64_t)sizeof(float), &t->q, err));
+    CPA_TRY(cpa_self_test_host(t, k * (int64_t)sizeof(float), &t->k, err));
+    CPA_TRY(cpa_self_test_host(t, v * (int64_t)sizeof(float), &t->v, err));
+    CPA_TRY(cpa_self_test_host(t, most * (int64_t)sizeof *tokens, &tokens, err));
+    CPA_TRY(cpa_self_test_host(t, most * CPA_MAX_HEAD_DIM * element, &head_rows, err));
+    set_positions(t, prefill);
+    generate(t, CPA_SYNTH_Q, m->q_heads, m->head_dim, t->rows, t->q_positions, t->q_raw, tokens, head_rows);
+    generate(t, CPA_SYNTH_K, m->kv_heads, m->head_dim, n, t->k_positions, t->k_raw, tokens, head_rows);
+    generate(t, CPA_SYNTH_V, m->kv_heads, m->v_head_dim, n, t->k_positions, t->v_raw, tokens, head_rows);
+    cpa_reference_widen(t->q_raw, m->dtype, q, t->q);
+    cpa_reference_widen(t->k_raw, m->dtype, k, t->k);
+    cpa_reference_widen(t->v_raw, m->dtype, v, t->v);
+    return cpa_self_test_device(t, q * element, t->q_raw, &t->q_device, err);
+}
+
+static cpa_kv_view make_view(const cpa_kernel_test *t, int64_t n_blocks) {
+    const cpa_worker_options *o = t->options;
+    return (cpa_kv_view){.dtype = o->kv_dtype,
+                         .block_size = o->block_size,
+                         .num_blocks = n_blocks,
+                         .kv_heads = o->model.kv_heads,
+                         .k_dim = o->model.head_dim,
+                         .v_dim = o->model.v_head_dim,
+                         .k_scale = o->k_scale,
+                         .v_scale = o->v_scale};
+}
+
+/* Bytes of a block of the keys or of the values of a view. */
+static int64_t block_bytes(const cpa_kv_view *view, int values) {
+    return cpa_kv_block_bytes(view->dtype, values ? view->v_scale : view->k_scale, view->block_size, view->kv_heads,
+                              values ? view->v_dim : view->k_dim);
+}
+
+static cpa_status make_pool(cpa_kernel_test *t, cpa_kv_view *view, cpa_error *err) {
+    CPA_TRY(cpa_self_test_device(t, view->num_blocks * block_bytes(view, 0), NULL, &view->k, err));
+    return cpa_self_test_device(t, view->num_blocks * block_bytes(view, 1), NULL, &view->v, err);
+}
+
+cpa_status cpa_self_test_write_pages(cpa_kernel_test *t, cpa_error *err) {
+    const cpa_model_shape *m = &t->options->model;
+    const int64_t n = cpa_self_test_total_keys(t), block = t->options->block_size, element = cpa_dtype_bytes(m->dtype);
+    int64_t used[CPA_SELF_TEST_SHARDS], *slots = NULL, *slots_device = NULL;
+    void *k_device = NULL, *v_device = NULL;
+    for (int s = 0; s < CPA_SELF_TEST_SHARDS; s++) used[s] = (t->keys[s] + block - 1) / block;
+    t->n_blocks = used[0] + used[1] + CPA_SELF_TEST_SPARE_BLOCKS;
+    t->first_entry[1] = used[0];
+    CPA_TRY(cpa_self_test_host(t, (used[0] + used[1]) * (int64_t)sizeof *t->tables, &t->tables, err));
+    for (int64_t i = 0; i < used[0] + used[1]; i++) t->tables[i] = (int32_t)(t->n_blocks - 1 - i);
+    CPA_TRY(cpa_self_test_host(t, n * (int64_t)sizeof *slots, &slots, err));
+    for (int64_t i = 0; i < n; i++) {
+        int shard = i >= t->keys[0];
+        int64_t local = shard ? i - t->keys[0] : i;
+        slots[i] = t->tables[t->first_entry[shard] + local / block] * block + local % block;
+    }
+    t->kv = make_view(t, t->n_blocks);
+    CPA_TRY(make_pool(t, &t->kv, err));
+    CPA_TRY(cpa_self_test_device(t, n * (int64_t)sizeof *slots, slots, &slots_device, err));
+    CPA_TRY(cpa_self_test_device(t, n * m->kv_heads * m->head_dim * element, t->k_raw, &k_device, err));
+    CPA_TRY(cpa_self_test_device(t, n * m->kv_heads * m->v_head_dim * element, t->v_raw, &v_device, err));
+    cpa_kv_write_args args = {sizeof args, n, m->dtype, k_device, v_device, slots_device, t->kv};
+    return cpa_kv_write(&args, t->stream);
+}
+
+static cpa_status wrong_pages(const cpa_kernel_test *t, int values, int64_t at, int32_t dim, float got, float want,
+                              cpa_error *err) {
+    const cpa_worker_options *o = t->options;
+    int64_t row = at / dim, heads = o->model.kv_heads;
+    return cpa_fail(err, CPA_CHECK_FAILED,
+                    "kv_write and kv_pack, %s to %s, blocks of %d, %d KV heads: %s of token %lld, head %lld, element "
+                    "%lld is %g, expected %g",
+                    cpa_dtype_name(o->model.dtype), cpa_dtype_name(o->kv_dtype), o->block_size, o->model.kv_heads,
+                    values ? "value" : "key", (long long)(row / heads), (long long)(row % heads), (long long)(at % dim),
+                    (double)got, (double)want);
+}
+
+/* Compares `rows` rows of a block, which lies at t->got, with what was written. What a quantised cache holds is then
+ * what the results are compared with. */
+static cpa_status check_block(cpa_kernel_test *t, const cpa_kv_view *view, int values, int64_t rows, int64_t first_row,
+                              cpa_error *err) {
+    const int32_t dim = values ? view->v_dim : view->k_dim, heads = view->kv_heads;
+    const float scale = values ? view->v_scale : view->k_scale;
+    const char *block = (const char *)t->got, *words = block + cpa_kv_scales_at(view, dim, scale);
+    for (int64_t r = 0; r < rows; r++) {
+        float got[CPA_MAX_HEAD_DIM], *want = (values ? t->v : t->k) + (first_row + r) * dim;
+        cpa_reference_read_rows(block + r * dim * cpa_dtype_bytes(view->dtype),
+                                words + (r % heads * view->block_size + r / heads) * 4, view->dtype, scale, 1, dim,
+                                got);
+        int32_t worst = 0;
+        for (int32_t d = 1; d < dim; d++) {
+            if (!(fabsf(got[d] - want[d]) <= fabsf(got[worst] - want[worst]))) worst = d;
+        }
+        if (!cpa_reference_may_hold(got, want, view->dtype, scale, dim))
+            return wrong_pages(t, values, (first_row + r) * dim + worst, dim, got[worst], want[worst], err);
+        memcpy(want, got, (size_t)dim * sizeof *got);
+    }
+    return CPA_OK;
+}
+
+cpa_status cpa_self_test_check_pages(cpa_kernel_test *t, cpa_error *err) {
+    const int64_t block = t->options->block_size, heads = t->options->model.kv_heads;
+    cpa_kv_view packed = make_view(t, t->n_blocks);
+    cpa_kv_span spans[CPA_SELF_TEST_SHARDS] = {{0, 0, t->keys[0], 0},
+                                               {t->first_entry[1], 0, t->keys[1], t->first_entry[1]}};
+    CPA_TRY(make_pool(t, &packed, err));
+    cpa_kv_pack_args args = {sizeof args, t->kv, packed, t->tables, spans, CPA_SELF_TEST_SHARDS};
+    CPA_TRY(cpa_kv_pack(&args, t->stream));
+    for (int i = 0; i < 2 * CPA_SELF_TEST_SHARDS; i++) {
+        int shard = i / 2, values = i % 2;
+        const int64_t bytes = block_bytes(&packed, values), before = shard ? t->keys[0] : 0;
+        const char *pool = values ? packed.v : packed.k;
+        for (int64_t done = 0; done < t->keys[shard]; done += block) {
+            int64_t left = t->keys[shard] - done;
+            CPA_TRY(t->kernels->copy(t->got, pool + (spans[shard].dst_block + done / block) * bytes, bytes, t->stream));
+            CPA_TRY(t->kernels->stream_sync(t->stream));
+            CPA_TRY(
+                check_block(t, &packed, values, (left < block ? left : block) * heads, (before + done) * heads, err));
+        }
+    }
+    return CPA_OK;
+}

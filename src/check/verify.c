@@ -1,0 +1,196 @@
+#include "src/check/verify.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/check.h"
+#include "base/clock.h"
+#include "base/hash.h"
+#include "kernels/kernels.h"
+#include "src/check/verify_internal.h"
+
+/* splitmix64: one stream of random numbers for each (seed, step, layer), the same on every rank. */
+static uint64_t next_random(uint64_t *state) {
+    return cpa_mix64(*state += CPA_GOLDEN);
+}
+
+/* The distance to the next sampled row: geometric, so that each row is sampled with probability `rate`. */
+static int64_t next_gap(uint64_t *state, double rate) {
+    if (rate >= 1) return 1;
+    if (rate <= 0) return INT64_MAX / 2;
+    double u = ((double)(next_random(state) >> 11) + 1) * 0x1p-53;
+    double gap = 1 + floor(log(u) / log1p(-rate));
+    return gap < 0x1p62 ? (int64_t)gap : INT64_MAX / 2;
+}
+
+cpa_status cpa_verify_reserve(cpa_verify *verify, cpa_verify_memory *memory, int64_t need, int64_t used,
+                              cpa_error *err) {
+    cpa_device *device = verify->worker->device;
+    int64_t grown = 2 * memory->capacity > need ? 2 * memory->capacity : need;
+    void *bytes = NULL;
+    if (need <= memory->capacity) return CPA_OK;
+    /* Copies to the memory that moves may still be on their way. */
+    if (used > 0) CPA_TRY(device->kernels->stream_sync(verify->worker->stream));
+    CPA_TRY(device->kernels->alloc_host(device, grown, &bytes, err));
+    if (used > 0) memcpy(bytes, memory->bytes, (size_t)used);
+    device->kernels->free_host(device, memory->bytes);
+    *memory = (cpa_verify_memory){bytes, grown};
+    return CPA_OK;
+}
+
+static cpa_status add_sample(cpa_verify *verify, cpa_verify_sample sample, cpa_error *err) {
+    if (verify->n_samples == verify->cap_samples) {
+        int64_t grown = verify->cap_samples ? 2 * verify->cap_samples : 256;
+        cpa_verify_sample *samples = realloc(verify->samples, (size_t)grown * sizeof *samples);
+        if (!samples) return cpa_fail(err, CPA_NO_MEMORY, "verify: no memory for %lld samples", (long long)grown);
+        verify->samples = samples;
+        verify->cap_samples = grown;
+    }
+    int64_t used = verify->n_samples * verify->sample_bytes;
+    CPA_TRY(cpa_verify_reserve(verify, &verify->data, used + verify->sample_bytes, used, err));
+    sample.data = verify->n_samples;
+    verify->samples[verify->n_samples++] = sample;
+    return CPA_OK;
+}
+
+/* The layer whose turn it is to have a row checked in any case: one after the other, and every other time the last one,
+ * whose rows the graph of a decode step leaves to be seen. */
+static int32_t layer_in_turn(uint64_t turn, int32_t layers) {
+    return turn % 2 ? layers - 1 : (int32_t)(turn / 2 % (uint64_t)layers);
+}
+
+/* Chooses the rows of one layer by walking the (token, head) rows of all chunks with random gaps. */
+static cpa_status choose_samples(cpa_verify *verify, const cpa_step_plan *plan, int32_t layer, cpa_error *err) {
+    int32_t heads = verify->worker->options.model.q_heads, layers = verify->worker->options.model.layers;
+    uint64_t random = verify->seed ^ (plan->step * 0x100000001b3u + (uint64_t)layer) * 0xd6e8feb86659fd93u;
+    double rate = verify->budget.rate;
+    int64_t total = 0, first = 0;
+    for (int64_t c = 0; c < plan->n_chunks; c++) {
+        total += plan->chunks[c].count * heads;
+        cpa_verify_budget_attend(&verify->budget, plan->chunks[c].count, heads, plan->chunks[c].start + 1);
+    }
+    int64_t next = next_gap(&random, rate) - 1;
+    int forced =
+        plan->step % VERIFY_FORCED_STEPS == 0 && layer_in_turn(plan->step / VERIFY_FORCED_STEPS, layers) == layer;
+    int due = verify->budget.due && layer_in_turn(plan->step, layers) == layer;
+    if ((forced || due) && next >= total) next = (int64_t)(next_random(&random) % (uint64_t)total);
+    for (int64_t c = 0; c < plan->n_chunks; c++) {
+        const cpa_plan_chunk *chunk = &plan->chunks[c];
+        for (; next < first + chunk->count * heads; next += next_gap(&random, rate)) {
+            cpa_verify_sample sample = {.chunk = c,
+                                        .position = chunk->start + (next - first) / heads,
+                                        .layer = layer,
+                                        .head = (int32_t)((next - first) % heads)};
+            if (!cpa_verify_budget_spend(&verify->budget, sample.position + 1, due || (plan->step == 0 && forced)))
+                continue;
+            CPA_TRY(add_sample(verify, sample, err));
+        }
+        first += chunk->count * heads;
+    }
+    return CPA_OK;
+}
+
+/* Keeps the query and the result of one sampled row that this rank owns. */
+static cpa_status keep_sample(cpa_verify *verify, int64_t index, int64_t row, const void *q, const void *out,
+                              cpa_stream *stream) {
+    const cpa_model_shape *model = &verify->worker->options.model;
+    const cpa_kernel_table *kernels = verify->worker->device->kernels;
+    int64_t element = cpa_dtype_bytes(model->dtype), head = row * model->q_heads + verify->samples[index].head;
+    char *data = verify->data.bytes + index * verify->sample_bytes;
+    int64_t q_bytes = model->head_dim * element, out_bytes = model->v_head_dim * element;
+    CPA_TRY(kernels->copy(data, (const char *)q + head * q_bytes, q_bytes, stream));
+    return kernels->copy(data + q_bytes, (const char *)out + head * out_bytes, out_bytes, stream);
+}
+
+static cpa_status begin(void *ctx, const cpa_step_plan *plan, int32_t *first, cpa_error *err) {
+    cpa_verify *verify = ctx;
+    const int32_t layers = verify->worker->options.model.layers;
+    if (verify->start_s == 0) verify->start_s = cpa_clock_now();
+    verify->n_samples = verify->next = 0;
+    for (int32_t layer = 0; layer < layers; layer++) {
+        CPA_TRY(choose_samples(verify, plan, layer, err));
+    }
+    verify->budget.due = 0;
+    *first = verify->n_samples > 0 ? verify->samples[0].layer : layers;
+    return CPA_OK;
+}
+
+/* The rows of a chunk that this rank owns. */
+static int64_t rows_of(const cpa_verify *verify, const cpa_plan_chunk *chunk) {
+    cpa_owner_map map = verify->worker->options.map;
+    int32_t slot = cpa_owner_slot(map, verify->worker->rank, chunk->phase);
+    return cpa_shard_len(map, slot, chunk->start + chunk->count) - cpa_shard_len(map, slot, chunk->start);
+}
+
+static cpa_status layer_done(void *ctx, const cpa_step_plan *plan, int32_t layer, const void *q, const void *out,
+                             cpa_stream *stream, cpa_error *err) {
+    (void)err;
+    cpa_verify *verify = ctx;
+    int64_t chunk = -1, first_row = 0;
+    cpa_owner_map map = verify->worker->options.map;
+    for (; verify->next < verify->n_samples && verify->samples[verify->next].layer == layer; verify->next++) {
+        const cpa_verify_sample *sample = &verify->samples[verify->next];
+        /* Rows lie chunk after chunk; the samples are in the order of the chunks. */
+        for (; chunk < sample->chunk; chunk++) {
+            if (chunk >= 0) first_row += rows_of(verify, &plan->chunks[chunk]);
+        }
+        const cpa_plan_chunk *in = &plan->chunks[chunk];
+        if (cpa_owner_rank(map, in->phase, sample->position) != verify->worker->rank) continue;
+        int32_t slot = cpa_owner_slot(map, verify->worker->rank, in->phase);
+        int64_t row = first_row + cpa_shard_len(map, slot, sample->position) - cpa_shard_len(map, slot, in->start);
+        CPA_TRY(keep_sample(verify, verify->next, row, q, out, stream));
+    }
+    return CPA_OK;
+}
+
+void cpa_verify_begin_row(const cpa_verify *verify, cpa_reference_row *row, const char *data) {
+    const cpa_model_shape *model = &verify->worker->options.model;
+    float q[CPA_MAX_HEAD_DIM];
+    cpa_reference_widen(data, model->dtype, model->head_dim, q);
+    cpa_reference_begin(row, q, model->head_dim, model->v_head_dim, model->dtype, 0);
+    cpa_reference_widen(data + model->head_dim * cpa_dtype_bytes(model->dtype), model->dtype, model->v_head_dim,
+                        row->got);
+}
+
+cpa_status cpa_verify_create(cpa_control *control, cpa_worker *worker, double rate, uint64_t seed,
+                             const cpa_device_options *device, cpa_verify **out, cpa_error *err) {
+    const cpa_model_shape *model = &worker->options.model;
+    cpa_verify *verify = calloc(1, sizeof *verify);
+    if (!verify) return cpa_fail(err, CPA_NO_MEMORY, "verify: no memory");
+    verify->control = control;
+    verify->worker = worker;
+    verify->seed = seed;
+    verify->sample_bytes = (model->head_dim + model->v_head_dim) * cpa_dtype_bytes(model->dtype);
+    verify->n_threads = device && device->threads > 1 ? device->threads : 1;
+    cpa_verify_budget_begin(&verify->budget, rate);
+    /* The calling thread is bound to the first of the host's CPUs already. */
+    int on_host = device && device->backend == CPA_BACKEND_HOST;
+    cpa_status status = cpa_host_threads_create(verify->n_threads, on_host ? device->cpus : NULL,
+                                                on_host ? device->n_cpus : 0, &verify->threads, err);
+    if (status != CPA_OK) {
+        cpa_verify_destroy(verify);
+        return status;
+    }
+    *out = verify;
+    return CPA_OK;
+}
+
+void cpa_verify_destroy(cpa_verify *verify) {
+    if (!verify) return;
+    cpa_device *device = verify->worker->device;
+    device->kernels->free_host(device, verify->recv.bytes);
+    device->kernels->free_host(device, verify->send.bytes);
+    device->kernels->free_host(device, verify->data.bytes);
+    cpa_host_threads_destroy(verify->threads);
+    free(verify->samples);
+    free(verify);
+}
+
+cpa_worker_observer cpa_verify_observer(cpa_verify *verify) {
+    return (cpa_worker_observer){verify, begin, layer_done};
+}
+
+void cpa_verify_get_stats(const cpa_verify *verify, cpa_verify_stats *out) {
+    *out = verify->stats;
+}

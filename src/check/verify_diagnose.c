@@ -1,0 +1,198 @@
+#include "src/check/verify_diagnose.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/check.h"
+#include "src/check/reference.h"
+#include "src/check/verify_gather.h"
+
+/* A partial state in float64. */
+typedef struct state {
+    double max, sum, o[CPA_MAX_HEAD_DIM];
+} state;
+
+/* What the row would be under each mistake, gathered while its keys go by. */
+typedef struct diagnosis {
+    cpa_verify *verify;
+    const cpa_verify_sample *sample;
+    cpa_owner_map map;
+    int32_t phase, home; /* home: the rank that owns the query */
+    cpa_reference_row row;
+    state *shards;                 /* [size]: each rank's keys alone */
+    state without_self, with_next; /* key < query; key <= query + 1 */
+    double tolerance;
+    char finding[160];
+} diagnosis;
+
+static void add_key(state *s, const cpa_reference_row *row, const float *k, const float *v) {
+    double score = 0;
+    for (int32_t d = 0; d < row->k_dim; d++) score += (double)row->q[d] * (double)k[d];
+    score *= row->scale;
+    double keep = score > s->max ? exp(s->max - score) : 1;
+    s->max = fmax(s->max, score);
+    double p = exp(score - s->max);
+    s->sum = s->sum * keep + p;
+    for (int32_t d = 0; d < row->v_dim; d++) s->o[d] = s->o[d] * keep + p * (double)v[d];
+}
+
+static void clear_states(state *s, int64_t n) {
+    memset(s, 0, (size_t)n * sizeof *s);
+    for (int64_t i = 0; i < n; i++) s[i].max = -INFINITY;
+}
+
+/* Whether the result is the merge of the shards but `left_out` (-1: none), with the LSE of the own shard and those of
+ * the others scaled. */
+static int equals_merge(const diagnosis *d, int32_t left_out, double own_scale, double remote_scale) {
+    double max = -INFINITY, sum = 0, o[CPA_MAX_HEAD_DIM] = {0};
+    for (int pass = 0; pass < 2; pass++) {
+        for (int32_t r = 0; r < d->map.cp_size; r++) {
+            const state *s = &d->shards[r];
+            if (r == left_out || s->sum == 0) continue;
+            double lse = (s->max + log(s->sum)) * (r == d->home ? own_scale : remote_scale);
+            if (pass == 0) {
+                max = fmax(max, lse);
+                continue;
+            }
+            double weight = exp(lse - max);
+            sum += weight;
+            for (int32_t i = 0; i < d->row.v_dim; i++) o[i] += weight * s->o[i] / s->sum;
+        }
+    }
+    for (int32_t i = 0; i < d->row.v_dim; i++) o[i] = sum > 0 ? o[i] / sum : 0;
+    return cpa_reference_error(d->row.got, o, d->row.v_dim) <= d->tolerance;
+}
+
+static int equals_state(const diagnosis *d, const state *s) {
+    double o[CPA_MAX_HEAD_DIM];
+    for (int32_t i = 0; i < d->row.v_dim; i++) o[i] = s->sum > 0 ? s->o[i] / s->sum : 0;
+    return cpa_reference_error(d->row.got, o, d->row.v_dim) <= d->tolerance;
+}
+
+/* Names the first mistake that gives the result. */
+static void name_mistake(diagnosis *d, int32_t kv_head) {
+    const cpa_model_shape *m = &d->verify->worker->options.model;
+    int32_t expected = d->sample->head / (m->q_heads / m->kv_heads);
+    const double log2_e = 1.4426950408889634;
+    if (d->finding[0]) return;
+    if (kv_head != expected) {
+        if (equals_merge(d, -1, 1, 1)) {
+            snprintf(d->finding, sizeof d->finding, "it reads KV head %d instead of %d", kv_head, expected);
+        }
+        return;
+    }
+    if (equals_merge(d, -1, 1, 1)) return; /* so little is wrong that no mistake can be told from none */
+    if (equals_merge(d, -1, 1, log2_e)) {
+        snprintf(d->finding, sizeof d->finding, "the LSE of the remote partial states is in base 2");
+        return;
+    }
+    if (equals_merge(d, -1, log2_e, 1)) {
+        snprintf(d->finding, sizeof d->finding, "the LSE of the partial state of the own shard is in base 2");
+        return;
+    }
+    for (int32_t r = 0; r < d->map.cp_size; r++) {
+        if (d->shards[r].sum > 0 && equals_merge(d, r, 1, 1)) {
+            snprintf(d->finding, sizeof d->finding, "the shard of rank %d is missing from it", r);
+            return;
+        }
+    }
+    if (equals_state(d, &d->shards[d->home])) {
+        snprintf(d->finding, sizeof d->finding, "the shards of all ranks but rank %d are missing from it", d->home);
+        return;
+    }
+    const int causal = cpa_model_mask(m, d->sample->layer).causal;
+    if (causal && equals_state(d, &d->without_self)) {
+        snprintf(d->finding, sizeof d->finding, "the causal mask is off by one: the query does not see its own key");
+    } else if (causal && equals_state(d, &d->with_next)) {
+        snprintf(d->finding, sizeof d->finding, "the causal mask is off by one: the query sees the next key");
+    }
+}
+
+static void diagnose_part(diagnosis *d, const cpa_verify_part *part) {
+    const cpa_verify_piece *pieces = part->pieces;
+    const cpa_worker_options *o = &d->verify->worker->options;
+    const cpa_mask mask = cpa_model_mask(&o->model, d->sample->layer);
+    const int64_t element = cpa_dtype_bytes(o->kv_dtype), query = d->sample->position;
+    const int32_t k_dim = o->model.head_dim, v_dim = o->model.v_head_dim;
+    if (part->index == 0) {
+        cpa_verify_begin_row(d->verify, &d->row, pieces[d->home].samples);
+        clear_states(d->shards, d->map.cp_size);
+        clear_states(&d->without_self, 1);
+        clear_states(&d->with_next, 1);
+    }
+    for (int32_t r = 0; r < d->map.cp_size; r++) {
+        int32_t slot = cpa_owner_slot(d->map, r, d->phase);
+        const char *k_words = pieces[r].k + pieces[r].tokens * k_dim * element;
+        const char *v_words = pieces[r].v + pieces[r].tokens * v_dim * element;
+        for (int64_t t = 0; t < pieces[r].tokens; t++) {
+            float k[CPA_MAX_HEAD_DIM], v[CPA_MAX_HEAD_DIM];
+            int64_t position = cpa_shard_pos(d->map, slot, pieces[r].first + t);
+            int sees = cpa_reference_sees(mask, query, position);
+            cpa_reference_read_rows(pieces[r].k + t * k_dim * element, k_words + t * 4, o->kv_dtype, o->k_scale, 1,
+                                    k_dim, k);
+            cpa_reference_read_rows(pieces[r].v + t * v_dim * element, v_words + t * 4, o->kv_dtype, o->v_scale, 1,
+                                    v_dim, v);
+            if (sees) add_key(&d->shards[r], &d->row, k, v);
+            if (sees && position < query) add_key(&d->without_self, &d->row, k, v);
+            if (sees || position == query + 1) add_key(&d->with_next, &d->row, k, v);
+        }
+    }
+    if (part->last) name_mistake(d, part->group->kv_head);
+}
+
+static cpa_status diagnose_parts(void *ctx, const cpa_verify_part *parts, int64_t n_parts, cpa_error *err) {
+    (void)err;
+    for (int64_t p = 0; p < n_parts; p++) diagnose_part(ctx, &parts[p]);
+    return CPA_OK;
+}
+
+/* How far a result may be from that of a mistake and still be explained by it: a few units of the dtype's rounding at
+ * the size of the result. */
+static double equality_tolerance(const cpa_verify *verify) {
+    return verify->worker->options.model.dtype == CPA_F32 ? 1e-4 : 2e-2;
+}
+
+cpa_status cpa_verify_diagnose(cpa_verify *verify, const cpa_step_plan *plan, int64_t wrong_sample,
+                               cpa_error *verdict) {
+    const cpa_model_shape *model = &verify->worker->options.model;
+    cpa_control *control = verify->control;
+    cpa_error err = {CPA_OK, ""};
+    /* The lowest rank that has a wrong row chooses; all take its sample and diagnose it on that rank. */
+    double chooser = wrong_sample < 0 ? -control->size : -control->rank;
+    CPA_TRY(cpa_control_max(control, &chooser, 1, verdict));
+    int32_t checker = (int32_t)-chooser;
+    if (checker == control->size) return CPA_CHECK_FAILED; /* only stale blocks: the message says so */
+    CPA_TRY(cpa_control_bcast(control, &wrong_sample, sizeof wrong_sample, checker, verdict));
+    const cpa_verify_sample *sample = &verify->samples[wrong_sample];
+    diagnosis d = {.verify = verify,
+                   .sample = sample,
+                   .map = verify->worker->options.map,
+                   .phase = plan->chunks[sample->chunk].phase,
+                   .tolerance = equality_tolerance(verify)};
+    d.home = cpa_owner_rank(d.map, d.phase, sample->position);
+    d.shards = malloc((size_t)control->size * sizeof *d.shards);
+    cpa_verify_group *groups = calloc((size_t)model->kv_heads, sizeof *groups);
+    cpa_status status = d.shards && groups ? CPA_OK : cpa_fail(&err, CPA_NO_MEMORY, "diagnosis: no memory");
+    int32_t expected = sample->head / (model->q_heads / model->kv_heads);
+    /* One key further, where the chunk has one, for a mask that lets it through. */
+    const cpa_plan_chunk *chunk = &plan->chunks[sample->chunk];
+    int64_t next = cpa_verify_last_key(model, chunk, sample->layer, sample->position);
+    next += next + 1 < chunk->start + chunk->count;
+    for (int32_t h = 0; status == CPA_OK && h < model->kv_heads; h++) {
+        /* The head that should have been read comes first. */
+        groups[h] = (cpa_verify_group){wrong_sample, 1, next, (expected + h) % model->kv_heads, checker};
+    }
+    if (status == CPA_OK) status = cpa_verify_gather(verify, plan, groups, model->kv_heads, diagnose_parts, &d, &err);
+    free(groups);
+    free(d.shards);
+    if (status == CPA_OK) status = cpa_control_bcast(control, d.finding, sizeof d.finding, checker, &err);
+    if (status != CPA_OK) {
+        *verdict = err;
+        return status;
+    }
+    size_t used = strlen(verdict->message);
+    if (d.finding[0]) snprintf(verdict->message + used, sizeof verdict->message - used, "; %s", d.finding);
+    return CPA_CHECK_FAILED;
+}

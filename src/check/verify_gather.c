@@ -1,0 +1,259 @@
+#include "src/check/verify_gather.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/check.h"
+#include "kernels/kernels.h"
+
+enum { EXCHANGE_BYTES = 32 << 20 };
+
+/* One call of cpa_verify_gather. */
+typedef struct gather {
+    cpa_verify *verify;
+    const cpa_step_plan *plan;
+    cpa_owner_map map;
+    int32_t rank, size;
+    int64_t k_bytes, v_bytes; /* of one token's key and value of one head, each with its scale */
+    int64_t part_tokens;
+    cpa_verify_part *parts; /* to be exchanged next */
+    int64_t n_parts, cap_parts, pending_bytes;
+    cpa_verify_part *received; /* those of them that this rank checks, [cap_parts] */
+    int64_t n_received;
+    cpa_verify_piece *pieces;                  /* of those, [cap_parts][size] */
+    int64_t *send_bytes, *recv_bytes, *cursor; /* [size] */
+    cpa_verify_parts_fn fn;
+    void *ctx;
+} gather;
+
+static const cpa_plan_chunk *chunk_of(const gather *g, const cpa_verify_group *group) {
+    return &g->plan->chunks[g->verify->samples[group->first].chunk];
+}
+
+/* The tokens of a rank's shard that a part holds. */
+static int64_t tokens_of(const gather *g, const cpa_verify_part *p, int32_t rank) {
+    int32_t slot = cpa_owner_slot(g->map, rank, chunk_of(g, p->group)->phase);
+    int64_t left = cpa_shard_len(g->map, slot, p->group->last_position + 1) - p->index * g->part_tokens;
+    return left < 0 ? 0 : left < g->part_tokens ? left : g->part_tokens;
+}
+
+/* How many samples of a group a rank owns. */
+static int64_t owned_samples(const gather *g, const cpa_verify_group *group, int32_t rank) {
+    const cpa_verify_sample *samples = g->verify->samples + group->first;
+    int64_t owned = 0;
+    for (int64_t i = 0; i < group->count; i++) {
+        owned += cpa_owner_rank(g->map, chunk_of(g, group)->phase, samples[i].position) == rank;
+    }
+    return owned;
+}
+
+static int64_t sample_bytes(const gather *g, const cpa_verify_part *p, int32_t rank) {
+    return p->index == 0 ? owned_samples(g, p->group, rank) * g->verify->sample_bytes : 0;
+}
+
+static int64_t part_bytes(const gather *g, const cpa_verify_part *p, int32_t rank) {
+    return sample_bytes(g, p, rank) + tokens_of(g, p, rank) * (g->k_bytes + g->v_bytes);
+}
+
+/* One head of a cache as a cache of its own, and where its tokens go. The scales of a quantised cache lie apart, so
+ * that codes and scales are two such pairs. */
+typedef struct head_copy {
+    cpa_kv_view head, out;
+} head_copy;
+
+static head_copy copy_of_head(const cpa_kv_view *all, int32_t head, int64_t count, char *k_out, char *v_out) {
+    int64_t element = cpa_dtype_bytes(all->dtype);
+    head_copy copy = {*all, {.k = k_out, .v = v_out, .dtype = all->dtype, .block_size = all->block_size}};
+    if (cpa_dtype_is_quantised(all->dtype)) {
+        copy.head.dtype = copy.out.dtype = CPA_FP8_E4M3; /* bytes alone */
+        copy.head.k_scale = copy.head.v_scale = 1;
+    }
+    copy.head.kv_heads = 1;
+    copy.head.k = (char *)all->k + head * all->k_head_stride * element;
+    copy.head.v = (char *)all->v + head * all->v_head_stride * element;
+    copy.out.num_blocks = (count + all->block_size - 1) / all->block_size;
+    copy.out.kv_heads = 1;
+    copy.out.k_dim = all->k_dim;
+    copy.out.v_dim = all->v_dim;
+    copy.out.k_block_stride = (int64_t)all->block_size * all->k_dim;
+    copy.out.v_block_stride = (int64_t)all->block_size * all->v_dim;
+    copy.out.k_scale = copy.head.k_scale;
+    copy.out.v_scale = copy.head.v_scale;
+    return copy;
+}
+
+/* The scale words of a head as a cache of rows of one fp32. */
+static head_copy copy_of_scales(const cpa_kv_view *all, int32_t head, int64_t count, char *k_out, char *v_out) {
+    const int64_t at = head * (int64_t)all->block_size * 4;
+    cpa_kv_view words = {.k = (char *)all->k + cpa_kv_scales_at(all, all->k_dim, all->k_scale) + at,
+                         .v = (char *)all->v + cpa_kv_scales_at(all, all->v_dim, all->v_scale) + at,
+                         .block_size = all->block_size,
+                         .num_blocks = all->num_blocks,
+                         .kv_heads = 1,
+                         .k_dim = 1,
+                         .v_dim = 1,
+                         .k_block_stride = all->k_block_stride / 4,
+                         .v_block_stride = all->v_block_stride / 4,
+                         .k_token_stride = 1,
+                         .v_token_stride = 1,
+                         .k_head_stride = 1,
+                         .v_head_stride = 1};
+    return copy_of_head(&words, 0, count, k_out, v_out);
+}
+
+/* Starts the copy of one head's keys and values, `count` local tokens from `first` on, out of this rank's pages: codes,
+ * then scales, of keys and of values. */
+static cpa_status read_cache(const gather *g, const cpa_verify_group *group, int64_t first, int64_t count, char *k_out,
+                             char *v_out) {
+    cpa_worker *worker = g->verify->worker;
+    const cpa_worker_seq *seq = &worker->seqs[chunk_of(g, group)->seq];
+    cpa_kv_view all = cpa_worker_layer_kv(worker, g->verify->samples[group->first].layer);
+    cpa_kv_span span = {.first = first, .count = count};
+    if (count == 0) return CPA_OK;
+    head_copy rows = copy_of_head(&all, group->kv_head, count, k_out, v_out);
+    cpa_kv_pack_args args = {sizeof args, rows.head, rows.out, seq->blocks, &span, 1};
+    CPA_TRY(worker->device->kernels->kv_pack(&args, worker->stream));
+    if (!cpa_kv_scale_bytes(all.dtype, all.k_scale)) return CPA_OK;
+    head_copy scales =
+        copy_of_scales(&all, group->kv_head, count, k_out + count * all.k_dim, v_out + count * all.v_dim);
+    args.src = scales.head;
+    args.dst = scales.out;
+    return worker->device->kernels->kv_pack(&args, worker->stream);
+}
+
+/* Writes what this rank contributes to a part at *at and moves *at past it. */
+static cpa_status write_part(const gather *g, const cpa_verify_part *p, char **at) {
+    const cpa_verify *verify = g->verify;
+    for (int64_t i = 0; p->index == 0 && i < p->group->count; i++) {
+        const cpa_verify_sample *sample = &verify->samples[p->group->first + i];
+        if (cpa_owner_rank(g->map, chunk_of(g, p->group)->phase, sample->position) != g->rank) continue;
+        memcpy(*at, verify->data.bytes + sample->data * verify->sample_bytes, (size_t)verify->sample_bytes);
+        *at += verify->sample_bytes;
+    }
+    int64_t tokens = tokens_of(g, p, g->rank);
+    CPA_TRY(read_cache(g, p->group, p->index * g->part_tokens, tokens, *at, *at + tokens * g->k_bytes));
+    *at += tokens * (g->k_bytes + g->v_bytes);
+    return CPA_OK;
+}
+
+/* Sizes the exchange of the pending parts and writes this rank's side of it, checker after checker. */
+static cpa_status write_parts(gather *g, cpa_error *err) {
+    int64_t sent = 0, received = 0;
+    memset(g->send_bytes, 0, (size_t)g->size * sizeof *g->send_bytes);
+    memset(g->recv_bytes, 0, (size_t)g->size * sizeof *g->recv_bytes);
+    for (int64_t i = 0; i < g->n_parts; i++) {
+        int32_t checker = g->parts[i].group->checker;
+        int64_t mine = part_bytes(g, &g->parts[i], g->rank);
+        g->send_bytes[checker] += mine;
+        sent += mine;
+        for (int32_t r = 0; checker == g->rank && r < g->size; r++) {
+            int64_t bytes = part_bytes(g, &g->parts[i], r);
+            g->recv_bytes[r] += bytes;
+            received += bytes;
+        }
+    }
+    CPA_TRY(cpa_verify_reserve(g->verify, &g->verify->send, sent, 0, err));
+    CPA_TRY(cpa_verify_reserve(g->verify, &g->verify->recv, received, 0, err));
+    char *at = g->verify->send.bytes;
+    for (int32_t checker = 0; checker < g->size; checker++) {
+        for (int64_t i = 0; i < g->n_parts; i++) {
+            if (g->parts[i].group->checker == checker) CPA_TRY(write_part(g, &g->parts[i], &at));
+        }
+    }
+    return g->verify->worker->device->kernels->stream_sync(g->verify->worker->stream);
+}
+
+/* Finds the next part in what each rank sent. */
+static void read_pieces(gather *g, const cpa_verify_part *p) {
+    cpa_verify_piece *pieces = g->pieces + g->n_received * g->size;
+    for (int32_t r = 0; r < g->size; r++) {
+        cpa_verify_piece *piece = &pieces[r];
+        piece->tokens = tokens_of(g, p, r);
+        piece->first = p->index * g->part_tokens;
+        piece->samples = g->verify->recv.bytes + g->cursor[r];
+        piece->k = piece->samples + sample_bytes(g, p, r);
+        piece->v = piece->k + piece->tokens * g->k_bytes;
+        g->cursor[r] += part_bytes(g, p, r);
+    }
+    g->received[g->n_received] = *p;
+    g->received[g->n_received++].pieces = pieces;
+}
+
+/* Exchanges the pending parts and hands this rank's on. */
+static cpa_status flush_parts(gather *g, cpa_error *err) {
+    if (g->n_parts == 0) return CPA_OK;
+    CPA_TRY(write_parts(g, err));
+    CPA_TRY(cpa_control_exchange(g->verify->control, g->verify->send.bytes, g->send_bytes, g->verify->recv.bytes,
+                                 g->recv_bytes, err));
+    int64_t first = 0;
+    for (int32_t r = 0; r < g->size; first += g->recv_bytes[r], r++) g->cursor[r] = first;
+    g->n_received = 0;
+    for (int64_t i = 0; i < g->n_parts; i++) {
+        if (g->parts[i].group->checker == g->rank) read_pieces(g, &g->parts[i]);
+    }
+    g->n_parts = g->pending_bytes = 0;
+    return g->n_received > 0 ? g->fn(g->ctx, g->received, g->n_received, err) : CPA_OK;
+}
+
+static cpa_status grow_parts(gather *g, cpa_error *err) {
+    int64_t grown = g->cap_parts ? 2 * g->cap_parts : 64;
+    cpa_verify_part *parts = realloc(g->parts, (size_t)grown * sizeof *parts);
+    if (parts) g->parts = parts;
+    cpa_verify_part *received = realloc(g->received, (size_t)grown * sizeof *received);
+    if (received) g->received = received;
+    cpa_verify_piece *pieces = realloc(g->pieces, (size_t)(grown * g->size) * sizeof *pieces);
+    if (pieces) g->pieces = pieces;
+    if (!parts || !received || !pieces)
+        return cpa_fail(err, CPA_NO_MEMORY, "verify: no memory for %lld parts", (long long)grown);
+    g->cap_parts = grown;
+    return CPA_OK;
+}
+
+/* A round is bounded by its bytes and by the memory of the rows that its pieces give. */
+static cpa_status add_part(gather *g, cpa_verify_part p, cpa_error *err) {
+    if (g->n_parts == g->cap_parts) CPA_TRY(grow_parts(g, err));
+    g->parts[g->n_parts++] = p;
+    for (int32_t r = 0; r < g->size; r++) g->pending_bytes += part_bytes(g, &p, r);
+    g->pending_bytes += p.group->count * g->size * (int64_t)sizeof(cpa_reference_row);
+    return g->pending_bytes < EXCHANGE_BYTES ? CPA_OK : flush_parts(g, err);
+}
+
+static cpa_status gather_groups(gather *g, const cpa_verify_group *groups, int64_t n_groups, cpa_error *err) {
+    g->send_bytes = calloc(3 * (size_t)g->size, sizeof *g->send_bytes);
+    if (!g->send_bytes) return cpa_fail(err, CPA_NO_MEMORY, "verify: no memory");
+    g->recv_bytes = g->send_bytes + g->size;
+    g->cursor = g->recv_bytes + g->size;
+    for (int64_t i = 0; i < n_groups; i++) {
+        /* Slot 0 holds the most tokens of any prefix that is dealt. */
+        int32_t slot = cpa_owner_is_whole(g->map, chunk_of(g, &groups[i])->phase) ? CPA_SLOT_WHOLE : 0;
+        int64_t longest = cpa_shard_len(g->map, slot, groups[i].last_position + 1);
+        int64_t n_parts = (longest + g->part_tokens - 1) / g->part_tokens;
+        for (int64_t p = 0; p < n_parts; p++)
+            CPA_TRY(add_part(g, (cpa_verify_part){&groups[i], p, p + 1 == n_parts, NULL}, err));
+    }
+    return flush_parts(g, err);
+}
+
+cpa_status cpa_verify_gather(cpa_verify *verify, const cpa_step_plan *plan, const cpa_verify_group *groups,
+                             int64_t n_groups, cpa_verify_parts_fn fn, void *ctx, cpa_error *err) {
+    const cpa_worker_options *options = &verify->worker->options;
+    int64_t element = cpa_dtype_bytes(options->kv_dtype);
+    gather g = {
+        .verify = verify,
+        .plan = plan,
+        .map = options->map,
+        .rank = verify->control->rank,
+        .size = verify->control->size,
+        .k_bytes = options->model.head_dim * element + cpa_kv_scale_bytes(options->kv_dtype, options->k_scale),
+        .v_bytes = options->model.v_head_dim * element + cpa_kv_scale_bytes(options->kv_dtype, options->v_scale),
+        .part_tokens = options->block_size > CPA_PART_TOKENS ? options->block_size : CPA_PART_TOKENS,
+        .fn = fn,
+        .ctx = ctx,
+    };
+    cpa_status status = gather_groups(&g, groups, n_groups, err);
+    free(g.pieces);
+    free(g.received);
+    free(g.parts);
+    free(g.send_bytes);
+    return status;
+}

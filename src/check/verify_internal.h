@@ -1,0 +1,60 @@
+/* What choosing samples (verify.c) and checking them (verify_step.c) share. */
+#ifndef CPA_VERIFY_INTERNAL_H
+#define CPA_VERIFY_INTERNAL_H
+
+#include "kernels/host/device/threads.h"
+#include "src/check/reference.h"
+#include "src/check/verify.h"
+#include "src/check/verify_budget.h"
+
+/* Every so many steps one row is checked, however small the rate. */
+enum { VERIFY_FORCED_STEPS = 64 };
+/* How often ranks agree on the time that the run and the check took, beside every step with samples. */
+enum { VERIFY_AGREE_STEPS = 16 };
+
+typedef struct cpa_verify_sample {
+    int64_t chunk;
+    int64_t position;
+    int32_t layer;
+    int32_t head;
+    int64_t data; /* index into cpa_verify.data */
+} cpa_verify_sample;
+
+/* Host memory that the device copies to. */
+typedef struct cpa_verify_memory {
+    char *bytes;
+    int64_t capacity;
+} cpa_verify_memory;
+
+struct cpa_verify {
+    cpa_control *control;
+    cpa_worker *worker;
+    cpa_host_threads *threads;
+    int32_t n_threads;
+    uint64_t seed;
+    cpa_verify_budget budget;
+    double start_s; /* when the first step began; 0: not yet */
+    cpa_verify_stats stats;
+    /* The samples of the step, the same list on every rank; data [n][query | result] is set where the rank owns the
+     * row. */
+    cpa_verify_sample *samples;
+    cpa_verify_memory data;
+    int64_t n_samples, cap_samples, sample_bytes;
+    int64_t next;                 /* the first sample of the layers to come */
+    cpa_verify_memory send, recv; /* of the exchange of keys and values */
+};
+
+/* Makes room for `need` bytes; keeps the first `used`. */
+cpa_status cpa_verify_reserve(cpa_verify *verify, cpa_verify_memory *memory, int64_t need, int64_t used,
+                              cpa_error *err);
+
+/* Begins a reference row from what was kept of a sample: its query, and its result, which goes to row->got. */
+void cpa_verify_begin_row(const cpa_verify *verify, cpa_reference_row *row, const char *data);
+
+/* The last key that a row of the chunk at `position` can see in this layer. */
+static inline int64_t cpa_verify_last_key(const cpa_model_shape *model, const cpa_plan_chunk *chunk, int32_t layer,
+                                          int64_t position) {
+    return cpa_model_mask(model, layer).causal ? position : chunk->start + chunk->count - 1;
+}
+
+#endif

@@ -1,0 +1,330 @@
+/* Checks the samples of one step against float64. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/check.h"
+#include "base/clock.h"
+#include "src/check/reference.h"
+#include "src/check/verify_diagnose.h"
+#include "src/check/verify_gather.h"
+
+enum { ROWS_PER_ITEM = 16, KEYS_AT_ONCE = 64 };
+
+/* What one thread needs for the keys that it walks. */
+typedef struct scratch {
+    float k[KEYS_AT_ONCE * CPA_MAX_HEAD_DIM], v[KEYS_AT_ONCE * CPA_MAX_HEAD_DIM];
+    /* What the source gave for some tokens of a piece. */
+    uint32_t tokens[KEYS_AT_ONCE];
+    int64_t positions[KEYS_AT_ONCE];
+    float k_recalled[KEYS_AT_ONCE * CPA_MAX_HEAD_DIM], v_recalled[KEYS_AT_ONCE * CPA_MAX_HEAD_DIM];
+} scratch;
+
+/* Some rows of a group against one rank's keys of a part. */
+typedef struct item {
+    const cpa_verify_part *part;
+    int32_t rank;
+    int64_t first_row, n_rows;
+    cpa_reference_row *rows; /* what these keys give */
+    int64_t stale;           /* position of the first token that is not what the source gave; -1: none */
+} item;
+
+/* The state of one cpa_verify_step on the rank that checks. */
+typedef struct check {
+    cpa_verify *verify;
+    const cpa_step_plan *plan;
+    cpa_verify_group *groups;
+    int64_t n_groups;
+    /* Rows of the groups of a round, those of a group that the round before began first. */
+    cpa_reference_row *rows;
+    int64_t cap_rows, open_rows;
+    cpa_reference_row *found; /* the rows of the items */
+    int64_t cap_found;
+    item *items;
+    int64_t n_items, cap_items;
+    scratch *scratch;     /* [threads] */
+    int64_t wrong_sample; /* the first row that is wrong, an index of verify->samples; -1: none */
+    cpa_status verdict;   /* CPA_CHECK_FAILED once a violation was found here */
+    cpa_error violation;  /* and what it was */
+} check;
+
+static const cpa_verify_sample *sample_of(const check *c, const cpa_verify_group *g, int64_t i) {
+    return &c->verify->samples[g->first + i];
+}
+
+static const cpa_plan_chunk *chunk_of(const check *c, const cpa_verify_group *g) {
+    return &c->plan->chunks[sample_of(c, g, 0)->chunk];
+}
+
+/* Orders samples by chunk, layer, head (heads that share keys are neighbours), position. */
+static int compare_samples(const void *a, const void *b) {
+    const cpa_verify_sample *x = a, *y = b;
+    if (x->chunk != y->chunk) return x->chunk < y->chunk ? -1 : 1;
+    if (x->layer != y->layer) return x->layer < y->layer ? -1 : 1;
+    if (x->head != y->head) return x->head < y->head ? -1 : 1;
+    return x->position < y->position ? -1 : x->position > y->position;
+}
+
+static cpa_status build_groups(check *c, cpa_error *err) {
+    cpa_verify *verify = c->verify;
+    const cpa_model_shape *model = &verify->worker->options.model;
+    int32_t group_heads = model->q_heads / model->kv_heads;
+    qsort(verify->samples, (size_t)verify->n_samples, sizeof *verify->samples, compare_samples);
+    c->groups = malloc((size_t)verify->n_samples * sizeof *c->groups);
+    if (!c->groups)
+        return cpa_fail(err, CPA_NO_MEMORY, "verify: no memory for %lld groups", (long long)verify->n_samples);
+    for (int64_t i = 0; i < verify->n_samples; i++) {
+        const cpa_verify_sample *s = &verify->samples[i], *before = i > 0 ? s - 1 : NULL;
+        if (!before || before->chunk != s->chunk || before->layer != s->layer ||
+            before->head / group_heads != s->head / group_heads) {
+            c->groups[c->n_groups] = (cpa_verify_group){.first = i,
+                                                        .last_position = -1,
+                                                        .kv_head = s->head / group_heads,
+                                                        .checker = (int32_t)(c->n_groups % verify->control->size)};
+            c->n_groups++;
+        }
+        cpa_verify_group *g = &c->groups[c->n_groups - 1];
+        g->count++;
+        int64_t last = cpa_verify_last_key(model, &c->plan->chunks[s->chunk], s->layer, s->position);
+        if (last > g->last_position) g->last_position = last;
+    }
+    return CPA_OK;
+}
+
+/* Begins the reference rows of a group from the queries that their owners sent. */
+static void begin_rows(const check *c, const cpa_verify_part *part, cpa_reference_row *rows) {
+    const cpa_verify_group *g = part->group;
+    cpa_owner_map map = c->verify->worker->options.map;
+    for (int32_t r = 0; r < map.cp_size; r++) {
+        const char *data = part->pieces[r].samples;
+        for (int64_t i = 0; i < g->count; i++) {
+            if (cpa_owner_rank(map, chunk_of(c, g)->phase, sample_of(c, g, i)->position) != r) continue;
+            cpa_verify_begin_row(c->verify, &rows[i], data);
+            data += c->verify->sample_bytes;
+        }
+    }
+}
+
+/* Whether a row of the cache, as it lies there (`raw`) and as floats, is what the source gave in the cache's dtype. */
+static int is_fresh(const cpa_worker_options *o, const char *raw, const float *have, const char *recalled,
+                    float tensor_scale, int32_t dim) {
+    float want[CPA_MAX_HEAD_DIM];
+    if (o->model.dtype == o->kv_dtype)
+        return memcmp(raw, recalled, (size_t)(dim * cpa_dtype_bytes(o->model.dtype))) == 0;
+    cpa_reference_widen(recalled, o->model.dtype, dim, want);
+    return cpa_reference_may_hold(have, want, o->kv_dtype, tensor_scale, dim);
+}
+
+/* Asks the source again for n tokens of a piece; the position of the first one that the cache does not hold, or -1. */
+static int64_t find_stale(const check *c, const item *it, int64_t first, int64_t n, scratch *s) {
+    const cpa_worker *worker = c->verify->worker;
+    const cpa_worker_options *o = &worker->options;
+    const cpa_verify_piece *piece = &it->part->pieces[it->rank];
+    const cpa_verify_group *g = it->part->group;
+    const int64_t bytes = cpa_dtype_bytes(o->model.dtype), kv_bytes = cpa_dtype_bytes(o->kv_dtype);
+    const int32_t k_dim = o->model.head_dim, v_dim = o->model.v_head_dim;
+    const char *k = (const char *)s->k_recalled, *v = (const char *)s->v_recalled;
+    for (int64_t t = 0; t < n; t++) s->tokens[t] = worker->seqs[chunk_of(c, g)->seq].tokens[s->positions[t]];
+    worker->source->recall(worker->source->ctx, sample_of(c, g, 0)->layer, g->kv_head, n, s->tokens, s->positions,
+                           s->k_recalled, s->v_recalled);
+    const int64_t start = chunk_of(c, g)->start;
+    const cpa_mask mask = cpa_model_mask(&o->model, sample_of(c, g, 0)->layer);
+    for (int64_t t = 0; t < n; t++) {
+        /* What no query of the step sees may be in a block that is someone else's by now. */
+        if (s->positions[t] < start && !cpa_reference_sees(mask, start, s->positions[t])) continue;
+        if (!is_fresh(o, piece->k + (first + t) * k_dim * kv_bytes, s->k + t * k_dim, k + t * k_dim * bytes, o->k_scale,
+                      k_dim) ||
+            !is_fresh(o, piece->v + (first + t) * v_dim * kv_bytes, s->v + t * v_dim, v + t * v_dim * bytes, o->v_scale,
+                      v_dim))
+            return s->positions[t];
+    }
+    return -1;
+}
+
+/* Adds those of n keys that a query sees, runs of neighbours at once. */
+static void add_visible(cpa_reference_row *row, cpa_mask mask, int64_t query, int64_t n, const scratch *s) {
+    for (int64_t t = 0, end; t < n; t = end) {
+        int sees = cpa_reference_sees(mask, query, s->positions[t]);
+        for (end = t + 1; end < n && cpa_reference_sees(mask, query, s->positions[end]) == sees;) end++;
+        if (sees) cpa_reference_add_keys(row, end - t, s->k + t * row->k_dim, s->v + t * row->v_dim);
+    }
+}
+
+/* Works through one item, a few keys at a time. */
+static void check_item(void *ctx, int64_t index, int32_t thread) {
+    const check *c = ctx;
+    item *it = &c->items[index];
+    scratch *s = &c->scratch[thread];
+    const cpa_worker_options *o = &c->verify->worker->options;
+    const cpa_verify_piece *piece = &it->part->pieces[it->rank];
+    const int64_t element = cpa_dtype_bytes(o->kv_dtype);
+    const int32_t k_dim = o->model.head_dim, v_dim = o->model.v_head_dim;
+    const char *k_words = piece->k + piece->tokens * k_dim * element;
+    const char *v_words = piece->v + piece->tokens * v_dim * element;
+    const cpa_mask mask = cpa_model_mask(&o->model, sample_of(c, it->part->group, 0)->layer);
+    const int32_t slot = cpa_owner_slot(o->map, it->rank, chunk_of(c, it->part->group)->phase);
+    for (int64_t first = 0; first < piece->tokens; first += KEYS_AT_ONCE) {
+        int64_t n = piece->tokens - first < KEYS_AT_ONCE ? piece->tokens - first : KEYS_AT_ONCE;
+        for (int64_t t = 0; t < n; t++) s->positions[t] = cpa_shard_pos(o->map, slot, piece->first + first + t);
+        cpa_reference_read_rows(piece->k + first * k_dim * element, k_words + first * 4, o->kv_dtype, o->k_scale, n,
+                                k_dim, s->k);
+        cpa_reference_read_rows(piece->v + first * v_dim * element, v_words + first * 4, o->kv_dtype, o->v_scale, n,
+                                v_dim, s->v);
+        if (it->first_row == 0 && it->stale < 0 && c->verify->worker->source->recall)
+            it->stale = find_stale(c, it, first, n, s);
+        for (int64_t i = 0; i < it->n_rows; i++) {
+            int64_t query = sample_of(c, it->part->group, it->first_row + i)->position;
+            add_visible(&it->rows[i], mask, query, n, s);
+        }
+    }
+}
+
+static void report_stale(check *c, const cpa_verify_group *g, int32_t rank, int64_t position) {
+    c->verify->stats.violations++;
+    if (c->verdict != CPA_OK) return;
+    c->verdict = cpa_fail(
+        &c->violation, CPA_CHECK_FAILED,
+        "check failed: request %llu, token %lld, layer %d, KV head %d: the cache of rank %d does not hold "
+        "the key and value that were computed for this token: a stale block",
+        (unsigned long long)chunk_of(c, g)->request, (long long)position, sample_of(c, g, 0)->layer, g->kv_head, rank);
+}
+
+static void report_row(check *c, const cpa_verify_group *g, int64_t i, double error, double tolerance) {
+    const cpa_verify_sample *sample = sample_of(c, g, i);
+    c->verify->stats.violations++;
+    if (c->verdict != CPA_OK) return;
+    c->wrong_sample = g->first + i;
+    c->verdict = cpa_fail(
+        &c->violation, CPA_CHECK_FAILED,
+        "check failed: request %llu, token %lld, layer %d, head %d, %s: |result - float64 reference| = %.3g, "
+        "allowed %.3g",
+        (unsigned long long)chunk_of(c, g)->request, (long long)sample->position, sample->layer, sample->head,
+        c->verify->control->size == 1 ? "local" : cpa_algorithm_name(chunk_of(c, g)->algorithm), error, tolerance);
+}
+
+static void end_rows(check *c, const cpa_verify_group *g, cpa_reference_row *rows) {
+    for (int64_t i = 0; i < g->count; i++) {
+        double want[CPA_MAX_HEAD_DIM], lse, tolerance;
+        cpa_reference_end(&rows[i], want, &lse, &tolerance);
+        double error = cpa_reference_error(rows[i].got, want, rows[i].v_dim);
+        c->verify->stats.rows++;
+        c->verify->stats.max_error = fmax(c->verify->stats.max_error, error);
+        if (!(error <= tolerance)) report_row(c, g, i, error, tolerance);
+    }
+}
+
+/* Makes room for `need` elements of `size` bytes. */
+static cpa_status reserve(void **memory, int64_t *capacity, int64_t need, size_t size, cpa_error *err) {
+    if (need <= *capacity) return CPA_OK;
+    void *grown = realloc(*memory, (size_t)need * size);
+    if (!grown) return cpa_fail(err, CPA_NO_MEMORY, "verify: no memory for %lld rows", (long long)need);
+    *memory = grown;
+    *capacity = need;
+    return CPA_OK;
+}
+
+/* Deals the pieces and rows of a part to items. */
+static void add_items(check *c, const cpa_verify_part *part, const cpa_reference_row *rows, cpa_reference_row **found) {
+    for (int32_t r = 0; r < c->verify->control->size; r++) {
+        for (int64_t first = 0; first < part->group->count; first += ROWS_PER_ITEM) {
+            int64_t left = part->group->count - first, n = left < ROWS_PER_ITEM ? left : ROWS_PER_ITEM;
+            for (int64_t i = 0; i < n; i++) {
+                const cpa_reference_row *row = &rows[first + i];
+                cpa_reference_begin(&(*found)[i], row->q, row->k_dim, row->v_dim, row->dtype, row->scale);
+            }
+            c->items[c->n_items++] = (item){part, r, first, n, *found, -1};
+            *found += n;
+        }
+    }
+}
+
+/* Room for the parts of a round: rows of groups that begin in it, items, and the rows of those. */
+static cpa_status reserve_round(check *c, const cpa_verify_part *parts, int64_t n_parts, cpa_error *err) {
+    int64_t size = c->verify->control->size, rows = c->open_rows, found = 0, items = 0;
+    for (int64_t p = 0; p < n_parts; p++) {
+        int64_t count = parts[p].group->count;
+        if (parts[p].index == 0) rows += count;
+        found += size * count;
+        items += size * ((count + ROWS_PER_ITEM - 1) / ROWS_PER_ITEM);
+    }
+    c->n_items = 0;
+    CPA_TRY(reserve((void **)&c->rows, &c->cap_rows, rows, sizeof *c->rows, err));
+    CPA_TRY(reserve((void **)&c->found, &c->cap_found, found, sizeof *c->found, err));
+    return reserve((void **)&c->items, &c->cap_items, items, sizeof *c->items, err);
+}
+
+/* Checks the parts of a round: the threads take the items, and their rows are joined in the order of the keys. */
+static cpa_status check_parts(void *ctx, const cpa_verify_part *parts, int64_t n_parts, cpa_error *err) {
+    check *c = ctx;
+    CPA_TRY(reserve_round(c, parts, n_parts, err));
+    cpa_reference_row *rows = c->rows, *found = c->found;
+    for (int64_t p = 0; p < n_parts; p++) {
+        if (parts[p].index == 0) begin_rows(c, &parts[p], rows);
+        add_items(c, &parts[p], rows, &found);
+        if (parts[p].last) rows += parts[p].group->count;
+    }
+    cpa_host_threads_run(c->verify->threads, c->n_items, check_item, c, c->verify->worker->stream);
+    rows = c->rows;
+    for (int64_t i = 0; i < c->n_items; i++) {
+        const item *it = &c->items[i];
+        if (it->stale >= 0) report_stale(c, it->part->group, it->rank, it->stale);
+        for (int64_t j = 0; j < it->n_rows; j++) cpa_reference_join(&rows[it->first_row + j], &it->rows[j]);
+        if (i + 1 < c->n_items && c->items[i + 1].part == it->part) continue;
+        if (!it->part->last) continue;
+        end_rows(c, it->part->group, rows);
+        rows += it->part->group->count;
+    }
+    c->open_rows = parts[n_parts - 1].last ? 0 : parts[n_parts - 1].group->count;
+    memmove(c->rows, rows, (size_t)c->open_rows * sizeof *rows);
+    return CPA_OK;
+}
+
+static cpa_status check_groups(check *c, cpa_error *err) {
+    c->scratch = malloc((size_t)c->verify->n_threads * sizeof *c->scratch);
+    if (!c->scratch) return cpa_fail(err, CPA_NO_MEMORY, "verify: no memory");
+    CPA_TRY(build_groups(c, err));
+    return cpa_verify_gather(c->verify, c->plan, c->groups, c->n_groups, check_parts, c, err);
+}
+
+static cpa_status check_samples(cpa_verify *verify, const cpa_step_plan *plan, cpa_error *err) {
+    check c = {.verify = verify, .plan = plan, .wrong_sample = -1};
+    cpa_status status = check_groups(&c, err);
+    if (status == CPA_OK) {
+        cpa_error verdict = c.violation;
+        status = cpa_control_agree(verify->control, c.verdict, &verdict);
+        if (status == CPA_CHECK_FAILED) status = cpa_verify_diagnose(verify, plan, c.wrong_sample, &verdict);
+        if (status != CPA_OK && err) *err = verdict;
+    }
+    free(c.scratch);
+    free(c.items);
+    free(c.found);
+    free(c.rows);
+    free(c.groups);
+    verify->n_samples = 0;
+    return status;
+}
+
+/* Whether the ranks agree on times after the step even without samples. */
+static int agrees(const cpa_verify *verify, const cpa_step_plan *plan) {
+    return verify->budget.share > 0 && plan->step % VERIFY_AGREE_STEPS == 0;
+}
+
+int cpa_verify_is_idle(const cpa_verify *verify, const cpa_step_plan *plan) {
+    return verify->n_samples == 0 && !agrees(verify, plan);
+}
+
+cpa_status cpa_verify_step(cpa_verify *verify, const cpa_step_plan *plan, cpa_error *err) {
+    int checked = verify->n_samples > 0;
+    /* Ranks that are done sooner wait here, so that the check is charged with its own time alone. */
+    if (checked) CPA_TRY(cpa_control_agree(verify->control, CPA_OK, err));
+    double begin_s = cpa_clock_now();
+    if (checked) CPA_TRY(check_samples(verify, plan, err));
+    double end_s = cpa_clock_now();
+    verify->stats.seconds += end_s - begin_s;
+    if (!agrees(verify, plan) && !(checked && verify->budget.share > 0)) return CPA_OK;
+    double seconds[] = {end_s - verify->start_s, verify->stats.seconds};
+    CPA_TRY(cpa_control_max(verify->control, seconds, 2, err));
+    cpa_verify_budget_agree(&verify->budget, seconds[0], seconds[1]);
+    return CPA_OK;
+}

@@ -1,0 +1,244 @@
+#include "src/engine/calibrate.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+#include "base/check.h"
+#include "base/clock.h"
+#include "comm/rounds.h"
+#include "kernels/kernels.h"
+#include "src/model/source_synthetic.h"
+
+/* A probe grows until it takes long enough that launching it does not count. */
+enum {
+    LEAST_KEYS = 1024,
+    MOST_KEYS = 16384,
+    QUERIES_PART = 8,
+    LEAST_BYTES = 4 << 20,
+    MOST_BYTES = 64 << 20,
+    PROBE_EXCHANGES = 4,
+    GROWTH = 4
+};
+static const double PROBE_SECONDS = 0.05, LONG_CALL_SECONDS = 1e-3, LONG_EXCHANGE_SECONDS = 5e-4;
+
+/* A chunk of queries over keys that it sees all, in a cache of its own. */
+typedef struct probe {
+    const cpa_worker_options *options;
+    cpa_device *device;
+    int64_t keys, queries;
+    cpa_stream *stream;
+    cpa_attend_plan *plan;
+    cpa_kv_view kv;
+    void *q, *k, *v, *out;
+    int32_t *table;
+    uint32_t *tokens;
+    int64_t *positions; /* and slots: the blocks lie in order */
+} probe;
+
+static cpa_status probe_allocate(probe *p, cpa_error *err) {
+    const cpa_model_shape *m = &p->options->model;
+    const cpa_kernel_table *kernels = p->device->kernels;
+    int64_t element = cpa_dtype_bytes(m->dtype), kv_tokens = p->kv.num_blocks * p->kv.block_size;
+    CPA_TRY(kernels->stream_create(p->device, &p->stream, err));
+    CPA_TRY(kernels->plan_create(p->device, &p->plan, err));
+    int64_t pool_element = cpa_dtype_bytes(p->kv.dtype) * p->kv.num_blocks;
+    CPA_TRY(kernels->alloc(p->device, p->kv.k_block_stride * pool_element, &p->kv.k, err));
+    CPA_TRY(kernels->alloc(p->device, p->kv.v_block_stride * pool_element, &p->kv.v, err));
+    CPA_TRY(kernels->alloc(p->device, kv_tokens * m->kv_heads * m->head_dim * element, &p->k, err));
+    CPA_TRY(kernels->alloc(p->device, kv_tokens * m->kv_heads * m->v_head_dim * element, &p->v, err));
+    CPA_TRY(kernels->alloc(p->device, kv_tokens * m->q_heads * m->head_dim * element, &p->q, err));
+    CPA_TRY(kernels->alloc(p->device, p->queries * m->q_heads * m->v_head_dim * element, &p->out, err));
+    CPA_TRY(kernels->alloc(p->device, kv_tokens * (int64_t)sizeof *p->tokens, (void **)&p->tokens, err));
+    return kernels->alloc(p->device, kv_tokens * (int64_t)sizeof *p->positions, (void **)&p->positions, err);
+}
+
+static void probe_free(probe *p) {
+    const cpa_kernel_table *kernels = p->device->kernels;
+    kernels->free(p->device, p->positions);
+    kernels->free(p->device, p->tokens);
+    kernels->free(p->device, p->out);
+    kernels->free(p->device, p->q);
+    kernels->free(p->device, p->v);
+    kernels->free(p->device, p->k);
+    kernels->free(p->device, p->kv.v);
+    kernels->free(p->device, p->kv.k);
+    if (p->plan) kernels->plan_destroy(p->plan);
+    if (p->stream) kernels->stream_destroy(p->stream);
+    free(p->table);
+}
+
+/* Fills queries and the cache by the synthetic source. */
+static cpa_status probe_fill(probe *p) {
+    const cpa_kernel_table *kernels = p->device->kernels;
+    int64_t n = p->kv.num_blocks * p->kv.block_size;
+    uint32_t *tokens = malloc((size_t)n * sizeof *tokens);
+    int64_t *positions = malloc((size_t)n * sizeof *positions);
+    cpa_status status = tokens && positions ? CPA_OK : CPA_NO_MEMORY;
+    for (int64_t i = 0; status == CPA_OK && i < n; i++) {
+        tokens[i] = (uint32_t)i * 2654435761u;
+        positions[i] = i;
+    }
+    if (status == CPA_OK) {
+        CPA_TRY_GOTO(kernels->copy(p->tokens, tokens, n * (int64_t)sizeof *tokens, p->stream), done);
+        CPA_TRY_GOTO(kernels->copy(p->positions, positions, n * (int64_t)sizeof *positions, p->stream), done);
+        cpa_synthetic synthetic = {p->device, p->options->model, 1};
+        cpa_source source = cpa_source_synthetic(&synthetic);
+        cpa_rows rows = {.count = n, .tokens_device = p->tokens, .positions_device = p->positions};
+        CPA_TRY_GOTO(source.fill(source.ctx, 0, &rows, p->q, p->k, p->v, p->stream), done);
+        cpa_kv_write_args write = {sizeof write, n, p->options->model.dtype, p->k, p->v, p->positions, p->kv};
+        CPA_TRY_GOTO(kernels->kv_write(&write, p->stream), done);
+        CPA_TRY_GOTO(kernels->stream_sync(p->stream), done);
+    }
+done:
+    free(positions);
+    free(tokens);
+    return status;
+}
+
+static cpa_status probe_plan(probe *p, cpa_error *err) {
+    const cpa_model_shape *m = &p->options->model;
+    p->table = malloc((size_t)p->kv.num_blocks * sizeof *p->table);
+    if (!p->table) return cpa_fail(err, CPA_NO_MEMORY, "no memory");
+    for (int32_t b = 0; b < p->kv.num_blocks; b++) p->table[b] = b;
+    cpa_attend_item item = {.q_count = p->queries, .q_first = p->keys - p->queries, .k_count = p->keys};
+    cpa_attend_batch batch = {
+        .size = sizeof batch,
+        .map = {1, p->kv.block_size},
+        .q_heads = m->q_heads,
+        .kv_heads = m->kv_heads,
+        .k_dim = m->head_dim,
+        .v_dim = m->v_head_dim,
+        .block_size = p->kv.block_size,
+        .kv_dtype = p->kv.dtype,
+        .items = &item,
+        .n_items = 1,
+        .block_tables = p->table,
+        .n_table_entries = p->kv.num_blocks,
+    };
+    return p->device->kernels->plan_set(p->plan, &batch, err);
+}
+
+/* Seconds of a call. Repeats for PROBE_SECONDS after a warm-up. */
+static cpa_status probe_time(probe *p, double *seconds) {
+    const cpa_kernel_table *kernels = p->device->kernels;
+    cpa_attend_args args = {
+        .size = sizeof args, .q = p->q, .q_dtype = p->options->model.dtype, .kv = p->kv, .out = p->out};
+    double start = 0, elapsed = 0;
+    int64_t calls = -1; /* the first is the warm-up */
+    while (elapsed < PROBE_SECONDS) {
+        CPA_TRY(kernels->attend(p->plan, &args, p->stream));
+        CPA_TRY(kernels->stream_sync(p->stream));
+        if (++calls == 0) start = cpa_clock_now();
+        elapsed = cpa_clock_now() - start;
+        if (calls == 0) elapsed = 0;
+    }
+    *seconds = elapsed / (double)calls;
+    return CPA_OK;
+}
+
+static cpa_status run_probe(cpa_device *device, const cpa_worker_options *options, int64_t keys, double *seconds,
+                            cpa_error *err) {
+    const cpa_model_shape *m = &options->model;
+    int64_t bs = options->block_size;
+    probe p = {
+        .options = options,
+        .device = device,
+        .keys = keys,
+        .queries = keys / QUERIES_PART,
+        .kv = cpa_kv_view_order((cpa_kv_view){.dtype = options->kv_dtype,
+                                              .block_size = options->block_size,
+                                              .num_blocks = (keys + bs - 1) / bs,
+                                              .kv_heads = m->kv_heads,
+                                              .k_dim = m->head_dim,
+                                              .v_dim = m->v_head_dim,
+                                              .k_scale = options->k_scale,
+                                              .v_scale = options->v_scale},
+                                options->kv_layout),
+    };
+    cpa_error own = {CPA_OK, ""};
+    cpa_status status;
+    CPA_TRY_GOTO(probe_allocate(&p, &own), done);
+    CPA_TRY_GOTO(probe_plan(&p, &own), done);
+    CPA_TRY_GOTO(probe_fill(&p), done);
+    CPA_TRY_GOTO(probe_time(&p, seconds), done);
+done:
+    if (status != CPA_OK) {
+        cpa_fail(err, status, "calibration: %s", own.message[0] || !p.stream ? own.message : p.stream->error.message);
+    }
+    probe_free(&p);
+    return status;
+}
+
+/* FLOP/s: 2 flops for each product of Q K^T and of P V, all keys visible. */
+static cpa_status measure_flops(cpa_device *device, const cpa_worker_options *options, double *flops, cpa_error *err) {
+    const cpa_model_shape *m = &options->model;
+    double seconds = 0;
+    int64_t keys = LEAST_KEYS / GROWTH;
+    do {
+        keys *= GROWTH;
+        CPA_TRY(run_probe(device, options, keys, &seconds, err));
+    } while (seconds < LONG_CALL_SECONDS && keys < MOST_KEYS);
+    *flops = 2.0 * (double)(keys / QUERIES_PART) * (double)keys * m->q_heads * (m->head_dim + m->v_head_dim) / seconds;
+    return CPA_OK;
+}
+
+/* Seconds of an exchange of `bytes` with the peer of the first round, of PROBE_EXCHANGES after a warm-up. `buffers`
+ * has room for both directions. */
+static cpa_status time_exchanges(cpa_control *control, cpa_transport *transport, cpa_stream *stream, char *buffers,
+                                 int64_t bytes, double *seconds, cpa_error *err) {
+    const cpa_transport_table *table = transport->table;
+    int32_t to = cpa_round_send_peer(control->size, control->rank, 1);
+    int32_t from = cpa_round_recv_peer(control->size, control->rank, 1);
+    char *send = buffers, *recv = send + bytes;
+    cpa_message messages[2] = {{to, send, bytes, NULL, 0}, {from, NULL, 0, recv, bytes}};
+    if (to == from) messages[0] = (cpa_message){to, send, bytes, recv, bytes};
+    double start = 0, waited;
+    for (int i = -1; i < PROBE_EXCHANGES; i++) {
+        cpa_exchange *exchange;
+        if (i == 0) start = cpa_clock_now();
+        CPA_TRY(table->start(transport, messages, to == from ? 1 : 2, stream->native, &exchange, err));
+        CPA_TRY(table->finish(transport, exchange, stream->native, &waited, err));
+        if (table->drain && (i == -1 || i + 1 == PROBE_EXCHANGES))
+            CPA_TRY(table->drain(transport, stream->native, err));
+    }
+    *seconds = (cpa_clock_now() - start) / PROBE_EXCHANGES;
+    return cpa_control_max(control, seconds, 1, err);
+}
+
+/* Bytes/s that a rank sends while every rank exchanges with its peer of the first round. */
+static cpa_status measure_bandwidth(cpa_control *control, cpa_device *device, const cpa_transport_table *table,
+                                    double *bandwidth, cpa_error *err) {
+    cpa_transport *transport = NULL;
+    cpa_stream *stream = NULL;
+    void *buffers = NULL;
+    double seconds;
+    int64_t bytes = LEAST_BYTES / GROWTH;
+    cpa_status status = device->kernels->alloc(device, 2 * (int64_t)MOST_BYTES, &buffers, err);
+    if (status == CPA_OK) status = device->kernels->stream_create(device, &stream, err);
+    CPA_TRY_GOTO(cpa_control_agree(control, status, err), done);
+    CPA_TRY_GOTO(table->open(control, &transport, err), done);
+    do {
+        bytes *= GROWTH;
+        CPA_TRY(time_exchanges(control, transport, stream, buffers, bytes, &seconds, err)); /* in use by others yet */
+    } while (seconds < LONG_EXCHANGE_SECONDS && bytes < MOST_BYTES);
+    *bandwidth = (double)bytes / seconds;
+done:
+    if (transport) transport->table->close(transport);
+    if (stream) device->kernels->stream_destroy(stream);
+    device->kernels->free(device, buffers);
+    return status;
+}
+
+cpa_status cpa_calibrate(cpa_control *control, cpa_device *device, const cpa_worker_options *options,
+                         cpa_planner *planner, cpa_error *err) {
+    double sums[2] = {0, INFINITY};
+    CPA_TRY(cpa_control_agree(control, measure_flops(device, options, &sums[0], err), err));
+    if (control->size > 1) {
+        CPA_TRY(measure_bandwidth(control, device, options->transport, &sums[1], err));
+        CPA_TRY(cpa_control_sum(control, sums, 2, err));
+    }
+    planner->flops = sums[0] / control->size;
+    planner->bandwidth = sums[1] / control->size;
+    if (control->size == 1 || !device->kernels->graph_begin) return CPA_OK;
+    return cpa_calibrate_decode(control, device, options, &planner->memory_bandwidth, &planner->exchange_s, err);
+}

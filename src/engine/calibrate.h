@@ -1,0 +1,20 @@
+/* What the planner needs, measured at start-up: C, FLOP/s of attention, and W, bytes/s of an exchange, both of one rank
+ * while all ranks work; and where that may decide how sequences are placed, R and x of a decode step. */
+#ifndef CPA_CALIBRATE_H
+#define CPA_CALIBRATE_H
+
+#include "comm/comm.h"
+#include "src/schedule/planner.h"
+#include "src/worker/worker.h"
+
+/* Collective; takes well under a second. Sets flops, bandwidth, memory_bandwidth and exchange_s of the planner: every
+ * rank gets the mean over the ranks. bandwidth is infinite for one rank. The last two stay 0 for one rank, and on the
+ * host, which promises bits: times must not decide on them. */
+cpa_status cpa_calibrate(cpa_control *control, cpa_device *device, const cpa_worker_options *options,
+                         cpa_planner *planner, cpa_error *err);
+
+/* calibrate_decode.c: collective; the same on every rank. */
+cpa_status cpa_calibrate_decode(cpa_control *control, cpa_device *device, const cpa_worker_options *options,
+                                double *memory_bandwidth, double *exchange_s, cpa_error *err);
+
+#endif

@@ -1,0 +1,189 @@
+#include <math.h>
+#include <stdlib.h>
+
+#include "base/check.h"
+#include "src/cache/swap.h"
+#include "src/check/self_test.h"
+#include "src/check/self_test_kernels.h"
+#include "src/context/transport_choice.h"
+#include "src/engine/calibrate.h"
+#include "src/engine/engine_internal.h"
+
+static cpa_worker_options worker_options(const cpa_engine *engine) {
+    const cpa_engine_options *o = &engine->options;
+    return (cpa_worker_options){
+        .model = o->model,
+        .kv_dtype = o->kv_dtype,
+        .k_scale = o->k_scale,
+        .v_scale = o->v_scale,
+        .kv_layout = o->kv_layout,
+        .map = {engine->control.size, o->interleave},
+        .block_size = o->block_size,
+        .num_blocks = o->num_blocks,
+        .max_tokens = o->max_num_batched_tokens,
+        .max_seqs = o->max_num_seqs,
+        .enforce_eager = o->enforce_eager,
+        .staging_bytes = o->staging_bytes,
+        .host_blocks = engine->host_blocks,
+        .transport = engine->transport,
+    };
+}
+
+/* How many blocks fit host memory, and how fast they get there. */
+static cpa_status size_swap(cpa_engine *engine, cpa_error *err) {
+    engine->host_blocks = cpa_engine_host_blocks(&engine->options);
+    if (engine->host_blocks == 0 || engine->control.rank != 0) return CPA_OK;
+    return cpa_swap_measure(engine->device, &engine->host_bandwidth, err);
+}
+
+/* C and W measured here stand in every rank's planner; rank 0 uses it. */
+static cpa_status make_planner(cpa_engine *engine, cpa_error *err) {
+    cpa_worker_options worker = worker_options(engine);
+    cpa_planner planner = cpa_engine_planner(&engine->options, engine->control.size);
+    CPA_TRY(cpa_calibrate(&engine->control, engine->device, &worker, &planner, err));
+    engine->planner = planner;
+    return CPA_OK;
+}
+
+static cpa_status self_test(cpa_engine *engine, cpa_error *err) {
+    if (engine->options.skip_self_test) return CPA_OK;
+    cpa_worker_options worker = worker_options(engine);
+    cpa_self_test_kernels_stats kernels;
+    cpa_status status = cpa_self_test_kernels(engine->device, &worker, engine->options.seed, &kernels, err);
+    CPA_TRY(cpa_control_agree(&engine->control, status, err));
+    cpa_log(CPA_LOG_INFO, "self-test passed: kernels, %d path%s of attend against %s, %lld rows on this rank%s%s",
+            kernels.paths, kernels.paths == 1 ? "" : "s", kernels.on_blas ? "an unfused fp32 BLAS" : "float64",
+            (long long)kernels.rows, kernels.why[0] ? "; " : "", kernels.why);
+    int64_t rows = 0;
+    CPA_TRY(cpa_self_test(&engine->control, engine->device, &worker, engine->options.seed, &rows, err));
+    cpa_log(CPA_LOG_INFO, "self-test passed: pass-kv and pass-q against float64, %lld rows on this rank",
+            (long long)rows);
+    return CPA_OK;
+}
+
+static cpa_status make_scheduler(cpa_engine *engine, cpa_error *err) {
+    if (engine->control.rank != 0) return CPA_OK;
+    char identity[CPA_IDENTITY_BYTES];
+    cpa_scheduler_options options = cpa_engine_scheduler_options(&engine->options, engine->planner, identity);
+    options.host_blocks = engine->host_blocks;
+    options.host_bandwidth = engine->host_bandwidth;
+    return cpa_scheduler_create(&options, &engine->scheduler, err);
+}
+
+/* The steps of cpa_engine_create after the control channel; each is collective or agreed on. */
+static cpa_status create_parts(cpa_engine *engine, cpa_error *err) {
+    cpa_control *control = &engine->control;
+    const cpa_engine_options *o = &engine->options;
+    CPA_TRY(cpa_control_agree(control, cpa_device_open(&o->device, &engine->device, err), err));
+    CPA_TRY(cpa_transport_for(control, engine->device, o->transport, &engine->transport, err));
+    engine->synthetic = (cpa_synthetic){engine->device, o->model, o->seed};
+    engine->source = o->source ? *o->source : cpa_source_synthetic(&engine->synthetic);
+    CPA_TRY(self_test(engine, err));
+    CPA_TRY(make_planner(engine, err));
+    CPA_TRY(cpa_control_agree(control, size_swap(engine, err), err));
+    cpa_worker_options worker = worker_options(engine);
+    CPA_TRY(cpa_worker_create(control, engine->device, &engine->source, &worker, &engine->worker, err));
+    engine->timeline.limit = o->timeline_spans;
+    if (o->timeline_spans > 0) cpa_worker_set_timeline(engine->worker, &engine->timeline);
+    cpa_status status = CPA_OK;
+    if (o->verify != 0) {
+        status = cpa_verify_create(control, engine->worker, o->verify, o->seed, &o->device, &engine->verify, err);
+    }
+    if (status == CPA_OK) status = make_scheduler(engine, err);
+    return cpa_control_agree(control, status, err);
+}
+
+cpa_status cpa_engine_create(MPI_Comm comm, const cpa_engine_options *options, cpa_engine **out, cpa_error *err) {
+    cpa_engine *engine = calloc(1, sizeof *engine);
+    if (!engine) return cpa_fail(err, CPA_NO_MEMORY, "engine: no memory");
+    cpa_error own = {CPA_OK, ""};
+    cpa_status status = cpa_control_open(comm, &engine->control, &own);
+    if (status != CPA_OK) {
+        free(engine);
+        if (err) *err = own;
+        return status;
+    }
+    status = cpa_control_agree(&engine->control, cpa_engine_resolve(options, &engine->options, &own), &own);
+    if (status == CPA_OK) status = create_parts(engine, &own);
+    if (status != CPA_OK) {
+        if (cpa_control_all_failed(&engine->control)) cpa_engine_destroy(engine);
+        if (err) *err = own;
+        return status;
+    }
+    *out = engine;
+    return CPA_OK;
+}
+
+void cpa_engine_destroy(cpa_engine *engine) {
+    if (!engine) return;
+    cpa_engine_request *request, *next;
+    HASH_ITER(hh, engine->requests, request, next) {
+        HASH_DEL(engine->requests, request);
+        free(request->token_s);
+        free(request);
+    }
+    cpa_scheduler_destroy(engine->scheduler);
+    cpa_verify_destroy(engine->verify);
+    cpa_worker_destroy(engine->worker);
+    cpa_timeline_destroy(&engine->timeline);
+    cpa_device_close(engine->device);
+    cpa_control_close(&engine->control);
+    free(engine);
+}
+
+cpa_status cpa_engine_submit(cpa_engine *engine, const cpa_request *request) {
+    cpa_error *err = &engine->error;
+    if (engine->control.rank != 0) {
+        return cpa_fail(err, CPA_INVALID, "cpa_engine_submit: called on rank %d, expected rank 0",
+                        engine->control.rank);
+    }
+    if (!request || request->size != sizeof *request) {
+        return cpa_fail(err, CPA_INVALID, "cpa_request.size: %zu, expected %zu", request ? request->size : 0,
+                        sizeof *request);
+    }
+    if (!isfinite(request->arrival_s) || request->arrival_s < 0) {
+        return cpa_fail(err, CPA_INVALID, "request %llu: arrival %g s, expected a time from 0 on",
+                        (unsigned long long)request->id, request->arrival_s);
+    }
+    cpa_scheduler_request scheduled = cpa_engine_scheduled(request);
+    scheduled.arrival += engine->stats.duration_s;
+    cpa_engine_request *record = calloc(1, sizeof *record);
+    if (!record) return cpa_fail(err, CPA_NO_MEMORY, "request %llu: no memory", (unsigned long long)request->id);
+    cpa_status status = cpa_scheduler_add(engine->scheduler, &scheduled, err);
+    if (status != CPA_OK) {
+        free(record);
+        return status;
+    }
+    record->id = request->id;
+    record->prompt_tokens = request->prompt_tokens;
+    record->output_tokens = request->output_tokens;
+    record->arrival_s = scheduled.arrival;
+    HASH_ADD(hh, engine->requests, id, sizeof record->id, record);
+    return CPA_OK;
+}
+
+void cpa_engine_stop(cpa_engine *engine) {
+    atomic_store(&engine->stop, 1);
+}
+
+void cpa_engine_get_stats(const cpa_engine *engine, cpa_engine_stats *out) {
+    *out = engine->stats;
+}
+
+cpa_status cpa_engine_timeline(cpa_engine *engine, cpa_span_fn on_span, void *ctx) {
+    return cpa_timeline_gather(&engine->timeline, &engine->control, on_span, ctx, &engine->error);
+}
+
+const char *cpa_engine_device(const cpa_engine *engine) {
+    return cpa_device_description(engine->device);
+}
+
+double cpa_engine_estimate(const cpa_engine *engine, int64_t tokens) {
+    const cpa_model_shape *m = &engine->options.model;
+    double flops = 1.0 * (double)tokens * (double)tokens * m->q_heads * (m->head_dim + m->v_head_dim) * m->layers;
+    return flops / (engine->planner.flops * engine->control.size);
+}
+
+const char *cpa_engine_error(const cpa_engine *engine) {
+    return engine->error.message;
+}

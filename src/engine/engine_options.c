@@ -1,0 +1,211 @@
+/* Defaults and bounds of the engine's options, and what they mean to the scheduler. */
+#include <stdio.h>
+
+#include <math.h>
+
+#include "base/check.h"
+#include "base/hash.h"
+#include "src/engine/engine_internal.h"
+
+enum { MAX_BLOCK_SIZE = 512 };
+
+static int is_power_of_two(int64_t n) {
+    return n > 0 && (n & (n - 1)) == 0;
+}
+
+static cpa_status check_model(const cpa_model_shape *m, cpa_error *err) {
+    if (m->layers < 1) return cpa_fail(err, CPA_INVALID, "layers: %d, expected at least 1", m->layers);
+    if (m->q_heads < 1 || m->kv_heads < 1 || m->q_heads % m->kv_heads != 0) {
+        return cpa_fail(err, CPA_INVALID,
+                        "q_heads %d and kv_heads %d: expected q_heads to be a positive multiple of kv_heads",
+                        m->q_heads, m->kv_heads);
+    }
+    if (m->head_dim < 1 || m->head_dim > CPA_MAX_HEAD_DIM || m->v_head_dim < 1 || m->v_head_dim > CPA_MAX_HEAD_DIM) {
+        return cpa_fail(err, CPA_INVALID, "head_dim %d and v_head_dim %d: expected 1 to %d", m->head_dim, m->v_head_dim,
+                        CPA_MAX_HEAD_DIM);
+    }
+    if (cpa_dtype_bytes(m->dtype) == 0 || cpa_dtype_is_quantised(m->dtype))
+        return cpa_fail(err, CPA_INVALID, "dtype: %d is none", (int)m->dtype);
+    for (int32_t layer = 0; layer < m->layers; layer++) {
+        cpa_mask mask = cpa_model_mask(m, layer);
+        if (mask.window >= 0 && mask.sinks >= 0) continue;
+        return cpa_fail(err, CPA_INVALID, "layer %d: window %lld and sinks %d: expected no negative number", layer,
+                        (long long)mask.window, mask.sinks);
+    }
+    return CPA_OK;
+}
+
+/* A number that is none of an enum comes from a caller in another language, or from memory that was not cleared. */
+static cpa_status check_choices(const cpa_engine_options *o, cpa_error *err) {
+    const struct {
+        const char *name;
+        int value, last;
+    } choices[] = {
+        {"kv_layout", (int)o->kv_layout, CPA_HEAD_MAJOR},     {"algorithm", (int)o->algorithm, CPA_PASS_Q},
+        {"preemption", (int)o->preemption, CPA_PREEMPT_AUTO}, {"policy", (int)o->policy, CPA_POLICY_FCFS},
+        {"transport", (int)o->transport, CPA_TRANSPORT_PEER},
+    };
+    for (size_t i = 0; i < sizeof choices / sizeof choices[0]; i++) {
+        if (choices[i].value >= 0 && choices[i].value <= choices[i].last) continue;
+        return cpa_fail(err, CPA_INVALID, "%s: %d is none, expected 0 to %d", choices[i].name, choices[i].value,
+                        choices[i].last);
+    }
+    return CPA_OK;
+}
+
+static void fill_defaults(cpa_engine_options *o) {
+    if (o->device.size == 0) o->device.size = sizeof o->device;
+    if (o->model.v_head_dim == 0) o->model.v_head_dim = o->model.head_dim;
+    if (o->block_size == 0) o->block_size = 16;
+    if (o->interleave == 0) o->interleave = o->block_size;
+    if (o->max_num_batched_tokens == 0) o->max_num_batched_tokens = 2048;
+    if (o->max_num_seqs == 0) o->max_num_seqs = 256;
+}
+
+cpa_status cpa_engine_resolve(const cpa_engine_options *given, cpa_engine_options *out, cpa_error *err) {
+    if (!given || given->size != sizeof *given) {
+        return cpa_fail(err, CPA_INVALID, "cpa_engine_options.size: %zu, expected %zu", given ? given->size : 0,
+                        sizeof *given);
+    }
+    cpa_engine_options o = *given;
+    fill_defaults(&o);
+    CPA_TRY(check_model(&o.model, err));
+    if (cpa_dtype_bytes(o.kv_dtype) == 0) return cpa_fail(err, CPA_INVALID, "kv_dtype: %d is none", (int)o.kv_dtype);
+    if ((o.k_scale == 0) != (o.v_scale == 0) || !(o.k_scale >= 0) || !(o.v_scale >= 0) || !isfinite(o.k_scale) ||
+        !isfinite(o.v_scale) || (o.k_scale != 0 && o.kv_dtype != CPA_FP8_E4M3)) {
+        return cpa_fail(err, CPA_INVALID,
+                        "k_scale %g and v_scale %g with kv_dtype %d: expected none, or both above 0 for fp8_e4m3",
+                        (double)o.k_scale, (double)o.v_scale, (int)o.kv_dtype);
+    }
+    CPA_TRY(check_choices(&o, err));
+    if (!is_power_of_two(o.block_size) || o.block_size > MAX_BLOCK_SIZE) {
+        return cpa_fail(err, CPA_INVALID, "block_size: %d, expected a power of two up to %d", o.block_size,
+                        MAX_BLOCK_SIZE);
+    }
+    if (o.interleave < 1 || o.interleave % o.block_size != 0) {
+        return cpa_fail(err, CPA_INVALID, "interleave: %d, expected a multiple of the block size %d", o.interleave,
+                        o.block_size);
+    }
+    if (o.num_blocks < 1 || o.num_blocks > INT32_MAX) {
+        return cpa_fail(err, CPA_INVALID, "num_blocks: %lld, expected 1 to %d", (long long)o.num_blocks, INT32_MAX);
+    }
+    if (o.max_num_batched_tokens < 1 || o.max_num_batched_tokens > INT32_MAX) {
+        return cpa_fail(err, CPA_INVALID, "max_num_batched_tokens: %lld, expected 1 to %d",
+                        (long long)o.max_num_batched_tokens, INT32_MAX);
+    }
+    if (o.max_num_seqs < 1) return cpa_fail(err, CPA_INVALID, "max_num_seqs: %d, expected at least 1", o.max_num_seqs);
+    if (o.timeline_spans < 0) {
+        return cpa_fail(err, CPA_INVALID, "timeline_spans: %lld, expected 0 (none) or more",
+                        (long long)o.timeline_spans);
+    }
+    if (!((o.verify >= 0 && o.verify <= 1) || o.verify == CPA_VERIFY_AUTO)) {
+        return cpa_fail(err, CPA_INVALID, "verify: %g, expected 0 to 1, or %g", o.verify, CPA_VERIFY_AUTO);
+    }
+    if (o.swap_bytes < 0 || !(o.ageing_s >= 0) || !isfinite(o.ageing_s) || o.long_prefill_token_threshold < 0 ||
+        o.tenant_block_quota < 0) {
+        return cpa_fail(err, CPA_INVALID,
+                        "swap_bytes %lld, ageing_s %g, long_prefill_token_threshold %lld, tenant_block_quota %lld: "
+                        "expected finite numbers, none negative",
+                        (long long)o.swap_bytes, o.ageing_s, (long long)o.long_prefill_token_threshold,
+                        (long long)o.tenant_block_quota);
+    }
+    if (o.local_context < CPA_LOCAL_CONTEXT_NONE) {
+        return cpa_fail(err, CPA_INVALID, "local_context: %lld, expected tokens, 0 (automatic) or %d (none)",
+                        (long long)o.local_context, CPA_LOCAL_CONTEXT_NONE);
+    }
+    if (o.source && (o.source->size != sizeof *o.source || !o.source->fill)) {
+        return cpa_fail(err, CPA_INVALID, "source: size %zu, expected %zu, and a fill function", o.source->size,
+                        sizeof *o.source);
+    }
+    *out = o;
+    return CPA_OK;
+}
+
+int64_t cpa_engine_block_bytes(const cpa_engine_options *o) {
+    const cpa_model_shape *m = &o->model;
+    return m->layers * (cpa_kv_block_bytes(o->kv_dtype, o->k_scale, o->block_size, m->kv_heads, m->head_dim) +
+                        cpa_kv_block_bytes(o->kv_dtype, o->v_scale, o->block_size, m->kv_heads, m->v_head_dim));
+}
+
+/* What some layer still sees: the widest window, 0 if a layer has none, and the most sinks. */
+static cpa_mask widest_mask(const cpa_model_shape *m) {
+    cpa_mask widest = cpa_model_mask(m, 0);
+    for (int32_t layer = 0; layer < m->layers; layer++) {
+        cpa_mask mask = cpa_model_mask(m, layer);
+        if (!mask.causal || mask.window == 0 || widest.window == 0) {
+            widest.window = 0;
+        } else if (mask.window > widest.window) {
+            widest.window = mask.window;
+        }
+        if (mask.sinks > widest.sinks) widest.sinks = mask.sinks;
+    }
+    return widest;
+}
+
+/* What keys and values depend on besides tokens. */
+static void describe_cache(const cpa_engine_options *o, char out[CPA_IDENTITY_BYTES]) {
+    const cpa_model_shape *m = &o->model;
+    uint64_t masks = CPA_HASH_START;
+    for (int32_t layer = 0; layer < m->layers; layer++) {
+        cpa_mask mask = cpa_model_mask(m, layer);
+        const uint64_t parts[] = {(uint64_t)mask.causal, (uint64_t)mask.window, (uint64_t)mask.sinks};
+        masks = cpa_hash_bytes(masks, parts, sizeof parts);
+    }
+    snprintf(out, CPA_IDENTITY_BYTES,
+             "%d layers, %d/%d heads of %d/%d, dtype %d in %d, scales %a %a, masks %llx, seed %llu", m->layers,
+             m->q_heads, m->kv_heads, m->head_dim, m->v_head_dim, (int)m->dtype, (int)o->kv_dtype, (double)o->k_scale,
+             (double)o->v_scale, (unsigned long long)masks, (unsigned long long)o->seed);
+}
+
+int64_t cpa_engine_host_blocks(const cpa_engine_options *o) {
+    if (o->preemption == CPA_PREEMPT_RECOMPUTE) return 0;
+    int64_t blocks = o->swap_bytes / cpa_engine_block_bytes(o);
+    return blocks < INT32_MAX ? blocks : INT32_MAX;
+}
+
+cpa_planner cpa_engine_planner(const cpa_engine_options *o, int32_t cp_size) {
+    return (cpa_planner){
+        .forced = o->algorithm,
+        .cp_size = cp_size,
+        .q_heads = o->model.q_heads,
+        .kv_heads = o->model.kv_heads,
+        .k_dim = o->model.head_dim,
+        .v_dim = o->model.v_head_dim,
+        .element_bytes = (int32_t)cpa_dtype_bytes(o->kv_dtype),
+    };
+}
+
+cpa_scheduler_request cpa_engine_scheduled(const cpa_request *r) {
+    return (cpa_scheduler_request){r->id,       r->prompt_tokens, r->output_tokens, r->arrival_s,
+                                   r->priority, r->salt,          r->group};
+}
+
+cpa_scheduler_options cpa_engine_scheduler_options(cpa_engine_options *o, cpa_planner planner,
+                                                   char identity[CPA_IDENTITY_BYTES]) {
+    const cpa_mask widest = widest_mask(&o->model);
+    describe_cache(o, identity);
+    return (cpa_scheduler_options){
+        .map = {planner.cp_size, o->interleave},
+        .block_size = o->block_size,
+        .num_blocks = o->num_blocks,
+        .max_num_batched_tokens = o->max_num_batched_tokens,
+        .max_num_seqs = o->max_num_seqs,
+        .planner = planner,
+        .token_at = o->token_at ? o->token_at : cpa_synthetic_token,
+        .token_ctx = o->token_at ? o->token_ctx : &o->seed,
+        .prefix_caching = !o->no_prefix_caching,
+        .identity = identity,
+        .preemption = o->preemption,
+        .block_bytes = cpa_engine_block_bytes(o),
+        .layers = o->model.layers,
+        .policy = o->policy,
+        .ageing_s = o->ageing_s,
+        .long_prefill_threshold = o->long_prefill_token_threshold,
+        .tenant_block_quota = o->tenant_block_quota,
+        .window = widest.window,
+        .sinks = widest.sinks,
+        .local_context = o->local_context == 0                        ? CPA_LOCAL_AUTO
+                         : o->local_context == CPA_LOCAL_CONTEXT_NONE ? 0
+                                                                      : o->local_context,
+    };
+}

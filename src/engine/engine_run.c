@@ -1,0 +1,335 @@
+/* Runs an engine: every rank executes plan after plan, and gets the next one while a step runs. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/check.h"
+#include "base/clock.h"
+#include "src/context/context_internal.h"
+#include "src/engine/engine_internal.h"
+#include "src/engine/next_plan.h"
+
+/* One call of cpa_engine_run. */
+typedef struct run {
+    cpa_engine *engine;
+    cpa_finish_fn on_finish;
+    cpa_progress_fn on_progress;
+    void *ctx;
+    double start;
+    cpa_plan_ahead *ahead; /* rank 0 */
+    cpa_step_plan plan;    /* of the step that runs */
+    cpa_next_plan next;
+    int prepared;         /* the next plan is, or has failed to be */
+    cpa_error next_error; /* what happened to the next plan while the step ran */
+    int64_t tokens;       /* computed or found in the cache */
+} run;
+
+/* While a step runs: moves the next plan along. A failure is reported when that plan is needed. */
+static void poll_next_plan(void *ctx) {
+    run *r = ctx;
+    if (r->next_error.status == CPA_OK) (void)cpa_next_plan_look(&r->next, 0, &r->next_error);
+}
+
+static cpa_worker_observer observer_of(const cpa_engine *engine) {
+    return engine->verify ? cpa_verify_observer(engine->verify) : (cpa_worker_observer){NULL, NULL, NULL};
+}
+
+/* Prepares this rank for the next plan, which is there. */
+static cpa_status prepare_next(run *r, cpa_error *err) {
+    cpa_engine *engine = r->engine;
+    const int64_t running = engine->timeline.step;
+    cpa_worker_observer observer = observer_of(engine);
+    engine->timeline.step = (int64_t)r->next.plan.step;
+    cpa_status status = cpa_worker_prepare(engine->worker, &r->next.plan, engine->verify ? &observer : NULL, err);
+    engine->timeline.step = running;
+    r->prepared = 1; /* what the check has noted belongs to the next step, whatever came of it */
+    return status;
+}
+
+/* While the step that runs is enqueued: the next one is prepared behind it, unless what is done after the step still
+ * needs the tables as they are. */
+static void prepare_behind(void *ctx) {
+    run *r = ctx;
+    const cpa_verify *verify = r->engine->verify;
+    poll_next_plan(r);
+    if (!r->next.there || r->prepared || r->next_error.status != CPA_OK) return;
+    if (!verify || cpa_verify_is_idle(verify, &r->plan)) (void)prepare_next(r, &r->next_error);
+}
+
+/* The next plan becomes that of the step to run. */
+static cpa_status begin_step(run *r, cpa_error *err) {
+    if (r->next_error.status != CPA_OK) return cpa_fail(err, r->next_error.status, "%s", r->next_error.message);
+    CPA_TRY(cpa_next_plan_look(&r->next, 1, err));
+    if (!r->prepared) CPA_TRY(prepare_next(r, err));
+    cpa_next_plan_advance(&r->next, &r->plan);
+    r->prepared = 0;
+    r->engine->timeline.step = (int64_t)r->plan.step;
+    return CPA_OK;
+}
+
+static void finish_request(run *r, cpa_engine_request *request) {
+    cpa_engine *engine = r->engine;
+    cpa_request_result result = {
+        .id = request->id,
+        .prompt_tokens = request->prompt_tokens,
+        .output_tokens = request->output_tokens,
+        .arrival_s = request->arrival_s,
+        .first_token_s = request->token_s[0],
+        .finish_s = request->token_s[request->output_tokens - 1],
+        .token_s = request->token_s,
+    };
+    engine->stats.requests_finished++;
+    engine->stats.prompt_tokens += request->prompt_tokens;
+    if (r->on_finish) r->on_finish(r->ctx, &result);
+    HASH_DEL(engine->requests, request);
+    free(request->token_s);
+    free(request);
+}
+
+/* Rank 0: notes the tokens that a finished step emitted. */
+static cpa_status record_step(run *r, cpa_error *err) {
+    cpa_engine *engine = r->engine;
+    double now = cpa_clock_now() - r->start;
+    for (int64_t i = 0; i < r->plan.n_chunks; i++) {
+        const cpa_plan_chunk *chunk = &r->plan.chunks[i];
+        if (!(chunk->flags & CPA_CHUNK_EMITS)) continue;
+        cpa_engine_request *request = NULL;
+        HASH_FIND(hh, engine->requests, &chunk->request, sizeof chunk->request, request);
+        if (!request || request->emitted == request->output_tokens) {
+            return cpa_fail(err, CPA_INTERNAL, "step %llu emits a token of request %llu, which expects none",
+                            (unsigned long long)r->plan.step, (unsigned long long)chunk->request);
+        }
+        if (!request->token_s) request->token_s = malloc((size_t)request->output_tokens * sizeof *request->token_s);
+        if (!request->token_s) return cpa_fail(err, CPA_NO_MEMORY, "no memory for the times of a request");
+        request->token_s[request->emitted++] = now;
+        engine->stats.output_tokens++;
+        if (chunk->flags & CPA_CHUNK_FINISHES) finish_request(r, request);
+    }
+    if (r->on_progress) {
+        r->on_progress(r->ctx, r->tokens, engine->stats.requests_finished, now);
+    }
+    return CPA_OK;
+}
+
+/* The planner's prediction for the step, all layers. What is decoded by pass-Q is exchanged together. */
+static double predict_step(const run *r) {
+    double seconds = 0, exchange = 0;
+    for (int64_t i = 0; i < r->plan.n_chunks; i++) {
+        const cpa_plan_chunk *chunk = &r->plan.chunks[i];
+        int whole = cpa_owner_is_whole(r->engine->worker->options.map, chunk->phase);
+        const cpa_planner planner = whole ? cpa_planner_of_whole(&r->engine->planner) : r->engine->planner;
+        int decoded = chunk->flags & CPA_CHUNK_DECODE && chunk->algorithm == CPA_PASS_Q && planner.exchange_s > 0;
+        seconds += decoded ? cpa_planner_predict_decode(&planner, chunk->start)
+                           : cpa_planner_predict(&planner, chunk->algorithm, chunk->count, chunk->start);
+        if (decoded) exchange = planner.exchange_s;
+    }
+    return (seconds + exchange) * r->engine->options.model.layers;
+}
+
+static double attention_seconds(const cpa_engine *engine) {
+    cpa_context_stats stats;
+    cpa_context_get_stats(engine->worker->context, &stats);
+    return stats.attend_s + stats.exposed_comm_s;
+}
+
+/* Rank 0 hears of blocks that came back damaged, in time for the plan after the next, which is not made before.
+ * Collective. */
+static cpa_status report_damage(run *r, cpa_error *err) {
+    cpa_engine *engine = r->engine;
+    const cpa_step_plan *plan = &r->plan;
+    if (plan->n_swap_ins == 0) return CPA_OK;
+    uint64_t *damaged = engine->worker->damaged;
+    CPA_TRY(cpa_control_sum_u64(&engine->control, damaged, (int32_t)plan->n_swap_ins, err));
+    uint64_t last = 0;
+    int reported = 0;
+    for (int64_t i = 0; engine->control.rank == 0 && i < plan->n_swap_ins; i++) {
+        /* The moves of a request are neighbours. */
+        if (!damaged[i] || (reported && last == plan->swap_ins[i].request)) continue;
+        last = plan->swap_ins[i].request;
+        reported = 1;
+        CPA_TRY(cpa_plan_ahead_report_damage(r->ahead, last, err));
+    }
+    return CPA_OK;
+}
+
+static int64_t count_tokens(const cpa_step_plan *plan) {
+    int64_t tokens = 0;
+    for (int64_t i = 0; i < plan->n_chunks; i++) tokens += plan->chunks[i].count;
+    return tokens;
+}
+
+static cpa_status check_step(run *r, cpa_error *err) {
+    cpa_host_span span = cpa_spans_host_begin(CPA_SPAN_CHECK);
+    cpa_status status = cpa_verify_step(r->engine->verify, &r->plan, err);
+    cpa_spans_host_end(&r->engine->worker->context->spans, span);
+    return status;
+}
+
+static cpa_status run_step(run *r, cpa_error *err) {
+    cpa_engine *engine = r->engine;
+    double before = attention_seconds(engine), predicted = predict_step(r);
+    int64_t tokens = count_tokens(&r->plan);
+    r->tokens += r->plan.n_token_ids;
+    cpa_worker_observer observer = observer_of(engine);
+    CPA_TRY(cpa_worker_run(engine->worker, &r->plan, engine->verify ? &observer : NULL, err));
+    CPA_TRY(report_damage(r, err));
+    if (r->plan.n_chunks > 0) {
+        engine->stats.steps++;
+        engine->stats.computed_tokens += tokens;
+        /* Where the next step is prepared there is nothing to check in this one. */
+        if (engine->verify && !r->prepared) CPA_TRY(check_step(r, err));
+    }
+    double actual = attention_seconds(engine) - before;
+    engine->stats.predicted_attend_s += predicted;
+    engine->stats.actual_attend_s += actual;
+    if (engine->control.rank == 0) {
+        cpa_log(CPA_LOG_DEBUG, "step %llu: %lld chunks, %lld tokens, attention predicted %.3f ms, took %.3f ms",
+                (unsigned long long)r->plan.step, (long long)r->plan.n_chunks, (long long)tokens, predicted * 1e3,
+                actual * 1e3);
+        CPA_TRY(record_step(r, err));
+    }
+    return CPA_OK;
+}
+
+static cpa_status run_steps(run *r, cpa_error *err) {
+    do {
+        CPA_TRY(begin_step(r, err));
+        CPA_TRY(run_step(r, err));
+    } while (!(r->plan.flags & CPA_PLAN_STOP));
+    return CPA_OK;
+}
+
+void cpa_engine_take_stats(const cpa_scheduler_stats *scheduled, cpa_engine_stats *s) {
+    s->kv_peak = scheduled->peak_blocks;
+    s->preemptions = scheduled->preemptions;
+    s->prefix_queries = scheduled->prefix_queries;
+    s->prefix_hits = scheduled->prefix_hits;
+    s->evictions = scheduled->evictions;
+    s->swapped_out = scheduled->swapped_out;
+    s->swapped_in = scheduled->swapped_in;
+    s->swap_failures = scheduled->swap_failures;
+    s->cow_copies = scheduled->cow_copies;
+    s->whole = scheduled->whole;
+}
+
+/* What the scheduler knows, on rank 0. */
+static void collect_scheduler_stats(cpa_engine *engine) {
+    cpa_engine_stats *s = &engine->stats;
+    cpa_scheduler_stats scheduled;
+    cpa_scheduler_get_stats(engine->scheduler, &scheduled);
+    cpa_engine_take_stats(&scheduled, s);
+    size_t used = 0;
+    s->choices[0] = 0;
+    for (int algorithm = CPA_PASS_KV; algorithm <= CPA_PASS_Q; algorithm++) {
+        for (int reason = 0; reason < CPA_REASON_COUNT; reason++) {
+            int64_t chunks = scheduled.chunks[algorithm][reason];
+            if (chunks == 0 || used >= sizeof s->choices) continue;
+            used += (size_t)snprintf(s->choices + used, sizeof s->choices - used, "%s%s %lld (%s)", used ? ", " : "",
+                                     cpa_algorithm_name((cpa_algorithm)algorithm), (long long)chunks,
+                                     cpa_planner_reason_name((cpa_planner_reason)reason));
+        }
+    }
+}
+
+/* Totals over the ranks; collective. */
+static cpa_status collect_stats(cpa_engine *engine, cpa_error *err) {
+    cpa_control *control = &engine->control;
+    cpa_context_stats context;
+    cpa_context_get_stats(engine->worker->context, &context);
+    cpa_verify_stats verify = {0};
+    if (engine->verify) cpa_verify_get_stats(engine->verify, &verify);
+    cpa_engine_stats *s = &engine->stats;
+    double most[] = {context.exposed_comm_s, context.attend_s,   (double)context.staging_bytes,
+                     verify.max_error,       s->actual_attend_s, verify.seconds};
+    double attend_sum = context.attend_s;
+    uint64_t sums[] = {(uint64_t)context.bytes_sent, verify.rows, verify.violations, 0};
+    CPA_TRY(cpa_worker_digest(engine->worker, &sums[3], err));
+    CPA_TRY(cpa_control_max(control, most, sizeof most / sizeof most[0], err));
+    CPA_TRY(cpa_control_sum(control, &attend_sum, 1, err));
+    CPA_TRY(cpa_control_sum_u64(control, sums, 4, err));
+    s->graph_steps = engine->worker->graph_steps;
+    s->chunks_pass_kv = context.chunks_pass_kv;
+    s->chunks_pass_q = context.chunks_pass_q;
+    s->exposed_comm_s = most[0];
+    s->imbalance = attend_sum > 0 ? most[1] * control->size / attend_sum : 1;
+    s->staging_bytes = (int64_t)most[2];
+    s->staging_bound = context.staging_bound;
+    s->verify_max_error = most[3];
+    s->actual_attend_s = most[4];
+    s->verify_s = most[5];
+    s->bytes_sent = (int64_t)sums[0];
+    s->verify_rows = (int64_t)sums[1];
+    s->verify_violations = (int64_t)sums[2];
+    s->output_digest = sums[3];
+    s->planner_flops = engine->planner.flops;
+    s->planner_bandwidth = engine->planner.bandwidth;
+    s->planner_memory_bandwidth = engine->planner.memory_bandwidth;
+    s->planner_exchange_s = engine->planner.exchange_s;
+    s->overlap_tokens = cpa_planner_overlap_tokens(&engine->planner);
+    s->kv_blocks = engine->options.num_blocks;
+    if (engine->scheduler) collect_scheduler_stats(engine);
+    return cpa_control_bcast(control, s, sizeof *s, 0, err);
+}
+
+static cpa_status run_plans(run *r, cpa_error *err) {
+    cpa_engine *engine = r->engine;
+    cpa_stream *stream = engine->worker->stream;
+    const cpa_plan_limits limits = {
+        .cp_size = engine->control.size,
+        .max_seqs = engine->options.max_num_seqs,
+        .num_blocks = engine->options.num_blocks,
+        .host_blocks = engine->host_blocks,
+        .max_tokens = engine->options.max_num_batched_tokens,
+    };
+    cpa_step_plan_init(&r->plan);
+    cpa_status status =
+        cpa_next_plan_open(&r->next, &engine->control, r->ahead, &engine->worker->context->spans, &limits, err);
+    status = cpa_control_agree(&engine->control, status, err);
+    if (status == CPA_OK) {
+        stream->poll = poll_next_plan;
+        stream->poll_ctx = r;
+        cpa_worker_set_behind(engine->worker, prepare_behind, r);
+        status = run_steps(r, err);
+        cpa_worker_set_behind(engine->worker, NULL, NULL);
+        stream->poll = NULL;
+    }
+    /* A failed check is known to every rank; any other failure leaves this one alone. */
+    if (status == CPA_OK || status == CPA_CHECK_FAILED) {
+        cpa_error settled = {CPA_OK, ""};
+        cpa_status outcome = cpa_next_plan_settle(&r->next, &settled);
+        if (status == CPA_OK && outcome != CPA_OK) status = cpa_fail(err, outcome, "%s", settled.message);
+    }
+    cpa_next_plan_close(&r->next);
+    cpa_step_plan_destroy(&r->plan);
+    return status;
+}
+
+cpa_status cpa_engine_run(cpa_engine *engine, cpa_finish_fn on_finish, cpa_progress_fn on_progress, void *ctx) {
+    cpa_error *err = &engine->error;
+    run r = {.engine = engine, .on_finish = on_finish, .on_progress = on_progress, .ctx = ctx};
+    cpa_status status = cpa_control_agree(&engine->control, CPA_OK, err);
+    /* The same moment on every rank, whatever their clocks say; the clock of the engine goes on from run to run. */
+    r.start = cpa_clock_now() - engine->stats.duration_s;
+    engine->timeline.origin = r.start;
+    if (status == CPA_OK && engine->control.rank == 0) {
+        status = cpa_plan_ahead_begin(engine->scheduler, r.start, &engine->stop, &r.ahead, err);
+    }
+    status = cpa_control_agree(&engine->control, status, err);
+    if (status == CPA_OK) status = run_plans(&r, err);
+    cpa_plan_ahead_end(r.ahead);
+    atomic_store(&engine->stop, 0);
+    engine->stats.duration_s = cpa_clock_now() - r.start;
+    if (status != CPA_OK && status != CPA_CHECK_FAILED) return status;
+    cpa_error collected = {CPA_OK, ""};
+    cpa_status totals = collect_stats(engine, &collected);
+    if (totals != CPA_OK && status == CPA_OK) {
+        *err = collected;
+        return totals;
+    }
+    if (status != CPA_OK) return status;
+    if (engine->control.rank == 0 && HASH_COUNT(engine->requests) > 0) {
+        status = cpa_fail(err, CPA_STOPPED, "stopped with %u requests unfinished", HASH_COUNT(engine->requests));
+    }
+    return cpa_control_agree(&engine->control, status, err);
+}

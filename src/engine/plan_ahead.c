@@ -1,0 +1,214 @@
+#include "src/engine/plan_ahead.h"
+
+#include <math.h>
+#include <pthread.h>
+#include <stdlib.h>
+
+#include "base/check.h"
+#include "base/clock.h"
+
+/* How long a waiting thread sleeps before it looks at the stop flag again. */
+static const double POLL_SECONDS = 0.05;
+
+typedef struct encoded_plan {
+    uint8_t *buffer;
+    int64_t capacity;
+    int64_t bytes;
+    double begin, seconds; /* of making it */
+} encoded_plan;
+
+struct cpa_plan_ahead {
+    cpa_scheduler *scheduler;
+    double start;
+    atomic_int *stop;
+    pthread_t thread;
+    pthread_mutex_t mutex;
+    pthread_cond_t changed;
+    encoded_plan slots[2]; /* the taker reads one while the thread writes the other */
+    double plan_begin;     /* the thread: when it began to make the plan */
+    int write;             /* the slot that the thread writes */
+    int taken;             /* the slot that was taken last */
+    int ready;             /* the slot that is not `write` waits to be taken */
+    int going_on;          /* the next plan may be made */
+    int ending;
+    uint64_t *damaged; /* requests to tell the scheduler about before it plans again */
+    int64_t n_damaged, damaged_capacity;
+    cpa_status status;
+    cpa_error error;
+};
+
+/* Sleeps until `seconds` have passed or the end is near; returns 1 when the thread should stop waiting. */
+static int wait_for_arrival(cpa_plan_ahead *ahead, double until) {
+    for (;;) {
+        double left = ahead->start + until - cpa_clock_now();
+        if (left <= 0 || atomic_load(ahead->stop)) return 1;
+        double nap = fmin(left, POLL_SECONDS);
+        struct timespec when;
+        clock_gettime(CLOCK_REALTIME, &when);
+        int64_t nanoseconds = when.tv_nsec + (int64_t)(nap * 1e9);
+        when.tv_sec += nanoseconds / 1000000000;
+        when.tv_nsec = nanoseconds % 1000000000;
+        pthread_mutex_lock(&ahead->mutex);
+        if (!ahead->ending) pthread_cond_timedwait(&ahead->changed, &ahead->mutex, &when);
+        int ending = ahead->ending;
+        pthread_mutex_unlock(&ahead->mutex);
+        if (ending) return 0;
+    }
+}
+
+static cpa_status pass_damage_on(cpa_plan_ahead *ahead, cpa_error *err) {
+    cpa_status status = CPA_OK;
+    pthread_mutex_lock(&ahead->mutex);
+    for (; ahead->n_damaged > 0 && status == CPA_OK; ahead->n_damaged--)
+        status = cpa_scheduler_swap_failed(ahead->scheduler, ahead->damaged[ahead->n_damaged - 1], err);
+    pthread_mutex_unlock(&ahead->mutex);
+    return status;
+}
+
+/* Whether the ranks have something to do in this plan. */
+static int has_entries(const cpa_step_plan *plan) {
+    return plan->n_chunks + plan->n_releases + plan->n_swap_outs + plan->n_swap_ins + plan->n_voids > 0;
+}
+
+/* Plans the next step that has work; waits for arrivals. */
+static cpa_status plan_next(cpa_plan_ahead *ahead, cpa_step_plan *plan, cpa_error *err) {
+    for (;;) {
+        double next_arrival;
+        ahead->plan_begin = cpa_clock_now();
+        if (atomic_load(ahead->stop)) {
+            cpa_step_plan_clear(plan);
+            plan->flags = CPA_PLAN_STOP;
+            return CPA_OK;
+        }
+        double now = cpa_clock_now() - ahead->start;
+        CPA_TRY(pass_damage_on(ahead, err));
+        CPA_TRY(cpa_scheduler_plan(ahead->scheduler, now, plan, &next_arrival, err));
+        if (plan->n_chunks > 0) return CPA_OK;
+        if (!isfinite(next_arrival)) {
+            plan->flags |= CPA_PLAN_STOP;
+            return CPA_OK;
+        }
+        /* Where blocks are on their way the plans that follow count, with or without entries. */
+        if (has_entries(plan) || next_arrival <= now) return CPA_OK;
+        if (!wait_for_arrival(ahead, next_arrival)) return CPA_STOPPED;
+    }
+}
+
+static void *plan_steps(void *ctx) {
+    cpa_plan_ahead *ahead = ctx;
+    cpa_step_plan plan;
+    cpa_step_plan_init(&plan);
+    for (int last = 0; !last;) {
+        encoded_plan *slot = &ahead->slots[ahead->write];
+        cpa_error error = {CPA_OK, ""};
+        cpa_status status = plan_next(ahead, &plan, &error);
+        if (status == CPA_OK)
+            status = cpa_step_plan_encode(&plan, &slot->buffer, &slot->capacity, &slot->bytes, &error);
+        slot->begin = ahead->plan_begin;
+        slot->seconds = cpa_clock_now() - ahead->plan_begin;
+        last = status != CPA_OK || plan.flags & CPA_PLAN_STOP;
+        pthread_mutex_lock(&ahead->mutex);
+        ahead->status = status;
+        ahead->error = error;
+        ahead->write ^= 1;
+        ahead->ready = 1;
+        ahead->going_on = 0;
+        pthread_cond_broadcast(&ahead->changed);
+        /* Once this plan begins to execute, the one before it is no longer read, and its slot may be written. */
+        while (!ahead->going_on && !ahead->ending) pthread_cond_wait(&ahead->changed, &ahead->mutex);
+        last |= ahead->ending;
+        pthread_mutex_unlock(&ahead->mutex);
+    }
+    cpa_step_plan_destroy(&plan);
+    return NULL;
+}
+
+cpa_status cpa_plan_ahead_begin(cpa_scheduler *scheduler, double start, atomic_int *stop, cpa_plan_ahead **out,
+                                cpa_error *err) {
+    cpa_plan_ahead *ahead = calloc(1, sizeof *ahead);
+    if (!ahead) return cpa_fail(err, CPA_NO_MEMORY, "planning: no memory");
+    ahead->scheduler = scheduler;
+    ahead->start = start;
+    ahead->stop = stop;
+    pthread_mutex_init(&ahead->mutex, NULL);
+    pthread_cond_init(&ahead->changed, NULL);
+    int code = pthread_create(&ahead->thread, NULL, plan_steps, ahead);
+    if (code != 0) {
+        pthread_cond_destroy(&ahead->changed);
+        pthread_mutex_destroy(&ahead->mutex);
+        free(ahead);
+        return cpa_fail(err, CPA_NO_MEMORY, "planning: no thread could be started (error %d)", code);
+    }
+    *out = ahead;
+    return CPA_OK;
+}
+
+cpa_status cpa_plan_ahead_take(cpa_plan_ahead *ahead, int wait, const uint8_t **bytes, int64_t *n_bytes,
+                               cpa_error *err) {
+    cpa_status status = CPA_OK;
+    *bytes = NULL;
+    pthread_mutex_lock(&ahead->mutex);
+    while (!ahead->ready && wait) pthread_cond_wait(&ahead->changed, &ahead->mutex);
+    if (!ahead->ready) goto done;
+    status = ahead->status;
+    if (status == CPA_OK) {
+        const encoded_plan *slot = &ahead->slots[ahead->write ^ 1];
+        ahead->taken = ahead->write ^ 1;
+        *bytes = slot->buffer;
+        *n_bytes = slot->bytes;
+    } else if (err) {
+        *err = ahead->error;
+    }
+    ahead->ready = 0;
+done:
+    pthread_mutex_unlock(&ahead->mutex);
+    return status;
+}
+
+void cpa_plan_ahead_go_on(cpa_plan_ahead *ahead) {
+    pthread_mutex_lock(&ahead->mutex);
+    ahead->going_on = 1;
+    pthread_cond_broadcast(&ahead->changed);
+    pthread_mutex_unlock(&ahead->mutex);
+}
+
+cpa_status cpa_plan_ahead_report_damage(cpa_plan_ahead *ahead, uint64_t request, cpa_error *err) {
+    cpa_status status = CPA_OK;
+    pthread_mutex_lock(&ahead->mutex);
+    if (ahead->n_damaged == ahead->damaged_capacity) {
+        int64_t grown = 2 * ahead->damaged_capacity + 8;
+        uint64_t *moved = realloc(ahead->damaged, (size_t)grown * sizeof *moved);
+        if (moved) {
+            ahead->damaged = moved;
+            ahead->damaged_capacity = grown;
+        } else {
+            status = cpa_fail(err, CPA_NO_MEMORY, "planning: no memory to report damage");
+        }
+    }
+    if (status == CPA_OK) ahead->damaged[ahead->n_damaged++] = request;
+    pthread_mutex_unlock(&ahead->mutex);
+    return status;
+}
+
+void cpa_plan_ahead_times(const cpa_plan_ahead *ahead, double *begin, double *seconds) {
+    /* The slot that was taken stays as it is until the second call of cpa_plan_ahead_go_on after. */
+    const encoded_plan *slot = &ahead->slots[ahead->taken];
+    *begin = slot->begin;
+    *seconds = slot->seconds;
+}
+
+void cpa_plan_ahead_end(cpa_plan_ahead *ahead) {
+    if (!ahead) return;
+    pthread_mutex_lock(&ahead->mutex);
+    ahead->ending = 1;
+    pthread_cond_broadcast(&ahead->changed);
+    pthread_mutex_unlock(&ahead->mutex);
+    pthread_join(ahead->thread, NULL);
+    (void)pass_damage_on(ahead, NULL); /* what the last step found, for a run that goes on */
+    pthread_cond_destroy(&ahead->changed);
+    pthread_mutex_destroy(&ahead->mutex);
+    free(ahead->damaged);
+    free(ahead->slots[0].buffer);
+    free(ahead->slots[1].buffer);
+    free(ahead);
+}

@@ -1,0 +1,54 @@
+#include "src/model/source_synthetic.h"
+
+#include "base/check.h"
+#include "base/hash.h"
+#include "kernels/host/rows/synthesize.h"
+#include "kernels/kernels.h"
+
+static cpa_synth_args args_for(const cpa_synthetic *synthetic, cpa_synth_tensor tensor, int32_t layer) {
+    const cpa_model_shape *shape = &synthetic->shape;
+    return (cpa_synth_args){
+        .tensor = tensor,
+        .seed = synthetic->seed,
+        .layer = layer,
+        .heads = tensor == CPA_SYNTH_Q ? shape->q_heads : shape->kv_heads,
+        .kv_heads = shape->kv_heads,
+        .dim = tensor == CPA_SYNTH_V ? shape->v_head_dim : shape->head_dim,
+        .dtype = shape->dtype,
+    };
+}
+
+static cpa_status fill(void *ctx, int32_t layer, const cpa_rows *rows, void *q, void *k, void *v, cpa_stream *stream) {
+    const cpa_synthetic *synthetic = ctx;
+    void *const outs[3] = {q, k, v};
+    for (int tensor = CPA_SYNTH_Q; tensor <= CPA_SYNTH_V; tensor++) {
+        cpa_synth_args args = args_for(synthetic, (cpa_synth_tensor)tensor, layer);
+        args.rows = rows->count;
+        args.tokens = rows->tokens_device;
+        args.positions = rows->positions_device;
+        args.out = outs[tensor];
+        CPA_TRY(synthetic->device->kernels->synthesize(&args, stream));
+    }
+    return CPA_OK;
+}
+
+static void recall(void *ctx, int32_t layer, int32_t kv_head, int64_t n, const uint32_t *tokens,
+                   const int64_t *positions, void *k, void *v) {
+    for (int tensor = CPA_SYNTH_K; tensor <= CPA_SYNTH_V; tensor++) {
+        cpa_synth_args args = args_for(ctx, (cpa_synth_tensor)tensor, layer);
+        args.rows = n;
+        args.tokens = tokens;
+        args.positions = positions;
+        args.out = tensor == CPA_SYNTH_K ? k : v;
+        cpa_synthesize_head(&args, kv_head);
+    }
+}
+
+cpa_source cpa_source_synthetic(cpa_synthetic *synthetic) {
+    return (cpa_source){.size = sizeof(cpa_source), .ctx = synthetic, .fill = fill, .recall = recall, .capturable = 1};
+}
+
+uint32_t cpa_synthetic_token(void *seed, uint64_t request, int64_t position) {
+    uint64_t x = *(const uint64_t *)seed ^ (request + 1) * CPA_GOLDEN ^ (uint64_t)position * 0xd1b54a32d192ed03u;
+    return (uint32_t)(cpa_mix64(x) >> 32);
+}

@@ -1,0 +1,97 @@
+#include "src/schedule/planner.h"
+
+#include <math.h>
+
+double cpa_planner_overlap_tokens(const cpa_planner *p) {
+    return (double)p->cp_size * p->flops * p->kv_heads * p->element_bytes / (2.0 * p->q_heads * p->bandwidth);
+}
+
+/* The share of new tokens from which pass-KV moves fewer bytes in its exposed time; T new tokens. */
+static double bytes_share(const cpa_planner *p, double new_tokens) {
+    return 2.0 * p->kv_heads / p->q_heads -
+           4.0 * new_tokens * p->bandwidth / ((double)p->cp_size * p->flops * p->element_bytes);
+}
+
+cpa_planner_choice cpa_planner_choose(const cpa_planner *p, int64_t new_tokens, int64_t cached_tokens, int decode) {
+    double t = (double)new_tokens, cached = (double)cached_tokens;
+    if (p->forced != CPA_AUTO) return (cpa_planner_choice){p->forced, CPA_REASON_FORCED};
+    if (p->cp_size == 1) return (cpa_planner_choice){CPA_PASS_KV, CPA_REASON_LOCAL};
+    if (decode) return (cpa_planner_choice){CPA_PASS_Q, CPA_REASON_DECODE};
+    if (t >= cpa_planner_overlap_tokens(p)) return (cpa_planner_choice){CPA_PASS_KV, CPA_REASON_OVERLAP};
+    if (t / (t + cached) >= bytes_share(p, t)) return (cpa_planner_choice){CPA_PASS_KV, CPA_REASON_BYTES};
+    return (cpa_planner_choice){CPA_PASS_Q, CPA_REASON_PREFIX};
+}
+
+/* Bytes of one token in one layer of the cache: Hkv * (dk + dv) * e. */
+static double token_bytes(const cpa_planner *p) {
+    return p->kv_heads * ((double)p->k_dim + p->v_dim) * p->element_bytes;
+}
+
+/* With T new and P cached tokens, head widths dk and dv, and every count spread evenly over the N ranks, the longer of
+ *     2 * T * (P + T/2) * Hq * (dk + dv) / (N * C)         two products over the causal pairs
+ *     (P + T) * Hkv * (dk + dv) * e / (N * R)              every rank reads its share of the cache; where R is known */
+static double attention_seconds(const cpa_planner *p, double new_tokens, double cached) {
+    double n = p->cp_size, width = (double)p->k_dim + p->v_dim;
+    double products = 2 * new_tokens * (cached + new_tokens / 2) * p->q_heads * width / (n * p->flops);
+    if (!(p->memory_bandwidth > 0)) return products;
+    return fmax(products, (cached + new_tokens) * token_bytes(p) / (n * p->memory_bandwidth));
+}
+
+/* Exchanges, likewise:
+ *     pass-KV     (N-1)/N * (P + T) * Hkv * (dk + dv) * e / W              every rank sends its shard to all others
+ *     pass-Q      (N-1)/N * T * Hq * (dk * e + 4 * (dv + 1)) / W           queries out, fp32 O and LSE home
+ * That of pass-KV overlaps its attention; pass-Q needs all queries first and all states last. */
+double cpa_planner_predict(const cpa_planner *p, cpa_algorithm algorithm, int64_t new_tokens, int64_t cached_tokens) {
+    double n = p->cp_size, t = (double)new_tokens, cached = (double)cached_tokens, others = (n - 1) / n;
+    double attention = attention_seconds(p, t, cached);
+    if (algorithm == CPA_PASS_Q) {
+        double row_bytes = p->q_heads * ((double)p->k_dim * p->element_bytes + sizeof(float) * (p->v_dim + 1.0));
+        return attention + others * t * row_bytes / p->bandwidth;
+    }
+    return fmax(attention, others * (cached + t) * token_bytes(p) / p->bandwidth);
+}
+
+double cpa_planner_predict_decode(const cpa_planner *p, int64_t cached_tokens) {
+    return attention_seconds(p, 1, (double)cached_tokens);
+}
+
+cpa_planner cpa_planner_of_whole(const cpa_planner *planner) {
+    cpa_planner whole = *planner;
+    whole.cp_size = 1;
+    return whole;
+}
+
+/* Seconds of one layer over the life of a sequence, for P prompt tokens of which F are found, and D output tokens:
+ *     prefill   the attention of P - F new tokens over P, as above, on n ranks
+ *     decode    D * (P + D/2) * Hkv * (dk + dv) * e / (n * R)      every rank reads its share of the cache
+ *               D * x / (1 + running), if n > 1                    a step exchanges once for all its sequences */
+static double life_seconds(const cpa_planner *p, int64_t prompt, int64_t output, int64_t found, int64_t running) {
+    double d = (double)output, tokens = (double)prompt + d / 2;
+    double prefill = cpa_planner_predict(p, CPA_PASS_KV, prompt - found, found);
+    double exchange = p->cp_size > 1 ? p->exchange_s / (1.0 + (double)running) : 0;
+    return prefill + d * (tokens * token_bytes(p) / (p->cp_size * p->memory_bandwidth) + exchange);
+}
+
+int64_t cpa_planner_whole_tokens(const cpa_planner *p) {
+    return p->cp_size == 1 || !(p->exchange_s > 0) || p->forced != CPA_AUTO ? 0 : CPA_PLANNER_WHOLE_TOKENS;
+}
+
+int cpa_planner_prefers_whole(const cpa_planner *p, int64_t prompt_tokens, int64_t output_tokens, int64_t found_whole,
+                              int64_t found_dealt, int64_t running) {
+    cpa_planner whole = cpa_planner_of_whole(p);
+    return life_seconds(&whole, prompt_tokens, output_tokens, found_whole, running) <
+           life_seconds(p, prompt_tokens, output_tokens, found_dealt, running);
+}
+
+const char *cpa_planner_reason_name(cpa_planner_reason reason) {
+    switch (reason) {
+        case CPA_REASON_FORCED: return "forced";
+        case CPA_REASON_LOCAL: return "one rank";
+        case CPA_REASON_DECODE: return "decode";
+        case CPA_REASON_OVERLAP: return "exchange hides under attention";
+        case CPA_REASON_BYTES: return "keys and values are fewer bytes";
+        case CPA_REASON_PREFIX: return "few new tokens, long prefix";
+        case CPA_REASON_COUNT: break;
+    }
+    return "unknown";
+}

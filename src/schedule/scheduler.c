@@ -1,0 +1,398 @@
+#include "src/schedule/scheduler.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/check.h"
+#include "base/fault.h"
+#include "src/schedule/scheduler_internal.h"
+
+static int arrives_before(const cpa_sequence *a, const cpa_sequence *b) {
+    return a->request.arrival < b->request.arrival;
+}
+
+static cpa_status check_options(const cpa_scheduler_options *o, cpa_error *err) {
+    if (o->map.cp_size < 1 || o->planner.cp_size != o->map.cp_size)
+        return cpa_fail(err, CPA_INVALID,
+                        "scheduler: %" PRId32 " ranks, planner for %" PRId32 "; expected the same, at least 1",
+                        o->map.cp_size, o->planner.cp_size);
+    if (o->block_size < 1 || o->map.interleave < 1 || o->map.interleave % o->block_size != 0)
+        return cpa_fail(err, CPA_INVALID,
+                        "scheduler: interleave %" PRId32 " is not a positive multiple of block size %" PRId32,
+                        o->map.interleave, o->block_size);
+    if (o->max_num_batched_tokens < 1 || o->max_num_seqs < 1)
+        return cpa_fail(err, CPA_INVALID,
+                        "scheduler: a step of %" PRId64 " tokens and %" PRId32
+                        " sequences; expected at least 1 of each",
+                        o->max_num_batched_tokens, o->max_num_seqs);
+    if (!o->token_at) return cpa_fail(err, CPA_INVALID, "scheduler: no source of tokens");
+    if (o->host_blocks < 0 || o->window < 0 || o->sinks < 0 || o->tenant_block_quota < 0 ||
+        o->long_prefill_threshold < 0 || !(o->ageing_s >= 0) || o->local_context < CPA_LOCAL_AUTO)
+        return cpa_fail(err, CPA_INVALID,
+                        "scheduler: %" PRId64 " host blocks, window %" PRId64 ", %" PRId64 " sinks, quota %" PRId64
+                        ", threshold %" PRId64 ", ageing %g s, local context %" PRId64
+                        "; expected none below 0 (local context: %d)",
+                        o->host_blocks, o->window, o->sinks, o->tenant_block_quota, o->long_prefill_threshold,
+                        o->ageing_s, o->local_context, CPA_LOCAL_AUTO);
+    if (o->preemption == CPA_PREEMPT_AUTO && o->host_blocks > 0 &&
+        !(o->host_bandwidth > 0 && o->block_bytes > 0 && o->layers > 0))
+        return cpa_fail(err, CPA_INVALID,
+                        "scheduler: blocks of %" PRId64 " bytes, %" PRId32
+                        " layers, %g bytes/s to the host; expected all above 0 to weigh swapping",
+                        o->block_bytes, o->layers, o->host_bandwidth);
+    return CPA_OK;
+}
+
+static void on_evict(void *ctx, int32_t block) {
+    const cpa_evict_ctx *evict = ctx;
+    cpa_prefix_cache_drop(evict->scheduler->cache, evict->rank, block);
+    evict->scheduler->stats.evictions++;
+}
+
+/* The pools of device and host blocks, and the cache that finds them. */
+static cpa_status create_pools(cpa_scheduler *s, cpa_error *err) {
+    const cpa_scheduler_options *o = &s->options;
+    for (int32_t r = 0; r < o->map.cp_size; r++) {
+        CPA_TRY(cpa_block_pool_create(o->num_blocks, &s->pools[r], err));
+        if (s->host_pools) CPA_TRY(cpa_block_pool_create(o->host_blocks, &s->host_pools[r], err));
+        s->evict[r] = (cpa_evict_ctx){s, r};
+        cpa_block_pool_set_evict(s->pools[r], on_evict, &s->evict[r]);
+    }
+    return cpa_prefix_cache_create(o->map.cp_size, o->num_blocks, o->block_size, &s->cache, err);
+}
+
+cpa_status cpa_scheduler_create(const cpa_scheduler_options *options, cpa_scheduler **out, cpa_error *err) {
+    CPA_TRY(check_options(options, err));
+    size_t ranks = (size_t)options->map.cp_size, slots = (size_t)options->max_num_seqs;
+    cpa_status status = CPA_NO_MEMORY;
+    cpa_scheduler *s = calloc(1, sizeof *s);
+    if (!s) goto no_memory;
+    s->options = *options;
+    s->future.before = arrives_before;
+    s->waiting.before = cpa_sequence_before;
+    s->pools = calloc(ranks, sizeof *s->pools);
+    s->evict = calloc(ranks, sizeof *s->evict);
+    s->lacks = calloc(ranks, sizeof *s->lacks);
+    if (options->num_blocks > 0) s->marks = calloc((size_t)options->num_blocks, sizeof *s->marks);
+    if (options->host_blocks > 0 && options->preemption != CPA_PREEMPT_RECOMPUTE) {
+        s->host_pools = calloc(ranks, sizeof *s->host_pools);
+        if (!s->host_pools) goto no_memory;
+    }
+    s->identity = strdup(options->identity ? options->identity : "");
+    s->options.identity = NULL;
+    s->running = calloc(slots, sizeof *s->running);
+    s->finished = calloc(slots, sizeof *s->finished);
+    s->scheduled = calloc(slots, sizeof *s->scheduled);
+    s->free_slots = calloc(slots, sizeof *s->free_slots);
+    if (!s->pools || !s->evict || !s->lacks || (!s->marks && options->num_blocks > 0) || !s->identity || !s->running ||
+        !s->finished || !s->scheduled || !s->free_slots)
+        goto no_memory;
+    CPA_TRY_GOTO(create_pools(s, err), fail);
+    s->n_free_slots = options->max_num_seqs;
+    for (int32_t i = 0; i < s->n_free_slots; i++) s->free_slots[i] = s->n_free_slots - 1 - i;
+    *out = s;
+    return CPA_OK;
+
+no_memory:
+    cpa_fail(err, CPA_NO_MEMORY, "scheduler: no memory for %" PRId32 " sequences on %" PRId32 " ranks",
+             options->max_num_seqs, options->map.cp_size);
+fail:
+    cpa_scheduler_destroy(s);
+    return status;
+}
+
+void cpa_scheduler_destroy(cpa_scheduler *s) {
+    if (!s) return;
+    cpa_sequence *sequence, *next;
+    HASH_CLEAR(pending, s->pending);
+    HASH_ITER(hh, s->by_id, sequence, next) {
+        HASH_DEL(s->by_id, sequence);
+        cpa_sequence_destroy(sequence);
+    }
+    for (int32_t i = 0; i < s->n_finished; i++) cpa_sequence_destroy(s->finished[i]);
+    cpa_tenant *tenant, *next_tenant;
+    HASH_ITER(hh, s->tenants, tenant, next_tenant) {
+        HASH_DEL(s->tenants, tenant);
+        free(tenant->held);
+        free(tenant);
+    }
+    for (int32_t r = 0; s->pools && r < s->options.map.cp_size; r++) cpa_block_pool_destroy(s->pools[r]);
+    for (int32_t r = 0; s->host_pools && r < s->options.map.cp_size; r++) cpa_block_pool_destroy(s->host_pools[r]);
+    cpa_prefix_cache_destroy(s->cache);
+    cpa_sequence_queue_destroy(&s->waiting);
+    cpa_sequence_queue_destroy(&s->future);
+    free(s->pins);
+    free(s->free_slots);
+    free(s->scheduled);
+    free(s->finished);
+    free(s->running);
+    free(s->identity);
+    free(s->marks);
+    free(s->lacks);
+    free(s->evict);
+    free(s->host_pools);
+    free(s->pools);
+    free(s);
+}
+
+static cpa_status check_request(const cpa_scheduler *s, const cpa_scheduler_request *r, cpa_error *err) {
+    if (r->prompt_tokens < 1 || r->output_tokens < 1 || r->prompt_tokens > INT64_MAX - r->output_tokens)
+        return cpa_fail(err, CPA_INVALID,
+                        "request %" PRIu64 ": %" PRId64 " prompt and %" PRId64
+                        " output tokens; expected at least 1 of each, and fewer than 2^63 in all",
+                        r->id, r->prompt_tokens, r->output_tokens);
+    if (!isfinite(r->arrival))
+        return cpa_fail(err, CPA_INVALID, "request %" PRIu64 ": arrival at %g s; expected a finite time", r->id,
+                        r->arrival);
+    /* One that is kept whole fits as well: cpa_request_may_be_whole. */
+    int64_t tokens = cpa_request_cached_tokens(r), blocks = cpa_request_blocks(&s->options, tokens);
+    if (blocks > s->options.num_blocks)
+        return cpa_fail(err, CPA_INVALID,
+                        "request %" PRIu64 ": %" PRId64 " prompt + %" PRId64 " output tokens need %" PRId64
+                        " blocks of %" PRId32 " tokens on one of %" PRId32 " ranks, which has %" PRId64
+                        "; use --num-blocks %" PRId64 " or more",
+                        r->id, r->prompt_tokens, r->output_tokens, blocks, s->options.block_size,
+                        s->options.map.cp_size, s->options.num_blocks, blocks);
+    int64_t quota = s->options.tenant_block_quota;
+    if (quota > 0 && blocks > quota)
+        return cpa_fail(err, CPA_INVALID,
+                        "request %" PRIu64 ": %" PRId64 " prompt + %" PRId64 " output tokens need %" PRId64
+                        " blocks on a rank, and a tenant may hold %" PRId64 "; use --tenant-block-quota %" PRId64
+                        " or more",
+                        r->id, r->prompt_tokens, r->output_tokens, blocks, quota, blocks);
+    cpa_sequence *other;
+    HASH_FIND(hh, s->by_id, &r->id, sizeof r->id, other);
+    if (other) return cpa_fail(err, CPA_INVALID, "request %" PRIu64 ": another request has this id", r->id);
+    return CPA_OK;
+}
+
+/* The tenant with that salt, which may be new; NULL without memory. */
+static cpa_tenant *tenant_of(cpa_scheduler *s, const char *salt) {
+    size_t length = strlen(salt);
+    cpa_tenant *tenant;
+    HASH_FIND(hh, s->tenants, salt, length, tenant);
+    if (tenant) return tenant;
+    tenant = calloc(1, sizeof *tenant + length + 1);
+    if (!tenant) return NULL;
+    memcpy(tenant->salt, salt, length);
+    tenant->number = (int32_t)HASH_COUNT(s->tenants);
+    tenant->held = calloc((size_t)s->options.map.cp_size, sizeof *tenant->held);
+    if (tenant->held) HASH_ADD_KEYPTR(hh, s->tenants, tenant->salt, length, tenant);
+    if (tenant->hh.tbl) return tenant;
+    free(tenant->held);
+    free(tenant);
+    return NULL;
+}
+
+/* The root of a request's prefix, and the digest of its first block or what there is of it. Where only the samples of a
+ * prompt share, their group is part of the root. */
+static cpa_status start_prefix(cpa_scheduler *s, const cpa_scheduler_request *request, cpa_prefix_digest *root,
+                               cpa_prefix_digest *first, cpa_error *err) {
+    const char *salt = request->salt ? request->salt : "";
+    int32_t n = s->options.block_size;
+    if (n > request->prompt_tokens) n = (int32_t)request->prompt_tokens;
+    uint32_t *tokens = cpa_prefix_cache_tokens(s->cache);
+    for (int32_t i = 0; i < n; i++) tokens[i] = s->options.token_at(s->options.token_ctx, request->id, i);
+    if (cpa_prefix_cache_root(s->cache, s->identity, salt, 0, root) &&
+        cpa_prefix_cache_link(s->cache, root, n, first) &&
+        (s->options.prefix_caching || cpa_prefix_cache_root(s->cache, s->identity, salt, request->group, root)))
+        return CPA_OK;
+    return cpa_fail(err, CPA_INTERNAL, "request %" PRIu64 ": SHA-256 of its first tokens failed", request->id);
+}
+
+cpa_status cpa_scheduler_add(cpa_scheduler *s, const cpa_scheduler_request *request, cpa_error *err) {
+    CPA_TRY(check_request(s, request, err));
+    cpa_prefix_digest root, first;
+    CPA_TRY(start_prefix(s, request, &root, &first, err));
+    int64_t most = (int64_t)HASH_COUNT(s->by_id) + 1;
+    if (!cpa_sequence_queue_reserve(&s->future, most) || !cpa_sequence_queue_reserve(&s->waiting, most)) goto no_memory;
+    cpa_tenant *tenant = tenant_of(s, request->salt ? request->salt : "");
+    cpa_sequence *sequence = tenant ? cpa_sequence_create(&s->options, request, &first) : NULL;
+    if (!sequence) goto no_memory;
+    sequence->tenant = tenant;
+    sequence->root = root;
+    HASH_ADD_KEYPTR(hh, s->by_id, &sequence->request.id, sizeof sequence->request.id, sequence);
+    if (!sequence->hh.tbl) {
+        cpa_sequence_destroy(sequence);
+        goto no_memory;
+    }
+    cpa_sequence_queue_push(&s->future, sequence);
+    return CPA_OK;
+
+no_memory:
+    return cpa_fail(err, CPA_NO_MEMORY, "request %" PRIu64 ": no memory to queue it", request->id);
+}
+
+cpa_status cpa_scheduler_pin(cpa_scheduler *s, cpa_block_pool *pool, int32_t block, cpa_error *err) {
+    if (cpa_fault_is(CPA_FAULT_EARLY_REUSE)) return cpa_block_pool_release(pool, block, err);
+    if (s->n_pins == s->pins_capacity) {
+        int64_t grown = 2 * s->pins_capacity + 16;
+        cpa_pin *moved = realloc(s->pins, (size_t)grown * sizeof *moved);
+        if (!moved) return cpa_fail(err, CPA_NO_MEMORY, "scheduler: no memory for a plan");
+        s->pins = moved;
+        s->pins_capacity = grown;
+    }
+    s->pins[s->n_pins++] = (cpa_pin){pool, block};
+    return CPA_OK;
+}
+
+void cpa_scheduler_charge(const cpa_sequence *sequence, int32_t cp_size, int sign) {
+    for (int32_t r = 0; r < cp_size; r++)
+        sequence->tenant->held[r] += sign * (sequence->shards[r].held - sequence->shards[r].voided);
+}
+
+int64_t cpa_scheduler_next_tokens(const cpa_scheduler *s, const cpa_sequence *sequence) {
+    int64_t rest = cpa_sequence_known(sequence) - sequence->computed, threshold = s->options.long_prefill_threshold;
+    if (threshold > 0 && rest > threshold) rest = threshold;
+    return rest < s->budget ? rest : s->budget;
+}
+
+int cpa_scheduler_has_room(cpa_scheduler *s, const cpa_sequence *sequence, int64_t tokens) {
+    int room = 1;
+    for (int32_t r = 0; r < s->options.map.cp_size; r++) {
+        s->lacks[r] = cpa_sequence_lacks(sequence, &s->options, r, tokens);
+        if (s->lacks[r] > cpa_block_pool_free_count(s->pools[r])) room = 0;
+    }
+    return room;
+}
+
+cpa_planner cpa_scheduler_planner(const cpa_scheduler *s, const cpa_sequence *sequence) {
+    const cpa_planner *planner = &s->options.planner;
+    return cpa_owner_is_whole(s->options.map, sequence->phase) ? cpa_planner_of_whole(planner) : *planner;
+}
+
+int cpa_scheduler_within_quota(const cpa_scheduler *s, const cpa_sequence *sequence) {
+    int64_t quota = s->options.tenant_block_quota;
+    for (int32_t r = 0; quota > 0 && r < s->options.map.cp_size; r++)
+        if (s->lacks[r] > 0 && sequence->tenant->held[r] + s->lacks[r] > quota) return 0;
+    return 1;
+}
+
+void cpa_scheduler_place(cpa_scheduler *s, cpa_sequence *sequence, int64_t tokens) {
+    for (int32_t r = 0; r < s->options.map.cp_size; r++) {
+        if (s->lacks[r] <= 0) continue;
+        cpa_sequence_take(sequence, r, s->pools[r], s->lacks[r]);
+        sequence->tenant->held[r] += s->lacks[r];
+    }
+    sequence->planned = tokens;
+    s->budget -= tokens;
+    s->scheduled[s->n_scheduled++] = sequence;
+}
+
+/* Slot and blocks of the sequences that finished in the last plan are free from this one on, and what its copies read.
+ * */
+static cpa_status retire_finished(cpa_scheduler *s, cpa_error *err) {
+    for (int64_t i = 0; i < s->n_pins; i++) CPA_TRY(cpa_block_pool_release(s->pins[i].pool, s->pins[i].block, err));
+    s->n_pins = 0;
+    while (s->n_finished > 0) {
+        cpa_sequence *sequence = s->finished[--s->n_finished];
+        *cpa_step_plan_add_release(s->plan) = sequence->slot;
+        s->free_slots[s->n_free_slots++] = sequence->slot;
+        cpa_scheduler_charge(sequence, s->options.map.cp_size, -1);
+        cpa_status status = cpa_sequence_close(sequence, s->pools, s->options.map.cp_size, err);
+        cpa_sequence_destroy(sequence);
+        if (status != CPA_OK) return status;
+    }
+    return CPA_OK;
+}
+
+/* Sequences that came back from host memory with damage go back to the start. */
+static cpa_status restart_damaged(cpa_scheduler *s, cpa_error *err) {
+    for (int32_t i = s->n_running - 1; i >= 0; i--)
+        if (s->running[i]->restart) CPA_TRY(cpa_scheduler_preempt(s, i, 0, err));
+    return CPA_OK;
+}
+
+/* Places the running sequences that decode (or those that do not), the first ones first. A preemption only removes
+ * sequences after the one at hand. */
+static cpa_status schedule_running(cpa_scheduler *s, int decodes, cpa_error *err) {
+    for (int32_t i = 0; i < s->n_running && s->budget > 0; i++) {
+        cpa_sequence *sequence = s->running[i];
+        if (cpa_sequence_decodes(sequence) != decodes || sequence->ready > s->step) continue;
+        int64_t tokens = cpa_scheduler_next_tokens(s, sequence);
+        int room = cpa_scheduler_has_room(s, sequence, sequence->computed + tokens);
+        if (!room || !cpa_scheduler_within_quota(s, sequence)) {
+            int made;
+            CPA_TRY(cpa_scheduler_make_room(s, i, &made, err));
+            s->short_of_blocks |= !room || made;
+            if (!made) continue;
+        }
+        cpa_scheduler_place(s, sequence, tokens);
+    }
+    return CPA_OK;
+}
+
+/* Moves the sequences whose last token is planned out of the running ones. */
+static void collect_finished(cpa_scheduler *s) {
+    int32_t kept = 0;
+    for (int32_t i = 0; i < s->n_running; i++) {
+        cpa_sequence *sequence = s->running[i];
+        if (sequence->emitted < sequence->request.output_tokens) {
+            s->running[kept++] = sequence;
+        } else {
+            cpa_scheduler_unlink(s, sequence);
+            HASH_DEL(s->by_id, sequence);
+            s->finished[s->n_finished++] = sequence;
+            s->stats.finished++;
+        }
+    }
+    s->n_running = kept;
+}
+
+/* The time from which on there may be more to plan. */
+static double next_time(const cpa_scheduler *s, double now) {
+    for (int32_t i = 0; s->plan->n_chunks == 0 && i < s->n_running; i++)
+        if (s->running[i]->ready > s->step) return now;
+    return s->future.count > 0 ? cpa_sequence_queue_first(&s->future)->request.arrival : INFINITY;
+}
+
+cpa_status cpa_scheduler_plan(cpa_scheduler *s, double now, cpa_step_plan *plan, double *next_arrival, cpa_error *err) {
+    cpa_step_plan_clear(plan);
+    if (!cpa_step_plan_reserve(plan, 0, s->n_running + s->n_finished, 0, 0, 0))
+        return cpa_fail(err, CPA_NO_MEMORY, "scheduler: no memory for a plan");
+    plan->step = s->step;
+    s->plan = plan;
+    s->budget = s->options.max_num_batched_tokens;
+    s->n_scheduled = 0;
+    s->short_of_blocks = 0;
+    CPA_TRY(retire_finished(s, err));
+    CPA_TRY(restart_damaged(s, err));
+    CPA_TRY(cpa_scheduler_void_unseen(s, err));
+    while (s->future.count > 0 && cpa_sequence_queue_first(&s->future)->request.arrival <= now)
+        cpa_sequence_queue_push(&s->waiting, cpa_sequence_queue_pop(&s->future));
+    CPA_TRY(schedule_running(s, 1, err));
+    CPA_TRY(schedule_running(s, 0, err));
+    if (!s->short_of_blocks) CPA_TRY(cpa_scheduler_admit(s, err));
+    CPA_TRY(cpa_scheduler_write(s, err));
+    collect_finished(s);
+    *next_arrival = next_time(s, now);
+    s->plan = NULL;
+    s->step++;
+    return CPA_OK;
+}
+
+cpa_status cpa_scheduler_swap_failed(cpa_scheduler *s, uint64_t request, cpa_error *err) {
+    cpa_sequence *sequence;
+    HASH_FIND(hh, s->by_id, &request, sizeof request, sequence);
+    if (!sequence) return cpa_fail(err, CPA_INVALID, "request %" PRIu64 " is not there to be computed again", request);
+    s->stats.swap_failures++;
+    if (sequence->blocks) {
+        sequence->restart = 1;
+    } else {
+        CPA_TRY(cpa_scheduler_drop_host(s, sequence, err));
+        sequence->computed = sequence->voided = 0;
+    }
+    return CPA_OK;
+}
+
+void cpa_scheduler_get_stats(const cpa_scheduler *s, cpa_scheduler_stats *out) {
+    *out = s->stats;
+    out->waiting = s->future.count + s->waiting.count;
+    out->running = s->n_running;
+    for (int32_t r = 0; r < s->options.map.cp_size; r++) {
+        int64_t peak = cpa_block_pool_peak(s->pools[r]);
+        if (peak > out->peak_blocks) out->peak_blocks = peak;
+    }
+}

@@ -1,0 +1,128 @@
+/* The scheduler of rank 0: continuous batching with chunked prefill over the block pools of all ranks.
+ *
+ * A step has a budget of tokens and of sequences. Running sequences that decode come first, one token each, then
+ * running prefills, then waiting requests, each in their order (by arrival, or by priority with ageing); prefill is cut
+ * to what is left of the budget, and to the threshold for long prefills. A sequence takes blocks on each rank for the
+ * tokens it is given. When a rank has too few, the running sequences that come last and hold blocks there are
+ * preempted: their blocks are freed, a chunk they already had in this step is withdrawn, and they go back to the
+ * waiting requests with every token they have emitted; their cache is computed again, or moved to host memory and back.
+ * A sequence that would not get its blocks even so keeps what it holds and waits for a later step. No request is
+ * admitted in a step that ran short of blocks. None overtakes a waiting one that goes before it, except one that waits
+ * for its prefix, or whose tenant has used up its quota. Nothing is lost: the first of the running sequences always
+ * advances, so every request finishes.
+ *
+ * Full blocks can be found by their prefix (prefix_cache.h) from the step after the one that fills them, as long as
+ * nobody needs their memory. A request that is admitted shares what can be found; at least its last token is computed,
+ * so a block that this token falls into is copied first. A request whose next block is just being computed by a running
+ * sequence waits for it. Samples of one prompt (requests of one group) share it in the same way, also where nothing
+ * else is shared.
+ *
+ * A short sequence may be kept whole on one rank (local_context), where it decodes without any exchange: on the rank
+ * that then has the fewest blocks in use, so that what it finds there counts for a rank. Where a sequence lies is
+ * decided each time that it is about to be admitted without a cache, and holds until it finishes or is computed again.
+ *
+ * The scheduler assumes that a planned step will run: it may be asked for the next plan while one executes. A sequence
+ * that finishes in a step gives its blocks back in the next plan, and so does what a plan's copies read. A sequence
+ * that comes back from host memory is given tokens in the second plan after, so that damage can be reported before
+ * anything is computed from it. Pure logic: no MPI, no device, no clock; one thread.
+ *
+ *   scheduler.c          create, add, one plan from start to end
+ *   scheduler_preempt.c  room for running sequences, who gives way, and where to
+ *   scheduler_admit.c    who is next, and what it shares
+ *   scheduler_write.c    the entries of a plan, and what can be found after it
+ */
+#ifndef CPA_SCHEDULER_H
+#define CPA_SCHEDULER_H
+
+#include <stdint.h>
+
+#include <cpattn/engine.h>
+#include <cpattn/owner_map.h>
+#include <cpattn/status.h>
+
+#include "src/schedule/planner.h"
+#include "src/schedule/step_plan.h"
+
+/* The token at a position of a request, prompt and output alike. Pure and thread-safe. */
+typedef uint32_t (*cpa_token_fn)(void *ctx, uint64_t request, int64_t position);
+
+enum { CPA_LOCAL_AUTO = -1 };
+
+/* Zero stands for a scheduler without the feature. */
+typedef struct cpa_scheduler_options {
+    cpa_owner_map map;
+    int32_t block_size;
+    int64_t num_blocks; /* of one rank */
+    int64_t max_num_batched_tokens;
+    int32_t max_num_seqs;
+    cpa_planner planner;
+    cpa_token_fn token_at;
+    void *token_ctx;
+
+    int32_t prefix_caching;
+    const char *identity; /* what keys and values depend on besides tokens; read by cpa_scheduler_create only */
+    cpa_preemption_mode preemption;
+    int64_t host_blocks;   /* of one rank, for swapping */
+    int64_t block_bytes;   /* of one block with all layers; for CPA_PREEMPT_AUTO, as are the next two */
+    double host_bandwidth; /* bytes/s between host and device, of one rank */
+    int32_t layers;
+    cpa_policy policy;
+    double ageing_s;                /* waiting so long counts as one level of priority */
+    int64_t long_prefill_threshold; /* most tokens of one prefill in a step */
+    int64_t tenant_block_quota;     /* most blocks of one rank in the tables of a tenant's running sequences */
+    int64_t window;                 /* the widest window of all layers; what lies before it is freed */
+    int64_t sinks;                  /* first tokens that stay visible */
+    int64_t local_context; /* sequences of up to so many tokens are kept whole on one rank; CPA_LOCAL_AUTO: those that
+                              the planner prefers whole */
+} cpa_scheduler_options;
+
+typedef struct cpa_scheduler_request {
+    uint64_t id; /* unique */
+    int64_t prompt_tokens;
+    int64_t output_tokens; /* >= 1 */
+    double arrival;        /* seconds */
+    int32_t priority;      /* lower runs first */
+    const char *salt;      /* of the tenant, who shares blocks with nobody else; NULL: "". Read by add only */
+    uint64_t group;        /* samples of one prompt have the same group; 0: none */
+} cpa_scheduler_request;
+
+typedef struct cpa_scheduler_stats {
+    int64_t waiting; /* requests without a slot, arrived or not */
+    int64_t running;
+    int64_t finished; /* planned to the last token */
+    int64_t preemptions;
+    int64_t peak_blocks;                 /* most blocks in use on one rank */
+    int64_t chunks[3][CPA_REASON_COUNT]; /* prefill and decode chunks by algorithm and reason */
+    int64_t prefix_queries;              /* full blocks of the prompts that were admitted, counted once a request */
+    int64_t prefix_hits;                 /* how many of them were found */
+    int64_t evictions;                   /* blocks that could be found until their memory was needed */
+    int64_t swapped_out, swapped_in;     /* blocks */
+    int64_t cow_copies;
+    int64_t whole; /* admissions of sequences that are kept whole on one of several ranks */
+    int64_t swap_failures;
+} cpa_scheduler_stats;
+
+typedef struct cpa_scheduler cpa_scheduler;
+
+cpa_status cpa_scheduler_create(const cpa_scheduler_options *options, cpa_scheduler **out, cpa_error *err);
+void cpa_scheduler_destroy(cpa_scheduler *scheduler);
+
+/* Queues a request. CPA_INVALID, with the numbers, if a length is not positive, an unfinished request has the id, or
+ * the whole sequence (prompt_tokens + output_tokens - 1 tokens are cached) cannot fit the pools of any rank even alone.
+ */
+cpa_status cpa_scheduler_add(cpa_scheduler *scheduler, const cpa_scheduler_request *request, cpa_error *err);
+
+/* Plans the step that begins at time `now` into `plan`, which is cleared first. Requests that arrive later are left
+ * alone. A plan without chunks means that nothing can run before *next_arrival (infinity: nothing is left; releases may
+ * still stand in the plan), or, where *next_arrival is `now`, that sequences are on their way from host memory and the
+ * next plan is to be asked for at once. After CPA_NO_MEMORY the scheduler can only be destroyed. */
+cpa_status cpa_scheduler_plan(cpa_scheduler *scheduler, double now, cpa_step_plan *plan, double *next_arrival,
+                              cpa_error *err);
+
+/* What a swap_in of that request brought back is damaged. To be called before the second plan after the one with the
+ * swap_in; the request is then computed again. CPA_INVALID if no unfinished request has the id. */
+cpa_status cpa_scheduler_swap_failed(cpa_scheduler *scheduler, uint64_t request, cpa_error *err);
+
+void cpa_scheduler_get_stats(const cpa_scheduler *scheduler, cpa_scheduler_stats *out);
+
+#endif

@@ -1,0 +1,333 @@
+/* Who is admitted next, and which blocks it shares with others. */
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/check.h"
+#include "base/fault.h"
+#include "base/min_max.h"
+#include "src/schedule/scheduler_internal.h"
+
+typedef enum verdict {
+    ADMITTED,
+    SKIP, /* it has to wait, and others need not wait for it */
+    STOP  /* nobody is to overtake it */
+} verdict;
+
+/* What can be looked up: the full blocks of the known tokens, then the end of a prompt that nothing follows yet. */
+static int64_t count_links(const cpa_scheduler *s, const cpa_sequence *sequence) {
+    int64_t block_size = s->options.block_size, known = cpa_sequence_known(sequence);
+    return known / block_size + (sequence->emitted == 0 && known % block_size != 0);
+}
+
+static int32_t link_tokens(const cpa_scheduler *s, const cpa_sequence *sequence, int64_t j) {
+    int64_t left = cpa_sequence_known(sequence) - j * s->options.block_size;
+    return left < s->options.block_size ? (int32_t)left : s->options.block_size;
+}
+
+/* The digest of block j; those before it have been asked for. NULL without memory. */
+static const cpa_prefix_digest *probe(cpa_scheduler *s, cpa_sequence *sequence, int64_t j) {
+    if (j < sequence->n_probe) return &sequence->probe[j];
+    if (j == sequence->probe_capacity) {
+        int64_t grown = 2 * j + 8;
+        cpa_prefix_digest *moved = realloc(sequence->probe, (size_t)grown * sizeof *moved);
+        if (!moved) return NULL;
+        sequence->probe = moved;
+        sequence->probe_capacity = grown;
+    }
+    const cpa_prefix_digest *parent = j > 0 ? &sequence->probe[j - 1] : &sequence->root;
+    int32_t n = link_tokens(s, sequence, j);
+    if (!cpa_scheduler_digest(s, sequence, parent, j * s->options.block_size, n, &sequence->probe[j])) return NULL;
+    sequence->n_probe++;
+    return &sequence->probe[j];
+}
+
+/* How many of its blocks were found in a phase when it last looked there. */
+static int64_t *found_in(const cpa_scheduler *s, cpa_sequence *sequence, int32_t phase) {
+    const cpa_owner_map map = s->options.map;
+    return cpa_owner_is_whole(map, phase) ? &sequence->shards[phase - map.cp_size].found : &sequence->found_dealt;
+}
+
+/* Counts the leading blocks that can be found in a phase. Goes on where it ended the last time: what has been evicted
+ * since then shows when the blocks are shared. */
+static int64_t look(cpa_scheduler *s, cpa_sequence *sequence, int32_t phase) {
+    int64_t *found = found_in(s, sequence, phase);
+    int64_t links = cpa_scheduler_shares(s, sequence) ? count_links(s, sequence) : 0;
+    for (; *found < links; ++*found) {
+        const cpa_prefix_digest *digest = probe(s, sequence, *found);
+        if (!digest) break;
+        cpa_prefix_digest key = cpa_sequence_key(phase, digest);
+        if (cpa_prefix_cache_find(s->cache, &key) < 0) break;
+    }
+    return *found;
+}
+
+/* The running sequence that computes the first block that cannot be found in a phase; NULL if none does. */
+static const cpa_sequence *who_computes(cpa_scheduler *s, cpa_sequence *sequence, int32_t phase) {
+    const int64_t found = *found_in(s, sequence, phase);
+    if (!cpa_scheduler_shares(s, sequence) || found == count_links(s, sequence)) return NULL;
+    const cpa_prefix_digest *digest = probe(s, sequence, found);
+    if (!digest) return NULL;
+    cpa_prefix_digest key = cpa_sequence_key(phase, digest);
+    cpa_sequence *computing;
+    HASH_FIND(pending, s->pending, &key, sizeof key, computing);
+    return computing;
+}
+
+/* Blocks that can be found in a phase, now or when one who computes the next of them is as far as is known. */
+static int64_t expect(cpa_scheduler *s, cpa_sequence *sequence, int32_t phase) {
+    int64_t found = look(s, sequence, phase);
+    const cpa_sequence *computing = who_computes(s, sequence, phase);
+    if (!computing) return found;
+    int64_t known = cpa_min64(cpa_sequence_known(sequence), cpa_sequence_known(computing));
+    return cpa_max64(found, known / s->options.block_size);
+}
+
+/* The rank that would have the fewest blocks in use if it kept the whole sequence; among equals the one where it would
+ * begin otherwise, or the next. */
+static int32_t best_home(cpa_scheduler *s, cpa_sequence *sequence) {
+    const cpa_owner_map map = s->options.map;
+    int32_t best = sequence->dealt_phase;
+    int64_t least = INT64_MAX;
+    for (int32_t i = 0; i < map.cp_size; i++) {
+        int32_t r = (sequence->dealt_phase + i) % map.cp_size;
+        int64_t used = s->options.num_blocks - cpa_block_pool_free_count(s->pools[r]);
+        int64_t more = used - expect(s, sequence, cpa_owner_whole_phase(map, r));
+        if (more >= least) continue;
+        least = more;
+        best = r;
+    }
+    return best;
+}
+
+/* Decides where the sequence is to lie, by how much of it lies there already. */
+static void choose_phase(cpa_scheduler *s, cpa_sequence *sequence) {
+    const cpa_scheduler_options *o = &s->options;
+    sequence->phase = sequence->dealt_phase;
+    int64_t found = look(s, sequence, sequence->phase);
+    if (!cpa_request_may_be_whole(o, &sequence->request)) return;
+    int32_t home = best_home(s, sequence);
+    int64_t known = cpa_sequence_known(sequence), most = known - 1;
+    int64_t whole = cpa_min64(sequence->shards[home].found * o->block_size, most);
+    int64_t dealt = cpa_min64(found * o->block_size, most);
+    int64_t output = sequence->request.output_tokens - sequence->emitted;
+    int64_t others = s->n_running + s->waiting.count - 1; /* it is still among the waiting ones */
+    if (o->local_context == CPA_LOCAL_AUTO &&
+        !cpa_planner_prefers_whole(&o->planner, known, output, whole, dealt, others))
+        return;
+    sequence->phase = cpa_owner_whole_phase(o->map, home);
+}
+
+/* Whether a running sequence computes the first block that cannot be found. */
+static int must_wait(cpa_scheduler *s, cpa_sequence *sequence) {
+    if (cpa_fault_is(CPA_FAULT_STARVED_WAITER) && sequence->waits) return 1;
+    sequence->waits = who_computes(s, sequence, sequence->phase) != NULL;
+    return sequence->waits;
+}
+
+/* Shares the leading blocks that can be found. At least the last known token is left to compute. If it falls into a
+ * block that was found, *source gets that block, which a copy of its own will replace; otherwise -1. */
+static cpa_status share_prefix(cpa_scheduler *s, cpa_sequence *sequence, int32_t *source, cpa_error *err) {
+    int64_t block_size = s->options.block_size, known = cpa_sequence_known(sequence), links, j = 0;
+    links = cpa_scheduler_shares(s, sequence) ? count_links(s, sequence) : 0;
+    *source = -1;
+    sequence->tip = sequence->root;
+    sequence->linked = sequence->tail_linked = sequence->computed = 0;
+    for (; j < links; j++) {
+        const cpa_prefix_digest *digest = probe(s, sequence, j);
+        if (!digest) break;
+        cpa_prefix_digest key = cpa_sequence_key(sequence->phase, digest);
+        int32_t block = cpa_prefix_cache_find(s->cache, &key);
+        if (block < 0) break;
+        int32_t rank = cpa_sequence_block_rank(sequence, &s->options, j), n = link_tokens(s, sequence, j);
+        sequence->computed = j * block_size + n < known ? j * block_size + n : known - 1;
+        if (sequence->computed == j * block_size) break; /* nothing of this block would be used */
+        if (n == block_size) {
+            sequence->tip = *digest;
+            sequence->linked++;
+        } else {
+            sequence->tail_linked = 1;
+        }
+        if (sequence->computed % block_size != 0) {
+            *source = block;
+        } else {
+            CPA_TRY(cpa_sequence_share(sequence, rank, s->pools[rank], block, err));
+        }
+    }
+    *found_in(s, sequence, sequence->phase) = j;
+    return CPA_OK;
+}
+
+/* Statistics of the first admission: whole blocks of the prompt, and those of them that were found. */
+static void count_hits(cpa_scheduler *s, cpa_sequence *sequence) {
+    if (sequence->queried || !cpa_scheduler_shares(s, sequence)) return;
+    sequence->queried = 1;
+    s->stats.prefix_queries += sequence->request.prompt_tokens / s->options.block_size;
+    s->stats.prefix_hits += sequence->linked;
+}
+
+/* Puts a sequence among the running ones, in their order. */
+static void enter(cpa_scheduler *s, cpa_sequence *sequence) {
+    int32_t at = s->n_running++;
+    for (; at > 0 && cpa_sequence_before(sequence, s->running[at - 1]); at--) s->running[at] = s->running[at - 1];
+    s->running[at] = sequence;
+    sequence->slot = s->free_slots[--s->n_free_slots];
+    free(sequence->probe);
+    sequence->probe = NULL;
+    sequence->n_probe = sequence->probe_capacity = sequence->found_dealt = sequence->waits = 0;
+    for (int32_t r = 0; r < s->options.map.cp_size; r++) sequence->shards[r].found = 0;
+}
+
+static cpa_status copy_on_write(cpa_scheduler *s, cpa_sequence *sequence, int32_t source, cpa_error *err) {
+    int64_t j = sequence->computed / s->options.block_size;
+    int32_t rank = cpa_sequence_block_rank(sequence, &s->options, j);
+    cpa_block_move *copy = cpa_step_plan_add_copy(s->plan);
+    if (!copy) return cpa_fail(err, CPA_NO_MEMORY, "scheduler: no memory for a plan");
+    *copy = (cpa_block_move){sequence->request.id, rank, source, *cpa_sequence_block(sequence, &s->options, j)};
+    s->stats.cow_copies++;
+    return CPA_OK;
+}
+
+/* Gives up a block that was found and would be copied: its tokens are computed instead. */
+static cpa_status give_up_source(cpa_scheduler *s, cpa_sequence *sequence, int32_t source, cpa_error *err) {
+    int64_t j = sequence->computed / s->options.block_size;
+    sequence->computed = j * s->options.block_size;
+    sequence->linked = j;
+    sequence->tip = j > 0 ? sequence->probe[j - 1] : sequence->root;
+    sequence->tail_linked = 0;
+    return cpa_block_pool_release(s->pools[cpa_sequence_block_rank(sequence, &s->options, j)], source, err);
+}
+
+/* Turns a request away that lacks blocks, or quota, even if all that was found is shared: a look that costs little, as
+ * the first in line may be turned away in many plans. Otherwise ADMITTED. */
+static verdict look_for_room(const cpa_scheduler *s, cpa_sequence *sequence) {
+    int64_t block_size = s->options.block_size, found = *found_in(s, sequence, sequence->phase) * block_size;
+    int64_t room = 1;
+    int64_t quota = s->options.tenant_block_quota, most = cpa_sequence_known(sequence) - 1;
+    sequence->computed = found < most ? found : most;
+    int64_t first = sequence->computed / block_size * block_size;
+    int64_t end = sequence->computed + cpa_scheduler_next_tokens(s, sequence);
+    sequence->computed = 0;
+    for (int32_t r = 0; r < s->options.map.cp_size; r++) {
+        int64_t needs = cpa_sequence_needs(sequence, &s->options, r, end);
+        int64_t lacks = needs - cpa_sequence_needs(sequence, &s->options, r, first);
+        if (lacks > 0 && quota > 0 && sequence->tenant->held[r] + needs > quota) return SKIP;
+        if (lacks > cpa_block_pool_free_count(s->pools[r])) room = 0;
+    }
+    return room ? ADMITTED : STOP;
+}
+
+/* A request without anything in host memory. */
+static cpa_status try_fresh(cpa_scheduler *s, cpa_sequence *sequence, verdict *out, cpa_error *err) {
+    int32_t source, ranks = s->options.map.cp_size;
+    *out = SKIP;
+    choose_phase(s, sequence);
+    if (must_wait(s, sequence)) return CPA_OK;
+    *out = look_for_room(s, sequence);
+    if (*out != ADMITTED) return CPA_OK;
+    if (!cpa_sequence_open(sequence, ranks))
+        return cpa_fail(err, CPA_NO_MEMORY, "request %" PRIu64 ": no memory for its block table", sequence->request.id);
+    CPA_TRY(share_prefix(s, sequence, &source, err));
+    /* The block that is copied must not be taken for something else in this plan. */
+    int32_t rank = cpa_sequence_block_rank(sequence, &s->options, sequence->computed / s->options.block_size);
+    if (source >= 0) CPA_TRY(cpa_block_pool_retain(s->pools[rank], source, err));
+    int64_t tokens = cpa_scheduler_next_tokens(s, sequence);
+    int room = cpa_scheduler_has_room(s, sequence, sequence->computed + tokens);
+    if (!room && source >= 0) {
+        /* Block and copy together may be one more than there are; the block alone always fits at last. */
+        CPA_TRY(give_up_source(s, sequence, source, err));
+        source = -1;
+        tokens = cpa_scheduler_next_tokens(s, sequence);
+        room = cpa_scheduler_has_room(s, sequence, sequence->computed + tokens);
+    }
+    cpa_scheduler_charge(sequence, ranks, 1);
+    int within = cpa_scheduler_within_quota(s, sequence);
+    if (!room || !within) {
+        *out = within ? STOP : SKIP;
+        cpa_scheduler_charge(sequence, ranks, -1);
+        if (source >= 0) CPA_TRY(cpa_block_pool_release(s->pools[rank], source, err));
+        sequence->computed = sequence->linked = 0;
+        return cpa_sequence_close(sequence, s->pools, ranks, err);
+    }
+    *out = ADMITTED;
+    count_hits(s, sequence);
+    s->stats.whole += cpa_owner_is_whole(s->options.map, sequence->phase);
+    enter(s, sequence);
+    cpa_scheduler_place(s, sequence, tokens);
+    if (source >= 0) {
+        CPA_TRY(copy_on_write(s, sequence, source, err));
+        CPA_TRY(cpa_scheduler_pin(s, s->pools[rank], source, err));
+    }
+    /* Others that come now wait for what this one computes. */
+    return cpa_scheduler_link(s, sequence, err);
+}
+
+/* Plans the way back of what a sequence has in host memory, into the blocks of its new table. */
+static cpa_status swap_in(cpa_scheduler *s, cpa_sequence *sequence, cpa_error *err) {
+    for (int32_t r = 0; r < s->options.map.cp_size; r++) {
+        cpa_sequence_shard *shard = &sequence->shards[r];
+        for (int64_t i = 0; i < shard->swapped; i++) {
+            int32_t host = sequence->host[r * sequence->stride + i], *block = &sequence->blocks[shard->held++];
+            block += r * sequence->stride;
+            *block = -1;
+            if (host < 0) {
+                shard->voided++;
+                continue;
+            }
+            cpa_block_pool_take(s->pools[r], 1, block);
+            cpa_block_move *move = cpa_step_plan_add_swap_in(s->plan);
+            if (!move) return cpa_fail(err, CPA_NO_MEMORY, "scheduler: no memory for a plan");
+            *move = (cpa_block_move){sequence->request.id, r, host, *block};
+            CPA_TRY(cpa_scheduler_pin(s, s->host_pools[r], host, err));
+            s->stats.swapped_in++;
+        }
+        shard->swapped = 0;
+    }
+    free(sequence->host);
+    sequence->host = NULL;
+    return CPA_OK;
+}
+
+/* Blocks that a swapped sequence needs on each rank for its next token, in s->lacks; whether the pools have them. */
+static int has_room_for_return(cpa_scheduler *s, const cpa_sequence *sequence) {
+    int room = 1;
+    for (int32_t r = 0; r < s->options.map.cp_size; r++) {
+        s->lacks[r] = cpa_sequence_needs(sequence, &s->options, r, sequence->computed + 1);
+        for (int64_t i = 0; i < sequence->shards[r].swapped; i++)
+            s->lacks[r] -= sequence->host[r * sequence->stride + i] < 0;
+        if (s->lacks[r] > cpa_block_pool_free_count(s->pools[r])) room = 0;
+    }
+    return room;
+}
+
+/* A sequence that comes back from host memory; it is given tokens in the second plan after. */
+static cpa_status try_return(cpa_scheduler *s, cpa_sequence *sequence, verdict *out, cpa_error *err) {
+    int room = has_room_for_return(s, sequence), within = cpa_scheduler_within_quota(s, sequence);
+    *out = within ? STOP : SKIP;
+    if (!room || !within) return CPA_OK;
+    if (!cpa_sequence_open(sequence, s->options.map.cp_size))
+        return cpa_fail(err, CPA_NO_MEMORY, "request %" PRIu64 ": no memory for its block table", sequence->request.id);
+    *out = ADMITTED;
+    CPA_TRY(swap_in(s, sequence, err));
+    cpa_scheduler_charge(sequence, s->options.map.cp_size, 1);
+    enter(s, sequence);
+    sequence->ready = s->step + 2;
+    return CPA_OK;
+}
+
+cpa_status cpa_scheduler_admit(cpa_scheduler *s, cpa_error *err) {
+    cpa_sequence *skipped[CPA_MAX_SKIPPED], *sequence;
+    int n_skipped = 0;
+    cpa_status status = CPA_OK;
+    while (s->budget > 0 && s->n_free_slots > 0 && n_skipped < CPA_MAX_SKIPPED &&
+           (sequence = cpa_sequence_queue_first(&s->waiting))) {
+        verdict v = STOP;
+        CPA_TRY_GOTO(sequence->host ? try_return(s, sequence, &v, err) : try_fresh(s, sequence, &v, err), done);
+        if (v == STOP) break;
+        cpa_sequence_queue_pop(&s->waiting);
+        if (v == SKIP) skipped[n_skipped++] = sequence;
+    }
+done:
+    while (n_skipped > 0) cpa_sequence_queue_push(&s->waiting, skipped[--n_skipped]);
+    return status;
+}

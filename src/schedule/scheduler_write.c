@@ -1,0 +1,161 @@
+/* The entries of a plan, and what can be found by its prefix once the plan has run. */
+#include <inttypes.h>
+#include <string.h>
+
+#include "base/check.h"
+#include "base/fault.h"
+#include "src/schedule/scheduler_internal.h"
+
+static void write_appends(cpa_scheduler *s, cpa_sequence *sequence) {
+    cpa_step_plan *plan = s->plan;
+    for (int32_t r = 0; r < s->options.map.cp_size; r++) {
+        cpa_sequence_shard *shard = &sequence->shards[r];
+        int64_t added = shard->held - shard->announced;
+        if (added == 0) continue;
+        *cpa_step_plan_add_append(plan) = (cpa_plan_append){sequence->slot, r, (int32_t)added, plan->n_block_ids};
+        memcpy(cpa_step_plan_add_blocks(plan, added), sequence->blocks + r * sequence->stride + shard->announced,
+               (size_t)added * sizeof *sequence->blocks);
+        shard->announced = shard->held;
+    }
+}
+
+static void write_chunk(cpa_scheduler *s, cpa_sequence *sequence) {
+    cpa_step_plan *plan = s->plan;
+    int64_t end = sequence->computed + sequence->planned;
+    int decodes = cpa_sequence_decodes(sequence), emits = end == cpa_sequence_known(sequence);
+    int finishes = emits && sequence->emitted + 1 == sequence->request.output_tokens;
+    const cpa_planner planner = cpa_scheduler_planner(s, sequence);
+    cpa_planner_choice choice = cpa_planner_choose(&planner, sequence->planned, sequence->computed, decodes);
+    s->stats.chunks[choice.algorithm][choice.reason]++;
+    cpa_plan_chunk *chunk = cpa_step_plan_add_chunk(plan);
+    *chunk = (cpa_plan_chunk){
+        .request = sequence->request.id,
+        .seq = sequence->slot,
+        .phase = sequence->phase,
+        .start = sequence->computed,
+        .count = sequence->planned,
+        .first_output = cpa_sequence_known(sequence) - 1,
+        .algorithm = choice.algorithm,
+        .flags = (sequence->introduced ? 0u : CPA_CHUNK_FIRST) | (emits ? CPA_CHUNK_EMITS : 0u) |
+                 (finishes ? CPA_CHUNK_FINISHES : 0u) | (decodes ? CPA_CHUNK_DECODE : 0u),
+        .tokens = plan->n_token_ids,
+    };
+    int64_t n = cpa_plan_chunk_tokens(chunk);
+    uint32_t *tokens = cpa_step_plan_add_tokens(plan, n);
+    for (int64_t i = 0; i < n; i++)
+        tokens[i] = s->options.token_at(s->options.token_ctx, sequence->request.id, end - n + i);
+    write_appends(s, sequence);
+    sequence->introduced = 1;
+    sequence->computed = end;
+    sequence->emitted += emits;
+    sequence->planned = 0;
+}
+
+cpa_status cpa_scheduler_write(cpa_scheduler *s, cpa_error *err) {
+    int64_t chunks = 0, appends = 0, blocks = 0, tokens = 0;
+    for (int32_t i = 0; i < s->n_scheduled; i++) {
+        const cpa_sequence *sequence = s->scheduled[i];
+        if (sequence->planned == 0) continue;
+        chunks++;
+        tokens += sequence->planned + (sequence->introduced ? 0 : sequence->computed);
+        for (int32_t r = 0; r < s->options.map.cp_size; r++) {
+            int64_t added = sequence->shards[r].held - sequence->shards[r].announced;
+            appends += added > 0;
+            blocks += added;
+        }
+    }
+    if (!cpa_step_plan_reserve(s->plan, chunks, s->plan->n_releases, appends, blocks, tokens))
+        return cpa_fail(err, CPA_NO_MEMORY, "scheduler: no memory for a plan of %" PRId64 " tokens", tokens);
+    for (int32_t i = 0; i < s->n_scheduled; i++)
+        if (s->scheduled[i]->planned > 0) write_chunk(s, s->scheduled[i]);
+    for (int32_t i = 0; i < s->n_scheduled; i++) {
+        cpa_sequence *sequence = s->scheduled[i];
+        if (sequence->blocks) CPA_TRY(cpa_scheduler_link(s, sequence, err));
+    }
+    return CPA_OK;
+}
+
+/* The next query is at `computed` or later and sees keys after computed - window, and the sinks. */
+static cpa_status void_unseen_of(cpa_scheduler *s, cpa_sequence *sequence, cpa_error *err) {
+    int64_t block_size = s->options.block_size;
+    int64_t unseen = (sequence->computed - s->options.window + 1) / block_size;
+    int64_t sinks = (s->options.sinks + block_size - 1) / block_size;
+    if (sequence->voided < sinks) sequence->voided = sinks;
+    for (int64_t j = sequence->voided; j < unseen; j++) {
+        int32_t rank = cpa_sequence_block_rank(sequence, &s->options, j);
+        int64_t entry = cpa_sequence_block(sequence, &s->options, j) - (sequence->blocks + rank * sequence->stride);
+        if (entry < sequence->shards[rank].announced) {
+            cpa_plan_void *v = cpa_step_plan_add_void(s->plan);
+            if (!v) return cpa_fail(err, CPA_NO_MEMORY, "scheduler: no memory for a plan");
+            *v = (cpa_plan_void){sequence->slot, rank, (int32_t)entry};
+        }
+        sequence->tenant->held[rank]--;
+        CPA_TRY(cpa_sequence_void(sequence, &s->options, j, s->pools, err));
+        sequence->voided = j + 1;
+    }
+    return CPA_OK;
+}
+
+cpa_status cpa_scheduler_void_unseen(cpa_scheduler *s, cpa_error *err) {
+    for (int32_t i = 0; s->options.window > 0 && i < s->n_running; i++) CPA_TRY(void_unseen_of(s, s->running[i], err));
+    return CPA_OK;
+}
+
+int cpa_scheduler_shares(const cpa_scheduler *s, const cpa_sequence *sequence) {
+    return s->options.prefix_caching || sequence->request.group != 0;
+}
+
+int cpa_scheduler_digest(cpa_scheduler *s, const cpa_sequence *sequence, const cpa_prefix_digest *parent, int64_t first,
+                         int32_t n, cpa_prefix_digest *out) {
+    uint32_t *tokens = cpa_prefix_cache_tokens(s->cache);
+    for (int32_t i = 0; i < n; i++)
+        tokens[i] = s->options.token_at(s->options.token_ctx, sequence->request.id, first + i);
+    return cpa_prefix_cache_link(s->cache, parent, n, out);
+}
+
+/* Finds out what the sequence completes next: the end of its prompt, or a full block whose tokens are all known. */
+static int set_next(cpa_scheduler *s, cpa_sequence *sequence) {
+    int64_t block_size = s->options.block_size, first = sequence->linked * block_size;
+    int64_t tail = sequence->request.prompt_tokens - first;
+    if (tail > 0 && tail < block_size && !sequence->tail_linked) {
+        sequence->next_tokens = (int32_t)tail;
+    } else if (first + block_size <= cpa_sequence_known(sequence)) {
+        sequence->next_tokens = (int32_t)block_size;
+    } else {
+        return 0;
+    }
+    if (!cpa_scheduler_digest(s, sequence, &sequence->tip, first, sequence->next_tokens, &sequence->next)) return 0;
+    sequence->has_next = 1;
+    sequence->next_key = cpa_sequence_key(sequence->phase, &sequence->next);
+    cpa_sequence *other;
+    HASH_FIND(pending, s->pending, &sequence->next_key, sizeof sequence->next_key, other);
+    if (!other) HASH_ADD(pending, s->pending, next_key, sizeof sequence->next_key, sequence);
+    return 1;
+}
+
+void cpa_scheduler_unlink(cpa_scheduler *s, cpa_sequence *sequence) {
+    if (sequence->pending.tbl) HASH_DELETE(pending, s->pending, sequence);
+    memset(&sequence->pending, 0, sizeof sequence->pending);
+    sequence->has_next = 0;
+}
+
+cpa_status cpa_scheduler_link(cpa_scheduler *s, cpa_sequence *sequence, cpa_error *err) {
+    if (!cpa_scheduler_shares(s, sequence)) return CPA_OK;
+    while (sequence->has_next || set_next(s, sequence)) {
+        int32_t n = sequence->next_tokens;
+        int partial = n < s->options.block_size;
+        if (sequence->computed < sequence->linked * s->options.block_size + n) return CPA_OK;
+        int32_t rank = cpa_sequence_block_rank(sequence, &s->options, sequence->linked);
+        int32_t block = *cpa_sequence_block(sequence, &s->options, sequence->linked);
+        cpa_scheduler_unlink(s, sequence);
+        if (block >= 0 && cpa_prefix_cache_add(s->cache, &sequence->next_key, rank, block, partial))
+            CPA_TRY(cpa_block_pool_keep(s->pools[rank], block, sequence->tenant->number, err));
+        if (partial) {
+            sequence->tail_linked = 1;
+        } else {
+            sequence->tip = sequence->next;
+            sequence->linked++;
+        }
+    }
+    return CPA_OK;
+}

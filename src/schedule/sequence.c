@@ -1,0 +1,152 @@
+#include "src/schedule/sequence.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/check.h"
+#include "base/fault.h"
+
+/* Where the request stands in line. With ageing, waiting makes up for priority: one level for every ageing_s seconds.
+ * As all who wait age alike, that is an order by arrival + priority * ageing_s, which time does not change. */
+static void set_order(cpa_sequence *sequence, const cpa_scheduler_options *options) {
+    const cpa_scheduler_request *request = &sequence->request;
+    sequence->key = request->arrival;
+    if (options->policy == CPA_POLICY_FCFS) return;
+    if (options->ageing_s > 0) {
+        sequence->key += request->priority * options->ageing_s;
+    } else {
+        sequence->level = request->priority;
+    }
+}
+
+static int64_t blocks_for(int64_t tokens, int32_t block_size) {
+    return tokens / block_size + (tokens % block_size != 0);
+}
+
+cpa_sequence *cpa_sequence_create(const cpa_scheduler_options *options, const cpa_scheduler_request *request,
+                                  const cpa_prefix_digest *first) {
+    size_t shards = (size_t)options->map.cp_size * sizeof(cpa_sequence_shard);
+    cpa_sequence *sequence = calloc(1, sizeof *sequence + shards);
+    if (!sequence) return NULL;
+    uint64_t hash;
+    memcpy(&hash, first->bytes, sizeof hash);
+    sequence->request = *request;
+    sequence->request.salt = NULL;
+    sequence->phase = sequence->dealt_phase = (int32_t)(hash % (uint64_t)options->map.cp_size);
+    int64_t tokens = cpa_request_cached_tokens(request);
+    sequence->stride = cpa_request_may_be_whole(options, request) ? blocks_for(tokens, options->block_size)
+                                                                  : cpa_request_blocks(options, tokens);
+    set_order(sequence, options);
+    return sequence;
+}
+
+void cpa_sequence_destroy(cpa_sequence *sequence) {
+    if (!sequence) return;
+    free(sequence->probe);
+    free(sequence->host);
+    free(sequence->blocks);
+    free(sequence);
+}
+
+int64_t cpa_request_cached_tokens(const cpa_scheduler_request *request) {
+    return request->prompt_tokens + request->output_tokens - 1;
+}
+
+int64_t cpa_request_blocks(const cpa_scheduler_options *options, int64_t tokens) {
+    return blocks_for(cpa_shard_len(options->map, 0, tokens), options->block_size);
+}
+
+int cpa_request_may_be_whole(const cpa_scheduler_options *options, const cpa_scheduler_request *request) {
+    int64_t tokens = cpa_request_cached_tokens(request), blocks = blocks_for(tokens, options->block_size);
+    int64_t most = options->local_context;
+    if (most == CPA_LOCAL_AUTO) most = cpa_planner_whole_tokens(&options->planner);
+    if (options->map.cp_size == 1 || tokens > most || blocks > options->num_blocks) return 0;
+    return options->tenant_block_quota == 0 || blocks <= options->tenant_block_quota;
+}
+
+cpa_prefix_digest cpa_sequence_key(int32_t phase, const cpa_prefix_digest *digest) {
+    cpa_prefix_digest key = *digest;
+    uint32_t word;
+    memcpy(&word, key.bytes, sizeof word);
+    word ^= (uint32_t)phase;
+    memcpy(key.bytes, &word, sizeof word);
+    return key;
+}
+
+int64_t cpa_sequence_known(const cpa_sequence *sequence) {
+    return sequence->request.prompt_tokens + sequence->emitted;
+}
+
+int cpa_sequence_decodes(const cpa_sequence *sequence) {
+    return sequence->emitted > 0 && sequence->computed == cpa_sequence_known(sequence) - 1;
+}
+
+int cpa_sequence_before(const cpa_sequence *a, const cpa_sequence *b) {
+    if (a->level != b->level) return a->level < b->level;
+    if (a->key < b->key || a->key > b->key) return a->key < b->key;
+    return a->request.id < b->request.id;
+}
+
+int64_t cpa_sequence_needs(const cpa_sequence *sequence, const cpa_scheduler_options *options, int32_t rank,
+                           int64_t tokens) {
+    int32_t slot = cpa_owner_slot(options->map, rank, sequence->phase);
+    return blocks_for(cpa_shard_len(options->map, slot, tokens), options->block_size);
+}
+
+int64_t cpa_sequence_lacks(const cpa_sequence *sequence, const cpa_scheduler_options *options, int32_t rank,
+                           int64_t tokens) {
+    return cpa_sequence_needs(sequence, options, rank, tokens) - sequence->shards[rank].held;
+}
+
+int32_t cpa_sequence_block_rank(const cpa_sequence *sequence, const cpa_scheduler_options *options, int64_t j) {
+    return cpa_owner_rank(options->map, sequence->phase, j * options->block_size);
+}
+
+int32_t *cpa_sequence_block(const cpa_sequence *sequence, const cpa_scheduler_options *options, int64_t j) {
+    int32_t rank = cpa_sequence_block_rank(sequence, options, j);
+    int32_t slot = cpa_owner_slot(options->map, rank, sequence->phase);
+    int64_t local = cpa_shard_len(options->map, slot, j * options->block_size) / options->block_size;
+    return sequence->blocks + rank * sequence->stride + local;
+}
+
+int cpa_sequence_open(cpa_sequence *sequence, int32_t cp_size) {
+    sequence->blocks = malloc((size_t)cp_size * (size_t)sequence->stride * sizeof *sequence->blocks);
+    return sequence->blocks != NULL;
+}
+
+void cpa_sequence_take(cpa_sequence *sequence, int32_t rank, cpa_block_pool *pool, int64_t n) {
+    cpa_sequence_shard *shard = &sequence->shards[rank];
+    if (cpa_block_pool_take(pool, n, sequence->blocks + rank * sequence->stride + shard->held)) shard->held += n;
+}
+
+cpa_status cpa_sequence_share(cpa_sequence *sequence, int32_t rank, cpa_block_pool *pool, int32_t block,
+                              cpa_error *err) {
+    cpa_sequence_shard *shard = &sequence->shards[rank];
+    CPA_TRY(cpa_block_pool_retain(pool, block, err));
+    sequence->blocks[rank * sequence->stride + shard->held++] = block;
+    return CPA_OK;
+}
+
+cpa_status cpa_sequence_void(cpa_sequence *sequence, const cpa_scheduler_options *options, int64_t j,
+                             cpa_block_pool **pools, cpa_error *err) {
+    int32_t rank = cpa_sequence_block_rank(sequence, options, j), *block = cpa_sequence_block(sequence, options, j);
+    CPA_TRY(cpa_block_pool_release(pools[rank], *block, err));
+    sequence->shards[rank].voided++;
+    *block = -1;
+    return CPA_OK;
+}
+
+cpa_status cpa_sequence_close(cpa_sequence *sequence, cpa_block_pool **pools, int32_t cp_size, cpa_error *err) {
+    for (int32_t rank = 0; rank < cp_size; rank++) {
+        cpa_sequence_shard *shard = &sequence->shards[rank];
+        for (int64_t i = shard->held - 1; i >= 0; i--) {
+            int32_t block = sequence->blocks[rank * sequence->stride + i];
+            if (block < 0 || (cpa_fault_is(CPA_FAULT_LEAKED_BLOCK) && i == 2)) continue;
+            CPA_TRY(cpa_block_pool_release(pools[rank], block, err));
+        }
+        shard->held = shard->voided = shard->announced = 0;
+    }
+    free(sequence->blocks);
+    sequence->blocks = NULL;
+    return CPA_OK;
+}

@@ -1,0 +1,118 @@
+/* A request in the hands of the scheduler: how far it has come, and which blocks it holds on each rank. Pure logic. */
+#ifndef CPA_SEQUENCE_H
+#define CPA_SEQUENCE_H
+
+#include <stdint.h>
+
+/* A failed insertion leaves the element out instead of ending the process. */
+#define HASH_NONFATAL_OOM 1
+#include <uthash.h>
+
+#include "src/cache/block_pool.h"
+#include "src/cache/prefix_cache.h"
+#include "src/schedule/scheduler.h"
+
+/* Those who may share blocks with each other: the requests of one salt. */
+typedef struct cpa_tenant {
+    UT_hash_handle hh;
+    int32_t number; /* counted from 0 */
+    int64_t *held;  /* [cp_size] entries of the block tables of its running sequences */
+    char salt[];
+} cpa_tenant;
+
+typedef struct cpa_sequence_shard {
+    int64_t held;      /* entries of the block table of this rank */
+    int64_t voided;    /* how many of them hold no block any more */
+    int64_t announced; /* how many the ranks know from earlier plans */
+    int64_t swapped;   /* blocks in the host memory of this rank */
+    int64_t found;     /* while it waits: blocks of its prefix that were found here, whole, when it last looked */
+} cpa_sequence_shard;
+
+typedef struct cpa_sequence {
+    cpa_scheduler_request request; /* without its salt */
+    cpa_tenant *tenant;
+    int32_t level; /* goes before others by level, then key, then id */
+    double key;
+    int32_t phase;       /* where its tokens are; see cpa_owner_map. May change while it waits */
+    int32_t dealt_phase; /* when it is dealt to the ranks */
+    int32_t slot;
+    int introduced;   /* the ranks know it in its slot */
+    int restart;      /* what was swapped in is damaged */
+    int64_t computed; /* tokens in the cache, once every planned step has run */
+    int64_t emitted;  /* output tokens, likewise */
+    int64_t planned;  /* tokens it is given in the plan being made; 0 = none */
+    uint64_t ready;   /* the first step in which it may be given tokens */
+    int32_t *blocks;  /* [cp_size, stride] ids of the blocks held, -1 where voided; NULL when not running */
+    int64_t stride;   /* most blocks on one rank over its whole life */
+    int64_t voided;   /* blocks from the sequence's start that no query sees any more, sinks included */
+    int32_t *host;    /* [cp_size, stride] host blocks while it is swapped out, else NULL */
+
+    /* Its prefix, block by block. While it waits: */
+    cpa_prefix_digest root;
+    cpa_prefix_digest *probe; /* [probe_capacity] digests of its first blocks, as far as they were needed */
+    int64_t n_probe, probe_capacity;
+    int64_t found_dealt; /* how many of them could be found, dealt, when it last looked */
+    int waits;           /* a running sequence computes the block after those */
+    int queried;         /* its prefix is counted in the statistics */
+    /* While it runs: */
+    cpa_prefix_digest tip; /* of its first `linked` blocks: shared, or found by others */
+    int64_t linked;
+    int tail_linked;            /* so is the end of its prompt behind the last full block */
+    int has_next;               /* the digest of what it will compute next is known */
+    cpa_prefix_digest next;     /* that digest */
+    cpa_prefix_digest next_key; /* and what others look for */
+    int32_t next_tokens;        /* tokens of the block that it ends in */
+    UT_hash_handle hh;
+    UT_hash_handle pending;      /* by `next_key`, among the running sequences */
+    cpa_sequence_shard shards[]; /* [cp_size] */
+} cpa_sequence;
+
+/* A waiting sequence; NULL without memory. Its phase, when it is dealt, follows from `first`, the digest of its first
+ * block (or of what there is of it), so that it spreads short sequences over the ranks, and those that begin with the
+ * same block share it. */
+cpa_sequence *cpa_sequence_create(const cpa_scheduler_options *options, const cpa_scheduler_request *request,
+                                  const cpa_prefix_digest *first);
+void cpa_sequence_destroy(cpa_sequence *sequence);
+
+/* The tokens a whole request caches: its last output token is never an input. */
+int64_t cpa_request_cached_tokens(const cpa_scheduler_request *request);
+/* Blocks that the fullest rank needs for `tokens` tokens of a sequence that is dealt. */
+int64_t cpa_request_blocks(const cpa_scheduler_options *options, int64_t tokens);
+/* Whether one rank may keep the whole sequence, as far as its length says. */
+int cpa_request_may_be_whole(const cpa_scheduler_options *options, const cpa_scheduler_request *request);
+
+/* What a prefix with that digest is found by: copies of it that lie differently on the ranks are found apart. Dealt ones
+ * do where the prompt of one ends within the first block and its output goes on as the prompt of another. */
+cpa_prefix_digest cpa_sequence_key(int32_t phase, const cpa_prefix_digest *digest);
+
+/* Tokens that are known: the prompt and what has been emitted. */
+int64_t cpa_sequence_known(const cpa_sequence *sequence);
+/* Whether the next chunk is one decode token. */
+int cpa_sequence_decodes(const cpa_sequence *sequence);
+/* Whether a goes before b. */
+int cpa_sequence_before(const cpa_sequence *a, const cpa_sequence *b);
+
+/* Entries of a rank's block table that `tokens` tokens need. */
+int64_t cpa_sequence_needs(const cpa_sequence *sequence, const cpa_scheduler_options *options, int32_t rank,
+                           int64_t tokens);
+/* Blocks that it lacks on a rank to hold its first `tokens` tokens. */
+int64_t cpa_sequence_lacks(const cpa_sequence *sequence, const cpa_scheduler_options *options, int32_t rank,
+                           int64_t tokens);
+/* The rank that holds block j of the sequence, and where its id stands in `blocks`. */
+int32_t cpa_sequence_block_rank(const cpa_sequence *sequence, const cpa_scheduler_options *options, int64_t j);
+int32_t *cpa_sequence_block(const cpa_sequence *sequence, const cpa_scheduler_options *options, int64_t j);
+
+/* Makes the table that blocks are added to; 0 without memory. */
+int cpa_sequence_open(cpa_sequence *sequence, int32_t cp_size);
+/* Takes n blocks of the rank's pool, which must have them. */
+void cpa_sequence_take(cpa_sequence *sequence, int32_t rank, cpa_block_pool *pool, int64_t n);
+/* Adds a block that someone else holds, or that is kept. */
+cpa_status cpa_sequence_share(cpa_sequence *sequence, int32_t rank, cpa_block_pool *pool, int32_t block,
+                              cpa_error *err);
+/* Gives back block j, which no query sees any more. */
+cpa_status cpa_sequence_void(cpa_sequence *sequence, const cpa_scheduler_options *options, int64_t j,
+                             cpa_block_pool **pools, cpa_error *err);
+/* Gives every block back to the pools of the ranks, the last ones first: a prefix is worth more than what follows. */
+cpa_status cpa_sequence_close(cpa_sequence *sequence, cpa_block_pool **pools, int32_t cp_size, cpa_error *err);
+
+#endif

@@ -1,0 +1,123 @@
+/* A step: what rank 0 planned and every rank executes, and its wire form.
+ *
+ * A rank applies a plan in this order: voids, releases, swap_outs, swap_ins, copies, appends, chunks. So a device block
+ * that is swapped out may be written by the same plan, since all that writes blocks comes later. What a swap_in or a
+ * copy reads is not written by the plan at all: rank 0 hands such blocks out again only from the next plan on. Plain
+ * arrays that keep their capacity from step to step.
+ *
+ * Wire form, little-endian: magic "CPAP", version, step, flags, the counts, then the arrays field by field. Decoding
+ * checks the magic, the version, every count and index against the bytes and limits at hand, and that nothing is left
+ * over; a plan that fails leaves `out` untouched and says where it broke. */
+#ifndef CPA_STEP_PLAN_H
+#define CPA_STEP_PLAN_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cpattn/context.h>
+#include <cpattn/status.h>
+
+#include "src/cache/block_move.h"
+
+enum {
+    CPA_PLAN_STOP = 1,      /* flags: no step follows */
+    CPA_CHUNK_FIRST = 1,    /* chunk flags: the sequence starts (or restarts) in this slot */
+    CPA_CHUNK_EMITS = 2,    /* its last row yields an output token */
+    CPA_CHUNK_FINISHES = 4, /* that token is the request's last */
+    CPA_CHUNK_DECODE = 8    /* one token of a sequence that has emitted before */
+};
+
+typedef struct cpa_plan_chunk {
+    uint64_t request;
+    int32_t seq;   /* slot in the ranks' tables of running sequences */
+    int32_t phase; /* see cpa_owner_map */
+    int64_t start;
+    int64_t count;
+    int64_t first_output; /* rows at positions >= this one are results that no earlier step delivered */
+    cpa_algorithm algorithm;
+    uint32_t flags;
+    int64_t tokens; /* index into token_ids of its first token; a first chunk that starts later than at 0, because what
+                       comes before is in the cache already, has that index for the token at 0 */
+} cpa_plan_chunk;
+
+/* How many entries of token_ids belong to a chunk: those before its start come with a first chunk. */
+static inline int64_t cpa_plan_chunk_tokens(const cpa_plan_chunk *chunk) {
+    return chunk->flags & CPA_CHUNK_FIRST ? chunk->start + chunk->count : chunk->count;
+}
+
+/* Blocks added to the end of one rank's table of one sequence; -1 for an entry that no query reads. */
+typedef struct cpa_plan_append {
+    int32_t seq;
+    int32_t rank;
+    int32_t count;
+    int64_t blocks; /* index into block_ids of the first */
+} cpa_plan_append;
+
+/* An entry of one rank's table of one sequence that no query reads any more: its block may be
+ * someone else's from now on. */
+typedef struct cpa_plan_void {
+    int32_t seq;
+    int32_t rank;
+    int32_t entry;
+} cpa_plan_void;
+
+typedef struct cpa_step_plan {
+    uint64_t step;
+    uint32_t flags;
+    cpa_plan_chunk *chunks;
+    int64_t n_chunks, cap_chunks;
+    int32_t *releases; /* slots whose sequence finished or was preempted */
+    int64_t n_releases, cap_releases;
+    cpa_block_move *swap_outs, *swap_ins, *copies;
+    int64_t n_swap_outs, cap_swap_outs, n_swap_ins, cap_swap_ins, n_copies, cap_copies;
+    cpa_plan_append *appends;
+    int64_t n_appends, cap_appends;
+    cpa_plan_void *voids;
+    int64_t n_voids, cap_voids;
+    int32_t *block_ids;
+    int64_t n_block_ids, cap_block_ids;
+    uint32_t *token_ids;
+    int64_t n_token_ids, cap_token_ids;
+} cpa_step_plan;
+
+/* What the indices in a plan may be; decoding checks against it. */
+typedef struct cpa_plan_limits {
+    int32_t cp_size;
+    int32_t max_seqs;
+    int64_t num_blocks;  /* of one rank */
+    int64_t host_blocks; /* of one rank */
+    int64_t max_tokens;  /* of the chunks of one step */
+} cpa_plan_limits;
+
+void cpa_step_plan_init(cpa_step_plan *plan);
+void cpa_step_plan_destroy(cpa_step_plan *plan);
+/* Empties the plan and keeps its memory. */
+void cpa_step_plan_clear(cpa_step_plan *plan);
+
+/* Makes room for so many entries in all, so that adding up to them cannot fail. Returns 0, with every entry kept, if
+ * there is no memory, else 1. */
+int cpa_step_plan_reserve(cpa_step_plan *plan, int64_t chunks, int64_t releases, int64_t appends, int64_t block_ids,
+                          int64_t token_ids);
+/* The same for the entries that most plans do without. */
+int cpa_step_plan_reserve_moves(cpa_step_plan *plan, int64_t swap_outs, int64_t swap_ins, int64_t copies,
+                                int64_t voids);
+
+/* Each reserves room for n more entries and returns a pointer to the first, zeroed, counted as used; NULL without
+ * memory. */
+cpa_plan_chunk *cpa_step_plan_add_chunk(cpa_step_plan *plan);
+cpa_plan_append *cpa_step_plan_add_append(cpa_step_plan *plan);
+int32_t *cpa_step_plan_add_release(cpa_step_plan *plan);
+cpa_block_move *cpa_step_plan_add_swap_out(cpa_step_plan *plan);
+cpa_block_move *cpa_step_plan_add_swap_in(cpa_step_plan *plan);
+cpa_block_move *cpa_step_plan_add_copy(cpa_step_plan *plan);
+cpa_plan_void *cpa_step_plan_add_void(cpa_step_plan *plan);
+int32_t *cpa_step_plan_add_blocks(cpa_step_plan *plan, int64_t n);
+uint32_t *cpa_step_plan_add_tokens(cpa_step_plan *plan, int64_t n);
+
+/* Encodes into *buffer (malloc'd, grown as needed, kept by the caller from step to step). */
+cpa_status cpa_step_plan_encode(const cpa_step_plan *plan, uint8_t **buffer, int64_t *capacity, int64_t *bytes,
+                                cpa_error *err);
+cpa_status cpa_step_plan_decode(const uint8_t *buffer, int64_t bytes, const cpa_plan_limits *limits, cpa_step_plan *out,
+                                cpa_error *err);
+
+#endif

@@ -1,0 +1,163 @@
+#include "src/worker/graphs.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/check.h"
+#include "base/hash.h"
+
+/* Shapes that are remembered; of more, the one that was not used for the longest time goes. */
+enum { GRAPHS = 32 };
+
+/* A shape of steps. All ranks have the same entries, as they choose, capture and forget together. */
+typedef struct graph_entry {
+    uint64_t key;        /* of the shapes on all ranks */
+    int64_t used;        /* when, counted in steps; 0: the entry is free */
+    cpa_graph *graph[2]; /* with marks, and muted */
+    /* What a launch does to the accounts of the context. */
+    int64_t bytes_sent;
+    int32_t layers;
+    cpa_span_record *records;
+    int64_t n_records;
+    int32_t n_marks;
+} graph_entry;
+
+struct cpa_graphs {
+    cpa_control *control;
+    cpa_context *context;
+    cpa_stream *stream;
+    const cpa_kernel_table *kernels;
+    graph_entry entries[GRAPHS];
+    graph_entry *current; /* of the step that is planned */
+    int64_t steps;
+    cpa_context_stats before; /* the capture */
+    int muted;                /* as the context was then */
+};
+
+cpa_status cpa_graphs_create(cpa_control *control, cpa_context *context, cpa_stream *stream, cpa_graphs **out,
+                             cpa_error *err) {
+    cpa_graphs *graphs = calloc(1, sizeof *graphs);
+    if (!graphs) return cpa_fail(err, CPA_NO_MEMORY, "graphs: no memory");
+    graphs->control = control;
+    graphs->context = context;
+    graphs->stream = stream;
+    graphs->kernels = stream->device->kernels;
+    *out = graphs;
+    return CPA_OK;
+}
+
+/* Frees the graphs of an entry, which stays known. */
+static void empty_entry(cpa_graphs *graphs, graph_entry *entry) {
+    for (int muted = 0; muted < 2; muted++) {
+        if (entry->graph[muted]) graphs->kernels->graph_destroy(entry->graph[muted]);
+        entry->graph[muted] = NULL;
+    }
+    free(entry->records);
+    entry->records = NULL;
+}
+
+void cpa_graphs_destroy(cpa_graphs *graphs) {
+    if (!graphs) return;
+    for (int i = 0; i < GRAPHS; i++) empty_entry(graphs, &graphs->entries[i]);
+    free(graphs);
+}
+
+int64_t cpa_graphs_rows(int64_t rows) {
+    int64_t step = rows <= 64 ? 8 : 32, power = 1;
+    if (rows > 8) return (rows + step - 1) / step * step;
+    while (power < rows) power *= 2;
+    return power;
+}
+
+/* The entry of a shape; a free one, or the one that was not used for the longest time, for a shape that is new. */
+static graph_entry *find_entry(cpa_graphs *graphs, uint64_t key, int *found) {
+    graph_entry *oldest = &graphs->entries[0];
+    for (int i = 0; i < GRAPHS; i++) {
+        graph_entry *entry = &graphs->entries[i];
+        if (entry->used && entry->key == key) {
+            *found = 1;
+            return entry;
+        }
+        if (entry->used < oldest->used) oldest = entry;
+    }
+    *found = 0;
+    return oldest;
+}
+
+/* The same on all ranks, and of steps that have one shape on every rank: what a graph sends has to meet the graph that
+ * the other ranks captured with it. */
+static cpa_status joint_key(cpa_graphs *graphs, uint64_t *out, cpa_error *err) {
+    const uint64_t own[] = {(uint64_t)graphs->control->rank, cpa_context_shape(graphs->context)};
+    *out = cpa_hash_bytes(CPA_HASH_START, own, sizeof own);
+    return graphs->control->size > 1 ? cpa_control_sum_u64(graphs->control, out, 1, err) : CPA_OK;
+}
+
+cpa_status cpa_graphs_choose(cpa_graphs *graphs, cpa_graph_way *out, cpa_error *err) {
+    uint64_t key;
+    int known;
+    CPA_TRY(joint_key(graphs, &key, err));
+    graph_entry *entry = find_entry(graphs, key, &known);
+    if (!known) {
+        empty_entry(graphs, entry);
+        entry->key = key;
+    }
+    entry->used = ++graphs->steps;
+    graphs->current = entry;
+    *out = entry->graph[1] ? CPA_GRAPH_REPLAY : known ? CPA_GRAPH_CAPTURE : CPA_GRAPH_EAGER;
+    return CPA_OK;
+}
+
+cpa_status cpa_graphs_begin(cpa_graphs *graphs, int muted, cpa_error *err) {
+    cpa_context *c = graphs->context;
+    if (!muted) empty_entry(graphs, graphs->current);
+    graphs->before = c->stats;
+    graphs->muted = c->spans.muted;
+    c->spans.muted = muted;
+    c->layers_attended = 0;
+    cpa_spans_start(&c->spans, graphs->stream);
+    cpa_status status = graphs->kernels->graph_begin(graphs->stream);
+    return status == CPA_OK ? status : cpa_fail(err, status, "%s", graphs->stream->error.message);
+}
+
+/* Keeps what the context noted of the captured step. */
+static cpa_status keep_accounts(const cpa_graphs *graphs, graph_entry *entry, cpa_error *err) {
+    const cpa_context *c = graphs->context;
+    const cpa_spans *spans = &c->spans;
+    size_t bytes = (size_t)spans->count * sizeof *entry->records;
+    entry->records = malloc(bytes ? bytes : 1);
+    if (!entry->records)
+        return cpa_fail(err, CPA_NO_MEMORY, "graphs: no memory for %lld spans", (long long)spans->count);
+    if (bytes) memcpy(entry->records, spans->records, bytes);
+    entry->n_records = spans->count;
+    entry->n_marks = spans->n_marks;
+    entry->bytes_sent = c->stats.bytes_sent - graphs->before.bytes_sent;
+    entry->layers = c->layers_attended;
+    return CPA_OK;
+}
+
+cpa_status cpa_graphs_end(cpa_graphs *graphs, cpa_status enqueued, cpa_error *err) {
+    graph_entry *entry = graphs->current;
+    cpa_context *c = graphs->context;
+    const int muted = c->spans.muted;
+    c->spans.muted = graphs->muted;
+    if (enqueued != CPA_OK) {
+        graphs->kernels->graph_end(graphs->stream, NULL);
+        return enqueued;
+    }
+    cpa_status status = graphs->kernels->graph_end(graphs->stream, &entry->graph[muted]);
+    if (status != CPA_OK) return cpa_fail(err, status, "%s", graphs->stream->error.message);
+    if (!muted) CPA_TRY(keep_accounts(graphs, entry, err));
+    c->stats = graphs->before; /* nothing has run */
+    return CPA_OK;
+}
+
+cpa_status cpa_graphs_launch(cpa_graphs *graphs, cpa_error *err) {
+    const graph_entry *entry = graphs->current;
+    cpa_context *c = graphs->context;
+    cpa_spans_start(&c->spans, graphs->stream);
+    if (!c->spans.muted) CPA_TRY(cpa_spans_put(&c->spans, entry->records, entry->n_records, entry->n_marks, err));
+    c->stats.bytes_sent += entry->bytes_sent;
+    cpa_context_count_chunks(c, entry->layers);
+    cpa_status status = graphs->kernels->graph_launch(entry->graph[c->spans.muted], graphs->stream);
+    return status == CPA_OK ? status : cpa_fail(err, status, "%s", graphs->stream->error.message);
+}

@@ -1,0 +1,461 @@
+#include "src/worker/worker.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/check.h"
+#include "base/fault.h"
+#include "kernels/kernels.h"
+#include "src/context/context_internal.h"
+#include "src/worker/worker_apply.h"
+
+static int64_t pool_blocks(const cpa_worker_options *o) {
+    return o->num_blocks + 1;
+}
+
+cpa_kv_view cpa_worker_layer_kv(const cpa_worker *worker, int32_t layer) {
+    const cpa_worker_options *o = &worker->options;
+    cpa_kv_view view = {
+        .dtype = o->kv_dtype,
+        .block_size = o->block_size,
+        .num_blocks = pool_blocks(o),
+        .kv_heads = o->model.kv_heads,
+        .k_dim = o->model.head_dim,
+        .v_dim = o->model.v_head_dim,
+        .k_scale = o->k_scale,
+        .v_scale = o->v_scale,
+    };
+    view = cpa_kv_view_order(view, o->kv_layout);
+    int64_t element = cpa_dtype_bytes(o->kv_dtype);
+    view.k = (char *)worker->k_pool + layer * view.num_blocks * view.k_block_stride * element;
+    view.v = (char *)worker->v_pool + layer * view.num_blocks * view.v_block_stride * element;
+    return view;
+}
+
+static cpa_kv_view layer_kv(const void *ctx, int32_t layer) {
+    return cpa_worker_layer_kv(ctx, layer);
+}
+
+static cpa_status create_swap(cpa_worker *worker, cpa_error *err) {
+    if (worker->options.host_blocks == 0) return CPA_OK;
+    cpa_swap_options options = {layer_kv, worker, worker->options.model.layers, worker->options.host_blocks};
+    return cpa_swap_create(worker->device, &options, &worker->swap, err);
+}
+
+typedef enum buffer_place { ON_HOST = 0, ON_DEVICE, PAGE_LOCKED } buffer_place;
+
+/* Device buffers and their host twins, allocated from one list so that there is one place that frees them. */
+typedef struct buffer {
+    void **memory;
+    int64_t bytes;
+    buffer_place place;
+} buffer;
+
+enum {
+    OWN_BUFFERS = 13,
+    ROW_BUFFERS = 6, /* of a set */
+    WORKER_BUFFERS = OWN_BUFFERS + 2 * ROW_BUFFERS,
+    MEASURED_STEPS = 16 /* one decode step in so many is measured */
+};
+
+static void list_row_buffers(cpa_worker_rows *set, int64_t rows, buffer list[ROW_BUFFERS]) {
+    const buffer all[ROW_BUFFERS] = {
+        {(void **)&set->requests, rows * (int64_t)sizeof *set->requests, PAGE_LOCKED},
+        {(void **)&set->tokens, rows * (int64_t)sizeof *set->tokens, PAGE_LOCKED},
+        {(void **)&set->positions, rows * (int64_t)sizeof *set->positions, PAGE_LOCKED},
+        {(void **)&set->slots, rows * (int64_t)sizeof *set->slots, PAGE_LOCKED},
+        {(void **)&set->digest_rows, rows * (int64_t)sizeof *set->digest_rows, PAGE_LOCKED},
+        {(void **)&set->digest_salts, rows * (int64_t)sizeof *set->digest_salts, PAGE_LOCKED},
+    };
+    memcpy(list, all, sizeof all);
+}
+
+static void list_buffers(cpa_worker *worker, buffer list[WORKER_BUFFERS]) {
+    const cpa_worker_options *o = &worker->options;
+    const cpa_model_shape *model = &o->model;
+    int64_t rows = o->max_tokens, element = cpa_dtype_bytes(model->dtype);
+    int64_t blocks = model->layers * pool_blocks(o);
+    const buffer own[] = {
+        {&worker->k_pool,
+         blocks * cpa_kv_block_bytes(o->kv_dtype, o->k_scale, o->block_size, model->kv_heads, model->head_dim),
+         ON_DEVICE},
+        {&worker->v_pool,
+         blocks * cpa_kv_block_bytes(o->kv_dtype, o->v_scale, o->block_size, model->kv_heads, model->v_head_dim),
+         ON_DEVICE},
+        {&worker->q, rows * model->q_heads * model->head_dim * element, ON_DEVICE},
+        {&worker->k, rows * model->kv_heads * model->head_dim * element, ON_DEVICE},
+        {&worker->v, rows * model->kv_heads * model->v_head_dim * element, ON_DEVICE},
+        {&worker->out, rows * model->q_heads * model->v_head_dim * element, ON_DEVICE},
+        {(void **)&worker->tokens_device, rows * (int64_t)sizeof(uint32_t), ON_DEVICE},
+        {(void **)&worker->positions_device, rows * (int64_t)sizeof(int64_t), ON_DEVICE},
+        {(void **)&worker->slots_device, rows * (int64_t)sizeof(int64_t), ON_DEVICE},
+        {(void **)&worker->digest_rows_device, rows * (int64_t)sizeof(int32_t), ON_DEVICE},
+        {(void **)&worker->digest_salts_device, rows * (int64_t)sizeof(uint64_t), ON_DEVICE},
+        {(void **)&worker->digest_device, (int64_t)sizeof(uint64_t), ON_DEVICE},
+        {(void **)&worker->seqs, o->max_seqs * (int64_t)sizeof(cpa_worker_seq), ON_HOST},
+    };
+    _Static_assert(sizeof own == OWN_BUFFERS * sizeof *own, "as many as are listed");
+    memcpy(list, own, sizeof own);
+    list_row_buffers(&worker->row_sets[0], rows, list + OWN_BUFFERS);
+    list_row_buffers(&worker->row_sets[1], rows, list + OWN_BUFFERS + ROW_BUFFERS);
+}
+
+static cpa_status allocate(cpa_worker *worker, cpa_error *err) {
+    buffer list[WORKER_BUFFERS];
+    list_buffers(worker, list);
+    for (int i = 0; i < WORKER_BUFFERS; i++) {
+        switch (list[i].place) {
+            case ON_DEVICE:
+                CPA_TRY(worker->device->kernels->alloc(worker->device, list[i].bytes, list[i].memory, err));
+                break;
+            case PAGE_LOCKED:
+                CPA_TRY(worker->device->kernels->alloc_host(worker->device, list[i].bytes, list[i].memory, err));
+                break;
+            case ON_HOST:
+                *list[i].memory = calloc(1, (size_t)list[i].bytes);
+                if (*list[i].memory) break;
+                return cpa_fail(err, CPA_NO_MEMORY, "worker: no memory for %lld bytes", (long long)list[i].bytes);
+        }
+    }
+    return CPA_OK;
+}
+
+/* The null block of every layer, and the digest. */
+static cpa_status clear_memory(cpa_worker *worker, cpa_error *err) {
+    static const uint64_t zero = 0;
+    const cpa_kernel_table *kernels = worker->device->kernels;
+    cpa_kv_view kv = cpa_worker_layer_kv(worker, 0);
+    const int64_t element = cpa_dtype_bytes(kv.dtype);
+    const int64_t k_bytes = kv.k_block_stride * element, v_bytes = kv.v_block_stride * element;
+    void *zeros = calloc(1, (size_t)(k_bytes > v_bytes ? k_bytes : v_bytes));
+    cpa_status status = zeros ? CPA_OK : cpa_fail(err, CPA_NO_MEMORY, "worker: no memory for a block");
+    if (status == CPA_OK) status = kernels->copy(worker->digest_device, &zero, sizeof zero, worker->stream);
+    for (int32_t layer = 0; layer < worker->options.model.layers && status == CPA_OK; layer++) {
+        kv = cpa_worker_layer_kv(worker, layer);
+        status = kernels->copy((char *)kv.k + cpa_worker_null_block(worker) * k_bytes, zeros, k_bytes, worker->stream);
+        if (status != CPA_OK) break;
+        status = kernels->copy((char *)kv.v + cpa_worker_null_block(worker) * v_bytes, zeros, v_bytes, worker->stream);
+    }
+    if (status == CPA_OK) status = kernels->stream_sync(worker->stream);
+    free(zeros);
+    return status == CPA_OK || !worker->stream->error.message[0]
+               ? status
+               : cpa_fail(err, status, "worker: %s", worker->stream->error.message);
+}
+
+/* Steps may be captured where the device, the source and the options allow it. */
+static cpa_status make_graphs(cpa_worker *worker, cpa_control *control, cpa_error *err) {
+    const cpa_source *source = worker->source;
+    if (worker->options.enforce_eager || !worker->device->kernels->graph_begin) return CPA_OK;
+    if (!source->capturable || source->consume) return CPA_OK;
+    return cpa_graphs_create(control, worker->context, worker->stream, &worker->graphs, err);
+}
+
+void cpa_worker_set_behind(cpa_worker *worker, void (*behind)(void *ctx), void *ctx) {
+    worker->behind = behind;
+    worker->behind_ctx = ctx;
+}
+
+void cpa_worker_set_timeline(cpa_worker *worker, cpa_timeline *timeline) {
+    worker->context->spans.timeline = timeline;
+}
+
+cpa_context_options cpa_worker_context_options(const cpa_worker_options *o, int64_t max_rows) {
+    return (cpa_context_options){
+        .size = sizeof(cpa_context_options),
+        .q_heads = o->model.q_heads,
+        .kv_heads = o->model.kv_heads,
+        .k_dim = o->model.head_dim,
+        .v_dim = o->model.v_head_dim,
+        .dtype = o->model.dtype,
+        .kv_dtype = o->kv_dtype,
+        .block_size = o->block_size,
+        .interleave = o->map.interleave,
+        .staging_bytes = o->staging_bytes,
+        .max_rows = max_rows,
+        .k_scale = o->k_scale,
+        .v_scale = o->v_scale,
+    };
+}
+
+cpa_status cpa_worker_create(cpa_control *control, cpa_device *device, const cpa_source *source,
+                             const cpa_worker_options *options, cpa_worker **out, cpa_error *err) {
+    cpa_worker *worker = calloc(1, sizeof *worker);
+    cpa_status status = worker ? CPA_OK : cpa_fail(err, CPA_NO_MEMORY, "worker: no memory");
+    if (worker) {
+        worker->options = *options;
+        worker->rank = control->rank;
+        worker->device = device;
+        worker->source = source;
+        worker->rows = &worker->row_sets[0];
+        status = allocate(worker, err);
+        if (status == CPA_OK) status = create_swap(worker, err);
+        if (status == CPA_OK) status = device->kernels->stream_create(device, &worker->stream, err);
+        if (status == CPA_OK) status = clear_memory(worker, err);
+    }
+    /* The context is collective: ranks that came this far must not wait for one that did not. */
+    CPA_TRY_GOTO(cpa_control_agree(control, status, err), fail);
+    const cpa_context_options context = cpa_worker_context_options(options, options->max_tokens);
+    CPA_TRY_GOTO(cpa_context_create_over(control->comm, device, options->transport, &context, &worker->context, err),
+                 fail);
+    status = make_graphs(worker, control, err);
+    CPA_TRY_GOTO(cpa_control_agree(control, status, err), fail);
+    *out = worker;
+    return CPA_OK;
+fail:
+    cpa_worker_destroy(worker);
+    return status;
+}
+
+void cpa_worker_destroy(cpa_worker *worker) {
+    if (!worker) return;
+    cpa_graphs_destroy(worker->graphs);
+    cpa_context_destroy(worker->context);
+    if (worker->stream) worker->device->kernels->stream_destroy(worker->stream);
+    for (int32_t i = 0; worker->seqs && i < worker->options.max_seqs; i++) {
+        free(worker->seqs[i].tokens);
+        free(worker->seqs[i].blocks);
+    }
+    buffer list[WORKER_BUFFERS];
+    list_buffers(worker, list);
+    for (int i = WORKER_BUFFERS - 1; i >= 0; i--) {
+        switch (list[i].place) {
+            case ON_DEVICE: worker->device->kernels->free(worker->device, *list[i].memory); break;
+            case PAGE_LOCKED: worker->device->kernels->free_host(worker->device, *list[i].memory); break;
+            case ON_HOST: free(*list[i].memory); break;
+        }
+    }
+    cpa_swap_destroy(worker->swap);
+    free(worker->pairs);
+    free(worker->damaged);
+    free(worker->chunks);
+    free(worker);
+}
+
+/* The rows that every rank plans for if the step may be captured, 0 if it may not: the same on every rank. */
+static int64_t steady_rows(const cpa_worker *worker, const cpa_step_plan *plan) {
+    const cpa_owner_map map = worker->options.map;
+    int64_t counts[CPA_MERGE_MAX_STATES] = {0}, most = 0;
+    if (!worker->graphs) return 0;
+    /* What spoils these goes through the host, layer by layer. */
+    if (cpa_fault_is(CPA_FAULT_BASE2_LSE) || cpa_fault_is(CPA_FAULT_DROPPED_SHARD)) return 0;
+    for (int64_t i = 0; i < plan->n_chunks; i++) {
+        const cpa_plan_chunk *chunk = &plan->chunks[i];
+        int whole = map.cp_size == 1 || cpa_owner_is_whole(map, chunk->phase);
+        if (chunk->count != 1 || (!whole && chunk->algorithm != CPA_PASS_Q)) return 0;
+        int64_t rows = ++counts[cpa_owner_rank(map, chunk->phase, chunk->start)];
+        if (rows > most) most = rows;
+    }
+    int64_t rows = cpa_graphs_rows(most);
+    return rows <= worker->options.max_tokens ? rows : 0;
+}
+
+/* Fills the step up with rows that go nowhere. */
+static void fill_rows_up(cpa_worker_rows *rows, int64_t count) {
+    for (int64_t row = rows->count; row < count; row++) {
+        rows->requests[row] = 0;
+        rows->tokens[row] = 0;
+        rows->positions[row] = 0;
+        rows->slots[row] = -1;
+    }
+    for (int64_t row = rows->n_digest; row < count; row++) {
+        rows->digest_rows[row] = -1;
+        rows->digest_salts[row] = 0;
+    }
+    rows->count = rows->n_digest = count;
+}
+
+static cpa_status upload_rows(cpa_worker *worker) {
+    const cpa_kernel_table *kernels = worker->device->kernels;
+    const cpa_worker_rows *rows = worker->rows;
+    int64_t n = rows->count, digest = rows->n_digest;
+    cpa_stream *stream = worker->stream;
+    CPA_TRY(kernels->copy(worker->tokens_device, rows->tokens, n * (int64_t)sizeof *rows->tokens, stream));
+    CPA_TRY(kernels->copy(worker->positions_device, rows->positions, n * (int64_t)sizeof *rows->positions, stream));
+    CPA_TRY(kernels->copy(worker->slots_device, rows->slots, n * (int64_t)sizeof *rows->slots, stream));
+    CPA_TRY(kernels->copy(worker->digest_rows_device, rows->digest_rows, digest * (int64_t)sizeof *rows->digest_rows,
+                          stream));
+    return kernels->copy(worker->digest_salts_device, rows->digest_salts, digest * (int64_t)sizeof *rows->digest_salts,
+                         stream);
+}
+
+static cpa_status layer_done(const cpa_worker *worker, const cpa_step_plan *plan, int32_t layer,
+                             const cpa_worker_observer *observer, cpa_error *err) {
+    if (!observer) return CPA_OK;
+    return observer->layer_done(observer->ctx, plan, layer, worker->q, worker->out, worker->stream, err);
+}
+
+/* An operation of ours that the source called says more. */
+static cpa_status source_failed(cpa_stream *stream, const char *function, int32_t layer, cpa_status status) {
+    if (stream->error.message[0]) return status;
+    return cpa_fail(&stream->error, status, "layer %d: the source's %s returned %s", layer, function,
+                    cpa_status_name(status));
+}
+
+static cpa_status run_layer(cpa_worker *worker, const cpa_step_plan *plan, int32_t layer, const cpa_rows *rows,
+                            const cpa_worker_observer *observer, cpa_error *err) {
+    const cpa_kernel_table *kernels = worker->device->kernels;
+    const cpa_source *source = worker->source;
+    const cpa_model_shape *model = &worker->options.model;
+    cpa_stream *stream = worker->stream;
+    cpa_spans *spans = &worker->context->spans;
+    spans->layer = layer;
+    int64_t span = cpa_spans_begin(spans, CPA_SPAN_FILL, 0, stream);
+    cpa_status status = source->fill(source->ctx, layer, rows, worker->q, worker->k, worker->v, stream);
+    if (status != CPA_OK) return source_failed(stream, "fill", layer, status);
+    cpa_spans_end(spans, span, stream);
+    cpa_kv_view kv = cpa_worker_layer_kv(worker, layer);
+    cpa_kv_write_args write = {sizeof write, rows->count, model->dtype, worker->k, worker->v, worker->slots_device, kv};
+    span = cpa_spans_begin(spans, CPA_SPAN_KV_WRITE, 0, stream);
+    CPA_TRY(kernels->kv_write(&write, stream));
+    cpa_spans_end(spans, span, stream);
+    cpa_context_args args = {
+        .size = sizeof args, .q = worker->q, .kv = kv, .mask = cpa_model_mask(model, layer), .out = worker->out};
+    status = cpa_context_attend(worker->context, &args, stream);
+    if (status != CPA_OK) return cpa_fail(err, status, "layer %d: %s", layer, cpa_context_error(worker->context));
+    cpa_hash_rows_args hash = {
+        .rows = worker->rows->n_digest,
+        .src = worker->out,
+        .row_bytes = model->q_heads * (int64_t)model->v_head_dim * cpa_dtype_bytes(model->dtype),
+        .row_index = worker->digest_rows_device,
+        .salts = worker->digest_salts_device,
+        .salt = (uint64_t)layer,
+        .sum = worker->digest_device,
+    };
+    span = cpa_spans_begin(spans, CPA_SPAN_HASH, 0, stream);
+    CPA_TRY(kernels->hash_rows(&hash, stream));
+    cpa_spans_end(spans, span, stream);
+    if (source->consume) {
+        span = cpa_spans_begin(spans, CPA_SPAN_CONSUME, 0, stream);
+        status = source->consume(source->ctx, layer, rows, worker->out, stream);
+        if (status != CPA_OK) return source_failed(stream, "consume", layer, status);
+        cpa_spans_end(spans, span, stream);
+    }
+    return layer_done(worker, plan, layer, observer, err);
+}
+
+static cpa_status run_layers(cpa_worker *worker, const cpa_step_plan *plan, const cpa_worker_observer *observer,
+                             cpa_error *err) {
+    const cpa_worker_rows *host = worker->rows;
+    cpa_rows rows = {host->count,     host->requests,        host->tokens,
+                     host->positions, worker->tokens_device, worker->positions_device};
+    for (int32_t layer = 0; layer < worker->options.model.layers; layer++) {
+        CPA_TRY(run_layer(worker, plan, layer, &rows, observer, err));
+    }
+    return CPA_OK;
+}
+
+/* On a device not every decode step is measured, unless for a timeline. Those before the graph of a shape is there wait
+ * for what other ranks prepare: all of them are, and stand for no other. */
+static void choose_measured(cpa_worker *worker, const cpa_step_plan *plan, cpa_graph_way way) {
+    if (!worker->device->kernels->graph_begin || worker->context->spans.timeline) return;
+    if (worker->steady && way != CPA_GRAPH_REPLAY) return;
+    for (int64_t i = 0; i < plan->n_chunks; i++) {
+        if (plan->chunks[i].count > 1) return;
+    }
+    cpa_context_mute(worker->context, worker->decode_steps++ % MEASURED_STEPS != 0);
+}
+
+/* Enqueues what the layers read of the step that is not in the cache. */
+static cpa_status upload_step(cpa_worker *worker, cpa_error *err) {
+    CPA_TRY(upload_rows(worker));
+    cpa_status status = cpa_context_upload_plan(worker->context, worker->stream);
+    return status == CPA_OK ? CPA_OK : cpa_fail(err, status, "%s", cpa_context_error(worker->context));
+}
+
+static cpa_status prepare_step(cpa_worker *worker, const cpa_step_plan *plan, const cpa_worker_observer *observer,
+                               cpa_error *err) {
+    const int32_t layers = worker->options.model.layers;
+    int32_t first_seen = layers;
+    worker->rows = &worker->row_sets[worker->rows == &worker->row_sets[0]];
+    worker->steady = 0;
+    CPA_TRY(cpa_worker_apply(worker, plan, err));
+    if (plan->n_chunks == 0) return CPA_OK;
+    if (observer) CPA_TRY(observer->begin(observer->ctx, plan, &first_seen, err));
+    int64_t rows = first_seen < layers - 1 ? 0 : steady_rows(worker, plan);
+    if (rows > 0) fill_rows_up(worker->rows, rows);
+    worker->steady = rows > 0;
+    cpa_status status = cpa_context_plan_ahead(worker->context, worker->chunks, plan->n_chunks, rows);
+    if (status != CPA_OK) return cpa_fail(err, status, "%s", cpa_context_error(worker->context));
+    return upload_step(worker, err);
+}
+
+/* Enqueues the step: what moves before its layers, and these, or the graph of them. */
+static cpa_status enqueue_step(cpa_worker *worker, const cpa_step_plan *plan, const cpa_worker_observer *observer,
+                               cpa_error *err) {
+    cpa_graph_way way = CPA_GRAPH_EAGER;
+    CPA_TRY(cpa_worker_move(worker, plan, err));
+    if (plan->n_chunks == 0) return CPA_OK;
+    cpa_context_begin(worker->context);
+    if (worker->steady) CPA_TRY(cpa_graphs_choose(worker->graphs, &way, err));
+    choose_measured(worker, plan, way);
+    if (way == CPA_GRAPH_EAGER) {
+        cpa_spans_start(&worker->context->spans, worker->stream);
+        return run_layers(worker, plan, observer, err);
+    }
+    for (int muted = 0; way == CPA_GRAPH_CAPTURE && muted < 2; muted++) {
+        CPA_TRY(cpa_graphs_begin(worker->graphs, muted, err));
+        CPA_TRY(cpa_graphs_end(worker->graphs, run_layers(worker, plan, NULL, err), err));
+    }
+    worker->graph_steps++;
+    CPA_TRY(cpa_graphs_launch(worker->graphs, err));
+    return layer_done(worker, plan, worker->options.model.layers - 1, observer, err);
+}
+
+/* Waits for the layers. Where they have run when they are enqueued, `behind` has its one call before that. */
+static cpa_status drain(cpa_worker *worker, cpa_error *err) {
+    cpa_transport *transport = worker->context->transport;
+    if (worker->behind) worker->behind(worker->behind_ctx);
+    transport->meanwhile = worker->behind;
+    transport->meanwhile_ctx = worker->behind_ctx;
+    cpa_status status = cpa_context_sync(worker->context, worker->stream);
+    transport->meanwhile = NULL;
+    return status == CPA_OK ? CPA_OK : cpa_fail(err, status, "%s", cpa_context_error(worker->context));
+}
+
+static cpa_status run_step(cpa_worker *worker, const cpa_step_plan *plan, const cpa_worker_observer *observer,
+                           cpa_error *err) {
+    cpa_spans *spans = &worker->context->spans;
+    if (cpa_fault_is(CPA_FAULT_FAILED_RANK) && worker->rank == worker->options.map.cp_size - 1)
+        return cpa_fail(err, CPA_DEVICE, "a step fails on this rank alone");
+    cpa_host_span span = cpa_spans_host_begin(CPA_SPAN_ENQUEUE);
+    cpa_status status = enqueue_step(worker, plan, observer, err);
+    cpa_spans_host_end(spans, span);
+    if (status != CPA_OK) return status;
+    /* What swap_ins and copies read may be handed out again in the next plan. */
+    if (plan->n_chunks == 0) return worker->device->kernels->stream_sync(worker->stream);
+    span = cpa_spans_host_begin(CPA_SPAN_DRAIN);
+    status = drain(worker, err);
+    cpa_spans_host_end(spans, span);
+    return status;
+}
+
+/* An operation of the table or of the source leaves its message on the stream. */
+static cpa_status outcome(const cpa_worker *worker, const cpa_step_plan *plan, cpa_status status, const cpa_error *own,
+                          cpa_error *err) {
+    if (status == CPA_OK) return CPA_OK;
+    return cpa_fail(err, status, "step %llu: %s", (unsigned long long)plan->step,
+                    own->status != CPA_OK ? own->message : worker->stream->error.message);
+}
+
+cpa_status cpa_worker_prepare(cpa_worker *worker, const cpa_step_plan *plan, const cpa_worker_observer *observer,
+                              cpa_error *err) {
+    cpa_error own = {CPA_OK, ""};
+    cpa_host_span span = cpa_spans_host_begin(CPA_SPAN_PLAN);
+    cpa_status status = prepare_step(worker, plan, observer, &own);
+    cpa_spans_host_end(&worker->context->spans, span);
+    return outcome(worker, plan, status, &own, err);
+}
+
+cpa_status cpa_worker_run(cpa_worker *worker, const cpa_step_plan *plan, const cpa_worker_observer *observer,
+                          cpa_error *err) {
+    cpa_error own = {CPA_OK, ""};
+    return outcome(worker, plan, run_step(worker, plan, observer, &own), &own, err);
+}
+
+cpa_status cpa_worker_digest(cpa_worker *worker, uint64_t *out, cpa_error *err) {
+    const cpa_kernel_table *kernels = worker->device->kernels;
+    cpa_status status = kernels->copy(out, worker->digest_device, sizeof *out, worker->stream);
+    if (status == CPA_OK) status = kernels->stream_sync(worker->stream);
+    return status == CPA_OK ? status : cpa_fail(err, status, "digest: %s", worker->stream->error.message);
+}

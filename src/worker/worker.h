@@ -1,0 +1,135 @@
+/* The worker of one rank: applies step plans to its sequences and its shard of the KV cache, and runs their layers.
+ *
+ * For each layer of a step: the source fills q, k, v of the rank's rows, kv_write stores k and v, context attention
+ * computes the results, and what yields output tokens enters the digest. One thread; every rank calls cpa_worker_run
+ * with the same plans. */
+#ifndef CPA_WORKER_H
+#define CPA_WORKER_H
+
+#include <cpattn/engine.h>
+
+#include "comm/comm.h"
+#include "src/cache/swap.h"
+#include "src/schedule/step_plan.h"
+#include "src/trace/timeline.h"
+#include "src/worker/graphs.h"
+
+/* A running sequence as a rank knows it. */
+typedef struct cpa_worker_seq {
+    int32_t active;
+    uint64_t request;
+    int32_t phase;
+    int64_t len;      /* tokens in the cache, over all ranks */
+    uint32_t *tokens; /* [cap_tokens], the first len are known */
+    int64_t cap_tokens;
+    int32_t *blocks; /* this rank's block table */
+    int64_t n_blocks, cap_blocks;
+} cpa_worker_seq;
+
+typedef struct cpa_worker_options {
+    cpa_model_shape model;
+    cpa_dtype kv_dtype;
+    float k_scale, v_scale; /* see cpa_kv_view */
+    cpa_kv_layout kv_layout;
+    cpa_owner_map map;
+    int32_t block_size;
+    int64_t num_blocks;
+    int64_t max_tokens; /* of one step */
+    int32_t max_seqs;
+    int32_t enforce_eager; /* decode steps are not captured in graphs */
+    int64_t staging_bytes;
+    int64_t host_blocks;                  /* for swapping */
+    const cpa_transport_table *transport; /* for the memory of the device */
+} cpa_worker_options;
+
+typedef struct cpa_worker cpa_worker;
+
+/* The rows of a step on the host, those that a steady step is filled up with included; arrays of max_tokens. */
+typedef struct cpa_worker_rows {
+    int64_t count, n_digest;
+    uint64_t *requests;
+    uint32_t *tokens;
+    int64_t *positions;
+    int64_t *slots;
+    int32_t *digest_rows;
+    uint64_t *digest_salts;
+} cpa_worker_rows;
+
+/* Sees the tensors of each layer right after its attention, in a replayed step those of the last one alone; the sampled
+ * check takes its copies here. */
+typedef struct cpa_worker_observer {
+    void *ctx;
+    /* Before the layers: *first is the first one that is to be seen, or how many there are if none is. The same on
+     * every rank. */
+    cpa_status (*begin)(void *ctx, const cpa_step_plan *plan, int32_t *first, cpa_error *err);
+    cpa_status (*layer_done)(void *ctx, const cpa_step_plan *plan, int32_t layer, const void *q, const void *out,
+                             cpa_stream *stream, cpa_error *err);
+} cpa_worker_observer;
+
+struct cpa_worker {
+    cpa_worker_options options;
+    int32_t rank;
+    cpa_device *device;
+    cpa_stream *stream;
+    cpa_context *context;
+    int64_t decode_steps; /* steps of decode chunks alone */
+    int64_t graph_steps;  /* of those, launched as graphs */
+    cpa_graphs *graphs;   /* NULL: every step runs eagerly */
+    const cpa_source *source;
+    void *k_pool, *v_pool; /* [layers][num_blocks + 1] blocks in the layout of the options, the null block last */
+    cpa_worker_seq *seqs;  /* [max_seqs] */
+    cpa_swap *swap;        /* NULL without host blocks */
+
+    /* Of the step's moves. */
+    uint64_t *damaged; /* [swap_ins]: 1 where this rank's block came back damaged */
+    int64_t cap_damaged;
+    int64_t (*pairs)[2]; /* of its copies */
+    int64_t cap_pairs;
+
+    cpa_worker_rows row_sets[2]; /* page-locked, in turn: one may be on its way to the device as the next is filled */
+    cpa_worker_rows *rows;       /* of the step that was prepared last */
+    int steady;                  /* whether that step may be captured */
+    uint32_t *tokens_device;     /* copies of these rows */
+    int64_t *positions_device, *slots_device;
+    int32_t *digest_rows_device;
+    uint64_t *digest_salts_device;
+    uint64_t *digest_device; /* one running sum */
+    void *q, *k, *v, *out;
+    cpa_context_chunk *chunks;
+    int64_t cap_chunks;
+
+    void (*behind)(void *ctx); /* see cpa_worker_set_behind */
+    void *behind_ctx;
+};
+
+/* Those of a context for steps of up to so many rows of such a worker. */
+cpa_context_options cpa_worker_context_options(const cpa_worker_options *options, int64_t max_rows);
+
+/* Collective. The device, the control channel and the source must outlive the worker. */
+cpa_status cpa_worker_create(cpa_control *control, cpa_device *device, const cpa_source *source,
+                             const cpa_worker_options *options, cpa_worker **out, cpa_error *err);
+void cpa_worker_destroy(cpa_worker *worker);
+
+/* Applies a plan to sequences and tables, plans its attention, and enqueues what brings rows and plans to the device.
+ * The layers of the step before may still run, if they are enqueued and nobody needs the tables as that step left them.
+ * No other rank takes part. */
+cpa_status cpa_worker_prepare(cpa_worker *worker, const cpa_step_plan *plan, const cpa_worker_observer *observer,
+                              cpa_error *err);
+/* Executes the plan that was prepared last; returns when its results are there. */
+cpa_status cpa_worker_run(cpa_worker *worker, const cpa_step_plan *plan, const cpa_worker_observer *observer,
+                          cpa_error *err);
+
+/* What cpa_worker_run calls once the layers of a step are enqueued, and then again and again while it waits for them;
+ * it may prepare the next step. NULL: nothing. */
+void cpa_worker_set_behind(cpa_worker *worker, void (*behind)(void *ctx), void *ctx);
+
+/* Keeps the spans of the steps to come in the timeline, which must outlive the worker. */
+void cpa_worker_set_timeline(cpa_worker *worker, cpa_timeline *timeline);
+
+/* The cache of one layer. */
+cpa_kv_view cpa_worker_layer_kv(const cpa_worker *worker, int32_t layer);
+
+/* The sum over this rank's output rows so far. */
+cpa_status cpa_worker_digest(cpa_worker *worker, uint64_t *out, cpa_error *err);
+
+#endif

@@ -1,0 +1,150 @@
+#include "src/worker/worker_apply.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/check.h"
+#include "base/fault.h"
+#include "base/hash.h"
+#include "kernels/kernels.h"
+
+/* Makes room for `need` elements of `size` bytes; grows by doubling. */
+static void *reserve(void *memory, int64_t *capacity, int64_t need, size_t size) {
+    if (need <= *capacity) return memory;
+    int64_t grown = *capacity * 2 > need ? *capacity * 2 : need;
+    void *moved = realloc(memory, (size_t)grown * size);
+    if (moved) *capacity = grown;
+    return moved;
+}
+
+static cpa_status apply_append(cpa_worker *worker, const cpa_step_plan *plan, const cpa_plan_append *append,
+                               cpa_error *err) {
+    if (append->rank != worker->rank) return CPA_OK;
+    cpa_worker_seq *seq = &worker->seqs[append->seq];
+    int32_t *blocks = reserve(seq->blocks, &seq->cap_blocks, seq->n_blocks + append->count, sizeof *blocks);
+    if (!blocks)
+        return cpa_fail(err, CPA_NO_MEMORY, "worker: no memory for a table of %lld blocks",
+                        (long long)(seq->n_blocks + append->count));
+    seq->blocks = blocks;
+    memcpy(blocks + seq->n_blocks, plan->block_ids + append->blocks, (size_t)append->count * sizeof *blocks);
+    for (int32_t i = 0; i < append->count; i++)
+        if (blocks[seq->n_blocks + i] < 0) blocks[seq->n_blocks + i] = cpa_worker_null_block(worker);
+    seq->n_blocks += append->count;
+    return CPA_OK;
+}
+
+static cpa_status apply_void(cpa_worker *worker, const cpa_plan_void *v, cpa_error *err) {
+    cpa_worker_seq *seq = &worker->seqs[v->seq];
+    if (v->rank != worker->rank) return CPA_OK;
+    if (v->entry >= seq->n_blocks)
+        return cpa_fail(err, CPA_INTERNAL, "entry %d of slot %d is void, its table has %lld", v->entry, v->seq,
+                        (long long)seq->n_blocks);
+    seq->blocks[v->entry] = cpa_worker_null_block(worker);
+    return CPA_OK;
+}
+
+static cpa_status apply_chunk(cpa_worker *worker, const cpa_step_plan *plan, const cpa_plan_chunk *chunk,
+                              cpa_error *err) {
+    cpa_worker_seq *seq = &worker->seqs[chunk->seq];
+    if (chunk->flags & CPA_CHUNK_FIRST) {
+        seq->active = 1;
+        seq->request = chunk->request;
+        seq->phase = chunk->phase;
+        seq->len = chunk->start;
+    }
+    int64_t n_tokens = cpa_plan_chunk_tokens(chunk), end = chunk->start + chunk->count;
+    if (!seq->active || seq->request != chunk->request || seq->len != chunk->start) {
+        return cpa_fail(err, CPA_INTERNAL, "chunk of request %llu starts at %lld, the cache of slot %d holds %lld",
+                        (unsigned long long)chunk->request, (long long)chunk->start, chunk->seq, (long long)seq->len);
+    }
+    uint32_t *tokens = reserve(seq->tokens, &seq->cap_tokens, end, sizeof *tokens);
+    if (!tokens) return cpa_fail(err, CPA_NO_MEMORY, "worker: no memory for %lld tokens", (long long)end);
+    seq->tokens = tokens;
+    memcpy(tokens + end - n_tokens, plan->token_ids + chunk->tokens, (size_t)n_tokens * sizeof *tokens);
+    seq->len = end;
+    int64_t owned =
+        cpa_shard_len(worker->options.map, cpa_owner_slot(worker->options.map, worker->rank, seq->phase), seq->len);
+    int64_t needs = (owned + worker->options.block_size - 1) / worker->options.block_size;
+    if (needs != seq->n_blocks) {
+        return cpa_fail(err, CPA_INTERNAL, "request %llu owns %lld tokens in %lld blocks here, expected %lld",
+                        (unsigned long long)chunk->request, (long long)owned, (long long)seq->n_blocks,
+                        (long long)needs);
+    }
+    return CPA_OK;
+}
+
+/* Adds the rows of a chunk that this rank owns. */
+static void add_rows(cpa_worker *worker, const cpa_plan_chunk *chunk) {
+    cpa_owner_map map = worker->options.map;
+    const cpa_worker_seq *seq = &worker->seqs[chunk->seq];
+    cpa_worker_rows *rows = worker->rows;
+    int32_t slot = cpa_owner_slot(map, worker->rank, seq->phase), block_size = worker->options.block_size;
+    int64_t end = cpa_shard_len(map, slot, chunk->start + chunk->count);
+    for (int64_t i = cpa_shard_len(map, slot, chunk->start); i < end; i++) {
+        int64_t row = rows->count++, position = cpa_shard_pos(map, slot, i);
+        rows->requests[row] = seq->request;
+        rows->tokens[row] = seq->tokens[position];
+        rows->positions[row] = position;
+        rows->slots[row] = seq->blocks[i / block_size] * (int64_t)block_size + i % block_size;
+        if (cpa_fault_is(CPA_FAULT_STALE_BLOCK) && i % 8 == 5) rows->slots[row] = -1;
+        int last = position + 1 == chunk->start + chunk->count;
+        if (position >= chunk->first_output && (chunk->flags & CPA_CHUNK_EMITS) && last) {
+            rows->digest_salts[rows->n_digest] = seq->request * CPA_GOLDEN + (uint64_t)position;
+            rows->digest_rows[rows->n_digest++] = (int32_t)row;
+        }
+    }
+}
+
+/* Copies of blocks within the cache of this rank, in all layers. */
+static cpa_status copy_blocks(cpa_worker *worker, const cpa_step_plan *plan, cpa_error *err) {
+    int64_t(*pairs)[2] = reserve(worker->pairs, &worker->cap_pairs, plan->n_copies, sizeof *pairs), n = 0;
+    if (!pairs) return cpa_fail(err, CPA_NO_MEMORY, "worker: no memory for the copies");
+    worker->pairs = pairs;
+    for (int64_t i = 0; i < plan->n_copies; i++) {
+        if (plan->copies[i].rank != worker->rank) continue;
+        pairs[n][0] = plan->copies[i].from;
+        pairs[n++][1] = plan->copies[i].to;
+    }
+    for (int32_t layer = 0; n > 0 && layer < worker->options.model.layers; layer++) {
+        cpa_kv_view kv = cpa_worker_layer_kv(worker, layer);
+        cpa_kv_copy_args copy = {sizeof copy, kv, kv, (const int64_t(*)[2])pairs, n};
+        CPA_TRY(worker->device->kernels->kv_copy(&copy, worker->stream));
+    }
+    return CPA_OK;
+}
+
+cpa_status cpa_worker_move(cpa_worker *worker, const cpa_step_plan *plan, cpa_error *err) {
+    if (plan->n_swap_outs + plan->n_swap_ins > 0 && !worker->swap)
+        return cpa_fail(err, CPA_INTERNAL, "worker: a plan swaps, and there is no host memory for it");
+    if (plan->n_swap_outs > 0)
+        CPA_TRY(cpa_swap_out(worker->swap, worker->rank, plan->swap_outs, plan->n_swap_outs, worker->stream));
+    if (plan->n_swap_ins > 0) {
+        uint64_t *damaged = reserve(worker->damaged, &worker->cap_damaged, plan->n_swap_ins, sizeof *damaged);
+        if (!damaged) return cpa_fail(err, CPA_NO_MEMORY, "worker: no memory for the swaps");
+        worker->damaged = damaged;
+        memset(damaged, 0, (size_t)plan->n_swap_ins * sizeof *damaged);
+        CPA_TRY(cpa_swap_in(worker->swap, worker->rank, plan->swap_ins, plan->n_swap_ins, damaged, worker->stream));
+    }
+    return plan->n_copies > 0 ? copy_blocks(worker, plan, err) : CPA_OK;
+}
+
+cpa_status cpa_worker_apply(cpa_worker *worker, const cpa_step_plan *plan, cpa_error *err) {
+    for (int64_t i = 0; i < plan->n_voids; i++) CPA_TRY(apply_void(worker, &plan->voids[i], err));
+    for (int64_t i = 0; i < plan->n_releases; i++) {
+        worker->seqs[plan->releases[i]].active = 0;
+        worker->seqs[plan->releases[i]].n_blocks = 0;
+    }
+    for (int64_t i = 0; i < plan->n_appends; i++) CPA_TRY(apply_append(worker, plan, &plan->appends[i], err));
+    cpa_context_chunk *chunks = reserve(worker->chunks, &worker->cap_chunks, plan->n_chunks, sizeof *chunks);
+    if (plan->n_chunks > 0 && !chunks) return cpa_fail(err, CPA_NO_MEMORY, "worker: no memory for the chunks");
+    worker->chunks = chunks;
+    worker->rows->count = worker->rows->n_digest = 0;
+    for (int64_t i = 0; i < plan->n_chunks; i++) {
+        const cpa_plan_chunk *chunk = &plan->chunks[i];
+        CPA_TRY(apply_chunk(worker, plan, chunk, err));
+        add_rows(worker, chunk);
+        chunks[i] = (cpa_context_chunk){chunk->start, chunk->count, chunk->phase, chunk->algorithm,
+                                        worker->seqs[chunk->seq].blocks};
+    }
+    return CPA_OK;
+}

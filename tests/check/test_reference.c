@@ -1,0 +1,106 @@
+/* The reference itself: rows small enough to be computed by hand, and rounding against the definition of the dtypes. */
+#include <math.h>
+#include <string.h>
+
+#include "src/check/reference.h"
+#include "tests/fixtures/unit.h"
+
+static void two_keys_give_the_softmax_by_hand(void) {
+    cpa_reference_row row;
+    float q[2] = {1, 2}, k0[2] = {1, 0}, k1[2] = {0, 1}, v0[1] = {10}, v1[1] = {20};
+    double out[1], lse, tolerance;
+    cpa_reference_begin(&row, q, 2, 1, CPA_F32, 0.5);
+    cpa_reference_add(&row, k0, v0);
+    cpa_reference_add(&row, k1, v1);
+    cpa_reference_end(&row, out, &lse, &tolerance);
+    double a = exp(0.5), b = exp(1.0);
+    CU_ASSERT_DOUBLE_EQUAL(out[0], (10 * a + 20 * b) / (a + b), 1e-12);
+    CU_ASSERT_DOUBLE_EQUAL(lse, log(a + b), 1e-12);
+    CU_ASSERT(tolerance >= 1e-5 && tolerance < 1e-4);
+}
+
+static void a_row_without_keys_is_zero_and_minus_infinity(void) {
+    cpa_reference_row row;
+    float q[1] = {3};
+    double out[1] = {5}, lse, tolerance;
+    cpa_reference_begin(&row, q, 1, 1, CPA_BF16, 0);
+    cpa_reference_end(&row, out, &lse, &tolerance);
+    CU_ASSERT_EQUAL(out[0], 0);
+    CU_ASSERT(isinf(lse) && lse < 0);
+}
+
+static void rounding_is_to_nearest_even(void) {
+    CU_ASSERT_EQUAL(cpa_reference_round(1.0f + 0x1p-8f, CPA_BF16), 1.0f);
+    CU_ASSERT_EQUAL(cpa_reference_round(1.0f + 3 * 0x1p-8f, CPA_BF16), 1.0f + 0x1p-6f);
+    CU_ASSERT_EQUAL(cpa_reference_round(1.0f + 0x1p-11f, CPA_F16), 1.0f);
+    CU_ASSERT_EQUAL(cpa_reference_round(0x1p-24f * 1.5f, CPA_F16), 0x1p-23f);
+    CU_ASSERT(isinf(cpa_reference_round(65520.0f, CPA_F16)));
+    CU_ASSERT_EQUAL(cpa_reference_round(1.1f, CPA_F32), 1.1f);
+}
+
+static void widening_reads_every_kind_of_number(void) {
+    uint16_t bf16[3] = {0x3f80, 0xc000, 0x7f80}, f16[4] = {0x3c00, 0x0001, 0xfbff, 0x7e00};
+    float out[4];
+    cpa_reference_widen(bf16, CPA_BF16, 3, out);
+    CU_ASSERT(out[0] == 1 && out[1] == -2 && isinf(out[2]));
+    cpa_reference_widen(f16, CPA_F16, 4, out);
+    CU_ASSERT(out[0] == 1 && out[1] == 0x1p-24f && out[2] == -65504 && isnan(out[3]));
+}
+
+/* Many keys, their maximum late, in blocks; and the same in two rows that are joined. */
+static void keys_in_blocks_and_joined_rows_give_the_same_row(void) {
+    enum { KEYS = 150, DIM = 40, CUT = 67 };
+    static float k[KEYS * DIM], v[KEYS * DIM];
+    float q[DIM];
+    for (int i = 0; i < KEYS * DIM; i++) {
+        k[i] = (float)((i * 37) % 101 - 50) / 50 * (float)(1 + i / DIM / 30);
+        v[i] = (float)((i * 53) % 97 - 48) / 24;
+    }
+    for (int d = 0; d < DIM; d++) q[d] = (float)((d * 29) % 23 - 11) / 4;
+    cpa_reference_row one, many, left, right, empty;
+    cpa_reference_row *all[] = {&one, &many, &left, &right, &empty};
+    for (int i = 0; i < 5; i++) cpa_reference_begin(all[i], q, DIM, DIM, CPA_BF16, 0);
+    for (int i = 0; i < KEYS; i++) cpa_reference_add(&one, k + i * DIM, v + i * DIM);
+    cpa_reference_add_keys(&many, KEYS, k, v);
+    cpa_reference_add_keys(&left, CUT, k, v);
+    cpa_reference_add_keys(&right, KEYS - CUT, k + CUT * DIM, v + CUT * DIM);
+    cpa_reference_join(&empty, &left);
+    cpa_reference_join(&empty, &right);
+    cpa_reference_join(&left, &right);
+    double want[DIM], out[DIM], want_lse, lse, want_tolerance, tolerance;
+    cpa_reference_end(&one, want, &want_lse, &want_tolerance);
+    cpa_reference_row *others[] = {&many, &left, &empty};
+    for (int i = 0; i < 3; i++) {
+        cpa_reference_end(others[i], out, &lse, &tolerance);
+        CU_ASSERT_DOUBLE_EQUAL(lse, want_lse, 1e-12);
+        CU_ASSERT_DOUBLE_EQUAL(tolerance, want_tolerance, 0.2 * want_tolerance);
+        for (int d = 0; d < DIM; d++) CU_ASSERT_DOUBLE_EQUAL(out[d], want[d], 1e-12);
+    }
+}
+
+static void errors_count_nan_as_infinite(void) {
+    float got[3] = {1, NAN, 2};
+    double want[3] = {1, 0, 2.5};
+    CU_ASSERT(isinf(cpa_reference_error(got, want, 3)));
+    got[1] = 0;
+    CU_ASSERT_EQUAL(cpa_reference_error(got, want, 3), 0.5);
+}
+
+static void masks_see_what_their_definition_says(void) {
+    cpa_mask causal = {.causal = 1}, window = {.causal = 1, .window = 3, .sinks = 2}, full = {0, 0, 0};
+    CU_ASSERT(cpa_reference_sees(causal, 5, 5) && !cpa_reference_sees(causal, 5, 6));
+    CU_ASSERT(cpa_reference_sees(window, 9, 7) && !cpa_reference_sees(window, 9, 6));
+    CU_ASSERT(cpa_reference_sees(window, 9, 1) && !cpa_reference_sees(window, 9, 2));
+    CU_ASSERT(cpa_reference_sees(full, 0, 100));
+}
+
+static const cpa_test tests[] = {
+    {"keys in blocks and joined rows give the same row", keys_in_blocks_and_joined_rows_give_the_same_row},
+    {"two keys give the softmax by hand", two_keys_give_the_softmax_by_hand},
+    {"a row without keys is zero and minus infinity", a_row_without_keys_is_zero_and_minus_infinity},
+    {"rounding is to nearest even", rounding_is_to_nearest_even},
+    {"widening reads every kind of number", widening_reads_every_kind_of_number},
+    {"errors count NaN as infinite", errors_count_nan_as_infinite},
+    {"masks see what their definition says", masks_see_what_their_definition_says},
+};
+CPA_TEST_MAIN("reference", tests)

@@ -1,0 +1,84 @@
+/* The self-test of the operations: sound back ends pass it in every shape, and a broken attend fails it by name. With
+ * the argument `small` one shape is left. */
+#include <stdio.h>
+#include <string.h>
+
+#include "base/fault.h"
+#include "src/check/self_test_kernels.h"
+#include "tests/fixtures/device_fixture.h"
+#include "tests/fixtures/unit.h"
+
+static cpa_device *device;
+static int small; /* the common shape alone: for tools that slow a device down a thousandfold */
+
+static cpa_worker_options options_of(cpa_dtype dtype, cpa_dtype kv_dtype, int32_t q_heads, int32_t kv_heads,
+                                     int32_t k_dim, int32_t v_dim, int32_t block_size) {
+    return (cpa_worker_options){.model = {.layers = 1,
+                                          .q_heads = q_heads,
+                                          .kv_heads = kv_heads,
+                                          .head_dim = k_dim,
+                                          .v_head_dim = v_dim,
+                                          .dtype = dtype,
+                                          .mask = {.causal = 1, .window = 90}},
+                                .kv_dtype = kv_dtype,
+                                .map = {1, block_size},
+                                .block_size = block_size};
+}
+
+static void every_shape_passes(void) {
+    const cpa_worker_options shapes[] = {
+        options_of(CPA_F32, CPA_F32, 4, 2, 64, 64, 16),     options_of(CPA_BF16, CPA_BF16, 8, 2, 128, 128, 16),
+        options_of(CPA_BF16, CPA_BF16, 4, 4, 64, 64, 64),   options_of(CPA_BF16, CPA_BF16, 16, 1, 128, 128, 256),
+        options_of(CPA_BF16, CPA_BF16, 8, 2, 96, 96, 32),   options_of(CPA_BF16, CPA_BF16, 4, 2, 192, 128, 64),
+        options_of(CPA_BF16, CPA_BF16, 4, 2, 256, 256, 16), options_of(CPA_F16, CPA_F16, 8, 2, 128, 128, 128),
+        options_of(CPA_F16, CPA_F16, 6, 2, 72, 40, 16),     options_of(CPA_BF16, CPA_F32, 4, 2, 64, 64, 32),
+    };
+    for (size_t i = small ? 1 : 0; i < (small ? 2 : sizeof shapes / sizeof shapes[0]); i++) {
+        cpa_self_test_kernels_stats stats;
+        cpa_error err = {CPA_OK, ""};
+        CU_ASSERT_EQUAL(cpa_self_test_kernels(device, &shapes[i], 5 + i, &stats, &err), CPA_OK);
+        if (err.status != CPA_OK) printf("shape %zu: %s\n", i, err.message);
+        CU_ASSERT(stats.rows > 100);
+        if (i == 0) printf("%d paths, %s%s ", stats.paths, stats.on_blas ? "BLAS" : "float64 ", stats.why);
+    }
+}
+
+static void check_fault(cpa_fault fault, const char *expected) {
+    cpa_worker_options options = options_of(CPA_BF16, CPA_BF16, 8, 2, 128, 128, 16);
+    cpa_self_test_kernels_stats stats;
+    cpa_error err = {CPA_OK, ""};
+    cpa_fault_armed = fault;
+    CU_ASSERT_EQUAL(cpa_self_test_kernels(device, &options, 5, &stats, &err), CPA_CHECK_FAILED);
+    cpa_fault_armed = CPA_FAULT_NONE;
+    const char *parts[] = {"self-test: ", expected, "path ",   "bf16 over bf16, 8/2 heads of 128/128",
+                           "row ",        "head ",  "allowed "};
+    for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++) {
+        CU_ASSERT_PTR_NOT_NULL(strstr(err.message, parts[i]));
+        if (!strstr(err.message, parts[i])) printf("no '%s' in: %s\n", parts[i], err.message);
+    }
+}
+
+static void a_mask_off_by_one_fails_by_name(void) {
+    check_fault(CPA_FAULT_OFF_BY_ONE_MASK, "causal");
+}
+
+static void a_swapped_kv_head_fails_by_name(void) {
+    check_fault(CPA_FAULT_SWAPPED_KV_HEAD, "attend, path ");
+}
+
+static const cpa_test TESTS[] = {
+    {"every shape passes", every_shape_passes},
+    {"a mask off by one fails by name", a_mask_off_by_one_fails_by_name},
+    {"a swapped KV head fails by name", a_swapped_kv_head_fails_by_name},
+};
+
+int main(int argc, char **argv) {
+    cpa_stream *stream;
+    int missing = cpa_test_device_missing();
+    if (missing) return missing == 1 ? CPA_TEST_SKIPPED : missing;
+    small = argc > 1 && strcmp(argv[1], "small") == 0;
+    cpa_test_device_open(0, &device, &stream);
+    int code = cpa_test_main("self-test of the operations", TESTS, (int)(sizeof TESTS / sizeof TESTS[0]));
+    cpa_test_device_close(device, stream);
+    return code;
+}

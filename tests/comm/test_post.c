@@ -1,0 +1,85 @@
+/* Messages of rank 0 that travel while the ranks do something else. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "comm/comm.h"
+#include "tests/fixtures/mpi_unit.h"
+
+enum { MESSAGES = 6 };
+static const int64_t lengths[MESSAGES] = {5, 0, 3 << 20, -1, 300001, 1};
+
+static uint8_t pattern(int message, int64_t at) {
+    return (uint8_t)(at * 7 + at / 251 + message);
+}
+
+/* Sends the messages one after another, and forgets each at once: it is a copy that travels. */
+static void send_all(cpa_post *post, int wait) {
+    uint8_t *data = malloc(3 << 20);
+    for (int m = 0; m <= MESSAGES; m++) {
+        int flushed = 0, status = CPA_OK;
+        while (!flushed && status == CPA_OK) status = (int)cpa_post_flush(post, wait, &flushed, NULL);
+        CU_ASSERT_EQUAL(status, CPA_OK);
+        if (m == MESSAGES) break;
+        for (int64_t i = 0; i < lengths[m]; i++) data[i] = pattern(m, i);
+        CU_ASSERT_EQUAL(cpa_post_send(post, data, lengths[m], NULL), CPA_OK);
+        memset(data, 0xa5, 3 << 20);
+    }
+    free(data);
+}
+
+static void receive_all(cpa_post *post, int wait) {
+    for (int m = 0; m < MESSAGES; m++) {
+        int arrived = 0, calls = 0, wrong = 0, status = CPA_OK;
+        int64_t bytes = 77;
+        const void *data = NULL;
+        for (; !arrived && status == CPA_OK; calls++)
+            status = (int)cpa_post_receive(post, wait, &arrived, &data, &bytes, NULL);
+        CU_ASSERT_EQUAL(status, CPA_OK);
+        CU_ASSERT_EQUAL(bytes, lengths[m]);
+        CU_ASSERT_EQUAL(data != NULL, lengths[m] > 0);
+        CU_ASSERT(!wait || calls == 1);
+        for (int64_t i = 0; data && i < bytes; i++) wrong += ((const uint8_t *)data)[i] != pattern(m, i);
+        CU_ASSERT_EQUAL(wrong, 0);
+    }
+}
+
+static void messages_arrive_whole_and_in_order(void) {
+    cpa_control control;
+    cpa_post *post;
+    CU_ASSERT_EQUAL(cpa_control_open(MPI_COMM_WORLD, &control, NULL), CPA_OK);
+    CU_ASSERT_EQUAL(cpa_post_open(&control, &post, NULL), CPA_OK);
+    for (int wait = 0; wait < 2; wait++) (control.rank == 0 ? send_all : receive_all)(post, wait);
+    cpa_post_close(post);
+    cpa_control_close(&control);
+}
+
+/* Whoever looks for a message does not wait for it, and may go on with collective calls on the same channel. */
+static void nobody_waits_for_a_message_that_is_not_sent(void) {
+    cpa_control control;
+    cpa_post *post;
+    int arrived = 1;
+    int64_t bytes;
+    const void *data = &control;
+    CU_ASSERT_EQUAL(cpa_control_open(MPI_COMM_WORLD, &control, NULL), CPA_OK);
+    CU_ASSERT_EQUAL(cpa_post_open(&control, &post, NULL), CPA_OK);
+    if (control.rank > 0) {
+        CU_ASSERT_EQUAL(cpa_post_receive(post, 0, &arrived, &data, &bytes, NULL), CPA_OK);
+        CU_ASSERT(!arrived && data == NULL);
+    }
+    double sum = 1;
+    CU_ASSERT_EQUAL(cpa_control_sum(&control, &sum, 1, NULL), CPA_OK);
+    CU_ASSERT_EQUAL(sum, control.size);
+    /* Given up before anything is sent, it takes nothing away from the next one. */
+    cpa_post_close(post);
+    CU_ASSERT_EQUAL(cpa_control_sum(&control, &sum, 1, NULL), CPA_OK);
+    CU_ASSERT_EQUAL(cpa_post_open(&control, &post, NULL), CPA_OK);
+    (control.rank == 0 ? send_all : receive_all)(post, 1);
+    cpa_post_close(post);
+    cpa_control_close(&control);
+}
+
+static const cpa_test tests[] = {
+    {"messages arrive whole and in order", messages_arrive_whole_and_in_order},
+    {"nobody waits for a message that is not sent", nobody_waits_for_a_message_that_is_not_sent},
+};
+CPA_MPI_TEST_MAIN("post", tests)

@@ -1,0 +1,479 @@
+/* Context attention over all ranks of the job, against float64 and against itself. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "src/context/context_internal.h"
+#include "tests/fixtures/context_fixture.h"
+#include "tests/fixtures/mpi_unit.h"
+#include "tests/fixtures/transport_fixture.h"
+
+static const cpa_mask CAUSAL = {.causal = 1};
+static const cpa_mask FULL = {.causal = 0};
+
+static const cpa_test_shape SMALL = {
+    .q_heads = 4, .kv_heads = 2, .k_dim = 32, .v_dim = 32, .block_size = 16, .interleave = 16, .mask = {.causal = 1}};
+
+/* Local tokens that no least segment exceeds. */
+static const int64_t LONG_TOKENS = 1024;
+
+static cpa_device *device;
+static cpa_stream *stream;
+
+static void open_device(void) {
+    cpa_test_device_open(1, &device, &stream);
+}
+
+static void close_device(void) {
+    cpa_test_device_close(device, stream);
+}
+
+/* The least staging that a context of this shape accepts: two segments to send, and two from the peer, or from each
+ * where all peers come at once. */
+static int64_t least_staging(const cpa_test_shape *shape) {
+    int64_t token = (int64_t)shape->kv_heads * (shape->k_dim + shape->v_dim) * cpa_dtype_bytes(shape->dtype);
+    int64_t split = cpa_attend_split_tokens(device), peers = cpa_test_ranks() > 1 ? cpa_test_ranks() - 1 : 1;
+    return split > 1 ? 4 * split * token : 2 * (1 + peers) * 1024 * token;
+}
+
+static void force(cpa_test_chunk *chunks, int64_t n, cpa_algorithm algorithm) {
+    for (int64_t i = 0; i < n; i++) chunks[i].algorithm = algorithm;
+}
+
+/* One step and layer. */
+static cpa_test_result run_on(cpa_context *context, const cpa_test_cache *cache, const cpa_test_chunk *chunks,
+                              int64_t n) {
+    cpa_test_result result;
+    CU_ASSERT_EQUAL(cpa_test_plan(context, cache, chunks, n), CPA_OK);
+    CU_ASSERT_EQUAL(cpa_test_attend(context, cache, cache->shape.mask, chunks, n, stream, &result), CPA_OK);
+    return result;
+}
+
+/* The same on a context of its own. */
+static cpa_test_result run_step(const cpa_test_cache *cache, const cpa_test_chunk *chunks, int64_t n, int64_t staging,
+                                cpa_context_stats *stats) {
+    cpa_context *context = cpa_test_context(device, &cache->shape, staging);
+    cpa_test_result result = run_on(context, cache, chunks, n);
+    if (stats) cpa_context_get_stats(context, stats);
+    cpa_context_destroy(context);
+    return result;
+}
+
+/* Runs the chunks as they are, all by pass-KV and all by pass-Q: right against float64, and the same bits where the
+ * back end promises them. */
+static void check_step(const cpa_test_cache *cache, const cpa_test_chunk *chunks, int64_t n, int64_t staging) {
+    cpa_context *context = cpa_test_context(device, &cache->shape, staging);
+    cpa_test_chunk forced[CPA_TEST_MAX_SEQUENCES];
+    memcpy(forced, chunks, (size_t)n * sizeof *chunks);
+    cpa_test_result mixed = run_on(context, cache, chunks, n);
+    CU_ASSERT_EQUAL(cpa_test_count_wrong(cache, cache->shape.mask, chunks, n, &mixed), 0);
+    for (cpa_algorithm algorithm = CPA_PASS_KV; algorithm <= CPA_PASS_Q; algorithm++) {
+        force(forced, n, algorithm);
+        cpa_test_result result = run_on(context, cache, forced, n);
+        CU_ASSERT(cpa_test_same_bits_or_right(cache, cache->shape.mask, forced, n, &result, &mixed));
+        cpa_test_result_destroy(&result);
+    }
+    cpa_test_result_destroy(&mixed);
+    cpa_context_destroy(context);
+}
+
+static cpa_mask random_mask(void) {
+    switch (cpa_test_random_below(4)) {
+        case 0: return FULL;
+        case 1:
+            return (cpa_mask){
+                .causal = 1, .sinks = (int32_t)cpa_test_random_below(6), .window = 1 + cpa_test_random_below(150)};
+        default: return CAUSAL;
+    }
+}
+
+static cpa_test_shape random_shape(void) {
+    static const int32_t heads[4][2] = {{4, 2}, {4, 4}, {3, 1}, {8, 2}};
+    static const int32_t dims[4][2] = {{32, 32}, {24, 40}, {64, 16}, {16, 64}};
+    const int32_t *h = heads[cpa_test_random_below(4)], *d = dims[cpa_test_random_below(4)];
+    cpa_test_shape shape = {.q_heads = h[0], .kv_heads = h[1], .k_dim = d[0], .v_dim = d[1]};
+    shape.block_size = 16;
+    shape.interleave = 16 << cpa_test_random_below(3);
+    shape.dtype = cpa_test_random_below(2) ? CPA_BF16 : CPA_F32;
+    shape.head_major = (int)cpa_test_random_below(2);
+    shape.mask = random_mask();
+    return shape;
+}
+
+/* Decode tokens, short prompts of fewer blocks than ranks, and chunks of longer sequences that start anywhere; dealt to
+ * the ranks, or whole on one. */
+static int64_t random_chunks(cpa_test_chunk *chunks, int64_t *lengths, int32_t *phases) {
+    int64_t n = 1 + cpa_test_random_below(5);
+    for (int64_t i = 0; i < n; i++) {
+        int64_t count = cpa_test_random_below(3) == 0 ? 1 : 1 + cpa_test_random_below(70);
+        int64_t start = cpa_test_random_below(3) == 0 ? 0 : cpa_test_random_below(500);
+        phases[i] = cpa_test_random_phase();
+        lengths[i] = start + count;
+        chunks[i] = (cpa_test_chunk){i, start, count, cpa_test_random_below(2) ? CPA_PASS_KV : CPA_PASS_Q};
+    }
+    return n;
+}
+
+static void test_random_steps_are_right_and_the_same_bits_by_both_algorithms(void) {
+    open_device();
+    for (uint64_t seed = 1; seed <= 24; seed++) {
+        cpa_test_random_seed(seed);
+        cpa_test_cache cache;
+        cpa_test_chunk chunks[CPA_TEST_MAX_SEQUENCES];
+        int64_t lengths[CPA_TEST_MAX_SEQUENCES];
+        int32_t phases[CPA_TEST_MAX_SEQUENCES];
+        cpa_test_shape shape = random_shape();
+        int64_t n = random_chunks(chunks, lengths, phases);
+        cpa_test_cache_init(&cache, shape, seed, lengths, phases, n);
+        check_step(&cache, chunks, n, least_staging(&shape));
+        cpa_test_cache_destroy(&cache);
+    }
+    close_device();
+}
+
+/* A long sequence between short ones, so that its shards are cut into several segments: where all peers come at once,
+ * into more of them than there are peers, however much fits. */
+typedef struct long_step {
+    cpa_test_cache cache;
+    cpa_test_chunk chunks[4];
+} long_step;
+
+static void long_step_init(long_step *step, cpa_test_shape shape) {
+    int64_t shards = cpa_attend_split_tokens(device) > 1 || cpa_test_ranks() < 3 ? 2 : cpa_test_ranks();
+    int64_t length = LONG_TOKENS * cpa_test_ranks() * (2 * shards + 1) / 2 + 37;
+    int64_t lengths[4] = {21, length, 3, 130};
+    int32_t phases[4] = {0, 1, 2, 0};
+    cpa_test_cache_init(&step->cache, shape, 7, lengths, phases, 4);
+    step->chunks[0] = (cpa_test_chunk){0, 5, 16, CPA_PASS_KV};
+    step->chunks[1] = (cpa_test_chunk){1, length - 45, 45, CPA_PASS_KV};
+    step->chunks[2] = (cpa_test_chunk){2, 0, 3, CPA_PASS_Q};
+    step->chunks[3] = (cpa_test_chunk){3, 128, 2, CPA_PASS_KV};
+}
+
+static void test_long_shards_travel_in_segments_of_bounded_staging(void) {
+    open_device();
+    static const cpa_mask masks[] = {{.causal = 1}, {.causal = 0}, {.causal = 1, .sinks = 20, .window = 1000}};
+    for (int m = 0; m < 3; m++) {
+        cpa_test_shape shape = SMALL;
+        shape.mask = masks[m];
+        shape.dtype = m == 1 ? CPA_BF16 : CPA_F32;
+        long_step step;
+        long_step_init(&step, shape);
+        int64_t least = least_staging(&shape);
+        check_step(&step.cache, step.chunks, 4, least);
+
+        cpa_context_stats tight, ample;
+        cpa_test_result by_tight = run_step(&step.cache, step.chunks, 4, least, &tight);
+        cpa_test_result by_ample = run_step(&step.cache, step.chunks, 4, 16 * least, &ample);
+        CU_ASSERT(cpa_test_same_bits_or_right(&step.cache, shape.mask, step.chunks, 4, &by_tight, &by_ample));
+        CU_ASSERT(tight.staging_bytes <= least);
+        int64_t most[2] = {tight.staging_bytes, ample.staging_bytes}; /* a rank without rows only sends */
+        MPI_Allreduce(MPI_IN_PLACE, most, 2, MPI_INT64_T, MPI_MAX, MPI_COMM_WORLD);
+        if (cpa_test_ranks() > 1 && masks[m].window == 0) {
+            CU_ASSERT(most[0] > least / 2);
+            CU_ASSERT(most[1] > most[0]);
+        }
+        cpa_test_result_destroy(&by_tight);
+        cpa_test_result_destroy(&by_ample);
+        cpa_test_cache_destroy(&step.cache);
+    }
+    close_device();
+}
+
+static void test_a_window_leaves_what_nobody_sees_where_it_is(void) {
+    open_device();
+    int64_t length = LONG_TOKENS * cpa_test_ranks() * 3;
+    cpa_test_chunk chunk = {0, length - 16 * cpa_test_ranks(), 16 * cpa_test_ranks(), CPA_PASS_KV};
+    cpa_test_cache cache;
+    cpa_context_stats full, window;
+    cpa_test_cache_init(&cache, SMALL, 3, &length, NULL, 1);
+    cpa_test_result result = run_step(&cache, &chunk, 1, 0, &full);
+    cpa_test_result_destroy(&result);
+    cache.shape.mask = (cpa_mask){.causal = 1, .sinks = 4, .window = 64};
+    result = run_step(&cache, &chunk, 1, 0, &window);
+    CU_ASSERT_EQUAL(cpa_test_count_wrong(&cache, cache.shape.mask, &chunk, 1, &result), 0);
+    CU_ASSERT(cpa_test_ranks() == 1 ? window.bytes_sent == 0 : window.bytes_sent * 2 < full.bytes_sent);
+    cpa_test_result_destroy(&result);
+    cpa_test_cache_destroy(&cache);
+    close_device();
+}
+
+/* Prefill of one sequence cut at `cuts`, on one context; the rows in the order of one shot. */
+static void check_chunked(cpa_test_cache *cache, const cpa_test_result *whole, const int64_t *cuts, int n_cuts,
+                          cpa_algorithm algorithm) {
+    cpa_context *context = cpa_test_context(device, &cache->shape, 0);
+    int64_t row_bytes = (int64_t)cache->shape.q_heads * cache->shape.v_dim * cpa_dtype_bytes(cache->shape.dtype);
+    int64_t at = 0;
+    for (int i = 0; i + 1 < n_cuts; i++) {
+        cpa_test_chunk chunk = {0, cuts[i], cuts[i + 1] - cuts[i], algorithm};
+        cpa_test_result part;
+        CU_ASSERT_EQUAL(cpa_test_plan(context, cache, &chunk, 1), CPA_OK);
+        CU_ASSERT_EQUAL(cpa_test_attend(context, cache, cache->shape.mask, &chunk, 1, stream, &part), CPA_OK);
+        CU_ASSERT(at + part.rows <= whole->rows);
+        cpa_test_result same_rows = {.rows = part.rows,
+                                     .out_bytes = part.out_bytes,
+                                     .lse_bytes = part.lse_bytes,
+                                     .out = (char *)whole->out + at * row_bytes,
+                                     .lse = whole->lse + at * cache->shape.q_heads};
+        CU_ASSERT(cpa_test_same_bits_or_right(cache, cache->shape.mask, &chunk, 1, &part, &same_rows));
+        at += part.rows;
+        cpa_test_result_destroy(&part);
+    }
+    CU_ASSERT_EQUAL(at, whole->rows);
+    cpa_context_destroy(context);
+}
+
+static void test_chunked_prefill_gives_the_bits_of_one_shot(void) {
+    open_device();
+    const int64_t length = 333, cuts[] = {0, 1, 40, 47, 128, 129, 300, 333};
+    const int n_cuts = sizeof cuts / sizeof *cuts;
+    static const cpa_mask masks[] = {{.causal = 1}, {.causal = 1, .sinks = 4, .window = 90}};
+    for (int m = 0; m < 2; m++) {
+        cpa_test_shape shape = SMALL;
+        shape.mask = masks[m];
+        shape.interleave = 32;
+        cpa_test_cache cache;
+        cpa_test_cache_init(&cache, shape, 11, &length, NULL, 1);
+        cpa_test_chunk all = {0, 0, length, CPA_PASS_KV};
+        cpa_test_result whole = run_step(&cache, &all, 1, 0, NULL);
+        CU_ASSERT_EQUAL(cpa_test_count_wrong(&cache, shape.mask, &all, 1, &whole), 0);
+        check_chunked(&cache, &whole, cuts, n_cuts, CPA_PASS_KV);
+        check_chunked(&cache, &whole, cuts, n_cuts, CPA_PASS_Q);
+        cpa_test_result_destroy(&whole);
+        cpa_test_cache_destroy(&cache);
+    }
+    close_device();
+}
+
+static void test_whole_sequences_exchange_nothing(void) {
+    open_device();
+    const int64_t lengths[3] = {400, 18, 77};
+    const int32_t phases[3] = {CPA_TEST_WHOLE, CPA_TEST_WHOLE + 1, CPA_TEST_WHOLE + 1};
+    const cpa_test_chunk chunks[3] = {{0, 399, 1, CPA_PASS_Q}, {1, 0, 18, CPA_PASS_KV}, {2, 40, 37, CPA_PASS_Q}};
+    const cpa_mask masks[] = {{.causal = 1}, {.causal = 1, .window = 30, .sinks = 5}};
+    cpa_context *context = cpa_test_context(device, &SMALL, 0);
+    cpa_test_cache cache;
+    cpa_test_cache_init(&cache, SMALL, 3, lengths, phases, 3);
+    CU_ASSERT_EQUAL(cpa_test_plan(context, &cache, chunks, 3), CPA_OK);
+    for (int i = 0; i < 2; i++) {
+        cpa_test_result result;
+        CU_ASSERT_EQUAL(cpa_test_attend(context, &cache, masks[i], chunks, 3, stream, &result), CPA_OK);
+        CU_ASSERT_EQUAL(cpa_test_count_wrong(&cache, masks[i], chunks, 3, &result), 0);
+        cpa_test_result_destroy(&result);
+    }
+    cpa_context_stats stats;
+    cpa_context_get_stats(context, &stats);
+    CU_ASSERT_EQUAL(stats.bytes_sent, 0);
+    CU_ASSERT(stats.exposed_comm_s == 0);
+    CU_ASSERT_EQUAL(stats.chunks_pass_kv + stats.chunks_pass_q, 0);
+    cpa_test_cache_destroy(&cache);
+    cpa_context_destroy(context);
+    close_device();
+}
+
+static void test_layers_of_one_plan_may_differ_in_cache_and_mask(void) {
+    open_device();
+    const int64_t lengths[3] = {400, 18, 77};
+    const int32_t phases[3] = {1, 0, 2};
+    const cpa_test_chunk chunks[3] = {{0, 310, 90, CPA_PASS_KV}, {1, 17, 1, CPA_PASS_Q}, {2, 0, 77, CPA_PASS_KV}};
+    static const cpa_mask masks[] = {{.causal = 1}, {.causal = 1}, {.causal = 1, .window = 50}, {.causal = 0}};
+    cpa_context *context = cpa_test_context(device, &SMALL, 0);
+    cpa_test_cache caches[4];
+    for (int layer = 0; layer < 4; layer++) {
+        cpa_test_cache_init(&caches[layer], SMALL, 20 + (uint64_t)layer, lengths, phases, 3);
+    }
+    CU_ASSERT_EQUAL(cpa_test_plan(context, &caches[0], chunks, 3), CPA_OK);
+    for (int layer = 0; layer < 4; layer++) {
+        cpa_test_result result;
+        CU_ASSERT_EQUAL(cpa_test_attend(context, &caches[layer], masks[layer], chunks, 3, stream, &result), CPA_OK);
+        CU_ASSERT_EQUAL(cpa_test_count_wrong(&caches[layer], masks[layer], chunks, 3, &result), 0);
+        cpa_test_result_destroy(&result);
+    }
+    cpa_context_stats stats;
+    cpa_context_get_stats(context, &stats);
+    CU_ASSERT_EQUAL(stats.chunks_pass_kv, 8);
+    CU_ASSERT_EQUAL(stats.chunks_pass_q, 4);
+    CU_ASSERT(stats.attend_s > 0 && stats.exposed_comm_s >= 0);
+    for (int layer = 0; layer < 4; layer++) cpa_test_cache_destroy(&caches[layer]);
+    cpa_context_destroy(context);
+    close_device();
+}
+
+/* A large step, an empty one, a single decode token, and the large one again. */
+static void test_a_context_goes_from_step_to_step(void) {
+    open_device();
+    const int64_t lengths[2] = {260, 5};
+    const cpa_test_chunk large[2] = {{0, 100, 160, CPA_PASS_KV}, {1, 0, 5, CPA_PASS_Q}}, decode = {1, 4, 1, CPA_PASS_Q};
+    cpa_context *context = cpa_test_context(device, &SMALL, 0);
+    cpa_test_cache cache;
+    cpa_test_cache_init(&cache, SMALL, 5, lengths, NULL, 2);
+    const struct {
+        const cpa_test_chunk *chunks;
+        int64_t n;
+    } steps[4] = {{large, 2}, {NULL, 0}, {&decode, 1}, {large, 2}};
+    cpa_test_result results[4];
+    for (int i = 0; i < 4; i++) {
+        CU_ASSERT_EQUAL(cpa_test_plan(context, &cache, steps[i].chunks, steps[i].n), CPA_OK);
+        CU_ASSERT_EQUAL(cpa_test_attend(context, &cache, CAUSAL, steps[i].chunks, steps[i].n, stream, &results[i]),
+                        CPA_OK);
+        CU_ASSERT_EQUAL(cpa_test_count_wrong(&cache, CAUSAL, steps[i].chunks, steps[i].n, &results[i]), 0);
+    }
+    CU_ASSERT(cpa_test_same_bits_or_right(&cache, CAUSAL, large, 2, &results[0], &results[3]));
+    CU_ASSERT_EQUAL(results[1].rows, 0);
+    for (int i = 0; i < 4; i++) cpa_test_result_destroy(&results[i]);
+    cpa_test_cache_destroy(&cache);
+    cpa_context_destroy(context);
+    close_device();
+}
+
+/* Decode steps whose states are too long for the rooms of a transport, and others that are not, in turn. Items of 32
+ * rows, which are no decode to the kernels. */
+static void test_decode_steps_alternate_between_stored_and_sent_states(void) {
+    enum { MANY = 12, FEW = 3 };
+    static const cpa_test_shape wide = {.q_heads = 128,
+                                        .kv_heads = 4,
+                                        .k_dim = 256,
+                                        .v_dim = 256,
+                                        .block_size = 16,
+                                        .interleave = 16,
+                                        .dtype = CPA_BF16,
+                                        .mask = {.causal = 1}};
+    static const int64_t steps[] = {MANY, FEW, MANY, FEW, FEW};
+    int64_t lengths[MANY];
+    int32_t phases[MANY] = {0}; /* one rank has the last token of all */
+    cpa_test_chunk chunks[MANY];
+    for (int i = 0; i < MANY; i++) {
+        lengths[i] = 70;
+        chunks[i] = (cpa_test_chunk){i, lengths[i] - 1, 1, CPA_PASS_Q};
+    }
+    open_device();
+    cpa_context *context = cpa_test_context(device, &wide, 0);
+    cpa_test_cache cache;
+    cpa_test_cache_init(&cache, wide, 6, lengths, phases, MANY);
+    const int has_rooms = cpa_test_ranks() > 1 && context->transport->table->room;
+    for (size_t i = 0; i < sizeof steps / sizeof steps[0]; i++) {
+        cpa_test_result result;
+        CU_ASSERT_EQUAL(cpa_test_plan(context, &cache, chunks, steps[i]), CPA_OK);
+        CU_ASSERT_EQUAL(context->q.direct, has_rooms && steps[i] == FEW);
+        CU_ASSERT_EQUAL(cpa_test_attend(context, &cache, CAUSAL, chunks, steps[i], stream, &result), CPA_OK);
+        CU_ASSERT_EQUAL(cpa_test_count_wrong(&cache, CAUSAL, chunks, steps[i], &result), 0);
+        cpa_test_result_destroy(&result);
+    }
+    cpa_test_cache_destroy(&cache);
+    cpa_context_destroy(context);
+    close_device();
+}
+
+static void expect_create_refusal(cpa_context_options options, const char *expected) {
+    cpa_context *context = NULL;
+    cpa_error err = {.message = ""};
+    CU_ASSERT_EQUAL(cpa_context_create(MPI_COMM_WORLD, device, &options, &context, &err), CPA_INVALID);
+    CU_ASSERT_PTR_NULL(context);
+    CU_ASSERT_PTR_NOT_NULL(strstr(err.message, expected));
+    if (!strstr(err.message, expected)) printf("got: %s\n", err.message);
+}
+
+static void test_impossible_options_are_refused_on_all_ranks(void) {
+    open_device();
+    const cpa_context_options good = cpa_test_context_options(&SMALL, 0);
+    cpa_context_options bad = good;
+    int rank;
+    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+
+    bad.k_scale = 0.5f;
+    expect_create_refusal(bad, "k_scale is 0.5 and v_scale is 0, expected both or none");
+    bad = good;
+    char numbers[96];
+    bad.staging_bytes = least_staging(&SMALL) - 1;
+    snprintf(numbers, sizeof numbers, "staging_bytes: found %lld, expected at least %lld", (long long)bad.staging_bytes,
+             (long long)bad.staging_bytes + 1);
+    expect_create_refusal(bad, numbers);
+    bad = good;
+    if (rank == cpa_test_ranks() - 1) bad.q_heads = 5; /* one rank is enough */
+    snprintf(numbers, sizeof numbers, "rank %d: context: 5 query heads over 2", cpa_test_ranks() - 1);
+    expect_create_refusal(bad, numbers);
+    bad = good;
+    bad.interleave = 24;
+    expect_create_refusal(bad, "interleave 24");
+    bad = good;
+    bad.k_dim = 0;
+    expect_create_refusal(bad, "head widths 0");
+    bad = good;
+    bad.block_size = 24;
+    expect_create_refusal(bad, "block size 24");
+    bad = good;
+    bad.size = 8;
+    expect_create_refusal(bad, "8 bytes");
+    close_device();
+}
+
+static void expect_plan_refusal(cpa_context *context, cpa_context_chunk chunk, const char *expected) {
+    CU_ASSERT_EQUAL(cpa_context_plan(context, &chunk, 1), CPA_INVALID);
+    CU_ASSERT_PTR_NOT_NULL(strstr(cpa_context_error(context), expected));
+}
+
+static void test_impossible_chunks_and_tensors_are_refused(void) {
+    open_device();
+    int32_t table[8] = {0, 1, 2, 3, 4, 5, 6, 7};
+    const cpa_context_chunk good = {
+        .start = 0, .count = 16 * cpa_test_ranks(), .algorithm = CPA_PASS_KV, .block_table = table};
+    cpa_context *context = cpa_test_context(device, &SMALL, 0);
+    cpa_context_args args = {.size = sizeof args, .mask = CAUSAL};
+    CU_ASSERT_EQUAL(cpa_context_attend(context, &args, stream), CPA_INVALID); /* nothing planned */
+
+    cpa_context_chunk bad = good;
+    bad.start = -5;
+    expect_plan_refusal(context, bad, "[-5, +");
+    bad = good;
+    bad.count = 0;
+    expect_plan_refusal(context, bad, "[0, +0)");
+    bad = good;
+    bad.count = 5000;
+    expect_plan_refusal(context, bad, "1..4096");
+    bad = good;
+    bad.phase = 2 * cpa_test_ranks();
+    expect_plan_refusal(context, bad, "has phase");
+    bad = good;
+    bad.algorithm = CPA_AUTO;
+    expect_plan_refusal(context, bad, "has algorithm 0");
+    bad = good;
+    bad.block_table = NULL;
+    expect_plan_refusal(context, bad, "no block table");
+    cpa_context_chunk many[2] = {good, good};
+    many[0].count = many[1].count = 2049;
+    CU_ASSERT_EQUAL(cpa_context_plan(context, many, 2), CPA_INVALID);
+    CU_ASSERT_PTR_NOT_NULL(strstr(cpa_context_error(context), "4098 new tokens"));
+
+    CU_ASSERT_EQUAL(cpa_context_plan(context, &good, 1), CPA_OK);
+    cpa_kv_fixture pool;
+    cpa_kv_fixture_init(&pool, CPA_F32, 8, 16, 2, 32, 32, 0);
+    cpa_kv_view view = cpa_kv_fixture_upload(&pool, stream);
+    args.kv = view;
+    args.kv.kv_heads = 1;
+    CU_ASSERT_EQUAL(cpa_context_attend(context, &args, stream), CPA_INVALID);
+    CU_ASSERT_PTR_NOT_NULL(strstr(cpa_context_error(context), "1 heads"));
+    args.kv = view;
+    args.kv.num_blocks = 0;
+    CU_ASSERT_EQUAL(cpa_context_attend(context, &args, stream), CPA_INVALID);
+    CU_ASSERT_PTR_NOT_NULL(strstr(cpa_context_error(context), "block 0 of a cache of 0"));
+    cpa_kv_view_free(&view, stream);
+    cpa_kv_fixture_destroy(&pool);
+    cpa_context_destroy(context);
+    close_device();
+}
+
+static const cpa_test TESTS[] = {
+    {"random steps are right, and the same by both algorithms",
+     test_random_steps_are_right_and_the_same_bits_by_both_algorithms},
+    {"long shards travel in segments of bounded staging", test_long_shards_travel_in_segments_of_bounded_staging},
+    {"a window leaves what nobody sees where it is", test_a_window_leaves_what_nobody_sees_where_it_is},
+    {"chunked prefill gives the result of one shot", test_chunked_prefill_gives_the_bits_of_one_shot},
+    {"whole sequences exchange nothing", test_whole_sequences_exchange_nothing},
+    {"layers of one plan may differ in cache and mask", test_layers_of_one_plan_may_differ_in_cache_and_mask},
+    {"a context goes from step to step", test_a_context_goes_from_step_to_step},
+    {"decode steps alternate between stored and sent states",
+     test_decode_steps_alternate_between_stored_and_sent_states},
+    {"impossible options are refused on all ranks", test_impossible_options_are_refused_on_all_ranks},
+    {"impossible chunks and tensors are refused", test_impossible_chunks_and_tensors_are_refused},
+};
+CPA_MPI_TEST_MAIN_UNLESS(cpa_test_transport_missing(), "context attention", TESTS,
+                         (int)(sizeof TESTS / sizeof TESTS[0]))

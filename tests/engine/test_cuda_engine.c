@@ -1,0 +1,271 @@
+/* The clock and the graphs of a CUDA device, alone and through the engine: what is captured and replayed has the bits
+ * of what is launched operation by operation. Several ranks may share a device. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "kernels/kernels.h"
+#include "tests/fixtures/device_fixture.h"
+#include "tests/fixtures/engine_fixture.h"
+#include "tests/fixtures/mpi_unit.h"
+#include "tests/fixtures/transport_fixture.h"
+
+enum { ROWS = 4096, HEADS = 8, DIM = 64 };
+
+/* A device with a stream, and work for it: keys of ROWS tokens. */
+typedef struct site {
+    cpa_device *device;
+    cpa_stream *stream;
+    const cpa_kernel_table *kernels;
+    cpa_marks *marks;
+    cpa_synth_args work;
+} site;
+
+static void site_open(site *s) {
+    uint32_t tokens[ROWS];
+    int64_t positions[ROWS];
+    cpa_error err = {CPA_OK, ""};
+    void *out;
+    for (int i = 0; i < ROWS; i++) tokens[i] = (uint32_t)i, positions[i] = i;
+    cpa_test_device_open(1, &s->device, &s->stream);
+    s->kernels = s->device->kernels;
+    if (cpa_device_alloc(s->device, (int64_t)ROWS * HEADS * DIM * 2, &out, &err)) {
+        printf("%s\n", err.message);
+        abort();
+    }
+    s->work = (cpa_synth_args){.tensor = CPA_SYNTH_K,
+                               .heads = HEADS,
+                               .kv_heads = HEADS,
+                               .dim = DIM,
+                               .rows = ROWS,
+                               .tokens = cpa_test_upload(s->stream, tokens, sizeof tokens),
+                               .positions = cpa_test_upload(s->stream, positions, sizeof positions),
+                               .dtype = CPA_BF16,
+                               .out = out};
+    CU_ASSERT_EQUAL(s->kernels->marks_create(s->device, &s->marks, NULL), CPA_OK);
+}
+
+static void site_close(site *s) {
+    s->kernels->marks_destroy(s->marks);
+    cpa_test_free(s->stream, (void *)(uintptr_t)s->work.tokens);
+    cpa_test_free(s->stream, (void *)(uintptr_t)s->work.positions);
+    cpa_test_free(s->stream, s->work.out);
+    cpa_test_device_close(s->device, s->stream);
+}
+
+static void work_between_marks(site *s, int32_t first, int repeats) {
+    CU_ASSERT_EQUAL(s->kernels->mark(s->marks, first, s->stream), CPA_OK);
+    for (int i = 0; i < repeats; i++) CU_ASSERT_EQUAL(s->kernels->synthesize(&s->work, s->stream), CPA_OK);
+    CU_ASSERT_EQUAL(s->kernels->mark(s->marks, first + 1, s->stream), CPA_OK);
+}
+
+static double seconds_between(const site *s, int32_t from, int32_t to) {
+    double seconds = -1;
+    CU_ASSERT_EQUAL(s->kernels->mark_seconds(s->marks, from, to, &seconds, NULL), CPA_OK);
+    return seconds;
+}
+
+/* Another program may share the device: the shortest of a few counts. */
+static double seconds_of_one(site *s) {
+    double least = INFINITY;
+    for (int i = 0; i < 5; i++) {
+        work_between_marks(s, 0, 1);
+        CU_ASSERT_EQUAL(cpa_stream_sync(s->stream), CPA_OK);
+        least = fmin(least, seconds_between(s, 0, 1));
+    }
+    return least;
+}
+
+static void marks_measure_the_work_between_them(void) {
+    site s;
+    site_open(&s);
+    const double one = seconds_of_one(&s);
+    double begin = cpa_clock_now();
+    work_between_marks(&s, 0, 1);
+    work_between_marks(&s, 2, 100);
+    CU_ASSERT_EQUAL(cpa_stream_sync(s.stream), CPA_OK);
+    double elapsed = cpa_clock_now() - begin, first = seconds_between(&s, 0, 1), many = seconds_between(&s, 2, 3);
+    CU_ASSERT(one > 0 && many > 10 * one && many < elapsed);
+    CU_ASSERT(seconds_between(&s, 0, 3) >= first + many && seconds_between(&s, 0, 3) < elapsed);
+    double unset;
+    CU_ASSERT_NOT_EQUAL(s.kernels->mark_seconds(s.marks, 0, 9, &unset, NULL), CPA_OK);
+    CU_ASSERT(s.kernels->mark_reached(s.marks, 3) && s.kernels->mark_reached(s.marks, 9));
+    site_close(&s);
+}
+
+static void a_graph_sets_its_marks_at_each_launch(void) {
+    site s;
+    cpa_graph *graph = NULL;
+    site_open(&s);
+    work_between_marks(&s, 1, 1);
+    CU_ASSERT_EQUAL(s.kernels->graph_begin(s.stream), CPA_OK);
+    work_between_marks(&s, 1, 50);
+    CU_ASSERT_EQUAL(s.kernels->graph_end(s.stream, &graph), CPA_OK);
+    double before = 0;
+    for (int launch = 0; graph && launch < 3; launch++) {
+        CU_ASSERT_EQUAL(s.kernels->mark(s.marks, 0, s.stream), CPA_OK);
+        /* What is in memory at the launch counts: more work before the graph moves its marks. */
+        for (int i = 0; i < launch * 200; i++) CU_ASSERT_EQUAL(s.kernels->synthesize(&s.work, s.stream), CPA_OK);
+        CU_ASSERT_EQUAL(s.kernels->graph_launch(graph, s.stream), CPA_OK);
+        CU_ASSERT_EQUAL(cpa_stream_sync(s.stream), CPA_OK);
+        double from_base = seconds_between(&s, 0, 1);
+        CU_ASSERT(seconds_between(&s, 1, 2) > 0);
+        CU_ASSERT(launch == 0 || from_base > before);
+        before = from_base;
+    }
+    CU_ASSERT_PTR_NOT_NULL(graph);
+    s.kernels->graph_destroy(graph);
+    site_close(&s);
+}
+
+static void a_capture_that_failed_leaves_the_stream_in_order(void) {
+    site s;
+    site_open(&s);
+    CU_ASSERT_EQUAL(s.kernels->graph_begin(s.stream), CPA_OK);
+    CU_ASSERT_EQUAL(s.kernels->synthesize(&s.work, s.stream), CPA_OK);
+    CU_ASSERT_EQUAL(s.kernels->graph_end(s.stream, NULL), CPA_OK);
+    work_between_marks(&s, 0, 1);
+    CU_ASSERT_EQUAL(cpa_stream_sync(s.stream), CPA_OK);
+    CU_ASSERT(seconds_between(&s, 0, 1) > 0);
+    site_close(&s);
+}
+
+/* ---- the engine ---- */
+
+enum { REQUESTS = 12 };
+
+static cpa_engine_options engine_options(cpa_dtype dtype) {
+    return (cpa_engine_options){.size = sizeof(cpa_engine_options),
+                                .device = cpa_test_device_options(0),
+                                .model = {.layers = 3,
+                                          .q_heads = 8,
+                                          .kv_heads = 2,
+                                          .head_dim = 64,
+                                          .v_head_dim = 64,
+                                          .dtype = dtype,
+                                          .mask = {.causal = 1}},
+                                .kv_dtype = dtype,
+                                .num_blocks = 1024,
+                                .max_num_batched_tokens = 256,
+                                .max_num_seqs = 16,
+                                .staging_bytes = 8 << 20,
+                                .skip_self_test = 1,
+                                .seed = 3};
+}
+
+/* Short and long contexts that decode for a while, and end one after another. */
+static cpa_request request(int64_t i) {
+    return (cpa_request){
+        .size = sizeof(cpa_request), .id = (uint64_t)i, .prompt_tokens = 1 + 83 * i % 700, .output_tokens = 20 + 9 * i};
+}
+
+static cpa_engine_stats run(const cpa_engine_options *options) {
+    cpa_request requests[REQUESTS];
+    cpa_engine_stats stats;
+    for (int i = 0; i < REQUESTS; i++) requests[i] = request(i);
+    CU_ASSERT_TRUE(cpa_test_engine_run(options, requests, REQUESTS, NULL, NULL, &stats));
+    return stats;
+}
+
+static int64_t rows_of_run(void) {
+    int64_t rows = 0;
+    for (int64_t i = 0; i < REQUESTS; i++) rows += request(i).prompt_tokens + request(i).output_tokens - 1;
+    return rows;
+}
+
+static void compare_with_eager(cpa_dtype dtype, double verify, int64_t local_context) {
+    cpa_engine_options options = engine_options(dtype);
+    options.verify = verify;
+    options.local_context = local_context;
+    options.algorithm = CPA_PASS_Q; /* what the planner measures may differ between the runs */
+    cpa_engine_stats graphs = run(&options);
+    options.enforce_eager = 1;
+    cpa_engine_stats eager = run(&options);
+    CU_ASSERT_EQUAL(graphs.output_digest, eager.output_digest);
+    CU_ASSERT_EQUAL(graphs.steps, eager.steps);
+    CU_ASSERT_EQUAL(graphs.chunks_pass_q, eager.chunks_pass_q);
+    CU_ASSERT_EQUAL(graphs.chunks_pass_kv, eager.chunks_pass_kv);
+    CU_ASSERT_EQUAL(eager.graph_steps, 0);
+    /* Most of the steps decode alone; a quarter of those are the first ones of their shape or have checked rows. */
+    CU_ASSERT(graphs.graph_steps > graphs.steps / 3);
+    /* Steps that are not measured count as the one before them that was, which had more to do. */
+    CU_ASSERT(graphs.actual_attend_s > 0 && graphs.actual_attend_s < 2 * graphs.duration_s);
+    CU_ASSERT(graphs.imbalance >= 1);
+    int size;
+    MPI_Comm_size(MPI_COMM_WORLD, &size);
+    CU_ASSERT_EQUAL(graphs.whole > 0, size > 1 && local_context > 0);
+    CU_ASSERT((graphs.exposed_comm_s > 0) == (size > 1));
+    CU_ASSERT((graphs.bytes_sent >= eager.bytes_sent) && (graphs.bytes_sent > 0) == (size > 1));
+}
+
+static void replayed_steps_have_the_bits_of_eager_ones(void) {
+    compare_with_eager(CPA_BF16, 0, 0);
+    compare_with_eager(CPA_F32, 0, 0);
+    compare_with_eager(CPA_BF16, 0, 400); /* some sequences are whole */
+}
+
+static void checked_steps_run_between_replayed_ones(void) {
+    compare_with_eager(CPA_F16, 0.0002, 0);
+}
+
+/* Of the last layer, which here is the only one. */
+static void rows_of_replayed_steps_are_checked(void) {
+    cpa_engine_options options = engine_options(CPA_BF16);
+    options.model.layers = 1;
+    options.verify = 1;
+    options.algorithm = CPA_PASS_Q;
+    cpa_engine_stats stats = run(&options);
+    CU_ASSERT(stats.graph_steps > stats.steps / 3);
+    CU_ASSERT_EQUAL(stats.verify_rows, options.model.q_heads * rows_of_run());
+    CU_ASSERT_EQUAL(stats.verify_violations, 0);
+}
+
+/* Counts the spans of a run, and adds up those of attention. */
+typedef struct sums {
+    double attend_s;
+    int64_t spans, attends;
+} sums;
+
+static void add_span(void *ctx, const cpa_span *span) {
+    sums *s = ctx;
+    s->spans++;
+    CU_ASSERT(span->begin_s >= 0 && span->seconds >= 0);
+    if (strncmp(span->name, "attend", 6) != 0) return;
+    s->attend_s += span->seconds;
+    s->attends++;
+    CU_ASSERT(span->layer >= 0 && span->layer < 3);
+}
+
+static void spans_of_replayed_steps_are_on_the_timeline(void) {
+    cpa_engine_options options = engine_options(CPA_BF16);
+    options.timeline_spans = 1 << 20;
+    cpa_request request = {.size = sizeof request, .prompt_tokens = 300, .output_tokens = 40};
+    cpa_engine *engine = cpa_test_engine(&options, &request, 1);
+    int rank, size;
+    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+    MPI_Comm_size(MPI_COMM_WORLD, &size);
+    CU_ASSERT_PTR_NOT_NULL(engine);
+    if (!engine) return;
+    CU_ASSERT_EQUAL(cpa_engine_run(engine, NULL, NULL, NULL), CPA_OK);
+    sums s = {0};
+    CU_ASSERT_EQUAL(cpa_engine_timeline(engine, add_span, &s), CPA_OK);
+    cpa_engine_stats stats;
+    cpa_engine_get_stats(engine, &stats);
+    CU_ASSERT(stats.graph_steps >= 30);
+    if (rank == 0) CU_ASSERT(s.attends >= 41 * 3);
+    if (rank == 0) CU_ASSERT(s.attend_s > 0);
+    if (rank == 0 && size == 1) CU_ASSERT_DOUBLE_EQUAL(s.attend_s, stats.actual_attend_s, 1e-9);
+    cpa_engine_destroy(engine);
+}
+
+static const cpa_test tests[] = {
+    {"marks measure the work between them", marks_measure_the_work_between_them},
+    {"a graph sets its marks at each launch", a_graph_sets_its_marks_at_each_launch},
+    {"a capture that failed leaves the stream in order", a_capture_that_failed_leaves_the_stream_in_order},
+    {"replayed steps have the bits of eager ones", replayed_steps_have_the_bits_of_eager_ones},
+    {"checked steps run between replayed ones", checked_steps_run_between_replayed_ones},
+    {"rows of replayed steps are checked", rows_of_replayed_steps_are_checked},
+    {"spans of replayed steps are on the timeline", spans_of_replayed_steps_are_on_the_timeline},
+};
+CPA_MPI_TEST_MAIN_UNLESS(cpa_test_cuda_missing() ? 1 : cpa_test_transport_missing(), "cuda engine", tests,
+                         (int)(sizeof tests / sizeof tests[0]))

@@ -1,0 +1,163 @@
+/* An engine as a serving stack uses it: run after run, requests that come in between, prompts that hold what was
+ * answered before. */
+#include <string.h>
+
+#include "tests/fixtures/device_fixture.h"
+#include "tests/fixtures/engine_fixture.h"
+#include "tests/fixtures/mpi_unit.h"
+
+enum { REQUESTS = 5 };
+
+static cpa_engine_options options_of_all_rows(void) {
+    cpa_engine_options options = cpa_test_engine_options();
+    options.verify = 1;
+    return options;
+}
+
+/* Rank 0 submits, all ranks run. */
+static cpa_status submit_and_run(cpa_engine *engine, const cpa_request *request, cpa_progress_fn on_progress) {
+    int rank;
+    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+    if (request && rank == 0) CU_ASSERT_EQUAL(cpa_engine_submit(engine, request), CPA_OK);
+    cpa_status status = cpa_engine_run(engine, NULL, on_progress, engine);
+    if (status != CPA_OK && rank == 0) printf("%s\n", cpa_engine_error(engine));
+    return status;
+}
+
+static void statistics_are_totals_of_all_runs(void) {
+    const cpa_engine_options options = options_of_all_rows();
+    cpa_request requests[REQUESTS],
+        another = {.size = sizeof another, .id = 100, .prompt_tokens = 70, .output_tokens = 9};
+    cpa_engine_stats first, second;
+    cpa_test_mixed_requests(requests, REQUESTS);
+    cpa_engine *engine = cpa_test_engine(&options, requests, REQUESTS);
+    CU_ASSERT_PTR_NOT_NULL(engine);
+    if (!engine) return;
+    CU_ASSERT_EQUAL(submit_and_run(engine, NULL, NULL), CPA_OK);
+    cpa_engine_get_stats(engine, &first);
+    CU_ASSERT_EQUAL(submit_and_run(engine, &another, NULL), CPA_OK);
+    cpa_engine_get_stats(engine, &second);
+    CU_ASSERT_EQUAL(first.requests_finished, REQUESTS);
+    CU_ASSERT_EQUAL(second.requests_finished, REQUESTS + 1);
+    CU_ASSERT_EQUAL(second.output_tokens, first.output_tokens + 9);
+    CU_ASSERT_EQUAL(second.steps, first.steps + 9);
+    CU_ASSERT(second.duration_s > first.duration_s && second.verify_rows > first.verify_rows);
+    CU_ASSERT_EQUAL(second.verify_violations, 0);
+    cpa_engine_destroy(engine);
+}
+
+static void stop_after_some_tokens(void *ctx, int64_t tokens, int64_t requests, double elapsed_s) {
+    (void)requests, (void)elapsed_s;
+    if (tokens > 150) cpa_engine_stop(ctx);
+}
+
+static void a_stopped_engine_goes_on(void) {
+    const cpa_engine_options options = options_of_all_rows();
+    cpa_request requests[REQUESTS];
+    cpa_engine_stats stats;
+    cpa_test_mixed_requests(requests, REQUESTS);
+    cpa_engine *engine = cpa_test_engine(&options, requests, REQUESTS);
+    CU_ASSERT_PTR_NOT_NULL(engine);
+    if (!engine) return;
+    CU_ASSERT_EQUAL(submit_and_run(engine, NULL, stop_after_some_tokens), CPA_STOPPED);
+    cpa_engine_get_stats(engine, &stats);
+    CU_ASSERT(stats.steps > 0 && stats.requests_finished < REQUESTS);
+    CU_ASSERT_EQUAL(submit_and_run(engine, NULL, NULL), CPA_OK);
+    cpa_engine_get_stats(engine, &stats);
+    CU_ASSERT_EQUAL(stats.requests_finished, REQUESTS);
+    CU_ASSERT_EQUAL(stats.verify_violations, 0);
+    cpa_engine_destroy(engine);
+}
+
+/* All requests are the beginning of one text. */
+static uint32_t token_of_the_text(void *ctx, uint64_t request, int64_t position) {
+    (void)ctx, (void)request;
+    return (uint32_t)position * 2654435761u;
+}
+
+/* The first prompt ends within a block, so that where its blocks lie follows from fewer tokens than a block has; what
+ * is answered fills them. The next prompt holds both. */
+static void an_answer_becomes_part_of_the_next_prompt(void) {
+    cpa_engine_options options = options_of_all_rows();
+    options.token_at = token_of_the_text;
+    for (int64_t prompt = 1; prompt < 16; prompt += 3) {
+        const cpa_request turn = {.size = sizeof turn, .id = 1, .prompt_tokens = prompt, .output_tokens = 50 - prompt};
+        const cpa_request next = {.size = sizeof next, .id = 2, .prompt_tokens = 60, .output_tokens = 4};
+        const cpa_request last = {.size = sizeof last, .id = 3, .prompt_tokens = 70, .output_tokens = 4};
+        cpa_engine_stats stats;
+        cpa_engine *engine = cpa_test_engine(&options, &turn, 1);
+        CU_ASSERT_PTR_NOT_NULL(engine);
+        if (!engine) return;
+        CU_ASSERT_EQUAL(submit_and_run(engine, NULL, NULL), CPA_OK);
+        CU_ASSERT_EQUAL(submit_and_run(engine, &next, NULL), CPA_OK);
+        CU_ASSERT_EQUAL(submit_and_run(engine, &last, NULL), CPA_OK);
+        cpa_engine_get_stats(engine, &stats);
+        CU_ASSERT(stats.prefix_hits >= 3); /* at least what the second one computed */
+        CU_ASSERT_EQUAL(stats.verify_violations, 0);
+        cpa_engine_destroy(engine);
+    }
+}
+
+typedef struct clocked {
+    cpa_engine *engine;
+    int finished;
+} clocked;
+
+static void stop_early(void *ctx, int64_t tokens, int64_t requests, double elapsed_s) {
+    (void)requests, (void)elapsed_s;
+    if (tokens > 30) cpa_engine_stop(((clocked *)ctx)->engine);
+}
+
+static void expect_ordered_times(void *ctx, const cpa_request_result *result) {
+    CU_ASSERT(result->first_token_s >= result->arrival_s);
+    for (int64_t i = 1; i < result->output_tokens; i++) CU_ASSERT(result->token_s[i] >= result->token_s[i - 1]);
+    ((clocked *)ctx)->finished++;
+}
+
+static void the_clock_goes_on_from_run_to_run(void) {
+    const cpa_engine_options options = options_of_all_rows();
+    const cpa_request first = {.size = sizeof first, .id = 1, .prompt_tokens = 20, .output_tokens = 40};
+    const cpa_request second = {
+        .size = sizeof second, .id = 2, .prompt_tokens = 20, .output_tokens = 5, .arrival_s = 0.05};
+    int rank;
+    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+    clocked c = {.engine = cpa_test_engine(&options, &first, 1)};
+    CU_ASSERT_PTR_NOT_NULL(c.engine);
+    if (!c.engine) return;
+    CU_ASSERT_EQUAL(cpa_engine_run(c.engine, expect_ordered_times, stop_early, &c), CPA_STOPPED);
+    if (rank == 0) CU_ASSERT_EQUAL(cpa_engine_submit(c.engine, &second), CPA_OK);
+    CU_ASSERT_EQUAL(cpa_engine_run(c.engine, expect_ordered_times, NULL, &c), CPA_OK);
+    if (rank == 0) CU_ASSERT_EQUAL(c.finished, 2);
+    cpa_engine_destroy(c.engine);
+}
+
+static cpa_status fill_nothing(void *ctx, int32_t layer, const cpa_rows *rows, void *q, void *k, void *v,
+                               cpa_stream *stream) {
+    (void)ctx, (void)rows, (void)q, (void)k, (void)v, (void)stream;
+    return layer == 1 ? CPA_IO : CPA_OK;
+}
+
+/* Each rank by itself: those of one engine could wait for one another from then on. */
+static void a_source_that_fails_is_named(void) {
+    const cpa_source source = {.size = sizeof source, .fill = fill_nothing};
+    const cpa_request request = {.size = sizeof request, .prompt_tokens = 20, .output_tokens = 1};
+    cpa_engine_options options = cpa_test_engine_options();
+    cpa_engine *engine = NULL;
+    options.source = &source;
+    options.verify = 0;
+    CU_ASSERT_EQUAL(cpa_engine_create(MPI_COMM_SELF, &options, &engine, NULL), CPA_OK);
+    if (!engine) return;
+    CU_ASSERT_EQUAL(cpa_engine_submit(engine, &request), CPA_OK);
+    CU_ASSERT_EQUAL(cpa_engine_run(engine, NULL, NULL, NULL), CPA_IO);
+    CU_ASSERT_PTR_NOT_NULL(strstr(cpa_engine_error(engine), "layer 1: the source's fill returned"));
+    cpa_engine_destroy(engine);
+}
+
+static const cpa_test tests[] = {
+    {"statistics are totals of all runs", statistics_are_totals_of_all_runs},
+    {"a stopped engine goes on", a_stopped_engine_goes_on},
+    {"the clock goes on from run to run", the_clock_goes_on_from_run_to_run},
+    {"a source that fails is named", a_source_that_fails_is_named},
+    {"an answer becomes part of the next prompt", an_answer_becomes_part_of_the_next_prompt},
+};
+CPA_MPI_DEVICE_TEST_MAIN("runs of an engine", tests)

@@ -1,0 +1,101 @@
+/* The engine over quantised caches, over both layouts of the cache and over layers with windows of their own: every
+ * algorithm is checked row by row against float64, and gives the same bits where the back end promises them. */
+#include <string.h>
+
+#include "tests/fixtures/device_fixture.h"
+#include "tests/fixtures/engine_fixture.h"
+#include "tests/fixtures/mpi_unit.h"
+
+enum { LAYERS = 3, REQUESTS = 6 };
+
+static const cpa_mask MIXED[LAYERS] = {
+    {.causal = 1, .window = 50, .sinks = 3}, {.causal = 1}, {.causal = 1, .window = 33}};
+
+static cpa_engine_options default_options(void) {
+    cpa_engine_options options = cpa_test_engine_options();
+    options.model.layers = LAYERS;
+    options.skip_self_test = 0;
+    return options;
+}
+
+/* Runs the requests; returns the digest. */
+static uint64_t digest_of(const cpa_engine_options *options) {
+    cpa_request requests[REQUESTS];
+    cpa_engine_stats stats;
+    cpa_test_mixed_requests(requests, REQUESTS);
+    CU_ASSERT_TRUE(cpa_test_engine_run(options, requests, REQUESTS, NULL, NULL, &stats));
+    CU_ASSERT(stats.verify_rows > 500);
+    return stats.output_digest;
+}
+
+static void expect_same_bits(uint64_t a, uint64_t b) {
+    if (cpa_test_promises_bits()) CU_ASSERT_EQUAL(a, b);
+}
+
+/* The digest under pass-Q, after checking that pass-KV, the other layout and other steps give the same. */
+static uint64_t common_digest(cpa_engine_options options) {
+    options.algorithm = CPA_PASS_Q;
+    uint64_t digest = digest_of(&options);
+    options.skip_self_test = 1; /* once is enough */
+    options.algorithm = CPA_PASS_KV;
+    options.kv_layout = CPA_HEAD_MAJOR;
+    expect_same_bits(digest_of(&options), digest);
+    options.algorithm = CPA_AUTO;
+    options.max_num_batched_tokens = 37;
+    expect_same_bits(digest_of(&options), digest);
+    return digest;
+}
+
+static void every_quantised_cache_is_checked_and_gives_the_same_bits(void) {
+    uint64_t plain = common_digest(default_options());
+    for (int kind = 0; kind < 3; kind++) {
+        cpa_engine_options options = default_options();
+        options.kv_dtype = kind == 2 ? CPA_INT8 : CPA_FP8_E4M3;
+        if (kind == 1) options.k_scale = 0.03125f, options.v_scale = 0.0625f;
+        CU_ASSERT_NOT_EQUAL(common_digest(options), plain);
+    }
+}
+
+static void sixteen_bit_queries_over_quantised_caches(void) {
+    for (int dtype = CPA_BF16; dtype <= CPA_F16; dtype++) {
+        cpa_engine_options options = default_options();
+        options.model.dtype = (cpa_dtype)dtype;
+        options.kv_dtype = dtype == CPA_BF16 ? CPA_INT8 : CPA_FP8_E4M3;
+        digest_of(&options);
+    }
+}
+
+static void layers_with_windows_of_their_own_are_checked(void) {
+    cpa_engine_options options = default_options();
+    uint64_t full = common_digest(options);
+    options.model.layer_masks = MIXED;
+    uint64_t mixed = common_digest(options);
+    CU_ASSERT_NOT_EQUAL(mixed, full);
+    /* The masks of the layers go over the one of the model. */
+    options.model.mask.window = 7;
+    expect_same_bits(common_digest(options), mixed);
+    options.kv_dtype = CPA_INT8;
+    CU_ASSERT_NOT_EQUAL(common_digest(options), mixed);
+}
+
+static void scales_that_make_no_sense_are_named(void) {
+    cpa_engine_options options = default_options();
+    cpa_engine *engine = NULL;
+    cpa_error err = {CPA_OK, ""};
+    options.k_scale = options.v_scale = 1;
+    CU_ASSERT_EQUAL(cpa_engine_create(MPI_COMM_WORLD, &options, &engine, &err), CPA_INVALID);
+    CU_ASSERT_PTR_NOT_NULL(strstr(err.message, "k_scale 1"));
+    options.kv_dtype = CPA_FP8_E4M3;
+    options.v_scale = 0;
+    CU_ASSERT_EQUAL(cpa_engine_create(MPI_COMM_WORLD, &options, &engine, &err), CPA_INVALID);
+    CU_ASSERT_PTR_NOT_NULL(strstr(err.message, "v_scale 0"));
+}
+
+static const cpa_test tests[] = {
+    {"every quantised cache is checked and gives the same bits",
+     every_quantised_cache_is_checked_and_gives_the_same_bits},
+    {"16-bit queries over quantised caches", sixteen_bit_queries_over_quantised_caches},
+    {"layers with windows of their own are checked", layers_with_windows_of_their_own_are_checked},
+    {"scales that make no sense are named", scales_that_make_no_sense_are_named},
+};
+CPA_MPI_DEVICE_TEST_MAIN("quant engine", tests)

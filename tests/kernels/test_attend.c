@@ -1,0 +1,473 @@
+/* attend against the float64 reference: dtypes, shapes, masks, shards, ragged tails, page orders, batches of long and
+ * short items, resumed calls. Whatever is no key or value is NaN. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "kernels/host/device/convert.h"
+#include "kernels/kernels.h"
+#include "tests/fixtures/attend_fixture.h"
+#include "tests/fixtures/unit.h"
+
+enum { ROW_PADDING = 8 };
+
+/* Every case runs in fp32 and in bf16, with the head width of each. */
+enum { BASES = 2 };
+static const cpa_attend_case BASE[BASES] = {{.q_heads = 4,
+                                             .kv_heads = 2,
+                                             .k_dim = 64,
+                                             .v_dim = 64,
+                                             .block_size = 16,
+                                             .cp_size = 1,
+                                             .interleave = 16,
+                                             .length = 300,
+                                             .mask = {.causal = 1}},
+                                            {.q_dtype = CPA_BF16,
+                                             .kv_dtype = CPA_BF16,
+                                             .q_heads = 8,
+                                             .kv_heads = 2,
+                                             .k_dim = 128,
+                                             .v_dim = 128,
+                                             .block_size = 16,
+                                             .cp_size = 1,
+                                             .interleave = 16,
+                                             .length = 300,
+                                             .mask = {.causal = 1}}};
+
+static void say_wrong(const cpa_attend_case *shape, int32_t slot, int64_t wrong) {
+    printf(
+        "\n    %lld wrong: dtype %d/%d heads %d/%d width %d/%d block %d N %d I %d start %lld length %lld causal %d "
+        "window "
+        "%lld sinks %d head_major %d slot %d",
+        (long long)wrong, shape->q_dtype, shape->kv_dtype, shape->q_heads, shape->kv_heads, shape->k_dim, shape->v_dim,
+        shape->block_size, shape->cp_size, shape->interleave, (long long)shape->start, (long long)shape->length,
+        shape->mask.causal, (long long)shape->mask.window, shape->mask.sinks, shape->head_major, slot);
+}
+
+/* Attends over the keys of each slot in turn and counts rows that disagree with the reference. */
+static int64_t wrong_rows(const cpa_attend_case *shape, int64_t stride) {
+    cpa_attend_fixture fixture;
+    cpa_attend_fixture_init(&fixture, shape, 1);
+    int64_t wrong = 0;
+    for (int32_t slot = 0; slot < shape->cp_size; slot++) {
+        cpa_attend_result result;
+        cpa_attend_result_init(&result, &fixture);
+        fixture.padding = slot % 2 ? 0 : ROW_PADDING;
+        int64_t failed = cpa_attend_fixture_run_slot(&fixture, slot, &result) != CPA_OK;
+        failed += cpa_attend_fixture_check(&fixture, slot, stride, &result, NULL);
+        if (failed) say_wrong(shape, slot, failed);
+        wrong += failed;
+        cpa_attend_result_destroy(&result);
+    }
+    cpa_attend_fixture_destroy(&fixture);
+    return wrong;
+}
+
+static void every_pair_of_dtypes(void) {
+    for (int q = 0; q < CPA_DTYPE_COUNT; q++) {
+        for (int kv = 0; kv < CPA_DTYPE_COUNT; kv++) {
+            for (int base = 0; base < BASES; base++) {
+                cpa_attend_case shape = BASE[base];
+                shape.q_dtype = (cpa_dtype)q;
+                shape.kv_dtype = (cpa_dtype)kv;
+                CU_ASSERT_EQUAL(wrong_rows(&shape, 7), 0);
+            }
+        }
+    }
+}
+
+/* As prefill, and as decode of the last tokens. */
+static void every_width_of_heads(void) {
+    static const int32_t widths[][2] = {{64, 64}, {80, 80}, {96, 96}, {128, 128}, {256, 256}, {192, 128},
+                                        {72, 8},  {1, 1},   {7, 3},   {33, 65},   {8, 256},   {255, 17}};
+    for (size_t i = 0; i < sizeof widths / sizeof widths[0]; i++) {
+        for (int late = 0; late < 2; late++) {
+            cpa_attend_case shape = BASE[0];
+            shape.k_dim = widths[i][0];
+            shape.v_dim = widths[i][1];
+            shape.start = late ? shape.length - 2 : 0;
+            for (int dtype = 0; dtype < CPA_DTYPE_COUNT; dtype++) {
+                shape.q_dtype = shape.kv_dtype = (cpa_dtype)dtype;
+                CU_ASSERT_EQUAL(wrong_rows(&shape, 31), 0);
+            }
+        }
+    }
+}
+
+static void every_grouping_of_heads(void) {
+    static const int32_t heads[][2] = {{1, 1}, {4, 4}, {6, 2}, {8, 1}, {10, 2}, {32, 1}, {140, 1}};
+    for (size_t i = 0; i < sizeof heads / sizeof heads[0]; i++) {
+        for (int late = 0; late < 2; late++) {
+            for (int base = 0; base < BASES; base++) {
+                cpa_attend_case shape = BASE[base];
+                shape.q_heads = heads[i][0];
+                shape.kv_heads = heads[i][1];
+                shape.start = late ? shape.length - 1 : 0;
+                CU_ASSERT_EQUAL(wrong_rows(&shape, 37), 0);
+            }
+        }
+    }
+}
+
+static void every_block_size_and_page_order(void) {
+    static const int32_t sizes[] = {1, 2, 16, 32, 64, 128, 256};
+    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+        for (int head_major = 0; head_major < 2; head_major++) {
+            for (int base = 0; base < BASES; base++) {
+                cpa_attend_case shape = BASE[base];
+                shape.block_size = shape.interleave = sizes[i];
+                shape.head_major = head_major;
+                CU_ASSERT_EQUAL(wrong_rows(&shape, 17), 0);
+                shape.start = shape.length - 3;
+                CU_ASSERT_EQUAL(wrong_rows(&shape, 1), 0);
+            }
+        }
+    }
+}
+
+/* Tiles and splits of keys that are full, one short, one over; queries from the start, the middle, and the last. */
+static void long_sequences_with_ragged_tails(void) {
+    static const int64_t lengths[] = {1, 15, 16, 17, 63, 64, 65, 127, 128, 129, 1023, 1024, 1025, 2600};
+    for (size_t i = 0; i < sizeof lengths / sizeof lengths[0]; i++) {
+        const int64_t starts[] = {0, lengths[i] - 1 - lengths[i] / 5, lengths[i] - 1};
+        for (int s = 0; s < 3; s++) {
+            for (int base = 0; base < BASES; base++) {
+                cpa_attend_case shape = BASE[base];
+                shape.length = lengths[i];
+                shape.start = starts[s];
+                CU_ASSERT_EQUAL(wrong_rows(&shape, 61), 0);
+            }
+        }
+    }
+}
+
+static void more_tiles_than_a_device_runs_at_once(void) {
+    for (int width = 64; width <= 128; width += 64) {
+        cpa_attend_case shape = BASE[1];
+        shape.q_heads = shape.kv_heads = 64;
+        shape.k_dim = shape.v_dim = width;
+        shape.length = 2600;
+        CU_ASSERT_EQUAL(wrong_rows(&shape, 331), 0);
+    }
+}
+
+static void shards_of_every_rank_count(void) {
+    static const int32_t interleaves[] = {16, 48, 256};
+    for (int32_t n = 1; n <= 5; n++) {
+        for (size_t i = 0; i < sizeof interleaves / sizeof interleaves[0]; i++) {
+            for (int causal = 0; causal < 2; causal++) {
+                for (int base = 0; base < BASES; base++) {
+                    cpa_attend_case shape = BASE[base];
+                    shape.cp_size = n;
+                    shape.interleave = interleaves[i];
+                    shape.mask.causal = causal;
+                    shape.length = base ? 733 : 333;
+                    CU_ASSERT_EQUAL(wrong_rows(&shape, base ? 41 : 13), 0);
+                }
+            }
+        }
+    }
+}
+
+/* Pages of all shards in one table, in the order of positions: the keys of a sequence for the queries of a shard. */
+static void queries_of_shards_over_the_keys_of_all(void) {
+    for (int i = 0; i < 2 * BASES; i++) {
+        cpa_attend_case shape = BASE[i / 2];
+        shape.cp_size = 3, shape.interleave = 32, shape.block_size = 16;
+        shape.start = 61, shape.length = 733;
+        shape.mask.causal = i % 2;
+        cpa_attend_fixture f;
+        cpa_attend_fixture_init(&f, &shape, 1);
+        const int64_t blocks = (shape.length + shape.block_size - 1) / shape.block_size;
+        int32_t *table = malloc((size_t)blocks * sizeof *table);
+        for (int64_t block = 0; block < blocks; block++) {
+            const int64_t position = block * shape.block_size, slot = cpa_owner_rank(f.map, 0, position);
+            table[block] = f.tables[f.table[slot] + cpa_shard_len(f.map, (int32_t)slot, position) / shape.block_size];
+        }
+        free(f.tables);
+        f.tables = table;
+        f.n_table_entries = blocks;
+        cpa_attend_item items[3];
+        for (int32_t slot = 0; slot < shape.cp_size; slot++) {
+            items[slot] = cpa_attend_fixture_item(&f, slot, 0, f.q_count[slot], slot, 0, shape.length);
+            items[slot].table = 0;
+            items[slot].k_slot = CPA_SLOT_WHOLE;
+        }
+        cpa_attend_result result;
+        cpa_attend_result_init(&result, &f);
+        CU_ASSERT_EQUAL(cpa_attend_fixture_run(&f, items, shape.cp_size, 0, &result), CPA_OK);
+        CU_ASSERT_EQUAL(cpa_attend_fixture_check(&f, -1, 1, &result, NULL), 0);
+        cpa_attend_result_destroy(&result);
+        cpa_attend_fixture_destroy(&f);
+    }
+}
+
+/* The last rows of a decode batch have their queries elsewhere, and NaN where the others are; enough keys for every CTA
+ * of a device to begin with them, and few. */
+static void queries_that_are_ready_elsewhere(void) {
+    enum { ROWS = 8, READY = 3 };
+    for (int i = 0; i < 2 * BASES; i++) {
+        cpa_attend_case shape = BASE[i / 2];
+        shape.length = i % 2 ? 9000 : 300;
+        shape.start = shape.length - ROWS;
+        cpa_attend_fixture f;
+        cpa_attend_fixture_init(&f, &shape, 1);
+        const int64_t row_bytes = (int64_t)shape.q_heads * shape.k_dim * cpa_dtype_bytes(shape.q_dtype);
+        const int64_t others = (ROWS - READY) * row_bytes, bytes = READY * row_bytes;
+        char *poison = cpa_test_poisoned(bytes, 1);
+        CU_ASSERT_EQUAL(f.device->kernels->copy((char *)f.device_q + others, poison, bytes, f.stream), CPA_OK);
+        CU_ASSERT_EQUAL(cpa_stream_sync(f.stream), CPA_OK);
+        void *elsewhere = cpa_test_upload(f.stream, (char *)f.q + others, bytes);
+        f.plan->ready_items = f.plan->ready_rows = READY;
+        f.plan->ready_row = ROWS - READY;
+        f.plan->ready_q = elsewhere;
+        f.again = 1;
+        cpa_attend_item items[ROWS];
+        for (int32_t row = 0; row < ROWS; row++)
+            items[row] = cpa_attend_fixture_item(&f, 0, row, 1, 0, 0, shape.length);
+        cpa_attend_result result;
+        cpa_attend_result_init(&result, &f);
+        CU_ASSERT_EQUAL(cpa_attend_fixture_run(&f, items, ROWS, 0, &result), CPA_OK);
+        CU_ASSERT_EQUAL(cpa_attend_fixture_check(&f, 0, 1, &result, NULL), 0);
+        cpa_attend_result_destroy(&result);
+        cpa_test_free(f.stream, elsewhere);
+        free(poison);
+        cpa_attend_fixture_destroy(&f);
+    }
+}
+
+static void windows_and_sinks(void) {
+    static const cpa_mask masks[] = {{1, 0, 1},  {1, 0, 100},  {1, 4, 64},    {1, 40, 17},
+                                     {0, 4, 50}, {1, 4, 5000}, {1, 150, 300}, {1, 16, 16}};
+    for (size_t i = 0; i < sizeof masks / sizeof masks[0]; i++) {
+        for (int32_t n = 1; n <= 3; n += 2) {
+            for (int base = 0; base < BASES; base++) {
+                cpa_attend_case shape = BASE[base];
+                shape.cp_size = n;
+                shape.length = 1500;
+                shape.mask = masks[i];
+                CU_ASSERT_EQUAL(wrong_rows(&shape, 97), 0);
+                shape.start = shape.length - 4;
+                CU_ASSERT_EQUAL(wrong_rows(&shape, 1), 0);
+            }
+        }
+    }
+}
+
+static void scale_of_the_caller(void) {
+    static const float scales[] = {0.02f, 0.15f, -0.1f};
+    for (size_t i = 0; i < sizeof scales / sizeof scales[0]; i++) {
+        for (int base = 0; base < BASES; base++) {
+            cpa_attend_case shape = BASE[base];
+            shape.scale = scales[i];
+            CU_ASSERT_EQUAL(wrong_rows(&shape, 17), 0);
+        }
+    }
+}
+
+/* Long enough that a device splits the keys of decode rows and of single tiles over many multiprocessors. */
+static void few_queries_over_many_keys(void) {
+    static const int64_t queries[] = {1, 4, 9, 40};
+    for (size_t i = 0; i < sizeof queries / sizeof queries[0]; i++) {
+        for (int32_t n = 1; n <= 2; n++) {
+            for (int base = 0; base < BASES; base++) {
+                cpa_attend_case shape = BASE[base];
+                shape.cp_size = n;
+                shape.block_size = shape.interleave = 64;
+                shape.length = 9001;
+                shape.start = shape.length - queries[i];
+                CU_ASSERT_EQUAL(wrong_rows(&shape, 7), 0);
+            }
+        }
+    }
+}
+
+/* The keys of a row are split, and what counts the pieces that are done has to begin anew. */
+static void one_plan_serves_many_attends(void) {
+    for (int base = 0; base < BASES; base++) {
+        cpa_attend_case shape = BASE[base];
+        cpa_attend_fixture fixture;
+        cpa_attend_result once, thrice;
+        shape.length = 5000;
+        shape.start = shape.length - 2;
+        cpa_attend_fixture_init(&fixture, &shape, 1);
+        cpa_attend_result_init(&once, &fixture);
+        cpa_attend_result_init(&thrice, &fixture);
+        CU_ASSERT_EQUAL(cpa_attend_fixture_run_slot(&fixture, 0, &once), CPA_OK);
+        fixture.again = 2;
+        CU_ASSERT_EQUAL(cpa_attend_fixture_run_slot(&fixture, 0, &thrice), CPA_OK);
+        CU_ASSERT_EQUAL(cpa_attend_fixture_check(&fixture, 0, 1, &thrice, NULL), 0);
+        CU_ASSERT(cpa_attend_result_same(&once, &thrice));
+        cpa_attend_result_destroy(&thrice);
+        cpa_attend_result_destroy(&once);
+        cpa_attend_fixture_destroy(&fixture);
+    }
+}
+
+/* Rows so short that a device may read those of two heads at once, if there are two. */
+static void narrow_heads_in_odd_and_even_numbers(void) {
+    for (int32_t heads = 1; heads <= 4; heads++) {
+        cpa_attend_case shape = BASE[1];
+        shape.q_heads = 4 * heads;
+        shape.kv_heads = heads;
+        shape.k_dim = shape.v_dim = 64;
+        shape.length = 3001;
+        shape.start = 2999;
+        for (shape.head_major = 0; shape.head_major < 2; shape.head_major++) CU_ASSERT_EQUAL(wrong_rows(&shape, 1), 0);
+    }
+}
+
+/* Attends the items of one slot, and checks every stride-th row. */
+static int64_t wrong_items(cpa_attend_fixture *fixture, const cpa_attend_item *items, int64_t n, int64_t stride) {
+    cpa_attend_result result;
+    cpa_attend_result_init(&result, fixture);
+    int64_t wrong = cpa_attend_fixture_run(fixture, items, n, 0, &result) != CPA_OK;
+    wrong += cpa_attend_fixture_check(fixture, 0, stride, &result, NULL);
+    cpa_attend_result_destroy(&result);
+    return wrong;
+}
+
+/* One plan with items of many lengths, each with keys of its own length; long and short ones mixed. */
+static void ragged_batches(void) {
+    static const int64_t counts[] = {1, 2, 70, 1, 4, 5, 300, 1, 16, 33, 128, 3};
+    enum { ITEMS = sizeof counts / sizeof counts[0] };
+    for (int32_t width = 64; width <= 256; width *= 2) {
+        cpa_attend_case shape = BASE[1];
+        cpa_attend_fixture fixture;
+        cpa_attend_item items[ITEMS];
+        int64_t row = 0;
+        shape.k_dim = shape.v_dim = width;
+        shape.length = 0;
+        for (int i = 0; i < ITEMS; i++) shape.length += counts[i];
+        cpa_attend_fixture_init(&fixture, &shape, 1);
+        for (int i = 0; i < ITEMS; i++) {
+            row += counts[i];
+            items[i] = cpa_attend_fixture_item(&fixture, 0, row - counts[i], counts[i], 0, 0, row);
+        }
+        CU_ASSERT_EQUAL(wrong_items(&fixture, items, ITEMS, 5), 0);
+        CU_ASSERT(wrong_items(&fixture, items, 0, shape.length) > 0); /* the same plan, without items */
+        CU_ASSERT_EQUAL(wrong_items(&fixture, items, ITEMS, 11), 0);
+        cpa_attend_fixture_destroy(&fixture);
+    }
+}
+
+/* The keys in four calls, the first and the last of which some rows do not see at all. */
+static void resumed_calls(void) {
+    static const int64_t starts[] = {0, 590};
+    for (int s = 0; s < 2; s++) {
+        for (int base = 0; base < BASES; base++) {
+            cpa_attend_case shape = BASE[base];
+            cpa_attend_fixture fixture;
+            cpa_attend_result result;
+            shape.length = 600;
+            shape.start = starts[s];
+            cpa_attend_fixture_init(&fixture, &shape, 1);
+            cpa_attend_result_init(&result, &fixture);
+            fixture.padding = ROW_PADDING;
+            const int64_t cuts[] = {0, 16, 16, 400, shape.length};
+            for (int i = 0; i < 4; i++) {
+                cpa_attend_item item = cpa_attend_fixture_item(&fixture, 0, 0, fixture.rows, 0, cuts[i], cuts[i + 1]);
+                CU_ASSERT_EQUAL(cpa_attend_fixture_run(&fixture, &item, 1, i > 0, &result), CPA_OK);
+            }
+            cpa_narrow(result.out, result.o, shape.q_dtype, result.o_bytes / (int64_t)sizeof *result.o);
+            CU_ASSERT_EQUAL(cpa_attend_fixture_check(&fixture, 0, 7, &result, NULL), 0);
+            cpa_attend_result_destroy(&result);
+            cpa_attend_fixture_destroy(&fixture);
+        }
+    }
+}
+
+/* All rows without keys: O = 0 and LSE = -inf. */
+static void expect_empty_state(cpa_attend_fixture *fixture, int resume) {
+    cpa_attend_result result;
+    cpa_attend_result_init(&result, fixture);
+    fixture->padding = ROW_PADDING;
+    cpa_attend_item item = cpa_attend_fixture_item(fixture, 0, 0, fixture->rows, 0, 0, 0);
+    CU_ASSERT_EQUAL(cpa_attend_fixture_run(fixture, &item, 1, resume, &result), CPA_OK);
+    int64_t elements = result.o_bytes / (int64_t)sizeof *result.o, wrong = 0;
+    const char *out = result.out;
+    for (int64_t i = 0; i < elements; i++) wrong += result.o[i] != 0;
+    for (int64_t i = 0; i < result.out_bytes && !resume; i++) wrong += out[i] != 0;
+    for (int64_t i = 0; i < elements / fixture->shape.v_dim; i++) wrong += result.lse[i] != -INFINITY;
+    CU_ASSERT_EQUAL(wrong, 0);
+    cpa_attend_result_destroy(&result);
+}
+
+/* From the empty state; and with a state of NaN, which counts as empty. */
+static void empty_shard_gives_the_empty_state(void) {
+    static const int64_t starts[] = {0, 298};
+    for (int turn = 0; turn < 2 * 2 * BASES; turn++) {
+        cpa_attend_case shape = BASE[turn & 1];
+        cpa_attend_fixture fixture;
+        shape.start = starts[turn >> 2];
+        cpa_attend_fixture_init(&fixture, &shape, 1);
+        expect_empty_state(&fixture, turn >> 1 & 1);
+        cpa_attend_fixture_destroy(&fixture);
+    }
+}
+
+static void empty_pool_gives_the_empty_state(void) {
+    for (int width = 64; width <= 128; width += 64) {
+        cpa_attend_case shape = BASE[1];
+        cpa_attend_fixture fixture;
+        shape.k_dim = shape.v_dim = width;
+        cpa_attend_fixture_init(&fixture, &shape, 1);
+        const cpa_kv_view pool = fixture.device_kv;
+        fixture.device_kv.k = fixture.device_kv.v = NULL;
+        fixture.device_kv.num_blocks = 0;
+        expect_empty_state(&fixture, 0);
+        fixture.device_kv = pool;
+        cpa_attend_fixture_destroy(&fixture);
+    }
+}
+
+static void rows_of_no_item_are_left_alone(void) {
+    for (int base = 0; base < BASES; base++) {
+        const cpa_attend_case *shape = &BASE[base];
+        cpa_attend_fixture fixture;
+        cpa_attend_result result, untouched;
+        cpa_attend_fixture_init(&fixture, shape, 2);
+        cpa_attend_result_init(&result, &fixture);
+        cpa_attend_result_init(&untouched, &fixture);
+        fixture.padding = ROW_PADDING;
+        cpa_attend_item item = cpa_attend_fixture_item(&fixture, 0, 10, 20, 0, 0, fixture.k_tokens[0]);
+        CU_ASSERT_EQUAL(cpa_attend_fixture_run(&fixture, &item, 1, 0, &result), CPA_OK);
+        int64_t row = (int64_t)shape->q_heads * shape->v_dim, bytes = row * (int64_t)sizeof(float);
+        CU_ASSERT_EQUAL(memcmp(result.o, untouched.o, (size_t)(10 * bytes)), 0);
+        CU_ASSERT_EQUAL(memcmp(result.o + 30 * row, untouched.o, (size_t)(270 * bytes)), 0);
+        CU_ASSERT_EQUAL(memcmp(result.lse, untouched.lse, 10 * sizeof(float) * (size_t)shape->q_heads), 0);
+        cpa_attend_result_destroy(&untouched);
+        cpa_attend_result_destroy(&result);
+        cpa_attend_fixture_destroy(&fixture);
+    }
+}
+
+/* With a number, only so many of the tests; the sanitizers are slow. */
+int main(int argc, char **argv) {
+    static const cpa_test tests[] = {
+        {"every pair of dtypes matches the reference", every_pair_of_dtypes},
+        {"every width of heads matches the reference", every_width_of_heads},
+        {"every grouping of heads matches the reference", every_grouping_of_heads},
+        {"every block size and page order matches the reference", every_block_size_and_page_order},
+        {"long sequences with ragged tails match the reference", long_sequences_with_ragged_tails},
+        {"more tiles than a device runs at once match the reference", more_tiles_than_a_device_runs_at_once},
+        {"shards of every rank count match the reference", shards_of_every_rank_count},
+        {"queries of shards over the keys of all match the reference", queries_of_shards_over_the_keys_of_all},
+        {"queries that are ready elsewhere match the reference", queries_that_are_ready_elsewhere},
+        {"windows and sinks match the reference", windows_and_sinks},
+        {"a scale of the caller matches the reference", scale_of_the_caller},
+        {"few queries over many keys match the reference", few_queries_over_many_keys},
+        {"one plan serves many attends", one_plan_serves_many_attends},
+        {"narrow heads in odd and even numbers", narrow_heads_in_odd_and_even_numbers},
+        {"batches of long and short items match the reference, plan after plan", ragged_batches},
+        {"resumed calls match the reference", resumed_calls},
+        {"an empty shard gives O = 0 and LSE = -inf whatever memory held", empty_shard_gives_the_empty_state},
+        {"an empty pool gives O = 0 and LSE = -inf", empty_pool_gives_the_empty_state},
+        {"rows of no item and padding are left alone", rows_of_no_item_are_left_alone},
+    };
+    int missing = cpa_test_device_missing();
+    if (missing) return missing == 1 ? CPA_TEST_SKIPPED : missing;
+    int n_tests = (int)(sizeof tests / sizeof tests[0]), limit = argc > 1 ? atoi(argv[1]) : n_tests;
+    return cpa_test_main("attend", tests, limit < n_tests ? limit : n_tests);
+}

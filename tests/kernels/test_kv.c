@@ -1,0 +1,199 @@
+/* kv_write, kv_copy and kv_pack: what lands where, what is left alone, in every dtype, layout and block size. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cpattn/ops.h>
+
+#include "src/check/reference.h"
+#include "tests/fixtures/kv_fixture.h"
+#include "tests/fixtures/unit.h"
+
+enum { HEADS = 3, K_DIM = 24, V_DIM = 10, BLOCKS = 12 };
+
+static cpa_device *device;
+static cpa_stream *stream;
+
+static void open_device(int32_t threads) {
+    cpa_test_device_open(threads, &device, &stream);
+}
+
+static void close_device(void) {
+    cpa_test_device_close(device, stream);
+}
+
+/* A number for an element of a token, not exact in 16 bits. */
+static float element(int64_t token, int head, int d, int side) {
+    return sinf((float)(token * 131 + head * 17 + d * 3 + side) * 0.37f) * (d == 1 ? 300.0f : 1.0f);
+}
+
+static int is_poison(const cpa_kv_fixture *f, int64_t block, int64_t offset) {
+    float k[K_DIM], v[V_DIM];
+    for (int h = 0; h < HEADS; h++) {
+        cpa_kv_fixture_load(f, block, offset, h, k, v);
+        for (int d = 0; d < K_DIM; d++) {
+            if (!isnan(k[d])) return 0;
+        }
+        for (int d = 0; d < V_DIM; d++) {
+            if (!isnan(v[d])) return 0;
+        }
+    }
+    return 1;
+}
+
+/* Whether a slot holds the key and value of a token, rounded to the dtype of the cache. */
+static int holds(const cpa_kv_fixture *f, int64_t block, int64_t offset, int64_t token) {
+    float k[K_DIM], v[V_DIM];
+    for (int h = 0; h < HEADS; h++) {
+        cpa_kv_fixture_load(f, block, offset, h, k, v);
+        for (int d = 0; d < K_DIM; d++) {
+            if (k[d] != cpa_reference_round(element(token, h, d, 0), f->view.dtype)) return 0;
+        }
+        for (int d = 0; d < V_DIM; d++) {
+            if (v[d] != cpa_reference_round(element(token, h, d, 1), f->view.dtype)) return 0;
+        }
+    }
+    return 1;
+}
+
+/* Fills slot s of the device's view with token s, every third slot left out, through kv_write with fp32 input. */
+static void write_slots(const cpa_kv_view *view, int64_t slots) {
+    float *k = malloc((size_t)(slots * HEADS * K_DIM) * sizeof *k),
+          *v = malloc((size_t)(slots * HEADS * V_DIM) * sizeof *v);
+    int64_t *mapping = malloc((size_t)slots * sizeof *mapping);
+    for (int64_t i = 0; i < slots; i++) {
+        int64_t token = slots - 1 - i; /* not in the order of the slots */
+        mapping[i] = token % 3 == 2 ? -1 : token;
+        for (int h = 0; h < HEADS; h++) {
+            for (int d = 0; d < K_DIM; d++) k[(i * HEADS + h) * K_DIM + d] = element(token, h, d, 0);
+            for (int d = 0; d < V_DIM; d++) v[(i * HEADS + h) * V_DIM + d] = element(token, h, d, 1);
+        }
+    }
+    void *device_k = cpa_test_upload(stream, k, slots * HEADS * K_DIM * (int64_t)sizeof *k);
+    void *device_v = cpa_test_upload(stream, v, slots * HEADS * V_DIM * (int64_t)sizeof *v);
+    int64_t *device_mapping = cpa_test_upload(stream, mapping, slots * (int64_t)sizeof *mapping);
+    cpa_kv_write_args args = {sizeof args, slots, CPA_F32, device_k, device_v, device_mapping, *view};
+    CU_ASSERT_EQUAL(cpa_kv_write(&args, stream), CPA_OK);
+    CU_ASSERT_EQUAL(cpa_stream_sync(stream), CPA_OK);
+    cpa_test_free(stream, device_mapping);
+    cpa_test_free(stream, device_v);
+    cpa_test_free(stream, device_k);
+    free(mapping);
+    free(v);
+    free(k);
+}
+
+static void tokens_land_in_their_slots_and_nowhere_else(void) {
+    for (int dtype = CPA_F32; dtype < CPA_DTYPE_COUNT; dtype++) {
+        for (int32_t block_size = 16; block_size <= 256; block_size *= 4) {
+            cpa_kv_fixture f;
+            open_device(dtype + 1);
+            cpa_kv_fixture_init(&f, (cpa_dtype)dtype, BLOCKS, block_size, HEADS, K_DIM, V_DIM, dtype == CPA_BF16);
+            int64_t slots = (BLOCKS - 1) * block_size;
+            cpa_kv_view view = cpa_kv_fixture_upload(&f, stream);
+            write_slots(&view, slots);
+            cpa_kv_fixture_download(&f, &view, stream);
+            cpa_kv_view_free(&view, stream);
+            for (int64_t s = 0; s < BLOCKS * block_size; s++) {
+                int written = s < slots && s % 3 != 2;
+                CU_ASSERT(written ? holds(&f, s / block_size, s % block_size, s)
+                                  : is_poison(&f, s / block_size, s % block_size));
+            }
+            cpa_kv_fixture_destroy(&f);
+            close_device();
+        }
+    }
+}
+
+static void copied_blocks_equal_their_source_in_either_layout(void) {
+    cpa_kv_fixture src, dst;
+    open_device(1);
+    cpa_kv_fixture_init(&src, CPA_F16, BLOCKS, 16, HEADS, K_DIM, V_DIM, 0);
+    cpa_kv_fixture_init(&dst, CPA_F16, BLOCKS, 16, HEADS, K_DIM, V_DIM, 1);
+    cpa_kv_view from = cpa_kv_fixture_upload(&src, stream), to = cpa_kv_fixture_upload(&dst, stream);
+    write_slots(&from, BLOCKS * 16);
+    const int64_t pairs[2][2] = {{3, 7}, {0, 2}};
+    cpa_kv_copy_args args = {sizeof args, from, to, pairs, 2};
+    CU_ASSERT_EQUAL(cpa_kv_copy(&args, stream), CPA_OK);
+    cpa_kv_fixture_download(&dst, &to, stream);
+    for (int64_t block = 0; block < BLOCKS; block++) {
+        int64_t source = block == 7 ? 3 : block == 2 ? 0 : -1;
+        for (int64_t offset = 0; offset < 16; offset++) {
+            int64_t token = source * 16 + offset;
+            int written = source >= 0 && token % 3 != 2;
+            CU_ASSERT(written ? holds(&dst, block, offset, token) : is_poison(&dst, block, offset));
+        }
+    }
+    cpa_kv_view_free(&to, stream);
+    cpa_kv_view_free(&from, stream);
+    cpa_kv_fixture_destroy(&dst);
+    cpa_kv_fixture_destroy(&src);
+    close_device();
+}
+
+static void packed_spans_are_consecutive_and_leave_tails_alone(void) {
+    cpa_kv_fixture src, staging;
+    open_device(2);
+    cpa_kv_fixture_init(&src, CPA_BF16, BLOCKS, 16, HEADS, K_DIM, V_DIM, 0);
+    cpa_kv_fixture_init(&staging, CPA_BF16, 8, 16, HEADS, K_DIM, V_DIM, 0);
+    cpa_kv_view from = cpa_kv_fixture_upload(&src, stream), to = cpa_kv_fixture_upload(&staging, stream);
+    write_slots(&from, BLOCKS * 16);
+    const int32_t tables[6] = {9, 4, 11, INT32_MAX, 0, 5};
+    /* 20 tokens from local 16 on of the first sequence, 30 of the second. */
+    const cpa_kv_span spans[2] = {{0, 16, 20, 1}, {4, 0, 30, 3}};
+    cpa_kv_pack_args args = {sizeof args, from, to, tables, spans, 2};
+    CU_ASSERT_EQUAL(cpa_kv_pack(&args, stream), CPA_OK);
+    cpa_kv_fixture_download(&staging, &to, stream);
+    for (int64_t at = 0; at < 8 * 16; at++) {
+        int64_t block = at / 16, offset = at % 16, token = -1;
+        if (block >= 1 && at - 16 < 20) token = (block == 1 ? 4 : 11) * 16 + offset;
+        if (block >= 3 && at - 48 < 30) token = (block == 3 ? 0 : 5) * 16 + offset;
+        int written = token >= 0 && token % 3 != 2;
+        CU_ASSERT(written ? holds(&staging, block, offset, token) : is_poison(&staging, block, offset));
+    }
+    cpa_kv_view_free(&to, stream);
+    cpa_kv_view_free(&from, stream);
+    cpa_kv_fixture_destroy(&staging);
+    cpa_kv_fixture_destroy(&src);
+    close_device();
+}
+
+static void wrong_arguments_are_named_and_change_nothing(void) {
+    cpa_kv_fixture f;
+    open_device(1);
+    cpa_kv_fixture_init(&f, CPA_F32, BLOCKS, 16, HEADS, K_DIM, V_DIM, 0);
+    cpa_kv_view view = cpa_kv_fixture_upload(&f, stream);
+    const int64_t pairs[1][2] = {{0, BLOCKS}};
+    cpa_kv_copy_args copy = {sizeof copy, view, view, pairs, 1};
+    CU_ASSERT_EQUAL(cpa_kv_copy(&copy, stream), CPA_INVALID);
+    CU_ASSERT_PTR_NOT_NULL(strstr(cpa_stream_error(stream), "block 12 of 12"));
+    const float zeros[HEADS * K_DIM] = {0};
+    const int64_t slot = BLOCKS * 16;
+    void *k = cpa_test_upload(stream, zeros, sizeof zeros);
+    int64_t *mapping = cpa_test_upload(stream, &slot, sizeof slot);
+    cpa_kv_write_args write = {sizeof write, 1, CPA_F32, k, k, mapping, view};
+    /* The host refuses the call; a device, which reads the mapping later, the next wait for the stream. */
+    cpa_status status = cpa_kv_write(&write, stream);
+    if (status == CPA_OK) status = cpa_stream_sync(stream);
+    CU_ASSERT_EQUAL(status, CPA_INVALID);
+    CU_ASSERT_PTR_NOT_NULL(strstr(cpa_stream_error(stream), "slot_mapping[0] is 192"));
+    CU_ASSERT_EQUAL(cpa_stream_sync(stream), CPA_OK);
+    write.size = 3;
+    CU_ASSERT_EQUAL(cpa_kv_write(&write, stream), CPA_INVALID);
+    CU_ASSERT_PTR_NOT_NULL(strstr(cpa_stream_error(stream), "struct size is 3"));
+    cpa_kv_fixture_download(&f, &view, stream);
+    for (int64_t s = 0; s < BLOCKS * 16; s++) CU_ASSERT(is_poison(&f, s / 16, s % 16));
+    cpa_test_free(stream, mapping);
+    cpa_test_free(stream, k);
+    cpa_kv_view_free(&view, stream);
+    cpa_kv_fixture_destroy(&f);
+    close_device();
+}
+
+static const cpa_test tests[] = {
+    {"tokens land in their slots and nowhere else", tokens_land_in_their_slots_and_nowhere_else},
+    {"copied blocks equal their source in either layout", copied_blocks_equal_their_source_in_either_layout},
+    {"packed spans are consecutive and leave tails alone", packed_spans_are_consecutive_and_leave_tails_alone},
+    {"wrong arguments are named and change nothing", wrong_arguments_are_named_and_change_nothing},
+};
+CPA_DEVICE_TEST_MAIN("kv", tests)

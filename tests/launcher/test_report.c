@@ -1,0 +1,257 @@
+/* Latencies, the report and the result file of a made-up run. */
+#include <jansson.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "launcher/output_file.h"
+#include "launcher/report.h"
+#include "launcher/result_json.h"
+#include "tests/fixtures/unit.h"
+
+/* Three requests that arrive at 1 s: token times in seconds. */
+static void add_requests(cpa_metrics *metrics) {
+    static const double times[3][3] = {{1.5, 1.75, 2.25}, {2.0, 3.0, 0}, {1.25, 0, 0}};
+    static const int64_t counts[3] = {3, 2, 1};
+    for (int i = 0; i < 3; i++) {
+        cpa_request_result result = {.id = (uint64_t)i + 1,
+                                     .prompt_tokens = 10 * (i + 1),
+                                     .output_tokens = counts[i],
+                                     .arrival_s = 1,
+                                     .first_token_s = times[i][0],
+                                     .finish_s = times[i][counts[i] - 1],
+                                     .token_s = times[i]};
+        cpa_metrics_add(metrics, &result);
+    }
+}
+
+static void latencies_have_their_usual_meaning(void) {
+    cpa_metrics metrics = {0};
+    add_requests(&metrics);
+    CU_ASSERT_EQUAL(metrics.completed, 3);
+    CU_ASSERT_EQUAL(metrics.input_tokens, 60);
+    CU_ASSERT_EQUAL(metrics.output_tokens, 6);
+
+    cpa_summary ttft = cpa_metrics_summary(&metrics, CPA_TTFT); /* 500, 1000, 250 */
+    CU_ASSERT_EQUAL(ttft.count, 3);
+    CU_ASSERT_DOUBLE_EQUAL(ttft.mean, 1750.0 / 3, 1e-9);
+    CU_ASSERT_DOUBLE_EQUAL(ttft.median, 500, 1e-9);
+    CU_ASSERT_DOUBLE_EQUAL(ttft.p99, 500 + 0.98 * 500, 1e-9);
+    CU_ASSERT_DOUBLE_EQUAL(ttft.std, 311.80478223116, 1e-6);
+
+    cpa_summary tpot = cpa_metrics_summary(&metrics, CPA_TPOT); /* 375, 1000 */
+    CU_ASSERT_EQUAL(tpot.count, 2);
+    CU_ASSERT_DOUBLE_EQUAL(tpot.median, 687.5, 1e-9);
+    cpa_summary itl = cpa_metrics_summary(&metrics, CPA_ITL); /* 250, 500, 1000 */
+    CU_ASSERT_EQUAL(itl.count, 3);
+    CU_ASSERT_DOUBLE_EQUAL(itl.median, 500, 1e-9);
+    cpa_summary e2e = cpa_metrics_summary(&metrics, CPA_E2E); /* 1250, 2000, 250 */
+    CU_ASSERT_DOUBLE_EQUAL(e2e.median, 1250, 1e-9);
+    cpa_metrics_release(&metrics);
+}
+
+static void a_run_without_tokens_has_zeros(void) {
+    cpa_metrics metrics = {0};
+    cpa_summary summary = cpa_metrics_summary(&metrics, CPA_ITL);
+    CU_ASSERT_EQUAL(summary.count, 0);
+    CU_ASSERT_EQUAL(summary.mean, 0);
+    CU_ASSERT_EQUAL(summary.p99, 0);
+    cpa_metrics_release(&metrics);
+}
+
+/* A run of four requests of which three were completed. */
+static cpa_outcome make_outcome(cpa_settings *settings, cpa_model *model, cpa_workload *workload,
+                                cpa_metrics *metrics) {
+    char name[] = "cp_attn";
+    cpa_error err;
+    CU_ASSERT_EQUAL_FATAL(cpa_settings_load(1, (char *[]){name}, settings, &err), CPA_OK);
+    *model = cpa_model_small();
+    *workload = (cpa_workload){.count = 4, .title = "four requests"};
+    *metrics = (cpa_metrics){0};
+    add_requests(metrics);
+    return (cpa_outcome){
+        .settings = settings,
+        .model = model,
+        .workload = workload,
+        .device = "a device",
+        .cp_size = 2,
+        .kv_dtype = CPA_BF16,
+        .interleave = 16,
+        .block_bytes = 4096,
+        .metrics = metrics,
+        .stats = {.steps = 7,
+                  .duration_s = 4,
+                  .chunks_pass_kv = 11,
+                  .chunks_pass_q = 13,
+                  .choices = "pass-kv 11 (its exchange hides), pass-q 13 (decode)",
+                  .planner_flops = 2e9,
+                  .planner_bandwidth = 3e9,
+                  .overlap_tokens = 640,
+                  .bytes_sent = 3 << 20,
+                  .exposed_comm_s = 0.0125,
+                  .imbalance = 1.25,
+                  .staging_bytes = 2048,
+                  .staging_bound = 64 << 20,
+                  .kv_blocks = 100,
+                  .kv_peak = 42,
+                  .preemptions = 5,
+                  .verify_rows = 1234,
+                  .verify_violations = 1,
+                  .verify_max_error = 0.5,
+                  .verify_s = 0.75,
+                  .output_digest = 0xabcdef},
+    };
+}
+
+static void the_report_names_every_figure(void) {
+    static const char *const figures[] = {"3 of 4 completed in 4.00 s and 7 steps",
+                                          "TTFT",
+                                          "TPOT",
+                                          "ITL",
+                                          "E2E",
+                                          "pass-kv 11 (its exchange hides), pass-q 13 (decode)",
+                                          "from 640 new tokens",
+                                          "3.0 MiB sent",
+                                          "staging 2.0 KiB of 64.0 MiB",
+                                          "12.5 ms",
+                                          "1.25",
+                                          "peak 42 of 100 blocks",
+                                          "5 preemptions",
+                                          "1234 rows in 0.75 s, 1 violations, largest error 0.5",
+                                          "0000000000abcdef",
+                                          "four requests",
+                                          "a device"};
+    cpa_settings settings;
+    cpa_model model;
+    cpa_workload workload;
+    cpa_metrics metrics;
+    cpa_outcome outcome = make_outcome(&settings, &model, &workload, &metrics);
+    char *text = NULL;
+    size_t bytes;
+    FILE *file = open_memstream(&text, &bytes);
+    cpa_report_preamble(&outcome, file);
+    cpa_report_print(&outcome, file);
+    fclose(file);
+    for (size_t i = 0; i < sizeof figures / sizeof figures[0]; i++) {
+        CU_ASSERT_PTR_NOT_NULL(strstr(text, figures[i]));
+        if (!strstr(text, figures[i])) printf("missing: %s\n", figures[i]);
+    }
+    free(text);
+    cpa_metrics_release(&metrics);
+}
+
+/* The number at root[object][key], or at root[key] when object is NULL; -1 if there is none. */
+static double number_at(const json_t *root, const char *object, const char *key) {
+    const json_t *from = object ? json_object_get(root, object) : root;
+    const json_t *value = json_object_get(from, key);
+    return json_is_number(value) ? json_number_value(value) : -1;
+}
+
+static void the_result_file_has_the_keys_of_vllm_and_ours(void) {
+    static const struct {
+        const char *object, *key;
+        double value;
+    } expected[] = {
+        {NULL, "completed", 3},
+        {NULL, "failed", 1},
+        {NULL, "duration", 4},
+        {NULL, "total_input_tokens", 60},
+        {NULL, "total_output_tokens", 6},
+        {NULL, "request_throughput", 0.75},
+        {NULL, "output_throughput", 1.5},
+        {NULL, "total_token_throughput", 16.5},
+        {NULL, "mean_ttft_ms", 1750.0 / 3},
+        {NULL, "median_ttft_ms", 500},
+        {NULL, "p99_ttft_ms", 990},
+        {NULL, "std_ttft_ms", 311.80478223116},
+        {NULL, "median_tpot_ms", 687.5},
+        {NULL, "median_itl_ms", 500},
+        {NULL, "median_e2el_ms", 1250},
+        {"verify", "rows", 1234},
+        {"verify", "violations", 1},
+        {"verify", "max_error", 0.5},
+        {"verify", "seconds", 0.75},
+        {"cp", "size", 2},
+        {"cp", "pass_kv", 11},
+        {"cp", "pass_q", 13},
+        {"cp", "bytes_sent", 3 << 20},
+        {"cp", "exposed_comm_ms", 12.5},
+        {"cp", "imbalance", 1.25},
+        {"cp", "staging_bytes", 2048},
+        {"kv", "blocks", 100},
+        {"kv", "peak", 42},
+        {"kv", "preemptions", 5},
+    };
+    cpa_settings settings;
+    cpa_model model;
+    cpa_workload workload;
+    cpa_metrics metrics;
+    cpa_error err;
+    cpa_outcome outcome = make_outcome(&settings, &model, &workload, &metrics);
+    strcpy(model.name, "not \xff UTF-8");
+    CU_ASSERT_EQUAL_FATAL(cpa_result_json_write("report-test.json", &outcome, &err), CPA_OK);
+    json_t *root = json_load_file("report-test.json", 0, NULL);
+    CU_ASSERT_PTR_NOT_NULL_FATAL(root);
+    for (size_t i = 0; i < sizeof expected / sizeof expected[0]; i++) {
+        CU_ASSERT_DOUBLE_EQUAL(number_at(root, expected[i].object, expected[i].key), expected[i].value, 1e-6);
+    }
+    CU_ASSERT_STRING_EQUAL(json_string_value(json_object_get(root, "output_digest")), "0000000000abcdef");
+    json_decref(root);
+    unlink("report-test.json");
+    cpa_metrics_release(&metrics);
+}
+
+/* What was not measured is no zero: latencies of a run without output tokens after the first, rates of a dry run. */
+static void what_was_not_measured_is_null(void) {
+    cpa_settings settings;
+    cpa_model model;
+    cpa_workload workload;
+    cpa_metrics metrics;
+    cpa_error err;
+    char text[4096] = "";
+    cpa_outcome outcome = make_outcome(&settings, &model, &workload, &metrics);
+    cpa_metrics_release(&metrics);
+    settings.dry_run = 1;
+    CU_ASSERT_EQUAL_FATAL(cpa_result_json_write("report-test.json", &outcome, &err), CPA_OK);
+    json_t *root = json_load_file("report-test.json", 0, NULL);
+    CU_ASSERT(json_is_null(json_object_get(root, "mean_itl_ms")));
+    CU_ASSERT(json_is_null(json_object_get(root, "p99_ttft_ms")));
+    CU_ASSERT(json_is_null(json_object_get(root, "output_throughput")));
+    CU_ASSERT(json_is_true(json_object_get(root, "dry_run")));
+    json_decref(root);
+    unlink("report-test.json");
+    FILE *file = fmemopen(text, sizeof text, "w");
+    cpa_report_print(&outcome, file);
+    fclose(file);
+    CU_ASSERT_PTR_NOT_NULL(strstr(text, "TTFT             -           -           -"));
+}
+
+static void a_result_file_is_whole_or_absent(void) {
+    cpa_settings settings;
+    cpa_model model;
+    cpa_workload workload;
+    cpa_metrics metrics;
+    cpa_error err;
+    cpa_outcome outcome = make_outcome(&settings, &model, &workload, &metrics);
+    CU_ASSERT_EQUAL_FATAL(mkdir("report-dir", 0777), 0);
+    CU_ASSERT_EQUAL(cpa_output_check("--result-json", "report-dir/r.json", &err), CPA_OK);
+    CU_ASSERT_EQUAL(rmdir("report-dir"), 0); /* the check has left nothing behind */
+    CU_ASSERT_EQUAL(cpa_output_check("--result-json", "report-dir/r.json", &err), CPA_INVALID);
+    CU_ASSERT_PTR_NOT_NULL(strstr(err.message, "report-dir/r.json"));
+    CU_ASSERT_EQUAL(cpa_output_check("--result-json", "/dev/null", &err), CPA_INVALID);
+    CU_ASSERT_EQUAL(cpa_output_check("--result-json", ".", &err), CPA_INVALID);
+    CU_ASSERT_EQUAL(cpa_result_json_write("report-dir/r.json", &outcome, &err), CPA_IO);
+    CU_ASSERT_EQUAL(access("report-dir/r.json", F_OK), -1);
+    cpa_metrics_release(&metrics);
+}
+
+static const cpa_test tests[] = {
+    {"latencies have their usual meaning", latencies_have_their_usual_meaning},
+    {"a run without tokens has zeros", a_run_without_tokens_has_zeros},
+    {"the report names every figure", the_report_names_every_figure},
+    {"the result file has the keys of vLLM and ours", the_result_file_has_the_keys_of_vllm_and_ours},
+    {"what was not measured is null", what_was_not_measured_is_null},
+    {"a result file is whole or absent", a_result_file_is_whole_or_absent},
+};
+CPA_TEST_MAIN("report", tests)

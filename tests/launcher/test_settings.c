@@ -1,0 +1,367 @@
+/* The settings table, its layers (command line, environment, file, default), and the files under configs/. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "launcher/model_file.h"
+#include "launcher/settings.h"
+#include "tests/fixtures/unit.h"
+
+#define MAX_ARGS 16
+
+/* Loads the settings of a command line written with single spaces. */
+static cpa_status load(const char *line, cpa_settings *out, cpa_error *err) {
+    static char text[1024];
+    char *argv[MAX_ARGS] = {(char[]){"cp_attn"}};
+    int argc = 1;
+    snprintf(text, sizeof text, "%s", line);
+    for (char *word = strtok(text, " "); word && argc < MAX_ARGS; word = strtok(NULL, " ")) argv[argc++] = word;
+    err->message[0] = 0;
+    return cpa_settings_load(argc, argv, out, err);
+}
+
+/* Writes `text` to a new file and gives its name, which the caller unlinks. */
+static char *write_file(const char *text) {
+    static char name[32];
+    strcpy(name, "settings-XXXXXX");
+    int descriptor = mkstemp(name);
+    CU_ASSERT_FATAL(descriptor >= 0);
+    CU_ASSERT_FATAL(write(descriptor, text, strlen(text)) == (ssize_t)strlen(text));
+    close(descriptor);
+    return name;
+}
+
+/* Loads a settings file of that text, with more options after --config. */
+static cpa_status load_file(const char *text, const char *more, cpa_settings *out, cpa_error *err) {
+    char line[256];
+    char *name = write_file(text);
+    snprintf(line, sizeof line, "--config %s %s", name, more);
+    cpa_status status = load(line, out, err);
+    unlink(name);
+    return status;
+}
+
+static void command_line_goes_over_environment_over_file_over_default(void) {
+    cpa_settings settings;
+    cpa_error err;
+    const char *file = "block-size: 32\nmax-num-seqs: 32\nseed: 32\n";
+    setenv("CPATTN_MAX_NUM_SEQS", "64", 1);
+    setenv("CPATTN_SEED", "64", 1);
+    cpa_status status = load_file(file, "--seed 128", &settings, &err);
+    unsetenv("CPATTN_MAX_NUM_SEQS");
+    unsetenv("CPATTN_SEED");
+    CU_ASSERT_EQUAL_FATAL(status, CPA_OK);
+    CU_ASSERT_EQUAL(settings.max_num_batched_tokens, 2048);
+    CU_ASSERT_EQUAL(settings.block_size, 32);
+    CU_ASSERT_EQUAL(settings.max_num_seqs, 64);
+    CU_ASSERT_EQUAL(settings.seed, 128);
+    CU_ASSERT(!cpa_settings_given(&settings, "max-num-batched-tokens"));
+    CU_ASSERT(cpa_settings_given(&settings, "block-size"));
+}
+
+static void every_form_of_an_option_is_read(void) {
+    cpa_settings settings;
+    cpa_error err;
+    CU_ASSERT_EQUAL_FATAL(
+        load("--block-size=64 --max_num_seqs 3 --no-bind --skip-self-test --verify 0.25 --algorithm pass-q "
+             "--kv-cache-dtype bf16 --num-blocks auto --window 0",
+             &settings, &err),
+        CPA_OK);
+    CU_ASSERT_EQUAL(settings.block_size, 64);
+    CU_ASSERT_EQUAL(settings.max_num_seqs, 3);
+    CU_ASSERT_EQUAL(settings.bind, 0);
+    CU_ASSERT_EQUAL(settings.skip_self_test, 1);
+    CU_ASSERT_EQUAL(settings.verify, 0.25);
+    CU_ASSERT_EQUAL(settings.algorithm, CPA_PASS_Q);
+    CU_ASSERT_EQUAL(settings.kv_cache_dtype - 1, CPA_BF16);
+    CU_ASSERT_EQUAL(settings.num_blocks, 0);
+    CU_ASSERT_EQUAL(settings.window, 0);
+    CU_ASSERT_EQUAL(settings.sinks, -1);
+    CU_ASSERT(isinf(settings.request_rate));
+}
+
+static void bounds_of_every_setting_are_kept(void) {
+    int n_fields;
+    const cpa_field *table = cpa_settings_table(&n_fields);
+    for (int f = 0; f < n_fields; f++) {
+        cpa_settings settings;
+        cpa_error err;
+        char line[128];
+        if (table[f].type != CPA_FIELD_INT && table[f].type != CPA_FIELD_REAL) continue;
+        snprintf(line, sizeof line, "--%s=%.0f", table[f].name, floor(table[f].min) - 1);
+        CU_ASSERT_EQUAL(load(line, &settings, &err), CPA_INVALID);
+        CU_ASSERT_PTR_NOT_NULL(strstr(err.message, table[f].name));
+        CU_ASSERT_PTR_NOT_NULL(strstr(err.message, "expected"));
+        if (isinf(table[f].max)) continue;
+        snprintf(line, sizeof line, "--%s=%.0f", table[f].name, table[f].max * 2 + 1);
+        CU_ASSERT_EQUAL(load(line, &settings, &err), CPA_INVALID);
+        snprintf(line, sizeof line, "--%s=nan", table[f].name);
+        CU_ASSERT_EQUAL(load(line, &settings, &err), CPA_INVALID);
+    }
+}
+
+/* A command line, and what its message must say. */
+static void a_bad_command_line_is_refused_in_one_line(void) {
+    static const char *const cases[][2] = {
+        {"--blok-size 16", "'--blok-size', expected '--block-size'"},
+        {"--num-block 16", "expected '--num-blocks'"},
+        {"--xyzzyzzyx", "unknown option '--xyzzyzzyx'"},
+        {"--no-block-size", "unknown option '--no-block-size'"},
+        {"--no-bind=1", "unknown option"},
+        {"serve", "found 'serve'"},
+        {"--block-size", "--block-size: found no value"},
+        {"--block-size --seed 3", "--block-size: found no value"},
+        {"--block-size 8", "--block-size: found '8', expected a power of two between 16 and 512"},
+        {"--dry-run --timeline t.json", "--timeline: found with --dry-run, expected without it"},
+        {"--timeline t.json --result-json t.json", "--timeline: found the file of --result-json"},
+        {"--k-scale 0 --v-scale 1", "--k-scale: found '0', expected a number from 1.17549e-38 to 1e+30 or auto"},
+        {"--block-size 24", "--block-size: found '24', expected a power of two between 16 and 512"},
+        {"--block-size 16x", "found '16x'"},
+        {"--requests 99999999999999999999", "expected an integer from 0 to"},
+        {"--verify 1.5", "expected a number from 0 to 1"},
+        {"--algorithm ring", "expected one of auto, pass-kv, pass-q"},
+        {"--bind=maybe", "expected true or false"},
+        {"--length-scale 0.5", "--length-scale: found without --trace"},
+        {"--time-scale 1", "--time-scale: found without --trace"},
+        {"--trace t --input-len 4", "--input-len: found with --trace"},
+        {"--trace t --time-scale 1 --request-rate 3", "--request-rate: found with --time-scale"},
+        {"--cp-kv-cache-interleave-size 24", "found 24, expected a multiple of the block size 16"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        cpa_settings settings;
+        cpa_error err;
+        CU_ASSERT_EQUAL(load(cases[i][0], &settings, &err), CPA_INVALID);
+        CU_ASSERT_PTR_NOT_NULL(strstr(err.message, cases[i][1]));
+        CU_ASSERT_PTR_NULL(strchr(err.message, '\n'));
+        if (!strstr(err.message, cases[i][1])) printf("%s -> %s\n", cases[i][0], err.message);
+    }
+}
+
+/* A settings file, and what its message must say after the name of the file. */
+static void a_bad_settings_file_is_refused_with_its_line(void) {
+    static const char *const cases[][2] = {
+        {"# a\n\nblok-size: 16\n", ":3: found unknown key 'blok-size', expected 'block-size'"},
+        {"seed: 1\nblock-size: 24\n", ":2: block-size: found '24', expected a power of two"},
+        {"seed: 1\nseed: 2\n", ":2: found 'seed' again, expected it once (line 1)"},
+        {"max-num-seqs: 3\nmax_num_seqs: 4\n", ":2: found 'max-num-seqs' again"},
+        {"seed: [1, 2]\n", ":1: seed: found a list, expected a single value"},
+        {"seed:\n  a: 2\n", ": seed: found a mapping"},
+        {"- 1\n", ":1: found a list, expected lines of 'name: value'"},
+        {"word\n", ":1: found a value, expected lines of"},
+        {"[1]: 2\n", ":1: found a list as a key"},
+        {"seed: 1\n\ttab: 2\n", ":2: found malformed YAML"},
+        {"trace: \"x\n", "found malformed YAML"},
+        {"seed: 1\n---\nseed: 2\n", ":2: found a second document"},
+        {"help: true\n", ":1: help: found in a file"},
+        {"seed:\n", ":1: seed: found ''"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        cpa_settings settings;
+        cpa_error err;
+        CU_ASSERT_EQUAL(load_file(cases[i][0], "", &settings, &err), CPA_INVALID);
+        CU_ASSERT_PTR_NOT_NULL(strstr(err.message, cases[i][1]));
+        CU_ASSERT_PTR_NULL(strchr(err.message, '\n'));
+        if (!strstr(err.message, cases[i][1])) printf("%s -> %s\n", cases[i][0], err.message);
+    }
+    cpa_settings settings;
+    cpa_error err;
+    CU_ASSERT_EQUAL(load("--config no/such.yaml", &settings, &err), CPA_INVALID);
+    CU_ASSERT_PTR_NOT_NULL(strstr(err.message, "no/such.yaml: found no readable file"));
+    CU_ASSERT_EQUAL(load("--config /", &settings, &err), CPA_INVALID);
+    CU_ASSERT_EQUAL(load_file("# nothing\n", "", &settings, &err), CPA_OK);
+}
+
+static void the_environment_is_checked_like_the_command_line(void) {
+    cpa_settings settings;
+    cpa_error err;
+    setenv("CPATTN_CP_KV_CACHE_INTERLEAVE_SIZE", "x", 1);
+    CU_ASSERT_EQUAL(load("", &settings, &err), CPA_INVALID);
+    CU_ASSERT_PTR_NOT_NULL(strstr(err.message, "CPATTN_CP_KV_CACHE_INTERLEAVE_SIZE: found 'x'"));
+    setenv("CPATTN_CP_KV_CACHE_INTERLEAVE_SIZE", "", 1); /* empty counts as not set */
+    CU_ASSERT_EQUAL(load("", &settings, &err), CPA_OK);
+    unsetenv("CPATTN_CP_KV_CACHE_INTERLEAVE_SIZE");
+}
+
+/* What is printed, until the next call. */
+static char *printed(void (*print)(const cpa_settings *, FILE *), const cpa_settings *settings) {
+    static char text[1 << 16];
+    FILE *file = fmemopen(text, sizeof text, "w");
+    CU_ASSERT_PTR_NOT_NULL_FATAL(file);
+    print(settings, file);
+    fclose(file);
+    return text;
+}
+
+static void print_help(const cpa_settings *settings, FILE *out) {
+    (void)settings;
+    cpa_settings_print_help(out);
+}
+
+static void print_settings(const cpa_settings *settings, FILE *out) {
+    cpa_settings_print(settings, "fp16 for once", out);
+}
+
+static void help_lists_every_setting_with_its_default(void) {
+    int n_fields;
+    const cpa_field *table = cpa_settings_table(&n_fields);
+    char *help = printed(print_help, NULL);
+    for (int f = 0; f < n_fields; f++) {
+        char option[64], initial[64];
+        snprintf(option, sizeof option, "\n  --%s ", table[f].name);
+        char *row = strstr(help, option);
+        CU_ASSERT_PTR_NOT_NULL_FATAL(row);
+        char *end = strchr(row + 1, '\n');
+        CU_ASSERT_PTR_NOT_NULL_FATAL(end);
+        *end = 0;
+        CU_ASSERT_PTR_NOT_NULL(strstr(row, table[f].help));
+        snprintf(initial, sizeof initial, "[%s]", table[f].initial);
+        if (table[f].initial[0] && !cpa_setting_is_action(&table[f])) CU_ASSERT_PTR_NOT_NULL(strstr(row, initial));
+        *end = '\n';
+    }
+}
+
+static void the_printed_configuration_names_origins_and_can_be_read_again(void) {
+    cpa_settings settings, again;
+    cpa_error err;
+    setenv("CPATTN_VERIFY", "0.3", 1);
+    cpa_status status =
+        load_file("block-size: 64\ntrace: /a b.jsonl\n", "--seed 7 --request-rate 2.5 --window 9", &settings, &err);
+    unsetenv("CPATTN_VERIFY");
+    CU_ASSERT_EQUAL_FATAL(status, CPA_OK);
+    char *text = printed(print_settings, &settings);
+    const char *lines[] = {"block-size: 64 ", "trace: \"/a b.jsonl\" ", "seed: 7 ",
+                           "verify: 0.3 ",    "threads: auto ",         "# dtype: auto "};
+    const char *origins[] = {":1\n",
+                             ":2\n",
+                             "# command line\n",
+                             "# environment CPATTN_VERIFY\n",
+                             "# default\n",
+                             "# default; auto: fp16 for once\n"};
+    for (int i = 0; i < 6; i++) {
+        char *row = strstr(text, lines[i]);
+        CU_ASSERT_PTR_NOT_NULL_FATAL(row);
+        char *origin = strstr(row, origins[i]);
+        CU_ASSERT_PTR_NOT_NULL_FATAL(origin);
+        CU_ASSERT(strchr(row, '\n') >= origin);
+    }
+    CU_ASSERT_EQUAL_FATAL(load_file(text, "", &again, &err), CPA_OK);
+    /* Everything up to the origins is equal. */
+    int n_fields;
+    const cpa_field *table = cpa_settings_table(&n_fields);
+    for (int f = 0; f < n_fields; f++) {
+        char before[CPA_TEXT_BYTES], after[CPA_TEXT_BYTES];
+        if (cpa_setting_is_action(&table[f])) continue;
+        cpa_field_format(&table[f], &settings, before, sizeof before);
+        cpa_field_format(&table[f], &again, after, sizeof after);
+        CU_ASSERT_STRING_EQUAL(before, after);
+    }
+}
+
+static void paths_in_a_settings_file_are_relative_to_it(void) {
+    cpa_settings settings;
+    cpa_error err;
+    CU_ASSERT_EQUAL_FATAL(load("--config " CPA_CONFIGS "/service.yaml", &settings, &err), CPA_OK);
+    CU_ASSERT_STRING_EQUAL(settings.model, CPA_CONFIGS "/small.yaml");
+    CU_ASSERT_EQUAL_FATAL(load("--config " CPA_CONFIGS "/service.yaml --model here.yaml", &settings, &err), CPA_OK);
+    CU_ASSERT_STRING_EQUAL(settings.model, "here.yaml");
+}
+
+static void the_shapes_under_configs_load(void) {
+    cpa_model model;
+    cpa_error err;
+    CU_ASSERT_EQUAL_FATAL(cpa_model_load(CPA_CONFIGS "/llama-3-8b.yaml", &model, &err), CPA_OK);
+    CU_ASSERT_EQUAL(model.shape.layers, 32);
+    CU_ASSERT_EQUAL(model.shape.q_heads, 32);
+    CU_ASSERT_EQUAL(model.shape.kv_heads, 8);
+    CU_ASSERT_EQUAL(model.shape.v_head_dim, 128);
+    CU_ASSERT_EQUAL(model.shape.dtype, CPA_BF16);
+    CU_ASSERT_EQUAL(model.shape.mask.causal, 1);
+    CU_ASSERT_EQUAL_FATAL(cpa_model_load(CPA_CONFIGS "/llama-3-70b.yaml", &model, &err), CPA_OK);
+    CU_ASSERT_EQUAL(model.shape.layers, 80);
+    CU_ASSERT_EQUAL(model.shape.q_heads, 64);
+}
+
+static void the_built_in_shape_is_that_of_small_yaml(void) {
+    cpa_model read, small = cpa_model_small();
+    cpa_error err;
+    CU_ASSERT_EQUAL_FATAL(cpa_model_load(CPA_CONFIGS "/small.yaml", &read, &err), CPA_OK);
+    CU_ASSERT_STRING_EQUAL(read.name, small.name);
+    CU_ASSERT_EQUAL(read.shape.layers, small.shape.layers);
+    CU_ASSERT_EQUAL(read.shape.q_heads, small.shape.q_heads);
+    CU_ASSERT_EQUAL(read.shape.kv_heads, small.shape.kv_heads);
+    CU_ASSERT_EQUAL(read.shape.head_dim, small.shape.head_dim);
+    CU_ASSERT_EQUAL(read.shape.v_head_dim, small.shape.v_head_dim);
+    CU_ASSERT_EQUAL(read.shape.dtype, small.shape.dtype);
+    CU_ASSERT_EQUAL(read.shape.mask.causal, small.shape.mask.causal);
+    CU_ASSERT_EQUAL(read.shape.mask.window, small.shape.mask.window);
+    CU_ASSERT_EQUAL(read.shape.mask.sinks, small.shape.mask.sinks);
+}
+
+static void window_pattern_repeats_over_the_layers(void) {
+    cpa_model model;
+    cpa_error err;
+    char *name = write_file(
+        "layers: 5\nq_heads: 8\nkv_heads: 2\nhead_dim: 64\ndtype: fp32\nsinks: 3\n"
+        "layer_windows: 4096 0\n");
+    CU_ASSERT_EQUAL_FATAL(cpa_model_load(name, &model, &err), CPA_OK);
+    cpa_model_shape shape = cpa_model_shape_of(&model);
+    for (int32_t layer = 0; layer < 5; layer++) {
+        cpa_mask mask = cpa_model_mask(&shape, layer);
+        CU_ASSERT_EQUAL(mask.window, layer % 2 ? 0 : 4096);
+        CU_ASSERT(mask.causal == 1 && mask.sinks == 3);
+    }
+    cpa_model_set_sinks(&model, 9);
+    CU_ASSERT_EQUAL(cpa_model_mask(&shape, 4).sinks, 9);
+    cpa_model_set_window(&model, 17);
+    shape = cpa_model_shape_of(&model);
+    CU_ASSERT_EQUAL(cpa_model_mask(&shape, 1).window, 17);
+    unlink(name);
+}
+
+static void an_impossible_shape_is_refused_with_its_line(void) {
+    static const char *const cases[][2] = {
+        {"layers: 2\nq_heads: 7\nkv_heads: 2\nhead_dim: 64\ndtype: fp32\n",
+         ":2: q_heads: found 7, expected a multiple of kv_heads (2)"},
+        {"layers: 0\nq_heads: 8\nkv_heads: 2\nhead_dim: 64\ndtype: fp32\n", ":1: layers: found '0'"},
+        {"layers: 2\nq_heads: 8\nkv_heads: -2\nhead_dim: 64\ndtype: fp32\n", ":3: kv_heads: found '-2'"},
+        {"layers: 2\nq_heads: 8\nkv_heads: 2\nhead_dim: 257\ndtype: fp32\n",
+         ":4: head_dim: found '257', expected an integer from 1 to 256"},
+        {"layers: 2\nq_heads: 8\nkv_heads: 2\nhead_dim: 64\ndtype: int4\n", ":5: dtype: found 'int4'"},
+        {"layers: 2\nq_heads: 8\nkv_heads: 2\nhead_dim: 64\n", "found no key 'dtype'"},
+        {"layers: 2\nq_heads: 8\nkv_heads: 2\nhead_dim: 64\ndtype: fp32\nlayer_windows: 5 x\n",
+         ":6: layer_windows: found 'x'"},
+        {"layers: 2\nq_heads: 8\nkv_heads: 2\nhead_dim: 64\ndtype: fp32\nlayer_windows: 5 0 7\n",
+         ":6: layer_windows: found '7', expected at most 2"},
+        {"layers: 2\nheads: 8\n", ":2: found unknown key 'heads'"},
+        {"", ":1: found no key 'layers'"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        cpa_model model;
+        cpa_error err;
+        char *name = write_file(cases[i][0]);
+        CU_ASSERT_EQUAL(cpa_model_load(name, &model, &err), CPA_INVALID);
+        CU_ASSERT_PTR_NOT_NULL(strstr(err.message, cases[i][1]));
+        if (!strstr(err.message, cases[i][1])) printf("%s -> %s\n", cases[i][0], err.message);
+        unlink(name);
+    }
+}
+
+static const cpa_test tests[] = {
+    {"command line goes over environment over file over default",
+     command_line_goes_over_environment_over_file_over_default},
+    {"every form of an option is read", every_form_of_an_option_is_read},
+    {"bounds of every setting are kept", bounds_of_every_setting_are_kept},
+    {"a bad command line is refused in one line", a_bad_command_line_is_refused_in_one_line},
+    {"a bad settings file is refused with its line", a_bad_settings_file_is_refused_with_its_line},
+    {"the environment is checked like the command line", the_environment_is_checked_like_the_command_line},
+    {"help lists every setting with its default", help_lists_every_setting_with_its_default},
+    {"the printed configuration names origins and can be read again",
+     the_printed_configuration_names_origins_and_can_be_read_again},
+    {"paths in a settings file are relative to it", paths_in_a_settings_file_are_relative_to_it},
+    {"the shapes under configs load", the_shapes_under_configs_load},
+    {"the built-in shape is that of small.yaml", the_built_in_shape_is_that_of_small_yaml},
+    {"a window pattern repeats over the layers", window_pattern_repeats_over_the_layers},
+    {"an impossible shape is refused with its line", an_impossible_shape_is_refused_with_its_line},
+};
+CPA_TEST_MAIN("settings", tests)

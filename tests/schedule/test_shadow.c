@@ -1,0 +1,38 @@
+/* Random schedules with everything the cache can do at once, beside the memory as it must be: a million steps, or as
+ * many as the argument says. */
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "tests/fixtures/shadow_model.h"
+#include "tests/fixtures/unit.h"
+
+static int64_t most_steps = 1000000;
+
+static void every_query_sees_its_own_tokens_and_every_block_has_its_owners(void) {
+    shadow_result result = {0};
+    uint64_t seed = 0;
+    while (result.steps < most_steps && !result.violation[0]) shadow_run(++seed, &result);
+    CU_ASSERT_STRING_EQUAL(result.violation, "");
+    if (result.violation[0]) printf("\n    seed %lu: %s\n", (unsigned long)seed, result.violation);
+    /* All of it took place. */
+    CU_ASSERT(result.hits > result.steps / 100);
+    CU_ASSERT(result.copies > result.steps / 1000);
+    CU_ASSERT(result.swaps > result.steps / 1000);
+    CU_ASSERT(result.evictions > result.steps / 100);
+    CU_ASSERT(result.preemptions > result.steps / 1000);
+    CU_ASSERT(result.voids > result.steps / 1000);
+    CU_ASSERT(result.failures > 0);
+    printf("%ld steps, %ld hits, %ld copies, %ld swaps, %ld evictions, %ld preemptions, %ld voids, %ld failures ... ",
+           (long)result.steps, (long)result.hits, (long)result.copies, (long)result.swaps, (long)result.evictions,
+           (long)result.preemptions, (long)result.voids, (long)result.failures);
+}
+
+static const cpa_test tests[] = {
+    {"every query sees its own tokens and every block has its owners",
+     every_query_sees_its_own_tokens_and_every_block_has_its_owners},
+};
+
+int main(int argc, char **argv) {
+    if (argc > 1) most_steps = atoll(argv[1]);
+    return cpa_test_main("shadow", tests, 1);
+}

@@ -1,0 +1,439 @@
+/* The step plan and its wire form: what goes in comes out, and nothing malformed comes in. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "src/schedule/step_plan.h"
+#include "tests/fixtures/unit.h"
+
+static const cpa_plan_limits limits = {
+    .cp_size = 3, .max_seqs = 8, .num_blocks = 100, .host_blocks = 40, .max_tokens = 64};
+
+/* Offsets in a message: the header's counts, then the first chunk. */
+enum { VERSION_AT = 4, FLAGS_AT = 16, COUNTS_AT = 20, HEADER = 92, CHUNK = 56, MOVE = 20 };
+
+static int64_t below(int64_t n) {
+    return rand() % n;
+}
+
+static void add_random_chunk(cpa_step_plan *plan, int64_t count) {
+    static const cpa_algorithm algorithms[] = {CPA_PASS_KV, CPA_PASS_Q};
+    cpa_plan_chunk *chunk = cpa_step_plan_add_chunk(plan);
+    *chunk = (cpa_plan_chunk){
+        .request = (uint64_t)rand() << 40 | (uint64_t)rand(),
+        .seq = (int32_t)below(limits.max_seqs),
+        .phase = (int32_t)below(2 * limits.cp_size),
+        .start = below(1000) << below(32),
+        .count = count,
+        .first_output = below(1000) << below(32),
+        .algorithm = algorithms[below(2)],
+        .flags = (uint32_t)below(16),
+        .tokens = plan->n_token_ids,
+    };
+    /* A first chunk brings the tokens before its start. */
+    if (chunk->flags & CPA_CHUNK_FIRST) chunk->start = below(20);
+    int64_t n = cpa_plan_chunk_tokens(chunk);
+    uint32_t *tokens = cpa_step_plan_add_tokens(plan, n);
+    for (int64_t i = 0; i < n; i++) tokens[i] = (uint32_t)rand() * 2 + (uint32_t)below(2);
+}
+
+static void add_random_append(cpa_step_plan *plan) {
+    int64_t count = 1 + below(5);
+    *cpa_step_plan_add_append(plan) = (cpa_plan_append){(int32_t)below(limits.max_seqs), (int32_t)below(limits.cp_size),
+                                                        (int32_t)count, plan->n_block_ids};
+    int32_t *blocks = cpa_step_plan_add_blocks(plan, count);
+    for (int64_t i = 0; i < count; i++) blocks[i] = (int32_t)below(limits.num_blocks + 1) - 1;
+}
+
+static cpa_block_move random_move(int64_t froms, int64_t tos) {
+    return (cpa_block_move){(uint64_t)rand() << 40, (int32_t)below(limits.cp_size), (int32_t)below(froms),
+                            (int32_t)below(tos)};
+}
+
+static void add_random_moves(cpa_step_plan *plan, int64_t entries) {
+    int64_t device = limits.num_blocks, host = limits.host_blocks;
+    for (int64_t i = below(entries + 1); i > 0; i--) *cpa_step_plan_add_swap_out(plan) = random_move(device, host);
+    for (int64_t i = below(entries + 1); i > 0; i--) *cpa_step_plan_add_swap_in(plan) = random_move(host, device);
+    for (int64_t i = below(entries + 1); i > 0; i--) *cpa_step_plan_add_copy(plan) = random_move(device, device);
+    for (int64_t i = below(entries + 1); i > 0; i--)
+        *cpa_step_plan_add_void(plan) =
+            (cpa_plan_void){(int32_t)below(limits.max_seqs), (int32_t)below(limits.cp_size), (int32_t)below(100)};
+}
+
+/* A plan within the limits; `entries` bounds the length of each list. */
+static void fill_random(cpa_step_plan *plan, int64_t entries) {
+    cpa_step_plan_clear(plan);
+    plan->step = (uint64_t)rand() << 33 | (uint64_t)rand();
+    plan->flags = (uint32_t)below(2);
+    for (int64_t i = below(entries + 1); i > 0; i--) add_random_chunk(plan, 1 + below(8));
+    for (int64_t i = below(entries + 1); i > 0; i--) *cpa_step_plan_add_release(plan) = (int32_t)below(limits.max_seqs);
+    for (int64_t i = below(2 * entries + 1); i > 0; i--) add_random_append(plan);
+    add_random_moves(plan, entries);
+}
+
+static int chunks_equal(const cpa_plan_chunk *a, const cpa_plan_chunk *b) {
+    return a->request == b->request && a->seq == b->seq && a->phase == b->phase && a->start == b->start &&
+           a->count == b->count && a->first_output == b->first_output && a->algorithm == b->algorithm &&
+           a->flags == b->flags && a->tokens == b->tokens;
+}
+
+static int moves_equal(const cpa_block_move *a, int64_t n_a, const cpa_block_move *b, int64_t n_b) {
+    int equal = n_a == n_b;
+    for (int64_t i = 0; equal && i < n_a; i++)
+        equal = a[i].request == b[i].request && a[i].rank == b[i].rank && a[i].from == b[i].from && a[i].to == b[i].to;
+    return equal;
+}
+
+static int voids_equal(const cpa_step_plan *a, const cpa_step_plan *b) {
+    int equal = a->n_voids == b->n_voids;
+    for (int64_t i = 0; equal && i < a->n_voids; i++)
+        equal = a->voids[i].seq == b->voids[i].seq && a->voids[i].rank == b->voids[i].rank &&
+                a->voids[i].entry == b->voids[i].entry;
+    return equal;
+}
+
+static int plans_equal(const cpa_step_plan *a, const cpa_step_plan *b) {
+    if (a->step != b->step || a->flags != b->flags || a->n_chunks != b->n_chunks || a->n_releases != b->n_releases ||
+        a->n_appends != b->n_appends || a->n_block_ids != b->n_block_ids || a->n_token_ids != b->n_token_ids)
+        return 0;
+    if (!moves_equal(a->swap_outs, a->n_swap_outs, b->swap_outs, b->n_swap_outs) ||
+        !moves_equal(a->swap_ins, a->n_swap_ins, b->swap_ins, b->n_swap_ins) ||
+        !moves_equal(a->copies, a->n_copies, b->copies, b->n_copies) || !voids_equal(a, b))
+        return 0;
+    for (int64_t i = 0; i < a->n_chunks; i++)
+        if (!chunks_equal(&a->chunks[i], &b->chunks[i])) return 0;
+    for (int64_t i = 0; i < a->n_releases; i++)
+        if (a->releases[i] != b->releases[i]) return 0;
+    for (int64_t i = 0; i < a->n_appends; i++) {
+        const cpa_plan_append *x = &a->appends[i], *y = &b->appends[i];
+        if (x->seq != y->seq || x->rank != y->rank || x->count != y->count || x->blocks != y->blocks) return 0;
+    }
+    for (int64_t i = 0; i < a->n_block_ids; i++)
+        if (a->block_ids[i] != b->block_ids[i]) return 0;
+    for (int64_t i = 0; i < a->n_token_ids; i++)
+        if (a->token_ids[i] != b->token_ids[i]) return 0;
+    return 1;
+}
+
+static int moves_within(const cpa_block_move *moves, int64_t n, int64_t froms, int64_t tos) {
+    int good = 1;
+    for (int64_t i = 0; i < n; i++)
+        good &= moves[i].rank >= 0 && moves[i].rank < limits.cp_size && moves[i].from >= 0 && moves[i].from < froms &&
+                moves[i].to >= 0 && moves[i].to < tos;
+    return good;
+}
+
+/* Every index in the plan may be used without another look. */
+static int within_limits(const cpa_step_plan *plan) {
+    int64_t rows = 0;
+    int good = plan->n_chunks <= limits.max_seqs && plan->n_releases <= limits.max_seqs;
+    for (int64_t i = 0; i < plan->n_chunks; i++) {
+        const cpa_plan_chunk *c = &plan->chunks[i];
+        good &= c->seq >= 0 && c->seq < limits.max_seqs && c->phase >= 0 && c->phase < 2 * limits.cp_size;
+        good &= c->start >= 0 && c->count > 0 && c->start <= INT64_MAX - c->count && c->first_output >= 0;
+        good &= c->tokens >= 0 && c->tokens <= plan->n_token_ids;
+        good &= good && cpa_plan_chunk_tokens(c) <= plan->n_token_ids - c->tokens;
+        good &= c->algorithm == CPA_PASS_KV || c->algorithm == CPA_PASS_Q;
+        good &= c->flags < 16;
+        rows += good ? c->count : 0;
+    }
+    for (int64_t i = 0; i < plan->n_releases; i++)
+        good &= plan->releases[i] >= 0 && plan->releases[i] < limits.max_seqs;
+    good &= moves_within(plan->swap_outs, plan->n_swap_outs, limits.num_blocks, limits.host_blocks);
+    good &= moves_within(plan->swap_ins, plan->n_swap_ins, limits.host_blocks, limits.num_blocks);
+    good &= moves_within(plan->copies, plan->n_copies, limits.num_blocks, limits.num_blocks);
+    for (int64_t i = 0; i < plan->n_voids; i++)
+        good &= plan->voids[i].seq >= 0 && plan->voids[i].seq < limits.max_seqs && plan->voids[i].rank >= 0 &&
+                plan->voids[i].rank < limits.cp_size && plan->voids[i].entry >= 0;
+    for (int64_t i = 0; i < plan->n_appends; i++) {
+        const cpa_plan_append *a = &plan->appends[i];
+        good &= a->seq >= 0 && a->seq < limits.max_seqs && a->rank >= 0 && a->rank < limits.cp_size;
+        good &= a->count > 0 && a->blocks >= 0 && a->blocks + a->count <= plan->n_block_ids;
+    }
+    for (int64_t i = 0; i < plan->n_block_ids; i++)
+        good &= plan->block_ids[i] >= -1 && plan->block_ids[i] < limits.num_blocks;
+    return good && rows <= limits.max_tokens;
+}
+
+/* Decodes a copy that ends where the allocation ends, so that a sanitizer sees one byte too many. */
+static cpa_status decode_copy(const uint8_t *message, int64_t bytes, cpa_step_plan *out, cpa_error *err) {
+    uint8_t *copy = malloc(bytes > 0 ? (size_t)bytes : 1);
+    memcpy(copy, message, (size_t)bytes);
+    cpa_status status = cpa_step_plan_decode(copy, bytes, &limits, out, err);
+    free(copy);
+    return status;
+}
+
+typedef struct fixture {
+    cpa_step_plan plan, out;
+    uint8_t *message;
+    int64_t capacity, bytes;
+} fixture;
+
+static void encode(fixture *f) {
+    CU_ASSERT_EQUAL_FATAL(cpa_step_plan_encode(&f->plan, &f->message, &f->capacity, &f->bytes, NULL), CPA_OK);
+}
+
+/* One plan of every kind of entry: chunk (4 tokens), release, swap-out, swap-in, copy, append (2 blocks), void. */
+static void setup(fixture *f) {
+    memset(f, 0, sizeof *f);
+    cpa_step_plan_init(&f->plan);
+    cpa_step_plan_init(&f->out);
+    f->plan.step = 0x0102030405060708;
+    f->plan.flags = CPA_PLAN_STOP;
+    *cpa_step_plan_add_chunk(&f->plan) = (cpa_plan_chunk){.request = 9,
+                                                          .seq = 7,
+                                                          .phase = 2,
+                                                          .start = 16,
+                                                          .count = 4,
+                                                          .first_output = 19,
+                                                          .algorithm = CPA_PASS_Q,
+                                                          .flags = CPA_CHUNK_EMITS,
+                                                          .tokens = 0};
+    *cpa_step_plan_add_release(&f->plan) = 3;
+    *cpa_step_plan_add_swap_out(&f->plan) = (cpa_block_move){9, 1, 99, 39};
+    *cpa_step_plan_add_swap_in(&f->plan) = (cpa_block_move){8, 2, 39, 99};
+    *cpa_step_plan_add_copy(&f->plan) = (cpa_block_move){9, 0, 98, 99};
+    *cpa_step_plan_add_append(&f->plan) = (cpa_plan_append){7, 2, 2, 0};
+    *cpa_step_plan_add_void(&f->plan) = (cpa_plan_void){7, 2, 1};
+    memcpy(cpa_step_plan_add_blocks(&f->plan, 2), (int32_t[]){99, 5}, 8);
+    memcpy(cpa_step_plan_add_tokens(&f->plan, 4), (uint32_t[]){1, 2, 0xfffffffe, 4}, 16);
+    encode(f);
+}
+
+static void teardown(fixture *f) {
+    free(f->message);
+    cpa_step_plan_destroy(&f->out);
+    cpa_step_plan_destroy(&f->plan);
+}
+
+static void random_plans_survive_the_round_trip(void) {
+    fixture f;
+    setup(&f);
+    srand(1);
+    for (int i = 0; i < 5000; i++) {
+        fill_random(&f.plan, below(9));
+        encode(&f);
+        cpa_status status = decode_copy(f.message, f.bytes, &f.out, NULL);
+        CU_ASSERT_EQUAL_FATAL(status, CPA_OK);
+        CU_ASSERT_FATAL(plans_equal(&f.plan, &f.out));
+        CU_ASSERT_FATAL(within_limits(&f.out));
+    }
+    teardown(&f);
+}
+
+static void the_bytes_are_little_endian_and_start_with_magic_and_version(void) {
+    static const uint8_t head[] = {'C', 'P', 'A', 'P', 2, 0, 0, 0, 8, 7, 6, 5, 4, 3, 2, 1, 1, 0, 0, 0, 1, 0, 0, 0, 0};
+    fixture f;
+    setup(&f);
+    CU_ASSERT_EQUAL(memcmp(f.message, head, sizeof head), 0);
+    CU_ASSERT_EQUAL(f.bytes, HEADER + CHUNK + 4 + 3 * MOVE + 20 + 12 + 2 * 4 + 4 * 4);
+    CU_ASSERT_EQUAL(f.message[f.bytes - 8], 0xfe);
+    CU_ASSERT_EQUAL(f.message[f.bytes - 5], 0xff);
+    teardown(&f);
+}
+
+static void a_message_cut_anywhere_or_too_long_is_refused(void) {
+    fixture f;
+    setup(&f);
+    srand(2);
+    for (int i = 0; i < 20; i++) {
+        fill_random(&f.plan, 4);
+        encode(&f);
+        for (int64_t bytes = 0; bytes < f.bytes; bytes++)
+            CU_ASSERT_EQUAL(decode_copy(f.message, bytes, &f.out, NULL), CPA_INVALID);
+        uint8_t *longer = calloc(1, (size_t)f.bytes + 1);
+        memcpy(longer, f.message, (size_t)f.bytes);
+        CU_ASSERT_EQUAL(decode_copy(longer, f.bytes + 1, &f.out, NULL), CPA_INVALID);
+        free(longer);
+    }
+    teardown(&f);
+}
+
+static void a_mutated_message_is_refused_or_stays_within_the_limits(void) {
+    fixture f;
+    setup(&f);
+    srand(3);
+    int refused = 0, accepted = 0;
+    for (int i = 0; i < 100000; i++) {
+        if (i % 50 == 0) {
+            fill_random(&f.plan, 6);
+            encode(&f);
+        }
+        uint8_t *copy = malloc((size_t)f.bytes);
+        memcpy(copy, f.message, (size_t)f.bytes);
+        for (int64_t n = 1 + below(3); n > 0; n--) copy[below(f.bytes)] = (uint8_t)rand();
+        cpa_status status = cpa_step_plan_decode(copy, f.bytes, &limits, &f.out, NULL);
+        free(copy);
+        refused += status != CPA_OK;
+        accepted += status == CPA_OK;
+        if (status == CPA_OK) CU_ASSERT_FATAL(within_limits(&f.out));
+    }
+    CU_ASSERT(refused > 10000);
+    CU_ASSERT(accepted > 10000);
+    teardown(&f);
+}
+
+/* One wrong field of the plan of setup(), and a part of the message that names it. */
+typedef struct bad_field {
+    int64_t offset;
+    int bytes;
+    int64_t value;
+    const char *message;
+} bad_field;
+
+enum {
+    CHUNK_AT = HEADER,
+    RELEASE_AT = CHUNK_AT + CHUNK,
+    SWAP_OUT_AT = RELEASE_AT + 4,
+    SWAP_IN_AT = SWAP_OUT_AT + MOVE,
+    COPY_AT = SWAP_IN_AT + MOVE,
+    APPEND_AT = COPY_AT + MOVE,
+    VOID_AT = APPEND_AT + 20,
+    BLOCK_AT = VOID_AT + 12
+};
+
+static const bad_field bad_fields[] = {
+    {0, 1, 'X', "begins with"},
+    {VERSION_AT, 4, 1, "version 1; expected 2"},
+    {FLAGS_AT, 4, 2, "unknown flags 0x2"},
+    {COUNTS_AT, 8, -1, "-1 chunks"},
+    {COUNTS_AT, 8, INT64_MAX, "chunks do not fit"},
+    {COUNTS_AT, 8, 0, "bytes too many"},
+    {COUNTS_AT + 8, 8, 1 << 20, "releases do not fit"},
+    {COUNTS_AT + 16, 8, 1000, "swap-outs do not fit"},
+    {COUNTS_AT + 24, 8, -1, "-1 swap-ins do not fit"},
+    {COUNTS_AT + 32, 8, 9, "9 copies"},
+    {COUNTS_AT + 40, 8, INT64_MIN, "appends do not fit"},
+    {COUNTS_AT + 48, 8, 1000, "voids do not fit"},
+    {COUNTS_AT + 56, 8, 1000, "blocks do not fit"},
+    {COUNTS_AT + 64, 8, 5, "tokens do not fit"},
+    {COUNTS_AT + 64, 8, 3, "bytes too many"},
+    {CHUNK_AT + 8, 4, 8, "chunk 0 has slot 8; expected 0 to 7"},
+    {CHUNK_AT + 8, 4, -1, "chunk 0 has slot -1"},
+    {CHUNK_AT + 12, 4, 6, "chunk 0 has phase 6; expected 0 to 5"},
+    {CHUNK_AT + 16, 8, -1, "chunk 0 has start -1"},
+    {CHUNK_AT + 16, 8, INT64_MAX - 3, "chunk 0 has start"},
+    {CHUNK_AT + 24, 8, 0, "chunk 0 takes 0 entries"},
+    {CHUNK_AT + 24, 8, -4, "chunk 0 takes -4 entries"},
+    {CHUNK_AT + 24, 8, 5, "chunk 0 takes 5 entries from 0 on; there are 4"},
+    {CHUNK_AT + 24, 8, INT64_MAX, "chunk 0 takes"},
+    {CHUNK_AT + 32, 8, -1, "chunk 0 has first output -1"},
+    {CHUNK_AT + 40, 4, 0, "chunk 0 has unknown algorithm 0"},
+    {CHUNK_AT + 40, 4, 3, "chunk 0 has unknown algorithm 3"},
+    {CHUNK_AT + 44, 4, 16, "chunk 0 has unknown flags 0x10"},
+    {CHUNK_AT + 48, 8, 1, "chunk 0 takes 4 entries from 1 on"},
+    {CHUNK_AT + 48, 8, -1, "chunk 0 takes 4 entries from -1 on"},
+    {CHUNK_AT + 48, 8, INT64_MAX, "chunk 0 takes"},
+    {RELEASE_AT, 4, 8, "release 0 has slot 8"},
+    {RELEASE_AT, 4, -1, "release 0 has slot -1"},
+    {CHUNK_AT + 44, 4, CPA_CHUNK_FIRST, "chunk 0 takes 20 entries from 0 on; there are 4"},
+    {SWAP_OUT_AT + 8, 4, 3, "swap-out 0 has rank 3; expected 0 to 2"},
+    {SWAP_OUT_AT + 12, 4, 100, "swap-out 0 has source 100; expected 0 to 99"},
+    {SWAP_OUT_AT + 16, 4, 40, "swap-out 0 has destination 40; expected 0 to 39"},
+    {SWAP_IN_AT + 12, 4, 40, "swap-in 0 has source 40; expected 0 to 39"},
+    {SWAP_IN_AT + 16, 4, -1, "swap-in 0 has destination -1; expected 0 to 99"},
+    {COPY_AT + 12, 4, 100, "copy 0 has source 100; expected 0 to 99"},
+    {COPY_AT + 16, 4, 100, "copy 0 has destination 100; expected 0 to 99"},
+    {VOID_AT, 4, 8, "void 0 has slot 8"},
+    {VOID_AT + 4, 4, -1, "void 0 has rank -1"},
+    {VOID_AT + 8, 4, 100, "void 0 has entry 100"},
+    {APPEND_AT, 4, 8, "append 0 has slot 8"},
+    {APPEND_AT + 4, 4, 3, "append 0 has rank 3; expected 0 to 2"},
+    {APPEND_AT + 8, 4, 0, "append 0 takes 0 entries"},
+    {APPEND_AT + 8, 4, 3, "append 0 takes 3 entries from 0 on; there are 2"},
+    {APPEND_AT + 12, 8, 1, "append 0 takes 2 entries from 1 on"},
+    {APPEND_AT + 12, 8, INT64_MIN, "append 0 takes"},
+    {BLOCK_AT, 4, 100, "block 0 has id 100; expected 0 to 99"},
+    {BLOCK_AT + 4, 4, -2, "block 1 has id -2"},
+};
+
+static void every_field_out_of_bounds_is_named(void) {
+    for (size_t i = 0; i < sizeof bad_fields / sizeof *bad_fields; i++) {
+        const bad_field *bad = &bad_fields[i];
+        fixture f;
+        cpa_error err = {0};
+        setup(&f);
+        for (int b = 0; b < bad->bytes; b++) f.message[bad->offset + b] = (uint8_t)((uint64_t)bad->value >> 8 * b);
+        CU_ASSERT_EQUAL(decode_copy(f.message, f.bytes, &f.out, &err), CPA_INVALID);
+        int named = strstr(err.message, bad->message) != NULL;
+        CU_ASSERT(named);
+        if (!named) printf("\n    expected \"%s\" in \"%s\"\n", bad->message, err.message);
+        teardown(&f);
+    }
+}
+
+static void a_step_of_more_tokens_or_chunks_than_the_limits_is_refused(void) {
+    fixture f;
+    cpa_error err = {0};
+    setup(&f);
+    cpa_step_plan_clear(&f.plan);
+    add_random_chunk(&f.plan, limits.max_tokens);
+    encode(&f);
+    CU_ASSERT_EQUAL(decode_copy(f.message, f.bytes, &f.out, NULL), CPA_OK);
+    cpa_plan_chunk *again = cpa_step_plan_add_chunk(&f.plan);
+    *again = f.plan.chunks[0];
+    encode(&f);
+    CU_ASSERT_EQUAL(decode_copy(f.message, f.bytes, &f.out, &err), CPA_INVALID);
+    CU_ASSERT_STRING_EQUAL(err.message, "step plan: more than 64 tokens up to chunk 1");
+    cpa_step_plan_clear(&f.plan);
+    for (int32_t i = 0; i <= limits.max_seqs; i++) add_random_chunk(&f.plan, 1);
+    encode(&f);
+    CU_ASSERT_EQUAL(decode_copy(f.message, f.bytes, &f.out, &err), CPA_INVALID);
+    CU_ASSERT_STRING_EQUAL(err.message, "step plan: 9 chunks; expected at most 8");
+    teardown(&f);
+}
+
+static void a_refused_message_leaves_the_plan_untouched(void) {
+    fixture f;
+    setup(&f);
+    CU_ASSERT_EQUAL(decode_copy(f.message, f.bytes, &f.out, NULL), CPA_OK);
+    srand(4);
+    cpa_step_plan other;
+    cpa_step_plan_init(&other);
+    for (int i = 0; i < 1000; i++) {
+        uint8_t *message = NULL;
+        int64_t capacity = 0, bytes = 0;
+        fill_random(&other, 8);
+        add_random_append(&other);
+        other.appends[other.n_appends - 1].rank = limits.cp_size;
+        CU_ASSERT_EQUAL_FATAL(cpa_step_plan_encode(&other, &message, &capacity, &bytes, NULL), CPA_OK);
+        CU_ASSERT_EQUAL(decode_copy(message, bytes, &f.out, NULL), CPA_INVALID);
+        CU_ASSERT_FATAL(plans_equal(&f.plan, &f.out));
+        free(message);
+    }
+    cpa_step_plan_destroy(&other);
+    teardown(&f);
+}
+
+static void clearing_and_encoding_again_keep_their_memory(void) {
+    fixture f;
+    setup(&f);
+    const cpa_plan_chunk *chunks = f.plan.chunks;
+    const uint8_t *message = f.message;
+    cpa_step_plan_clear(&f.plan);
+    CU_ASSERT_EQUAL(f.plan.n_chunks + f.plan.n_releases + f.plan.n_appends, 0);
+    CU_ASSERT_EQUAL(f.plan.n_block_ids + f.plan.n_token_ids, 0);
+    CU_ASSERT_EQUAL(f.plan.step, 0);
+    CU_ASSERT_EQUAL(f.plan.flags, 0);
+    CU_ASSERT_PTR_EQUAL(cpa_step_plan_add_chunk(&f.plan), chunks);
+    CU_ASSERT_EQUAL(f.plan.chunks[0].request, 0);
+    encode(&f);
+    CU_ASSERT_PTR_EQUAL(f.message, message);
+    teardown(&f);
+}
+
+static const cpa_test tests[] = {
+    {"random plans survive the round trip", random_plans_survive_the_round_trip},
+    {"the bytes are little-endian and start with magic and version",
+     the_bytes_are_little_endian_and_start_with_magic_and_version},
+    {"a message cut anywhere or too long is refused", a_message_cut_anywhere_or_too_long_is_refused},
+    {"a mutated message is refused or stays within the limits",
+     a_mutated_message_is_refused_or_stays_within_the_limits},
+    {"every field out of bounds is named", every_field_out_of_bounds_is_named},
+    {"a step of more tokens or chunks than the limits is refused",
+     a_step_of_more_tokens_or_chunks_than_the_limits_is_refused},
+    {"a refused message leaves the plan untouched", a_refused_message_leaves_the_plan_untouched},
+    {"clearing and encoding again keep their memory", clearing_and_encoding_again_keep_their_memory},
+};
+
+CPA_TEST_MAIN("step plan", tests)
