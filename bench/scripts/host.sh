@@ -4,7 +4,7 @@
 #     PYTHON=python3 ROUNDS=2 bench/scripts/host.sh
 # PYTHON names an interpreter that has PyTorch; each round runs ours and then the peer. A wrong result of ours ends it.
 set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/.."
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 python=${PYTHON:-python3} rounds=${ROUNDS:-2}
 
 [ -x ./cp_attn ] || { echo "host.sh: no ./cp_attn; run ./quickstart build" >&2; exit 2; }
