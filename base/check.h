@@ -4,10 +4,11 @@
 
 #include <cpattn/status.h>
 
-/* Writes `status` and a formatted line to err (which may be NULL) and returns `status`. */
+/* Writes `status` and a formatted line to err (which may be NULL) and returns `status`. A line it stays: control
+ * characters in it are escaped. */
 __attribute__((format(printf, 3, 4))) cpa_status cpa_fail(cpa_error *err, cpa_status status, const char *format, ...);
 
-/* Logs one formatted line at `level` through the sink of cpa_log_set. */
+/* Logs one formatted line, escaped alike, at `level` through the sink of cpa_log_set. */
 __attribute__((format(printf, 2, 3))) void cpa_log(cpa_log_level level, const char *format, ...);
 int cpa_log_enabled(cpa_log_level level);
 

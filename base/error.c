@@ -3,14 +3,17 @@
 #include <stdarg.h>
 #include <stdio.h>
 
+#include "base/text.h"
 #include "base/version.h"
 
 cpa_status cpa_fail(cpa_error *err, cpa_status status, const char *format, ...) {
     if (err) {
+        char message[sizeof err->message]; /* err->message may be among the arguments */
         va_list args;
         va_start(args, format);
-        vsnprintf(err->message, sizeof err->message, format, args);
+        vsnprintf(message, sizeof message, format, args);
         va_end(args);
+        cpa_text_escape(message, err->message, sizeof err->message);
         err->status = status;
     }
     return status;

@@ -2,6 +2,7 @@
 #include <stdio.h>
 
 #include "base/check.h"
+#include "base/text.h"
 
 static cpa_log_fn log_sink;
 static void *log_ctx;
@@ -19,10 +20,11 @@ int cpa_log_enabled(cpa_log_level level) {
 
 void cpa_log(cpa_log_level level, const char *format, ...) {
     if (!cpa_log_enabled(level)) return;
-    char line[1024];
+    char text[1024], line[1024];
     va_list args;
     va_start(args, format);
-    vsnprintf(line, sizeof line, format, args);
+    vsnprintf(text, sizeof text, format, args);
     va_end(args);
+    cpa_text_escape(text, line, sizeof line);
     log_sink(log_ctx, level, line);
 }

@@ -64,7 +64,7 @@ static int parse_int(const cpa_field *field, const char *text, int64_t *out) {
     errno = 0;
     long long value = strtoll(text, &end, 10);
     if (end == text || *end || errno || isspace((unsigned char)*text)) return 0;
-    if ((double)value < field->min || (double)value > field->max) return 0;
+    if (value < (int64_t)field->min || value > (int64_t)field->max) return 0; /* bounds are exact as doubles */
     if (field->power_of_two && (value & (value - 1)) != 0) return 0;
     *out = value;
     return 1;

@@ -12,6 +12,8 @@
 #include <cpattn/engine.h>
 
 #include "base/check.h"
+#include "base/text.h"
+#include "launcher/trace.h"
 #include "launcher/yaml_file.h"
 
 static const char *const dtypes[] = {"auto", "fp32", "bf16", "fp16", NULL};
@@ -25,7 +27,7 @@ static const char *const policies[] = {"priority", "fcfs", NULL};
 static const char *const log_levels[] = {"error", "warn", "info", "debug", NULL};
 
 #define TOKENS_MAX 0x1p40 /* longest sequence, and most tokens of one kind */
-#define EXACT_MAX 0x1p53  /* integers up to here are exact as doubles */
+#define SEED_MAX 0x1p62
 #define ACTIONS "Program" /* these make no sense in a file */
 
 #define TEXT(member) CPA_FIELD_TEXT, offsetof(cpa_settings, member), ""
@@ -37,7 +39,7 @@ static const char *const log_levels[] = {"error", "warn", "info", "debug", NULL}
 /* One row a setting, in the order of --help. */
 static const cpa_field table[] = {
     {"Requests", "trace", "FILE", TEXT(trace), .help = "requests to run, Mooncake format: one JSON object a line"},
-    {"Requests", "requests", "N", INT(requests, "all", 0, 0x1p31), .word = "all",
+    {"Requests", "requests", "N", INT(requests, "all", 1, CPA_TRACE_MAX_REQUESTS), .word = "all",
      .help = "only the first N of the trace; without a trace, how many to make up (all: 16)"},
     {"Requests", "length-scale", "S", REAL(length_scale, "1", 1e-9, 1e6),
      .help = "multiplies the input and output lengths of the trace, to at least 1 token"},
@@ -49,7 +51,7 @@ static const cpa_field table[] = {
      .help = "prompt tokens of a request, without a trace"},
     {"Requests", "output-len", "N", INT(output_len, "128", 1, TOKENS_MAX),
      .help = "output tokens of a request, without a trace"},
-    {"Requests", "seed", "N", INT(seed, "0", 0, EXACT_MAX),
+    {"Requests", "seed", "N", INT(seed, "0", 0, SEED_MAX),
      .help = "of keys, values, queries, arrivals and the choice of checked rows"},
     {"Model", "model", "FILE", TEXT(model),
      .help = "shape of the model, YAML as in configs/; without it, that of configs/small.yaml"},
@@ -347,9 +349,15 @@ void cpa_settings_print_help(FILE *out) {
 
 /* Prints text as it stands between double quotes in YAML; returns its length. */
 static int print_escaped(const char *text, FILE *out) {
-    int n = 0;
-    for (; *text; text++) n += fprintf(out, "%s%c", *text == '"' || *text == '\\' ? "\\" : "", *text);
-    return n;
+    char quoted[2 * CPA_TEXT_BYTES], line[8 * CPA_TEXT_BYTES];
+    size_t n = 0;
+    for (; *text && n + 2 < sizeof quoted; text++) {
+        if (*text == '"' || *text == '\\') quoted[n++] = '\\';
+        quoted[n++] = *text;
+    }
+    quoted[n] = 0;
+    cpa_text_escape(quoted, line, sizeof line);
+    return fprintf(out, "%s", line);
 }
 
 /* Prints text as a YAML value, texts in double quotes; paths whole, so that they mean the same in any file. Returns its
@@ -378,7 +386,10 @@ void cpa_settings_print(const cpa_settings *settings, const char *auto_dtype, FI
         variable_name(&table[f], name, sizeof name);
         switch (origin) {
             case CPA_FROM_DEFAULT: fprintf(out, "default"); break;
-            case CPA_FROM_FILE: fprintf(out, "%s:%d", settings->config, settings->source[f].line); break;
+            case CPA_FROM_FILE:
+                cpa_text_escape(settings->config, text, sizeof text);
+                fprintf(out, "%s:%d", text, settings->source[f].line);
+                break;
             case CPA_FROM_ENVIRONMENT: fprintf(out, "environment %s", name); break;
             case CPA_FROM_COMMAND_LINE: fprintf(out, "command line"); break;
         }

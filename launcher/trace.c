@@ -92,7 +92,7 @@ static cpa_status read_sharing(place at, const json_t *object, cpa_trace_request
     if (salt && !json_is_string(salt)) return reject(at, err, "salt", salt, "a text");
     if (samples && (!json_is_integer(samples) || json_integer_value(samples) < 1 ||
                     json_integer_value(samples) > CPA_TRACE_MAX_SAMPLES)) {
-        return reject(at, err, "n", samples, "an integer from 1 to 4096");
+        return reject(at, err, "n", samples, "an integer from 1 to 128");
     }
     request->samples = samples ? json_integer_value(samples) : 1;
     if (!salt) return CPA_OK;
@@ -156,33 +156,66 @@ static cpa_trace_request *grow(cpa_trace *trace, int64_t *capacity) {
     return request;
 }
 
-static cpa_status read_lines(const char *path, FILE *file, int64_t limit, cpa_trace *trace, cpa_error *err) {
-    cpa_status status = CPA_OK;
-    place at = {path, 0};
-    char *line = NULL;
-    size_t line_bytes = 0;
-    int64_t capacity = 0;
-    while (limit == 0 || trace->count < limit) {
-        errno = 0;
-        ssize_t length = getline(&line, &line_bytes, file);
-        if (length < 0) break;
-        at.line++;
-        if (strspn(line, " \t\r\n") == (size_t)length) continue;
-        cpa_trace_request *request = grow(trace, &capacity);
-        if (!request) {
-            status = cpa_fail(err, CPA_NO_MEMORY, "%s: out of memory", path);
-            break;
+/* Memory for a line, which grows with the longest one. */
+typedef struct line_buffer {
+    char *text;
+    size_t capacity;
+} line_buffer;
+
+/* Reads a line with its end, *length bytes of it; 0 at the end of the file. */
+static cpa_status read_text(place at, FILE *file, line_buffer *line, size_t *length, cpa_error *err) {
+    int c = 0;
+    for (*length = 0; c != '\n' && (c = getc_unlocked(file)) != EOF;) {
+        if (*length == line->capacity) {
+            size_t larger = line->capacity ? 2 * line->capacity : 4096;
+            char *text = *length < CPA_TRACE_MAX_LINE_BYTES ? realloc(line->text, larger) : NULL;
+            if (*length >= CPA_TRACE_MAX_LINE_BYTES)
+                return cpa_fail(err, CPA_INVALID, "%s:%" PRId64 ": found a line of more than %zu bytes, expected JSON",
+                                at.path, at.line, CPA_TRACE_MAX_LINE_BYTES);
+            if (!text) return cpa_fail(err, CPA_NO_MEMORY, "%s: out of memory", at.path);
+            *line = (line_buffer){text, larger};
         }
-        CPA_TRY_GOTO(read_line(at, line, (size_t)length, trace->length_scale, request, err), done);
+        line->text[(*length)++] = (char)c;
     }
-    if (status == CPA_OK && ferror(file)) {
-        status = cpa_fail(err, CPA_INVALID, "%s:%" PRId64 ": found no readable line (%s), expected JSON", path,
-                          at.line + 1, strerror(errno));
-    } else if (status == CPA_OK && trace->count == 0) {
+    if (!ferror(file)) return CPA_OK;
+    return cpa_fail(err, CPA_INVALID, "%s:%" PRId64 ": found no readable line (%s), expected JSON", at.path, at.line,
+                    strerror(errno));
+}
+
+static int is_blank(const char *line, size_t length) {
+    size_t i = 0;
+    while (i < length && memchr(" \t\r\n", line[i], 4)) i++;
+    return i == length;
+}
+
+/* A request, and with its samples no more than a file may ask for. */
+static cpa_status add_request(place at, const char *line, size_t length, cpa_trace *trace, int64_t *capacity,
+                              int64_t *samples, cpa_error *err) {
+    cpa_trace_request *request = grow(trace, capacity);
+    if (!request) return cpa_fail(err, CPA_NO_MEMORY, "%s: out of memory", at.path);
+    CPA_TRY(read_line(at, line, length, trace->length_scale, request, err));
+    *samples += request->samples;
+    if (*samples <= CPA_TRACE_MAX_REQUESTS) return CPA_OK;
+    return cpa_fail(err, CPA_INVALID,
+                    "%s:%" PRId64 ": found %" PRId64 " requests so far, samples included, expected at most %" PRId64,
+                    at.path, at.line, *samples, CPA_TRACE_MAX_REQUESTS);
+}
+
+static cpa_status read_lines(const char *path, FILE *file, int64_t limit, cpa_trace *trace, cpa_error *err) {
+    place at = {path, 1};
+    line_buffer line = {NULL, 0};
+    int64_t capacity = 0, samples = 0;
+    cpa_status status = CPA_OK;
+    for (; status == CPA_OK && (limit == 0 || trace->count < limit); at.line++) {
+        size_t length = 0;
+        CPA_TRY_GOTO(read_text(at, file, &line, &length, err), done);
+        if (length == 0) break;
+        if (!is_blank(line.text, length)) status = add_request(at, line.text, length, trace, &capacity, &samples, err);
+    }
+    if (status == CPA_OK && trace->count == 0)
         status = cpa_fail(err, CPA_INVALID, "%s:1: found no request, expected one JSON object a line", path);
-    }
 done:
-    free(line);
+    free(line.text);
     return status;
 }
 

@@ -17,7 +17,11 @@
 
 /* The id of sample k of a request: samples after the first have ids of their own. */
 #define CPA_TRACE_SAMPLE_SHIFT 40
-#define CPA_TRACE_MAX_SAMPLES 4096
+
+/* Bounds on what a file may ask for: samples of a prompt, requests with all their samples, and the length of a line. */
+#define CPA_TRACE_MAX_SAMPLES 128
+#define CPA_TRACE_MAX_REQUESTS ((int64_t)1 << 20)
+#define CPA_TRACE_MAX_LINE_BYTES ((size_t)1 << 24)
 
 typedef struct cpa_trace_request {
     uint64_t id; /* its line in the file, from 1 */
@@ -37,7 +41,7 @@ typedef struct cpa_trace {
     cpa_trace_request *requests; /* by line */
 } cpa_trace;
 
-/* Reads the first `limit` requests (0: all) and checks them. Otherwise CPA_INVALID, "PATH:LINE: found ..., expected
+/* Reads the first `limit` lines (0: all), one at a time, and checks them. Otherwise CPA_INVALID, "PATH:LINE: found ..., expected
  * ...". *out is set only on success and released by cpa_trace_close. */
 cpa_status cpa_trace_open(const char *path, int64_t limit, double length_scale, cpa_trace *out, cpa_error *err);
 void cpa_trace_close(cpa_trace *trace);

@@ -17,8 +17,8 @@ typedef struct cpa_yaml_file {
     int n_entries;
 } cpa_yaml_file;
 
-/* Reads the file; its keys must be names of `fields`, each at most once. Errors are CPA_INVALID, "PATH:LINE: found ...,
- * expected ...". *out is set only on success and released by cpa_yaml_close. */
+/* Reads the file, of at most 1 MiB; its keys must be names of `fields`, each at most once. Errors are CPA_INVALID,
+ * "PATH:LINE: found ..., expected ...". *out is set only on success and released by cpa_yaml_close. */
 cpa_status cpa_yaml_open(const char *path, const cpa_field *fields, int n_fields, cpa_yaml_file *out, cpa_error *err);
 void cpa_yaml_close(cpa_yaml_file *file);
 

@@ -2,6 +2,7 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "launcher/model_file.h"
@@ -118,7 +119,9 @@ static void a_bad_command_line_is_refused_in_one_line(void) {
         {"--k-scale 0 --v-scale 1", "--k-scale: found '0', expected a number from 1.17549e-38 to 1e+30 or auto"},
         {"--block-size 24", "--block-size: found '24', expected a power of two between 16 and 512"},
         {"--block-size 16x", "found '16x'"},
-        {"--requests 99999999999999999999", "expected an integer from 0 to"},
+        {"--requests 99999999999999999999", "expected an integer from 1 to 1048576 or all"},
+        {"--requests 0", "--requests: found '0', expected an integer from 1 to 1048576 or all"},
+        {"--seed 4611686018427387905", "expected an integer from 0 to 4611686018427387904"},
         {"--verify 1.5", "expected a number from 0 to 1"},
         {"--algorithm ring", "expected one of auto, pass-kv, pass-q"},
         {"--bind=maybe", "expected true or false"},
@@ -147,6 +150,8 @@ static void a_bad_settings_file_is_refused_with_its_line(void) {
         {"max-num-seqs: 3\nmax_num_seqs: 4\n", ":2: found 'max-num-seqs' again"},
         {"seed: [1, 2]\n", ":1: seed: found a list, expected a single value"},
         {"seed:\n  a: 2\n", ": seed: found a mapping"},
+        {"seed: &a 1\nblock-size: *a\n", ":2: block-size: found an alias, expected a single value"},
+        {"seed: \"32\\0zzz\"\n", ":1: seed: found a value with a zero byte"},
         {"- 1\n", ":1: found a list, expected lines of 'name: value'"},
         {"word\n", ":1: found a value, expected lines of"},
         {"[1]: 2\n", ":1: found a list as a key"},
@@ -219,6 +224,43 @@ static void help_lists_every_setting_with_its_default(void) {
         if (table[f].initial[0] && !cpa_setting_is_action(&table[f])) CU_ASSERT_PTR_NOT_NULL(strstr(row, initial));
         *end = '\n';
     }
+}
+
+/* Deep and endless files are refused as soon as they are. */
+static void what_a_settings_file_costs_is_bounded(void) {
+    enum { BYTES = 3 << 20 };
+    static char text[BYTES + 1];
+    cpa_settings settings;
+    cpa_error err;
+    const clock_t begin = clock();
+    memset(text, '[', BYTES);
+    CU_ASSERT_EQUAL(load_file(text, "", &settings, &err), CPA_INVALID);
+    CU_ASSERT_PTR_NOT_NULL(strstr(err.message, ":1: found a list"));
+    memset(text, '#', BYTES);
+    CU_ASSERT_EQUAL(load_file(text, "", &settings, &err), CPA_INVALID);
+    CU_ASSERT_PTR_NOT_NULL(strstr(err.message, "found more than 1048576 bytes"));
+    CU_ASSERT(clock() - begin < 5 * CLOCKS_PER_SEC);
+}
+
+static void large_integers_keep_their_digits(void) {
+    cpa_settings settings;
+    cpa_error err;
+    CU_ASSERT_EQUAL_FATAL(load_file("seed: 9007199254740993\n", "", &settings, &err), CPA_OK);
+    CU_ASSERT_EQUAL(settings.seed, 9007199254740993);
+    CU_ASSERT_PTR_NOT_NULL(strstr(printed(print_settings, &settings), "seed: 9007199254740993 "));
+}
+
+/* Whatever a text has in it, messages and the printed configuration keep it in one line, and YAML reads it back. */
+static void a_line_stays_a_line(void) {
+    cpa_settings settings, again;
+    cpa_error err;
+    CU_ASSERT_EQUAL(load_file("config: 1\n", "--config=a\nb\x1b[31m", &settings, &err), CPA_INVALID);
+    CU_ASSERT_PTR_NOT_NULL(strstr(err.message, "a\\nb\\x1b[31m: found no readable file"));
+    CU_ASSERT_EQUAL_FATAL(load("--cache-salt=a\n\"b\"\\\x1b[31m", &settings, &err), CPA_OK);
+    char *text = printed(print_settings, &settings);
+    CU_ASSERT_PTR_NOT_NULL(strstr(text, "cache-salt: \"a\\n\\\"b\\\"\\\\\\x1b[31m\" "));
+    CU_ASSERT_EQUAL_FATAL(load_file(text, "", &again, &err), CPA_OK);
+    CU_ASSERT_STRING_EQUAL(again.cache_salt, settings.cache_salt);
 }
 
 static void the_printed_configuration_names_origins_and_can_be_read_again(void) {
@@ -358,6 +400,9 @@ static const cpa_test tests[] = {
     {"help lists every setting with its default", help_lists_every_setting_with_its_default},
     {"the printed configuration names origins and can be read again",
      the_printed_configuration_names_origins_and_can_be_read_again},
+    {"what a settings file costs is bounded", what_a_settings_file_costs_is_bounded},
+    {"large integers keep their digits", large_integers_keep_their_digits},
+    {"a line stays a line", a_line_stays_a_line},
     {"paths in a settings file are relative to it", paths_in_a_settings_file_are_relative_to_it},
     {"the shapes under configs load", the_shapes_under_configs_load},
     {"the built-in shape is that of small.yaml", the_built_in_shape_is_that_of_small_yaml},

@@ -88,6 +88,8 @@ static void a_bad_line_is_refused_with_its_number(void) {
         {"{\"timestamp\":0,\"input_length\":5,\"output_length\":1,\"hash_ids\":[7],\"priority\":1e3}", "\"priority\""},
         {"{\"timestamp\":0,\"input_length\":5,\"output_length\":1,\"salt\":7}", "\"salt\": 7, expected a text"},
         {"{\"timestamp\":0,\"input_length\":5,\"output_length\":1,\"n\":0}", "\"n\": 0, expected an integer from 1"},
+        {"{\"timestamp\":0,\"input_length\":5,\"output_length\":1,\"n\":129}",
+         "\"n\": 129, expected an integer from 1 to"},
         {"{\"timestamp\":0,\"timestamp\":0}", "malformed JSON"},
         {"{\"timestamp\":0,", "malformed JSON"},
         {"[1, 2]", "no object"},
@@ -106,6 +108,26 @@ static void a_bad_line_is_refused_with_its_number(void) {
         CU_ASSERT_PTR_NULL(strchr(err.message, '\n'));
         if (!strstr(err.message, cases[i][1])) printf("%s -> %s\n", cases[i][0], err.message);
     }
+}
+
+/* A file asks for no more than so many requests, samples included, and its lines end somewhere. */
+static void what_a_trace_costs_is_bounded(void) {
+    static const char line[] = "{\"timestamp\":0,\"input_length\":1,\"output_length\":1,\"n\":128}\n";
+    enum { LINES = CPA_TRACE_MAX_REQUESTS / CPA_TRACE_MAX_SAMPLES + 1, LENGTH = sizeof line - 1 };
+    cpa_trace trace;
+    cpa_error err;
+    char *text = malloc((size_t)LINES * LENGTH + 1);
+    CU_ASSERT_PTR_NOT_NULL_FATAL(text);
+    for (int i = 0; i < LINES; i++) memcpy(text + i * LENGTH, line, sizeof line);
+    CU_ASSERT_EQUAL(open_text(text, 0, 1, &trace, &err), CPA_INVALID);
+    CU_ASSERT_PTR_NOT_NULL(strstr(err.message, ":8193: found 1048704 requests so far, samples included"));
+    text[(LINES - 1) * LENGTH] = 0;
+    CU_ASSERT_EQUAL_FATAL(open_text(text, 0, 1, &trace, &err), CPA_OK);
+    CU_ASSERT_EQUAL(trace.count, LINES - 1);
+    cpa_trace_close(&trace);
+    free(text);
+    CU_ASSERT_EQUAL(cpa_trace_open("/dev/zero", 0, 1, &trace, &err), CPA_INVALID);
+    CU_ASSERT_PTR_NOT_NULL(strstr(err.message, "/dev/zero:1: found a line of more than 16777216 bytes"));
 }
 
 static void without_hash_ids_a_prompt_shares_nothing(void) {
@@ -305,6 +327,7 @@ static void the_cache_is_sized_for_the_largest_requests_that_run_together(void) 
 static const cpa_test tests[] = {
     {"a trace is read line by line", a_trace_is_read_line_by_line},
     {"only the requests asked for are read and checked", only_the_requests_asked_for_are_read_and_checked},
+    {"what a trace costs is bounded", what_a_trace_costs_is_bounded},
     {"a bad line is refused with its number", a_bad_line_is_refused_with_its_number},
     {"without hash ids a prompt shares nothing", without_hash_ids_a_prompt_shares_nothing},
     {"a trace without requests is refused", a_trace_without_requests_is_refused},
