@@ -6,7 +6,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include <cpattn/owner_map.h> /* CPA_HOST_DEVICE */
+#include <cpattn/api.h> /* CPA_HOST_DEVICE */
 
 #define CPA_HASH_START 0xcbf29ce484222325u
 

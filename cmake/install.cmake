@@ -2,6 +2,9 @@
 # (find_package(cpattn) and pkg-config).
 include(CMakePackageConfigHelpers)
 
+# Everything that is installed, without the tests.
+add_custom_target(installed DEPENDS cpattn cp_attn)
+
 set(CPATTN_PACKAGE_DIR ${CMAKE_INSTALL_LIBDIR}/cmake/cpattn)
 install(TARGETS cpattn EXPORT cpattn
         LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})

@@ -2,6 +2,7 @@
 #ifndef CPATTN_CPATTN_H
 #define CPATTN_CPATTN_H
 
+#include <cpattn/api.h>
 #include <cpattn/context.h>
 #include <cpattn/device.h>
 #include <cpattn/engine.h>

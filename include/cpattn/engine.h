@@ -24,7 +24,7 @@ typedef struct cpa_model_shape {
 } cpa_model_shape;
 
 /* The mask of a layer. */
-static inline cpa_mask cpa_model_mask(const cpa_model_shape *model, int32_t layer) {
+CPA_INLINE cpa_mask cpa_model_mask(const cpa_model_shape *model, int32_t layer) {
     return model->layer_masks ? model->layer_masks[layer] : model->mask;
 }
 

@@ -75,7 +75,7 @@ typedef struct cpa_attend_item {
 } cpa_attend_item;
 
 /* How many of the keys that an item is cut from sit before position p. */
-CPA_HOST_DEVICE static inline int64_t cpa_keys_before(cpa_owner_map map, int32_t k_slot, int32_t k_others, int64_t p) {
+CPA_HOST_DEVICE CPA_INLINE int64_t cpa_keys_before(cpa_owner_map map, int32_t k_slot, int32_t k_others, int64_t p) {
     return k_others ? cpa_others_len(map, k_slot, p) : cpa_shard_len(map, k_slot, p);
 }
 

@@ -18,11 +18,7 @@
 
 #include <stdint.h>
 
-#ifdef __CUDACC__
-#define CPA_HOST_DEVICE __host__ __device__
-#else
-#define CPA_HOST_DEVICE
-#endif
+#include <cpattn/api.h>
 
 typedef struct cpa_owner_map {
     int32_t cp_size;    /* N >= 1 */
@@ -35,35 +31,35 @@ enum {
 };
 
 /* The phase of a sequence that `rank` keeps whole. */
-CPA_HOST_DEVICE static inline int32_t cpa_owner_whole_phase(cpa_owner_map map, int32_t rank) {
+CPA_HOST_DEVICE CPA_INLINE int32_t cpa_owner_whole_phase(cpa_owner_map map, int32_t rank) {
     return map.cp_size + rank;
 }
 
 /* Whether one rank keeps the whole sequence. */
-CPA_HOST_DEVICE static inline int cpa_owner_is_whole(cpa_owner_map map, int32_t phase) {
+CPA_HOST_DEVICE CPA_INLINE int cpa_owner_is_whole(cpa_owner_map map, int32_t phase) {
     return phase >= map.cp_size;
 }
 
 /* The slot of a rank for a sequence of that phase, 0 <= phase < 2N. */
-CPA_HOST_DEVICE static inline int32_t cpa_owner_slot(cpa_owner_map map, int32_t rank, int32_t phase) {
+CPA_HOST_DEVICE CPA_INLINE int32_t cpa_owner_slot(cpa_owner_map map, int32_t rank, int32_t phase) {
     if (cpa_owner_is_whole(map, phase)) return rank == phase - map.cp_size ? CPA_SLOT_WHOLE : CPA_SLOT_NONE;
     return (int32_t)(((int64_t)rank - phase + map.cp_size) % map.cp_size);
 }
 
 /* The rank that owns the token at position t >= 0. */
-CPA_HOST_DEVICE static inline int32_t cpa_owner_rank(cpa_owner_map map, int32_t phase, int64_t t) {
+CPA_HOST_DEVICE CPA_INLINE int32_t cpa_owner_rank(cpa_owner_map map, int32_t phase, int64_t t) {
     if (cpa_owner_is_whole(map, phase)) return phase - map.cp_size;
     return (int32_t)((t / map.interleave + phase) % map.cp_size);
 }
 
 /* The position of the i-th token of the shard at `slot`. */
-CPA_HOST_DEVICE static inline int64_t cpa_shard_pos(cpa_owner_map map, int32_t slot, int64_t i) {
+CPA_HOST_DEVICE CPA_INLINE int64_t cpa_shard_pos(cpa_owner_map map, int32_t slot, int64_t i) {
     if (slot == CPA_SLOT_WHOLE) return i;
     return ((i / map.interleave) * map.cp_size + slot) * map.interleave + i % map.interleave;
 }
 
 /* How many of the first `len` tokens of a sequence the shard at `slot` holds. */
-CPA_HOST_DEVICE static inline int64_t cpa_shard_len(cpa_owner_map map, int32_t slot, int64_t len) {
+CPA_HOST_DEVICE CPA_INLINE int64_t cpa_shard_len(cpa_owner_map map, int32_t slot, int64_t len) {
     if (slot < 0) return slot == CPA_SLOT_WHOLE ? len : 0;
     int64_t round = (int64_t)map.interleave * map.cp_size;
     int64_t rest = len % round - (int64_t)slot * map.interleave;
@@ -72,7 +68,7 @@ CPA_HOST_DEVICE static inline int64_t cpa_shard_len(cpa_owner_map map, int32_t s
 }
 
 /* The same for all shards but the one at `slot`. */
-CPA_HOST_DEVICE static inline int64_t cpa_others_len(cpa_owner_map map, int32_t slot, int64_t len) {
+CPA_HOST_DEVICE CPA_INLINE int64_t cpa_others_len(cpa_owner_map map, int32_t slot, int64_t len) {
     return len - cpa_shard_len(map, slot, len);
 }
 

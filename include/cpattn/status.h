@@ -2,12 +2,11 @@
 #ifndef CPATTN_STATUS_H
 #define CPATTN_STATUS_H
 
+#include <cpattn/api.h>
+
 #ifdef __cplusplus
 extern "C" {
 #endif
-
-/* Marks the symbols that the shared library exports; everything else is hidden. */
-#define CPA_API __attribute__((visibility("default")))
 
 typedef enum cpa_status {
     CPA_OK = 0,

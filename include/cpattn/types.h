@@ -5,6 +5,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include <cpattn/api.h>
+
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -22,7 +24,7 @@ typedef enum cpa_dtype {
 } cpa_dtype;
 
 /* Bytes of one element; 0 for a value that is no dtype. */
-static inline int64_t cpa_dtype_bytes(cpa_dtype dtype) {
+CPA_INLINE int64_t cpa_dtype_bytes(cpa_dtype dtype) {
     return dtype == CPA_F32                             ? 4
            : dtype == CPA_BF16 || dtype == CPA_F16      ? 2
            : dtype == CPA_FP8_E4M3 || dtype == CPA_INT8 ? 1
@@ -30,7 +32,7 @@ static inline int64_t cpa_dtype_bytes(cpa_dtype dtype) {
 }
 
 /* "fp32", "bf16", "fp16", "fp8_e4m3" or "int8"; "none" for a value that is no dtype. */
-static inline const char *cpa_dtype_name(cpa_dtype dtype) {
+CPA_INLINE const char *cpa_dtype_name(cpa_dtype dtype) {
     return dtype == CPA_F32        ? "fp32"
            : dtype == CPA_BF16     ? "bf16"
            : dtype == CPA_F16      ? "fp16"
@@ -39,7 +41,7 @@ static inline const char *cpa_dtype_name(cpa_dtype dtype) {
                                    : "none";
 }
 
-static inline int cpa_dtype_is_quantised(cpa_dtype dtype) {
+CPA_INLINE int cpa_dtype_is_quantised(cpa_dtype dtype) {
     return dtype == CPA_FP8_E4M3 || dtype == CPA_INT8;
 }
 
@@ -58,13 +60,13 @@ static inline int cpa_dtype_is_quantised(cpa_dtype dtype) {
  * well, and NaN becomes 0; neither takes part in the scale of a row. A row of zeros gives zeros exactly. */
 
 /* Bytes of the scales of one row: 0 where rows have none. tensor_scale: that of the view, k_scale or v_scale. */
-static inline int64_t cpa_kv_scale_bytes(cpa_dtype dtype, float tensor_scale) {
+CPA_INLINE int64_t cpa_kv_scale_bytes(cpa_dtype dtype, float tensor_scale) {
     return dtype == CPA_INT8 || (dtype == CPA_FP8_E4M3 && tensor_scale == 0) ? 4 : 0;
 }
 
 /* Bytes of one block of keys, or of values, with its scales. Those of quantised blocks are a multiple of 16. */
-static inline int64_t cpa_kv_block_bytes(cpa_dtype dtype, float tensor_scale, int32_t block_size, int32_t kv_heads,
-                                         int32_t dim) {
+CPA_INLINE int64_t cpa_kv_block_bytes(cpa_dtype dtype, float tensor_scale, int32_t block_size, int32_t kv_heads,
+                                      int32_t dim) {
     int64_t rows = (int64_t)block_size * kv_heads;
     int64_t bytes = rows * (dim * cpa_dtype_bytes(dtype) + cpa_kv_scale_bytes(dtype, tensor_scale));
     return cpa_dtype_is_quantised(dtype) ? (bytes + 15) / 16 * 16 : bytes;
@@ -111,7 +113,7 @@ typedef struct cpa_mask {
     int64_t window; /* 0: no window */
 } cpa_mask;
 
-static inline int cpa_mask_equals(cpa_mask a, cpa_mask b) {
+CPA_INLINE int cpa_mask_equals(cpa_mask a, cpa_mask b) {
     return a.causal == b.causal && a.sinks == b.sinks && a.window == b.window;
 }
 

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # Tests of what is installed and of how the folders depend on each other; CMakeLists.txt beside it calls it.
 #     package.sh install   BUILD PREFIX             installs the build into an empty prefix
-#     package.sh headers   PREFIX                   every installed header compiles alone, as C11 and as C++17
-#     package.sh symbols   LIBRARY SONAME           the library exports only cpa_ symbols and is called SONAME
+#     package.sh built     SOURCE BUILD             what ./quickstart builds is all that is installed
+#     package.sh headers   PREFIX                   every installed header compiles alone, as C11, C++11 and C++17
+#     package.sh symbols   PREFIX LIBRARY SONAME    the library exports what the headers declare, and is called SONAME
 #     package.sh cmake     SOURCE PREFIX WORK       the examples build and run through find_package(cpattn)
 #     package.sh pkgconfig SOURCE PREFIX LIBDIR WORK    and through pkg-config
 #     package.sh includes  SOURCE                   the folders include only what they may
@@ -19,29 +20,63 @@ install_package() { # BUILD PREFIX
     "$CMAKE" --install "$1" --prefix "$2"
 }
 
+quickstart_builds_what_is_installed() { # SOURCE BUILD
+    local target commands file n=0
+    target=$(sed -n 's/^ *"") .* build release --target \([a-z_]*\);.*/\1/p' "$1/quickstart")
+    [ -n "$target" ] || fail "quickstart names no target"
+    commands=$(ninja -C "$2" -t commands "$target")
+    while read -r file; do
+        grep -q -- " -o ${file#"$2"/}" <<<"$commands" || fail "quickstart does not build $file"
+        n=$((n + 1))
+    done < <(find "$2" -name cmake_install.cmake -exec cat {} + |
+        sed -n 's/.*TYPE \(SHARED_LIBRARY\|EXECUTABLE\) .*FILES.* "\([^"]*\)".*/\2/p')
+    [ "$n" -ge 2 ] || fail "only $n built files are installed"
+    echo "quickstart builds the $n files that are installed"
+}
+
 headers_compile_alone() { # PREFIX
-    local warnings=(-Wall -Wextra -Werror -pedantic) mpi header name n=0
+    local warnings=(-Wall -Wextra -Werror -pedantic) mpi header name standard n=0
     read -ra mpi <<<"$(pkg-config --cflags ompi-c | sed 's/-I/-isystem /g')"
     for header in "$1"/include/cpattn/*.h; do
         name=cpattn/$(basename "$header")
-        printf '#include <%s>\n#include <%s>\n' "$name" "$name" >header.c
+        printf '#include <%s>\n#include <%s>\ntypedef int one_declaration;\n' "$name" "$name" >header.c
         "$CC" -std=c11 "${warnings[@]}" -I"$1/include" "${mpi[@]}" -fsyntax-only header.c || fail "$name as C11"
-        "$CXX" -x c++ -std=c++17 "${warnings[@]}" -I"$1/include" "${mpi[@]}" -fsyntax-only header.c ||
-            fail "$name as C++17"
+        for standard in c++11 c++17; do
+            "$CXX" -x c++ -std=$standard "${warnings[@]}" -I"$1/include" "${mpi[@]}" -fsyntax-only header.c ||
+                fail "$name as $standard"
+        done
         n=$((n + 1))
     done
     [ "$n" -ge 7 ] || fail "only $n headers installed"
     echo "$n headers compile alone"
 }
 
-symbols_are_ours() { # LIBRARY SONAME
-    local exported stray
-    exported=$(nm -D --defined-only "$1" | awk '{ print $NF }')
-    stray=$(grep -v '^cpa_' <<<"$exported" || true)
-    [ -z "$stray" ] || fail "exported but not cpa_:" $stray
-    grep -qx cpa_engine_run <<<"$exported" || fail "cpa_engine_run is not exported"
-    readelf -d "$1" | grep -q "SONAME.*\[$2\]" || fail "soname is not $2"
-    echo "$(wc -l <<<"$exported") symbols, all cpa_"
+# Every function that the headers of PREFIX declare, or define inline: a name before a parenthesis outside of braces.
+declared_functions() { # PREFIX
+    local mpi
+    read -ra mpi <<<"$(pkg-config --cflags ompi-c)"
+    echo '#include <cpattn/cpattn.h>' | "$CC" -std=c11 -E -I"$1/include" "${mpi[@]}" - | awk '
+        /^#/ { ours = index($0, "/cpattn/") > 0; next }
+        !ours { next }
+        { line = $0
+          while (match(line, /[{}]|cpa_[a-z0-9_]+ *\(/)) {
+              found = substr(line, RSTART, RLENGTH)
+              line = substr(line, RSTART + RLENGTH)
+              if (found == "{") depth++
+              else if (found == "}") depth--
+              else if (depth == 0) { sub(/ *\(/, "", found); print found }
+          } }' | sort -u
+}
+
+exports_what_headers_declare() { # PREFIX LIBRARY SONAME
+    local exported declared difference
+    exported=$(nm -D --defined-only "$2" | awk '$2 != "A" { sub(/@.*/, "", $NF); print $NF }' | sort -u)
+    declared=$(declared_functions "$1")
+    difference=$(comm -3 <(echo "$exported") <(echo "$declared"))
+    [ -z "$difference" ] || fail "exported but not declared, or (indented) the other way round:"$'\n'"$difference"
+    grep -qx cpa_shard_len <<<"$exported" || fail "cpa_shard_len is not exported"
+    readelf -d "$2" | grep -q "SONAME.*\[$3\]" || fail "soname is not $3"
+    echo "$(wc -l <<<"$exported") symbols, as declared"
 }
 
 run_examples() { # WORK
@@ -113,8 +148,9 @@ command=${1:-}
 shift || true
 case $command in
     install) install_package "$@" ;;
+    built) quickstart_builds_what_is_installed "$@" ;;
     headers) headers_compile_alone "$@" ;;
-    symbols) symbols_are_ours "$@" ;;
+    symbols) exports_what_headers_declare "$@" ;;
     cmake) examples_through_cmake "$@" ;;
     pkgconfig) examples_through_pkgconfig "$@" ;;
     includes) folders_include_what_they_may "$@" ;;
