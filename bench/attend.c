@@ -120,7 +120,7 @@ static void count_work(const attend_state *s, cpa_bench_row *row) {
     double widths = (double)(o->k_dim + o->v_dim);
     double q_bytes = widths * (double)(o->q_heads * cpa_dtype_bytes((cpa_dtype)o->dtype));
     double kv_bytes = widths * (double)(o->kv_heads * cpa_dtype_bytes((cpa_dtype)o->kv_dtype)) +
-                      2.0 * (double)(o->kv_heads * cpa_kv_scale_bytes((cpa_dtype)o->kv_dtype, 0));
+                      2.0 * (double)(o->kv_heads * cpa_kv_scale_bytes((cpa_dtype)o->kv_dtype, CPA_KEYS, 0));
     row->flops = row->bytes = 0;
     for (int64_t i = 0; i < s->work.n_pieces; i++) {
         double first = (double)s->work.pieces[i].first, t = (double)s->work.pieces[i].count;

@@ -58,8 +58,8 @@ static int64_t dim_of(const cpa_bench_options *o, cpa_synth_tensor tensor) {
 }
 
 int64_t cpa_bench_block_bytes(const cpa_bench_options *o, cpa_synth_tensor tensor) {
-    return cpa_kv_block_bytes((cpa_dtype)o->kv_dtype, 0, (int32_t)o->block_size, (int32_t)o->kv_heads,
-                              (int32_t)dim_of(o, tensor));
+    return cpa_kv_block_bytes((cpa_dtype)o->kv_dtype, tensor == CPA_SYNTH_V ? CPA_VALUES : CPA_KEYS, 0,
+                              (int32_t)o->block_size, (int32_t)o->kv_heads, (int32_t)dim_of(o, tensor));
 }
 
 cpa_status cpa_bench_make_cache(cpa_bench_site *site, int64_t blocks, cpa_kv_view *out, cpa_error *err) {
@@ -189,10 +189,10 @@ cpa_status cpa_bench_recall(cpa_bench_site *site, int64_t sequence, int64_t firs
 }
 
 void cpa_bench_recalled_row(const cpa_kv_view *kv, cpa_synth_tensor tensor, int64_t i, int64_t head, float *dst) {
-    int32_t dim = tensor == CPA_SYNTH_V ? kv->v_dim : kv->k_dim;
-    int64_t block_bytes = cpa_kv_block_bytes(kv->dtype, 0, kv->block_size, kv->kv_heads, dim);
-    int64_t offset = i % kv->block_size, words = cpa_kv_words_at(kv, dim, 0);
-    const char *block = (const char *)(tensor == CPA_SYNTH_V ? kv->v : kv->k) + i / kv->block_size * block_bytes;
-    cpa_reference_read_rows(block + (offset * kv->kv_heads + head) * dim * cpa_dtype_bytes(kv->dtype),
-                            block + words + (head * kv->block_size + offset) * 4, kv->dtype, 0, 1, dim, dst);
+    const cpa_kv_pool pool = cpa_kv_pool_of(kv, tensor == CPA_SYNTH_V ? CPA_VALUES : CPA_KEYS);
+    const int64_t offset = i % kv->block_size;
+    const char *block = pool.memory + i / kv->block_size * pool.block_stride;
+    cpa_reference_read_rows(block + offset * pool.token_stride + head * pool.head_stride,
+                            block + pool.scales_at + (head * kv->block_size + offset) * pool.scale_bytes, kv->dtype, 0,
+                            1, pool.dim, dst);
 }

@@ -12,6 +12,7 @@
 #include <cpattn/ops.h>
 
 #include "base/stored.h"
+#include "kernels/kv_view.h"
 
 typedef struct cpa_kernel_table cpa_kernel_table;
 
@@ -69,43 +70,6 @@ static inline void cpa_attend_plan_describe(cpa_attend_plan *plan, const cpa_att
     plan->k_dim = batch->k_dim;
     plan->v_dim = batch->v_dim;
     plan->block_size = batch->block_size;
-}
-
-/* A view whose zero strides are replaced by those of the default order [num_blocks, block_size, kv_heads, dim]. */
-static inline cpa_kv_view cpa_kv_view_resolve(cpa_kv_view kv) {
-    int64_t bytes = cpa_dtype_bytes(kv.dtype);
-    if (!kv.k_head_stride) kv.k_head_stride = kv.k_dim;
-    if (!kv.k_token_stride) kv.k_token_stride = kv.kv_heads * (int64_t)kv.k_dim;
-    if (!kv.k_block_stride)
-        kv.k_block_stride = cpa_kv_block_bytes(kv.dtype, kv.k_scale, kv.block_size, kv.kv_heads, kv.k_dim) / bytes;
-    if (!kv.v_head_stride) kv.v_head_stride = kv.v_dim;
-    if (!kv.v_token_stride) kv.v_token_stride = kv.kv_heads * (int64_t)kv.v_dim;
-    if (!kv.v_block_stride)
-        kv.v_block_stride = cpa_kv_block_bytes(kv.dtype, kv.v_scale, kv.block_size, kv.kv_heads, kv.v_dim) / bytes;
-    return kv;
-}
-
-/* The view with the strides of a layout. */
-static inline cpa_kv_view cpa_kv_view_order(cpa_kv_view kv, cpa_kv_layout layout) {
-    if (layout == CPA_HEAD_MAJOR) {
-        kv.k_token_stride = kv.k_dim;
-        kv.k_head_stride = (int64_t)kv.block_size * kv.k_dim;
-        kv.v_token_stride = kv.v_dim;
-        kv.v_head_stride = (int64_t)kv.block_size * kv.v_dim;
-    }
-    return cpa_kv_view_resolve(kv);
-}
-
-/* Where the scales of keys, or of values, lie in a block, in bytes from its start; dim and scale are those of the keys
- * or of the values. */
-static inline int64_t cpa_kv_scales_at(const cpa_kv_view *kv, int32_t dim, float scale) {
-    return cpa_kv_block_bytes(kv->dtype, scale, kv->block_size, kv->kv_heads, dim) -
-           (int64_t)kv->kv_heads * kv->block_size * 4;
-}
-
-/* The same; 0 where rows have no scales. */
-static inline int64_t cpa_kv_words_at(const cpa_kv_view *kv, int32_t dim, float scale) {
-    return cpa_kv_scale_bytes(kv->dtype, scale) ? cpa_kv_scales_at(kv, dim, scale) : 0;
 }
 
 /* A partial state whose zero strides are replaced by those of contiguous rows. */

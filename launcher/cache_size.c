@@ -10,8 +10,8 @@ int64_t cpa_cache_block_bytes(const cpa_cache_limits *limits) {
     const cpa_model_shape *model = &limits->model;
     int32_t block_size = limits->block_size, heads = model->kv_heads;
     return model->layers *
-           (cpa_kv_block_bytes(limits->kv_dtype, limits->k_scale, block_size, heads, model->head_dim) +
-            cpa_kv_block_bytes(limits->kv_dtype, limits->v_scale, block_size, heads, model->v_head_dim));
+           (cpa_kv_block_bytes(limits->kv_dtype, CPA_KEYS, limits->k_scale, block_size, heads, model->head_dim) +
+            cpa_kv_block_bytes(limits->kv_dtype, CPA_VALUES, limits->v_scale, block_size, heads, model->v_head_dim));
 }
 
 int64_t cpa_cache_blocks_of(const cpa_cache_limits *limits, int64_t tokens) {

@@ -59,7 +59,8 @@ void cpa_reference_read_rows(const void *rows, const void *words, cpa_dtype dtyp
     }
     for (int64_t row = 0; row < n; row++, codes += dim, out += dim) {
         uint32_t word = 0;
-        if (cpa_kv_scale_bytes(dtype, tensor_scale)) memcpy(&word, (const char *)words + row * 4, sizeof word);
+        if (cpa_kv_scale_bytes(dtype, CPA_KEYS, tensor_scale))
+            memcpy(&word, (const char *)words + row * 4, sizeof word);
         const int zero = (int8_t)(word & 0xff);
         const float scale = dtype == CPA_INT8 ? float_of(word & 0xffffff00u)
                             : tensor_scale    ? tensor_scale

@@ -50,7 +50,7 @@ double cpa_reference_lse_tolerance(cpa_dtype dtype);
 int cpa_reference_sees(cpa_mask mask, int64_t q, int64_t k);
 
 /* n rows of a cache, of dim elements each, as floats; words [n]: their scales, read only where rows have any
- * (cpattn/types.h). */
+ * (cpattn/shape.h). */
 void cpa_reference_read_rows(const void *rows, const void *words, cpa_dtype dtype, float tensor_scale, int64_t n,
                              int32_t dim, float *out);
 /* Whether `have` may be what a cache of that dtype holds for the row `want`: want rounded, or off by no more than half

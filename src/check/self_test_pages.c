@@ -97,25 +97,21 @@ cpa_status cpa_self_test_make_inputs(cpa_kernel_test *t, int64_t prefill, cpa_er
 
 static cpa_kv_view make_view(const cpa_kernel_test *t, int64_t n_blocks) {
     const cpa_worker_options *o = t->options;
-    return (cpa_kv_view){.dtype = o->kv_dtype,
-                         .block_size = o->block_size,
-                         .num_blocks = n_blocks,
-                         .kv_heads = o->model.kv_heads,
-                         .k_dim = o->model.head_dim,
-                         .v_dim = o->model.v_head_dim,
-                         .k_scale = o->k_scale,
-                         .v_scale = o->v_scale};
-}
-
-/* Bytes of a block of the keys or of the values of a view. */
-static int64_t block_bytes(const cpa_kv_view *view, int values) {
-    return cpa_kv_block_bytes(view->dtype, values ? view->v_scale : view->k_scale, view->block_size, view->kv_heads,
-                              values ? view->v_dim : view->k_dim);
+    return cpa_kv_view_resolve((cpa_kv_view){.dtype = o->kv_dtype,
+                                             .block_size = o->block_size,
+                                             .num_blocks = n_blocks,
+                                             .kv_heads = o->model.kv_heads,
+                                             .k_dim = o->model.head_dim,
+                                             .v_dim = o->model.v_head_dim,
+                                             .k_scale = o->k_scale,
+                                             .v_scale = o->v_scale});
 }
 
 static cpa_status make_pool(cpa_kernel_test *t, cpa_kv_view *view, cpa_error *err) {
-    CPA_TRY(cpa_self_test_device(t, view->num_blocks * block_bytes(view, 0), NULL, &view->k, err));
-    return cpa_self_test_device(t, view->num_blocks * block_bytes(view, 1), NULL, &view->v, err);
+    CPA_TRY(
+        cpa_self_test_device(t, view->num_blocks * cpa_kv_pool_of(view, CPA_KEYS).block_stride, NULL, &view->k, err));
+    return cpa_self_test_device(t, view->num_blocks * cpa_kv_pool_of(view, CPA_VALUES).block_stride, NULL, &view->v,
+                                err);
 }
 
 cpa_status cpa_self_test_write_pages(cpa_kernel_test *t, cpa_error *err) {
@@ -157,22 +153,22 @@ static cpa_status wrong_pages(const cpa_kernel_test *t, int values, int64_t at, 
 
 /* Compares `rows` rows of a block, which lies at t->got, with what was written. What a quantised cache holds is then
  * what the results are compared with. */
-static cpa_status check_block(cpa_kernel_test *t, const cpa_kv_view *view, int values, int64_t rows, int64_t first_row,
-                              cpa_error *err) {
-    const int32_t dim = values ? view->v_dim : view->k_dim, heads = view->kv_heads;
-    const float scale = values ? view->v_scale : view->k_scale;
-    const char *block = (const char *)t->got, *words = block + cpa_kv_scales_at(view, dim, scale);
+static cpa_status check_block(cpa_kernel_test *t, const cpa_kv_view *view, cpa_kv_part part, int64_t rows,
+                              int64_t first_row, cpa_error *err) {
+    const cpa_kv_pool pool = cpa_kv_pool_of(view, part);
+    const int32_t dim = pool.dim, heads = view->kv_heads;
     for (int64_t r = 0; r < rows; r++) {
-        float got[CPA_MAX_HEAD_DIM], *want = (values ? t->v : t->k) + (first_row + r) * dim;
-        cpa_reference_read_rows(block + r * dim * cpa_dtype_bytes(view->dtype),
-                                words + (r % heads * view->block_size + r / heads) * 4, view->dtype, scale, 1, dim,
-                                got);
+        float got[CPA_MAX_HEAD_DIM], *want = (part == CPA_KEYS ? t->k : t->v) + (first_row + r) * dim;
+        const int64_t token = r / heads, head = r % heads;
+        cpa_reference_read_rows(t->got + token * pool.token_stride + head * pool.head_stride,
+                                t->got + pool.scales_at + (head * view->block_size + token) * pool.scale_bytes,
+                                view->dtype, pool.tensor_scale, 1, dim, got);
         int32_t worst = 0;
         for (int32_t d = 1; d < dim; d++) {
             if (!(fabsf(got[d] - want[d]) <= fabsf(got[worst] - want[worst]))) worst = d;
         }
-        if (!cpa_reference_may_hold(got, want, view->dtype, scale, dim))
-            return wrong_pages(t, values, (first_row + r) * dim + worst, dim, got[worst], want[worst], err);
+        if (!cpa_reference_may_hold(got, want, view->dtype, pool.tensor_scale, dim))
+            return wrong_pages(t, part == CPA_VALUES, (first_row + r) * dim + worst, dim, got[worst], want[worst], err);
         memcpy(want, got, (size_t)dim * sizeof *got);
     }
     return CPA_OK;
@@ -187,15 +183,16 @@ cpa_status cpa_self_test_check_pages(cpa_kernel_test *t, cpa_error *err) {
     cpa_kv_pack_args args = {sizeof args, t->kv, packed, t->tables, spans, CPA_SELF_TEST_SHARDS};
     CPA_TRY(cpa_kv_pack(&args, t->stream));
     for (int i = 0; i < 2 * CPA_SELF_TEST_SHARDS; i++) {
-        int shard = i / 2, values = i % 2;
-        const int64_t bytes = block_bytes(&packed, values), before = shard ? t->keys[0] : 0;
-        const char *pool = values ? packed.v : packed.k;
+        const cpa_kv_part part = i % 2 ? CPA_VALUES : CPA_KEYS;
+        const cpa_kv_pool pool = cpa_kv_pool_of(&packed, part);
+        const int shard = i / 2;
+        const int64_t bytes = pool.block_stride, before = shard ? t->keys[0] : 0;
         for (int64_t done = 0; done < t->keys[shard]; done += block) {
             int64_t left = t->keys[shard] - done;
-            CPA_TRY(t->kernels->copy(t->got, pool + (spans[shard].dst_block + done / block) * bytes, bytes, t->stream));
+            CPA_TRY(t->kernels->copy(t->got, pool.memory + (spans[shard].dst_block + done / block) * bytes, bytes,
+                                     t->stream));
             CPA_TRY(t->kernels->stream_sync(t->stream));
-            CPA_TRY(
-                check_block(t, &packed, values, (left < block ? left : block) * heads, (before + done) * heads, err));
+            CPA_TRY(check_block(t, &packed, part, (left < block ? left : block) * heads, (before + done) * heads, err));
         }
     }
     return CPA_OK;

@@ -85,8 +85,8 @@ static head_copy copy_of_head(const cpa_kv_view *all, int32_t head, int64_t coun
 /* The scale words of a head as a cache of rows of one fp32. */
 static head_copy copy_of_scales(const cpa_kv_view *all, int32_t head, int64_t count, char *k_out, char *v_out) {
     const int64_t at = head * (int64_t)all->block_size * 4;
-    cpa_kv_view words = {.k = (char *)all->k + cpa_kv_scales_at(all, all->k_dim, all->k_scale) + at,
-                         .v = (char *)all->v + cpa_kv_scales_at(all, all->v_dim, all->v_scale) + at,
+    cpa_kv_view words = {.k = (char *)all->k + cpa_kv_words_at(all, CPA_KEYS) + at,
+                         .v = (char *)all->v + cpa_kv_words_at(all, CPA_VALUES) + at,
                          .block_size = all->block_size,
                          .num_blocks = all->num_blocks,
                          .kv_heads = 1,
@@ -113,7 +113,7 @@ static cpa_status read_cache(const gather *g, const cpa_verify_group *group, int
     head_copy rows = copy_of_head(&all, group->kv_head, count, k_out, v_out);
     cpa_kv_pack_args args = {sizeof args, rows.head, rows.out, seq->blocks, &span, 1};
     CPA_TRY(worker->device->kernels->kv_pack(&args, worker->stream));
-    if (!cpa_kv_scale_bytes(all.dtype, all.k_scale)) return CPA_OK;
+    if (!cpa_kv_scale_bytes(all.dtype, CPA_KEYS, all.k_scale)) return CPA_OK;
     head_copy scales =
         copy_of_scales(&all, group->kv_head, count, k_out + count * all.k_dim, v_out + count * all.v_dim);
     args.src = scales.head;
@@ -237,15 +237,16 @@ static cpa_status gather_groups(gather *g, const cpa_verify_group *groups, int64
 cpa_status cpa_verify_gather(cpa_verify *verify, const cpa_step_plan *plan, const cpa_verify_group *groups,
                              int64_t n_groups, cpa_verify_parts_fn fn, void *ctx, cpa_error *err) {
     const cpa_worker_options *options = &verify->worker->options;
-    int64_t element = cpa_dtype_bytes(options->kv_dtype);
     gather g = {
         .verify = verify,
         .plan = plan,
         .map = options->map,
         .rank = verify->control->rank,
         .size = verify->control->size,
-        .k_bytes = options->model.head_dim * element + cpa_kv_scale_bytes(options->kv_dtype, options->k_scale),
-        .v_bytes = options->model.v_head_dim * element + cpa_kv_scale_bytes(options->kv_dtype, options->v_scale),
+        .k_bytes = cpa_kv_row_bytes(options->kv_dtype, CPA_KEYS, options->model.head_dim) +
+                   cpa_kv_scale_bytes(options->kv_dtype, CPA_KEYS, options->k_scale),
+        .v_bytes = cpa_kv_row_bytes(options->kv_dtype, CPA_VALUES, options->model.v_head_dim) +
+                   cpa_kv_scale_bytes(options->kv_dtype, CPA_VALUES, options->v_scale),
         .part_tokens = options->block_size > CPA_PART_TOKENS ? options->block_size : CPA_PART_TOKENS,
         .fn = fn,
         .ctx = ctx,

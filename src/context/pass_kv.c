@@ -36,8 +36,9 @@ enum { BUFFERS = 2 };
 static cpa_status size_staging(cpa_context *c) {
     const cpa_context_options *o = &c->options;
     cpa_pass_kv *kv = &c->kv;
-    kv->k_bytes = cpa_kv_block_bytes(o->kv_dtype, o->k_scale, o->block_size, o->kv_heads, o->k_dim);
-    kv->block_bytes = kv->k_bytes + cpa_kv_block_bytes(o->kv_dtype, o->v_scale, o->block_size, o->kv_heads, o->v_dim);
+    kv->k_bytes = cpa_kv_block_bytes(o->kv_dtype, CPA_KEYS, o->k_scale, o->block_size, o->kv_heads, o->k_dim);
+    kv->block_bytes =
+        kv->k_bytes + cpa_kv_block_bytes(o->kv_dtype, CPA_VALUES, o->v_scale, o->block_size, o->kv_heads, o->v_dim);
 
     const int64_t step = c->kernels->split_tokens(c->device);
     kv->gather = step == 1;

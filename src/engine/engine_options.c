@@ -123,8 +123,9 @@ cpa_status cpa_engine_resolve(const cpa_engine_options *given, cpa_engine_option
 
 int64_t cpa_engine_block_bytes(const cpa_engine_options *o) {
     const cpa_model_shape *m = &o->model;
-    return m->layers * (cpa_kv_block_bytes(o->kv_dtype, o->k_scale, o->block_size, m->kv_heads, m->head_dim) +
-                        cpa_kv_block_bytes(o->kv_dtype, o->v_scale, o->block_size, m->kv_heads, m->v_head_dim));
+    return m->layers *
+           (cpa_kv_block_bytes(o->kv_dtype, CPA_KEYS, o->k_scale, o->block_size, m->kv_heads, m->head_dim) +
+            cpa_kv_block_bytes(o->kv_dtype, CPA_VALUES, o->v_scale, o->block_size, m->kv_heads, m->v_head_dim));
 }
 
 /* What some layer still sees: the widest window, 0 if a layer has none, and the most sinks. */

@@ -112,8 +112,7 @@ static cpa_status check_dim(const char *where, const char *name, int32_t dim, cp
 }
 
 static cpa_status check_dtype(const char *where, const char *name, cpa_dtype dtype, cpa_error *err) {
-    REQUIRE(err, cpa_dtype_bytes(dtype) > 0 && !cpa_dtype_is_quantised(dtype),
-            "%s: %s is %d, expected fp32, bf16 or fp16", where, name, (int)dtype);
+    REQUIRE(err, cpa_dtype_is_plain(dtype), "%s: %s is %d, expected fp32, bf16 or fp16", where, name, (int)dtype);
     return CPA_OK;
 }
 
@@ -130,13 +129,16 @@ static cpa_status check_stride(const char *where, const char *name, int64_t stri
 }
 
 /* The scales of keys or of values. */
-static cpa_status check_scales(const char *where, const cpa_kv_view *kv, const void *pool, float scale, int32_t dim,
-                               int64_t block_stride, cpa_error *err) {
-    REQUIRE(err, scale >= 0 && scale - scale == 0 && (scale == 0 || kv->dtype == CPA_FP8_E4M3),
+static cpa_status check_scales(const char *where, const cpa_kv_view *kv, cpa_kv_part part, cpa_error *err) {
+    const void *pool = part == CPA_KEYS ? kv->k : kv->v;
+    const float scale = part == CPA_KEYS ? kv->k_scale : kv->v_scale;
+    const int32_t dim = part == CPA_KEYS ? kv->k_dim : kv->v_dim;
+    const int64_t block_stride = part == CPA_KEYS ? kv->k_block_stride : kv->v_block_stride;
+    REQUIRE(err, scale >= 0 && scale - scale == 0 && (scale == 0 || cpa_dtype_traits_of(kv->dtype)->tensor_scale),
             "%s: a scale is %g for a cache of dtype %d, expected 0, or more than 0 for fp8_e4m3", where, (double)scale,
             (int)kv->dtype);
-    if (!cpa_kv_scale_bytes(kv->dtype, scale)) return CPA_OK;
-    int64_t least = cpa_kv_block_bytes(kv->dtype, scale, kv->block_size, kv->kv_heads, dim);
+    if (!cpa_kv_scale_bytes(kv->dtype, part, scale)) return CPA_OK;
+    int64_t least = cpa_kv_block_bytes(kv->dtype, part, scale, kv->block_size, kv->kv_heads, dim);
     REQUIRE(err, block_stride == 0 || (block_stride >= least && block_stride % 4 == 0),
             "%s: a block stride is %lld, expected a multiple of 4 and at least %lld, scales included", where,
             (long long)block_stride, (long long)least);
@@ -147,7 +149,7 @@ static cpa_status check_scales(const char *where, const cpa_kv_view *kv, const v
 static cpa_status check_view(const char *where, const cpa_kv_view *kv, cpa_error *err) {
     REQUIRE(err, kv->num_blocks >= 0, "%s: num_blocks is %lld, expected at least 0", where, (long long)kv->num_blocks);
     REQUIRE(err, kv->num_blocks == 0 || (kv->k && kv->v), "%s: the %s pool is NULL", where, kv->k ? "value" : "key");
-    REQUIRE(err, cpa_dtype_bytes(kv->dtype) > 0, "%s: the dtype of the cache is %d, which is none", where,
+    REQUIRE(err, cpa_dtype_traits_of(kv->dtype), "%s: the dtype of the cache is %d, which is none", where,
             (int)kv->dtype);
     CPA_TRY(check_block_size(where, kv->block_size, err));
     REQUIRE(err, kv->kv_heads > 0, "%s: kv_heads is %d, expected at least 1", where, kv->kv_heads);
@@ -161,8 +163,8 @@ static cpa_status check_view(const char *where, const cpa_kv_view *kv, cpa_error
     CPA_TRY(check_stride(where, "v_head_stride", kv->v_head_stride, kv->v_dim, err));
     REQUIRE(err, (kv->k_scale == 0) == (kv->v_scale == 0), "%s: k_scale is %g and v_scale is %g, expected both or none",
             where, (double)kv->k_scale, (double)kv->v_scale);
-    CPA_TRY(check_scales(where, kv, kv->k, kv->k_scale, kv->k_dim, kv->k_block_stride, err));
-    return check_scales(where, kv, kv->v, kv->v_scale, kv->v_dim, kv->v_block_stride, err);
+    CPA_TRY(check_scales(where, kv, CPA_KEYS, err));
+    return check_scales(where, kv, CPA_VALUES, err);
 }
 
 static cpa_status check_same_shape(const char *where, const cpa_kv_view *a, const cpa_kv_view *b, cpa_error *err) {

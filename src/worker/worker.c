@@ -77,10 +77,12 @@ static void list_buffers(cpa_worker *worker, buffer list[WORKER_BUFFERS]) {
     int64_t blocks = model->layers * pool_blocks(o);
     const buffer own[] = {
         {&worker->k_pool,
-         blocks * cpa_kv_block_bytes(o->kv_dtype, o->k_scale, o->block_size, model->kv_heads, model->head_dim),
+         blocks *
+             cpa_kv_block_bytes(o->kv_dtype, CPA_KEYS, o->k_scale, o->block_size, model->kv_heads, model->head_dim),
          ON_DEVICE},
         {&worker->v_pool,
-         blocks * cpa_kv_block_bytes(o->kv_dtype, o->v_scale, o->block_size, model->kv_heads, model->v_head_dim),
+         blocks *
+             cpa_kv_block_bytes(o->kv_dtype, CPA_VALUES, o->v_scale, o->block_size, model->kv_heads, model->v_head_dim),
          ON_DEVICE},
         {&worker->q, rows * model->q_heads * model->head_dim * element, ON_DEVICE},
         {&worker->k, rows * model->kv_heads * model->head_dim * element, ON_DEVICE},

@@ -166,7 +166,7 @@ static int64_t wrong_rows(const cpa_attend_case *shape, int spoil_scale) {
         const cpa_kv_view *kv = &fixture.kv.view;
         int64_t key = fixture.k_tokens[0] - 1;
         int32_t block = fixture.tables[fixture.table[0] + key / kv->block_size];
-        char *words = (char *)kv->v + block * kv->v_block_stride + cpa_kv_scales_at(kv, kv->v_dim, kv->v_scale);
+        char *words = (char *)kv->v + block * kv->v_block_stride + cpa_kv_pool_of(kv, CPA_VALUES).scales_at;
         float *scale = (float *)(void *)words + key % kv->block_size;
         *scale *= 16;
         cpa_kv_view_free(&fixture.device_kv, fixture.stream);

@@ -25,8 +25,8 @@ static cpa_status upload(const cpa_cuda_plan *plan, cpa_stream *stream) {
 }
 
 /* From the start of a block to the scales of its rows, in bytes; 0 if they have none. */
-static int64_t words_at(const cpa_kv_view *kv, int32_t dim, float tensor_scale) {
-    const int64_t at = cpa_kv_words_at(kv, dim, tensor_scale);
+static int64_t words_at(const cpa_kv_view *kv, cpa_kv_part part) {
+    const int64_t at = cpa_kv_words_at(kv, part);
     /* The fault: the scale of the token before; for the first one, codes. */
     return at > 0 && cpa_fault_is(CPA_FAULT_WRONG_SCALE) ? at - 4 : at;
 }
@@ -60,8 +60,8 @@ static void fill_args(const cpa_cuda_plan *plan, const cpa_attend_args *args, cp
         .kv_dtype = kv.dtype,
         .k_scale = kv.k_scale * (cpa_fault_is(CPA_FAULT_WRONG_SCALE) ? 2 : 1),
         .v_scale = kv.v_scale,
-        .k_words_at = words_at(&kv, kv.k_dim, kv.k_scale),
-        .v_words_at = words_at(&kv, kv.v_dim, kv.v_scale),
+        .k_words_at = words_at(&kv, CPA_KEYS),
+        .v_words_at = words_at(&kv, CPA_VALUES),
         .q_heads = q_heads,
         .kv_heads = kv.kv_heads,
         .group = q_heads / kv.kv_heads,

@@ -61,34 +61,20 @@ __global__ void __launch_bounds__(THREADS) copy_blocks(const __grid_constant__ c
     dependent_wait();
 }
 
-tensor keys_of(const cpa_kv_view &src, const cpa_kv_view &dst) {
-    const int64_t bytes = cpa_dtype_bytes(src.dtype);
-    return {(const char *)src.k,        (char *)dst.k,
-            src.k_block_stride * bytes, src.k_token_stride * bytes,
-            src.k_head_stride * bytes,  dst.k_block_stride * bytes,
-            dst.k_token_stride * bytes, dst.k_head_stride * bytes,
-            src.k_dim * bytes};
+tensor rows_of(const cpa_kv_pool &src, const cpa_kv_pool &dst) {
+    return {src.memory,       dst.memory,       src.block_stride, src.token_stride, src.head_stride,
+            dst.block_stride, dst.token_stride, dst.head_stride,  src.row_bytes};
 }
 
-tensor values_of(const cpa_kv_view &src, const cpa_kv_view &dst) {
-    const int64_t bytes = cpa_dtype_bytes(src.dtype);
-    return {(const char *)src.v,        (char *)dst.v,
-            src.v_block_stride * bytes, src.v_token_stride * bytes,
-            src.v_head_stride * bytes,  dst.v_block_stride * bytes,
-            dst.v_token_stride * bytes, dst.v_head_stride * bytes,
-            src.v_dim * bytes};
-}
-
-/* The scales of keys, or of values: rows of one word in the order [kv_heads, block_size]. */
-tensor scales_of(const tensor &t, const cpa_kv_view &src, int32_t dim, float tensor_scale) {
-    const int64_t bytes = cpa_kv_scale_bytes(src.dtype, tensor_scale), head = src.block_size * bytes;
-    const int64_t at = cpa_kv_scales_at(&src, dim, tensor_scale);
-    return {t.src + at,
-            t.dst + at,
-            t.src_block,
+/* The scales behind the rows: rows of one word in the order [kv_heads, block_size]. */
+tensor scales_of(const cpa_kv_pool &src, const cpa_kv_pool &dst, int32_t block_size) {
+    const int64_t bytes = src.scale_bytes, head = block_size * bytes;
+    return {src.memory + src.scales_at,
+            dst.memory + dst.scales_at,
+            src.block_stride,
             bytes,
             head,
-            t.dst_block,
+            dst.block_stride,
             bytes,
             head,
             bytes};
@@ -116,10 +102,12 @@ struct copier {
     copier(const cpa_kv_view &src, const cpa_kv_view &dst, cpa_stream *on, const char *name)
         : count(0), stream(on), operation(name), first(true) {
         const cpa_kv_view from = cpa_kv_view_resolve(src), to = cpa_kv_view_resolve(dst);
-        rows[0] = args.tensors[0] = keys_of(from, to);
-        rows[1] = args.tensors[1] = values_of(from, to);
-        scales[0] = scales_of(rows[0], from, from.k_dim, from.k_scale);
-        scales[1] = scales_of(rows[1], from, from.v_dim, from.v_scale);
+        for (int part = CPA_KEYS; part <= CPA_VALUES; part++) {
+            const cpa_kv_pool src_pool = cpa_kv_pool_of(&from, (cpa_kv_part)part);
+            const cpa_kv_pool dst_pool = cpa_kv_pool_of(&to, (cpa_kv_part)part);
+            rows[part] = args.tensors[part] = rows_of(src_pool, dst_pool);
+            scales[part] = scales_of(src_pool, dst_pool, from.block_size);
+        }
         args.heads = from.kv_heads;
         alignment = alignment_of(args);
     }

@@ -79,8 +79,7 @@ __global__ void __launch_bounds__(THREADS) kv_quantise(const __grid_constant__ q
 
 extern "C" cpa_status cpa_cuda_kv_quantise(const cpa_kv_write_args *args, cpa_stream *stream) {
     const cpa_kv_view kv = cpa_kv_view_resolve(args->kv);
-    const int64_t k_words = cpa_kv_words_at(&kv, kv.k_dim, kv.k_scale);
-    const int64_t v_words = cpa_kv_words_at(&kv, kv.v_dim, kv.v_scale);
+    const int64_t k_words = cpa_kv_words_at(&kv, CPA_KEYS), v_words = cpa_kv_words_at(&kv, CPA_VALUES);
     const quantise_args a = {
         {{args->k, (char *)kv.k, kv.k_dim, kv.k_block_stride, kv.k_token_stride, kv.k_head_stride, k_words, kv.k_scale},
          {args->v, (char *)kv.v, kv.v_dim, kv.v_block_stride, kv.v_token_stride, kv.v_head_stride, v_words,

@@ -1,4 +1,4 @@
-/* Quantised rows on the device: codes and scale words as cpattn/types.h defines them, with the bits of
+/* Quantised rows on the device: codes and scale words as cpattn/shape.h defines them, with the bits of
  * kernels/host/cache/quantise.h; and codes as pairs of fp16, in which every code of either dtype is exact. */
 #ifndef CPA_CUDA_QUANT_CUH
 #define CPA_CUDA_QUANT_CUH

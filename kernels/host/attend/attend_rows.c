@@ -124,38 +124,31 @@ static void attend_group(const cpa_attend_job *job, const cpa_host_unit *unit, c
     job->isa->attend(&tile, &group);
 }
 
-/* The scales of one pool, for pages that are otherwise complete. */
-static void find_scales(cpa_attend_pages *pages, const cpa_kv_view *kv, int32_t kv_head, const void *pool,
-                        float tensor_scale) {
-    int64_t head_stride = kv->block_size * cpa_kv_scale_bytes(kv->dtype, tensor_scale);
-    pages->tensor_scale = tensor_scale;
-    pages->scale_head_stride = head_stride;
-    pages->scales = head_stride
-                        ? (const char *)pool + cpa_kv_scales_at(kv, pages->dim, tensor_scale) + kv_head * head_stride
-                        : NULL;
+/* The keys, or the values, of the unit's heads, as pages. */
+static cpa_attend_pages find_pages(const cpa_attend_job *job, const cpa_host_unit *unit, cpa_kv_part part) {
+    const cpa_kv_view *kv = &job->args.kv;
+    const cpa_kv_pool pool = cpa_kv_pool_of(kv, part);
+    const int64_t scale_stride = kv->block_size * pool.scale_bytes;
+    return (cpa_attend_pages){
+        .first = pool.memory + unit->kv_head * pool.head_stride,
+        .block_stride = pool.block_stride,
+        .token_stride = pool.token_stride,
+        .head_stride = pool.head_stride,
+        .block_shift = __builtin_ctz((unsigned)kv->block_size),
+        .dtype = kv->dtype,
+        .dim = pool.dim,
+        .keys = job->plan->items[unit->item].k_count,
+        .table = job->plan->tables + job->plan->items[unit->item].table,
+        .tensor_scale = pool.tensor_scale,
+        .scale_head_stride = scale_stride,
+        .scales = scale_stride ? pool.memory + pool.scales_at + unit->kv_head * scale_stride : NULL,
+    };
 }
 
-/* The keys and values of the unit's heads, as pages. */
-static void find_pages(const cpa_attend_job *job, const cpa_host_unit *unit, cpa_attend_pages *k, cpa_attend_pages *v) {
-    const cpa_kv_view *kv = &job->args.kv;
-    int64_t bytes = cpa_dtype_bytes(kv->dtype);
-    *k = (cpa_attend_pages){.first = (const char *)kv->k + unit->kv_head * kv->k_head_stride * bytes,
-                            .block_stride = kv->k_block_stride * bytes,
-                            .token_stride = kv->k_token_stride * bytes,
-                            .head_stride = kv->k_head_stride * bytes,
-                            .block_shift = __builtin_ctz((unsigned)kv->block_size),
-                            .dtype = kv->dtype,
-                            .dim = kv->k_dim,
-                            .keys = job->plan->items[unit->item].k_count,
-                            .table = job->plan->tables + job->plan->items[unit->item].table};
-    *v = *k;
-    v->first = (const char *)kv->v + unit->kv_head * kv->v_head_stride * bytes;
-    v->block_stride = kv->v_block_stride * bytes;
-    v->token_stride = kv->v_token_stride * bytes;
-    v->head_stride = kv->v_head_stride * bytes;
-    v->dim = kv->v_dim;
-    find_scales(k, kv, unit->kv_head, kv->k, kv->k_scale);
-    find_scales(v, kv, unit->kv_head, kv->v, kv->v_scale);
+static void find_keys_and_values(const cpa_attend_job *job, const cpa_host_unit *unit, cpa_attend_pages *k,
+                                 cpa_attend_pages *v) {
+    *k = find_pages(job, unit, CPA_KEYS);
+    *v = find_pages(job, unit, CPA_VALUES);
     if (cpa_fault_is(CPA_FAULT_WRONG_SCALE)) {
         k->tensor_scale *= 2;
         k->scales = k->scales ? k->scales - 4 : NULL; /* the token before; for the first one, codes */
@@ -185,7 +178,7 @@ int cpa_attend_split(const cpa_attend_job *job, const cpa_host_unit *unit, int64
     int64_t split_key = split * CPA_HOST_SPLIT_TOKENS, k_end = item->k_first + item->k_count;
     cpa_attend_pages k, v;
     int seen = 0;
-    find_pages(job, unit, &k, &v);
+    find_keys_and_values(job, unit, &k, &v);
     for (int64_t key = split_key; key < split_key + CPA_HOST_SPLIT_TOKENS; key += CPA_ATTEND_TILE) {
         int64_t begin = cpa_max64(key, item->k_first), end = cpa_min64(key + CPA_ATTEND_TILE, k_end);
         if (!narrow_to_visible(work, 0, unit->rows - 1, &begin, &end)) continue;

@@ -1,4 +1,4 @@
-/* Rows of a quantised cache: codes and scale words as cpattn/types.h defines them. The loops have no branches, so that
+/* Rows of a quantised cache: codes and scale words as cpattn/shape.h defines them. The loops have no branches, so that
  * the compiler turns them into vector code for whatever target the including file is compiled for.
  * kernels/cuda/cache/quant.cuh gives the same bits. */
 #ifndef CPA_HOST_QUANTISE_H

@@ -1,0 +1,167 @@
+/* Data types, how a cache stores rows of them, and the shape of an attention: what operators, context attention, the
+ * engine and their caches have in common. */
+#ifndef CPATTN_SHAPE_H
+#define CPATTN_SHAPE_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cpattn/api.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* The dtypes up to CPA_DTYPE_COUNT are those of queries, keys, values and results; a cache may also hold its keys and
+ * values quantised. */
+typedef enum cpa_dtype {
+    CPA_F32 = 0,
+    CPA_BF16,
+    CPA_F16,
+    CPA_DTYPE_COUNT,
+    CPA_FP8_E4M3 = CPA_DTYPE_COUNT, /* 1 sign, 4 exponent, 3 mantissa bits; no infinity, at most 448 */
+    CPA_INT8,
+    CPA_KV_DTYPE_COUNT
+} cpa_dtype;
+
+/* The two sides of a cache. */
+typedef enum cpa_kv_part { CPA_KEYS = 0, CPA_VALUES } cpa_kv_part;
+
+/* How a cache stores a row, the key or the value of one token and head: its elements, packed and filled up to a byte,
+ * and the scales of the row, either right behind them or behind all rows of the block. */
+typedef struct cpa_row_traits {
+    int32_t element_bits;
+    int32_t scale_bytes;
+    int32_t scale_in_row; /* 1: behind the row's elements; 0: behind the rows of the block */
+} cpa_row_traits;
+
+typedef struct cpa_dtype_traits {
+    const char *name;
+    int32_t quantised;      /* 1: elements are codes, for caches alone */
+    int32_t tensor_scale;   /* 1: one scale may serve all keys and one all values; no row has its own then */
+    int32_t block_multiple; /* bytes; a block of a layer's keys, or values, is rounded up to a multiple */
+    cpa_row_traits rows[2]; /* of keys, of values */
+} cpa_dtype_traits;
+
+/* All that is known of a dtype but its arithmetic; NULL for a value that is no dtype. */
+CPA_INLINE const cpa_dtype_traits *cpa_dtype_traits_of(cpa_dtype dtype) {
+    static const cpa_dtype_traits table[CPA_KV_DTYPE_COUNT] = {
+        {"fp32", 0, 0, 1, {{32, 0, 0}, {32, 0, 0}}}, {"bf16", 0, 0, 1, {{16, 0, 0}, {16, 0, 0}}},
+        {"fp16", 0, 0, 1, {{16, 0, 0}, {16, 0, 0}}}, {"fp8_e4m3", 1, 1, 16, {{8, 4, 0}, {8, 4, 0}}},
+        {"int8", 1, 0, 16, {{8, 4, 0}, {8, 4, 0}}},
+    };
+    return (uint32_t)dtype < CPA_KV_DTYPE_COUNT ? &table[dtype] : NULL;
+}
+
+/* "fp32", "bf16", "fp16", "fp8_e4m3" or "int8"; "none" for a value that is no dtype. */
+CPA_INLINE const char *cpa_dtype_name(cpa_dtype dtype) {
+    const cpa_dtype_traits *traits = cpa_dtype_traits_of(dtype);
+    return traits ? traits->name : "none";
+}
+
+/* Whether queries, keys, values and results may have the dtype; and whether it is one of caches alone. */
+CPA_INLINE int cpa_dtype_is_plain(cpa_dtype dtype) {
+    const cpa_dtype_traits *traits = cpa_dtype_traits_of(dtype);
+    return traits && !traits->quantised;
+}
+CPA_INLINE int cpa_dtype_is_quantised(cpa_dtype dtype) {
+    const cpa_dtype_traits *traits = cpa_dtype_traits_of(dtype);
+    return traits && traits->quantised;
+}
+
+/* Bytes of what strides of a tensor or cache of the dtype count: of an element, or 1 where an element is less than a
+ * byte; 0 for a value that is no dtype. */
+CPA_INLINE int64_t cpa_dtype_bytes(cpa_dtype dtype) {
+    const cpa_dtype_traits *traits = cpa_dtype_traits_of(dtype);
+    return !traits ? 0 : traits->rows[CPA_KEYS].element_bits < 8 ? 1 : traits->rows[CPA_KEYS].element_bits / 8;
+}
+
+/* The widest key or value head that the operators accept. */
+#define CPA_MAX_HEAD_DIM 256
+
+/* Quantised caches. A row is the key, or the value, of one token and head.
+ *
+ *     CPA_FP8_E4M3  x = scale * code; scale given for the whole tensor, or that of the row, max |x| / 448
+ *     CPA_INT8      x = scale * (code - zero); scale and the integer zero are those of the row, for its range and 0
+ *
+ * Scales of rows travel with their block: the last kv_heads * block_size * 4 of its cpa_kv_block_bytes are an array
+ * [kv_heads, block_size] of 32-bit words, whatever the order of the rows before it and whatever the stride. A word is
+ * the scale as a float; for int8 the low 8 bits of the word hold the zero (as a signed byte), and the scale is the word
+ * with those bits cleared. Codes are rounded to nearest even. What lies beyond the range saturates, infinities do as
+ * well, and NaN becomes 0; neither takes part in the scale of a row. A row of zeros gives zeros exactly. */
+
+/* Bytes of a row of `dim` elements, with the scales that lie in it. */
+CPA_INLINE int64_t cpa_row_bytes(const cpa_row_traits *row, int32_t dim) {
+    return ((int64_t)dim * row->element_bits + 7) / 8 + (row->scale_in_row ? row->scale_bytes : 0);
+}
+
+/* Bytes of one block of keys, or of values, of a layer: its rows, and the scales behind them, unless the tensor has
+ * one. The one place that knows how long a block is. */
+CPA_INLINE int64_t cpa_traits_block_bytes(const cpa_dtype_traits *traits, cpa_kv_part part, float tensor_scale,
+                                          int32_t block_size, int32_t kv_heads, int32_t dim) {
+    const cpa_row_traits *row = &traits->rows[part];
+    int behind = !row->scale_in_row && !(traits->tensor_scale && tensor_scale != 0);
+    int64_t bytes = (int64_t)block_size * kv_heads * (cpa_row_bytes(row, dim) + (behind ? row->scale_bytes : 0));
+    return (bytes + traits->block_multiple - 1) / traits->block_multiple * traits->block_multiple;
+}
+
+/* The same of a dtype; tensor_scale: that of the view, k_scale or v_scale. */
+CPA_INLINE int64_t cpa_kv_row_bytes(cpa_dtype dtype, cpa_kv_part part, int32_t dim) {
+    return cpa_row_bytes(&cpa_dtype_traits_of(dtype)->rows[part], dim);
+}
+CPA_INLINE int64_t cpa_kv_block_bytes(cpa_dtype dtype, cpa_kv_part part, float tensor_scale, int32_t block_size,
+                                      int32_t kv_heads, int32_t dim) {
+    return cpa_traits_block_bytes(cpa_dtype_traits_of(dtype), part, tensor_scale, block_size, kv_heads, dim);
+}
+
+/* Bytes that a row has in the scales behind the rows of its block; 0 where it has none there. */
+CPA_INLINE int64_t cpa_kv_scale_bytes(cpa_dtype dtype, cpa_kv_part part, float tensor_scale) {
+    const cpa_dtype_traits *traits = cpa_dtype_traits_of(dtype);
+    int behind = !traits->rows[part].scale_in_row && !(traits->tensor_scale && tensor_scale != 0);
+    return behind ? traits->rows[part].scale_bytes : 0;
+}
+
+/* The order of the rows of a block: [block_size, kv_heads] or [kv_heads, block_size]. */
+typedef enum cpa_kv_layout { CPA_TOKEN_MAJOR = 0, CPA_HEAD_MAJOR } cpa_kv_layout;
+
+/* The shape of an attention and of its cache. Embedded by value wherever these are named; what is reserved is 0. */
+typedef struct cpa_attention_shape {
+    int32_t q_heads; /* a multiple of kv_heads; query head h reads KV head h / (q_heads / kv_heads) */
+    int32_t kv_heads;
+    int32_t k_dim;        /* width of a key (and query) head */
+    int32_t v_dim;        /* width of a value (and output) head */
+    int32_t v_in_k;       /* 1: the value of a row is the first v_dim elements of its key, and the cache has no pool of
+                        values (latent caches); not supported yet. 0: keys and values are apart */
+    cpa_dtype dtype;      /* of queries, new keys and values, and results */
+    cpa_dtype kv_dtype;   /* of the cache */
+    cpa_kv_layout layout; /* of the cache, where the library lays it out */
+    float k_scale, v_scale; /* CPA_FP8_E4M3: of all keys and of all values; both 0: each row has its own */
+    int32_t reserved[6];
+} cpa_attention_shape;
+
+/* Bytes of one token in all heads, in `dtype`: its queries, its new keys, its new values, its result. */
+CPA_INLINE int64_t cpa_shape_q_bytes(const cpa_attention_shape *shape) {
+    return (int64_t)shape->q_heads * shape->k_dim * cpa_dtype_bytes(shape->dtype);
+}
+CPA_INLINE int64_t cpa_shape_k_bytes(const cpa_attention_shape *shape) {
+    return (int64_t)shape->kv_heads * shape->k_dim * cpa_dtype_bytes(shape->dtype);
+}
+CPA_INLINE int64_t cpa_shape_v_bytes(const cpa_attention_shape *shape) {
+    return (int64_t)shape->kv_heads * shape->v_dim * cpa_dtype_bytes(shape->dtype);
+}
+CPA_INLINE int64_t cpa_shape_out_bytes(const cpa_attention_shape *shape) {
+    return (int64_t)shape->q_heads * shape->v_dim * cpa_dtype_bytes(shape->dtype);
+}
+
+/* Bytes of one block of keys, or of values, of a layer; 0 where the values lie in the keys. */
+CPA_INLINE int64_t cpa_shape_block_bytes(const cpa_attention_shape *shape, cpa_kv_part part, int32_t block_size) {
+    if (part == CPA_VALUES && shape->v_in_k) return 0;
+    return part == CPA_KEYS
+               ? cpa_kv_block_bytes(shape->kv_dtype, part, shape->k_scale, block_size, shape->kv_heads, shape->k_dim)
+               : cpa_kv_block_bytes(shape->kv_dtype, part, shape->v_scale, block_size, shape->kv_heads, shape->v_dim);
+}
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,92 @@
+/* Sizes that follow from a dtype's row of the table: those of today's dtypes, and of forms that the table can say. */
+#include <cpattn/shape.h>
+
+#include "tests/fixtures/unit.h"
+
+static void names_and_kinds(void) {
+    CU_ASSERT_STRING_EQUAL(cpa_dtype_name(CPA_FP8_E4M3), "fp8_e4m3");
+    CU_ASSERT_STRING_EQUAL(cpa_dtype_name(CPA_KV_DTYPE_COUNT), "none");
+    CU_ASSERT_PTR_NULL(cpa_dtype_traits_of((cpa_dtype)-1));
+    CU_ASSERT_EQUAL(cpa_dtype_bytes((cpa_dtype)-1), 0);
+    for (int dtype = 0; dtype < CPA_KV_DTYPE_COUNT; dtype++) {
+        CU_ASSERT_EQUAL(cpa_dtype_is_plain((cpa_dtype)dtype), dtype < CPA_DTYPE_COUNT);
+        CU_ASSERT_EQUAL(cpa_dtype_is_quantised((cpa_dtype)dtype), dtype >= CPA_DTYPE_COUNT);
+    }
+}
+
+static void sizes_of_dtypes(void) {
+    /* Blocks of 16 tokens, 2 heads of 10: 32 rows. */
+    const struct {
+        cpa_dtype dtype;
+        float scale;
+        int64_t element, row, scales, block;
+    } sizes[] = {
+        {CPA_F32, 0, 4, 40, 0, 1280},     {CPA_BF16, 0, 2, 20, 0, 640},        {CPA_F16, 0, 2, 20, 0, 640},
+        {CPA_FP8_E4M3, 0, 1, 10, 4, 448}, {CPA_FP8_E4M3, 0.5f, 1, 10, 0, 320}, {CPA_INT8, 0, 1, 10, 4, 448},
+    };
+    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+        CU_ASSERT_EQUAL(cpa_dtype_bytes(sizes[i].dtype), sizes[i].element);
+        for (int part = CPA_KEYS; part <= CPA_VALUES; part++) {
+            const cpa_kv_part p = (cpa_kv_part)part;
+            CU_ASSERT_EQUAL(cpa_kv_row_bytes(sizes[i].dtype, p, 10), sizes[i].row);
+            CU_ASSERT_EQUAL(cpa_kv_scale_bytes(sizes[i].dtype, p, sizes[i].scale), sizes[i].scales);
+            CU_ASSERT_EQUAL(cpa_kv_block_bytes(sizes[i].dtype, p, sizes[i].scale, 16, 2, 10), sizes[i].block);
+        }
+    }
+    /* A block of codes is filled up to whole 16 bytes: 3 rows of 5 codes and a word. */
+    CU_ASSERT_EQUAL(cpa_kv_block_bytes(CPA_INT8, CPA_KEYS, 0, 1, 3, 5), 32);
+}
+
+/* Codes of less than a byte, keys and values of different widths, scales inside rows: keys with a 16-bit norm, values
+ * with a 16-bit scale and least value, the two of a token and head side by side. */
+static void sizes_of_codes_below_a_byte(void) {
+    const struct {
+        cpa_dtype_traits traits;
+        int64_t slot; /* bytes of a key and a value of 128 */
+    } forms[] = {
+        {{"k8v4", 1, 0, 1, {{8, 0, 1}, {4, 4, 1}}}, 196},
+        {{"4bit", 1, 0, 1, {{4, 2, 1}, {4, 4, 1}}}, 134},
+        {{"k3v4", 1, 0, 1, {{3, 2, 1}, {4, 4, 1}}}, 118},
+        {{"3bit", 1, 0, 1, {{3, 2, 1}, {3, 4, 1}}}, 102},
+    };
+    for (size_t i = 0; i < sizeof forms / sizeof forms[0]; i++) {
+        const cpa_dtype_traits *traits = &forms[i].traits;
+        CU_ASSERT_EQUAL(cpa_row_bytes(&traits->rows[CPA_KEYS], 128) + cpa_row_bytes(&traits->rows[CPA_VALUES], 128),
+                        forms[i].slot);
+        CU_ASSERT_EQUAL(cpa_traits_block_bytes(traits, CPA_KEYS, 0, 16, 8, 128) +
+                            cpa_traits_block_bytes(traits, CPA_VALUES, 0, 16, 8, 128),
+                        16 * 8 * forms[i].slot);
+    }
+    const cpa_row_traits odd = {3, 2, 1};
+    CU_ASSERT_EQUAL(cpa_row_bytes(&odd, 3), 2 + 2); /* 9 bits */
+}
+
+static void sizes_of_shapes(void) {
+    cpa_attention_shape shape = {
+        .q_heads = 8, .kv_heads = 2, .k_dim = 24, .v_dim = 16, .dtype = CPA_BF16, .kv_dtype = CPA_INT8};
+    CU_ASSERT_EQUAL(sizeof shape, 64);
+    CU_ASSERT_EQUAL(cpa_shape_q_bytes(&shape), 8 * 24 * 2);
+    CU_ASSERT_EQUAL(cpa_shape_k_bytes(&shape), 2 * 24 * 2);
+    CU_ASSERT_EQUAL(cpa_shape_v_bytes(&shape), 2 * 16 * 2);
+    CU_ASSERT_EQUAL(cpa_shape_out_bytes(&shape), 8 * 16 * 2);
+    CU_ASSERT_EQUAL(cpa_shape_block_bytes(&shape, CPA_KEYS, 16), 16 * 2 * (24 + 4));
+    CU_ASSERT_EQUAL(cpa_shape_block_bytes(&shape, CPA_VALUES, 16), 16 * 2 * (16 + 4));
+    /* A latent cache of 512 + 64 has one pool: 1152 bytes a token in bf16. */
+    shape = (cpa_attention_shape){.q_heads = 128,
+                                  .kv_heads = 1,
+                                  .k_dim = 576,
+                                  .v_dim = 512,
+                                  .v_in_k = 1,
+                                  .dtype = CPA_BF16,
+                                  .kv_dtype = CPA_BF16};
+    CU_ASSERT_EQUAL(cpa_shape_block_bytes(&shape, CPA_KEYS, 64), 64 * 1152);
+    CU_ASSERT_EQUAL(cpa_shape_block_bytes(&shape, CPA_VALUES, 64), 0);
+}
+
+static const cpa_test tests[] = {
+    {"a dtype has a name, and is one of tensors or one of caches alone", names_and_kinds},
+    {"rows, scales and blocks of each dtype have their bytes", sizes_of_dtypes},
+    {"the table can say codes of less than a byte with scales inside rows", sizes_of_codes_below_a_byte},
+    {"a shape knows the bytes of its rows and blocks, one pool where values lie in keys", sizes_of_shapes},
+};
+CPA_TEST_MAIN("shape", tests)
