@@ -188,7 +188,7 @@ static cpa_status run_bench(cpa_bench_site *site, const cpa_bench *bench, cpa_be
     return run_cases(site, bench, cases, n_cases, wrong, err);
 }
 
-static cpa_status open_device(cpa_bench_site *site, cpa_placement *placement, cpa_error *err) {
+static cpa_status open_device(cpa_bench_site *site, cpa_rank_placement *placement, cpa_error *err) {
     cpa_device_choice choice = (cpa_device_choice)site->options.device;
     CPA_TRY(cpa_placement_choose(site->control.comm, choice, placement, err));
     site->backend = placement->backend;
@@ -201,7 +201,7 @@ static cpa_status open_device(cpa_bench_site *site, cpa_placement *placement, cp
     return cpa_control_agree(&site->control, status, err);
 }
 
-static cpa_status run_named(cpa_bench_site *site, const char *name, cpa_placement *placement, int64_t *wrong,
+static cpa_status run_named(cpa_bench_site *site, const char *name, cpa_rank_placement *placement, int64_t *wrong,
                             cpa_error *err) {
     const cpa_bench *bench = NULL;
     for (int i = 0; name && i < N_BENCHES; i++) {
@@ -224,7 +224,7 @@ static cpa_status run_named(cpa_bench_site *site, const char *name, cpa_placemen
     return status;
 }
 
-int cpa_bench_main(int argc, char **argv, cpa_placement *placement) {
+int cpa_bench_main(int argc, char **argv, cpa_rank_placement *placement) {
     cpa_bench_site site = {0};
     const char *name = NULL;
     int64_t wrong = 0;

@@ -26,7 +26,7 @@ static cpa_status run_shards(cpa_bench_site *site, const cpa_bench_work *togethe
     cpa_owner_map map = {site->control.size, (int32_t)site->options.block_size};
     cpa_bench_work shard = *together;
     cpa_bench_team_result alone = {0};
-    shard.context = cpa_shard_len(map, 0, together->context); /* slot 0 has the most */
+    shard.context = cpa_shard_len(map, 0, together->context); /* shard 0 has the most */
     cpa_status status = cpa_bench_team_run(site, MPI_COMM_SELF, &shard, &alone, err);
     CPA_TRY(cpa_control_agree(&site->control, status, err));
     double counts[2] = {alone.checked, alone.wrong};

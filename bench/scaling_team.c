@@ -38,12 +38,12 @@ typedef struct team {
     void *q, *out;
 } team;
 
-static int32_t phase_of(const team *t, int64_t sequence) {
-    return (int32_t)(sequence % t->map.cp_size);
+static cpa_placement placement_of(const team *t, int64_t sequence) {
+    return (cpa_placement){CPA_SHARDED, (int32_t)(sequence % t->map.cp_size)};
 }
 
-static int32_t slot_of(const team *t, int64_t sequence) {
-    return cpa_owner_slot(t->map, t->control.rank, phase_of(t, sequence));
+static int32_t shard_of(const team *t, int64_t sequence) {
+    return cpa_tokens_on(t->map, placement_of(t, sequence), t->control.rank).shard;
 }
 
 /* ---- inputs ---- */
@@ -52,7 +52,7 @@ static int32_t slot_of(const team *t, int64_t sequence) {
 static int64_t *shard_positions(const team *t, int64_t sequence, int64_t first, int64_t end) {
     int64_t *positions = malloc((size_t)(end - first + 1) * sizeof *positions);
     for (int64_t i = first; positions && i < end; i++) {
-        positions[i - first] = cpa_shard_pos(t->map, slot_of(t, sequence), i);
+        positions[i - first] = cpa_shard_pos(t->map, shard_of(t, sequence), i);
     }
     return positions;
 }
@@ -61,17 +61,17 @@ static cpa_status fill_shards(team *t, cpa_error *err) {
     const cpa_bench_options *o = &t->site->options;
     int64_t blocks = 0;
     for (int64_t i = 0; i < t->work->sequences; i++) {
-        blocks += (cpa_shard_len(t->map, slot_of(t, i), t->work->context) + o->block_size - 1) / o->block_size;
+        blocks += (cpa_shard_len(t->map, shard_of(t, i), t->work->context) + o->block_size - 1) / o->block_size;
     }
     CPA_TRY(cpa_bench_block_order(o, blocks, &t->blocks, err));
     CPA_TRY(cpa_bench_make_cache(t->site, blocks > 0 ? blocks : 1, &t->kv, err));
     int64_t first_block = 0;
     cpa_status status = CPA_OK;
     for (int64_t i = 0; status == CPA_OK && i < t->work->sequences; i++) {
-        int64_t tokens = cpa_shard_len(t->map, slot_of(t, i), t->work->context);
+        int64_t tokens = cpa_shard_len(t->map, shard_of(t, i), t->work->context);
         int64_t *positions = shard_positions(t, i, 0, tokens);
         t->chunks[i] = (cpa_context_chunk){
-            .phase = phase_of(t, i), .algorithm = t->work->algorithm, .block_table = t->blocks + first_block};
+            .placement = placement_of(t, i), .algorithm = t->work->algorithm, .block_table = t->blocks + first_block};
         status = positions ? cpa_bench_fill_cache(t->site, i, positions, tokens, t->blocks + first_block, &t->kv, err)
                            : cpa_fail(err, CPA_NO_MEMORY, "bench scaling: no memory for positions");
         free(positions);
@@ -87,8 +87,8 @@ static cpa_status fill_queries(team *t, int64_t start, int64_t count, cpa_error 
     cpa_status status = CPA_OK;
     t->n_rows = 0;
     for (int64_t i = 0; status == CPA_OK && i < t->work->sequences; i++) {
-        int64_t first = cpa_shard_len(t->map, slot_of(t, i), start);
-        int64_t end = cpa_shard_len(t->map, slot_of(t, i), start + count);
+        int64_t first = cpa_shard_len(t->map, shard_of(t, i), start);
+        int64_t end = cpa_shard_len(t->map, shard_of(t, i), start + count);
         int64_t *positions = shard_positions(t, i, first, end);
         if (!positions) return cpa_fail(err, CPA_NO_MEMORY, "bench scaling: no memory for positions");
         for (int64_t j = 0; j < end - first; j++) t->rows[t->n_rows + j] = (team_row){i, positions[j]};

@@ -15,14 +15,14 @@ int64_t cpa_cache_block_bytes(const cpa_cache_limits *limits) {
 }
 
 int64_t cpa_cache_blocks_of(const cpa_cache_limits *limits, int64_t tokens) {
-    /* The shard at slot 0 is the longest one. */
+    /* Shard 0 is the longest one. */
     return (cpa_shard_len(limits->map, 0, tokens) + limits->block_size - 1) / limits->block_size;
 }
 
 int64_t cpa_cache_tokens_of(const cpa_cache_limits *limits, int64_t blocks) {
     int64_t run_blocks = limits->map.interleave / limits->block_size;
     int64_t runs = blocks / run_blocks, rest = blocks % run_blocks * limits->block_size;
-    /* Whole rounds over all ranks, then what slot 0 still has room for; if that is nothing, slot 0 would be next. */
+    /* Whole rounds over all ranks, then what shard 0 still has room for; if that is nothing, shard 0 would be next. */
     return runs * limits->map.interleave * limits->map.cp_size + rest;
 }
 
@@ -34,7 +34,7 @@ static int64_t cached_tokens(const cpa_request *request) {
 /* Blocks that a rank holds more of a sequence when it keeps all of it. The least used rank keeps the next one, so that
  * no rank ever has more beyond its share than the largest of these. */
 static int64_t blocks_beyond_share(const cpa_cache_limits *limits, int64_t tokens) {
-    if (tokens > limits->whole_tokens) return 0;
+    if (tokens > limits->local_tokens) return 0;
     return (tokens + limits->block_size - 1) / limits->block_size - cpa_cache_blocks_of(limits, tokens);
 }
 

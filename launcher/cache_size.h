@@ -13,7 +13,7 @@ typedef struct cpa_cache_limits {
     cpa_owner_map map;
     int32_t max_num_seqs;
     int64_t memory_bytes; /* that a rank may use for its cache */
-    int64_t whole_tokens; /* sequences of up to so many tokens may be whole on one rank */
+    int64_t local_tokens; /* sequences of up to so many tokens may lie on one rank */
 } cpa_cache_limits;
 
 /* Bytes of one block, all layers, keys and values. */

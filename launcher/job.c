@@ -76,10 +76,10 @@ void cpa_job_prepare(int argc, char **argv, cpa_job *job, cpa_workload *workload
     if (status != CPA_OK) fprintf(stderr, "cp_attn: %s\n", err.message);
 }
 
-/* The longest sequence that one rank may keep whole. */
-static int64_t whole_tokens(const cpa_settings *settings) {
+/* The longest sequence that may lie on one rank. */
+static int64_t local_tokens(const cpa_settings *settings) {
     if (settings->local_context >= 0) return settings->local_context;
-    return is_on_cuda(settings) ? CPA_PLANNER_WHOLE_TOKENS : 0;
+    return is_on_cuda(settings) ? CPA_PLANNER_LOCAL_TOKENS : 0;
 }
 
 cpa_cache_limits cpa_job_cache_limits(const cpa_job *job, int32_t cp_size, int64_t memory_bytes) {
@@ -92,7 +92,7 @@ cpa_cache_limits cpa_job_cache_limits(const cpa_job *job, int32_t cp_size, int64
         .map = {cp_size, job->interleave},
         .max_num_seqs = (int32_t)job->settings.max_num_seqs,
         .memory_bytes = job->settings.num_blocks ? memory_bytes : memory_bytes / MEMORY_SHARE,
-        .whole_tokens = whole_tokens(&job->settings),
+        .local_tokens = local_tokens(&job->settings),
     };
 }
 

@@ -29,7 +29,7 @@ static const cpa_arm_fn arm_fault = NULL;
 #endif
 
 static int run_bench(int argc, char **argv) {
-    cpa_placement placement;
+    cpa_rank_placement placement;
 #ifdef CPA_FAULT_POINTS
     arm_fault(1);
 #endif

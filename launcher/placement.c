@@ -68,7 +68,7 @@ static int64_t available_memory(void) {
 typedef const char (*pci_list)[CPA_PCI_ADDRESS_BYTES];
 
 /* Chooses the cores of this rank; pci is NULL on the host back end. */
-static int32_t choose_cores(hwloc_topology_t topology, pci_list pci, const cpa_placement *placement,
+static int32_t choose_cores(hwloc_topology_t topology, pci_list pci, const cpa_rank_placement *placement,
                             hwloc_bitmap_t cores, int *near_device) {
     int32_t n = placement->ranks_here, chosen = 0;
     hwloc_bitmap_t *near = calloc((size_t)n, sizeof *near);
@@ -85,7 +85,7 @@ static int32_t choose_cores(hwloc_topology_t topology, pci_list pci, const cpa_p
 }
 
 /* The CPUs of the cores in a set, one a core. */
-static void list_cpus(hwloc_topology_t topology, hwloc_const_bitmap_t cores, cpa_placement *out) {
+static void list_cpus(hwloc_topology_t topology, hwloc_const_bitmap_t cores, cpa_rank_placement *out) {
     int32_t count = hwloc_get_nbobjs_inside_cpuset_by_type(topology, cores, HWLOC_OBJ_CORE);
     out->n_cpus = 0;
     for (int32_t i = 0; i < count && i < CPA_PLACEMENT_MAX_CPUS; i++) {
@@ -95,7 +95,7 @@ static void list_cpus(hwloc_topology_t topology, hwloc_const_bitmap_t cores, cpa
 }
 
 /* Fills cores, threads and cpus from what hwloc finds; leaves them alone if it finds nothing. */
-static void divide_cores(hwloc_topology_t topology, pci_list pci, cpa_placement *out) {
+static void divide_cores(hwloc_topology_t topology, pci_list pci, cpa_rank_placement *out) {
     int32_t found = hwloc_get_nbobjs_by_type(topology, HWLOC_OBJ_CORE);
     int32_t quota = quota_cores();
     hwloc_bitmap_t share = hwloc_bitmap_alloc();
@@ -132,7 +132,7 @@ static hwloc_topology_t load_topology(void) {
 }
 
 /* Restricts the topology to what the job was given, and this rank to its share of that. */
-static void bind_rank(hwloc_topology_t topology, pci_list pci, cpa_placement *out) {
+static void bind_rank(hwloc_topology_t topology, pci_list pci, cpa_rank_placement *out) {
     hwloc_bitmap_t given = hwloc_bitmap_alloc();
     if (given && hwloc_bitmap_from_ulongs(given, CPA_PLACEMENT_GIVEN_WORDS, out->given) == 0)
         (void)hwloc_topology_restrict(topology, given, 0); /* leaves it as it is where they have no CPU in common */
@@ -173,8 +173,9 @@ static MPI_Comm split_host(MPI_Comm comm) {
     return host;
 }
 
-void cpa_placement_find(MPI_Comm comm, int32_t threads, int bind, cpa_placement *out) {
-    *out = (cpa_placement){.cores = 1, .threads = threads > 0 ? threads : 1, .wanted_threads = threads, .bind = bind};
+void cpa_placement_find(MPI_Comm comm, int32_t threads, int bind, cpa_rank_placement *out) {
+    *out =
+        (cpa_rank_placement){.cores = 1, .threads = threads > 0 ? threads : 1, .wanted_threads = threads, .bind = bind};
     MPI_Comm host = split_host(comm);
     MPI_Comm_size(host, &out->ranks_here);
     MPI_Comm_rank(host, &out->rank_here);
@@ -190,7 +191,7 @@ void cpa_placement_find(MPI_Comm comm, int32_t threads, int bind, cpa_placement 
 }
 
 /* Binds this rank again, to the cores near its device. */
-static void move_to_device(MPI_Comm comm, cpa_placement *placement) {
+static void move_to_device(MPI_Comm comm, cpa_rank_placement *placement) {
     char(*pci)[CPA_PCI_ADDRESS_BYTES] = calloc((size_t)placement->ranks_here, sizeof *pci);
     char mine[CPA_PCI_ADDRESS_BYTES] = "";
     cpa_device_pci_address(placement->backend, placement->ordinal, mine);
@@ -228,7 +229,8 @@ static cpa_status too_few_devices(int32_t devices, int32_t ranks, cpa_error *err
                     devices, ranks);
 }
 
-cpa_status cpa_placement_choose(MPI_Comm comm, cpa_device_choice choice, cpa_placement *placement, cpa_error *err) {
+cpa_status cpa_placement_choose(MPI_Comm comm, cpa_device_choice choice, cpa_rank_placement *placement,
+                                cpa_error *err) {
     if (choice == CPA_DEVICE_HOST) return CPA_OK;
     /* The host with the fewest devices for its ranks speaks for all; auto without any CUDA device is the host. */
     int32_t found = cpa_device_count(CPA_BACKEND_CUDA), devices, ranks = placement->ranks_here, most;
@@ -244,7 +246,7 @@ cpa_status cpa_placement_choose(MPI_Comm comm, cpa_device_choice choice, cpa_pla
     return CPA_OK;
 }
 
-cpa_device_options cpa_placement_device(const cpa_placement *placement) {
+cpa_device_options cpa_placement_device(const cpa_rank_placement *placement) {
     return (cpa_device_options){
         .size = sizeof(cpa_device_options),
         .backend = placement->backend,

@@ -11,7 +11,7 @@
 #define CPA_PLACEMENT_GIVEN_WORDS (CPA_PLACEMENT_MAX_CPUS / (8 * sizeof(unsigned long)))
 #define CPA_PLACEMENT_BOUND_BYTES 192
 
-typedef struct cpa_placement {
+typedef struct cpa_rank_placement {
     int32_t ranks_here; /* ranks of the communicator on this host */
     int32_t rank_here;
     int32_t cores;                        /* that this job may use on this host */
@@ -25,7 +25,7 @@ typedef struct cpa_placement {
     unsigned long given[CPA_PLACEMENT_GIVEN_WORDS]; /* the CPUs that the job was started on */
     int bind;
     char bound[CPA_PLACEMENT_BOUND_BYTES]; /* what this rank is bound to, as "CPUs 0-7, near the device"; or empty */
-} cpa_placement;
+} cpa_rank_placement;
 
 typedef enum cpa_device_choice { CPA_DEVICE_AUTO = 0, CPA_DEVICE_HOST, CPA_DEVICE_CUDA } cpa_device_choice;
 
@@ -33,15 +33,15 @@ typedef enum cpa_device_choice { CPA_DEVICE_AUTO = 0, CPA_DEVICE_HOST, CPA_DEVIC
  * `bind`, and when there is a core for every rank, also restricts the process to its share. Cores outside the cgroup of
  * the job do not count, nor those that it was kept from when it was started (by taskset, by a batch system), nor more of
  * them than its CPU quota pays for; what mpirun binds each rank to is overruled. `threads` = 0 takes a thread a core. */
-void cpa_placement_find(MPI_Comm comm, int32_t threads, int bind, cpa_placement *out);
+void cpa_placement_find(MPI_Comm comm, int32_t threads, int bind, cpa_rank_placement *out);
 
 /* Chooses the device of this rank after cpa_placement_find: the CUDA device with the number of the rank on its host, or
  * the host, which `auto` takes when there is no CUDA device. With a CUDA device the cores are divided again: each rank
  * takes its share of those near its device (launcher/cores.h); a line of the log says which. Collective; fails on all
  * ranks alike when a host has fewer CUDA devices than ranks. */
-cpa_status cpa_placement_choose(MPI_Comm comm, cpa_device_choice choice, cpa_placement *placement, cpa_error *err);
+cpa_status cpa_placement_choose(MPI_Comm comm, cpa_device_choice choice, cpa_rank_placement *placement, cpa_error *err);
 
 /* How the device of this rank is opened. */
-cpa_device_options cpa_placement_device(const cpa_placement *placement);
+cpa_device_options cpa_placement_device(const cpa_rank_placement *placement);
 
 #endif

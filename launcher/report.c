@@ -109,7 +109,7 @@ void cpa_report_cache(const cpa_outcome *outcome, FILE *out) {
     double rate = stats->prefix_queries > 0 ? 100.0 * (double)stats->prefix_hits / (double)stats->prefix_queries : 0;
     line(out, "", "%" PRId64 " of %" PRId64 " full prompt blocks found (%.1f %%), %" PRId64 " copied on write",
          stats->prefix_hits, stats->prefix_queries, rate, stats->cow_copies);
-    if (stats->whole > 0) line(out, "", "%" PRId64 " times a sequence was kept whole on one rank", stats->whole);
+    if (stats->rank_local > 0) line(out, "", "%" PRId64 " times a sequence was placed on one rank", stats->rank_local);
     if (stats->swapped_out > 0)
         line(out, "", "%" PRId64 " blocks swapped out, %" PRId64 " back in; %" PRId64 " times damaged",
              stats->swapped_out, stats->swapped_in, stats->swap_failures);

@@ -79,7 +79,8 @@ static int fill_cp(json_t *object, const cpa_outcome *outcome) {
            put_real(object, "imbalance", stats->imbalance) | put_int(object, "staging_bytes", stats->staging_bytes) |
            put_real(object, "flops", stats->planner_flops) | put_real(object, "bandwidth", stats->planner_bandwidth) |
            put_real(object, "memory_bandwidth", stats->planner_memory_bandwidth) |
-           put_real(object, "exchange_us", stats->planner_exchange_s * 1e6) | put_int(object, "whole", stats->whole) |
+           put_real(object, "exchange_us", stats->planner_exchange_s * 1e6) |
+           put_int(object, "rank_local", stats->rank_local) |
            put_real(object, "overlap_tokens", stats->overlap_tokens) |
            put_real(object, "predicted_attend_s", stats->predicted_attend_s) |
            put_real(object, "actual_attend_s", stats->actual_attend_s);

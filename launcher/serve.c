@@ -18,7 +18,7 @@ typedef struct service {
     MPI_Comm comm;
     int rank, size;
     cpa_job job;
-    cpa_placement placement;
+    cpa_rank_placement placement;
     int64_t num_blocks;
     cpa_engine *engine;
     cpa_workload workload; /* rank 0 */

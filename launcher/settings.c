@@ -76,9 +76,8 @@ static const cpa_field table[] = {
     {"Cache", "cp-kv-cache-interleave-size", "N", INT(interleave, "auto", 0, 0x1p30), .word = "auto",
      .help = "tokens in a row that one rank owns, a multiple of the block size; auto: the block size"},
     {"Cache", "local-context", "N", INT(local_context, "auto", 0, TOKENS_MAX), .word = "auto", .word_value = -1,
-     .help =
-         "requests of up to N tokens stay whole on one rank and decode without any exchange; 0: none; auto: on GPUs "
-         "those that are sooner done like that, on the host none"},
+     .help = "requests of up to N tokens stay on one rank and decode without any exchange; 0: none; auto: on GPUs "
+             "those that are sooner done like that, on the host none"},
     {"Cache", "enable-prefix-caching", NULL, FLAG(prefix_caching, "true"),
      .help = "requests that begin alike share the blocks of what they have in common"},
     {"Cache", "cache-salt", "TEXT", TEXT(cache_salt),

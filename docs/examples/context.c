@@ -69,6 +69,9 @@ static double difference_of_row(int sequence, int64_t position, int head, const 
     return largest;
 }
 
+/* Every sequence is sharded over the ranks, from rank 0 on. */
+static const cpa_placement placement = {CPA_SHARDED, 0};
+
 /* The shard of this rank: its blocks, and the keys and values of the tokens that it owns, cached and new. */
 typedef struct shard {
     cpa_kv_view kv;
@@ -95,12 +98,12 @@ static void fill_shard(shard *s, cpa_owner_map map, cpa_device *device, cpa_stre
     s->kv = kv;
 
     for (int sequence = 0; sequence < SEQUENCES; sequence++) {
-        int32_t slot = cpa_owner_slot(map, rank, 0);
-        int64_t tokens = cpa_shard_len(map, slot, chunk_start[sequence] + chunk_count[sequence]);
+        cpa_token_set own = cpa_tokens_on(map, placement, rank);
+        int64_t tokens = cpa_tokens_before(map, own, chunk_start[sequence] + chunk_count[sequence]);
         for (int64_t i = 0; i < tokens; i++) {
             if (i % BLOCK_SIZE == 0) s->tables[sequence][i / BLOCK_SIZE] = next_block++;
             float k[KV_HEADS * DIM], v[KV_HEADS * DIM];
-            int64_t position = cpa_shard_pos(map, slot, i);
+            int64_t position = cpa_token_position(map, own, i);
             fill_token(K, sequence, position, KV_HEADS, k);
             fill_token(V, sequence, position, KV_HEADS, v);
             int64_t cache_slot = (int64_t)s->tables[sequence][i / BLOCK_SIZE] * BLOCK_SIZE + i % BLOCK_SIZE;
@@ -117,8 +120,11 @@ static double attend(cpa_context *context, const shard *s, cpa_owner_map map, cp
                      cpa_device *device, cpa_stream *stream) {
     cpa_context_chunk chunks[SEQUENCES];
     for (int i = 0; i < SEQUENCES; i++) {
-        chunks[i] = (cpa_context_chunk){
-            .start = chunk_start[i], .count = chunk_count[i], .algorithm = algorithm, .block_table = s->tables[i]};
+        chunks[i] = (cpa_context_chunk){.start = chunk_start[i],
+                                        .count = chunk_count[i],
+                                        .placement = placement,
+                                        .algorithm = algorithm,
+                                        .block_table = s->tables[i]};
     }
     require(cpa_context_plan(context, chunks, SEQUENCES), cpa_context_error(context));
 
@@ -128,12 +134,12 @@ static double attend(cpa_context *context, const shard *s, cpa_owner_map map, cp
     static int row_sequence[MAX_TOKENS];
     float *q = new_memory(device, (rows + 1) * Q_HEADS * DIM * (int64_t)sizeof(float));
     float *out = new_memory(device, (rows + 1) * Q_HEADS * DIM * (int64_t)sizeof(float));
-    int32_t slot = cpa_owner_slot(map, rank, 0);
+    cpa_token_set own = cpa_tokens_on(map, placement, rank);
     for (int i = 0; i < SEQUENCES; i++) {
-        int64_t end = cpa_shard_len(map, slot, chunk_start[i] + chunk_count[i]);
-        for (int64_t local = cpa_shard_len(map, slot, chunk_start[i]); local < end; local++, row++) {
+        int64_t end = cpa_tokens_before(map, own, chunk_start[i] + chunk_count[i]);
+        for (int64_t local = cpa_tokens_before(map, own, chunk_start[i]); local < end; local++, row++) {
             row_sequence[row] = i;
-            row_position[row] = cpa_shard_pos(map, slot, local);
+            row_position[row] = cpa_token_position(map, own, local);
             fill_token(Q, i, row_position[row], Q_HEADS, q + row * Q_HEADS * DIM);
         }
     }

@@ -2,8 +2,8 @@
  *
  * Every rank holds the tokens that cpa_owner_map gives it. A step is a list of chunks, the same on every rank; a rank's
  * rows are the tokens of the chunks that it owns, chunk after chunk, each ascending. The keys and values of those
- * tokens must be in the cache (cpa_kv_write) before cpa_context_attend. A sequence may be whole on one rank (see
- * cpa_owner_map), which then exchanges nothing for it.
+ * tokens must be in the cache (cpa_kv_write) before cpa_context_attend. A sequence may lie on one rank (see
+ * cpa_placement), which then exchanges nothing for it.
  *
  * pass-KV (queries stay): keys and values travel, in segments of bounded size, peer by peer in rounds or (on devices)
  * from all peers at once (Liu et al., Ring Attention, arXiv:2310.01889; Yang et al., Context Parallelism for Scalable
@@ -48,10 +48,11 @@ typedef struct cpa_context_options {
 typedef struct cpa_context_chunk {
     int64_t start;
     int64_t count;
-    int32_t phase;              /* the rank that owns position 0, or cpa_owner_whole_phase of the rank that owns all */
+    cpa_placement placement;    /* of the sequence */
     cpa_algorithm algorithm;    /* CPA_PASS_KV or CPA_PASS_Q; means nothing where one rank owns all */
     const int32_t *block_table; /* this rank's blocks of the sequence; ceil(len / block_size) entries for its
-                                   len = cpa_shard_len(map, slot, start + count) tokens */
+                                   len = cpa_tokens_before(map, cpa_tokens_on(map, placement, rank),
+                                   start + count) tokens */
 } cpa_context_chunk;
 
 /* The tensors of one layer. */
@@ -72,7 +73,7 @@ typedef struct cpa_context_stats {
     int64_t staging_bound;  /* what it may be */
     double exposed_comm_s;  /* time that attention waited for messages, on the clock of the device */
     double attend_s;        /* time in attend and merge, on the same clock */
-    int64_t chunks_pass_kv; /* chunks times layers, but for sequences that are whole on one of several ranks */
+    int64_t chunks_pass_kv; /* chunks times layers, but for sequences that lie on one of several ranks */
     int64_t chunks_pass_q;
 } cpa_context_stats;
 

@@ -64,7 +64,7 @@ typedef uint32_t (*cpa_token_at_fn)(void *ctx, uint64_t request, int64_t positio
 /* Check as many rows, at most one in a thousand, as 2% of the run time pays for. */
 #define CPA_VERIFY_AUTO (-1.0)
 
-/* No sequence is kept whole on one rank. */
+/* No sequence is placed on one of several ranks. */
 #define CPA_LOCAL_CONTEXT_NONE (-1)
 
 /* What becomes of the cache of a sequence that has to give way to others. */
@@ -112,7 +112,7 @@ typedef struct cpa_engine_options {
     cpa_policy policy;
     double ageing_s;                      /* waiting so long counts as one level of priority; 0 = never */
     int64_t long_prefill_token_threshold; /* most tokens of one prefill in a step; 0 = no bound of its own */
-    /* Sequences of up to so many tokens are kept whole on one rank, where they decode without any exchange. 0: on
+    /* Sequences of up to so many tokens are placed on one rank, where they decode without any exchange. 0: on
      * devices those that are sooner done like that by what was measured at start-up, on the host none. */
     int64_t local_context;
     int64_t tenant_block_quota;   /* most blocks of one rank that the running requests of one salt hold; 0 = no bound */
@@ -178,7 +178,7 @@ typedef struct cpa_engine_stats {
     int64_t evictions;               /* cached blocks that made room */
     int64_t swapped_out, swapped_in; /* blocks, sum over ranks */
     int64_t swap_failures;           /* times that a request was computed again because its blocks came back damaged */
-    int64_t whole;                   /* times that a sequence was admitted to be kept whole on one of several ranks */
+    int64_t rank_local;              /* times that a sequence was admitted to lie on one of several ranks */
     int64_t cow_copies;              /* shared blocks that were copied before they were written */
     int64_t verify_rows;
     int64_t verify_violations;

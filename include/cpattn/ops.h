@@ -59,25 +59,18 @@ typedef struct cpa_kv_pack_args {
 } cpa_kv_pack_args;
 CPA_API cpa_status cpa_kv_pack(const cpa_kv_pack_args *args, cpa_stream *stream);
 
-/* A slice of queries of one sequence against a slice of its keys. Each side is a range of local indices of one shard
- * (see owner_map.h), which gives every row and key its global position. The keys may also be those of all shards, or of
- * all but one, in the order of their positions. */
+/* A slice of queries of one sequence against a slice of its keys. Each side is a range of local indices of a set of the
+ * sequence's tokens (see owner_map.h), which gives every row and key its global position. */
 typedef struct cpa_attend_item {
-    int64_t q_row;    /* first row in q and in the state */
-    int64_t q_count;  /* rows, one a token */
-    int64_t q_first;  /* local index of the first query in the shard at q_slot */
-    int64_t k_first;  /* local index of the key in the first table entry's token 0; a multiple of block_size */
-    int64_t k_count;  /* keys; nothing past them is read into a result, whatever the memory holds */
-    int64_t table;    /* index into block_tables of the first entry; ceil(k_count / block_size) entries are used */
-    int32_t q_slot;   /* both CPA_SLOT_WHOLE for a sequence that one rank keeps whole */
-    int32_t k_slot;   /* alone CPA_SLOT_WHOLE for the keys of all shards, in the order of their positions */
-    int32_t k_others; /* 1: the keys are the tokens of every shard but that at k_slot; indices count those */
+    int64_t q_row;       /* first row in q and in the state */
+    int64_t q_count;     /* rows, one a token */
+    int64_t q_first;     /* local index of the first query in q_set */
+    int64_t k_first;     /* that of the key in the first table entry's token 0; a multiple of block_size */
+    int64_t k_count;     /* keys; nothing past them is read into a result, whatever the memory holds */
+    int64_t table;       /* index into block_tables of the first entry; ceil(k_count / block_size) entries are used */
+    cpa_token_set q_set; /* one shard, or all tokens: a sequence that lies on one rank */
+    cpa_token_set k_set; /* one shard, all shards but one, or all tokens */
 } cpa_attend_item;
-
-/* How many of the keys that an item is cut from sit before position p. */
-CPA_HOST_DEVICE CPA_INLINE int64_t cpa_keys_before(cpa_owner_map map, int32_t k_slot, int32_t k_others, int64_t p) {
-    return k_others ? cpa_others_len(map, k_slot, p) : cpa_shard_len(map, k_slot, p);
-}
 
 /* What one step's attention looks like; the same for every layer. Rows of different items must not overlap. */
 typedef struct cpa_attend_batch {

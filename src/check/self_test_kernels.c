@@ -27,7 +27,7 @@ static cpa_status make_plans(cpa_kernel_test *t, int64_t prefill, cpa_error *err
                 .q_first = i == 0 ? t->keys[0] - prefill : t->keys[0] - CPA_SELF_TEST_DECODE_ROWS + i - 1,
                 .k_count = s == 0 ? t->keys[0] : t->limits[row],
                 .table = t->first_entry[s],
-                .k_slot = s};
+                .k_set = {CPA_TOKENS_SHARD, s}};
         }
         cpa_attend_batch batch = {.size = sizeof batch,
                                   .map = t->map,

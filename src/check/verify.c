@@ -119,8 +119,8 @@ static cpa_status begin(void *ctx, const cpa_step_plan *plan, int32_t *first, cp
 /* The rows of a chunk that this rank owns. */
 static int64_t rows_of(const cpa_verify *verify, const cpa_plan_chunk *chunk) {
     cpa_owner_map map = verify->worker->options.map;
-    int32_t slot = cpa_owner_slot(map, verify->worker->rank, chunk->phase);
-    return cpa_shard_len(map, slot, chunk->start + chunk->count) - cpa_shard_len(map, slot, chunk->start);
+    const cpa_token_set tokens = cpa_tokens_on(map, chunk->placement, verify->worker->rank);
+    return cpa_tokens_before(map, tokens, chunk->start + chunk->count) - cpa_tokens_before(map, tokens, chunk->start);
 }
 
 static cpa_status layer_done(void *ctx, const cpa_step_plan *plan, int32_t layer, const void *q, const void *out,
@@ -136,9 +136,10 @@ static cpa_status layer_done(void *ctx, const cpa_step_plan *plan, int32_t layer
             if (chunk >= 0) first_row += rows_of(verify, &plan->chunks[chunk]);
         }
         const cpa_plan_chunk *in = &plan->chunks[chunk];
-        if (cpa_owner_rank(map, in->phase, sample->position) != verify->worker->rank) continue;
-        int32_t slot = cpa_owner_slot(map, verify->worker->rank, in->phase);
-        int64_t row = first_row + cpa_shard_len(map, slot, sample->position) - cpa_shard_len(map, slot, in->start);
+        if (cpa_owner_rank(map, in->placement, sample->position) != verify->worker->rank) continue;
+        const cpa_token_set tokens = cpa_tokens_on(map, in->placement, verify->worker->rank);
+        int64_t row =
+            first_row + cpa_tokens_before(map, tokens, sample->position) - cpa_tokens_before(map, tokens, in->start);
         CPA_TRY(keep_sample(verify, verify->next, row, q, out, stream));
     }
     return CPA_OK;

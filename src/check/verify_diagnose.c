@@ -19,7 +19,8 @@ typedef struct diagnosis {
     cpa_verify *verify;
     const cpa_verify_sample *sample;
     cpa_owner_map map;
-    int32_t phase, home; /* home: the rank that owns the query */
+    cpa_placement placement;
+    int32_t home; /* the rank that owns the query */
     cpa_reference_row row;
     state *shards;                 /* [size]: each rank's keys alone */
     state without_self, with_next; /* key < query; key <= query + 1 */
@@ -123,12 +124,12 @@ static void diagnose_part(diagnosis *d, const cpa_verify_part *part) {
         clear_states(&d->with_next, 1);
     }
     for (int32_t r = 0; r < d->map.cp_size; r++) {
-        int32_t slot = cpa_owner_slot(d->map, r, d->phase);
+        const cpa_token_set tokens = cpa_tokens_on(d->map, d->placement, r);
         const char *k_words = pieces[r].k + pieces[r].tokens * k_dim * element;
         const char *v_words = pieces[r].v + pieces[r].tokens * v_dim * element;
         for (int64_t t = 0; t < pieces[r].tokens; t++) {
             float k[CPA_MAX_HEAD_DIM], v[CPA_MAX_HEAD_DIM];
-            int64_t position = cpa_shard_pos(d->map, slot, pieces[r].first + t);
+            int64_t position = cpa_token_position(d->map, tokens, pieces[r].first + t);
             int sees = cpa_reference_sees(mask, query, position);
             cpa_reference_read_rows(pieces[r].k + t * k_dim * element, k_words + t * 4, o->kv_dtype, o->k_scale, 1,
                                     k_dim, k);
@@ -169,9 +170,9 @@ cpa_status cpa_verify_diagnose(cpa_verify *verify, const cpa_step_plan *plan, in
     diagnosis d = {.verify = verify,
                    .sample = sample,
                    .map = verify->worker->options.map,
-                   .phase = plan->chunks[sample->chunk].phase,
+                   .placement = plan->chunks[sample->chunk].placement,
                    .tolerance = equality_tolerance(verify)};
-    d.home = cpa_owner_rank(d.map, d.phase, sample->position);
+    d.home = cpa_owner_rank(d.map, d.placement, sample->position);
     d.shards = malloc((size_t)control->size * sizeof *d.shards);
     cpa_verify_group *groups = calloc((size_t)model->kv_heads, sizeof *groups);
     cpa_status status = d.shards && groups ? CPA_OK : cpa_fail(&err, CPA_NO_MEMORY, "diagnosis: no memory");

@@ -32,8 +32,8 @@ static const cpa_plan_chunk *chunk_of(const gather *g, const cpa_verify_group *g
 
 /* The tokens of a rank's shard that a part holds. */
 static int64_t tokens_of(const gather *g, const cpa_verify_part *p, int32_t rank) {
-    int32_t slot = cpa_owner_slot(g->map, rank, chunk_of(g, p->group)->phase);
-    int64_t left = cpa_shard_len(g->map, slot, p->group->last_position + 1) - p->index * g->part_tokens;
+    const cpa_token_set tokens = cpa_tokens_on(g->map, chunk_of(g, p->group)->placement, rank);
+    int64_t left = cpa_tokens_before(g->map, tokens, p->group->last_position + 1) - p->index * g->part_tokens;
     return left < 0 ? 0 : left < g->part_tokens ? left : g->part_tokens;
 }
 
@@ -42,7 +42,7 @@ static int64_t owned_samples(const gather *g, const cpa_verify_group *group, int
     const cpa_verify_sample *samples = g->verify->samples + group->first;
     int64_t owned = 0;
     for (int64_t i = 0; i < group->count; i++) {
-        owned += cpa_owner_rank(g->map, chunk_of(g, group)->phase, samples[i].position) == rank;
+        owned += cpa_owner_rank(g->map, chunk_of(g, group)->placement, samples[i].position) == rank;
     }
     return owned;
 }
@@ -126,7 +126,7 @@ static cpa_status write_part(const gather *g, const cpa_verify_part *p, char **a
     const cpa_verify *verify = g->verify;
     for (int64_t i = 0; p->index == 0 && i < p->group->count; i++) {
         const cpa_verify_sample *sample = &verify->samples[p->group->first + i];
-        if (cpa_owner_rank(g->map, chunk_of(g, p->group)->phase, sample->position) != g->rank) continue;
+        if (cpa_owner_rank(g->map, chunk_of(g, p->group)->placement, sample->position) != g->rank) continue;
         memcpy(*at, verify->data.bytes + sample->data * verify->sample_bytes, (size_t)verify->sample_bytes);
         *at += verify->sample_bytes;
     }
@@ -224,9 +224,10 @@ static cpa_status gather_groups(gather *g, const cpa_verify_group *groups, int64
     g->recv_bytes = g->send_bytes + g->size;
     g->cursor = g->recv_bytes + g->size;
     for (int64_t i = 0; i < n_groups; i++) {
-        /* Slot 0 holds the most tokens of any prefix that is dealt. */
-        int32_t slot = cpa_owner_is_whole(g->map, chunk_of(g, &groups[i])->phase) ? CPA_SLOT_WHOLE : 0;
-        int64_t longest = cpa_shard_len(g->map, slot, groups[i].last_position + 1);
+        /* The rank that owns position 0 holds the most tokens of any prefix. */
+        const cpa_placement placement = chunk_of(g, &groups[i])->placement;
+        const cpa_token_set most = cpa_tokens_on(g->map, placement, placement.rank);
+        int64_t longest = cpa_tokens_before(g->map, most, groups[i].last_position + 1);
         int64_t n_parts = (longest + g->part_tokens - 1) / g->part_tokens;
         for (int64_t p = 0; p < n_parts; p++)
             CPA_TRY(add_part(g, (cpa_verify_part){&groups[i], p, p + 1 == n_parts, NULL}, err));

@@ -99,7 +99,7 @@ static void begin_rows(const check *c, const cpa_verify_part *part, cpa_referenc
     for (int32_t r = 0; r < map.cp_size; r++) {
         const char *data = part->pieces[r].samples;
         for (int64_t i = 0; i < g->count; i++) {
-            if (cpa_owner_rank(map, chunk_of(c, g)->phase, sample_of(c, g, i)->position) != r) continue;
+            if (cpa_owner_rank(map, chunk_of(c, g)->placement, sample_of(c, g, i)->position) != r) continue;
             cpa_verify_begin_row(c->verify, &rows[i], data);
             data += c->verify->sample_bytes;
         }
@@ -163,10 +163,10 @@ static void check_item(void *ctx, int64_t index, int32_t thread) {
     const char *k_words = piece->k + piece->tokens * k_dim * element;
     const char *v_words = piece->v + piece->tokens * v_dim * element;
     const cpa_mask mask = cpa_model_mask(&o->model, sample_of(c, it->part->group, 0)->layer);
-    const int32_t slot = cpa_owner_slot(o->map, it->rank, chunk_of(c, it->part->group)->phase);
+    const cpa_token_set tokens = cpa_tokens_on(o->map, chunk_of(c, it->part->group)->placement, it->rank);
     for (int64_t first = 0; first < piece->tokens; first += KEYS_AT_ONCE) {
         int64_t n = piece->tokens - first < KEYS_AT_ONCE ? piece->tokens - first : KEYS_AT_ONCE;
-        for (int64_t t = 0; t < n; t++) s->positions[t] = cpa_shard_pos(o->map, slot, piece->first + first + t);
+        for (int64_t t = 0; t < n; t++) s->positions[t] = cpa_token_position(o->map, tokens, piece->first + first + t);
         cpa_reference_read_rows(piece->k + first * k_dim * element, k_words + first * 4, o->kv_dtype, o->k_scale, n,
                                 k_dim, s->k);
         cpa_reference_read_rows(piece->v + first * v_dim * element, v_words + first * 4, o->kv_dtype, o->v_scale, n,

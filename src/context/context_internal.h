@@ -31,15 +31,15 @@ typedef struct cpa_context_exchange {
 /* A chunk of the planned step: tokens [start, end) of a sequence. */
 typedef struct cpa_planned_chunk {
     int64_t start, end;
-    int32_t phase;
-    cpa_algorithm algorithm; /* CPA_AUTO: nothing travels, as one rank has it all */
+    cpa_placement placement;
+    cpa_algorithm algorithm; /* CPA_AUTO: nothing travels, as it lies on one rank */
     int64_t table;           /* index into block_tables of this rank's first entry */
     int64_t row;             /* first of its rows on this rank */
 } cpa_planned_chunk;
 
 /* What one rank has of a chunk: the queries are its local indices [first, keys), the keys are [0, keys). */
 typedef struct cpa_chunk_share {
-    int32_t slot;
+    cpa_token_set tokens;
     int64_t first, rows, keys;
 } cpa_chunk_share;
 
@@ -178,7 +178,7 @@ struct cpa_context {
     int turn;
 
     int planned;
-    int shared;              /* some chunk is dealt to several ranks */
+    int shared;              /* some chunk is sharded over several ranks */
     int64_t steady_rows;     /* rows that every rank plans for, see cpa_context_plan_ahead; 0: each its own */
     int32_t layers_attended; /* of the planned step */
     cpa_planned_chunk *chunks;
@@ -201,9 +201,9 @@ struct cpa_context {
 };
 
 static inline cpa_chunk_share cpa_context_share(const cpa_context *c, const cpa_planned_chunk *chunk, int32_t rank) {
-    cpa_chunk_share share = {.slot = cpa_owner_slot(c->map, rank, chunk->phase)};
-    share.first = cpa_shard_len(c->map, share.slot, chunk->start);
-    share.keys = cpa_shard_len(c->map, share.slot, chunk->end);
+    cpa_chunk_share share = {.tokens = cpa_tokens_on(c->map, chunk->placement, rank)};
+    share.first = cpa_tokens_before(c->map, share.tokens, chunk->start);
+    share.keys = cpa_tokens_before(c->map, share.tokens, chunk->end);
     share.rows = share.keys - share.first;
     return share;
 }

@@ -11,9 +11,9 @@ int64_t cpa_context_rows(const cpa_context *context, const cpa_context_chunk *ch
     int64_t rows = 0;
     for (int64_t i = 0; i < n_chunks; i++) {
         const cpa_context_chunk *chunk = &chunks[i];
-        int32_t slot = cpa_owner_slot(context->map, context->control.rank, chunk->phase);
-        rows += cpa_shard_len(context->map, slot, chunk->start + chunk->count) -
-                cpa_shard_len(context->map, slot, chunk->start);
+        cpa_token_set own = cpa_tokens_on(context->map, chunk->placement, context->control.rank);
+        rows += cpa_tokens_before(context->map, own, chunk->start + chunk->count) -
+                cpa_tokens_before(context->map, own, chunk->start);
     }
     return rows;
 }
@@ -30,10 +30,13 @@ static cpa_status check_chunks(cpa_context *c, const cpa_context_chunk *chunks, 
                             "), expected a start >= 0 and 1..%" PRId64 " tokens",
                             i, chunk->start, chunk->count, c->options.max_rows);
         }
-        if (chunk->phase < 0 || chunk->phase >= 2 * c->map.cp_size) {
+        if (!cpa_placement_is_valid(c->map, chunk->placement)) {
             return cpa_fail(&c->error, CPA_INVALID,
-                            "plan: chunk %" PRId64 " has phase %d, expected 0..%d, or %d more for a whole sequence", i,
-                            chunk->phase, c->map.cp_size - 1, c->map.cp_size);
+                            "plan: chunk %" PRId64
+                            " has a placement of kind %d and rank %d, expected kind %d or %d and "
+                            "rank 0..%d",
+                            i, (int)chunk->placement.kind, chunk->placement.rank, CPA_SHARDED, CPA_ON_RANK,
+                            c->map.cp_size - 1);
         }
         if (chunk->algorithm != CPA_PASS_KV && chunk->algorithm != CPA_PASS_Q) {
             return cpa_fail(&c->error, CPA_INVALID,
@@ -87,13 +90,13 @@ static cpa_status copy_chunks(cpa_context *c, const cpa_context_chunk *chunks, i
     c->rows = 0;
     c->shared = 0;
     for (int64_t i = 0; i < n; i++) {
-        int whole = cpa_owner_is_whole(c->map, chunks[i].phase);
-        c->shared |= c->map.cp_size > 1 && !whole;
+        int on_rank = chunks[i].placement.kind == CPA_ON_RANK;
+        c->shared |= c->map.cp_size > 1 && !on_rank;
         planned[i] = (cpa_planned_chunk){
             .start = chunks[i].start,
             .end = chunks[i].start + chunks[i].count,
-            .phase = chunks[i].phase,
-            .algorithm = whole ? CPA_AUTO : chunks[i].algorithm,
+            .placement = chunks[i].placement,
+            .algorithm = on_rank ? CPA_AUTO : chunks[i].algorithm,
             .table = c->n_table_entries,
             .row = c->rows,
         };
@@ -115,8 +118,8 @@ cpa_attend_item cpa_context_own_item(const cpa_context *c, const cpa_planned_chu
         .k_first = 0,
         .k_count = own.keys,
         .table = chunk->table,
-        .q_slot = own.slot,
-        .k_slot = own.slot,
+        .q_set = own.tokens,
+        .k_set = own.tokens,
     };
 }
 
@@ -190,8 +193,8 @@ cpa_status cpa_context_plan(cpa_context *context, const cpa_context_chunk *chunk
 cpa_status cpa_context_plan_ahead(cpa_context *c, const cpa_context_chunk *chunks, int64_t n_chunks,
                                   int64_t steady_rows) {
     for (int64_t i = 0; i < n_chunks && steady_rows > 0; i++) {
-        int whole = c->map.cp_size == 1 || cpa_owner_is_whole(c->map, chunks[i].phase);
-        if (chunks[i].count == 1 && (whole || chunks[i].algorithm == CPA_PASS_Q)) continue;
+        int local = c->map.cp_size == 1 || chunks[i].placement.kind == CPA_ON_RANK;
+        if (chunks[i].count == 1 && (local || chunks[i].algorithm == CPA_PASS_Q)) continue;
         return cpa_fail(&c->error, CPA_INTERNAL,
                         "plan: chunk %" PRId64 " of a steady step has %" PRId64
                         " tokens and goes by %s, expected one by pass-q",

@@ -20,15 +20,15 @@
 /* The rows over the own shard take so many times the time of the first segment, since ranks do not begin as one. */
 #define TIMES_TO_HIDE 2
 
-/* Tokens of the shard at `slot` among the local tokens [first, first + count), of a sequence of `len` tokens. */
-static int64_t tokens_in(const cpa_context *c, int32_t slot, int64_t len, int64_t first, int64_t count) {
-    return cpa_max64(0, cpa_min64(cpa_shard_len(c->map, slot, len) - first, count));
+/* Tokens of a shard among the local tokens [first, first + count), of a sequence of `len` tokens. */
+static int64_t tokens_in(const cpa_context *c, int32_t shard, int64_t len, int64_t first, int64_t count) {
+    return cpa_max64(0, cpa_min64(cpa_shard_len(c->map, shard, len) - first, count));
 }
 
 /* ---- segments ---- */
 
 /* Local tokens that some query of the chunk sees on some rank: those under the sinks when they lie apart, and the
- * others. Slot 0 has the most tokens of any prefix, the last slot the fewest. Both begin at multiples of the
+ * others. Shard 0 has the most tokens of any prefix, the last shard the fewest. Both begin at multiples of the
  * interleave, and the sinks end at one: keys of one rank come before those of the next, so none of a block that is in
  * use may be missing, seen or not. */
 static void visible_tokens(const cpa_context *c, const cpa_planned_chunk *chunk, int64_t ends[2], int64_t *body) {
@@ -104,8 +104,8 @@ static int64_t sent_blocks(const cpa_context *c, int32_t sender, int64_t begin, 
     for (int64_t i = begin; i < end; i++) {
         const cpa_kv_piece *piece = &c->kv.received.data[i];
         const cpa_planned_chunk *chunk = &c->chunks[piece->chunk];
-        int32_t slot = cpa_owner_slot(c->map, sender, chunk->phase);
-        int64_t count = tokens_in(c, slot, chunk->end, piece->first, piece->count);
+        int32_t shard = cpa_tokens_on(c->map, chunk->placement, sender).shard;
+        int64_t count = tokens_in(c, shard, chunk->end, piece->first, piece->count);
         if (count > 0) blocks = piece->block + cpa_pass_kv_blocks(c, count);
     }
     return blocks;
@@ -123,8 +123,8 @@ static cpa_status plan_send(cpa_context *c, int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; i++) {
         const cpa_kv_piece *piece = &c->kv.received.data[i];
         const cpa_planned_chunk *chunk = &c->chunks[piece->chunk];
-        int32_t slot = cpa_owner_slot(c->map, c->control.rank, chunk->phase);
-        int64_t count = tokens_in(c, slot, chunk->end, piece->first, piece->count);
+        int32_t shard = cpa_tokens_on(c->map, chunk->placement, c->control.rank).shard;
+        int64_t count = tokens_in(c, shard, chunk->end, piece->first, piece->count);
         cpa_kv_span span = {chunk->table, piece->first, count, piece->block};
         if (count > 0) CPA_TRY(cpa_pass_kv_add_span(c, span));
     }
@@ -149,10 +149,10 @@ static cpa_status add_table(cpa_context *c, const cpa_kv_piece *piece, const cpa
     if (!table) return CPA_NO_MEMORY;
     kv->table = table;
     for (int64_t at = 0; at < piece->count; at += run) {
-        for (int32_t slot = 0; slot < size; slot++) {
-            int32_t rank = (slot + chunk->phase) % size;
+        for (int32_t shard = 0; shard < size; shard++) {
+            int32_t rank = (shard + chunk->placement.rank) % size;
             if (rank == c->control.rank && !joined) continue;
-            int64_t tokens = tokens_in(c, slot, chunk->end, piece->first + at, cpa_min64(run, piece->count - at));
+            int64_t tokens = tokens_in(c, shard, chunk->end, piece->first + at, cpa_min64(run, piece->count - at));
             int64_t block = part_of(c, rank) + piece->block + at / c->options.block_size;
             for (int64_t i = 0; i < cpa_pass_kv_blocks(c, tokens); i++) table[(*entries)++] = (int32_t)(block + i);
         }
@@ -168,8 +168,8 @@ static cpa_status add_item(cpa_context *c, const cpa_kv_piece *piece, int64_t fi
     const cpa_chunk_share own = cpa_context_share(c, chunk, c->control.rank);
     if (first >= end) return CPA_OK;
     int64_t keys = 0, first_entry = *entries;
-    for (int32_t slot = 0; slot < c->map.cp_size; slot++) {
-        if (slot != own.slot || joined) keys += tokens_in(c, slot, chunk->end, piece->first, piece->count);
+    for (int32_t shard = 0; shard < c->map.cp_size; shard++) {
+        if (shard != own.tokens.shard || joined) keys += tokens_in(c, shard, chunk->end, piece->first, piece->count);
     }
     CPA_TRY(add_table(c, piece, chunk, joined, entries));
     c->items[(*n)++] = (cpa_attend_item){
@@ -179,9 +179,8 @@ static cpa_status add_item(cpa_context *c, const cpa_kv_piece *piece, int64_t fi
         .k_first = piece->first * (c->map.cp_size - !joined),
         .k_count = keys,
         .table = first_entry,
-        .q_slot = own.slot,
-        .k_slot = joined ? CPA_SLOT_WHOLE : own.slot,
-        .k_others = !joined,
+        .q_set = own.tokens,
+        .k_set = {joined ? CPA_TOKENS_ALL : CPA_TOKENS_OTHERS, joined ? 0 : own.tokens.shard},
     };
     return CPA_OK;
 }
@@ -199,7 +198,7 @@ static cpa_status plan_receive(cpa_context *c, int64_t begin, int64_t end, cpa_k
         const cpa_planned_chunk *chunk = &c->chunks[piece->chunk];
         const cpa_chunk_share own = cpa_context_share(c, chunk, c->control.rank);
         const int64_t position = c->kv.now.mask.causal ? piece->first * c->map.cp_size : 0;
-        const int64_t first = cpa_max64(own.first, cpa_shard_len(c->map, own.slot, position));
+        const int64_t first = cpa_max64(own.first, cpa_tokens_before(c->map, own.tokens, position));
         const int64_t behind_own = first_behind_own(c, chunk, own);
         if (first >= own.keys) continue;
         CPA_TRY(add_item(c, piece, first, behind_own, 1, &n, &entries));

@@ -28,16 +28,16 @@ static void visible_tokens(const cpa_context *c, const cpa_planned_chunk *chunk,
 
     const cpa_mask mask = c->kv.now.mask;
     const int64_t split = c->kv.split;
-    int64_t first_query = cpa_shard_pos(c->map, to.slot, to.first);
-    int64_t last_query = cpa_shard_pos(c->map, to.slot, to.keys - 1);
-    int64_t end = mask.causal ? cpa_shard_len(c->map, from.slot, last_query + 1) : from.keys;
+    int64_t first_query = cpa_token_position(c->map, to.tokens, to.first);
+    int64_t last_query = cpa_token_position(c->map, to.tokens, to.keys - 1);
+    int64_t end = mask.causal ? cpa_tokens_before(c->map, from.tokens, last_query + 1) : from.keys;
     int64_t begin = 0, sink_end = 0;
     /* Unseen keys at the end cost little when they are few, and one packed copy then serves every receiver. */
     if (from.keys - end <= from.keys / UNSEEN_PART) end = from.keys;
     if (mask.window > 0) {
         int64_t oldest = first_query - mask.window + 1;
-        begin = cpa_min64(cpa_shard_len(c->map, from.slot, oldest > 0 ? oldest : 0), end);
-        sink_end = cpa_min64(cpa_shard_len(c->map, from.slot, mask.sinks), end);
+        begin = cpa_min64(cpa_tokens_before(c->map, from.tokens, oldest > 0 ? oldest : 0), end);
+        sink_end = cpa_min64(cpa_tokens_before(c->map, from.tokens, mask.sinks), end);
     }
     if (begin < end) {
         body->begin = begin / split * split;
@@ -123,8 +123,8 @@ static cpa_status plan_receive(cpa_context *c, int64_t segment, int64_t *next, i
             .k_first = piece->first,
             .k_count = piece->count,
             .table = cpa_pass_kv_recv_block(kv, kv->n_transfers - 1, 0) + piece->block,
-            .q_slot = own.slot,
-            .k_slot = cpa_owner_slot(c->map, peer, chunk->phase),
+            .q_set = own.tokens,
+            .k_set = cpa_tokens_on(c->map, chunk->placement, peer),
         };
         transfer->rows += own.rows;
         route->recv_blocks = end_of(c, piece);

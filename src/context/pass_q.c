@@ -273,8 +273,8 @@ static cpa_status plan_served(cpa_context *c) {
                 .k_first = 0,
                 .k_count = own.keys,
                 .table = chunk->table,
-                .q_slot = theirs.slot,
-                .k_slot = own.slot,
+                .q_set = theirs.tokens,
+                .k_set = own.tokens,
             };
             row += rows;
         }

@@ -124,9 +124,9 @@ static cpa_status time_graph(probe *p, double *seconds, cpa_error *err) {
     return CPA_OK;
 }
 
-/* Seconds of a layer of a step with one row of a sequence of that phase, which ends at `end`. The last rank has it. */
-static cpa_status time_layer(probe *p, int32_t phase, int64_t end, double *seconds, cpa_error *err) {
-    cpa_context_chunk chunk = {end - 1, 1, phase, CPA_PASS_Q, p->table};
+/* Seconds of a layer of a step with one row of a sequence of that placement, which ends at `end`. The last rank has it. */
+static cpa_status time_layer(probe *p, cpa_placement placement, int64_t end, double *seconds, cpa_error *err) {
+    cpa_context_chunk chunk = {end - 1, 1, placement, CPA_PASS_Q, p->table};
     CPA_TRY(cpa_control_agree(p->control, plan_layer(p, &chunk, err), err));
     CPA_TRY(cpa_control_agree(p->control, time_graph(p, seconds, err), err));
     return cpa_control_max(p->control, seconds, 1, err);
@@ -137,10 +137,11 @@ static cpa_status time_exchange(probe *p, const cpa_worker_options *o, double *e
     const cpa_context_options options = cpa_worker_context_options(o, map.cp_size);
     CPA_TRY(cpa_control_agree(p->control, make_memory(p, o, err), err));
     CPA_TRY(cpa_context_create_over(p->control->comm, p->device, o->transport, &options, &p->context, err));
-    double dealt, whole;
-    CPA_TRY(time_layer(p, 0, (int64_t)map.cp_size * map.interleave, &dealt, err));
-    CPA_TRY(time_layer(p, cpa_owner_whole_phase(map, map.cp_size - 1), map.interleave, &whole, err));
-    *exchange_s = fmax(dealt - whole, 0);
+    const cpa_placement all_ranks = {CPA_SHARDED, 0}, last_rank = {CPA_ON_RANK, map.cp_size - 1};
+    double sharded_s, local_s;
+    CPA_TRY(time_layer(p, all_ranks, (int64_t)map.cp_size * map.interleave, &sharded_s, err));
+    CPA_TRY(time_layer(p, last_rank, map.interleave, &local_s, err));
+    *exchange_s = fmax(sharded_s - local_s, 0);
     return CPA_OK;
 }
 

@@ -205,8 +205,6 @@ cpa_scheduler_options cpa_engine_scheduler_options(cpa_engine_options *o, cpa_pl
         .tenant_block_quota = o->tenant_block_quota,
         .window = widest.window,
         .sinks = widest.sinks,
-        .local_context = o->local_context == 0                        ? CPA_LOCAL_AUTO
-                         : o->local_context == CPA_LOCAL_CONTEXT_NONE ? 0
-                                                                      : o->local_context,
+        .local_context = o->local_context,
     };
 }

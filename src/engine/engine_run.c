@@ -117,8 +117,8 @@ static double predict_step(const run *r) {
     double seconds = 0, exchange = 0;
     for (int64_t i = 0; i < r->plan.n_chunks; i++) {
         const cpa_plan_chunk *chunk = &r->plan.chunks[i];
-        int whole = cpa_owner_is_whole(r->engine->worker->options.map, chunk->phase);
-        const cpa_planner planner = whole ? cpa_planner_of_whole(&r->engine->planner) : r->engine->planner;
+        int local = chunk->placement.kind == CPA_ON_RANK;
+        const cpa_planner planner = local ? cpa_planner_on_rank(&r->engine->planner) : r->engine->planner;
         int decoded = chunk->flags & CPA_CHUNK_DECODE && chunk->algorithm == CPA_PASS_Q && planner.exchange_s > 0;
         seconds += decoded ? cpa_planner_predict_decode(&planner, chunk->start)
                            : cpa_planner_predict(&planner, chunk->algorithm, chunk->count, chunk->start);
@@ -210,7 +210,7 @@ void cpa_engine_take_stats(const cpa_scheduler_stats *scheduled, cpa_engine_stat
     s->swapped_in = scheduled->swapped_in;
     s->swap_failures = scheduled->swap_failures;
     s->cow_copies = scheduled->cow_copies;
-    s->whole = scheduled->whole;
+    s->rank_local = scheduled->rank_local;
 }
 
 /* What the scheduler knows, on rank 0. */

@@ -265,6 +265,18 @@ void cpa_attend_plan_destroy(cpa_attend_plan *plan) {
     if (plan) plan->device->kernels->plan_destroy(plan);
 }
 
+/* Queries and keys are of one shard or all, keys also of all shards but one. */
+static cpa_status check_token_set(const cpa_attend_batch *batch, long long index, const char *name, cpa_token_set set,
+                                  int may_be_others, cpa_error *err) {
+    const int known =
+        set.kind == CPA_TOKENS_SHARD || set.kind == CPA_TOKENS_ALL || (set.kind == CPA_TOKENS_OTHERS && may_be_others);
+    REQUIRE(err, known, "attend plan: items[%lld] has %s.kind %d, expected one shard (%d)%s or all (%d)", index, name,
+            (int)set.kind, CPA_TOKENS_SHARD, may_be_others ? ", all but one (1)" : "", CPA_TOKENS_ALL);
+    REQUIRE(err, set.kind == CPA_TOKENS_ALL || (set.shard >= 0 && set.shard < batch->map.cp_size),
+            "attend plan: items[%lld] has %s.shard %d, expected 0..%d", index, name, set.shard, batch->map.cp_size - 1);
+    return CPA_OK;
+}
+
 /* Checks one item; raises *max_block to the largest block id that it reads. */
 static cpa_status check_item(const cpa_attend_batch *batch, int64_t index, int64_t *max_block, cpa_error *err) {
     cpa_attend_item item = batch->items[index];
@@ -276,16 +288,11 @@ static cpa_status check_item(const cpa_attend_batch *batch, int64_t index, int64
             "attend plan: items[%lld] has k_count %lld and k_first %lld; expected none negative and k_first a multiple "
             "of block_size, %d",
             i, (long long)item.k_count, (long long)item.k_first, batch->block_size);
-    int all_keys = item.k_slot == CPA_SLOT_WHOLE && !item.k_others;
-    int whole = item.q_slot == CPA_SLOT_WHOLE && all_keys;
-    int dealt = item.q_slot >= 0 && item.q_slot < batch->map.cp_size &&
-                (all_keys || (item.k_slot >= 0 && item.k_slot < batch->map.cp_size));
-    REQUIRE(err, whole || dealt,
-            "attend plan: items[%lld] has q_slot %d and k_slot %d, expected 0..%d, or %d for the keys of all shards "
-            "or both of a whole sequence",
-            i, item.q_slot, item.k_slot, batch->map.cp_size - 1, CPA_SLOT_WHOLE);
-    REQUIRE(err, item.k_others == 0 || item.k_others == 1, "attend plan: items[%lld] has k_others %d, expected 0 or 1",
-            i, item.k_others);
+    CPA_TRY(check_token_set(batch, i, "q_set", item.q_set, 0, err));
+    CPA_TRY(check_token_set(batch, i, "k_set", item.k_set, 1, err));
+    REQUIRE(err, item.q_set.kind != CPA_TOKENS_ALL || item.k_set.kind == CPA_TOKENS_ALL,
+            "attend plan: items[%lld] has the queries of all tokens and k_set.kind %d; expected all keys too, %d", i,
+            (int)item.k_set.kind, CPA_TOKENS_ALL);
     int64_t entries = item.k_count / batch->block_size + (item.k_count % batch->block_size > 0);
     REQUIRE(err, item.table >= 0 && item.table <= batch->n_table_entries - entries,
             "attend plan: items[%lld] uses table entries [%lld, %lld) of %lld", i, (long long)item.table,

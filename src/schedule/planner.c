@@ -55,10 +55,10 @@ double cpa_planner_predict_decode(const cpa_planner *p, int64_t cached_tokens) {
     return attention_seconds(p, 1, (double)cached_tokens);
 }
 
-cpa_planner cpa_planner_of_whole(const cpa_planner *planner) {
-    cpa_planner whole = *planner;
-    whole.cp_size = 1;
-    return whole;
+cpa_planner cpa_planner_on_rank(const cpa_planner *planner) {
+    cpa_planner local = *planner;
+    local.cp_size = 1;
+    return local;
 }
 
 /* Seconds of one layer over the life of a sequence, for P prompt tokens of which F are found, and D output tokens:
@@ -72,15 +72,15 @@ static double life_seconds(const cpa_planner *p, int64_t prompt, int64_t output,
     return prefill + d * (tokens * token_bytes(p) / (p->cp_size * p->memory_bandwidth) + exchange);
 }
 
-int64_t cpa_planner_whole_tokens(const cpa_planner *p) {
-    return p->cp_size == 1 || !(p->exchange_s > 0) || p->forced != CPA_AUTO ? 0 : CPA_PLANNER_WHOLE_TOKENS;
+int64_t cpa_planner_local_tokens(const cpa_planner *p) {
+    return p->cp_size == 1 || !(p->exchange_s > 0) || p->forced != CPA_AUTO ? 0 : CPA_PLANNER_LOCAL_TOKENS;
 }
 
-int cpa_planner_prefers_whole(const cpa_planner *p, int64_t prompt_tokens, int64_t output_tokens, int64_t found_whole,
-                              int64_t found_dealt, int64_t running) {
-    cpa_planner whole = cpa_planner_of_whole(p);
-    return life_seconds(&whole, prompt_tokens, output_tokens, found_whole, running) <
-           life_seconds(p, prompt_tokens, output_tokens, found_dealt, running);
+int cpa_planner_prefers_local(const cpa_planner *p, int64_t prompt_tokens, int64_t output_tokens, int64_t found_local,
+                              int64_t found_sharded, int64_t running) {
+    cpa_planner local = cpa_planner_on_rank(p);
+    return life_seconds(&local, prompt_tokens, output_tokens, found_local, running) <
+           life_seconds(p, prompt_tokens, output_tokens, found_sharded, running);
 }
 
 const char *cpa_planner_reason_name(cpa_planner_reason reason) {

@@ -57,21 +57,21 @@ double cpa_planner_predict(const cpa_planner *planner, cpa_algorithm algorithm, 
  * has one for all its sequences, exchange_s where that was measured. */
 double cpa_planner_predict_decode(const cpa_planner *planner, int64_t cached_tokens);
 
-/* A longer sequence is never preferred whole: an exchange takes less time than reading so many tokens. */
-enum { CPA_PLANNER_WHOLE_TOKENS = 32768 };
+/* A longer sequence is never preferred on one rank: an exchange takes less time than reading so many tokens. */
+enum { CPA_PLANNER_LOCAL_TOKENS = 32768 };
 
-/* The longest sequence that may be preferred whole; 0 on one rank, where x is not known, and where an algorithm is
+/* The longest sequence that may be preferred on one rank; 0 if there is one only, where x is not known, and where an algorithm is
  * forced, as users compare algorithms by their exchanges. */
-int64_t cpa_planner_whole_tokens(const cpa_planner *planner);
+int64_t cpa_planner_local_tokens(const cpa_planner *planner);
 
-/* Whether a sequence of at most that length is sooner done whole on one rank, where `found_whole` tokens of its prompt
- * are cached already, than dealt to all, where `found_dealt` are, while so many others run or soon will. See planner.c.
+/* Whether a sequence of at most that length is sooner done on one rank, where `found_local` tokens of its prompt are
+ * cached already, than sharded over all, where `found_sharded` are, while so many others run or soon will. See planner.c.
  */
-int cpa_planner_prefers_whole(const cpa_planner *planner, int64_t prompt_tokens, int64_t output_tokens,
-                              int64_t found_whole, int64_t found_dealt, int64_t running);
+int cpa_planner_prefers_local(const cpa_planner *planner, int64_t prompt_tokens, int64_t output_tokens,
+                              int64_t found_local, int64_t found_sharded, int64_t running);
 
-/* The planner for sequences that one rank keeps whole. */
-cpa_planner cpa_planner_of_whole(const cpa_planner *planner);
+/* The planner for sequences that lie on one rank. */
+cpa_planner cpa_planner_on_rank(const cpa_planner *planner);
 
 /* A short phrase for a report; never NULL. */
 const char *cpa_planner_reason_name(cpa_planner_reason reason);

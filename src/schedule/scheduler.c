@@ -29,13 +29,13 @@ static cpa_status check_options(const cpa_scheduler_options *o, cpa_error *err) 
                         o->max_num_batched_tokens, o->max_num_seqs);
     if (!o->token_at) return cpa_fail(err, CPA_INVALID, "scheduler: no source of tokens");
     if (o->host_blocks < 0 || o->window < 0 || o->sinks < 0 || o->tenant_block_quota < 0 ||
-        o->long_prefill_threshold < 0 || !(o->ageing_s >= 0) || o->local_context < CPA_LOCAL_AUTO)
+        o->long_prefill_threshold < 0 || !(o->ageing_s >= 0) || o->local_context < CPA_LOCAL_CONTEXT_NONE)
         return cpa_fail(err, CPA_INVALID,
                         "scheduler: %" PRId64 " host blocks, window %" PRId64 ", %" PRId64 " sinks, quota %" PRId64
                         ", threshold %" PRId64 ", ageing %g s, local context %" PRId64
                         "; expected none below 0 (local context: %d)",
                         o->host_blocks, o->window, o->sinks, o->tenant_block_quota, o->long_prefill_threshold,
-                        o->ageing_s, o->local_context, CPA_LOCAL_AUTO);
+                        o->ageing_s, o->local_context, CPA_LOCAL_CONTEXT_NONE);
     if (o->preemption == CPA_PREEMPT_AUTO && o->host_blocks > 0 &&
         !(o->host_bandwidth > 0 && o->block_bytes > 0 && o->layers > 0))
         return cpa_fail(err, CPA_INVALID,
@@ -85,13 +85,13 @@ cpa_status cpa_scheduler_create(const cpa_scheduler_options *options, cpa_schedu
     s->running = calloc(slots, sizeof *s->running);
     s->finished = calloc(slots, sizeof *s->finished);
     s->scheduled = calloc(slots, sizeof *s->scheduled);
-    s->free_slots = calloc(slots, sizeof *s->free_slots);
+    s->free_indices = calloc(slots, sizeof *s->free_indices);
     if (!s->pools || !s->evict || !s->lacks || (!s->marks && options->num_blocks > 0) || !s->identity || !s->running ||
-        !s->finished || !s->scheduled || !s->free_slots)
+        !s->finished || !s->scheduled || !s->free_indices)
         goto no_memory;
     CPA_TRY_GOTO(create_pools(s, err), fail);
-    s->n_free_slots = options->max_num_seqs;
-    for (int32_t i = 0; i < s->n_free_slots; i++) s->free_slots[i] = s->n_free_slots - 1 - i;
+    s->n_free_indices = options->max_num_seqs;
+    for (int32_t i = 0; i < s->n_free_indices; i++) s->free_indices[i] = s->n_free_indices - 1 - i;
     *out = s;
     return CPA_OK;
 
@@ -124,7 +124,7 @@ void cpa_scheduler_destroy(cpa_scheduler *s) {
     cpa_sequence_queue_destroy(&s->waiting);
     cpa_sequence_queue_destroy(&s->future);
     free(s->pins);
-    free(s->free_slots);
+    free(s->free_indices);
     free(s->scheduled);
     free(s->finished);
     free(s->running);
@@ -146,7 +146,7 @@ static cpa_status check_request(const cpa_scheduler *s, const cpa_scheduler_requ
     if (!isfinite(r->arrival))
         return cpa_fail(err, CPA_INVALID, "request %" PRIu64 ": arrival at %g s; expected a finite time", r->id,
                         r->arrival);
-    /* One that is kept whole fits as well: cpa_request_may_be_whole. */
+    /* On one rank it is placed only if it fits there: cpa_request_may_be_local. */
     int64_t tokens = cpa_request_cached_tokens(r), blocks = cpa_request_blocks(&s->options, tokens);
     if (blocks > s->options.num_blocks)
         return cpa_fail(err, CPA_INVALID,
@@ -260,7 +260,7 @@ int cpa_scheduler_has_room(cpa_scheduler *s, const cpa_sequence *sequence, int64
 
 cpa_planner cpa_scheduler_planner(const cpa_scheduler *s, const cpa_sequence *sequence) {
     const cpa_planner *planner = &s->options.planner;
-    return cpa_owner_is_whole(s->options.map, sequence->phase) ? cpa_planner_of_whole(planner) : *planner;
+    return sequence->placement.kind == CPA_ON_RANK ? cpa_planner_on_rank(planner) : *planner;
 }
 
 int cpa_scheduler_within_quota(const cpa_scheduler *s, const cpa_sequence *sequence) {
@@ -281,15 +281,15 @@ void cpa_scheduler_place(cpa_scheduler *s, cpa_sequence *sequence, int64_t token
     s->scheduled[s->n_scheduled++] = sequence;
 }
 
-/* Slot and blocks of the sequences that finished in the last plan are free from this one on, and what its copies read.
+/* Indices and blocks of the sequences that finished in the last plan are free from this one on, and what its copies read.
  * */
 static cpa_status retire_finished(cpa_scheduler *s, cpa_error *err) {
     for (int64_t i = 0; i < s->n_pins; i++) CPA_TRY(cpa_block_pool_release(s->pins[i].pool, s->pins[i].block, err));
     s->n_pins = 0;
     while (s->n_finished > 0) {
         cpa_sequence *sequence = s->finished[--s->n_finished];
-        *cpa_step_plan_add_release(s->plan) = sequence->slot;
-        s->free_slots[s->n_free_slots++] = sequence->slot;
+        *cpa_step_plan_add_release(s->plan) = sequence->index;
+        s->free_indices[s->n_free_indices++] = sequence->index;
         cpa_scheduler_charge(sequence, s->options.map.cp_size, -1);
         cpa_status status = cpa_sequence_close(sequence, s->pools, s->options.map.cp_size, err);
         cpa_sequence_destroy(sequence);

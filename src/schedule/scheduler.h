@@ -17,7 +17,7 @@
  * sequence waits for it. Samples of one prompt (requests of one group) share it in the same way, also where nothing
  * else is shared.
  *
- * A short sequence may be kept whole on one rank (local_context), where it decodes without any exchange: on the rank
+ * A short sequence may be placed on one rank (local_context), where it decodes without any exchange: on the rank
  * that then has the fewest blocks in use, so that what it finds there counts for a rank. Where a sequence lies is
  * decided each time that it is about to be admitted without a cache, and holds until it finishes or is computed again.
  *
@@ -46,8 +46,6 @@
 /* The token at a position of a request, prompt and output alike. Pure and thread-safe. */
 typedef uint32_t (*cpa_token_fn)(void *ctx, uint64_t request, int64_t position);
 
-enum { CPA_LOCAL_AUTO = -1 };
-
 /* Zero stands for a scheduler without the feature. */
 typedef struct cpa_scheduler_options {
     cpa_owner_map map;
@@ -72,8 +70,9 @@ typedef struct cpa_scheduler_options {
     int64_t tenant_block_quota;     /* most blocks of one rank in the tables of a tenant's running sequences */
     int64_t window;                 /* the widest window of all layers; what lies before it is freed */
     int64_t sinks;                  /* first tokens that stay visible */
-    int64_t local_context; /* sequences of up to so many tokens are kept whole on one rank; CPA_LOCAL_AUTO: those that
-                              the planner prefers whole */
+    int64_t
+        local_context; /* sequences of up to so many tokens are placed on one rank; 0: those that the planner prefers
+                              there, CPA_LOCAL_CONTEXT_NONE: none */
 } cpa_scheduler_options;
 
 typedef struct cpa_scheduler_request {
@@ -87,7 +86,7 @@ typedef struct cpa_scheduler_request {
 } cpa_scheduler_request;
 
 typedef struct cpa_scheduler_stats {
-    int64_t waiting; /* requests without a slot, arrived or not */
+    int64_t waiting; /* requests that do not run, arrived or not */
     int64_t running;
     int64_t finished; /* planned to the last token */
     int64_t preemptions;
@@ -98,7 +97,7 @@ typedef struct cpa_scheduler_stats {
     int64_t evictions;                   /* blocks that could be found until their memory was needed */
     int64_t swapped_out, swapped_in;     /* blocks */
     int64_t cow_copies;
-    int64_t whole; /* admissions of sequences that are kept whole on one of several ranks */
+    int64_t rank_local; /* admissions of sequences to one of several ranks */
     int64_t swap_failures;
 } cpa_scheduler_stats;
 

@@ -42,57 +42,56 @@ static const cpa_prefix_digest *probe(cpa_scheduler *s, cpa_sequence *sequence, 
     return &sequence->probe[j];
 }
 
-/* How many of its blocks were found in a phase when it last looked there. */
-static int64_t *found_in(const cpa_scheduler *s, cpa_sequence *sequence, int32_t phase) {
-    const cpa_owner_map map = s->options.map;
-    return cpa_owner_is_whole(map, phase) ? &sequence->shards[phase - map.cp_size].found : &sequence->found_dealt;
+/* How many of its blocks were found in a placement when it last looked there. */
+static int64_t *found_in(cpa_sequence *sequence, cpa_placement placement) {
+    return placement.kind == CPA_ON_RANK ? &sequence->shards[placement.rank].found : &sequence->found_sharded;
 }
 
-/* Counts the leading blocks that can be found in a phase. Goes on where it ended the last time: what has been evicted
+/* Counts the leading blocks that can be found in a placement. Goes on where it ended the last time: what has been evicted
  * since then shows when the blocks are shared. */
-static int64_t look(cpa_scheduler *s, cpa_sequence *sequence, int32_t phase) {
-    int64_t *found = found_in(s, sequence, phase);
+static int64_t look(cpa_scheduler *s, cpa_sequence *sequence, cpa_placement placement) {
+    int64_t *found = found_in(sequence, placement);
     int64_t links = cpa_scheduler_shares(s, sequence) ? count_links(s, sequence) : 0;
     for (; *found < links; ++*found) {
         const cpa_prefix_digest *digest = probe(s, sequence, *found);
         if (!digest) break;
-        cpa_prefix_digest key = cpa_sequence_key(phase, digest);
+        cpa_prefix_digest key = cpa_sequence_key(placement, digest);
         if (cpa_prefix_cache_find(s->cache, &key) < 0) break;
     }
     return *found;
 }
 
-/* The running sequence that computes the first block that cannot be found in a phase; NULL if none does. */
-static const cpa_sequence *who_computes(cpa_scheduler *s, cpa_sequence *sequence, int32_t phase) {
-    const int64_t found = *found_in(s, sequence, phase);
+/* The running sequence that computes the first block that cannot be found in a placement; NULL if none does. */
+static const cpa_sequence *who_computes(cpa_scheduler *s, cpa_sequence *sequence, cpa_placement placement) {
+    const int64_t found = *found_in(sequence, placement);
     if (!cpa_scheduler_shares(s, sequence) || found == count_links(s, sequence)) return NULL;
     const cpa_prefix_digest *digest = probe(s, sequence, found);
     if (!digest) return NULL;
-    cpa_prefix_digest key = cpa_sequence_key(phase, digest);
+    cpa_prefix_digest key = cpa_sequence_key(placement, digest);
     cpa_sequence *computing;
     HASH_FIND(pending, s->pending, &key, sizeof key, computing);
     return computing;
 }
 
-/* Blocks that can be found in a phase, now or when one who computes the next of them is as far as is known. */
-static int64_t expect(cpa_scheduler *s, cpa_sequence *sequence, int32_t phase) {
-    int64_t found = look(s, sequence, phase);
-    const cpa_sequence *computing = who_computes(s, sequence, phase);
+/* Blocks that can be found in a placement, now or when one who computes the next of them is as far as is known. */
+static int64_t expect(cpa_scheduler *s, cpa_sequence *sequence, cpa_placement placement) {
+    int64_t found = look(s, sequence, placement);
+    const cpa_sequence *computing = who_computes(s, sequence, placement);
     if (!computing) return found;
     int64_t known = cpa_min64(cpa_sequence_known(sequence), cpa_sequence_known(computing));
     return cpa_max64(found, known / s->options.block_size);
 }
 
-/* The rank that would have the fewest blocks in use if it kept the whole sequence; among equals the one where it would
- * begin otherwise, or the next. */
+/* The rank that would have the fewest blocks in use if the sequence lay on it; among equals the one where it would begin
+ * otherwise, or the next. */
 static int32_t best_home(cpa_scheduler *s, cpa_sequence *sequence) {
     const cpa_owner_map map = s->options.map;
-    int32_t best = sequence->dealt_phase;
+    int32_t best = sequence->first_rank;
     int64_t least = INT64_MAX;
     for (int32_t i = 0; i < map.cp_size; i++) {
-        int32_t r = (sequence->dealt_phase + i) % map.cp_size;
+        int32_t r = (sequence->first_rank + i) % map.cp_size;
         int64_t used = s->options.num_blocks - cpa_block_pool_free_count(s->pools[r]);
-        int64_t more = used - expect(s, sequence, cpa_owner_whole_phase(map, r));
+        int64_t more = used - expect(s, sequence, (cpa_placement){CPA_ON_RANK, r});
         if (more >= least) continue;
         least = more;
         best = r;
@@ -101,27 +100,25 @@ static int32_t best_home(cpa_scheduler *s, cpa_sequence *sequence) {
 }
 
 /* Decides where the sequence is to lie, by how much of it lies there already. */
-static void choose_phase(cpa_scheduler *s, cpa_sequence *sequence) {
+static void choose_placement(cpa_scheduler *s, cpa_sequence *sequence) {
     const cpa_scheduler_options *o = &s->options;
-    sequence->phase = sequence->dealt_phase;
-    int64_t found = look(s, sequence, sequence->phase);
-    if (!cpa_request_may_be_whole(o, &sequence->request)) return;
+    sequence->placement = (cpa_placement){CPA_SHARDED, sequence->first_rank};
+    int64_t found = look(s, sequence, sequence->placement);
+    if (!cpa_request_may_be_local(o, &sequence->request)) return;
     int32_t home = best_home(s, sequence);
     int64_t known = cpa_sequence_known(sequence), most = known - 1;
-    int64_t whole = cpa_min64(sequence->shards[home].found * o->block_size, most);
-    int64_t dealt = cpa_min64(found * o->block_size, most);
+    int64_t local = cpa_min64(sequence->shards[home].found * o->block_size, most);
+    int64_t sharded = cpa_min64(found * o->block_size, most);
     int64_t output = sequence->request.output_tokens - sequence->emitted;
     int64_t others = s->n_running + s->waiting.count - 1; /* it is still among the waiting ones */
-    if (o->local_context == CPA_LOCAL_AUTO &&
-        !cpa_planner_prefers_whole(&o->planner, known, output, whole, dealt, others))
-        return;
-    sequence->phase = cpa_owner_whole_phase(o->map, home);
+    if (o->local_context == 0 && !cpa_planner_prefers_local(&o->planner, known, output, local, sharded, others)) return;
+    sequence->placement = (cpa_placement){CPA_ON_RANK, home};
 }
 
 /* Whether a running sequence computes the first block that cannot be found. */
 static int must_wait(cpa_scheduler *s, cpa_sequence *sequence) {
     if (cpa_fault_is(CPA_FAULT_STARVED_WAITER) && sequence->waits) return 1;
-    sequence->waits = who_computes(s, sequence, sequence->phase) != NULL;
+    sequence->waits = who_computes(s, sequence, sequence->placement) != NULL;
     return sequence->waits;
 }
 
@@ -136,7 +133,7 @@ static cpa_status share_prefix(cpa_scheduler *s, cpa_sequence *sequence, int32_t
     for (; j < links; j++) {
         const cpa_prefix_digest *digest = probe(s, sequence, j);
         if (!digest) break;
-        cpa_prefix_digest key = cpa_sequence_key(sequence->phase, digest);
+        cpa_prefix_digest key = cpa_sequence_key(sequence->placement, digest);
         int32_t block = cpa_prefix_cache_find(s->cache, &key);
         if (block < 0) break;
         int32_t rank = cpa_sequence_block_rank(sequence, &s->options, j), n = link_tokens(s, sequence, j);
@@ -154,7 +151,7 @@ static cpa_status share_prefix(cpa_scheduler *s, cpa_sequence *sequence, int32_t
             CPA_TRY(cpa_sequence_share(sequence, rank, s->pools[rank], block, err));
         }
     }
-    *found_in(s, sequence, sequence->phase) = j;
+    *found_in(sequence, sequence->placement) = j;
     return CPA_OK;
 }
 
@@ -171,10 +168,10 @@ static void enter(cpa_scheduler *s, cpa_sequence *sequence) {
     int32_t at = s->n_running++;
     for (; at > 0 && cpa_sequence_before(sequence, s->running[at - 1]); at--) s->running[at] = s->running[at - 1];
     s->running[at] = sequence;
-    sequence->slot = s->free_slots[--s->n_free_slots];
+    sequence->index = s->free_indices[--s->n_free_indices];
     free(sequence->probe);
     sequence->probe = NULL;
-    sequence->n_probe = sequence->probe_capacity = sequence->found_dealt = sequence->waits = 0;
+    sequence->n_probe = sequence->probe_capacity = sequence->found_sharded = sequence->waits = 0;
     for (int32_t r = 0; r < s->options.map.cp_size; r++) sequence->shards[r].found = 0;
 }
 
@@ -201,7 +198,7 @@ static cpa_status give_up_source(cpa_scheduler *s, cpa_sequence *sequence, int32
 /* Turns a request away that lacks blocks, or quota, even if all that was found is shared: a look that costs little, as
  * the first in line may be turned away in many plans. Otherwise ADMITTED. */
 static verdict look_for_room(const cpa_scheduler *s, cpa_sequence *sequence) {
-    int64_t block_size = s->options.block_size, found = *found_in(s, sequence, sequence->phase) * block_size;
+    int64_t block_size = s->options.block_size, found = *found_in(sequence, sequence->placement) * block_size;
     int64_t room = 1;
     int64_t quota = s->options.tenant_block_quota, most = cpa_sequence_known(sequence) - 1;
     sequence->computed = found < most ? found : most;
@@ -221,7 +218,7 @@ static verdict look_for_room(const cpa_scheduler *s, cpa_sequence *sequence) {
 static cpa_status try_fresh(cpa_scheduler *s, cpa_sequence *sequence, verdict *out, cpa_error *err) {
     int32_t source, ranks = s->options.map.cp_size;
     *out = SKIP;
-    choose_phase(s, sequence);
+    choose_placement(s, sequence);
     if (must_wait(s, sequence)) return CPA_OK;
     *out = look_for_room(s, sequence);
     if (*out != ADMITTED) return CPA_OK;
@@ -251,7 +248,7 @@ static cpa_status try_fresh(cpa_scheduler *s, cpa_sequence *sequence, verdict *o
     }
     *out = ADMITTED;
     count_hits(s, sequence);
-    s->stats.whole += cpa_owner_is_whole(s->options.map, sequence->phase);
+    s->stats.rank_local += sequence->placement.kind == CPA_ON_RANK;
     enter(s, sequence);
     cpa_scheduler_place(s, sequence, tokens);
     if (source >= 0) {
@@ -319,7 +316,7 @@ cpa_status cpa_scheduler_admit(cpa_scheduler *s, cpa_error *err) {
     cpa_sequence *skipped[CPA_MAX_SKIPPED], *sequence;
     int n_skipped = 0;
     cpa_status status = CPA_OK;
-    while (s->budget > 0 && s->n_free_slots > 0 && n_skipped < CPA_MAX_SKIPPED &&
+    while (s->budget > 0 && s->n_free_indices > 0 && n_skipped < CPA_MAX_SKIPPED &&
            (sequence = cpa_sequence_queue_first(&s->waiting))) {
         verdict v = STOP;
         CPA_TRY_GOTO(sequence->host ? try_return(s, sequence, &v, err) : try_fresh(s, sequence, &v, err), done);

@@ -36,10 +36,10 @@ struct cpa_scheduler {
     cpa_sequence_queue waiting;
     cpa_sequence **running; /* [max_num_seqs], in the order of cpa_sequence_before */
     int32_t n_running;
-    cpa_sequence **finished; /* [max_num_seqs], finished in the last plan; they still hold slot and blocks */
+    cpa_sequence **finished; /* [max_num_seqs], finished in the last plan; they still hold index and blocks */
     int32_t n_finished;
-    int32_t *free_slots; /* [max_num_seqs], a stack */
-    int32_t n_free_slots;
+    int32_t *free_indices; /* [max_num_seqs], a stack: those of no running sequence */
+    int32_t n_free_indices;
     cpa_pin *pins;
     int64_t n_pins, pins_capacity;
     uint64_t step;
@@ -65,7 +65,7 @@ int64_t cpa_scheduler_next_tokens(const cpa_scheduler *s, const cpa_sequence *se
 void cpa_scheduler_place(cpa_scheduler *s, cpa_sequence *sequence, int64_t tokens);
 /* Sets s->lacks for the first `tokens` tokens of a sequence; whether the pools have that. */
 int cpa_scheduler_has_room(cpa_scheduler *s, const cpa_sequence *sequence, int64_t tokens);
-/* What plans the chunks of a sequence: it exchanges nothing where one rank keeps it whole. */
+/* What plans the chunks of a sequence: it exchanges nothing if it lies on one rank. */
 cpa_planner cpa_scheduler_planner(const cpa_scheduler *s, const cpa_sequence *sequence);
 /* Whether the tenant may hold what s->lacks says besides what it holds. */
 int cpa_scheduler_within_quota(const cpa_scheduler *s, const cpa_sequence *sequence);
@@ -77,7 +77,7 @@ void cpa_scheduler_charge(const cpa_sequence *sequence, int32_t cp_size, int sig
 /* Makes room for what s->lacks says of running[index] by preempting sequences after it, and sets *made; does nothing if
  * that cannot succeed. */
 cpa_status cpa_scheduler_make_room(cpa_scheduler *s, int32_t index, int *made, cpa_error *err);
-/* Takes running[index] out of its slot. */
+/* Takes running[index] out of the running sequences. */
 cpa_status cpa_scheduler_preempt(cpa_scheduler *s, int32_t index, int may_swap, cpa_error *err);
 /* Forgets what a sequence has in host memory. */
 cpa_status cpa_scheduler_drop_host(cpa_scheduler *s, cpa_sequence *sequence, cpa_error *err);

@@ -154,8 +154,8 @@ cpa_status cpa_scheduler_preempt(cpa_scheduler *s, int32_t index, int may_swap, 
     cpa_scheduler_charge(victim, s->options.map.cp_size, -1);
     int32_t *release = cpa_step_plan_add_release(s->plan);
     if (!release) return cpa_fail(err, CPA_NO_MEMORY, "scheduler: no memory for a plan");
-    *release = victim->slot;
-    s->free_slots[s->n_free_slots++] = victim->slot;
+    *release = victim->index;
+    s->free_indices[s->n_free_indices++] = victim->index;
     if (!cpa_fault_is(CPA_FAULT_LOST_SEQUENCE)) cpa_sequence_queue_push(&s->waiting, victim);
     s->stats.preemptions++;
     return cpa_sequence_close(victim, s->pools, s->options.map.cp_size, err);

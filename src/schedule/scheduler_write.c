@@ -12,7 +12,7 @@ static void write_appends(cpa_scheduler *s, cpa_sequence *sequence) {
         cpa_sequence_shard *shard = &sequence->shards[r];
         int64_t added = shard->held - shard->announced;
         if (added == 0) continue;
-        *cpa_step_plan_add_append(plan) = (cpa_plan_append){sequence->slot, r, (int32_t)added, plan->n_block_ids};
+        *cpa_step_plan_add_append(plan) = (cpa_plan_append){sequence->index, r, (int32_t)added, plan->n_block_ids};
         memcpy(cpa_step_plan_add_blocks(plan, added), sequence->blocks + r * sequence->stride + shard->announced,
                (size_t)added * sizeof *sequence->blocks);
         shard->announced = shard->held;
@@ -30,8 +30,8 @@ static void write_chunk(cpa_scheduler *s, cpa_sequence *sequence) {
     cpa_plan_chunk *chunk = cpa_step_plan_add_chunk(plan);
     *chunk = (cpa_plan_chunk){
         .request = sequence->request.id,
-        .seq = sequence->slot,
-        .phase = sequence->phase,
+        .seq = sequence->index,
+        .placement = sequence->placement,
         .start = sequence->computed,
         .count = sequence->planned,
         .first_output = cpa_sequence_known(sequence) - 1,
@@ -87,7 +87,7 @@ static cpa_status void_unseen_of(cpa_scheduler *s, cpa_sequence *sequence, cpa_e
         if (entry < sequence->shards[rank].announced) {
             cpa_plan_void *v = cpa_step_plan_add_void(s->plan);
             if (!v) return cpa_fail(err, CPA_NO_MEMORY, "scheduler: no memory for a plan");
-            *v = (cpa_plan_void){sequence->slot, rank, (int32_t)entry};
+            *v = (cpa_plan_void){sequence->index, rank, (int32_t)entry};
         }
         sequence->tenant->held[rank]--;
         CPA_TRY(cpa_sequence_void(sequence, &s->options, j, s->pools, err));
@@ -126,7 +126,7 @@ static int set_next(cpa_scheduler *s, cpa_sequence *sequence) {
     }
     if (!cpa_scheduler_digest(s, sequence, &sequence->tip, first, sequence->next_tokens, &sequence->next)) return 0;
     sequence->has_next = 1;
-    sequence->next_key = cpa_sequence_key(sequence->phase, &sequence->next);
+    sequence->next_key = cpa_sequence_key(sequence->placement, &sequence->next);
     cpa_sequence *other;
     HASH_FIND(pending, s->pending, &sequence->next_key, sizeof sequence->next_key, other);
     if (!other) HASH_ADD(pending, s->pending, next_key, sizeof sequence->next_key, sequence);

@@ -32,9 +32,10 @@ cpa_sequence *cpa_sequence_create(const cpa_scheduler_options *options, const cp
     memcpy(&hash, first->bytes, sizeof hash);
     sequence->request = *request;
     sequence->request.salt = NULL;
-    sequence->phase = sequence->dealt_phase = (int32_t)(hash % (uint64_t)options->map.cp_size);
+    sequence->first_rank = (int32_t)(hash % (uint64_t)options->map.cp_size);
+    sequence->placement = (cpa_placement){CPA_SHARDED, sequence->first_rank};
     int64_t tokens = cpa_request_cached_tokens(request);
-    sequence->stride = cpa_request_may_be_whole(options, request) ? blocks_for(tokens, options->block_size)
+    sequence->stride = cpa_request_may_be_local(options, request) ? blocks_for(tokens, options->block_size)
                                                                   : cpa_request_blocks(options, tokens);
     set_order(sequence, options);
     return sequence;
@@ -56,19 +57,19 @@ int64_t cpa_request_blocks(const cpa_scheduler_options *options, int64_t tokens)
     return blocks_for(cpa_shard_len(options->map, 0, tokens), options->block_size);
 }
 
-int cpa_request_may_be_whole(const cpa_scheduler_options *options, const cpa_scheduler_request *request) {
+int cpa_request_may_be_local(const cpa_scheduler_options *options, const cpa_scheduler_request *request) {
     int64_t tokens = cpa_request_cached_tokens(request), blocks = blocks_for(tokens, options->block_size);
     int64_t most = options->local_context;
-    if (most == CPA_LOCAL_AUTO) most = cpa_planner_whole_tokens(&options->planner);
+    if (most == 0) most = cpa_planner_local_tokens(&options->planner);
     if (options->map.cp_size == 1 || tokens > most || blocks > options->num_blocks) return 0;
     return options->tenant_block_quota == 0 || blocks <= options->tenant_block_quota;
 }
 
-cpa_prefix_digest cpa_sequence_key(int32_t phase, const cpa_prefix_digest *digest) {
+cpa_prefix_digest cpa_sequence_key(cpa_placement placement, const cpa_prefix_digest *digest) {
     cpa_prefix_digest key = *digest;
     uint32_t word;
     memcpy(&word, key.bytes, sizeof word);
-    word ^= (uint32_t)phase;
+    word ^= (uint32_t)placement.rank << 1 | (placement.kind == CPA_ON_RANK);
     memcpy(key.bytes, &word, sizeof word);
     return key;
 }
@@ -89,8 +90,8 @@ int cpa_sequence_before(const cpa_sequence *a, const cpa_sequence *b) {
 
 int64_t cpa_sequence_needs(const cpa_sequence *sequence, const cpa_scheduler_options *options, int32_t rank,
                            int64_t tokens) {
-    int32_t slot = cpa_owner_slot(options->map, rank, sequence->phase);
-    return blocks_for(cpa_shard_len(options->map, slot, tokens), options->block_size);
+    const cpa_token_set held = cpa_tokens_on(options->map, sequence->placement, rank);
+    return blocks_for(cpa_tokens_before(options->map, held, tokens), options->block_size);
 }
 
 int64_t cpa_sequence_lacks(const cpa_sequence *sequence, const cpa_scheduler_options *options, int32_t rank,
@@ -99,13 +100,13 @@ int64_t cpa_sequence_lacks(const cpa_sequence *sequence, const cpa_scheduler_opt
 }
 
 int32_t cpa_sequence_block_rank(const cpa_sequence *sequence, const cpa_scheduler_options *options, int64_t j) {
-    return cpa_owner_rank(options->map, sequence->phase, j * options->block_size);
+    return cpa_owner_rank(options->map, sequence->placement, j * options->block_size);
 }
 
 int32_t *cpa_sequence_block(const cpa_sequence *sequence, const cpa_scheduler_options *options, int64_t j) {
     int32_t rank = cpa_sequence_block_rank(sequence, options, j);
-    int32_t slot = cpa_owner_slot(options->map, rank, sequence->phase);
-    int64_t local = cpa_shard_len(options->map, slot, j * options->block_size) / options->block_size;
+    const cpa_token_set held = cpa_tokens_on(options->map, sequence->placement, rank);
+    int64_t local = cpa_tokens_before(options->map, held, j * options->block_size) / options->block_size;
     return sequence->blocks + rank * sequence->stride + local;
 }
 

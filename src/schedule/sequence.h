@@ -25,7 +25,7 @@ typedef struct cpa_sequence_shard {
     int64_t voided;    /* how many of them hold no block any more */
     int64_t announced; /* how many the ranks know from earlier plans */
     int64_t swapped;   /* blocks in the host memory of this rank */
-    int64_t found;     /* while it waits: blocks of its prefix that were found here, whole, when it last looked */
+    int64_t found; /* while it waits: blocks of its prefix that were found on this rank alone, when it last looked */
 } cpa_sequence_shard;
 
 typedef struct cpa_sequence {
@@ -33,27 +33,27 @@ typedef struct cpa_sequence {
     cpa_tenant *tenant;
     int32_t level; /* goes before others by level, then key, then id */
     double key;
-    int32_t phase;       /* where its tokens are; see cpa_owner_map. May change while it waits */
-    int32_t dealt_phase; /* when it is dealt to the ranks */
-    int32_t slot;
-    int introduced;   /* the ranks know it in its slot */
-    int restart;      /* what was swapped in is damaged */
-    int64_t computed; /* tokens in the cache, once every planned step has run */
-    int64_t emitted;  /* output tokens, likewise */
-    int64_t planned;  /* tokens it is given in the plan being made; 0 = none */
-    uint64_t ready;   /* the first step in which it may be given tokens */
-    int32_t *blocks;  /* [cp_size, stride] ids of the blocks held, -1 where voided; NULL when not running */
-    int64_t stride;   /* most blocks on one rank over its whole life */
-    int64_t voided;   /* blocks from the sequence's start that no query sees any more, sinks included */
-    int32_t *host;    /* [cp_size, stride] host blocks while it is swapped out, else NULL */
+    cpa_placement placement; /* may change while it waits */
+    int32_t first_rank;      /* the owner of position 0 when it is sharded */
+    int32_t index;           /* while it runs: in the tables of running sequences, here and on the ranks */
+    int introduced;          /* the ranks know it by its index */
+    int restart;             /* what was swapped in is damaged */
+    int64_t computed;        /* tokens in the cache, once every planned step has run */
+    int64_t emitted;         /* output tokens, likewise */
+    int64_t planned;         /* tokens it is given in the plan being made; 0 = none */
+    uint64_t ready;          /* the first step in which it may be given tokens */
+    int32_t *blocks;         /* [cp_size, stride] ids of the blocks held, -1 where voided; NULL when not running */
+    int64_t stride;          /* most blocks on one rank over its whole life */
+    int64_t voided;          /* blocks from the sequence's start that no query sees any more, sinks included */
+    int32_t *host;           /* [cp_size, stride] host blocks while it is swapped out, else NULL */
 
     /* Its prefix, block by block. While it waits: */
     cpa_prefix_digest root;
     cpa_prefix_digest *probe; /* [probe_capacity] digests of its first blocks, as far as they were needed */
     int64_t n_probe, probe_capacity;
-    int64_t found_dealt; /* how many of them could be found, dealt, when it last looked */
-    int waits;           /* a running sequence computes the block after those */
-    int queried;         /* its prefix is counted in the statistics */
+    int64_t found_sharded; /* how many of them could be found, sharded, when it last looked */
+    int waits;             /* a running sequence computes the block after those */
+    int queried;           /* its prefix is counted in the statistics */
     /* While it runs: */
     cpa_prefix_digest tip; /* of its first `linked` blocks: shared, or found by others */
     int64_t linked;
@@ -67,23 +67,23 @@ typedef struct cpa_sequence {
     cpa_sequence_shard shards[]; /* [cp_size] */
 } cpa_sequence;
 
-/* A waiting sequence; NULL without memory. Its phase, when it is dealt, follows from `first`, the digest of its first
- * block (or of what there is of it), so that it spreads short sequences over the ranks, and those that begin with the
- * same block share it. */
+/* A waiting sequence; NULL without memory. Its first rank follows from `first`, the digest of its first block (or of
+ * what there is of it), so that short sequences are spread over the ranks, and those that begin with the same block
+ * begin on the same rank. */
 cpa_sequence *cpa_sequence_create(const cpa_scheduler_options *options, const cpa_scheduler_request *request,
                                   const cpa_prefix_digest *first);
 void cpa_sequence_destroy(cpa_sequence *sequence);
 
 /* The tokens a whole request caches: its last output token is never an input. */
 int64_t cpa_request_cached_tokens(const cpa_scheduler_request *request);
-/* Blocks that the fullest rank needs for `tokens` tokens of a sequence that is dealt. */
+/* Blocks that the fullest rank needs for `tokens` tokens of a sharded sequence. */
 int64_t cpa_request_blocks(const cpa_scheduler_options *options, int64_t tokens);
-/* Whether one rank may keep the whole sequence, as far as its length says. */
-int cpa_request_may_be_whole(const cpa_scheduler_options *options, const cpa_scheduler_request *request);
+/* Whether the sequence may lie on one rank, as far as its length says. */
+int cpa_request_may_be_local(const cpa_scheduler_options *options, const cpa_scheduler_request *request);
 
-/* What a prefix with that digest is found by: copies of it that lie differently on the ranks are found apart. Dealt ones
- * do where the prompt of one ends within the first block and its output goes on as the prompt of another. */
-cpa_prefix_digest cpa_sequence_key(int32_t phase, const cpa_prefix_digest *digest);
+/* What a prefix with that digest is found by: copies of it that lie differently on the ranks are found apart. Sharded
+ * ones do where the prompt of one ends within the first block and its output goes on as the prompt of another. */
+cpa_prefix_digest cpa_sequence_key(cpa_placement placement, const cpa_prefix_digest *digest);
 
 /* Tokens that are known: the prompt and what has been emitted. */
 int64_t cpa_sequence_known(const cpa_sequence *sequence);

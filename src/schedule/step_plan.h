@@ -21,7 +21,7 @@
 
 enum {
     CPA_PLAN_STOP = 1,      /* flags: no step follows */
-    CPA_CHUNK_FIRST = 1,    /* chunk flags: the sequence starts (or restarts) in this slot */
+    CPA_CHUNK_FIRST = 1,    /* chunk flags: the sequence starts (or restarts) under this index */
     CPA_CHUNK_EMITS = 2,    /* its last row yields an output token */
     CPA_CHUNK_FINISHES = 4, /* that token is the request's last */
     CPA_CHUNK_DECODE = 8    /* one token of a sequence that has emitted before */
@@ -29,8 +29,8 @@ enum {
 
 typedef struct cpa_plan_chunk {
     uint64_t request;
-    int32_t seq;   /* slot in the ranks' tables of running sequences */
-    int32_t phase; /* see cpa_owner_map */
+    int32_t seq; /* index in the ranks' tables of running sequences */
+    cpa_placement placement;
     int64_t start;
     int64_t count;
     int64_t first_output; /* rows at positions >= this one are results that no earlier step delivered */
@@ -66,7 +66,7 @@ typedef struct cpa_step_plan {
     uint32_t flags;
     cpa_plan_chunk *chunks;
     int64_t n_chunks, cap_chunks;
-    int32_t *releases; /* slots whose sequence finished or was preempted */
+    int32_t *releases; /* indices whose sequence finished or was preempted */
     int64_t n_releases, cap_releases;
     cpa_block_move *swap_outs, *swap_ins, *copies;
     int64_t n_swap_outs, cap_swap_outs, n_swap_ins, cap_swap_ins, n_copies, cap_copies;

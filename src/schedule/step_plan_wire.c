@@ -1,8 +1,8 @@
 /* The wire form of a step plan, little-endian, without padding:
  *     header   magic u32, version u32, step u64, flags u32, counts u64[9]: chunks, releases, swap_outs, swap_ins,
  *              copies, appends, voids, blocks, tokens
- *     chunk    request u64, seq i32, phase i32, start i64, count i64, first_output i64, algorithm u32, flags u32,
- *              tokens i64
+ *     chunk    request u64, seq i32, placement u32, its rank i32, start i64, count i64, first_output i64,
+ *              algorithm u32, flags u32, tokens i64
  *     release  seq i32
  *     move     request u64, rank i32, from i32, to i32: swap_outs, swap_ins, copies
  *     append   seq i32, rank i32, count i32, blocks i64
@@ -17,9 +17,9 @@
 
 enum {
     WIRE_MAGIC = 0x50415043, /* "CPAP" */
-    WIRE_VERSION = 2,
+    WIRE_VERSION = 3,
     HEADER_BYTES = 4 + 4 + 8 + 4 + 9 * 8,
-    CHUNK_BYTES = 8 + 4 + 4 + 8 + 8 + 8 + 4 + 4 + 8,
+    CHUNK_BYTES = 8 + 4 + 4 + 4 + 8 + 8 + 8 + 4 + 4 + 8,
     RELEASE_BYTES = 4,
     MOVE_BYTES = 8 + 4 + 4 + 4,
     APPEND_BYTES = 4 + 4 + 4 + 8,
@@ -60,7 +60,8 @@ static int64_t get_i64(const uint8_t **at) {
 static void put_chunk(uint8_t **at, const cpa_plan_chunk *chunk) {
     put_u64(at, chunk->request);
     put_u32(at, (uint32_t)chunk->seq);
-    put_u32(at, (uint32_t)chunk->phase);
+    put_u32(at, (uint32_t)chunk->placement.kind);
+    put_u32(at, (uint32_t)chunk->placement.rank);
     put_u64(at, (uint64_t)chunk->start);
     put_u64(at, (uint64_t)chunk->count);
     put_u64(at, (uint64_t)chunk->first_output);
@@ -73,7 +74,8 @@ static cpa_plan_chunk get_chunk(const uint8_t **at) {
     cpa_plan_chunk chunk;
     chunk.request = get_u64(at);
     chunk.seq = get_i32(at);
-    chunk.phase = get_i32(at);
+    chunk.placement.kind = (cpa_placement_kind)get_u32(at);
+    chunk.placement.rank = get_i32(at);
     chunk.start = get_i64(at);
     chunk.count = get_i64(at);
     chunk.first_output = get_i64(at);
@@ -246,8 +248,11 @@ static cpa_status check_range(const char *what, int64_t index, int64_t first, in
 
 static cpa_status check_chunk(const cpa_plan_chunk *chunk, int64_t index, const wire_header *header,
                               const cpa_plan_limits *limits, cpa_error *err) {
-    CPA_TRY(check_index("chunk", index, "slot", chunk->seq, limits->max_seqs, err));
-    CPA_TRY(check_index("chunk", index, "phase", chunk->phase, 2 * (int64_t)limits->cp_size, err));
+    CPA_TRY(check_index("chunk", index, "sequence", chunk->seq, limits->max_seqs, err));
+    if (chunk->placement.kind != CPA_SHARDED && chunk->placement.kind != CPA_ON_RANK)
+        return cpa_fail(err, CPA_INVALID, "step plan: chunk %" PRId64 " has unknown placement %u", index,
+                        (unsigned)chunk->placement.kind);
+    CPA_TRY(check_index("chunk", index, "rank", chunk->placement.rank, limits->cp_size, err));
     CPA_TRY(check_range("chunk", index, chunk->tokens, chunk->count, header->tokens, err));
     CPA_TRY(check_index("chunk", index, "start", chunk->start, INT64_MAX - chunk->count, err));
     CPA_TRY(check_range("chunk", index, chunk->tokens, cpa_plan_chunk_tokens(chunk), header->tokens, err));
@@ -286,20 +291,20 @@ static cpa_status check_entries(const uint8_t *at, const wire_header *header, co
         tokens += chunk.count;
     }
     for (int64_t i = 0; i < header->releases; i++)
-        CPA_TRY(check_index("release", i, "slot", get_i32(&at), limits->max_seqs, err));
+        CPA_TRY(check_index("release", i, "sequence", get_i32(&at), limits->max_seqs, err));
     int64_t device = limits->num_blocks, host = limits->host_blocks;
     CPA_TRY(check_moves("swap-out", &at, header->swap_outs, device, host, limits, err));
     CPA_TRY(check_moves("swap-in", &at, header->swap_ins, host, device, limits, err));
     CPA_TRY(check_moves("copy", &at, header->copies, device, device, limits, err));
     for (int64_t i = 0; i < header->appends; i++) {
         cpa_plan_append append = get_append(&at);
-        CPA_TRY(check_index("append", i, "slot", append.seq, limits->max_seqs, err));
+        CPA_TRY(check_index("append", i, "sequence", append.seq, limits->max_seqs, err));
         CPA_TRY(check_index("append", i, "rank", append.rank, limits->cp_size, err));
         CPA_TRY(check_range("append", i, append.blocks, append.count, header->blocks, err));
     }
     for (int64_t i = 0; i < header->voids; i++) {
         cpa_plan_void entry = get_void(&at);
-        CPA_TRY(check_index("void", i, "slot", entry.seq, limits->max_seqs, err));
+        CPA_TRY(check_index("void", i, "sequence", entry.seq, limits->max_seqs, err));
         CPA_TRY(check_index("void", i, "rank", entry.rank, limits->cp_size, err));
         CPA_TRY(check_index("void", i, "entry", entry.entry, limits->num_blocks, err));
     }

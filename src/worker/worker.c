@@ -243,9 +243,9 @@ static int64_t steady_rows(const cpa_worker *worker, const cpa_step_plan *plan) 
     if (cpa_fault_is(CPA_FAULT_BASE2_LSE) || cpa_fault_is(CPA_FAULT_DROPPED_SHARD)) return 0;
     for (int64_t i = 0; i < plan->n_chunks; i++) {
         const cpa_plan_chunk *chunk = &plan->chunks[i];
-        int whole = map.cp_size == 1 || cpa_owner_is_whole(map, chunk->phase);
-        if (chunk->count != 1 || (!whole && chunk->algorithm != CPA_PASS_Q)) return 0;
-        int64_t rows = ++counts[cpa_owner_rank(map, chunk->phase, chunk->start)];
+        int local = map.cp_size == 1 || chunk->placement.kind == CPA_ON_RANK;
+        if (chunk->count != 1 || (!local && chunk->algorithm != CPA_PASS_Q)) return 0;
+        int64_t rows = ++counts[cpa_owner_rank(map, chunk->placement, chunk->start)];
         if (rows > most) most = rows;
     }
     int64_t rows = cpa_graphs_rows(most);

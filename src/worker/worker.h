@@ -18,7 +18,7 @@
 typedef struct cpa_worker_seq {
     int32_t active;
     uint64_t request;
-    int32_t phase;
+    cpa_placement placement;
     int64_t len;      /* tokens in the cache, over all ranks */
     uint32_t *tokens; /* [cap_tokens], the first len are known */
     int64_t cap_tokens;

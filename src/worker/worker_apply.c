@@ -37,7 +37,7 @@ static cpa_status apply_void(cpa_worker *worker, const cpa_plan_void *v, cpa_err
     cpa_worker_seq *seq = &worker->seqs[v->seq];
     if (v->rank != worker->rank) return CPA_OK;
     if (v->entry >= seq->n_blocks)
-        return cpa_fail(err, CPA_INTERNAL, "entry %d of slot %d is void, its table has %lld", v->entry, v->seq,
+        return cpa_fail(err, CPA_INTERNAL, "entry %d of sequence %d is void, its table has %lld", v->entry, v->seq,
                         (long long)seq->n_blocks);
     seq->blocks[v->entry] = cpa_worker_null_block(worker);
     return CPA_OK;
@@ -49,12 +49,12 @@ static cpa_status apply_chunk(cpa_worker *worker, const cpa_step_plan *plan, con
     if (chunk->flags & CPA_CHUNK_FIRST) {
         seq->active = 1;
         seq->request = chunk->request;
-        seq->phase = chunk->phase;
+        seq->placement = chunk->placement;
         seq->len = chunk->start;
     }
     int64_t n_tokens = cpa_plan_chunk_tokens(chunk), end = chunk->start + chunk->count;
     if (!seq->active || seq->request != chunk->request || seq->len != chunk->start) {
-        return cpa_fail(err, CPA_INTERNAL, "chunk of request %llu starts at %lld, the cache of slot %d holds %lld",
+        return cpa_fail(err, CPA_INTERNAL, "chunk of request %llu starts at %lld, the cache of sequence %d holds %lld",
                         (unsigned long long)chunk->request, (long long)chunk->start, chunk->seq, (long long)seq->len);
     }
     uint32_t *tokens = reserve(seq->tokens, &seq->cap_tokens, end, sizeof *tokens);
@@ -62,8 +62,8 @@ static cpa_status apply_chunk(cpa_worker *worker, const cpa_step_plan *plan, con
     seq->tokens = tokens;
     memcpy(tokens + end - n_tokens, plan->token_ids + chunk->tokens, (size_t)n_tokens * sizeof *tokens);
     seq->len = end;
-    int64_t owned =
-        cpa_shard_len(worker->options.map, cpa_owner_slot(worker->options.map, worker->rank, seq->phase), seq->len);
+    const cpa_owner_map map = worker->options.map;
+    int64_t owned = cpa_tokens_before(map, cpa_tokens_on(map, seq->placement, worker->rank), seq->len);
     int64_t needs = (owned + worker->options.block_size - 1) / worker->options.block_size;
     if (needs != seq->n_blocks) {
         return cpa_fail(err, CPA_INTERNAL, "request %llu owns %lld tokens in %lld blocks here, expected %lld",
@@ -78,10 +78,11 @@ static void add_rows(cpa_worker *worker, const cpa_plan_chunk *chunk) {
     cpa_owner_map map = worker->options.map;
     const cpa_worker_seq *seq = &worker->seqs[chunk->seq];
     cpa_worker_rows *rows = worker->rows;
-    int32_t slot = cpa_owner_slot(map, worker->rank, seq->phase), block_size = worker->options.block_size;
-    int64_t end = cpa_shard_len(map, slot, chunk->start + chunk->count);
-    for (int64_t i = cpa_shard_len(map, slot, chunk->start); i < end; i++) {
-        int64_t row = rows->count++, position = cpa_shard_pos(map, slot, i);
+    const cpa_token_set own = cpa_tokens_on(map, seq->placement, worker->rank);
+    const int32_t block_size = worker->options.block_size;
+    int64_t end = cpa_tokens_before(map, own, chunk->start + chunk->count);
+    for (int64_t i = cpa_tokens_before(map, own, chunk->start); i < end; i++) {
+        int64_t row = rows->count++, position = cpa_token_position(map, own, i);
         rows->requests[row] = seq->request;
         rows->tokens[row] = seq->tokens[position];
         rows->positions[row] = position;
@@ -143,7 +144,7 @@ cpa_status cpa_worker_apply(cpa_worker *worker, const cpa_step_plan *plan, cpa_e
         const cpa_plan_chunk *chunk = &plan->chunks[i];
         CPA_TRY(apply_chunk(worker, plan, chunk, err));
         add_rows(worker, chunk);
-        chunks[i] = (cpa_context_chunk){chunk->start, chunk->count, chunk->phase, chunk->algorithm,
+        chunks[i] = (cpa_context_chunk){chunk->start, chunk->count, chunk->placement, chunk->algorithm,
                                         worker->seqs[chunk->seq].blocks};
     }
     return CPA_OK;

@@ -99,14 +99,14 @@ static cpa_test_shape random_shape(void) {
     return shape;
 }
 
-/* Decode tokens, short prompts of fewer blocks than ranks, and chunks of longer sequences that start anywhere; dealt to
- * the ranks, or whole on one. */
-static int64_t random_chunks(cpa_test_chunk *chunks, int64_t *lengths, int32_t *phases) {
+/* Decode tokens, short prompts of fewer blocks than ranks, and chunks of longer sequences that start anywhere; sharded
+ * over the ranks, or on one. */
+static int64_t random_chunks(cpa_test_chunk *chunks, int64_t *lengths, cpa_placement *placements) {
     int64_t n = 1 + cpa_test_random_below(5);
     for (int64_t i = 0; i < n; i++) {
         int64_t count = cpa_test_random_below(3) == 0 ? 1 : 1 + cpa_test_random_below(70);
         int64_t start = cpa_test_random_below(3) == 0 ? 0 : cpa_test_random_below(500);
-        phases[i] = cpa_test_random_phase();
+        placements[i] = cpa_test_random_placement();
         lengths[i] = start + count;
         chunks[i] = (cpa_test_chunk){i, start, count, cpa_test_random_below(2) ? CPA_PASS_KV : CPA_PASS_Q};
     }
@@ -120,10 +120,10 @@ static void test_random_steps_are_right_and_the_same_bits_by_both_algorithms(voi
         cpa_test_cache cache;
         cpa_test_chunk chunks[CPA_TEST_MAX_SEQUENCES];
         int64_t lengths[CPA_TEST_MAX_SEQUENCES];
-        int32_t phases[CPA_TEST_MAX_SEQUENCES];
+        cpa_placement placements[CPA_TEST_MAX_SEQUENCES];
         cpa_test_shape shape = random_shape();
-        int64_t n = random_chunks(chunks, lengths, phases);
-        cpa_test_cache_init(&cache, shape, seed, lengths, phases, n);
+        int64_t n = random_chunks(chunks, lengths, placements);
+        cpa_test_cache_init(&cache, shape, seed, lengths, placements, n);
         check_step(&cache, chunks, n, least_staging(&shape));
         cpa_test_cache_destroy(&cache);
     }
@@ -141,8 +141,8 @@ static void long_step_init(long_step *step, cpa_test_shape shape) {
     int64_t shards = cpa_attend_split_tokens(device) > 1 || cpa_test_ranks() < 3 ? 2 : cpa_test_ranks();
     int64_t length = LONG_TOKENS * cpa_test_ranks() * (2 * shards + 1) / 2 + 37;
     int64_t lengths[4] = {21, length, 3, 130};
-    int32_t phases[4] = {0, 1, 2, 0};
-    cpa_test_cache_init(&step->cache, shape, 7, lengths, phases, 4);
+    cpa_placement placements[4] = {{CPA_SHARDED, 0}, {CPA_SHARDED, 1}, {CPA_SHARDED, 2}, {CPA_SHARDED, 0}};
+    cpa_test_cache_init(&step->cache, shape, 7, lengths, placements, 4);
     step->chunks[0] = (cpa_test_chunk){0, 5, 16, CPA_PASS_KV};
     step->chunks[1] = (cpa_test_chunk){1, length - 45, 45, CPA_PASS_KV};
     step->chunks[2] = (cpa_test_chunk){2, 0, 3, CPA_PASS_Q};
@@ -244,15 +244,15 @@ static void test_chunked_prefill_gives_the_bits_of_one_shot(void) {
     close_device();
 }
 
-static void test_whole_sequences_exchange_nothing(void) {
+static void test_rank_local_sequences_exchange_nothing(void) {
     open_device();
     const int64_t lengths[3] = {400, 18, 77};
-    const int32_t phases[3] = {CPA_TEST_WHOLE, CPA_TEST_WHOLE + 1, CPA_TEST_WHOLE + 1};
+    const cpa_placement placements[3] = {{CPA_ON_RANK, 0}, {CPA_ON_RANK, 1}, {CPA_ON_RANK, 1}};
     const cpa_test_chunk chunks[3] = {{0, 399, 1, CPA_PASS_Q}, {1, 0, 18, CPA_PASS_KV}, {2, 40, 37, CPA_PASS_Q}};
     const cpa_mask masks[] = {{.causal = 1}, {.causal = 1, .window = 30, .sinks = 5}};
     cpa_context *context = cpa_test_context(device, &SMALL, 0);
     cpa_test_cache cache;
-    cpa_test_cache_init(&cache, SMALL, 3, lengths, phases, 3);
+    cpa_test_cache_init(&cache, SMALL, 3, lengths, placements, 3);
     CU_ASSERT_EQUAL(cpa_test_plan(context, &cache, chunks, 3), CPA_OK);
     for (int i = 0; i < 2; i++) {
         cpa_test_result result;
@@ -273,13 +273,13 @@ static void test_whole_sequences_exchange_nothing(void) {
 static void test_layers_of_one_plan_may_differ_in_cache_and_mask(void) {
     open_device();
     const int64_t lengths[3] = {400, 18, 77};
-    const int32_t phases[3] = {1, 0, 2};
+    const cpa_placement placements[3] = {{CPA_SHARDED, 1}, {CPA_SHARDED, 0}, {CPA_SHARDED, 2}};
     const cpa_test_chunk chunks[3] = {{0, 310, 90, CPA_PASS_KV}, {1, 17, 1, CPA_PASS_Q}, {2, 0, 77, CPA_PASS_KV}};
     static const cpa_mask masks[] = {{.causal = 1}, {.causal = 1}, {.causal = 1, .window = 50}, {.causal = 0}};
     cpa_context *context = cpa_test_context(device, &SMALL, 0);
     cpa_test_cache caches[4];
     for (int layer = 0; layer < 4; layer++) {
-        cpa_test_cache_init(&caches[layer], SMALL, 20 + (uint64_t)layer, lengths, phases, 3);
+        cpa_test_cache_init(&caches[layer], SMALL, 20 + (uint64_t)layer, lengths, placements, 3);
     }
     CU_ASSERT_EQUAL(cpa_test_plan(context, &caches[0], chunks, 3), CPA_OK);
     for (int layer = 0; layer < 4; layer++) {
@@ -339,7 +339,7 @@ static void test_decode_steps_alternate_between_stored_and_sent_states(void) {
                                         .mask = {.causal = 1}};
     static const int64_t steps[] = {MANY, FEW, MANY, FEW, FEW};
     int64_t lengths[MANY];
-    int32_t phases[MANY] = {0}; /* one rank has the last token of all */
+    cpa_placement placements[MANY] = {{CPA_SHARDED, 0}}; /* one rank has the last token of all */
     cpa_test_chunk chunks[MANY];
     for (int i = 0; i < MANY; i++) {
         lengths[i] = 70;
@@ -348,7 +348,7 @@ static void test_decode_steps_alternate_between_stored_and_sent_states(void) {
     open_device();
     cpa_context *context = cpa_test_context(device, &wide, 0);
     cpa_test_cache cache;
-    cpa_test_cache_init(&cache, wide, 6, lengths, phases, MANY);
+    cpa_test_cache_init(&cache, wide, 6, lengths, placements, MANY);
     const int has_rooms = cpa_test_ranks() > 1 && context->transport->table->room;
     for (size_t i = 0; i < sizeof steps / sizeof steps[0]; i++) {
         cpa_test_result result;
@@ -430,8 +430,8 @@ static void test_impossible_chunks_and_tensors_are_refused(void) {
     bad.count = 5000;
     expect_plan_refusal(context, bad, "1..4096");
     bad = good;
-    bad.phase = 2 * cpa_test_ranks();
-    expect_plan_refusal(context, bad, "has phase");
+    bad.placement.rank = cpa_test_ranks();
+    expect_plan_refusal(context, bad, "has a placement of kind 0");
     bad = good;
     bad.algorithm = CPA_AUTO;
     expect_plan_refusal(context, bad, "has algorithm 0");
@@ -467,7 +467,7 @@ static const cpa_test TESTS[] = {
     {"long shards travel in segments of bounded staging", test_long_shards_travel_in_segments_of_bounded_staging},
     {"a window leaves what nobody sees where it is", test_a_window_leaves_what_nobody_sees_where_it_is},
     {"chunked prefill gives the result of one shot", test_chunked_prefill_gives_the_bits_of_one_shot},
-    {"whole sequences exchange nothing", test_whole_sequences_exchange_nothing},
+    {"rank-local sequences exchange nothing", test_rank_local_sequences_exchange_nothing},
     {"layers of one plan may differ in cache and mask", test_layers_of_one_plan_may_differ_in_cache_and_mask},
     {"a context goes from step to step", test_a_context_goes_from_step_to_step},
     {"decode steps alternate between stored and sent states",

@@ -94,16 +94,16 @@ static void test_random_steps_are_right_in_any_staging(void) {
         cpa_test_cache cache;
         cpa_test_chunk chunks[CPA_TEST_MAX_SEQUENCES];
         int64_t lengths[CPA_TEST_MAX_SEQUENCES], n = 1 + cpa_test_random_below(5);
-        int32_t phases[CPA_TEST_MAX_SEQUENCES];
+        cpa_placement placements[CPA_TEST_MAX_SEQUENCES];
         for (int64_t i = 0; i < n; i++) {
             int64_t count = cpa_test_random_below(3) == 0 ? 1 : 1 + cpa_test_random_below(300);
             int64_t start = cpa_test_random_below(3) == 0 ? 0 : cpa_test_random_below(i == 0 ? 5000 : 700);
-            phases[i] = cpa_test_random_phase();
+            placements[i] = cpa_test_random_placement();
             lengths[i] = start + count;
             chunks[i] = (cpa_test_chunk){i, start, count, cpa_test_random_below(4) ? CPA_PASS_KV : CPA_PASS_Q};
         }
         cpa_test_shape shape = random_shape();
-        cpa_test_cache_init(&cache, shape, seed, lengths, phases, n);
+        cpa_test_cache_init(&cache, shape, seed, lengths, placements, n);
         int64_t least = least_staging(&shape);
         for (int64_t staging = least; staging <= 4 * least; staging *= 4) {
             step_facts facts;
@@ -120,9 +120,9 @@ static void test_a_shard_is_sent_once_to_each_peer_and_stays_within_staging(void
     cpa_test_shape shape = {.q_heads = 4, .kv_heads = 2, .k_dim = 32, .v_dim = 32, .block_size = 16, .interleave = 32};
     shape.mask.causal = 1;
     int64_t length = 64 * cpa_test_ranks() * 57 + 5, shard = 64 * 57 + 5;
-    int32_t phase = 1;
+    const cpa_placement placement = {CPA_SHARDED, 1};
     cpa_test_cache cache;
-    cpa_test_cache_init(&cache, shape, 3, &length, &phase, 1);
+    cpa_test_cache_init(&cache, shape, 3, &length, &placement, 1);
     cpa_test_chunk chunk = {0, length - 64 * cpa_test_ranks(), 64 * cpa_test_ranks(), CPA_PASS_KV};
     step_facts tight, ample;
     CU_ASSERT_EQUAL(run_step(&cache, &chunk, 1, least_staging(&shape), &tight), 0);
@@ -146,9 +146,9 @@ static void test_a_long_sequence_between_short_ones_is_right(void) {
         shape.mask = masks[m];
         int64_t length = 2600 * cpa_test_ranks() + 37;
         int64_t lengths[4] = {21, length, 3, 130};
-        int32_t phases[4] = {0, 1, 2, 0};
+        cpa_placement placements[4] = {{CPA_SHARDED, 0}, {CPA_SHARDED, 1}, {CPA_SHARDED, 2}, {CPA_SHARDED, 0}};
         cpa_test_cache cache;
-        cpa_test_cache_init(&cache, shape, 7, lengths, phases, 4);
+        cpa_test_cache_init(&cache, shape, 7, lengths, placements, 4);
         cpa_test_chunk chunks[4] = {{0, 5, 16, CPA_PASS_KV},
                                     {1, length - 45, 45, CPA_PASS_KV},
                                     {2, 0, 3, CPA_PASS_Q},
@@ -184,9 +184,9 @@ static void test_rows_join_the_transfers_that_the_last_rows_hide(void) {
         shape.q_heads = 384;
         shape.mask.causal = causal;
         int64_t lengths[2] = {19, (24 * cpa_test_ranks() + 7) * cpa_test_ranks()};
-        int32_t phases[2] = {0, 1};
+        cpa_placement placements[2] = {{CPA_SHARDED, 0}, {CPA_SHARDED, 1}};
         cpa_test_cache cache;
-        cpa_test_cache_init(&cache, shape, 11, lengths, phases, 2);
+        cpa_test_cache_init(&cache, shape, 11, lengths, placements, 2);
         cpa_test_chunk chunks[2] = {{0, 3, 16, CPA_PASS_KV}, {1, 0, lengths[1], CPA_PASS_KV}};
         step_facts facts;
         CU_ASSERT_EQUAL(run_step(&cache, chunks, 2, 64 * least_staging(&shape), &facts), 0);
@@ -201,14 +201,14 @@ static void test_rows_join_the_transfers_that_the_last_rows_hide(void) {
 static void test_rows_join_transfers_in_several_segments(void) {
     open_device();
     const int64_t ranks = cpa_test_ranks(), lengths[3] = {1140 * ranks, 70, 40};
-    const int32_t phases[3] = {1, 0, CPA_TEST_WHOLE};
+    const cpa_placement placements[3] = {{CPA_SHARDED, 1}, {CPA_SHARDED, 0}, {CPA_ON_RANK, 0}};
     const cpa_test_chunk chunks[3] = {
         {0, 1005 * ranks, 135 * ranks, CPA_PASS_KV}, {1, 20, 50, CPA_PASS_Q}, {2, 0, 40, CPA_PASS_KV}};
     for (int windowed = 0; windowed < 2; windowed++) {
         cpa_test_shape shape = LONG_ATTENTION;
         if (windowed) shape.mask = (cpa_mask){.causal = 1, .sinks = 5, .window = 400 * ranks};
         cpa_test_cache cache;
-        cpa_test_cache_init(&cache, shape, 12, lengths, phases, 3);
+        cpa_test_cache_init(&cache, shape, 12, lengths, placements, 3);
         step_facts facts;
         CU_ASSERT_EQUAL(run_step(&cache, chunks, windowed ? 3 : 1, least_staging(&shape), &facts), 0);
         if (ranks > 1) {

@@ -68,7 +68,8 @@ static void attend(const cpa_test_sequence *s, const cache_kind *kind, float *ou
     }
     cpa_kv_fixture_init_view(&cache, view, 0);
     int32_t *table = cpa_test_block_table(s->length, BLOCK_SIZE, 0, 0);
-    cpa_test_store_shard(&cache, s, (cpa_owner_map){1, BLOCK_SIZE}, 0, s->length, table);
+    cpa_test_store_shard(&cache, s, (cpa_owner_map){1, BLOCK_SIZE}, (cpa_token_set){CPA_TOKENS_ALL, 0}, s->length,
+                         table);
     cpa_error err = {CPA_OK, ""};
     cpa_attend_plan *plan;
     cpa_attend_item item = {.q_count = QUERIES, .q_first = s->length - QUERIES, .k_count = s->length};

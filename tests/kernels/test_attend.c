@@ -182,8 +182,9 @@ static void queries_of_shards_over_the_keys_of_all(void) {
         const int64_t blocks = (shape.length + shape.block_size - 1) / shape.block_size;
         int32_t *table = malloc((size_t)blocks * sizeof *table);
         for (int64_t block = 0; block < blocks; block++) {
-            const int64_t position = block * shape.block_size, slot = cpa_owner_rank(f.map, 0, position);
-            table[block] = f.tables[f.table[slot] + cpa_shard_len(f.map, (int32_t)slot, position) / shape.block_size];
+            const int64_t position = block * shape.block_size;
+            const int32_t shard = cpa_owner_rank(f.map, (cpa_placement){CPA_SHARDED, 0}, position);
+            table[block] = f.tables[f.table[shard] + cpa_shard_len(f.map, shard, position) / shape.block_size];
         }
         free(f.tables);
         f.tables = table;
@@ -192,7 +193,7 @@ static void queries_of_shards_over_the_keys_of_all(void) {
         for (int32_t slot = 0; slot < shape.cp_size; slot++) {
             items[slot] = cpa_attend_fixture_item(&f, slot, 0, f.q_count[slot], slot, 0, shape.length);
             items[slot].table = 0;
-            items[slot].k_slot = CPA_SLOT_WHOLE;
+            items[slot].k_set = (cpa_token_set){CPA_TOKENS_ALL, 0};
         }
         cpa_attend_result result;
         cpa_attend_result_init(&result, &f);

@@ -311,7 +311,7 @@ static void the_cache_is_sized_for_the_largest_requests_that_run_together(void) 
     cpa_error err;
     CU_ASSERT_EQUAL(cpa_cache_size_for(&limits, requests, 3, &blocks, &err), CPA_OK);
     CU_ASSERT_EQUAL(blocks, 2 + 2); /* 64 tokens in 4 blocks on 2 ranks, 33 in 3 */
-    limits.whole_tokens = 63;       /* the one of 33 may be whole, 3 blocks on a rank instead of 2 */
+    limits.local_tokens = 63;       /* the one of 33 may be whole, 3 blocks on a rank instead of 2 */
     CU_ASSERT_EQUAL(cpa_cache_size_for(&limits, requests, 3, &blocks, &err), CPA_OK);
     CU_ASSERT_EQUAL(blocks, 2 + 2 + 1);
     limits = limits_of(2, 16, 3);

@@ -99,13 +99,15 @@ static void bad_plans(void) {
     g.item.k_count = INT64_MAX, refuse_plan(&g, "table entries");
     g.item.table = g.batch.n_table_entries, refuse_plan(&g, "table entries");
     g.item.table = -1, refuse_plan(&g, "table entries [-1");
-    g.item.q_slot = 2, refuse_plan(&g, "q_slot 2");
-    g.item.k_slot = CPA_SLOT_NONE, refuse_plan(&g, "k_slot -2");
-    g.item.q_slot = CPA_SLOT_WHOLE, refuse_plan(&g, "q_slot -1");
-    g.item.k_slot = CPA_SLOT_WHOLE, g.item.k_others = 1, refuse_plan(&g, "k_slot -1");
-    g.item.q_slot = CPA_SLOT_NONE, refuse_plan(&g, "q_slot -2");
-    g.item.q_slot = g.item.k_slot = CPA_SLOT_WHOLE, g.item.k_others = 1, refuse_plan(&g, "k_slot -1");
-    g.item.k_others = 2, refuse_plan(&g, "k_others 2");
+    g.item.q_set.shard = 2, refuse_plan(&g, "q_set.shard 2, expected 0..1");
+    g.item.k_set.shard = -1, refuse_plan(&g, "k_set.shard -1");
+    g.item.k_set.kind = CPA_TOKENS_NONE, refuse_plan(&g, "k_set.kind 3");
+    g.item.k_set.kind = (cpa_token_set_kind)4, refuse_plan(&g, "k_set.kind 4");
+    g.item.k_set = (cpa_token_set){CPA_TOKENS_OTHERS, 2}, refuse_plan(&g, "k_set.shard 2");
+    g.item.q_set.kind = CPA_TOKENS_NONE, refuse_plan(&g, "q_set.kind 3");
+    g.item.q_set.kind = CPA_TOKENS_OTHERS, refuse_plan(&g, "q_set.kind 1");
+    g.item.q_set.kind = CPA_TOKENS_ALL, refuse_plan(&g, "expected all keys too");
+    g.item.q_set.kind = CPA_TOKENS_ALL, g.item.k_set.kind = CPA_TOKENS_OTHERS, refuse_plan(&g, "k_set.kind 1");
     g.fixture.tables[0] = -7, refuse_plan(&g, "is -7");
     end(&g);
 }

@@ -119,13 +119,13 @@ local_context() {
     small_model
     run 1 --model model.yaml --requests 5 --input-len 90 --output-len 6 --result-json alone.json
     run 3 --model model.yaml --requests 5 --input-len 90 --output-len 6 --verify 0.5 --local-context 95 \
-        --result-json whole.json
+        --result-json local.json
     expect_code 0 "requests that stay on one rank"
-    expect_value violations 0 whole.json
-    expect_value bytes_sent 0 whole.json
-    expect_value whole 5 whole.json
-    expect_digest_of alone.json whole.json
-    run 3 --model model.yaml --requests 5 --input-len 90 --output-len 6 --local-context 94 --result-json dealt.json
-    expect_value whole 0 dealt.json
+    expect_value violations 0 local.json
+    expect_value bytes_sent 0 local.json
+    expect_value rank_local 5 local.json
+    expect_digest_of alone.json local.json
+    run 3 --model model.yaml --requests 5 --input-len 90 --output-len 6 --local-context 94 --result-json sharded.json
+    expect_value rank_local 0 sharded.json
     expect_bad 'local-context' --local-context -1
 }

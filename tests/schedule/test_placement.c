@@ -1,4 +1,4 @@
-/* Where the scheduler places sequences: whole on one rank, or dealt to all. */
+/* Where the scheduler places sequences: on one rank, or sharded over all. */
 #include <math.h>
 #include <string.h>
 
@@ -36,13 +36,13 @@ static const cpa_plan_chunk *chunk_of(const fixture *f, uint64_t request) {
     return NULL;
 }
 
-/* The rank that keeps a request whole; -1 where it is dealt. */
+/* The rank on which a request lies; -1 where it is sharded. */
 static int32_t home_of(const fixture *f, uint64_t request) {
-    int32_t phase = chunk_of(f, request)->phase;
-    return cpa_owner_is_whole(f->options.map, phase) ? phase - RANKS : -1;
+    const cpa_placement placement = chunk_of(f, request)->placement;
+    return placement.kind == CPA_ON_RANK ? placement.rank : -1;
 }
 
-static void short_sequences_are_whole_and_long_ones_dealt(void) {
+static void short_sequences_lie_on_one_rank_and_long_ones_are_sharded(void) {
     fixture f;
     setup(&f);
     begin(&f);
@@ -59,7 +59,7 @@ static void short_sequences_are_whole_and_long_ones_dealt(void) {
         blocks += f.plan.appends[i].count;
     }
     CU_ASSERT_EQUAL(blocks, (LOCAL - 9 + BLOCK - 1) / BLOCK);
-    CU_ASSERT_EQUAL(f.stats.whole, 1);
+    CU_ASSERT_EQUAL(f.stats.rank_local, 1);
     CU_ASSERT_EQUAL(f.stats.chunks[CPA_PASS_KV][CPA_REASON_LOCAL], 1);
     step(&f, 0); /* decodes there */
     CU_ASSERT_EQUAL(home_of(&f, 0), home);
@@ -67,7 +67,7 @@ static void short_sequences_are_whole_and_long_ones_dealt(void) {
     teardown(&f);
 }
 
-static void whole_sequences_go_to_the_rank_that_is_used_least(void) {
+static void local_sequences_go_to_the_rank_that_is_used_least(void) {
     fixture f;
     setup(&f);
     begin(&f);
@@ -103,7 +103,7 @@ static void an_equal_beginning_draws_a_sequence_until_its_rank_is_fuller_by_more
     teardown(&f);
 }
 
-static void whole_and_dealt_copies_of_a_prefix_are_found_apart(void) {
+static void local_and_sharded_copies_of_a_prefix_are_found_apart(void) {
     fixture f;
     setup(&f);
     begin(&f);
@@ -117,12 +117,12 @@ static void whole_and_dealt_copies_of_a_prefix_are_found_apart(void) {
     step(&f, 0);
     CU_ASSERT_EQUAL(home_of(&f, 2), -1);
     CU_ASSERT_EQUAL(chunk_of(&f, 2)->start, 16);
-    CU_ASSERT_EQUAL(chunk_of(&f, 2)->phase, chunk_of(&f, 1)->phase);
+    CU_ASSERT_EQUAL(chunk_of(&f, 2)->placement.rank, chunk_of(&f, 1)->placement.rank);
     teardown(&f);
 }
 
 /* Samples of one prompt wait for the first and share what it has. */
-static void samples_of_a_whole_prompt_share_it(void) {
+static void samples_of_a_local_prompt_share_it(void) {
     fixture f;
     setup(&f);
     f.options.prefix_caching = 0;
@@ -142,7 +142,7 @@ static void samples_of_a_whole_prompt_share_it(void) {
     teardown(&f);
 }
 
-static void what_no_rank_can_hold_whole_is_dealt(void) {
+static void what_no_rank_can_hold_is_sharded(void) {
     fixture f;
     setup(&f);
     f.options.num_blocks = 5;
@@ -166,30 +166,30 @@ static void what_no_rank_can_hold_whole_is_dealt(void) {
     teardown(&f);
 }
 
-/* Two whole sequences outgrow the one rank that has both; the younger one comes back where there is room. */
+/* Two rank-local sequences outgrow the one rank that has both; the younger one comes back where there is room. */
 static void a_preempted_sequence_may_come_back_elsewhere_and_loses_nothing(void) {
     fixture f;
     setup(&f);
     f.options.num_blocks = 8;
     begin(&f);
     for (uint64_t id = 0; id < 3 * RANKS; id++) add(&f, asked(id, 12, 20), 0);
-    int64_t steps = 0, whole = 0;
+    int64_t steps = 0, local = 0;
     do {
         step(&f, 0);
-        for (int64_t i = 0; i < f.plan.n_chunks; i++) whole += f.plan.chunks[i].phase >= RANKS;
-        CU_ASSERT_EQUAL_FATAL(whole, f.plan.n_chunks);
-        whole = 0;
+        for (int64_t i = 0; i < f.plan.n_chunks; i++) local += f.plan.chunks[i].placement.kind == CPA_ON_RANK;
+        CU_ASSERT_EQUAL_FATAL(local, f.plan.n_chunks);
+        local = 0;
         CU_ASSERT_FATAL(++steps < 500);
     } while (f.plan.n_chunks > 0 || isfinite(f.next));
     CU_ASSERT_EQUAL(f.stats.finished, 3 * RANKS);
     CU_ASSERT(f.stats.preemptions > 0);
-    CU_ASSERT(f.stats.whole > 3 * RANKS);
+    CU_ASSERT(f.stats.rank_local > 3 * RANKS);
     teardown(&f);
 }
 
 static void setup_auto(fixture *f) {
     setup(f);
-    f->options.local_context = CPA_LOCAL_AUTO;
+    f->options.local_context = 0;
     f->options.num_blocks = 1024;
     f->options.max_num_batched_tokens = 4096;
 }
@@ -230,13 +230,14 @@ static void auto_places_by_what_is_sooner_done(void) {
 }
 
 static const cpa_test tests[] = {
-    {"short sequences are whole and long ones dealt", short_sequences_are_whole_and_long_ones_dealt},
-    {"whole sequences go to the rank that is used least", whole_sequences_go_to_the_rank_that_is_used_least},
+    {"short sequences lie on one rank and long ones are sharded",
+     short_sequences_lie_on_one_rank_and_long_ones_are_sharded},
+    {"rank-local sequences go to the rank that is used least", local_sequences_go_to_the_rank_that_is_used_least},
     {"an equal beginning draws a sequence until its rank is fuller by more",
      an_equal_beginning_draws_a_sequence_until_its_rank_is_fuller_by_more},
-    {"whole and dealt copies of a prefix are found apart", whole_and_dealt_copies_of_a_prefix_are_found_apart},
-    {"samples of a whole prompt share it", samples_of_a_whole_prompt_share_it},
-    {"what no rank can hold whole is dealt", what_no_rank_can_hold_whole_is_dealt},
+    {"rank-local and sharded copies of a prefix are found apart", local_and_sharded_copies_of_a_prefix_are_found_apart},
+    {"samples of a rank-local prompt share it", samples_of_a_local_prompt_share_it},
+    {"what no rank can hold is sharded", what_no_rank_can_hold_is_sharded},
     {"a preempted sequence may come back elsewhere and loses nothing",
      a_preempted_sequence_may_come_back_elsewhere_and_loses_nothing},
     {"auto places by what is sooner done", auto_places_by_what_is_sooner_done},

@@ -116,28 +116,28 @@ static void every_reason_has_its_own_phrase(void) {
 
 /* Reading 1000 cached tokens, 4096 bytes each, takes 1 us at 4.096e12 bytes/s; the 8192 tokens of a prompt take
  * 2 * 8192 * 4096 * 32 * 256 / 4e14 = 1374 us on one rank, and a quarter on four. */
-static void short_sequences_are_whole_where_their_exchanges_would_take_longer(void) {
+static void short_sequences_are_local_where_their_exchanges_would_take_longer(void) {
     cpa_planner planner = example;
-    CU_ASSERT_EQUAL(cpa_planner_whole_tokens(&planner), 0); /* nothing known of exchanges */
+    CU_ASSERT_EQUAL(cpa_planner_local_tokens(&planner), 0); /* nothing known of exchanges */
     planner.memory_bandwidth = 4.096e12;
     planner.exchange_s = 20e-6;
-    CU_ASSERT_EQUAL(cpa_planner_whole_tokens(&planner), CPA_PLANNER_WHOLE_TOKENS);
+    CU_ASSERT_EQUAL(cpa_planner_local_tokens(&planner), CPA_PLANNER_LOCAL_TOKENS);
     /* A token saves 20 - 3/4 * 8.2 us, the prompt costs 1031 us more: from 75 tokens on it pays. */
-    CU_ASSERT(!cpa_planner_prefers_whole(&planner, 8192, 70, 0, 0, 0));
-    CU_ASSERT(cpa_planner_prefers_whole(&planner, 8192, 80, 0, 0, 0));
+    CU_ASSERT(!cpa_planner_prefers_local(&planner, 8192, 70, 0, 0, 0));
+    CU_ASSERT(cpa_planner_prefers_local(&planner, 8192, 80, 0, 0, 0));
     /* A prefix that is found on its rank costs nothing again, one that is found on all is lost. */
-    CU_ASSERT(cpa_planner_prefers_whole(&planner, 8192, 20, 8000, 0, 0));
-    CU_ASSERT(!cpa_planner_prefers_whole(&planner, 8192, 80, 0, 8000, 0));
+    CU_ASSERT(cpa_planner_prefers_local(&planner, 8192, 20, 8000, 0, 0));
+    CU_ASSERT(!cpa_planner_prefers_local(&planner, 8192, 80, 0, 8000, 0));
     /* An exchange serves all sequences of a step; reading is spread anyway. */
-    CU_ASSERT(!cpa_planner_prefers_whole(&planner, 8192, 1000, 0, 0, 4));
-    CU_ASSERT(cpa_planner_prefers_whole(&planner, 512, 1000, 0, 0, 4));
+    CU_ASSERT(!cpa_planner_prefers_local(&planner, 8192, 1000, 0, 0, 4));
+    CU_ASSERT(cpa_planner_prefers_local(&planner, 512, 1000, 0, 0, 4));
     /* Reading three quarters of 30000 tokens more takes longer than any exchange. */
-    CU_ASSERT(!cpa_planner_prefers_whole(&planner, 30000, 100000, 29999, 0, 0));
+    CU_ASSERT(!cpa_planner_prefers_local(&planner, 30000, 100000, 29999, 0, 0));
     planner.forced = CPA_PASS_Q;
-    CU_ASSERT_EQUAL(cpa_planner_whole_tokens(&planner), 0);
+    CU_ASSERT_EQUAL(cpa_planner_local_tokens(&planner), 0);
     planner.forced = CPA_AUTO;
     planner.cp_size = 1;
-    CU_ASSERT_EQUAL(cpa_planner_whole_tokens(&planner), 0);
+    CU_ASSERT_EQUAL(cpa_planner_local_tokens(&planner), 0);
 }
 
 static const cpa_test tests[] = {
@@ -151,8 +151,8 @@ static const cpa_test tests[] = {
     {"few rows take as long as reading the cache", few_rows_take_as_long_as_reading_the_cache},
     {"beyond the first threshold the exchange is predicted to hide",
      beyond_the_first_threshold_the_exchange_is_predicted_to_hide},
-    {"short sequences are whole where their exchanges would take longer",
-     short_sequences_are_whole_where_their_exchanges_would_take_longer},
+    {"short sequences are rank-local where their exchanges would take longer",
+     short_sequences_are_local_where_their_exchanges_would_take_longer},
     {"every reason has its own phrase", every_reason_has_its_own_phrase},
 };
 

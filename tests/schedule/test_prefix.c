@@ -40,11 +40,11 @@ static void full_blocks_of_an_equal_beginning_are_shared(void) {
     begin(&f);
     add(&f, asked(0, 14, 1), 10);
     step(&f, 0);
-    int32_t phase = f.plan.chunks[0].phase, shared = f.plan.block_ids[0];
+    int32_t first_rank = f.plan.chunks[0].placement.rank, shared = f.plan.block_ids[0];
     add(&f, asked(1, 20, 1), 10);
     CU_ASSERT_EQUAL(step(&f, 0), 1);
     check_chunk(&f, 0, 1, 8, 12); /* two blocks of four */
-    CU_ASSERT_EQUAL(f.plan.chunks[0].phase, phase);
+    CU_ASSERT_EQUAL(f.plan.chunks[0].placement.rank, first_rank);
     CU_ASSERT_EQUAL(f.plan.n_token_ids, 20);
     CU_ASSERT_EQUAL(f.plan.n_copies, 0);
     int found = 0;

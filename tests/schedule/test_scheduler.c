@@ -176,7 +176,7 @@ static void a_victim_that_was_already_scheduled_is_withdrawn(void) {
 }
 
 /* A prefix whose requests of that many tokens, at most a block, start at that rank. */
-static int64_t prefix_of_phase(int32_t ranks, int32_t block_size, int64_t tokens, int32_t phase) {
+static int64_t prefix_that_starts_at(int32_t ranks, int32_t block_size, int64_t tokens, int32_t rank) {
     scheduler_model m;
     start(&m, ranks, block_size, 8, 64, 1);
     do {
@@ -184,7 +184,7 @@ static int64_t prefix_of_phase(int32_t ranks, int32_t block_size, int64_t tokens
         scheduler_model_add(&m, tokens, 1, 0, 0);
         scheduler_model_step(&m, 0);
         CU_ASSERT_FATAL(m.prefix < 1000);
-    } while (m.plan.chunks[0].phase != phase);
+    } while (m.plan.chunks[0].placement.rank != rank);
     int64_t prefix = m.prefix;
     scheduler_model_end(&m);
     return prefix;
@@ -194,9 +194,9 @@ static int64_t prefix_of_phase(int32_t ranks, int32_t block_size, int64_t tokens
 static void only_sequences_with_blocks_on_the_full_rank_are_preempted(void) {
     scheduler_model m;
     start(&m, 2, 4, 3, 12, 8);
-    m.prefix = prefix_of_phase(2, 4, 4, 0);
+    m.prefix = prefix_that_starts_at(2, 4, 4, 0);
     int64_t victim = scheduler_model_add(&m, 4, 1 + 4, 0, 1), grows = scheduler_model_add(&m, 20, 1, 1, 0);
-    m.prefix = prefix_of_phase(2, 4, 1, 1);
+    m.prefix = prefix_that_starts_at(2, 4, 1, 1);
     int64_t bystander = scheduler_model_add(&m, 1, 4, 0.5, 1);
     CU_ASSERT_EQUAL(scheduler_model_step(&m, 0.5), 2);
     CU_ASSERT_EQUAL(scheduler_model_step(&m, 1), 3);
@@ -305,7 +305,7 @@ static void bad_options_are_refused(void) {
     }
 }
 
-static void requests_that_begin_alike_share_a_phase_and_others_spread(void) {
+static void requests_that_begin_alike_share_a_first_rank_and_others_spread(void) {
     enum { RANKS = 5, PREFIXES = 200 };
     scheduler_model m;
     int64_t at[RANKS] = {0};
@@ -314,8 +314,8 @@ static void requests_that_begin_alike_share_a_phase_and_others_spread(void) {
         scheduler_model_add(&m, 16, 1, 0, 0);
         scheduler_model_add(&m, 60, 1, 0, 0);
         CU_ASSERT_EQUAL(scheduler_model_step(&m, 0), 2);
-        CU_ASSERT_EQUAL(m.plan.chunks[0].phase, m.plan.chunks[1].phase);
-        at[m.plan.chunks[0].phase]++;
+        CU_ASSERT_EQUAL(m.plan.chunks[0].placement.rank, m.plan.chunks[1].placement.rank);
+        at[m.plan.chunks[0].placement.rank]++;
     }
     for (int r = 0; r < RANKS; r++) CU_ASSERT(at[r] > PREFIXES / RANKS / 2);
     scheduler_model_end(&m);
@@ -454,8 +454,8 @@ static const cpa_test tests[] = {
      a_request_that_just_fits_runs_and_one_token_more_is_refused},
     {"bad requests are refused and leave no trace", bad_requests_are_refused_and_leave_no_trace},
     {"bad options are refused", bad_options_are_refused},
-    {"requests that begin alike share a phase and others spread",
-     requests_that_begin_alike_share_a_phase_and_others_spread},
+    {"requests that begin alike share a first rank and others spread",
+     requests_that_begin_alike_share_a_first_rank_and_others_spread},
     {"chunks are counted by algorithm and reason", chunks_are_counted_by_algorithm_and_reason},
     {"random schedules lose nothing and emit each token once", random_schedules_lose_nothing_and_emit_each_token_once},
     {"plans survive the wire", plans_survive_the_wire},

@@ -9,7 +9,7 @@ static const cpa_plan_limits limits = {
     .cp_size = 3, .max_seqs = 8, .num_blocks = 100, .host_blocks = 40, .max_tokens = 64};
 
 /* Offsets in a message: the header's counts, then the first chunk. */
-enum { VERSION_AT = 4, FLAGS_AT = 16, COUNTS_AT = 20, HEADER = 92, CHUNK = 56, MOVE = 20 };
+enum { VERSION_AT = 4, FLAGS_AT = 16, COUNTS_AT = 20, HEADER = 92, CHUNK = 60, MOVE = 20 };
 
 static int64_t below(int64_t n) {
     return rand() % n;
@@ -21,7 +21,7 @@ static void add_random_chunk(cpa_step_plan *plan, int64_t count) {
     *chunk = (cpa_plan_chunk){
         .request = (uint64_t)rand() << 40 | (uint64_t)rand(),
         .seq = (int32_t)below(limits.max_seqs),
-        .phase = (int32_t)below(2 * limits.cp_size),
+        .placement = {below(2) ? CPA_SHARDED : CPA_ON_RANK, (int32_t)below(limits.cp_size)},
         .start = below(1000) << below(32),
         .count = count,
         .first_output = below(1000) << below(32),
@@ -71,9 +71,10 @@ static void fill_random(cpa_step_plan *plan, int64_t entries) {
 }
 
 static int chunks_equal(const cpa_plan_chunk *a, const cpa_plan_chunk *b) {
-    return a->request == b->request && a->seq == b->seq && a->phase == b->phase && a->start == b->start &&
-           a->count == b->count && a->first_output == b->first_output && a->algorithm == b->algorithm &&
-           a->flags == b->flags && a->tokens == b->tokens;
+    return a->request == b->request && a->seq == b->seq && a->placement.kind == b->placement.kind &&
+           a->placement.rank == b->placement.rank && a->start == b->start && a->count == b->count &&
+           a->first_output == b->first_output && a->algorithm == b->algorithm && a->flags == b->flags &&
+           a->tokens == b->tokens;
 }
 
 static int moves_equal(const cpa_block_move *a, int64_t n_a, const cpa_block_move *b, int64_t n_b) {
@@ -128,7 +129,8 @@ static int within_limits(const cpa_step_plan *plan) {
     int good = plan->n_chunks <= limits.max_seqs && plan->n_releases <= limits.max_seqs;
     for (int64_t i = 0; i < plan->n_chunks; i++) {
         const cpa_plan_chunk *c = &plan->chunks[i];
-        good &= c->seq >= 0 && c->seq < limits.max_seqs && c->phase >= 0 && c->phase < 2 * limits.cp_size;
+        good &= c->seq >= 0 && c->seq < limits.max_seqs;
+        good &= cpa_placement_is_valid((cpa_owner_map){limits.cp_size, 1}, c->placement);
         good &= c->start >= 0 && c->count > 0 && c->start <= INT64_MAX - c->count && c->first_output >= 0;
         good &= c->tokens >= 0 && c->tokens <= plan->n_token_ids;
         good &= good && cpa_plan_chunk_tokens(c) <= plan->n_token_ids - c->tokens;
@@ -182,7 +184,7 @@ static void setup(fixture *f) {
     f->plan.flags = CPA_PLAN_STOP;
     *cpa_step_plan_add_chunk(&f->plan) = (cpa_plan_chunk){.request = 9,
                                                           .seq = 7,
-                                                          .phase = 2,
+                                                          .placement = {CPA_SHARDED, 2},
                                                           .start = 16,
                                                           .count = 4,
                                                           .first_output = 19,
@@ -222,7 +224,7 @@ static void random_plans_survive_the_round_trip(void) {
 }
 
 static void the_bytes_are_little_endian_and_start_with_magic_and_version(void) {
-    static const uint8_t head[] = {'C', 'P', 'A', 'P', 2, 0, 0, 0, 8, 7, 6, 5, 4, 3, 2, 1, 1, 0, 0, 0, 1, 0, 0, 0, 0};
+    static const uint8_t head[] = {'C', 'P', 'A', 'P', 3, 0, 0, 0, 8, 7, 6, 5, 4, 3, 2, 1, 1, 0, 0, 0, 1, 0, 0, 0, 0};
     fixture f;
     setup(&f);
     CU_ASSERT_EQUAL(memcmp(f.message, head, sizeof head), 0);
@@ -294,7 +296,7 @@ enum {
 
 static const bad_field bad_fields[] = {
     {0, 1, 'X', "begins with"},
-    {VERSION_AT, 4, 1, "version 1; expected 2"},
+    {VERSION_AT, 4, 1, "version 1; expected 3"},
     {FLAGS_AT, 4, 2, "unknown flags 0x2"},
     {COUNTS_AT, 8, -1, "-1 chunks"},
     {COUNTS_AT, 8, INT64_MAX, "chunks do not fit"},
@@ -308,25 +310,27 @@ static const bad_field bad_fields[] = {
     {COUNTS_AT + 56, 8, 1000, "blocks do not fit"},
     {COUNTS_AT + 64, 8, 5, "tokens do not fit"},
     {COUNTS_AT + 64, 8, 3, "bytes too many"},
-    {CHUNK_AT + 8, 4, 8, "chunk 0 has slot 8; expected 0 to 7"},
-    {CHUNK_AT + 8, 4, -1, "chunk 0 has slot -1"},
-    {CHUNK_AT + 12, 4, 6, "chunk 0 has phase 6; expected 0 to 5"},
-    {CHUNK_AT + 16, 8, -1, "chunk 0 has start -1"},
-    {CHUNK_AT + 16, 8, INT64_MAX - 3, "chunk 0 has start"},
-    {CHUNK_AT + 24, 8, 0, "chunk 0 takes 0 entries"},
-    {CHUNK_AT + 24, 8, -4, "chunk 0 takes -4 entries"},
-    {CHUNK_AT + 24, 8, 5, "chunk 0 takes 5 entries from 0 on; there are 4"},
-    {CHUNK_AT + 24, 8, INT64_MAX, "chunk 0 takes"},
-    {CHUNK_AT + 32, 8, -1, "chunk 0 has first output -1"},
-    {CHUNK_AT + 40, 4, 0, "chunk 0 has unknown algorithm 0"},
-    {CHUNK_AT + 40, 4, 3, "chunk 0 has unknown algorithm 3"},
-    {CHUNK_AT + 44, 4, 16, "chunk 0 has unknown flags 0x10"},
-    {CHUNK_AT + 48, 8, 1, "chunk 0 takes 4 entries from 1 on"},
-    {CHUNK_AT + 48, 8, -1, "chunk 0 takes 4 entries from -1 on"},
-    {CHUNK_AT + 48, 8, INT64_MAX, "chunk 0 takes"},
-    {RELEASE_AT, 4, 8, "release 0 has slot 8"},
-    {RELEASE_AT, 4, -1, "release 0 has slot -1"},
-    {CHUNK_AT + 44, 4, CPA_CHUNK_FIRST, "chunk 0 takes 20 entries from 0 on; there are 4"},
+    {CHUNK_AT + 8, 4, 8, "chunk 0 has sequence 8; expected 0 to 7"},
+    {CHUNK_AT + 8, 4, -1, "chunk 0 has sequence -1"},
+    {CHUNK_AT + 12, 4, 2, "chunk 0 has unknown placement 2"},
+    {CHUNK_AT + 16, 4, 3, "chunk 0 has rank 3; expected 0 to 2"},
+    {CHUNK_AT + 16, 4, -1, "chunk 0 has rank -1"},
+    {CHUNK_AT + 20, 8, -1, "chunk 0 has start -1"},
+    {CHUNK_AT + 20, 8, INT64_MAX - 3, "chunk 0 has start"},
+    {CHUNK_AT + 28, 8, 0, "chunk 0 takes 0 entries"},
+    {CHUNK_AT + 28, 8, -4, "chunk 0 takes -4 entries"},
+    {CHUNK_AT + 28, 8, 5, "chunk 0 takes 5 entries from 0 on; there are 4"},
+    {CHUNK_AT + 28, 8, INT64_MAX, "chunk 0 takes"},
+    {CHUNK_AT + 36, 8, -1, "chunk 0 has first output -1"},
+    {CHUNK_AT + 44, 4, 0, "chunk 0 has unknown algorithm 0"},
+    {CHUNK_AT + 44, 4, 3, "chunk 0 has unknown algorithm 3"},
+    {CHUNK_AT + 48, 4, 16, "chunk 0 has unknown flags 0x10"},
+    {CHUNK_AT + 52, 8, 1, "chunk 0 takes 4 entries from 1 on"},
+    {CHUNK_AT + 52, 8, -1, "chunk 0 takes 4 entries from -1 on"},
+    {CHUNK_AT + 52, 8, INT64_MAX, "chunk 0 takes"},
+    {RELEASE_AT, 4, 8, "release 0 has sequence 8"},
+    {RELEASE_AT, 4, -1, "release 0 has sequence -1"},
+    {CHUNK_AT + 48, 4, CPA_CHUNK_FIRST, "chunk 0 takes 20 entries from 0 on; there are 4"},
     {SWAP_OUT_AT + 8, 4, 3, "swap-out 0 has rank 3; expected 0 to 2"},
     {SWAP_OUT_AT + 12, 4, 100, "swap-out 0 has source 100; expected 0 to 99"},
     {SWAP_OUT_AT + 16, 4, 40, "swap-out 0 has destination 40; expected 0 to 39"},
@@ -334,10 +338,10 @@ static const bad_field bad_fields[] = {
     {SWAP_IN_AT + 16, 4, -1, "swap-in 0 has destination -1; expected 0 to 99"},
     {COPY_AT + 12, 4, 100, "copy 0 has source 100; expected 0 to 99"},
     {COPY_AT + 16, 4, 100, "copy 0 has destination 100; expected 0 to 99"},
-    {VOID_AT, 4, 8, "void 0 has slot 8"},
+    {VOID_AT, 4, 8, "void 0 has sequence 8"},
     {VOID_AT + 4, 4, -1, "void 0 has rank -1"},
     {VOID_AT + 8, 4, 100, "void 0 has entry 100"},
-    {APPEND_AT, 4, 8, "append 0 has slot 8"},
+    {APPEND_AT, 4, 8, "append 0 has sequence 8"},
     {APPEND_AT + 4, 4, 3, "append 0 has rank 3; expected 0 to 2"},
     {APPEND_AT + 8, 4, 0, "append 0 takes 0 entries"},
     {APPEND_AT + 8, 4, 3, "append 0 takes 3 entries from 0 on; there are 2"},

@@ -32,14 +32,14 @@ __device__ inline int32_t token_of_row(const cpa_cuda_attend_args &a, int32_t ro
 
 /* How many keys of the item sit before position p. One rank that holds everything needs no division. */
 __device__ inline int32_t keys_before(const cpa_cuda_attend_args &a, const cpa_cuda_piece &piece, int64_t p) {
-    int64_t keys = p <= 0 ? 0 : a.map.cp_size == 1 ? p : cpa_keys_before(a.map, piece.k_slot, piece.k_others, p);
+    int64_t keys = p <= 0 ? 0 : a.map.cp_size == 1 ? p : cpa_tokens_before(a.map, piece.k_set, p);
     keys -= piece.k_first;
     return (int32_t)(keys < 0 ? 0 : keys > piece.k_end ? piece.k_end : keys);
 }
 
 __device__ inline row_keys keys_of_row(const cpa_cuda_attend_args &a, const cpa_cuda_piece &piece, int32_t row) {
     const int64_t local = piece.q_first + token_of_row(a, row);
-    const int64_t position = a.map.cp_size == 1 ? local : cpa_shard_pos(a.map, piece.q_slot, local);
+    const int64_t position = a.map.cp_size == 1 ? local : cpa_token_position(a.map, piece.q_set, local);
     row_keys keys = {0, piece.k_end};
     if (a.mask.causal) keys.end = keys_before(a, piece, position + a.reach);
     if (a.mask.window > 0) keys.first = keys_before(a, piece, position - a.mask.window + 1);

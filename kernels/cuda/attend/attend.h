@@ -24,12 +24,12 @@ enum {
 typedef struct cpa_cuda_piece {
     int64_t q_row;              /* row in q and in the state of the item's first token */
     int64_t state_shift;        /* floats: see state_shifts in kernels/kernels.h */
-    int64_t q_first;            /* its local index in the shard at q_slot */
+    int64_t q_first;            /* its local index in q_set */
     int64_t k_first;            /* index of the item's first key among those it is cut from */
     int64_t table;              /* first table entry of the item */
     int32_t row_begin, row_end; /* packed rows of the item */
     int32_t k_begin, k_end;     /* keys of the item, counted from k_first */
-    int32_t q_slot, k_slot, k_others;
+    cpa_token_set q_set, k_set;
     int32_t partial; /* first row in the work space; -1: the result is final */
     int32_t next;    /* decode: index of the CTA's next piece; -1: it was the last */
     /* Decode, if `partial` is a row: the tile's pieces, the first row of theirs in the work space, and the place of

@@ -144,9 +144,8 @@ static cpa_cuda_piece whole_tile(const plan_builder *b, const cpa_attend_item *i
                             .row_end = (int32_t)row_end,
                             .k_begin = 0,
                             .k_end = (int32_t)item->k_count,
-                            .q_slot = item->q_slot,
-                            .k_slot = item->k_slot,
-                            .k_others = item->k_others,
+                            .q_set = item->q_set,
+                            .k_set = item->k_set,
                             .partial = -1,
                             .next = -1,
                             .ready = is_decode(b, item) && is_ready(b, item)};
@@ -234,8 +233,8 @@ static void split_decode(plan_builder *b) {
 /* Keys of the piece that a causal query sees at most: how long it will take. */
 static int64_t visible_keys(const plan_builder *b, const cpa_cuda_piece *piece) {
     cpa_owner_map map = b->batch->map;
-    int64_t last = cpa_shard_pos(map, piece->q_slot, piece->q_first + (piece->row_end - 1) / b->group);
-    int64_t end = cpa_keys_before(map, piece->k_slot, piece->k_others, last + 1) - piece->k_first;
+    int64_t last = cpa_token_position(map, piece->q_set, piece->q_first + (piece->row_end - 1) / b->group);
+    int64_t end = cpa_tokens_before(map, piece->k_set, last + 1) - piece->k_first;
     if (end > piece->k_end) end = piece->k_end;
     return end > piece->k_begin ? end - piece->k_begin : 0;
 }

@@ -110,9 +110,8 @@ __global__ void attend_simple(const __grid_constant__ cpa_cuda_attend_args a, in
                                   .row_end = 0,
                                   .k_begin = 0,
                                   .k_end = (int32_t)item.k_count,
-                                  .q_slot = item.q_slot,
-                                  .k_slot = item.k_slot,
-                                  .k_others = item.k_others,
+                                  .q_set = item.q_set,
+                                  .k_set = item.k_set,
                                   .partial = -1};
     const int row = (int)(index - found->begin);
     if (row >= item.q_count * a.group) return; /* items that fill a steady plan up have no rows */

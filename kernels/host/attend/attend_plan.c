@@ -34,8 +34,8 @@ static cpa_status add_unit(cpa_host_unit **units, int64_t *n, int64_t *capacity,
 static int64_t cost_of(const cpa_attend_batch *batch, const cpa_host_unit *unit) {
     const cpa_attend_item *item = &batch->items[unit->item];
     int64_t last_query = (unit->row + unit->rows - 1) / (batch->q_heads / batch->kv_heads);
-    int64_t position = cpa_shard_pos(batch->map, item->q_slot, item->q_first + last_query);
-    int64_t keys = cpa_keys_before(batch->map, item->k_slot, item->k_others, position + 1) - item->k_first;
+    int64_t position = cpa_token_position(batch->map, item->q_set, item->q_first + last_query);
+    int64_t keys = cpa_tokens_before(batch->map, item->k_set, position + 1) - item->k_first;
     if (keys > item->k_count) keys = item->k_count;
     return cpa_host_unit_rows(unit) * (keys > 1 ? keys : 1);
 }

@@ -42,15 +42,15 @@ void cpa_attend_workspace_destroy(cpa_attend_workspace *work) {
 static cpa_attend_visible visible_keys(const cpa_attend_job *job, const cpa_attend_item *item, int64_t query) {
     const cpa_mask *mask = &job->args.mask;
     cpa_owner_map map = job->plan->batch.map;
-    int64_t position = cpa_shard_pos(map, item->q_slot, item->q_first + query);
+    int64_t position = cpa_token_position(map, item->q_set, item->q_first + query);
     cpa_attend_visible visible = {.end = item->k_first + item->k_count};
     if (mask->causal) {
         int64_t past = position + (cpa_fault_is(CPA_FAULT_OFF_BY_ONE_MASK) ? 0 : 1);
-        visible.end = cpa_min64(visible.end, cpa_keys_before(map, item->k_slot, item->k_others, past));
+        visible.end = cpa_min64(visible.end, cpa_tokens_before(map, item->k_set, past));
     }
     if (mask->window > 0 && position >= mask->window) {
-        visible.first = cpa_keys_before(map, item->k_slot, item->k_others, position - mask->window + 1);
-        visible.sinks = cpa_keys_before(map, item->k_slot, item->k_others, mask->sinks);
+        visible.first = cpa_tokens_before(map, item->k_set, position - mask->window + 1);
+        visible.sinks = cpa_tokens_before(map, item->k_set, mask->sinks);
     }
     return visible;
 }
