@@ -11,7 +11,7 @@
 #include "bench/attend.h"
 #include "bench/inputs.h"
 #include "bench/memory.h"
-#include "kernels/kernels.h"
+#include "kernels/self_test.h"
 
 typedef struct attend_state {
     cpa_bench_site *site;
@@ -133,10 +133,10 @@ static void count_work(const attend_state *s, cpa_bench_row *row) {
 /* Makes the device take the kernels that the case names. */
 static cpa_status use_path(cpa_bench_site *site, cpa_error *err) {
     const char *wanted = cpa_bench_paths[site->options.path], *path;
-    for (int32_t i = 0; (path = site->device->kernels->attend_path(site->device, i)); i++) {
+    for (int32_t i = 0; (path = site->device->self_test->attend_path(site->device, i)); i++) {
         if (site->options.path == 0 || strcmp(path, wanted) == 0) return CPA_OK;
     }
-    (void)site->device->kernels->attend_path(site->device, 0);
+    (void)site->device->self_test->attend_path(site->device, 0);
     return cpa_fail(err, CPA_UNSUPPORTED, "bench attend: kernels=%s: %s has none, expected a CUDA device that has",
                     wanted, cpa_device_description(site->device));
 }

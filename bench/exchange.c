@@ -8,7 +8,7 @@
 #include "bench/bench.h"
 #include "bench/memory.h"
 #include "comm/rounds.h"
-#include "kernels/kernels.h"
+#include "kernels/device.h"
 #ifdef CPA_HAVE_CUDA
 #include "comm/device_transport.h"
 #endif

@@ -44,7 +44,7 @@ cpa_status cpa_bench_synthesize(cpa_bench_site *site, cpa_synth_tensor tensor, i
         .dtype = tensor == CPA_SYNTH_Q ? (cpa_dtype)o->dtype : written_dtype(o),
         .out = dst,
     };
-    CPA_TRY_GOTO(cpa_bench_enqueued(site, site->device->kernels->synthesize(&args, site->stream), err), done);
+    CPA_TRY_GOTO(cpa_bench_enqueued(site, site->device->operators->synthesize(&args, site->stream), err), done);
     status = cpa_bench_enqueued(site, cpa_stream_sync(site->stream), err);
 done:
     cpa_device_free(site->device, device_positions);

@@ -3,7 +3,7 @@
 #define CPA_LAUNCHER_BENCH_INPUTS_H
 
 #include "bench/bench.h"
-#include "kernels/kernels.h"
+#include "kernels/operators.h"
 
 /* Rows of one tensor for tokens of one sequence, at positions[n], to dst [n, heads, dim] on the device, in the dtype of
  * queries or of what is written to the cache: its own, or that of queries if it is quantised. Waits. */

@@ -6,7 +6,7 @@
 #include "base/check.h"
 #include "base/clock.h"
 #include "bench/cuda.h"
-#include "kernels/kernels.h"
+#include "kernels/device.h"
 
 enum { PASSES = 5, CALLS_PER_PASS = 10, LAUNCHES_PER_PASS = 2000 };
 /* Larger than the last-level cache of any host or device. */
@@ -18,7 +18,7 @@ cpa_status cpa_bench_enqueued(const cpa_bench_site *site, cpa_status status, cpa
 }
 
 cpa_status cpa_bench_copy(cpa_bench_site *site, void *dst, const void *src, int64_t bytes, cpa_error *err) {
-    CPA_TRY(cpa_bench_enqueued(site, site->device->kernels->copy(dst, src, bytes, site->stream), err));
+    CPA_TRY(cpa_bench_enqueued(site, site->device->table->copy(dst, src, bytes, site->stream), err));
     return cpa_bench_enqueued(site, cpa_stream_sync(site->stream), err);
 }
 
@@ -62,7 +62,7 @@ static cpa_status read_once(cpa_bench_site *site, int64_t bytes, cpa_error *err)
 
 static cpa_status copy_once(cpa_bench_site *site, int64_t bytes, cpa_error *err) {
     char *src = site->probe;
-    return cpa_bench_enqueued(site, site->device->kernels->copy(src + bytes, src, bytes, site->stream), err);
+    return cpa_bench_enqueued(site, site->device->table->copy(src + bytes, src, bytes, site->stream), err);
 }
 
 typedef cpa_status (*probe_fn)(cpa_bench_site *site, int64_t bytes, cpa_error *err);

@@ -118,7 +118,7 @@ static cpa_status open_team(team *t, MPI_Comm comm, cpa_error *err) {
         .max_rows = cpa_max64(step_tokens, cpa_graphs_rows(step_tokens)),
     };
     CPA_TRY(cpa_context_create(t->control.comm, t->site->device, &options, &t->context, err));
-    if (t->work->new_tokens == 1 && t->site->device->kernels->graph_begin) {
+    if (t->work->new_tokens == 1 && t->site->device->caps.has_graphs) {
         CPA_TRY(cpa_graphs_create(&t->control, t->context, t->site->stream, &t->graphs, err));
     }
     int64_t element = cpa_dtype_bytes((cpa_dtype)o->dtype);

@@ -9,7 +9,7 @@
 #include "base/clock.h"
 #include "base/fault.h"
 #include "base/hash.h"
-#include "kernels/kernels.h"
+#include "kernels/operators.h"
 
 struct cpa_swap {
     cpa_device *device;
@@ -43,7 +43,7 @@ cpa_status cpa_swap_create(cpa_device *device, const cpa_swap_options *options, 
     swap->checksums = calloc((size_t)options->host_blocks, sizeof *swap->checksums);
     cpa_status status = swap->checksums ? CPA_OK : cpa_fail(err, CPA_NO_MEMORY, "swap: no memory");
     if (status == CPA_OK)
-        status = device->kernels->alloc_host(device, options->host_blocks * swap->block_bytes, &swap->memory, err);
+        status = device->table->alloc_host(device, options->host_blocks * swap->block_bytes, &swap->memory, err);
     if (status != CPA_OK) {
         cpa_swap_destroy(swap);
         return status;
@@ -54,7 +54,7 @@ cpa_status cpa_swap_create(cpa_device *device, const cpa_swap_options *options, 
 
 void cpa_swap_destroy(cpa_swap *swap) {
     if (!swap) return;
-    if (swap->memory) swap->device->kernels->free_host(swap->device, swap->memory);
+    if (swap->memory) swap->device->table->free_host(swap->device, swap->memory);
     free(swap->pairs);
     free(swap->checksums);
     free(swap);
@@ -94,7 +94,7 @@ static cpa_status copy_pairs(const cpa_swap *swap, int64_t n, int out, cpa_strea
         cpa_kv_view device = swap->options.layer_kv(swap->options.ctx, layer), host = host_kv(swap, &device, layer);
         cpa_kv_copy_args copy = {sizeof copy, out ? device : host, out ? host : device,
                                  (const int64_t(*)[2])swap->pairs, n};
-        CPA_TRY(stream->device->kernels->kv_copy(&copy, stream));
+        CPA_TRY(stream->device->operators->kv_copy(&copy, stream));
     }
     return CPA_OK;
 }
@@ -117,7 +117,7 @@ cpa_status cpa_swap_out(cpa_swap *swap, int32_t rank, const cpa_block_move *move
         swap->pairs[mine++][1] = moves[i].to;
     }
     CPA_TRY(copy_pairs(swap, mine, 1, stream));
-    CPA_TRY(stream->device->kernels->stream_sync(stream));
+    CPA_TRY(stream->device->table->stream_sync(stream));
     for (int64_t i = 0; i < mine; i++) {
         int64_t to = swap->pairs[i][1];
         swap->checksums[to] = cpa_swap_checksum(host_block(swap, to), swap->block_bytes);
@@ -152,12 +152,12 @@ enum { PROBE_BYTES = 8 << 20, PROBE_COPIES = 4 };
 
 /* Seconds of the fastest of a few copies. */
 static cpa_status time_copies(void *dst, const void *src, cpa_stream *stream, double *out) {
-    const cpa_kernel_table *kernels = stream->device->kernels;
+    const cpa_device_table *table = stream->device->table;
     double best = INFINITY;
     for (int i = 0; i < PROBE_COPIES; i++) {
         double start = cpa_clock_now();
-        CPA_TRY(kernels->copy(dst, src, PROBE_BYTES, stream));
-        CPA_TRY(kernels->stream_sync(stream));
+        CPA_TRY(table->copy(dst, src, PROBE_BYTES, stream));
+        CPA_TRY(table->stream_sync(stream));
         best = fmin(best, cpa_clock_now() - start);
     }
     *out = best;
@@ -165,13 +165,13 @@ static cpa_status time_copies(void *dst, const void *src, cpa_stream *stream, do
 }
 
 cpa_status cpa_swap_measure(cpa_device *device, double *bandwidth, cpa_error *err) {
-    const cpa_kernel_table *kernels = device->kernels;
+    const cpa_device_table *table = device->table;
     void *memory = NULL, *host = NULL;
     cpa_stream *stream = NULL;
     double out = 0, in = 0;
-    cpa_status status = kernels->alloc_host(device, PROBE_BYTES, &host, err);
-    if (status == CPA_OK) status = kernels->alloc(device, PROBE_BYTES, &memory, err);
-    if (status == CPA_OK) status = kernels->stream_create(device, &stream, err);
+    cpa_status status = table->alloc_host(device, PROBE_BYTES, &host, err);
+    if (status == CPA_OK) status = table->alloc(device, PROBE_BYTES, &memory, err);
+    if (status == CPA_OK) status = table->stream_create(device, &stream, err);
     if (status == CPA_OK) {
         memset(host, 0, PROBE_BYTES);
         status = time_copies(memory, host, stream, &in);
@@ -179,8 +179,8 @@ cpa_status cpa_swap_measure(cpa_device *device, double *bandwidth, cpa_error *er
         if (status != CPA_OK) cpa_fail(err, status, "swap: %s", stream->error.message);
     }
     if (status == CPA_OK) *bandwidth = PROBE_BYTES / fmax(fmax(in, out), 1e-9);
-    if (stream) kernels->stream_destroy(stream);
-    if (memory) kernels->free(device, memory);
-    if (host) kernels->free_host(device, host);
+    if (stream) table->stream_destroy(stream);
+    if (memory) table->free(device, memory);
+    if (host) table->free_host(device, host);
     return status;
 }

@@ -6,7 +6,7 @@
 #ifndef CPA_SELF_TEST_INTERNAL_H
 #define CPA_SELF_TEST_INTERNAL_H
 
-#include "kernels/kernels.h"
+#include "kernels/self_test.h"
 #include "src/check/self_test_kernels.h"
 
 /* One sequence over two shards: the queries lie in shard 0, keys in both. */
@@ -30,7 +30,6 @@ typedef struct cpa_self_test_expected {
 
 typedef struct cpa_kernel_test {
     cpa_device *device;
-    const cpa_kernel_table *kernels;
     const cpa_worker_options *options;
     cpa_self_test_kernels_stats *stats;
     cpa_stream *stream;

@@ -69,9 +69,9 @@ static cpa_status make_blas(cpa_kernel_test *t, cpa_error *err) {
     const cpa_model_shape *m = &t->options->model;
     const int64_t n = cpa_self_test_total_keys(t), element = (int64_t)sizeof(float), index = (int64_t)sizeof(int64_t);
     const int64_t heads = t->rows * m->q_heads;
-    if (!t->kernels->reference_open) return CPA_OK;
+    if (!t->device->caps.has_reference) return CPA_OK;
     cpa_error own = {CPA_OK, ""};
-    cpa_status status = t->kernels->reference_open(t->device, &t->blas, &own);
+    cpa_status status = t->device->self_test->reference_open(t->device, &t->blas, &own);
     if (status == CPA_UNSUPPORTED) {
         snprintf(t->stats->why, sizeof t->stats->why, "%.199s", own.message);
         return CPA_OK;
@@ -115,11 +115,11 @@ static cpa_status expect_on_device(cpa_kernel_test *t, cpa_mask mask, int both) 
                                       .mass = t->ref_mass,
                                       .lse = t->ref_lse};
     float *mass = (float *)t->got;
-    CPA_TRY(t->kernels->reference_attend(t->blas, &args, t->stream));
-    CPA_TRY(t->kernels->copy(t->want.o, t->ref_o, heads * m->v_head_dim * element, t->stream));
-    CPA_TRY(t->kernels->copy(t->want.lse, t->ref_lse, heads * element, t->stream));
-    CPA_TRY(t->kernels->copy(mass, t->ref_mass, heads * m->v_head_dim * element, t->stream));
-    CPA_TRY(t->kernels->stream_sync(t->stream));
+    CPA_TRY(t->device->self_test->reference_attend(t->blas, &args, t->stream));
+    CPA_TRY(t->device->table->copy(t->want.o, t->ref_o, heads * m->v_head_dim * element, t->stream));
+    CPA_TRY(t->device->table->copy(t->want.lse, t->ref_lse, heads * element, t->stream));
+    CPA_TRY(t->device->table->copy(mass, t->ref_mass, heads * m->v_head_dim * element, t->stream));
+    CPA_TRY(t->device->table->stream_sync(t->stream));
     for (int64_t i = 0; i < heads; i++) {
         float most = 0;
         for (int32_t d = 0; d < m->v_head_dim; d++) most = fmaxf(most, mass[i * m->v_head_dim + d]);
@@ -181,11 +181,11 @@ static cpa_status compare(cpa_kernel_test *t, const char *what, cpa_mask mask, c
     const cpa_dtype dtype = rounded ? m->dtype : CPA_F32;
     const double lse_allowed = (t->blas ? 3 : 1) * cpa_reference_lse_tolerance(t->coarser); /* of two fp32 results */
     float *wide = (float *)t->got + n, *lse = (float *)t->got;
-    CPA_TRY(t->kernels->copy(t->got, rounded ? r->out : (void *)r->o, n * cpa_dtype_bytes(dtype), t->stream));
-    CPA_TRY(t->kernels->stream_sync(t->stream));
+    CPA_TRY(t->device->table->copy(t->got, rounded ? r->out : (void *)r->o, n * cpa_dtype_bytes(dtype), t->stream));
+    CPA_TRY(t->device->table->stream_sync(t->stream));
     cpa_reference_widen(t->got, dtype, n, wide);
-    CPA_TRY(t->kernels->copy(lse, r->lse, heads * (int64_t)sizeof *lse, t->stream));
-    CPA_TRY(t->kernels->stream_sync(t->stream));
+    CPA_TRY(t->device->table->copy(lse, r->lse, heads * (int64_t)sizeof *lse, t->stream));
+    CPA_TRY(t->device->table->stream_sync(t->stream));
     for (int64_t i = 0; i < heads; i++) {
         if (t->want.tolerance[i] < 0) continue;
         double worst = 0, allowed = (double)t->want.tolerance[i];
@@ -248,7 +248,7 @@ static cpa_status check_mask(cpa_kernel_test *t, cpa_mask mask, int32_t n_empty,
     char what[64];
     for (int both = 0; both < 2; both++) {
         CPA_TRY(expect(t, mask, both));
-        for (int32_t p = 0; (path = t->kernels->attend_path(t->device, p)); p++) {
+        for (int32_t p = 0; (path = t->device->self_test->attend_path(t->device, p)); p++) {
             cpa_self_test_result fresh = t->results[0], other = t->results[1], merged = t->results[0];
             t->stats->paths = p + 1;
             snprintf(what, sizeof what, "attend, path %s", path);
@@ -279,10 +279,10 @@ static cpa_status run(cpa_kernel_test *t, cpa_error *err) {
     const int64_t prefill = m->q_heads == m->kv_heads ? one_group : groups;
     const cpa_mask masks[] = {{.causal = 1}, {.causal = 0}, {.causal = 1, .window = 50, .sinks = 4}, m->mask};
     const int64_t least = 2 * (int64_t)t->options->block_size;
-    const int64_t tokens = cpa_max64(t->kernels->reference_open ? DEVICE_TOKENS : HOST_TOKENS, least);
+    const int64_t tokens = cpa_max64(t->device->caps.has_reference ? DEVICE_TOKENS : HOST_TOKENS, least);
     for (int32_t s = 0; s < CPA_SELF_TEST_SHARDS; s++) t->keys[s] = cpa_shard_len(t->map, s, tokens);
     t->rows = prefill + CPA_SELF_TEST_DECODE_ROWS;
-    CPA_TRY(t->kernels->stream_create(t->device, &t->stream, err));
+    CPA_TRY(t->device->table->stream_create(t->device, &t->stream, err));
     CPA_TRY(cpa_self_test_make_inputs(t, prefill, err));
     CPA_TRY(cpa_self_test_write_pages(t, err));
     CPA_TRY(make_results(t, err));
@@ -302,7 +302,6 @@ cpa_status cpa_self_test_kernels(cpa_device *dev, const cpa_worker_options *opti
     const cpa_model_shape *m = &options->model;
     cpa_kernel_test t = {
         .device = dev,
-        .kernels = dev->kernels,
         .options = options,
         .stats = stats,
         .seed = seed,
@@ -315,12 +314,12 @@ cpa_status cpa_self_test_kernels(cpa_device *dev, const cpa_worker_options *opti
     cpa_status status = run(&t, &own);
     if (status != CPA_OK)
         cpa_fail(err, status, "self-test: %s", own.status != CPA_OK ? own.message : t.stream->error.message);
-    (void)t.kernels->attend_path(dev, 0); /* the best one again */
-    if (t.stream) (void)t.kernels->stream_sync(t.stream);
-    if (t.blas) t.kernels->reference_close(t.blas);
+    (void)dev->self_test->attend_path(dev, 0); /* the best one again */
+    if (t.stream) (void)dev->table->stream_sync(t.stream);
+    if (t.blas) dev->self_test->reference_close(t.blas);
     for (int i = 0; i < CPA_SELF_TEST_SHARDS; i++) cpa_attend_plan_destroy(t.plans[i]);
-    for (int32_t i = t.n_device - 1; i >= 0; i--) t.kernels->free(dev, t.device_memory[i]);
+    for (int32_t i = t.n_device - 1; i >= 0; i--) dev->table->free(dev, t.device_memory[i]);
     for (int32_t i = t.n_host - 1; i >= 0; i--) free(t.host_memory[i]);
-    if (t.stream) t.kernels->stream_destroy(t.stream);
+    if (t.stream) dev->table->stream_destroy(t.stream);
     return status;
 }

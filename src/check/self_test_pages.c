@@ -21,11 +21,11 @@ cpa_status cpa_self_test_device(cpa_kernel_test *t, int64_t bytes, const void *f
     void *memory = NULL, *poison = from ? NULL : malloc((size_t)bytes + 1);
     if (!from && !poison) return cpa_fail(err, CPA_NO_MEMORY, "no memory for %lld bytes", (long long)bytes);
     if (poison) memset(poison, nan_byte, (size_t)bytes);
-    cpa_status status = t->kernels->alloc(t->device, bytes, &memory, err);
+    cpa_status status = t->device->table->alloc(t->device, bytes, &memory, err);
     if (status == CPA_OK) {
         t->device_memory[t->n_device++] = memory;
-        status = t->kernels->copy(memory, from ? from : poison, bytes, t->stream);
-        if (status == CPA_OK) status = t->kernels->stream_sync(t->stream);
+        status = t->device->table->copy(memory, from ? from : poison, bytes, t->stream);
+        if (status == CPA_OK) status = t->device->table->stream_sync(t->stream);
     }
     free(poison);
     memcpy(out, &memory, sizeof memory);
@@ -189,9 +189,9 @@ cpa_status cpa_self_test_check_pages(cpa_kernel_test *t, cpa_error *err) {
         const int64_t bytes = pool.block_stride, before = shard ? t->keys[0] : 0;
         for (int64_t done = 0; done < t->keys[shard]; done += block) {
             int64_t left = t->keys[shard] - done;
-            CPA_TRY(t->kernels->copy(t->got, pool.memory + (spans[shard].dst_block + done / block) * bytes, bytes,
-                                     t->stream));
-            CPA_TRY(t->kernels->stream_sync(t->stream));
+            CPA_TRY(t->device->table->copy(t->got, pool.memory + (spans[shard].dst_block + done / block) * bytes, bytes,
+                                           t->stream));
+            CPA_TRY(t->device->table->stream_sync(t->stream));
             CPA_TRY(check_block(t, &packed, part, (left < block ? left : block) * heads, (before + done) * heads, err));
         }
     }

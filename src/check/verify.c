@@ -7,7 +7,7 @@
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/hash.h"
-#include "kernels/kernels.h"
+#include "kernels/device.h"
 #include "src/check/verify_internal.h"
 
 /* splitmix64: one stream of random numbers for each (seed, step, layer), the same on every rank. */
@@ -31,10 +31,10 @@ cpa_status cpa_verify_reserve(cpa_verify *verify, cpa_verify_memory *memory, int
     void *bytes = NULL;
     if (need <= memory->capacity) return CPA_OK;
     /* Copies to the memory that moves may still be on their way. */
-    if (used > 0) CPA_TRY(device->kernels->stream_sync(verify->worker->stream));
-    CPA_TRY(device->kernels->alloc_host(device, grown, &bytes, err));
+    if (used > 0) CPA_TRY(device->table->stream_sync(verify->worker->stream));
+    CPA_TRY(device->table->alloc_host(device, grown, &bytes, err));
     if (used > 0) memcpy(bytes, memory->bytes, (size_t)used);
-    device->kernels->free_host(device, memory->bytes);
+    device->table->free_host(device, memory->bytes);
     *memory = (cpa_verify_memory){bytes, grown};
     return CPA_OK;
 }
@@ -95,12 +95,12 @@ static cpa_status choose_samples(cpa_verify *verify, const cpa_step_plan *plan, 
 static cpa_status keep_sample(cpa_verify *verify, int64_t index, int64_t row, const void *q, const void *out,
                               cpa_stream *stream) {
     const cpa_model_shape *model = &verify->worker->options.model;
-    const cpa_kernel_table *kernels = verify->worker->device->kernels;
+    const cpa_device_table *table = verify->worker->device->table;
     int64_t element = cpa_dtype_bytes(model->dtype), head = row * model->q_heads + verify->samples[index].head;
     char *data = verify->data.bytes + index * verify->sample_bytes;
     int64_t q_bytes = model->head_dim * element, out_bytes = model->v_head_dim * element;
-    CPA_TRY(kernels->copy(data, (const char *)q + head * q_bytes, q_bytes, stream));
-    return kernels->copy(data + q_bytes, (const char *)out + head * out_bytes, out_bytes, stream);
+    CPA_TRY(table->copy(data, (const char *)q + head * q_bytes, q_bytes, stream));
+    return table->copy(data + q_bytes, (const char *)out + head * out_bytes, out_bytes, stream);
 }
 
 static cpa_status begin(void *ctx, const cpa_step_plan *plan, int32_t *first, cpa_error *err) {
@@ -180,9 +180,9 @@ cpa_status cpa_verify_create(cpa_control *control, cpa_worker *worker, double ra
 void cpa_verify_destroy(cpa_verify *verify) {
     if (!verify) return;
     cpa_device *device = verify->worker->device;
-    device->kernels->free_host(device, verify->recv.bytes);
-    device->kernels->free_host(device, verify->send.bytes);
-    device->kernels->free_host(device, verify->data.bytes);
+    device->table->free_host(device, verify->recv.bytes);
+    device->table->free_host(device, verify->send.bytes);
+    device->table->free_host(device, verify->data.bytes);
     cpa_host_threads_destroy(verify->threads);
     free(verify->samples);
     free(verify);

@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "base/check.h"
-#include "kernels/kernels.h"
+#include "kernels/operators.h"
 
 enum { EXCHANGE_BYTES = 32 << 20 };
 
@@ -112,13 +112,13 @@ static cpa_status read_cache(const gather *g, const cpa_verify_group *group, int
     if (count == 0) return CPA_OK;
     head_copy rows = copy_of_head(&all, group->kv_head, count, k_out, v_out);
     cpa_kv_pack_args args = {sizeof args, rows.head, rows.out, seq->blocks, &span, 1};
-    CPA_TRY(worker->device->kernels->kv_pack(&args, worker->stream));
+    CPA_TRY(worker->device->operators->kv_pack(&args, worker->stream));
     if (!cpa_kv_scale_bytes(all.dtype, CPA_KEYS, all.k_scale)) return CPA_OK;
     head_copy scales =
         copy_of_scales(&all, group->kv_head, count, k_out + count * all.k_dim, v_out + count * all.v_dim);
     args.src = scales.head;
     args.dst = scales.out;
-    return worker->device->kernels->kv_pack(&args, worker->stream);
+    return worker->device->operators->kv_pack(&args, worker->stream);
 }
 
 /* Writes what this rank contributes to a part at *at and moves *at past it. */
@@ -160,7 +160,7 @@ static cpa_status write_parts(gather *g, cpa_error *err) {
             if (g->parts[i].group->checker == checker) CPA_TRY(write_part(g, &g->parts[i], &at));
         }
     }
-    return g->verify->worker->device->kernels->stream_sync(g->verify->worker->stream);
+    return g->verify->worker->device->table->stream_sync(g->verify->worker->stream);
 }
 
 /* Finds the next part in what each rank sent. */

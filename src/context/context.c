@@ -26,8 +26,8 @@ cpa_status cpa_context_ensure(cpa_context *c, cpa_context_buffer *buffer, int64_
     if (bytes <= buffer->bytes && buffer->memory) return CPA_OK;
     int64_t grown = bytes < 2 * buffer->bytes ? 2 * buffer->bytes : bytes > 0 ? bytes : 1;
     void *memory;
-    CPA_TRY(c->kernels->alloc(c->device, grown, &memory, &c->error));
-    c->kernels->retire(c->device, buffer->memory);
+    CPA_TRY(c->device->table->alloc(c->device, grown, &memory, &c->error));
+    c->device->table->retire(c->device, buffer->memory);
     *buffer = (cpa_context_buffer){memory, grown};
     return CPA_OK;
 }
@@ -45,8 +45,8 @@ void *cpa_context_grow(cpa_context *c, void *array, int64_t *capacity, int64_t n
 }
 
 cpa_status cpa_context_upload(cpa_context *c, void *dst, const void *src, int64_t bytes) {
-    CPA_TRY(cpa_context_check(c, c->kernels->copy(dst, src, bytes, c->upload), c->upload));
-    return cpa_context_check(c, c->kernels->stream_sync(c->upload), c->upload);
+    CPA_TRY(cpa_context_check(c, c->device->table->copy(dst, src, bytes, c->upload), c->upload));
+    return cpa_context_check(c, c->device->table->stream_sync(c->upload), c->upload);
 }
 
 cpa_status cpa_context_ensure_state(cpa_context *c, cpa_context_buffer *buffer, int64_t rows, cpa_partial *out) {
@@ -85,14 +85,14 @@ cpa_status cpa_context_set_plan(cpa_context *c, cpa_attend_plan *plan, int64_t n
         .block_tables = block_tables,
         .n_table_entries = n_table_entries,
     };
-    return c->kernels->plan_set(plan, &batch, &c->error);
+    return c->device->operators->plan_set(plan, &batch, &c->error);
 }
 
 cpa_status cpa_context_run_attend(cpa_context *c, const cpa_attend_plan *plan, const cpa_attend_args *args,
                                   cpa_span_kind kind, int32_t round, cpa_stream *stream) {
     if (plan->n_items == 0) return CPA_OK;
     int64_t span = cpa_spans_begin(&c->spans, kind, round, stream);
-    cpa_status status = c->kernels->attend(plan, args, stream);
+    cpa_status status = c->device->operators->attend(plan, args, stream);
     cpa_spans_end(&c->spans, span, stream);
     return cpa_context_check(c, status, stream);
 }
@@ -101,7 +101,7 @@ cpa_status cpa_context_run_merge(cpa_context *c, const cpa_merge_args *args, con
                                  cpa_stream *stream) {
     if (args->rows == 0) return CPA_OK;
     int64_t span = cpa_spans_begin(&c->spans, CPA_SPAN_MERGE, 0, stream);
-    cpa_status status = c->kernels->merge(args, awaited, stream);
+    cpa_status status = c->device->operators->merge(args, awaited, stream);
     cpa_spans_end(&c->spans, span, stream);
     return cpa_context_check(c, status, stream);
 }
@@ -159,12 +159,12 @@ cpa_status cpa_context_spoil_lse(cpa_context *c, cpa_partial state, int64_t rows
     float *lse = malloc((size_t)(rows * width) + 1);
     if (!lse) return cpa_fail(&c->error, CPA_NO_MEMORY, "context: no memory for %" PRId64 " rows", rows);
     cpa_status status;
-    CPA_TRY_GOTO(c->kernels->copy_rows(lse, width, state.lse, pitch, width, rows, stream), done);
-    CPA_TRY_GOTO(c->kernels->stream_sync(stream), done);
+    CPA_TRY_GOTO(c->device->table->copy_rows(lse, width, state.lse, pitch, width, rows, stream), done);
+    CPA_TRY_GOTO(c->device->table->stream_sync(stream), done);
     for (int64_t i = 0; i < rows * c->options.q_heads; i++)
         lse[i] = cpa_fault_is(CPA_FAULT_BASE2_LSE) ? lse[i] * log2_e : -INFINITY;
-    CPA_TRY_GOTO(c->kernels->copy_rows(state.lse, pitch, lse, width, width, rows, stream), done);
-    status = c->kernels->stream_sync(stream);
+    CPA_TRY_GOTO(c->device->table->copy_rows(state.lse, pitch, lse, width, width, rows, stream), done);
+    status = c->device->table->stream_sync(stream);
 done:
     free(lse);
     return cpa_context_check(c, status, stream);
@@ -224,9 +224,9 @@ static cpa_status create_local(cpa_context *c) {
         return cpa_fail(&c->error, CPA_NO_MEMORY, "context: no memory for %zu ranks", size);
     }
     CPA_TRY(cpa_spans_create(&c->spans, c->device, &c->error));
-    CPA_TRY(c->kernels->marks_create(c->device, &c->steps, &c->error));
-    CPA_TRY(c->kernels->stream_create(c->device, &c->upload, &c->error));
-    CPA_TRY(c->kernels->plan_create(c->device, &c->own, &c->error));
+    CPA_TRY(c->device->table->events_create(c->device, &c->steps, &c->error));
+    CPA_TRY(c->device->table->stream_create(c->device, &c->upload, &c->error));
+    CPA_TRY(c->device->operators->plan_create(c->device, &c->own, &c->error));
     CPA_TRY(cpa_pass_kv_create(c));
     return cpa_pass_q_create(c);
 }
@@ -237,12 +237,12 @@ static void destroy(cpa_context *c) {
     if (c->control.comm != MPI_COMM_NULL) cpa_control_close(&c->control);
     cpa_pass_q_destroy(c);
     cpa_pass_kv_destroy(c);
-    if (c->kernels) {
+    if (c->device) {
         cpa_spans_destroy(&c->spans);
-        if (c->steps) c->kernels->marks_destroy(c->steps);
-        c->kernels->free(c->device, c->acc_memory.memory);
-        if (c->own) c->kernels->plan_destroy(c->own);
-        if (c->upload) c->kernels->stream_destroy(c->upload);
+        if (c->steps) c->device->table->events_destroy(c->steps);
+        c->device->table->free(c->device, c->acc_memory.memory);
+        if (c->own) c->device->operators->plan_destroy(c->own);
+        if (c->upload) c->device->table->stream_destroy(c->upload);
     }
     free(c->items);
     free(c->block_tables);
@@ -267,7 +267,6 @@ cpa_status cpa_context_create_over(MPI_Comm comm, cpa_device *device, const cpa_
         if (!c->options.interleave) c->options.interleave = c->options.block_size;
         c->map = (cpa_owner_map){c->control.size, c->options.interleave};
         c->device = device;
-        c->kernels = device->kernels;
         status = create_local(c);
     }
     CPA_TRY_GOTO(cpa_control_agree(&c->control, status, &c->error), failed);
@@ -296,7 +295,7 @@ void cpa_context_destroy(cpa_context *context) {
 cpa_status cpa_context_sync(cpa_context *c, cpa_stream *stream) {
     const cpa_transport_table *table = c->transport->table;
     if (table->drain) CPA_TRY(table->drain(c->transport, stream->native, &c->error));
-    CPA_TRY(cpa_context_check(c, c->kernels->stream_sync(stream), stream));
+    CPA_TRY(cpa_context_check(c, c->device->table->stream_sync(stream), stream));
     return read_spans(c);
 }
 
@@ -444,6 +443,6 @@ cpa_status cpa_context_attend(cpa_context *context, const cpa_context_args *args
     if (status == CPA_OK) cpa_context_count_chunks(c, 1);
     c->layers_attended++;
     if (status == CPA_OK && c->turn >= 0)
-        status = cpa_context_check(c, c->kernels->mark(c->steps, c->turn, stream), stream);
+        status = cpa_context_check(c, c->device->table->event_record(c->steps, c->turn, stream), stream);
     return status;
 }

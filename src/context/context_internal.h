@@ -12,7 +12,8 @@
 #include <cpattn/context.h>
 
 #include "comm/comm.h"
-#include "kernels/kernels.h"
+#include "kernels/graph.h"
+#include "kernels/operators.h"
 #include "src/trace/spans.h"
 
 /* Device memory that grows from plan to plan. */
@@ -161,7 +162,6 @@ struct cpa_context {
     cpa_context_options options;
     cpa_owner_map map;
     cpa_device *device;
-    const cpa_kernel_table *kernels;
     cpa_stream *upload; /* for copies outside any layer */
     cpa_control control;
     cpa_transport *transport;
@@ -174,7 +174,7 @@ struct cpa_context {
     double sampled_attend_s, sampled_exposed_s; /* of the last decode step that was measured; see cpa_context_mute */
 
     /* Of cpa_context_plan: marks 0 and 1 behind the layers of the last two steps, in turn; -1: the engine plans. */
-    cpa_marks *steps;
+    cpa_events *steps;
     int turn;
 
     int planned;

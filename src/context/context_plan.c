@@ -169,8 +169,8 @@ static cpa_status plan_step(cpa_context *c, const cpa_context_chunk *chunks, int
 void cpa_context_begin(cpa_context *c) {
     cpa_context_stats stats;
     cpa_context_get_stats(c, &stats); /* counts the step before */
-    const int idle = c->kernels->mark_reached(c->steps, 0) && c->kernels->mark_reached(c->steps, 1);
-    if (idle) c->kernels->release(c->device);
+    const int idle = c->device->table->event_reached(c->steps, 0) && c->device->table->event_reached(c->steps, 1);
+    if (idle) c->device->table->release(c->device);
     cpa_spans_forget(&c->spans);
     c->sampled_step = c->spans.muted = 0;
 }
@@ -178,7 +178,7 @@ void cpa_context_begin(cpa_context *c) {
 /* Waits for the step before the last one: the plans of this step go where what that one brings to the device lies. */
 static void take_turn(cpa_context *c) {
     c->turn = c->turn != 1;
-    while (!c->kernels->mark_reached(c->steps, c->turn)) {
+    while (!c->device->table->event_reached(c->steps, c->turn)) {
         c->transport->table->poll(c->transport);
         sched_yield();
     }
@@ -205,19 +205,19 @@ cpa_status cpa_context_plan_ahead(cpa_context *c, const cpa_context_chunk *chunk
 }
 
 cpa_status cpa_context_upload_plan(cpa_context *c, cpa_stream *stream) {
-    if (c->kernels->plan_upload) CPA_TRY(cpa_context_check(c, c->kernels->plan_upload(c->own, stream), stream));
+    CPA_TRY(cpa_context_check(c, c->device->operators->plan_upload(c->own, stream), stream));
     if (!c->q.active) return CPA_OK;
-    if (c->kernels->plan_upload) CPA_TRY(cpa_context_check(c, c->kernels->plan_upload(c->q.plan, stream), stream));
+    CPA_TRY(cpa_context_check(c, c->device->operators->plan_upload(c->q.plan, stream), stream));
     return cpa_pass_q_upload(c, stream);
 }
 
 uint64_t cpa_context_shape(const cpa_context *c) {
     const cpa_pass_q *q = &c->q;
-    uint64_t shape[] = {(uint64_t)c->rows, (uint64_t)c->shared, q->joined ? 0 : c->kernels->plan_shape(c->own)};
+    uint64_t shape[] = {(uint64_t)c->rows, (uint64_t)c->shared, q->joined ? 0 : c->device->graphs->plan_shape(c->own)};
     uint64_t hash = cpa_hash_bytes(CPA_HASH_START, shape, sizeof shape);
     if (!q->active) return hash;
     uint64_t exchanged[] = {(uintptr_t)q->maps_memory.memory, (uintptr_t)q->packed_memory.memory,
                             (uintptr_t)q->got_memory.memory,  (uintptr_t)q->away_memory.memory,
-                            (uintptr_t)q->home_memory.memory, c->kernels->plan_shape(q->plan)};
+                            (uintptr_t)q->home_memory.memory, c->device->graphs->plan_shape(q->plan)};
     return cpa_hash_bytes(hash, exchanged, sizeof exchanged);
 }

@@ -40,8 +40,8 @@ static cpa_status size_staging(cpa_context *c) {
     kv->block_bytes =
         kv->k_bytes + cpa_kv_block_bytes(o->kv_dtype, CPA_VALUES, o->v_scale, o->block_size, o->kv_heads, o->v_dim);
 
-    const int64_t step = c->kernels->split_tokens(c->device);
-    kv->gather = step == 1;
+    const int64_t step = c->device->caps.split_tokens;
+    kv->gather = !c->device->caps.bit_exact;
     kv->regions = kv->gather && c->map.cp_size > 1 ? c->map.cp_size - 1 : 1;
     kv->split = kv->gather ? (LEAST_SEGMENT + o->interleave - 1) / o->interleave * o->interleave : step;
     while (kv->split % o->block_size != 0) kv->split += step;
@@ -77,18 +77,18 @@ cpa_status cpa_pass_kv_create(cpa_context *c) {
         kv->region_of[cpa_round_recv_peer(c->map.cp_size, c->control.rank, round)] = round - 1;
     }
     void *staging;
-    CPA_TRY(c->kernels->alloc(c->device, blocks * kv->block_bytes, &staging, &c->error));
+    CPA_TRY(c->device->table->alloc(c->device, blocks * kv->block_bytes, &staging, &c->error));
     kv->staging = staging;
     return CPA_OK;
 }
 
 void cpa_pass_kv_destroy(cpa_context *c) {
     cpa_pass_kv *kv = &c->kv;
-    if (c->kernels) {
-        for (int64_t i = 0; i < kv->n_plans; i++) c->kernels->plan_destroy(kv->plans[i]);
-        c->kernels->free(c->device, kv->staging);
-        c->kernels->free(c->device, kv->shard_memory.memory);
-        c->kernels->free(c->device, kv->empty_memory.memory);
+    if (c->device) {
+        for (int64_t i = 0; i < kv->n_plans; i++) c->device->operators->plan_destroy(kv->plans[i]);
+        c->device->table->free(c->device, kv->staging);
+        c->device->table->free(c->device, kv->shard_memory.memory);
+        c->device->table->free(c->device, kv->empty_memory.memory);
     }
     free(kv->plans);
     free(kv->runs);
@@ -139,7 +139,7 @@ cpa_status cpa_pass_kv_take_plan(cpa_context *c, cpa_attend_plan **out) {
             cpa_context_grow(c, kv->plans, &kv->plans_capacity, kv->n_plans + 1, sizeof(cpa_attend_plan *));
         if (!plans) return CPA_NO_MEMORY;
         kv->plans = plans;
-        CPA_TRY(c->kernels->plan_create(c->device, &plans[kv->n_plans], &c->error));
+        CPA_TRY(c->device->operators->plan_create(c->device, &plans[kv->n_plans], &c->error));
         kv->n_plans++;
     }
     *out = kv->plans[kv->plans_in_use++];
@@ -318,7 +318,7 @@ static cpa_status pack(cpa_context *c, int64_t index, const cpa_context_args *ar
         .n_spans = transfer->n_spans,
     };
     int64_t span = cpa_spans_begin(&c->spans, CPA_SPAN_PACK, transfer->round, stream);
-    cpa_status status = c->kernels->kv_pack(&packing, stream);
+    cpa_status status = c->device->operators->kv_pack(&packing, stream);
     cpa_spans_end(&c->spans, span, stream);
     return cpa_context_check(c, status, stream);
 }
@@ -343,8 +343,8 @@ static cpa_status start_transfer(cpa_context *c, int64_t index, cpa_stream *stre
 static cpa_status empty_rows(cpa_context *c, cpa_partial state, cpa_row_run run, cpa_stream *stream) {
     const int64_t heads = c->options.q_heads;
     if (run.rows == 0) return CPA_OK;
-    cpa_status status =
-        c->kernels->copy(state.lse + run.row * heads, c->kv.empty, run.rows * heads * (int64_t)sizeof(float), stream);
+    cpa_status status = c->device->table->copy(state.lse + run.row * heads, c->kv.empty,
+                                               run.rows * heads * (int64_t)sizeof(float), stream);
     return cpa_context_check(c, status, stream);
 }
 

@@ -23,20 +23,20 @@ cpa_status cpa_pass_q_create(cpa_context *c) {
     if (c->map.cp_size == 1) return CPA_OK;
     c->q.peers = calloc((size_t)c->map.cp_size - 1, sizeof *c->q.peers);
     if (!c->q.peers) return cpa_fail(&c->error, CPA_NO_MEMORY, "context: no memory for %d peers", c->map.cp_size - 1);
-    return c->kernels->plan_create(c->device, &c->q.plan, &c->error);
+    return c->device->operators->plan_create(c->device, &c->q.plan, &c->error);
 }
 
 void cpa_pass_q_destroy(cpa_context *c) {
     cpa_pass_q *q = &c->q;
-    if (c->kernels) {
-        c->kernels->free(c->device, q->maps_memory.memory);
-        c->kernels->free(c->device, q->packed_memory.memory);
-        c->kernels->free(c->device, q->got_memory.memory);
-        c->kernels->free(c->device, q->away_memory.memory);
-        c->kernels->free(c->device, q->home_memory.memory);
-        if (q->plan) c->kernels->plan_destroy(q->plan);
-        c->kernels->free_host(c->device, q->map_sets[0]);
-        c->kernels->free_host(c->device, q->map_sets[1]);
+    if (c->device) {
+        c->device->table->free(c->device, q->maps_memory.memory);
+        c->device->table->free(c->device, q->packed_memory.memory);
+        c->device->table->free(c->device, q->got_memory.memory);
+        c->device->table->free(c->device, q->away_memory.memory);
+        c->device->table->free(c->device, q->home_memory.memory);
+        if (q->plan) c->device->operators->plan_destroy(q->plan);
+        c->device->table->free_host(c->device, q->map_sets[0]);
+        c->device->table->free_host(c->device, q->map_sets[1]);
     }
     free(q->state_shifts);
     free(q->peers);
@@ -185,8 +185,8 @@ static cpa_status ensure_maps(cpa_context *c, int64_t entries) {
     if (entries > q->map_capacities[turn]) {
         int64_t grown = entries < 2 * q->map_capacities[turn] ? 2 * q->map_capacities[turn] : entries;
         void *maps;
-        CPA_TRY(c->kernels->alloc_host(c->device, grown * (int64_t)sizeof *q->maps, &maps, &c->error));
-        c->kernels->free_host(c->device, q->map_sets[turn]);
+        CPA_TRY(c->device->table->alloc_host(c->device, grown * (int64_t)sizeof *q->maps, &maps, &c->error));
+        c->device->table->free_host(c->device, q->map_sets[turn]);
         q->map_sets[turn] = maps;
         q->map_capacities[turn] = grown;
     }
@@ -221,7 +221,7 @@ cpa_status cpa_pass_q_upload(cpa_context *c, cpa_stream *stream) {
     cpa_pass_q *q = &c->q;
     if (q->maps_uploaded == stream) return CPA_OK;
     cpa_status status =
-        c->kernels->copy(q->maps_memory.memory, q->maps, q->maps_entries * (int64_t)sizeof *q->maps, stream);
+        c->device->table->copy(q->maps_memory.memory, q->maps, q->maps_entries * (int64_t)sizeof *q->maps, stream);
     q->maps_uploaded = stream;
     return cpa_context_check(c, status, stream);
 }
@@ -324,8 +324,8 @@ cpa_status cpa_pass_q_start(cpa_context *c, const cpa_context_args *args, cpa_st
     CPA_TRY(cpa_pass_q_upload(c, stream));
     if (q->packed_rows > 0) {
         int64_t span = cpa_spans_begin(&c->spans, CPA_SPAN_QUERIES, 0, stream);
-        cpa_status status = c->kernels->gather_rows(q->packed_memory.memory, args->q, q->maps_memory.memory,
-                                                    q->packed_rows, bytes, stream);
+        cpa_status status = c->device->operators->gather_rows(q->packed_memory.memory, args->q, q->maps_memory.memory,
+                                                              q->packed_rows, bytes, stream);
         cpa_spans_end(&c->spans, span, stream);
         CPA_TRY(cpa_context_check(c, status, stream));
     }

@@ -23,7 +23,7 @@ static cpa_status choose_measured(cpa_control *control, const cpa_transport_tabl
 cpa_status cpa_transport_for(cpa_control *control, const cpa_device *device, cpa_transport_kind wanted,
                              const cpa_transport_table **out, cpa_error *err) {
 #ifdef CPA_HAVE_CUDA
-    if (device->kernels == &cpa_kernels_cuda) {
+    if (device->backend == CPA_BACKEND_CUDA) {
         if (wanted == CPA_TRANSPORT_AUTO) return choose_measured(control, out, err);
         *out = wanted == CPA_TRANSPORT_NCCL ? &cpa_transport_nccl : &cpa_transport_peer;
         return CPA_OK;

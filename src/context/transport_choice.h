@@ -5,7 +5,7 @@
 #include <cpattn/engine.h>
 
 #include "comm/comm.h"
-#include "kernels/kernels.h"
+#include "kernels/device.h"
 
 /* The transport for the memory of a device; the same on every rank. Collective. With CPA_TRANSPORT_AUTO it measures NCCL
  * and peer memory on a CUDA device and says at info level what it found. */

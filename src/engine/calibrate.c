@@ -6,7 +6,7 @@
 #include "base/check.h"
 #include "base/clock.h"
 #include "comm/rounds.h"
-#include "kernels/kernels.h"
+#include "kernels/operators.h"
 #include "src/model/source_synthetic.h"
 
 /* A probe grows until it takes long enough that launching it does not count. */
@@ -37,39 +37,42 @@ typedef struct probe {
 
 static cpa_status probe_allocate(probe *p, cpa_error *err) {
     const cpa_model_shape *m = &p->options->model;
-    const cpa_kernel_table *kernels = p->device->kernels;
+    const cpa_device_table *table = p->device->table;
+    const cpa_operator_table *operators = p->device->operators;
     int64_t element = cpa_dtype_bytes(m->dtype), kv_tokens = p->kv.num_blocks * p->kv.block_size;
-    CPA_TRY(kernels->stream_create(p->device, &p->stream, err));
-    CPA_TRY(kernels->plan_create(p->device, &p->plan, err));
+    CPA_TRY(table->stream_create(p->device, &p->stream, err));
+    CPA_TRY(operators->plan_create(p->device, &p->plan, err));
     int64_t pool_element = cpa_dtype_bytes(p->kv.dtype) * p->kv.num_blocks;
-    CPA_TRY(kernels->alloc(p->device, p->kv.k_block_stride * pool_element, &p->kv.k, err));
-    CPA_TRY(kernels->alloc(p->device, p->kv.v_block_stride * pool_element, &p->kv.v, err));
-    CPA_TRY(kernels->alloc(p->device, kv_tokens * m->kv_heads * m->head_dim * element, &p->k, err));
-    CPA_TRY(kernels->alloc(p->device, kv_tokens * m->kv_heads * m->v_head_dim * element, &p->v, err));
-    CPA_TRY(kernels->alloc(p->device, kv_tokens * m->q_heads * m->head_dim * element, &p->q, err));
-    CPA_TRY(kernels->alloc(p->device, p->queries * m->q_heads * m->v_head_dim * element, &p->out, err));
-    CPA_TRY(kernels->alloc(p->device, kv_tokens * (int64_t)sizeof *p->tokens, (void **)&p->tokens, err));
-    return kernels->alloc(p->device, kv_tokens * (int64_t)sizeof *p->positions, (void **)&p->positions, err);
+    CPA_TRY(table->alloc(p->device, p->kv.k_block_stride * pool_element, &p->kv.k, err));
+    CPA_TRY(table->alloc(p->device, p->kv.v_block_stride * pool_element, &p->kv.v, err));
+    CPA_TRY(table->alloc(p->device, kv_tokens * m->kv_heads * m->head_dim * element, &p->k, err));
+    CPA_TRY(table->alloc(p->device, kv_tokens * m->kv_heads * m->v_head_dim * element, &p->v, err));
+    CPA_TRY(table->alloc(p->device, kv_tokens * m->q_heads * m->head_dim * element, &p->q, err));
+    CPA_TRY(table->alloc(p->device, p->queries * m->q_heads * m->v_head_dim * element, &p->out, err));
+    CPA_TRY(table->alloc(p->device, kv_tokens * (int64_t)sizeof *p->tokens, (void **)&p->tokens, err));
+    return table->alloc(p->device, kv_tokens * (int64_t)sizeof *p->positions, (void **)&p->positions, err);
 }
 
 static void probe_free(probe *p) {
-    const cpa_kernel_table *kernels = p->device->kernels;
-    kernels->free(p->device, p->positions);
-    kernels->free(p->device, p->tokens);
-    kernels->free(p->device, p->out);
-    kernels->free(p->device, p->q);
-    kernels->free(p->device, p->v);
-    kernels->free(p->device, p->k);
-    kernels->free(p->device, p->kv.v);
-    kernels->free(p->device, p->kv.k);
-    if (p->plan) kernels->plan_destroy(p->plan);
-    if (p->stream) kernels->stream_destroy(p->stream);
+    const cpa_device_table *table = p->device->table;
+    const cpa_operator_table *operators = p->device->operators;
+    table->free(p->device, p->positions);
+    table->free(p->device, p->tokens);
+    table->free(p->device, p->out);
+    table->free(p->device, p->q);
+    table->free(p->device, p->v);
+    table->free(p->device, p->k);
+    table->free(p->device, p->kv.v);
+    table->free(p->device, p->kv.k);
+    if (p->plan) operators->plan_destroy(p->plan);
+    if (p->stream) table->stream_destroy(p->stream);
     free(p->table);
 }
 
 /* Fills queries and the cache by the synthetic source. */
 static cpa_status probe_fill(probe *p) {
-    const cpa_kernel_table *kernels = p->device->kernels;
+    const cpa_device_table *table = p->device->table;
+    const cpa_operator_table *operators = p->device->operators;
     int64_t n = p->kv.num_blocks * p->kv.block_size;
     uint32_t *tokens = malloc((size_t)n * sizeof *tokens);
     int64_t *positions = malloc((size_t)n * sizeof *positions);
@@ -79,15 +82,15 @@ static cpa_status probe_fill(probe *p) {
         positions[i] = i;
     }
     if (status == CPA_OK) {
-        CPA_TRY_GOTO(kernels->copy(p->tokens, tokens, n * (int64_t)sizeof *tokens, p->stream), done);
-        CPA_TRY_GOTO(kernels->copy(p->positions, positions, n * (int64_t)sizeof *positions, p->stream), done);
+        CPA_TRY_GOTO(table->copy(p->tokens, tokens, n * (int64_t)sizeof *tokens, p->stream), done);
+        CPA_TRY_GOTO(table->copy(p->positions, positions, n * (int64_t)sizeof *positions, p->stream), done);
         cpa_synthetic synthetic = {p->device, p->options->model, 1};
         cpa_source source = cpa_source_synthetic(&synthetic);
         cpa_rows rows = {.count = n, .tokens_device = p->tokens, .positions_device = p->positions};
         CPA_TRY_GOTO(source.fill(source.ctx, 0, &rows, p->q, p->k, p->v, p->stream), done);
         cpa_kv_write_args write = {sizeof write, n, p->options->model.dtype, p->k, p->v, p->positions, p->kv};
-        CPA_TRY_GOTO(kernels->kv_write(&write, p->stream), done);
-        CPA_TRY_GOTO(kernels->stream_sync(p->stream), done);
+        CPA_TRY_GOTO(operators->kv_write(&write, p->stream), done);
+        CPA_TRY_GOTO(table->stream_sync(p->stream), done);
     }
 done:
     free(positions);
@@ -115,19 +118,20 @@ static cpa_status probe_plan(probe *p, cpa_error *err) {
         .block_tables = p->table,
         .n_table_entries = p->kv.num_blocks,
     };
-    return p->device->kernels->plan_set(p->plan, &batch, err);
+    return p->device->operators->plan_set(p->plan, &batch, err);
 }
 
 /* Seconds of a call. Repeats for PROBE_SECONDS after a warm-up. */
 static cpa_status probe_time(probe *p, double *seconds) {
-    const cpa_kernel_table *kernels = p->device->kernels;
+    const cpa_operator_table *operators = p->device->operators;
+    const cpa_device_table *table = p->device->table;
     cpa_attend_args args = {
         .size = sizeof args, .q = p->q, .q_dtype = p->options->model.dtype, .kv = p->kv, .out = p->out};
     double start = 0, elapsed = 0;
     int64_t calls = -1; /* the first is the warm-up */
     while (elapsed < PROBE_SECONDS) {
-        CPA_TRY(kernels->attend(p->plan, &args, p->stream));
-        CPA_TRY(kernels->stream_sync(p->stream));
+        CPA_TRY(operators->attend(p->plan, &args, p->stream));
+        CPA_TRY(table->stream_sync(p->stream));
         if (++calls == 0) start = cpa_clock_now();
         elapsed = cpa_clock_now() - start;
         if (calls == 0) elapsed = 0;
@@ -213,8 +217,8 @@ static cpa_status measure_bandwidth(cpa_control *control, cpa_device *device, co
     void *buffers = NULL;
     double seconds;
     int64_t bytes = LEAST_BYTES / GROWTH;
-    cpa_status status = device->kernels->alloc(device, 2 * (int64_t)MOST_BYTES, &buffers, err);
-    if (status == CPA_OK) status = device->kernels->stream_create(device, &stream, err);
+    cpa_status status = device->table->alloc(device, 2 * (int64_t)MOST_BYTES, &buffers, err);
+    if (status == CPA_OK) status = device->table->stream_create(device, &stream, err);
     CPA_TRY_GOTO(cpa_control_agree(control, status, err), done);
     CPA_TRY_GOTO(table->open(control, &transport, err), done);
     do {
@@ -224,8 +228,8 @@ static cpa_status measure_bandwidth(cpa_control *control, cpa_device *device, co
     *bandwidth = (double)bytes / seconds;
 done:
     if (transport) transport->table->close(transport);
-    if (stream) device->kernels->stream_destroy(stream);
-    device->kernels->free(device, buffers);
+    if (stream) device->table->stream_destroy(stream);
+    device->table->free(device, buffers);
     return status;
 }
 
@@ -239,6 +243,6 @@ cpa_status cpa_calibrate(cpa_control *control, cpa_device *device, const cpa_wor
     }
     planner->flops = sums[0] / control->size;
     planner->bandwidth = sums[1] / control->size;
-    if (control->size == 1 || !device->kernels->graph_begin) return CPA_OK;
+    if (control->size == 1 || !device->caps.has_graphs) return CPA_OK;
     return cpa_calibrate_decode(control, device, options, &planner->memory_bandwidth, &planner->exchange_s, err);
 }

@@ -4,7 +4,9 @@
 
 #include "base/check.h"
 #include "base/clock.h"
-#include "kernels/kernels.h"
+#include "kernels/device.h"
+#include "kernels/graph.h"
+#include "kernels/kv_view.h"
 #include "src/context/context_internal.h"
 #include "src/engine/calibrate.h"
 
@@ -36,12 +38,12 @@ static cpa_status context_failed(const probe *p, cpa_status status, cpa_error *e
 }
 
 static cpa_status zeros(probe *p, int64_t bytes, void **out, cpa_error *err) {
-    const cpa_kernel_table *kernels = p->device->kernels;
-    CPA_TRY(kernels->alloc(p->device, bytes, out, err));
+    const cpa_device_table *table = p->device->table;
+    CPA_TRY(table->alloc(p->device, bytes, out, err));
     void *from = calloc(1, (size_t)bytes);
     if (!from) return cpa_fail(err, CPA_NO_MEMORY, "calibration: no memory for %lld bytes", (long long)bytes);
-    cpa_status status = kernels->copy(*out, from, bytes, p->stream);
-    if (status == CPA_OK) status = kernels->stream_sync(p->stream);
+    cpa_status status = table->copy(*out, from, bytes, p->stream);
+    if (status == CPA_OK) status = table->stream_sync(p->stream);
     free(from);
     return stream_failed(p, status, err);
 }
@@ -61,7 +63,7 @@ static cpa_status make_memory(probe *p, const cpa_worker_options *o, cpa_error *
                               o->kv_layout);
     p->table = calloc((size_t)(o->map.interleave / o->block_size), sizeof *p->table);
     if (!p->table) return cpa_fail(err, CPA_NO_MEMORY, "calibration: no memory");
-    CPA_TRY(p->device->kernels->stream_create(p->device, &p->stream, err));
+    CPA_TRY(p->device->table->stream_create(p->device, &p->stream, err));
     CPA_TRY(zeros(p, p->kv.k_block_stride * kv_element, &p->kv.k, err));
     CPA_TRY(zeros(p, p->kv.v_block_stride * kv_element, &p->kv.v, err));
     CPA_TRY(zeros(p, m->q_heads * m->head_dim * element, &p->q, err));
@@ -69,14 +71,15 @@ static cpa_status make_memory(probe *p, const cpa_worker_options *o, cpa_error *
 }
 
 static void destroy(probe *p) {
-    const cpa_kernel_table *kernels = p->device->kernels;
-    if (p->graph) kernels->graph_destroy(p->graph);
+    const cpa_graph_table *graphs = p->device->graphs;
+    const cpa_device_table *table = p->device->table;
+    if (p->graph) graphs->destroy(p->graph);
     cpa_context_destroy(p->context);
-    kernels->free(p->device, p->out);
-    kernels->free(p->device, p->q);
-    kernels->free(p->device, p->kv.v);
-    kernels->free(p->device, p->kv.k);
-    if (p->stream) kernels->stream_destroy(p->stream);
+    table->free(p->device, p->out);
+    table->free(p->device, p->q);
+    table->free(p->device, p->kv.v);
+    table->free(p->device, p->kv.k);
+    if (p->stream) table->stream_destroy(p->stream);
     free(p->table);
 }
 
@@ -89,18 +92,18 @@ static cpa_status attend_layers(probe *p, cpa_error *err) {
 
 /* As decode steps run: the first one eagerly, then a graph of it. */
 static cpa_status capture(probe *p, cpa_error *err) {
-    const cpa_kernel_table *kernels = p->device->kernels;
+    const cpa_graph_table *graphs = p->device->graphs;
     CPA_TRY(attend_layers(p, err));
     CPA_TRY(context_failed(p, cpa_context_sync(p->context, p->stream), err));
-    if (p->graph) kernels->graph_destroy(p->graph);
+    if (p->graph) graphs->destroy(p->graph);
     p->graph = NULL;
-    CPA_TRY(stream_failed(p, kernels->graph_begin(p->stream), err));
+    CPA_TRY(stream_failed(p, graphs->begin(p->stream), err));
     cpa_status status = attend_layers(p, err);
     if (status != CPA_OK) {
-        kernels->graph_end(p->stream, NULL);
+        graphs->end(p->stream, NULL);
         return status;
     }
-    return stream_failed(p, kernels->graph_end(p->stream, &p->graph), err);
+    return stream_failed(p, graphs->end(p->stream, &p->graph), err);
 }
 
 static cpa_status plan_layer(probe *p, const cpa_context_chunk *chunk, cpa_error *err) {
@@ -115,7 +118,7 @@ static cpa_status plan_layer(probe *p, const cpa_context_chunk *chunk, cpa_error
 static cpa_status time_graph(probe *p, double *seconds, cpa_error *err) {
     double start = 0;
     for (int step = -1; step < STEPS; step++) { /* the first is the warm-up */
-        CPA_TRY(stream_failed(p, p->device->kernels->graph_launch(p->graph, p->stream), err));
+        CPA_TRY(stream_failed(p, p->device->graphs->launch(p->graph, p->stream), err));
         if (step < 0) CPA_TRY(context_failed(p, cpa_context_sync(p->context, p->stream), err));
         if (step < 0) start = cpa_clock_now();
     }
@@ -147,21 +150,21 @@ static cpa_status time_exchange(probe *p, const cpa_worker_options *o, double *e
 
 /* A copy reads and writes, and decode reads, at about the same rate. */
 static cpa_status time_copy(cpa_device *device, double *bandwidth, cpa_error *err) {
-    const cpa_kernel_table *kernels = device->kernels;
+    const cpa_device_table *table = device->table;
     probe p = {.device = device};
     char *memory = NULL;
     double start = 0;
-    cpa_status status = kernels->alloc(device, 2 * (int64_t)COPY_BYTES, (void **)&memory, err);
-    if (status == CPA_OK) status = kernels->stream_create(device, &p.stream, err);
+    cpa_status status = table->alloc(device, 2 * (int64_t)COPY_BYTES, (void **)&memory, err);
+    if (status == CPA_OK) status = table->stream_create(device, &p.stream, err);
     for (int i = -1; i < COPIES && status == CPA_OK; i++) {
-        status = stream_failed(&p, kernels->copy(memory + COPY_BYTES, memory, COPY_BYTES, p.stream), err);
-        if (status == CPA_OK && i < 0) status = stream_failed(&p, kernels->stream_sync(p.stream), err);
+        status = stream_failed(&p, table->copy(memory + COPY_BYTES, memory, COPY_BYTES, p.stream), err);
+        if (status == CPA_OK && i < 0) status = stream_failed(&p, table->stream_sync(p.stream), err);
         if (i < 0) start = cpa_clock_now();
     }
-    if (status == CPA_OK) status = stream_failed(&p, kernels->stream_sync(p.stream), err);
+    if (status == CPA_OK) status = stream_failed(&p, table->stream_sync(p.stream), err);
     *bandwidth = 2.0 * COPY_BYTES * COPIES / (cpa_clock_now() - start);
-    if (p.stream) kernels->stream_destroy(p.stream);
-    kernels->free(device, memory);
+    if (p.stream) table->stream_destroy(p.stream);
+    table->free(device, memory);
     return status;
 }
 

@@ -3,7 +3,7 @@
 #include "base/check.h"
 #include "base/hash.h"
 #include "kernels/host/rows/synthesize.h"
-#include "kernels/kernels.h"
+#include "kernels/operators.h"
 
 static cpa_synth_args args_for(const cpa_synthetic *synthetic, cpa_synth_tensor tensor, int32_t layer) {
     const cpa_model_shape *shape = &synthetic->shape;
@@ -27,7 +27,7 @@ static cpa_status fill(void *ctx, int32_t layer, const cpa_rows *rows, void *q, 
         args.tokens = rows->tokens_device;
         args.positions = rows->positions_device;
         args.out = outs[tensor];
-        CPA_TRY(synthetic->device->kernels->synthesize(&args, stream));
+        CPA_TRY(synthetic->device->operators->synthesize(&args, stream));
     }
     return CPA_OK;
 }

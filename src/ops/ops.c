@@ -3,7 +3,7 @@
 #include <cpattn/ops.h>
 
 #include "base/check.h"
-#include "kernels/kernels.h"
+#include "kernels/operators.h"
 
 /* Fails with CPA_INVALID and a formatted line unless the condition holds. */
 #define REQUIRE(err, condition, ...)                                                                                   \
@@ -21,43 +21,43 @@
 enum { MAX_THREADS = 4096 };
 
 /* The table of a back end; NULL if this build does not have it. */
-static const cpa_kernel_table *table_of(cpa_backend backend) {
+static const cpa_backend_table *backend_of(cpa_backend backend) {
 #ifdef CPA_HAVE_CUDA
-    if (backend == CPA_BACKEND_CUDA) return &cpa_kernels_cuda;
+    if (backend == CPA_BACKEND_CUDA) return &cpa_backend_cuda;
 #endif
-    return backend == CPA_BACKEND_HOST ? &cpa_kernels_host : NULL;
+    return backend == CPA_BACKEND_HOST ? &cpa_backend_host : NULL;
 }
 
 int32_t cpa_device_count(cpa_backend backend) {
-    const cpa_kernel_table *table = table_of(backend);
+    const cpa_backend_table *table = backend_of(backend);
     return table ? table->device_count() : 0;
 }
 
 int64_t cpa_device_free_memory(cpa_backend backend, int32_t ordinal) {
-    const cpa_kernel_table *table = table_of(backend);
+    const cpa_backend_table *table = backend_of(backend);
     return table ? table->free_memory(ordinal) : 0;
 }
 
 void cpa_device_pci_address(cpa_backend backend, int32_t ordinal, char out[CPA_PCI_ADDRESS_BYTES]) {
-    const cpa_kernel_table *table = table_of(backend);
+    const cpa_backend_table *table = backend_of(backend);
     out[0] = 0;
-    if (table && table->pci_address) table->pci_address(ordinal, out);
+    if (table) table->pci_address(ordinal, out);
 }
 
 cpa_status cpa_device_open(const cpa_device_options *options, cpa_device **out, cpa_error *err) {
     REQUIRE_SIZE(err, "device", options);
     REQUIRE(err, out, "device: out is NULL");
-    const cpa_kernel_table *table = table_of(options->backend);
+    const cpa_backend_table *table = backend_of(options->backend);
     REQUIRE(err, table, "device: backend is %d, which this build does not have", (int)options->backend);
     REQUIRE(err, options->threads >= 0 && options->threads <= MAX_THREADS, "device: threads is %d, expected 0..%d",
             options->threads, MAX_THREADS);
     REQUIRE(err, options->n_cpus >= 0 && (options->n_cpus == 0 || options->cpus), "device: n_cpus is %d and cpus is %s",
             options->n_cpus, options->cpus ? "set" : "NULL");
-    return table->device_open(options, out, err);
+    return table->open(options, out, err);
 }
 
 void cpa_device_close(cpa_device *device) {
-    if (device) device->kernels->device_close(device);
+    if (device) device->table->close(device);
 }
 
 const char *cpa_device_description(const cpa_device *device) {
@@ -67,20 +67,20 @@ const char *cpa_device_description(const cpa_device *device) {
 cpa_status cpa_device_alloc(cpa_device *device, int64_t bytes, void **out, cpa_error *err) {
     REQUIRE(err, device && out, "device alloc: %s is NULL", device ? "out" : "device");
     REQUIRE(err, bytes >= 0, "device alloc: bytes is %lld, expected at least 0", (long long)bytes);
-    return device->kernels->alloc(device, bytes, out, err);
+    return device->table->alloc(device, bytes, out, err);
 }
 
 void cpa_device_free(cpa_device *device, void *memory) {
-    if (memory) device->kernels->free(device, memory);
+    if (memory) device->table->free(device, memory);
 }
 
 cpa_status cpa_stream_create(cpa_device *device, cpa_stream **out, cpa_error *err) {
     REQUIRE(err, device && out, "stream: %s is NULL", device ? "out" : "device");
-    return device->kernels->stream_create(device, out, err);
+    return device->table->stream_create(device, out, err);
 }
 
 void cpa_stream_destroy(cpa_stream *stream) {
-    if (stream) stream->device->kernels->stream_destroy(stream);
+    if (stream) stream->device->table->stream_destroy(stream);
 }
 
 void *cpa_stream_native(const cpa_stream *stream) {
@@ -88,7 +88,7 @@ void *cpa_stream_native(const cpa_stream *stream) {
 }
 
 cpa_status cpa_stream_sync(cpa_stream *stream) {
-    return stream->device->kernels->stream_sync(stream);
+    return stream->device->table->stream_sync(stream);
 }
 
 const char *cpa_stream_error(const cpa_stream *stream) {
@@ -96,7 +96,7 @@ const char *cpa_stream_error(const cpa_stream *stream) {
 }
 
 int64_t cpa_attend_split_tokens(const cpa_device *device) {
-    return device->kernels->split_tokens(device);
+    return device->caps.split_tokens;
 }
 
 static cpa_status check_heads(const char *where, int32_t q_heads, int32_t kv_heads, cpa_error *err) {
@@ -194,7 +194,7 @@ static cpa_status check_kv_write(const cpa_kv_write_args *args, cpa_error *err) 
 
 cpa_status cpa_kv_write(const cpa_kv_write_args *args, cpa_stream *stream) {
     CPA_TRY(check_kv_write(args, &stream->error));
-    return stream->device->kernels->kv_write(args, stream);
+    return stream->device->operators->kv_write(args, stream);
 }
 
 static cpa_status check_kv_copy(const cpa_kv_copy_args *args, cpa_error *err) {
@@ -215,7 +215,7 @@ static cpa_status check_kv_copy(const cpa_kv_copy_args *args, cpa_error *err) {
 
 cpa_status cpa_kv_copy(const cpa_kv_copy_args *args, cpa_stream *stream) {
     CPA_TRY(check_kv_copy(args, &stream->error));
-    return stream->device->kernels->kv_copy(args, stream);
+    return stream->device->operators->kv_copy(args, stream);
 }
 
 static cpa_status check_span(const cpa_kv_pack_args *args, int64_t index, cpa_error *err) {
@@ -253,16 +253,16 @@ static cpa_status check_kv_pack(const cpa_kv_pack_args *args, cpa_error *err) {
 
 cpa_status cpa_kv_pack(const cpa_kv_pack_args *args, cpa_stream *stream) {
     CPA_TRY(check_kv_pack(args, &stream->error));
-    return stream->device->kernels->kv_pack(args, stream);
+    return stream->device->operators->kv_pack(args, stream);
 }
 
 cpa_status cpa_attend_plan_create(cpa_device *device, cpa_attend_plan **out, cpa_error *err) {
     REQUIRE(err, device && out, "attend plan: %s is NULL", device ? "out" : "device");
-    return device->kernels->plan_create(device, out, err);
+    return device->operators->plan_create(device, out, err);
 }
 
 void cpa_attend_plan_destroy(cpa_attend_plan *plan) {
-    if (plan) plan->device->kernels->plan_destroy(plan);
+    if (plan) plan->device->operators->plan_destroy(plan);
 }
 
 /* Queries and keys are of one shard or all, keys also of all shards but one. */
@@ -322,8 +322,8 @@ cpa_status cpa_attend_plan_set(cpa_attend_plan *plan, const cpa_attend_batch *ba
             "attend plan: n_table_entries is %lld and block_tables is %s", (long long)batch->n_table_entries,
             batch->block_tables ? "set" : "NULL");
     for (int64_t i = 0; i < batch->n_items; i++) CPA_TRY(check_item(batch, i, &max_block, err));
-    CPA_TRY(plan->device->kernels->plan_set(plan, batch, err));
-    plan->device->kernels->release(plan->device);
+    CPA_TRY(plan->device->operators->plan_set(plan, batch, err));
+    plan->device->table->release(plan->device);
     plan->max_block = max_block;
     return CPA_OK;
 }
@@ -365,7 +365,7 @@ static cpa_status check_attend(const cpa_attend_plan *plan, const cpa_attend_arg
 
 cpa_status cpa_attend(const cpa_attend_plan *plan, const cpa_attend_args *args, cpa_stream *stream) {
     CPA_TRY(check_attend(plan, args, stream, &stream->error));
-    return stream->device->kernels->attend(plan, args, stream);
+    return stream->device->operators->attend(plan, args, stream);
 }
 
 static cpa_status check_merge(const cpa_merge_args *args, cpa_error *err) {
@@ -389,5 +389,5 @@ static cpa_status check_merge(const cpa_merge_args *args, cpa_error *err) {
 
 cpa_status cpa_merge(const cpa_merge_args *args, cpa_stream *stream) {
     CPA_TRY(check_merge(args, &stream->error));
-    return stream->device->kernels->merge(args, NULL, stream);
+    return stream->device->operators->merge(args, NULL, stream);
 }

@@ -9,33 +9,33 @@
 
 cpa_status cpa_spans_create(cpa_spans *spans, cpa_device *device, cpa_error *err) {
     *spans = (cpa_spans){.device = device, .layer = -1};
-    return device->kernels->marks_create(device, &spans->marks, err);
+    return device->table->events_create(device, &spans->events, err);
 }
 
 void cpa_spans_destroy(cpa_spans *spans) {
-    if (spans->marks) spans->device->kernels->marks_destroy(spans->marks);
+    if (spans->events) spans->device->table->events_destroy(spans->events);
     free(spans->records);
     *spans = (cpa_spans){0};
 }
 
-/* Sets the next mark; the first failure stays. */
-static int32_t mark(cpa_spans *spans, cpa_stream *stream) {
-    int32_t index = spans->n_marks++;
-    cpa_status status = spans->device->kernels->mark(spans->marks, index, stream);
+/* Records the next event; the first failure stays. */
+static int32_t record(cpa_spans *spans, cpa_stream *stream) {
+    int32_t index = spans->n_events++;
+    cpa_status status = spans->device->table->event_record(spans->events, index, stream);
     if (status != CPA_OK && spans->failure.status == CPA_OK) spans->failure = stream->error;
     return index;
 }
 
 void cpa_spans_forget(cpa_spans *spans) {
     spans->count = 0;
-    spans->n_marks = 0;
+    spans->n_events = 0;
     spans->failure.status = CPA_OK;
 }
 
 void cpa_spans_start(cpa_spans *spans, cpa_stream *stream) {
     cpa_spans_forget(spans);
     spans->base_s = cpa_clock_now();
-    if (!spans->muted) mark(spans, stream);
+    if (!spans->muted) record(spans, stream);
 }
 
 /* Whether a span is measured without a timeline. */
@@ -57,13 +57,13 @@ static cpa_status reserve(cpa_spans *spans, int64_t count, cpa_error *err) {
 
 int64_t cpa_spans_begin(cpa_spans *spans, cpa_span_kind kind, int32_t round, cpa_stream *stream) {
     if (spans->muted || (!spans->timeline && !is_always_measured(kind))) return -1;
-    if (spans->n_marks == 0) cpa_spans_start(spans, stream);
+    if (spans->n_events == 0) cpa_spans_start(spans, stream);
     if (reserve(spans, spans->count + 1, &spans->failure) != CPA_OK) return -1;
     spans->records[spans->count] = (cpa_span_record){
         .kind = kind,
         .layer = spans->layer,
         .round = round,
-        .begin = mark(spans, stream),
+        .begin = record(spans, stream),
         .end = -1,
         .range = cpa_range_begin(cpa_span_name(kind)),
     };
@@ -72,31 +72,31 @@ int64_t cpa_spans_begin(cpa_spans *spans, cpa_span_kind kind, int32_t round, cpa
 
 void cpa_spans_end(cpa_spans *spans, int64_t span, cpa_stream *stream) {
     if (span < 0) return;
-    spans->records[span].end = mark(spans, stream);
+    spans->records[span].end = record(spans, stream);
     cpa_range_end(spans->records[span].range);
 }
 
-cpa_status cpa_spans_put(cpa_spans *spans, const cpa_span_record *records, int64_t count, int32_t n_marks,
+cpa_status cpa_spans_put(cpa_spans *spans, const cpa_span_record *records, int64_t count, int32_t n_events,
                          cpa_error *err) {
     CPA_TRY(reserve(spans, count, err));
     if (count) memcpy(spans->records, records, (size_t)count * sizeof *records);
     spans->count = count;
-    spans->n_marks = n_marks;
+    spans->n_events = n_events;
     return CPA_OK;
 }
 
 cpa_status cpa_spans_read(cpa_spans *spans, cpa_span_totals *totals, cpa_error *err) {
-    const cpa_kernel_table *kernels = spans->device->kernels;
+    const cpa_device_table *table = spans->device->table;
     *totals = (cpa_span_totals){{0}};
     if (spans->failure.status != CPA_OK) return cpa_fail(err, spans->failure.status, "%s", spans->failure.message);
     for (int64_t i = 0; i < spans->count; i++) {
         const cpa_span_record *r = &spans->records[i];
         double seconds, from_base;
         if (r->end < 0) continue;
-        CPA_TRY(kernels->mark_seconds(spans->marks, r->begin, r->end, &seconds, err));
+        CPA_TRY(table->event_seconds(spans->events, r->begin, r->end, &seconds, err));
         totals->seconds[r->kind] += seconds;
         if (!spans->timeline) continue;
-        CPA_TRY(kernels->mark_seconds(spans->marks, 0, r->begin, &from_base, err));
+        CPA_TRY(table->event_seconds(spans->events, 0, r->begin, &from_base, err));
         cpa_timeline_add(spans->timeline, (cpa_span_kind)r->kind, r->layer, r->round, spans->base_s + from_base,
                          seconds);
     }

@@ -1,4 +1,4 @@
-/* The spans of a step on a stream: what runs between two marks of the device's clock.
+/* The spans of a step on a stream: what runs between two events of the device's clock.
  *
  * Spans are begun and ended as their work is enqueued; their times are read when the stream is idle, at the end of the
  * step. Attention and waiting are always measured, the rest only for a timeline. No memory is allocated once a step has
@@ -6,26 +6,26 @@
 #ifndef CPA_SPANS_H
 #define CPA_SPANS_H
 
-#include "kernels/kernels.h"
+#include "kernels/device.h"
 #include "src/trace/timeline.h"
 
 typedef struct cpa_span_record {
     int32_t kind, layer, round;
-    int32_t begin, end; /* marks; end -1: it has not ended */
+    int32_t begin, end; /* events; end -1: it has not ended */
     uint64_t range;
 } cpa_span_record;
 
 typedef struct cpa_spans {
     cpa_device *device;
-    cpa_marks *marks;
+    cpa_events *events;
     cpa_span_record *records;
     int64_t count, capacity;
-    int32_t n_marks;        /* in use; mark 0 is the base, at the start of the step */
+    int32_t n_events;       /* in use; event 0 is the base, at the start of the step */
     double base_s;          /* when that was, of cpa_clock_now */
     int32_t layer;          /* of the spans that are begun */
     cpa_timeline *timeline; /* NULL: none is kept */
     int muted;              /* nothing is measured */
-    cpa_error failure;      /* of a mark; reported when the spans are read */
+    cpa_error failure;      /* of an event; reported when the spans are read */
 } cpa_spans;
 
 /* Seconds of a step by kind. */
@@ -45,8 +45,8 @@ void cpa_spans_start(cpa_spans *spans, cpa_stream *stream);
 int64_t cpa_spans_begin(cpa_spans *spans, cpa_span_kind kind, int32_t round, cpa_stream *stream);
 void cpa_spans_end(cpa_spans *spans, int64_t span, cpa_stream *stream);
 
-/* Puts the spans of a graph that is launched in the place of those that its capture began; mark 0 stays. */
-cpa_status cpa_spans_put(cpa_spans *spans, const cpa_span_record *records, int64_t count, int32_t n_marks,
+/* Puts the spans of a graph that is launched in the place of those that its capture began; event 0 stays. */
+cpa_status cpa_spans_put(cpa_spans *spans, const cpa_span_record *records, int64_t count, int32_t n_events,
                          cpa_error *err);
 
 /* Reads the spans, whose stream must be idle, into the totals, and the timeline if there is one, and forgets them. A

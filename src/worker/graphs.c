@@ -19,14 +19,13 @@ typedef struct graph_entry {
     int32_t layers;
     cpa_span_record *records;
     int64_t n_records;
-    int32_t n_marks;
+    int32_t n_events;
 } graph_entry;
 
 struct cpa_graphs {
     cpa_control *control;
     cpa_context *context;
     cpa_stream *stream;
-    const cpa_kernel_table *kernels;
     graph_entry entries[GRAPHS];
     graph_entry *current; /* of the step that is planned */
     int64_t steps;
@@ -41,7 +40,6 @@ cpa_status cpa_graphs_create(cpa_control *control, cpa_context *context, cpa_str
     graphs->control = control;
     graphs->context = context;
     graphs->stream = stream;
-    graphs->kernels = stream->device->kernels;
     *out = graphs;
     return CPA_OK;
 }
@@ -49,7 +47,7 @@ cpa_status cpa_graphs_create(cpa_control *control, cpa_context *context, cpa_str
 /* Frees the graphs of an entry, which stays known. */
 static void empty_entry(cpa_graphs *graphs, graph_entry *entry) {
     for (int muted = 0; muted < 2; muted++) {
-        if (entry->graph[muted]) graphs->kernels->graph_destroy(entry->graph[muted]);
+        if (entry->graph[muted]) graphs->stream->device->graphs->destroy(entry->graph[muted]);
         entry->graph[muted] = NULL;
     }
     free(entry->records);
@@ -115,7 +113,7 @@ cpa_status cpa_graphs_begin(cpa_graphs *graphs, int muted, cpa_error *err) {
     c->spans.muted = muted;
     c->layers_attended = 0;
     cpa_spans_start(&c->spans, graphs->stream);
-    cpa_status status = graphs->kernels->graph_begin(graphs->stream);
+    cpa_status status = graphs->stream->device->graphs->begin(graphs->stream);
     return status == CPA_OK ? status : cpa_fail(err, status, "%s", graphs->stream->error.message);
 }
 
@@ -129,7 +127,7 @@ static cpa_status keep_accounts(const cpa_graphs *graphs, graph_entry *entry, cp
         return cpa_fail(err, CPA_NO_MEMORY, "graphs: no memory for %lld spans", (long long)spans->count);
     if (bytes) memcpy(entry->records, spans->records, bytes);
     entry->n_records = spans->count;
-    entry->n_marks = spans->n_marks;
+    entry->n_events = spans->n_events;
     entry->bytes_sent = c->stats.bytes_sent - graphs->before.bytes_sent;
     entry->layers = c->layers_attended;
     return CPA_OK;
@@ -141,10 +139,10 @@ cpa_status cpa_graphs_end(cpa_graphs *graphs, cpa_status enqueued, cpa_error *er
     const int muted = c->spans.muted;
     c->spans.muted = graphs->muted;
     if (enqueued != CPA_OK) {
-        graphs->kernels->graph_end(graphs->stream, NULL);
+        graphs->stream->device->graphs->end(graphs->stream, NULL);
         return enqueued;
     }
-    cpa_status status = graphs->kernels->graph_end(graphs->stream, &entry->graph[muted]);
+    cpa_status status = graphs->stream->device->graphs->end(graphs->stream, &entry->graph[muted]);
     if (status != CPA_OK) return cpa_fail(err, status, "%s", graphs->stream->error.message);
     if (!muted) CPA_TRY(keep_accounts(graphs, entry, err));
     c->stats = graphs->before; /* nothing has run */
@@ -155,9 +153,9 @@ cpa_status cpa_graphs_launch(cpa_graphs *graphs, cpa_error *err) {
     const graph_entry *entry = graphs->current;
     cpa_context *c = graphs->context;
     cpa_spans_start(&c->spans, graphs->stream);
-    if (!c->spans.muted) CPA_TRY(cpa_spans_put(&c->spans, entry->records, entry->n_records, entry->n_marks, err));
+    if (!c->spans.muted) CPA_TRY(cpa_spans_put(&c->spans, entry->records, entry->n_records, entry->n_events, err));
     c->stats.bytes_sent += entry->bytes_sent;
     cpa_context_count_chunks(c, entry->layers);
-    cpa_status status = graphs->kernels->graph_launch(entry->graph[c->spans.muted], graphs->stream);
+    cpa_status status = graphs->stream->device->graphs->launch(entry->graph[c->spans.muted], graphs->stream);
     return status == CPA_OK ? status : cpa_fail(err, status, "%s", graphs->stream->error.message);
 }

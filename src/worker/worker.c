@@ -5,7 +5,7 @@
 
 #include "base/check.h"
 #include "base/fault.h"
-#include "kernels/kernels.h"
+#include "kernels/operators.h"
 #include "src/context/context_internal.h"
 #include "src/worker/worker_apply.h"
 
@@ -108,10 +108,10 @@ static cpa_status allocate(cpa_worker *worker, cpa_error *err) {
     for (int i = 0; i < WORKER_BUFFERS; i++) {
         switch (list[i].place) {
             case ON_DEVICE:
-                CPA_TRY(worker->device->kernels->alloc(worker->device, list[i].bytes, list[i].memory, err));
+                CPA_TRY(worker->device->table->alloc(worker->device, list[i].bytes, list[i].memory, err));
                 break;
             case PAGE_LOCKED:
-                CPA_TRY(worker->device->kernels->alloc_host(worker->device, list[i].bytes, list[i].memory, err));
+                CPA_TRY(worker->device->table->alloc_host(worker->device, list[i].bytes, list[i].memory, err));
                 break;
             case ON_HOST:
                 *list[i].memory = calloc(1, (size_t)list[i].bytes);
@@ -125,20 +125,20 @@ static cpa_status allocate(cpa_worker *worker, cpa_error *err) {
 /* The null block of every layer, and the digest. */
 static cpa_status clear_memory(cpa_worker *worker, cpa_error *err) {
     static const uint64_t zero = 0;
-    const cpa_kernel_table *kernels = worker->device->kernels;
+    const cpa_device_table *table = worker->device->table;
     cpa_kv_view kv = cpa_worker_layer_kv(worker, 0);
     const int64_t element = cpa_dtype_bytes(kv.dtype);
     const int64_t k_bytes = kv.k_block_stride * element, v_bytes = kv.v_block_stride * element;
     void *zeros = calloc(1, (size_t)(k_bytes > v_bytes ? k_bytes : v_bytes));
     cpa_status status = zeros ? CPA_OK : cpa_fail(err, CPA_NO_MEMORY, "worker: no memory for a block");
-    if (status == CPA_OK) status = kernels->copy(worker->digest_device, &zero, sizeof zero, worker->stream);
+    if (status == CPA_OK) status = table->copy(worker->digest_device, &zero, sizeof zero, worker->stream);
     for (int32_t layer = 0; layer < worker->options.model.layers && status == CPA_OK; layer++) {
         kv = cpa_worker_layer_kv(worker, layer);
-        status = kernels->copy((char *)kv.k + cpa_worker_null_block(worker) * k_bytes, zeros, k_bytes, worker->stream);
+        status = table->copy((char *)kv.k + cpa_worker_null_block(worker) * k_bytes, zeros, k_bytes, worker->stream);
         if (status != CPA_OK) break;
-        status = kernels->copy((char *)kv.v + cpa_worker_null_block(worker) * v_bytes, zeros, v_bytes, worker->stream);
+        status = table->copy((char *)kv.v + cpa_worker_null_block(worker) * v_bytes, zeros, v_bytes, worker->stream);
     }
-    if (status == CPA_OK) status = kernels->stream_sync(worker->stream);
+    if (status == CPA_OK) status = table->stream_sync(worker->stream);
     free(zeros);
     return status == CPA_OK || !worker->stream->error.message[0]
                ? status
@@ -148,7 +148,7 @@ static cpa_status clear_memory(cpa_worker *worker, cpa_error *err) {
 /* Steps may be captured where the device, the source and the options allow it. */
 static cpa_status make_graphs(cpa_worker *worker, cpa_control *control, cpa_error *err) {
     const cpa_source *source = worker->source;
-    if (worker->options.enforce_eager || !worker->device->kernels->graph_begin) return CPA_OK;
+    if (worker->options.enforce_eager || !worker->device->caps.has_graphs) return CPA_OK;
     if (!source->capturable || source->consume) return CPA_OK;
     return cpa_graphs_create(control, worker->context, worker->stream, &worker->graphs, err);
 }
@@ -192,7 +192,7 @@ cpa_status cpa_worker_create(cpa_control *control, cpa_device *device, const cpa
         worker->rows = &worker->row_sets[0];
         status = allocate(worker, err);
         if (status == CPA_OK) status = create_swap(worker, err);
-        if (status == CPA_OK) status = device->kernels->stream_create(device, &worker->stream, err);
+        if (status == CPA_OK) status = device->table->stream_create(device, &worker->stream, err);
         if (status == CPA_OK) status = clear_memory(worker, err);
     }
     /* The context is collective: ranks that came this far must not wait for one that did not. */
@@ -213,7 +213,7 @@ void cpa_worker_destroy(cpa_worker *worker) {
     if (!worker) return;
     cpa_graphs_destroy(worker->graphs);
     cpa_context_destroy(worker->context);
-    if (worker->stream) worker->device->kernels->stream_destroy(worker->stream);
+    if (worker->stream) worker->device->table->stream_destroy(worker->stream);
     for (int32_t i = 0; worker->seqs && i < worker->options.max_seqs; i++) {
         free(worker->seqs[i].tokens);
         free(worker->seqs[i].blocks);
@@ -222,8 +222,8 @@ void cpa_worker_destroy(cpa_worker *worker) {
     list_buffers(worker, list);
     for (int i = WORKER_BUFFERS - 1; i >= 0; i--) {
         switch (list[i].place) {
-            case ON_DEVICE: worker->device->kernels->free(worker->device, *list[i].memory); break;
-            case PAGE_LOCKED: worker->device->kernels->free_host(worker->device, *list[i].memory); break;
+            case ON_DEVICE: worker->device->table->free(worker->device, *list[i].memory); break;
+            case PAGE_LOCKED: worker->device->table->free_host(worker->device, *list[i].memory); break;
             case ON_HOST: free(*list[i].memory); break;
         }
     }
@@ -268,17 +268,17 @@ static void fill_rows_up(cpa_worker_rows *rows, int64_t count) {
 }
 
 static cpa_status upload_rows(cpa_worker *worker) {
-    const cpa_kernel_table *kernels = worker->device->kernels;
+    const cpa_device_table *table = worker->device->table;
     const cpa_worker_rows *rows = worker->rows;
     int64_t n = rows->count, digest = rows->n_digest;
     cpa_stream *stream = worker->stream;
-    CPA_TRY(kernels->copy(worker->tokens_device, rows->tokens, n * (int64_t)sizeof *rows->tokens, stream));
-    CPA_TRY(kernels->copy(worker->positions_device, rows->positions, n * (int64_t)sizeof *rows->positions, stream));
-    CPA_TRY(kernels->copy(worker->slots_device, rows->slots, n * (int64_t)sizeof *rows->slots, stream));
-    CPA_TRY(kernels->copy(worker->digest_rows_device, rows->digest_rows, digest * (int64_t)sizeof *rows->digest_rows,
-                          stream));
-    return kernels->copy(worker->digest_salts_device, rows->digest_salts, digest * (int64_t)sizeof *rows->digest_salts,
-                         stream);
+    CPA_TRY(table->copy(worker->tokens_device, rows->tokens, n * (int64_t)sizeof *rows->tokens, stream));
+    CPA_TRY(table->copy(worker->positions_device, rows->positions, n * (int64_t)sizeof *rows->positions, stream));
+    CPA_TRY(table->copy(worker->slots_device, rows->slots, n * (int64_t)sizeof *rows->slots, stream));
+    CPA_TRY(table->copy(worker->digest_rows_device, rows->digest_rows, digest * (int64_t)sizeof *rows->digest_rows,
+                        stream));
+    return table->copy(worker->digest_salts_device, rows->digest_salts, digest * (int64_t)sizeof *rows->digest_salts,
+                       stream);
 }
 
 static cpa_status layer_done(const cpa_worker *worker, const cpa_step_plan *plan, int32_t layer,
@@ -296,7 +296,7 @@ static cpa_status source_failed(cpa_stream *stream, const char *function, int32_
 
 static cpa_status run_layer(cpa_worker *worker, const cpa_step_plan *plan, int32_t layer, const cpa_rows *rows,
                             const cpa_worker_observer *observer, cpa_error *err) {
-    const cpa_kernel_table *kernels = worker->device->kernels;
+    const cpa_operator_table *operators = worker->device->operators;
     const cpa_source *source = worker->source;
     const cpa_model_shape *model = &worker->options.model;
     cpa_stream *stream = worker->stream;
@@ -309,7 +309,7 @@ static cpa_status run_layer(cpa_worker *worker, const cpa_step_plan *plan, int32
     cpa_kv_view kv = cpa_worker_layer_kv(worker, layer);
     cpa_kv_write_args write = {sizeof write, rows->count, model->dtype, worker->k, worker->v, worker->slots_device, kv};
     span = cpa_spans_begin(spans, CPA_SPAN_KV_WRITE, 0, stream);
-    CPA_TRY(kernels->kv_write(&write, stream));
+    CPA_TRY(operators->kv_write(&write, stream));
     cpa_spans_end(spans, span, stream);
     cpa_context_args args = {
         .size = sizeof args, .q = worker->q, .kv = kv, .mask = cpa_model_mask(model, layer), .out = worker->out};
@@ -325,7 +325,7 @@ static cpa_status run_layer(cpa_worker *worker, const cpa_step_plan *plan, int32
         .sum = worker->digest_device,
     };
     span = cpa_spans_begin(spans, CPA_SPAN_HASH, 0, stream);
-    CPA_TRY(kernels->hash_rows(&hash, stream));
+    CPA_TRY(operators->hash_rows(&hash, stream));
     cpa_spans_end(spans, span, stream);
     if (source->consume) {
         span = cpa_spans_begin(spans, CPA_SPAN_CONSUME, 0, stream);
@@ -350,7 +350,7 @@ static cpa_status run_layers(cpa_worker *worker, const cpa_step_plan *plan, cons
 /* On a device not every decode step is measured, unless for a timeline. Those before the graph of a shape is there wait
  * for what other ranks prepare: all of them are, and stand for no other. */
 static void choose_measured(cpa_worker *worker, const cpa_step_plan *plan, cpa_graph_way way) {
-    if (!worker->device->kernels->graph_begin || worker->context->spans.timeline) return;
+    if (!worker->device->caps.has_graphs || worker->context->spans.timeline) return;
     if (worker->steady && way != CPA_GRAPH_REPLAY) return;
     for (int64_t i = 0; i < plan->n_chunks; i++) {
         if (plan->chunks[i].count > 1) return;
@@ -425,7 +425,7 @@ static cpa_status run_step(cpa_worker *worker, const cpa_step_plan *plan, const 
     cpa_spans_host_end(spans, span);
     if (status != CPA_OK) return status;
     /* What swap_ins and copies read may be handed out again in the next plan. */
-    if (plan->n_chunks == 0) return worker->device->kernels->stream_sync(worker->stream);
+    if (plan->n_chunks == 0) return worker->device->table->stream_sync(worker->stream);
     span = cpa_spans_host_begin(CPA_SPAN_DRAIN);
     status = drain(worker, err);
     cpa_spans_host_end(spans, span);
@@ -456,8 +456,8 @@ cpa_status cpa_worker_run(cpa_worker *worker, const cpa_step_plan *plan, const c
 }
 
 cpa_status cpa_worker_digest(cpa_worker *worker, uint64_t *out, cpa_error *err) {
-    const cpa_kernel_table *kernels = worker->device->kernels;
-    cpa_status status = kernels->copy(out, worker->digest_device, sizeof *out, worker->stream);
-    if (status == CPA_OK) status = kernels->stream_sync(worker->stream);
+    const cpa_device_table *table = worker->device->table;
+    cpa_status status = table->copy(out, worker->digest_device, sizeof *out, worker->stream);
+    if (status == CPA_OK) status = table->stream_sync(worker->stream);
     return status == CPA_OK ? status : cpa_fail(err, status, "digest: %s", worker->stream->error.message);
 }

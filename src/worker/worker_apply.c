@@ -6,7 +6,7 @@
 #include "base/check.h"
 #include "base/fault.h"
 #include "base/hash.h"
-#include "kernels/kernels.h"
+#include "kernels/operators.h"
 
 /* Makes room for `need` elements of `size` bytes; grows by doubling. */
 static void *reserve(void *memory, int64_t *capacity, int64_t need, size_t size) {
@@ -109,7 +109,7 @@ static cpa_status copy_blocks(cpa_worker *worker, const cpa_step_plan *plan, cpa
     for (int32_t layer = 0; n > 0 && layer < worker->options.model.layers; layer++) {
         cpa_kv_view kv = cpa_worker_layer_kv(worker, layer);
         cpa_kv_copy_args copy = {sizeof copy, kv, kv, (const int64_t(*)[2])pairs, n};
-        CPA_TRY(worker->device->kernels->kv_copy(&copy, worker->stream));
+        CPA_TRY(worker->device->operators->kv_copy(&copy, worker->stream));
     }
     return CPA_OK;
 }

@@ -2,7 +2,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "kernels/kernels.h"
+#include "kernels/device.h"
+#include "kernels/kv_view.h"
 #include "src/cache/swap.h"
 #include "tests/fixtures/unit.h"
 
@@ -31,8 +32,8 @@ typedef struct fixture {
 
 static void setup(fixture *f) {
     cpa_device_options device = {.size = sizeof device, .threads = 1};
-    CU_ASSERT_EQUAL_FATAL(cpa_kernels_host.device_open(&device, &f->device, NULL), CPA_OK);
-    CU_ASSERT_EQUAL_FATAL(cpa_kernels_host.stream_create(f->device, &f->stream, NULL), CPA_OK);
+    CU_ASSERT_EQUAL_FATAL(cpa_backend_host.open(&device, &f->device, NULL), CPA_OK);
+    CU_ASSERT_EQUAL_FATAL(f->device->table->stream_create(f->device, &f->stream, NULL), CPA_OK);
     cpa_swap_options options = {layer_kv, NULL, LAYERS, HOST_BLOCKS};
     CU_ASSERT_EQUAL(cpa_swap_block_bytes(&options), LAYERS * (K_FLOATS + V_FLOATS) * 4);
     CU_ASSERT_EQUAL_FATAL(cpa_swap_create(f->device, &options, &f->swap, NULL), CPA_OK);
@@ -46,8 +47,8 @@ static void setup(fixture *f) {
 
 static void teardown(fixture *f) {
     cpa_swap_destroy(f->swap);
-    cpa_kernels_host.stream_destroy(f->stream);
-    cpa_kernels_host.device_close(f->device);
+    f->device->table->stream_destroy(f->stream);
+    f->device->table->close(f->device);
 }
 
 static int blocks_equal(int a, int b) {

@@ -6,7 +6,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
-#include "kernels/kernels.h"
+#include "kernels/operators.h"
 #include "tests/fixtures/device_traffic.h"
 
 /* Produced, exchanged and consumed on one stream. */
@@ -374,7 +374,7 @@ static void enqueue_merged_round(cpa_site *s, const merge_traffic *t, int round)
                                  .out = t->out};
     OK(s->transport->table->start(s->transport, stored, n, s->producer, &exchange, &err));
     CU_ASSERT_EQUAL(s->transport->table->hand_over(s->transport, exchange, &awaited), 1);
-    OK(t->stream->device->kernels->merge(&args, &awaited, t->stream));
+    OK(t->stream->device->operators->merge(&args, &awaited, t->stream));
     CUDA(cudaMemcpyAsync(t->result + round * STATE_ROWS * STATE_WIDTH, t->out, STATE_ROWS * STATE_WIDTH * sizeof(float),
                          cudaMemcpyDeviceToHost, s->producer));
 }

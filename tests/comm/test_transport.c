@@ -2,7 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "kernels/kernels.h"
+#include "kernels/device.h"
 #include "tests/fixtures/mpi_unit.h"
 #include "tests/fixtures/transport_fixture.h"
 

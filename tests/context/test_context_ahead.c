@@ -1,5 +1,5 @@
 /* Steps of a context that are planned while earlier ones run: nothing of those is overwritten. */
-#include "kernels/kernels.h"
+#include "kernels/device.h"
 #include "tests/fixtures/context_fixture.h"
 #include "tests/fixtures/mpi_unit.h"
 
@@ -10,7 +10,7 @@ static const cpa_mask CAUSAL = {.causal = 1};
  * 2 * bytes. */
 static void occupy(cpa_stream *stream, char *memory, int64_t bytes) {
     for (int i = 0; i < 100; i++)
-        CU_ASSERT_EQUAL(stream->device->kernels->copy(memory + bytes, memory, bytes, stream), CPA_OK);
+        CU_ASSERT_EQUAL(stream->device->table->copy(memory + bytes, memory, bytes, stream), CPA_OK);
 }
 
 /* Steps of one sequence each, so that each reads blocks of its own, by both algorithms. */

@@ -4,7 +4,8 @@
 #include <string.h>
 
 #include "base/clock.h"
-#include "kernels/kernels.h"
+#include "kernels/graph.h"
+#include "kernels/operators.h"
 #include "tests/fixtures/device_fixture.h"
 #include "tests/fixtures/engine_fixture.h"
 #include "tests/fixtures/mpi_unit.h"
@@ -16,8 +17,7 @@ enum { ROWS = 4096, HEADS = 8, DIM = 64 };
 typedef struct site {
     cpa_device *device;
     cpa_stream *stream;
-    const cpa_kernel_table *kernels;
-    cpa_marks *marks;
+    cpa_events *events;
     cpa_synth_args work;
 } site;
 
@@ -28,7 +28,6 @@ static void site_open(site *s) {
     void *out;
     for (int i = 0; i < ROWS; i++) tokens[i] = (uint32_t)i, positions[i] = i;
     cpa_test_device_open(1, &s->device, &s->stream);
-    s->kernels = s->device->kernels;
     if (cpa_device_alloc(s->device, (int64_t)ROWS * HEADS * DIM * 2, &out, &err)) {
         printf("%s\n", err.message);
         abort();
@@ -42,11 +41,11 @@ static void site_open(site *s) {
                                .positions = cpa_test_upload(s->stream, positions, sizeof positions),
                                .dtype = CPA_BF16,
                                .out = out};
-    CU_ASSERT_EQUAL(s->kernels->marks_create(s->device, &s->marks, NULL), CPA_OK);
+    CU_ASSERT_EQUAL(s->device->table->events_create(s->device, &s->events, NULL), CPA_OK);
 }
 
 static void site_close(site *s) {
-    s->kernels->marks_destroy(s->marks);
+    s->device->table->events_destroy(s->events);
     cpa_test_free(s->stream, (void *)(uintptr_t)s->work.tokens);
     cpa_test_free(s->stream, (void *)(uintptr_t)s->work.positions);
     cpa_test_free(s->stream, s->work.out);
@@ -54,14 +53,14 @@ static void site_close(site *s) {
 }
 
 static void work_between_marks(site *s, int32_t first, int repeats) {
-    CU_ASSERT_EQUAL(s->kernels->mark(s->marks, first, s->stream), CPA_OK);
-    for (int i = 0; i < repeats; i++) CU_ASSERT_EQUAL(s->kernels->synthesize(&s->work, s->stream), CPA_OK);
-    CU_ASSERT_EQUAL(s->kernels->mark(s->marks, first + 1, s->stream), CPA_OK);
+    CU_ASSERT_EQUAL(s->device->table->event_record(s->events, first, s->stream), CPA_OK);
+    for (int i = 0; i < repeats; i++) CU_ASSERT_EQUAL(s->device->operators->synthesize(&s->work, s->stream), CPA_OK);
+    CU_ASSERT_EQUAL(s->device->table->event_record(s->events, first + 1, s->stream), CPA_OK);
 }
 
 static double seconds_between(const site *s, int32_t from, int32_t to) {
     double seconds = -1;
-    CU_ASSERT_EQUAL(s->kernels->mark_seconds(s->marks, from, to, &seconds, NULL), CPA_OK);
+    CU_ASSERT_EQUAL(s->device->table->event_seconds(s->events, from, to, &seconds, NULL), CPA_OK);
     return seconds;
 }
 
@@ -88,8 +87,8 @@ static void marks_measure_the_work_between_them(void) {
     CU_ASSERT(one > 0 && many > 10 * one && many < elapsed);
     CU_ASSERT(seconds_between(&s, 0, 3) >= first + many && seconds_between(&s, 0, 3) < elapsed);
     double unset;
-    CU_ASSERT_NOT_EQUAL(s.kernels->mark_seconds(s.marks, 0, 9, &unset, NULL), CPA_OK);
-    CU_ASSERT(s.kernels->mark_reached(s.marks, 3) && s.kernels->mark_reached(s.marks, 9));
+    CU_ASSERT_NOT_EQUAL(s.device->table->event_seconds(s.events, 0, 9, &unset, NULL), CPA_OK);
+    CU_ASSERT(s.device->table->event_reached(s.events, 3) && s.device->table->event_reached(s.events, 9));
     site_close(&s);
 }
 
@@ -98,15 +97,16 @@ static void a_graph_sets_its_marks_at_each_launch(void) {
     cpa_graph *graph = NULL;
     site_open(&s);
     work_between_marks(&s, 1, 1);
-    CU_ASSERT_EQUAL(s.kernels->graph_begin(s.stream), CPA_OK);
+    CU_ASSERT_EQUAL(s.device->graphs->begin(s.stream), CPA_OK);
     work_between_marks(&s, 1, 50);
-    CU_ASSERT_EQUAL(s.kernels->graph_end(s.stream, &graph), CPA_OK);
+    CU_ASSERT_EQUAL(s.device->graphs->end(s.stream, &graph), CPA_OK);
     double before = 0;
     for (int launch = 0; graph && launch < 3; launch++) {
-        CU_ASSERT_EQUAL(s.kernels->mark(s.marks, 0, s.stream), CPA_OK);
-        /* What is in memory at the launch counts: more work before the graph moves its marks. */
-        for (int i = 0; i < launch * 200; i++) CU_ASSERT_EQUAL(s.kernels->synthesize(&s.work, s.stream), CPA_OK);
-        CU_ASSERT_EQUAL(s.kernels->graph_launch(graph, s.stream), CPA_OK);
+        CU_ASSERT_EQUAL(s.device->table->event_record(s.events, 0, s.stream), CPA_OK);
+        /* What is in memory at the launch counts: more work before the graph moves its events. */
+        for (int i = 0; i < launch * 200; i++)
+            CU_ASSERT_EQUAL(s.device->operators->synthesize(&s.work, s.stream), CPA_OK);
+        CU_ASSERT_EQUAL(s.device->graphs->launch(graph, s.stream), CPA_OK);
         CU_ASSERT_EQUAL(cpa_stream_sync(s.stream), CPA_OK);
         double from_base = seconds_between(&s, 0, 1);
         CU_ASSERT(seconds_between(&s, 1, 2) > 0);
@@ -114,16 +114,16 @@ static void a_graph_sets_its_marks_at_each_launch(void) {
         before = from_base;
     }
     CU_ASSERT_PTR_NOT_NULL(graph);
-    s.kernels->graph_destroy(graph);
+    s.device->graphs->destroy(graph);
     site_close(&s);
 }
 
 static void a_capture_that_failed_leaves_the_stream_in_order(void) {
     site s;
     site_open(&s);
-    CU_ASSERT_EQUAL(s.kernels->graph_begin(s.stream), CPA_OK);
-    CU_ASSERT_EQUAL(s.kernels->synthesize(&s.work, s.stream), CPA_OK);
-    CU_ASSERT_EQUAL(s.kernels->graph_end(s.stream, NULL), CPA_OK);
+    CU_ASSERT_EQUAL(s.device->graphs->begin(s.stream), CPA_OK);
+    CU_ASSERT_EQUAL(s.device->operators->synthesize(&s.work, s.stream), CPA_OK);
+    CU_ASSERT_EQUAL(s.device->graphs->end(s.stream, NULL), CPA_OK);
     work_between_marks(&s, 0, 1);
     CU_ASSERT_EQUAL(cpa_stream_sync(s.stream), CPA_OK);
     CU_ASSERT(seconds_between(&s, 0, 1) > 0);
@@ -259,8 +259,8 @@ static void spans_of_replayed_steps_are_on_the_timeline(void) {
 }
 
 static const cpa_test tests[] = {
-    {"marks measure the work between them", marks_measure_the_work_between_them},
-    {"a graph sets its marks at each launch", a_graph_sets_its_marks_at_each_launch},
+    {"events measure the work between them", marks_measure_the_work_between_them},
+    {"a graph sets its events at each launch", a_graph_sets_its_marks_at_each_launch},
     {"a capture that failed leaves the stream in order", a_capture_that_failed_leaves_the_stream_in_order},
     {"replayed steps have the bits of eager ones", replayed_steps_have_the_bits_of_eager_ones},
     {"checked steps run between replayed ones", checked_steps_run_between_replayed_ones},

@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "kernels/kernels.h"
+#include "kernels/device.h"
 #include "tests/fixtures/device_fixture.h"
 #include "tests/fixtures/engine_fixture.h"
 #include "tests/fixtures/mpi_unit.h"
@@ -235,7 +235,7 @@ static cpa_status fill_through(void *ctx, int32_t layer, const cpa_rows *rows, v
     for (int t = 0; t < 3 && status == CPA_OK; t++) {
         int64_t n = rows->count * counts[t];
         for (int64_t i = 0; i < n; i++) host[i] = (float)((i * 7 + layer) % 5) - 2;
-        status = stream->device->kernels->copy(outs[t], host, n * (int64_t)sizeof *host, stream);
+        status = stream->device->table->copy(outs[t], host, n * (int64_t)sizeof *host, stream);
         if (status == CPA_OK) status = cpa_stream_sync(stream);
     }
     free(host);

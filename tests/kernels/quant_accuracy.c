@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "kernels/kernels.h"
+#include "kernels/device.h"
 #include "tests/fixtures/kv_fixture.h"
 
 enum { Q_HEADS = 8, KV_HEADS = 2, DIM = 128, QUERIES = 16, BLOCK_SIZE = 64, OUTLIER_EVERY = 37 };

@@ -5,8 +5,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "kernels/attend_plan.h"
+#include "kernels/device.h"
 #include "kernels/host/device/convert.h"
-#include "kernels/kernels.h"
 #include "tests/fixtures/attend_fixture.h"
 #include "tests/fixtures/unit.h"
 
@@ -217,7 +218,7 @@ static void queries_that_are_ready_elsewhere(void) {
         const int64_t row_bytes = (int64_t)shape.q_heads * shape.k_dim * cpa_dtype_bytes(shape.q_dtype);
         const int64_t others = (ROWS - READY) * row_bytes, bytes = READY * row_bytes;
         char *poison = cpa_test_poisoned(bytes, 1);
-        CU_ASSERT_EQUAL(f.device->kernels->copy((char *)f.device_q + others, poison, bytes, f.stream), CPA_OK);
+        CU_ASSERT_EQUAL(f.device->table->copy((char *)f.device_q + others, poison, bytes, f.stream), CPA_OK);
         CU_ASSERT_EQUAL(cpa_stream_sync(f.stream), CPA_OK);
         void *elsewhere = cpa_test_upload(f.stream, (char *)f.q + others, bytes);
         f.plan->ready_items = f.plan->ready_rows = READY;

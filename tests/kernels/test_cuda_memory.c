@@ -19,9 +19,9 @@ static void the_native_stream_keeps_the_order(void) {
     unsigned char *before = cpa_test_poisoned(BYTES, 1), *after = cpa_test_poisoned(BYTES, 1);
     memset(before, 1, BYTES);
     void *memory = cpa_test_upload(cuda_stream, before, BYTES);
-    CU_ASSERT_EQUAL(cuda_device->kernels->copy(memory, before, BYTES, cuda_stream), CPA_OK);
+    CU_ASSERT_EQUAL(cuda_device->table->copy(memory, before, BYTES, cuda_stream), CPA_OK);
     CU_ASSERT_EQUAL(cudaMemsetAsync(memory, 2, BYTES, cpa_stream_native(cuda_stream)), cudaSuccess);
-    CU_ASSERT_EQUAL(cuda_device->kernels->copy(after, memory, BYTES, cuda_stream), CPA_OK);
+    CU_ASSERT_EQUAL(cuda_device->table->copy(after, memory, BYTES, cuda_stream), CPA_OK);
     CU_ASSERT_EQUAL(cpa_stream_sync(cuda_stream), CPA_OK);
     memset(before, 2, BYTES);
     CU_ASSERT_EQUAL(memcmp(before, after, BYTES), 0);
@@ -62,13 +62,13 @@ static cpa_status plan_sequences(cpa_attend_plan *plan, int64_t n) {
                                     .n_items = n,
                                     .block_tables = table,
                                     .n_table_entries = BLOCKS};
-    return cuda_device->kernels->plan_set(plan, &batch, NULL);
+    return cuda_device->operators->plan_set(plan, &batch, NULL);
 }
 
 /* Whoever plans a step is the one who gives up on the step before: it must not wait for that. */
 static void what_is_outgrown_is_freed_without_waiting(void) {
     enum { BYTES = 1 << 20 };
-    const cpa_kernel_table *kernels = cuda_device->kernels;
+    const cpa_device_table *table = cuda_device->table;
     cpa_attend_plan *plan;
     void *memory;
     barred b = {0, 0};
@@ -77,13 +77,13 @@ static void what_is_outgrown_is_freed_without_waiting(void) {
     CU_ASSERT_EQUAL(plan_sequences(plan, 1), CPA_OK);
     CU_ASSERT_EQUAL(cudaLaunchHostFunc(cpa_stream_native(cuda_stream), hold_stream, &b), cudaSuccess);
     CU_ASSERT_EQUAL(cudaMemsetAsync(memory, 1, BYTES, cpa_stream_native(cuda_stream)), cudaSuccess);
-    kernels->retire(cuda_device, memory);
+    table->retire(cuda_device, memory);
     for (int64_t n = 2; n <= 4096; n *= 2) CU_ASSERT_EQUAL(plan_sequences(plan, n), CPA_OK);
     CU_ASSERT_EQUAL(b.seconds_passed, 0);
     b.open = 1;
     CU_ASSERT_EQUAL(cpa_stream_sync(cuda_stream), CPA_OK);
     CU_ASSERT_EQUAL(b.seconds_passed, 0);
-    kernels->release(cuda_device);
+    table->release(cuda_device);
     CU_ASSERT_PTR_NULL(((cpa_cuda_device *)cuda_device)->retired);
     cpa_attend_plan_destroy(plan);
 }

@@ -7,7 +7,7 @@
 
 #include "base/hash.h"
 #include "kernels/host/device/convert.h"
-#include "kernels/kernels.h"
+#include "kernels/operators.h"
 #include "tests/fixtures/kv_fixture.h"
 #include "tests/fixtures/unit.h"
 
@@ -322,9 +322,9 @@ static void synthesize_gives_the_bits_of_the_host(void) {
             cpa_synth_args args = {.tensor = (cpa_synth_tensor)tensor, .seed = 12345, .layer = 3, .heads = HEADS};
             args.kv_heads = KV_HEADS, args.dim = dims[i], args.rows = ROWS, args.dtype = dtype;
             args.tokens = tokens, args.positions = positions, args.out = out;
-            CU_ASSERT_EQUAL(host_device->kernels->synthesize(&args, host_stream), CPA_OK);
+            CU_ASSERT_EQUAL(host_device->operators->synthesize(&args, host_stream), CPA_OK);
             args.tokens = device_tokens, args.positions = device_positions, args.out = device_out;
-            CU_ASSERT_EQUAL(cuda_device->kernels->synthesize(&args, cuda_stream), CPA_OK);
+            CU_ASSERT_EQUAL(cuda_device->operators->synthesize(&args, cuda_stream), CPA_OK);
             CU_ASSERT_TRUE(same_bytes(out, device_out, bytes));
             cpa_test_free(cuda_stream, device_out);
             free(out);
@@ -348,9 +348,9 @@ static void hash_rows_gives_the_sum_of_the_host(void) {
         void *device_src = cpa_test_upload(cuda_stream, src, POOL * widths[i]);
         cpa_hash_rows_args args = {.rows = ROWS, .src = src, .row_bytes = widths[i], .row_index = index};
         args.salts = salts, args.salt = 9, args.sum = &sum;
-        CU_ASSERT_EQUAL(host_device->kernels->hash_rows(&args, host_stream), CPA_OK);
+        CU_ASSERT_EQUAL(host_device->operators->hash_rows(&args, host_stream), CPA_OK);
         args.src = device_src, args.row_index = device_index, args.salts = device_salts, args.sum = device_sum;
-        CU_ASSERT_EQUAL(cuda_device->kernels->hash_rows(&args, cuda_stream), CPA_OK);
+        CU_ASSERT_EQUAL(cuda_device->operators->hash_rows(&args, cuda_stream), CPA_OK);
         CU_ASSERT_TRUE(same_bytes(&sum, device_sum, sizeof sum));
         cpa_test_free(cuda_stream, device_src);
         cpa_test_free(cuda_stream, device_sum);
@@ -370,10 +370,11 @@ static void copies_of_rows_match(void) {
     char *device_dst = cpa_test_upload(cuda_stream, dst, ROWS * PITCH);
     int32_t *device_map = cpa_test_upload(cuda_stream, map, sizeof map);
     for (size_t i = 0; i < sizeof widths / sizeof widths[0]; i++) {
-        const cpa_kernel_table *host = host_device->kernels, *cuda = cuda_device->kernels;
-        CU_ASSERT_EQUAL(host->copy_rows(dst, PITCH, src + 1, PITCH, widths[i] - 1, ROWS, host_stream), CPA_OK);
-        CU_ASSERT_EQUAL(cuda->copy_rows(device_dst, PITCH, device_src + 1, PITCH, widths[i] - 1, ROWS, cuda_stream),
-                        CPA_OK);
+        const cpa_device_table *host_table = host_device->table, *cuda_table = cuda_device->table;
+        const cpa_operator_table *host = host_device->operators, *cuda = cuda_device->operators;
+        CU_ASSERT_EQUAL(host_table->copy_rows(dst, PITCH, src + 1, PITCH, widths[i] - 1, ROWS, host_stream), CPA_OK);
+        CU_ASSERT_EQUAL(
+            cuda_table->copy_rows(device_dst, PITCH, device_src + 1, PITCH, widths[i] - 1, ROWS, cuda_stream), CPA_OK);
         CU_ASSERT_TRUE(same_bytes(dst, device_dst, ROWS * PITCH));
         CU_ASSERT_EQUAL(host->gather_rows(dst, src, map, ROWS, widths[i], host_stream), CPA_OK);
         CU_ASSERT_EQUAL(cuda->gather_rows(device_dst, device_src, device_map, ROWS, widths[i], cuda_stream), CPA_OK);

@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "kernels/host/cache/quantise.h"
-#include "kernels/kernels.h"
+#include "kernels/kv_view.h"
 #include "src/check/reference.h"
 #include "tests/fixtures/attend_fixture.h"
 #include "tests/fixtures/unit.h"

@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "kernels/host/rows/synthesize.h"
-#include "kernels/kernels.h"
+#include "kernels/operators.h"
 #include "tests/fixtures/device_fixture.h"
 #include "tests/fixtures/unit.h"
 
@@ -51,7 +51,7 @@ static void synthesize(cpa_synth_args args) {
     args.tokens = device_tokens;
     args.positions = device_positions;
     args.out = cpa_test_upload(stream, host, bytes);
-    CU_ASSERT_EQUAL(device->kernels->synthesize(&args, stream), CPA_OK);
+    CU_ASSERT_EQUAL(device->operators->synthesize(&args, stream), CPA_OK);
     cpa_test_download(stream, host, args.out, bytes);
     cpa_test_free(stream, args.out);
     cpa_test_free(stream, device_positions);
@@ -152,7 +152,7 @@ static uint64_t hash_of(const uint16_t rows[3][6], const int32_t index[3], const
                                .row_index = device_index,
                                .salts = device_salts,
                                .sum = device_sum};
-    CU_ASSERT_EQUAL(device->kernels->hash_rows(&args, stream), CPA_OK);
+    CU_ASSERT_EQUAL(device->operators->hash_rows(&args, stream), CPA_OK);
     cpa_test_download(stream, &sum, device_sum, sizeof sum);
     cpa_test_free(stream, device_sum);
     cpa_test_free(stream, device_salts);

@@ -31,23 +31,23 @@ static void site_close(site *s) {
 
 static void a_mark_is_the_time_at_which_it_was_set_last(void) {
     site s = site_open();
-    const cpa_kernel_table *kernels = s.device->kernels;
-    cpa_marks *marks;
+    const cpa_device_table *table = s.device->table;
+    cpa_events *events;
     cpa_error err;
     double seconds = -1;
-    CU_ASSERT_EQUAL_FATAL(kernels->marks_create(s.device, &marks, &err), CPA_OK);
-    CU_ASSERT_EQUAL(kernels->mark(marks, 0, s.stream), CPA_OK);
-    CU_ASSERT_EQUAL(kernels->mark(marks, 5, s.stream), CPA_OK);
+    CU_ASSERT_EQUAL_FATAL(table->events_create(s.device, &events, &err), CPA_OK);
+    CU_ASSERT_EQUAL(table->event_record(events, 0, s.stream), CPA_OK);
+    CU_ASSERT_EQUAL(table->event_record(events, 5, s.stream), CPA_OK);
     wait_ms(2);
-    CU_ASSERT_EQUAL(kernels->mark(marks, 5, s.stream), CPA_OK);
-    CU_ASSERT_EQUAL(kernels->mark_seconds(marks, 0, 5, &seconds, &err), CPA_OK);
+    CU_ASSERT_EQUAL(table->event_record(events, 5, s.stream), CPA_OK);
+    CU_ASSERT_EQUAL(table->event_seconds(events, 0, 5, &seconds, &err), CPA_OK);
     CU_ASSERT(seconds >= 2e-3 && seconds < 1);
     seconds = -1;
-    CU_ASSERT_EQUAL(kernels->mark_seconds(marks, 0, 3, &seconds, &err), CPA_INVALID);
-    CU_ASSERT_EQUAL(kernels->mark_seconds(marks, 0, 6, &seconds, &err), CPA_INVALID);
+    CU_ASSERT_EQUAL(table->event_seconds(events, 0, 3, &seconds, &err), CPA_INVALID);
+    CU_ASSERT_EQUAL(table->event_seconds(events, 0, 6, &seconds, &err), CPA_INVALID);
     CU_ASSERT_EQUAL(seconds, -1);
     CU_ASSERT_PTR_NOT_NULL(strstr(err.message, "0 and 6"));
-    kernels->marks_destroy(marks);
+    table->events_destroy(events);
     site_close(&s);
 }
 

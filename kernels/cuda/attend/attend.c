@@ -110,7 +110,7 @@ static int tensor_cores_fit(const cpa_cuda_attend_args *a) {
 
 /* For wide heads the kernels take more shared memory than some devices have for a CTA. */
 static int shared_memory_suffices(const cpa_cuda_plan *plan, const cpa_cuda_attend_args *a, cpa_stream *stream) {
-    if (cpa_cuda_device_of(stream)->shared_bytes >= CPA_CUDA_WIDE_BYTES) return 1;
+    if (stream->device->caps.shared_bytes >= CPA_CUDA_WIDE_BYTES) return 1;
     return cpa_cuda_attend_decode(a, 0, plan->decode_wide, stream) == CPA_OK &&
            cpa_cuda_attend_portable(a, 0, plan->tile_rows, stream) == CPA_OK;
 }

@@ -23,7 +23,7 @@ enum {
 
 typedef struct cpa_cuda_piece {
     int64_t q_row;              /* row in q and in the state of the item's first token */
-    int64_t state_shift;        /* floats: see state_shifts in kernels/kernels.h */
+    int64_t state_shift;        /* floats: see state_shifts in kernels/attend_plan.h */
     int64_t q_first;            /* its local index in q_set */
     int64_t k_first;            /* index of the item's first key among those it is cut from */
     int64_t table;              /* first table entry of the item */
@@ -35,7 +35,7 @@ typedef struct cpa_cuda_piece {
     /* Decode, if `partial` is a row: the tile's pieces, the first row of theirs in the work space, and the place of
      * their counter. */
     int32_t pieces, first_partial, counter;
-    int32_t ready; /* decode: its queries are in ready_q; see kernels/kernels.h */
+    int32_t ready; /* decode: its queries are in ready_q; see kernels/attend_plan.h */
 } cpa_cuda_piece;
 
 /* A prefill tile whose keys are split: piece s left its states in the work space from row `partial` + s * rows on. */

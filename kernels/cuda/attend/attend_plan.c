@@ -423,7 +423,7 @@ cpa_status cpa_cuda_plan_set(cpa_attend_plan *base, const cpa_attend_batch *batc
                       .first_ready = batch->n_items - base->ready_items,
                       .group = batch->q_heads / batch->kv_heads,
                       .multiprocessors = device->multiprocessors,
-                      .wide_fits = device->shared_bytes >= CPA_CUDA_WIDE_BYTES,
+                      .wide_fits = device->base.caps.shared_bytes >= CPA_CUDA_WIDE_BYTES,
                       .tile_rows = device->path == CPA_CUDA_HOPPER ? cpa_cuda_hopper_rows(batch->k_dim, batch->v_dim)
                                                                    : CPA_CUDA_PREFILL_ROWS};
     CPA_TRY(cpa_cuda_select(base->device, err));

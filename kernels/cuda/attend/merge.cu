@@ -233,7 +233,7 @@ cpa_status launch_kernel(const merge_args &a, cpa_stream *stream) {
     static uint64_t prepared;
     const int bytes = THREADS * a.n_states * (int)sizeof(fold_step);
     const int most_bytes =
-        min(THREADS * CPA_MERGE_MAX_STATES * (int)sizeof(fold_step), (int)cpa_cuda_device_of(stream)->shared_bytes);
+        min(THREADS * CPA_MERGE_MAX_STATES * (int)sizeof(fold_step), (int)stream->device->caps.shared_bytes);
     const int64_t cta_rows = (int64_t)WARPS * a.warp_rows, ctas = (a.rows * a.heads + cta_rows - 1) / cta_rows;
     if (bytes > UNASKED_BYTES) {
         cpa_status status =

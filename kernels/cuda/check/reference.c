@@ -118,19 +118,19 @@ static cpa_status run(cpa_reference_blas *ref, const cpa_reference_attend_args *
 
 cpa_status cpa_cuda_reference_attend(cpa_reference_blas *ref, const cpa_reference_attend_args *args,
                                      cpa_stream *stream) {
-    const cpa_kernel_table *kernels = ref->device->kernels;
+    const cpa_device_table *table = ref->device->table;
     void *scores = NULL, *magnitude = NULL;
     cpa_status status;
     const int64_t element = (int64_t)sizeof(float);
+    CPA_TRY_GOTO(table->alloc(ref->device, args->q_heads * args->rows * args->keys * element, &scores, &stream->error),
+                 done);
     CPA_TRY_GOTO(
-        kernels->alloc(ref->device, args->q_heads * args->rows * args->keys * element, &scores, &stream->error), done);
-    CPA_TRY_GOTO(
-        kernels->alloc(ref->device, args->keys * args->kv_heads * args->v_dim * element, &magnitude, &stream->error),
+        table->alloc(ref->device, args->keys * args->kv_heads * args->v_dim * element, &magnitude, &stream->error),
         done);
     CPA_TRY_GOTO(run(ref, args, scores, magnitude, stream), done);
-    status = kernels->stream_sync(stream);
+    status = table->stream_sync(stream);
 done:
-    kernels->free(ref->device, magnitude);
-    kernels->free(ref->device, scores);
+    table->free(ref->device, magnitude);
+    table->free(ref->device, scores);
     return status;
 }

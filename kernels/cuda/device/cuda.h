@@ -5,7 +5,9 @@
 #include <cuda.h>
 #include <cuda_runtime_api.h>
 
-#include "kernels/kernels.h"
+#include "kernels/graph.h"
+#include "kernels/operators.h"
+#include "kernels/self_test.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -27,7 +29,6 @@ typedef struct cpa_cuda_device {
     cpa_device base;
     int ordinal;
     int multiprocessors;
-    size_t shared_bytes;              /* that a CTA may have */
     cpa_cuda_path best;               /* that the device runs */
     cpa_cuda_path path;               /* the one in use; tests lower it */
     cpa_cuda_encode_fn encode;        /* cuTensorMapEncodeTiled; set where path is CPA_CUDA_HOPPER */
@@ -88,11 +89,11 @@ void cpa_cuda_release(cpa_device *device);
 cpa_status cpa_cuda_alloc_host(cpa_device *device, int64_t bytes, void **out, cpa_error *err);
 void cpa_cuda_free_host(cpa_device *device, void *memory);
 
-cpa_status cpa_cuda_marks_create(cpa_device *device, cpa_marks **out, cpa_error *err);
-void cpa_cuda_marks_destroy(cpa_marks *marks);
-cpa_status cpa_cuda_mark(cpa_marks *marks, int32_t index, cpa_stream *stream);
-cpa_status cpa_cuda_mark_seconds(const cpa_marks *marks, int32_t from, int32_t to, double *seconds, cpa_error *err);
-int cpa_cuda_mark_reached(const cpa_marks *marks, int32_t index);
+cpa_status cpa_cuda_events_create(cpa_device *device, cpa_events **out, cpa_error *err);
+void cpa_cuda_events_destroy(cpa_events *events);
+cpa_status cpa_cuda_event_record(cpa_events *events, int32_t index, cpa_stream *stream);
+cpa_status cpa_cuda_event_seconds(const cpa_events *events, int32_t from, int32_t to, double *seconds, cpa_error *err);
+int cpa_cuda_event_reached(const cpa_events *events, int32_t index);
 cpa_status cpa_cuda_graph_begin(cpa_stream *stream);
 cpa_status cpa_cuda_graph_end(cpa_stream *stream, cpa_graph **out);
 cpa_status cpa_cuda_graph_launch(cpa_graph *graph, cpa_stream *stream);

@@ -1,4 +1,4 @@
-/* The CUDA back end: device, memory, streams, copies, and the table of its operations. */
+/* The CUDA back end: device, streams, copies, and its tables. */
 #include <ctype.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -28,7 +28,7 @@ cpa_status cpa_cuda_unsupported(cpa_stream *stream, const char *what, int64_t nu
 int cpa_cuda_fits(const cpa_stream *stream, const void *kernel, int bytes) {
     struct cudaFuncAttributes attributes;
     if (cpa_cuda_check(NULL, cudaFuncGetAttributes(&attributes, kernel), "device") != CPA_OK) return 0;
-    return attributes.sharedSizeBytes + (size_t)bytes <= cpa_cuda_device_of(stream)->shared_bytes;
+    return attributes.sharedSizeBytes + (size_t)bytes <= (size_t)stream->device->caps.shared_bytes;
 }
 
 cpa_status cpa_cuda_shared_memory(cpa_stream *stream, const void *kernel, int bytes, uint64_t *prepared) {
@@ -60,6 +60,12 @@ static cpa_status find_encode(cpa_cuda_device *device, cpa_error *err) {
 }
 
 enum { LEAST_MAJOR = 8, HOPPER_MAJOR = 9 };
+
+/* The tables that the device is made of, below. */
+static const cpa_device_table device_table;
+static const cpa_graph_table graph_table;
+static const cpa_operator_table operator_table;
+static const cpa_self_test_table self_test_table;
 
 /* Up to the first that the kernels do not run on. */
 static int32_t device_count(void) {
@@ -105,10 +111,21 @@ static cpa_status device_open(const cpa_device_options *options, cpa_device **ou
                         properties.name, properties.major, properties.minor, LEAST_MAJOR);
     cpa_cuda_device *device = calloc(1, sizeof *device);
     if (!device) return cpa_fail(err, CPA_NO_MEMORY, "device: no memory");
-    device->base.kernels = &cpa_kernels_cuda;
+    device->base.backend = CPA_BACKEND_CUDA;
+    device->base.table = &device_table;
+    device->base.graphs = &graph_table;
+    device->base.operators = &operator_table;
+    device->base.self_test = &self_test_table;
+    device->base.caps = (cpa_device_caps){
+        .asynchronous = 1,
+        .has_graphs = 1,
+        .own_memory = 1,
+        .has_reference = 1,
+        .shared_bytes = (int64_t)properties.sharedMemPerBlockOptin,
+        .split_tokens = 1,
+    };
     device->ordinal = options->ordinal;
     device->multiprocessors = properties.multiProcessorCount;
-    device->shared_bytes = properties.sharedMemPerBlockOptin;
     device->path = properties.major == HOPPER_MAJOR ? CPA_CUDA_HOPPER : CPA_CUDA_PORTABLE;
     device->best = device->path;
     if (device->path == CPA_CUDA_HOPPER) CPA_TRY_GOTO(find_encode(device, err), failed);
@@ -125,11 +142,6 @@ failed:
 static void device_close(cpa_device *device) {
     cpa_cuda_release(device);
     free(device);
-}
-
-static int64_t split_tokens(const cpa_device *device) {
-    (void)device;
-    return 1;
 }
 
 static cpa_status stream_create(cpa_device *device, cpa_stream **out, cpa_error *err) {
@@ -211,49 +223,61 @@ static const char *attend_path(cpa_device *base, int32_t index) {
     return names[device->path];
 }
 
-const cpa_kernel_table cpa_kernels_cuda = {
-    .name = "cuda",
-    .device_count = device_count,
-    .free_memory = free_memory,
-    .pci_address = pci_address,
-    .device_open = device_open,
-    .device_close = device_close,
-    .split_tokens = split_tokens,
+static const cpa_device_table device_table = {
+    .close = device_close,
+    .alloc_host = cpa_cuda_alloc_host,
+    .free_host = cpa_cuda_free_host,
     .alloc = cpa_cuda_alloc,
     .free = cpa_cuda_free,
     .retire = cpa_cuda_retire,
     .release = cpa_cuda_release,
-    .alloc_host = cpa_cuda_alloc_host,
-    .free_host = cpa_cuda_free_host,
     .stream_create = stream_create,
     .stream_destroy = stream_destroy,
     .stream_sync = stream_sync,
     .copy = copy,
     .copy_rows = copy_rows,
-    .gather_rows = cpa_cuda_gather_rows,
-    .marks_create = cpa_cuda_marks_create,
-    .marks_destroy = cpa_cuda_marks_destroy,
-    .mark = cpa_cuda_mark,
-    .mark_seconds = cpa_cuda_mark_seconds,
-    .mark_reached = cpa_cuda_mark_reached,
-    .graph_begin = cpa_cuda_graph_begin,
-    .graph_end = cpa_cuda_graph_end,
-    .graph_launch = cpa_cuda_graph_launch,
-    .graph_destroy = cpa_cuda_graph_destroy,
+    .events_create = cpa_cuda_events_create,
+    .events_destroy = cpa_cuda_events_destroy,
+    .event_record = cpa_cuda_event_record,
+    .event_seconds = cpa_cuda_event_seconds,
+    .event_reached = cpa_cuda_event_reached,
+};
+
+static const cpa_graph_table graph_table = {
+    .begin = cpa_cuda_graph_begin,
+    .end = cpa_cuda_graph_end,
+    .launch = cpa_cuda_graph_launch,
+    .destroy = cpa_cuda_graph_destroy,
     .plan_shape = cpa_cuda_plan_shape,
+};
+
+static const cpa_operator_table operator_table = {
     .plan_create = cpa_cuda_plan_create,
     .plan_set = cpa_cuda_plan_set,
     .plan_upload = cpa_cuda_plan_upload,
     .plan_destroy = cpa_cuda_plan_destroy,
+    .attend = cpa_cuda_attend,
+    .merge = cpa_cuda_merge,
     .kv_write = cpa_cuda_kv_write,
     .kv_copy = cpa_cuda_kv_copy,
     .kv_pack = cpa_cuda_kv_pack,
-    .attend = cpa_cuda_attend,
-    .merge = cpa_cuda_merge,
+    .gather_rows = cpa_cuda_gather_rows,
     .synthesize = cpa_cuda_synthesize,
     .hash_rows = cpa_cuda_hash_rows,
+};
+
+static const cpa_self_test_table self_test_table = {
     .attend_path = attend_path,
     .reference_open = cpa_cuda_reference_open,
     .reference_attend = cpa_cuda_reference_attend,
     .reference_close = cpa_cuda_reference_close,
+};
+
+const cpa_backend_table cpa_backend_cuda = {
+    .name = "cuda",
+    .backend = CPA_BACKEND_CUDA,
+    .device_count = device_count,
+    .free_memory = free_memory,
+    .pci_address = pci_address,
+    .open = device_open,
 };

@@ -1,4 +1,4 @@
-/* The host back end: device, memory, streams, copies, and the table of its operations. */
+/* The host back end: device, memory, streams, copies, and its tables. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -25,6 +25,11 @@ static void device_close(cpa_device *base) {
     free(device);
 }
 
+/* The tables that the device is made of, below. */
+static const cpa_device_table device_table;
+static const cpa_operator_table operator_table;
+static const cpa_self_test_table self_test_table;
+
 static int32_t device_count(void) {
     return 1;
 }
@@ -34,11 +39,20 @@ static int64_t free_memory(int32_t ordinal) {
     return -1;
 }
 
+static void pci_address(int32_t ordinal, char *out) {
+    (void)ordinal;
+    out[0] = 0;
+}
+
 static cpa_status device_open(const cpa_device_options *options, cpa_device **out, cpa_error *err) {
     cpa_status status = CPA_OK;
     cpa_host_device *device = calloc(1, sizeof *device);
     if (!device) return cpa_fail(err, CPA_NO_MEMORY, "device: no memory");
-    device->base.kernels = &cpa_kernels_host;
+    device->base.backend = CPA_BACKEND_HOST;
+    device->base.table = &device_table;
+    device->base.operators = &operator_table;
+    device->base.self_test = &self_test_table;
+    device->base.caps = (cpa_device_caps){.bit_exact = 1, .split_tokens = CPA_HOST_SPLIT_TOKENS};
     device->thread_count = options->threads > 0 ? options->threads : 1;
     device->isa = pick_isa();
     device->workspaces = calloc((size_t)device->thread_count, sizeof *device->workspaces);
@@ -57,11 +71,6 @@ static cpa_status device_open(const cpa_device_options *options, cpa_device **ou
 failed:
     device_close(&device->base);
     return status;
-}
-
-static int64_t split_tokens(const cpa_device *device) {
-    (void)device;
-    return CPA_HOST_SPLIT_TOKENS;
 }
 
 static cpa_status host_alloc(cpa_device *device, int64_t bytes, void **out, cpa_error *err) {
@@ -131,39 +140,54 @@ static const char *attend_path(cpa_device *device, int32_t index) {
     return index == 0 ? ((cpa_host_device *)device)->isa->name : NULL;
 }
 
-const cpa_kernel_table cpa_kernels_host = {
-    .name = "host",
-    .device_count = device_count,
-    .free_memory = free_memory,
-    .device_open = device_open,
-    .device_close = device_close,
-    .split_tokens = split_tokens,
+/* Nothing has to be brought anywhere. */
+static cpa_status plan_upload(const cpa_attend_plan *plan, cpa_stream *stream) {
+    (void)plan, (void)stream;
+    return CPA_OK;
+}
+
+static const cpa_device_table device_table = {
+    .close = device_close,
+    .alloc_host = host_alloc,
+    .free_host = host_free,
     .alloc = host_alloc,
     .free = host_free,
     .retire = host_free,
     .release = release,
-    .alloc_host = host_alloc,
-    .free_host = host_free,
     .stream_create = stream_create,
     .stream_destroy = stream_destroy,
     .stream_sync = stream_sync,
     .copy = host_copy,
     .copy_rows = copy_rows,
-    .gather_rows = gather_rows,
-    .marks_create = cpa_host_marks_create,
-    .marks_destroy = cpa_host_marks_destroy,
-    .mark = cpa_host_mark,
-    .mark_seconds = cpa_host_mark_seconds,
-    .mark_reached = cpa_host_mark_reached,
+    .events_create = cpa_host_events_create,
+    .events_destroy = cpa_host_events_destroy,
+    .event_record = cpa_host_event_record,
+    .event_seconds = cpa_host_event_seconds,
+    .event_reached = cpa_host_event_reached,
+};
+
+static const cpa_operator_table operator_table = {
     .plan_create = cpa_host_plan_create,
     .plan_set = cpa_host_plan_set,
+    .plan_upload = plan_upload,
     .plan_destroy = cpa_host_plan_destroy,
+    .attend = cpa_host_attend,
+    .merge = cpa_host_merge,
     .kv_write = cpa_host_kv_write,
     .kv_copy = cpa_host_kv_copy,
     .kv_pack = cpa_host_kv_pack,
-    .attend = cpa_host_attend,
-    .merge = cpa_host_merge,
+    .gather_rows = gather_rows,
     .synthesize = cpa_host_synthesize,
     .hash_rows = cpa_host_hash_rows,
-    .attend_path = attend_path,
+};
+
+static const cpa_self_test_table self_test_table = {.attend_path = attend_path};
+
+const cpa_backend_table cpa_backend_host = {
+    .name = "host",
+    .backend = CPA_BACKEND_HOST,
+    .device_count = device_count,
+    .free_memory = free_memory,
+    .pci_address = pci_address,
+    .open = device_open,
 };

@@ -4,7 +4,8 @@
 
 #include "kernels/host/attend/attend_isa.h"
 #include "kernels/host/device/threads.h"
-#include "kernels/kernels.h"
+#include "kernels/operators.h"
+#include "kernels/self_test.h"
 
 enum {
     /* Local key indices over which attend accumulates one state before it folds it into the row's; see attend.c. */
@@ -36,11 +37,11 @@ static inline void cpa_host_run(cpa_stream *stream, int64_t items, cpa_host_work
 void cpa_host_copy_tokens(const cpa_kv_view *dst, int64_t dst_block, const cpa_kv_view *src, int64_t src_block,
                           int64_t tokens);
 
-cpa_status cpa_host_marks_create(cpa_device *device, cpa_marks **out, cpa_error *err);
-void cpa_host_marks_destroy(cpa_marks *marks);
-cpa_status cpa_host_mark(cpa_marks *marks, int32_t index, cpa_stream *stream);
-cpa_status cpa_host_mark_seconds(const cpa_marks *marks, int32_t from, int32_t to, double *seconds, cpa_error *err);
-int cpa_host_mark_reached(const cpa_marks *marks, int32_t index);
+cpa_status cpa_host_events_create(cpa_device *device, cpa_events **out, cpa_error *err);
+void cpa_host_events_destroy(cpa_events *events);
+cpa_status cpa_host_event_record(cpa_events *events, int32_t index, cpa_stream *stream);
+cpa_status cpa_host_event_seconds(const cpa_events *events, int32_t from, int32_t to, double *seconds, cpa_error *err);
+int cpa_host_event_reached(const cpa_events *events, int32_t index);
 cpa_status cpa_host_kv_write(const cpa_kv_write_args *args, cpa_stream *stream);
 cpa_status cpa_host_kv_copy(const cpa_kv_copy_args *args, cpa_stream *stream);
 cpa_status cpa_host_kv_pack(const cpa_kv_pack_args *args, cpa_stream *stream);

@@ -2,7 +2,7 @@
 #ifndef CPA_HOST_THREADS_H
 #define CPA_HOST_THREADS_H
 
-#include "kernels/kernels.h"
+#include "kernels/device.h"
 
 typedef struct cpa_host_threads cpa_host_threads;
 

@@ -1,0 +1,72 @@
+/* The table of operators: enqueued on a stream, they allocate nothing and do not synchronise.
+ *
+ * The argument structs, their shapes, dtypes, units and aliasing rules are those of the public header cpattn/ops.h; the
+ * two that are not public are here. CPA_UNSUPPORTED says that there is no kernel for a shape. */
+#ifndef CPA_KERNELS_OPERATORS_H
+#define CPA_KERNELS_OPERATORS_H
+
+#include <cpattn/ops.h>
+
+#include "base/stored.h"
+#include "kernels/attend_plan.h"
+#include "kernels/device.h"
+#include "kernels/kv_view.h"
+#include "kernels/partial.h"
+
+/* synthesize: rows of queries, keys or values from a counter-based generator, the same bits on every back end, rank and
+ * N. The formula is documented in kernels/host/rows/synthesize.c. */
+typedef enum cpa_synth_tensor { CPA_SYNTH_Q = 0, CPA_SYNTH_K, CPA_SYNTH_V } cpa_synth_tensor;
+typedef struct cpa_synth_args {
+    cpa_synth_tensor tensor;
+    uint64_t seed;
+    int32_t layer;
+    int32_t heads;    /* heads of this tensor */
+    int32_t kv_heads; /* query head h follows the directions of KV head h / (heads / kv_heads) */
+    int32_t dim;
+    int64_t rows;
+    const uint32_t *tokens;   /* [rows], device */
+    const int64_t *positions; /* [rows], device */
+    cpa_dtype dtype;
+    void *out; /* [rows, heads, dim], contiguous */
+} cpa_synth_args;
+
+/* hash_rows: adds to *sum, modulo 2^64, a hash of each listed row of src, salted so that equal rows of different places
+ * differ. The same value on every back end: see kernels/host/rows/hash_rows.c. */
+typedef struct cpa_hash_rows_args {
+    int64_t rows;
+    const void *src;
+    int64_t row_bytes;        /* a multiple of 2 */
+    const int32_t *row_index; /* [rows], device: rows of src; -1: none */
+    const uint64_t *salts;    /* [rows], device */
+    uint64_t salt;            /* of all rows */
+    uint64_t *sum;            /* device */
+} cpa_hash_rows_args;
+
+struct cpa_operator_table {
+    /* Work of attend split once a step; plan_set allocates only when the plan grows. A plan may be set while attends of
+     * its last setting are enqueued, once those of the setting before that are done. plan_upload enqueues what brings
+     * the setting to the device, behind all attends of the plan so far; otherwise the first attend on a stream does. A
+     * graph holds no upload of a plan that its stream has uploaded before the capture: upload each setting before a
+     * launch. */
+    cpa_status (*plan_create)(cpa_device *device, cpa_attend_plan **out, cpa_error *err);
+    cpa_status (*plan_set)(cpa_attend_plan *plan, const cpa_attend_batch *batch, cpa_error *err);
+    cpa_status (*plan_upload)(const cpa_attend_plan *plan, cpa_stream *stream);
+    void (*plan_destroy)(cpa_attend_plan *plan);
+    cpa_status (*attend)(const cpa_attend_plan *plan, const cpa_attend_args *args, cpa_stream *stream);
+    /* `awaited`: the messages that bring states, which the merge waits for (await_stored, base/stored.cuh), where a
+     * transport of the back end's hands exchanges over; if they do not come it writes nothing. NULL or none: all states
+     * are there. There are rows, or nobody would wait. */
+    cpa_status (*merge)(const cpa_merge_args *args, const cpa_store_batch *awaited, cpa_stream *stream);
+
+    cpa_status (*kv_write)(const cpa_kv_write_args *args, cpa_stream *stream);
+    cpa_status (*kv_copy)(const cpa_kv_copy_args *args, cpa_stream *stream);
+    cpa_status (*kv_pack)(const cpa_kv_pack_args *args, cpa_stream *stream);
+
+    /* Copies row map[i] of src to row i of dst, row_bytes each (gather). map is on the device; NULL: row i. */
+    cpa_status (*gather_rows)(void *dst, const void *src, const int32_t *map, int64_t rows, int64_t row_bytes,
+                              cpa_stream *stream);
+    cpa_status (*synthesize)(const cpa_synth_args *args, cpa_stream *stream);
+    cpa_status (*hash_rows)(const cpa_hash_rows_args *args, cpa_stream *stream);
+};
+
+#endif
