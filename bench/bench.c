@@ -224,12 +224,12 @@ static cpa_status run_named(cpa_bench_site *site, const char *name, cpa_rank_pla
     return status;
 }
 
-int cpa_bench_main(int argc, char **argv, cpa_rank_placement *placement) {
+int cpa_bench_main(cpa_comm *comm, int argc, char **argv, cpa_rank_placement *placement) {
     cpa_bench_site site = {0};
     const char *name = NULL;
     int64_t wrong = 0;
     cpa_error err = {0};
-    cpa_status status = cpa_control_open(MPI_COMM_WORLD, &site.control, &err);
+    cpa_status status = cpa_control_open(comm, &site.control, &err);
     bool opened = status == CPA_OK;
     if (opened) status = cpa_bench_options_parse(argc, argv, &site.options, &name, &err);
     bool help = status == CPA_OK && site.options.help;

@@ -12,10 +12,9 @@
 #include "comm/comm.h"
 #include "launcher/placement.h"
 
-/* Runs `cp_attn bench NAME [options]`; argv[0] is "bench". Collective over MPI_COMM_WORLD, which the caller has
- * initialised and finalises. Chooses the device of the placement. Prints on rank 0; returns the exit code, the same on
+/* Runs `cp_attn bench NAME [options]`; argv[0] is "bench". Collective over `comm`. Chooses the device of the placement. Prints on rank 0; returns the exit code, the same on
  * every rank. */
-int cpa_bench_main(int argc, char **argv, cpa_rank_placement *placement);
+int cpa_bench_main(cpa_comm *comm, int argc, char **argv, cpa_rank_placement *placement);
 
 /* What a benchmark runs on. */
 typedef struct cpa_bench_site {

@@ -56,14 +56,14 @@ static cpa_status find_transport(const cpa_bench_site *site, const cpa_transport
     bool cuda = site->backend == CPA_BACKEND_CUDA;
     switch ((cpa_bench_transport)site->options.transport) {
         case CPA_BENCH_TRANSPORT_AUTO: *out = site->transport; return CPA_OK;
-        case CPA_BENCH_TRANSPORT_MPI: *out = &cpa_transport_mpi; break;
+        case CPA_BENCH_TRANSPORT_HOST: *out = &cpa_transport_host; break;
 #ifdef CPA_HAVE_CUDA
         case CPA_BENCH_TRANSPORT_NCCL: *out = &cpa_transport_nccl; break;
         case CPA_BENCH_TRANSPORT_PEER: *out = &cpa_transport_peer; break;
 #endif
         default: return cpa_fail(err, CPA_UNSUPPORTED, "bench exchange: --transport: built without CUDA");
     }
-    if (cuda == (*out != &cpa_transport_mpi)) return CPA_OK;
+    if (cuda == (*out != &cpa_transport_host)) return CPA_OK;
     return cpa_fail(err, CPA_INVALID, "bench exchange: --transport: found %s, which does not carry memory of the %s",
                     (*out)->name, cuda ? "device" : "host");
 }

@@ -12,7 +12,7 @@
 /* The choices of --transport, in the order of its words. */
 typedef enum cpa_bench_transport {
     CPA_BENCH_TRANSPORT_AUTO = 0,
-    CPA_BENCH_TRANSPORT_MPI,
+    CPA_BENCH_TRANSPORT_HOST,
     CPA_BENCH_TRANSPORT_NCCL,
     CPA_BENCH_TRANSPORT_PEER
 } cpa_bench_transport;

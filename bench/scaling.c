@@ -19,6 +19,15 @@ static int64_t sequences_that_fit(const cpa_bench_site *site, const int64_t *sha
     return fit < (double)shape[0] ? (int64_t)fit : shape[0];
 }
 
+static cpa_status run_alone(cpa_bench_site *site, const cpa_bench_work *work, cpa_bench_team_result *result,
+                            cpa_error *err) {
+    cpa_comm *alone;
+    CPA_TRY(cpa_comm_alone(&alone, err));
+    cpa_status status = cpa_bench_team_run(site, alone, work, result, err);
+    cpa_comm_destroy(alone);
+    return status;
+}
+
 /* What one rank attends of a decode step, done by each rank for itself: the time of the slowest, and what was checked,
  * go to *result. */
 static cpa_status run_shards(cpa_bench_site *site, const cpa_bench_work *together, cpa_bench_team_result *result,
@@ -27,7 +36,7 @@ static cpa_status run_shards(cpa_bench_site *site, const cpa_bench_work *togethe
     cpa_bench_work shard = *together;
     cpa_bench_team_result alone = {0};
     shard.context = cpa_shard_len(map, 0, together->context); /* shard 0 has the most */
-    cpa_status status = cpa_bench_team_run(site, MPI_COMM_SELF, &shard, &alone, err);
+    cpa_status status = run_alone(site, &shard, &alone, err);
     CPA_TRY(cpa_control_agree(&site->control, status, err));
     double counts[2] = {alone.checked, alone.wrong};
     CPA_TRY(cpa_control_max(&site->control, &alone.time_s, 1, err));
@@ -43,7 +52,7 @@ static cpa_status run_work(cpa_bench_site *site, const cpa_bench_work *alone, co
                            cpa_bench_team_result results[2], cpa_error *err) {
     cpa_control *control = &site->control;
     cpa_status status = CPA_OK;
-    if (control->rank == 0) status = cpa_bench_team_run(site, MPI_COMM_SELF, alone, &results[0], err);
+    if (control->rank == 0) status = run_alone(site, alone, &results[0], err);
     CPA_TRY(cpa_control_agree(control, status, err));
     CPA_TRY(cpa_control_bcast(control, &results[0], sizeof results[0], 0, err));
     if (control->size == 1) return CPA_OK;

@@ -31,7 +31,7 @@ typedef struct cpa_bench_team_result {
 } cpa_bench_team_result;
 
 /* Runs the work on the ranks of `comm`, this one included (bench_scaling_team.c). Collective over `comm`. */
-cpa_status cpa_bench_team_run(cpa_bench_site *site, MPI_Comm comm, const cpa_bench_work *work,
+cpa_status cpa_bench_team_run(cpa_bench_site *site, cpa_comm *comm, const cpa_bench_work *work,
                               cpa_bench_team_result *out, cpa_error *err);
 
 #endif

@@ -100,7 +100,7 @@ static cpa_status fill_queries(team *t, int64_t start, int64_t count, cpa_error 
     return status;
 }
 
-static cpa_status open_team(team *t, MPI_Comm comm, cpa_error *err) {
+static cpa_status open_team(team *t, cpa_comm *comm, cpa_error *err) {
     const cpa_bench_options *o = &t->site->options;
     CPA_TRY(cpa_control_open(comm, &t->control, err));
     t->map = (cpa_owner_map){t->control.size, (int32_t)o->block_size};
@@ -147,7 +147,7 @@ static void close_team(team *t) {
     free(t->rows);
     free(t->chunks);
     free(t->blocks);
-    if (t->control.comm != MPI_COMM_NULL) cpa_control_close(&t->control);
+    cpa_control_close(&t->control);
 }
 
 /* ---- time ---- */
@@ -381,9 +381,9 @@ static void count_work(const team *t, cpa_bench_team_result *result) {
                      n * (double)(o->q_heads * cpa_dtype_bytes((cpa_dtype)o->dtype)));
 }
 
-cpa_status cpa_bench_team_run(cpa_bench_site *site, MPI_Comm comm, const cpa_bench_work *work,
+cpa_status cpa_bench_team_run(cpa_bench_site *site, cpa_comm *comm, const cpa_bench_work *work,
                               cpa_bench_team_result *out, cpa_error *err) {
-    team t = {.site = site, .work = work, .control = {.comm = MPI_COMM_NULL}};
+    team t = {.site = site, .work = work, .control = {.comm = NULL}};
     cpa_bench_team_result result = {0};
     int64_t end = work->context;
     cpa_status status;

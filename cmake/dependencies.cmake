@@ -14,10 +14,10 @@ pkg_check_modules(JANSSON REQUIRED IMPORTED_TARGET jansson)
 pkg_check_modules(CRYPTO REQUIRED IMPORTED_TARGET libcrypto)
 pkg_check_modules(YAML REQUIRED IMPORTED_TARGET yaml-0.1)
 
-# What the library's objects see: its own folders, MPI and threads.
+# What the library's objects see: its own folders and threads.
 add_library(cpattn_deps INTERFACE)
 target_include_directories(cpattn_deps INTERFACE ${PROJECT_SOURCE_DIR} ${PROJECT_SOURCE_DIR}/include)
-target_link_libraries(cpattn_deps INTERFACE MPI::MPI_C PkgConfig::CRYPTO ${CPATTN_CUDA_LIBRARIES} Threads::Threads m)
+target_link_libraries(cpattn_deps INTERFACE PkgConfig::CRYPTO ${CPATTN_CUDA_LIBRARIES} Threads::Threads m)
 if(CPATTN_CUDA)
   target_compile_definitions(cpattn_deps INTERFACE CPA_HAVE_CUDA)
   target_include_directories(cpattn_deps SYSTEM INTERFACE ${CUDAToolkit_INCLUDE_DIRS}) # NVTX

@@ -1,28 +1,40 @@
 /* The contract of communication between the ranks of one context-parallel group.
  *
- * Two channels. The control channel carries small host buffers (plans, verdicts, reports) over MPI. A transport carries
- * tensors in pairwise exchanges; mpi/ fills the table for host memory, nccl/ and peer/ for device memory
+ * Everything goes over a communicator (cpattn/comm.h), which mpi/ or store/ carries. On it there are two kinds of
+ * channels. A control channel carries small host buffers: plans, verdicts, reports. A transport carries tensors in
+ * pairwise exchanges; transport.c fills the table for host memory, nccl/ and peer/ for device memory
  * (comm/device_transport.h). */
 #ifndef CPA_COMM_H
 #define CPA_COMM_H
 
-#include <mpi.h>
 #include <stdint.h>
 
-#include <cpattn/status.h>
+#include <cpattn/comm.h>
 
 #include "base/stored.h"
+#include "comm/communicator.h"
 
-/* The control channel: a duplicate of the caller's communicator. All calls but the roll call are collective and block;
- * used by one thread. */
+/* A control channel. All calls but the roll call are collective and block; used by one thread. */
 typedef struct cpa_control {
-    MPI_Comm comm;
-    MPI_Comm origin; /* the caller's; for what is opened while the caller is sure to hold it */
+    cpa_comm *comm;
     int32_t rank;
     int32_t size;
+    int32_t tag;        /* the first of its tags */
+    uint64_t here;      /* a bit for each rank of this host, once find_host has found them, */
+    int32_t ranks_here; /* how many there are, */
+    int32_t rank_here;  /* and how many of them come before this one */
+    /* The roll call's messages from and to each rank. */
+    cpa_comm_request *present[CPA_COMM_MAX_RANKS];
+    cpa_comm_request *told[CPA_COMM_MAX_RANKS];
 } cpa_control;
 
-cpa_status cpa_control_open(MPI_Comm comm, cpa_control *out, cpa_error *err);
+/* The tags of a channel, counted from its first. */
+enum { CPA_CONTROL_TAG_COLLECTIVE = 0, CPA_CONTROL_TAG_POST, CPA_CONTROL_TAG_PRESENT, CPA_CONTROL_TAGS };
+
+/* Collective, without a message: every rank opens its channels on `comm`, which must outlive them, in the same order.
+ * Fails only if there is no communicator. */
+cpa_status cpa_control_open(cpa_comm *comm, cpa_control *out, cpa_error *err);
+/* Does nothing to a channel of zeros. */
 void cpa_control_close(cpa_control *control);
 cpa_status cpa_control_bcast(cpa_control *control, void *data, int64_t bytes, int32_t root, cpa_error *err);
 /* The element-wise maximum / sum over the ranks, in place, on every rank. */
@@ -30,9 +42,16 @@ cpa_status cpa_control_max(cpa_control *control, double *values, int32_t n, cpa_
 cpa_status cpa_control_sum(cpa_control *control, double *values, int32_t n, cpa_error *err);
 /* The sum modulo 2^64 over the ranks, in place, on every rank. */
 cpa_status cpa_control_sum_u64(cpa_control *control, uint64_t *values, int32_t n, cpa_error *err);
+/* Every rank's `bytes` bytes, in rank order, at `all` ([size * bytes]). */
+cpa_status cpa_control_all_gather(cpa_control *control, const void *mine, int64_t bytes, void *all, cpa_error *err);
 /* Every rank's `bytes` bytes, in rank order, at `all` on root ([size * bytes]; ignored elsewhere). */
 cpa_status cpa_control_gather(cpa_control *control, const void *mine, int64_t bytes, void *all, int32_t root,
                               cpa_error *err);
+/* Finds out which ranks are on the host of this one: sets here, ranks_here and rank_here. */
+cpa_status cpa_control_find_host(cpa_control *control, cpa_error *err);
+static inline int cpa_control_is_here(const cpa_control *control, int32_t rank) {
+    return (int)(control->here >> rank & 1);
+}
 /* Sends send_bytes[r] bytes to each rank r, one after another from `send`, and receives recv_bytes[r] from each into
  * `recv`. Arrays of `size`; each sum at most INT_MAX. */
 cpa_status cpa_control_exchange(cpa_control *control, const void *send, const int64_t *send_bytes, void *recv,
@@ -132,7 +151,7 @@ struct cpa_transport_table {
     cpa_status (*drain)(cpa_transport *transport, void *stream, cpa_error *err);
 };
 
-/* Host memory over non-blocking MPI point-to-point messages. */
-extern const cpa_transport_table cpa_transport_mpi;
+/* Host memory over messages of the communicator. */
+extern const cpa_transport_table cpa_transport_host;
 
 #endif

@@ -32,7 +32,7 @@ typedef struct cpa_transport_choice {
 } cpa_transport_choice;
 
 /* Measures both transports and picks the faster (by the geometric mean over the sizes), once for the communicator that
- * `control` was opened on and the ranks' current devices: the choice stays with that communicator, as an attribute.
+ * `control` was opened on and the ranks' current devices: the choice stays with that communicator.
  * Collective; measuring allocates and frees 128 MiB of the current device. Fails if neither works. One rank needs no
  * transport: it gets peer, unmeasured. */
 cpa_status cpa_transport_choose(cpa_control *control, cpa_transport_choice *out, cpa_error *err);

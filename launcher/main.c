@@ -1,5 +1,4 @@
 /* The program: `mpirun -np N cp_attn [options]`, or `cp_attn bench ...`. */
-#include <mpi.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -7,6 +6,7 @@
 #include "base/fault.h"
 #include "bench/bench.h"
 #include "launcher/placement.h"
+#include "launcher/ranks.h"
 #include "launcher/serve.h"
 
 #ifdef CPA_FAULT_POINTS
@@ -20,7 +20,7 @@ static void arm_fault(int engine_started) {
     cpa_fault fault = cpa_fault_by_name(name);
     if (fault == CPA_FAULT_COUNT || (at && strcmp(at, "@start") != 0)) {
         fprintf(stderr, "cp_attn: CPATTN_FAULT: found '%s', expected the name of a fault point\n", text);
-        MPI_Abort(MPI_COMM_WORLD, CPA_EXIT_BAD_INPUT);
+        cpa_ranks_abort(CPA_EXIT_BAD_INPUT);
     }
     if (engine_started || at) cpa_fault_armed = fault;
 }
@@ -28,20 +28,28 @@ static void arm_fault(int engine_started) {
 static const cpa_arm_fn arm_fault = NULL;
 #endif
 
-static int run_bench(int argc, char **argv) {
+static int run_bench(cpa_comm *comm, int argc, char **argv) {
     cpa_rank_placement placement;
+    cpa_error err;
 #ifdef CPA_FAULT_POINTS
     arm_fault(1);
 #endif
-    cpa_placement_find(MPI_COMM_WORLD, 0, 1, &placement);
-    return cpa_bench_main(argc, argv, &placement);
+    cpa_status placed = cpa_placement_find(comm, 0, 1, &placement, &err);
+    if (placed == CPA_OK) return cpa_bench_main(comm, argc, argv, &placement);
+    fprintf(stderr, "cp_attn: %s\n", err.message);
+    return (int)cpa_exit_code_of(placed);
 }
 
 int main(int argc, char **argv) {
-    int provided;
-    MPI_Init_thread(&argc, &argv, MPI_THREAD_FUNNELED, &provided);
+    cpa_comm *comm = NULL;
+    cpa_error err;
+    cpa_status joined = cpa_ranks_join(&argc, &argv, &comm, &err);
+    if (joined != CPA_OK) {
+        fprintf(stderr, "cp_attn: %s\n", err.message);
+        cpa_ranks_abort(cpa_exit_code_of(joined));
+    }
     int bench = argc > 1 && strcmp(argv[1], "bench") == 0;
-    int code = bench ? run_bench(argc - 1, argv + 1) : (int)cpa_serve(MPI_COMM_WORLD, argc, argv, arm_fault);
-    MPI_Finalize();
+    int code = bench ? run_bench(comm, argc - 1, argv + 1) : (int)cpa_serve(comm, argc, argv, arm_fault);
+    cpa_ranks_leave(comm);
     return code;
 }

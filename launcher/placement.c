@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "base/check.h"
+#include "comm/comm.h"
 #include "launcher/cores.h"
 
 #define CGROUP_ROOT "/sys/fs/cgroup"
@@ -166,50 +167,70 @@ static int find_given(hwloc_topology_t topology, unsigned long given[CPA_PLACEME
     return known;
 }
 
-/* The ranks of a communicator on this host. */
-static MPI_Comm split_host(MPI_Comm comm) {
-    MPI_Comm host;
-    MPI_Comm_split_type(comm, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &host);
-    return host;
+/* What the ranks of this host say, in their order: `bytes` bytes of each at `all`, which has room for every rank. */
+static cpa_status gather_here(cpa_control *control, const void *mine, int64_t bytes, void *all, cpa_error *err) {
+    CPA_TRY(cpa_control_all_gather(control, mine, bytes, all, err));
+    int32_t n = 0;
+    for (int32_t rank = 0; rank < control->size; rank++) {
+        if (!cpa_control_is_here(control, rank)) continue;
+        memmove((char *)all + n++ * bytes, (char *)all + rank * bytes, (size_t)bytes);
+    }
+    return CPA_OK;
 }
 
-void cpa_placement_find(MPI_Comm comm, int32_t threads, int bind, cpa_rank_placement *out) {
+/* The CPUs that any rank of this host was given. */
+static cpa_status join_given(cpa_control *control, int32_t ranks_here, unsigned long *given, cpa_error *err) {
+    unsigned long(*all)[CPA_PLACEMENT_GIVEN_WORDS] = calloc((size_t)control->size, sizeof *all);
+    cpa_status status =
+        all ? CPA_OK : cpa_fail(err, CPA_NO_MEMORY, "no memory for the CPUs of %d ranks", control->size);
+    CPA_TRY_GOTO(cpa_control_agree(control, status, err), done);
+    CPA_TRY_GOTO(gather_here(control, given, sizeof *all, all, err), done);
+    for (int32_t r = 0; r < ranks_here; r++) {
+        for (size_t i = 0; i < CPA_PLACEMENT_GIVEN_WORDS; i++) given[i] |= all[r][i];
+    }
+done:
+    free(all);
+    return status;
+}
+
+cpa_status cpa_placement_find(cpa_comm *comm, int32_t threads, int bind, cpa_rank_placement *out, cpa_error *err) {
+    cpa_control control;
     *out =
         (cpa_rank_placement){.cores = 1, .threads = threads > 0 ? threads : 1, .wanted_threads = threads, .bind = bind};
-    MPI_Comm host = split_host(comm);
-    MPI_Comm_size(host, &out->ranks_here);
-    MPI_Comm_rank(host, &out->rank_here);
+    CPA_TRY(cpa_control_open(comm, &control, err));
+    CPA_TRY(cpa_control_find_host(&control, err));
+    out->ranks_here = control.ranks_here;
+    out->rank_here = control.rank_here;
     hwloc_topology_t topology = load_topology();
     if (!topology || !find_given(topology, out->given)) memset(out->given, 0xff, sizeof out->given);
-    MPI_Allreduce(MPI_IN_PLACE, out->given, CPA_PLACEMENT_GIVEN_WORDS, MPI_UNSIGNED_LONG, MPI_BOR, host);
-    MPI_Comm_free(&host);
-    if (topology) {
-        bind_rank(topology, NULL, out);
-        hwloc_topology_destroy(topology);
-    }
+    cpa_status status = join_given(&control, out->ranks_here, out->given, err);
+    cpa_control_close(&control);
+    if (status == CPA_OK && topology) bind_rank(topology, NULL, out);
+    if (topology) hwloc_topology_destroy(topology);
     out->memory_bytes = available_memory() / out->ranks_here;
+    return status;
 }
 
 /* Binds this rank again, to the cores near its device. */
-static void move_to_device(MPI_Comm comm, cpa_rank_placement *placement) {
-    char(*pci)[CPA_PCI_ADDRESS_BYTES] = calloc((size_t)placement->ranks_here, sizeof *pci);
+static cpa_status move_to_device(cpa_control *control, cpa_rank_placement *placement, cpa_error *err) {
+    char(*pci)[CPA_PCI_ADDRESS_BYTES] = calloc((size_t)control->size, sizeof *pci);
     char mine[CPA_PCI_ADDRESS_BYTES] = "";
     cpa_device_pci_address(placement->backend, placement->ordinal, mine);
-    MPI_Comm host = split_host(comm);
-    int lacking = pci == NULL;
-    MPI_Allreduce(MPI_IN_PLACE, &lacking, 1, MPI_INT, MPI_MAX, host);
-    if (!lacking) {
-        MPI_Allgather(mine, sizeof mine, MPI_BYTE, pci, sizeof mine, MPI_BYTE, host);
+    cpa_status status = pci ? CPA_OK : cpa_fail(err, CPA_NO_MEMORY, "no memory for %d addresses", control->size);
+    status = cpa_control_agree(control, status, err);
+    if (status == CPA_OK) status = gather_here(control, mine, sizeof mine, pci, err);
+    if (status == CPA_OK) {
         hwloc_topology_t topology = load_topology(); /* whole again: the last one was restricted */
         if (topology) {
             bind_rank(topology, (pci_list)pci, placement);
             hwloc_topology_destroy(topology);
         }
     }
-    MPI_Comm_free(&host);
     free(pci);
+    CPA_TRY(status);
     cpa_log(CPA_LOG_INFO, "cuda %d at %s: %s", placement->ordinal, mine[0] ? mine : "an unknown PCI address",
             placement->bound[0] ? placement->bound : "not bound to cores");
+    return CPA_OK;
 }
 
 static cpa_status too_few_devices(int32_t devices, int32_t ranks, cpa_error *err) {
@@ -229,21 +250,30 @@ static cpa_status too_few_devices(int32_t devices, int32_t ranks, cpa_error *err
                     devices, ranks);
 }
 
-cpa_status cpa_placement_choose(MPI_Comm comm, cpa_device_choice choice, cpa_rank_placement *placement,
-                                cpa_error *err) {
-    if (choice == CPA_DEVICE_HOST) return CPA_OK;
+static cpa_status choose(cpa_control *control, cpa_device_choice choice, cpa_rank_placement *placement,
+                         cpa_error *err) {
     /* The host with the fewest devices for its ranks speaks for all; auto without any CUDA device is the host. */
-    int32_t found = cpa_device_count(CPA_BACKEND_CUDA), devices, ranks = placement->ranks_here, most;
-    MPI_Allreduce(&found, &devices, 1, MPI_INT32_T, MPI_MIN, comm);
-    MPI_Allreduce(&found, &most, 1, MPI_INT32_T, MPI_MAX, comm);
-    MPI_Allreduce(MPI_IN_PLACE, &ranks, 1, MPI_INT32_T, MPI_MAX, comm);
-    if (choice == CPA_DEVICE_AUTO && most == 0) return CPA_OK;
+    int32_t found = cpa_device_count(CPA_BACKEND_CUDA);
+    double most[] = {-found, found, placement->ranks_here};
+    CPA_TRY(cpa_control_max(control, most, 3, err));
+    const int32_t devices = (int32_t)-most[0], ranks = (int32_t)most[2];
+    if (choice == CPA_DEVICE_AUTO && most[1] == 0) return CPA_OK;
     if (devices < ranks) return too_few_devices(devices, ranks, err);
     placement->backend = CPA_BACKEND_CUDA;
     placement->ordinal = placement->rank_here;
     placement->memory_bytes = cpa_device_free_memory(CPA_BACKEND_CUDA, placement->ordinal);
-    move_to_device(comm, placement);
-    return CPA_OK;
+    CPA_TRY(cpa_control_find_host(control, err));
+    return move_to_device(control, placement, err);
+}
+
+cpa_status cpa_placement_choose(cpa_comm *comm, cpa_device_choice choice, cpa_rank_placement *placement,
+                                cpa_error *err) {
+    cpa_control control;
+    if (choice == CPA_DEVICE_HOST) return CPA_OK;
+    CPA_TRY(cpa_control_open(comm, &control, err));
+    cpa_status status = choose(&control, choice, placement, err);
+    cpa_control_close(&control);
+    return status;
 }
 
 cpa_device_options cpa_placement_device(const cpa_rank_placement *placement) {

@@ -2,9 +2,9 @@
 #ifndef CPA_LAUNCHER_PLACEMENT_H
 #define CPA_LAUNCHER_PLACEMENT_H
 
-#include <mpi.h>
 #include <stdint.h>
 
+#include <cpattn/comm.h>
 #include <cpattn/device.h>
 
 #define CPA_PLACEMENT_MAX_CPUS 1024
@@ -33,13 +33,14 @@ typedef enum cpa_device_choice { CPA_DEVICE_AUTO = 0, CPA_DEVICE_HOST, CPA_DEVIC
  * `bind`, and when there is a core for every rank, also restricts the process to its share. Cores outside the cgroup of
  * the job do not count, nor those that it was kept from when it was started (by taskset, by a batch system), nor more of
  * them than its CPU quota pays for; what mpirun binds each rank to is overruled. `threads` = 0 takes a thread a core. */
-void cpa_placement_find(MPI_Comm comm, int32_t threads, int bind, cpa_rank_placement *out);
+cpa_status cpa_placement_find(cpa_comm *comm, int32_t threads, int bind, cpa_rank_placement *out, cpa_error *err);
 
 /* Chooses the device of this rank after cpa_placement_find: the CUDA device with the number of the rank on its host, or
  * the host, which `auto` takes when there is no CUDA device. With a CUDA device the cores are divided again: each rank
  * takes its share of those near its device (launcher/cores.h); a line of the log says which. Collective; fails on all
  * ranks alike when a host has fewer CUDA devices than ranks. */
-cpa_status cpa_placement_choose(MPI_Comm comm, cpa_device_choice choice, cpa_rank_placement *placement, cpa_error *err);
+cpa_status cpa_placement_choose(cpa_comm *comm, cpa_device_choice choice, cpa_rank_placement *placement,
+                                cpa_error *err);
 
 /* How the device of this rank is opened. */
 cpa_device_options cpa_placement_device(const cpa_rank_placement *placement);

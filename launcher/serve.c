@@ -8,6 +8,7 @@
 #include "launcher/dry_run.h"
 #include "launcher/job.h"
 #include "launcher/progress.h"
+#include "launcher/ranks.h"
 #include "launcher/report.h"
 #include "launcher/result_json.h"
 #include "launcher/signals.h"
@@ -15,7 +16,8 @@
 
 /* One run, on one rank. What rank 0 alone knows is empty on the others. */
 typedef struct service {
-    MPI_Comm comm;
+    cpa_comm *comm;
+    cpa_control control;
     int rank, size;
     cpa_job job;
     cpa_rank_placement placement;
@@ -36,11 +38,23 @@ static void log_line(void *ctx, cpa_log_level level, const char *line) {
     }
 }
 
+/* Ends the job from a rank that others wait for. */
+static _Noreturn void abort_job(const service *s, const char *message) {
+    fprintf(stderr, "cp_attn: rank %d: %s\n", s->rank, message);
+    fflush(stderr);
+    cpa_ranks_abort(CPA_EXIT_FAULT);
+}
+
+/* What rank 0 has in `data`, on every rank. */
+static void broadcast(service *s, void *data, int64_t bytes) {
+    cpa_error err;
+    if (cpa_control_bcast(&s->control, data, bytes, 0, &err) != CPA_OK) abort_job(s, err.message);
+}
+
 /* Every rank returns what rank 0 decided. */
-static cpa_exit_code agree(const service *s, cpa_exit_code code) {
-    int value = (int)code;
-    MPI_Bcast(&value, 1, MPI_INT, 0, s->comm);
-    return (cpa_exit_code)value;
+static cpa_exit_code agree(service *s, cpa_exit_code code) {
+    broadcast(s, &code, sizeof code);
+    return code;
 }
 
 /* Rank 0 says what is wrong; `err` is read only then. */
@@ -50,10 +64,11 @@ static cpa_exit_code explain(const service *s, cpa_status status, const char *me
 }
 
 /* The least memory that any rank has for itself. */
-static int64_t memory_of_a_rank(const service *s) {
-    int64_t bytes = s->placement.memory_bytes;
-    MPI_Allreduce(MPI_IN_PLACE, &bytes, 1, MPI_INT64_T, MPI_MIN, s->comm);
-    return bytes;
+static int64_t memory_of_a_rank(service *s) {
+    cpa_error err;
+    double bytes = -(double)s->placement.memory_bytes;
+    if (cpa_control_max(&s->control, &bytes, 1, &err) != CPA_OK) abort_job(s, err.message);
+    return (int64_t)-bytes;
 }
 
 /* Chooses the size of the cache on rank 0. */
@@ -64,24 +79,16 @@ static cpa_exit_code size_cache(service *s) {
     if (s->rank == 0) {
         code = explain(s, cpa_job_num_blocks(&s->job, &limits, &s->workload, &s->num_blocks, &err), err.message);
     }
-    MPI_Bcast(&s->num_blocks, 1, MPI_INT64_T, 0, s->comm);
+    broadcast(s, &s->num_blocks, sizeof s->num_blocks);
     return agree(s, code);
-}
-
-/* Ends the job from a rank that others may wait for for ever. */
-static void abort_job(const service *s, const char *message) {
-    fprintf(stderr, "cp_attn: rank %d: %s\n", s->rank, message);
-    fflush(stderr);
-    MPI_Abort(s->comm, CPA_EXIT_FAULT);
 }
 
 static cpa_exit_code create_engine(service *s) {
     cpa_error err;
-    cpa_control control = {.comm = s->comm, .origin = s->comm, .rank = s->rank, .size = s->size};
     cpa_engine_options options = cpa_job_engine_options(&s->job, s->num_blocks, &s->workload);
     options.device = cpa_placement_device(&s->placement);
     cpa_status status = cpa_engine_create(s->comm, &options, &s->engine, &err);
-    if (status != CPA_OK && !cpa_control_all_failed(&control)) abort_job(s, err.message);
+    if (status != CPA_OK && !cpa_control_all_failed(&s->control)) abort_job(s, err.message);
     if (status == CPA_NO_MEMORY) {
         char why[sizeof err.message];
         snprintf(why, sizeof why, "%s", err.message);
@@ -197,9 +204,11 @@ static cpa_exit_code run(service *s) {
 /* The steps of a run; each returns the same code on every rank. */
 static cpa_exit_code run_job(service *s, cpa_arm_fn arm) {
     const cpa_settings *settings = &s->job.settings;
-    cpa_placement_find(s->comm, (int32_t)settings->threads, (int)settings->bind, &s->placement);
     cpa_error err;
-    cpa_status placed = cpa_placement_choose(s->comm, (cpa_device_choice)settings->device, &s->placement, &err);
+    cpa_status placed =
+        cpa_placement_find(s->comm, (int32_t)settings->threads, (int)settings->bind, &s->placement, &err);
+    if (placed == CPA_OK)
+        placed = cpa_placement_choose(s->comm, (cpa_device_choice)settings->device, &s->placement, &err);
     if (placed != CPA_OK) return explain(s, placed, err.message);
     cpa_exit_code code = size_cache(s);
     if (code != CPA_EXIT_DONE) return code;
@@ -222,12 +231,11 @@ static cpa_exit_code dry_run(service *s) {
     return agree(s, code);
 }
 
-cpa_exit_code cpa_serve(MPI_Comm comm, int argc, char **argv, cpa_arm_fn arm) {
-    service s = {.comm = comm};
-    MPI_Comm_rank(comm, &s.rank);
-    MPI_Comm_size(comm, &s.size);
+cpa_exit_code cpa_serve(cpa_comm *comm, int argc, char **argv, cpa_arm_fn arm) {
+    service s = {.comm = comm, .rank = cpa_comm_rank(comm), .size = cpa_comm_size(comm)};
+    (void)cpa_control_open(comm, &s.control, NULL); /* fails without a communicator only */
     if (s.rank == 0) cpa_job_prepare(argc, argv, &s.job, &s.workload);
-    MPI_Bcast(&s.job, (int)sizeof s.job, MPI_BYTE, 0, comm);
+    broadcast(&s, &s.job, sizeof s.job);
     cpa_exit_code code = s.job.code;
     if (s.job.run) {
         cpa_log_set(log_line, &s, (cpa_log_level)s.job.settings.log_level);
@@ -238,5 +246,6 @@ cpa_exit_code cpa_serve(MPI_Comm comm, int argc, char **argv, cpa_arm_fn arm) {
     }
     cpa_workload_release(&s.workload);
     cpa_metrics_release(&s.metrics);
+    cpa_control_close(&s.control);
     return code;
 }

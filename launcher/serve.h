@@ -2,7 +2,7 @@
 #ifndef CPA_LAUNCHER_SERVE_H
 #define CPA_LAUNCHER_SERVE_H
 
-#include <mpi.h>
+#include <cpattn/comm.h>
 
 #include "launcher/exit_code.h"
 
@@ -10,7 +10,7 @@
 typedef void (*cpa_arm_fn)(int engine_started);
 
 /* Collective over `comm`. Rank 0 reads the command line, the files and the environment, and prints; returns the same
- * code on every rank. A fault that the other ranks cannot learn of ends them all with MPI_Abort. `arm` may be NULL. */
-cpa_exit_code cpa_serve(MPI_Comm comm, int argc, char **argv, cpa_arm_fn arm);
+ * code on every rank. A fault that the other ranks cannot learn of ends them all (cpa_ranks_abort). `arm` may be NULL. */
+cpa_exit_code cpa_serve(cpa_comm *comm, int argc, char **argv, cpa_arm_fn arm);
 
 #endif

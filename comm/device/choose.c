@@ -1,7 +1,6 @@
 /* Times an exchange with the peer of the first round over each transport. */
 #include <cuda_runtime_api.h>
 #include <math.h>
-#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -45,7 +44,7 @@ static cpa_status time_size(const site *s, cpa_transport *transport, int64_t byt
     return CPA_OK;
 }
 
-/* Times of the slowest rank; INFINITY and the reason if the transport does not work. Fails only if MPI does. */
+/* Times of the slowest rank; INFINITY and the reason if the transport does not work. Fails only if the communicator does. */
 static cpa_status time_transport(const site *s, const cpa_transport_table *table, double *seconds, char *why,
                                  size_t why_size, cpa_error *err) {
     cpa_transport *transport = NULL;
@@ -96,28 +95,12 @@ typedef struct remembered {
     int device;
 } remembered;
 
-static int keyval = MPI_KEYVAL_INVALID;
-static pthread_once_t keyval_once = PTHREAD_ONCE_INIT;
-
-static int forget(MPI_Comm comm, int key, void *value, void *state) {
-    (void)comm, (void)key, (void)state;
-    free(value);
-    return MPI_SUCCESS;
-}
-
-static void make_keyval(void) {
-    if (MPI_Comm_create_keyval(MPI_COMM_NULL_COPY_FN, forget, &keyval, NULL) != MPI_SUCCESS)
-        keyval = MPI_KEYVAL_INVALID;
-}
-
 /* Whether every rank remembers a choice for its current device, the same one then. */
 static cpa_status recall(cpa_control *control, int *found, cpa_transport_choice *choice, cpa_error *err) {
-    const remembered *r = NULL;
-    int device, is_set = 0;
-    pthread_once(&keyval_once, make_keyval);
+    const remembered *r = control->comm->remembered;
+    int device;
     CPA_TRY(cpa_control_agree(control, cpa_runtime_check(cudaGetDevice(&device), "cudaGetDevice", err), err));
-    if (keyval != MPI_KEYVAL_INVALID) MPI_Comm_get_attr(control->origin, keyval, &r, &is_set);
-    double missing = !is_set || r->device != device;
+    double missing = !r || r->device != device;
     CPA_TRY(cpa_control_max(control, &missing, 1, err));
     *found = missing == 0;
     if (*found) *choice = r->choice;
@@ -126,11 +109,11 @@ static cpa_status recall(cpa_control *control, int *found, cpa_transport_choice 
 
 /* A rank that has no memory for it measures again next time, and so do the others. */
 static void remember(const cpa_control *control, const cpa_transport_choice *choice) {
-    remembered *r = keyval != MPI_KEYVAL_INVALID ? malloc(sizeof *r) : NULL;
+    remembered *r = control->comm->remembered;
+    if (!r) r = control->comm->remembered = calloc(1, sizeof *r);
     if (!r) return;
     r->choice = *choice;
-    if (cudaGetDevice(&r->device) != cudaSuccess || MPI_Comm_set_attr(control->origin, keyval, r) != MPI_SUCCESS)
-        free(r);
+    if (cudaGetDevice(&r->device) != cudaSuccess) r->device = -1;
 }
 
 static cpa_status measure_on_device(cpa_control *control, cpa_transport_choice *choice, cpa_error *err) {

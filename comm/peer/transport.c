@@ -1,7 +1,7 @@
 /* The transport through peer memory. Short messages go by kernels that store them into an inbox of the receiver: see
  * comm/peer/stores.h. Of all others the sender's copy engine writes into the receiver's buffer.
  *
- * Two things must be known before a copy. Where to write: the receiver tells the sender, over MPI, when it starts the
+ * Two things must be known before a copy. Where to write: the receiver tells the sender, in a message, when it starts the
  * exchange; the sender's start waits for that on the host. When to write: the receiver's device tells the sender's,
  * through words of device memory that each rank keeps for every other. There is a lane for each other rank, and an
  * exchange is on it:
@@ -28,7 +28,6 @@
 #include "base/clock.h"
 #include "comm/device/exchange.h"
 #include "comm/device_transport.h"
-#include "comm/mpi/mpi_error.h"
 #include "comm/peer/memory.h"
 #include "comm/peer/stores.h"
 
@@ -48,12 +47,12 @@ typedef struct peer_link {
 /* Addresses on their way to the senders of one exchange. */
 typedef struct address_box {
     cpa_peer_address *addresses; /* [size] */
-    MPI_Request *requests;       /* [size] */
+    cpa_comm_request **requests; /* [size] */
 } address_box;
 
 typedef struct peer_transport {
     cpa_device_transport head;
-    MPI_Comm comm;
+    int32_t tag;       /* of the addresses */
     peer_words *words; /* device, [size]: written by that rank */
     peer_link *links;  /* [size] */
     cudaStream_t rescue;
@@ -69,11 +68,12 @@ static int32_t lane_of(const peer_transport *t, int32_t peer) {
 /* ---- where to write ---- */
 
 /* Waits for a request; the peer may take long to reach its own start. */
-static cpa_status await(const peer_transport *t, MPI_Request *request, int32_t peer, int64_t exchange, cpa_error *err) {
+static cpa_status await(const peer_transport *t, cpa_comm_request **request, int32_t peer, int64_t exchange,
+                        cpa_error *err) {
     double begin = cpa_clock_now();
     int done = 0;
     for (;;) {
-        CPA_TRY(cpa_mpi_check(MPI_Test(request, &done, MPI_STATUS_IGNORE), "MPI_Test", err));
+        CPA_TRY(cpa_comm_test(t->head.control->comm, request, &done, err));
         if (done) return CPA_OK;
         double waited = cpa_clock_now() - begin;
         if (waited > t->head.base.timeout_s) {
@@ -93,8 +93,8 @@ static cpa_status tell_addresses(peer_transport *t, const cpa_exchange *exchange
         cpa_peer_address *address = &box->addresses[m->peer];
         CPA_TRY(await(t, &box->requests[m->peer], m->peer, exchange->number, err)); /* of an earlier exchange */
         CPA_TRY(cpa_peer_export(&t->exports, &t->head.driver, m->recv, m->recv_bytes, address, err));
-        int code = MPI_Isend(address, sizeof *address, MPI_BYTE, m->peer, 0, t->comm, &box->requests[m->peer]);
-        CPA_TRY(cpa_mpi_check(code, "MPI_Isend", err));
+        CPA_TRY(cpa_comm_start_send(t->head.control->comm, m->peer, t->tag, address, sizeof *address,
+                                    &box->requests[m->peer], err));
     }
     return CPA_OK;
 }
@@ -103,15 +103,12 @@ static cpa_status tell_addresses(peer_transport *t, const cpa_exchange *exchange
 static cpa_status learn_address(peer_transport *t, const cpa_exchange *exchange, const cpa_message *m, void **out,
                                 cpa_error *err) {
     cpa_peer_address address;
-    MPI_Request request;
-    int code = MPI_Irecv(&address, sizeof address, MPI_BYTE, m->peer, 0, t->comm, &request);
-    CPA_TRY(cpa_mpi_check(code, "MPI_Irecv", err));
+    cpa_comm_request *request;
+    cpa_comm *comm = t->head.control->comm;
+    CPA_TRY(cpa_comm_start_receive(comm, m->peer, t->tag, &address, sizeof address, &request, err));
     cpa_status status = await(t, &request, m->peer, exchange->number, err);
-    if (status != CPA_OK) {
-        MPI_Cancel(&request);
-        MPI_Wait(&request, MPI_STATUS_IGNORE);
-        return status;
-    }
+    cpa_comm_cancel(comm, &request);
+    CPA_TRY(status);
     if (address.bytes != m->send_bytes) {
         return cpa_fail(err, CPA_COMM, "rank %d sends %" PRId64 " bytes to rank %d, which expects %" PRId64,
                         t->head.control->rank, m->send_bytes, m->peer, address.bytes);
@@ -253,15 +250,10 @@ static const cpa_device_ops OPS = {.enqueue = enqueue, .finish = finish, .check 
 /* ---- life ---- */
 
 static cpa_status check_one_host(cpa_control *control, cpa_error *err) {
-    MPI_Comm host;
-    int ranks_here = 0;
-    int code = MPI_Comm_split_type(control->comm, MPI_COMM_TYPE_SHARED, control->rank, MPI_INFO_NULL, &host);
-    CPA_TRY(cpa_mpi_check(code, "MPI_Comm_split_type", err));
-    MPI_Comm_size(host, &ranks_here);
-    MPI_Comm_free(&host);
-    if (ranks_here == control->size) return CPA_OK;
+    CPA_TRY(cpa_control_find_host(control, err));
+    if (control->ranks_here == control->size) return CPA_OK;
     return cpa_fail(err, CPA_UNSUPPORTED, "peer memory: %d of %d ranks are on the host of rank %d, expected all",
-                    ranks_here, control->size, control->rank);
+                    control->ranks_here, control->size, control->rank);
 }
 
 static cpa_status alloc_tables(peer_transport *t, cpa_error *err) {
@@ -273,7 +265,6 @@ static cpa_status alloc_tables(peer_transport *t, cpa_error *err) {
         box->addresses = calloc(size, sizeof *box->addresses);
         box->requests = calloc(size, sizeof *box->requests);
         failed |= !box->addresses || !box->requests;
-        for (size_t peer = 0; box->requests && peer < size; peer++) box->requests[peer] = MPI_REQUEST_NULL;
     }
     return failed ? cpa_fail(err, CPA_NO_MEMORY, "no memory for the links of %zu ranks", size) : CPA_OK;
 }
@@ -332,8 +323,7 @@ static cpa_status exchange_words(peer_transport *t, const cpa_peer_address *mine
     cpa_peer_address *all = calloc((size_t)control->size, sizeof *all);
     cpa_status status = all ? CPA_OK : cpa_fail(err, CPA_NO_MEMORY, "no memory for %d addresses", control->size);
     CPA_TRY_GOTO(cpa_control_agree(t->head.control, status, err), done);
-    int code = MPI_Allgather(mine, sizeof *mine, MPI_BYTE, all, sizeof *mine, MPI_BYTE, t->comm);
-    CPA_TRY_GOTO(cpa_mpi_check(code, "MPI_Allgather", err), done);
+    CPA_TRY_GOTO(cpa_control_all_gather(t->head.control, mine, sizeof *mine, all, err), done);
     status = cpa_control_agree(t->head.control, map_words(t, all, err), err);
 done:
     free(all);
@@ -352,13 +342,12 @@ static void close_local(peer_transport *t) {
     for (int i = 0; i < CPA_TRANSPORT_MAX_IN_FLIGHT; i++) {
         address_box *box = &t->boxes[i];
         for (int32_t peer = 0; box->requests && peer < t->head.control->size; peer++) {
-            if (box->requests[peer] != MPI_REQUEST_NULL) MPI_Request_free(&box->requests[peer]);
+            cpa_comm_cancel(t->head.control->comm, &box->requests[peer]);
         }
         free(box->requests);
         free(box->addresses);
     }
     free(t->links);
-    if (t->comm != MPI_COMM_NULL) MPI_Comm_free(&t->comm);
     cpa_device_transport_close(&t->head);
 }
 
@@ -404,18 +393,18 @@ static void transport_close(cpa_transport *transport) {
 }
 
 static cpa_status transport_open(cpa_control *control, cpa_transport **out, cpa_error *err) {
+    const int32_t tag = cpa_comm_take_tags(control->comm, 1); /* on every rank, whatever fails */
     peer_transport *t = calloc(1, sizeof *t);
     cpa_peer_address words = {0};
     cpa_status status = t ? CPA_OK : cpa_fail(err, CPA_NO_MEMORY, "no memory for a transport");
     if (t) {
-        t->comm = MPI_COMM_NULL;
+        t->tag = tag;
         status = cpa_device_transport_open(&t->head, &cpa_transport_peer, &OPS, control, control->size - 1, err);
     }
     int opened = t && status == CPA_OK;
     if (opened) status = open_local(t, &words, err);
     CPA_TRY_GOTO(cpa_control_agree(control, status, err), failed);
     CPA_TRY_GOTO(cpa_control_agree(control, check_one_host(control, err), err), failed);
-    CPA_TRY_GOTO(cpa_mpi_dup(control->comm, &t->comm, err), failed);
     CPA_TRY_GOTO(exchange_words(t, &words, err), failed);
     *out = &t->head.base;
     return CPA_OK;

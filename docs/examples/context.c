@@ -1,12 +1,12 @@
-/* Context attention of libcpattn: two sequences whose caches are sharded over the ranks of MPI_COMM_WORLD, attended by
+/* Context attention of libcpattn: two sequences whose caches are sharded over the ranks of a communicator, attended by
  * pass-KV and by pass-Q and compared with a plain computation of the same rows.
  *
  *     mpirun -np 3 ./context
  *
  * Prints the largest difference over all ranks and exits 1 if it is more than rounding. */
 #include <cpattn/cpattn.h>
+#include <cpattn/mpi.h>
 #include <math.h>
-#include <mpi.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -177,11 +177,13 @@ int main(int argc, char **argv) {
                                    .max_rows = MAX_TOKENS};
     cpa_device *device = NULL;
     cpa_stream *stream = NULL;
+    cpa_comm *comm = NULL;
     cpa_context *context = NULL;
     cpa_error err;
     require(cpa_device_open(&device_options, &device, &err), err.message);
     require(cpa_stream_create(device, &stream, &err), err.message);
-    require(cpa_context_create(MPI_COMM_WORLD, device, &options, &context, &err), err.message);
+    require(cpa_comm_from_mpi(MPI_COMM_WORLD, NULL, &comm, &err), err.message);
+    require(cpa_context_create(comm, device, &options, &context, &err), err.message);
 
     cpa_owner_map map = {.cp_size = ranks, .interleave = BLOCK_SIZE};
     static shard s;
@@ -205,6 +207,7 @@ int main(int argc, char **argv) {
     cpa_context_destroy(context);
     cpa_stream_destroy(stream);
     cpa_device_close(device);
+    cpa_comm_destroy(comm);
     MPI_Finalize();
     return wrong;
 }

@@ -5,7 +5,7 @@
  * Queries, keys and values come from the library's synthetic source; a serving stack gives its own cpa_source in
  * cpa_engine_options. Exits 1 if a sampled check failed or a request was lost. */
 #include <cpattn/cpattn.h>
-#include <mpi.h>
+#include <cpattn/mpi.h>
 #include <stdio.h>
 
 static void print_request(void *ctx, const cpa_request_result *result) {
@@ -44,11 +44,14 @@ int main(int argc, char **argv) {
     options.num_blocks = 512;
     options.verify = 0.01; /* recompute 1% of all (token, head, layer) rows in float64 */
 
+    cpa_comm *comm = NULL;
     cpa_engine *engine = NULL;
     cpa_error err;
-    cpa_status status = cpa_engine_create(MPI_COMM_WORLD, &options, &engine, &err);
+    cpa_status status = cpa_comm_from_mpi(MPI_COMM_WORLD, NULL, &comm, &err);
+    if (status == CPA_OK) status = cpa_engine_create(comm, &options, &engine, &err);
     if (status != CPA_OK) {
         if (rank == 0) fprintf(stderr, "engine: %s\n", err.message);
+        cpa_comm_destroy(comm);
         MPI_Finalize();
         return 1;
     }
@@ -69,6 +72,7 @@ int main(int argc, char **argv) {
                (long long)stats.verify_rows, (long long)stats.verify_violations, stats.verify_max_error);
     }
     cpa_engine_destroy(engine);
+    cpa_comm_destroy(comm);
     MPI_Finalize();
     return status == CPA_OK && submitted == CPA_OK && stats.requests_finished == 3 ? 0 : 1;
 }

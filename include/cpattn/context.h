@@ -13,8 +13,7 @@
 #ifndef CPATTN_CONTEXT_H
 #define CPATTN_CONTEXT_H
 
-#include <mpi.h>
-
+#include <cpattn/comm.h>
 #include <cpattn/ops.h>
 
 #ifdef __cplusplus
@@ -77,11 +76,11 @@ typedef struct cpa_context_stats {
     int64_t chunks_pass_q;
 } cpa_context_stats;
 
-/* Collective over `comm`, of at most 64 ranks, which is duplicated; MPI is needed at MPI_THREAD_FUNNELED, and a context
- * is used by one thread at a time, MPI's main one. `device` must outlive the context. staging_bytes must hold, on the
+/* Collective over `comm`, which must outlive the context, as must `device`; a context is used by one thread at a time, the
+ * one that uses its communicator. staging_bytes must hold, on the
  * host, four segments of cpa_attend_split_tokens tokens, with N ranks on devices 2 N of 1024 tokens, rounded up to the
  * interleave; CPA_INVALID says how much that is. *out is set only on success. */
-CPA_API cpa_status cpa_context_create(MPI_Comm comm, cpa_device *device, const cpa_context_options *options,
+CPA_API cpa_status cpa_context_create(cpa_comm *comm, cpa_device *device, const cpa_context_options *options,
                                       cpa_context **out, cpa_error *err);
 /* Collective. NULL does nothing. */
 CPA_API void cpa_context_destroy(cpa_context *context);

@@ -1,8 +1,9 @@
-/* Everything in libcpattn: operators, context attention and the engine. */
+/* Everything in libcpattn: communicators, operators, context attention and the engine. */
 #ifndef CPATTN_CPATTN_H
 #define CPATTN_CPATTN_H
 
 #include <cpattn/api.h>
+#include <cpattn/comm.h>
 #include <cpattn/context.h>
 #include <cpattn/device.h>
 #include <cpattn/engine.h>

@@ -3,7 +3,7 @@
 #ifndef CPATTN_ENGINE_H
 #define CPATTN_ENGINE_H
 
-#include <mpi.h>
+#include <cpattn/comm.h>
 
 #include <cpattn/context.h>
 
@@ -202,15 +202,14 @@ typedef struct cpa_span {
 typedef void (*cpa_span_fn)(void *ctx, const cpa_span *span);
 
 /* Requests through context attention on the ranks of a communicator. All its functions but cpa_engine_stop are called
- * from one thread at a time, the main one of MPI, which must have been initialised with MPI_THREAD_FUNNELED or more:
- * the engine has threads of its own, which call no MPI. */
+ * from one thread at a time, the one that uses the communicator: the engine has threads of its own, which do not. */
 typedef struct cpa_engine cpa_engine;
 
-/* Collective over `comm`, of at most 64 ranks, which is duplicated. Opens the device, allocates the cache, measures C
+/* Collective over `comm`, which must outlive the engine. Opens the device, allocates the cache, measures C
  * and W, and runs the self-test: every algorithm on small peaky inputs against float64. Fails on all ranks alike, but
- * for a fault that one rank meets alone within the self-test or the measurements: the others may wait for it then, so
- * end them (MPI_Abort) where not all ranks return from here. */
-CPA_API cpa_status cpa_engine_create(MPI_Comm comm, const cpa_engine_options *options, cpa_engine **out,
+ * for a fault that one rank meets alone within the self-test or the measurements: the others wait for it then until
+ * it says so (cpa_comm_abort) or ends. */
+CPA_API cpa_status cpa_engine_create(cpa_comm *comm, const cpa_engine_options *options, cpa_engine **out,
                                      cpa_error *err);
 /* Collective; the device is closed. NULL does nothing. */
 CPA_API void cpa_engine_destroy(cpa_engine *engine);
@@ -221,8 +220,8 @@ CPA_API cpa_status cpa_engine_submit(cpa_engine *engine, const cpa_request *requ
 /* Runs until every request has finished, or a check fails, or cpa_engine_stop. Collective. CPA_CHECK_FAILED names the
  * first violation: sequence, token, head, layer, algorithm and error. After CPA_OK or CPA_STOPPED it may be called
  * again: with what was left, and what has been submitted since. CPA_CHECK_FAILED comes on every rank: statistics,
- * timeline and cpa_engine_destroy follow as usual. After any other status the other ranks may wait for this one for
- * ever: end them (MPI_Abort), and do not call cpa_engine_destroy, which waits for them. */
+ * timeline and cpa_engine_destroy follow as usual. After any other status the other ranks wait for this one
+ * until it says so (cpa_comm_abort) or ends; do not call cpa_engine_destroy then. */
 CPA_API cpa_status cpa_engine_run(cpa_engine *engine, cpa_finish_fn on_finish, cpa_progress_fn on_progress, void *ctx);
 
 /* Asks a running engine to stop after the step in flight; rank 0. Safe from a signal handler and from any thread. */

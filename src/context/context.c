@@ -234,7 +234,7 @@ static cpa_status create_local(cpa_context *c) {
 static void destroy(cpa_context *c) {
     /* The transport first: what is still in flight (after a failure) uses the buffers. */
     if (c->transport) c->transport->table->close(c->transport);
-    if (c->control.comm != MPI_COMM_NULL) cpa_control_close(&c->control);
+    cpa_control_close(&c->control);
     cpa_pass_q_destroy(c);
     cpa_pass_kv_destroy(c);
     if (c->device) {
@@ -253,13 +253,19 @@ static void destroy(cpa_context *c) {
     free(c);
 }
 
-cpa_status cpa_context_create_over(MPI_Comm comm, cpa_device *device, const cpa_transport_table *transport,
+cpa_status cpa_context_create_over(cpa_comm *comm, cpa_device *device, const cpa_transport_table *transport,
                                    const cpa_context_options *options, cpa_context **out, cpa_error *err) {
+    cpa_control control;
+    cpa_error none;
+    CPA_TRY(cpa_control_open(comm, &control, err));
     cpa_context *c = calloc(1, sizeof *c);
-    if (!c) return cpa_fail(err, CPA_NO_MEMORY, "no memory for a context");
-    c->control.comm = MPI_COMM_NULL;
-    cpa_status status;
-    CPA_TRY_GOTO(cpa_control_open(comm, &c->control, &c->error), failed);
+    cpa_status status = c ? CPA_OK : cpa_fail(&none, CPA_NO_MEMORY, "no memory for a context");
+    if (!c) {
+        status = cpa_control_agree(&control, status, &none);
+        cpa_control_close(&control);
+        return cpa_fail(err, status, "%s", none.message);
+    }
+    c->control = control;
 
     status = check_options(options, device, &c->error);
     if (status == CPA_OK) {
@@ -283,7 +289,7 @@ failed:
     return status;
 }
 
-cpa_status cpa_context_create(MPI_Comm comm, cpa_device *device, const cpa_context_options *options, cpa_context **out,
+cpa_status cpa_context_create(cpa_comm *comm, cpa_device *device, const cpa_context_options *options, cpa_context **out,
                               cpa_error *err) {
     return cpa_context_create_over(comm, device, NULL, options, out, err);
 }

@@ -209,7 +209,7 @@ static inline cpa_chunk_share cpa_context_share(const cpa_context *c, const cpa_
 }
 
 /* cpa_context_create over a transport that the caller has chosen; NULL: the one for the device. */
-cpa_status cpa_context_create_over(MPI_Comm comm, cpa_device *device, const cpa_transport_table *transport,
+cpa_status cpa_context_create_over(cpa_comm *comm, cpa_device *device, const cpa_transport_table *transport,
                                    const cpa_context_options *options, cpa_context **out, cpa_error *err);
 /* The same as cpa_context_plan, except that it waits for nothing and does not touch the spans of the step before, which
  * may still run; the one before that is done. Call cpa_context_begin before the layers. steady_rows > 0: the chunks are

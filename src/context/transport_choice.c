@@ -31,8 +31,8 @@ cpa_status cpa_transport_for(cpa_control *control, const cpa_device *device, cpa
 #endif
     (void)control, (void)device;
     if (wanted != CPA_TRANSPORT_AUTO)
-        return cpa_fail(err, CPA_INVALID, "transport: found %s, expected auto: ranks on the host send through MPI",
+        return cpa_fail(err, CPA_INVALID, "transport: found %s, expected auto: ranks on the host have one way to send",
                         wanted == CPA_TRANSPORT_NCCL ? "nccl" : "peer");
-    *out = &cpa_transport_mpi;
+    *out = &cpa_transport_host;
     return CPA_OK;
 }

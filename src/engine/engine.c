@@ -93,17 +93,20 @@ static cpa_status create_parts(cpa_engine *engine, cpa_error *err) {
     return cpa_control_agree(control, status, err);
 }
 
-cpa_status cpa_engine_create(MPI_Comm comm, const cpa_engine_options *options, cpa_engine **out, cpa_error *err) {
-    cpa_engine *engine = calloc(1, sizeof *engine);
-    if (!engine) return cpa_fail(err, CPA_NO_MEMORY, "engine: no memory");
+cpa_status cpa_engine_create(cpa_comm *comm, const cpa_engine_options *options, cpa_engine **out, cpa_error *err) {
     cpa_error own = {CPA_OK, ""};
-    cpa_status status = cpa_control_open(comm, &engine->control, &own);
-    if (status != CPA_OK) {
-        free(engine);
+    cpa_control control;
+    CPA_TRY(cpa_control_open(comm, &control, err));
+    cpa_engine *engine = calloc(1, sizeof *engine);
+    cpa_status status = engine ? CPA_OK : cpa_fail(&own, CPA_NO_MEMORY, "engine: no memory");
+    if (engine) status = cpa_engine_resolve(options, &engine->options, &own);
+    status = cpa_control_agree(&control, status, &own);
+    if (!engine) {
+        cpa_control_close(&control);
         if (err) *err = own;
         return status;
     }
-    status = cpa_control_agree(&engine->control, cpa_engine_resolve(options, &engine->options, &own), &own);
+    engine->control = control;
     if (status == CPA_OK) status = create_parts(engine, &own);
     if (status != CPA_OK) {
         if (cpa_control_all_failed(&engine->control)) cpa_engine_destroy(engine);

@@ -176,7 +176,7 @@ static void test_the_faster_transport_is_chosen(void) {
     cpa_control control;
     cpa_transport_choice choice = {.table = NULL};
     cpa_error err = {.message = ""};
-    OK(cpa_control_open(MPI_COMM_WORLD, &control, NULL));
+    OK(cpa_control_open(cpa_test_comm(), &control, NULL));
     OK(cpa_transport_choose(&control, &choice, &err));
     CU_ASSERT_STRING_EQUAL(err.message, "");
     CU_ASSERT(choice.table == &cpa_transport_nccl || choice.table == &cpa_transport_peer);

@@ -46,7 +46,7 @@ static void receive_all(cpa_post *post, int wait) {
 static void messages_arrive_whole_and_in_order(void) {
     cpa_control control;
     cpa_post *post;
-    CU_ASSERT_EQUAL(cpa_control_open(MPI_COMM_WORLD, &control, NULL), CPA_OK);
+    CU_ASSERT_EQUAL(cpa_control_open(cpa_test_comm(), &control, NULL), CPA_OK);
     CU_ASSERT_EQUAL(cpa_post_open(&control, &post, NULL), CPA_OK);
     for (int wait = 0; wait < 2; wait++) (control.rank == 0 ? send_all : receive_all)(post, wait);
     cpa_post_close(post);
@@ -60,7 +60,7 @@ static void nobody_waits_for_a_message_that_is_not_sent(void) {
     int arrived = 1;
     int64_t bytes;
     const void *data = &control;
-    CU_ASSERT_EQUAL(cpa_control_open(MPI_COMM_WORLD, &control, NULL), CPA_OK);
+    CU_ASSERT_EQUAL(cpa_control_open(cpa_test_comm(), &control, NULL), CPA_OK);
     CU_ASSERT_EQUAL(cpa_post_open(&control, &post, NULL), CPA_OK);
     if (control.rank > 0) {
         CU_ASSERT_EQUAL(cpa_post_receive(post, 0, &arrived, &data, &bytes, NULL), CPA_OK);

@@ -120,9 +120,11 @@ static void whole_sequences_exchange_nothing_and_give_what_one_rank_gives(void) 
     expect_same_results(&stats, some);
     CU_ASSERT_EQUAL(stats.bytes_sent > 0, size > 1);
     if (!cpa_test_promises_bits()) return;
+    cpa_comm *self = NULL;
     cpa_engine *alone = NULL;
     options.verify = 0;
-    CU_ASSERT_EQUAL_FATAL(cpa_engine_create(MPI_COMM_SELF, &options, &alone, NULL), CPA_OK);
+    CU_ASSERT_EQUAL_FATAL(cpa_comm_alone(&self, NULL), CPA_OK);
+    CU_ASSERT_EQUAL_FATAL(cpa_engine_create(self, &options, &alone, NULL), CPA_OK);
     cpa_request requests[REQUESTS];
     decode_heavy(requests);
     for (int i = 0; i < REQUESTS; i++) CU_ASSERT_EQUAL(cpa_engine_submit(alone, &requests[i]), CPA_OK);
@@ -130,6 +132,7 @@ static void whole_sequences_exchange_nothing_and_give_what_one_rank_gives(void) 
     cpa_engine_get_stats(alone, &stats);
     CU_ASSERT_EQUAL(stats.output_digest, whole);
     cpa_engine_destroy(alone);
+    cpa_comm_destroy(self);
 }
 
 static void requests_wait_for_their_arrival(void) {
@@ -216,7 +219,7 @@ static void self_test_passes_in_every_dtype_and_mask(void) {
         options.model.dtype = (cpa_dtype)dtype;
         options.kv_dtype = dtype == CPA_F16 ? CPA_BF16 : (cpa_dtype)dtype;
         if (dtype == CPA_BF16) options.model.mask = (cpa_mask){.causal = 1, .window = 40, .sinks = 3};
-        cpa_status status = cpa_engine_create(MPI_COMM_WORLD, &options, &engine, &err);
+        cpa_status status = cpa_engine_create(cpa_test_comm(), &options, &engine, &err);
         if (status != CPA_OK) printf("%s\n", err.message);
         CU_ASSERT_EQUAL(status, CPA_OK);
         cpa_engine_destroy(engine);
@@ -267,11 +270,11 @@ static void impossible_options_and_requests_are_named(void) {
     cpa_engine *engine = NULL;
     cpa_error err = {CPA_OK, ""};
     options.model.kv_heads = 3;
-    CU_ASSERT_EQUAL(cpa_engine_create(MPI_COMM_WORLD, &options, &engine, &err), CPA_INVALID);
+    CU_ASSERT_EQUAL(cpa_engine_create(cpa_test_comm(), &options, &engine, &err), CPA_INVALID);
     CU_ASSERT_PTR_NOT_NULL(strstr(err.message, "q_heads 4 and kv_heads 3"));
     CU_ASSERT_PTR_NULL(engine);
     options = cpa_test_engine_options();
-    CU_ASSERT_EQUAL(cpa_engine_create(MPI_COMM_WORLD, &options, &engine, &err), CPA_OK);
+    CU_ASSERT_EQUAL(cpa_engine_create(cpa_test_comm(), &options, &engine, &err), CPA_OK);
     if (!engine) return;
     cpa_request request = {.size = sizeof request, .prompt_tokens = 1000000, .output_tokens = 1};
     CU_ASSERT_EQUAL(cpa_engine_submit(engine, &request), CPA_INVALID);
@@ -290,7 +293,7 @@ static void self_test_passes_in_fp32_with_wide_heads(void) {
             options.staging_bytes = 0;
             options.model.head_dim = options.model.v_head_dim = dim;
             options.seed = seed;
-            CU_ASSERT_EQUAL(cpa_engine_create(MPI_COMM_WORLD, &options, &engine, &err), CPA_OK);
+            CU_ASSERT_EQUAL(cpa_engine_create(cpa_test_comm(), &options, &engine, &err), CPA_OK);
             if (!engine) printf("heads of %d, seed %d: %s\n", dim, (int)seed, err.message);
             cpa_engine_destroy(engine);
         }
@@ -316,7 +319,7 @@ static void self_test_passes_with_the_smallest_and_the_largest_blocks(void) {
         options.skip_self_test = 0;
         options.block_size = block_size;
         options.staging_bytes = 0;
-        CU_ASSERT_EQUAL(cpa_engine_create(MPI_COMM_WORLD, &options, &engine, &err), CPA_OK);
+        CU_ASSERT_EQUAL(cpa_engine_create(cpa_test_comm(), &options, &engine, &err), CPA_OK);
         if (!engine) printf("blocks of %d: %s\n", block_size, err.message);
         cpa_engine_destroy(engine);
     }
@@ -326,7 +329,7 @@ static void self_test_passes_with_the_smallest_and_the_largest_blocks(void) {
 static void expect_none(const cpa_engine_options *options, const char *message) {
     cpa_engine *engine = NULL;
     cpa_error err = {CPA_OK, ""};
-    CU_ASSERT_EQUAL(cpa_engine_create(MPI_COMM_WORLD, options, &engine, &err), CPA_INVALID);
+    CU_ASSERT_EQUAL(cpa_engine_create(cpa_test_comm(), options, &engine, &err), CPA_INVALID);
     CU_ASSERT_PTR_NOT_NULL(strstr(err.message, message));
     CU_ASSERT_PTR_NULL(engine);
 }

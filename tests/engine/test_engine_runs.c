@@ -142,15 +142,17 @@ static void a_source_that_fails_is_named(void) {
     const cpa_source source = {.size = sizeof source, .fill = fill_nothing};
     const cpa_request request = {.size = sizeof request, .prompt_tokens = 20, .output_tokens = 1};
     cpa_engine_options options = cpa_test_engine_options();
+    cpa_comm *self = NULL;
     cpa_engine *engine = NULL;
     options.source = &source;
     options.verify = 0;
-    CU_ASSERT_EQUAL(cpa_engine_create(MPI_COMM_SELF, &options, &engine, NULL), CPA_OK);
-    if (!engine) return;
+    CU_ASSERT_EQUAL_FATAL(cpa_comm_alone(&self, NULL), CPA_OK);
+    CU_ASSERT_EQUAL_FATAL(cpa_engine_create(self, &options, &engine, NULL), CPA_OK);
     CU_ASSERT_EQUAL(cpa_engine_submit(engine, &request), CPA_OK);
     CU_ASSERT_EQUAL(cpa_engine_run(engine, NULL, NULL, NULL), CPA_IO);
     CU_ASSERT_PTR_NOT_NULL(strstr(cpa_engine_error(engine), "layer 1: the source's fill returned"));
     cpa_engine_destroy(engine);
+    cpa_comm_destroy(self);
 }
 
 static const cpa_test tests[] = {

@@ -83,11 +83,11 @@ static void scales_that_make_no_sense_are_named(void) {
     cpa_engine *engine = NULL;
     cpa_error err = {CPA_OK, ""};
     options.k_scale = options.v_scale = 1;
-    CU_ASSERT_EQUAL(cpa_engine_create(MPI_COMM_WORLD, &options, &engine, &err), CPA_INVALID);
+    CU_ASSERT_EQUAL(cpa_engine_create(cpa_test_comm(), &options, &engine, &err), CPA_INVALID);
     CU_ASSERT_PTR_NOT_NULL(strstr(err.message, "k_scale 1"));
     options.kv_dtype = CPA_FP8_E4M3;
     options.v_scale = 0;
-    CU_ASSERT_EQUAL(cpa_engine_create(MPI_COMM_WORLD, &options, &engine, &err), CPA_INVALID);
+    CU_ASSERT_EQUAL(cpa_engine_create(cpa_test_comm(), &options, &engine, &err), CPA_INVALID);
     CU_ASSERT_PTR_NOT_NULL(strstr(err.message, "v_scale 0"));
 }
 

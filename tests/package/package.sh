@@ -4,6 +4,7 @@
 #     package.sh built     SOURCE BUILD             what ./quickstart builds is all that is installed
 #     package.sh headers   PREFIX                   every installed header compiles alone, as C11, C++11 and C++17
 #     package.sh symbols   PREFIX LIBRARY SONAME    the library exports what the headers declare, and is called SONAME
+#     package.sh no_mpi    PREFIX LIBDIR            MPI is loaded by libcpattn_mpi and named by cpattn/mpi.h alone
 #     package.sh cmake     SOURCE PREFIX WORK       the examples build and run through find_package(cpattn)
 #     package.sh pkgconfig SOURCE PREFIX LIBDIR WORK    and through pkg-config
 #     package.sh includes  SOURCE                   the folders include only what they may
@@ -36,9 +37,9 @@ quickstart_builds_what_is_installed() { # SOURCE BUILD
 
 headers_compile_alone() { # PREFIX
     local warnings=(-Wall -Wextra -Werror -pedantic) mpi header name standard n=0
-    read -ra mpi <<<"$(pkg-config --cflags ompi-c | sed 's/-I/-isystem /g')"
     for header in "$1"/include/cpattn/*.h; do
-        name=cpattn/$(basename "$header")
+        name=cpattn/$(basename "$header") mpi=()
+        [ "$name" != cpattn/mpi.h ] || read -ra mpi <<<"$(pkg-config --cflags ompi-c | sed 's/-I/-isystem /g')"
         printf '#include <%s>\n#include <%s>\ntypedef int one_declaration;\n' "$name" "$name" >header.c
         "$CC" -std=c11 "${warnings[@]}" -I"$1/include" "${mpi[@]}" -fsyntax-only header.c || fail "$name as C11"
         for standard in c++11 c++17; do
@@ -47,15 +48,13 @@ headers_compile_alone() { # PREFIX
         done
         n=$((n + 1))
     done
-    [ "$n" -ge 7 ] || fail "only $n headers installed"
+    [ "$n" -ge 9 ] || fail "only $n headers installed"
     echo "$n headers compile alone"
 }
 
 # Every function that the headers of PREFIX declare, or define inline: a name before a parenthesis outside of braces.
 declared_functions() { # PREFIX
-    local mpi
-    read -ra mpi <<<"$(pkg-config --cflags ompi-c)"
-    echo '#include <cpattn/cpattn.h>' | "$CC" -std=c11 -E -I"$1/include" "${mpi[@]}" - | awk '
+    echo '#include <cpattn/cpattn.h>' | "$CC" -std=c11 -E -I"$1/include" - | awk '
         /^#/ { ours = index($0, "/cpattn/") > 0; next }
         !ours { next }
         { line = $0
@@ -79,6 +78,16 @@ exports_what_headers_declare() { # PREFIX LIBRARY SONAME
     echo "$(wc -l <<<"$exported") symbols, as declared"
 }
 
+only_its_own_library_needs_mpi() { # PREFIX LIBDIR
+    local named
+    export LD_LIBRARY_PATH=$2
+    ldd "$2/libcpattn_mpi.so" | grep -q libmpi || fail "libcpattn_mpi.so does not load MPI"
+    ! ldd "$2/libcpattn.so" | grep libmpi || fail "libcpattn.so loads MPI"
+    named=$(grep -lE '#include <mpi\.h>|MPI_' "$1"/include/cpattn/*.h | xargs -n 1 basename | tr '\n' ' ')
+    [ "$named" = "mpi.h " ] || fail "MPI is named by $named, expected mpi.h alone"
+    echo "MPI is in libcpattn_mpi alone"
+}
+
 run_examples() { # WORK
     "$1/operators"
     $MPIRUN -np 1 "$1/context"
@@ -96,7 +105,7 @@ examples_through_cmake() { # SOURCE PREFIX WORK
 examples_through_pkgconfig() { # SOURCE PREFIX LIBDIR WORK
     local flags example
     export PKG_CONFIG_PATH=$2/$3/pkgconfig LD_LIBRARY_PATH=$2/$3
-    read -ra flags <<<"$(pkg-config --cflags --libs cpattn)"
+    read -ra flags <<<"$(pkg-config --cflags --libs cpattn_mpi)"
     rm -rf "$4" && mkdir -p "$4"
     for example in operators context engine; do
         "$CC" -std=c11 -O2 -Wall -Wextra -Werror "$1/docs/examples/$example.c" -o "$4/$example" "${flags[@]}" -lm
@@ -124,9 +133,14 @@ folders_include_what_they_may() { # SOURCE
     may_not_include docs/examples "base/|kernels/|comm/|src/|$rest"
     may_not_include kernels/host 'kernels/cuda/'
     may_not_include kernels/cuda 'kernels/host/'
-    may_not_include comm/mpi 'comm/(device|nccl|peer)/'
-    may_not_include comm/nccl 'comm/(mpi|peer)/'
-    may_not_include comm/device 'comm/(nccl|peer)/'
+    # MPI and what a communicator is made of are used through cpattn/comm.h.
+    may_not_include base 'mpi\.h|cpattn/mpi\.h'
+    may_not_include src 'mpi\.h|cpattn/mpi\.h|comm/(mpi|store)/'
+    may_not_include bench 'mpi\.h|cpattn/mpi\.h'
+    may_not_include comm/mpi 'base/|comm/|src/'
+    may_not_include comm/nccl 'comm/(mpi|peer)/|mpi\.h'
+    may_not_include comm/peer 'comm/(mpi|nccl)/|mpi\.h'
+    may_not_include comm/device 'comm/(mpi|nccl|peer)/|mpi\.h'
     # engine -> check -> model, worker -> context -> trace; engine, check, worker -> schedule -> cache.
     may_not_include src/ops 'src/(cache|schedule|trace|context|worker|model|check|engine)/'
     may_not_include src/trace 'src/(ops|cache|schedule|context|worker|model|check|engine)/'
@@ -151,6 +165,7 @@ case $command in
     built) quickstart_builds_what_is_installed "$@" ;;
     headers) headers_compile_alone "$@" ;;
     symbols) exports_what_headers_declare "$@" ;;
+    no_mpi) only_its_own_library_needs_mpi "$@" ;;
     cmake) examples_through_cmake "$@" ;;
     pkgconfig) examples_through_pkgconfig "$@" ;;
     includes) folders_include_what_they_may "$@" ;;

@@ -1,0 +1,85 @@
+/* Communicators: how the ranks of one context-parallel group reach each other.
+ *
+ * A communicator is made from MPI (<cpattn/mpi.h>, libcpattn_mpi) or from a table of functions of the caller. Contexts and engines are created over one, and may share it. Ranks are
+ * 0..size-1, at most 64. A communicator, and whatever was created over it, is used by one thread at a time.
+ *
+ * Calls that are collective are made by every rank, in the same order. */
+#ifndef CPATTN_COMM_H
+#define CPATTN_COMM_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cpattn/status.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct cpa_comm cpa_comm;
+
+/* What constructors take; NULL: all defaults. `size` is sizeof(cpa_comm_options). */
+typedef struct cpa_comm_options {
+    size_t size;
+    double timeout_s; /* how long a rank may be silent, as when it is stopped; 0 = 10 */
+    double join_s;    /* how long to wait for all ranks to come; 0 = 60 */
+} cpa_comm_options;
+
+/* One rank, which has nobody to talk to. */
+CPA_API cpa_status cpa_comm_alone(cpa_comm **out, cpa_error *err);
+
+/* NULL does nothing. Not before what was created over it. Does not wait for other ranks. */
+CPA_API void cpa_comm_destroy(cpa_comm *comm);
+
+/* Pure. */
+CPA_API int32_t cpa_comm_rank(const cpa_comm *comm);
+CPA_API int32_t cpa_comm_size(const cpa_comm *comm);
+
+/* Collective: every rank's `bytes` bytes, the same number on each, in rank order at `all` ([size * bytes]). */
+CPA_API cpa_status cpa_comm_all_gather(cpa_comm *comm, const void *mine, int64_t bytes, void *all, cpa_error *err);
+/* Collective: what `data` holds on rank `root`, on every rank. */
+CPA_API cpa_status cpa_comm_broadcast(cpa_comm *comm, void *data, int64_t bytes, int32_t root, cpa_error *err);
+/* Collective: returns once every rank has called it. */
+CPA_API cpa_status cpa_comm_barrier(cpa_comm *comm, cpa_error *err);
+/* Collective: if any rank gives another status than CPA_OK, every rank returns that of the lowest such rank, with its
+ * message (that of `err` there), prefixed with "rank R: ". */
+CPA_API cpa_status cpa_comm_agree(cpa_comm *comm, cpa_status mine, cpa_error *err);
+/* One message to another rank, which receives it with the same number of bytes. Messages between two ranks keep their
+ * order. Both block; a send may return before the message is received. */
+CPA_API cpa_status cpa_comm_send(cpa_comm *comm, int32_t peer, const void *data, int64_t bytes, cpa_error *err);
+CPA_API cpa_status cpa_comm_receive(cpa_comm *comm, int32_t peer, void *data, int64_t bytes, cpa_error *err);
+
+/* ---- a transport of the caller ---- */
+
+/* A message on its way; owned by the back end. */
+typedef struct cpa_comm_request cpa_comm_request;
+
+/* What carries the messages of a communicator: between each two ranks, tagged, in order for each tag. All functions are
+ * called by one thread at a time, and none waits for another rank. Buffers belong to the back end until `test` says that
+ * the request is done or has failed, or it is cancelled. */
+typedef struct cpa_comm_ops {
+    size_t size;      /* sizeof(cpa_comm_ops) */
+    const char *name; /* such as "mpi" */
+    /* Starts a message of `bytes` (0 or more) bytes with a tag of 0..32767. *out is set only on success. */
+    cpa_status (*send)(void *state, int32_t peer, int32_t tag, const void *data, int64_t bytes, cpa_comm_request **out,
+                       cpa_error *err);
+    /* Expects the next message of that peer and tag, which has exactly `bytes` bytes. */
+    cpa_status (*receive)(void *state, int32_t peer, int32_t tag, void *data, int64_t bytes, cpa_comm_request **out,
+                          cpa_error *err);
+    /* Moves messages along; *done says whether this one is over. Done or failed, the request exists no more. */
+    cpa_status (*test)(void *state, cpa_comm_request *request, int *done, cpa_error *err);
+    /* Gives a request up; from then on nothing is received into its buffer. */
+    void (*cancel)(void *state, cpa_comm_request *request);
+    /* Frees the state; NULL if there is nothing to free. */
+    void (*close)(void *state);
+} cpa_comm_ops;
+
+/* Collective. `ops` is copied; `state` is the first argument of its functions, closed with the communicator, and still
+ * the caller's if this fails. */
+CPA_API cpa_status cpa_comm_create(const cpa_comm_ops *ops, void *state, int32_t rank, int32_t size,
+                                   const cpa_comm_options *options, cpa_comm **out, cpa_error *err);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

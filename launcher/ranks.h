@@ -1,0 +1,16 @@
+/* The ranks of this job: those of MPI. */
+#ifndef CPA_LAUNCHER_RANKS_H
+#define CPA_LAUNCHER_RANKS_H
+
+#include <cpattn/comm.h>
+
+#include "launcher/exit_code.h"
+
+/* Joins the other ranks; once in a process, before anything else. *out is set only on success. */
+cpa_status cpa_ranks_join(int *argc, char ***argv, cpa_comm **out, cpa_error *err);
+/* The end of a rank that joined: of every one, unless the job is aborted. `comm` may be NULL. */
+void cpa_ranks_leave(cpa_comm *comm);
+/* Ends this process and all other ranks with that exit code. Does not return. */
+_Noreturn void cpa_ranks_abort(cpa_exit_code code);
+
+#endif
