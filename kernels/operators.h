@@ -14,7 +14,7 @@
 #include "kernels/partial.h"
 
 /* synthesize: rows of queries, keys or values from a counter-based generator, the same bits on every back end, rank and
- * N. The formula is documented in kernels/host/rows/synthesize.c. */
+ * N. The formula is documented in kernels/synthesize.c. */
 typedef enum cpa_synth_tensor { CPA_SYNTH_Q = 0, CPA_SYNTH_K, CPA_SYNTH_V } cpa_synth_tensor;
 typedef struct cpa_synth_args {
     cpa_synth_tensor tensor;

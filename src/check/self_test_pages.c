@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "base/check.h"
-#include "kernels/host/rows/synthesize.h"
+#include "kernels/synthesize.h"
 #include "src/check/reference.h"
 #include "src/check/self_test_internal.h"
 
@@ -34,7 +34,7 @@ cpa_status cpa_self_test_device(cpa_kernel_test *t, int64_t bytes, const void *f
 
 /* Rows of one tensor from the generator, [n, heads, dim] in the model's dtype. */
 static void generate(const cpa_kernel_test *t, cpa_synth_tensor tensor, int32_t heads, int32_t dim, int64_t n,
-                     const int64_t *positions, char *out, uint32_t *tokens, char *head_rows) {
+                     const int64_t *positions, char *out, uint32_t *tokens) {
     const cpa_model_shape *m = &t->options->model;
     const int64_t bytes = dim * cpa_dtype_bytes(m->dtype);
     for (int64_t i = 0; i < n; i++) tokens[i] = (uint32_t)(positions[i] * 0x9e3779b1u);
@@ -46,12 +46,8 @@ static void generate(const cpa_kernel_test *t, cpa_synth_tensor tensor, int32_t 
                            .rows = n,
                            .tokens = tokens,
                            .positions = positions,
-                           .dtype = m->dtype,
-                           .out = head_rows};
-    for (int32_t h = 0; h < heads; h++) {
-        cpa_synthesize_head(&args, h);
-        for (int64_t i = 0; i < n; i++) memcpy(out + (i * heads + h) * bytes, head_rows + i * bytes, (size_t)bytes);
-    }
+                           .dtype = m->dtype};
+    for (int32_t h = 0; h < heads; h++) cpa_synthesize_rows(&args, h, 0, n, out + h * bytes, (int64_t)heads * dim);
 }
 
 static void set_positions(cpa_kernel_test *t, int64_t prefill) {
@@ -73,7 +69,6 @@ cpa_status cpa_self_test_make_inputs(cpa_kernel_test *t, int64_t prefill, cpa_er
     const int64_t q = t->rows * m->q_heads * m->head_dim, k = n * m->kv_heads * m->head_dim;
     const int64_t v = n * m->kv_heads * m->v_head_dim;
     uint32_t *tokens = NULL;
-    char *head_rows = NULL;
     CPA_TRY(cpa_self_test_host(t, n * (int64_t)sizeof(int64_t), &t->k_positions, err));
     CPA_TRY(cpa_self_test_host(t, t->rows * (int64_t)sizeof(int64_t), &t->q_positions, err));
     CPA_TRY(cpa_self_test_host(t, t->rows * (int64_t)sizeof(int64_t), &t->limits, err));
@@ -84,11 +79,10 @@ cpa_status cpa_self_test_make_inputs(cpa_kernel_test *t, int64_t prefill, cpa_er
     CPA_TRY(cpa_self_test_host(t, k * (int64_t)sizeof(float), &t->k, err));
     CPA_TRY(cpa_self_test_host(t, v * (int64_t)sizeof(float), &t->v, err));
     CPA_TRY(cpa_self_test_host(t, most * (int64_t)sizeof *tokens, &tokens, err));
-    CPA_TRY(cpa_self_test_host(t, most * CPA_MAX_HEAD_DIM * element, &head_rows, err));
     set_positions(t, prefill);
-    generate(t, CPA_SYNTH_Q, m->q_heads, m->head_dim, t->rows, t->q_positions, t->q_raw, tokens, head_rows);
-    generate(t, CPA_SYNTH_K, m->kv_heads, m->head_dim, n, t->k_positions, t->k_raw, tokens, head_rows);
-    generate(t, CPA_SYNTH_V, m->kv_heads, m->v_head_dim, n, t->k_positions, t->v_raw, tokens, head_rows);
+    generate(t, CPA_SYNTH_Q, m->q_heads, m->head_dim, t->rows, t->q_positions, t->q_raw, tokens);
+    generate(t, CPA_SYNTH_K, m->kv_heads, m->head_dim, n, t->k_positions, t->k_raw, tokens);
+    generate(t, CPA_SYNTH_V, m->kv_heads, m->v_head_dim, n, t->k_positions, t->v_raw, tokens);
     cpa_reference_widen(t->q_raw, m->dtype, q, t->q);
     cpa_reference_widen(t->k_raw, m->dtype, k, t->k);
     cpa_reference_widen(t->v_raw, m->dtype, v, t->v);

@@ -167,8 +167,8 @@ cpa_status cpa_verify_create(cpa_control *control, cpa_worker *worker, double ra
     cpa_verify_budget_begin(&verify->budget, rate);
     /* The calling thread is bound to the first of the host's CPUs already. */
     int on_host = device && device->backend == CPA_BACKEND_HOST;
-    cpa_status status = cpa_host_threads_create(verify->n_threads, on_host ? device->cpus : NULL,
-                                                on_host ? device->n_cpus : 0, &verify->threads, err);
+    cpa_status status = cpa_threads_create(verify->n_threads, on_host ? device->cpus : NULL,
+                                           on_host ? device->n_cpus : 0, &verify->threads, err);
     if (status != CPA_OK) {
         cpa_verify_destroy(verify);
         return status;
@@ -183,7 +183,7 @@ void cpa_verify_destroy(cpa_verify *verify) {
     device->table->free_host(device, verify->recv.bytes);
     device->table->free_host(device, verify->send.bytes);
     device->table->free_host(device, verify->data.bytes);
-    cpa_host_threads_destroy(verify->threads);
+    cpa_threads_destroy(verify->threads);
     free(verify->samples);
     free(verify);
 }

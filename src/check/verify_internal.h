@@ -2,7 +2,7 @@
 #ifndef CPA_VERIFY_INTERNAL_H
 #define CPA_VERIFY_INTERNAL_H
 
-#include "kernels/host/device/threads.h"
+#include "base/threads.h"
 #include "src/check/reference.h"
 #include "src/check/verify.h"
 #include "src/check/verify_budget.h"
@@ -29,7 +29,7 @@ typedef struct cpa_verify_memory {
 struct cpa_verify {
     cpa_control *control;
     cpa_worker *worker;
-    cpa_host_threads *threads;
+    cpa_threads *threads;
     int32_t n_threads;
     uint64_t seed;
     cpa_verify_budget budget;

@@ -257,6 +257,7 @@ static cpa_status reserve_round(check *c, const cpa_verify_part *parts, int64_t 
 /* Checks the parts of a round: the threads take the items, and their rows are joined in the order of the keys. */
 static cpa_status check_parts(void *ctx, const cpa_verify_part *parts, int64_t n_parts, cpa_error *err) {
     check *c = ctx;
+    const cpa_stream *stream = c->verify->worker->stream;
     CPA_TRY(reserve_round(c, parts, n_parts, err));
     cpa_reference_row *rows = c->rows, *found = c->found;
     for (int64_t p = 0; p < n_parts; p++) {
@@ -264,7 +265,7 @@ static cpa_status check_parts(void *ctx, const cpa_verify_part *parts, int64_t n
         add_items(c, &parts[p], rows, &found);
         if (parts[p].last) rows += parts[p].group->count;
     }
-    cpa_host_threads_run(c->verify->threads, c->n_items, check_item, c, c->verify->worker->stream);
+    cpa_threads_run(c->verify->threads, c->n_items, check_item, c, stream->poll, stream->poll_ctx);
     rows = c->rows;
     for (int64_t i = 0; i < c->n_items; i++) {
         const item *it = &c->items[i];

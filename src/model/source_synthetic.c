@@ -2,8 +2,8 @@
 
 #include "base/check.h"
 #include "base/hash.h"
-#include "kernels/host/rows/synthesize.h"
 #include "kernels/operators.h"
+#include "kernels/synthesize.h"
 
 static cpa_synth_args args_for(const cpa_synthetic *synthetic, cpa_synth_tensor tensor, int32_t layer) {
     const cpa_model_shape *shape = &synthetic->shape;
@@ -39,8 +39,7 @@ static void recall(void *ctx, int32_t layer, int32_t kv_head, int64_t n, const u
         args.rows = n;
         args.tokens = tokens;
         args.positions = positions;
-        args.out = tensor == CPA_SYNTH_K ? k : v;
-        cpa_synthesize_head(&args, kv_head);
+        cpa_synthesize_rows(&args, kv_head, 0, n, tensor == CPA_SYNTH_K ? k : v, args.dim);
     }
 }
 

@@ -5,9 +5,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/convert.h"
 #include "kernels/attend_plan.h"
 #include "kernels/device.h"
-#include "kernels/host/device/convert.h"
 #include "tests/fixtures/attend_fixture.h"
 #include "tests/fixtures/unit.h"
 

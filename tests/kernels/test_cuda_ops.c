@@ -5,8 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/convert.h"
 #include "base/hash.h"
-#include "kernels/host/device/convert.h"
 #include "kernels/operators.h"
 #include "tests/fixtures/kv_fixture.h"
 #include "tests/fixtures/unit.h"

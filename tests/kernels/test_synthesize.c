@@ -3,8 +3,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "kernels/host/rows/synthesize.h"
 #include "kernels/operators.h"
+#include "kernels/synthesize.h"
 #include "tests/fixtures/device_fixture.h"
 #include "tests/fixtures/unit.h"
 
@@ -77,7 +77,7 @@ static void rows_do_not_depend_on_threads_or_grouping(void) {
         close_device();
         CU_ASSERT(memcmp(one, three, (size_t)(ROWS * args.heads * DIM) * sizeof *one) == 0);
         args = args_of((cpa_synth_tensor)t, alone);
-        cpa_synthesize_head(&args, 1);
+        cpa_synthesize_rows(&args, 1, 0, ROWS, alone, DIM);
         for (int i = 0; i < ROWS; i++) {
             CU_ASSERT(memcmp(alone + i * DIM, one + (i * args.heads + 1) * DIM, DIM * sizeof *one) == 0);
         }

@@ -127,7 +127,7 @@ folders_include_what_they_may() { # SOURCE
     may_not_include base "kernels/|comm/|src/|$rest"
     may_not_include kernels "comm/|src/|mpi\.h|$rest"
     may_not_include comm "kernels/|src/|$rest"
-    may_not_include src "$rest"
+    may_not_include src "kernels/(host|cuda)/|$rest"
     may_not_include launcher 'tests/'
     may_not_include bench 'tests/'
     may_not_include docs/examples "base/|kernels/|comm/|src/|$rest"

@@ -1,4 +1,4 @@
-/* synthesize: the generator whose formula kernels/host/rows/synthesize.c documents, bit for bit; compiled without
+/* synthesize: the generator whose formula kernels/synthesize.c documents, bit for bit; compiled without
  * contraction of a * b + c. A CTA fills rows of one head, a thread four neighbouring elements at a time. */
 #include "base/hash.h"
 #include "kernels/cuda/device/cuda.h"

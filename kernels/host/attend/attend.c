@@ -13,9 +13,9 @@
 #include <math.h>
 #include <string.h>
 
+#include "base/convert.h"
 #include "kernels/host/attend/attend_rows.h"
 #include "kernels/host/attend/state.h"
-#include "kernels/host/device/convert.h"
 
 /* Where the results of one row go, and where they came from. */
 typedef struct row_place {

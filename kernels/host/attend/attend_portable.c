@@ -1,6 +1,6 @@
 /* The inner loops of attend in vectors of four, which the compiler turns into
  * what the target has. */
-#include "kernels/host/device/convert.h"
+#include "base/convert.h"
 
 #define ISA_LANES 4
 #define ISA_ROWS 4

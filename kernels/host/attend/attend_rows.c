@@ -5,9 +5,9 @@
 #include <string.h>
 
 #include "base/check.h"
+#include "base/convert.h"
 #include "base/fault.h"
 #include "base/min_max.h"
-#include "kernels/host/device/convert.h"
 
 cpa_status cpa_attend_workspace_create(cpa_attend_workspace **out, cpa_error *err) {
     const size_t rows = CPA_HOST_UNIT_ROWS, wide = rows * CPA_MAX_HEAD_DIM, tile = CPA_ATTEND_PACKED;

@@ -1,6 +1,6 @@
 /* merge: partial states of the same rows over disjoint keys, as the left fold of the two-state merge. */
+#include "base/convert.h"
 #include "kernels/host/attend/state.h"
-#include "kernels/host/device/convert.h"
 #include "kernels/host/device/host.h"
 
 enum { ROWS_PER_ITEM = 16 };

@@ -6,7 +6,7 @@
 
 #include <math.h>
 
-#include "kernels/host/device/convert.h"
+#include "base/convert.h"
 
 #define CPA_E4M3_MAX 448.0f
 

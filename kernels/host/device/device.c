@@ -18,7 +18,7 @@ static const cpa_attend_isa *pick_isa(void) {
 
 static void device_close(cpa_device *base) {
     cpa_host_device *device = (cpa_host_device *)base;
-    cpa_host_threads_destroy(device->threads);
+    cpa_threads_destroy(device->threads);
     for (int32_t i = 0; device->workspaces && i < device->thread_count; i++)
         cpa_attend_workspace_destroy(device->workspaces[i]);
     free(device->workspaces);
@@ -62,7 +62,7 @@ static cpa_status device_open(const cpa_device_options *options, cpa_device **ou
     }
     for (int32_t i = 0; i < device->thread_count; i++)
         CPA_TRY_GOTO(cpa_attend_workspace_create(&device->workspaces[i], err), failed);
-    CPA_TRY_GOTO(cpa_host_threads_create(device->thread_count, options->cpus, options->n_cpus, &device->threads, err),
+    CPA_TRY_GOTO(cpa_threads_create(device->thread_count, options->cpus, options->n_cpus, &device->threads, err),
                  failed);
     snprintf(device->base.description, sizeof device->base.description, "host, %s, %d %s", device->isa->name,
              device->thread_count, device->thread_count == 1 ? "thread" : "threads");

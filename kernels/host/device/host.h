@@ -2,8 +2,8 @@
 #ifndef CPA_HOST_HOST_H
 #define CPA_HOST_HOST_H
 
+#include "base/threads.h"
 #include "kernels/host/attend/attend_isa.h"
-#include "kernels/host/device/threads.h"
 #include "kernels/operators.h"
 #include "kernels/self_test.h"
 
@@ -19,7 +19,7 @@ typedef struct cpa_attend_workspace cpa_attend_workspace;
 typedef struct cpa_host_device {
     cpa_device base;
     int32_t thread_count;
-    cpa_host_threads *threads;
+    cpa_threads *threads;
     const cpa_attend_isa *isa;
     cpa_attend_workspace **workspaces; /* [thread_count]; in use by the run that holds the threads */
 } cpa_host_device;
@@ -29,8 +29,13 @@ static inline cpa_host_device *cpa_host_device_of(const cpa_stream *stream) {
 }
 
 /* Runs items on the threads of the stream's device. */
-static inline void cpa_host_run(cpa_stream *stream, int64_t items, cpa_host_work work, void *ctx) {
-    cpa_host_threads_run(cpa_host_device_of(stream)->threads, items, work, ctx, stream);
+static inline void cpa_host_run(cpa_stream *stream, int64_t items, cpa_threads_work work, void *ctx) {
+    cpa_threads_run(cpa_host_device_of(stream)->threads, items, work, ctx, stream->poll, stream->poll_ctx);
+}
+
+/* Moves the messages of the stream's owner. An item that runs for long on thread 0 calls it every millisecond or so. */
+static inline void cpa_host_poll(const cpa_stream *stream) {
+    if (stream->poll) stream->poll(stream->poll_ctx);
 }
 
 /* Copies the first `tokens` tokens of a block, keys and values. Strides are resolved. */

@@ -1,4 +1,4 @@
-#include "kernels/host/device/threads.h"
+#include "base/threads.h"
 
 #include <pthread.h>
 #include <sched.h>
@@ -10,19 +10,19 @@
 #include "base/check.h"
 
 typedef struct pool_job {
-    cpa_host_work work;
+    cpa_threads_work work;
     void *ctx;
     int64_t items;
     atomic_int_fast64_t next;
 } pool_job;
 
 typedef struct pool_thread {
-    cpa_host_threads *pool;
+    cpa_threads *pool;
     pthread_t handle;
     int32_t index;
 } pool_thread;
 
-struct cpa_host_threads {
+struct cpa_threads {
     pthread_mutex_t run_lock; /* one run at a time */
     pthread_mutex_t lock;     /* guards what follows */
     pthread_cond_t opened;
@@ -36,18 +36,24 @@ struct cpa_host_threads {
     pool_thread workers[];
 };
 
-static void drain(pool_job *job, int32_t thread, const cpa_stream *stream) {
+/* What the calling thread does between items. */
+typedef struct pool_poll {
+    cpa_threads_poll call; /* NULL: nothing */
+    void *ctx;
+} pool_poll;
+
+static void drain(pool_job *job, int32_t thread, pool_poll poll) {
     for (;;) {
         int64_t item = atomic_fetch_add(&job->next, 1);
         if (item >= job->items) return;
         job->work(job->ctx, item, thread);
-        if (stream) cpa_host_poll(stream);
+        if (poll.call) poll.call(poll.ctx);
     }
 }
 
 static void *run_worker(void *ctx) {
     const pool_thread *self = ctx;
-    cpa_host_threads *pool = self->pool;
+    cpa_threads *pool = self->pool;
     uint64_t seen = 0;
     pthread_mutex_lock(&pool->lock);
     for (;;) {
@@ -58,7 +64,7 @@ static void *run_worker(void *ctx) {
         seen = pool->generation;
         pool->joined++;
         pthread_mutex_unlock(&pool->lock);
-        drain(job, self->index, NULL);
+        drain(job, self->index, (pool_poll){0});
         pthread_mutex_lock(&pool->lock);
         if (--pool->joined == 0) pthread_cond_signal(&pool->left);
     }
@@ -67,7 +73,7 @@ static void *run_worker(void *ctx) {
 }
 
 /* Closes the job to workers that have not joined it yet, and waits for those that have. */
-static void close_job(cpa_host_threads *pool, const cpa_stream *stream) {
+static void close_job(cpa_threads *pool, pool_poll poll) {
     const long wait_ns = 300000;
     pthread_mutex_lock(&pool->lock);
     pool->job = NULL;
@@ -79,14 +85,15 @@ static void close_job(cpa_host_threads *pool, const cpa_stream *stream) {
         until.tv_nsec %= 1000000000;
         pthread_cond_timedwait(&pool->left, &pool->lock, &until);
         pthread_mutex_unlock(&pool->lock);
-        cpa_host_poll(stream);
+        if (poll.call) poll.call(poll.ctx);
         pthread_mutex_lock(&pool->lock);
     }
     pthread_mutex_unlock(&pool->lock);
 }
 
-void cpa_host_threads_run(cpa_host_threads *pool, int64_t items, cpa_host_work work, void *ctx,
-                          const cpa_stream *stream) {
+void cpa_threads_run(cpa_threads *pool, int64_t items, cpa_threads_work work, void *ctx, cpa_threads_poll poll,
+                     void *poll_ctx) {
+    const pool_poll between = {poll, poll_ctx};
     pool_job job = {.work = work, .ctx = ctx, .items = items};
     int shared = pool->count > 1 && items > 1;
     atomic_init(&job.next, 0);
@@ -98,8 +105,8 @@ void cpa_host_threads_run(cpa_host_threads *pool, int64_t items, cpa_host_work w
         pthread_cond_broadcast(&pool->opened);
         pthread_mutex_unlock(&pool->lock);
     }
-    drain(&job, 0, stream);
-    if (shared) close_job(pool, stream);
+    drain(&job, 0, between);
+    if (shared) close_job(pool, between);
     pthread_mutex_unlock(&pool->run_lock);
 }
 
@@ -107,18 +114,17 @@ static cpa_status bind_thread(pthread_t thread, int32_t cpu, cpa_error *err) {
     cpu_set_t set;
     CPU_ZERO(&set);
     if (cpu < 0 || cpu >= CPU_SETSIZE)
-        return cpa_fail(err, CPA_INVALID, "device: CPU %d is out of range 0..%d", cpu, CPU_SETSIZE - 1);
+        return cpa_fail(err, CPA_INVALID, "threads: CPU %d is out of range 0..%d", cpu, CPU_SETSIZE - 1);
     CPU_SET(cpu, &set);
     int error = pthread_setaffinity_np(thread, sizeof set, &set);
-    if (error) return cpa_fail(err, CPA_DEVICE, "device: cannot bind a thread to CPU %d: %s", cpu, strerror(error));
+    if (error) return cpa_fail(err, CPA_DEVICE, "threads: cannot bind a thread to CPU %d: %s", cpu, strerror(error));
     return CPA_OK;
 }
 
-cpa_status cpa_host_threads_create(int32_t count, const int32_t *cpus, int32_t n_cpus, cpa_host_threads **out,
-                                   cpa_error *err) {
+cpa_status cpa_threads_create(int32_t count, const int32_t *cpus, int32_t n_cpus, cpa_threads **out, cpa_error *err) {
     cpa_status status = CPA_OK;
-    cpa_host_threads *pool = calloc(1, sizeof *pool + (size_t)count * sizeof *pool->workers);
-    if (!pool) return cpa_fail(err, CPA_NO_MEMORY, "device: no memory for %d threads", count);
+    cpa_threads *pool = calloc(1, sizeof *pool + (size_t)count * sizeof *pool->workers);
+    if (!pool) return cpa_fail(err, CPA_NO_MEMORY, "threads: no memory for %d", count);
     pthread_mutex_init(&pool->run_lock, NULL);
     pthread_mutex_init(&pool->lock, NULL);
     pthread_cond_init(&pool->opened, NULL);
@@ -129,7 +135,7 @@ cpa_status cpa_host_threads_create(int32_t count, const int32_t *cpus, int32_t n
         *worker = (pool_thread){.pool = pool, .index = i};
         int error = pthread_create(&worker->handle, NULL, run_worker, worker);
         if (error) {
-            status = cpa_fail(err, CPA_DEVICE, "device: cannot start thread %d of %d: %s", i, count, strerror(error));
+            status = cpa_fail(err, CPA_DEVICE, "threads: cannot start thread %d of %d: %s", i, count, strerror(error));
             goto failed;
         }
         pool->started++;
@@ -139,11 +145,11 @@ cpa_status cpa_host_threads_create(int32_t count, const int32_t *cpus, int32_t n
     *out = pool;
     return CPA_OK;
 failed:
-    cpa_host_threads_destroy(pool);
+    cpa_threads_destroy(pool);
     return status;
 }
 
-void cpa_host_threads_destroy(cpa_host_threads *pool) {
+void cpa_threads_destroy(cpa_threads *pool) {
     if (!pool) return;
     pthread_mutex_lock(&pool->lock);
     pool->stopping = 1;

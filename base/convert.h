@@ -1,7 +1,7 @@
 /* Conversions between fp32 and the narrow dtypes: rounding to nearest even, NaN stays NaN. The loops have no branches,
  * so that the compiler turns them into vector code for whatever target the including file is compiled for. */
-#ifndef CPA_HOST_CONVERT_H
-#define CPA_HOST_CONVERT_H
+#ifndef CPA_BASE_CONVERT_H
+#define CPA_BASE_CONVERT_H
 
 #include <string.h>
 
