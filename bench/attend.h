@@ -1,8 +1,8 @@
 /* What the cases of bench attend and bench varlen attend, and the reference that their results are checked against. */
-#ifndef CPA_LAUNCHER_BENCH_ATTEND_H
-#define CPA_LAUNCHER_BENCH_ATTEND_H
+#ifndef CPA_BENCH_ATTEND_H
+#define CPA_BENCH_ATTEND_H
 
-#include "bench/bench.h"
+#include "bench/benchmark.h"
 
 /* New tokens [first, first + count) of a sequence, which see it up to the last of them; the rows [row, row + count). */
 typedef struct cpa_bench_piece {

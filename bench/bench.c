@@ -7,10 +7,12 @@
 
 #include "base/check.h"
 #include "base/clock.h"
+#include "bench/benchmark.h"
 #include "bench/memory.h"
 #include "bench/report.h"
 #include "bench/scaling.h"
 #include "launcher/exit_code.h"
+#include "launcher/output_file.h"
 #include "src/context/transport_choice.h"
 
 /* A device is timed in batches of calls between two waits, long enough that starting and waiting (some 10 us) do not
@@ -140,7 +142,8 @@ static cpa_status run_cases(cpa_bench_site *site, const cpa_bench *bench, const 
     char date[CPA_BENCH_DATE_BYTES];
     cpa_bench_date(date);
     json_t *rows = json_array();
-    cpa_status status = CPA_OK;
+    cpa_status status = root && options.json[0] ? cpa_output_retire(options.json, err) : CPA_OK;
+    CPA_TRY_GOTO(cpa_control_agree(&site->control, status, err), out);
     for (int i = 0; i < n_cases; i++) {
         cpa_bench_row row;
         CPA_TRY_GOTO(run_case(site, bench, &cases[i], &row, err), out);
@@ -149,7 +152,7 @@ static cpa_status run_cases(cpa_bench_site *site, const cpa_bench *bench, const 
         site->options = options;
         if (root && i == 0) {
             cpa_bench_print_preamble(site, bench->name, date);
-            cpa_bench_print_heading(bench);
+            cpa_bench_print_heading(bench, &row);
         }
         if (root) cpa_bench_print_row(site, bench, cases[i].name, &row);
     }
@@ -196,6 +199,8 @@ static cpa_status open_device(cpa_bench_site *site, cpa_rank_placement *placemen
     if (site->options.threads == 0) site->options.threads = placement->threads;
     cpa_device_options options = cpa_placement_device(placement);
     options.threads = (int32_t)site->options.threads;
+    site->shares_cores =
+        site->backend == CPA_BACKEND_HOST && options.threads * placement->ranks_here > placement->cores;
     cpa_status status = cpa_device_open(&options, &site->device, err);
     if (status == CPA_OK) status = cpa_stream_create(site->device, &site->stream, err);
     return cpa_control_agree(&site->control, status, err);
@@ -213,7 +218,9 @@ static cpa_status run_named(cpa_bench_site *site, const char *name, cpa_rank_pla
                         "--help)",
                         name ? name : "");
     }
-    cpa_status status = site->control.rank == 0 ? cpa_bench_check_json(&site->options, err) : CPA_OK;
+    const char *json = site->options.json;
+    cpa_status status = CPA_OK;
+    if (site->control.rank == 0 && json[0]) status = cpa_output_check("bench: --result-json", json, err);
     CPA_TRY(cpa_control_agree(&site->control, status, err));
     CPA_TRY(open_device(site, placement, err));
     if (!bench) return cpa_bench_scaling(site, wrong, err);
@@ -235,6 +242,10 @@ int cpa_bench_main(cpa_comm *comm, int argc, char **argv, cpa_rank_placement *pl
     bool help = status == CPA_OK && site.options.help;
     if (help && site.control.rank == 0) print_help();
     if (status == CPA_OK && !help) status = run_named(&site, name, placement, &wrong, &err);
+    if (status == CPA_OK) {
+        status = cpa_output_flush(&err);
+        status = cpa_control_agree(&site.control, status, &err);
+    }
     if (status != CPA_OK && (!opened || site.control.rank == 0)) fprintf(stderr, "cp_attn: %s\n", err.message);
     if (site.device) cpa_bench_release_probe(&site);
     cpa_stream_destroy(site.stream);

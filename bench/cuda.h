@@ -1,6 +1,6 @@
 /* What the benchmarks need of a CUDA device beyond the kernel table. */
-#ifndef CPA_LAUNCHER_BENCH_CUDA_H
-#define CPA_LAUNCHER_BENCH_CUDA_H
+#ifndef CPA_BENCH_CUDA_H
+#define CPA_BENCH_CUDA_H
 
 #include <cpattn/device.h>
 

@@ -5,8 +5,9 @@
 #include <string.h>
 
 #include "base/check.h"
-#include "bench/bench.h"
+#include "bench/benchmark.h"
 #include "bench/memory.h"
+#include "bench/noise.h"
 #include "comm/rounds.h"
 #include "kernels/device.h"
 #ifdef CPA_HAVE_CUDA

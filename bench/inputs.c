@@ -4,6 +4,7 @@
 
 #include "base/check.h"
 #include "bench/memory.h"
+#include "bench/noise.h"
 #include "src/check/reference.h"
 #include "src/model/source_synthetic.h"
 

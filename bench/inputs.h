@@ -1,8 +1,8 @@
 /* Queries, keys and values of the benchmarks, by `synthesize`: peaky, and the same whenever they are asked for. */
-#ifndef CPA_LAUNCHER_BENCH_INPUTS_H
-#define CPA_LAUNCHER_BENCH_INPUTS_H
+#ifndef CPA_BENCH_INPUTS_H
+#define CPA_BENCH_INPUTS_H
 
-#include "bench/bench.h"
+#include "bench/site.h"
 #include "kernels/operators.h"
 
 /* Rows of one tensor for tokens of one sequence, at positions[n], to dst [n, heads, dim] on the device, in the dtype of

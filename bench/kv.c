@@ -6,6 +6,7 @@
 #include <cpattn/ops.h>
 
 #include "base/check.h"
+#include "bench/benchmark.h"
 #include "bench/inputs.h"
 #include "bench/memory.h"
 

@@ -1,9 +1,9 @@
 /* Device memory of the benchmarks: allocation, filling, reading back, and its bandwidth. Everything waits until it is
  * done. */
-#ifndef CPA_LAUNCHER_BENCH_MEMORY_H
-#define CPA_LAUNCHER_BENCH_MEMORY_H
+#ifndef CPA_BENCH_MEMORY_H
+#define CPA_BENCH_MEMORY_H
 
-#include "bench/bench.h"
+#include "bench/site.h"
 
 /* What a benchmark fills unused memory with: all bits set, a NaN in every dtype. */
 enum { CPA_BENCH_POISON = 0xff };

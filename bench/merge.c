@@ -8,8 +8,9 @@
 #include <cpattn/ops.h>
 
 #include "base/check.h"
-#include "bench/bench.h"
+#include "bench/benchmark.h"
 #include "bench/memory.h"
+#include "bench/noise.h"
 #include "src/check/reference.h"
 
 enum {

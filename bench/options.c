@@ -79,7 +79,8 @@ static const cpa_field table[] = {
      .help = "repeat each case for at least S seconds"},
     {NULL, "iters", "N", INT_AT(iterations, 1, CPA_BENCH_MAX_ITERATIONS), .initial = "auto", .word = "auto",
      .help = "time each case, or each step of one, N times, on a device N batches of calls; auto: as --min-time says"},
-    {NULL, "result-json", "FILE", TEXT_AT(json), .help = "write the table to FILE as well, which must not exist"},
+    {NULL, "result-json", "FILE", TEXT_AT(json),
+     .help = "write the table to FILE as well; an older one becomes FILE.old"},
     {NULL, "help", NULL, FLAG_AT(help), .help = "print this text and stop"},
 };
 enum { N_FIELDS = sizeof table / sizeof table[0] };

@@ -1,6 +1,6 @@
 /* The command line of `cp_attn bench`. */
-#ifndef CPA_LAUNCHER_BENCH_OPTIONS_H
-#define CPA_LAUNCHER_BENCH_OPTIONS_H
+#ifndef CPA_BENCH_OPTIONS_H
+#define CPA_BENCH_OPTIONS_H
 
 #include <stdbool.h>
 #include <stdint.h>

@@ -1,10 +1,7 @@
 #include "bench/report.h"
 
-#include <errno.h>
 #include <stdio.h>
-#include <string.h>
 #include <time.h>
-#include <unistd.h>
 
 #include "base/check.h"
 #include "launcher/output_file.h"
@@ -36,28 +33,23 @@ static double floor_bandwidth(const cpa_bench_site *site, const cpa_bench *bench
                                             : 0;
 }
 
-void cpa_bench_print_heading(const cpa_bench *bench) {
+void cpa_bench_print_heading(const cpa_bench *bench, const cpa_bench_row *first) {
     static const char *const shares[] = {"", "% of read", "% of copy"};
     printf("# shape: %s; figures of one rank; time is the median; checked: %s\n", bench->dims, bench->checked);
-    printf("#%49s %12s %8s %11s %9s %9s %10s %7s\n", "shape", "time (us)", "iters", "GFLOP/s", "GB/s",
-           bench->floor == CPA_BENCH_NO_FLOOR ? "-" : shares[bench->floor], "checked", "#wrong");
-}
-
-static void print_number(double value, int width) {
-    if (value < 0) {
-        printf(" %*s", width, "-");
-    } else {
-        printf(" %*.2f", width, value);
-    }
+    printf("#%49s %12s %8s", "shape", "time (us)", "iters");
+    if (first->flops >= 0) printf(" %11s", "GFLOP/s");
+    if (first->bytes >= 0) printf(" %9s", "GB/s");
+    if (bench->floor != CPA_BENCH_NO_FLOOR) printf(" %9s", shares[bench->floor]);
+    printf(" %10s %7s\n", "checked", "#wrong");
 }
 
 void cpa_bench_print_row(const cpa_bench_site *site, const cpa_bench *bench, const char *name,
                          const cpa_bench_row *row) {
-    double floor = floor_bandwidth(site, bench);
     printf("%50s %12.1f %8lld", name, 1e6 * row->time_s, (long long)row->iterations);
-    print_number(1e-9 * row->flops / row->time_s, 11);
-    print_number(1e-9 * row->bytes / row->time_s, 9);
-    print_number(floor > 0 ? 100 * row->bytes / row->time_s / floor : -1, 9);
+    if (row->flops >= 0) printf(" %11.2f", 1e-9 * row->flops / row->time_s);
+    if (row->bytes >= 0) printf(" %9.2f", 1e-9 * row->bytes / row->time_s);
+    if (bench->floor != CPA_BENCH_NO_FLOOR)
+        printf(" %9.2f", 100 * row->bytes / row->time_s / floor_bandwidth(site, bench));
     printf(" %10lld %7lld\n", (long long)row->checked, (long long)row->wrong);
     fflush(stdout);
 }
@@ -78,13 +70,6 @@ json_t *cpa_bench_row_to_json(const cpa_bench_site *site, const cpa_bench *bench
                      (json_int_t)row->checked, "wrong", (json_int_t)row->wrong);
 }
 
-cpa_status cpa_bench_check_json(const cpa_bench_options *options, cpa_error *err) {
-    if (!options->json[0]) return CPA_OK;
-    if (access(options->json, F_OK) == 0)
-        return cpa_fail(err, CPA_INVALID, "bench: --result-json %s exists and is not overwritten", options->json);
-    return cpa_output_check("bench: --result-json", options->json, err);
-}
-
 cpa_status cpa_bench_write_json(const cpa_bench_site *site, const char *name, const char *date, json_t *rows,
                                 cpa_error *err) {
     const cpa_bench_options *o = &site->options;
@@ -97,14 +82,12 @@ cpa_status cpa_bench_write_json(const cpa_bench_site *site, const char *name, co
                   "copy_gbytes_per_s", rate_to_json(site->copy_bandwidth), "launch_us", 1e6 * site->launch_s,
                   "transport", site->transport ? site->transport->name : NULL, "rows", rows);
     if (!root) return cpa_fail(err, CPA_NO_MEMORY, "bench: no memory for the JSON");
-    FILE *file = fopen(o->json, "wx");
-    if (!file) {
-        json_decref(root);
-        return cpa_fail(err, CPA_IO, "bench: cannot create %s: %s", o->json, strerror(errno));
+    cpa_output_file output;
+    cpa_status status = cpa_output_open(o->json, &output, err);
+    if (status == CPA_OK) {
+        int whole = json_dumpf(root, output.file, JSON_INDENT(2)) == 0 && fputc('\n', output.file) != EOF;
+        status = cpa_output_close(&output, whole, err);
     }
-    bool written = json_dumpf(root, file, JSON_INDENT(2)) == 0;
-    written = fputc('\n', file) != EOF && written;
-    written = fclose(file) == 0 && written;
     json_decref(root);
-    return written ? CPA_OK : cpa_fail(err, CPA_IO, "bench: cannot write %s: %s", o->json, strerror(errno));
+    return status;
 }

@@ -7,6 +7,8 @@
 #include "bench/inputs.h"
 #include "bench/memory.h"
 #include "bench/report.h"
+#include "bench/scaling_team.h"
+#include "launcher/output_file.h"
 
 /* The share of a device's free memory that caches of decode may take; queries, staging and work space need some. */
 static const double cache_share = 0.8;
@@ -65,11 +67,16 @@ static double speedup_of(const cpa_bench_team_result *alone, const cpa_bench_tea
     return r->flops / r->time_s / (alone->flops / alone->time_s);
 }
 
+/* Whether what exchanges add to the time of a rank's shares can be told. */
+static bool is_comparable(const cpa_bench_site *site, const cpa_bench_team_result *r) {
+    return r->shard_s > 0 && !site->shares_cores;
+}
+
 static void print_result(const cpa_bench_site *site, const cpa_bench_work *work, const cpa_bench_team_result *alone,
                          const cpa_bench_team_result *r) {
     char shape[64], added[32] = "-";
     double each = r->time_s * r->ranks, speedup = speedup_of(alone, r);
-    if (r->shard_s > 0) snprintf(added, sizeof added, "%.2f", 1e6 * (r->time_s - r->shard_s));
+    if (is_comparable(site, r)) snprintf(added, sizeof added, "%.2f", 1e6 * (r->time_s - r->shard_s));
     snprintf(shape, sizeof shape, "%lldx%lldx%lld", (long long)work->sequences, (long long)work->new_tokens,
              (long long)work->context);
     printf("%8s %20s %6d %12.1f %8lld %11.2f %9.2f %9.2f %8.2f %8.3f %9.2f %10.2f %10s %8.0f %7.0f\n", work->name,
@@ -91,7 +98,7 @@ static json_t *result_to_json(const cpa_bench_site *site, const char *name, cons
                      speedup, "efficiency", speedup / r->ranks, "exposed_us", 1e6 * r->exposed_s, "exposed_share",
                      r->exposed_s / r->time_s, "bytes_sent", r->bytes_sent, "shard_us",
                      r->shard_s > 0 ? json_real(1e6 * r->shard_s) : json_null(), "added_us",
-                     r->shard_s > 0 ? json_real(1e6 * (r->time_s - r->shard_s)) : json_null(), "checked",
+                     is_comparable(site, r) ? json_real(1e6 * (r->time_s - r->shard_s)) : json_null(), "checked",
                      (json_int_t)r->checked, "wrong", (json_int_t)r->wrong);
 }
 
@@ -101,6 +108,8 @@ static void print_heading(const cpa_bench_site *site) {
         "one\n"
         "# rank; speedup and efficiency against one rank alone; exposed: waiting for messages, of the time; sent by\n"
         "# all ranks in one layer; added: to attention over the shares of one rank by exchanges and merge\n");
+    if (site->shares_cores)
+        printf("# cores: the ranks of a host share them, so no speedup can be had, and what is added cannot be told\n");
     if (site->options.chunk) {
         printf("# prefill in steps of %lld tokens\n", (long long)site->options.chunk);
     }
@@ -116,11 +125,12 @@ static void print_short_batch(const cpa_bench_work *wanted, const cpa_bench_work
            (long long)alone->sequences, (long long)wanted->sequences, (long long)together->sequences);
 }
 
-/* The memory that decides batches is that of the rank with the least. */
-static cpa_status agree_on_memory(cpa_bench_site *site, cpa_error *err) {
-    double least = -(double)site->memory_bytes;
-    CPA_TRY(cpa_control_max(&site->control, &least, 1, err));
-    site->memory_bytes = (int64_t)-least;
+/* The memory that decides batches is that of the rank with the least; cores are shared where any rank shares them. */
+static cpa_status agree_on_site(cpa_bench_site *site, cpa_error *err) {
+    double most[2] = {-(double)site->memory_bytes, site->shares_cores};
+    CPA_TRY(cpa_control_max(&site->control, most, 2, err));
+    site->memory_bytes = (int64_t)-most[0];
+    site->shares_cores = most[1] > 0;
     return CPA_OK;
 }
 
@@ -191,8 +201,9 @@ static cpa_status run_cases(cpa_bench_site *site, const cpa_bench_case *cases, i
     char date[CPA_BENCH_DATE_BYTES];
     cpa_bench_date(date);
     json_t *rows = json_array();
-    cpa_status status = CPA_OK;
-    if (root) {
+    cpa_status status = root && options.json[0] ? cpa_output_retire(options.json, err) : CPA_OK;
+    status = cpa_control_agree(&site->control, status, err);
+    if (root && status == CPA_OK) {
         cpa_bench_print_preamble(site, "scaling", date);
         print_heading(site);
     }
@@ -205,7 +216,7 @@ static cpa_status run_cases(cpa_bench_site *site, const cpa_bench_case *cases, i
 
 cpa_status cpa_bench_scaling(cpa_bench_site *site, int64_t *wrong, cpa_error *err) {
     int n_cases = 0;
-    CPA_TRY(agree_on_memory(site, err));
+    CPA_TRY(agree_on_site(site, err));
     cpa_bench_case *cases = calloc(CPA_BENCH_MAX_CASES, sizeof *cases);
     cpa_status status = cases ? CPA_OK : cpa_fail(err, CPA_NO_MEMORY, "bench: no memory for cases");
     if (status == CPA_OK) status = parse_cases(site, cases, &n_cases, err);

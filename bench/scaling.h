@@ -1,37 +1,10 @@
 /* bench scaling: context attention of long prefills and of decode batches, on all ranks and on one alone. */
-#ifndef CPA_LAUNCHER_BENCH_SCALING_H
-#define CPA_LAUNCHER_BENCH_SCALING_H
+#ifndef CPA_BENCH_SCALING_H
+#define CPA_BENCH_SCALING_H
 
-#include <cpattn/context.h>
-
-#include "bench/bench.h"
+#include "bench/site.h"
 
 /* Measures, prints on rank 0 and writes the JSON. Collective; *wrong counts wrong results. */
 cpa_status cpa_bench_scaling(cpa_bench_site *site, int64_t *wrong, cpa_error *err);
-
-/* New tokens at the end of sequences of one length, `chunk` of them a step, in one layer. */
-typedef struct cpa_bench_work {
-    const char *name;
-    cpa_algorithm algorithm;
-    int64_t sequences, new_tokens, context;
-    int64_t chunk;
-} cpa_bench_work;
-
-/* What a team of ranks needed for it. */
-typedef struct cpa_bench_team_result {
-    int32_t ranks;
-    int64_t iterations;  /* calls that were timed, over all steps */
-    double time_s;       /* of the layer in all steps: a sum of medians, each of the slowest rank */
-    double enqueue_s;    /* what the host needed to start it */
-    double exposed_s;    /* of it, waiting for messages, on the rank with the most */
-    double bytes_sent;   /* by all ranks */
-    double flops, bytes; /* of all ranks */
-    double shard_s;      /* of decode on several ranks: of attending a rank's shares alone; else 0 */
-    double checked, wrong;
-} cpa_bench_team_result;
-
-/* Runs the work on the ranks of `comm`, this one included (bench_scaling_team.c). Collective over `comm`. */
-cpa_status cpa_bench_team_run(cpa_bench_site *site, cpa_comm *comm, const cpa_bench_work *work,
-                              cpa_bench_team_result *out, cpa_error *err);
 
 #endif

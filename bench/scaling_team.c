@@ -9,7 +9,8 @@
 #include "base/min_max.h"
 #include "bench/inputs.h"
 #include "bench/memory.h"
-#include "bench/scaling.h"
+#include "bench/noise.h"
+#include "bench/scaling_team.h"
 #include "src/check/reference.h"
 #include "src/worker/graphs.h"
 

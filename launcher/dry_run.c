@@ -6,6 +6,7 @@
 
 #include "base/check.h"
 #include "base/clock.h"
+#include "launcher/output_file.h"
 #include "launcher/report.h"
 #include "launcher/result_json.h"
 #include "src/engine/engine_internal.h"
@@ -52,7 +53,6 @@ static void report(const cpa_outcome *outcome, const cpa_scheduler_stats *stats)
     printf("%-12s%" PRId64 " rows to compute, %" PRId64 " tokens of output\n", "tokens", s->computed_tokens,
            s->output_tokens);
     cpa_report_cache(outcome, stdout);
-    fflush(stdout);
 }
 
 cpa_status cpa_dry_run(const cpa_job *job, int32_t cp_size, const cpa_workload *workload, cpa_error *err) {
@@ -86,7 +86,8 @@ cpa_status cpa_dry_run(const cpa_job *job, int32_t cp_size, const cpa_workload *
     cpa_status status = add_requests(scheduler, workload, err);
     if (status == CPA_OK) {
         cpa_report_preamble(&outcome, stdout);
-        status = plan_all(scheduler, &outcome.stats, err);
+        status = cpa_output_flush(err);
+        if (status == CPA_OK) status = plan_all(scheduler, &outcome.stats, err);
     }
     if (status == CPA_OK) {
         cpa_scheduler_stats stats;
@@ -96,7 +97,9 @@ cpa_status cpa_dry_run(const cpa_job *job, int32_t cp_size, const cpa_workload *
         metrics.input_tokens = workload->prompt_tokens;
         metrics.output_tokens = outcome.stats.output_tokens;
         report(&outcome, &stats);
-        if (job->settings.result_json[0]) status = cpa_result_json_write(job->settings.result_json, &outcome, err);
+        status = cpa_output_flush(err);
+        if (status == CPA_OK && job->settings.result_json[0])
+            status = cpa_result_json_write(job->settings.result_json, &outcome, err);
     }
     cpa_scheduler_destroy(scheduler);
     return status;

@@ -56,7 +56,7 @@ static int answer(const cpa_settings *settings) {
 static cpa_status prepare(int argc, char **argv, cpa_job *job, cpa_workload *workload, cpa_error *err) {
     const cpa_settings *settings = &job->settings;
     CPA_TRY(cpa_settings_load(argc, argv, &job->settings, err));
-    if (answer(settings)) return CPA_OK;
+    if (answer(settings)) return cpa_output_flush(err);
     CPA_TRY(read_model(job, err));
     if (settings->result_json[0]) CPA_TRY(cpa_output_check("--result-json", settings->result_json, err));
     if (settings->timeline[0]) CPA_TRY(cpa_output_check("--timeline", settings->timeline, err));
@@ -64,6 +64,8 @@ static cpa_status prepare(int argc, char **argv, cpa_job *job, cpa_workload *wor
     if (settings->dry_run && workload->count == 0) {
         return cpa_fail(err, CPA_INVALID, "--dry-run: found without requests, expected --trace or --requests");
     }
+    if (settings->result_json[0]) CPA_TRY(cpa_output_retire(settings->result_json, err));
+    if (settings->timeline[0]) CPA_TRY(cpa_output_retire(settings->timeline, err));
     job->run = 1;
     return CPA_OK;
 }

@@ -1,7 +1,9 @@
 /* The program: `mpirun -np N cp_attn [options]`, or `cp_attn bench ...`. */
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/fault.h"
 #include "bench/bench.h"
@@ -40,9 +42,19 @@ static int run_bench(cpa_comm *comm, int argc, char **argv) {
     return (int)cpa_exit_code_of(placed);
 }
 
+/* What was closed when the program started is opened again, so that MPI's own descriptors do not take its number and
+ * get what is printed; writing there fails as before. */
+static int hold_standard_streams(void) {
+    for (int d = STDIN_FILENO; d <= STDERR_FILENO; d++) {
+        if (fcntl(d, F_GETFD) < 0 && open("/dev/null", d == STDIN_FILENO ? O_WRONLY : O_RDONLY) != d) return 0;
+    }
+    return 1;
+}
+
 int main(int argc, char **argv) {
     cpa_comm *comm = NULL;
     cpa_error err;
+    if (!hold_standard_streams()) return CPA_EXIT_FAULT;
     cpa_status joined = cpa_ranks_join(&argc, &argv, &comm, &err);
     if (joined != CPA_OK) {
         fprintf(stderr, "cp_attn: %s\n", err.message);

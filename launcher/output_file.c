@@ -39,6 +39,22 @@ cpa_status cpa_output_check(const char *option, const char *path, cpa_error *err
     return CPA_OK;
 }
 
+cpa_status cpa_output_retire(const char *path, cpa_error *err) {
+    char older[PATH_MAX];
+    if (access(path, F_OK) != 0) return CPA_OK;
+    int length = snprintf(older, sizeof older, "%s.old", path);
+    if (length < (int)sizeof older && rename(path, older) == 0) return CPA_OK;
+    const char *reason = strerror(length < (int)sizeof older ? errno : ENAMETOOLONG);
+    return cpa_fail(err, CPA_IO, "%s: the file of an earlier run could not be renamed (%s)", path, reason);
+}
+
+cpa_status cpa_output_flush(cpa_error *err) {
+    errno = 0;
+    if (fflush(stdout) == 0 && !ferror(stdout)) return CPA_OK;
+    return cpa_fail(err, CPA_IO, "standard output could not be written (%s)",
+                    errno ? strerror(errno) : "an earlier write failed");
+}
+
 cpa_status cpa_output_open(const char *path, cpa_output_file *out, cpa_error *err) {
     out->path = path;
     out->file = open_beside(path, out->name, sizeof out->name);

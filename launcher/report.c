@@ -45,7 +45,6 @@ void cpa_report_preamble(const cpa_outcome *outcome, FILE *out) {
     if (settings->dry_run) snprintf(checked, sizeof checked, "planned, not computed");
     line(out, "", "%" PRId64 " prompt and %" PRId64 " output tokens; %s", outcome->workload->prompt_tokens,
          outcome->workload->output_tokens, checked);
-    fflush(out);
 }
 
 static void print_requests(const cpa_outcome *outcome, FILE *out) {
@@ -126,5 +125,4 @@ void cpa_report_print(const cpa_outcome *outcome, FILE *out) {
     line(out, "verified", "%" PRId64 " rows in %.3g s, %" PRId64 " violations, largest error %.3g", stats->verify_rows,
          stats->verify_s, stats->verify_violations, stats->verify_max_error);
     line(out, "digest", "%016" PRIx64, stats->output_digest);
-    fflush(out);
 }

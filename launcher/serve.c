@@ -7,6 +7,7 @@
 #include "comm/comm.h"
 #include "launcher/dry_run.h"
 #include "launcher/job.h"
+#include "launcher/output_file.h"
 #include "launcher/progress.h"
 #include "launcher/ranks.h"
 #include "launcher/report.h"
@@ -130,6 +131,7 @@ static cpa_status submit(service *s, cpa_error *err) {
     }
     cpa_outcome outcome = outcome_of(s);
     cpa_report_preamble(&outcome, stdout);
+    CPA_TRY(cpa_output_flush(err));
     s->progress = cpa_progress_start(s->workload.prompt_tokens + s->workload.output_tokens, s->workload.count);
     return CPA_OK;
 }
@@ -172,6 +174,7 @@ static cpa_exit_code conclude(service *s, cpa_status status) {
     cpa_exit_code code = cpa_exit_code_of(status);
     int64_t lost = s->workload.count - s->metrics.completed;
     cpa_report_print(&outcome, stdout);
+    cpa_exit_code lost_report = explain(s, cpa_output_flush(&err), err.message);
     if (status == CPA_STOPPED && cpa_signals_received()) {
         fprintf(stderr, "cp_attn: stopped by signal %d: %" PRId64 " of %" PRId64 " requests were not finished\n",
                 cpa_signals_received(), lost, s->workload.count);
@@ -187,7 +190,7 @@ static cpa_exit_code conclude(service *s, cpa_status status) {
         cpa_exit_code lost_json = explain(s, written, err.message);
         if (code == CPA_EXIT_DONE) code = lost_json;
     }
-    return code;
+    return code == CPA_EXIT_DONE ? lost_report : code;
 }
 
 static cpa_exit_code run(service *s) {

@@ -3,7 +3,7 @@
 #     bench.sh right    PROGRAM    every benchmark finds no wrong result, and says so in the table, the JSON, the exit code
 #     bench.sh wrong    TWIN       a fault in the kernel is counted under #wrong, exit 1
 #     bench.sh device   PROGRAM    the same on RANKS devices, one case of each kind
-#     bench.sh bad      PROGRAM    bad usage is one line and exit 2; a JSON file is never overwritten
+#     bench.sh bad      PROGRAM    bad usage is one line and exit 2; a JSON file of an earlier run stays
 # The environment gives MPIRUN (with its options, -np excepted). Where there are fewer devices, `device` exits 77.
 set -euo pipefail
 
@@ -85,6 +85,7 @@ results_are_right() {
     for ranks in 2 3; do
         bench $ranks exchange --shapes 1,1000,64K,1000:pattern=at-once --iters 3
         expect_right 4
+        ! grep -qE 'GFLOP|%| - ' out.txt || fail "a column of the exchange has no figures"
     done
     for ranks in 1 2 3; do
         rm -f scaling.json
@@ -99,8 +100,11 @@ sys.exit({row["iterations"] for row in json.load(open("scaling.json"))["rows"]} 
     done
     bench 2 scaling --shapes 1x70x200:kv-cache-dtype=int8,3x1x100 --max-num-batched-tokens 40 --min-time 0.1
     expect_right 4
-    awk '$1 == "prefill" && $13 != "-" || $1 == "decode" && $3 == 2 && $13 !~ /^-?[0-9.]+$/ { bad = 1 }
+    grep -q '^# cores: ' out.txt || awk '$1 == "prefill" && $13 != "-" || $1 == "decode" && $3 == 2 && $13 !~ /^-?[0-9.]+$/ { bad = 1 }
         END { exit bad }' out.txt || fail "what decode adds to attention is not there, or something else is"
+    $MPIRUN -np 2 "$program" bench scaling --device host --threads "$(nproc)" --shapes 2x1x100 --iters 1 >out.txt
+    grep -q '^# cores: the ranks of a host share them' out.txt || fail "not said that cores are shared"
+    awk '$1 == "decode" && $13 != "-" { bad = 1 } END { exit bad }' out.txt || fail "added, on shared cores"
     awk '$1 == "decode" && $3 == 3 && ($9 <= 0 || $12 <= 0) { bad = 1 } END { exit bad }' out.txt ||
         fail "no speedup, or nothing was sent"
 }
@@ -173,8 +177,15 @@ bad_usage_is_refused() {
     bench 1 exchange && expect_refusal "at least 2"
     bench 2 exchange --shapes 3x3 && expect_refusal 3x3
     echo kept >kept.json
-    bench 1 merge --shapes 8x2 --result-json kept.json && expect_refusal kept.json
-    [ "$(cat kept.json)" = kept ] || fail "kept.json was overwritten"
+    bench 1 merge --shapes 8 --result-json kept.json && expect_refusal "expected 2 numbers"
+    [ "$(cat kept.json)" = kept ] || fail "a run that was refused touched kept.json"
+    bench 1 merge --shapes 8x2 --iters 1 --result-json none/kept.json && expect_refusal none/kept.json
+    bench 1 merge --shapes 8x2 --iters 1 --result-json kept.json
+    [ "$(cat kept.json.old)" = kept ] || fail "what an earlier run left in kept.json is lost"
+    code=0
+    "$program" bench merge --shapes 8x2 --iters 1 --device host --result-json full.json >/dev/full 2>err.txt || code=$?
+    [ "$code" = 3 ] || fail "exit $code with standard output full"
+    grep -q '^cp_attn: .*standard output could not be written' err.txt || fail "no line about standard output"
 }
 
 program=$2

@@ -49,6 +49,33 @@ no_nccl() {
     expect_line 'cannot load NCCL ('
 }
 
+# What an earlier run has left is not taken for the results of one that fails; standard output that cannot be written
+# is a failure.
+outputs() {
+    small_model
+    local options=(--model model.yaml --requests 1 --input-len 20 --output-len 2) arguments
+    run 1 "${options[@]}" --result-json r.json --timeline t.json
+    expect_code 0 "a run"
+    CPATTN_FAULT=failed-rank CP_ATTN=$CP_ATTN_FAULTS run 1 "${options[@]}" --result-json r.json --timeline t.json
+    expect_code 3 "a run that fails"
+    [ ! -e r.json ] && [ ! -e t.json ] || fail "an old file looks new"
+    expect_value completed 1 r.json.old
+    [ -s t.json.old ] || fail "the timeline of the run before is lost"
+    run 1 "${options[@]}" --result-json r.json --dtype int4
+    [ -e r.json.old ] || fail "a run that is refused touches files"
+    for arguments in --help --print-config --version "${options[*]}" "--dry-run ${options[*]}"; do
+        # shellcheck disable=SC2086
+        "$CP_ATTN" $arguments >/dev/full 2>err
+        code=$?
+        expect_code 3 "$arguments with standard output full"
+        expect_line 'standard output could not be written (No space left on device)'
+    done
+    "$CP_ATTN" --help >&- 2>err
+    code=$?
+    expect_code 3 "--help with standard output closed"
+    expect_line 'standard output could not be written'
+}
+
 # SIGTERM in the middle of a run that would take far longer: it reports what it did, and exits with 1.
 signal() {
     small_model

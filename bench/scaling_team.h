@@ -1,0 +1,34 @@
+/* One layer of context attention on a team of ranks: what bench scaling measures. */
+#ifndef CPA_BENCH_SCALING_TEAM_H
+#define CPA_BENCH_SCALING_TEAM_H
+
+#include <cpattn/context.h>
+
+#include "bench/site.h"
+
+/* New tokens at the end of sequences of one length, `chunk` of them a step, in one layer. */
+typedef struct cpa_bench_work {
+    const char *name;
+    cpa_algorithm algorithm;
+    int64_t sequences, new_tokens, context;
+    int64_t chunk;
+} cpa_bench_work;
+
+/* What a team of ranks needed for it. */
+typedef struct cpa_bench_team_result {
+    int32_t ranks;
+    int64_t iterations;  /* calls that were timed, over all steps */
+    double time_s;       /* of the layer in all steps: a sum of medians, each of the slowest rank */
+    double enqueue_s;    /* what the host needed to start it */
+    double exposed_s;    /* of it, waiting for messages, on the rank with the most */
+    double bytes_sent;   /* by all ranks */
+    double flops, bytes; /* of all ranks */
+    double shard_s;      /* of decode on several ranks: of attending a rank's shares alone; else 0 */
+    double checked, wrong;
+} cpa_bench_team_result;
+
+/* Runs the work on the ranks of `comm`, this one included. Collective over `comm`. */
+cpa_status cpa_bench_team_run(cpa_bench_site *site, cpa_comm *comm, const cpa_bench_work *work,
+                              cpa_bench_team_result *out, cpa_error *err);
+
+#endif
