@@ -211,6 +211,7 @@ static cpa_status run_pack(void *state, int64_t call, cpa_error *err) {
         .src = s->cache,
         .dst = s->staging,
         .block_tables = s->table,
+        .n_table_entries = s->blocks,
         .spans = &span,
         .n_spans = 1,
     };

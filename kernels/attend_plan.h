@@ -24,7 +24,11 @@ struct cpa_attend_plan {
     const void *ready_q;
     int64_t n_items;
     int32_t q_heads, kv_heads, k_dim, v_dim, block_size;
-    int64_t max_block; /* cpa_attend_plan_set: the largest block id among the entries in use; -1 without any */
+    /* Of the last cpa_attend_plan_set: whether it succeeded, the end of the rows of its items, and the largest block id
+     * among the entries in use, -1 without any. */
+    int is_set;
+    int64_t rows;
+    int64_t max_block;
 };
 
 static inline void cpa_attend_plan_describe(cpa_attend_plan *plan, const cpa_attend_batch *batch) {

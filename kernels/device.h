@@ -38,6 +38,7 @@ struct cpa_device {
     const cpa_self_test_table *self_test;
     cpa_device_caps caps;
     char description[160];
+    int debug_checks; /* of the options; src/ops sets it */
 };
 
 /* The head of every back end's stream. */

@@ -52,6 +52,7 @@ typedef struct cpa_context_chunk {
     const int32_t *block_table; /* this rank's blocks of the sequence; ceil(len / block_size) entries for its
                                    len = cpa_tokens_before(map, cpa_tokens_on(map, placement, rank),
                                    start + count) tokens */
+    int64_t reserved[3];        /* zero */
 } cpa_context_chunk;
 
 /* The tensors of one layer. */

@@ -20,12 +20,14 @@ typedef struct cpa_stream cpa_stream;
 typedef enum cpa_backend { CPA_BACKEND_HOST = 0, CPA_BACKEND_CUDA } cpa_backend;
 
 typedef struct cpa_device_options {
-    size_t size; /* sizeof(cpa_device_options) */
+    size_t size;
     cpa_backend backend;
     int32_t threads;     /* host: worker threads, the caller's included; 0 = one */
     const int32_t *cpus; /* host: operating-system CPU numbers to bind the threads to, in turn; NULL = do not bind */
     int32_t n_cpus;
-    int32_t ordinal; /* cuda: which of the devices that the process sees */
+    int32_t ordinal;      /* cuda: which of the devices that the process sees */
+    int32_t debug_checks; /* 1: operators check also what lies on the device, which they wait for: to find a mistake */
+    int64_t reserved[11]; /* zero */
 } cpa_device_options;
 
 /* How many devices of a back end this process sees: 1 for the host, 0 for CUDA without a driver or in a build without
@@ -46,7 +48,7 @@ CPA_API void cpa_device_pci_address(cpa_backend backend, int32_t ordinal, char o
 CPA_API cpa_status cpa_device_open(const cpa_device_options *options, cpa_device **out, cpa_error *err);
 CPA_API void cpa_device_close(cpa_device *device);
 
-/* One line naming the device, its instruction set and its threads. Owned by the device. */
+/* One line naming the device, its instruction set and its threads; empty for NULL. Owned by the device. */
 CPA_API const char *cpa_device_description(const cpa_device *device);
 
 /* Device memory, aligned to at least 64 bytes. Freeing NULL does nothing. */
@@ -57,7 +59,8 @@ CPA_API cpa_status cpa_stream_create(cpa_device *device, cpa_stream **out, cpa_e
 CPA_API void cpa_stream_destroy(cpa_stream *stream);
 
 /* The cudaStream_t of a stream on a CUDA device, as a pointer: what is enqueued there runs in order with the operations
- * of the library, so that a cpa_source can launch its kernels. Owned by the stream. NULL on the host back end. */
+ * of the library, so that a cpa_source can launch its kernels. Owned by the stream. NULL on the host back end, and for
+ * NULL. */
 CPA_API void *cpa_stream_native(const cpa_stream *stream);
 
 /* Waits until everything enqueued so far is done; returns the first failure of the stream. */

@@ -1,8 +1,10 @@
 /* Operators on the caller's tensors: write keys and values into pages, attend over pages, merge partial states.
  *
- * All pointers in argument structs lie on the stream's device unless a comment says host. Every struct begins with its
- * size; zero means default. Operations are enqueued on the stream; a status other than CPA_OK means that nothing was
- * enqueued, and cpa_stream_error tells why. Nothing here allocates, except cpa_attend_plan_set when a plan grows. */
+ * All pointers in argument structs lie on the stream's device unless a comment says host, and are aligned to their
+ * elements. Every struct begins with its size; zero means default. Operations are enqueued on the stream; a status other
+ * than CPA_OK means that nothing was enqueued, and cpa_stream_error tells why. Nothing here allocates, except
+ * cpa_attend_plan_set when a plan grows, and host memory for a moment where arrays on the host are checked. Sequences
+ * and rows are counted to 2^44, heads to 2^16, ranks to 2^14, and a tensor reaches over at most 2^60 bytes. */
 #ifndef CPATTN_OPS_H
 #define CPATTN_OPS_H
 
@@ -16,7 +18,7 @@ extern "C" {
 
 /* kv_write (known elsewhere as reshape_and_cache): stores the keys and values of new tokens in their pages.
  * Token i goes to slot slot_mapping[i] = block * block_size + offset; -1 skips the token. Two tokens must not share a
- * slot. Values are converted from `dtype` to the view's dtype, rounding to nearest even; a quantised cache gets codes
+ * slot, which is checked on a device with debug_checks. Values are converted from `dtype` to the view's dtype, rounding to nearest even; a quantised cache gets codes
  * and scales as types.h says. */
 typedef struct cpa_kv_write_args {
     size_t size;
@@ -30,7 +32,8 @@ typedef struct cpa_kv_write_args {
 CPA_API cpa_status cpa_kv_write(const cpa_kv_write_args *args, cpa_stream *stream);
 
 /* kv_copy: copies whole blocks, pairs[i] = (source block of `src`, destination block of `dst`). Both views have the
- * same shape and dtype; they may be the same pool as long as no block is both a source and a destination. */
+ * same shape and dtype; they may be the same pool as long as no block is both a source and a destination. No block is
+ * the destination of two pairs. */
 typedef struct cpa_kv_copy_args {
     size_t size;
     cpa_kv_view src;
@@ -44,17 +47,19 @@ CPA_API cpa_status cpa_kv_copy(const cpa_kv_copy_args *args, cpa_stream *stream)
  * block of a span are left as they were. There is no operation that unpacks: attend reads a staging view through a
  * block table, as it reads a cache, and kv_copy moves its blocks into one. */
 typedef struct cpa_kv_span {
-    int64_t table;     /* index into block_tables of the entry that holds local token 0 of the sequence */
-    int64_t first;     /* first local token, a multiple of block_size */
-    int64_t count;     /* tokens */
-    int64_t dst_block; /* staging block that receives the first one */
+    int64_t table;       /* index into block_tables of the entry that holds local token 0 of the sequence */
+    int64_t first;       /* first local token, a multiple of block_size */
+    int64_t count;       /* tokens */
+    int64_t dst_block;   /* staging block that receives the first one; no block is filled twice */
+    int64_t reserved[4]; /* zero */
 } cpa_kv_span;
 typedef struct cpa_kv_pack_args {
     size_t size;
     cpa_kv_view src;
     cpa_kv_view dst;             /* same shape and dtype as src; does not overlap it */
-    const int32_t *block_tables; /* host */
-    const cpa_kv_span *spans;    /* [n_spans], host */
+    const int32_t *block_tables; /* [n_table_entries], host */
+    int64_t n_table_entries;
+    const cpa_kv_span *spans; /* [n_spans], host */
     int64_t n_spans;
 } cpa_kv_pack_args;
 CPA_API cpa_status cpa_kv_pack(const cpa_kv_pack_args *args, cpa_stream *stream);
@@ -70,9 +75,11 @@ typedef struct cpa_attend_item {
     int64_t table;       /* index into block_tables of the first entry; ceil(k_count / block_size) entries are used */
     cpa_token_set q_set; /* one shard, or all tokens: a sequence that lies on one rank */
     cpa_token_set k_set; /* one shard, all shards but one, or all tokens */
+    int64_t reserved[4]; /* zero */
 } cpa_attend_item;
 
-/* What one step's attention looks like; the same for every layer. Rows of different items must not overlap. */
+/* What one step's attention looks like; the same for every layer. Rows of different items must not overlap. The
+ * interleave of the map need not be a multiple of the block size. */
 typedef struct cpa_attend_batch {
     size_t size;
     cpa_owner_map map;
@@ -87,8 +94,8 @@ typedef struct cpa_attend_batch {
     cpa_dtype kv_dtype; /* of the cache; lets a device reserve what a quantised one takes, and may be left out */
 } cpa_attend_batch;
 
-/* Work split once a step and used for every layer (plan once, run many). A plan may be set again; it keeps its memory.
- * It must not be set while an attend that uses it is in flight. Its attends share a work space: enqueue them on one
+/* Work split once a step and used for every layer (plan once, run many). Setting a plan copies the items and the block
+ * tables of the batch, which the caller may free then. A plan may be set again; it keeps its memory. It must not be set while an attend that uses it is in flight. Its attends share a work space: enqueue them on one
  * stream, or order them. Used by one thread at a time. */
 typedef struct cpa_attend_plan cpa_attend_plan;
 CPA_API cpa_status cpa_attend_plan_create(cpa_device *device, cpa_attend_plan **out, cpa_error *err);

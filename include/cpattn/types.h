@@ -26,6 +26,7 @@ typedef struct cpa_kv_view {
     int64_t k_block_stride, k_token_stride, k_head_stride;
     int64_t v_block_stride, v_token_stride, v_head_stride;
     float k_scale, v_scale; /* CPA_FP8_E4M3: of all keys and of all values; both 0: each row has its own */
+    int64_t reserved[11];   /* zero */
 } cpa_kv_view;
 
 /* Partial attention states of some rows over some keys (Milakov and Gimelshein, arXiv:1805.02867): O normalised, fp32,
@@ -37,6 +38,7 @@ typedef struct cpa_partial {
     int64_t o_row_stride;
     float *lse;
     int64_t lse_row_stride;
+    int64_t reserved[4]; /* zero */
 } cpa_partial;
 
 /* Which keys a query sees, by global position: causal means key <= query; a window w > 0 means query - key < w as well;
@@ -44,7 +46,8 @@ typedef struct cpa_partial {
 typedef struct cpa_mask {
     int32_t causal; /* 0 full, 1 causal */
     int32_t sinks;
-    int64_t window; /* 0: no window */
+    int64_t window;      /* 0: no window */
+    int64_t reserved[6]; /* zero */
 } cpa_mask;
 
 CPA_INLINE int cpa_mask_equals(cpa_mask a, cpa_mask b) {

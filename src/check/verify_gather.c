@@ -111,7 +111,12 @@ static cpa_status read_cache(const gather *g, const cpa_verify_group *group, int
     cpa_kv_span span = {.first = first, .count = count};
     if (count == 0) return CPA_OK;
     head_copy rows = copy_of_head(&all, group->kv_head, count, k_out, v_out);
-    cpa_kv_pack_args args = {sizeof args, rows.head, rows.out, seq->blocks, &span, 1};
+    cpa_kv_pack_args args = {.size = sizeof args,
+                             .src = rows.head,
+                             .dst = rows.out,
+                             .block_tables = seq->blocks,
+                             .spans = &span,
+                             .n_spans = 1};
     CPA_TRY(worker->device->operators->kv_pack(&args, worker->stream));
     if (!cpa_kv_scale_bytes(all.dtype, CPA_KEYS, all.k_scale)) return CPA_OK;
     head_copy scales =

@@ -53,7 +53,7 @@ cpa_status cpa_context_ensure_state(cpa_context *c, cpa_context_buffer *buffer, 
     int64_t heads = c->options.q_heads, width = heads * c->options.v_dim;
     CPA_TRY(cpa_context_ensure(c, buffer, rows * (width + heads) * (int64_t)sizeof(float)));
     float *o = buffer->memory;
-    *out = (cpa_partial){o, width, o + rows * width, heads};
+    *out = (cpa_partial){.o = o, .o_row_stride = width, .lse = o + rows * width, .lse_row_stride = heads};
     return CPA_OK;
 }
 

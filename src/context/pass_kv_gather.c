@@ -125,7 +125,7 @@ static cpa_status plan_send(cpa_context *c, int64_t begin, int64_t end) {
         const cpa_planned_chunk *chunk = &c->chunks[piece->chunk];
         int32_t shard = cpa_tokens_on(c->map, chunk->placement, c->control.rank).shard;
         int64_t count = tokens_in(c, shard, chunk->end, piece->first, piece->count);
-        cpa_kv_span span = {chunk->table, piece->first, count, piece->block};
+        cpa_kv_span span = {.table = chunk->table, .first = piece->first, .count = count, .dst_block = piece->block};
         if (count > 0) CPA_TRY(cpa_pass_kv_add_span(c, span));
     }
     return CPA_OK;

@@ -99,7 +99,10 @@ static int64_t end_of(const cpa_context *c, const cpa_kv_piece *piece) {
 static cpa_status plan_send(cpa_context *c, int64_t segment, int64_t *next, cpa_kv_route *route) {
     for (; *next < c->kv.sent.count && c->kv.sent.data[*next].segment == segment; ++*next) {
         const cpa_kv_piece *piece = &c->kv.sent.data[*next];
-        cpa_kv_span span = {c->chunks[piece->chunk].table, piece->first, piece->count, piece->block};
+        cpa_kv_span span = {.table = c->chunks[piece->chunk].table,
+                            .first = piece->first,
+                            .count = piece->count,
+                            .dst_block = piece->block};
         CPA_TRY(cpa_pass_kv_add_span(c, span));
         route->send_blocks = end_of(c, piece);
     }

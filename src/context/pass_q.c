@@ -57,7 +57,10 @@ static int64_t state_floats(const cpa_context *c) {
 static cpa_partial state_rows(const cpa_context *c, void *memory, int64_t row) {
     int64_t stride = state_floats(c);
     float *o = (float *)memory + row * stride;
-    return (cpa_partial){o, stride, o + (int64_t)c->options.q_heads * c->options.v_dim, stride};
+    return (cpa_partial){.o = o,
+                         .o_row_stride = stride,
+                         .lse = o + (int64_t)c->options.q_heads * c->options.v_dim,
+                         .lse_row_stride = stride};
 }
 
 /* The states that are attended for a peer. */

@@ -129,7 +129,8 @@ static cpa_status time_graph(probe *p, double *seconds, cpa_error *err) {
 
 /* Seconds of a layer of a step with one row of a sequence of that placement, which ends at `end`. The last rank has it. */
 static cpa_status time_layer(probe *p, cpa_placement placement, int64_t end, double *seconds, cpa_error *err) {
-    cpa_context_chunk chunk = {end - 1, 1, placement, CPA_PASS_Q, p->table};
+    cpa_context_chunk chunk = {
+        .start = end - 1, .count = 1, .placement = placement, .algorithm = CPA_PASS_Q, .block_table = p->table};
     CPA_TRY(cpa_control_agree(p->control, plan_layer(p, &chunk, err), err));
     CPA_TRY(cpa_control_agree(p->control, time_graph(p, seconds, err), err));
     return cpa_control_max(p->control, seconds, 1, err);

@@ -144,8 +144,11 @@ cpa_status cpa_worker_apply(cpa_worker *worker, const cpa_step_plan *plan, cpa_e
         const cpa_plan_chunk *chunk = &plan->chunks[i];
         CPA_TRY(apply_chunk(worker, plan, chunk, err));
         add_rows(worker, chunk);
-        chunks[i] = (cpa_context_chunk){chunk->start, chunk->count, chunk->placement, chunk->algorithm,
-                                        worker->seqs[chunk->seq].blocks};
+        chunks[i] = (cpa_context_chunk){.start = chunk->start,
+                                        .count = chunk->count,
+                                        .placement = chunk->placement,
+                                        .algorithm = chunk->algorithm,
+                                        .block_table = worker->seqs[chunk->seq].blocks};
     }
     return CPA_OK;
 }

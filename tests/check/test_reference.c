@@ -87,7 +87,7 @@ static void errors_count_nan_as_infinite(void) {
 }
 
 static void masks_see_what_their_definition_says(void) {
-    cpa_mask causal = {.causal = 1}, window = {.causal = 1, .window = 3, .sinks = 2}, full = {0, 0, 0};
+    cpa_mask causal = {.causal = 1}, window = {.causal = 1, .window = 3, .sinks = 2}, full = {0};
     CU_ASSERT(cpa_reference_sees(causal, 5, 5) && !cpa_reference_sees(causal, 5, 6));
     CU_ASSERT(cpa_reference_sees(window, 9, 7) && !cpa_reference_sees(window, 9, 6));
     CU_ASSERT(cpa_reference_sees(window, 9, 1) && !cpa_reference_sees(window, 9, 2));

@@ -361,7 +361,7 @@ static void enqueue_merged_round(cpa_site *s, const merge_traffic *t, int round)
         if (peer == cpa_world_rank) continue;
         s->transport->table->room(s->transport, peer, &theirs, &own, &room);
         CUDA(cudaMemcpyAsync(theirs, sent_state(t, round), (size_t)state_bytes, cudaMemcpyHostToDevice, s->producer));
-        states[n] = (cpa_partial){own, 0, (float *)own + STATE_ROWS * STATE_WIDTH, 0};
+        states[n] = (cpa_partial){.o = own, .lse = (float *)own + STATE_ROWS * STATE_WIDTH};
         stored[n++] = (cpa_message){peer, theirs, state_bytes, own, state_bytes};
     }
     const cpa_merge_args args = {.size = sizeof args,

@@ -240,8 +240,11 @@ static void queries_that_are_ready_elsewhere(void) {
 }
 
 static void windows_and_sinks(void) {
-    static const cpa_mask masks[] = {{1, 0, 1},  {1, 0, 100},  {1, 4, 64},    {1, 40, 17},
-                                     {0, 4, 50}, {1, 4, 5000}, {1, 150, 300}, {1, 16, 16}};
+    static const cpa_mask masks[] = {
+        {.causal = 1, .sinks = 0, .window = 1},     {.causal = 1, .sinks = 0, .window = 100},
+        {.causal = 1, .sinks = 4, .window = 64},    {.causal = 1, .sinks = 40, .window = 17},
+        {.causal = 0, .sinks = 4, .window = 50},    {.causal = 1, .sinks = 4, .window = 5000},
+        {.causal = 1, .sinks = 150, .window = 300}, {.causal = 1, .sinks = 16, .window = 16}};
     for (size_t i = 0; i < sizeof masks / sizeof masks[0]; i++) {
         for (int32_t n = 1; n <= 3; n += 2) {
             for (int base = 0; base < BASES; base++) {

@@ -158,8 +158,12 @@ static void copies_of(cpa_dtype dtype, int32_t k_dim, int32_t v_dim, int src_hea
 
     int32_t table[BLOCKS];
     for (int32_t i = 0; i < BLOCKS; i++) table[i] = (i * 271) % BLOCKS;
-    const cpa_kv_span spans[] = {{10, 32, 1000, 3}, {0, 0, 16 * 1100 + 5, 70}, {2000, 16, 0, 0}, {300, 0, 1, 1300}};
+    const cpa_kv_span spans[] = {{.table = 10, .first = 32, .count = 1000, .dst_block = 3},
+                                 {.table = 0, .first = 0, .count = 16 * 1100 + 5, .dst_block = 70},
+                                 {.table = 2000, .first = 16, .count = 0, .dst_block = 0},
+                                 {.table = 300, .first = 0, .count = 1, .dst_block = 1300}};
     cpa_kv_pack_args pack = {.size = sizeof pack, .src = src.view, .dst = dst.view, .block_tables = table};
+    pack.n_table_entries = sizeof table / sizeof table[0];
     pack.spans = spans;
     pack.n_spans = sizeof spans / sizeof spans[0];
     CU_ASSERT_EQUAL(cpa_kv_pack(&pack, host_stream), CPA_OK);
@@ -210,7 +214,7 @@ static void merge_of(const merge_case *c) {
         memory[s] = cpa_test_poisoned(floats, sizeof(float));
         maps[s] = cpa_test_poisoned(c->rows, sizeof(int32_t));
         float *lse = memory[s] + (c->interleaved ? o_floats : c->rows * o_floats);
-        host[s] = (cpa_partial){memory[s], stride, lse, lse_stride};
+        host[s] = (cpa_partial){.o = memory[s], .o_row_stride = stride, .lse = lse, .lse_row_stride = lse_stride};
         for (int64_t row = 0; row < c->rows; row++) {
             maps[s][row] = (int32_t)(mixed((uint64_t)(row * 77 + s)) % 8 == 0 ? -1 : c->rows - 1 - row);
             for (int32_t h = 0; h < c->heads; h++) {
@@ -223,7 +227,10 @@ static void merge_of(const merge_case *c) {
         }
         device_memory[s] = cpa_test_upload(cuda_stream, memory[s], floats * (int64_t)sizeof(float));
         device_maps[s] = cpa_test_upload(cuda_stream, maps[s], c->rows * (int64_t)sizeof(int32_t));
-        device[s] = (cpa_partial){device_memory[s], stride, device_memory[s] + (lse - memory[s]), lse_stride};
+        device[s] = (cpa_partial){.o = device_memory[s],
+                                  .o_row_stride = stride,
+                                  .lse = device_memory[s] + (lse - memory[s]),
+                                  .lse_row_stride = lse_stride};
     }
     const int32_t *some_maps[MAX_STATES], *some_device_maps[MAX_STATES];
     for (int32_t s = 0; s < c->n; s++) {

@@ -140,8 +140,9 @@ static void packed_spans_are_consecutive_and_leave_tails_alone(void) {
     write_slots(&from, BLOCKS * 16);
     const int32_t tables[6] = {9, 4, 11, INT32_MAX, 0, 5};
     /* 20 tokens from local 16 on of the first sequence, 30 of the second. */
-    const cpa_kv_span spans[2] = {{0, 16, 20, 1}, {4, 0, 30, 3}};
-    cpa_kv_pack_args args = {sizeof args, from, to, tables, spans, 2};
+    const cpa_kv_span spans[2] = {{.table = 0, .first = 16, .count = 20, .dst_block = 1},
+                                  {.table = 4, .first = 0, .count = 30, .dst_block = 3}};
+    cpa_kv_pack_args args = {sizeof args, from, to, tables, sizeof tables / sizeof tables[0], spans, 2};
     CU_ASSERT_EQUAL(cpa_kv_pack(&args, stream), CPA_OK);
     cpa_kv_fixture_download(&staging, &to, stream);
     for (int64_t at = 0; at < 8 * 16; at++) {

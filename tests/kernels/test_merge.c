@@ -26,7 +26,8 @@ static float uniform(uint64_t *state) {
 }
 
 static cpa_partial state_of(float *memory) {
-    return (cpa_partial){memory, O_STRIDE, memory + HEADS * WIDTH, O_STRIDE};
+    return (cpa_partial){
+        .o = memory, .o_row_stride = O_STRIDE, .lse = memory + HEADS * WIDTH, .lse_row_stride = O_STRIDE};
 }
 
 enum { STATE_BYTES = ROWS * O_STRIDE * sizeof(float) };

@@ -284,8 +284,8 @@ static void copies_and_packed_spans_carry_their_scales(void) {
         cpa_kv_copy_args copy = {sizeof copy, from, to, pairs, 1};
         CU_ASSERT_EQUAL(cpa_kv_copy(&copy, stream), CPA_OK);
         const int32_t tables[3] = {4, 2, 0};
-        const cpa_kv_span span = {0, 16, 21, 1};
-        cpa_kv_pack_args pack = {sizeof pack, from, to, tables, &span, 1};
+        const cpa_kv_span span = {.table = 0, .first = 16, .count = 21, .dst_block = 1};
+        cpa_kv_pack_args pack = {sizeof pack, from, to, tables, sizeof tables / sizeof tables[0], &span, 1};
         CU_ASSERT_EQUAL(cpa_kv_pack(&pack, stream), CPA_OK);
         cpa_kv_fixture_download(&dst, &to, stream);
         cpa_kv_view_free(&to, stream);

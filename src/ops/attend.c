@@ -1,0 +1,211 @@
+/* The attend plan, attend and merge: every argument is checked here, then the table of the back end runs. */
+#include <stdlib.h>
+
+#include "base/struct_size.h"
+#include "kernels/operators.h"
+#include "src/ops/check_args.h"
+
+int64_t cpa_attend_split_tokens(const cpa_device *device) {
+    return device ? device->caps.split_tokens : 0;
+}
+
+/* ---- the plan ---- */
+
+cpa_status cpa_attend_plan_create(cpa_device *device, cpa_attend_plan **out, cpa_error *err) {
+    REQUIRE(err, device && out, "attend plan: %s is NULL", device ? "out" : "device");
+    return device->operators->plan_create(device, out, err);
+}
+
+void cpa_attend_plan_destroy(cpa_attend_plan *plan) {
+    if (plan) plan->device->operators->plan_destroy(plan);
+}
+
+/* What a batch reads and writes, and a plan keeps of it. */
+typedef struct batch_reach {
+    int64_t max_block; /* -1: none */
+    int64_t rows;      /* the end of the last item's */
+} batch_reach;
+
+static cpa_status check_keys(const cpa_attend_batch *batch, int64_t index, batch_reach *reach, cpa_error *err) {
+    const cpa_attend_item *item = &batch->items[index];
+    const long long i = index;
+    REQUIRE(err, item->k_count >= 0 && item->k_first >= 0 && item->k_first % batch->block_size == 0,
+            "attend plan: items[%lld] has k_count %lld and k_first %lld; expected none negative and k_first a multiple "
+            "of block_size, %d",
+            i, (long long)item->k_count, (long long)item->k_first, batch->block_size);
+    int64_t entries = item->k_count / batch->block_size + (item->k_count % batch->block_size > 0);
+    REQUIRE(err, item->table >= 0 && item->table <= batch->n_table_entries - entries,
+            "attend plan: items[%lld] uses table entries [%lld, +%lld) of %lld", i, (long long)item->table,
+            (long long)entries, (long long)batch->n_table_entries);
+    REQUIRE(err, item->k_first <= CPA_MOST_TOKENS - item->k_count,
+            "attend plan: items[%lld] has k_count %lld and k_first %lld; expected at most 2^44 keys", i,
+            (long long)item->k_count, (long long)item->k_first);
+    for (int64_t e = item->table; e < item->table + entries; e++) {
+        REQUIRE(err, batch->block_tables[e] >= 0, "attend plan: table entry %lld of items[%lld] is %d", (long long)e, i,
+                batch->block_tables[e]);
+        if (batch->block_tables[e] > reach->max_block) reach->max_block = batch->block_tables[e];
+    }
+    return CPA_OK;
+}
+
+/* Queries and keys are of one shard or all, keys also of all shards but one. */
+static cpa_status check_token_set(const cpa_attend_batch *batch, long long index, const char *name, cpa_token_set set,
+                                  int may_be_others, cpa_error *err) {
+    const int known =
+        set.kind == CPA_TOKENS_SHARD || set.kind == CPA_TOKENS_ALL || (set.kind == CPA_TOKENS_OTHERS && may_be_others);
+    REQUIRE(err, known, "attend plan: items[%lld] has %s.kind %d, expected one shard (%d)%s or all (%d)", index, name,
+            (int)set.kind, CPA_TOKENS_SHARD, may_be_others ? ", all but one (1)" : "", CPA_TOKENS_ALL);
+    REQUIRE(err, set.kind == CPA_TOKENS_ALL || (set.shard >= 0 && set.shard < batch->map.cp_size),
+            "attend plan: items[%lld] has %s.shard %d, expected 0..%d", index, name, set.shard, batch->map.cp_size - 1);
+    return CPA_OK;
+}
+
+static cpa_status check_item(const cpa_attend_batch *batch, int64_t index, batch_reach *reach, cpa_error *err) {
+    const cpa_attend_item *item = &batch->items[index];
+    const long long i = index;
+    REQUIRE(err, CPA_RESERVED_IS_ZERO(*item), "attend plan: the reserved bytes of items[%lld] are not zero", i);
+    REQUIRE(err,
+            item->q_row >= 0 && item->q_count >= 0 && item->q_first >= 0 && item->q_count <= CPA_MOST_TOKENS &&
+                item->q_row <= CPA_MOST_TOKENS - item->q_count && item->q_first <= CPA_MOST_TOKENS - item->q_count,
+            "attend plan: items[%lld] has q_row %lld, q_count %lld, q_first %lld; expected none negative, and rows and "
+            "queries below 2^44",
+            i, (long long)item->q_row, (long long)item->q_count, (long long)item->q_first);
+    CPA_TRY(check_token_set(batch, i, "q_set", item->q_set, 0, err));
+    CPA_TRY(check_token_set(batch, i, "k_set", item->k_set, 1, err));
+    REQUIRE(err, item->q_set.kind != CPA_TOKENS_ALL || item->k_set.kind == CPA_TOKENS_ALL,
+            "attend plan: items[%lld] has the queries of all tokens and k_set.kind %d; expected all keys too, %d", i,
+            (int)item->k_set.kind, CPA_TOKENS_ALL);
+    if (item->q_count > 0 && item->q_row + item->q_count > reach->rows) reach->rows = item->q_row + item->q_count;
+    return check_keys(batch, index, reach, err);
+}
+
+/* No row belongs to two items. */
+static cpa_status check_rows_once(const cpa_attend_batch *batch, cpa_error *err) {
+    int64_t n = 0;
+    cpa_checked_range *rows = malloc((size_t)(batch->n_items + 1) * sizeof *rows);
+    if (!rows) {
+        return cpa_fail(err, CPA_NO_MEMORY, "attend plan: no memory for the check of %lld items",
+                        (long long)batch->n_items);
+    }
+    for (int64_t i = 0; i < batch->n_items; i++) {
+        const cpa_attend_item *item = &batch->items[i];
+        if (item->q_count > 0) rows[n++] = (cpa_checked_range){item->q_row, item->q_row + item->q_count, i};
+    }
+    cpa_status status = cpa_check_disjoint("attend plan", "items", "row", rows, n, err);
+    free(rows);
+    return status;
+}
+
+static cpa_status check_batch(const cpa_attend_batch *batch, batch_reach *reach, cpa_error *err) {
+    CPA_TRY(cpa_check_map("attend plan", batch->map, err));
+    CPA_TRY(cpa_check_heads("attend plan", batch->q_heads, batch->kv_heads, err));
+    CPA_TRY(cpa_check_dim("attend plan", "k_dim", batch->k_dim, err));
+    CPA_TRY(cpa_check_dim("attend plan", "v_dim", batch->v_dim, err));
+    CPA_TRY(cpa_check_block_size("attend plan", batch->block_size, err));
+    REQUIRE(err, cpa_dtype_traits_of(batch->kv_dtype), "attend plan: kv_dtype is %d, which is none",
+            (int)batch->kv_dtype);
+    REQUIRE(err, batch->n_items >= 0 && batch->n_items <= INT32_MAX && (batch->n_items == 0 || batch->items),
+            "attend plan: n_items is %lld and items is %s", (long long)batch->n_items, batch->items ? "set" : "NULL");
+    REQUIRE(err,
+            batch->n_table_entries >= 0 && batch->n_table_entries <= CPA_MOST_TOKENS &&
+                (batch->n_table_entries == 0 || batch->block_tables),
+            "attend plan: n_table_entries is %lld and block_tables is %s", (long long)batch->n_table_entries,
+            batch->block_tables ? "set" : "NULL");
+    for (int64_t i = 0; i < batch->n_items; i++) CPA_TRY(check_item(batch, i, reach, err));
+    return check_rows_once(batch, err);
+}
+
+cpa_status cpa_attend_plan_set(cpa_attend_plan *plan, const cpa_attend_batch *given, cpa_error *err) {
+    cpa_attend_batch batch;
+    batch_reach reach = {-1, 0};
+    REQUIRE(err, plan, "attend plan: the plan is NULL");
+    CPA_TRY(CPA_STRUCT_TAKE("attend plan", given, cpa_attend_batch, n_table_entries, &batch, err));
+    CPA_TRY(check_batch(&batch, &reach, err));
+    plan->is_set = 0;
+    CPA_TRY(plan->device->operators->plan_set(plan, &batch, err));
+    plan->device->table->release(plan->device);
+    plan->max_block = reach.max_block;
+    plan->rows = reach.rows;
+    plan->is_set = 1;
+    return CPA_OK;
+}
+
+/* ---- attend ---- */
+
+static cpa_status check_attend(const cpa_attend_plan *plan, const cpa_attend_args *args, const cpa_stream *stream,
+                               cpa_error *err) {
+    REQUIRE(err, plan->device == stream->device, "attend: the plan and the stream belong to different devices");
+    REQUIRE(err, plan->is_set, "attend: the plan has not been set");
+    if (plan->n_items == 0) return CPA_OK;
+    CPA_TRY(cpa_check_dtype("attend", "q_dtype", args->q_dtype, err));
+    CPA_TRY(cpa_check_view("attend", &args->kv, err));
+    const cpa_kv_view *kv = &args->kv;
+    REQUIRE(err,
+            kv->kv_heads == plan->kv_heads && kv->k_dim == plan->k_dim && kv->v_dim == plan->v_dim &&
+                kv->block_size == plan->block_size,
+            "attend: the cache has kv_heads %d, k_dim %d, v_dim %d, block_size %d, but the plan has %d, %d, %d, %d",
+            kv->kv_heads, kv->k_dim, kv->v_dim, kv->block_size, plan->kv_heads, plan->k_dim, plan->v_dim,
+            plan->block_size);
+    REQUIRE(err, plan->max_block < kv->num_blocks, "attend: the plan reads block %lld, but the cache has %lld blocks",
+            (long long)plan->max_block, (long long)kv->num_blocks);
+    REQUIRE(err, args->q, "attend: q is NULL");
+    const int64_t bytes = cpa_dtype_bytes(args->q_dtype), out_width = (int64_t)plan->q_heads * plan->v_dim;
+    CPA_TRY(cpa_check_aligned("attend", "q", args->q, bytes, err));
+    CPA_TRY(cpa_check_aligned("attend", "out", args->out, bytes, err));
+    CPA_TRY(cpa_check_rows("attend", "q_row_stride", plan->rows, args->q_row_stride,
+                           (int64_t)plan->q_heads * plan->k_dim, bytes, err));
+    CPA_TRY(cpa_check_rows("attend", "rows of out", plan->rows, 0, out_width, bytes, err));
+    CPA_TRY(cpa_check_state("attend", &args->state, plan->rows, plan->q_heads, plan->v_dim, err));
+    CPA_TRY(cpa_check_mask("attend", &args->mask, err));
+    REQUIRE(err, args->scale - args->scale == 0, "attend: scale is %g, expected a finite number", (double)args->scale);
+    REQUIRE(err, args->resume == 0 || args->resume == 1, "attend: resume is %d, expected 0 or 1", args->resume);
+    REQUIRE(err, (args->out && !args->resume) || (args->state.o && args->state.lse),
+            "attend: state.%s is NULL; expected a state unless out is set and resume is 0",
+            args->state.o ? "lse" : "o");
+    return CPA_OK;
+}
+
+cpa_status cpa_attend(const cpa_attend_plan *plan, const cpa_attend_args *given, cpa_stream *stream) {
+    cpa_attend_args args;
+    if (!stream) return CPA_INVALID;
+    CPA_TRY(CPA_STRUCT_TAKE("attend", given, cpa_attend_args, state, &args, &stream->error));
+    REQUIRE(&stream->error, plan, "attend: the plan is NULL");
+    CPA_TRY(check_attend(plan, &args, stream, &stream->error));
+    return stream->device->operators->attend(plan, &args, stream);
+}
+
+/* ---- merge ---- */
+
+static cpa_status check_merge(const cpa_merge_args *args, cpa_error *err) {
+    REQUIRE(err, args->rows >= 0 && args->rows <= CPA_MOST_TOKENS, "merge: rows is %lld, expected 0 to 2^44",
+            (long long)args->rows);
+    REQUIRE(err, args->heads >= 1 && args->heads <= CPA_MOST_HEADS, "merge: heads is %d, expected 1..%d", args->heads,
+            CPA_MOST_HEADS);
+    CPA_TRY(cpa_check_dim("merge", "v_dim", args->v_dim, err));
+    REQUIRE(err, args->n_states >= 1 && args->n_states <= CPA_MERGE_MAX_STATES, "merge: n_states is %d, expected 1..%d",
+            args->n_states, CPA_MERGE_MAX_STATES);
+    CPA_TRY(cpa_check_dtype("merge", "out_dtype", args->out_dtype, err));
+    REQUIRE(err, args->states, "merge: states is NULL");
+    for (int32_t i = 0; i < args->n_states; i++) {
+        REQUIRE(err, args->rows == 0 || (args->states[i].o && args->states[i].lse), "merge: states[%d].%s is NULL", i,
+                args->states[i].o ? "lse" : "o");
+        CPA_TRY(cpa_check_state("merge", &args->states[i], args->rows, args->heads, args->v_dim, err));
+        if (args->row_maps) CPA_TRY(cpa_check_aligned("merge", "a row map", args->row_maps[i], sizeof(int32_t), err));
+    }
+    REQUIRE(err, args->rows == 0 || args->out, "merge: out is NULL");
+    const int64_t bytes = cpa_dtype_bytes(args->out_dtype);
+    CPA_TRY(cpa_check_aligned("merge", "out", args->out, bytes, err));
+    CPA_TRY(cpa_check_aligned("merge", "out_lse", args->out_lse, sizeof(float), err));
+    CPA_TRY(cpa_check_rows("merge", "out_row_stride", args->rows, args->out_row_stride,
+                           (int64_t)args->heads * args->v_dim, bytes, err));
+    return cpa_check_rows("merge", "out_lse_row_stride", args->rows, args->out_lse_row_stride, args->heads,
+                          sizeof(float), err);
+}
+
+cpa_status cpa_merge(const cpa_merge_args *given, cpa_stream *stream) {
+    cpa_merge_args args;
+    if (!stream) return CPA_INVALID;
+    CPA_TRY(CPA_STRUCT_TAKE("merge", given, cpa_merge_args, out, &args, &stream->error));
+    CPA_TRY(check_merge(&args, &stream->error));
+    return stream->device->operators->merge(&args, NULL, stream);
+}

@@ -1,0 +1,53 @@
+/* Checks of arguments that operators, context attention and the engine share. `where` begins the line that says what
+ * is wrong. */
+#ifndef CPA_OPS_CHECK_ARGS_H
+#define CPA_OPS_CHECK_ARGS_H
+
+#include <cpattn/ops.h>
+
+#include "base/check.h"
+
+/* Fails with CPA_INVALID and a formatted line unless the condition holds. */
+#define REQUIRE(err, condition, ...)                                                                                   \
+    do {                                                                                                               \
+        if (!(condition)) return cpa_fail(err, CPA_INVALID, __VA_ARGS__);                                              \
+    } while (0)
+
+/* Bounds that keep every product of counts, strides and positions within 64 bits. */
+#define CPA_MOST_BYTES ((int64_t)1 << 60)  /* from the first to the last byte of a tensor */
+#define CPA_MOST_TOKENS ((int64_t)1 << 44) /* of a sequence, and rows of a tensor */
+enum { CPA_MOST_HEADS = 1 << 16, CPA_MOST_BLOCK_TOKENS = 1 << 16, CPA_MOST_RANKS = 1 << 14 };
+
+cpa_status cpa_check_heads(const char *where, int32_t q_heads, int32_t kv_heads, cpa_error *err);
+cpa_status cpa_check_dim(const char *where, const char *name, int32_t dim, cpa_error *err);
+/* A dtype of queries and results. */
+cpa_status cpa_check_dtype(const char *where, const char *name, cpa_dtype dtype, cpa_error *err);
+cpa_status cpa_check_block_size(const char *where, int32_t block_size, cpa_error *err);
+cpa_status cpa_check_map(const char *where, cpa_owner_map map, cpa_error *err);
+cpa_status cpa_check_mask(const char *where, const cpa_mask *mask, cpa_error *err);
+
+/* A pointer to elements of so many bytes. NULL is aligned. */
+cpa_status cpa_check_aligned(const char *where, const char *name, const void *pointer, int64_t bytes, cpa_error *err);
+
+/* Rows of `least` elements of so many bytes that lie `stride` elements apart, 0 for `least`. */
+cpa_status cpa_check_rows(const char *where, const char *name, int64_t rows, int64_t stride, int64_t least,
+                          int64_t bytes, cpa_error *err);
+
+cpa_status cpa_check_view(const char *where, const cpa_kv_view *kv, cpa_error *err);
+cpa_status cpa_check_same_shape(const char *where, const cpa_kv_view *a, const cpa_kv_view *b, cpa_error *err);
+
+/* A partial state of `rows` rows; its pointers may be NULL. */
+cpa_status cpa_check_state(const char *where, const cpa_partial *state, int64_t rows, int32_t heads, int32_t v_dim,
+                           cpa_error *err);
+
+/* A range [begin, end) that belongs to entry `index` of an array. */
+typedef struct cpa_checked_range {
+    int64_t begin, end, index;
+} cpa_checked_range;
+
+/* No two of the ranges have anything in common; leaves them in ascending order. `what` names the array and `units`
+ * what is in it. */
+cpa_status cpa_check_disjoint(const char *where, const char *what, const char *units, cpa_checked_range *ranges,
+                              int64_t n, cpa_error *err);
+
+#endif

@@ -1,0 +1,182 @@
+/* kv_write, kv_copy and kv_pack: every argument is checked here, then the table of the back end runs. */
+#include <stdlib.h>
+
+#include "base/struct_size.h"
+#include "kernels/operators.h"
+#include "src/ops/check_args.h"
+
+/* ---- kv_write ---- */
+
+/* No two tokens have the same slot. Brings the slots to the host. */
+static cpa_status check_slots(const cpa_kv_write_args *args, cpa_stream *stream) {
+    cpa_status status;
+    cpa_error *err = &stream->error;
+    const size_t n = (size_t)args->tokens;
+    int64_t *slots = malloc((n + 1) * sizeof *slots);
+    cpa_checked_range *ranges = malloc((n + 1) * sizeof *ranges);
+    if (!slots || !ranges) {
+        status = cpa_fail(err, CPA_NO_MEMORY, "kv_write: no memory for the check of %zu slots", n);
+        goto done;
+    }
+    CPA_TRY_GOTO(stream->device->table->copy(slots, args->slot_mapping, (int64_t)(n * sizeof *slots), stream), done);
+    CPA_TRY_GOTO(stream->device->table->stream_sync(stream), done);
+    int64_t used = 0;
+    for (size_t i = 0; i < n; i++) {
+        if (slots[i] >= 0 && slots[i] < INT64_MAX)
+            ranges[used++] = (cpa_checked_range){slots[i], slots[i] + 1, (int64_t)i};
+    }
+    status = cpa_check_disjoint("kv_write", "slot_mapping", "slot", ranges, used, err);
+done:
+    free(ranges);
+    free(slots);
+    return status;
+}
+
+static cpa_status check_kv_write(const cpa_kv_write_args *args, cpa_stream *stream) {
+    cpa_error *err = &stream->error;
+    REQUIRE(err, args->tokens >= 0 && args->tokens <= CPA_MOST_TOKENS, "kv_write: tokens is %lld, expected 0 to 2^44",
+            (long long)args->tokens);
+    CPA_TRY(cpa_check_dtype("kv_write", "dtype", args->dtype, err));
+    CPA_TRY(cpa_check_view("kv_write", &args->kv, err));
+    REQUIRE(err, args->tokens == 0 || (args->k && args->v && args->slot_mapping), "kv_write: %s is NULL",
+            !args->k   ? "k"
+            : !args->v ? "v"
+                       : "slot_mapping");
+    const int64_t bytes = cpa_dtype_bytes(args->dtype), heads = args->kv.kv_heads;
+    CPA_TRY(cpa_check_aligned("kv_write", "k", args->k, bytes, err));
+    CPA_TRY(cpa_check_aligned("kv_write", "v", args->v, bytes, err));
+    CPA_TRY(cpa_check_aligned("kv_write", "slot_mapping", args->slot_mapping, sizeof *args->slot_mapping, err));
+    CPA_TRY(cpa_check_rows("kv_write", "k rows of", args->tokens, 0, heads * args->kv.k_dim, bytes, err));
+    CPA_TRY(cpa_check_rows("kv_write", "v rows of", args->tokens, 0, heads * args->kv.v_dim, bytes, err));
+    return stream->device->debug_checks ? check_slots(args, stream) : CPA_OK;
+}
+
+cpa_status cpa_kv_write(const cpa_kv_write_args *given, cpa_stream *stream) {
+    cpa_kv_write_args args;
+    if (!stream) return CPA_INVALID;
+    CPA_TRY(CPA_STRUCT_TAKE("kv_write", given, cpa_kv_write_args, kv, &args, &stream->error));
+    CPA_TRY(check_kv_write(&args, stream));
+    return stream->device->operators->kv_write(&args, stream);
+}
+
+/* ---- kv_copy ---- */
+
+/* Every block is written once, and none is read that is written. */
+static cpa_status check_pairs(const cpa_kv_copy_args *args, cpa_error *err) {
+    const int64_t n = args->n_pairs;
+    const int one_pool = args->src.k == args->dst.k || args->src.v == args->dst.v;
+    cpa_checked_range *written = malloc((size_t)(n + 1) * sizeof *written);
+    if (!written) return cpa_fail(err, CPA_NO_MEMORY, "kv_copy: no memory for the check of %lld pairs", (long long)n);
+    for (int64_t i = 0; i < n; i++) {
+        const int64_t dst = args->pairs[i][1];
+        written[i] = (cpa_checked_range){dst, dst + 1, i};
+    }
+    cpa_status status = cpa_check_disjoint("kv_copy", "pairs", "the destination", written, n, err);
+    for (int64_t i = 0; i < n && one_pool && status == CPA_OK; i++) {
+        const int64_t src = args->pairs[i][0];
+        int64_t low = 0, high = n;
+        while (low < high) { /* the first that is written and not below src */
+            const int64_t middle = low + (high - low) / 2;
+            if (written[middle].begin < src)
+                low = middle + 1;
+            else
+                high = middle;
+        }
+        if (low == n || written[low].begin != src) continue;
+        status = cpa_fail(err, CPA_INVALID,
+                          "kv_copy: pairs[%lld] reads block %lld, which pairs[%lld] writes in the same pool",
+                          (long long)i, (long long)src, (long long)written[low].index);
+    }
+    free(written);
+    return status;
+}
+
+static cpa_status check_kv_copy(const cpa_kv_copy_args *args, cpa_error *err) {
+    CPA_TRY(cpa_check_view("kv_copy: src", &args->src, err));
+    CPA_TRY(cpa_check_view("kv_copy: dst", &args->dst, err));
+    CPA_TRY(cpa_check_same_shape("kv_copy", &args->src, &args->dst, err));
+    REQUIRE(err, args->n_pairs >= 0 && args->n_pairs <= INT32_MAX && (args->n_pairs == 0 || args->pairs),
+            "kv_copy: n_pairs is %lld and pairs is %s", (long long)args->n_pairs, args->pairs ? "set" : "NULL");
+    for (int64_t i = 0; i < args->n_pairs; i++) {
+        int64_t src = args->pairs[i][0], dst = args->pairs[i][1];
+        REQUIRE(err, src >= 0 && src < args->src.num_blocks && dst >= 0 && dst < args->dst.num_blocks,
+                "kv_copy: pairs[%lld] copies block %lld of %lld to block %lld of %lld", (long long)i, (long long)src,
+                (long long)args->src.num_blocks, (long long)dst, (long long)args->dst.num_blocks);
+    }
+    return check_pairs(args, err);
+}
+
+cpa_status cpa_kv_copy(const cpa_kv_copy_args *given, cpa_stream *stream) {
+    cpa_kv_copy_args args;
+    if (!stream) return CPA_INVALID;
+    CPA_TRY(CPA_STRUCT_TAKE("kv_copy", given, cpa_kv_copy_args, n_pairs, &args, &stream->error));
+    CPA_TRY(check_kv_copy(&args, &stream->error));
+    return stream->device->operators->kv_copy(&args, stream);
+}
+
+/* ---- kv_pack ---- */
+
+/* Raises *filled by the staging blocks that the span fills. */
+static cpa_status check_span(const cpa_kv_pack_args *args, int64_t index, cpa_checked_range *filled, cpa_error *err) {
+    cpa_kv_span span = args->spans[index];
+    const int64_t block_size = args->src.block_size, entries = args->n_table_entries;
+    REQUIRE(err, CPA_RESERVED_IS_ZERO(span), "kv_pack: the reserved bytes of spans[%lld] are not zero",
+            (long long)index);
+    REQUIRE(err, span.table >= 0 && span.count >= 0 && span.first >= 0 && span.first % block_size == 0,
+            "kv_pack: spans[%lld] has table %lld, first %lld, count %lld; expected none negative and first a multiple "
+            "of block_size, %lld",
+            (long long)index, (long long)span.table, (long long)span.first, (long long)span.count,
+            (long long)block_size);
+    const int64_t before = span.first / block_size, blocks = span.count / block_size + (span.count % block_size > 0);
+    REQUIRE(err, span.dst_block >= 0 && span.dst_block <= args->dst.num_blocks - blocks,
+            "kv_pack: spans[%lld] fills %lld staging blocks from %lld on of %lld", (long long)index, (long long)blocks,
+            (long long)span.dst_block, (long long)args->dst.num_blocks);
+    REQUIRE(err, span.table <= entries && before <= entries - span.table && blocks <= entries - span.table - before,
+            "kv_pack: spans[%lld] reads %lld table entries from %lld + %lld on of %lld", (long long)index,
+            (long long)blocks, (long long)span.table, (long long)before, (long long)entries);
+    for (int64_t i = 0; i < blocks; i++) {
+        const int64_t entry = span.table + before + i;
+        REQUIRE(err, args->block_tables[entry] >= 0 && args->block_tables[entry] < args->src.num_blocks,
+                "kv_pack: spans[%lld] reads block %d through table entry %lld, expected 0..%lld", (long long)index,
+                args->block_tables[entry], (long long)entry, (long long)args->src.num_blocks - 1);
+    }
+    *filled = (cpa_checked_range){span.dst_block, span.dst_block + blocks, index};
+    return CPA_OK;
+}
+
+static cpa_status check_spans(const cpa_kv_pack_args *args, cpa_error *err) {
+    cpa_status status = CPA_OK;
+    int64_t n = 0;
+    cpa_checked_range *filled = malloc((size_t)(args->n_spans + 1) * sizeof *filled);
+    if (!filled)
+        return cpa_fail(err, CPA_NO_MEMORY, "kv_pack: no memory for the check of %lld spans", (long long)args->n_spans);
+    for (int64_t i = 0; i < args->n_spans; i++) {
+        CPA_TRY_GOTO(check_span(args, i, &filled[n], err), done);
+        n += filled[n].end > filled[n].begin;
+    }
+    status = cpa_check_disjoint("kv_pack", "spans", "staging block", filled, n, err);
+done:
+    free(filled);
+    return status;
+}
+
+static cpa_status check_kv_pack(const cpa_kv_pack_args *args, cpa_error *err) {
+    CPA_TRY(cpa_check_view("kv_pack: src", &args->src, err));
+    CPA_TRY(cpa_check_view("kv_pack: dst", &args->dst, err));
+    CPA_TRY(cpa_check_same_shape("kv_pack", &args->src, &args->dst, err));
+    REQUIRE(err, args->n_spans >= 0 && args->n_spans <= INT32_MAX, "kv_pack: n_spans is %lld, expected 0..%d",
+            (long long)args->n_spans, INT32_MAX);
+    REQUIRE(err, args->n_table_entries >= 0, "kv_pack: n_table_entries is %lld, expected at least 0",
+            (long long)args->n_table_entries);
+    REQUIRE(err, args->n_spans == 0 || (args->spans && args->block_tables), "kv_pack: %s is NULL",
+            args->spans ? "block_tables" : "spans");
+    return check_spans(args, err);
+}
+
+cpa_status cpa_kv_pack(const cpa_kv_pack_args *given, cpa_stream *stream) {
+    cpa_kv_pack_args args;
+    if (!stream) return CPA_INVALID;
+    CPA_TRY(CPA_STRUCT_TAKE("kv_pack", given, cpa_kv_pack_args, n_spans, &args, &stream->error));
+    CPA_TRY(check_kv_pack(&args, &stream->error));
+    return stream->device->operators->kv_pack(&args, stream);
+}

@@ -1,0 +1,15 @@
+/* The lengths of structs of the interface that lie in others or in arrays: fixed, since callers are compiled with them.
+ */
+#include <cpattn/cpattn.h>
+
+_Static_assert(sizeof(cpa_owner_map) == 8, "cpa_owner_map");
+_Static_assert(sizeof(cpa_placement) == 8, "cpa_placement");
+_Static_assert(sizeof(cpa_token_set) == 8, "cpa_token_set");
+_Static_assert(sizeof(cpa_attention_shape) == 64, "cpa_attention_shape");
+_Static_assert(sizeof(cpa_kv_view) == 192, "cpa_kv_view");
+_Static_assert(sizeof(cpa_mask) == 64, "cpa_mask");
+_Static_assert(sizeof(cpa_partial) == 64, "cpa_partial");
+_Static_assert(sizeof(cpa_kv_span) == 64, "cpa_kv_span");
+_Static_assert(sizeof(cpa_attend_item) == 96, "cpa_attend_item");
+_Static_assert(sizeof(cpa_context_chunk) == 64, "cpa_context_chunk");
+_Static_assert(sizeof(cpa_device_options) == 128, "cpa_device_options");
