@@ -58,8 +58,7 @@ void cpa_comm_cancel(cpa_comm *comm, cpa_comm_request **request) {
 
 /* ---- life ---- */
 
-/* Options that every known size begins with; what is not given is zero. */
-static cpa_status take_options(const cpa_comm_options *given, cpa_comm_options *out, cpa_error *err) {
+cpa_status cpa_comm_take_options(const cpa_comm_options *given, cpa_comm_options *out, cpa_error *err) {
     *out = (cpa_comm_options){.size = sizeof *out};
     if (given) {
         if (given->size < sizeof given->size || given->size > sizeof *given) {
@@ -89,7 +88,7 @@ cpa_status cpa_comm_create(const cpa_comm_ops *ops, void *state, int32_t rank, i
         return cpa_fail(err, CPA_INVALID, "communicator: a table of functions of %zu bytes, expected %zu, all filled",
                         ops ? ops->size : 0, sizeof *ops);
     }
-    CPA_TRY(take_options(options, &own, err));
+    CPA_TRY(cpa_comm_take_options(options, &own, err));
     cpa_comm *comm = calloc(1, sizeof *comm);
     if (!comm) return cpa_fail(err, CPA_NO_MEMORY, "no memory for a communicator");
     *comm = (cpa_comm){.ops = *ops,

@@ -15,6 +15,9 @@ struct cpa_comm {
     void *remembered;   /* what is measured once for a communicator; freed with it */
 };
 
+/* Options with their defaults filled in; those of a smaller known size are zero. */
+cpa_status cpa_comm_take_options(const cpa_comm_options *given, cpa_comm_options *out, cpa_error *err);
+
 /* Takes n tags, which nobody else uses. Every rank takes the same ones in the same order, whatever fails. */
 int32_t cpa_comm_take_tags(cpa_comm *comm, int32_t n);
 

@@ -4,18 +4,53 @@
 
 #include <cpattn/mpi.h>
 
+#include "base/check.h"
+
+/* Whether a launcher of MPI started this process: Open MPI, or one that speaks PMI or PMIx, as Slurm does. */
+static int is_started_by_mpi(void) {
+    return getenv("OMPI_COMM_WORLD_SIZE") || getenv("PMIX_RANK") || getenv("PMI_RANK");
+}
+
+static cpa_status read_number(const char *name, long least, long most, int32_t *out, cpa_error *err) {
+    const char *text = getenv(name);
+    char *end;
+    long number = strtol(text, &end, 10);
+    if (!*text || *end || number < least || number > most)
+        return cpa_fail(err, CPA_INVALID, "%s: found '%.64s', expected a number of %ld..%ld", name, text, least, most);
+    *out = (int32_t)number;
+    return CPA_OK;
+}
+
+static cpa_status join_store(cpa_comm **out, cpa_error *err) {
+    enum { MOST_RANKS = 64, MOST_PORT = 65535 };
+    int32_t rank = 0, size = 0, port = 0;
+    CPA_TRY(read_number("WORLD_SIZE", 1, MOST_RANKS, &size, err));
+    CPA_TRY(read_number("RANK", 0, size - 1, &rank, err));
+    CPA_TRY(read_number("MASTER_PORT", 1, MOST_PORT, &port, err));
+    return cpa_comm_from_store(getenv("MASTER_ADDR"), port, rank, size, NULL, out, err);
+}
+
 cpa_status cpa_ranks_join(int *argc, char ***argv, cpa_comm **out, cpa_error *err) {
     int provided;
+    if (getenv("RANK") && getenv("WORLD_SIZE") && getenv("MASTER_ADDR") && getenv("MASTER_PORT") &&
+        !is_started_by_mpi())
+        return join_store(out, err);
     MPI_Init_thread(argc, argv, MPI_THREAD_FUNNELED, &provided);
     return cpa_comm_from_mpi(MPI_COMM_WORLD, NULL, out, err);
 }
 
+static int uses_mpi(void) {
+    int initialized = 0;
+    MPI_Initialized(&initialized);
+    return initialized;
+}
+
 void cpa_ranks_leave(cpa_comm *comm) {
     cpa_comm_destroy(comm);
-    MPI_Finalize();
+    if (uses_mpi()) MPI_Finalize();
 }
 
 _Noreturn void cpa_ranks_abort(cpa_exit_code code) {
-    MPI_Abort(MPI_COMM_WORLD, (int)code);
+    if (uses_mpi()) MPI_Abort(MPI_COMM_WORLD, (int)code);
     exit((int)code);
 }

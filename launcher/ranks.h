@@ -1,4 +1,4 @@
-/* The ranks of this job: those of MPI. */
+/* The ranks of this job: those that mpirun started, or those that meet at MASTER_ADDR and MASTER_PORT. */
 #ifndef CPA_LAUNCHER_RANKS_H
 #define CPA_LAUNCHER_RANKS_H
 
@@ -6,11 +6,12 @@
 
 #include "launcher/exit_code.h"
 
-/* Joins the other ranks; once in a process, before anything else. *out is set only on success. */
+/* Joins the other ranks; once in a process, before anything else. Where RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT are
+ * set, and mpirun did not start this process, they meet there, without MPI. *out is set only on success. */
 cpa_status cpa_ranks_join(int *argc, char ***argv, cpa_comm **out, cpa_error *err);
 /* The end of a rank that joined: of every one, unless the job is aborted. `comm` may be NULL. */
 void cpa_ranks_leave(cpa_comm *comm);
-/* Ends this process and all other ranks with that exit code. Does not return. */
+/* Ends this process with that exit code, and so all other ranks. Does not return. */
 _Noreturn void cpa_ranks_abort(cpa_exit_code code);
 
 #endif

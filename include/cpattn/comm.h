@@ -1,6 +1,7 @@
 /* Communicators: how the ranks of one context-parallel group reach each other.
  *
- * A communicator is made from MPI (<cpattn/mpi.h>, libcpattn_mpi) or from a table of functions of the caller. Contexts and engines are created over one, and may share it. Ranks are
+ * A communicator is made from MPI (<cpattn/mpi.h>, libcpattn_mpi), from a TCP store, or from a table of
+ * functions of the caller. Contexts and engines are created over one, and may share it. Ranks are
  * 0..size-1, at most 64. A communicator, and whatever was created over it, is used by one thread at a time.
  *
  * Calls that are collective are made by every rank, in the same order. */
@@ -28,7 +29,12 @@ typedef struct cpa_comm_options {
 /* One rank, which has nobody to talk to. */
 CPA_API cpa_status cpa_comm_alone(cpa_comm **out, cpa_error *err);
 
-/* NULL does nothing. Not before what was created over it. Does not wait for other ranks. */
+/* The ranks that meet at host:port, where rank 0 listens; what MASTER_ADDR, MASTER_PORT, RANK and WORLD_SIZE usually
+ * name. Messages go over a TCP connection between each two ranks. Collective. */
+CPA_API cpa_status cpa_comm_from_store(const char *host, int32_t port, int32_t rank, int32_t size,
+                                       const cpa_comm_options *options, cpa_comm **out, cpa_error *err);
+
+/* NULL does nothing. Not before what was created over it. Waits for other ranks for a second at most. */
 CPA_API void cpa_comm_destroy(cpa_comm *comm);
 
 /* Pure. */

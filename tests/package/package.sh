@@ -88,10 +88,23 @@ only_its_own_library_needs_mpi() { # PREFIX LIBDIR
     echo "MPI is in libcpattn_mpi alone"
 }
 
+# Ranks that the shell starts, without MPI.
+run_ranks() { # N PROGRAM
+    local rank pids=()
+    export WORLD_SIZE=$1 MASTER_ADDR=127.0.0.1 MASTER_PORT=$((20000 + RANDOM % 10000))
+    for ((rank = 0; rank < $1; rank++)); do
+        RANK=$rank "$2" &
+        pids+=($!)
+    done
+    for rank in "${pids[@]}"; do wait "$rank"; done
+    unset WORLD_SIZE MASTER_ADDR MASTER_PORT
+}
+
 run_examples() { # WORK
     "$1/operators"
-    $MPIRUN -np 1 "$1/context"
-    $MPIRUN -np 3 "$1/context"
+    "$1/context"
+    run_ranks 3 "$1/context"
+    ! ldd "$1/context" | grep libmpi || fail "the context example loads MPI"
     $MPIRUN -np 2 "$1/engine"
 }
 
@@ -103,13 +116,15 @@ examples_through_cmake() { # SOURCE PREFIX WORK
 }
 
 examples_through_pkgconfig() { # SOURCE PREFIX LIBDIR WORK
-    local flags example
+    local flags mpi_flags example
     export PKG_CONFIG_PATH=$2/$3/pkgconfig LD_LIBRARY_PATH=$2/$3
-    read -ra flags <<<"$(pkg-config --cflags --libs cpattn_mpi)"
+    read -ra flags <<<"$(pkg-config --cflags --libs cpattn)"
+    read -ra mpi_flags <<<"$(pkg-config --cflags --libs cpattn_mpi)"
     rm -rf "$4" && mkdir -p "$4"
-    for example in operators context engine; do
+    for example in operators context; do
         "$CC" -std=c11 -O2 -Wall -Wextra -Werror "$1/docs/examples/$example.c" -o "$4/$example" "${flags[@]}" -lm
     done
+    "$CC" -std=c11 -O2 -Wall -Wextra -Werror "$1/docs/examples/engine.c" -o "$4/engine" "${mpi_flags[@]}"
     run_examples "$4"
 }
 

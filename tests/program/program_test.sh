@@ -110,10 +110,11 @@ expect_digest_of() {
         fail "$1 and $2 differ in their results"
 }
 
-for subject in usage results cache failures; do
+for subject in usage results cache failures ranks; do
     # shellcheck disable=SC1090
     . "$cases/$subject.sh" || exit 1
 done
+declare -F "$1" >/dev/null || { echo "no case $1"; exit 2; }
 [ "$1" = no_device ] || need_devices
 "$@"
 exit $failed

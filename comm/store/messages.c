@@ -1,0 +1,375 @@
+/* Messages over a mesh: frames on the connection of two ranks, moved along by whoever tests for one.
+ *
+ * A frame is a head (tag, length) and the bytes. What arrives goes straight to where it is expected; what is not
+ * expected yet is kept until it is. */
+#include <errno.h>
+#include <inttypes.h>
+#include <poll.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+
+#include "base/check.h"
+#include "base/clock.h"
+#include "comm/store/mesh.h"
+
+typedef struct frame_head {
+    int64_t bytes;
+    int32_t tag;
+    uint32_t magic; /* a connection that lost its place is noticed */
+} frame_head;
+
+#define FRAME_MAGIC UINT32_C(0x63706631)
+
+/* How long a communicator that is closed waits for the others to be closed. */
+#define LINGER_S 1.0
+
+/* A message that is sent, expected, or (arrived before it was expected) kept. */
+struct cpa_comm_request {
+    cpa_comm_request *next;
+    int32_t peer, tag;
+    int is_send;
+    int done;
+    cpa_status failed; /* and why is that of the connection, or a wrong size */
+    frame_head head;
+    int64_t head_at, at; /* bytes of the head, and of the message, that are through */
+    int64_t bytes;       /* of a receive: as expected */
+    char *data;
+};
+
+typedef struct request_list {
+    cpa_comm_request *first, **last;
+} request_list;
+
+/* One connection. */
+typedef struct link {
+    int fd;
+    cpa_error failure; /* why it is gone */
+    request_list sends, expected, kept;
+    frame_head head; /* of the frame that arrives */
+    int64_t head_at;
+    cpa_comm_request *into; /* where it goes: expected, or kept; NULL, its head complete: nowhere */
+    int64_t left;           /* bytes of it that are to come */
+} link;
+
+typedef struct tcp_state {
+    cpa_mesh mesh;
+    link links[CPA_COMM_MAX_RANKS];
+    cpa_comm_request *free_requests;
+} tcp_state;
+
+/* ---- lists ---- */
+
+static void list_init(request_list *list) {
+    list->first = NULL;
+    list->last = &list->first;
+}
+
+static void list_append(request_list *list, cpa_comm_request *r) {
+    r->next = NULL;
+    *list->last = r;
+    list->last = &r->next;
+}
+
+static void list_remove(request_list *list, cpa_comm_request *r) {
+    cpa_comm_request **at = &list->first;
+    while (*at && *at != r) at = &(*at)->next;
+    if (!*at) return;
+    *at = r->next;
+    if (list->last == &r->next) list->last = at;
+}
+
+static cpa_comm_request *list_find(const request_list *list, int32_t tag) {
+    cpa_comm_request *r = list->first;
+    while (r && r->tag != tag) r = r->next;
+    return r;
+}
+
+static cpa_comm_request *take(tcp_state *s, cpa_error *err) {
+    cpa_comm_request *r = s->free_requests;
+    if (r) {
+        s->free_requests = r->next;
+    } else {
+        r = malloc(sizeof *r);
+        if (!r) cpa_fail(err, CPA_NO_MEMORY, "no memory for a message");
+    }
+    return r;
+}
+
+static void put_back(tcp_state *s, cpa_comm_request *r) {
+    r->next = s->free_requests;
+    s->free_requests = r;
+}
+
+/* ---- bytes ---- */
+
+static void break_link(tcp_state *s, int32_t peer, const char *why) {
+    link *l = &s->links[peer];
+    if (l->fd < 0) return;
+    cpa_fail(&l->failure, CPA_COMM, "rank %d: the connection to rank %d: %s", s->mesh.rank, peer, why);
+    l->fd = -1; /* the mesh closes it */
+    shutdown(s->mesh.peers[peer], SHUT_RDWR);
+}
+
+/* Moves some bytes; 0 when no more can be moved now, or the connection is gone. */
+static int64_t move_out(tcp_state *s, int32_t peer, const void *data, int64_t bytes) {
+    ssize_t n = send(s->links[peer].fd, data, (size_t)bytes, MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (n < 0 && errno != EAGAIN && errno != EINTR) break_link(s, peer, strerror(errno));
+    return n > 0 ? n : 0;
+}
+
+static int64_t move_in(tcp_state *s, int32_t peer, void *data, int64_t bytes) {
+    ssize_t n = recv(s->links[peer].fd, data, (size_t)bytes, MSG_DONTWAIT);
+    if (n < 0 && errno != EAGAIN && errno != EINTR) break_link(s, peer, strerror(errno));
+    if (n == 0) break_link(s, peer, "it has ended");
+    return n > 0 ? n : 0;
+}
+
+/* ---- sending ---- */
+
+/* Whether the message is through. */
+static int send_some(tcp_state *s, int32_t peer, cpa_comm_request *r) {
+    const int64_t head_bytes = (int64_t)sizeof r->head;
+    if (r->head_at < head_bytes) {
+        r->head_at += move_out(s, peer, (const char *)&r->head + r->head_at, head_bytes - r->head_at);
+        if (r->head_at < head_bytes) return 0;
+    }
+    while (r->at < r->bytes) {
+        int64_t n = move_out(s, peer, r->data + r->at, r->bytes - r->at);
+        if (n == 0) return 0;
+        r->at += n;
+    }
+    return 1;
+}
+
+static void send_all(tcp_state *s, int32_t peer) {
+    link *l = &s->links[peer];
+    for (cpa_comm_request *r = l->sends.first; r && l->fd >= 0 && send_some(s, peer, r); r = l->sends.first) {
+        r->done = 1;
+        list_remove(&l->sends, r);
+    }
+}
+
+/* ---- receiving ---- */
+
+/* A whole message has come to where it goes. */
+static void complete(link *l) {
+    if (l->into) l->into->done = 1;
+    l->into = NULL;
+    l->head_at = 0;
+}
+
+/* Decides where the frame whose head is complete goes. */
+static void begin_frame(tcp_state *s, int32_t peer) {
+    link *l = &s->links[peer];
+    const frame_head *head = &l->head;
+    if (head->magic != FRAME_MAGIC || head->bytes < 0) {
+        break_link(s, peer, "what arrived is no message");
+        return;
+    }
+    l->left = head->bytes;
+    l->into = list_find(&l->expected, head->tag);
+    if (l->into) {
+        list_remove(&l->expected, l->into);
+        l->into->head = *head;
+        if (l->into->bytes == head->bytes) return;
+        l->into->failed = CPA_COMM; /* and its bytes go nowhere */
+        l->into = NULL;
+        return;
+    }
+    cpa_comm_request *kept = take(s, NULL);
+    char *data = kept ? malloc((size_t)head->bytes + 1) : NULL;
+    if (!data) {
+        if (kept) put_back(s, kept);
+        break_link(s, peer, "no memory for a message that has arrived");
+        return;
+    }
+    *kept = (cpa_comm_request){
+        .peer = peer, .tag = head->tag, .head = *head, .bytes = head->bytes, .data = data, .failed = CPA_OK};
+    list_append(&l->kept, kept);
+    l->into = kept;
+}
+
+/* Takes bytes of the frame that arrives; whether there may be more. */
+static int receive_some(tcp_state *s, int32_t peer) {
+    link *l = &s->links[peer];
+    const int64_t head_bytes = (int64_t)sizeof l->head;
+    char nowhere[4096];
+    if (l->head_at < head_bytes) {
+        int64_t n = move_in(s, peer, (char *)&l->head + l->head_at, head_bytes - l->head_at);
+        l->head_at += n;
+        if (l->head_at < head_bytes) return n > 0;
+        begin_frame(s, peer);
+    }
+    if (l->left > 0 && l->fd >= 0) {
+        int64_t room = !l->into && l->left > (int64_t)sizeof nowhere ? (int64_t)sizeof nowhere : l->left;
+        int64_t n = move_in(s, peer, l->into ? l->into->data + l->into->at : nowhere, room);
+        l->left -= n;
+        if (l->into) l->into->at += n;
+        if (n == 0) return 0;
+    }
+    if (l->left == 0) complete(l);
+    return 1;
+}
+
+static void progress(tcp_state *s) {
+    struct pollfd pollers[CPA_COMM_MAX_RANKS];
+    int32_t ranks[CPA_COMM_MAX_RANKS], n = 0;
+    for (int32_t peer = 0; peer < s->mesh.size; peer++) {
+        const link *l = &s->links[peer];
+        if (l->fd < 0) continue;
+        ranks[n] = peer;
+        pollers[n++] = (struct pollfd){.fd = l->fd, .events = (short)(POLLIN | (l->sends.first ? POLLOUT : 0))};
+    }
+    if (poll(pollers, (nfds_t)n, 0) <= 0) return;
+    for (int32_t i = 0; i < n; i++) {
+        const link *l = &s->links[ranks[i]];
+        if (pollers[i].revents & POLLOUT) send_all(s, ranks[i]);
+        if (pollers[i].revents & ~POLLOUT) {
+            while (l->fd >= 0 && receive_some(s, ranks[i])) continue;
+        }
+    }
+}
+
+/* ---- the table ---- */
+
+static cpa_status tcp_send(void *state, int32_t peer, int32_t tag, const void *data, int64_t bytes,
+                           cpa_comm_request **out, cpa_error *err) {
+    tcp_state *s = state;
+    link *l = &s->links[peer];
+    cpa_comm_request *r = take(s, err);
+    if (!r) return CPA_NO_MEMORY;
+    *r = (cpa_comm_request){.peer = peer,
+                            .tag = tag,
+                            .is_send = 1,
+                            .head = {bytes, tag, FRAME_MAGIC},
+                            .bytes = bytes,
+                            .data = (char *)(uintptr_t)data};
+    list_append(&l->sends, r);
+    if (l->sends.first == r && l->fd >= 0) send_all(s, peer);
+    *out = r;
+    return CPA_OK;
+}
+
+static cpa_status tcp_receive(void *state, int32_t peer, int32_t tag, void *data, int64_t bytes, cpa_comm_request **out,
+                              cpa_error *err) {
+    tcp_state *s = state;
+    link *l = &s->links[peer];
+    cpa_comm_request *r = take(s, err);
+    if (!r) return CPA_NO_MEMORY;
+    *r = (cpa_comm_request){.peer = peer, .tag = tag, .bytes = bytes, .data = data};
+    cpa_comm_request *kept = list_find(&l->kept, tag);
+    if (!kept) {
+        list_append(&l->expected, r);
+    } else {
+        /* What is there moves over; the rest of it, if any, comes here. */
+        r->head = kept->head;
+        if (kept->bytes == bytes) {
+            if (kept->at > 0) memcpy(data, kept->data, (size_t)kept->at);
+            r->at = kept->at;
+            r->done = kept->done;
+        } else {
+            r->failed = CPA_COMM;
+        }
+        if (l->into == kept) l->into = r->failed ? NULL : r;
+        list_remove(&l->kept, kept);
+        free(kept->data);
+        put_back(s, kept);
+    }
+    *out = r;
+    return CPA_OK;
+}
+
+/* Takes a request out of wherever it is. */
+static void forget(tcp_state *s, cpa_comm_request *r) {
+    link *l = &s->links[r->peer];
+    if (r->is_send) {
+        list_remove(&l->sends, r);
+    } else {
+        list_remove(&l->expected, r);
+        if (l->into == r) l->into = NULL; /* the rest goes nowhere */
+    }
+    put_back(s, r);
+}
+
+static cpa_status tcp_test(void *state, cpa_comm_request *r, int *done, cpa_error *err) {
+    tcp_state *s = state;
+    const link *l = &s->links[r->peer];
+    *done = 0;
+    if (!r->done && !r->failed) progress(s);
+    if (r->done) {
+        *done = 1;
+        put_back(s, r);
+        return CPA_OK;
+    }
+    if (!r->failed && l->fd >= 0) return CPA_OK;
+    const int32_t peer = r->peer;
+    const int64_t got = r->head.bytes, expected = r->bytes;
+    const int wrong_size = r->failed != CPA_OK;
+    forget(s, r);
+    if (!wrong_size) return cpa_fail(err, CPA_COMM, "%s", l->failure.message);
+    return cpa_fail(err, CPA_COMM, "rank %d: received %" PRId64 " bytes from rank %d, expected %" PRId64, s->mesh.rank,
+                    got, peer, expected);
+}
+
+/* A message that is partly sent cannot be taken back: the connection is over. */
+static void tcp_cancel(void *state, cpa_comm_request *r) {
+    tcp_state *s = state;
+    if (r->is_send && !r->done && r->head_at > 0) break_link(s, r->peer, "a message on it was given up");
+    forget(s, r);
+}
+
+static void free_list(cpa_comm_request *first, int owns_data) {
+    while (first) {
+        cpa_comm_request *next = first->next;
+        if (owns_data) free(first->data);
+        free(first);
+        first = next;
+    }
+}
+
+/* Says that nothing more is sent, and takes what the others still send: what this rank sent last would be lost if its
+ * socket were closed before. Waits a second at most. */
+static void linger(tcp_state *s) {
+    const double end = cpa_clock_now() + LINGER_S;
+    for (int32_t peer = 0; peer < s->mesh.size; peer++) {
+        if (s->links[peer].fd >= 0) shutdown(s->links[peer].fd, SHUT_WR);
+    }
+    for (int32_t peer = 0; peer < s->mesh.size; peer++) {
+        while (s->links[peer].fd >= 0 && cpa_clock_now() < end) {
+            struct pollfd poller = {.fd = s->links[peer].fd, .events = POLLIN};
+            char nowhere[4096];
+            if (poll(&poller, 1, 10) > 0) move_in(s, peer, nowhere, sizeof nowhere);
+        }
+    }
+}
+
+static void tcp_close(void *state) {
+    tcp_state *s = state;
+    linger(s);
+    for (int32_t peer = 0; peer < s->mesh.size; peer++) {
+        free_list(s->links[peer].sends.first, 0);
+        free_list(s->links[peer].expected.first, 0);
+        free_list(s->links[peer].kept.first, 1);
+    }
+    free_list(s->free_requests, 0);
+    cpa_mesh_close(&s->mesh);
+    free(s);
+}
+
+cpa_status cpa_mesh_comm(const cpa_mesh *mesh, const cpa_comm_options *options, cpa_comm **out, cpa_error *err) {
+    static const cpa_comm_ops ops = {sizeof ops, "tcp", tcp_send, tcp_receive, tcp_test, tcp_cancel, tcp_close};
+    tcp_state *s = calloc(1, sizeof *s);
+    if (!s) return cpa_fail(err, CPA_NO_MEMORY, "no memory for a communicator");
+    s->mesh = *mesh;
+    for (int32_t peer = 0; peer < mesh->size; peer++) {
+        link *l = &s->links[peer];
+        l->fd = mesh->peers[peer];
+        list_init(&l->sends);
+        list_init(&l->expected);
+        list_init(&l->kept);
+    }
+    cpa_status status = cpa_comm_create(&ops, s, mesh->rank, mesh->size, options, out, err);
+    if (status != CPA_OK) free(s);
+    return status;
+}
