@@ -9,10 +9,8 @@
 #include "bench/memory.h"
 #include "bench/noise.h"
 #include "comm/rounds.h"
+#include "comm/transports.h"
 #include "kernels/device.h"
-#ifdef CPA_HAVE_CUDA
-#include "comm/device_transport.h"
-#endif
 
 typedef struct exchange_state {
     cpa_bench_site *site;
@@ -54,19 +52,9 @@ static int64_t count_wrong(int32_t from, int32_t to, int64_t bytes, const uint8_
 
 /* The transport that was asked for, if it carries the memory of the device. */
 static cpa_status find_transport(const cpa_bench_site *site, const cpa_transport_table **out, cpa_error *err) {
-    bool cuda = site->backend == CPA_BACKEND_CUDA;
-    switch ((cpa_bench_transport)site->options.transport) {
-        case CPA_BENCH_TRANSPORT_AUTO: *out = site->transport; return CPA_OK;
-        case CPA_BENCH_TRANSPORT_HOST: *out = &cpa_transport_host; break;
-#ifdef CPA_HAVE_CUDA
-        case CPA_BENCH_TRANSPORT_NCCL: *out = &cpa_transport_nccl; break;
-        case CPA_BENCH_TRANSPORT_PEER: *out = &cpa_transport_peer; break;
-#endif
-        default: return cpa_fail(err, CPA_UNSUPPORTED, "bench exchange: --transport: built without CUDA");
-    }
-    if (cuda == (*out != &cpa_transport_host)) return CPA_OK;
-    return cpa_fail(err, CPA_INVALID, "bench exchange: --transport: found %s, which does not carry memory of the %s",
-                    (*out)->name, cuda ? "device" : "host");
+    const cpa_transport_kind kind = (cpa_transport_kind)site->options.transport;
+    *out = site->transport;
+    return kind == CPA_TRANSPORT_AUTO ? CPA_OK : cpa_transport_find(kind, site->backend, out, err);
 }
 
 static cpa_status fill_send(exchange_state *s, cpa_error *err) {

@@ -10,6 +10,7 @@
 #include <cpattn/types.h>
 
 #include "base/check.h"
+#include "comm/transports.h"
 
 /* The dtypes by their number, and CPA_DTYPE_COUNT, or CPA_KV_DTYPE_COUNT, for none. */
 static const char *const dtypes[] = {"fp32", "bf16", "fp16", "auto", NULL};
@@ -18,7 +19,6 @@ _Static_assert(sizeof dtypes / sizeof dtypes[0] == CPA_DTYPE_COUNT + 2, "a word 
 _Static_assert(sizeof kv_dtypes / sizeof kv_dtypes[0] == CPA_KV_DTYPE_COUNT + 2, "a word for each dtype of a cache");
 static const char *const devices[] = {"auto", "host", "cuda", NULL};
 const char *const cpa_bench_paths[] = {"best", "simple", "portable", "hopper", NULL};
-static const char *const transports[] = {"auto", "host", "nccl", "peer", NULL};
 static const char *const masks[] = {"causal", "full", NULL};
 static const char *const page_orders[] = {"random", "ordered", NULL};
 static const char *const patterns[] = {"rounds", "at-once", NULL};
@@ -59,7 +59,7 @@ static const cpa_field table[] = {
      .help = "varlen: prompts as long as those of the trace, Mooncake format; without it, of a list of its own"},
     {CASE, "kernels", "NAME", CHOICE_AT(path, cpa_bench_paths), .initial = "best",
      .help = "attend on cuda: best, hopper, portable (no wgmma) or simple (no tensor cores)"},
-    {CASE, "transport", "NAME", CHOICE_AT(transport, transports), .initial = "auto",
+    {CASE, "transport", "NAME", CHOICE_AT(transport, cpa_transport_names), .initial = "auto",
      .help = "exchange: auto (as the program chooses), host, nccl or peer"},
     {CASE, "pattern", "NAME", CHOICE_AT(at_once, patterns), .initial = "rounds",
      .help = "exchange: rounds, two in flight, or at-once, all peers in one"},

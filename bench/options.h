@@ -9,14 +9,6 @@
 
 #include "launcher/field.h"
 
-/* The choices of --transport, in the order of its words. */
-typedef enum cpa_bench_transport {
-    CPA_BENCH_TRANSPORT_AUTO = 0,
-    CPA_BENCH_TRANSPORT_HOST,
-    CPA_BENCH_TRANSPORT_NCCL,
-    CPA_BENCH_TRANSPORT_PEER
-} cpa_bench_transport;
-
 typedef struct cpa_bench_options {
     char shapes[CPA_TEXT_BYTES]; /* empty: the benchmark's own */
     int64_t device;              /* cpa_device_choice */
@@ -29,7 +21,7 @@ typedef struct cpa_bench_options {
     double length_scale;                    /* of varlen */
     char trace[CPA_TEXT_BYTES];             /* of varlen; empty: lengths of its own */
     int64_t path;                           /* index into cpa_bench_paths */
-    int64_t transport;                      /* cpa_bench_transport */
+    int64_t transport;                      /* cpa_transport_kind */
     int64_t at_once;                        /* one exchange with all peers; else the rounds */
     int64_t context, batch, decode_context; /* of scaling */
     int64_t chunk;                          /* of scaling; 0: all new tokens */

@@ -1,6 +1,6 @@
 /* The transports for device memory, and the choice between them.
  *
- * Both carry buffers of the CUDA device that was current in the thread that opened them; a stream handle is a
+ * They carry buffers of the CUDA device that was current in the thread that opened them; a stream handle is a
  * cudaStream_t. start and finish only enqueue, so they also work on streams in capture, once every buffer has been
  * exchanged outside of one. All ranks launch such a graph alike, and streams order its launches among themselves and
  * with the exchanges outside of it: none of those is in flight when a graph is launched. Streams live until what was
@@ -8,7 +8,7 @@
 #ifndef CPA_DEVICE_TRANSPORT_H
 #define CPA_DEVICE_TRANSPORT_H
 
-#include "comm/comm.h"
+#include "comm/transports.h"
 
 /* Grouped send and receive of NCCL (libnccl.so.2, loaded by open), on any hosts. Takes some multiprocessors. */
 extern const cpa_transport_table cpa_transport_nccl;
@@ -19,21 +19,20 @@ extern const cpa_transport_table cpa_transport_nccl;
  * in start a rank that sends one waits on the host until the receiver has started the same exchange too. */
 extern const cpa_transport_table cpa_transport_peer;
 
-/* What was chosen, and the times of one exchange of `bytes` with the peer of the first round; INFINITY where a
- * transport does not work, and `why` says why. The same on every rank. */
+/* What was chosen, and the times of one exchange of `bytes` with the peer of the first round over each transport of
+ * cpa_transport_rows; INFINITY where it does not work, and `why_not` says why. Zero for one that carries no device
+ * memory. The same on every rank. */
 enum { CPA_CHOICE_SIZES = 3 };
 typedef struct cpa_transport_choice {
     const cpa_transport_table *table;
     int64_t bytes[CPA_CHOICE_SIZES];
-    double nccl_s[CPA_CHOICE_SIZES];
-    double peer_s[CPA_CHOICE_SIZES];
-    char why_no_nccl[256];
-    char why_no_peer[256];
+    double seconds[CPA_TRANSPORTS][CPA_CHOICE_SIZES];
+    char why_not[CPA_TRANSPORTS][256];
 } cpa_transport_choice;
 
-/* Measures both transports and picks the faster (by the geometric mean over the sizes), once for the communicator that
+/* Measures the transports of CUDA devices and picks the faster (by the geometric mean over the sizes), once for the communicator that
  * `control` was opened on and the ranks' current devices: the choice stays with that communicator.
- * Collective; measuring allocates and frees 128 MiB of the current device. Fails if neither works. One rank needs no
+ * Collective; measuring allocates and frees 128 MiB of the current device. Fails if none works. One rank needs no
  * transport: it gets peer, unmeasured. */
 cpa_status cpa_transport_choose(cpa_control *control, cpa_transport_choice *out, cpa_error *err);
 

@@ -13,6 +13,7 @@
 
 #include "base/check.h"
 #include "base/text.h"
+#include "comm/transports.h"
 #include "launcher/trace.h"
 #include "launcher/yaml_file.h"
 
@@ -20,7 +21,6 @@ static const char *const dtypes[] = {"auto", "fp32", "bf16", "fp16", NULL};
 static const char *const kv_dtypes[] = {"auto", "fp32", "bf16", "fp16", "fp8_e4m3", "int8", NULL};
 static const char *const layouts[] = {"token-major", "head-major", NULL};
 static const char *const algorithms[] = {"auto", "pass-kv", "pass-q", NULL};
-static const char *const transports[] = {"auto", "nccl", "peer", NULL};
 static const char *const devices[] = {"auto", "host", "cuda", NULL};
 static const char *const preemption_modes[] = {"recompute", "swap", "auto", NULL};
 static const char *const policies[] = {"priority", "fcfs", NULL};
@@ -101,8 +101,8 @@ static const cpa_field table[] = {
      .help = "move keys and values (pass-kv), or queries (pass-q); auto: the cheaper one, chunk by chunk"},
     {"Exchange", "staging-bytes", "N", INT(staging_bytes, "auto", 0, 0x1p40), .word = "auto",
      .help = "bound on the memory of one rank for keys and values on their way; auto: 64 MiB, on a GPU 2 GiB"},
-    {"Exchange", "transport", NULL, CHOICE(transport, "auto", transports),
-     .help = "what carries messages between GPUs: NCCL, or peer memory of one host; auto: the faster one"},
+    {"Exchange", "transport", NULL, CHOICE(transport, "auto", cpa_transport_names),
+     .help = "what carries tensors between ranks: on GPUs NCCL, or peer memory of one host; auto: the faster one"},
     {"Checks", "verify", "R", REAL(verify, "auto", 0, 1), .word = "auto", .word_value = CPA_VERIFY_AUTO,
      .help =
          "share of the results (token, head, layer) that are checked against float64; auto: at most 0.001, and what "

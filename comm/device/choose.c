@@ -67,18 +67,27 @@ static double product(const double *seconds) {
     return all;
 }
 
+/* Appends what is wrong with a transport to a line. */
+static void complain(cpa_error *line, const cpa_transport_row *row, const char *why) {
+    const size_t used = strlen(line->message);
+    snprintf(line->message + used, sizeof line->message - used, "%s%s: %.200s", used ? "; " : "", row->name, why);
+}
+
 static cpa_status measure(const site *s, cpa_transport_choice *choice, cpa_error *err) {
-    CPA_TRY(
-        time_transport(s, &cpa_transport_nccl, choice->nccl_s, choice->why_no_nccl, sizeof choice->why_no_nccl, err));
-    CPA_TRY(
-        time_transport(s, &cpa_transport_peer, choice->peer_s, choice->why_no_peer, sizeof choice->why_no_peer, err));
-    double nccl = product(choice->nccl_s), peer = product(choice->peer_s);
-    if (isinf(nccl) && isinf(peer)) {
-        return cpa_fail(err, CPA_COMM, "no transport between the GPUs: nccl: %.200s; peer: %.200s", choice->why_no_nccl,
-                        choice->why_no_peer);
+    double least = INFINITY;
+    cpa_error none = {.message = ""};
+    choice->table = NULL;
+    for (int i = 0; i < CPA_TRANSPORTS; i++) {
+        const cpa_transport_row *row = &cpa_transport_rows[i];
+        if (row->memory != CPA_BACKEND_CUDA) continue;
+        CPA_TRY(time_transport(s, row->table, choice->seconds[i], choice->why_not[i], sizeof choice->why_not[i], err));
+        const double all = product(choice->seconds[i]);
+        if (isinf(all)) complain(&none, row, choice->why_not[i]);
+        if (isinf(all) || all > least) continue;
+        least = all;
+        choice->table = row->table;
     }
-    choice->table = peer <= nccl ? &cpa_transport_peer : &cpa_transport_nccl;
-    return CPA_OK;
+    return choice->table ? CPA_OK : cpa_fail(err, CPA_COMM, "no transport between the GPUs: %s", none.message);
 }
 
 static cpa_status open_site(site *s, cpa_error *err) {

@@ -77,11 +77,12 @@ typedef enum cpa_preemption_mode {
 /* Who goes first. */
 typedef enum cpa_policy { CPA_POLICY_PRIORITY = 0, CPA_POLICY_FCFS } cpa_policy;
 
-/* What carries messages between the CUDA devices of ranks. */
+/* What carries tensors between the devices of ranks. */
 typedef enum cpa_transport_kind {
     CPA_TRANSPORT_AUTO = 0, /* the one that is faster in a measurement at start-up, or that works */
     CPA_TRANSPORT_NCCL,
-    CPA_TRANSPORT_PEER /* peer memory of the GPUs of one host */
+    CPA_TRANSPORT_PEER, /* peer memory of the GPUs of one host */
+    CPA_TRANSPORT_HOST  /* the communicator itself; for the host back end, whose only one it is */
 } cpa_transport_kind;
 
 typedef struct cpa_engine_options {
@@ -116,7 +117,7 @@ typedef struct cpa_engine_options {
      * devices those that are sooner done like that by what was measured at start-up, on the host none. */
     int64_t local_context;
     int64_t tenant_block_quota;   /* most blocks of one rank that the running requests of one salt hold; 0 = no bound */
-    cpa_transport_kind transport; /* on the host CPA_TRANSPORT_AUTO */
+    cpa_transport_kind transport; /* one for the back end of the device */
 } cpa_engine_options;
 
 typedef struct cpa_request {

@@ -1,20 +1,29 @@
 #include "src/context/transport_choice.h"
 
 #include "base/check.h"
+#include "comm/transports.h"
 
 #ifdef CPA_HAVE_CUDA
 #include "comm/device_transport.h"
 
+/* What one transport took for each size, or why it is not used. */
+static void report(const cpa_transport_choice *choice, int index) {
+    const cpa_transport_row *row = &cpa_transport_rows[index];
+    if (row->memory != CPA_BACKEND_CUDA) return;
+    if (choice->why_not[index][0]) {
+        cpa_log(CPA_LOG_INFO, "%s is not used: %s", row->what, choice->why_not[index]);
+        return;
+    }
+    for (int i = 0; i < CPA_CHOICE_SIZES; i++) {
+        cpa_log(CPA_LOG_INFO, "exchange of %lld bytes: %s %.1f us%s", (long long)choice->bytes[i], row->what,
+                choice->seconds[index][i] * 1e6, choice->table == row->table ? " (chosen)" : "");
+    }
+}
+
 static cpa_status choose_measured(cpa_control *control, const cpa_transport_table **out, cpa_error *err) {
     cpa_transport_choice choice;
     CPA_TRY(cpa_transport_choose(control, &choice, err));
-    for (int i = 0; control->rank == 0 && control->size > 1 && i < CPA_CHOICE_SIZES; i++) {
-        cpa_log(CPA_LOG_INFO, "exchange of %lld bytes: NCCL %.1f us, peer memory %.1f us; chosen: %s",
-                (long long)choice.bytes[i], choice.nccl_s[i] * 1e6, choice.peer_s[i] * 1e6, choice.table->name);
-    }
-    if (control->rank == 0 && choice.why_no_nccl[0]) cpa_log(CPA_LOG_INFO, "NCCL is not used: %s", choice.why_no_nccl);
-    if (control->rank == 0 && choice.why_no_peer[0])
-        cpa_log(CPA_LOG_INFO, "peer memory is not used: %s", choice.why_no_peer);
+    for (int i = 0; control->rank == 0 && control->size > 1 && i < CPA_TRANSPORTS; i++) report(&choice, i);
     *out = choice.table;
     return CPA_OK;
 }
@@ -22,17 +31,10 @@ static cpa_status choose_measured(cpa_control *control, const cpa_transport_tabl
 
 cpa_status cpa_transport_for(cpa_control *control, const cpa_device *device, cpa_transport_kind wanted,
                              const cpa_transport_table **out, cpa_error *err) {
+    (void)control;
+    if (wanted != CPA_TRANSPORT_AUTO) return cpa_transport_find(wanted, device->backend, out, err);
 #ifdef CPA_HAVE_CUDA
-    if (device->backend == CPA_BACKEND_CUDA) {
-        if (wanted == CPA_TRANSPORT_AUTO) return choose_measured(control, out, err);
-        *out = wanted == CPA_TRANSPORT_NCCL ? &cpa_transport_nccl : &cpa_transport_peer;
-        return CPA_OK;
-    }
+    if (device->backend == CPA_BACKEND_CUDA) return choose_measured(control, out, err);
 #endif
-    (void)control, (void)device;
-    if (wanted != CPA_TRANSPORT_AUTO)
-        return cpa_fail(err, CPA_INVALID, "transport: found %s, expected auto: ranks on the host have one way to send",
-                        wanted == CPA_TRANSPORT_NCCL ? "nccl" : "peer");
-    *out = &cpa_transport_host;
-    return CPA_OK;
+    return cpa_transport_find(CPA_TRANSPORT_HOST, device->backend, out, err);
 }

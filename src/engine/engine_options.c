@@ -43,7 +43,7 @@ static cpa_status check_choices(const cpa_engine_options *o, cpa_error *err) {
     } choices[] = {
         {"kv_layout", (int)o->kv_layout, CPA_HEAD_MAJOR},     {"algorithm", (int)o->algorithm, CPA_PASS_Q},
         {"preemption", (int)o->preemption, CPA_PREEMPT_AUTO}, {"policy", (int)o->policy, CPA_POLICY_FCFS},
-        {"transport", (int)o->transport, CPA_TRANSPORT_PEER},
+        {"transport", (int)o->transport, CPA_TRANSPORT_HOST},
     };
     for (size_t i = 0; i < sizeof choices / sizeof choices[0]; i++) {
         if (choices[i].value >= 0 && choices[i].value <= choices[i].last) continue;

@@ -2,6 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "comm/transports.h"
 #include "kernels/device.h"
 #include "tests/fixtures/mpi_unit.h"
 #include "tests/fixtures/transport_fixture.h"
@@ -290,7 +291,28 @@ static void test_agree_tells_all_ranks_what_the_lowest_failing_one_says(void) {
     cpa_control_close(&control);
 }
 
+/* A kind is the place of its row and of its name; a transport is found for the memory that it carries alone. */
+static void test_every_kind_has_a_row_and_a_name(void) {
+    CU_ASSERT_STRING_EQUAL(cpa_transport_names[CPA_TRANSPORT_AUTO], "auto");
+    CU_ASSERT_PTR_NULL(cpa_transport_names[CPA_TRANSPORTS + 1]);
+    for (int i = 0; i < CPA_TRANSPORTS; i++) {
+        const cpa_transport_row *row = &cpa_transport_rows[i];
+        const cpa_transport_table *found = NULL;
+        cpa_error err = {.message = ""};
+        CU_ASSERT_EQUAL((int)row->kind, i + 1);
+        CU_ASSERT_STRING_EQUAL(cpa_transport_names[row->kind], row->name);
+        CU_ASSERT_EQUAL(cpa_transport_find(row->kind, row->memory, &found, &err),
+                        row->table ? CPA_OK : CPA_UNSUPPORTED);
+        CU_ASSERT(found == row->table);
+        if (found) CU_ASSERT_STRING_EQUAL(found->name, row->name);
+        const cpa_backend other = row->memory == CPA_BACKEND_CUDA ? CPA_BACKEND_HOST : CPA_BACKEND_CUDA;
+        CU_ASSERT_EQUAL(cpa_transport_find(row->kind, other, &found, &err), CPA_INVALID);
+        CU_ASSERT_PTR_NOT_NULL(strstr(err.message, row->name));
+    }
+}
+
 static const cpa_test TESTS[] = {
+    {"every kind has a row and a name", test_every_kind_has_a_row_and_a_name},
     {"messages of any size arrive intact", test_messages_of_any_size_arrive_intact},
     {"exchanges in flight do not mix", test_exchanges_in_flight_do_not_mix},
     {"a message longer than one MPI call arrives intact", test_a_message_longer_than_one_mpi_call_arrives_intact},

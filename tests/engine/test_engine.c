@@ -337,7 +337,7 @@ static void expect_none(const cpa_engine_options *options, const char *message) 
 static void numbers_that_are_no_choice_are_named(void) {
     const char *const messages[] = {
         "kv_layout: 2 is none", "algorithm: 3 is none", "preemption: 3 is none",
-        "policy: 7 is none",    "transport: 3 is none", "block_size: 1024, expected a power of two up to 512",
+        "policy: 7 is none",    "transport: 4 is none", "block_size: 1024, expected a power of two up to 512",
     };
     enum { CASES = sizeof messages / sizeof messages[0] };
     cpa_engine_options cases[CASES];
@@ -346,7 +346,7 @@ static void numbers_that_are_no_choice_are_named(void) {
     cases[1].algorithm = (cpa_algorithm)3;
     cases[2].preemption = (cpa_preemption_mode)3;
     cases[3].policy = (cpa_policy)7;
-    cases[4].transport = (cpa_transport_kind)3;
+    cases[4].transport = (cpa_transport_kind)4;
     cases[5].block_size = 1024;
     for (int i = 0; i < CASES; i++) expect_none(&cases[i], messages[i]);
 }
