@@ -90,16 +90,12 @@ static cpa_status make_plan(attend_state *s, int64_t step, cpa_error *err) {
     cpa_attend_batch batch = {
         .size = sizeof batch,
         .map = {.cp_size = 1, .interleave = (int32_t)o->block_size},
-        .q_heads = (int32_t)o->q_heads,
-        .kv_heads = (int32_t)o->kv_heads,
-        .k_dim = (int32_t)o->k_dim,
-        .v_dim = (int32_t)o->v_dim,
+        .shape = cpa_bench_shape(o),
         .block_size = (int32_t)o->block_size,
         .items = items,
         .n_items = n,
         .block_tables = s->block_tables,
         .n_table_entries = s->tables[s->work.n_sequences],
-        .kv_dtype = (cpa_dtype)o->kv_dtype,
     };
     cpa_status status = cpa_attend_plan_create(s->site->device, &s->plans[step], err);
     if (status == CPA_OK) status = cpa_attend_plan_set(s->plans[step], &batch, err);

@@ -54,13 +54,9 @@ done:
     return status;
 }
 
-static int64_t dim_of(const cpa_bench_options *o, cpa_synth_tensor tensor) {
-    return tensor == CPA_SYNTH_V ? o->v_dim : o->k_dim;
-}
-
 int64_t cpa_bench_block_bytes(const cpa_bench_options *o, cpa_synth_tensor tensor) {
-    return cpa_kv_block_bytes((cpa_dtype)o->kv_dtype, tensor == CPA_SYNTH_V ? CPA_VALUES : CPA_KEYS, 0,
-                              (int32_t)o->block_size, (int32_t)o->kv_heads, (int32_t)dim_of(o, tensor));
+    const cpa_attention_shape shape = cpa_bench_shape(o);
+    return cpa_shape_block_bytes(&shape, tensor == CPA_SYNTH_V ? CPA_VALUES : CPA_KEYS, (int32_t)o->block_size);
 }
 
 cpa_status cpa_bench_make_cache(cpa_bench_site *site, int64_t blocks, cpa_kv_view *out, cpa_error *err) {
@@ -68,14 +64,8 @@ cpa_status cpa_bench_make_cache(cpa_bench_site *site, int64_t blocks, cpa_kv_vie
     if (blocks > INT32_MAX) {
         return cpa_fail(err, CPA_INVALID, "bench: %lld blocks, at most %d", (long long)blocks, INT32_MAX);
     }
-    *out = cpa_kv_view_resolve((cpa_kv_view){
-        .dtype = (cpa_dtype)o->kv_dtype,
-        .block_size = (int32_t)o->block_size,
-        .num_blocks = blocks,
-        .kv_heads = (int32_t)o->kv_heads,
-        .k_dim = (int32_t)o->k_dim,
-        .v_dim = (int32_t)o->v_dim,
-    });
+    const cpa_attention_shape shape = cpa_bench_shape(o);
+    *out = cpa_kv_view_of(&shape, (int32_t)o->block_size, blocks);
     CPA_TRY(cpa_bench_poisoned(site, blocks * cpa_bench_block_bytes(o, CPA_SYNTH_K), &out->k, err));
     return cpa_bench_poisoned(site, blocks * cpa_bench_block_bytes(o, CPA_SYNTH_V), &out->v, err);
 }

@@ -138,6 +138,15 @@ cpa_status cpa_bench_options_resolve(cpa_bench_options *o, cpa_backend backend, 
     return CPA_OK;
 }
 
+cpa_attention_shape cpa_bench_shape(const cpa_bench_options *o) {
+    return (cpa_attention_shape){.q_heads = (int32_t)o->q_heads,
+                                 .kv_heads = (int32_t)o->kv_heads,
+                                 .k_dim = (int32_t)o->k_dim,
+                                 .v_dim = (int32_t)o->v_dim,
+                                 .dtype = (cpa_dtype)o->dtype,
+                                 .kv_dtype = (cpa_dtype)o->kv_dtype};
+}
+
 bool cpa_bench_is_timed(const cpa_bench_options *options, int64_t n, double total_s, double min_s) {
     enum { MIN_BATCHES = 3 };
     if (options->iterations) return n >= options->iterations;

@@ -45,6 +45,9 @@ cpa_status cpa_bench_options_parse(int argc, char **argv, cpa_bench_options *out
 /* Gives the options that were not given the defaults of the back end, and checks how they agree. */
 cpa_status cpa_bench_options_resolve(cpa_bench_options *options, cpa_backend backend, cpa_error *err);
 
+/* The attention that the options, resolved, ask for. */
+cpa_attention_shape cpa_bench_shape(const cpa_bench_options *options);
+
 /* Whether n batches, which took total_s, are as many as --iters asks for, or else enough for min_s seconds. */
 bool cpa_bench_is_timed(const cpa_bench_options *options, int64_t n, double total_s, double min_s);
 

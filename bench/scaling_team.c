@@ -84,7 +84,8 @@ static cpa_status fill_shards(team *t, cpa_error *err) {
 /* The rows of this rank in a step of the new tokens [start, start + count), and their queries. */
 static cpa_status fill_queries(team *t, int64_t start, int64_t count, cpa_error *err) {
     const cpa_bench_options *o = &t->site->options;
-    int64_t row_bytes = o->q_heads * o->k_dim * cpa_dtype_bytes((cpa_dtype)o->dtype);
+    const cpa_attention_shape shape = cpa_bench_shape(o);
+    const int64_t row_bytes = cpa_shape_q_bytes(&shape);
     cpa_status status = CPA_OK;
     t->n_rows = 0;
     for (int64_t i = 0; status == CPA_OK && i < t->work->sequences; i++) {
@@ -108,12 +109,7 @@ static cpa_status open_team(team *t, cpa_comm *comm, cpa_error *err) {
     int64_t step_tokens = t->work->sequences * t->work->chunk;
     cpa_context_options options = {
         .size = sizeof options,
-        .q_heads = (int32_t)o->q_heads,
-        .kv_heads = (int32_t)o->kv_heads,
-        .k_dim = (int32_t)o->k_dim,
-        .v_dim = (int32_t)o->v_dim,
-        .dtype = (cpa_dtype)o->dtype,
-        .kv_dtype = (cpa_dtype)o->kv_dtype,
+        .shape = cpa_bench_shape(o),
         .block_size = (int32_t)o->block_size,
         .staging_bytes = o->staging_bytes,
         .max_rows = cpa_max64(step_tokens, cpa_graphs_rows(step_tokens)),
@@ -122,17 +118,16 @@ static cpa_status open_team(team *t, cpa_comm *comm, cpa_error *err) {
     if (t->work->new_tokens == 1 && t->site->device->caps.has_graphs) {
         CPA_TRY(cpa_graphs_create(&t->control, t->context, t->site->stream, &t->graphs, err));
     }
-    int64_t element = cpa_dtype_bytes((cpa_dtype)o->dtype);
     int64_t most_rows = t->work->sequences * (step_tokens / t->work->sequences / t->map.cp_size + t->map.interleave);
     t->chunks = calloc((size_t)t->work->sequences, sizeof *t->chunks);
     t->rows = malloc((size_t)most_rows * sizeof *t->rows);
     cpa_status status =
         t->chunks && t->rows ? CPA_OK : cpa_fail(err, CPA_NO_MEMORY, "bench scaling: no memory for rows");
     if (status == CPA_OK) {
-        status = cpa_device_alloc(t->site->device, most_rows * o->q_heads * o->k_dim * element, &t->q, err);
+        status = cpa_device_alloc(t->site->device, most_rows * cpa_shape_q_bytes(&options.shape), &t->q, err);
     }
     if (status == CPA_OK) {
-        status = cpa_device_alloc(t->site->device, most_rows * o->q_heads * o->v_dim * element, &t->out, err);
+        status = cpa_device_alloc(t->site->device, most_rows * cpa_shape_out_bytes(&options.shape), &t->out, err);
     }
     if (status == CPA_OK) status = fill_shards(t, err);
     return cpa_control_agree(&t->control, status, err);

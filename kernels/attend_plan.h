@@ -23,7 +23,8 @@ struct cpa_attend_plan {
     int64_t ready_items, ready_row, ready_rows;
     const void *ready_q;
     int64_t n_items;
-    int32_t q_heads, kv_heads, k_dim, v_dim, block_size;
+    cpa_attention_shape shape;
+    int32_t block_size;
     /* Of the last cpa_attend_plan_set: whether it succeeded, the end of the rows of its items, and the largest block id
      * among the entries in use, -1 without any. */
     int is_set;
@@ -33,10 +34,7 @@ struct cpa_attend_plan {
 
 static inline void cpa_attend_plan_describe(cpa_attend_plan *plan, const cpa_attend_batch *batch) {
     plan->n_items = batch->n_items;
-    plan->q_heads = batch->q_heads;
-    plan->kv_heads = batch->kv_heads;
-    plan->k_dim = batch->k_dim;
-    plan->v_dim = batch->v_dim;
+    plan->shape = batch->shape;
     plan->block_size = batch->block_size;
 }
 

@@ -175,10 +175,10 @@ static cpa_status join(cpa_comm **out, cpa_error *err) {
 int main(void) {
     cpa_device_options device_options = {.size = sizeof device_options, .threads = 1};
     cpa_context_options options = {.size = sizeof options,
-                                   .q_heads = Q_HEADS,
-                                   .kv_heads = KV_HEADS,
-                                   .k_dim = DIM,
-                                   .v_dim = DIM,
+                                   .shape.q_heads = Q_HEADS,
+                                   .shape.kv_heads = KV_HEADS,
+                                   .shape.k_dim = DIM,
+                                   .shape.v_dim = DIM,
                                    .block_size = BLOCK_SIZE,
                                    .max_rows = MAX_TOKENS};
     cpa_device *device = NULL;

@@ -79,10 +79,10 @@ static cpa_partial attend(cpa_device *device, const float *q, cpa_kv_view kv, co
     cpa_attend_item item = {.q_count = TOKENS, .k_first = first, .k_count = count, .table = first / BLOCK_SIZE};
     cpa_attend_batch batch = {.size = sizeof batch,
                               .map = {.cp_size = 1, .interleave = BLOCK_SIZE}, /* one rank: local index = position */
-                              .q_heads = Q_HEADS,
-                              .kv_heads = KV_HEADS,
-                              .k_dim = DIM,
-                              .v_dim = DIM,
+                              .shape.q_heads = Q_HEADS,
+                              .shape.kv_heads = KV_HEADS,
+                              .shape.k_dim = DIM,
+                              .shape.v_dim = DIM,
                               .block_size = BLOCK_SIZE,
                               .items = &item,
                               .n_items = 1,

@@ -29,18 +29,12 @@ typedef struct cpa_context cpa_context;
 
 typedef struct cpa_context_options {
     size_t size;
-    int32_t q_heads;
-    int32_t kv_heads;
-    int32_t k_dim;
-    int32_t v_dim;
-    cpa_dtype dtype;    /* of queries and results */
-    cpa_dtype kv_dtype; /* of the cache */
+    cpa_attention_shape shape; /* the layout does not matter: each layer's view has its strides */
     int32_t block_size;
-    int32_t interleave;     /* 0 = block_size; a multiple of block_size */
-    int64_t staging_bytes;  /* bound on the pass-KV buffers of this rank; 0 = 64 MiB, on a device with memory
+    int32_t interleave;    /* 0 = block_size; a multiple of block_size */
+    int64_t staging_bytes; /* bound on the pass-KV buffers of this rank; 0 = 64 MiB, on a device with memory
                               of its own 2 GiB, or the least if that is more */
-    int64_t max_rows;       /* most new tokens in one step, over all ranks */
-    float k_scale, v_scale; /* of the cache; see cpa_kv_view */
+    int64_t max_rows;      /* most new tokens in one step, over all ranks */
 } cpa_context_options;
 
 /* One chunk: the new tokens [start, start + count) of one sequence. The same on every rank but for the block table. */

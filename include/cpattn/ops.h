@@ -83,15 +83,14 @@ typedef struct cpa_attend_item {
 typedef struct cpa_attend_batch {
     size_t size;
     cpa_owner_map map;
-    int32_t q_heads; /* a multiple of kv_heads; query head h reads KV head h / (q_heads / kv_heads) */
-    int32_t kv_heads;
-    int32_t k_dim, v_dim; /* at most CPA_MAX_HEAD_DIM */
+    /* Heads and widths bind; kv_dtype lets a device reserve what a quantised cache takes. Those, dtypes and scales of an
+     * attend are said in its own arguments, and may be left out here. */
+    cpa_attention_shape shape;
     int32_t block_size;
     const cpa_attend_item *items; /* host */
     int64_t n_items;
     const int32_t *block_tables; /* host */
     int64_t n_table_entries;
-    cpa_dtype kv_dtype; /* of the cache; lets a device reserve what a quantised one takes, and may be left out */
 } cpa_attend_batch;
 
 /* Work split once a step and used for every layer (plan once, run many). Setting a plan copies the items and the block

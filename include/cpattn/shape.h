@@ -124,18 +124,21 @@ CPA_INLINE int64_t cpa_kv_scale_bytes(cpa_dtype dtype, cpa_kv_part part, float t
 /* The order of the rows of a block: [block_size, kv_heads] or [kv_heads, block_size]. */
 typedef enum cpa_kv_layout { CPA_TOKEN_MAJOR = 0, CPA_HEAD_MAJOR } cpa_kv_layout;
 
-/* The shape of an attention and of its cache. Embedded by value wherever these are named; what is reserved is 0. */
+/* The shape of an attention and of its cache. Embedded by value wherever these are named; what is reserved is 0.
+ *
+ * v_in_k = 1 says that the value of a row is the first v_dim elements of its key, so that the cache has no pool of
+ * values (latent caches); it is not supported yet. k_scale and v_scale are those of all keys and of all values, for
+ * CPA_FP8_E4M3; both 0: each row has its own. */
 typedef struct cpa_attention_shape {
     int32_t q_heads; /* a multiple of kv_heads; query head h reads KV head h / (q_heads / kv_heads) */
     int32_t kv_heads;
-    int32_t k_dim;        /* width of a key (and query) head */
-    int32_t v_dim;        /* width of a value (and output) head */
-    int32_t v_in_k;       /* 1: the value of a row is the first v_dim elements of its key, and the cache has no pool of
-                        values (latent caches); not supported yet. 0: keys and values are apart */
+    int32_t k_dim; /* width of a key (and query) head */
+    int32_t v_dim; /* width of a value (and output) head */
+    int32_t v_in_k;
     cpa_dtype dtype;      /* of queries, new keys and values, and results */
     cpa_dtype kv_dtype;   /* of the cache */
     cpa_kv_layout layout; /* of the cache, where the library lays it out */
-    float k_scale, v_scale; /* CPA_FP8_E4M3: of all keys and of all values; both 0: each row has its own */
+    float k_scale, v_scale;
     int32_t reserved[6];
 } cpa_attention_shape;
 

@@ -29,18 +29,15 @@ static cpa_status make_plans(cpa_kernel_test *t, int64_t prefill, cpa_error *err
                 .table = t->first_entry[s],
                 .k_set = {CPA_TOKENS_SHARD, s}};
         }
-        cpa_attend_batch batch = {.size = sizeof batch,
-                                  .map = t->map,
-                                  .q_heads = m->q_heads,
-                                  .kv_heads = m->kv_heads,
-                                  .k_dim = m->head_dim,
-                                  .v_dim = m->v_head_dim,
-                                  .block_size = t->options->block_size,
-                                  .items = items,
-                                  .n_items = 1 + CPA_SELF_TEST_DECODE_ROWS,
-                                  .block_tables = t->tables,
-                                  .n_table_entries = t->n_blocks - CPA_SELF_TEST_SPARE_BLOCKS,
-                                  .kv_dtype = t->options->kv_dtype};
+        cpa_attend_batch batch = {
+            .size = sizeof batch,
+            .map = t->map,
+            .shape = {m->q_heads, m->kv_heads, m->head_dim, m->v_head_dim, .kv_dtype = t->options->kv_dtype},
+            .block_size = t->options->block_size,
+            .items = items,
+            .n_items = 1 + CPA_SELF_TEST_DECODE_ROWS,
+            .block_tables = t->tables,
+            .n_table_entries = t->n_blocks - CPA_SELF_TEST_SPARE_BLOCKS};
         CPA_TRY(cpa_attend_plan_create(t->device, &t->plans[s], err));
         CPA_TRY(cpa_attend_plan_set(t->plans[s], &batch, err));
     }

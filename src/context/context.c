@@ -10,6 +10,7 @@
 #include "base/fault.h"
 #include "src/context/context_internal.h"
 #include "src/context/transport_choice.h"
+#include "src/ops/check_args.h"
 
 const char *cpa_algorithm_name(cpa_algorithm algorithm) {
     switch (algorithm) {
@@ -50,7 +51,7 @@ cpa_status cpa_context_upload(cpa_context *c, void *dst, const void *src, int64_
 }
 
 cpa_status cpa_context_ensure_state(cpa_context *c, cpa_context_buffer *buffer, int64_t rows, cpa_partial *out) {
-    int64_t heads = c->options.q_heads, width = heads * c->options.v_dim;
+    int64_t heads = c->options.shape.q_heads, width = heads * c->options.shape.v_dim;
     CPA_TRY(cpa_context_ensure(c, buffer, rows * (width + heads) * (int64_t)sizeof(float)));
     float *o = buffer->memory;
     *out = (cpa_partial){.o = o, .o_row_stride = width, .lse = o + rows * width, .lse_row_stride = heads};
@@ -74,12 +75,8 @@ cpa_status cpa_context_set_plan(cpa_context *c, cpa_attend_plan *plan, int64_t n
     cpa_attend_batch batch = {
         .size = sizeof batch,
         .map = c->map,
-        .q_heads = c->options.q_heads,
-        .kv_heads = c->options.kv_heads,
-        .k_dim = c->options.k_dim,
-        .v_dim = c->options.v_dim,
+        .shape = c->options.shape,
         .block_size = c->options.block_size,
-        .kv_dtype = c->options.kv_dtype,
         .items = c->items,
         .n_items = n_items,
         .block_tables = block_tables,
@@ -154,14 +151,14 @@ void cpa_context_mute(cpa_context *c, int muted) {
 
 cpa_status cpa_context_spoil_lse(cpa_context *c, cpa_partial state, int64_t rows, cpa_stream *stream) {
     const float log2_e = 1.44269504f;
-    const int64_t width = c->options.q_heads * (int64_t)sizeof(float);
+    const int64_t width = c->options.shape.q_heads * (int64_t)sizeof(float);
     const int64_t pitch = state.lse_row_stride * (int64_t)sizeof(float);
     float *lse = malloc((size_t)(rows * width) + 1);
     if (!lse) return cpa_fail(&c->error, CPA_NO_MEMORY, "context: no memory for %" PRId64 " rows", rows);
     cpa_status status;
     CPA_TRY_GOTO(c->device->table->copy_rows(lse, width, state.lse, pitch, width, rows, stream), done);
     CPA_TRY_GOTO(c->device->table->stream_sync(stream), done);
-    for (int64_t i = 0; i < rows * c->options.q_heads; i++)
+    for (int64_t i = 0; i < rows * c->options.shape.q_heads; i++)
         lse[i] = cpa_fault_is(CPA_FAULT_BASE2_LSE) ? lse[i] * log2_e : -INFINITY;
     CPA_TRY_GOTO(c->device->table->copy_rows(state.lse, pitch, lse, width, width, rows, stream), done);
     status = c->device->table->stream_sync(stream);
@@ -177,22 +174,7 @@ static cpa_status check_options(const cpa_context_options *o, const cpa_device *
     if (o->size != sizeof *o) {
         return cpa_fail(err, CPA_INVALID, "context: options of %zu bytes, expected %zu", o->size, sizeof *o);
     }
-    if (o->q_heads < 1 || o->kv_heads < 1 || o->q_heads % o->kv_heads != 0) {
-        return cpa_fail(err, CPA_INVALID, "context: %d query heads over %d KV heads, expected a positive multiple",
-                        o->q_heads, o->kv_heads);
-    }
-    if (o->k_dim < 1 || o->k_dim > CPA_MAX_HEAD_DIM || o->v_dim < 1 || o->v_dim > CPA_MAX_HEAD_DIM) {
-        return cpa_fail(err, CPA_INVALID, "context: head widths %d (K) and %d (V), expected 1..%d", o->k_dim, o->v_dim,
-                        CPA_MAX_HEAD_DIM);
-    }
-    if (!cpa_dtype_bytes(o->dtype) || cpa_dtype_is_quantised(o->dtype) || !cpa_dtype_bytes(o->kv_dtype)) {
-        return cpa_fail(err, CPA_INVALID, "context: unknown dtype %d, or %d of the cache", (int)o->dtype,
-                        (int)o->kv_dtype);
-    }
-    if ((o->k_scale == 0) != (o->v_scale == 0)) {
-        return cpa_fail(err, CPA_INVALID, "context: k_scale is %g and v_scale is %g, expected both or none",
-                        (double)o->k_scale, (double)o->v_scale);
-    }
+    CPA_TRY(cpa_check_shape("context", &o->shape, err));
     if (o->block_size < 1 || (o->block_size & (o->block_size - 1)) != 0) {
         return cpa_fail(err, CPA_INVALID, "context: block size %d, expected a power of two", o->block_size);
     }
@@ -326,18 +308,18 @@ static cpa_status check_args(cpa_context *c, const cpa_context_args *args, const
         return cpa_fail(&c->error, CPA_INVALID, "attend: arguments of %zu bytes (expected %zu), stream %p", args->size,
                         sizeof *args, (const void *)stream);
     }
-    if (kv->dtype != o->kv_dtype || kv->block_size != o->block_size || kv->kv_heads != o->kv_heads ||
-        kv->k_dim != o->k_dim || kv->v_dim != o->v_dim) {
+    if (kv->dtype != o->shape.kv_dtype || kv->block_size != o->block_size || kv->kv_heads != o->shape.kv_heads ||
+        kv->k_dim != o->shape.k_dim || kv->v_dim != o->shape.v_dim) {
         return cpa_fail(&c->error, CPA_INVALID,
                         "attend: cache of dtype %d, block size %d, %d heads of %d and %d; the context was created for "
                         "%d, %d, %d, %d and %d",
-                        (int)kv->dtype, kv->block_size, kv->kv_heads, kv->k_dim, kv->v_dim, (int)o->kv_dtype,
-                        o->block_size, o->kv_heads, o->k_dim, o->v_dim);
+                        (int)kv->dtype, kv->block_size, kv->kv_heads, kv->k_dim, kv->v_dim, (int)o->shape.kv_dtype,
+                        o->block_size, o->shape.kv_heads, o->shape.k_dim, o->shape.v_dim);
     }
-    if (kv->k_scale != o->k_scale || kv->v_scale != o->v_scale) {
+    if (kv->k_scale != o->shape.k_scale || kv->v_scale != o->shape.v_scale) {
         return cpa_fail(&c->error, CPA_INVALID,
                         "attend: cache with the scales %g and %g; the context was created for %g and %g",
-                        (double)kv->k_scale, (double)kv->v_scale, (double)o->k_scale, (double)o->v_scale);
+                        (double)kv->k_scale, (double)kv->v_scale, (double)o->shape.k_scale, (double)o->shape.v_scale);
     }
     if (c->max_block >= kv->num_blocks) {
         return cpa_fail(&c->error, CPA_INVALID, "attend: a block table names block %d of a cache of %" PRId64,
@@ -359,8 +341,8 @@ cpa_status cpa_context_attend_own(cpa_context *c, const cpa_attend_plan *plan, c
     cpa_attend_args attend = {
         .size = sizeof attend,
         .q = args->q,
-        .q_dtype = c->options.dtype,
-        .q_row_stride = (int64_t)c->options.q_heads * c->options.k_dim,
+        .q_dtype = c->options.shape.dtype,
+        .q_row_stride = (int64_t)c->options.shape.q_heads * c->options.shape.k_dim,
         .kv = args->kv,
         .mask = args->mask,
         .scale = args->scale,
@@ -376,22 +358,22 @@ static cpa_status merge_states(cpa_context *c, const cpa_context_args *args, int
     cpa_merge_args merge = {
         .size = sizeof merge,
         .rows = rows,
-        .heads = c->options.q_heads,
-        .v_dim = c->options.v_dim,
+        .heads = c->options.shape.q_heads,
+        .v_dim = c->options.shape.v_dim,
         .states = c->states,
         .row_maps = c->row_maps,
         .n_states = c->n_states,
-        .out_dtype = c->options.dtype,
+        .out_dtype = c->options.shape.dtype,
         .out = args->out,
-        .out_row_stride = (int64_t)c->options.q_heads * c->options.v_dim,
+        .out_row_stride = (int64_t)c->options.shape.q_heads * c->options.shape.v_dim,
         .out_lse = args->lse,
-        .out_lse_row_stride = c->options.q_heads,
+        .out_lse_row_stride = c->options.shape.q_heads,
     };
     return cpa_context_run_merge(c, &merge, &c->q.awaited, stream);
 }
 
 static cpa_status attend_alone(cpa_context *c, const cpa_context_args *args, cpa_stream *stream) {
-    cpa_partial state = {.lse = args->lse, .lse_row_stride = c->options.q_heads};
+    cpa_partial state = {.lse = args->lse, .lse_row_stride = c->options.shape.q_heads};
     return cpa_context_attend_own(c, c->own, args, state, args->out, stream);
 }
 
@@ -432,7 +414,7 @@ cpa_status cpa_context_attend(cpa_context *context, const cpa_context_args *args
     CPA_TRY(check_args(c, args, stream));
     CPA_TRY(cpa_pass_kv_select(c, args->mask));
     cpa_context_args layer = *args;
-    if (layer.scale == 0) layer.scale = 1.0f / sqrtf((float)c->options.k_dim);
+    if (layer.scale == 0) layer.scale = 1.0f / sqrtf((float)c->options.shape.k_dim);
 
     cpa_status status;
     if (!c->shared) {

@@ -36,9 +36,8 @@ enum { BUFFERS = 2 };
 static cpa_status size_staging(cpa_context *c) {
     const cpa_context_options *o = &c->options;
     cpa_pass_kv *kv = &c->kv;
-    kv->k_bytes = cpa_kv_block_bytes(o->kv_dtype, CPA_KEYS, o->k_scale, o->block_size, o->kv_heads, o->k_dim);
-    kv->block_bytes =
-        kv->k_bytes + cpa_kv_block_bytes(o->kv_dtype, CPA_VALUES, o->v_scale, o->block_size, o->kv_heads, o->v_dim);
+    kv->k_bytes = cpa_shape_block_bytes(&o->shape, CPA_KEYS, o->block_size);
+    kv->block_bytes = kv->k_bytes + cpa_shape_block_bytes(&o->shape, CPA_VALUES, o->block_size);
 
     const int64_t step = c->device->caps.split_tokens;
     kv->gather = !c->device->caps.bit_exact;
@@ -219,7 +218,7 @@ static cpa_status plan_runs(cpa_context *c) {
 /* What empties the states of own rows. */
 static cpa_status ensure_empty(cpa_context *c) {
     cpa_pass_kv *kv = &c->kv;
-    int64_t heads = c->rows * c->options.q_heads;
+    int64_t heads = c->rows * c->options.shape.q_heads;
     if (heads * (int64_t)sizeof(float) <= kv->empty_memory.bytes) return CPA_OK;
     CPA_TRY(cpa_context_ensure(c, &kv->empty_memory, heads * (int64_t)sizeof(float)));
     int64_t n = kv->empty_memory.bytes / (int64_t)sizeof(float);
@@ -287,22 +286,13 @@ static char *staging_at(const cpa_pass_kv *kv, int64_t block) {
 
 /* Blocks of staging as a cache, each K then V. */
 static cpa_kv_view staging_view(const cpa_context *c, int64_t first, int64_t blocks) {
-    const cpa_context_options *o = &c->options;
-    const int64_t stride = c->kv.block_bytes / cpa_dtype_bytes(o->kv_dtype);
-    return cpa_kv_view_resolve((cpa_kv_view){
-        .k = staging_at(&c->kv, first),
-        .v = staging_at(&c->kv, first) + c->kv.k_bytes,
-        .dtype = o->kv_dtype,
-        .block_size = o->block_size,
-        .num_blocks = blocks,
-        .kv_heads = o->kv_heads,
-        .k_dim = o->k_dim,
-        .v_dim = o->v_dim,
-        .k_block_stride = stride,
-        .v_block_stride = stride,
-        .k_scale = o->k_scale,
-        .v_scale = o->v_scale,
-    });
+    cpa_attention_shape shape = c->options.shape;
+    shape.layout = CPA_TOKEN_MAJOR; /* whatever that of the cache, so that all ranks agree on it */
+    cpa_kv_view view = cpa_kv_view_of(&shape, c->options.block_size, blocks);
+    view.k = staging_at(&c->kv, first);
+    view.v = staging_at(&c->kv, first) + c->kv.k_bytes;
+    view.k_block_stride = view.v_block_stride = c->kv.block_bytes / cpa_dtype_bytes(shape.kv_dtype);
+    return view;
 }
 
 static cpa_status pack(cpa_context *c, int64_t index, const cpa_context_args *args, cpa_stream *stream) {
@@ -341,7 +331,7 @@ static cpa_status start_transfer(cpa_context *c, int64_t index, cpa_stream *stre
 }
 
 static cpa_status empty_rows(cpa_context *c, cpa_partial state, cpa_row_run run, cpa_stream *stream) {
-    const int64_t heads = c->options.q_heads;
+    const int64_t heads = c->options.shape.q_heads;
     if (run.rows == 0) return CPA_OK;
     cpa_status status = c->device->table->copy(state.lse + run.row * heads, c->kv.empty,
                                                run.rows * heads * (int64_t)sizeof(float), stream);
@@ -362,8 +352,8 @@ static cpa_status merge_shard(cpa_context *c, cpa_stream *stream) {
         cpa_merge_args merge = {
             .size = sizeof merge,
             .rows = run.rows,
-            .heads = c->options.q_heads,
-            .v_dim = c->options.v_dim,
+            .heads = c->options.shape.q_heads,
+            .v_dim = c->options.shape.v_dim,
             .states = (cpa_partial[]){acc, shard},
             .n_states = 2,
             .out_dtype = CPA_F32,
@@ -407,8 +397,8 @@ static cpa_status attend_transfer(cpa_context *c, int64_t index, const cpa_conte
     cpa_attend_args attend = {
         .size = sizeof attend,
         .q = args->q,
-        .q_dtype = c->options.dtype,
-        .q_row_stride = (int64_t)c->options.q_heads * c->options.k_dim,
+        .q_dtype = c->options.shape.dtype,
+        .q_row_stride = (int64_t)c->options.shape.q_heads * c->options.shape.k_dim,
         .kv = staging_view(c, 0, c->kv.segments * c->kv.capacity),
         .mask = args->mask,
         .scale = args->scale,

@@ -63,7 +63,7 @@ static cpa_status cut_range(cpa_context *c, int64_t chunk, int64_t begin, int64_
 
 /* Blocks of a segment: what staging holds, or less when that is too much to hide. */
 static int64_t segment_blocks(const cpa_context *c) {
-    const int64_t others = c->map.cp_size - 1, group = c->options.q_heads / c->options.kv_heads;
+    const int64_t others = c->map.cp_size - 1, group = c->options.shape.q_heads / c->options.shape.kv_heads;
     int64_t rows = 0, tokens = 0;
     for (int64_t i = 0; i < c->n_chunks; i++) {
         if (c->chunks[i].algorithm != CPA_PASS_KV) continue;
@@ -73,7 +73,7 @@ static int64_t segment_blocks(const cpa_context *c) {
         tokens += ends[0] + ends[1] - body;
     }
     const int64_t flops = 2 * group * rows / c->map.cp_size;
-    if (flops >= FLOPS_A_BYTE * others * cpa_dtype_bytes(c->options.kv_dtype)) return c->kv.capacity;
+    if (flops >= FLOPS_A_BYTE * others * cpa_dtype_bytes(c->options.shape.kv_dtype)) return c->kv.capacity;
     const int64_t part = (tokens / others + c->map.interleave) / c->map.interleave * c->map.interleave;
     return cpa_min64(c->kv.capacity, cpa_pass_kv_blocks(c, part));
 }
@@ -238,7 +238,7 @@ static int64_t pairs_to_hide(const cpa_context *c, int64_t end) {
     for (int32_t rank = 0; rank < c->map.cp_size; rank++) {
         if (rank != c->control.rank) blocks += sent_blocks(c, rank, 0, end);
     }
-    const int64_t flops_a_pair = 2 * (int64_t)o->q_heads * (o->k_dim + o->v_dim);
+    const int64_t flops_a_pair = 2 * (int64_t)o->shape.q_heads * (o->shape.k_dim + o->shape.v_dim);
     return TIMES_TO_HIDE * blocks * c->kv.block_bytes * FLOPS_A_BYTE / flops_a_pair;
 }
 
@@ -254,7 +254,7 @@ static int64_t joined_rows(const cpa_context *c, int64_t end) {
     const int64_t run = c->map.interleave, enough = pairs_to_hide(c, end);
     int64_t pairs = 0;
     /* A device widens the blocks of a quantised cache for each item: those of the peers twice if some rows join. */
-    if (cpa_dtype_is_quantised(c->options.kv_dtype)) return 0;
+    if (cpa_dtype_is_quantised(c->options.shape.kv_dtype)) return 0;
     /* These show where states meet. */
     if (cpa_fault_is(CPA_FAULT_DROPPED_SHARD) || cpa_fault_is(CPA_FAULT_BASE2_LSE)) return 0;
     for (int64_t i = c->n_chunks; i-- > 0;) {

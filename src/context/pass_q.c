@@ -45,12 +45,12 @@ void cpa_pass_q_destroy(cpa_context *c) {
 /* ---- rows ---- */
 
 static int64_t query_bytes(const cpa_context *c) {
-    return (int64_t)c->options.q_heads * c->options.k_dim * cpa_dtype_bytes(c->options.dtype);
+    return cpa_shape_q_bytes(&c->options.shape);
 }
 
 /* Floats of a row of a message of states. */
 static int64_t state_floats(const cpa_context *c) {
-    int64_t floats = (int64_t)c->options.q_heads * (c->options.v_dim + 1);
+    int64_t floats = (int64_t)c->options.shape.q_heads * (c->options.shape.v_dim + 1);
     return (floats + 3) / 4 * 4;
 }
 
@@ -59,7 +59,7 @@ static cpa_partial state_rows(const cpa_context *c, void *memory, int64_t row) {
     float *o = (float *)memory + row * stride;
     return (cpa_partial){.o = o,
                          .o_row_stride = stride,
-                         .lse = o + (int64_t)c->options.q_heads * c->options.v_dim,
+                         .lse = o + (int64_t)c->options.shape.q_heads * c->options.shape.v_dim,
                          .lse_row_stride = stride};
 }
 
@@ -372,8 +372,8 @@ cpa_status cpa_pass_q_serve(cpa_context *c, const cpa_context_args *args, cpa_st
     cpa_attend_args attend = {
         .size = sizeof attend,
         .q = q->joined && !exchanges_queries(c) ? args->q : q->got_memory.memory,
-        .q_dtype = c->options.dtype,
-        .q_row_stride = (int64_t)c->options.q_heads * c->options.k_dim,
+        .q_dtype = c->options.shape.dtype,
+        .q_row_stride = (int64_t)c->options.shape.q_heads * c->options.shape.k_dim,
         .kv = args->kv,
         .mask = args->mask,
         .scale = args->scale,

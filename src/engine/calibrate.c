@@ -107,12 +107,8 @@ static cpa_status probe_plan(probe *p, cpa_error *err) {
     cpa_attend_batch batch = {
         .size = sizeof batch,
         .map = {1, p->kv.block_size},
-        .q_heads = m->q_heads,
-        .kv_heads = m->kv_heads,
-        .k_dim = m->head_dim,
-        .v_dim = m->v_head_dim,
+        .shape = {m->q_heads, m->kv_heads, m->head_dim, m->v_head_dim, .kv_dtype = p->kv.dtype},
         .block_size = p->kv.block_size,
-        .kv_dtype = p->kv.dtype,
         .items = &item,
         .n_items = 1,
         .block_tables = p->table,

@@ -98,12 +98,8 @@ static cpa_status check_rows_once(const cpa_attend_batch *batch, cpa_error *err)
 
 static cpa_status check_batch(const cpa_attend_batch *batch, batch_reach *reach, cpa_error *err) {
     CPA_TRY(cpa_check_map("attend plan", batch->map, err));
-    CPA_TRY(cpa_check_heads("attend plan", batch->q_heads, batch->kv_heads, err));
-    CPA_TRY(cpa_check_dim("attend plan", "k_dim", batch->k_dim, err));
-    CPA_TRY(cpa_check_dim("attend plan", "v_dim", batch->v_dim, err));
+    CPA_TRY(cpa_check_shape("attend plan", &batch->shape, err));
     CPA_TRY(cpa_check_block_size("attend plan", batch->block_size, err));
-    REQUIRE(err, cpa_dtype_traits_of(batch->kv_dtype), "attend plan: kv_dtype is %d, which is none",
-            (int)batch->kv_dtype);
     REQUIRE(err, batch->n_items >= 0 && batch->n_items <= INT32_MAX && (batch->n_items == 0 || batch->items),
             "attend plan: n_items is %lld and items is %s", (long long)batch->n_items, batch->items ? "set" : "NULL");
     REQUIRE(err,
@@ -141,21 +137,21 @@ static cpa_status check_attend(const cpa_attend_plan *plan, const cpa_attend_arg
     CPA_TRY(cpa_check_view("attend", &args->kv, err));
     const cpa_kv_view *kv = &args->kv;
     REQUIRE(err,
-            kv->kv_heads == plan->kv_heads && kv->k_dim == plan->k_dim && kv->v_dim == plan->v_dim &&
+            kv->kv_heads == plan->shape.kv_heads && kv->k_dim == plan->shape.k_dim && kv->v_dim == plan->shape.v_dim &&
                 kv->block_size == plan->block_size,
             "attend: the cache has kv_heads %d, k_dim %d, v_dim %d, block_size %d, but the plan has %d, %d, %d, %d",
-            kv->kv_heads, kv->k_dim, kv->v_dim, kv->block_size, plan->kv_heads, plan->k_dim, plan->v_dim,
-            plan->block_size);
+            kv->kv_heads, kv->k_dim, kv->v_dim, kv->block_size, plan->shape.kv_heads, plan->shape.k_dim,
+            plan->shape.v_dim, plan->block_size);
     REQUIRE(err, plan->max_block < kv->num_blocks, "attend: the plan reads block %lld, but the cache has %lld blocks",
             (long long)plan->max_block, (long long)kv->num_blocks);
     REQUIRE(err, args->q, "attend: q is NULL");
-    const int64_t bytes = cpa_dtype_bytes(args->q_dtype), out_width = (int64_t)plan->q_heads * plan->v_dim;
+    const int64_t bytes = cpa_dtype_bytes(args->q_dtype), out_width = (int64_t)plan->shape.q_heads * plan->shape.v_dim;
     CPA_TRY(cpa_check_aligned("attend", "q", args->q, bytes, err));
     CPA_TRY(cpa_check_aligned("attend", "out", args->out, bytes, err));
     CPA_TRY(cpa_check_rows("attend", "q_row_stride", plan->rows, args->q_row_stride,
-                           (int64_t)plan->q_heads * plan->k_dim, bytes, err));
+                           (int64_t)plan->shape.q_heads * plan->shape.k_dim, bytes, err));
     CPA_TRY(cpa_check_rows("attend", "rows of out", plan->rows, 0, out_width, bytes, err));
-    CPA_TRY(cpa_check_state("attend", &args->state, plan->rows, plan->q_heads, plan->v_dim, err));
+    CPA_TRY(cpa_check_state("attend", &args->state, plan->rows, plan->shape.q_heads, plan->shape.v_dim, err));
     CPA_TRY(cpa_check_mask("attend", &args->mask, err));
     REQUIRE(err, args->scale - args->scale == 0, "attend: scale is %g, expected a finite number", (double)args->scale);
     REQUIRE(err, args->resume == 0 || args->resume == 1, "attend: resume is %d, expected 0 or 1", args->resume);

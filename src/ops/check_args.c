@@ -95,11 +95,6 @@ typedef struct view_side {
 } view_side;
 
 static cpa_status check_scales(const char *where, const cpa_kv_view *kv, const view_side *side, cpa_error *err) {
-    REQUIRE(err,
-            side->scale >= 0 && side->scale - side->scale == 0 &&
-                (side->scale == 0 || cpa_dtype_traits_of(kv->dtype)->tensor_scale),
-            "%s: a scale is %g for a cache of dtype %d, expected 0, or more than 0 for fp8_e4m3", where,
-            (double)side->scale, (int)kv->dtype);
     if (!cpa_kv_scale_bytes(kv->dtype, side->part, side->scale)) return CPA_OK;
     int64_t least = cpa_kv_block_bytes(kv->dtype, side->part, side->scale, kv->block_size, kv->kv_heads, side->dim);
     REQUIRE(err, side->block_stride == 0 || (side->block_stride >= least && side->block_stride % 4 == 0),
@@ -149,8 +144,7 @@ cpa_status cpa_check_view(const char *where, const cpa_kv_view *kv, cpa_error *e
             kv->kv_heads, CPA_MOST_HEADS);
     CPA_TRY(cpa_check_dim(where, "k_dim", kv->k_dim, err));
     CPA_TRY(cpa_check_dim(where, "v_dim", kv->v_dim, err));
-    REQUIRE(err, (kv->k_scale == 0) == (kv->v_scale == 0), "%s: k_scale is %g and v_scale is %g, expected both or none",
-            where, (double)kv->k_scale, (double)kv->v_scale);
+    CPA_TRY(cpa_check_scales(where, kv->dtype, kv->k_scale, kv->v_scale, err));
     const cpa_kv_view resolved = cpa_kv_view_resolve(*kv);
     const view_side given[] = {keys_of(kv), values_of(kv)}, full[] = {keys_of(&resolved), values_of(&resolved)};
     CPA_TRY(check_side(where, kv, &given[0], &full[0], err));

@@ -165,18 +165,18 @@ void cpa_worker_set_timeline(cpa_worker *worker, cpa_timeline *timeline) {
 cpa_context_options cpa_worker_context_options(const cpa_worker_options *o, int64_t max_rows) {
     return (cpa_context_options){
         .size = sizeof(cpa_context_options),
-        .q_heads = o->model.q_heads,
-        .kv_heads = o->model.kv_heads,
-        .k_dim = o->model.head_dim,
-        .v_dim = o->model.v_head_dim,
-        .dtype = o->model.dtype,
-        .kv_dtype = o->kv_dtype,
+        .shape = {.q_heads = o->model.q_heads,
+                  .kv_heads = o->model.kv_heads,
+                  .k_dim = o->model.head_dim,
+                  .v_dim = o->model.v_head_dim,
+                  .dtype = o->model.dtype,
+                  .kv_dtype = o->kv_dtype,
+                  .k_scale = o->k_scale,
+                  .v_scale = o->v_scale},
         .block_size = o->block_size,
         .interleave = o->map.interleave,
         .staging_bytes = o->staging_bytes,
         .max_rows = max_rows,
-        .k_scale = o->k_scale,
-        .v_scale = o->v_scale,
     };
 }
 

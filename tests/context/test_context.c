@@ -363,13 +363,17 @@ static void test_decode_steps_alternate_between_stored_and_sent_states(void) {
     close_device();
 }
 
-static void expect_create_refusal(cpa_context_options options, const char *expected) {
+static void expect_create_status(cpa_context_options options, cpa_status status, const char *expected) {
     cpa_context *context = NULL;
     cpa_error err = {.message = ""};
-    CU_ASSERT_EQUAL(cpa_context_create(cpa_test_comm(), device, &options, &context, &err), CPA_INVALID);
+    CU_ASSERT_EQUAL(cpa_context_create(cpa_test_comm(), device, &options, &context, &err), status);
     CU_ASSERT_PTR_NULL(context);
     CU_ASSERT_PTR_NOT_NULL(strstr(err.message, expected));
     if (!strstr(err.message, expected)) printf("got: %s\n", err.message);
+}
+
+static void expect_create_refusal(cpa_context_options options, const char *expected) {
+    expect_create_status(options, CPA_INVALID, expected);
 }
 
 static void test_impossible_options_are_refused_on_all_ranks(void) {
@@ -379,8 +383,8 @@ static void test_impossible_options_are_refused_on_all_ranks(void) {
     int rank;
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
 
-    bad.k_scale = 0.5f;
-    expect_create_refusal(bad, "k_scale is 0.5 and v_scale is 0, expected both or none");
+    bad.shape.k_scale = 0.5f;
+    expect_create_refusal(bad, "k_scale is 0.5 and v_scale is 0 for a cache of fp32, expected none");
     bad = good;
     char numbers[96];
     bad.staging_bytes = least_staging(&SMALL) - 1;
@@ -388,15 +392,19 @@ static void test_impossible_options_are_refused_on_all_ranks(void) {
              (long long)bad.staging_bytes + 1);
     expect_create_refusal(bad, numbers);
     bad = good;
-    if (rank == cpa_test_ranks() - 1) bad.q_heads = 5; /* one rank is enough */
-    snprintf(numbers, sizeof numbers, "rank %d: context: 5 query heads over 2", cpa_test_ranks() - 1);
+    if (rank == cpa_test_ranks() - 1) bad.shape.q_heads = 5; /* one rank is enough */
+    snprintf(numbers, sizeof numbers, "rank %d: context: q_heads is 5, expected a positive multiple",
+             cpa_test_ranks() - 1);
     expect_create_refusal(bad, numbers);
     bad = good;
     bad.interleave = 24;
     expect_create_refusal(bad, "interleave 24");
     bad = good;
-    bad.k_dim = 0;
-    expect_create_refusal(bad, "head widths 0");
+    bad.shape.k_dim = 0;
+    expect_create_refusal(bad, "k_dim is 0");
+    bad = good;
+    bad.shape.v_in_k = 1;
+    expect_create_status(bad, CPA_UNSUPPORTED, "context: v_in_k is 1");
     bad = good;
     bad.block_size = 24;
     expect_create_refusal(bad, "block size 24");

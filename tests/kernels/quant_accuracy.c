@@ -75,16 +75,16 @@ static void attend(const cpa_test_sequence *s, const cache_kind *kind, float *ou
     cpa_attend_item item = {.q_count = QUERIES, .q_first = s->length - QUERIES, .k_count = s->length};
     cpa_attend_batch batch = {.size = sizeof batch,
                               .map = {1, BLOCK_SIZE},
-                              .q_heads = Q_HEADS,
-                              .kv_heads = KV_HEADS,
-                              .k_dim = DIM,
-                              .v_dim = DIM,
+                              .shape.q_heads = Q_HEADS,
+                              .shape.kv_heads = KV_HEADS,
+                              .shape.k_dim = DIM,
+                              .shape.v_dim = DIM,
                               .block_size = BLOCK_SIZE,
                               .items = &item,
                               .n_items = 1,
                               .block_tables = table,
                               .n_table_entries = blocks,
-                              .kv_dtype = cache.view.dtype};
+                              .shape.kv_dtype = cache.view.dtype};
     cpa_attend_args args = {.size = sizeof args,
                             .q = s->q + (s->length - QUERIES) * Q_HEADS * DIM,
                             .kv = cache.view,

@@ -9,8 +9,8 @@ enum { MOST_ITEMS = 12, BATCHES = 2000, TILE_ROWS = 128 };
 
 static cpa_attend_batch random_batch(cpa_attend_item *items) {
     static const int32_t groups[] = {1, 2, 4, 8, 32};
-    const cpa_attend_batch batch = {.q_heads = groups[cpa_test_random_below(5)],
-                                    .kv_heads = 1,
+    const cpa_attend_batch batch = {.shape.q_heads = groups[cpa_test_random_below(5)],
+                                    .shape.kv_heads = 1,
                                     .items = items,
                                     .n_items = cpa_test_random_below(MOST_ITEMS + 1)};
     for (int64_t i = 0; i < batch.n_items; i++) {
@@ -50,7 +50,7 @@ static void only_tiles_of_prefill_count(void) {
         {.q_count = 5, .k_count = 0},     /* no keys: one piece, which writes the empty state */
         {.q_count = 65, .k_count = 1025}, /* three tiles */
     };
-    const cpa_attend_batch batch = {.q_heads = 8, .kv_heads = 2, .items = items, .n_items = 4};
+    const cpa_attend_batch batch = {.shape.q_heads = 8, .shape.kv_heads = 2, .items = items, .n_items = 4};
     CU_ASSERT_EQUAL(cpa_cuda_prefill_tiles(&batch, &items[0], TILE_ROWS), 0);
     CU_ASSERT_EQUAL(cpa_cuda_prefill_tiles(&batch, &items[1], TILE_ROWS), 0);
     CU_ASSERT_EQUAL(cpa_cuda_prefill_tiles(&batch, &items[2], TILE_ROWS), 1);
@@ -64,11 +64,11 @@ static void only_tiles_of_prefill_count(void) {
 static cpa_cuda_decode_shares shares_on(int wide_fits, int64_t units, int64_t keys, cpa_dtype kv_dtype) {
     cpa_attend_item items[128] = {0};
     for (int64_t i = 0; i < units; i++) items[i] = (cpa_attend_item){.q_count = 1, .k_count = keys};
-    const cpa_attend_batch batch = {.q_heads = 32,
-                                    .kv_heads = 8,
-                                    .k_dim = 128,
-                                    .v_dim = 128,
-                                    .kv_dtype = kv_dtype,
+    const cpa_attend_batch batch = {.shape.q_heads = 32,
+                                    .shape.kv_heads = 8,
+                                    .shape.k_dim = 128,
+                                    .shape.v_dim = 128,
+                                    .shape.kv_dtype = kv_dtype,
                                     .items = items,
                                     .n_items = units};
     return cpa_cuda_share_decode(&batch, 132, wide_fits);

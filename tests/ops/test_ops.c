@@ -33,10 +33,10 @@ static void begin(good *g) {
     g->item = cpa_attend_fixture_item(&g->fixture, 0, 0, g->fixture.q_count[0], 0, 0, g->fixture.k_tokens[0]);
     g->batch = (cpa_attend_batch){.size = sizeof g->batch,
                                   .map = g->fixture.map,
-                                  .q_heads = SHAPE.q_heads,
-                                  .kv_heads = SHAPE.kv_heads,
-                                  .k_dim = SHAPE.k_dim,
-                                  .v_dim = SHAPE.v_dim,
+                                  .shape.q_heads = SHAPE.q_heads,
+                                  .shape.kv_heads = SHAPE.kv_heads,
+                                  .shape.k_dim = SHAPE.k_dim,
+                                  .shape.v_dim = SHAPE.v_dim,
                                   .block_size = SHAPE.block_size,
                                   .items = &g->item,
                                   .n_items = 1,
@@ -86,10 +86,11 @@ static void bad_plans(void) {
     begin(&g);
     g.batch.size = 8, refuse_plan(&g, "struct size is 8");
     g.batch.map.cp_size = 0, refuse_plan(&g, "cp_size 0");
-    g.batch.q_heads = 3, refuse_plan(&g, "q_heads is 3, expected a positive multiple of kv_heads, 2");
-    g.batch.kv_heads = 0, refuse_plan(&g, "kv_heads, 0");
-    g.batch.k_dim = 257, refuse_plan(&g, "k_dim is 257, expected 1..256");
-    g.batch.v_dim = 0, refuse_plan(&g, "v_dim is 0");
+    g.batch.shape.q_heads = 3, refuse_plan(&g, "q_heads is 3, expected a positive multiple of kv_heads, 2");
+    g.batch.shape.kv_heads = 0, refuse_plan(&g, "kv_heads, 0");
+    g.batch.shape.k_dim = 257, refuse_plan(&g, "k_dim is 257, expected 1..256");
+    g.batch.shape.v_dim = 0, refuse_plan(&g, "v_dim is 0");
+    g.batch.shape.reserved[5] = 9, refuse_plan(&g, "the reserved bytes of the shape");
     g.batch.block_size = 24, refuse_plan(&g, "block_size is 24");
     g.batch.items = NULL, refuse_plan(&g, "items is NULL");
     g.batch.block_tables = NULL, refuse_plan(&g, "block_tables is NULL");

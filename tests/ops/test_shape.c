@@ -1,6 +1,7 @@
 /* Sizes that follow from a dtype's row of the table: those of today's dtypes, and of forms that the table can say. */
-#include <cpattn/shape.h>
+#include <string.h>
 
+#include "src/ops/check_args.h"
 #include "tests/fixtures/unit.h"
 
 static void names_and_kinds(void) {
@@ -83,7 +84,43 @@ static void sizes_of_shapes(void) {
     CU_ASSERT_EQUAL(cpa_shape_block_bytes(&shape, CPA_VALUES, 64), 0);
 }
 
+static const cpa_attention_shape GOOD = {.q_heads = 4, .kv_heads = 2, .k_dim = 64, .v_dim = 32, .dtype = CPA_F16};
+
+static void refuse(cpa_attention_shape shape, cpa_status status, const char *expected) {
+    cpa_error err = {CPA_OK, ""};
+    CU_ASSERT_EQUAL(cpa_check_shape("here", &shape, &err), status);
+    CU_ASSERT_PTR_EQUAL(strstr(err.message, "here: "), err.message);
+    CU_ASSERT_PTR_NOT_NULL(strstr(err.message, expected));
+}
+
+static void bad_shapes(void) {
+    cpa_attention_shape bad;
+    CU_ASSERT_EQUAL(cpa_check_shape("here", &GOOD, NULL), CPA_OK);
+    bad = GOOD, bad.q_heads = 3, refuse(bad, CPA_INVALID, "q_heads is 3, expected a positive multiple of kv_heads, 2");
+    bad = GOOD, bad.kv_heads = 0, refuse(bad, CPA_INVALID, "kv_heads, 0");
+    bad = GOOD, bad.k_dim = 257, refuse(bad, CPA_INVALID, "k_dim is 257, expected 1..256");
+    bad = GOOD, bad.v_dim = 0, refuse(bad, CPA_INVALID, "v_dim is 0");
+    bad = GOOD, bad.dtype = CPA_INT8, refuse(bad, CPA_INVALID, "dtype is 4");
+    bad = GOOD, bad.kv_dtype = CPA_KV_DTYPE_COUNT, refuse(bad, CPA_INVALID, "kv_dtype is 5");
+    bad = GOOD, bad.layout = (cpa_kv_layout)2, refuse(bad, CPA_INVALID, "layout is 2");
+    bad = GOOD, bad.k_scale = bad.v_scale = 1, refuse(bad, CPA_INVALID, "k_scale is 1");
+    bad.kv_dtype = CPA_FP8_E4M3;
+    CU_ASSERT_EQUAL(cpa_check_shape("here", &bad, NULL), CPA_OK);
+    bad.v_scale = 0, refuse(bad, CPA_INVALID, "v_scale is 0 for a cache of fp8_e4m3");
+    bad.k_scale = bad.v_scale = -1, refuse(bad, CPA_INVALID, "k_scale is -1");
+    bad = GOOD, bad.reserved[0] = 1, refuse(bad, CPA_INVALID, "the reserved bytes of the shape");
+}
+
+static void values_in_keys(void) {
+    cpa_attention_shape latent = {.q_heads = 128, .kv_heads = 1, .k_dim = 576, .v_dim = 512, .v_in_k = 1};
+    refuse(latent, CPA_UNSUPPORTED, "v_in_k is 1: values that are the first 512 elements of their keys of 576");
+    latent.v_in_k = 2;
+    refuse(latent, CPA_INVALID, "v_in_k is 2");
+}
+
 static const cpa_test tests[] = {
+    {"a bad shape is refused with its numbers", bad_shapes},
+    {"values that lie in keys are refused as not supported", values_in_keys},
     {"a dtype has a name, and is one of tensors or one of caches alone", names_and_kinds},
     {"rows, scales and blocks of each dtype have their bytes", sizes_of_dtypes},
     {"the table can say codes of less than a byte with scales inside rows", sizes_of_codes_below_a_byte},

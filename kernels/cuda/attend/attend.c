@@ -38,7 +38,7 @@ static const char *ready_queries(const cpa_cuda_plan *plan, int64_t row_bytes) {
 
 static void fill_args(const cpa_cuda_plan *plan, const cpa_attend_args *args, cpa_cuda_attend_args *a) {
     cpa_kv_view kv = cpa_kv_view_resolve(args->kv);
-    int32_t q_heads = plan->base.q_heads;
+    int32_t q_heads = plan->base.shape.q_heads;
     cpa_partial state = cpa_partial_resolve(args->state, q_heads, kv.v_dim);
     const char *image = plan->memory->image;
     const int64_t q_row_stride = args->q_row_stride ? args->q_row_stride : (int64_t)q_heads * kv.k_dim;

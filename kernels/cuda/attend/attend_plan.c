@@ -95,7 +95,7 @@ static cpa_status count_work(plan_builder *b, cpa_error *err) {
                     keys = ceil_div(item->k_count, CPA_CUDA_PREFILL_KEYS);
             b->n_tiles += tiles;
             b->tile_keys += tiles * keys;
-            if (cpa_dtype_is_quantised(b->batch->kv_dtype))
+            if (cpa_dtype_is_quantised(b->batch->shape.kv_dtype))
                 b->n_widened += ceil_div(item->k_count, b->batch->block_size);
             if (keys > b->most_keys) b->most_keys = keys;
         }
@@ -106,7 +106,7 @@ static cpa_status count_work(plan_builder *b, cpa_error *err) {
 /* Where the tiles fill the device a few times at most, the cut that makes `waves` full waves of pieces of about the
  * same length, for the number of waves that is done first. */
 static void choose_prefill_split(plan_builder *b) {
-    const int64_t heads = b->batch->kv_heads, device = b->multiprocessors;
+    const int64_t heads = b->batch->shape.kv_heads, device = b->multiprocessors;
     int64_t least = INT64_MAX;
     b->split_keys = INT32_MAX;
     if (b->n_tiles == 0 || b->n_tiles * heads >= PREFILL_WAVES * device) return;
@@ -281,7 +281,7 @@ static void sort_prefill(plan_builder *b) {
 /* Into how many pieces a tile of `cost` keys is cut when `left` keys remain, its own included (guided self-scheduling,
  * Polychronopoulos and Kuck, 1987): none shall take longer than what a multiprocessor still has to do. */
 static int64_t tail_cuts(const plan_builder *b, int64_t cost, int64_t left) {
-    const int64_t share = left * b->batch->kv_heads / b->multiprocessors;
+    const int64_t share = left * b->batch->shape.kv_heads / b->multiprocessors;
     const int64_t most = cost / LEAST_PREFILL_SPLIT < MOST_TAIL_CUTS ? cost / LEAST_PREFILL_SPLIT : MOST_TAIL_CUTS;
     const int64_t cuts = share > 0 ? (cost + share / 2) / share : most;
     return cuts < most ? cuts : most;
@@ -304,7 +304,7 @@ static void cut_tile(plan_builder *b, const cpa_cuda_piece *tile, int64_t cost, 
 /* All but the last tiles go head by head, if they fill the device often enough. */
 static void choose_order(plan_builder *b) {
     if (b->split_keys < INT32_MAX) return;
-    const int64_t tail = ceil_div(TAIL_WAVES * b->multiprocessors, b->batch->kv_heads);
+    const int64_t tail = ceil_div(TAIL_WAVES * b->multiprocessors, b->batch->shape.kv_heads);
     b->by_head = b->n_pieces > tail ? b->n_pieces - tail : 0;
 }
 
@@ -355,7 +355,7 @@ static void place_sections(cpa_cuda_plan *plan, const plan_builder *b) {
     plan->decode_at = at;
     at += align_section((units + b->shares.ctas) * (int64_t)sizeof(cpa_cuda_piece));
     plan->counters_at = at;
-    at += align_section(most_decode_splits(b, units) * b->batch->kv_heads * (int64_t)sizeof(uint32_t));
+    at += align_section(most_decode_splits(b, units) * b->batch->shape.kv_heads * (int64_t)sizeof(uint32_t));
     plan->prefill_at = at;
     at += align_section((b->n_pieces + b->tail_pieces) * (int64_t)sizeof(cpa_cuda_piece));
     plan->splits_at = at;
@@ -421,11 +421,12 @@ cpa_status cpa_cuda_plan_set(cpa_attend_plan *base, const cpa_attend_batch *batc
     plan_builder b = {.batch = batch,
                       .state_shifts = base->state_shifts,
                       .first_ready = batch->n_items - base->ready_items,
-                      .group = batch->q_heads / batch->kv_heads,
+                      .group = batch->shape.q_heads / batch->shape.kv_heads,
                       .multiprocessors = device->multiprocessors,
                       .wide_fits = device->base.caps.shared_bytes >= CPA_CUDA_WIDE_BYTES,
-                      .tile_rows = device->path == CPA_CUDA_HOPPER ? cpa_cuda_hopper_rows(batch->k_dim, batch->v_dim)
-                                                                   : CPA_CUDA_PREFILL_ROWS};
+                      .tile_rows = device->path == CPA_CUDA_HOPPER
+                                       ? cpa_cuda_hopper_rows(batch->shape.k_dim, batch->shape.v_dim)
+                                       : CPA_CUDA_PREFILL_ROWS};
     CPA_TRY(cpa_cuda_select(base->device, err));
     plan->base.n_items = 0; /* until the plan is whole again */
     CPA_TRY(count_work(&b, err));
@@ -459,7 +460,8 @@ cpa_status cpa_cuda_plan_set(cpa_attend_plan *base, const cpa_attend_batch *batc
     if (b.partial_rows > INT32_MAX)
         return cpa_fail(err, CPA_UNSUPPORTED, "attend plan: %lld rows of split keys, at most %d",
                         (long long)b.partial_rows, INT32_MAX);
-    CPA_TRY(cpa_cuda_plan_reserve_partial(plan, b.partial_rows * batch->kv_heads * (batch->v_dim + 1), err));
+    CPA_TRY(
+        cpa_cuda_plan_reserve_partial(plan, b.partial_rows * batch->shape.kv_heads * (batch->shape.v_dim + 1), err));
     memory->current = 0;
     plan->map = batch->map;
     plan->tile_rows = b.tile_rows;

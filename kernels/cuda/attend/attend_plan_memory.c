@@ -54,10 +54,11 @@ cpa_status cpa_cuda_plan_reserve_in_order(cpa_cuda_plan_memory *memory, int64_t 
  * becomes just large enough. */
 int cpa_cuda_plan_reserve_widened(cpa_cuda_plan *plan, const cpa_attend_batch *batch, int64_t tokens) {
     const int64_t element = 2, scale = (int64_t)sizeof(float);
-    const int64_t bytes = tokens * batch->kv_heads * ((batch->k_dim + batch->v_dim) * element + scale);
+    const int64_t bytes =
+        tokens * batch->shape.kv_heads * ((batch->shape.k_dim + batch->shape.v_dim) * element + scale);
     cpa_cuda_plan_memory *memory = plan->memory;
     if (((const cpa_cuda_device *)plan->base.device)->path != CPA_CUDA_HOPPER) return 0;
-    if (batch->k_dim > 192 || batch->v_dim > 128) return 0;
+    if (batch->shape.k_dim > 192 || batch->shape.v_dim > 128) return 0;
     if (bytes <= memory->widened_capacity) return 1;
     int64_t capacity = bytes > 2 * memory->widened_capacity ? bytes : 2 * memory->widened_capacity;
     cpa_cuda_retire(plan->base.device, memory->widened);

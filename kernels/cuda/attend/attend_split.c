@@ -9,7 +9,7 @@ static int64_t ceil_div(int64_t a, int64_t b) {
 enum { LEAST_DECODE_TILES = 2 }; /* of a piece, of all heads of the CTA */
 
 static int64_t packed_rows(const cpa_attend_batch *batch, const cpa_attend_item *item) {
-    return item->q_count * (batch->q_heads / batch->kv_heads);
+    return item->q_count * (batch->shape.q_heads / batch->shape.kv_heads);
 }
 
 int64_t cpa_cuda_decode_pieces(int64_t tiles, int64_t cap) {
@@ -44,12 +44,12 @@ static cpa_cuda_decode_shares share(const cpa_attend_batch *batch, int64_t ctas,
 
 /* Wide CTAs, half as many, leave fewer states to join; they are taken where no multiprocessor has more keys then. */
 cpa_cuda_decode_shares cpa_cuda_share_decode(const cpa_attend_batch *batch, int32_t multiprocessors, int wide_fits) {
-    const int32_t k_dim = batch->k_dim, v_dim = batch->v_dim;
-    const int64_t element_bytes = cpa_dtype_is_quantised(batch->kv_dtype) ? 1 : 2; /* that the kernel takes */
-    const int64_t heads = cpa_cuda_decode_heads(batch->kv_heads, k_dim, v_dim, element_bytes);
+    const int32_t k_dim = batch->shape.k_dim, v_dim = batch->shape.v_dim;
+    const int64_t element_bytes = cpa_dtype_is_quantised(batch->shape.kv_dtype) ? 1 : 2; /* that the kernel takes */
+    const int64_t heads = cpa_cuda_decode_heads(batch->shape.kv_heads, k_dim, v_dim, element_bytes);
     const int64_t occupancy = cpa_cuda_decode_occupancy(k_dim, v_dim), places = multiprocessors * heads;
-    const cpa_cuda_decode_shares shares = share(batch, occupancy * places / batch->kv_heads, heads);
-    cpa_cuda_decode_shares wide = share(batch, places / batch->kv_heads, heads);
+    const cpa_cuda_decode_shares shares = share(batch, occupancy * places / batch->shape.kv_heads, heads);
+    cpa_cuda_decode_shares wide = share(batch, places / batch->shape.kv_heads, heads);
     wide.wide = 1;
     if (!wide_fits || !cpa_cuda_decode_has_wide(k_dim, v_dim, element_bytes) || !wide.apart) return shares;
     return wide.longest <= occupancy * shares.longest ? wide : shares;

@@ -28,15 +28,15 @@ static row_place place_of(const cpa_attend_job *job, const cpa_host_unit *unit, 
     const cpa_partial *state = &job->args.state;
     int64_t index = job->plan->items[unit->item].q_row + (unit->row + row % unit->rows) / job->group;
     int64_t head = cpa_attend_query_head(job, unit, row);
-    int64_t at = (index * batch->q_heads + head) * batch->v_dim * cpa_dtype_bytes(job->args.q_dtype);
-    return (row_place){.o = state->o ? state->o + index * state->o_row_stride + head * batch->v_dim : NULL,
+    int64_t at = (index * batch->shape.q_heads + head) * batch->shape.v_dim * cpa_dtype_bytes(job->args.q_dtype);
+    return (row_place){.o = state->o ? state->o + index * state->o_row_stride + head * batch->shape.v_dim : NULL,
                        .lse = state->lse ? state->lse + index * state->lse_row_stride + head : NULL,
                        .out = job->args.out ? (char *)job->args.out + at : NULL};
 }
 
 /* Begins the fold with the empty state, or with what the caller has. */
 static void load_states(const cpa_attend_job *job, const cpa_host_unit *unit, cpa_attend_workspace *work) {
-    int32_t v_dim = job->plan->batch.v_dim, rows = cpa_host_unit_rows(unit);
+    int32_t v_dim = job->plan->batch.shape.v_dim, rows = cpa_host_unit_rows(unit);
     for (int32_t i = 0; i < rows; i++) {
         float *o = work->state_o + (int64_t)i * v_dim;
         row_place place = place_of(job, unit, i);
@@ -49,7 +49,7 @@ static void load_states(const cpa_attend_job *job, const cpa_host_unit *unit, cp
 }
 
 static void store_states(const cpa_attend_job *job, const cpa_host_unit *unit, const cpa_attend_workspace *work) {
-    int32_t v_dim = job->plan->batch.v_dim, rows = cpa_host_unit_rows(unit);
+    int32_t v_dim = job->plan->batch.shape.v_dim, rows = cpa_host_unit_rows(unit);
     for (int32_t i = 0; i < rows; i++) {
         const float *o = work->state_o + (int64_t)i * v_dim;
         row_place place = place_of(job, unit, i);
@@ -65,7 +65,7 @@ static cpa_attend_workspace *workspace_of(const cpa_attend_job *job, int32_t thr
 
 static void attend_whole(const cpa_attend_job *job, const cpa_host_unit *unit, int32_t thread) {
     cpa_attend_workspace *work = workspace_of(job, thread);
-    int32_t v_dim = job->plan->batch.v_dim, rows = cpa_host_unit_rows(unit);
+    int32_t v_dim = job->plan->batch.shape.v_dim, rows = cpa_host_unit_rows(unit);
     load_states(job, unit, work);
     for (int64_t split = unit->split_begin; split < unit->split_end; split++) {
         if (!cpa_attend_split(job, unit, split, work, thread == 0)) continue;
@@ -79,7 +79,7 @@ static void attend_whole(const cpa_attend_job *job, const cpa_host_unit *unit, i
 /* Leaves the states of the unit's splits in the plan's partials. */
 static void attend_part(const cpa_attend_job *job, const cpa_host_unit *unit, int32_t thread) {
     cpa_attend_workspace *work = workspace_of(job, thread);
-    int32_t v_dim = job->plan->batch.v_dim, rows = cpa_host_unit_rows(unit);
+    int32_t v_dim = job->plan->batch.shape.v_dim, rows = cpa_host_unit_rows(unit);
     float *o = job->plan->partials + unit->partial;
     for (int64_t split = unit->split_begin; split < unit->split_end; split++) {
         float *lse = o + (int64_t)rows * v_dim;
@@ -107,7 +107,7 @@ static void fold_unit(void *ctx, int64_t item, int32_t thread) {
     const cpa_attend_job *job = ctx;
     const cpa_host_unit *unit = &job->plan->folds[item];
     cpa_attend_workspace *work = workspace_of(job, thread);
-    int32_t v_dim = job->plan->batch.v_dim, rows = cpa_host_unit_rows(unit);
+    int32_t v_dim = job->plan->batch.shape.v_dim, rows = cpa_host_unit_rows(unit);
     const float *o = job->plan->partials + unit->partial;
     load_states(job, unit, work);
     for (int64_t split = unit->split_begin; split < unit->split_end; split++) {
@@ -133,13 +133,13 @@ cpa_status cpa_host_attend(const cpa_attend_plan *base, const cpa_attend_args *a
     cpa_attend_job job = {.plan = plan, .isa = cpa_host_device_of(stream)->isa, .args = *args, .stream = stream};
     if (!base->n_items) return CPA_OK;
     job.args.kv = cpa_kv_view_resolve(args->kv);
-    job.args.state = cpa_partial_resolve(args->state, batch->q_heads, batch->v_dim);
-    if (!job.args.q_row_stride) job.args.q_row_stride = (int64_t)batch->q_heads * batch->k_dim;
+    job.args.state = cpa_partial_resolve(args->state, batch->shape.q_heads, batch->shape.v_dim);
+    if (!job.args.q_row_stride) job.args.q_row_stride = (int64_t)batch->shape.q_heads * batch->shape.k_dim;
     place_ready_queries(plan, &job.args);
-    double scale = args->scale != 0 ? args->scale : 1 / sqrt(batch->k_dim);
+    double scale = args->scale != 0 ? args->scale : 1 / sqrt(batch->shape.k_dim);
     job.score_scale = (float)(scale * M_LOG2E);
-    job.group = batch->q_heads / batch->kv_heads;
-    job.o_stride = (batch->v_dim + job.isa->lanes - 1) / job.isa->lanes * job.isa->lanes;
+    job.group = batch->shape.q_heads / batch->shape.kv_heads;
+    job.o_stride = (batch->shape.v_dim + job.isa->lanes - 1) / job.isa->lanes * job.isa->lanes;
     cpa_host_run(stream, plan->n_units, attend_unit, &job);
     cpa_host_run(stream, plan->n_folds, fold_unit, &job);
     return CPA_OK;

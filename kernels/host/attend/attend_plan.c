@@ -33,7 +33,7 @@ static cpa_status add_unit(cpa_host_unit **units, int64_t *n, int64_t *capacity,
 /* How many query-key pairs the rows have under a causal mask; at least one a row, as no row is free. */
 static int64_t cost_of(const cpa_attend_batch *batch, const cpa_host_unit *unit) {
     const cpa_attend_item *item = &batch->items[unit->item];
-    int64_t last_query = (unit->row + unit->rows - 1) / (batch->q_heads / batch->kv_heads);
+    int64_t last_query = (unit->row + unit->rows - 1) / (batch->shape.q_heads / batch->shape.kv_heads);
     int64_t position = cpa_token_position(batch->map, item->q_set, item->q_first + last_query);
     int64_t keys = cpa_tokens_before(batch->map, item->k_set, position + 1) - item->k_first;
     if (keys > item->k_count) keys = item->k_count;
@@ -44,16 +44,17 @@ static cpa_status add_item(cpa_host_plan *plan, int64_t index, cpa_error *err) {
     const cpa_attend_batch *batch = &plan->batch;
     const cpa_attend_item *item = &batch->items[index];
     const cpa_attend_isa *isa = ((const cpa_host_device *)plan->base.device)->isa;
-    int64_t rows = item->q_count * (batch->q_heads / batch->kv_heads), k_end = item->k_first + item->k_count;
+    int64_t rows = item->q_count * (batch->shape.q_heads / batch->shape.kv_heads),
+            k_end = item->k_first + item->k_count;
     cpa_host_unit unit = {.item = index,
                           .split_begin = item->k_first / CPA_HOST_SPLIT_TOKENS,
                           .split_end = (k_end + CPA_HOST_SPLIT_TOKENS - 1) / CPA_HOST_SPLIT_TOKENS,
                           .partial = -1};
     int64_t heads = 1;
     if (rows > 0 && rows <= isa->rows) heads = CPA_ATTEND_GROUP_ROWS / rows;
-    for (int64_t head = 0; head < batch->kv_heads; head += heads) {
+    for (int64_t head = 0; head < batch->shape.kv_heads; head += heads) {
         unit.kv_head = (int32_t)head;
-        unit.kv_heads = (int32_t)(batch->kv_heads - head < heads ? batch->kv_heads - head : heads);
+        unit.kv_heads = (int32_t)(batch->shape.kv_heads - head < heads ? batch->shape.kv_heads - head : heads);
         for (unit.row = 0; unit.row < rows; unit.row += CPA_HOST_UNIT_ROWS) {
             unit.rows = (int32_t)(rows - unit.row < CPA_HOST_UNIT_ROWS ? rows - unit.row : CPA_HOST_UNIT_ROWS);
             unit.cost = cost_of(batch, &unit);

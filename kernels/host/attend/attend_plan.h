@@ -41,7 +41,7 @@ static inline int32_t cpa_host_unit_rows(const cpa_host_unit *unit) {
 
 /* Floats of the partial state of a unit's rows: O [rows of the unit, v_dim], then LSE [rows of the unit]. */
 static inline int64_t cpa_host_partial_floats(const cpa_host_plan *plan, const cpa_host_unit *unit) {
-    return cpa_host_unit_rows(unit) * ((int64_t)plan->batch.v_dim + 1);
+    return cpa_host_unit_rows(unit) * ((int64_t)plan->batch.shape.v_dim + 1);
 }
 
 #endif

@@ -56,7 +56,7 @@ static cpa_attend_visible visible_keys(const cpa_attend_job *job, const cpa_atte
 }
 
 int64_t cpa_attend_query_head(const cpa_attend_job *job, const cpa_host_unit *unit, int32_t row) {
-    int32_t kv_heads = job->plan->batch.kv_heads, kv_head = unit->kv_head + row / unit->rows;
+    int32_t kv_heads = job->plan->batch.shape.kv_heads, kv_head = unit->kv_head + row / unit->rows;
     if (cpa_fault_is(CPA_FAULT_SWAPPED_KV_HEAD)) kv_head = (kv_head + kv_heads - 1) % kv_heads;
     return (int64_t)kv_head * job->group + (unit->row + row % unit->rows) % job->group;
 }
@@ -64,7 +64,7 @@ int64_t cpa_attend_query_head(const cpa_attend_job *job, const cpa_host_unit *un
 /* Row `row` of the unit goes to its column of its group, [k_dim][rows of the group]. */
 static void load_query(const cpa_attend_job *job, const cpa_host_unit *unit, cpa_attend_workspace *work, int32_t row) {
     const cpa_attend_item *item = &job->plan->items[unit->item];
-    int32_t k_dim = job->plan->batch.k_dim, full = job->isa->rows, in_unit = row % unit->rows;
+    int32_t k_dim = job->plan->batch.shape.k_dim, full = job->isa->rows, in_unit = row % unit->rows;
     int64_t index = item->q_row + (unit->row + in_unit) / job->group;
     int64_t at = index * job->args.q_row_stride + cpa_attend_query_head(job, unit, row) * k_dim;
     int32_t column = in_unit % full, group_rows = (int32_t)cpa_min64(full, unit->rows - (in_unit - column));
@@ -104,7 +104,7 @@ static void attend_group(const cpa_attend_job *job, const cpa_host_unit *unit, c
     if (!narrow_to_visible(work, row, row + rows - 1, &begin, &end)) return;
     cpa_attend_group group = {.rows = rows,
                               .heads = unit->kv_heads,
-                              .q = work->q + (int64_t)row * job->plan->batch.k_dim,
+                              .q = work->q + (int64_t)row * job->plan->batch.shape.k_dim,
                               .max = work->max + row,
                               .sum = work->sum + row,
                               .o = work->o + row * job->o_stride,
