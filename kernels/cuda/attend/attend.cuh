@@ -49,10 +49,12 @@ __device__ inline row_keys keys_of_row(const cpa_cuda_attend_args &a, const cpa_
 /* Positions rise with the rows of a tile, and so do both bounds: the first and the last row tell which tiles of TILE
  * keys are seen at all, and which by every row. Lies in shared memory. */
 template <int TILE>
-struct key_walk {
+struct __align__(16) key_walk {
     row_keys low, high; /* of the first and the last row */
+    /* Tile i is begin + i, from sink_tiles on begin + i + skipped. In one load of shared memory with `sinks`: the loop
+     * over tiles waits for it between two products. */
+    int32_t begin, sink_tiles, skipped;
     int32_t sinks;
-    int32_t begin, sink_tiles, rest; /* tiles begin .. begin + sink_tiles - 1, then rest .. */
     int32_t count;
 
     /* Called by all threads of the CTA, at least three warps of them; ends with a barrier. */
@@ -80,11 +82,15 @@ struct key_walk {
         const int32_t sinks_end = low.first > 0 ? min((sinks + TILE - 1) / TILE, end) : 0;
         begin = piece.k_begin / TILE;
         sink_tiles = max(sinks_end - begin, 0);
-        rest = max(low.first / TILE, begin + sink_tiles);
+        const int32_t rest = max(low.first / TILE, begin + sink_tiles);
+        skipped = rest - begin - sink_tiles;
         count = sink_tiles + max(end - rest, 0);
     }
     /* The i-th tile. */
-    __device__ int32_t tile(int32_t i) const { return i < sink_tiles ? begin + i : rest + i - sink_tiles; }
+    __device__ int32_t tile(int32_t i) const {
+        const int4 tiles = *reinterpret_cast<const int4 *>(&begin);
+        return tiles.x + i + (i < tiles.y ? 0 : tiles.z);
+    }
     /* Whether some row does not see some key of the tile. */
     __device__ bool masked(int32_t tile) const {
         int32_t from = tile * TILE, to = from + TILE;
