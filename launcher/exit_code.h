@@ -8,7 +8,8 @@ typedef enum cpa_exit_code {
     CPA_EXIT_DONE = 0,
     CPA_EXIT_CHECK_FAILED = 1, /* or a request was lost */
     CPA_EXIT_BAD_INPUT = 2,    /* usage, configuration or input */
-    CPA_EXIT_FAULT = 3         /* at run time */
+    CPA_EXIT_FAULT = 3,        /* at run time */
+    CPA_EXIT_SIGNAL = 128      /* and the number of the signal that stopped the run */
 } cpa_exit_code;
 
 static inline cpa_exit_code cpa_exit_code_of(cpa_status status) {

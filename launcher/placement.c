@@ -9,6 +9,7 @@
 #include "base/check.h"
 #include "comm/comm.h"
 #include "launcher/cores.h"
+#include "launcher/ranks.h"
 
 #define CGROUP_ROOT "/sys/fs/cgroup"
 
@@ -141,25 +142,10 @@ static void bind_rank(hwloc_topology_t topology, pci_list pci, cpa_rank_placemen
     divide_cores(topology, pci, out);
 }
 
-/* Whether this process was started by a process of Open MPI, not by a script that one of those started. */
-static int is_child_of_mpirun(void) {
-    static const char *const names[] = {"mpirun", "mpiexec", "orterun", "orted", "prterun", "prted", "prte"};
-    char path[64], name[32] = "";
-    snprintf(path, sizeof path, "/proc/%d/comm", (int)getppid());
-    FILE *file = fopen(path, "r");
-    if (file && !fgets(name, sizeof name, file)) name[0] = 0;
-    if (file) fclose(file);
-    name[strcspn(name, "\n")] = 0;
-    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
-        if (strcmp(name, names[i]) == 0) return 1;
-    }
-    return 0;
-}
-
 /* The CPUs of this process before mpirun bound it: its own, or those of mpirun. Returns 0 where that is not known. */
 static int find_given(hwloc_topology_t topology, unsigned long given[CPA_PLACEMENT_GIVEN_WORDS]) {
     int under_mpirun = getenv("OMPI_COMM_WORLD_SIZE") != NULL;
-    if (under_mpirun && !is_child_of_mpirun()) return 0;
+    if (under_mpirun && !cpa_ranks_launcher()) return 0;
     hwloc_bitmap_t cpus = hwloc_bitmap_alloc();
     int known = cpus && hwloc_get_proc_cpubind(topology, under_mpirun ? getppid() : getpid(), cpus, 0) == 0 &&
                 hwloc_bitmap_to_ulongs(cpus, CPA_PLACEMENT_GIVEN_WORDS, given) == 0;

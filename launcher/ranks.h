@@ -2,6 +2,8 @@
 #ifndef CPA_LAUNCHER_RANKS_H
 #define CPA_LAUNCHER_RANKS_H
 
+#include <sys/types.h>
+
 #include <cpattn/comm.h>
 
 #include "launcher/exit_code.h"
@@ -11,6 +13,8 @@
 cpa_status cpa_ranks_join(int *argc, char ***argv, cpa_comm **out, cpa_error *err);
 /* The end of a rank that joined: of every one, unless the job is aborted. `comm` may be NULL. */
 void cpa_ranks_leave(cpa_comm *comm);
+/* The process of Open MPI that has started this one; 0 if there is none, as where a script of it has. */
+pid_t cpa_ranks_launcher(void);
 /* Ends this process with that exit code, and so all other ranks. Does not return. */
 _Noreturn void cpa_ranks_abort(cpa_exit_code code);
 

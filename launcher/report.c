@@ -119,6 +119,10 @@ void cpa_report_print(const cpa_outcome *outcome, FILE *out) {
     fputc('\n', out);
     print_requests(outcome, out);
     print_latencies(outcome, out);
+    if (outcome->given_up) {
+        line(out, "stopped", "in the middle of a step: what the ranks count and check is not known");
+        return;
+    }
     print_algorithm(outcome, out);
     print_exchange(outcome, out);
     cpa_report_cache(outcome, out);

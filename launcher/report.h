@@ -22,6 +22,8 @@ typedef struct cpa_outcome {
     int64_t block_bytes;
     cpa_engine_stats stats;
     cpa_metrics *metrics;
+    int stopped_by; /* a signal; 0: none */
+    int given_up;   /* in the middle of a step: what ranks count and check is not known */
 } cpa_outcome;
 
 /* Before the run; of the statistics only the cache and the planner's rates are there. */

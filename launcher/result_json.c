@@ -8,6 +8,7 @@
 
 #include "base/check.h"
 #include "launcher/output_file.h"
+#include "launcher/signals.h"
 
 static int put_int(json_t *object, const char *key, int64_t value) {
     return json_object_set_new(object, key, json_integer(value));
@@ -126,8 +127,12 @@ static json_t *pack(const cpa_outcome *outcome) {
     static const struct {
         const char *key;
         int (*fill)(json_t *object, const cpa_outcome *outcome);
-    } parts[] = {
-        {"verify", fill_verify}, {"cp", fill_cp}, {"kv", fill_kv}, {"model", fill_model}, {"settings", fill_settings}};
+        int known; /* also of a run that was given up */
+    } parts[] = {{"verify", fill_verify, 0},
+                 {"cp", fill_cp, 0},
+                 {"kv", fill_kv, 0},
+                 {"model", fill_model, 1},
+                 {"settings", fill_settings, 1}};
     char date[32], digest[32];
     time_t now = time(NULL);
     struct tm utc;
@@ -137,10 +142,16 @@ static json_t *pack(const cpa_outcome *outcome) {
     json_t *root = json_object();
     int bad = add_totals(root, outcome) | add_latencies(root, outcome->metrics);
     for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++) {
-        json_t *object = json_object();
-        bad |= parts[i].fill(object, outcome) | json_object_set_new(root, parts[i].key, object);
+        int known = parts[i].known || !outcome->given_up;
+        json_t *object = known ? json_object() : json_null();
+        if (known) bad |= parts[i].fill(object, outcome);
+        bad |= json_object_set_new(root, parts[i].key, object);
     }
-    bad |= put_text(root, "output_digest", digest) | put_text(root, "device", outcome->device) |
+    bad |= outcome->stopped_by ? put_text(root, "stopped_by", cpa_signals_name(outcome->stopped_by))
+                               : json_object_set_new(root, "stopped_by", json_null());
+    bad |= outcome->given_up ? json_object_set_new(root, "output_digest", json_null())
+                             : put_text(root, "output_digest", digest);
+    bad |= put_text(root, "device", outcome->device) |
            json_object_set_new(root, "dry_run", json_boolean(outcome->settings->dry_run)) |
            put_text(root, "version", cpa_version()) | put_text(root, "date", date);
     if (!bad) return root;

@@ -4,6 +4,7 @@
 #include <stdio.h>
 
 #include "base/check.h"
+#include "base/clock.h"
 #include "comm/comm.h"
 #include "launcher/dry_run.h"
 #include "launcher/job.h"
@@ -27,6 +28,8 @@ typedef struct service {
     cpa_workload workload; /* rank 0 */
     cpa_metrics metrics;   /* rank 0 */
     cpa_progress progress; /* rank 0 */
+    cpa_outcome outcome;   /* rank 0: what is known so far */
+    double began;          /* the requests, on the monotonic clock; 0: not yet */
 } service;
 
 static void log_line(void *ctx, cpa_log_level level, const char *line) {
@@ -41,6 +44,7 @@ static void log_line(void *ctx, cpa_log_level level, const char *line) {
 
 /* Ends the job from a rank that others wait for. */
 static _Noreturn void abort_job(const service *s, const char *message) {
+    cpa_signals_break_off();
     fprintf(stderr, "cp_attn: rank %d: %s\n", s->rank, message);
     fflush(stderr);
     cpa_ranks_abort(CPA_EXIT_FAULT);
@@ -101,38 +105,71 @@ static cpa_exit_code create_engine(service *s) {
     return explain(s, status, err.message);
 }
 
-static cpa_outcome outcome_of(service *s) {
+/* Rank 0, before the engine is there. */
+static void begin_outcome(service *s) {
     cpa_cache_limits limits = cpa_job_cache_limits(&s->job, s->size, 0);
-    cpa_outcome outcome = {
+    s->outcome = (cpa_outcome){
         .settings = &s->job.settings,
         .model = &s->job.model,
         .workload = &s->workload,
-        .device = cpa_engine_device(s->engine),
+        .device = "not opened",
         .cp_size = s->size,
         .kv_dtype = s->job.kv_dtype,
         .interleave = s->job.interleave,
         .block_bytes = cpa_cache_block_bytes(&limits),
         .metrics = &s->metrics,
     };
-    cpa_engine_get_stats(s->engine, &outcome.stats);
-    outcome.stats.kv_blocks = s->num_blocks;
-    return outcome;
+}
+
+/* Rank 0: notes what the engine has counted so far. */
+static void note_stats(service *s) {
+    cpa_engine_get_stats(s->engine, &s->outcome.stats);
+    s->outcome.stats.kv_blocks = s->num_blocks;
+}
+
+static void report_stop(const service *s) {
+    fprintf(stderr, "cp_attn: stopped by signal %d: %" PRId64 " of %" PRId64 " requests were not finished%s\n",
+            s->outcome.stopped_by, s->workload.count - s->metrics.completed, s->workload.count,
+            s->outcome.given_up ? "; the step in flight was given up" : "");
+}
+
+/* Rank 0, in the thread that watches for signals, while the run is in the middle of something: a cpa_give_up_fn. */
+static void give_up(void *ctx, int signal) {
+    service *s = ctx;
+    cpa_error err;
+    s->outcome.stopped_by = signal;
+    s->outcome.given_up = 1;
+    s->outcome.stats.duration_s = s->began > 0 ? cpa_clock_now() - s->began : 0;
+    cpa_progress_finish(&s->progress);
+    cpa_report_print(&s->outcome, stdout);
+    explain(s, cpa_output_flush(&err), err.message);
+    report_stop(s);
+    const char *path = s->job.settings.result_json;
+    if (path[0]) explain(s, cpa_result_json_write(path, &s->outcome, &err), err.message);
 }
 
 /* Rank 0: says what will run and hands the requests to the engine. */
 static cpa_status submit(service *s, cpa_error *err) {
     if (s->workload.count == 0) {
         cpa_cache_limits limits = cpa_job_cache_limits(&s->job, s->size, 0);
-        CPA_TRY(cpa_workload_mixed(s->engine, cpa_cache_tokens_of(&limits, s->num_blocks), &s->workload, err));
+        cpa_workload mixed;
+        CPA_TRY(cpa_workload_mixed(s->engine, cpa_cache_tokens_of(&limits, s->num_blocks), &mixed, err));
+        cpa_signals_lock();
+        s->workload = mixed;
+        cpa_signals_unlock();
     }
     for (int64_t i = 0; i < s->workload.count; i++) {
         cpa_status status = cpa_engine_submit(s->engine, &s->workload.requests[i]);
         if (status != CPA_OK) return cpa_fail(err, status, "%s", cpa_engine_error(s->engine));
     }
-    cpa_outcome outcome = outcome_of(s);
-    cpa_report_preamble(&outcome, stdout);
-    CPA_TRY(cpa_output_flush(err));
+    cpa_signals_lock();
+    s->outcome.device = cpa_engine_device(s->engine);
+    note_stats(s);
+    cpa_report_preamble(&s->outcome, stdout);
     s->progress = cpa_progress_start(s->workload.prompt_tokens + s->workload.output_tokens, s->workload.count);
+    s->began = cpa_clock_now();
+    cpa_signals_unlock();
+    CPA_TRY(cpa_output_flush(err));
     return CPA_OK;
 }
 
@@ -144,11 +181,17 @@ static cpa_exit_code submit_all(service *s) {
 }
 
 static void on_finish(void *ctx, const cpa_request_result *result) {
+    cpa_signals_lock();
     cpa_metrics_add(&((service *)ctx)->metrics, result);
+    cpa_signals_unlock();
 }
 
 static void on_progress(void *ctx, int64_t tokens, int64_t requests, double elapsed_s) {
-    cpa_progress_update(&((service *)ctx)->progress, tokens, requests, elapsed_s);
+    service *s = ctx;
+    cpa_signals_lock();
+    note_stats(s);
+    cpa_progress_update(&s->progress, tokens, requests, elapsed_s);
+    cpa_signals_unlock();
 }
 
 /* Every rank's spans go to the file, which rank 0 writes. Collective. */
@@ -170,14 +213,15 @@ static cpa_exit_code write_timeline(service *s) {
 /* Rank 0: what is to be said besides the report, and written besides stdout. */
 static cpa_exit_code conclude(service *s, cpa_status status) {
     cpa_error err;
-    cpa_outcome outcome = outcome_of(s);
     cpa_exit_code code = cpa_exit_code_of(status);
     int64_t lost = s->workload.count - s->metrics.completed;
-    cpa_report_print(&outcome, stdout);
+    note_stats(s);
+    if (status == CPA_STOPPED) s->outcome.stopped_by = cpa_signals_received();
+    cpa_report_print(&s->outcome, stdout);
     cpa_exit_code lost_report = explain(s, cpa_output_flush(&err), err.message);
-    if (status == CPA_STOPPED && cpa_signals_received()) {
-        fprintf(stderr, "cp_attn: stopped by signal %d: %" PRId64 " of %" PRId64 " requests were not finished\n",
-                cpa_signals_received(), lost, s->workload.count);
+    if (s->outcome.stopped_by) {
+        report_stop(s);
+        code = (cpa_exit_code)(CPA_EXIT_SIGNAL + s->outcome.stopped_by);
     } else if (status != CPA_OK) {
         explain(s, status, cpa_engine_error(s->engine));
     } else if (lost > 0) {
@@ -186,7 +230,7 @@ static cpa_exit_code conclude(service *s, cpa_status status) {
     }
     if (s->metrics.out_of_memory) cpa_log(CPA_LOG_WARN, "no memory for every latency: the summaries leave some out");
     if (s->job.settings.result_json[0]) {
-        cpa_status written = cpa_result_json_write(s->job.settings.result_json, &outcome, &err);
+        cpa_status written = cpa_result_json_write(s->job.settings.result_json, &s->outcome, &err);
         cpa_exit_code lost_json = explain(s, written, err.message);
         if (code == CPA_EXIT_DONE) code = lost_json;
     }
@@ -195,12 +239,13 @@ static cpa_exit_code conclude(service *s, cpa_status status) {
 
 static cpa_exit_code run(service *s) {
     cpa_status status = cpa_engine_run(s->engine, on_finish, on_progress, s);
-    cpa_progress_finish(&s->progress);
     if (status != CPA_OK && status != CPA_CHECK_FAILED && status != CPA_STOPPED) {
         abort_job(s, cpa_engine_error(s->engine));
     }
-    cpa_exit_code written = write_timeline(s);
+    cpa_signals_finish();
+    cpa_progress_finish(&s->progress);
     cpa_exit_code code = s->rank == 0 ? conclude(s, status) : CPA_EXIT_DONE;
+    cpa_exit_code written = write_timeline(s); /* last: it may take long, and a run that was stopped has little time */
     return agree(s, code == CPA_EXIT_DONE ? written : code);
 }
 
@@ -215,13 +260,13 @@ static cpa_exit_code run_job(service *s, cpa_arm_fn arm) {
     if (placed != CPA_OK) return explain(s, placed, err.message);
     cpa_exit_code code = size_cache(s);
     if (code != CPA_EXIT_DONE) return code;
-    cpa_signals_install();
+    if (s->rank == 0) begin_outcome(s);
+    if (cpa_signals_install(s->comm, give_up, s, &err) != CPA_OK) abort_job(s, err.message);
     if (arm) arm(0);
     code = create_engine(s);
     if (code != CPA_EXIT_DONE) return code;
     if (arm) arm(1);
     cpa_signals_watch(s->engine);
-    if (cpa_signals_received()) cpa_engine_stop(s->engine);
     code = submit_all(s);
     return code == CPA_EXIT_DONE ? run(s) : code;
 }
@@ -243,6 +288,7 @@ cpa_exit_code cpa_serve(cpa_comm *comm, int argc, char **argv, cpa_arm_fn arm) {
     if (s.job.run) {
         cpa_log_set(log_line, &s, (cpa_log_level)s.job.settings.log_level);
         code = s.job.settings.dry_run ? dry_run(&s) : run_job(&s, arm);
+        cpa_signals_finish();
         cpa_signals_watch(NULL);
         cpa_engine_destroy(s.engine);
         cpa_log_set(NULL, NULL, CPA_LOG_ERROR);

@@ -343,8 +343,8 @@ void cpa_settings_print_help(FILE *out) {
         fprintf(out, "\n");
     }
     fprintf(out,
-            "\nExit codes: 0 done; 1 a check failed or a request was lost; 2 bad usage, configuration or input; "
-            "3 a fault at run time.\n");
+            "\nExit codes: 0 done; 1 a check failed or a request was lost; 2 bad usage, configuration or input;\n"
+            "3 a fault at run time; 130 or 143 stopped by SIGINT or SIGTERM.\n");
 }
 
 /* Prints text as it stands between double quotes in YAML; returns its length. */

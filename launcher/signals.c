@@ -1,29 +1,185 @@
 #include "launcher/signals.h"
 
+#include <errno.h>
+#include <pthread.h>
+#include <semaphore.h>
 #include <signal.h>
 #include <stdatomic.h>
-#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
 
-static _Atomic(cpa_engine *) watched;
-static volatile sig_atomic_t received;
+#include "base/check.h"
+#include "base/clock.h"
+#include "base/hash.h"
+#include "comm/communicator.h"
+#include "launcher/ranks.h"
 
-static void on_signal(int number) {
-    cpa_engine *engine = atomic_load(&watched);
-    received = number;
-    if (engine) cpa_engine_stop(engine);
+/* Ranks that rank 0 does not end are left alone for so long; mpirun has killed them by then. */
+static const double PEER_GRACE_S = 1.5;
+/* One keystroke may reach a rank twice, by the terminal and by mpirun. */
+static const double SAME_SIGNAL_S = 0.2;
+
+/* Marks of what the ranks of a host tell rank 0: a signal that one has got, and that one ends the job. */
+enum { PASSED_ON = 0x637061, BREAKING_OFF };
+
+/* Where a rank is: processes of one host and process namespace can signal each other. */
+typedef struct process {
+    uint64_t host; /* 0: not known */
+    int64_t id;
+} process;
+
+static struct {
+    int rank, size;
+    process ranks[CPA_COMM_MAX_RANKS];
+    pid_t launcher; /* of Open MPI, whose signals are all one; 0: none */
+    cpa_give_up_fn give_up;
+    void *ctx;
+    pthread_mutex_t lock;
+    cpa_engine *engine;
+    sem_t came; /* posted by each signal that counts */
+    atomic_int received, again, final, broken_off;
+    _Atomic double first_at;
+} state = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
+/* ---- in the handler ---- */
+
+static void on_signal(int number, siginfo_t *info, void *context) {
+    (void)context;
+    int saved = errno, none = 0;
+    int from_launcher = state.launcher != 0 && info->si_pid == state.launcher;
+    int passed_on = from_launcher || (info->si_code == SI_QUEUE && info->si_value.sival_int == PASSED_ON);
+    if (info->si_code == SI_QUEUE && info->si_value.sival_int == BREAKING_OFF) atomic_store(&state.broken_off, 1);
+    /* When Open MPI ends a job, which it does by SIGTERM, it continues its processes first, and waits for a second. */
+    if (number == SIGCONT && !from_launcher) return;
+    if (number == SIGCONT) number = SIGTERM;
+    const double now = cpa_clock_now();
+    if (atomic_compare_exchange_strong(&state.received, &none, number)) {
+        atomic_store(&state.first_at, now);
+        sem_post(&state.came);
+    } else if (!passed_on && now - atomic_load(&state.first_at) > SAME_SIGNAL_S) {
+        if (atomic_load(&state.final)) _exit(128 + number);
+        atomic_store(&state.again, 1);
+        sem_post(&state.came);
+    }
+    errno = saved;
 }
 
-void cpa_signals_install(void) {
-    struct sigaction action = {.sa_handler = on_signal, .sa_flags = (int)(SA_RESTART | SA_RESETHAND)};
+/* ---- in the watching thread ---- */
+
+/* Waits for the next signal, at the longest until `end` on the monotonic clock. */
+static void await_signal(double end) {
+    struct timespec until = {(time_t)end, (long)((end - (double)(time_t)end) * 1e9)};
+    while (sem_clockwait(&state.came, CLOCK_MONOTONIC, &until) != 0 && errno == EINTR) continue;
+}
+
+static int is_here(int rank) {
+    return state.ranks[rank].host != 0 && state.ranks[rank].host == state.ranks[state.rank].host;
+}
+
+static void tell_rank_0(int number, int mark) {
+    union sigval value = {.sival_int = mark};
+    if (is_here(0)) sigqueue((pid_t)state.ranks[0].id, number, value);
+}
+
+/* Whether a rank of this host is gone, or about to go: then mpirun has sent the signal, to end what broke off. */
+static int has_broken_off(void) {
+    if (atomic_load(&state.broken_off)) return 1;
+    for (int rank = 0; rank < state.size; rank++) {
+        if (is_here(rank) && kill((pid_t)state.ranks[rank].id, 0) != 0 && errno == ESRCH) return 1;
+    }
+    return 0;
+}
+
+static void end_process(int number) {
+    atomic_store(&state.final, 1); /* one more signal ends the process in whatever hangs now */
+    if (state.rank == 0 && !has_broken_off()) state.give_up(state.ctx, number);
+    _exit(128 + number);
+}
+
+static void *watch(void *unused) {
+    (void)unused;
+    while (sem_wait(&state.came) != 0) continue;
+    const int number = atomic_load(&state.received);
+    const double grace = state.rank == 0 ? CPA_SIGNALS_GRACE_S : PEER_GRACE_S;
+    cpa_signals_lock();
+    if (state.rank == 0 && state.engine) cpa_engine_stop(state.engine);
+    cpa_signals_unlock();
+    if (state.rank != 0) tell_rank_0(number, PASSED_ON);
+    const double end = atomic_load(&state.first_at) + grace;
+    while (!atomic_load(&state.again) && cpa_clock_now() < end) await_signal(end);
+    cpa_signals_lock();
+    if (!atomic_load(&state.final)) end_process(number);
+    cpa_signals_unlock();
+    return NULL;
+}
+
+/* ---- in the thread of the run ---- */
+
+/* A number for this host and process namespace. */
+static uint64_t find_host(void) {
+    char text[256] = "";
+    FILE *file = fopen("/proc/sys/kernel/random/boot_id", "r");
+    size_t used = file ? fread(text, 1, 64, file) : 0;
+    if (file) fclose(file);
+    ssize_t space = readlink("/proc/self/ns/pid", text + used, sizeof text - used);
+    if (used == 0 || space <= 0) return 0;
+    uint64_t host = 0;
+    for (size_t i = 0; i < used + (size_t)space; i++) host = cpa_mix64(host + (unsigned char)text[i] + CPA_GOLDEN);
+    return host;
+}
+
+cpa_status cpa_signals_install(cpa_comm *comm, cpa_give_up_fn give_up, void *ctx, cpa_error *err) {
+    pthread_t thread;
+    const process here = {find_host(), getpid()};
+    state.rank = cpa_comm_rank(comm);
+    state.size = cpa_comm_size(comm);
+    CPA_TRY(cpa_comm_all_gather(comm, &here, sizeof here, state.ranks, err));
+    const int job_control =
+        getenv("OMPI_MCA_orte_forward_job_control") != NULL; /* it may continue a job that goes on */
+    state.launcher = job_control ? 0 : cpa_ranks_launcher();
+    state.give_up = give_up;
+    state.ctx = ctx;
+    if (sem_init(&state.came, 0, 0) != 0 || pthread_create(&thread, NULL, watch, NULL) != 0) return CPA_OK;
+    pthread_detach(thread);
+    struct sigaction action = {.sa_sigaction = on_signal, .sa_flags = (int)(SA_RESTART | SA_SIGINFO)};
     sigemptyset(&action.sa_mask);
     sigaction(SIGINT, &action, NULL);
     sigaction(SIGTERM, &action, NULL);
+    sigaction(SIGCONT, &action, NULL);
+    return CPA_OK;
 }
 
 void cpa_signals_watch(cpa_engine *engine) {
-    atomic_store(&watched, engine);
+    cpa_signals_lock();
+    state.engine = engine;
+    if (engine && state.rank == 0 && cpa_signals_received()) cpa_engine_stop(engine);
+    cpa_signals_unlock();
+}
+
+void cpa_signals_lock(void) {
+    pthread_mutex_lock(&state.lock);
+}
+
+void cpa_signals_unlock(void) {
+    pthread_mutex_unlock(&state.lock);
+}
+
+void cpa_signals_finish(void) {
+    cpa_signals_lock();
+    atomic_store(&state.final, 1);
+    cpa_signals_unlock();
+}
+
+void cpa_signals_break_off(void) {
+    while (cpa_signals_received() && !atomic_load(&state.final)) pause();
+    if (state.rank != 0) tell_rank_0(SIGCONT, BREAKING_OFF);
 }
 
 int cpa_signals_received(void) {
-    return received;
+    return atomic_load(&state.received);
+}
+
+const char *cpa_signals_name(int signal) {
+    return signal == SIGINT ? "SIGINT" : "SIGTERM";
 }

@@ -1,16 +1,43 @@
-/* SIGINT and SIGTERM end a run after the step in flight. */
+/* SIGINT and SIGTERM end a run: after the step in flight if that is over soon, else in the middle of it.
+ *
+ * Whichever rank gets the signal, rank 0 learns of it: from a rank of its host by the same signal, from others by the end
+ * of theirs, which makes mpirun send SIGTERM. Rank 0 asks the engine to stop. Where the engine does not return within
+ * CPA_SIGNALS_GRACE_S, a thread of rank 0 says what is known and ends the process, so that this is done before mpirun,
+ * which waits for a second each, sends SIGTERM and SIGKILL. */
 #ifndef CPA_LAUNCHER_SIGNALS_H
 #define CPA_LAUNCHER_SIGNALS_H
 
+#include <cpattn/comm.h>
 #include <cpattn/engine.h>
 
-/* From here on the first signal is kept for later; a second one ends the process as usual. */
-void cpa_signals_install(void);
+#define CPA_SIGNALS_GRACE_S 0.4
+
+/* Called on rank 0, in the watching thread with the lock held, when a run is given up; the process then ends with
+ * 128 + `signal`. */
+typedef void (*cpa_give_up_fn)(void *ctx, int signal);
+
+/* Collective. From here on signals are kept; a second one ends the process at once if the first is being served, else
+ * gives the run up. Where no thread can be had to watch them, signals end the process as usual. */
+cpa_status cpa_signals_install(cpa_comm *comm, cpa_give_up_fn give_up, void *ctx, cpa_error *err);
 
 /* The engine that a signal stops; NULL: none. */
 void cpa_signals_watch(cpa_engine *engine);
 
+/* Around what the callback reads and another thread writes. */
+void cpa_signals_lock(void);
+void cpa_signals_unlock(void);
+
+/* The run is over: nothing is given up any more. Does not return if it is being given up. */
+void cpa_signals_finish(void);
+
+/* Before a rank ends the whole job, which mpirun does by signals. Does not return if one has come, which is then the
+ * reason why something failed. */
+void cpa_signals_break_off(void);
+
 /* The signal that has come, or 0. */
 int cpa_signals_received(void);
+
+/* "SIGINT" or "SIGTERM". */
+const char *cpa_signals_name(int signal);
 
 #endif

@@ -76,48 +76,83 @@ outputs() {
     expect_line 'standard output could not be written'
 }
 
-# SIGTERM in the middle of a run that would take far longer: it reports what it did, and exits with 1.
-signal() {
-    small_model
-    "$CP_ATTN" --model model.yaml --requests 2 --input-len 16 --output-len 1000000 --skip-self-test --verify 0 \
-        --num-blocks 70000 --result-json r.json >out 2>err &
-    local process=$!
-    for ((i = 0; i < 200; i++)); do
-        grep -q '^run ' out && break
+# begin RANKS ARGUMENT...: starts a run in the background, $job, which writes the processes of its ranks to ./pid.RANK, and
+# waits until the requests are on their way.
+begin() {
+    local start="" ranks=$1
+    [ "$ranks" = 1 ] || start="$MPIRUN -np $ranks"
+    shift
+    export CP_ATTN
+    rm -f pid.* out err
+    # shellcheck disable=SC2086,SC2016
+    timeout "$limit" $start bash -c 'echo $$ >"pid.${OMPI_COMM_WORLD_RANK:-0}"; exec "$CP_ATTN" "$@"' cp_attn "$@" \
+        >out 2>err &
+    job=$!
+    for ((i = 0; i < 300; i++)); do
+        grep -q '^run ' out 2>/dev/null && break
         sleep 0.1
     done
+    grep -q '^run ' out || fail "the run did not begin"
     sleep 0.5
-    kill -TERM $process
-    wait $process
+}
+
+# stopped CODE SIGNAL: the job ends soon with that code, by that signal, and leaves report and results. They are there
+# within 0.8 s; a busy machine is given more.
+stopped() {
+    for ((i = 0; i < 200; i++)); do
+        [ ! -e r.json ] || break
+        sleep 0.01
+    done
+    [ -e r.json ] || fail "no results within two seconds of $2"
+    wait $job
     code=$?
-    expect_code 1 "a run that was stopped"
-    expect_line 'stopped by signal 15: 2 of 2 requests were not finished'
+    expect_code "$1" "a run that was stopped by $2"
+    expect_line "stopped by signal $(kill -l "${2#SIG}"): 2 of 2 requests were not finished"
     grep -q '^requests *0 of 2 completed' out || fail "no report of a run that was stopped"
     expect_value failed 2 r.json
+    expect_value stopped_by "$2" r.json
+    rm -f r.json
+}
+
+# SIGTERM and SIGINT, to any rank and to mpirun, in runs and in steps that would take far longer.
+signal() {
+    small_model
+    local n endless=(--model model.yaml --requests 2 --input-len 16 --output-len 1000000 --skip-self-test --verify 0
+        --num-blocks 70000 --result-json r.json)
+    local long_step=(--model model.yaml --requests 2 --input-len 200000 --output-len 4 --skip-self-test --verify 0
+        --max-num-batched-tokens 400000 --result-json r.json)
+    begin 1 "${endless[@]}"
+    kill -TERM "$(cat pid.0)"
+    stopped 143 SIGTERM
+    n=$(few 3)
+    [ "$n" -gt 1 ] || return
+    begin "$n" "${endless[@]}"
+    kill -INT "$(cat pid.1)"
+    stopped 130 SIGINT
+    begin "$n" "${endless[@]}"
+    pkill -TERM -P $job # what mpirun makes of it is its exit code
+    stopped 1 SIGTERM
+    [ "$device" = host ] || return
+    begin "$n" "${long_step[@]}"
+    kill -TERM "$(cat pid.$((n - 1)))"
+    stopped 143 SIGTERM
+    grep -q '^stopped *in the middle of a step' out || fail "the step was not given up"
+    begin 1 "${long_step[@]}"
+    kill -STOP "$(cat pid.0)" && kill -INT "$(cat pid.0)" && kill -CONT "$(cat pid.0)"
+    stopped 130 SIGINT
 }
 
 # A rank that dies in the middle of a run ends the job, soon, and is named.
 dead_rank() {
     small_model
-    export CP_ATTN
-    # shellcheck disable=SC2086,SC2016
-    timeout "$limit" $MPIRUN -np "$(few 3)" \
-        bash -c 'echo $$ >"pid.$OMPI_COMM_WORLD_RANK"; exec "$CP_ATTN" "$@"' cp_attn --model model.yaml --requests 2 \
-        --input-len 16 --output-len 1000000 --skip-self-test --verify 0 --num-blocks 70000 --result-json r.json \
-        >out 2>err &
-    local job=$!
-    for ((i = 0; i < 300; i++)); do
-        grep -q '^run ' out && break
-        sleep 0.1
-    done
-    grep -q '^run ' out || fail "the run did not begin"
-    sleep 0.5
+    begin "$(few 3)" --model model.yaml --requests 2 --input-len 16 --output-len 1000000 --skip-self-test --verify 0 \
+        --num-blocks 70000 --result-json r.json
     kill -9 "$(cat pid.1)"
-    local begin=$SECONDS
+    local started=$SECONDS
     wait $job
     code=$?
     [ $code != 0 ] && [ $code != 124 ] || fail "exit code $code after a rank died"
-    [ $((SECONDS - begin)) -lt 30 ] || fail "the others went on for $((SECONDS - begin)) s"
+    [ $((SECONDS - started)) -lt 30 ] || fail "the others went on for $((SECONDS - started)) s"
     grep -qE 'rank 1 .*(signal 9|Killed)' err || { fail "the rank that died is not named"; cat err; }
     [ ! -e r.json ] || fail "a result file of a run that broke off"
     grep -E 'rank 1 .*(signal 9|Killed)' err
