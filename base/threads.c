@@ -5,9 +5,9 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "base/check.h"
+#include "base/clock.h"
 
 typedef struct pool_job {
     cpa_threads_work work;
@@ -74,16 +74,12 @@ static void *run_worker(void *ctx) {
 
 /* Closes the job to workers that have not joined it yet, and waits for those that have. */
 static void close_job(cpa_threads *pool, pool_poll poll) {
-    const long wait_ns = 300000;
+    const double wait_s = 300e-6;
     pthread_mutex_lock(&pool->lock);
     pool->job = NULL;
     while (pool->joined > 0) {
-        struct timespec until;
-        clock_gettime(CLOCK_REALTIME, &until);
-        until.tv_nsec += wait_ns;
-        until.tv_sec += until.tv_nsec / 1000000000;
-        until.tv_nsec %= 1000000000;
-        pthread_cond_timedwait(&pool->left, &pool->lock, &until);
+        const struct timespec until = cpa_clock_after(wait_s);
+        pthread_cond_clockwait(&pool->left, &pool->lock, CLOCK_MONOTONIC, &until);
         pthread_mutex_unlock(&pool->lock);
         if (poll.call) poll.call(poll.ctx);
         pthread_mutex_lock(&pool->lock);

@@ -69,7 +69,7 @@ static void on_signal(int number, siginfo_t *info, void *context) {
 
 /* Waits for the next signal, at the longest until `end` on the monotonic clock. */
 static void await_signal(double end) {
-    struct timespec until = {(time_t)end, (long)((end - (double)(time_t)end) * 1e9)};
+    const struct timespec until = cpa_clock_after(end - cpa_clock_now());
     while (sem_clockwait(&state.came, CLOCK_MONOTONIC, &until) != 0 && errno == EINTR) continue;
 }
 

@@ -7,8 +7,8 @@
  * waits for other ranks or for the graphs that use it: it has a thread of its own. */
 #include <pthread.h>
 #include <stdlib.h>
-#include <time.h>
 
+#include "base/clock.h"
 #include "comm/device/exchange.h"
 #include "comm/device_transport.h"
 #include "comm/nccl/library.h"
@@ -98,11 +98,9 @@ static void begin_end(nccl_transport *t, ncclResult_t (*end)(ncclComm_t)) {
 /* Whether it has ended, or there was none. */
 static int await_end(nccl_transport *t) {
     enum { END_TIMEOUT_S = 10 };
-    struct timespec deadline;
     if (!t->ending) return 1;
-    clock_gettime(CLOCK_REALTIME, &deadline);
-    deadline.tv_sec += END_TIMEOUT_S;
-    return pthread_timedjoin_np(t->ender, NULL, &deadline) == 0;
+    const struct timespec deadline = cpa_clock_after(END_TIMEOUT_S);
+    return pthread_clockjoin_np(t->ender, NULL, CLOCK_MONOTONIC, &deadline) == 0;
 }
 
 static void abort_communicator(cpa_device_transport *head) {

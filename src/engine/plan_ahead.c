@@ -43,13 +43,9 @@ static int wait_for_arrival(cpa_plan_ahead *ahead, double until) {
         double left = ahead->start + until - cpa_clock_now();
         if (left <= 0 || atomic_load(ahead->stop)) return 1;
         double nap = fmin(left, POLL_SECONDS);
-        struct timespec when;
-        clock_gettime(CLOCK_REALTIME, &when);
-        int64_t nanoseconds = when.tv_nsec + (int64_t)(nap * 1e9);
-        when.tv_sec += nanoseconds / 1000000000;
-        when.tv_nsec = nanoseconds % 1000000000;
+        const struct timespec when = cpa_clock_after(nap);
         pthread_mutex_lock(&ahead->mutex);
-        if (!ahead->ending) pthread_cond_timedwait(&ahead->changed, &ahead->mutex, &when);
+        if (!ahead->ending) pthread_cond_clockwait(&ahead->changed, &ahead->mutex, CLOCK_MONOTONIC, &when);
         int ending = ahead->ending;
         pthread_mutex_unlock(&ahead->mutex);
         if (ending) return 0;
