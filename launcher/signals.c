@@ -20,7 +20,7 @@ static const double PEER_GRACE_S = 1.5;
 /* One keystroke may reach a rank twice, by the terminal and by mpirun. */
 static const double SAME_SIGNAL_S = 0.2;
 
-/* Marks of what the ranks of a host tell rank 0: a signal that one has got, and that one ends the job. */
+/* Marks of what ranks of a host tell each other: a signal that one has got, and that one ends the job. */
 enum { PASSED_ON = 0x637061, BREAKING_OFF };
 
 /* Where a rank is: processes of one host and process namespace can signal each other. */
@@ -38,7 +38,7 @@ static struct {
     pthread_mutex_t lock;
     cpa_engine *engine;
     sem_t came; /* posted by each signal that counts */
-    atomic_int received, again, final, broken_off;
+    atomic_int received, is_direct, again, final, broken_off;
     _Atomic double first_at;
 } state = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
@@ -56,6 +56,7 @@ static void on_signal(int number, siginfo_t *info, void *context) {
     const double now = cpa_clock_now();
     if (atomic_compare_exchange_strong(&state.received, &none, number)) {
         atomic_store(&state.first_at, now);
+        atomic_store(&state.is_direct, !passed_on);
         sem_post(&state.came);
     } else if (!passed_on && now - atomic_load(&state.first_at) > SAME_SIGNAL_S) {
         if (atomic_load(&state.final)) _exit(128 + number);
@@ -77,9 +78,9 @@ static int is_here(int rank) {
     return state.ranks[rank].host != 0 && state.ranks[rank].host == state.ranks[state.rank].host;
 }
 
-static void tell_rank_0(int number, int mark) {
+static void tell(int rank, int number, int mark) {
     union sigval value = {.sival_int = mark};
-    if (is_here(0)) sigqueue((pid_t)state.ranks[0].id, number, value);
+    if (is_here(rank)) sigqueue((pid_t)state.ranks[rank].id, number, value);
 }
 
 /* Whether a rank of this host is gone, or about to go: then mpirun has sent the signal, to end what broke off. */
@@ -94,6 +95,7 @@ static int has_broken_off(void) {
 static void end_process(int number) {
     atomic_store(&state.final, 1); /* one more signal ends the process in whatever hangs now */
     if (state.rank == 0 && !has_broken_off()) state.give_up(state.ctx, number);
+    for (int rank = 1; state.rank == 0 && rank < state.size; rank++) tell(rank, number, PASSED_ON);
     _exit(128 + number);
 }
 
@@ -105,7 +107,7 @@ static void *watch(void *unused) {
     cpa_signals_lock();
     if (state.rank == 0 && state.engine) cpa_engine_stop(state.engine);
     cpa_signals_unlock();
-    if (state.rank != 0) tell_rank_0(number, PASSED_ON);
+    if (state.rank != 0 && atomic_load(&state.is_direct)) tell(0, number, PASSED_ON);
     const double end = atomic_load(&state.first_at) + grace;
     while (!atomic_load(&state.again) && cpa_clock_now() < end) await_signal(end);
     cpa_signals_lock();
@@ -173,7 +175,7 @@ void cpa_signals_finish(void) {
 
 void cpa_signals_break_off(void) {
     while (cpa_signals_received() && !atomic_load(&state.final)) pause();
-    if (state.rank != 0) tell_rank_0(SIGCONT, BREAKING_OFF);
+    if (state.rank != 0) tell(0, SIGCONT, BREAKING_OFF);
 }
 
 int cpa_signals_received(void) {
