@@ -49,10 +49,13 @@ struct cpa_operator_table {
      * graph holds no upload of a plan that its stream has uploaded before the capture: upload each setting before a
      * launch. */
     cpa_status (*plan_create)(cpa_device *device, cpa_attend_plan **out, cpa_error *err);
-    cpa_status (*plan_set)(cpa_attend_plan *plan, const cpa_attend_batch *batch, cpa_error *err);
+    cpa_status (*plan_set)(cpa_attend_plan *plan, const cpa_attend_batch *batch, cpa_attend_fusion fusion,
+                           cpa_error *err);
     cpa_status (*plan_upload)(const cpa_attend_plan *plan, cpa_stream *stream);
     void (*plan_destroy)(cpa_attend_plan *plan);
-    cpa_status (*attend)(const cpa_attend_plan *plan, const cpa_attend_args *args, cpa_stream *stream);
+    /* `ready_q`: queries of the rows that the fusion of the setting calls ready; NULL where there are none. */
+    cpa_status (*attend)(const cpa_attend_plan *plan, const cpa_attend_args *args, const void *ready_q,
+                         cpa_stream *stream);
     /* `awaited`: the messages that bring states, which the merge waits for (await_stored, base/stored.cuh), where a
      * transport of the back end's hands exchanges over; if they do not come it writes nothing. NULL or none: all states
      * are there. There are rows, or nobody would wait. */

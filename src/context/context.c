@@ -71,7 +71,7 @@ cpa_status cpa_context_check(cpa_context *c, cpa_status status, const cpa_stream
 }
 
 cpa_status cpa_context_set_plan(cpa_context *c, cpa_attend_plan *plan, int64_t n_items, const int32_t *block_tables,
-                                int64_t n_table_entries) {
+                                int64_t n_table_entries, cpa_attend_fusion fusion) {
     cpa_attend_batch batch = {
         .size = sizeof batch,
         .map = c->map,
@@ -82,14 +82,14 @@ cpa_status cpa_context_set_plan(cpa_context *c, cpa_attend_plan *plan, int64_t n
         .block_tables = block_tables,
         .n_table_entries = n_table_entries,
     };
-    return c->device->operators->plan_set(plan, &batch, &c->error);
+    return c->device->operators->plan_set(plan, &batch, fusion, &c->error);
 }
 
 cpa_status cpa_context_run_attend(cpa_context *c, const cpa_attend_plan *plan, const cpa_attend_args *args,
-                                  cpa_span_kind kind, int32_t round, cpa_stream *stream) {
+                                  const void *ready_q, cpa_span_kind kind, int32_t round, cpa_stream *stream) {
     if (plan->n_items == 0) return CPA_OK;
     int64_t span = cpa_spans_begin(&c->spans, kind, round, stream);
-    cpa_status status = c->device->operators->attend(plan, args, stream);
+    cpa_status status = c->device->operators->attend(plan, args, ready_q, stream);
     cpa_spans_end(&c->spans, span, stream);
     return cpa_context_check(c, status, stream);
 }
@@ -349,7 +349,7 @@ cpa_status cpa_context_attend_own(cpa_context *c, const cpa_attend_plan *plan, c
         .state = state,
         .out = out,
     };
-    return cpa_context_run_attend(c, plan, &attend, CPA_SPAN_ATTEND_OWN, 0, stream);
+    return cpa_context_run_attend(c, plan, &attend, NULL, CPA_SPAN_ATTEND_OWN, 0, stream);
 }
 
 /* The last merge, of the first `rows` rows: the own shard with what pass-KV added to it, and what came home in pass-Q.

@@ -252,13 +252,13 @@ cpa_status cpa_context_ensure_state(cpa_context *c, cpa_context_buffer *buffer, 
 cpa_partial cpa_context_state_at(cpa_partial state, int64_t row);
 /* Sets a plan of n items (context->items). */
 cpa_status cpa_context_set_plan(cpa_context *c, cpa_attend_plan *plan, int64_t n_items, const int32_t *block_tables,
-                                int64_t n_table_entries);
+                                int64_t n_table_entries, cpa_attend_fusion fusion);
 
 /* The message of a failed operation of the stream becomes that of the context. */
 cpa_status cpa_context_check(cpa_context *c, cpa_status status, const cpa_stream *stream);
 /* `kind` says whose rows or keys they are, `round` in which they came. */
 cpa_status cpa_context_run_attend(cpa_context *c, const cpa_attend_plan *plan, const cpa_attend_args *args,
-                                  cpa_span_kind kind, int32_t round, cpa_stream *stream);
+                                  const void *ready_q, cpa_span_kind kind, int32_t round, cpa_stream *stream);
 /* The rows of a plan against the own shard, from the empty state. */
 cpa_status cpa_context_attend_own(cpa_context *c, const cpa_attend_plan *plan, const cpa_context_args *args,
                                   cpa_partial state, void *out, cpa_stream *stream);

@@ -137,10 +137,9 @@ int64_t cpa_context_own_items(cpa_context *c, int64_t n, int64_t first_row) {
 static cpa_status plan_own(cpa_context *c) {
     const int joined = c->q.joined;
     if (c->shared && !joined) CPA_TRY(cpa_context_ensure_state(c, &c->acc_memory, c->rows, &c->states[0]));
-    c->own->steady_items = joined ? 0 : c->steady_rows;
-    return joined
-               ? cpa_context_set_plan(c, c->own, 0, NULL, 0)
-               : cpa_context_set_plan(c, c->own, cpa_context_own_items(c, 0, 0), c->block_tables, c->n_table_entries);
+    if (joined) return cpa_context_set_plan(c, c->own, 0, NULL, 0, (cpa_attend_fusion){0});
+    return cpa_context_set_plan(c, c->own, cpa_context_own_items(c, 0, 0), c->block_tables, c->n_table_entries,
+                                (cpa_attend_fusion){.steady_items = c->steady_rows});
 }
 
 /* In decode: two attends of few rows take longer than one, by more than what the first hides of the exchange. */

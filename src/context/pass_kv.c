@@ -409,7 +409,8 @@ static cpa_status attend_transfer(cpa_context *c, int64_t index, const cpa_conte
     if (cpa_fault_is(CPA_FAULT_BASE2_LSE) && c->kv.gather && index == first_received(&c->kv))
         CPA_TRY(spoil_resumed(c, stream));
     if (!is_dropped(&c->kv, index)) {
-        CPA_TRY(cpa_context_run_attend(c, transfer->plan, &attend, CPA_SPAN_ATTEND_RECEIVED, transfer->round, stream));
+        CPA_TRY(cpa_context_run_attend(c, transfer->plan, &attend, NULL, CPA_SPAN_ATTEND_RECEIVED, transfer->round,
+                                       stream));
     }
     return transfer->ends ? merge_shard(c, stream) : CPA_OK;
 }

@@ -206,7 +206,7 @@ static cpa_status plan_receive(cpa_context *c, int64_t begin, int64_t end, cpa_k
         if (transfer->rows == 0) transfer->first_row = chunk->row + first - own.first;
         transfer->rows += own.keys - first;
     }
-    return n ? cpa_context_set_plan(c, transfer->plan, n, c->kv.table, entries) : CPA_OK;
+    return n ? cpa_context_set_plan(c, transfer->plan, n, c->kv.table, entries, (cpa_attend_fusion){0}) : CPA_OK;
 }
 
 static cpa_status plan_segment(cpa_context *c, int64_t begin, int64_t end) {
@@ -280,7 +280,7 @@ static cpa_status plan_own(cpa_context *c) {
     }
     if (n == 0) return CPA_OK;
     CPA_TRY(cpa_pass_kv_take_plan(c, &c->kv.now.own));
-    return cpa_context_set_plan(c, c->kv.now.own, n, c->block_tables, c->n_table_entries);
+    return cpa_context_set_plan(c, c->kv.now.own, n, c->block_tables, c->n_table_entries, (cpa_attend_fusion){0});
 }
 
 /* ---- all of it ---- */

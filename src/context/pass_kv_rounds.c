@@ -133,7 +133,9 @@ static cpa_status plan_receive(cpa_context *c, int64_t segment, int64_t *next, i
         route->recv_blocks = end_of(c, piece);
     }
     transfer->ends = *next == kv->received.count;
-    return n ? cpa_context_set_plan(c, transfer->plan, n, kv->table, kv->segments * kv->capacity) : CPA_OK;
+    return n ? cpa_context_set_plan(c, transfer->plan, n, kv->table, kv->segments * kv->capacity,
+                                    (cpa_attend_fusion){0})
+             : CPA_OK;
 }
 
 static cpa_status plan_round(cpa_context *c, int32_t round) {

@@ -282,20 +282,21 @@ static cpa_status plan_served(cpa_context *c) {
             row += rows;
         }
     }
-    c->q.plan->state_shifts = c->q.state_shifts;
-    c->q.plan->steady_items = c->steady_rows * (c->map.cp_size - 1);
-    c->q.plan->ready_items = c->q.plan->ready_rows = 0;
-    c->q.plan->ready_row = c->q.got_rows;
+    cpa_attend_fusion fusion = {
+        .steady_items = c->steady_rows * (c->map.cp_size - 1),
+        .state_shifts = c->q.state_shifts,
+        .ready_row = c->q.got_rows,
+    };
     if (c->q.joined) {
         const int64_t served = n;
         n = cpa_context_own_items(c, n, c->q.got_rows);
-        c->q.plan->steady_items += c->steady_rows;
+        fusion.steady_items += c->steady_rows;
         if (exchanges_queries(c)) {
-            c->q.plan->ready_items = n - served;
-            c->q.plan->ready_rows = c->rows;
+            fusion.ready_items = n - served;
+            fusion.ready_rows = c->rows;
         }
     }
-    return cpa_context_set_plan(c, c->q.plan, n, c->block_tables, c->n_table_entries);
+    return cpa_context_set_plan(c, c->q.plan, n, c->block_tables, c->n_table_entries, fusion);
 }
 
 cpa_status cpa_pass_q_plan(cpa_context *c) {
@@ -368,7 +369,6 @@ cpa_status cpa_pass_q_serve(cpa_context *c, const cpa_context_args *args, cpa_st
     cpa_pass_q *q = &c->q;
     if (!q->active) return CPA_OK;
     CPA_TRY(cpa_context_finish(c, stream, &q->queries));
-    q->plan->ready_q = args->q;
     cpa_attend_args attend = {
         .size = sizeof attend,
         .q = q->joined && !exchanges_queries(c) ? args->q : q->got_memory.memory,
@@ -379,7 +379,7 @@ cpa_status cpa_pass_q_serve(cpa_context *c, const cpa_context_args *args, cpa_st
         .scale = args->scale,
         .state = state_rows(c, q->away_memory.memory, 0),
     };
-    CPA_TRY(cpa_context_run_attend(c, q->plan, &attend, CPA_SPAN_ATTEND_RECEIVED, 0, stream));
+    CPA_TRY(cpa_context_run_attend(c, q->plan, &attend, args->q, CPA_SPAN_ATTEND_RECEIVED, 0, stream));
     return send_states(c, stream);
 }
 

@@ -114,7 +114,7 @@ static cpa_status probe_plan(probe *p, cpa_error *err) {
         .block_tables = p->table,
         .n_table_entries = p->kv.num_blocks,
     };
-    return p->device->operators->plan_set(p->plan, &batch, err);
+    return p->device->operators->plan_set(p->plan, &batch, (cpa_attend_fusion){0}, err);
 }
 
 /* Seconds of a call. Repeats for PROBE_SECONDS after a warm-up. */
@@ -126,7 +126,7 @@ static cpa_status probe_time(probe *p, double *seconds) {
     double start = 0, elapsed = 0;
     int64_t calls = -1; /* the first is the warm-up */
     while (elapsed < PROBE_SECONDS) {
-        CPA_TRY(operators->attend(p->plan, &args, p->stream));
+        CPA_TRY(operators->attend(p->plan, &args, NULL, p->stream));
         CPA_TRY(table->stream_sync(p->stream));
         if (++calls == 0) start = cpa_clock_now();
         elapsed = cpa_clock_now() - start;

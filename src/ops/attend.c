@@ -118,7 +118,7 @@ cpa_status cpa_attend_plan_set(cpa_attend_plan *plan, const cpa_attend_batch *gi
     CPA_TRY(CPA_STRUCT_TAKE("attend plan", given, cpa_attend_batch, n_table_entries, &batch, err));
     CPA_TRY(check_batch(&batch, &reach, err));
     plan->is_set = 0;
-    CPA_TRY(plan->device->operators->plan_set(plan, &batch, err));
+    CPA_TRY(plan->device->operators->plan_set(plan, &batch, (cpa_attend_fusion){0}, err));
     plan->device->table->release(plan->device);
     plan->max_block = reach.max_block;
     plan->rows = reach.rows;
@@ -167,7 +167,7 @@ cpa_status cpa_attend(const cpa_attend_plan *plan, const cpa_attend_args *given,
     CPA_TRY(CPA_STRUCT_TAKE("attend", given, cpa_attend_args, state, &args, &stream->error));
     REQUIRE(&stream->error, plan, "attend: the plan is NULL");
     CPA_TRY(check_attend(plan, &args, stream, &stream->error));
-    return stream->device->operators->attend(plan, &args, stream);
+    return stream->device->operators->attend(plan, &args, NULL, stream);
 }
 
 /* ---- merge ---- */

@@ -221,9 +221,8 @@ static void queries_that_are_ready_elsewhere(void) {
         CU_ASSERT_EQUAL(f.device->table->copy((char *)f.device_q + others, poison, bytes, f.stream), CPA_OK);
         CU_ASSERT_EQUAL(cpa_stream_sync(f.stream), CPA_OK);
         void *elsewhere = cpa_test_upload(f.stream, (char *)f.q + others, bytes);
-        f.plan->ready_items = f.plan->ready_rows = READY;
-        f.plan->ready_row = ROWS - READY;
-        f.plan->ready_q = elsewhere;
+        f.fusion = (cpa_attend_fusion){.ready_items = READY, .ready_row = ROWS - READY, .ready_rows = READY};
+        f.ready_q = elsewhere;
         f.again = 1;
         cpa_attend_item items[ROWS];
         for (int32_t row = 0; row < ROWS; row++)

@@ -62,7 +62,7 @@ static cpa_status plan_sequences(cpa_attend_plan *plan, int64_t n) {
                                     .n_items = n,
                                     .block_tables = table,
                                     .n_table_entries = BLOCKS};
-    return cuda_device->operators->plan_set(plan, &batch, NULL);
+    return cuda_device->operators->plan_set(plan, &batch, (cpa_attend_fusion){0}, NULL);
 }
 
 /* Whoever plans a step is the one who gives up on the step before: it must not wait for that. */

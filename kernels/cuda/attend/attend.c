@@ -32,11 +32,12 @@ static int64_t words_at(const cpa_kv_view *kv, cpa_kv_part part) {
 }
 
 /* Where row 0 would be if all queries were with those that are ready. */
-static const char *ready_queries(const cpa_cuda_plan *plan, int64_t row_bytes) {
-    return (const char *)((uintptr_t)plan->base.ready_q - (uintptr_t)(plan->base.ready_row * row_bytes));
+static const char *ready_queries(const cpa_cuda_plan *plan, const void *ready_q, int64_t row_bytes) {
+    return (const char *)((uintptr_t)ready_q - (uintptr_t)(plan->base.fusion.ready_row * row_bytes));
 }
 
-static void fill_args(const cpa_cuda_plan *plan, const cpa_attend_args *args, cpa_cuda_attend_args *a) {
+static void fill_args(const cpa_cuda_plan *plan, const cpa_attend_args *args, const void *ready_q,
+                      cpa_cuda_attend_args *a) {
     cpa_kv_view kv = cpa_kv_view_resolve(args->kv);
     int32_t q_heads = plan->base.shape.q_heads;
     cpa_partial state = cpa_partial_resolve(args->state, q_heads, kv.v_dim);
@@ -45,8 +46,9 @@ static void fill_args(const cpa_cuda_plan *plan, const cpa_attend_args *args, cp
     float scale = args->scale != 0 ? args->scale : 1.0f / sqrtf((float)kv.k_dim);
     *a = (cpa_cuda_attend_args){
         .q = args->q,
-        .ready_q =
-            plan->base.ready_rows > 0 ? ready_queries(plan, q_row_stride * cpa_dtype_bytes(args->q_dtype)) : NULL,
+        .ready_q = plan->base.fusion.ready_rows > 0
+                       ? ready_queries(plan, ready_q, q_row_stride * cpa_dtype_bytes(args->q_dtype))
+                       : NULL,
         .k = kv.k,
         .v = kv.v,
         .q_row_stride = q_row_stride,
@@ -183,10 +185,12 @@ static cpa_status run_prefill(const cpa_cuda_plan *plan, const cpa_cuda_attend_a
 }
 
 /* For kernels that take all queries from one place. */
-static cpa_status place_ready_queries(const cpa_cuda_plan *plan, const cpa_cuda_attend_args *a, cpa_stream *stream) {
+static cpa_status place_ready_queries(const cpa_cuda_plan *plan, const cpa_cuda_attend_args *a, const void *ready_q,
+                                      cpa_stream *stream) {
+    const cpa_attend_fusion *fusion = &plan->base.fusion;
     const int64_t row_bytes = a->q_row_stride * cpa_dtype_bytes(a->q_dtype);
-    return cpa_cuda_gather_rows((char *)(uintptr_t)a->q + plan->base.ready_row * row_bytes, plan->base.ready_q, NULL,
-                                plan->base.ready_rows, row_bytes, stream);
+    return cpa_cuda_gather_rows((char *)(uintptr_t)a->q + fusion->ready_row * row_bytes, ready_q, NULL,
+                                fusion->ready_rows, row_bytes, stream);
 }
 
 static int is_empty(const cpa_cuda_plan *plan) {
@@ -204,19 +208,20 @@ cpa_status cpa_cuda_plan_upload(const cpa_attend_plan *base, cpa_stream *stream)
  * other devices, and a steady step has that on this stream alone. */
 static void allow_early(const cpa_cuda_plan *plan, cpa_cuda_attend_args *a, const cpa_stream *stream) {
     a->early = cpa_cuda_device_of(stream)->path == CPA_CUDA_HOPPER;
-    a->alone = plan->map.cp_size == 1 || plan->base.steady_items > 0;
+    a->alone = plan->map.cp_size == 1 || plan->base.fusion.steady_items > 0;
 }
 
-cpa_status cpa_cuda_attend(const cpa_attend_plan *base, const cpa_attend_args *args, cpa_stream *stream) {
+cpa_status cpa_cuda_attend(const cpa_attend_plan *base, const cpa_attend_args *args, const void *ready_q,
+                           cpa_stream *stream) {
     const cpa_cuda_plan *plan = (const cpa_cuda_plan *)base;
     cpa_cuda_path path = cpa_cuda_device_of(stream)->path;
     cpa_cuda_attend_args a;
     if (is_empty(plan)) return CPA_OK;
     CPA_TRY(cpa_cuda_select(stream->device, &stream->error));
     CPA_TRY(upload(plan, stream));
-    fill_args(plan, args, &a);
+    fill_args(plan, args, ready_q, &a);
     const int simple = path == CPA_CUDA_SIMPLE || !tensor_cores_fit(&a) || !shared_memory_suffices(plan, &a, stream);
-    if (simple || plan->n_prefill > 0) CPA_TRY(place_ready_queries(plan, &a, stream));
+    if (simple || plan->n_prefill > 0) CPA_TRY(place_ready_queries(plan, &a, ready_q, stream));
     if (simple) return cpa_cuda_attend_simple(&a, plan->rows, stream);
     if (plan->decode_ctas > 0) {
         allow_early(plan, &a, stream);

@@ -414,13 +414,14 @@ static cpa_status choose_steady(plan_builder *b, int64_t most_items, cpa_error *
     return CPA_OK;
 }
 
-cpa_status cpa_cuda_plan_set(cpa_attend_plan *base, const cpa_attend_batch *batch, cpa_error *err) {
+cpa_status cpa_cuda_plan_set(cpa_attend_plan *base, const cpa_attend_batch *batch, cpa_attend_fusion fusion,
+                             cpa_error *err) {
     cpa_cuda_plan *plan = (cpa_cuda_plan *)base;
     cpa_cuda_plan_memory *memory = plan->memory;
     const cpa_cuda_device *device = (const cpa_cuda_device *)base->device;
     plan_builder b = {.batch = batch,
-                      .state_shifts = base->state_shifts,
-                      .first_ready = batch->n_items - base->ready_items,
+                      .state_shifts = fusion.state_shifts,
+                      .first_ready = batch->n_items - fusion.ready_items,
                       .group = batch->shape.q_heads / batch->shape.kv_heads,
                       .multiprocessors = device->multiprocessors,
                       .wide_fits = device->base.caps.shared_bytes >= CPA_CUDA_WIDE_BYTES,
@@ -430,7 +431,7 @@ cpa_status cpa_cuda_plan_set(cpa_attend_plan *base, const cpa_attend_batch *batc
     CPA_TRY(cpa_cuda_select(base->device, err));
     plan->base.n_items = 0; /* until the plan is whole again */
     CPA_TRY(count_work(&b, err));
-    CPA_TRY(choose_steady(&b, base->steady_items, err));
+    CPA_TRY(choose_steady(&b, fusion.steady_items, err));
     choose_splits(&b);
     const int64_t most_ctas = b.shares.ctas;
     const int64_t widened_tokens = b.n_widened * batch->block_size;
@@ -472,7 +473,7 @@ cpa_status cpa_cuda_plan_set(cpa_attend_plan *base, const cpa_attend_batch *batc
     plan->n_splits = (int32_t)b.n_splits;
     plan->n_widened = (int32_t)b.n_widened;
     plan->partial_rows = b.partial_rows;
-    cpa_attend_plan_describe(base, batch);
+    cpa_attend_plan_describe(base, batch, fusion);
     if (b.steady_items) base->n_items = b.steady_items;
     return CPA_OK;
 }
@@ -481,7 +482,7 @@ uint64_t cpa_cuda_plan_shape(const cpa_attend_plan *base) {
     const cpa_cuda_plan *plan = (const cpa_cuda_plan *)base;
     const uint64_t shape[] = {
         (uint64_t)base->n_items,           (uint64_t)plan->rows,
-        (uint64_t)base->ready_row,         (uint64_t)base->ready_rows,
+        (uint64_t)base->fusion.ready_row,  (uint64_t)base->fusion.ready_rows,
         (uint64_t)plan->decode_ctas,       (uint64_t)plan->decode_wide,
         (uint64_t)plan->tile_rows,         (uint64_t)plan->n_prefill,
         (uint64_t)plan->by_head,           (uint64_t)plan->n_splits,

@@ -105,10 +105,12 @@ cpa_status cpa_cuda_kv_write(const cpa_kv_write_args *args, cpa_stream *stream);
 cpa_status cpa_cuda_kv_copy(const cpa_kv_copy_args *args, cpa_stream *stream);
 cpa_status cpa_cuda_kv_pack(const cpa_kv_pack_args *args, cpa_stream *stream);
 cpa_status cpa_cuda_plan_create(cpa_device *device, cpa_attend_plan **out, cpa_error *err);
-cpa_status cpa_cuda_plan_set(cpa_attend_plan *plan, const cpa_attend_batch *batch, cpa_error *err);
+cpa_status cpa_cuda_plan_set(cpa_attend_plan *plan, const cpa_attend_batch *batch, cpa_attend_fusion fusion,
+                             cpa_error *err);
 cpa_status cpa_cuda_plan_upload(const cpa_attend_plan *plan, cpa_stream *stream);
 void cpa_cuda_plan_destroy(cpa_attend_plan *plan);
-cpa_status cpa_cuda_attend(const cpa_attend_plan *plan, const cpa_attend_args *args, cpa_stream *stream);
+cpa_status cpa_cuda_attend(const cpa_attend_plan *plan, const cpa_attend_args *args, const void *ready_q,
+                           cpa_stream *stream);
 cpa_status cpa_cuda_merge(const cpa_merge_args *args, const cpa_store_batch *awaited, cpa_stream *stream);
 cpa_status cpa_cuda_synthesize(const cpa_synth_args *args, cpa_stream *stream);
 cpa_status cpa_cuda_hash_rows(const cpa_hash_rows_args *args, cpa_stream *stream);

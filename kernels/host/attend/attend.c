@@ -121,13 +121,15 @@ static void fold_unit(void *ctx, int64_t item, int32_t thread) {
 }
 
 /* The queries that are elsewhere go where the others are. */
-static void place_ready_queries(const cpa_host_plan *plan, const cpa_attend_args *args) {
-    const int64_t row_bytes = args->q_row_stride * cpa_dtype_bytes(args->q_dtype), rows = plan->base.ready_rows;
-    char *place = (char *)(uintptr_t)args->q + plan->base.ready_row * row_bytes;
-    if (rows > 0) memcpy(place, plan->base.ready_q, (size_t)(rows * row_bytes));
+static void place_ready_queries(const cpa_host_plan *plan, const cpa_attend_args *args, const void *ready_q) {
+    const cpa_attend_fusion *fusion = &plan->base.fusion;
+    const int64_t row_bytes = args->q_row_stride * cpa_dtype_bytes(args->q_dtype), rows = fusion->ready_rows;
+    char *place = (char *)(uintptr_t)args->q + fusion->ready_row * row_bytes;
+    if (rows > 0) memcpy(place, ready_q, (size_t)(rows * row_bytes));
 }
 
-cpa_status cpa_host_attend(const cpa_attend_plan *base, const cpa_attend_args *args, cpa_stream *stream) {
+cpa_status cpa_host_attend(const cpa_attend_plan *base, const cpa_attend_args *args, const void *ready_q,
+                           cpa_stream *stream) {
     const cpa_host_plan *plan = (const cpa_host_plan *)base;
     const cpa_attend_batch *batch = &plan->batch;
     cpa_attend_job job = {.plan = plan, .isa = cpa_host_device_of(stream)->isa, .args = *args, .stream = stream};
@@ -135,7 +137,7 @@ cpa_status cpa_host_attend(const cpa_attend_plan *base, const cpa_attend_args *a
     job.args.kv = cpa_kv_view_resolve(args->kv);
     job.args.state = cpa_partial_resolve(args->state, batch->shape.q_heads, batch->shape.v_dim);
     if (!job.args.q_row_stride) job.args.q_row_stride = (int64_t)batch->shape.q_heads * batch->shape.k_dim;
-    place_ready_queries(plan, &job.args);
+    place_ready_queries(plan, &job.args, ready_q);
     double scale = args->scale != 0 ? args->scale : 1 / sqrt(batch->shape.k_dim);
     job.score_scale = (float)(scale * M_LOG2E);
     job.group = batch->shape.q_heads / batch->shape.kv_heads;

@@ -110,7 +110,8 @@ cpa_status cpa_host_plan_create(cpa_device *device, cpa_attend_plan **out, cpa_e
     return CPA_OK;
 }
 
-cpa_status cpa_host_plan_set(cpa_attend_plan *base, const cpa_attend_batch *batch, cpa_error *err) {
+cpa_status cpa_host_plan_set(cpa_attend_plan *base, const cpa_attend_batch *batch, cpa_attend_fusion fusion,
+                             cpa_error *err) {
     cpa_host_plan *plan = (cpa_host_plan *)base;
     base->n_items = plan->n_units = plan->n_folds = plan->n_partials = 0;
     CPA_TRY(reserve((void **)&plan->items, &plan->items_capacity, batch->n_items, sizeof *plan->items, err));
@@ -124,7 +125,7 @@ cpa_status cpa_host_plan_set(cpa_attend_plan *base, const cpa_attend_batch *batc
     for (int64_t i = 0; i < batch->n_items; i++) CPA_TRY(add_item(plan, i, err));
     CPA_TRY(divide_units(plan, ((const cpa_host_device *)base->device)->thread_count, err));
     if (plan->n_units) qsort(plan->units, (size_t)plan->n_units, sizeof *plan->units, costlier_first);
-    cpa_attend_plan_describe(base, batch);
+    cpa_attend_plan_describe(base, batch, fusion);
     return CPA_OK;
 }
 
