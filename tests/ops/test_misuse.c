@@ -1,0 +1,484 @@
+/* Misuse of operators: every pointer NULL or misaligned in turn, every number extreme, every size of a struct. None may
+ * crash, read out of bounds or overflow, and what is refused is refused with a line. */
+#include <stdlib.h>
+#include <string.h>
+
+#include <cpattn/cpattn.h>
+
+#include "tests/fixtures/device_fixture.h"
+#include "tests/fixtures/unit.h"
+
+enum { HEADS = 2, DIM = 8, BLOCK = 4, BLOCKS = 6, TOKENS = 5, ROW = HEADS * DIM };
+
+static cpa_device *device;
+static cpa_stream *stream;
+
+/* What a member holds, and so what may be tried on it. */
+typedef enum member_kind { POINTER, OPTIONAL, INT32, INT64, RESERVED } member_kind;
+
+typedef struct member {
+    size_t at;
+    member_kind kind;
+} member;
+
+#define M(type, name, kind)                                                                                            \
+    { offsetof(type, name), kind }
+#define VIEW_MEMBERS(type, view)                                                                                       \
+    M(type, view.k, POINTER), M(type, view.v, POINTER), M(type, view.dtype, INT32), M(type, view.block_size, INT32),   \
+        M(type, view.num_blocks, INT64), M(type, view.kv_heads, INT32), M(type, view.k_dim, INT32),                    \
+        M(type, view.v_dim, INT32), M(type, view.k_block_stride, INT64), M(type, view.k_token_stride, INT64),          \
+        M(type, view.k_head_stride, INT64), M(type, view.v_block_stride, INT64), M(type, view.v_token_stride, INT64),  \
+        M(type, view.v_head_stride, INT64), M(type, view.k_scale, INT32), M(type, view.reserved[0], RESERVED),         \
+        M(type, view.reserved[10], RESERVED)
+
+/* A call with good arguments. */
+typedef struct call {
+    const char *name;
+    cpa_status (*run)(const void *args, cpa_stream *on);
+    void *args;
+    size_t size;
+    const member *members;
+    size_t n_members;
+    size_t least; /* the size through the last member that has no default */
+} call;
+
+static cpa_error plan_error; /* of the last plan that was refused; its message is looked at in place of the stream's */
+static const char *said(void) {
+    return plan_error.status != CPA_OK ? plan_error.message : cpa_stream_error(stream);
+}
+
+/* Runs the call with the member replaced; 1 if it was refused. */
+static int tried(const call *c, const member *m, const void *value, size_t bytes) {
+    unsigned char saved[8];
+    void *place = (char *)c->args + m->at;
+    memcpy(saved, place, bytes);
+    memcpy(place, value, bytes);
+    plan_error = (cpa_error){0};
+    const cpa_status status = c->run(c->args, stream);
+    memcpy(place, saved, bytes);
+    const int refused = status == CPA_INVALID && said()[0] != 0 && strchr(said(), '\n') == NULL;
+    if (status != CPA_OK && !refused) printf("  %s, member at %zu: status %d: %s\n", c->name, m->at, status, said());
+    CU_ASSERT_TRUE(status == CPA_OK || refused);
+    return refused;
+}
+
+static void expect_refused(const call *c, const member *m, const void *value, size_t bytes) {
+    const int refused = tried(c, m, value, bytes);
+    if (!refused) printf("  %s, member at %zu: not refused\n", c->name, m->at);
+    CU_ASSERT_TRUE(refused);
+}
+
+static void misuse(const call *c) {
+    const int32_t numbers[] = {INT32_MIN, -1, INT32_MAX};
+    const int64_t large[] = {INT64_MIN, -1, (int64_t)1 << 62, INT64_MAX - 1, INT64_MAX};
+    const int64_t one = 1;
+    const void *none = NULL;
+    CU_ASSERT_EQUAL(c->run(c->args, stream), CPA_OK);
+    CU_ASSERT_EQUAL(c->run(c->args, NULL), CPA_INVALID);
+    CU_ASSERT_EQUAL(c->run(NULL, stream), CPA_INVALID);
+    for (size_t i = 0; i < c->n_members; i++) {
+        const member *m = &c->members[i];
+        char *odd;
+        memcpy(&odd, (char *)c->args + m->at, sizeof odd);
+        odd += 1;
+        if (m->kind == POINTER) expect_refused(c, m, &none, sizeof none);
+        if (m->kind == POINTER || m->kind == OPTIONAL) expect_refused(c, m, &odd, sizeof odd);
+        if (m->kind == RESERVED) expect_refused(c, m, &one, sizeof one);
+        for (size_t n = 0; m->kind == INT32 && n < sizeof numbers / sizeof *numbers; n++)
+            tried(c, m, &numbers[n], sizeof numbers[n]);
+        for (size_t n = 0; m->kind == INT64 && n < sizeof large / sizeof *large; n++)
+            expect_refused(c, m, &large[n], sizeof large[n]);
+    }
+    CU_ASSERT_EQUAL(c->run(c->args, stream), CPA_OK);
+}
+
+/* Every size from the least on is taken, with zeros for the rest; a longer struct only if its tail is zero. */
+static void sizes(const call *c) {
+    char longer[1024] = {0};
+    memcpy(longer, c->args, c->size);
+    for (size_t size = 0; size <= c->size + 64; size++) {
+        memcpy(longer, &size, sizeof size);
+        const int good = size >= c->least && size % 8 == 0;
+        const cpa_status status = c->run(longer, stream);
+        if (status != (good ? CPA_OK : CPA_INVALID))
+            printf("  %s of %zu bytes: %d: %s\n", c->name, size, status, said());
+        CU_ASSERT_EQUAL(status, good ? CPA_OK : CPA_INVALID);
+    }
+    size_t size = c->size + 8;
+    memcpy(longer, &size, sizeof size);
+    longer[c->size + 7] = 1;
+    CU_ASSERT_EQUAL(c->run(longer, stream), CPA_INVALID);
+    CU_ASSERT_PTR_NOT_NULL(strstr(said(), "not zero"));
+    size = (size_t)1 << 40;
+    memcpy(longer, &size, sizeof size);
+    CU_ASSERT_EQUAL(c->run(longer, stream), CPA_INVALID);
+}
+
+static void misuse_all(const call *c) {
+    misuse(c);
+    sizes(c);
+}
+
+/* ---- the calls ---- */
+
+static cpa_kv_view view_of(float *k, float *v) {
+    return (cpa_kv_view){
+        .k = k, .v = v, .block_size = BLOCK, .num_blocks = BLOCKS, .kv_heads = HEADS, .k_dim = DIM, .v_dim = DIM};
+}
+
+/* Zeros on the device. */
+static void *zeros(int64_t bytes) {
+    void *host = calloc(1, (size_t)bytes), *copy = cpa_test_upload(stream, host, bytes);
+    free(host);
+    return copy;
+}
+
+static cpa_kv_view make_view(void) {
+    const int64_t bytes = BLOCKS * BLOCK * ROW * (int64_t)sizeof(float);
+    return view_of(zeros(bytes), zeros(bytes));
+}
+
+static void free_view(cpa_kv_view view) {
+    cpa_test_free(stream, view.v);
+    cpa_test_free(stream, view.k);
+}
+
+static cpa_status run_kv_write(const void *args, cpa_stream *on) {
+    return cpa_kv_write(args, on);
+}
+
+static void kv_write(void) {
+    typedef cpa_kv_write_args T;
+    static const member members[] = {M(T, tokens, INT64), M(T, dtype, INT32),          M(T, k, POINTER),
+                                     M(T, v, POINTER),    M(T, slot_mapping, POINTER), VIEW_MEMBERS(T, kv)};
+    const int64_t slots[TOKENS] = {3, 4, -1, 0, 23};
+    void *rows = zeros(TOKENS * ROW * (int64_t)sizeof(float)), *mapping = cpa_test_upload(stream, slots, sizeof slots);
+    T args = {sizeof args, TOKENS, CPA_F32, rows, rows, mapping, make_view()};
+    misuse_all(
+        &(call){"kv_write", run_kv_write, &args, sizeof args, members, sizeof members / sizeof *members, sizeof args});
+    free_view(args.kv);
+    cpa_test_free(stream, mapping);
+    cpa_test_free(stream, rows);
+}
+
+static cpa_status run_kv_copy(const void *args, cpa_stream *on) {
+    return cpa_kv_copy(args, on);
+}
+
+static void kv_copy(void) {
+    typedef cpa_kv_copy_args T;
+    static const member members[] = {VIEW_MEMBERS(T, src), VIEW_MEMBERS(T, dst), M(T, n_pairs, INT64)};
+    int64_t pairs[2][2] = {{0, 1}, {5, 2}};
+    T args = {sizeof args, make_view(), make_view(), (const int64_t(*)[2])pairs, 2};
+    misuse_all(
+        &(call){"kv_copy", run_kv_copy, &args, sizeof args, members, sizeof members / sizeof *members, sizeof args});
+    args.pairs = NULL;
+    CU_ASSERT_EQUAL(cpa_kv_copy(&args, stream), CPA_INVALID);
+    args.pairs = (const int64_t(*)[2])pairs;
+    pairs[1][1] = 1;
+    CU_ASSERT_EQUAL(cpa_kv_copy(&args, stream), CPA_INVALID);
+    CU_ASSERT_STRING_EQUAL(said(), "kv_copy: pairs[0] and pairs[1] both have the destination 1");
+    pairs[1][1] = 0;
+    CU_ASSERT_EQUAL(cpa_kv_copy(&args, stream), CPA_OK);
+    cpa_kv_view dst = args.dst;
+    args.dst = args.src;
+    CU_ASSERT_EQUAL(cpa_kv_copy(&args, stream), CPA_INVALID);
+    CU_ASSERT_STRING_EQUAL(said(), "kv_copy: pairs[0] reads block 0, which pairs[1] writes in the same pool");
+    free_view(dst);
+    free_view(args.src);
+}
+
+static cpa_status run_kv_pack(const void *args, cpa_stream *on) {
+    return cpa_kv_pack(args, on);
+}
+
+static cpa_kv_span packed_span;
+static cpa_status run_span(const void *span, cpa_stream *on) {
+    cpa_kv_pack_args args;
+    if (!span) return CPA_INVALID;
+    memcpy(&args, (const char *)span + sizeof packed_span, sizeof args);
+    memcpy(&packed_span, span, sizeof packed_span);
+    return cpa_kv_pack(&args, on);
+}
+
+static void kv_pack(void) {
+    typedef cpa_kv_pack_args T;
+    static const member members[] = {VIEW_MEMBERS(T, src), VIEW_MEMBERS(T, dst), M(T, n_spans, INT64)};
+    static const member span_members[] = {M(cpa_kv_span, table, INT64), M(cpa_kv_span, first, INT64),
+                                          M(cpa_kv_span, count, INT64), M(cpa_kv_span, dst_block, INT64),
+                                          M(cpa_kv_span, reserved[3], RESERVED)};
+    int32_t table[3] = {5, 0, 2};
+    cpa_kv_span spans[2] = {{.table = 1, .first = 4, .count = 4, .dst_block = 1}, {.count = 7, .dst_block = 2}};
+    T args = {sizeof args, make_view(), make_view(), table, 3, spans, 2};
+    call c = {"kv_pack", run_kv_pack, &args, sizeof args, members, sizeof members / sizeof *members, sizeof args};
+    misuse_all(&c);
+    const int64_t bad[] = {INT64_MIN, -1, 2};
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        args.n_table_entries = bad[i];
+        CU_ASSERT_EQUAL(cpa_kv_pack(&args, stream), CPA_INVALID);
+    }
+    args.n_table_entries = 3;
+    args.block_tables = NULL;
+    CU_ASSERT_EQUAL(cpa_kv_pack(&args, stream), CPA_INVALID);
+    args.block_tables = table;
+    args.spans = NULL;
+    CU_ASSERT_EQUAL(cpa_kv_pack(&args, stream), CPA_INVALID);
+    args.spans = spans;
+    spans[1].dst_block = 0;
+    CU_ASSERT_EQUAL(cpa_kv_pack(&args, stream), CPA_INVALID);
+    CU_ASSERT_STRING_EQUAL(said(), "kv_pack: spans[1] and spans[0] both have staging block 1");
+
+    struct {
+        cpa_kv_span span;
+        T args;
+    } one = {spans[0], args};
+    one.args.spans = &packed_span;
+    one.args.n_spans = 1;
+    call of_span = {"kv_span",  run_span, &one, sizeof one.span, span_members, sizeof span_members / sizeof *members,
+                    sizeof(one)};
+    misuse(&of_span);
+    free_view(args.dst);
+    free_view(args.src);
+}
+
+/* A plan over a small cache. */
+typedef struct planned {
+    int32_t table[2];
+    cpa_attend_item items[2];
+    cpa_attend_batch batch;
+    cpa_attend_plan *plan;
+} planned;
+
+static void make_planned(planned *p) {
+    plan_error = (cpa_error){0};
+    *p = (planned){.table = {1, 4},
+                   .items = {{.q_count = 1, .q_row = 2, .k_count = 6},
+                             {.q_count = 2, .q_first = 3, .k_count = 5, .k_set = {CPA_TOKENS_ALL, 0}}}};
+    p->batch = (cpa_attend_batch){.size = sizeof p->batch,
+                                  .map = {2, 4},
+                                  .shape = {.q_heads = HEADS, .kv_heads = HEADS, .k_dim = DIM, .v_dim = DIM},
+                                  .block_size = BLOCK,
+                                  .items = p->items,
+                                  .n_items = 2,
+                                  .block_tables = p->table,
+                                  .n_table_entries = 2};
+    CU_ASSERT_EQUAL_FATAL(cpa_attend_plan_create(device, &p->plan, NULL), CPA_OK);
+}
+
+static planned shared_plan;
+static cpa_status run_plan_set(const void *batch, cpa_stream *on) {
+    return on ? cpa_attend_plan_set(shared_plan.plan, batch, &plan_error) : CPA_INVALID;
+}
+
+static void plan_set(void) {
+    typedef cpa_attend_batch T;
+    static const member members[] = {
+        M(T, map.cp_size, INT32),          M(T, map.interleave, INT32),       M(T, shape.q_heads, INT32),
+        M(T, shape.kv_heads, INT32),       M(T, shape.k_dim, INT32),          M(T, shape.v_dim, INT32),
+        M(T, block_size, INT32),           M(T, shape.kv_dtype, INT32),       M(T, shape.dtype, INT32),
+        M(T, shape.layout, INT32),         M(T, shape.k_scale, INT32),        M(T, shape.v_in_k, INT32),
+        M(T, shape.reserved[0], RESERVED), M(T, shape.reserved[4], RESERVED), M(T, n_items, INT64)};
+    make_planned(&shared_plan);
+    T *batch = &shared_plan.batch;
+    misuse_all(&(call){"plan_set", run_plan_set, batch, sizeof *batch, members, sizeof members / sizeof *members,
+                       sizeof *batch});
+    CU_ASSERT_EQUAL(cpa_attend_plan_set(NULL, batch, NULL), CPA_INVALID);
+    batch->shape.kv_dtype = (cpa_dtype)77;
+    CU_ASSERT_EQUAL(cpa_attend_plan_set(shared_plan.plan, batch, NULL), CPA_INVALID);
+    batch->shape.kv_dtype = CPA_F32;
+
+    const int64_t entries[] = {INT64_MIN, -1, 1};
+    for (size_t i = 0; i < sizeof entries / sizeof *entries; i++) {
+        batch->n_table_entries = entries[i];
+        CU_ASSERT_EQUAL(cpa_attend_plan_set(shared_plan.plan, batch, NULL), CPA_INVALID);
+    }
+    batch->n_table_entries = 2;
+    cpa_attend_plan_destroy(shared_plan.plan);
+}
+
+static cpa_status run_item(const void *item, cpa_stream *on) {
+    return item && on ? cpa_attend_plan_set(shared_plan.plan, &shared_plan.batch, &plan_error) : CPA_INVALID;
+}
+
+static void items(void) {
+    typedef cpa_attend_item T;
+    static const member members[] = {
+        M(T, q_row, INT64),   M(T, q_count, INT64),     M(T, q_first, INT64),        M(T, k_first, INT64),
+        M(T, k_count, INT64), M(T, table, INT64),       M(T, q_set, INT32),          M(T, q_set.shard, INT32),
+        M(T, k_set, INT32),   M(T, k_set.shard, INT32), M(T, reserved[0], RESERVED), M(T, reserved[3], RESERVED)};
+    make_planned(&shared_plan);
+    cpa_error err = {0};
+    call c = {"item", run_item, &shared_plan.items[0], sizeof(T), members, sizeof members / sizeof *members, sizeof(T)};
+    misuse(&c);
+    shared_plan.items[0].q_row = 1;
+    CU_ASSERT_EQUAL(cpa_attend_plan_set(shared_plan.plan, &shared_plan.batch, &err), CPA_INVALID);
+    CU_ASSERT_STRING_EQUAL(err.message, "attend plan: items[1] and items[0] both have row 1");
+    cpa_attend_plan_destroy(shared_plan.plan);
+}
+
+static cpa_status run_attend(const void *args, cpa_stream *on) {
+    return cpa_attend(shared_plan.plan, args, on);
+}
+
+static void attend(void) {
+    typedef cpa_attend_args T;
+    static const member members[] = {M(T, q, POINTER),
+                                     M(T, q_dtype, INT32),
+                                     M(T, q_row_stride, INT64),
+                                     VIEW_MEMBERS(T, kv),
+                                     M(T, mask.causal, INT32),
+                                     M(T, mask.sinks, INT32),
+                                     M(T, mask.reserved[0], RESERVED),
+                                     M(T, mask.reserved[5], RESERVED),
+                                     M(T, scale, INT32),
+                                     M(T, resume, INT32),
+                                     M(T, state.o, POINTER),
+                                     M(T, state.o_row_stride, INT64),
+                                     M(T, state.lse, POINTER),
+                                     M(T, state.lse_row_stride, INT64),
+                                     M(T, state.reserved[0], RESERVED),
+                                     M(T, out, OPTIONAL)};
+    const int64_t bytes = 3 * ROW * (int64_t)sizeof(float);
+    void *q = zeros(bytes), *o = zeros(bytes), *lse = zeros(bytes), *out = zeros(bytes);
+    make_planned(&shared_plan);
+    T args = {.size = sizeof args, .q = q, .kv = make_view(), .mask = {.causal = 1}, .state = {.o = o, .lse = lse}};
+    CU_ASSERT_EQUAL(cpa_attend(shared_plan.plan, &args, stream), CPA_INVALID);
+    CU_ASSERT_STRING_EQUAL(said(), "attend: the plan has not been set");
+    CU_ASSERT_EQUAL(cpa_attend(NULL, &args, stream), CPA_INVALID);
+    CU_ASSERT_EQUAL(cpa_attend_plan_set(shared_plan.plan, &shared_plan.batch, NULL), CPA_OK);
+    misuse_all(&(call){"attend", run_attend, &args, sizeof args, members, sizeof members / sizeof *members,
+                       sizeof args - sizeof args.out});
+    const int64_t windows[] = {(int64_t)1 << 62, INT64_MAX - 1, INT64_MAX};
+    for (size_t i = 0; i < sizeof windows / sizeof *windows; i++) { /* as good as no window */
+        args.mask.window = windows[i];
+        CU_ASSERT_EQUAL(cpa_attend(shared_plan.plan, &args, stream), CPA_OK);
+    }
+    args.mask.window = 0;
+    args.resume = 2;
+    CU_ASSERT_EQUAL(cpa_attend(shared_plan.plan, &args, stream), CPA_INVALID);
+    args.resume = 0;
+    args.mask.causal = 2;
+    CU_ASSERT_EQUAL(cpa_attend(shared_plan.plan, &args, stream), CPA_INVALID);
+    CU_ASSERT_EQUAL(cpa_stream_sync(stream), CPA_OK);
+    cpa_attend_plan_destroy(shared_plan.plan);
+    free_view(args.kv);
+    void *const used[] = {q, o, lse, out};
+    for (size_t i = 0; i < sizeof used / sizeof *used; i++) cpa_test_free(stream, used[i]);
+}
+
+static cpa_status run_merge(const void *args, cpa_stream *on) {
+    return cpa_merge(args, on);
+}
+
+static void merge(void) {
+    typedef cpa_merge_args T;
+    static const member members[] = {
+        M(T, rows, INT64),       M(T, heads, INT32),          M(T, v_dim, INT32),
+        M(T, n_states, INT32),   M(T, out_dtype, INT32),      M(T, out, POINTER),
+        M(T, out_lse, OPTIONAL), M(T, out_row_stride, INT64), M(T, out_lse_row_stride, INT64)};
+    void *o = zeros(3 * ROW * (int64_t)sizeof(float)), *lse = zeros(3 * HEADS * (int64_t)sizeof(float));
+    cpa_partial states[2] = {{.o = o, .lse = lse}, {.o = o, .lse = lse}};
+    void *out = zeros(3 * ROW * (int64_t)sizeof(float));
+    T args = {
+        .size = sizeof args, .rows = 3, .heads = HEADS, .v_dim = DIM, .states = states, .n_states = 2, .out = out};
+    misuse_all(&(call){"merge", run_merge, &args, sizeof args, members, sizeof members / sizeof *members,
+                       offsetof(T, out_row_stride)});
+    args.states = NULL;
+    CU_ASSERT_EQUAL(cpa_merge(&args, stream), CPA_INVALID);
+    args.states = states;
+    states[1].reserved[1] = 5;
+    CU_ASSERT_EQUAL(cpa_merge(&args, stream), CPA_INVALID);
+    CU_ASSERT_EQUAL(cpa_stream_sync(stream), CPA_OK);
+    cpa_test_free(stream, out);
+    cpa_test_free(stream, lse);
+    cpa_test_free(stream, o);
+}
+
+/* ---- devices and streams ---- */
+
+static void no_device(void) {
+    char address[CPA_PCI_ADDRESS_BYTES];
+    void *memory;
+    cpa_stream *other;
+    cpa_attend_plan *plan;
+    cpa_error err = {0};
+    cpa_device_options options = cpa_test_device_options(1);
+    CU_ASSERT_EQUAL(cpa_device_open(NULL, &device, &err), CPA_INVALID);
+    CU_ASSERT_EQUAL(cpa_device_open(&options, NULL, &err), CPA_INVALID);
+    options.reserved[3] = 1;
+    CU_ASSERT_EQUAL(cpa_device_open(&options, &device, &err), CPA_INVALID);
+    cpa_device_close(NULL);
+    CU_ASSERT_STRING_EQUAL(cpa_device_description(NULL), "");
+    CU_ASSERT_EQUAL(cpa_device_count((cpa_backend)9), 0);
+    cpa_device_pci_address(CPA_BACKEND_HOST, INT32_MAX, NULL);
+    cpa_device_pci_address((cpa_backend)9, -1, address);
+    CU_ASSERT_STRING_EQUAL(address, "");
+    CU_ASSERT_EQUAL(cpa_device_alloc(NULL, 1, &memory, NULL), CPA_INVALID);
+    CU_ASSERT_EQUAL(cpa_device_alloc(device, 1, NULL, NULL), CPA_INVALID);
+    CU_ASSERT_EQUAL(cpa_device_alloc(device, INT64_MAX, &memory, &err), CPA_INVALID);
+    CU_ASSERT_EQUAL(cpa_device_alloc(device, -1, &memory, &err), CPA_INVALID);
+    cpa_device_free(NULL, NULL);
+    CU_ASSERT_EQUAL(cpa_stream_create(NULL, &other, NULL), CPA_INVALID);
+    CU_ASSERT_EQUAL(cpa_stream_create(device, NULL, NULL), CPA_INVALID);
+    cpa_stream_destroy(NULL);
+    CU_ASSERT_PTR_NULL(cpa_stream_native(NULL));
+    CU_ASSERT_EQUAL(cpa_stream_sync(NULL), CPA_INVALID);
+    CU_ASSERT_PTR_NOT_NULL(cpa_stream_error(NULL));
+    CU_ASSERT_EQUAL(cpa_attend_split_tokens(NULL), 0);
+    CU_ASSERT_EQUAL(cpa_attend_plan_create(NULL, &plan, NULL), CPA_INVALID);
+    CU_ASSERT_EQUAL(cpa_attend_plan_create(device, NULL, NULL), CPA_INVALID);
+    cpa_attend_plan_destroy(NULL);
+}
+
+/* Options of an older caller, which end with the back end, open a device; and debug_checks finds what is on it. */
+static void device_options(void) {
+    const int64_t slots[TOKENS] = {3, 4, -1, 4, -1};
+    cpa_device_options options = cpa_test_device_options(1);
+    cpa_device *own_device = device, *other;
+    cpa_stream *own = stream;
+    options.size = offsetof(cpa_device_options, threads) + 4;
+    CU_ASSERT_EQUAL(cpa_device_open(&options, &other, NULL), CPA_OK);
+    cpa_device_close(other);
+    options.size = sizeof options;
+    options.debug_checks = 2;
+    CU_ASSERT_EQUAL(cpa_device_open(&options, &other, NULL), CPA_INVALID);
+    for (options.debug_checks = 0; options.debug_checks <= 1; options.debug_checks++) {
+        CU_ASSERT_EQUAL_FATAL(cpa_device_open(&options, &device, NULL), CPA_OK);
+        CU_ASSERT_EQUAL_FATAL(cpa_stream_create(device, &stream, NULL), CPA_OK);
+        void *rows = zeros(TOKENS * ROW * (int64_t)sizeof(float));
+        void *mapping = cpa_test_upload(stream, slots, sizeof slots);
+        cpa_kv_write_args args = {sizeof args, TOKENS, CPA_F32, rows, rows, mapping, make_view()};
+        CU_ASSERT_EQUAL(cpa_kv_write(&args, stream), options.debug_checks ? CPA_INVALID : CPA_OK);
+        if (options.debug_checks)
+            CU_ASSERT_STRING_EQUAL(said(), "kv_write: slot_mapping[1] and slot_mapping[3] both have slot 4");
+        CU_ASSERT_EQUAL(cpa_stream_sync(stream), CPA_OK);
+        free_view(args.kv);
+        cpa_test_free(stream, mapping);
+        cpa_test_free(stream, rows);
+        cpa_stream_destroy(stream);
+        cpa_device_close(device);
+    }
+    device = own_device;
+    stream = own;
+}
+
+static const cpa_test tests[] = {
+    {"kv_write", kv_write},
+    {"kv_copy", kv_copy},
+    {"kv_pack and its spans", kv_pack},
+    {"a batch", plan_set},
+    {"an item", items},
+    {"attend", attend},
+    {"merge", merge},
+    {"no device, no stream, nowhere to put a result", no_device},
+    {"options of a device", device_options},
+};
+
+int main(void) {
+    int missing = cpa_test_device_missing();
+    if (missing) return missing == 1 ? CPA_TEST_SKIPPED : 2;
+    cpa_test_device_open(1, &device, &stream);
+    int failed = cpa_test_main("misuse of operators", tests, (int)(sizeof tests / sizeof *tests));
+    cpa_test_device_close(device, stream);
+    return failed;
+}
