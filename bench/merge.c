@@ -118,6 +118,7 @@ static cpa_status run(void *state, int64_t call, cpa_error *err) {
         .out_dtype = (cpa_dtype)s->site->options.dtype,
         .out = s->out,
         .out_lse = s->out_lse,
+        .foreign_lse = 1,
     };
     return cpa_bench_enqueued(s->site, cpa_merge(&args, s->site->stream), err);
 }

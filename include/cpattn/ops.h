@@ -105,6 +105,17 @@ CPA_API void cpa_attend_plan_destroy(cpa_attend_plan *plan);
  * resume = 0 starts from the empty state and writes every row of every item; resume = 1 continues from the state that
  * is there, as if the earlier keys had been attended in the same call. Rows of no item are left alone. A row that sees
  * no key becomes (or stays) O = 0, LSE = -inf.
+ *
+ * Not finite: scores count as they are computed and rounded in fp32. A row that sees a key whose score is NaN or +inf,
+ * be it by overflow, becomes NaN in O and LSE, and stays NaN when it is resumed or merged. A score of -inf weighs
+ * nothing, as a key does that the row does not see. A value of NaN or infinity makes the columns of O that it reaches
+ * what arithmetic makes of it; the LSE follows from the scores alone.
+ * Keys and values that a row does not see weigh exactly nothing, whatever they hold, on the host and in the plain
+ * kernels of a device. Tensor cores multiply values by weights of 0, and 0 * NaN is NaN: there all values of an item's
+ * k_count keys have to be finite that lie within 256 keys of one that some row of the item sees, or rows of that item
+ * may become NaN. Tokens past k_count, blocks that the item does not name and the sequences of other items are exactly
+ * out. cpa_kv_write tells what is not finite as it is written.
+ *
  * With `out`, the result is also rounded to q_dtype and stored there. `state.o` and `state.lse` may then be NULL if
  * resume = 0; if resume = 1, `state.lse` is that of the result, and what `state.o` holds afterwards is unspecified.
  *
@@ -135,8 +146,9 @@ CPA_API int64_t cpa_attend_split_tokens(const cpa_device *device);
 /* merge (merge_attn_states): joins the partial states of the same rows over disjoint keys, exactly. For two states
  *     m = max(lse_a, lse_b), w = exp(lse - m), O = (w_a O_a + w_b O_b) / (w_a + w_b), lse = m + ln(w_a + w_b)
  * and for n states the left fold of that, in one pass; the order of `states` is the order of the fold, so merging one
- * by one gives the same bits. NaN or +inf LSE counts as -inf; a state of zero weight contributes exactly 0, whatever
- * its O holds; if every LSE is -inf the result is O = 0, LSE = -inf.
+ * by one gives the same bits. An LSE of +inf counts as -inf; a state of zero weight contributes exactly 0, whatever its
+ * O holds; if every LSE is -inf the result is O = 0, LSE = -inf. An LSE of NaN, that of a row with a score that was no
+ * number (see attend), makes O and LSE of the result NaN; with foreign_lse it counts as -inf too.
  * out and out_lse may be the memory of states[0] when that has no row map (in-place accumulation). */
 typedef struct cpa_merge_args {
     size_t size;
@@ -152,6 +164,7 @@ typedef struct cpa_merge_args {
     int64_t out_row_stride;     /* 0 = heads * v_dim */
     float *out_lse;             /* [rows, heads], or NULL */
     int64_t out_lse_row_stride; /* 0 = heads */
+    int32_t foreign_lse;        /* 1: NaN counts as an empty state too, as some other libraries leave it */
 } cpa_merge_args;
 #define CPA_MERGE_MAX_STATES 64
 CPA_API cpa_status cpa_merge(const cpa_merge_args *args, cpa_stream *stream);

@@ -1,5 +1,6 @@
 #include "src/check/reference.h"
 
+#include <float.h>
 #include <math.h>
 #include <string.h>
 
@@ -198,10 +199,9 @@ VECTOR_LOOPS static void add_values(cpa_reference_row *row, int64_t n, const flo
 
 /* One step of the online softmax (Milakov and Gimelshein, arXiv:1805.02867) for a few keys, in float64; beside it the
  * same in fp32 with probabilities rounded to the dtype, as an unfused implementation stores them. */
-static void add_some(cpa_reference_row *row, int64_t n, const float *k, const float *v) {
-    double exact[KEYS_AT_ONCE], max = row->max;
-    float plain[KEYS_AT_ONCE], stored[KEYS_AT_ONCE], plain_max = row->plain_max;
-    score_keys(row, n, k, exact, plain);
+static void weigh_some(cpa_reference_row *row, int64_t n, const float *k, const float *v, double *exact, float *plain) {
+    float stored[KEYS_AT_ONCE], plain_max = row->plain_max;
+    double max = row->max;
     for (int64_t t = 0; t < n; t++) max = exact[t] > max ? exact[t] : max;
     for (int64_t t = 0; t < n; t++) {
         if (!(plain[t] > plain_max)) continue;
@@ -222,6 +222,38 @@ static void add_some(cpa_reference_row *row, int64_t n, const float *k, const fl
     add_values(row, n, v, exact, plain, stored);
 }
 
+/* Whether every order of summing the products of a key gives the infinity of that sign. */
+static int surely_overflows(const cpa_reference_row *row, const float *k, float infinity) {
+    double sums[2] = {0, 0}; /* of the products of that sign, and of the other */
+    for (int32_t d = 0; d < row->k_dim; d++) {
+        double product = (double)row->q[d] * (double)k[d] * (infinity > 0 ? 1 : -1);
+        sums[product < 0] += fabs(product);
+    }
+    return sums[1] <= (double)FLT_MAX && (sums[0] - sums[1]) * fmax(1, fabs(row->scale)) > (double)FLT_MAX;
+}
+
+/* A key whose score is no finite number. */
+static void add_not_finite(cpa_reference_row *row, const float *k, float score) {
+    int finite = 1;
+    for (int32_t d = 0; d < row->k_dim; d++) finite &= isfinite(row->q[d]) && isfinite(k[d]);
+    if (score != -INFINITY) row->not_finite = 1;
+    if (finite && (isnan(score) || !surely_overflows(row, k, score))) row->undecided = 1;
+}
+
+static void add_some(cpa_reference_row *row, int64_t n, const float *k, const float *v) {
+    double exact[KEYS_AT_ONCE];
+    float plain[KEYS_AT_ONCE];
+    int64_t first = 0;
+    score_keys(row, n, k, exact, plain);
+    for (int64_t t = 0; t <= n; t++) {
+        if (t < n && isfinite(plain[t])) continue;
+        if (t > first)
+            weigh_some(row, t - first, k + first * row->k_dim, v + first * row->v_dim, exact + first, plain + first);
+        if (t < n) add_not_finite(row, k + t * row->k_dim, plain[t]);
+        first = t + 1;
+    }
+}
+
 void cpa_reference_add_keys(cpa_reference_row *row, int64_t n, const float *k, const float *v) {
     for (int64_t first = 0; first < n; first += KEYS_AT_ONCE) {
         int64_t count = n - first < KEYS_AT_ONCE ? n - first : KEYS_AT_ONCE;
@@ -234,6 +266,8 @@ void cpa_reference_add(cpa_reference_row *row, const float *k, const float *v) {
 }
 
 void cpa_reference_join(cpa_reference_row *row, const cpa_reference_row *other) {
+    row->not_finite |= other->not_finite;
+    row->undecided |= other->undecided;
     if (other->max == -INFINITY) return;
     double max = fmax(row->max, other->max), weight = exp(other->max - max);
     float plain_max = fmaxf(row->plain_max, other->plain_max), plain_weight = expf(other->plain_max - plain_max);
@@ -257,8 +291,15 @@ double cpa_reference_unit_roundoff(cpa_dtype dtype) {
 
 void cpa_reference_end(cpa_reference_row *row, double *out, double *lse, double *tolerance) {
     double plain_error = 0, mass = 0;
+    if (row->not_finite) {
+        for (int32_t d = 0; d < row->v_dim; d++) out[d] = NAN;
+        *lse = NAN;
+        *tolerance = 0;
+        return;
+    }
     for (int32_t d = 0; d < row->v_dim; d++) {
         out[d] = row->sum > 0 ? row->o[d] / row->sum : 0;
+        if (!isfinite(out[d])) continue; /* of a value that is not */
         float plain = row->sum > 0 ? cpa_reference_round(row->plain_o[d] / row->plain_sum, row->dtype) : 0;
         plain_error = fmax(plain_error, fabs((double)plain - out[d]));
         if (row->sum > 0) mass = fmax(mass, (double)row->mass[d] / (double)row->plain_sum);
@@ -272,6 +313,7 @@ double cpa_reference_error(const float *got, const double *want, int32_t n) {
     double error = 0;
     for (int32_t i = 0; i < n; i++) {
         double difference = fabs((double)got[i] - want[i]);
+        if ((double)got[i] == want[i] || (isnan(got[i]) && isnan(want[i]))) continue;
         if (!(difference <= error)) error = isnan(difference) ? INFINITY : difference;
     }
     return error;

@@ -1,5 +1,9 @@
 /* The reference: one row of attention in float64, key by key, beside a plain implementation in the working dtype.
  *
+ * Whether a score is a number is decided in fp32, key by key, as cpattn/ops.h says of attend: NaN and +inf make the row
+ * NaN, and -inf weighs nothing, whatever the value holds. Where a sum overflows in some orders only, or to either side,
+ * a result may rightly say otherwise: such a row is `undecided`.
+ *
  * The tolerance of a result is 2 * (error of the plain implementation against float64) + 1e-5, where the plain
  * implementation accumulates in fp32 and rounds the probabilities and the result to the dtype. Both errors are the
  * largest over the elements of the row. Where the plain implementation is lucky in a row, its error counts as what
@@ -23,6 +27,7 @@ typedef struct cpa_reference_row {
     float plain_max, plain_sum, plain_o[CPA_MAX_HEAD_DIM];
     float mass[CPA_MAX_HEAD_DIM]; /* sum of p |v|, relative to plain_max */
     float score_size;             /* fp32: scale * sum |q k| over the elements of a leading key, the largest */
+    int32_t not_finite, undecided;
 } cpa_reference_row;
 
 /* Starts a row for the query q [k_dim]; scale 0 = 1 / sqrt(k_dim). */
@@ -34,10 +39,10 @@ void cpa_reference_add(cpa_reference_row *row, const float *k, const float *v);
 /* Adds the keys that were added to `other`, a row of the same query. */
 void cpa_reference_join(cpa_reference_row *row, const cpa_reference_row *other);
 /* Ends the row: out [v_dim] (zeros if it saw no key), its LSE (-inf then), and the tolerance of a result in the dtype.
- */
+ * All NaN, with tolerance 0, if a score was NaN or +inf. */
 void cpa_reference_end(cpa_reference_row *row, double *out, double *lse, double *tolerance);
 
-/* The largest |got - want| over n elements; infinity if an element of got is NaN. */
+/* The largest |got - want| over n elements; 0 for one that is NaN in both, infinity for one that is so in got alone. */
 double cpa_reference_error(const float *got, const double *want, int32_t n);
 
 /* The largest relative error of rounding to the dtype. */

@@ -215,7 +215,7 @@ static cpa_status attend(cpa_kernel_test *t, int32_t shard, cpa_mask mask, int r
     return status == CPA_OK ? status : cpa_fail(err, status, "attend: %s", t->stream->error.message);
 }
 
-/* Merges `count` rows from `first` on: shard 1, nothing so many times (NaN, which counts as -inf) and shard 0. */
+/* Merges `count` rows from `first` on: shard 1, nothing so many times (NaN, taken as -inf) and shard 0. */
 static cpa_status merge_rows(cpa_kernel_test *t, int64_t first, int64_t count, int32_t n_empty, cpa_error *err) {
     const cpa_model_shape *m = &t->options->model;
     const int64_t head = first * m->q_heads, element = head * m->v_head_dim;
@@ -232,7 +232,8 @@ static cpa_status merge_rows(cpa_kernel_test *t, int64_t first, int64_t count, i
                            .n_states = 2 + n_empty,
                            .out_dtype = m->dtype,
                            .out = (char *)t->results[0].out + element * cpa_dtype_bytes(m->dtype),
-                           .out_lse = t->results[1].lse + head};
+                           .out_lse = t->results[1].lse + head,
+                           .foreign_lse = 1};
     cpa_status status = cpa_merge(&args, t->stream);
     return status == CPA_OK ? status : cpa_fail(err, status, "merge: %s", t->stream->error.message);
 }

@@ -189,6 +189,8 @@ static cpa_status check_merge(const cpa_merge_args *args, cpa_error *err) {
         if (args->row_maps) CPA_TRY(cpa_check_aligned("merge", "a row map", args->row_maps[i], sizeof(int32_t), err));
     }
     REQUIRE(err, args->rows == 0 || args->out, "merge: out is NULL");
+    REQUIRE(err, args->foreign_lse == 0 || args->foreign_lse == 1, "merge: foreign_lse is %d, expected 0 or 1",
+            args->foreign_lse);
     const int64_t bytes = cpa_dtype_bytes(args->out_dtype);
     CPA_TRY(cpa_check_aligned("merge", "out", args->out, bytes, err));
     CPA_TRY(cpa_check_aligned("merge", "out_lse", args->out_lse, sizeof(float), err));

@@ -29,6 +29,44 @@ static void a_row_without_keys_is_zero_and_minus_infinity(void) {
     CU_ASSERT(isinf(lse) && lse < 0);
 }
 
+/* The row over one key after the other, alone and joined from a row each: all the same. */
+static cpa_reference_row row_over(const float *q, int keys, const float *k, const float *v) {
+    cpa_reference_row at_once, joined;
+    double out[2][1], lse[2], tolerance[2];
+    cpa_reference_begin(&at_once, q, 2, 1, CPA_F32, 1);
+    cpa_reference_begin(&joined, q, 2, 1, CPA_F32, 1);
+    cpa_reference_add_keys(&at_once, keys, k, v);
+    for (int i = keys - 1; i >= 0; i--) {
+        cpa_reference_row one;
+        cpa_reference_begin(&one, q, 2, 1, CPA_F32, 1);
+        cpa_reference_add(&one, k + 2 * i, v + i);
+        cpa_reference_join(&joined, &one);
+    }
+    cpa_reference_end(&at_once, out[0], &lse[0], &tolerance[0]);
+    cpa_reference_end(&joined, out[1], &lse[1], &tolerance[1]);
+    CU_ASSERT(isnan(lse[0]) ? isnan(lse[1]) && isnan(out[0][0]) && isnan(out[1][0])
+                            : lse[0] == lse[1] && out[0][0] == out[1][0]);
+    CU_ASSERT_EQUAL(at_once.not_finite, joined.not_finite);
+    CU_ASSERT_EQUAL(at_once.undecided, joined.undecided);
+    return at_once;
+}
+
+static void scores_that_are_not_finite_make_the_row_nan_or_weigh_nothing(void) {
+    const float q[2] = {100, 1}, v[3] = {7, 7, NAN};
+    const float bad[] = {NAN, INFINITY, 3e38f};
+    for (int i = 0; i < 3; i++) {
+        const float k[6] = {0, 0, bad[i], 0, 0, 0};
+        CU_ASSERT_EQUAL(row_over(q, 2, k, v).not_finite, 1);
+        CU_ASSERT_EQUAL(row_over(q, 1, k, v).not_finite, 0);
+    }
+    const float low[6] = {0, 0, 0, 0, -INFINITY, 0}, lowest[2] = {-3e38f, 0}, both[2] = {3e38f, -3e38f};
+    const cpa_reference_row row = row_over(q, 3, low, v);
+    CU_ASSERT(row.o[0] == 14 && row.sum == 2 && !row.not_finite && !row.undecided);
+    CU_ASSERT(row_over(q, 1, lowest, v).sum == 0 && !row_over(q, 1, lowest, v).undecided);
+    const float sides[2] = {100, 100};
+    CU_ASSERT(row_over(sides, 1, both, v).undecided);
+}
+
 static void rounding_is_to_nearest_even(void) {
     CU_ASSERT_EQUAL(cpa_reference_round(1.0f + 0x1p-8f, CPA_BF16), 1.0f);
     CU_ASSERT_EQUAL(cpa_reference_round(1.0f + 3 * 0x1p-8f, CPA_BF16), 1.0f + 0x1p-6f);
@@ -98,6 +136,8 @@ static const cpa_test tests[] = {
     {"keys in blocks and joined rows give the same row", keys_in_blocks_and_joined_rows_give_the_same_row},
     {"two keys give the softmax by hand", two_keys_give_the_softmax_by_hand},
     {"a row without keys is zero and minus infinity", a_row_without_keys_is_zero_and_minus_infinity},
+    {"scores that are not finite make the row NaN or weigh nothing",
+     scores_that_are_not_finite_make_the_row_nan_or_weigh_nothing},
     {"rounding is to nearest even", rounding_is_to_nearest_even},
     {"widening reads every kind of number", widening_reads_every_kind_of_number},
     {"errors count NaN as infinite", errors_count_nan_as_infinite},

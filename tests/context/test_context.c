@@ -1,4 +1,5 @@
 /* Context attention over all ranks of the job, against float64 and against itself. */
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -125,6 +126,39 @@ static void test_random_steps_are_right_and_the_same_bits_by_both_algorithms(voi
         int64_t n = random_chunks(chunks, lengths, placements);
         cpa_test_cache_init(&cache, shape, seed, lengths, placements, n);
         check_step(&cache, chunks, n, least_staging(&shape));
+        cpa_test_cache_destroy(&cache);
+    }
+    close_device();
+}
+
+/* NaN in a query and in keys, an infinite key, and values of the last token, which only that one sees (where tensor
+ * cores need finite ones, none): in a prefill, a chunk over a prefix, two decode tokens and whole sequences. */
+static void test_what_is_not_finite_reaches_the_rows_that_see_it_alone(void) {
+    enum { N = 5 };
+    static const int64_t lengths[N] = {300, 700, 650, 90, 400};
+    static const cpa_placement placements[N] = {
+        {CPA_SHARDED, 0}, {CPA_SHARDED, 1}, {CPA_SHARDED, 2}, {CPA_SHARDED, 0}, {CPA_ON_RANK, 0}};
+    static const cpa_test_chunk chunks[N] = {{0, 0, 300, CPA_PASS_KV},
+                                             {1, 640, 60, CPA_PASS_Q},
+                                             {2, 649, 1, CPA_PASS_Q},
+                                             {3, 89, 1, CPA_PASS_Q},
+                                             {4, 350, 50, CPA_PASS_KV}};
+    open_device();
+    for (int dtype = CPA_F32; dtype <= CPA_BF16; dtype++) {
+        cpa_test_cache cache;
+        cpa_test_shape shape = SMALL;
+        shape.dtype = (cpa_dtype)dtype;
+        cpa_test_cache_init(&cache, shape, 5, lengths, placements, N);
+        for (int64_t i = 0; i < N; i++) {
+            cpa_test_sequence *s = &cache.sequences[i];
+            const int64_t k_row = (int64_t)shape.kv_heads * shape.k_dim, last = lengths[i] - 1;
+            if (i != 3) s->k[lengths[i] / 2 * k_row + 1] = i % 2 ? INFINITY : NAN;
+            s->q[(last - (i == 2 ? 0 : 5)) * shape.q_heads * shape.k_dim] = NAN;
+            if (dtype == CPA_F32 && i != 3) s->v[last * shape.kv_heads * shape.v_dim] = NAN;
+            cpa_test_store_shard(&cache.pool, s, cache.map, cpa_tokens_on(cache.map, cache.placements[i], cache.rank),
+                                 lengths[i], cache.tables[i]);
+        }
+        check_step(&cache, chunks, N, least_staging(&shape));
         cpa_test_cache_destroy(&cache);
     }
     close_device();
@@ -472,6 +506,8 @@ static void test_impossible_chunks_and_tensors_are_refused(void) {
 static const cpa_test TESTS[] = {
     {"random steps are right, and the same by both algorithms",
      test_random_steps_are_right_and_the_same_bits_by_both_algorithms},
+    {"what is not finite reaches the rows that see it alone",
+     test_what_is_not_finite_reaches_the_rows_that_see_it_alone},
     {"long shards travel in segments of bounded staging", test_long_shards_travel_in_segments_of_bounded_staging},
     {"a window leaves what nobody sees where it is", test_a_window_leaves_what_nobody_sees_where_it_is},
     {"chunked prefill gives the result of one shot", test_chunked_prefill_gives_the_bits_of_one_shot},

@@ -152,14 +152,17 @@ static void an_empty_state_changes_no_bit_and_all_empty_is_zero(void) {
     fixture f;
     fixture_init(&f);
     float *out = cpa_test_poisoned(ROWS * OUT_STRIDE, 4);
-    static const float empties[] = {-INFINITY, NAN, INFINITY};
-    for (int kind = 0; kind < 3; kind++) {
+    /* NaN is empty only as the LSE of someone else's state. */
+    static const float empties[] = {-INFINITY, INFINITY, INFINITY, NAN};
+    for (int kind = 0; kind < 4; kind++) {
         /* The O of the empty state is NaN everywhere. */
         float *nan = cpa_test_poisoned(ROWS * O_STRIDE, 4);
         for (int i = 0; i < ROWS * HEADS; i++) nan[i / HEADS * O_STRIDE + HEADS * WIDTH + i % HEADS] = empties[kind];
         float *device_nan = cpa_test_upload(f.stream, nan, STATE_BYTES);
         cpa_partial pair[2] = {f.device_states[1], state_of(device_nan)};
-        merge(&f, merge_args(pair, 2, CPA_F32, out, NULL));
+        cpa_merge_args args = merge_args(pair, 2, CPA_F32, out, NULL);
+        args.foreign_lse = kind >= 2;
+        merge(&f, args);
         for (int r = 0; r < ROWS; r++) {
             for (int h = 0; h < HEADS; h++) {
                 const float *have = out + r * OUT_STRIDE + h * WIDTH, zeros[WIDTH] = {0};
@@ -172,6 +175,60 @@ static void an_empty_state_changes_no_bit_and_all_empty_is_zero(void) {
         free(nan);
     }
     free(out);
+    fixture_destroy(&f);
+}
+
+/* In any place, alone or beside empty states, of few rows and of many, which a device merges by different kernels. */
+static void a_nan_lse_makes_its_row_and_head_nan(void) {
+    enum { MOST = 9000 };
+    static const int32_t counts[] = {ROWS, MOST};
+    fixture f;
+    fixture_init(&f);
+    int32_t *map = malloc(MOST * sizeof *map);
+    for (int r = 0; r < MOST; r++) map[r] = r % ROWS;
+    int32_t *device_map = cpa_test_upload(f.stream, map, MOST * sizeof *map);
+    const int32_t *maps[STATES] = {device_map, device_map, device_map, device_map, device_map};
+    float *want = cpa_test_poisoned(MOST * OUT_STRIDE, 4), *want_lse = cpa_test_poisoned(MOST * HEADS, 4);
+    float *out = cpa_test_poisoned(MOST * OUT_STRIDE, 4), *lse = cpa_test_poisoned(MOST * HEADS, 4);
+    for (int place = 0; place < STATES; place++) {
+        for (int n = 0; n < 2; n++) {
+            cpa_merge_args args = merge_args(f.device_states, STATES, CPA_F32, want, want_lse);
+            args.rows = counts[n];
+            args.row_maps = maps;
+            merge(&f, args);
+            float *spoilt = malloc(STATE_BYTES);
+            memcpy(spoilt, f.memory[place], STATE_BYTES);
+            for (int r = 0; r < ROWS; r += 5) spoilt[r * O_STRIDE + HEADS * WIDTH + 1] = NAN;
+            float *device_spoilt = cpa_test_upload(f.stream, spoilt, STATE_BYTES);
+            cpa_partial states[STATES];
+            memcpy(states, f.device_states, sizeof states);
+            states[place] = state_of(device_spoilt);
+            args.states = states;
+            args.out = out;
+            args.out_lse = lse;
+            merge(&f, args);
+            int64_t wrong = 0;
+            for (int i = 0; i < counts[n] * HEADS; i++) {
+                const float *have = out + i * WIDTH;
+                if (map[i / HEADS] % 5 || i % HEADS != 1) {
+                    wrong += memcmp(have, want + i * WIDTH, WIDTH * sizeof *have) != 0;
+                    wrong += memcmp(lse + i, want_lse + i, sizeof *lse) != 0;
+                    continue;
+                }
+                for (int d = 0; d < WIDTH; d++) wrong += !isnan(have[d]);
+                wrong += !isnan(lse[i]);
+            }
+            CU_ASSERT_EQUAL(wrong, 0);
+            cpa_test_free(f.stream, device_spoilt);
+            free(spoilt);
+        }
+    }
+    free(lse);
+    free(out);
+    free(want_lse);
+    free(want);
+    cpa_test_free(f.stream, device_map);
+    free(map);
     fixture_destroy(&f);
 }
 
@@ -282,6 +339,10 @@ static void wrong_arguments_are_named(void) {
     args = merge_args(f.device_states, 1, CPA_F32, NULL, NULL);
     CU_ASSERT_EQUAL(cpa_merge(&args, f.stream), CPA_INVALID);
     CU_ASSERT_PTR_NOT_NULL(strstr(cpa_stream_error(f.stream), "out is NULL"));
+    args = merge_args(f.device_states, 1, CPA_F32, out, NULL);
+    args.foreign_lse = 2;
+    CU_ASSERT_EQUAL(cpa_merge(&args, f.stream), CPA_INVALID);
+    CU_ASSERT_PTR_NOT_NULL(strstr(cpa_stream_error(f.stream), "foreign_lse is 2, expected 0 or 1"));
     fixture_destroy(&f);
 }
 
@@ -289,6 +350,7 @@ static const cpa_test tests[] = {
     {"merged states equal the formula in every dtype", merged_states_equal_the_formula_in_every_dtype},
     {"merging all at once gives the bits of one by one", merging_all_at_once_gives_the_bits_of_one_by_one},
     {"an empty state changes no bit, and all empty is zero", an_empty_state_changes_no_bit_and_all_empty_is_zero},
+    {"a NaN LSE makes its row and head NaN", a_nan_lse_makes_its_row_and_head_nan},
     {"row maps pick rows, and -1 is empty", row_maps_pick_rows_and_minus_one_is_empty},
     {"the number of rows changes no bit", the_number_of_rows_changes_no_bit},
     {"so many states as are allowed give the bits of one by one",

@@ -5,8 +5,12 @@
  * arXiv:1805.02867; Dao et al., FlashAttention, arXiv:2205.14135); the state of a row is the left fold of the states of
  * its splits by the two-state merge of state.h. A tile or split of which a row sees nothing leaves its state as it was,
  * bit for bit, and every sum has one order. So the bits of a row do not depend on the rows beside it, on the threads,
- * or on where a resumed call took over. Values in range must be finite: a key that a row does not see weighs 0, and
- * 0 * inf is NaN.
+ * or on where a resumed call took over.
+ *
+ * A score of NaN or +inf makes its exponential NaN, and so the sum of the row, which is looked at once a split: the
+ * loops need no check. A key that weighs 0 for some row of a group still meets that row's zero in a product, and
+ * 0 * NaN is NaN: a row whose O, but not whose sum, came out of a split as no number goes through it again, alone and
+ * with zeros for the values of such keys. So a row has the same bits whatever the keys hold that it does not see.
  *
  * In reading order: attend_plan.c deals rows to units, attend_rows.c takes a unit through a split, attend_vector.h
  * takes a group of rows through a tile. */
@@ -41,7 +45,9 @@ static void load_states(const cpa_attend_job *job, const cpa_host_unit *unit, cp
         float *o = work->state_o + (int64_t)i * v_dim;
         row_place place = place_of(job, unit, i);
         work->state_lse[i] = job->args.resume ? cpa_state_lse(*place.lse) : -INFINITY;
-        if (work->state_lse[i] == -INFINITY)
+        if (isnan(work->state_lse[i]))
+            cpa_state_set_nan(o, &work->state_lse[i], v_dim);
+        else if (work->state_lse[i] == -INFINITY)
             memset(o, 0, (size_t)v_dim * sizeof *o);
         else
             memcpy(o, place.o, (size_t)v_dim * sizeof *o);

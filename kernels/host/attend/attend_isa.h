@@ -59,6 +59,9 @@ typedef struct cpa_attend_tile {
     const cpa_attend_lanes *visible; /* [rows] of the group; read only if masked */
     const float *k, *v; /* packed, at least where in use; NULL: read the pages, which suits a single group */
     float scale;        /* of scores, log2(e) included */
+    /* NULL; or room for CPA_ATTEND_TILE, for a group of one row and head that reads pages: the values of keys whose
+     * score is -inf then count as zeros, whatever they hold. */
+    uint8_t *weighs;
 } cpa_attend_tile;
 
 typedef struct cpa_attend_isa {

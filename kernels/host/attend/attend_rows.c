@@ -8,6 +8,7 @@
 #include "base/convert.h"
 #include "base/fault.h"
 #include "base/min_max.h"
+#include "kernels/host/attend/state.h"
 
 cpa_status cpa_attend_workspace_create(cpa_attend_workspace **out, cpa_error *err) {
     const size_t rows = CPA_HOST_UNIT_ROWS, wide = rows * CPA_MAX_HEAD_DIM, tile = CPA_ATTEND_PACKED;
@@ -15,7 +16,8 @@ cpa_status cpa_attend_workspace_create(cpa_attend_workspace **out, cpa_error *er
     const size_t floats = 3 * wide + 2 * tile + scores + 4 * rows;
     char *memory;
     _Static_assert(sizeof(cpa_attend_workspace) <= 4096, "the head of a workspace holds its pointers");
-    if (posix_memalign((void **)&memory, head, head + floats * sizeof(float) + rows * sizeof(cpa_attend_visible)))
+    if (posix_memalign((void **)&memory, head,
+                       head + floats * sizeof(float) + rows * sizeof(cpa_attend_visible) + CPA_ATTEND_TILE))
         return cpa_fail(err, CPA_NO_MEMORY, "device: no memory for a thread's work space");
     cpa_attend_workspace *work = (cpa_attend_workspace *)(void *)memory;
     float *next = (float *)(void *)(memory + head);
@@ -30,6 +32,7 @@ cpa_status cpa_attend_workspace_create(cpa_attend_workspace **out, cpa_error *er
     work->lse = next, next += rows;
     work->state_lse = next, next += rows;
     work->visible = (cpa_attend_visible *)(void *)next;
+    work->weighs = (uint8_t *)(work->visible + rows);
     *out = work;
     return CPA_OK;
 }
@@ -61,15 +64,21 @@ int64_t cpa_attend_query_head(const cpa_attend_job *job, const cpa_host_unit *un
     return (int64_t)kv_head * job->group + (unit->row + row % unit->rows) % job->group;
 }
 
+/* The query of a row of the unit as floats [k_dim]. */
+static void read_query(const cpa_attend_job *job, const cpa_host_unit *unit, int32_t row, float *q) {
+    const cpa_attend_item *item = &job->plan->items[unit->item];
+    int32_t k_dim = job->plan->batch.shape.k_dim;
+    int64_t index = item->q_row + (unit->row + row % unit->rows) / job->group;
+    int64_t at = index * job->args.q_row_stride + cpa_attend_query_head(job, unit, row) * k_dim;
+    cpa_widen(q, (const char *)job->args.q + at * cpa_dtype_bytes(job->args.q_dtype), job->args.q_dtype, k_dim);
+}
+
 /* Row `row` of the unit goes to its column of its group, [k_dim][rows of the group]. */
 static void load_query(const cpa_attend_job *job, const cpa_host_unit *unit, cpa_attend_workspace *work, int32_t row) {
-    const cpa_attend_item *item = &job->plan->items[unit->item];
     int32_t k_dim = job->plan->batch.shape.k_dim, full = job->isa->rows, in_unit = row % unit->rows;
-    int64_t index = item->q_row + (unit->row + in_unit) / job->group;
-    int64_t at = index * job->args.q_row_stride + cpa_attend_query_head(job, unit, row) * k_dim;
     int32_t column = in_unit % full, group_rows = (int32_t)cpa_min64(full, unit->rows - (in_unit - column));
     float *to = work->q + (int64_t)(row - column) * k_dim + column, wide[CPA_MAX_HEAD_DIM];
-    cpa_widen(wide, (const char *)job->args.q + at * cpa_dtype_bytes(job->args.q_dtype), job->args.q_dtype, k_dim);
+    read_query(job, unit, row, wide);
     for (int32_t d = 0; d < k_dim; d++) to[(int64_t)d * group_rows] = wide[d];
 }
 
@@ -95,21 +104,14 @@ static int32_t clamp_lane(int64_t lane) {
     return (int32_t)cpa_max64(0, cpa_min64(lane, CPA_ATTEND_TILE));
 }
 
-/* Takes the group that begins at `row` through the keys of the tile, which begins at local index `key`. */
-static void attend_group(const cpa_attend_job *job, const cpa_host_unit *unit, cpa_attend_workspace *work, int32_t row,
-                         int64_t key, cpa_attend_tile tile) {
+/* Takes a group, whose first row of every head is `row` of the unit, through the keys of the tile, which begins at
+ * local index `key`. */
+static void attend_tile(const cpa_attend_job *job, const cpa_attend_workspace *work, const cpa_attend_group *group,
+                        int32_t row, int64_t key, cpa_attend_tile tile) {
     cpa_attend_lanes lanes[CPA_ATTEND_MAX_ROWS];
     int64_t begin = key + tile.begin, end = key + tile.end;
-    int32_t rows = (int32_t)cpa_min64(job->isa->rows, unit->rows - row), panel = job->isa->lanes;
+    int32_t rows = group->rows, panel = job->isa->lanes;
     if (!narrow_to_visible(work, row, row + rows - 1, &begin, &end)) return;
-    cpa_attend_group group = {.rows = rows,
-                              .heads = unit->kv_heads,
-                              .q = work->q + (int64_t)row * job->plan->batch.shape.k_dim,
-                              .max = work->max + row,
-                              .sum = work->sum + row,
-                              .o = work->o + row * job->o_stride,
-                              .o_stride = job->o_stride,
-                              .scores = work->scores};
     tile.begin = (int32_t)(begin - key);
     tile.end = (int32_t)(end - key);
     tile.masked = tile.begin % panel || tile.end % panel || work->visible[row].end < end ||
@@ -121,16 +123,30 @@ static void attend_group(const cpa_attend_job *job, const cpa_host_unit *unit, c
                                       .first = clamp_lane(visible->first - key),
                                       .sinks = clamp_lane(visible->sinks - key)};
     }
-    job->isa->attend(&tile, &group);
+    job->isa->attend(&tile, group);
 }
 
-/* The keys, or the values, of the unit's heads, as pages. */
-static cpa_attend_pages find_pages(const cpa_attend_job *job, const cpa_host_unit *unit, cpa_kv_part part) {
+/* `rows` neighbouring rows of the unit and of `heads` heads. */
+static cpa_attend_group group_of(const cpa_attend_job *job, const cpa_attend_workspace *work, int32_t row, int32_t rows,
+                                 int32_t heads) {
+    return (cpa_attend_group){.rows = rows,
+                              .heads = heads,
+                              .q = work->q + (int64_t)row * job->plan->batch.shape.k_dim,
+                              .max = work->max + row,
+                              .sum = work->sum + row,
+                              .o = work->o + row * job->o_stride,
+                              .o_stride = job->o_stride,
+                              .scores = work->scores};
+}
+
+/* The keys, or the values, of the unit's item from a KV head on, as pages. */
+static cpa_attend_pages find_pages(const cpa_attend_job *job, const cpa_host_unit *unit, int32_t kv_head,
+                                   cpa_kv_part part) {
     const cpa_kv_view *kv = &job->args.kv;
     const cpa_kv_pool pool = cpa_kv_pool_of(kv, part);
     const int64_t scale_stride = kv->block_size * pool.scale_bytes;
     return (cpa_attend_pages){
-        .first = pool.memory + unit->kv_head * pool.head_stride,
+        .first = pool.memory + kv_head * pool.head_stride,
         .block_stride = pool.block_stride,
         .token_stride = pool.token_stride,
         .head_stride = pool.head_stride,
@@ -141,63 +157,114 @@ static cpa_attend_pages find_pages(const cpa_attend_job *job, const cpa_host_uni
         .table = job->plan->tables + job->plan->items[unit->item].table,
         .tensor_scale = pool.tensor_scale,
         .scale_head_stride = scale_stride,
-        .scales = scale_stride ? pool.memory + pool.scales_at + unit->kv_head * scale_stride : NULL,
+        .scales = scale_stride ? pool.memory + pool.scales_at + kv_head * scale_stride : NULL,
     };
 }
 
-static void find_keys_and_values(const cpa_attend_job *job, const cpa_host_unit *unit, cpa_attend_pages *k,
-                                 cpa_attend_pages *v) {
-    *k = find_pages(job, unit, CPA_KEYS);
-    *v = find_pages(job, unit, CPA_VALUES);
+static void find_keys_and_values(const cpa_attend_job *job, const cpa_host_unit *unit, int32_t kv_head,
+                                 cpa_attend_pages *k, cpa_attend_pages *v) {
+    *k = find_pages(job, unit, kv_head, CPA_KEYS);
+    *v = find_pages(job, unit, kv_head, CPA_VALUES);
     if (cpa_fault_is(CPA_FAULT_WRONG_SCALE)) {
         k->tensor_scale *= 2;
         k->scales = k->scales ? k->scales - 4 : NULL; /* the token before; for the first one, codes */
     }
 }
 
-static void begin_split(const cpa_attend_job *job, const cpa_host_unit *unit, cpa_attend_workspace *work) {
-    int32_t rows = cpa_host_unit_rows(unit);
-    memset(work->o, 0, (size_t)(rows * job->o_stride) * sizeof *work->o);
-    memset(work->sum, 0, (size_t)rows * sizeof *work->sum);
-    for (int32_t i = 0; i < rows; i++) work->max[i] = -INFINITY;
+/* Rows [row, row + rows) begin with nothing. */
+static void begin_rows(const cpa_attend_job *job, cpa_attend_workspace *work, int32_t row, int32_t rows) {
+    memset(work->o + row * job->o_stride, 0, (size_t)(rows * job->o_stride) * sizeof *work->o);
+    memset(work->sum + row, 0, (size_t)rows * sizeof *work->sum);
+    for (int32_t i = row; i < row + rows; i++) work->max[i] = -INFINITY;
+}
+
+/* The keys of one tile of a split that the item has and some row of the unit sees; returns 0 if there is none. */
+static int find_tile(const cpa_attend_job *job, const cpa_host_unit *unit, const cpa_attend_workspace *work,
+                     int64_t key, cpa_attend_tile *tile) {
+    const cpa_attend_item *item = &job->plan->items[unit->item];
+    int64_t begin = cpa_max64(key, item->k_first),
+            end = cpa_min64(key + CPA_ATTEND_TILE, item->k_first + item->k_count);
+    if (!narrow_to_visible(work, 0, unit->rows - 1, &begin, &end)) return 0;
+    tile->key0 = key - item->k_first;
+    tile->begin = (int32_t)(begin - key);
+    tile->end = (int32_t)(end - key);
+    tile->scale = job->score_scale;
+    return 1;
+}
+
+/* One row through the split again, with the bits that it would have if the values of keys that weigh nothing for it
+ * were zeros. */
+static void attend_alone(const cpa_attend_job *job, const cpa_host_unit *unit, int64_t split,
+                         cpa_attend_workspace *work, int32_t row) {
+    float q[CPA_MAX_HEAD_DIM];
+    cpa_attend_pages k, v;
+    cpa_attend_tile tile = {.k_pages = &k, .v_pages = &v, .weighs = work->weighs};
+    cpa_attend_group group = group_of(job, work, row, 1, 1);
+    group.q = q;
+    read_query(job, unit, row, q);
+    find_keys_and_values(job, unit, unit->kv_head + row / unit->rows, &k, &v);
+    begin_rows(job, work, row, 1);
+    for (int64_t at = 0; at < CPA_HOST_SPLIT_TOKENS; at += CPA_ATTEND_TILE) {
+        int64_t key = split * CPA_HOST_SPLIT_TOKENS + at;
+        if (find_tile(job, unit, work, key, &tile)) attend_tile(job, work, &group, row % unit->rows, key, tile);
+    }
+}
+
+static int is_finite(const float *o, int64_t n) {
+    int32_t largest = 0;
+    for (int64_t d = 0; d < n; d++) {
+        int32_t magnitude = (int32_t)(cpa_float_bits(o[d]) & 0x7fffffff);
+        largest = magnitude > largest ? magnitude : largest;
+    }
+    return largest < 0x7f800000;
 }
 
 /* Divides by the sum and takes the logarithm. The sum with +0 makes one zero of two: which keys of no weight passed by
- * must not show. */
-static void end_split(const cpa_attend_job *job, const cpa_host_unit *unit, cpa_attend_workspace *work) {
-    for (int32_t i = 0; i < cpa_host_unit_rows(unit); i++) {
-        float *o = work->o + i * job->o_stride, inverse = work->sum[i] > 0 ? 1 / work->sum[i] : 0;
-        for (int64_t d = 0; d < job->o_stride; d++) o[d] = o[d] * inverse + 0.0f;
-        work->lse[i] = work->sum[i] > 0 ? (float)((double)work->max[i] * M_LN2 + log((double)work->sum[i])) : -INFINITY;
+ * must not show. The sum is NaN if a score was NaN or +inf, and 0 if the row saw none but -inf. */
+static void end_row(const cpa_attend_job *job, cpa_attend_workspace *work, int32_t row) {
+    float *o = work->o + row * job->o_stride, sum = work->sum[row], inverse = sum > 0 ? 1 / sum : 0;
+    if (isnan(sum)) {
+        cpa_state_set_nan(o, &work->lse[row], job->o_stride);
+        return;
+    }
+    for (int64_t d = 0; d < job->o_stride; d++) o[d] = o[d] * inverse + 0.0f;
+    work->lse[row] = sum > 0 ? (float)((double)work->max[row] * M_LN2 + log((double)sum)) : -INFINITY;
+}
+
+static void end_split(const cpa_attend_job *job, const cpa_host_unit *unit, int64_t split, cpa_attend_workspace *work,
+                      int poll) {
+    for (int32_t row = 0; row < cpa_host_unit_rows(unit); row++) {
+        if (!isnan(work->sum[row]) && !is_finite(work->o + row * job->o_stride, job->o_stride)) {
+            attend_alone(job, unit, split, work, row);
+            if (poll) cpa_host_poll(job->stream);
+        }
+        end_row(job, work, row);
     }
 }
 
 int cpa_attend_split(const cpa_attend_job *job, const cpa_host_unit *unit, int64_t split, cpa_attend_workspace *work,
                      int poll) {
-    const cpa_attend_item *item = &job->plan->items[unit->item];
-    int64_t split_key = split * CPA_HOST_SPLIT_TOKENS, k_end = item->k_first + item->k_count;
+    int64_t split_key = split * CPA_HOST_SPLIT_TOKENS;
     cpa_attend_pages k, v;
     int seen = 0;
-    find_keys_and_values(job, unit, &k, &v);
+    find_keys_and_values(job, unit, unit->kv_head, &k, &v);
     for (int64_t key = split_key; key < split_key + CPA_HOST_SPLIT_TOKENS; key += CPA_ATTEND_TILE) {
-        int64_t begin = cpa_max64(key, item->k_first), end = cpa_min64(key + CPA_ATTEND_TILE, k_end);
-        if (!narrow_to_visible(work, 0, unit->rows - 1, &begin, &end)) continue;
-        if (!seen) begin_split(job, unit, work);
+        cpa_attend_tile tile = {.k_pages = &k, .v_pages = &v};
+        if (!find_tile(job, unit, work, key, &tile)) continue;
+        if (!seen) begin_rows(job, work, 0, cpa_host_unit_rows(unit));
         seen = 1;
-        cpa_attend_tile tile = {.k_pages = &k,
-                                .v_pages = &v,
-                                .key0 = key - item->k_first,
-                                .begin = (int32_t)(begin - key),
-                                .end = (int32_t)(end - key),
-                                .scale = job->score_scale};
         if (unit->rows > job->isa->rows) {
             job->isa->pack(&tile, work->k, work->v);
             tile.k = work->k;
             tile.v = work->v;
         }
-        for (int32_t row = 0; row < unit->rows; row += job->isa->rows) attend_group(job, unit, work, row, key, tile);
+        for (int32_t row = 0; row < unit->rows; row += job->isa->rows) {
+            int32_t rows = (int32_t)cpa_min64(job->isa->rows, unit->rows - row);
+            const cpa_attend_group group = group_of(job, work, row, rows, unit->kv_heads);
+            attend_tile(job, work, &group, row, key, tile);
+        }
         if (poll) cpa_host_poll(job->stream);
     }
-    if (seen) end_split(job, unit, work);
+    if (seen) end_split(job, unit, split, work, poll);
     return seen;
 }

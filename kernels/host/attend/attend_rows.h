@@ -31,6 +31,7 @@ struct cpa_attend_workspace {
     float *state_lse;            /* [rows] */
     float *k, *v;                /* a packed tile */
     float *scores;               /* of a group over a tile */
+    uint8_t *weighs;             /* [CPA_ATTEND_TILE], for rows that go through a split again */
     cpa_attend_visible *visible; /* [rows] */
 };
 

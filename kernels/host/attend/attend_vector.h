@@ -172,7 +172,9 @@ INLINE void pack_value_as(const cpa_dtype dtype, const char *row, int32_t dim, f
 static void pack_value(const cpa_attend_tile *tile, int32_t head, int32_t lane, float *to, int64_t stride) {
     const char *row = row_of_lane(tile, tile->v_pages, head, lane);
     float wide[CPA_MAX_HEAD_DIM];
-    if (cpa_dtype_is_quantised(tile->v_pages->dtype)) {
+    if (tile->weighs && !tile->weighs[lane]) {
+        row = (const char *)ZEROS;
+    } else if (cpa_dtype_is_quantised(tile->v_pages->dtype)) {
         dequantise_lane(tile, tile->v_pages, head, lane, wide);
         row = (const char *)wide;
     }
@@ -263,6 +265,7 @@ static __attribute__((noinline)) void softmax_group(const cpa_attend_tile *tile,
     for (int32_t i = 0; i < group->heads * group->rows; i++) {
         float *s = group->scores + i * TILE;
         if (tile->masked) mask_row(s, begin, end, tile->begin, tile->visible[i % group->rows]);
+        for (int32_t j = begin; tile->weighs && j < end; j++) tile->weighs[j] = s[j] != -INFINITY;
         shrink[i] = softmax_row(s, begin, end, &group->max[i], &group->sum[i]);
     }
 }
@@ -412,7 +415,7 @@ INLINE void weigh_pages(const int rows, const cpa_attend_tile *tile, const cpa_a
     for (int32_t key = begin; key < end; key += PANEL) {
         int64_t first = tile->key0 + key, last = first + PANEL - 1;
         int together = !cpa_dtype_is_quantised(v->dtype) && key >= tile->begin && key + PANEL <= tile->end &&
-                       v->dim % PANEL == 0 && first >> v->block_shift == last >> v->block_shift;
+                       v->dim % PANEL == 0 && first >> v->block_shift == last >> v->block_shift && !tile->weighs;
         coming next = key + PANEL < end ? expect_rows(v, first + PANEL, PANEL, group->heads)
                                         : expect_rows(tile->k_pages, tile->key0 + TILE, PANEL, group->heads);
         for (int32_t head = 0; head < group->heads; head++) {

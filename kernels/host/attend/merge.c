@@ -22,8 +22,9 @@ static void merge_head(const merge_job *job, int64_t row, int32_t head) {
         cpa_partial state = cpa_partial_resolve(args->states[i], args->heads, args->v_dim);
         int64_t from = row_of(args, i, row);
         if (from < 0) continue;
-        cpa_state_fold(o, &lse, state.o + from * state.o_row_stride + (int64_t)head * args->v_dim,
-                       state.lse[from * state.lse_row_stride + head], args->v_dim);
+        float lse_b = state.lse[from * state.lse_row_stride + head];
+        if (args->foreign_lse && isnan(lse_b)) continue;
+        cpa_state_fold(o, &lse, state.o + from * state.o_row_stride + (int64_t)head * args->v_dim, lse_b, args->v_dim);
     }
     int64_t at = row * job->out_row_stride + (int64_t)head * args->v_dim;
     cpa_narrow((char *)args->out + at * cpa_dtype_bytes(args->out_dtype), o, args->out_dtype, args->v_dim);

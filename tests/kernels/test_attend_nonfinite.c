@@ -1,0 +1,334 @@
+/* attend where scores, keys or values are not finite, against the float64 reference, which has the same rule: a score of
+ * NaN or +inf makes a row NaN, whatever splits, pieces and calls its keys come in; -inf weighs nothing; what a row does
+ * not see does not reach it. On every path of attend that the device has. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/convert.h"
+#include "kernels/host/device/host.h"
+#include "kernels/self_test.h"
+#include "src/check/reference.h"
+#include "tests/fixtures/attend_fixture.h"
+#include "tests/fixtures/unit.h"
+
+/* fp32, which a device computes without tensor cores; and bf16 and fp16, which it computes with them. */
+enum { BASES = 4 };
+static const cpa_attend_case BASE[BASES] = {{.q_heads = 4,
+                                             .kv_heads = 2,
+                                             .k_dim = 64,
+                                             .v_dim = 64,
+                                             .block_size = 16,
+                                             .cp_size = 1,
+                                             .interleave = 16,
+                                             .length = 600,
+                                             .mask = {.causal = 1}},
+                                            {.q_dtype = CPA_BF16,
+                                             .kv_dtype = CPA_BF16,
+                                             .q_heads = 8,
+                                             .kv_heads = 2,
+                                             .k_dim = 128,
+                                             .v_dim = 128,
+                                             .block_size = 16,
+                                             .cp_size = 1,
+                                             .interleave = 16,
+                                             .length = 600,
+                                             .mask = {.causal = 1}},
+                                            {.q_dtype = CPA_F16,
+                                             .kv_dtype = CPA_F16,
+                                             .q_heads = 6,
+                                             .kv_heads = 3,
+                                             .k_dim = 80,
+                                             .v_dim = 64,
+                                             .block_size = 32,
+                                             .cp_size = 1,
+                                             .interleave = 32,
+                                             .length = 600,
+                                             .mask = {.causal = 1, .sinks = 4, .window = 200}},
+                                            {.q_dtype = CPA_BF16,
+                                             .kv_dtype = CPA_INT8,
+                                             .q_heads = 4,
+                                             .kv_heads = 1,
+                                             .k_dim = 128,
+                                             .v_dim = 128,
+                                             .block_size = 64,
+                                             .cp_size = 1,
+                                             .interleave = 64,
+                                             .length = 600,
+                                             .mask = {.causal = 1}}};
+
+/* The last rows of 9,000 keys, and those of 600 that fill tiles. */
+static const struct { int64_t start, length; } PARTS[] = {{0, 600}, {8996, 9000}};
+enum { N_PARTS = sizeof PARTS / sizeof PARTS[0] };
+
+/* What is put into a key or a query. */
+typedef enum poison { NAN_KEY, INF_KEY, HUGE_KEY, NAN_QUERY, INF_QUERY, POISONS } poison;
+
+static float element_of(poison kind) {
+    return kind == NAN_KEY || kind == NAN_QUERY ? NAN : kind == HUGE_KEY ? 3e38f : INFINITY;
+}
+
+/* Puts an element into the key of a token, all heads. */
+static void spoil_key(cpa_attend_fixture *f, int64_t token, float element) {
+    for (int32_t head = 0; head < f->shape.kv_heads; head++)
+        f->sequence.k[(token * f->shape.kv_heads + head) * f->shape.k_dim] = element;
+}
+
+static void spoil_value(cpa_attend_fixture *f, int64_t token, float element) {
+    for (int32_t head = 0; head < f->shape.kv_heads; head++)
+        f->sequence.v[(token * f->shape.kv_heads + head) * f->shape.v_dim + 3] = element;
+}
+
+/* Stores the token of the sequence, in one shard, again. */
+static void store_token(cpa_attend_fixture *f, int64_t token) {
+    const cpa_attend_case *shape = &f->shape;
+    const int32_t slot = cpa_owner_rank(f->map, (cpa_placement){CPA_SHARDED, 0}, token);
+    const int64_t local = cpa_shard_len(f->map, slot, token);
+    const int64_t block = f->tables[f->table[slot] + local / shape->block_size];
+    for (int32_t head = 0; head < shape->kv_heads; head++) {
+        const int64_t row = token * shape->kv_heads + head;
+        cpa_kv_fixture_store(&f->kv, block, local % shape->block_size, head, f->sequence.k + row * shape->k_dim,
+                             f->sequence.v + row * shape->v_dim);
+    }
+}
+
+/* The element `d` of the queries of a row, all heads; the same of every row where there is none. */
+static void set_query(cpa_attend_fixture *f, int64_t row, int32_t d, float element) {
+    const cpa_attend_case *shape = &f->shape;
+    for (int64_t r = row < 0 ? 0 : row; r < (row < 0 ? f->rows : row + 1); r++) {
+        for (int32_t head = 0; head < shape->q_heads; head++)
+            cpa_narrow(
+                (char *)f->q + ((r * shape->q_heads + head) * shape->k_dim + d) * cpa_dtype_bytes(shape->q_dtype),
+                &element, shape->q_dtype, 1);
+    }
+}
+
+static void upload(cpa_attend_fixture *f) {
+    const int64_t bytes = f->rows * f->shape.q_heads * f->shape.k_dim * cpa_dtype_bytes(f->shape.q_dtype);
+    cpa_test_free(f->stream, f->device_q);
+    cpa_kv_view_free(&f->device_kv, f->stream);
+    f->device_kv = cpa_kv_fixture_upload(&f->kv, f->stream);
+    f->device_q = cpa_test_upload(f->stream, f->q, bytes);
+}
+
+/* Spoils tokens and rows by kind: the first key, two neighbours within, the last but one; or queries of every 7th row.
+ * Queries have both signs in the first element, so that a spoilt key scores +inf for some rows and -inf for others. */
+static void spoil(cpa_attend_fixture *f, poison kind) {
+    const int64_t tokens[] = {1, f->shape.length / 2, f->shape.length / 2 + 1, f->shape.length - 2};
+    for (int64_t row = 0; row < f->rows; row++) set_query(f, row, 0, row % 3 ? -2.0f : 2.0f);
+    if (kind >= NAN_QUERY) {
+        for (int64_t row = 0; row < f->rows; row += 7) set_query(f, row, 2, element_of(kind));
+        return;
+    }
+    for (int i = 0; i < 4; i++) {
+        spoil_key(f, tokens[i], element_of(kind));
+        store_token(f, tokens[i]);
+    }
+}
+
+/* Makes attend take the path `index`: on the host, an instruction set that this CPU has. NULL past the last. */
+static const char *take_path(const cpa_attend_fixture *f, int32_t index) {
+    static const cpa_attend_isa *const sets[] = {
+        &cpa_attend_portable,
+#ifdef __x86_64__
+        &cpa_attend_avx2,
+        &cpa_attend_avx512,
+#endif
+    };
+    if (!cpa_test_promises_bits()) return f->device->self_test->attend_path(f->device, index);
+    for (size_t i = 0; i < sizeof sets / sizeof sets[0]; i++) {
+        if (!sets[i]->supported() || index-- > 0) continue;
+        ((cpa_host_device *)f->device)->isa = sets[i];
+        return sets[i]->name;
+    }
+    return NULL;
+}
+
+static int is_plain(const cpa_attend_fixture *f, const char *path) {
+    return cpa_test_promises_bits() || f->shape.q_dtype == CPA_F32 || strstr(path, "simple") != NULL;
+}
+
+/* One fixture on every path of the device; `items` cuts the keys into so many resumed calls. Returns wrong rows. */
+static int64_t wrong_rows(cpa_attend_fixture *f, int calls, int only_plain) {
+    const char *path;
+    int64_t wrong = 0;
+    for (int32_t p = 0; (path = take_path(f, p)); p++) {
+        cpa_attend_result result;
+        if (only_plain && !is_plain(f, path)) continue;
+        cpa_attend_result_init(&result, f);
+        for (int i = 0; i < calls; i++) {
+            const int64_t unit = 1024, tiles = (f->k_tokens[0] + unit - 1) / unit;
+            const int64_t begin = i * tiles / calls * unit, end = (i + 1) * tiles / calls * unit;
+            const cpa_attend_item item =
+                cpa_attend_fixture_item(f, 0, 0, f->rows, 0, begin, end < f->k_tokens[0] ? end : f->k_tokens[0]);
+            CU_ASSERT_EQUAL(cpa_attend_fixture_run(f, &item, 1, i > 0, &result), CPA_OK);
+        }
+        if (calls > 1) cpa_narrow(result.out, result.o, f->shape.q_dtype, result.o_bytes / (int64_t)sizeof *result.o);
+        const int64_t failed = cpa_attend_fixture_check(f, 0, f->rows > 100 ? 7 : 1, &result, NULL);
+        if (failed) printf("\n    %lld wrong on path %s, %d calls", (long long)failed, path, calls);
+        wrong += failed;
+        cpa_attend_result_destroy(&result);
+    }
+    (void)take_path(f, 0);
+    return wrong;
+}
+
+static void scores_that_are_not_finite_make_their_rows_nan(void) {
+    for (int base = 0; base < BASES; base++) {
+        for (int part = 0; part < N_PARTS; part++) {
+            for (int kind = 0; kind < POISONS; kind++) {
+                cpa_attend_case shape = BASE[base];
+                cpa_attend_fixture f;
+                /* Codes are finite; fp16 holds no huge key. */
+                if (cpa_dtype_is_quantised(shape.kv_dtype) && kind < NAN_QUERY) continue;
+                if (shape.kv_dtype == CPA_F16 && kind == HUGE_KEY) continue;
+                shape.start = PARTS[part].start;
+                shape.length = PARTS[part].length;
+                cpa_attend_fixture_init(&f, &shape, 1);
+                spoil(&f, (poison)kind);
+                upload(&f);
+                const int64_t wrong = wrong_rows(&f, 1, 0) + (part ? wrong_rows(&f, 3, 0) : 0);
+                if (wrong) printf(" (base %d, part %d, poison %d)", base, part, kind);
+                CU_ASSERT_EQUAL(wrong, 0);
+                cpa_attend_fixture_destroy(&f);
+            }
+        }
+    }
+}
+
+/* Over the keys of a shard; a NaN key in one of them makes no row of another NaN. */
+static void only_the_shard_with_the_key_is_nan(void) {
+    for (int base = 0; base < 2; base++) {
+        cpa_attend_case shape = BASE[base];
+        cpa_attend_fixture f;
+        shape.cp_size = 3;
+        cpa_attend_fixture_init(&f, &shape, 1);
+        spoil_key(&f, 100, NAN);
+        store_token(&f, 100);
+        upload(&f);
+        for (int32_t slot = 0; slot < shape.cp_size; slot++) {
+            cpa_attend_result result;
+            cpa_attend_result_init(&result, &f);
+            CU_ASSERT_EQUAL(cpa_attend_fixture_run_slot(&f, slot, &result), CPA_OK);
+            CU_ASSERT_EQUAL(cpa_attend_fixture_check(&f, slot, 5, &result, NULL), 0);
+            cpa_attend_result_destroy(&result);
+        }
+        cpa_attend_fixture_destroy(&f);
+    }
+}
+
+/* A score of -inf weighs nothing, also where it is the only one, and whatever its value holds. */
+static void minus_infinity_weighs_nothing(void) {
+    for (int base = 0; base < 3; base++) {
+        for (int part = 0; part < N_PARTS; part++) {
+            cpa_attend_case shape = BASE[base];
+            cpa_attend_fixture f;
+            shape.start = PARTS[part].start;
+            shape.length = PARTS[part].length;
+            cpa_attend_fixture_init(&f, &shape, 1);
+            set_query(&f, -1, 0, 1);
+            for (int64_t token = 0; token < shape.length / 2; token++) {
+                spoil_key(&f, token, -INFINITY);
+                store_token(&f, token);
+            }
+            upload(&f);
+            CU_ASSERT_EQUAL(wrong_rows(&f, 1, 0), 0);
+            for (int64_t token = 0; token < shape.length / 2; token += 11) {
+                spoil_value(&f, token, token % 2 ? NAN : INFINITY);
+                store_token(&f, token);
+            }
+            upload(&f);
+            CU_ASSERT_EQUAL(wrong_rows(&f, 1, 1), 0);
+            cpa_attend_fixture_destroy(&f);
+        }
+    }
+}
+
+/* NaN and infinity in values: the rows that see them have them, the others not a bit of them. */
+static void values_that_a_row_does_not_see_do_not_reach_it(void) {
+    static const int64_t counts[] = {1, 3, 64, 600};
+    for (int base = 0; base < 3; base++) {
+        for (int n = 0; n < 4; n++) {
+            cpa_attend_case shape = BASE[base];
+            cpa_attend_fixture f;
+            shape.start = shape.length - counts[n];
+            if (n == 1) shape.mask = (cpa_mask){.causal = 1, .sinks = 4, .window = 100};
+            cpa_attend_fixture_init(&f, &shape, 1);
+            const int64_t tokens[] = {40, 310, 311, shape.length - counts[n] / 2 - 1, shape.length - 1};
+            for (int i = 0; i < 5; i++) {
+                spoil_value(&f, tokens[i], i % 2 ? NAN : INFINITY);
+                store_token(&f, tokens[i]);
+            }
+            upload(&f);
+            CU_ASSERT_EQUAL(wrong_rows(&f, 1, 1), 0);
+            cpa_attend_fixture_destroy(&f);
+        }
+    }
+}
+
+/* On the host: the bits of a row are those that it has where what it does not see is finite. */
+static void rows_that_do_not_see_a_poison_keep_their_bits(void) {
+    if (!cpa_test_promises_bits()) return;
+    for (int base = 0; base < 3; base++) {
+        cpa_attend_case shape = BASE[base];
+        cpa_attend_fixture f;
+        cpa_attend_result clean, spoilt;
+        const int64_t token = 333, heads = shape.q_heads, width = heads * shape.v_dim;
+        const char *path;
+        shape.mask = (cpa_mask){.causal = 1};
+        cpa_attend_fixture_init(&f, &shape, 1);
+        for (int32_t p = 0; (path = take_path(&f, p)); p++) {
+            cpa_attend_result_init(&clean, &f);
+            cpa_attend_result_init(&spoilt, &f);
+            for (int i = 0; i < 2; i++) {
+                const float key = f.sequence.k[0];
+                spoil_key(&f, token, i ? NAN : key);
+                spoil_value(&f, token, i ? INFINITY : key);
+                store_token(&f, token);
+                upload(&f);
+                CU_ASSERT_EQUAL(cpa_attend_fixture_run_slot(&f, 0, i ? &spoilt : &clean), CPA_OK);
+            }
+            CU_ASSERT_EQUAL(memcmp(clean.o, spoilt.o, (size_t)(token * width) * sizeof(float)), 0);
+            CU_ASSERT_EQUAL(memcmp(clean.lse, spoilt.lse, (size_t)(token * heads) * sizeof(float)), 0);
+            cpa_attend_result_destroy(&spoilt);
+            cpa_attend_result_destroy(&clean);
+        }
+        cpa_attend_fixture_destroy(&f);
+    }
+}
+
+/* A call that resumes NaN leaves NaN, whether its rows see keys or none; O need not have been NaN. */
+static void a_resumed_nan_stays_nan(void) {
+    for (int base = 0; base < BASES; base++) {
+        for (int keys = 0; keys < 2; keys++) {
+            cpa_attend_case shape = BASE[base];
+            cpa_attend_fixture f;
+            cpa_attend_result result;
+            shape.start = keys ? 0 : 590;
+            cpa_attend_fixture_init(&f, &shape, 1);
+            cpa_attend_result_init(&result, &f);
+            memset(result.o, 0, (size_t)result.o_bytes);
+            const cpa_attend_item item = cpa_attend_fixture_item(&f, 0, 0, f.rows, 0, 0, keys ? f.k_tokens[0] : 0);
+            CU_ASSERT_EQUAL(cpa_attend_fixture_run(&f, &item, 1, 1, &result), CPA_OK);
+            int64_t numbers = 0;
+            for (int64_t i = 0; i < result.o_bytes / (int64_t)sizeof *result.o; i++) numbers += !isnan(result.o[i]);
+            for (int64_t i = 0; i < result.lse_bytes / (int64_t)sizeof *result.lse; i++)
+                numbers += !isnan(result.lse[i]);
+            CU_ASSERT_EQUAL(numbers, 0);
+            cpa_attend_result_destroy(&result);
+            cpa_attend_fixture_destroy(&f);
+        }
+    }
+}
+
+static const cpa_test tests[] = {
+    {"scores that are not finite make their rows NaN", scores_that_are_not_finite_make_their_rows_nan},
+    {"only the shard with the key is NaN", only_the_shard_with_the_key_is_nan},
+    {"minus infinity weighs nothing", minus_infinity_weighs_nothing},
+    {"values that a row does not see do not reach it", values_that_a_row_does_not_see_do_not_reach_it},
+    {"rows that do not see a poison keep their bits", rows_that_do_not_see_a_poison_keep_their_bits},
+    {"a resumed NaN stays NaN", a_resumed_nan_stays_nan},
+};
+
+CPA_DEVICE_TEST_MAIN("attend nonfinite", tests)
