@@ -12,6 +12,8 @@
 #include "bench/noise.h"
 #include "bench/scaling_team.h"
 #include "src/check/reference.h"
+#include "src/context/context.h"
+#include "src/context/context_plan.h"
 #include "src/worker/graphs.h"
 
 enum { MAX_CALLS_PER_BATCH = 512, SAMPLED_ROWS = 2, SAMPLED_HEADS = 4 };
@@ -178,7 +180,7 @@ static cpa_status run_layers(team *t, int64_t n, double *enqueue_s, cpa_error *e
             CPA_TRY(context_status(t, attend_layers(t, n), err));
         }
         *enqueue_s += cpa_clock_now() - start;
-        CPA_TRY(context_status(t, cpa_context_sync(t->context, t->site->stream), err));
+        CPA_TRY(context_status(t, cpa_context_sync(t->context, t->site->stream, NULL, NULL), err));
     }
     return CPA_OK;
 }

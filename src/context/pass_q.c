@@ -12,83 +12,90 @@
 
 #include "base/check.h"
 #include "base/fault.h"
+#include "base/hash.h"
 #include "comm/rounds.h"
-#include "src/context/context_internal.h"
+#include "kernels/graph.h"
+#include "src/context/pass_q.h"
 
 enum { NOT_PACKED = -1 };
 
 /* ---- life ---- */
 
-cpa_status cpa_pass_q_create(cpa_context *c) {
-    if (c->map.cp_size == 1) return CPA_OK;
-    c->q.peers = calloc((size_t)c->map.cp_size - 1, sizeof *c->q.peers);
-    if (!c->q.peers) return cpa_fail(&c->error, CPA_NO_MEMORY, "context: no memory for %d peers", c->map.cp_size - 1);
-    return c->device->operators->plan_create(c->device, &c->q.plan, &c->error);
+cpa_status cpa_pass_q_create(cpa_pass_q *q, cpa_context_ops *ops, const cpa_planned_step *step) {
+    const size_t size = (size_t)ops->map.cp_size;
+    q->ops = ops;
+    q->step = step;
+    q->peers = calloc(size, sizeof *q->peers);
+    q->merged_states = calloc(size, sizeof *q->merged_states);
+    q->merged_maps = calloc(size, sizeof(const int32_t *));
+    if (!q->peers || !q->merged_states || !q->merged_maps)
+        return cpa_fail(&ops->error, CPA_NO_MEMORY, "context: no memory for %zu ranks", size);
+    return ops->device->operators->plan_create(ops->device, &q->plan, &ops->error);
 }
 
-void cpa_pass_q_destroy(cpa_context *c) {
-    cpa_pass_q *q = &c->q;
-    if (c->device) {
-        c->device->table->free(c->device, q->maps_memory.memory);
-        c->device->table->free(c->device, q->packed_memory.memory);
-        c->device->table->free(c->device, q->got_memory.memory);
-        c->device->table->free(c->device, q->away_memory.memory);
-        c->device->table->free(c->device, q->home_memory.memory);
-        if (q->plan) c->device->operators->plan_destroy(q->plan);
-        c->device->table->free_host(c->device, q->map_sets[0]);
-        c->device->table->free_host(c->device, q->map_sets[1]);
-    }
+void cpa_pass_q_destroy(cpa_pass_q *q) {
+    if (!q->ops) return;
+    cpa_context_free(q->ops, &q->maps_memory);
+    cpa_context_free(q->ops, &q->packed_memory);
+    cpa_context_free(q->ops, &q->got_memory);
+    cpa_context_free(q->ops, &q->away_memory);
+    cpa_context_free(q->ops, &q->home_memory);
+    if (q->plan) q->ops->device->operators->plan_destroy(q->plan);
+    q->ops->device->table->free_host(q->ops->device, q->map_sets[0]);
+    q->ops->device->table->free_host(q->ops->device, q->map_sets[1]);
     free(q->state_shifts);
+    free(q->merged_maps);
+    free(q->merged_states);
     free(q->peers);
 }
 
 /* ---- rows ---- */
 
-static int64_t query_bytes(const cpa_context *c) {
-    return cpa_shape_q_bytes(&c->options.shape);
+static int64_t query_bytes(const cpa_pass_q *q) {
+    return cpa_shape_q_bytes(&q->ops->options.shape);
 }
 
 /* Floats of a row of a message of states. */
-static int64_t state_floats(const cpa_context *c) {
-    int64_t floats = (int64_t)c->options.shape.q_heads * (c->options.shape.v_dim + 1);
+static int64_t state_floats(const cpa_pass_q *q) {
+    int64_t floats = (int64_t)q->ops->options.shape.q_heads * (q->ops->options.shape.v_dim + 1);
     return (floats + 3) / 4 * 4;
 }
 
-static cpa_partial state_rows(const cpa_context *c, void *memory, int64_t row) {
-    int64_t stride = state_floats(c);
+static cpa_partial state_rows(const cpa_pass_q *q, void *memory, int64_t row) {
+    int64_t stride = state_floats(q);
     float *o = (float *)memory + row * stride;
+    const cpa_context_options *options = &q->ops->options;
     return (cpa_partial){.o = o,
                          .o_row_stride = stride,
-                         .lse = o + (int64_t)c->options.shape.q_heads * c->options.shape.v_dim,
+                         .lse = o + (int64_t)options->shape.q_heads * options->shape.v_dim,
                          .lse_row_stride = stride};
 }
 
 /* The states that are attended for a peer. */
-static cpa_partial served_states(const cpa_context *c, const cpa_pass_q_peer *peer) {
-    return c->q.direct ? state_rows(c, peer->their_room, 0) : state_rows(c, c->q.away_memory.memory, peer->got_at);
+static cpa_partial served_states(const cpa_pass_q *q, const cpa_pass_q_peer *peer) {
+    return q->direct ? state_rows(q, peer->their_room, 0) : state_rows(q, q->away_memory.memory, peer->got_at);
 }
 
 /* The own states that a peer attends. */
-static cpa_partial home_states(const cpa_context *c, const cpa_pass_q_peer *peer) {
-    return c->q.direct ? state_rows(c, peer->own_room, 0) : state_rows(c, c->q.home_memory.memory, peer->home_at);
+static cpa_partial home_states(const cpa_pass_q *q, const cpa_pass_q_peer *peer) {
+    return q->direct ? state_rows(q, peer->own_room, 0) : state_rows(q, q->home_memory.memory, peer->home_at);
 }
 
 /* How many rows of a chunk `asker` sends to `keeper`: all of its own if the keeper has a key. */
-static int64_t rows_sent(const cpa_context *c, const cpa_planned_chunk *chunk, int32_t asker, int32_t keeper) {
-    if (chunk->algorithm != CPA_PASS_Q || cpa_context_share(c, chunk, keeper).keys == 0) return 0;
-    return cpa_context_share(c, chunk, asker).rows;
+static int64_t rows_sent(const cpa_pass_q *q, const cpa_planned_chunk *chunk, int32_t asker, int32_t keeper) {
+    if (chunk->algorithm != CPA_PASS_Q || cpa_planned_share(q->step, chunk, keeper).keys == 0) return 0;
+    return cpa_planned_share(q->step, chunk, asker).rows;
 }
 
 /* A steady step: every rank sends all its rows to every other, whether they hold keys or not. */
-static void plan_steady_peers(cpa_context *c) {
-    cpa_pass_q *q = &c->q;
-    const int64_t rows = c->steady_rows;
+static void plan_steady_peers(cpa_pass_q *q) {
+    const int64_t rows = q->step->steady_rows;
     q->active = 1;
     q->packed_rows = 0;
-    q->got_rows = q->home_rows = rows * (c->map.cp_size - 1);
-    for (int32_t round = 1; round < c->map.cp_size; round++) {
+    q->got_rows = q->home_rows = rows * (q->ops->map.cp_size - 1);
+    for (int32_t round = 1; round < q->ops->map.cp_size; round++) {
         q->peers[round - 1] = (cpa_pass_q_peer){
-            .rank = cpa_round_recv_peer(c->map.cp_size, c->control.rank, round),
+            .rank = cpa_round_recv_peer(q->ops->map.cp_size, q->ops->rank, round),
             .sent = rows,
             .packed_at = NOT_PACKED,
             .home_at = rows * (round - 1),
@@ -100,28 +107,27 @@ static void plan_steady_peers(cpa_context *c) {
 
 /* Counts the rows of each peer and places them in the buffers. A peer that gets every row is sent the caller's queries
  * as they lie; peers that get every pass-Q row share one packed copy. */
-static void plan_peers(cpa_context *c) {
-    cpa_pass_q *q = &c->q;
+static void plan_peers(cpa_pass_q *q) {
     int64_t all = 0, all_at = -1;
     q->active = 0;
-    for (int64_t i = 0; i < c->n_chunks; i++) {
-        if (c->chunks[i].algorithm != CPA_PASS_Q) continue;
+    for (int64_t i = 0; i < q->step->n_chunks; i++) {
+        if (q->step->chunks[i].algorithm != CPA_PASS_Q) continue;
         q->active = 1;
-        all += cpa_context_share(c, &c->chunks[i], c->control.rank).rows;
+        all += cpa_planned_share(q->step, &q->step->chunks[i], q->ops->rank).rows;
     }
     q->packed_rows = q->got_rows = q->home_rows = 0;
-    for (int32_t round = 1; round < c->map.cp_size; round++) {
+    for (int32_t round = 1; round < q->ops->map.cp_size; round++) {
         cpa_pass_q_peer *peer = &q->peers[round - 1];
-        *peer = (cpa_pass_q_peer){.rank = cpa_round_recv_peer(c->map.cp_size, c->control.rank, round)};
-        for (int64_t i = 0; i < c->n_chunks; i++) {
-            peer->sent += rows_sent(c, &c->chunks[i], c->control.rank, peer->rank);
-            peer->got += rows_sent(c, &c->chunks[i], peer->rank, c->control.rank);
+        *peer = (cpa_pass_q_peer){.rank = cpa_round_recv_peer(q->ops->map.cp_size, q->ops->rank, round)};
+        for (int64_t i = 0; i < q->step->n_chunks; i++) {
+            peer->sent += rows_sent(q, &q->step->chunks[i], q->ops->rank, peer->rank);
+            peer->got += rows_sent(q, &q->step->chunks[i], peer->rank, q->ops->rank);
         }
         peer->home_at = q->home_rows;
         peer->got_at = q->got_rows;
         q->home_rows += peer->sent;
         q->got_rows += peer->got;
-        if (peer->sent == c->rows) {
+        if (peer->sent == q->step->rows) {
             peer->packed_at = NOT_PACKED;
             continue;
         }
@@ -136,32 +142,32 @@ static void plan_peers(cpa_context *c) {
 }
 
 /* Whether states go direct, the same on all ranks: no message of the step may be longer than a room. */
-static void choose_direct(cpa_context *c) {
-    cpa_pass_q *q = &c->q;
-    const cpa_transport_table *table = c->transport->table;
-    int64_t most_rows = c->steady_rows, room = 0;
+static void choose_direct(cpa_pass_q *q) {
+    const cpa_transport_table *table = q->ops->transport->table;
+    int64_t most_rows = q->step->steady_rows, room = 0;
     q->direct = 0;
-    if (!q->joined || !table->room) return;
-    for (int32_t rank = 0; rank < c->map.cp_size && !c->steady_rows; rank++) {
+    if (!q->attends_own || !table->room) return;
+    for (int32_t rank = 0; rank < q->ops->map.cp_size && !q->step->steady_rows; rank++) {
         int64_t rows = 0;
-        for (int64_t i = 0; i < c->n_chunks; i++) rows += cpa_context_share(c, &c->chunks[i], rank).rows;
+        for (int64_t i = 0; i < q->step->n_chunks; i++)
+            rows += cpa_planned_share(q->step, &q->step->chunks[i], rank).rows;
         if (rows > most_rows) most_rows = rows;
     }
-    for (int32_t i = 0; i < c->map.cp_size - 1; i++) {
+    for (int32_t i = 0; i < q->ops->map.cp_size - 1; i++) {
         cpa_pass_q_peer *peer = &q->peers[i];
-        table->room(c->transport, peer->rank, &peer->their_room, &peer->own_room, &room);
+        table->room(q->ops->transport, peer->rank, &peer->their_room, &peer->own_room, &room);
     }
-    q->direct = most_rows * state_floats(c) * (int64_t)sizeof(float) <= room;
+    q->direct = most_rows * state_floats(q) * (int64_t)sizeof(float) <= room;
 }
 
 /* Fills the own rows that are packed for a peer (NULL: none are), and the row map of the state that comes home from it.
  */
-static void map_peer(const cpa_context *c, const cpa_pass_q_peer *peer, int32_t *packed, int32_t *home) {
+static void map_peer(const cpa_pass_q *q, const cpa_pass_q_peer *peer, int32_t *packed, int32_t *home) {
     int32_t at = 0;
-    for (int64_t i = 0; i < c->n_chunks; i++) {
-        const cpa_planned_chunk *chunk = &c->chunks[i];
-        int64_t own = cpa_context_share(c, chunk, c->control.rank).rows;
-        int64_t sent = rows_sent(c, chunk, c->control.rank, peer->rank);
+    for (int64_t i = 0; i < q->step->n_chunks; i++) {
+        const cpa_planned_chunk *chunk = &q->step->chunks[i];
+        int64_t own = cpa_planned_share(q->step, chunk, q->ops->rank).rows;
+        int64_t sent = rows_sent(q, chunk, q->ops->rank, peer->rank);
         for (int64_t row = 0; row < own; row++) {
             home[chunk->row + row] = sent ? at : -1;
             if (sent && packed) packed[at] = (int32_t)(chunk->row + row);
@@ -171,105 +177,102 @@ static void map_peer(const cpa_context *c, const cpa_pass_q_peer *peer, int32_t 
 }
 
 /* The row map of a steady step. */
-static void map_steady_peer(const cpa_context *c, const cpa_pass_q_peer *peer, int32_t *home) {
-    for (int64_t row = 0; row < c->rows; row++) home[row] = -1;
-    for (int64_t i = 0; i < c->n_chunks; i++) {
-        const cpa_planned_chunk *chunk = &c->chunks[i];
-        if (cpa_context_share(c, chunk, peer->rank).keys == 0) continue;
-        int64_t end = chunk->row + cpa_context_share(c, chunk, c->control.rank).rows;
+static void map_steady_peer(const cpa_pass_q *q, const cpa_pass_q_peer *peer, int32_t *home) {
+    for (int64_t row = 0; row < q->step->rows; row++) home[row] = -1;
+    for (int64_t i = 0; i < q->step->n_chunks; i++) {
+        const cpa_planned_chunk *chunk = &q->step->chunks[i];
+        if (cpa_planned_share(q->step, chunk, peer->rank).keys == 0) continue;
+        int64_t end = chunk->row + cpa_planned_share(q->step, chunk, q->ops->rank).rows;
         for (int64_t row = chunk->row; row < end; row++) home[row] = (int32_t)row;
     }
 }
 
 /* Room for the row maps; what was there is lost. */
-static cpa_status ensure_maps(cpa_context *c, int64_t entries) {
-    cpa_pass_q *q = &c->q;
+static cpa_status ensure_maps(cpa_pass_q *q, int64_t entries) {
     const int turn = q->maps_turn ^= 1;
     if (entries > q->map_capacities[turn]) {
         int64_t grown = entries < 2 * q->map_capacities[turn] ? 2 * q->map_capacities[turn] : entries;
         void *maps;
-        CPA_TRY(c->device->table->alloc_host(c->device, grown * (int64_t)sizeof *q->maps, &maps, &c->error));
-        c->device->table->free_host(c->device, q->map_sets[turn]);
+        CPA_TRY(
+            q->ops->device->table->alloc_host(q->ops->device, grown * (int64_t)sizeof *q->maps, &maps, &q->ops->error));
+        q->ops->device->table->free_host(q->ops->device, q->map_sets[turn]);
         q->map_sets[turn] = maps;
         q->map_capacities[turn] = grown;
     }
     q->maps = q->map_sets[turn];
     q->maps_entries = entries;
     q->maps_uploaded = NULL;
-    return cpa_context_ensure(c, &q->maps_memory, entries * (int64_t)sizeof *q->maps);
+    return cpa_context_ensure(q->ops, &q->maps_memory, entries * (int64_t)sizeof *q->maps);
 }
 
 /* The row maps, and the states that the last merge of a layer joins. */
-static cpa_status plan_maps(cpa_context *c) {
-    cpa_pass_q *q = &c->q;
-    int64_t peers = c->map.cp_size - 1, entries = q->packed_rows + peers * c->rows;
-    CPA_TRY(ensure_maps(c, entries));
+static cpa_status plan_maps(cpa_pass_q *q) {
+    int64_t peers = q->ops->map.cp_size - 1, entries = q->packed_rows + peers * q->step->rows;
+    CPA_TRY(ensure_maps(q, entries));
     const int32_t *device_maps = q->maps_memory.memory;
     for (int64_t i = 0; i < peers; i++) {
         const cpa_pass_q_peer *peer = &q->peers[i];
         if (peer->sent == 0) continue;
-        int64_t home = q->packed_rows + i * c->rows;
-        if (c->steady_rows) {
-            map_steady_peer(c, peer, q->maps + home);
+        int64_t home = q->packed_rows + i * q->step->rows;
+        if (q->step->steady_rows) {
+            map_steady_peer(q, peer, q->maps + home);
         } else {
-            map_peer(c, peer, peer->packed_at == NOT_PACKED ? NULL : q->maps + peer->packed_at, q->maps + home);
+            map_peer(q, peer, peer->packed_at == NOT_PACKED ? NULL : q->maps + peer->packed_at, q->maps + home);
         }
-        c->states[c->n_states] = home_states(c, peer);
-        c->row_maps[c->n_states++] = device_maps + home;
+        q->merged_states[q->n_merged] = home_states(q, peer);
+        q->merged_maps[q->n_merged++] = device_maps + home;
     }
     return CPA_OK;
 }
 
-cpa_status cpa_pass_q_upload(cpa_context *c, cpa_stream *stream) {
-    cpa_pass_q *q = &c->q;
+static cpa_status upload_maps(cpa_pass_q *q, cpa_stream *stream) {
     if (q->maps_uploaded == stream) return CPA_OK;
     cpa_status status =
-        c->device->table->copy(q->maps_memory.memory, q->maps, q->maps_entries * (int64_t)sizeof *q->maps, stream);
+        q->ops->device->table->copy(q->maps_memory.memory, q->maps, q->maps_entries * (int64_t)sizeof *q->maps, stream);
     q->maps_uploaded = stream;
-    return cpa_context_check(c, status, stream);
+    return cpa_context_check(q->ops, status, stream);
 }
 
 /* How much further on the states of a peer's rows lie than their rows in away_memory; 0 unless they go direct. */
-static int64_t state_shift(const cpa_context *c, const cpa_pass_q_peer *peer) {
-    const cpa_partial there = served_states(c, peer), here = state_rows(c, c->q.away_memory.memory, peer->got_at);
+static int64_t state_shift(const cpa_pass_q *q, const cpa_pass_q_peer *peer) {
+    const cpa_partial there = served_states(q, peer), here = state_rows(q, q->away_memory.memory, peer->got_at);
     return ((intptr_t)there.o - (intptr_t)here.o) / (intptr_t)sizeof(float);
 }
 
-static cpa_status ensure_shifts(cpa_context *c) {
-    const int64_t n = c->n_chunks * c->map.cp_size;
-    int64_t *shifts = cpa_context_grow(c, c->q.state_shifts, &c->q.shifts_capacity, n, sizeof *shifts);
-    if (!shifts) return CPA_NO_MEMORY;
-    memset(shifts, 0, (size_t)n * sizeof *shifts); /* own rows stay here */
-    c->q.state_shifts = shifts;
+static cpa_status ensure_shifts(cpa_pass_q *q) {
+    const int64_t n = q->step->n_chunks * q->ops->map.cp_size;
+    CPA_TRY(cpa_context_reserve(q->ops, &q->state_shifts, &q->shifts_capacity, n, sizeof *q->state_shifts));
+    memset(q->state_shifts, 0, (size_t)n * sizeof *q->state_shifts); /* own rows stay here */
     return CPA_OK;
 }
 
 /* Whether queries go or come. If none do, all that is attended are own rows, from where they lie. */
-static int exchanges_queries(const cpa_context *c) {
+static int exchanges_queries(const cpa_pass_q *q) {
     int64_t rows = 0;
-    for (int32_t p = 0; p < c->map.cp_size - 1; p++) rows += c->q.peers[p].sent + c->q.peers[p].got;
+    for (int32_t p = 0; p < q->ops->map.cp_size - 1; p++) rows += q->peers[p].sent + q->peers[p].got;
     return rows > 0;
 }
 
-/* The rows of the peers over the own shard, and the own rows if they join them. */
-static cpa_status plan_served(cpa_context *c) {
+/* The rows of the peers over the own shard, and the own rows if they are attended with them. */
+static cpa_status plan_served(cpa_pass_q *q) {
     int64_t n = 0;
-    CPA_TRY(ensure_shifts(c));
-    for (int32_t p = 0; p < c->map.cp_size - 1; p++) {
-        const cpa_pass_q_peer *peer = &c->q.peers[p];
-        const int64_t shift = state_shift(c, peer);
+    CPA_TRY(ensure_shifts(q));
+    for (int32_t p = 0; p < q->ops->map.cp_size - 1; p++) {
+        const cpa_pass_q_peer *peer = &q->peers[p];
+        const int64_t shift = state_shift(q, peer);
         int64_t row = peer->got_at;
-        for (int64_t i = 0; i < c->n_chunks; i++) {
-            const cpa_planned_chunk *chunk = &c->chunks[i];
-            int64_t rows = rows_sent(c, chunk, peer->rank, c->control.rank);
+        for (int64_t i = 0; i < q->step->n_chunks; i++) {
+            const cpa_planned_chunk *chunk = &q->step->chunks[i];
+            int64_t rows = rows_sent(q, chunk, peer->rank, q->ops->rank);
             if (rows == 0) {
-                if (c->steady_rows) row += cpa_context_share(c, chunk, peer->rank).rows; /* sent all the same */
+                if (q->step->steady_rows)
+                    row += cpa_planned_share(q->step, chunk, peer->rank).rows; /* sent all the same */
                 continue;
             }
-            cpa_chunk_share own = cpa_context_share(c, chunk, c->control.rank);
-            cpa_chunk_share theirs = cpa_context_share(c, chunk, peer->rank);
-            c->q.state_shifts[n] = shift;
-            c->items[n++] = (cpa_attend_item){
+            cpa_chunk_share own = cpa_planned_share(q->step, chunk, q->ops->rank);
+            cpa_chunk_share theirs = cpa_planned_share(q->step, chunk, peer->rank);
+            q->state_shifts[n] = shift;
+            q->ops->items[n++] = (cpa_attend_item){
                 .q_row = row,
                 .q_count = rows,
                 .q_first = theirs.first,
@@ -283,61 +286,85 @@ static cpa_status plan_served(cpa_context *c) {
         }
     }
     cpa_attend_fusion fusion = {
-        .steady_items = c->steady_rows * (c->map.cp_size - 1),
-        .state_shifts = c->q.state_shifts,
-        .ready_row = c->q.got_rows,
+        .steady_items = q->step->steady_rows * (q->ops->map.cp_size - 1),
+        .state_shifts = q->state_shifts,
+        .ready_row = q->got_rows,
     };
-    if (c->q.joined) {
+    if (q->attends_own) {
         const int64_t served = n;
-        n = cpa_context_own_items(c, n, c->q.got_rows);
-        fusion.steady_items += c->steady_rows;
-        if (exchanges_queries(c)) {
+        n = cpa_planned_own_items(q->step, q->ops->items, n, q->got_rows);
+        fusion.steady_items += q->step->steady_rows;
+        if (exchanges_queries(q)) {
             fusion.ready_items = n - served;
-            fusion.ready_rows = c->rows;
+            fusion.ready_rows = q->step->rows;
         }
     }
-    return cpa_context_set_plan(c, c->q.plan, n, c->block_tables, c->n_table_entries, fusion);
+    return cpa_context_set_plan(q->ops, q->plan, n, q->step->block_tables, q->step->n_table_entries, fusion);
 }
 
-cpa_status cpa_pass_q_plan(cpa_context *c) {
-    cpa_pass_q *q = &c->q;
-    c->row_maps[0] = NULL;
-    c->n_states = 1;
+/* In decode: two attends of few rows take longer than one, by more than what the first hides of the exchange. */
+int cpa_pass_q_takes_own(const cpa_planned_step *step) {
+    if (!step->exchanges) return 0;
+    for (int64_t i = 0; i < step->n_chunks; i++) {
+        if (step->chunks[i].end - step->chunks[i].start > 1 || step->chunks[i].algorithm == CPA_PASS_KV) return 0;
+    }
+    return 1;
+}
+
+cpa_status cpa_pass_q_plan(cpa_pass_q *q) {
+    q->n_merged = 1;
     q->active = 0;
-    if (!c->shared) return CPA_OK;
-    (c->steady_rows ? plan_steady_peers : plan_peers)(c);
+    q->attends_own = cpa_pass_q_takes_own(q->step);
+    if (!q->step->exchanges) return CPA_OK;
+    (q->step->steady_rows ? plan_steady_peers : plan_peers)(q);
     if (!q->active) return CPA_OK;
-    choose_direct(c);
-    int64_t state_bytes = state_floats(c) * (int64_t)sizeof(float);
-    const int64_t served = q->got_rows + (q->joined ? c->rows : 0);
-    CPA_TRY(cpa_context_ensure(c, &q->packed_memory, q->packed_rows * query_bytes(c)));
-    CPA_TRY(cpa_context_ensure(c, &q->got_memory, served * query_bytes(c)));
-    CPA_TRY(cpa_context_ensure(c, &q->away_memory, served * state_bytes));
-    if (!q->direct) CPA_TRY(cpa_context_ensure(c, &q->home_memory, q->home_rows * state_bytes));
-    if (q->joined) c->states[0] = state_rows(c, q->away_memory.memory, q->got_rows);
-    CPA_TRY(plan_maps(c));
-    return plan_served(c);
+    choose_direct(q);
+    int64_t state_bytes = state_floats(q) * (int64_t)sizeof(float);
+    const int64_t served = q->got_rows + (q->attends_own ? q->step->rows : 0);
+    CPA_TRY(cpa_context_ensure(q->ops, &q->packed_memory, q->packed_rows * query_bytes(q)));
+    CPA_TRY(cpa_context_ensure(q->ops, &q->got_memory, served * query_bytes(q)));
+    CPA_TRY(cpa_context_ensure(q->ops, &q->away_memory, served * state_bytes));
+    if (!q->direct) CPA_TRY(cpa_context_ensure(q->ops, &q->home_memory, q->home_rows * state_bytes));
+    CPA_TRY(plan_maps(q));
+    return plan_served(q);
+}
+
+cpa_status cpa_pass_q_upload(cpa_pass_q *q, cpa_stream *stream) {
+    if (!q->active) return CPA_OK;
+    CPA_TRY(cpa_context_check(q->ops, q->ops->device->operators->plan_upload(q->plan, stream), stream));
+    return upload_maps(q, stream);
+}
+
+uint64_t cpa_pass_q_shape(const cpa_pass_q *q) {
+    if (!q->active) return 0;
+    uint64_t shape[] = {(uintptr_t)q->maps_memory.memory, (uintptr_t)q->packed_memory.memory,
+                        (uintptr_t)q->got_memory.memory,  (uintptr_t)q->away_memory.memory,
+                        (uintptr_t)q->home_memory.memory, q->ops->device->graphs->plan_shape(q->plan)};
+    return cpa_hash_bytes(CPA_HASH_START, shape, sizeof shape);
 }
 
 /* ---- one layer ---- */
 
-cpa_status cpa_pass_q_start(cpa_context *c, const cpa_context_args *args, cpa_stream *stream) {
-    cpa_pass_q *q = &c->q;
+cpa_partial cpa_pass_q_own_state(const cpa_pass_q *q) {
+    return state_rows(q, q->away_memory.memory, q->got_rows);
+}
+
+cpa_status cpa_pass_q_start(cpa_pass_q *q, const cpa_context_args *args, cpa_stream *stream) {
     if (!q->active) return CPA_OK;
-    const int64_t bytes = query_bytes(c);
-    CPA_TRY(cpa_pass_q_upload(c, stream));
+    const int64_t bytes = query_bytes(q);
+    CPA_TRY(upload_maps(q, stream));
     if (q->packed_rows > 0) {
-        int64_t span = cpa_spans_begin(&c->spans, CPA_SPAN_QUERIES, 0, stream);
-        cpa_status status = c->device->operators->gather_rows(q->packed_memory.memory, args->q, q->maps_memory.memory,
-                                                              q->packed_rows, bytes, stream);
-        cpa_spans_end(&c->spans, span, stream);
-        CPA_TRY(cpa_context_check(c, status, stream));
+        int64_t span = cpa_spans_begin(&q->ops->spans, CPA_SPAN_QUERIES, 0, stream);
+        cpa_status status = q->ops->device->operators->gather_rows(
+            q->packed_memory.memory, args->q, q->maps_memory.memory, q->packed_rows, bytes, stream);
+        cpa_spans_end(&q->ops->spans, span, stream);
+        CPA_TRY(cpa_context_check(q->ops, status, stream));
     }
     const char *packed = q->packed_memory.memory;
     char *got = q->got_memory.memory;
-    for (int32_t i = 0; i < c->map.cp_size - 1; i++) {
+    for (int32_t i = 0; i < q->ops->map.cp_size - 1; i++) {
         const cpa_pass_q_peer *peer = &q->peers[i];
-        c->messages[i] = (cpa_message){
+        q->ops->messages[i] = (cpa_message){
             .peer = peer->rank,
             .send = peer->packed_at == NOT_PACKED ? args->q : packed + peer->packed_at * bytes,
             .send_bytes = peer->sent * bytes,
@@ -345,70 +372,74 @@ cpa_status cpa_pass_q_start(cpa_context *c, const cpa_context_args *args, cpa_st
             .recv_bytes = peer->got * bytes,
         };
     }
-    return cpa_context_start(c, c->map.cp_size - 1, CPA_SPAN_EXCHANGE_QUERIES, 0, stream, &q->queries);
+    return cpa_context_start(q->ops, q->ops->map.cp_size - 1, CPA_SPAN_EXCHANGE_QUERIES, 0, stream, &q->queries);
 }
 
-static cpa_status send_states(cpa_context *c, cpa_stream *stream) {
-    cpa_pass_q *q = &c->q;
-    const int64_t bytes = state_floats(c) * (int64_t)sizeof(float);
-    for (int32_t i = 0; i < c->map.cp_size - 1; i++) {
+static cpa_status send_states(cpa_pass_q *q, cpa_stream *stream) {
+    const int64_t bytes = state_floats(q) * (int64_t)sizeof(float);
+    for (int32_t i = 0; i < q->ops->map.cp_size - 1; i++) {
         const cpa_pass_q_peer *peer = &q->peers[i];
-        c->messages[i] = (cpa_message){
+        q->ops->messages[i] = (cpa_message){
             .peer = peer->rank,
-            .send = served_states(c, peer).o,
+            .send = served_states(q, peer).o,
             .send_bytes = peer->got * bytes,
-            .recv = home_states(c, peer).o,
+            .recv = home_states(q, peer).o,
             .recv_bytes = peer->sent * bytes,
         };
     }
     /* Telling of stored states is in no span but the exchange's, as pushing is. */
-    return cpa_context_start(c, c->map.cp_size - 1, CPA_SPAN_EXCHANGE_STATES, 0, stream, &q->states);
+    return cpa_context_start(q->ops, q->ops->map.cp_size - 1, CPA_SPAN_EXCHANGE_STATES, 0, stream, &q->states);
 }
 
-cpa_status cpa_pass_q_serve(cpa_context *c, const cpa_context_args *args, cpa_stream *stream) {
-    cpa_pass_q *q = &c->q;
+cpa_status cpa_pass_q_serve(cpa_pass_q *q, const cpa_context_args *args, cpa_stream *stream) {
     if (!q->active) return CPA_OK;
-    CPA_TRY(cpa_context_finish(c, stream, &q->queries));
+    CPA_TRY(cpa_context_finish(q->ops, stream, &q->queries));
     cpa_attend_args attend = {
         .size = sizeof attend,
-        .q = q->joined && !exchanges_queries(c) ? args->q : q->got_memory.memory,
-        .q_dtype = c->options.shape.dtype,
-        .q_row_stride = (int64_t)c->options.shape.q_heads * c->options.shape.k_dim,
+        .q = q->attends_own && !exchanges_queries(q) ? args->q : q->got_memory.memory,
+        .q_dtype = q->ops->options.shape.dtype,
+        .q_row_stride = (int64_t)q->ops->options.shape.q_heads * q->ops->options.shape.k_dim,
         .kv = args->kv,
         .mask = args->mask,
         .scale = args->scale,
-        .state = state_rows(c, q->away_memory.memory, 0),
+        .state = state_rows(q, q->away_memory.memory, 0),
     };
-    CPA_TRY(cpa_context_run_attend(c, q->plan, &attend, args->q, CPA_SPAN_ATTEND_RECEIVED, 0, stream));
-    return send_states(c, stream);
+    CPA_TRY(cpa_context_run_attend(q->ops, q->plan, &attend, args->q, CPA_SPAN_ATTEND_RECEIVED, 0, stream));
+    return send_states(q, stream);
 }
 
 /* CPA_FAULT_BASE2_LSE: the states that come home have LSEs in base 2. CPA_FAULT_DROPPED_SHARD: the first is empty. */
-static cpa_status spoil_states(cpa_context *c, cpa_stream *stream) {
-    for (int32_t i = 0; i < c->map.cp_size - 1; i++) {
-        const cpa_pass_q_peer *peer = &c->q.peers[i];
+static cpa_status spoil_states(cpa_pass_q *q, cpa_stream *stream) {
+    for (int32_t i = 0; i < q->ops->map.cp_size - 1; i++) {
+        const cpa_pass_q_peer *peer = &q->peers[i];
         if (peer->sent == 0) continue;
-        CPA_TRY(cpa_context_spoil_lse(c, home_states(c, peer), peer->sent, stream));
+        CPA_TRY(cpa_context_spoil_lse(q->ops, home_states(q, peer), peer->sent, stream));
         if (cpa_fault_is(CPA_FAULT_DROPPED_SHARD)) break;
     }
     return CPA_OK;
 }
 
 /* Whether the last merge waits for the states by itself. Where waiting is measured it does not. */
-static int leave_to_merge(cpa_context *c) {
-    cpa_pass_q *q = &c->q;
-    if (!q->direct || !c->spans.muted) return 0;
-    if (!c->transport->table->hand_over(c->transport, q->states.handle, &q->awaited)) return 0;
+static int leave_to_merge(cpa_pass_q *q) {
+    if (!q->direct || !q->ops->spans.muted) return 0;
+    if (!q->ops->transport->table->hand_over(q->ops->transport, q->states.handle, &q->awaited)) return 0;
     q->states.handle = NULL;
     return 1;
 }
 
-cpa_status cpa_pass_q_finish(cpa_context *c, int64_t rows, cpa_stream *stream) {
-    cpa_pass_q *q = &c->q;
+cpa_status cpa_pass_q_finish(cpa_pass_q *q, int64_t rows, cpa_stream *stream) {
     q->awaited.n_parts = 0;
     if (!q->active) return CPA_OK;
     const int spoils = cpa_fault_is(CPA_FAULT_BASE2_LSE) || cpa_fault_is(CPA_FAULT_DROPPED_SHARD);
-    if (rows > 0 && !spoils && leave_to_merge(c)) return CPA_OK;
-    CPA_TRY(cpa_context_finish(c, stream, &q->states));
-    return spoils ? spoil_states(c, stream) : CPA_OK;
+    if (rows > 0 && !spoils && leave_to_merge(q)) return CPA_OK;
+    CPA_TRY(cpa_context_finish(q->ops, stream, &q->states));
+    return spoils ? spoil_states(q, stream) : CPA_OK;
+}
+
+cpa_status cpa_pass_q_merge(cpa_pass_q *q, cpa_partial own, cpa_merge_args *merge, cpa_stream *stream) {
+    q->merged_states[0] = own;
+    merge->states = q->merged_states;
+    merge->row_maps = q->merged_maps;
+    merge->n_states = q->n_merged;
+    return cpa_context_run_merge(q->ops, merge, &q->awaited, stream);
 }

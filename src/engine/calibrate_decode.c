@@ -7,7 +7,8 @@
 #include "kernels/device.h"
 #include "kernels/graph.h"
 #include "kernels/kv_view.h"
-#include "src/context/context_internal.h"
+#include "src/context/context.h"
+#include "src/context/context_plan.h"
 #include "src/engine/calibrate.h"
 
 enum {
@@ -94,7 +95,7 @@ static cpa_status attend_layers(probe *p, cpa_error *err) {
 static cpa_status capture(probe *p, cpa_error *err) {
     const cpa_graph_table *graphs = p->device->graphs;
     CPA_TRY(attend_layers(p, err));
-    CPA_TRY(context_failed(p, cpa_context_sync(p->context, p->stream), err));
+    CPA_TRY(context_failed(p, cpa_context_sync(p->context, p->stream, NULL, NULL), err));
     if (p->graph) graphs->destroy(p->graph);
     p->graph = NULL;
     CPA_TRY(stream_failed(p, graphs->begin(p->stream), err));
@@ -119,10 +120,10 @@ static cpa_status time_graph(probe *p, double *seconds, cpa_error *err) {
     double start = 0;
     for (int step = -1; step < STEPS; step++) { /* the first is the warm-up */
         CPA_TRY(stream_failed(p, p->device->graphs->launch(p->graph, p->stream), err));
-        if (step < 0) CPA_TRY(context_failed(p, cpa_context_sync(p->context, p->stream), err));
+        if (step < 0) CPA_TRY(context_failed(p, cpa_context_sync(p->context, p->stream, NULL, NULL), err));
         if (step < 0) start = cpa_clock_now();
     }
-    CPA_TRY(context_failed(p, cpa_context_sync(p->context, p->stream), err));
+    CPA_TRY(context_failed(p, cpa_context_sync(p->context, p->stream, NULL, NULL), err));
     *seconds = (cpa_clock_now() - start) / (STEPS * LAYERS);
     return CPA_OK;
 }

@@ -6,7 +6,7 @@
 
 #include "base/check.h"
 #include "base/clock.h"
-#include "src/context/context_internal.h"
+#include "src/context/context.h"
 #include "src/engine/engine_internal.h"
 #include "src/engine/next_plan.h"
 
@@ -162,7 +162,7 @@ static int64_t count_tokens(const cpa_step_plan *plan) {
 static cpa_status check_step(run *r, cpa_error *err) {
     cpa_host_span span = cpa_spans_host_begin(CPA_SPAN_CHECK);
     cpa_status status = cpa_verify_step(r->engine->verify, &r->plan, err);
-    cpa_spans_host_end(&r->engine->worker->context->spans, span);
+    cpa_spans_host_end(cpa_context_spans(r->engine->worker->context), span);
     return status;
 }
 
@@ -283,8 +283,8 @@ static cpa_status run_plans(run *r, cpa_error *err) {
         .max_tokens = engine->options.max_num_batched_tokens,
     };
     cpa_step_plan_init(&r->plan);
-    cpa_status status =
-        cpa_next_plan_open(&r->next, &engine->control, r->ahead, &engine->worker->context->spans, &limits, err);
+    cpa_status status = cpa_next_plan_open(&r->next, &engine->control, r->ahead,
+                                           cpa_context_spans(engine->worker->context), &limits, err);
     status = cpa_control_agree(&engine->control, status, err);
     if (status == CPA_OK) {
         stream->poll = poll_next_plan;

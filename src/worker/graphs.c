@@ -5,18 +5,18 @@
 
 #include "base/check.h"
 #include "base/hash.h"
+#include "kernels/graph.h"
+#include "src/context/context_plan.h"
 
 /* Shapes that are remembered; of more, the one that was not used for the longest time goes. */
 enum { GRAPHS = 32 };
 
 /* A shape of steps. All ranks have the same entries, as they choose, capture and forget together. */
 typedef struct graph_entry {
-    uint64_t key;        /* of the shapes on all ranks */
-    int64_t used;        /* when, counted in steps; 0: the entry is free */
-    cpa_graph *graph[2]; /* with marks, and muted */
-    /* What a launch does to the accounts of the context. */
-    int64_t bytes_sent;
-    int32_t layers;
+    uint64_t key;                /* of the shapes on all ranks */
+    int64_t used;                /* when, counted in steps; 0: the entry is free */
+    cpa_graph *graph[2];         /* with marks, and muted */
+    cpa_context_account account; /* what a launch adds to it */
     cpa_span_record *records;
     int64_t n_records;
     int32_t n_events;
@@ -29,8 +29,7 @@ struct cpa_graphs {
     graph_entry entries[GRAPHS];
     graph_entry *current; /* of the step that is planned */
     int64_t steps;
-    cpa_context_stats before; /* the capture */
-    int muted;                /* as the context was then */
+    int muted; /* as the context was before the capture */
 };
 
 cpa_status cpa_graphs_create(cpa_control *control, cpa_context *context, cpa_stream *stream, cpa_graphs **out,
@@ -106,21 +105,19 @@ cpa_status cpa_graphs_choose(cpa_graphs *graphs, cpa_graph_way *out, cpa_error *
 }
 
 cpa_status cpa_graphs_begin(cpa_graphs *graphs, int muted, cpa_error *err) {
-    cpa_context *c = graphs->context;
     if (!muted) empty_entry(graphs, graphs->current);
-    graphs->before = c->stats;
-    graphs->muted = c->spans.muted;
-    c->spans.muted = muted;
-    c->layers_attended = 0;
-    cpa_spans_start(&c->spans, graphs->stream);
+    cpa_spans *spans = cpa_context_spans(graphs->context);
+    graphs->muted = spans->muted;
+    spans->muted = muted;
+    cpa_context_account_begin(graphs->context, &graphs->current->account);
+    cpa_spans_start(spans, graphs->stream);
     cpa_status status = graphs->stream->device->graphs->begin(graphs->stream);
     return status == CPA_OK ? status : cpa_fail(err, status, "%s", graphs->stream->error.message);
 }
 
-/* Keeps what the context noted of the captured step. */
-static cpa_status keep_accounts(const cpa_graphs *graphs, graph_entry *entry, cpa_error *err) {
-    const cpa_context *c = graphs->context;
-    const cpa_spans *spans = &c->spans;
+/* Keeps the spans of the captured step. */
+static cpa_status keep_spans(const cpa_graphs *graphs, graph_entry *entry, cpa_error *err) {
+    const cpa_spans *spans = cpa_context_spans(graphs->context);
     size_t bytes = (size_t)spans->count * sizeof *entry->records;
     entry->records = malloc(bytes ? bytes : 1);
     if (!entry->records)
@@ -128,34 +125,30 @@ static cpa_status keep_accounts(const cpa_graphs *graphs, graph_entry *entry, cp
     if (bytes) memcpy(entry->records, spans->records, bytes);
     entry->n_records = spans->count;
     entry->n_events = spans->n_events;
-    entry->bytes_sent = c->stats.bytes_sent - graphs->before.bytes_sent;
-    entry->layers = c->layers_attended;
     return CPA_OK;
 }
 
 cpa_status cpa_graphs_end(cpa_graphs *graphs, cpa_status enqueued, cpa_error *err) {
     graph_entry *entry = graphs->current;
-    cpa_context *c = graphs->context;
-    const int muted = c->spans.muted;
-    c->spans.muted = graphs->muted;
+    cpa_spans *spans = cpa_context_spans(graphs->context);
+    const int muted = spans->muted;
+    spans->muted = graphs->muted;
+    if (enqueued == CPA_OK) cpa_context_account_end(graphs->context, &entry->account);
     if (enqueued != CPA_OK) {
         graphs->stream->device->graphs->end(graphs->stream, NULL);
         return enqueued;
     }
     cpa_status status = graphs->stream->device->graphs->end(graphs->stream, &entry->graph[muted]);
     if (status != CPA_OK) return cpa_fail(err, status, "%s", graphs->stream->error.message);
-    if (!muted) CPA_TRY(keep_accounts(graphs, entry, err));
-    c->stats = graphs->before; /* nothing has run */
-    return CPA_OK;
+    return muted ? CPA_OK : keep_spans(graphs, entry, err);
 }
 
 cpa_status cpa_graphs_launch(cpa_graphs *graphs, cpa_error *err) {
     const graph_entry *entry = graphs->current;
-    cpa_context *c = graphs->context;
-    cpa_spans_start(&c->spans, graphs->stream);
-    if (!c->spans.muted) CPA_TRY(cpa_spans_put(&c->spans, entry->records, entry->n_records, entry->n_events, err));
-    c->stats.bytes_sent += entry->bytes_sent;
-    cpa_context_count_chunks(c, entry->layers);
-    cpa_status status = graphs->stream->device->graphs->launch(entry->graph[c->spans.muted], graphs->stream);
+    cpa_spans *spans = cpa_context_spans(graphs->context);
+    cpa_spans_start(spans, graphs->stream);
+    if (!spans->muted) CPA_TRY(cpa_spans_put(spans, entry->records, entry->n_records, entry->n_events, err));
+    cpa_context_account_add(graphs->context, &entry->account);
+    cpa_status status = graphs->stream->device->graphs->launch(entry->graph[spans->muted], graphs->stream);
     return status == CPA_OK ? status : cpa_fail(err, status, "%s", graphs->stream->error.message);
 }

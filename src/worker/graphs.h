@@ -9,7 +9,7 @@
 #ifndef CPA_GRAPHS_H
 #define CPA_GRAPHS_H
 
-#include "src/context/context_internal.h"
+#include "src/context/context.h"
 
 typedef struct cpa_graphs cpa_graphs;
 

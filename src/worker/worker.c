@@ -6,7 +6,8 @@
 #include "base/check.h"
 #include "base/fault.h"
 #include "kernels/operators.h"
-#include "src/context/context_internal.h"
+#include "src/context/context.h"
+#include "src/context/context_plan.h"
 #include "src/worker/worker_apply.h"
 
 static int64_t pool_blocks(const cpa_worker_options *o) {
@@ -159,7 +160,7 @@ void cpa_worker_set_behind(cpa_worker *worker, void (*behind)(void *ctx), void *
 }
 
 void cpa_worker_set_timeline(cpa_worker *worker, cpa_timeline *timeline) {
-    worker->context->spans.timeline = timeline;
+    cpa_context_spans(worker->context)->timeline = timeline;
 }
 
 cpa_context_options cpa_worker_context_options(const cpa_worker_options *o, int64_t max_rows) {
@@ -300,7 +301,7 @@ static cpa_status run_layer(cpa_worker *worker, const cpa_step_plan *plan, int32
     const cpa_source *source = worker->source;
     const cpa_model_shape *model = &worker->options.model;
     cpa_stream *stream = worker->stream;
-    cpa_spans *spans = &worker->context->spans;
+    cpa_spans *spans = cpa_context_spans(worker->context);
     spans->layer = layer;
     int64_t span = cpa_spans_begin(spans, CPA_SPAN_FILL, 0, stream);
     cpa_status status = source->fill(source->ctx, layer, rows, worker->q, worker->k, worker->v, stream);
@@ -350,7 +351,7 @@ static cpa_status run_layers(cpa_worker *worker, const cpa_step_plan *plan, cons
 /* On a device not every decode step is measured, unless for a timeline. Those before the graph of a shape is there wait
  * for what other ranks prepare: all of them are, and stand for no other. */
 static void choose_measured(cpa_worker *worker, const cpa_step_plan *plan, cpa_graph_way way) {
-    if (!worker->device->caps.has_graphs || worker->context->spans.timeline) return;
+    if (!worker->device->caps.has_graphs || cpa_context_spans(worker->context)->timeline) return;
     if (worker->steady && way != CPA_GRAPH_REPLAY) return;
     for (int64_t i = 0; i < plan->n_chunks; i++) {
         if (plan->chunks[i].count > 1) return;
@@ -392,7 +393,7 @@ static cpa_status enqueue_step(cpa_worker *worker, const cpa_step_plan *plan, co
     if (worker->steady) CPA_TRY(cpa_graphs_choose(worker->graphs, &way, err));
     choose_measured(worker, plan, way);
     if (way == CPA_GRAPH_EAGER) {
-        cpa_spans_start(&worker->context->spans, worker->stream);
+        cpa_spans_start(cpa_context_spans(worker->context), worker->stream);
         return run_layers(worker, plan, observer, err);
     }
     for (int muted = 0; way == CPA_GRAPH_CAPTURE && muted < 2; muted++) {
@@ -406,18 +407,14 @@ static cpa_status enqueue_step(cpa_worker *worker, const cpa_step_plan *plan, co
 
 /* Waits for the layers. Where they have run when they are enqueued, `behind` has its one call before that. */
 static cpa_status drain(cpa_worker *worker, cpa_error *err) {
-    cpa_transport *transport = worker->context->transport;
     if (worker->behind) worker->behind(worker->behind_ctx);
-    transport->meanwhile = worker->behind;
-    transport->meanwhile_ctx = worker->behind_ctx;
-    cpa_status status = cpa_context_sync(worker->context, worker->stream);
-    transport->meanwhile = NULL;
+    cpa_status status = cpa_context_sync(worker->context, worker->stream, worker->behind, worker->behind_ctx);
     return status == CPA_OK ? CPA_OK : cpa_fail(err, status, "%s", cpa_context_error(worker->context));
 }
 
 static cpa_status run_step(cpa_worker *worker, const cpa_step_plan *plan, const cpa_worker_observer *observer,
                            cpa_error *err) {
-    cpa_spans *spans = &worker->context->spans;
+    cpa_spans *spans = cpa_context_spans(worker->context);
     if (cpa_fault_is(CPA_FAULT_FAILED_RANK) && worker->rank == worker->options.map.cp_size - 1)
         return cpa_fail(err, CPA_DEVICE, "a step fails on this rank alone");
     cpa_host_span span = cpa_spans_host_begin(CPA_SPAN_ENQUEUE);
@@ -445,7 +442,7 @@ cpa_status cpa_worker_prepare(cpa_worker *worker, const cpa_step_plan *plan, con
     cpa_error own = {CPA_OK, ""};
     cpa_host_span span = cpa_spans_host_begin(CPA_SPAN_PLAN);
     cpa_status status = prepare_step(worker, plan, observer, &own);
-    cpa_spans_host_end(&worker->context->spans, span);
+    cpa_spans_host_end(cpa_context_spans(worker->context), span);
     return outcome(worker, plan, status, &own, err);
 }
 

@@ -44,14 +44,15 @@ static int64_t least_staging(const cpa_test_shape *shape) {
 /* What a context did. */
 typedef struct step_facts {
     cpa_context_stats stats;
-    int64_t rows, joined_rows, open_rows, transfers;
+    int64_t rows, one_pass_rows, open_rows, transfers;
 } step_facts;
 
 /* Nothing that was not packed, or did not come, may be read. */
 static void poison_staging(cpa_context *c) {
-    const int64_t bytes = c->kv.staging ? c->kv.segments * c->kv.capacity * c->kv.block_bytes : 0;
+    const cpa_kv_transfers *t = &c->kv.transfers;
+    const int64_t bytes = t->memory ? t->staging.segments * t->staging.capacity * t->staging.block_bytes : 0;
     char *poison = cpa_test_poisoned(bytes, 1);
-    CU_ASSERT_EQUAL(c->device->table->copy(c->kv.staging, poison, bytes, stream), CPA_OK);
+    CU_ASSERT_EQUAL(c->ops.device->table->copy(t->memory, poison, bytes, stream), CPA_OK);
     CU_ASSERT_EQUAL(cpa_stream_sync(stream), CPA_OK);
     free(poison);
 }
@@ -65,9 +66,9 @@ static int64_t run_step(const cpa_test_cache *cache, const cpa_test_chunk *chunk
     CU_ASSERT_EQUAL(cpa_test_plan(context, cache, chunks, n), CPA_OK);
     CU_ASSERT_EQUAL(cpa_test_attend(context, cache, cache->shape.mask, chunks, n, stream, &result), CPA_OK);
     cpa_context_get_stats(context, &facts->stats);
-    facts->rows = context->rows;
-    facts->joined_rows = context->kv.now.joined_rows;
-    facts->open_rows = cpa_pass_kv_open_rows(context, &(cpa_context_args){0});
+    facts->rows = context->step.rows;
+    facts->one_pass_rows = context->kv.now.one_pass_rows;
+    facts->open_rows = cpa_pass_kv_open_rows(&context->kv);
     facts->transfers = context->kv.now.end - context->kv.now.begin;
     int64_t wrong = cpa_test_count_wrong(cache, cache->shape.mask, chunks, n, &result);
     cpa_test_result_destroy(&result);
@@ -165,8 +166,8 @@ static const cpa_test_shape LONG_ATTENTION = {.q_heads = 96,
                                               .mask = {.causal = 1}};
 
 static void expect_some_rows_to_join(const step_facts *facts) {
-    CU_ASSERT(facts->joined_rows > 0);
-    CU_ASSERT(facts->joined_rows < facts->rows);
+    CU_ASSERT(facts->one_pass_rows > 0);
+    CU_ASSERT(facts->one_pass_rows < facts->rows);
 }
 
 static void test_rows_join_the_transfers_that_the_last_rows_hide(void) {

@@ -1,0 +1,34 @@
+/* What the library calls of a context beyond the public header: a transport of choice, spans, waiting. */
+#ifndef CPA_SRC_CONTEXT_H
+#define CPA_SRC_CONTEXT_H
+
+#include <cpattn/context.h>
+
+#include "comm/comm.h"
+#include "src/trace/spans.h"
+
+/* cpa_context_create over a transport that the caller has chosen; NULL: the one for the device. */
+cpa_status cpa_context_create_over(cpa_comm *comm, cpa_device *device, const cpa_transport_table *transport,
+                                   const cpa_context_options *options, cpa_context **out, cpa_error *err);
+/* The spans of its steps, to which the caller may add its own. */
+cpa_spans *cpa_context_spans(cpa_context *c);
+/* Whether the decode step that is planned is measured. A mark between two kernels costs microseconds of the device, as
+ * much as a kernel of a small batch: it is enough to measure some such steps, and the others count as the last one that
+ * was. Holds until the next cpa_context_begin. */
+void cpa_context_mute(cpa_context *c, int muted);
+/* What the layers of a step count on this rank. */
+typedef struct cpa_context_account {
+    cpa_context_stats before;
+    int64_t bytes_sent;
+    int32_t layers;
+} cpa_context_account;
+/* The layers between begin and end are captured, not run: end takes what they counted back. Each launch of the capture
+ * adds it. */
+void cpa_context_account_begin(cpa_context *c, cpa_context_account *account);
+void cpa_context_account_end(cpa_context *c, cpa_context_account *account);
+void cpa_context_account_add(cpa_context *c, const cpa_context_account *account);
+/* Waits until the stream is idle; an exchange that stands still, or fails, is given up and named. While exchanges of a
+ * device are waited for, meanwhile(ctx) is called again and again; NULL: nothing is. */
+cpa_status cpa_context_sync(cpa_context *c, cpa_stream *stream, void (*meanwhile)(void *ctx), void *ctx);
+
+#endif

@@ -1,0 +1,177 @@
+#include "src/context/context_ops.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdlib.h>
+
+#include "base/array.h"
+#include "base/check.h"
+#include "base/fault.h"
+
+cpa_status cpa_context_ops_create(cpa_context_ops *ops) {
+    ops->messages = calloc((size_t)ops->map.cp_size, sizeof *ops->messages);
+    if (!ops->messages)
+        return cpa_fail(&ops->error, CPA_NO_MEMORY, "context: no memory for %d ranks", ops->map.cp_size);
+    CPA_TRY(cpa_spans_create(&ops->spans, ops->device, &ops->error));
+    return ops->device->table->stream_create(ops->device, &ops->upload, &ops->error);
+}
+
+void cpa_context_ops_destroy(cpa_context_ops *ops) {
+    if (ops->device) {
+        cpa_spans_destroy(&ops->spans);
+        if (ops->upload) ops->device->table->stream_destroy(ops->upload);
+    }
+    free(ops->items);
+    free(ops->messages);
+}
+
+/* ---- memory ---- */
+
+cpa_status cpa_context_ensure(cpa_context_ops *ops, cpa_context_buffer *buffer, int64_t bytes) {
+    if (bytes <= buffer->bytes && buffer->memory) return CPA_OK;
+    int64_t grown = bytes < 2 * buffer->bytes ? 2 * buffer->bytes : bytes > 0 ? bytes : 1;
+    void *memory;
+    CPA_TRY(ops->device->table->alloc(ops->device, grown, &memory, &ops->error));
+    ops->device->table->retire(ops->device, buffer->memory);
+    *buffer = (cpa_context_buffer){memory, grown};
+    return CPA_OK;
+}
+
+void cpa_context_free(cpa_context_ops *ops, cpa_context_buffer *buffer) {
+    if (ops->device) ops->device->table->free(ops->device, buffer->memory);
+}
+
+cpa_status cpa_context_reserve(cpa_context_ops *ops, void *array, int64_t *capacity, int64_t n, size_t element) {
+    if (cpa_array_reserve(array, capacity, n, element)) return CPA_OK;
+    return cpa_fail(&ops->error, CPA_NO_MEMORY, "no memory for %" PRId64 " entries of a plan", n);
+}
+
+cpa_status cpa_context_upload(cpa_context_ops *ops, void *dst, const void *src, int64_t bytes) {
+    CPA_TRY(cpa_context_check(ops, ops->device->table->copy(dst, src, bytes, ops->upload), ops->upload));
+    return cpa_context_check(ops, ops->device->table->stream_sync(ops->upload), ops->upload);
+}
+
+cpa_status cpa_context_ensure_state(cpa_context_ops *ops, cpa_context_buffer *buffer, int64_t rows, cpa_partial *out) {
+    int64_t heads = ops->options.shape.q_heads, width = heads * ops->options.shape.v_dim;
+    CPA_TRY(cpa_context_ensure(ops, buffer, rows * (width + heads) * (int64_t)sizeof(float)));
+    float *o = buffer->memory;
+    *out = (cpa_partial){.o = o, .o_row_stride = width, .lse = o + rows * width, .lse_row_stride = heads};
+    return CPA_OK;
+}
+
+cpa_partial cpa_context_state_at(cpa_partial state, int64_t row) {
+    state.o += row * state.o_row_stride;
+    state.lse += row * state.lse_row_stride;
+    return state;
+}
+
+/* ---- operations and messages ---- */
+
+cpa_status cpa_context_check(cpa_context_ops *ops, cpa_status status, const cpa_stream *stream) {
+    return status == CPA_OK ? CPA_OK : cpa_fail(&ops->error, status, "%s", stream->error.message);
+}
+
+cpa_status cpa_context_set_plan(cpa_context_ops *ops, cpa_attend_plan *plan, int64_t n_items,
+                                const int32_t *block_tables, int64_t n_table_entries, cpa_attend_fusion fusion) {
+    cpa_attend_batch batch = {
+        .size = sizeof batch,
+        .map = ops->map,
+        .shape = ops->options.shape,
+        .block_size = ops->options.block_size,
+        .items = ops->items,
+        .n_items = n_items,
+        .block_tables = block_tables,
+        .n_table_entries = n_table_entries,
+    };
+    return ops->device->operators->plan_set(plan, &batch, fusion, &ops->error);
+}
+
+cpa_status cpa_context_run_attend(cpa_context_ops *ops, const cpa_attend_plan *plan, const cpa_attend_args *args,
+                                  const void *ready_q, cpa_span_kind kind, int32_t round, cpa_stream *stream) {
+    if (plan->n_items == 0) return CPA_OK;
+    int64_t span = cpa_spans_begin(&ops->spans, kind, round, stream);
+    cpa_status status = ops->device->operators->attend(plan, args, ready_q, stream);
+    cpa_spans_end(&ops->spans, span, stream);
+    return cpa_context_check(ops, status, stream);
+}
+
+cpa_status cpa_context_run_merge(cpa_context_ops *ops, const cpa_merge_args *args, const cpa_store_batch *awaited,
+                                 cpa_stream *stream) {
+    if (args->rows == 0) return CPA_OK;
+    int64_t span = cpa_spans_begin(&ops->spans, CPA_SPAN_MERGE, 0, stream);
+    cpa_status status = ops->device->operators->merge(args, awaited, stream);
+    cpa_spans_end(&ops->spans, span, stream);
+    return cpa_context_check(ops, status, stream);
+}
+
+cpa_status cpa_context_start(cpa_context_ops *ops, int32_t n_messages, cpa_span_kind kind, int32_t round,
+                             cpa_stream *stream, cpa_context_exchange *out) {
+    out->span = cpa_spans_begin(&ops->spans, kind, round, stream);
+    out->round = round;
+    CPA_TRY(ops->transport->table->start(ops->transport, ops->messages, n_messages, stream->native, &out->handle,
+                                         &ops->error));
+    for (int32_t i = 0; i < n_messages; i++) ops->stats.bytes_sent += ops->messages[i].send_bytes;
+    return CPA_OK;
+}
+
+cpa_status cpa_context_finish(cpa_context_ops *ops, cpa_stream *stream, cpa_context_exchange *exchange) {
+    double waited;
+    cpa_exchange *ending = exchange->handle;
+    exchange->handle = NULL;
+    int64_t span = cpa_spans_begin(&ops->spans, CPA_SPAN_WAIT, exchange->round, stream);
+    cpa_status status = ops->transport->table->finish(ops->transport, ending, stream->native, &waited, &ops->error);
+    cpa_spans_end(&ops->spans, span, stream);
+    cpa_spans_end(&ops->spans, exchange->span, stream);
+    return status;
+}
+
+cpa_status cpa_context_attend_own(cpa_context_ops *ops, const cpa_attend_plan *plan, const cpa_context_args *args,
+                                  cpa_partial state, void *out, cpa_stream *stream) {
+    cpa_attend_args attend = {
+        .size = sizeof attend,
+        .q = args->q,
+        .q_dtype = ops->options.shape.dtype,
+        .q_row_stride = (int64_t)ops->options.shape.q_heads * ops->options.shape.k_dim,
+        .kv = args->kv,
+        .mask = args->mask,
+        .scale = args->scale,
+        .state = state,
+        .out = out,
+    };
+    return cpa_context_run_attend(ops, plan, &attend, NULL, CPA_SPAN_ATTEND_OWN, 0, stream);
+}
+
+static void poll_both(void *ctx) {
+    const cpa_context_poll *poll = ctx;
+    poll->transport->table->poll(poll->transport);
+    if (poll->outer) poll->outer(poll->outer_ctx);
+}
+
+void cpa_context_poll_begin(cpa_context_ops *ops, cpa_stream *stream, cpa_context_poll *poll) {
+    *poll = (cpa_context_poll){ops->transport, stream, stream->poll, stream->poll_ctx};
+    stream->poll = poll_both;
+    stream->poll_ctx = poll;
+}
+
+void cpa_context_poll_end(const cpa_context_poll *poll) {
+    poll->stream->poll = poll->outer;
+    poll->stream->poll_ctx = poll->outer_ctx;
+}
+
+cpa_status cpa_context_spoil_lse(cpa_context_ops *ops, cpa_partial state, int64_t rows, cpa_stream *stream) {
+    const float log2_e = 1.44269504f;
+    const int64_t width = ops->options.shape.q_heads * (int64_t)sizeof(float);
+    const int64_t pitch = state.lse_row_stride * (int64_t)sizeof(float);
+    float *lse = malloc((size_t)(rows * width) + 1);
+    if (!lse) return cpa_fail(&ops->error, CPA_NO_MEMORY, "context: no memory for %" PRId64 " rows", rows);
+    cpa_status status;
+    CPA_TRY_GOTO(ops->device->table->copy_rows(lse, width, state.lse, pitch, width, rows, stream), done);
+    CPA_TRY_GOTO(ops->device->table->stream_sync(stream), done);
+    for (int64_t i = 0; i < rows * ops->options.shape.q_heads; i++)
+        lse[i] = cpa_fault_is(CPA_FAULT_BASE2_LSE) ? lse[i] * log2_e : -INFINITY;
+    CPA_TRY_GOTO(ops->device->table->copy_rows(state.lse, pitch, lse, width, width, rows, stream), done);
+    status = ops->device->table->stream_sync(stream);
+done:
+    free(lse);
+    return cpa_context_check(ops, status, stream);
+}

@@ -1,0 +1,88 @@
+/* What the parts of context attention act through: the device, the transport and the memory of one context, and the
+ * operations and messages that they enqueue. Functions that can fail write the message to ops->error. */
+#ifndef CPA_CONTEXT_OPS_H
+#define CPA_CONTEXT_OPS_H
+
+#include <cpattn/context.h>
+
+#include "comm/comm.h"
+#include "kernels/operators.h"
+#include "src/trace/spans.h"
+
+/* Device memory that grows from plan to plan. */
+typedef struct cpa_context_buffer {
+    void *memory;
+    int64_t bytes;
+} cpa_context_buffer;
+
+/* An exchange in flight, and its span. */
+typedef struct cpa_context_exchange {
+    cpa_exchange *handle;
+    int64_t span;
+    int32_t round;
+} cpa_context_exchange;
+
+typedef struct cpa_context_ops {
+    cpa_context_options options;
+    cpa_owner_map map;
+    int32_t rank;
+    cpa_device *device;
+    cpa_stream *upload; /* for copies outside any layer */
+    cpa_transport *transport;
+    cpa_message *messages;  /* [cp_size], scratch: what cpa_context_start sends */
+    cpa_attend_item *items; /* scratch: what cpa_context_set_plan plans */
+    int64_t items_capacity;
+    cpa_error error;
+    cpa_context_stats stats;
+    cpa_spans spans;
+} cpa_context_ops;
+
+/* Everything but the transport, which is the caller's to open and close. cpa_context_ops_destroy cleans up after a
+ * failure too. */
+cpa_status cpa_context_ops_create(cpa_context_ops *ops);
+void cpa_context_ops_destroy(cpa_context_ops *ops);
+
+/* Makes room for n elements in the array at that address; see cpa_array_reserve. */
+cpa_status cpa_context_reserve(cpa_context_ops *ops, void *array, int64_t *capacity, int64_t n, size_t element);
+/* Room for `bytes` in a buffer; what was there is lost when it grows. */
+cpa_status cpa_context_ensure(cpa_context_ops *ops, cpa_context_buffer *buffer, int64_t bytes);
+void cpa_context_free(cpa_context_ops *ops, cpa_context_buffer *buffer);
+/* Copies host memory to the device, outside any layer. */
+cpa_status cpa_context_upload(cpa_context_ops *ops, void *dst, const void *src, int64_t bytes);
+/* States of `rows` rows: O, then LSE. */
+cpa_status cpa_context_ensure_state(cpa_context_ops *ops, cpa_context_buffer *buffer, int64_t rows, cpa_partial *out);
+cpa_partial cpa_context_state_at(cpa_partial state, int64_t row);
+/* Sets a plan of the first n of ops->items. */
+cpa_status cpa_context_set_plan(cpa_context_ops *ops, cpa_attend_plan *plan, int64_t n_items,
+                                const int32_t *block_tables, int64_t n_table_entries, cpa_attend_fusion fusion);
+
+/* The message of a failed operation of the stream becomes that of the context. */
+cpa_status cpa_context_check(cpa_context_ops *ops, cpa_status status, const cpa_stream *stream);
+/* `kind` says whose rows or keys they are, `round` in which they came. */
+cpa_status cpa_context_run_attend(cpa_context_ops *ops, const cpa_attend_plan *plan, const cpa_attend_args *args,
+                                  const void *ready_q, cpa_span_kind kind, int32_t round, cpa_stream *stream);
+/* The rows of a plan against the own shard, from the empty state. */
+cpa_status cpa_context_attend_own(cpa_context_ops *ops, const cpa_attend_plan *plan, const cpa_context_args *args,
+                                  cpa_partial state, void *out, cpa_stream *stream);
+/* `awaited` as in the kernel table. */
+cpa_status cpa_context_run_merge(cpa_context_ops *ops, const cpa_merge_args *args, const cpa_store_batch *awaited,
+                                 cpa_stream *stream);
+/* An exchange of ops->messages after the work enqueued on the stream so far, and its end before the work to come. */
+cpa_status cpa_context_start(cpa_context_ops *ops, int32_t n_messages, cpa_span_kind kind, int32_t round,
+                             cpa_stream *stream, cpa_context_exchange *out);
+cpa_status cpa_context_finish(cpa_context_ops *ops, cpa_stream *stream, cpa_context_exchange *exchange);
+
+/* What a stream polls until cpa_context_poll_end: the transport, and what it polled before. */
+typedef struct cpa_context_poll {
+    cpa_transport *transport;
+    cpa_stream *stream;
+    void (*outer)(void *ctx);
+    void *outer_ctx;
+} cpa_context_poll;
+void cpa_context_poll_begin(cpa_context_ops *ops, cpa_stream *stream, cpa_context_poll *poll);
+void cpa_context_poll_end(const cpa_context_poll *poll);
+
+/* CPA_FAULT_BASE2_LSE: the LSE of `rows` rows of a state goes to base 2. CPA_FAULT_DROPPED_SHARD: it becomes -inf. */
+cpa_status cpa_context_spoil_lse(cpa_context_ops *ops, cpa_partial state, int64_t rows, cpa_stream *stream);
+
+#endif

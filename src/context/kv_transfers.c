@@ -1,0 +1,196 @@
+#include "src/context/kv_transfers.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+
+#include "base/check.h"
+#include "base/min_max.h"
+#include "comm/rounds.h"
+
+cpa_status cpa_kv_transfers_create(cpa_kv_transfers *t, cpa_context_ops *ops, const cpa_kv_staging *staging) {
+    const int32_t size = ops->map.cp_size;
+    const int64_t blocks = staging->segments * staging->capacity;
+    t->ops = ops;
+    t->staging = *staging;
+    t->region_of = calloc((size_t)size, sizeof *t->region_of);
+    if (!t->region_of) return cpa_fail(&ops->error, CPA_NO_MEMORY, "context: no memory for %d ranks", size);
+    for (int32_t round = 1; staging->regions > 1 && round < size; round++)
+        t->region_of[cpa_round_recv_peer(size, ops->rank, round)] = round - 1;
+    void *memory;
+    CPA_TRY(ops->device->table->alloc(ops->device, blocks * staging->block_bytes, &memory, &ops->error));
+    t->memory = memory;
+    return CPA_OK;
+}
+
+void cpa_kv_transfers_destroy(cpa_kv_transfers *t) {
+    if (!t->ops) return;
+    for (int64_t i = 0; i < t->n_plans; i++) t->ops->device->operators->plan_destroy(t->plans[i]);
+    t->ops->device->table->free(t->ops->device, t->memory);
+    free(t->routes);
+    free(t->spans);
+    free(t->plans);
+    free(t->list);
+    free(t->region_of);
+}
+
+/* ---- planning ---- */
+
+void cpa_kv_transfers_clear(cpa_kv_transfers *t) {
+    t->count = t->n_spans = t->n_routes = t->plans_in_use = 0;
+}
+
+cpa_status cpa_kv_transfers_take_plan(cpa_kv_transfers *t, cpa_attend_plan **out) {
+    if (t->plans_in_use == t->n_plans) {
+        CPA_TRY(cpa_context_reserve(t->ops, &t->plans, &t->plans_capacity, t->n_plans + 1, sizeof(cpa_attend_plan *)));
+        CPA_TRY(t->ops->device->operators->plan_create(t->ops->device, &t->plans[t->n_plans], &t->ops->error));
+        t->n_plans++;
+    }
+    *out = t->plans[t->plans_in_use++];
+    return CPA_OK;
+}
+
+cpa_status cpa_kv_transfers_open(cpa_kv_transfers *t, int32_t round, cpa_kv_transfer *out) {
+    *out = (cpa_kv_transfer){.index = t->count, .round = round, .span = t->n_spans, .route = t->n_routes};
+    return cpa_kv_transfers_take_plan(t, &out->plan);
+}
+
+cpa_status cpa_kv_transfers_add_span(cpa_kv_transfers *t, cpa_kv_transfer *open, cpa_kv_span span) {
+    CPA_TRY(cpa_context_reserve(t->ops, &t->spans, &t->spans_capacity, t->n_spans + 1, sizeof *t->spans));
+    t->spans[t->n_spans++] = span;
+    open->n_spans++;
+    return CPA_OK;
+}
+
+cpa_status cpa_kv_transfers_add_route(cpa_kv_transfers *t, cpa_kv_transfer *open, cpa_kv_route route) {
+    CPA_TRY(cpa_context_reserve(t->ops, &t->routes, &t->routes_capacity, t->n_routes + 1, sizeof *t->routes));
+    t->routes[t->n_routes++] = route;
+    open->n_routes++;
+    return CPA_OK;
+}
+
+/* Whether two transfers send the same tokens. */
+static int same_spans(const cpa_kv_transfers *t, const cpa_kv_transfer *a, const cpa_kv_transfer *b) {
+    if (a->n_spans != b->n_spans) return 0;
+    for (int64_t i = 0; i < a->n_spans; i++) {
+        const cpa_kv_span *x = &t->spans[a->span + i], *y = &t->spans[b->span + i];
+        if (x->table != y->table || x->first != y->first || x->count != y->count || x->dst_block != y->dst_block)
+            return 0;
+    }
+    return 1;
+}
+
+/* Which half of the send staging a transfer uses: one where an earlier transfer left the same tokens, else the one that
+ * the transfer before does not use. */
+static void choose_send_buffer(const cpa_kv_transfers *t, cpa_kv_transfer *transfer, int64_t since) {
+    transfer->packs = transfer->send_blocks > 0;
+    transfer->send_buffer = 0;
+    int seen[CPA_KV_BUFFERS] = {0, 0};
+    for (int64_t i = transfer->index; i-- > since && !(seen[0] && seen[1]);) {
+        const cpa_kv_transfer *earlier = &t->list[i];
+        if (i == transfer->index - 1) transfer->send_buffer = 1 - earlier->send_buffer;
+        if (!earlier->packs || seen[earlier->send_buffer]++) continue;
+        if (!same_spans(t, transfer, earlier)) continue;
+        transfer->send_buffer = earlier->send_buffer;
+        transfer->packs = 0;
+        return;
+    }
+}
+
+void cpa_kv_transfers_place(const cpa_kv_transfers *t, cpa_kv_transfer *open, int64_t since, int64_t own_blocks) {
+    open->send_blocks = own_blocks;
+    for (int64_t i = open->route; i < open->route + open->n_routes; i++) {
+        open->send_blocks = cpa_max64(open->send_blocks, t->routes[i].send_blocks);
+        open->recv_blocks += t->routes[i].recv_blocks;
+    }
+    choose_send_buffer(t, open, since);
+}
+
+cpa_status cpa_kv_transfers_add(cpa_kv_transfers *t, const cpa_kv_transfer *placed, cpa_kv_attended attended) {
+    CPA_TRY(cpa_context_reserve(t->ops, &t->list, &t->capacity, t->count + 1, sizeof *t->list));
+    t->list[t->count] = *placed;
+    t->list[t->count++].attended = attended;
+    return CPA_OK;
+}
+
+int64_t cpa_kv_transfers_send_block(const cpa_kv_transfers *t, const cpa_kv_transfer *transfer) {
+    return transfer->send_buffer * t->staging.capacity;
+}
+
+int64_t cpa_kv_transfers_recv_block(const cpa_kv_transfers *t, const cpa_kv_transfer *transfer, int32_t region) {
+    const int64_t buffer = transfer->index % CPA_KV_BUFFERS;
+    return (CPA_KV_BUFFERS + buffer * t->staging.regions + region) * t->staging.capacity;
+}
+
+/* ---- one layer ---- */
+
+static void use_staging(cpa_kv_transfers *t, int64_t blocks) {
+    cpa_context_stats *stats = &t->ops->stats;
+    t->bytes_in_use += blocks * t->staging.block_bytes;
+    if (t->bytes_in_use > stats->staging_bytes) stats->staging_bytes = t->bytes_in_use;
+}
+
+static char *staging_at(const cpa_kv_transfers *t, int64_t block) {
+    return t->memory + block * t->staging.block_bytes;
+}
+
+/* Blocks of staging as a cache, each K then V. */
+static cpa_kv_view staging_view(const cpa_kv_transfers *t, int64_t first, int64_t blocks) {
+    cpa_attention_shape shape = t->ops->options.shape;
+    shape.layout = CPA_TOKEN_MAJOR; /* whatever that of the cache, so that all ranks agree on it */
+    cpa_kv_view view = cpa_kv_view_of(&shape, t->ops->options.block_size, blocks);
+    view.k = staging_at(t, first);
+    view.v = staging_at(t, first) + t->staging.k_bytes;
+    view.k_block_stride = view.v_block_stride = t->staging.block_bytes / cpa_dtype_bytes(shape.kv_dtype);
+    return view;
+}
+
+cpa_kv_view cpa_kv_transfers_view(const cpa_kv_transfers *t) {
+    return staging_view(t, 0, t->staging.segments * t->staging.capacity);
+}
+
+void cpa_kv_transfers_begin(cpa_kv_transfers *t) {
+    t->bytes_in_use = 0;
+}
+
+cpa_status cpa_kv_transfers_pack(cpa_kv_transfers *t, int64_t index, const cpa_kv_view *cache,
+                                 const int32_t *block_tables, cpa_stream *stream) {
+    const cpa_kv_transfer *transfer = &t->list[index];
+    use_staging(t, transfer->send_blocks);
+    if (!transfer->packs) return CPA_OK;
+    cpa_kv_pack_args packing = {
+        .size = sizeof packing,
+        .src = *cache,
+        .dst = staging_view(t, cpa_kv_transfers_send_block(t, transfer), transfer->send_blocks),
+        .block_tables = block_tables,
+        .spans = t->spans + transfer->span,
+        .n_spans = transfer->n_spans,
+    };
+    int64_t span = cpa_spans_begin(&t->ops->spans, CPA_SPAN_PACK, transfer->round, stream);
+    cpa_status status = t->ops->device->operators->kv_pack(&packing, stream);
+    cpa_spans_end(&t->ops->spans, span, stream);
+    return cpa_context_check(t->ops, status, stream);
+}
+
+cpa_status cpa_kv_transfers_start(cpa_kv_transfers *t, int64_t index, cpa_stream *stream) {
+    const cpa_kv_transfer *transfer = &t->list[index];
+    for (int32_t i = 0; i < transfer->n_routes; i++) {
+        const cpa_kv_route *route = &t->routes[transfer->route + i];
+        t->ops->messages[i] = (cpa_message){
+            .peer = route->peer,
+            .send = staging_at(t, cpa_kv_transfers_send_block(t, transfer)),
+            .send_bytes = route->send_blocks * t->staging.block_bytes,
+            .recv = staging_at(t, cpa_kv_transfers_recv_block(t, transfer, route->region)),
+            .recv_bytes = route->recv_blocks * t->staging.block_bytes,
+        };
+    }
+    use_staging(t, transfer->recv_blocks);
+    return cpa_context_start(t->ops, transfer->n_routes, CPA_SPAN_EXCHANGE_KV, transfer->round, stream, &t->exchange);
+}
+
+cpa_status cpa_kv_transfers_finish(cpa_kv_transfers *t, cpa_stream *stream) {
+    return cpa_context_finish(t->ops, stream, &t->exchange);
+}
+
+void cpa_kv_transfers_release(cpa_kv_transfers *t, int64_t index) {
+    use_staging(t, -t->list[index].send_blocks - t->list[index].recv_blocks);
+}

@@ -1,0 +1,102 @@
+/* The transfers of pass-KV: which tokens go into a segment, who exchanges it, and where in staging it lies.
+ *
+ * Staging holds two segments to send, then two to receive for each region: one transfer is packed and one arrives while
+ * one is attended. A planner opens a transfer, adds its spans and routes, places it and adds it; a layer packs, starts
+ * and finishes the transfers of its schedule in their order, one in flight. */
+#ifndef CPA_KV_TRANSFERS_H
+#define CPA_KV_TRANSFERS_H
+
+#include "src/context/context_ops.h"
+
+enum { CPA_KV_BUFFERS = 2 }; /* segments to send, and segments to receive for each region */
+
+/* What a transfer sends to and receives from one peer, in blocks of staging. */
+typedef struct cpa_kv_route {
+    int32_t peer;
+    int32_t region; /* where it receives */
+    int64_t send_blocks, recv_blocks;
+} cpa_kv_route;
+
+/* What this rank attends of a transfer. */
+typedef struct cpa_kv_attended {
+    int64_t rows;      /* own rows that it is attended for; 0: none */
+    int64_t first_row; /* all peers at once: the first of them */
+    int begins, ends;  /* peer by peer: whether it is the first, the last that the peer sends */
+} cpa_kv_attended;
+
+/* One exchange of keys and values. */
+typedef struct cpa_kv_transfer {
+    int64_t index;         /* among the transfers of the step */
+    int32_t round;         /* peer by peer; 0: all peers at once */
+    cpa_attend_plan *plan; /* of what this rank attends of it */
+    int64_t span, n_spans; /* of what is packed */
+    int64_t route;
+    int32_t n_routes;
+    int32_t send_buffer;              /* which half of the send staging */
+    int packs;                        /* 0: nothing is sent, or it lies there already */
+    int64_t send_blocks, recv_blocks; /* in use */
+    cpa_kv_attended attended;
+} cpa_kv_transfer;
+
+/* How staging is divided, in segments of `capacity` blocks, each block K then V. */
+typedef struct cpa_kv_staging {
+    int32_t regions;              /* to receive in, of each of two buffers: one, or one for each peer */
+    int64_t segments, capacity;   /* all segments; blocks of one */
+    int64_t k_bytes, block_bytes; /* of one block: of its keys, of both */
+} cpa_kv_staging;
+
+typedef struct cpa_kv_transfers {
+    cpa_context_ops *ops;
+    cpa_kv_staging staging;
+    char *memory;
+    int32_t *region_of;   /* [cp_size] of each peer */
+    int64_t bytes_in_use; /* of staging, in the layer at hand */
+    cpa_kv_transfer *list;
+    int64_t count, capacity;
+    cpa_attend_plan **plans; /* kept from step to step */
+    int64_t n_plans, plans_capacity, plans_in_use;
+    cpa_kv_span *spans;
+    int64_t n_spans, spans_capacity;
+    cpa_kv_route *routes;
+    int64_t n_routes, routes_capacity;
+    cpa_context_exchange exchange; /* the transfer in flight */
+} cpa_kv_transfers;
+
+cpa_status cpa_kv_transfers_create(cpa_kv_transfers *t, cpa_context_ops *ops, const cpa_kv_staging *staging);
+void cpa_kv_transfers_destroy(cpa_kv_transfers *t);
+
+/* ---- planning ---- */
+
+/* Forgets the transfers of the last step. */
+void cpa_kv_transfers_clear(cpa_kv_transfers *t);
+/* A plan for this step; the transfers keep it. */
+cpa_status cpa_kv_transfers_take_plan(cpa_kv_transfers *t, cpa_attend_plan **out);
+/* An empty transfer behind those that were added, with a plan for what this rank attends of it. */
+cpa_status cpa_kv_transfers_open(cpa_kv_transfers *t, int32_t round, cpa_kv_transfer *out);
+cpa_status cpa_kv_transfers_add_span(cpa_kv_transfers *t, cpa_kv_transfer *open, cpa_kv_span span);
+cpa_status cpa_kv_transfers_add_route(cpa_kv_transfers *t, cpa_kv_transfer *open, cpa_kv_route route);
+/* Sums up the routes, and finds the send staging for the spans. `since`: the first transfer of its schedule.
+ * `own_blocks`: blocks of own keys that are attended in staging, whoever receives them. */
+void cpa_kv_transfers_place(const cpa_kv_transfers *t, cpa_kv_transfer *open, int64_t since, int64_t own_blocks);
+cpa_status cpa_kv_transfers_add(cpa_kv_transfers *t, const cpa_kv_transfer *placed, cpa_kv_attended attended);
+
+/* The first block of staging that a placed transfer sends from, and that an open one receives in. Regions of even
+ * transfers lie before those of odd ones. */
+int64_t cpa_kv_transfers_send_block(const cpa_kv_transfers *t, const cpa_kv_transfer *transfer);
+int64_t cpa_kv_transfers_recv_block(const cpa_kv_transfers *t, const cpa_kv_transfer *transfer, int32_t region);
+
+/* ---- one layer ---- */
+
+/* All of staging as a cache. */
+cpa_kv_view cpa_kv_transfers_view(const cpa_kv_transfers *t);
+void cpa_kv_transfers_begin(cpa_kv_transfers *t);
+/* Packs what a transfer sends of a layer's cache. */
+cpa_status cpa_kv_transfers_pack(cpa_kv_transfers *t, int64_t index, const cpa_kv_view *cache,
+                                 const int32_t *block_tables, cpa_stream *stream);
+cpa_status cpa_kv_transfers_start(cpa_kv_transfers *t, int64_t index, cpa_stream *stream);
+/* Work on the stream from here on sees what the transfer in flight brought. */
+cpa_status cpa_kv_transfers_finish(cpa_kv_transfers *t, cpa_stream *stream);
+/* A transfer is attended: its staging is free. */
+void cpa_kv_transfers_release(cpa_kv_transfers *t, int64_t index);
+
+#endif

@@ -1,0 +1,67 @@
+/* pass-Q: queries travel to the keys, and partial states come home. See pass_q.c. */
+#ifndef CPA_PASS_Q_H
+#define CPA_PASS_Q_H
+
+#include "src/context/context_ops.h"
+#include "src/context/planned_step.h"
+
+/* The rows of pass-Q chunks that this rank and one peer attend for each other; indices are rows of the buffers below.
+ */
+typedef struct cpa_pass_q_peer {
+    int32_t rank;
+    int64_t sent, packed_at, home_at; /* own rows that the peer attends; packed_at -1: sent from where they lie */
+    int64_t got, got_at;              /* the peer's rows that this rank attends */
+    void *their_room, *own_room;      /* direct: where states of `got` are stored, and those of `sent` come */
+} cpa_pass_q_peer;
+
+typedef struct cpa_pass_q {
+    cpa_context_ops *ops;
+    const cpa_planned_step *step;
+    int active;             /* whether the step has a pass-Q chunk */
+    int attends_own;        /* own rows are attended together with those of the peers */
+    int direct;             /* attend stores states in the rooms of the transport, and they are merged there */
+    cpa_pass_q_peer *peers; /* [cp_size - 1], in the order in which pass-KV receives from them */
+    cpa_attend_plan *plan; /* the rows of the peers over the own shard; attends_own: and the own rows behind them, whose
+                             * queries are ready before those come */
+    int64_t *state_shifts; /* of the plan's items */
+    int64_t shifts_capacity;
+    int64_t packed_rows, got_rows, home_rows;
+    int32_t *map_sets[2]; /* host, page-locked, in turn: one may be on its way to the device as the next is filled */
+    int64_t map_capacities[2];
+    int maps_turn;
+    int32_t *maps; /* of the plan: [packed_rows] own rows, then a row map of [rows] for each state that comes home */
+    int64_t maps_entries;
+    const cpa_stream *maps_uploaded; /* the stream that copied them to the device; NULL: none has yet */
+    cpa_context_buffer maps_memory, packed_memory, got_memory, away_memory, home_memory;
+    cpa_context_exchange queries, states;
+    cpa_store_batch awaited;    /* the states that the last merge of the layer waits for; no parts: it need not */
+    cpa_partial *merged_states; /* [cp_size]: what the last merge of a layer joins; the first is that of the own rows */
+    const int32_t **merged_maps;
+    int32_t n_merged;
+} cpa_pass_q;
+
+cpa_status cpa_pass_q_create(cpa_pass_q *q, cpa_context_ops *ops, const cpa_planned_step *step);
+void cpa_pass_q_destroy(cpa_pass_q *q);
+
+/* Whether pass-Q attends the own rows of a step too. Pure. */
+int cpa_pass_q_takes_own(const cpa_planned_step *step);
+/* Forgets the last step and prepares for the planned chunks. */
+cpa_status cpa_pass_q_plan(cpa_pass_q *q);
+/* Enqueues what brings the plan to the device; another stream brings the same again. */
+cpa_status cpa_pass_q_upload(cpa_pass_q *q, cpa_stream *stream);
+/* A number that two settings share only if layers enqueue the same of pass-Q. */
+uint64_t cpa_pass_q_shape(const cpa_pass_q *q);
+
+/* ---- one layer ---- */
+
+/* Where the states of own rows are that pass-Q attends. */
+cpa_partial cpa_pass_q_own_state(const cpa_pass_q *q);
+cpa_status cpa_pass_q_start(cpa_pass_q *q, const cpa_context_args *args, cpa_stream *stream);
+/* Attends the rows of the peers, and the own ones if it takes them, and sends the states of the former home. */
+cpa_status cpa_pass_q_serve(cpa_pass_q *q, const cpa_context_args *args, cpa_stream *stream);
+/* Waits for the own states to come home, or leaves that to the last merge, of `rows` rows. */
+cpa_status cpa_pass_q_finish(cpa_pass_q *q, int64_t rows, cpa_stream *stream);
+/* The last merge: the states that came home join `merge`, whose first state is `own`. */
+cpa_status cpa_pass_q_merge(cpa_pass_q *q, cpa_partial own, cpa_merge_args *merge, cpa_stream *stream);
+
+#endif

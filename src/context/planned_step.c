@@ -1,0 +1,44 @@
+#include "src/context/planned_step.h"
+
+#include <stdlib.h>
+
+void cpa_planned_step_destroy(cpa_planned_step *step) {
+    free(step->block_tables);
+    free(step->chunks);
+}
+
+cpa_chunk_share cpa_planned_share(const cpa_planned_step *step, const cpa_planned_chunk *chunk, int32_t rank) {
+    cpa_chunk_share share = {.tokens = cpa_tokens_on(step->map, chunk->placement, rank)};
+    share.first = cpa_tokens_before(step->map, share.tokens, chunk->start);
+    share.keys = cpa_tokens_before(step->map, share.tokens, chunk->end);
+    share.rows = share.keys - share.first;
+    return share;
+}
+
+cpa_attend_item cpa_planned_own_item(const cpa_planned_step *step, const cpa_planned_chunk *chunk, int64_t first) {
+    cpa_chunk_share own = cpa_planned_share(step, chunk, step->rank);
+    return (cpa_attend_item){
+        .q_row = chunk->row + first - own.first,
+        .q_count = own.keys - first,
+        .q_first = first,
+        .k_first = 0,
+        .k_count = own.keys,
+        .table = chunk->table,
+        .q_set = own.tokens,
+        .k_set = own.tokens,
+    };
+}
+
+int cpa_planned_own_in_pass_kv(const cpa_planned_step *step, const cpa_planned_chunk *chunk) {
+    return step->exchanges && step->own_in_pass_kv && chunk->algorithm == CPA_PASS_KV;
+}
+
+int64_t cpa_planned_own_items(const cpa_planned_step *step, cpa_attend_item *items, int64_t n, int64_t first_row) {
+    for (int64_t i = 0; i < step->n_chunks; i++) {
+        cpa_chunk_share own = cpa_planned_share(step, &step->chunks[i], step->rank);
+        if (own.rows == 0 || cpa_planned_own_in_pass_kv(step, &step->chunks[i])) continue;
+        items[n] = cpa_planned_own_item(step, &step->chunks[i], own.first);
+        items[n++].q_row += first_row;
+    }
+    return n;
+}

@@ -1,0 +1,49 @@
+/* The step of context attention that is planned: its chunks, the block tables and the rows of this rank. cpa_context_plan
+ * fills it; pass-KV and pass-Q read it. */
+#ifndef CPA_PLANNED_STEP_H
+#define CPA_PLANNED_STEP_H
+
+#include <cpattn/context.h>
+
+/* A chunk of the planned step: tokens [start, end) of a sequence. */
+typedef struct cpa_planned_chunk {
+    int64_t start, end;
+    cpa_placement placement;
+    cpa_algorithm algorithm; /* CPA_AUTO: nothing travels, as it lies on one rank */
+    int64_t table;           /* index into block_tables of this rank's first entry */
+    int64_t row;             /* first of its rows on this rank */
+} cpa_planned_chunk;
+
+/* What one rank has of a chunk: the queries are its local indices [first, keys), the keys are [0, keys). */
+typedef struct cpa_chunk_share {
+    cpa_token_set tokens;
+    int64_t first, rows, keys;
+} cpa_chunk_share;
+
+typedef struct cpa_planned_step {
+    cpa_owner_map map;
+    int32_t rank;
+    int own_in_pass_kv;  /* pass-KV attends the rows of its chunks over the own shard too; the same for all steps */
+    int exchanges;       /* some chunk is sharded over several ranks */
+    int64_t steady_rows; /* rows that every rank plans for, see cpa_context_plan_ahead; 0: each its own */
+    cpa_planned_chunk *chunks;
+    int64_t n_chunks, chunks_capacity;
+    int32_t *block_tables;
+    int64_t n_table_entries, tables_capacity;
+    int32_t max_block; /* the largest block id in use; -1: none */
+    int64_t rows;      /* of this rank */
+} cpa_planned_step;
+
+void cpa_planned_step_destroy(cpa_planned_step *step);
+
+/* Pure; `rank` is any rank of the map. */
+cpa_chunk_share cpa_planned_share(const cpa_planned_step *step, const cpa_planned_chunk *chunk, int32_t rank);
+/* The own rows of a chunk over the own shard, from a local index on. */
+cpa_attend_item cpa_planned_own_item(const cpa_planned_step *step, const cpa_planned_chunk *chunk, int64_t first);
+/* Whether pass-KV attends the rows of a chunk over the own shard too. */
+int cpa_planned_own_in_pass_kv(const cpa_planned_step *step, const cpa_planned_chunk *chunk);
+/* Puts the own rows over the own shard, but those that pass-KV takes, behind n items, as rows from first_row on. There is
+ * room for an item a chunk. Returns how many items there are then. */
+int64_t cpa_planned_own_items(const cpa_planned_step *step, cpa_attend_item *items, int64_t n, int64_t first_row);
+
+#endif
