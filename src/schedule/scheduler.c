@@ -6,8 +6,12 @@
 #include <string.h>
 
 #include "base/check.h"
-#include "base/fault.h"
+#include "src/schedule/scheduler_admit.h"
+#include "src/schedule/scheduler_blocks.h"
 #include "src/schedule/scheduler_internal.h"
+#include "src/schedule/scheduler_preempt.h"
+#include "src/schedule/scheduler_prefix.h"
+#include "src/schedule/scheduler_write.h"
 
 static int arrives_before(const cpa_sequence *a, const cpa_sequence *b) {
     return a->request.arrival < b->request.arrival;
@@ -225,67 +229,10 @@ no_memory:
     return cpa_fail(err, CPA_NO_MEMORY, "request %" PRIu64 ": no memory to queue it", request->id);
 }
 
-cpa_status cpa_scheduler_pin(cpa_scheduler *s, cpa_block_pool *pool, int32_t block, cpa_error *err) {
-    if (cpa_fault_is(CPA_FAULT_EARLY_REUSE)) return cpa_block_pool_release(pool, block, err);
-    if (s->n_pins == s->pins_capacity) {
-        int64_t grown = 2 * s->pins_capacity + 16;
-        cpa_pin *moved = realloc(s->pins, (size_t)grown * sizeof *moved);
-        if (!moved) return cpa_fail(err, CPA_NO_MEMORY, "scheduler: no memory for a plan");
-        s->pins = moved;
-        s->pins_capacity = grown;
-    }
-    s->pins[s->n_pins++] = (cpa_pin){pool, block};
-    return CPA_OK;
-}
-
-void cpa_scheduler_charge(const cpa_sequence *sequence, int32_t cp_size, int sign) {
-    for (int32_t r = 0; r < cp_size; r++)
-        sequence->tenant->held[r] += sign * (sequence->shards[r].held - sequence->shards[r].voided);
-}
-
-int64_t cpa_scheduler_next_tokens(const cpa_scheduler *s, const cpa_sequence *sequence) {
-    int64_t rest = cpa_sequence_known(sequence) - sequence->computed, threshold = s->options.long_prefill_threshold;
-    if (threshold > 0 && rest > threshold) rest = threshold;
-    return rest < s->budget ? rest : s->budget;
-}
-
-int cpa_scheduler_has_room(cpa_scheduler *s, const cpa_sequence *sequence, int64_t tokens) {
-    int room = 1;
-    for (int32_t r = 0; r < s->options.map.cp_size; r++) {
-        s->lacks[r] = cpa_sequence_lacks(sequence, &s->options, r, tokens);
-        if (s->lacks[r] > cpa_block_pool_free_count(s->pools[r])) room = 0;
-    }
-    return room;
-}
-
-cpa_planner cpa_scheduler_planner(const cpa_scheduler *s, const cpa_sequence *sequence) {
-    const cpa_planner *planner = &s->options.planner;
-    return sequence->placement.kind == CPA_ON_RANK ? cpa_planner_on_rank(planner) : *planner;
-}
-
-int cpa_scheduler_within_quota(const cpa_scheduler *s, const cpa_sequence *sequence) {
-    int64_t quota = s->options.tenant_block_quota;
-    for (int32_t r = 0; quota > 0 && r < s->options.map.cp_size; r++)
-        if (s->lacks[r] > 0 && sequence->tenant->held[r] + s->lacks[r] > quota) return 0;
-    return 1;
-}
-
-void cpa_scheduler_place(cpa_scheduler *s, cpa_sequence *sequence, int64_t tokens) {
-    for (int32_t r = 0; r < s->options.map.cp_size; r++) {
-        if (s->lacks[r] <= 0) continue;
-        cpa_sequence_take(sequence, r, s->pools[r], s->lacks[r]);
-        sequence->tenant->held[r] += s->lacks[r];
-    }
-    sequence->planned = tokens;
-    s->budget -= tokens;
-    s->scheduled[s->n_scheduled++] = sequence;
-}
-
 /* Indices and blocks of the sequences that finished in the last plan are free from this one on, and what its copies read.
  * */
 static cpa_status retire_finished(cpa_scheduler *s, cpa_error *err) {
-    for (int64_t i = 0; i < s->n_pins; i++) CPA_TRY(cpa_block_pool_release(s->pins[i].pool, s->pins[i].block, err));
-    s->n_pins = 0;
+    CPA_TRY(cpa_scheduler_unpin_all(s, err));
     while (s->n_finished > 0) {
         cpa_sequence *sequence = s->finished[--s->n_finished];
         *cpa_step_plan_add_release(s->plan) = sequence->index;

@@ -29,7 +29,9 @@
  *   scheduler.c          create, add, one plan from start to end
  *   scheduler_preempt.c  room for running sequences, who gives way, and where to
  *   scheduler_admit.c    who is next, and what it shares
- *   scheduler_write.c    the entries of a plan, and what can be found after it
+ *   scheduler_write.c    the entries of a plan
+ *   scheduler_prefix.c   what can be found after it
+ *   scheduler_blocks.c   budget, blocks and quotas of the sequence at hand
  */
 #ifndef CPA_SCHEDULER_H
 #define CPA_SCHEDULER_H

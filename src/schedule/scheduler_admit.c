@@ -1,12 +1,15 @@
-/* Who is admitted next, and which blocks it shares with others. */
+#include "src/schedule/scheduler_admit.h"
+
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/array.h"
 #include "base/check.h"
 #include "base/fault.h"
 #include "base/min_max.h"
-#include "src/schedule/scheduler_internal.h"
+#include "src/schedule/scheduler_blocks.h"
+#include "src/schedule/scheduler_prefix.h"
 
 typedef enum verdict {
     ADMITTED,
@@ -28,13 +31,7 @@ static int32_t link_tokens(const cpa_scheduler *s, const cpa_sequence *sequence,
 /* The digest of block j; those before it have been asked for. NULL without memory. */
 static const cpa_prefix_digest *probe(cpa_scheduler *s, cpa_sequence *sequence, int64_t j) {
     if (j < sequence->n_probe) return &sequence->probe[j];
-    if (j == sequence->probe_capacity) {
-        int64_t grown = 2 * j + 8;
-        cpa_prefix_digest *moved = realloc(sequence->probe, (size_t)grown * sizeof *moved);
-        if (!moved) return NULL;
-        sequence->probe = moved;
-        sequence->probe_capacity = grown;
-    }
+    if (!cpa_array_reserve(&sequence->probe, &sequence->probe_capacity, j + 1, sizeof *sequence->probe)) return NULL;
     const cpa_prefix_digest *parent = j > 0 ? &sequence->probe[j - 1] : &sequence->root;
     int32_t n = link_tokens(s, sequence, j);
     if (!cpa_scheduler_digest(s, sequence, parent, j * s->options.block_size, n, &sequence->probe[j])) return NULL;

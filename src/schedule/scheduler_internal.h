@@ -1,4 +1,4 @@
-/* What the files of the scheduler share. Tests look in here as well. */
+/* A scheduler, as its files see it. Tests look in here as well. */
 #ifndef CPA_SCHEDULER_INTERNAL_H
 #define CPA_SCHEDULER_INTERNAL_H
 
@@ -54,51 +54,5 @@ struct cpa_scheduler {
     int64_t *lacks;      /* [cp_size], blocks that the sequence being scheduled lacks */
     int32_t *marks;      /* [num_blocks], scratch, zero between uses */
 };
-
-/* scheduler.c */
-
-/* Keeps a block that the plan reads from being handed out before the next plan; the caller's ownership passes over. */
-cpa_status cpa_scheduler_pin(cpa_scheduler *s, cpa_block_pool *pool, int32_t block, cpa_error *err);
-/* The tokens a sequence may be given now. */
-int64_t cpa_scheduler_next_tokens(const cpa_scheduler *s, const cpa_sequence *sequence);
-/* Takes the blocks that s->lacks says and gives the sequence `tokens` more tokens in this plan. */
-void cpa_scheduler_place(cpa_scheduler *s, cpa_sequence *sequence, int64_t tokens);
-/* Sets s->lacks for the first `tokens` tokens of a sequence; whether the pools have that. */
-int cpa_scheduler_has_room(cpa_scheduler *s, const cpa_sequence *sequence, int64_t tokens);
-/* What plans the chunks of a sequence: it exchanges nothing if it lies on one rank. */
-cpa_planner cpa_scheduler_planner(const cpa_scheduler *s, const cpa_sequence *sequence);
-/* Whether the tenant may hold what s->lacks says besides what it holds. */
-int cpa_scheduler_within_quota(const cpa_scheduler *s, const cpa_sequence *sequence);
-/* Adds the blocks in the tables of a sequence to those of its tenant, or (sign -1) takes them away. */
-void cpa_scheduler_charge(const cpa_sequence *sequence, int32_t cp_size, int sign);
-
-/* scheduler_preempt.c */
-
-/* Makes room for what s->lacks says of running[index] by preempting sequences after it, and sets *made; does nothing if
- * that cannot succeed. */
-cpa_status cpa_scheduler_make_room(cpa_scheduler *s, int32_t index, int *made, cpa_error *err);
-/* Takes running[index] out of the running sequences. */
-cpa_status cpa_scheduler_preempt(cpa_scheduler *s, int32_t index, int may_swap, cpa_error *err);
-/* Forgets what a sequence has in host memory. */
-cpa_status cpa_scheduler_drop_host(cpa_scheduler *s, cpa_sequence *sequence, cpa_error *err);
-
-/* scheduler_admit.c */
-cpa_status cpa_scheduler_admit(cpa_scheduler *s, cpa_error *err);
-
-/* scheduler_write.c */
-
-/* Writes the chunks of all that were given tokens and were not withdrawn, and what comes with them. */
-cpa_status cpa_scheduler_write(cpa_scheduler *s, cpa_error *err);
-/* Gives back the blocks of running sequences that no query sees any more. */
-cpa_status cpa_scheduler_void_unseen(cpa_scheduler *s, cpa_error *err);
-/* Whether others may find what a sequence computes. */
-int cpa_scheduler_shares(const cpa_scheduler *s, const cpa_sequence *sequence);
-/* The digest of tokens [first, first + n) of a sequence after a prefix; 0 if it could not be computed. */
-int cpa_scheduler_digest(cpa_scheduler *s, const cpa_sequence *sequence, const cpa_prefix_digest *parent, int64_t first,
-                         int32_t n, cpa_prefix_digest *out);
-/* Lets others find what the sequence has computed, and know what it will compute next. */
-cpa_status cpa_scheduler_link(cpa_scheduler *s, cpa_sequence *sequence, cpa_error *err);
-/* Others no longer wait for what the sequence would have computed next. */
-void cpa_scheduler_unlink(cpa_scheduler *s, cpa_sequence *sequence);
 
 #endif

@@ -1,4 +1,5 @@
-/* Who gives way when blocks run out, and what becomes of its cache. */
+#include "src/schedule/scheduler_preempt.h"
+
 #include <inttypes.h>
 #include <math.h>
 #include <stdlib.h>
@@ -6,7 +7,8 @@
 
 #include "base/check.h"
 #include "base/fault.h"
-#include "src/schedule/scheduler_internal.h"
+#include "src/schedule/scheduler_blocks.h"
+#include "src/schedule/scheduler_prefix.h"
 
 /* How many blocks of rank r would be free of owners if running[first ..] were preempted; counts no further than
  * `enough`. A block with several owners is free when the last of them goes. */

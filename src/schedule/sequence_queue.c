@@ -2,6 +2,8 @@
 
 #include <stdlib.h>
 
+#include "base/array.h"
+
 void cpa_sequence_queue_destroy(cpa_sequence_queue *queue) {
     free(queue->heap);
     queue->heap = NULL;
@@ -9,13 +11,7 @@ void cpa_sequence_queue_destroy(cpa_sequence_queue *queue) {
 }
 
 int cpa_sequence_queue_reserve(cpa_sequence_queue *queue, int64_t n) {
-    if (n <= queue->capacity) return 1;
-    int64_t capacity = n + n / 2 + 16;
-    cpa_sequence **moved = realloc(queue->heap, (size_t)capacity * sizeof(cpa_sequence *));
-    if (!moved) return 0;
-    queue->heap = moved;
-    queue->capacity = capacity;
-    return 1;
+    return cpa_array_reserve(&queue->heap, &queue->capacity, n, sizeof(cpa_sequence *));
 }
 
 void cpa_sequence_queue_push(cpa_sequence_queue *queue, cpa_sequence *sequence) {
