@@ -130,18 +130,39 @@ __device__ inline const char *queries_of(const cpa_cuda_attend_args &a, const cp
     return piece.ready ? a.ready_q : a.q;
 }
 
-/* NaN and +inf count as -inf. */
-__device__ inline float state_lse(float lse) {
-    return lse < INFINITY ? lse : -INFINITY;
+/* The exponentials of a row whose scores are not all finite, or -inf, are NaN, and so is their sum: a score of NaN, one
+ * of +inf less the maximum, +inf. Only the sum is looked at, at the end: the loops need no check. fmaxf passes NaN over,
+ * so the maximum tells nothing.
+ *
+ * 1 / sum: 0 of a row that saw nothing. */
+__device__ inline float inverse_of_sum(float sum) {
+    return sum == 0 ? 0 : 1 / sum;
 }
 
-/* The weights of two states in their merge: O = a O_a + b O_b; an O of zero weight is not to be read. */
+/* max + log(sum), given the latter. A row that saw nothing has -inf for both; one whose largest score times the scale
+ * overflows has a sum of 0 under a maximum, and becomes NaN. */
+__device__ inline float lse_of(float max, float sum, float lse) {
+    return sum > 0 ? lse : max == -INFINITY && sum == 0 ? -INFINITY : NAN;
+}
+
+/* +inf counts as -inf. */
+__device__ inline float state_lse(float lse) {
+    return lse == INFINITY ? -INFINITY : lse;
+}
+
+/* The weights of two states in their merge: O = a O_a + b O_b; an O of zero weight is not to be read. If either LSE is
+ * NaN all is, whatever there is to weigh. */
 struct merge_weights {
     float a, b, lse;
 
     __device__ merge_weights(float lse_a, float lse_b) {
         lse_a = state_lse(lse_a);
         lse_b = state_lse(lse_b);
+        if (isnan(lse_a) || isnan(lse_b)) {
+            a = 0;
+            b = lse = NAN;
+            return;
+        }
         float max = fmaxf(lse_a, lse_b);
         if (max == -INFINITY) {
             a = b = 0;
@@ -154,7 +175,7 @@ struct merge_weights {
         b = w_b / sum;
     }
     /* Of what comes where nothing is. */
-    __device__ explicit merge_weights(float lse_b) : a(0), b(lse_b > -INFINITY), lse(lse_b) {}
+    __device__ explicit merge_weights(float lse_b) : a(0), b(isnan(lse_b) ? NAN : lse_b > -INFINITY), lse(lse_b) {}
 };
 
 /* Where a row's normalised O and its LSE go: the state, joined with what is there if the call resumes it; or `out`, and
@@ -199,7 +220,7 @@ struct row_sink {
     template <typename T, int N>
     __device__ void store(int32_t column, const float (&value)[N], const float (&old)[N]) const {
         float result[N];
-        for (int i = 0; i < N; i++) result[i] = weights.b > 0 ? weights.b * value[i] : 0;
+        for (int i = 0; i < N; i++) result[i] = weights.b != 0 ? weights.b * value[i] : 0;
         if (adds_to_old())
             for (int i = 0; i < N; i++) result[i] += weights.a * old[i];
         if (o && !(resume && out)) store_floats(o + column, result);

@@ -19,9 +19,9 @@ struct row_states {
         float max = -INFINITY, sum = 0;
         for (int s = lane; s < count; s += WARP_LANES) max = fmaxf(max, lse[(int64_t)s * stride]);
         max = warp_max(max);
-        if (max == -INFINITY) return max;
-        for (int s = lane; s < count; s += WARP_LANES) sum += expf(lse[(int64_t)s * stride] - max);
-        return max + logf(warp_sum(sum));
+        const float base = max == -INFINITY ? 0 : max;
+        for (int s = lane; s < count; s += WARP_LANES) sum += expf(lse[(int64_t)s * stride] - base);
+        return base + logf(warp_sum(sum)); /* NaN if one is, and -inf if all are */
     }
     /* The weighted sum over the states `first`, first + step, ... of four columns. */
     __device__ void sum(float (&value)[4], float joint, int first, int step, int column, int lane) const {

@@ -328,8 +328,8 @@ __device__ void store_state(const cpa_cuda_attend_args &a, const cpa_cuda_piece 
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         const int at = row + 8 * half;
-        const float sum = quad_sum(state.sum[half]), inverse = sum > 0 ? 1 / sum : 0;
-        const float lse = sum > 0 ? state.max[half] * a.scale + logf(sum) : -INFINITY;
+        const float sum = quad_sum(state.sum[half]), inverse = inverse_of_sum(sum);
+        const float lse = lse_of(state.max[half], sum, state.max[half] * a.scale + logf(sum));
         if (at < piece.row_end) {
             row_sink sink(a, piece, at, kv_group, lse);
             const auto column_of = [&](int n) { return 8 * n + 2 * (lane % 4); };

@@ -289,8 +289,8 @@ __device__ void store_state(const cpa_cuda_attend_args &a, const cpa_cuda_piece 
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             int at = piece.row_begin + row + 16 * m + 8 * half + lane / 4;
-            float sum = quad_sum(state.sum[m][half]), inverse = sum > 0 ? 1 / sum : 0;
-            float lse = sum > 0 ? state.max[m][half] * a.scale + logf(sum) : -INFINITY;
+            float sum = quad_sum(state.sum[m][half]), inverse = inverse_of_sum(sum);
+            float lse = lse_of(state.max[m][half], sum, state.max[m][half] * a.scale + logf(sum));
             if (at < piece.row_end) {
                 row_sink sink(a, piece, at, kv_group, lse);
 #pragma unroll

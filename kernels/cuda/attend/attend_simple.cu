@@ -61,6 +61,7 @@ __device__ void attend_key(const cpa_cuda_attend_args &a, row_state &state, cons
         if (d < a.k_dim) dot += q[i] * read_cached(a.k, a.kv_dtype, k_at + d, k_word);
     }
     const float score = warp_sum(dot) * a.scale, max = fmaxf(state.max, score);
+    if (score == -INFINITY) return; /* weighs nothing, whatever its value holds */
     const float keep = expf(state.max - max), p = expf(score - max);
     state.max = max;
     state.sum *= keep;
@@ -81,14 +82,14 @@ __device__ void store_row(const cpa_cuda_attend_args &a, const row_state &state,
                           int head, int lane) {
     float *o = a.o ? a.o + row * a.o_row_stride + (int64_t)head * a.v_dim + state_shift : NULL;
     float *lse_at = a.lse ? a.lse + row * a.lse_row_stride + head + state_shift : NULL;
-    const float lse = state.sum > 0 ? state.max + logf(state.sum) : -INFINITY;
+    const float lse = state.sum == 0 ? -INFINITY : state.max + logf(state.sum); /* NaN if the sum is */
     const merge_weights weights(a.resume ? *lse_at : -INFINITY, lse);
     __syncwarp(); /* all lanes have read the LSE that is there */
 #pragma unroll
     for (int i = 0; i < ELEMENTS; i++) {
         int d = lane + i * WARP_LANES;
         if (d >= a.v_dim) continue;
-        float value = weights.b > 0 ? weights.b * (state.o[i] / state.sum) : 0;
+        float value = weights.b != 0 ? weights.b * (state.o[i] / state.sum) : 0;
         if (weights.a > 0) value += weights.a * o[d];
         if (o) o[d] = value;
         if (a.out) write_element(a.out, a.q_dtype, (row * a.q_heads + head) * a.v_dim + d, value);

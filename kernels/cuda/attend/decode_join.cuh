@@ -60,7 +60,7 @@ __device__ lane_state<C> join_warps(const cpa_cuda_attend_args &a, const warp_st
     }
     const float inverse = sum > 0 ? __fdividef(1, sum) : 0;
     lane_state<C> result = {};
-    result.lse2 = sum > 0 ? top * a.scale_log2 + log2_fast(sum) : -INFINITY;
+    result.lse2 = lse_of(top, sum, top * a.scale_log2 + log2_fast(sum));
 #pragma unroll
     for (int g = 0; g < C::GANGS; g++) {
 #pragma unroll
@@ -119,7 +119,7 @@ __device__ lane_state<C> join_pieces(const cpa_cuda_attend_args &a, const cpa_cu
 #pragma unroll
     for (int p = 0; p < PARTS; p++)
         for (int e = 0; e < 4; e++) result.o[p][e] *= inverse;
-    result.lse2 = sum > 0 ? top + log2_fast(sum) : -INFINITY;
+    result.lse2 = lse_of(top, sum, top + log2_fast(sum));
     return result;
 }
 

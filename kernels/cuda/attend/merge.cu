@@ -43,6 +43,7 @@ struct merge_args {
     float *out_lse;
     int64_t out_lse_row_stride;
     cpa_store_batch awaited; /* no parts: the states are there */
+    int32_t foreign_lse;
 };
 
 /* One step of the fold: O = a O + b O_state; b = 0 changes nothing, with a = 0 the sum so far does not count. */
@@ -51,12 +52,13 @@ struct alignas(16) fold_step {
     int32_t from; /* row of the state */
 };
 
-/* NaN and +inf count as -inf. */
-__device__ float counted(float lse) {
-    return lse < INFINITY ? lse : -INFINITY;
+/* +inf counts as -inf, and NaN in foreign states. */
+__device__ float counted(const merge_args &a, float lse) {
+    return lse < INFINITY || (isnan(lse) && !a.foreign_lse) ? lse : -INFINITY;
 }
 
-/* The weights of folding lse_b into lse_a, and the new lse_a; see kernels/host/attend/state.h. */
+/* The weights of folding lse_b into lse_a, and the new lse_a; see kernels/host/attend/state.h. All NaN if one of the
+ * two is and the second not -inf: a NaN in lse_a has made the sum NaN before. */
 __device__ fold_step fold_lse(float &lse_a, float lse_b, int32_t from) {
     if (lse_b == -INFINITY) return {1, 0, from};
     const float max = fmaxf(lse_a, lse_b), w_a = expf(lse_a - max), w_b = expf(lse_b - max), sum = w_a + w_b;
@@ -109,7 +111,7 @@ __device__ float fold_lses(const merge_args &a, place at, fold_step *steps, int 
         for (int i = 0; i < AT_ONCE; i++) {
             const state &from = a.states[min(begin + i, a.n_states - 1)];
             row[i] = at.row < 0 || !from.map ? at.row : from.map[at.row];
-            next[i] = row[i] < 0 ? -INFINITY : counted(from.lse[row[i] * from.lse_row_stride + at.head]);
+            next[i] = row[i] < 0 ? -INFINITY : counted(a, from.lse[row[i] * from.lse_row_stride + at.head]);
         }
 #pragma unroll
         for (int i = 0; i < AT_ONCE; i++)
@@ -189,7 +191,7 @@ __global__ void __launch_bounds__(THREADS) merge_few(const __grid_constant__ mer
     int32_t own_from = -1; /* of the state of this lane */
     if (lane < a.n_states) own_from = a.states[lane].map ? a.states[lane].map[row] : row;
     float own_lse = -INFINITY;
-    if (own_from >= 0) own_lse = counted(a.states[lane].lse[own_from * a.states[lane].lse_row_stride + head]);
+    if (own_from >= 0) own_lse = counted(a, a.states[lane].lse[own_from * a.states[lane].lse_row_stride + head]);
     float lse = -INFINITY;
     for (int32_t first = 0; first < a.v_dim; first += WARP_LANES * UNIT) {
         const int32_t column = first + lane * UNIT;
@@ -275,6 +277,7 @@ extern "C" cpa_status cpa_cuda_merge(const cpa_merge_args *args, const cpa_store
     a.out_lse = args->out_lse;
     a.out_lse_row_stride = args->out_lse_row_stride ? args->out_lse_row_stride : args->heads;
     if (awaited) a.awaited = *awaited;
+    a.foreign_lse = args->foreign_lse;
     int64_t strides = a.out_row_stride | args->v_dim;
     uintptr_t pointers = (uintptr_t)args->out;
     for (int32_t i = 0; i < args->n_states; i++) {
