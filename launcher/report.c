@@ -52,7 +52,9 @@ static void print_requests(const cpa_outcome *outcome, FILE *out) {
     double seconds = outcome->stats.duration_s > 0 ? outcome->stats.duration_s : 1;
     line(out, "requests", "%" PRId64 " of %" PRId64 " completed in %.2f s and %" PRId64 " steps", done->completed,
          outcome->workload->count, outcome->stats.duration_s, outcome->stats.steps);
-    if (outcome->stats.graph_steps > 0) line(out, "", "%" PRId64 " steps as CUDA graphs", outcome->stats.graph_steps);
+    if (outcome->stats.graph_steps > 0)
+        line(out, "", "%" PRId64 " steps as CUDA graphs, in %.2f s", outcome->stats.graph_steps,
+             outcome->stats.graph_s);
     line(out, "throughput", "%.2f requests/s, %.1f output tokens/s, %.1f tokens/s in all",
          (double)done->completed / seconds, (double)done->output_tokens / seconds,
          (double)(done->input_tokens + done->output_tokens) / seconds);

@@ -74,6 +74,7 @@ static int fill_verify(json_t *object, const cpa_outcome *outcome) {
 static int fill_cp(json_t *object, const cpa_outcome *outcome) {
     const cpa_engine_stats *stats = &outcome->stats;
     return put_int(object, "size", outcome->cp_size) | put_int(object, "steps", stats->steps) |
+           put_int(object, "graph_steps", stats->graph_steps) | put_real(object, "graph_s", stats->graph_s) |
            put_int(object, "pass_kv", stats->chunks_pass_kv) | put_int(object, "pass_q", stats->chunks_pass_q) |
            put_int(object, "bytes_sent", stats->bytes_sent) |
            put_real(object, "exposed_comm_ms", stats->exposed_comm_s * 1e3) |

@@ -152,6 +152,7 @@ typedef void (*cpa_progress_fn)(void *ctx, int64_t tokens, int64_t requests, dou
 typedef struct cpa_engine_stats {
     int64_t steps;
     int64_t graph_steps; /* of those, launched as graphs */
+    double graph_s;      /* time of these on the clock of the device, all of their work, of the rank with the most */
     int64_t requests_finished;
     int64_t prompt_tokens;   /* of finished requests */
     int64_t computed_tokens; /* rows of all steps; more than the tokens of the requests after preemptions */
@@ -164,11 +165,11 @@ typedef struct cpa_engine_stats {
     double planner_bandwidth;
     double planner_memory_bandwidth, planner_exchange_s; /* R and x, likewise; 0 where they were not */
     double overlap_tokens;                               /* new tokens from which pass-KV hides its exchange */
-    double predicted_attend_s; /* sum over steps of the planner's prediction, and what was measured */
+    double predicted_attend_s; /* sum over steps that were no graphs: the planner's, and what was measured */
     double actual_attend_s;
     int64_t bytes_sent;    /* sum over ranks */
-    double exposed_comm_s; /* of the rank with the most */
-    double imbalance;      /* busiest rank's attention time over the mean; 1 = even */
+    double exposed_comm_s; /* waiting for messages in these steps, of the rank with the most */
+    double imbalance;      /* busiest rank's attention time in these steps over the mean; 1 = even */
     int64_t staging_bytes; /* most on any rank */
     int64_t staging_bound; /* what it may be */
     int64_t kv_blocks;     /* of one rank */

@@ -28,17 +28,9 @@ static cpa_status read_spans(cpa_context *c) {
     double attend_s =
         totals.seconds[CPA_SPAN_ATTEND_OWN] + totals.seconds[CPA_SPAN_ATTEND_RECEIVED] + totals.seconds[CPA_SPAN_MERGE];
     double exposed_s = totals.seconds[CPA_SPAN_WAIT];
-    if (c->sampled_step) {
-        if (!c->ops.spans.muted) {
-            c->sampled_attend_s = attend_s;
-            c->sampled_exposed_s = exposed_s;
-        }
-        attend_s = c->sampled_attend_s;
-        exposed_s = c->sampled_exposed_s;
-        c->sampled_step = 0;
-    }
     c->ops.stats.attend_s += attend_s;
     c->ops.stats.exposed_comm_s += exposed_s;
+    c->replayed_s += totals.seconds[CPA_SPAN_GRAPH];
     return CPA_OK;
 }
 
@@ -46,9 +38,12 @@ cpa_spans *cpa_context_spans(cpa_context *c) {
     return &c->ops.spans;
 }
 
-void cpa_context_mute(cpa_context *c, int muted) {
-    c->sampled_step = 1;
-    c->ops.spans.muted = muted;
+void cpa_context_capture(cpa_context *c, int capturing) {
+    c->ops.spans.muted = capturing;
+}
+
+double cpa_context_replayed_seconds(const cpa_context *c) {
+    return c->replayed_s;
 }
 
 /* ---- life ---- */

@@ -12,10 +12,11 @@ cpa_status cpa_context_create_over(cpa_comm *comm, cpa_device *device, const cpa
                                    const cpa_context_options *options, cpa_context **out, cpa_error *err);
 /* The spans of its steps, to which the caller may add its own. */
 cpa_spans *cpa_context_spans(cpa_context *c);
-/* Whether the decode step that is planned is measured. A mark between two kernels costs microseconds of the device, as
- * much as a kernel of a small batch: it is enough to measure some such steps, and the others count as the last one that
- * was. Holds until the next cpa_context_begin. */
-void cpa_context_mute(cpa_context *c, int muted);
+/* Whether what is enqueued from now on is captured in a graph: then nothing is measured. The same is enqueued. */
+void cpa_context_capture(cpa_context *c, int capturing);
+/* Device seconds of the steps that were launched as graphs, from before their first kernel to behind their last: all of
+ * their work, of which the statistics of the context say no more. */
+double cpa_context_replayed_seconds(const cpa_context *c);
 /* What the layers of a step count on this rank. */
 typedef struct cpa_context_account {
     cpa_context_stats before;

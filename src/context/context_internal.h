@@ -18,9 +18,8 @@ struct cpa_context {
     cpa_planned_step step;
     cpa_pass_kv kv;
     cpa_pass_q q;
-    int broken;       /* a layer failed half-way: the ranks no longer agree on what is in flight */
-    int sampled_step; /* the planned step is a decode step of which not all are measured */
-    double sampled_attend_s, sampled_exposed_s; /* of the last decode step that was measured; see cpa_context_mute */
+    int broken;        /* a layer failed half-way: the ranks no longer agree on what is in flight */
+    double replayed_s; /* see cpa_context_replayed_seconds */
 
     /* Of cpa_context_plan: events 0 and 1 behind the layers of the last two steps, in turn; -1: the engine plans. */
     cpa_events *steps;

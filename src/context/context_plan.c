@@ -138,7 +138,6 @@ void cpa_context_begin(cpa_context *c) {
         c->ops.device->table->event_reached(c->steps, 0) && c->ops.device->table->event_reached(c->steps, 1);
     if (idle) c->ops.device->table->release(c->ops.device);
     cpa_spans_forget(&c->ops.spans);
-    c->sampled_step = c->ops.spans.muted = 0;
 }
 
 /* Waits for the step before the last one: the plans of this step go where what that one brings to the device lies. */

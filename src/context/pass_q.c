@@ -419,9 +419,9 @@ static cpa_status spoil_states(cpa_pass_q *q, cpa_stream *stream) {
     return CPA_OK;
 }
 
-/* Whether the last merge waits for the states by itself. Where waiting is measured it does not. */
+/* Whether the last merge waits for the states by itself, which it does in graphs. */
 static int leave_to_merge(cpa_pass_q *q) {
-    if (!q->direct || !q->ops->spans.muted) return 0;
+    if (!q->direct) return 0;
     if (!q->ops->transport->table->hand_over(q->ops->transport, q->states.handle, &q->awaited)) return 0;
     q->states.handle = NULL;
     return 1;

@@ -99,7 +99,9 @@ static cpa_status capture(probe *p, cpa_error *err) {
     if (p->graph) graphs->destroy(p->graph);
     p->graph = NULL;
     CPA_TRY(stream_failed(p, graphs->begin(p->stream), err));
+    cpa_context_capture(p->context, 1);
     cpa_status status = attend_layers(p, err);
+    cpa_context_capture(p->context, 0);
     if (status != CPA_OK) {
         graphs->end(p->stream, NULL);
         return status;
@@ -109,7 +111,6 @@ static cpa_status capture(probe *p, cpa_error *err) {
 
 static cpa_status plan_layer(probe *p, const cpa_context_chunk *chunk, cpa_error *err) {
     cpa_context_begin(p->context);
-    cpa_context_mute(p->context, 1);
     CPA_TRY(context_failed(p, cpa_context_plan_ahead(p->context, chunk, 1, 1), err));
     CPA_TRY(context_failed(p, cpa_context_upload_plan(p->context, p->stream), err));
     return capture(p, err);

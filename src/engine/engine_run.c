@@ -168,6 +168,7 @@ static cpa_status check_step(run *r, cpa_error *err) {
 
 static cpa_status run_step(run *r, cpa_error *err) {
     cpa_engine *engine = r->engine;
+    const int64_t replayed = engine->worker->graph_steps;
     double before = attention_seconds(engine), predicted = predict_step(r);
     int64_t tokens = count_tokens(&r->plan);
     r->tokens += r->plan.n_token_ids;
@@ -181,6 +182,8 @@ static cpa_status run_step(run *r, cpa_error *err) {
         if (engine->verify && !r->prepared) CPA_TRY(check_step(r, err));
     }
     double actual = attention_seconds(engine) - before;
+    /* Of a replayed step nobody knows what of it was attention. */
+    if (engine->worker->graph_steps > replayed) predicted = 0;
     engine->stats.predicted_attend_s += predicted;
     engine->stats.actual_attend_s += actual;
     if (engine->control.rank == 0) {
@@ -240,8 +243,13 @@ static cpa_status collect_stats(cpa_engine *engine, cpa_error *err) {
     cpa_verify_stats verify = {0};
     if (engine->verify) cpa_verify_get_stats(engine->verify, &verify);
     cpa_engine_stats *s = &engine->stats;
-    double most[] = {context.exposed_comm_s, context.attend_s,   (double)context.staging_bytes,
-                     verify.max_error,       s->actual_attend_s, verify.seconds};
+    double most[] = {context.exposed_comm_s,
+                     context.attend_s,
+                     (double)context.staging_bytes,
+                     verify.max_error,
+                     s->actual_attend_s,
+                     verify.seconds,
+                     cpa_context_replayed_seconds(engine->worker->context)};
     double attend_sum = context.attend_s;
     uint64_t sums[] = {(uint64_t)context.bytes_sent, verify.rows, verify.violations, 0};
     CPA_TRY(cpa_worker_digest(engine->worker, &sums[3], err));
@@ -258,6 +266,7 @@ static cpa_status collect_stats(cpa_engine *engine, cpa_error *err) {
     s->verify_max_error = most[3];
     s->actual_attend_s = most[4];
     s->verify_s = most[5];
+    s->graph_s = most[6];
     s->bytes_sent = (int64_t)sums[0];
     s->verify_rows = (int64_t)sums[1];
     s->verify_violations = (int64_t)sums[2];

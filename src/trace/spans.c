@@ -55,34 +55,35 @@ static cpa_status reserve(cpa_spans *spans, int64_t count, cpa_error *err) {
     return CPA_OK;
 }
 
-int64_t cpa_spans_begin(cpa_spans *spans, cpa_span_kind kind, int32_t round, cpa_stream *stream) {
-    if (spans->muted || (!spans->timeline && !is_always_measured(kind))) return -1;
-    if (spans->n_events == 0) cpa_spans_start(spans, stream);
+/* Begins a span at an event. */
+static int64_t add(cpa_spans *spans, cpa_span_kind kind, int32_t layer, int32_t round, int32_t event) {
     if (reserve(spans, spans->count + 1, &spans->failure) != CPA_OK) return -1;
     spans->records[spans->count] = (cpa_span_record){
         .kind = kind,
-        .layer = spans->layer,
+        .layer = layer,
         .round = round,
-        .begin = record(spans, stream),
+        .begin = event,
         .end = -1,
         .range = cpa_range_begin(cpa_span_name(kind)),
     };
     return spans->count++;
 }
 
+int64_t cpa_spans_start_as(cpa_spans *spans, cpa_span_kind kind, cpa_stream *stream) {
+    cpa_spans_start(spans, stream);
+    return add(spans, kind, -1, 0, 0);
+}
+
+int64_t cpa_spans_begin(cpa_spans *spans, cpa_span_kind kind, int32_t round, cpa_stream *stream) {
+    if (spans->muted || (!spans->timeline && !is_always_measured(kind))) return -1;
+    if (spans->n_events == 0) cpa_spans_start(spans, stream);
+    return add(spans, kind, spans->layer, round, record(spans, stream));
+}
+
 void cpa_spans_end(cpa_spans *spans, int64_t span, cpa_stream *stream) {
     if (span < 0) return;
     spans->records[span].end = record(spans, stream);
     cpa_range_end(spans->records[span].range);
-}
-
-cpa_status cpa_spans_put(cpa_spans *spans, const cpa_span_record *records, int64_t count, int32_t n_events,
-                         cpa_error *err) {
-    CPA_TRY(reserve(spans, count, err));
-    if (count) memcpy(spans->records, records, (size_t)count * sizeof *records);
-    spans->count = count;
-    spans->n_events = n_events;
-    return CPA_OK;
 }
 
 cpa_status cpa_spans_read(cpa_spans *spans, cpa_span_totals *totals, cpa_error *err) {

@@ -24,7 +24,7 @@ typedef struct cpa_spans {
     double base_s;          /* when that was, of cpa_clock_now */
     int32_t layer;          /* of the spans that are begun */
     cpa_timeline *timeline; /* NULL: none is kept */
-    int muted;              /* nothing is measured */
+    int muted;              /* nothing is measured: the work is being captured */
     cpa_error failure;      /* of an event; reported when the spans are read */
 } cpa_spans;
 
@@ -40,14 +40,12 @@ void cpa_spans_destroy(cpa_spans *spans);
 void cpa_spans_forget(cpa_spans *spans);
 /* Begins a step on an idle stream; without a call the first span does. Forgets too. */
 void cpa_spans_start(cpa_spans *spans, cpa_stream *stream);
+/* The same for a step that is one span. Returns what cpa_spans_end takes. */
+int64_t cpa_spans_start_as(cpa_spans *spans, cpa_span_kind kind, cpa_stream *stream);
 
 /* Begins a span with what is enqueued next. Returns what cpa_spans_end takes; -1 if it is not measured. */
 int64_t cpa_spans_begin(cpa_spans *spans, cpa_span_kind kind, int32_t round, cpa_stream *stream);
 void cpa_spans_end(cpa_spans *spans, int64_t span, cpa_stream *stream);
-
-/* Puts the spans of a graph that is launched in the place of those that its capture began; event 0 stays. */
-cpa_status cpa_spans_put(cpa_spans *spans, const cpa_span_record *records, int64_t count, int32_t n_events,
-                         cpa_error *err);
 
 /* Reads the spans, whose stream must be idle, into the totals, and the timeline if there is one, and forgets them. A
  * failure leaves them. */

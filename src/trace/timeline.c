@@ -25,6 +25,7 @@ static const struct {
     [CPA_SPAN_WAIT] = {ROW_COMPUTE, "wait"},
     [CPA_SPAN_HASH] = {ROW_COMPUTE, "hash"},
     [CPA_SPAN_CONSUME] = {ROW_COMPUTE, "consume"},
+    [CPA_SPAN_GRAPH] = {ROW_COMPUTE, "replayed step"},
     [CPA_SPAN_EXCHANGE_KV] = {ROW_KV, "exchange"},
     [CPA_SPAN_EXCHANGE_QUERIES] = {ROW_Q, "queries"},
     [CPA_SPAN_EXCHANGE_STATES] = {ROW_Q, "states"},

@@ -20,6 +20,7 @@ typedef enum cpa_span_kind {
     CPA_SPAN_WAIT, /* for an exchange */
     CPA_SPAN_HASH,
     CPA_SPAN_CONSUME,
+    CPA_SPAN_GRAPH,
     CPA_SPAN_EXCHANGE_KV, /* round: of the all-to-all */
     CPA_SPAN_EXCHANGE_QUERIES,
     CPA_SPAN_EXCHANGE_STATES,

@@ -1,7 +1,6 @@
 #include "src/worker/graphs.h"
 
 #include <stdlib.h>
-#include <string.h>
 
 #include "base/check.h"
 #include "base/hash.h"
@@ -13,13 +12,10 @@ enum { GRAPHS = 32 };
 
 /* A shape of steps. All ranks have the same entries, as they choose, capture and forget together. */
 typedef struct graph_entry {
-    uint64_t key;                /* of the shapes on all ranks */
-    int64_t used;                /* when, counted in steps; 0: the entry is free */
-    cpa_graph *graph[2];         /* with marks, and muted */
+    uint64_t key; /* of the shapes on all ranks */
+    int64_t used; /* when, counted in steps; 0: the entry is free */
+    cpa_graph *graph;
     cpa_context_account account; /* what a launch adds to it */
-    cpa_span_record *records;
-    int64_t n_records;
-    int32_t n_events;
 } graph_entry;
 
 struct cpa_graphs {
@@ -29,7 +25,6 @@ struct cpa_graphs {
     graph_entry entries[GRAPHS];
     graph_entry *current; /* of the step that is planned */
     int64_t steps;
-    int muted; /* as the context was before the capture */
 };
 
 cpa_status cpa_graphs_create(cpa_control *control, cpa_context *context, cpa_stream *stream, cpa_graphs **out,
@@ -43,14 +38,10 @@ cpa_status cpa_graphs_create(cpa_control *control, cpa_context *context, cpa_str
     return CPA_OK;
 }
 
-/* Frees the graphs of an entry, which stays known. */
+/* Frees the graph of an entry, which stays known. */
 static void empty_entry(cpa_graphs *graphs, graph_entry *entry) {
-    for (int muted = 0; muted < 2; muted++) {
-        if (entry->graph[muted]) graphs->stream->device->graphs->destroy(entry->graph[muted]);
-        entry->graph[muted] = NULL;
-    }
-    free(entry->records);
-    entry->records = NULL;
+    if (entry->graph) graphs->stream->device->graphs->destroy(entry->graph);
+    entry->graph = NULL;
 }
 
 void cpa_graphs_destroy(cpa_graphs *graphs) {
@@ -100,55 +91,38 @@ cpa_status cpa_graphs_choose(cpa_graphs *graphs, cpa_graph_way *out, cpa_error *
     }
     entry->used = ++graphs->steps;
     graphs->current = entry;
-    *out = entry->graph[1] ? CPA_GRAPH_REPLAY : known ? CPA_GRAPH_CAPTURE : CPA_GRAPH_EAGER;
+    *out = entry->graph ? CPA_GRAPH_REPLAY : known ? CPA_GRAPH_CAPTURE : CPA_GRAPH_EAGER;
     return CPA_OK;
 }
 
-cpa_status cpa_graphs_begin(cpa_graphs *graphs, int muted, cpa_error *err) {
-    if (!muted) empty_entry(graphs, graphs->current);
-    cpa_spans *spans = cpa_context_spans(graphs->context);
-    graphs->muted = spans->muted;
-    spans->muted = muted;
+cpa_status cpa_graphs_begin(cpa_graphs *graphs, cpa_error *err) {
+    empty_entry(graphs, graphs->current);
     cpa_context_account_begin(graphs->context, &graphs->current->account);
-    cpa_spans_start(spans, graphs->stream);
     cpa_status status = graphs->stream->device->graphs->begin(graphs->stream);
-    return status == CPA_OK ? status : cpa_fail(err, status, "%s", graphs->stream->error.message);
-}
-
-/* Keeps the spans of the captured step. */
-static cpa_status keep_spans(const cpa_graphs *graphs, graph_entry *entry, cpa_error *err) {
-    const cpa_spans *spans = cpa_context_spans(graphs->context);
-    size_t bytes = (size_t)spans->count * sizeof *entry->records;
-    entry->records = malloc(bytes ? bytes : 1);
-    if (!entry->records)
-        return cpa_fail(err, CPA_NO_MEMORY, "graphs: no memory for %lld spans", (long long)spans->count);
-    if (bytes) memcpy(entry->records, spans->records, bytes);
-    entry->n_records = spans->count;
-    entry->n_events = spans->n_events;
+    if (status != CPA_OK) return cpa_fail(err, status, "%s", graphs->stream->error.message);
+    cpa_context_capture(graphs->context, 1);
     return CPA_OK;
 }
 
 cpa_status cpa_graphs_end(cpa_graphs *graphs, cpa_status enqueued, cpa_error *err) {
+    const cpa_graph_table *table = graphs->stream->device->graphs;
     graph_entry *entry = graphs->current;
-    cpa_spans *spans = cpa_context_spans(graphs->context);
-    const int muted = spans->muted;
-    spans->muted = graphs->muted;
-    if (enqueued == CPA_OK) cpa_context_account_end(graphs->context, &entry->account);
+    cpa_context_capture(graphs->context, 0);
     if (enqueued != CPA_OK) {
-        graphs->stream->device->graphs->end(graphs->stream, NULL);
+        table->end(graphs->stream, NULL);
         return enqueued;
     }
-    cpa_status status = graphs->stream->device->graphs->end(graphs->stream, &entry->graph[muted]);
-    if (status != CPA_OK) return cpa_fail(err, status, "%s", graphs->stream->error.message);
-    return muted ? CPA_OK : keep_spans(graphs, entry, err);
+    cpa_context_account_end(graphs->context, &entry->account);
+    cpa_status status = table->end(graphs->stream, &entry->graph);
+    return status == CPA_OK ? status : cpa_fail(err, status, "%s", graphs->stream->error.message);
 }
 
 cpa_status cpa_graphs_launch(cpa_graphs *graphs, cpa_error *err) {
     const graph_entry *entry = graphs->current;
     cpa_spans *spans = cpa_context_spans(graphs->context);
-    cpa_spans_start(spans, graphs->stream);
-    if (!spans->muted) CPA_TRY(cpa_spans_put(spans, entry->records, entry->n_records, entry->n_events, err));
     cpa_context_account_add(graphs->context, &entry->account);
-    cpa_status status = graphs->stream->device->graphs->launch(entry->graph[spans->muted], graphs->stream);
+    const int64_t span = cpa_spans_start_as(spans, CPA_SPAN_GRAPH, graphs->stream);
+    cpa_status status = graphs->stream->device->graphs->launch(entry->graph, graphs->stream);
+    cpa_spans_end(spans, span, graphs->stream);
     return status == CPA_OK ? status : cpa_fail(err, status, "%s", graphs->stream->error.message);
 }

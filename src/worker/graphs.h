@@ -26,10 +26,10 @@ int64_t cpa_graphs_rows(int64_t rows);
 /* What all ranks do with the step that is planned. Collective. */
 cpa_status cpa_graphs_choose(cpa_graphs *graphs, cpa_graph_way *out, cpa_error *err);
 
-/* Capture, with marks and without (`muted`): call begin, enqueue the layers, call end with what came of that. */
-cpa_status cpa_graphs_begin(cpa_graphs *graphs, int muted, cpa_error *err);
+/* Capture: call begin, enqueue the layers, call end with what came of that. Nothing is measured in a graph. */
+cpa_status cpa_graphs_begin(cpa_graphs *graphs, cpa_error *err);
 cpa_status cpa_graphs_end(cpa_graphs *graphs, cpa_status enqueued, cpa_error *err);
-/* Launches the graph of the step, captured now or before: with marks unless the context is muted. */
+/* Launches the graph of the step, captured now or before; it is one span of the context. */
 cpa_status cpa_graphs_launch(cpa_graphs *graphs, cpa_error *err);
 
 #endif

@@ -55,8 +55,7 @@ typedef struct buffer {
 enum {
     OWN_BUFFERS = 13,
     ROW_BUFFERS = 6, /* of a set */
-    WORKER_BUFFERS = OWN_BUFFERS + 2 * ROW_BUFFERS,
-    MEASURED_STEPS = 16 /* one decode step in so many is measured */
+    WORKER_BUFFERS = OWN_BUFFERS + 2 * ROW_BUFFERS
 };
 
 static void list_row_buffers(cpa_worker_rows *set, int64_t rows, buffer list[ROW_BUFFERS]) {
@@ -348,17 +347,6 @@ static cpa_status run_layers(cpa_worker *worker, const cpa_step_plan *plan, cons
     return CPA_OK;
 }
 
-/* On a device not every decode step is measured, unless for a timeline. Those before the graph of a shape is there wait
- * for what other ranks prepare: all of them are, and stand for no other. */
-static void choose_measured(cpa_worker *worker, const cpa_step_plan *plan, cpa_graph_way way) {
-    if (!worker->device->caps.has_graphs || cpa_context_spans(worker->context)->timeline) return;
-    if (worker->steady && way != CPA_GRAPH_REPLAY) return;
-    for (int64_t i = 0; i < plan->n_chunks; i++) {
-        if (plan->chunks[i].count > 1) return;
-    }
-    cpa_context_mute(worker->context, worker->decode_steps++ % MEASURED_STEPS != 0);
-}
-
 /* Enqueues what the layers read of the step that is not in the cache. */
 static cpa_status upload_step(cpa_worker *worker, cpa_error *err) {
     CPA_TRY(upload_rows(worker));
@@ -391,13 +379,12 @@ static cpa_status enqueue_step(cpa_worker *worker, const cpa_step_plan *plan, co
     if (plan->n_chunks == 0) return CPA_OK;
     cpa_context_begin(worker->context);
     if (worker->steady) CPA_TRY(cpa_graphs_choose(worker->graphs, &way, err));
-    choose_measured(worker, plan, way);
     if (way == CPA_GRAPH_EAGER) {
         cpa_spans_start(cpa_context_spans(worker->context), worker->stream);
         return run_layers(worker, plan, observer, err);
     }
-    for (int muted = 0; way == CPA_GRAPH_CAPTURE && muted < 2; muted++) {
-        CPA_TRY(cpa_graphs_begin(worker->graphs, muted, err));
+    if (way == CPA_GRAPH_CAPTURE) {
+        CPA_TRY(cpa_graphs_begin(worker->graphs, err));
         CPA_TRY(cpa_graphs_end(worker->graphs, run_layers(worker, plan, NULL, err), err));
     }
     worker->graph_steps++;

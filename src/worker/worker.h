@@ -72,9 +72,8 @@ struct cpa_worker {
     cpa_device *device;
     cpa_stream *stream;
     cpa_context *context;
-    int64_t decode_steps; /* steps of decode chunks alone */
-    int64_t graph_steps;  /* of those, launched as graphs */
-    cpa_graphs *graphs;   /* NULL: every step runs eagerly */
+    int64_t graph_steps; /* launched as graphs */
+    cpa_graphs *graphs;  /* NULL: every step runs eagerly */
     const cpa_source *source;
     void *k_pool, *v_pool; /* [layers][num_blocks + 1] blocks in the layout of the options, the null block last */
     cpa_worker_seq *seqs;  /* [max_seqs] */
