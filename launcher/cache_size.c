@@ -7,11 +7,9 @@
 #include "base/min_max.h"
 
 int64_t cpa_cache_block_bytes(const cpa_cache_limits *limits) {
-    const cpa_model_shape *model = &limits->model;
-    int32_t block_size = limits->block_size, heads = model->kv_heads;
-    return model->layers *
-           (cpa_kv_block_bytes(limits->kv_dtype, CPA_KEYS, limits->k_scale, block_size, heads, model->head_dim) +
-            cpa_kv_block_bytes(limits->kv_dtype, CPA_VALUES, limits->v_scale, block_size, heads, model->v_head_dim));
+    const cpa_attention_shape *shape = &limits->model.attention;
+    return limits->model.layers * (cpa_shape_block_bytes(shape, CPA_KEYS, limits->block_size) +
+                                   cpa_shape_block_bytes(shape, CPA_VALUES, limits->block_size));
 }
 
 int64_t cpa_cache_blocks_of(const cpa_cache_limits *limits, int64_t tokens) {

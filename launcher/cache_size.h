@@ -7,8 +7,6 @@
 /* What decides the size of a rank's cache. */
 typedef struct cpa_cache_limits {
     cpa_model_shape model;
-    cpa_dtype kv_dtype;
-    float k_scale, v_scale; /* see cpa_kv_view */
     int32_t block_size;
     cpa_owner_map map;
     int32_t max_num_seqs;

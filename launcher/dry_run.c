@@ -75,7 +75,6 @@ cpa_status cpa_dry_run(const cpa_job *job, int32_t cp_size, const cpa_workload *
         .workload = workload,
         .device = "none: every step is planned, none computed",
         .cp_size = cp_size,
-        .kv_dtype = job->kv_dtype,
         .interleave = job->interleave,
         .block_bytes = cpa_engine_block_bytes(&options),
         .metrics = &metrics,

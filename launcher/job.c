@@ -23,7 +23,7 @@ static int is_on_cuda(const cpa_settings *settings) {
 
 static cpa_status read_model(cpa_job *job, cpa_error *err) {
     const cpa_settings *settings = &job->settings;
-    cpa_model_shape *shape = &job->model.shape;
+    cpa_attention_shape *shape = &job->model.shape.attention;
     job->model = cpa_model_small();
     if (settings->model[0]) {
         CPA_TRY(cpa_model_load(settings->model, &job->model, err));
@@ -33,7 +33,10 @@ static cpa_status read_model(cpa_job *job, cpa_error *err) {
     if (settings->dtype) shape->dtype = (cpa_dtype)(settings->dtype - 1);
     if (settings->window >= 0) cpa_model_set_window(&job->model, settings->window);
     if (settings->sinks >= 0) cpa_model_set_sinks(&job->model, (int32_t)settings->sinks);
-    job->kv_dtype = settings->kv_cache_dtype ? (cpa_dtype)(settings->kv_cache_dtype - 1) : shape->dtype;
+    shape->kv_dtype = settings->kv_cache_dtype ? (cpa_dtype)(settings->kv_cache_dtype - 1) : shape->dtype;
+    shape->k_scale = (float)settings->k_scale;
+    shape->v_scale = (float)settings->v_scale;
+    shape->layout = (cpa_kv_layout)settings->kv_layout;
     job->interleave = (int32_t)(settings->interleave ? settings->interleave : settings->block_size);
     return CPA_OK;
 }
@@ -87,9 +90,6 @@ static int64_t local_tokens(const cpa_settings *settings) {
 cpa_cache_limits cpa_job_cache_limits(const cpa_job *job, int32_t cp_size, int64_t memory_bytes) {
     return (cpa_cache_limits){
         .model = job->model.shape,
-        .kv_dtype = job->kv_dtype,
-        .k_scale = (float)job->settings.k_scale,
-        .v_scale = (float)job->settings.v_scale,
         .block_size = (int32_t)job->settings.block_size,
         .map = {cp_size, job->interleave},
         .max_num_seqs = (int32_t)job->settings.max_num_seqs,
@@ -117,10 +117,6 @@ cpa_engine_options cpa_job_engine_options(const cpa_job *job, int64_t num_blocks
     return (cpa_engine_options){
         .size = sizeof(cpa_engine_options),
         .model = cpa_model_shape_of(&job->model),
-        .k_scale = (float)settings->k_scale,
-        .v_scale = (float)settings->v_scale,
-        .kv_layout = (cpa_kv_layout)settings->kv_layout,
-        .kv_dtype = job->kv_dtype,
         .block_size = (int32_t)settings->block_size,
         .num_blocks = num_blocks,
         .interleave = job->interleave,

@@ -41,11 +41,7 @@ cpa_model cpa_model_small(void) {
     return (cpa_model){
         .name = "small",
         .shape = {.layers = 4,
-                  .q_heads = 8,
-                  .kv_heads = 2,
-                  .head_dim = 64,
-                  .v_head_dim = 64,
-                  .dtype = CPA_F32,
+                  .attention = {.q_heads = 8, .kv_heads = 2, .k_dim = 64, .v_dim = 64},
                   .mask = {.causal = 1}},
     };
 }
@@ -113,11 +109,12 @@ static cpa_status build(const char *path, const cpa_yaml_file *file, model_keys 
     CPA_TRY(read_keys(path, file, keys, err));
     model->shape = (cpa_model_shape){
         .layers = (int32_t)keys->layers,
-        .q_heads = (int32_t)keys->q_heads,
-        .kv_heads = (int32_t)keys->kv_heads,
-        .head_dim = (int32_t)keys->head_dim,
-        .v_head_dim = (int32_t)(keys->v_head_dim ? keys->v_head_dim : keys->head_dim),
-        .dtype = (cpa_dtype)keys->dtype,
+        .attention = {.q_heads = (int32_t)keys->q_heads,
+                      .kv_heads = (int32_t)keys->kv_heads,
+                      .k_dim = (int32_t)keys->head_dim,
+                      .v_dim = (int32_t)(keys->v_head_dim ? keys->v_head_dim : keys->head_dim),
+                      .dtype = (cpa_dtype)keys->dtype,
+                      .kv_dtype = (cpa_dtype)keys->dtype},
         .mask = {.causal = (int32_t)keys->causal, .sinks = (int32_t)keys->sinks, .window = keys->window},
     };
     return read_layer_windows(path, file, keys, model, err);
@@ -158,10 +155,11 @@ void cpa_model_describe(const cpa_model *model, char *out, size_t bytes) {
     const cpa_model_shape *shape = &model->shape;
     char name[64], width[64] = "";
     cpa_text_quote(model->name, strlen(model->name), name, sizeof name);
-    if (shape->v_head_dim != shape->head_dim) snprintf(width, sizeof width, " (values %d)", shape->v_head_dim);
+    if (shape->attention.v_dim != shape->attention.k_dim)
+        snprintf(width, sizeof width, " (values %d)", shape->attention.v_dim);
     int used = snprintf(out, bytes, "%s: %d layers, %d query and %d KV heads of %d%s, %s, %s", name, shape->layers,
-                        shape->q_heads, shape->kv_heads, shape->head_dim, width, cpa_dtype_name(shape->dtype),
-                        shape->mask.causal ? "causal" : "full attention");
+                        shape->attention.q_heads, shape->attention.kv_heads, shape->attention.k_dim, width,
+                        cpa_dtype_name(shape->attention.dtype), shape->mask.causal ? "causal" : "full attention");
     if (model->per_layer && (size_t)used < bytes) {
         int windows = 0;
         for (int32_t layer = 0; layer < shape->layers; layer++) windows += model->layer_masks[layer].window > 0;

@@ -37,7 +37,8 @@ void cpa_report_preamble(const cpa_outcome *outcome, FILE *out) {
     line(out, "device", "%d rank%s: %s", outcome->cp_size, outcome->cp_size == 1 ? "" : "s", outcome->device);
     line(out, "model", "%s", model);
     line(out, "cache", "%" PRId64 " blocks of %" PRId64 " tokens a rank (%s, %s), interleave %" PRId64,
-         outcome->stats.kv_blocks, settings->block_size, cache, cpa_dtype_name(outcome->kv_dtype), outcome->interleave);
+         outcome->stats.kv_blocks, settings->block_size, cache,
+         cpa_dtype_name(outcome->model->shape.attention.kv_dtype), outcome->interleave);
     line(out, "run", "%s", outcome->workload->title);
     char checked[96] = "as many results as 2% of the time pays for are checked against float64";
     if (settings->verify >= 0)

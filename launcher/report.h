@@ -17,7 +17,6 @@ typedef struct cpa_outcome {
     const cpa_workload *workload;
     const char *device; /* one line */
     int32_t cp_size;
-    cpa_dtype kv_dtype;
     int64_t interleave;
     int64_t block_bytes;
     cpa_engine_stats stats;

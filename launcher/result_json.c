@@ -97,15 +97,16 @@ static int fill_kv(json_t *object, const cpa_outcome *outcome) {
            put_int(object, "swapped_in", stats->swapped_in) | put_int(object, "swapped_out", stats->swapped_out) |
            put_int(object, "swap_failures", stats->swap_failures) | put_int(object, "cow_copies", stats->cow_copies) |
            put_int(object, "block_bytes", outcome->block_bytes) |
-           put_text(object, "dtype", cpa_dtype_name(outcome->kv_dtype));
+           put_text(object, "dtype", cpa_dtype_name(outcome->model->shape.attention.kv_dtype));
 }
 
 static int fill_model(json_t *object, const cpa_outcome *outcome) {
     const cpa_model_shape *shape = &outcome->model->shape;
     return put_text(object, "name", outcome->model->name) | put_int(object, "layers", shape->layers) |
-           put_int(object, "q_heads", shape->q_heads) | put_int(object, "kv_heads", shape->kv_heads) |
-           put_int(object, "head_dim", shape->head_dim) | put_int(object, "v_head_dim", shape->v_head_dim) |
-           put_text(object, "dtype", cpa_dtype_name(shape->dtype)) |
+           put_int(object, "q_heads", shape->attention.q_heads) |
+           put_int(object, "kv_heads", shape->attention.kv_heads) |
+           put_int(object, "head_dim", shape->attention.k_dim) | put_int(object, "v_head_dim", shape->attention.v_dim) |
+           put_text(object, "dtype", cpa_dtype_name(shape->attention.dtype)) |
            json_object_set_new(object, "causal", json_boolean(shape->mask.causal)) |
            put_int(object, "window", shape->mask.window) | put_int(object, "sinks", shape->mask.sinks);
 }

@@ -114,7 +114,6 @@ static void begin_outcome(service *s) {
         .workload = &s->workload,
         .device = "not opened",
         .cp_size = s->size,
-        .kv_dtype = s->job.kv_dtype,
         .interleave = s->job.interleave,
         .block_bytes = cpa_cache_block_bytes(&limits),
         .metrics = &s->metrics,

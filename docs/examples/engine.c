@@ -35,12 +35,12 @@ int main(int argc, char **argv) {
     options.device.size = sizeof options.device;
     options.device.threads = 1;
     options.model.layers = 2;
-    options.model.q_heads = 8;
-    options.model.kv_heads = 2;
-    options.model.head_dim = 64;
-    options.model.dtype = CPA_F32;
+    options.model.attention.q_heads = 8;
+    options.model.attention.kv_heads = 2;
+    options.model.attention.k_dim = 64;
+    options.model.attention.dtype = CPA_F32;
     options.model.mask.causal = 1;
-    options.kv_dtype = CPA_F32;
+    options.model.attention.kv_dtype = CPA_F32;
     options.num_blocks = 512;
     options.verify = 0.01; /* recompute 1% of all (token, head, layer) rows in float64 */
 

@@ -14,13 +14,9 @@ extern "C" {
 /* The attention of a model. */
 typedef struct cpa_model_shape {
     int32_t layers;
-    int32_t q_heads;
-    int32_t kv_heads;
-    int32_t head_dim;   /* of queries and keys */
-    int32_t v_head_dim; /* 0 = head_dim */
-    cpa_dtype dtype;
-    cpa_mask mask;               /* of every layer, unless */
-    const cpa_mask *layer_masks; /* [layers]: each has its own; NULL: they have not. Must outlive the engine */
+    cpa_attention_shape attention; /* of every layer, its cache included; v_dim 0 = k_dim */
+    cpa_mask mask;                 /* of every layer, unless */
+    const cpa_mask *layer_masks;   /* [layers]: each has its own; NULL: they have not. Must outlive the engine */
 } cpa_model_shape;
 
 /* The mask of a layer. */
@@ -44,12 +40,12 @@ typedef struct cpa_rows {
 typedef struct cpa_source {
     size_t size;
     void *ctx;
-    /* Fills q [rows, q_heads, head_dim], k [rows, kv_heads, head_dim], v [rows, kv_heads, v_head_dim] of the layer. */
+    /* Fills q [rows, q_heads, k_dim], k [rows, kv_heads, k_dim], v [rows, kv_heads, v_dim] of the layer. */
     cpa_status (*fill)(void *ctx, int32_t layer, const cpa_rows *rows, void *q, void *k, void *v, cpa_stream *stream);
-    /* Receives the results of the layer, [rows, q_heads, v_head_dim]; may be NULL. */
+    /* Receives the results of the layer, [rows, q_heads, v_dim]; may be NULL. */
     cpa_status (*consume)(void *ctx, int32_t layer, const cpa_rows *rows, const void *out, cpa_stream *stream);
-    /* Writes again, to host memory, what fill gave for one KV head of n tokens: keys [n, head_dim] and values
-     * [n, v_head_dim]; lets the sampled check tell a stale cache from a wrong attention. Called from several threads at
+    /* Writes again, to host memory, what fill gave for one KV head of n tokens: keys [n, k_dim] and values
+     * [n, v_dim]; lets the sampled check tell a stale cache from a wrong attention. Called from several threads at
      * once. May be NULL. */
     void (*recall)(void *ctx, int32_t layer, int32_t kv_head, int64_t n, const uint32_t *tokens,
                    const int64_t *positions, void *k, void *v);
@@ -89,7 +85,6 @@ typedef struct cpa_engine_options {
     size_t size;
     cpa_device_options device;
     cpa_model_shape model;
-    cpa_dtype kv_dtype;             /* of the cache; see types.h for the quantised ones */
     int32_t block_size;             /* a power of two up to 512; 0 = 16 */
     int64_t num_blocks;             /* of one rank; each holds every layer */
     int32_t interleave;             /* 0 = block_size */
@@ -105,8 +100,6 @@ typedef struct cpa_engine_options {
     const cpa_source *source; /* NULL = the synthetic source */
     cpa_token_at_fn token_at; /* rank 0; NULL = tokens derived from (seed, request, position) */
     void *token_ctx;
-    float k_scale, v_scale; /* of the whole cache, for CPA_FP8_E4M3; 0: each token and head has its own */
-    cpa_kv_layout kv_layout;
     int32_t no_prefix_caching; /* equal beginnings of prompts are computed again; samples of one prompt still share */
     cpa_preemption_mode preemption;
     int64_t swap_bytes; /* of host memory of one rank for the cache of preempted sequences; 0 = none */

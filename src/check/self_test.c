@@ -105,7 +105,7 @@ static cpa_status test_algorithm(cpa_control *control, cpa_device *device, const
     cpa_worker *worker = NULL;
     cpa_verify *verify = NULL;
     cpa_scheduler *scheduler = NULL;
-    double rate = SELF_TEST_ROWS / ((double)total * small.model.layers * small.model.q_heads);
+    double rate = SELF_TEST_ROWS / ((double)total * small.model.layers * small.model.attention.q_heads);
     cpa_status status;
     CPA_TRY_GOTO(cpa_worker_create(control, device, &source, &small, &worker, err), done);
     status = cpa_verify_create(control, worker, fmin(rate, 1), seed, NULL, &verify, err);

@@ -16,7 +16,6 @@ enum { DEVICE_TOKENS = 2501, HOST_TOKENS = 401, HOST_ROWS_APART = 9 };
 enum { MOST_EMPTY = 2 }; /* states of nothing in a merge */
 
 static cpa_status make_plans(cpa_kernel_test *t, int64_t prefill, cpa_error *err) {
-    const cpa_model_shape *m = &t->options->model;
     for (int32_t s = 0; s < CPA_SELF_TEST_SHARDS; s++) {
         cpa_attend_item items[1 + CPA_SELF_TEST_DECODE_ROWS];
         for (int64_t i = 0; i < 1 + CPA_SELF_TEST_DECODE_ROWS; i++) {
@@ -29,15 +28,14 @@ static cpa_status make_plans(cpa_kernel_test *t, int64_t prefill, cpa_error *err
                 .table = t->first_entry[s],
                 .k_set = {CPA_TOKENS_SHARD, s}};
         }
-        cpa_attend_batch batch = {
-            .size = sizeof batch,
-            .map = t->map,
-            .shape = {m->q_heads, m->kv_heads, m->head_dim, m->v_head_dim, .kv_dtype = t->options->kv_dtype},
-            .block_size = t->options->block_size,
-            .items = items,
-            .n_items = 1 + CPA_SELF_TEST_DECODE_ROWS,
-            .block_tables = t->tables,
-            .n_table_entries = t->n_blocks - CPA_SELF_TEST_SPARE_BLOCKS};
+        cpa_attend_batch batch = {.size = sizeof batch,
+                                  .map = t->map,
+                                  .shape = t->options->model.attention,
+                                  .block_size = t->options->block_size,
+                                  .items = items,
+                                  .n_items = 1 + CPA_SELF_TEST_DECODE_ROWS,
+                                  .block_tables = t->tables,
+                                  .n_table_entries = t->n_blocks - CPA_SELF_TEST_SPARE_BLOCKS};
         CPA_TRY(cpa_attend_plan_create(t->device, &t->plans[s], err));
         CPA_TRY(cpa_attend_plan_set(t->plans[s], &batch, err));
     }
@@ -45,11 +43,11 @@ static cpa_status make_plans(cpa_kernel_test *t, int64_t prefill, cpa_error *err
 }
 
 static cpa_status make_results(cpa_kernel_test *t, cpa_error *err) {
-    const cpa_model_shape *m = &t->options->model;
-    const int64_t heads = t->rows * m->q_heads, o = heads * m->v_head_dim * (int64_t)sizeof(float);
+    const cpa_attention_shape *shape = &t->options->model.attention;
+    const int64_t heads = t->rows * shape->q_heads, o = heads * shape->v_dim * (int64_t)sizeof(float);
     const int64_t lse = heads * (int64_t)sizeof(float);
-    int64_t pages = 2 * cpa_self_test_total_keys(t) * m->kv_heads * (int64_t)sizeof(float) *
-                    (m->head_dim > m->v_head_dim ? m->head_dim : m->v_head_dim);
+    int64_t pages = 2 * cpa_self_test_total_keys(t) * shape->kv_heads * (int64_t)sizeof(float) *
+                    (shape->k_dim > shape->v_dim ? shape->k_dim : shape->v_dim);
     for (int i = 0; i < 3; i++) {
         CPA_TRY(cpa_self_test_device(t, o, NULL, &t->results[i].o, err));
         CPA_TRY(cpa_self_test_device(t, lse, NULL, &t->results[i].lse, err));
@@ -63,9 +61,9 @@ static cpa_status make_results(cpa_kernel_test *t, cpa_error *err) {
 
 /* What the reference on the device reads and writes. */
 static cpa_status make_blas(cpa_kernel_test *t, cpa_error *err) {
-    const cpa_model_shape *m = &t->options->model;
+    const cpa_attention_shape *shape = &t->options->model.attention;
     const int64_t n = cpa_self_test_total_keys(t), element = (int64_t)sizeof(float), index = (int64_t)sizeof(int64_t);
-    const int64_t heads = t->rows * m->q_heads;
+    const int64_t heads = t->rows * shape->q_heads;
     if (!t->device->caps.has_reference) return CPA_OK;
     cpa_error own = {CPA_OK, ""};
     cpa_status status = t->device->self_test->reference_open(t->device, &t->blas, &own);
@@ -75,33 +73,33 @@ static cpa_status make_blas(cpa_kernel_test *t, cpa_error *err) {
     }
     if (status != CPA_OK) return cpa_fail(err, status, "%s", own.message);
     t->stats->on_blas = 1;
-    CPA_TRY(cpa_self_test_device(t, heads * m->head_dim * element, t->q, &t->q_wide, err));
-    CPA_TRY(cpa_self_test_device(t, n * m->kv_heads * m->head_dim * element, t->k, &t->k_wide, err));
-    CPA_TRY(cpa_self_test_device(t, n * m->kv_heads * m->v_head_dim * element, t->v, &t->v_wide, err));
+    CPA_TRY(cpa_self_test_device(t, heads * shape->k_dim * element, t->q, &t->q_wide, err));
+    CPA_TRY(cpa_self_test_device(t, n * shape->kv_heads * shape->k_dim * element, t->k, &t->k_wide, err));
+    CPA_TRY(cpa_self_test_device(t, n * shape->kv_heads * shape->v_dim * element, t->v, &t->v_wide, err));
     CPA_TRY(cpa_self_test_device(t, n * index, t->k_positions, &t->k_positions_device, err));
     CPA_TRY(cpa_self_test_device(t, t->rows * index, t->q_positions, &t->q_positions_device, err));
     CPA_TRY(cpa_self_test_device(t, t->rows * index, t->limits, &t->limits_device, err));
-    CPA_TRY(cpa_self_test_device(t, heads * m->v_head_dim * element, NULL, &t->ref_o, err));
-    CPA_TRY(cpa_self_test_device(t, heads * m->v_head_dim * element, NULL, &t->ref_mass, err));
+    CPA_TRY(cpa_self_test_device(t, heads * shape->v_dim * element, NULL, &t->ref_o, err));
+    CPA_TRY(cpa_self_test_device(t, heads * shape->v_dim * element, NULL, &t->ref_mass, err));
     return cpa_self_test_device(t, heads * element, NULL, &t->ref_lse, err);
 }
 
 /* Keys that a row is given: those of shard 1 up to its limit, behind all of shard 0 where `both`. */
 static cpa_status expect_on_device(cpa_kernel_test *t, cpa_mask mask, int both) {
-    const cpa_model_shape *m = &t->options->model;
+    const cpa_attention_shape *shape = &t->options->model.attention;
     /* Both results are rounded; in fp32 their scores may differ as much as their LSEs. */
     const double unit =
         cpa_reference_unit_roundoff(t->coarser) + (t->coarser == CPA_F32 ? cpa_reference_lse_tolerance(CPA_F32) : 0);
-    const int64_t heads = t->rows * m->q_heads, from = both ? 0 : t->keys[0], element = (int64_t)sizeof(float);
+    const int64_t heads = t->rows * shape->q_heads, from = both ? 0 : t->keys[0], element = (int64_t)sizeof(float);
     cpa_reference_attend_args args = {.rows = t->rows,
                                       .keys = both ? cpa_self_test_total_keys(t) : t->keys[1],
-                                      .q_heads = m->q_heads,
-                                      .kv_heads = m->kv_heads,
-                                      .k_dim = m->head_dim,
-                                      .v_dim = m->v_head_dim,
+                                      .q_heads = shape->q_heads,
+                                      .kv_heads = shape->kv_heads,
+                                      .k_dim = shape->k_dim,
+                                      .v_dim = shape->v_dim,
                                       .q = t->q_wide,
-                                      .k = t->k_wide + from * m->kv_heads * m->head_dim,
-                                      .v = t->v_wide + from * m->kv_heads * m->v_head_dim,
+                                      .k = t->k_wide + from * shape->kv_heads * shape->k_dim,
+                                      .v = t->v_wide + from * shape->kv_heads * shape->v_dim,
                                       .q_positions = t->q_positions_device,
                                       .k_positions = t->k_positions_device + from,
                                       .limits = t->limits_device,
@@ -113,44 +111,44 @@ static cpa_status expect_on_device(cpa_kernel_test *t, cpa_mask mask, int both) 
                                       .lse = t->ref_lse};
     float *mass = (float *)t->got;
     CPA_TRY(t->device->self_test->reference_attend(t->blas, &args, t->stream));
-    CPA_TRY(t->device->table->copy(t->want.o, t->ref_o, heads * m->v_head_dim * element, t->stream));
+    CPA_TRY(t->device->table->copy(t->want.o, t->ref_o, heads * shape->v_dim * element, t->stream));
     CPA_TRY(t->device->table->copy(t->want.lse, t->ref_lse, heads * element, t->stream));
-    CPA_TRY(t->device->table->copy(mass, t->ref_mass, heads * m->v_head_dim * element, t->stream));
+    CPA_TRY(t->device->table->copy(mass, t->ref_mass, heads * shape->v_dim * element, t->stream));
     CPA_TRY(t->device->table->stream_sync(t->stream));
     for (int64_t i = 0; i < heads; i++) {
         float most = 0;
-        for (int32_t d = 0; d < m->v_head_dim; d++) most = fmaxf(most, mass[i * m->v_head_dim + d]);
+        for (int32_t d = 0; d < shape->v_dim; d++) most = fmaxf(most, mass[i * shape->v_dim + d]);
         t->want.tolerance[i] = (float)(2 * unit * (double)most + 1e-5);
     }
     return CPA_OK;
 }
 
 static void expect_row(cpa_kernel_test *t, cpa_mask mask, int both, int64_t row, int32_t head) {
-    const cpa_model_shape *m = &t->options->model;
-    const int64_t at = row * m->q_heads + head, kv_head = head / (m->q_heads / m->kv_heads);
+    const cpa_attention_shape *shape = &t->options->model.attention;
+    const int64_t at = row * shape->q_heads + head, kv_head = head / (shape->q_heads / shape->kv_heads);
     double o[CPA_MAX_HEAD_DIM], lse, tolerance;
     cpa_reference_row reference;
-    cpa_reference_begin(&reference, t->q + at * m->head_dim, m->head_dim, m->v_head_dim, t->coarser, (double)t->scale);
+    cpa_reference_begin(&reference, t->q + at * shape->k_dim, shape->k_dim, shape->v_dim, t->coarser, (double)t->scale);
     for (int64_t i = both ? 0 : t->keys[0]; i < t->keys[0] + t->limits[row]; i++) {
         if (!cpa_reference_sees(mask, t->q_positions[row], t->k_positions[i])) continue;
-        cpa_reference_add(&reference, t->k + (i * m->kv_heads + kv_head) * m->head_dim,
-                          t->v + (i * m->kv_heads + kv_head) * m->v_head_dim);
+        cpa_reference_add(&reference, t->k + (i * shape->kv_heads + kv_head) * shape->k_dim,
+                          t->v + (i * shape->kv_heads + kv_head) * shape->v_dim);
     }
     cpa_reference_end(&reference, o, &lse, &tolerance);
-    for (int32_t d = 0; d < m->v_head_dim; d++) t->want.o[at * m->v_head_dim + d] = (float)o[d];
+    for (int32_t d = 0; d < shape->v_dim; d++) t->want.o[at * shape->v_dim + d] = (float)o[d];
     t->want.lse[at] = (float)lse;
     t->want.tolerance[at] = (float)tolerance;
 }
 
 static cpa_status expect(cpa_kernel_test *t, cpa_mask mask, int both) {
-    const cpa_model_shape *m = &t->options->model;
+    const cpa_attention_shape *shape = &t->options->model.attention;
     if (t->blas) return expect_on_device(t, mask, both);
     /* Some rows and the last ones, each with one query head of every KV head. */
     for (int64_t row = 0; row < t->rows; row++) {
         int taken = row % HOST_ROWS_APART == 0 || row >= t->rows - CPA_SELF_TEST_DECODE_ROWS - 1;
-        for (int32_t head = 0; head < m->q_heads; head++) {
-            t->want.tolerance[row * m->q_heads + head] = -1;
-            if (taken && (head + row) % (m->q_heads / m->kv_heads) == 0) expect_row(t, mask, both, row, head);
+        for (int32_t head = 0; head < shape->q_heads; head++) {
+            t->want.tolerance[row * shape->q_heads + head] = -1;
+            if (taken && (head + row) % (shape->q_heads / shape->kv_heads) == 0) expect_row(t, mask, both, row, head);
         }
     }
     return CPA_OK;
@@ -159,23 +157,24 @@ static cpa_status expect(cpa_kernel_test *t, cpa_mask mask, int both) {
 static cpa_status wrong_row(const cpa_kernel_test *t, const char *what, cpa_mask mask, int64_t at, const char *which,
                             double error, double allowed, cpa_error *err) {
     const cpa_worker_options *o = t->options;
-    const cpa_model_shape *m = &o->model;
+    const cpa_attention_shape *shape = &o->model.attention;
     return cpa_fail(
         err, CPA_CHECK_FAILED,
         "%s, %s over %s, %d/%d heads of %d/%d, blocks of %d, %s, window %lld, %d sinks: row %lld (%s), head "
         "%lld: |%s - %s reference| = %.3g, allowed %.3g",
-        what, cpa_dtype_name(m->dtype), cpa_dtype_name(o->kv_dtype), m->q_heads, m->kv_heads, m->head_dim,
-        m->v_head_dim, o->block_size, mask.causal ? "causal" : "full", (long long)mask.window, mask.sinks,
-        (long long)(at / m->q_heads), at / m->q_heads < t->rows - CPA_SELF_TEST_DECODE_ROWS ? "prefill" : "decode",
-        (long long)(at % m->q_heads), which, t->blas ? "fp32 BLAS" : "float64", error, allowed);
+        what, cpa_dtype_name(shape->dtype), cpa_dtype_name(shape->kv_dtype), shape->q_heads, shape->kv_heads,
+        shape->k_dim, shape->v_dim, o->block_size, mask.causal ? "causal" : "full", (long long)mask.window, mask.sinks,
+        (long long)(at / shape->q_heads),
+        at / shape->q_heads < t->rows - CPA_SELF_TEST_DECODE_ROWS ? "prefill" : "decode",
+        (long long)(at % shape->q_heads), which, t->blas ? "fp32 BLAS" : "float64", error, allowed);
 }
 
 /* Compares a state, or the rounded result beside its LSE, with what rows must be. */
 static cpa_status compare(cpa_kernel_test *t, const char *what, cpa_mask mask, const cpa_self_test_result *r,
                           int rounded, cpa_error *err) {
-    const cpa_model_shape *m = &t->options->model;
-    const int64_t heads = t->rows * m->q_heads, n = heads * m->v_head_dim;
-    const cpa_dtype dtype = rounded ? m->dtype : CPA_F32;
+    const cpa_attention_shape *shape = &t->options->model.attention;
+    const int64_t heads = t->rows * shape->q_heads, n = heads * shape->v_dim;
+    const cpa_dtype dtype = rounded ? shape->dtype : CPA_F32;
     const double lse_allowed = (t->blas ? 3 : 1) * cpa_reference_lse_tolerance(t->coarser); /* of two fp32 results */
     float *wide = (float *)t->got + n, *lse = (float *)t->got;
     CPA_TRY(t->device->table->copy(t->got, rounded ? r->out : (void *)r->o, n * cpa_dtype_bytes(dtype), t->stream));
@@ -186,7 +185,7 @@ static cpa_status compare(cpa_kernel_test *t, const char *what, cpa_mask mask, c
     for (int64_t i = 0; i < heads; i++) {
         if (t->want.tolerance[i] < 0) continue;
         double worst = 0, allowed = (double)t->want.tolerance[i];
-        for (int64_t d = i * m->v_head_dim; d < (i + 1) * m->v_head_dim; d++) {
+        for (int64_t d = i * shape->v_dim; d < (i + 1) * shape->v_dim; d++) {
             double error = fabs((double)wide[d] - (double)t->want.o[d]);
             if (!(error <= worst)) worst = isnan(error) ? INFINITY : error;
         }
@@ -204,7 +203,7 @@ static cpa_status attend(cpa_kernel_test *t, int32_t shard, cpa_mask mask, int r
                          cpa_error *err) {
     cpa_attend_args args = {.size = sizeof args,
                             .q = t->q_device,
-                            .q_dtype = t->options->model.dtype,
+                            .q_dtype = t->options->model.attention.dtype,
                             .kv = t->kv,
                             .mask = mask,
                             .scale = t->scale,
@@ -217,8 +216,8 @@ static cpa_status attend(cpa_kernel_test *t, int32_t shard, cpa_mask mask, int r
 
 /* Merges `count` rows from `first` on: shard 1, nothing so many times (NaN, taken as -inf) and shard 0. */
 static cpa_status merge_rows(cpa_kernel_test *t, int64_t first, int64_t count, int32_t n_empty, cpa_error *err) {
-    const cpa_model_shape *m = &t->options->model;
-    const int64_t head = first * m->q_heads, element = head * m->v_head_dim;
+    const cpa_attention_shape *shape = &t->options->model.attention;
+    const int64_t head = first * shape->q_heads, element = head * shape->v_dim;
     cpa_partial states[2 + MOST_EMPTY];
     for (int i = 0; i < 2 + n_empty; i++) {
         const cpa_self_test_result *r = &t->results[i == 0 ? 0 : i == 1 + n_empty ? 1 : 2];
@@ -226,12 +225,12 @@ static cpa_status merge_rows(cpa_kernel_test *t, int64_t first, int64_t count, i
     }
     cpa_merge_args args = {.size = sizeof args,
                            .rows = count,
-                           .heads = m->q_heads,
-                           .v_dim = m->v_head_dim,
+                           .heads = shape->q_heads,
+                           .v_dim = shape->v_dim,
                            .states = states,
                            .n_states = 2 + n_empty,
-                           .out_dtype = m->dtype,
-                           .out = (char *)t->results[0].out + element * cpa_dtype_bytes(m->dtype),
+                           .out_dtype = shape->dtype,
+                           .out = (char *)t->results[0].out + element * cpa_dtype_bytes(shape->dtype),
                            .out_lse = t->results[1].lse + head,
                            .foreign_lse = 1};
     cpa_status status = cpa_merge(&args, t->stream);
@@ -274,7 +273,7 @@ static cpa_status check_mask(cpa_kernel_test *t, cpa_mask mask, int32_t n_empty,
 static cpa_status run(cpa_kernel_test *t, cpa_error *err) {
     const cpa_model_shape *m = &t->options->model;
     const int64_t one_group = 136, groups = 72; /* packed rows of a KV head: more than a tile, and ragged */
-    const int64_t prefill = m->q_heads == m->kv_heads ? one_group : groups;
+    const int64_t prefill = m->attention.q_heads == m->attention.kv_heads ? one_group : groups;
     const cpa_mask masks[] = {{.causal = 1}, {.causal = 0}, {.causal = 1, .window = 50, .sinks = 4}, m->mask};
     const int64_t least = 2 * (int64_t)t->options->block_size;
     const int64_t tokens = cpa_max64(t->device->caps.has_reference ? DEVICE_TOKENS : HOST_TOKENS, least);
@@ -297,15 +296,15 @@ static cpa_status run(cpa_kernel_test *t, cpa_error *err) {
 
 cpa_status cpa_self_test_kernels(cpa_device *dev, const cpa_worker_options *options, uint64_t seed,
                                  cpa_self_test_kernels_stats *stats, cpa_error *err) {
-    const cpa_model_shape *m = &options->model;
+    const cpa_attention_shape *shape = &options->model.attention;
     cpa_kernel_test t = {
         .device = dev,
         .options = options,
         .stats = stats,
         .seed = seed,
         .map = {CPA_SELF_TEST_SHARDS, options->block_size},
-        .coarser = m->dtype == CPA_F32 ? options->kv_dtype : m->dtype,
-        .scale = 1.0f / sqrtf((float)m->head_dim),
+        .coarser = shape->dtype == CPA_F32 ? shape->kv_dtype : shape->dtype,
+        .scale = 1.0f / sqrtf((float)shape->k_dim),
     };
     cpa_error own = {CPA_OK, ""};
     *stats = (cpa_self_test_kernels_stats){0};

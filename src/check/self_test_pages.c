@@ -35,18 +35,18 @@ cpa_status cpa_self_test_device(cpa_kernel_test *t, int64_t bytes, const void *f
 /* Rows of one tensor from the generator, [n, heads, dim] in the model's dtype. */
 static void generate(const cpa_kernel_test *t, cpa_synth_tensor tensor, int32_t heads, int32_t dim, int64_t n,
                      const int64_t *positions, char *out, uint32_t *tokens) {
-    const cpa_model_shape *m = &t->options->model;
-    const int64_t bytes = dim * cpa_dtype_bytes(m->dtype);
+    const cpa_attention_shape *shape = &t->options->model.attention;
+    const int64_t bytes = dim * cpa_dtype_bytes(shape->dtype);
     for (int64_t i = 0; i < n; i++) tokens[i] = (uint32_t)(positions[i] * 0x9e3779b1u);
     cpa_synth_args args = {.tensor = tensor,
                            .seed = t->seed,
                            .heads = heads,
-                           .kv_heads = m->kv_heads,
+                           .kv_heads = shape->kv_heads,
                            .dim = dim,
                            .rows = n,
                            .tokens = tokens,
                            .positions = positions,
-                           .dtype = m->dtype};
+                           .dtype = shape->dtype};
     for (int32_t h = 0; h < heads; h++) cpa_synthesize_rows(&args, h, 0, n, out + h * bytes, (int64_t)heads * dim);
 }
 
@@ -63,11 +63,11 @@ static void set_positions(cpa_kernel_test *t, int64_t prefill) {
 }
 
 cpa_status cpa_self_test_make_inputs(cpa_kernel_test *t, int64_t prefill, cpa_error *err) {
-    const cpa_model_shape *m = &t->options->model;
+    const cpa_attention_shape *shape = &t->options->model.attention;
     const int64_t n = cpa_self_test_total_keys(t), most = n > t->rows ? n : t->rows,
-                  element = cpa_dtype_bytes(m->dtype);
-    const int64_t q = t->rows * m->q_heads * m->head_dim, k = n * m->kv_heads * m->head_dim;
-    const int64_t v = n * m->kv_heads * m->v_head_dim;
+                  element = cpa_dtype_bytes(shape->dtype);
+    const int64_t q = t->rows * shape->q_heads * shape->k_dim, k = n * shape->kv_heads * shape->k_dim;
+    const int64_t v = n * shape->kv_heads * shape->v_dim;
     uint32_t *tokens = NULL;
     CPA_TRY(cpa_self_test_host(t, n * (int64_t)sizeof(int64_t), &t->k_positions, err));
     CPA_TRY(cpa_self_test_host(t, t->rows * (int64_t)sizeof(int64_t), &t->q_positions, err));
@@ -80,25 +80,19 @@ cpa_status cpa_self_test_make_inputs(cpa_kernel_test *t, int64_t prefill, cpa_er
     CPA_TRY(cpa_self_test_host(t, v * (int64_t)sizeof(float), &t->v, err));
     CPA_TRY(cpa_self_test_host(t, most * (int64_t)sizeof *tokens, &tokens, err));
     set_positions(t, prefill);
-    generate(t, CPA_SYNTH_Q, m->q_heads, m->head_dim, t->rows, t->q_positions, t->q_raw, tokens);
-    generate(t, CPA_SYNTH_K, m->kv_heads, m->head_dim, n, t->k_positions, t->k_raw, tokens);
-    generate(t, CPA_SYNTH_V, m->kv_heads, m->v_head_dim, n, t->k_positions, t->v_raw, tokens);
-    cpa_reference_widen(t->q_raw, m->dtype, q, t->q);
-    cpa_reference_widen(t->k_raw, m->dtype, k, t->k);
-    cpa_reference_widen(t->v_raw, m->dtype, v, t->v);
+    generate(t, CPA_SYNTH_Q, shape->q_heads, shape->k_dim, t->rows, t->q_positions, t->q_raw, tokens);
+    generate(t, CPA_SYNTH_K, shape->kv_heads, shape->k_dim, n, t->k_positions, t->k_raw, tokens);
+    generate(t, CPA_SYNTH_V, shape->kv_heads, shape->v_dim, n, t->k_positions, t->v_raw, tokens);
+    cpa_reference_widen(t->q_raw, shape->dtype, q, t->q);
+    cpa_reference_widen(t->k_raw, shape->dtype, k, t->k);
+    cpa_reference_widen(t->v_raw, shape->dtype, v, t->v);
     return cpa_self_test_device(t, q * element, t->q_raw, &t->q_device, err);
 }
 
 static cpa_kv_view make_view(const cpa_kernel_test *t, int64_t n_blocks) {
-    const cpa_worker_options *o = t->options;
-    return cpa_kv_view_resolve((cpa_kv_view){.dtype = o->kv_dtype,
-                                             .block_size = o->block_size,
-                                             .num_blocks = n_blocks,
-                                             .kv_heads = o->model.kv_heads,
-                                             .k_dim = o->model.head_dim,
-                                             .v_dim = o->model.v_head_dim,
-                                             .k_scale = o->k_scale,
-                                             .v_scale = o->v_scale});
+    cpa_attention_shape shape = t->options->model.attention;
+    shape.layout = CPA_TOKEN_MAJOR;
+    return cpa_kv_view_of(&shape, t->options->block_size, n_blocks);
 }
 
 static cpa_status make_pool(cpa_kernel_test *t, cpa_kv_view *view, cpa_error *err) {
@@ -109,8 +103,9 @@ static cpa_status make_pool(cpa_kernel_test *t, cpa_kv_view *view, cpa_error *er
 }
 
 cpa_status cpa_self_test_write_pages(cpa_kernel_test *t, cpa_error *err) {
-    const cpa_model_shape *m = &t->options->model;
-    const int64_t n = cpa_self_test_total_keys(t), block = t->options->block_size, element = cpa_dtype_bytes(m->dtype);
+    const cpa_attention_shape *shape = &t->options->model.attention;
+    const int64_t n = cpa_self_test_total_keys(t), block = t->options->block_size,
+                  element = cpa_dtype_bytes(shape->dtype);
     int64_t used[CPA_SELF_TEST_SHARDS], *slots = NULL, *slots_device = NULL;
     void *k_device = NULL, *v_device = NULL;
     for (int s = 0; s < CPA_SELF_TEST_SHARDS; s++) used[s] = (t->keys[s] + block - 1) / block;
@@ -127,22 +122,22 @@ cpa_status cpa_self_test_write_pages(cpa_kernel_test *t, cpa_error *err) {
     t->kv = make_view(t, t->n_blocks);
     CPA_TRY(make_pool(t, &t->kv, err));
     CPA_TRY(cpa_self_test_device(t, n * (int64_t)sizeof *slots, slots, &slots_device, err));
-    CPA_TRY(cpa_self_test_device(t, n * m->kv_heads * m->head_dim * element, t->k_raw, &k_device, err));
-    CPA_TRY(cpa_self_test_device(t, n * m->kv_heads * m->v_head_dim * element, t->v_raw, &v_device, err));
-    cpa_kv_write_args args = {sizeof args, n, m->dtype, k_device, v_device, slots_device, t->kv};
+    CPA_TRY(cpa_self_test_device(t, n * shape->kv_heads * shape->k_dim * element, t->k_raw, &k_device, err));
+    CPA_TRY(cpa_self_test_device(t, n * shape->kv_heads * shape->v_dim * element, t->v_raw, &v_device, err));
+    cpa_kv_write_args args = {sizeof args, n, shape->dtype, k_device, v_device, slots_device, t->kv};
     return cpa_kv_write(&args, t->stream);
 }
 
 static cpa_status wrong_pages(const cpa_kernel_test *t, int values, int64_t at, int32_t dim, float got, float want,
                               cpa_error *err) {
     const cpa_worker_options *o = t->options;
-    int64_t row = at / dim, heads = o->model.kv_heads;
+    int64_t row = at / dim, heads = o->model.attention.kv_heads;
     return cpa_fail(err, CPA_CHECK_FAILED,
                     "kv_write and kv_pack, %s to %s, blocks of %d, %d KV heads: %s of token %lld, head %lld, element "
                     "%lld is %g, expected %g",
-                    cpa_dtype_name(o->model.dtype), cpa_dtype_name(o->kv_dtype), o->block_size, o->model.kv_heads,
-                    values ? "value" : "key", (long long)(row / heads), (long long)(row % heads), (long long)(at % dim),
-                    (double)got, (double)want);
+                    cpa_dtype_name(o->model.attention.dtype), cpa_dtype_name(o->model.attention.kv_dtype),
+                    o->block_size, o->model.attention.kv_heads, values ? "value" : "key", (long long)(row / heads),
+                    (long long)(row % heads), (long long)(at % dim), (double)got, (double)want);
 }
 
 /* Compares `rows` rows of a block, which lies at t->got, with what was written. What a quantised cache holds is then
@@ -169,7 +164,7 @@ static cpa_status check_block(cpa_kernel_test *t, const cpa_kv_view *view, cpa_k
 }
 
 cpa_status cpa_self_test_check_pages(cpa_kernel_test *t, cpa_error *err) {
-    const int64_t block = t->options->block_size, heads = t->options->model.kv_heads;
+    const int64_t block = t->options->block_size, heads = t->options->model.attention.kv_heads;
     cpa_kv_view packed = make_view(t, t->n_blocks);
     cpa_kv_span spans[CPA_SELF_TEST_SHARDS] = {
         {.count = t->keys[0]}, {.table = t->first_entry[1], .count = t->keys[1], .dst_block = t->first_entry[1]}};

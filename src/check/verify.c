@@ -62,7 +62,7 @@ static int32_t layer_in_turn(uint64_t turn, int32_t layers) {
 
 /* Chooses the rows of one layer by walking the (token, head) rows of all chunks with random gaps. */
 static cpa_status choose_samples(cpa_verify *verify, const cpa_step_plan *plan, int32_t layer, cpa_error *err) {
-    int32_t heads = verify->worker->options.model.q_heads, layers = verify->worker->options.model.layers;
+    int32_t heads = verify->worker->options.model.attention.q_heads, layers = verify->worker->options.model.layers;
     uint64_t random = verify->seed ^ (plan->step * 0x100000001b3u + (uint64_t)layer) * 0xd6e8feb86659fd93u;
     double rate = verify->budget.rate;
     int64_t total = 0, first = 0;
@@ -94,11 +94,11 @@ static cpa_status choose_samples(cpa_verify *verify, const cpa_step_plan *plan, 
 /* Keeps the query and the result of one sampled row that this rank owns. */
 static cpa_status keep_sample(cpa_verify *verify, int64_t index, int64_t row, const void *q, const void *out,
                               cpa_stream *stream) {
-    const cpa_model_shape *model = &verify->worker->options.model;
+    const cpa_attention_shape *shape = &verify->worker->options.model.attention;
     const cpa_device_table *table = verify->worker->device->table;
-    int64_t element = cpa_dtype_bytes(model->dtype), head = row * model->q_heads + verify->samples[index].head;
+    int64_t element = cpa_dtype_bytes(shape->dtype), head = row * shape->q_heads + verify->samples[index].head;
     char *data = verify->data.bytes + index * verify->sample_bytes;
-    int64_t q_bytes = model->head_dim * element, out_bytes = model->v_head_dim * element;
+    int64_t q_bytes = shape->k_dim * element, out_bytes = shape->v_dim * element;
     CPA_TRY(table->copy(data, (const char *)q + head * q_bytes, q_bytes, stream));
     return table->copy(data + q_bytes, (const char *)out + head * out_bytes, out_bytes, stream);
 }
@@ -146,23 +146,22 @@ static cpa_status layer_done(void *ctx, const cpa_step_plan *plan, int32_t layer
 }
 
 void cpa_verify_begin_row(const cpa_verify *verify, cpa_reference_row *row, const char *data) {
-    const cpa_model_shape *model = &verify->worker->options.model;
+    const cpa_attention_shape *shape = &verify->worker->options.model.attention;
     float q[CPA_MAX_HEAD_DIM];
-    cpa_reference_widen(data, model->dtype, model->head_dim, q);
-    cpa_reference_begin(row, q, model->head_dim, model->v_head_dim, model->dtype, 0);
-    cpa_reference_widen(data + model->head_dim * cpa_dtype_bytes(model->dtype), model->dtype, model->v_head_dim,
-                        row->got);
+    cpa_reference_widen(data, shape->dtype, shape->k_dim, q);
+    cpa_reference_begin(row, q, shape->k_dim, shape->v_dim, shape->dtype, 0);
+    cpa_reference_widen(data + shape->k_dim * cpa_dtype_bytes(shape->dtype), shape->dtype, shape->v_dim, row->got);
 }
 
 cpa_status cpa_verify_create(cpa_control *control, cpa_worker *worker, double rate, uint64_t seed,
                              const cpa_device_options *device, cpa_verify **out, cpa_error *err) {
-    const cpa_model_shape *model = &worker->options.model;
+    const cpa_attention_shape *shape = &worker->options.model.attention;
     cpa_verify *verify = calloc(1, sizeof *verify);
     if (!verify) return cpa_fail(err, CPA_NO_MEMORY, "verify: no memory");
     verify->control = control;
     verify->worker = worker;
     verify->seed = seed;
-    verify->sample_bytes = (model->head_dim + model->v_head_dim) * cpa_dtype_bytes(model->dtype);
+    verify->sample_bytes = (shape->k_dim + shape->v_dim) * cpa_dtype_bytes(shape->dtype);
     verify->n_threads = device && device->threads > 1 ? device->threads : 1;
     cpa_verify_budget_begin(&verify->budget, rate);
     /* The calling thread is bound to the first of the host's CPUs already. */

@@ -75,7 +75,7 @@ static int equals_state(const diagnosis *d, const state *s) {
 /* Names the first mistake that gives the result. */
 static void name_mistake(diagnosis *d, int32_t kv_head) {
     const cpa_model_shape *m = &d->verify->worker->options.model;
-    int32_t expected = d->sample->head / (m->q_heads / m->kv_heads);
+    int32_t expected = d->sample->head / (m->attention.q_heads / m->attention.kv_heads);
     const double log2_e = 1.4426950408889634;
     if (d->finding[0]) return;
     if (kv_head != expected) {
@@ -114,9 +114,10 @@ static void name_mistake(diagnosis *d, int32_t kv_head) {
 static void diagnose_part(diagnosis *d, const cpa_verify_part *part) {
     const cpa_verify_piece *pieces = part->pieces;
     const cpa_worker_options *o = &d->verify->worker->options;
+    const cpa_attention_shape *shape = &o->model.attention;
     const cpa_mask mask = cpa_model_mask(&o->model, d->sample->layer);
-    const int64_t element = cpa_dtype_bytes(o->kv_dtype), query = d->sample->position;
-    const int32_t k_dim = o->model.head_dim, v_dim = o->model.v_head_dim;
+    const int64_t element = cpa_dtype_bytes(shape->kv_dtype), query = d->sample->position;
+    const int32_t k_dim = shape->k_dim, v_dim = shape->v_dim;
     if (part->index == 0) {
         cpa_verify_begin_row(d->verify, &d->row, pieces[d->home].samples);
         clear_states(d->shards, d->map.cp_size);
@@ -131,10 +132,10 @@ static void diagnose_part(diagnosis *d, const cpa_verify_part *part) {
             float k[CPA_MAX_HEAD_DIM], v[CPA_MAX_HEAD_DIM];
             int64_t position = cpa_token_position(d->map, tokens, pieces[r].first + t);
             int sees = cpa_reference_sees(mask, query, position);
-            cpa_reference_read_rows(pieces[r].k + t * k_dim * element, k_words + t * 4, o->kv_dtype, o->k_scale, 1,
-                                    k_dim, k);
-            cpa_reference_read_rows(pieces[r].v + t * v_dim * element, v_words + t * 4, o->kv_dtype, o->v_scale, 1,
-                                    v_dim, v);
+            cpa_reference_read_rows(pieces[r].k + t * k_dim * element, k_words + t * 4, shape->kv_dtype, shape->k_scale,
+                                    1, k_dim, k);
+            cpa_reference_read_rows(pieces[r].v + t * v_dim * element, v_words + t * 4, shape->kv_dtype, shape->v_scale,
+                                    1, v_dim, v);
             if (sees) add_key(&d->shards[r], &d->row, k, v);
             if (sees && position < query) add_key(&d->without_self, &d->row, k, v);
             if (sees || position == query + 1) add_key(&d->with_next, &d->row, k, v);
@@ -152,7 +153,7 @@ static cpa_status diagnose_parts(void *ctx, const cpa_verify_part *parts, int64_
 /* How far a result may be from that of a mistake and still be explained by it: a few units of the dtype's rounding at
  * the size of the result. */
 static double equality_tolerance(const cpa_verify *verify) {
-    return verify->worker->options.model.dtype == CPA_F32 ? 1e-4 : 2e-2;
+    return verify->worker->options.model.attention.dtype == CPA_F32 ? 1e-4 : 2e-2;
 }
 
 cpa_status cpa_verify_diagnose(cpa_verify *verify, const cpa_step_plan *plan, int64_t wrong_sample,
@@ -174,18 +175,19 @@ cpa_status cpa_verify_diagnose(cpa_verify *verify, const cpa_step_plan *plan, in
                    .tolerance = equality_tolerance(verify)};
     d.home = cpa_owner_rank(d.map, d.placement, sample->position);
     d.shards = malloc((size_t)control->size * sizeof *d.shards);
-    cpa_verify_group *groups = calloc((size_t)model->kv_heads, sizeof *groups);
+    cpa_verify_group *groups = calloc((size_t)model->attention.kv_heads, sizeof *groups);
     cpa_status status = d.shards && groups ? CPA_OK : cpa_fail(&err, CPA_NO_MEMORY, "diagnosis: no memory");
-    int32_t expected = sample->head / (model->q_heads / model->kv_heads);
+    int32_t expected = sample->head / (model->attention.q_heads / model->attention.kv_heads);
     /* One key further, where the chunk has one, for a mask that lets it through. */
     const cpa_plan_chunk *chunk = &plan->chunks[sample->chunk];
     int64_t next = cpa_verify_last_key(model, chunk, sample->layer, sample->position);
     next += next + 1 < chunk->start + chunk->count;
-    for (int32_t h = 0; status == CPA_OK && h < model->kv_heads; h++) {
+    for (int32_t h = 0; status == CPA_OK && h < model->attention.kv_heads; h++) {
         /* The head that should have been read comes first. */
-        groups[h] = (cpa_verify_group){wrong_sample, 1, next, (expected + h) % model->kv_heads, checker};
+        groups[h] = (cpa_verify_group){wrong_sample, 1, next, (expected + h) % model->attention.kv_heads, checker};
     }
-    if (status == CPA_OK) status = cpa_verify_gather(verify, plan, groups, model->kv_heads, diagnose_parts, &d, &err);
+    if (status == CPA_OK)
+        status = cpa_verify_gather(verify, plan, groups, model->attention.kv_heads, diagnose_parts, &d, &err);
     free(groups);
     free(d.shards);
     if (status == CPA_OK) status = cpa_control_bcast(control, d.finding, sizeof d.finding, checker, &err);

@@ -243,16 +243,17 @@ static cpa_status gather_groups(gather *g, const cpa_verify_group *groups, int64
 cpa_status cpa_verify_gather(cpa_verify *verify, const cpa_step_plan *plan, const cpa_verify_group *groups,
                              int64_t n_groups, cpa_verify_parts_fn fn, void *ctx, cpa_error *err) {
     const cpa_worker_options *options = &verify->worker->options;
+    const cpa_attention_shape *shape = &options->model.attention;
     gather g = {
         .verify = verify,
         .plan = plan,
         .map = options->map,
         .rank = verify->control->rank,
         .size = verify->control->size,
-        .k_bytes = cpa_kv_row_bytes(options->kv_dtype, CPA_KEYS, options->model.head_dim) +
-                   cpa_kv_scale_bytes(options->kv_dtype, CPA_KEYS, options->k_scale),
-        .v_bytes = cpa_kv_row_bytes(options->kv_dtype, CPA_VALUES, options->model.v_head_dim) +
-                   cpa_kv_scale_bytes(options->kv_dtype, CPA_VALUES, options->v_scale),
+        .k_bytes = cpa_kv_row_bytes(shape->kv_dtype, CPA_KEYS, shape->k_dim) +
+                   cpa_kv_scale_bytes(shape->kv_dtype, CPA_KEYS, shape->k_scale),
+        .v_bytes = cpa_kv_row_bytes(shape->kv_dtype, CPA_VALUES, shape->v_dim) +
+                   cpa_kv_scale_bytes(shape->kv_dtype, CPA_VALUES, shape->v_scale),
         .part_tokens = options->block_size > CPA_PART_TOKENS ? options->block_size : CPA_PART_TOKENS,
         .fn = fn,
         .ctx = ctx,

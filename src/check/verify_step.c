@@ -69,7 +69,7 @@ static int compare_samples(const void *a, const void *b) {
 static cpa_status build_groups(check *c, cpa_error *err) {
     cpa_verify *verify = c->verify;
     const cpa_model_shape *model = &verify->worker->options.model;
-    int32_t group_heads = model->q_heads / model->kv_heads;
+    int32_t group_heads = model->attention.q_heads / model->attention.kv_heads;
     qsort(verify->samples, (size_t)verify->n_samples, sizeof *verify->samples, compare_samples);
     c->groups = malloc((size_t)verify->n_samples * sizeof *c->groups);
     if (!c->groups)
@@ -107,23 +107,24 @@ static void begin_rows(const check *c, const cpa_verify_part *part, cpa_referenc
 }
 
 /* Whether a row of the cache, as it lies there (`raw`) and as floats, is what the source gave in the cache's dtype. */
-static int is_fresh(const cpa_worker_options *o, const char *raw, const float *have, const char *recalled,
+static int is_fresh(const cpa_attention_shape *shape, const char *raw, const float *have, const char *recalled,
                     float tensor_scale, int32_t dim) {
     float want[CPA_MAX_HEAD_DIM];
-    if (o->model.dtype == o->kv_dtype)
-        return memcmp(raw, recalled, (size_t)(dim * cpa_dtype_bytes(o->model.dtype))) == 0;
-    cpa_reference_widen(recalled, o->model.dtype, dim, want);
-    return cpa_reference_may_hold(have, want, o->kv_dtype, tensor_scale, dim);
+    if (shape->dtype == shape->kv_dtype)
+        return memcmp(raw, recalled, (size_t)(dim * cpa_dtype_bytes(shape->dtype))) == 0;
+    cpa_reference_widen(recalled, shape->dtype, dim, want);
+    return cpa_reference_may_hold(have, want, shape->kv_dtype, tensor_scale, dim);
 }
 
 /* Asks the source again for n tokens of a piece; the position of the first one that the cache does not hold, or -1. */
 static int64_t find_stale(const check *c, const item *it, int64_t first, int64_t n, scratch *s) {
     const cpa_worker *worker = c->verify->worker;
     const cpa_worker_options *o = &worker->options;
+    const cpa_attention_shape *shape = &o->model.attention;
     const cpa_verify_piece *piece = &it->part->pieces[it->rank];
     const cpa_verify_group *g = it->part->group;
-    const int64_t bytes = cpa_dtype_bytes(o->model.dtype), kv_bytes = cpa_dtype_bytes(o->kv_dtype);
-    const int32_t k_dim = o->model.head_dim, v_dim = o->model.v_head_dim;
+    const int64_t bytes = cpa_dtype_bytes(shape->dtype), kv_bytes = cpa_dtype_bytes(shape->kv_dtype);
+    const int32_t k_dim = shape->k_dim, v_dim = shape->v_dim;
     const char *k = (const char *)s->k_recalled, *v = (const char *)s->v_recalled;
     for (int64_t t = 0; t < n; t++) s->tokens[t] = worker->seqs[chunk_of(c, g)->seq].tokens[s->positions[t]];
     worker->source->recall(worker->source->ctx, sample_of(c, g, 0)->layer, g->kv_head, n, s->tokens, s->positions,
@@ -133,10 +134,10 @@ static int64_t find_stale(const check *c, const item *it, int64_t first, int64_t
     for (int64_t t = 0; t < n; t++) {
         /* What no query of the step sees may be in a block that is someone else's by now. */
         if (s->positions[t] < start && !cpa_reference_sees(mask, start, s->positions[t])) continue;
-        if (!is_fresh(o, piece->k + (first + t) * k_dim * kv_bytes, s->k + t * k_dim, k + t * k_dim * bytes, o->k_scale,
-                      k_dim) ||
-            !is_fresh(o, piece->v + (first + t) * v_dim * kv_bytes, s->v + t * v_dim, v + t * v_dim * bytes, o->v_scale,
-                      v_dim))
+        if (!is_fresh(shape, piece->k + (first + t) * k_dim * kv_bytes, s->k + t * k_dim, k + t * k_dim * bytes,
+                      shape->k_scale, k_dim) ||
+            !is_fresh(shape, piece->v + (first + t) * v_dim * kv_bytes, s->v + t * v_dim, v + t * v_dim * bytes,
+                      shape->v_scale, v_dim))
             return s->positions[t];
     }
     return -1;
@@ -157,9 +158,10 @@ static void check_item(void *ctx, int64_t index, int32_t thread) {
     item *it = &c->items[index];
     scratch *s = &c->scratch[thread];
     const cpa_worker_options *o = &c->verify->worker->options;
+    const cpa_attention_shape *shape = &o->model.attention;
     const cpa_verify_piece *piece = &it->part->pieces[it->rank];
-    const int64_t element = cpa_dtype_bytes(o->kv_dtype);
-    const int32_t k_dim = o->model.head_dim, v_dim = o->model.v_head_dim;
+    const int64_t element = cpa_dtype_bytes(shape->kv_dtype);
+    const int32_t k_dim = shape->k_dim, v_dim = shape->v_dim;
     const char *k_words = piece->k + piece->tokens * k_dim * element;
     const char *v_words = piece->v + piece->tokens * v_dim * element;
     const cpa_mask mask = cpa_model_mask(&o->model, sample_of(c, it->part->group, 0)->layer);
@@ -167,10 +169,10 @@ static void check_item(void *ctx, int64_t index, int32_t thread) {
     for (int64_t first = 0; first < piece->tokens; first += KEYS_AT_ONCE) {
         int64_t n = piece->tokens - first < KEYS_AT_ONCE ? piece->tokens - first : KEYS_AT_ONCE;
         for (int64_t t = 0; t < n; t++) s->positions[t] = cpa_token_position(o->map, tokens, piece->first + first + t);
-        cpa_reference_read_rows(piece->k + first * k_dim * element, k_words + first * 4, o->kv_dtype, o->k_scale, n,
-                                k_dim, s->k);
-        cpa_reference_read_rows(piece->v + first * v_dim * element, v_words + first * 4, o->kv_dtype, o->v_scale, n,
-                                v_dim, s->v);
+        cpa_reference_read_rows(piece->k + first * k_dim * element, k_words + first * 4, shape->kv_dtype,
+                                shape->k_scale, n, k_dim, s->k);
+        cpa_reference_read_rows(piece->v + first * v_dim * element, v_words + first * 4, shape->kv_dtype,
+                                shape->v_scale, n, v_dim, s->v);
         if (it->first_row == 0 && it->stale < 0 && c->verify->worker->source->recall)
             it->stale = find_stale(c, it, first, n, s);
         for (int64_t i = 0; i < it->n_rows; i++) {

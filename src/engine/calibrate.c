@@ -36,19 +36,19 @@ typedef struct probe {
 } probe;
 
 static cpa_status probe_allocate(probe *p, cpa_error *err) {
-    const cpa_model_shape *m = &p->options->model;
+    const cpa_attention_shape *shape = &p->options->model.attention;
     const cpa_device_table *table = p->device->table;
     const cpa_operator_table *operators = p->device->operators;
-    int64_t element = cpa_dtype_bytes(m->dtype), kv_tokens = p->kv.num_blocks * p->kv.block_size;
+    int64_t element = cpa_dtype_bytes(shape->dtype), kv_tokens = p->kv.num_blocks * p->kv.block_size;
     CPA_TRY(table->stream_create(p->device, &p->stream, err));
     CPA_TRY(operators->plan_create(p->device, &p->plan, err));
     int64_t pool_element = cpa_dtype_bytes(p->kv.dtype) * p->kv.num_blocks;
     CPA_TRY(table->alloc(p->device, p->kv.k_block_stride * pool_element, &p->kv.k, err));
     CPA_TRY(table->alloc(p->device, p->kv.v_block_stride * pool_element, &p->kv.v, err));
-    CPA_TRY(table->alloc(p->device, kv_tokens * m->kv_heads * m->head_dim * element, &p->k, err));
-    CPA_TRY(table->alloc(p->device, kv_tokens * m->kv_heads * m->v_head_dim * element, &p->v, err));
-    CPA_TRY(table->alloc(p->device, kv_tokens * m->q_heads * m->head_dim * element, &p->q, err));
-    CPA_TRY(table->alloc(p->device, p->queries * m->q_heads * m->v_head_dim * element, &p->out, err));
+    CPA_TRY(table->alloc(p->device, kv_tokens * shape->kv_heads * shape->k_dim * element, &p->k, err));
+    CPA_TRY(table->alloc(p->device, kv_tokens * shape->kv_heads * shape->v_dim * element, &p->v, err));
+    CPA_TRY(table->alloc(p->device, kv_tokens * shape->q_heads * shape->k_dim * element, &p->q, err));
+    CPA_TRY(table->alloc(p->device, p->queries * shape->q_heads * shape->v_dim * element, &p->out, err));
     CPA_TRY(table->alloc(p->device, kv_tokens * (int64_t)sizeof *p->tokens, (void **)&p->tokens, err));
     return table->alloc(p->device, kv_tokens * (int64_t)sizeof *p->positions, (void **)&p->positions, err);
 }
@@ -88,7 +88,7 @@ static cpa_status probe_fill(probe *p) {
         cpa_source source = cpa_source_synthetic(&synthetic);
         cpa_rows rows = {.count = n, .tokens_device = p->tokens, .positions_device = p->positions};
         CPA_TRY_GOTO(source.fill(source.ctx, 0, &rows, p->q, p->k, p->v, p->stream), done);
-        cpa_kv_write_args write = {sizeof write, n, p->options->model.dtype, p->k, p->v, p->positions, p->kv};
+        cpa_kv_write_args write = {sizeof write, n, p->options->model.attention.dtype, p->k, p->v, p->positions, p->kv};
         CPA_TRY_GOTO(operators->kv_write(&write, p->stream), done);
         CPA_TRY_GOTO(table->stream_sync(p->stream), done);
     }
@@ -99,7 +99,6 @@ done:
 }
 
 static cpa_status probe_plan(probe *p, cpa_error *err) {
-    const cpa_model_shape *m = &p->options->model;
     p->table = malloc((size_t)p->kv.num_blocks * sizeof *p->table);
     if (!p->table) return cpa_fail(err, CPA_NO_MEMORY, "no memory");
     for (int32_t b = 0; b < p->kv.num_blocks; b++) p->table[b] = b;
@@ -107,7 +106,7 @@ static cpa_status probe_plan(probe *p, cpa_error *err) {
     cpa_attend_batch batch = {
         .size = sizeof batch,
         .map = {1, p->kv.block_size},
-        .shape = {m->q_heads, m->kv_heads, m->head_dim, m->v_head_dim, .kv_dtype = p->kv.dtype},
+        .shape = p->options->model.attention,
         .block_size = p->kv.block_size,
         .items = &item,
         .n_items = 1,
@@ -122,7 +121,7 @@ static cpa_status probe_time(probe *p, double *seconds) {
     const cpa_operator_table *operators = p->device->operators;
     const cpa_device_table *table = p->device->table;
     cpa_attend_args args = {
-        .size = sizeof args, .q = p->q, .q_dtype = p->options->model.dtype, .kv = p->kv, .out = p->out};
+        .size = sizeof args, .q = p->q, .q_dtype = p->options->model.attention.dtype, .kv = p->kv, .out = p->out};
     double start = 0, elapsed = 0;
     int64_t calls = -1; /* the first is the warm-up */
     while (elapsed < PROBE_SECONDS) {
@@ -138,22 +137,22 @@ static cpa_status probe_time(probe *p, double *seconds) {
 
 static cpa_status run_probe(cpa_device *device, const cpa_worker_options *options, int64_t keys, double *seconds,
                             cpa_error *err) {
-    const cpa_model_shape *m = &options->model;
+    const cpa_attention_shape *shape = &options->model.attention;
     int64_t bs = options->block_size;
     probe p = {
         .options = options,
         .device = device,
         .keys = keys,
         .queries = keys / QUERIES_PART,
-        .kv = cpa_kv_view_order((cpa_kv_view){.dtype = options->kv_dtype,
+        .kv = cpa_kv_view_order((cpa_kv_view){.dtype = shape->kv_dtype,
                                               .block_size = options->block_size,
                                               .num_blocks = (keys + bs - 1) / bs,
-                                              .kv_heads = m->kv_heads,
-                                              .k_dim = m->head_dim,
-                                              .v_dim = m->v_head_dim,
-                                              .k_scale = options->k_scale,
-                                              .v_scale = options->v_scale},
-                                options->kv_layout),
+                                              .kv_heads = shape->kv_heads,
+                                              .k_dim = shape->k_dim,
+                                              .v_dim = shape->v_dim,
+                                              .k_scale = shape->k_scale,
+                                              .v_scale = shape->v_scale},
+                                shape->layout),
     };
     cpa_error own = {CPA_OK, ""};
     cpa_status status;
@@ -171,14 +170,15 @@ done:
 
 /* FLOP/s: 2 flops for each product of Q K^T and of P V, all keys visible. */
 static cpa_status measure_flops(cpa_device *device, const cpa_worker_options *options, double *flops, cpa_error *err) {
-    const cpa_model_shape *m = &options->model;
+    const cpa_attention_shape *shape = &options->model.attention;
     double seconds = 0;
     int64_t keys = LEAST_KEYS / GROWTH;
     do {
         keys *= GROWTH;
         CPA_TRY(run_probe(device, options, keys, &seconds, err));
     } while (seconds < LONG_CALL_SECONDS && keys < MOST_KEYS);
-    *flops = 2.0 * (double)(keys / QUERIES_PART) * (double)keys * m->q_heads * (m->head_dim + m->v_head_dim) / seconds;
+    *flops =
+        2.0 * (double)(keys / QUERIES_PART) * (double)keys * shape->q_heads * (shape->k_dim + shape->v_dim) / seconds;
     return CPA_OK;
 }
 

@@ -51,24 +51,16 @@ static cpa_status zeros(probe *p, int64_t bytes, void **out, cpa_error *err) {
 
 /* The sequence needs a block alone: its table names it again and again. */
 static cpa_status make_memory(probe *p, const cpa_worker_options *o, cpa_error *err) {
-    const cpa_model_shape *m = &o->model;
-    const int64_t element = cpa_dtype_bytes(m->dtype), kv_element = cpa_dtype_bytes(o->kv_dtype);
-    p->kv = cpa_kv_view_order((cpa_kv_view){.dtype = o->kv_dtype,
-                                            .block_size = o->block_size,
-                                            .num_blocks = 1,
-                                            .kv_heads = m->kv_heads,
-                                            .k_dim = m->head_dim,
-                                            .v_dim = m->v_head_dim,
-                                            .k_scale = o->k_scale,
-                                            .v_scale = o->v_scale},
-                              o->kv_layout);
+    const cpa_attention_shape *shape = &o->model.attention;
+    const int64_t element = cpa_dtype_bytes(shape->dtype), kv_element = cpa_dtype_bytes(shape->kv_dtype);
+    p->kv = cpa_kv_view_of(shape, o->block_size, 1);
     p->table = calloc((size_t)(o->map.interleave / o->block_size), sizeof *p->table);
     if (!p->table) return cpa_fail(err, CPA_NO_MEMORY, "calibration: no memory");
     CPA_TRY(p->device->table->stream_create(p->device, &p->stream, err));
     CPA_TRY(zeros(p, p->kv.k_block_stride * kv_element, &p->kv.k, err));
     CPA_TRY(zeros(p, p->kv.v_block_stride * kv_element, &p->kv.v, err));
-    CPA_TRY(zeros(p, m->q_heads * m->head_dim * element, &p->q, err));
-    return zeros(p, m->q_heads * m->v_head_dim * element, &p->out, err);
+    CPA_TRY(zeros(p, shape->q_heads * shape->k_dim * element, &p->q, err));
+    return zeros(p, shape->q_heads * shape->v_dim * element, &p->out, err);
 }
 
 static void destroy(probe *p) {

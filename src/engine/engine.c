@@ -13,10 +13,6 @@ static cpa_worker_options worker_options(const cpa_engine *engine) {
     const cpa_engine_options *o = &engine->options;
     return (cpa_worker_options){
         .model = o->model,
-        .kv_dtype = o->kv_dtype,
-        .k_scale = o->k_scale,
-        .v_scale = o->v_scale,
-        .kv_layout = o->kv_layout,
         .map = {engine->control.size, o->interleave},
         .block_size = o->block_size,
         .num_blocks = o->num_blocks,
@@ -183,7 +179,8 @@ const char *cpa_engine_device(const cpa_engine *engine) {
 
 double cpa_engine_estimate(const cpa_engine *engine, int64_t tokens) {
     const cpa_model_shape *m = &engine->options.model;
-    double flops = 1.0 * (double)tokens * (double)tokens * m->q_heads * (m->head_dim + m->v_head_dim) * m->layers;
+    double flops = 1.0 * (double)tokens * (double)tokens * m->attention.q_heads *
+                   (m->attention.k_dim + m->attention.v_dim) * m->layers;
     return flops / (engine->planner.flops * engine->control.size);
 }
 

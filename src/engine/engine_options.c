@@ -6,6 +6,7 @@
 #include "base/check.h"
 #include "base/hash.h"
 #include "src/engine/engine_internal.h"
+#include "src/ops/check_args.h"
 
 enum { MAX_BLOCK_SIZE = 512 };
 
@@ -15,17 +16,7 @@ static int is_power_of_two(int64_t n) {
 
 static cpa_status check_model(const cpa_model_shape *m, cpa_error *err) {
     if (m->layers < 1) return cpa_fail(err, CPA_INVALID, "layers: %d, expected at least 1", m->layers);
-    if (m->q_heads < 1 || m->kv_heads < 1 || m->q_heads % m->kv_heads != 0) {
-        return cpa_fail(err, CPA_INVALID,
-                        "q_heads %d and kv_heads %d: expected q_heads to be a positive multiple of kv_heads",
-                        m->q_heads, m->kv_heads);
-    }
-    if (m->head_dim < 1 || m->head_dim > CPA_MAX_HEAD_DIM || m->v_head_dim < 1 || m->v_head_dim > CPA_MAX_HEAD_DIM) {
-        return cpa_fail(err, CPA_INVALID, "head_dim %d and v_head_dim %d: expected 1 to %d", m->head_dim, m->v_head_dim,
-                        CPA_MAX_HEAD_DIM);
-    }
-    if (cpa_dtype_bytes(m->dtype) == 0 || cpa_dtype_is_quantised(m->dtype))
-        return cpa_fail(err, CPA_INVALID, "dtype: %d is none", (int)m->dtype);
+    CPA_TRY(cpa_check_shape("model", &m->attention, err));
     for (int32_t layer = 0; layer < m->layers; layer++) {
         cpa_mask mask = cpa_model_mask(m, layer);
         if (mask.window >= 0 && mask.sinks >= 0) continue;
@@ -41,8 +32,9 @@ static cpa_status check_choices(const cpa_engine_options *o, cpa_error *err) {
         const char *name;
         int value, last;
     } choices[] = {
-        {"kv_layout", (int)o->kv_layout, CPA_HEAD_MAJOR},     {"algorithm", (int)o->algorithm, CPA_PASS_Q},
-        {"preemption", (int)o->preemption, CPA_PREEMPT_AUTO}, {"policy", (int)o->policy, CPA_POLICY_FCFS},
+        {"algorithm", (int)o->algorithm, CPA_PASS_Q},
+        {"preemption", (int)o->preemption, CPA_PREEMPT_AUTO},
+        {"policy", (int)o->policy, CPA_POLICY_FCFS},
         {"transport", (int)o->transport, CPA_TRANSPORT_HOST},
     };
     for (size_t i = 0; i < sizeof choices / sizeof choices[0]; i++) {
@@ -55,7 +47,7 @@ static cpa_status check_choices(const cpa_engine_options *o, cpa_error *err) {
 
 static void fill_defaults(cpa_engine_options *o) {
     if (o->device.size == 0) o->device.size = sizeof o->device;
-    if (o->model.v_head_dim == 0) o->model.v_head_dim = o->model.head_dim;
+    if (o->model.attention.v_dim == 0) o->model.attention.v_dim = o->model.attention.k_dim;
     if (o->block_size == 0) o->block_size = 16;
     if (o->interleave == 0) o->interleave = o->block_size;
     if (o->max_num_batched_tokens == 0) o->max_num_batched_tokens = 2048;
@@ -70,13 +62,6 @@ cpa_status cpa_engine_resolve(const cpa_engine_options *given, cpa_engine_option
     cpa_engine_options o = *given;
     fill_defaults(&o);
     CPA_TRY(check_model(&o.model, err));
-    if (cpa_dtype_bytes(o.kv_dtype) == 0) return cpa_fail(err, CPA_INVALID, "kv_dtype: %d is none", (int)o.kv_dtype);
-    if ((o.k_scale == 0) != (o.v_scale == 0) || !(o.k_scale >= 0) || !(o.v_scale >= 0) || !isfinite(o.k_scale) ||
-        !isfinite(o.v_scale) || (o.k_scale != 0 && o.kv_dtype != CPA_FP8_E4M3)) {
-        return cpa_fail(err, CPA_INVALID,
-                        "k_scale %g and v_scale %g with kv_dtype %d: expected none, or both above 0 for fp8_e4m3",
-                        (double)o.k_scale, (double)o.v_scale, (int)o.kv_dtype);
-    }
     CPA_TRY(check_choices(&o, err));
     if (!is_power_of_two(o.block_size) || o.block_size > MAX_BLOCK_SIZE) {
         return cpa_fail(err, CPA_INVALID, "block_size: %d, expected a power of two up to %d", o.block_size,
@@ -123,9 +108,8 @@ cpa_status cpa_engine_resolve(const cpa_engine_options *given, cpa_engine_option
 
 int64_t cpa_engine_block_bytes(const cpa_engine_options *o) {
     const cpa_model_shape *m = &o->model;
-    return m->layers *
-           (cpa_kv_block_bytes(o->kv_dtype, CPA_KEYS, o->k_scale, o->block_size, m->kv_heads, m->head_dim) +
-            cpa_kv_block_bytes(o->kv_dtype, CPA_VALUES, o->v_scale, o->block_size, m->kv_heads, m->v_head_dim));
+    return m->layers * (cpa_shape_block_bytes(&m->attention, CPA_KEYS, o->block_size) +
+                        cpa_shape_block_bytes(&m->attention, CPA_VALUES, o->block_size));
 }
 
 /* What some layer still sees: the widest window, 0 if a layer has none, and the most sinks. */
@@ -146,6 +130,7 @@ static cpa_mask widest_mask(const cpa_model_shape *m) {
 /* What keys and values depend on besides tokens. */
 static void describe_cache(const cpa_engine_options *o, char out[CPA_IDENTITY_BYTES]) {
     const cpa_model_shape *m = &o->model;
+    const cpa_attention_shape *shape = &m->attention;
     uint64_t masks = CPA_HASH_START;
     for (int32_t layer = 0; layer < m->layers; layer++) {
         cpa_mask mask = cpa_model_mask(m, layer);
@@ -154,8 +139,8 @@ static void describe_cache(const cpa_engine_options *o, char out[CPA_IDENTITY_BY
     }
     snprintf(out, CPA_IDENTITY_BYTES,
              "%d layers, %d/%d heads of %d/%d, dtype %d in %d, scales %a %a, masks %llx, seed %llu", m->layers,
-             m->q_heads, m->kv_heads, m->head_dim, m->v_head_dim, (int)m->dtype, (int)o->kv_dtype, (double)o->k_scale,
-             (double)o->v_scale, (unsigned long long)masks, (unsigned long long)o->seed);
+             shape->q_heads, shape->kv_heads, shape->k_dim, shape->v_dim, (int)shape->dtype, (int)shape->kv_dtype,
+             (double)shape->k_scale, (double)shape->v_scale, (unsigned long long)masks, (unsigned long long)o->seed);
 }
 
 int64_t cpa_engine_host_blocks(const cpa_engine_options *o) {
@@ -168,11 +153,11 @@ cpa_planner cpa_engine_planner(const cpa_engine_options *o, int32_t cp_size) {
     return (cpa_planner){
         .forced = o->algorithm,
         .cp_size = cp_size,
-        .q_heads = o->model.q_heads,
-        .kv_heads = o->model.kv_heads,
-        .k_dim = o->model.head_dim,
-        .v_dim = o->model.v_head_dim,
-        .element_bytes = (int32_t)cpa_dtype_bytes(o->kv_dtype),
+        .q_heads = o->model.attention.q_heads,
+        .kv_heads = o->model.attention.kv_heads,
+        .k_dim = o->model.attention.k_dim,
+        .v_dim = o->model.attention.v_dim,
+        .element_bytes = (int32_t)cpa_dtype_bytes(o->model.attention.kv_dtype),
     };
 }
 

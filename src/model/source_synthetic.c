@@ -11,10 +11,10 @@ static cpa_synth_args args_for(const cpa_synthetic *synthetic, cpa_synth_tensor 
         .tensor = tensor,
         .seed = synthetic->seed,
         .layer = layer,
-        .heads = tensor == CPA_SYNTH_Q ? shape->q_heads : shape->kv_heads,
-        .kv_heads = shape->kv_heads,
-        .dim = tensor == CPA_SYNTH_V ? shape->v_head_dim : shape->head_dim,
-        .dtype = shape->dtype,
+        .heads = tensor == CPA_SYNTH_Q ? shape->attention.q_heads : shape->attention.kv_heads,
+        .kv_heads = shape->attention.kv_heads,
+        .dim = tensor == CPA_SYNTH_V ? shape->attention.v_dim : shape->attention.k_dim,
+        .dtype = shape->attention.dtype,
     };
 }
 

@@ -16,18 +16,9 @@ static int64_t pool_blocks(const cpa_worker_options *o) {
 
 cpa_kv_view cpa_worker_layer_kv(const cpa_worker *worker, int32_t layer) {
     const cpa_worker_options *o = &worker->options;
-    cpa_kv_view view = {
-        .dtype = o->kv_dtype,
-        .block_size = o->block_size,
-        .num_blocks = pool_blocks(o),
-        .kv_heads = o->model.kv_heads,
-        .k_dim = o->model.head_dim,
-        .v_dim = o->model.v_head_dim,
-        .k_scale = o->k_scale,
-        .v_scale = o->v_scale,
-    };
-    view = cpa_kv_view_order(view, o->kv_layout);
-    int64_t element = cpa_dtype_bytes(o->kv_dtype);
+    const cpa_attention_shape *shape = &o->model.attention;
+    cpa_kv_view view = cpa_kv_view_of(shape, o->block_size, pool_blocks(o));
+    const int64_t element = cpa_dtype_bytes(shape->kv_dtype);
     view.k = (char *)worker->k_pool + layer * view.num_blocks * view.k_block_stride * element;
     view.v = (char *)worker->v_pool + layer * view.num_blocks * view.v_block_stride * element;
     return view;
@@ -72,22 +63,15 @@ static void list_row_buffers(cpa_worker_rows *set, int64_t rows, buffer list[ROW
 
 static void list_buffers(cpa_worker *worker, buffer list[WORKER_BUFFERS]) {
     const cpa_worker_options *o = &worker->options;
-    const cpa_model_shape *model = &o->model;
-    int64_t rows = o->max_tokens, element = cpa_dtype_bytes(model->dtype);
-    int64_t blocks = model->layers * pool_blocks(o);
+    const cpa_attention_shape *shape = &o->model.attention;
+    int64_t rows = o->max_tokens, blocks = o->model.layers * pool_blocks(o);
     const buffer own[] = {
-        {&worker->k_pool,
-         blocks *
-             cpa_kv_block_bytes(o->kv_dtype, CPA_KEYS, o->k_scale, o->block_size, model->kv_heads, model->head_dim),
-         ON_DEVICE},
-        {&worker->v_pool,
-         blocks *
-             cpa_kv_block_bytes(o->kv_dtype, CPA_VALUES, o->v_scale, o->block_size, model->kv_heads, model->v_head_dim),
-         ON_DEVICE},
-        {&worker->q, rows * model->q_heads * model->head_dim * element, ON_DEVICE},
-        {&worker->k, rows * model->kv_heads * model->head_dim * element, ON_DEVICE},
-        {&worker->v, rows * model->kv_heads * model->v_head_dim * element, ON_DEVICE},
-        {&worker->out, rows * model->q_heads * model->v_head_dim * element, ON_DEVICE},
+        {&worker->k_pool, blocks * cpa_shape_block_bytes(shape, CPA_KEYS, o->block_size), ON_DEVICE},
+        {&worker->v_pool, blocks * cpa_shape_block_bytes(shape, CPA_VALUES, o->block_size), ON_DEVICE},
+        {&worker->q, rows * cpa_shape_q_bytes(shape), ON_DEVICE},
+        {&worker->k, rows * cpa_shape_k_bytes(shape), ON_DEVICE},
+        {&worker->v, rows * cpa_shape_v_bytes(shape), ON_DEVICE},
+        {&worker->out, rows * cpa_shape_out_bytes(shape), ON_DEVICE},
         {(void **)&worker->tokens_device, rows * (int64_t)sizeof(uint32_t), ON_DEVICE},
         {(void **)&worker->positions_device, rows * (int64_t)sizeof(int64_t), ON_DEVICE},
         {(void **)&worker->slots_device, rows * (int64_t)sizeof(int64_t), ON_DEVICE},
@@ -165,14 +149,7 @@ void cpa_worker_set_timeline(cpa_worker *worker, cpa_timeline *timeline) {
 cpa_context_options cpa_worker_context_options(const cpa_worker_options *o, int64_t max_rows) {
     return (cpa_context_options){
         .size = sizeof(cpa_context_options),
-        .shape = {.q_heads = o->model.q_heads,
-                  .kv_heads = o->model.kv_heads,
-                  .k_dim = o->model.head_dim,
-                  .v_dim = o->model.v_head_dim,
-                  .dtype = o->model.dtype,
-                  .kv_dtype = o->kv_dtype,
-                  .k_scale = o->k_scale,
-                  .v_scale = o->v_scale},
+        .shape = o->model.attention,
         .block_size = o->block_size,
         .interleave = o->map.interleave,
         .staging_bytes = o->staging_bytes,
@@ -307,7 +284,8 @@ static cpa_status run_layer(cpa_worker *worker, const cpa_step_plan *plan, int32
     if (status != CPA_OK) return source_failed(stream, "fill", layer, status);
     cpa_spans_end(spans, span, stream);
     cpa_kv_view kv = cpa_worker_layer_kv(worker, layer);
-    cpa_kv_write_args write = {sizeof write, rows->count, model->dtype, worker->k, worker->v, worker->slots_device, kv};
+    cpa_kv_write_args write = {sizeof write,         rows->count, model->attention.dtype, worker->k, worker->v,
+                               worker->slots_device, kv};
     span = cpa_spans_begin(spans, CPA_SPAN_KV_WRITE, 0, stream);
     CPA_TRY(operators->kv_write(&write, stream));
     cpa_spans_end(spans, span, stream);
@@ -318,7 +296,7 @@ static cpa_status run_layer(cpa_worker *worker, const cpa_step_plan *plan, int32
     cpa_hash_rows_args hash = {
         .rows = worker->rows->n_digest,
         .src = worker->out,
-        .row_bytes = model->q_heads * (int64_t)model->v_head_dim * cpa_dtype_bytes(model->dtype),
+        .row_bytes = cpa_shape_out_bytes(&model->attention),
         .row_index = worker->digest_rows_device,
         .salts = worker->digest_salts_device,
         .salt = (uint64_t)layer,

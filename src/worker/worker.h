@@ -28,9 +28,6 @@ typedef struct cpa_worker_seq {
 
 typedef struct cpa_worker_options {
     cpa_model_shape model;
-    cpa_dtype kv_dtype;
-    float k_scale, v_scale; /* see cpa_kv_view */
-    cpa_kv_layout kv_layout;
     cpa_owner_map map;
     int32_t block_size;
     int64_t num_blocks;

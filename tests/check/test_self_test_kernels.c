@@ -14,13 +14,13 @@ static int small; /* the common shape alone: for tools that slow a device down a
 static cpa_worker_options options_of(cpa_dtype dtype, cpa_dtype kv_dtype, int32_t q_heads, int32_t kv_heads,
                                      int32_t k_dim, int32_t v_dim, int32_t block_size) {
     return (cpa_worker_options){.model = {.layers = 1,
-                                          .q_heads = q_heads,
-                                          .kv_heads = kv_heads,
-                                          .head_dim = k_dim,
-                                          .v_head_dim = v_dim,
-                                          .dtype = dtype,
+                                          .attention.q_heads = q_heads,
+                                          .attention.kv_heads = kv_heads,
+                                          .attention.k_dim = k_dim,
+                                          .attention.v_dim = v_dim,
+                                          .attention.dtype = dtype,
+                                          .attention.kv_dtype = kv_dtype,
                                           .mask = {.causal = 1, .window = 90}},
-                                .kv_dtype = kv_dtype,
                                 .map = {1, block_size},
                                 .block_size = block_size};
 }

@@ -46,16 +46,16 @@ static void draw_cache(combination *c) {
     static const cpa_dtype cache_dtypes[] = {CPA_F32, CPA_BF16, CPA_F16, CPA_FP8_E4M3, CPA_FP8_E4M3, CPA_INT8};
     cpa_engine_options *o = &c->options;
     o->model = (cpa_model_shape){.layers = LAYERS,
-                                 .q_heads = 4,
-                                 .kv_heads = (int32_t)draw(c, 1, 2) * 2,
-                                 .head_dim = draw(c, 0, 1) ? 32 : 24,
-                                 .v_head_dim = draw(c, 0, 1) ? 32 : 16,
-                                 .dtype = model_dtypes[draw(c, 0, 2)],
+                                 .attention.q_heads = 4,
+                                 .attention.kv_heads = (int32_t)draw(c, 1, 2) * 2,
+                                 .attention.k_dim = draw(c, 0, 1) ? 32 : 24,
+                                 .attention.v_dim = draw(c, 0, 1) ? 32 : 16,
+                                 .attention.dtype = model_dtypes[draw(c, 0, 2)],
                                  .mask = {.causal = 1}};
     int64_t dtype = draw(c, 0, 6);
-    o->kv_dtype = dtype == 6 ? o->model.dtype : cache_dtypes[dtype];
-    if (dtype == 4) o->k_scale = 0.03125f, o->v_scale = 0.0625f;
-    o->kv_layout = draw(c, 0, 1) ? CPA_HEAD_MAJOR : CPA_TOKEN_MAJOR;
+    o->model.attention.kv_dtype = dtype == 6 ? o->model.attention.dtype : cache_dtypes[dtype];
+    if (dtype == 4) o->model.attention.k_scale = 0.03125f, o->model.attention.v_scale = 0.0625f;
+    o->model.attention.layout = draw(c, 0, 1) ? CPA_HEAD_MAJOR : CPA_TOKEN_MAJOR;
     o->block_size = 16 << draw(c, 0, 1);
     o->interleave = o->block_size << draw(c, 0, 2);
 }
@@ -153,7 +153,7 @@ static cpa_engine_options plain(cpa_engine_options o) {
     o.max_num_seqs = MOST_REQUESTS;
     o.algorithm = CPA_PASS_Q;
     o.no_prefix_caching = 1;
-    o.kv_layout = CPA_TOKEN_MAJOR;
+    o.model.attention.layout = CPA_TOKEN_MAJOR;
     o.verify = 0;
     return o;
 }
@@ -163,10 +163,10 @@ static void describe(const combination *c, uint64_t seed, int ranks) {
     printf(
         "seed %llu on %d ranks: dtype %d in %d, scale %g, layout %d, blocks of %d, interleave %d, masks %d, algorithm "
         "%d, %lld blocks, local context %lld, quota %lld, caching %d, preemption %d, %lld swap bytes\n",
-        (unsigned long long)seed, ranks, (int)o->model.dtype, (int)o->kv_dtype, (double)o->k_scale, (int)o->kv_layout,
-        o->block_size, o->interleave, o->model.layer_masks != NULL, (int)o->algorithm, (long long)o->num_blocks,
-        (long long)o->local_context, (long long)o->tenant_block_quota, !o->no_prefix_caching, (int)o->preemption,
-        (long long)o->swap_bytes);
+        (unsigned long long)seed, ranks, (int)o->model.attention.dtype, (int)o->model.attention.kv_dtype,
+        (double)o->model.attention.k_scale, (int)o->model.attention.layout, o->block_size, o->interleave,
+        o->model.layer_masks != NULL, (int)o->algorithm, (long long)o->num_blocks, (long long)o->local_context,
+        (long long)o->tenant_block_quota, !o->no_prefix_caching, (int)o->preemption, (long long)o->swap_bytes);
 }
 
 /* Runs the requests of a combination with these options; whether all is well. */

@@ -138,13 +138,13 @@ static cpa_engine_options engine_options(cpa_dtype dtype) {
     return (cpa_engine_options){.size = sizeof(cpa_engine_options),
                                 .device = cpa_test_device_options(0),
                                 .model = {.layers = 3,
-                                          .q_heads = 8,
-                                          .kv_heads = 2,
-                                          .head_dim = 64,
-                                          .v_head_dim = 64,
-                                          .dtype = dtype,
+                                          .attention.q_heads = 8,
+                                          .attention.kv_heads = 2,
+                                          .attention.k_dim = 64,
+                                          .attention.v_dim = 64,
+                                          .attention.dtype = dtype,
+                                          .attention.kv_dtype = dtype,
                                           .mask = {.causal = 1}},
-                                .kv_dtype = dtype,
                                 .num_blocks = 1024,
                                 .max_num_batched_tokens = 256,
                                 .max_num_seqs = 16,
@@ -217,7 +217,7 @@ static void rows_of_replayed_steps_are_checked(void) {
     options.algorithm = CPA_PASS_Q;
     cpa_engine_stats stats = run(&options);
     CU_ASSERT(stats.graph_steps > stats.steps / 3);
-    CU_ASSERT_EQUAL(stats.verify_rows, options.model.q_heads * rows_of_run());
+    CU_ASSERT_EQUAL(stats.verify_rows, options.model.attention.q_heads * rows_of_run());
     CU_ASSERT_EQUAL(stats.verify_violations, 0);
 }
 

@@ -165,13 +165,13 @@ static cpa_engine_options long_steps(void) {
     cpa_engine_options options = cpa_test_engine_options();
     int on_host = cpa_test_promises_bits();
     options.model = (cpa_model_shape){.layers = 4,
-                                      .q_heads = on_host ? 8 : 32,
-                                      .kv_heads = 2,
-                                      .head_dim = on_host ? 64 : 128,
-                                      .v_head_dim = on_host ? 64 : 128,
-                                      .dtype = on_host ? CPA_F32 : CPA_BF16,
+                                      .attention.q_heads = on_host ? 8 : 32,
+                                      .attention.kv_heads = 2,
+                                      .attention.k_dim = on_host ? 64 : 128,
+                                      .attention.v_dim = on_host ? 64 : 128,
+                                      .attention.dtype = on_host ? CPA_F32 : CPA_BF16,
                                       .mask = {.causal = 1}};
-    options.kv_dtype = options.model.dtype;
+    options.model.attention.kv_dtype = options.model.attention.dtype;
     options.max_num_batched_tokens = on_host ? 128 : 2048;
     options.num_blocks = on_host ? 512 : 4096;
     options.staging_bytes = 0;
@@ -216,8 +216,8 @@ static void self_test_passes_in_every_dtype_and_mask(void) {
         cpa_engine *engine = NULL;
         cpa_error err = {CPA_OK, ""};
         options.skip_self_test = 0;
-        options.model.dtype = (cpa_dtype)dtype;
-        options.kv_dtype = dtype == CPA_F16 ? CPA_BF16 : (cpa_dtype)dtype;
+        options.model.attention.dtype = (cpa_dtype)dtype;
+        options.model.attention.kv_dtype = dtype == CPA_F16 ? CPA_BF16 : (cpa_dtype)dtype;
         if (dtype == CPA_BF16) options.model.mask = (cpa_mask){.causal = 1, .window = 40, .sinks = 3};
         cpa_status status = cpa_engine_create(cpa_test_comm(), &options, &engine, &err);
         if (status != CPA_OK) printf("%s\n", err.message);
@@ -269,9 +269,9 @@ static void impossible_options_and_requests_are_named(void) {
     cpa_engine_options options = cpa_test_engine_options();
     cpa_engine *engine = NULL;
     cpa_error err = {CPA_OK, ""};
-    options.model.kv_heads = 3;
+    options.model.attention.kv_heads = 3;
     CU_ASSERT_EQUAL(cpa_engine_create(cpa_test_comm(), &options, &engine, &err), CPA_INVALID);
-    CU_ASSERT_PTR_NOT_NULL(strstr(err.message, "q_heads 4 and kv_heads 3"));
+    CU_ASSERT_PTR_NOT_NULL(strstr(err.message, "q_heads is 4, expected a positive multiple of kv_heads, 3"));
     CU_ASSERT_PTR_NULL(engine);
     options = cpa_test_engine_options();
     CU_ASSERT_EQUAL(cpa_engine_create(cpa_test_comm(), &options, &engine, &err), CPA_OK);
@@ -291,7 +291,7 @@ static void self_test_passes_in_fp32_with_wide_heads(void) {
             cpa_error err = {CPA_OK, ""};
             options.skip_self_test = 0;
             options.staging_bytes = 0;
-            options.model.head_dim = options.model.v_head_dim = dim;
+            options.model.attention.k_dim = options.model.attention.v_dim = dim;
             options.seed = seed;
             CU_ASSERT_EQUAL(cpa_engine_create(cpa_test_comm(), &options, &engine, &err), CPA_OK);
             if (!engine) printf("heads of %d, seed %d: %s\n", dim, (int)seed, err.message);
@@ -336,13 +336,13 @@ static void expect_none(const cpa_engine_options *options, const char *message) 
 
 static void numbers_that_are_no_choice_are_named(void) {
     const char *const messages[] = {
-        "kv_layout: 2 is none", "algorithm: 3 is none", "preemption: 3 is none",
-        "policy: 7 is none",    "transport: 4 is none", "block_size: 1024, expected a power of two up to 512",
+        "model: layout is 2", "algorithm: 3 is none", "preemption: 3 is none",
+        "policy: 7 is none",  "transport: 4 is none", "block_size: 1024, expected a power of two up to 512",
     };
     enum { CASES = sizeof messages / sizeof messages[0] };
     cpa_engine_options cases[CASES];
     for (int i = 0; i < CASES; i++) cases[i] = cpa_test_engine_options();
-    cases[0].kv_layout = (cpa_kv_layout)2;
+    cases[0].model.attention.layout = (cpa_kv_layout)2;
     cases[1].algorithm = (cpa_algorithm)3;
     cases[2].preemption = (cpa_preemption_mode)3;
     cases[3].policy = (cpa_policy)7;

@@ -38,7 +38,7 @@ static uint64_t common_digest(cpa_engine_options options) {
     uint64_t digest = digest_of(&options);
     options.skip_self_test = 1; /* once is enough */
     options.algorithm = CPA_PASS_KV;
-    options.kv_layout = CPA_HEAD_MAJOR;
+    options.model.attention.layout = CPA_HEAD_MAJOR;
     expect_same_bits(digest_of(&options), digest);
     options.algorithm = CPA_AUTO;
     options.max_num_batched_tokens = 37;
@@ -50,8 +50,8 @@ static void every_quantised_cache_is_checked_and_gives_the_same_bits(void) {
     uint64_t plain = common_digest(default_options());
     for (int kind = 0; kind < 3; kind++) {
         cpa_engine_options options = default_options();
-        options.kv_dtype = kind == 2 ? CPA_INT8 : CPA_FP8_E4M3;
-        if (kind == 1) options.k_scale = 0.03125f, options.v_scale = 0.0625f;
+        options.model.attention.kv_dtype = kind == 2 ? CPA_INT8 : CPA_FP8_E4M3;
+        if (kind == 1) options.model.attention.k_scale = 0.03125f, options.model.attention.v_scale = 0.0625f;
         CU_ASSERT_NOT_EQUAL(common_digest(options), plain);
     }
 }
@@ -59,8 +59,8 @@ static void every_quantised_cache_is_checked_and_gives_the_same_bits(void) {
 static void sixteen_bit_queries_over_quantised_caches(void) {
     for (int dtype = CPA_BF16; dtype <= CPA_F16; dtype++) {
         cpa_engine_options options = default_options();
-        options.model.dtype = (cpa_dtype)dtype;
-        options.kv_dtype = dtype == CPA_BF16 ? CPA_INT8 : CPA_FP8_E4M3;
+        options.model.attention.dtype = (cpa_dtype)dtype;
+        options.model.attention.kv_dtype = dtype == CPA_BF16 ? CPA_INT8 : CPA_FP8_E4M3;
         digest_of(&options);
     }
 }
@@ -74,7 +74,7 @@ static void layers_with_windows_of_their_own_are_checked(void) {
     /* The masks of the layers go over the one of the model. */
     options.model.mask.window = 7;
     expect_same_bits(common_digest(options), mixed);
-    options.kv_dtype = CPA_INT8;
+    options.model.attention.kv_dtype = CPA_INT8;
     CU_ASSERT_NOT_EQUAL(common_digest(options), mixed);
 }
 
@@ -82,13 +82,13 @@ static void scales_that_make_no_sense_are_named(void) {
     cpa_engine_options options = default_options();
     cpa_engine *engine = NULL;
     cpa_error err = {CPA_OK, ""};
-    options.k_scale = options.v_scale = 1;
+    options.model.attention.k_scale = options.model.attention.v_scale = 1;
     CU_ASSERT_EQUAL(cpa_engine_create(cpa_test_comm(), &options, &engine, &err), CPA_INVALID);
-    CU_ASSERT_PTR_NOT_NULL(strstr(err.message, "k_scale 1"));
-    options.kv_dtype = CPA_FP8_E4M3;
-    options.v_scale = 0;
+    CU_ASSERT_PTR_NOT_NULL(strstr(err.message, "k_scale is 1"));
+    options.model.attention.kv_dtype = CPA_FP8_E4M3;
+    options.model.attention.v_scale = 0;
     CU_ASSERT_EQUAL(cpa_engine_create(cpa_test_comm(), &options, &engine, &err), CPA_INVALID);
-    CU_ASSERT_PTR_NOT_NULL(strstr(err.message, "v_scale 0"));
+    CU_ASSERT_PTR_NOT_NULL(strstr(err.message, "v_scale is 0"));
 }
 
 static const cpa_test tests[] = {

@@ -67,6 +67,7 @@ static cpa_outcome make_outcome(cpa_settings *settings, cpa_model *model, cpa_wo
     cpa_error err;
     CU_ASSERT_EQUAL_FATAL(cpa_settings_load(1, (char *[]){name}, settings, &err), CPA_OK);
     *model = cpa_model_small();
+    model->shape.attention.kv_dtype = CPA_BF16;
     *workload = (cpa_workload){.count = 4, .title = "four requests"};
     *metrics = (cpa_metrics){0};
     add_requests(metrics);
@@ -76,7 +77,6 @@ static cpa_outcome make_outcome(cpa_settings *settings, cpa_model *model, cpa_wo
         .workload = workload,
         .device = "a device",
         .cp_size = 2,
-        .kv_dtype = CPA_BF16,
         .interleave = 16,
         .block_bytes = 4096,
         .metrics = metrics,

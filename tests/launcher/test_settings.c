@@ -314,14 +314,14 @@ static void the_shapes_under_configs_load(void) {
     cpa_error err;
     CU_ASSERT_EQUAL_FATAL(cpa_model_load(CPA_CONFIGS "/llama-3-8b.yaml", &model, &err), CPA_OK);
     CU_ASSERT_EQUAL(model.shape.layers, 32);
-    CU_ASSERT_EQUAL(model.shape.q_heads, 32);
-    CU_ASSERT_EQUAL(model.shape.kv_heads, 8);
-    CU_ASSERT_EQUAL(model.shape.v_head_dim, 128);
-    CU_ASSERT_EQUAL(model.shape.dtype, CPA_BF16);
+    CU_ASSERT_EQUAL(model.shape.attention.q_heads, 32);
+    CU_ASSERT_EQUAL(model.shape.attention.kv_heads, 8);
+    CU_ASSERT_EQUAL(model.shape.attention.v_dim, 128);
+    CU_ASSERT_EQUAL(model.shape.attention.dtype, CPA_BF16);
     CU_ASSERT_EQUAL(model.shape.mask.causal, 1);
     CU_ASSERT_EQUAL_FATAL(cpa_model_load(CPA_CONFIGS "/llama-3-70b.yaml", &model, &err), CPA_OK);
     CU_ASSERT_EQUAL(model.shape.layers, 80);
-    CU_ASSERT_EQUAL(model.shape.q_heads, 64);
+    CU_ASSERT_EQUAL(model.shape.attention.q_heads, 64);
 }
 
 static void the_built_in_shape_is_that_of_small_yaml(void) {
@@ -330,11 +330,11 @@ static void the_built_in_shape_is_that_of_small_yaml(void) {
     CU_ASSERT_EQUAL_FATAL(cpa_model_load(CPA_CONFIGS "/small.yaml", &read, &err), CPA_OK);
     CU_ASSERT_STRING_EQUAL(read.name, small.name);
     CU_ASSERT_EQUAL(read.shape.layers, small.shape.layers);
-    CU_ASSERT_EQUAL(read.shape.q_heads, small.shape.q_heads);
-    CU_ASSERT_EQUAL(read.shape.kv_heads, small.shape.kv_heads);
-    CU_ASSERT_EQUAL(read.shape.head_dim, small.shape.head_dim);
-    CU_ASSERT_EQUAL(read.shape.v_head_dim, small.shape.v_head_dim);
-    CU_ASSERT_EQUAL(read.shape.dtype, small.shape.dtype);
+    CU_ASSERT_EQUAL(read.shape.attention.q_heads, small.shape.attention.q_heads);
+    CU_ASSERT_EQUAL(read.shape.attention.kv_heads, small.shape.attention.kv_heads);
+    CU_ASSERT_EQUAL(read.shape.attention.k_dim, small.shape.attention.k_dim);
+    CU_ASSERT_EQUAL(read.shape.attention.v_dim, small.shape.attention.v_dim);
+    CU_ASSERT_EQUAL(read.shape.attention.dtype, small.shape.attention.dtype);
     CU_ASSERT_EQUAL(read.shape.mask.causal, small.shape.mask.causal);
     CU_ASSERT_EQUAL(read.shape.mask.window, small.shape.mask.window);
     CU_ASSERT_EQUAL(read.shape.mask.sinks, small.shape.mask.sinks);

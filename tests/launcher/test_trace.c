@@ -278,8 +278,12 @@ static void the_mixed_run_is_for_those_who_ask_for_nothing(void) {
 
 static cpa_cache_limits limits_of(int32_t cp_size, int32_t interleave, int64_t blocks) {
     cpa_cache_limits limits = {
-        .model = {.layers = 3, .q_heads = 4, .kv_heads = 2, .head_dim = 8, .v_head_dim = 4},
-        .kv_dtype = CPA_BF16,
+        .model = {.layers = 3,
+                  .attention.q_heads = 4,
+                  .attention.kv_heads = 2,
+                  .attention.k_dim = 8,
+                  .attention.v_dim = 4,
+                  .attention.kv_dtype = CPA_BF16},
         .block_size = 16,
         .map = {cp_size, interleave},
         .max_num_seqs = 2,

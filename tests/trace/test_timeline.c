@@ -151,14 +151,17 @@ static void a_step_may_be_one_span(void) {
 }
 
 static void the_spans_of_a_run_add_up_to_its_statistics(void) {
-    cpa_engine_options options = {
-        .size = sizeof options,
-        .model = {.layers = 2, .q_heads = 4, .kv_heads = 2, .head_dim = 16, .dtype = CPA_F32, .mask = {.causal = 1}},
-        .kv_dtype = CPA_F32,
-        .num_blocks = 64,
-        .max_num_batched_tokens = 64,
-        .skip_self_test = 1,
-        .verify = 0.01};
+    cpa_engine_options options = {.size = sizeof options,
+                                  .model = {.layers = 2,
+                                            .attention.q_heads = 4,
+                                            .attention.kv_heads = 2,
+                                            .attention.k_dim = 16,
+                                            .attention.dtype = CPA_F32,
+                                            .mask = {.causal = 1}},
+                                  .num_blocks = 64,
+                                  .max_num_batched_tokens = 64,
+                                  .skip_self_test = 1,
+                                  .verify = 0.01};
     enum { N_REQUESTS = 4 };
     cpa_request requests[N_REQUESTS];
     for (int64_t i = 0; i < N_REQUESTS; i++) {
