@@ -29,13 +29,14 @@ static void print_help(void) {
     cpa_bench_options_print_help();
     printf("shapes, and those without --shapes on the host / on cuda:\n");
     for (int i = 0; i < N_BENCHES; i++) {
-        printf("  %-9s %s\n    %s\n    %s\n", benches[i]->name, benches[i]->dims, benches[i]->shapes_host,
-               benches[i]->shapes_cuda);
+        printf("  %-9s %s\n    ", benches[i]->name, benches[i]->dims);
+        cpa_text_wrap(benches[i]->shapes_host, 4, 6, stdout);
+        printf("    ");
+        cpa_text_wrap(benches[i]->shapes_cuda, 4, 6, stdout);
     }
-    printf(
-        "  %-9s sequences x new tokens x context; without --shapes 1 x C x C and B x 1 x D, with --context C,\n"
-        "    --batch B and --decode-context D\n",
-        "scaling");
+    printf("  %-9s sequences x new tokens x context\n    ", "scaling");
+    cpa_text_wrap("without --shapes 1 x C x C and B x 1 x D, with --context C, --batch B and --decode-context D", 4, 6,
+                  stdout);
     printf("exit codes: 0 done, 1 a result was wrong, 2 bad usage, 3 a fault at run time\n");
 }
 

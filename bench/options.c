@@ -155,16 +155,14 @@ bool cpa_bench_is_timed(const cpa_bench_options *options, int64_t n, double tota
 
 void cpa_bench_options_print_help(void) {
     for (int f = 0; f < N_FIELDS; f++) {
-        char left[40];
-        snprintf(left, sizeof left, "--%s %s", table[f].name, table[f].value_name ? table[f].value_name : "");
-        printf("  %-26s %s", left, table[f].help);
-        printf(table[f].initial[0] && table[f].type != CPA_FIELD_FLAG ? " [%s]\n" : "\n", table[f].initial);
+        cpa_field_print_help(&table[f], table[f].type != CPA_FIELD_FLAG, stdout);
     }
-    printf("a case may end in options of its own, as in 1x8Kx8K:head-dim=64:mask=full; of these:");
+    char text[512] = "a case may end in options of its own, as in 1x8Kx8K:head-dim=64:mask=full; of these:";
     for (int f = 0; f < N_FIELDS; f++) {
-        if (table[f].group == CASE) printf(" %s", table[f].name);
+        size_t used = strlen(text);
+        if (table[f].group == CASE) snprintf(text + used, sizeof text - used, " %s", table[f].name);
     }
-    printf("\n");
+    cpa_text_wrap(text, 0, 2, stdout);
 }
 
 /* So that products of three numbers of a shape stay far from overflow in a double, and of two in an int64_t. */

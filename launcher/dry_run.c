@@ -83,6 +83,7 @@ cpa_status cpa_dry_run(const cpa_job *job, int32_t cp_size, const cpa_workload *
     cpa_scheduler *scheduler;
     CPA_TRY(cpa_scheduler_create(&plan, &scheduler, err));
     cpa_status status = add_requests(scheduler, workload, err);
+    if (status != CPA_OK) cpa_job_name_option(err);
     if (status == CPA_OK) {
         cpa_report_preamble(&outcome, stdout);
         status = cpa_output_flush(err);

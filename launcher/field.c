@@ -19,6 +19,38 @@ void cpa_text_quote(const char *text, size_t length, char *out, size_t bytes) {
     if (kept < length) memcpy(out + kept, more, sizeof more);
 }
 
+void cpa_text_wrap(const char *text, int at, int indent, FILE *out) {
+    enum { COLUMNS = 100 };
+    while (*text) {
+        int word = (int)strcspn(text, " ,"), spaces = 0;
+        if (text[word] == ',') word++;
+        while (text[word + spaces] == ' ') spaces++;
+        if (at + word > COLUMNS && at > indent) at = fprintf(out, "\n%*s", indent, "") - 1;
+        at += fprintf(out, "%.*s", word, text);
+        text += word + spaces;
+        /* No space is left at the end of a line. */
+        if (*text && at + spaces + (int)strcspn(text, " ,") < COLUMNS)
+            at += fprintf(out, "%*s", spaces, "");
+        else if (*text && spaces)
+            at = COLUMNS;
+    }
+    fputc('\n', out);
+}
+
+void cpa_field_print_help(const cpa_field *field, int show_initial, FILE *out) {
+    enum { COLUMN = 34 };
+    char text[512];
+    int at = fprintf(out, "  --%s", field->name);
+    if (field->value_name && !field->choices) at += fprintf(out, " %s", field->value_name);
+    for (int i = 0; field->choices && field->choices[i]; i++)
+        at += fprintf(out, "%c%s", i ? '|' : ' ', field->choices[i]);
+    if (at + 2 > COLUMN) at = fprintf(out, "\n") - 1;
+    fprintf(out, "%*s", COLUMN - at, "");
+    int shown = show_initial && field->initial[0];
+    snprintf(text, sizeof text, shown ? "%s [%s]" : "%s", field->help, field->initial);
+    cpa_text_wrap(text, COLUMN, COLUMN, out);
+}
+
 static void describe(const cpa_field *field, char *out, size_t bytes) {
     size_t used = 0;
     switch (field->type) {

@@ -5,6 +5,7 @@
 
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 
 #include <cpattn/status.h>
 
@@ -31,6 +32,7 @@ typedef struct cpa_field {
     double word_value;
     int power_of_two; /* INT: only powers of two */
     const char *help;
+    int secret; /* the value is not written into results */
 } cpa_field;
 
 /* Parses `text` into the field of `object`. Otherwise CPA_INVALID, "WHERE: found 'TEXT', expected ...", and the object
@@ -45,6 +47,14 @@ const cpa_field *cpa_field_find(const cpa_field *fields, int n_fields, const cha
 
 /* The field whose name is nearest to `name`, or NULL if none is near. */
 const cpa_field *cpa_field_nearest(const cpa_field *fields, int n_fields, const char *name, size_t name_length);
+
+/* Prints the lines of --help about a field: "--requests N" or "--algorithm auto|pass-kv|pass-q", what it is, and its
+ * default in brackets if that is to be shown. */
+void cpa_field_print_help(const cpa_field *field, int show_initial, FILE *out);
+
+/* Prints text and a line end, broken after spaces and commas into lines of at most 100 columns; the first goes on at
+ * column `at`, the others begin at `indent`. */
+void cpa_text_wrap(const char *text, int at, int indent, FILE *out);
 
 /* Copies text into one printable line, shortened to the room there is. */
 void cpa_text_quote(const char *text, size_t length, char *out, size_t bytes);

@@ -1,6 +1,8 @@
 #include "launcher/job.h"
 
+#include <ctype.h>
 #include <stdio.h>
+#include <string.h>
 
 #include "base/check.h"
 #include "launcher/output_file.h"
@@ -110,6 +112,39 @@ cpa_status cpa_job_num_blocks(const cpa_job *job, const cpa_cache_limits *limits
     int64_t wanted = cpa_cache_blocks_of(limits, MIXED_RUN_TOKENS);
     *out = wanted < most ? wanted : most;
     return CPA_OK;
+}
+
+/* Whether `word` stands in `text` by itself, not in a longer name. */
+static int has_word(const char *text, const char *word) {
+    const size_t length = strlen(word);
+    for (const char *at = strstr(text, word); at; at = strstr(at + 1, word)) {
+        int begins = at == text || !(isalnum((unsigned char)at[-1]) || at[-1] == '_' || at[-1] == '-');
+        if (begins && !isalnum((unsigned char)at[length]) && at[length] != '_') return 1;
+    }
+    return 0;
+}
+
+void cpa_job_name_option(cpa_error *err) {
+    static const char *const names[][2] = {
+        {"staging_bytes", "staging-bytes"},
+        {"num_blocks", "num-blocks"},
+        {"block_size", "block-size"},
+        {"interleave", "cp-kv-cache-interleave-size"},
+        {"max_num_batched_tokens", "max-num-batched-tokens"},
+        {"max_num_seqs", "max-num-seqs"},
+        {"tenant_block_quota", "tenant-block-quota"},
+        {"local_context", "local-context"},
+        {"k_scale", "k-scale"},
+        {"swap_bytes", "swap-space"},
+        {"verify", "verify"},
+    };
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+        char message[sizeof err->message];
+        if (!has_word(err->message, names[i][0])) continue;
+        snprintf(message, sizeof message, "%s", err->message);
+        cpa_fail(err, err->status, "--%s: %.480s", names[i][1], message);
+        return;
+    }
 }
 
 cpa_engine_options cpa_job_engine_options(const cpa_job *job, int64_t num_blocks, const cpa_workload *workload) {

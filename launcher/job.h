@@ -29,6 +29,9 @@ cpa_cache_limits cpa_job_cache_limits(const cpa_job *job, int32_t cp_size, int64
 cpa_status cpa_job_num_blocks(const cpa_job *job, const cpa_cache_limits *limits, const cpa_workload *workload,
                               int64_t *out, cpa_error *err);
 
+/* Puts the option of the program in front of a message of the library that names an engine's option. */
+void cpa_job_name_option(cpa_error *err);
+
 /* The engine's options; those of the device are the caller's. */
 cpa_engine_options cpa_job_engine_options(const cpa_job *job, int64_t num_blocks, const cpa_workload *workload);
 

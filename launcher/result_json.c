@@ -119,6 +119,7 @@ static int fill_settings(json_t *object, const cpa_outcome *outcome) {
         char text[CPA_TEXT_BYTES];
         if (cpa_setting_is_action(&table[f])) continue;
         cpa_field_format(&table[f], outcome->settings, text, sizeof text);
+        if (table[f].secret && text[0]) snprintf(text, sizeof text, "(not shown)");
         bad |= put_text(object, table[f].name, text);
     }
     return bad;

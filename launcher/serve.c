@@ -102,6 +102,7 @@ static cpa_exit_code create_engine(service *s) {
                  " now), --max-num-batched-tokens, --staging-bytes or --swap-space, or start more ranks",
                  why, s->num_blocks);
     }
+    if (status == CPA_INVALID || status == CPA_UNSUPPORTED) cpa_job_name_option(&err);
     return explain(s, status, err.message);
 }
 
@@ -159,7 +160,10 @@ static cpa_status submit(service *s, cpa_error *err) {
     }
     for (int64_t i = 0; i < s->workload.count; i++) {
         cpa_status status = cpa_engine_submit(s->engine, &s->workload.requests[i]);
-        if (status != CPA_OK) return cpa_fail(err, status, "%s", cpa_engine_error(s->engine));
+        if (status == CPA_OK) continue;
+        cpa_fail(err, status, "%s", cpa_engine_error(s->engine));
+        cpa_job_name_option(err);
+        return status;
     }
     cpa_signals_lock();
     s->outcome.device = cpa_engine_device(s->engine);

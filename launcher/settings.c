@@ -30,6 +30,8 @@ static const char *const log_levels[] = {"error", "warn", "info", "debug", NULL}
 #define SEED_MAX 0x1p62
 #define ACTIONS "Program" /* these make no sense in a file */
 
+#define VARIABLE_PREFIX "CPATTN_"
+
 #define TEXT(member) CPA_FIELD_TEXT, offsetof(cpa_settings, member), ""
 #define FLAG(member, initial) CPA_FIELD_FLAG, offsetof(cpa_settings, member), initial
 #define INT(member, initial, min, max) CPA_FIELD_INT, offsetof(cpa_settings, member), initial, min, max
@@ -80,7 +82,7 @@ static const cpa_field table[] = {
              "those that are sooner done like that, on the host none"},
     {"Cache", "enable-prefix-caching", NULL, FLAG(prefix_caching, "true"),
      .help = "requests that begin alike share the blocks of what they have in common"},
-    {"Cache", "cache-salt", "TEXT", TEXT(cache_salt),
+    {"Cache", "cache-salt", "TEXT", TEXT(cache_salt), .secret = 1,
      .help = "requests share with those of the same salt only; a trace may have one in each line"},
     {"Cache", "preemption-mode", NULL, CHOICE(preemption_mode, "auto", preemption_modes),
      .help = "the cache of who gives way: computed again, moved to host memory, or what takes less time"},
@@ -155,7 +157,7 @@ int cpa_settings_given(const cpa_settings *settings, const char *name) {
 
 /* The environment variable of a setting: CPATTN_BLOCK_SIZE for "block-size". */
 static void variable_name(const cpa_field *field, char *out, size_t bytes) {
-    int length = snprintf(out, bytes, "CPATTN_%s", field->name);
+    int length = snprintf(out, bytes, VARIABLE_PREFIX "%s", field->name);
     for (int i = 0; i < length; i++) out[i] = out[i] == '-' ? '_' : (char)toupper((unsigned char)out[i]);
 }
 
@@ -242,7 +244,45 @@ static cpa_status read_file(cpa_settings *settings, cpa_error *err) {
     return status;
 }
 
+/* CPATTN_BLOK_SIZE is more likely a mistake than somebody else's. */
+static cpa_status unknown_variable(const char *variable, size_t length, cpa_error *err) {
+    char shown[64], plain[64], nearest_name[64];
+    cpa_text_quote(variable, length, shown, sizeof shown);
+    const size_t prefix = sizeof VARIABLE_PREFIX - 1;
+    size_t n = 0;
+    for (; n + prefix < length && n < sizeof plain; n++) plain[n] = (char)tolower((unsigned char)variable[prefix + n]);
+    const cpa_field *nearest = cpa_field_nearest(table, N_FIELDS, plain, n);
+    if (!nearest || cpa_setting_is_action(nearest))
+        return cpa_fail(err, CPA_INVALID, "%s: found an unknown variable, expected one named like an option of --help",
+                        shown);
+    variable_name(nearest, nearest_name, sizeof nearest_name);
+    return cpa_fail(err, CPA_INVALID, "%s: found an unknown variable, expected %s?", shown, nearest_name);
+}
+
+/* Whether a variable, `length` bytes of "NAME=value", is one that is read here or in the test suite. */
+static int is_known_variable(const char *variable, size_t length) {
+    static const char fault[] = "CPATTN_FAULT", config[] = "CPATTN_CONFIG", tests[] = "CPATTN_TEST_";
+    if (strncmp(variable, tests, sizeof tests - 1) == 0) return 1;
+    for (int f = -2; f < N_FIELDS; f++) {
+        char name[64];
+        if (f >= 0) variable_name(&table[f], name, sizeof name);
+        const char *known = f == -2 ? fault : f == -1 ? config : cpa_setting_is_action(&table[f]) ? "" : name;
+        if (strlen(known) == length && strncmp(known, variable, length) == 0) return 1;
+    }
+    return 0;
+}
+
+static cpa_status check_variables(cpa_error *err) {
+    for (char **variable = environ; *variable; variable++) {
+        size_t length = strcspn(*variable, "=");
+        if (strncmp(*variable, VARIABLE_PREFIX, sizeof VARIABLE_PREFIX - 1) != 0) continue;
+        if (!is_known_variable(*variable, length)) return unknown_variable(*variable, length, err);
+    }
+    return CPA_OK;
+}
+
 static cpa_status read_environment(cpa_settings *settings, cpa_error *err) {
+    CPA_TRY(check_variables(err));
     for (int f = 0; f < N_FIELDS; f++) {
         char name[64];
         variable_name(&table[f], name, sizeof name);
@@ -284,6 +324,9 @@ static cpa_status check_together(const cpa_settings *settings, cpa_error *err) {
         return cpa_fail(err, CPA_INVALID, "--k-scale: found with --kv-cache-dtype %s, expected fp8_e4m3",
                         kv_dtypes[settings->kv_cache_dtype]);
     }
+    if (settings->preemption_mode == CPA_PREEMPT_SWAP && settings->swap_space == 0)
+        return cpa_fail(err, CPA_INVALID,
+                        "--preemption-mode: found swap without --swap-space, expected room to swap to");
     if (settings->dry_run && settings->timeline[0]) {
         return cpa_fail(err, CPA_INVALID, "--timeline: found with --dry-run, expected without it: nothing is computed");
     }
@@ -318,29 +361,16 @@ cpa_status cpa_settings_load(int argc, char **argv, cpa_settings *out, cpa_error
     return CPA_OK;
 }
 
-/* "--requests N" or "--algorithm auto|pass-kv|pass-q". */
-static void option_text(const cpa_field *field, char *out, size_t bytes) {
-    int used = snprintf(out, bytes, "--%s%s%s", field->name, field->value_name ? " " : "",
-                        field->value_name ? field->value_name : "");
-    for (int i = 0; field->choices && field->choices[i]; i++) {
-        used += snprintf(out + used, bytes - (size_t)used, "%c%s", i ? '|' : ' ', field->choices[i]);
-    }
-}
-
 void cpa_settings_print_help(FILE *out) {
     fprintf(out,
-            "usage: mpirun -np N cp_attn [options]      serve requests on N ranks; without options, a short mixed run\n"
-            "       mpirun -np N cp_attn bench ...      measure one operation; 'cp_attn bench' says which\n"
+            "usage: mpirun -np N cp_attn [options]    serve requests on N ranks; without options, a mixed run\n"
+            "       mpirun -np N cp_attn bench ...    measure one operation; 'cp_attn bench --help' says which\n"
             "\n"
-            "A value comes from the command line, else the environment (CPATTN_BLOCK_SIZE for --block-size), else the\n"
-            "file of --config, else the default in brackets. --no-NAME turns a flag off.\n");
+            "A value comes from the command line, else the environment (CPATTN_BLOCK_SIZE for --block-size),\n"
+            "else the file of --config, else the default in brackets. --no-NAME turns a flag off.\n");
     for (int f = 0; f < N_FIELDS; f++) {
-        char left[64];
-        option_text(&table[f], left, sizeof left);
         if (f == 0 || strcmp(table[f].group, table[f - 1].group) != 0) fprintf(out, "\n%s\n", table[f].group);
-        fprintf(out, "  %-38s %s", left, table[f].help);
-        if (table[f].initial[0] && !cpa_setting_is_action(&table[f])) fprintf(out, " [%s]", table[f].initial);
-        fprintf(out, "\n");
+        cpa_field_print_help(&table[f], !cpa_setting_is_action(&table[f]), out);
     }
     fprintf(out,
             "\nExit codes: 0 done; 1 a check failed or a request was lost; 2 bad usage, configuration or input;\n"

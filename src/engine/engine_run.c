@@ -228,9 +228,9 @@ static void collect_scheduler_stats(cpa_engine *engine) {
         for (int reason = 0; reason < CPA_REASON_COUNT; reason++) {
             int64_t chunks = scheduled.chunks[algorithm][reason];
             if (chunks == 0 || used >= sizeof s->choices) continue;
+            const char *name = reason == CPA_REASON_LOCAL ? "none" : cpa_algorithm_name((cpa_algorithm)algorithm);
             used += (size_t)snprintf(s->choices + used, sizeof s->choices - used, "%s%s %lld (%s)", used ? ", " : "",
-                                     cpa_algorithm_name((cpa_algorithm)algorithm), (long long)chunks,
-                                     cpa_planner_reason_name((cpa_planner_reason)reason));
+                                     name, (long long)chunks, cpa_planner_reason_name((cpa_planner_reason)reason));
         }
     }
 }

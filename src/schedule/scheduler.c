@@ -156,14 +156,14 @@ static cpa_status check_request(const cpa_scheduler *s, const cpa_scheduler_requ
         return cpa_fail(err, CPA_INVALID,
                         "request %" PRIu64 ": %" PRId64 " prompt + %" PRId64 " output tokens need %" PRId64
                         " blocks of %" PRId32 " tokens on one of %" PRId32 " ranks, which has %" PRId64
-                        "; use --num-blocks %" PRId64 " or more",
+                        "; expected num_blocks of %" PRId64 " or more",
                         r->id, r->prompt_tokens, r->output_tokens, blocks, s->options.block_size,
                         s->options.map.cp_size, s->options.num_blocks, blocks);
     int64_t quota = s->options.tenant_block_quota;
     if (quota > 0 && blocks > quota)
         return cpa_fail(err, CPA_INVALID,
                         "request %" PRIu64 ": %" PRId64 " prompt + %" PRId64 " output tokens need %" PRId64
-                        " blocks on a rank, and a tenant may hold %" PRId64 "; use --tenant-block-quota %" PRId64
+                        " blocks on a rank, and a tenant may hold %" PRId64 "; expected tenant_block_quota of %" PRId64
                         " or more",
                         r->id, r->prompt_tokens, r->output_tokens, blocks, quota, blocks);
     cpa_sequence *other;

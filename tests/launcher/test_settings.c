@@ -1,4 +1,5 @@
 /* The settings table, its layers (command line, environment, file, default), and the files under configs/. */
+#include <ctype.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -127,6 +128,7 @@ static void a_bad_command_line_is_refused_in_one_line(void) {
         {"--bind=maybe", "expected true or false"},
         {"--length-scale 0.5", "--length-scale: found without --trace"},
         {"--time-scale 1", "--time-scale: found without --trace"},
+        {"--preemption-mode swap", "--preemption-mode: found swap without --swap-space"},
         {"--trace t --input-len 4", "--input-len: found with --trace"},
         {"--trace t --time-scale 1 --request-rate 3", "--request-rate: found with --time-scale"},
         {"--cp-kv-cache-interleave-size 24", "found 24, expected a multiple of the block size 16"},
@@ -184,7 +186,13 @@ static void the_environment_is_checked_like_the_command_line(void) {
     CU_ASSERT_EQUAL(load("", &settings, &err), CPA_INVALID);
     CU_ASSERT_PTR_NOT_NULL(strstr(err.message, "CPATTN_CP_KV_CACHE_INTERLEAVE_SIZE: found 'x'"));
     setenv("CPATTN_CP_KV_CACHE_INTERLEAVE_SIZE", "", 1); /* empty counts as not set */
+    setenv("CPATTN_TEST_SOMETHING", "1", 1);
     CU_ASSERT_EQUAL(load("", &settings, &err), CPA_OK);
+    unsetenv("CPATTN_TEST_SOMETHING");
+    setenv("CPATTN_BLOK_SIZE", "16", 1);
+    CU_ASSERT_EQUAL(load("", &settings, &err), CPA_INVALID);
+    CU_ASSERT_STRING_EQUAL(err.message, "CPATTN_BLOK_SIZE: found an unknown variable, expected CPATTN_BLOCK_SIZE?");
+    unsetenv("CPATTN_BLOK_SIZE");
     unsetenv("CPATTN_CP_KV_CACHE_INTERLEAVE_SIZE");
 }
 
@@ -207,22 +215,33 @@ static void print_settings(const cpa_settings *settings, FILE *out) {
     cpa_settings_print(settings, "fp16 for once", out);
 }
 
+/* Makes one space of all that lies between words. */
+static void join_lines(char *text) {
+    char *to = text;
+    for (const char *from = text; *from; from++) {
+        if (!isspace((unsigned char)*from)) {
+            *to++ = *from;
+        } else if (to > text && to[-1] != ' ') {
+            *to++ = ' ';
+        }
+    }
+    *to = 0;
+}
+
 static void help_lists_every_setting_with_its_default(void) {
     int n_fields;
     const cpa_field *table = cpa_settings_table(&n_fields);
     char *help = printed(print_help, NULL);
+    for (char *line = help; *line; line += strcspn(line, "\n") + 1) CU_ASSERT(strcspn(line, "\n") <= 100);
+    join_lines(help);
     for (int f = 0; f < n_fields; f++) {
-        char option[64], initial[64];
-        snprintf(option, sizeof option, "\n  --%s ", table[f].name);
+        char option[64], text[512];
+        int shown = table[f].initial[0] && !cpa_setting_is_action(&table[f]);
+        snprintf(option, sizeof option, " --%s ", table[f].name);
         char *row = strstr(help, option);
         CU_ASSERT_PTR_NOT_NULL_FATAL(row);
-        char *end = strchr(row + 1, '\n');
-        CU_ASSERT_PTR_NOT_NULL_FATAL(end);
-        *end = 0;
-        CU_ASSERT_PTR_NOT_NULL(strstr(row, table[f].help));
-        snprintf(initial, sizeof initial, "[%s]", table[f].initial);
-        if (table[f].initial[0] && !cpa_setting_is_action(&table[f])) CU_ASSERT_PTR_NOT_NULL(strstr(row, initial));
-        *end = '\n';
+        snprintf(text, sizeof text, shown ? "%s [%s]" : "%s", table[f].help, table[f].initial);
+        CU_ASSERT_PTR_NOT_NULL(strstr(row, text));
     }
 }
 

@@ -114,6 +114,15 @@ swap() {
     said 'came back with checksum .* the request is computed again' || fail "damage is not said"
 }
 
+# A salt is a secret: results do not tell it.
+salt() {
+    small_model
+    run 1 --model model.yaml --requests 1 --input-len 20 --output-len 2 --cache-salt pepper --result-json r.json
+    expect_code 0 "a run with a salt"
+    ! grep -q pepper r.json out || fail "the salt is told"
+    expect_value cache-salt '(not shown)' r.json
+}
+
 # --local-context: what stays on one rank is not sent, and has the digest of a run on one rank.
 local_context() {
     small_model

@@ -12,11 +12,15 @@ bad_input() {
     expect_bad "found unknown option '--blok-size', expected '--block-size'" --blok-size 16
     expect_bad "--block-size: found '24', expected a power of two between 16 and 512" --block-size 24
     expect_bad '--cp-kv-cache-interleave-size: found 24' --cp-kv-cache-interleave-size 24
-    expect_bad 'staging_bytes: found 10, expected at least' --staging-bytes 10
+    expect_bad '--staging-bytes: ' --staging-bytes 10
+    said 'staging_bytes: found 10, expected at least' || fail "no reason: $(our_lines)"
+    expect_bad '--preemption-mode: found swap without --swap-space' --preemption-mode swap
+    CPATTN_BLOK_SIZE=16 expect_bad 'CPATTN_BLOK_SIZE: found an unknown variable, expected CPATTN_BLOCK_SIZE?'
+    CPATTN_HELP=1 expect_bad 'CPATTN_HELP: found an unknown variable'
     expect_bad "--k-scale: found '1e-50', expected a number from" --k-scale 1e-50 --v-scale 1
     trace_line 0 1099511627776 1 >bad.jsonl
     expect_bad 'request 1: found 1099511627776 tokens, which need' --trace bad.jsonl
-    expect_bad 'request 1: 100 prompt + 8 output tokens need 7 blocks' --input-len 100 --output-len 8 --num-blocks 3
+    expect_bad '--num-blocks: request 1: 100 prompt + 8 output tokens need 7 blocks' --input-len 100 --output-len 8 --num-blocks 3
     expect_bad 'request 1: found 1099511627903 tokens, which need' --input-len 1099511627776
     expect_bad '--num-blocks: found 2147483647, expected at most' --num-blocks 2147483647
     printf 'seed: 1\nblok-size: 16\n' >bad.yaml
@@ -48,6 +52,9 @@ answers() {
     expect_code 0 --help
     [ "$(grep -c '^  --' out)" -ge 30 ] || fail "--help lists too little"
     [ "$(grep -c '^  --block-size' out)" = 1 ] || fail "--help is printed more than once"
+    [ -z "$(awk 'length > 100' out)" ] || fail "--help is wider than 100 columns"
+    run 1 bench --help
+    [ -z "$(awk 'length > 100' out)" ] || fail "bench --help is wider than 100 columns"
     run 2 --version
     expect_code 0 --version
     grep -qE '^cp_attn [0-9]+\.[0-9]+\.[0-9]+$' out || fail "--version prints '$(cat out)'"
@@ -87,6 +94,7 @@ default_dtype() {
     run 1 --requests 2 --input-len 20 --output-len 2 --result-json r.json
     expect_code 0 "a run without a model"
     grep -q "KV heads of 64, $short," out || fail "$(grep ^model out)"
+    grep -qE '^algorithm +none [0-9]+ \(one rank\)$' out || fail "one rank exchanges: $(grep ^algorithm out)"
     rm r.json
     run 1 --requests 2 --input-len 20 --output-len 2 --model model.yaml --result-json r.json
     grep -q "KV heads of 16, fp32," out || fail "$(grep ^model out)"

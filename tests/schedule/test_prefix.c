@@ -313,7 +313,7 @@ static void a_tenant_over_its_quota_waits_and_others_pass(void) {
     cpa_error err = {0};
     cpa_scheduler_request large = asked(9, 17, 1);
     CU_ASSERT_EQUAL(cpa_scheduler_add(f.scheduler, &large, &err), CPA_INVALID);
-    CU_ASSERT_PTR_NOT_NULL(strstr(err.message, "use --tenant-block-quota 5 or more"));
+    CU_ASSERT_PTR_NOT_NULL(strstr(err.message, "expected tenant_block_quota of 5 or more"));
     finish(&f);
     CU_ASSERT_EQUAL(f.stats.finished, 3);
     teardown(&f);

@@ -252,7 +252,7 @@ static void a_request_that_just_fits_runs_and_one_token_more_is_refused(void) {
     CU_ASSERT_EQUAL(cpa_scheduler_add(m.scheduler, &too_long, &err), CPA_INVALID);
     CU_ASSERT_STRING_EQUAL(err.message,
                            "request 77: 15 prompt + 11 output tokens need 4 blocks of 4 tokens on one of 2 "
-                           "ranks, which has 3; use --num-blocks 4 or more");
+                           "ranks, which has 3; expected num_blocks of 4 or more");
     scheduler_model_add(&m, 15, 10, 0, 0);
     scheduler_model_finish(&m, 1);
     scheduler_model_end(&m);
