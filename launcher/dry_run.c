@@ -7,6 +7,7 @@
 #include "base/check.h"
 #include "base/clock.h"
 #include "launcher/output_file.h"
+#include "launcher/progress.h"
 #include "launcher/report.h"
 #include "launcher/result_json.h"
 #include "src/engine/engine_internal.h"
@@ -26,7 +27,8 @@ static cpa_status add_requests(cpa_scheduler *scheduler, const cpa_workload *wor
 }
 
 /* Plans step after step until nothing is left. */
-static cpa_status plan_all(cpa_scheduler *scheduler, cpa_engine_stats *stats, cpa_error *err) {
+static cpa_status plan_all(cpa_scheduler *scheduler, cpa_progress *progress, cpa_engine_stats *stats, cpa_error *err) {
+    int64_t tokens = 0, finished = 0;
     cpa_step_plan plan;
     cpa_step_plan_init(&plan);
     cpa_status status = CPA_OK;
@@ -37,7 +39,10 @@ static cpa_status plan_all(cpa_scheduler *scheduler, cpa_engine_stats *stats, cp
         for (int64_t i = 0; i < plan.n_chunks; i++) {
             stats->computed_tokens += plan.chunks[i].count;
             stats->output_tokens += (plan.chunks[i].flags & CPA_CHUNK_EMITS) != 0;
+            finished += (plan.chunks[i].flags & CPA_CHUNK_FINISHES) != 0;
         }
+        tokens += plan.n_token_ids;
+        cpa_progress_update(progress, tokens, finished, cpa_clock_now() - start);
         now = plan.n_chunks > 0 || next <= now ? now + STEP_SECONDS : next;
     }
     stats->duration_s = cpa_clock_now() - start;
@@ -80,6 +85,7 @@ cpa_status cpa_dry_run(const cpa_job *job, int32_t cp_size, const cpa_workload *
         .metrics = &metrics,
         .stats = {.kv_blocks = num_blocks},
     };
+    cpa_progress progress = cpa_progress_start(workload->prompt_tokens + workload->output_tokens, workload->count);
     cpa_scheduler *scheduler;
     CPA_TRY(cpa_scheduler_create(&plan, &scheduler, err));
     cpa_status status = add_requests(scheduler, workload, err);
@@ -87,7 +93,8 @@ cpa_status cpa_dry_run(const cpa_job *job, int32_t cp_size, const cpa_workload *
     if (status == CPA_OK) {
         cpa_report_preamble(&outcome, stdout);
         status = cpa_output_flush(err);
-        if (status == CPA_OK) status = plan_all(scheduler, &outcome.stats, err);
+        if (status == CPA_OK) status = plan_all(scheduler, &progress, &outcome.stats, err);
+        cpa_progress_finish(&progress);
     }
     if (status == CPA_OK) {
         cpa_scheduler_stats stats;

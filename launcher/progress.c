@@ -6,7 +6,8 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-#define PERIOD_S 0.1
+#define REDRAW_PERIOD_S 0.1
+#define LINE_PERIOD_S 30.0
 #define ERASE_LINE "\r\033[K"
 
 /* Under mpirun, stderr is a pipe to it; what counts is where mpirun's own stderr goes. */
@@ -23,18 +24,37 @@ static int ends_at_terminal(void) {
 }
 
 cpa_progress cpa_progress_start(int64_t tokens, int64_t requests) {
-    return (cpa_progress){.shown = ends_at_terminal(), .tokens = tokens, .requests = requests};
+    int terminal = ends_at_terminal();
+    return (cpa_progress){stderr, terminal, tokens, requests, terminal ? 0 : LINE_PERIOD_S};
+}
+
+/* "3 s", "4 min" or "2.5 h". */
+static void format_time(double seconds, char *out, size_t bytes) {
+    if (seconds < 100) {
+        snprintf(out, bytes, "%.0f s", seconds);
+    } else if (seconds < 6000) {
+        snprintf(out, bytes, "%.0f min", seconds / 60);
+    } else {
+        snprintf(out, bytes, "%.1f h", seconds / 3600);
+    }
 }
 
 void cpa_progress_update(cpa_progress *progress, int64_t tokens, int64_t requests, double elapsed_s) {
-    if (!progress->shown || elapsed_s < progress->next_s) return;
-    progress->next_s = elapsed_s + PERIOD_S;
+    if (elapsed_s < progress->next_s) return;
+    char left[32] = "?";
     double share = progress->tokens ? (double)tokens / (double)progress->tokens : 0;
-    fprintf(stderr, ERASE_LINE "%3.0f%%  %" PRId64 "/%" PRId64 " tokens  %" PRId64 "/%" PRId64 " requests  %.1f s",
-            100 * (share < 1 ? share : 1), tokens, progress->tokens, requests, progress->requests, elapsed_s);
-    fflush(stderr);
+    double rate = elapsed_s > 0 ? (double)tokens / elapsed_s : 0;
+    if (share > 1) share = 1;
+    if (share > 0) format_time(elapsed_s / share - elapsed_s, left, sizeof left);
+    progress->next_s = elapsed_s + (progress->terminal ? REDRAW_PERIOD_S : LINE_PERIOD_S);
+    fprintf(progress->out,
+            "%s%3.0f%%  %" PRId64 "/%" PRId64 " tokens  %" PRId64 "/%" PRId64
+            " requests  %.1f s  %.1f tokens/s  %s left%s",
+            progress->terminal ? ERASE_LINE : "", 100 * share, tokens, progress->tokens, requests, progress->requests,
+            elapsed_s, rate, left, progress->terminal ? "" : "\n");
+    fflush(progress->out);
 }
 
 void cpa_progress_finish(cpa_progress *progress) {
-    if (progress->shown && progress->next_s > 0) fputs(ERASE_LINE, stderr);
+    if (progress->terminal && progress->next_s > 0) fputs(ERASE_LINE, progress->out);
 }

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include "launcher/output_file.h"
+#include "launcher/progress.h"
 #include "launcher/report.h"
 #include "launcher/result_json.h"
 #include "tests/fixtures/unit.h"
@@ -246,7 +247,32 @@ static void a_result_file_is_whole_or_absent(void) {
     cpa_metrics_release(&metrics);
 }
 
+/* Off a terminal a line each half a minute; on one the line is written anew. Both say the rate and the time left. */
+static void progress_tells_rate_and_time_left(void) {
+    char text[512] = "";
+    FILE *file = fmemopen(text, sizeof text, "w");
+    CU_ASSERT_PTR_NOT_NULL_FATAL(file);
+    cpa_progress progress = cpa_progress_start(1000, 4);
+    progress.out = file;
+    progress.terminal = 0;
+    progress.next_s = 30;
+    cpa_progress_update(&progress, 100, 0, 29.9);
+    CU_ASSERT_STRING_EQUAL(text, "");
+    cpa_progress_update(&progress, 250, 1, 31);
+    CU_ASSERT_STRING_EQUAL(text, " 25%  250/1000 tokens  1/4 requests  31.0 s  8.1 tokens/s  93 s left\n");
+    cpa_progress_update(&progress, 260, 1, 60.9);
+    CU_ASSERT_EQUAL(strlen(text), strcspn(text, "\n") + 1);
+    progress.terminal = 1;
+    cpa_progress_update(&progress, 500, 2, 620);
+    cpa_progress_finish(&progress);
+    fclose(file);
+    const char *second = strchr(text, '\n') + 1;
+    CU_ASSERT_STRING_EQUAL(second,
+                           "\r\033[K 50%  500/1000 tokens  2/4 requests  620.0 s  0.8 tokens/s  10 min left\r\033[K");
+}
+
 static const cpa_test tests[] = {
+    {"progress tells rate and time left", progress_tells_rate_and_time_left},
     {"latencies have their usual meaning", latencies_have_their_usual_meaning},
     {"a run without tokens has zeros", a_run_without_tokens_has_zeros},
     {"the report names every figure", the_report_names_every_figure},
