@@ -7,6 +7,7 @@
 
 #include "base/check.h"
 #include "comm/comm.h"
+#include "comm/store/watch.h"
 
 /* Tags of the program's own calls; channels take theirs from those behind. */
 enum { TAG_COLLECTIVE = 0, TAG_MESSAGE, TAG_FIRST_FREE, TAGS = 32768 };
@@ -43,12 +44,47 @@ cpa_status cpa_comm_test(cpa_comm *comm, cpa_comm_request **request, int *done, 
     return status;
 }
 
+cpa_status cpa_comm_check(cpa_comm *comm, int32_t peer, cpa_error *err) {
+    if (!cpa_watch_has_news(comm->watch)) return CPA_OK;
+    return cpa_watch_check(comm->watch, peer, comm->channel, comm->call, err);
+}
+
 cpa_status cpa_comm_wait(cpa_comm *comm, cpa_comm_request **request, int32_t peer, cpa_error *err) {
-    (void)peer;
-    for (int done;; sched_yield()) { /* ranks may outnumber cores: the one we wait for needs this one */
-        CPA_TRY(cpa_comm_test(comm, request, &done, err));
-        if (done) return CPA_OK;
+    enum { LONG_WAIT = 10000 }; /* looks: others need not hear of shorter ones */
+    cpa_status status = CPA_OK;
+    int done = 0, looks = 0;
+    for (;; sched_yield()) { /* ranks may outnumber cores: the one we wait for needs this one */
+        status = cpa_comm_test(comm, request, &done, err);
+        if (status == CPA_OK && !done) status = cpa_comm_check(comm, peer, err);
+        if (status != CPA_OK || done) break;
+        if (looks <= LONG_WAIT && looks++ == LONG_WAIT && comm->watch) cpa_watch_note_wait(comm->watch, peer);
     }
+    if (looks > LONG_WAIT && comm->watch) cpa_watch_note_wait(comm->watch, -1);
+    return status;
+}
+
+void cpa_comm_begin_call(cpa_comm *comm, int32_t channel, int64_t call) {
+    comm->channel = channel;
+    comm->call = call;
+}
+
+void cpa_comm_end_call(cpa_comm *comm) {
+    comm->channel = -1;
+}
+
+void cpa_comm_refuse(cpa_comm *comm, int32_t channel, int64_t call, int and_later, const cpa_error *why) {
+    const cpa_refusal refusal = {.channel = channel, .and_later = and_later, .call = call};
+    if (comm->watch) cpa_watch_refuse(comm->watch, &refusal, why->status, why->message);
+}
+
+void cpa_comm_abort(cpa_comm *comm, cpa_status status, const char *message) {
+    const cpa_refusal all = {.channel = -1};
+    if (!comm || !comm->watch || status == CPA_OK || cpa_comm_check(comm, -1, NULL) != CPA_OK) return;
+    cpa_watch_refuse(comm->watch, &all, status, message ? message : cpa_status_name(status));
+}
+
+void cpa_comm_set_timeout(cpa_comm *comm, double seconds) {
+    if (comm && comm->watch && seconds > 0) cpa_watch_set_timeout(comm->watch, seconds);
 }
 
 void cpa_comm_cancel(cpa_comm *comm, cpa_comm_request **request) {
@@ -91,18 +127,21 @@ cpa_status cpa_comm_create(const cpa_comm_ops *ops, void *state, int32_t rank, i
     CPA_TRY(cpa_comm_take_options(options, &own, err));
     cpa_comm *comm = calloc(1, sizeof *comm);
     if (!comm) return cpa_fail(err, CPA_NO_MEMORY, "no memory for a communicator");
-    *comm = (cpa_comm){.ops = *ops,
-                       .state = state,
-                       .rank = rank,
-                       .size = size,
-                       .timeout_s = own.timeout_s,
-                       .tags_taken = TAG_FIRST_FREE};
+    *comm = (cpa_comm){
+        .ops = *ops, .state = state, .rank = rank, .size = size, .channel = -1, .tags_taken = TAG_FIRST_FREE};
+    cpa_control control = {.comm = comm, .rank = rank, .size = size, .tag = TAG_COLLECTIVE};
+    cpa_status status = size > 1 ? cpa_watch_start(&control, own.timeout_s, &comm->watch, err) : CPA_OK;
+    if (status != CPA_OK) {
+        free(comm);
+        return status;
+    }
     *out = comm;
     return CPA_OK;
 }
 
 void cpa_comm_destroy(cpa_comm *comm) {
     if (!comm) return;
+    cpa_watch_stop(comm->watch);
     if (comm->ops.close) comm->ops.close(comm->state);
     free(comm->remembered);
     free(comm);

@@ -40,6 +40,7 @@ uint64_t cpa_control_roll_call(cpa_control *control, double seconds) {
 }
 
 int cpa_control_all_failed(cpa_control *control) {
-    const double seconds = 5; /* those that failed alike come here at once */
+    const double seconds = 5;                                        /* those that failed alike come here at once */
+    if (cpa_comm_check(control->comm, -1, NULL) != CPA_OK) return 0; /* one is lost */
     return cpa_control_roll_call(control, seconds) == 0;
 }

@@ -42,7 +42,7 @@ cpa_status cpa_ranks_join(int *argc, char ***argv, cpa_comm **out, cpa_error *er
     return cpa_comm_from_mpi(MPI_COMM_WORLD, NULL, out, err);
 }
 
-static int uses_mpi(void) {
+int cpa_ranks_end_together(void) {
     int initialized = 0;
     MPI_Initialized(&initialized);
     return initialized;
@@ -50,7 +50,7 @@ static int uses_mpi(void) {
 
 void cpa_ranks_leave(cpa_comm *comm) {
     cpa_comm_destroy(comm);
-    if (uses_mpi()) MPI_Finalize();
+    if (cpa_ranks_end_together()) MPI_Finalize();
 }
 
 pid_t cpa_ranks_launcher(void) {
@@ -69,6 +69,6 @@ pid_t cpa_ranks_launcher(void) {
 }
 
 _Noreturn void cpa_ranks_abort(cpa_exit_code code) {
-    if (uses_mpi()) MPI_Abort(MPI_COMM_WORLD, (int)code);
+    if (cpa_ranks_end_together()) MPI_Abort(MPI_COMM_WORLD, (int)code);
     exit((int)code);
 }

@@ -15,6 +15,8 @@ cpa_status cpa_ranks_join(int *argc, char ***argv, cpa_comm **out, cpa_error *er
 void cpa_ranks_leave(cpa_comm *comm);
 /* The process of Open MPI that has started this one; 0 if there is none, as where a script of it has. */
 pid_t cpa_ranks_launcher(void);
+/* Whether the end of one rank by cpa_ranks_abort ends the processes of all, as mpirun does. */
+int cpa_ranks_end_together(void);
 /* Ends this process with that exit code, and so all other ranks. Does not return. */
 _Noreturn void cpa_ranks_abort(cpa_exit_code code);
 

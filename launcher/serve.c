@@ -2,6 +2,7 @@
 
 #include <inttypes.h>
 #include <stdio.h>
+#include <time.h>
 
 #include "base/check.h"
 #include "base/clock.h"
@@ -42,9 +43,21 @@ static void log_line(void *ctx, cpa_log_level level, const char *line) {
     }
 }
 
+/* A fault of another rank is said once: by that rank, or by the first of those that lost it. They end the others, which
+ * takes mpirun a second; the rest speak up only if that does not happen. */
+static void let_others_speak(const service *s, cpa_status status) {
+    enum { TURN_S = 2, MOST_TURNS = 3 };
+    if (!cpa_ranks_end_together() || cpa_comm_check(s->comm, -1, NULL) == CPA_OK) return;
+    const int turn = s->rank + (status != CPA_COMM);
+    struct timespec left = {.tv_sec = TURN_S * (turn < MOST_TURNS ? turn : MOST_TURNS)};
+    while (nanosleep(&left, &left) != 0) continue; /* a signal of mpirun is no reason to speak */
+}
+
 /* Ends the job from a rank that others wait for. */
-static _Noreturn void abort_job(const service *s, const char *message) {
+static _Noreturn void abort_job(const service *s, cpa_status status, const char *message) {
+    cpa_comm_abort(s->comm, status, message);
     cpa_signals_break_off();
+    let_others_speak(s, status);
     fprintf(stderr, "cp_attn: rank %d: %s\n", s->rank, message);
     fflush(stderr);
     cpa_ranks_abort(CPA_EXIT_FAULT);
@@ -53,7 +66,7 @@ static _Noreturn void abort_job(const service *s, const char *message) {
 /* What rank 0 has in `data`, on every rank. */
 static void broadcast(service *s, void *data, int64_t bytes) {
     cpa_error err;
-    if (cpa_control_bcast(&s->control, data, bytes, 0, &err) != CPA_OK) abort_job(s, err.message);
+    if (cpa_control_bcast(&s->control, data, bytes, 0, &err) != CPA_OK) abort_job(s, err.status, err.message);
 }
 
 /* Every rank returns what rank 0 decided. */
@@ -72,7 +85,7 @@ static cpa_exit_code explain(const service *s, cpa_status status, const char *me
 static int64_t memory_of_a_rank(service *s) {
     cpa_error err;
     double bytes = -(double)s->placement.memory_bytes;
-    if (cpa_control_max(&s->control, &bytes, 1, &err) != CPA_OK) abort_job(s, err.message);
+    if (cpa_control_max(&s->control, &bytes, 1, &err) != CPA_OK) abort_job(s, err.status, err.message);
     return (int64_t)-bytes;
 }
 
@@ -93,7 +106,7 @@ static cpa_exit_code create_engine(service *s) {
     cpa_engine_options options = cpa_job_engine_options(&s->job, s->num_blocks, &s->workload);
     options.device = cpa_placement_device(&s->placement);
     cpa_status status = cpa_engine_create(s->comm, &options, &s->engine, &err);
-    if (status != CPA_OK && !cpa_control_all_failed(&s->control)) abort_job(s, err.message);
+    if (status != CPA_OK && !cpa_control_all_failed(&s->control)) abort_job(s, status, err.message);
     if (status == CPA_NO_MEMORY) {
         char why[sizeof err.message];
         snprintf(why, sizeof why, "%s", err.message);
@@ -243,7 +256,7 @@ static cpa_exit_code conclude(service *s, cpa_status status) {
 static cpa_exit_code run(service *s) {
     cpa_status status = cpa_engine_run(s->engine, on_finish, on_progress, s);
     if (status != CPA_OK && status != CPA_CHECK_FAILED && status != CPA_STOPPED) {
-        abort_job(s, cpa_engine_error(s->engine));
+        abort_job(s, status, cpa_engine_error(s->engine));
     }
     cpa_signals_finish();
     cpa_progress_finish(&s->progress);
@@ -264,7 +277,7 @@ static cpa_exit_code run_job(service *s, cpa_arm_fn arm) {
     cpa_exit_code code = size_cache(s);
     if (code != CPA_EXIT_DONE) return code;
     if (s->rank == 0) begin_outcome(s);
-    if (cpa_signals_install(s->comm, give_up, s, &err) != CPA_OK) abort_job(s, err.message);
+    if (cpa_signals_install(s->comm, give_up, s, &err) != CPA_OK) abort_job(s, err.status, err.message);
     if (arm) arm(0);
     code = create_engine(s);
     if (code != CPA_EXIT_DONE) return code;
@@ -290,6 +303,7 @@ cpa_exit_code cpa_serve(cpa_comm *comm, int argc, char **argv, cpa_arm_fn arm) {
     cpa_exit_code code = s.job.code;
     if (s.job.run) {
         cpa_log_set(log_line, &s, (cpa_log_level)s.job.settings.log_level);
+        cpa_comm_set_timeout(comm, s.job.settings.rank_timeout);
         code = s.job.settings.dry_run ? dry_run(&s) : run_job(&s, arm);
         cpa_signals_finish();
         cpa_signals_watch(NULL);

@@ -118,6 +118,8 @@ static const cpa_field table[] = {
      .help = "give each rank cores of its own, near its device, when there are enough"},
     {"Device", "enforce-eager", NULL, FLAG(enforce_eager, "false"),
      .help = "launch every operation by itself; else decode steps are captured in CUDA graphs"},
+    {"Device", "rank-timeout", "S", REAL(rank_timeout, "10", 1, 1e6),
+     .help = "the run ends when a rank has not been heard of for S seconds"},
     {"Output", "result-json", "FILE", TEXT(result_json),
      .help = "write the results there as JSON as well; an older file becomes FILE.old"},
     {"Output", "timeline", "FILE", TEXT(timeline),

@@ -61,6 +61,7 @@ typedef struct cpa_settings {
     int64_t bind;
 
     int64_t enforce_eager;
+    double rank_timeout; /* seconds */
 
     char result_json[CPA_TEXT_BYTES];
     char timeline[CPA_TEXT_BYTES];

@@ -139,6 +139,7 @@ static cpa_status watch(cpa_device_transport *t, double still_s, cpa_error *err)
     CPA_TRY(failure(t, err));
     cpa_error own;
     cpa_status status = t->ops->check ? t->ops->check(t, &own) : CPA_OK;
+    if (status == CPA_OK) status = cpa_comm_check(t->control->comm, -1, &own);
     if (status == CPA_OK) status = check_progress(t, &own);
     if (status == CPA_OK) status = check_graphs(t, still_s, &own);
     if (status != CPA_OK) give_up(t, &own);

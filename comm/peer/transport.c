@@ -75,6 +75,7 @@ static cpa_status await(const peer_transport *t, cpa_comm_request **request, int
     for (;;) {
         CPA_TRY(cpa_comm_test(t->head.control->comm, request, &done, err));
         if (done) return CPA_OK;
+        CPA_TRY(cpa_comm_check(t->head.control->comm, peer, err));
         double waited = cpa_clock_now() - begin;
         if (waited > t->head.base.timeout_s) {
             return cpa_fail(err, CPA_COMM, "rank %d: exchange %" PRId64 " has waited %.0f s for rank %d to start it",

@@ -106,7 +106,7 @@ static void put_back(tcp_state *s, cpa_comm_request *r) {
 static void break_link(tcp_state *s, int32_t peer, const char *why) {
     link *l = &s->links[peer];
     if (l->fd < 0) return;
-    cpa_fail(&l->failure, CPA_COMM, "rank %d: the connection to rank %d: %s", s->mesh.rank, peer, why);
+    cpa_fail(&l->failure, CPA_COMM, "the connection to rank %d: %s", peer, why);
     l->fd = -1; /* the mesh closes it */
     shutdown(s->mesh.peers[peer], SHUT_RDWR);
 }

@@ -4,7 +4,9 @@
  * functions of the caller. Contexts and engines are created over one, and may share it. Ranks are
  * 0..size-1, at most 64. A communicator, and whatever was created over it, is used by one thread at a time.
  *
- * Calls that are collective are made by every rank, in the same order. */
+ * Calls that are collective are made by every rank, in the same order. No wait is for ever: a rank of which nothing has
+ * been heard for `timeout_s`, or which has ended, ends the waits of all others with CPA_COMM and a line that names it.
+ * Each rank has a thread that says it is alive, whatever its other threads do, over TCP connections to rank 0. */
 #ifndef CPATTN_COMM_H
 #define CPATTN_COMM_H
 
@@ -54,6 +56,12 @@ CPA_API cpa_status cpa_comm_agree(cpa_comm *comm, cpa_status mine, cpa_error *er
  * order. Both block; a send may return before the message is received. */
 CPA_API cpa_status cpa_comm_send(cpa_comm *comm, int32_t peer, const void *data, int64_t bytes, cpa_error *err);
 CPA_API cpa_status cpa_comm_receive(cpa_comm *comm, int32_t peer, void *data, int64_t bytes, cpa_error *err);
+
+/* Tells all other ranks that this one gives up: their waits end with `status` and "rank R: message". For a program that
+ * is about to end after a fault of its own. Does nothing where another rank is already lost. Waits for nobody. */
+CPA_API void cpa_comm_abort(cpa_comm *comm, cpa_status status, const char *message);
+/* How long a rank may be silent from now on; on every rank. */
+CPA_API void cpa_comm_set_timeout(cpa_comm *comm, double seconds);
 
 /* ---- a transport of the caller ---- */
 

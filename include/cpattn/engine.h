@@ -215,8 +215,8 @@ CPA_API cpa_status cpa_engine_submit(cpa_engine *engine, const cpa_request *requ
 /* Runs until every request has finished, or a check fails, or cpa_engine_stop. Collective. CPA_CHECK_FAILED names the
  * first violation: sequence, token, head, layer, algorithm and error. After CPA_OK or CPA_STOPPED it may be called
  * again: with what was left, and what has been submitted since. CPA_CHECK_FAILED comes on every rank: statistics,
- * timeline and cpa_engine_destroy follow as usual. After any other status the other ranks wait for this one
- * until it says so (cpa_comm_abort) or ends; do not call cpa_engine_destroy then. */
+ * timeline and cpa_engine_destroy follow as usual. After any other status, which the other ranks
+ * are told (cpa_comm_abort), the communicator is of no use any more but to be destroyed, after the engine. */
 CPA_API cpa_status cpa_engine_run(cpa_engine *engine, cpa_finish_fn on_finish, cpa_progress_fn on_progress, void *ctx);
 
 /* Asks a running engine to stop after the step in flight; rank 0. Safe from a signal handler and from any thread. */

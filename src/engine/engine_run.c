@@ -325,7 +325,10 @@ cpa_status cpa_engine_run(cpa_engine *engine, cpa_finish_fn on_finish, cpa_progr
         status = cpa_plan_ahead_begin(engine->scheduler, r.start, &engine->stop, &r.ahead, err);
     }
     status = cpa_control_agree(&engine->control, status, err);
-    if (status == CPA_OK) status = run_plans(&r, err);
+    if (status == CPA_OK) {
+        status = run_plans(&r, err);
+        if (status != CPA_OK && status != CPA_CHECK_FAILED) cpa_comm_abort(engine->control.comm, status, err->message);
+    }
     cpa_plan_ahead_end(r.ahead);
     atomic_store(&engine->stop, 0);
     engine->stats.duration_s = cpa_clock_now() - r.start;

@@ -33,3 +33,62 @@ store() {
     expect_code 2 "a rank beyond the last"
     expect_line "RANK: found '2', expected a number of 0..1"
 }
+
+# start_mpi RANKS ARGUMENT...: ranks of mpirun in the background: job, pid.RANK, out and err. Returns when the run has
+# begun.
+start_mpi() {
+    local ranks=$1
+    shift
+    export CP_ATTN
+    # shellcheck disable=SC2086,SC2016
+    timeout "$limit" $MPIRUN -np "$ranks" \
+        bash -c 'echo $$ >"pid.$OMPI_COMM_WORLD_RANK"; exec "$CP_ATTN" "$@"' cp_attn "$@" >out 2>err &
+    job=$!
+    for ((i = 0; i < 300; i++)); do
+        grep -q '^run ' out && return
+        sleep 0.1
+    done
+    fail "the run did not begin"
+}
+
+# A run that takes far longer than a test.
+long_run=(--model model.yaml --requests 2 --input-len 16 --output-len 1000000 --skip-self-test --verify 0
+    --num-blocks 70000 --rank-timeout 3)
+
+# A rank that is stopped for a while is no fault; one that stays stopped ends the job with a line that names it.
+stopped_rank() {
+    small_model
+    start_mpi 3 "${long_run[@]}"
+    kill -STOP "$(cat pid.1)"
+    sleep 1.5
+    kill -CONT "$(cat pid.1)"
+    sleep 3
+    kill -0 "$(cat pid.0)" || { fail "a pause of 1.5 s ended the run"; cat err; }
+    kill -STOP "$(cat pid.1)"
+    local begin=$SECONDS
+    wait $job
+    code=$?
+    expect_code 3 "a rank was stopped"
+    expect_line 'rank 1 has not been heard of for 3.'
+    [ $((SECONDS - begin)) -lt 12 ] || fail "the others went on for $((SECONDS - begin)) s"
+    our_lines
+}
+
+# Over TCP nobody but the ranks themselves knows that one has died.
+dead_rank_of_store() {
+    small_model
+    start_store 3 "${long_run[@]}"
+    for ((i = 0; i < 300; i++)); do
+        grep -q '^run ' out.0 && break
+        sleep 0.1
+    done
+    kill -9 "$(pgrep -P "${pids[1]}")"
+    for rank in 0 2; do
+        wait "${pids[$rank]}"
+        code=$?
+        cp err.$rank err
+        expect_code 3 "rank 1 died, seen by rank $rank"
+        expect_line 'rank 1'
+        our_lines
+    done
+}

@@ -1,0 +1,441 @@
+#include "comm/store/watch.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "base/check.h"
+#include "base/clock.h"
+#include "base/hash.h"
+#include "comm/store/socket.h"
+
+#define WATCH_MAGIC UINT64_C(0x6370617774636831) /* "cpawtch1" */
+
+/* How often a rank says that it is there; how late its own thread may be before it mistrusts its own count. */
+#define BEAT_S 0.5
+#define STOPPED_S 2.0
+/* How long messages of a rank that has ended may still be on their way. */
+#define GRACE_S 0.5
+/* All ranks wait for each other when all have waited for this many time-outs, alive as they are. */
+#define DEADLOCK_TIMEOUTS 6
+/* How long ranks may take to connect to rank 0, which are all in the same call. */
+#define CONNECT_S 10.0
+
+typedef enum news_kind { BEAT = 0, LEFT, ENDED, SILENT, REFUSED } news_kind;
+
+/* What goes over a connection; all the same size. */
+typedef struct news {
+    int32_t kind, rank;
+    int32_t waits_for; /* of a beat: -1: nobody, */
+    float waited_s;    /* and for how long */
+    cpa_refusal refusal;
+    cpa_status status;
+    char message[400];
+} news;
+
+typedef struct greeting {
+    uint64_t magic, token;
+    int32_t rank, reserved;
+} greeting;
+
+/* A connection: of rank 0 to each rank, of the others to rank 0. */
+typedef struct line {
+    int fd;
+    double heard; /* when; */
+    int left;     /* the other end has said that it leaves */
+    char in[sizeof(news)];
+    size_t n_in;
+    news out[16]; /* not sent yet */
+    size_t n_out, out_at;
+} line;
+
+/* What is known of a rank that is lost. */
+typedef struct loss {
+    news_kind kind; /* BEAT: it is not */
+    double since;
+    cpa_refusal refusal;
+    cpa_status status;
+    char message[400];
+} loss;
+
+struct cpa_watch {
+    int32_t rank, size;
+    pthread_t thread;
+    int wake; /* an eventfd */
+    atomic_int ending;
+    atomic_int has_news;
+    _Atomic double timeout_s;
+    _Atomic double waits_since; /* 0: does not wait */
+    atomic_int waits_for;
+    line lines[CPA_COMM_MAX_RANKS]; /* of the thread; fd -1: none */
+    news beats[CPA_COMM_MAX_RANKS]; /* rank 0: the last of each */
+    pthread_mutex_t lock;           /* of what follows */
+    loss losses[CPA_COMM_MAX_RANKS];
+    news mine[8]; /* what this rank has to say, until the thread has taken it */
+    int n_mine;
+};
+
+/* ---- what is known ---- */
+
+static void note_loss(cpa_watch *w, const news *n) {
+    if (n->rank < 0 || n->rank >= w->size || n->rank == w->rank) return;
+    pthread_mutex_lock(&w->lock);
+    loss *l = &w->losses[n->rank];
+    /* What a rank has said about itself explains its end. */
+    if (l->kind != REFUSED || l->refusal.channel >= 0 || n->kind == REFUSED) {
+        *l = (loss){.kind = (news_kind)n->kind, .since = cpa_clock_now(), .refusal = n->refusal, .status = n->status};
+        memcpy(l->message, n->message, sizeof l->message);
+        l->message[sizeof l->message - 1] = 0;
+    }
+    pthread_mutex_unlock(&w->lock);
+    atomic_store(&w->has_news, 1);
+}
+
+int cpa_watch_has_news(const cpa_watch *watch) {
+    return watch && atomic_load_explicit(&watch->has_news, memory_order_relaxed);
+}
+
+static int refuses(const cpa_refusal *r, int32_t channel, int64_t call) {
+    if (r->channel < 0) return 1;
+    return r->channel == channel && (r->and_later ? call >= r->call : call == r->call);
+}
+
+static cpa_status check_loss(const cpa_watch *w, int32_t rank, int32_t peer, int32_t channel, int64_t call,
+                             cpa_error *err) {
+    const loss *l = &w->losses[rank];
+    const int late = cpa_clock_now() - l->since > GRACE_S;
+    switch (l->kind) {
+        case BEAT: break;
+        case LEFT:
+            if (peer != rank || !late) break;
+            return cpa_fail(err, CPA_COMM, "rank %d has left", rank);
+        case ENDED:
+            if (!late) break;
+            return cpa_fail(err, CPA_COMM, "rank %d has ended", rank);
+        case SILENT: return cpa_fail(err, CPA_COMM, "rank %d %s", rank, l->message);
+        case REFUSED:
+            if (!refuses(&l->refusal, channel, call)) break;
+            return cpa_fail(err, l->status, "rank %d: %s", rank, l->message);
+    }
+    return CPA_OK;
+}
+
+cpa_status cpa_watch_check(cpa_watch *w, int32_t peer, int32_t channel, int64_t call, cpa_error *err) {
+    cpa_status status = CPA_OK;
+    pthread_mutex_lock(&w->lock);
+    for (int32_t rank = 0; rank < w->size && status == CPA_OK; rank++) {
+        status = check_loss(w, rank, peer, channel, call, err);
+    }
+    pthread_mutex_unlock(&w->lock);
+    return status;
+}
+
+/* ---- lines ---- */
+
+static void flush_line(line *l) {
+    const size_t bytes = l->n_out * sizeof l->out[0];
+    while (l->fd >= 0 && l->out_at < bytes) {
+        ssize_t n = send(l->fd, (const char *)l->out + l->out_at, bytes - l->out_at, MSG_NOSIGNAL | MSG_DONTWAIT);
+        if (n <= 0) return; /* an end shows when it is read */
+        l->out_at += (size_t)n;
+    }
+    l->n_out = l->out_at = 0;
+}
+
+/* Where there is no room the other end has not read for long: it is about to be found silent. */
+static void say(line *l, const news *n) {
+    const size_t room = sizeof l->out / sizeof l->out[0];
+    if (l->fd < 0 || l->n_out == room || (n->kind == BEAT && l->n_out > 0)) return;
+    l->out[l->n_out++] = *n;
+    flush_line(l);
+}
+
+static void say_to_all(cpa_watch *w, const news *n) {
+    for (int32_t rank = 0; rank < w->size; rank++) {
+        if (rank != n->rank) say(&w->lines[rank], n);
+    }
+}
+
+/* Something has happened to another rank: it is noted, and rank 0 tells the others. */
+static void report(cpa_watch *w, const news *n) {
+    note_loss(w, n);
+    if (w->rank == 0) say_to_all(w, n);
+}
+
+static void end_line(cpa_watch *w, int32_t peer) {
+    const news ended = {.kind = ENDED, .rank = peer};
+    line *l = &w->lines[peer];
+    cpa_socket_close(&l->fd);
+    if (!l->left) report(w, &ended);
+}
+
+static void hear(cpa_watch *w, int32_t peer, const news *n) {
+    line *l = &w->lines[peer];
+    l->heard = cpa_clock_now();
+    if (n->kind == BEAT) {
+        w->beats[peer] = *n;
+        return;
+    }
+    if (n->kind == LEFT && n->rank == peer) l->left = 1;
+    report(w, n);
+}
+
+static void read_line(cpa_watch *w, int32_t peer) {
+    line *l = &w->lines[peer];
+    while (l->fd >= 0) {
+        ssize_t n = recv(l->fd, l->in + l->n_in, sizeof l->in - l->n_in, MSG_DONTWAIT);
+        if (n < 0 && (errno == EAGAIN || errno == EINTR)) return;
+        if (n <= 0) {
+            end_line(w, peer);
+            return;
+        }
+        l->n_in += (size_t)n;
+        if (l->n_in < sizeof l->in) continue;
+        news arrived;
+        memcpy(&arrived, l->in, sizeof arrived);
+        l->n_in = 0;
+        hear(w, peer, &arrived);
+    }
+}
+
+/* ---- the thread ---- */
+
+static void take_mine(cpa_watch *w) {
+    news mine[sizeof w->mine / sizeof w->mine[0]];
+    pthread_mutex_lock(&w->lock);
+    const int n = w->n_mine;
+    memcpy(mine, w->mine, (size_t)n * sizeof mine[0]);
+    w->n_mine = 0;
+    pthread_mutex_unlock(&w->lock);
+    for (int i = 0; i < n; i++) say_to_all(w, &mine[i]);
+}
+
+static void beat(cpa_watch *w, double now) {
+    const double since = atomic_load(&w->waits_since);
+    news own = {.kind = BEAT, .rank = w->rank, .waits_for = -1};
+    if (since > 0) {
+        own.waits_for = atomic_load(&w->waits_for);
+        own.waited_s = (float)(now - since);
+    }
+    w->beats[w->rank] = own;
+    say_to_all(w, &own);
+}
+
+static void find_silent(cpa_watch *w, double now) {
+    const double timeout_s = atomic_load(&w->timeout_s);
+    for (int32_t peer = 0; peer < w->size; peer++) {
+        line *l = &w->lines[peer];
+        if (l->fd < 0 || l->left || now - l->heard <= timeout_s) continue;
+        news silent = {.kind = SILENT, .rank = peer};
+        snprintf(silent.message, sizeof silent.message, "has not been heard of for %.1f s: it is stopped, or cut off",
+                 now - l->heard);
+        cpa_socket_close(&l->fd);
+        report(w, &silent);
+    }
+}
+
+/* Rank 0: whether all ranks wait, and have for long. */
+static void find_deadlock(cpa_watch *w) {
+    const double limit = DEADLOCK_TIMEOUTS * atomic_load(&w->timeout_s);
+    news all = {.kind = SILENT, .rank = w->size - 1};
+    for (int32_t rank = 0; rank < w->size; rank++) {
+        const news *b = &w->beats[rank];
+        if ((rank > 0 && w->lines[rank].fd < 0) || b->waits_for < 0 || b->waited_s < limit) return;
+    }
+    snprintf(all.message, sizeof all.message, "waits for rank %d and rank 0 for rank %d, as all ranks do, for %.0f s",
+             w->beats[w->size - 1].waits_for, w->beats[0].waits_for, limit);
+    report(w, &all);
+    w->beats[0].waited_s = 0;
+}
+
+static void wait_for_events(cpa_watch *w) {
+    struct pollfd pollers[CPA_COMM_MAX_RANKS + 1] = {{.fd = w->wake, .events = POLLIN}};
+    int32_t ranks[CPA_COMM_MAX_RANKS + 1];
+    nfds_t n = 1;
+    for (int32_t peer = 0; peer < w->size; peer++) {
+        const line *l = &w->lines[peer];
+        if (l->fd < 0) continue;
+        ranks[n] = peer;
+        pollers[n++] = (struct pollfd){.fd = l->fd, .events = (short)(POLLIN | (l->n_out ? POLLOUT : 0))};
+    }
+    if (poll(pollers, n, (int)(BEAT_S * 1e3)) <= 0) return;
+    uint64_t count;
+    if (pollers[0].revents) (void)!read(w->wake, &count, sizeof count);
+    for (nfds_t i = 1; i < n; i++) {
+        if (pollers[i].revents & POLLOUT) flush_line(&w->lines[ranks[i]]);
+        if (pollers[i].revents & ~POLLOUT) read_line(w, ranks[i]);
+    }
+}
+
+static void *run(void *watch) {
+    cpa_watch *w = watch;
+    double last = cpa_clock_now(), last_beat = 0;
+    while (!atomic_load(&w->ending)) {
+        wait_for_events(w);
+        take_mine(w);
+        const double now = cpa_clock_now();
+        if (now - last > STOPPED_S) { /* this rank was stopped itself: what others have said is only read now */
+            for (int32_t peer = 0; peer < w->size; peer++) w->lines[peer].heard = now;
+        }
+        last = now;
+        find_silent(w, now);
+        if (now - last_beat < BEAT_S) continue;
+        last_beat = now;
+        beat(w, now);
+        if (w->rank == 0) find_deadlock(w);
+    }
+    take_mine(w);
+    return NULL;
+}
+
+/* ---- what this rank says ---- */
+
+static void tell(cpa_watch *w, const news *n) {
+    const uint64_t one = 1;
+    pthread_mutex_lock(&w->lock);
+    if (w->n_mine < (int)(sizeof w->mine / sizeof w->mine[0])) w->mine[w->n_mine++] = *n;
+    pthread_mutex_unlock(&w->lock);
+    (void)!write(w->wake, &one, sizeof one);
+}
+
+void cpa_watch_refuse(cpa_watch *w, const cpa_refusal *refusal, cpa_status status, const char *message) {
+    enum { MOST_MS = 100 }; /* the process may end next */
+    news n = {.kind = REFUSED, .rank = w->rank, .refusal = *refusal, .status = status};
+    snprintf(n.message, sizeof n.message, "%s", message);
+    tell(w, &n);
+    for (int i = 0; i < MOST_MS; i++) {
+        nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+        pthread_mutex_lock(&w->lock);
+        const int left = w->n_mine;
+        pthread_mutex_unlock(&w->lock);
+        if (left == 0) return;
+    }
+}
+
+void cpa_watch_note_wait(cpa_watch *w, int32_t peer) {
+    atomic_store(&w->waits_for, peer);
+    atomic_store(&w->waits_since, peer < 0 ? 0 : cpa_clock_now());
+}
+
+void cpa_watch_set_timeout(cpa_watch *w, double seconds) {
+    atomic_store(&w->timeout_s, seconds);
+}
+
+/* ---- life ---- */
+
+/* Rank 0: takes the ranks that connect, for so long. */
+static void admit(cpa_watch *w, int listener, uint64_t token) {
+    const double deadline = cpa_clock_now() + CONNECT_S;
+    for (int32_t missing = w->size - 1; missing > 0;) {
+        greeting theirs;
+        int fd;
+        if (cpa_socket_accept(listener, deadline, &fd, NULL) != CPA_OK || fd < 0) return;
+        if (cpa_socket_receive(fd, &theirs, sizeof theirs, deadline, NULL) != CPA_OK || theirs.magic != WATCH_MAGIC ||
+            theirs.token != token || theirs.rank <= 0 || theirs.rank >= w->size || w->lines[theirs.rank].fd >= 0) {
+            cpa_socket_close(&fd);
+            continue;
+        }
+        w->lines[theirs.rank].fd = fd;
+        missing--;
+    }
+}
+
+/* What rank 0 tells all: where it listens, and a number by which it knows its own. */
+typedef struct meeting {
+    cpa_endpoint endpoint;
+    uint64_t token;
+} meeting;
+
+static void connect_to_first(cpa_watch *w, const meeting *m) {
+    const greeting own = {WATCH_MAGIC, m->token, w->rank, 0};
+    const double deadline = cpa_clock_now() + CONNECT_S;
+    cpa_error why;
+    int fd;
+    if (m->endpoint.n_addresses == 0) return;
+    if (cpa_socket_connect(&m->endpoint, deadline, &fd, &why) != CPA_OK) {
+        cpa_log(CPA_LOG_WARN, "rank %d is not watched: %s", w->rank, why.message);
+        return;
+    }
+    if (cpa_socket_send(fd, &own, sizeof own, deadline, NULL) != CPA_OK) cpa_socket_close(&fd);
+    w->lines[0].fd = fd;
+}
+
+/* The thread takes no signals: they are the program's. */
+static cpa_status start_thread(cpa_watch *w, cpa_error *err) {
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    int code = pthread_create(&w->thread, NULL, run, w);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return code == 0 ? CPA_OK : cpa_fail(err, CPA_NO_MEMORY, "no thread that watches the ranks: %s", strerror(code));
+}
+
+static void release(cpa_watch *w) {
+    for (int32_t rank = 0; rank < w->size; rank++) cpa_socket_close(&w->lines[rank].fd);
+    cpa_socket_close(&w->wake);
+    pthread_mutex_destroy(&w->lock);
+    free(w);
+}
+
+static cpa_watch *new_watch(const cpa_control *control, double timeout_s) {
+    cpa_watch *w = calloc(1, sizeof *w);
+    if (!w) return NULL;
+    w->rank = control->rank;
+    w->size = control->size;
+    w->wake = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+    atomic_init(&w->timeout_s, timeout_s);
+    pthread_mutex_init(&w->lock, NULL);
+    for (int32_t rank = 0; rank < w->size; rank++) w->lines[rank].fd = w->beats[rank].waits_for = -1;
+    if (w->wake >= 0) return w;
+    release(w);
+    return NULL;
+}
+
+cpa_status cpa_watch_start(cpa_control *control, double timeout_s, cpa_watch **out, cpa_error *err) {
+    meeting m = {.token = 0};
+    int listener = -1;
+    int32_t port = 0;
+    cpa_watch *w = new_watch(control, timeout_s);
+    cpa_status status = w ? CPA_OK : cpa_fail(err, CPA_NO_MEMORY, "no memory to watch the ranks");
+    status = cpa_control_agree(control, status, err);
+    if (status == CPA_OK && control->rank == 0 && cpa_socket_listen(0, &listener, &port, NULL) == CPA_OK) {
+        const double now = cpa_clock_now();
+        cpa_endpoint_here(port, &m.endpoint);
+        m.token = cpa_hash_bytes(CPA_HASH_START ^ (uint64_t)getpid(), &now, sizeof now);
+    }
+    if (status == CPA_OK) status = cpa_control_bcast(control, &m, sizeof m, 0, err);
+    if (status == CPA_OK) {
+        if (control->rank == 0 && listener >= 0) admit(w, listener, m.token);
+        if (control->rank != 0) connect_to_first(w, &m);
+        for (int32_t rank = 0; rank < w->size; rank++) w->lines[rank].heard = cpa_clock_now();
+    }
+    cpa_socket_close(&listener);
+    if (status == CPA_OK) status = cpa_control_agree(control, start_thread(w, err), err);
+    if (status != CPA_OK) {
+        if (w && w->thread)
+            cpa_watch_stop(w);
+        else if (w)
+            release(w);
+        return status;
+    }
+    *out = w;
+    return CPA_OK;
+}
+
+void cpa_watch_stop(cpa_watch *w) {
+    if (!w) return;
+    const news leaving = {.kind = LEFT, .rank = w->rank};
+    atomic_store(&w->ending, 1);
+    tell(w, &leaving);
+    pthread_join(w->thread, NULL);
+    release(w);
+}
