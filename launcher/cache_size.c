@@ -5,11 +5,10 @@
 
 #include "base/check.h"
 #include "base/min_max.h"
+#include "src/cache/kv_cache.h"
 
 int64_t cpa_cache_block_bytes(const cpa_cache_limits *limits) {
-    const cpa_attention_shape *shape = &limits->model.attention;
-    return limits->model.layers * (cpa_shape_block_bytes(shape, CPA_KEYS, limits->block_size) +
-                                   cpa_shape_block_bytes(shape, CPA_VALUES, limits->block_size));
+    return cpa_kv_cache_block_bytes(&limits->model.attention, limits->model.layers, limits->block_size);
 }
 
 int64_t cpa_cache_blocks_of(const cpa_cache_limits *limits, int64_t tokens) {

@@ -107,7 +107,7 @@ static cpa_status read_cache(const gather *g, const cpa_verify_group *group, int
                              char *v_out) {
     cpa_worker *worker = g->verify->worker;
     const cpa_worker_seq *seq = &worker->seqs[chunk_of(g, group)->seq];
-    cpa_kv_view all = cpa_worker_layer_kv(worker, g->verify->samples[group->first].layer);
+    cpa_kv_view all = cpa_kv_cache_view(worker->cache, g->verify->samples[group->first].layer);
     cpa_kv_span span = {.first = first, .count = count};
     if (count == 0) return CPA_OK;
     head_copy rows = copy_of_head(&all, group->kv_head, count, k_out, v_out);

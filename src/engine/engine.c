@@ -2,7 +2,7 @@
 #include <stdlib.h>
 
 #include "base/check.h"
-#include "src/cache/swap.h"
+#include "src/cache/kv_cache.h"
 #include "src/check/self_test.h"
 #include "src/check/self_test_kernels.h"
 #include "src/context/transport_choice.h"
@@ -29,7 +29,7 @@ static cpa_worker_options worker_options(const cpa_engine *engine) {
 static cpa_status size_swap(cpa_engine *engine, cpa_error *err) {
     engine->host_blocks = cpa_engine_host_blocks(&engine->options);
     if (engine->host_blocks == 0 || engine->control.rank != 0) return CPA_OK;
-    return cpa_swap_measure(engine->device, &engine->host_bandwidth, err);
+    return cpa_kv_tier_bandwidth(engine->device, &engine->host_bandwidth, err);
 }
 
 /* C and W measured here stand in every rank's planner; rank 0 uses it. */

@@ -107,9 +107,7 @@ cpa_status cpa_engine_resolve(const cpa_engine_options *given, cpa_engine_option
 }
 
 int64_t cpa_engine_block_bytes(const cpa_engine_options *o) {
-    const cpa_model_shape *m = &o->model;
-    return m->layers * (cpa_shape_block_bytes(&m->attention, CPA_KEYS, o->block_size) +
-                        cpa_shape_block_bytes(&m->attention, CPA_VALUES, o->block_size));
+    return cpa_kv_cache_block_bytes(&o->model.attention, o->model.layers, o->block_size);
 }
 
 /* What some layer still sees: the widest window, 0 if a layer has none, and the most sinks. */

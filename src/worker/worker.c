@@ -10,28 +10,11 @@
 #include "src/context/context_plan.h"
 #include "src/worker/worker_apply.h"
 
-static int64_t pool_blocks(const cpa_worker_options *o) {
-    return o->num_blocks + 1;
-}
-
-cpa_kv_view cpa_worker_layer_kv(const cpa_worker *worker, int32_t layer) {
+static cpa_status create_cache(cpa_worker *worker, cpa_error *err) {
     const cpa_worker_options *o = &worker->options;
-    const cpa_attention_shape *shape = &o->model.attention;
-    cpa_kv_view view = cpa_kv_view_of(shape, o->block_size, pool_blocks(o));
-    const int64_t element = cpa_dtype_bytes(shape->kv_dtype);
-    view.k = (char *)worker->k_pool + layer * view.num_blocks * view.k_block_stride * element;
-    view.v = (char *)worker->v_pool + layer * view.num_blocks * view.v_block_stride * element;
-    return view;
-}
-
-static cpa_kv_view layer_kv(const void *ctx, int32_t layer) {
-    return cpa_worker_layer_kv(ctx, layer);
-}
-
-static cpa_status create_swap(cpa_worker *worker, cpa_error *err) {
-    if (worker->options.host_blocks == 0) return CPA_OK;
-    cpa_swap_options options = {layer_kv, worker, worker->options.model.layers, worker->options.host_blocks};
-    return cpa_swap_create(worker->device, &options, &worker->swap, err);
+    const cpa_kv_cache_options cache = {o->model.attention, o->model.layers, o->block_size, o->num_blocks,
+                                        o->host_blocks};
+    return cpa_kv_cache_create(&cache, worker->stream, &worker->cache, err);
 }
 
 typedef enum buffer_place { ON_HOST = 0, ON_DEVICE, PAGE_LOCKED } buffer_place;
@@ -44,7 +27,7 @@ typedef struct buffer {
 } buffer;
 
 enum {
-    OWN_BUFFERS = 13,
+    OWN_BUFFERS = 11,
     ROW_BUFFERS = 6, /* of a set */
     WORKER_BUFFERS = OWN_BUFFERS + 2 * ROW_BUFFERS
 };
@@ -64,10 +47,8 @@ static void list_row_buffers(cpa_worker_rows *set, int64_t rows, buffer list[ROW
 static void list_buffers(cpa_worker *worker, buffer list[WORKER_BUFFERS]) {
     const cpa_worker_options *o = &worker->options;
     const cpa_attention_shape *shape = &o->model.attention;
-    int64_t rows = o->max_tokens, blocks = o->model.layers * pool_blocks(o);
+    int64_t rows = o->max_tokens;
     const buffer own[] = {
-        {&worker->k_pool, blocks * cpa_shape_block_bytes(shape, CPA_KEYS, o->block_size), ON_DEVICE},
-        {&worker->v_pool, blocks * cpa_shape_block_bytes(shape, CPA_VALUES, o->block_size), ON_DEVICE},
         {&worker->q, rows * cpa_shape_q_bytes(shape), ON_DEVICE},
         {&worker->k, rows * cpa_shape_k_bytes(shape), ON_DEVICE},
         {&worker->v, rows * cpa_shape_v_bytes(shape), ON_DEVICE},
@@ -106,27 +87,12 @@ static cpa_status allocate(cpa_worker *worker, cpa_error *err) {
     return CPA_OK;
 }
 
-/* The null block of every layer, and the digest. */
-static cpa_status clear_memory(cpa_worker *worker, cpa_error *err) {
+static cpa_status clear_digest(cpa_worker *worker, cpa_error *err) {
     static const uint64_t zero = 0;
     const cpa_device_table *table = worker->device->table;
-    cpa_kv_view kv = cpa_worker_layer_kv(worker, 0);
-    const int64_t element = cpa_dtype_bytes(kv.dtype);
-    const int64_t k_bytes = kv.k_block_stride * element, v_bytes = kv.v_block_stride * element;
-    void *zeros = calloc(1, (size_t)(k_bytes > v_bytes ? k_bytes : v_bytes));
-    cpa_status status = zeros ? CPA_OK : cpa_fail(err, CPA_NO_MEMORY, "worker: no memory for a block");
-    if (status == CPA_OK) status = table->copy(worker->digest_device, &zero, sizeof zero, worker->stream);
-    for (int32_t layer = 0; layer < worker->options.model.layers && status == CPA_OK; layer++) {
-        kv = cpa_worker_layer_kv(worker, layer);
-        status = table->copy((char *)kv.k + cpa_worker_null_block(worker) * k_bytes, zeros, k_bytes, worker->stream);
-        if (status != CPA_OK) break;
-        status = table->copy((char *)kv.v + cpa_worker_null_block(worker) * v_bytes, zeros, v_bytes, worker->stream);
-    }
+    cpa_status status = table->copy(worker->digest_device, &zero, sizeof zero, worker->stream);
     if (status == CPA_OK) status = table->stream_sync(worker->stream);
-    free(zeros);
-    return status == CPA_OK || !worker->stream->error.message[0]
-               ? status
-               : cpa_fail(err, status, "worker: %s", worker->stream->error.message);
+    return status == CPA_OK ? CPA_OK : cpa_fail(err, status, "worker: %s", worker->stream->error.message);
 }
 
 /* Steps may be captured where the device, the source and the options allow it. */
@@ -168,9 +134,9 @@ cpa_status cpa_worker_create(cpa_control *control, cpa_device *device, const cpa
         worker->source = source;
         worker->rows = &worker->row_sets[0];
         status = allocate(worker, err);
-        if (status == CPA_OK) status = create_swap(worker, err);
         if (status == CPA_OK) status = device->table->stream_create(device, &worker->stream, err);
-        if (status == CPA_OK) status = clear_memory(worker, err);
+        if (status == CPA_OK) status = create_cache(worker, err);
+        if (status == CPA_OK) status = clear_digest(worker, err);
     }
     /* The context is collective: ranks that came this far must not wait for one that did not. */
     CPA_TRY_GOTO(cpa_control_agree(control, status, err), fail);
@@ -204,8 +170,7 @@ void cpa_worker_destroy(cpa_worker *worker) {
             case ON_HOST: free(*list[i].memory); break;
         }
     }
-    cpa_swap_destroy(worker->swap);
-    free(worker->pairs);
+    cpa_kv_cache_destroy(worker->cache);
     free(worker->damaged);
     free(worker->chunks);
     free(worker);
@@ -283,7 +248,7 @@ static cpa_status run_layer(cpa_worker *worker, const cpa_step_plan *plan, int32
     cpa_status status = source->fill(source->ctx, layer, rows, worker->q, worker->k, worker->v, stream);
     if (status != CPA_OK) return source_failed(stream, "fill", layer, status);
     cpa_spans_end(spans, span, stream);
-    cpa_kv_view kv = cpa_worker_layer_kv(worker, layer);
+    cpa_kv_view kv = cpa_kv_cache_view(worker->cache, layer);
     cpa_kv_write_args write = {sizeof write,         rows->count, model->attention.dtype, worker->k, worker->v,
                                worker->slots_device, kv};
     span = cpa_spans_begin(spans, CPA_SPAN_KV_WRITE, 0, stream);

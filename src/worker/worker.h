@@ -9,7 +9,7 @@
 #include <cpattn/engine.h>
 
 #include "comm/comm.h"
-#include "src/cache/swap.h"
+#include "src/cache/kv_cache.h"
 #include "src/schedule/step_plan.h"
 #include "src/trace/timeline.h"
 #include "src/worker/graphs.h"
@@ -72,15 +72,12 @@ struct cpa_worker {
     int64_t graph_steps; /* launched as graphs */
     cpa_graphs *graphs;  /* NULL: every step runs eagerly */
     const cpa_source *source;
-    void *k_pool, *v_pool; /* [layers][num_blocks + 1] blocks in the layout of the options, the null block last */
-    cpa_worker_seq *seqs;  /* [max_seqs] */
-    cpa_swap *swap;        /* NULL without host blocks */
+    cpa_kv_cache *cache;
+    cpa_worker_seq *seqs; /* [max_seqs] */
 
     /* Of the step's moves. */
     uint64_t *damaged; /* [swap_ins]: 1 where this rank's block came back damaged */
     int64_t cap_damaged;
-    int64_t (*pairs)[2]; /* of its copies */
-    int64_t cap_pairs;
 
     cpa_worker_rows row_sets[2]; /* page-locked, in turn: one may be on its way to the device as the next is filled */
     cpa_worker_rows *rows;       /* of the step that was prepared last */
@@ -121,9 +118,6 @@ void cpa_worker_set_behind(cpa_worker *worker, void (*behind)(void *ctx), void *
 
 /* Keeps the spans of the steps to come in the timeline, which must outlive the worker. */
 void cpa_worker_set_timeline(cpa_worker *worker, cpa_timeline *timeline);
-
-/* The cache of one layer. */
-cpa_kv_view cpa_worker_layer_kv(const cpa_worker *worker, int32_t layer);
 
 /* The sum over this rank's output rows so far. */
 cpa_status cpa_worker_digest(cpa_worker *worker, uint64_t *out, cpa_error *err);

@@ -28,7 +28,7 @@ static cpa_status apply_append(cpa_worker *worker, const cpa_step_plan *plan, co
     seq->blocks = blocks;
     memcpy(blocks + seq->n_blocks, plan->block_ids + append->blocks, (size_t)append->count * sizeof *blocks);
     for (int32_t i = 0; i < append->count; i++)
-        if (blocks[seq->n_blocks + i] < 0) blocks[seq->n_blocks + i] = cpa_worker_null_block(worker);
+        if (blocks[seq->n_blocks + i] < 0) blocks[seq->n_blocks + i] = cpa_kv_cache_null_block(worker->cache);
     seq->n_blocks += append->count;
     return CPA_OK;
 }
@@ -39,7 +39,7 @@ static cpa_status apply_void(cpa_worker *worker, const cpa_plan_void *v, cpa_err
     if (v->entry >= seq->n_blocks)
         return cpa_fail(err, CPA_INTERNAL, "entry %d of sequence %d is void, its table has %lld", v->entry, v->seq,
                         (long long)seq->n_blocks);
-    seq->blocks[v->entry] = cpa_worker_null_block(worker);
+    seq->blocks[v->entry] = cpa_kv_cache_null_block(worker->cache);
     return CPA_OK;
 }
 
@@ -96,37 +96,19 @@ static void add_rows(cpa_worker *worker, const cpa_plan_chunk *chunk) {
     }
 }
 
-/* Copies of blocks within the cache of this rank, in all layers. */
-static cpa_status copy_blocks(cpa_worker *worker, const cpa_step_plan *plan, cpa_error *err) {
-    int64_t(*pairs)[2] = reserve(worker->pairs, &worker->cap_pairs, plan->n_copies, sizeof *pairs), n = 0;
-    if (!pairs) return cpa_fail(err, CPA_NO_MEMORY, "worker: no memory for the copies");
-    worker->pairs = pairs;
-    for (int64_t i = 0; i < plan->n_copies; i++) {
-        if (plan->copies[i].rank != worker->rank) continue;
-        pairs[n][0] = plan->copies[i].from;
-        pairs[n++][1] = plan->copies[i].to;
-    }
-    for (int32_t layer = 0; n > 0 && layer < worker->options.model.layers; layer++) {
-        cpa_kv_view kv = cpa_worker_layer_kv(worker, layer);
-        cpa_kv_copy_args copy = {sizeof copy, kv, kv, (const int64_t(*)[2])pairs, n};
-        CPA_TRY(worker->device->operators->kv_copy(&copy, worker->stream));
-    }
-    return CPA_OK;
-}
-
 cpa_status cpa_worker_move(cpa_worker *worker, const cpa_step_plan *plan, cpa_error *err) {
-    if (plan->n_swap_outs + plan->n_swap_ins > 0 && !worker->swap)
-        return cpa_fail(err, CPA_INTERNAL, "worker: a plan swaps, and there is no host memory for it");
-    if (plan->n_swap_outs > 0)
-        CPA_TRY(cpa_swap_out(worker->swap, worker->rank, plan->swap_outs, plan->n_swap_outs, worker->stream));
+    CPA_TRY(cpa_kv_cache_move(worker->cache, CPA_TIER_DEVICE, CPA_TIER_HOST, worker->rank, plan->swap_outs,
+                              plan->n_swap_outs, NULL, worker->stream));
     if (plan->n_swap_ins > 0) {
         uint64_t *damaged = reserve(worker->damaged, &worker->cap_damaged, plan->n_swap_ins, sizeof *damaged);
         if (!damaged) return cpa_fail(err, CPA_NO_MEMORY, "worker: no memory for the swaps");
         worker->damaged = damaged;
         memset(damaged, 0, (size_t)plan->n_swap_ins * sizeof *damaged);
-        CPA_TRY(cpa_swap_in(worker->swap, worker->rank, plan->swap_ins, plan->n_swap_ins, damaged, worker->stream));
     }
-    return plan->n_copies > 0 ? copy_blocks(worker, plan, err) : CPA_OK;
+    CPA_TRY(cpa_kv_cache_move(worker->cache, CPA_TIER_HOST, CPA_TIER_DEVICE, worker->rank, plan->swap_ins,
+                              plan->n_swap_ins, worker->damaged, worker->stream));
+    return cpa_kv_cache_move(worker->cache, CPA_TIER_DEVICE, CPA_TIER_DEVICE, worker->rank, plan->copies,
+                             plan->n_copies, NULL, worker->stream);
 }
 
 cpa_status cpa_worker_apply(cpa_worker *worker, const cpa_step_plan *plan, cpa_error *err) {

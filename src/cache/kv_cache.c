@@ -1,0 +1,228 @@
+#include "src/cache/kv_cache.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/check.h"
+#include "base/clock.h"
+#include "base/fault.h"
+#include "base/hash.h"
+#include "kernels/operators.h"
+
+struct cpa_kv_cache {
+    cpa_device *device;
+    cpa_kv_cache_options options;
+    int64_t k_bytes, v_bytes, block_bytes; /* of a layer's keys and values in a block; of a block */
+    void *k, *v;                           /* device: [layers][num_blocks + 1] */
+    void *host;                            /* page-locked: [host_blocks][layers][keys, values] */
+    uint64_t *checksums; /* [host_blocks]; 0 for what never left, which nothing else has in practice */
+    int64_t (*pairs)[2]; /* of the moves at hand */
+    int64_t cap_pairs;
+};
+
+/* ---- memory ---- */
+
+int64_t cpa_kv_cache_block_bytes(const cpa_attention_shape *shape, int32_t layers, int32_t block_size) {
+    return layers *
+           (cpa_shape_block_bytes(shape, CPA_KEYS, block_size) + cpa_shape_block_bytes(shape, CPA_VALUES, block_size));
+}
+
+static cpa_status allocate(cpa_kv_cache *cache, cpa_error *err) {
+    const cpa_device_table *table = cache->device->table;
+    const cpa_kv_cache_options *o = &cache->options;
+    const int64_t blocks = o->layers * (o->num_blocks + 1);
+    CPA_TRY(table->alloc(cache->device, blocks * cache->k_bytes, &cache->k, err));
+    CPA_TRY(table->alloc(cache->device, blocks * cache->v_bytes, &cache->v, err));
+    if (o->host_blocks == 0) return CPA_OK;
+    cache->checksums = calloc((size_t)o->host_blocks, sizeof *cache->checksums);
+    if (!cache->checksums) return cpa_fail(err, CPA_NO_MEMORY, "KV cache: no memory for checksums");
+    return table->alloc_host(cache->device, o->host_blocks * cache->block_bytes, &cache->host, err);
+}
+
+static cpa_status clear_null_block(cpa_kv_cache *cache, cpa_stream *stream, cpa_error *err) {
+    const cpa_device_table *table = cache->device->table;
+    const int64_t null_block = cpa_kv_cache_null_block(cache);
+    void *zeros = calloc(1, (size_t)(cache->k_bytes > cache->v_bytes ? cache->k_bytes : cache->v_bytes));
+    if (!zeros) return cpa_fail(err, CPA_NO_MEMORY, "KV cache: no memory for a block");
+    cpa_status status = CPA_OK;
+    for (int32_t layer = 0; layer < cache->options.layers && status == CPA_OK; layer++) {
+        const cpa_kv_view kv = cpa_kv_cache_view(cache, layer);
+        status = table->copy((char *)kv.k + null_block * cache->k_bytes, zeros, cache->k_bytes, stream);
+        if (status != CPA_OK) break;
+        status = table->copy((char *)kv.v + null_block * cache->v_bytes, zeros, cache->v_bytes, stream);
+    }
+    if (status == CPA_OK) status = table->stream_sync(stream);
+    free(zeros);
+    return status == CPA_OK ? CPA_OK : cpa_fail(err, status, "KV cache: %s", stream->error.message);
+}
+
+cpa_status cpa_kv_cache_create(const cpa_kv_cache_options *options, cpa_stream *stream, cpa_kv_cache **out,
+                               cpa_error *err) {
+    cpa_kv_cache *cache = calloc(1, sizeof *cache);
+    if (!cache) return cpa_fail(err, CPA_NO_MEMORY, "KV cache: no memory");
+    cache->device = stream->device;
+    cache->options = *options;
+    cache->k_bytes = cpa_shape_block_bytes(&options->shape, CPA_KEYS, options->block_size);
+    cache->v_bytes = cpa_shape_block_bytes(&options->shape, CPA_VALUES, options->block_size);
+    cache->block_bytes = cpa_kv_cache_block_bytes(&options->shape, options->layers, options->block_size);
+    cpa_status status = allocate(cache, err);
+    if (status == CPA_OK) status = clear_null_block(cache, stream, err);
+    if (status != CPA_OK) {
+        cpa_kv_cache_destroy(cache);
+        return status;
+    }
+    *out = cache;
+    return CPA_OK;
+}
+
+void cpa_kv_cache_destroy(cpa_kv_cache *cache) {
+    if (!cache) return;
+    const cpa_device_table *table = cache->device->table;
+    if (cache->host) table->free_host(cache->device, cache->host);
+    if (cache->v) table->free(cache->device, cache->v);
+    if (cache->k) table->free(cache->device, cache->k);
+    free(cache->pairs);
+    free(cache->checksums);
+    free(cache);
+}
+
+cpa_kv_view cpa_kv_cache_view(const cpa_kv_cache *cache, int32_t layer) {
+    const cpa_kv_cache_options *o = &cache->options;
+    cpa_kv_view view = cpa_kv_view_of(&o->shape, o->block_size, o->num_blocks + 1);
+    view.k = (char *)cache->k + layer * view.num_blocks * cache->k_bytes;
+    view.v = (char *)cache->v + layer * view.num_blocks * cache->v_bytes;
+    return view;
+}
+
+int32_t cpa_kv_cache_null_block(const cpa_kv_cache *cache) {
+    return (int32_t)cache->options.num_blocks;
+}
+
+/* ---- the host tier ---- */
+
+static char *host_block(const cpa_kv_cache *cache, int64_t block) {
+    return (char *)cache->host + block * cache->block_bytes;
+}
+
+/* The blocks of a layer in host memory, as a cache. */
+static cpa_kv_view host_view(const cpa_kv_cache *cache, int32_t layer) {
+    const cpa_kv_cache_options *o = &cache->options;
+    cpa_kv_view view = cpa_kv_view_of(&o->shape, o->block_size, o->host_blocks);
+    view.k = (char *)cache->host + layer * (cache->k_bytes + cache->v_bytes);
+    view.v = (char *)view.k + cache->k_bytes;
+    view.k_block_stride = view.v_block_stride = cache->block_bytes / cpa_dtype_bytes(o->shape.kv_dtype);
+    return view;
+}
+
+/* h -> (h ^ word) * odd, then a shifted copy xored in: each step is one-to-one in h and in the word, so two memories
+ * that differ in one word never meet again. */
+uint64_t cpa_kv_checksum(const void *memory, int64_t bytes) {
+    uint64_t h = CPA_GOLDEN ^ (uint64_t)bytes;
+    for (int64_t at = 0; at < bytes; at += 8) {
+        uint64_t word = 0;
+        memcpy(&word, (const char *)memory + at, bytes - at < 8 ? (size_t)(bytes - at) : 8);
+        h = (h ^ word) * UINT64_C(0xd6e8feb86659fd93);
+        h ^= h >> 32;
+    }
+    return h;
+}
+
+/* ---- moves ---- */
+
+static cpa_status reserve_pairs(cpa_kv_cache *cache, int64_t n, cpa_stream *stream) {
+    if (n <= cache->cap_pairs) return CPA_OK;
+    int64_t(*moved)[2] = realloc(cache->pairs, (size_t)n * sizeof *moved);
+    if (!moved) return cpa_fail(&stream->error, CPA_NO_MEMORY, "KV cache: no memory for %" PRId64 " moves", n);
+    cache->pairs = moved;
+    cache->cap_pairs = n;
+    return CPA_OK;
+}
+
+/* Whether a host block still is what left for it; says so if not. */
+static int is_sound(cpa_kv_cache *cache, const cpa_block_move *move) {
+    char *host = host_block(cache, move->from);
+    if (cpa_fault_is(CPA_FAULT_DAMAGED_SWAP) && move->from % 3 == 0) host[cache->block_bytes / 2] ^= 4;
+    const uint64_t found = cpa_kv_checksum(host, cache->block_bytes), expected = cache->checksums[move->from];
+    if (found == expected) return 1;
+    cpa_log(CPA_LOG_ERROR,
+            "host block %" PRId32 " of request %" PRIu64 " came back with checksum %016" PRIx64
+            ", it left with %016" PRIx64 "; the request is computed again",
+            move->from, move->request, found, expected);
+    return 0;
+}
+
+cpa_status cpa_kv_cache_move(cpa_kv_cache *cache, cpa_kv_tier from, cpa_kv_tier to, int32_t rank,
+                             const cpa_block_move *moves, int64_t n, uint64_t *damaged, cpa_stream *stream) {
+    int64_t count = 0;
+    if (n == 0) return CPA_OK;
+    if ((from == CPA_TIER_HOST || to == CPA_TIER_HOST) && !cache->host)
+        return cpa_fail(&stream->error, CPA_INTERNAL, "KV cache: blocks move, and there is no host memory for them");
+    CPA_TRY(reserve_pairs(cache, n, stream));
+    for (int64_t i = 0; i < n; i++) {
+        if (moves[i].rank != rank) continue;
+        if (from == CPA_TIER_HOST && !is_sound(cache, &moves[i])) {
+            damaged[i] = 1;
+            continue;
+        }
+        cache->pairs[count][0] = moves[i].from;
+        cache->pairs[count++][1] = moves[i].to;
+    }
+    for (int32_t layer = 0; count > 0 && layer < cache->options.layers; layer++) {
+        const cpa_kv_view device = cpa_kv_cache_view(cache, layer);
+        const cpa_kv_view host = cache->host ? host_view(cache, layer) : device;
+        cpa_kv_copy_args copy = {.size = sizeof copy,
+                                 .src = from == CPA_TIER_HOST ? host : device,
+                                 .dst = to == CPA_TIER_HOST ? host : device,
+                                 .pairs = (const int64_t(*)[2])cache->pairs,
+                                 .n_pairs = count};
+        CPA_TRY(stream->device->operators->kv_copy(&copy, stream));
+    }
+    if (to != CPA_TIER_HOST || count == 0) return CPA_OK;
+    CPA_TRY(stream->device->table->stream_sync(stream));
+    for (int64_t i = 0; i < count; i++) {
+        const int64_t block = cache->pairs[i][1];
+        cache->checksums[block] = cpa_kv_checksum(host_block(cache, block), cache->block_bytes);
+    }
+    return CPA_OK;
+}
+
+/* ---- how fast a tier is ---- */
+
+enum { PROBE_BYTES = 8 << 20, PROBE_COPIES = 4 };
+
+/* Seconds of the fastest of a few copies. */
+static cpa_status time_copies(void *dst, const void *src, cpa_stream *stream, double *out) {
+    const cpa_device_table *table = stream->device->table;
+    double best = INFINITY;
+    for (int i = 0; i < PROBE_COPIES; i++) {
+        double start = cpa_clock_now();
+        CPA_TRY(table->copy(dst, src, PROBE_BYTES, stream));
+        CPA_TRY(table->stream_sync(stream));
+        best = fmin(best, cpa_clock_now() - start);
+    }
+    *out = best;
+    return CPA_OK;
+}
+
+cpa_status cpa_kv_tier_bandwidth(cpa_device *device, double *bandwidth, cpa_error *err) {
+    const cpa_device_table *table = device->table;
+    void *memory = NULL, *host = NULL;
+    cpa_stream *stream = NULL;
+    double out = 0, in = 0;
+    cpa_status status = table->alloc_host(device, PROBE_BYTES, &host, err);
+    if (status == CPA_OK) status = table->alloc(device, PROBE_BYTES, &memory, err);
+    if (status == CPA_OK) status = table->stream_create(device, &stream, err);
+    if (status == CPA_OK) {
+        memset(host, 0, PROBE_BYTES);
+        status = time_copies(memory, host, stream, &in);
+        if (status == CPA_OK) status = time_copies(host, memory, stream, &out);
+        if (status != CPA_OK) cpa_fail(err, status, "KV cache: %s", stream->error.message);
+    }
+    if (status == CPA_OK) *bandwidth = PROBE_BYTES / fmax(fmax(in, out), 1e-9);
+    if (stream) table->stream_destroy(stream);
+    if (memory) table->free(device, memory);
+    if (host) table->free_host(device, host);
+    return status;
+}
