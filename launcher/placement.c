@@ -9,6 +9,7 @@
 #include "base/check.h"
 #include "comm/comm.h"
 #include "launcher/cores.h"
+#include "launcher/devices.h"
 #include "launcher/ranks.h"
 
 #define CGROUP_ROOT "/sys/fs/cgroup"
@@ -236,19 +237,33 @@ static cpa_status too_few_devices(int32_t devices, int32_t ranks, cpa_error *err
                     devices, ranks);
 }
 
+/* The CUDA device of this rank among those that the ranks of its host see; -1: there is not one for each. */
+static cpa_status find_ordinal(cpa_control *control, const cpa_rank_placement *placement, int32_t found, int32_t *out,
+                               cpa_error *err) {
+    cpa_visible_devices mine = {.count = found}, *seen = calloc((size_t)control->size, sizeof *seen);
+    if (found > 0) cpa_device_pci_address(CPA_BACKEND_CUDA, 0, mine.first);
+    cpa_status status = seen ? CPA_OK : cpa_fail(err, CPA_NO_MEMORY, "no memory for %d devices", control->size);
+    status = cpa_control_agree(control, status, err);
+    if (status == CPA_OK) status = cpa_control_find_host(control, err);
+    if (status == CPA_OK) status = gather_here(control, &mine, sizeof mine, seen, err);
+    if (status == CPA_OK) *out = cpa_devices_choose(seen, placement->ranks_here, placement->rank_here);
+    free(seen);
+    return status;
+}
+
 static cpa_status choose(cpa_control *control, cpa_device_choice choice, cpa_rank_placement *placement,
                          cpa_error *err) {
     /* The host with the fewest devices for its ranks speaks for all; auto without any CUDA device is the host. */
-    int32_t found = cpa_device_count(CPA_BACKEND_CUDA);
-    double most[] = {-found, found, placement->ranks_here};
-    CPA_TRY(cpa_control_max(control, most, 3, err));
+    int32_t found = cpa_device_count(CPA_BACKEND_CUDA), ordinal = -1;
+    CPA_TRY(find_ordinal(control, placement, found, &ordinal, err));
+    double most[] = {-found, found, placement->ranks_here, -ordinal};
+    CPA_TRY(cpa_control_max(control, most, 4, err));
     const int32_t devices = (int32_t)-most[0], ranks = (int32_t)most[2];
     if (choice == CPA_DEVICE_AUTO && most[1] == 0) return CPA_OK;
-    if (devices < ranks) return too_few_devices(devices, ranks, err);
+    if (most[3] > 0) return too_few_devices(devices, ranks, err);
     placement->backend = CPA_BACKEND_CUDA;
-    placement->ordinal = placement->rank_here;
+    placement->ordinal = ordinal;
     placement->memory_bytes = cpa_device_free_memory(CPA_BACKEND_CUDA, placement->ordinal);
-    CPA_TRY(cpa_control_find_host(control, err));
     return move_to_device(control, placement, err);
 }
 
