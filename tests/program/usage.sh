@@ -61,6 +61,22 @@ answers() {
     [ "$(wc -l <out)" = 1 ] || fail "--version is printed more than once"
 }
 
+# The commands of README, under Use, as they stand there.
+readme() {
+    local commands
+    commands=$(awk '/^## Use/ { use = 1 } use && /^```/ { if (block++) exit; next } block' "$CONFIGS/../README.md" |
+        sed "s/^mpirun --oversubscribe/\$MPIRUN/")
+    [ "$(grep -c cp_attn <<<"$commands")" = 3 ] || fail "no commands: $commands"
+    ln -s "$CP_ATTN" cp_attn
+    ln -s "$CONFIGS" configs
+    (set -e && eval "$commands") >out 2>err
+    code=$?
+    expect_code 0 "the commands of README"
+    expect_value completed 2 result.json
+    [ "$(value prefix_hits result.json)" -ge 40 ] || fail "only $(value prefix_hits result.json) blocks are found"
+    [ "$(grep -c '^requests .* completed' out)" = 2 ] || fail "not two runs"
+}
+
 precedence() {
     printf 'block-size: 32\nmax-num-seqs: 32\nseed: 32\n' >settings.yaml
     CPATTN_MAX_NUM_SEQS=64 CPATTN_SEED=64 run 2 --config settings.yaml --seed 128 --print-config
