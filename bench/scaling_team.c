@@ -188,12 +188,12 @@ static cpa_status run_layers(team *t, int64_t n, double *enqueue_s, cpa_error *e
 static cpa_status time_calls(team *t, int64_t n, call_time *out, cpa_error *err) {
     cpa_context_stats before, after;
     double ready = 0, enqueue_s;
-    cpa_context_get_stats(t->context, &before);
+    cpa_context_get_stats(t->context, &before, sizeof before);
     CPA_TRY(cpa_control_max(&t->control, &ready, 1, err)); /* ranks begin together */
     double start = cpa_clock_now();
     cpa_status status = run_layers(t, n, &enqueue_s, err);
     double end = cpa_clock_now();
-    cpa_context_get_stats(t->context, &after);
+    cpa_context_get_stats(t->context, &after, sizeof after);
     CPA_TRY(cpa_control_agree(&t->control, status, err));
     double most[3] = {end - start, enqueue_s, after.exposed_comm_s - before.exposed_comm_s};
     CPA_TRY(cpa_control_max(&t->control, most, 3, err));
@@ -209,7 +209,7 @@ static int compare_times(const void *a, const void *b) {
 /* Bytes that all ranks have sent so far. */
 static cpa_status sent_so_far(team *t, double *out, cpa_error *err) {
     cpa_context_stats stats;
-    cpa_context_get_stats(t->context, &stats);
+    cpa_context_get_stats(t->context, &stats, sizeof stats);
     *out = (double)stats.bytes_sent;
     return cpa_control_sum(&t->control, out, 1, err);
 }

@@ -136,7 +136,7 @@ static void begin_outcome(service *s) {
 
 /* Rank 0: notes what the engine has counted so far. */
 static void note_stats(service *s) {
-    cpa_engine_get_stats(s->engine, &s->outcome.stats);
+    cpa_engine_get_stats(s->engine, &s->outcome.stats, sizeof s->outcome.stats);
     s->outcome.stats.kv_blocks = s->num_blocks;
 }
 

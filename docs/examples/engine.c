@@ -65,7 +65,7 @@ int main(int argc, char **argv) {
         MPI_Abort(MPI_COMM_WORLD, 1); /* others may wait for this rank */
 
     cpa_engine_stats stats;
-    cpa_engine_get_stats(engine, &stats);
+    cpa_engine_get_stats(engine, &stats, sizeof stats);
     if (rank == 0) {
         printf("engine: %lld requests in %lld steps on %s; %lld rows verified, %lld violations, largest error %.2g\n",
                (long long)stats.requests_finished, (long long)stats.steps, cpa_engine_device(engine),

@@ -25,6 +25,22 @@ typedef enum cpa_algorithm { CPA_AUTO = 0, CPA_PASS_KV, CPA_PASS_Q } cpa_algorit
 /* "auto", "pass-kv" or "pass-q". Thread-safe. */
 CPA_API const char *cpa_algorithm_name(cpa_algorithm algorithm);
 
+/* A chunk, and what is known of the ranks that attend it. */
+typedef struct cpa_algorithm_question {
+    size_t size;
+    cpa_attention_shape shape;
+    int32_t ranks;
+    int64_t new_tokens;    /* of the chunk */
+    int64_t cached_tokens; /* of its sequence, before it */
+    double flops;          /* FLOP/s of attention on one rank, and */
+    double bandwidth;      /* bytes/s that it exchanges; both 0: not known, and the bytes to move decide */
+} cpa_algorithm_question;
+
+/* The algorithm that the engine's planner would give the chunk (see docs/ARCHITECTURE.md): pass-Q for one token.
+ * CPA_AUTO if the question is not valid. A chunk of a step has to have the same algorithm on every rank. Pure;
+ * thread-safe. */
+CPA_API cpa_algorithm cpa_algorithm_choose(const cpa_algorithm_question *question);
+
 typedef struct cpa_context cpa_context;
 
 typedef struct cpa_context_options {
@@ -33,7 +49,7 @@ typedef struct cpa_context_options {
     int32_t block_size;
     int32_t interleave;    /* 0 = block_size; a multiple of block_size */
     int64_t staging_bytes; /* bound on the pass-KV buffers of this rank; 0 = 64 MiB, on a device with memory
-                              of its own 2 GiB, or the least if that is more */
+                              of its own 2 GiB, or the least if that is more; at most 1 TiB */
     int64_t max_rows;      /* most new tokens in one step, over all ranks */
 } cpa_context_options;
 
@@ -74,13 +90,17 @@ typedef struct cpa_context_stats {
 /* Collective over `comm`, which must outlive the context, as must `device`; a context is used by one thread at a time, the
  * one that uses its communicator. staging_bytes must hold, on the
  * host, four segments of cpa_attend_split_tokens tokens, with N ranks on devices 2 N of 1024 tokens, rounded up to the
- * interleave; CPA_INVALID says how much that is. *out is set only on success. */
+ * interleave: cpa_context_least_staging. *out is set only on success. */
 CPA_API cpa_status cpa_context_create(cpa_comm *comm, cpa_device *device, const cpa_context_options *options,
                                       cpa_context **out, cpa_error *err);
 /* Collective. NULL does nothing. */
 CPA_API void cpa_context_destroy(cpa_context *context);
 
-/* How many rows of the chunks this rank owns. Pure; thread-safe. */
+/* The least staging_bytes that these options can have on `size` ranks of such devices; 0 if they are not valid. Pure;
+ * thread-safe. */
+CPA_API int64_t cpa_context_least_staging(const cpa_device *device, const cpa_context_options *options, int32_t size);
+
+/* How many rows of the chunks this rank owns; chunks that cpa_context_plan refuses own none. Pure; thread-safe. */
 CPA_API int64_t cpa_context_rows(const cpa_context *context, const cpa_context_chunk *chunks, int64_t n_chunks);
 
 /* Plans a step: no communication, since every rank derives the same exchanges from the same chunks. The block tables
@@ -92,10 +112,11 @@ CPA_API cpa_status cpa_context_plan(cpa_context *context, const cpa_context_chun
 CPA_API cpa_status cpa_context_attend(cpa_context *context, const cpa_context_args *args, cpa_stream *stream);
 
 /* On a device the times are those of the steps that were done when the next was planned, or when this is called: the
- * stream of a step must be idle by then for its times to count. */
-CPA_API void cpa_context_get_stats(cpa_context *context, cpa_context_stats *out);
+ * stream of a step must be idle by then for its times to count. `size` is that of *out, sizeof *out: as much of the
+ * statistics is written, and zeros where the library knows less. */
+CPA_API cpa_status cpa_context_get_stats(cpa_context *context, cpa_context_stats *out, size_t size);
 
-/* The message of the last call that failed on this context; empty if none did. Owned by the context. */
+/* The message of the last call that failed on this context; empty if none did, or for NULL. Owned by the context. */
 CPA_API const char *cpa_context_error(const cpa_context *context);
 
 #ifdef __cplusplus

@@ -222,8 +222,9 @@ CPA_API cpa_status cpa_engine_run(cpa_engine *engine, cpa_finish_fn on_finish, c
 /* Asks a running engine to stop after the step in flight; rank 0. Safe from a signal handler and from any thread. */
 CPA_API void cpa_engine_stop(cpa_engine *engine);
 
-/* The statistics, as of the end of the last run. */
-CPA_API void cpa_engine_get_stats(const cpa_engine *engine, cpa_engine_stats *out);
+/* The statistics, as of the end of the last run. `size` is that of *out, sizeof *out: as much of them is written, and
+ * zeros where the library knows less. */
+CPA_API cpa_status cpa_engine_get_stats(const cpa_engine *engine, cpa_engine_stats *out, size_t size);
 
 /* Hands the spans that options.timeline_spans kept, of all ranks, to on_span on rank 0, in no order. Collective. */
 CPA_API cpa_status cpa_engine_timeline(cpa_engine *engine, cpa_span_fn on_span, void *ctx);

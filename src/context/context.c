@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "base/check.h"
+#include "base/struct_size.h"
 #include "src/context/context.h"
 #include "src/context/context_internal.h"
 #include "src/context/transport_choice.h"
@@ -48,27 +49,42 @@ double cpa_context_replayed_seconds(const cpa_context *c) {
 
 /* ---- life ---- */
 
-static cpa_status check_options(const cpa_context_options *o, const cpa_device *device, cpa_error *err) {
-    if (!device) return cpa_fail(err, CPA_INVALID, "context: no device");
-    if (o->size != sizeof *o) {
-        return cpa_fail(err, CPA_INVALID, "context: options of %zu bytes, expected %zu", o->size, sizeof *o);
-    }
+enum { MOST_INTERLEAVE = 1 << 20 };
+/* More than any device has; a number beyond it is a mistake. */
+static const int64_t MOST_STAGING_BYTES = (int64_t)1 << 40;
+
+static cpa_status check_options(const cpa_context_options *o, cpa_error *err) {
     CPA_TRY(cpa_check_shape("context", &o->shape, err));
-    if (o->block_size < 1 || (o->block_size & (o->block_size - 1)) != 0) {
-        return cpa_fail(err, CPA_INVALID, "context: block size %d, expected a power of two", o->block_size);
+    CPA_TRY(cpa_check_block_size("context", o->block_size, err));
+    if (o->interleave < 0 || o->interleave % o->block_size != 0 || o->interleave > MOST_INTERLEAVE) {
+        return cpa_fail(err, CPA_INVALID, "context: interleave %d, expected a multiple of the block size %d up to %d",
+                        o->interleave, o->block_size, MOST_INTERLEAVE);
     }
-    if (o->interleave < 0 || o->interleave % o->block_size != 0) {
-        return cpa_fail(err, CPA_INVALID, "context: interleave %d, expected a multiple of the block size %d",
-                        o->interleave, o->block_size);
-    }
-    if (o->staging_bytes < 0) {
-        return cpa_fail(err, CPA_INVALID, "context: staging_bytes: found %" PRId64 ", expected 0 (default) or more",
-                        o->staging_bytes);
+    if (o->staging_bytes < 0 || o->staging_bytes > MOST_STAGING_BYTES) {
+        return cpa_fail(err, CPA_INVALID,
+                        "context: staging_bytes: found %" PRId64 ", expected 0 (default) or more, at most %" PRId64,
+                        o->staging_bytes, MOST_STAGING_BYTES);
     }
     if (o->max_rows < 1 || o->max_rows > INT32_MAX) {
         return cpa_fail(err, CPA_INVALID, "context: max_rows %" PRId64 ", expected 1..%d", o->max_rows, INT32_MAX);
     }
     return CPA_OK;
+}
+
+/* The options with their defaults filled in. */
+static cpa_status take_options(const cpa_context_options *given, const cpa_device *device, cpa_context_options *out,
+                               cpa_error *err) {
+    if (!device) return cpa_fail(err, CPA_INVALID, "context: no device");
+    CPA_TRY(CPA_STRUCT_TAKE("context", given, cpa_context_options, max_rows, out, err));
+    CPA_TRY(check_options(out, err));
+    if (!out->interleave) out->interleave = out->block_size;
+    return CPA_OK;
+}
+
+int64_t cpa_context_least_staging(const cpa_device *device, const cpa_context_options *options, int32_t size) {
+    cpa_context_options taken;
+    if (size < 1 || size > CPA_MERGE_MAX_STATES || take_options(options, device, &taken, NULL) != CPA_OK) return 0;
+    return cpa_pass_kv_least_staging(&device->caps, &taken, size);
 }
 
 /* Everything that needs no other rank. */
@@ -115,10 +131,9 @@ cpa_status cpa_context_create_over(cpa_comm *comm, cpa_device *device, const cpa
     }
     c->control = control;
 
-    status = check_options(options, device, &c->ops.error);
+    status = out ? take_options(options, device, &c->ops.options, &c->ops.error)
+                 : cpa_fail(&c->ops.error, CPA_INVALID, "context: out is NULL");
     if (status == CPA_OK) {
-        c->ops.options = *options;
-        if (!c->ops.options.interleave) c->ops.options.interleave = c->ops.options.block_size;
         c->ops.map = c->step.map = (cpa_owner_map){c->control.size, c->ops.options.interleave};
         c->ops.rank = c->step.rank = c->control.rank;
         c->ops.device = device;
@@ -164,14 +179,15 @@ cpa_status cpa_context_sync(cpa_context *c, cpa_stream *stream, void (*meanwhile
     return read_spans(c);
 }
 
-void cpa_context_get_stats(cpa_context *context, cpa_context_stats *out) {
+cpa_status cpa_context_get_stats(cpa_context *context, cpa_context_stats *out, size_t size) {
+    if (!context) return CPA_INVALID;
     cpa_error error = context->ops.error;
     if (read_spans(context) != CPA_OK) context->ops.error = error; /* a step is under way */
-    *out = context->ops.stats;
+    return cpa_struct_give(&context->ops.stats, sizeof context->ops.stats, out, size);
 }
 
 const char *cpa_context_error(const cpa_context *context) {
-    return context->ops.error.message;
+    return context ? context->ops.error.message : "";
 }
 
 /* Counts the planned chunks for so many layers. */
@@ -205,10 +221,11 @@ static cpa_status check_args(cpa_context *c, const cpa_context_args *args, const
     const cpa_kv_view *kv = &args->kv;
     if (c->broken) return cpa_fail(&c->ops.error, CPA_COMM, "the context failed in an earlier layer and cannot go on");
     if (!c->planned) return cpa_fail(&c->ops.error, CPA_INVALID, "attend: no step is planned");
-    if (args->size != sizeof *args || !stream) {
-        return cpa_fail(&c->ops.error, CPA_INVALID, "attend: arguments of %zu bytes (expected %zu), stream %p",
-                        args->size, sizeof *args, (const void *)stream);
+    if (!stream || stream->device != c->ops.device) {
+        return cpa_fail(&c->ops.error, CPA_INVALID, "attend: the stream is %s, expected one of the context's device",
+                        stream ? "of another device" : "NULL");
     }
+    CPA_TRY(cpa_check_view("attend", kv, &c->ops.error));
     if (kv->dtype != o->shape.kv_dtype || kv->block_size != o->block_size || kv->kv_heads != o->shape.kv_heads ||
         kv->k_dim != o->shape.k_dim || kv->v_dim != o->shape.v_dim) {
         return cpa_fail(&c->ops.error, CPA_INVALID,
@@ -226,15 +243,19 @@ static cpa_status check_args(cpa_context *c, const cpa_context_args *args, const
         return cpa_fail(&c->ops.error, CPA_INVALID, "attend: a block table names block %d of a cache of %" PRId64,
                         c->step.max_block, kv->num_blocks);
     }
-    if (args->mask.window < 0 || args->mask.sinks < 0) {
-        return cpa_fail(&c->ops.error, CPA_INVALID, "attend: window %" PRId64 " and %d sinks, expected 0 or more",
-                        args->mask.window, args->mask.sinks);
+    CPA_TRY(cpa_check_mask("attend", &args->mask, &c->ops.error));
+    if (args->scale - args->scale != 0) {
+        return cpa_fail(&c->ops.error, CPA_INVALID, "attend: scale is %g, expected a finite number",
+                        (double)args->scale);
     }
-    if (c->step.rows > 0 && (!args->q || !args->out || !kv->k || !kv->v)) {
-        return cpa_fail(&c->ops.error, CPA_INVALID, "attend: %" PRId64 " rows, but q %p, out %p, k %p, v %p",
-                        c->step.rows, args->q, args->out, kv->k, kv->v);
+    if (c->step.rows > 0 && (!args->q || !args->out)) {
+        return cpa_fail(&c->ops.error, CPA_INVALID, "attend: %" PRId64 " rows, but q %p and out %p", c->step.rows,
+                        args->q, args->out);
     }
-    return CPA_OK;
+    const int64_t element = cpa_dtype_bytes(o->shape.dtype);
+    CPA_TRY(cpa_check_aligned("attend", "q", args->q, element, &c->ops.error));
+    CPA_TRY(cpa_check_aligned("attend", "out", args->out, element, &c->ops.error));
+    return cpa_check_aligned("attend", "lse", args->lse, sizeof *args->lse, &c->ops.error);
 }
 
 /* The last merge, of the first `rows` rows: the own shard with what pass-KV added to it, and what came home in pass-Q.
@@ -276,9 +297,11 @@ static cpa_status attend_shared(cpa_context *c, const cpa_context_args *args, cp
 
 cpa_status cpa_context_attend(cpa_context *context, const cpa_context_args *args, cpa_stream *stream) {
     cpa_context *c = context;
-    CPA_TRY(check_args(c, args, stream));
-    CPA_TRY(cpa_pass_kv_select(&c->kv, args->mask));
-    cpa_context_args layer = *args;
+    cpa_context_args layer;
+    if (!c) return CPA_INVALID;
+    CPA_TRY(CPA_STRUCT_TAKE("attend", args, cpa_context_args, out, &layer, &c->ops.error));
+    CPA_TRY(check_args(c, &layer, stream));
+    CPA_TRY(cpa_pass_kv_select(&c->kv, layer.mask));
     if (layer.scale == 0) layer.scale = 1.0f / sqrtf((float)c->ops.options.shape.k_dim);
 
     cpa_status status;

@@ -5,14 +5,20 @@
 
 #include "base/check.h"
 #include "base/hash.h"
+#include "base/struct_size.h"
 #include "kernels/graph.h"
 #include "src/context/context_internal.h"
 #include "src/context/context_plan.h"
+#include "src/ops/check_args.h"
 
 int64_t cpa_context_rows(const cpa_context *context, const cpa_context_chunk *chunks, int64_t n_chunks) {
     int64_t rows = 0;
-    for (int64_t i = 0; i < n_chunks; i++) {
+    for (int64_t i = 0; context && chunks && i < n_chunks; i++) {
         const cpa_context_chunk *chunk = &chunks[i];
+        if (chunk->start < 0 || chunk->count < 1 || chunk->count > CPA_MOST_TOKENS ||
+            chunk->start > CPA_MOST_TOKENS - chunk->count ||
+            !cpa_placement_is_valid(context->ops.map, chunk->placement))
+            continue;
         cpa_token_set own = cpa_tokens_on(context->ops.map, chunk->placement, context->control.rank);
         rows += cpa_tokens_before(context->ops.map, own, chunk->start + chunk->count) -
                 cpa_tokens_before(context->ops.map, own, chunk->start);
@@ -26,11 +32,15 @@ static cpa_status check_chunks(cpa_context *c, const cpa_context_chunk *chunks, 
     for (int64_t i = 0; i < n; i++) {
         const cpa_context_chunk *chunk = &chunks[i];
         if (chunk->start < 0 || chunk->count < 1 || chunk->count > c->ops.options.max_rows ||
-            chunk->start > INT64_MAX - chunk->count) {
+            chunk->start > CPA_MOST_TOKENS - chunk->count) {
             return cpa_fail(&c->ops.error, CPA_INVALID,
                             "plan: chunk %" PRId64 " has tokens [%" PRId64 ", +%" PRId64
                             "), expected a start >= 0 and 1..%" PRId64 " tokens",
                             i, chunk->start, chunk->count, c->ops.options.max_rows);
+        }
+        if (!CPA_RESERVED_IS_ZERO(*chunk)) {
+            return cpa_fail(&c->ops.error, CPA_INVALID, "plan: the reserved bytes of chunk %" PRId64 " are not zero",
+                            i);
         }
         if (!cpa_placement_is_valid(c->ops.map, chunk->placement)) {
             return cpa_fail(&c->ops.error, CPA_INVALID,
@@ -133,7 +143,7 @@ static cpa_status plan_step(cpa_context *c, const cpa_context_chunk *chunks, int
 
 void cpa_context_begin(cpa_context *c) {
     cpa_context_stats stats;
-    cpa_context_get_stats(c, &stats); /* counts the step before */
+    cpa_context_get_stats(c, &stats, sizeof stats); /* counts the step before */
     const int idle =
         c->ops.device->table->event_reached(c->steps, 0) && c->ops.device->table->event_reached(c->steps, 1);
     if (idle) c->ops.device->table->release(c->ops.device);
@@ -150,6 +160,7 @@ static void take_turn(cpa_context *c) {
 }
 
 cpa_status cpa_context_plan(cpa_context *context, const cpa_context_chunk *chunks, int64_t n_chunks) {
+    if (!context) return CPA_INVALID;
     cpa_context_begin(context);
     take_turn(context);
     return plan_step(context, chunks, n_chunks, 0);

@@ -30,25 +30,38 @@
 
 /* ---- life ---- */
 
-/* How a shard may be cut, what a block takes, and how many blocks a segment has. */
+/* Tokens that a shard may be cut at. */
+static int64_t split_of(const cpa_device_caps *caps, const cpa_context_options *o) {
+    const int64_t step = caps->split_tokens, run = o->interleave;
+    int64_t split = caps->bit_exact ? step : (LEAST_SEGMENT + run - 1) / run * run;
+    while (split % o->block_size != 0) split += step;
+    return split;
+}
+
+/* What a block takes, and how many segments there are. */
+static cpa_kv_staging segments_of(const cpa_device_caps *caps, const cpa_context_options *o, int32_t ranks) {
+    cpa_kv_staging staging = {.regions = caps->bit_exact || ranks == 1 ? 1 : ranks - 1};
+    staging.k_bytes = cpa_shape_block_bytes(&o->shape, CPA_KEYS, o->block_size);
+    staging.block_bytes = staging.k_bytes + cpa_shape_block_bytes(&o->shape, CPA_VALUES, o->block_size);
+    staging.segments = CPA_KV_BUFFERS * (1 + staging.regions);
+    return staging;
+}
+
+int64_t cpa_pass_kv_least_staging(const cpa_device_caps *caps, const cpa_context_options *options, int32_t ranks) {
+    const cpa_kv_staging staging = segments_of(caps, options, ranks);
+    return staging.segments * (split_of(caps, options) / options->block_size) * staging.block_bytes;
+}
+
+/* How a shard may be cut, and how many blocks a segment has. */
 static cpa_status size_staging(cpa_pass_kv *kv, cpa_kv_staging *out) {
     const cpa_context_options *o = &kv->ops->options;
     const cpa_device_caps *caps = &kv->ops->device->caps;
     cpa_context_stats *stats = &kv->ops->stats;
-    cpa_kv_staging staging = {.regions = 1};
-    staging.k_bytes = cpa_shape_block_bytes(&o->shape, CPA_KEYS, o->block_size);
-    staging.block_bytes = staging.k_bytes + cpa_shape_block_bytes(&o->shape, CPA_VALUES, o->block_size);
-
-    const int64_t step = caps->split_tokens;
+    cpa_kv_staging staging = segments_of(caps, o, kv->ops->map.cp_size);
     kv->gather = !caps->bit_exact;
-    if (kv->gather && kv->ops->map.cp_size > 1) staging.regions = kv->ops->map.cp_size - 1;
-    kv->split = kv->gather ? (LEAST_SEGMENT + o->interleave - 1) / o->interleave * o->interleave : step;
-    while (kv->split % o->block_size != 0) kv->split += step;
-
-    const int64_t least_blocks = kv->split / o->block_size;
-    staging.segments = CPA_KV_BUFFERS * (1 + staging.regions);
+    kv->split = split_of(caps, o);
     const int64_t usual = kv->gather ? DEVICE_STAGING_BYTES : HOST_STAGING_BYTES;
-    const int64_t least = staging.segments * least_blocks * staging.block_bytes;
+    const int64_t least = cpa_pass_kv_least_staging(caps, o, kv->ops->map.cp_size);
     stats->staging_bound = o->staging_bytes ? o->staging_bytes : cpa_max64(usual, least);
     if (stats->staging_bound < least) {
         return cpa_fail(&kv->ops->error, CPA_INVALID,
@@ -68,10 +81,12 @@ cpa_status cpa_pass_kv_create(cpa_pass_kv *kv, cpa_context_ops *ops, const cpa_p
     kv->step = step;
     CPA_TRY(size_staging(kv, &staging));
     if (ops->map.cp_size == 1) return CPA_OK;
+    /* The staging first: where it does not fit, its table is not filled, which is long too. */
+    CPA_TRY(cpa_kv_transfers_create(&kv->transfers, ops, &staging));
     const int64_t blocks = staging.segments * staging.capacity;
     CPA_TRY(cpa_context_reserve(ops, &kv->table, &kv->table_capacity, blocks, sizeof *kv->table));
     for (int64_t i = 0; i < blocks; i++) kv->table[i] = (int32_t)i;
-    return cpa_kv_transfers_create(&kv->transfers, ops, &staging);
+    return CPA_OK;
 }
 
 void cpa_pass_kv_destroy(cpa_pass_kv *kv) {

@@ -53,6 +53,8 @@ typedef struct cpa_kv_layer {
     int64_t open_rows; /* so many first rows are states when the layer is run; those behind are results */
 } cpa_kv_layer;
 
+/* The least staging_bytes of options with their defaults filled in. */
+int64_t cpa_pass_kv_least_staging(const cpa_device_caps *caps, const cpa_context_options *options, int32_t ranks);
 cpa_status cpa_pass_kv_create(cpa_pass_kv *kv, cpa_context_ops *ops, const cpa_planned_step *step);
 void cpa_pass_kv_destroy(cpa_pass_kv *kv);
 /* Forgets the last step and prepares for the planned chunks. */

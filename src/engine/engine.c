@@ -2,6 +2,7 @@
 #include <stdlib.h>
 
 #include "base/check.h"
+#include "base/struct_size.h"
 #include "src/cache/kv_cache.h"
 #include "src/check/self_test.h"
 #include "src/check/self_test_kernels.h"
@@ -73,7 +74,8 @@ static cpa_status create_parts(cpa_engine *engine, cpa_error *err) {
     CPA_TRY(cpa_control_agree(control, cpa_device_open(&o->device, &engine->device, err), err));
     CPA_TRY(cpa_transport_for(control, engine->device, o->transport, &engine->transport, err));
     engine->synthetic = (cpa_synthetic){engine->device, o->model, o->seed};
-    engine->source = o->source ? *o->source : cpa_source_synthetic(&engine->synthetic);
+    engine->source = cpa_source_synthetic(&engine->synthetic);
+    if (o->source) CPA_TRY(CPA_STRUCT_TAKE("source", o->source, cpa_source, fill, &engine->source, err));
     CPA_TRY(self_test(engine, err));
     CPA_TRY(make_planner(engine, err));
     CPA_TRY(cpa_control_agree(control, size_swap(engine, err), err));
@@ -96,6 +98,7 @@ cpa_status cpa_engine_create(cpa_comm *comm, const cpa_engine_options *options, 
     cpa_engine *engine = calloc(1, sizeof *engine);
     cpa_status status = engine ? CPA_OK : cpa_fail(&own, CPA_NO_MEMORY, "engine: no memory");
     if (engine) status = cpa_engine_resolve(options, &engine->options, &own);
+    if (status == CPA_OK && !out) status = cpa_fail(&own, CPA_INVALID, "engine: out is NULL");
     status = cpa_control_agree(&control, status, &own);
     if (!engine) {
         cpa_control_close(&control);
@@ -130,16 +133,16 @@ void cpa_engine_destroy(cpa_engine *engine) {
     free(engine);
 }
 
-cpa_status cpa_engine_submit(cpa_engine *engine, const cpa_request *request) {
+cpa_status cpa_engine_submit(cpa_engine *engine, const cpa_request *given) {
+    if (!engine) return CPA_INVALID;
     cpa_error *err = &engine->error;
+    cpa_request taken;
+    const cpa_request *request = &taken;
     if (engine->control.rank != 0) {
         return cpa_fail(err, CPA_INVALID, "cpa_engine_submit: called on rank %d, expected rank 0",
                         engine->control.rank);
     }
-    if (!request || request->size != sizeof *request) {
-        return cpa_fail(err, CPA_INVALID, "cpa_request.size: %zu, expected %zu", request ? request->size : 0,
-                        sizeof *request);
-    }
+    CPA_TRY(CPA_STRUCT_TAKE("request", given, cpa_request, output_tokens, &taken, err));
     if (!isfinite(request->arrival_s) || request->arrival_s < 0) {
         return cpa_fail(err, CPA_INVALID, "request %llu: arrival %g s, expected a time from 0 on",
                         (unsigned long long)request->id, request->arrival_s);
@@ -162,22 +165,24 @@ cpa_status cpa_engine_submit(cpa_engine *engine, const cpa_request *request) {
 }
 
 void cpa_engine_stop(cpa_engine *engine) {
-    atomic_store(&engine->stop, 1);
+    if (engine) atomic_store(&engine->stop, 1);
 }
 
-void cpa_engine_get_stats(const cpa_engine *engine, cpa_engine_stats *out) {
-    *out = engine->stats;
+cpa_status cpa_engine_get_stats(const cpa_engine *engine, cpa_engine_stats *out, size_t size) {
+    return engine ? cpa_struct_give(&engine->stats, sizeof engine->stats, out, size) : CPA_INVALID;
 }
 
 cpa_status cpa_engine_timeline(cpa_engine *engine, cpa_span_fn on_span, void *ctx) {
+    if (!engine) return CPA_INVALID;
     return cpa_timeline_gather(&engine->timeline, &engine->control, on_span, ctx, &engine->error);
 }
 
 const char *cpa_engine_device(const cpa_engine *engine) {
-    return cpa_device_description(engine->device);
+    return engine ? cpa_device_description(engine->device) : "";
 }
 
 double cpa_engine_estimate(const cpa_engine *engine, int64_t tokens) {
+    if (!engine) return 0;
     const cpa_model_shape *m = &engine->options.model;
     double flops = 1.0 * (double)tokens * (double)tokens * m->attention.q_heads *
                    (m->attention.k_dim + m->attention.v_dim) * m->layers;
@@ -185,5 +190,5 @@ double cpa_engine_estimate(const cpa_engine *engine, int64_t tokens) {
 }
 
 const char *cpa_engine_error(const cpa_engine *engine) {
-    return engine->error.message;
+    return engine ? engine->error.message : "";
 }

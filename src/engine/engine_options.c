@@ -5,6 +5,7 @@
 
 #include "base/check.h"
 #include "base/hash.h"
+#include "base/struct_size.h"
 #include "src/engine/engine_internal.h"
 #include "src/ops/check_args.h"
 
@@ -19,9 +20,9 @@ static cpa_status check_model(const cpa_model_shape *m, cpa_error *err) {
     CPA_TRY(cpa_check_shape("model", &m->attention, err));
     for (int32_t layer = 0; layer < m->layers; layer++) {
         cpa_mask mask = cpa_model_mask(m, layer);
-        if (mask.window >= 0 && mask.sinks >= 0) continue;
-        return cpa_fail(err, CPA_INVALID, "layer %d: window %lld and sinks %d: expected no negative number", layer,
-                        (long long)mask.window, mask.sinks);
+        char where[32];
+        snprintf(where, sizeof where, "layer %d", layer);
+        CPA_TRY(cpa_check_mask(where, &mask, err));
     }
     return CPA_OK;
 }
@@ -55,11 +56,8 @@ static void fill_defaults(cpa_engine_options *o) {
 }
 
 cpa_status cpa_engine_resolve(const cpa_engine_options *given, cpa_engine_options *out, cpa_error *err) {
-    if (!given || given->size != sizeof *given) {
-        return cpa_fail(err, CPA_INVALID, "cpa_engine_options.size: %zu, expected %zu", given ? given->size : 0,
-                        sizeof *given);
-    }
-    cpa_engine_options o = *given;
+    cpa_engine_options o;
+    CPA_TRY(CPA_STRUCT_TAKE("engine", given, cpa_engine_options, num_blocks, &o, err));
     fill_defaults(&o);
     CPA_TRY(check_model(&o.model, err));
     CPA_TRY(check_choices(&o, err));
@@ -98,9 +96,10 @@ cpa_status cpa_engine_resolve(const cpa_engine_options *given, cpa_engine_option
         return cpa_fail(err, CPA_INVALID, "local_context: %lld, expected tokens, 0 (automatic) or %d (none)",
                         (long long)o.local_context, CPA_LOCAL_CONTEXT_NONE);
     }
-    if (o.source && (o.source->size != sizeof *o.source || !o.source->fill)) {
-        return cpa_fail(err, CPA_INVALID, "source: size %zu, expected %zu, and a fill function", o.source->size,
-                        sizeof *o.source);
+    if (o.source) {
+        cpa_source source;
+        CPA_TRY(CPA_STRUCT_TAKE("source", o.source, cpa_source, fill, &source, err));
+        if (!source.fill) return cpa_fail(err, CPA_INVALID, "source: fill is NULL, expected a function");
     }
     *out = o;
     return CPA_OK;

@@ -129,7 +129,7 @@ static double predict_step(const run *r) {
 
 static double attention_seconds(const cpa_engine *engine) {
     cpa_context_stats stats;
-    cpa_context_get_stats(engine->worker->context, &stats);
+    cpa_context_get_stats(engine->worker->context, &stats, sizeof stats);
     return stats.attend_s + stats.exposed_comm_s;
 }
 
@@ -239,7 +239,7 @@ static void collect_scheduler_stats(cpa_engine *engine) {
 static cpa_status collect_stats(cpa_engine *engine, cpa_error *err) {
     cpa_control *control = &engine->control;
     cpa_context_stats context;
-    cpa_context_get_stats(engine->worker->context, &context);
+    cpa_context_get_stats(engine->worker->context, &context, sizeof context);
     cpa_verify_stats verify = {0};
     if (engine->verify) cpa_verify_get_stats(engine->verify, &verify);
     cpa_engine_stats *s = &engine->stats;
@@ -315,6 +315,7 @@ static cpa_status run_plans(run *r, cpa_error *err) {
 }
 
 cpa_status cpa_engine_run(cpa_engine *engine, cpa_finish_fn on_finish, cpa_progress_fn on_progress, void *ctx) {
+    if (!engine) return CPA_INVALID;
     cpa_error *err = &engine->error;
     run r = {.engine = engine, .on_finish = on_finish, .on_progress = on_progress, .ctx = ctx};
     cpa_status status = cpa_control_agree(&engine->control, CPA_OK, err);

@@ -2,6 +2,8 @@
 
 #include <math.h>
 
+#include "base/struct_size.h"
+
 double cpa_planner_overlap_tokens(const cpa_planner *p) {
     return (double)p->cp_size * p->flops * p->kv_heads * p->element_bytes / (2.0 * p->q_heads * p->bandwidth);
 }
@@ -81,6 +83,28 @@ int cpa_planner_prefers_local(const cpa_planner *p, int64_t prompt_tokens, int64
     cpa_planner local = cpa_planner_on_rank(p);
     return life_seconds(&local, prompt_tokens, output_tokens, found_local, running) <
            life_seconds(p, prompt_tokens, output_tokens, found_sharded, running);
+}
+
+cpa_algorithm cpa_algorithm_choose(const cpa_algorithm_question *question) {
+    cpa_algorithm_question q;
+    if (CPA_STRUCT_TAKE("algorithm", question, cpa_algorithm_question, cached_tokens, &q, NULL) != CPA_OK)
+        return CPA_AUTO;
+    const int64_t element = cpa_dtype_bytes(q.shape.kv_dtype);
+    const int known = q.flops > 0 && q.bandwidth > 0, unknown = q.flops == 0 && q.bandwidth == 0;
+    if (q.ranks < 1 || q.shape.q_heads < 1 || q.shape.kv_heads < 1 || element == 0 || q.new_tokens < 1 ||
+        q.cached_tokens < 0 || !(known || unknown))
+        return CPA_AUTO;
+    const cpa_planner planner = {
+        .cp_size = q.ranks,
+        .q_heads = q.shape.q_heads,
+        .kv_heads = q.shape.kv_heads,
+        .k_dim = q.shape.k_dim,
+        .v_dim = q.shape.v_dim,
+        .element_bytes = (int32_t)element,
+        .flops = known ? q.flops : INFINITY, /* nothing hides an exchange, and its bytes are all that counts */
+        .bandwidth = known ? q.bandwidth : 1,
+    };
+    return cpa_planner_choose(&planner, q.new_tokens, q.cached_tokens, q.new_tokens == 1).algorithm;
 }
 
 const char *cpa_planner_reason_name(cpa_planner_reason reason) {

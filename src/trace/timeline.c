@@ -112,7 +112,8 @@ cpa_status cpa_timeline_gather(const cpa_timeline *timeline, cpa_control *contro
         for (int64_t i = 0; i < mine->count; i++) mine->entries[i] = timeline->entries[first + i];
         CPA_TRY_GOTO(cpa_control_gather(control, mine, sizeof *mine, all, 0, err), done);
         for (int32_t rank = 0; all && rank < control->size; rank++) {
-            for (int64_t i = 0; i < all[rank].count; i++) hand_over(&all[rank].entries[i], rank, on_span, ctx);
+            for (int64_t i = 0; on_span && i < all[rank].count; i++)
+                hand_over(&all[rank].entries[i], rank, on_span, ctx);
         }
     }
 done:

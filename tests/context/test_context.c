@@ -54,7 +54,7 @@ static cpa_test_result run_step(const cpa_test_cache *cache, const cpa_test_chun
                                 cpa_context_stats *stats) {
     cpa_context *context = cpa_test_context(device, &cache->shape, staging);
     cpa_test_result result = run_on(context, cache, chunks, n);
-    if (stats) cpa_context_get_stats(context, stats);
+    if (stats) cpa_context_get_stats(context, stats, sizeof *stats);
     cpa_context_destroy(context);
     return result;
 }
@@ -295,7 +295,7 @@ static void test_rank_local_sequences_exchange_nothing(void) {
         cpa_test_result_destroy(&result);
     }
     cpa_context_stats stats;
-    cpa_context_get_stats(context, &stats);
+    cpa_context_get_stats(context, &stats, sizeof stats);
     CU_ASSERT_EQUAL(stats.bytes_sent, 0);
     CU_ASSERT(stats.exposed_comm_s == 0);
     CU_ASSERT_EQUAL(stats.chunks_pass_kv + stats.chunks_pass_q, 0);
@@ -323,7 +323,7 @@ static void test_layers_of_one_plan_may_differ_in_cache_and_mask(void) {
         cpa_test_result_destroy(&result);
     }
     cpa_context_stats stats;
-    cpa_context_get_stats(context, &stats);
+    cpa_context_get_stats(context, &stats, sizeof stats);
     CU_ASSERT_EQUAL(stats.chunks_pass_kv, 8);
     CU_ASSERT_EQUAL(stats.chunks_pass_q, 4);
     CU_ASSERT(stats.attend_s > 0 && stats.exposed_comm_s >= 0);
@@ -441,10 +441,10 @@ static void test_impossible_options_are_refused_on_all_ranks(void) {
     expect_create_status(bad, CPA_UNSUPPORTED, "context: v_in_k is 1");
     bad = good;
     bad.block_size = 24;
-    expect_create_refusal(bad, "block size 24");
+    expect_create_refusal(bad, "block_size is 24");
     bad = good;
     bad.size = 8;
-    expect_create_refusal(bad, "8 bytes");
+    expect_create_refusal(bad, "struct size is 8");
     close_device();
 }
 

@@ -65,7 +65,7 @@ static int64_t run_step(const cpa_test_cache *cache, const cpa_test_chunk *chunk
     poison_staging(context);
     CU_ASSERT_EQUAL(cpa_test_plan(context, cache, chunks, n), CPA_OK);
     CU_ASSERT_EQUAL(cpa_test_attend(context, cache, cache->shape.mask, chunks, n, stream, &result), CPA_OK);
-    cpa_context_get_stats(context, &facts->stats);
+    cpa_context_get_stats(context, &facts->stats, sizeof facts->stats);
     facts->rows = context->step.rows;
     facts->one_pass_rows = context->kv.now.one_pass_rows;
     facts->open_rows = cpa_pass_kv_open_rows(&context->kv);

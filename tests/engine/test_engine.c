@@ -129,7 +129,7 @@ static void whole_sequences_exchange_nothing_and_give_what_one_rank_gives(void) 
     decode_heavy(requests);
     for (int i = 0; i < REQUESTS; i++) CU_ASSERT_EQUAL(cpa_engine_submit(alone, &requests[i]), CPA_OK);
     CU_ASSERT_EQUAL(cpa_engine_run(alone, NULL, NULL, NULL), CPA_OK);
-    cpa_engine_get_stats(alone, &stats);
+    cpa_engine_get_stats(alone, &stats, sizeof stats);
     CU_ASSERT_EQUAL(stats.output_digest, whole);
     cpa_engine_destroy(alone);
     cpa_comm_destroy(self);
@@ -194,7 +194,7 @@ static void the_next_step_is_received_and_prepared_while_one_runs(void) {
     if (!engine || !times) return;
     CU_ASSERT_EQUAL(cpa_engine_run(engine, NULL, NULL, NULL), CPA_OK);
     CU_ASSERT_EQUAL(cpa_engine_timeline(engine, note_times, times), CPA_OK);
-    cpa_engine_get_stats(engine, &stats);
+    cpa_engine_get_stats(engine, &stats, sizeof stats);
     CU_ASSERT_EQUAL(stats.steps, 30);
     for (int r = 0; rank == 0 && r < size; r++) {
         int received = 0, prepared = 0;

@@ -34,9 +34,9 @@ static void statistics_are_totals_of_all_runs(void) {
     CU_ASSERT_PTR_NOT_NULL(engine);
     if (!engine) return;
     CU_ASSERT_EQUAL(submit_and_run(engine, NULL, NULL), CPA_OK);
-    cpa_engine_get_stats(engine, &first);
+    cpa_engine_get_stats(engine, &first, sizeof first);
     CU_ASSERT_EQUAL(submit_and_run(engine, &another, NULL), CPA_OK);
-    cpa_engine_get_stats(engine, &second);
+    cpa_engine_get_stats(engine, &second, sizeof second);
     CU_ASSERT_EQUAL(first.requests_finished, REQUESTS);
     CU_ASSERT_EQUAL(second.requests_finished, REQUESTS + 1);
     CU_ASSERT_EQUAL(second.output_tokens, first.output_tokens + 9);
@@ -60,10 +60,10 @@ static void a_stopped_engine_goes_on(void) {
     CU_ASSERT_PTR_NOT_NULL(engine);
     if (!engine) return;
     CU_ASSERT_EQUAL(submit_and_run(engine, NULL, stop_after_some_tokens), CPA_STOPPED);
-    cpa_engine_get_stats(engine, &stats);
+    cpa_engine_get_stats(engine, &stats, sizeof stats);
     CU_ASSERT(stats.steps > 0 && stats.requests_finished < REQUESTS);
     CU_ASSERT_EQUAL(submit_and_run(engine, NULL, NULL), CPA_OK);
-    cpa_engine_get_stats(engine, &stats);
+    cpa_engine_get_stats(engine, &stats, sizeof stats);
     CU_ASSERT_EQUAL(stats.requests_finished, REQUESTS);
     CU_ASSERT_EQUAL(stats.verify_violations, 0);
     cpa_engine_destroy(engine);
@@ -91,7 +91,7 @@ static void an_answer_becomes_part_of_the_next_prompt(void) {
         CU_ASSERT_EQUAL(submit_and_run(engine, NULL, NULL), CPA_OK);
         CU_ASSERT_EQUAL(submit_and_run(engine, &next, NULL), CPA_OK);
         CU_ASSERT_EQUAL(submit_and_run(engine, &last, NULL), CPA_OK);
-        cpa_engine_get_stats(engine, &stats);
+        cpa_engine_get_stats(engine, &stats, sizeof stats);
         CU_ASSERT(stats.prefix_hits >= 3); /* at least what the second one computed */
         CU_ASSERT_EQUAL(stats.verify_violations, 0);
         cpa_engine_destroy(engine);
