@@ -40,7 +40,17 @@ typedef struct cpa_hash_rows_args {
     const uint64_t *salts;    /* [rows], device */
     uint64_t salt;            /* of all rows */
     uint64_t *sum;            /* device */
+    /* NULL; or [rows of src], page-locked or the device's: becomes 1 where a listed row of this dtype has a NaN or an
+     * infinity, and is left as it was elsewhere. */
+    uint8_t *nonfinite;
+    cpa_dtype dtype;
 } cpa_hash_rows_args;
+
+/* Whether the 16-bit letter i of a row of that dtype is, or is the upper half of, a NaN or an infinity. */
+CPA_HOST_DEVICE static inline int cpa_letter_is_nonfinite(cpa_dtype dtype, int64_t i, uint16_t letter) {
+    const uint16_t exponent = dtype == CPA_F16 ? 0x7c00 : 0x7f80;
+    return (letter & exponent) == exponent && (dtype != CPA_F32 || i % 2);
+}
 
 struct cpa_operator_table {
     /* Work of attend split once a step; plan_set allocates only when the plan grows. A plan may be set while attends of

@@ -164,6 +164,7 @@ cpa_engine_options cpa_job_engine_options(const cpa_job *job, int64_t num_blocks
         .skip_self_test = (int32_t)settings->skip_self_test,
         .timeline_spans = settings->timeline[0] ? CPA_TIMELINE_SPANS : 0,
         .enforce_eager = (int32_t)settings->enforce_eager,
+        .fail_on_nonfinite = (int32_t)settings->fail_on_nonfinite,
         .seed = (uint64_t)settings->seed,
         .token_at = workload->token_at,
         .token_ctx = (void *)(uintptr_t)&workload->trace,

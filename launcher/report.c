@@ -131,5 +131,10 @@ void cpa_report_print(const cpa_outcome *outcome, FILE *out) {
     cpa_report_cache(outcome, out);
     line(out, "verified", "%" PRId64 " rows in %.3g s, %" PRId64 " violations, largest error %.3g", stats->verify_rows,
          stats->verify_s, stats->verify_violations, stats->verify_max_error);
+    if (stats->verify_undecided > 0)
+        line(out, "", "%" PRId64 " of these rows undecided: their scores overflow", stats->verify_undecided);
+    if (stats->nonfinite_rows > 0)
+        line(out, "not finite", "%" PRId64 " rows; first request %" PRIu64 ", token %" PRId64 ", layer %" PRId32,
+             stats->nonfinite_rows, stats->nonfinite_request, stats->nonfinite_position, stats->nonfinite_layer);
     line(out, "digest", "%016" PRIx64, stats->output_digest);
 }

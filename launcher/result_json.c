@@ -68,7 +68,19 @@ static int add_latencies(json_t *root, cpa_metrics *metrics) {
 static int fill_verify(json_t *object, const cpa_outcome *outcome) {
     const cpa_engine_stats *stats = &outcome->stats;
     return put_int(object, "rows", stats->verify_rows) | put_int(object, "violations", stats->verify_violations) |
+           put_int(object, "undecided", stats->verify_undecided) |
            put_real(object, "max_error", stats->verify_max_error) | put_real(object, "seconds", stats->verify_s);
+}
+
+/* How many rows, and the first. */
+static int fill_nonfinite(json_t *object, const cpa_outcome *outcome) {
+    const cpa_engine_stats *stats = &outcome->stats;
+    json_t *first = stats->nonfinite_rows > 0 ? json_object() : json_null();
+    int bad = put_int(object, "rows", stats->nonfinite_rows);
+    if (stats->nonfinite_rows > 0)
+        bad |= put_int(first, "request", (int64_t)stats->nonfinite_request) |
+               put_int(first, "token", stats->nonfinite_position) | put_int(first, "layer", stats->nonfinite_layer);
+    return bad | json_object_set_new(object, "first", first);
 }
 
 static int fill_cp(json_t *object, const cpa_outcome *outcome) {
@@ -131,11 +143,8 @@ static json_t *pack(const cpa_outcome *outcome) {
         const char *key;
         int (*fill)(json_t *object, const cpa_outcome *outcome);
         int known; /* also of a run that was given up */
-    } parts[] = {{"verify", fill_verify, 0},
-                 {"cp", fill_cp, 0},
-                 {"kv", fill_kv, 0},
-                 {"model", fill_model, 1},
-                 {"settings", fill_settings, 1}};
+    } parts[] = {{"verify", fill_verify, 0}, {"nonfinite", fill_nonfinite, 0}, {"cp", fill_cp, 0},
+                 {"kv", fill_kv, 0},         {"model", fill_model, 1},         {"settings", fill_settings, 1}};
     char date[32], digest[32];
     time_t now = time(NULL);
     struct tm utc;

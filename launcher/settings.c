@@ -109,6 +109,8 @@ static const cpa_field table[] = {
      .help =
          "share of the results (token, head, layer) that are checked against float64; auto: at most 0.001, and what "
          "2% of the run time pays for"},
+    {"Checks", "fail-on-nonfinite", NULL, FLAG(fail_on_nonfinite, "false"),
+     .help = "end the run with exit code 1 once a key, a value or a result is NaN or infinite; else they are counted"},
     {"Checks", "skip-self-test", NULL, FLAG(skip_self_test, "false"), .help = "start without the self-test"},
     {"Device", "device", NULL, CHOICE(device, "auto", devices),
      .help = "where to run; auto: CUDA devices, one a rank, where there are any, else the host"},

@@ -62,6 +62,7 @@ typedef struct cpa_settings {
 
     int64_t enforce_eager;
     double rank_timeout; /* seconds */
+    int64_t fail_on_nonfinite;
 
     char result_json[CPA_TEXT_BYTES];
     char timeline[CPA_TEXT_BYTES];

@@ -111,6 +111,7 @@ typedef struct cpa_engine_options {
     int64_t local_context;
     int64_t tenant_block_quota;   /* most blocks of one rank that the running requests of one salt hold; 0 = no bound */
     cpa_transport_kind transport; /* one for the back end of the device */
+    int32_t fail_on_nonfinite;    /* a row that is not finite (see the statistics) ends the run: CPA_CHECK_FAILED */
 } cpa_engine_options;
 
 typedef struct cpa_request {
@@ -177,10 +178,19 @@ typedef struct cpa_engine_stats {
     int64_t cow_copies;              /* shared blocks that were copied before they were written */
     int64_t verify_rows;
     int64_t verify_violations;
+    int64_t
+        verify_undecided; /* of the rows: scores overflow in some orders of their sums, so any result may be right */
     double verify_max_error;
     double verify_s; /* that the check took, on the slowest rank */
     /* Of every row that yields an output token, in all layers; independent of the order of steps. */
     uint64_t output_digest;
+    /* Rows that are not finite: tokens whose keys or values, or whose results where they yield output tokens, have a NaN
+     * or an infinity in some layer; and the first of them, of the first step that had any and there of the first layer.
+     */
+    int64_t nonfinite_rows;
+    uint64_t nonfinite_request;
+    int64_t nonfinite_position;
+    int32_t nonfinite_layer;
 } cpa_engine_stats;
 
 /* What one rank did at a time. Both texts live as long as the engine. */

@@ -18,8 +18,8 @@ extern "C" {
 
 /* kv_write (known elsewhere as reshape_and_cache): stores the keys and values of new tokens in their pages.
  * Token i goes to slot slot_mapping[i] = block * block_size + offset; -1 skips the token. Two tokens must not share a
- * slot, which is checked on a device with debug_checks. Values are converted from `dtype` to the view's dtype, rounding to nearest even; a quantised cache gets codes
- * and scales as types.h says. */
+ * slot, which is checked on a device with debug_checks. Values are converted from `dtype` to the view's dtype, rounding
+ * to nearest even; a quantised cache gets codes and scales as types.h says, where NaN is 0: `nonfinite` tells of it. */
 typedef struct cpa_kv_write_args {
     size_t size;
     int64_t tokens;
@@ -28,6 +28,9 @@ typedef struct cpa_kv_write_args {
     const void *v;               /* [tokens, kv_heads, v_dim], contiguous */
     const int64_t *slot_mapping; /* [tokens] */
     cpa_kv_view kv;
+    /* [tokens], or NULL: becomes 1 where the key or the value of a token that is written has a NaN or an infinity, in
+     * whatever dtype of the cache; is left as it was elsewhere. May be page-locked host memory. */
+    uint8_t *nonfinite;
 } cpa_kv_write_args;
 CPA_API cpa_status cpa_kv_write(const cpa_kv_write_args *args, cpa_stream *stream);
 

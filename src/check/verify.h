@@ -16,6 +16,7 @@ typedef struct cpa_verify cpa_verify;
 typedef struct cpa_verify_stats {
     uint64_t rows;       /* checked on this rank */
     uint64_t violations; /* found on this rank */
+    uint64_t undecided;  /* of the rows: their scores overflow in some orders of their sums, so nobody can tell */
     double max_error;
     double seconds; /* that the check took on this rank */
 } cpa_verify_stats;

@@ -88,7 +88,8 @@ static cpa_status probe_fill(probe *p) {
         cpa_source source = cpa_source_synthetic(&synthetic);
         cpa_rows rows = {.count = n, .tokens_device = p->tokens, .positions_device = p->positions};
         CPA_TRY_GOTO(source.fill(source.ctx, 0, &rows, p->q, p->k, p->v, p->stream), done);
-        cpa_kv_write_args write = {sizeof write, n, p->options->model.attention.dtype, p->k, p->v, p->positions, p->kv};
+        cpa_kv_write_args write = {sizeof write, n,   p->options->model.attention.dtype, p->k, p->v, p->positions,
+                                   p->kv,        NULL};
         CPA_TRY_GOTO(operators->kv_write(&write, p->stream), done);
         CPA_TRY_GOTO(table->stream_sync(p->stream), done);
     }

@@ -166,6 +166,20 @@ static cpa_status check_step(run *r, cpa_error *err) {
     return status;
 }
 
+/* Ends the run, where that was asked for, once a row of this step or of one before is not finite. Collective. */
+static cpa_status fail_on_nonfinite(cpa_engine *engine, cpa_error *err) {
+    const cpa_nonfinite *found = &engine->worker->nonfinite;
+    cpa_status status = CPA_OK;
+    if (!engine->options.fail_on_nonfinite) return CPA_OK;
+    if (found->rows > 0)
+        status = cpa_fail(err, CPA_CHECK_FAILED,
+                          "not finite: request %llu, token %lld, layer %lld: its key, value or result has a NaN or an "
+                          "infinity",
+                          (unsigned long long)found->first.request, (long long)found->first.position,
+                          (long long)found->first.layer);
+    return cpa_control_agree(&engine->control, status, err);
+}
+
 static cpa_status run_step(run *r, cpa_error *err) {
     cpa_engine *engine = r->engine;
     const int64_t replayed = engine->worker->graph_steps;
@@ -180,6 +194,7 @@ static cpa_status run_step(run *r, cpa_error *err) {
         engine->stats.computed_tokens += tokens;
         /* Where the next step is prepared there is nothing to check in this one. */
         if (engine->verify && !r->prepared) CPA_TRY(check_step(r, err));
+        CPA_TRY(fail_on_nonfinite(engine, err));
     }
     double actual = attention_seconds(engine) - before;
     /* Of a replayed step nobody knows what of it was attention. */
@@ -235,6 +250,18 @@ static void collect_scheduler_stats(cpa_engine *engine) {
     }
 }
 
+/* Rows of all ranks that are not finite; collective. */
+static cpa_status count_nonfinite(cpa_engine *engine, cpa_error *err) {
+    cpa_engine_stats *s = &engine->stats;
+    cpa_nonfinite all;
+    CPA_TRY(cpa_nonfinite_join(&engine->worker->nonfinite, &engine->control, &all, err));
+    s->nonfinite_rows = all.rows;
+    s->nonfinite_request = all.first.request;
+    s->nonfinite_position = all.first.position;
+    s->nonfinite_layer = (int32_t)all.first.layer;
+    return CPA_OK;
+}
+
 /* Totals over the ranks; collective. */
 static cpa_status collect_stats(cpa_engine *engine, cpa_error *err) {
     cpa_control *control = &engine->control;
@@ -251,11 +278,12 @@ static cpa_status collect_stats(cpa_engine *engine, cpa_error *err) {
                      verify.seconds,
                      cpa_context_replayed_seconds(engine->worker->context)};
     double attend_sum = context.attend_s;
-    uint64_t sums[] = {(uint64_t)context.bytes_sent, verify.rows, verify.violations, 0};
+    uint64_t sums[] = {(uint64_t)context.bytes_sent, verify.rows, verify.violations, 0, verify.undecided};
     CPA_TRY(cpa_worker_digest(engine->worker, &sums[3], err));
     CPA_TRY(cpa_control_max(control, most, sizeof most / sizeof most[0], err));
     CPA_TRY(cpa_control_sum(control, &attend_sum, 1, err));
-    CPA_TRY(cpa_control_sum_u64(control, sums, 4, err));
+    CPA_TRY(cpa_control_sum_u64(control, sums, 5, err));
+    CPA_TRY(count_nonfinite(engine, err));
     s->graph_steps = engine->worker->graph_steps;
     s->chunks_pass_kv = context.chunks_pass_kv;
     s->chunks_pass_q = context.chunks_pass_q;
@@ -270,6 +298,7 @@ static cpa_status collect_stats(cpa_engine *engine, cpa_error *err) {
     s->bytes_sent = (int64_t)sums[0];
     s->verify_rows = (int64_t)sums[1];
     s->verify_violations = (int64_t)sums[2];
+    s->verify_undecided = (int64_t)sums[4];
     s->output_digest = sums[3];
     s->planner_flops = engine->planner.flops;
     s->planner_bandwidth = engine->planner.bandwidth;

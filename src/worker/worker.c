@@ -27,7 +27,7 @@ typedef struct buffer {
 } buffer;
 
 enum {
-    OWN_BUFFERS = 11,
+    OWN_BUFFERS = 12,
     ROW_BUFFERS = 6, /* of a set */
     WORKER_BUFFERS = OWN_BUFFERS + 2 * ROW_BUFFERS
 };
@@ -59,6 +59,7 @@ static void list_buffers(cpa_worker *worker, buffer list[WORKER_BUFFERS]) {
         {(void **)&worker->digest_rows_device, rows * (int64_t)sizeof(int32_t), ON_DEVICE},
         {(void **)&worker->digest_salts_device, rows * (int64_t)sizeof(uint64_t), ON_DEVICE},
         {(void **)&worker->digest_device, (int64_t)sizeof(uint64_t), ON_DEVICE},
+        {(void **)&worker->nonfinite.marks, o->model.layers * rows, PAGE_LOCKED},
         {(void **)&worker->seqs, o->max_seqs * (int64_t)sizeof(cpa_worker_seq), ON_HOST},
     };
     _Static_assert(sizeof own == OWN_BUFFERS * sizeof *own, "as many as are listed");
@@ -87,11 +88,13 @@ static cpa_status allocate(cpa_worker *worker, cpa_error *err) {
     return CPA_OK;
 }
 
-static cpa_status clear_digest(cpa_worker *worker, cpa_error *err) {
+/* The digest, and the marks of what is not finite. */
+static cpa_status clear_sums(cpa_worker *worker, cpa_error *err) {
     static const uint64_t zero = 0;
     const cpa_device_table *table = worker->device->table;
     cpa_status status = table->copy(worker->digest_device, &zero, sizeof zero, worker->stream);
     if (status == CPA_OK) status = table->stream_sync(worker->stream);
+    memset(worker->nonfinite.marks, 0, (size_t)(worker->nonfinite.layers * worker->nonfinite.max_rows));
     return status == CPA_OK ? CPA_OK : cpa_fail(err, status, "worker: %s", worker->stream->error.message);
 }
 
@@ -133,10 +136,12 @@ cpa_status cpa_worker_create(cpa_control *control, cpa_device *device, const cpa
         worker->device = device;
         worker->source = source;
         worker->rows = &worker->row_sets[0];
+        worker->nonfinite.layers = options->model.layers;
+        worker->nonfinite.max_rows = options->max_tokens;
         status = allocate(worker, err);
         if (status == CPA_OK) status = device->table->stream_create(device, &worker->stream, err);
         if (status == CPA_OK) status = create_cache(worker, err);
-        if (status == CPA_OK) status = clear_digest(worker, err);
+        if (status == CPA_OK) status = clear_sums(worker, err);
     }
     /* The context is collective: ranks that came this far must not wait for one that did not. */
     CPA_TRY_GOTO(cpa_control_agree(control, status, err), fail);
@@ -249,8 +254,14 @@ static cpa_status run_layer(cpa_worker *worker, const cpa_step_plan *plan, int32
     if (status != CPA_OK) return source_failed(stream, "fill", layer, status);
     cpa_spans_end(spans, span, stream);
     cpa_kv_view kv = cpa_kv_cache_view(worker->cache, layer);
-    cpa_kv_write_args write = {sizeof write,         rows->count, model->attention.dtype, worker->k, worker->v,
-                               worker->slots_device, kv};
+    cpa_kv_write_args write = {sizeof write,
+                               rows->count,
+                               model->attention.dtype,
+                               worker->k,
+                               worker->v,
+                               worker->slots_device,
+                               kv,
+                               cpa_nonfinite_marks(&worker->nonfinite, layer)};
     span = cpa_spans_begin(spans, CPA_SPAN_KV_WRITE, 0, stream);
     CPA_TRY(operators->kv_write(&write, stream));
     cpa_spans_end(spans, span, stream);
@@ -266,6 +277,8 @@ static cpa_status run_layer(cpa_worker *worker, const cpa_step_plan *plan, int32
         .salts = worker->digest_salts_device,
         .salt = (uint64_t)layer,
         .sum = worker->digest_device,
+        .nonfinite = cpa_nonfinite_marks(&worker->nonfinite, layer),
+        .dtype = model->attention.dtype,
     };
     span = cpa_spans_begin(spans, CPA_SPAN_HASH, 0, stream);
     CPA_TRY(operators->hash_rows(&hash, stream));
@@ -347,6 +360,7 @@ static cpa_status run_step(cpa_worker *worker, const cpa_step_plan *plan, const 
     cpa_spans *spans = cpa_context_spans(worker->context);
     if (cpa_fault_is(CPA_FAULT_FAILED_RANK) && worker->rank == worker->options.map.cp_size - 1)
         return cpa_fail(err, CPA_DEVICE, "a step fails on this rank alone");
+    const cpa_worker_rows *rows = worker->rows; /* while the layers run, those of the next step become `rows` */
     cpa_host_span span = cpa_spans_host_begin(CPA_SPAN_ENQUEUE);
     cpa_status status = enqueue_step(worker, plan, observer, err);
     cpa_spans_host_end(spans, span);
@@ -356,6 +370,7 @@ static cpa_status run_step(cpa_worker *worker, const cpa_step_plan *plan, const 
     span = cpa_spans_host_begin(CPA_SPAN_DRAIN);
     status = drain(worker, err);
     cpa_spans_host_end(spans, span);
+    if (status == CPA_OK) cpa_nonfinite_collect(&worker->nonfinite, plan, rows->count, rows->requests, rows->positions);
     return status;
 }
 

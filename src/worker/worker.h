@@ -13,6 +13,7 @@
 #include "src/schedule/step_plan.h"
 #include "src/trace/timeline.h"
 #include "src/worker/graphs.h"
+#include "src/worker/nonfinite.h"
 
 /* A running sequence as a rank knows it. */
 typedef struct cpa_worker_seq {
@@ -87,6 +88,7 @@ struct cpa_worker {
     int32_t *digest_rows_device;
     uint64_t *digest_salts_device;
     uint64_t *digest_device; /* one running sum */
+    cpa_nonfinite nonfinite;
     void *q, *k, *v, *out;
     cpa_context_chunk *chunks;
     int64_t cap_chunks;

@@ -244,7 +244,7 @@ static void merge_of(const merge_case *c) {
     float *device_lse = cpa_test_upload(cuda_stream, out_lse, lse_bytes);
     cpa_merge_args args = {.size = sizeof args, .rows = c->rows, .heads = c->heads, .v_dim = c->v_dim, .states = host};
     args.row_maps = some_maps, args.n_states = c->n, args.out_dtype = c->out_dtype, args.out = out,
-    args.out_lse = out_lse;
+    args.out_lse = out_lse, args.foreign_lse = 1;
     CU_ASSERT_EQUAL(cpa_merge(&args, host_stream), CPA_OK);
     args.states = device, args.row_maps = some_device_maps, args.out = device_out, args.out_lse = device_lse;
     CU_ASSERT_EQUAL(cpa_merge(&args, cuda_stream), CPA_OK);

@@ -5,6 +5,7 @@
 
 #include <cpattn/ops.h>
 
+#include "base/convert.h"
 #include "src/check/reference.h"
 #include "tests/fixtures/kv_fixture.h"
 #include "tests/fixtures/unit.h"
@@ -72,7 +73,7 @@ static void write_slots(const cpa_kv_view *view, int64_t slots) {
     void *device_k = cpa_test_upload(stream, k, slots * HEADS * K_DIM * (int64_t)sizeof *k);
     void *device_v = cpa_test_upload(stream, v, slots * HEADS * V_DIM * (int64_t)sizeof *v);
     int64_t *device_mapping = cpa_test_upload(stream, mapping, slots * (int64_t)sizeof *mapping);
-    cpa_kv_write_args args = {sizeof args, slots, CPA_F32, device_k, device_v, device_mapping, *view};
+    cpa_kv_write_args args = {sizeof args, slots, CPA_F32, device_k, device_v, device_mapping, *view, NULL};
     CU_ASSERT_EQUAL(cpa_kv_write(&args, stream), CPA_OK);
     CU_ASSERT_EQUAL(cpa_stream_sync(stream), CPA_OK);
     cpa_test_free(stream, device_mapping);
@@ -102,6 +103,54 @@ static void tokens_land_in_their_slots_and_nowhere_else(void) {
             cpa_kv_fixture_destroy(&f);
             close_device();
         }
+    }
+}
+
+/* Elements of the first and the last row, of keys or of values, in every dtype of input and cache; a token that is
+ * skipped raises nothing, and what was raised before stays. */
+static void tokens_that_are_not_finite_are_told(void) {
+    enum { TOKENS = 70, NAN_K = 3, INF_V = 40, SKIPPED = 50, LAST_K = 69, RAISED = 5 };
+    for (int pair = 0; pair < CPA_DTYPE_COUNT * CPA_KV_DTYPE_COUNT; pair++) {
+        const cpa_dtype from = (cpa_dtype)(pair % CPA_DTYPE_COUNT), to = (cpa_dtype)(pair / CPA_DTYPE_COUNT);
+        const int64_t k_row = HEADS * 32, bytes = TOKENS * k_row * cpa_dtype_bytes(from);
+        cpa_kv_fixture f;
+        float wide[2][TOKENS * HEADS * 32] = {{0}};
+        int64_t mapping[TOKENS];
+        uint8_t flags[TOKENS] = {0};
+        char *rows = malloc((size_t)bytes);
+        open_device(1);
+        cpa_kv_fixture_init_view(
+            &f,
+            (cpa_kv_view){
+                .dtype = to, .block_size = 16, .num_blocks = BLOCKS, .kv_heads = HEADS, .k_dim = 32, .v_dim = 32},
+            0);
+        for (int i = 0; i < TOKENS; i++) mapping[i] = i == SKIPPED ? -1 : i;
+        wide[0][NAN_K * k_row] = NAN;
+        wide[1][INF_V * k_row + 35] = -INFINITY;
+        wide[0][SKIPPED * k_row] = NAN;
+        wide[0][LAST_K * k_row + k_row - 1] = INFINITY;
+        flags[RAISED] = 1;
+        cpa_kv_view view = cpa_kv_fixture_upload(&f, stream);
+        cpa_kv_write_args args = {.size = sizeof args, .tokens = TOKENS, .dtype = from, .kv = view};
+        cpa_narrow(rows, wide[0], from, TOKENS * k_row);
+        void *k = cpa_test_upload(stream, rows, bytes);
+        cpa_narrow(rows, wide[1], from, TOKENS * k_row);
+        void *v = cpa_test_upload(stream, rows, bytes);
+        int64_t *device_mapping = cpa_test_upload(stream, mapping, sizeof mapping);
+        args.k = k, args.v = v, args.slot_mapping = device_mapping;
+        args.nonfinite = cpa_test_upload(stream, flags, sizeof flags);
+        CU_ASSERT_EQUAL(cpa_kv_write(&args, stream), CPA_OK);
+        cpa_test_download(stream, flags, args.nonfinite, sizeof flags);
+        for (int i = 0; i < TOKENS; i++)
+            CU_ASSERT_EQUAL(flags[i], i == NAN_K || i == INF_V || i == LAST_K || i == RAISED);
+        cpa_test_free(stream, args.nonfinite);
+        cpa_test_free(stream, device_mapping);
+        cpa_test_free(stream, v);
+        cpa_test_free(stream, k);
+        cpa_kv_view_free(&view, stream);
+        cpa_kv_fixture_destroy(&f);
+        free(rows);
+        close_device();
     }
 }
 
@@ -172,7 +221,7 @@ static void wrong_arguments_are_named_and_change_nothing(void) {
     const int64_t slot = BLOCKS * 16;
     void *k = cpa_test_upload(stream, zeros, sizeof zeros);
     int64_t *mapping = cpa_test_upload(stream, &slot, sizeof slot);
-    cpa_kv_write_args write = {sizeof write, 1, CPA_F32, k, k, mapping, view};
+    cpa_kv_write_args write = {sizeof write, 1, CPA_F32, k, k, mapping, view, NULL};
     /* The host refuses the call; a device, which reads the mapping later, the next wait for the stream. */
     cpa_status status = cpa_kv_write(&write, stream);
     if (status == CPA_OK) status = cpa_stream_sync(stream);
@@ -193,6 +242,7 @@ static void wrong_arguments_are_named_and_change_nothing(void) {
 
 static const cpa_test tests[] = {
     {"tokens land in their slots and nowhere else", tokens_land_in_their_slots_and_nowhere_else},
+    {"tokens that are not finite are told", tokens_that_are_not_finite_are_told},
     {"copied blocks equal their source in either layout", copied_blocks_equal_their_source_in_either_layout},
     {"packed spans are consecutive and leave tails alone", packed_spans_are_consecutive_and_leave_tails_alone},
     {"wrong arguments are named and change nothing", wrong_arguments_are_named_and_change_nothing},

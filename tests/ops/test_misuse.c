@@ -153,9 +153,9 @@ static void kv_write(void) {
                                      M(T, v, POINTER),    M(T, slot_mapping, POINTER), VIEW_MEMBERS(T, kv)};
     const int64_t slots[TOKENS] = {3, 4, -1, 0, 23};
     void *rows = zeros(TOKENS * ROW * (int64_t)sizeof(float)), *mapping = cpa_test_upload(stream, slots, sizeof slots);
-    T args = {sizeof args, TOKENS, CPA_F32, rows, rows, mapping, make_view()};
-    misuse_all(
-        &(call){"kv_write", run_kv_write, &args, sizeof args, members, sizeof members / sizeof *members, sizeof args});
+    T args = {sizeof args, TOKENS, CPA_F32, rows, rows, mapping, make_view(), NULL};
+    misuse_all(&(call){"kv_write", run_kv_write, &args, sizeof args, members, sizeof members / sizeof *members,
+                       offsetof(T, nonfinite)});
     free_view(args.kv);
     cpa_test_free(stream, mapping);
     cpa_test_free(stream, rows);
@@ -447,7 +447,7 @@ static void device_options(void) {
         CU_ASSERT_EQUAL_FATAL(cpa_stream_create(device, &stream, NULL), CPA_OK);
         void *rows = zeros(TOKENS * ROW * (int64_t)sizeof(float));
         void *mapping = cpa_test_upload(stream, slots, sizeof slots);
-        cpa_kv_write_args args = {sizeof args, TOKENS, CPA_F32, rows, rows, mapping, make_view()};
+        cpa_kv_write_args args = {sizeof args, TOKENS, CPA_F32, rows, rows, mapping, make_view(), NULL};
         CU_ASSERT_EQUAL(cpa_kv_write(&args, stream), options.debug_checks ? CPA_INVALID : CPA_OK);
         if (options.debug_checks)
             CU_ASSERT_STRING_EQUAL(said(), "kv_write: slot_mapping[1] and slot_mapping[3] both have slot 4");

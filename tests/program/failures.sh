@@ -76,6 +76,31 @@ outputs() {
     expect_line 'standard output could not be written'
 }
 
+# Keys of NaN are counted and named, and the check agrees: they make the same rows NaN in its reference. A quantised cache
+# holds no NaN; the keys count all the same. --fail-on-nonfinite ends the run with one line.
+nonfinite() {
+    small_model
+    local n options=(--model model.yaml --requests 3 --input-len 40 --output-len 4 --verify 1)
+    export CPATTN_FAULT=nan-key CP_ATTN=$CP_ATTN_FAULTS
+    for n in 1 2 3; do
+        run "$n" "${options[@]}" --result-json "$n.json"
+        expect_code 0 "keys of NaN on $n ranks"
+        expect_value violations 0 "$n.json"
+        # Of each request its token 7, and the four rows that yield tokens.
+        grep -q '^not finite  *15 rows; first request [0-2], token 7, layer 0$' out || fail "$(grep '^not' out)"
+        expect_value token 7 "$n.json"
+        expect_value layer 0 "$n.json"
+    done
+    run 2 "${options[@]}" --kv-cache-dtype int8
+    expect_code 0 "keys of NaN in a quantised cache"
+    grep -q '^not finite  *3 rows; first request [0-2], token 7, layer 0$' out || fail "$(grep '^not' out)"
+    for n in 1 2; do
+        run "$n" "${options[@]}" --fail-on-nonfinite
+        expect_code 1 "--fail-on-nonfinite on $n ranks"
+        expect_line 'token 7, layer 0: its key, value or result has a NaN or an infinity'
+    done
+}
+
 # begin RANKS ARGUMENT...: starts a run in the background, $job, which writes the processes of its ranks to ./pid.RANK, and
 # waits until the requests are on their way.
 begin() {

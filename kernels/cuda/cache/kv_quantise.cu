@@ -27,6 +27,7 @@ struct quantise_args {
     int64_t slots;
     const int64_t *slot_mapping;
     cpa_cuda_bad_slot *bad_slot;
+    uint8_t *nonfinite;
 };
 
 /* A lane takes WIDTH neighbouring elements of every 32 * WIDTH. */
@@ -44,6 +45,7 @@ __global__ void __launch_bounds__(THREADS) kv_quantise(const __grid_constant__ q
         return;
     }
     float x[ROUNDS][WIDTH], low = 0, high = 0;
+    bool nonfinite = false;
 #pragma unroll
     for (int i = 0; i < ROUNDS; i++) {
 #pragma unroll
@@ -51,10 +53,12 @@ __global__ void __launch_bounds__(THREADS) kv_quantise(const __grid_constant__ q
             const int32_t d = (i * WARP_LANES + lane) * WIDTH + e;
             x[i][e] = d < t.dim ? read_element(t.from, a.from, row * t.dim + d) : 0;
             const float finite = finite_or_zero(x[i][e]);
+            nonfinite |= is_nonfinite(x[i][e]);
             low = fminf(low, finite);
             high = fmaxf(high, finite);
         }
     }
+    if (nonfinite && a.nonfinite) a.nonfinite[token] = 1;
     const uint32_t word = scale_word(a.to, t.scale, -warp_max(-low), warp_max(high));
     const int64_t offset = slot & ((1 << a.block_shift) - 1);
     char *block = t.to + (slot >> a.block_shift) * t.block_stride;
@@ -92,6 +96,7 @@ extern "C" cpa_status cpa_cuda_kv_quantise(const cpa_kv_write_args *args, cpa_st
         kv.num_blocks * kv.block_size,
         args->slot_mapping,
         ((cpa_cuda_stream *)stream)->bad_slot,
+        args->nonfinite,
     };
     const int64_t layout = kv.k_block_stride | kv.k_token_stride | kv.k_head_stride | kv.v_block_stride |
                            kv.v_token_stride | kv.v_head_stride | kv.k_dim | kv.v_dim | (int64_t)(uintptr_t)kv.k |

@@ -22,6 +22,7 @@ struct write_args {
     int64_t slots;
     const int64_t *slot_mapping;
     cpa_cuda_bad_slot *bad_slot;
+    uint8_t *nonfinite;
 };
 
 template <typename To, typename From>
@@ -64,6 +65,7 @@ __global__ void __launch_bounds__(THREADS) kv_write(const __grid_constant__ writ
     const int64_t block = slot >> a.block_shift, offset = slot & ((1 << a.block_shift) - 1);
     const unit_of<From, UNIT> *from = (const unit_of<From, UNIT> *)t.from + token * token_units;
     To *to = (To *)t.to + block * t.block_stride + offset * t.token_stride;
+    bool nonfinite = false;
     for (int32_t first = lane; first < token_units; first += AT_ONCE * WARP_LANES) {
         unit_of<From, UNIT> value[AT_ONCE];
 #pragma unroll
@@ -75,10 +77,14 @@ __global__ void __launch_bounds__(THREADS) kv_write(const __grid_constant__ writ
             if (unit >= token_units) continue;
             unit_of<To, UNIT> out;
 #pragma unroll
-            for (int e = 0; e < UNIT; e++) out.element[e] = converted<To>(value[i].element[e]);
+            for (int e = 0; e < UNIT; e++) {
+                out.element[e] = converted<To>(value[i].element[e]);
+                nonfinite |= is_nonfinite(to_float(value[i].element[e]));
+            }
             *(unit_of<To, UNIT> *)(to + head * t.head_stride + (unit - head * head_units) * UNIT) = out;
         }
     }
+    if (nonfinite && a.nonfinite) a.nonfinite[token] = 1;
 }
 
 template <typename From, typename To, int UNIT>
@@ -125,6 +131,7 @@ extern "C" cpa_status cpa_cuda_kv_write(const cpa_kv_write_args *args, cpa_strea
         kv.num_blocks * kv.block_size,
         args->slot_mapping,
         ((cpa_cuda_stream *)stream)->bad_slot,
+        args->nonfinite,
     };
     const int64_t strides = kv.k_block_stride | kv.k_token_stride | kv.k_head_stride | kv.v_block_stride |
                             kv.v_token_stride | kv.v_head_stride | kv.k_dim | kv.v_dim;

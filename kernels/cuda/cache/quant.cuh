@@ -92,7 +92,7 @@ __device__ inline float read_code(const void *codes, cpa_dtype dtype, int64_t i,
 }
 
 __device__ inline float finite_or_zero(float x) {
-    return (__float_as_uint(x) & 0x7f800000u) == 0x7f800000u ? 0 : x;
+    return is_nonfinite(x) ? 0 : x;
 }
 
 /* The scale word of a row whose finite elements and 0 span [low, high]. */

@@ -18,6 +18,10 @@ __device__ inline float to_float(__half x) {
     return __half2float(x);
 }
 
+__device__ inline bool is_nonfinite(float x) {
+    return (__float_as_uint(x) & 0x7f800000u) == 0x7f800000u;
+}
+
 template <typename T>
 __device__ inline T from_float(float x);
 template <>

@@ -15,7 +15,12 @@ __global__ void __launch_bounds__(THREADS) hash_rows(const __grid_constant__ cpa
         if (args.row_index[r] < 0) continue;
         const uint16_t *row = (const uint16_t *)args.src + args.row_index[r] * letters;
         const uint64_t start = cpa_mix64(args.salts[r] ^ (args.salt + 1) * CPA_GOLDEN);
-        for (int64_t i = threadIdx.x; i < letters; i += THREADS) sum += cpa_mix64(start + ((uint64_t)i << 16 | row[i]));
+        bool nonfinite = false;
+        for (int64_t i = threadIdx.x; i < letters; i += THREADS) {
+            sum += cpa_mix64(start + ((uint64_t)i << 16 | row[i]));
+            nonfinite |= cpa_letter_is_nonfinite(args.dtype, i, row[i]);
+        }
+        if (args.nonfinite && nonfinite) args.nonfinite[args.row_index[r]] = 1;
     }
     sum = warp_sum(sum);
     if (lane == 0 && sum) atomicAdd((unsigned long long *)args.sum, (unsigned long long)sum);

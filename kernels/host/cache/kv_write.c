@@ -28,6 +28,15 @@ static void write_row(const write_job *job, const cpa_kv_pool *pool, int64_t blo
     words[head * (int64_t)job->kv.block_size + offset] = word;
 }
 
+/* Whether all of n elements are numbers. */
+static int is_finite(const char *src, cpa_dtype dtype, int64_t n) {
+    float wide[CPA_MAX_HEAD_DIM];
+    int nonfinite = 0;
+    cpa_widen(wide, src, dtype, n);
+    for (int64_t i = 0; i < n; i++) nonfinite |= (cpa_float_bits(wide[i]) & 0x7f800000) == 0x7f800000;
+    return !nonfinite;
+}
+
 static void write_token(const write_job *job, int64_t token) {
     const cpa_kv_view *kv = &job->kv;
     const int64_t slot = job->args->slot_mapping[token], element = cpa_dtype_bytes(job->args->dtype);
@@ -37,8 +46,10 @@ static void write_token(const write_job *job, int64_t token) {
         const cpa_kv_pool *pool = &job->pools[part];
         const char *src = part == CPA_KEYS ? job->args->k : job->args->v;
         src += token * kv->kv_heads * pool->dim * element;
-        for (int32_t head = 0; head < kv->kv_heads; head++)
-            write_row(job, pool, block, offset, head, src + head * pool->dim * element);
+        for (int32_t head = 0; head < kv->kv_heads; head++, src += pool->dim * element) {
+            write_row(job, pool, block, offset, head, src);
+            if (job->args->nonfinite && !is_finite(src, job->args->dtype, pool->dim)) job->args->nonfinite[token] = 1;
+        }
     }
 }
 

@@ -3,6 +3,7 @@
  * gives the same value, so that a device may do it in parallel. */
 #include "base/hash.h"
 #include "kernels/host/device/host.h"
+#include "kernels/operators.h"
 
 cpa_status cpa_host_hash_rows(const cpa_hash_rows_args *args, cpa_stream *stream) {
     (void)stream;
@@ -11,7 +12,12 @@ cpa_status cpa_host_hash_rows(const cpa_hash_rows_args *args, cpa_stream *stream
         if (args->row_index[r] < 0) continue;
         const uint16_t *row = (const uint16_t *)args->src + args->row_index[r] * (args->row_bytes / 2);
         uint64_t start = cpa_mix64(args->salts[r] ^ (args->salt + 1) * CPA_GOLDEN);
-        for (int64_t i = 0; i < args->row_bytes / 2; i++) sum += cpa_mix64(start + ((uint64_t)i << 16 | row[i]));
+        int nonfinite = 0;
+        for (int64_t i = 0; i < args->row_bytes / 2; i++) {
+            sum += cpa_mix64(start + ((uint64_t)i << 16 | row[i]));
+            nonfinite |= cpa_letter_is_nonfinite(args->dtype, i, row[i]);
+        }
+        if (args->nonfinite && nonfinite) args->nonfinite[args->row_index[r]] = 1;
     }
     *args->sum += sum;
     return CPA_OK;
