@@ -33,6 +33,7 @@ static struct {
     int rank, size;
     process ranks[CPA_COMM_MAX_RANKS];
     pid_t launcher; /* of Open MPI, whose signals are all one; 0: none */
+    int announces;  /* it sends SIGCONT when it is about to end the job, and only then */
     cpa_give_up_fn give_up;
     void *ctx;
     pthread_mutex_t lock;
@@ -50,8 +51,8 @@ static void on_signal(int number, siginfo_t *info, void *context) {
     int from_launcher = state.launcher != 0 && info->si_pid == state.launcher;
     int passed_on = from_launcher || (info->si_code == SI_QUEUE && info->si_value.sival_int == PASSED_ON);
     if (info->si_code == SI_QUEUE && info->si_value.sival_int == BREAKING_OFF) atomic_store(&state.broken_off, 1);
-    /* When Open MPI ends a job, which it does by SIGTERM, it continues its processes first, and waits for a second. */
-    if (number == SIGCONT && !from_launcher) return;
+    /* Before a launcher ends a job by SIGTERM, it continues its processes, and waits for a second. */
+    if (number == SIGCONT && !(from_launcher && state.announces)) return;
     if (number == SIGCONT) number = SIGTERM;
     const double now = cpa_clock_now();
     if (atomic_compare_exchange_strong(&state.received, &none, number)) {
@@ -137,9 +138,9 @@ cpa_status cpa_signals_install(cpa_comm *comm, cpa_give_up_fn give_up, void *ctx
     state.rank = cpa_comm_rank(comm);
     state.size = cpa_comm_size(comm);
     CPA_TRY(cpa_comm_all_gather(comm, &here, sizeof here, state.ranks, err));
-    const int job_control =
-        getenv("OMPI_MCA_orte_forward_job_control") != NULL; /* it may continue a job that goes on */
-    state.launcher = job_control ? 0 : cpa_ranks_launcher();
+    state.launcher = cpa_ranks_launcher();
+    /* Open MPI up to 4, unless it is to pass on that a job that goes on is continued. */
+    state.announces = getenv("OMPI_MCA_orte_launch") && !getenv("OMPI_MCA_orte_forward_job_control");
     state.give_up = give_up;
     state.ctx = ctx;
     if (sem_init(&state.came, 0, 0) != 0 || pthread_create(&thread, NULL, watch, NULL) != 0) return CPA_OK;

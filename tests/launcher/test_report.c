@@ -1,5 +1,6 @@
 /* Latencies, the report and the result file of a made-up run. */
 #include <jansson.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -228,6 +229,34 @@ static void what_was_not_measured_is_null(void) {
     CU_ASSERT_PTR_NOT_NULL(strstr(text, "TTFT             -           -           -"));
 }
 
+/* What only the end of a step tells is not known of a run that was given up within one. */
+static void a_run_that_was_given_up_tells_what_is_known(void) {
+    static const char *const unknown[] = {"verify", "cp", "kv", "output_digest"};
+    cpa_settings settings;
+    cpa_model model;
+    cpa_workload workload;
+    cpa_metrics metrics;
+    cpa_error err;
+    char text[4096] = "";
+    cpa_outcome outcome = make_outcome(&settings, &model, &workload, &metrics);
+    outcome.stopped_by = SIGINT;
+    outcome.given_up = 1;
+    CU_ASSERT_EQUAL_FATAL(cpa_result_json_write("report-test.json", &outcome, &err), CPA_OK);
+    json_t *root = json_load_file("report-test.json", 0, NULL);
+    for (int i = 0; i < 4; i++) CU_ASSERT(json_is_null(json_object_get(root, unknown[i])));
+    CU_ASSERT_STRING_EQUAL(json_string_value(json_object_get(root, "stopped_by")), "SIGINT");
+    CU_ASSERT(json_is_integer(json_object_get(root, "completed")));
+    CU_ASSERT(json_is_object(json_object_get(root, "settings")));
+    json_decref(root);
+    unlink("report-test.json");
+    FILE *file = fmemopen(text, sizeof text, "w");
+    cpa_report_print(&outcome, file);
+    fclose(file);
+    CU_ASSERT_PTR_NOT_NULL(strstr(text, "stopped     in the middle of a step"));
+    CU_ASSERT_PTR_NULL(strstr(text, "digest"));
+    cpa_metrics_release(&metrics);
+}
+
 static void a_result_file_is_whole_or_absent(void) {
     cpa_settings settings;
     cpa_model model;
@@ -278,6 +307,7 @@ static const cpa_test tests[] = {
     {"the report names every figure", the_report_names_every_figure},
     {"the result file has the keys of vLLM and ours", the_result_file_has_the_keys_of_vllm_and_ours},
     {"what was not measured is null", what_was_not_measured_is_null},
+    {"a run that was given up tells what is known", a_run_that_was_given_up_tells_what_is_known},
     {"a result file is whole or absent", a_result_file_is_whole_or_absent},
 };
 CPA_TEST_MAIN("report", tests)
