@@ -4,7 +4,10 @@
 
 #include <cpattn/comm.h>
 
-enum { CPA_COMM_MAX_RANKS = 64 };
+#include "comm/limits.h"
+
+/* Tags of the program's own calls; channels take theirs from those behind. */
+enum { CPA_COMM_TAG_COLLECTIVE = 0, CPA_COMM_TAG_MESSAGE, CPA_COMM_TAG_FIRST_FREE };
 
 struct cpa_comm {
     cpa_comm_ops ops;

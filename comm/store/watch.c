@@ -16,6 +16,7 @@
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/hash.h"
+#include "comm/limits.h"
 #include "comm/store/socket.h"
 
 #define WATCH_MAGIC UINT64_C(0x6370617774636831) /* "cpawtch1" */
@@ -349,13 +350,7 @@ static void admit(cpa_watch *w, int listener, uint64_t token) {
     }
 }
 
-/* What rank 0 tells all: where it listens, and a number by which it knows its own. */
-typedef struct meeting {
-    cpa_endpoint endpoint;
-    uint64_t token;
-} meeting;
-
-static void connect_to_first(cpa_watch *w, const meeting *m) {
+static void connect_to_first(cpa_watch *w, const cpa_watch_meeting *m) {
     const greeting own = {WATCH_MAGIC, m->token, w->rank, 0};
     const double deadline = cpa_clock_now() + CONNECT_S;
     cpa_error why;
@@ -370,7 +365,7 @@ static void connect_to_first(cpa_watch *w, const meeting *m) {
 }
 
 /* The thread takes no signals: they are the program's. */
-static cpa_status start_thread(cpa_watch *w, cpa_error *err) {
+cpa_status cpa_watch_start(cpa_watch *w, cpa_error *err) {
     sigset_t all, before;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
@@ -386,56 +381,43 @@ static void release(cpa_watch *w) {
     free(w);
 }
 
-static cpa_watch *new_watch(const cpa_control *control, double timeout_s) {
+cpa_watch *cpa_watch_create(int32_t rank, int32_t size, double timeout_s) {
     cpa_watch *w = calloc(1, sizeof *w);
     if (!w) return NULL;
-    w->rank = control->rank;
-    w->size = control->size;
+    w->rank = rank;
+    w->size = size;
     w->wake = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
     atomic_init(&w->timeout_s, timeout_s);
     pthread_mutex_init(&w->lock, NULL);
-    for (int32_t rank = 0; rank < w->size; rank++) w->lines[rank].fd = w->beats[rank].waits_for = -1;
+    for (int32_t r = 0; r < w->size; r++) w->lines[r].fd = w->beats[r].waits_for = -1;
     if (w->wake >= 0) return w;
     release(w);
     return NULL;
 }
 
-cpa_status cpa_watch_start(cpa_control *control, double timeout_s, cpa_watch **out, cpa_error *err) {
-    meeting m = {.token = 0};
-    int listener = -1;
+void cpa_watch_listen(cpa_watch_meeting *out, int *listener) {
     int32_t port = 0;
-    cpa_watch *w = new_watch(control, timeout_s);
-    cpa_status status = w ? CPA_OK : cpa_fail(err, CPA_NO_MEMORY, "no memory to watch the ranks");
-    status = cpa_control_agree(control, status, err);
-    if (status == CPA_OK && control->rank == 0 && cpa_socket_listen(0, &listener, &port, NULL) == CPA_OK) {
-        const double now = cpa_clock_now();
-        cpa_endpoint_here(port, &m.endpoint);
-        m.token = cpa_hash_bytes(CPA_HASH_START ^ (uint64_t)getpid(), &now, sizeof now);
-    }
-    if (status == CPA_OK) status = cpa_control_bcast(control, &m, sizeof m, 0, err);
-    if (status == CPA_OK) {
-        if (control->rank == 0 && listener >= 0) admit(w, listener, m.token);
-        if (control->rank != 0) connect_to_first(w, &m);
-        for (int32_t rank = 0; rank < w->size; rank++) w->lines[rank].heard = cpa_clock_now();
-    }
-    cpa_socket_close(&listener);
-    if (status == CPA_OK) status = cpa_control_agree(control, start_thread(w, err), err);
-    if (status != CPA_OK) {
-        if (w && w->thread)
-            cpa_watch_stop(w);
-        else if (w)
-            release(w);
-        return status;
-    }
-    *out = w;
-    return CPA_OK;
+    *out = (cpa_watch_meeting){.token = 0};
+    *listener = -1;
+    if (cpa_socket_listen(0, listener, &port, NULL) != CPA_OK) return;
+    const double now = cpa_clock_now();
+    cpa_endpoint_here(port, &out->endpoint);
+    out->token = cpa_hash_bytes(CPA_HASH_START ^ (uint64_t)getpid(), &now, sizeof now);
+}
+
+void cpa_watch_join(cpa_watch *w, const cpa_watch_meeting *m, int listener) {
+    if (w->rank == 0 && listener >= 0) admit(w, listener, m->token);
+    if (w->rank != 0) connect_to_first(w, m);
+    for (int32_t rank = 0; rank < w->size; rank++) w->lines[rank].heard = cpa_clock_now();
 }
 
 void cpa_watch_stop(cpa_watch *w) {
     if (!w) return;
-    const news leaving = {.kind = LEFT, .rank = w->rank};
-    atomic_store(&w->ending, 1);
-    tell(w, &leaving);
-    pthread_join(w->thread, NULL);
+    if (w->thread) {
+        const news leaving = {.kind = LEFT, .rank = w->rank};
+        atomic_store(&w->ending, 1);
+        tell(w, &leaving);
+        pthread_join(w->thread, NULL);
+    }
     release(w);
 }

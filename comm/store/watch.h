@@ -7,7 +7,9 @@
 #ifndef CPA_STORE_WATCH_H
 #define CPA_STORE_WATCH_H
 
-#include "comm/comm.h"
+#include <cpattn/comm.h>
+
+#include "comm/store/socket.h"
 
 typedef struct cpa_watch cpa_watch;
 
@@ -18,10 +20,21 @@ typedef struct cpa_refusal {
     int64_t call;
 } cpa_refusal;
 
-/* Collective, over messages of `control`. Ranks that rank 0 cannot be reached from are not watched; a line of the log
- * says so. Fails on no memory and the like, on all ranks. */
-cpa_status cpa_watch_start(cpa_control *control, double timeout_s, cpa_watch **out, cpa_error *err);
-/* Says that this rank leaves, and ends the thread. NULL does nothing. */
+/* Where rank 0 listens, which all have to hear of, and a number by which it knows its own. */
+typedef struct cpa_watch_meeting {
+    cpa_endpoint endpoint;
+    uint64_t token;
+} cpa_watch_meeting;
+
+/* NULL without memory. */
+cpa_watch *cpa_watch_create(int32_t rank, int32_t size, double timeout_s);
+/* Rank 0: *listener is -1 where it cannot listen; the caller closes it after cpa_watch_join. */
+void cpa_watch_listen(cpa_watch_meeting *out, int *listener);
+/* Connects the ranks. Those that rank 0 cannot be reached from are not watched; a line of the log says so. */
+void cpa_watch_join(cpa_watch *watch, const cpa_watch_meeting *meeting, int listener);
+/* Starts the thread. */
+cpa_status cpa_watch_start(cpa_watch *watch, cpa_error *err);
+/* Says that this rank leaves, and ends the thread if it was started. NULL does nothing. */
 void cpa_watch_stop(cpa_watch *watch);
 void cpa_watch_set_timeout(cpa_watch *watch, double seconds);
 

@@ -4,7 +4,7 @@
 
 #include "base/check.h"
 #include "base/min_max.h"
-#include "src/check/verify.h"
+#include "src/check/verify_step.h"
 #include "src/model/source_synthetic.h"
 #include "src/schedule/scheduler.h"
 

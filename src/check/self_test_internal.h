@@ -63,16 +63,4 @@ static inline int64_t cpa_self_test_total_keys(const cpa_kernel_test *t) {
     return t->keys[0] + t->keys[1];
 }
 
-/* Memory that lives as long as the test; *out is a pointer. On the device it has the bytes of `from`, or NaN of every
- * dtype. */
-cpa_status cpa_self_test_host(cpa_kernel_test *t, int64_t bytes, void *out, cpa_error *err);
-cpa_status cpa_self_test_device(cpa_kernel_test *t, int64_t bytes, const void *from, void *out, cpa_error *err);
-
-/* Queries, keys and values: `prefill` rows, then the decode rows. */
-cpa_status cpa_self_test_make_inputs(cpa_kernel_test *t, int64_t prefill, cpa_error *err);
-/* Writes the keys and values through a slot mapping into pages that lie in no order. */
-cpa_status cpa_self_test_write_pages(cpa_kernel_test *t, cpa_error *err);
-/* Packs both shards and compares what comes with what was written. What the cache holds replaces t->k and t->v. */
-cpa_status cpa_self_test_check_pages(cpa_kernel_test *t, cpa_error *err);
-
 #endif

@@ -8,7 +8,7 @@
 #include "base/check.h"
 #include "base/min_max.h"
 #include "src/check/reference.h"
-#include "src/check/self_test_internal.h"
+#include "src/check/self_test_pages.h"
 
 /* Tokens of the sequence, two blocks at least: where the reference runs on a device, enough for prefill to split the
  * keys of a shard, in pieces of 1024. On the host it takes every so-many-th row. */

@@ -6,7 +6,7 @@
 #include "base/check.h"
 #include "kernels/synthesize.h"
 #include "src/check/reference.h"
-#include "src/check/self_test_internal.h"
+#include "src/check/self_test_pages.h"
 
 cpa_status cpa_self_test_host(cpa_kernel_test *t, int64_t bytes, void *out, cpa_error *err) {
     void *memory = malloc((size_t)bytes + 1);

@@ -32,14 +32,6 @@ void cpa_verify_destroy(cpa_verify *verify);
 /* Pass this to cpa_worker_prepare and cpa_worker_run, and then call cpa_verify_step with the same plan. */
 cpa_worker_observer cpa_verify_observer(cpa_verify *verify);
 
-/* Whether cpa_verify_step has nothing to do for the plan that was prepared last. The next one may then be prepared
- * while that runs, and cpa_verify_step is not called. The same on every rank. */
-int cpa_verify_is_idle(const cpa_verify *verify, const cpa_step_plan *plan);
-
-/* Collective. Checks the samples of the step. A violation on any rank makes every rank return CPA_CHECK_FAILED with a
- * message that names request, token, layer, head, algorithm and error of the first one. */
-cpa_status cpa_verify_step(cpa_verify *verify, const cpa_step_plan *plan, cpa_error *err);
-
 void cpa_verify_get_stats(const cpa_verify *verify, cpa_verify_stats *out);
 
 #endif

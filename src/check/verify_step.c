@@ -9,6 +9,7 @@
 #include "src/check/reference.h"
 #include "src/check/verify_diagnose.h"
 #include "src/check/verify_gather.h"
+#include "src/check/verify_step.h"
 
 enum { ROWS_PER_ITEM = 16, KEYS_AT_ONCE = 64 };
 

@@ -12,6 +12,7 @@
 #include "src/context/context_internal.h"
 #include "src/context/transport_choice.h"
 #include "src/ops/check_args.h"
+#include "src/ops/check_shape.h"
 
 const char *cpa_algorithm_name(cpa_algorithm algorithm) {
     switch (algorithm) {

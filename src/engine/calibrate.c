@@ -7,6 +7,7 @@
 #include "base/clock.h"
 #include "comm/rounds.h"
 #include "kernels/operators.h"
+#include "src/engine/calibrate_decode.h"
 #include "src/model/source_synthetic.h"
 
 /* A probe grows until it takes long enough that launching it does not count. */

@@ -13,8 +13,4 @@
 cpa_status cpa_calibrate(cpa_control *control, cpa_device *device, const cpa_worker_options *options,
                          cpa_planner *planner, cpa_error *err);
 
-/* calibrate_decode.c: collective; the same on every rank. */
-cpa_status cpa_calibrate_decode(cpa_control *control, cpa_device *device, const cpa_worker_options *options,
-                                double *memory_bandwidth, double *exchange_s, cpa_error *err);
-
 #endif

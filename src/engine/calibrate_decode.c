@@ -9,7 +9,7 @@
 #include "kernels/kv_view.h"
 #include "src/context/context.h"
 #include "src/context/context_plan.h"
-#include "src/engine/calibrate.h"
+#include "src/engine/calibrate_decode.h"
 
 enum {
     LAYERS = 32, /* of a probe step */

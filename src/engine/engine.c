@@ -9,6 +9,7 @@
 #include "src/context/transport_choice.h"
 #include "src/engine/calibrate.h"
 #include "src/engine/engine_internal.h"
+#include "src/engine/engine_options.h"
 
 static cpa_worker_options worker_options(const cpa_engine *engine) {
     const cpa_engine_options *o = &engine->options;

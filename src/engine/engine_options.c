@@ -6,8 +6,11 @@
 #include "base/check.h"
 #include "base/hash.h"
 #include "base/struct_size.h"
-#include "src/engine/engine_internal.h"
+#include "src/cache/kv_cache.h"
+#include "src/engine/engine_options.h"
+#include "src/model/source_synthetic.h"
 #include "src/ops/check_args.h"
+#include "src/ops/check_shape.h"
 
 enum { MAX_BLOCK_SIZE = 512 };
 
@@ -189,4 +192,17 @@ cpa_scheduler_options cpa_engine_scheduler_options(cpa_engine_options *o, cpa_pl
         .sinks = widest.sinks,
         .local_context = o->local_context,
     };
+}
+
+void cpa_engine_take_stats(const cpa_scheduler_stats *scheduled, cpa_engine_stats *s) {
+    s->kv_peak = scheduled->peak_blocks;
+    s->preemptions = scheduled->preemptions;
+    s->prefix_queries = scheduled->prefix_queries;
+    s->prefix_hits = scheduled->prefix_hits;
+    s->evictions = scheduled->evictions;
+    s->swapped_out = scheduled->swapped_out;
+    s->swapped_in = scheduled->swapped_in;
+    s->swap_failures = scheduled->swap_failures;
+    s->cow_copies = scheduled->cow_copies;
+    s->rank_local = scheduled->rank_local;
 }

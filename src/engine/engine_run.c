@@ -6,8 +6,10 @@
 
 #include "base/check.h"
 #include "base/clock.h"
+#include "src/check/verify_step.h"
 #include "src/context/context.h"
 #include "src/engine/engine_internal.h"
+#include "src/engine/engine_options.h"
 #include "src/engine/next_plan.h"
 
 /* One call of cpa_engine_run. */
@@ -216,19 +218,6 @@ static cpa_status run_steps(run *r, cpa_error *err) {
         CPA_TRY(run_step(r, err));
     } while (!(r->plan.flags & CPA_PLAN_STOP));
     return CPA_OK;
-}
-
-void cpa_engine_take_stats(const cpa_scheduler_stats *scheduled, cpa_engine_stats *s) {
-    s->kv_peak = scheduled->peak_blocks;
-    s->preemptions = scheduled->preemptions;
-    s->prefix_queries = scheduled->prefix_queries;
-    s->prefix_hits = scheduled->prefix_hits;
-    s->evictions = scheduled->evictions;
-    s->swapped_out = scheduled->swapped_out;
-    s->swapped_in = scheduled->swapped_in;
-    s->swap_failures = scheduled->swap_failures;
-    s->cow_copies = scheduled->cow_copies;
-    s->rank_local = scheduled->rank_local;
 }
 
 /* What the scheduler knows, on rank 0. */

@@ -3,6 +3,7 @@
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/range.h"
+#include "src/schedule/step_plan_wire.h"
 
 cpa_status cpa_next_plan_open(cpa_next_plan *next, cpa_control *control, cpa_plan_ahead *ahead, cpa_spans *spans,
                               const cpa_plan_limits *limits, cpa_error *err) {

@@ -6,6 +6,7 @@
 
 #include "base/check.h"
 #include "base/clock.h"
+#include "src/schedule/step_plan_wire.h"
 
 /* How long a waiting thread sleeps before it looks at the stop flag again. */
 static const double POLL_SECONDS = 0.05;

@@ -4,6 +4,7 @@
 #include "base/struct_size.h"
 #include "kernels/operators.h"
 #include "src/ops/check_args.h"
+#include "src/ops/check_shape.h"
 
 int64_t cpa_attend_split_tokens(const cpa_device *device) {
     return device ? device->caps.split_tokens : 0;

@@ -1,5 +1,6 @@
 #include "src/ops/check_args.h"
 
+#include <math.h>
 #include <stdlib.h>
 
 #include "base/struct_size.h"
@@ -47,6 +48,15 @@ cpa_status cpa_check_mask(const char *where, const cpa_mask *mask, cpa_error *er
 cpa_status cpa_check_aligned(const char *where, const char *name, const void *pointer, int64_t bytes, cpa_error *err) {
     REQUIRE(err, (uintptr_t)pointer % (uintptr_t)bytes == 0,
             "%s: %s at %p is not aligned to its elements of %lld bytes", where, name, pointer, (long long)bytes);
+    return CPA_OK;
+}
+
+cpa_status cpa_check_scales(const char *where, cpa_dtype kv_dtype, float k_scale, float v_scale, cpa_error *err) {
+    const int none = k_scale == 0 && v_scale == 0;
+    const int both = k_scale > 0 && v_scale > 0 && isfinite(k_scale) && isfinite(v_scale);
+    REQUIRE(err, none || (both && cpa_dtype_traits_of(kv_dtype)->tensor_scale),
+            "%s: k_scale is %g and v_scale is %g for a cache of %s, expected none, or both above 0 for fp8_e4m3", where,
+            (double)k_scale, (double)v_scale, cpa_dtype_name(kv_dtype));
     return CPA_OK;
 }
 

@@ -33,8 +33,6 @@ cpa_status cpa_check_aligned(const char *where, const char *name, const void *po
 cpa_status cpa_check_rows(const char *where, const char *name, int64_t rows, int64_t stride, int64_t least,
                           int64_t bytes, cpa_error *err);
 
-/* CPA_UNSUPPORTED for what no kernel computes yet. */
-cpa_status cpa_check_shape(const char *where, const cpa_attention_shape *shape, cpa_error *err);
 /* Whether the scales of keys and of values, those of whole tensors, go together and with the dtype of the cache. */
 cpa_status cpa_check_scales(const char *where, cpa_dtype kv_dtype, float k_scale, float v_scale, cpa_error *err);
 cpa_status cpa_check_view(const char *where, const cpa_kv_view *kv, cpa_error *err);

@@ -1,17 +1,7 @@
-/* The one check of attention shapes. */
-#include <math.h>
+#include "src/ops/check_shape.h"
 
 #include "base/struct_size.h"
 #include "src/ops/check_args.h"
-
-cpa_status cpa_check_scales(const char *where, cpa_dtype kv_dtype, float k_scale, float v_scale, cpa_error *err) {
-    const int none = k_scale == 0 && v_scale == 0;
-    const int both = k_scale > 0 && v_scale > 0 && isfinite(k_scale) && isfinite(v_scale);
-    REQUIRE(err, none || (both && cpa_dtype_traits_of(kv_dtype)->tensor_scale),
-            "%s: k_scale is %g and v_scale is %g for a cache of %s, expected none, or both above 0 for fp8_e4m3", where,
-            (double)k_scale, (double)v_scale, cpa_dtype_name(kv_dtype));
-    return CPA_OK;
-}
 
 cpa_status cpa_check_shape(const char *where, const cpa_attention_shape *s, cpa_error *err) {
     REQUIRE(err, CPA_RESERVED_IS_ZERO(*s), "%s: the reserved bytes of the shape are not zero", where);

@@ -4,10 +4,7 @@
  * that is swapped out may be written by the same plan, since all that writes blocks comes later. What a swap_in or a
  * copy reads is not written by the plan at all: rank 0 hands such blocks out again only from the next plan on. Plain
  * arrays that keep their capacity from step to step.
- *
- * Wire form, little-endian: magic "CPAP", version, step, flags, the counts, then the arrays field by field. Decoding
- * checks the magic, the version, every count and index against the bytes and limits at hand, and that nothing is left
- * over; a plan that fails leaves `out` untouched and says where it broke. */
+ */
 #ifndef CPA_STEP_PLAN_H
 #define CPA_STEP_PLAN_H
 
@@ -113,11 +110,5 @@ cpa_block_move *cpa_step_plan_add_copy(cpa_step_plan *plan);
 cpa_plan_void *cpa_step_plan_add_void(cpa_step_plan *plan);
 int32_t *cpa_step_plan_add_blocks(cpa_step_plan *plan, int64_t n);
 uint32_t *cpa_step_plan_add_tokens(cpa_step_plan *plan, int64_t n);
-
-/* Encodes into *buffer (malloc'd, grown as needed, kept by the caller from step to step). */
-cpa_status cpa_step_plan_encode(const cpa_step_plan *plan, uint8_t **buffer, int64_t *capacity, int64_t *bytes,
-                                cpa_error *err);
-cpa_status cpa_step_plan_decode(const uint8_t *buffer, int64_t bytes, const cpa_plan_limits *limits, cpa_step_plan *out,
-                                cpa_error *err);
 
 #endif

@@ -13,7 +13,7 @@
 #include <stdlib.h>
 
 #include "base/check.h"
-#include "src/schedule/step_plan.h"
+#include "src/schedule/step_plan_wire.h"
 
 enum {
     WIRE_MAGIC = 0x50415043, /* "CPAP" */

@@ -1,7 +1,7 @@
 /* Sizes that follow from a dtype's row of the table: those of today's dtypes, and of forms that the table can say. */
 #include <string.h>
 
-#include "src/ops/check_args.h"
+#include "src/ops/check_shape.h"
 #include "tests/fixtures/unit.h"
 
 static void names_and_kinds(void) {

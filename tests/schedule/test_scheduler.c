@@ -4,6 +4,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "src/schedule/step_plan_wire.h"
 #include "tests/fixtures/planner_fixture.h"
 #include "tests/fixtures/scheduler_model.h"
 #include "tests/fixtures/unit.h"

@@ -2,7 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "src/schedule/step_plan.h"
+#include "src/schedule/step_plan_wire.h"
 #include "tests/fixtures/unit.h"
 
 static const cpa_plan_limits limits = {

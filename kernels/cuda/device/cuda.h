@@ -64,7 +64,7 @@ static inline int32_t cpa_cuda_log2(int32_t power) {
     return shift;
 }
 
-/* CPA_OK, or a failure whose message names the operation and what CUDA said. */
+/* calls.c. CPA_OK, or a failure whose message names the operation and what CUDA said. */
 cpa_status cpa_cuda_check(cpa_error *err, cudaError_t error, const char *what);
 /* Makes the device current in this thread. */
 cpa_status cpa_cuda_select(const cpa_device *device, cpa_error *err);

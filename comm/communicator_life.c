@@ -1,0 +1,133 @@
+/* The life of a communicator, and what watches its ranks. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/check.h"
+#include "comm/comm.h"
+#include "comm/communicator.h"
+#include "comm/store/watch.h"
+
+#define DEFAULT_TIMEOUT_S 10.0
+#define DEFAULT_JOIN_S 60.0
+
+void cpa_comm_abort(cpa_comm *comm, cpa_status status, const char *message) {
+    const cpa_refusal all = {.channel = -1};
+    if (!comm || !comm->watch || status == CPA_OK || cpa_comm_check(comm, -1, NULL) != CPA_OK) return;
+    cpa_watch_refuse(comm->watch, &all, status, message ? message : cpa_status_name(status));
+}
+
+void cpa_comm_set_timeout(cpa_comm *comm, double seconds) {
+    if (comm && comm->watch && seconds > 0) cpa_watch_set_timeout(comm->watch, seconds);
+}
+
+cpa_status cpa_comm_take_options(const cpa_comm_options *given, cpa_comm_options *out, cpa_error *err) {
+    *out = (cpa_comm_options){.size = sizeof *out};
+    if (given) {
+        if (given->size < sizeof given->size || given->size > sizeof *given) {
+            return cpa_fail(err, CPA_INVALID, "cpa_comm_options.size: found %zu, expected %zu", given->size,
+                            sizeof *given);
+        }
+        memcpy(out, given, given->size);
+    }
+    if (!(out->timeout_s >= 0) || !(out->join_s >= 0)) {
+        return cpa_fail(err, CPA_INVALID, "communicator: time-outs of %g s and %g s, expected 0 (default) or more",
+                        out->timeout_s, out->join_s);
+    }
+    if (out->timeout_s == 0) out->timeout_s = DEFAULT_TIMEOUT_S;
+    if (out->join_s == 0) out->join_s = DEFAULT_JOIN_S;
+    return CPA_OK;
+}
+
+/* Collective, over messages of `control`: fails on no memory and the like, on all ranks. */
+static cpa_status start_watch(cpa_control *control, double timeout_s, cpa_watch **out, cpa_error *err) {
+    cpa_watch_meeting meeting = {.token = 0};
+    int listener = -1;
+    cpa_watch *watch = cpa_watch_create(control->rank, control->size, timeout_s);
+    cpa_status status = watch ? CPA_OK : cpa_fail(err, CPA_NO_MEMORY, "no memory to watch the ranks");
+    status = cpa_control_agree(control, status, err);
+    if (status == CPA_OK && control->rank == 0) cpa_watch_listen(&meeting, &listener);
+    if (status == CPA_OK) status = cpa_control_bcast(control, &meeting, sizeof meeting, 0, err);
+    if (status == CPA_OK) cpa_watch_join(watch, &meeting, listener);
+    cpa_socket_close(&listener);
+    if (status == CPA_OK) status = cpa_control_agree(control, cpa_watch_start(watch, err), err);
+    if (status == CPA_OK) {
+        *out = watch;
+    } else {
+        cpa_watch_stop(watch);
+    }
+    return status;
+}
+
+cpa_status cpa_comm_create(const cpa_comm_ops *ops, void *state, int32_t rank, int32_t size,
+                           const cpa_comm_options *options, cpa_comm **out, cpa_error *err) {
+    cpa_comm_options own;
+    if (!out) return cpa_fail(err, CPA_INVALID, "communicator: out is NULL");
+    if (size < 1 || size > CPA_COMM_MAX_RANKS || rank < 0 || rank >= size) {
+        return cpa_fail(err, CPA_INVALID, "communicator: rank %d of %d, expected 0..size-1 of at most %d", rank, size,
+                        CPA_COMM_MAX_RANKS);
+    }
+    if (!ops || ops->size != sizeof *ops || !ops->send || !ops->receive || !ops->test || !ops->cancel) {
+        return cpa_fail(err, CPA_INVALID, "communicator: a table of functions of %zu bytes, expected %zu, all filled",
+                        ops ? ops->size : 0, sizeof *ops);
+    }
+    CPA_TRY(cpa_comm_take_options(options, &own, err));
+    cpa_comm *comm = calloc(1, sizeof *comm);
+    if (!comm) return cpa_fail(err, CPA_NO_MEMORY, "no memory for a communicator");
+    *comm = (cpa_comm){
+        .ops = *ops, .state = state, .rank = rank, .size = size, .channel = -1, .tags_taken = CPA_COMM_TAG_FIRST_FREE};
+    cpa_control control = {.comm = comm, .rank = rank, .size = size, .tag = CPA_COMM_TAG_COLLECTIVE};
+    cpa_status status = size > 1 ? start_watch(&control, own.timeout_s, &comm->watch, err) : CPA_OK;
+    if (status != CPA_OK) {
+        free(comm);
+        return status;
+    }
+    *out = comm;
+    return CPA_OK;
+}
+
+void cpa_comm_destroy(cpa_comm *comm) {
+    if (!comm) return;
+    cpa_watch_stop(comm->watch);
+    if (comm->ops.close) comm->ops.close(comm->state);
+    free(comm->remembered);
+    free(comm);
+}
+
+/* One rank sends nothing. */
+static cpa_status no_message(cpa_error *err) {
+    return cpa_fail(err, CPA_INTERNAL, "a message between ranks, of which there is one");
+}
+
+static cpa_status alone_send(void *state, int32_t peer, int32_t tag, const void *data, int64_t bytes,
+                             cpa_comm_request **out, cpa_error *err) {
+    (void)state, (void)peer, (void)tag, (void)data, (void)bytes, (void)out;
+    return no_message(err);
+}
+
+static cpa_status alone_receive(void *state, int32_t peer, int32_t tag, void *data, int64_t bytes,
+                                cpa_comm_request **out, cpa_error *err) {
+    (void)state, (void)peer, (void)tag, (void)data, (void)bytes, (void)out;
+    return no_message(err);
+}
+
+static cpa_status alone_test(void *state, cpa_comm_request *request, int *done, cpa_error *err) {
+    (void)state, (void)request, (void)done;
+    return no_message(err);
+}
+
+static void alone_cancel(void *state, cpa_comm_request *request) {
+    (void)state, (void)request;
+}
+
+cpa_status cpa_comm_alone(cpa_comm **out, cpa_error *err) {
+    const cpa_comm_ops ops = {sizeof ops, "alone", alone_send, alone_receive, alone_test, alone_cancel, NULL};
+    return cpa_comm_create(&ops, NULL, 0, 1, NULL, out, err);
+}
+
+int32_t cpa_comm_rank(const cpa_comm *comm) {
+    return comm ? comm->rank : -1;
+}
+
+int32_t cpa_comm_size(const cpa_comm *comm) {
+    return comm ? comm->size : 0;
+}

@@ -1,0 +1,31 @@
+/* The options of an engine, resolved, and what follows from them for its parts. */
+#ifndef CPA_ENGINE_OPTIONS_H
+#define CPA_ENGINE_OPTIONS_H
+
+#include <cpattn/engine.h>
+
+#include "src/schedule/planner.h"
+#include "src/schedule/scheduler.h"
+
+/* Fills the defaults of the options and checks every value. */
+cpa_status cpa_engine_resolve(const cpa_engine_options *given, cpa_engine_options *out, cpa_error *err);
+
+enum { CPA_IDENTITY_BYTES = 256 };
+
+/* Bytes of one block of the cache with all layers. */
+int64_t cpa_engine_block_bytes(const cpa_engine_options *options);
+/* Blocks of one rank that host memory has room for; 0 where nothing is swapped. */
+int64_t cpa_engine_host_blocks(const cpa_engine_options *options);
+/* The planner that these options, resolved, ask for, without rates. */
+cpa_planner cpa_engine_planner(const cpa_engine_options *options, int32_t cp_size);
+/* A request as the scheduler takes it. */
+cpa_scheduler_request cpa_engine_scheduled(const cpa_request *request);
+/* The scheduler that these options, resolved, ask for, without host memory. Both arguments must outlive it or its
+ * creation: `options` the scheduler, `identity`, which is filled, its creation. */
+cpa_scheduler_options cpa_engine_scheduler_options(cpa_engine_options *options, cpa_planner planner,
+                                                   char identity[CPA_IDENTITY_BYTES]);
+
+/* What the scheduler counts of cache and preemption. */
+void cpa_engine_take_stats(const cpa_scheduler_stats *scheduled, cpa_engine_stats *out);
+
+#endif
