@@ -33,18 +33,14 @@ cpa_status cpa_bench_synthesize(cpa_bench_site *site, cpa_synth_tensor tensor, i
     for (int64_t i = 0; i < n; i++) tokens[i] = cpa_synthetic_token(&seed, (uint64_t)sequence, positions[i]);
     CPA_TRY_GOTO(cpa_bench_upload(site, tokens, n * (int64_t)sizeof *tokens, &device_tokens, err), done);
     CPA_TRY_GOTO(cpa_bench_upload(site, positions, n * (int64_t)sizeof *positions, &device_positions, err), done);
-    cpa_synth_args args = {
-        .tensor = tensor,
-        .seed = seed,
-        .heads = (int32_t)(tensor == CPA_SYNTH_Q ? o->q_heads : o->kv_heads),
-        .kv_heads = (int32_t)o->kv_heads,
-        .dim = (int32_t)(tensor == CPA_SYNTH_V ? o->v_dim : o->k_dim),
-        .rows = n,
-        .tokens = device_tokens,
-        .positions = device_positions,
-        .dtype = tensor == CPA_SYNTH_Q ? (cpa_dtype)o->dtype : written_dtype(o),
-        .out = dst,
-    };
+    const cpa_attention_shape shape = cpa_bench_shape(o);
+    cpa_synth_args args = cpa_synth_of(&shape, tensor);
+    args.seed = seed;
+    args.rows = n;
+    args.tokens = device_tokens;
+    args.positions = device_positions;
+    if (tensor != CPA_SYNTH_Q) args.dtype = written_dtype(o);
+    args.out = dst;
     CPA_TRY_GOTO(cpa_bench_enqueued(site, site->device->operators->synthesize(&args, site->stream), err), done);
     status = cpa_bench_enqueued(site, cpa_stream_sync(site->stream), err);
 done:

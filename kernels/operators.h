@@ -30,6 +30,17 @@ typedef struct cpa_synth_args {
     void *out; /* [rows, heads, dim], contiguous */
 } cpa_synth_args;
 
+/* The arguments for one tensor of an attention; seed, layer and rows are left to the caller. */
+static inline cpa_synth_args cpa_synth_of(const cpa_attention_shape *shape, cpa_synth_tensor tensor) {
+    cpa_synth_args args = {CPA_SYNTH_Q, 0, 0, 0, 0, 0, 0, NULL, NULL, CPA_F32, NULL};
+    args.tensor = tensor;
+    args.heads = tensor == CPA_SYNTH_Q ? shape->q_heads : shape->kv_heads;
+    args.kv_heads = shape->kv_heads;
+    args.dim = tensor == CPA_SYNTH_V ? shape->v_dim : shape->k_dim;
+    args.dtype = shape->dtype;
+    return args;
+}
+
 /* hash_rows: adds to *sum, modulo 2^64, a hash of each listed row of src, salted so that equal rows of different places
  * differ. The same value on every back end: see kernels/host/rows/hash_rows.c. */
 typedef struct cpa_hash_rows_args {

@@ -11,7 +11,7 @@
 typedef struct cpa_reference_blas cpa_reference_blas;
 typedef struct cpa_reference_attend_args {
     int64_t rows, keys;
-    int32_t q_heads, kv_heads, k_dim, v_dim;
+    cpa_attention_shape shape;                /* heads and widths alone */
     const float *q;                           /* [rows, q_heads, k_dim], device, as all that follows */
     const float *k;                           /* [keys, kv_heads, k_dim] */
     const float *v;                           /* [keys, kv_heads, v_dim] */

@@ -100,7 +100,7 @@ static cpa_status test_algorithm(cpa_control *control, cpa_device *device, const
     cpa_worker_options small = small_options(options, &total);
     pick_masks(&options->model, masks);
     small.model.layer_masks = masks;
-    cpa_synthetic synthetic = {device, small.model, seed};
+    cpa_synthetic synthetic = {device, small.model.attention, seed};
     cpa_source source = cpa_source_synthetic(&synthetic);
     cpa_worker *worker = NULL;
     cpa_verify *verify = NULL;

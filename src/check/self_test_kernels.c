@@ -93,10 +93,7 @@ static cpa_status expect_on_device(cpa_kernel_test *t, cpa_mask mask, int both) 
     const int64_t heads = t->rows * shape->q_heads, from = both ? 0 : t->keys[0], element = (int64_t)sizeof(float);
     cpa_reference_attend_args args = {.rows = t->rows,
                                       .keys = both ? cpa_self_test_total_keys(t) : t->keys[1],
-                                      .q_heads = shape->q_heads,
-                                      .kv_heads = shape->kv_heads,
-                                      .k_dim = shape->k_dim,
-                                      .v_dim = shape->v_dim,
+                                      .shape = *shape,
                                       .q = t->q_wide,
                                       .k = t->k_wide + from * shape->kv_heads * shape->k_dim,
                                       .v = t->v_wide + from * shape->kv_heads * shape->v_dim,

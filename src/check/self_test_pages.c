@@ -33,21 +33,17 @@ cpa_status cpa_self_test_device(cpa_kernel_test *t, int64_t bytes, const void *f
 }
 
 /* Rows of one tensor from the generator, [n, heads, dim] in the model's dtype. */
-static void generate(const cpa_kernel_test *t, cpa_synth_tensor tensor, int32_t heads, int32_t dim, int64_t n,
-                     const int64_t *positions, char *out, uint32_t *tokens) {
-    const cpa_attention_shape *shape = &t->options->model.attention;
-    const int64_t bytes = dim * cpa_dtype_bytes(shape->dtype);
+static void generate(const cpa_kernel_test *t, cpa_synth_tensor tensor, int64_t n, const int64_t *positions, char *out,
+                     uint32_t *tokens) {
+    cpa_synth_args args = cpa_synth_of(&t->options->model.attention, tensor);
+    const int64_t bytes = args.dim * cpa_dtype_bytes(args.dtype);
     for (int64_t i = 0; i < n; i++) tokens[i] = (uint32_t)(positions[i] * 0x9e3779b1u);
-    cpa_synth_args args = {.tensor = tensor,
-                           .seed = t->seed,
-                           .heads = heads,
-                           .kv_heads = shape->kv_heads,
-                           .dim = dim,
-                           .rows = n,
-                           .tokens = tokens,
-                           .positions = positions,
-                           .dtype = shape->dtype};
-    for (int32_t h = 0; h < heads; h++) cpa_synthesize_rows(&args, h, 0, n, out + h * bytes, (int64_t)heads * dim);
+    args.seed = t->seed;
+    args.rows = n;
+    args.tokens = tokens;
+    args.positions = positions;
+    for (int32_t h = 0; h < args.heads; h++)
+        cpa_synthesize_rows(&args, h, 0, n, out + h * bytes, (int64_t)args.heads * args.dim);
 }
 
 static void set_positions(cpa_kernel_test *t, int64_t prefill) {
@@ -80,9 +76,9 @@ cpa_status cpa_self_test_make_inputs(cpa_kernel_test *t, int64_t prefill, cpa_er
     CPA_TRY(cpa_self_test_host(t, v * (int64_t)sizeof(float), &t->v, err));
     CPA_TRY(cpa_self_test_host(t, most * (int64_t)sizeof *tokens, &tokens, err));
     set_positions(t, prefill);
-    generate(t, CPA_SYNTH_Q, shape->q_heads, shape->k_dim, t->rows, t->q_positions, t->q_raw, tokens);
-    generate(t, CPA_SYNTH_K, shape->kv_heads, shape->k_dim, n, t->k_positions, t->k_raw, tokens);
-    generate(t, CPA_SYNTH_V, shape->kv_heads, shape->v_dim, n, t->k_positions, t->v_raw, tokens);
+    generate(t, CPA_SYNTH_Q, t->rows, t->q_positions, t->q_raw, tokens);
+    generate(t, CPA_SYNTH_K, n, t->k_positions, t->k_raw, tokens);
+    generate(t, CPA_SYNTH_V, n, t->k_positions, t->v_raw, tokens);
     cpa_reference_widen(t->q_raw, shape->dtype, q, t->q);
     cpa_reference_widen(t->k_raw, shape->dtype, k, t->k);
     cpa_reference_widen(t->v_raw, shape->dtype, v, t->v);

@@ -85,7 +85,7 @@ static cpa_status probe_fill(probe *p) {
     if (status == CPA_OK) {
         CPA_TRY_GOTO(table->copy(p->tokens, tokens, n * (int64_t)sizeof *tokens, p->stream), done);
         CPA_TRY_GOTO(table->copy(p->positions, positions, n * (int64_t)sizeof *positions, p->stream), done);
-        cpa_synthetic synthetic = {p->device, p->options->model, 1};
+        cpa_synthetic synthetic = {p->device, p->options->model.attention, 1};
         cpa_source source = cpa_source_synthetic(&synthetic);
         cpa_rows rows = {.count = n, .tokens_device = p->tokens, .positions_device = p->positions};
         CPA_TRY_GOTO(source.fill(source.ctx, 0, &rows, p->q, p->k, p->v, p->stream), done);

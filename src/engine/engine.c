@@ -74,7 +74,7 @@ static cpa_status create_parts(cpa_engine *engine, cpa_error *err) {
     const cpa_engine_options *o = &engine->options;
     CPA_TRY(cpa_control_agree(control, cpa_device_open(&o->device, &engine->device, err), err));
     CPA_TRY(cpa_transport_for(control, engine->device, o->transport, &engine->transport, err));
-    engine->synthetic = (cpa_synthetic){engine->device, o->model, o->seed};
+    engine->synthetic = (cpa_synthetic){engine->device, o->model.attention, o->seed};
     engine->source = cpa_source_synthetic(&engine->synthetic);
     if (o->source) CPA_TRY(CPA_STRUCT_TAKE("source", o->source, cpa_source, fill, &engine->source, err));
     CPA_TRY(self_test(engine, err));

@@ -153,11 +153,7 @@ cpa_planner cpa_engine_planner(const cpa_engine_options *o, int32_t cp_size) {
     return (cpa_planner){
         .forced = o->algorithm,
         .cp_size = cp_size,
-        .q_heads = o->model.attention.q_heads,
-        .kv_heads = o->model.attention.kv_heads,
-        .k_dim = o->model.attention.k_dim,
-        .v_dim = o->model.attention.v_dim,
-        .element_bytes = (int32_t)cpa_dtype_bytes(o->model.attention.kv_dtype),
+        .shape = o->model.attention,
     };
 }
 

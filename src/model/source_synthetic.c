@@ -9,16 +9,10 @@
 #include "kernels/synthesize.h"
 
 static cpa_synth_args args_for(const cpa_synthetic *synthetic, cpa_synth_tensor tensor, int32_t layer) {
-    const cpa_model_shape *shape = &synthetic->shape;
-    return (cpa_synth_args){
-        .tensor = tensor,
-        .seed = synthetic->seed,
-        .layer = layer,
-        .heads = tensor == CPA_SYNTH_Q ? shape->attention.q_heads : shape->attention.kv_heads,
-        .kv_heads = shape->attention.kv_heads,
-        .dim = tensor == CPA_SYNTH_V ? shape->attention.v_dim : shape->attention.k_dim,
-        .dtype = shape->attention.dtype,
-    };
+    cpa_synth_args args = cpa_synth_of(&synthetic->shape, tensor);
+    args.seed = synthetic->seed;
+    args.layer = layer;
+    return args;
 }
 
 enum { NAN_POSITION = 7 };
@@ -26,8 +20,7 @@ static const uint32_t NAN_BITS = 0x7fc07fc0; /* as fp32, and as pairs of bf16 or
 
 /* A fault: the key of KV head 0 of some tokens. */
 static cpa_status spoil_keys(const cpa_synthetic *synthetic, const cpa_rows *rows, char *k, cpa_stream *stream) {
-    const cpa_attention_shape *shape = &synthetic->shape.attention;
-    const int64_t row_bytes = (int64_t)shape->kv_heads * shape->k_dim * cpa_dtype_bytes(shape->dtype);
+    const int64_t row_bytes = cpa_shape_k_bytes(&synthetic->shape);
     for (int64_t row = 0; row < rows->count; row++) {
         if (rows->positions[row] != NAN_POSITION) continue;
         CPA_TRY(synthetic->device->table->copy(k + row * row_bytes, &NAN_BITS, sizeof NAN_BITS, stream));

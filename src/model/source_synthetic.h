@@ -7,7 +7,7 @@
 
 typedef struct cpa_synthetic {
     cpa_device *device;
-    cpa_model_shape shape;
+    cpa_attention_shape shape;
     uint64_t seed;
 } cpa_synthetic;
 

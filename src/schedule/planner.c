@@ -4,14 +4,20 @@
 
 #include "base/struct_size.h"
 
+/* e: bytes of an element of keys and values. */
+static double element_bytes(const cpa_planner *p) {
+    return (double)cpa_dtype_bytes(p->shape.kv_dtype);
+}
+
 double cpa_planner_overlap_tokens(const cpa_planner *p) {
-    return (double)p->cp_size * p->flops * p->kv_heads * p->element_bytes / (2.0 * p->q_heads * p->bandwidth);
+    return (double)p->cp_size * p->flops * p->shape.kv_heads * element_bytes(p) /
+           (2.0 * p->shape.q_heads * p->bandwidth);
 }
 
 /* The share of new tokens from which pass-KV moves fewer bytes in its exposed time; T new tokens. */
 static double bytes_share(const cpa_planner *p, double new_tokens) {
-    return 2.0 * p->kv_heads / p->q_heads -
-           4.0 * new_tokens * p->bandwidth / ((double)p->cp_size * p->flops * p->element_bytes);
+    return 2.0 * p->shape.kv_heads / p->shape.q_heads -
+           4.0 * new_tokens * p->bandwidth / ((double)p->cp_size * p->flops * element_bytes(p));
 }
 
 cpa_planner_choice cpa_planner_choose(const cpa_planner *p, int64_t new_tokens, int64_t cached_tokens, int decode) {
@@ -26,15 +32,15 @@ cpa_planner_choice cpa_planner_choose(const cpa_planner *p, int64_t new_tokens, 
 
 /* Bytes of one token in one layer of the cache: Hkv * (dk + dv) * e. */
 static double token_bytes(const cpa_planner *p) {
-    return p->kv_heads * ((double)p->k_dim + p->v_dim) * p->element_bytes;
+    return p->shape.kv_heads * ((double)p->shape.k_dim + p->shape.v_dim) * element_bytes(p);
 }
 
 /* With T new and P cached tokens, head widths dk and dv, and every count spread evenly over the N ranks, the longer of
  *     2 * T * (P + T/2) * Hq * (dk + dv) / (N * C)         two products over the causal pairs
  *     (P + T) * Hkv * (dk + dv) * e / (N * R)              every rank reads its share of the cache; where R is known */
 static double attention_seconds(const cpa_planner *p, double new_tokens, double cached) {
-    double n = p->cp_size, width = (double)p->k_dim + p->v_dim;
-    double products = 2 * new_tokens * (cached + new_tokens / 2) * p->q_heads * width / (n * p->flops);
+    double n = p->cp_size, width = (double)p->shape.k_dim + p->shape.v_dim;
+    double products = 2 * new_tokens * (cached + new_tokens / 2) * p->shape.q_heads * width / (n * p->flops);
     if (!(p->memory_bandwidth > 0)) return products;
     return fmax(products, (cached + new_tokens) * token_bytes(p) / (n * p->memory_bandwidth));
 }
@@ -47,7 +53,8 @@ double cpa_planner_predict(const cpa_planner *p, cpa_algorithm algorithm, int64_
     double n = p->cp_size, t = (double)new_tokens, cached = (double)cached_tokens, others = (n - 1) / n;
     double attention = attention_seconds(p, t, cached);
     if (algorithm == CPA_PASS_Q) {
-        double row_bytes = p->q_heads * ((double)p->k_dim * p->element_bytes + sizeof(float) * (p->v_dim + 1.0));
+        double row_bytes =
+            p->shape.q_heads * ((double)p->shape.k_dim * element_bytes(p) + sizeof(float) * (p->shape.v_dim + 1.0));
         return attention + others * t * row_bytes / p->bandwidth;
     }
     return fmax(attention, others * (cached + t) * token_bytes(p) / p->bandwidth);
@@ -89,18 +96,13 @@ cpa_algorithm cpa_algorithm_choose(const cpa_algorithm_question *question) {
     cpa_algorithm_question q;
     if (CPA_STRUCT_TAKE("algorithm", question, cpa_algorithm_question, cached_tokens, &q, NULL) != CPA_OK)
         return CPA_AUTO;
-    const int64_t element = cpa_dtype_bytes(q.shape.kv_dtype);
     const int known = q.flops > 0 && q.bandwidth > 0, unknown = q.flops == 0 && q.bandwidth == 0;
-    if (q.ranks < 1 || q.shape.q_heads < 1 || q.shape.kv_heads < 1 || element == 0 || q.new_tokens < 1 ||
-        q.cached_tokens < 0 || !(known || unknown))
+    if (q.ranks < 1 || q.shape.q_heads < 1 || q.shape.kv_heads < 1 || !cpa_dtype_traits_of(q.shape.kv_dtype) ||
+        q.new_tokens < 1 || q.cached_tokens < 0 || !(known || unknown))
         return CPA_AUTO;
     const cpa_planner planner = {
         .cp_size = q.ranks,
-        .q_heads = q.shape.q_heads,
-        .kv_heads = q.shape.kv_heads,
-        .k_dim = q.shape.k_dim,
-        .v_dim = q.shape.v_dim,
-        .element_bytes = (int32_t)element,
+        .shape = q.shape,
         .flops = known ? q.flops : INFINITY, /* nothing hides an exchange, and its bytes are all that counts */
         .bandwidth = known ? q.bandwidth : 1,
     };

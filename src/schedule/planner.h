@@ -17,10 +17,7 @@
 typedef struct cpa_planner {
     cpa_algorithm forced; /* CPA_AUTO: choose */
     int32_t cp_size;
-    int32_t q_heads;
-    int32_t kv_heads;
-    int32_t k_dim, v_dim;
-    int32_t element_bytes;
+    cpa_attention_shape shape;
     double flops;            /* C, measured */
     double bandwidth;        /* W, measured */
     double memory_bandwidth; /* R, bytes/s at which a rank reads its cache; measured, as is the next */

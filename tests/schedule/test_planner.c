@@ -8,11 +8,11 @@
 /* Four ranks of a shape with 32 query and 8 key heads, bf16; the first threshold is at 4*4e14*8*2/(64*4e11) = 1000. */
 static const cpa_planner example = {
     .cp_size = 4,
-    .q_heads = 32,
-    .kv_heads = 8,
-    .k_dim = 128,
-    .v_dim = 128,
-    .element_bytes = 2,
+    .shape.q_heads = 32,
+    .shape.kv_heads = 8,
+    .shape.k_dim = 128,
+    .shape.v_dim = 128,
+    .shape.kv_dtype = CPA_BF16,
     .flops = 4e14,
     .bandwidth = 4e11,
 };

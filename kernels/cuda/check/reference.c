@@ -86,30 +86,30 @@ void cpa_cuda_reference_close(cpa_reference_blas *ref) {
 /* Both products in cuBLAS's column-major order: a row-major [a, b] matrix is its [b, a] matrix. */
 static cpa_status run(cpa_reference_blas *ref, const cpa_reference_attend_args *a, float *scores, float *magnitude,
                       cpa_stream *stream) {
-    const int rows = (int)a->rows, keys = (int)a->keys, group = a->q_heads / a->kv_heads;
-    const int k_lead = a->kv_heads * a->k_dim, v_lead = a->kv_heads * a->v_dim;
-    const int q_lead = a->q_heads * a->k_dim, o_lead = a->q_heads * a->v_dim;
+    const int rows = (int)a->rows, keys = (int)a->keys, group = a->shape.q_heads / a->shape.kv_heads;
+    const int k_lead = a->shape.kv_heads * a->shape.k_dim, v_lead = a->shape.kv_heads * a->shape.v_dim;
+    const int q_lead = a->shape.q_heads * a->shape.k_dim, o_lead = a->shape.q_heads * a->shape.v_dim;
     const float zero = 0, one = 1;
     cpa_error *err = &stream->error;
     CPA_TRY(check(err, ref->blas.set_stream(ref->handle, cpa_cuda_handle(stream)), "cublasSetStream"));
     CPA_TRY(cpa_cuda_reference_magnitude(magnitude, a->v, a->keys * v_lead, stream));
-    for (int h = 0; h < a->q_heads; h++) {
+    for (int h = 0; h < a->shape.q_heads; h++) {
         CPA_TRY(check(err,
-                      ref->blas.sgemm(ref->handle, CUBLAS_OP_T, CUBLAS_OP_N, keys, rows, a->k_dim, &a->scale,
-                                      a->k + h / group * a->k_dim, k_lead, a->q + h * a->k_dim, q_lead, &zero,
-                                      scores + (int64_t)h * rows * keys, keys),
+                      ref->blas.sgemm(ref->handle, CUBLAS_OP_T, CUBLAS_OP_N, keys, rows, a->shape.k_dim, &a->scale,
+                                      a->k + h / group * a->shape.k_dim, k_lead, a->q + h * a->shape.k_dim, q_lead,
+                                      &zero, scores + (int64_t)h * rows * keys, keys),
                       "Q K^T"));
     }
     CPA_TRY(cpa_cuda_reference_softmax(a, scores, stream));
-    for (int h = 0; h < a->q_heads; h++) {
+    for (int h = 0; h < a->shape.q_heads; h++) {
         const float *p = scores + (int64_t)h * rows * keys;
-        const int v_at = h / group * a->v_dim, o_at = h * a->v_dim;
+        const int v_at = h / group * a->shape.v_dim, o_at = h * a->shape.v_dim;
         CPA_TRY(check(err,
-                      ref->blas.sgemm(ref->handle, CUBLAS_OP_N, CUBLAS_OP_N, a->v_dim, rows, keys, &one, a->v + v_at,
-                                      v_lead, p, keys, &zero, a->o + o_at, o_lead),
+                      ref->blas.sgemm(ref->handle, CUBLAS_OP_N, CUBLAS_OP_N, a->shape.v_dim, rows, keys, &one,
+                                      a->v + v_at, v_lead, p, keys, &zero, a->o + o_at, o_lead),
                       "P V"));
         CPA_TRY(check(err,
-                      ref->blas.sgemm(ref->handle, CUBLAS_OP_N, CUBLAS_OP_N, a->v_dim, rows, keys, &one,
+                      ref->blas.sgemm(ref->handle, CUBLAS_OP_N, CUBLAS_OP_N, a->shape.v_dim, rows, keys, &one,
                                       magnitude + v_at, v_lead, p, keys, &zero, a->mass + o_at, o_lead),
                       "P |V|"));
     }
@@ -122,11 +122,12 @@ cpa_status cpa_cuda_reference_attend(cpa_reference_blas *ref, const cpa_referenc
     void *scores = NULL, *magnitude = NULL;
     cpa_status status;
     const int64_t element = (int64_t)sizeof(float);
-    CPA_TRY_GOTO(table->alloc(ref->device, args->q_heads * args->rows * args->keys * element, &scores, &stream->error),
-                 done);
     CPA_TRY_GOTO(
-        table->alloc(ref->device, args->keys * args->kv_heads * args->v_dim * element, &magnitude, &stream->error),
+        table->alloc(ref->device, args->shape.q_heads * args->rows * args->keys * element, &scores, &stream->error),
         done);
+    CPA_TRY_GOTO(table->alloc(ref->device, args->keys * args->shape.kv_heads * args->shape.v_dim * element, &magnitude,
+                              &stream->error),
+                 done);
     CPA_TRY_GOTO(run(ref, args, scores, magnitude, stream), done);
     status = table->stream_sync(stream);
 done:

@@ -45,7 +45,7 @@ __global__ void __launch_bounds__(THREADS) softmax_rows(const cpa_reference_atte
     }
     sum = reduce<false>(sum);
     for (int64_t k = threadIdx.x; k < a.keys && sum > 0; k += THREADS) s[k] /= sum;
-    if (threadIdx.x == 0) a.lse[row * a.q_heads + head] = sum > 0 ? max + logf(sum) : -INFINITY;
+    if (threadIdx.x == 0) a.lse[row * a.shape.q_heads + head] = sum > 0 ? max + logf(sum) : -INFINITY;
 }
 
 __global__ void __launch_bounds__(THREADS) magnitudes(float *dst, const float *src, int64_t n) {
@@ -57,7 +57,7 @@ __global__ void __launch_bounds__(THREADS) magnitudes(float *dst, const float *s
 
 extern "C" cpa_status cpa_cuda_reference_softmax(const cpa_reference_attend_args *args, float *scores,
                                                  cpa_stream *stream) {
-    const dim3 grid((unsigned)args->rows, (unsigned)args->q_heads);
+    const dim3 grid((unsigned)args->rows, (unsigned)args->shape.q_heads);
     softmax_rows<<<grid, THREADS, 0, cpa_cuda_handle(stream)>>>(*args, scores);
     return cpa_cuda_launched(stream, "reference softmax");
 }
