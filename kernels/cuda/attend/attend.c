@@ -2,7 +2,6 @@
 #include <math.h>
 
 #include "base/check.h"
-#include "base/fault.h"
 #include "kernels/cuda/attend/attend.h"
 
 /* Copies the plan to the device the first time that a stream uses it. Another stream copies the same bytes again rather
@@ -22,13 +21,6 @@ static cpa_status upload(const cpa_cuda_plan *plan, cpa_stream *stream) {
     memory->captures = captures;
     memory->current = 1;
     return CPA_OK;
-}
-
-/* From the start of a block to the scales of its rows, in bytes; 0 if they have none. */
-static int64_t words_at(const cpa_kv_view *kv, cpa_kv_part part) {
-    const int64_t at = cpa_kv_words_at(kv, part);
-    /* The fault: the scale of the token before; for the first one, codes. */
-    return at > 0 && cpa_fault_is(CPA_FAULT_WRONG_SCALE) ? at - 4 : at;
 }
 
 /* Where row 0 would be if all queries were with those that are ready. */
@@ -60,10 +52,10 @@ static void fill_args(const cpa_cuda_plan *plan, const cpa_attend_args *args, co
         .v_head_stride = kv.v_head_stride,
         .q_dtype = args->q_dtype,
         .kv_dtype = kv.dtype,
-        .k_scale = kv.k_scale * (cpa_fault_is(CPA_FAULT_WRONG_SCALE) ? 2 : 1),
+        .k_scale = kv.k_scale,
         .v_scale = kv.v_scale,
-        .k_words_at = words_at(&kv, CPA_KEYS),
-        .v_words_at = words_at(&kv, CPA_VALUES),
+        .k_words_at = cpa_kv_words_at(&kv, CPA_KEYS),
+        .v_words_at = cpa_kv_words_at(&kv, CPA_VALUES),
         .q_heads = q_heads,
         .kv_heads = kv.kv_heads,
         .group = q_heads / kv.kv_heads,
@@ -73,8 +65,6 @@ static void fill_args(const cpa_cuda_plan *plan, const cpa_attend_args *args, co
         .resume = args->resume,
         .map = plan->map,
         .mask = args->mask,
-        .reach = cpa_fault_is(CPA_FAULT_OFF_BY_ONE_MASK) ? 0 : 1,
-        .head_skew = cpa_fault_is(CPA_FAULT_SWAPPED_KV_HEAD) ? 1 : 0,
         .scale = scale,
         .scale_log2 = scale * (float)M_LOG2E,
         .o = state.o,

@@ -111,8 +111,6 @@ typedef struct cpa_cuda_attend_args {
     int32_t resume;
     cpa_owner_map map;
     cpa_mask mask;
-    int32_t reach;           /* a causal query at p sees the positions below p + reach: 1 */
-    int32_t head_skew;       /* query group g reads KV head (g + head_skew) mod kv_heads: 0 */
     float scale, scale_log2; /* scale_log2 = scale * log2(e) */
     float *o, *lse;
     int64_t o_row_stride, lse_row_stride;

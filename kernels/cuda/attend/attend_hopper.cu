@@ -385,7 +385,7 @@ __global__ void __launch_bounds__(C::THREADS, 1) attend_hopper(const __grid_cons
     __shared__ stage_barriers barriers;
     const cpa_cuda_attend_args &a = args.a;
     const cta_work work(a, blockIdx.x);
-    const int kv_group = work.kv_group, kv_head = (kv_group + a.head_skew) % a.kv_heads;
+    const int kv_group = work.kv_group;
     const uint32_t tiles = (shared_address(shared) + TILE_ALIGNMENT - 1) / TILE_ALIGNMENT * TILE_ALIGNMENT;
     /* Shuffled, so that the compiler knows that a warp has one: descriptors then stay in uniform registers. */
     const int warpgroup = __shfl_sync(0xffffffff, threadIdx.x / WARPGROUP, 0), thread = threadIdx.x % WARPGROUP;
@@ -406,10 +406,10 @@ __global__ void __launch_bounds__(C::THREADS, 1) attend_hopper(const __grid_cons
     if (warpgroup == 0) {
         registers_shrink<C::LOADER_REGISTERS>();
         if (thread < 32) {
-            load_tiles<C, C::K_DIM, C::SCALED>(args, &args.k_map, piece, walk, kv_head, tiles + C::K_AT,
+            load_tiles<C, C::K_DIM, C::SCALED>(args, &args.k_map, piece, walk, kv_group, tiles + C::K_AT,
                                                tiles + C::SCALES_AT, barriers.k_full, barriers.k_empty, thread);
         } else if (thread < 64) {
-            load_tiles<C, C::V_DIM, false>(args, &args.v_map, piece, walk, kv_head, tiles + C::V_AT, 0,
+            load_tiles<C, C::V_DIM, false>(args, &args.v_map, piece, walk, kv_group, tiles + C::V_AT, 0,
                                            barriers.v_full, barriers.v_empty, thread - 32);
         }
     } else {

@@ -323,7 +323,9 @@ __global__ void __launch_bounds__(C::THREADS, C::CTAS) attend_portable(const __g
     __shared__ row_keys bounds[ROWS];
     __shared__ alignas(8) float scales[STAGES][C::QUANTISED ? C::KEYS : 1]; /* of the keys of a tile */
     const cta_work work(a, blockIdx.x);
-    const int kv_group = work.kv_group, kv_head = (kv_group + a.head_skew) % a.kv_heads;
+    const int kv_group = work.kv_group;
+    int kv_head = kv_group; /* the compiler is not told that they are one: it would divide again in the loop, and spill */
+    asm volatile("" : "+r"(kv_head));
     const int lane = threadIdx.x % 32, row = (threadIdx.x / 32) * 16 * C::M_TILES;
     if (threadIdx.x == 0) piece = part_of(a.pieces[work.piece], blockIdx.y);
     __syncthreads();

@@ -119,7 +119,6 @@ __global__ void attend_simple(const __grid_constant__ cpa_cuda_attend_args a, in
     const row_place place(a, item.q_row, row, kv_group);
     const row_keys keys = keys_of_row(a, piece, row);
     const int sinks = keys.first > 0 ? keys_before(a, piece, a.mask.sinks) : 0;
-    const int kv_head = (kv_group + a.head_skew) % a.kv_heads;
     float q[ELEMENTS];
     row_state state = {{0}, -INFINITY, 0, {0}, 0};
 #pragma unroll
@@ -128,8 +127,8 @@ __global__ void attend_simple(const __grid_constant__ cpa_cuda_attend_args a, in
         int64_t at = place.state_row * a.q_row_stride + (int64_t)place.head * a.k_dim + d;
         q[i] = d < a.k_dim ? read_element(a.q, a.q_dtype, at) : 0;
     }
-    for (int key = 0; key < min(sinks, keys.end); key++) attend_key(a, state, q, item, kv_head, key, lane);
-    for (int key = max(keys.first, sinks); key < keys.end; key++) attend_key(a, state, q, item, kv_head, key, lane);
+    for (int key = 0; key < min(sinks, keys.end); key++) attend_key(a, state, q, item, kv_group, key, lane);
+    for (int key = max(keys.first, sinks); key < keys.end; key++) attend_key(a, state, q, item, kv_group, key, lane);
     store_row(a, state, place.state_row, found->state_shift, place.head, lane);
 }
 

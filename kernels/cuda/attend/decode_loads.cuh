@@ -73,11 +73,6 @@ struct lane_rows {
     }
 };
 
-/* The KV head that query group `group` reads. */
-__device__ inline int kv_head_of(const cpa_cuda_attend_args &a, int group) {
-    return (group + a.head_skew) % a.kv_heads;
-}
-
 /* A run of keys, as this lane loads it. */
 struct lane_run {
     const char *k, *v;
@@ -94,11 +89,11 @@ struct stage_loader {
     int32_t kv_head; /* of this warp */
 
     __device__ stage_loader(const cpa_cuda_attend_args &a, int kv_group, int member, int lane)
-        : k(a.k + kv_head_of(a, kv_group + k_rows::head_of(lane)) * a.k_head_stride * C::BYTES,
+        : k(a.k + (kv_group + k_rows::head_of(lane)) * a.k_head_stride * C::BYTES,
             a.k_token_stride * C::BYTES, a.k_dim * C::BYTES, member, lane),
-          v(a.v + kv_head_of(a, kv_group + v_rows::head_of(lane)) * a.v_head_stride * C::BYTES,
+          v(a.v + (kv_group + v_rows::head_of(lane)) * a.v_head_stride * C::BYTES,
             a.v_token_stride * C::BYTES, a.v_dim * C::BYTES, member, lane),
-          kv_head(kv_head_of(a, kv_group + member)) {}
+          kv_head(kv_group + member) {}
 
     /* The run of `keys` keys from `token` of `block` on. */
     __device__ lane_run run(const cpa_cuda_attend_args &a, int block, int token, int keys) const {

@@ -6,7 +6,6 @@
 
 #include "base/check.h"
 #include "base/convert.h"
-#include "base/fault.h"
 #include "base/min_max.h"
 #include "kernels/host/attend/state.h"
 
@@ -48,8 +47,7 @@ static cpa_attend_visible visible_keys(const cpa_attend_job *job, const cpa_atte
     int64_t position = cpa_token_position(map, item->q_set, item->q_first + query);
     cpa_attend_visible visible = {.end = item->k_first + item->k_count};
     if (mask->causal) {
-        int64_t past = position + (cpa_fault_is(CPA_FAULT_OFF_BY_ONE_MASK) ? 0 : 1);
-        visible.end = cpa_min64(visible.end, cpa_tokens_before(map, item->k_set, past));
+        visible.end = cpa_min64(visible.end, cpa_tokens_before(map, item->k_set, position + 1));
     }
     if (mask->window > 0 && position >= mask->window) {
         visible.first = cpa_tokens_before(map, item->k_set, position - mask->window + 1);
@@ -59,8 +57,7 @@ static cpa_attend_visible visible_keys(const cpa_attend_job *job, const cpa_atte
 }
 
 int64_t cpa_attend_query_head(const cpa_attend_job *job, const cpa_host_unit *unit, int32_t row) {
-    int32_t kv_heads = job->plan->batch.shape.kv_heads, kv_head = unit->kv_head + row / unit->rows;
-    if (cpa_fault_is(CPA_FAULT_SWAPPED_KV_HEAD)) kv_head = (kv_head + kv_heads - 1) % kv_heads;
+    int32_t kv_head = unit->kv_head + row / unit->rows;
     return (int64_t)kv_head * job->group + (unit->row + row % unit->rows) % job->group;
 }
 
@@ -165,10 +162,6 @@ static void find_keys_and_values(const cpa_attend_job *job, const cpa_host_unit 
                                  cpa_attend_pages *k, cpa_attend_pages *v) {
     *k = find_pages(job, unit, kv_head, CPA_KEYS);
     *v = find_pages(job, unit, kv_head, CPA_VALUES);
-    if (cpa_fault_is(CPA_FAULT_WRONG_SCALE)) {
-        k->tensor_scale *= 2;
-        k->scales = k->scales ? k->scales - 4 : NULL; /* the token before; for the first one, codes */
-    }
 }
 
 /* Rows [row, row + rows) begin with nothing. */
