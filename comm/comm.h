@@ -56,6 +56,16 @@ static inline int cpa_control_is_here(const cpa_control *control, int32_t rank) 
  * `recv`. Arrays of `size`; each sum at most INT_MAX. */
 cpa_status cpa_control_exchange(cpa_control *control, const void *send, const int64_t *send_bytes, void *recv,
                                 const int64_t *recv_bytes, cpa_error *err);
+/* Something that every rank must be given alike. */
+typedef struct cpa_named_value {
+    const char *name;
+    double value;
+} cpa_named_value;
+enum { CPA_SAME_MOST = 40 };
+/* CPA_INVALID, on every rank alike, with the name, the values and the ranks, unless all ranks give the same bits. At
+ * most CPA_SAME_MOST values, in the same order on every rank. */
+cpa_status cpa_control_same(cpa_control *control, const char *what, const cpa_named_value *values, int32_t n,
+                            cpa_error *err);
 /* Makes one failure known to all: if any rank's status is not CPA_OK, every rank returns the status of the lowest such
  * rank, and its message, prefixed with "rank R: ", in err. */
 cpa_status cpa_control_agree(cpa_control *control, cpa_status mine, cpa_error *err);

@@ -103,11 +103,13 @@ CPA_API int64_t cpa_context_least_staging(const cpa_device *device, const cpa_co
 /* How many rows of the chunks this rank owns; chunks that cpa_context_plan refuses own none. Pure; thread-safe. */
 CPA_API int64_t cpa_context_rows(const cpa_context *context, const cpa_context_chunk *chunks, int64_t n_chunks);
 
-/* Plans a step: no communication, since every rank derives the same exchanges from the same chunks. The block tables
+/* Plans a step: every rank derives the same exchanges from the same chunks. Waits for nobody; that all ranks have planned
+ * the same chunks is found out by the first layer, which otherwise is CPA_INVALID on all of them. The block tables
  * are copied. The layers of the step before may still be under way; those of earlier ones are waited for. */
 CPA_API cpa_status cpa_context_plan(cpa_context *context, const cpa_context_chunk *chunks, int64_t n_chunks);
 
-/* Attends one layer of the planned step. Collective: every rank calls it for the same layers in the same order. Not on
+/* Attends one layer of the planned step. Collective: every rank calls it for the same layers in the same order. What one
+ * rank refuses the others return too, with that rank's line; where they had begun, the context cannot go on. Not on
  * a stream in capture: a graph would hold what this step's plan says. */
 CPA_API cpa_status cpa_context_attend(cpa_context *context, const cpa_context_args *args, cpa_stream *stream);
 

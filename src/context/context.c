@@ -102,7 +102,21 @@ static cpa_status create_local(cpa_context *c) {
     return cpa_pass_q_create(&c->q, &c->ops, &c->step);
 }
 
+/* Every rank derives the same exchanges from these. */
+static cpa_status agree_on_options(cpa_context *c) {
+    const cpa_context_options *o = &c->ops.options;
+    const cpa_attention_shape *s = &o->shape;
+    const cpa_named_value values[] = {
+        {"q_heads", s->q_heads},       {"kv_heads", s->kv_heads}, {"k_dim", s->k_dim},
+        {"v_dim", s->v_dim},           {"dtype", s->dtype},       {"kv_dtype", s->kv_dtype},
+        {"k_scale", s->k_scale},       {"v_scale", s->v_scale},   {"block_size", o->block_size},
+        {"interleave", o->interleave}, {"max_rows", o->max_rows}, {"staging_bytes", (double)o->staging_bytes},
+    };
+    return cpa_control_same(&c->control, "context", values, sizeof values / sizeof values[0], &c->ops.error);
+}
+
 static void destroy(cpa_context *c) {
+    cpa_plan_agreement_close(&c->agreement);
     /* The transport first: what is still in flight (after a failure) uses the buffers. */
     if (c->ops.transport) c->ops.transport->table->close(c->ops.transport);
     cpa_control_close(&c->control);
@@ -131,6 +145,7 @@ cpa_status cpa_context_create_over(cpa_comm *comm, cpa_device *device, const cpa
         return cpa_fail(err, status, "%s", none.message);
     }
     c->control = control;
+    cpa_plan_agreement_open(&c->agreement, &c->control);
 
     status = out ? take_options(options, device, &c->ops.options, &c->ops.error)
                  : cpa_fail(&c->ops.error, CPA_INVALID, "context: out is NULL");
@@ -141,6 +156,7 @@ cpa_status cpa_context_create_over(cpa_comm *comm, cpa_device *device, const cpa
         status = create_local(c);
     }
     CPA_TRY_GOTO(cpa_control_agree(&c->control, status, &c->ops.error), failed);
+    CPA_TRY_GOTO(agree_on_options(c), failed);
     if (!transport)
         CPA_TRY_GOTO(cpa_transport_for(&c->control, device, CPA_TRANSPORT_AUTO, &transport, &c->ops.error), failed);
     status = transport->open(&c->control, &c->ops.transport, &c->ops.error);
@@ -300,20 +316,28 @@ cpa_status cpa_context_attend(cpa_context *context, const cpa_context_args *args
     cpa_context *c = context;
     cpa_context_args layer;
     if (!c) return CPA_INVALID;
-    CPA_TRY(CPA_STRUCT_TAKE("attend", args, cpa_context_args, out, &layer, &c->ops.error));
-    CPA_TRY(check_args(c, &layer, stream));
-    CPA_TRY(cpa_pass_kv_select(&c->kv, layer.mask));
+    const int64_t call = c->calls++;
+    CPA_TRY(cpa_plan_agreement_compare(&c->agreement, &c->ops.error));
+    cpa_status status = CPA_STRUCT_TAKE("attend", args, cpa_context_args, out, &layer, &c->ops.error);
+    if (status == CPA_OK) status = check_args(c, &layer, stream);
+    if (status == CPA_OK) status = cpa_pass_kv_select(&c->kv, layer.mask);
+    if (status != CPA_OK) {
+        cpa_comm_refuse(c->control.comm, c->control.tag, call, c->broken, &c->ops.error);
+        return status;
+    }
     if (layer.scale == 0) layer.scale = 1.0f / sqrtf((float)c->ops.options.shape.k_dim);
 
-    cpa_status status;
     if (!c->step.exchanges) {
         status = attend_alone(c, &layer, stream);
     } else {
         cpa_context_poll poll;
+        cpa_comm_begin_call(c->control.comm, c->control.tag, call);
         cpa_context_poll_begin(&c->ops, stream, &poll);
         status = attend_shared(c, &layer, stream);
         cpa_context_poll_end(&poll);
+        cpa_comm_end_call(c->control.comm);
         c->broken = status != CPA_OK;
+        if (c->broken) cpa_comm_refuse(c->control.comm, c->control.tag, call, 1, &c->ops.error);
     }
     if (status == CPA_OK) count_chunks(c, 1);
     c->layers_attended++;

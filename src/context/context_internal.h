@@ -11,6 +11,7 @@
 
 #include "src/context/pass_kv.h"
 #include "src/context/pass_q.h"
+#include "src/context/plan_agreement.h"
 
 struct cpa_context {
     cpa_context_ops ops;
@@ -24,6 +25,9 @@ struct cpa_context {
     /* Of cpa_context_plan: events 0 and 1 behind the layers of the last two steps, in turn; -1: the engine plans. */
     cpa_events *steps;
     int turn;
+
+    cpa_plan_agreement agreement; /* of cpa_context_plan */
+    int64_t calls;                /* of cpa_context_attend, refused ones too; the same on every rank */
 
     int planned;
     int32_t layers_attended; /* of the planned step */

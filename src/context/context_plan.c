@@ -163,7 +163,11 @@ cpa_status cpa_context_plan(cpa_context *context, const cpa_context_chunk *chunk
     if (!context) return CPA_INVALID;
     cpa_context_begin(context);
     take_turn(context);
-    return plan_step(context, chunks, n_chunks, 0);
+    cpa_error *err = &context->ops.error, none;
+    const cpa_status status = plan_step(context, chunks, n_chunks, 0);
+    cpa_status told =
+        cpa_plan_agreement_tell(&context->agreement, chunks, n_chunks, status, err, status == CPA_OK ? err : &none);
+    return status == CPA_OK ? told : status;
 }
 
 cpa_status cpa_context_plan_ahead(cpa_context *c, const cpa_context_chunk *chunks, int64_t n_chunks,

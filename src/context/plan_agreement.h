@@ -1,0 +1,35 @@
+/* All ranks must plan the same chunks: each tells the others what it has planned while it plans, and compares before its
+ * first layer, when what they say has come. The engine's plans all come from rank 0 and need none of this. */
+#ifndef CPA_PLAN_AGREEMENT_H
+#define CPA_PLAN_AGREEMENT_H
+
+#include <cpattn/context.h>
+
+#include "comm/comm.h"
+
+/* What a rank says of a plan. */
+typedef struct cpa_plan_note {
+    uint64_t chunks; /* a hash of what must be the same */
+    cpa_status status;
+    char message[256]; /* why the rank has refused them */
+} cpa_plan_note;
+
+typedef struct cpa_plan_agreement {
+    cpa_control *control;
+    int32_t tag;
+    int64_t open; /* plans that have not been compared */
+    cpa_plan_note mine;
+    cpa_comm_request *sends[CPA_COMM_MAX_RANKS];
+} cpa_plan_agreement;
+
+/* Collective, without a message; `control` must outlive it. */
+void cpa_plan_agreement_open(cpa_plan_agreement *agreement, cpa_control *control);
+void cpa_plan_agreement_close(cpa_plan_agreement *agreement);
+/* Tells the others of a plan, which has got `status`, with `refusal` then. Waits until they have taken the one before. */
+cpa_status cpa_plan_agreement_tell(cpa_plan_agreement *agreement, const cpa_context_chunk *chunks, int64_t n_chunks,
+                                   cpa_status status, const cpa_error *refusal, cpa_error *err);
+/* CPA_INVALID, on every rank alike, if ranks have planned different chunks, or one has refused them. Does nothing the
+ * second time. Waits for the others to plan. */
+cpa_status cpa_plan_agreement_compare(cpa_plan_agreement *agreement, cpa_error *err);
+
+#endif

@@ -1,0 +1,145 @@
+/* Ranks that are not given the same, and ranks that refuse: all hear of it, and none waits for ever. */
+#include <stdio.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "tests/fixtures/context_fixture.h"
+#include "tests/fixtures/device_fixture.h"
+#include "tests/fixtures/mpi_unit.h"
+
+static const cpa_test_shape SHAPE = {.q_heads = 4,
+                                     .kv_heads = 2,
+                                     .k_dim = 8,
+                                     .v_dim = 8,
+                                     .block_size = 16,
+                                     .interleave = 16,
+                                     .dtype = CPA_F32,
+                                     .mask = {.causal = 1}};
+static const cpa_test_chunk CHUNKS[2] = {{0, 100, 60, CPA_PASS_KV}, {1, 90, 1, CPA_PASS_Q}};
+
+static cpa_device *device;
+static cpa_stream *stream;
+
+static int is_last(void) {
+    return cpa_comm_rank(cpa_test_comm()) == cpa_test_ranks() - 1;
+}
+
+/* The last rank's options differ in one field. */
+static void expect_refused(cpa_context_options options, const char *field) {
+    cpa_context *context = NULL;
+    cpa_error err = {CPA_OK, ""};
+    CU_ASSERT_EQUAL(cpa_context_create(cpa_test_comm(), device, &options, &context, &err), CPA_INVALID);
+    CU_ASSERT_PTR_NULL(context);
+    CU_ASSERT_PTR_NOT_NULL(strstr(err.message, field));
+    cpa_context_destroy(context);
+}
+
+static void options_that_differ_are_refused_on_all_ranks(void) {
+    cpa_test_device_open(1, &device, &stream);
+    const cpa_context_options same = cpa_test_context_options(&SHAPE, 0);
+    cpa_context_options o;
+#define EXPECT_REFUSED(field, value)                                                                                   \
+    o = same;                                                                                                          \
+    if (is_last()) o.field = value;                                                                                    \
+    expect_refused(o, strrchr("." #field, '.') + 1)
+    EXPECT_REFUSED(shape.q_heads, 8);
+    EXPECT_REFUSED(shape.kv_heads, 1);
+    EXPECT_REFUSED(shape.k_dim, 16);
+    EXPECT_REFUSED(shape.v_dim, 16);
+    EXPECT_REFUSED(shape.dtype, CPA_BF16);
+    EXPECT_REFUSED(shape.kv_dtype, CPA_BF16);
+    EXPECT_REFUSED(block_size, 8);
+    EXPECT_REFUSED(interleave, 32);
+    EXPECT_REFUSED(max_rows, 17);
+    EXPECT_REFUSED(staging_bytes, (int64_t)128 << 20);
+#undef EXPECT_REFUSED
+    cpa_test_device_close(device, stream);
+}
+
+typedef struct site {
+    cpa_test_cache cache;
+    cpa_context *context;
+    cpa_test_layer layer;
+} site;
+
+static void open_site(site *s) {
+    static const int64_t lengths[2] = {160, 91};
+    cpa_test_device_open(1, &device, &stream);
+    cpa_test_cache_init(&s->cache, SHAPE, 7, lengths, NULL, 2);
+    s->context = cpa_test_context(device, &SHAPE, 0);
+    cpa_test_layer_upload(&s->cache, SHAPE.mask, CHUNKS, 2, 1, stream, &s->layer);
+}
+
+static void close_site(site *s) {
+    cpa_test_layer_download(&s->layer, stream);
+    cpa_test_result_destroy(&s->layer.result);
+    cpa_context_destroy(s->context);
+    cpa_test_cache_destroy(&s->cache);
+    cpa_test_device_close(device, stream);
+}
+
+static void chunks_that_differ_are_refused_and_harm_nothing(void) {
+    site s;
+    open_site(&s);
+    for (int way = 0; way < 5; way++) {
+        cpa_test_chunk chunks[2] = {CHUNKS[0], CHUNKS[1]};
+        if (is_last() && way == 0) chunks[0].start++;
+        if (is_last() && way == 1) chunks[0].count--;
+        if (is_last() && way == 2) chunks[0].algorithm = CPA_PASS_Q;
+        if (is_last() && way == 3) chunks[1].algorithm = CPA_PASS_KV;
+        if (is_last() && way == 4) chunks[0].count = -1; /* refused there by itself */
+        cpa_status planned = cpa_test_plan(s.context, &s.cache, chunks, 2);
+        CU_ASSERT_EQUAL(planned, is_last() && way == 4 ? CPA_INVALID : CPA_OK);
+        CU_ASSERT_EQUAL(cpa_context_attend(s.context, &s.layer.args, stream), CPA_INVALID);
+        char expected[64];
+        snprintf(expected, sizeof expected, way == 4 ? "plan: rank %d: " : "chunks of rank %d", cpa_test_ranks() - 1);
+        CU_ASSERT_PTR_NOT_NULL(strstr(cpa_context_error(s.context), expected));
+
+        CU_ASSERT_EQUAL(cpa_test_plan(s.context, &s.cache, CHUNKS, 2), CPA_OK);
+        cpa_test_result result;
+        CU_ASSERT_EQUAL(cpa_test_attend(s.context, &s.cache, SHAPE.mask, CHUNKS, 2, stream, &result), CPA_OK);
+        CU_ASSERT_EQUAL(cpa_test_count_wrong(&s.cache, SHAPE.mask, CHUNKS, 2, &result), 0);
+        cpa_test_result_destroy(&result);
+    }
+    close_site(&s);
+}
+
+/* The last rank gives no keys, or no queries; the others would wait for it. */
+static void tensors_that_one_rank_refuses_are_refused_on_all(void) {
+    for (int way = 0; way < 2; way++) {
+        site s;
+        open_site(&s);
+        cpa_context_args args = s.layer.args;
+        if (is_last() && way == 0) args.kv.k = NULL;
+        if (is_last() && way == 1) args.q = NULL;
+        CU_ASSERT_EQUAL(cpa_test_plan(s.context, &s.cache, CHUNKS, 2), CPA_OK);
+        const double begin = cpa_clock_now();
+        CU_ASSERT_EQUAL(cpa_context_attend(s.context, &args, stream), CPA_INVALID);
+        CU_ASSERT(cpa_clock_now() - begin < 5);
+        char expected[32];
+        snprintf(expected, sizeof expected, "rank %d: attend: ", cpa_test_ranks() - 1);
+        if (!is_last()) CU_ASSERT_PTR_NOT_NULL(strstr(cpa_context_error(s.context), expected));
+        close_site(&s);
+    }
+}
+
+/* A rank without rows that has keys is asked for them. */
+static void keys_that_are_missing_without_rows_are_refused(void) {
+    site s;
+    open_site(&s);
+    const cpa_test_chunk chunk = {1, 90, 1, CPA_PASS_Q};
+    CU_ASSERT_EQUAL(cpa_test_plan(s.context, &s.cache, &chunk, 1), CPA_OK);
+    cpa_context_args args = s.layer.args;
+    args.kv.k = NULL;
+    CU_ASSERT_EQUAL(cpa_context_attend(s.context, &args, stream), CPA_INVALID);
+    close_site(&s);
+}
+
+static const cpa_test tests[] = {
+    {"options that differ are refused on all ranks", options_that_differ_are_refused_on_all_ranks},
+    {"chunks that differ are refused and harm nothing", chunks_that_differ_are_refused_and_harm_nothing},
+    {"tensors that one rank refuses are refused on all", tensors_that_one_rank_refuses_are_refused_on_all},
+    {"keys that are missing without rows are refused", keys_that_are_missing_without_rows_are_refused},
+};
+
+CPA_MPI_TEST_MAIN("agreement of ranks", tests)
