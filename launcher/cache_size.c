@@ -6,6 +6,7 @@
 #include "base/check.h"
 #include "base/min_max.h"
 #include "src/cache/kv_cache.h"
+#include "src/schedule/scheduler.h"
 
 int64_t cpa_cache_block_bytes(const cpa_cache_limits *limits) {
     return cpa_kv_cache_block_bytes(&limits->model.attention, limits->model.layers, limits->block_size);
@@ -23,9 +24,8 @@ int64_t cpa_cache_tokens_of(const cpa_cache_limits *limits, int64_t blocks) {
     return runs * limits->map.interleave * limits->map.cp_size + rest;
 }
 
-/* The tokens that end up in the cache: the last output token does not. */
 static int64_t cached_tokens(const cpa_request *request) {
-    return request->prompt_tokens + request->output_tokens - 1;
+    return cpa_cached_tokens(request->prompt_tokens, request->output_tokens);
 }
 
 /* Blocks that a rank holds more of a sequence when it keeps all of it. The least used rank keeps the next one, so that

@@ -3,19 +3,15 @@
 #include <math.h>
 #include <stdlib.h>
 
+#include "base/array.h"
+
 #define MS_PER_S 1e3
 
 static void add_sample(cpa_metrics *metrics, cpa_metric metric, double seconds) {
     cpa_samples *samples = &metrics->samples[metric];
-    if (samples->count == samples->capacity) {
-        int64_t larger = samples->capacity ? 2 * samples->capacity : 256;
-        double *values = realloc(samples->values, (size_t)larger * sizeof *values);
-        if (!values) {
-            metrics->out_of_memory = 1;
-            return;
-        }
-        samples->values = values;
-        samples->capacity = larger;
+    if (!cpa_array_reserve(&samples->values, &samples->capacity, samples->count + 1, sizeof *samples->values)) {
+        metrics->out_of_memory = 1;
+        return;
     }
     samples->values[samples->count++] = seconds * MS_PER_S;
 }

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/array.h"
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/fault.h"
@@ -132,12 +133,8 @@ uint64_t cpa_kv_checksum(const void *memory, int64_t bytes) {
 /* ---- moves ---- */
 
 static cpa_status reserve_pairs(cpa_kv_cache *cache, int64_t n, cpa_stream *stream) {
-    if (n <= cache->cap_pairs) return CPA_OK;
-    int64_t(*moved)[2] = realloc(cache->pairs, (size_t)n * sizeof *moved);
-    if (!moved) return cpa_fail(&stream->error, CPA_NO_MEMORY, "KV cache: no memory for %" PRId64 " moves", n);
-    cache->pairs = moved;
-    cache->cap_pairs = n;
-    return CPA_OK;
+    if (cpa_array_reserve(&cache->pairs, &cache->cap_pairs, n, sizeof *cache->pairs)) return CPA_OK;
+    return cpa_fail(&stream->error, CPA_NO_MEMORY, "KV cache: no memory for %" PRId64 " moves", n);
 }
 
 /* Whether a host block still is what left for it; says so if not. */

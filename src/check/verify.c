@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/array.h"
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/hash.h"
@@ -40,13 +41,8 @@ cpa_status cpa_verify_reserve(cpa_verify *verify, cpa_verify_memory *memory, int
 }
 
 static cpa_status add_sample(cpa_verify *verify, cpa_verify_sample sample, cpa_error *err) {
-    if (verify->n_samples == verify->cap_samples) {
-        int64_t grown = verify->cap_samples ? 2 * verify->cap_samples : 256;
-        cpa_verify_sample *samples = realloc(verify->samples, (size_t)grown * sizeof *samples);
-        if (!samples) return cpa_fail(err, CPA_NO_MEMORY, "verify: no memory for %lld samples", (long long)grown);
-        verify->samples = samples;
-        verify->cap_samples = grown;
-    }
+    if (!cpa_array_reserve(&verify->samples, &verify->cap_samples, verify->n_samples + 1, sizeof *verify->samples))
+        return cpa_fail(err, CPA_NO_MEMORY, "verify: no memory for %lld samples", (long long)verify->n_samples + 1);
     int64_t used = verify->n_samples * verify->sample_bytes;
     CPA_TRY(cpa_verify_reserve(verify, &verify->data, used + verify->sample_bytes, used, err));
     sample.data = verify->n_samples;

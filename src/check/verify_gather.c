@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/array.h"
 #include "base/check.h"
 #include "kernels/operators.h"
 
@@ -17,10 +18,10 @@ typedef struct gather {
     int64_t k_bytes, v_bytes; /* of one token's key and value of one head, each with its scale */
     int64_t part_tokens;
     cpa_verify_part *parts; /* to be exchanged next */
-    int64_t n_parts, cap_parts, pending_bytes;
-    cpa_verify_part *received; /* those of them that this rank checks, [cap_parts] */
+    int64_t n_parts, cap_parts, cap_received, cap_pieces, pending_bytes;
+    cpa_verify_part *received; /* those of them that this rank checks */
     int64_t n_received;
-    cpa_verify_piece *pieces;                  /* of those, [cap_parts][size] */
+    cpa_verify_piece *pieces;                  /* of those, [size] each */
     int64_t *send_bytes, *recv_bytes, *cursor; /* [size] */
     cpa_verify_parts_fn fn;
     void *ctx;
@@ -200,23 +201,19 @@ static cpa_status flush_parts(gather *g, cpa_error *err) {
     return g->n_received > 0 ? g->fn(g->ctx, g->received, g->n_received, err) : CPA_OK;
 }
 
-static cpa_status grow_parts(gather *g, cpa_error *err) {
-    int64_t grown = g->cap_parts ? 2 * g->cap_parts : 64;
-    cpa_verify_part *parts = realloc(g->parts, (size_t)grown * sizeof *parts);
-    if (parts) g->parts = parts;
-    cpa_verify_part *received = realloc(g->received, (size_t)grown * sizeof *received);
-    if (received) g->received = received;
-    cpa_verify_piece *pieces = realloc(g->pieces, (size_t)(grown * g->size) * sizeof *pieces);
-    if (pieces) g->pieces = pieces;
-    if (!parts || !received || !pieces)
-        return cpa_fail(err, CPA_NO_MEMORY, "verify: no memory for %lld parts", (long long)grown);
-    g->cap_parts = grown;
-    return CPA_OK;
+/* Room for one more part, whoever checks it. */
+static cpa_status reserve_part(gather *g, cpa_error *err) {
+    const int64_t n = g->n_parts + 1;
+    if (cpa_array_reserve(&g->parts, &g->cap_parts, n, sizeof *g->parts) &&
+        cpa_array_reserve(&g->received, &g->cap_received, n, sizeof *g->received) &&
+        cpa_array_reserve(&g->pieces, &g->cap_pieces, n * g->size, sizeof *g->pieces))
+        return CPA_OK;
+    return cpa_fail(err, CPA_NO_MEMORY, "verify: no memory for %lld parts", (long long)n);
 }
 
 /* A round is bounded by its bytes and by the memory of the rows that its pieces give. */
 static cpa_status add_part(gather *g, cpa_verify_part p, cpa_error *err) {
-    if (g->n_parts == g->cap_parts) CPA_TRY(grow_parts(g, err));
+    CPA_TRY(reserve_part(g, err));
     g->parts[g->n_parts++] = p;
     for (int32_t r = 0; r < g->size; r++) g->pending_bytes += part_bytes(g, &p, r);
     g->pending_bytes += p.group->count * g->size * (int64_t)sizeof(cpa_reference_row);

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/array.h"
 #include "base/check.h"
 #include "base/clock.h"
 #include "src/check/reference.h"
@@ -223,16 +224,6 @@ static void end_rows(check *c, const cpa_verify_group *g, cpa_reference_row *row
     }
 }
 
-/* Makes room for `need` elements of `size` bytes. */
-static cpa_status reserve(void **memory, int64_t *capacity, int64_t need, size_t size, cpa_error *err) {
-    if (need <= *capacity) return CPA_OK;
-    void *grown = realloc(*memory, (size_t)need * size);
-    if (!grown) return cpa_fail(err, CPA_NO_MEMORY, "verify: no memory for %lld rows", (long long)need);
-    *memory = grown;
-    *capacity = need;
-    return CPA_OK;
-}
-
 /* Deals the pieces and rows of a part to items. */
 static void add_items(check *c, const cpa_verify_part *part, const cpa_reference_row *rows, cpa_reference_row **found) {
     for (int32_t r = 0; r < c->verify->control->size; r++) {
@@ -258,9 +249,11 @@ static cpa_status reserve_round(check *c, const cpa_verify_part *parts, int64_t 
         items += size * ((count + ROWS_PER_ITEM - 1) / ROWS_PER_ITEM);
     }
     c->n_items = 0;
-    CPA_TRY(reserve((void **)&c->rows, &c->cap_rows, rows, sizeof *c->rows, err));
-    CPA_TRY(reserve((void **)&c->found, &c->cap_found, found, sizeof *c->found, err));
-    return reserve((void **)&c->items, &c->cap_items, items, sizeof *c->items, err);
+    if (cpa_array_reserve(&c->rows, &c->cap_rows, rows, sizeof *c->rows) &&
+        cpa_array_reserve(&c->found, &c->cap_found, found, sizeof *c->found) &&
+        cpa_array_reserve(&c->items, &c->cap_items, items, sizeof *c->items))
+        return CPA_OK;
+    return cpa_fail(err, CPA_NO_MEMORY, "verify: no memory for %lld rows", (long long)(rows + found));
 }
 
 /* Checks the parts of a round: the threads take the items, and their rows are joined in the order of the keys. */

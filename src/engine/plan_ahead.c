@@ -4,6 +4,7 @@
 #include <pthread.h>
 #include <stdlib.h>
 
+#include "base/array.h"
 #include "base/check.h"
 #include "base/clock.h"
 #include "src/schedule/step_plan_wire.h"
@@ -172,16 +173,8 @@ void cpa_plan_ahead_go_on(cpa_plan_ahead *ahead) {
 cpa_status cpa_plan_ahead_report_damage(cpa_plan_ahead *ahead, uint64_t request, cpa_error *err) {
     cpa_status status = CPA_OK;
     pthread_mutex_lock(&ahead->mutex);
-    if (ahead->n_damaged == ahead->damaged_capacity) {
-        int64_t grown = 2 * ahead->damaged_capacity + 8;
-        uint64_t *moved = realloc(ahead->damaged, (size_t)grown * sizeof *moved);
-        if (moved) {
-            ahead->damaged = moved;
-            ahead->damaged_capacity = grown;
-        } else {
-            status = cpa_fail(err, CPA_NO_MEMORY, "planning: no memory to report damage");
-        }
-    }
+    if (!cpa_array_reserve(&ahead->damaged, &ahead->damaged_capacity, ahead->n_damaged + 1, sizeof *ahead->damaged))
+        status = cpa_fail(err, CPA_NO_MEMORY, "planning: no memory to report damage");
     if (status == CPA_OK) ahead->damaged[ahead->n_damaged++] = request;
     pthread_mutex_unlock(&ahead->mutex);
     return status;

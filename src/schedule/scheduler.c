@@ -151,7 +151,8 @@ static cpa_status check_request(const cpa_scheduler *s, const cpa_scheduler_requ
         return cpa_fail(err, CPA_INVALID, "request %" PRIu64 ": arrival at %g s; expected a finite time", r->id,
                         r->arrival);
     /* On one rank it is placed only if it fits there: cpa_request_may_be_local. */
-    int64_t tokens = cpa_request_cached_tokens(r), blocks = cpa_request_blocks(&s->options, tokens);
+    int64_t tokens = cpa_cached_tokens(r->prompt_tokens, r->output_tokens),
+            blocks = cpa_request_blocks(&s->options, tokens);
     if (blocks > s->options.num_blocks)
         return cpa_fail(err, CPA_INVALID,
                         "request %" PRIu64 ": %" PRId64 " prompt + %" PRId64 " output tokens need %" PRId64

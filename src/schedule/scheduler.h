@@ -87,6 +87,11 @@ typedef struct cpa_scheduler_request {
     uint64_t group;        /* samples of one prompt have the same group; 0: none */
 } cpa_scheduler_request;
 
+/* Tokens of a request that its cache holds in the end: its last output token is never an input. */
+static inline int64_t cpa_cached_tokens(int64_t prompt_tokens, int64_t output_tokens) {
+    return prompt_tokens + output_tokens - 1;
+}
+
 typedef struct cpa_scheduler_stats {
     int64_t waiting; /* requests that do not run, arrived or not */
     int64_t running;
@@ -109,7 +114,7 @@ cpa_status cpa_scheduler_create(const cpa_scheduler_options *options, cpa_schedu
 void cpa_scheduler_destroy(cpa_scheduler *scheduler);
 
 /* Queues a request. CPA_INVALID, with the numbers, if a length is not positive, an unfinished request has the id, or
- * the whole sequence (prompt_tokens + output_tokens - 1 tokens are cached) cannot fit the pools of any rank even alone.
+ * the whole sequence (see cpa_cached_tokens) cannot fit the pools of any rank even alone.
  */
 cpa_status cpa_scheduler_add(cpa_scheduler *scheduler, const cpa_scheduler_request *request, cpa_error *err);
 

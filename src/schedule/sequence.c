@@ -34,7 +34,7 @@ cpa_sequence *cpa_sequence_create(const cpa_scheduler_options *options, const cp
     sequence->request.salt = NULL;
     sequence->first_rank = (int32_t)(hash % (uint64_t)options->map.cp_size);
     sequence->placement = (cpa_placement){CPA_SHARDED, sequence->first_rank};
-    int64_t tokens = cpa_request_cached_tokens(request);
+    int64_t tokens = cpa_cached_tokens(request->prompt_tokens, request->output_tokens);
     sequence->stride = cpa_request_may_be_local(options, request) ? blocks_for(tokens, options->block_size)
                                                                   : cpa_request_blocks(options, tokens);
     set_order(sequence, options);
@@ -49,16 +49,13 @@ void cpa_sequence_destroy(cpa_sequence *sequence) {
     free(sequence);
 }
 
-int64_t cpa_request_cached_tokens(const cpa_scheduler_request *request) {
-    return request->prompt_tokens + request->output_tokens - 1;
-}
-
 int64_t cpa_request_blocks(const cpa_scheduler_options *options, int64_t tokens) {
     return blocks_for(cpa_shard_len(options->map, 0, tokens), options->block_size);
 }
 
 int cpa_request_may_be_local(const cpa_scheduler_options *options, const cpa_scheduler_request *request) {
-    int64_t tokens = cpa_request_cached_tokens(request), blocks = blocks_for(tokens, options->block_size);
+    int64_t tokens = cpa_cached_tokens(request->prompt_tokens, request->output_tokens),
+            blocks = blocks_for(tokens, options->block_size);
     int64_t most = options->local_context;
     if (most == 0) most = cpa_planner_local_tokens(&options->planner);
     if (options->map.cp_size == 1 || tokens > most || blocks > options->num_blocks) return 0;

@@ -74,8 +74,6 @@ cpa_sequence *cpa_sequence_create(const cpa_scheduler_options *options, const cp
                                   const cpa_prefix_digest *first);
 void cpa_sequence_destroy(cpa_sequence *sequence);
 
-/* The tokens a whole request caches: its last output token is never an input. */
-int64_t cpa_request_cached_tokens(const cpa_scheduler_request *request);
 /* Blocks that the fullest rank needs for `tokens` tokens of a sharded sequence. */
 int64_t cpa_request_blocks(const cpa_scheduler_options *options, int64_t tokens);
 /* Whether the sequence may lie on one rank, as far as its length says. */

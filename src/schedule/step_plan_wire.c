@@ -10,8 +10,8 @@
  *     block    i32, -1: none
  *     token    u32 */
 #include <inttypes.h>
-#include <stdlib.h>
 
+#include "base/array.h"
 #include "base/check.h"
 #include "src/schedule/step_plan_wire.h"
 
@@ -139,14 +139,8 @@ cpa_status cpa_step_plan_encode(const cpa_step_plan *plan, uint8_t **buffer, int
                    (plan->n_swap_outs + plan->n_swap_ins + plan->n_copies) * MOVE_BYTES +
                    plan->n_appends * APPEND_BYTES + plan->n_voids * VOID_BYTES + plan->n_block_ids * BLOCK_BYTES +
                    plan->n_token_ids * TOKEN_BYTES;
-    if (!*buffer || need > *capacity) {
-        int64_t grown = need + need / 2;
-        uint8_t *moved = realloc(*buffer, (size_t)grown);
-        if (!moved)
-            return cpa_fail(err, CPA_NO_MEMORY, "step plan: no memory for a message of %" PRId64 " bytes", need);
-        *buffer = moved;
-        *capacity = grown;
-    }
+    if (!cpa_array_reserve(buffer, capacity, need, 1))
+        return cpa_fail(err, CPA_NO_MEMORY, "step plan: no memory for a message of %" PRId64 " bytes", need);
     uint8_t *at = *buffer;
     put_u32(&at, WIRE_MAGIC);
     put_u32(&at, WIRE_VERSION);

@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/array.h"
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/range.h"
@@ -46,13 +47,8 @@ static int is_always_measured(cpa_span_kind kind) {
 
 /* Room for so many spans. */
 static cpa_status reserve(cpa_spans *spans, int64_t count, cpa_error *err) {
-    if (count <= spans->capacity) return CPA_OK;
-    int64_t grown = count < 2 * spans->capacity ? 2 * spans->capacity : count;
-    cpa_span_record *records = realloc(spans->records, (size_t)grown * sizeof *records);
-    if (!records) return cpa_fail(err, CPA_NO_MEMORY, "no memory for %lld spans", (long long)grown);
-    spans->records = records;
-    spans->capacity = grown;
-    return CPA_OK;
+    if (cpa_array_reserve(&spans->records, &spans->capacity, count, sizeof *spans->records)) return CPA_OK;
+    return cpa_fail(err, CPA_NO_MEMORY, "no memory for %lld spans", (long long)count);
 }
 
 /* Begins a span at an event. */

@@ -3,29 +3,20 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/array.h"
 #include "base/check.h"
 #include "base/fault.h"
 #include "base/hash.h"
 #include "kernels/operators.h"
 
-/* Makes room for `need` elements of `size` bytes; grows by doubling. */
-static void *reserve(void *memory, int64_t *capacity, int64_t need, size_t size) {
-    if (need <= *capacity) return memory;
-    int64_t grown = *capacity * 2 > need ? *capacity * 2 : need;
-    void *moved = realloc(memory, (size_t)grown * size);
-    if (moved) *capacity = grown;
-    return moved;
-}
-
 static cpa_status apply_append(cpa_worker *worker, const cpa_step_plan *plan, const cpa_plan_append *append,
                                cpa_error *err) {
     if (append->rank != worker->rank) return CPA_OK;
     cpa_worker_seq *seq = &worker->seqs[append->seq];
-    int32_t *blocks = reserve(seq->blocks, &seq->cap_blocks, seq->n_blocks + append->count, sizeof *blocks);
-    if (!blocks)
+    if (!cpa_array_reserve(&seq->blocks, &seq->cap_blocks, seq->n_blocks + append->count, sizeof *seq->blocks))
         return cpa_fail(err, CPA_NO_MEMORY, "worker: no memory for a table of %lld blocks",
                         (long long)(seq->n_blocks + append->count));
-    seq->blocks = blocks;
+    int32_t *blocks = seq->blocks;
     memcpy(blocks + seq->n_blocks, plan->block_ids + append->blocks, (size_t)append->count * sizeof *blocks);
     for (int32_t i = 0; i < append->count; i++)
         if (blocks[seq->n_blocks + i] < 0) blocks[seq->n_blocks + i] = cpa_kv_cache_null_block(worker->cache);
@@ -57,10 +48,9 @@ static cpa_status apply_chunk(cpa_worker *worker, const cpa_step_plan *plan, con
         return cpa_fail(err, CPA_INTERNAL, "chunk of request %llu starts at %lld, the cache of sequence %d holds %lld",
                         (unsigned long long)chunk->request, (long long)chunk->start, chunk->seq, (long long)seq->len);
     }
-    uint32_t *tokens = reserve(seq->tokens, &seq->cap_tokens, end, sizeof *tokens);
-    if (!tokens) return cpa_fail(err, CPA_NO_MEMORY, "worker: no memory for %lld tokens", (long long)end);
-    seq->tokens = tokens;
-    memcpy(tokens + end - n_tokens, plan->token_ids + chunk->tokens, (size_t)n_tokens * sizeof *tokens);
+    if (!cpa_array_reserve(&seq->tokens, &seq->cap_tokens, end, sizeof *seq->tokens))
+        return cpa_fail(err, CPA_NO_MEMORY, "worker: no memory for %lld tokens", (long long)end);
+    memcpy(seq->tokens + end - n_tokens, plan->token_ids + chunk->tokens, (size_t)n_tokens * sizeof *seq->tokens);
     seq->len = end;
     const cpa_owner_map map = worker->options.map;
     int64_t owned = cpa_tokens_before(map, cpa_tokens_on(map, seq->placement, worker->rank), seq->len);
@@ -100,10 +90,9 @@ cpa_status cpa_worker_move(cpa_worker *worker, const cpa_step_plan *plan, cpa_er
     CPA_TRY(cpa_kv_cache_move(worker->cache, CPA_TIER_DEVICE, CPA_TIER_HOST, worker->rank, plan->swap_outs,
                               plan->n_swap_outs, NULL, worker->stream));
     if (plan->n_swap_ins > 0) {
-        uint64_t *damaged = reserve(worker->damaged, &worker->cap_damaged, plan->n_swap_ins, sizeof *damaged);
-        if (!damaged) return cpa_fail(err, CPA_NO_MEMORY, "worker: no memory for the swaps");
-        worker->damaged = damaged;
-        memset(damaged, 0, (size_t)plan->n_swap_ins * sizeof *damaged);
+        if (!cpa_array_reserve(&worker->damaged, &worker->cap_damaged, plan->n_swap_ins, sizeof *worker->damaged))
+            return cpa_fail(err, CPA_NO_MEMORY, "worker: no memory for the swaps");
+        memset(worker->damaged, 0, (size_t)plan->n_swap_ins * sizeof *worker->damaged);
     }
     CPA_TRY(cpa_kv_cache_move(worker->cache, CPA_TIER_HOST, CPA_TIER_DEVICE, worker->rank, plan->swap_ins,
                               plan->n_swap_ins, worker->damaged, worker->stream));
@@ -118,9 +107,9 @@ cpa_status cpa_worker_apply(cpa_worker *worker, const cpa_step_plan *plan, cpa_e
         worker->seqs[plan->releases[i]].n_blocks = 0;
     }
     for (int64_t i = 0; i < plan->n_appends; i++) CPA_TRY(apply_append(worker, plan, &plan->appends[i], err));
-    cpa_context_chunk *chunks = reserve(worker->chunks, &worker->cap_chunks, plan->n_chunks, sizeof *chunks);
-    if (plan->n_chunks > 0 && !chunks) return cpa_fail(err, CPA_NO_MEMORY, "worker: no memory for the chunks");
-    worker->chunks = chunks;
+    if (!cpa_array_reserve(&worker->chunks, &worker->cap_chunks, plan->n_chunks, sizeof *worker->chunks))
+        return cpa_fail(err, CPA_NO_MEMORY, "worker: no memory for the chunks");
+    cpa_context_chunk *chunks = worker->chunks;
     worker->rows->count = worker->rows->n_digest = 0;
     for (int64_t i = 0; i < plan->n_chunks; i++) {
         const cpa_plan_chunk *chunk = &plan->chunks[i];

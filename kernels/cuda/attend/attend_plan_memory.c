@@ -1,6 +1,7 @@
 /* The memory of a CUDA attend plan: the image of what its kernels read, and their work spaces. */
 #include <stdlib.h>
 
+#include "base/array.h"
 #include "base/check.h"
 #include "kernels/cuda/attend/attend.h"
 
@@ -40,13 +41,8 @@ cpa_status cpa_cuda_plan_reserve_partial(cpa_cuda_plan *plan, int64_t floats, cp
 }
 
 cpa_status cpa_cuda_plan_reserve_in_order(cpa_cuda_plan_memory *memory, int64_t n, cpa_error *err) {
-    if (n <= memory->in_order_capacity) return CPA_OK;
-    int64_t capacity = n > 2 * memory->in_order_capacity ? n : 2 * memory->in_order_capacity;
-    cpa_cuda_costed_piece *moved = realloc(memory->in_order, (size_t)capacity * sizeof *moved);
-    if (!moved) return cpa_fail(err, CPA_NO_MEMORY, "attend plan: no memory for %lld tiles", (long long)capacity);
-    memory->in_order = moved;
-    memory->in_order_capacity = capacity;
-    return CPA_OK;
+    if (cpa_array_reserve(&memory->in_order, &memory->in_order_capacity, n, sizeof *memory->in_order)) return CPA_OK;
+    return cpa_fail(err, CPA_NO_MEMORY, "attend plan: no memory for %lld tiles", (long long)n);
 }
 
 /* Room for `tokens` tokens of all heads in the dtype of queries; 0 if there is none, or no kernel that would use it:

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/array.h"
 #include "base/check.h"
 
 /* A unit is divided when it holds more than 1 / (threads * this) of the work. */
@@ -13,19 +14,14 @@ enum { UNITS_PER_THREAD = 4 };
 /* Most floats that the partial states of divided units take: 64 MiB. */
 static const int64_t MAX_PARTIALS = (int64_t)16 << 20;
 
-/* Makes room for n elements; keeps the old memory when that fails. */
-static cpa_status reserve(void **memory, int64_t *capacity, int64_t n, size_t element, cpa_error *err) {
-    if (n <= *capacity) return CPA_OK;
-    int64_t larger = n > 2 * *capacity ? n : 2 * *capacity;
-    void *moved = realloc(*memory, (size_t)larger * element);
-    if (!moved) return cpa_fail(err, CPA_NO_MEMORY, "attend plan: no memory for %lld entries", (long long)larger);
-    *memory = moved;
-    *capacity = larger;
-    return CPA_OK;
+/* Makes room for n elements in the array at that address. */
+static cpa_status reserve(void *array, int64_t *capacity, int64_t n, size_t element, cpa_error *err) {
+    if (cpa_array_reserve(array, capacity, n, element)) return CPA_OK;
+    return cpa_fail(err, CPA_NO_MEMORY, "attend plan: no memory for %lld entries", (long long)n);
 }
 
 static cpa_status add_unit(cpa_host_unit **units, int64_t *n, int64_t *capacity, cpa_host_unit unit, cpa_error *err) {
-    CPA_TRY(reserve((void **)units, capacity, *n + 1, sizeof **units, err));
+    CPA_TRY(reserve(units, capacity, *n + 1, sizeof **units, err));
     (*units)[(*n)++] = unit;
     return CPA_OK;
 }
@@ -94,7 +90,7 @@ static cpa_status divide_units(cpa_host_plan *plan, int32_t threads, cpa_error *
         if (parts > splits) parts = splits;
         if (parts > 1 && floats <= MAX_PARTIALS - plan->n_partials) CPA_TRY(divide_unit(plan, i, parts, err));
     }
-    return reserve((void **)&plan->partials, &plan->partials_capacity, plan->n_partials, sizeof *plan->partials, err);
+    return reserve(&plan->partials, &plan->partials_capacity, plan->n_partials, sizeof *plan->partials, err);
 }
 
 static int costlier_first(const void *a, const void *b) {
@@ -114,8 +110,8 @@ cpa_status cpa_host_plan_set(cpa_attend_plan *base, const cpa_attend_batch *batc
                              cpa_error *err) {
     cpa_host_plan *plan = (cpa_host_plan *)base;
     base->n_items = plan->n_units = plan->n_folds = plan->n_partials = 0;
-    CPA_TRY(reserve((void **)&plan->items, &plan->items_capacity, batch->n_items, sizeof *plan->items, err));
-    CPA_TRY(reserve((void **)&plan->tables, &plan->tables_capacity, batch->n_table_entries, sizeof *plan->tables, err));
+    CPA_TRY(reserve(&plan->items, &plan->items_capacity, batch->n_items, sizeof *plan->items, err));
+    CPA_TRY(reserve(&plan->tables, &plan->tables_capacity, batch->n_table_entries, sizeof *plan->tables, err));
     if (batch->n_items) memcpy(plan->items, batch->items, (size_t)batch->n_items * sizeof *plan->items);
     if (batch->n_table_entries)
         memcpy(plan->tables, batch->block_tables, (size_t)batch->n_table_entries * sizeof *plan->tables);
