@@ -38,7 +38,8 @@ struct cpa_device {
     const cpa_self_test_table *self_test;
     cpa_device_caps caps;
     char description[160];
-    int debug_checks; /* of the options; src/ops sets it */
+    int debug_checks;     /* of the options, as is the next; src/ops sets both */
+    cpa_allocator memory; /* where `alloc` takes its memory from; its functions are NULL: the back end's own */
 };
 
 /* The head of every back end's stream. */
@@ -73,6 +74,8 @@ struct cpa_device_table {
     /* Streams. copy moves bytes between any two of host and device memory and is asynchronous where the device is; the
      * memory must stay until then. */
     cpa_status (*stream_create)(cpa_device *device, cpa_stream **out, cpa_error *err);
+    /* Over a stream of the caller's, which stays when this one is destroyed. */
+    cpa_status (*stream_wrap)(cpa_device *device, void *native, cpa_stream **out, cpa_error *err);
     void (*stream_destroy)(cpa_stream *stream);
     cpa_status (*stream_sync)(cpa_stream *stream);
     cpa_status (*copy)(void *dst, const void *src, int64_t bytes, cpa_stream *stream);

@@ -19,6 +19,16 @@ typedef struct cpa_stream cpa_stream;
 
 typedef enum cpa_backend { CPA_BACKEND_HOST = 0, CPA_BACKEND_CUDA } cpa_backend;
 
+/* Memory of a device from the caller, such as a framework's pool, in place of the back end's own: all of it but what
+ * peers map and page-locked host memory. alloc gives `bytes` bytes of that device's memory, aligned to 256 bytes (64 on
+ * the host), or NULL. free gets what alloc gave, when nothing uses it any more: the library waits for the device first.
+ * Both may be called by any thread that uses the device. CPA_TRANSPORT_PEER needs memory that comes from cudaMalloc. */
+typedef struct cpa_allocator {
+    void *(*alloc)(void *ctx, int64_t bytes);
+    void (*free)(void *ctx, void *memory);
+    void *ctx;
+} cpa_allocator;
+
 typedef struct cpa_device_options {
     size_t size;
     cpa_backend backend;
@@ -27,7 +37,8 @@ typedef struct cpa_device_options {
     int32_t n_cpus;
     int32_t ordinal;      /* cuda: which of the devices that the process sees */
     int32_t debug_checks; /* 1: operators check also what lies on the device, which they wait for: to find a mistake */
-    int64_t reserved[11]; /* zero */
+    cpa_allocator memory; /* its functions both NULL: the back end's own */
+    int64_t reserved[8];  /* zero */
 } cpa_device_options;
 
 /* How many devices of a back end this process sees: 1 for the host, 0 for CUDA without a driver or in a build without
@@ -56,7 +67,15 @@ CPA_API cpa_status cpa_device_alloc(cpa_device *device, int64_t bytes, void **ou
 CPA_API void cpa_device_free(cpa_device *device, void *memory);
 
 CPA_API cpa_status cpa_stream_create(cpa_device *device, cpa_stream **out, cpa_error *err);
+/* Waits for what is enqueued. NULL does nothing. */
 CPA_API void cpa_stream_destroy(cpa_stream *stream);
+
+/* A stream of the library over an existing one of the device: a cudaStream_t, as a pointer, not NULL (cudaStreamLegacy
+ * and cudaStreamPerThread name the default streams). Operations run in order with whatever else the caller enqueues
+ * there. The caller's stream must outlive this one, which leaves it as it is when it is destroyed. What a graph of the
+ * caller's captures would hold the plans of that moment: attend refuses it with CPA_UNSUPPORTED. CPA_UNSUPPORTED on the
+ * host back end. */
+CPA_API cpa_status cpa_stream_wrap(cpa_device *device, void *native, cpa_stream **out, cpa_error *err);
 
 /* The cudaStream_t of a stream on a CUDA device, as a pointer: what is enqueued there runs in order with the operations
  * of the library, so that a cpa_source can launch its kernels. Owned by the stream. NULL on the host back end, and for

@@ -46,8 +46,11 @@ cpa_status cpa_device_open(const cpa_device_options *given, cpa_device **out, cp
     REQUIRE(err, options.debug_checks == 0 || options.debug_checks == 1, "device: debug_checks is %d, expected 0 or 1",
             options.debug_checks);
     REQUIRE(err, CPA_RESERVED_IS_ZERO(options), "device: the reserved bytes of the options are not zero");
+    REQUIRE(err, !options.memory.alloc == !options.memory.free, "device: memory.%s is NULL, expected both or none",
+            options.memory.alloc ? "free" : "alloc");
     CPA_TRY(table->open(&options, out, err));
     (*out)->debug_checks = options.debug_checks;
+    (*out)->memory = options.memory;
     return CPA_OK;
 }
 
@@ -73,6 +76,11 @@ void cpa_device_free(cpa_device *device, void *memory) {
 cpa_status cpa_stream_create(cpa_device *device, cpa_stream **out, cpa_error *err) {
     REQUIRE(err, device && out, "stream: %s is NULL", device ? "out" : "device");
     return device->table->stream_create(device, out, err);
+}
+
+cpa_status cpa_stream_wrap(cpa_device *device, void *native, cpa_stream **out, cpa_error *err) {
+    REQUIRE(err, device && native && out, "stream: %s is NULL", !device ? "device" : !native ? "native" : "out");
+    return device->table->stream_wrap(device, native, out, err);
 }
 
 void cpa_stream_destroy(cpa_stream *stream) {

@@ -462,6 +462,83 @@ static void device_options(void) {
     stream = own;
 }
 
+/* ---- memory and streams of the caller ---- */
+
+typedef struct pool {
+    cpa_device *source;
+    int64_t taken, given_back, most; /* most: allocations that succeed */
+} pool;
+
+static void *take(void *ctx, int64_t bytes) {
+    pool *p = ctx;
+    void *memory = NULL;
+    if (p->taken == p->most || cpa_device_alloc(p->source, bytes, &memory, NULL) != CPA_OK) return NULL;
+    p->taken++;
+    return memory;
+}
+
+static void give_back(void *ctx, void *memory) {
+    pool *p = ctx;
+    p->given_back++;
+    cpa_device_free(p->source, memory);
+}
+
+/* Device memory comes from the caller's allocator and goes back there; where it has none, that is said. */
+static void allocator(void) {
+    pool p = {.source = device, .most = 2};
+    cpa_device_options options = cpa_test_device_options(1);
+    cpa_device *other;
+    void *memory[3] = {NULL, NULL, NULL};
+    cpa_error err = {0};
+    options.memory = (cpa_allocator){take, NULL, &p};
+    CU_ASSERT_EQUAL(cpa_device_open(&options, &other, &err), CPA_INVALID);
+    CU_ASSERT_STRING_EQUAL(err.message, "device: memory.free is NULL, expected both or none");
+    options.memory.free = give_back;
+    CU_ASSERT_EQUAL_FATAL(cpa_device_open(&options, &other, NULL), CPA_OK);
+    CU_ASSERT_EQUAL(p.taken, 0);
+    CU_ASSERT_EQUAL(cpa_device_alloc(other, 100, &memory[0], NULL), CPA_OK);
+    CU_ASSERT_EQUAL(cpa_device_alloc(other, 0, &memory[1], NULL), CPA_OK);
+    CU_ASSERT_EQUAL(cpa_device_alloc(other, 100, &memory[2], &err), CPA_NO_MEMORY);
+    CU_ASSERT_PTR_NULL(memory[2]);
+    for (int i = 0; i < 3; i++) cpa_device_free(other, memory[i]);
+    CU_ASSERT_EQUAL(p.taken, 2);
+    CU_ASSERT_EQUAL(p.given_back, 2);
+    cpa_device_close(other);
+}
+
+/* A stream of the caller's is used, and is there when its wrapping is gone. */
+static void wrapped_stream(void) {
+    const int64_t slots[TOKENS] = {0, 1, 2, 3, 4};
+    float ones[TOKENS * ROW], got[ROW];
+    for (int i = 0; i < TOKENS * ROW; i++) ones[i] = 1;
+    cpa_stream *wrapped = NULL;
+    cpa_error err = {0};
+    CU_ASSERT_EQUAL(cpa_stream_wrap(NULL, &err, &wrapped, NULL), CPA_INVALID);
+    CU_ASSERT_EQUAL(cpa_stream_wrap(device, NULL, &wrapped, NULL), CPA_INVALID);
+    CU_ASSERT_EQUAL(cpa_stream_wrap(device, &err, NULL, NULL), CPA_INVALID);
+    if (!cpa_stream_native(stream)) {
+        CU_ASSERT_EQUAL(cpa_stream_wrap(device, &err, &wrapped, &err), CPA_UNSUPPORTED);
+        CU_ASSERT_PTR_NULL(wrapped);
+        return;
+    }
+    void *native = cpa_stream_native(stream), *rows = cpa_test_upload(stream, ones, sizeof ones);
+    void *mapping = cpa_test_upload(stream, slots, sizeof slots);
+    for (int again = 0; again < 2; again++) {
+        cpa_kv_write_args args = {sizeof args, TOKENS, CPA_F32, rows, rows, mapping, make_view(), NULL};
+        CU_ASSERT_EQUAL_FATAL(cpa_stream_wrap(device, native, &wrapped, NULL), CPA_OK);
+        CU_ASSERT_PTR_EQUAL(cpa_stream_native(wrapped), native);
+        CU_ASSERT_EQUAL(cpa_kv_write(&args, wrapped), CPA_OK);
+        if (again) CU_ASSERT_EQUAL(cpa_stream_sync(wrapped), CPA_OK);
+        cpa_stream_destroy(wrapped);
+        cpa_test_download(stream, got, args.kv.v, sizeof got);
+        CU_ASSERT_EQUAL(got[0], 1);
+        CU_ASSERT_EQUAL(got[ROW - 1], 1);
+        free_view(args.kv);
+    }
+    cpa_test_free(stream, mapping);
+    cpa_test_free(stream, rows);
+}
+
 static const cpa_test tests[] = {
     {"kv_write", kv_write},
     {"kv_copy", kv_copy},
@@ -472,6 +549,8 @@ static const cpa_test tests[] = {
     {"merge", merge},
     {"no device, no stream, nowhere to put a result", no_device},
     {"options of a device", device_options},
+    {"memory from the caller's allocator", allocator},
+    {"a stream of the caller's", wrapped_stream},
 };
 
 int main(void) {

@@ -201,6 +201,16 @@ static void allow_early(const cpa_cuda_plan *plan, cpa_cuda_attend_args *a, cons
     a->alone = plan->map.cp_size == 1 || plan->base.fusion.steady_items > 0;
 }
 
+/* A graph of the caller's would hold what the plan says now, and replay that whatever it says by then. */
+static cpa_status check_capture(cpa_stream *base) {
+    const cpa_cuda_stream *stream = (const cpa_cuda_stream *)base;
+    enum cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+    if (!stream->wrapped || stream->capturing) return CPA_OK;
+    CPA_TRY(cpa_cuda_check(&base->error, cudaStreamIsCapturing(stream->handle, &capture), "attend"));
+    if (capture == cudaStreamCaptureStatusNone) return CPA_OK;
+    return cpa_fail(&base->error, CPA_UNSUPPORTED, "attend: the stream is in a capture of the caller's");
+}
+
 cpa_status cpa_cuda_attend(const cpa_attend_plan *base, const cpa_attend_args *args, const void *ready_q,
                            cpa_stream *stream) {
     const cpa_cuda_plan *plan = (const cpa_cuda_plan *)base;
@@ -208,6 +218,7 @@ cpa_status cpa_cuda_attend(const cpa_attend_plan *base, const cpa_attend_args *a
     cpa_cuda_attend_args a;
     if (is_empty(plan)) return CPA_OK;
     CPA_TRY(cpa_cuda_select(stream->device, &stream->error));
+    CPA_TRY(check_capture(stream));
     CPA_TRY(upload(plan, stream));
     fill_args(plan, args, ready_q, &a);
     const int simple = path == CPA_CUDA_SIMPLE || !tensor_cores_fit(&a) || !shared_memory_suffices(plan, &a, stream);

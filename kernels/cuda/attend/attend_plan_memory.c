@@ -92,9 +92,9 @@ void cpa_cuda_plan_destroy(cpa_attend_plan *base) {
     cpa_cuda_plan *plan = (cpa_cuda_plan *)base;
     if (!plan) return;
     (void)cpa_cuda_select(base->device, NULL);
-    (void)cudaFree(plan->memory->widened);
-    (void)cudaFree(plan->memory->partial);
-    (void)cudaFree(plan->memory->image);
+    cpa_cuda_free(base->device, plan->memory->widened);
+    cpa_cuda_free(base->device, plan->memory->partial);
+    cpa_cuda_free(base->device, plan->memory->image);
     (void)cudaFreeHost(plan->memory->stagings[0]);
     (void)cudaFreeHost(plan->memory->stagings[1]);
     free(plan->memory->in_order);

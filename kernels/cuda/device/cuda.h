@@ -44,6 +44,7 @@ typedef struct cpa_cuda_bad_slot {
 typedef struct cpa_cuda_stream {
     cpa_stream base;
     cudaStream_t handle;
+    int wrapped;                 /* the handle is the caller's */
     cpa_cuda_bad_slot *bad_slot; /* pinned; kernels write to it */
     int capturing;               /* between graph_begin and graph_end */
     uint64_t captures;           /* counts both: what was copied in one capture is not there outside of it */

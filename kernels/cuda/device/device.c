@@ -106,7 +106,8 @@ static void device_close(cpa_device *device) {
     free(device);
 }
 
-static cpa_status stream_create(cpa_device *device, cpa_stream **out, cpa_error *err) {
+/* Over a stream of the caller's, or with one of its own for NULL. */
+static cpa_status make_stream(cpa_device *device, cudaStream_t wrapped, cpa_stream **out, cpa_error *err) {
     cpa_status status = CPA_OK;
     CPA_TRY(cpa_cuda_select(device, err));
     cpa_cuda_stream *stream = calloc(1, sizeof *stream);
@@ -115,8 +116,11 @@ static cpa_status stream_create(cpa_device *device, cpa_stream **out, cpa_error 
     CPA_TRY_GOTO(cpa_cuda_check(err, cudaHostAlloc((void **)&stream->bad_slot, sizeof *stream->bad_slot, 0), "stream"),
                  failed);
     *stream->bad_slot = (cpa_cuda_bad_slot){0};
-    CPA_TRY_GOTO(cpa_cuda_check(err, cudaStreamCreateWithFlags(&stream->handle, cudaStreamNonBlocking), "stream"),
-                 failed);
+    stream->wrapped = wrapped != NULL;
+    stream->handle = wrapped;
+    if (!wrapped)
+        CPA_TRY_GOTO(cpa_cuda_check(err, cudaStreamCreateWithFlags(&stream->handle, cudaStreamNonBlocking), "stream"),
+                     failed);
     stream->base.native = stream->handle;
     *out = &stream->base;
     return CPA_OK;
@@ -126,12 +130,20 @@ failed:
     return status;
 }
 
+static cpa_status stream_create(cpa_device *device, cpa_stream **out, cpa_error *err) {
+    return make_stream(device, NULL, out, err);
+}
+
+static cpa_status stream_wrap(cpa_device *device, void *native, cpa_stream **out, cpa_error *err) {
+    return make_stream(device, (cudaStream_t)native, out, err);
+}
+
 static void stream_destroy(cpa_stream *base) {
     cpa_cuda_stream *stream = (cpa_cuda_stream *)base;
     if (!stream) return;
     (void)cpa_cuda_select(base->device, NULL);
     (void)cudaStreamSynchronize(stream->handle);
-    (void)cudaStreamDestroy(stream->handle);
+    if (!stream->wrapped) (void)cudaStreamDestroy(stream->handle);
     (void)cudaFreeHost(stream->bad_slot);
     free(stream);
 }
@@ -194,6 +206,7 @@ static const cpa_device_table device_table = {
     .retire = cpa_cuda_retire,
     .release = cpa_cuda_release,
     .stream_create = stream_create,
+    .stream_wrap = stream_wrap,
     .stream_destroy = stream_destroy,
     .stream_sync = stream_sync,
     .copy = copy,

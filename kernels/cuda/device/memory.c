@@ -17,11 +17,16 @@ typedef struct cpa_cuda_retired {
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of the lists of all devices */
 
-static void free_memory(void *memory, int on_host) {
+/* Waits for the device as cudaFree does; the device is current. */
+static void free_memory(cpa_device *device, void *memory, int on_host) {
+    const cpa_allocator *caller = &device->memory;
     if (on_host) {
         (void)cudaFreeHost(memory);
-    } else {
+    } else if (!caller->free) {
         (void)cudaFree(memory);
+    } else if (memory) {
+        (void)cudaDeviceSynchronize();
+        caller->free(caller->ctx, memory);
     }
 }
 
@@ -39,7 +44,7 @@ void cpa_cuda_release(cpa_device *base) {
     if (list) (void)cpa_cuda_select(base, NULL);
     for (; list; list = next) {
         next = list->next;
-        free_memory(list->memory, list->on_host);
+        free_memory(base, list->memory, list->on_host);
         free(list);
     }
 }
@@ -50,7 +55,7 @@ static void retire(cpa_device *base, void *memory, int on_host) {
     cpa_cuda_retired *retired = malloc(sizeof *retired);
     if (!retired) {
         (void)cpa_cuda_select(base, NULL);
-        free_memory(memory, on_host);
+        free_memory(base, memory, on_host);
         return;
     }
     pthread_mutex_lock(&lock);
@@ -67,13 +72,23 @@ void cpa_cuda_retire_host(cpa_device *device, void *memory) {
     retire(device, memory, 1);
 }
 
+/* cudaMalloc, or the caller's allocator. */
+static cudaError_t take_memory(const cpa_device *device, int64_t bytes, void **out) {
+    const cpa_allocator *caller = &device->memory;
+    if (!caller->alloc) return cudaMalloc(out, (size_t)bytes);
+    void *memory = caller->alloc(caller->ctx, bytes);
+    if (!memory) return cudaErrorMemoryAllocation;
+    *out = memory;
+    return cudaSuccess;
+}
+
 cudaError_t cpa_cuda_malloc(cpa_device *device, int64_t bytes, void **out) {
-    const size_t size = bytes > 0 ? (size_t)bytes : 1;
-    cudaError_t error = cudaMalloc(out, size);
+    const int64_t size = bytes > 0 ? bytes : 1;
+    cudaError_t error = take_memory(device, size, out);
     if (error == cudaErrorMemoryAllocation) {
         (void)cudaGetLastError();
         cpa_cuda_release(device);
-        error = cudaMalloc(out, size);
+        error = take_memory(device, size, out);
     }
     return error;
 }
@@ -95,7 +110,7 @@ cpa_status cpa_cuda_alloc(cpa_device *device, int64_t bytes, void **out, cpa_err
 }
 
 void cpa_cuda_free(cpa_device *device, void *memory) {
-    if (cpa_cuda_select(device, NULL) == CPA_OK) (void)cudaFree(memory);
+    if (cpa_cuda_select(device, NULL) == CPA_OK) free_memory(device, memory, 0);
 }
 
 cpa_status cpa_cuda_alloc_host(cpa_device *device, int64_t bytes, void **out, cpa_error *err) {

@@ -86,9 +86,27 @@ static cpa_status host_alloc(cpa_device *device, int64_t bytes, void **out, cpa_
     return CPA_OK;
 }
 
+/* The same, or from the caller's allocator. */
+static cpa_status device_alloc(cpa_device *device, int64_t bytes, void **out, cpa_error *err) {
+    if (!device->memory.alloc) return host_alloc(device, bytes, out, err);
+    void *memory = device->memory.alloc(device->memory.ctx, bytes > 0 ? bytes : 1);
+    if (!memory)
+        return cpa_fail(err, CPA_NO_MEMORY, "device: the caller's allocator has no %lld bytes", (long long)bytes);
+    *out = memory;
+    return CPA_OK;
+}
+
 static void host_free(cpa_device *device, void *memory) {
     (void)device;
     free(memory);
+}
+
+static void device_free(cpa_device *device, void *memory) {
+    if (!device->memory.free) {
+        free(memory);
+    } else if (memory) {
+        device->memory.free(device->memory.ctx, memory);
+    }
 }
 
 /* Nothing is retired: operations have run when they return. */
@@ -102,6 +120,11 @@ static cpa_status stream_create(cpa_device *device, cpa_stream **out, cpa_error 
     stream->device = device;
     *out = stream;
     return CPA_OK;
+}
+
+static cpa_status stream_wrap(cpa_device *device, void *native, cpa_stream **out, cpa_error *err) {
+    (void)device, (void)native, (void)out;
+    return cpa_fail(err, CPA_UNSUPPORTED, "stream: the host back end has no streams of its own to wrap");
 }
 
 static void stream_destroy(cpa_stream *stream) {
@@ -150,11 +173,12 @@ static const cpa_device_table device_table = {
     .close = device_close,
     .alloc_host = host_alloc,
     .free_host = host_free,
-    .alloc = host_alloc,
-    .free = host_free,
-    .retire = host_free,
+    .alloc = device_alloc,
+    .free = device_free,
+    .retire = device_free,
     .release = release,
     .stream_create = stream_create,
+    .stream_wrap = stream_wrap,
     .stream_destroy = stream_destroy,
     .stream_sync = stream_sync,
     .copy = host_copy,
