@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "base/check.h"
+#include "base/struct_size.h"
 #include "comm/comm.h"
 #include "comm/communicator.h"
 #include "comm/store/watch.h"
@@ -22,13 +23,7 @@ void cpa_comm_set_timeout(cpa_comm *comm, double seconds) {
 
 cpa_status cpa_comm_take_options(const cpa_comm_options *given, cpa_comm_options *out, cpa_error *err) {
     *out = (cpa_comm_options){.size = sizeof *out};
-    if (given) {
-        if (given->size < sizeof given->size || given->size > sizeof *given) {
-            return cpa_fail(err, CPA_INVALID, "cpa_comm_options.size: found %zu, expected %zu", given->size,
-                            sizeof *given);
-        }
-        memcpy(out, given, given->size);
-    }
+    if (given) CPA_TRY(CPA_STRUCT_TAKE("communicator", given, cpa_comm_options, size, out, err));
     if (!(out->timeout_s >= 0) || !(out->join_s >= 0)) {
         return cpa_fail(err, CPA_INVALID, "communicator: time-outs of %g s and %g s, expected 0 (default) or more",
                         out->timeout_s, out->join_s);
@@ -61,20 +56,21 @@ static cpa_status start_watch(cpa_control *control, double timeout_s, cpa_watch 
 cpa_status cpa_comm_create(const cpa_comm_ops *ops, void *state, int32_t rank, int32_t size,
                            const cpa_comm_options *options, cpa_comm **out, cpa_error *err) {
     cpa_comm_options own;
+    cpa_comm_ops table;
     if (!out) return cpa_fail(err, CPA_INVALID, "communicator: out is NULL");
     if (size < 1 || size > CPA_COMM_MAX_RANKS || rank < 0 || rank >= size) {
         return cpa_fail(err, CPA_INVALID, "communicator: rank %d of %d, expected 0..size-1 of at most %d", rank, size,
                         CPA_COMM_MAX_RANKS);
     }
-    if (!ops || ops->size != sizeof *ops || !ops->send || !ops->receive || !ops->test || !ops->cancel) {
-        return cpa_fail(err, CPA_INVALID, "communicator: a table of functions of %zu bytes, expected %zu, all filled",
-                        ops ? ops->size : 0, sizeof *ops);
+    CPA_TRY(CPA_STRUCT_TAKE("communicator", ops, cpa_comm_ops, cancel, &table, err));
+    if (!table.send || !table.receive || !table.test || !table.cancel) {
+        return cpa_fail(err, CPA_INVALID, "communicator: a function of the table is NULL, expected all but close");
     }
     CPA_TRY(cpa_comm_take_options(options, &own, err));
     cpa_comm *comm = calloc(1, sizeof *comm);
     if (!comm) return cpa_fail(err, CPA_NO_MEMORY, "no memory for a communicator");
     *comm = (cpa_comm){
-        .ops = *ops, .state = state, .rank = rank, .size = size, .channel = -1, .tags_taken = CPA_COMM_TAG_FIRST_FREE};
+        .ops = table, .state = state, .rank = rank, .size = size, .channel = -1, .tags_taken = CPA_COMM_TAG_FIRST_FREE};
     cpa_control control = {.comm = comm, .rank = rank, .size = size, .tag = CPA_COMM_TAG_COLLECTIVE};
     cpa_status status = size > 1 ? start_watch(&control, own.timeout_s, &comm->watch, err) : CPA_OK;
     if (status != CPA_OK) {

@@ -21,7 +21,7 @@ extern "C" {
 
 typedef struct cpa_comm cpa_comm;
 
-/* What constructors take; NULL: all defaults. `size` is sizeof(cpa_comm_options). */
+/* What constructors take; NULL: all defaults. */
 typedef struct cpa_comm_options {
     size_t size;
     double timeout_s; /* how long a rank may be silent, as when it is stopped; 0 = 10 */
@@ -72,7 +72,7 @@ typedef struct cpa_comm_request cpa_comm_request;
  * called by one thread at a time, and none waits for another rank. Buffers belong to the back end until `test` says that
  * the request is done or has failed, or it is cancelled. */
 typedef struct cpa_comm_ops {
-    size_t size;      /* sizeof(cpa_comm_ops) */
+    size_t size;
     const char *name; /* such as "mpi" */
     /* Starts a message of `bytes` (0 or more) bytes with a tag of 0..32767. *out is set only on success. */
     cpa_status (*send)(void *state, int32_t peer, int32_t tag, const void *data, int64_t bytes, cpa_comm_request **out,

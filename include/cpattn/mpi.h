@@ -2,7 +2,18 @@
 #ifndef CPATTN_MPI_H
 #define CPATTN_MPI_H
 
+/* The C++ bindings that some MPI's headers bring along warn about their own casts. */
+#if defined(__cplusplus) && defined(__GNUC__)
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wpragmas"
+#pragma GCC diagnostic ignored "-Wunknown-warning-option"
+#pragma GCC diagnostic ignored "-Wcast-function-type"
+#pragma GCC diagnostic ignored "-Wunused-parameter"
+#endif
 #include <mpi.h>
+#if defined(__cplusplus) && defined(__GNUC__)
+#pragma GCC diagnostic pop
+#endif
 
 #include <cpattn/comm.h>
 

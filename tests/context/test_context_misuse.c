@@ -227,6 +227,60 @@ static void choice(void) {
     CU_ASSERT_EQUAL(cpa_algorithm_choose(&q), CPA_AUTO);
 }
 
+static cpa_status no_send(void *state, int32_t peer, int32_t tag, const void *data, int64_t bytes,
+                          cpa_comm_request **out, cpa_error *err) {
+    (void)state, (void)peer, (void)tag, (void)data, (void)bytes, (void)out, (void)err;
+    return CPA_COMM;
+}
+static cpa_status no_receive(void *state, int32_t peer, int32_t tag, void *data, int64_t bytes, cpa_comm_request **out,
+                             cpa_error *err) {
+    (void)state, (void)peer, (void)tag, (void)data, (void)bytes, (void)out, (void)err;
+    return CPA_COMM;
+}
+static cpa_status no_test(void *state, cpa_comm_request *request, int *done, cpa_error *err) {
+    (void)state, (void)request, (void)done, (void)err;
+    return CPA_COMM;
+}
+static void no_cancel(void *state, cpa_comm_request *request) {
+    (void)state, (void)request;
+}
+
+/* A table of functions and options that end before what has a default are taken; what is NULL is refused. */
+static void communicators(void) {
+    const cpa_comm_ops good = {sizeof good, "none", no_send, no_receive, no_test, no_cancel, NULL};
+    cpa_comm_ops ops = good;
+    cpa_comm_options options = {.size = offsetof(cpa_comm_options, join_s), .timeout_s = 1, .join_s = -7};
+    cpa_comm *made = NULL;
+    cpa_error err = {0};
+    char byte = 0;
+    ops.size = offsetof(cpa_comm_ops, close);
+    CU_ASSERT_EQUAL(cpa_comm_create(&ops, NULL, 0, 1, &options, &made, &err), CPA_OK);
+    cpa_comm_destroy(made);
+    made = NULL;
+    options.size = sizeof options;
+    CU_ASSERT_EQUAL(cpa_comm_create(&ops, NULL, 0, 1, &options, &made, &err), CPA_INVALID);
+    ops.size = 8;
+    CU_ASSERT_EQUAL(cpa_comm_create(&ops, NULL, 0, 1, NULL, &made, &err), CPA_INVALID);
+    ops = good, ops.test = NULL;
+    CU_ASSERT_EQUAL(cpa_comm_create(&ops, NULL, 0, 1, NULL, &made, &err), CPA_INVALID);
+    CU_ASSERT_EQUAL(cpa_comm_create(NULL, NULL, 0, 1, NULL, &made, &err), CPA_INVALID);
+    CU_ASSERT_EQUAL(cpa_comm_create(&good, NULL, 0, 1, NULL, NULL, &err), CPA_INVALID);
+    CU_ASSERT_EQUAL(cpa_comm_create(&good, NULL, 1, 1, NULL, &made, &err), CPA_INVALID);
+    CU_ASSERT_PTR_NULL(made);
+    CU_ASSERT_EQUAL(cpa_comm_alone(NULL, &err), CPA_INVALID);
+    CU_ASSERT_EQUAL(cpa_comm_from_store(NULL, 1, 0, 1, NULL, &made, &err), CPA_INVALID);
+    CU_ASSERT_EQUAL(cpa_comm_rank(NULL), -1);
+    CU_ASSERT_EQUAL(cpa_comm_size(NULL), 0);
+    CU_ASSERT_EQUAL(cpa_comm_barrier(NULL, &err), CPA_INVALID);
+    CU_ASSERT_EQUAL(cpa_comm_agree(NULL, CPA_OK, &err), CPA_INVALID);
+    CU_ASSERT_EQUAL(cpa_comm_all_gather(comm, &byte, 1, NULL, &err), CPA_INVALID);
+    CU_ASSERT_EQUAL(cpa_comm_broadcast(comm, NULL, 1, 0, &err), CPA_INVALID);
+    CU_ASSERT_EQUAL(cpa_comm_send(comm, 0, &byte, 1, &err), CPA_INVALID);
+    CU_ASSERT_EQUAL(cpa_comm_receive(NULL, 0, &byte, 1, &err), CPA_INVALID);
+    cpa_comm_abort(NULL, CPA_COMM, NULL);
+    cpa_comm_destroy(NULL);
+}
+
 static const cpa_test tests[] = {
     {"bad options of a context", bad_options},
     {"the least staging can be asked for", staging},
@@ -234,6 +288,7 @@ static const cpa_test tests[] = {
     {"bad arguments of a layer", bad_attends},
     {"statistics of any size", statistics},
     {"no engine", no_engine},
+    {"communicators", communicators},
     {"the planner can be asked for an algorithm", choice},
 };
 
