@@ -88,7 +88,8 @@ CPA_INLINE int64_t cpa_dtype_bytes(cpa_dtype dtype) {
  * [kv_heads, block_size] of 32-bit words, whatever the order of the rows before it and whatever the stride. A word is
  * the scale as a float; for int8 the low 8 bits of the word hold the zero (as a signed byte), and the scale is the word
  * with those bits cleared. Codes are rounded to nearest even. What lies beyond the range saturates, infinities do as
- * well, and NaN becomes 0; neither takes part in the scale of a row. A row of zeros gives zeros exactly. */
+ * well, and NaN becomes 0; neither takes part in the scale of a row, and cpa_kv_write tells of both. A row of zeros
+ * gives zeros exactly. */
 
 /* Bytes of a row of `dim` elements, with the scales that lie in it. */
 CPA_INLINE int64_t cpa_row_bytes(const cpa_row_traits *row, int32_t dim) {

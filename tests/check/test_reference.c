@@ -67,6 +67,16 @@ static void scores_that_are_not_finite_make_the_row_nan_or_weigh_nothing(void) {
     CU_ASSERT(row_over(sides, 1, both, v).undecided);
 }
 
+static void a_cache_holds_nan_where_it_was_given_nan(void) {
+    const float nan[1] = {NAN}, one[1] = {1}, infinite[1] = {INFINITY};
+    for (int dtype = CPA_F32; dtype < CPA_DTYPE_COUNT; dtype++) {
+        CU_ASSERT(cpa_reference_may_hold(nan, nan, (cpa_dtype)dtype, 0, 1));
+        CU_ASSERT(cpa_reference_may_hold(infinite, infinite, (cpa_dtype)dtype, 0, 1));
+        CU_ASSERT(!cpa_reference_may_hold(nan, one, (cpa_dtype)dtype, 0, 1));
+        CU_ASSERT(!cpa_reference_may_hold(one, nan, (cpa_dtype)dtype, 0, 1));
+    }
+}
+
 static void rounding_is_to_nearest_even(void) {
     CU_ASSERT_EQUAL(cpa_reference_round(1.0f + 0x1p-8f, CPA_BF16), 1.0f);
     CU_ASSERT_EQUAL(cpa_reference_round(1.0f + 3 * 0x1p-8f, CPA_BF16), 1.0f + 0x1p-6f);
@@ -138,6 +148,7 @@ static const cpa_test tests[] = {
     {"a row without keys is zero and minus infinity", a_row_without_keys_is_zero_and_minus_infinity},
     {"scores that are not finite make the row NaN or weigh nothing",
      scores_that_are_not_finite_make_the_row_nan_or_weigh_nothing},
+    {"a cache holds NaN where it was given NaN", a_cache_holds_nan_where_it_was_given_nan},
     {"rounding is to nearest even", rounding_is_to_nearest_even},
     {"widening reads every kind of number", widening_reads_every_kind_of_number},
     {"errors count NaN as infinite", errors_count_nan_as_infinite},
