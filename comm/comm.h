@@ -78,6 +78,8 @@ int cpa_control_all_failed(cpa_control *control);
 /* Messages from rank 0 to all other ranks, one after another, that travel on the control channel while the ranks do
  * something else. No call but those that say so waits for another rank; used by the thread of the channel. */
 typedef struct cpa_post cpa_post;
+/* What a message may have; a rank that is told of more has been told nonsense. */
+#define CPA_POST_MOST_BYTES ((int64_t)1 << 30)
 /* `control` must outlive it. Not collective. */
 cpa_status cpa_post_open(cpa_control *control, cpa_post **out, cpa_error *err);
 /* Gives up what is under way, after a second at the latest. */

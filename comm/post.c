@@ -6,6 +6,7 @@
 
 #include "base/check.h"
 #include "base/clock.h"
+#include "base/hash.h"
 #include "comm/comm.h"
 
 typedef enum receive_state { IDLE = 0, HEAD_EXPECTED, BYTES_EXPECTED } receive_state;
@@ -15,14 +16,25 @@ typedef struct post_pair {
     cpa_comm_request *head, *bytes;
 } post_pair;
 
+/* What goes ahead of a message. */
+typedef struct post_head {
+    int64_t length;
+    uint64_t checksum; /* of the bytes and of the length */
+} post_head;
+
 struct cpa_post {
     cpa_control *control;
-    int64_t length; /* of the message that is sent, or expected */
+    post_head head; /* of the message that is sent, or expected */
     post_pair pairs[CPA_COMM_MAX_RANKS];
     receive_state state;
     void *buffer; /* of what is received, or sent */
     int64_t buffer_capacity;
 };
+
+static uint64_t checksum_of(const void *data, int64_t length) {
+    uint64_t hash = cpa_hash_bytes(CPA_HASH_START, &length, sizeof length);
+    return length > 0 ? cpa_hash_bytes(hash, data, (size_t)length) : hash;
+}
 
 static cpa_status reserve_buffer(cpa_post *post, int64_t bytes, cpa_error *err) {
     if (bytes <= post->buffer_capacity) return CPA_OK;
@@ -92,30 +104,38 @@ cpa_status cpa_post_flush(cpa_post *post, int wait, int *flushed, cpa_error *err
 cpa_status cpa_post_send(cpa_post *post, const void *data, int64_t bytes, cpa_error *err) {
     cpa_comm *comm = post->control->comm;
     const int32_t tag = post->control->tag + CPA_CONTROL_TAG_POST;
+    if (bytes > CPA_POST_MOST_BYTES) {
+        return cpa_fail(err, CPA_INVALID, "a message of %lld bytes to all ranks, expected at most %lld",
+                        (long long)bytes, (long long)CPA_POST_MOST_BYTES);
+    }
     CPA_TRY(reserve_buffer(post, bytes, err));
     if (bytes > 0) memcpy(post->buffer, data, (size_t)bytes);
-    post->length = bytes;
+    post->head = (post_head){bytes, checksum_of(data, bytes)};
     for (int32_t rank = 1; rank < post->control->size; rank++) {
         post_pair *pair = &post->pairs[rank];
-        CPA_TRY(cpa_comm_start_send(comm, rank, tag, &post->length, sizeof post->length, &pair->head, err));
+        CPA_TRY(cpa_comm_start_send(comm, rank, tag, &post->head, sizeof post->head, &pair->head, err));
         if (bytes > 0) CPA_TRY(cpa_comm_start_send(comm, rank, tag, post->buffer, bytes, &pair->bytes, err));
     }
     return CPA_OK;
 }
 
 static cpa_status expect_head(cpa_post *post, cpa_error *err) {
-    CPA_TRY(cpa_comm_start_receive(post->control->comm, 0, post->control->tag + CPA_CONTROL_TAG_POST, &post->length,
-                                   sizeof post->length, &post->pairs[0].head, err));
+    CPA_TRY(cpa_comm_start_receive(post->control->comm, 0, post->control->tag + CPA_CONTROL_TAG_POST, &post->head,
+                                   sizeof post->head, &post->pairs[0].head, err));
     post->state = HEAD_EXPECTED;
     return CPA_OK;
 }
 
 static cpa_status expect_bytes(cpa_post *post, cpa_error *err) {
-    CPA_TRY(reserve_buffer(post, post->length, err));
+    if (post->head.length > CPA_POST_MOST_BYTES) {
+        return cpa_fail(err, CPA_COMM, "a message of rank 0 has %lld bytes, expected at most %lld",
+                        (long long)post->head.length, (long long)CPA_POST_MOST_BYTES);
+    }
+    CPA_TRY(reserve_buffer(post, post->head.length, err));
     post->state = BYTES_EXPECTED;
-    if (post->length <= 0) return CPA_OK;
+    if (post->head.length <= 0) return CPA_OK;
     return cpa_comm_start_receive(post->control->comm, 0, post->control->tag + CPA_CONTROL_TAG_POST, post->buffer,
-                                  post->length, &post->pairs[0].bytes, err);
+                                  post->head.length, &post->pairs[0].bytes, err);
 }
 
 cpa_status cpa_post_receive(cpa_post *post, int wait, int *arrived, const void **data, int64_t *bytes, cpa_error *err) {
@@ -131,8 +151,12 @@ cpa_status cpa_post_receive(cpa_post *post, int wait, int *arrived, const void *
     CPA_TRY(test(post, wait, &done, err));
     if (!done) return CPA_OK;
     post->state = IDLE;
+    if (checksum_of(post->buffer, post->head.length) != post->head.checksum) {
+        return cpa_fail(err, CPA_COMM, "a message of rank 0, of %lld bytes, has arrived damaged",
+                        (long long)post->head.length);
+    }
     *arrived = 1;
-    *bytes = post->length;
-    if (post->length > 0) *data = post->buffer;
+    *bytes = post->head.length;
+    if (post->head.length > 0) *data = post->buffer;
     return CPA_OK;
 }

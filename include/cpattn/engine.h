@@ -219,7 +219,7 @@ CPA_API cpa_status cpa_engine_create(cpa_comm *comm, const cpa_engine_options *o
 /* Collective; the device is closed. NULL does nothing. */
 CPA_API void cpa_engine_destroy(cpa_engine *engine);
 
-/* Queues a request; rank 0 only, before cpa_engine_run. CPA_INVALID, with the numbers, if it can never fit. */
+/* Queues a request; rank 0 only, and not while cpa_engine_run is under way: CPA_INVALID, without a line. CPA_INVALID, with the numbers, if it can never fit. */
 CPA_API cpa_status cpa_engine_submit(cpa_engine *engine, const cpa_request *request);
 
 /* Runs until every request has finished, or a check fails, or cpa_engine_stop. Collective. CPA_CHECK_FAILED names the

@@ -92,6 +92,44 @@ static cpa_status create_parts(cpa_engine *engine, cpa_error *err) {
     return cpa_control_agree(control, status, err);
 }
 
+/* What every rank computes with, or takes part in. What rank 0 alone plans with is its own. */
+static cpa_status agree_on_options(cpa_engine *engine, cpa_error *err) {
+    const cpa_engine_options *o = &engine->options;
+    const cpa_attention_shape *s = &o->model.attention;
+    const cpa_named_value values[] = {
+        {"layers", o->model.layers},
+        {"q_heads", s->q_heads},
+        {"kv_heads", s->kv_heads},
+        {"k_dim", s->k_dim},
+        {"v_dim", s->v_dim},
+        {"dtype", s->dtype},
+        {"kv_dtype", s->kv_dtype},
+        {"k_scale", s->k_scale},
+        {"v_scale", s->v_scale},
+        {"causal", o->model.mask.causal},
+        {"window", (double)o->model.mask.window},
+        {"sinks", o->model.mask.sinks},
+        {"layer_masks", o->model.layer_masks != NULL},
+        {"device.backend", o->device.backend},
+        {"block_size", o->block_size},
+        {"num_blocks", (double)o->num_blocks},
+        {"interleave", o->interleave},
+        {"max_num_batched_tokens", (double)o->max_num_batched_tokens},
+        {"max_num_seqs", o->max_num_seqs},
+        {"algorithm", o->algorithm},
+        {"staging_bytes", (double)o->staging_bytes},
+        {"verify", o->verify},
+        {"skip_self_test", o->skip_self_test},
+        {"enforce_eager", o->enforce_eager},
+        {"seed, upper half", (double)(o->seed >> 32)},
+        {"seed, lower half", (double)(o->seed & UINT32_MAX)},
+        {"swap_bytes", (double)o->swap_bytes},
+        {"transport", o->transport},
+        {"timeline_spans", o->timeline_spans > 0},
+    };
+    return cpa_control_same(&engine->control, "engine", values, sizeof values / sizeof values[0], err);
+}
+
 cpa_status cpa_engine_create(cpa_comm *comm, const cpa_engine_options *options, cpa_engine **out, cpa_error *err) {
     cpa_error own = {CPA_OK, ""};
     cpa_control control;
@@ -107,6 +145,7 @@ cpa_status cpa_engine_create(cpa_comm *comm, const cpa_engine_options *options, 
         return status;
     }
     engine->control = control;
+    if (status == CPA_OK) status = agree_on_options(engine, &own);
     if (status == CPA_OK) status = create_parts(engine, &own);
     if (status != CPA_OK) {
         if (cpa_control_all_failed(&engine->control)) cpa_engine_destroy(engine);
@@ -119,6 +158,10 @@ cpa_status cpa_engine_create(cpa_comm *comm, const cpa_engine_options *options, 
 
 void cpa_engine_destroy(cpa_engine *engine) {
     if (!engine) return;
+    if (atomic_load(&engine->running)) {
+        cpa_log(CPA_LOG_ERROR, "cpa_engine_destroy: called while cpa_engine_run is under way, and not carried out");
+        return;
+    }
     cpa_engine_request *request, *next;
     HASH_ITER(hh, engine->requests, request, next) {
         HASH_DEL(engine->requests, request);
@@ -135,7 +178,7 @@ void cpa_engine_destroy(cpa_engine *engine) {
 }
 
 cpa_status cpa_engine_submit(cpa_engine *engine, const cpa_request *given) {
-    if (!engine) return CPA_INVALID;
+    if (!engine || atomic_load(&engine->running)) return CPA_INVALID;
     cpa_error *err = &engine->error;
     cpa_request taken;
     const cpa_request *request = &taken;
@@ -152,17 +195,20 @@ cpa_status cpa_engine_submit(cpa_engine *engine, const cpa_request *given) {
     scheduled.arrival += engine->stats.duration_s;
     cpa_engine_request *record = calloc(1, sizeof *record);
     if (!record) return cpa_fail(err, CPA_NO_MEMORY, "request %llu: no memory", (unsigned long long)request->id);
+    record->id = request->id;
+    record->prompt_tokens = request->prompt_tokens;
+    record->output_tokens = request->output_tokens;
+    record->arrival_s = scheduled.arrival;
     cpa_status status = cpa_scheduler_add(engine->scheduler, &scheduled, err);
     if (status != CPA_OK) {
         free(record);
         return status;
     }
-    record->id = request->id;
-    record->prompt_tokens = request->prompt_tokens;
-    record->output_tokens = request->output_tokens;
-    record->arrival_s = scheduled.arrival;
     HASH_ADD(hh, engine->requests, id, sizeof record->id, record);
-    return CPA_OK;
+    if (record->hh.tbl) return CPA_OK;
+    free(record);
+    return cpa_fail(err, CPA_NO_MEMORY, "request %llu: no memory to queue it; the engine can only be destroyed",
+                    (unsigned long long)request->id);
 }
 
 void cpa_engine_stop(cpa_engine *engine) {

@@ -4,6 +4,9 @@
 
 #include <stdatomic.h>
 
+#ifndef HASH_NONFATAL_OOM
+#define HASH_NONFATAL_OOM 1 /* an entry that does not fit has no table */
+#endif
 #include <uthash.h>
 
 #include <cpattn/engine.h>
@@ -42,6 +45,7 @@ struct cpa_engine {
     cpa_engine_stats stats;
     cpa_timeline timeline;
     atomic_int stop;
+    atomic_int running; /* cpa_engine_run is under way */
     cpa_error error;
 };
 

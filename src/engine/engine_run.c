@@ -332,8 +332,7 @@ static cpa_status run_plans(run *r, cpa_error *err) {
     return status;
 }
 
-cpa_status cpa_engine_run(cpa_engine *engine, cpa_finish_fn on_finish, cpa_progress_fn on_progress, void *ctx) {
-    if (!engine) return CPA_INVALID;
+static cpa_status run_engine(cpa_engine *engine, cpa_finish_fn on_finish, cpa_progress_fn on_progress, void *ctx) {
     cpa_error *err = &engine->error;
     run r = {.engine = engine, .on_finish = on_finish, .on_progress = on_progress, .ctx = ctx};
     cpa_status status = cpa_control_agree(&engine->control, CPA_OK, err);
@@ -363,4 +362,11 @@ cpa_status cpa_engine_run(cpa_engine *engine, cpa_finish_fn on_finish, cpa_progr
         status = cpa_fail(err, CPA_STOPPED, "stopped with %u requests unfinished", HASH_COUNT(engine->requests));
     }
     return cpa_control_agree(&engine->control, status, err);
+}
+
+cpa_status cpa_engine_run(cpa_engine *engine, cpa_finish_fn on_finish, cpa_progress_fn on_progress, void *ctx) {
+    if (!engine || atomic_exchange(&engine->running, 1)) return CPA_INVALID;
+    cpa_status status = run_engine(engine, on_finish, on_progress, ctx);
+    atomic_store(&engine->running, 0);
+    return status;
 }

@@ -78,7 +78,41 @@ static void nobody_waits_for_a_message_that_is_not_sent(void) {
     cpa_control_close(&control);
 }
 
+/* A head that was damaged on its way: the length is out of bounds, or the bytes are not those that it was made for. */
+static void damage_is_noticed(void) {
+    struct {
+        int64_t length;
+        uint64_t checksum;
+    } heads[2] = {{(int64_t)1 << 40, 1}, {8, 1}};
+    for (int way = 0; way < 2; way++) {
+        cpa_control control;
+        cpa_post *post;
+        char bytes[8] = "damaged";
+        cpa_error err = {CPA_OK, ""};
+        CU_ASSERT_EQUAL(cpa_control_open(cpa_test_comm(), &control, NULL), CPA_OK);
+        CU_ASSERT_EQUAL(cpa_post_open(&control, &post, NULL), CPA_OK);
+        cpa_comm_request *requests[2 * CPA_COMM_MAX_RANKS] = {NULL};
+        for (int32_t rank = 1; rank < control.size && control.rank == 0; rank++) {
+            cpa_comm_start_send(control.comm, rank, control.tag + CPA_CONTROL_TAG_POST, &heads[way], sizeof heads[way],
+                                &requests[2 * rank], NULL);
+            cpa_comm_start_send(control.comm, rank, control.tag + CPA_CONTROL_TAG_POST, bytes, sizeof bytes,
+                                &requests[2 * rank + 1], NULL);
+        }
+        if (control.rank > 0) {
+            int arrived;
+            int64_t n;
+            const void *data;
+            CU_ASSERT_EQUAL(cpa_post_receive(post, 1, &arrived, &data, &n, &err), CPA_COMM);
+            CU_ASSERT_PTR_NOT_NULL(strstr(err.message, way == 0 ? "expected at most" : "arrived damaged"));
+        }
+        for (int i = 0; i < 2 * control.size; i++) cpa_comm_wait(control.comm, &requests[i], i / 2, NULL);
+        cpa_post_close(post);
+        cpa_control_close(&control);
+    }
+}
+
 static const cpa_test tests[] = {
+    {"damage is noticed", damage_is_noticed},
     {"messages arrive whole and in order", messages_arrive_whole_and_in_order},
     {"nobody waits for a message that is not sent", nobody_waits_for_a_message_that_is_not_sent},
 };

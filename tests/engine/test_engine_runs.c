@@ -155,7 +155,44 @@ static void a_source_that_fails_is_named(void) {
     cpa_comm_destroy(self);
 }
 
+/* Whatever a callback tries with the engine that runs it. */
+static void misuse(void *ctx, const cpa_request_result *result) {
+    cpa_engine *engine = ctx;
+    const cpa_request more = {.size = sizeof more, .id = 99, .prompt_tokens = 5, .output_tokens = 1};
+    CU_ASSERT_EQUAL(result->id, 1);
+    CU_ASSERT_EQUAL(cpa_engine_submit(engine, &more), CPA_INVALID);
+    CU_ASSERT_EQUAL(cpa_engine_run(engine, NULL, NULL, NULL), CPA_INVALID);
+    cpa_engine_destroy(engine);
+}
+
+static void calls_from_a_callback_are_refused(void) {
+    const cpa_request request = {.size = sizeof request, .id = 1, .prompt_tokens = 20, .output_tokens = 1};
+    cpa_engine_options options = cpa_test_engine_options();
+    cpa_engine *engine = NULL;
+    int rank;
+    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+    CU_ASSERT_EQUAL_FATAL(cpa_engine_create(cpa_test_comm(), &options, &engine, NULL), CPA_OK);
+    if (rank == 0) CU_ASSERT_EQUAL(cpa_engine_submit(engine, &request), CPA_OK);
+    CU_ASSERT_EQUAL(cpa_engine_run(engine, misuse, NULL, engine), CPA_OK);
+    cpa_engine_destroy(engine);
+}
+
+static void options_that_differ_are_refused_on_all_ranks(void) {
+    cpa_engine_options options = cpa_test_engine_options();
+    cpa_engine *engine = NULL;
+    cpa_error err = {CPA_OK, ""};
+    int rank, size;
+    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+    MPI_Comm_size(MPI_COMM_WORLD, &size);
+    if (size == 1) return;
+    if (rank == size - 1) options.max_num_seqs = 7;
+    CU_ASSERT_EQUAL(cpa_engine_create(cpa_test_comm(), &options, &engine, &err), CPA_INVALID);
+    CU_ASSERT_PTR_NOT_NULL(strstr(err.message, "max_num_seqs: found 7 on rank"));
+}
+
 static const cpa_test tests[] = {
+    {"calls from a callback are refused", calls_from_a_callback_are_refused},
+    {"options that differ are refused on all ranks", options_that_differ_are_refused_on_all_ranks},
     {"statistics are totals of all runs", statistics_are_totals_of_all_runs},
     {"a stopped engine goes on", a_stopped_engine_goes_on},
     {"the clock goes on from run to run", the_clock_goes_on_from_run_to_run},
