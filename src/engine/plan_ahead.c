@@ -26,12 +26,12 @@ struct cpa_plan_ahead {
     pthread_t thread;
     pthread_mutex_t mutex;
     pthread_cond_t changed;
-    encoded_plan slots[2]; /* the taker reads one while the thread writes the other */
-    double plan_begin;     /* the thread: when it began to make the plan */
-    int write;             /* the slot that the thread writes */
-    int taken;             /* the slot that was taken last */
-    int ready;             /* the slot that is not `write` waits to be taken */
-    int going_on;          /* the next plan may be made */
+    encoded_plan encoded[2]; /* the taker reads one while the thread writes the other */
+    double plan_begin;       /* the thread: when it began to make the plan */
+    int write;               /* the one that the thread writes */
+    int taken;               /* the one that was taken last */
+    int ready;               /* the one that is not `write` waits to be taken */
+    int going_on;            /* the next plan may be made */
     int ending;
     uint64_t *damaged; /* requests to tell the scheduler about before it plans again */
     int64_t n_damaged, damaged_capacity;
@@ -97,13 +97,13 @@ static void *plan_steps(void *ctx) {
     cpa_step_plan plan;
     cpa_step_plan_init(&plan);
     for (int last = 0; !last;) {
-        encoded_plan *slot = &ahead->slots[ahead->write];
+        encoded_plan *encoded = &ahead->encoded[ahead->write];
         cpa_error error = {CPA_OK, ""};
         cpa_status status = plan_next(ahead, &plan, &error);
         if (status == CPA_OK)
-            status = cpa_step_plan_encode(&plan, &slot->buffer, &slot->capacity, &slot->bytes, &error);
-        slot->begin = ahead->plan_begin;
-        slot->seconds = cpa_clock_now() - ahead->plan_begin;
+            status = cpa_step_plan_encode(&plan, &encoded->buffer, &encoded->capacity, &encoded->bytes, &error);
+        encoded->begin = ahead->plan_begin;
+        encoded->seconds = cpa_clock_now() - ahead->plan_begin;
         last = status != CPA_OK || plan.flags & CPA_PLAN_STOP;
         pthread_mutex_lock(&ahead->mutex);
         ahead->status = status;
@@ -112,7 +112,7 @@ static void *plan_steps(void *ctx) {
         ahead->ready = 1;
         ahead->going_on = 0;
         pthread_cond_broadcast(&ahead->changed);
-        /* Once this plan begins to execute, the one before it is no longer read, and its slot may be written. */
+        /* Once this plan begins to execute, the one before it is no longer read, and its bytes may be written over. */
         while (!ahead->going_on && !ahead->ending) pthread_cond_wait(&ahead->changed, &ahead->mutex);
         last |= ahead->ending;
         pthread_mutex_unlock(&ahead->mutex);
@@ -150,10 +150,10 @@ cpa_status cpa_plan_ahead_take(cpa_plan_ahead *ahead, int wait, const uint8_t **
     if (!ahead->ready) goto done;
     status = ahead->status;
     if (status == CPA_OK) {
-        const encoded_plan *slot = &ahead->slots[ahead->write ^ 1];
+        const encoded_plan *encoded = &ahead->encoded[ahead->write ^ 1];
         ahead->taken = ahead->write ^ 1;
-        *bytes = slot->buffer;
-        *n_bytes = slot->bytes;
+        *bytes = encoded->buffer;
+        *n_bytes = encoded->bytes;
     } else if (err) {
         *err = ahead->error;
     }
@@ -181,10 +181,10 @@ cpa_status cpa_plan_ahead_report_damage(cpa_plan_ahead *ahead, uint64_t request,
 }
 
 void cpa_plan_ahead_times(const cpa_plan_ahead *ahead, double *begin, double *seconds) {
-    /* The slot that was taken stays as it is until the second call of cpa_plan_ahead_go_on after. */
-    const encoded_plan *slot = &ahead->slots[ahead->taken];
-    *begin = slot->begin;
-    *seconds = slot->seconds;
+    /* The plan that was taken stays as it is until the second call of cpa_plan_ahead_go_on after. */
+    const encoded_plan *encoded = &ahead->encoded[ahead->taken];
+    *begin = encoded->begin;
+    *seconds = encoded->seconds;
 }
 
 void cpa_plan_ahead_end(cpa_plan_ahead *ahead) {
@@ -198,7 +198,7 @@ void cpa_plan_ahead_end(cpa_plan_ahead *ahead) {
     pthread_cond_destroy(&ahead->changed);
     pthread_mutex_destroy(&ahead->mutex);
     free(ahead->damaged);
-    free(ahead->slots[0].buffer);
-    free(ahead->slots[1].buffer);
+    free(ahead->encoded[0].buffer);
+    free(ahead->encoded[1].buffer);
     free(ahead);
 }
