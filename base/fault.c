@@ -3,7 +3,7 @@
 #ifdef CPA_FAULT_POINTS
 #include <string.h>
 
-cpa_fault cpa_fault_armed = CPA_FAULT_NONE;
+cpa_fault cpa_fault_armed = CPA_FAULT_NONE, cpa_fault_named = CPA_FAULT_NONE;
 
 cpa_fault cpa_fault_by_name(const char *name) {
     static const char *const names[CPA_FAULT_COUNT] = {

@@ -25,6 +25,8 @@ typedef enum cpa_fault {
 
 #ifdef CPA_FAULT_POINTS
 extern cpa_fault cpa_fault_armed;
+/* The one that the program is to arm, from its start on. */
+extern cpa_fault cpa_fault_named;
 static inline int cpa_fault_is(cpa_fault fault) {
     return cpa_fault_armed == fault;
 }

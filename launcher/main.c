@@ -24,6 +24,7 @@ static void arm_fault(int engine_started) {
         fprintf(stderr, "cp_attn: CPATTN_FAULT: found '%s', expected the name of a fault point\n", text);
         cpa_ranks_abort(CPA_EXIT_BAD_INPUT);
     }
+    cpa_fault_named = fault;
     if (engine_started || at) cpa_fault_armed = fault;
 }
 #else

@@ -6,7 +6,6 @@
 
 #include "base/array.h"
 #include "base/check.h"
-#include "base/fault.h"
 
 cpa_status cpa_context_ops_create(cpa_context_ops *ops) {
     ops->messages = calloc((size_t)ops->map.cp_size, sizeof *ops->messages);
@@ -156,22 +155,4 @@ void cpa_context_poll_begin(cpa_context_ops *ops, cpa_stream *stream, cpa_contex
 void cpa_context_poll_end(const cpa_context_poll *poll) {
     poll->stream->poll = poll->outer;
     poll->stream->poll_ctx = poll->outer_ctx;
-}
-
-cpa_status cpa_context_spoil_lse(cpa_context_ops *ops, cpa_partial state, int64_t rows, cpa_stream *stream) {
-    const float log2_e = 1.44269504f;
-    const int64_t width = ops->options.shape.q_heads * (int64_t)sizeof(float);
-    const int64_t pitch = state.lse_row_stride * (int64_t)sizeof(float);
-    float *lse = malloc((size_t)(rows * width) + 1);
-    if (!lse) return cpa_fail(&ops->error, CPA_NO_MEMORY, "context: no memory for %" PRId64 " rows", rows);
-    cpa_status status;
-    CPA_TRY_GOTO(ops->device->table->copy_rows(lse, width, state.lse, pitch, width, rows, stream), done);
-    CPA_TRY_GOTO(ops->device->table->stream_sync(stream), done);
-    for (int64_t i = 0; i < rows * ops->options.shape.q_heads; i++)
-        lse[i] = cpa_fault_is(CPA_FAULT_BASE2_LSE) ? lse[i] * log2_e : -INFINITY;
-    CPA_TRY_GOTO(ops->device->table->copy_rows(state.lse, pitch, lse, width, width, rows, stream), done);
-    status = ops->device->table->stream_sync(stream);
-done:
-    free(lse);
-    return cpa_context_check(ops, status, stream);
 }

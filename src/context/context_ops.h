@@ -82,7 +82,4 @@ typedef struct cpa_context_poll {
 void cpa_context_poll_begin(cpa_context_ops *ops, cpa_stream *stream, cpa_context_poll *poll);
 void cpa_context_poll_end(const cpa_context_poll *poll);
 
-/* CPA_FAULT_BASE2_LSE: the LSE of `rows` rows of a state goes to base 2. CPA_FAULT_DROPPED_SHARD: it becomes -inf. */
-cpa_status cpa_context_spoil_lse(cpa_context_ops *ops, cpa_partial state, int64_t rows, cpa_stream *stream);
-
 #endif

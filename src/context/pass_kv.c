@@ -13,7 +13,6 @@
 #include <stdlib.h>
 
 #include "base/check.h"
-#include "base/fault.h"
 #include "base/min_max.h"
 #include "src/context/pass_kv.h"
 #include "src/context/pass_kv_gather.h"
@@ -181,7 +180,6 @@ static cpa_status merge_shard(cpa_pass_kv *kv, const cpa_kv_layer *layer, cpa_st
         cpa_row_run run = kv->runs[i];
         cpa_partial acc = cpa_context_state_at(layer->own, run.row);
         cpa_partial shard = cpa_context_state_at(kv->shard, run.row);
-        if (cpa_fault_is(CPA_FAULT_BASE2_LSE)) CPA_TRY(cpa_context_spoil_lse(kv->ops, shard, run.rows, stream));
         cpa_merge_args merge = {
             .size = sizeof merge,
             .rows = run.rows,
@@ -204,29 +202,6 @@ static const cpa_kv_transfer *transfer_at(const cpa_pass_kv *kv, int64_t index) 
     return &kv->transfers.list[index];
 }
 
-static int64_t first_received(const cpa_pass_kv *kv) {
-    int64_t first = kv->now.begin;
-    while (first < kv->now.end && transfer_at(kv, first)->recv_blocks == 0) first++;
-    return first;
-}
-
-/* CPA_FAULT_DROPPED_SHARD: the first shard that arrives in the step, or all where they come at once. */
-static int is_dropped(const cpa_pass_kv *kv, int64_t index) {
-    if (!cpa_fault_is(CPA_FAULT_DROPPED_SHARD)) return 0;
-    if (kv->gather) return 1;
-    const cpa_kv_route *routes = kv->transfers.routes;
-    return routes[transfer_at(kv, first_received(kv))->route].peer == routes[transfer_at(kv, index)->route].peer;
-}
-
-/* CPA_FAULT_BASE2_LSE where no shard is merged: the state of the own shard, which is resumed. */
-static cpa_status spoil_resumed(cpa_pass_kv *kv, const cpa_kv_layer *layer, cpa_stream *stream) {
-    for (int64_t i = 0; i < kv->n_runs; i++) {
-        cpa_row_run run = kv->runs[i];
-        CPA_TRY(cpa_context_spoil_lse(kv->ops, cpa_context_state_at(layer->own, run.row), run.rows, stream));
-    }
-    return CPA_OK;
-}
-
 static cpa_status attend_transfer(cpa_pass_kv *kv, int64_t index, const cpa_kv_layer *layer, cpa_stream *stream) {
     const cpa_kv_transfer *transfer = transfer_at(kv, index);
     const cpa_context_options *o = &kv->ops->options;
@@ -245,18 +220,13 @@ static cpa_status attend_transfer(cpa_pass_kv *kv, int64_t index, const cpa_kv_l
         .state = kv->gather ? layer->own : kv->shard,
         .out = completes ? layer->args->out : NULL,
     };
-    if (cpa_fault_is(CPA_FAULT_BASE2_LSE) && kv->gather && index == first_received(kv))
-        CPA_TRY(spoil_resumed(kv, layer, stream));
-    if (!is_dropped(kv, index)) {
-        CPA_TRY(cpa_context_run_attend(kv->ops, transfer->plan, &attend, NULL, CPA_SPAN_ATTEND_RECEIVED,
-                                       transfer->round, stream));
-    }
+    CPA_TRY(cpa_context_run_attend(kv->ops, transfer->plan, &attend, NULL, CPA_SPAN_ATTEND_RECEIVED, transfer->round,
+                                   stream));
     return transfer->attended.ends ? merge_shard(kv, layer, stream) : CPA_OK;
 }
 
 int64_t cpa_pass_kv_open_rows(const cpa_pass_kv *kv) {
     if (!kv->gather || kv->now.begin == kv->now.end) return kv->step->rows;
-    if (cpa_fault_is(CPA_FAULT_DROPPED_SHARD)) return kv->step->rows;
     const cpa_kv_attended *last = &transfer_at(kv, kv->now.end - 1)->attended;
     return last->first_row + last->rows == kv->step->rows ? last->first_row : kv->step->rows;
 }

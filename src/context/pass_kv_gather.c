@@ -9,7 +9,6 @@
  * the same place in every region; a shard that ends earlier leaves the rest of its place unused. */
 #include "src/context/pass_kv_gather.h"
 #include "base/check.h"
-#include "base/fault.h"
 #include "base/min_max.h"
 #include "comm/rounds.h"
 
@@ -260,8 +259,6 @@ static int64_t one_pass_rows(const cpa_pass_kv *kv, int64_t end) {
     /* A device widens the blocks of a quantised cache for each item: those of the peers twice if some rows take one
      * pass. */
     if (cpa_dtype_is_quantised(kv->ops->options.shape.kv_dtype)) return 0;
-    /* These show where states meet. */
-    if (cpa_fault_is(CPA_FAULT_DROPPED_SHARD) || cpa_fault_is(CPA_FAULT_BASE2_LSE)) return 0;
     for (int64_t i = kv->step->n_chunks; i-- > 0;) {
         const cpa_chunk_share own = cpa_planned_share(kv->step, &kv->step->chunks[i], kv->ops->rank);
         if (!cpa_planned_own_in_pass_kv(kv->step, &kv->step->chunks[i])) continue;

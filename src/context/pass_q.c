@@ -11,7 +11,6 @@
 #include <string.h>
 
 #include "base/check.h"
-#include "base/fault.h"
 #include "base/hash.h"
 #include "comm/rounds.h"
 #include "kernels/graph.h"
@@ -408,17 +407,6 @@ cpa_status cpa_pass_q_serve(cpa_pass_q *q, const cpa_context_args *args, cpa_str
     return send_states(q, stream);
 }
 
-/* CPA_FAULT_BASE2_LSE: the states that come home have LSEs in base 2. CPA_FAULT_DROPPED_SHARD: the first is empty. */
-static cpa_status spoil_states(cpa_pass_q *q, cpa_stream *stream) {
-    for (int32_t i = 0; i < q->ops->map.cp_size - 1; i++) {
-        const cpa_pass_q_peer *peer = &q->peers[i];
-        if (peer->sent == 0) continue;
-        CPA_TRY(cpa_context_spoil_lse(q->ops, home_states(q, peer), peer->sent, stream));
-        if (cpa_fault_is(CPA_FAULT_DROPPED_SHARD)) break;
-    }
-    return CPA_OK;
-}
-
 /* Whether the last merge waits for the states by itself, which it does in graphs. */
 static int leave_to_merge(cpa_pass_q *q) {
     if (!q->direct) return 0;
@@ -430,10 +418,8 @@ static int leave_to_merge(cpa_pass_q *q) {
 cpa_status cpa_pass_q_finish(cpa_pass_q *q, int64_t rows, cpa_stream *stream) {
     q->awaited.n_parts = 0;
     if (!q->active) return CPA_OK;
-    const int spoils = cpa_fault_is(CPA_FAULT_BASE2_LSE) || cpa_fault_is(CPA_FAULT_DROPPED_SHARD);
-    if (rows > 0 && !spoils && leave_to_merge(q)) return CPA_OK;
-    CPA_TRY(cpa_context_finish(q->ops, stream, &q->states));
-    return spoils ? spoil_states(q, stream) : CPA_OK;
+    if (rows > 0 && leave_to_merge(q)) return CPA_OK;
+    return cpa_context_finish(q->ops, stream, &q->states);
 }
 
 cpa_status cpa_pass_q_merge(cpa_pass_q *q, cpa_partial own, cpa_merge_args *merge, cpa_stream *stream) {

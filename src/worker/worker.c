@@ -4,7 +4,6 @@
 #include <string.h>
 
 #include "base/check.h"
-#include "base/fault.h"
 #include "kernels/operators.h"
 #include "src/context/context.h"
 #include "src/context/context_plan.h"
@@ -186,8 +185,6 @@ static int64_t steady_rows(const cpa_worker *worker, const cpa_step_plan *plan) 
     const cpa_owner_map map = worker->options.map;
     int64_t counts[CPA_MERGE_MAX_STATES] = {0}, most = 0;
     if (!worker->graphs) return 0;
-    /* What spoils these goes through the host, layer by layer. */
-    if (cpa_fault_is(CPA_FAULT_BASE2_LSE) || cpa_fault_is(CPA_FAULT_DROPPED_SHARD)) return 0;
     for (int64_t i = 0; i < plan->n_chunks; i++) {
         const cpa_plan_chunk *chunk = &plan->chunks[i];
         int local = map.cp_size == 1 || chunk->placement.kind == CPA_ON_RANK;
@@ -358,8 +355,6 @@ static cpa_status drain(cpa_worker *worker, cpa_error *err) {
 static cpa_status run_step(cpa_worker *worker, const cpa_step_plan *plan, const cpa_worker_observer *observer,
                            cpa_error *err) {
     cpa_spans *spans = cpa_context_spans(worker->context);
-    if (cpa_fault_is(CPA_FAULT_FAILED_RANK) && worker->rank == worker->options.map.cp_size - 1)
-        return cpa_fail(err, CPA_DEVICE, "a step fails on this rank alone");
     const cpa_worker_rows *rows = worker->rows; /* while the layers run, those of the next step become `rows` */
     cpa_host_span span = cpa_spans_host_begin(CPA_SPAN_ENQUEUE);
     cpa_status status = enqueue_step(worker, plan, observer, err);

@@ -5,7 +5,6 @@
 
 #include "base/array.h"
 #include "base/check.h"
-#include "base/fault.h"
 #include "base/hash.h"
 #include "kernels/operators.h"
 
@@ -77,7 +76,6 @@ static void add_rows(cpa_worker *worker, const cpa_plan_chunk *chunk) {
         rows->tokens[row] = seq->tokens[position];
         rows->positions[row] = position;
         rows->slots[row] = seq->blocks[i / block_size] * (int64_t)block_size + i % block_size;
-        if (cpa_fault_is(CPA_FAULT_STALE_BLOCK) && i % 8 == 5) rows->slots[row] = -1;
         int last = position + 1 == chunk->start + chunk->count;
         if (position >= chunk->first_output && (chunk->flags & CPA_CHUNK_EMITS) && last) {
             rows->digest_salts[rows->n_digest] = seq->request * CPA_GOLDEN + (uint64_t)position;

@@ -20,8 +20,8 @@ static int64_t wrong_rows(cpa_fault fault, cpa_algorithm algorithm) {
     cpa_test_result result;
     cpa_test_cache_init(&cache, SHAPE, 9, lengths, NULL, 2);
     cpa_context *context = cpa_test_context(device, &SHAPE, 0);
-    CU_ASSERT_EQUAL(cpa_test_plan(context, &cache, chunks, 2), CPA_OK);
     cpa_fault_armed = fault;
+    CU_ASSERT_EQUAL(cpa_test_plan(context, &cache, chunks, 2), CPA_OK);
     CU_ASSERT_EQUAL(cpa_test_attend(context, &cache, SHAPE.mask, chunks, 2, stream, &result), CPA_OK);
     cpa_fault_armed = CPA_FAULT_NONE;
     int64_t wrong = cpa_test_count_wrong(&cache, SHAPE.mask, chunks, 2, &result);

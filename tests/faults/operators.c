@@ -1,10 +1,11 @@
-/* Deliberate bugs of attend, put around the operators of a device: the library's own objects stay as they are. The
+/* Deliberate bugs of attend, merge and kv_write, put around the operators of a device: the library's own objects stay as they are. The
  * linker lets every cpa_device_open of the test twin come here first (--wrap). */
 #include <math.h>
 #include <stdlib.h>
 
 #include "base/check.h"
 #include "base/fault.h"
+#include "comm/comm.h"
 #include "kernels/operators.h"
 
 cpa_status __real_cpa_device_open(const cpa_device_options *options, cpa_device **out, cpa_error *err);
@@ -18,8 +19,9 @@ static cpa_operator_table faulty[2];
 typedef struct fault_plan {
     struct fault_plan *next;
     const cpa_attend_plan *plan;
-    cpa_attend_plan *blind; /* the same without the query's own key; NULL: never set so */
+    cpa_attend_plan *blind; /* the same without some keys; NULL: never set so */
     int is_blind;           /* as the plan is set now */
+    int from_peers;         /* keys came from peers, and the state over others is resumed */
     int stores_away;        /* some rows go elsewhere than their index says */
     int64_t rows;           /* the end of those of its items */
 } fault_plan;
@@ -56,17 +58,24 @@ static void plan_destroy(cpa_attend_plan *plan) {
     table->plan_destroy(plan);
 }
 
-/* ---- off-by-one-mask: a causal query does not see its own key ---- */
+/* ---- off-by-one-mask: a causal query does not see its own key; dropped-shard where all peers' keys come at once ---- */
 
-/* Row `row` of an item, over the keys before its position alone. */
+/* Row `row` of an item as the armed fault has it: over the keys before its position alone, or without what came from
+ * peers. */
 static cpa_attend_item blind_row(const cpa_attend_batch *batch, const cpa_attend_item *item, int64_t row) {
     cpa_attend_item one = *item;
+    const int from_peers = item->k_set.kind == CPA_TOKENS_OTHERS ||
+                           (item->k_set.kind == CPA_TOKENS_ALL && item->q_set.kind == CPA_TOKENS_SHARD);
     const int64_t position = cpa_token_position(batch->map, item->q_set, item->q_first + row);
     const int64_t keys = cpa_tokens_before(batch->map, item->k_set, position) - item->k_first;
     one.q_row += row;
     one.q_first += row;
     one.q_count = 1;
-    if (one.k_count > keys) one.k_count = keys > 0 ? keys : 0;
+    if (cpa_fault_is(CPA_FAULT_DROPPED_SHARD)) {
+        one.k_count = from_peers ? 0 : item->k_count;
+    } else if (one.k_count > keys) {
+        one.k_count = keys > 0 ? keys : 0;
+    }
     return one;
 }
 
@@ -107,14 +116,17 @@ static cpa_status plan_set(cpa_attend_plan *plan, const cpa_attend_batch *batch,
     CPA_TRY(real_of(plan->device)->plan_set(plan, batch, fusion, err));
     fault_plan *p = find_plan(plan);
     if (!p) return cpa_fail(err, CPA_NO_MEMORY, "fault: no memory for a plan");
-    p->is_blind = p->stores_away = 0;
+    p->is_blind = p->stores_away = p->from_peers = 0;
     p->rows = fusion.ready_rows > 0 ? fusion.ready_row + fusion.ready_rows : 0;
     for (int64_t i = 0; i < batch->n_items; i++) {
         const int64_t end = batch->items[i].q_row + batch->items[i].q_count;
         if (end > p->rows) p->rows = end;
         if (fusion.state_shifts && fusion.state_shifts[i] != 0) p->stores_away = 1;
+        if (batch->items[i].k_set.kind == CPA_TOKENS_OTHERS) p->from_peers = 1;
     }
-    return cpa_fault_is(CPA_FAULT_OFF_BY_ONE_MASK) ? set_blind(p, plan, batch, fusion, err) : CPA_OK;
+    const int is_blind =
+        cpa_fault_is(CPA_FAULT_OFF_BY_ONE_MASK) || (cpa_fault_is(CPA_FAULT_DROPPED_SHARD) && p->from_peers);
+    return is_blind ? set_blind(p, plan, batch, fusion, err) : CPA_OK;
 }
 
 static cpa_status plan_upload(const cpa_attend_plan *plan, cpa_stream *stream) {
@@ -222,6 +234,102 @@ static cpa_status attend_scaled(const cpa_attend_plan *plan, const cpa_attend_ar
     return real_of(stream->device)->attend(plan, &doubled, ready_q, stream);
 }
 
+/* ---- base2-lse, dropped-shard: of the states that are merged, all but the first or the second ---- */
+
+/* The LSE of the first `rows` rows of a state goes to base 2. Through the host: not in graphs. */
+static cpa_status spoil_lse(cpa_partial state, int64_t rows, int32_t heads, cpa_stream *stream) {
+    const cpa_device_table *table = stream->device->table;
+    const float log2_e = 1.44269504f;
+    const int64_t width = heads * (int64_t)sizeof(float), pitch = state.lse_row_stride * (int64_t)sizeof(float);
+    float *lse = malloc((size_t)(rows * width) + 1);
+    if (!lse) return cpa_fail(&stream->error, CPA_NO_MEMORY, "fault: no memory for %lld rows", (long long)rows);
+    cpa_status status;
+    CPA_TRY_GOTO(table->copy_rows(lse, width, state.lse, pitch, width, rows, stream), done);
+    CPA_TRY_GOTO(table->stream_sync(stream), done);
+    for (int64_t i = 0; i < rows * heads; i++) lse[i] *= log2_e;
+    CPA_TRY_GOTO(table->copy_rows(state.lse, pitch, lse, width, width, rows, stream), done);
+    status = table->stream_sync(stream);
+done:
+    free(lse);
+    return status;
+}
+
+/* How many rows of a state a merge reads, at most. */
+static cpa_status rows_read(const cpa_merge_args *args, int32_t state, int64_t *rows, cpa_stream *stream) {
+    const int32_t *map = args->row_maps ? args->row_maps[state] : NULL;
+    *rows = args->rows;
+    if (!map || args->rows == 0) return CPA_OK;
+    const cpa_device_table *table = stream->device->table;
+    int32_t *host = malloc((size_t)args->rows * sizeof *host);
+    if (!host) return cpa_fail(&stream->error, CPA_NO_MEMORY, "fault: no memory for a map");
+    cpa_status status = table->copy(host, map, args->rows * (int64_t)sizeof *host, stream);
+    if (status == CPA_OK) status = table->stream_sync(stream);
+    *rows = 0;
+    for (int64_t i = 0; status == CPA_OK && i < args->rows; i++)
+        if (host[i] >= *rows) *rows = host[i] + 1;
+    free(host);
+    return status;
+}
+
+static cpa_status merge(const cpa_merge_args *args, const cpa_store_batch *awaited, cpa_stream *stream) {
+    cpa_merge_args changed = *args;
+    cpa_partial states[CPA_MERGE_MAX_STATES];
+    const int32_t *maps[CPA_MERGE_MAX_STATES];
+    if (cpa_fault_is(CPA_FAULT_DROPPED_SHARD) && args->n_states > 1) {
+        changed.n_states = 0;
+        for (int32_t i = 0; i < args->n_states; i++) {
+            if (i == 1) continue;
+            maps[changed.n_states] = args->row_maps ? args->row_maps[i] : NULL;
+            states[changed.n_states++] = args->states[i];
+        }
+        changed.states = states;
+        changed.row_maps = maps;
+    }
+    for (int32_t i = 1; cpa_fault_is(CPA_FAULT_BASE2_LSE) && i < args->n_states; i++) {
+        int64_t rows;
+        CPA_TRY(rows_read(args, i, &rows, stream));
+        CPA_TRY(spoil_lse(cpa_partial_resolve(args->states[i], args->heads, args->v_dim), rows, args->heads, stream));
+    }
+    return real_of(stream->device)->merge(&changed, awaited, stream);
+}
+
+/* ---- stale-block: some tokens are not written; failed-rank: the last rank alone fails ---- */
+
+static int on_last_rank;
+
+static cpa_status kv_write(const cpa_kv_write_args *args, cpa_stream *stream) {
+    enum { PERIOD = 8, LOST = 5 }; /* the sixth of eight */
+    const cpa_operator_table *table = real_of(stream->device);
+    if (cpa_fault_is(CPA_FAULT_FAILED_RANK) && on_last_rank)
+        return cpa_fail(&stream->error, CPA_DEVICE, "a step fails on this rank alone");
+    if (!cpa_fault_is(CPA_FAULT_STALE_BLOCK)) return table->kv_write(args, stream);
+    const int64_t k_bytes = args->kv.kv_heads * args->kv.k_dim * cpa_dtype_bytes(args->dtype);
+    const int64_t v_bytes = args->kv.kv_heads * args->kv.v_dim * cpa_dtype_bytes(args->dtype);
+    for (int64_t begin = 0, end; begin < args->tokens; begin = end + 1) {
+        end = begin / PERIOD * PERIOD + LOST + (begin % PERIOD > LOST ? PERIOD : 0);
+        if (end > args->tokens) end = args->tokens;
+        cpa_kv_write_args part = *args;
+        part.tokens = end - begin;
+        part.k = (const char *)args->k + begin * k_bytes;
+        part.v = (const char *)args->v + begin * v_bytes;
+        part.slot_mapping = args->slot_mapping + begin;
+        part.nonfinite = args->nonfinite ? args->nonfinite + begin : NULL;
+        if (part.tokens > 0) CPA_TRY(table->kv_write(&part, stream));
+    }
+    return CPA_OK;
+}
+
+cpa_status __real_cpa_control_open(cpa_comm *comm, cpa_control *out, cpa_error *err);
+cpa_status __wrap_cpa_control_open(cpa_comm *comm, cpa_control *out, cpa_error *err);
+
+cpa_status __wrap_cpa_control_open(cpa_comm *comm, cpa_control *out, cpa_error *err) {
+    CPA_TRY(__real_cpa_control_open(comm, out, err));
+    on_last_rank = out->rank == out->size - 1;
+    return CPA_OK;
+}
+
+/* ---- the table ---- */
+
 static cpa_status attend(const cpa_attend_plan *plan, const cpa_attend_args *args, const void *ready_q,
                          cpa_stream *stream) {
     const fault_plan *p = find_plan(plan);
@@ -230,7 +338,12 @@ static cpa_status attend(const cpa_attend_plan *plan, const cpa_attend_args *arg
         return attend_scaled(plan, args, ready_q, stream);
     if (cpa_fault_is(CPA_FAULT_SWAPPED_KV_HEAD) && plan->shape.kv_heads > 1 && p->rows > 0)
         return attend_swapped(p, args, ready_q, stream);
-    const int is_blind = cpa_fault_is(CPA_FAULT_OFF_BY_ONE_MASK) && args->mask.causal && p->is_blind;
+    if (cpa_fault_is(CPA_FAULT_BASE2_LSE) && p->from_peers && args->resume) {
+        const cpa_partial state = cpa_partial_resolve(args->state, plan->shape.q_heads, plan->shape.v_dim);
+        CPA_TRY(spoil_lse(state, p->rows, plan->shape.q_heads, stream));
+    }
+    const int is_blind = p->is_blind && (cpa_fault_is(CPA_FAULT_DROPPED_SHARD) ||
+                                         (cpa_fault_is(CPA_FAULT_OFF_BY_ONE_MASK) && args->mask.causal));
     return real_of(stream->device)->attend(is_blind ? p->blind : plan, args, ready_q, stream);
 }
 
@@ -243,6 +356,9 @@ cpa_status __wrap_cpa_device_open(const cpa_device_options *options, cpa_device 
     faulty[backend].plan_upload = plan_upload;
     faulty[backend].plan_destroy = plan_destroy;
     faulty[backend].attend = attend;
+    faulty[backend].merge = merge;
+    faulty[backend].kv_write = kv_write;
     (*out)->operators = &faulty[backend];
+    if (cpa_fault_named == CPA_FAULT_BASE2_LSE) (*out)->caps.has_graphs = 0;
     return CPA_OK;
 }
