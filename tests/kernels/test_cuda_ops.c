@@ -264,7 +264,8 @@ static void merge_of(const merge_case *c) {
 
     /* One by one into an fp32 accumulator in place gives the bits of all at once. */
     if (c->out_dtype == CPA_F32 && !c->interleaved) {
-        cpa_partial pair[2] = {{device_memory[0], stride, device[0].lse, lse_stride}, {0}};
+        cpa_partial pair[2] = {
+            {.o = device_memory[0], .o_row_stride = stride, .lse = device[0].lse, .lse_row_stride = lse_stride}, {0}};
         const int32_t *pair_maps[2] = {NULL, NULL};
         args.states = pair, args.row_maps = pair_maps, args.n_states = 2;
         args.out = device_memory[0], args.out_lse = device[0].lse;
