@@ -17,6 +17,7 @@ typedef struct cpa_model_shape {
     cpa_attention_shape attention; /* of every layer, its cache included; v_dim 0 = k_dim */
     cpa_mask mask;                 /* of every layer, unless */
     const cpa_mask *layer_masks;   /* [layers]: each has its own; NULL: they have not. Must outlive the engine */
+    int64_t reserved[6];           /* zero */
 } cpa_model_shape;
 
 /* The mask of a layer. */

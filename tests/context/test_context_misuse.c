@@ -184,6 +184,9 @@ static void no_engine(void) {
     CU_ASSERT_EQUAL(cpa_engine_create(comm, &options, &engine, &err), CPA_INVALID);
     CU_ASSERT_PTR_NOT_NULL(strstr(err.message, "struct size is 8"));
     CU_ASSERT_EQUAL(cpa_engine_create(comm, &options, NULL, &err), CPA_INVALID);
+    options = (cpa_engine_options){.size = sizeof options, .model = {.layers = 1, .reserved = {0, 1}}};
+    CU_ASSERT_EQUAL(cpa_engine_create(comm, &options, &engine, &err), CPA_INVALID);
+    CU_ASSERT_PTR_NOT_NULL(strstr(err.message, "the reserved bytes of the model are not zero"));
     CU_ASSERT_EQUAL(cpa_engine_submit(NULL, &request), CPA_INVALID);
     CU_ASSERT_EQUAL(cpa_engine_run(NULL, NULL, NULL, NULL), CPA_INVALID);
     cpa_engine_stop(NULL);
