@@ -11,6 +11,9 @@
 #define CPA_NCCL_FUNCTIONS(X)                                                                                          \
     X(ncclGetUniqueId)                                                                                                 \
     X(ncclCommInitRankConfig)                                                                                          \
+    X(ncclCommCount)                                                                                                   \
+    X(ncclCommUserRank)                                                                                                \
+    X(ncclBroadcast)                                                                                                   \
     X(ncclCommDestroy)                                                                                                 \
     X(ncclCommAbort)                                                                                                   \
     X(ncclCommGetAsyncError)                                                                                           \

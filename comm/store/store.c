@@ -36,3 +36,10 @@ cpa_status cpa_comm_from_store(const char *host, int32_t port, int32_t rank, int
     if (status != CPA_OK) cpa_mesh_close(&mesh);
     return status;
 }
+
+#ifndef CPA_HAVE_CUDA
+cpa_status cpa_comm_from_nccl(void *nccl_comm, const cpa_comm_options *options, cpa_comm **out, cpa_error *err) {
+    (void)nccl_comm, (void)options, (void)out;
+    return cpa_fail(err, CPA_UNSUPPORTED, "cpa_comm_from_nccl: this build has no CUDA back end");
+}
+#endif

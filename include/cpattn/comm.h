@@ -1,7 +1,7 @@
 /* Communicators: how the ranks of one context-parallel group reach each other.
  *
- * A communicator is made from MPI (<cpattn/mpi.h>, libcpattn_mpi), from a TCP store, or from a table of
- * functions of the caller. Contexts and engines are created over one, and may share it. Ranks are
+ * A communicator is made from MPI (<cpattn/mpi.h>, libcpattn_mpi), from a communicator of NCCL, from a TCP
+ * store, or from a table of functions of the caller. Contexts and engines are created over one, and may share it. Ranks are
  * 0..size-1, at most 64. A communicator, and whatever was created over it, is used by one thread at a time.
  *
  * Calls that are collective are made by every rank, in the same order. No wait is for ever: a rank of which nothing has
@@ -35,6 +35,11 @@ CPA_API cpa_status cpa_comm_alone(cpa_comm **out, cpa_error *err);
  * name. Messages go over a TCP connection between each two ranks. Collective. */
 CPA_API cpa_status cpa_comm_from_store(const char *host, int32_t port, int32_t rank, int32_t size,
                                        const cpa_comm_options *options, cpa_comm **out, cpa_error *err);
+
+/* The ranks of a communicator of NCCL, `nccl_comm` (an ncclComm_t), whose device is the current one of the calling
+ * thread. NCCL, which is loaded at run time, carries their addresses, through memory of the device; messages go over TCP
+ * afterwards, and `nccl_comm` is not used any more. Collective. CPA_UNSUPPORTED in a build without CUDA. */
+CPA_API cpa_status cpa_comm_from_nccl(void *nccl_comm, const cpa_comm_options *options, cpa_comm **out, cpa_error *err);
 
 /* NULL does nothing. Not before what was created over it. Waits for other ranks for a second at most. */
 CPA_API void cpa_comm_destroy(cpa_comm *comm);

@@ -23,8 +23,17 @@ static void mpi_that_cannot_be_used_is_refused(void) {
     expect_refusal(MPI_COMM_WORLD, "finalised");
 }
 
-static const cpa_test tests[] = {{"MPI that cannot be used is refused", mpi_that_cannot_be_used_is_refused}};
+static void no_communicator_of_nccl_is_refused(void) {
+    cpa_comm *comm = NULL;
+    CU_ASSERT_NOT_EQUAL(cpa_comm_from_nccl(NULL, NULL, &comm, NULL), CPA_OK);
+    CU_ASSERT_PTR_NULL(comm);
+}
+
+static const cpa_test tests[] = {
+    {"MPI that cannot be used is refused", mpi_that_cannot_be_used_is_refused},
+    {"no communicator of NCCL is refused", no_communicator_of_nccl_is_refused},
+};
 
 int main(void) {
-    return cpa_test_main("communicators from MPI", tests, 1);
+    return cpa_test_main("communicators from MPI", tests, 2);
 }
