@@ -157,6 +157,11 @@ CPA_INLINE int64_t cpa_shape_out_bytes(const cpa_attention_shape *shape) {
     return (int64_t)shape->q_heads * shape->v_dim * cpa_dtype_bytes(shape->dtype);
 }
 
+/* Bytes of the row of one token and head in the cache, without the scales behind the rows of its block. */
+CPA_INLINE int64_t cpa_shape_row_bytes(const cpa_attention_shape *shape, cpa_kv_part part) {
+    return cpa_kv_row_bytes(shape->kv_dtype, part, part == CPA_KEYS ? shape->k_dim : shape->v_dim);
+}
+
 /* Bytes of one block of keys, or of values, of a layer; 0 where the values lie in the keys. */
 CPA_INLINE int64_t cpa_shape_block_bytes(const cpa_attention_shape *shape, cpa_kv_part part, int32_t block_size) {
     if (part == CPA_VALUES && shape->v_in_k) return 0;

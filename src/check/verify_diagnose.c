@@ -116,7 +116,8 @@ static void diagnose_part(diagnosis *d, const cpa_verify_part *part) {
     const cpa_worker_options *o = &d->verify->worker->options;
     const cpa_attention_shape *shape = &o->model.attention;
     const cpa_mask mask = cpa_model_mask(&o->model, d->sample->layer);
-    const int64_t element = cpa_dtype_bytes(shape->kv_dtype), query = d->sample->position;
+    const int64_t query = d->sample->position;
+    const int64_t k_row = cpa_shape_row_bytes(shape, CPA_KEYS), v_row = cpa_shape_row_bytes(shape, CPA_VALUES);
     const int32_t k_dim = shape->k_dim, v_dim = shape->v_dim;
     if (part->index == 0) {
         cpa_verify_begin_row(d->verify, &d->row, pieces[d->home].samples);
@@ -126,16 +127,16 @@ static void diagnose_part(diagnosis *d, const cpa_verify_part *part) {
     }
     for (int32_t r = 0; r < d->map.cp_size; r++) {
         const cpa_token_set tokens = cpa_tokens_on(d->map, d->placement, r);
-        const char *k_words = pieces[r].k + pieces[r].tokens * k_dim * element;
-        const char *v_words = pieces[r].v + pieces[r].tokens * v_dim * element;
+        const char *k_words = pieces[r].k + pieces[r].tokens * k_row;
+        const char *v_words = pieces[r].v + pieces[r].tokens * v_row;
         for (int64_t t = 0; t < pieces[r].tokens; t++) {
             float k[CPA_MAX_HEAD_DIM], v[CPA_MAX_HEAD_DIM];
             int64_t position = cpa_token_position(d->map, tokens, pieces[r].first + t);
             int sees = cpa_reference_sees(mask, query, position);
-            cpa_reference_read_rows(pieces[r].k + t * k_dim * element, k_words + t * 4, shape->kv_dtype, shape->k_scale,
-                                    1, k_dim, k);
-            cpa_reference_read_rows(pieces[r].v + t * v_dim * element, v_words + t * 4, shape->kv_dtype, shape->v_scale,
-                                    1, v_dim, v);
+            cpa_reference_read_rows(pieces[r].k + t * k_row, k_words + t * 4, shape->kv_dtype, shape->k_scale, 1, k_dim,
+                                    k);
+            cpa_reference_read_rows(pieces[r].v + t * v_row, v_words + t * 4, shape->kv_dtype, shape->v_scale, 1, v_dim,
+                                    v);
             if (sees) add_key(&d->shards[r], &d->row, k, v);
             if (sees && position < query) add_key(&d->without_self, &d->row, k, v);
             if (sees || position == query + 1) add_key(&d->with_next, &d->row, k, v);

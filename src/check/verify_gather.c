@@ -247,10 +247,9 @@ cpa_status cpa_verify_gather(cpa_verify *verify, const cpa_step_plan *plan, cons
         .map = options->map,
         .rank = verify->control->rank,
         .size = verify->control->size,
-        .k_bytes = cpa_kv_row_bytes(shape->kv_dtype, CPA_KEYS, shape->k_dim) +
-                   cpa_kv_scale_bytes(shape->kv_dtype, CPA_KEYS, shape->k_scale),
-        .v_bytes = cpa_kv_row_bytes(shape->kv_dtype, CPA_VALUES, shape->v_dim) +
-                   cpa_kv_scale_bytes(shape->kv_dtype, CPA_VALUES, shape->v_scale),
+        .k_bytes = cpa_shape_row_bytes(shape, CPA_KEYS) + cpa_kv_scale_bytes(shape->kv_dtype, CPA_KEYS, shape->k_scale),
+        .v_bytes =
+            cpa_shape_row_bytes(shape, CPA_VALUES) + cpa_kv_scale_bytes(shape->kv_dtype, CPA_VALUES, shape->v_scale),
         .part_tokens = options->block_size > CPA_PART_TOKENS ? options->block_size : CPA_PART_TOKENS,
         .fn = fn,
         .ctx = ctx,

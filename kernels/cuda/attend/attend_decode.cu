@@ -371,9 +371,10 @@ cpa_status launch_widths(const cpa_cuda_attend_args *args, int32_t ctas, int32_t
 
 template <typename Element>
 cpa_status launch_codes(const cpa_cuda_attend_args *args, int32_t ctas, int32_t wide, cpa_stream *stream) {
-    if (args->kv_dtype == CPA_FP8_E4M3) return launch_widths<Element, e4m3_codes>(args, ctas, wide, stream);
-    if (args->kv_dtype == CPA_INT8) return launch_widths<Element, int8_codes>(args, ctas, wide, stream);
-    return launch_widths<Element, void>(args, ctas, wide, stream);
+    if (!cpa_dtype_is_quantised(args->kv_dtype)) return launch_widths<Element, void>(args, ctas, wide, stream);
+    return launch_for_codes(args->kv_dtype, [&](auto tag) {
+        return launch_widths<Element, typename decltype(tag)::codes>(args, ctas, wide, stream);
+    });
 }
 
 } // namespace

@@ -410,9 +410,10 @@ cpa_status launch_widths(const cpa_cuda_attend_args *args, dim3 grid, cpa_stream
 
 template <typename Element>
 cpa_status launch_codes(const cpa_cuda_attend_args *args, dim3 grid, cpa_stream *stream) {
-    if (args->kv_dtype == CPA_FP8_E4M3) return launch_widths<Element, e4m3_codes>(args, grid, stream);
-    if (args->kv_dtype == CPA_INT8) return launch_widths<Element, int8_codes>(args, grid, stream);
-    return launch_widths<Element, void>(args, grid, stream);
+    if (!cpa_dtype_is_quantised(args->kv_dtype)) return launch_widths<Element, void>(args, grid, stream);
+    return launch_for_codes(args->kv_dtype, [&](auto tag) {
+        return launch_widths<Element, typename decltype(tag)::codes>(args, grid, stream);
+    });
 }
 
 } // namespace

@@ -47,11 +47,9 @@ __global__ void __launch_bounds__(THREADS) attend_widen(const __grid_constant__ 
 template <typename Element>
 void launch(const widen_args &a, cpa_dtype dtype, int32_t n_blocks, cudaStream_t stream) {
     const dim3 grid(n_blocks, 2);
-    if (dtype == CPA_INT8) {
-        attend_widen<Element, int8_codes><<<grid, THREADS, 0, stream>>>(a);
-    } else {
-        attend_widen<Element, e4m3_codes><<<grid, THREADS, 0, stream>>>(a);
-    }
+    launch_for_codes(dtype, [&](auto tag) {
+        attend_widen<Element, typename decltype(tag)::codes><<<grid, THREADS, 0, stream>>>(a);
+    });
 }
 
 } // namespace

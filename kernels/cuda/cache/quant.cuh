@@ -79,6 +79,18 @@ __device__ inline uint4 widen_eight(uint2 eight, uint32_t word, float factor) {
     return make_uint4(out[0], out[1], out[2], out[3]);
 }
 
+template <typename Kind>
+struct codes_tag {
+    using codes = Kind;
+};
+
+/* On the host: launch(codes_tag<...>()) with the codes of a quantised dtype, for kernels that are compiled for each. */
+template <typename Launch>
+auto launch_for_codes(cpa_dtype dtype, const Launch &launch) {
+    if (dtype == CPA_INT8) return launch(codes_tag<int8_codes>());
+    return launch(codes_tag<e4m3_codes>());
+}
+
 /* One element. */
 __device__ inline float read_code(const void *codes, cpa_dtype dtype, int64_t i, uint32_t word) {
     uint32_t low, high;
