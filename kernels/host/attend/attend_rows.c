@@ -203,35 +203,31 @@ static void attend_alone(const cpa_attend_job *job, const cpa_host_unit *unit, i
     }
 }
 
-static int is_finite(const float *o, int64_t n) {
-    int32_t largest = 0;
-    for (int64_t d = 0; d < n; d++) {
-        int32_t magnitude = (int32_t)(cpa_float_bits(o[d]) & 0x7fffffff);
-        largest = magnitude > largest ? magnitude : largest;
-    }
-    return largest < 0x7f800000;
-}
-
 /* Divides by the sum and takes the logarithm. The sum with +0 makes one zero of two: which keys of no weight passed by
- * must not show. The sum is NaN if a score was NaN or +inf, and 0 if the row saw none but -inf. */
-static void end_row(const cpa_attend_job *job, cpa_attend_workspace *work, int32_t row) {
+ * must not show. The sum is NaN if a score was NaN or +inf, and 0 if the row saw none but -inf. Returns 0 if O, but not
+ * the sum, is not finite: an exponent of ones carries into the sign. */
+static int end_row(const cpa_attend_job *job, cpa_attend_workspace *work, int32_t row) {
     float *o = work->o + row * job->o_stride, sum = work->sum[row], inverse = sum > 0 ? 1 / sum : 0;
+    uint32_t carries = 0;
     if (isnan(sum)) {
         cpa_state_set_nan(o, &work->lse[row], job->o_stride);
-        return;
+        return 1;
     }
-    for (int64_t d = 0; d < job->o_stride; d++) o[d] = o[d] * inverse + 0.0f;
+    for (int64_t d = 0; d < job->o_stride; d++) {
+        o[d] = o[d] * inverse + 0.0f;
+        carries |= (cpa_float_bits(o[d]) & 0x7f800000) + 0x00800000;
+    }
     work->lse[row] = sum > 0 ? (float)((double)work->max[row] * M_LN2 + log((double)sum)) : -INFINITY;
+    return !(carries >> 31);
 }
 
 static void end_split(const cpa_attend_job *job, const cpa_host_unit *unit, int64_t split, cpa_attend_workspace *work,
                       int poll) {
     for (int32_t row = 0; row < cpa_host_unit_rows(unit); row++) {
-        if (!isnan(work->sum[row]) && !is_finite(work->o + row * job->o_stride, job->o_stride)) {
-            attend_alone(job, unit, split, work, row);
-            if (poll) cpa_host_poll(job->stream);
-        }
-        end_row(job, work, row);
+        if (end_row(job, work, row)) continue;
+        attend_alone(job, unit, split, work, row);
+        (void)end_row(job, work, row);
+        if (poll) cpa_host_poll(job->stream);
     }
 }
 
