@@ -40,10 +40,10 @@ struct row_state {
 };
 
 /* Adds x to a sum and keeps what rounding lost (Kahan, 1965): a plain sum over a hundred thousand keys would be off by
- * more than the tolerance of fp32. */
+ * more than the tolerance of fp32. Of an infinite sum nothing is lost: inf - inf would make it NaN. */
 __device__ void add(float &sum, float &lost, float x) {
     const float corrected = x - lost, next = sum + corrected;
-    lost = (next - sum) - corrected;
+    lost = isinf(next) ? 0 : (next - sum) - corrected;
     sum = next;
 }
 
