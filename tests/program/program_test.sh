@@ -80,6 +80,9 @@ need_devices() {
 # value KEY FILE: a number or string of a result file (its keys are unique).
 value() { sed -n "s/^ *\"$1\": \"\{0,1\}\([^\",]*\)\"\{0,1\},\{0,1\}$/\1/p" "$2"; }
 
+# How many rows of a run were compared with float64.
+checked_rows() { sed -n '/"verify": {/,/}/s/^ *"rows": \([0-9]*\),*$/\1/p' "$1"; }
+
 expect_value() {
     [ "$(value "$1" "$3")" = "$2" ] || fail "$1 is '$(value "$1" "$3")' in $3, expected $2"
 }

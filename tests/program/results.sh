@@ -28,7 +28,7 @@ trace() {
         expect_value total_output_tokens 25 "r$n.json"
         expect_value violations 0 "r$n.json"
         expect_value size $n "r$n.json"
-        [ "$(value rows "r$n.json")" -ge 1000 ] || fail "only $(value rows "r$n.json") rows are checked"
+        [ "$(checked_rows "r$n.json")" -ge 1000 ] || fail "only $(checked_rows "r$n.json") rows are checked"
         grep -q 'TTFT' out || fail "no report"
         [ -z "$(our_lines)" ] || fail "complaints of a good run: $(our_lines)"
     done
