@@ -22,26 +22,16 @@ if(CPATTN_COVERAGE)
   add_link_options(--coverage)
 endif()
 
-# cpattn_in_library(OBJECTS FAULTS): object targets that become part of the library, and of its twin with fault points.
-function(cpattn_in_library objects faults)
+# cpattn_in_library(OBJECTS): an object target becomes part of the library.
+function(cpattn_in_library objects)
   set_property(GLOBAL APPEND PROPERTY CPATTN_OBJECTS $<TARGET_OBJECTS:${objects}>)
-  set_property(GLOBAL APPEND PROPERTY CPATTN_OBJECTS_FAULTS $<TARGET_OBJECTS:${faults}>)
 endfunction()
 
-# cpattn_part(ROOM SOURCES...): the C of one folder of the library, and its twin with fault points for the tests.
+# cpattn_part(ROOM SOURCES...): the C of one folder of the library.
 function(cpattn_part room)
-  set(twins cpattn_${room})
-  if(CPATTN_BUILD_TESTS)
-    list(APPEND twins cpattn_${room}_faults)
-  endif()
-  foreach(target IN LISTS twins)
-    add_library(${target} OBJECT ${ARGN})
-    target_link_libraries(${target} PRIVATE cpattn_deps)
-  endforeach()
-  if(CPATTN_BUILD_TESTS)
-    target_compile_definitions(cpattn_${room}_faults PRIVATE CPA_FAULT_POINTS)
-  endif()
-  cpattn_in_library(cpattn_${room} cpattn_${room}_faults)
+  add_library(cpattn_${room} OBJECT ${ARGN})
+  target_link_libraries(cpattn_${room} PRIVATE cpattn_deps)
+  cpattn_in_library(cpattn_${room})
 endfunction()
 
 # cpattn_exports(TARGET HEADER...): the shared library exports what these headers, and those of cpattn/ that they include,

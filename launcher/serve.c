@@ -266,7 +266,7 @@ static cpa_exit_code run(service *s) {
 }
 
 /* The steps of a run; each returns the same code on every rank. */
-static cpa_exit_code run_job(service *s, cpa_arm_fn arm) {
+static cpa_exit_code run_job(service *s) {
     const cpa_settings *settings = &s->job.settings;
     cpa_error err;
     cpa_status placed =
@@ -278,10 +278,8 @@ static cpa_exit_code run_job(service *s, cpa_arm_fn arm) {
     if (code != CPA_EXIT_DONE) return code;
     if (s->rank == 0) begin_outcome(s);
     if (cpa_signals_install(s->comm, give_up, s, &err) != CPA_OK) abort_job(s, err.status, err.message);
-    if (arm) arm(0);
     code = create_engine(s);
     if (code != CPA_EXIT_DONE) return code;
-    if (arm) arm(1);
     cpa_signals_watch(s->engine);
     code = submit_all(s);
     return code == CPA_EXIT_DONE ? run(s) : code;
@@ -295,7 +293,7 @@ static cpa_exit_code dry_run(service *s) {
     return agree(s, code);
 }
 
-cpa_exit_code cpa_serve(cpa_comm *comm, int argc, char **argv, cpa_arm_fn arm) {
+cpa_exit_code cpa_serve(cpa_comm *comm, int argc, char **argv) {
     service s = {.comm = comm, .rank = cpa_comm_rank(comm), .size = cpa_comm_size(comm)};
     (void)cpa_control_open(comm, &s.control, NULL); /* fails without a communicator only */
     if (s.rank == 0) cpa_job_prepare(argc, argv, &s.job, &s.workload);
@@ -304,7 +302,7 @@ cpa_exit_code cpa_serve(cpa_comm *comm, int argc, char **argv, cpa_arm_fn arm) {
     if (s.job.run) {
         cpa_log_set(log_line, &s, (cpa_log_level)s.job.settings.log_level);
         cpa_comm_set_timeout(comm, s.job.settings.rank_timeout);
-        code = s.job.settings.dry_run ? dry_run(&s) : run_job(&s, arm);
+        code = s.job.settings.dry_run ? dry_run(&s) : run_job(&s);
         cpa_signals_finish();
         cpa_signals_watch(NULL);
         cpa_engine_destroy(s.engine);

@@ -4,7 +4,6 @@
 #include <stdlib.h>
 
 #include "base/check.h"
-#include "base/fault.h"
 
 /* Neighbours of a kept block without an owner in the list of its party, the least recently used first; -1: none. */
 typedef struct links {
@@ -120,7 +119,7 @@ static int32_t take_kept(cpa_block_pool *pool) {
     int32_t block = most->first;
     unlink_kept(pool, block);
     pool->party[block] = 0;
-    if (pool->evict && !cpa_fault_is(CPA_FAULT_STALE_HASH)) pool->evict(pool->evict_ctx, block);
+    if (pool->evict) pool->evict(pool->evict_ctx, block);
     return block;
 }
 
@@ -148,7 +147,7 @@ cpa_status cpa_block_pool_retain(cpa_block_pool *pool, int32_t block, cpa_error 
     int idle = block >= 0 && block < pool->total && pool->owners[block] == 0 && pool->party[block];
     if (!idle) CPA_TRY(check_in_use(pool, block, "retain", err));
     if (idle) unlink_kept(pool, block);
-    if (idle || !cpa_fault_is(CPA_FAULT_UNCOUNTED_OWNER)) pool->owners[block]++;
+    pool->owners[block]++;
     int64_t used = pool->total - cpa_block_pool_free_count(pool);
     if (used > pool->peak) pool->peak = used;
     return CPA_OK;

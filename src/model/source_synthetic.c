@@ -1,9 +1,6 @@
 #include "src/model/source_synthetic.h"
 
-#include <string.h>
-
 #include "base/check.h"
-#include "base/fault.h"
 #include "base/hash.h"
 #include "kernels/operators.h"
 #include "kernels/synthesize.h"
@@ -13,19 +10,6 @@ static cpa_synth_args args_for(const cpa_synthetic *synthetic, cpa_synth_tensor 
     args.seed = synthetic->seed;
     args.layer = layer;
     return args;
-}
-
-enum { NAN_POSITION = 7 };
-static const uint32_t NAN_BITS = 0x7fc07fc0; /* as fp32, and as pairs of bf16 or fp16 */
-
-/* A fault: the key of KV head 0 of some tokens. */
-static cpa_status spoil_keys(const cpa_synthetic *synthetic, const cpa_rows *rows, char *k, cpa_stream *stream) {
-    const int64_t row_bytes = cpa_shape_k_bytes(&synthetic->shape);
-    for (int64_t row = 0; row < rows->count; row++) {
-        if (rows->positions[row] != NAN_POSITION) continue;
-        CPA_TRY(synthetic->device->table->copy(k + row * row_bytes, &NAN_BITS, sizeof NAN_BITS, stream));
-    }
-    return CPA_OK;
 }
 
 static cpa_status fill(void *ctx, int32_t layer, const cpa_rows *rows, void *q, void *k, void *v, cpa_stream *stream) {
@@ -39,7 +23,7 @@ static cpa_status fill(void *ctx, int32_t layer, const cpa_rows *rows, void *q, 
         args.out = outs[tensor];
         CPA_TRY(synthetic->device->operators->synthesize(&args, stream));
     }
-    return cpa_fault_is(CPA_FAULT_NAN_KEY) ? spoil_keys(synthetic, rows, k, stream) : CPA_OK;
+    return CPA_OK;
 }
 
 static void recall(void *ctx, int32_t layer, int32_t kv_head, int64_t n, const uint32_t *tokens,
@@ -50,10 +34,6 @@ static void recall(void *ctx, int32_t layer, int32_t kv_head, int64_t n, const u
         args.tokens = tokens;
         args.positions = positions;
         cpa_synthesize_rows(&args, kv_head, 0, n, tensor == CPA_SYNTH_K ? k : v, args.dim);
-        for (int64_t i = 0; cpa_fault_is(CPA_FAULT_NAN_KEY) && i < n; i++) {
-            if (positions[i] == NAN_POSITION && kv_head == 0 && tensor == CPA_SYNTH_K)
-                memcpy((char *)k + i * args.dim * cpa_dtype_bytes(args.dtype), &NAN_BITS, sizeof NAN_BITS);
-        }
     }
 }
 

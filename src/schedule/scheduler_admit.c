@@ -6,7 +6,6 @@
 
 #include "base/array.h"
 #include "base/check.h"
-#include "base/fault.h"
 #include "base/min_max.h"
 #include "src/schedule/scheduler_blocks.h"
 #include "src/schedule/scheduler_prefix.h"
@@ -65,9 +64,7 @@ static const cpa_sequence *who_computes(cpa_scheduler *s, cpa_sequence *sequence
     const cpa_prefix_digest *digest = probe(s, sequence, found);
     if (!digest) return NULL;
     cpa_prefix_digest key = cpa_sequence_key(placement, digest);
-    cpa_sequence *computing;
-    HASH_FIND(pending, s->pending, &key, sizeof key, computing);
-    return computing;
+    return cpa_scheduler_who_computes(s, &key);
 }
 
 /* Blocks that can be found in a placement, now or when one who computes the next of them is as far as is known. */
@@ -114,9 +111,7 @@ static void choose_placement(cpa_scheduler *s, cpa_sequence *sequence) {
 
 /* Whether a running sequence computes the first block that cannot be found. */
 static int must_wait(cpa_scheduler *s, cpa_sequence *sequence) {
-    if (cpa_fault_is(CPA_FAULT_STARVED_WAITER) && sequence->waits) return 1;
-    sequence->waits = who_computes(s, sequence, sequence->placement) != NULL;
-    return sequence->waits;
+    return who_computes(s, sequence, sequence->placement) != NULL;
 }
 
 /* Shares the leading blocks that can be found. At least the last known token is left to compute. If it falls into a
@@ -168,7 +163,7 @@ static void enter(cpa_scheduler *s, cpa_sequence *sequence) {
     sequence->index = s->free_indices[--s->n_free_indices];
     free(sequence->probe);
     sequence->probe = NULL;
-    sequence->n_probe = sequence->probe_capacity = sequence->found_sharded = sequence->waits = 0;
+    sequence->n_probe = sequence->probe_capacity = sequence->found_sharded = 0;
     for (int32_t r = 0; r < s->options.map.cp_size; r++) sequence->shards[r].found = 0;
 }
 

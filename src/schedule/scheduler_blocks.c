@@ -2,10 +2,8 @@
 
 #include "base/array.h"
 #include "base/check.h"
-#include "base/fault.h"
 
 cpa_status cpa_scheduler_pin(cpa_scheduler *s, cpa_block_pool *pool, int32_t block, cpa_error *err) {
-    if (cpa_fault_is(CPA_FAULT_EARLY_REUSE)) return cpa_block_pool_release(pool, block, err);
     if (!cpa_array_reserve(&s->pins, &s->pins_capacity, s->n_pins + 1, sizeof *s->pins))
         return cpa_fail(err, CPA_NO_MEMORY, "scheduler: no memory for a plan");
     s->pins[s->n_pins++] = (cpa_pin){pool, block};

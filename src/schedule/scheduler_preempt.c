@@ -6,7 +6,6 @@
 #include <string.h>
 
 #include "base/check.h"
-#include "base/fault.h"
 #include "src/schedule/scheduler_blocks.h"
 #include "src/schedule/scheduler_prefix.h"
 
@@ -158,7 +157,7 @@ cpa_status cpa_scheduler_preempt(cpa_scheduler *s, int32_t index, int may_swap, 
     if (!release) return cpa_fail(err, CPA_NO_MEMORY, "scheduler: no memory for a plan");
     *release = victim->index;
     s->free_indices[s->n_free_indices++] = victim->index;
-    if (!cpa_fault_is(CPA_FAULT_LOST_SEQUENCE)) cpa_sequence_queue_push(&s->waiting, victim);
+    cpa_sequence_queue_push(&s->waiting, victim);
     s->stats.preemptions++;
     return cpa_sequence_close(victim, s->pools, s->options.map.cp_size, err);
 }

@@ -16,6 +16,12 @@ int cpa_scheduler_digest(cpa_scheduler *s, const cpa_sequence *sequence, const c
     return cpa_prefix_cache_link(s->cache, parent, n, out);
 }
 
+const cpa_sequence *cpa_scheduler_who_computes(const cpa_scheduler *s, const cpa_prefix_digest *key) {
+    cpa_sequence *computing;
+    HASH_FIND(pending, s->pending, key, sizeof *key, computing);
+    return computing;
+}
+
 /* Finds out what the sequence completes next: the end of its prompt, or a full block whose tokens are all known. */
 static int set_next(cpa_scheduler *s, cpa_sequence *sequence) {
     int64_t block_size = s->options.block_size, first = sequence->linked * block_size;
@@ -30,9 +36,8 @@ static int set_next(cpa_scheduler *s, cpa_sequence *sequence) {
     if (!cpa_scheduler_digest(s, sequence, &sequence->tip, first, sequence->next_tokens, &sequence->next)) return 0;
     sequence->has_next = 1;
     sequence->next_key = cpa_sequence_key(sequence->placement, &sequence->next);
-    cpa_sequence *other;
-    HASH_FIND(pending, s->pending, &sequence->next_key, sizeof sequence->next_key, other);
-    if (!other) HASH_ADD(pending, s->pending, next_key, sizeof sequence->next_key, sequence);
+    if (!cpa_scheduler_who_computes(s, &sequence->next_key))
+        HASH_ADD(pending, s->pending, next_key, sizeof sequence->next_key, sequence);
     return 1;
 }
 

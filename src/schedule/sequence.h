@@ -52,7 +52,6 @@ typedef struct cpa_sequence {
     cpa_prefix_digest *probe; /* [probe_capacity] digests of its first blocks, as far as they were needed */
     int64_t n_probe, probe_capacity;
     int64_t found_sharded; /* how many of them could be found, sharded, when it last looked */
-    int waits;             /* a running sequence computes the block after those */
     int queried;           /* its prefix is counted in the statistics */
     /* While it runs: */
     cpa_prefix_digest tip; /* of its first `linked` blocks: shared, or found by others */

@@ -3,8 +3,8 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "base/fault.h"
 #include "src/check/self_test_kernels.h"
+#include "tests/faults/fault.h"
 #include "tests/fixtures/device_fixture.h"
 #include "tests/fixtures/unit.h"
 

@@ -1,8 +1,8 @@
-/* Deliberate bugs in the library's fault-point twin change results beyond the tolerance: the inputs of the tests are
- * such that no shard can get lost unnoticed. */
+/* Deliberate bugs in the library's twin change results beyond the tolerance: the inputs of the tests are such that no
+ * shard can get lost unnoticed. */
 #include <stdlib.h>
 
-#include "base/fault.h"
+#include "tests/faults/fault.h"
 #include "tests/fixtures/context_fixture.h"
 #include "tests/fixtures/mpi_unit.h"
 

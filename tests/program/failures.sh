@@ -183,7 +183,7 @@ dead_rank() {
     grep -E 'rank 1 .*(signal 9|Killed)' err
 }
 
-# fault NAME: an armed fault point is found by the sampled check, and before the run by the self-test.
+# fault NAME: an armed fault is found by the sampled check, and before the run by the self-test.
 fault() {
     local cause
     case $1 in

@@ -1,7 +1,7 @@
 /* Bugs in the scheduler that are switched on one by one: the shadow model sees each within a hundred seeds. */
 #include <stdio.h>
 
-#include "base/fault.h"
+#include "tests/faults/fault.h"
 #include "tests/fixtures/shadow_model.h"
 #include "tests/fixtures/unit.h"
 

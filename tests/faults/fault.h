@@ -1,7 +1,6 @@
-/* Fault points: deliberate bugs that the tests switch on to show that the checks catch them. They exist only where
- * CPA_FAULT_POINTS is defined (the library's test twin); elsewhere cpa_fault_is is the constant 0. */
-#ifndef CPA_BASE_FAULT_H
-#define CPA_BASE_FAULT_H
+/* Deliberate bugs that the tests switch on, one at a time, to show that the checks catch them. */
+#ifndef CPA_TESTS_FAULT_H
+#define CPA_TESTS_FAULT_H
 
 typedef enum cpa_fault {
     CPA_FAULT_NONE = 0,
@@ -23,7 +22,6 @@ typedef enum cpa_fault {
     CPA_FAULT_COUNT
 } cpa_fault;
 
-#ifdef CPA_FAULT_POINTS
 extern cpa_fault cpa_fault_armed;
 /* The one that the program is to arm, from its start on. */
 extern cpa_fault cpa_fault_named;
@@ -32,8 +30,5 @@ static inline int cpa_fault_is(cpa_fault fault) {
 }
 /* The fault of that name, as in "dropped-shard"; CPA_FAULT_COUNT if there is none. */
 cpa_fault cpa_fault_by_name(const char *name);
-#else
-#define cpa_fault_is(fault) 0
-#endif
 
 #endif

@@ -1,6 +1,5 @@
-#include "base/fault.h"
+#include "tests/faults/fault.h"
 
-#ifdef CPA_FAULT_POINTS
 #include <string.h>
 
 cpa_fault cpa_fault_armed = CPA_FAULT_NONE, cpa_fault_named = CPA_FAULT_NONE;
@@ -15,4 +14,3 @@ cpa_fault cpa_fault_by_name(const char *name) {
     while (fault < CPA_FAULT_COUNT && strcmp(name, names[fault]) != 0) fault++;
     return (cpa_fault)fault;
 }
-#endif

@@ -1,0 +1,48 @@
+/* The twin of the program: CPATTN_FAULT=<name> arms a fault once the engine has started, or for a benchmark;
+ * <name>@start before. */
+#include <cpattn/engine.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/check.h"
+#include "bench/bench.h"
+#include "launcher/exit_code.h"
+#include "launcher/ranks.h"
+#include "tests/faults/fault.h"
+
+static void arm_fault(int engine_started) {
+    const char *text = getenv("CPATTN_FAULT");
+    if (!text) return;
+    char name[64];
+    const char *at = strchr(text, '@');
+    snprintf(name, sizeof name, "%.*s", at ? (int)(at - text) : (int)strlen(text), text);
+    cpa_fault fault = cpa_fault_by_name(name);
+    if (fault == CPA_FAULT_COUNT || (at && strcmp(at, "@start") != 0)) {
+        fprintf(stderr, "cp_attn: CPATTN_FAULT: found '%s', expected the name of a fault\n", text);
+        cpa_ranks_abort(CPA_EXIT_BAD_INPUT);
+    }
+    cpa_fault_named = fault;
+    if (engine_started || at) cpa_fault_armed = fault;
+}
+
+cpa_status __real_cpa_engine_create(cpa_comm *comm, const cpa_engine_options *options, cpa_engine **out,
+                                    cpa_error *err);
+cpa_status __wrap_cpa_engine_create(cpa_comm *comm, const cpa_engine_options *options, cpa_engine **out,
+                                    cpa_error *err);
+
+cpa_status __wrap_cpa_engine_create(cpa_comm *comm, const cpa_engine_options *options, cpa_engine **out,
+                                    cpa_error *err) {
+    arm_fault(0);
+    CPA_TRY(__real_cpa_engine_create(comm, options, out, err));
+    arm_fault(1);
+    return CPA_OK;
+}
+
+int __real_cpa_bench_main(cpa_comm *comm, int argc, char **argv, cpa_rank_placement *placement);
+int __wrap_cpa_bench_main(cpa_comm *comm, int argc, char **argv, cpa_rank_placement *placement);
+
+int __wrap_cpa_bench_main(cpa_comm *comm, int argc, char **argv, cpa_rank_placement *placement) {
+    arm_fault(1);
+    return __real_cpa_bench_main(comm, argc, argv, placement);
+}
