@@ -74,6 +74,10 @@ struct cpa_operator_table {
                            cpa_error *err);
     cpa_status (*plan_upload)(const cpa_attend_plan *plan, cpa_stream *stream);
     void (*plan_destroy)(cpa_attend_plan *plan);
+    /* Whether attend has a kernel for a shape under the rules of a mask, both of which are valid; mask NULL: whatever
+     * they are. If not, CPA_UNSUPPORTED and a line that begins with `where`. */
+    cpa_status (*attend_supported)(const cpa_device *device, const char *where, const cpa_attention_shape *shape,
+                                   const cpa_mask *mask, cpa_error *err);
     /* `ready_q`: queries of the rows that the fusion of the setting calls ready; NULL where there are none. */
     cpa_status (*attend)(const cpa_attend_plan *plan, const cpa_attend_args *args, const void *ready_q,
                          cpa_stream *stream);

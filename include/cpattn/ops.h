@@ -146,6 +146,12 @@ CPA_API cpa_status cpa_attend(const cpa_attend_plan *plan, const cpa_attend_args
  */
 CPA_API int64_t cpa_attend_split_tokens(const cpa_device *device);
 
+/* Whether attend on this device takes a shape (its dtypes, widths and layout) under the rules of a mask, NULL for any:
+ * CPA_OK, CPA_UNSUPPORTED where it has no kernel for them, and CPA_INVALID for what is no shape or no mask; err says why.
+ * Plans, contexts and engines ask the same when they are set or created. Enqueues nothing; any threads at once. */
+CPA_API cpa_status cpa_attend_supported(const cpa_device *device, const cpa_attention_shape *shape,
+                                        const cpa_mask *mask, cpa_error *err);
+
 /* merge (merge_attn_states): joins the partial states of the same rows over disjoint keys, exactly. For two states
  *     m = max(lse_a, lse_b), w = exp(lse - m), O = (w_a O_a + w_b O_b) / (w_a + w_b), lse = m + ln(w_a + w_b)
  * and for n states the left fold of that, in one pass; the order of `states` is the order of the fold, so merging one

@@ -54,8 +54,8 @@ enum { MOST_INTERLEAVE = 1 << 20 };
 /* More than any device has; a number beyond it is a mistake. */
 static const int64_t MOST_STAGING_BYTES = (int64_t)1 << 40;
 
-static cpa_status check_options(const cpa_context_options *o, cpa_error *err) {
-    CPA_TRY(cpa_check_shape("context", &o->shape, err));
+static cpa_status check_options(const cpa_context_options *o, const cpa_device *device, cpa_error *err) {
+    CPA_TRY(cpa_check_attend("context", device, &o->shape, NULL, err));
     CPA_TRY(cpa_check_block_size("context", o->block_size, err));
     if (o->interleave < 0 || o->interleave % o->block_size != 0 || o->interleave > MOST_INTERLEAVE) {
         return cpa_fail(err, CPA_INVALID, "context: interleave %d, expected a multiple of the block size %d up to %d",
@@ -77,7 +77,7 @@ static cpa_status take_options(const cpa_context_options *given, const cpa_devic
                                cpa_error *err) {
     if (!device) return cpa_fail(err, CPA_INVALID, "context: no device");
     CPA_TRY(CPA_STRUCT_TAKE("context", given, cpa_context_options, max_rows, out, err));
-    CPA_TRY(check_options(out, err));
+    CPA_TRY(check_options(out, device, err));
     if (!out->interleave) out->interleave = out->block_size;
     return CPA_OK;
 }

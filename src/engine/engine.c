@@ -10,6 +10,7 @@
 #include "src/engine/calibrate.h"
 #include "src/engine/engine_internal.h"
 #include "src/engine/engine_options.h"
+#include "src/ops/check_shape.h"
 
 static cpa_worker_options worker_options(const cpa_engine *engine) {
     const cpa_engine_options *o = &engine->options;
@@ -68,11 +69,22 @@ static cpa_status make_scheduler(cpa_engine *engine, cpa_error *err) {
     return cpa_scheduler_create(&options, &engine->scheduler, err);
 }
 
+/* Whether the device attends every layer. */
+static cpa_status check_layers(const cpa_engine *engine, cpa_error *err) {
+    const cpa_model_shape *model = &engine->options.model;
+    for (int32_t layer = 0; layer < model->layers; layer++) {
+        const cpa_mask mask = cpa_model_mask(model, layer);
+        CPA_TRY(cpa_check_attend("model", engine->device, &model->attention, &mask, err));
+    }
+    return CPA_OK;
+}
+
 /* The steps of cpa_engine_create after the control channel; each is collective or agreed on. */
 static cpa_status create_parts(cpa_engine *engine, cpa_error *err) {
     cpa_control *control = &engine->control;
     const cpa_engine_options *o = &engine->options;
     CPA_TRY(cpa_control_agree(control, cpa_device_open(&o->device, &engine->device, err), err));
+    CPA_TRY(cpa_control_agree(control, check_layers(engine, err), err));
     CPA_TRY(cpa_transport_for(control, engine->device, o->transport, &engine->transport, err));
     engine->synthetic = (cpa_synthetic){engine->device, o->model.attention, o->seed};
     engine->source = cpa_source_synthetic(&engine->synthetic);

@@ -10,6 +10,12 @@ int64_t cpa_attend_split_tokens(const cpa_device *device) {
     return device ? device->caps.split_tokens : 0;
 }
 
+cpa_status cpa_attend_supported(const cpa_device *device, const cpa_attention_shape *shape, const cpa_mask *mask,
+                                cpa_error *err) {
+    REQUIRE(err, device && shape, "attend: the %s is NULL", device ? "shape" : "device");
+    return cpa_check_attend("attend", device, shape, mask, err);
+}
+
 /* ---- the plan ---- */
 
 cpa_status cpa_attend_plan_create(cpa_device *device, cpa_attend_plan **out, cpa_error *err) {
@@ -97,9 +103,10 @@ static cpa_status check_rows_once(const cpa_attend_batch *batch, cpa_error *err)
     return status;
 }
 
-static cpa_status check_batch(const cpa_attend_batch *batch, batch_reach *reach, cpa_error *err) {
+static cpa_status check_batch(const cpa_device *device, const cpa_attend_batch *batch, batch_reach *reach,
+                              cpa_error *err) {
     CPA_TRY(cpa_check_map("attend plan", batch->map, err));
-    CPA_TRY(cpa_check_shape("attend plan", &batch->shape, err));
+    CPA_TRY(cpa_check_attend("attend plan", device, &batch->shape, NULL, err));
     CPA_TRY(cpa_check_block_size("attend plan", batch->block_size, err));
     REQUIRE(err, batch->n_items >= 0 && batch->n_items <= INT32_MAX && (batch->n_items == 0 || batch->items),
             "attend plan: n_items is %lld and items is %s", (long long)batch->n_items, batch->items ? "set" : "NULL");
@@ -117,7 +124,7 @@ cpa_status cpa_attend_plan_set(cpa_attend_plan *plan, const cpa_attend_batch *gi
     batch_reach reach = {-1, 0};
     REQUIRE(err, plan, "attend plan: the plan is NULL");
     CPA_TRY(CPA_STRUCT_TAKE("attend plan", given, cpa_attend_batch, n_table_entries, &batch, err));
-    CPA_TRY(check_batch(&batch, &reach, err));
+    CPA_TRY(check_batch(plan->device, &batch, &reach, err));
     plan->is_set = 0;
     CPA_TRY(plan->device->operators->plan_set(plan, &batch, (cpa_attend_fusion){0}, err));
     plan->device->table->release(plan->device);
@@ -159,7 +166,10 @@ static cpa_status check_attend(const cpa_attend_plan *plan, const cpa_attend_arg
     REQUIRE(err, (args->out && !args->resume) || (args->state.o && args->state.lse),
             "attend: state.%s is NULL; expected a state unless out is set and resume is 0",
             args->state.o ? "lse" : "o");
-    return CPA_OK;
+    cpa_attention_shape shape = plan->shape;
+    shape.dtype = args->q_dtype;
+    shape.kv_dtype = kv->dtype;
+    return stream->device->operators->attend_supported(stream->device, "attend", &shape, &args->mask, err);
 }
 
 cpa_status cpa_attend(const cpa_attend_plan *plan, const cpa_attend_args *given, cpa_stream *stream) {

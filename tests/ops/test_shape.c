@@ -1,6 +1,9 @@
 /* Sizes that follow from a dtype's row of the table: those of today's dtypes, and of forms that the table can say. */
 #include <string.h>
 
+#include <cpattn/cpattn.h>
+
+#include "kernels/operators.h"
 #include "src/ops/check_shape.h"
 #include "tests/fixtures/unit.h"
 
@@ -111,16 +114,82 @@ static void bad_shapes(void) {
     bad = GOOD, bad.reserved[0] = 1, refuse(bad, CPA_INVALID, "the reserved bytes of the shape");
 }
 
+static const cpa_attention_shape LATENT = {.q_heads = 128, .kv_heads = 1, .k_dim = 576, .v_dim = 512, .v_in_k = 1};
+
 static void values_in_keys(void) {
-    cpa_attention_shape latent = {.q_heads = 128, .kv_heads = 1, .k_dim = 576, .v_dim = 512, .v_in_k = 1};
-    refuse(latent, CPA_UNSUPPORTED, "v_in_k is 1: values that are the first 512 elements of their keys of 576");
-    latent.v_in_k = 2;
-    refuse(latent, CPA_INVALID, "v_in_k is 2");
+    cpa_attention_shape bad;
+    CU_ASSERT_EQUAL(cpa_check_shape("here", &LATENT, NULL), CPA_OK);
+    bad = LATENT, bad.v_dim = 577, refuse(bad, CPA_INVALID, "v_dim is 577 and k_dim is 576");
+    bad = LATENT, bad.k_dim = INT32_MAX, refuse(bad, CPA_INVALID, "expected values within keys of at most 4096");
+    bad = LATENT, bad.v_in_k = 2, refuse(bad, CPA_INVALID, "v_in_k is 2");
+}
+
+static void expect_supported(const cpa_device *device, cpa_attention_shape shape, cpa_mask mask, cpa_status status,
+                             const char *expected) {
+    cpa_error err = {CPA_OK, ""};
+    CU_ASSERT_EQUAL(cpa_attend_supported(device, &shape, &mask, &err), status);
+    CU_ASSERT_PTR_NOT_NULL(strstr(err.message, expected));
+}
+
+/* Stands for a back end without a kernel for windows. */
+static cpa_status no_windows(const cpa_device *device, const char *where, const cpa_attention_shape *shape,
+                             const cpa_mask *mask, cpa_error *err) {
+    (void)device, (void)shape;
+    return mask && mask->window ? cpa_fail(err, CPA_UNSUPPORTED, "%s: no windows", where) : CPA_OK;
+}
+
+static void supported_shapes(void) {
+    const cpa_device_options options = {.size = sizeof options, .backend = CPA_BACKEND_HOST, .threads = 1};
+    const cpa_mask causal = {.causal = 1}, window = {.causal = 1, .window = 5};
+    cpa_device *device;
+    cpa_attend_plan *plan;
+    cpa_stream *stream;
+    cpa_error err = {CPA_OK, ""};
+    CU_ASSERT_EQUAL_FATAL(cpa_device_open(&options, &device, NULL), CPA_OK);
+    CU_ASSERT_EQUAL_FATAL(cpa_attend_plan_create(device, &plan, NULL), CPA_OK);
+    CU_ASSERT_EQUAL_FATAL(cpa_stream_create(device, &stream, NULL), CPA_OK);
+    CU_ASSERT_EQUAL(cpa_attend_supported(NULL, &GOOD, NULL, NULL), CPA_INVALID);
+    CU_ASSERT_EQUAL(cpa_attend_supported(device, NULL, NULL, NULL), CPA_INVALID);
+    CU_ASSERT_EQUAL(cpa_attend_supported(device, &GOOD, NULL, NULL), CPA_OK);
+    expect_supported(device, GOOD, window, CPA_OK, "");
+    expect_supported(device, GOOD, (cpa_mask){.window = -1}, CPA_INVALID, "attend: window is -1");
+    expect_supported(device, LATENT, causal, CPA_UNSUPPORTED,
+                     "attend: v_in_k is 1: values that are the first 512 elements of their keys of 576");
+
+    /* The plan asks for its shape, an attend for its mask too; no row is attended before. */
+    const cpa_owner_map map = {1, 16};
+    const cpa_attend_item item = {.q_count = 1, .k_count = 1};
+    const int32_t table = 0;
+    cpa_attend_batch batch = {sizeof batch, map, LATENT, 16, &item, 1, &table, 1};
+    CU_ASSERT_EQUAL(cpa_attend_plan_set(plan, &batch, &err), CPA_UNSUPPORTED);
+    CU_ASSERT_PTR_NOT_NULL(strstr(err.message, "attend plan: v_in_k is 1"));
+    batch.shape = GOOD;
+    CU_ASSERT_EQUAL(cpa_attend_plan_set(plan, &batch, NULL), CPA_OK);
+    cpa_operator_table table_without_windows = *device->operators;
+    table_without_windows.attend_supported = no_windows;
+    device->operators = &table_without_windows;
+    expect_supported(device, GOOD, causal, CPA_OK, "");
+    expect_supported(device, GOOD, window, CPA_UNSUPPORTED, "attend: no windows");
+    static float q[4 * 64], pool[16 * 2 * (64 + 32)], o[4 * 32], lse[4];
+    cpa_attend_args args = {.size = sizeof args, .q = q, .mask = causal, .state = {.o = o, .lse = lse}};
+    args.kv = (cpa_kv_view){.k = pool, .v = pool + 16 * 2 * 64, .block_size = 16, .num_blocks = 1, .kv_heads = 2};
+    args.kv.k_dim = 64, args.kv.v_dim = 32;
+    lse[0] = 3;
+    args.mask = window;
+    CU_ASSERT_EQUAL(cpa_attend(plan, &args, stream), CPA_UNSUPPORTED);
+    CU_ASSERT_EQUAL(lse[0], 3);
+    args.mask = causal;
+    CU_ASSERT_EQUAL(cpa_attend(plan, &args, stream), CPA_OK);
+    CU_ASSERT_EQUAL(lse[0], 0);
+    cpa_stream_destroy(stream);
+    cpa_attend_plan_destroy(plan);
+    cpa_device_close(device);
 }
 
 static const cpa_test tests[] = {
     {"a bad shape is refused with its numbers", bad_shapes},
-    {"values that lie in keys are refused as not supported", values_in_keys},
+    {"values may lie in keys that are at least as wide", values_in_keys},
+    {"a device says which shapes and masks it attends, and is asked before it does", supported_shapes},
     {"a dtype has a name, and is one of tensors or one of caches alone", names_and_kinds},
     {"rows, scales and blocks of each dtype have their bytes", sizes_of_dtypes},
     {"the table can say codes of less than a byte with scales inside rows", sizes_of_codes_below_a_byte},

@@ -211,6 +211,22 @@ static cpa_status check_capture(cpa_stream *base) {
     return cpa_fail(&base->error, CPA_UNSUPPORTED, "attend: the stream is in a capture of the caller's");
 }
 
+cpa_status cpa_cuda_attend_supported(const cpa_device *device, const char *where, const cpa_attention_shape *shape,
+                                     const cpa_mask *mask, cpa_error *err) {
+    enum { MOST_KV_HEADS = 65535 }; /* CTAs of a grid in its second dimension */
+    (void)device, (void)mask;
+    if (shape->v_in_k) {
+        return cpa_fail(err, CPA_UNSUPPORTED,
+                        "%s: v_in_k is 1: values that are the first %d elements of their keys of %d are not supported "
+                        "by CUDA devices",
+                        where, shape->v_dim, shape->k_dim);
+    }
+    if (shape->kv_heads > MOST_KV_HEADS)
+        return cpa_fail(err, CPA_UNSUPPORTED, "%s: %d KV heads, on CUDA devices at most %d", where, shape->kv_heads,
+                        MOST_KV_HEADS);
+    return CPA_OK;
+}
+
 cpa_status cpa_cuda_attend(const cpa_attend_plan *base, const cpa_attend_args *args, const void *ready_q,
                            cpa_stream *stream) {
     const cpa_cuda_plan *plan = (const cpa_cuda_plan *)base;

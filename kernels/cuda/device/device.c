@@ -231,6 +231,7 @@ static const cpa_operator_table operator_table = {
     .plan_set = cpa_cuda_plan_set,
     .plan_upload = cpa_cuda_plan_upload,
     .plan_destroy = cpa_cuda_plan_destroy,
+    .attend_supported = cpa_cuda_attend_supported,
     .attend = cpa_cuda_attend,
     .merge = cpa_cuda_merge,
     .kv_write = cpa_cuda_kv_write,

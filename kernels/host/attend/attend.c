@@ -17,6 +17,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "base/check.h"
 #include "base/convert.h"
 #include "kernels/host/attend/attend_rows.h"
 #include "kernels/host/attend/state.h"
@@ -132,6 +133,16 @@ static void place_ready_queries(const cpa_host_plan *plan, const cpa_attend_args
     const int64_t row_bytes = args->q_row_stride * cpa_dtype_bytes(args->q_dtype), rows = fusion->ready_rows;
     char *place = (char *)(uintptr_t)args->q + fusion->ready_row * row_bytes;
     if (rows > 0) memcpy(place, ready_q, (size_t)(rows * row_bytes));
+}
+
+cpa_status cpa_host_attend_supported(const cpa_device *device, const char *where, const cpa_attention_shape *shape,
+                                     const cpa_mask *mask, cpa_error *err) {
+    (void)device, (void)mask;
+    if (!shape->v_in_k) return CPA_OK;
+    return cpa_fail(err, CPA_UNSUPPORTED,
+                    "%s: v_in_k is 1: values that are the first %d elements of their keys of %d are not supported by "
+                    "the host",
+                    where, shape->v_dim, shape->k_dim);
 }
 
 cpa_status cpa_host_attend(const cpa_attend_plan *base, const cpa_attend_args *args, const void *ready_q,

@@ -195,6 +195,7 @@ static const cpa_operator_table operator_table = {
     .plan_set = cpa_host_plan_set,
     .plan_upload = plan_upload,
     .plan_destroy = cpa_host_plan_destroy,
+    .attend_supported = cpa_host_attend_supported,
     .attend = cpa_host_attend,
     .merge = cpa_host_merge,
     .kv_write = cpa_host_kv_write,
