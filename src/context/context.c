@@ -137,6 +137,7 @@ cpa_status cpa_context_create_over(cpa_comm *comm, cpa_device *device, const cpa
     cpa_control control;
     cpa_error none;
     CPA_TRY(cpa_control_open(comm, &control, err));
+    const int32_t plan_tag = cpa_comm_take_tags(comm, 1); /* on every rank, whatever fails */
     cpa_context *c = calloc(1, sizeof *c);
     cpa_status status = c ? CPA_OK : cpa_fail(&none, CPA_NO_MEMORY, "no memory for a context");
     if (!c) {
@@ -145,7 +146,7 @@ cpa_status cpa_context_create_over(cpa_comm *comm, cpa_device *device, const cpa
         return cpa_fail(err, status, "%s", none.message);
     }
     c->control = control;
-    cpa_plan_agreement_open(&c->agreement, &c->control);
+    cpa_plan_agreement_open(&c->agreement, &c->control, plan_tag);
 
     status = out ? take_options(options, device, &c->ops.options, &c->ops.error)
                  : cpa_fail(&c->ops.error, CPA_INVALID, "context: out is NULL");
@@ -317,8 +318,12 @@ cpa_status cpa_context_attend(cpa_context *context, const cpa_context_args *args
     cpa_context_args layer;
     if (!c) return CPA_INVALID;
     const int64_t call = c->calls++;
-    CPA_TRY(cpa_plan_agreement_compare(&c->agreement, &c->ops.error));
-    cpa_status status = CPA_STRUCT_TAKE("attend", args, cpa_context_args, out, &layer, &c->ops.error);
+    cpa_status status = cpa_plan_agreement_compare(&c->agreement, &c->ops.error);
+    if (status != CPA_OK) {
+        c->planned = 0;
+        return status;
+    }
+    status = CPA_STRUCT_TAKE("attend", args, cpa_context_args, out, &layer, &c->ops.error);
     if (status == CPA_OK) status = check_args(c, &layer, stream);
     if (status == CPA_OK) status = cpa_pass_kv_select(&c->kv, layer.mask);
     if (status != CPA_OK) {

@@ -129,10 +129,10 @@ static cpa_status plan_own(cpa_context *c) {
 }
 
 static cpa_status plan_step(cpa_context *c, const cpa_context_chunk *chunks, int64_t n_chunks, int64_t steady_rows) {
+    c->planned = 0;
     CPA_TRY(check_chunks(c, chunks, n_chunks));
     c->step.steady_rows = steady_rows;
     c->layers_attended = 0;
-    c->planned = 0;
     CPA_TRY(copy_chunks(c, chunks, n_chunks));
     CPA_TRY(plan_own(c));
     CPA_TRY(cpa_pass_kv_plan(&c->kv));

@@ -5,8 +5,8 @@
 #include "base/check.h"
 #include "base/hash.h"
 
-void cpa_plan_agreement_open(cpa_plan_agreement *agreement, cpa_control *control) {
-    *agreement = (cpa_plan_agreement){.control = control, .tag = cpa_comm_take_tags(control->comm, 1)};
+void cpa_plan_agreement_open(cpa_plan_agreement *agreement, cpa_control *control, int32_t tag) {
+    *agreement = (cpa_plan_agreement){.control = control, .tag = tag};
 }
 
 void cpa_plan_agreement_close(cpa_plan_agreement *agreement) {

@@ -22,8 +22,8 @@ typedef struct cpa_plan_agreement {
     cpa_comm_request *sends[CPA_COMM_MAX_RANKS];
 } cpa_plan_agreement;
 
-/* Collective, without a message; `control` must outlive it. */
-void cpa_plan_agreement_open(cpa_plan_agreement *agreement, cpa_control *control);
+/* `control` must outlive it; `tag` is one of its communicator that nobody else uses. */
+void cpa_plan_agreement_open(cpa_plan_agreement *agreement, cpa_control *control, int32_t tag);
 void cpa_plan_agreement_close(cpa_plan_agreement *agreement);
 /* Tells the others of a plan, which has got `status`, with `refusal` then. Waits until they have taken the one before. */
 cpa_status cpa_plan_agreement_tell(cpa_plan_agreement *agreement, const cpa_context_chunk *chunks, int64_t n_chunks,

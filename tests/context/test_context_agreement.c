@@ -94,6 +94,7 @@ static void chunks_that_differ_are_refused_and_harm_nothing(void) {
         char expected[64];
         snprintf(expected, sizeof expected, way == 4 ? "plan: rank %d: " : "chunks of rank %d", cpa_test_ranks() - 1);
         CU_ASSERT_PTR_NOT_NULL(strstr(cpa_context_error(s.context), expected));
+        CU_ASSERT_EQUAL(cpa_context_attend(s.context, &s.layer.args, stream), CPA_INVALID); /* and the next layer */
 
         CU_ASSERT_EQUAL(cpa_test_plan(s.context, &s.cache, CHUNKS, 2), CPA_OK);
         cpa_test_result result;
