@@ -33,12 +33,15 @@ cpa_status cpa_comm_take_options(const cpa_comm_options *given, cpa_comm_options
     return CPA_OK;
 }
 
-/* Collective, over messages of `control`: fails on no memory and the like, on all ranks. */
-static cpa_status start_watch(cpa_control *control, double timeout_s, cpa_watch **out, cpa_error *err) {
+/* Collective, over messages of `control`: fails on no memory and the like, or where a rank has failed before (`mine`,
+ * with its line in err), on all ranks. */
+static cpa_status start_watch(cpa_control *control, double timeout_s, cpa_status mine, cpa_watch **out,
+                              cpa_error *err) {
     cpa_watch_meeting meeting = {.token = 0};
     int listener = -1;
+    cpa_status status = mine;
     cpa_watch *watch = cpa_watch_create(control->rank, control->size, timeout_s);
-    cpa_status status = watch ? CPA_OK : cpa_fail(err, CPA_NO_MEMORY, "no memory to watch the ranks");
+    if (status == CPA_OK && !watch) status = cpa_fail(err, CPA_NO_MEMORY, "no memory to watch the ranks");
     status = cpa_control_agree(control, status, err);
     if (status == CPA_OK && control->rank == 0) cpa_watch_listen(&meeting, &listener);
     if (status == CPA_OK) status = cpa_control_bcast(control, &meeting, sizeof meeting, 0, err);
@@ -57,7 +60,7 @@ cpa_status cpa_comm_create(const cpa_comm_ops *ops, void *state, int32_t rank, i
                            const cpa_comm_options *options, cpa_comm **out, cpa_error *err) {
     cpa_comm_options own;
     cpa_comm_ops table;
-    if (!out) return cpa_fail(err, CPA_INVALID, "communicator: out is NULL");
+    cpa_error why = {CPA_OK, ""};
     if (size < 1 || size > CPA_COMM_MAX_RANKS || rank < 0 || rank >= size) {
         return cpa_fail(err, CPA_INVALID, "communicator: rank %d of %d, expected 0..size-1 of at most %d", rank, size,
                         CPA_COMM_MAX_RANKS);
@@ -66,17 +69,20 @@ cpa_status cpa_comm_create(const cpa_comm_ops *ops, void *state, int32_t rank, i
     if (!table.send || !table.receive || !table.test || !table.cancel) {
         return cpa_fail(err, CPA_INVALID, "communicator: a function of the table is NULL, expected all but close");
     }
-    CPA_TRY(cpa_comm_take_options(options, &own, err));
+    /* From here on messages can be sent: what one rank refuses is refused by all. */
+    cpa_status status = cpa_comm_take_options(options, &own, &why);
+    if (status == CPA_OK && !out) status = cpa_fail(&why, CPA_INVALID, "communicator: out is NULL");
     cpa_comm *comm = calloc(1, sizeof *comm);
-    if (!comm) return cpa_fail(err, CPA_NO_MEMORY, "no memory for a communicator");
-    *comm = (cpa_comm){
+    if (status == CPA_OK && !comm) status = cpa_fail(&why, CPA_NO_MEMORY, "no memory for a communicator");
+    cpa_comm made = {
         .ops = table, .state = state, .rank = rank, .size = size, .channel = -1, .tags_taken = CPA_COMM_TAG_FIRST_FREE};
-    cpa_control control = {.comm = comm, .rank = rank, .size = size, .tag = CPA_COMM_TAG_COLLECTIVE};
-    cpa_status status = size > 1 ? start_watch(&control, own.timeout_s, &comm->watch, err) : CPA_OK;
+    cpa_control control = {.comm = &made, .rank = rank, .size = size, .tag = CPA_COMM_TAG_COLLECTIVE};
+    if (size > 1) status = start_watch(&control, own.timeout_s, status, &made.watch, &why);
     if (status != CPA_OK) {
         free(comm);
-        return status;
+        return cpa_fail(err, status, "%s", why.message);
     }
+    *comm = made;
     *out = comm;
     return CPA_OK;
 }

@@ -177,16 +177,16 @@ cpa_status cpa_comm_from_mpi(MPI_Comm mpi_comm, const cpa_comm_options *options,
     MPI_Comm_size(copy, &size);
 
     mpi_state *s = malloc(sizeof *s);
+    if (s) *s = (mpi_state){.comm = copy, .rank = rank};
     has_memory = s != NULL;
     status = check(MPI_Allreduce(&has_memory, &all_have, 1, MPI_INT, MPI_MIN, copy), "MPI_Allreduce", err);
     if (status == CPA_OK && !all_have) status = fail(err, CPA_NO_MEMORY, "cpa_comm_from_mpi", "no memory on a rank");
-    if (status == CPA_OK) {
-        *s = (mpi_state){.comm = copy, .rank = rank};
-        status = cpa_comm_create(&ops, s, rank, size, options, out, err);
-    }
-    if (status != CPA_OK) {
+    if (status == CPA_OK) status = cpa_comm_create(&ops, s, rank, size, options, out, err);
+    if (status == CPA_OK) return CPA_OK;
+    if (s) {
+        mpi_close(s);
+    } else {
         MPI_Comm_free(&copy);
-        free(s);
     }
     return status;
 }

@@ -1,6 +1,7 @@
 #include "comm/store/watch.h"
 
 #include <errno.h>
+#include <math.h>
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
@@ -21,8 +22,10 @@
 
 #define WATCH_MAGIC UINT64_C(0x6370617774636831) /* "cpawtch1" */
 
-/* How often a rank says that it is there; how late its own thread may be before it mistrusts its own count. */
+/* How often a rank says that it is there; what is too short to tell silence from a beat that comes late; how late its own
+ * thread may be before it mistrusts its own count. */
 #define BEAT_S 0.5
+#define LEAST_SILENCE_S (4 * BEAT_S)
 #define STOPPED_S 2.0
 /* How long messages of a rank that has ended may still be on their way. */
 #define GRACE_S 0.5
@@ -71,7 +74,8 @@ typedef struct loss {
 struct cpa_watch {
     int32_t rank, size;
     pthread_t thread;
-    int wake; /* an eventfd */
+    int started; /* the thread */
+    int wake;    /* an eventfd */
     atomic_int ending;
     atomic_int has_news;
     _Atomic double timeout_s;
@@ -232,7 +236,7 @@ static void beat(cpa_watch *w, double now) {
 }
 
 static void find_silent(cpa_watch *w, double now) {
-    const double timeout_s = atomic_load(&w->timeout_s);
+    const double timeout_s = fmax(atomic_load(&w->timeout_s), LEAST_SILENCE_S);
     for (int32_t peer = 0; peer < w->size; peer++) {
         line *l = &w->lines[peer];
         if (l->fd < 0 || l->left || now - l->heard <= timeout_s) continue;
@@ -371,6 +375,7 @@ cpa_status cpa_watch_start(cpa_watch *w, cpa_error *err) {
     pthread_sigmask(SIG_SETMASK, &all, &before);
     int code = pthread_create(&w->thread, NULL, run, w);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
+    w->started = code == 0;
     return code == 0 ? CPA_OK : cpa_fail(err, CPA_NO_MEMORY, "no thread that watches the ranks: %s", strerror(code));
 }
 
@@ -413,7 +418,7 @@ void cpa_watch_join(cpa_watch *w, const cpa_watch_meeting *m, int listener) {
 
 void cpa_watch_stop(cpa_watch *w) {
     if (!w) return;
-    if (w->thread) {
+    if (w->started) {
         const news leaving = {.kind = LEFT, .rank = w->rank};
         atomic_store(&w->ending, 1);
         tell(w, &leaving);

@@ -24,7 +24,7 @@ typedef struct cpa_comm cpa_comm;
 /* What constructors take; NULL: all defaults. */
 typedef struct cpa_comm_options {
     size_t size;
-    double timeout_s; /* how long a rank may be silent, as when it is stopped; 0 = 10 */
+    double timeout_s; /* how long a rank may be silent, as when it is stopped; less than 2 is taken for 2; 0 = 10 */
     double join_s;    /* how long to wait for all ranks to come; 0 = 60 */
 } cpa_comm_options;
 
@@ -38,7 +38,8 @@ CPA_API cpa_status cpa_comm_from_store(const char *host, int32_t port, int32_t r
 
 /* The ranks of a communicator of NCCL, `nccl_comm` (an ncclComm_t), whose device is the current one of the calling
  * thread. NCCL, which is loaded at run time, carries their addresses, through memory of the device; messages go over TCP
- * afterwards, and `nccl_comm` is not used any more. Collective. CPA_UNSUPPORTED in a build without CUDA. */
+ * afterwards, and `nccl_comm` is not used any more. Collective; where one rank fails before it calls NCCL (on its
+ * arguments, or memory), the others wait in NCCL, which has time-outs of its own. CPA_UNSUPPORTED in a build without CUDA. */
 CPA_API cpa_status cpa_comm_from_nccl(void *nccl_comm, const cpa_comm_options *options, cpa_comm **out, cpa_error *err);
 
 /* NULL does nothing. Not before what was created over it. Waits for other ranks for a second at most. */
@@ -65,7 +66,7 @@ CPA_API cpa_status cpa_comm_receive(cpa_comm *comm, int32_t peer, void *data, in
 /* Tells all other ranks that this one gives up: their waits end with `status` and "rank R: message". For a program that
  * is about to end after a fault of its own. Does nothing where another rank is already lost. Waits for nobody. */
 CPA_API void cpa_comm_abort(cpa_comm *comm, cpa_status status, const char *message);
-/* How long a rank may be silent from now on; on every rank. */
+/* How long a rank may be silent from now on, as timeout_s of the options; on every rank. 0 or less does nothing. */
 CPA_API void cpa_comm_set_timeout(cpa_comm *comm, double seconds);
 
 /* ---- a transport of the caller ---- */
@@ -93,8 +94,9 @@ typedef struct cpa_comm_ops {
     void (*close)(void *state);
 } cpa_comm_ops;
 
-/* Collective. `ops` is copied; `state` is the first argument of its functions, closed with the communicator, and still
- * the caller's if this fails. */
+/* Collective: bad options and the like of one rank are refused by all, but bad `ops`, `rank` and `size` by that one
+ * alone, as nothing can be sent by them. `ops` is copied; `state` is the first argument of its functions, closed with the
+ * communicator, and still the caller's if this fails. */
 CPA_API cpa_status cpa_comm_create(const cpa_comm_ops *ops, void *state, int32_t rank, int32_t size,
                                    const cpa_comm_options *options, cpa_comm **out, cpa_error *err);
 

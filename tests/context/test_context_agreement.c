@@ -1,6 +1,9 @@
 /* Ranks that are not given the same, and ranks that refuse: all hear of it, and none waits for ever. */
 #include <stdio.h>
 #include <string.h>
+#include <time.h>
+
+#include <cpattn/mpi.h>
 
 #include "base/clock.h"
 #include "tests/fixtures/context_fixture.h"
@@ -136,7 +139,32 @@ static void keys_that_are_missing_without_rows_are_refused(void) {
     close_site(&s);
 }
 
+/* The last rank gives bad options, or no place for the communicator; the others would wait for it. */
+static void communicators_that_one_rank_refuses_are_refused_on_all(void) {
+    for (int way = 0; way < 2; way++) {
+        const cpa_comm_options options = {.size = sizeof options, .timeout_s = is_last() && way == 0 ? -1 : 0};
+        cpa_comm *comm = NULL;
+        cpa_error err = {CPA_OK, ""};
+        cpa_comm **out = is_last() && way == 1 ? NULL : &comm;
+        CU_ASSERT_EQUAL(cpa_comm_from_mpi(MPI_COMM_WORLD, &options, out, &err), CPA_INVALID);
+        CU_ASSERT_PTR_NULL(comm);
+        CU_ASSERT_PTR_NOT_NULL(strstr(err.message, way == 0 ? "time-outs of -1 s" : "out is NULL"));
+    }
+}
+
+static void time_outs_below_the_beat_lose_nobody(void) {
+    const cpa_comm_options options = {.size = sizeof options, .timeout_s = 0.05};
+    const struct timespec several_beats = {.tv_sec = 1, .tv_nsec = 300000000};
+    cpa_comm *comm = NULL;
+    CU_ASSERT_EQUAL_FATAL(cpa_comm_from_mpi(MPI_COMM_WORLD, &options, &comm, NULL), CPA_OK);
+    nanosleep(&several_beats, NULL);
+    CU_ASSERT_EQUAL(cpa_comm_agree(comm, CPA_OK, NULL), CPA_OK);
+    cpa_comm_destroy(comm);
+}
+
 static const cpa_test tests[] = {
+    {"communicators that one rank refuses are refused on all", communicators_that_one_rank_refuses_are_refused_on_all},
+    {"time-outs below the beat lose nobody", time_outs_below_the_beat_lose_nobody},
     {"options that differ are refused on all ranks", options_that_differ_are_refused_on_all_ranks},
     {"chunks that differ are refused and harm nothing", chunks_that_differ_are_refused_and_harm_nothing},
     {"tensors that one rank refuses are refused on all", tensors_that_one_rank_refuses_are_refused_on_all},
