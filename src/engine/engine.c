@@ -2,6 +2,7 @@
 #include <stdlib.h>
 
 #include "base/check.h"
+#include "base/hash.h"
 #include "base/struct_size.h"
 #include "src/cache/kv_cache.h"
 #include "src/check/self_test.h"
@@ -104,10 +105,24 @@ static cpa_status create_parts(cpa_engine *engine, cpa_error *err) {
     return cpa_control_agree(control, status, err);
 }
 
+/* Transfers follow from the masks. */
+static uint64_t hash_masks(const cpa_model_shape *model) {
+    uint64_t hash = CPA_HASH_START;
+    for (int32_t i = 0; model->layer_masks && i < model->layers; i++) {
+        const cpa_mask *mask = &model->layer_masks[i];
+        const int64_t same[] = {mask->causal, mask->window, mask->sinks};
+        hash = cpa_hash_bytes(hash, same, sizeof same);
+    }
+    return hash;
+}
+
 /* What every rank computes with, or takes part in. What rank 0 alone plans with is its own. */
 static cpa_status agree_on_options(cpa_engine *engine, cpa_error *err) {
     const cpa_engine_options *o = &engine->options;
     const cpa_attention_shape *s = &o->model.attention;
+    const uint64_t masks = hash_masks(&o->model);
+    cpa_source source = {.size = 0};
+    if (o->source) CPA_TRY(CPA_STRUCT_TAKE("source", o->source, cpa_source, fill, &source, err));
     const cpa_named_value values[] = {
         {"layers", o->model.layers},
         {"q_heads", s->q_heads},
@@ -122,6 +137,13 @@ static cpa_status agree_on_options(cpa_engine *engine, cpa_error *err) {
         {"window", (double)o->model.mask.window},
         {"sinks", o->model.mask.sinks},
         {"layer_masks", o->model.layer_masks != NULL},
+        {"layer_masks, upper half of a hash", (double)(masks >> 32)},
+        {"layer_masks, lower half of a hash", (double)(masks & UINT32_MAX)},
+        {"source", o->source != NULL},
+        {"source.consume", source.consume != NULL},
+        {"source.capturable", source.capturable},
+        {"preemption", o->preemption},
+        {"fail_on_nonfinite", o->fail_on_nonfinite},
         {"device.backend", o->device.backend},
         {"block_size", o->block_size},
         {"num_blocks", (double)o->num_blocks},

@@ -177,17 +177,33 @@ static void calls_from_a_callback_are_refused(void) {
     cpa_engine_destroy(engine);
 }
 
-static void options_that_differ_are_refused_on_all_ranks(void) {
-    cpa_engine_options options = cpa_test_engine_options();
+/* The last rank's options are others. */
+static void expect_refused(const cpa_engine_options *same, const cpa_engine_options *other, const char *expected) {
     cpa_engine *engine = NULL;
     cpa_error err = {CPA_OK, ""};
     int rank, size;
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     MPI_Comm_size(MPI_COMM_WORLD, &size);
     if (size == 1) return;
-    if (rank == size - 1) options.max_num_seqs = 7;
-    CU_ASSERT_EQUAL(cpa_engine_create(cpa_test_comm(), &options, &engine, &err), CPA_INVALID);
-    CU_ASSERT_PTR_NOT_NULL(strstr(err.message, "max_num_seqs: found 7 on rank"));
+    CU_ASSERT_EQUAL(cpa_engine_create(cpa_test_comm(), rank == size - 1 ? other : same, &engine, &err), CPA_INVALID);
+    CU_ASSERT_PTR_NOT_NULL(strstr(err.message, expected));
+    cpa_engine_destroy(engine);
+}
+
+static void options_that_differ_are_refused_on_all_ranks(void) {
+    const cpa_source source = {.size = sizeof source, .fill = fill_nothing, .capturable = 1};
+    const cpa_engine_options same = cpa_test_engine_options();
+    cpa_mask masks[2][64] = {{{.causal = 1}}};
+    cpa_engine_options o = same, masked = same;
+    CU_ASSERT_FATAL(same.model.layers <= 64);
+    for (int32_t i = 0; i < same.model.layers; i++) masks[0][i] = masks[1][i] = same.model.mask;
+    masks[1][same.model.layers - 1].window = 17;
+    o = same, o.max_num_seqs = 7, expect_refused(&same, &o, "max_num_seqs: found 7 on rank");
+    o = same, o.fail_on_nonfinite = 1, expect_refused(&same, &o, "fail_on_nonfinite: found 1 on rank");
+    o = same, o.preemption = CPA_PREEMPT_AUTO, expect_refused(&same, &o, "preemption: found 2 on rank");
+    o = same, o.source = &source, expect_refused(&same, &o, "source: found 1 on rank");
+    o = masked, masked.model.layer_masks = masks[0], o.model.layer_masks = masks[1];
+    expect_refused(&masked, &o, "layer_masks");
 }
 
 static void what_the_device_does_not_attend_is_refused(void) {
