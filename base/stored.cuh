@@ -7,15 +7,15 @@
 
 constexpr uint32_t STORED_POLLS = 256; /* of device memory, between two of host memory */
 
-__device__ inline uint64_t load_acquire(const uint64_t *word) {
+__device__ inline uint64_t load_acquire(const uint64_t *flag) {
     uint64_t value;
-    asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(word) : "memory");
+    asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(flag) : "memory");
     return value;
 }
 
-__device__ inline uint32_t load_acquire(const uint32_t *word) {
+__device__ inline uint32_t load_acquire(const uint32_t *flag) {
     uint32_t value;
-    asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(word) : "memory");
+    asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(flag) : "memory");
     return value;
 }
 
@@ -31,12 +31,12 @@ __device__ inline void fence() {
     asm volatile("fence.acq_rel.sys;" ::: "memory");
 }
 
-__device__ inline void store_relaxed(uint64_t *word, uint64_t value) {
-    asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
+__device__ inline void store_relaxed(uint64_t *flag, uint64_t value) {
+    asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(flag), "l"(value) : "memory");
 }
 
-__device__ inline void store_relaxed(uint32_t *word, uint32_t value) {
-    asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(word), "r"(value) : "memory");
+__device__ inline void store_relaxed(uint32_t *flag, uint32_t value) {
+    asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(flag), "r"(value) : "memory");
 }
 
 /* Whether the condition came true before the transport gave up. One thread of each message reports to the host. */
@@ -66,7 +66,7 @@ __device__ inline uint32_t number_of_next(const cpa_store_part &part) {
     return *(const volatile uint32_t *)&part.own->pulled + 1;
 }
 
-/* Waits for the word of message number `next`, or of a later one where another CTA has told the peer already that this
+/* Waits for the flag of message number `next`, or of a later one where another CTA has told the peer already that this
  * one is seen; whether it is of the size expected. */
 __device__ inline bool await_arrival(const cpa_store_part &part, uint32_t next, const cpa_store_batch &batch) {
     const bool reports = blockIdx.x == 0;

@@ -9,11 +9,12 @@
 typedef struct cpa_store_cell {
     uint64_t arrived; /* written by the other: (how many messages have come << 32) | bytes of the last. In lines, it
                          tells only the size. */
-    uint32_t acked;   /* written by the other: how many of this rank's messages it has taken out, or seen in its room */
-    uint32_t pushed;  /* messages sent */
-    uint32_t pulled;  /* messages taken out, or seen */
+    /* Written by the other: how many of this rank's messages it has taken out, or seen in its peer-mapped buffer. */
+    uint32_t acked;
+    uint32_t pushed;       /* messages sent */
+    uint32_t pulled;       /* messages taken out, or seen */
     uint32_t push_tickets; /* CTAs that are done with their share of the message */
-    uint32_t pull_tickets; /* the same; of a message in a room, CTAs that know its number */
+    uint32_t pull_tickets; /* the same; of a message in a peer-mapped buffer, CTAs that know its number */
     uint32_t unused;       /* a sector is 32 bytes */
 } cpa_store_cell;
 

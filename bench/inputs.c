@@ -138,7 +138,8 @@ static cpa_status recall_on_device(cpa_bench_site *site, int64_t sequence, const
 }
 
 /* A copy of device memory on the host, to be freed; NULL and *status unless all is well. */
-static void *bring_home(cpa_bench_site *site, const void *memory, int64_t bytes, cpa_status *status, cpa_error *err) {
+static void *receive_states(cpa_bench_site *site, const void *memory, int64_t bytes, cpa_status *status,
+                            cpa_error *err) {
     void *host = *status == CPA_OK ? malloc((size_t)bytes) : NULL;
     if (*status == CPA_OK && !host) *status = cpa_fail(err, CPA_NO_MEMORY, "bench: no memory for keys");
     if (*status == CPA_OK) *status = cpa_bench_copy(site, host, memory, bytes, err);
@@ -159,8 +160,8 @@ cpa_status cpa_bench_recall(cpa_bench_site *site, int64_t sequence, int64_t firs
     for (int64_t i = 0; status == CPA_OK && i < blocks; i++) table[i] = (int32_t)i;
     if (status == CPA_OK) status = cpa_bench_make_cache(site, blocks, &kv, err);
     if (status == CPA_OK) status = recall_on_device(site, sequence, positions, n, table, &kv, err);
-    void *k = bring_home(site, kv.k, blocks * cpa_bench_block_bytes(o, CPA_SYNTH_K), &status, err);
-    void *v = bring_home(site, kv.v, blocks * cpa_bench_block_bytes(o, CPA_SYNTH_V), &status, err);
+    void *k = receive_states(site, kv.k, blocks * cpa_bench_block_bytes(o, CPA_SYNTH_K), &status, err);
+    void *v = receive_states(site, kv.v, blocks * cpa_bench_block_bytes(o, CPA_SYNTH_V), &status, err);
     cpa_device_free(site->device, kv.v);
     cpa_device_free(site->device, kv.k);
     free(table);

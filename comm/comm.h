@@ -145,17 +145,17 @@ struct cpa_transport_table {
     cpa_status (*finish)(cpa_transport *transport, cpa_exchange *exchange, void *waiter, double *waited_s,
                          cpa_error *err);
     /* Device transports, where kernels of this rank can store a message for `peer` themselves: *theirs is where, *own
-     * where the peer stores its messages for this rank, *bytes the room in each; the same as long as the transport is
+     * where the peer stores its messages for this rank, *bytes how long each is; the same as long as the transport is
      * open. Such a message has been stored by the work enqueued so far when its exchange starts, with `send` in *theirs
      * at its sender and `recv` in *own at its receiver: nothing moves any more, and once the exchange is finished, or
      * await_stored has returned, it can be read. Before a rank stores one it must have received a message that the peer
-     * sent after it had read the one before. NULL: no such room, and no hand_over. */
-    void (*room)(cpa_transport *transport, int32_t peer, void **theirs, void **own, int64_t *bytes);
-    /* Transports with rooms, for an exchange in a graph whose messages to this rank all come into rooms: in the place
-     * of finish, leaves the wait for them to the kernel that the caller enqueues next on the stream of start, which
+     * sent after it had read the one before. NULL: no such buffers, and no defer_wait. */
+    void (*peer_buffer)(cpa_transport *transport, int32_t peer, void **theirs, void **own, int64_t *bytes);
+    /* Transports with peer-mapped buffers, for an exchange in a graph whose messages to this rank all come into such: in
+     * the place of finish, leaves the wait for them to the kernel that the caller enqueues next on the stream of start, which
      * calls await_stored (base/stored.cuh) on *out. That one spins with all its CTAs: a device runs one such graph at a
      * time. Returns 0 where it cannot be: the exchange is still to be finished. */
-    int (*hand_over)(cpa_transport *transport, cpa_exchange *exchange, cpa_store_batch *out);
+    int (*defer_wait)(cpa_transport *transport, cpa_exchange *exchange, cpa_store_batch *out);
     /* Device transports: blocks until the native stream is idle. Where a stream waits for exchanges, call this instead
      * of synchronising it: when they have not moved for timeout_s, or fail, this gives them up, so that the stream can
      * end, and returns CPA_COMM with the ranks that were waited for. From then on the transport only fails with that

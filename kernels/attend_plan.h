@@ -9,7 +9,7 @@ typedef struct cpa_attend_fusion {
     /* For plans whose attends are captured in graphs: at most so many items of one row each are ever attended. What an
      * attend enqueues then depends on plan_shape alone, and an attend of no item is enqueued too. 0: the plan is as
      * small as its batch allows. */
-    int64_t steady_items;
+    int64_t padded_items;
     /* For devices with memory of their own: by how many floats the rows of an item lie further on in the state than
      * their index says, O and LSE alike. So a kernel can store them into the memory of another device. NULL: none does.
      * Read by plan_set alone. */

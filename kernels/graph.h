@@ -17,7 +17,7 @@ struct cpa_graph_table {
      * memory included. One launch of a graph at a time. */
     cpa_status (*launch)(cpa_graph *graph, cpa_stream *stream);
     void (*destroy)(cpa_graph *graph);
-    /* For plans with steady_items: a number that two settings of one plan share only if their attends enqueue the same
+    /* For plans with padded_items: a number that two settings of one plan share only if their attends enqueue the same
      * operations on the same addresses. */
     uint64_t (*plan_shape)(const cpa_attend_plan *plan);
 };

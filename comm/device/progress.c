@@ -21,14 +21,14 @@ struct cpa_progress_lane {
 cpa_status cpa_progress_open(cpa_progress *progress, int32_t n_lanes, cpa_error *err) {
     cpa_progress opened = {.n_lanes = n_lanes};
     if (n_lanes > 0) {
-        void *words = NULL;
+        void *flags = NULL;
         size_t bytes = (size_t)n_lanes * sizeof *opened.done;
-        CPA_TRY(cpa_runtime_check(cudaHostAlloc(&words, bytes, cudaHostAllocDefault), "cudaHostAlloc", err));
-        memset(words, 0, bytes);
-        opened.done = words;
+        CPA_TRY(cpa_runtime_check(cudaHostAlloc(&flags, bytes, cudaHostAllocDefault), "cudaHostAlloc", err));
+        memset(flags, 0, bytes);
+        opened.done = flags;
         opened.lanes = calloc((size_t)n_lanes, sizeof *opened.lanes);
         if (!opened.lanes) {
-            cudaFreeHost(words);
+            cudaFreeHost(flags);
             return cpa_fail(err, CPA_NO_MEMORY, "no memory for %d lanes", n_lanes);
         }
     }

@@ -1,6 +1,6 @@
 /* Whether the exchanges of a device transport move.
  *
- * A lane is a stream on which exchanges are done in order. As each is done, the device writes its count into a word of
+ * A lane is a stream on which exchanges are done in order. As each is done, the device writes its count into a flag of
  * host memory, so that the host sees how far a lane is without a call to the device. */
 #ifndef CPA_COMM_PROGRESS_H
 #define CPA_COMM_PROGRESS_H

@@ -1,6 +1,6 @@
-/* push and pull: a row of CTAs for each message. Thread 0 of each CTA waits for the peer's word, the CTA moves its
- * share of the message, and the CTA that is the last to be done tells the peer. A message in lines needs no word of its
- * arrival: every thread waits for its lines. Of messages that lie where they belong only the word travels: tell_stored
+/* push and pull: a row of CTAs for each message. Thread 0 of each CTA waits for the peer's flag, the CTA moves its
+ * share of the message, and the CTA that is the last to be done tells the peer. A message in lines needs no flag of its
+ * arrival: every thread waits for its lines. Of messages that lie where they belong only the flag travels: tell_stored
  * sends it, take_stored waits for it.
  *
  * Few CTAs, because they spin: eight such kernels at once, each on a stream of its own, still fit on a device of 108

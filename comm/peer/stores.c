@@ -38,37 +38,37 @@ static char *inbox_of(char *memory, int32_t size, int32_t slot, int32_t rank, in
     return memory + cells_bytes(size) + ((int64_t)slot * (size - 1) + column) * INBOX_BYTES + at;
 }
 
-/* In the memory of `rank`: the room of `from`. */
-static char *room_of(char *memory, int32_t size, int32_t rank, int32_t from) {
-    char *rooms = memory + cells_bytes(size) + (int64_t)CPA_STORE_SLOTS * (size - 1) * INBOX_BYTES;
-    return rooms + (int64_t)cpa_other_index(rank, from) * CPA_STORE_BYTES;
+/* In the memory of `rank`: the peer-mapped buffer of `from`. */
+static char *peer_buffer_of(char *memory, int32_t size, int32_t rank, int32_t from) {
+    char *buffers = memory + cells_bytes(size) + (int64_t)CPA_STORE_SLOTS * (size - 1) * INBOX_BYTES;
+    return buffers + (int64_t)cpa_other_index(rank, from) * CPA_STORE_BYTES;
 }
 
-void cpa_stores_rooms(const cpa_stores *s, int32_t peer, void **theirs, void **own) {
-    *theirs = room_of(s->theirs[peer], s->size, peer, s->rank);
-    *own = room_of(s->own, s->size, s->rank, peer);
+void cpa_stores_peer_buffers(const cpa_stores *s, int32_t peer, void **theirs, void **own) {
+    *theirs = peer_buffer_of(s->theirs[peer], s->size, peer, s->rank);
+    *own = peer_buffer_of(s->own, s->size, s->rank, peer);
 }
 
 /* ---- life ---- */
 
 static cpa_status open_slot(cpa_store_slot *slot, int32_t size, cpa_error *err) {
     slot->parts = calloc((size_t)size, sizeof *slot->parts);
-    slot->words = calloc((size_t)size, sizeof *slot->words);
-    if (!slot->parts || !slot->words)
+    slot->flags = calloc((size_t)size, sizeof *slot->flags);
+    if (!slot->parts || !slot->flags)
         return cpa_fail(err, CPA_NO_MEMORY, "no memory for the messages of %d ranks", size);
     return cpa_runtime_check(cudaEventCreateWithFlags(&slot->done, cudaEventDisableTiming), "cudaEventCreateWithFlags",
                              err);
 }
 
 cpa_status cpa_stores_open(cpa_stores *s, const cpa_control *control, void *own, cpa_error *err) {
-    const size_t size = (size_t)control->size, words = CPA_STORE_SLOTS * size * 2;
+    const size_t size = (size_t)control->size, flags = CPA_STORE_SLOTS * size * 2;
     s->rank = control->rank;
     s->size = control->size;
     s->own = own;
     s->theirs = calloc(size, sizeof *s->theirs);
-    s->waits = calloc(words, sizeof *s->waits);
+    s->waits = calloc(flags, sizeof *s->waits);
     if (!s->theirs || !s->waits) return cpa_fail(err, CPA_NO_MEMORY, "no memory for the inboxes of %zu ranks", size);
-    const size_t bytes = sizeof *s->host + words * sizeof s->host->stalled[0];
+    const size_t bytes = sizeof *s->host + flags * sizeof s->host->stalled[0];
     CPA_TRY(cpa_runtime_check(cudaHostAlloc((void **)&s->host, bytes, cudaHostAllocDefault), "cudaHostAlloc", err));
     memset(s->host, 0, bytes);
     int device = 0, major = 0;
@@ -88,7 +88,7 @@ void cpa_stores_connect(cpa_stores *s, int32_t peer, void *theirs) {
 void cpa_stores_close(cpa_stores *s) {
     for (int i = 0; i < CPA_STORE_SLOTS; i++) {
         if (s->slots[i].done) cudaEventDestroy(s->slots[i].done);
-        free(s->slots[i].words);
+        free(s->slots[i].flags);
         free(s->slots[i].parts);
     }
     cudaFreeHost(s->host);
@@ -153,9 +153,9 @@ static int counts_are_settled(const cpa_stores *s, const cpa_store_slot *slot, c
  * the last messages of the same slot, whose counts this one has to see. */
 static cpa_status take_out(cpa_stores *s, cpa_store_slot *slot, cudaStream_t stream, cpa_error *err) {
     CPA_TRY(order(slot, stream, slot->ready, err));
-    if (slot->n_parts + slot->n_words > 0) note_kernels(s, slot, stream);
+    if (slot->n_parts + slot->n_flags > 0) note_kernels(s, slot, stream);
     CPA_TRY(launch_parts(s, slot->parts, slot->n_parts, slot->pushed, cpa_store_launch_pull, stream, err));
-    CPA_TRY(launch_parts(s, slot->words, slot->n_words, slot->pushed, cpa_store_launch_take, stream, err));
+    CPA_TRY(launch_parts(s, slot->flags, slot->n_flags, slot->pushed, cpa_store_launch_take, stream, err));
     slot->open = 0;
     return record_done(slot, stream, err);
 }
@@ -176,11 +176,11 @@ static cpa_status take_over(cpa_stores *s, cpa_store_slot *slot, const cpa_excha
     return cpa_runtime_check(cudaStreamWaitEvent(exchange->stream, slot->done, 0), "cudaStreamWaitEvent", err);
 }
 
-/* What the start of an exchange sends: messages to push, and words of those that lie in rooms. */
+/* What the start of an exchange sends: messages to push, and flags of those that lie in peer-mapped buffers. */
 typedef struct part_lists {
     cpa_store_part pushes[CPA_DEVICE_MAX_RANKS];
-    cpa_store_part words[CPA_DEVICE_MAX_RANKS];
-    int32_t n_pushes, n_words;
+    cpa_store_part flags[CPA_DEVICE_MAX_RANKS];
+    int32_t n_pushes, n_flags;
 } part_lists;
 
 static cpa_store_part part_of(const cpa_stores *s, int32_t index, int32_t peer, int64_t bytes, int receives) {
@@ -196,8 +196,8 @@ static cpa_store_part part_of(const cpa_stores *s, int32_t index, int32_t peer, 
 static void list_sent(const cpa_stores *s, int32_t index, const cpa_message *m, part_lists *lists) {
     if (!cpa_stores_carry(m->send_bytes)) return;
     cpa_store_part part = part_of(s, index, m->peer, m->send_bytes, 0);
-    if (m->send == room_of(s->theirs[m->peer], s->size, m->peer, s->rank)) {
-        lists->words[lists->n_words++] = part;
+    if (m->send == peer_buffer_of(s->theirs[m->peer], s->size, m->peer, s->rank)) {
+        lists->flags[lists->n_flags++] = part;
         return;
     }
     part.from = m->send;
@@ -208,8 +208,8 @@ static void list_sent(const cpa_stores *s, int32_t index, const cpa_message *m, 
 static void list_received(const cpa_stores *s, int32_t index, const cpa_message *m, cpa_store_slot *slot) {
     if (!cpa_stores_carry(m->recv_bytes)) return;
     cpa_store_part part = part_of(s, index, m->peer, m->recv_bytes, 1);
-    if (m->recv == room_of(s->own, s->size, s->rank, m->peer)) {
-        slot->words[slot->n_words++] = part;
+    if (m->recv == peer_buffer_of(s->own, s->size, s->rank, m->peer)) {
+        slot->flags[slot->n_flags++] = part;
         return;
     }
     part.from = inbox_of(s->own, s->size, index, s->rank, m->peer, m->recv_bytes);
@@ -229,21 +229,21 @@ cpa_status cpa_stores_start(cpa_stores *s, const cpa_exchange *exchange, const c
     const int32_t index = (int32_t)(exchange->number % CPA_STORE_SLOTS);
     cpa_store_slot *slot = &s->slots[index];
     part_lists lists;
-    lists.n_pushes = lists.n_words = 0;
+    lists.n_pushes = lists.n_flags = 0;
     if (!has_messages(msgs, n_msgs)) return CPA_OK;
     CPA_TRY(take_over(s, slot, exchange, err));
-    slot->n_parts = slot->n_words = 0;
+    slot->n_parts = slot->n_flags = 0;
     for (int32_t i = 0; i < n_msgs; i++) list_sent(s, index, &msgs[i], &lists);
     for (int32_t i = 0; i < n_msgs; i++) list_received(s, index, &msgs[i], slot);
     slot->number = exchange->number;
     slot->captured = exchange->captured;
     slot->ready = exchange->stream;
     slot->open = 1;
-    slot->pushed = lists.n_pushes + lists.n_words > 0;
+    slot->pushed = lists.n_pushes + lists.n_flags > 0;
     const int early = counts_are_settled(s, slot, exchange->stream);
-    if (lists.n_pushes + lists.n_words > 0) note_kernels(s, slot, exchange->stream);
+    if (lists.n_pushes + lists.n_flags > 0) note_kernels(s, slot, exchange->stream);
     CPA_TRY(launch_parts(s, lists.pushes, lists.n_pushes, early, cpa_store_launch_push, exchange->stream, err));
-    return launch_parts(s, lists.words, lists.n_words, early, cpa_store_launch_tell, exchange->stream, err);
+    return launch_parts(s, lists.flags, lists.n_flags, early, cpa_store_launch_tell, exchange->stream, err);
 }
 
 cpa_status cpa_stores_finish(cpa_stores *s, const cpa_exchange *exchange, cudaStream_t waiter, cpa_error *err) {
@@ -254,11 +254,11 @@ cpa_status cpa_stores_finish(cpa_stores *s, const cpa_exchange *exchange, cudaSt
     return cpa_runtime_check(cudaStreamWaitEvent(waiter, slot->done, 0), "cudaStreamWaitEvent", err);
 }
 
-int cpa_stores_hand_over(cpa_stores *s, const cpa_exchange *exchange, cpa_store_batch *out) {
+int cpa_stores_defer_wait(cpa_stores *s, const cpa_exchange *exchange, cpa_store_batch *out) {
     cpa_store_slot *slot = &s->slots[exchange->number % CPA_STORE_SLOTS];
     const int is_open = slot->number == exchange->number && slot->open && exchange->captured;
-    if (!is_open || !slot->pushed || slot->n_parts > 0 || slot->n_words > CPA_STORE_PARTS) return 0;
-    *out = batch_of(s, slot->words, slot->n_words, 0);
+    if (!is_open || !slot->pushed || slot->n_parts > 0 || slot->n_flags > CPA_STORE_PARTS) return 0;
+    *out = batch_of(s, slot->flags, slot->n_flags, 0);
     note_kernels(s, slot, exchange->stream);
     slot->open = 0;
     return 1;

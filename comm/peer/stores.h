@@ -16,13 +16,13 @@
  * No deadlock: a push waits only for the peer's pull of an earlier exchange with the same slot, which the peer has
  * enqueued at the latest before its own push of this one (an exchange that was not finished by then is taken out early,
  * on the stream that starts the new one); a pull waits only for the peer's push of the same exchange. The same holds
- * for the words of messages in rooms.
+ * for the flags of messages in peer-mapped buffers.
  *
- * A rank also keeps a room for every other, in which that one's own kernels store a message (the transport's `room`).
- * Of these start passes on that they are there, and finish waits for those of the peers; or a kernel of the caller does
+ * A rank also keeps a peer-mapped buffer for every other, in which that one's own kernels store a message (the
+ * transport's `peer_buffer`). Of these start passes on that they are there, and finish waits for those of the peers; or a kernel of the caller does
  * (base/stored.cuh).
  *
- * A kernel that waits for long marks its word `stalled` in host memory, where the transport's check times it; a word
+ * A kernel that waits for long marks its flag `stalled` in host memory, where the transport's check times it; a flag
  * `abort` makes all of them end. */
 #ifndef CPA_PEER_STORES_H
 #define CPA_PEER_STORES_H
@@ -42,8 +42,8 @@ typedef struct cpa_store_slot {
     cudaStream_t ready;    /* where it was started */
     cpa_store_part *parts; /* [size - 1] to take out */
     int32_t n_parts;
-    cpa_store_part *words; /* [size - 1] of messages that come into rooms */
-    int32_t n_words;
+    cpa_store_part *flags; /* [size - 1] of messages that come into peer-mapped buffers */
+    int32_t n_flags;
     cudaEvent_t done; /* behind the last use of the slot */
     int recorded;     /* `done` was */
     int done_captured;
@@ -61,7 +61,7 @@ typedef struct cpa_store_host cpa_store_host;
 typedef struct cpa_stores {
     int32_t rank, size;
     int starts_early;      /* the device places a kernel before the one in front of it is over, where it may */
-    char *own;             /* device: the cells, the inbox, the rooms */
+    char *own;             /* device: the cells, the inbox, the peer-mapped buffers */
     char **theirs;         /* [size] the same of the others, mapped; NULL: not connected */
     cpa_store_host *host;  /* page-locked */
     cpa_store_wait *waits; /* [CPA_STORE_SLOTS, size, 2] */
@@ -79,20 +79,20 @@ void cpa_stores_connect(cpa_stores *stores, int32_t peer, void *theirs);
 void cpa_stores_close(cpa_stores *stores);
 
 /* Where this rank's kernels may store a message for the peer, CPA_STORE_BYTES, and where the peer's do. */
-void cpa_stores_rooms(const cpa_stores *stores, int32_t peer, void **theirs, void **own);
+void cpa_stores_peer_buffers(const cpa_stores *stores, int32_t peer, void **theirs, void **own);
 
 /* Whether a message of so many bytes goes this way: both its ranks say the same. */
 int cpa_stores_carry(int64_t bytes);
-/* The messages of an exchange that go this way: enqueues the push on the exchange's stream, and the word of messages
- * that lie in rooms. */
+/* The messages of an exchange that go this way: enqueues the push on the exchange's stream, and the flag of messages
+ * that lie in peer-mapped buffers. */
 cpa_status cpa_stores_start(cpa_stores *stores, const cpa_exchange *exchange, const cpa_message *msgs, int32_t n_msgs,
                             cpa_error *err);
-/* Enqueues the pull, and the wait for messages in rooms, on the native stream `waiter`. */
+/* Enqueues the pull, and the wait for messages in peer-mapped buffers, on the native stream `waiter`. */
 cpa_status cpa_stores_finish(cpa_stores *stores, const cpa_exchange *exchange, cudaStream_t waiter, cpa_error *err);
 /* For an exchange in a graph: leaves the wait to the kernel that comes next on the stream of start, and what that waits
- * for in *out. Returns 0, and nothing has changed, if the exchange has messages to pull or too many in rooms, or sent
- * none. */
-int cpa_stores_hand_over(cpa_stores *stores, const cpa_exchange *exchange, cpa_store_batch *out);
+ * for in *out. Returns 0, and nothing has changed, if the exchange has messages to pull, too many in peer-mapped
+ * buffers, or sent none. */
+int cpa_stores_defer_wait(cpa_stores *stores, const cpa_exchange *exchange, cpa_store_batch *out);
 
 /* CPA_COMM if a kernel has waited for longer than timeout_s, with the ranks that it waits for, or if a message was of
  * another size than expected. */

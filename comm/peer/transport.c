@@ -3,19 +3,19 @@
  *
  * Two things must be known before a copy. Where to write: the receiver tells the sender, in a message, when it starts the
  * exchange; the sender's start waits for that on the host. When to write: the receiver's device tells the sender's,
- * through words of device memory that each rank keeps for every other. There is a lane for each other rank, and an
+ * through flags of device memory that each rank keeps for every other. There is a lane for each other rank, and an
  * exchange is on it:
  *
  *     wait for the caller's `ready`
- *     receiving: set the peer's word `writable`
- *     sending:   wait until the own word `writable` is set; copy; clear `writable`; set the peer's word `arrived`
- *     receiving: wait until the own word `arrived` is set
+ *     receiving: set the peer's flag `writable`
+ *     sending:   wait until the own flag `writable` is set; copy; clear `writable`; set the peer's flag `arrived`
+ *     receiving: wait until the own flag `arrived` is set
  *     record `done`; clear `arrived`
  *
- * The words never need to count. A rank sets the peer's `writable` again only in its next exchange with that peer,
- * which its lane does behind the arrival of this one, and so behind the peer's clearing of the word. The peer sets
+ * The flags never need to count. A rank sets the peer's `writable` again only in its next exchange with that peer,
+ * which its lane does behind the arrival of this one, and so behind the peer's clearing of the flag. The peer sets
  * `arrived` again only when it was told `writable` again, which is behind the clearing of `arrived`. Words without a
- * count let a captured exchange be launched again and again. Setting a word takes effect after everything before it on
+ * count let a captured exchange be launched again and again. Setting a flag takes effect after everything before it on
  * its stream, the copy included.
  *
  * No deadlock, even if the device runs all streams as one, in the order of the calls: an exchange sets all `writable`
@@ -31,15 +31,15 @@
 #include "comm/peer/memory.h"
 #include "comm/peer/stores.h"
 
-/* The words of one rank for one other. */
-typedef struct peer_words {
+/* The flags of one rank for one other. */
+typedef struct peer_flags {
     uint32_t writable;
     uint32_t arrived;
-} peer_words;
+} peer_flags;
 
 /* What a rank holds for one other. */
 typedef struct peer_link {
-    peer_words *theirs; /* mapped; those that they keep for this rank */
+    peer_flags *theirs; /* mapped; those that they keep for this rank */
     char *theirs_base;
     cpa_peer_imports imports;
 } peer_link;
@@ -53,10 +53,10 @@ typedef struct address_box {
 typedef struct peer_transport {
     cpa_device_transport head;
     int32_t tag;       /* of the addresses */
-    peer_words *words; /* device, [size]: written by that rank */
+    peer_flags *flags; /* device, [size]: written by that rank */
     peer_link *links;  /* [size] */
     cudaStream_t rescue;
-    cpa_stores stores; /* their memory lies behind the words */
+    cpa_stores stores; /* their memory lies behind the flags */
     cpa_peer_exports exports;
     address_box boxes[CPA_TRANSPORT_MAX_IN_FLIGHT];
 } peer_transport;
@@ -140,13 +140,13 @@ static int add_set_writable(const peer_transport *t, const transfer *x, cpa_mem_
     return 1;
 }
 
-/* In a graph every batch of operations is a node, which costs microseconds, and nothing follows `done`: the word is
+/* In a graph every batch of operations is a node, which costs microseconds, and nothing follows `done`: the flag is
  * cleared in the same batch. */
 static int add_wait_arrived(const peer_transport *t, const cpa_exchange *exchange, const transfer *x, cpa_mem_op *ops) {
     if (x->m->recv_bytes == 0) return 0;
-    ops[0] = cpa_mem_op_wait(&t->words[x->m->peer].arrived, 1);
+    ops[0] = cpa_mem_op_wait(&t->flags[x->m->peer].arrived, 1);
     if (!exchange->captured) return 1;
-    ops[1] = cpa_mem_op_write(&t->words[x->m->peer].arrived, 0);
+    ops[1] = cpa_mem_op_write(&t->flags[x->m->peer].arrived, 0);
     return 2;
 }
 
@@ -157,12 +157,12 @@ static cpa_status enqueue_copy(peer_transport *t, const cpa_exchange *exchange, 
     cpa_mem_op ops[4];
     int n = is_first ? add_set_writable(t, x, ops) : 0;
     if (m->send_bytes > 0) {
-        ops[n++] = cpa_mem_op_wait(&t->words[m->peer].writable, 1);
+        ops[n++] = cpa_mem_op_wait(&t->flags[m->peer].writable, 1);
         CPA_TRY(enqueue_ops(t, x, ops, n, err));
         cudaError_t error =
             cudaMemcpyAsync(x->to, m->send, (size_t)m->send_bytes, cudaMemcpyDeviceToDevice, t->head.lanes[x->lane]);
         CPA_TRY(cpa_runtime_check(error, "cudaMemcpyAsync", err));
-        ops[0] = cpa_mem_op_write(&t->words[m->peer].writable, 0);
+        ops[0] = cpa_mem_op_write(&t->flags[m->peer].writable, 0);
         ops[1] = cpa_mem_op_write(&t->links[m->peer].theirs->arrived, 1);
         n = 2;
     }
@@ -173,7 +173,7 @@ static cpa_status enqueue_copy(peer_transport *t, const cpa_exchange *exchange, 
 static cpa_status enqueue_end(peer_transport *t, cpa_exchange *exchange, const transfer *x, cpa_error *err) {
     cpa_mem_op clear[2];
     int n = 0;
-    if (x->m->recv_bytes > 0 && !exchange->captured) clear[n++] = cpa_mem_op_write(&t->words[x->m->peer].arrived, 0);
+    if (x->m->recv_bytes > 0 && !exchange->captured) clear[n++] = cpa_mem_op_write(&t->flags[x->m->peer].arrived, 0);
     return cpa_lane_end(&t->head, exchange, x->lane, (uint64_t)1 << x->m->peer, clear, n, err);
 }
 
@@ -233,15 +233,15 @@ static cpa_status check(cpa_device_transport *head, cpa_error *err) {
     return cpa_stores_check(&((peer_transport *)head)->stores, head->base.timeout_s, err);
 }
 
-/* Plays the part of the ranks that do not answer: sets every word, on a stream that waits for nothing. What is copied
+/* Plays the part of the ranks that do not answer: sets every flag, on a stream that waits for nothing. What is copied
  * and received from here on is garbage; the transport has failed and says so. */
 static void release(cpa_device_transport *head) {
     peer_transport *t = (peer_transport *)head;
     cpa_stores_abort(&t->stores);
     if (cudaStreamQuery(t->rescue) == cudaErrorNotReady) return;
     for (int32_t peer = 0; peer < head->control->size; peer++) {
-        cpa_mem_op set[2] = {cpa_mem_op_write(&t->words[peer].writable, 1),
-                             cpa_mem_op_write(&t->words[peer].arrived, 1)};
+        cpa_mem_op set[2] = {cpa_mem_op_write(&t->flags[peer].writable, 1),
+                             cpa_mem_op_write(&t->flags[peer].arrived, 1)};
         cpa_driver_enqueue(&head->driver, t->rescue, set, 2, NULL);
     }
 }
@@ -280,26 +280,26 @@ static cpa_status create_rescue(peer_transport *t, cpa_error *err) {
                              "cudaStreamCreateWithPriority", err);
 }
 
-/* Where the memory of the stores begins behind the words. */
+/* Where the memory of the stores begins behind the flags. */
 static size_t words_bytes(const cpa_control *control) {
-    const size_t align = 256, bytes = (size_t)control->size * sizeof(peer_words);
+    const size_t align = 256, bytes = (size_t)control->size * sizeof(peer_flags);
     return (bytes + align - 1) / align * align;
 }
 
 /* Everything that needs no other rank. */
-static cpa_status open_local(peer_transport *t, cpa_peer_address *words, cpa_error *err) {
+static cpa_status open_local(peer_transport *t, cpa_peer_address *flags, cpa_error *err) {
     const cpa_control *control = t->head.control;
     size_t at = words_bytes(control), bytes = at + (size_t)cpa_stores_bytes(control->size);
     CPA_TRY(alloc_tables(t, err));
     CPA_TRY(create_rescue(t, err));
-    CPA_TRY(cpa_runtime_check(cudaMalloc((void **)&t->words, bytes), "cudaMalloc", err));
-    CPA_TRY(cpa_runtime_check(cudaMemset(t->words, 0, bytes), "cudaMemset", err));
+    CPA_TRY(cpa_runtime_check(cudaMalloc((void **)&t->flags, bytes), "cudaMalloc", err));
+    CPA_TRY(cpa_runtime_check(cudaMemset(t->flags, 0, bytes), "cudaMemset", err));
     CPA_TRY(cpa_runtime_check(cudaDeviceSynchronize(), "cudaDeviceSynchronize", err));
-    CPA_TRY(cpa_stores_open(&t->stores, control, (char *)t->words + at, err));
-    return cpa_peer_export(&t->exports, &t->head.driver, t->words, (int64_t)bytes, words, err);
+    CPA_TRY(cpa_stores_open(&t->stores, control, (char *)t->flags + at, err));
+    return cpa_peer_export(&t->exports, &t->head.driver, t->flags, (int64_t)bytes, flags, err);
 }
 
-/* Maps the words of every other rank; the first use of peer access. */
+/* Maps the flags of every other rank; the first use of peer access. */
 static cpa_status map_words(peer_transport *t, const cpa_peer_address *all, cpa_error *err) {
     const cpa_control *control = t->head.control;
     for (int32_t peer = 0; peer < control->size; peer++) {
@@ -313,7 +313,7 @@ static cpa_status map_words(peer_transport *t, const cpa_peer_address *all, cpa_
         }
         t->links[peer].theirs_base = mapped;
         char *theirs = (char *)mapped + all[peer].offset;
-        t->links[peer].theirs = (peer_words *)(void *)theirs + control->rank;
+        t->links[peer].theirs = (peer_flags *)(void *)theirs + control->rank;
         cpa_stores_connect(&t->stores, peer, theirs + words_bytes(control));
     }
     return CPA_OK;
@@ -338,7 +338,7 @@ static void close_local(peer_transport *t) {
         cpa_peer_unmap_all(&t->links[peer].imports);
         if (t->links[peer].theirs_base) cudaIpcCloseMemHandle(t->links[peer].theirs_base);
     }
-    cudaFree(t->words);
+    cudaFree(t->flags);
     if (t->rescue) cudaStreamDestroy(t->rescue);
     for (int i = 0; i < CPA_TRANSPORT_MAX_IN_FLIGHT; i++) {
         address_box *box = &t->boxes[i];
@@ -370,15 +370,15 @@ static void settle_stores(peer_transport *t) {
     }
 }
 
-static void transport_room(cpa_transport *transport, int32_t peer, void **theirs, void **own, int64_t *bytes) {
+static void transport_peer_buffer(cpa_transport *transport, int32_t peer, void **theirs, void **own, int64_t *bytes) {
     *bytes = CPA_STORE_BYTES;
-    cpa_stores_rooms(&((peer_transport *)transport)->stores, peer, theirs, own);
+    cpa_stores_peer_buffers(&((peer_transport *)transport)->stores, peer, theirs, own);
 }
 
-static int transport_hand_over(cpa_transport *transport, cpa_exchange *exchange, cpa_store_batch *out) {
+static int transport_defer_wait(cpa_transport *transport, cpa_exchange *exchange, cpa_store_batch *out) {
     peer_transport *t = (peer_transport *)transport;
     if (exchange->lanes || t->head.failure.status != CPA_OK) return 0;
-    if (!cpa_stores_hand_over(&t->stores, exchange, out)) return 0;
+    if (!cpa_stores_defer_wait(&t->stores, exchange, out)) return 0;
     exchange->in_flight = 0;
     return 1;
 }
@@ -396,17 +396,17 @@ static void transport_close(cpa_transport *transport) {
 static cpa_status transport_open(cpa_control *control, cpa_transport **out, cpa_error *err) {
     const int32_t tag = cpa_comm_take_tags(control->comm, 1); /* on every rank, whatever fails */
     peer_transport *t = calloc(1, sizeof *t);
-    cpa_peer_address words = {0};
+    cpa_peer_address flags = {0};
     cpa_status status = t ? CPA_OK : cpa_fail(err, CPA_NO_MEMORY, "no memory for a transport");
     if (t) {
         t->tag = tag;
         status = cpa_device_transport_open(&t->head, &cpa_transport_peer, &OPS, control, control->size - 1, err);
     }
     int opened = t && status == CPA_OK;
-    if (opened) status = open_local(t, &words, err);
+    if (opened) status = open_local(t, &flags, err);
     CPA_TRY_GOTO(cpa_control_agree(control, status, err), failed);
     CPA_TRY_GOTO(cpa_control_agree(control, check_one_host(control, err), err), failed);
-    CPA_TRY_GOTO(exchange_words(t, &words, err), failed);
+    CPA_TRY_GOTO(exchange_words(t, &flags, err), failed);
     *out = &t->head.base;
     return CPA_OK;
 
@@ -423,7 +423,7 @@ const cpa_transport_table cpa_transport_peer = {
     .start = cpa_device_transport_start,
     .poll = cpa_device_transport_poll,
     .finish = cpa_device_transport_finish,
-    .room = transport_room,
-    .hand_over = transport_hand_over,
+    .peer_buffer = transport_peer_buffer,
+    .defer_wait = transport_defer_wait,
     .drain = cpa_device_transport_drain,
 };

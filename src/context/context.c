@@ -307,7 +307,7 @@ static cpa_status attend_shared(cpa_context *c, const cpa_context_args *args, cp
     CPA_TRY(cpa_pass_kv_start(&c->kv, &layer, stream));
     CPA_TRY(cpa_context_attend_own(&c->ops, c->own, args, layer.own, NULL, stream));
     CPA_TRY(cpa_pass_kv_attend_own(&c->kv, &layer, stream));
-    CPA_TRY(cpa_pass_q_serve(&c->q, args, stream));
+    CPA_TRY(cpa_pass_q_attend_remote(&c->q, args, stream));
     CPA_TRY(cpa_pass_kv_run(&c->kv, &layer, stream));
     CPA_TRY(cpa_pass_q_finish(&c->q, layer.open_rows, stream));
     return merge_states(c, args, layer.own, layer.open_rows, stream);

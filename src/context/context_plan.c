@@ -114,7 +114,7 @@ static cpa_status copy_chunks(cpa_context *c, const cpa_context_chunk *chunks, i
         CPA_TRY(copy_table(c, i, chunks[i].block_table, entries));
         step->rows += own.rows;
     }
-    if (step->steady_rows) step->rows = step->steady_rows;
+    if (step->padded_rows) step->rows = step->padded_rows;
     return CPA_OK;
 }
 
@@ -125,13 +125,13 @@ static cpa_status plan_own(cpa_context *c) {
     if (step->exchanges) CPA_TRY(cpa_context_ensure_state(&c->ops, &c->own_memory, step->rows, &c->own_state));
     const int64_t n = cpa_planned_own_items(step, c->ops.items, 0, 0);
     return cpa_context_set_plan(&c->ops, c->own, n, step->block_tables, step->n_table_entries,
-                                (cpa_attend_fusion){.steady_items = step->steady_rows});
+                                (cpa_attend_fusion){.padded_items = step->padded_rows});
 }
 
-static cpa_status plan_step(cpa_context *c, const cpa_context_chunk *chunks, int64_t n_chunks, int64_t steady_rows) {
+static cpa_status plan_step(cpa_context *c, const cpa_context_chunk *chunks, int64_t n_chunks, int64_t padded_rows) {
     c->planned = 0;
     CPA_TRY(check_chunks(c, chunks, n_chunks));
-    c->step.steady_rows = steady_rows;
+    c->step.padded_rows = padded_rows;
     c->layers_attended = 0;
     CPA_TRY(copy_chunks(c, chunks, n_chunks));
     CPA_TRY(plan_own(c));
@@ -171,17 +171,17 @@ cpa_status cpa_context_plan(cpa_context *context, const cpa_context_chunk *chunk
 }
 
 cpa_status cpa_context_plan_ahead(cpa_context *c, const cpa_context_chunk *chunks, int64_t n_chunks,
-                                  int64_t steady_rows) {
-    for (int64_t i = 0; i < n_chunks && steady_rows > 0; i++) {
+                                  int64_t padded_rows) {
+    for (int64_t i = 0; i < n_chunks && padded_rows > 0; i++) {
         int local = c->ops.map.cp_size == 1 || chunks[i].placement.kind == CPA_ON_RANK;
         if (chunks[i].count == 1 && (local || chunks[i].algorithm == CPA_PASS_Q)) continue;
         return cpa_fail(&c->ops.error, CPA_INTERNAL,
-                        "plan: chunk %" PRId64 " of a steady step has %" PRId64
+                        "plan: chunk %" PRId64 " of a padded step has %" PRId64
                         " tokens and goes by %s, expected one by pass-q",
                         i, chunks[i].count, cpa_algorithm_name(chunks[i].algorithm));
     }
     c->turn = -1;
-    return plan_step(c, chunks, n_chunks, steady_rows);
+    return plan_step(c, chunks, n_chunks, padded_rows);
 }
 
 cpa_status cpa_context_upload_plan(cpa_context *c, cpa_stream *stream) {

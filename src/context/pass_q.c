@@ -1,11 +1,11 @@
-/* pass-Q: queries go to the ranks that hold keys of their sequence, and partial states come home.
+/* pass-Q: queries go to the ranks that hold keys of their sequence, and partial states come back.
  *
  * A message of queries holds rows [q_heads * k_dim] in the order of the chunks. A message of states holds a row for
  * each of them: O [q_heads * v_dim], then LSE [q_heads], fp32, padded to four floats; attend writes such rows in place.
  *
- * In decode, where the transport has rooms, attend stores the states of a peer's rows in the memory of that peer, whose
- * merge reads them there, and in graphs waits for them itself. The peer's queries stand for its leave: it sends them
- * when it has merged the layer before. */
+ * In decode, where the transport has peer-mapped buffers, attend stores the states of a peer's rows in the memory of
+ * that peer, whose merge reads them there, and in graphs waits for them itself. The peer's queries are the credit to
+ * store there: it sends them when it has merged the layer before. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -36,9 +36,9 @@ void cpa_pass_q_destroy(cpa_pass_q *q) {
     if (!q->ops) return;
     cpa_context_free(q->ops, &q->maps_memory);
     cpa_context_free(q->ops, &q->packed_memory);
-    cpa_context_free(q->ops, &q->got_memory);
-    cpa_context_free(q->ops, &q->away_memory);
-    cpa_context_free(q->ops, &q->home_memory);
+    cpa_context_free(q->ops, &q->received_memory);
+    cpa_context_free(q->ops, &q->remote_states_memory);
+    cpa_context_free(q->ops, &q->returned_memory);
     if (q->plan) q->ops->device->operators->plan_destroy(q->plan);
     q->ops->device->table->free_host(q->ops->device, q->map_sets[0]);
     q->ops->device->table->free_host(q->ops->device, q->map_sets[1]);
@@ -71,13 +71,14 @@ static cpa_partial state_rows(const cpa_pass_q *q, void *memory, int64_t row) {
 }
 
 /* The states that are attended for a peer. */
-static cpa_partial served_states(const cpa_pass_q *q, const cpa_pass_q_peer *peer) {
-    return q->direct ? state_rows(q, peer->their_room, 0) : state_rows(q, q->away_memory.memory, peer->got_at);
+static cpa_partial remote_states(const cpa_pass_q *q, const cpa_pass_q_peer *peer) {
+    return q->direct ? state_rows(q, peer->their_buffer, 0)
+                     : state_rows(q, q->remote_states_memory.memory, peer->received_at);
 }
 
 /* The own states that a peer attends. */
-static cpa_partial home_states(const cpa_pass_q *q, const cpa_pass_q_peer *peer) {
-    return q->direct ? state_rows(q, peer->own_room, 0) : state_rows(q, q->home_memory.memory, peer->home_at);
+static cpa_partial returned_states(const cpa_pass_q *q, const cpa_pass_q_peer *peer) {
+    return q->direct ? state_rows(q, peer->own_buffer, 0) : state_rows(q, q->returned_memory.memory, peer->returned_at);
 }
 
 /* How many rows of a chunk `asker` sends to `keeper`: all of its own if the keeper has a key. */
@@ -86,20 +87,20 @@ static int64_t rows_sent(const cpa_pass_q *q, const cpa_planned_chunk *chunk, in
     return cpa_planned_share(q->step, chunk, asker).rows;
 }
 
-/* A steady step: every rank sends all its rows to every other, whether they hold keys or not. */
-static void plan_steady_peers(cpa_pass_q *q) {
-    const int64_t rows = q->step->steady_rows;
+/* A padded step: every rank sends all its rows to every other, whether they hold keys or not. */
+static void plan_padded_peers(cpa_pass_q *q) {
+    const int64_t rows = q->step->padded_rows;
     q->active = 1;
     q->packed_rows = 0;
-    q->got_rows = q->home_rows = rows * (q->ops->map.cp_size - 1);
+    q->received_rows = q->returned_rows = rows * (q->ops->map.cp_size - 1);
     for (int32_t round = 1; round < q->ops->map.cp_size; round++) {
         q->peers[round - 1] = (cpa_pass_q_peer){
             .rank = cpa_round_recv_peer(q->ops->map.cp_size, q->ops->rank, round),
             .sent = rows,
             .packed_at = NOT_PACKED,
-            .home_at = rows * (round - 1),
-            .got = rows,
-            .got_at = rows * (round - 1),
+            .returned_at = rows * (round - 1),
+            .received = rows,
+            .received_at = rows * (round - 1),
         };
     }
 }
@@ -114,18 +115,18 @@ static void plan_peers(cpa_pass_q *q) {
         q->active = 1;
         all += cpa_planned_share(q->step, &q->step->chunks[i], q->ops->rank).rows;
     }
-    q->packed_rows = q->got_rows = q->home_rows = 0;
+    q->packed_rows = q->received_rows = q->returned_rows = 0;
     for (int32_t round = 1; round < q->ops->map.cp_size; round++) {
         cpa_pass_q_peer *peer = &q->peers[round - 1];
         *peer = (cpa_pass_q_peer){.rank = cpa_round_recv_peer(q->ops->map.cp_size, q->ops->rank, round)};
         for (int64_t i = 0; i < q->step->n_chunks; i++) {
             peer->sent += rows_sent(q, &q->step->chunks[i], q->ops->rank, peer->rank);
-            peer->got += rows_sent(q, &q->step->chunks[i], peer->rank, q->ops->rank);
+            peer->received += rows_sent(q, &q->step->chunks[i], peer->rank, q->ops->rank);
         }
-        peer->home_at = q->home_rows;
-        peer->got_at = q->got_rows;
-        q->home_rows += peer->sent;
-        q->got_rows += peer->got;
+        peer->returned_at = q->returned_rows;
+        peer->received_at = q->received_rows;
+        q->returned_rows += peer->sent;
+        q->received_rows += peer->received;
         if (peer->sent == q->step->rows) {
             peer->packed_at = NOT_PACKED;
             continue;
@@ -140,13 +141,13 @@ static void plan_peers(cpa_pass_q *q) {
     }
 }
 
-/* Whether states go direct, the same on all ranks: no message of the step may be longer than a room. */
+/* Whether states go direct, the same on all ranks: no message of the step may be longer than a peer-mapped buffer. */
 static void choose_direct(cpa_pass_q *q) {
     const cpa_transport_table *table = q->ops->transport->table;
-    int64_t most_rows = q->step->steady_rows, room = 0;
+    int64_t most_rows = q->step->padded_rows, buffer_bytes = 0;
     q->direct = 0;
-    if (!q->attends_own || !table->room) return;
-    for (int32_t rank = 0; rank < q->ops->map.cp_size && !q->step->steady_rows; rank++) {
+    if (!q->attends_own || !table->peer_buffer) return;
+    for (int32_t rank = 0; rank < q->ops->map.cp_size && !q->step->padded_rows; rank++) {
         int64_t rows = 0;
         for (int64_t i = 0; i < q->step->n_chunks; i++)
             rows += cpa_planned_share(q->step, &q->step->chunks[i], rank).rows;
@@ -154,12 +155,12 @@ static void choose_direct(cpa_pass_q *q) {
     }
     for (int32_t i = 0; i < q->ops->map.cp_size - 1; i++) {
         cpa_pass_q_peer *peer = &q->peers[i];
-        table->room(q->ops->transport, peer->rank, &peer->their_room, &peer->own_room, &room);
+        table->peer_buffer(q->ops->transport, peer->rank, &peer->their_buffer, &peer->own_buffer, &buffer_bytes);
     }
-    q->direct = most_rows * state_floats(q) * (int64_t)sizeof(float) <= room;
+    q->direct = most_rows * state_floats(q) * (int64_t)sizeof(float) <= buffer_bytes;
 }
 
-/* Fills the own rows that are packed for a peer (NULL: none are), and the row map of the state that comes home from it.
+/* Fills the own rows that are packed for a peer (NULL: none are), and the row map of the state that comes back from it.
  */
 static void map_peer(const cpa_pass_q *q, const cpa_pass_q_peer *peer, int32_t *packed, int32_t *home) {
     int32_t at = 0;
@@ -175,8 +176,8 @@ static void map_peer(const cpa_pass_q *q, const cpa_pass_q_peer *peer, int32_t *
     }
 }
 
-/* The row map of a steady step. */
-static void map_steady_peer(const cpa_pass_q *q, const cpa_pass_q_peer *peer, int32_t *home) {
+/* The row map of a padded step. */
+static void map_padded_peer(const cpa_pass_q *q, const cpa_pass_q_peer *peer, int32_t *home) {
     for (int64_t row = 0; row < q->step->rows; row++) home[row] = -1;
     for (int64_t i = 0; i < q->step->n_chunks; i++) {
         const cpa_planned_chunk *chunk = &q->step->chunks[i];
@@ -213,12 +214,12 @@ static cpa_status plan_maps(cpa_pass_q *q) {
         const cpa_pass_q_peer *peer = &q->peers[i];
         if (peer->sent == 0) continue;
         int64_t home = q->packed_rows + i * q->step->rows;
-        if (q->step->steady_rows) {
-            map_steady_peer(q, peer, q->maps + home);
+        if (q->step->padded_rows) {
+            map_padded_peer(q, peer, q->maps + home);
         } else {
             map_peer(q, peer, peer->packed_at == NOT_PACKED ? NULL : q->maps + peer->packed_at, q->maps + home);
         }
-        q->merged_states[q->n_merged] = home_states(q, peer);
+        q->merged_states[q->n_merged] = returned_states(q, peer);
         q->merged_maps[q->n_merged++] = device_maps + home;
     }
     return CPA_OK;
@@ -232,9 +233,11 @@ static cpa_status upload_maps(cpa_pass_q *q, cpa_stream *stream) {
     return cpa_context_check(q->ops, status, stream);
 }
 
-/* How much further on the states of a peer's rows lie than their rows in away_memory; 0 unless they go direct. */
+/* How much further on the states of a peer's rows lie than their rows in remote_states_memory; 0 unless they go direct.
+ */
 static int64_t state_shift(const cpa_pass_q *q, const cpa_pass_q_peer *peer) {
-    const cpa_partial there = served_states(q, peer), here = state_rows(q, q->away_memory.memory, peer->got_at);
+    const cpa_partial there = remote_states(q, peer),
+                      here = state_rows(q, q->remote_states_memory.memory, peer->received_at);
     return ((intptr_t)there.o - (intptr_t)here.o) / (intptr_t)sizeof(float);
 }
 
@@ -248,23 +251,23 @@ static cpa_status ensure_shifts(cpa_pass_q *q) {
 /* Whether queries go or come. If none do, all that is attended are own rows, from where they lie. */
 static int exchanges_queries(const cpa_pass_q *q) {
     int64_t rows = 0;
-    for (int32_t p = 0; p < q->ops->map.cp_size - 1; p++) rows += q->peers[p].sent + q->peers[p].got;
+    for (int32_t p = 0; p < q->ops->map.cp_size - 1; p++) rows += q->peers[p].sent + q->peers[p].received;
     return rows > 0;
 }
 
 /* The rows of the peers over the own shard, and the own rows if they are attended with them. */
-static cpa_status plan_served(cpa_pass_q *q) {
+static cpa_status plan_remote(cpa_pass_q *q) {
     int64_t n = 0;
     CPA_TRY(ensure_shifts(q));
     for (int32_t p = 0; p < q->ops->map.cp_size - 1; p++) {
         const cpa_pass_q_peer *peer = &q->peers[p];
         const int64_t shift = state_shift(q, peer);
-        int64_t row = peer->got_at;
+        int64_t row = peer->received_at;
         for (int64_t i = 0; i < q->step->n_chunks; i++) {
             const cpa_planned_chunk *chunk = &q->step->chunks[i];
             int64_t rows = rows_sent(q, chunk, peer->rank, q->ops->rank);
             if (rows == 0) {
-                if (q->step->steady_rows)
+                if (q->step->padded_rows)
                     row += cpa_planned_share(q->step, chunk, peer->rank).rows; /* sent all the same */
                 continue;
             }
@@ -285,14 +288,14 @@ static cpa_status plan_served(cpa_pass_q *q) {
         }
     }
     cpa_attend_fusion fusion = {
-        .steady_items = q->step->steady_rows * (q->ops->map.cp_size - 1),
+        .padded_items = q->step->padded_rows * (q->ops->map.cp_size - 1),
         .state_shifts = q->state_shifts,
-        .ready_row = q->got_rows,
+        .ready_row = q->received_rows,
     };
     if (q->attends_own) {
         const int64_t served = n;
-        n = cpa_planned_own_items(q->step, q->ops->items, n, q->got_rows);
-        fusion.steady_items += q->step->steady_rows;
+        n = cpa_planned_own_items(q->step, q->ops->items, n, q->received_rows);
+        fusion.padded_items += q->step->padded_rows;
         if (exchanges_queries(q)) {
             fusion.ready_items = n - served;
             fusion.ready_rows = q->step->rows;
@@ -315,17 +318,17 @@ cpa_status cpa_pass_q_plan(cpa_pass_q *q) {
     q->active = 0;
     q->attends_own = cpa_pass_q_takes_own(q->step);
     if (!q->step->exchanges) return CPA_OK;
-    (q->step->steady_rows ? plan_steady_peers : plan_peers)(q);
+    (q->step->padded_rows ? plan_padded_peers : plan_peers)(q);
     if (!q->active) return CPA_OK;
     choose_direct(q);
     int64_t state_bytes = state_floats(q) * (int64_t)sizeof(float);
-    const int64_t served = q->got_rows + (q->attends_own ? q->step->rows : 0);
+    const int64_t served = q->received_rows + (q->attends_own ? q->step->rows : 0);
     CPA_TRY(cpa_context_ensure(q->ops, &q->packed_memory, q->packed_rows * query_bytes(q)));
-    CPA_TRY(cpa_context_ensure(q->ops, &q->got_memory, served * query_bytes(q)));
-    CPA_TRY(cpa_context_ensure(q->ops, &q->away_memory, served * state_bytes));
-    if (!q->direct) CPA_TRY(cpa_context_ensure(q->ops, &q->home_memory, q->home_rows * state_bytes));
+    CPA_TRY(cpa_context_ensure(q->ops, &q->received_memory, served * query_bytes(q)));
+    CPA_TRY(cpa_context_ensure(q->ops, &q->remote_states_memory, served * state_bytes));
+    if (!q->direct) CPA_TRY(cpa_context_ensure(q->ops, &q->returned_memory, q->returned_rows * state_bytes));
     CPA_TRY(plan_maps(q));
-    return plan_served(q);
+    return plan_remote(q);
 }
 
 cpa_status cpa_pass_q_upload(cpa_pass_q *q, cpa_stream *stream) {
@@ -336,16 +339,16 @@ cpa_status cpa_pass_q_upload(cpa_pass_q *q, cpa_stream *stream) {
 
 uint64_t cpa_pass_q_shape(const cpa_pass_q *q) {
     if (!q->active) return 0;
-    uint64_t shape[] = {(uintptr_t)q->maps_memory.memory, (uintptr_t)q->packed_memory.memory,
-                        (uintptr_t)q->got_memory.memory,  (uintptr_t)q->away_memory.memory,
-                        (uintptr_t)q->home_memory.memory, q->ops->device->graphs->plan_shape(q->plan)};
+    uint64_t shape[] = {(uintptr_t)q->maps_memory.memory,     (uintptr_t)q->packed_memory.memory,
+                        (uintptr_t)q->received_memory.memory, (uintptr_t)q->remote_states_memory.memory,
+                        (uintptr_t)q->returned_memory.memory, q->ops->device->graphs->plan_shape(q->plan)};
     return cpa_hash_bytes(CPA_HASH_START, shape, sizeof shape);
 }
 
 /* ---- one layer ---- */
 
 cpa_partial cpa_pass_q_own_state(const cpa_pass_q *q) {
-    return state_rows(q, q->away_memory.memory, q->got_rows);
+    return state_rows(q, q->remote_states_memory.memory, q->received_rows);
 }
 
 cpa_status cpa_pass_q_start(cpa_pass_q *q, const cpa_context_args *args, cpa_stream *stream) {
@@ -360,15 +363,15 @@ cpa_status cpa_pass_q_start(cpa_pass_q *q, const cpa_context_args *args, cpa_str
         CPA_TRY(cpa_context_check(q->ops, status, stream));
     }
     const char *packed = q->packed_memory.memory;
-    char *got = q->got_memory.memory;
+    char *got = q->received_memory.memory;
     for (int32_t i = 0; i < q->ops->map.cp_size - 1; i++) {
         const cpa_pass_q_peer *peer = &q->peers[i];
         q->ops->messages[i] = (cpa_message){
             .peer = peer->rank,
             .send = peer->packed_at == NOT_PACKED ? args->q : packed + peer->packed_at * bytes,
             .send_bytes = peer->sent * bytes,
-            .recv = got + peer->got_at * bytes,
-            .recv_bytes = peer->got * bytes,
+            .recv = got + peer->received_at * bytes,
+            .recv_bytes = peer->received * bytes,
         };
     }
     return cpa_context_start(q->ops, q->ops->map.cp_size - 1, CPA_SPAN_EXCHANGE_QUERIES, 0, stream, &q->queries);
@@ -380,9 +383,9 @@ static cpa_status send_states(cpa_pass_q *q, cpa_stream *stream) {
         const cpa_pass_q_peer *peer = &q->peers[i];
         q->ops->messages[i] = (cpa_message){
             .peer = peer->rank,
-            .send = served_states(q, peer).o,
-            .send_bytes = peer->got * bytes,
-            .recv = home_states(q, peer).o,
+            .send = remote_states(q, peer).o,
+            .send_bytes = peer->received * bytes,
+            .recv = returned_states(q, peer).o,
             .recv_bytes = peer->sent * bytes,
         };
     }
@@ -390,18 +393,18 @@ static cpa_status send_states(cpa_pass_q *q, cpa_stream *stream) {
     return cpa_context_start(q->ops, q->ops->map.cp_size - 1, CPA_SPAN_EXCHANGE_STATES, 0, stream, &q->states);
 }
 
-cpa_status cpa_pass_q_serve(cpa_pass_q *q, const cpa_context_args *args, cpa_stream *stream) {
+cpa_status cpa_pass_q_attend_remote(cpa_pass_q *q, const cpa_context_args *args, cpa_stream *stream) {
     if (!q->active) return CPA_OK;
     CPA_TRY(cpa_context_finish(q->ops, stream, &q->queries));
     cpa_attend_args attend = {
         .size = sizeof attend,
-        .q = q->attends_own && !exchanges_queries(q) ? args->q : q->got_memory.memory,
+        .q = q->attends_own && !exchanges_queries(q) ? args->q : q->received_memory.memory,
         .q_dtype = q->ops->options.shape.dtype,
         .q_row_stride = (int64_t)q->ops->options.shape.q_heads * q->ops->options.shape.k_dim,
         .kv = args->kv,
         .mask = args->mask,
         .scale = args->scale,
-        .state = state_rows(q, q->away_memory.memory, 0),
+        .state = state_rows(q, q->remote_states_memory.memory, 0),
     };
     CPA_TRY(cpa_context_run_attend(q->ops, q->plan, &attend, args->q, CPA_SPAN_ATTEND_RECEIVED, 0, stream));
     return send_states(q, stream);
@@ -410,7 +413,7 @@ cpa_status cpa_pass_q_serve(cpa_pass_q *q, const cpa_context_args *args, cpa_str
 /* Whether the last merge waits for the states by itself, which it does in graphs. */
 static int leave_to_merge(cpa_pass_q *q) {
     if (!q->direct) return 0;
-    if (!q->ops->transport->table->hand_over(q->ops->transport, q->states.handle, &q->awaited)) return 0;
+    if (!q->ops->transport->table->defer_wait(q->ops->transport, q->states.handle, &q->awaited)) return 0;
     q->states.handle = NULL;
     return 1;
 }

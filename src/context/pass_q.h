@@ -1,4 +1,4 @@
-/* pass-Q: queries travel to the keys, and partial states come home. See pass_q.c. */
+/* pass-Q: queries travel to the keys, and partial states come back. See pass_q.c. */
 #ifndef CPA_PASS_Q_H
 #define CPA_PASS_Q_H
 
@@ -9,30 +9,30 @@
  */
 typedef struct cpa_pass_q_peer {
     int32_t rank;
-    int64_t sent, packed_at, home_at; /* own rows that the peer attends; packed_at -1: sent from where they lie */
-    int64_t got, got_at;              /* the peer's rows that this rank attends */
-    void *their_room, *own_room;      /* direct: where states of `got` are stored, and those of `sent` come */
+    int64_t sent, packed_at, returned_at; /* own rows that the peer attends; packed_at -1: sent from where they lie */
+    int64_t received, received_at;        /* the peer's rows that this rank attends */
+    void *their_buffer, *own_buffer;      /* direct: where states of `received` are stored, and those of `sent` come */
 } cpa_pass_q_peer;
 
 typedef struct cpa_pass_q {
     cpa_context_ops *ops;
     const cpa_planned_step *step;
-    int active;             /* whether the step has a pass-Q chunk */
-    int attends_own;        /* own rows are attended together with those of the peers */
-    int direct;             /* attend stores states in the rooms of the transport, and they are merged there */
+    int active;      /* whether the step has a pass-Q chunk */
+    int attends_own; /* own rows are attended together with those of the peers */
+    int direct;      /* attend stores states in the peer-mapped buffers of the transport, and they are merged there */
     cpa_pass_q_peer *peers; /* [cp_size - 1], in the order in which pass-KV receives from them */
     cpa_attend_plan *plan; /* the rows of the peers over the own shard; attends_own: and the own rows behind them, whose
                              * queries are ready before those come */
     int64_t *state_shifts; /* of the plan's items */
     int64_t shifts_capacity;
-    int64_t packed_rows, got_rows, home_rows;
+    int64_t packed_rows, received_rows, returned_rows;
     int32_t *map_sets[2]; /* host, page-locked, in turn: one may be on its way to the device as the next is filled */
     int64_t map_capacities[2];
     int maps_turn;
-    int32_t *maps; /* of the plan: [packed_rows] own rows, then a row map of [rows] for each state that comes home */
+    int32_t *maps; /* of the plan: [packed_rows] own rows, then a row map of [rows] for each state that comes back */
     int64_t maps_entries;
     const cpa_stream *maps_uploaded; /* the stream that copied them to the device; NULL: none has yet */
-    cpa_context_buffer maps_memory, packed_memory, got_memory, away_memory, home_memory;
+    cpa_context_buffer maps_memory, packed_memory, received_memory, remote_states_memory, returned_memory;
     cpa_context_exchange queries, states;
     cpa_store_batch awaited;    /* the states that the last merge of the layer waits for; no parts: it need not */
     cpa_partial *merged_states; /* [cp_size]: what the last merge of a layer joins; the first is that of the own rows */
@@ -57,11 +57,11 @@ uint64_t cpa_pass_q_shape(const cpa_pass_q *q);
 /* Where the states of own rows are that pass-Q attends. */
 cpa_partial cpa_pass_q_own_state(const cpa_pass_q *q);
 cpa_status cpa_pass_q_start(cpa_pass_q *q, const cpa_context_args *args, cpa_stream *stream);
-/* Attends the rows of the peers, and the own ones if it takes them, and sends the states of the former home. */
-cpa_status cpa_pass_q_serve(cpa_pass_q *q, const cpa_context_args *args, cpa_stream *stream);
-/* Waits for the own states to come home, or leaves that to the last merge, of `rows` rows. */
+/* Attends the rows of the peers, and the own ones if it takes them, and sends the states of the former back. */
+cpa_status cpa_pass_q_attend_remote(cpa_pass_q *q, const cpa_context_args *args, cpa_stream *stream);
+/* Waits for the own states to come back, or leaves that to the last merge, of `rows` rows. */
 cpa_status cpa_pass_q_finish(cpa_pass_q *q, int64_t rows, cpa_stream *stream);
-/* The last merge: the states that came home join `merge`, whose first state is `own`. */
+/* The last merge: the states that came back join `merge`, whose first state is `own`. */
 cpa_status cpa_pass_q_merge(cpa_pass_q *q, cpa_partial own, cpa_merge_args *merge, cpa_stream *stream);
 
 #endif

@@ -25,7 +25,7 @@ typedef struct cpa_planned_step {
     int32_t rank;
     int own_in_pass_kv;  /* pass-KV attends the rows of its chunks over the own shard too; the same for all steps */
     int exchanges;       /* some chunk is sharded over several ranks */
-    int64_t steady_rows; /* rows that every rank plans for, see cpa_context_plan_ahead; 0: each its own */
+    int64_t padded_rows; /* rows that every rank plans for, see cpa_context_plan_ahead; 0: each its own */
     cpa_planned_chunk *chunks;
     int64_t n_chunks, chunks_capacity;
     int32_t *block_tables;

@@ -307,7 +307,7 @@ cpa_status cpa_scheduler_plan(cpa_scheduler *s, double now, cpa_step_plan *plan,
     s->short_of_blocks = 0;
     CPA_TRY(retire_finished(s, err));
     CPA_TRY(restart_damaged(s, err));
-    CPA_TRY(cpa_scheduler_void_unseen(s, err));
+    CPA_TRY(cpa_scheduler_null_unseen(s, err));
     while (s->future.count > 0 && cpa_sequence_queue_first(&s->future)->request.arrival <= now)
         cpa_sequence_queue_push(&s->waiting, cpa_sequence_queue_pop(&s->future));
     CPA_TRY(schedule_running(s, 1, err));

@@ -78,7 +78,7 @@ static int64_t expect(cpa_scheduler *s, cpa_sequence *sequence, cpa_placement pl
 
 /* The rank that would have the fewest blocks in use if the sequence lay on it; among equals the one where it would begin
  * otherwise, or the next. */
-static int32_t best_home(cpa_scheduler *s, cpa_sequence *sequence) {
+static int32_t best_rank(cpa_scheduler *s, cpa_sequence *sequence) {
     const cpa_owner_map map = s->options.map;
     int32_t best = sequence->first_rank;
     int64_t least = INT64_MAX;
@@ -99,7 +99,7 @@ static void choose_placement(cpa_scheduler *s, cpa_sequence *sequence) {
     sequence->placement = (cpa_placement){CPA_SHARDED, sequence->first_rank};
     int64_t found = look(s, sequence, sequence->placement);
     if (!cpa_request_may_be_local(o, &sequence->request)) return;
-    int32_t home = best_home(s, sequence);
+    int32_t home = best_rank(s, sequence);
     int64_t known = cpa_sequence_known(sequence), most = known - 1;
     int64_t local = cpa_min64(sequence->shards[home].found * o->block_size, most);
     int64_t sharded = cpa_min64(found * o->block_size, most);

@@ -77,7 +77,7 @@ cpa_status cpa_scheduler_write(cpa_scheduler *s, cpa_error *err) {
 }
 
 /* The next query is at `computed` or later and sees keys after computed - window, and the sinks. */
-static cpa_status void_unseen_of(cpa_scheduler *s, cpa_sequence *sequence, cpa_error *err) {
+static cpa_status null_unseen_of(cpa_scheduler *s, cpa_sequence *sequence, cpa_error *err) {
     int64_t block_size = s->options.block_size;
     int64_t unseen = (sequence->computed - s->options.window + 1) / block_size;
     int64_t sinks = (s->options.sinks + block_size - 1) / block_size;
@@ -86,18 +86,18 @@ static cpa_status void_unseen_of(cpa_scheduler *s, cpa_sequence *sequence, cpa_e
         int32_t rank = cpa_sequence_block_rank(sequence, &s->options, j);
         int64_t entry = cpa_sequence_block(sequence, &s->options, j) - (sequence->blocks + rank * sequence->stride);
         if (entry < sequence->shards[rank].announced) {
-            cpa_plan_void *v = cpa_step_plan_add_void(s->plan);
+            cpa_plan_nulled *v = cpa_step_plan_add_nulled(s->plan);
             if (!v) return cpa_fail(err, CPA_NO_MEMORY, "scheduler: no memory for a plan");
-            *v = (cpa_plan_void){sequence->index, rank, (int32_t)entry};
+            *v = (cpa_plan_nulled){sequence->index, rank, (int32_t)entry};
         }
         sequence->tenant->held[rank]--;
-        CPA_TRY(cpa_sequence_void(sequence, &s->options, j, s->pools, err));
+        CPA_TRY(cpa_sequence_null_entry(sequence, &s->options, j, s->pools, err));
         sequence->voided = j + 1;
     }
     return CPA_OK;
 }
 
-cpa_status cpa_scheduler_void_unseen(cpa_scheduler *s, cpa_error *err) {
-    for (int32_t i = 0; s->options.window > 0 && i < s->n_running; i++) CPA_TRY(void_unseen_of(s, s->running[i], err));
+cpa_status cpa_scheduler_null_unseen(cpa_scheduler *s, cpa_error *err) {
+    for (int32_t i = 0; s->options.window > 0 && i < s->n_running; i++) CPA_TRY(null_unseen_of(s, s->running[i], err));
     return CPA_OK;
 }

@@ -124,8 +124,8 @@ cpa_status cpa_sequence_share(cpa_sequence *sequence, int32_t rank, cpa_block_po
     return CPA_OK;
 }
 
-cpa_status cpa_sequence_void(cpa_sequence *sequence, const cpa_scheduler_options *options, int64_t j,
-                             cpa_block_pool **pools, cpa_error *err) {
+cpa_status cpa_sequence_null_entry(cpa_sequence *sequence, const cpa_scheduler_options *options, int64_t j,
+                                   cpa_block_pool **pools, cpa_error *err) {
     int32_t rank = cpa_sequence_block_rank(sequence, options, j), *block = cpa_sequence_block(sequence, options, j);
     CPA_TRY(cpa_block_pool_release(pools[rank], *block, err));
     sequence->shards[rank].voided++;

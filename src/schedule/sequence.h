@@ -107,8 +107,8 @@ void cpa_sequence_take(cpa_sequence *sequence, int32_t rank, cpa_block_pool *poo
 cpa_status cpa_sequence_share(cpa_sequence *sequence, int32_t rank, cpa_block_pool *pool, int32_t block,
                               cpa_error *err);
 /* Gives back block j, which no query sees any more. */
-cpa_status cpa_sequence_void(cpa_sequence *sequence, const cpa_scheduler_options *options, int64_t j,
-                             cpa_block_pool **pools, cpa_error *err);
+cpa_status cpa_sequence_null_entry(cpa_sequence *sequence, const cpa_scheduler_options *options, int64_t j,
+                                   cpa_block_pool **pools, cpa_error *err);
 /* Gives every block back to the pools of the ranks, the last ones first: a prefix is worth more than what follows. */
 cpa_status cpa_sequence_close(cpa_sequence *sequence, cpa_block_pool **pools, int32_t cp_size, cpa_error *err);
 

@@ -12,7 +12,7 @@ void cpa_step_plan_init(cpa_step_plan *plan) {
 void cpa_step_plan_destroy(cpa_step_plan *plan) {
     free(plan->token_ids);
     free(plan->block_ids);
-    free(plan->voids);
+    free(plan->nulled);
     free(plan->appends);
     free(plan->copies);
     free(plan->swap_ins);
@@ -26,7 +26,7 @@ void cpa_step_plan_clear(cpa_step_plan *plan) {
     plan->step = 0;
     plan->flags = 0;
     plan->n_chunks = plan->n_releases = plan->n_appends = plan->n_block_ids = plan->n_token_ids = 0;
-    plan->n_swap_outs = plan->n_swap_ins = plan->n_copies = plan->n_voids = 0;
+    plan->n_swap_outs = plan->n_swap_ins = plan->n_copies = plan->n_nulled = 0;
 }
 
 #define RESERVE(plan, array, capacity, n)                                                                              \
@@ -43,11 +43,11 @@ int cpa_step_plan_reserve(cpa_step_plan *plan, int64_t chunks, int64_t releases,
 }
 
 int cpa_step_plan_reserve_moves(cpa_step_plan *plan, int64_t swap_outs, int64_t swap_ins, int64_t copies,
-                                int64_t voids) {
+                                int64_t nulled) {
     if (!RESERVE(plan, swap_outs, cap_swap_outs, swap_outs)) return 0;
     if (!RESERVE(plan, swap_ins, cap_swap_ins, swap_ins)) return 0;
     if (!RESERVE(plan, copies, cap_copies, copies)) return 0;
-    if (!RESERVE(plan, voids, cap_voids, voids)) return 0;
+    if (!RESERVE(plan, nulled, cap_nulled, nulled)) return 0;
     return 1;
 }
 
@@ -81,9 +81,9 @@ cpa_block_move *cpa_step_plan_add_copy(cpa_step_plan *plan) {
     return memset(&plan->copies[plan->n_copies++], 0, sizeof *plan->copies);
 }
 
-cpa_plan_void *cpa_step_plan_add_void(cpa_step_plan *plan) {
-    if (!RESERVE(plan, voids, cap_voids, plan->n_voids + 1)) return NULL;
-    return memset(&plan->voids[plan->n_voids++], 0, sizeof *plan->voids);
+cpa_plan_nulled *cpa_step_plan_add_nulled(cpa_step_plan *plan) {
+    if (!RESERVE(plan, nulled, cap_nulled, plan->n_nulled + 1)) return NULL;
+    return memset(&plan->nulled[plan->n_nulled++], 0, sizeof *plan->nulled);
 }
 
 int32_t *cpa_step_plan_add_blocks(cpa_step_plan *plan, int64_t n) {

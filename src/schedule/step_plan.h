@@ -1,6 +1,6 @@
 /* A step: what rank 0 planned and every rank executes, and its wire form.
  *
- * A rank applies a plan in this order: voids, releases, swap_outs, swap_ins, copies, appends, chunks. So a device block
+ * A rank applies a plan in this order: nulled, releases, swap_outs, swap_ins, copies, appends, chunks. So a device block
  * that is swapped out may be written by the same plan, since all that writes blocks comes later. What a swap_in or a
  * copy reads is not written by the plan at all: rank 0 hands such blocks out again only from the next plan on. Plain
  * arrays that keep their capacity from step to step.
@@ -52,11 +52,11 @@ typedef struct cpa_plan_append {
 
 /* An entry of one rank's table of one sequence that no query reads any more: its block may be
  * someone else's from now on. */
-typedef struct cpa_plan_void {
+typedef struct cpa_plan_nulled {
     int32_t seq;
     int32_t rank;
     int32_t entry;
-} cpa_plan_void;
+} cpa_plan_nulled;
 
 typedef struct cpa_step_plan {
     uint64_t step;
@@ -69,8 +69,8 @@ typedef struct cpa_step_plan {
     int64_t n_swap_outs, cap_swap_outs, n_swap_ins, cap_swap_ins, n_copies, cap_copies;
     cpa_plan_append *appends;
     int64_t n_appends, cap_appends;
-    cpa_plan_void *voids;
-    int64_t n_voids, cap_voids;
+    cpa_plan_nulled *nulled;
+    int64_t n_nulled, cap_nulled;
     int32_t *block_ids;
     int64_t n_block_ids, cap_block_ids;
     uint32_t *token_ids;
@@ -97,7 +97,7 @@ int cpa_step_plan_reserve(cpa_step_plan *plan, int64_t chunks, int64_t releases,
                           int64_t token_ids);
 /* The same for the entries that most plans do without. */
 int cpa_step_plan_reserve_moves(cpa_step_plan *plan, int64_t swap_outs, int64_t swap_ins, int64_t copies,
-                                int64_t voids);
+                                int64_t nulled);
 
 /* Each reserves room for n more entries and returns a pointer to the first, zeroed, counted as used; NULL without
  * memory. */
@@ -107,7 +107,7 @@ int32_t *cpa_step_plan_add_release(cpa_step_plan *plan);
 cpa_block_move *cpa_step_plan_add_swap_out(cpa_step_plan *plan);
 cpa_block_move *cpa_step_plan_add_swap_in(cpa_step_plan *plan);
 cpa_block_move *cpa_step_plan_add_copy(cpa_step_plan *plan);
-cpa_plan_void *cpa_step_plan_add_void(cpa_step_plan *plan);
+cpa_plan_nulled *cpa_step_plan_add_nulled(cpa_step_plan *plan);
 int32_t *cpa_step_plan_add_blocks(cpa_step_plan *plan, int64_t n);
 uint32_t *cpa_step_plan_add_tokens(cpa_step_plan *plan, int64_t n);
 

@@ -1,6 +1,6 @@
 /* The wire form of a step plan, little-endian, without padding:
  *     header   magic u32, version u32, step u64, flags u32, counts u64[9]: chunks, releases, swap_outs, swap_ins,
- *              copies, appends, voids, blocks, tokens
+ *              copies, appends, nulled, blocks, tokens
  *     chunk    request u64, seq i32, placement u32, its rank i32, start i64, count i64, first_output i64,
  *              algorithm u32, flags u32, tokens i64
  *     release  seq i32
@@ -23,7 +23,7 @@ enum {
     RELEASE_BYTES = 4,
     MOVE_BYTES = 8 + 4 + 4 + 4,
     APPEND_BYTES = 4 + 4 + 4 + 8,
-    VOID_BYTES = 4 + 4 + 4,
+    NULLED_BYTES = 4 + 4 + 4,
     BLOCK_BYTES = 4,
     TOKEN_BYTES = 4,
     CHUNK_FLAGS = CPA_CHUNK_FIRST | CPA_CHUNK_EMITS | CPA_CHUNK_FINISHES | CPA_CHUNK_DECODE
@@ -119,14 +119,14 @@ static cpa_block_move get_move(const uint8_t **at) {
     return move;
 }
 
-static void put_void(uint8_t **at, const cpa_plan_void *entry) {
+static void put_nulled(uint8_t **at, const cpa_plan_nulled *entry) {
     put_u32(at, (uint32_t)entry->seq);
     put_u32(at, (uint32_t)entry->rank);
     put_u32(at, (uint32_t)entry->entry);
 }
 
-static cpa_plan_void get_void(const uint8_t **at) {
-    cpa_plan_void entry;
+static cpa_plan_nulled get_nulled(const uint8_t **at) {
+    cpa_plan_nulled entry;
     entry.seq = get_i32(at);
     entry.rank = get_i32(at);
     entry.entry = get_i32(at);
@@ -137,7 +137,7 @@ cpa_status cpa_step_plan_encode(const cpa_step_plan *plan, uint8_t **buffer, int
                                 cpa_error *err) {
     int64_t need = HEADER_BYTES + plan->n_chunks * CHUNK_BYTES + plan->n_releases * RELEASE_BYTES +
                    (plan->n_swap_outs + plan->n_swap_ins + plan->n_copies) * MOVE_BYTES +
-                   plan->n_appends * APPEND_BYTES + plan->n_voids * VOID_BYTES + plan->n_block_ids * BLOCK_BYTES +
+                   plan->n_appends * APPEND_BYTES + plan->n_nulled * NULLED_BYTES + plan->n_block_ids * BLOCK_BYTES +
                    plan->n_token_ids * TOKEN_BYTES;
     if (!cpa_array_reserve(buffer, capacity, need, 1))
         return cpa_fail(err, CPA_NO_MEMORY, "step plan: no memory for a message of %" PRId64 " bytes", need);
@@ -152,7 +152,7 @@ cpa_status cpa_step_plan_encode(const cpa_step_plan *plan, uint8_t **buffer, int
     put_u64(&at, (uint64_t)plan->n_swap_ins);
     put_u64(&at, (uint64_t)plan->n_copies);
     put_u64(&at, (uint64_t)plan->n_appends);
-    put_u64(&at, (uint64_t)plan->n_voids);
+    put_u64(&at, (uint64_t)plan->n_nulled);
     put_u64(&at, (uint64_t)plan->n_block_ids);
     put_u64(&at, (uint64_t)plan->n_token_ids);
     for (int64_t i = 0; i < plan->n_chunks; i++) put_chunk(&at, &plan->chunks[i]);
@@ -161,7 +161,7 @@ cpa_status cpa_step_plan_encode(const cpa_step_plan *plan, uint8_t **buffer, int
     put_moves(&at, plan->swap_ins, plan->n_swap_ins);
     put_moves(&at, plan->copies, plan->n_copies);
     for (int64_t i = 0; i < plan->n_appends; i++) put_append(&at, &plan->appends[i]);
-    for (int64_t i = 0; i < plan->n_voids; i++) put_void(&at, &plan->voids[i]);
+    for (int64_t i = 0; i < plan->n_nulled; i++) put_nulled(&at, &plan->nulled[i]);
     for (int64_t i = 0; i < plan->n_block_ids; i++) put_u32(&at, (uint32_t)plan->block_ids[i]);
     for (int64_t i = 0; i < plan->n_token_ids; i++) put_u32(&at, plan->token_ids[i]);
     *bytes = need;
@@ -171,7 +171,7 @@ cpa_status cpa_step_plan_encode(const cpa_step_plan *plan, uint8_t **buffer, int
 typedef struct wire_header {
     uint64_t step;
     uint32_t flags;
-    int64_t chunks, releases, swap_outs, swap_ins, copies, appends, voids, blocks, tokens;
+    int64_t chunks, releases, swap_outs, swap_ins, copies, appends, nulled, blocks, tokens;
 } wire_header;
 
 /* One array that claims n entries: no more than the bytes left can hold, and no more than `most`. */
@@ -204,7 +204,7 @@ static cpa_status get_header(const uint8_t **at, int64_t bytes, const cpa_plan_l
     header->swap_ins = get_i64(at);
     header->copies = get_i64(at);
     header->appends = get_i64(at);
-    header->voids = get_i64(at);
+    header->nulled = get_i64(at);
     header->blocks = get_i64(at);
     header->tokens = get_i64(at);
     if (header->flags & ~(uint32_t)CPA_PLAN_STOP)
@@ -216,7 +216,7 @@ static cpa_status get_header(const uint8_t **at, int64_t bytes, const cpa_plan_l
     CPA_TRY(check_count("swap-ins", header->swap_ins, MOVE_BYTES, INT64_MAX, &left, err));
     CPA_TRY(check_count("copies", header->copies, MOVE_BYTES, limits->max_seqs, &left, err));
     CPA_TRY(check_count("appends", header->appends, APPEND_BYTES, max_appends, &left, err));
-    CPA_TRY(check_count("voids", header->voids, VOID_BYTES, INT64_MAX, &left, err));
+    CPA_TRY(check_count("nulled", header->nulled, NULLED_BYTES, INT64_MAX, &left, err));
     CPA_TRY(check_count("blocks", header->blocks, BLOCK_BYTES, INT64_MAX, &left, err));
     CPA_TRY(check_count("tokens", header->tokens, TOKEN_BYTES, INT64_MAX, &left, err));
     if (left != 0) return cpa_fail(err, CPA_INVALID, "step plan: %" PRId64 " bytes too many", left);
@@ -296,8 +296,8 @@ static cpa_status check_entries(const uint8_t *at, const wire_header *header, co
         CPA_TRY(check_index("append", i, "rank", append.rank, limits->cp_size, err));
         CPA_TRY(check_range("append", i, append.blocks, append.count, header->blocks, err));
     }
-    for (int64_t i = 0; i < header->voids; i++) {
-        cpa_plan_void entry = get_void(&at);
+    for (int64_t i = 0; i < header->nulled; i++) {
+        cpa_plan_nulled entry = get_nulled(&at);
         CPA_TRY(check_index("void", i, "sequence", entry.seq, limits->max_seqs, err));
         CPA_TRY(check_index("void", i, "rank", entry.rank, limits->cp_size, err));
         CPA_TRY(check_index("void", i, "entry", entry.entry, limits->num_blocks, err));
@@ -316,7 +316,7 @@ cpa_status cpa_step_plan_decode(const uint8_t *buffer, int64_t bytes, const cpa_
     CPA_TRY(get_header(&at, bytes, limits, &header, err));
     CPA_TRY(check_entries(at, &header, limits, err));
     if (!cpa_step_plan_reserve(out, header.chunks, header.releases, header.appends, header.blocks, header.tokens) ||
-        !cpa_step_plan_reserve_moves(out, header.swap_outs, header.swap_ins, header.copies, header.voids))
+        !cpa_step_plan_reserve_moves(out, header.swap_outs, header.swap_ins, header.copies, header.nulled))
         return cpa_fail(err, CPA_NO_MEMORY, "step plan: no memory for a plan of %" PRId64 " bytes", bytes);
     out->step = header.step;
     out->flags = header.flags;
@@ -326,7 +326,7 @@ cpa_status cpa_step_plan_decode(const uint8_t *buffer, int64_t bytes, const cpa_
     out->n_swap_ins = header.swap_ins;
     out->n_copies = header.copies;
     out->n_appends = header.appends;
-    out->n_voids = header.voids;
+    out->n_nulled = header.nulled;
     out->n_block_ids = header.blocks;
     out->n_token_ids = header.tokens;
     for (int64_t i = 0; i < header.chunks; i++) out->chunks[i] = get_chunk(&at);
@@ -335,7 +335,7 @@ cpa_status cpa_step_plan_decode(const uint8_t *buffer, int64_t bytes, const cpa_
     for (int64_t i = 0; i < header.swap_ins; i++) out->swap_ins[i] = get_move(&at);
     for (int64_t i = 0; i < header.copies; i++) out->copies[i] = get_move(&at);
     for (int64_t i = 0; i < header.appends; i++) out->appends[i] = get_append(&at);
-    for (int64_t i = 0; i < header.voids; i++) out->voids[i] = get_void(&at);
+    for (int64_t i = 0; i < header.nulled; i++) out->nulled[i] = get_nulled(&at);
     for (int64_t i = 0; i < header.blocks; i++) out->block_ids[i] = get_i32(&at);
     for (int64_t i = 0; i < header.tokens; i++) out->token_ids[i] = get_u32(&at);
     return CPA_OK;

@@ -77,7 +77,7 @@ void cpa_timeline_destroy(cpa_timeline *timeline) {
     *timeline = (cpa_timeline){0};
 }
 
-static void hand_over(const cpa_timeline_entry *entry, int32_t rank, cpa_span_fn on_span, void *ctx) {
+static void defer_wait(const cpa_timeline_entry *entry, int32_t rank, cpa_span_fn on_span, void *ctx) {
     cpa_span span = {
         .rank = rank,
         .row = kinds[entry->kind].row,
@@ -113,7 +113,7 @@ cpa_status cpa_timeline_gather(const cpa_timeline *timeline, cpa_control *contro
         CPA_TRY_GOTO(cpa_control_gather(control, mine, sizeof *mine, all, 0, err), done);
         for (int32_t rank = 0; all && rank < control->size; rank++) {
             for (int64_t i = 0; on_span && i < all[rank].count; i++)
-                hand_over(&all[rank].entries[i], rank, on_span, ctx);
+                defer_wait(&all[rank].entries[i], rank, on_span, ctx);
         }
     }
 done:

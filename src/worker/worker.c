@@ -181,7 +181,7 @@ void cpa_worker_destroy(cpa_worker *worker) {
 }
 
 /* The rows that every rank plans for if the step may be captured, 0 if it may not: the same on every rank. */
-static int64_t steady_rows(const cpa_worker *worker, const cpa_step_plan *plan) {
+static int64_t padded_rows(const cpa_worker *worker, const cpa_step_plan *plan) {
     const cpa_owner_map map = worker->options.map;
     int64_t counts[CPA_MERGE_MAX_STATES] = {0}, most = 0;
     if (!worker->graphs) return 0;
@@ -312,13 +312,13 @@ static cpa_status prepare_step(cpa_worker *worker, const cpa_step_plan *plan, co
     const int32_t layers = worker->options.model.layers;
     int32_t first_seen = layers;
     worker->rows = &worker->row_sets[worker->rows == &worker->row_sets[0]];
-    worker->steady = 0;
+    worker->padded = 0;
     CPA_TRY(cpa_worker_apply(worker, plan, err));
     if (plan->n_chunks == 0) return CPA_OK;
     if (observer) CPA_TRY(observer->begin(observer->ctx, plan, &first_seen, err));
-    int64_t rows = first_seen < layers - 1 ? 0 : steady_rows(worker, plan);
+    int64_t rows = first_seen < layers - 1 ? 0 : padded_rows(worker, plan);
     if (rows > 0) fill_rows_up(worker->rows, rows);
-    worker->steady = rows > 0;
+    worker->padded = rows > 0;
     cpa_status status = cpa_context_plan_ahead(worker->context, worker->chunks, plan->n_chunks, rows);
     if (status != CPA_OK) return cpa_fail(err, status, "%s", cpa_context_error(worker->context));
     return upload_step(worker, err);
@@ -331,7 +331,7 @@ static cpa_status enqueue_step(cpa_worker *worker, const cpa_step_plan *plan, co
     CPA_TRY(cpa_worker_move(worker, plan, err));
     if (plan->n_chunks == 0) return CPA_OK;
     cpa_context_begin(worker->context);
-    if (worker->steady) CPA_TRY(cpa_graphs_choose(worker->graphs, &way, err));
+    if (worker->padded) CPA_TRY(cpa_graphs_choose(worker->graphs, &way, err));
     if (way == CPA_GRAPH_EAGER) {
         cpa_spans_start(cpa_context_spans(worker->context), worker->stream);
         return run_layers(worker, plan, observer, err);

@@ -42,7 +42,7 @@ typedef struct cpa_worker_options {
 
 typedef struct cpa_worker cpa_worker;
 
-/* The rows of a step on the host, those that a steady step is filled up with included; arrays of max_tokens. */
+/* The rows of a step on the host, those that a padded step is filled up with included; arrays of max_tokens. */
 typedef struct cpa_worker_rows {
     int64_t count, n_digest;
     uint64_t *requests;
@@ -82,7 +82,7 @@ struct cpa_worker {
 
     cpa_worker_rows row_sets[2]; /* page-locked, in turn: one may be on its way to the device as the next is filled */
     cpa_worker_rows *rows;       /* of the step that was prepared last */
-    int steady;                  /* whether that step may be captured */
+    int padded;                  /* whether that step may be captured */
     uint32_t *tokens_device;     /* copies of these rows */
     int64_t *positions_device, *slots_device;
     int32_t *digest_rows_device;

@@ -23,7 +23,7 @@ static cpa_status apply_append(cpa_worker *worker, const cpa_step_plan *plan, co
     return CPA_OK;
 }
 
-static cpa_status apply_void(cpa_worker *worker, const cpa_plan_void *v, cpa_error *err) {
+static cpa_status apply_nulled(cpa_worker *worker, const cpa_plan_nulled *v, cpa_error *err) {
     cpa_worker_seq *seq = &worker->seqs[v->seq];
     if (v->rank != worker->rank) return CPA_OK;
     if (v->entry >= seq->n_blocks)
@@ -99,7 +99,7 @@ cpa_status cpa_worker_move(cpa_worker *worker, const cpa_step_plan *plan, cpa_er
 }
 
 cpa_status cpa_worker_apply(cpa_worker *worker, const cpa_step_plan *plan, cpa_error *err) {
-    for (int64_t i = 0; i < plan->n_voids; i++) CPA_TRY(apply_void(worker, &plan->voids[i], err));
+    for (int64_t i = 0; i < plan->n_nulled; i++) CPA_TRY(apply_nulled(worker, &plan->nulled[i], err));
     for (int64_t i = 0; i < plan->n_releases; i++) {
         worker->seqs[plan->releases[i]].active = 0;
         worker->seqs[plan->releases[i]].n_blocks = 0;

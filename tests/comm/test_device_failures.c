@@ -198,9 +198,9 @@ static void a_silent_rank_with_rooms(cpa_site *s) {
     s->transport->timeout_s = 1.5;
     for (int peer = 0; peer < cpa_world_size; peer++) {
         void *theirs, *own;
-        int64_t room;
+        int64_t buffer_bytes;
         if (peer == cpa_world_rank) continue;
-        s->transport->table->room(s->transport, peer, &theirs, &own, &room);
+        s->transport->table->peer_buffer(s->transport, peer, &theirs, &own, &buffer_bytes);
         msgs[n++] = (cpa_message){peer, theirs, 64, own, 64};
     }
     if (cpa_world_rank != cpa_world_size - 1) {
@@ -211,7 +211,7 @@ static void a_silent_rank_with_rooms(cpa_site *s) {
     MPI_Barrier(MPI_COMM_WORLD);
 }
 
-static void test_a_rank_that_does_not_fill_a_room_is_named(void) {
+static void test_a_rank_that_does_not_fill_a_peer_buffer_is_named(void) {
     cpa_with_transport(a_silent_rank_with_rooms);
 }
 
@@ -222,7 +222,7 @@ static const cpa_test TESTS[] = {
     {"exchanges that move are not given up", test_exchanges_that_move_are_not_given_up},
     /* Of peer memory. */
     {"sizes that differ are reported", test_sizes_that_differ_are_reported},
-    {"a rank that does not fill a room is named", test_a_rank_that_does_not_fill_a_room_is_named},
+    {"a rank that does not fill a peer-mapped buffer is named", test_a_rank_that_does_not_fill_a_peer_buffer_is_named},
 };
 enum { N_TESTS = sizeof TESTS / sizeof TESTS[0], OF_PEER_MEMORY = 2 };
 

@@ -224,7 +224,7 @@ static void test_a_slot_may_be_used_again_at_once(void) {
 enum { ROOM_ROUNDS = 2 * CPA_TRANSPORT_MAX_IN_FLIGHT + 3 };
 
 /* What travels through rooms in some rounds, and the messages of the ordinary kind before each, which tell a peer that
- * its room may be written to. */
+ * its peer-mapped buffer may be written to. */
 typedef struct room_traffic {
     uint8_t *host, *result; /* pinned, [ROOM_ROUNDS, ranks, CPA_TRAFFIC_SMALL] */
     uint8_t *device;        /* [ranks, 32]: of leave, what is sent and what is received */
@@ -234,7 +234,7 @@ static int64_t slice_at(int round, int peer) {
     return ((int64_t)round * cpa_world_size + peer) * CPA_TRAFFIC_SMALL;
 }
 
-static int64_t room_bytes(int from, int to, uint64_t exchange) {
+static int64_t stored_bytes(int from, int to, uint64_t exchange) {
     return 1 + (int64_t)(cpa_test_mixed(exchange * 4096 + (uint64_t)from * 64 + (uint64_t)to) % CPA_TRAFFIC_SMALL);
 }
 
@@ -256,13 +256,13 @@ static void enqueue_round(cpa_site *s, const room_traffic *t, int round) {
     if (round % cpa_world_size == cpa_world_rank) CUDA(cudaLaunchHostFunc(s->producer, sleep_a_while, NULL));
     for (int peer = 0; peer < cpa_world_size; peer++) {
         void *theirs, *own;
-        int64_t room, bytes = room_bytes(cpa_world_rank, peer, (uint64_t)round);
+        int64_t buffer_bytes, bytes = stored_bytes(cpa_world_rank, peer, (uint64_t)round);
         if (peer == cpa_world_rank) continue;
-        s->transport->table->room(s->transport, peer, &theirs, &own, &room);
-        CU_ASSERT_EQUAL(room, CPA_TRAFFIC_SMALL);
+        s->transport->table->peer_buffer(s->transport, peer, &theirs, &own, &buffer_bytes);
+        CU_ASSERT_EQUAL(buffer_bytes, CPA_TRAFFIC_SMALL);
         CUDA(cudaMemcpyAsync(theirs, t->host + slice_at(round, peer), (size_t)bytes, cudaMemcpyHostToDevice,
                              s->producer));
-        stored[n++] = (cpa_message){peer, theirs, bytes, own, room_bytes(peer, cpa_world_rank, (uint64_t)round)};
+        stored[n++] = (cpa_message){peer, theirs, bytes, own, stored_bytes(peer, cpa_world_rank, (uint64_t)round)};
     }
     cpa_site_exchange(s, stored, n);
     for (int32_t i = 0; i < n; i++)
@@ -279,7 +279,7 @@ static void fill_rounds(room_traffic *t, uint64_t launch) {
     for (int round = 0; round < ROOM_ROUNDS; round++) {
         for (int peer = 0; peer < cpa_world_size; peer++) {
             uint8_t *slice = t->host + slice_at(round, peer);
-            for (int64_t i = 0; i < room_bytes(cpa_world_rank, peer, (uint64_t)round); i++)
+            for (int64_t i = 0; i < stored_bytes(cpa_world_rank, peer, (uint64_t)round); i++)
                 slice[i] = cpa_test_pattern(cpa_world_rank, peer, content_of(launch, round), i);
         }
     }
@@ -290,7 +290,7 @@ static void check_rounds(const room_traffic *t, uint64_t launch) {
     for (int round = 0; round < ROOM_ROUNDS; round++) {
         for (int peer = 0; peer < cpa_world_size; peer++) {
             const uint8_t *slice = t->result + slice_at(round, peer);
-            int64_t bytes = peer == cpa_world_rank ? 0 : room_bytes(peer, cpa_world_rank, (uint64_t)round);
+            int64_t bytes = peer == cpa_world_rank ? 0 : stored_bytes(peer, cpa_world_rank, (uint64_t)round);
             for (int64_t i = 0; i < bytes; i++)
                 wrong += slice[i] != cpa_test_pattern(peer, cpa_world_rank, content_of(launch, round), i);
         }
@@ -359,9 +359,9 @@ static void enqueue_merged_round(cpa_site *s, const merge_traffic *t, int round)
     if (round % cpa_world_size == cpa_world_rank) CUDA(cudaLaunchHostFunc(s->producer, sleep_a_while, NULL));
     for (int peer = 0; peer < cpa_world_size; peer++) {
         void *theirs, *own;
-        int64_t room;
+        int64_t buffer_bytes;
         if (peer == cpa_world_rank) continue;
-        s->transport->table->room(s->transport, peer, &theirs, &own, &room);
+        s->transport->table->peer_buffer(s->transport, peer, &theirs, &own, &buffer_bytes);
         CUDA(cudaMemcpyAsync(theirs, sent_state(t, round), (size_t)state_bytes, cudaMemcpyHostToDevice, s->producer));
         states[n] = (cpa_partial){.o = own, .lse = (float *)own + STATE_ROWS * STATE_WIDTH};
         stored[n++] = (cpa_message){peer, theirs, state_bytes, own, state_bytes};
@@ -375,7 +375,7 @@ static void enqueue_merged_round(cpa_site *s, const merge_traffic *t, int round)
                                  .out_dtype = CPA_F32,
                                  .out = t->out};
     OK(s->transport->table->start(s->transport, stored, n, s->producer, &exchange, &err));
-    CU_ASSERT_EQUAL(s->transport->table->hand_over(s->transport, exchange, &awaited), 1);
+    CU_ASSERT_EQUAL(s->transport->table->defer_wait(s->transport, exchange, &awaited), 1);
     OK(t->stream->device->operators->merge(&args, &awaited, t->stream));
     CUDA(cudaMemcpyAsync(t->result + round * STATE_ROWS * STATE_WIDTH, t->out, STATE_ROWS * STATE_WIDTH * sizeof(float),
                          cudaMemcpyDeviceToHost, s->producer));
@@ -463,7 +463,7 @@ static const cpa_test TESTS[] = {
     {"messages may be stored where they belong", test_messages_may_be_stored_where_they_belong},
     {"a merge may wait for what is stored", test_a_merge_may_wait_for_what_is_stored},
 };
-enum { N_TESTS = sizeof TESTS / sizeof TESTS[0], OF_ROOMS = 2 };
+enum { N_TESTS = sizeof TESTS / sizeof TESTS[0], OF_PEER_BUFFERS = 2 };
 
 CPA_MPI_TEST_MAIN_UNLESS(cpa_traffic_missing(), "device transports", TESTS,
-                         cpa_test_transport()->room ? N_TESTS : N_TESTS - OF_ROOMS)
+                         cpa_test_transport()->peer_buffer ? N_TESTS : N_TESTS - OF_PEER_BUFFERS)

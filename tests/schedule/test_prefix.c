@@ -371,14 +371,14 @@ static void blocks_before_the_window_are_given_back_during_the_run(void) {
     f.options.sinks = 1;
     begin(&f);
     add(&f, asked(0, 60, 4), 0);
-    int64_t voids = 0;
+    int64_t nulled = 0;
     while (step(&f, 0) > 0) {
-        voids += f.plan.n_voids;
+        nulled += f.plan.n_nulled;
         int64_t used = f.options.num_blocks - cpa_block_pool_free_count(f.scheduler->pools[0]);
         CU_ASSERT(used <= 1 + 4);
-        for (int64_t i = 0; i < f.plan.n_voids; i++) CU_ASSERT(f.plan.voids[i].entry > 0);
+        for (int64_t i = 0; i < f.plan.n_nulled; i++) CU_ASSERT(f.plan.nulled[i].entry > 0);
     }
-    CU_ASSERT_EQUAL(voids, 12);
+    CU_ASSERT_EQUAL(nulled, 12);
     teardown(&f);
 }
 

@@ -20,11 +20,11 @@ static void every_query_sees_its_own_tokens_and_every_block_has_its_owners(void)
     CU_ASSERT(result.swaps > result.steps / 1000);
     CU_ASSERT(result.evictions > result.steps / 100);
     CU_ASSERT(result.preemptions > result.steps / 1000);
-    CU_ASSERT(result.voids > result.steps / 1000);
+    CU_ASSERT(result.nulled > result.steps / 1000);
     CU_ASSERT(result.failures > 0);
-    printf("%ld steps, %ld hits, %ld copies, %ld swaps, %ld evictions, %ld preemptions, %ld voids, %ld failures ... ",
+    printf("%ld steps, %ld hits, %ld copies, %ld swaps, %ld evictions, %ld preemptions, %ld nulled, %ld failures ... ",
            (long)result.steps, (long)result.hits, (long)result.copies, (long)result.swaps, (long)result.evictions,
-           (long)result.preemptions, (long)result.voids, (long)result.failures);
+           (long)result.preemptions, (long)result.nulled, (long)result.failures);
 }
 
 static const cpa_test tests[] = {

@@ -55,8 +55,8 @@ static void add_random_moves(cpa_step_plan *plan, int64_t entries) {
     for (int64_t i = below(entries + 1); i > 0; i--) *cpa_step_plan_add_swap_in(plan) = random_move(host, device);
     for (int64_t i = below(entries + 1); i > 0; i--) *cpa_step_plan_add_copy(plan) = random_move(device, device);
     for (int64_t i = below(entries + 1); i > 0; i--)
-        *cpa_step_plan_add_void(plan) =
-            (cpa_plan_void){(int32_t)below(limits.max_seqs), (int32_t)below(limits.cp_size), (int32_t)below(100)};
+        *cpa_step_plan_add_nulled(plan) =
+            (cpa_plan_nulled){(int32_t)below(limits.max_seqs), (int32_t)below(limits.cp_size), (int32_t)below(100)};
 }
 
 /* A plan within the limits; `entries` bounds the length of each list. */
@@ -85,10 +85,10 @@ static int moves_equal(const cpa_block_move *a, int64_t n_a, const cpa_block_mov
 }
 
 static int voids_equal(const cpa_step_plan *a, const cpa_step_plan *b) {
-    int equal = a->n_voids == b->n_voids;
-    for (int64_t i = 0; equal && i < a->n_voids; i++)
-        equal = a->voids[i].seq == b->voids[i].seq && a->voids[i].rank == b->voids[i].rank &&
-                a->voids[i].entry == b->voids[i].entry;
+    int equal = a->n_nulled == b->n_nulled;
+    for (int64_t i = 0; equal && i < a->n_nulled; i++)
+        equal = a->nulled[i].seq == b->nulled[i].seq && a->nulled[i].rank == b->nulled[i].rank &&
+                a->nulled[i].entry == b->nulled[i].entry;
     return equal;
 }
 
@@ -143,9 +143,9 @@ static int within_limits(const cpa_step_plan *plan) {
     good &= moves_within(plan->swap_outs, plan->n_swap_outs, limits.num_blocks, limits.host_blocks);
     good &= moves_within(plan->swap_ins, plan->n_swap_ins, limits.host_blocks, limits.num_blocks);
     good &= moves_within(plan->copies, plan->n_copies, limits.num_blocks, limits.num_blocks);
-    for (int64_t i = 0; i < plan->n_voids; i++)
-        good &= plan->voids[i].seq >= 0 && plan->voids[i].seq < limits.max_seqs && plan->voids[i].rank >= 0 &&
-                plan->voids[i].rank < limits.cp_size && plan->voids[i].entry >= 0;
+    for (int64_t i = 0; i < plan->n_nulled; i++)
+        good &= plan->nulled[i].seq >= 0 && plan->nulled[i].seq < limits.max_seqs && plan->nulled[i].rank >= 0 &&
+                plan->nulled[i].rank < limits.cp_size && plan->nulled[i].entry >= 0;
     for (int64_t i = 0; i < plan->n_appends; i++) {
         const cpa_plan_append *a = &plan->appends[i];
         good &= a->seq >= 0 && a->seq < limits.max_seqs && a->rank >= 0 && a->rank < limits.cp_size;
@@ -196,7 +196,7 @@ static void setup(fixture *f) {
     *cpa_step_plan_add_swap_in(&f->plan) = (cpa_block_move){8, 2, 39, 99};
     *cpa_step_plan_add_copy(&f->plan) = (cpa_block_move){9, 0, 98, 99};
     *cpa_step_plan_add_append(&f->plan) = (cpa_plan_append){7, 2, 2, 0};
-    *cpa_step_plan_add_void(&f->plan) = (cpa_plan_void){7, 2, 1};
+    *cpa_step_plan_add_nulled(&f->plan) = (cpa_plan_nulled){7, 2, 1};
     memcpy(cpa_step_plan_add_blocks(&f->plan, 2), (int32_t[]){99, 5}, 8);
     memcpy(cpa_step_plan_add_tokens(&f->plan, 4), (uint32_t[]){1, 2, 0xfffffffe, 4}, 16);
     encode(f);
@@ -306,7 +306,7 @@ static const bad_field bad_fields[] = {
     {COUNTS_AT + 24, 8, -1, "-1 swap-ins do not fit"},
     {COUNTS_AT + 32, 8, 9, "9 copies"},
     {COUNTS_AT + 40, 8, INT64_MIN, "appends do not fit"},
-    {COUNTS_AT + 48, 8, 1000, "voids do not fit"},
+    {COUNTS_AT + 48, 8, 1000, "nulled do not fit"},
     {COUNTS_AT + 56, 8, 1000, "blocks do not fit"},
     {COUNTS_AT + 64, 8, 5, "tokens do not fit"},
     {COUNTS_AT + 64, 8, 3, "bytes too many"},

@@ -195,10 +195,10 @@ cpa_status cpa_cuda_plan_upload(const cpa_attend_plan *base, cpa_stream *stream)
 }
 
 /* Whether the decode kernel may be placed before what it comes behind is over. One rank has nothing that waits for
- * other devices, and a steady step has that on this stream alone. */
+ * other devices, and a padded step has that on this stream alone. */
 static void allow_early(const cpa_cuda_plan *plan, cpa_cuda_attend_args *a, const cpa_stream *stream) {
     a->early = cpa_cuda_device_of(stream)->path == CPA_CUDA_HOPPER;
-    a->alone = plan->map.cp_size == 1 || plan->base.fusion.steady_items > 0;
+    a->alone = plan->map.cp_size == 1 || plan->base.fusion.padded_items > 0;
 }
 
 /* A graph of the caller's would hold what the plan says now, and replay that whatever it says by then. */

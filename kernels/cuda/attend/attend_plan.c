@@ -17,7 +17,7 @@
 
 enum {
     SECTION_ALIGNMENT = 64,
-    LEAST_STEADY_ENTRIES = 256, /* table entries that a steady plan has room for; then powers of two */
+    LEAST_STEADY_ENTRIES = 256, /* table entries that a padded plan has room for; then powers of two */
     MOST_DECODE_SLACK = 4, /* a CTA may load so much more, or a 16th, rather than leave little of a unit to the next */
     DECODE_SLACK_PART = 16,
     PREFILL_WAVES = 3,          /* tiles are cut when they fill the device fewer times than this */
@@ -34,7 +34,7 @@ typedef struct plan_builder {
     int32_t multiprocessors;
     int wide_fits;              /* CTAs of decode */
     int32_t tile_rows;          /* of prefill */
-    int64_t steady_items;       /* the most decode units of a plan whose launches stay the same; 0: of this one */
+    int64_t padded_items;       /* the most decode units of a plan whose launches stay the same; 0: of this one */
     int64_t n_decode;           /* units */
     int64_t n_tiles, tile_keys; /* prefill tiles, and the keys of all of them, in CPA_CUDA_PREFILL_KEYS */
     int64_t most_keys;          /* of one tile, in the same unit */
@@ -342,8 +342,8 @@ static int64_t most_decode_splits(const plan_builder *b, int64_t units) {
 /* Places the sections of the image, each large enough for what the splits may come to. */
 static void place_sections(cpa_cuda_plan *plan, const plan_builder *b) {
     int64_t at = 0, items = b->batch->n_items, units = b->n_decode, entries = b->batch->n_table_entries;
-    if (b->steady_items) {
-        items = units = b->steady_items;
+    if (b->padded_items) {
+        items = units = b->padded_items;
         int64_t room = LEAST_STEADY_ENTRIES;
         while (room < entries) room *= 2;
         entries = room;
@@ -390,19 +390,19 @@ static void copy_items(const plan_builder *b, cpa_cuda_item *items, int64_t *row
     }
 }
 
-/* Fills a steady plan up with CTAs and items that have nothing to do. A cut leaves a partial state on each
+/* Fills a padded plan up with CTAs and items that have nothing to do. A cut leaves a partial state on each
  * side, so there are fewer than two for each CTA. */
 static void fill_up(plan_builder *b, int64_t ctas, cpa_cuda_item *items, int64_t *rows) {
     for (int64_t i = b->shares.ctas; i < ctas; i++) b->decode[i] = (cpa_cuda_piece){.partial = -1, .next = -1};
     b->shares.ctas = ctas;
     const int64_t partial_rows = 2 * ctas * b->group;
     if (b->partial_rows < partial_rows) b->partial_rows = partial_rows;
-    for (int64_t i = b->batch->n_items; i < b->steady_items; i++) items[i] = (cpa_cuda_item){.begin = *rows};
-    *rows = b->steady_items * b->group;
+    for (int64_t i = b->batch->n_items; i < b->padded_items; i++) items[i] = (cpa_cuda_item){.begin = *rows};
+    *rows = b->padded_items * b->group;
 }
 
 /* Whether the launches of the plan are to stay the same: all its items are decode units of one row, or would be. */
-static cpa_status choose_steady(plan_builder *b, int64_t most_items, cpa_error *err) {
+static cpa_status choose_padded(plan_builder *b, int64_t most_items, cpa_error *err) {
     if (most_items == 0 || b->group > CPA_CUDA_DECODE_ROWS) return CPA_OK;
     for (int64_t i = 0; i < b->batch->n_items; i++) {
         if (b->batch->n_items <= most_items && b->batch->items[i].q_count == 1) continue;
@@ -410,7 +410,7 @@ static cpa_status choose_steady(plan_builder *b, int64_t most_items, cpa_error *
             err, CPA_INTERNAL, "attend plan: %lld items, the %lldth of %lld rows, expected at most %lld of one row",
             (long long)b->batch->n_items, (long long)i, (long long)b->batch->items[i].q_count, (long long)most_items);
     }
-    b->steady_items = most_items;
+    b->padded_items = most_items;
     return CPA_OK;
 }
 
@@ -431,7 +431,7 @@ cpa_status cpa_cuda_plan_set(cpa_attend_plan *base, const cpa_attend_batch *batc
     CPA_TRY(cpa_cuda_select(base->device, err));
     plan->base.n_items = 0; /* until the plan is whole again */
     CPA_TRY(count_work(&b, err));
-    CPA_TRY(choose_steady(&b, fusion.steady_items, err));
+    CPA_TRY(choose_padded(&b, fusion.padded_items, err));
     choose_splits(&b);
     const int64_t most_ctas = b.shares.ctas;
     const int64_t widened_tokens = b.n_widened * batch->block_size;
@@ -457,7 +457,7 @@ cpa_status cpa_cuda_plan_set(cpa_attend_plan *base, const cpa_attend_batch *batc
     sort_prefill(&b);
     choose_order(&b);
     if (b.tail_pieces > 0) cut_tail(&b);
-    if (b.steady_items) fill_up(&b, most_ctas, items, &plan->rows);
+    if (b.padded_items) fill_up(&b, most_ctas, items, &plan->rows);
     if (b.partial_rows > INT32_MAX)
         return cpa_fail(err, CPA_UNSUPPORTED, "attend plan: %lld rows of split keys, at most %d",
                         (long long)b.partial_rows, INT32_MAX);
@@ -474,7 +474,7 @@ cpa_status cpa_cuda_plan_set(cpa_attend_plan *base, const cpa_attend_batch *batc
     plan->n_widened = (int32_t)b.n_widened;
     plan->partial_rows = b.partial_rows;
     cpa_attend_plan_describe(base, batch, fusion);
-    if (b.steady_items) base->n_items = b.steady_items;
+    if (b.padded_items) base->n_items = b.padded_items;
     return CPA_OK;
 }
 

@@ -115,7 +115,7 @@ __global__ void attend_simple(const __grid_constant__ cpa_cuda_attend_args a, in
                                   .k_set = item.k_set,
                                   .partial = -1};
     const int row = (int)(index - found->begin);
-    if (row >= item.q_count * a.group) return; /* items that fill a steady plan up have no rows */
+    if (row >= item.q_count * a.group) return; /* items that fill a padded plan up have no rows */
     const row_place place(a, item.q_row, row, kv_group);
     const row_keys keys = keys_of_row(a, piece, row);
     const int sinks = keys.first > 0 ? keys_before(a, piece, a.mask.sinks) : 0;
