@@ -14,7 +14,7 @@
 #include "base/stored.h"
 #include "comm/communicator.h"
 
-/* A control channel. All calls but the roll call are collective and block; used by one thread. */
+/* A control channel. All calls but cpa_control_missing_ranks are collective and block; used by one thread. */
 typedef struct cpa_control {
     cpa_comm *comm;
     int32_t rank;
@@ -23,13 +23,13 @@ typedef struct cpa_control {
     uint64_t here;      /* a bit for each rank of this host, once find_host has found them, */
     int32_t ranks_here; /* how many there are, */
     int32_t rank_here;  /* and how many of them come before this one */
-    /* The roll call's messages from and to each rank. */
+    /* Of cpa_control_missing_ranks: messages from and to each rank. */
     cpa_comm_request *present[CPA_COMM_MAX_RANKS];
     cpa_comm_request *told[CPA_COMM_MAX_RANKS];
 } cpa_control;
 
 /* The tags of a channel, counted from its first. */
-enum { CPA_CONTROL_TAG_COLLECTIVE = 0, CPA_CONTROL_TAG_POST, CPA_CONTROL_TAG_PRESENT, CPA_CONTROL_TAGS };
+enum { CPA_CONTROL_TAG_COLLECTIVE = 0, CPA_CONTROL_TAG_MAILBOX, CPA_CONTROL_TAG_PRESENT, CPA_CONTROL_TAGS };
 
 /* Collective, without a message: every rank opens its channels on `comm`, which must outlive them, in the same order.
  * Fails only if there is no communicator. */
@@ -71,28 +71,29 @@ cpa_status cpa_control_same(cpa_control *control, const char *what, const cpa_na
 cpa_status cpa_control_agree(cpa_control *control, cpa_status mine, cpa_error *err);
 /* Where ranks no longer move together: tells every other rank that this one is here, and listens to them for so long.
  * Returns a bit for each rank that was not heard; at most 64 ranks. Waits for nobody beyond that. */
-uint64_t cpa_control_roll_call(cpa_control *control, double seconds);
-/* Where a rank failed: whether all ranks did and come here, by a roll call of five seconds at most. */
+uint64_t cpa_control_missing_ranks(cpa_control *control, double seconds);
+/* Where a rank failed: whether all ranks did and come here, found out in five seconds at most. */
 int cpa_control_all_failed(cpa_control *control);
 
 /* Messages from rank 0 to all other ranks, one after another, that travel on the control channel while the ranks do
  * something else. No call but those that say so waits for another rank; used by the thread of the channel. */
-typedef struct cpa_post cpa_post;
+typedef struct cpa_mailbox cpa_mailbox;
 /* What a message may have; a rank that is told of more has been told nonsense. */
-#define CPA_POST_MOST_BYTES ((int64_t)1 << 30)
+#define CPA_MAILBOX_MOST_BYTES ((int64_t)1 << 30)
 /* `control` must outlive it. Not collective. */
-cpa_status cpa_post_open(cpa_control *control, cpa_post **out, cpa_error *err);
+cpa_status cpa_mailbox_open(cpa_control *control, cpa_mailbox **out, cpa_error *err);
 /* Gives up what is under way, after a second at the latest. */
-void cpa_post_close(cpa_post *post);
+void cpa_mailbox_close(cpa_mailbox *mailbox);
 /* Rank 0: whether all ranks have received what was sent last, so that the next may be sent; moves it along. `wait`:
  * waits until they have. */
-cpa_status cpa_post_flush(cpa_post *post, int wait, int *flushed, cpa_error *err);
+cpa_status cpa_mailbox_flush(cpa_mailbox *mailbox, int wait, int *flushed, cpa_error *err);
 /* Rank 0, flushed: starts sending a copy. bytes < 0 travels too: there is no message, for a reason that the caller
  * knows. */
-cpa_status cpa_post_send(cpa_post *post, const void *data, int64_t bytes, cpa_error *err);
+cpa_status cpa_mailbox_send(cpa_mailbox *mailbox, const void *data, int64_t bytes, cpa_error *err);
 /* Other ranks: the next message once all of it is there, valid until the next call; *data is NULL before, and for a
  * message without bytes. `wait`: waits for it. *arrived says whether it is there. */
-cpa_status cpa_post_receive(cpa_post *post, int wait, int *arrived, const void **data, int64_t *bytes, cpa_error *err);
+cpa_status cpa_mailbox_receive(cpa_mailbox *mailbox, int wait, int *arrived, const void **data, int64_t *bytes,
+                               cpa_error *err);
 
 /* What one rank sends to and receives from one peer in an exchange. Zero bytes in a direction: no message there. */
 typedef struct cpa_message {

@@ -55,7 +55,7 @@ static void transport_close(cpa_transport *transport) {
     free(t);
 }
 
-static cpa_status post_receive(const host_transport *t, cpa_exchange *exchange, const cpa_message *m, cpa_error *err) {
+static cpa_status start_receive(const host_transport *t, cpa_exchange *exchange, const cpa_message *m, cpa_error *err) {
     flight *next = &exchange->flights[exchange->n];
     if (m->recv_bytes == 0) return CPA_OK;
     next->peer = m->peer;
@@ -64,7 +64,7 @@ static cpa_status post_receive(const host_transport *t, cpa_exchange *exchange, 
     return CPA_OK;
 }
 
-static cpa_status post_send(const host_transport *t, cpa_exchange *exchange, const cpa_message *m, cpa_error *err) {
+static cpa_status start_send(const host_transport *t, cpa_exchange *exchange, const cpa_message *m, cpa_error *err) {
     flight *next = &exchange->flights[exchange->n];
     if (m->send_bytes == 0) return CPA_OK;
     next->peer = m->peer;
@@ -91,8 +91,8 @@ static cpa_status transport_start(cpa_transport *transport, const cpa_message *m
     /* Receives first, so that no message arrives unexpected and is copied twice. A failure shows at finish: the
      * messages posted before it are still in flight. */
     cpa_error *failure = &exchange->error;
-    for (int32_t i = 0; i < n_msgs && failure->status == CPA_OK; i++) post_receive(t, exchange, &msgs[i], failure);
-    for (int32_t i = 0; i < n_msgs && failure->status == CPA_OK; i++) post_send(t, exchange, &msgs[i], failure);
+    for (int32_t i = 0; i < n_msgs && failure->status == CPA_OK; i++) start_receive(t, exchange, &msgs[i], failure);
+    for (int32_t i = 0; i < n_msgs && failure->status == CPA_OK; i++) start_send(t, exchange, &msgs[i], failure);
     *out = exchange;
     return CPA_OK;
 }

@@ -111,7 +111,7 @@ static cpa_status failure(const cpa_device_transport *t, cpa_error *err) {
  * as long as this one does, and give up at about the same time. */
 static const char *name_missing(const cpa_device_transport *t, uint64_t awaited, char names[CPA_RANK_NAMES]) {
     enum { LISTEN_S = 1 };
-    uint64_t silent = t->control->size > 2 ? cpa_control_roll_call(t->control, LISTEN_S) : awaited;
+    uint64_t silent = t->control->size > 2 ? cpa_control_missing_ranks(t->control, LISTEN_S) : awaited;
     uint64_t missing = silent & awaited ? silent & awaited : silent;
     return cpa_rank_names(missing ? missing : awaited, names);
 }

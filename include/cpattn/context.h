@@ -8,7 +8,7 @@
  * pass-KV (queries stay): keys and values travel, in segments of bounded size, peer by peer in rounds or (on devices)
  * from all peers at once (Liu et al., Ring Attention, arXiv:2310.01889; Yang et al., Context Parallelism for Scalable
  * Million-Token Inference, arXiv:2411.01783).
- * pass-Q (keys stay): queries travel, and partial states come home. Both give the same result; on the host the same
+ * pass-Q (keys stay): queries travel, and partial states come back. Both give the same result; on the host the same
  * bits. */
 #ifndef CPATTN_CONTEXT_H
 #define CPATTN_CONTEXT_H

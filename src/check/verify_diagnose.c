@@ -20,7 +20,7 @@ typedef struct diagnosis {
     const cpa_verify_sample *sample;
     cpa_owner_map map;
     cpa_placement placement;
-    int32_t home; /* the rank that owns the query */
+    int32_t owner; /* the rank that owns the query */
     cpa_reference_row row;
     state *shards;                 /* [size]: each rank's keys alone */
     state without_self, with_next; /* key < query; key <= query + 1 */
@@ -52,7 +52,7 @@ static int equals_merge(const diagnosis *d, int32_t left_out, double own_scale, 
         for (int32_t r = 0; r < d->map.cp_size; r++) {
             const state *s = &d->shards[r];
             if (r == left_out || s->sum == 0) continue;
-            double lse = (s->max + log(s->sum)) * (r == d->home ? own_scale : remote_scale);
+            double lse = (s->max + log(s->sum)) * (r == d->owner ? own_scale : remote_scale);
             if (pass == 0) {
                 max = fmax(max, lse);
                 continue;
@@ -99,8 +99,8 @@ static void name_mistake(diagnosis *d, int32_t kv_head) {
             return;
         }
     }
-    if (equals_state(d, &d->shards[d->home])) {
-        snprintf(d->finding, sizeof d->finding, "the shards of all ranks but rank %d are missing from it", d->home);
+    if (equals_state(d, &d->shards[d->owner])) {
+        snprintf(d->finding, sizeof d->finding, "the shards of all ranks but rank %d are missing from it", d->owner);
         return;
     }
     const int causal = cpa_model_mask(m, d->sample->layer).causal;
@@ -120,7 +120,7 @@ static void diagnose_part(diagnosis *d, const cpa_verify_part *part) {
     const int64_t k_row = cpa_shape_row_bytes(shape, CPA_KEYS), v_row = cpa_shape_row_bytes(shape, CPA_VALUES);
     const int32_t k_dim = shape->k_dim, v_dim = shape->v_dim;
     if (part->index == 0) {
-        cpa_verify_begin_row(d->verify, &d->row, pieces[d->home].samples);
+        cpa_verify_begin_row(d->verify, &d->row, pieces[d->owner].samples);
         clear_states(d->shards, d->map.cp_size);
         clear_states(&d->without_self, 1);
         clear_states(&d->with_next, 1);
@@ -174,7 +174,7 @@ cpa_status cpa_verify_diagnose(cpa_verify *verify, const cpa_step_plan *plan, in
                    .map = verify->worker->options.map,
                    .placement = plan->chunks[sample->chunk].placement,
                    .tolerance = equality_tolerance(verify)};
-    d.home = cpa_owner_rank(d.map, d.placement, sample->position);
+    d.owner = cpa_owner_rank(d.map, d.placement, sample->position);
     d.shards = malloc((size_t)control->size * sizeof *d.shards);
     cpa_verify_group *groups = calloc((size_t)model->attention.kv_heads, sizeof *groups);
     cpa_status status = d.shards && groups ? CPA_OK : cpa_fail(&err, CPA_NO_MEMORY, "diagnosis: no memory");

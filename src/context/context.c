@@ -41,7 +41,7 @@ cpa_spans *cpa_context_spans(cpa_context *c) {
 }
 
 void cpa_context_capture(cpa_context *c, int capturing) {
-    c->ops.spans.muted = capturing;
+    c->ops.spans.disabled = capturing;
 }
 
 double cpa_context_replayed_seconds(const cpa_context *c) {
@@ -276,7 +276,7 @@ static cpa_status check_args(cpa_context *c, const cpa_context_args *args, const
     return cpa_check_aligned("attend", "lse", args->lse, sizeof *args->lse, &c->ops.error);
 }
 
-/* The last merge, of the first `rows` rows: the own shard with what pass-KV added to it, and what came home in pass-Q.
+/* The last merge, of the first `rows` rows: the own shard with what pass-KV added to it, and what came back in pass-Q.
  * Rounds once. */
 static cpa_status merge_states(cpa_context *c, const cpa_context_args *args, cpa_partial own, int64_t rows,
                                cpa_stream *stream) {

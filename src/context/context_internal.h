@@ -3,7 +3,7 @@
  *   context.c       create, destroy, one layer from start to end
  *   context_plan.c  a step: its chunks, and the rows of this rank against its own shard
  *   pass_kv.h       keys and values to the queries
- *   pass_q.h        queries out, partial states home
+ *   pass_q.h        queries out, partial states back
  *   planned_step.h  what both read of a step
  *   context_ops.h   what both act through */
 #ifndef CPA_CONTEXT_INTERNAL_H

@@ -162,14 +162,14 @@ static void choose_direct(cpa_pass_q *q) {
 
 /* Fills the own rows that are packed for a peer (NULL: none are), and the row map of the state that comes back from it.
  */
-static void map_peer(const cpa_pass_q *q, const cpa_pass_q_peer *peer, int32_t *packed, int32_t *home) {
+static void map_peer(const cpa_pass_q *q, const cpa_pass_q_peer *peer, int32_t *packed, int32_t *returned) {
     int32_t at = 0;
     for (int64_t i = 0; i < q->step->n_chunks; i++) {
         const cpa_planned_chunk *chunk = &q->step->chunks[i];
         int64_t own = cpa_planned_share(q->step, chunk, q->ops->rank).rows;
         int64_t sent = rows_sent(q, chunk, q->ops->rank, peer->rank);
         for (int64_t row = 0; row < own; row++) {
-            home[chunk->row + row] = sent ? at : -1;
+            returned[chunk->row + row] = sent ? at : -1;
             if (sent && packed) packed[at] = (int32_t)(chunk->row + row);
             at += sent != 0;
         }
@@ -177,13 +177,13 @@ static void map_peer(const cpa_pass_q *q, const cpa_pass_q_peer *peer, int32_t *
 }
 
 /* The row map of a padded step. */
-static void map_padded_peer(const cpa_pass_q *q, const cpa_pass_q_peer *peer, int32_t *home) {
-    for (int64_t row = 0; row < q->step->rows; row++) home[row] = -1;
+static void map_padded_peer(const cpa_pass_q *q, const cpa_pass_q_peer *peer, int32_t *returned) {
+    for (int64_t row = 0; row < q->step->rows; row++) returned[row] = -1;
     for (int64_t i = 0; i < q->step->n_chunks; i++) {
         const cpa_planned_chunk *chunk = &q->step->chunks[i];
         if (cpa_planned_share(q->step, chunk, peer->rank).keys == 0) continue;
         int64_t end = chunk->row + cpa_planned_share(q->step, chunk, q->ops->rank).rows;
-        for (int64_t row = chunk->row; row < end; row++) home[row] = (int32_t)row;
+        for (int64_t row = chunk->row; row < end; row++) returned[row] = (int32_t)row;
     }
 }
 
@@ -213,14 +213,14 @@ static cpa_status plan_maps(cpa_pass_q *q) {
     for (int64_t i = 0; i < peers; i++) {
         const cpa_pass_q_peer *peer = &q->peers[i];
         if (peer->sent == 0) continue;
-        int64_t home = q->packed_rows + i * q->step->rows;
+        int64_t returned = q->packed_rows + i * q->step->rows;
         if (q->step->padded_rows) {
-            map_padded_peer(q, peer, q->maps + home);
+            map_padded_peer(q, peer, q->maps + returned);
         } else {
-            map_peer(q, peer, peer->packed_at == NOT_PACKED ? NULL : q->maps + peer->packed_at, q->maps + home);
+            map_peer(q, peer, peer->packed_at == NOT_PACKED ? NULL : q->maps + peer->packed_at, q->maps + returned);
         }
         q->merged_states[q->n_merged] = returned_states(q, peer);
-        q->merged_maps[q->n_merged++] = device_maps + home;
+        q->merged_maps[q->n_merged++] = device_maps + returned;
     }
     return CPA_OK;
 }

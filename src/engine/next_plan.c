@@ -9,11 +9,11 @@ cpa_status cpa_next_plan_open(cpa_next_plan *next, cpa_control *control, cpa_pla
                               const cpa_plan_limits *limits, cpa_error *err) {
     *next = (cpa_next_plan){.control = control, .ahead = ahead, .spans = spans, .limits = *limits};
     cpa_step_plan_init(&next->plan);
-    return cpa_post_open(control, &next->post, err);
+    return cpa_mailbox_open(control, &next->mailbox, err);
 }
 
 void cpa_next_plan_close(cpa_next_plan *next) {
-    cpa_post_close(next->post);
+    cpa_mailbox_close(next->mailbox);
     cpa_step_plan_destroy(&next->plan);
 }
 
@@ -21,18 +21,18 @@ void cpa_next_plan_close(cpa_next_plan *next) {
 static cpa_status take_and_send(cpa_next_plan *next, int wait, const uint8_t **bytes, int64_t *n_bytes,
                                 cpa_error *err) {
     int flushed;
-    CPA_TRY(cpa_post_flush(next->post, wait, &flushed, err));
+    CPA_TRY(cpa_mailbox_flush(next->mailbox, wait, &flushed, err));
     if (!flushed) return CPA_OK;
     cpa_status planned = cpa_plan_ahead_take(next->ahead, wait, bytes, n_bytes, err);
-    if (planned != CPA_OK) CPA_TRY(cpa_post_send(next->post, NULL, -1, NULL)); /* so that nobody waits for it */
+    if (planned != CPA_OK) CPA_TRY(cpa_mailbox_send(next->mailbox, NULL, -1, NULL)); /* so that nobody waits for it */
     if (planned != CPA_OK || !*bytes) return planned;
-    return cpa_post_send(next->post, *bytes, *n_bytes, err);
+    return cpa_mailbox_send(next->mailbox, *bytes, *n_bytes, err);
 }
 
 static cpa_status receive(cpa_next_plan *next, int wait, const uint8_t **bytes, int64_t *n_bytes, cpa_error *err) {
     int arrived;
     const void *data;
-    CPA_TRY(cpa_post_receive(next->post, wait, &arrived, &data, n_bytes, err));
+    CPA_TRY(cpa_mailbox_receive(next->mailbox, wait, &arrived, &data, n_bytes, err));
     if (arrived && *n_bytes < 0) return cpa_fail(err, CPA_INTERNAL, "rank 0 could not plan the next step");
     *bytes = data;
     return CPA_OK;
@@ -66,11 +66,11 @@ static void add_spans(const cpa_next_plan *next, double begin) {
 
 cpa_status cpa_next_plan_look(cpa_next_plan *next, int wait, cpa_error *err) {
     int flushed;
-    if (next->there || next->last) return next->ahead ? cpa_post_flush(next->post, wait, &flushed, err) : CPA_OK;
+    if (next->there || next->last) return next->ahead ? cpa_mailbox_flush(next->mailbox, wait, &flushed, err) : CPA_OK;
     const double begin = cpa_clock_now();
     const uint64_t range = wait ? cpa_range_begin(cpa_span_name(CPA_SPAN_RECEIVE)) : 0;
     cpa_status status = get(next, wait, err);
-    if (status == CPA_OK && wait && next->ahead) status = cpa_post_flush(next->post, 1, &flushed, err);
+    if (status == CPA_OK && wait && next->ahead) status = cpa_mailbox_flush(next->mailbox, 1, &flushed, err);
     if (wait) cpa_range_end(range);
     if (status == CPA_OK && next->there) add_spans(next, begin);
     return status;
@@ -89,9 +89,9 @@ cpa_status cpa_next_plan_settle(cpa_next_plan *next, cpa_error *err) {
     int64_t n_bytes;
     const void *data;
     const int under_way = !next->there && !next->last;
-    if (!next->ahead) return under_way ? cpa_post_receive(next->post, 1, &arrived, &data, &n_bytes, err) : CPA_OK;
-    CPA_TRY(cpa_post_flush(next->post, 1, &flushed, err));
+    if (!next->ahead) return under_way ? cpa_mailbox_receive(next->mailbox, 1, &arrived, &data, &n_bytes, err) : CPA_OK;
+    CPA_TRY(cpa_mailbox_flush(next->mailbox, 1, &flushed, err));
     if (!under_way) return CPA_OK;
-    CPA_TRY(cpa_post_send(next->post, NULL, -1, err));
-    return cpa_post_flush(next->post, 1, &flushed, err);
+    CPA_TRY(cpa_mailbox_send(next->mailbox, NULL, -1, err));
+    return cpa_mailbox_flush(next->mailbox, 1, &flushed, err);
 }

@@ -13,7 +13,7 @@
 typedef struct cpa_next_plan {
     cpa_control *control;
     cpa_plan_ahead *ahead; /* rank 0 */
-    cpa_post *post;
+    cpa_mailbox *mailbox;
     cpa_spans *spans;
     cpa_plan_limits limits;
     cpa_step_plan plan; /* if it is `there` */

@@ -47,7 +47,7 @@ static double attention_seconds(const cpa_planner *p, double new_tokens, double 
 
 /* Exchanges, likewise:
  *     pass-KV     (N-1)/N * (P + T) * Hkv * (dk + dv) * e / W              every rank sends its shard to all others
- *     pass-Q      (N-1)/N * T * Hq * (dk * e + 4 * (dv + 1)) / W           queries out, fp32 O and LSE home
+ *     pass-Q      (N-1)/N * T * Hq * (dk * e + 4 * (dv + 1)) / W           queries out, fp32 O and LSE back
  * That of pass-KV overlaps its attention; pass-Q needs all queries first and all states last. */
 double cpa_planner_predict(const cpa_planner *p, cpa_algorithm algorithm, int64_t new_tokens, int64_t cached_tokens) {
     double n = p->cp_size, t = (double)new_tokens, cached = (double)cached_tokens, others = (n - 1) / n;

@@ -99,14 +99,14 @@ static void choose_placement(cpa_scheduler *s, cpa_sequence *sequence) {
     sequence->placement = (cpa_placement){CPA_SHARDED, sequence->first_rank};
     int64_t found = look(s, sequence, sequence->placement);
     if (!cpa_request_may_be_local(o, &sequence->request)) return;
-    int32_t home = best_rank(s, sequence);
+    int32_t rank = best_rank(s, sequence);
     int64_t known = cpa_sequence_known(sequence), most = known - 1;
-    int64_t local = cpa_min64(sequence->shards[home].found * o->block_size, most);
+    int64_t local = cpa_min64(sequence->shards[rank].found * o->block_size, most);
     int64_t sharded = cpa_min64(found * o->block_size, most);
     int64_t output = sequence->request.output_tokens - sequence->emitted;
     int64_t others = s->n_running + s->waiting.count - 1; /* it is still among the waiting ones */
     if (o->local_context == 0 && !cpa_planner_prefers_local(&o->planner, known, output, local, sharded, others)) return;
-    sequence->placement = (cpa_placement){CPA_ON_RANK, home};
+    sequence->placement = (cpa_placement){CPA_ON_RANK, rank};
 }
 
 /* Whether a running sequence computes the first block that cannot be found. */

@@ -36,7 +36,7 @@ void cpa_spans_forget(cpa_spans *spans) {
 void cpa_spans_start(cpa_spans *spans, cpa_stream *stream) {
     cpa_spans_forget(spans);
     spans->base_s = cpa_clock_now();
-    if (!spans->muted) record(spans, stream);
+    if (!spans->disabled) record(spans, stream);
 }
 
 /* Whether a span is measured without a timeline. */
@@ -71,7 +71,7 @@ int64_t cpa_spans_start_as(cpa_spans *spans, cpa_span_kind kind, cpa_stream *str
 }
 
 int64_t cpa_spans_begin(cpa_spans *spans, cpa_span_kind kind, int32_t round, cpa_stream *stream) {
-    if (spans->muted || (!spans->timeline && !is_always_measured(kind))) return -1;
+    if (spans->disabled || (!spans->timeline && !is_always_measured(kind))) return -1;
     if (spans->n_events == 0) cpa_spans_start(spans, stream);
     return add(spans, kind, spans->layer, round, record(spans, stream));
 }

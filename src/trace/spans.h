@@ -24,7 +24,7 @@ typedef struct cpa_spans {
     double base_s;          /* when that was, of cpa_clock_now */
     int32_t layer;          /* of the spans that are begun */
     cpa_timeline *timeline; /* NULL: none is kept */
-    int muted;              /* nothing is measured: the work is being captured */
+    int disabled;           /* nothing is measured: the work is being captured */
     cpa_error failure;      /* of an event; reported when the spans are read */
 } cpa_spans;
 

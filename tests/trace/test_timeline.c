@@ -143,7 +143,7 @@ static void a_step_may_be_one_span(void) {
         CU_ASSERT(totals.seconds[CPA_SPAN_GRAPH] >= 0);
         CU_ASSERT_EQUAL(totals.seconds[CPA_SPAN_MERGE], 0);
     }
-    spans.muted = 1;
+    spans.disabled = 1;
     CU_ASSERT_EQUAL(cpa_spans_begin(&spans, CPA_SPAN_MERGE, 0, s.stream), -1);
     CU_ASSERT_EQUAL(spans.n_events, 0);
     cpa_spans_destroy(&spans);

@@ -23,7 +23,7 @@ static int hear(cpa_control *control, int32_t rank) {
     return cpa_comm_test(control->comm, expected, &done, NULL) == CPA_OK && done;
 }
 
-uint64_t cpa_control_roll_call(cpa_control *control, double seconds) {
+uint64_t cpa_control_missing_ranks(cpa_control *control, double seconds) {
     uint64_t all = control->size < 64 ? ((uint64_t)1 << control->size) - 1 : UINT64_MAX;
     uint64_t silent = all & ~((uint64_t)1 << control->rank);
     const double begin = cpa_clock_now();
@@ -42,5 +42,5 @@ uint64_t cpa_control_roll_call(cpa_control *control, double seconds) {
 int cpa_control_all_failed(cpa_control *control) {
     const double seconds = 5;                                        /* those that failed alike come here at once */
     if (cpa_comm_check(control->comm, -1, NULL) != CPA_OK) return 0; /* one is lost */
-    return cpa_control_roll_call(control, seconds) == 0;
+    return cpa_control_missing_ranks(control, seconds) == 0;
 }
