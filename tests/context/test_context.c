@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/check.h"
 #include "src/context/context_internal.h"
 #include "tests/fixtures/context_fixture.h"
 #include "tests/fixtures/mpi_unit.h"
@@ -453,6 +454,13 @@ static void expect_plan_refusal(cpa_context *context, cpa_context_chunk chunk, c
     CU_ASSERT_PTR_NOT_NULL(strstr(cpa_context_error(context), expected));
 }
 
+/* Stands for a back end that has no kernel for the mask of an attend. */
+static cpa_status attend_nothing(const cpa_device *of, const char *where, const cpa_attention_shape *shape,
+                                 const cpa_mask *mask, cpa_error *err) {
+    (void)of, (void)shape;
+    return mask ? cpa_fail(err, CPA_UNSUPPORTED, "%s: no kernel for this mask", where) : CPA_OK;
+}
+
 static void test_impossible_chunks_and_tensors_are_refused(void) {
     open_device();
     int32_t table[8] = {0, 1, 2, 3, 4, 5, 6, 7};
@@ -497,6 +505,15 @@ static void test_impossible_chunks_and_tensors_are_refused(void) {
     args.kv.num_blocks = 0;
     CU_ASSERT_EQUAL(cpa_context_attend(context, &args, stream), CPA_INVALID);
     CU_ASSERT_PTR_NOT_NULL(strstr(cpa_context_error(context), "block 0 of a cache of 0"));
+
+    cpa_operator_table table_without_attend = *device->operators;
+    const cpa_operator_table *own_table = device->operators;
+    table_without_attend.attend_supported = attend_nothing;
+    device->operators = &table_without_attend;
+    args.kv = view;
+    CU_ASSERT_EQUAL(cpa_context_attend(context, &args, stream), CPA_UNSUPPORTED);
+    CU_ASSERT_PTR_NOT_NULL(strstr(cpa_context_error(context), "attend: no kernel for this mask"));
+    device->operators = own_table;
     cpa_kv_view_free(&view, stream);
     cpa_kv_fixture_destroy(&pool);
     cpa_context_destroy(context);
