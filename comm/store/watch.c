@@ -22,7 +22,7 @@
 
 #define WATCH_MAGIC UINT64_C(0x6370617774636831) /* "cpawtch1" */
 
-/* How often a rank says that it is there; what is too short to tell silence from a beat that comes late; how late its own
+/* How often a rank says that it is there; what is too short to tell silence from a beat that is late; how late its own
  * thread may be before it mistrusts its own count. */
 #define BEAT_S 0.5
 #define LEAST_SILENCE_S (4 * BEAT_S)
@@ -67,6 +67,7 @@ typedef struct loss {
     news_kind kind; /* BEAT: it is not */
     double since;
     cpa_refusal refusal;
+    int64_t last_call; /* that is refused, if not all later ones are */
     cpa_status status;
     char message[400];
 } loss;
@@ -91,13 +92,23 @@ struct cpa_watch {
 
 /* ---- what is known ---- */
 
+/* A rank that refuses one call of a channel and then the next: who still waits in the first has to see that one. */
+static int goes_on(const loss *l, const news *n) {
+    return l->kind == REFUSED && n->kind == REFUSED && l->refusal.channel == n->refusal.channel &&
+           (l->refusal.and_later || n->refusal.call == l->last_call + 1);
+}
+
 static void note_loss(cpa_watch *w, const news *n) {
     if (n->rank < 0 || n->rank >= w->size || n->rank == w->rank) return;
     pthread_mutex_lock(&w->lock);
     loss *l = &w->losses[n->rank];
     /* What a rank has said about itself explains its end. */
-    if (l->kind != REFUSED || l->refusal.channel >= 0 || n->kind == REFUSED) {
+    if (goes_on(l, n)) {
+        l->last_call = n->refusal.call;
+        l->refusal.and_later |= n->refusal.and_later;
+    } else if (l->kind != REFUSED || l->refusal.channel >= 0 || n->kind == REFUSED) {
         *l = (loss){.kind = (news_kind)n->kind, .since = cpa_clock_now(), .refusal = n->refusal, .status = n->status};
+        l->last_call = n->refusal.call;
         memcpy(l->message, n->message, sizeof l->message);
         l->message[sizeof l->message - 1] = 0;
     }
@@ -109,9 +120,10 @@ int cpa_watch_has_news(const cpa_watch *watch) {
     return watch && atomic_load_explicit(&watch->has_news, memory_order_relaxed);
 }
 
-static int refuses(const cpa_refusal *r, int32_t channel, int64_t call) {
+static int refuses(const loss *l, int32_t channel, int64_t call) {
+    const cpa_refusal *r = &l->refusal;
     if (r->channel < 0) return 1;
-    return r->channel == channel && (r->and_later ? call >= r->call : call == r->call);
+    return r->channel == channel && call >= r->call && (r->and_later || call <= l->last_call);
 }
 
 static cpa_status check_loss(const cpa_watch *w, int32_t rank, int32_t peer, int32_t channel, int64_t call,
@@ -128,7 +140,7 @@ static cpa_status check_loss(const cpa_watch *w, int32_t rank, int32_t peer, int
             return cpa_fail(err, CPA_COMM, "rank %d has ended", rank);
         case SILENT: return cpa_fail(err, CPA_COMM, "rank %d %s", rank, l->message);
         case REFUSED:
-            if (!refuses(&l->refusal, channel, call)) break;
+            if (!refuses(l, channel, call)) break;
             return cpa_fail(err, l->status, "rank %d: %s", rank, l->message);
     }
     return CPA_OK;

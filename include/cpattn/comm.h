@@ -39,7 +39,8 @@ CPA_API cpa_status cpa_comm_from_store(const char *host, int32_t port, int32_t r
 /* The ranks of a communicator of NCCL, `nccl_comm` (an ncclComm_t), whose device is the current one of the calling
  * thread. NCCL, which is loaded at run time, carries their addresses, through memory of the device; messages go over TCP
  * afterwards, and `nccl_comm` is not used any more. Collective; where one rank fails before it calls NCCL (on its
- * arguments, or memory), the others wait in NCCL, which has time-outs of its own. CPA_UNSUPPORTED in a build without CUDA. */
+ * arguments, or memory), the others wait in NCCL, which has time-outs of its own. CPA_UNSUPPORTED in a build without
+ * CUDA. */
 CPA_API cpa_status cpa_comm_from_nccl(void *nccl_comm, const cpa_comm_options *options, cpa_comm **out, cpa_error *err);
 
 /* NULL does nothing. Not before what was created over it. Waits for other ranks for a second at most. */
@@ -95,8 +96,8 @@ typedef struct cpa_comm_ops {
 } cpa_comm_ops;
 
 /* Collective: bad options and the like of one rank are refused by all, but bad `ops`, `rank` and `size` by that one
- * alone, as nothing can be sent by them. `ops` is copied; `state` is the first argument of its functions, closed with the
- * communicator, and still the caller's if this fails. */
+ * alone, as nothing can be sent by them. `ops` is copied; `state` is the first argument of its functions, closed with
+ * the communicator, and still the caller's if this fails. */
 CPA_API cpa_status cpa_comm_create(const cpa_comm_ops *ops, void *state, int32_t rank, int32_t size,
                                    const cpa_comm_options *options, cpa_comm **out, cpa_error *err);
 

@@ -87,10 +87,10 @@ typedef struct cpa_context_stats {
     int64_t chunks_pass_q;
 } cpa_context_stats;
 
-/* Collective over `comm`, which must outlive the context, as must `device`; a context is used by one thread at a time, the
- * one that uses its communicator. staging_bytes must hold, on the
- * host, four segments of cpa_attend_split_tokens tokens, with N ranks on devices 2 N of 1024 tokens, rounded up to the
- * interleave: cpa_context_least_staging. *out is set only on success. */
+/* Collective over `comm`, which must outlive the context, as must `device`; a context is used by one thread at a time,
+ * the one that uses its communicator. staging_bytes must hold, on the host, four segments of cpa_attend_split_tokens
+ * tokens, with N ranks on devices 2 N of 1024 tokens, rounded up to the interleave: cpa_context_least_staging. *out is
+ * set only on success. */
 CPA_API cpa_status cpa_context_create(cpa_comm *comm, cpa_device *device, const cpa_context_options *options,
                                       cpa_context **out, cpa_error *err);
 /* Collective. NULL does nothing. */
@@ -103,14 +103,23 @@ CPA_API int64_t cpa_context_least_staging(const cpa_device *device, const cpa_co
 /* How many rows of the chunks this rank owns; chunks that cpa_context_plan refuses own none. Pure; thread-safe. */
 CPA_API int64_t cpa_context_rows(const cpa_context *context, const cpa_context_chunk *chunks, int64_t n_chunks);
 
-/* Plans a step: every rank derives the same exchanges from the same chunks. Waits for nobody; that all ranks have planned
- * the same chunks is found out by the first layer, which otherwise is CPA_INVALID on all of them. The block tables
- * are copied. The layers of the step before may still be under way; those of earlier ones are waited for. */
+/* Plans a step: every rank derives the same exchanges from the same chunks. That all ranks have planned the same
+ * chunks is found out by the first layer, which otherwise is CPA_INVALID on all of them, as are the others of the
+ * step. The block tables are copied. The layers of the step before may still be under way; those of earlier ones are
+ * waited for, and that the other ranks have taken what this one told them of the plan before. */
 CPA_API cpa_status cpa_context_plan(cpa_context *context, const cpa_context_chunk *chunks, int64_t n_chunks);
 
-/* Attends one layer of the planned step. Collective: every rank calls it for the same layers in the same order. What one
- * rank refuses the others return too, with that rank's line; where they had begun, the context cannot go on. Not on
- * a stream in capture: a graph would hold what this step's plan says. */
+/* Attends one layer of the planned step. Collective: every rank calls it for the same layers in the same order, with
+ * the same mask and scale, which are not compared, and for all layers of a step with one stream. Not on a stream in
+ * capture: a graph would hold what this step's plan says.
+ *
+ * A rank that refuses its arguments in a step with exchanges (several ranks, a chunk that is sharded) refuses the rest
+ * of the step too. On the host those that wait for it return its status, with its line, and can only destroy the
+ * context, as the next plan says on all ranks; if all ranks refused the same layers, it goes on with that plan. In a
+ * step without exchanges each rank returns its own status, and may call again. On devices the call only enqueues, and
+ * may have returned CPA_OK before another rank refuses: then nothing but time-outs ends the work that waits for that
+ * rank (60 s, in cpa_context_plan; cpa_stream_sync has none). Where arguments may be bad on one rank alone, agree on
+ * them before (cpa_comm_agree). */
 CPA_API cpa_status cpa_context_attend(cpa_context *context, const cpa_context_args *args, cpa_stream *stream);
 
 /* On a device the times are those of the steps that were done when the next was planned, or when this is called: the

@@ -313,40 +313,62 @@ static cpa_status attend_shared(cpa_context *c, const cpa_context_args *args, cp
     return merge_states(c, args, layer.own, layer.open_rows, stream);
 }
 
+/* Whether all ranks have planned the same, before the first layer. */
+static cpa_status agree_on_plan(cpa_context *c) {
+    if (c->broken) return CPA_OK; /* check_args says so */
+    cpa_status status = cpa_plan_agreement_compare(&c->agreement, &c->ops.error);
+    if (status == CPA_OK) return CPA_OK;
+    c->planned = 0;
+    c->broken = status != CPA_INVALID || c->agreement.open > 0;
+    return status;
+}
+
+/* What this rank finds out by itself before it begins; the arguments in *layer. */
+static cpa_status check_layer(cpa_context *c, const cpa_context_args *args, const cpa_stream *stream,
+                              cpa_context_args *layer) {
+    CPA_TRY(CPA_STRUCT_TAKE("attend", args, cpa_context_args, out, layer, &c->ops.error));
+    CPA_TRY(check_args(c, layer, stream));
+    return cpa_pass_kv_select(&c->kv, layer->mask);
+}
+
+static cpa_status attend_exchanging(cpa_context *c, const cpa_context_args *layer, cpa_stream *stream) {
+    cpa_context_poll poll;
+    c->layers_exchanged++;
+    cpa_context_poll_begin(&c->ops, stream, &poll);
+    cpa_status status = attend_shared(c, layer, stream);
+    cpa_context_poll_end(&poll);
+    c->broken = status != CPA_OK;
+    return status;
+}
+
+/* Others that have begun the layer exchange by the order of their messages: where this rank refuses it, the rest of the
+ * step is refused too, and the next plan finds out whether all ranks have refused the same. */
+static cpa_status attend_layer(cpa_context *c, const cpa_context_args *args, cpa_stream *stream, int64_t call) {
+    cpa_context_args layer;
+    cpa_status status = agree_on_plan(c);
+    if (status != CPA_OK && !c->broken) return status; /* on all ranks alike */
+    if (status == CPA_OK) status = check_layer(c, args, stream, &layer);
+    if (status != CPA_OK) {
+        if (c->step.exchanges) c->planned = 0;
+    } else {
+        if (layer.scale == 0) layer.scale = 1.0f / sqrtf((float)c->ops.options.shape.k_dim);
+        if (!c->step.exchanges) return attend_alone(c, &layer, stream);
+        status = attend_exchanging(c, &layer, stream);
+    }
+    if (status != CPA_OK) cpa_comm_refuse(c->control.comm, c->control.tag, call, c->broken, &c->ops.error);
+    return status;
+}
+
 cpa_status cpa_context_attend(cpa_context *context, const cpa_context_args *args, cpa_stream *stream) {
     cpa_context *c = context;
-    cpa_context_args layer;
     if (!c) return CPA_INVALID;
     const int64_t call = c->calls++;
-    cpa_status status = cpa_plan_agreement_compare(&c->agreement, &c->ops.error);
-    if (status != CPA_OK) {
-        c->planned = 0;
-        return status;
-    }
-    status = CPA_STRUCT_TAKE("attend", args, cpa_context_args, out, &layer, &c->ops.error);
-    if (status == CPA_OK) status = check_args(c, &layer, stream);
-    if (status == CPA_OK) status = cpa_pass_kv_select(&c->kv, layer.mask);
-    if (status != CPA_OK) {
-        cpa_comm_refuse(c->control.comm, c->control.tag, call, c->broken, &c->ops.error);
-        return status;
-    }
-    if (layer.scale == 0) layer.scale = 1.0f / sqrtf((float)c->ops.options.shape.k_dim);
-
-    if (!c->step.exchanges) {
-        status = attend_alone(c, &layer, stream);
-    } else {
-        cpa_context_poll poll;
-        cpa_comm_begin_call(c->control.comm, c->control.tag, call);
-        cpa_context_poll_begin(&c->ops, stream, &poll);
-        status = attend_shared(c, &layer, stream);
-        cpa_context_poll_end(&poll);
-        cpa_comm_end_call(c->control.comm);
-        c->broken = status != CPA_OK;
-        if (c->broken) cpa_comm_refuse(c->control.comm, c->control.tag, call, 1, &c->ops.error);
-    }
-    if (status == CPA_OK) count_chunks(c, 1);
+    cpa_comm_begin_call(c->control.comm, c->control.tag, call);
+    cpa_status status = attend_layer(c, args, stream, call);
+    cpa_comm_end_call(c->control.comm);
+    if (status != CPA_OK) return status;
+    count_chunks(c, 1);
     c->layers_attended++;
-    if (status == CPA_OK && c->turn >= 0)
-        status = cpa_context_check(&c->ops, c->ops.device->table->event_record(c->steps, c->turn, stream), stream);
-    return status;
+    if (c->turn < 0) return CPA_OK;
+    return cpa_context_check(&c->ops, c->ops.device->table->event_record(c->steps, c->turn, stream), stream);
 }

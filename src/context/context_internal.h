@@ -28,6 +28,7 @@ struct cpa_context {
 
     cpa_plan_agreement agreement; /* of cpa_context_plan */
     int64_t calls;                /* of cpa_context_attend, refused ones too; the same on every rank */
+    int64_t layers_exchanged;     /* layers begun in which ranks exchange */
 
     int planned;
     int32_t layers_attended; /* of the planned step */

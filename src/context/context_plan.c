@@ -165,8 +165,8 @@ cpa_status cpa_context_plan(cpa_context *context, const cpa_context_chunk *chunk
     take_turn(context);
     cpa_error *err = &context->ops.error, none;
     const cpa_status status = plan_step(context, chunks, n_chunks, 0);
-    cpa_status told =
-        cpa_plan_agreement_tell(&context->agreement, chunks, n_chunks, status, err, status == CPA_OK ? err : &none);
+    cpa_status told = cpa_plan_agreement_tell(&context->agreement, chunks, n_chunks, context->layers_exchanged, status,
+                                              err, status == CPA_OK ? err : &none);
     return status == CPA_OK ? told : status;
 }
 

@@ -1,5 +1,6 @@
 #include "src/context/plan_agreement.h"
 
+#include <inttypes.h>
 #include <stdio.h>
 
 #include "base/check.h"
@@ -33,10 +34,10 @@ static cpa_status flush(cpa_plan_agreement *a, cpa_error *err) {
 }
 
 cpa_status cpa_plan_agreement_tell(cpa_plan_agreement *a, const cpa_context_chunk *chunks, int64_t n_chunks,
-                                   cpa_status status, const cpa_error *refusal, cpa_error *err) {
+                                   int64_t layers, cpa_status status, const cpa_error *refusal, cpa_error *err) {
     if (a->control->size == 1) return CPA_OK;
     CPA_TRY(flush(a, err));
-    a->mine = (cpa_plan_note){.status = status};
+    a->mine = (cpa_plan_note){.status = status, .layers = layers};
     if (status == CPA_OK) a->mine.chunks = hash_chunks(chunks, n_chunks);
     if (status != CPA_OK) snprintf(a->mine.message, sizeof a->mine.message, "%.255s", refusal->message);
     a->open++;
@@ -69,7 +70,12 @@ cpa_status cpa_plan_agreement_compare(cpa_plan_agreement *a, cpa_error *err) {
         if (rank != a->control->rank) CPA_TRY(receive(a, rank, &note, err));
         if (rank == 0) first = note;
         if (verdict != CPA_OK) continue; /* the lowest rank's fault is reported; the others' notes are taken */
-        if (note.status != CPA_OK) {
+        if (note.layers != first.layers) {
+            verdict = cpa_fail(err, CPA_COMM,
+                               "plan: rank %d has attended %" PRId64 " layers with exchanges, and rank 0 %" PRId64
+                               ", as some were refused on one rank: the context cannot go on",
+                               rank, note.layers, first.layers);
+        } else if (note.status != CPA_OK) {
             verdict = cpa_fail(err, CPA_INVALID, "plan: rank %d: %.255s", rank, note.message);
         } else if (note.chunks != first.chunks) {
             verdict = cpa_fail(err, CPA_INVALID, "plan: the chunks of rank %d are not those of rank 0", rank);

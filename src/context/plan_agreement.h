@@ -10,6 +10,7 @@
 /* What a rank says of a plan. */
 typedef struct cpa_plan_note {
     uint64_t chunks; /* a hash of what must be the same */
+    int64_t layers;  /* with exchanges that the rank has attended: what the messages between the ranks are of */
     cpa_status status;
     char message[256]; /* why the rank has refused them */
 } cpa_plan_note;
@@ -25,11 +26,13 @@ typedef struct cpa_plan_agreement {
 /* `control` must outlive it; `tag` is one of its communicator that nobody else uses. */
 void cpa_plan_agreement_open(cpa_plan_agreement *agreement, cpa_control *control, int32_t tag);
 void cpa_plan_agreement_close(cpa_plan_agreement *agreement);
-/* Tells the others of a plan, which has got `status`, with `refusal` then. Waits until they have taken the one before. */
+/* Tells the others of a plan after so many layers with exchanges, which has got `status`, with `refusal` then. Waits
+ * until they have taken the one before. */
 cpa_status cpa_plan_agreement_tell(cpa_plan_agreement *agreement, const cpa_context_chunk *chunks, int64_t n_chunks,
-                                   cpa_status status, const cpa_error *refusal, cpa_error *err);
-/* CPA_INVALID, on every rank alike, if ranks have planned different chunks, or one has refused them. Does nothing the
- * second time. Waits for the others to plan. */
+                                   int64_t layers, cpa_status status, const cpa_error *refusal, cpa_error *err);
+/* On every rank alike, CPA_INVALID if ranks have planned different chunks, or one has refused them, and CPA_COMM if one
+ * has attended other layers than the others. Does nothing the second time. Waits for the others to plan; if that fails
+ * `open` is not 0 afterwards. */
 cpa_status cpa_plan_agreement_compare(cpa_plan_agreement *agreement, cpa_error *err);
 
 #endif

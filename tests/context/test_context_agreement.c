@@ -127,6 +127,43 @@ static void tensors_that_one_rank_refuses_are_refused_on_all(void) {
     }
 }
 
+/* The last rank refuses one layer and goes on to the next, before the first rank waits for it. */
+static void messages_of_the_next_layer_are_not_taken_for_those_of_a_refused_one(void) {
+    const struct timespec a_while = {.tv_nsec = 200000000};
+    site s;
+    open_site(&s);
+    cpa_context_args args = s.layer.args;
+    CU_ASSERT_EQUAL(cpa_test_plan(s.context, &s.cache, CHUNKS, 2), CPA_OK);
+    CU_ASSERT_EQUAL(cpa_context_attend(s.context, &args, stream), CPA_OK);
+    if (is_last()) {
+        args.q = NULL;
+        CU_ASSERT_EQUAL(cpa_context_attend(s.context, &args, stream), CPA_INVALID);
+    } else {
+        nanosleep(&a_while, NULL);
+    }
+    CU_ASSERT_EQUAL(cpa_context_attend(s.context, &s.layer.args, stream), CPA_INVALID);
+    CU_ASSERT_PTR_NOT_NULL(strstr(cpa_context_error(s.context), is_last() ? "no step is planned" : "q (nil) and"));
+    CU_ASSERT_EQUAL(cpa_test_plan(s.context, &s.cache, CHUNKS, 2), CPA_OK);
+    CU_ASSERT_NOT_EQUAL(cpa_context_attend(s.context, &s.layer.args, stream), CPA_OK); /* old messages are there */
+    close_site(&s);
+}
+
+/* Nobody has begun: after the next plan the context goes on. */
+static void a_layer_that_all_ranks_refuse_harms_nothing(void) {
+    site s;
+    open_site(&s);
+    cpa_context_args args = s.layer.args;
+    args.kv.k = NULL;
+    CU_ASSERT_EQUAL(cpa_test_plan(s.context, &s.cache, CHUNKS, 2), CPA_OK);
+    CU_ASSERT_EQUAL(cpa_context_attend(s.context, &args, stream), CPA_INVALID);
+    cpa_test_result result;
+    CU_ASSERT_EQUAL(cpa_test_plan(s.context, &s.cache, CHUNKS, 2), CPA_OK);
+    CU_ASSERT_EQUAL(cpa_test_attend(s.context, &s.cache, SHAPE.mask, CHUNKS, 2, stream, &result), CPA_OK);
+    CU_ASSERT_EQUAL(cpa_test_count_wrong(&s.cache, SHAPE.mask, CHUNKS, 2, &result), 0);
+    cpa_test_result_destroy(&result);
+    close_site(&s);
+}
+
 /* A rank without rows that has keys is asked for them. */
 static void keys_that_are_missing_without_rows_are_refused(void) {
     site s;
@@ -168,6 +205,9 @@ static const cpa_test tests[] = {
     {"options that differ are refused on all ranks", options_that_differ_are_refused_on_all_ranks},
     {"chunks that differ are refused and harm nothing", chunks_that_differ_are_refused_and_harm_nothing},
     {"tensors that one rank refuses are refused on all", tensors_that_one_rank_refuses_are_refused_on_all},
+    {"messages of the next layer are not taken for those of a refused one",
+     messages_of_the_next_layer_are_not_taken_for_those_of_a_refused_one},
+    {"a layer that all ranks refuse harms nothing", a_layer_that_all_ranks_refuse_harms_nothing},
     {"keys that are missing without rows are refused", keys_that_are_missing_without_rows_are_refused},
 };
 
