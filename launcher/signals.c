@@ -40,14 +40,15 @@ static struct {
     cpa_engine *engine;
     sem_t came; /* posted by each signal that counts */
     atomic_int received, is_direct, again, final, broken_off;
-    _Atomic double first_at;
+    _Atomic double first_at; /* 0: none has come */
 } state = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
 /* ---- in the handler ---- */
 
 static void on_signal(int number, siginfo_t *info, void *context) {
     (void)context;
-    int saved = errno, none = 0;
+    int saved = errno;
+    double none = 0;
     int from_launcher = state.launcher != 0 && info->si_pid == state.launcher;
     int passed_on = from_launcher || (info->si_code == SI_QUEUE && info->si_value.sival_int == PASSED_ON);
     if (info->si_code == SI_QUEUE && info->si_value.sival_int == BREAKING_OFF) atomic_store(&state.broken_off, 1);
@@ -55,8 +56,8 @@ static void on_signal(int number, siginfo_t *info, void *context) {
     if (number == SIGCONT && !(from_launcher && state.announces)) return;
     if (number == SIGCONT) number = SIGTERM;
     const double now = cpa_clock_now();
-    if (atomic_compare_exchange_strong(&state.received, &none, number)) {
-        atomic_store(&state.first_at, now);
+    if (atomic_compare_exchange_strong(&state.first_at, &none, now)) {
+        atomic_store(&state.received, number);
         atomic_store(&state.is_direct, !passed_on);
         sem_post(&state.came);
     } else if (!passed_on && now - atomic_load(&state.first_at) > SAME_SIGNAL_S) {

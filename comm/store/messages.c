@@ -344,17 +344,22 @@ static void linger(tcp_state *s) {
     }
 }
 
-static void tcp_close(void *state) {
-    tcp_state *s = state;
-    linger(s);
+/* All but the connections. */
+static void release(tcp_state *s) {
     for (int32_t peer = 0; peer < s->mesh.size; peer++) {
         free_list(s->links[peer].sends.first, 0);
         free_list(s->links[peer].expected.first, 0);
         free_list(s->links[peer].kept.first, 1);
     }
     free_list(s->free_requests, 0);
-    cpa_mesh_close(&s->mesh);
     free(s);
+}
+
+static void tcp_close(void *state) {
+    tcp_state *s = state;
+    linger(s);
+    cpa_mesh_close(&s->mesh);
+    release(s);
 }
 
 cpa_status cpa_mesh_comm(const cpa_mesh *mesh, const cpa_comm_options *options, cpa_comm **out, cpa_error *err) {
@@ -370,6 +375,6 @@ cpa_status cpa_mesh_comm(const cpa_mesh *mesh, const cpa_comm_options *options, 
         list_init(&l->kept);
     }
     cpa_status status = cpa_comm_create(&ops, s, mesh->rank, mesh->size, options, out, err);
-    if (status != CPA_OK) free(s);
+    if (status != CPA_OK) release(s);
     return status;
 }

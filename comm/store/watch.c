@@ -231,9 +231,13 @@ static void take_mine(cpa_watch *w) {
     pthread_mutex_lock(&w->lock);
     const int n = w->n_mine;
     memcpy(mine, w->mine, (size_t)n * sizeof mine[0]);
-    w->n_mine = 0;
     pthread_mutex_unlock(&w->lock);
     for (int i = 0; i < n; i++) say_to_all(w, &mine[i]);
+    /* Now only: who has told it may end the process. */
+    pthread_mutex_lock(&w->lock);
+    w->n_mine -= n;
+    memmove(w->mine, w->mine + n, (size_t)w->n_mine * sizeof w->mine[0]);
+    pthread_mutex_unlock(&w->lock);
 }
 
 static void beat(cpa_watch *w, double now) {
@@ -248,7 +252,7 @@ static void beat(cpa_watch *w, double now) {
 }
 
 static void find_silent(cpa_watch *w, double now) {
-    const double timeout_s = fmax(atomic_load(&w->timeout_s), LEAST_SILENCE_S);
+    const double timeout_s = atomic_load(&w->timeout_s);
     for (int32_t peer = 0; peer < w->size; peer++) {
         line *l = &w->lines[peer];
         if (l->fd < 0 || l->left || now - l->heard <= timeout_s) continue;
@@ -263,14 +267,19 @@ static void find_silent(cpa_watch *w, double now) {
 /* Rank 0: whether all ranks wait, and have for long. */
 static void find_deadlock(cpa_watch *w) {
     const double limit = DEADLOCK_TIMEOUTS * atomic_load(&w->timeout_s);
-    news all = {.kind = SILENT, .rank = w->size - 1};
+    const int32_t last = w->size - 1;
     for (int32_t rank = 0; rank < w->size; rank++) {
         const news *b = &w->beats[rank];
         if ((rank > 0 && w->lines[rank].fd < 0) || b->waits_for < 0 || b->waited_s < limit) return;
     }
+    news all = {.kind = SILENT, .rank = last}, to_last = {.kind = SILENT, .rank = 0};
     snprintf(all.message, sizeof all.message, "waits for rank %d and rank 0 for rank %d, as all ranks do, for %.0f s",
-             w->beats[w->size - 1].waits_for, w->beats[0].waits_for, limit);
+             w->beats[last].waits_for, w->beats[0].waits_for, limit);
     report(w, &all);
+    snprintf(to_last.message, sizeof to_last.message,
+             "waits for rank %d and rank %d for rank %d, as all ranks do, for %.0f s", w->beats[0].waits_for, last,
+             w->beats[last].waits_for, limit);
+    say(&w->lines[last], &to_last);
     w->beats[0].waited_s = 0;
 }
 
@@ -344,7 +353,7 @@ void cpa_watch_note_wait(cpa_watch *w, int32_t peer) {
 }
 
 void cpa_watch_set_timeout(cpa_watch *w, double seconds) {
-    atomic_store(&w->timeout_s, seconds);
+    atomic_store(&w->timeout_s, fmax(seconds, LEAST_SILENCE_S));
 }
 
 /* ---- life ---- */
@@ -371,7 +380,10 @@ static void connect_to_first(cpa_watch *w, const cpa_watch_meeting *m) {
     const double deadline = cpa_clock_now() + CONNECT_S;
     cpa_error why;
     int fd;
-    if (m->endpoint.n_addresses == 0) return;
+    if (m->endpoint.n_addresses == 0) {
+        cpa_log(CPA_LOG_WARN, "rank %d is not watched: rank 0 cannot listen", w->rank);
+        return;
+    }
     if (cpa_socket_connect(&m->endpoint, deadline, &fd, &why) != CPA_OK) {
         cpa_log(CPA_LOG_WARN, "rank %d is not watched: %s", w->rank, why.message);
         return;
@@ -404,7 +416,7 @@ cpa_watch *cpa_watch_create(int32_t rank, int32_t size, double timeout_s) {
     w->rank = rank;
     w->size = size;
     w->wake = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
-    atomic_init(&w->timeout_s, timeout_s);
+    atomic_init(&w->timeout_s, fmax(timeout_s, LEAST_SILENCE_S));
     pthread_mutex_init(&w->lock, NULL);
     for (int32_t r = 0; r < w->size; r++) w->lines[r].fd = w->beats[r].waits_for = -1;
     if (w->wake >= 0) return w;
