@@ -512,6 +512,7 @@ static void test_impossible_chunks_and_tensors_are_refused(void) {
     table_without_attend.attend_supported = attend_nothing;
     device->operators = &table_without_attend;
     args.kv = view;
+    CU_ASSERT_EQUAL(cpa_context_plan(context, &good, 1), CPA_OK);
     CU_ASSERT_EQUAL(cpa_context_attend(context, &args, stream), CPA_UNSUPPORTED);
     CU_ASSERT_PTR_NOT_NULL(strstr(cpa_context_error(context), "attend: no kernel for this mask"));
     device->operators = own_table;
