@@ -29,6 +29,7 @@ struct cpa_comm_request {
     cpa_comm_request *next;
     int32_t peer, tag;
     int is_send;
+    int given_up; /* a send that is through in part: the rest is a copy, and goes on */
     int done;
     cpa_status failed; /* and why is that of the connection, or a wrong size */
     frame_head head;
@@ -147,6 +148,10 @@ static void send_all(tcp_state *s, int32_t peer) {
     for (cpa_comm_request *r = l->sends.first; r && l->fd >= 0 && send_some(s, peer, r); r = l->sends.first) {
         r->done = 1;
         list_remove(&l->sends, r);
+        if (!r->given_up) continue;
+        free(r->data);
+        r->given_up = 0;
+        put_back(s, r);
     }
 }
 
@@ -312,17 +317,32 @@ static cpa_status tcp_test(void *state, cpa_comm_request *r, int *done, cpa_erro
                     got, peer, expected);
 }
 
-/* A message that is partly sent cannot be taken back: the connection is over. */
+/* Lets go of the caller's buffer of a send; whether it goes on without. */
+static int detach(cpa_comm_request *r) {
+    char *rest = malloc((size_t)(r->bytes - r->at) + 1);
+    if (!rest) return 0;
+    if (r->bytes > r->at) memcpy(rest, r->data + r->at, (size_t)(r->bytes - r->at));
+    r->data = rest;
+    r->bytes -= r->at;
+    r->at = 0;
+    r->given_up = 1;
+    return 1;
+}
+
+/* A message that is sent in part cannot be taken back: other messages follow it. */
 static void tcp_cancel(void *state, cpa_comm_request *r) {
     tcp_state *s = state;
-    if (r->is_send && !r->done && r->head_at > 0) break_link(s, r->peer, "a message on it was given up");
+    if (r->is_send && !r->done && r->head_at > 0 && s->links[r->peer].fd >= 0) {
+        if (detach(r)) return;
+        break_link(s, r->peer, "a message on it was given up");
+    }
     forget(s, r);
 }
 
 static void free_list(cpa_comm_request *first, int owns_data) {
     while (first) {
         cpa_comm_request *next = first->next;
-        if (owns_data) free(first->data);
+        if (owns_data || first->given_up) free(first->data);
         free(first);
         first = next;
     }

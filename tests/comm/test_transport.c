@@ -292,6 +292,20 @@ static void test_agree_tells_all_ranks_what_the_lowest_failing_one_says(void) {
 }
 
 /* A kind is the place of its row and of its name; a transport is found for the memory that it carries alone. */
+/* Over TCP, where other messages follow on the same connection; its buffer can be freed at once. */
+static void test_a_send_that_is_given_up_harms_no_other(void) {
+    enum { BYTES = 32 << 20 }; /* more than a socket takes at once */
+    cpa_comm *comm = cpa_test_comm();
+    cpa_comm_request *send;
+    if (comm->size == 1 || strcmp(comm->ops.name, "tcp") != 0) return;
+    const int32_t tag = cpa_comm_take_tags(comm, 1), next = (comm->rank + 1) % comm->size;
+    void *data = calloc(1, BYTES);
+    CU_ASSERT_EQUAL(cpa_comm_start_send(comm, next, tag, data, BYTES, &send, NULL), CPA_OK);
+    cpa_comm_cancel(comm, &send);
+    free(data);
+    CU_ASSERT_EQUAL(cpa_comm_barrier(comm, NULL), CPA_OK);
+}
+
 static void test_every_kind_has_a_row_and_a_name(void) {
     CU_ASSERT_STRING_EQUAL(cpa_transport_names[CPA_TRANSPORT_AUTO], "auto");
     CU_ASSERT_PTR_NULL(cpa_transport_names[CPA_TRANSPORTS + 1]);
@@ -322,6 +336,7 @@ static const cpa_test TESTS[] = {
     {"control exchanges blocks of any size", test_control_exchanges_blocks_of_any_size},
     {"agree tells all ranks what the lowest failing one says",
      test_agree_tells_all_ranks_what_the_lowest_failing_one_says},
+    {"a send that is given up harms no other", test_a_send_that_is_given_up_harms_no_other},
     /* Of MPI between two ranks: a device transport relies on the sizes of both sides. */
     {"a message of the wrong size is an error of finish", test_a_message_of_the_wrong_size_is_an_error_of_finish},
 };
