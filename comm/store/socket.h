@@ -19,7 +19,7 @@ typedef struct cpa_endpoint {
 cpa_status cpa_socket_listen(int32_t port, int *fd, int32_t *bound, cpa_error *err);
 /* The addresses of this host, loopback last. */
 void cpa_endpoint_here(int32_t port, cpa_endpoint *out);
-/* The address of the other end of a connection, as text, and its port in *port. */
+/* The address of the other end of a connection, as text. */
 void cpa_socket_peer(int fd, char address[CPA_ADDRESS_BYTES]);
 
 /* Deadlines are times of cpa_clock_now. All sockets are non-blocking ones without delay. */

@@ -6,7 +6,8 @@
  *
  * Calls that are collective are made by every rank, in the same order. No wait is for ever: a rank of which nothing has
  * been heard for `timeout_s`, or which has ended, ends the waits of all others with CPA_COMM and a line that names it.
- * Each rank has a thread that says it is alive, whatever its other threads do, over TCP connections to rank 0. */
+ * Each rank has a thread that says it is alive, whatever its other threads do, over TCP connections to rank 0. A rank that
+ * cannot reach rank 0 like that logs a warning and is not watched, and neither is anyone while a constructor runs. */
 #ifndef CPATTN_COMM_H
 #define CPATTN_COMM_H
 
