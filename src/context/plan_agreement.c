@@ -1,9 +1,11 @@
 #include "src/context/plan_agreement.h"
 
 #include <inttypes.h>
+#include <sched.h>
 #include <stdio.h>
 
 #include "base/check.h"
+#include "base/clock.h"
 #include "base/hash.h"
 
 void cpa_plan_agreement_open(cpa_plan_agreement *agreement, cpa_control *control, int32_t tag) {
@@ -48,13 +50,26 @@ cpa_status cpa_plan_agreement_tell(cpa_plan_agreement *a, const cpa_context_chun
     return CPA_OK;
 }
 
+/* Waits for a note. A rank sends it before it can refuse the layer that follows, but a refusal may overtake it on another
+ * connection: what ends the wait counts where the note does not come within a second. */
+static cpa_status wait_for_note(cpa_comm *comm, cpa_comm_request **request, int32_t rank, cpa_error *err) {
+    const cpa_status status = cpa_comm_wait(comm, request, rank, err);
+    if (status == CPA_OK || !*request) return status;
+    const double end = cpa_clock_now() + 1;
+    for (int done = 0; cpa_clock_now() < end; sched_yield()) {
+        CPA_TRY(cpa_comm_test(comm, request, &done, err));
+        if (done) return CPA_OK;
+    }
+    return status;
+}
+
 /* What a rank has said of the last of the open plans. */
 static cpa_status receive(const cpa_plan_agreement *a, int32_t rank, cpa_plan_note *out, cpa_error *err) {
     cpa_comm *comm = a->control->comm;
     for (int64_t i = 0; i < a->open; i++) {
         cpa_comm_request *request;
         CPA_TRY(cpa_comm_start_receive(comm, rank, a->tag, out, sizeof *out, &request, err));
-        cpa_status status = cpa_comm_wait(comm, &request, rank, err);
+        cpa_status status = wait_for_note(comm, &request, rank, err);
         cpa_comm_cancel(comm, &request);
         CPA_TRY(status);
     }
