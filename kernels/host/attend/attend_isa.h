@@ -13,7 +13,6 @@ enum {
     CPA_ATTEND_TILE = 256,      /* divides CPA_HOST_SPLIT_TOKENS */
     CPA_ATTEND_MAX_ROWS = 12,   /* of a group and head, for any instruction set */
     CPA_ATTEND_GROUP_ROWS = 64, /* of a group, over all its heads */
-    CPA_ATTEND_MAX_LANES = 32,  /* of a panel, for any instruction set; divides CPA_ATTEND_TILE */
     /* Floats that hold the packed keys or the packed values of a tile. */
     CPA_ATTEND_PACKED = (CPA_ATTEND_TILE + 1) * CPA_MAX_HEAD_DIM
 };
