@@ -4,7 +4,6 @@
 #include <sched.h>
 
 #include "base/check.h"
-#include "comm/store/watch.h"
 
 enum { TAGS = 32768 };
 
@@ -37,7 +36,7 @@ cpa_status cpa_comm_test(cpa_comm *comm, cpa_comm_request **request, int *done, 
 
 cpa_status cpa_comm_check(cpa_comm *comm, int32_t peer, cpa_error *err) {
     if (!cpa_watch_has_news(comm->watch)) return CPA_OK;
-    return cpa_watch_check(comm->watch, peer, comm->channel, comm->call, err);
+    return cpa_watch_check(comm->watch, peer, comm->calls, err);
 }
 
 cpa_status cpa_comm_wait(cpa_comm *comm, cpa_comm_request **request, int32_t peer, cpa_error *err) {
@@ -54,13 +53,12 @@ cpa_status cpa_comm_wait(cpa_comm *comm, cpa_comm_request **request, int32_t pee
     return status;
 }
 
-void cpa_comm_begin_call(cpa_comm *comm, int32_t channel, int64_t call) {
-    comm->channel = channel;
-    comm->call = call;
+void cpa_comm_begin_wait(cpa_comm *comm, cpa_calls calls) {
+    comm->calls = calls;
 }
 
-void cpa_comm_end_call(cpa_comm *comm) {
-    comm->channel = -1;
+void cpa_comm_end_wait(cpa_comm *comm) {
+    comm->calls.channel = -1;
 }
 
 void cpa_comm_refuse(cpa_comm *comm, int32_t channel, int64_t call, int and_later, const cpa_error *why) {

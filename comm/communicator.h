@@ -5,6 +5,7 @@
 #include <cpattn/comm.h>
 
 #include "comm/limits.h"
+#include "comm/store/watch.h"
 
 /* Tags of the program's own calls; channels take theirs from those behind. */
 enum { CPA_COMM_TAG_COLLECTIVE = 0, CPA_COMM_TAG_MESSAGE, CPA_COMM_TAG_FIRST_FREE };
@@ -13,11 +14,10 @@ struct cpa_comm {
     cpa_comm_ops ops;
     void *state;
     int32_t rank, size;
-    int32_t tags_taken;      /* the same on every rank */
-    struct cpa_watch *watch; /* NULL with one rank */
-    int32_t channel;         /* of the call that this rank is in, if it says so (cpa_comm_begin_call); -1: none */
-    int64_t call;
-    void *remembered; /* what is measured once for a communicator; freed with it */
+    int32_t tags_taken; /* the same on every rank */
+    cpa_watch *watch;   /* NULL with one rank */
+    cpa_calls calls;    /* that this rank waits in, if it says so (cpa_comm_begin_wait) */
+    void *remembered;   /* what is measured once for a communicator; freed with it */
 };
 
 /* Options with their defaults filled in; those of a smaller known size are zero. */
@@ -30,12 +30,13 @@ int32_t cpa_comm_take_tags(cpa_comm *comm, int32_t n);
 cpa_status cpa_comm_test(cpa_comm *comm, cpa_comm_request **request, int *done, cpa_error *err);
 /* Waits for a message from or to `peer`, unless that is to no end. */
 cpa_status cpa_comm_wait(cpa_comm *comm, cpa_comm_request **request, int32_t peer, cpa_error *err);
-/* Fails if waiting for `peer` (-1: for any rank) is to no end: a rank is lost, or has refused the call that this one is
- * in. cpa_comm_wait looks too. */
+/* Fails if waiting for `peer` (-1: for any rank) is to no end: a rank is lost, or has refused a call that this one
+ * waits in. cpa_comm_wait looks too. */
 cpa_status cpa_comm_check(cpa_comm *comm, int32_t peer, cpa_error *err);
-/* This rank enters a call of a channel (a tag that names it) that others may refuse, or leaves it. */
-void cpa_comm_begin_call(cpa_comm *comm, int32_t channel, int64_t call);
-void cpa_comm_end_call(cpa_comm *comm);
+/* This rank begins to wait in calls of a channel (a tag that names it) that others may refuse, or no longer waits. Calls
+ * that have returned count too while what they have enqueued may be under way. */
+void cpa_comm_begin_wait(cpa_comm *comm, cpa_calls calls);
+void cpa_comm_end_wait(cpa_comm *comm);
 /* Tells the others that this rank takes no part in a call of the channel, or in it and all later ones. */
 void cpa_comm_refuse(cpa_comm *comm, int32_t channel, int64_t call, int and_later, const cpa_error *why);
 /* Gives a request up unless it is NULL, and sets it to NULL. */

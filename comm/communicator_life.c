@@ -6,7 +6,6 @@
 #include "base/struct_size.h"
 #include "comm/comm.h"
 #include "comm/communicator.h"
-#include "comm/store/watch.h"
 
 #define DEFAULT_TIMEOUT_S 10.0
 #define DEFAULT_JOIN_S 60.0
@@ -74,8 +73,12 @@ cpa_status cpa_comm_create(const cpa_comm_ops *ops, void *state, int32_t rank, i
     if (status == CPA_OK && !out) status = cpa_fail(&why, CPA_INVALID, "communicator: out is NULL");
     cpa_comm *comm = calloc(1, sizeof *comm);
     if (status == CPA_OK && !comm) status = cpa_fail(&why, CPA_NO_MEMORY, "no memory for a communicator");
-    cpa_comm made = {
-        .ops = table, .state = state, .rank = rank, .size = size, .channel = -1, .tags_taken = CPA_COMM_TAG_FIRST_FREE};
+    cpa_comm made = {.ops = table,
+                     .state = state,
+                     .rank = rank,
+                     .size = size,
+                     .calls.channel = -1,
+                     .tags_taken = CPA_COMM_TAG_FIRST_FREE};
     cpa_control control = {.comm = &made, .rank = rank, .size = size, .tag = CPA_COMM_TAG_COLLECTIVE};
     if (size > 1) status = start_watch(&control, own.timeout_s, status, &made.watch, &why);
     if (status != CPA_OK) {

@@ -15,6 +15,7 @@
 typedef struct cpa_device_table cpa_device_table;
 typedef struct cpa_graph_table cpa_graph_table;
 typedef struct cpa_operator_table cpa_operator_table;
+typedef struct cpa_stream_drain cpa_stream_drain;
 typedef struct cpa_self_test_table cpa_self_test_table;
 
 /* What a device can do. Said by the back end when it opens the device, and constant from then on. */
@@ -52,6 +53,7 @@ struct cpa_stream {
      * from the calling thread: the owner of the stream moves its messages there. */
     void (*poll)(void *poll_ctx);
     void *poll_ctx;
+    cpa_stream_drain *drains; /* of src/ops: what cpa_stream_sync waits for before the device */
 };
 
 /* Numbered points in the time of a device's streams. */

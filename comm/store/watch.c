@@ -120,14 +120,13 @@ int cpa_watch_has_news(const cpa_watch *watch) {
     return watch && atomic_load_explicit(&watch->has_news, memory_order_relaxed);
 }
 
-static int refuses(const loss *l, int32_t channel, int64_t call) {
+static int refuses(const loss *l, cpa_calls calls) {
     const cpa_refusal *r = &l->refusal;
     if (r->channel < 0) return 1;
-    return r->channel == channel && call >= r->call && (r->and_later || call <= l->last_call);
+    return r->channel == calls.channel && calls.last >= r->call && (r->and_later || calls.first <= l->last_call);
 }
 
-static cpa_status check_loss(const cpa_watch *w, int32_t rank, int32_t peer, int32_t channel, int64_t call,
-                             cpa_error *err) {
+static cpa_status check_loss(const cpa_watch *w, int32_t rank, int32_t peer, cpa_calls calls, cpa_error *err) {
     const loss *l = &w->losses[rank];
     const int late = cpa_clock_now() - l->since > GRACE_S;
     switch (l->kind) {
@@ -140,17 +139,17 @@ static cpa_status check_loss(const cpa_watch *w, int32_t rank, int32_t peer, int
             return cpa_fail(err, CPA_COMM, "rank %d has ended", rank);
         case SILENT: return cpa_fail(err, CPA_COMM, "rank %d %s", rank, l->message);
         case REFUSED:
-            if (!refuses(l, channel, call)) break;
+            if (!refuses(l, calls)) break;
             return cpa_fail(err, l->status, "rank %d: %s", rank, l->message);
     }
     return CPA_OK;
 }
 
-cpa_status cpa_watch_check(cpa_watch *w, int32_t peer, int32_t channel, int64_t call, cpa_error *err) {
+cpa_status cpa_watch_check(cpa_watch *w, int32_t peer, cpa_calls calls, cpa_error *err) {
     cpa_status status = CPA_OK;
     pthread_mutex_lock(&w->lock);
     for (int32_t rank = 0; rank < w->size && status == CPA_OK; rank++) {
-        status = check_loss(w, rank, peer, channel, call, err);
+        status = check_loss(w, rank, peer, calls, err);
     }
     pthread_mutex_unlock(&w->lock);
     return status;

@@ -20,6 +20,12 @@ typedef struct cpa_refusal {
     int64_t call;
 } cpa_refusal;
 
+/* Calls of a channel that a rank waits in. */
+typedef struct cpa_calls {
+    int32_t channel; /* -1: none */
+    int64_t first, last;
+} cpa_calls;
+
 /* Where rank 0 listens, which all have to hear of, and a number by which it knows its own. */
 typedef struct cpa_watch_meeting {
     cpa_endpoint endpoint;
@@ -43,8 +49,8 @@ void cpa_watch_refuse(cpa_watch *watch, const cpa_refusal *refusal, cpa_status s
 
 /* Whether it is worth to call cpa_watch_check. Costs a load. */
 int cpa_watch_has_news(const cpa_watch *watch);
-/* Fails if a rank is lost to who waits in `call` of `channel` for `peer` (-1: for any). */
-cpa_status cpa_watch_check(cpa_watch *watch, int32_t peer, int32_t channel, int64_t call, cpa_error *err);
+/* Fails if a rank is lost to who waits in one of `calls` for `peer` (-1: for any). */
+cpa_status cpa_watch_check(cpa_watch *watch, int32_t peer, cpa_calls calls, cpa_error *err);
 /* This rank waits for `peer`, or for nobody, -1. When all ranks wait for far longer than the time-out, all are lost. */
 void cpa_watch_note_wait(cpa_watch *watch, int32_t peer);
 

@@ -114,12 +114,12 @@ CPA_API cpa_status cpa_context_plan(cpa_context *context, const cpa_context_chun
  * capture: a graph would hold what this step's plan says.
  *
  * A rank that refuses its arguments in a step with exchanges (several ranks, a chunk that is sharded) refuses the rest
- * of the step too. On the host those that wait for it return its status, with its line, and can only destroy the
- * context, as the next plan says on all ranks; if all ranks refused the same layers, it goes on with that plan. In a
- * step without exchanges each rank returns its own status, and may call again. On devices the call only enqueues, and
- * may have returned CPA_OK before another rank refuses: then nothing but time-outs ends the work that waits for that
- * rank (60 s, in cpa_context_plan; cpa_stream_sync has none). Where arguments may be bad on one rank alone, agree on
- * them before (cpa_comm_agree). */
+ * of the step too. Those that wait for it return its status, with its line, and can only destroy the context, as the
+ * next plan says on all ranks; if all ranks refused the same layers, it goes on with that plan. In a step without
+ * exchanges each rank returns its own status, and may call again. On devices the call only enqueues, and may have
+ * returned CPA_OK before another rank refuses: then cpa_stream_sync of the same thread returns what that rank says, or,
+ * after 60 s, which rank was waited for. Work that the caller waits for by other means, such as a call of CUDA, ends
+ * with that, cpa_context_plan or cpa_context_destroy. */
 CPA_API cpa_status cpa_context_attend(cpa_context *context, const cpa_context_args *args, cpa_stream *stream);
 
 /* On a device the times are those of the steps that were done when the next was planned, or when this is called: the

@@ -116,9 +116,14 @@ static cpa_status agree_on_options(cpa_context *c) {
 }
 
 static void destroy(cpa_context *c) {
+    cpa_stream_detach(&c->awaiting);
     cpa_plan_agreement_close(&c->agreement);
     /* The transport first: what is still in flight (after a failure) uses the buffers. */
-    if (c->ops.transport) c->ops.transport->table->close(c->ops.transport);
+    if (c->ops.transport) {
+        cpa_comm_begin_wait(c->control.comm, c->exchanging);
+        c->ops.transport->table->close(c->ops.transport);
+        cpa_comm_end_wait(c->control.comm);
+    }
     cpa_control_close(&c->control);
     cpa_pass_q_destroy(&c->q);
     cpa_pass_kv_destroy(&c->kv);
@@ -131,6 +136,29 @@ static void destroy(cpa_context *c) {
     cpa_context_ops_destroy(&c->ops);
     free(c);
 }
+
+/* Waits for the exchanges of a device's stream, if its transport watches them. */
+static cpa_status drain(cpa_context *c, cpa_stream *stream, void (*meanwhile)(void *ctx), void *ctx) {
+    cpa_transport *transport = c->ops.transport;
+    if (!transport->table->drain) return CPA_OK;
+    transport->meanwhile = meanwhile;
+    transport->meanwhile_ctx = ctx;
+    cpa_comm_begin_wait(c->control.comm, c->exchanging);
+    cpa_status status = transport->table->drain(transport, stream->native, &c->ops.error);
+    cpa_comm_end_wait(c->control.comm);
+    transport->meanwhile = NULL;
+    if (status != CPA_OK) c->broken = 1;
+    return status;
+}
+
+/* For cpa_stream_sync. */
+static cpa_status drain_stream(void *context, cpa_stream *stream) {
+    cpa_context *c = context;
+    cpa_status status = drain(c, stream, NULL, NULL);
+    return status == CPA_OK ? CPA_OK : cpa_fail(&stream->error, status, "%s", c->ops.error.message);
+}
+
+static const cpa_calls NO_CALLS = {.channel = -1};
 
 cpa_status cpa_context_create_over(cpa_comm *comm, cpa_device *device, const cpa_transport_table *transport,
                                    const cpa_context_options *options, cpa_context **out, cpa_error *err) {
@@ -146,6 +174,8 @@ cpa_status cpa_context_create_over(cpa_comm *comm, cpa_device *device, const cpa
         return cpa_fail(err, status, "%s", none.message);
     }
     c->control = control;
+    c->exchanging = NO_CALLS;
+    c->awaiting = (cpa_stream_drain){.drain = drain_stream, .ctx = c};
     cpa_plan_agreement_open(&c->agreement, &c->control, plan_tag);
 
     status = out ? take_options(options, device, &c->ops.options, &c->ops.error)
@@ -178,17 +208,6 @@ cpa_status cpa_context_create(cpa_comm *comm, cpa_device *device, const cpa_cont
 
 void cpa_context_destroy(cpa_context *context) {
     if (context) destroy(context);
-}
-
-/* Waits for the exchanges of a device's stream, if its transport watches them. */
-static cpa_status drain(cpa_context *c, cpa_stream *stream, void (*meanwhile)(void *ctx), void *ctx) {
-    cpa_transport *transport = c->ops.transport;
-    if (!transport->table->drain) return CPA_OK;
-    transport->meanwhile = meanwhile;
-    transport->meanwhile_ctx = ctx;
-    cpa_status status = transport->table->drain(transport, stream->native, &c->ops.error);
-    transport->meanwhile = NULL;
-    return status;
 }
 
 cpa_status cpa_context_sync(cpa_context *c, cpa_stream *stream, void (*meanwhile)(void *ctx), void *ctx) {
@@ -315,8 +334,9 @@ static cpa_status attend_shared(cpa_context *c, const cpa_context_args *args, cp
 
 /* Whether all ranks have planned the same, before the first layer. */
 static cpa_status agree_on_plan(cpa_context *c) {
-    if (c->broken) return CPA_OK; /* check_args says so */
+    if (c->broken || c->agreement.open == 0) return CPA_OK; /* check_args says that it is broken */
     cpa_status status = cpa_plan_agreement_compare(&c->agreement, &c->ops.error);
+    if (status == CPA_OK) c->exchanging = NO_CALLS; /* what was begun before was begun on all ranks */
     if (status == CPA_OK) return CPA_OK;
     c->planned = 0;
     c->broken = status != CPA_INVALID || c->agreement.open > 0;
@@ -331,9 +351,12 @@ static cpa_status check_layer(cpa_context *c, const cpa_context_args *args, cons
     return cpa_pass_kv_select(&c->kv, layer->mask);
 }
 
-static cpa_status attend_exchanging(cpa_context *c, const cpa_context_args *layer, cpa_stream *stream) {
+static cpa_status attend_exchanging(cpa_context *c, const cpa_context_args *layer, cpa_stream *stream, int64_t call) {
     cpa_context_poll poll;
     c->layers_exchanged++;
+    c->exchanging = (cpa_calls){c->control.tag, c->exchanging.channel < 0 ? call : c->exchanging.first, call};
+    cpa_comm_begin_wait(c->control.comm, c->exchanging);
+    if (c->turn >= 0) cpa_stream_attach(&c->awaiting, stream);
     cpa_context_poll_begin(&c->ops, stream, &poll);
     cpa_status status = attend_shared(c, layer, stream);
     cpa_context_poll_end(&poll);
@@ -353,9 +376,10 @@ static cpa_status attend_layer(cpa_context *c, const cpa_context_args *args, cpa
     } else {
         if (layer.scale == 0) layer.scale = 1.0f / sqrtf((float)c->ops.options.shape.k_dim);
         if (!c->step.exchanges) return attend_alone(c, &layer, stream);
-        status = attend_exchanging(c, &layer, stream);
+        status = attend_exchanging(c, &layer, stream, call);
     }
-    if (status != CPA_OK) cpa_comm_refuse(c->control.comm, c->control.tag, call, c->broken, &c->ops.error);
+    if (status != CPA_OK && (c->broken || c->step.exchanges))
+        cpa_comm_refuse(c->control.comm, c->control.tag, call, c->broken, &c->ops.error);
     return status;
 }
 
@@ -363,9 +387,9 @@ cpa_status cpa_context_attend(cpa_context *context, const cpa_context_args *args
     cpa_context *c = context;
     if (!c) return CPA_INVALID;
     const int64_t call = c->calls++;
-    cpa_comm_begin_call(c->control.comm, c->control.tag, call);
+    cpa_comm_begin_wait(c->control.comm, (cpa_calls){c->control.tag, call, call});
     cpa_status status = attend_layer(c, args, stream, call);
-    cpa_comm_end_call(c->control.comm);
+    cpa_comm_end_wait(c->control.comm);
     if (status != CPA_OK) return status;
     count_chunks(c, 1);
     c->layers_attended++;

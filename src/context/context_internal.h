@@ -12,6 +12,7 @@
 #include "src/context/pass_kv.h"
 #include "src/context/pass_q.h"
 #include "src/context/plan_agreement.h"
+#include "src/ops/stream_drain.h"
 
 struct cpa_context {
     cpa_context_ops ops;
@@ -29,6 +30,8 @@ struct cpa_context {
     cpa_plan_agreement agreement; /* of cpa_context_plan */
     int64_t calls;                /* of cpa_context_attend, refused ones too; the same on every rank */
     int64_t layers_exchanged;     /* layers begun in which ranks exchange */
+    cpa_calls exchanging;         /* calls that began such layers, since the ranks last agreed on how many there are */
+    cpa_stream_drain awaiting;    /* the stream of the step of cpa_context_plan, where they may be under way */
 
     int planned;
     int32_t layers_attended; /* of the planned step */

@@ -153,10 +153,12 @@ void cpa_context_begin(cpa_context *c) {
 /* Waits for the step before the last one: the plans of this step go where what that one brings to the device lies. */
 static void take_turn(cpa_context *c) {
     c->turn = c->turn != 1;
+    cpa_comm_begin_wait(c->control.comm, c->exchanging);
     while (!c->ops.device->table->event_reached(c->steps, c->turn)) {
         c->ops.transport->table->poll(c->ops.transport);
         sched_yield();
     }
+    cpa_comm_end_wait(c->control.comm);
 }
 
 cpa_status cpa_context_plan(cpa_context *context, const cpa_context_chunk *chunks, int64_t n_chunks) {

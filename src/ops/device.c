@@ -5,6 +5,7 @@
 #include "base/struct_size.h"
 #include "kernels/operators.h"
 #include "src/ops/check_args.h"
+#include "src/ops/stream_drain.h"
 
 enum { MAX_THREADS = 4096 };
 
@@ -73,6 +74,11 @@ void cpa_device_free(cpa_device *device, void *memory) {
     if (device && memory) device->table->free(device, memory);
 }
 
+static cpa_status drain(cpa_stream *stream) {
+    for (cpa_stream_drain *d = stream->drains; d; d = d->next) CPA_TRY(d->drain(d->ctx, stream));
+    return CPA_OK;
+}
+
 cpa_status cpa_stream_create(cpa_device *device, cpa_stream **out, cpa_error *err) {
     REQUIRE(err, device && out, "stream: %s is NULL", device ? "out" : "device");
     return device->table->stream_create(device, out, err);
@@ -84,7 +90,10 @@ cpa_status cpa_stream_wrap(cpa_device *device, void *native, cpa_stream **out, c
 }
 
 void cpa_stream_destroy(cpa_stream *stream) {
-    if (stream) stream->device->table->stream_destroy(stream);
+    if (!stream) return;
+    (void)drain(stream); /* the back end waits for the device, and would for ever */
+    while (stream->drains) cpa_stream_detach(stream->drains);
+    stream->device->table->stream_destroy(stream);
 }
 
 void *cpa_stream_native(const cpa_stream *stream) {
@@ -92,7 +101,9 @@ void *cpa_stream_native(const cpa_stream *stream) {
 }
 
 cpa_status cpa_stream_sync(cpa_stream *stream) {
-    return stream ? stream->device->table->stream_sync(stream) : CPA_INVALID;
+    if (!stream) return CPA_INVALID;
+    CPA_TRY(drain(stream));
+    return stream->device->table->stream_sync(stream);
 }
 
 const char *cpa_stream_error(const cpa_stream *stream) {

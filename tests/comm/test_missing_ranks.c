@@ -1,4 +1,5 @@
 /* Who is named when ranks no longer move together. */
+#include <stdio.h>
 #include <unistd.h>
 
 #include "base/clock.h"
@@ -36,7 +37,45 @@ static void a_rank_that_is_silent_is_named_by_all_others(void) {
     cpa_control_close(&control);
 }
 
+/* Who waits in calls 3 to 6 hears of the refusal of one of them, and nobody else does. */
+static void refusals_are_heard_by_those_who_wait_in_the_refused_calls(void) {
+    enum { CHANNEL = 7, REFUSED = 5 };
+    static const struct {
+        cpa_calls calls;
+        cpa_status expected;
+    } cases[] = {
+        {{CHANNEL, 3, 6}, CPA_INVALID}, {{CHANNEL, REFUSED, REFUSED}, CPA_INVALID},
+        {{CHANNEL, 0, 4}, CPA_OK},      {{CHANNEL, 6, 9}, CPA_OK},
+        {{CHANNEL + 1, 3, 6}, CPA_OK},  {{-1, 3, 6}, CPA_OK},
+    };
+    cpa_comm *comm = cpa_test_comm();
+    cpa_error err = {CPA_OK, ""};
+    const int32_t last = cpa_comm_size(comm) - 1;
+    CU_ASSERT_EQUAL(cpa_comm_barrier(comm, NULL), CPA_OK);
+    if (cpa_comm_rank(comm) == last) {
+        const cpa_error why = {CPA_INVALID, "q is NULL"};
+        cpa_comm_refuse(comm, CHANNEL, REFUSED, 0, &why);
+    } else {
+        const double begin = cpa_clock_now();
+        cpa_comm_begin_wait(comm, cases[0].calls);
+        while (cpa_comm_check(comm, -1, &err) == CPA_OK && cpa_clock_now() - begin < 5) usleep(1000);
+        CU_ASSERT(cpa_clock_now() - begin < 1);
+        char expected[32];
+        snprintf(expected, sizeof expected, "rank %d: q is NULL", last);
+        CU_ASSERT_STRING_EQUAL(err.message, expected);
+        for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+            cpa_comm_begin_wait(comm, cases[i].calls);
+            CU_ASSERT_EQUAL(cpa_comm_check(comm, -1, &err), cases[i].expected);
+        }
+        cpa_comm_end_wait(comm);
+        CU_ASSERT_EQUAL(cpa_comm_check(comm, -1, &err), CPA_OK);
+    }
+    CU_ASSERT_EQUAL(cpa_comm_barrier(comm, NULL), CPA_OK);
+}
+
 static const cpa_test tests[] = {
+    {"refusals are heard by those who wait in the refused calls",
+     refusals_are_heard_by_those_who_wait_in_the_refused_calls},
     {"ranks that answer are not named", ranks_that_answer_are_not_named},
     {"a rank that is silent is named by all others", a_rank_that_is_silent_is_named_by_all_others},
 };

@@ -1,11 +1,10 @@
-/* Ranks that are not given the same, and ranks that refuse: all hear of it, and none waits for ever. */
+/* Ranks that are not given the same options or chunks: all hear of it, and none waits for ever. */
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
 
 #include <cpattn/mpi.h>
 
-#include "base/clock.h"
 #include "tests/fixtures/context_fixture.h"
 #include "tests/fixtures/device_fixture.h"
 #include "tests/fixtures/mpi_unit.h"
@@ -108,74 +107,6 @@ static void chunks_that_differ_are_refused_and_harm_nothing(void) {
     close_site(&s);
 }
 
-/* The last rank gives no keys, or no queries; the others would wait for it. */
-static void tensors_that_one_rank_refuses_are_refused_on_all(void) {
-    for (int way = 0; way < 2; way++) {
-        site s;
-        open_site(&s);
-        cpa_context_args args = s.layer.args;
-        if (is_last() && way == 0) args.kv.k = NULL;
-        if (is_last() && way == 1) args.q = NULL;
-        CU_ASSERT_EQUAL(cpa_test_plan(s.context, &s.cache, CHUNKS, 2), CPA_OK);
-        const double begin = cpa_clock_now();
-        CU_ASSERT_EQUAL(cpa_context_attend(s.context, &args, stream), CPA_INVALID);
-        CU_ASSERT(cpa_clock_now() - begin < 5);
-        char expected[32];
-        snprintf(expected, sizeof expected, "rank %d: attend: ", cpa_test_ranks() - 1);
-        if (!is_last()) CU_ASSERT_PTR_NOT_NULL(strstr(cpa_context_error(s.context), expected));
-        close_site(&s);
-    }
-}
-
-/* The last rank refuses one layer and goes on to the next, before the first rank waits for it. */
-static void messages_of_the_next_layer_are_not_taken_for_those_of_a_refused_one(void) {
-    const struct timespec a_while = {.tv_nsec = 200000000};
-    site s;
-    open_site(&s);
-    cpa_context_args args = s.layer.args;
-    CU_ASSERT_EQUAL(cpa_test_plan(s.context, &s.cache, CHUNKS, 2), CPA_OK);
-    CU_ASSERT_EQUAL(cpa_context_attend(s.context, &args, stream), CPA_OK);
-    if (is_last()) {
-        args.q = NULL;
-        CU_ASSERT_EQUAL(cpa_context_attend(s.context, &args, stream), CPA_INVALID);
-    } else {
-        nanosleep(&a_while, NULL);
-    }
-    CU_ASSERT_EQUAL(cpa_context_attend(s.context, &s.layer.args, stream), CPA_INVALID);
-    CU_ASSERT_PTR_NOT_NULL(strstr(cpa_context_error(s.context), is_last() ? "no step is planned" : "q (nil) and"));
-    CU_ASSERT_EQUAL(cpa_test_plan(s.context, &s.cache, CHUNKS, 2), CPA_OK);
-    CU_ASSERT_NOT_EQUAL(cpa_context_attend(s.context, &s.layer.args, stream), CPA_OK); /* old messages are there */
-    close_site(&s);
-}
-
-/* Nobody has begun: after the next plan the context goes on. */
-static void a_layer_that_all_ranks_refuse_harms_nothing(void) {
-    site s;
-    open_site(&s);
-    cpa_context_args args = s.layer.args;
-    args.kv.k = NULL;
-    CU_ASSERT_EQUAL(cpa_test_plan(s.context, &s.cache, CHUNKS, 2), CPA_OK);
-    CU_ASSERT_EQUAL(cpa_context_attend(s.context, &args, stream), CPA_INVALID);
-    cpa_test_result result;
-    CU_ASSERT_EQUAL(cpa_test_plan(s.context, &s.cache, CHUNKS, 2), CPA_OK);
-    CU_ASSERT_EQUAL(cpa_test_attend(s.context, &s.cache, SHAPE.mask, CHUNKS, 2, stream, &result), CPA_OK);
-    CU_ASSERT_EQUAL(cpa_test_count_wrong(&s.cache, SHAPE.mask, CHUNKS, 2, &result), 0);
-    cpa_test_result_destroy(&result);
-    close_site(&s);
-}
-
-/* A rank without rows that has keys is asked for them. */
-static void keys_that_are_missing_without_rows_are_refused(void) {
-    site s;
-    open_site(&s);
-    const cpa_test_chunk chunk = {1, 90, 1, CPA_PASS_Q};
-    CU_ASSERT_EQUAL(cpa_test_plan(s.context, &s.cache, &chunk, 1), CPA_OK);
-    cpa_context_args args = s.layer.args;
-    args.kv.k = NULL;
-    CU_ASSERT_EQUAL(cpa_context_attend(s.context, &args, stream), CPA_INVALID);
-    close_site(&s);
-}
-
 /* The last rank gives bad options, or no place for the communicator; the others would wait for it. */
 static void communicators_that_one_rank_refuses_are_refused_on_all(void) {
     for (int way = 0; way < 2; way++) {
@@ -204,11 +135,6 @@ static const cpa_test tests[] = {
     {"time-outs below the beat lose nobody", time_outs_below_the_beat_lose_nobody},
     {"options that differ are refused on all ranks", options_that_differ_are_refused_on_all_ranks},
     {"chunks that differ are refused and harm nothing", chunks_that_differ_are_refused_and_harm_nothing},
-    {"tensors that one rank refuses are refused on all", tensors_that_one_rank_refuses_are_refused_on_all},
-    {"messages of the next layer are not taken for those of a refused one",
-     messages_of_the_next_layer_are_not_taken_for_those_of_a_refused_one},
-    {"a layer that all ranks refuse harms nothing", a_layer_that_all_ranks_refuse_harms_nothing},
-    {"keys that are missing without rows are refused", keys_that_are_missing_without_rows_are_refused},
 };
 
 CPA_MPI_TEST_MAIN("agreement of ranks", tests)
