@@ -1,0 +1,178 @@
+#!/usr/bin/env python3
+"""Writes the tiny models beside this file, with what transformers computes with them.
+
+    python3 -m venv VENV && VENV/bin/pip install torch transformers
+    VENV/bin/python tests/data/make_models.py [NAME...]
+
+Each folder has what a Hugging Face folder has: config.json, generation_config.json, safetensors. Two more files hold what
+transformers gave in fp32 (eager attention, on the CPU):
+
+    expected.json          prompts, and for each the ids that greedy decoding appends; the least distance between the two
+                           best logits of any step; versions
+    expected_logits.f32    fp32, little-endian, [prompts, steps, vocabulary]: the logits that each of these ids is the
+                           best of
+
+The weights are random. They are scaled so that attention is peaky and logits differ: queries and keys have a standard
+deviation above one. Of some seeds that one is taken whose two best logits are furthest apart where they are nearest.
+"""
+import json
+import sys
+from pathlib import Path
+
+import torch
+import transformers
+from safetensors.torch import save_file
+
+HERE = Path(__file__).parent
+SEEDS = 24
+STEPS = 16
+PROMPT_LENGTHS = (3, 40, 130)
+VOCABULARY = 128
+SHAPE = {
+    "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "vocab_size": VOCABULARY, "max_position_embeddings": 512, "rms_norm_eps": 1e-5,
+    "hidden_act": "silu", "use_cache": True, "bos_token_id": 1,
+}
+
+# As transformers 4 writes them: rope_theta and rope_scaling beside each other, torch_dtype.
+def version_4(architecture, model_type, dtype, rope_scaling, **more):
+    return {"architectures": [architecture], "model_type": model_type, **SHAPE, "rope_theta": 10000.0,
+            "rope_scaling": rope_scaling, "tie_word_embeddings": False, "torch_dtype": dtype,
+            "transformers_version": "4.57.0", **more}
+
+
+# As transformers 5 does: rope_parameters, dtype.
+def version_5(architecture, model_type, dtype, rope, **more):
+    return {"architectures": [architecture], "model_type": model_type, **SHAPE,
+            "rope_parameters": {"rope_theta": 10000.0, **rope}, "tie_word_embeddings": False, "dtype": dtype,
+            "transformers_version": "5.0.0", **more}
+
+
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+          "original_max_position_embeddings": 64}
+YARN_4 = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+YARN_5 = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 64, "beta_fast": 16.0,
+          "beta_slow": 2.0, "attention_factor": 1.1}
+
+# "eos": of generation_config.json; a number counted from the end of the answer to the second prompt, or ids.
+MODELS = {
+    "tiny-llama": {"eos": [126, 127], "config": version_5(
+        "LlamaForCausalLM", "llama", "bfloat16", LLAMA3, head_dim=16, attention_bias=False, mlp_bias=False)},
+    "tiny-llama2": {"eos": "ninth", "config": version_4(
+        "LlamaForCausalLM", "llama", "float16", None, num_key_value_heads=4)},
+    "tiny-mistral": {"eos": 127, "config": version_4(
+        "MistralForCausalLM", "mistral", "bfloat16", None, head_dim=16, sliding_window=24)},
+    "tiny-qwen2": {"eos": [127], "config": version_4(
+        "Qwen2ForCausalLM", "qwen2", "bfloat16", None, tie_word_embeddings=True, use_sliding_window=True,
+        sliding_window=32, max_window_layers=1)},
+    "tiny-qwen3": {"eos": [127], "config": version_5(
+        "Qwen3ForCausalLM", "qwen3", "bfloat16", {"rope_type": "default"}, head_dim=16, attention_bias=False,
+        use_sliding_window=False, sliding_window=None, max_window_layers=2,
+        layer_types=["full_attention", "full_attention"])},
+    "tiny-yarn": {"eos": 127, "config": version_4("Qwen2ForCausalLM", "qwen2", "float32", YARN_4, sliding_window=32,
+                                                  use_sliding_window=False)},
+    "tiny-sharded": {"eos": 127, "shards": 3, "config": version_5(
+        "LlamaForCausalLM", "llama", "bfloat16", YARN_5, head_dim=16, attention_bias=True, mlp_bias=True)},
+}
+
+
+def random_weights(model, seed):
+    """Fills the model; returns its state without tied duplicates."""
+    generator = torch.Generator().manual_seed(seed)
+    state = {}
+    for name, tensor in model.state_dict().items():
+        values = torch.randn(tensor.shape, generator=generator)
+        fan_in = tensor.shape[-1]
+        if "norm" in name:
+            values = 1 + 0.2 * values
+        elif name.endswith("bias"):
+            values = 0.3 * values
+        elif "q_proj" in name or "k_proj" in name:
+            values = values * 1.5 / fan_in**0.5
+        elif "embed_tokens" in name:
+            values = values * (0.35 if model.config.tie_word_embeddings else 1)
+        elif "lm_head" in name:
+            values = values * 2 / fan_in**0.5
+        else:
+            values = values / fan_in**0.5
+        if not (model.config.tie_word_embeddings and name == "lm_head.weight"):
+            state[name] = values
+    return state
+
+
+def write_weights(folder, state, dtype, shards):
+    for old in folder.glob("model*.safetensors*"):
+        old.unlink()
+    state = {name: values.to(dtype).contiguous() for name, values in state.items()}
+    if shards == 1:
+        save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
+        return
+    names, weight_map = sorted(state), {}
+    for shard in range(shards):
+        part = {name: state[name] for name in names[shard::shards]}
+        file = f"model-{shard + 1:05d}-of-{shards:05d}.safetensors"
+        save_file(part, folder / file, metadata={"format": "pt"})
+        weight_map.update({name: file for name in part})
+    total = sum(values.nbytes for values in state.values())
+    index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
+
+
+def prompts():
+    generator = torch.Generator().manual_seed(7)
+    rest = [torch.randint(0, VOCABULARY, (n,), generator=generator).tolist() for n in PROMPT_LENGTHS[1:]]
+    return [[1, 5, 9], *rest]
+
+
+@torch.no_grad()
+def greedy(model, prompt):
+    """The ids that follow, their logits, and the least distance between the two best."""
+    ids, rows = list(prompt), []
+    for _ in range(STEPS):
+        row = model(torch.tensor([ids]), use_cache=False).logits[0, -1].float()
+        rows.append(row)
+        ids.append(int(row.argmax()))
+    best = torch.stack(rows).topk(2).values
+    return ids[len(prompt):], torch.stack(rows), float((best[:, 0] - best[:, 1]).min())
+
+
+def make(name):
+    folder, spec = HERE / name, MODELS[name]
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(spec["config"], indent=2) + "\n")
+    config = transformers.AutoConfig.from_pretrained(folder)
+    empty = transformers.AutoModelForCausalLM.from_config(config)
+    dtype = getattr(torch, spec["config"].get("dtype") or spec["config"]["torch_dtype"])
+
+    def measure(seed):
+        write_weights(folder, random_weights(empty, seed), dtype, spec.get("shards", 1))
+        model = transformers.AutoModelForCausalLM.from_pretrained(
+            folder, dtype=torch.float32, attn_implementation="eager").eval()
+        answers = [greedy(model, prompt) for prompt in prompts()]
+        varied = all(len(set(ids)) >= 6 for ids, _, _ in answers)
+        return min(gap for _, _, gap in answers) if varied else 0, answers
+
+    gap, seed = max((measure(seed)[0], seed) for seed in range(SEEDS))
+    gap, answers = measure(seed)
+    assert gap > 1e-3, f"{name}: no seed keeps the two best logits 1e-3 apart"
+
+    eos = spec["eos"]
+    if eos == "ninth":  # the first id of the second answer, from its ninth on, that is new there
+        ids = answers[1][0]
+        eos = next(id for i, id in enumerate(ids) if i >= 8 and id not in ids[:i])
+    generation = {"_from_model_config": True, "bos_token_id": 1, "eos_token_id": eos,
+                  "transformers_version": "4.57.0"}
+    (folder / "generation_config.json").write_text(json.dumps(generation, indent=2) + "\n")
+    expected = {"prompts": prompts(), "output_ids": [ids for ids, _, _ in answers], "least_gap": round(gap, 4),
+                "seed": seed, "torch": torch.__version__, "transformers": transformers.__version__}
+    lines = ",\n".join(f' "{key}": {json.dumps(value)}' for key, value in expected.items())
+    (folder / "expected.json").write_text("{\n" + lines + "\n}\n")
+    torch.stack([rows for _, rows, _ in answers]).numpy().astype("<f4").tofile(folder / "expected_logits.f32")
+    print(f"{name}: seed {seed}, least gap {gap:.4f}, logits up to {max(r.abs().max() for _, r, _ in answers):.1f}, eos {eos}")
+
+
+if __name__ == "__main__":
+    transformers.logging.set_verbosity_error()
+    torch.set_num_threads(1)
+    for model in sys.argv[1:] or MODELS:
+        make(model)
