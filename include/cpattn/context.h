@@ -110,8 +110,9 @@ CPA_API int64_t cpa_context_rows(const cpa_context *context, const cpa_context_c
 CPA_API cpa_status cpa_context_plan(cpa_context *context, const cpa_context_chunk *chunks, int64_t n_chunks);
 
 /* Attends one layer of the planned step. Collective: every rank calls it for the same layers in the same order, with
- * the same mask and scale, which are not compared, and for all layers of a step with one stream. Not on a stream in
- * capture: a graph would hold what this step's plan says.
+ * the same mask and scale, and for all layers of a step with one stream. Where masks or scales differed, the first layer
+ * of the next plan is CPA_INVALID on all ranks, and says so; masks that differ may also make ranks wait for each other,
+ * which ends as any wait does. Not on a stream in capture: a graph would hold what this step's plan says.
  *
  * A rank that refuses its arguments in a step with exchanges (several ranks, a chunk that is sharded) refuses the rest
  * of the step too. Those that wait for it return its status, with its line, and can only destroy the context, as the

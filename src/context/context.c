@@ -356,7 +356,10 @@ static cpa_status attend_exchanging(cpa_context *c, const cpa_context_args *laye
     c->layers_exchanged++;
     c->exchanging = (cpa_calls){c->control.tag, c->exchanging.channel < 0 ? call : c->exchanging.first, call};
     cpa_comm_begin_wait(c->control.comm, c->exchanging);
-    if (c->turn >= 0) cpa_stream_attach(&c->awaiting, stream);
+    if (c->turn >= 0) {
+        cpa_plan_agreement_attend(&c->agreement, layer->mask, layer->scale);
+        cpa_stream_attach(&c->awaiting, stream);
+    }
     cpa_context_poll_begin(&c->ops, stream, &poll);
     cpa_status status = attend_shared(c, layer, stream);
     cpa_context_poll_end(&poll);

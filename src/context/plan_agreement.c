@@ -9,7 +9,7 @@
 #include "base/hash.h"
 
 void cpa_plan_agreement_open(cpa_plan_agreement *agreement, cpa_control *control, int32_t tag) {
-    *agreement = (cpa_plan_agreement){.control = control, .tag = tag};
+    *agreement = (cpa_plan_agreement){.control = control, .tag = tag, .rules = CPA_HASH_START};
 }
 
 void cpa_plan_agreement_close(cpa_plan_agreement *agreement) {
@@ -29,6 +29,12 @@ static uint64_t hash_chunks(const cpa_context_chunk *chunks, int64_t n_chunks) {
     return hash;
 }
 
+void cpa_plan_agreement_attend(cpa_plan_agreement *a, cpa_mask mask, float scale) {
+    const int64_t same[] = {mask.causal, mask.sinks, mask.window};
+    a->rules = cpa_hash_bytes(a->rules, same, sizeof same);
+    a->rules = cpa_hash_bytes(a->rules, &scale, sizeof scale);
+}
+
 static cpa_status flush(cpa_plan_agreement *a, cpa_error *err) {
     for (int32_t rank = 0; rank < a->control->size; rank++)
         CPA_TRY(cpa_comm_wait(a->control->comm, &a->sends[rank], rank, err));
@@ -39,7 +45,7 @@ cpa_status cpa_plan_agreement_tell(cpa_plan_agreement *a, const cpa_context_chun
                                    int64_t layers, cpa_status status, const cpa_error *refusal, cpa_error *err) {
     if (a->control->size == 1) return CPA_OK;
     CPA_TRY(flush(a, err));
-    a->mine = (cpa_plan_note){.status = status, .layers = layers};
+    a->mine = (cpa_plan_note){.status = status, .layers = layers, .rules = a->rules};
     if (status == CPA_OK) a->mine.chunks = hash_chunks(chunks, n_chunks);
     if (status != CPA_OK) snprintf(a->mine.message, sizeof a->mine.message, "%.255s", refusal->message);
     a->open++;
@@ -94,8 +100,14 @@ cpa_status cpa_plan_agreement_compare(cpa_plan_agreement *a, cpa_error *err) {
             verdict = cpa_fail(err, CPA_INVALID, "plan: rank %d: %.255s", rank, note.message);
         } else if (note.chunks != first.chunks) {
             verdict = cpa_fail(err, CPA_INVALID, "plan: the chunks of rank %d are not those of rank 0", rank);
+        } else if (note.rules != first.rules) {
+            verdict = cpa_fail(err, CPA_INVALID,
+                               "plan: the masks or scales by which rank %d attended the step before are not those of "
+                               "rank 0: its results are wrong",
+                               rank);
         }
     }
     a->open = 0;
+    a->rules = CPA_HASH_START;
     return verdict;
 }

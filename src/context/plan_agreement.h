@@ -1,5 +1,5 @@
-/* All ranks must plan the same chunks: each tells the others what it has planned while it plans, and compares before its
- * first layer, when what they say has come. The engine's plans all come from rank 0 and need none of this. */
+/* All ranks must plan the same chunks and attend their layers alike: each tells the others what it has planned, and how it
+ * attended the layers before, while it plans, and compares before its first layer, when what they say has come. The engine's plans all come from rank 0 and need none of this. */
 #ifndef CPA_PLAN_AGREEMENT_H
 #define CPA_PLAN_AGREEMENT_H
 
@@ -11,6 +11,7 @@
 typedef struct cpa_plan_note {
     uint64_t chunks; /* a hash of what must be the same */
     int64_t layers;  /* with exchanges that the rank has attended: what the messages between the ranks are of */
+    uint64_t rules;  /* a hash of their masks and scales, since the ranks last compared */
     cpa_status status;
     char message[256]; /* why the rank has refused them */
 } cpa_plan_note;
@@ -19,6 +20,7 @@ typedef struct cpa_plan_agreement {
     cpa_control *control;
     int32_t tag;
     int64_t open; /* plans that have not been compared */
+    uint64_t rules;
     cpa_plan_note mine;
     cpa_comm_request *sends[CPA_COMM_MAX_RANKS];
 } cpa_plan_agreement;
@@ -30,8 +32,10 @@ void cpa_plan_agreement_close(cpa_plan_agreement *agreement);
  * until they have taken the one before. */
 cpa_status cpa_plan_agreement_tell(cpa_plan_agreement *agreement, const cpa_context_chunk *chunks, int64_t n_chunks,
                                    int64_t layers, cpa_status status, const cpa_error *refusal, cpa_error *err);
-/* On every rank alike, CPA_INVALID if ranks have planned different chunks, or one has refused them, and CPA_COMM if one
- * has attended other layers than the others. Does nothing the second time. Waits for the others to plan; if that fails
+/* A layer with exchanges is attended. */
+void cpa_plan_agreement_attend(cpa_plan_agreement *agreement, cpa_mask mask, float scale);
+/* On every rank alike, CPA_INVALID if ranks have planned different chunks, or one has refused them, or the layers before
+ * were attended under different masks or scales, and CPA_COMM if one has attended other layers than the others. Does nothing the second time. Waits for the others to plan; if that fails
  * `open` is not 0 afterwards. */
 cpa_status cpa_plan_agreement_compare(cpa_plan_agreement *agreement, cpa_error *err);
 

@@ -1,4 +1,5 @@
 /* Ranks that are not given the same options or chunks: all hear of it, and none waits for ever. */
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
@@ -107,6 +108,37 @@ static void chunks_that_differ_are_refused_and_harm_nothing(void) {
     close_site(&s);
 }
 
+/* The last rank attends a layer by another scale or mask; the messages are the same, and the results wrong. */
+static void layers_that_are_attended_differently_are_found_out(void) {
+    const cpa_test_chunk decode = {1, 90, 1, CPA_PASS_Q};
+    site s;
+    open_site(&s);
+    for (int way = 0; way < 4; way++) {
+        cpa_context_args args = s.layer.args;
+        if (is_last() && way == 0) args.scale = 0.5f;
+        if (is_last() && way == 1) args.mask.causal = 0;
+        if (is_last() && way == 2) args.mask.window = 8;
+        if (is_last() && way == 3) args.mask = (cpa_mask){.causal = 1, .window = 8, .sinks = 1};
+        if (!is_last() && way == 3) args.mask = (cpa_mask){.causal = 1, .window = 8};
+        CU_ASSERT_EQUAL(cpa_test_plan(s.context, &s.cache, &decode, 1), CPA_OK);
+        CU_ASSERT_EQUAL(cpa_context_attend(s.context, &s.layer.args, stream), CPA_OK);
+        CU_ASSERT_EQUAL(cpa_context_attend(s.context, &args, stream), CPA_OK);
+        CU_ASSERT_EQUAL(cpa_test_plan(s.context, &s.cache, &decode, 1), CPA_OK);
+        CU_ASSERT_EQUAL(cpa_context_attend(s.context, &s.layer.args, stream), CPA_INVALID);
+        char expected[64];
+        snprintf(expected, sizeof expected, "masks or scales by which rank %d attended", cpa_test_ranks() - 1);
+        CU_ASSERT_PTR_NOT_NULL(strstr(cpa_context_error(s.context), expected));
+    }
+    /* The default scale in words is the default scale. */
+    cpa_context_args args = s.layer.args;
+    if (is_last()) args.scale = 1.0f / sqrtf((float)SHAPE.k_dim);
+    for (int step = 0; step < 2; step++) {
+        CU_ASSERT_EQUAL(cpa_test_plan(s.context, &s.cache, &decode, 1), CPA_OK);
+        CU_ASSERT_EQUAL(cpa_context_attend(s.context, &args, stream), CPA_OK);
+    }
+    close_site(&s);
+}
+
 /* The last rank gives bad options, or no place for the communicator; the others would wait for it. */
 static void communicators_that_one_rank_refuses_are_refused_on_all(void) {
     for (int way = 0; way < 2; way++) {
@@ -134,6 +166,7 @@ static const cpa_test tests[] = {
     {"communicators that one rank refuses are refused on all", communicators_that_one_rank_refuses_are_refused_on_all},
     {"time-outs below the beat lose nobody", time_outs_below_the_beat_lose_nobody},
     {"options that differ are refused on all ranks", options_that_differ_are_refused_on_all_ranks},
+    {"layers that are attended differently are found out", layers_that_are_attended_differently_are_found_out},
     {"chunks that differ are refused and harm nothing", chunks_that_differ_are_refused_and_harm_nothing},
 };
 
