@@ -6,7 +6,7 @@
 #include "bench/memory.h"
 #include "bench/noise.h"
 #include "src/check/reference.h"
-#include "src/model/source_synthetic.h"
+#include "src/model/synthetic.h"
 
 enum { PIECE_TOKENS = 16384 }; /* given to one kv_write */
 static uint64_t seed = 1;

@@ -14,7 +14,7 @@ typedef struct cpa_job {
     int run; /* 0: nothing to run; end with `code` */
     cpa_exit_code code;
     cpa_settings settings;
-    cpa_model model; /* with the dtypes, the cache and the mask of the settings */
+    cpa_model_file model; /* with the dtypes, the cache and the mask of the settings */
     int32_t interleave;
 } cpa_job;
 

@@ -37,8 +37,8 @@ static const cpa_field table[] = {
 };
 enum { N_FIELDS = sizeof table / sizeof table[0] };
 
-cpa_model cpa_model_small(void) {
-    return (cpa_model){
+cpa_model_file cpa_model_small(void) {
+    return (cpa_model_file){
         .name = "small",
         .shape = {.layers = 4,
                   .attention = {.q_heads = 8, .kv_heads = 2, .k_dim = 64, .v_dim = 64},
@@ -79,7 +79,7 @@ static cpa_status read_keys(const char *path, const cpa_yaml_file *file, model_k
 
 /* Windows separated by spaces, "4096 4096 4096 0", that the layers take in turn. */
 static cpa_status read_layer_windows(const char *path, const cpa_yaml_file *file, const model_keys *keys,
-                                     cpa_model *model, cpa_error *err) {
+                                     cpa_model_file *model, cpa_error *err) {
     int64_t windows[CPA_MODEL_MAX_LAYERS];
     int n = 0;
     for (const char *at = keys->layer_windows; *at; n++) {
@@ -104,7 +104,7 @@ static cpa_status read_layer_windows(const char *path, const cpa_yaml_file *file
 }
 
 /* Checks the keys and turns them into a model, but for its name. */
-static cpa_status build(const char *path, const cpa_yaml_file *file, model_keys *keys, cpa_model *model,
+static cpa_status build(const char *path, const cpa_yaml_file *file, model_keys *keys, cpa_model_file *model,
                         cpa_error *err) {
     CPA_TRY(read_keys(path, file, keys, err));
     model->shape = (cpa_model_shape){
@@ -120,10 +120,10 @@ static cpa_status build(const char *path, const cpa_yaml_file *file, model_keys 
     return read_layer_windows(path, file, keys, model, err);
 }
 
-cpa_status cpa_model_load(const char *path, cpa_model *out, cpa_error *err) {
+cpa_status cpa_model_load(const char *path, cpa_model_file *out, cpa_error *err) {
     cpa_yaml_file file;
     model_keys keys = {.layers = 0};
-    cpa_model model = {.name = ""};
+    cpa_model_file model = {.name = ""};
     CPA_TRY(cpa_yaml_open(path, table, N_FIELDS, &file, err));
     cpa_status status = build(path, &file, &keys, &model, err);
     cpa_yaml_close(&file);
@@ -135,23 +135,23 @@ cpa_status cpa_model_load(const char *path, cpa_model *out, cpa_error *err) {
     return CPA_OK;
 }
 
-void cpa_model_set_window(cpa_model *model, int64_t window) {
+void cpa_model_set_window(cpa_model_file *model, int64_t window) {
     model->shape.mask.window = window;
     model->per_layer = 0;
 }
 
-void cpa_model_set_sinks(cpa_model *model, int32_t sinks) {
+void cpa_model_set_sinks(cpa_model_file *model, int32_t sinks) {
     model->shape.mask.sinks = sinks;
     for (int32_t layer = 0; layer < model->shape.layers; layer++) model->layer_masks[layer].sinks = sinks;
 }
 
-cpa_model_shape cpa_model_shape_of(const cpa_model *model) {
+cpa_model_shape cpa_model_shape_of(const cpa_model_file *model) {
     cpa_model_shape shape = model->shape;
     shape.layer_masks = model->per_layer ? model->layer_masks : NULL;
     return shape;
 }
 
-void cpa_model_describe(const cpa_model *model, char *out, size_t bytes) {
+void cpa_model_describe(const cpa_model_file *model, char *out, size_t bytes) {
     const cpa_model_shape *shape = &model->shape;
     char name[64], width[64] = "";
     cpa_text_quote(model->name, strlen(model->name), name, sizeof name);

@@ -9,28 +9,28 @@
 #define CPA_MODEL_MAX_LAYERS 1024
 
 /* Plain memory: rank 0 broadcasts it. */
-typedef struct cpa_model {
+typedef struct cpa_model_file {
     char name[CPA_TEXT_BYTES];
     cpa_model_shape shape; /* without layer_masks: see cpa_model_shape_of */
     int per_layer;         /* whether layers have masks of their own */
     cpa_mask layer_masks[CPA_MODEL_MAX_LAYERS];
-} cpa_model;
+} cpa_model_file;
 
 /* The shape with the masks of the layers, which point into the model. */
-cpa_model_shape cpa_model_shape_of(const cpa_model *model);
+cpa_model_shape cpa_model_shape_of(const cpa_model_file *model);
 
 /* The same window for every layer, or the same number of sinks. */
-void cpa_model_set_window(cpa_model *model, int64_t window);
-void cpa_model_set_sinks(cpa_model *model, int32_t sinks);
+void cpa_model_set_window(cpa_model_file *model, int64_t window);
+void cpa_model_set_sinks(cpa_model_file *model, int32_t sinks);
 
 /* The shape that is used when no file is named: that of configs/small.yaml. */
-cpa_model cpa_model_small(void);
+cpa_model_file cpa_model_small(void);
 
 /* Reads and checks a file. Otherwise CPA_INVALID, "PATH:LINE: KEY: found ..., expected ...". *out is set only on
  * success. */
-cpa_status cpa_model_load(const char *path, cpa_model *out, cpa_error *err);
+cpa_status cpa_model_load(const char *path, cpa_model_file *out, cpa_error *err);
 
 /* One line such as "small: 4 layers, 8 query and 2 KV heads of 64, fp32, causal". */
-void cpa_model_describe(const cpa_model *model, char *out, size_t bytes);
+void cpa_model_describe(const cpa_model_file *model, char *out, size_t bytes);
 
 #endif

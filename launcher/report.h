@@ -13,7 +13,7 @@
 /* All that is known of a run when it has ended; rank 0. */
 typedef struct cpa_outcome {
     const cpa_settings *settings;
-    const cpa_model *model;
+    const cpa_model_file *model;
     const cpa_workload *workload;
     const char *device; /* one line */
     int32_t cp_size;

@@ -2,7 +2,7 @@
  *
  *     mpirun -np 4 ./engine
  *
- * Queries, keys and values come from the library's synthetic source; a serving stack gives its own cpa_source in
+ * Queries, keys and values come from the library's synthetic model; a serving stack gives its own cpa_model in
  * cpa_engine_options. Exits 1 if a sampled check failed or a request was lost. */
 #include <cpattn/cpattn.h>
 #include <cpattn/mpi.h>

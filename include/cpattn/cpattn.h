@@ -7,6 +7,7 @@
 #include <cpattn/context.h>
 #include <cpattn/device.h>
 #include <cpattn/engine.h>
+#include <cpattn/model.h>
 #include <cpattn/ops.h>
 #include <cpattn/owner_map.h>
 #include <cpattn/status.h>

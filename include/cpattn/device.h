@@ -78,7 +78,7 @@ CPA_API void cpa_stream_destroy(cpa_stream *stream);
 CPA_API cpa_status cpa_stream_wrap(cpa_device *device, void *native, cpa_stream **out, cpa_error *err);
 
 /* The cudaStream_t of a stream on a CUDA device, as a pointer: what is enqueued there runs in order with the operations
- * of the library, so that a cpa_source can launch its kernels. Owned by the stream. NULL on the host back end, and for
+ * of the library, so that a cpa_model can launch its kernels. Owned by the stream. NULL on the host back end, and for
  * NULL. */
 CPA_API void *cpa_stream_native(const cpa_stream *stream);
 

@@ -5,55 +5,11 @@
 
 #include <cpattn/comm.h>
 
-#include <cpattn/context.h>
+#include <cpattn/model.h>
 
 #ifdef __cplusplus
 extern "C" {
 #endif
-
-/* The attention of a model. */
-typedef struct cpa_model_shape {
-    int32_t layers;
-    cpa_attention_shape attention; /* of every layer, its cache included; v_dim 0 = k_dim */
-    cpa_mask mask;                 /* of every layer, unless */
-    const cpa_mask *layer_masks;   /* [layers]: each has its own; NULL: they have not. Must outlive the engine */
-    int64_t reserved[6];           /* zero */
-} cpa_model_shape;
-
-/* The mask of a layer. */
-CPA_INLINE cpa_mask cpa_model_mask(const cpa_model_shape *model, int32_t layer) {
-    return model->layer_masks ? model->layer_masks[layer] : model->mask;
-}
-
-/* The rows of one step on one rank: its tokens, chunk after chunk. Host and device arrays of the same values. */
-typedef struct cpa_rows {
-    int64_t count;
-    const uint64_t *requests; /* host */
-    const uint32_t *tokens;   /* host */
-    const int64_t *positions; /* host */
-    const uint32_t *tokens_device;
-    const int64_t *positions_device;
-} cpa_rows;
-
-/* Where queries, keys and values come from and where results go: a model, or the synthetic source of the library.
- * Called on every rank, layer after layer, from the thread that runs the engine. Pointers are on the device of the
- * engine; what runs there is enqueued on the stream (cpa_stream_native). */
-typedef struct cpa_source {
-    size_t size;
-    void *ctx;
-    /* Fills q [rows, q_heads, k_dim], k [rows, kv_heads, k_dim], v [rows, kv_heads, v_dim] of the layer. */
-    cpa_status (*fill)(void *ctx, int32_t layer, const cpa_rows *rows, void *q, void *k, void *v, cpa_stream *stream);
-    /* Receives the results of the layer, [rows, q_heads, v_dim]; may be NULL. */
-    cpa_status (*consume)(void *ctx, int32_t layer, const cpa_rows *rows, const void *out, cpa_stream *stream);
-    /* Writes again, to host memory, what fill gave for one KV head of n tokens: keys [n, k_dim] and values
-     * [n, v_dim]; lets the sampled check tell a stale cache from a wrong attention. Called from several threads at
-     * once. May be NULL. */
-    void (*recall)(void *ctx, int32_t layer, int32_t kv_head, int64_t n, const uint32_t *tokens,
-                   const int64_t *positions, void *k, void *v);
-    /* fill enqueues on the stream and does nothing else, the same for any rows of one count: the engine may capture it
-     * in a graph, and replay that in place of later calls. 0 = it is called for every step. */
-    int32_t capturable;
-} cpa_source;
 
 /* The token at a position of a request, prompt and output alike; called on rank 0, also from a thread of the engine. */
 typedef uint32_t (*cpa_token_at_fn)(void *ctx, uint64_t request, int64_t position);
@@ -97,8 +53,8 @@ typedef struct cpa_engine_options {
     int32_t skip_self_test;
     int64_t timeline_spans;   /* spans that a rank keeps for cpa_engine_timeline; 0 = none */
     int32_t enforce_eager;    /* decode steps are not captured in graphs */
-    uint64_t seed;            /* of the synthetic source and of the choice of checked rows */
-    const cpa_source *source; /* NULL = the synthetic source */
+    uint64_t seed;            /* of the synthetic model and of the choice of checked rows */
+    const cpa_model *network; /* NULL = the synthetic model */
     cpa_token_at_fn token_at; /* rank 0; NULL = tokens derived from (seed, request, position) */
     void *token_ctx;
     int32_t no_prefix_caching; /* equal beginnings of prompts are computed again; samples of one prompt still share */

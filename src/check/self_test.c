@@ -5,7 +5,7 @@
 #include "base/check.h"
 #include "base/min_max.h"
 #include "src/check/verify_step.h"
-#include "src/model/source_synthetic.h"
+#include "src/model/synthetic.h"
 #include "src/schedule/scheduler.h"
 
 enum {
@@ -101,13 +101,13 @@ static cpa_status test_algorithm(cpa_control *control, cpa_device *device, const
     pick_masks(&options->model, masks);
     small.model.layer_masks = masks;
     cpa_synthetic synthetic = {device, small.model.attention, seed};
-    cpa_source source = cpa_source_synthetic(&synthetic);
+    const cpa_model network = cpa_synthetic_model(&synthetic);
     cpa_worker *worker = NULL;
     cpa_verify *verify = NULL;
     cpa_scheduler *scheduler = NULL;
     double rate = SELF_TEST_ROWS / ((double)total * small.model.layers * small.model.attention.q_heads);
     cpa_status status;
-    CPA_TRY_GOTO(cpa_worker_create(control, device, &source, &small, &worker, err), done);
+    CPA_TRY_GOTO(cpa_worker_create(control, device, &network, &small, &worker, err), done);
     status = cpa_verify_create(control, worker, fmin(rate, 1), seed, NULL, &verify, err);
     if (status == CPA_OK) status = make_scheduler(&small, algorithm, &seed, &scheduler, err);
     CPA_TRY_GOTO(cpa_control_agree(control, status, err), done);

@@ -1,5 +1,5 @@
 /* The sampled check: recomputes a share of the (token, head, layer) rows of each step in float64, from keys and values
- * gathered from all ranks, and compares what is in the cache with what the source gave.
+ * gathered from all ranks, and compares what is in the cache with what the model gave.
  *
  * While the layers run, the owner of a sampled row keeps copies of its query and result. When the step is done, the
  * keys and values of each (chunk, layer, KV head) that has samples travel to one checking rank, in rounds of bounded

@@ -29,7 +29,7 @@ typedef struct item {
     int32_t rank;
     int64_t first_row, n_rows;
     cpa_reference_row *rows; /* what these keys give */
-    int64_t stale;           /* position of the first token that is not what the source gave; -1: none */
+    int64_t stale;           /* position of the first token that is not what the model gave; -1: none */
 } item;
 
 /* The state of one cpa_verify_step on the rank that checks. */
@@ -108,7 +108,7 @@ static void begin_rows(const check *c, const cpa_verify_part *part, cpa_referenc
     }
 }
 
-/* Whether a row of the cache, as it lies there (`raw`) and as floats, is what the source gave in the cache's dtype. */
+/* Whether a row of the cache, as it lies there (`raw`) and as floats, is what the model gave in the cache's dtype. */
 static int is_fresh(const cpa_attention_shape *shape, const char *raw, const float *have, const char *recalled,
                     float tensor_scale, int32_t dim) {
     float want[CPA_MAX_HEAD_DIM];
@@ -118,7 +118,7 @@ static int is_fresh(const cpa_attention_shape *shape, const char *raw, const flo
     return cpa_reference_may_hold(have, want, shape->kv_dtype, tensor_scale, dim);
 }
 
-/* Asks the source again for n tokens of a piece; the position of the first one that the cache does not hold, or -1. */
+/* Asks the model again for n tokens of a piece; the position of the first one that the cache does not hold, or -1. */
 static int64_t find_stale(const check *c, const item *it, int64_t first, int64_t n, scratch *s) {
     const cpa_worker *worker = c->verify->worker;
     const cpa_worker_options *o = &worker->options;
@@ -130,8 +130,8 @@ static int64_t find_stale(const check *c, const item *it, int64_t first, int64_t
     const int32_t k_dim = shape->k_dim, v_dim = shape->v_dim;
     const char *k = (const char *)s->k_recalled, *v = (const char *)s->v_recalled;
     for (int64_t t = 0; t < n; t++) s->tokens[t] = worker->seqs[chunk_of(c, g)->seq].tokens[s->positions[t]];
-    worker->source->recall(worker->source->ctx, sample_of(c, g, 0)->layer, g->kv_head, n, s->tokens, s->positions,
-                           s->k_recalled, s->v_recalled);
+    worker->network->recall(worker->network->ctx, sample_of(c, g, 0)->layer, g->kv_head, n, s->tokens, s->positions,
+                            s->k_recalled, s->v_recalled);
     const int64_t start = chunk_of(c, g)->start;
     const cpa_mask mask = cpa_model_mask(&o->model, sample_of(c, g, 0)->layer);
     for (int64_t t = 0; t < n; t++) {
@@ -176,7 +176,7 @@ static void check_item(void *ctx, int64_t index, int32_t thread) {
                                 k_dim, s->k);
         cpa_reference_read_rows(piece->v + first * v_row, v_words + first * 4, shape->kv_dtype, shape->v_scale, n,
                                 v_dim, s->v);
-        if (it->first_row == 0 && it->stale < 0 && c->verify->worker->source->recall)
+        if (it->first_row == 0 && it->stale < 0 && c->verify->worker->network->recall)
             it->stale = find_stale(c, it, first, n, s);
         for (int64_t i = 0; i < it->n_rows; i++) {
             int64_t query = sample_of(c, it->part->group, it->first_row + i)->position;

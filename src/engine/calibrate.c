@@ -8,7 +8,7 @@
 #include "comm/rounds.h"
 #include "kernels/operators.h"
 #include "src/engine/calibrate_decode.h"
-#include "src/model/source_synthetic.h"
+#include "src/model/synthetic.h"
 
 /* A probe grows until it takes long enough that launching it does not count. */
 enum {
@@ -70,7 +70,7 @@ static void probe_free(probe *p) {
     free(p->table);
 }
 
-/* Fills queries and the cache by the synthetic source. */
+/* Fills queries and the cache by the synthetic model. */
 static cpa_status probe_fill(probe *p) {
     const cpa_device_table *table = p->device->table;
     const cpa_operator_table *operators = p->device->operators;
@@ -86,9 +86,11 @@ static cpa_status probe_fill(probe *p) {
         CPA_TRY_GOTO(table->copy(p->tokens, tokens, n * (int64_t)sizeof *tokens, p->stream), done);
         CPA_TRY_GOTO(table->copy(p->positions, positions, n * (int64_t)sizeof *positions, p->stream), done);
         cpa_synthetic synthetic = {p->device, p->options->model.attention, 1};
-        cpa_source source = cpa_source_synthetic(&synthetic);
-        cpa_rows rows = {.count = n, .tokens_device = p->tokens, .positions_device = p->positions};
-        CPA_TRY_GOTO(source.fill(source.ctx, 0, &rows, p->q, p->k, p->v, p->stream), done);
+        const cpa_model network = cpa_synthetic_model(&synthetic);
+        const cpa_model_step step = {
+            .size = sizeof step, .rows = {.count = n, .tokens_device = p->tokens, .positions_device = p->positions}};
+        const cpa_layer_args layer = {.size = sizeof layer, .q = p->q, .k = p->k, .v = p->v, .kv = p->kv};
+        CPA_TRY_GOTO(network.layer_in(network.ctx, 0, &step, &layer, p->stream), done);
         cpa_kv_write_args write = {sizeof write, n,   p->options->model.attention.dtype, p->k, p->v, p->positions,
                                    p->kv,        NULL};
         CPA_TRY_GOTO(operators->kv_write(&write, p->stream), done);

@@ -88,13 +88,13 @@ static cpa_status create_parts(cpa_engine *engine, cpa_error *err) {
     CPA_TRY(cpa_control_agree(control, check_layers(engine, err), err));
     CPA_TRY(cpa_transport_for(control, engine->device, o->transport, &engine->transport, err));
     engine->synthetic = (cpa_synthetic){engine->device, o->model.attention, o->seed};
-    engine->source = cpa_source_synthetic(&engine->synthetic);
-    if (o->source) CPA_TRY(CPA_STRUCT_TAKE("source", o->source, cpa_source, fill, &engine->source, err));
+    engine->network = cpa_synthetic_model(&engine->synthetic);
+    if (o->network) CPA_TRY(CPA_STRUCT_TAKE("network", o->network, cpa_model, layer_in, &engine->network, err));
     CPA_TRY(self_test(engine, err));
     CPA_TRY(make_planner(engine, err));
     CPA_TRY(cpa_control_agree(control, size_swap(engine, err), err));
     cpa_worker_options worker = worker_options(engine);
-    CPA_TRY(cpa_worker_create(control, engine->device, &engine->source, &worker, &engine->worker, err));
+    CPA_TRY(cpa_worker_create(control, engine->device, &engine->network, &worker, &engine->worker, err));
     engine->timeline.limit = o->timeline_spans;
     if (o->timeline_spans > 0) cpa_worker_set_timeline(engine->worker, &engine->timeline);
     cpa_status status = CPA_OK;
@@ -121,8 +121,8 @@ static cpa_status agree_on_options(cpa_engine *engine, cpa_error *err) {
     const cpa_engine_options *o = &engine->options;
     const cpa_attention_shape *s = &o->model.attention;
     const uint64_t masks = hash_masks(&o->model);
-    cpa_source source = {.size = 0};
-    if (o->source) CPA_TRY(CPA_STRUCT_TAKE("source", o->source, cpa_source, fill, &source, err));
+    cpa_model network = {.size = 0};
+    if (o->network) CPA_TRY(CPA_STRUCT_TAKE("network", o->network, cpa_model, layer_in, &network, err));
     const cpa_named_value values[] = {
         {"layers", o->model.layers},
         {"q_heads", s->q_heads},
@@ -139,9 +139,9 @@ static cpa_status agree_on_options(cpa_engine *engine, cpa_error *err) {
         {"layer_masks", o->model.layer_masks != NULL},
         {"layer_masks, upper half of a hash", (double)(masks >> 32)},
         {"layer_masks, lower half of a hash", (double)(masks & UINT32_MAX)},
-        {"source", o->source != NULL},
-        {"source.consume", source.consume != NULL},
-        {"source.capturable", source.capturable},
+        {"network", o->network != NULL},
+        {"network.end_step", network.end_step != NULL},
+        {"network.capturable", network.capturable},
         {"preemption", o->preemption},
         {"fail_on_nonfinite", o->fail_on_nonfinite},
         {"device.backend", o->device.backend},

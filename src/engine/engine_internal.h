@@ -13,7 +13,7 @@
 
 #include "comm/comm.h"
 #include "src/check/verify.h"
-#include "src/model/source_synthetic.h"
+#include "src/model/synthetic.h"
 #include "src/schedule/scheduler.h"
 #include "src/trace/timeline.h"
 #include "src/worker/worker.h"
@@ -34,7 +34,7 @@ struct cpa_engine {
     cpa_device *device;
     const cpa_transport_table *transport;
     cpa_synthetic synthetic;
-    cpa_source source;
+    cpa_model network;
     cpa_worker *worker;
     cpa_verify *verify;       /* NULL when nothing is checked */
     cpa_scheduler *scheduler; /* rank 0 */

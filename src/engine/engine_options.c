@@ -8,7 +8,7 @@
 #include "base/struct_size.h"
 #include "src/cache/kv_cache.h"
 #include "src/engine/engine_options.h"
-#include "src/model/source_synthetic.h"
+#include "src/model/synthetic.h"
 #include "src/ops/check_args.h"
 #include "src/ops/check_shape.h"
 
@@ -100,10 +100,12 @@ cpa_status cpa_engine_resolve(const cpa_engine_options *given, cpa_engine_option
         return cpa_fail(err, CPA_INVALID, "local_context: %lld, expected tokens, 0 (automatic) or %d (none)",
                         (long long)o.local_context, CPA_LOCAL_CONTEXT_NONE);
     }
-    if (o.source) {
-        cpa_source source;
-        CPA_TRY(CPA_STRUCT_TAKE("source", o.source, cpa_source, fill, &source, err));
-        if (!source.fill) return cpa_fail(err, CPA_INVALID, "source: fill is NULL, expected a function");
+    if (o.network) {
+        cpa_model network;
+        CPA_TRY(CPA_STRUCT_TAKE("network", o.network, cpa_model, layer_in, &network, err));
+        if (!network.layer_in) return cpa_fail(err, CPA_INVALID, "network: layer_in is NULL, expected a function");
+        if (!CPA_RESERVED_IS_ZERO(network))
+            return cpa_fail(err, CPA_INVALID, "network: its reserved bytes are not zero");
     }
     *out = o;
     return CPA_OK;

@@ -15,7 +15,8 @@ static const char ROW_COMPUTE[] = "compute", ROW_KV[] = "exchange of keys and va
 static const struct {
     const char *row, *name;
 } kinds[CPA_SPAN_KINDS] = {
-    [CPA_SPAN_FILL] = {ROW_COMPUTE, "fill"},
+    [CPA_SPAN_BEGIN_STEP] = {ROW_COMPUTE, "begin step"},
+    [CPA_SPAN_LAYER_IN] = {ROW_COMPUTE, "layer in"},
     [CPA_SPAN_KV_WRITE] = {ROW_COMPUTE, "kv_write"},
     [CPA_SPAN_QUERIES] = {ROW_COMPUTE, "queries"},
     [CPA_SPAN_PACK] = {ROW_COMPUTE, "pack"},
@@ -24,7 +25,8 @@ static const struct {
     [CPA_SPAN_MERGE] = {ROW_COMPUTE, "merge"},
     [CPA_SPAN_WAIT] = {ROW_COMPUTE, "wait"},
     [CPA_SPAN_HASH] = {ROW_COMPUTE, "hash"},
-    [CPA_SPAN_CONSUME] = {ROW_COMPUTE, "consume"},
+    [CPA_SPAN_LAYER_OUT] = {ROW_COMPUTE, "layer out"},
+    [CPA_SPAN_END_STEP] = {ROW_COMPUTE, "end step"},
     [CPA_SPAN_GRAPH] = {ROW_COMPUTE, "replayed step"},
     [CPA_SPAN_EXCHANGE_KV] = {ROW_KV, "exchange"},
     [CPA_SPAN_EXCHANGE_QUERIES] = {ROW_Q, "queries"},

@@ -10,7 +10,8 @@
 #include "comm/comm.h"
 
 typedef enum cpa_span_kind {
-    CPA_SPAN_FILL = 0,
+    CPA_SPAN_BEGIN_STEP = 0,
+    CPA_SPAN_LAYER_IN,
     CPA_SPAN_KV_WRITE,
     CPA_SPAN_QUERIES, /* gathering those that other ranks attend */
     CPA_SPAN_PACK,
@@ -19,7 +20,8 @@ typedef enum cpa_span_kind {
     CPA_SPAN_MERGE,
     CPA_SPAN_WAIT, /* for an exchange */
     CPA_SPAN_HASH,
-    CPA_SPAN_CONSUME,
+    CPA_SPAN_LAYER_OUT,
+    CPA_SPAN_END_STEP,
     CPA_SPAN_GRAPH,
     CPA_SPAN_EXCHANGE_KV, /* round: of the all-to-all */
     CPA_SPAN_EXCHANGE_QUERIES,

@@ -97,11 +97,10 @@ static cpa_status clear_sums(cpa_worker *worker, cpa_error *err) {
     return status == CPA_OK ? CPA_OK : cpa_fail(err, status, "worker: %s", worker->stream->error.message);
 }
 
-/* Steps may be captured where the device, the source and the options allow it. */
+/* Steps may be captured where the device, the model and the options allow it. */
 static cpa_status make_graphs(cpa_worker *worker, cpa_control *control, cpa_error *err) {
-    const cpa_source *source = worker->source;
-    if (worker->options.enforce_eager || !worker->device->caps.has_graphs) return CPA_OK;
-    if (!source->capturable || source->consume) return CPA_OK;
+    if (worker->options.enforce_eager || !worker->device->caps.has_graphs || !worker->network->capturable)
+        return CPA_OK;
     return cpa_graphs_create(control, worker->context, worker->stream, &worker->graphs, err);
 }
 
@@ -125,7 +124,7 @@ cpa_context_options cpa_worker_context_options(const cpa_worker_options *o, int6
     };
 }
 
-cpa_status cpa_worker_create(cpa_control *control, cpa_device *device, const cpa_source *source,
+cpa_status cpa_worker_create(cpa_control *control, cpa_device *device, const cpa_model *network,
                              const cpa_worker_options *options, cpa_worker **out, cpa_error *err) {
     cpa_worker *worker = calloc(1, sizeof *worker);
     cpa_status status = worker ? CPA_OK : cpa_fail(err, CPA_NO_MEMORY, "worker: no memory");
@@ -133,7 +132,7 @@ cpa_status cpa_worker_create(cpa_control *control, cpa_device *device, const cpa
         worker->options = *options;
         worker->rank = control->rank;
         worker->device = device;
-        worker->source = source;
+        worker->network = network;
         worker->rows = &worker->row_sets[0];
         worker->nonfinite.layers = options->model.layers;
         worker->nonfinite.max_rows = options->max_tokens;
@@ -231,72 +230,103 @@ static cpa_status layer_done(const cpa_worker *worker, const cpa_step_plan *plan
     return observer->layer_done(observer->ctx, plan, layer, worker->q, worker->out, worker->stream, err);
 }
 
-/* An operation of ours that the source called says more. */
-static cpa_status source_failed(cpa_stream *stream, const char *function, int32_t layer, cpa_status status) {
-    if (stream->error.message[0]) return status;
-    return cpa_fail(&stream->error, status, "layer %d: the source's %s returned %s", layer, function,
+/* An operation of ours that the model called says more. */
+static cpa_status model_failed(cpa_stream *stream, const char *function, int32_t layer, cpa_status status) {
+    if (status == CPA_OK || stream->error.message[0]) return status;
+    if (layer < 0)
+        return cpa_fail(&stream->error, status, "the model's %s returned %s", function, cpa_status_name(status));
+    return cpa_fail(&stream->error, status, "layer %d: the model's %s returned %s", layer, function,
                     cpa_status_name(status));
 }
 
-static cpa_status run_layer(cpa_worker *worker, const cpa_step_plan *plan, int32_t layer, const cpa_rows *rows,
-                            const cpa_worker_observer *observer, cpa_error *err) {
-    const cpa_operator_table *operators = worker->device->operators;
-    const cpa_source *source = worker->source;
-    const cpa_model_shape *model = &worker->options.model;
+/* Queries, keys and values of a layer; the latter go to the cache. */
+static cpa_status layer_in(cpa_worker *worker, int32_t layer, const cpa_model_step *step, const cpa_kv_view *kv) {
+    const cpa_model *network = worker->network;
     cpa_stream *stream = worker->stream;
     cpa_spans *spans = cpa_context_spans(worker->context);
-    spans->layer = layer;
-    int64_t span = cpa_spans_begin(spans, CPA_SPAN_FILL, 0, stream);
-    cpa_status status = source->fill(source->ctx, layer, rows, worker->q, worker->k, worker->v, stream);
-    if (status != CPA_OK) return source_failed(stream, "fill", layer, status);
+    uint8_t *nonfinite = cpa_nonfinite_marks(&worker->nonfinite, layer);
+    void *k = network->writes_cache ? NULL : worker->k, *v = network->writes_cache ? NULL : worker->v;
+    const cpa_layer_args args = {sizeof args, worker->q, k, v, *kv, nonfinite};
+    int64_t span = cpa_spans_begin(spans, CPA_SPAN_LAYER_IN, 0, stream);
+    CPA_TRY(model_failed(stream, "layer_in", layer, network->layer_in(network->ctx, layer, step, &args, stream)));
     cpa_spans_end(spans, span, stream);
-    cpa_kv_view kv = cpa_kv_cache_view(worker->cache, layer);
-    cpa_kv_write_args write = {sizeof write,
-                               rows->count,
-                               model->attention.dtype,
-                               worker->k,
-                               worker->v,
-                               worker->slots_device,
-                               kv,
-                               cpa_nonfinite_marks(&worker->nonfinite, layer)};
+    if (network->writes_cache) return CPA_OK;
+    const cpa_kv_write_args write = {
+        sizeof write, step->rows.count, worker->options.model.attention.dtype, k, v, worker->slots_device,
+        *kv,          nonfinite};
     span = cpa_spans_begin(spans, CPA_SPAN_KV_WRITE, 0, stream);
-    CPA_TRY(operators->kv_write(&write, stream));
+    CPA_TRY(worker->device->operators->kv_write(&write, stream));
     cpa_spans_end(spans, span, stream);
-    cpa_context_args args = {
-        .size = sizeof args, .q = worker->q, .kv = kv, .mask = cpa_model_mask(model, layer), .out = worker->out};
-    status = cpa_context_attend(worker->context, &args, stream);
-    if (status != CPA_OK) return cpa_fail(err, status, "layer %d: %s", layer, cpa_context_error(worker->context));
-    cpa_hash_rows_args hash = {
+    return CPA_OK;
+}
+
+/* The results of a layer: to the digest, and to the model. */
+static cpa_status layer_out(cpa_worker *worker, int32_t layer, const cpa_model_step *step) {
+    const cpa_model *network = worker->network;
+    const cpa_attention_shape *shape = &worker->options.model.attention;
+    cpa_stream *stream = worker->stream;
+    cpa_spans *spans = cpa_context_spans(worker->context);
+    const cpa_hash_rows_args hash = {
         .rows = worker->rows->n_digest,
         .src = worker->out,
-        .row_bytes = cpa_shape_out_bytes(&model->attention),
+        .row_bytes = cpa_shape_out_bytes(shape),
         .row_index = worker->digest_rows_device,
         .salts = worker->digest_salts_device,
         .salt = (uint64_t)layer,
         .sum = worker->digest_device,
         .nonfinite = cpa_nonfinite_marks(&worker->nonfinite, layer),
-        .dtype = model->attention.dtype,
+        .dtype = shape->dtype,
     };
-    span = cpa_spans_begin(spans, CPA_SPAN_HASH, 0, stream);
-    CPA_TRY(operators->hash_rows(&hash, stream));
+    int64_t span = cpa_spans_begin(spans, CPA_SPAN_HASH, 0, stream);
+    CPA_TRY(worker->device->operators->hash_rows(&hash, stream));
     cpa_spans_end(spans, span, stream);
-    if (source->consume) {
-        span = cpa_spans_begin(spans, CPA_SPAN_CONSUME, 0, stream);
-        status = source->consume(source->ctx, layer, rows, worker->out, stream);
-        if (status != CPA_OK) return source_failed(stream, "consume", layer, status);
-        cpa_spans_end(spans, span, stream);
-    }
+    if (!network->layer_out) return CPA_OK;
+    span = cpa_spans_begin(spans, CPA_SPAN_LAYER_OUT, 0, stream);
+    CPA_TRY(
+        model_failed(stream, "layer_out", layer, network->layer_out(network->ctx, layer, step, worker->out, stream)));
+    cpa_spans_end(spans, span, stream);
+    return CPA_OK;
+}
+
+static cpa_status run_layer(cpa_worker *worker, const cpa_step_plan *plan, int32_t layer, const cpa_model_step *step,
+                            const cpa_worker_observer *observer, cpa_error *err) {
+    const cpa_kv_view kv = cpa_kv_cache_view(worker->cache, layer);
+    cpa_context_spans(worker->context)->layer = layer;
+    CPA_TRY(layer_in(worker, layer, step, &kv));
+    cpa_context_args args = {.size = sizeof args,
+                             .q = worker->q,
+                             .kv = kv,
+                             .mask = cpa_model_mask(&worker->options.model, layer),
+                             .out = worker->out};
+    cpa_status status = cpa_context_attend(worker->context, &args, worker->stream);
+    if (status != CPA_OK) return cpa_fail(err, status, "layer %d: %s", layer, cpa_context_error(worker->context));
+    CPA_TRY(layer_out(worker, layer, step));
     return layer_done(worker, plan, layer, observer, err);
+}
+
+/* What the model is told of the step that is prepared. */
+static cpa_model_step describe_step(const cpa_worker *worker) {
+    const cpa_worker_rows *host = worker->rows;
+    return (cpa_model_step){
+        .size = sizeof(cpa_model_step),
+        .rows = {host->count, host->requests, host->tokens, host->positions, worker->tokens_device,
+                 worker->positions_device, worker->slots_device},
+    };
 }
 
 static cpa_status run_layers(cpa_worker *worker, const cpa_step_plan *plan, const cpa_worker_observer *observer,
                              cpa_error *err) {
-    const cpa_worker_rows *host = worker->rows;
-    cpa_rows rows = {host->count,     host->requests,        host->tokens,
-                     host->positions, worker->tokens_device, worker->positions_device};
-    for (int32_t layer = 0; layer < worker->options.model.layers; layer++) {
-        CPA_TRY(run_layer(worker, plan, layer, &rows, observer, err));
+    const cpa_model *network = worker->network;
+    const cpa_model_step step = describe_step(worker);
+    cpa_spans *spans = cpa_context_spans(worker->context);
+    if (network->begin_step) {
+        const int64_t span = cpa_spans_begin(spans, CPA_SPAN_BEGIN_STEP, 0, worker->stream);
+        CPA_TRY(
+            model_failed(worker->stream, "begin_step", -1, network->begin_step(network->ctx, &step, worker->stream)));
+        cpa_spans_end(spans, span, worker->stream);
     }
+    for (int32_t layer = 0; layer < worker->options.model.layers; layer++)
+        CPA_TRY(run_layer(worker, plan, layer, &step, observer, err));
     return CPA_OK;
 }
 
@@ -369,7 +399,7 @@ static cpa_status run_step(cpa_worker *worker, const cpa_step_plan *plan, const 
     return status;
 }
 
-/* An operation of the table or of the source leaves its message on the stream. */
+/* An operation of the table or of the model leaves its message on the stream. */
 static cpa_status outcome(const cpa_worker *worker, const cpa_step_plan *plan, cpa_status status, const cpa_error *own,
                           cpa_error *err) {
     if (status == CPA_OK) return CPA_OK;

@@ -1,7 +1,7 @@
 /* The worker of one rank: applies step plans to its sequences and its shard of the KV cache, and runs their layers.
  *
- * For each layer of a step: the source fills q, k, v of the rank's rows, kv_write stores k and v, context attention
- * computes the results, and what yields output tokens enters the digest. One thread; every rank calls cpa_worker_run
+ * For each layer of a step: the model gives q, k, v of the rank's rows, kv_write stores k and v, context attention
+ * computes the results, what yields output tokens enters the digest, and the model takes the results. One thread; every rank calls cpa_worker_run
  * with the same plans. */
 #ifndef CPA_WORKER_H
 #define CPA_WORKER_H
@@ -72,7 +72,7 @@ struct cpa_worker {
     cpa_context *context;
     int64_t graph_steps; /* launched as graphs */
     cpa_graphs *graphs;  /* NULL: every step runs eagerly */
-    const cpa_source *source;
+    const cpa_model *network;
     cpa_kv_cache *cache;
     cpa_worker_seq *seqs; /* [max_seqs] */
 
@@ -100,8 +100,8 @@ struct cpa_worker {
 /* Those of a context for steps of up to so many rows of such a worker. */
 cpa_context_options cpa_worker_context_options(const cpa_worker_options *options, int64_t max_rows);
 
-/* Collective. The device, the control channel and the source must outlive the worker. */
-cpa_status cpa_worker_create(cpa_control *control, cpa_device *device, const cpa_source *source,
+/* Collective. The device, the control channel and the model must outlive the worker. */
+cpa_status cpa_worker_create(cpa_control *control, cpa_device *device, const cpa_model *network,
                              const cpa_worker_options *options, cpa_worker **out, cpa_error *err);
 void cpa_worker_destroy(cpa_worker *worker);
 

@@ -226,12 +226,13 @@ static void self_test_passes_in_every_dtype_and_mask(void) {
     }
 }
 
-/* A source that forgets: what it recalls is not what it filled, as if a block in the cache were another's. */
-static cpa_source forgetful;
-static cpa_status fill_through(void *ctx, int32_t layer, const cpa_rows *rows, void *q, void *k, void *v,
-                               cpa_stream *stream) {
+/* A model that forgets: what it recalls is not what it gave, as if a block in the cache were another's. */
+static cpa_model forgetful;
+static cpa_status layer_through(void *ctx, int32_t layer, const cpa_model_step *step, const cpa_layer_args *args,
+                                cpa_stream *stream) {
     (void)ctx;
-    float *const outs[3] = {q, k, v};
+    const cpa_rows *rows = &step->rows;
+    void *const outs[3] = {args->q, args->k, args->v};
     const int64_t counts[3] = {4 * 32, 2 * 32, 2 * 16};
     cpa_status status = CPA_OK;
     float *host = malloc((size_t)(rows->count * counts[0] + 1) * sizeof *host);
@@ -252,9 +253,9 @@ static void recall_nothing(void *ctx, int32_t layer, int32_t kv_head, int64_t n,
 }
 
 static void a_cache_that_is_not_what_was_written_fails_the_run_on_every_rank(void) {
-    forgetful = (cpa_source){.size = sizeof forgetful, .fill = fill_through, .recall = recall_nothing};
+    forgetful = (cpa_model){.size = sizeof forgetful, .layer_in = layer_through, .recall = recall_nothing};
     cpa_engine_options options = cpa_test_engine_options();
-    options.source = &forgetful;
+    options.network = &forgetful;
     cpa_request request = {.size = sizeof request, .id = 1, .prompt_tokens = 50, .output_tokens = 4};
     cpa_engine *engine = cpa_test_engine(&options, &request, 1);
     CU_ASSERT_PTR_NOT_NULL(engine);

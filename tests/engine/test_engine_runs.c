@@ -131,26 +131,26 @@ static void the_clock_goes_on_from_run_to_run(void) {
     cpa_engine_destroy(c.engine);
 }
 
-static cpa_status fill_nothing(void *ctx, int32_t layer, const cpa_rows *rows, void *q, void *k, void *v,
+static cpa_status give_nothing(void *ctx, int32_t layer, const cpa_model_step *step, const cpa_layer_args *args,
                                cpa_stream *stream) {
-    (void)ctx, (void)rows, (void)q, (void)k, (void)v, (void)stream;
+    (void)ctx, (void)step, (void)args, (void)stream;
     return layer == 1 ? CPA_IO : CPA_OK;
 }
 
 /* Each rank by itself: those of one engine could wait for one another from then on. */
-static void a_source_that_fails_is_named(void) {
-    const cpa_source source = {.size = sizeof source, .fill = fill_nothing};
+static void a_model_that_fails_is_named(void) {
+    const cpa_model network = {.size = sizeof network, .layer_in = give_nothing};
     const cpa_request request = {.size = sizeof request, .prompt_tokens = 20, .output_tokens = 1};
     cpa_engine_options options = cpa_test_engine_options();
     cpa_comm *self = NULL;
     cpa_engine *engine = NULL;
-    options.source = &source;
+    options.network = &network;
     options.verify = 0;
     CU_ASSERT_EQUAL_FATAL(cpa_comm_alone(&self, NULL), CPA_OK);
     CU_ASSERT_EQUAL_FATAL(cpa_engine_create(self, &options, &engine, NULL), CPA_OK);
     CU_ASSERT_EQUAL(cpa_engine_submit(engine, &request), CPA_OK);
     CU_ASSERT_EQUAL(cpa_engine_run(engine, NULL, NULL, NULL), CPA_IO);
-    CU_ASSERT_PTR_NOT_NULL(strstr(cpa_engine_error(engine), "layer 1: the source's fill returned"));
+    CU_ASSERT_PTR_NOT_NULL(strstr(cpa_engine_error(engine), "layer 1: the model's layer_in returned"));
     cpa_engine_destroy(engine);
     cpa_comm_destroy(self);
 }
@@ -191,7 +191,7 @@ static void expect_refused(const cpa_engine_options *same, const cpa_engine_opti
 }
 
 static void options_that_differ_are_refused_on_all_ranks(void) {
-    const cpa_source source = {.size = sizeof source, .fill = fill_nothing, .capturable = 1};
+    const cpa_model network = {.size = sizeof network, .layer_in = give_nothing, .capturable = 1};
     const cpa_engine_options same = cpa_test_engine_options();
     cpa_mask masks[2][64] = {{{.causal = 1}}};
     cpa_engine_options o = same, masked = same;
@@ -201,7 +201,7 @@ static void options_that_differ_are_refused_on_all_ranks(void) {
     o = same, o.max_num_seqs = 7, expect_refused(&same, &o, "max_num_seqs: found 7 on rank");
     o = same, o.fail_on_nonfinite = 1, expect_refused(&same, &o, "fail_on_nonfinite: found 1 on rank");
     o = same, o.preemption = CPA_PREEMPT_AUTO, expect_refused(&same, &o, "preemption: found 2 on rank");
-    o = same, o.source = &source, expect_refused(&same, &o, "source: found 1 on rank");
+    o = same, o.network = &network, expect_refused(&same, &o, "network: found 1 on rank");
     o = masked, masked.model.layer_masks = masks[0], o.model.layer_masks = masks[1];
     expect_refused(&masked, &o, "layer_masks");
 }
@@ -223,7 +223,7 @@ static const cpa_test tests[] = {
     {"statistics are totals of all runs", statistics_are_totals_of_all_runs},
     {"a stopped engine goes on", a_stopped_engine_goes_on},
     {"the clock goes on from run to run", the_clock_goes_on_from_run_to_run},
-    {"a source that fails is named", a_source_that_fails_is_named},
+    {"a model that fails is named", a_model_that_fails_is_named},
     {"an answer becomes part of the next prompt", an_answer_becomes_part_of_the_next_prompt},
 };
 CPA_MPI_DEVICE_TEST_MAIN("runs of an engine", tests)

@@ -63,7 +63,7 @@ static void a_run_without_tokens_has_zeros(void) {
 }
 
 /* A run of four requests of which three were completed. */
-static cpa_outcome make_outcome(cpa_settings *settings, cpa_model *model, cpa_workload *workload,
+static cpa_outcome make_outcome(cpa_settings *settings, cpa_model_file *model, cpa_workload *workload,
                                 cpa_metrics *metrics) {
     char name[] = "cp_attn";
     cpa_error err;
@@ -125,7 +125,7 @@ static void the_report_names_every_figure(void) {
                                           "four requests",
                                           "a device"};
     cpa_settings settings;
-    cpa_model model;
+    cpa_model_file model;
     cpa_workload workload;
     cpa_metrics metrics;
     cpa_outcome outcome = make_outcome(&settings, &model, &workload, &metrics);
@@ -186,7 +186,7 @@ static void the_result_file_has_the_keys_of_vllm_and_ours(void) {
         {"kv", "preemptions", 5},
     };
     cpa_settings settings;
-    cpa_model model;
+    cpa_model_file model;
     cpa_workload workload;
     cpa_metrics metrics;
     cpa_error err;
@@ -207,7 +207,7 @@ static void the_result_file_has_the_keys_of_vllm_and_ours(void) {
 /* What was not measured is no zero: latencies of a run without output tokens after the first, rates of a dry run. */
 static void what_was_not_measured_is_null(void) {
     cpa_settings settings;
-    cpa_model model;
+    cpa_model_file model;
     cpa_workload workload;
     cpa_metrics metrics;
     cpa_error err;
@@ -233,7 +233,7 @@ static void what_was_not_measured_is_null(void) {
 static void a_run_that_was_given_up_tells_what_is_known(void) {
     static const char *const unknown[] = {"verify", "cp", "kv", "output_digest"};
     cpa_settings settings;
-    cpa_model model;
+    cpa_model_file model;
     cpa_workload workload;
     cpa_metrics metrics;
     cpa_error err;
@@ -259,7 +259,7 @@ static void a_run_that_was_given_up_tells_what_is_known(void) {
 
 static void a_result_file_is_whole_or_absent(void) {
     cpa_settings settings;
-    cpa_model model;
+    cpa_model_file model;
     cpa_workload workload;
     cpa_metrics metrics;
     cpa_error err;

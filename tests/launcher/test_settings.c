@@ -329,7 +329,7 @@ static void paths_in_a_settings_file_are_relative_to_it(void) {
 }
 
 static void the_shapes_under_configs_load(void) {
-    cpa_model model;
+    cpa_model_file model;
     cpa_error err;
     CU_ASSERT_EQUAL_FATAL(cpa_model_load(CPA_CONFIGS "/llama-3-8b.yaml", &model, &err), CPA_OK);
     CU_ASSERT_EQUAL(model.shape.layers, 32);
@@ -344,7 +344,7 @@ static void the_shapes_under_configs_load(void) {
 }
 
 static void the_built_in_shape_is_that_of_small_yaml(void) {
-    cpa_model read, small = cpa_model_small();
+    cpa_model_file read, small = cpa_model_small();
     cpa_error err;
     CU_ASSERT_EQUAL_FATAL(cpa_model_load(CPA_CONFIGS "/small.yaml", &read, &err), CPA_OK);
     CU_ASSERT_STRING_EQUAL(read.name, small.name);
@@ -360,7 +360,7 @@ static void the_built_in_shape_is_that_of_small_yaml(void) {
 }
 
 static void window_pattern_repeats_over_the_layers(void) {
-    cpa_model model;
+    cpa_model_file model;
     cpa_error err;
     char *name = write_file(
         "layers: 5\nq_heads: 8\nkv_heads: 2\nhead_dim: 64\ndtype: fp32\nsinks: 3\n"
@@ -398,7 +398,7 @@ static void an_impossible_shape_is_refused_with_its_line(void) {
         {"", ":1: found no key 'layers'"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        cpa_model model;
+        cpa_model_file model;
         cpa_error err;
         char *name = write_file(cases[i][0]);
         CU_ASSERT_EQUAL(cpa_model_load(name, &model, &err), CPA_INVALID);

@@ -92,15 +92,15 @@ spans = [e for e in events if e["ph"] == "X"]
 rows = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"}
 names = {e["name"] for e in spans}
 assert {e["pid"] for e in spans} == set(range(ranks))
-expected = ["fill", "kv_write", "attend own", "check", "plan", "schedule"]
+expected = ["layer in", "kv_write", "attend own", "check", "plan", "schedule"]
 if ranks > 1:
     expected += ["attend received", "merge", "wait", "queries", "states"]
     # Keys and values come round by round on the host, on a device from all ranks at once.
     expected += ["pack 1", "exchange 1", "exchange 2"] if device == "host" else ["pack", "exchange"]
 for name in expected:
     assert name in names, (name, names)
-assert {rows[e["pid"], e["tid"]] for e in spans if e["name"] == "fill"} == {"compute"}
-assert all("layer" in e["args"] and "step" in e["args"] for e in spans if e["name"] in ("fill", "merge"))
+assert {rows[e["pid"], e["tid"]] for e in spans if e["name"] == "layer in"} == {"compute"}
+assert all("layer" in e["args"] and "step" in e["args"] for e in spans if e["name"] in ("layer in", "merge"))
 row_spans = collections.defaultdict(list)
 for e in spans:
     row_spans[e["pid"], e["tid"]].append((e["ts"], -e["dur"], e["name"]))

@@ -1,7 +1,7 @@
-/* The synthetic source: peaky queries, keys and values derived from (seed, layer, head, token, position) alone, so that
+/* The synthetic model: peaky queries, keys and values derived from (seed, layer, head, token, position) alone, so that
  * every rank, any N and a later check give the same bits. */
-#ifndef CPA_SOURCE_SYNTHETIC_H
-#define CPA_SOURCE_SYNTHETIC_H
+#ifndef CPA_SYNTHETIC_H
+#define CPA_SYNTHETIC_H
 
 #include <cpattn/engine.h>
 
@@ -11,8 +11,8 @@ typedef struct cpa_synthetic {
     uint64_t seed;
 } cpa_synthetic;
 
-/* A source over `synthetic`, which must outlive it. */
-cpa_source cpa_source_synthetic(cpa_synthetic *synthetic);
+/* A model over `synthetic`, which must outlive it. It draws nothing: output tokens have to be given. */
+cpa_model cpa_synthetic_model(cpa_synthetic *synthetic);
 
 /* The token at a position of a request when the caller names none: a mix of the two and the seed (ctx is a uint64_t *).
  */

@@ -1,4 +1,4 @@
-#include "src/model/source_synthetic.h"
+#include "src/model/synthetic.h"
 
 #include "base/check.h"
 #include "base/hash.h"
@@ -12,14 +12,15 @@ static cpa_synth_args args_for(const cpa_synthetic *synthetic, cpa_synth_tensor 
     return args;
 }
 
-static cpa_status fill(void *ctx, int32_t layer, const cpa_rows *rows, void *q, void *k, void *v, cpa_stream *stream) {
+static cpa_status layer_in(void *ctx, int32_t layer, const cpa_model_step *step, const cpa_layer_args *layer_args,
+                           cpa_stream *stream) {
     const cpa_synthetic *synthetic = ctx;
-    void *const outs[3] = {q, k, v};
+    void *const outs[3] = {layer_args->q, layer_args->k, layer_args->v};
     for (int tensor = CPA_SYNTH_Q; tensor <= CPA_SYNTH_V; tensor++) {
         cpa_synth_args args = args_for(synthetic, (cpa_synth_tensor)tensor, layer);
-        args.rows = rows->count;
-        args.tokens = rows->tokens_device;
-        args.positions = rows->positions_device;
+        args.rows = step->rows.count;
+        args.tokens = step->rows.tokens_device;
+        args.positions = step->rows.positions_device;
         args.out = outs[tensor];
         CPA_TRY(synthetic->device->operators->synthesize(&args, stream));
     }
@@ -37,8 +38,9 @@ static void recall(void *ctx, int32_t layer, int32_t kv_head, int64_t n, const u
     }
 }
 
-cpa_source cpa_source_synthetic(cpa_synthetic *synthetic) {
-    return (cpa_source){.size = sizeof(cpa_source), .ctx = synthetic, .fill = fill, .recall = recall, .capturable = 1};
+cpa_model cpa_synthetic_model(cpa_synthetic *synthetic) {
+    return (cpa_model){
+        .size = sizeof(cpa_model), .ctx = synthetic, .layer_in = layer_in, .recall = recall, .capturable = 1};
 }
 
 uint32_t cpa_synthetic_token(void *seed, uint64_t request, int64_t position) {

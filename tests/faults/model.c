@@ -3,25 +3,26 @@
 
 #include "base/check.h"
 #include "kernels/operators.h"
-#include "src/model/source_synthetic.h"
+#include "src/model/synthetic.h"
 #include "tests/faults/fault.h"
 
 enum { NAN_POSITION = 7 };
 static const uint32_t NAN_BITS = 0x7fc07fc0; /* as fp32, and as pairs of bf16 or fp16 */
 
-cpa_source __real_cpa_source_synthetic(cpa_synthetic *synthetic);
-cpa_source __wrap_cpa_source_synthetic(cpa_synthetic *synthetic);
+cpa_model __real_cpa_synthetic_model(cpa_synthetic *synthetic);
+cpa_model __wrap_cpa_synthetic_model(cpa_synthetic *synthetic);
 
-/* The source without the bug; its context is that of the one with it. */
-static cpa_source real;
+/* The model without the bug; its context is that of the one with it. */
+static cpa_model real;
 
-static cpa_status fill(void *ctx, int32_t layer, const cpa_rows *rows, void *q, void *k, void *v, cpa_stream *stream) {
+static cpa_status layer_in(void *ctx, int32_t layer, const cpa_model_step *step, const cpa_layer_args *args,
+                           cpa_stream *stream) {
     const cpa_synthetic *synthetic = ctx;
     const int64_t row_bytes = cpa_shape_k_bytes(&synthetic->shape);
-    CPA_TRY(real.fill(ctx, layer, rows, q, k, v, stream));
-    for (int64_t row = 0; cpa_fault_is(CPA_FAULT_NAN_KEY) && row < rows->count; row++) {
-        if (rows->positions[row] != NAN_POSITION) continue;
-        void *key = (char *)k + row * row_bytes;
+    CPA_TRY(real.layer_in(ctx, layer, step, args, stream));
+    for (int64_t row = 0; cpa_fault_is(CPA_FAULT_NAN_KEY) && row < step->rows.count; row++) {
+        if (step->rows.positions[row] != NAN_POSITION) continue;
+        void *key = (char *)args->k + row * row_bytes;
         CPA_TRY(synthetic->device->table->copy(key, &NAN_BITS, sizeof NAN_BITS, stream));
     }
     return CPA_OK;
@@ -36,9 +37,9 @@ static void recall(void *ctx, int32_t layer, int32_t kv_head, int64_t n, const u
         if (positions[i] == NAN_POSITION) memcpy((char *)k + i * key_bytes, &NAN_BITS, sizeof NAN_BITS);
 }
 
-cpa_source __wrap_cpa_source_synthetic(cpa_synthetic *synthetic) {
-    cpa_source source = real = __real_cpa_source_synthetic(synthetic);
-    source.fill = fill;
-    source.recall = recall;
-    return source;
+cpa_model __wrap_cpa_synthetic_model(cpa_synthetic *synthetic) {
+    cpa_model model = real = __real_cpa_synthetic_model(synthetic);
+    model.layer_in = layer_in;
+    model.recall = recall;
+    return model;
 }

@@ -1,0 +1,166 @@
+/* A model behind the engine: where queries, keys and values come from, where attention results go, and how the next
+ * tokens are drawn.
+ *
+ * The engine calls a cpa_model on every rank, step after step, from the thread that runs the engine:
+ *
+ *     begin_step    embeds the tokens of the step's rows
+ *     layer_in      queries, keys and values of a layer       \  the engine writes the cache and attends
+ *     layer_out     the attention results of that layer       /  in between
+ *     end_step      draws a token for each row that yields one
+ *
+ * A rank's rows are the new tokens that it owns; a row's token is on the device alone where the step right before has
+ * drawn it. All calls enqueue on the stream (cpa_stream_native) and do nothing else. */
+#ifndef CPATTN_MODEL_H
+#define CPATTN_MODEL_H
+
+#include <cpattn/context.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* The attention of a model. */
+typedef struct cpa_model_shape {
+    int32_t layers;
+    cpa_attention_shape attention; /* of every layer, its cache included; v_dim 0 = k_dim */
+    cpa_mask mask;                 /* of every layer, unless */
+    const cpa_mask *layer_masks;   /* [layers]: each has its own; NULL: they have not. Must outlive the engine */
+    int64_t reserved[6];           /* zero */
+} cpa_model_shape;
+
+/* The mask of a layer. */
+CPA_INLINE cpa_mask cpa_model_mask(const cpa_model_shape *model, int32_t layer) {
+    return model->layer_masks ? model->layer_masks[layer] : model->mask;
+}
+
+/* How the output tokens of a request are drawn. Zeros stand for the most probable token every time, without penalties.
+ * The order: penalties, temperature, top_k, top_p, min_p. What is drawn depends on the logits, the seed and the position
+ * alone: samples of one prompt need seeds of their own. */
+typedef struct cpa_sampling {
+    size_t size;
+    float temperature;        /* logits are divided by it; 0: the most probable token is taken */
+    float top_p;              /* of the most probable tokens those that hold so much together; 0 or 1: all */
+    float min_p;              /* those with at least so much of the best one's probability; 0: all */
+    int32_t top_k;            /* so many most probable tokens; 0: all */
+    float repetition_penalty; /* of tokens of prompt and output: logits > 0 are divided by it, others multiplied
+                                  (Keskar et al., arXiv:1909.05858); 0 or 1: none */
+    float presence_penalty;   /* subtracted from the logits of tokens of the output; 0: none */
+    uint64_t seed;
+    int32_t logprobs;         /* the log-probability of each output token is wanted */
+    int32_t ignore_eos;       /* the end tokens of the model do not end the request */
+    const uint32_t *stop_ids; /* [n_stop_ids] tokens that end the request when they are drawn; copied */
+    int64_t n_stop_ids;
+    int64_t reserved[4]; /* zero */
+} cpa_sampling;
+
+/* The rows of a step on one rank: its tokens, chunk after chunk. Where a call is captured in a graph, that is launched
+ * again for steps of as many rows: what lies on the host is of the step of the call, what lies on the device of the
+ * step that runs. A step may be filled up to a round number of rows: those have slot -1, request, token and position 0,
+ * and whatever is computed for them must do no harm. */
+typedef struct cpa_rows {
+    int64_t count;
+    const uint64_t *requests; /* host */
+    const uint32_t *tokens;   /* host; 0 where the token is known on the device alone */
+    const int64_t *positions; /* host */
+    const uint32_t *tokens_device;
+    const int64_t *positions_device;
+    const int64_t *slots_device; /* where the cache has the token (see cpa_kv_write_args); -1: nowhere */
+} cpa_rows;
+
+/* What some row of a step, on whatever rank, wants of the drawing; a graph is launched for steps that want the same. */
+enum {
+    CPA_WANTS_LOGITS = 1,      /* not every token is given, or a log-probability is wanted */
+    CPA_WANTS_TEMPERATURE = 2, /* above 0 */
+    CPA_WANTS_FILTERS = 4,     /* top_k, top_p or min_p */
+    CPA_WANTS_PENALTIES = 8,   /* repetition or presence */
+    CPA_WANTS_LOGPROBS = 16
+};
+
+/* How the token of each emission is drawn: device arrays of as many entries as there are emissions, with 1 for a top_p
+ * or a repetition penalty that is none. */
+typedef struct cpa_sample_rows {
+    const float *temperature;
+    const float *top_p;
+    const float *min_p;
+    const int32_t *top_k;
+    const float *repetition_penalty;
+    const float *presence_penalty;
+    const uint64_t *seed;
+    const int64_t *position; /* of the token that is drawn */
+    const int32_t *seq;      /* index of the sequence: below max_num_seqs, its own while it runs */
+    const int64_t *given;    /* this token is the outcome, whatever the logits; -1: it is drawn */
+} cpa_sample_rows;
+
+/* The rows of a step on one rank that yield a token each. */
+typedef struct cpa_emissions {
+    int64_t count;
+    const int32_t *rows; /* device: the row; -1: none, the entry fills up */
+    cpa_sample_rows sample;
+    uint32_t wants; /* CPA_WANTS_..., of all ranks */
+} cpa_emissions;
+
+/* The tokens that the sequences of a step go on with, those of all ranks on every rank: what penalties follow from. A
+ * sequence has each of its tokens here once, until it restarts; count and n_restarts are 0 unless some row of the step
+ * wants penalties. */
+typedef struct cpa_history {
+    int64_t n_restarts;
+    const int32_t *restarts; /* device: indices of sequences whose tokens of the steps before are forgotten first */
+    int64_t count;
+    const int32_t *seqs;    /* device: indices of sequences; -1: none, the entry fills up */
+    const uint32_t *tokens; /* device */
+    const int32_t *outputs; /* device: 1 for a token of the output, 0 for one of the prompt */
+} cpa_history;
+
+/* One step, as a rank's model sees it. */
+typedef struct cpa_model_step {
+    size_t size;
+    cpa_rows rows;
+    cpa_emissions emissions;
+    cpa_history history;
+} cpa_model_step;
+
+/* What layer_in fills, and where it may write keys and values itself. On the device of the engine. */
+typedef struct cpa_layer_args {
+    size_t size;
+    void *q;            /* [rows, q_heads, k_dim] */
+    void *k;            /* [rows, kv_heads, k_dim], and */
+    void *v;            /* [rows, kv_heads, v_dim]: the engine writes them to the cache, unless the model does */
+    cpa_kv_view kv;     /* the cache of the layer */
+    uint8_t *nonfinite; /* [rows]: 1 where a model that writes the cache finds a NaN or an infinity in a key or value */
+} cpa_layer_args;
+
+/* A token that was drawn. */
+typedef struct cpa_drawn {
+    uint32_t id;
+    float logprob; /* natural logarithm of its probability under the logits as they are; 0 where nobody wants it */
+} cpa_drawn;
+
+typedef struct cpa_model {
+    size_t size;
+    void *ctx;
+    /* Takes the tokens of the rows in. May be NULL. */
+    cpa_status (*begin_step)(void *ctx, const cpa_model_step *step, cpa_stream *stream);
+    cpa_status (*layer_in)(void *ctx, int32_t layer, const cpa_model_step *step, const cpa_layer_args *args,
+                           cpa_stream *stream);
+    /* Takes the results of the layer, [rows, q_heads, v_dim]. May be NULL. */
+    cpa_status (*layer_out)(void *ctx, int32_t layer, const cpa_model_step *step, const void *out, cpa_stream *stream);
+    /* Fills drawn [emissions], on the device. NULL: nothing is drawn, all output tokens are given. */
+    cpa_status (*end_step)(void *ctx, const cpa_model_step *step, cpa_drawn *drawn, cpa_stream *stream);
+    /* Writes again, to host memory, what layer_in gave for one KV head of n tokens: keys [n, k_dim] and values
+     * [n, v_dim]; lets the sampled check tell a stale cache from a wrong attention. Called from several threads at
+     * once. May be NULL, where keys and values depend on more than token and position. */
+    void (*recall)(void *ctx, int32_t layer, int32_t kv_head, int64_t n, const uint32_t *tokens,
+                   const int64_t *positions, void *k, void *v);
+    /* The calls enqueue the same for any steps of one shape: counts of rows and emissions, and what is wanted. The
+     * engine may capture them in a graph, and launch that in place of later calls. 0: they are called for every step. */
+    int32_t capturable;
+    int32_t writes_cache; /* layer_in writes keys and values to args->kv by the rows' slots; args->k and v are NULL */
+    const uint32_t *end_ids; /* [n_end_ids] tokens that end a request; must outlive the engine */
+    int64_t n_end_ids;
+    int64_t reserved[4]; /* zero */
+} cpa_model;
+
+#ifdef __cplusplus
+}
+#endif
+#endif
