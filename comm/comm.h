@@ -20,6 +20,7 @@ typedef struct cpa_control {
     int32_t rank;
     int32_t size;
     int32_t tag;        /* the first of its tags */
+    int32_t channel;    /* how many were opened on the communicator before: what refusals name it by */
     uint64_t here;      /* a bit for each rank of this host, once find_host has found them, */
     int32_t ranks_here; /* how many there are, */
     int32_t rank_here;  /* and how many of them come before this one */
@@ -29,10 +30,16 @@ typedef struct cpa_control {
 } cpa_control;
 
 /* The tags of a channel, counted from its first. */
-enum { CPA_CONTROL_TAG_COLLECTIVE = 0, CPA_CONTROL_TAG_MAILBOX, CPA_CONTROL_TAG_PRESENT, CPA_CONTROL_TAGS };
+enum {
+    CPA_CONTROL_TAG_COLLECTIVE = 0,
+    CPA_CONTROL_TAG_MAILBOX,
+    CPA_CONTROL_TAG_PRESENT,
+    CPA_CONTROL_TAG_PLAN, /* of src/context */
+    CPA_CONTROL_TAGS
+};
 
 /* Collective, without a message: every rank opens its channels on `comm`, which must outlive them, in the same order.
- * Fails only if there is no communicator. */
+ * Fails only if there is no communicator, or too much is open on it. */
 cpa_status cpa_control_open(cpa_comm *comm, cpa_control *out, cpa_error *err);
 /* Does nothing to a channel of zeros. */
 void cpa_control_close(cpa_control *control);

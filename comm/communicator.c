@@ -5,13 +5,26 @@
 
 #include "base/check.h"
 
-enum { TAGS = 32768 };
+static int is_taken(const cpa_comm *comm, int32_t tag) {
+    return (int)(comm->tags_taken[tag / 64] >> tag % 64 & 1);
+}
 
-int32_t cpa_comm_take_tags(cpa_comm *comm, int32_t n) {
-    if (comm->tags_taken + n > TAGS) comm->tags_taken = CPA_COMM_TAG_FIRST_FREE; /* those of long ago are free again */
-    int32_t first = comm->tags_taken;
-    comm->tags_taken += n;
-    return first;
+cpa_status cpa_comm_take_tags(cpa_comm *comm, int32_t n, int32_t *first, cpa_error *err) {
+    int32_t run = 0, tag = comm->next_tag;
+    for (int32_t looked = 0; looked < CPA_COMM_TAGS + n && run < n; looked++, tag++) {
+        if (tag >= CPA_COMM_TAGS) tag = CPA_COMM_TAG_FIRST_FREE, run = 0;
+        run = is_taken(comm, tag) ? 0 : run + 1;
+    }
+    *first = run == n ? tag - n : -1;
+    if (run < n) return cpa_fail(err, CPA_NO_MEMORY, "communicator: all its %d tags are in use", CPA_COMM_TAGS);
+    for (tag = *first; tag < *first + n; tag++) comm->tags_taken[tag / 64] |= (uint64_t)1 << tag % 64;
+    comm->next_tag = tag;
+    return CPA_OK;
+}
+
+void cpa_comm_give_back_tags(cpa_comm *comm, int32_t first, int32_t n) {
+    for (int32_t tag = first; first >= 0 && tag < first + n; tag++)
+        comm->tags_taken[tag / 64] &= ~((uint64_t)1 << tag % 64);
 }
 
 cpa_status cpa_comm_start_send(cpa_comm *comm, int32_t peer, int32_t tag, const void *data, int64_t bytes,

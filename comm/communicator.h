@@ -8,23 +8,29 @@
 #include "comm/store/watch.h"
 
 /* Tags of the program's own calls; channels take theirs from those behind. */
-enum { CPA_COMM_TAG_COLLECTIVE = 0, CPA_COMM_TAG_MESSAGE, CPA_COMM_TAG_FIRST_FREE };
+enum { CPA_COMM_TAG_COLLECTIVE = 0, CPA_COMM_TAG_MESSAGE, CPA_COMM_TAG_FIRST_FREE, CPA_COMM_TAGS = 32768 };
 
 struct cpa_comm {
     cpa_comm_ops ops;
     void *state;
     int32_t rank, size;
-    int32_t tags_taken; /* the same on every rank */
-    cpa_watch *watch;   /* NULL with one rank */
-    cpa_calls calls;    /* that this rank waits in, if it says so (cpa_comm_begin_wait) */
-    void *remembered;   /* what is measured once for a communicator; freed with it */
+    uint64_t tags_taken[CPA_COMM_TAGS / 64]; /* a bit for each; the same on every rank, as is the next to look at */
+    int32_t next_tag;
+    int32_t channels; /* opened so far */
+    cpa_watch *watch; /* NULL with one rank */
+    cpa_calls calls;  /* that this rank waits in, if it says so (cpa_comm_begin_wait) */
+    void *remembered; /* what is measured once for a communicator; freed with it */
 };
 
 /* Options with their defaults filled in; those of a smaller known size are zero. */
 cpa_status cpa_comm_take_options(const cpa_comm_options *given, cpa_comm_options *out, cpa_error *err);
 
-/* Takes n tags, which nobody else uses. Every rank takes the same ones in the same order, whatever fails. */
-int32_t cpa_comm_take_tags(cpa_comm *comm, int32_t n);
+/* Takes n tags in a row, which nobody else uses until they are given back; *first is -1 where there are none. Every rank
+ * takes and gives back the same ones in the same order, whatever fails. They come round: those that were given back last
+ * are taken last, as messages of theirs that nobody received may still be on their way. */
+cpa_status cpa_comm_take_tags(cpa_comm *comm, int32_t n, int32_t *first, cpa_error *err);
+/* Does nothing with first = -1. */
+void cpa_comm_give_back_tags(cpa_comm *comm, int32_t first, int32_t n);
 
 /* Whether the request is done, which then exists no more; sets it to NULL then. NULL is done. */
 cpa_status cpa_comm_test(cpa_comm *comm, cpa_comm_request **request, int *done, cpa_error *err);
@@ -33,7 +39,7 @@ cpa_status cpa_comm_wait(cpa_comm *comm, cpa_comm_request **request, int32_t pee
 /* Fails if waiting for `peer` (-1: for any rank) is to no end: a rank is lost, or has refused a call that this one
  * waits in. cpa_comm_wait looks too. */
 cpa_status cpa_comm_check(cpa_comm *comm, int32_t peer, cpa_error *err);
-/* This rank begins to wait in calls of a channel (a tag that names it) that others may refuse, or no longer waits. Calls
+/* This rank begins to wait in calls of a channel that others may refuse, or no longer waits. Calls
  * that have returned count too while what they have enqueued may be under way. */
 void cpa_comm_begin_wait(cpa_comm *comm, cpa_calls calls);
 void cpa_comm_end_wait(cpa_comm *comm);

@@ -78,7 +78,7 @@ cpa_status cpa_comm_create(const cpa_comm_ops *ops, void *state, int32_t rank, i
                      .rank = rank,
                      .size = size,
                      .calls.channel = -1,
-                     .tags_taken = CPA_COMM_TAG_FIRST_FREE};
+                     .next_tag = CPA_COMM_TAG_FIRST_FREE};
     cpa_control control = {.comm = &made, .rank = rank, .size = size, .tag = CPA_COMM_TAG_COLLECTIVE};
     if (size > 1) status = start_watch(&control, own.timeout_s, status, &made.watch, &why);
     if (status != CPA_OK) {

@@ -11,8 +11,9 @@ enum { SMALL_BYTES = 4096 };
 
 cpa_status cpa_control_open(cpa_comm *comm, cpa_control *out, cpa_error *err) {
     if (!comm) return cpa_fail(err, CPA_INVALID, "no communicator");
-    *out = (cpa_control){
-        .comm = comm, .rank = comm->rank, .size = comm->size, .tag = cpa_comm_take_tags(comm, CPA_CONTROL_TAGS)};
+    int32_t tag;
+    CPA_TRY(cpa_comm_take_tags(comm, CPA_CONTROL_TAGS, &tag, err));
+    *out = (cpa_control){.comm = comm, .rank = comm->rank, .size = comm->size, .tag = tag, .channel = comm->channels++};
     return CPA_OK;
 }
 
@@ -22,6 +23,7 @@ void cpa_control_close(cpa_control *control) {
         cpa_comm_cancel(control->comm, &control->present[rank]);
         cpa_comm_cancel(control->comm, &control->told[rank]);
     }
+    cpa_comm_give_back_tags(control->comm, control->tag, CPA_CONTROL_TAGS);
     control->comm = NULL;
 }
 

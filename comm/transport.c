@@ -32,9 +32,13 @@ typedef struct host_transport {
 } host_transport;
 
 static cpa_status transport_open(cpa_control *control, cpa_transport **out, cpa_error *err) {
-    const int32_t tag = cpa_comm_take_tags(control->comm, 1); /* on every rank, whatever fails */
+    int32_t tag;
+    CPA_TRY(cpa_comm_take_tags(control->comm, 1, &tag, err)); /* on every rank, whatever fails */
     host_transport *t = calloc(1, sizeof *t);
-    if (!t) return cpa_fail(err, CPA_NO_MEMORY, "no memory for a transport");
+    if (!t) {
+        cpa_comm_give_back_tags(control->comm, tag, 1);
+        return cpa_fail(err, CPA_NO_MEMORY, "no memory for a transport");
+    }
     t->base.table = &cpa_transport_host;
     t->control = control;
     t->tag = tag;
@@ -52,6 +56,7 @@ static void transport_close(cpa_transport *transport) {
     host_transport *t = (host_transport *)transport;
     if (!t) return;
     for (int i = 0; i < CPA_TRANSPORT_MAX_IN_FLIGHT; i++) abandon(t, &t->exchanges[i]);
+    cpa_comm_give_back_tags(t->control->comm, t->tag, 1);
     free(t);
 }
 

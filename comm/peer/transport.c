@@ -390,11 +390,13 @@ static void transport_close(cpa_transport *transport) {
     cpa_device_transport_settle(&t->head);
     settle_stores(t);
     close_local(t);
+    cpa_comm_give_back_tags(t->head.control->comm, t->tag, 1);
     free(t);
 }
 
 static cpa_status transport_open(cpa_control *control, cpa_transport **out, cpa_error *err) {
-    const int32_t tag = cpa_comm_take_tags(control->comm, 1); /* on every rank, whatever fails */
+    int32_t tag;
+    CPA_TRY(cpa_comm_take_tags(control->comm, 1, &tag, err)); /* on every rank, whatever fails */
     peer_transport *t = calloc(1, sizeof *t);
     cpa_peer_address flags = {0};
     cpa_status status = t ? CPA_OK : cpa_fail(err, CPA_NO_MEMORY, "no memory for a transport");
@@ -412,6 +414,7 @@ static cpa_status transport_open(cpa_control *control, cpa_transport **out, cpa_
 
 failed:
     if (opened) close_local(t);
+    cpa_comm_give_back_tags(control->comm, tag, 1);
     free(t);
     return status;
 }

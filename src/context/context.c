@@ -165,7 +165,6 @@ cpa_status cpa_context_create_over(cpa_comm *comm, cpa_device *device, const cpa
     cpa_control control;
     cpa_error none;
     CPA_TRY(cpa_control_open(comm, &control, err));
-    const int32_t plan_tag = cpa_comm_take_tags(comm, 1); /* on every rank, whatever fails */
     cpa_context *c = calloc(1, sizeof *c);
     cpa_status status = c ? CPA_OK : cpa_fail(&none, CPA_NO_MEMORY, "no memory for a context");
     if (!c) {
@@ -176,7 +175,7 @@ cpa_status cpa_context_create_over(cpa_comm *comm, cpa_device *device, const cpa
     c->control = control;
     c->exchanging = NO_CALLS;
     c->awaiting = (cpa_stream_drain){.drain = drain_stream, .ctx = c};
-    cpa_plan_agreement_open(&c->agreement, &c->control, plan_tag);
+    cpa_plan_agreement_open(&c->agreement, &c->control);
 
     status = out ? take_options(options, device, &c->ops.options, &c->ops.error)
                  : cpa_fail(&c->ops.error, CPA_INVALID, "context: out is NULL");
@@ -354,7 +353,7 @@ static cpa_status check_layer(cpa_context *c, const cpa_context_args *args, cons
 static cpa_status attend_exchanging(cpa_context *c, const cpa_context_args *layer, cpa_stream *stream, int64_t call) {
     cpa_context_poll poll;
     c->layers_exchanged++;
-    c->exchanging = (cpa_calls){c->control.tag, c->exchanging.channel < 0 ? call : c->exchanging.first, call};
+    c->exchanging = (cpa_calls){c->control.channel, c->exchanging.channel < 0 ? call : c->exchanging.first, call};
     cpa_comm_begin_wait(c->control.comm, c->exchanging);
     if (c->turn >= 0) {
         cpa_plan_agreement_attend(&c->agreement, layer->mask, layer->scale);
@@ -382,7 +381,7 @@ static cpa_status attend_layer(cpa_context *c, const cpa_context_args *args, cpa
         status = attend_exchanging(c, &layer, stream, call);
     }
     if (status != CPA_OK && (c->broken || c->step.exchanges))
-        cpa_comm_refuse(c->control.comm, c->control.tag, call, c->broken, &c->ops.error);
+        cpa_comm_refuse(c->control.comm, c->control.channel, call, c->broken, &c->ops.error);
     return status;
 }
 
@@ -390,7 +389,7 @@ cpa_status cpa_context_attend(cpa_context *context, const cpa_context_args *args
     cpa_context *c = context;
     if (!c) return CPA_INVALID;
     const int64_t call = c->calls++;
-    cpa_comm_begin_wait(c->control.comm, (cpa_calls){c->control.tag, call, call});
+    cpa_comm_begin_wait(c->control.comm, (cpa_calls){c->control.channel, call, call});
     cpa_status status = attend_layer(c, args, stream, call);
     cpa_comm_end_wait(c->control.comm);
     if (status != CPA_OK) return status;

@@ -8,8 +8,8 @@
 #include "base/clock.h"
 #include "base/hash.h"
 
-void cpa_plan_agreement_open(cpa_plan_agreement *agreement, cpa_control *control, int32_t tag) {
-    *agreement = (cpa_plan_agreement){.control = control, .tag = tag, .rules = CPA_HASH_START};
+void cpa_plan_agreement_open(cpa_plan_agreement *agreement, cpa_control *control) {
+    *agreement = (cpa_plan_agreement){.control = control, .rules = CPA_HASH_START};
 }
 
 void cpa_plan_agreement_close(cpa_plan_agreement *agreement) {
@@ -35,6 +35,10 @@ void cpa_plan_agreement_attend(cpa_plan_agreement *a, cpa_mask mask, float scale
     a->rules = cpa_hash_bytes(a->rules, &scale, sizeof scale);
 }
 
+static int32_t tag_of(const cpa_plan_agreement *a) {
+    return a->control->tag + CPA_CONTROL_TAG_PLAN;
+}
+
 static cpa_status flush(cpa_plan_agreement *a, cpa_error *err) {
     for (int32_t rank = 0; rank < a->control->size; rank++)
         CPA_TRY(cpa_comm_wait(a->control->comm, &a->sends[rank], rank, err));
@@ -51,7 +55,7 @@ cpa_status cpa_plan_agreement_tell(cpa_plan_agreement *a, const cpa_context_chun
     a->open++;
     for (int32_t rank = 0; rank < a->control->size; rank++) {
         if (rank == a->control->rank) continue;
-        CPA_TRY(cpa_comm_start_send(a->control->comm, rank, a->tag, &a->mine, sizeof a->mine, &a->sends[rank], err));
+        CPA_TRY(cpa_comm_start_send(a->control->comm, rank, tag_of(a), &a->mine, sizeof a->mine, &a->sends[rank], err));
     }
     return CPA_OK;
 }
@@ -74,7 +78,7 @@ static cpa_status receive(const cpa_plan_agreement *a, int32_t rank, cpa_plan_no
     cpa_comm *comm = a->control->comm;
     for (int64_t i = 0; i < a->open; i++) {
         cpa_comm_request *request;
-        CPA_TRY(cpa_comm_start_receive(comm, rank, a->tag, out, sizeof *out, &request, err));
+        CPA_TRY(cpa_comm_start_receive(comm, rank, tag_of(a), out, sizeof *out, &request, err));
         cpa_status status = wait_for_note(comm, &request, rank, err);
         cpa_comm_cancel(comm, &request);
         CPA_TRY(status);

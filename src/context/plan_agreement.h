@@ -1,5 +1,6 @@
-/* All ranks must plan the same chunks and attend their layers alike: each tells the others what it has planned, and how it
- * attended the layers before, while it plans, and compares before its first layer, when what they say has come. The engine's plans all come from rank 0 and need none of this. */
+/* All ranks must plan the same chunks and attend their layers alike: each tells the others what it has planned, and how
+ * it attended the layers before, while it plans, and compares before its first layer, when what they say has come. The
+ * engine's plans all come from rank 0 and need none of this. */
 #ifndef CPA_PLAN_AGREEMENT_H
 #define CPA_PLAN_AGREEMENT_H
 
@@ -18,15 +19,14 @@ typedef struct cpa_plan_note {
 
 typedef struct cpa_plan_agreement {
     cpa_control *control;
-    int32_t tag;
     int64_t open; /* plans that have not been compared */
     uint64_t rules;
     cpa_plan_note mine;
     cpa_comm_request *sends[CPA_COMM_MAX_RANKS];
 } cpa_plan_agreement;
 
-/* `control` must outlive it; `tag` is one of its communicator that nobody else uses. */
-void cpa_plan_agreement_open(cpa_plan_agreement *agreement, cpa_control *control, int32_t tag);
+/* `control` must outlive it; one agreement a channel. */
+void cpa_plan_agreement_open(cpa_plan_agreement *agreement, cpa_control *control);
 void cpa_plan_agreement_close(cpa_plan_agreement *agreement);
 /* Tells the others of a plan after so many layers with exchanges, which has got `status`, with `refusal` then. Waits
  * until they have taken the one before. */
@@ -35,8 +35,8 @@ cpa_status cpa_plan_agreement_tell(cpa_plan_agreement *agreement, const cpa_cont
 /* A layer with exchanges is attended. */
 void cpa_plan_agreement_attend(cpa_plan_agreement *agreement, cpa_mask mask, float scale);
 /* On every rank alike, CPA_INVALID if ranks have planned different chunks, or one has refused them, or the layers before
- * were attended under different masks or scales, and CPA_COMM if one has attended other layers than the others. Does nothing the second time. Waits for the others to plan; if that fails
- * `open` is not 0 afterwards. */
+ * were attended under different masks or scales, and CPA_COMM if one has attended other layers than the others. Does
+ * nothing the second time. Waits for the others to plan; if that fails `open` is not 0 afterwards. */
 cpa_status cpa_plan_agreement_compare(cpa_plan_agreement *agreement, cpa_error *err);
 
 #endif

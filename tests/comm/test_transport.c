@@ -291,21 +291,24 @@ static void test_agree_tells_all_ranks_what_the_lowest_failing_one_says(void) {
     cpa_control_close(&control);
 }
 
-/* A kind is the place of its row and of its name; a transport is found for the memory that it carries alone. */
 /* Over TCP, where other messages follow on the same connection; its buffer can be freed at once. */
 static void test_a_send_that_is_given_up_harms_no_other(void) {
     enum { BYTES = 32 << 20 }; /* more than a socket takes at once */
     cpa_comm *comm = cpa_test_comm();
     cpa_comm_request *send;
     if (comm->size == 1 || strcmp(comm->ops.name, "tcp") != 0) return;
-    const int32_t tag = cpa_comm_take_tags(comm, 1), next = (comm->rank + 1) % comm->size;
+    const int32_t next = (comm->rank + 1) % comm->size;
+    int32_t tag;
+    CU_ASSERT_EQUAL(cpa_comm_take_tags(comm, 1, &tag, NULL), CPA_OK);
     void *data = calloc(1, BYTES);
     CU_ASSERT_EQUAL(cpa_comm_start_send(comm, next, tag, data, BYTES, &send, NULL), CPA_OK);
     cpa_comm_cancel(comm, &send);
     free(data);
     CU_ASSERT_EQUAL(cpa_comm_barrier(comm, NULL), CPA_OK);
+    cpa_comm_give_back_tags(comm, tag, 1);
 }
 
+/* A kind is the place of its row and of its name; a transport is found for the memory that it carries alone. */
 static void test_every_kind_has_a_row_and_a_name(void) {
     CU_ASSERT_STRING_EQUAL(cpa_transport_names[CPA_TRANSPORT_AUTO], "auto");
     CU_ASSERT_PTR_NULL(cpa_transport_names[CPA_TRANSPORTS + 1]);
@@ -325,12 +328,47 @@ static void test_every_kind_has_a_row_and_a_name(void) {
     }
 }
 
+/* Far more channels than there are tags, one after another, beside one that stays. */
+static void test_tags_of_what_is_closed_are_taken_again(void) {
+    cpa_comm *comm = cpa_test_comm();
+    cpa_control stays, control;
+    double sum = 1;
+    CU_ASSERT_EQUAL(cpa_control_open(comm, &stays, NULL), CPA_OK);
+    for (int32_t opened = 0; opened < 2 * CPA_COMM_TAGS / CPA_CONTROL_TAGS; opened++) {
+        CU_ASSERT_EQUAL(cpa_control_open(comm, &control, NULL), CPA_OK);
+        CU_ASSERT(control.tag + CPA_CONTROL_TAGS <= stays.tag || control.tag >= stays.tag + CPA_CONTROL_TAGS);
+        CU_ASSERT_NOT_EQUAL(control.channel, stays.channel);
+        cpa_control_close(&control);
+    }
+    CU_ASSERT_EQUAL(cpa_control_sum(&stays, &sum, 1, NULL), CPA_OK);
+    CU_ASSERT_EQUAL(sum, cpa_comm_size(comm));
+    cpa_control_close(&stays);
+}
+
+static void test_tags_that_are_all_in_use_are_refused(void) {
+    cpa_comm *comm = cpa_test_comm();
+    cpa_error err = {CPA_OK, ""};
+    int32_t first, more;
+    const int32_t all = CPA_COMM_TAGS - CPA_COMM_TAG_FIRST_FREE;
+    cpa_control control;
+    CU_ASSERT_EQUAL(cpa_comm_take_tags(comm, all, &first, NULL), CPA_OK);
+    CU_ASSERT_EQUAL(cpa_comm_take_tags(comm, 1, &more, &err), CPA_NO_MEMORY);
+    CU_ASSERT_EQUAL(more, -1);
+    CU_ASSERT_PTR_NOT_NULL(strstr(err.message, "32768 tags are in use"));
+    CU_ASSERT_EQUAL(cpa_control_open(comm, &control, NULL), CPA_NO_MEMORY);
+    cpa_comm_give_back_tags(comm, first, all);
+    CU_ASSERT_EQUAL(cpa_control_open(comm, &control, NULL), CPA_OK);
+    cpa_control_close(&control);
+}
+
 static const cpa_test TESTS[] = {
     {"every kind has a row and a name", test_every_kind_has_a_row_and_a_name},
     {"messages of any size arrive intact", test_messages_of_any_size_arrive_intact},
     {"exchanges in flight do not mix", test_exchanges_in_flight_do_not_mix},
     {"a message longer than one MPI call arrives intact", test_a_message_longer_than_one_mpi_call_arrives_intact},
     {"tags may wrap around", test_tags_may_wrap_around},
+    {"tags of what is closed are taken again", test_tags_of_what_is_closed_are_taken_again},
+    {"tags that are all in use are refused", test_tags_that_are_all_in_use_are_refused},
     {"wrong use is refused with the numbers and breaks nothing", test_wrong_use_is_refused_with_the_numbers},
     {"control moves bytes and reduces", test_control_moves_bytes_and_reduces},
     {"control exchanges blocks of any size", test_control_exchanges_blocks_of_any_size},
