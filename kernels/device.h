@@ -1,9 +1,9 @@
 /* The contract between the library and a back end: the head of its devices and streams, what a device can do, and the
- * table of its memory, streams and events. Graphs are in graph.h, operators in operators.h, what the self-test asks for
- * in self_test.h; host/ and cuda/ each fill all of them.
+ * table of its memory, streams and events. Graphs are in graph.h, operators in operators.h and those beside attention in
+ * nn.h, what the self-test asks for in self_test.h; host/ and cuda/ each fill all of them.
  *
- * Arguments are checked before a table is called (src/ops: attend.c, kv.c, device.c and the checks that they share,
- * check_args.c); a back end may rely on that and reports only what it alone can know: CPA_UNSUPPORTED, CPA_NO_MEMORY,
+ * Arguments are checked before a table is called (src/ops: attend.c, kv.c, nn.c, device.c and the checks that they
+ * share, check_args.c); a back end may rely on that and reports only what it alone can know: CPA_UNSUPPORTED, CPA_NO_MEMORY,
  * CPA_DEVICE. What is given a stream and fails writes its message to stream->error. Nothing that is enqueued on a stream
  * allocates or synchronises, except where its comment says so. Every entry of a table is set: what a device cannot do is
  * said by its capabilities. */
@@ -15,6 +15,7 @@
 typedef struct cpa_device_table cpa_device_table;
 typedef struct cpa_graph_table cpa_graph_table;
 typedef struct cpa_operator_table cpa_operator_table;
+typedef struct cpa_nn_table cpa_nn_table;
 typedef struct cpa_stream_drain cpa_stream_drain;
 typedef struct cpa_self_test_table cpa_self_test_table;
 
@@ -37,6 +38,7 @@ struct cpa_device {
     const cpa_device_table *table;
     const cpa_graph_table *graphs; /* with caps.has_graphs */
     const cpa_operator_table *operators;
+    const cpa_nn_table *nn;
     const cpa_self_test_table *self_test;
     cpa_device_caps caps;
     char description[160];

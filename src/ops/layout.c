@@ -8,6 +8,7 @@ _Static_assert(sizeof(cpa_token_set) == 8, "cpa_token_set");
 _Static_assert(sizeof(cpa_attention_shape) == 64, "cpa_attention_shape");
 _Static_assert(sizeof(cpa_kv_view) == 192, "cpa_kv_view");
 _Static_assert(sizeof(cpa_mask) == 64, "cpa_mask");
+_Static_assert(sizeof(cpa_rope) == 64, "cpa_rope");
 _Static_assert(sizeof(cpa_partial) == 64, "cpa_partial");
 _Static_assert(sizeof(cpa_kv_span) == 64, "cpa_kv_span");
 _Static_assert(sizeof(cpa_attend_item) == 96, "cpa_attend_item");

@@ -5,6 +5,7 @@
 
 #include "base/check.h"
 #include "kernels/cuda/device/cuda.h"
+#include "kernels/cuda/nn/nn.h"
 
 static cpa_status find_encode(cpa_cuda_device *device, cpa_error *err) {
     const unsigned introduced = 12000; /* CUDA 12.0 */
@@ -77,6 +78,7 @@ static cpa_status device_open(const cpa_device_options *options, cpa_device **ou
     device->base.table = &device_table;
     device->base.graphs = &graph_table;
     device->base.operators = &operator_table;
+    device->base.nn = &cpa_cuda_nn;
     device->base.self_test = &self_test_table;
     device->base.caps = (cpa_device_caps){
         .asynchronous = 1,

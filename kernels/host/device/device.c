@@ -6,6 +6,7 @@
 
 #include "base/check.h"
 #include "kernels/host/attend/attend_rows.h"
+#include "kernels/host/nn/nn.h"
 
 /* The widest instruction set that this CPU has. */
 static const cpa_attend_isa *pick_isa(void) {
@@ -51,6 +52,7 @@ static cpa_status device_open(const cpa_device_options *options, cpa_device **ou
     device->base.backend = CPA_BACKEND_HOST;
     device->base.table = &device_table;
     device->base.operators = &operator_table;
+    device->base.nn = &cpa_host_nn;
     device->base.self_test = &self_test_table;
     device->base.caps = (cpa_device_caps){.bit_exact = 1, .split_tokens = CPA_HOST_SPLIT_TOKENS};
     device->thread_count = options->threads > 0 ? options->threads : 1;

@@ -1,0 +1,194 @@
+/* Operators beside attention: norms, rotary positions, activations, products and sampling. Enqueued on a stream; they
+ * allocate nothing and do not synchronise.
+ *
+ * Tensors are on the stream's device, aligned to their elements and in the dtype that is named. Strides are from row to
+ * row, in elements, 0 for contiguous rows; what is within a row is contiguous. Arithmetic is fp32 or wider, and a result
+ * is rounded once, to nearest even, when it is stored. A row depends neither on the rows beside it nor on how many there
+ * are, so that what a padded row holds is its own matter; on the host it has the same bits in any batch and any place of
+ * it. No rows is no error. `size` is sizeof the struct. A status other than CPA_OK means that nothing was enqueued, and
+ * cpa_stream_error tells why. */
+#ifndef CPATTN_NN_H
+#define CPATTN_NN_H
+
+#include <cpattn/device.h>
+#include <cpattn/types.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* rmsnorm (Zhang and Sennrich, arXiv:1910.07467): out = x / sqrt(mean(x^2) + eps) * (weight + weight_offset) in each
+ * row. With a residual: residual += x, rounded to dtype, and out is the norm of that rounded sum. */
+typedef struct cpa_rmsnorm_args {
+    size_t size;
+    int64_t rows;
+    int32_t width;
+    cpa_dtype dtype; /* of x, residual, weight and out */
+    const void *x;   /* [rows, width] */
+    int64_t x_stride;
+    void *residual;      /* [rows, width], contiguous; or NULL */
+    const void *weight;  /* [width] */
+    float weight_offset; /* 1 where weights are stored around zero, else 0 */
+    float eps;
+    void *out; /* [rows, width], contiguous; may be x where that is, and must not be the residual */
+} cpa_rmsnorm_args;
+CPA_API cpa_status cpa_rmsnorm(const cpa_rmsnorm_args *args, cpa_stream *stream);
+
+/* The frequencies of rotary positions (Su et al., arXiv:2104.09864), f_i = theta^(-2 i / dim) for i < dim / 2:
+ *
+ *     linear  f_i / factor
+ *     llama3  f_i where the wave length 2 pi / f_i is below original / high_freq_factor, f_i / factor where it is above
+ *             original / low_freq_factor, and between them (1 - s) f_i / factor + s f_i with
+ *             s = (original / wave length - low_freq_factor) / (high_freq_factor - low_freq_factor)
+ *     YaRN    (Peng et al., arXiv:2309.00071) f_i (1 - r_i) + f_i / factor r_i with the ramp
+ *             r_i = clamp((i - low) / (high - low), 0, 1), low = max(floor(c(beta_fast)), 0),
+ *             high = min(ceil(c(beta_slow)), dim - 1), 0.001 more where both are equal, and
+ *             c(r) = dim ln(original / (2 pi r)) / (2 ln theta); cosines and sines are multiplied by attention_factor */
+typedef enum cpa_rope_scaling {
+    CPA_ROPE_PLAIN = 0,
+    CPA_ROPE_LINEAR,
+    CPA_ROPE_LLAMA3,
+    CPA_ROPE_YARN,
+    CPA_ROPE_SCALING_COUNT
+} cpa_rope_scaling;
+typedef struct cpa_rope_config {
+    size_t size;
+    cpa_rope_scaling scaling;
+    int32_t dim;                              /* rotated elements of a head, even */
+    double theta;                             /* the base, above 1 */
+    int64_t max_position;                     /* rows of the table */
+    double factor;                            /* of all but plain, at least 1 */
+    double low_freq_factor, high_freq_factor; /* llama3: above 0, the second larger */
+    double beta_fast, beta_slow;              /* YaRN; 0: 32 and 1 */
+    double attention_factor;                  /* YaRN; 0: 0.1 ln(factor) + 1 */
+    int64_t original_max_position;            /* llama3 and YaRN */
+} cpa_rope_config;
+/* Fills `table` [max_position, dim] on the host: dim / 2 cosines, then dim / 2 sines of each position, computed in
+ * float64. Any threads at once. */
+CPA_API cpa_status cpa_rope_table(const cpa_rope_config *config, float *table, cpa_error *err);
+
+/* How queries and keys are rotated: (x, y) becomes (x cos - y sin, y cos + x sin) for the pairs (i, i + dim / 2), or
+ * (2 i, 2 i + 1) with `interleaved`, of the elements [first, first + dim) of a head; the others pass unchanged. A
+ * position outside of the table gives a row of NaN. */
+typedef struct cpa_rope {
+    const float *table;   /* [max_position, dim], as cpa_rope_table fills it; NULL: nothing is rotated */
+    int64_t max_position; /* rows of the table */
+    int32_t dim, first;
+    int32_t interleaved; /* 0: neox, 1: gptj */
+    int32_t reserved[9]; /* zero */
+} cpa_rope;
+
+/* qk_norm_rope: from the rows of one product, [q_heads queries | kv_heads keys | kv_heads values], makes queries, keys
+ * and values: each head of queries and keys is normed over its k_dim as by rmsnorm, then rotated, and rounded to dtype
+ * once. Keys and values go to their pages as by cpa_kv_write, from what was rounded, so that both ways give the same
+ * bits; or to k and v; or both. The heads may be a slice of a model's, even none of a kind. */
+typedef struct cpa_qk_norm_rope_args {
+    size_t size;
+    int64_t rows;
+    cpa_attention_shape shape; /* q_heads, kv_heads, k_dim, v_dim and dtype bind; the rest may be left out */
+    const void *qkv;           /* [rows, q_heads * k_dim + kv_heads * (k_dim + v_dim)] */
+    int64_t qkv_stride;
+    const void *q_weight, *k_weight; /* [k_dim]; NULL: no norm */
+    float weight_offset;
+    float eps;
+    cpa_rope rope;
+    const int64_t *positions; /* [rows]; may be NULL where nothing is rotated */
+    void *q;                  /* [rows, q_heads, k_dim] */
+    int64_t q_stride;
+    void *k, *v; /* [rows, kv_heads, k_dim] and [rows, kv_heads, v_dim], or NULL */
+    int64_t k_stride, v_stride;
+    const int64_t
+        *slot_mapping; /* [rows] as for cpa_kv_write, -1 writes nothing; NULL: no cache, `kv` is not looked at */
+    cpa_kv_view kv;
+    uint8_t *nonfinite; /* [rows] or NULL, as for cpa_kv_write: of rows that go to the cache */
+} cpa_qk_norm_rope_args;
+CPA_API cpa_status cpa_qk_norm_rope(const cpa_qk_norm_rope_args *args, cpa_stream *stream);
+
+/* swiglu (Shazeer, arXiv:2002.05202): out = gate / (1 + exp(-gate)) * up. */
+typedef struct cpa_swiglu_args {
+    size_t size;
+    int64_t rows;
+    int32_t width;
+    cpa_dtype dtype;
+    const void *gate_up; /* [rows, 2 * width], contiguous: the gates of a row, then what they scale */
+    void *out;           /* [rows, width], contiguous */
+} cpa_swiglu_args;
+CPA_API cpa_status cpa_swiglu(const cpa_swiglu_args *args, cpa_stream *stream);
+
+/* embed: row i is row tokens[i] of the table; a token outside of it gives a row of NaN. It gathers any rows: -1 in
+ * place of a token is one for a row of NaN. */
+typedef struct cpa_embed_args {
+    size_t size;
+    int64_t rows;
+    int32_t width;
+    cpa_dtype dtype;
+    int64_t vocabulary;     /* rows of the table, up to 2^32 - 1 */
+    const void *table;      /* [vocabulary, width], contiguous */
+    const uint32_t *tokens; /* [rows] */
+    void *out;              /* [rows, width], contiguous */
+} cpa_embed_args;
+CPA_API cpa_status cpa_embed(const cpa_embed_args *args, cpa_stream *stream);
+
+/* linear: out = x * weight^T + bias, accumulated in fp32 and rounded once. */
+typedef struct cpa_linear_args {
+    size_t size;
+    int64_t rows;
+    int32_t inputs, outputs;
+    cpa_dtype dtype;     /* of x, weight and bias */
+    cpa_dtype out_dtype; /* dtype, or CPA_F32 */
+    const void *x;       /* [rows, inputs] */
+    int64_t x_stride;
+    const void *weight; /* [outputs, inputs]: a slice of a larger matrix is a view */
+    int64_t weight_stride;
+    const void *bias; /* [outputs], or NULL */
+    void *out;        /* [rows, outputs]; overlaps nothing that is read */
+    int64_t out_stride;
+} cpa_linear_args;
+CPA_API cpa_status cpa_linear(const cpa_linear_args *args, cpa_stream *stream);
+
+/* sample: a token for each row of logits.
+ *
+ *   1. A row with given[i] >= 0 gets that token.
+ *   2. Penalties: the logit l of a token in the prompt or in the output becomes l > 0 ? l / repetition : l * repetition
+ *      (Keskar et al., arXiv:1909.05858); that of one in the output is lowered by `presence`.
+ *   3. Temperature 0: the largest logit, of equal ones the first.
+ *   4. Else z = (l - the largest l) / temperature. Of those the top_k largest stay, of their softmax the largest that
+ *      together reach top_p (Holtzman et al., arXiv:1904.09751), and of these the ones that have at least min_p of the
+ *      largest probability. What equals the last that stays stays too.
+ *   5. The largest z + g of what stays, of equal ones the first, where g = -ln(-ln u) and u in (0, 1) is a hash of seed,
+ *      position and token: a draw from the softmax (Gumbel, 1954) that depends on these three alone.
+ *
+ * A row with a NaN, or whose largest logit is infinite, gets CPA_NO_TOKEN. The same logits give the same tokens on every
+ * back end. A number outside of the range that is named counts as the default, 0. */
+#define CPA_NO_TOKEN 0xffffffffu
+typedef struct cpa_sample_args {
+    size_t size;
+    int64_t rows;
+    int64_t vocabulary;  /* up to 2^22 */
+    const float *logits; /* [rows, vocabulary]; not changed */
+    int64_t logits_stride;
+    /* [rows] each; all may be NULL, which is 0 everywhere (for `given`, -1). */
+    const float *temperature;   /* 0: the largest logit; above 0 */
+    const int32_t *top_k;       /* 0: all; above 0 */
+    const float *top_p, *min_p; /* 0: all; between 0 and 1 */
+    const float *repetition;    /* 0: none, as 1 is; above 0 */
+    const float *presence;      /* any number */
+    const uint64_t *seed;
+    const int64_t *position; /* of the token that is drawn */
+    const int64_t *given;
+    /* Which tokens are in the prompt, and in the output, of the sequence that sequence[i] names: [sequences, words],
+     * words = (vocabulary + 31) / 32, token t at bit t % 32 of word t / 32; both may be NULL. A sequence outside of
+     * 0..sequences-1 has no tokens. */
+    const uint32_t *in_prompt, *in_output;
+    const int32_t *sequence; /* [rows]; NULL where both bitmaps are */
+    int64_t sequences;
+    uint32_t *tokens; /* [rows] */
+    /* [rows] or NULL: the log-softmax of the logits as they are given, at the token; NaN for what is none of them. */
+    float *logprobs;
+} cpa_sample_args;
+CPA_API cpa_status cpa_sample(const cpa_sample_args *args, cpa_stream *stream);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
