@@ -1,0 +1,319 @@
+#include "src/model/model_config.h"
+
+#include <errno.h>
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/check.h"
+#include "src/model/json_file.h"
+
+/* What differs between families where config.json does not say it. */
+typedef struct family_traits {
+    const char *name;      /* model_type */
+    int qkv_bias, qk_norm; /* always there */
+    int reads_biases;      /* attention_bias counts */
+    int reads_mlp_bias;
+    int layered_windows; /* windows are for the layers that layer_types or max_window_layers name, else for all */
+    int64_t default_window;
+} family_traits;
+
+static const family_traits families[] = {
+    {"llama", .reads_biases = 1, .reads_mlp_bias = 1},
+    {"mistral", .default_window = 4096},
+    {"qwen2", .qkv_bias = 1, .layered_windows = 1},
+    {"qwen3", .qk_norm = 1, .reads_biases = 1, .layered_windows = 1},
+};
+enum { N_FAMILIES = sizeof families / sizeof *families };
+
+static cpa_status find_family(const cpa_json *json, const family_traits **out, cpa_error *err) {
+    const char *name = NULL;
+    CPA_TRY(cpa_json_text(json, "model_type", CPA_JSON_REQUIRED, &name, err));
+    for (int i = 0; i < N_FAMILIES; i++) {
+        if (strcmp(families[i].name, name) != 0) continue;
+        *out = &families[i];
+        return CPA_OK;
+    }
+    return cpa_fail(err, CPA_UNSUPPORTED, "%s: model_type: found %.40s, supported are llama, mistral, qwen2 and qwen3",
+                    json->path, name);
+}
+
+/* What no family here has. */
+static cpa_status check_unsupported(const cpa_json *json, cpa_error *err) {
+    const char *activation = "silu";
+    CPA_TRY(cpa_json_text(json, "hidden_act", CPA_JSON_OPTIONAL, &activation, err));
+    if (strcmp(activation, "silu") != 0 && strcmp(activation, "swish") != 0) {
+        return cpa_fail(err, CPA_UNSUPPORTED, "%s: hidden_act: found %.40s, supported is silu", json->path, activation);
+    }
+    if (cpa_json_get(json, "quantization_config")) {
+        return cpa_fail(err, CPA_UNSUPPORTED,
+                        "%s: quantization_config: quantised weights are not supported, bf16, fp16 and fp32 are",
+                        json->path);
+    }
+    return CPA_OK;
+}
+
+static cpa_status read_int32(const cpa_json *json, const char *key, cpa_json_presence presence, int32_t min,
+                             int32_t max, int32_t *out, cpa_error *err) {
+    int64_t value = *out;
+    CPA_TRY(cpa_json_int(json, key, presence, min, max, &value, err));
+    *out = (int32_t)value;
+    return CPA_OK;
+}
+
+static cpa_status read_sizes(const cpa_json *json, const family_traits *family, cpa_model_config *config,
+                             cpa_error *err) {
+    const int32_t most = 1 << 20, heads = 1024;
+    double eps = 1e-6;
+    CPA_TRY(read_int32(json, "num_hidden_layers", CPA_JSON_REQUIRED, 1, CPA_CONFIG_MAX_LAYERS, &config->layers, err));
+    CPA_TRY(read_int32(json, "hidden_size", CPA_JSON_REQUIRED, 1, most, &config->hidden, err));
+    CPA_TRY(read_int32(json, "intermediate_size", CPA_JSON_REQUIRED, 1, most, &config->intermediate, err));
+    CPA_TRY(read_int32(json, "vocab_size", CPA_JSON_REQUIRED, 1, 1 << 22, &config->vocabulary, err));
+    CPA_TRY(read_int32(json, "num_attention_heads", CPA_JSON_REQUIRED, 1, heads, &config->q_heads, err));
+    const int says_kv = strcmp(family->name, "llama") != 0; /* Llama 1 and early files of 2 have no such key */
+    config->kv_heads = config->q_heads;
+    CPA_TRY(read_int32(json, "num_key_value_heads", says_kv ? CPA_JSON_REQUIRED : CPA_JSON_OPTIONAL, 1, heads,
+                       &config->kv_heads, err));
+    if (config->q_heads % config->kv_heads != 0)
+        return cpa_json_refuse(json, "num_attention_heads", "a multiple of num_key_value_heads", err);
+    if (!cpa_json_get(json, "head_dim")) {
+        if (config->hidden % config->q_heads != 0)
+            return cpa_json_refuse(json, "hidden_size", "a multiple of num_attention_heads, or head_dim", err);
+        config->head_dim = config->hidden / config->q_heads;
+    }
+    CPA_TRY(read_int32(json, "head_dim", CPA_JSON_OPTIONAL, 2, CPA_MAX_HEAD_DIM, &config->head_dim, err));
+    if (config->head_dim > CPA_MAX_HEAD_DIM || config->head_dim % 2 != 0) {
+        return cpa_fail(err, CPA_UNSUPPORTED, "%s: head_dim: found %d, supported are even ones up to %d", json->path,
+                        config->head_dim, CPA_MAX_HEAD_DIM);
+    }
+    CPA_TRY(cpa_json_int(json, "max_position_embeddings", CPA_JSON_REQUIRED, 1, (int64_t)1 << 24, &config->max_position,
+                         err));
+    CPA_TRY(cpa_json_number(json, "rms_norm_eps", CPA_JSON_OPTIONAL, 0, 1, &eps, err));
+    config->norm_eps = (float)eps;
+    return CPA_OK;
+}
+
+static cpa_status read_parts(const cpa_json *json, const family_traits *family, cpa_model_config *config,
+                             cpa_error *err) {
+    int attention_bias = 0;
+    if (family->reads_biases) CPA_TRY(cpa_json_flag(json, "attention_bias", &attention_bias, err));
+    if (family->reads_mlp_bias) CPA_TRY(cpa_json_flag(json, "mlp_bias", &config->mlp_bias, err));
+    config->qkv_bias = family->qkv_bias || attention_bias;
+    config->o_bias = attention_bias;
+    config->qk_norm = family->qk_norm;
+    return cpa_json_flag(json, "tie_word_embeddings", &config->tied, err);
+}
+
+static cpa_status read_dtype(const cpa_json *json, cpa_model_config *config, cpa_error *err) {
+    static const char *const names[CPA_DTYPE_COUNT] = {"float32", "bfloat16", "float16"};
+    const char *key = cpa_json_get(json, "dtype") ? "dtype" : "torch_dtype", *name = NULL;
+    CPA_TRY(cpa_json_text(json, key, CPA_JSON_OPTIONAL, &name, err));
+    for (int dtype = 0; name && dtype < CPA_DTYPE_COUNT; dtype++) {
+        if (strcmp(name, names[dtype]) != 0) continue;
+        config->has_dtype = 1;
+        config->dtype = (cpa_dtype)dtype;
+        return CPA_OK;
+    }
+    return name ? cpa_json_refuse(json, key, "float32, bfloat16 or float16", err) : CPA_OK;
+}
+
+/* Which layers have the window: those that layer_types calls sliding, or all from max_window_layers on. */
+static cpa_status read_layered_windows(const cpa_json *json, int64_t window, cpa_model_config *config, cpa_error *err) {
+    const json_t *types = cpa_json_get(json, "layer_types");
+    int64_t first = config->layers;
+    if (!types) {
+        CPA_TRY(cpa_json_int(json, "max_window_layers", CPA_JSON_REQUIRED, 0, INT32_MAX, &first, err));
+        for (int64_t layer = first; layer < config->layers; layer++) config->windows[layer] = window;
+        return CPA_OK;
+    }
+    if (json_array_size(types) != (size_t)config->layers)
+        return cpa_json_refuse(json, "layer_types", "one for each layer", err);
+    for (int32_t layer = 0; layer < config->layers; layer++) {
+        const char *type = json_string_value(json_array_get(types, (size_t)layer));
+        if (type && strcmp(type, "sliding_attention") == 0) {
+            config->windows[layer] = window;
+        } else if (!type || strcmp(type, "full_attention") != 0) {
+            return cpa_fail(err, CPA_UNSUPPORTED,
+                            "%s: layer_types: layer %d is %.40s, supported are full_attention and sliding_attention",
+                            json->path, layer, type ? type : "no text");
+        }
+    }
+    return CPA_OK;
+}
+
+static cpa_status read_windows(const cpa_json *json, const family_traits *family, cpa_model_config *config,
+                               cpa_error *err) {
+    const int is_null = json_is_null(json_object_get(json->object, "sliding_window"));
+    int64_t window = is_null ? 0 : family->default_window;
+    int used = 0;
+    if (!family->layered_windows && family->default_window == 0) return CPA_OK;
+    if (family->layered_windows) {
+        CPA_TRY(cpa_json_flag(json, "use_sliding_window", &used, err));
+        if (!used) return CPA_OK;
+        window = is_null ? 0 : 4096;
+    }
+    CPA_TRY(cpa_json_int(json, "sliding_window", CPA_JSON_OPTIONAL, 1, (int64_t)1 << 40, &window, err));
+    if (family->layered_windows) return read_layered_windows(json, window, config, err);
+    for (int32_t layer = 0; layer < config->layers; layer++) config->windows[layer] = window;
+    return CPA_OK;
+}
+
+static cpa_status find_scaling(const cpa_json *json, cpa_rope_scaling *out, cpa_error *err) {
+    static const char *const names[CPA_ROPE_SCALING_COUNT] = {"default", "linear", "llama3", "yarn"};
+    const char *name = names[CPA_ROPE_PLAIN];
+    CPA_TRY(cpa_json_text(json, "type", CPA_JSON_OPTIONAL, &name, err)); /* its name before version 4.43 */
+    CPA_TRY(cpa_json_text(json, "rope_type", CPA_JSON_OPTIONAL, &name, err));
+    for (int scaling = 0; scaling < CPA_ROPE_SCALING_COUNT; scaling++) {
+        if (strcmp(name, names[scaling]) != 0) continue;
+        *out = (cpa_rope_scaling)scaling;
+        return CPA_OK;
+    }
+    return cpa_fail(err, CPA_UNSUPPORTED,
+                    "%s: %srope_type: found %.40s, supported are default, linear, llama3 and yarn", json->path,
+                    json->prefix, name);
+}
+
+static double yarn_mscale(double factor, double mscale) {
+    return factor <= 1 ? 1 : 0.1 * mscale * log(factor) + 1;
+}
+
+/* beta_fast, beta_slow and the factor of cosines and sines; mscale is its form in files of DeepSeek's making. */
+static cpa_status read_yarn(const cpa_json *json, cpa_rope_config *rope, cpa_error *err) {
+    double mscale = 0, mscale_all_dim = 0;
+    int truncate = 1;
+    CPA_TRY(cpa_json_number(json, "beta_fast", CPA_JSON_OPTIONAL, 0, 1e9, &rope->beta_fast, err));
+    CPA_TRY(cpa_json_number(json, "beta_slow", CPA_JSON_OPTIONAL, 0, 1e9, &rope->beta_slow, err));
+    CPA_TRY(cpa_json_number(json, "mscale", CPA_JSON_OPTIONAL, 0, 1e9, &mscale, err));
+    CPA_TRY(cpa_json_number(json, "mscale_all_dim", CPA_JSON_OPTIONAL, 0, 1e9, &mscale_all_dim, err));
+    CPA_TRY(cpa_json_flag(json, "truncate", &truncate, err));
+    if (!truncate)
+        return cpa_fail(err, CPA_UNSUPPORTED, "%s: %struncate: found false, supported is true", json->path,
+                        json->prefix);
+    rope->attention_factor = mscale > 0 && mscale_all_dim > 0
+                                 ? yarn_mscale(rope->factor, mscale) / yarn_mscale(rope->factor, mscale_all_dim)
+                                 : yarn_mscale(rope->factor, 1);
+    return cpa_json_number(json, "attention_factor", CPA_JSON_OPTIONAL, 1e-9, 1e9, &rope->attention_factor, err);
+}
+
+/* The object of the scaling: rope_parameters (version 5), rope_scaling (4), or none. */
+static cpa_status read_scaling(const cpa_json *json, cpa_model_config *config, cpa_error *err) {
+    cpa_rope_config *rope = &config->rope;
+    double partial = 1;
+    if (cpa_json_get(json, "full_attention") || cpa_json_get(json, "sliding_attention"))
+        return cpa_fail(err, CPA_UNSUPPORTED, "%s: %s one for each type of layer is not supported", json->path,
+                        json->prefix);
+    CPA_TRY(cpa_json_number(json, "rope_theta", CPA_JSON_OPTIONAL, 1 + 1e-9, 1e15, &rope->theta, err));
+    CPA_TRY(cpa_json_number(json, "partial_rotary_factor", CPA_JSON_OPTIONAL, 1e-9, 1, &partial, err));
+    rope->dim = (int32_t)(config->head_dim * partial);
+    if (rope->dim < 2 || rope->dim % 2 != 0)
+        return cpa_json_refuse(json, "partial_rotary_factor", "one that leaves an even number of elements", err);
+    CPA_TRY(find_scaling(json, &rope->scaling, err));
+    if (rope->scaling == CPA_ROPE_PLAIN) return CPA_OK;
+    CPA_TRY(cpa_json_number(json, "factor", CPA_JSON_REQUIRED, 1, 1e9, &rope->factor, err));
+    if (rope->scaling == CPA_ROPE_LINEAR) return CPA_OK;
+    CPA_TRY(cpa_json_int(json, "original_max_position_embeddings", CPA_JSON_OPTIONAL, 1, (int64_t)1 << 40,
+                         &rope->original_max_position, err));
+    if (rope->scaling == CPA_ROPE_YARN) return read_yarn(json, rope, err);
+    CPA_TRY(cpa_json_number(json, "low_freq_factor", CPA_JSON_REQUIRED, 1e-9, 1e9, &rope->low_freq_factor, err));
+    CPA_TRY(cpa_json_number(json, "high_freq_factor", CPA_JSON_REQUIRED, 1e-9, 1e9, &rope->high_freq_factor, err));
+    if (rope->high_freq_factor <= rope->low_freq_factor)
+        return cpa_json_refuse(json, "high_freq_factor", "more than low_freq_factor", err);
+    return CPA_OK;
+}
+
+static cpa_status read_rope(const cpa_json *json, cpa_model_config *config, cpa_error *err) {
+    const char *key = cpa_json_get(json, "rope_parameters") ? "rope_parameters" : "rope_scaling";
+    const json_t *object = cpa_json_get(json, key);
+    cpa_rope_config *rope = &config->rope;
+    *rope = (cpa_rope_config){.size = sizeof *rope,
+                              .dim = config->head_dim,
+                              .theta = 10000,
+                              .max_position = config->max_position,
+                              .original_max_position = config->max_position};
+    CPA_TRY(cpa_json_number(json, "rope_theta", CPA_JSON_OPTIONAL, 1 + 1e-9, 1e15, &rope->theta, err));
+    CPA_TRY(cpa_json_int(json, "original_max_position_embeddings", CPA_JSON_OPTIONAL, 1, (int64_t)1 << 40,
+                         &rope->original_max_position, err));
+    if (!object) return CPA_OK;
+    if (!json_is_object(object)) return cpa_json_refuse(json, key, "an object", err);
+    char prefix[32];
+    snprintf(prefix, sizeof prefix, "%s.", key);
+    const cpa_json inner = {json->path, prefix, object};
+    return read_scaling(&inner, config, err);
+}
+
+/* eos_token_id: a number or a list of them; missing: none. */
+static cpa_status read_end_ids(const cpa_json *json, cpa_model_config *config, cpa_error *err) {
+    const json_t *value = cpa_json_get(json, "eos_token_id");
+    size_t n = json_is_array(value) ? json_array_size(value) : value ? 1 : 0;
+    if (n > CPA_CONFIG_MAX_END_IDS) return cpa_json_refuse(json, "eos_token_id", "at most 32 ids", err);
+    for (size_t i = 0; i < n; i++) {
+        const json_t *id = json_is_array(value) ? json_array_get(value, i) : value;
+        if (!json_is_integer(id) || json_integer_value(id) < 0 || json_integer_value(id) > INT32_MAX)
+            return cpa_json_refuse(json, "eos_token_id", "an id or a list of ids", err);
+        config->end_ids[i] = (uint32_t)json_integer_value(id);
+    }
+    config->n_end_ids = (int32_t)n;
+    return CPA_OK;
+}
+
+static cpa_status read_config(const cpa_json *json, cpa_model_config *config, cpa_error *err) {
+    const family_traits *family = NULL;
+    CPA_TRY(find_family(json, &family, err));
+    snprintf(config->family, sizeof config->family, "%s", family->name);
+    CPA_TRY(check_unsupported(json, err));
+    CPA_TRY(read_sizes(json, family, config, err));
+    CPA_TRY(read_parts(json, family, config, err));
+    CPA_TRY(read_dtype(json, config, err));
+    CPA_TRY(read_windows(json, family, config, err));
+    CPA_TRY(read_rope(json, config, err));
+    return read_end_ids(json, config, err);
+}
+
+/* Reads one file of the folder with `read`. */
+static cpa_status read_file(const char *folder, const char *name, int optional,
+                            cpa_status (*read)(const cpa_json *, cpa_model_config *, cpa_error *),
+                            cpa_model_config *config, cpa_error *err) {
+    char path[4096];
+    json_t *object = NULL;
+    if (snprintf(path, sizeof path, "%s/%s", folder, name) >= (int)sizeof path)
+        return cpa_fail(err, CPA_INVALID, "%.200s: the name is too long", folder);
+    if (optional && access(path, F_OK) != 0 && errno == ENOENT) return CPA_OK;
+    CPA_TRY(cpa_json_load(path, &object, err));
+    const cpa_json json = {path, "", object};
+    cpa_status status = read(&json, config, err);
+    json_decref(object);
+    return status;
+}
+
+/* The ids of generation_config.json count, where it names any. */
+static cpa_status read_generation(const cpa_json *json, cpa_model_config *config, cpa_error *err) {
+    return cpa_json_get(json, "eos_token_id") ? read_end_ids(json, config, err) : CPA_OK;
+}
+
+cpa_status cpa_model_config_load(const char *folder, cpa_model_config *out, cpa_error *err) {
+    cpa_model_config config;
+    memset(&config, 0, sizeof config);
+    CPA_TRY(read_file(folder, "config.json", 0, read_config, &config, err));
+    CPA_TRY(read_file(folder, "generation_config.json", 1, read_generation, &config, err));
+    *out = config;
+    return CPA_OK;
+}
+
+cpa_model_shape cpa_model_config_shape(const cpa_model_config *config, cpa_dtype dtype, cpa_mask *layer_masks) {
+    cpa_model_shape shape = {
+        .layers = config->layers,
+        .attention = {.q_heads = config->q_heads,
+                      .kv_heads = config->kv_heads,
+                      .k_dim = config->head_dim,
+                      .v_dim = config->head_dim,
+                      .dtype = dtype,
+                      .kv_dtype = dtype},
+        .mask = {.causal = 1, .window = config->windows[0]},
+    };
+    for (int32_t layer = 0; layer < config->layers; layer++) {
+        layer_masks[layer] = (cpa_mask){.causal = 1, .window = config->windows[layer]};
+        if (config->windows[layer] != config->windows[0]) shape.layer_masks = layer_masks;
+    }
+    return shape;
+}

@@ -1,0 +1,39 @@
+/* A dense decoder-only model as its Hugging Face folder describes it: config.json, as transformers 4 and 5 write it, and
+ * generation_config.json. Llama 2 and 3, Mistral, Qwen 2, 2.5 and 3 are one network with or without biases, norms of
+ * queries and keys, windows, and tied embeddings. */
+#ifndef CPA_MODEL_CONFIG_H
+#define CPA_MODEL_CONFIG_H
+
+#include <cpattn/engine.h>
+#include <cpattn/nn.h>
+
+enum { CPA_CONFIG_MAX_LAYERS = 1024, CPA_CONFIG_MAX_END_IDS = 32 };
+
+/* Plain memory: rank 0 may send it to the others. */
+typedef struct cpa_model_config {
+    char family[16]; /* "llama", "mistral", "qwen2" or "qwen3" */
+    int32_t layers, hidden, intermediate;
+    int32_t q_heads, kv_heads, head_dim;
+    int32_t vocabulary;
+    int64_t max_position; /* positions that the model is made for */
+    float norm_eps;
+    int has_dtype; /* whether the file names a dtype; of the weights otherwise */
+    cpa_dtype dtype;
+    int qkv_bias, o_bias, mlp_bias;
+    int qk_norm;                            /* each head of queries and keys is normed */
+    int tied;                               /* the embedding is also the last product's weight */
+    cpa_rope_config rope;                   /* .max_position is that of the model */
+    int64_t windows[CPA_CONFIG_MAX_LAYERS]; /* of each layer; 0: all keys */
+    int32_t n_end_ids;
+    uint32_t end_ids[CPA_CONFIG_MAX_END_IDS]; /* ids that end an answer */
+} cpa_model_config;
+
+/* Reads and checks the files of a folder; generation_config.json may be missing. CPA_IO, CPA_INVALID and CPA_UNSUPPORTED
+ * come with a line that names file and key. *out is set only on success. */
+cpa_status cpa_model_config_load(const char *folder, cpa_model_config *out, cpa_error *err);
+
+/* The attention of the model, computed and cached in a dtype. The masks of its layers are written to layer_masks
+ * [layers], which the shape points to where layers differ. */
+cpa_model_shape cpa_model_config_shape(const cpa_model_config *config, cpa_dtype dtype, cpa_mask *layer_masks);
+
+#endif

@@ -1,0 +1,236 @@
+/* config.json and generation_config.json: what the tiny models' files say, in both forms of rotary positions, and a line
+ * for whatever is missing, out of range or unsupported. */
+#include "src/model/model_config.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <jansson.h>
+
+#include "tests/fixtures/folder_fixture.h"
+#include "tests/fixtures/unit.h"
+
+static cpa_model_config load(const char *name) {
+    cpa_model_config config = {.layers = 0};
+    cpa_error err = {CPA_OK, ""};
+    char path[512];
+    snprintf(path, sizeof path, CPA_TEST_DATA "/%s", name);
+    CU_ASSERT_EQUAL(cpa_model_config_load(path, &config, &err), CPA_OK);
+    CU_ASSERT_STRING_EQUAL(err.message, "");
+    return config;
+}
+
+static void test_families(void) {
+    static const struct {
+        const char *folder, *family;
+        int32_t kv_heads, head_dim;
+        cpa_dtype dtype;
+        int qkv_bias, o_bias, mlp_bias, qk_norm, tied;
+        int64_t windows[2];
+        cpa_rope_scaling scaling;
+        uint32_t end_id;
+    } expected[] = {
+        {"tiny-llama", "llama", 2, 16, CPA_BF16, 0, 0, 0, 0, 0, {0, 0}, CPA_ROPE_LLAMA3, 126},
+        {"tiny-llama2", "llama", 4, 8, CPA_F16, 0, 0, 0, 0, 0, {0, 0}, CPA_ROPE_PLAIN, 31},
+        {"tiny-mistral", "mistral", 2, 16, CPA_BF16, 0, 0, 0, 0, 0, {24, 24}, CPA_ROPE_PLAIN, 127},
+        {"tiny-qwen2", "qwen2", 2, 8, CPA_BF16, 1, 0, 0, 0, 1, {0, 32}, CPA_ROPE_PLAIN, 127},
+        {"tiny-qwen3", "qwen3", 2, 16, CPA_BF16, 0, 0, 0, 1, 0, {0, 0}, CPA_ROPE_PLAIN, 127},
+        {"tiny-yarn", "qwen2", 2, 8, CPA_F32, 1, 0, 0, 0, 0, {0, 0}, CPA_ROPE_YARN, 127},
+        {"tiny-sharded", "llama", 2, 16, CPA_BF16, 1, 1, 1, 0, 0, {0, 0}, CPA_ROPE_YARN, 127},
+    };
+    for (size_t i = 0; i < sizeof expected / sizeof *expected; i++) {
+        cpa_model_config c = load(expected[i].folder);
+        CU_ASSERT_STRING_EQUAL(c.family, expected[i].family);
+        CU_ASSERT(c.layers == 2 && c.hidden == 32 && c.intermediate == 64 && c.vocabulary == 128 && c.q_heads == 4);
+        CU_ASSERT(c.max_position == 512 && c.rope.max_position == 512 && c.norm_eps == 1e-5f);
+        CU_ASSERT(c.kv_heads == expected[i].kv_heads && c.head_dim == expected[i].head_dim);
+        CU_ASSERT(c.has_dtype && c.dtype == expected[i].dtype);
+        CU_ASSERT(c.qkv_bias == expected[i].qkv_bias && c.o_bias == expected[i].o_bias);
+        CU_ASSERT(c.mlp_bias == expected[i].mlp_bias && c.qk_norm == expected[i].qk_norm);
+        CU_ASSERT_EQUAL(c.tied, expected[i].tied);
+        CU_ASSERT_EQUAL(memcmp(c.windows, expected[i].windows, sizeof expected[i].windows), 0);
+        CU_ASSERT(c.rope.scaling == expected[i].scaling && c.rope.dim == c.head_dim && c.rope.theta == 10000);
+        CU_ASSERT(c.n_end_ids == (i == 0 ? 2 : 1) && c.end_ids[0] == expected[i].end_id);
+    }
+}
+
+static void test_rope_parameters(void) {
+    cpa_rope_config llama3 = load("tiny-llama").rope, yarn4 = load("tiny-yarn").rope, yarn5 = load("tiny-sharded").rope;
+    CU_ASSERT(llama3.factor == 8 && llama3.low_freq_factor == 1 && llama3.high_freq_factor == 4);
+    CU_ASSERT_EQUAL(llama3.original_max_position, 64);
+    CU_ASSERT(yarn4.factor == 4 && yarn4.beta_fast == 0 && yarn4.beta_slow == 0 && yarn4.original_max_position == 64);
+    CU_ASSERT_DOUBLE_EQUAL(yarn4.attention_factor, 0.1 * log(4.0) + 1, 1e-12);
+    CU_ASSERT(yarn5.factor == 8 && yarn5.beta_fast == 16 && yarn5.beta_slow == 2 && yarn5.attention_factor == 1.1);
+}
+
+/* A folder with the config of a tiny model, changed. */
+typedef struct changed {
+    cpa_test_folder folder;
+    json_t *config;
+} changed;
+
+static changed change(const char *name) {
+    char path[512];
+    snprintf(path, sizeof path, CPA_TEST_DATA "/%s/config.json", name);
+    changed c = {cpa_test_folder_make(), json_load_file(path, 0, NULL)};
+    CU_ASSERT_PTR_NOT_NULL(c.config);
+    return c;
+}
+
+/* Sets a key to a JSON text; NULL removes it. */
+static void set(const changed *c, const char *key, const char *text) {
+    if (text) {
+        json_object_set_new(c->config, key, json_loads(text, JSON_DECODE_ANY, NULL));
+    } else {
+        json_object_del(c->config, key);
+    }
+}
+
+static cpa_status load_changed(const changed *c, cpa_model_config *out, cpa_error *err) {
+    char *text = json_dumps(c->config, 0);
+    cpa_test_folder_write(&c->folder, "config.json", text, strlen(text));
+    free(text);
+    return cpa_model_config_load(c->folder.path, out, err);
+}
+
+static void end_change(changed *c) {
+    cpa_test_folder_remove(&c->folder);
+    json_decref(c->config);
+}
+
+static void test_defaults(void) {
+    cpa_model_config config;
+    changed c = change("tiny-llama2");
+    set(&c, "num_key_value_heads", NULL);
+    set(&c, "rms_norm_eps", NULL);
+    set(&c, "torch_dtype", NULL);
+    set(&c, "rope_theta", NULL);
+    set(&c, "eos_token_id", "7");
+    CU_ASSERT_EQUAL(load_changed(&c, &config, NULL), CPA_OK);
+    CU_ASSERT(config.kv_heads == 4 && config.norm_eps == 1e-6f && !config.has_dtype && config.rope.theta == 10000);
+    CU_ASSERT(config.n_end_ids == 1 && config.end_ids[0] == 7);
+    const char *ids = "{\"eos_token_id\": [3, 4, 5]}";
+    cpa_test_folder_write(&c.folder, "generation_config.json", ids, strlen(ids));
+    CU_ASSERT_EQUAL(load_changed(&c, &config, NULL), CPA_OK);
+    CU_ASSERT(config.n_end_ids == 3 && config.end_ids[2] == 5);
+    end_change(&c);
+}
+
+static void test_windows(void) {
+    static const char *const types = "[\"sliding_attention\", \"full_attention\"]";
+    cpa_model_config config;
+    changed c = change("tiny-mistral");
+    set(&c, "sliding_window", "null");
+    CU_ASSERT_EQUAL(load_changed(&c, &config, NULL), CPA_OK);
+    CU_ASSERT_EQUAL(config.windows[0], 0);
+    set(&c, "sliding_window", NULL);
+    CU_ASSERT_EQUAL(load_changed(&c, &config, NULL), CPA_OK);
+    CU_ASSERT_EQUAL(config.windows[0], 4096);
+    end_change(&c);
+    c = change("tiny-qwen2");
+    set(&c, "layer_types", types);
+    CU_ASSERT_EQUAL(load_changed(&c, &config, NULL), CPA_OK);
+    CU_ASSERT(config.windows[0] == 32 && config.windows[1] == 0);
+    end_change(&c);
+}
+
+static void test_shape(void) {
+    cpa_mask masks[CPA_CONFIG_MAX_LAYERS];
+    cpa_model_config config = load("tiny-qwen2");
+    cpa_model_shape shape = cpa_model_config_shape(&config, CPA_F32, masks);
+    CU_ASSERT(shape.layers == 2 && shape.attention.q_heads == 4 && shape.attention.k_dim == 8);
+    CU_ASSERT(cpa_model_mask(&shape, 0).window == 0 && cpa_model_mask(&shape, 1).window == 32);
+    CU_ASSERT(cpa_model_mask(&shape, 0).causal && cpa_model_mask(&shape, 1).causal);
+    config = load("tiny-mistral");
+    shape = cpa_model_config_shape(&config, CPA_BF16, masks);
+    CU_ASSERT(!shape.layer_masks && shape.mask.window == 24 && shape.attention.dtype == CPA_BF16);
+}
+
+static void test_refusals(void) {
+    static const struct {
+        const char *model, *key, *value; /* NULL: the key is removed */
+        cpa_status status;
+        const char *says;
+    } refused[] = {
+        {"tiny-llama", "model_type", "\"mixtral\"", CPA_UNSUPPORTED, "model_type: found mixtral"},
+        {"tiny-llama", "model_type", NULL, CPA_INVALID, "model_type: found nothing, expected a text"},
+        {"tiny-llama", "hidden_act", "\"gelu\"", CPA_UNSUPPORTED, "hidden_act: found gelu"},
+        {"tiny-llama", "quantization_config", "{\"bits\": 4}", CPA_UNSUPPORTED, "quantization_config"},
+        {"tiny-llama", "num_hidden_layers", NULL, CPA_INVALID, "num_hidden_layers: found nothing, expected an integer"},
+        {"tiny-llama", "num_hidden_layers", "1025", CPA_INVALID, "found 1025, expected an integer from 1 to 1024"},
+        {"tiny-llama", "num_hidden_layers", "2.5", CPA_INVALID, "found 2.5"},
+        {"tiny-llama", "hidden_size", "-32", CPA_INVALID, "hidden_size: found -32"},
+        {"tiny-llama", "vocab_size", "99999999999999", CPA_INVALID, "vocab_size"},
+        {"tiny-llama", "vocab_size", "\"128\"", CPA_INVALID, "vocab_size: found \"128\""},
+        {"tiny-llama", "num_attention_heads", "3", CPA_INVALID, "num_attention_heads: found 3, expected a multiple"},
+        {"tiny-llama", "num_key_value_heads", "0", CPA_INVALID, "num_key_value_heads"},
+        {"tiny-qwen2", "num_key_value_heads", NULL, CPA_INVALID, "num_key_value_heads: found nothing"},
+        {"tiny-llama", "head_dim", "512", CPA_INVALID, "head_dim: found 512"},
+        {"tiny-llama", "head_dim", "15", CPA_UNSUPPORTED, "head_dim: found 15"},
+        {"tiny-llama2", "num_attention_heads", "12", CPA_INVALID, "hidden_size: found 32, expected a multiple"},
+        {"tiny-llama", "max_position_embeddings", NULL, CPA_INVALID, "max_position_embeddings"},
+        {"tiny-llama", "rms_norm_eps", "true", CPA_INVALID, "rms_norm_eps: found true"},
+        {"tiny-llama", "dtype", "\"float8_e4m3fn\"", CPA_INVALID, "dtype: found \"float8_e4m3fn\", expected float32"},
+        {"tiny-llama", "tie_word_embeddings", "1", CPA_INVALID, "tie_word_embeddings: found 1, expected true or false"},
+        {"tiny-llama", "rope_parameters", "[]", CPA_INVALID, "rope_parameters: found [], expected an object"},
+        {"tiny-llama", "rope_parameters", "{\"rope_type\": \"longrope\"}", CPA_UNSUPPORTED,
+         "rope_parameters.rope_type: found longrope"},
+        {"tiny-llama", "rope_parameters", "{\"rope_type\": \"llama3\"}", CPA_INVALID,
+         "rope_parameters.factor: found nothing"},
+        {"tiny-llama", "rope_parameters",
+         "{\"rope_type\": \"llama3\", \"factor\": 8, \"low_freq_factor\": 4, \"high_freq_factor\": 4}", CPA_INVALID,
+         "high_freq_factor: found 4, expected more"},
+        {"tiny-llama", "rope_parameters", "{\"rope_type\": \"yarn\", \"factor\": 8, \"truncate\": false}",
+         CPA_UNSUPPORTED, "truncate"},
+        {"tiny-llama", "rope_parameters", "{\"full_attention\": {}, \"sliding_attention\": {}}", CPA_UNSUPPORTED,
+         "rope_parameters. one for each type of layer"},
+        {"tiny-llama2", "rope_scaling", "{\"type\": \"linear\", \"factor\": 0.5}", CPA_INVALID,
+         "rope_scaling.factor: found 0.5"},
+        {"tiny-llama2", "rope_theta", "1", CPA_INVALID, "rope_theta: found 1,"},
+        {"tiny-qwen2", "layer_types", "[\"full_attention\"]", CPA_INVALID, "layer_types"},
+        {"tiny-qwen2", "layer_types", "[\"full_attention\", \"chunked_attention\"]", CPA_UNSUPPORTED,
+         "layer 1 is chunked_attention"},
+        {"tiny-qwen2", "max_window_layers", NULL, CPA_INVALID, "max_window_layers"},
+        {"tiny-mistral", "sliding_window", "0", CPA_INVALID, "sliding_window: found 0"},
+        {"tiny-llama", "eos_token_id", "[1, \"x\"]", CPA_INVALID, "eos_token_id"},
+    };
+    for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
+        cpa_model_config config = {.layers = -7};
+        cpa_error err = {CPA_OK, ""};
+        changed c = change(refused[i].model);
+        set(&c, refused[i].key, refused[i].value);
+        CU_ASSERT_EQUAL(load_changed(&c, &config, &err), refused[i].status);
+        CU_ASSERT_PTR_NOT_NULL(strstr(err.message, "/config.json: "));
+        if (!strstr(err.message, refused[i].says)) CU_FAIL(refused[i].says);
+        if (!strstr(err.message, refused[i].says)) printf("\n%s, not '%s'\n", err.message, refused[i].says);
+        CU_ASSERT_EQUAL(config.layers, -7);
+        end_change(&c);
+    }
+}
+
+static void test_no_files(void) {
+    cpa_model_config config;
+    cpa_error err = {CPA_OK, ""};
+    CU_ASSERT_EQUAL(cpa_model_config_load(CPA_TEST_DATA "/none", &config, &err), CPA_IO);
+    CU_ASSERT_PTR_NOT_NULL(strstr(err.message, "none/config.json: No such file"));
+    cpa_test_folder folder = cpa_test_folder_make();
+    const char *const texts[] = {"", "[]", "{", "{\"model_type\": \"llama\"", "{\"a\": 1, \"a\": 2}", "\xff\xfe"};
+    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
+        cpa_test_folder_write(&folder, "config.json", texts[i], strlen(texts[i]));
+        CU_ASSERT_EQUAL(cpa_model_config_load(folder.path, &config, &err), CPA_INVALID);
+        CU_ASSERT_PTR_NOT_NULL(strstr(err.message, "config.json:"));
+    }
+    cpa_test_folder_remove(&folder);
+}
+
+static const cpa_test tests[] = {
+    {"the tiny models are what their files say", test_families},
+    {"rotary positions are read in the forms of versions 4 and 5", test_rope_parameters},
+    {"what a file need not say has its family's default", test_defaults},
+    {"windows are those of the layers that have them", test_windows},
+    {"the shape has a mask for each layer where they differ", test_shape},
+    {"what is missing, out of range or unsupported is named", test_refusals},
+    {"files that are missing or no JSON are named", test_no_files},
+};
+CPA_TEST_MAIN("model config", tests)
