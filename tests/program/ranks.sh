@@ -1,16 +1,29 @@
 # Cases of program_test.sh. How ranks find, and lose, each other.
 # shellcheck shell=bash disable=SC2034,SC2154 # program_test.sh reads what is set here, and the other way round
 
-# start_store RANKS ARGUMENT...: ranks that the shell starts, without mpirun: pids, and out.RANK and err.RANK.
+# listens PORT: whether some process does.
+listens() { grep -qh "$(printf ':%04X 0*:0000 0A' "$1")" /proc/net/tcp /proc/net/tcp6; }
+
+start_rank() { # RANK ARGUMENT...
+    RANK=$1 timeout "$limit" "$CP_ATTN" "${@:2}" >out."$1" 2>err."$1" &
+    pids["$1"]=$!
+}
+
+# start_store RANKS ARGUMENT...: ranks that the shell starts, without mpirun: pids, and out.RANK and err.RANK. They meet
+# at a port that nobody else has: rank 0 listens there before the others begin, or another is tried.
 start_store() {
     local ranks=$1 rank
     shift
     pids=()
-    export WORLD_SIZE=$ranks MASTER_ADDR=127.0.0.1 MASTER_PORT=$((20000 + RANDOM % 10000))
-    for ((rank = 0; rank < ranks; rank++)); do
-        RANK=$rank timeout "$limit" "$CP_ATTN" "$@" >out.$rank 2>err.$rank &
-        pids+=($!)
-    done
+    export WORLD_SIZE=$ranks MASTER_ADDR=127.0.0.1 MASTER_PORT
+    for ((i = 0; i < 20; i++)); do
+        MASTER_PORT=$((20000 + RANDOM % 10000))
+        listens $MASTER_PORT && continue
+        start_rank 0 "$@"
+        while kill -0 "${pids[0]}" && ! listens $MASTER_PORT; do sleep 0.01; done
+        kill -0 "${pids[0]}" && break
+    done 2>/dev/null
+    for ((rank = 1; rank < ranks; rank++)); do start_rank $rank "$@"; done
     unset WORLD_SIZE MASTER_ADDR MASTER_PORT
 }
 
