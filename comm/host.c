@@ -1,19 +1,17 @@
 /* Which ranks share a host: those whose kernels were booted as one, under one name. */
-#include <stdio.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "base/check.h"
+#include "base/host.h"
 #include "comm/comm.h"
 
-enum { HOST_BYTES = 128, BOOT_BYTES = 40 };
+enum { HOST_BYTES = 128 };
 
 /* The name of this host and of this boot of its kernel; zeros behind them. */
 static void identify(char out[HOST_BYTES]) {
     memset(out, 0, HOST_BYTES);
-    FILE *file = fopen("/proc/sys/kernel/random/boot_id", "r");
-    if (file && !fgets(out, BOOT_BYTES, file)) out[0] = 0;
-    if (file) fclose(file);
+    cpa_host_boot(out);
     size_t length = strlen(out);
     (void)gethostname(out + length, HOST_BYTES - 1 - length);
 }

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/array.h"
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/hash.h"
@@ -37,12 +38,8 @@ static uint64_t checksum_of(const void *data, int64_t length) {
 }
 
 static cpa_status reserve_buffer(cpa_mailbox *mailbox, int64_t bytes, cpa_error *err) {
-    if (bytes <= mailbox->buffer_capacity) return CPA_OK;
-    void *grown = realloc(mailbox->buffer, (size_t)bytes);
-    if (!grown) return cpa_fail(err, CPA_NO_MEMORY, "no memory for a message of %lld bytes", (long long)bytes);
-    mailbox->buffer = grown;
-    mailbox->buffer_capacity = bytes;
-    return CPA_OK;
+    if (cpa_array_reserve(&mailbox->buffer, &mailbox->buffer_capacity, bytes, 1)) return CPA_OK;
+    return cpa_fail(err, CPA_NO_MEMORY, "no memory for a message of %lld bytes", (long long)bytes);
 }
 
 cpa_status cpa_mailbox_open(cpa_control *control, cpa_mailbox **out, cpa_error *err) {

@@ -5,13 +5,14 @@
 #include <semaphore.h>
 #include <signal.h>
 #include <stdatomic.h>
-#include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/hash.h"
+#include "base/host.h"
 #include "comm/communicator.h"
 #include "launcher/ranks.h"
 
@@ -123,9 +124,8 @@ static void *watch(void *unused) {
 /* A number for this host and process namespace. */
 static uint64_t find_host(void) {
     char text[256] = "";
-    FILE *file = fopen("/proc/sys/kernel/random/boot_id", "r");
-    size_t used = file ? fread(text, 1, 64, file) : 0;
-    if (file) fclose(file);
+    cpa_host_boot(text);
+    size_t used = strlen(text);
     ssize_t space = readlink("/proc/self/ns/pid", text + used, sizeof text - used);
     if (used == 0 || space <= 0) return 0;
     uint64_t host = 0;

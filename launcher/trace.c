@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/array.h"
 #include "base/check.h"
 #include "base/hash.h"
 #include "launcher/field.h"
@@ -144,13 +145,7 @@ static cpa_status read_line(place at, const char *line, size_t length, double sc
 
 /* Room for one more request, cleared. */
 static cpa_trace_request *grow(cpa_trace *trace, int64_t *capacity) {
-    if (trace->count == *capacity) {
-        int64_t larger = *capacity ? 2 * *capacity : 64;
-        cpa_trace_request *requests = realloc(trace->requests, (size_t)larger * sizeof *requests);
-        if (!requests) return NULL;
-        trace->requests = requests;
-        *capacity = larger;
-    }
+    if (!cpa_array_reserve(&trace->requests, capacity, trace->count + 1, sizeof *trace->requests)) return NULL;
     cpa_trace_request *request = &trace->requests[trace->count++];
     *request = (cpa_trace_request){0};
     return request;

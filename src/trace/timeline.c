@@ -3,6 +3,7 @@
 #include <inttypes.h>
 #include <stdlib.h>
 
+#include "base/array.h"
 #include "base/check.h"
 
 /* Spans of one rank that travel at once. */
@@ -45,18 +46,9 @@ const char *cpa_span_name(cpa_span_kind kind) {
 
 void cpa_timeline_add(cpa_timeline *timeline, cpa_span_kind kind, int32_t layer, int32_t round, double begin,
                       double seconds) {
-    if (timeline->count == timeline->capacity && timeline->capacity < timeline->limit) {
-        int64_t grown = timeline->capacity ? 2 * timeline->capacity : 1024;
-        if (grown > timeline->limit) grown = timeline->limit;
-        cpa_timeline_entry *entries = realloc(timeline->entries, (size_t)grown * sizeof *entries);
-        if (!entries) {
-            grown = timeline->limit = timeline->capacity;
-        } else {
-            timeline->entries = entries;
-        }
-        timeline->capacity = grown;
-    }
-    if (timeline->count == timeline->capacity) {
+    if (timeline->count == timeline->limit ||
+        !cpa_array_reserve(&timeline->entries, &timeline->capacity, timeline->count + 1, sizeof *timeline->entries)) {
+        timeline->limit = timeline->count;
         if (timeline->dropped++ == 0) {
             cpa_log(CPA_LOG_WARN,
                     "timeline: full after %" PRId64 " spans, in step %" PRId64 "; later ones are left out",

@@ -1,13 +1,15 @@
 /* Events of a CUDA device, by number. */
 #include <stdlib.h>
 
+#include "base/array.h"
 #include "base/check.h"
 #include "kernels/cuda/device/cuda.h"
 
 struct cpa_events {
     cpa_device *device;
     cudaEvent_t *list;
-    int32_t count, capacity;
+    int32_t count;
+    int64_t capacity;
 };
 
 cpa_status cpa_cuda_events_create(cpa_device *device, cpa_events **out, cpa_error *err) {
@@ -28,13 +30,9 @@ void cpa_cuda_events_destroy(cpa_events *events) {
 
 /* Makes the events up to the index. */
 static cpa_status reserve(cpa_events *events, int32_t index, cpa_error *err) {
-    if (index >= events->capacity) {
-        int32_t grown = index < 2 * events->capacity ? 2 * events->capacity : index + 1;
-        cudaEvent_t *list = realloc(events->list, (size_t)grown * sizeof(cudaEvent_t));
-        if (!list) return cpa_fail(err, CPA_NO_MEMORY, "events: no memory for %d", grown);
-        events->list = list;
-        events->capacity = grown;
-    }
+    const int64_t n = (int64_t)index + 1;
+    if (!cpa_array_reserve(&events->list, &events->capacity, n, sizeof(cudaEvent_t)))
+        return cpa_fail(err, CPA_NO_MEMORY, "events: no memory for %lld", (long long)n);
     for (; events->count <= index; events->count++)
         CPA_TRY(cpa_cuda_check(err, cudaEventCreate(&events->list[events->count]), "event"));
     return CPA_OK;

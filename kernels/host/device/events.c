@@ -1,6 +1,7 @@
 /* Events on the host: an operation has run when its call returns, so an event is the time of the call. */
 #include <stdlib.h>
 
+#include "base/array.h"
 #include "base/check.h"
 #include "base/clock.h"
 #include "kernels/host/device/host.h"
@@ -8,6 +9,7 @@
 struct cpa_events {
     double *times; /* 0: not set */
     int32_t count;
+    int64_t capacity;
 };
 
 cpa_status cpa_host_events_create(cpa_device *device, cpa_events **out, cpa_error *err) {
@@ -25,14 +27,10 @@ void cpa_host_events_destroy(cpa_events *events) {
 }
 
 cpa_status cpa_host_event_record(cpa_events *events, int32_t index, cpa_stream *stream) {
-    if (index >= events->count) {
-        int32_t grown = index < 2 * events->count ? 2 * events->count : index + 1;
-        double *times = realloc(events->times, (size_t)grown * sizeof *times);
-        if (!times) return cpa_fail(&stream->error, CPA_NO_MEMORY, "events: no memory for %d", grown);
-        for (int32_t i = events->count; i < grown; i++) times[i] = 0;
-        events->times = times;
-        events->count = grown;
-    }
+    const int64_t n = (int64_t)index + 1;
+    if (!cpa_array_reserve(&events->times, &events->capacity, n, sizeof *events->times))
+        return cpa_fail(&stream->error, CPA_NO_MEMORY, "events: no memory for %lld", (long long)n);
+    while (events->count < n) events->times[events->count++] = 0;
     events->times[index] = cpa_clock_now();
     return CPA_OK;
 }
