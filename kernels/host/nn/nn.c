@@ -10,13 +10,12 @@
         return cpa_fail(&stream->error, CPA_UNSUPPORTED, #operation ": not on the host yet");                          \
     }
 
-UNSUPPORTED(qk_norm_rope)
 UNSUPPORTED(linear)
 UNSUPPORTED(sample)
 
 const cpa_nn_table cpa_host_nn = {
     .rmsnorm = cpa_host_rmsnorm,
-    .qk_norm_rope = qk_norm_rope,
+    .qk_norm_rope = cpa_host_qk_norm_rope,
     .swiglu = cpa_host_swiglu,
     .embed = cpa_host_embed,
     .linear = linear,
