@@ -15,6 +15,7 @@ struct cpa_nn_table {
     cpa_status (*linear)(const cpa_linear_args *args, cpa_stream *stream);
     /* The random numbers, exponentials and thresholds are those of kernels/draw.h. */
     cpa_status (*sample)(const cpa_sample_args *args, cpa_stream *stream);
+    cpa_status (*mark_tokens)(const cpa_mark_tokens_args *args, cpa_stream *stream); /* n_restarts or count may be 0 */
 };
 
 #endif

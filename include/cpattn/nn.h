@@ -185,8 +185,25 @@ typedef struct cpa_sample_args {
     uint32_t *tokens; /* [rows] */
     /* [rows] or NULL: the log-softmax of the logits as they are given, at the token; NaN for what is none of them. */
     float *logprobs;
+    int64_t tokens_stride, logprobs_stride;
 } cpa_sample_args;
 CPA_API cpa_status cpa_sample(const cpa_sample_args *args, cpa_stream *stream);
+
+/* mark_tokens: keeps the bitmaps that sample reads. First all bits of the sequences in `restarts` are cleared, in both;
+ * then each token of the list gets its bit. Sequences outside of 0..sequences-1, such as -1, and tokens outside of the
+ * vocabulary are passed over. */
+typedef struct cpa_mark_tokens_args {
+    size_t size;
+    int64_t vocabulary, sequences;
+    uint32_t *in_prompt, *in_output; /* [sequences, (vocabulary + 31) / 32] */
+    int64_t n_restarts;
+    const int32_t *restarts; /* [n_restarts] */
+    int64_t count;
+    const int32_t *sequence; /* [count] */
+    const uint32_t *tokens;  /* [count] */
+    const int32_t *outputs;  /* [count] 1: of the output; 0: of the prompt */
+} cpa_mark_tokens_args;
+CPA_API cpa_status cpa_mark_tokens(const cpa_mark_tokens_args *args, cpa_stream *stream);
 
 #ifdef __cplusplus
 }

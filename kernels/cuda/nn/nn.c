@@ -16,6 +16,7 @@ UNSUPPORTED(swiglu)
 UNSUPPORTED(embed)
 UNSUPPORTED(linear)
 UNSUPPORTED(sample)
+UNSUPPORTED(mark_tokens)
 
 const cpa_nn_table cpa_cuda_nn = {
     .rmsnorm = rmsnorm,
@@ -24,4 +25,5 @@ const cpa_nn_table cpa_cuda_nn = {
     .embed = embed,
     .linear = linear,
     .sample = sample,
+    .mark_tokens = mark_tokens,
 };

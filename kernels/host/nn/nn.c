@@ -20,4 +20,5 @@ const cpa_nn_table cpa_host_nn = {
     .embed = cpa_host_embed,
     .linear = linear,
     .sample = sample,
+    .mark_tokens = cpa_host_mark_tokens,
 };

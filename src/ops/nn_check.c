@@ -1,0 +1,17 @@
+#include "src/ops/nn_check.h"
+
+cpa_status cpa_nn_check_count(const char *where, const char *name, int64_t count, int64_t least, int64_t most,
+                              cpa_error *err) {
+    REQUIRE(err, count >= least && count <= most, "%s: %s is %lld, expected %lld to %lld", where, name,
+            (long long)count, (long long)least, (long long)most);
+    return CPA_OK;
+}
+
+cpa_status cpa_nn_check_tensor(const char *where, cpa_nn_tensor t, cpa_error *err) {
+    REQUIRE(err, t.memory || t.optional || t.rows * t.width == 0, "%s: %s is NULL", where, t.name);
+    CPA_TRY(cpa_check_aligned(where, t.name, t.memory, t.element_bytes, err));
+    const int64_t stride = t.stride ? *t.stride : 0;
+    CPA_TRY(cpa_check_rows(where, t.stride ? t.stride_name : t.name, t.rows, stride, t.width, t.element_bytes, err));
+    if (t.stride && stride == 0) *t.stride = t.width;
+    return CPA_OK;
+}

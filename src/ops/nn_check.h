@@ -1,0 +1,20 @@
+/* Checks that the operators beside attention share. */
+#ifndef CPA_OPS_NN_CHECK_H
+#define CPA_OPS_NN_CHECK_H
+
+#include "src/ops/check_args.h"
+
+cpa_status cpa_nn_check_count(const char *where, const char *name, int64_t count, int64_t least, int64_t most,
+                              cpa_error *err);
+
+/* A tensor of rows, which may be NULL where it is optional or has no elements. */
+typedef struct cpa_nn_tensor {
+    const char *name, *stride_name;
+    const void *memory;
+    int64_t *stride; /* NULL: contiguous; 0 becomes the width */
+    int64_t rows, width, element_bytes;
+    int optional;
+} cpa_nn_tensor;
+cpa_status cpa_nn_check_tensor(const char *where, cpa_nn_tensor tensor, cpa_error *err);
+
+#endif

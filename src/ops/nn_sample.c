@@ -1,0 +1,75 @@
+/* sample and mark_tokens: every argument is checked here and strides are filled in, then the table of the back end
+ * runs. */
+#include "base/struct_size.h"
+#include "kernels/draw.h"
+#include "kernels/nn.h"
+#include "src/ops/nn_check.h"
+
+/* Words of the bitmap of a sequence. */
+static int64_t words_of(int64_t vocabulary) {
+    return (vocabulary + 31) / 32;
+}
+
+static cpa_status check_sample(cpa_sample_args *a, cpa_error *err) {
+    const char *where = "sample";
+    CPA_TRY(cpa_nn_check_count(where, "rows", a->rows, 0, CPA_MOST_TOKENS, err));
+    CPA_TRY(cpa_nn_check_count(where, "vocabulary", a->vocabulary, 1, CPA_DRAW_MOST_TOKENS, err));
+    CPA_TRY(cpa_nn_check_count(where, "sequences", a->sequences, 0, INT32_MAX, err));
+    const int64_t rows = a->rows, words = words_of(a->vocabulary);
+    const int penalties = a->in_prompt || a->in_output;
+    const cpa_nn_tensor tensors[] = {
+        {"logits", "logits_stride", a->logits, &a->logits_stride, rows, a->vocabulary, 4, 0},
+        {"temperature", NULL, a->temperature, NULL, rows, 1, 4, 1},
+        {"top_k", NULL, a->top_k, NULL, rows, 1, 4, 1},
+        {"top_p", NULL, a->top_p, NULL, rows, 1, 4, 1},
+        {"min_p", NULL, a->min_p, NULL, rows, 1, 4, 1},
+        {"repetition", NULL, a->repetition, NULL, rows, 1, 4, 1},
+        {"presence", NULL, a->presence, NULL, rows, 1, 4, 1},
+        {"seed", NULL, a->seed, NULL, rows, 1, 8, 1},
+        {"position", NULL, a->position, NULL, rows, 1, 8, 1},
+        {"given", NULL, a->given, NULL, rows, 1, 8, 1},
+        {"in_prompt", NULL, a->in_prompt, NULL, a->sequences, words, 4, 1},
+        {"in_output", NULL, a->in_output, NULL, a->sequences, words, 4, 1},
+        {"sequence", NULL, a->sequence, NULL, rows, 1, 4, !penalties},
+        {"tokens", "tokens_stride", a->tokens, &a->tokens_stride, rows, 1, 4, 0},
+        {"logprobs", "logprobs_stride", a->logprobs, &a->logprobs_stride, rows, 1, 4, 1},
+    };
+    for (size_t i = 0; i < sizeof tensors / sizeof *tensors; i++) CPA_TRY(cpa_nn_check_tensor(where, tensors[i], err));
+    return CPA_OK;
+}
+
+cpa_status cpa_sample(const cpa_sample_args *given, cpa_stream *stream) {
+    cpa_sample_args args;
+    if (!stream) return CPA_INVALID;
+    CPA_TRY(CPA_STRUCT_TAKE("sample", given, cpa_sample_args, tokens, &args, &stream->error));
+    CPA_TRY(check_sample(&args, &stream->error));
+    return args.rows ? stream->device->nn->sample(&args, stream) : CPA_OK;
+}
+
+static cpa_status check_mark_tokens(const cpa_mark_tokens_args *a, cpa_error *err) {
+    const char *where = "mark_tokens";
+    CPA_TRY(cpa_nn_check_count(where, "vocabulary", a->vocabulary, 1, CPA_DRAW_MOST_TOKENS, err));
+    CPA_TRY(cpa_nn_check_count(where, "sequences", a->sequences, 0, INT32_MAX, err));
+    CPA_TRY(cpa_nn_check_count(where, "n_restarts", a->n_restarts, 0, CPA_MOST_TOKENS, err));
+    CPA_TRY(cpa_nn_check_count(where, "count", a->count, 0, CPA_MOST_TOKENS, err));
+    const int64_t words = words_of(a->vocabulary);
+    const cpa_nn_tensor tensors[] = {
+        {"in_prompt", NULL, a->in_prompt, NULL, a->sequences, words, 4, 0},
+        {"in_output", NULL, a->in_output, NULL, a->sequences, words, 4, 0},
+        {"restarts", NULL, a->restarts, NULL, a->n_restarts, 1, 4, 0},
+        {"sequence", NULL, a->sequence, NULL, a->count, 1, 4, 0},
+        {"tokens", NULL, a->tokens, NULL, a->count, 1, 4, 0},
+        {"outputs", NULL, a->outputs, NULL, a->count, 1, 4, 0},
+    };
+    for (size_t i = 0; i < sizeof tensors / sizeof *tensors; i++) CPA_TRY(cpa_nn_check_tensor(where, tensors[i], err));
+    return CPA_OK;
+}
+
+cpa_status cpa_mark_tokens(const cpa_mark_tokens_args *given, cpa_stream *stream) {
+    cpa_mark_tokens_args args;
+    if (!stream) return CPA_INVALID;
+    CPA_TRY(CPA_STRUCT_TAKE("mark_tokens", given, cpa_mark_tokens_args, outputs, &args, &stream->error));
+    CPA_TRY(check_mark_tokens(&args, &stream->error));
+    const int nothing = args.sequences == 0 || (args.n_restarts == 0 && args.count == 0);
+    return nothing ? CPA_OK : stream->device->nn->mark_tokens(&args, stream);
+}
