@@ -31,6 +31,7 @@ const char *cpa_status_name(cpa_status status) {
         case CPA_CHECK_FAILED: return "check failed";
         case CPA_STOPPED: return "stopped";
         case CPA_INTERNAL: return "internal";
+        case CPA_BUSY: return "busy";
     }
     return "unknown";
 }

@@ -69,6 +69,9 @@ typedef struct cpa_engine_options {
     int64_t tenant_block_quota;   /* most blocks of one rank that the running requests of one salt hold; 0 = no bound */
     cpa_transport_kind transport; /* one for the back end of the device */
     int32_t fail_on_nonfinite;    /* a row that is not finite (see the statistics) ends the run: CPA_CHECK_FAILED */
+    /* Rank 0, of requests that have not begun to run: most of them, and most prompt tokens that they have together,
+     * though any one may wait alone. Beyond that cpa_engine_submit answers CPA_BUSY. 0 = no bound. */
+    int64_t max_queued_requests, max_queued_tokens;
 } cpa_engine_options;
 
 typedef struct cpa_request {
@@ -76,30 +79,41 @@ typedef struct cpa_request {
     uint64_t id; /* unique */
     int64_t prompt_tokens;
     int64_t output_tokens; /* >= 1 */
-    double arrival_s;      /* seconds after the start of the next run */
+    double arrival_s;      /* seconds from now, if a run is under way, or after the start of the next one */
     int32_t priority;      /* lower runs first */
     const char *salt;      /* requests share cached prefixes with those of the same salt only; NULL = ""; not kept */
     uint64_t group;        /* the same for all samples of one prompt, which share its cache; 0 = none */
+    double deadline_s;     /* seconds after its arrival: then it is ended, finished or not; 0 = none */
 } cpa_request;
+
+/* Why a request has ended. */
+typedef enum cpa_finish_reason {
+    CPA_FINISH_LENGTH = 0, /* it has all its output tokens */
+    CPA_FINISH_CANCELLED,  /* by cpa_engine_cancel, or it was to arrive after cpa_engine_drain */
+    CPA_FINISH_EXPIRED,    /* its deadline has passed */
+    CPA_FINISH_FAILED      /* by a fault of its own, which `error` tells */
+} cpa_finish_reason;
 
 /* What happened to one request; times in seconds after the start of the first run, without the pauses between runs. */
 typedef struct cpa_request_result {
     uint64_t id;
     int64_t prompt_tokens;
-    int64_t output_tokens;
+    int64_t output_tokens; /* that it has got */
     double arrival_s;
-    double first_token_s;
+    double first_token_s; /* of one without any token when it ended, as finish_s */
     double finish_s;
     const double *token_s; /* [output_tokens], when each token was there; valid during the call */
+    cpa_finish_reason reason;
+    const char *error; /* why it failed; "" for another reason; valid during the call */
 } cpa_request_result;
 
-/* Rank 0, from the thread that runs the engine, when a request has finished. */
+/* Rank 0, from the thread that runs the engine, when a request has ended, for whatever reason; once for each. */
 typedef void (*cpa_finish_fn)(void *ctx, const cpa_request_result *result);
 /* Rank 0, after each step: tokens computed or found in the cache (prompt and output; again after a preemption) and
  * requests finished so far. */
 typedef void (*cpa_progress_fn)(void *ctx, int64_t tokens, int64_t requests, double elapsed_s);
 
-/* Totals over all ranks since the engine was created, the same on every rank. */
+/* Totals over all ranks since the engine was created, the same on every rank once a run has ended. */
 typedef struct cpa_engine_stats {
     int64_t steps;
     int64_t graph_steps; /* of those, launched as graphs */
@@ -148,6 +162,9 @@ typedef struct cpa_engine_stats {
     uint64_t nonfinite_request;
     int64_t nonfinite_position;
     int32_t nonfinite_layer;
+    /* Requests that ended otherwise than by their last token, and now: those that wait, arrived or not, and those that
+     * run. */
+    int64_t requests_cancelled, requests_expired, requests_failed, requests_waiting, requests_running;
 } cpa_engine_stats;
 
 /* What one rank did at a time. Both texts live as long as the engine. */
@@ -163,8 +180,9 @@ typedef struct cpa_span {
 } cpa_span;
 typedef void (*cpa_span_fn)(void *ctx, const cpa_span *span);
 
-/* Requests through context attention on the ranks of a communicator. All its functions but cpa_engine_stop are called
- * from one thread at a time, the one that uses the communicator: the engine has threads of its own, which do not. */
+/* Requests through context attention on the ranks of a communicator. Its functions are called from one thread at a time,
+ * the one that uses the communicator: the engine has threads of its own, which do not. Except these, which any thread of
+ * rank 0 may call at any time, callbacks included: cpa_engine_submit, _cancel, _drain, _stop, _get_stats, _error. */
 typedef struct cpa_engine cpa_engine;
 
 /* Collective over `comm`, which must outlive the engine. Opens the device, allocates the cache, measures C
@@ -176,21 +194,40 @@ CPA_API cpa_status cpa_engine_create(cpa_comm *comm, const cpa_engine_options *o
 /* Collective; the device is closed. NULL does nothing. */
 CPA_API void cpa_engine_destroy(cpa_engine *engine);
 
-/* Queues a request; rank 0 only, and not while cpa_engine_run is under way: CPA_INVALID, without a line. CPA_INVALID, with the numbers, if it can never fit. */
+/* Queues a request; rank 0 only. CPA_INVALID, with the numbers, if it can never fit, or if an unfinished request has its
+ * id. CPA_BUSY if the queue is full (max_queued_requests), CPA_STOPPED while the engine is drained. Nothing is kept of
+ * *request. */
 CPA_API cpa_status cpa_engine_submit(cpa_engine *engine, const cpa_request *request);
 
-/* Runs until every request has finished, or a check fails, or cpa_engine_stop. Collective. CPA_CHECK_FAILED names the
+/* Ends a request, which gives its blocks back within two steps; rank 0 only. on_finish tells it, CPA_FINISH_CANCELLED,
+ * or, where its last token was on its way, CPA_FINISH_LENGTH. CPA_INVALID if no unfinished request has the id. */
+CPA_API cpa_status cpa_engine_cancel(cpa_engine *engine, uint64_t id);
+
+/* Runs until every request has ended, or a check fails, or cpa_engine_stop. Collective. CPA_CHECK_FAILED names the
  * first violation: sequence, token, head, layer, algorithm and error. After CPA_OK or CPA_STOPPED it may be called
  * again: with what was left, and what has been submitted since. CPA_CHECK_FAILED comes on every rank: statistics,
  * timeline and cpa_engine_destroy follow as usual. After any other status, which the other ranks
- * are told (cpa_comm_abort), the communicator is of no use any more but to be destroyed, after the engine. */
+ * are told (cpa_comm_abort), the communicator is of no use any more but to be destroyed, after the engine. CPA_INVALID
+ * from a callback. */
 CPA_API cpa_status cpa_engine_run(cpa_engine *engine, cpa_finish_fn on_finish, cpa_progress_fn on_progress, void *ctx);
+
+/* As cpa_engine_run, but where no request is left it waits for more, without using the processor on any rank, until it
+ * is drained (CPA_OK) or stopped. */
+CPA_API cpa_status cpa_engine_serve(cpa_engine *engine, cpa_finish_fn on_finish, cpa_progress_fn on_progress,
+                                    void *ctx);
+
+/* Rank 0: from now on until the run has ended nothing is admitted, and requests whose arrival is still to come are
+ * cancelled; the run ends when those that are left have. Waits for that, for timeout_s at most: CPA_OK, or CPA_BUSY if
+ * some are left, or CPA_STOPPED if the run has ended without them. A callback does not wait. Where no run is under way,
+ * the next one is meant. */
+CPA_API cpa_status cpa_engine_drain(cpa_engine *engine, double timeout_s);
 
 /* Asks a running engine to stop after the step in flight; rank 0. Safe from a signal handler and from any thread. */
 CPA_API void cpa_engine_stop(cpa_engine *engine);
 
-/* The statistics, as of the end of the last run. `size` is that of *out, sizeof *out: as much of them is written, and
- * zeros where the library knows less. */
+/* The statistics. On rank 0, while a run is under way, those of requests, steps and tokens, and what the scheduler
+ * counts, are as of the last step; all others, and those of other ranks, as of the end of the last run. `size` is that of
+ * *out, sizeof *out: as much of them is written, and zeros where the library knows less. */
 CPA_API cpa_status cpa_engine_get_stats(const cpa_engine *engine, cpa_engine_stats *out, size_t size);
 
 /* Hands the spans that options.timeline_spans kept, of all ranks, to on_span on rank 0, in no order. Collective. */
@@ -203,7 +240,8 @@ CPA_API const char *cpa_engine_device(const cpa_engine *engine);
  */
 CPA_API double cpa_engine_estimate(const cpa_engine *engine, int64_t tokens);
 
-/* The message of the last call that failed on this engine; empty if none did. Owned by the engine. */
+/* The message of the last call of this thread that failed on this engine, or else of the last run or the like, unless one
+ * is under way; empty if none did. Valid until the next call of this thread. */
 CPA_API const char *cpa_engine_error(const cpa_engine *engine);
 
 #ifdef __cplusplus

@@ -18,7 +18,8 @@ typedef enum cpa_status {
     CPA_DEVICE,       /* the device or its driver failed */
     CPA_CHECK_FAILED, /* a result disagrees with its float64 reference */
     CPA_STOPPED,      /* the caller asked to stop before the work was done */
-    CPA_INTERNAL      /* a bug in this library */
+    CPA_INTERNAL,     /* a bug in this library */
+    CPA_BUSY          /* there is too much to do already; later it may work */
 } cpa_status;
 
 /* A status and one line that says what was wrong, where, and what was expected. Functions that take a

@@ -1,4 +1,3 @@
-#include <math.h>
 #include <stdlib.h>
 
 #include "base/check.h"
@@ -11,6 +10,7 @@
 #include "src/engine/calibrate.h"
 #include "src/engine/engine_internal.h"
 #include "src/engine/engine_options.h"
+#include "src/engine/engine_requests.h"
 #include "src/ops/check_shape.h"
 
 static cpa_worker_options worker_options(const cpa_engine *engine) {
@@ -67,7 +67,9 @@ static cpa_status make_scheduler(cpa_engine *engine, cpa_error *err) {
     cpa_scheduler_options options = cpa_engine_scheduler_options(&engine->options, engine->planner, identity);
     options.host_blocks = engine->host_blocks;
     options.host_bandwidth = engine->host_bandwidth;
-    return cpa_scheduler_create(&options, &engine->scheduler, err);
+    CPA_TRY(cpa_scheduler_create(&options, &engine->scheduler, err));
+    return cpa_inbox_create(engine->scheduler, engine->options.max_queued_requests, engine->options.max_queued_tokens,
+                            &engine->inbox, err);
 }
 
 /* Whether the device attends every layer. */
@@ -164,11 +166,31 @@ static cpa_status agree_on_options(cpa_engine *engine, cpa_error *err) {
     return cpa_control_same(&engine->control, "engine", values, sizeof values / sizeof values[0], err);
 }
 
+/* An engine of nothing; NULL without memory. */
+static cpa_engine *allocate(void) {
+    static atomic_ullong made;
+    cpa_engine *engine = calloc(1, sizeof *engine);
+    if (engine) engine->published = calloc(1, sizeof *engine->published);
+    if (!engine || !engine->published) {
+        free(engine);
+        return NULL;
+    }
+    pthread_mutex_init(&engine->published->lock, NULL);
+    engine->serial = atomic_fetch_add(&made, 1) + 1;
+    return engine;
+}
+
+static void release(cpa_engine *engine) {
+    pthread_mutex_destroy(&engine->published->lock);
+    free(engine->published);
+    free(engine);
+}
+
 cpa_status cpa_engine_create(cpa_comm *comm, const cpa_engine_options *options, cpa_engine **out, cpa_error *err) {
     cpa_error own = {CPA_OK, ""};
     cpa_control control;
     CPA_TRY(cpa_control_open(comm, &control, err));
-    cpa_engine *engine = calloc(1, sizeof *engine);
+    cpa_engine *engine = allocate();
     cpa_status status = engine ? CPA_OK : cpa_fail(&own, CPA_NO_MEMORY, "engine: no memory");
     if (engine) status = cpa_engine_resolve(options, &engine->options, &own);
     if (status == CPA_OK && !out) status = cpa_fail(&own, CPA_INVALID, "engine: out is NULL");
@@ -196,66 +218,20 @@ void cpa_engine_destroy(cpa_engine *engine) {
         cpa_log(CPA_LOG_ERROR, "cpa_engine_destroy: called while cpa_engine_run is under way, and not carried out");
         return;
     }
-    cpa_engine_request *request, *next;
-    HASH_ITER(hh, engine->requests, request, next) {
-        HASH_DEL(engine->requests, request);
-        free(request->token_s);
-        free(request);
-    }
+    cpa_inbox_destroy(engine->inbox);
     cpa_scheduler_destroy(engine->scheduler);
     cpa_verify_destroy(engine->verify);
     cpa_worker_destroy(engine->worker);
     cpa_timeline_destroy(&engine->timeline);
     cpa_device_close(engine->device);
     cpa_control_close(&engine->control);
-    free(engine);
-}
-
-cpa_status cpa_engine_submit(cpa_engine *engine, const cpa_request *given) {
-    if (!engine || atomic_load(&engine->running)) return CPA_INVALID;
-    cpa_error *err = &engine->error;
-    cpa_request taken;
-    const cpa_request *request = &taken;
-    if (engine->control.rank != 0) {
-        return cpa_fail(err, CPA_INVALID, "cpa_engine_submit: called on rank %d, expected rank 0",
-                        engine->control.rank);
-    }
-    CPA_TRY(CPA_STRUCT_TAKE("request", given, cpa_request, output_tokens, &taken, err));
-    if (!isfinite(request->arrival_s) || request->arrival_s < 0) {
-        return cpa_fail(err, CPA_INVALID, "request %llu: arrival %g s, expected a time from 0 on",
-                        (unsigned long long)request->id, request->arrival_s);
-    }
-    cpa_scheduler_request scheduled = cpa_engine_scheduled(request);
-    scheduled.arrival += engine->stats.duration_s;
-    cpa_engine_request *record = calloc(1, sizeof *record);
-    if (!record) return cpa_fail(err, CPA_NO_MEMORY, "request %llu: no memory", (unsigned long long)request->id);
-    record->id = request->id;
-    record->prompt_tokens = request->prompt_tokens;
-    record->output_tokens = request->output_tokens;
-    record->arrival_s = scheduled.arrival;
-    cpa_status status = cpa_scheduler_add(engine->scheduler, &scheduled, err);
-    if (status != CPA_OK) {
-        free(record);
-        return status;
-    }
-    HASH_ADD(hh, engine->requests, id, sizeof record->id, record);
-    if (record->hh.tbl) return CPA_OK;
-    free(record);
-    return cpa_fail(err, CPA_NO_MEMORY, "request %llu: no memory to queue it; the engine can only be destroyed",
-                    (unsigned long long)request->id);
-}
-
-void cpa_engine_stop(cpa_engine *engine) {
-    if (engine) atomic_store(&engine->stop, 1);
-}
-
-cpa_status cpa_engine_get_stats(const cpa_engine *engine, cpa_engine_stats *out, size_t size) {
-    return engine ? cpa_struct_give(&engine->stats, sizeof engine->stats, out, size) : CPA_INVALID;
+    release(engine);
 }
 
 cpa_status cpa_engine_timeline(cpa_engine *engine, cpa_span_fn on_span, void *ctx) {
     if (!engine) return CPA_INVALID;
-    return cpa_timeline_gather(&engine->timeline, &engine->control, on_span, ctx, &engine->error);
+    cpa_status status = cpa_timeline_gather(&engine->timeline, &engine->control, on_span, ctx, &engine->error);
+    return cpa_engine_outcome(engine, status, &engine->error);
 }
 
 const char *cpa_engine_device(const cpa_engine *engine) {
@@ -268,8 +244,4 @@ double cpa_engine_estimate(const cpa_engine *engine, int64_t tokens) {
     double flops = 1.0 * (double)tokens * (double)tokens * m->attention.q_heads *
                    (m->attention.k_dim + m->attention.v_dim) * m->layers;
     return flops / (engine->planner.flops * engine->control.size);
-}
-
-const char *cpa_engine_error(const cpa_engine *engine) {
-    return engine ? engine->error.message : "";
 }

@@ -1,32 +1,25 @@
-/* What creating an engine (engine.c) and running it (engine_run.c) share. */
+/* What creating an engine (engine.c), running it (engine_run.c) and calls from other threads (engine_requests.c) share. */
 #ifndef CPA_ENGINE_INTERNAL_H
 #define CPA_ENGINE_INTERNAL_H
 
+#include <pthread.h>
 #include <stdatomic.h>
-
-#ifndef HASH_NONFATAL_OOM
-#define HASH_NONFATAL_OOM 1 /* an entry that does not fit has no table */
-#endif
-#include <uthash.h>
 
 #include <cpattn/engine.h>
 
 #include "comm/comm.h"
 #include "src/check/verify.h"
+#include "src/engine/inbox.h"
 #include "src/model/synthetic.h"
 #include "src/schedule/scheduler.h"
 #include "src/trace/timeline.h"
 #include "src/worker/worker.h"
 
-/* A request that was submitted and has not finished (rank 0). */
-typedef struct cpa_engine_request {
-    uint64_t id;
-    int64_t prompt_tokens, output_tokens;
-    double arrival_s;
-    int64_t emitted;
-    double *token_s; /* [output_tokens], from the first token on */
-    UT_hash_handle hh;
-} cpa_engine_request;
+/* What cpa_engine_get_stats gives, to any thread. */
+typedef struct cpa_published_stats {
+    pthread_mutex_t lock;
+    cpa_engine_stats stats;
+} cpa_published_stats;
 
 struct cpa_engine {
     cpa_engine_options options; /* with defaults filled in */
@@ -37,16 +30,18 @@ struct cpa_engine {
     cpa_model network;
     cpa_worker *worker;
     cpa_verify *verify;       /* NULL when nothing is checked */
-    cpa_scheduler *scheduler; /* rank 0 */
-    cpa_engine_request *requests;
+    cpa_scheduler *scheduler; /* rank 0, */
+    cpa_inbox *inbox;         /* likewise */
     cpa_planner planner;
-    int64_t host_blocks;   /* of one rank */
-    double host_bandwidth; /* rank 0, when it has host blocks */
-    cpa_engine_stats stats;
+    int64_t host_blocks;            /* of one rank */
+    double host_bandwidth;          /* rank 0, when it has host blocks */
+    cpa_engine_stats stats;         /* of the thread that runs the engine, */
+    cpa_published_stats *published; /* and copies of them */
     cpa_timeline timeline;
     atomic_int stop;
-    atomic_int running; /* cpa_engine_run is under way */
-    cpa_error error;
+    atomic_int running; /* cpa_engine_run or the like is under way */
+    cpa_error error;    /* of the last such call */
+    uint64_t serial;    /* of this process's engines */
 };
 
 #endif

@@ -96,6 +96,11 @@ cpa_status cpa_engine_resolve(const cpa_engine_options *given, cpa_engine_option
                         (long long)o.swap_bytes, o.ageing_s, (long long)o.long_prefill_token_threshold,
                         (long long)o.tenant_block_quota);
     }
+    if (o.max_queued_requests < 0 || o.max_queued_tokens < 0) {
+        return cpa_fail(err, CPA_INVALID,
+                        "max_queued_requests %lld, max_queued_tokens %lld: expected 0 (no bound) or more",
+                        (long long)o.max_queued_requests, (long long)o.max_queued_tokens);
+    }
     if (o.local_context < CPA_LOCAL_CONTEXT_NONE) {
         return cpa_fail(err, CPA_INVALID, "local_context: %lld, expected tokens, 0 (automatic) or %d (none)",
                         (long long)o.local_context, CPA_LOCAL_CONTEXT_NONE);
@@ -204,4 +209,6 @@ void cpa_engine_take_stats(const cpa_scheduler_stats *scheduled, cpa_engine_stat
     s->swap_failures = scheduled->swap_failures;
     s->cow_copies = scheduled->cow_copies;
     s->rank_local = scheduled->rank_local;
+    s->requests_waiting = scheduled->waiting;
+    s->requests_running = scheduled->running;
 }

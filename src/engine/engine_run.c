@@ -9,15 +9,17 @@
 #include "src/check/verify_step.h"
 #include "src/context/context.h"
 #include "src/engine/engine_internal.h"
-#include "src/engine/engine_options.h"
+#include "src/engine/engine_requests.h"
+#include "src/engine/engine_stats.h"
 #include "src/engine/next_plan.h"
 
-/* One call of cpa_engine_run. */
+/* A run: one call of cpa_engine_run or cpa_engine_serve. */
 typedef struct run {
     cpa_engine *engine;
     cpa_finish_fn on_finish;
     cpa_progress_fn on_progress;
     void *ctx;
+    cpa_run_mode mode;
     double start;
     cpa_plan_ahead *ahead; /* rank 0 */
     cpa_step_plan plan;    /* of the step that runs */
@@ -66,51 +68,73 @@ static cpa_status begin_step(run *r, cpa_error *err) {
     if (!r->prepared) CPA_TRY(prepare_next(r, err));
     cpa_next_plan_advance(&r->next, &r->plan);
     r->prepared = 0;
+    for (int64_t i = 0; r->ahead && i < r->plan.n_chunks; i++)
+        if (r->plan.chunks[i].flags & CPA_CHUNK_FIRST)
+            cpa_inbox_note_start(r->engine->inbox, r->plan.chunks[i].request);
     r->engine->timeline.step = (int64_t)r->plan.step;
     return CPA_OK;
 }
 
-static void finish_request(run *r, cpa_engine_request *request) {
+/* Tells the end of a request, and forgets it. */
+static void finish_request(run *r, cpa_engine_request *request, cpa_finish_reason reason, double now) {
     cpa_engine *engine = r->engine;
-    cpa_request_result result = {
-        .id = request->id,
-        .prompt_tokens = request->prompt_tokens,
-        .output_tokens = request->output_tokens,
-        .arrival_s = request->arrival_s,
-        .first_token_s = request->token_s[0],
-        .finish_s = request->token_s[request->output_tokens - 1],
+    const double last = request->emitted > 0 ? request->token_s[request->emitted - 1] : now;
+    const cpa_request_result result = {
+        .id = request->scheduled.id,
+        .prompt_tokens = request->scheduled.prompt_tokens,
+        .output_tokens = request->emitted,
+        .arrival_s = request->scheduled.arrival,
+        .first_token_s = request->emitted > 0 ? request->token_s[0] : now,
+        .finish_s = reason == CPA_FINISH_LENGTH ? last : now,
         .token_s = request->token_s,
+        .reason = reason,
+        .error = reason == CPA_FINISH_FAILED ? request->error : "",
     };
-    engine->stats.requests_finished++;
-    engine->stats.prompt_tokens += request->prompt_tokens;
+    switch (reason) {
+        case CPA_FINISH_LENGTH:
+            engine->stats.requests_finished++;
+            engine->stats.prompt_tokens += result.prompt_tokens;
+            break;
+        case CPA_FINISH_CANCELLED: engine->stats.requests_cancelled++; break;
+        case CPA_FINISH_EXPIRED: engine->stats.requests_expired++; break;
+        case CPA_FINISH_FAILED: engine->stats.requests_failed++; break;
+    }
+    cpa_inbox_withdraw(engine->inbox, request);
     if (r->on_finish) r->on_finish(r->ctx, &result);
-    HASH_DEL(engine->requests, request);
-    free(request->token_s);
-    free(request);
+    cpa_inbox_release(engine->inbox, request);
 }
 
-/* Rank 0: notes the tokens that a finished step emitted. */
+/* Rank 0: a token that a finished step emitted. */
+static cpa_status record_token(run *r, const cpa_plan_chunk *chunk, double now, cpa_error *err) {
+    cpa_engine *engine = r->engine;
+    int ended;
+    cpa_engine_request *request = cpa_inbox_find(engine->inbox, chunk->request, &ended);
+    if (!request || request->emitted == request->scheduled.output_tokens) {
+        return cpa_fail(err, CPA_INTERNAL, "step %llu emits a token of request %llu, which expects none",
+                        (unsigned long long)r->plan.step, (unsigned long long)chunk->request);
+    }
+    if (ended) return CPA_OK; /* meanwhile, and nobody expects it any more */
+    if (!request->token_s) request->token_s = malloc((size_t)request->scheduled.output_tokens * sizeof(double));
+    if (!request->token_s) return cpa_fail(err, CPA_NO_MEMORY, "no memory for the times of a request");
+    request->token_s[request->emitted++] = now;
+    engine->stats.output_tokens++;
+    if (chunk->flags & CPA_CHUNK_FINISHES) finish_request(r, request, CPA_FINISH_LENGTH, now);
+    return CPA_OK;
+}
+
+/* Rank 0: notes the tokens that a finished step emitted, and tells which requests have ended. */
 static cpa_status record_step(run *r, cpa_error *err) {
     cpa_engine *engine = r->engine;
+    cpa_engine_request *ended;
     double now = cpa_clock_now() - r->start;
-    for (int64_t i = 0; i < r->plan.n_chunks; i++) {
-        const cpa_plan_chunk *chunk = &r->plan.chunks[i];
-        if (!(chunk->flags & CPA_CHUNK_EMITS)) continue;
-        cpa_engine_request *request = NULL;
-        HASH_FIND(hh, engine->requests, &chunk->request, sizeof chunk->request, request);
-        if (!request || request->emitted == request->output_tokens) {
-            return cpa_fail(err, CPA_INTERNAL, "step %llu emits a token of request %llu, which expects none",
-                            (unsigned long long)r->plan.step, (unsigned long long)chunk->request);
-        }
-        if (!request->token_s) request->token_s = malloc((size_t)request->output_tokens * sizeof *request->token_s);
-        if (!request->token_s) return cpa_fail(err, CPA_NO_MEMORY, "no memory for the times of a request");
-        request->token_s[request->emitted++] = now;
-        engine->stats.output_tokens++;
-        if (chunk->flags & CPA_CHUNK_FINISHES) finish_request(r, request);
-    }
-    if (r->on_progress) {
-        r->on_progress(r->ctx, r->tokens, engine->stats.requests_finished, now);
-    }
+    for (int64_t i = 0; i < r->plan.n_chunks; i++)
+        if (r->plan.chunks[i].flags & CPA_CHUNK_EMITS) CPA_TRY(record_token(r, &r->plan.chunks[i], now, err));
+    while ((ended = cpa_inbox_next_ended(engine->inbox))) finish_request(r, ended, ended->reason, now);
+    cpa_scheduler_stats scheduled;
+    cpa_plan_ahead_stats(r->ahead, &scheduled);
+    engine->stats.duration_s = now;
+    cpa_engine_publish_stats(engine, &scheduled);
+    if (r->on_progress) r->on_progress(r->ctx, r->tokens, engine->stats.requests_finished, now);
     return CPA_OK;
 }
 
@@ -220,85 +244,6 @@ static cpa_status run_steps(run *r, cpa_error *err) {
     return CPA_OK;
 }
 
-/* What the scheduler knows, on rank 0. */
-static void collect_scheduler_stats(cpa_engine *engine) {
-    cpa_engine_stats *s = &engine->stats;
-    cpa_scheduler_stats scheduled;
-    cpa_scheduler_get_stats(engine->scheduler, &scheduled);
-    cpa_engine_take_stats(&scheduled, s);
-    size_t used = 0;
-    s->choices[0] = 0;
-    for (int algorithm = CPA_PASS_KV; algorithm <= CPA_PASS_Q; algorithm++) {
-        for (int reason = 0; reason < CPA_REASON_COUNT; reason++) {
-            int64_t chunks = scheduled.chunks[algorithm][reason];
-            if (chunks == 0 || used >= sizeof s->choices) continue;
-            const char *name = reason == CPA_REASON_LOCAL ? "none" : cpa_algorithm_name((cpa_algorithm)algorithm);
-            used += (size_t)snprintf(s->choices + used, sizeof s->choices - used, "%s%s %lld (%s)", used ? ", " : "",
-                                     name, (long long)chunks, cpa_planner_reason_name((cpa_planner_reason)reason));
-        }
-    }
-}
-
-/* Rows of all ranks that are not finite; collective. */
-static cpa_status count_nonfinite(cpa_engine *engine, cpa_error *err) {
-    cpa_engine_stats *s = &engine->stats;
-    cpa_nonfinite all;
-    CPA_TRY(cpa_nonfinite_join(&engine->worker->nonfinite, &engine->control, &all, err));
-    s->nonfinite_rows = all.rows;
-    s->nonfinite_request = all.first.request;
-    s->nonfinite_position = all.first.position;
-    s->nonfinite_layer = (int32_t)all.first.layer;
-    return CPA_OK;
-}
-
-/* Totals over the ranks; collective. */
-static cpa_status collect_stats(cpa_engine *engine, cpa_error *err) {
-    cpa_control *control = &engine->control;
-    cpa_context_stats context;
-    cpa_context_get_stats(engine->worker->context, &context, sizeof context);
-    cpa_verify_stats verify = {0};
-    if (engine->verify) cpa_verify_get_stats(engine->verify, &verify);
-    cpa_engine_stats *s = &engine->stats;
-    double most[] = {context.exposed_comm_s,
-                     context.attend_s,
-                     (double)context.staging_bytes,
-                     verify.max_error,
-                     s->actual_attend_s,
-                     verify.seconds,
-                     cpa_context_replayed_seconds(engine->worker->context)};
-    double attend_sum = context.attend_s;
-    uint64_t sums[] = {(uint64_t)context.bytes_sent, verify.rows, verify.violations, 0, verify.undecided};
-    CPA_TRY(cpa_worker_digest(engine->worker, &sums[3], err));
-    CPA_TRY(cpa_control_max(control, most, sizeof most / sizeof most[0], err));
-    CPA_TRY(cpa_control_sum(control, &attend_sum, 1, err));
-    CPA_TRY(cpa_control_sum_u64(control, sums, 5, err));
-    CPA_TRY(count_nonfinite(engine, err));
-    s->graph_steps = engine->worker->graph_steps;
-    s->chunks_pass_kv = context.chunks_pass_kv;
-    s->chunks_pass_q = context.chunks_pass_q;
-    s->exposed_comm_s = most[0];
-    s->imbalance = attend_sum > 0 ? most[1] * control->size / attend_sum : 1;
-    s->staging_bytes = (int64_t)most[2];
-    s->staging_bound = context.staging_bound;
-    s->verify_max_error = most[3];
-    s->actual_attend_s = most[4];
-    s->verify_s = most[5];
-    s->graph_s = most[6];
-    s->bytes_sent = (int64_t)sums[0];
-    s->verify_rows = (int64_t)sums[1];
-    s->verify_violations = (int64_t)sums[2];
-    s->verify_undecided = (int64_t)sums[4];
-    s->output_digest = sums[3];
-    s->planner_flops = engine->planner.flops;
-    s->planner_bandwidth = engine->planner.bandwidth;
-    s->planner_memory_bandwidth = engine->planner.memory_bandwidth;
-    s->planner_exchange_s = engine->planner.exchange_s;
-    s->overlap_tokens = cpa_planner_overlap_tokens(&engine->planner);
-    s->kv_blocks = engine->options.num_blocks;
-    if (engine->scheduler) collect_scheduler_stats(engine);
-    return cpa_control_bcast(control, s, sizeof *s, 0, err);
-}
-
 static cpa_status run_plans(run *r, cpa_error *err) {
     cpa_engine *engine = r->engine;
     cpa_stream *stream = engine->worker->stream;
@@ -332,41 +277,68 @@ static cpa_status run_plans(run *r, cpa_error *err) {
     return status;
 }
 
-static cpa_status run_engine(cpa_engine *engine, cpa_finish_fn on_finish, cpa_progress_fn on_progress, void *ctx) {
-    cpa_error *err = &engine->error;
-    run r = {.engine = engine, .on_finish = on_finish, .on_progress = on_progress, .ctx = ctx};
-    cpa_status status = cpa_control_agree(&engine->control, CPA_OK, err);
+/* What is left undone makes it a run that was stopped, unless it came when the run was about to end by itself. */
+static cpa_status count_unfinished(run *r, int stopped, cpa_error *err) {
+    cpa_engine *engine = r->engine;
+    cpa_status status = CPA_OK;
+    const int64_t left = stopped && engine->inbox ? cpa_inbox_count(engine->inbox) : 0;
+    if (left > 0) status = cpa_fail(err, CPA_STOPPED, "stopped with %lld requests unfinished", (long long)left);
+    return cpa_control_agree(&engine->control, status, err);
+}
+
+static cpa_status begin_run(run *r, cpa_error *err) {
+    cpa_engine *engine = r->engine;
+    CPA_TRY(cpa_control_agree(&engine->control, CPA_OK, err));
     /* The same moment on every rank, whatever their clocks say; the clock of the engine goes on from run to run. */
-    r.start = cpa_clock_now() - engine->stats.duration_s;
-    engine->timeline.origin = r.start;
-    if (status == CPA_OK && engine->control.rank == 0) {
-        status = cpa_plan_ahead_begin(engine->scheduler, r.start, &engine->stop, &r.ahead, err);
-    }
-    status = cpa_control_agree(&engine->control, status, err);
-    if (status == CPA_OK) {
-        status = run_plans(&r, err);
-        if (status != CPA_OK && status != CPA_CHECK_FAILED) cpa_comm_abort(engine->control.comm, status, err->message);
-    }
-    cpa_plan_ahead_end(r.ahead);
-    atomic_store(&engine->stop, 0);
-    engine->stats.duration_s = cpa_clock_now() - r.start;
-    if (status != CPA_OK && status != CPA_CHECK_FAILED) return status;
-    cpa_error collected = {CPA_OK, ""};
-    cpa_status totals = collect_stats(engine, &collected);
-    if (totals != CPA_OK && status == CPA_OK) {
-        *err = collected;
-        return totals;
-    }
-    if (status != CPA_OK) return status;
-    if (engine->control.rank == 0 && HASH_COUNT(engine->requests) > 0) {
-        status = cpa_fail(err, CPA_STOPPED, "stopped with %u requests unfinished", HASH_COUNT(engine->requests));
+    r->start = cpa_clock_now() - engine->stats.duration_s;
+    engine->timeline.origin = r->start;
+    cpa_status status = CPA_OK;
+    if (engine->inbox) {
+        cpa_inbox_begin_run(engine->inbox, r->start);
+        status =
+            cpa_plan_ahead_begin(engine->scheduler, engine->inbox, r->mode, r->start, &engine->stop, &r->ahead, err);
     }
     return cpa_control_agree(&engine->control, status, err);
 }
 
-cpa_status cpa_engine_run(cpa_engine *engine, cpa_finish_fn on_finish, cpa_progress_fn on_progress, void *ctx) {
+static cpa_status run_engine(run *r) {
+    cpa_engine *engine = r->engine;
+    cpa_error *err = &engine->error;
+    const double began = engine->stats.duration_s;
+    cpa_status status = begin_run(r, err);
+    if (status == CPA_OK) {
+        status = run_plans(r, err);
+        if (status != CPA_OK && status != CPA_CHECK_FAILED) cpa_comm_abort(engine->control.comm, status, err->message);
+    }
+    cpa_plan_ahead_end(r->ahead);
+    const int stopped = atomic_exchange(&engine->stop, 0);
+    engine->stats.duration_s = r->start > 0 ? cpa_clock_now() - r->start : began;
+    cpa_error collected = {CPA_OK, ""};
+    cpa_status totals = CPA_OK;
+    if (status == CPA_OK || status == CPA_CHECK_FAILED) totals = cpa_engine_collect_stats(engine, &collected);
+    cpa_engine_publish_stats(engine, NULL);
+    if (totals != CPA_OK && status == CPA_OK) {
+        *err = collected;
+        status = totals;
+    }
+    if (status == CPA_OK) status = count_unfinished(r, stopped, err);
+    if (engine->inbox) cpa_inbox_end_run(engine->inbox, engine->stats.duration_s);
+    return status;
+}
+
+static cpa_status run_until(cpa_engine *engine, cpa_run_mode mode, cpa_finish_fn on_finish, cpa_progress_fn on_progress,
+                            void *ctx) {
     if (!engine || atomic_exchange(&engine->running, 1)) return CPA_INVALID;
-    cpa_status status = run_engine(engine, on_finish, on_progress, ctx);
+    run r = {.engine = engine, .on_finish = on_finish, .on_progress = on_progress, .ctx = ctx, .mode = mode};
+    cpa_status status = cpa_engine_outcome(engine, run_engine(&r), &engine->error);
     atomic_store(&engine->running, 0);
     return status;
+}
+
+cpa_status cpa_engine_run(cpa_engine *engine, cpa_finish_fn on_finish, cpa_progress_fn on_progress, void *ctx) {
+    return run_until(engine, CPA_RUN_UNTIL_EMPTY, on_finish, on_progress, ctx);
+}
+
+cpa_status cpa_engine_serve(cpa_engine *engine, cpa_finish_fn on_finish, cpa_progress_fn on_progress, void *ctx) {
+    return run_until(engine, CPA_RUN_SERVE, on_finish, on_progress, ctx);
 }

@@ -24,6 +24,11 @@ static cpa_status take_and_send(cpa_next_plan *next, int wait, const uint8_t **b
     CPA_TRY(cpa_mailbox_flush(next->mailbox, wait, &flushed, err));
     if (!flushed) return CPA_OK;
     cpa_status planned = cpa_plan_ahead_take(next->ahead, wait, bytes, n_bytes, err);
+    /* While there is nothing to do, other ranks may be lost. */
+    while (planned == CPA_OK && wait && !*bytes) {
+        CPA_TRY(cpa_comm_check(next->control->comm, -1, err));
+        planned = cpa_plan_ahead_take(next->ahead, wait, bytes, n_bytes, err);
+    }
     if (planned != CPA_OK) CPA_TRY(cpa_mailbox_send(next->mailbox, NULL, -1, NULL)); /* so that nobody waits for it */
     if (planned != CPA_OK || !*bytes) return planned;
     return cpa_mailbox_send(next->mailbox, *bytes, *n_bytes, err);

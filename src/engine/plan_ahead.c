@@ -11,6 +11,8 @@
 
 /* How long a waiting thread sleeps before it looks at the stop flag again. */
 static const double POLL_SECONDS = 0.05;
+/* How long one call of cpa_plan_ahead_take waits. */
+static const double TAKE_SECONDS = 0.25;
 
 typedef struct encoded_plan {
     uint8_t *buffer;
@@ -21,6 +23,8 @@ typedef struct encoded_plan {
 
 struct cpa_plan_ahead {
     cpa_scheduler *scheduler;
+    cpa_inbox *inbox;
+    cpa_run_mode mode;
     double start;
     atomic_int *stop;
     pthread_t thread;
@@ -32,33 +36,40 @@ struct cpa_plan_ahead {
     int taken;               /* the one that was taken last */
     int ready;               /* the one that is not `write` waits to be taken */
     int going_on;            /* the next plan may be made */
+    int awaited;             /* the taker waits: all steps before are done, and what they told is known */
     int ending;
     uint64_t *damaged; /* requests to tell the scheduler about before it plans again */
     int64_t n_damaged, damaged_capacity;
+    cpa_scheduler_stats stats; /* as of the plan that was made last */
     cpa_status status;
     cpa_error error;
 };
 
-/* Sleeps until `seconds` have passed or the end is near; returns 1 when the thread should stop waiting. */
-static int wait_for_arrival(cpa_plan_ahead *ahead, double until) {
+/* A flag that the other thread sets. */
+static int read_flag(cpa_plan_ahead *ahead, const int *flag) {
+    pthread_mutex_lock(&ahead->mutex);
+    int is_set = *flag;
+    pthread_mutex_unlock(&ahead->mutex);
+    return is_set;
+}
+
+/* Sleeps until that moment, or until something comes into the inbox; 0: the thread is to end. */
+static int wait_for_work(cpa_plan_ahead *ahead, double until) {
     for (;;) {
         double left = ahead->start + until - cpa_clock_now();
         if (left <= 0 || atomic_load(ahead->stop)) return 1;
-        double nap = fmin(left, POLL_SECONDS);
-        const struct timespec when = cpa_clock_after(nap);
-        pthread_mutex_lock(&ahead->mutex);
-        if (!ahead->ending) pthread_cond_clockwait(&ahead->changed, &ahead->mutex, CLOCK_MONOTONIC, &when);
-        int ending = ahead->ending;
-        pthread_mutex_unlock(&ahead->mutex);
-        if (ending) return 0;
+        if (cpa_inbox_wait(ahead->inbox, fmin(left, POLL_SECONDS))) return 1;
+        if (read_flag(ahead, &ahead->ending)) return 0;
     }
 }
 
 static cpa_status pass_damage_on(cpa_plan_ahead *ahead, cpa_error *err) {
     cpa_status status = CPA_OK;
     pthread_mutex_lock(&ahead->mutex);
-    for (; ahead->n_damaged > 0 && status == CPA_OK; ahead->n_damaged--)
+    for (; ahead->n_damaged > 0 && status == CPA_OK; ahead->n_damaged--) {
         status = cpa_scheduler_swap_failed(ahead->scheduler, ahead->damaged[ahead->n_damaged - 1], err);
+        if (status == CPA_INVALID) status = CPA_OK; /* the request has been ended meanwhile */
+    }
     pthread_mutex_unlock(&ahead->mutex);
     return status;
 }
@@ -68,27 +79,31 @@ static int has_entries(const cpa_step_plan *plan) {
     return plan->n_chunks + plan->n_releases + plan->n_swap_outs + plan->n_swap_ins + plan->n_nulled > 0;
 }
 
-/* Plans the next step that has work; waits for arrivals. */
+static cpa_status plan_stop(cpa_step_plan *plan) {
+    cpa_step_plan_clear(plan);
+    plan->flags = CPA_PLAN_STOP;
+    return CPA_OK;
+}
+
+/* Plans the next step that has work; waits for it. */
 static cpa_status plan_next(cpa_plan_ahead *ahead, cpa_step_plan *plan, cpa_error *err) {
     for (;;) {
         double next_arrival;
+        int to_tell;
         ahead->plan_begin = cpa_clock_now();
-        if (atomic_load(ahead->stop)) {
-            cpa_step_plan_clear(plan);
-            plan->flags = CPA_PLAN_STOP;
-            return CPA_OK;
-        }
+        if (atomic_load(ahead->stop)) return plan_stop(plan);
         double now = cpa_clock_now() - ahead->start;
         CPA_TRY(pass_damage_on(ahead, err));
+        CPA_TRY(cpa_inbox_pass_on(ahead->inbox, ahead->scheduler, now, &to_tell, err));
         CPA_TRY(cpa_scheduler_plan(ahead->scheduler, now, plan, &next_arrival, err));
         if (plan->n_chunks > 0) return CPA_OK;
-        if (!isfinite(next_arrival)) {
+        if (!isfinite(next_arrival) && cpa_inbox_close(ahead->inbox, ahead->mode, read_flag(ahead, &ahead->awaited))) {
             plan->flags |= CPA_PLAN_STOP;
             return CPA_OK;
         }
         /* Where blocks are on their way the plans that follow count, with or without entries. */
-        if (has_entries(plan) || next_arrival <= now) return CPA_OK;
-        if (!wait_for_arrival(ahead, next_arrival)) return CPA_STOPPED;
+        if (has_entries(plan) || next_arrival <= now || to_tell || ahead->mode == CPA_RUN_STEPS) return CPA_OK;
+        if (!wait_for_work(ahead, fmin(next_arrival, cpa_inbox_next_deadline(ahead->inbox)))) return CPA_STOPPED;
     }
 }
 
@@ -106,6 +121,7 @@ static void *plan_steps(void *ctx) {
         encoded->seconds = cpa_clock_now() - ahead->plan_begin;
         last = status != CPA_OK || plan.flags & CPA_PLAN_STOP;
         pthread_mutex_lock(&ahead->mutex);
+        cpa_scheduler_get_stats(ahead->scheduler, &ahead->stats);
         ahead->status = status;
         ahead->error = error;
         ahead->write ^= 1;
@@ -121,11 +137,13 @@ static void *plan_steps(void *ctx) {
     return NULL;
 }
 
-cpa_status cpa_plan_ahead_begin(cpa_scheduler *scheduler, double start, atomic_int *stop, cpa_plan_ahead **out,
-                                cpa_error *err) {
+cpa_status cpa_plan_ahead_begin(cpa_scheduler *scheduler, cpa_inbox *inbox, cpa_run_mode mode, double start,
+                                atomic_int *stop, cpa_plan_ahead **out, cpa_error *err) {
     cpa_plan_ahead *ahead = calloc(1, sizeof *ahead);
     if (!ahead) return cpa_fail(err, CPA_NO_MEMORY, "planning: no memory");
     ahead->scheduler = scheduler;
+    ahead->inbox = inbox;
+    ahead->mode = mode;
     ahead->start = start;
     ahead->stop = stop;
     pthread_mutex_init(&ahead->mutex, NULL);
@@ -144,9 +162,17 @@ cpa_status cpa_plan_ahead_begin(cpa_scheduler *scheduler, double start, atomic_i
 cpa_status cpa_plan_ahead_take(cpa_plan_ahead *ahead, int wait, const uint8_t **bytes, int64_t *n_bytes,
                                cpa_error *err) {
     cpa_status status = CPA_OK;
+    const struct timespec until = cpa_clock_after(TAKE_SECONDS);
     *bytes = NULL;
     pthread_mutex_lock(&ahead->mutex);
-    while (!ahead->ready && wait) pthread_cond_wait(&ahead->changed, &ahead->mutex);
+    if (wait && !ahead->ready && !ahead->awaited) {
+        ahead->awaited = 1;
+        pthread_mutex_unlock(&ahead->mutex);
+        cpa_inbox_wake(ahead->inbox);
+        pthread_mutex_lock(&ahead->mutex);
+    }
+    for (int timed_out = 0; !ahead->ready && wait && !timed_out;)
+        timed_out = pthread_cond_clockwait(&ahead->changed, &ahead->mutex, CLOCK_MONOTONIC, &until) != 0;
     if (!ahead->ready) goto done;
     status = ahead->status;
     if (status == CPA_OK) {
@@ -157,7 +183,7 @@ cpa_status cpa_plan_ahead_take(cpa_plan_ahead *ahead, int wait, const uint8_t **
     } else if (err) {
         *err = ahead->error;
     }
-    ahead->ready = 0;
+    ahead->ready = ahead->awaited = 0;
 done:
     pthread_mutex_unlock(&ahead->mutex);
     return status;
@@ -187,12 +213,19 @@ void cpa_plan_ahead_times(const cpa_plan_ahead *ahead, double *begin, double *se
     *seconds = encoded->seconds;
 }
 
+void cpa_plan_ahead_stats(cpa_plan_ahead *ahead, cpa_scheduler_stats *out) {
+    pthread_mutex_lock(&ahead->mutex);
+    *out = ahead->stats;
+    pthread_mutex_unlock(&ahead->mutex);
+}
+
 void cpa_plan_ahead_end(cpa_plan_ahead *ahead) {
     if (!ahead) return;
     pthread_mutex_lock(&ahead->mutex);
     ahead->ending = 1;
     pthread_cond_broadcast(&ahead->changed);
     pthread_mutex_unlock(&ahead->mutex);
+    cpa_inbox_wake(ahead->inbox);
     pthread_join(ahead->thread, NULL);
     (void)pass_damage_on(ahead, NULL); /* what the last step found, for a run that goes on */
     pthread_cond_destroy(&ahead->changed);

@@ -1,23 +1,27 @@
 /* Planning ahead (rank 0): a thread that plans and encodes the next step while the current one executes.
  *
  * One plan is made ahead. It can be taken as soon as it is made, also while that step still executes; the one after it
- * waits until the step is done and what it reports is known. Where nothing can run yet, the thread waits for the next
- * arrival; when nothing is left, or a stop was asked for, the last plan carries CPA_PLAN_STOP. */
+ * waits until the step is done and what it reports is known. Before each plan the scheduler hears what has come into the
+ * inbox. Where nothing can run yet, the thread sleeps until something comes in, arrives or expires; when nothing is left
+ * for a run that ends then, or a stop was asked for, the last plan carries CPA_PLAN_STOP. A plan without entries has
+ * ends of requests to tell, or belongs to a run of CPA_RUN_STEPS. */
 #ifndef CPA_PLAN_AHEAD_H
 #define CPA_PLAN_AHEAD_H
 
 #include <stdatomic.h>
 
+#include "src/engine/inbox.h"
 #include "src/schedule/scheduler.h"
 
 typedef struct cpa_plan_ahead cpa_plan_ahead;
 
 /* Starts the thread; from now on until cpa_plan_ahead_end the scheduler belongs to it. Arrivals count from `start`, a
  * time of cpa_clock_now. *stop may be set at any time, also by a signal handler; it is seen within 50 ms. */
-cpa_status cpa_plan_ahead_begin(cpa_scheduler *scheduler, double start, atomic_int *stop, cpa_plan_ahead **out,
-                                cpa_error *err);
+cpa_status cpa_plan_ahead_begin(cpa_scheduler *scheduler, cpa_inbox *inbox, cpa_run_mode mode, double start,
+                                atomic_int *stop, cpa_plan_ahead **out, cpa_error *err);
 
-/* The next encoded plan; *bytes is NULL if it is not made yet. `wait`: waits for it. The bytes stay valid until the
+/* The next encoded plan; *bytes is NULL if it is not made yet. `wait`: waits for it, for a quarter of a second at most, so
+ * that the caller can look after other things. The bytes stay valid until the
  * second call of cpa_plan_ahead_go_on after. After a plan with CPA_PLAN_STOP none follows. */
 cpa_status cpa_plan_ahead_take(cpa_plan_ahead *ahead, int wait, const uint8_t **bytes, int64_t *n_bytes,
                                cpa_error *err);
@@ -32,6 +36,9 @@ cpa_status cpa_plan_ahead_report_damage(cpa_plan_ahead *ahead, uint64_t request,
 
 /* When the plan that was taken last was made: a time of cpa_clock_now, and how long that took. */
 void cpa_plan_ahead_times(const cpa_plan_ahead *ahead, double *begin, double *seconds);
+
+/* What the scheduler had counted when it had made the plan that is there, or was there last. */
+void cpa_plan_ahead_stats(cpa_plan_ahead *ahead, cpa_scheduler_stats *out);
 
 /* Ends the thread, whatever it is doing. */
 void cpa_plan_ahead_end(cpa_plan_ahead *ahead);

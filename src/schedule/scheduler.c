@@ -141,7 +141,7 @@ void cpa_scheduler_destroy(cpa_scheduler *s) {
     free(s);
 }
 
-static cpa_status check_request(const cpa_scheduler *s, const cpa_scheduler_request *r, cpa_error *err) {
+cpa_status cpa_scheduler_check(const cpa_scheduler *s, const cpa_scheduler_request *r, cpa_error *err) {
     if (r->prompt_tokens < 1 || r->output_tokens < 1 || r->prompt_tokens > INT64_MAX - r->output_tokens)
         return cpa_fail(err, CPA_INVALID,
                         "request %" PRIu64 ": %" PRId64 " prompt and %" PRId64
@@ -167,9 +167,6 @@ static cpa_status check_request(const cpa_scheduler *s, const cpa_scheduler_requ
                         " blocks on a rank, and a tenant may hold %" PRId64 "; expected tenant_block_quota of %" PRId64
                         " or more",
                         r->id, r->prompt_tokens, r->output_tokens, blocks, quota, blocks);
-    cpa_sequence *other;
-    HASH_FIND(hh, s->by_id, &r->id, sizeof r->id, other);
-    if (other) return cpa_fail(err, CPA_INVALID, "request %" PRIu64 ": another request has this id", r->id);
     return CPA_OK;
 }
 
@@ -208,7 +205,10 @@ static cpa_status start_prefix(cpa_scheduler *s, const cpa_scheduler_request *re
 }
 
 cpa_status cpa_scheduler_add(cpa_scheduler *s, const cpa_scheduler_request *request, cpa_error *err) {
-    CPA_TRY(check_request(s, request, err));
+    CPA_TRY(cpa_scheduler_check(s, request, err));
+    cpa_sequence *other;
+    HASH_FIND(hh, s->by_id, &request->id, sizeof request->id, other);
+    if (other) return cpa_fail(err, CPA_INVALID, "request %" PRIu64 ": another request has this id", request->id);
     cpa_prefix_digest root, first;
     CPA_TRY(start_prefix(s, request, &root, &first, err));
     int64_t most = (int64_t)HASH_COUNT(s->by_id) + 1;
@@ -308,8 +308,11 @@ cpa_status cpa_scheduler_plan(cpa_scheduler *s, double now, cpa_step_plan *plan,
     CPA_TRY(retire_finished(s, err));
     CPA_TRY(restart_damaged(s, err));
     CPA_TRY(cpa_scheduler_null_unseen(s, err));
-    while (s->future.count > 0 && cpa_sequence_queue_first(&s->future)->request.arrival <= now)
-        cpa_sequence_queue_push(&s->waiting, cpa_sequence_queue_pop(&s->future));
+    while (s->future.count > 0 && cpa_sequence_queue_first(&s->future)->request.arrival <= now) {
+        cpa_sequence *sequence = cpa_sequence_queue_pop(&s->future);
+        sequence->arrived = 1;
+        cpa_sequence_queue_push(&s->waiting, sequence);
+    }
     CPA_TRY(schedule_running(s, 1, err));
     CPA_TRY(schedule_running(s, 0, err));
     if (!s->short_of_blocks) CPA_TRY(cpa_scheduler_admit(s, err));
@@ -332,6 +335,28 @@ cpa_status cpa_scheduler_swap_failed(cpa_scheduler *s, uint64_t request, cpa_err
         CPA_TRY(cpa_scheduler_drop_host(s, sequence, err));
         sequence->computed = sequence->voided = 0;
     }
+    return CPA_OK;
+}
+
+/* A running sequence is left to the next plan, as one that has finished. */
+cpa_status cpa_scheduler_end(cpa_scheduler *s, uint64_t request, int *ended, cpa_error *err) {
+    cpa_sequence *sequence;
+    HASH_FIND(hh, s->by_id, &request, sizeof request, sequence);
+    *ended = sequence != NULL;
+    if (!sequence) return CPA_OK;
+    HASH_DEL(s->by_id, sequence);
+    if (!sequence->blocks) {
+        cpa_sequence_queue_remove(sequence->arrived ? &s->waiting : &s->future, sequence);
+        cpa_status status = cpa_scheduler_drop_host(s, sequence, err);
+        cpa_sequence_destroy(sequence);
+        return status;
+    }
+    int32_t at = 0;
+    while (s->running[at] != sequence) at++;
+    s->n_running--;
+    memmove(&s->running[at], &s->running[at + 1], (size_t)(s->n_running - at) * sizeof *s->running);
+    cpa_scheduler_unlink(s, sequence);
+    s->finished[s->n_finished++] = sequence;
     return CPA_OK;
 }
 

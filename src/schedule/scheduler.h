@@ -113,9 +113,10 @@ typedef struct cpa_scheduler cpa_scheduler;
 cpa_status cpa_scheduler_create(const cpa_scheduler_options *options, cpa_scheduler **out, cpa_error *err);
 void cpa_scheduler_destroy(cpa_scheduler *scheduler);
 
-/* Queues a request. CPA_INVALID, with the numbers, if a length is not positive, an unfinished request has the id, or
- * the whole sequence (see cpa_cached_tokens) cannot fit the pools of any rank even alone.
- */
+/* CPA_INVALID, with the numbers, if a length is not positive, or the whole sequence (see cpa_cached_tokens) cannot fit
+ * the pools of any rank even alone. Reads what never changes: any thread may call it. */
+cpa_status cpa_scheduler_check(const cpa_scheduler *scheduler, const cpa_scheduler_request *request, cpa_error *err);
+/* Queues a request. CPA_INVALID as above, or if an unfinished request has the id. */
 cpa_status cpa_scheduler_add(cpa_scheduler *scheduler, const cpa_scheduler_request *request, cpa_error *err);
 
 /* Plans the step that begins at time `now` into `plan`, which is cleared first. Requests that arrive later are left
@@ -128,6 +129,10 @@ cpa_status cpa_scheduler_plan(cpa_scheduler *scheduler, double now, cpa_step_pla
 /* What a swap_in of that request brought back is damaged. To be called before the second plan after the one with the
  * swap_in; the request is then computed again. CPA_INVALID if no unfinished request has the id. */
 cpa_status cpa_scheduler_swap_failed(cpa_scheduler *scheduler, uint64_t request, cpa_error *err);
+
+/* Ends a request, whatever it does: it is in no plan any more, and gives its blocks back in the next one. *ended is 0 if
+ * no unfinished request has the id: its last token is planned, or it was never there. */
+cpa_status cpa_scheduler_end(cpa_scheduler *scheduler, uint64_t request, int *ended, cpa_error *err);
 
 void cpa_scheduler_get_stats(const cpa_scheduler *scheduler, cpa_scheduler_stats *out);
 

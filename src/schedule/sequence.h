@@ -33,6 +33,8 @@ typedef struct cpa_sequence {
     cpa_tenant *tenant;
     int32_t level; /* goes before others by level, then key, then id */
     double key;
+    int64_t place;           /* in the queue that it is in, which keeps it */
+    int arrived;             /* it waits, or runs */
     cpa_placement placement; /* may change while it waits */
     int32_t first_rank;      /* the owner of position 0 when it is sharded */
     int32_t index;           /* while it runs: in the tables of running sequences, here and on the ranks */

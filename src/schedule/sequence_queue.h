@@ -18,6 +18,8 @@ int cpa_sequence_queue_reserve(cpa_sequence_queue *queue, int64_t n);
 void cpa_sequence_queue_push(cpa_sequence_queue *queue, cpa_sequence *sequence);
 /* The sequence that goes before all others, or NULL. */
 cpa_sequence *cpa_sequence_queue_first(const cpa_sequence_queue *queue);
+/* Removes a sequence that is in this queue. */
+void cpa_sequence_queue_remove(cpa_sequence_queue *queue, cpa_sequence *sequence);
 /* Removes the first of a queue that is not empty, and returns it. */
 cpa_sequence *cpa_sequence_queue_pop(cpa_sequence_queue *queue);
 

@@ -1,0 +1,79 @@
+/* What any thread of rank 0 may call: requests come and go while the engine runs. */
+#include "src/engine/engine_requests.h"
+
+#include <math.h>
+
+#include "base/check.h"
+#include "base/struct_size.h"
+#include "src/engine/engine_options.h"
+
+/* The last failure of a call of this thread, and the serial number of its engine. */
+static _Thread_local struct {
+    uint64_t engine;
+    cpa_error error;
+} own;
+
+cpa_status cpa_engine_outcome(const cpa_engine *engine, cpa_status status, const cpa_error *err) {
+    if (status == CPA_OK) return CPA_OK;
+    own.engine = engine->serial;
+    own.error = *err;
+    return status;
+}
+
+static cpa_status check_rank(const cpa_engine *engine, const char *call, cpa_error *err) {
+    const int32_t rank = engine->control.rank;
+    return rank == 0 ? CPA_OK : cpa_fail(err, CPA_INVALID, "%s: called on rank %d, expected rank 0", call, rank);
+}
+
+static cpa_status submit(cpa_engine *engine, const cpa_request *given, cpa_error *err) {
+    cpa_request request;
+    CPA_TRY(check_rank(engine, "cpa_engine_submit", err));
+    CPA_TRY(CPA_STRUCT_TAKE("request", given, cpa_request, output_tokens, &request, err));
+    if (!isfinite(request.arrival_s) || request.arrival_s < 0) {
+        return cpa_fail(err, CPA_INVALID, "request %llu: arrival %g s, expected a time from 0 on",
+                        (unsigned long long)request.id, request.arrival_s);
+    }
+    if (!isfinite(request.deadline_s) || request.deadline_s < 0) {
+        return cpa_fail(err, CPA_INVALID,
+                        "request %llu: deadline %g s, expected 0 (none) or a time from its arrival on",
+                        (unsigned long long)request.id, request.deadline_s);
+    }
+    const cpa_scheduler_request scheduled = cpa_engine_scheduled(&request);
+    return cpa_inbox_submit(engine->inbox, &scheduled, request.deadline_s, err);
+}
+
+cpa_status cpa_engine_submit(cpa_engine *engine, const cpa_request *request) {
+    cpa_error err = {CPA_OK, ""};
+    return engine ? cpa_engine_outcome(engine, submit(engine, request, &err), &err) : CPA_INVALID;
+}
+
+static cpa_status cancel(cpa_engine *engine, uint64_t id, cpa_error *err) {
+    CPA_TRY(check_rank(engine, "cpa_engine_cancel", err));
+    return cpa_inbox_end(engine->inbox, id, CPA_FINISH_CANCELLED, NULL, err);
+}
+
+cpa_status cpa_engine_cancel(cpa_engine *engine, uint64_t id) {
+    cpa_error err = {CPA_OK, ""};
+    return engine ? cpa_engine_outcome(engine, cancel(engine, id, &err), &err) : CPA_INVALID;
+}
+
+static cpa_status drain(cpa_engine *engine, double timeout_s, cpa_error *err) {
+    CPA_TRY(check_rank(engine, "cpa_engine_drain", err));
+    if (!(timeout_s >= 0)) return cpa_fail(err, CPA_INVALID, "cpa_engine_drain: %g s, expected 0 or more", timeout_s);
+    return cpa_inbox_drain(engine->inbox, timeout_s, err);
+}
+
+cpa_status cpa_engine_drain(cpa_engine *engine, double timeout_s) {
+    cpa_error err = {CPA_OK, ""};
+    return engine ? cpa_engine_outcome(engine, drain(engine, timeout_s, &err), &err) : CPA_INVALID;
+}
+
+void cpa_engine_stop(cpa_engine *engine) {
+    if (engine) atomic_store(&engine->stop, 1);
+}
+
+const char *cpa_engine_error(const cpa_engine *engine) {
+    if (!engine) return "";
+    if (own.engine == engine->serial) return own.error.message;
+    return atomic_load(&engine->running) ? "" : engine->error.message;
+}

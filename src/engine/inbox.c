@@ -1,0 +1,344 @@
+#include "src/engine/inbox.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/check.h"
+#include "base/clock.h"
+
+static void append(cpa_request_list *list, cpa_engine_request *request) {
+    request->next = NULL;
+    *(list->first ? &list->last->next : &list->first) = request;
+    list->last = request;
+}
+
+static cpa_engine_request *take_first(cpa_request_list *list) {
+    cpa_engine_request *first = list->first;
+    if (first) list->first = first->next;
+    return first;
+}
+
+static void free_request(cpa_engine_request *request) {
+    free(request->salt);
+    free(request->token_s);
+    free(request);
+}
+
+cpa_status cpa_inbox_create(const cpa_scheduler *scheduler, int64_t max_requests, int64_t max_tokens, cpa_inbox **out,
+                            cpa_error *err) {
+    cpa_inbox *inbox = calloc(1, sizeof *inbox);
+    if (!inbox) return cpa_fail(err, CPA_NO_MEMORY, "engine: no memory for its queue");
+    inbox->scheduler = scheduler;
+    inbox->max_requests = max_requests;
+    inbox->max_tokens = max_tokens;
+    pthread_mutex_init(&inbox->lock, NULL);
+    pthread_cond_init(&inbox->news, NULL);
+    pthread_cond_init(&inbox->changed, NULL);
+    *out = inbox;
+    return CPA_OK;
+}
+
+void cpa_inbox_destroy(cpa_inbox *inbox) {
+    if (!inbox) return;
+    cpa_engine_request *request, *next;
+    HASH_ITER(hh, inbox->by_id, request, next) {
+        HASH_DEL(inbox->by_id, request);
+        free_request(request);
+    }
+    free(inbox->deadlines.heap);
+    pthread_cond_destroy(&inbox->changed);
+    pthread_cond_destroy(&inbox->news);
+    pthread_mutex_destroy(&inbox->lock);
+    free(inbox);
+}
+
+/* ---- behind the lock ---- */
+
+static void tell_planner(cpa_inbox *inbox) {
+    inbox->has_news = 1;
+    pthread_cond_signal(&inbox->news);
+}
+
+static void leave_queue(cpa_inbox *inbox, cpa_engine_request *request) {
+    if (!request->is_queued) return;
+    request->is_queued = 0;
+    inbox->queued_requests--;
+    inbox->queued_tokens -= request->scheduled.prompt_tokens;
+}
+
+static cpa_engine_request *find(cpa_inbox *inbox, uint64_t id) {
+    cpa_engine_request *request;
+    HASH_FIND(hh, inbox->by_id, &id, sizeof id, request);
+    return request;
+}
+
+static void begin_ending(cpa_inbox *inbox, cpa_engine_request *request, cpa_finish_reason reason) {
+    if (request->is_ending || request->state == CPA_REQUEST_ENDED) return;
+    request->is_ending = 1;
+    request->reason = reason;
+    /* One that the scheduler is about to get is ended there, right after. */
+    append(&inbox->ending, request);
+}
+
+/* ---- any thread ---- */
+
+static cpa_status check_admission(cpa_inbox *inbox, const cpa_scheduler_request *request, cpa_error *err) {
+    if (inbox->draining) {
+        return cpa_fail(err, CPA_STOPPED, "request %" PRIu64 ": the engine is being drained", request->id);
+    }
+    if (find(inbox, request->id)) {
+        return cpa_fail(err, CPA_INVALID, "request %" PRIu64 ": another request has this id", request->id);
+    }
+    const int64_t requests = inbox->queued_requests, tokens = inbox->queued_tokens;
+    /* Alone any request may wait. */
+    if ((inbox->max_requests > 0 && requests + 1 > inbox->max_requests) ||
+        (inbox->max_tokens > 0 && requests > 0 && request->prompt_tokens > inbox->max_tokens - tokens)) {
+        return cpa_fail(err, CPA_BUSY,
+                        "request %" PRIu64 ": %" PRId64 " requests of %" PRId64
+                        " prompt tokens wait already; with its %" PRId64
+                        " that is beyond max_queued_requests or max_queued_tokens (%" PRId64 ", %" PRId64 ")",
+                        request->id, requests, tokens, request->prompt_tokens, inbox->max_requests, inbox->max_tokens);
+    }
+    return CPA_OK;
+}
+
+/* The clock of the engine. */
+static double clock_of(const cpa_inbox *inbox) {
+    return inbox->running && !inbox->closed ? cpa_clock_now() - inbox->origin : inbox->clock;
+}
+
+static cpa_status insert(cpa_inbox *inbox, cpa_engine_request *request, double deadline_s, cpa_error *err) {
+    CPA_TRY(check_admission(inbox, &request->scheduled, err));
+    request->scheduled.arrival += clock_of(inbox);
+    request->deadline.at = request->scheduled.arrival + deadline_s;
+    HASH_ADD(hh, inbox->by_id, scheduled.id, sizeof request->scheduled.id, request);
+    int added = request->hh.tbl != NULL;
+    if (added && deadline_s > 0 && !cpa_deadlines_add(&inbox->deadlines, &request->deadline)) {
+        HASH_DEL(inbox->by_id, request);
+        added = 0;
+    }
+    if (!added)
+        return cpa_fail(err, CPA_NO_MEMORY, "request %" PRIu64 ": no memory to queue it", request->scheduled.id);
+    inbox->live++;
+    request->is_queued = 1;
+    inbox->queued_requests++;
+    inbox->queued_tokens += request->scheduled.prompt_tokens;
+    append(&inbox->arrived, request);
+    tell_planner(inbox);
+    return CPA_OK;
+}
+
+cpa_status cpa_inbox_submit(cpa_inbox *inbox, const cpa_scheduler_request *given, double deadline_s, cpa_error *err) {
+    CPA_TRY(cpa_scheduler_check(inbox->scheduler, given, err));
+    cpa_engine_request *request = calloc(1, sizeof *request);
+    if (request) {
+        request->scheduled = *given;
+        request->salt = strdup(given->salt ? given->salt : "");
+        request->scheduled.salt = request->salt;
+    }
+    if (!request || !request->salt) {
+        free(request);
+        return cpa_fail(err, CPA_NO_MEMORY, "request %" PRIu64 ": no memory to queue it", given->id);
+    }
+    pthread_mutex_lock(&inbox->lock);
+    cpa_status status = insert(inbox, request, deadline_s, err);
+    pthread_mutex_unlock(&inbox->lock);
+    if (status != CPA_OK) free_request(request);
+    return status;
+}
+
+cpa_status cpa_inbox_end(cpa_inbox *inbox, uint64_t id, cpa_finish_reason reason, const char *why, cpa_error *err) {
+    cpa_status status = CPA_OK;
+    pthread_mutex_lock(&inbox->lock);
+    cpa_engine_request *request = find(inbox, id);
+    if (!request) {
+        status = cpa_fail(err, CPA_INVALID, "request %" PRIu64 ": no unfinished request has this id", id);
+    } else if (!request->is_ending) {
+        begin_ending(inbox, request, reason);
+        snprintf(request->error, sizeof request->error, "%s", why ? why : "");
+        tell_planner(inbox);
+    }
+    pthread_mutex_unlock(&inbox->lock);
+    return status;
+}
+
+cpa_status cpa_inbox_drain(cpa_inbox *inbox, double timeout_s, cpa_error *err) {
+    const double most_s = 1e9; /* a moment that a timespec holds */
+    const struct timespec until = cpa_clock_after(fmin(fmax(timeout_s, 0), most_s));
+    int timed_out = 0;
+    pthread_mutex_lock(&inbox->lock);
+    const int64_t runs_over = inbox->runs_over;
+    inbox->draining = 1;
+    tell_planner(inbox);
+    /* The thread of the run would wait for itself. */
+    if (inbox->running && pthread_equal(inbox->runner, pthread_self())) timed_out = 1;
+    while (inbox->live > 0 && inbox->runs_over == runs_over && !timed_out) {
+        timed_out = pthread_cond_clockwait(&inbox->changed, &inbox->lock, CLOCK_MONOTONIC, &until) != 0;
+    }
+    const int64_t left = inbox->live;
+    const int over = inbox->runs_over != runs_over;
+    pthread_mutex_unlock(&inbox->lock);
+    if (left == 0) return CPA_OK;
+    if (over) return cpa_fail(err, CPA_STOPPED, "the run has ended with %" PRId64 " requests unfinished", left);
+    return cpa_fail(err, CPA_BUSY, "%" PRId64 " requests are unfinished", left);
+}
+
+int64_t cpa_inbox_count(cpa_inbox *inbox) {
+    pthread_mutex_lock(&inbox->lock);
+    const int64_t live = inbox->live;
+    pthread_mutex_unlock(&inbox->lock);
+    return live;
+}
+
+/* ---- the thread of the run ---- */
+
+void cpa_inbox_begin_run(cpa_inbox *inbox, double origin) {
+    pthread_mutex_lock(&inbox->lock);
+    inbox->running = 1;
+    inbox->closed = 0;
+    inbox->origin = origin;
+    inbox->runner = pthread_self();
+    pthread_mutex_unlock(&inbox->lock);
+}
+
+void cpa_inbox_end_run(cpa_inbox *inbox, double clock) {
+    pthread_mutex_lock(&inbox->lock);
+    inbox->running = inbox->draining = 0;
+    inbox->clock = clock;
+    inbox->runs_over++;
+    pthread_cond_broadcast(&inbox->changed);
+    pthread_mutex_unlock(&inbox->lock);
+}
+
+cpa_engine_request *cpa_inbox_find(cpa_inbox *inbox, uint64_t id, int *ended) {
+    pthread_mutex_lock(&inbox->lock);
+    cpa_engine_request *request = find(inbox, id);
+    *ended = request && request->state == CPA_REQUEST_ENDED;
+    pthread_mutex_unlock(&inbox->lock);
+    return request;
+}
+
+void cpa_inbox_note_start(cpa_inbox *inbox, uint64_t id) {
+    pthread_mutex_lock(&inbox->lock);
+    cpa_engine_request *request = find(inbox, id);
+    if (request) leave_queue(inbox, request);
+    pthread_mutex_unlock(&inbox->lock);
+}
+
+cpa_engine_request *cpa_inbox_next_ended(cpa_inbox *inbox) {
+    pthread_mutex_lock(&inbox->lock);
+    cpa_engine_request *request = take_first(&inbox->ended);
+    pthread_mutex_unlock(&inbox->lock);
+    return request;
+}
+
+void cpa_inbox_withdraw(cpa_inbox *inbox, cpa_engine_request *request) {
+    pthread_mutex_lock(&inbox->lock);
+    /* Its last token came before the planning thread saw that it was to be ended. */
+    if (request->is_ending && request->state != CPA_REQUEST_ENDED) {
+        cpa_request_list kept = {NULL, NULL};
+        for (cpa_engine_request *r = take_first(&inbox->ending); r; r = take_first(&inbox->ending))
+            if (r != request) append(&kept, r);
+        inbox->ending = kept;
+    }
+    leave_queue(inbox, request);
+    cpa_deadlines_remove(&inbox->deadlines, &request->deadline);
+    HASH_DEL(inbox->by_id, request);
+    pthread_mutex_unlock(&inbox->lock);
+}
+
+void cpa_inbox_release(cpa_inbox *inbox, cpa_engine_request *request) {
+    free_request(request);
+    pthread_mutex_lock(&inbox->lock);
+    if (--inbox->live == 0) pthread_cond_broadcast(&inbox->changed);
+    pthread_mutex_unlock(&inbox->lock);
+}
+
+/* ---- the thread that plans ---- */
+
+/* One that the scheduler cannot take fails alone. */
+static void schedule(cpa_inbox *inbox, cpa_scheduler *scheduler, cpa_engine_request *request) {
+    cpa_error why = {CPA_OK, ""};
+    if (cpa_scheduler_add(scheduler, &request->scheduled, &why) == CPA_OK) {
+        request->state = CPA_REQUEST_SCHEDULED;
+    } else {
+        begin_ending(inbox, request, CPA_FINISH_FAILED);
+        snprintf(request->error, sizeof request->error, "%.255s", why.message);
+    }
+    free(request->salt);
+    request->salt = NULL;
+    request->scheduled.salt = NULL;
+}
+
+/* Those that expire by `now`, and, while the engine is drained, those that arrive later. */
+static void find_overdue(cpa_inbox *inbox, double now) {
+    for (cpa_deadline *first = cpa_deadlines_first(&inbox->deadlines); first && first->at <= now;
+         first = cpa_deadlines_first(&inbox->deadlines)) {
+        cpa_deadlines_remove(&inbox->deadlines, first);
+        begin_ending(inbox, (cpa_engine_request *)(void *)first, CPA_FINISH_EXPIRED);
+    }
+    if (!inbox->draining || !inbox->has_news) return;
+    cpa_engine_request *request, *next;
+    HASH_ITER(hh, inbox->by_id, request, next) {
+        if (request->scheduled.arrival > now) begin_ending(inbox, request, CPA_FINISH_CANCELLED);
+    }
+}
+
+cpa_status cpa_inbox_pass_on(cpa_inbox *inbox, cpa_scheduler *scheduler, double now, int *to_tell, cpa_error *err) {
+    cpa_engine_request *request;
+    cpa_status status = CPA_OK;
+    pthread_mutex_lock(&inbox->lock);
+    while ((request = take_first(&inbox->arrived))) schedule(inbox, scheduler, request);
+    find_overdue(inbox, now);
+    inbox->has_news = 0;
+    while (status == CPA_OK && (request = take_first(&inbox->ending))) {
+        int ended = request->state == CPA_REQUEST_NEW;
+        if (!ended) status = cpa_scheduler_end(scheduler, request->scheduled.id, &ended, err);
+        if (!ended) {
+            request->is_ending = 0; /* its last token is planned: it ends by itself */
+            continue;
+        }
+        request->state = CPA_REQUEST_ENDED;
+        append(&inbox->ended, request);
+    }
+    *to_tell = inbox->ended.first != NULL;
+    pthread_mutex_unlock(&inbox->lock);
+    return status;
+}
+
+int cpa_inbox_close(cpa_inbox *inbox, cpa_run_mode mode, int all_told) {
+    pthread_mutex_lock(&inbox->lock);
+    inbox->closed =
+        !inbox->has_news && (inbox->live == 0 || all_told) && (mode == CPA_RUN_UNTIL_EMPTY || inbox->draining);
+    /* What comes in from now on counts from the start of the next run. */
+    if (inbox->closed) inbox->clock = cpa_clock_now() - inbox->origin;
+    const int closed = inbox->closed;
+    pthread_mutex_unlock(&inbox->lock);
+    return closed;
+}
+
+double cpa_inbox_next_deadline(cpa_inbox *inbox) {
+    pthread_mutex_lock(&inbox->lock);
+    const cpa_deadline *first = cpa_deadlines_first(&inbox->deadlines);
+    const double at = first ? first->at : INFINITY;
+    pthread_mutex_unlock(&inbox->lock);
+    return at;
+}
+
+int cpa_inbox_wait(cpa_inbox *inbox, double seconds) {
+    const struct timespec until = cpa_clock_after(seconds);
+    pthread_mutex_lock(&inbox->lock);
+    if (!inbox->has_news) pthread_cond_clockwait(&inbox->news, &inbox->lock, CLOCK_MONOTONIC, &until);
+    const int has_news = inbox->has_news;
+    pthread_mutex_unlock(&inbox->lock);
+    return has_news;
+}
+
+void cpa_inbox_wake(cpa_inbox *inbox) {
+    pthread_mutex_lock(&inbox->lock);
+    tell_planner(inbox);
+    pthread_mutex_unlock(&inbox->lock);
+}

@@ -1,0 +1,126 @@
+/* The requests of an engine, on rank 0, from when they are submitted until their end is told.
+ *
+ * Any thread submits, cancels and drains. The thread that plans passes on to the scheduler what has come in, and ends
+ * there what was cancelled or has expired. The thread that runs the steps notes tokens and tells ends: a record belongs to
+ * it alone once the scheduler has let go of the request, and only it frees records. Times are those of the engine's
+ * clock, in seconds, which stands still between runs. */
+#ifndef CPA_INBOX_H
+#define CPA_INBOX_H
+
+#include <pthread.h>
+
+#ifndef HASH_NONFATAL_OOM
+#define HASH_NONFATAL_OOM 1 /* an entry that does not fit has no table */
+#endif
+#include <uthash.h>
+
+#include "src/engine/deadlines.h"
+#include "src/schedule/scheduler.h"
+
+/* Where a request stands. */
+typedef enum cpa_request_state {
+    CPA_REQUEST_NEW = 0,   /* the scheduler does not know it yet */
+    CPA_REQUEST_SCHEDULED, /* the scheduler has it, or has planned its last token */
+    CPA_REQUEST_ENDED      /* it has been ended before its last token, which is to be told */
+} cpa_request_state;
+
+/* A request that was submitted and whose end has not been told. */
+typedef struct cpa_engine_request {
+    cpa_deadline deadline; /* first: entries of the heap are records */
+    cpa_scheduler_request scheduled;
+    char *salt; /* until the scheduler has it */
+    UT_hash_handle hh;
+    struct cpa_engine_request *next; /* in the list that it is in */
+    /* Behind the lock: */
+    cpa_request_state state;
+    int is_queued;            /* it counts against the bounds of the queue */
+    int is_ending;            /* it is among those that are to be ended, */
+    cpa_finish_reason reason; /* for this reason */
+    char error[256];          /* of one that failed */
+    /* Of the thread that runs the steps: */
+    int64_t emitted;
+    double *token_s; /* [output_tokens], from the first token on */
+} cpa_engine_request;
+
+/* Records one after another; the first in is the first out. */
+typedef struct cpa_request_list {
+    cpa_engine_request *first, *last;
+} cpa_request_list;
+
+/* What a run does when nothing is left. */
+typedef enum cpa_run_mode {
+    CPA_RUN_UNTIL_EMPTY = 0, /* it ends */
+    CPA_RUN_SERVE,           /* it waits for more, until it is drained */
+    CPA_RUN_STEPS            /* it makes steps of nothing, until it is drained */
+} cpa_run_mode;
+
+typedef struct cpa_inbox {
+    const cpa_scheduler *scheduler; /* whose options requests are checked against */
+    int64_t max_requests, max_tokens;
+    pthread_mutex_t lock;
+    pthread_cond_t news;    /* for the thread that plans */
+    pthread_cond_t changed; /* for those who drain */
+    cpa_engine_request *by_id;
+    cpa_deadlines deadlines;
+    cpa_request_list arrived, ending, ended;
+    int64_t live; /* requests whose end has not been told, that of the callback under way included */
+    int64_t queued_requests, queued_tokens;
+    int has_news; /* since they were last passed on */
+    int draining;
+    int running;       /* a run has begun and not ended */
+    int closed;        /* the run under way takes nothing in any more */
+    pthread_t runner;  /* while `running`: the thread of the run */
+    double origin;     /* while `running`: where its clock begins on that of cpa_clock_now; */
+    double clock;      /* otherwise: where the clock stands */
+    int64_t runs_over; /* runs that have ended */
+} cpa_inbox;
+
+/* The scheduler must outlive it; none of its state is read. Bounds of 0: none. */
+cpa_status cpa_inbox_create(const cpa_scheduler *scheduler, int64_t max_requests, int64_t max_tokens, cpa_inbox **out,
+                            cpa_error *err);
+void cpa_inbox_destroy(cpa_inbox *inbox);
+
+/* ---- any thread ---- */
+
+/* Takes a copy of the request, whose arrival, and deadline if it is above 0, count from now, or between runs from the
+ * start of the next one. CPA_INVALID, CPA_BUSY, CPA_STOPPED while draining, CPA_NO_MEMORY. */
+cpa_status cpa_inbox_submit(cpa_inbox *inbox, const cpa_scheduler_request *request, double deadline_s, cpa_error *err);
+/* The request is to be ended for that reason, with a line for one that failed; nothing if it is being ended already.
+ * CPA_INVALID where no unfinished request has the id. */
+cpa_status cpa_inbox_end(cpa_inbox *inbox, uint64_t id, cpa_finish_reason reason, const char *why, cpa_error *err);
+/* Admits nothing any more until the run has ended, and waits for so long, at most, until every request is done: CPA_OK.
+ * CPA_BUSY if some are left, CPA_STOPPED if a run has ended before they were done. */
+cpa_status cpa_inbox_drain(cpa_inbox *inbox, double timeout_s, cpa_error *err);
+/* Requests whose end has not been told. */
+int64_t cpa_inbox_count(cpa_inbox *inbox);
+
+/* ---- the thread of the run ---- */
+
+/* A run begins, or has ended, at a time of cpa_clock_now and of the engine's clock. */
+void cpa_inbox_begin_run(cpa_inbox *inbox, double origin);
+void cpa_inbox_end_run(cpa_inbox *inbox, double clock);
+/* The request with that id; *ended says whether the scheduler has let go of it. NULL if there is none. */
+cpa_engine_request *cpa_inbox_find(cpa_inbox *inbox, uint64_t id, int *ended);
+/* The request runs: it is no longer in the queue. */
+void cpa_inbox_note_start(cpa_inbox *inbox, uint64_t id);
+/* One that was ended and is to be told; NULL: none. */
+cpa_engine_request *cpa_inbox_next_ended(cpa_inbox *inbox);
+/* Before and after the end of a request is told: its id is free from the first on, and the record from the second. */
+void cpa_inbox_withdraw(cpa_inbox *inbox, cpa_engine_request *request);
+void cpa_inbox_release(cpa_inbox *inbox, cpa_engine_request *request);
+
+/* ---- the thread that plans ---- */
+
+/* Gives the scheduler what has come in, and ends there what is to be ended by `now`. *to_tell: ends wait to be told. */
+cpa_status cpa_inbox_pass_on(cpa_inbox *inbox, cpa_scheduler *scheduler, double now, int *to_tell, cpa_error *err);
+/* Nothing is left in the scheduler: whether the run is to end, in which case it takes nothing in any more. It goes on
+ * while ends are to be told, as those who hear of them may submit more; `all_told`: all have been that ever will. */
+int cpa_inbox_close(cpa_inbox *inbox, cpa_run_mode mode, int all_told);
+/* When the next request expires; infinity: none does. */
+double cpa_inbox_next_deadline(cpa_inbox *inbox);
+/* Sleeps until something has come in, or so many seconds have passed; returns whether something has. */
+int cpa_inbox_wait(cpa_inbox *inbox, double seconds);
+/* Ends that sleep. */
+void cpa_inbox_wake(cpa_inbox *inbox);
+
+#endif

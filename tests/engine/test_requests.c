@@ -1,0 +1,381 @@
+/* Requests that come and go while the engine runs, from any thread of rank 0. */
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "base/clock.h"
+#include "src/engine/engine_internal.h"
+#include "src/schedule/scheduler_internal.h"
+#include "tests/fixtures/device_fixture.h"
+#include "tests/fixtures/engine_fixture.h"
+#include "tests/fixtures/mpi_unit.h"
+
+enum { MOST = 512 };
+
+/* What rank 0 heard of its requests, by id. */
+typedef struct heard {
+    cpa_engine *engine;
+    atomic_int told[MOST];
+    cpa_finish_reason reason[MOST];
+    int64_t tokens[MOST];
+    atomic_int ends, steps;
+    int step_of_end[MOST];
+    void (*on_step)(struct heard *heard);
+    int mark; /* of the test */
+} heard;
+
+static void on_finish(void *ctx, const cpa_request_result *result) {
+    heard *h = ctx;
+    CU_ASSERT_FATAL(result->id < MOST);
+    h->reason[result->id] = result->reason;
+    h->tokens[result->id] = result->output_tokens;
+    h->step_of_end[result->id] = h->steps;
+    h->told[result->id]++;
+    h->ends++;
+}
+
+static void on_progress(void *ctx, int64_t tokens, int64_t requests, double elapsed_s) {
+    heard *h = ctx;
+    (void)tokens, (void)requests, (void)elapsed_s;
+    h->steps++;
+    if (h->on_step) h->on_step(h);
+}
+
+static int rank_of(void) {
+    int rank;
+    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+    return rank;
+}
+
+static cpa_engine_options quick_options(void) {
+    cpa_engine_options options = cpa_test_engine_options();
+    options.verify = 0;
+    return options;
+}
+
+static cpa_status submit(cpa_engine *engine, uint64_t id, int64_t prompt, int64_t output, double deadline_s) {
+    const cpa_request request = {
+        .size = sizeof request, .id = id, .prompt_tokens = prompt, .output_tokens = output, .deadline_s = deadline_s};
+    return cpa_engine_submit(engine, &request);
+}
+
+/* Every block of every rank without an owner, as far as rank 0 knows. */
+static int all_blocks_are_back(const cpa_engine *engine) {
+    const cpa_scheduler *s = engine->scheduler;
+    for (int32_t r = 0; s && r < s->options.map.cp_size; r++)
+        if (cpa_block_pool_free_count(s->pools[r]) != s->options.num_blocks) return 0;
+    return 1;
+}
+
+/* Runs `act` on rank 0 beside the engine, which serves on all ranks until `act` has drained it. */
+static void serve_beside(heard *h, const cpa_engine_options *options, void *(*act)(void *)) {
+    pthread_t thread;
+    h->engine = cpa_test_engine(options, NULL, 0);
+    CU_ASSERT_PTR_NOT_NULL(h->engine);
+    if (!h->engine) return;
+    const int acts = rank_of() == 0;
+    if (acts) pthread_create(&thread, NULL, act, h);
+    cpa_status status = cpa_engine_serve(h->engine, on_finish, on_progress, h);
+    if (status != CPA_OK) printf("%s\n", cpa_engine_error(h->engine));
+    CU_ASSERT_EQUAL(status, CPA_OK);
+    if (acts) pthread_join(thread, NULL);
+    CU_ASSERT(all_blocks_are_back(h->engine));
+    cpa_engine_destroy(h->engine);
+}
+
+static void nap(double seconds) {
+    const struct timespec left = {.tv_sec = (time_t)seconds,
+                                  .tv_nsec = (long)((seconds - (double)(time_t)seconds) * 1e9)};
+    nanosleep(&left, NULL);
+}
+
+/* ---- submit ---- */
+
+static void *submit_some(void *ctx) {
+    heard *h = ctx;
+    for (uint64_t id = 0; id < 20; id++) {
+        CU_ASSERT_EQUAL(submit(h->engine, id, 1 + (int64_t)id * 7 % 50, 1 + (int64_t)id % 4, 0), CPA_OK);
+        if (id % 5 == 0) nap(0.01);
+    }
+    nap(0.02); /* the engine has nothing to do by now, or soon */
+    CU_ASSERT_EQUAL(submit(h->engine, 20, 30, 3, 0), CPA_OK);
+    CU_ASSERT_EQUAL(cpa_engine_drain(h->engine, 60), CPA_OK);
+    for (uint64_t id = 0; id <= 20; id++) {
+        CU_ASSERT_EQUAL(h->told[id], 1);
+        CU_ASSERT_EQUAL(h->reason[id], CPA_FINISH_LENGTH);
+    }
+    return NULL;
+}
+
+static void requests_from_another_thread_finish_while_it_serves(void) {
+    const cpa_engine_options options = quick_options();
+    heard h = {.engine = NULL};
+    serve_beside(&h, &options, submit_some);
+}
+
+/* Each end brings a new request with the same id, ten times. */
+static void submit_again(void *ctx, const cpa_request_result *result) {
+    heard *h = ctx;
+    CU_ASSERT_EQUAL(cpa_engine_run(h->engine, NULL, NULL, NULL), CPA_INVALID);
+    if (++h->ends < 10) CU_ASSERT_EQUAL(submit(h->engine, result->id, 20, 2, 0), CPA_OK);
+}
+
+static void callbacks_submit_and_may_not_run(void) {
+    const cpa_engine_options options = quick_options();
+    const cpa_request request = {.size = sizeof request, .id = 1, .prompt_tokens = 20, .output_tokens = 1};
+    heard h = {.engine = cpa_test_engine(&options, &request, 1)};
+    CU_ASSERT_PTR_NOT_NULL(h.engine);
+    if (!h.engine) return;
+    CU_ASSERT_EQUAL(cpa_engine_run(h.engine, submit_again, NULL, &h), CPA_OK);
+    if (rank_of() == 0) CU_ASSERT_EQUAL(h.ends, 10);
+    cpa_engine_destroy(h.engine);
+}
+
+/* ---- cancel ---- */
+
+static void cancel_at_step_five(heard *h) {
+    if (h->steps == 5) {
+        CU_ASSERT_EQUAL(cpa_engine_cancel(h->engine, 1), CPA_OK);
+        CU_ASSERT_EQUAL(cpa_engine_cancel(h->engine, 1), CPA_OK); /* twice is once */
+        CU_ASSERT_EQUAL(cpa_engine_cancel(h->engine, 3), CPA_OK);
+        CU_ASSERT_EQUAL(cpa_engine_cancel(h->engine, 77), CPA_INVALID);
+        CU_ASSERT_PTR_NOT_NULL(strstr(cpa_engine_error(h->engine), "request 77"));
+    }
+}
+
+/* The first runs, and has half of the blocks; the third waits for them. */
+static void a_cancelled_request_ends_within_two_steps(void) {
+    cpa_engine_options options = quick_options();
+    int size;
+    MPI_Comm_size(MPI_COMM_WORLD, &size);
+    options.num_blocks = 24;
+    options.tenant_block_quota = 24;
+    const int64_t most = (int64_t)options.num_blocks * 16 * size;
+    const cpa_request requests[] = {
+        {.size = sizeof *requests, .id = 1, .prompt_tokens = 40, .output_tokens = most / 2},
+        {.size = sizeof *requests, .id = 2, .prompt_tokens = 20, .output_tokens = 12},
+        {.size = sizeof *requests, .id = 3, .prompt_tokens = most - 40, .output_tokens = 1},
+        {.size = sizeof *requests, .id = 4, .prompt_tokens = 20, .output_tokens = 4},
+    };
+    heard h = {.engine = cpa_test_engine(&options, requests, 4), .on_step = cancel_at_step_five};
+    cpa_engine_stats stats;
+    CU_ASSERT_PTR_NOT_NULL(h.engine);
+    if (!h.engine) return;
+    CU_ASSERT_EQUAL(cpa_engine_run(h.engine, on_finish, on_progress, &h), CPA_OK);
+    CU_ASSERT(all_blocks_are_back(h.engine));
+    cpa_engine_get_stats(h.engine, &stats, sizeof stats);
+    CU_ASSERT_EQUAL(stats.requests_finished, 2);
+    CU_ASSERT_EQUAL(stats.requests_cancelled, 2);
+    if (rank_of() == 0) {
+        CU_ASSERT_EQUAL(h.reason[1], CPA_FINISH_CANCELLED);
+        CU_ASSERT_EQUAL(h.reason[3], CPA_FINISH_CANCELLED);
+        CU_ASSERT_EQUAL(h.reason[2], CPA_FINISH_LENGTH);
+        CU_ASSERT_EQUAL(h.reason[4], CPA_FINISH_LENGTH);
+        CU_ASSERT(h.tokens[1] >= 4 && h.tokens[1] <= 7);
+        CU_ASSERT_EQUAL(h.tokens[3], 0);
+        CU_ASSERT(h.step_of_end[1] <= 7 && h.step_of_end[3] <= 7);
+        for (int id = 1; id <= 4; id++) CU_ASSERT_EQUAL(h.told[id], 1);
+    }
+    cpa_engine_destroy(h.engine);
+}
+
+/* ---- deadlines ---- */
+
+static void *submit_what_expires(void *ctx) {
+    heard *h = ctx;
+    const cpa_request later = {
+        .size = sizeof later, .id = 2, .prompt_tokens = 10, .output_tokens = 1, .arrival_s = 0.1, .deadline_s = 0.0001};
+    cpa_engine_stats stats;
+    CU_ASSERT_EQUAL(submit(h->engine, 1, 10, 900, 0.05), CPA_OK);
+    CU_ASSERT_EQUAL(submit(h->engine, 3, 10, 2, 60), CPA_OK);
+    CU_ASSERT_EQUAL(cpa_engine_submit(h->engine, &later), CPA_OK);
+    for (int i = 0; i < 1000 && h->ends < 3; i++) nap(0.01); /* without any word to the engine */
+    CU_ASSERT_EQUAL(h->ends, 3);
+    CU_ASSERT_EQUAL(h->reason[1], CPA_FINISH_EXPIRED);
+    CU_ASSERT(h->tokens[1] < 900);
+    CU_ASSERT_EQUAL(h->reason[3], CPA_FINISH_LENGTH);
+    CU_ASSERT_EQUAL(h->told[2], 1); /* it may have been quick enough */
+    cpa_engine_get_stats(h->engine, &stats, sizeof stats);
+    CU_ASSERT(stats.requests_expired >= 1);
+    CU_ASSERT_EQUAL(cpa_engine_drain(h->engine, 60), CPA_OK);
+    return NULL;
+}
+
+static void requests_expire_at_their_deadline(void) {
+    cpa_engine_options options = quick_options();
+    heard h = {.engine = NULL};
+    serve_beside(&h, &options, submit_what_expires);
+    const cpa_request wrong = {.size = sizeof wrong, .prompt_tokens = 1, .output_tokens = 1, .deadline_s = -1};
+    cpa_engine *engine = cpa_test_engine(&options, NULL, 0);
+    if (rank_of() == 0) CU_ASSERT_EQUAL(cpa_engine_submit(engine, &wrong), CPA_INVALID);
+    cpa_engine_destroy(engine);
+}
+
+/* ---- bounds ---- */
+
+static void a_full_queue_is_busy(void) {
+    cpa_engine_options options = quick_options();
+    options.max_queued_requests = 3;
+    options.max_queued_tokens = 100;
+    heard h = {.engine = cpa_test_engine(&options, NULL, 0)};
+    CU_ASSERT_PTR_NOT_NULL(h.engine);
+    if (!h.engine) return;
+    if (rank_of() == 0) {
+        CU_ASSERT_EQUAL(submit(h.engine, 1, 200, 1, 0), CPA_OK); /* alone it may wait */
+        CU_ASSERT_EQUAL(submit(h.engine, 2, 1, 1, 0), CPA_BUSY);
+        CU_ASSERT_PTR_NOT_NULL(strstr(cpa_engine_error(h.engine), "max_queued_tokens"));
+    }
+    CU_ASSERT_EQUAL(cpa_engine_run(h.engine, on_finish, NULL, &h), CPA_OK);
+    if (rank_of() == 0) {
+        for (uint64_t id = 1; id <= 3; id++) CU_ASSERT_EQUAL(submit(h.engine, id, 10, 1, 0), CPA_OK);
+        CU_ASSERT_EQUAL(submit(h.engine, 4, 10, 1, 0), CPA_BUSY);
+    }
+    CU_ASSERT_EQUAL(cpa_engine_run(h.engine, on_finish, NULL, &h), CPA_OK);
+    if (rank_of() == 0) {
+        CU_ASSERT_EQUAL(submit(h.engine, 4, 10, 1, 0), CPA_OK);
+        CU_ASSERT_EQUAL(h.ends, 4);
+    }
+    CU_ASSERT_EQUAL(cpa_engine_run(h.engine, on_finish, NULL, &h), CPA_OK);
+    cpa_engine_destroy(h.engine);
+}
+
+/* ---- drain ---- */
+
+/* Submits as fast as it can until the engine takes nothing more. */
+static void *flood(void *ctx) {
+    heard *h = ctx;
+    cpa_status status = CPA_OK;
+    for (uint64_t id = 0; id < MOST && status == CPA_OK; id++) {
+        status = submit(h->engine, id, 3, 1 + (int64_t)id % 2, 0);
+        if (status == CPA_OK) h->mark++;
+    }
+    CU_ASSERT(status == CPA_OK || status == CPA_STOPPED);
+    return NULL;
+}
+
+static void *flood_and_drain(void *ctx) {
+    heard *h = ctx;
+    pthread_t thread;
+    pthread_create(&thread, NULL, flood, h);
+    nap(0.0005);
+    CU_ASSERT_EQUAL(cpa_engine_drain(h->engine, 60), CPA_OK);
+    const int ends = h->ends; /* all is done once it returns */
+    pthread_join(thread, NULL);
+    CU_ASSERT_EQUAL(ends, h->mark);
+    CU_ASSERT_EQUAL(h->ends, h->mark);
+    return NULL;
+}
+
+static void drains_under_load_lose_no_request(void) {
+    cpa_engine_options options = quick_options();
+    int size;
+    MPI_Comm_size(MPI_COMM_WORLD, &size);
+    options.max_num_seqs = 64;
+    options.model.layers = 1;
+    cpa_engine *engine = cpa_test_engine(&options, NULL, 0);
+    CU_ASSERT_PTR_NOT_NULL(engine);
+    int64_t admitted = 0;
+    for (int i = 0; engine && i < 200 / size; i++) {
+        heard h = {.engine = engine};
+        pthread_t thread;
+        if (rank_of() == 0) pthread_create(&thread, NULL, flood_and_drain, &h);
+        CU_ASSERT_EQUAL(cpa_engine_serve(engine, on_finish, on_progress, &h), CPA_OK);
+        if (rank_of() == 0) pthread_join(thread, NULL);
+        admitted += h.mark;
+    }
+    if (rank_of() == 0) CU_ASSERT(admitted > 100);
+    cpa_engine_destroy(engine);
+}
+
+static void drain_at_step_three(heard *h) {
+    if (h->steps != 3) return;
+    CU_ASSERT_EQUAL(cpa_engine_drain(h->engine, 60), CPA_BUSY); /* it does not wait here */
+    CU_ASSERT_EQUAL(submit(h->engine, 9, 1, 1, 0), CPA_STOPPED);
+    CU_ASSERT_PTR_NOT_NULL(strstr(cpa_engine_error(h->engine), "drained"));
+}
+
+static void a_drained_engine_cancels_what_has_not_arrived(void) {
+    const cpa_engine_options options = quick_options();
+    const cpa_request requests[] = {
+        {.size = sizeof *requests, .id = 1, .prompt_tokens = 40, .output_tokens = 30},
+        {.size = sizeof *requests, .id = 2, .prompt_tokens = 40, .output_tokens = 30, .arrival_s = 3600},
+    };
+    heard h = {.engine = cpa_test_engine(&options, requests, 2), .on_step = drain_at_step_three};
+    CU_ASSERT_PTR_NOT_NULL(h.engine);
+    if (!h.engine) return;
+    CU_ASSERT_EQUAL(cpa_engine_serve(h.engine, on_finish, on_progress, &h), CPA_OK);
+    if (rank_of() == 0) {
+        CU_ASSERT_EQUAL(h.reason[1], CPA_FINISH_LENGTH);
+        CU_ASSERT_EQUAL(h.tokens[1], 30);
+        CU_ASSERT_EQUAL(h.reason[2], CPA_FINISH_CANCELLED);
+        CU_ASSERT_EQUAL(submit(h.engine, 9, 1, 1, 0), CPA_OK); /* the next run takes requests again */
+    }
+    CU_ASSERT_EQUAL(cpa_engine_run(h.engine, on_finish, NULL, &h), CPA_OK);
+    cpa_engine_destroy(h.engine);
+}
+
+static void *drain_in_vain(void *ctx) {
+    heard *h = ctx;
+    CU_ASSERT_EQUAL(submit(h->engine, 1, 10, 900, 0), CPA_OK);
+    CU_ASSERT_EQUAL(cpa_engine_drain(h->engine, 0.01), CPA_BUSY);
+    cpa_engine_stop(h->engine);
+    CU_ASSERT_EQUAL(cpa_engine_drain(h->engine, 60), CPA_STOPPED);
+    return NULL;
+}
+
+static void a_drain_hears_of_a_stop(void) {
+    cpa_engine_options options = quick_options();
+    pthread_t thread;
+    heard h = {.engine = cpa_test_engine(&options, NULL, 0)};
+    CU_ASSERT_PTR_NOT_NULL(h.engine);
+    if (!h.engine) return;
+    if (rank_of() == 0) pthread_create(&thread, NULL, drain_in_vain, &h);
+    CU_ASSERT_EQUAL(cpa_engine_serve(h.engine, on_finish, NULL, &h), CPA_STOPPED);
+    if (rank_of() == 0) pthread_join(thread, NULL);
+    if (rank_of() == 0) CU_ASSERT_EQUAL(cpa_engine_cancel(h.engine, 1), CPA_OK);
+    CU_ASSERT_EQUAL(cpa_engine_run(h.engine, on_finish, NULL, &h), CPA_OK);
+    if (rank_of() == 0) CU_ASSERT_EQUAL(h.reason[1], CPA_FINISH_CANCELLED);
+    CU_ASSERT(all_blocks_are_back(h.engine));
+    cpa_engine_destroy(h.engine);
+}
+
+/* ---- statistics ---- */
+
+static void *watch_statistics(void *ctx) {
+    heard *h = ctx;
+    cpa_engine_stats last = {.steps = 0}, stats;
+    int ran = 0;
+    CU_ASSERT_EQUAL(submit(h->engine, 1, 10, 200, 0), CPA_OK);
+    while (h->ends < 1) {
+        cpa_engine_get_stats(h->engine, &stats, sizeof stats);
+        CU_ASSERT(stats.steps >= last.steps && stats.output_tokens >= last.output_tokens);
+        CU_ASSERT(stats.duration_s >= last.duration_s);
+        ran |= stats.requests_running == 1 && stats.output_tokens > 0;
+        last = stats;
+        nap(0.0005);
+    }
+    CU_ASSERT(ran);
+    CU_ASSERT_EQUAL(cpa_engine_drain(h->engine, 60), CPA_OK);
+    return NULL;
+}
+
+static void statistics_are_read_while_it_runs(void) {
+    const cpa_engine_options options = quick_options();
+    heard h = {.engine = NULL};
+    serve_beside(&h, &options, watch_statistics);
+}
+
+static const cpa_test tests[] = {
+    {"requests from another thread finish while it serves", requests_from_another_thread_finish_while_it_serves},
+    {"callbacks submit and may not run", callbacks_submit_and_may_not_run},
+    {"a cancelled request ends within two steps", a_cancelled_request_ends_within_two_steps},
+    {"requests expire at their deadline", requests_expire_at_their_deadline},
+    {"a full queue is busy", a_full_queue_is_busy},
+    {"drains under load lose no request", drains_under_load_lose_no_request},
+    {"a drained engine cancels what has not arrived", a_drained_engine_cancels_what_has_not_arrived},
+    {"a drain hears of a stop", a_drain_hears_of_a_stop},
+    {"statistics are read while it runs", statistics_are_read_while_it_runs},
+};
+CPA_MPI_DEVICE_TEST_MAIN("requests that come and go", tests)
