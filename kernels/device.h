@@ -2,11 +2,11 @@
  * table of its memory, streams and events. Graphs are in graph.h, operators in operators.h and those beside attention in
  * nn.h, what the self-test asks for in self_test.h; host/ and cuda/ each fill all of them.
  *
- * Arguments are checked before a table is called (src/ops: attend.c, kv.c, nn.c, nn_sample.c, device.c and the checks that
- * they share, check_args.c and nn_check.c); a back end may rely on that and reports only what it alone can know: CPA_UNSUPPORTED, CPA_NO_MEMORY,
- * CPA_DEVICE. What is given a stream and fails writes its message to stream->error. Nothing that is enqueued on a stream
- * allocates or synchronises, except where its comment says so. Every entry of a table is set: what a device cannot do is
- * said by its capabilities. */
+ * Arguments are checked before a table is called (src/ops: attend.c, kv.c, nn.c, nn_sample.c, device.c and the checks
+ * that they share, check_args.c and nn_check.c); a back end may rely on that and reports only what it alone can know:
+ * CPA_UNSUPPORTED, CPA_NO_MEMORY, CPA_DEVICE. What is given a stream and fails writes its message to stream->error.
+ * Nothing that is enqueued on a stream allocates or synchronises, except where its comment says so. Every entry of a
+ * table is set: what a device cannot do is said by its capabilities. */
 #ifndef CPA_KERNELS_DEVICE_H
 #define CPA_KERNELS_DEVICE_H
 

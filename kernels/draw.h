@@ -63,6 +63,9 @@ CPA_HOST_DEVICE static inline uint64_t cpa_draw_key(uint64_t seed, int64_t posit
     return cpa_mix64((cpa_mix64(seed + CPA_GOLDEN) ^ (uint64_t)position) + CPA_GOLDEN);
 }
 
+/* No draw is further from 0 than this: -ln(2^-53) = 36.74, and so -ln(-ln u) lies between -3.61 and 36.74. */
+#define CPA_DRAW_MOST_GUMBEL 36.75
+
 /* -ln(-ln u) with u = (the upper 52 bits of mix(key + (token + 1) CPA_GOLDEN) + 1/2) / 2^52. */
 CPA_HOST_DEVICE static inline double cpa_draw_gumbel(uint64_t key, int64_t token) {
     const uint64_t h = cpa_mix64(key + (uint64_t)(token + 1) * CPA_GOLDEN);
@@ -70,9 +73,17 @@ CPA_HOST_DEVICE static inline double cpa_draw_gumbel(uint64_t key, int64_t token
     return -cpa_draw_log(-cpa_draw_log(u));
 }
 
-/* The weight w of a token. */
+/* The weight w of a token: 0 below 2^-40, which is above exp(-28). */
 CPA_HOST_DEVICE static inline uint64_t cpa_draw_weight(float z) {
-    return (uint64_t)(cpa_draw_exp((double)z) * 0x1p40);
+    return z < -28 ? 0 : (uint64_t)(cpa_draw_exp((double)z) * 0x1p40);
+}
+
+/* The bits of -z, which order tokens from the largest z on: 0 for z = 0. */
+CPA_HOST_DEVICE static inline uint32_t cpa_draw_order(float z) {
+    const float distance = 0 - z;
+    uint32_t bits;
+    memcpy(&bits, &distance, sizeof bits);
+    return bits;
 }
 
 /* Whether weights that sum to `sum` are top_p of those that sum to `total`. */

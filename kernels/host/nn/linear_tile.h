@@ -1,0 +1,33 @@
+/* The inner loops of linear, built for several instruction sets and picked at run time. A tile has a fixed number of
+ * rows; each is a lane of the vectors, and nothing that is done to one depends on the others. So its bits are the same
+ * in whatever tile and place, by construction, which a BLAS does not promise: OpenBLAS's kernels of a tile's first and
+ * last rows round differently. */
+#ifndef CPA_HOST_LINEAR_TILE_H
+#define CPA_HOST_LINEAR_TILE_H
+
+#include <cpattn/types.h>
+
+enum {
+    CPA_LINEAR_ROWS = 16,    /* of a tile */
+    CPA_LINEAR_OUTPUTS = 128 /* at most, of a panel of weights that goes through a tile */
+};
+
+typedef struct cpa_linear_tile {
+    cpa_dtype dtype; /* of x and weights */
+    int64_t inputs;
+    const char *x[CPA_LINEAR_ROWS]; /* a tile that is not full names a row again */
+    const char *weight;             /* of the panel's first output */
+    int64_t weight_stride;          /* bytes */
+    int64_t outputs;
+    float *sums; /* [outputs][CPA_LINEAR_ROWS] */
+} cpa_linear_tile;
+
+typedef void cpa_linear_multiply(const cpa_linear_tile *tile);
+
+cpa_linear_multiply cpa_linear_portable;
+#ifdef __x86_64__
+cpa_linear_multiply cpa_linear_avx2;
+cpa_linear_multiply cpa_linear_avx512;
+#endif
+
+#endif

@@ -1,0 +1,85 @@
+/* The inner loops of linear in GCC vector code. A file that defines
+ *     ISA_LANES                floats in a vector
+ *     ISA_OUTPUTS              outputs at a time: their accumulators, a vector for each ISA_LANES rows, fit the registers
+ *     ISA_CELL                 side of the squares in which x is transposed
+ *     isa_fma(a, b, c)         a * b + c
+ *     isa_load(from, dtype)    ISA_LANES elements as a vector of floats
+ *     isa_transpose(to, stride, rows, dtype, d)
+ *                              elements [d, d + ISA_CELL) of rows [ISA_CELL]: element d + i of row j as a float to
+ *                              to[i * stride + j]
+ * and includes this one gets multiply_tile. An output is the sum over blocks of inputs of the sums over a block, both in
+ * ascending order: blocks keep the error of long sums small, and x in the first cache. */
+#include "base/convert.h"
+#include "kernels/host/nn/linear_tile.h"
+
+#define INLINE static inline __attribute__((always_inline))
+
+enum { ROWS = CPA_LINEAR_ROWS, VECTORS = ROWS / ISA_LANES, BLOCK = 256 };
+
+typedef float vec __attribute__((vector_size(ISA_LANES * 4)));
+typedef float loose_vec __attribute__((vector_size(ISA_LANES * 4), aligned(4), may_alias));
+
+/* Inputs [first, first + n) of the tile's rows, transposed. */
+INLINE void pack_x(float *packed, const cpa_linear_tile *tile, int64_t first, int64_t n) {
+    const int64_t bytes = cpa_dtype_bytes(tile->dtype), whole = n - n % ISA_CELL;
+    for (int row = 0; row < ROWS; row += ISA_CELL) {
+        for (int64_t d = 0; d < whole; d += ISA_CELL)
+            isa_transpose(packed + d * ROWS + row, ROWS, &tile->x[row], tile->dtype, (int32_t)(first + d));
+    }
+    for (int row = 0; row < ROWS; row++) {
+        for (int64_t d = whole; d < n; d++)
+            cpa_widen(&packed[d * ROWS + row], tile->x[row] + (first + d) * bytes, tile->dtype, 1);
+    }
+}
+
+/* n weights as floats. */
+INLINE void widen_weights(float *wide, const char *weights, cpa_dtype dtype, int64_t n) {
+    const int64_t bytes = cpa_dtype_bytes(dtype), whole = n - n % ISA_LANES;
+    for (int64_t d = 0; d < whole; d += ISA_LANES) *(loose_vec *)(wide + d) = isa_load(weights + d * bytes, dtype);
+    cpa_widen(wide + whole, weights + whole * bytes, dtype, n - whole);
+}
+
+/* sums[o][row] += the products of a block, for `outputs` outputs. */
+INLINE void multiply_block(int outputs, float *sums, const float *x, const float *const *weights, int64_t n) {
+    vec acc[ISA_OUTPUTS][VECTORS];
+    for (int o = 0; o < outputs; o++) {
+        for (int v = 0; v < VECTORS; v++) acc[o][v] = (vec){0};
+    }
+    for (int64_t d = 0; d < n; d++) {
+        for (int o = 0; o < outputs; o++) {
+            const vec w = weights[o][d] - (vec){0};
+            for (int v = 0; v < VECTORS; v++)
+                acc[o][v] = isa_fma(*(const loose_vec *)(x + d * ROWS + v * ISA_LANES), w, acc[o][v]);
+        }
+    }
+    for (int o = 0; o < outputs; o++) {
+        for (int v = 0; v < VECTORS; v++) *(loose_vec *)(sums + o * ROWS + v * ISA_LANES) += acc[o][v];
+    }
+}
+
+static void multiply_tile(const cpa_linear_tile *tile) {
+    const int64_t bytes = cpa_dtype_bytes(tile->dtype);
+    float x[BLOCK * ROWS], wide[ISA_OUTPUTS][BLOCK];
+    memset(tile->sums, 0, (size_t)(tile->outputs * ROWS) * sizeof *tile->sums);
+    for (int64_t first = 0; first < tile->inputs; first += BLOCK) {
+        const int64_t n = tile->inputs - first < BLOCK ? tile->inputs - first : BLOCK;
+        pack_x(x, tile, first, n);
+        for (int64_t o = 0; o < tile->outputs; o += ISA_OUTPUTS) {
+            const char *weight = tile->weight + o * tile->weight_stride + first * bytes;
+            const int64_t outputs = tile->outputs - o < ISA_OUTPUTS ? tile->outputs - o : ISA_OUTPUTS;
+            const float *weights[ISA_OUTPUTS];
+            for (int i = 0; i < outputs; i++, weight += tile->weight_stride) {
+                weights[i] = (const float *)(const void *)weight;
+                if (tile->dtype == CPA_F32) continue;
+                widen_weights(wide[i], weight, tile->dtype, n);
+                weights[i] = wide[i];
+            }
+            float *sums = tile->sums + o * ROWS;
+            if (outputs == ISA_OUTPUTS) {
+                multiply_block(ISA_OUTPUTS, sums, x, weights, n);
+            } else {
+                for (int i = 0; i < outputs; i++) multiply_block(1, sums + i * ROWS, x, &weights[i], n);
+            }
+        }
+    }
+}
