@@ -26,7 +26,7 @@ typedef struct cpa_control {
     int32_t rank_here;  /* and how many of them come before this one */
     /* Of cpa_control_missing_ranks: messages from and to each rank. */
     cpa_comm_request *present[CPA_COMM_MAX_RANKS];
-    cpa_comm_request *told[CPA_COMM_MAX_RANKS];
+    cpa_comm_request *notified[CPA_COMM_MAX_RANKS];
 } cpa_control;
 
 /* The tags of a channel, counted from its first. */

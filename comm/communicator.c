@@ -48,7 +48,7 @@ cpa_status cpa_comm_test(cpa_comm *comm, cpa_comm_request **request, int *done, 
 }
 
 cpa_status cpa_comm_check(cpa_comm *comm, int32_t peer, cpa_error *err) {
-    if (!cpa_watch_has_news(comm->watch)) return CPA_OK;
+    if (!cpa_watch_has_notice(comm->watch)) return CPA_OK;
     return cpa_watch_check(comm->watch, peer, comm->calls, err);
 }
 

@@ -21,7 +21,7 @@ void cpa_control_close(cpa_control *control) {
     if (!control->comm) return;
     for (int32_t rank = 0; rank < control->size; rank++) {
         cpa_comm_cancel(control->comm, &control->present[rank]);
-        cpa_comm_cancel(control->comm, &control->told[rank]);
+        cpa_comm_cancel(control->comm, &control->notified[rank]);
     }
     cpa_comm_give_back_tags(control->comm, control->tag, CPA_CONTROL_TAGS);
     control->comm = NULL;

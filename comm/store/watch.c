@@ -22,10 +22,10 @@
 
 #define WATCH_MAGIC UINT64_C(0x6370617774636831) /* "cpawtch1" */
 
-/* How often a rank says that it is there; what is too short to tell silence from a beat that is late; how late its own
- * thread may be before it mistrusts its own count. */
-#define BEAT_S 0.5
-#define LEAST_SILENCE_S (4 * BEAT_S)
+/* How often a rank sends a heartbeat; what is too short to tell silence from one that is late; how late its own thread may
+ * be before it mistrusts its own count. */
+#define HEARTBEAT_S 0.5
+#define LEAST_SILENCE_S (4 * HEARTBEAT_S)
 #define STOPPED_S 2.0
 /* How long messages of a rank that has ended may still be on their way. */
 #define GRACE_S 0.5
@@ -34,17 +34,17 @@
 /* How long ranks may take to connect to rank 0, which are all in the same call. */
 #define CONNECT_S 10.0
 
-typedef enum news_kind { BEAT = 0, LEFT, ENDED, SILENT, REFUSED } news_kind;
+typedef enum notice_kind { HEARTBEAT = 0, LEFT, ENDED, SILENT, REFUSED } notice_kind;
 
 /* What goes over a connection; all the same size. */
-typedef struct news {
+typedef struct notice {
     int32_t kind, rank;
-    int32_t waits_for; /* of a beat: -1: nobody, */
+    int32_t waits_for; /* of a heartbeat: -1: nobody, */
     float waited_s;    /* and for how long */
     cpa_refusal refusal;
     cpa_status status;
     char message[400];
-} news;
+} notice;
 
 typedef struct greeting {
     uint64_t magic, token;
@@ -52,19 +52,19 @@ typedef struct greeting {
 } greeting;
 
 /* A connection: of rank 0 to each rank, of the others to rank 0. */
-typedef struct line {
+typedef struct connection {
     int fd;
-    double heard; /* when; */
-    int left;     /* the other end has said that it leaves */
-    char in[sizeof(news)];
+    double received_s; /* when something last came */
+    int left;          /* the other end has said that it leaves */
+    char in[sizeof(notice)];
     size_t n_in;
-    news out[16]; /* not sent yet */
+    notice out[16]; /* not sent yet */
     size_t n_out, out_at;
-} line;
+} connection;
 
 /* What is known of a rank that is lost. */
 typedef struct loss {
-    news_kind kind; /* BEAT: it is not */
+    notice_kind kind; /* HEARTBEAT: it is not */
     double since;
     cpa_refusal refusal;
     int64_t last_call; /* that is refused, if not all later ones are */
@@ -78,27 +78,27 @@ struct cpa_watch {
     int started; /* the thread */
     int wake;    /* an eventfd */
     atomic_int ending;
-    atomic_int has_news;
+    atomic_int has_notice;
     _Atomic double timeout_s;
     _Atomic double waits_since; /* 0: does not wait */
     atomic_int waits_for;
-    line lines[CPA_COMM_MAX_RANKS]; /* of the thread; fd -1: none */
-    news beats[CPA_COMM_MAX_RANKS]; /* rank 0: the last of each */
-    pthread_mutex_t lock;           /* of what follows */
+    connection connections[CPA_COMM_MAX_RANKS]; /* of the thread; fd -1: none */
+    notice heartbeats[CPA_COMM_MAX_RANKS];      /* rank 0: the last of each */
+    pthread_mutex_t lock;                       /* of what follows */
     loss losses[CPA_COMM_MAX_RANKS];
-    news mine[8]; /* what this rank has to say, until the thread has taken it */
-    int n_mine;
+    notice queued[8]; /* what this rank has to say, until the thread has taken it */
+    int n_queued;
 };
 
 /* ---- what is known ---- */
 
 /* A rank that refuses one call of a channel and then the next: who still waits in the first has to see that one. */
-static int goes_on(const loss *l, const news *n) {
+static int goes_on(const loss *l, const notice *n) {
     return l->kind == REFUSED && n->kind == REFUSED && l->refusal.channel == n->refusal.channel &&
            (l->refusal.and_later || n->refusal.call == l->last_call + 1);
 }
 
-static void note_loss(cpa_watch *w, const news *n) {
+static void note_loss(cpa_watch *w, const notice *n) {
     if (n->rank < 0 || n->rank >= w->size || n->rank == w->rank) return;
     pthread_mutex_lock(&w->lock);
     loss *l = &w->losses[n->rank];
@@ -107,17 +107,17 @@ static void note_loss(cpa_watch *w, const news *n) {
         l->last_call = n->refusal.call;
         l->refusal.and_later |= n->refusal.and_later;
     } else if (l->kind != REFUSED || l->refusal.channel >= 0 || n->kind == REFUSED) {
-        *l = (loss){.kind = (news_kind)n->kind, .since = cpa_clock_now(), .refusal = n->refusal, .status = n->status};
+        *l = (loss){.kind = (notice_kind)n->kind, .since = cpa_clock_now(), .refusal = n->refusal, .status = n->status};
         l->last_call = n->refusal.call;
         memcpy(l->message, n->message, sizeof l->message);
         l->message[sizeof l->message - 1] = 0;
     }
     pthread_mutex_unlock(&w->lock);
-    atomic_store(&w->has_news, 1);
+    atomic_store(&w->has_notice, 1);
 }
 
-int cpa_watch_has_news(const cpa_watch *watch) {
-    return watch && atomic_load_explicit(&watch->has_news, memory_order_relaxed);
+int cpa_watch_has_notice(const cpa_watch *watch) {
+    return watch && atomic_load_explicit(&watch->has_notice, memory_order_relaxed);
 }
 
 static int refuses(const loss *l, cpa_calls calls) {
@@ -130,7 +130,7 @@ static cpa_status check_loss(const cpa_watch *w, int32_t rank, int32_t peer, cpa
     const loss *l = &w->losses[rank];
     const int late = cpa_clock_now() - l->since > GRACE_S;
     switch (l->kind) {
-        case BEAT: break;
+        case HEARTBEAT: break;
         case LEFT:
             if (peer != rank || !late) break;
             return cpa_fail(err, CPA_COMM, "rank %d has left", rank);
@@ -155,9 +155,9 @@ cpa_status cpa_watch_check(cpa_watch *w, int32_t peer, cpa_calls calls, cpa_erro
     return status;
 }
 
-/* ---- lines ---- */
+/* ---- connections ---- */
 
-static void flush_line(line *l) {
+static void flush_connection(connection *l) {
     const size_t bytes = l->n_out * sizeof l->out[0];
     while (l->fd >= 0 && l->out_at < bytes) {
         ssize_t n = send(l->fd, (const char *)l->out + l->out_at, bytes - l->out_at, MSG_NOSIGNAL | MSG_DONTWAIT);
@@ -168,96 +168,96 @@ static void flush_line(line *l) {
 }
 
 /* Where there is no room the other end has not read for long: it is about to be found silent. */
-static void say(line *l, const news *n) {
+static void send_notice(connection *l, const notice *n) {
     const size_t room = sizeof l->out / sizeof l->out[0];
-    if (l->fd < 0 || l->n_out == room || (n->kind == BEAT && l->n_out > 0)) return;
+    if (l->fd < 0 || l->n_out == room || (n->kind == HEARTBEAT && l->n_out > 0)) return;
     l->out[l->n_out++] = *n;
-    flush_line(l);
+    flush_connection(l);
 }
 
-static void say_to_all(cpa_watch *w, const news *n) {
+static void send_to_all(cpa_watch *w, const notice *n) {
     for (int32_t rank = 0; rank < w->size; rank++) {
-        if (rank != n->rank) say(&w->lines[rank], n);
+        if (rank != n->rank) send_notice(&w->connections[rank], n);
     }
 }
 
 /* Something has happened to another rank: it is noted, and rank 0 tells the others. */
-static void report(cpa_watch *w, const news *n) {
+static void report(cpa_watch *w, const notice *n) {
     note_loss(w, n);
-    if (w->rank == 0) say_to_all(w, n);
+    if (w->rank == 0) send_to_all(w, n);
 }
 
-static void end_line(cpa_watch *w, int32_t peer) {
-    const news ended = {.kind = ENDED, .rank = peer};
-    line *l = &w->lines[peer];
+static void end_connection(cpa_watch *w, int32_t peer) {
+    const notice ended = {.kind = ENDED, .rank = peer};
+    connection *l = &w->connections[peer];
     cpa_socket_close(&l->fd);
     if (!l->left) report(w, &ended);
 }
 
-static void hear(cpa_watch *w, int32_t peer, const news *n) {
-    line *l = &w->lines[peer];
-    l->heard = cpa_clock_now();
-    if (n->kind == BEAT) {
-        w->beats[peer] = *n;
+static void receive_notice(cpa_watch *w, int32_t peer, const notice *n) {
+    connection *l = &w->connections[peer];
+    l->received_s = cpa_clock_now();
+    if (n->kind == HEARTBEAT) {
+        w->heartbeats[peer] = *n;
         return;
     }
     if (n->kind == LEFT && n->rank == peer) l->left = 1;
     report(w, n);
 }
 
-static void read_line(cpa_watch *w, int32_t peer) {
-    line *l = &w->lines[peer];
+static void read_connection(cpa_watch *w, int32_t peer) {
+    connection *l = &w->connections[peer];
     while (l->fd >= 0) {
         ssize_t n = recv(l->fd, l->in + l->n_in, sizeof l->in - l->n_in, MSG_DONTWAIT);
         if (n < 0 && (errno == EAGAIN || errno == EINTR)) return;
         if (n <= 0) {
-            end_line(w, peer);
+            end_connection(w, peer);
             return;
         }
         l->n_in += (size_t)n;
         if (l->n_in < sizeof l->in) continue;
-        news arrived;
+        notice arrived;
         memcpy(&arrived, l->in, sizeof arrived);
         l->n_in = 0;
-        hear(w, peer, &arrived);
+        receive_notice(w, peer, &arrived);
     }
 }
 
 /* ---- the thread ---- */
 
-static void take_mine(cpa_watch *w) {
-    news mine[sizeof w->mine / sizeof w->mine[0]];
+static void send_queued(cpa_watch *w) {
+    notice queued[sizeof w->queued / sizeof w->queued[0]];
     pthread_mutex_lock(&w->lock);
-    const int n = w->n_mine;
-    memcpy(mine, w->mine, (size_t)n * sizeof mine[0]);
+    const int n = w->n_queued;
+    memcpy(queued, w->queued, (size_t)n * sizeof queued[0]);
     pthread_mutex_unlock(&w->lock);
-    for (int i = 0; i < n; i++) say_to_all(w, &mine[i]);
+    for (int i = 0; i < n; i++) send_to_all(w, &queued[i]);
     /* Now only: who has told it may end the process. */
     pthread_mutex_lock(&w->lock);
-    w->n_mine -= n;
-    memmove(w->mine, w->mine + n, (size_t)w->n_mine * sizeof w->mine[0]);
+    w->n_queued -= n;
+    memmove(w->queued, w->queued + n, (size_t)w->n_queued * sizeof w->queued[0]);
     pthread_mutex_unlock(&w->lock);
 }
 
-static void beat(cpa_watch *w, double now) {
+static void send_heartbeat(cpa_watch *w, double now) {
     const double since = atomic_load(&w->waits_since);
-    news own = {.kind = BEAT, .rank = w->rank, .waits_for = -1};
+    notice own = {.kind = HEARTBEAT, .rank = w->rank, .waits_for = -1};
     if (since > 0) {
         own.waits_for = atomic_load(&w->waits_for);
         own.waited_s = (float)(now - since);
     }
-    w->beats[w->rank] = own;
-    say_to_all(w, &own);
+    w->heartbeats[w->rank] = own;
+    send_to_all(w, &own);
 }
 
 static void find_silent(cpa_watch *w, double now) {
     const double timeout_s = atomic_load(&w->timeout_s);
     for (int32_t peer = 0; peer < w->size; peer++) {
-        line *l = &w->lines[peer];
-        if (l->fd < 0 || l->left || now - l->heard <= timeout_s) continue;
-        news silent = {.kind = SILENT, .rank = peer};
+        connection *l = &w->connections[peer];
+        if (l->fd < 0 || l->left || now - l->received_s <= timeout_s) continue;
+        notice silent = {.kind = SILENT, .rank = peer};
         snprintf(silent.message, sizeof silent.message, "has not been heard of for %.1f s: it is stopped, or cut off",
-                 now - l->heard);
+                 now - l->received_s);
         cpa_socket_close(&l->fd);
         report(w, &silent);
     }
@@ -268,18 +268,18 @@ static void find_deadlock(cpa_watch *w) {
     const double limit = DEADLOCK_TIMEOUTS * atomic_load(&w->timeout_s);
     const int32_t last = w->size - 1;
     for (int32_t rank = 0; rank < w->size; rank++) {
-        const news *b = &w->beats[rank];
-        if ((rank > 0 && w->lines[rank].fd < 0) || b->waits_for < 0 || b->waited_s < limit) return;
+        const notice *b = &w->heartbeats[rank];
+        if ((rank > 0 && w->connections[rank].fd < 0) || b->waits_for < 0 || b->waited_s < limit) return;
     }
-    news all = {.kind = SILENT, .rank = last}, to_last = {.kind = SILENT, .rank = 0};
+    notice all = {.kind = SILENT, .rank = last}, to_last = {.kind = SILENT, .rank = 0};
     snprintf(all.message, sizeof all.message, "waits for rank %d and rank 0 for rank %d, as all ranks do, for %.0f s",
-             w->beats[last].waits_for, w->beats[0].waits_for, limit);
+             w->heartbeats[last].waits_for, w->heartbeats[0].waits_for, limit);
     report(w, &all);
     snprintf(to_last.message, sizeof to_last.message,
-             "waits for rank %d and rank %d for rank %d, as all ranks do, for %.0f s", w->beats[0].waits_for, last,
-             w->beats[last].waits_for, limit);
-    say(&w->lines[last], &to_last);
-    w->beats[0].waited_s = 0;
+             "waits for rank %d and rank %d for rank %d, as all ranks do, for %.0f s", w->heartbeats[0].waits_for, last,
+             w->heartbeats[last].waits_for, limit);
+    send_notice(&w->connections[last], &to_last);
+    w->heartbeats[0].waited_s = 0;
 }
 
 static void wait_for_events(cpa_watch *w) {
@@ -287,60 +287,60 @@ static void wait_for_events(cpa_watch *w) {
     int32_t ranks[CPA_COMM_MAX_RANKS + 1];
     nfds_t n = 1;
     for (int32_t peer = 0; peer < w->size; peer++) {
-        const line *l = &w->lines[peer];
+        const connection *l = &w->connections[peer];
         if (l->fd < 0) continue;
         ranks[n] = peer;
         pollers[n++] = (struct pollfd){.fd = l->fd, .events = (short)(POLLIN | (l->n_out ? POLLOUT : 0))};
     }
-    if (poll(pollers, n, (int)(BEAT_S * 1e3)) <= 0) return;
+    if (poll(pollers, n, (int)(HEARTBEAT_S * 1e3)) <= 0) return;
     uint64_t count;
     if (pollers[0].revents) (void)!read(w->wake, &count, sizeof count);
     for (nfds_t i = 1; i < n; i++) {
-        if (pollers[i].revents & POLLOUT) flush_line(&w->lines[ranks[i]]);
-        if (pollers[i].revents & ~POLLOUT) read_line(w, ranks[i]);
+        if (pollers[i].revents & POLLOUT) flush_connection(&w->connections[ranks[i]]);
+        if (pollers[i].revents & ~POLLOUT) read_connection(w, ranks[i]);
     }
 }
 
 static void *run(void *watch) {
     cpa_watch *w = watch;
-    double last = cpa_clock_now(), last_beat = 0;
+    double last = cpa_clock_now(), last_heartbeat = 0;
     while (!atomic_load(&w->ending)) {
         wait_for_events(w);
-        take_mine(w);
+        send_queued(w);
         const double now = cpa_clock_now();
         if (now - last > STOPPED_S) { /* this rank was stopped itself: what others have said is only read now */
-            for (int32_t peer = 0; peer < w->size; peer++) w->lines[peer].heard = now;
+            for (int32_t peer = 0; peer < w->size; peer++) w->connections[peer].received_s = now;
         }
         last = now;
         find_silent(w, now);
-        if (now - last_beat < BEAT_S) continue;
-        last_beat = now;
-        beat(w, now);
+        if (now - last_heartbeat < HEARTBEAT_S) continue;
+        last_heartbeat = now;
+        send_heartbeat(w, now);
         if (w->rank == 0) find_deadlock(w);
     }
-    take_mine(w);
+    send_queued(w);
     return NULL;
 }
 
 /* ---- what this rank says ---- */
 
-static void tell(cpa_watch *w, const news *n) {
+static void queue_notice(cpa_watch *w, const notice *n) {
     const uint64_t one = 1;
     pthread_mutex_lock(&w->lock);
-    if (w->n_mine < (int)(sizeof w->mine / sizeof w->mine[0])) w->mine[w->n_mine++] = *n;
+    if (w->n_queued < (int)(sizeof w->queued / sizeof w->queued[0])) w->queued[w->n_queued++] = *n;
     pthread_mutex_unlock(&w->lock);
     (void)!write(w->wake, &one, sizeof one);
 }
 
 void cpa_watch_refuse(cpa_watch *w, const cpa_refusal *refusal, cpa_status status, const char *message) {
     enum { MOST_MS = 100 }; /* the process may end next */
-    news n = {.kind = REFUSED, .rank = w->rank, .refusal = *refusal, .status = status};
+    notice n = {.kind = REFUSED, .rank = w->rank, .refusal = *refusal, .status = status};
     snprintf(n.message, sizeof n.message, "%s", message);
-    tell(w, &n);
+    queue_notice(w, &n);
     for (int i = 0; i < MOST_MS; i++) {
         nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
         pthread_mutex_lock(&w->lock);
-        const int left = w->n_mine;
+        const int left = w->n_queued;
         pthread_mutex_unlock(&w->lock);
         if (left == 0) return;
     }
@@ -365,11 +365,12 @@ static void admit(cpa_watch *w, int listener, uint64_t token) {
         int fd;
         if (cpa_socket_accept(listener, deadline, &fd, NULL) != CPA_OK || fd < 0) return;
         if (cpa_socket_receive(fd, &theirs, sizeof theirs, deadline, NULL) != CPA_OK || theirs.magic != WATCH_MAGIC ||
-            theirs.token != token || theirs.rank <= 0 || theirs.rank >= w->size || w->lines[theirs.rank].fd >= 0) {
+            theirs.token != token || theirs.rank <= 0 || theirs.rank >= w->size ||
+            w->connections[theirs.rank].fd >= 0) {
             cpa_socket_close(&fd);
             continue;
         }
-        w->lines[theirs.rank].fd = fd;
+        w->connections[theirs.rank].fd = fd;
         missing--;
     }
 }
@@ -388,7 +389,7 @@ static void connect_to_first(cpa_watch *w, const cpa_watch_meeting *m) {
         return;
     }
     if (cpa_socket_send(fd, &own, sizeof own, deadline, NULL) != CPA_OK) cpa_socket_close(&fd);
-    w->lines[0].fd = fd;
+    w->connections[0].fd = fd;
 }
 
 /* The thread takes no signals: they are the program's. */
@@ -403,7 +404,7 @@ cpa_status cpa_watch_start(cpa_watch *w, cpa_error *err) {
 }
 
 static void release(cpa_watch *w) {
-    for (int32_t rank = 0; rank < w->size; rank++) cpa_socket_close(&w->lines[rank].fd);
+    for (int32_t rank = 0; rank < w->size; rank++) cpa_socket_close(&w->connections[rank].fd);
     cpa_socket_close(&w->wake);
     pthread_mutex_destroy(&w->lock);
     free(w);
@@ -417,7 +418,7 @@ cpa_watch *cpa_watch_create(int32_t rank, int32_t size, double timeout_s) {
     w->wake = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
     atomic_init(&w->timeout_s, fmax(timeout_s, LEAST_SILENCE_S));
     pthread_mutex_init(&w->lock, NULL);
-    for (int32_t r = 0; r < w->size; r++) w->lines[r].fd = w->beats[r].waits_for = -1;
+    for (int32_t r = 0; r < w->size; r++) w->connections[r].fd = w->heartbeats[r].waits_for = -1;
     if (w->wake >= 0) return w;
     release(w);
     return NULL;
@@ -436,15 +437,15 @@ void cpa_watch_listen(cpa_watch_meeting *out, int *listener) {
 void cpa_watch_join(cpa_watch *w, const cpa_watch_meeting *m, int listener) {
     if (w->rank == 0 && listener >= 0) admit(w, listener, m->token);
     if (w->rank != 0) connect_to_first(w, m);
-    for (int32_t rank = 0; rank < w->size; rank++) w->lines[rank].heard = cpa_clock_now();
+    for (int32_t rank = 0; rank < w->size; rank++) w->connections[rank].received_s = cpa_clock_now();
 }
 
 void cpa_watch_stop(cpa_watch *w) {
     if (!w) return;
     if (w->started) {
-        const news leaving = {.kind = LEFT, .rank = w->rank};
+        const notice leaving = {.kind = LEFT, .rank = w->rank};
         atomic_store(&w->ending, 1);
-        tell(w, &leaving);
+        queue_notice(w, &leaving);
         pthread_join(w->thread, NULL);
     }
     release(w);

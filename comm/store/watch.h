@@ -48,7 +48,7 @@ void cpa_watch_set_timeout(cpa_watch *watch, double seconds);
 void cpa_watch_refuse(cpa_watch *watch, const cpa_refusal *refusal, cpa_status status, const char *message);
 
 /* Whether it is worth to call cpa_watch_check. Costs a load. */
-int cpa_watch_has_news(const cpa_watch *watch);
+int cpa_watch_has_notice(const cpa_watch *watch);
 /* Fails if a rank is lost to who waits in one of `calls` for `peer` (-1: for any). */
 cpa_status cpa_watch_check(cpa_watch *watch, int32_t peer, cpa_calls calls, cpa_error *err);
 /* This rank waits for `peer`, or for nobody, -1. When all ranks wait for far longer than the time-out, all are lost. */

@@ -152,19 +152,19 @@ static void communicators_that_one_rank_refuses_are_refused_on_all(void) {
     }
 }
 
-static void time_outs_below_the_beat_lose_nobody(void) {
+static void time_outs_below_the_heartbeat_lose_nobody(void) {
     const cpa_comm_options options = {.size = sizeof options, .timeout_s = 0.05};
-    const struct timespec several_beats = {.tv_sec = 1, .tv_nsec = 300000000};
+    const struct timespec several_heartbeats = {.tv_sec = 1, .tv_nsec = 300000000};
     cpa_comm *comm = NULL;
     CU_ASSERT_EQUAL_FATAL(cpa_comm_from_mpi(MPI_COMM_WORLD, &options, &comm, NULL), CPA_OK);
-    nanosleep(&several_beats, NULL);
+    nanosleep(&several_heartbeats, NULL);
     CU_ASSERT_EQUAL(cpa_comm_agree(comm, CPA_OK, NULL), CPA_OK);
     cpa_comm_destroy(comm);
 }
 
 static const cpa_test tests[] = {
     {"communicators that one rank refuses are refused on all", communicators_that_one_rank_refuses_are_refused_on_all},
-    {"time-outs below the beat lose nobody", time_outs_below_the_beat_lose_nobody},
+    {"time-outs below the heartbeat lose nobody", time_outs_below_the_heartbeat_lose_nobody},
     {"options that differ are refused on all ranks", options_that_differ_are_refused_on_all_ranks},
     {"layers that are attended differently are found out", layers_that_are_attended_differently_are_found_out},
     {"chunks that differ are refused and harm nothing", chunks_that_differ_are_refused_and_harm_nothing},
