@@ -8,6 +8,8 @@
 #ifndef CPA_DEVICE_TRANSPORT_H
 #define CPA_DEVICE_TRANSPORT_H
 
+#include <cpattn/device.h>
+
 #include "comm/transports.h"
 
 /* Grouped send and receive of NCCL (libnccl.so.2, loaded by open), on any hosts. Takes some multiprocessors. */
@@ -30,10 +32,12 @@ typedef struct cpa_transport_choice {
     char why_not[CPA_TRANSPORTS][256];
 } cpa_transport_choice;
 
-/* Measures the transports of CUDA devices and picks the faster (by the geometric mean over the sizes), once for the communicator that
- * `control` was opened on and the ranks' current devices: the choice stays with that communicator.
- * Collective; measuring allocates and frees 128 MiB of the current device. Fails if none works. One rank needs no
- * transport: it gets peer, unmeasured. */
-cpa_status cpa_transport_choose(cpa_control *control, cpa_transport_choice *out, cpa_error *err);
+/* Measures the transports of CUDA devices and picks the faster (by the geometric mean over the sizes), once for the
+ * communicator that `control` was opened on, the ranks' current devices and `memory`: the choice stays with that
+ * communicator. Collective; measuring takes 128 MiB of the current device from `memory`, with its functions NULL from
+ * cudaMalloc, since not every transport carries any memory. Fails if none works. One rank needs no transport: it gets
+ * peer, unmeasured. */
+cpa_status cpa_transport_choose(cpa_control *control, const cpa_allocator *memory, cpa_transport_choice *out,
+                                cpa_error *err);
 
 #endif

@@ -16,6 +16,7 @@ static const int64_t SIZES[CPA_CHOICE_SIZES] = {(int64_t)16 << 10, (int64_t)1 <<
 typedef struct site {
     cpa_control *control;
     cudaStream_t stream;
+    const cpa_allocator *memory;
     char *buffers; /* two of the largest size */
 } site;
 
@@ -94,7 +95,21 @@ static cpa_status open_site(site *s, cpa_error *err) {
     size_t bytes = 2 * (size_t)SIZES[CPA_CHOICE_SIZES - 1];
     CPA_TRY(cpa_runtime_check(cudaStreamCreateWithFlags(&s->stream, cudaStreamNonBlocking), "cudaStreamCreateWithFlags",
                               err));
-    return cpa_runtime_check(cudaMalloc((void **)&s->buffers, bytes), "cudaMalloc", err);
+    if (!s->memory->alloc) return cpa_runtime_check(cudaMalloc((void **)&s->buffers, bytes), "cudaMalloc", err);
+    s->buffers = s->memory->alloc(s->memory->ctx, (int64_t)bytes);
+    if (!s->buffers)
+        return cpa_fail(err, CPA_NO_MEMORY, "no memory for %zu bytes to measure the transports with", bytes);
+    return CPA_OK;
+}
+
+static void close_site(const site *s) {
+    if (s->buffers && s->memory->free) {
+        cudaDeviceSynchronize();
+        s->memory->free(s->memory->ctx, s->buffers);
+    } else {
+        cudaFree(s->buffers);
+    }
+    if (s->stream) cudaStreamDestroy(s->stream);
 }
 
 /* ---- the choice stays with the communicator: to make a communicator of NCCL takes a second ---- */
@@ -102,14 +117,20 @@ static cpa_status open_site(site *s, cpa_error *err) {
 typedef struct remembered {
     cpa_transport_choice choice;
     int device;
+    cpa_allocator memory;
 } remembered;
 
-/* Whether every rank remembers a choice for its current device, the same one then. */
-static cpa_status recall(cpa_control *control, int *found, cpa_transport_choice *choice, cpa_error *err) {
+static int same_memory(const cpa_allocator *a, const cpa_allocator *b) {
+    return a->alloc == b->alloc && a->ctx == b->ctx;
+}
+
+/* Whether every rank remembers a choice for its current device and memory, the same one then. */
+static cpa_status recall(cpa_control *control, const cpa_allocator *memory, int *found, cpa_transport_choice *choice,
+                         cpa_error *err) {
     const remembered *r = control->comm->remembered;
     int device;
     CPA_TRY(cpa_control_agree(control, cpa_runtime_check(cudaGetDevice(&device), "cudaGetDevice", err), err));
-    double missing = !r || r->device != device;
+    double missing = !r || r->device != device || !same_memory(&r->memory, memory);
     CPA_TRY(cpa_control_max(control, &missing, 1, err));
     *found = missing == 0;
     if (*found) *choice = r->choice;
@@ -117,31 +138,33 @@ static cpa_status recall(cpa_control *control, int *found, cpa_transport_choice 
 }
 
 /* A rank that has no memory for it measures again next time, and so do the others. */
-static void remember(const cpa_control *control, const cpa_transport_choice *choice) {
+static void remember(const cpa_control *control, const cpa_allocator *memory, const cpa_transport_choice *choice) {
     remembered *r = control->comm->remembered;
     if (!r) r = control->comm->remembered = calloc(1, sizeof *r);
     if (!r) return;
     r->choice = *choice;
+    r->memory = *memory;
     if (cudaGetDevice(&r->device) != cudaSuccess) r->device = -1;
 }
 
-static cpa_status measure_on_device(cpa_control *control, cpa_transport_choice *choice, cpa_error *err) {
-    site s = {.control = control};
+static cpa_status measure_on_device(cpa_control *control, const cpa_allocator *memory, cpa_transport_choice *choice,
+                                    cpa_error *err) {
+    site s = {.control = control, .memory = memory};
     cpa_status status = cpa_control_agree(control, open_site(&s, err), err);
     if (status == CPA_OK) status = measure(&s, choice, err);
-    cudaFree(s.buffers);
-    if (s.stream) cudaStreamDestroy(s.stream);
+    close_site(&s);
     return status;
 }
 
-cpa_status cpa_transport_choose(cpa_control *control, cpa_transport_choice *out, cpa_error *err) {
+cpa_status cpa_transport_choose(cpa_control *control, const cpa_allocator *memory, cpa_transport_choice *out,
+                                cpa_error *err) {
     cpa_transport_choice choice = {.table = &cpa_transport_peer};
     memcpy(choice.bytes, SIZES, sizeof SIZES);
     int found = control->size == 1;
-    if (!found) CPA_TRY(recall(control, &found, &choice, err));
+    if (!found) CPA_TRY(recall(control, memory, &found, &choice, err));
     if (!found) {
-        CPA_TRY(measure_on_device(control, &choice, err));
-        remember(control, &choice);
+        CPA_TRY(measure_on_device(control, memory, &choice, err));
+        remember(control, memory, &choice);
     }
     *out = choice;
     return CPA_OK;

@@ -20,9 +20,10 @@ static void report(const cpa_transport_choice *choice, int index) {
     }
 }
 
-static cpa_status choose_measured(cpa_control *control, const cpa_transport_table **out, cpa_error *err) {
+static cpa_status choose_measured(cpa_control *control, const cpa_device *device, const cpa_transport_table **out,
+                                  cpa_error *err) {
     cpa_transport_choice choice;
-    CPA_TRY(cpa_transport_choose(control, &choice, err));
+    CPA_TRY(cpa_transport_choose(control, &device->memory, &choice, err));
     for (int i = 0; control->rank == 0 && control->size > 1 && i < CPA_TRANSPORTS; i++) report(&choice, i);
     *out = choice.table;
     return CPA_OK;
@@ -34,7 +35,7 @@ cpa_status cpa_transport_for(cpa_control *control, const cpa_device *device, cpa
     (void)control;
     if (wanted != CPA_TRANSPORT_AUTO) return cpa_transport_find(wanted, device->backend, out, err);
 #ifdef CPA_HAVE_CUDA
-    if (device->backend == CPA_BACKEND_CUDA) return choose_measured(control, out, err);
+    if (device->backend == CPA_BACKEND_CUDA) return choose_measured(control, device, out, err);
 #endif
     return cpa_transport_find(CPA_TRANSPORT_HOST, device->backend, out, err);
 }

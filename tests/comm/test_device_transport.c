@@ -171,13 +171,27 @@ static void test_exchanges_in_flight_may_be_finished_in_any_order(void) {
     cpa_with_transport(many_in_flight);
 }
 
+/* An allocator that counts, and gives back all it gave. */
+static void *take_memory(void *count, int64_t bytes) {
+    void *memory = NULL;
+    CUDA(cudaMalloc(&memory, (size_t)bytes));
+    ++*(int64_t *)count;
+    return memory;
+}
+
+static void give_back_memory(void *count, void *memory) {
+    CU_ASSERT(*(int64_t *)count > 0);
+    CUDA(cudaFree(memory));
+}
+
 /* All ranks choose the same. */
 static void test_the_faster_transport_is_chosen(void) {
     cpa_control control;
+    const cpa_allocator none = {.ctx = NULL};
     cpa_transport_choice choice = {.table = NULL};
     cpa_error err = {.message = ""};
     OK(cpa_control_open(cpa_test_comm(), &control, NULL));
-    OK(cpa_transport_choose(&control, &choice, &err));
+    OK(cpa_transport_choose(&control, &none, &choice, &err));
     CU_ASSERT_STRING_EQUAL(err.message, "");
     CU_ASSERT(choice.table == &cpa_transport_nccl || choice.table == &cpa_transport_peer);
     double is_peer[2] = {choice.table == &cpa_transport_peer, choice.table != &cpa_transport_peer};
@@ -194,9 +208,14 @@ static void test_the_faster_transport_is_chosen(void) {
         }
     }
     cpa_transport_choice again; /* stays with the communicator: to measure again would give other times */
-    OK(cpa_transport_choose(&control, &again, &err));
+    OK(cpa_transport_choose(&control, &none, &again, &err));
     CU_ASSERT(again.table == choice.table);
     CU_ASSERT_EQUAL(memcmp(again.seconds, choice.seconds, sizeof again.seconds), 0);
+
+    int64_t taken = 0; /* with memory of the caller it is measured anew, in that */
+    const cpa_allocator callers = {take_memory, give_back_memory, &taken};
+    OK(cpa_transport_choose(&control, &callers, &again, &err));
+    CU_ASSERT_EQUAL(taken, cpa_world_size > 1 ? 1 : 0);
     cpa_control_close(&control);
 }
 
