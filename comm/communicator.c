@@ -1,7 +1,9 @@
 /* Messages on a communicator, and waiting for them. */
 #include "comm/communicator.h"
 
+#include <math.h>
 #include <sched.h>
+#include <time.h>
 
 #include "base/check.h"
 
@@ -52,18 +54,41 @@ cpa_status cpa_comm_check(cpa_comm *comm, int32_t peer, cpa_error *err) {
     return cpa_watch_check(comm->watch, peer, comm->calls, err);
 }
 
-cpa_status cpa_comm_wait(cpa_comm *comm, cpa_comm_request **request, int32_t peer, cpa_error *err) {
+/* Sleeps between two looks for a message that may be long in coming: longer and longer, until a minute of waiting costs a
+ * few tenths of a second of the processor. */
+static void nap(double *seconds) {
+    const double first_s = 50e-6, growth = 1.1, longest_s = 5e-3;
+    *seconds = *seconds > 0 ? fmin(*seconds * growth, longest_s) : first_s;
+    const struct timespec time = {.tv_nsec = (long)(*seconds * 1e9)};
+    nanosleep(&time, NULL);
+}
+
+static cpa_status wait_for(cpa_comm *comm, cpa_comm_request **request, int32_t peer, int may_nap, cpa_error *err) {
     enum { LONG_WAIT = 10000 }; /* looks: others need not hear of shorter ones */
     cpa_status status = CPA_OK;
+    double nap_s = 0;
     int done = 0, looks = 0;
-    for (;; sched_yield()) { /* ranks may outnumber cores: the one we wait for needs this one */
+    for (;;) {
         status = cpa_comm_test(comm, request, &done, err);
         if (status == CPA_OK && !done) status = cpa_comm_check(comm, peer, err);
         if (status != CPA_OK || done) break;
         if (looks <= LONG_WAIT && looks++ == LONG_WAIT && comm->watch) cpa_watch_note_wait(comm->watch, peer);
+        if (may_nap && looks > LONG_WAIT) {
+            nap(&nap_s);
+        } else {
+            sched_yield(); /* ranks may outnumber cores: the one we wait for needs this one */
+        }
     }
     if (looks > LONG_WAIT && comm->watch) cpa_watch_note_wait(comm->watch, -1);
     return status;
+}
+
+cpa_status cpa_comm_wait(cpa_comm *comm, cpa_comm_request **request, int32_t peer, cpa_error *err) {
+    return wait_for(comm, request, peer, 0, err);
+}
+
+cpa_status cpa_comm_wait_idly(cpa_comm *comm, cpa_comm_request **request, int32_t peer, cpa_error *err) {
+    return wait_for(comm, request, peer, 1, err);
 }
 
 void cpa_comm_begin_wait(cpa_comm *comm, cpa_calls calls) {

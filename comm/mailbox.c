@@ -142,6 +142,7 @@ cpa_status cpa_mailbox_receive(cpa_mailbox *mailbox, int wait, int *arrived, con
     *data = NULL;
     if (mailbox->state == IDLE) CPA_TRY(expect_head(mailbox, err));
     if (mailbox->state == HEAD_EXPECTED) {
+        if (wait) CPA_TRY(cpa_comm_wait_idly(mailbox->control->comm, &mailbox->pairs[0].head, 0, err));
         CPA_TRY(test(mailbox, wait, &done, err));
         if (!done) return CPA_OK;
         CPA_TRY(expect_bytes(mailbox, err));

@@ -367,7 +367,49 @@ static void statistics_are_read_while_it_runs(void) {
     serve_beside(&h, &options, watch_statistics);
 }
 
+/* ---- nothing to do ---- */
+
+#if defined __SANITIZE_ADDRESS__ || defined __SANITIZE_THREAD__
+enum { IDLE_S = 5, SLOWER = 4 };
+#else
+enum { IDLE_S = 5, SLOWER = 1 };
+#endif
+
+/* Seconds of the processor that this process has taken. */
+static double processor_seconds(void) {
+    struct timespec used;
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &used);
+    return (double)used.tv_sec + 1e-9 * (double)used.tv_nsec;
+}
+
+static void *measure_idling(void *ctx) {
+    heard *h = ctx;
+    nap(1);
+    const double before = processor_seconds();
+    nap(IDLE_S);
+    const double used = processor_seconds() - before;
+    printf("%.0f ms of the processor in %d s ... ", used * 1e3, IDLE_S);
+    CU_ASSERT(used < SLOWER * 0.6 * IDLE_S / 60);
+    if (rank_of() == 0) CU_ASSERT_EQUAL(cpa_engine_drain(h->engine, 60), CPA_OK);
+    return NULL;
+}
+
+/* At most 0.6 s of the processor in a minute, on every rank. */
+static void an_idle_engine_leaves_the_processor_alone(void) {
+    const cpa_engine_options options = quick_options();
+    const cpa_request request = {.size = sizeof request, .id = 1, .prompt_tokens = 20, .output_tokens = 3};
+    heard h = {.engine = cpa_test_engine(&options, &request, 1)};
+    pthread_t thread;
+    CU_ASSERT_PTR_NOT_NULL(h.engine);
+    if (!h.engine) return;
+    pthread_create(&thread, NULL, measure_idling, &h);
+    CU_ASSERT_EQUAL(cpa_engine_serve(h.engine, on_finish, NULL, &h), CPA_OK);
+    pthread_join(thread, NULL);
+    cpa_engine_destroy(h.engine);
+}
+
 static const cpa_test tests[] = {
+    {"an idle engine leaves the processor alone", an_idle_engine_leaves_the_processor_alone},
     {"requests from another thread finish while it serves", requests_from_another_thread_finish_while_it_serves},
     {"callbacks submit and may not run", callbacks_submit_and_may_not_run},
     {"a cancelled request ends within two steps", a_cancelled_request_ends_within_two_steps},
