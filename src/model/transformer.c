@@ -1,0 +1,317 @@
+#include "src/model/transformer.h"
+
+#include <stdlib.h>
+
+#include <cpattn/nn.h>
+
+#include "base/check.h"
+#include "base/min_max.h"
+#include "kernels/device.h"
+#include "src/model/sampler.h"
+#include "src/model/weights.h"
+
+/* Logits of more emissions are computed one tile after the other. */
+enum { MAX_LOGIT_ROWS = 256 };
+
+struct cpa_transformer {
+    cpa_model_config config;
+    cpa_transformer_options options;
+    cpa_device *device;
+    cpa_weights weights;
+    cpa_sampler sampler;
+    float *rope_table;
+    int64_t logit_rows;
+    /* [max_rows, ...], in the dtype */
+    void *residual; /* [hidden] what the layers have added up */
+    void *x;        /* [hidden] normed, or what is to be added next */
+    void *wide;     /* of the products with the most outputs */
+    void *inner;    /* [intermediate] */
+    /* [logit_rows, ...] */
+    void *last_residual, *last_x; /* [hidden] */
+    float *logits;                /* [vocabulary] */
+    cpa_logits_fn observe;
+    void *observe_ctx;
+};
+
+static int32_t q_width(const cpa_model_config *c) {
+    return c->q_heads * c->head_dim;
+}
+
+static int32_t qkv_width(const cpa_model_config *c) {
+    return (c->q_heads + 2 * c->kv_heads) * c->head_dim;
+}
+
+static int64_t rope_bytes(const cpa_model_config *c) {
+    return c->rope.max_position * c->rope.dim * (int64_t)sizeof(float);
+}
+
+/* ---- life ---- */
+
+/* What steps need on the device, as a list for sizes, allocation and release. */
+typedef struct buffer {
+    void **memory;
+    int64_t bytes;
+} buffer;
+enum { BUFFERS = 8 };
+
+static void list_buffers(cpa_transformer *t, buffer list[BUFFERS]) {
+    const cpa_model_config *c = &t->config;
+    const int64_t bytes = cpa_dtype_bytes(t->options.dtype), row = t->options.max_rows * bytes;
+    const int64_t last = t->logit_rows * c->hidden * bytes;
+    const buffer all[] = {
+        {&t->residual, row * c->hidden},
+        {&t->x, row * c->hidden},
+        {&t->wide, row * cpa_max64(qkv_width(c), 2 * (int64_t)c->intermediate)},
+        {&t->inner, row * c->intermediate},
+        {&t->last_residual, last},
+        {&t->last_x, last},
+        {(void **)&t->logits, t->logit_rows * c->vocabulary * (int64_t)sizeof(float)},
+        {(void **)&t->rope_table, rope_bytes(c)},
+    };
+    _Static_assert(sizeof all == BUFFERS * sizeof *all, "as many as are listed");
+    for (int i = 0; i < BUFFERS; i++) list[i] = all[i];
+}
+
+static void set_sizes(cpa_transformer *t, const cpa_model_config *config, const cpa_transformer_options *options) {
+    t->config = *config;
+    t->options = *options;
+    t->logit_rows = cpa_min64(MAX_LOGIT_ROWS, cpa_min64(options->max_rows, options->max_sequences));
+}
+
+int64_t cpa_transformer_bytes(const cpa_model_config *config, const cpa_transformer_options *options) {
+    cpa_transformer counted = {.device = NULL};
+    buffer list[BUFFERS];
+    set_sizes(&counted, config, options);
+    list_buffers(&counted, list);
+    int64_t bytes = cpa_weights_bytes(config, options->dtype);
+    bytes += cpa_sampler_bytes(config->vocabulary, options->max_sequences);
+    for (int i = 0; i < BUFFERS; i++) bytes += list[i].bytes;
+    return bytes;
+}
+
+static cpa_status upload_rope(const cpa_transformer *t, cpa_stream *stream, cpa_error *err) {
+    const int64_t bytes = rope_bytes(&t->config);
+    float *table = malloc((size_t)bytes);
+    if (!table) return cpa_fail(err, CPA_NO_MEMORY, "rotary positions: no memory for %lld bytes", (long long)bytes);
+    cpa_status status = cpa_rope_table(&t->config.rope, table, err);
+    if (status == CPA_OK) {
+        status = t->device->table->copy(t->rope_table, table, bytes, stream);
+        if (status == CPA_OK) status = t->device->table->stream_sync(stream);
+        if (status != CPA_OK) cpa_fail(err, status, "rotary positions: %s", stream->error.message);
+    }
+    free(table);
+    return status;
+}
+
+static cpa_status load(cpa_transformer *t, const cpa_safetensors *files, cpa_stream *stream, cpa_error *err) {
+    buffer list[BUFFERS];
+    CPA_TRY(cpa_weights_load(&t->config, files, t->options.dtype, stream, &t->weights, err));
+    CPA_TRY(cpa_sampler_open(t->device, t->config.vocabulary, t->options.max_sequences, &t->sampler, err));
+    list_buffers(t, list);
+    for (int i = 0; i < BUFFERS; i++) CPA_TRY(cpa_device_alloc(t->device, list[i].bytes, list[i].memory, err));
+    return upload_rope(t, stream, err);
+}
+
+cpa_status cpa_transformer_create(cpa_device *device, const cpa_model_config *config, const cpa_safetensors *files,
+                                  const cpa_transformer_options *options, cpa_transformer **out, cpa_error *err) {
+    cpa_stream *stream = NULL;
+    cpa_transformer *t = calloc(1, sizeof *t);
+    if (!t) return cpa_fail(err, CPA_NO_MEMORY, "transformer: no memory");
+    t->device = device;
+    set_sizes(t, config, options);
+    cpa_status status = cpa_stream_create(device, &stream, err);
+    if (status == CPA_OK) status = load(t, files, stream, err);
+    cpa_stream_destroy(stream);
+    if (status != CPA_OK) {
+        cpa_transformer_destroy(t);
+        return status;
+    }
+    *out = t;
+    return CPA_OK;
+}
+
+void cpa_transformer_destroy(cpa_transformer *transformer) {
+    buffer list[BUFFERS];
+    if (!transformer) return;
+    list_buffers(transformer, list);
+    for (int i = 0; i < BUFFERS; i++) cpa_device_free(transformer->device, *list[i].memory);
+    cpa_sampler_close(&transformer->sampler);
+    cpa_weights_release(&transformer->weights);
+    free(transformer);
+}
+
+void cpa_transformer_set_observer(cpa_transformer *transformer, cpa_logits_fn observe, void *ctx) {
+    transformer->observe = observe;
+    transformer->observe_ctx = ctx;
+}
+
+/* ---- a step ---- */
+
+/* out = norm of x; with a residual of residual += x. */
+static cpa_status norm(const cpa_transformer *t, int64_t rows, const void *x, void *residual, const void *weight,
+                       void *out, cpa_stream *stream) {
+    const cpa_rmsnorm_args args = {
+        .size = sizeof args,
+        .rows = rows,
+        .width = t->config.hidden,
+        .dtype = t->options.dtype,
+        .x = x,
+        .residual = residual,
+        .weight = weight,
+        .eps = t->config.norm_eps,
+        .out = out,
+    };
+    return cpa_rmsnorm(&args, stream);
+}
+
+static cpa_status product(const cpa_transformer *t, int64_t rows, const void *x, int32_t inputs, const void *weight,
+                          const void *bias, int32_t outputs, void *out, cpa_stream *stream) {
+    const cpa_linear_args args = {
+        .size = sizeof args,
+        .rows = rows,
+        .inputs = inputs,
+        .outputs = outputs,
+        .dtype = t->options.dtype,
+        .out_dtype = t->options.dtype,
+        .x = x,
+        .weight = weight,
+        .bias = bias,
+        .out = out,
+    };
+    return cpa_linear(&args, stream);
+}
+
+/* Copies the rows of a [source_rows, hidden] that the indices name. */
+static cpa_status gather(const cpa_transformer *t, int64_t rows, const void *source, int64_t source_rows,
+                         const int32_t *indices, void *out, cpa_stream *stream) {
+    const cpa_embed_args args = {
+        .size = sizeof args,
+        .rows = rows,
+        .width = t->config.hidden,
+        .dtype = t->options.dtype,
+        .vocabulary = source_rows,
+        .table = source,
+        .tokens = (const uint32_t *)indices,
+        .out = out,
+    };
+    return cpa_embed(&args, stream);
+}
+
+static cpa_status begin_step(void *ctx, const cpa_model_step *step, cpa_stream *stream) {
+    const cpa_transformer *t = ctx;
+    const cpa_embed_args args = {
+        .size = sizeof args,
+        .rows = step->rows.count,
+        .width = t->config.hidden,
+        .dtype = t->options.dtype,
+        .vocabulary = t->config.vocabulary,
+        .table = t->weights.embedding,
+        .tokens = step->rows.tokens_device,
+        .out = t->residual,
+    };
+    CPA_TRY(cpa_sampler_begin(&t->sampler, step, stream));
+    return cpa_embed(&args, stream);
+}
+
+static cpa_status layer_in(void *ctx, int32_t layer, const cpa_model_step *step, const cpa_layer_args *layer_args,
+                           cpa_stream *stream) {
+    const cpa_transformer *t = ctx;
+    const cpa_model_config *c = &t->config;
+    const cpa_layer_weights *w = &t->weights.layers[layer];
+    const int64_t rows = step->rows.count;
+    if (layer == 0) {
+        CPA_TRY(norm(t, rows, t->residual, NULL, w->attention_norm, t->x, stream));
+    } else {
+        CPA_TRY(norm(t, rows, t->x, t->residual, w->attention_norm, t->x, stream));
+    }
+    CPA_TRY(product(t, rows, t->x, c->hidden, w->qkv, w->qkv_bias, qkv_width(c), t->wide, stream));
+    const cpa_qk_norm_rope_args args = {
+        .size = sizeof args,
+        .rows = rows,
+        .shape = {.q_heads = c->q_heads,
+                  .kv_heads = c->kv_heads,
+                  .k_dim = c->head_dim,
+                  .v_dim = c->head_dim,
+                  .dtype = t->options.dtype},
+        .qkv = t->wide,
+        .q_weight = w->q_norm,
+        .k_weight = w->k_norm,
+        .eps = c->norm_eps,
+        .rope = {.table = t->rope_table, .max_position = c->rope.max_position, .dim = c->rope.dim},
+        .positions = step->rows.positions_device,
+        .q = layer_args->q,
+        .slot_mapping = step->rows.slots_device,
+        .kv = layer_args->kv,
+        .nonfinite = layer_args->nonfinite,
+    };
+    return cpa_qk_norm_rope(&args, stream);
+}
+
+static cpa_status layer_out(void *ctx, int32_t layer, const cpa_model_step *step, const void *out, cpa_stream *stream) {
+    const cpa_transformer *t = ctx;
+    const cpa_model_config *c = &t->config;
+    const cpa_layer_weights *w = &t->weights.layers[layer];
+    const int64_t rows = step->rows.count;
+    CPA_TRY(product(t, rows, out, q_width(c), w->o, w->o_bias, c->hidden, t->x, stream));
+    CPA_TRY(norm(t, rows, t->x, t->residual, w->mlp_norm, t->x, stream));
+    CPA_TRY(product(t, rows, t->x, c->hidden, w->gate_up, w->gate_up_bias, 2 * c->intermediate, t->wide, stream));
+    const cpa_swiglu_args activation = {
+        .size = sizeof activation,
+        .rows = rows,
+        .width = c->intermediate,
+        .dtype = t->options.dtype,
+        .gate_up = t->wide,
+        .out = t->inner,
+    };
+    CPA_TRY(cpa_swiglu(&activation, stream));
+    return product(t, rows, t->inner, c->intermediate, w->down, w->down_bias, c->hidden, t->x, stream);
+}
+
+/* The logits of the emissions [first, first + count). */
+static cpa_status compute_logits(const cpa_transformer *t, const cpa_model_step *step, int64_t first, int64_t count,
+                                 cpa_stream *stream) {
+    const int32_t *rows = step->emissions.rows + first;
+    CPA_TRY(gather(t, count, t->x, step->rows.count, rows, t->last_x, stream));
+    CPA_TRY(gather(t, count, t->residual, step->rows.count, rows, t->last_residual, stream));
+    CPA_TRY(norm(t, count, t->last_x, t->last_residual, t->weights.final_norm, t->last_x, stream));
+    const cpa_linear_args args = {
+        .size = sizeof args,
+        .rows = count,
+        .inputs = t->config.hidden,
+        .outputs = t->config.vocabulary,
+        .dtype = t->options.dtype,
+        .out_dtype = CPA_F32,
+        .x = t->last_x,
+        .weight = t->weights.lm_head,
+        .out = t->logits,
+    };
+    return cpa_linear(&args, stream);
+}
+
+static cpa_status end_step(void *ctx, const cpa_model_step *step, cpa_drawn *drawn, cpa_stream *stream) {
+    const cpa_transformer *t = ctx;
+    const int64_t emissions = step->emissions.count;
+    const int wanted = (step->emissions.wants & CPA_WANTS_LOGITS) != 0 || t->observe; /* else all tokens are given */
+    for (int64_t first = 0; first < emissions; first += t->logit_rows) {
+        const int64_t count = cpa_min64(t->logit_rows, emissions - first);
+        if (wanted) CPA_TRY(compute_logits(t, step, first, count, stream));
+        if (t->observe) CPA_TRY(t->observe(t->observe_ctx, step, first, count, t->logits, stream));
+        CPA_TRY(cpa_sampler_draw(&t->sampler, step, first, count, t->logits, drawn, stream));
+    }
+    return CPA_OK;
+}
+
+cpa_model cpa_transformer_model(cpa_transformer *transformer) {
+    return (cpa_model){
+        .size = sizeof(cpa_model),
+        .ctx = transformer,
+        .begin_step = begin_step,
+        .layer_in = layer_in,
+        .layer_out = layer_out,
+        .end_step = end_step,
+        .capturable = !transformer->observe,
+        .writes_cache = 1,
+        .end_ids = transformer->config.end_ids,
+        .n_end_ids = transformer->config.n_end_ids,
+    };
+}

@@ -1,0 +1,47 @@
+/* A dense decoder-only transformer behind the engine: the Llama, Mistral and Qwen families. Every rank has all weights
+ * and computes the rows of a step that it owns.
+ *
+ *     begin_step    residual = embedding of the tokens
+ *     layer_in      norm of the residual, one product for queries, keys and values, norms of heads, rotary positions,
+ *                   keys and values to the cache
+ *     layer_out     output product, added to the residual; norm, gates, down product, which the next norm adds
+ *     end_step      of the rows that yield a token: the last sum and norm, logits in fp32, a draw
+ *
+ * Everything between products is rounded to the dtype of the model. */
+#ifndef CPA_MODEL_TRANSFORMER_H
+#define CPA_MODEL_TRANSFORMER_H
+
+#include <cpattn/model.h>
+
+#include "src/model/model_config.h"
+#include "src/model/safetensors.h"
+
+typedef struct cpa_transformer_options {
+    cpa_dtype dtype;
+    int64_t max_rows;      /* of one step on this rank */
+    int64_t max_sequences; /* that run at once */
+} cpa_transformer_options;
+
+typedef struct cpa_transformer cpa_transformer;
+
+/* Loads the weights and allocates all that steps need, on a device that must outlive the transformer: that of the engine,
+ * or another cpa_device over the same memory. *out is set only on success. */
+cpa_status cpa_transformer_create(cpa_device *device, const cpa_model_config *config, const cpa_safetensors *files,
+                                  const cpa_transformer_options *options, cpa_transformer **out, cpa_error *err);
+/* NULL does nothing. */
+void cpa_transformer_destroy(cpa_transformer *transformer);
+
+/* Bytes of the device that cpa_transformer_create allocates. */
+int64_t cpa_transformer_bytes(const cpa_model_config *config, const cpa_transformer_options *options);
+
+/* The model for the engine; the transformer must outlive it. */
+cpa_model cpa_transformer_model(cpa_transformer *transformer);
+
+/* Sees the logits, fp32 [count, vocabulary] on the device, of the emissions [first, first + count) of a step before
+ * their tokens are drawn; it may synchronise. Steps are not captured in graphs while there is one. */
+typedef cpa_status (*cpa_logits_fn)(void *ctx, const cpa_model_step *step, int64_t first, int64_t count,
+                                    const float *logits, cpa_stream *stream);
+/* NULL: nobody. Before cpa_transformer_model. */
+void cpa_transformer_set_observer(cpa_transformer *transformer, cpa_logits_fn observe, void *ctx);
+
+#endif

@@ -1,0 +1,42 @@
+/* The weights of a dense decoder on a device, in the dtype that it computes in. Products that read the same rows are one
+ * matrix: queries, keys and values; gates and what they scale. A matrix is [outputs, inputs], row-major. */
+#ifndef CPA_MODEL_WEIGHTS_H
+#define CPA_MODEL_WEIGHTS_H
+
+#include <cpattn/device.h>
+
+#include "src/model/model_config.h"
+#include "src/model/safetensors.h"
+
+/* Of one layer; NULL where the model has no such part. */
+typedef struct cpa_layer_weights {
+    void *attention_norm;         /* [hidden] */
+    void *qkv, *qkv_bias;         /* [(q_heads + 2 kv_heads) * head_dim, hidden]: queries, keys, values */
+    void *q_norm, *k_norm;        /* [head_dim] */
+    void *o, *o_bias;             /* [hidden, q_heads * head_dim] */
+    void *mlp_norm;               /* [hidden] */
+    void *gate_up, *gate_up_bias; /* [2 * intermediate, hidden]: gates, then what they scale */
+    void *down, *down_bias;       /* [hidden, intermediate] */
+} cpa_layer_weights;
+
+typedef struct cpa_weights {
+    cpa_device *device;
+    void *memory; /* of all of them */
+    int64_t bytes;
+    void *embedding;  /* [vocabulary, hidden] */
+    void *final_norm; /* [hidden] */
+    void *lm_head;    /* [vocabulary, hidden]; the embedding, if that is tied */
+    cpa_layer_weights *layers;
+} cpa_weights;
+
+/* Bytes of the weights of such a model in a dtype. */
+int64_t cpa_weights_bytes(const cpa_model_config *config, cpa_dtype dtype);
+
+/* Copies, and converts where the files have another dtype, the tensors to memory of the stream's device; returns when
+ * they are there. CPA_INVALID names a tensor that is missing, or has not the shape that the config asks for. *out is set
+ * only on success; cpa_weights_release frees it. */
+cpa_status cpa_weights_load(const cpa_model_config *config, const cpa_safetensors *files, cpa_dtype dtype,
+                            cpa_stream *stream, cpa_weights *out, cpa_error *err);
+void cpa_weights_release(cpa_weights *weights);
+
+#endif

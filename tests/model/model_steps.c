@@ -1,0 +1,229 @@
+#include "tests/model/model_steps.h"
+
+#include <mpi.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "kernels/kv_view.h"
+#include "tests/fixtures/comm_fixture.h"
+#include "tests/fixtures/device_fixture.h"
+
+enum { MAX_ROWS = 512 };
+
+static void need(cpa_status status, const char *message) {
+    if (status == CPA_OK) return;
+    fprintf(stderr, "%s: %s\n", cpa_status_name(status), message);
+    abort();
+}
+
+/* Keeps the logits of this rank's emissions. */
+static cpa_status keep_logits(void *ctx, const cpa_model_step *step, int64_t first, int64_t count, const float *logits,
+                              cpa_stream *stream) {
+    cpa_test_model *m = ctx;
+    (void)step;
+    cpa_test_download(stream, m->seen + first * CPA_TEST_VOCABULARY, logits,
+                      count * CPA_TEST_VOCABULARY * (int64_t)sizeof *logits);
+    return CPA_OK;
+}
+
+static void open_cache(cpa_test_model *m) {
+    const int64_t blocks = CPA_TEST_SEQUENCES * CPA_TEST_SEQUENCE_BLOCKS;
+    m->views = calloc((size_t)m->shape.layers, sizeof *m->views);
+    for (int32_t layer = 0; layer < m->shape.layers; layer++) {
+        cpa_kv_view view = cpa_kv_view_of(&m->shape.attention, CPA_TEST_BLOCK, blocks);
+        cpa_error err;
+        const int64_t bytes = blocks * cpa_shape_block_bytes(&m->shape.attention, CPA_KEYS, CPA_TEST_BLOCK);
+        need(cpa_device_alloc(m->device, bytes, &view.k, &err), err.message);
+        need(cpa_device_alloc(m->device, bytes, &view.v, &err), err.message);
+        m->views[layer] = view;
+    }
+}
+
+void cpa_test_model_open(cpa_test_model *m, const char *name, cpa_dtype dtype) {
+    cpa_error err;
+    cpa_safetensors *files = NULL;
+    const char *folder = cpa_test_model_folder(name);
+    memset(m, 0, sizeof *m);
+    m->rank = cpa_comm_rank(cpa_test_comm());
+    m->map = (cpa_owner_map){cpa_comm_size(cpa_test_comm()), CPA_TEST_BLOCK};
+    cpa_test_device_open(1, &m->device, &m->stream);
+    need(cpa_model_config_load(folder, &m->config, &err), err.message);
+    need(cpa_safetensors_open(folder, &files, &err), err.message);
+    const cpa_transformer_options options = {dtype, MAX_ROWS, CPA_TEST_SEQUENCES};
+    need(cpa_transformer_create(m->device, &m->config, files, &options, &m->transformer, &err), err.message);
+    cpa_safetensors_close(files);
+    m->seen = calloc(CPA_TEST_SEQUENCES * CPA_TEST_VOCABULARY, sizeof *m->seen);
+    cpa_transformer_set_observer(m->transformer, keep_logits, m);
+    m->model = cpa_transformer_model(m->transformer);
+    m->shape = cpa_model_config_shape(&m->config, dtype, m->masks);
+    open_cache(m);
+    const cpa_context_options context = {.size = sizeof context,
+                                         .shape = m->shape.attention,
+                                         .block_size = CPA_TEST_BLOCK,
+                                         .interleave = m->map.interleave,
+                                         .max_rows = MAX_ROWS};
+    need(cpa_context_create(cpa_test_comm(), m->device, &context, &m->context, &err), err.message);
+    need(cpa_device_alloc(m->device, MAX_ROWS * cpa_shape_q_bytes(&m->shape.attention), &m->q, &err), err.message);
+    need(cpa_device_alloc(m->device, MAX_ROWS * cpa_shape_out_bytes(&m->shape.attention), &m->out, &err), err.message);
+}
+
+void cpa_test_model_close(cpa_test_model *m) {
+    cpa_context_destroy(m->context);
+    cpa_transformer_destroy(m->transformer);
+    for (int32_t layer = 0; layer < m->shape.layers; layer++) {
+        cpa_device_free(m->device, m->views[layer].k);
+        cpa_device_free(m->device, m->views[layer].v);
+    }
+    free(m->views);
+    free(m->seen);
+    cpa_device_free(m->device, m->q);
+    cpa_device_free(m->device, m->out);
+    cpa_test_device_close(m->device, m->stream);
+}
+
+int cpa_test_model_add(cpa_test_model *m, const uint32_t *prompt, int64_t tokens, cpa_placement placement) {
+    cpa_test_answer *answer = &m->answers[m->n_answers];
+    if (m->n_answers == CPA_TEST_SEQUENCES || tokens + CPA_TEST_OUTPUTS > CPA_TEST_MAX_TOKENS) abort();
+    memset(answer, 0, sizeof *answer);
+    memcpy(answer->tokens, prompt, (size_t)tokens * sizeof *prompt);
+    answer->known = answer->prompt = tokens;
+    answer->placement = placement;
+    return m->n_answers++;
+}
+
+void cpa_test_model_clear(cpa_test_model *m) {
+    m->n_answers = 0;
+}
+
+/* The rows of a step on this rank, and its emissions. */
+typedef struct step_rows {
+    int64_t count, emissions;
+    uint64_t requests[MAX_ROWS];
+    uint32_t tokens[MAX_ROWS];
+    int64_t positions[MAX_ROWS], slots[MAX_ROWS];
+    int emitting[CPA_TEST_SEQUENCES]; /* answers */
+    int32_t rows[CPA_TEST_SEQUENCES], seqs[CPA_TEST_SEQUENCES];
+    float temperatures[CPA_TEST_SEQUENCES];
+    uint64_t seeds[CPA_TEST_SEQUENCES];
+    int64_t drawn_positions[CPA_TEST_SEQUENCES], given[CPA_TEST_SEQUENCES];
+} step_rows;
+
+static void add_emission(const cpa_test_answer *answer, int index, step_rows *rows) {
+    const int64_t e = rows->emissions++;
+    rows->emitting[e] = rows->seqs[e] = index;
+    rows->rows[e] = (int32_t)rows->count - 1;
+    rows->temperatures[e] = answer->temperature;
+    rows->seeds[e] = answer->seed;
+    rows->drawn_positions[e] = answer->known;
+    rows->given[e] = answer->given ? (int64_t)answer->given[answer->known - answer->prompt] : -1;
+}
+
+static void add_part(const cpa_test_model *m, const cpa_test_part *part, step_rows *rows) {
+    const cpa_test_answer *answer = &m->answers[part->answer];
+    const cpa_token_set own = cpa_tokens_on(m->map, answer->placement, m->rank);
+    const int64_t start = answer->computed, end = start + part->count;
+    for (int64_t i = cpa_tokens_before(m->map, own, start); i < cpa_tokens_before(m->map, own, end); i++) {
+        const int64_t row = rows->count++, position = cpa_token_position(m->map, own, i);
+        rows->requests[row] = (uint64_t)part->answer;
+        rows->tokens[row] = answer->tokens[position];
+        rows->positions[row] = position;
+        rows->slots[row] = (int64_t)part->answer * CPA_TEST_SEQUENCE_BLOCKS * CPA_TEST_BLOCK + i;
+        if (position + 1 == answer->known) add_emission(answer, part->answer, rows);
+    }
+}
+
+static void plan(cpa_test_model *m, const cpa_test_part *parts, int n) {
+    cpa_context_chunk chunks[CPA_TEST_SEQUENCES] = {{0}};
+    int32_t tables[CPA_TEST_SEQUENCES][CPA_TEST_SEQUENCE_BLOCKS];
+    for (int i = 0; i < n; i++) {
+        const cpa_test_answer *answer = &m->answers[parts[i].answer];
+        for (int block = 0; block < CPA_TEST_SEQUENCE_BLOCKS; block++)
+            tables[i][block] = parts[i].answer * CPA_TEST_SEQUENCE_BLOCKS + block;
+        chunks[i].start = answer->computed;
+        chunks[i].count = parts[i].count;
+        chunks[i].placement = answer->placement;
+        chunks[i].algorithm = parts[i].algorithm;
+        chunks[i].block_table = tables[i];
+    }
+    need(cpa_context_plan(m->context, chunks, n), cpa_context_error(m->context));
+}
+
+static void run_layers(cpa_test_model *m, const cpa_model_step *step) {
+    const cpa_model *model = &m->model;
+    need(model->begin_step(model->ctx, step, m->stream), cpa_stream_error(m->stream));
+    for (int32_t layer = 0; layer < m->shape.layers; layer++) {
+        const cpa_layer_args in = {.size = sizeof in, .q = m->q, .kv = m->views[layer]};
+        const cpa_context_args args = {.size = sizeof args,
+                                       .q = m->q,
+                                       .kv = m->views[layer],
+                                       .mask = cpa_model_mask(&m->shape, layer),
+                                       .out = m->out};
+        need(model->layer_in(model->ctx, layer, step, &in, m->stream), cpa_stream_error(m->stream));
+        need(cpa_context_attend(m->context, &args, m->stream), cpa_context_error(m->context));
+        need(model->layer_out(model->ctx, layer, step, m->out, m->stream), cpa_stream_error(m->stream));
+    }
+}
+
+/* The rows on the device; the lists of uploads are freed with them. */
+static void run(cpa_test_model *m, const step_rows *rows, cpa_drawn *drawn) {
+    enum { UPLOADS = 10 };
+    const int64_t n = rows->count, e = rows->emissions;
+    const struct {
+        const void *host;
+        int64_t bytes;
+    } lists[UPLOADS] = {
+        {rows->tokens, n * 4}, {rows->positions, n * 8},
+        {rows->slots, n * 8},  {rows->rows, e * 4},
+        {rows->seqs, e * 4},   {rows->temperatures, e * 4},
+        {rows->seeds, e * 8},  {rows->drawn_positions, e * 8},
+        {rows->given, e * 8},  {drawn, e * 8},
+    };
+    void *on[UPLOADS];
+    for (int i = 0; i < UPLOADS; i++)
+        on[i] = lists[i].bytes ? cpa_test_upload(m->stream, lists[i].host, lists[i].bytes) : NULL;
+    const cpa_model_step step = {
+        .size = sizeof step,
+        .rows = {n, rows->requests, rows->tokens, rows->positions, on[0], on[1], on[2]},
+        .emissions = {.count = e,
+                      .rows = on[3],
+                      .sample = {.seq = on[4], .temperature = on[5], .seed = on[6], .position = on[7], .given = on[8]},
+                      .wants = CPA_WANTS_LOGITS | CPA_WANTS_TEMPERATURE | CPA_WANTS_LOGPROBS},
+    };
+    run_layers(m, &step);
+    need(m->model.end_step(m->model.ctx, &step, on[9], m->stream), cpa_stream_error(m->stream));
+    if (e) cpa_test_download(m->stream, drawn, on[9], e * (int64_t)sizeof *drawn);
+    need(cpa_stream_sync(m->stream), cpa_stream_error(m->stream));
+    for (int i = 0; i < UPLOADS; i++)
+        if (on[i]) cpa_test_free(m->stream, on[i]);
+}
+
+/* What the owner of an answer's last token drew, on every rank. */
+static void share(cpa_test_model *m, cpa_test_answer *answer, const step_rows *rows, const cpa_drawn *drawn) {
+    const int32_t owner = cpa_owner_rank(m->map, answer->placement, answer->known - 1);
+    const int64_t output = answer->known - answer->prompt;
+    cpa_drawn token = {0, 0};
+    if (output >= CPA_TEST_OUTPUTS) abort();
+    for (int64_t e = 0; e < rows->emissions; e++) {
+        if (&m->answers[rows->emitting[e]] != answer) continue;
+        token = drawn[e];
+        memcpy(answer->logits[output], m->seen + e * CPA_TEST_VOCABULARY, sizeof answer->logits[output]);
+    }
+    MPI_Bcast(&token, sizeof token, MPI_BYTE, owner, MPI_COMM_WORLD);
+    MPI_Bcast(answer->logits[output], CPA_TEST_VOCABULARY, MPI_FLOAT, owner, MPI_COMM_WORLD);
+    answer->logprobs[output] = token.logprob;
+    answer->tokens[answer->known++] = token.id;
+}
+
+void cpa_test_model_step(cpa_test_model *m, const cpa_test_part *parts, int n) {
+    step_rows rows = {.count = 0};
+    cpa_drawn drawn[CPA_TEST_SEQUENCES] = {{0, 0}};
+    for (int i = 0; i < n; i++) add_part(m, &parts[i], &rows);
+    plan(m, parts, n);
+    run(m, &rows, drawn);
+    for (int i = 0; i < n; i++) {
+        cpa_test_answer *answer = &m->answers[parts[i].answer];
+        answer->computed += parts[i].count;
+        if (answer->computed == answer->known) share(m, answer, &rows, drawn);
+    }
+}
