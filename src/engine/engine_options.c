@@ -166,8 +166,16 @@ cpa_planner cpa_engine_planner(const cpa_engine_options *o, int32_t cp_size) {
 }
 
 cpa_scheduler_request cpa_engine_scheduled(const cpa_request *r) {
-    return (cpa_scheduler_request){r->id,       r->prompt_tokens, r->output_tokens, r->arrival_s,
-                                   r->priority, r->salt,          r->group};
+    return (cpa_scheduler_request){
+        .id = r->id,
+        .prompt_tokens = r->prompt_tokens,
+        .output_tokens = r->output_tokens,
+        .arrival = r->arrival_s,
+        .priority = r->priority,
+        .salt = r->salt,
+        .group = r->group,
+        .sampling = {.top_p = 1, .repetition_penalty = 1},
+    };
 }
 
 cpa_scheduler_options cpa_engine_scheduler_options(cpa_engine_options *o, cpa_planner planner,

@@ -8,6 +8,7 @@
 
 #include "base/check.h"
 #include "base/clock.h"
+#include "src/schedule/scheduler_tokens.h"
 
 static void append(cpa_request_list *list, cpa_engine_request *request) {
     request->next = NULL;

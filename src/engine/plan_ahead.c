@@ -76,7 +76,9 @@ static cpa_status pass_damage_on(cpa_plan_ahead *ahead, cpa_error *err) {
 
 /* Whether the ranks have something to do in this plan. */
 static int has_entries(const cpa_step_plan *plan) {
-    return plan->n_chunks + plan->n_releases + plan->n_swap_outs + plan->n_swap_ins + plan->n_nulled > 0;
+    return plan->n_chunks + plan->n_releases + plan->n_swap_outs + plan->n_swap_ins + plan->n_nulled +
+               plan->n_discards >
+           0;
 }
 
 static cpa_status plan_stop(cpa_step_plan *plan) {

@@ -127,6 +127,7 @@ void cpa_scheduler_destroy(cpa_scheduler *s) {
     cpa_prefix_cache_destroy(s->cache);
     cpa_sequence_queue_destroy(&s->waiting);
     cpa_sequence_queue_destroy(&s->future);
+    free(s->discards);
     free(s->pins);
     free(s->free_indices);
     free(s->scheduled);
@@ -230,10 +231,21 @@ no_memory:
     return cpa_fail(err, CPA_NO_MEMORY, "request %" PRIu64 ": no memory to queue it", request->id);
 }
 
-/* Indices and blocks of the sequences that finished in the last plan are free from this one on, and what its copies read.
- * */
+cpa_status cpa_scheduler_write_discards(cpa_scheduler *s, cpa_step_plan *plan, cpa_error *err) {
+    for (int64_t i = 0; i < s->n_discards; i++) {
+        cpa_plan_discard *discard = cpa_step_plan_add_discard(plan);
+        if (!discard) return cpa_fail(err, CPA_NO_MEMORY, "scheduler: no memory for a plan");
+        *discard = s->discards[i];
+    }
+    s->n_discards = 0;
+    return CPA_OK;
+}
+
+/* Indices and blocks of the sequences that ended in or since the last plan are free from this one on, and what its copies
+ * read. */
 static cpa_status retire_finished(cpa_scheduler *s, cpa_error *err) {
     CPA_TRY(cpa_scheduler_unpin_all(s, err));
+    CPA_TRY(cpa_scheduler_write_discards(s, s->plan, err));
     while (s->n_finished > 0) {
         cpa_sequence *sequence = s->finished[--s->n_finished];
         *cpa_step_plan_add_release(s->plan) = sequence->index;
@@ -335,28 +347,6 @@ cpa_status cpa_scheduler_swap_failed(cpa_scheduler *s, uint64_t request, cpa_err
         CPA_TRY(cpa_scheduler_drop_host(s, sequence, err));
         sequence->computed = sequence->voided = 0;
     }
-    return CPA_OK;
-}
-
-/* A running sequence is left to the next plan, as one that has finished. */
-cpa_status cpa_scheduler_end(cpa_scheduler *s, uint64_t request, int *ended, cpa_error *err) {
-    cpa_sequence *sequence;
-    HASH_FIND(hh, s->by_id, &request, sizeof request, sequence);
-    *ended = sequence != NULL;
-    if (!sequence) return CPA_OK;
-    HASH_DEL(s->by_id, sequence);
-    if (!sequence->blocks) {
-        cpa_sequence_queue_remove(sequence->arrived ? &s->waiting : &s->future, sequence);
-        cpa_status status = cpa_scheduler_drop_host(s, sequence, err);
-        cpa_sequence_destroy(sequence);
-        return status;
-    }
-    int32_t at = 0;
-    while (s->running[at] != sequence) at++;
-    s->n_running--;
-    memmove(&s->running[at], &s->running[at + 1], (size_t)(s->n_running - at) * sizeof *s->running);
-    cpa_scheduler_unlink(s, sequence);
-    s->finished[s->n_finished++] = sequence;
     return CPA_OK;
 }
 

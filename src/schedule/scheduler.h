@@ -24,13 +24,19 @@
  * The scheduler assumes that a planned step will run: it may be asked for the next plan while one executes. A sequence
  * that finishes in a step gives its blocks back in the next plan, and so does what a plan's copies read. A sequence
  * that comes back from host memory is given tokens in the second plan after, so that damage can be reported before
- * anything is computed from it. Pure logic: no MPI, no device, no clock; one thread.
+ * anything is computed from it.
+ *
+ * Plans need counts of tokens, not the tokens: a sequence whose next input is being drawn goes on with "the token that
+ * the plan before emits". What was drawn is reported one step late. Only then do blocks that it fills get their digests,
+ * in time for the step after the one that fills them, and only then may it turn out that the request has ended: a chunk
+ * that it was given in the meantime computes a token that nobody wants, which the next plan says. Pure logic: no MPI, no device, no clock; one thread.
  *
  *   scheduler.c          create, add, one plan from start to end
  *   scheduler_preempt.c  room for running sequences, who gives way, and where to
  *   scheduler_admit.c    who is next, and what it shares
  *   scheduler_write.c    the entries of a plan
  *   scheduler_prefix.c   what can be found after it
+ *   scheduler_tokens.c   tokens that were drawn, and requests that end
  *   scheduler_blocks.c   budget, blocks and quotas of the sequence at hand
  */
 #ifndef CPA_SCHEDULER_H
@@ -45,7 +51,7 @@
 #include "src/schedule/planner.h"
 #include "src/schedule/step_plan.h"
 
-/* The token at a position of a request, prompt and output alike. Pure and thread-safe. */
+/* The token at a position of a request: of the prompt, and of the output where it is not drawn. Pure and thread-safe. */
 typedef uint32_t (*cpa_token_fn)(void *ctx, uint64_t request, int64_t position);
 
 /* Zero stands for a scheduler without the feature. */
@@ -85,6 +91,8 @@ typedef struct cpa_scheduler_request {
     int32_t priority;      /* lower runs first */
     const char *salt;      /* of the tenant, who shares blocks with nobody else; NULL: "". Read by add only */
     uint64_t group;        /* samples of one prompt have the same group; 0: none */
+    int32_t draws;         /* its output tokens are drawn, and reported (scheduler_tokens.h); 0: token_at gives them */
+    cpa_plan_sampling sampling; /* how they are drawn; its prompt_tokens are not looked at */
 } cpa_scheduler_request;
 
 /* Tokens of a request that its cache holds in the end: its last output token is never an input. */
@@ -96,6 +104,7 @@ typedef struct cpa_scheduler_stats {
     int64_t waiting; /* requests that do not run, arrived or not */
     int64_t running;
     int64_t finished; /* planned to the last token */
+    int64_t ended;    /* before that: cpa_scheduler_end */
     int64_t preemptions;
     int64_t peak_blocks;                 /* most blocks in use on one rank */
     int64_t chunks[3][CPA_REASON_COUNT]; /* prefill and decode chunks by algorithm and reason */
@@ -130,9 +139,8 @@ cpa_status cpa_scheduler_plan(cpa_scheduler *scheduler, double now, cpa_step_pla
  * swap_in; the request is then computed again. CPA_INVALID if no unfinished request has the id. */
 cpa_status cpa_scheduler_swap_failed(cpa_scheduler *scheduler, uint64_t request, cpa_error *err);
 
-/* Ends a request, whatever it does: it is in no plan any more, and gives its blocks back in the next one. *ended is 0 if
- * no unfinished request has the id: its last token is planned, or it was never there. */
-cpa_status cpa_scheduler_end(cpa_scheduler *scheduler, uint64_t request, int *ended, cpa_error *err);
+/* Adds to a plan what no plan has said yet of tokens that nobody wants; cpa_scheduler_plan does so itself. */
+cpa_status cpa_scheduler_write_discards(cpa_scheduler *scheduler, cpa_step_plan *plan, cpa_error *err);
 
 void cpa_scheduler_get_stats(const cpa_scheduler *scheduler, cpa_scheduler_stats *out);
 

@@ -36,8 +36,10 @@ struct cpa_scheduler {
     cpa_sequence_queue waiting;
     cpa_sequence **running; /* [max_num_seqs], in the order of cpa_sequence_before */
     int32_t n_running;
-    cpa_sequence **finished; /* [max_num_seqs], finished in the last plan; they still hold index and blocks */
+    cpa_sequence **finished; /* [max_num_seqs], ended in or since the last plan; they still hold index and blocks */
     int32_t n_finished;
+    cpa_plan_discard *discards; /* emitted for requests that have ended; for the next plan to say */
+    int64_t n_discards, cap_discards;
     int32_t *free_indices; /* [max_num_seqs], a stack: those of no running sequence */
     int32_t n_free_indices;
     cpa_pin *pins;

@@ -11,8 +11,7 @@ int cpa_scheduler_shares(const cpa_scheduler *s, const cpa_sequence *sequence) {
 int cpa_scheduler_digest(cpa_scheduler *s, const cpa_sequence *sequence, const cpa_prefix_digest *parent, int64_t first,
                          int32_t n, cpa_prefix_digest *out) {
     uint32_t *tokens = cpa_prefix_cache_tokens(s->cache);
-    for (int32_t i = 0; i < n; i++)
-        tokens[i] = s->options.token_at(s->options.token_ctx, sequence->request.id, first + i);
+    for (int32_t i = 0; i < n; i++) tokens[i] = cpa_sequence_token(sequence, &s->options, first + i);
     return cpa_prefix_cache_link(s->cache, parent, n, out);
 }
 
@@ -22,13 +21,13 @@ const cpa_sequence *cpa_scheduler_who_computes(const cpa_scheduler *s, const cpa
     return computing;
 }
 
-/* Finds out what the sequence completes next: the end of its prompt, or a full block whose tokens are all known. */
+/* Finds out what the sequence completes next: the end of its prompt, or a full block whose tokens can be named. */
 static int set_next(cpa_scheduler *s, cpa_sequence *sequence) {
     int64_t block_size = s->options.block_size, first = sequence->linked * block_size;
     int64_t tail = sequence->request.prompt_tokens - first;
     if (tail > 0 && tail < block_size && !sequence->tail_linked) {
         sequence->next_tokens = (int32_t)tail;
-    } else if (first + block_size <= cpa_sequence_known(sequence)) {
+    } else if (first + block_size <= cpa_sequence_named(sequence)) {
         sequence->next_tokens = (int32_t)block_size;
     } else {
         return 0;

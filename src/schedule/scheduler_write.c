@@ -20,10 +20,29 @@ static void write_appends(cpa_scheduler *s, cpa_sequence *sequence) {
     }
 }
 
+/* Whether the most probable token is taken every time, of the logits as they are. */
+static int is_plain(const cpa_plan_sampling *sampling) {
+    int penalties = sampling->repetition_penalty != 1 || sampling->presence_penalty != 0;
+    return !(sampling->temperature > 0) && !penalties && !sampling->logprobs;
+}
+
+/* Tells the ranks how the tokens of a sequence that they meet are drawn; -1: there is nothing to tell. */
+static int64_t write_sampling(cpa_scheduler *s, const cpa_sequence *sequence) {
+    const cpa_scheduler_request *request = &sequence->request;
+    if (sequence->introduced || is_plain(&request->sampling)) return -1;
+    cpa_plan_sampling *sampling = cpa_step_plan_add_sampling(s->plan);
+    *sampling = request->sampling;
+    sampling->prompt_tokens = request->prompt_tokens;
+    return s->plan->n_samplings - 1;
+}
+
 static void write_chunk(cpa_scheduler *s, cpa_sequence *sequence) {
     cpa_step_plan *plan = s->plan;
     int64_t end = sequence->computed + sequence->planned;
     int decodes = cpa_sequence_decodes(sequence), emits = end == cpa_sequence_known(sequence);
+    int drawn = end > cpa_sequence_named(sequence);
+    int64_t given = -1;
+    if (emits && !sequence->request.draws) given = cpa_sequence_token(sequence, &s->options, end);
     int finishes = emits && sequence->emitted + 1 == sequence->request.output_tokens;
     const cpa_planner planner = cpa_scheduler_planner(s, sequence);
     cpa_planner_choice choice = cpa_planner_choose(&planner, sequence->planned, sequence->computed, decodes);
@@ -38,13 +57,15 @@ static void write_chunk(cpa_scheduler *s, cpa_sequence *sequence) {
         .first_output = cpa_sequence_known(sequence) - 1,
         .algorithm = choice.algorithm,
         .flags = (sequence->introduced ? 0u : CPA_CHUNK_FIRST) | (emits ? CPA_CHUNK_EMITS : 0u) |
-                 (finishes ? CPA_CHUNK_FINISHES : 0u) | (decodes ? CPA_CHUNK_DECODE : 0u),
+                 (finishes ? CPA_CHUNK_FINISHES : 0u) | (decodes ? CPA_CHUNK_DECODE : 0u) |
+                 (drawn ? CPA_CHUNK_DRAWN : 0u),
         .tokens = plan->n_token_ids,
+        .given = given,
+        .sampling = write_sampling(s, sequence),
     };
     int64_t n = cpa_plan_chunk_tokens(chunk);
     uint32_t *tokens = cpa_step_plan_add_tokens(plan, n);
-    for (int64_t i = 0; i < n; i++)
-        tokens[i] = s->options.token_at(s->options.token_ctx, sequence->request.id, end - n + i);
+    for (int64_t i = 0; i < n - drawn; i++) tokens[i] = cpa_sequence_token(sequence, &s->options, end - n + i);
     write_appends(s, sequence);
     sequence->introduced = 1;
     sequence->computed = end;
@@ -65,7 +86,8 @@ cpa_status cpa_scheduler_write(cpa_scheduler *s, cpa_error *err) {
             blocks += added;
         }
     }
-    if (!cpa_step_plan_reserve(s->plan, chunks, s->plan->n_releases, appends, blocks, tokens))
+    if (!cpa_step_plan_reserve(s->plan, chunks, s->plan->n_releases, appends, blocks, tokens) ||
+        !cpa_step_plan_reserve_drawing(s->plan, s->plan->n_discards, chunks))
         return cpa_fail(err, CPA_NO_MEMORY, "scheduler: no memory for a plan of %" PRId64 " tokens", tokens);
     for (int32_t i = 0; i < s->n_scheduled; i++)
         if (s->scheduled[i]->planned > 0) write_chunk(s, s->scheduled[i]);

@@ -42,6 +42,7 @@ cpa_sequence *cpa_sequence_create(const cpa_scheduler_options *options, const cp
 
 void cpa_sequence_destroy(cpa_sequence *sequence) {
     if (!sequence) return;
+    free(sequence->outputs);
     free(sequence->probe);
     free(sequence->host);
     free(sequence->blocks);
@@ -72,6 +73,18 @@ cpa_prefix_digest cpa_sequence_key(cpa_placement placement, const cpa_prefix_dig
 
 int64_t cpa_sequence_known(const cpa_sequence *sequence) {
     return sequence->request.prompt_tokens + sequence->emitted;
+}
+
+int64_t cpa_sequence_named(const cpa_sequence *sequence) {
+    const cpa_scheduler_request *request = &sequence->request;
+    return request->draws ? request->prompt_tokens + sequence->reported : cpa_sequence_known(sequence);
+}
+
+uint32_t cpa_sequence_token(const cpa_sequence *sequence, const cpa_scheduler_options *options, int64_t position) {
+    const cpa_scheduler_request *request = &sequence->request;
+    if (request->draws && position >= request->prompt_tokens)
+        return sequence->outputs[position - request->prompt_tokens];
+    return options->token_at(options->token_ctx, request->id, position);
 }
 
 int cpa_sequence_decodes(const cpa_sequence *sequence) {

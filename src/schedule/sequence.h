@@ -42,12 +42,15 @@ typedef struct cpa_sequence {
     int restart;             /* what was swapped in is damaged */
     int64_t computed;        /* tokens in the cache, once every planned step has run */
     int64_t emitted;         /* output tokens, likewise */
-    int64_t planned;         /* tokens it is given in the plan being made; 0 = none */
-    uint64_t ready;          /* the first step in which it may be given tokens */
-    int32_t *blocks;         /* [cp_size, stride] ids of the blocks held, -1 where voided; NULL when not running */
-    int64_t stride;          /* most blocks on one rank over its whole life */
-    int64_t voided;          /* blocks from the sequence's start that no query sees any more, sinks included */
-    int32_t *host;           /* [cp_size, stride] host blocks while it is swapped out, else NULL */
+    int64_t reported;        /* how many of them have been reported */
+    uint32_t *outputs;       /* [reported] those that were drawn */
+    int64_t cap_outputs;
+    int64_t planned; /* tokens it is given in the plan being made; 0 = none */
+    uint64_t ready;  /* the first step in which it may be given tokens */
+    int32_t *blocks; /* [cp_size, stride] ids of the blocks held, -1 where voided; NULL when not running */
+    int64_t stride;  /* most blocks on one rank over its whole life */
+    int64_t voided;  /* blocks from the sequence's start that no query sees any more, sinks included */
+    int32_t *host;   /* [cp_size, stride] host blocks while it is swapped out, else NULL */
 
     /* Its prefix, block by block. While it waits: */
     cpa_prefix_digest root;
@@ -84,8 +87,12 @@ int cpa_request_may_be_local(const cpa_scheduler_options *options, const cpa_sch
  * ones do where the prompt of one ends within the first block and its output goes on as the prompt of another. */
 cpa_prefix_digest cpa_sequence_key(cpa_placement placement, const cpa_prefix_digest *digest);
 
-/* Tokens that are known: the prompt and what has been emitted. */
+/* Tokens that there are: the prompt and what has been emitted. */
 int64_t cpa_sequence_known(const cpa_sequence *sequence);
+/* How many of them the scheduler could name: all but what was drawn and has not been reported. */
+int64_t cpa_sequence_named(const cpa_sequence *sequence);
+/* The token at a position below that. */
+uint32_t cpa_sequence_token(const cpa_sequence *sequence, const cpa_scheduler_options *options, int64_t position);
 /* Whether the next chunk is one decode token. */
 int cpa_sequence_decodes(const cpa_sequence *sequence);
 /* Whether a goes before b. */

@@ -12,6 +12,8 @@ void cpa_step_plan_init(cpa_step_plan *plan) {
 void cpa_step_plan_destroy(cpa_step_plan *plan) {
     free(plan->token_ids);
     free(plan->block_ids);
+    free(plan->samplings);
+    free(plan->discards);
     free(plan->nulled);
     free(plan->appends);
     free(plan->copies);
@@ -27,6 +29,7 @@ void cpa_step_plan_clear(cpa_step_plan *plan) {
     plan->flags = 0;
     plan->n_chunks = plan->n_releases = plan->n_appends = plan->n_block_ids = plan->n_token_ids = 0;
     plan->n_swap_outs = plan->n_swap_ins = plan->n_copies = plan->n_nulled = 0;
+    plan->n_discards = plan->n_samplings = 0;
 }
 
 #define RESERVE(plan, array, capacity, n)                                                                              \
@@ -48,6 +51,12 @@ int cpa_step_plan_reserve_moves(cpa_step_plan *plan, int64_t swap_outs, int64_t 
     if (!RESERVE(plan, swap_ins, cap_swap_ins, swap_ins)) return 0;
     if (!RESERVE(plan, copies, cap_copies, copies)) return 0;
     if (!RESERVE(plan, nulled, cap_nulled, nulled)) return 0;
+    return 1;
+}
+
+int cpa_step_plan_reserve_drawing(cpa_step_plan *plan, int64_t discards, int64_t samplings) {
+    if (!RESERVE(plan, discards, cap_discards, discards)) return 0;
+    if (!RESERVE(plan, samplings, cap_samplings, samplings)) return 0;
     return 1;
 }
 
@@ -84,6 +93,16 @@ cpa_block_move *cpa_step_plan_add_copy(cpa_step_plan *plan) {
 cpa_plan_nulled *cpa_step_plan_add_nulled(cpa_step_plan *plan) {
     if (!RESERVE(plan, nulled, cap_nulled, plan->n_nulled + 1)) return NULL;
     return memset(&plan->nulled[plan->n_nulled++], 0, sizeof *plan->nulled);
+}
+
+cpa_plan_discard *cpa_step_plan_add_discard(cpa_step_plan *plan) {
+    if (!RESERVE(plan, discards, cap_discards, plan->n_discards + 1)) return NULL;
+    return memset(&plan->discards[plan->n_discards++], 0, sizeof *plan->discards);
+}
+
+cpa_plan_sampling *cpa_step_plan_add_sampling(cpa_step_plan *plan) {
+    if (!RESERVE(plan, samplings, cap_samplings, plan->n_samplings + 1)) return NULL;
+    return memset(&plan->samplings[plan->n_samplings++], 0, sizeof *plan->samplings);
 }
 
 int32_t *cpa_step_plan_add_blocks(cpa_step_plan *plan, int64_t n) {

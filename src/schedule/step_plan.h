@@ -21,7 +21,8 @@ enum {
     CPA_CHUNK_FIRST = 1,    /* chunk flags: the sequence starts (or restarts) under this index */
     CPA_CHUNK_EMITS = 2,    /* its last row yields an output token */
     CPA_CHUNK_FINISHES = 4, /* that token is the request's last */
-    CPA_CHUNK_DECODE = 8    /* one token of a sequence that has emitted before */
+    CPA_CHUNK_DECODE = 8,   /* one token of a sequence that has emitted before */
+    CPA_CHUNK_DRAWN = 16 /* that token is what the plan before emits for the sequence: its place in token_ids is void */
 };
 
 typedef struct cpa_plan_chunk {
@@ -35,7 +36,28 @@ typedef struct cpa_plan_chunk {
     uint32_t flags;
     int64_t tokens; /* index into token_ids of its first token; a first chunk that starts later than at 0, because what
                        comes before is in the cache already, has that index for the token at 0 */
+    int64_t given;  /* the token that it emits; -1: it is drawn, or there is none */
+    int64_t sampling; /* of a first chunk: index into samplings of how the sequence's tokens are drawn; -1: the most
+                         probable ones, without penalties */
 } cpa_plan_chunk;
+
+/* How the tokens of a sequence are drawn: the fields of cpa_sampling that ranks need, with 1 for a top_p or a repetition
+ * penalty that is none. */
+typedef struct cpa_plan_sampling {
+    float temperature, top_p, min_p;
+    int32_t top_k;
+    float repetition_penalty, presence_penalty;
+    uint64_t seed;
+    uint32_t logprobs;
+    int64_t prompt_tokens; /* those after them are output */
+} cpa_plan_sampling;
+
+/* A token that an earlier plan emits and nobody wants any more, as its request had ended: the one for `position` of the
+ * request's tokens. */
+typedef struct cpa_plan_discard {
+    uint64_t request;
+    int64_t position;
+} cpa_plan_discard;
 
 /* How many entries of token_ids belong to a chunk: those before its start come with a first chunk. */
 static inline int64_t cpa_plan_chunk_tokens(const cpa_plan_chunk *chunk) {
@@ -71,6 +93,10 @@ typedef struct cpa_step_plan {
     int64_t n_appends, cap_appends;
     cpa_plan_nulled *nulled;
     int64_t n_nulled, cap_nulled;
+    cpa_plan_discard *discards;
+    int64_t n_discards, cap_discards;
+    cpa_plan_sampling *samplings;
+    int64_t n_samplings, cap_samplings;
     int32_t *block_ids;
     int64_t n_block_ids, cap_block_ids;
     uint32_t *token_ids;
@@ -98,6 +124,7 @@ int cpa_step_plan_reserve(cpa_step_plan *plan, int64_t chunks, int64_t releases,
 /* The same for the entries that most plans do without. */
 int cpa_step_plan_reserve_moves(cpa_step_plan *plan, int64_t swap_outs, int64_t swap_ins, int64_t copies,
                                 int64_t nulled);
+int cpa_step_plan_reserve_drawing(cpa_step_plan *plan, int64_t discards, int64_t samplings);
 
 /* Each reserves room for n more entries and returns a pointer to the first, zeroed, counted as used; NULL without
  * memory. */
@@ -108,6 +135,8 @@ cpa_block_move *cpa_step_plan_add_swap_out(cpa_step_plan *plan);
 cpa_block_move *cpa_step_plan_add_swap_in(cpa_step_plan *plan);
 cpa_block_move *cpa_step_plan_add_copy(cpa_step_plan *plan);
 cpa_plan_nulled *cpa_step_plan_add_nulled(cpa_step_plan *plan);
+cpa_plan_discard *cpa_step_plan_add_discard(cpa_step_plan *plan);
+cpa_plan_sampling *cpa_step_plan_add_sampling(cpa_step_plan *plan);
 int32_t *cpa_step_plan_add_blocks(cpa_step_plan *plan, int64_t n);
 uint32_t *cpa_step_plan_add_tokens(cpa_step_plan *plan, int64_t n);
 

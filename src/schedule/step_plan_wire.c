@@ -1,12 +1,15 @@
 /* The wire form of a step plan, little-endian, without padding:
- *     header   magic u32, version u32, step u64, flags u32, counts u64[9]: chunks, releases, swap_outs, swap_ins,
- *              copies, appends, nulled, blocks, tokens
+ *     header   magic u32, version u32, step u64, flags u32, counts u64[11]: chunks, releases, swap_outs, swap_ins,
+ *              copies, appends, nulled, discards, samplings, blocks, tokens
  *     chunk    request u64, seq i32, placement u32, its rank i32, start i64, count i64, first_output i64,
- *              algorithm u32, flags u32, tokens i64
+ *              algorithm u32, flags u32, tokens i64, given i64, sampling i64
  *     release  seq i32
  *     move     request u64, rank i32, from i32, to i32: swap_outs, swap_ins, copies
  *     append   seq i32, rank i32, count i32, blocks i64
  *     void     seq i32, rank i32, entry i32
+ *     discard  request u64, position i64
+ *     sampling temperature f32, top_p f32, min_p f32, top_k i32, repetition_penalty f32, presence_penalty f32, seed u64,
+ *              logprobs u32, prompt_tokens i64
  *     block    i32, -1: none
  *     token    u32 */
 #include <inttypes.h>
@@ -19,8 +22,8 @@
 
 enum {
     WIRE_MAGIC = 0x50415043, /* "CPAP" */
-    WIRE_VERSION = 3,
-    CHUNK_FLAGS = CPA_CHUNK_FIRST | CPA_CHUNK_EMITS | CPA_CHUNK_FINISHES | CPA_CHUNK_DECODE
+    WIRE_VERSION = 4,
+    CHUNK_FLAGS = CPA_CHUNK_FIRST | CPA_CHUNK_EMITS | CPA_CHUNK_FINISHES | CPA_CHUNK_DECODE | CPA_CHUNK_DRAWN
 };
 
 /* ---- what a message is made of ---- */
@@ -37,7 +40,7 @@ static const wire_field CHUNK[] = {
     FIELD(cpa_plan_chunk, request),        FIELD(cpa_plan_chunk, seq),       FIELD(cpa_plan_chunk, placement.kind),
     FIELD(cpa_plan_chunk, placement.rank), FIELD(cpa_plan_chunk, start),     FIELD(cpa_plan_chunk, count),
     FIELD(cpa_plan_chunk, first_output),   FIELD(cpa_plan_chunk, algorithm), FIELD(cpa_plan_chunk, flags),
-    FIELD(cpa_plan_chunk, tokens),
+    FIELD(cpa_plan_chunk, tokens),         FIELD(cpa_plan_chunk, given),     FIELD(cpa_plan_chunk, sampling),
 };
 static const wire_field MOVE[] = {FIELD(cpa_block_move, request), FIELD(cpa_block_move, rank),
                                   FIELD(cpa_block_move, from), FIELD(cpa_block_move, to)};
@@ -45,6 +48,18 @@ static const wire_field APPEND[] = {FIELD(cpa_plan_append, seq), FIELD(cpa_plan_
                                     FIELD(cpa_plan_append, count), FIELD(cpa_plan_append, blocks)};
 static const wire_field NULLED[] = {FIELD(cpa_plan_nulled, seq), FIELD(cpa_plan_nulled, rank),
                                     FIELD(cpa_plan_nulled, entry)};
+static const wire_field DISCARD[] = {FIELD(cpa_plan_discard, request), FIELD(cpa_plan_discard, position)};
+static const wire_field SAMPLING[] = {
+    FIELD(cpa_plan_sampling, temperature),
+    FIELD(cpa_plan_sampling, top_p),
+    FIELD(cpa_plan_sampling, min_p),
+    FIELD(cpa_plan_sampling, top_k),
+    FIELD(cpa_plan_sampling, repetition_penalty),
+    FIELD(cpa_plan_sampling, presence_penalty),
+    FIELD(cpa_plan_sampling, seed),
+    FIELD(cpa_plan_sampling, logprobs),
+    FIELD(cpa_plan_sampling, prompt_tokens),
+};
 static const wire_field WORD[] = {{0, 4}};
 
 /* The arrays of a plan, in the order of a message. */
@@ -56,6 +71,8 @@ typedef enum wire_array_index {
     COPIES,
     APPENDS,
     NULLED_ENTRIES,
+    DISCARDS,
+    SAMPLINGS,
     BLOCKS,
     TOKENS,
     ARRAYS
@@ -77,6 +94,7 @@ static const struct {
     [SWAP_OUTS] = ARRAY("swap-outs", swap_outs, MOVE),  [SWAP_INS] = ARRAY("swap-ins", swap_ins, MOVE),
     [COPIES] = ARRAY("copies", copies, MOVE),           [APPENDS] = ARRAY("appends", appends, APPEND),
     [NULLED_ENTRIES] = ARRAY("nulled", nulled, NULLED), [BLOCKS] = ARRAY("blocks", block_ids, WORD),
+    [DISCARDS] = ARRAY("discards", discards, DISCARD),  [SAMPLINGS] = ARRAY("samplings", samplings, SAMPLING),
     [TOKENS] = ARRAY("tokens", token_ids, WORD),
 #undef ARRAY
 };
@@ -196,7 +214,7 @@ static cpa_status get_header(const uint8_t **at, int64_t bytes, const cpa_plan_l
         return cpa_fail(err, CPA_INVALID, "step plan: unknown flags %#" PRIx32, header->flags);
     int64_t left = bytes - HEADER_BYTES, most[ARRAYS];
     for (int array = 0; array < ARRAYS; array++) most[array] = INT64_MAX;
-    most[CHUNKS] = most[RELEASES] = most[COPIES] = limits->max_seqs;
+    most[CHUNKS] = most[RELEASES] = most[COPIES] = most[SAMPLINGS] = limits->max_seqs;
     most[APPENDS] = (int64_t)limits->max_seqs * limits->cp_size;
     for (int array = 0; array < ARRAYS; array++)
         CPA_TRY(check_count(array, header->counts[array], most[array], &left, err));
@@ -221,6 +239,19 @@ static cpa_status check_range(const char *what, int64_t index, int64_t first, in
                     index, count, first, end);
 }
 
+/* What a chunk says of the token that it emits and of the one that it begins with. */
+static cpa_status check_drawing(const cpa_plan_chunk *chunk, int64_t index, const wire_header *header, cpa_error *err) {
+    if (chunk->given != -1) CPA_TRY(check_index("chunk", index, "given token", chunk->given, 1LL << 32, err));
+    if (chunk->sampling != -1)
+        CPA_TRY(check_index("chunk", index, "sampling", chunk->sampling, header->counts[SAMPLINGS], err));
+    if (chunk->flags & CPA_CHUNK_DRAWN && (chunk->count != 1 || chunk->flags & CPA_CHUNK_FIRST))
+        return cpa_fail(err, CPA_INVALID,
+                        "step plan: chunk %" PRId64 " of %" PRId64
+                        " tokens goes on with a token that was drawn; expected one token, and no first chunk",
+                        index, chunk->count);
+    return CPA_OK;
+}
+
 static cpa_status check_chunk(const cpa_plan_chunk *chunk, int64_t index, const wire_header *header,
                               const cpa_plan_limits *limits, cpa_error *err) {
     CPA_TRY(check_index("chunk", index, "sequence", chunk->seq, limits->max_seqs, err));
@@ -238,7 +269,7 @@ static cpa_status check_chunk(const cpa_plan_chunk *chunk, int64_t index, const 
     if (chunk->flags & ~(uint32_t)CHUNK_FLAGS)
         return cpa_fail(err, CPA_INVALID, "step plan: chunk %" PRId64 " has unknown flags %#" PRIx32, index,
                         chunk->flags);
-    return CPA_OK;
+    return check_drawing(chunk, index, header, err);
 }
 
 /* n moves from blocks [0, froms) to blocks [0, tos). */
@@ -287,6 +318,16 @@ static cpa_status check_entries(const uint8_t *at, const wire_header *header, co
         CPA_TRY(check_index("void", i, "rank", entry.rank, limits->cp_size, err));
         CPA_TRY(check_index("void", i, "entry", entry.entry, limits->num_blocks, err));
     }
+    for (int64_t i = 0; i < header->counts[DISCARDS]; i++) {
+        cpa_plan_discard discard;
+        get_entry(&at, DISCARDS, &discard);
+        CPA_TRY(check_index("discard", i, "position", discard.position, INT64_MAX, err));
+    }
+    for (int64_t i = 0; i < header->counts[SAMPLINGS]; i++) {
+        cpa_plan_sampling sampling;
+        get_entry(&at, SAMPLINGS, &sampling);
+        CPA_TRY(check_index("sampling", i, "prompt length", sampling.prompt_tokens, INT64_MAX, err));
+    }
     for (int64_t i = 0; i < header->counts[BLOCKS]; i++) {
         int32_t block = get_word(&at);
         if (block != -1) CPA_TRY(check_index("block", i, "id", block, limits->num_blocks, err));
@@ -302,7 +343,8 @@ cpa_status cpa_step_plan_decode(const uint8_t *buffer, int64_t bytes, const cpa_
     CPA_TRY(check_entries(at, &header, limits, err));
     const int64_t *n = header.counts;
     if (!cpa_step_plan_reserve(out, n[CHUNKS], n[RELEASES], n[APPENDS], n[BLOCKS], n[TOKENS]) ||
-        !cpa_step_plan_reserve_moves(out, n[SWAP_OUTS], n[SWAP_INS], n[COPIES], n[NULLED_ENTRIES]))
+        !cpa_step_plan_reserve_moves(out, n[SWAP_OUTS], n[SWAP_INS], n[COPIES], n[NULLED_ENTRIES]) ||
+        !cpa_step_plan_reserve_drawing(out, n[DISCARDS], n[SAMPLINGS]))
         return cpa_fail(err, CPA_NO_MEMORY, "step plan: no memory for a plan of %" PRId64 " bytes", bytes);
     out->step = header.step;
     out->flags = header.flags;

@@ -264,14 +264,15 @@ static void bad_requests_are_refused_and_leave_no_trace(void) {
         cpa_scheduler_request request;
         const char *message;
     } bad[] = {
-        {{5, 0, 1, 0, 0, NULL, 0}, "request 5: 0 prompt and 1 output tokens"},
-        {{5, -3, 1, 0, 0, NULL, 0}, "request 5: -3 prompt"},
-        {{5, 1, 0, 0, 0, NULL, 0}, "request 5: 1 prompt and 0 output tokens"},
-        {{5, INT64_MAX, 2, 0, 0, NULL, 0}, "request 5: 9223372036854775807 prompt"},
-        {{5, INT64_MAX - 2, 2, 0, 0, NULL, 0}, "request 5: 9223372036854775805 prompt + 2 output tokens need"},
-        {{5, 1, 1, INFINITY, 0, NULL, 0}, "request 5: arrival at inf s"},
-        {{5, 1, 1, NAN, 0, NULL, 0}, "request 5: arrival at"},
-        {{0, 1, 1, 0, 0, NULL, 0}, "request 0: another request has this id"},
+        {{.id = 5, .prompt_tokens = 0, .output_tokens = 1}, "request 5: 0 prompt and 1 output tokens"},
+        {{.id = 5, .prompt_tokens = -3, .output_tokens = 1}, "request 5: -3 prompt"},
+        {{.id = 5, .prompt_tokens = 1, .output_tokens = 0}, "request 5: 1 prompt and 0 output tokens"},
+        {{.id = 5, .prompt_tokens = INT64_MAX, .output_tokens = 2}, "request 5: 9223372036854775807 prompt"},
+        {{.id = 5, .prompt_tokens = INT64_MAX - 2, .output_tokens = 2},
+         "request 5: 9223372036854775805 prompt + 2 output tokens need"},
+        {{.id = 5, .prompt_tokens = 1, .output_tokens = 1, .arrival = INFINITY}, "request 5: arrival at inf s"},
+        {{.id = 5, .prompt_tokens = 1, .output_tokens = 1, .arrival = NAN}, "request 5: arrival at"},
+        {{.id = 0, .prompt_tokens = 1, .output_tokens = 1}, "request 0: another request has this id"},
     };
     scheduler_model m;
     start(&m, 2, 4, 8, 7, 8);

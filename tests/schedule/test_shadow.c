@@ -22,9 +22,16 @@ static void every_query_sees_its_own_tokens_and_every_block_has_its_owners(void)
     CU_ASSERT(result.preemptions > result.steps / 1000);
     CU_ASSERT(result.nulled > result.steps / 1000);
     CU_ASSERT(result.failures > 0);
-    printf("%ld steps, %ld hits, %ld copies, %ld swaps, %ld evictions, %ld preemptions, %ld nulled, %ld failures ... ",
-           (long)result.steps, (long)result.hits, (long)result.copies, (long)result.swaps, (long)result.evictions,
-           (long)result.preemptions, (long)result.nulled, (long)result.failures);
+    CU_ASSERT(result.drawn > result.steps / 10);
+    CU_ASSERT(result.ended > result.steps / 1000);
+    CU_ASSERT(result.discarded > result.steps / 10000);
+    printf(
+        "%ld steps, %ld hits, %ld copies, %ld swaps, %ld evictions, %ld preemptions, %ld nulled, %ld failures, %ld "
+        "drawn, %ld "
+        "ended, %ld discarded ... ",
+        (long)result.steps, (long)result.hits, (long)result.copies, (long)result.swaps, (long)result.evictions,
+        (long)result.preemptions, (long)result.nulled, (long)result.failures, (long)result.drawn, (long)result.ended,
+        (long)result.discarded);
 }
 
 static const cpa_test tests[] = {

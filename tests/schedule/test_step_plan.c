@@ -9,7 +9,16 @@ static const cpa_plan_limits limits = {
     .cp_size = 3, .max_seqs = 8, .num_blocks = 100, .host_blocks = 40, .max_tokens = 64};
 
 /* Offsets in a message: the header's counts, then the first chunk. */
-enum { VERSION_AT = 4, FLAGS_AT = 16, COUNTS_AT = 20, HEADER = 92, CHUNK = 60, MOVE = 20 };
+enum {
+    VERSION_AT = 4,
+    FLAGS_AT = 16,
+    COUNTS_AT = 20,
+    HEADER = 108,
+    CHUNK = 76,
+    MOVE = 20,
+    DISCARD = 16,
+    SAMPLING = 44
+};
 
 static int64_t below(int64_t n) {
     return rand() % n;
@@ -28,7 +37,10 @@ static void add_random_chunk(cpa_step_plan *plan, int64_t count) {
         .algorithm = algorithms[below(2)],
         .flags = (uint32_t)below(16),
         .tokens = plan->n_token_ids,
+        .given = below(3) ? below(1LL << 32) : -1,
+        .sampling = below(plan->n_samplings + 1) - 1,
     };
+    if (count == 1 && !(chunk->flags & CPA_CHUNK_FIRST) && below(2)) chunk->flags |= CPA_CHUNK_DRAWN;
     /* A first chunk brings the tokens before its start. */
     if (chunk->flags & CPA_CHUNK_FIRST) chunk->start = below(20);
     int64_t n = cpa_plan_chunk_tokens(chunk);
@@ -59,11 +71,31 @@ static void add_random_moves(cpa_step_plan *plan, int64_t entries) {
             (cpa_plan_nulled){(int32_t)below(limits.max_seqs), (int32_t)below(limits.cp_size), (int32_t)below(100)};
 }
 
+static float fraction(void) {
+    return (float)below(1000) / 999;
+}
+
+static void add_random_drawing(cpa_step_plan *plan, int64_t entries) {
+    for (int64_t i = below(entries + 1); i > 0; i--)
+        *cpa_step_plan_add_discard(plan) = (cpa_plan_discard){(uint64_t)rand() << 40, below(1000) << below(32)};
+    for (int64_t i = below(entries + 1); i > 0; i--)
+        *cpa_step_plan_add_sampling(plan) = (cpa_plan_sampling){.temperature = fraction(),
+                                                                .top_p = fraction(),
+                                                                .min_p = fraction(),
+                                                                .top_k = (int32_t)below(100),
+                                                                .repetition_penalty = fraction(),
+                                                                .presence_penalty = fraction(),
+                                                                .seed = (uint64_t)rand() << 33 | (uint64_t)rand(),
+                                                                .logprobs = (uint32_t)below(2),
+                                                                .prompt_tokens = below(1000) << below(32)};
+}
+
 /* A plan within the limits; `entries` bounds the length of each list. */
 static void fill_random(cpa_step_plan *plan, int64_t entries) {
     cpa_step_plan_clear(plan);
     plan->step = (uint64_t)rand() << 33 | (uint64_t)rand();
     plan->flags = (uint32_t)below(2);
+    add_random_drawing(plan, entries);
     for (int64_t i = below(entries + 1); i > 0; i--) add_random_chunk(plan, 1 + below(8));
     for (int64_t i = below(entries + 1); i > 0; i--) *cpa_step_plan_add_release(plan) = (int32_t)below(limits.max_seqs);
     for (int64_t i = below(2 * entries + 1); i > 0; i--) add_random_append(plan);
@@ -74,7 +106,19 @@ static int chunks_equal(const cpa_plan_chunk *a, const cpa_plan_chunk *b) {
     return a->request == b->request && a->seq == b->seq && a->placement.kind == b->placement.kind &&
            a->placement.rank == b->placement.rank && a->start == b->start && a->count == b->count &&
            a->first_output == b->first_output && a->algorithm == b->algorithm && a->flags == b->flags &&
-           a->tokens == b->tokens;
+           a->tokens == b->tokens && a->given == b->given && a->sampling == b->sampling;
+}
+
+static int drawing_equal(const cpa_step_plan *a, const cpa_step_plan *b) {
+    int equal = a->n_discards == b->n_discards && a->n_samplings == b->n_samplings;
+    for (int64_t i = 0; equal && i < a->n_discards; i++)
+        equal = a->discards[i].request == b->discards[i].request && a->discards[i].position == b->discards[i].position;
+    for (int64_t i = 0; equal && i < a->n_samplings; i++) {
+        const cpa_plan_sampling *x = &a->samplings[i], *y = &b->samplings[i];
+        equal = memcmp(&x->temperature, &y->temperature, 6 * sizeof x->temperature) == 0 && x->seed == y->seed &&
+                x->logprobs == y->logprobs && x->prompt_tokens == y->prompt_tokens;
+    }
+    return equal;
 }
 
 static int moves_equal(const cpa_block_move *a, int64_t n_a, const cpa_block_move *b, int64_t n_b) {
@@ -98,7 +142,7 @@ static int plans_equal(const cpa_step_plan *a, const cpa_step_plan *b) {
         return 0;
     if (!moves_equal(a->swap_outs, a->n_swap_outs, b->swap_outs, b->n_swap_outs) ||
         !moves_equal(a->swap_ins, a->n_swap_ins, b->swap_ins, b->n_swap_ins) ||
-        !moves_equal(a->copies, a->n_copies, b->copies, b->n_copies) || !voids_equal(a, b))
+        !moves_equal(a->copies, a->n_copies, b->copies, b->n_copies) || !voids_equal(a, b) || !drawing_equal(a, b))
         return 0;
     for (int64_t i = 0; i < a->n_chunks; i++)
         if (!chunks_equal(&a->chunks[i], &b->chunks[i])) return 0;
@@ -135,7 +179,8 @@ static int within_limits(const cpa_step_plan *plan) {
         good &= c->tokens >= 0 && c->tokens <= plan->n_token_ids;
         good &= good && cpa_plan_chunk_tokens(c) <= plan->n_token_ids - c->tokens;
         good &= c->algorithm == CPA_PASS_KV || c->algorithm == CPA_PASS_Q;
-        good &= c->flags < 16;
+        good &= c->flags < 32 && (!(c->flags & CPA_CHUNK_DRAWN) || (c->count == 1 && !(c->flags & CPA_CHUNK_FIRST)));
+        good &= c->given >= -1 && c->given < 1LL << 32 && c->sampling >= -1 && c->sampling < plan->n_samplings;
         rows += good ? c->count : 0;
     }
     for (int64_t i = 0; i < plan->n_releases; i++)
@@ -175,7 +220,8 @@ static void encode(fixture *f) {
     CU_ASSERT_EQUAL_FATAL(cpa_step_plan_encode(&f->plan, &f->message, &f->capacity, &f->bytes, NULL), CPA_OK);
 }
 
-/* One plan of every kind of entry: chunk (4 tokens), release, swap-out, swap-in, copy, append (2 blocks), void. */
+/* One plan of every kind of entry: chunk (4 tokens), release, swap-out, swap-in, copy, append (2 blocks), void, discard,
+ * sampling. */
 static void setup(fixture *f) {
     memset(f, 0, sizeof *f);
     cpa_step_plan_init(&f->plan);
@@ -190,13 +236,17 @@ static void setup(fixture *f) {
                                                           .first_output = 19,
                                                           .algorithm = CPA_PASS_Q,
                                                           .flags = CPA_CHUNK_EMITS,
-                                                          .tokens = 0};
+                                                          .tokens = 0,
+                                                          .given = 77,
+                                                          .sampling = 0};
     *cpa_step_plan_add_release(&f->plan) = 3;
     *cpa_step_plan_add_swap_out(&f->plan) = (cpa_block_move){9, 1, 99, 39};
     *cpa_step_plan_add_swap_in(&f->plan) = (cpa_block_move){8, 2, 39, 99};
     *cpa_step_plan_add_copy(&f->plan) = (cpa_block_move){9, 0, 98, 99};
     *cpa_step_plan_add_append(&f->plan) = (cpa_plan_append){7, 2, 2, 0};
     *cpa_step_plan_add_nulled(&f->plan) = (cpa_plan_nulled){7, 2, 1};
+    *cpa_step_plan_add_discard(&f->plan) = (cpa_plan_discard){9, 20};
+    *cpa_step_plan_add_sampling(&f->plan) = (cpa_plan_sampling){.temperature = 1, .top_p = 1, .prompt_tokens = 20};
     memcpy(cpa_step_plan_add_blocks(&f->plan, 2), (int32_t[]){99, 5}, 8);
     memcpy(cpa_step_plan_add_tokens(&f->plan, 4), (uint32_t[]){1, 2, 0xfffffffe, 4}, 16);
     encode(f);
@@ -224,11 +274,11 @@ static void random_plans_survive_the_round_trip(void) {
 }
 
 static void the_bytes_are_little_endian_and_start_with_magic_and_version(void) {
-    static const uint8_t head[] = {'C', 'P', 'A', 'P', 3, 0, 0, 0, 8, 7, 6, 5, 4, 3, 2, 1, 1, 0, 0, 0, 1, 0, 0, 0, 0};
+    static const uint8_t head[] = {'C', 'P', 'A', 'P', 4, 0, 0, 0, 8, 7, 6, 5, 4, 3, 2, 1, 1, 0, 0, 0, 1, 0, 0, 0, 0};
     fixture f;
     setup(&f);
     CU_ASSERT_EQUAL(memcmp(f.message, head, sizeof head), 0);
-    CU_ASSERT_EQUAL(f.bytes, HEADER + CHUNK + 4 + 3 * MOVE + 20 + 12 + 2 * 4 + 4 * 4);
+    CU_ASSERT_EQUAL(f.bytes, HEADER + CHUNK + 4 + 3 * MOVE + 20 + 12 + DISCARD + SAMPLING + 2 * 4 + 4 * 4);
     CU_ASSERT_EQUAL(f.message[f.bytes - 8], 0xfe);
     CU_ASSERT_EQUAL(f.message[f.bytes - 5], 0xff);
     teardown(&f);
@@ -291,12 +341,14 @@ enum {
     COPY_AT = SWAP_IN_AT + MOVE,
     APPEND_AT = COPY_AT + MOVE,
     VOID_AT = APPEND_AT + 20,
-    BLOCK_AT = VOID_AT + 12
+    DISCARD_AT = VOID_AT + 12,
+    SAMPLING_AT = DISCARD_AT + DISCARD,
+    BLOCK_AT = SAMPLING_AT + SAMPLING
 };
 
 static const bad_field bad_fields[] = {
     {0, 1, 'X', "begins with"},
-    {VERSION_AT, 4, 1, "version 1; expected 3"},
+    {VERSION_AT, 4, 1, "version 1; expected 4"},
     {FLAGS_AT, 4, 2, "unknown flags 0x2"},
     {COUNTS_AT, 8, -1, "-1 chunks"},
     {COUNTS_AT, 8, INT64_MAX, "chunks do not fit"},
@@ -307,9 +359,11 @@ static const bad_field bad_fields[] = {
     {COUNTS_AT + 32, 8, 9, "9 copies"},
     {COUNTS_AT + 40, 8, INT64_MIN, "appends do not fit"},
     {COUNTS_AT + 48, 8, 1000, "nulled do not fit"},
-    {COUNTS_AT + 56, 8, 1000, "blocks do not fit"},
-    {COUNTS_AT + 64, 8, 5, "tokens do not fit"},
-    {COUNTS_AT + 64, 8, 3, "bytes too many"},
+    {COUNTS_AT + 56, 8, 1000, "discards do not fit"},
+    {COUNTS_AT + 64, 8, 9, "samplings do not fit"},
+    {COUNTS_AT + 72, 8, 1000, "blocks do not fit"},
+    {COUNTS_AT + 80, 8, 5, "tokens do not fit"},
+    {COUNTS_AT + 80, 8, 3, "bytes too many"},
     {CHUNK_AT + 8, 4, 8, "chunk 0 has sequence 8; expected 0 to 7"},
     {CHUNK_AT + 8, 4, -1, "chunk 0 has sequence -1"},
     {CHUNK_AT + 12, 4, 2, "chunk 0 has unknown placement 2"},
@@ -324,10 +378,17 @@ static const bad_field bad_fields[] = {
     {CHUNK_AT + 36, 8, -1, "chunk 0 has first output -1"},
     {CHUNK_AT + 44, 4, 0, "chunk 0 has unknown algorithm 0"},
     {CHUNK_AT + 44, 4, 3, "chunk 0 has unknown algorithm 3"},
-    {CHUNK_AT + 48, 4, 16, "chunk 0 has unknown flags 0x10"},
+    {CHUNK_AT + 48, 4, 32, "chunk 0 has unknown flags 0x20"},
+    {CHUNK_AT + 48, 4, CPA_CHUNK_DRAWN, "chunk 0 of 4 tokens goes on with a token that was drawn"},
     {CHUNK_AT + 52, 8, 1, "chunk 0 takes 4 entries from 1 on"},
     {CHUNK_AT + 52, 8, -1, "chunk 0 takes 4 entries from -1 on"},
     {CHUNK_AT + 52, 8, INT64_MAX, "chunk 0 takes"},
+    {CHUNK_AT + 60, 8, 1LL << 32, "chunk 0 has given token 4294967296"},
+    {CHUNK_AT + 60, 8, -2, "chunk 0 has given token -2"},
+    {CHUNK_AT + 68, 8, 1, "chunk 0 has sampling 1; expected 0 to 0"},
+    {CHUNK_AT + 68, 8, -2, "chunk 0 has sampling -2"},
+    {DISCARD_AT + 8, 8, -1, "discard 0 has position -1"},
+    {SAMPLING_AT + 36, 8, -1, "sampling 0 has prompt length -1"},
     {RELEASE_AT, 4, 8, "release 0 has sequence 8"},
     {RELEASE_AT, 4, -1, "release 0 has sequence -1"},
     {CHUNK_AT + 48, 4, CPA_CHUNK_FIRST, "chunk 0 takes 20 entries from 0 on; there are 4"},

@@ -1,0 +1,76 @@
+#include "src/schedule/scheduler_tokens.h"
+
+#include <inttypes.h>
+#include <string.h>
+
+#include "base/array.h"
+#include "base/check.h"
+#include "src/schedule/scheduler_internal.h"
+#include "src/schedule/scheduler_preempt.h"
+#include "src/schedule/scheduler_prefix.h"
+
+/* The sequence with that id whose tokens are expected: one whose last token the last plan emits comes first, as another
+ * with its id has emitted nothing yet. */
+static cpa_sequence *emitter(cpa_scheduler *s, uint64_t request) {
+    cpa_sequence *sequence;
+    for (int32_t i = 0; i < s->n_finished; i++)
+        if (s->finished[i]->request.id == request && s->finished[i]->emitted > s->finished[i]->reported)
+            return s->finished[i];
+    HASH_FIND(hh, s->by_id, &request, sizeof request, sequence);
+    return sequence;
+}
+
+cpa_status cpa_scheduler_report(cpa_scheduler *s, uint64_t request, uint32_t token, cpa_error *err) {
+    cpa_sequence *sequence = emitter(s, request);
+    if (!sequence) return CPA_OK;
+    if (sequence->reported == sequence->emitted)
+        return cpa_fail(err, CPA_INTERNAL, "request %" PRIu64 ": a token is reported that no plan has emitted",
+                        request);
+    sequence->reported++;
+    if (!sequence->request.draws) return CPA_OK;
+    if (!cpa_array_reserve(&sequence->outputs, &sequence->cap_outputs, sequence->reported, sizeof *sequence->outputs))
+        return cpa_fail(err, CPA_NO_MEMORY, "request %" PRIu64 ": no memory for its tokens", request);
+    sequence->outputs[sequence->reported - 1] = token;
+    return sequence->blocks ? cpa_scheduler_link(s, sequence, err) : CPA_OK;
+}
+
+/* Nobody wants any more what was emitted for the request and not reported. */
+static cpa_status discard_tokens(cpa_scheduler *s, cpa_sequence *sequence, cpa_error *err) {
+    const int64_t n = sequence->emitted - sequence->reported;
+    if (!cpa_array_reserve(&s->discards, &s->cap_discards, s->n_discards + n, sizeof *s->discards))
+        return cpa_fail(err, CPA_NO_MEMORY, "scheduler: no memory to end a request");
+    for (; sequence->reported < sequence->emitted; sequence->reported++)
+        s->discards[s->n_discards++] =
+            (cpa_plan_discard){sequence->request.id, sequence->request.prompt_tokens + sequence->reported};
+    return CPA_OK;
+}
+
+/* Leaves a running sequence to the next plan, as one that has finished. */
+static void stop_running(cpa_scheduler *s, cpa_sequence *sequence) {
+    int32_t at = 0;
+    while (s->running[at] != sequence) at++;
+    s->n_running--;
+    memmove(&s->running[at], &s->running[at + 1], (size_t)(s->n_running - at) * sizeof *s->running);
+    cpa_scheduler_unlink(s, sequence);
+    s->finished[s->n_finished++] = sequence;
+}
+
+cpa_status cpa_scheduler_end(cpa_scheduler *s, uint64_t request, int *ended, cpa_error *err) {
+    cpa_sequence *sequence = emitter(s, request);
+    *ended = sequence != NULL;
+    if (!sequence) return CPA_OK;
+    const int finished = sequence->emitted == sequence->request.output_tokens;
+    CPA_TRY(discard_tokens(s, sequence, err));
+    s->stats.ended++;
+    s->stats.finished -= finished;
+    if (finished) return CPA_OK;
+    HASH_DEL(s->by_id, sequence);
+    if (sequence->blocks) {
+        stop_running(s, sequence);
+        return CPA_OK;
+    }
+    cpa_sequence_queue_remove(sequence->arrived ? &s->waiting : &s->future, sequence);
+    cpa_status status = cpa_scheduler_drop_host(s, sequence, err);
+    cpa_sequence_destroy(sequence);
+    return status;
+}
