@@ -1,4 +1,5 @@
-/* The head of every back end's attend plan, and what a setting of it is told beside its batch. */
+/* The head of every back end's attend plan, what a setting of it is told beside its batch, and what a reservation holds.
+ */
 #ifndef CPA_KERNELS_ATTEND_PLAN_H
 #define CPA_KERNELS_ATTEND_PLAN_H
 
@@ -21,15 +22,52 @@ typedef struct cpa_attend_fusion {
     int64_t ready_items, ready_row, ready_rows;
 } cpa_attend_fusion;
 
+/* Where the rows that a rank asks for lie: row s * rows is the first of sequence s behind first_row, and state_shift is
+ * as in a fusion. */
+typedef struct cpa_attend_place {
+    int64_t first_row, state_shift;
+} cpa_attend_place;
+
+/* A plan whose lengths and tables are read on the device: the limits of cpa_attend_plan_reserve, and in context
+ * attention what of it lies on which rank. Sequences are sharded. A sequence's last `rows` tokens lie on one rank, which
+ * asks for them; this rank attends them over its own shard, an item a sequence. */
+typedef struct cpa_attend_reservation {
+    cpa_attention_shape shape;
+    int32_t block_size;
+    int32_t rows;         /* of a sequence; 1 where there are several ranks */
+    int64_t sequences;    /* 0: the plan is not reserved */
+    int64_t tokens;       /* most of a sequence */
+    int64_t table_stride; /* most entries of a sequence on this rank */
+    int64_t num_blocks;   /* entries name a block below it */
+    cpa_owner_map map;
+    int32_t rank;
+    const cpa_attend_place *places; /* [cp_size], read by plan_reserve alone; NULL for one rank: zeros */
+    int64_t ready_row, ready_rows;  /* the rows that this rank asks for, if they are ready as in a fusion */
+    /* NULL; or device [cp_size, sequences]: an update makes entry (r, s) s where this rank asks for the rows of sequence
+     * s and rank r has keys of it, else -1. A sequence that is refused is attended by all ranks for themselves. */
+    int32_t *row_maps;
+} cpa_attend_reservation;
+
+/* What an update reads, as cpa_attend_update_args says. */
+typedef struct cpa_attend_update {
+    int64_t sequences;
+    const void *lengths;
+    int32_t length_bytes;
+    const int32_t *block_tables;
+    int64_t table_stride;
+    const int32_t *first_ranks; /* [sequences], device: owners of position 0; NULL: rank 0 */
+} cpa_attend_update;
+
 /* plan_set fills it by cpa_attend_plan_describe. */
 struct cpa_attend_plan {
     cpa_device *device;
+    cpa_attend_reservation reservation;
     cpa_attend_fusion fusion; /* of the setting; without its state_shifts */
     int64_t n_items;
     cpa_attention_shape shape;
     int32_t block_size;
-    /* Of the last cpa_attend_plan_set: whether it succeeded, the end of the rows of its items, and the largest block id
-     * among the entries in use, -1 without any. */
+    /* Of the last cpa_attend_plan_set, or of the reservation and the last update: whether it succeeded, the end of the
+     * rows of its items, and the largest block id among the entries in use, -1 without any. */
     int is_set;
     int64_t rows;
     int64_t max_block;

@@ -73,6 +73,12 @@ struct cpa_operator_table {
     cpa_status (*plan_set)(cpa_attend_plan *plan, const cpa_attend_batch *batch, cpa_attend_fusion fusion,
                            cpa_error *err);
     cpa_status (*plan_upload)(const cpa_attend_plan *plan, cpa_stream *stream);
+    /* Reserves a plan that has not been set, for good: all its attends then enqueue the same on the same addresses,
+     * whatever an update enqueues before them, and each sequence is empty until one does. Allocates; on a device it
+     * waits for what it enqueues. CPA_UNSUPPORTED where rows or keys are more than the kernels take. */
+    cpa_status (*plan_reserve)(cpa_attend_plan *plan, const cpa_attend_reservation *reservation, cpa_error *err);
+    /* Enqueues what makes the lengths and tables of a reserved plan those that the arrays hold by then. */
+    cpa_status (*plan_update)(cpa_attend_plan *plan, const cpa_attend_update *update, cpa_stream *stream);
     void (*plan_destroy)(cpa_attend_plan *plan);
     /* Whether attend has a kernel for a shape under the rules of a mask, both of which are valid; mask NULL: whatever
      * they are. If not, CPA_UNSUPPORTED and a line that begins with `where`. */

@@ -72,9 +72,9 @@ CPA_API void cpa_stream_destroy(cpa_stream *stream);
 
 /* A stream of the library over an existing one of the device: a cudaStream_t, as a pointer, not NULL (cudaStreamLegacy
  * and cudaStreamPerThread name the default streams). Operations run in order with whatever else the caller enqueues
- * there. The caller's stream must outlive this one, which leaves it as it is when it is destroyed. What a graph of the
- * caller's captures would hold the plans of that moment: attend refuses it with CPA_UNSUPPORTED. CPA_UNSUPPORTED on the
- * host back end. */
+ * there. The caller's stream must outlive this one, which leaves it as it is when it is destroyed. A graph of the
+ * caller's captures would hold what a plan says at that moment: attend refuses it with CPA_UNSUPPORTED unless the plan
+ * is reserved (cpa_attend_plan_reserve). CPA_UNSUPPORTED on the host back end. */
 CPA_API cpa_status cpa_stream_wrap(cpa_device *device, void *native, cpa_stream **out, cpa_error *err);
 
 /* The cudaStream_t of a stream on a CUDA device, as a pointer: what is enqueued there runs in order with the operations

@@ -3,8 +3,9 @@
  * All pointers in argument structs lie on the stream's device unless a comment says host, and are aligned to their
  * elements. Every struct begins with its size; zero means default. Operations are enqueued on the stream; a status other
  * than CPA_OK means that nothing was enqueued, and cpa_stream_error tells why. Nothing here allocates, except
- * cpa_attend_plan_set when a plan grows, and host memory for a moment where arrays on the host are checked. Sequences
- * and rows are counted to 2^44, heads to 2^16, ranks to 2^14, and a tensor reaches over at most 2^60 bytes. */
+ * cpa_attend_plan_set when a plan grows, cpa_attend_plan_reserve, and host memory for a moment where arrays on the host
+ * are checked. Sequences and rows are counted to 2^44, heads to 2^16, ranks to 2^14, and a tensor reaches over at most
+ * 2^60 bytes. */
 #ifndef CPATTN_OPS_H
 #define CPATTN_OPS_H
 
@@ -103,6 +104,50 @@ typedef struct cpa_attend_plan cpa_attend_plan;
 CPA_API cpa_status cpa_attend_plan_create(cpa_device *device, cpa_attend_plan **out, cpa_error *err);
 CPA_API cpa_status cpa_attend_plan_set(cpa_attend_plan *plan, const cpa_attend_batch *batch, cpa_error *err);
 CPA_API void cpa_attend_plan_destroy(cpa_attend_plan *plan);
+
+/* Plans for graphs of the caller's: decode over lengths and block tables that lie on the device. cpa_attend_plan_reserve
+ * allocates for all that the limits allow, once; from then on nothing of the plan moves or grows, and what an update or
+ * an attend enqueues does not depend on the lengths and the tables. So both may be enqueued on a stream that the caller
+ * captures (cpa_stream_wrap), together or each by itself, and a graph of them can be launched again for whatever the
+ * arrays hold by then. Attend once with the same arguments outside of a capture before: kernels are loaded then.
+ *
+ * Sequence s has the rows [s * rows, (s + 1) * rows) of q, of the state and of out, the queries of its last `rows`
+ * tokens, and the keys of all its tokens. A length of 0 fills a batch up: its rows see no key, and become O = 0,
+ * LSE = -inf (with resume = 1 they stay as they are). A length that is negative, above `tokens` or below `rows`, and a
+ * used table entry that is negative or not below num_blocks, are refused: nothing is read by them, and the rows of that
+ * sequence become NaN in O, LSE and out. Where keys are cut follows from the lengths, as in a plan that is set; on a
+ * device how many CTAs there are follows from the limits, so that last bits may differ from those of such a plan. */
+typedef struct cpa_attend_limits {
+    size_t size;
+    cpa_attention_shape shape; /* as in a batch */
+    int32_t block_size;
+    int32_t rows;       /* of each sequence; on a CUDA device rows * q_heads / kv_heads is at most 16 */
+    int64_t sequences;  /* most of an update, at least 1 */
+    int64_t tokens;     /* most of a sequence, those of its rows included; at least 1, on a CUDA device at most 2^30 */
+    int64_t num_blocks; /* the caches that are attended have at least so many blocks */
+} cpa_attend_limits;
+
+/* Reserves a plan that has been neither set nor reserved; it cannot be set any more. Until the first update every
+ * sequence has length 0. Memory on a device: 4 bytes for each block of `tokens` tokens, for each sequence, and less
+ * than 1 KiB for each sequence and CTA. Waits for the device; not in a capture. */
+CPA_API cpa_status cpa_attend_plan_reserve(cpa_attend_plan *plan, const cpa_attend_limits *limits, cpa_error *err);
+
+/* The arrays are read when the work of the stream comes to it; what a graph holds is their addresses, `sequences` and
+ * table_stride. */
+typedef struct cpa_attend_update_args {
+    size_t size;
+    int64_t sequences;           /* 0 to the limit; rows past those of the last one are left alone by attends */
+    const void *lengths;         /* [sequences], int32_t or int64_t: tokens, with those of the rows */
+    int32_t length_bytes;        /* of an element: 4 or 8; 0 = 4 */
+    const int32_t *block_tables; /* [sequences, table_stride]: entry j holds the tokens from j * block_size on */
+    int64_t table_stride;        /* entries; at least ceil(tokens / block_size) of the limits, which 0 stands for */
+} cpa_attend_update_args;
+
+/* Enqueues what makes the plan that of these arrays, for the attends behind it; on the host they are read before the
+ * call returns. Attends of the plan and its updates are ordered as they are enqueued on one stream. Used by one thread at
+ * a time. On a device it allocates nothing. */
+CPA_API cpa_status cpa_attend_plan_update(cpa_attend_plan *plan, const cpa_attend_update_args *args,
+                                          cpa_stream *stream);
 
 /* attend: softmax(scale * Q K^T + mask) V for every row of every item of the plan, with its LSE.
  * resume = 0 starts from the empty state and writes every row of every item; resume = 1 continues from the state that

@@ -123,6 +123,7 @@ cpa_status cpa_attend_plan_set(cpa_attend_plan *plan, const cpa_attend_batch *gi
     cpa_attend_batch batch;
     batch_reach reach = {-1, 0};
     REQUIRE(err, plan, "attend plan: the plan is NULL");
+    REQUIRE(err, plan->reservation.sequences == 0, "attend plan: the plan is reserved and cannot be set");
     CPA_TRY(CPA_STRUCT_TAKE("attend plan", given, cpa_attend_batch, n_table_entries, &batch, err));
     CPA_TRY(check_batch(plan->device, &batch, &reach, err));
     plan->is_set = 0;

@@ -9,6 +9,7 @@
  * launch of the graph; what was copied outside of captures, whose count is even there, holds in them too. */
 static cpa_status upload(const cpa_cuda_plan *plan, cpa_stream *stream) {
     cpa_cuda_plan_memory *memory = plan->memory;
+    if (plan->base.reservation.sequences > 0) return CPA_OK; /* written there by its updates */
     cudaStream_t handle = cpa_cuda_handle(stream);
     const uint64_t captures = ((const cpa_cuda_stream *)stream)->captures;
     const int holds = memory->captures == captures || memory->captures % 2 == 0;
@@ -201,14 +202,16 @@ static void allow_early(const cpa_cuda_plan *plan, cpa_cuda_attend_args *a, cons
     a->alone = plan->map.cp_size == 1 || plan->base.fusion.padded_items > 0;
 }
 
-/* A graph of the caller's would hold what the plan says now, and replay that whatever it says by then. */
-static cpa_status check_capture(cpa_stream *base) {
+/* A graph of the caller's would hold what the plan says now, and replay that whatever it says by then; a plan that is
+ * reserved says it in memory of the device. */
+static cpa_status check_capture(const cpa_cuda_plan *plan, cpa_stream *base) {
     const cpa_cuda_stream *stream = (const cpa_cuda_stream *)base;
     enum cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
-    if (!stream->wrapped || stream->capturing) return CPA_OK;
+    if (stream->capturing || plan->base.reservation.sequences > 0) return CPA_OK;
     CPA_TRY(cpa_cuda_check(&base->error, cudaStreamIsCapturing(stream->handle, &capture), "attend"));
     if (capture == cudaStreamCaptureStatusNone) return CPA_OK;
-    return cpa_fail(&base->error, CPA_UNSUPPORTED, "attend: the stream is in a capture of the caller's");
+    return cpa_fail(&base->error, CPA_UNSUPPORTED,
+                    "attend: the stream is in a capture of the caller's, and the plan is not reserved");
 }
 
 cpa_status cpa_cuda_attend_supported(const cpa_device *device, const char *where, const cpa_attention_shape *shape,
@@ -234,7 +237,7 @@ cpa_status cpa_cuda_attend(const cpa_attend_plan *base, const cpa_attend_args *a
     cpa_cuda_attend_args a;
     if (is_empty(plan)) return CPA_OK;
     CPA_TRY(cpa_cuda_select(stream->device, &stream->error));
-    CPA_TRY(check_capture(stream));
+    CPA_TRY(check_capture(plan, stream));
     CPA_TRY(upload(plan, stream));
     fill_args(plan, args, ready_q, &a);
     const int simple = path == CPA_CUDA_SIMPLE || !tensor_cores_fit(&a) || !shared_memory_suffices(plan, &a, stream);

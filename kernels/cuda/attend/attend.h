@@ -35,7 +35,8 @@ typedef struct cpa_cuda_piece {
     /* Decode, if `partial` is a row: the tile's pieces, the first row of theirs in the work space, and the place of
      * their counter. */
     int32_t pieces, first_partial, counter;
-    int32_t ready; /* decode: its queries are in ready_q; see kernels/attend_plan.h */
+    int32_t ready;   /* decode: its queries are in ready_q; see kernels/attend_plan.h */
+    int32_t refused; /* its rows become NaN: an update of the plan found no such keys; there are none then */
 } cpa_cuda_piece;
 
 /* A prefill tile whose keys are split: piece s left its states in the work space from row `partial` + s * rows on. */
@@ -51,7 +52,17 @@ typedef struct cpa_cuda_item {
     cpa_attend_item item;
     int64_t state_shift;
     int64_t begin;
+    int32_t ready, refused; /* reserved plans: as in the piece */
 } cpa_cuda_item;
+
+/* Reserved plans, scratch of an update. A decode unit in the order in which units are dealt, with its cuts; and a cut:
+ * tiles [begin, begin + tiles) of a unit, for a CTA. */
+typedef struct cpa_cuda_unit {
+    int32_t item, first_cut, cuts, first_partial, counter;
+} cpa_cuda_unit;
+typedef struct cpa_cuda_cut {
+    int32_t unit, begin, tiles, cta;
+} cpa_cuda_cut;
 
 typedef struct cpa_cuda_costed_piece {
     cpa_cuda_piece piece;
@@ -92,7 +103,22 @@ typedef struct cpa_cuda_plan {
     int32_t by_head;  /* the first so many of them run for one KV head after the other, the rest for all at once */
     int32_t n_splits; /* of prefill tiles */
     int64_t partial_rows;
+    int64_t units_at, cuts_at, places_at; /* reserved plans: scratch of an update, and the places of the reservation */
+    int64_t counters_bytes;
 } cpa_cuda_plan;
+
+/* What the kernels of an update are told. */
+typedef struct cpa_cuda_update_args {
+    cpa_attend_update update;
+    cpa_attend_reservation reservation; /* its places are on the device */
+    int32_t group;
+    int32_t ctas, heads; /* of decode: CTAs for each KV head, or each `heads` of them, which a CTA takes */
+    int32_t *tables;     /* [sequences, table_stride] */
+    cpa_cuda_item *items;
+    cpa_cuda_unit *units;
+    cpa_cuda_cut *cuts;
+    cpa_cuda_piece *pieces;
+} cpa_cuda_update_args;
 
 /* What every kernel of attend is told. */
 typedef struct cpa_cuda_attend_args {
@@ -133,6 +159,8 @@ typedef struct cpa_cuda_attend_args {
 cpa_status cpa_cuda_plan_reserve_image(cpa_cuda_plan *plan, int64_t bytes, cpa_error *err);
 cpa_status cpa_cuda_plan_reserve_partial(cpa_cuda_plan *plan, int64_t floats, cpa_error *err);
 cpa_status cpa_cuda_plan_reserve_in_order(cpa_cuda_plan_memory *memory, int64_t n, cpa_error *err);
+/* The image alone, for plans that write theirs on the device; it begins as zeros. */
+cpa_status cpa_cuda_plan_allocate_image(cpa_cuda_plan *plan, int64_t bytes, cpa_error *err);
 int cpa_cuda_plan_reserve_widened(cpa_cuda_plan *plan, const cpa_attend_batch *batch, int64_t tokens);
 
 /* How many CTAs of the decode kernel share a multiprocessor. */
@@ -152,6 +180,10 @@ static inline int32_t cpa_cuda_decode_has_wide(int32_t k_dim, int32_t v_dim, int
 static inline int32_t cpa_cuda_decode_heads(int32_t kv_heads, int32_t k_dim, int32_t v_dim, int64_t element_bytes) {
     return kv_heads % 2 == 0 && k_dim * element_bytes <= 128 && v_dim * element_bytes <= 128 ? 2 : 1;
 }
+
+/* attend_plan_update.cu: the items, pieces and row maps of what an update reads. */
+cpa_status cpa_cuda_read_sequences(const cpa_cuda_update_args *args, cpa_stream *stream);
+cpa_status cpa_cuda_deal_pieces(const cpa_cuda_update_args *args, cpa_stream *stream);
 
 cpa_status cpa_cuda_attend_simple(const cpa_cuda_attend_args *args, int64_t rows, cpa_stream *stream);
 /* Without CTAs, and the portable one without pieces: nothing is enqueued, and CPA_UNSUPPORTED, without a message, says

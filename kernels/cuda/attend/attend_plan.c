@@ -18,8 +18,6 @@
 enum {
     SECTION_ALIGNMENT = 64,
     LEAST_STEADY_ENTRIES = 256, /* table entries that a padded plan has room for; then powers of two */
-    MOST_DECODE_SLACK = 4, /* a CTA may load so much more, or a 16th, rather than leave little of a unit to the next */
-    DECODE_SLACK_PART = 16,
     PREFILL_WAVES = 3,          /* tiles are cut when they fill the device fewer times than this */
     PREFILL_OVERHEAD = 2,       /* cost of beginning and ending a prefill piece, in units of CPA_CUDA_PREFILL_KEYS */
     LEAST_PREFILL_SPLIT = 1024, /* keys */
@@ -165,23 +163,18 @@ static void add_split(plan_builder *b, const cpa_cuda_piece *tile, int64_t count
 /* Hands decode pieces to CTAs: the first of each at its own index, the others after those, linked. */
 typedef struct decode_deal {
     cpa_cuda_piece *last; /* of the current CTA; NULL: it has none yet */
-    int64_t cta, load;
+    cpa_cuda_decode_turn turn;
     int64_t extra; /* index of the next piece that is not the first of a CTA */
 } decode_deal;
 
-static cpa_cuda_piece *deal_piece(plan_builder *b, decode_deal *deal) {
-    const int64_t at = deal->last ? deal->extra++ : deal->cta;
+/* The next piece, of `take` tiles of the unit. */
+static cpa_cuda_piece *deal_piece(plan_builder *b, decode_deal *deal, cpa_cuda_decode_unit *unit, int64_t *take) {
+    const int64_t cta = deal->turn.cta;
+    *take = cpa_cuda_deal_piece(&b->shares, &deal->turn, unit);
+    if (deal->turn.cta != cta) deal->last = NULL;
+    const int64_t at = deal->last ? deal->extra++ : deal->turn.cta;
     if (deal->last) deal->last->next = (int32_t)at;
     return deal->last = &b->decode[at];
-}
-
-/* How many of the `left` tiles of a unit the current CTA takes; it has room for at least one. */
-static int64_t take_tiles(const plan_builder *b, const decode_deal *deal, int64_t left) {
-    const cpa_cuda_decode_shares *shares = &b->shares;
-    const int64_t part = shares->cap / DECODE_SLACK_PART, slack = part < MOST_DECODE_SLACK ? part : MOST_DECODE_SLACK;
-    const int64_t room = shares->cap - deal->load - CPA_CUDA_DECODE_OVERHEAD;
-    if (shares->apart) return ceil_div(left, cpa_cuda_decode_pieces(left, shares->cap));
-    return left <= room + slack || deal->cta + 1 == shares->ctas ? left : room;
 }
 
 /* The pieces of a tile learn of each other: `first`, and those that CTAs after its own begin with. */
@@ -198,36 +191,28 @@ static void join_decode(plan_builder *b, cpa_cuda_piece *first, int64_t cta, int
     b->partial_rows += pieces * rows;
 }
 
-/* A CTA takes pieces of decode units, those that are ready first, until its load reaches the cap. */
+/* Those that are ready come first. */
 static void split_decode(plan_builder *b) {
     decode_deal deal = {.extra = b->shares.ctas};
     for (int64_t i = 0; i < b->batch->n_items; i++) {
         const cpa_attend_item *item = &b->batch->items[(b->first_ready + i) % b->batch->n_items];
         const int64_t rows = packed_rows(b, item), tiles = ceil_div(item->k_count, CPA_CUDA_DECODE_KEYS);
-        int64_t done = 0, pieces = 0, first_cta = 0;
+        cpa_cuda_decode_unit unit = cpa_cuda_decode_unit_of(&b->shares, tiles);
+        int64_t done = 0, pieces = 0, first_cta = 0, take;
         cpa_cuda_piece *first = NULL;
         if (rows == 0 || !is_decode(b, item)) continue;
         do {
-            const int full =
-                deal.load + CPA_CUDA_DECODE_OVERHEAD >= b->shares.cap || (b->shares.apart && deal.load > 0);
-            if (full && deal.cta + 1 < b->shares.ctas) {
-                deal.cta++;
-                deal.load = 0;
-                deal.last = NULL;
-            }
-            const int64_t left = tiles - done, take = take_tiles(b, &deal, left);
-            cpa_cuda_piece *piece = deal_piece(b, &deal);
+            cpa_cuda_piece *piece = deal_piece(b, &deal, &unit, &take);
             *piece = whole_tile(b, item, 0, rows);
             piece->k_begin = (int32_t)(done * CPA_CUDA_DECODE_KEYS);
-            if (take < left) piece->k_end = (int32_t)((done + take) * CPA_CUDA_DECODE_KEYS);
-            if (pieces == 0) first = piece, first_cta = deal.cta;
+            if (unit.left > 0) piece->k_end = (int32_t)((done + take) * CPA_CUDA_DECODE_KEYS);
+            if (pieces == 0) first = piece, first_cta = deal.turn.cta;
             done += take;
-            deal.load += take + CPA_CUDA_DECODE_OVERHEAD;
             pieces++;
         } while (done < tiles);
         if (pieces > 1) join_decode(b, first, first_cta, pieces);
     }
-    b->shares.ctas = b->n_decode > 0 ? deal.cta + 1 : 0;
+    b->shares.ctas = b->n_decode > 0 ? deal.turn.cta + 1 : 0;
 }
 
 /* Keys of the piece that a causal query sees at most: how long it will take. */

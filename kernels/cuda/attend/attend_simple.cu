@@ -79,10 +79,11 @@ __device__ void attend_key(const cpa_cuda_attend_args &a, row_state &state, cons
 
 /* Stores a row, joined with the state that is there if the call resumes it. */
 __device__ void store_row(const cpa_cuda_attend_args &a, const row_state &state, int64_t row, int64_t state_shift,
-                          int head, int lane) {
+                          bool refused, int head, int lane) {
     float *o = a.o ? a.o + row * a.o_row_stride + (int64_t)head * a.v_dim + state_shift : NULL;
     float *lse_at = a.lse ? a.lse + row * a.lse_row_stride + head + state_shift : NULL;
-    const float lse = state.sum == 0 ? -INFINITY : state.max + logf(state.sum); /* NaN if the sum is */
+    const float seen = state.sum == 0 ? -INFINITY : state.max + logf(state.sum); /* NaN if the sum is */
+    const float lse = refused ? NAN : seen;
     const merge_weights weights(a.resume ? *lse_at : -INFINITY, lse);
     __syncwarp(); /* all lanes have read the LSE that is there */
 #pragma unroll
@@ -115,7 +116,7 @@ __global__ void attend_simple(const __grid_constant__ cpa_cuda_attend_args a, in
                                   .k_set = item.k_set,
                                   .partial = -1};
     const int row = (int)(index - found->begin);
-    if (row >= item.q_count * a.group) return; /* items that fill a padded plan up have no rows */
+    if (row >= item.q_count * a.group) return; /* items that fill a padded plan up have none */
     const row_place place(a, item.q_row, row, kv_group);
     const row_keys keys = keys_of_row(a, piece, row);
     const int sinks = keys.first > 0 ? keys_before(a, piece, a.mask.sinks) : 0;
@@ -129,7 +130,7 @@ __global__ void attend_simple(const __grid_constant__ cpa_cuda_attend_args a, in
     }
     for (int key = 0; key < min(sinks, keys.end); key++) attend_key(a, state, q, item, kv_group, key, lane);
     for (int key = max(keys.first, sinks); key < keys.end; key++) attend_key(a, state, q, item, kv_group, key, lane);
-    store_row(a, state, place.state_row, found->state_shift, place.head, lane);
+    store_row(a, state, place.state_row, found->state_shift, found->refused, place.head, lane);
 }
 
 } // namespace

@@ -6,20 +6,13 @@ static int64_t ceil_div(int64_t a, int64_t b) {
     return (a + b - 1) / b;
 }
 
-enum { LEAST_DECODE_TILES = 2 }; /* of a piece, of all heads of the CTA */
-
 static int64_t packed_rows(const cpa_attend_batch *batch, const cpa_attend_item *item) {
     return item->q_count * (batch->shape.q_heads / batch->shape.kv_heads);
 }
 
-int64_t cpa_cuda_decode_pieces(int64_t tiles, int64_t cap) {
-    return tiles > 0 ? ceil_div(tiles, cap - CPA_CUDA_DECODE_OVERHEAD) : 1;
-}
-
 /* With so many CTAs, which take `heads` heads each. */
 static cpa_cuda_decode_shares share(const cpa_attend_batch *batch, int64_t ctas, int64_t heads) {
-    cpa_cuda_decode_shares shares = {.ctas = ctas > 0 ? ctas : 1,
-                                     .cap = CPA_CUDA_DECODE_OVERHEAD + LEAST_DECODE_TILES / heads};
+    cpa_cuda_decode_shares shares = {.ctas = ctas > 0 ? ctas : 1};
     int64_t load = 0, pieces = 0;
     for (int pass = 0; pass < 2; pass++) { /* the load, from which the cap follows; then the pieces */
         for (int64_t i = 0; i < batch->n_items; i++) {
@@ -34,8 +27,7 @@ static cpa_cuda_decode_shares share(const cpa_attend_batch *batch, int64_t ctas,
             if (ceil_div(tiles, n) > shares.longest) shares.longest = ceil_div(tiles, n);
             pieces += n;
         }
-        const int64_t even = ceil_div(load, shares.ctas) + CPA_CUDA_DECODE_OVERHEAD;
-        if (even > shares.cap) shares.cap = even;
+        shares.cap = cpa_cuda_decode_cap(load, shares.ctas, heads);
     }
     shares.apart = pieces <= shares.ctas;
     if (!shares.apart) shares.longest = shares.cap - CPA_CUDA_DECODE_OVERHEAD;

@@ -1,11 +1,17 @@
 /* How decode units are dealt to CTAs, and how many pieces prefill tiles come to when their keys are split: functions of
- * the batch and of the number of multiprocessors alone. */
+ * the batch and of the number of multiprocessors alone. What follows from the lengths of decode units is computed on the
+ * device too, for plans that are reserved. */
 #ifndef CPA_CUDA_ATTEND_SPLIT_H
 #define CPA_CUDA_ATTEND_SPLIT_H
 
 #include <cpattn/ops.h>
 
-enum { CPA_CUDA_DECODE_OVERHEAD = 2 }; /* cost of beginning and ending a decode piece, in CPA_CUDA_DECODE_KEYS */
+enum {
+    CPA_CUDA_DECODE_OVERHEAD = 2,    /* cost of beginning and ending a decode piece, in CPA_CUDA_DECODE_KEYS */
+    CPA_CUDA_LEAST_DECODE_TILES = 2, /* of a piece, of all heads of the CTA */
+    CPA_CUDA_MOST_DECODE_SLACK = 4,  /* a CTA may load so much more, or a 16th, rather than leave little to the next */
+    CPA_CUDA_DECODE_SLACK_PART = 16
+};
 
 /* Decode units: the items whose packed rows fill one tile. Their keys count in tiles of CPA_CUDA_DECODE_KEYS. */
 typedef struct cpa_cuda_decode_shares {
@@ -18,8 +24,62 @@ typedef struct cpa_cuda_decode_shares {
 
 /* wide_fits: the device has CPA_CUDA_WIDE_BYTES of shared memory for a CTA. */
 cpa_cuda_decode_shares cpa_cuda_share_decode(const cpa_attend_batch *batch, int32_t multiprocessors, int wide_fits);
+/* The cap of so many CTAs, of `heads` heads each, which load `load`: tiles and the overhead of each unit. */
+CPA_HOST_DEVICE static inline int64_t cpa_cuda_decode_cap(int64_t load, int64_t ctas, int64_t heads) {
+    const int64_t least = CPA_CUDA_DECODE_OVERHEAD + CPA_CUDA_LEAST_DECODE_TILES / heads;
+    const int64_t even = (load + ctas - 1) / ctas + CPA_CUDA_DECODE_OVERHEAD;
+    return even > least ? even : least;
+}
 /* Pieces of a unit of so many tiles that shares no CTA; at least one. */
-int64_t cpa_cuda_decode_pieces(int64_t tiles, int64_t cap);
+CPA_HOST_DEVICE static inline int64_t cpa_cuda_decode_pieces(int64_t tiles, int64_t cap) {
+    const int64_t most = cap - CPA_CUDA_DECODE_OVERHEAD;
+    return tiles > 0 ? (tiles + most - 1) / most : 1;
+}
+
+/* A unit that is dealt: the tiles that are left of it; and where units share no CTA, the pieces of even + 1 tiles, whose
+ * number is left in `larger`, come before those of `even`. */
+typedef struct cpa_cuda_decode_unit {
+    int64_t left, even, larger;
+} cpa_cuda_decode_unit;
+
+CPA_HOST_DEVICE static inline cpa_cuda_decode_unit cpa_cuda_decode_unit_of(const cpa_cuda_decode_shares *shares,
+                                                                           int64_t tiles) {
+    cpa_cuda_decode_unit unit = {tiles, 0, 0};
+    if (shares->apart) {
+        const int64_t pieces = cpa_cuda_decode_pieces(tiles, shares->cap);
+        unit.even = tiles / pieces;
+        unit.larger = tiles % pieces;
+    }
+    return unit;
+}
+
+/* The CTA that takes pieces now, and what it has. All zero at first. */
+typedef struct cpa_cuda_decode_turn {
+    int64_t cta, load;
+} cpa_cuda_decode_turn;
+
+/* The tiles of the next piece of the unit, which goes to turn->cta: a CTA takes pieces until its load reaches the cap. */
+CPA_HOST_DEVICE static inline int64_t cpa_cuda_deal_piece(const cpa_cuda_decode_shares *shares,
+                                                          cpa_cuda_decode_turn *turn, cpa_cuda_decode_unit *unit) {
+    const int full = turn->load + CPA_CUDA_DECODE_OVERHEAD >= shares->cap || (shares->apart && turn->load > 0);
+    if (full && turn->cta + 1 < shares->ctas) {
+        turn->cta++;
+        turn->load = 0;
+    }
+    int64_t take = unit->left;
+    if (shares->apart) {
+        take = unit->even + (unit->larger > 0);
+        unit->larger -= unit->larger > 0;
+    } else if (turn->cta + 1 < shares->ctas) {
+        const int64_t part = shares->cap / CPA_CUDA_DECODE_SLACK_PART;
+        const int64_t slack = part < CPA_CUDA_MOST_DECODE_SLACK ? part : CPA_CUDA_MOST_DECODE_SLACK;
+        const int64_t room = shares->cap - turn->load - CPA_CUDA_DECODE_OVERHEAD;
+        if (unit->left > room + slack) take = room;
+    }
+    unit->left -= take;
+    turn->load += take + CPA_CUDA_DECODE_OVERHEAD;
+    return take;
+}
 
 /* Tiles of `tile_rows` packed rows; 0: the item has no rows, or goes to the decode kernel. */
 int64_t cpa_cuda_prefill_tiles(const cpa_attend_batch *batch, const cpa_attend_item *item, int32_t tile_rows);

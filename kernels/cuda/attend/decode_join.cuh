@@ -37,7 +37,7 @@ struct lane_state {
     __device__ void store(const cpa_cuda_attend_args &a, const cpa_cuda_piece &piece, int row, int kv_group,
                           int lane) const {
         const row_sink sink(a, piece.q_row, piece.state_shift, piece.row_begin + row, kv_group,
-                            lse2 * (float)M_LN2);
+                            piece.refused ? NAN : lse2 * (float)M_LN2);
 #pragma unroll
         for (int p = 0; p < PARTS; p++)
             if (column(p, lane) < a.v_dim) sink.store<typename C::element>(column(p, lane), o[p]);

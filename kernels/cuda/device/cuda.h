@@ -109,6 +109,8 @@ cpa_status cpa_cuda_plan_create(cpa_device *device, cpa_attend_plan **out, cpa_e
 cpa_status cpa_cuda_plan_set(cpa_attend_plan *plan, const cpa_attend_batch *batch, cpa_attend_fusion fusion,
                              cpa_error *err);
 cpa_status cpa_cuda_plan_upload(const cpa_attend_plan *plan, cpa_stream *stream);
+cpa_status cpa_cuda_plan_reserve(cpa_attend_plan *plan, const cpa_attend_reservation *reservation, cpa_error *err);
+cpa_status cpa_cuda_plan_update(cpa_attend_plan *plan, const cpa_attend_update *update, cpa_stream *stream);
 void cpa_cuda_plan_destroy(cpa_attend_plan *plan);
 cpa_status cpa_cuda_attend_supported(const cpa_device *device, const char *where, const cpa_attention_shape *shape,
                                      const cpa_mask *mask, cpa_error *err);

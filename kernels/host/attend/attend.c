@@ -161,5 +161,6 @@ cpa_status cpa_host_attend(const cpa_attend_plan *base, const cpa_attend_args *a
     job.o_stride = (batch->shape.v_dim + job.isa->lanes - 1) / job.isa->lanes * job.isa->lanes;
     cpa_host_run(stream, plan->n_units, attend_unit, &job);
     cpa_host_run(stream, plan->n_folds, fold_unit, &job);
+    cpa_host_refuse_rows(plan, &job.args);
     return CPA_OK;
 }

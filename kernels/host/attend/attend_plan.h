@@ -32,6 +32,10 @@ typedef struct cpa_host_plan {
     int64_t n_folds, folds_capacity;
     float *partials;
     int64_t n_partials, partials_capacity; /* floats */
+    /* Reserved: what an update reads, and the sequences that it refuses; as many as the reservation has. */
+    cpa_attend_item *read_items;
+    int32_t *read_tables;
+    int64_t *refused, n_refused;
 } cpa_host_plan;
 
 /* Rows of all heads of a unit, head after head. */
@@ -43,5 +47,8 @@ static inline int32_t cpa_host_unit_rows(const cpa_host_unit *unit) {
 static inline int64_t cpa_host_partial_floats(const cpa_host_plan *plan, const cpa_host_unit *unit) {
     return cpa_host_unit_rows(unit) * ((int64_t)plan->batch.shape.v_dim + 1);
 }
+
+/* Makes the rows of refused sequences NaN. */
+void cpa_host_refuse_rows(const cpa_host_plan *plan, const cpa_attend_args *args);
 
 #endif

@@ -53,6 +53,8 @@ cpa_status cpa_host_kv_pack(const cpa_kv_pack_args *args, cpa_stream *stream);
 cpa_status cpa_host_plan_create(cpa_device *device, cpa_attend_plan **out, cpa_error *err);
 cpa_status cpa_host_plan_set(cpa_attend_plan *plan, const cpa_attend_batch *batch, cpa_attend_fusion fusion,
                              cpa_error *err);
+cpa_status cpa_host_plan_reserve(cpa_attend_plan *plan, const cpa_attend_reservation *reservation, cpa_error *err);
+cpa_status cpa_host_plan_update(cpa_attend_plan *plan, const cpa_attend_update *update, cpa_stream *stream);
 void cpa_host_plan_destroy(cpa_attend_plan *plan);
 cpa_status cpa_host_attend_supported(const cpa_device *device, const char *where, const cpa_attention_shape *shape,
                                      const cpa_mask *mask, cpa_error *err);

@@ -1,0 +1,238 @@
+/* An update of a reserved attend plan: what attend_plan.c does on the host for a plan that is set, from lengths and
+ * block tables that lie on the device. A CTA a sequence takes over its table and makes its item. Then one CTA deals the
+ * units: all of its threads count tiles and write pieces, but one alone says where to cut, as each cut depends on the
+ * one before. That is why it only adds, and leaves a few integers a cut. */
+#include "kernels/cuda/attend/attend.h"
+#include "kernels/cuda/attend/attend_split.h"
+#include "kernels/cuda/device/warp.cuh"
+
+namespace {
+
+constexpr int READ_THREADS = 128, DEAL_THREADS = 256, DEAL_WARPS = DEAL_THREADS / WARP_LANES;
+
+/* ---- sequences ---- */
+
+__device__ int64_t length_of(const cpa_attend_update &update, int64_t s) {
+    if (!update.lengths) return 0;
+    return update.length_bytes == 4 ? ((const int32_t *)update.lengths)[s] : ((const int64_t *)update.lengths)[s];
+}
+
+/* What an update says of a sequence. */
+struct sequence {
+    bool given, refused;
+    int64_t length;
+    cpa_placement placement;
+    int32_t asker; /* the rank of its rows; of a sequence that is empty or refused, this one */
+
+    __device__ sequence(const cpa_attend_update &update, const cpa_attend_reservation &r, int64_t s) {
+        given = s < update.sequences;
+        length = given ? length_of(update, s) : 0;
+        placement = {CPA_SHARDED, given && update.first_ranks ? update.first_ranks[s] : 0};
+        refused = !cpa_placement_is_valid(r.map, placement) || (length != 0 && (length < r.rows || length > r.tokens));
+        if (refused) placement.rank = 0, length = 0;
+        asker = length > 0 ? cpa_owner_rank(r.map, placement, length - 1) : r.rank;
+    }
+    __device__ int64_t keys_on(const cpa_attend_reservation &r, int32_t rank) const {
+        return cpa_tokens_before(r.map, cpa_tokens_on(r.map, placement, rank), length);
+    }
+};
+
+/* Copies the entries of so many keys; whether one of them is no block. */
+__device__ bool take_table(const cpa_cuda_update_args &a, int64_t s, int64_t keys) {
+    const cpa_attend_reservation &r = a.reservation;
+    const int32_t *from = a.update.block_tables + s * a.update.table_stride;
+    const int64_t entries = (keys + r.block_size - 1) / r.block_size;
+    bool bad = false;
+    for (int64_t e = threadIdx.x; e < entries; e += READ_THREADS) {
+        const int32_t block = from[e];
+        const bool fits = block >= 0 && block < r.num_blocks;
+        a.tables[s * r.table_stride + e] = fits ? block : 0;
+        bad |= !fits;
+    }
+    return __syncthreads_or(bad);
+}
+
+__device__ cpa_cuda_item item_of(const cpa_cuda_update_args &a, int64_t s, const sequence &found, bool refused,
+                                 int64_t keys) {
+    const cpa_attend_reservation &r = a.reservation;
+    const cpa_attend_place place = r.places[found.asker];
+    /* An empty sequence has rows where results are those of the attend, and not of a merge by row maps. */
+    const bool empty_rows = found.length == 0 && !r.row_maps, attends = found.length > 0 && (keys > 0 || refused);
+    const bool active =
+        found.given && (refused || empty_rows || attends || (found.length > 0 && found.asker == r.rank));
+    cpa_cuda_item to = {};
+    to.item.q_row = place.first_row + s * r.rows;
+    to.item.q_count = active ? r.rows : 0;
+    to.item.q_set = cpa_tokens_on(r.map, found.placement, found.asker);
+    to.item.k_set = cpa_tokens_on(r.map, found.placement, r.rank);
+    to.item.q_first = found.length > 0 ? cpa_tokens_before(r.map, to.item.q_set, found.length - r.rows) : 0;
+    to.item.k_count = refused ? 0 : keys;
+    to.item.table = s * r.table_stride;
+    to.state_shift = place.state_shift;
+    to.begin = s * r.rows * a.group;
+    to.ready = found.asker == r.rank && r.ready_rows > 0;
+    to.refused = refused;
+    return to;
+}
+
+__global__ void __launch_bounds__(READ_THREADS) read_sequences(const __grid_constant__ cpa_cuda_update_args a) {
+    const cpa_attend_reservation &r = a.reservation;
+    const int64_t s = blockIdx.x;
+    const sequence found(a.update, r, s);
+    const int64_t keys = found.keys_on(r, r.rank);
+    const bool bad_table = take_table(a, s, keys);
+    if (threadIdx.x == 0) a.items[s] = item_of(a, s, found, found.refused || bad_table, keys);
+    for (int32_t rank = threadIdx.x; r.row_maps && rank < r.map.cp_size; rank += READ_THREADS) {
+        const bool own = found.given && found.asker == r.rank && rank == r.rank && (found.refused || found.length > 0);
+        const bool other = found.asker == r.rank && found.keys_on(r, rank) > 0;
+        r.row_maps[rank * r.sequences + s] = own || other ? (int32_t)s : -1;
+    }
+}
+
+/* ---- pieces ---- */
+
+__device__ int64_t tiles_of(const cpa_cuda_item &item) {
+    return (item.item.k_count + CPA_CUDA_DECODE_KEYS - 1) / CPA_CUDA_DECODE_KEYS;
+}
+
+/* The sum over all threads, for all of them. */
+__device__ int64_t block_sum(int64_t x) {
+    __shared__ unsigned long long total;
+    if (threadIdx.x == 0) total = 0;
+    __syncthreads();
+    const unsigned long long sum = warp_sum((unsigned long long)x);
+    if (threadIdx.x % WARP_LANES == 0) atomicAdd(&total, sum);
+    __syncthreads();
+    const int64_t result = (int64_t)total;
+    __syncthreads();
+    return result;
+}
+
+/* The shares of the sequences as they are: cpa_cuda_share_decode with CTAs that are fixed. */
+__device__ cpa_cuda_decode_shares share(const cpa_cuda_update_args &a) {
+    cpa_cuda_decode_shares shares = {};
+    int64_t load = 0, pieces = 0;
+    shares.ctas = a.ctas;
+    for (int64_t s = threadIdx.x; s < a.reservation.sequences; s += DEAL_THREADS)
+        if (a.items[s].item.q_count > 0) load += tiles_of(a.items[s]) + CPA_CUDA_DECODE_OVERHEAD;
+    shares.cap = cpa_cuda_decode_cap(block_sum(load), a.ctas, a.heads);
+    for (int64_t s = threadIdx.x; s < a.reservation.sequences; s += DEAL_THREADS)
+        if (a.items[s].item.q_count > 0) pieces += cpa_cuda_decode_pieces(tiles_of(a.items[s]), shares.cap);
+    shares.apart = block_sum(pieces) <= a.ctas;
+    return shares;
+}
+
+/* The units that are dealt next, in order. */
+struct unit_list {
+    cpa_cuda_decode_unit units[DEAL_THREADS];
+    int32_t items[DEAL_THREADS];
+    int32_t of_warp[DEAL_WARPS];
+
+    /* Takes the units among the next DEAL_THREADS sequences that are ready, or are not; how many. */
+    __device__ int fill(const cpa_cuda_update_args &a, const cpa_cuda_decode_shares &shares, int64_t first, int ready) {
+        const int warp = threadIdx.x / WARP_LANES, lane = threadIdx.x % WARP_LANES;
+        const int64_t s = first + threadIdx.x;
+        const bool taken =
+            s < a.reservation.sequences && a.items[s].item.q_count > 0 && (a.items[s].ready != 0) == (ready != 0);
+        const uint32_t votes = __ballot_sync(0xffffffff, taken);
+        int at = __popc(votes & ((1u << lane) - 1)), n = 0;
+        __syncthreads(); /* what the list held is dealt */
+        if (lane == 0) of_warp[warp] = __popc(votes);
+        __syncthreads();
+        for (int w = 0; w < DEAL_WARPS; w++) {
+            if (w < warp) at += of_warp[w];
+            n += of_warp[w];
+        }
+        if (taken) units[at] = cpa_cuda_decode_unit_of(&shares, tiles_of(a.items[s])), items[at] = (int32_t)s;
+        __syncthreads();
+        return n;
+    }
+};
+
+/* What one thread knows while it cuts. */
+struct dealer {
+    cpa_cuda_decode_turn turn;
+    int32_t units, cuts, partial_rows, splits;
+
+    __device__ void deal(const cpa_cuda_update_args &a, const cpa_cuda_decode_shares &shares, cpa_cuda_decode_unit unit,
+                         int32_t item) {
+        const int32_t first = cuts, rows = a.reservation.rows * a.group;
+        int32_t begin = 0;
+        do {
+            const int32_t take = (int32_t)cpa_cuda_deal_piece(&shares, &turn, &unit);
+            a.cuts[cuts++] = {units, begin, take, (int32_t)turn.cta};
+            begin += take;
+        } while (unit.left > 0);
+        const int32_t n = cuts - first;
+        a.units[units++] = {item, first, n, partial_rows, splits};
+        if (n > 1) splits++, partial_rows += n * rows;
+    }
+};
+
+/* Where a cut's piece lies: the first of each CTA at its own index, the others after those. */
+__device__ int32_t place_of(const cpa_cuda_update_args &a, int32_t cut) {
+    const int32_t cta = a.cuts[cut].cta;
+    const bool first = cut == 0 || a.cuts[cut - 1].cta != cta;
+    return first ? cta : a.ctas + cut - cta - 1;
+}
+
+__device__ void write_piece(const cpa_cuda_update_args &a, int32_t index, int32_t n_cuts) {
+    const cpa_cuda_cut cut = a.cuts[index];
+    const cpa_cuda_unit unit = a.units[cut.unit];
+    const cpa_cuda_item &from = a.items[unit.item];
+    const int32_t rows = a.reservation.rows * a.group, keys = (int32_t)from.item.k_count;
+    const bool shares_cta = index + 1 < n_cuts && a.cuts[index + 1].cta == cut.cta;
+    cpa_cuda_piece piece = {};
+    piece.q_row = from.item.q_row;
+    piece.state_shift = from.state_shift;
+    piece.q_first = from.item.q_first;
+    piece.k_first = from.item.k_first;
+    piece.table = from.item.table;
+    piece.row_end = rows;
+    piece.k_begin = cut.begin * CPA_CUDA_DECODE_KEYS;
+    piece.k_end = min((cut.begin + cut.tiles) * CPA_CUDA_DECODE_KEYS, keys);
+    piece.q_set = from.item.q_set;
+    piece.k_set = from.item.k_set;
+    piece.partial = unit.cuts > 1 ? unit.first_partial + (index - unit.first_cut) * rows : -1;
+    piece.next = shares_cta ? place_of(a, index + 1) : -1;
+    piece.pieces = unit.cuts;
+    piece.first_partial = unit.first_partial;
+    piece.counter = unit.counter;
+    piece.ready = from.ready;
+    piece.refused = from.refused;
+    a.pieces[place_of(a, index)] = piece;
+}
+
+__global__ void __launch_bounds__(DEAL_THREADS) deal_pieces(const __grid_constant__ cpa_cuda_update_args a) {
+    __shared__ unit_list list;
+    __shared__ int32_t n_cuts, busy_ctas;
+    const cpa_cuda_decode_shares shares = share(a);
+    dealer d = {};
+    for (int ready = a.reservation.ready_rows > 0; ready >= 0; ready--) {
+        for (int64_t first = 0; first < a.reservation.sequences; first += DEAL_THREADS) {
+            const int n = list.fill(a, shares, first, ready);
+            if (threadIdx.x != 0) continue;
+            for (int i = 0; i < n; i++) d.deal(a, shares, list.units[i], list.items[i]);
+        }
+    }
+    if (threadIdx.x == 0) n_cuts = d.cuts, busy_ctas = d.cuts > 0 ? (int32_t)d.turn.cta + 1 : 0;
+    __syncthreads();
+    for (int32_t i = threadIdx.x; i < n_cuts; i += DEAL_THREADS) write_piece(a, i, n_cuts);
+    for (int32_t cta = busy_ctas + (int32_t)threadIdx.x; cta < a.ctas; cta += DEAL_THREADS) {
+        cpa_cuda_piece idle = {};
+        idle.partial = idle.next = -1;
+        a.pieces[cta] = idle;
+    }
+}
+
+} // namespace
+
+extern "C" cpa_status cpa_cuda_read_sequences(const cpa_cuda_update_args *args, cpa_stream *stream) {
+    read_sequences<<<(unsigned)args->reservation.sequences, READ_THREADS, 0, cpa_cuda_handle(stream)>>>(*args);
+    return cpa_cuda_launched(stream, "attend plan");
+}
+
+extern "C" cpa_status cpa_cuda_deal_pieces(const cpa_cuda_update_args *args, cpa_stream *stream) {
+    deal_pieces<<<1, DEAL_THREADS, 0, cpa_cuda_handle(stream)>>>(*args);
+    return cpa_cuda_launched(stream, "attend plan");
+}

@@ -1,0 +1,215 @@
+/* Graphs of the caller's: what is enqueued on a stream of its own while that is captured, and launched again for other
+ * lengths and tables. */
+#include <cuda_runtime_api.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "kernels/attend_plan.h"
+#include "tests/fixtures/decode_fixture.h"
+#include "tests/fixtures/unit.h"
+
+enum { SEQUENCES = 6 };
+static const cpa_decode_case CASE = {.dtype = CPA_BF16,
+                                     .kv_dtype = CPA_BF16,
+                                     .q_heads = 16,
+                                     .kv_heads = 4,
+                                     .dim = 128,
+                                     .block_size = 16,
+                                     .rows = 1,
+                                     .sequences = SEQUENCES,
+                                     .tokens = 5000,
+                                     .length_bytes = 4,
+                                     .mask = {.causal = 1},
+                                     .threads = 1};
+/* What does not fit is among them. */
+static const int64_t STEPS[][SEQUENCES] = {{1, 17, 300, 5000, 64, 65},
+                                           {5000, 5000, 4999, 4990, 5000, 5000},
+                                           {0, 0, 3, 0, 5001, -1},
+                                           {0, 0, 0, 0, 0, 0},
+                                           {900, 1, 2, 3, 4, 5}};
+
+/* A stream of the caller's, over which the library's lies. */
+typedef struct capture {
+    cudaStream_t handle;
+    cpa_stream *stream;
+    cudaGraph_t graph;
+    cudaGraphExec_t executable;
+} capture;
+
+static void open_stream(capture *c, const cpa_decode_fixture *f) {
+    *c = (capture){0};
+    CU_ASSERT_EQUAL_FATAL(cudaStreamCreateWithFlags(&c->handle, cudaStreamNonBlocking), cudaSuccess);
+    CU_ASSERT_EQUAL_FATAL(cpa_stream_wrap(f->device, c->handle, &c->stream, NULL), CPA_OK);
+}
+
+static void close_stream(capture *c) {
+    if (c->executable) (void)cudaGraphExecDestroy(c->executable);
+    if (c->graph) (void)cudaGraphDestroy(c->graph);
+    cpa_stream_destroy(c->stream);
+    (void)cudaStreamDestroy(c->handle);
+}
+
+static void update(cpa_decode_fixture *f, cpa_stream *stream) {
+    const cpa_attend_update_args args = cpa_decode_fixture_update(f);
+    CU_ASSERT_EQUAL(cpa_attend_plan_update(f->plan, &args, stream), CPA_OK);
+}
+
+static void attend(cpa_decode_fixture *f, cpa_stream *stream) {
+    const cpa_attend_args args = cpa_decode_fixture_attend(f);
+    CU_ASSERT_EQUAL(cpa_attend(f->plan, &args, stream), CPA_OK);
+}
+
+/* Captures the attend, and the update before it if `updates`, as the strictest callers do. */
+static void capture_step(capture *c, cpa_decode_fixture *f, int updates) {
+    update(f, c->stream);
+    attend(f, c->stream);
+    CU_ASSERT_EQUAL_FATAL(cudaStreamSynchronize(c->handle), cudaSuccess);
+    CU_ASSERT_EQUAL_FATAL(cudaStreamBeginCapture(c->handle, cudaStreamCaptureModeGlobal), cudaSuccess);
+    if (updates) update(f, c->stream);
+    attend(f, c->stream);
+    CU_ASSERT_EQUAL_FATAL(cudaStreamEndCapture(c->handle, &c->graph), cudaSuccess);
+    CU_ASSERT_EQUAL_FATAL(cudaGraphInstantiate(&c->executable, c->graph, 0), cudaSuccess);
+}
+
+static void launch_steps(const cpa_decode_case *shape, int updates) {
+    cpa_decode_fixture f;
+    capture c;
+    cpa_decode_fixture_init(&f, shape);
+    open_stream(&c, &f);
+    cpa_decode_fixture_put(&f, (int64_t[]){10, 20, 30, 40, 50, 60}, SEQUENCES);
+    capture_step(&c, &f, updates);
+    for (size_t i = 0; i < 2 * sizeof STEPS / sizeof *STEPS; i++) {
+        cpa_decode_fixture_put(&f, STEPS[i % (sizeof STEPS / sizeof *STEPS)], SEQUENCES);
+        if (!updates) update(&f, c.stream);
+        CU_ASSERT_EQUAL(cudaGraphLaunch(c.executable, c.handle), cudaSuccess);
+        CU_ASSERT_EQUAL(cudaStreamSynchronize(c.handle), cudaSuccess);
+        CU_ASSERT_EQUAL(cpa_decode_fixture_check(&f), 0);
+    }
+    close_stream(&c);
+    cpa_decode_fixture_destroy(&f);
+}
+
+static void update_and_attend(void) {
+    launch_steps(&CASE, 1);
+}
+
+static void attend_alone(void) {
+    launch_steps(&CASE, 0);
+}
+
+static void other_kernels(void) {
+    cpa_decode_case other = CASE;
+    other.kv_dtype = CPA_FP8_E4M3;
+    other.length_bytes = 8;
+    launch_steps(&other, 1);
+    other = CASE;
+    other.dtype = other.kv_dtype = CPA_F32;
+    launch_steps(&other, 1);
+    other = CASE;
+    other.kv_heads = 16;
+    other.dim = 64;
+    other.rows = 2;
+    other.mask.window = 300;
+    launch_steps(&other, 1);
+}
+
+/* Kernels of attend are placed early and read the plan before they wait: none may read that of the update before, or of
+ * the one behind it. */
+static void updates_in_a_row(void) {
+    enum { TURNS = 300, FLOATS = SEQUENCES * 16 * 128 };
+    const int64_t steps[2][SEQUENCES] = {{5000, 1, 5000, 2000, 5000, 900}, {40, 5000, 3, 5000, 0, 5000}};
+    cpa_decode_fixture f;
+    float *wanted[2], *got = malloc(FLOATS * sizeof *got), *o[2];
+    int32_t lengths[2][SEQUENCES];
+    void *device_lengths[2];
+    int64_t wrong = 0;
+    cpa_decode_fixture_init(&f, &CASE);
+    cpa_decode_fixture_put(&f, (int64_t[]){5000, 5000, 5000, 5000, 5000, 5000}, SEQUENCES);
+    for (int i = 0; i < 2; i++) {
+        for (int s = 0; s < SEQUENCES; s++) lengths[i][s] = (int32_t)steps[i][s];
+        wanted[i] = malloc(FLOATS * sizeof *wanted[i]);
+        device_lengths[i] = cpa_test_upload(f.stream, lengths[i], sizeof lengths[i]);
+        o[i] = cpa_test_upload(f.stream, got, FLOATS * sizeof *got);
+    }
+    for (int turn = 0; turn < TURNS + 1; turn++) {
+        for (int i = 0; i < 2; i++) {
+            cpa_attend_update_args args = cpa_decode_fixture_update(&f);
+            cpa_attend_args attend = cpa_decode_fixture_attend(&f);
+            args.lengths = device_lengths[i];
+            attend.state.o = o[i];
+            attend.out = NULL;
+            if (turn == 0) CU_ASSERT_EQUAL(cpa_stream_sync(f.stream), CPA_OK);
+            CU_ASSERT_EQUAL(cpa_attend_plan_update(f.plan, &args, f.stream), CPA_OK);
+            if (turn == 0) CU_ASSERT_EQUAL(cpa_stream_sync(f.stream), CPA_OK);
+            for (int layer = 0; layer < 3; layer++) CU_ASSERT_EQUAL(cpa_attend(f.plan, &attend, f.stream), CPA_OK);
+            if (turn == 0) cpa_test_download(f.stream, wanted[i], o[i], FLOATS * sizeof *got);
+        }
+        if (turn % 30 != 29) continue;
+        for (int i = 0; i < 2; i++) {
+            cpa_test_download(f.stream, got, o[i], FLOATS * sizeof *got);
+            wrong += memcmp(got, wanted[i], FLOATS * sizeof *got) != 0;
+        }
+    }
+    CU_ASSERT_EQUAL(wrong, 0);
+    for (int i = 0; i < 2; i++) {
+        cpa_test_free(f.stream, o[i]);
+        cpa_test_free(f.stream, device_lengths[i]);
+        free(wanted[i]);
+    }
+    free(got);
+    cpa_decode_fixture_destroy(&f);
+}
+
+/* On a stream of the caller's and on one of the library's; the graph stays as it was. */
+static void refuse_in_capture(cpa_decode_fixture *f, cpa_attend_plan *plan, cpa_stream *stream) {
+    const cpa_attend_args args = cpa_decode_fixture_attend(f);
+    cudaStream_t handle = cpa_stream_native(stream);
+    cudaGraph_t graph = NULL;
+    size_t nodes = 1;
+    CU_ASSERT_EQUAL_FATAL(cudaStreamBeginCapture(handle, cudaStreamCaptureModeGlobal), cudaSuccess);
+    CU_ASSERT_EQUAL(cpa_attend(plan, &args, stream), CPA_UNSUPPORTED);
+    CU_ASSERT_PTR_NOT_NULL(strstr(cpa_stream_error(stream), "in a capture of the caller's, and the plan is not"));
+    CU_ASSERT_EQUAL(cudaStreamEndCapture(handle, &graph), cudaSuccess);
+    CU_ASSERT_EQUAL(cudaGraphGetNodes(graph, NULL, &nodes), cudaSuccess);
+    CU_ASSERT_EQUAL(nodes, 0);
+    if (graph) (void)cudaGraphDestroy(graph);
+}
+
+static void a_plan_that_is_not_reserved(void) {
+    cpa_decode_fixture f;
+    capture c;
+    cpa_attend_plan *plan = NULL;
+    cpa_decode_fixture_init(&f, &CASE);
+    open_stream(&c, &f);
+    cpa_decode_fixture_put(&f, (int64_t[]){10, 20, 30, 40, 50, 60}, SEQUENCES);
+    const cpa_attend_item item = {.q_count = 1, .q_first = 9, .k_count = 10};
+    const cpa_attend_batch batch = {.size = sizeof batch,
+                                    .map = {1, CASE.block_size},
+                                    .shape = f.limits.shape,
+                                    .block_size = CASE.block_size,
+                                    .items = &item,
+                                    .n_items = 1,
+                                    .block_tables = f.tables,
+                                    .n_table_entries = f.entries};
+    CU_ASSERT_EQUAL(cpa_attend_plan_create(f.device, &plan, NULL), CPA_OK);
+    CU_ASSERT_EQUAL(cpa_attend_plan_set(plan, &batch, NULL), CPA_OK);
+    refuse_in_capture(&f, plan, c.stream);
+    refuse_in_capture(&f, plan, f.stream);
+    cpa_attend_plan_destroy(plan);
+    close_stream(&c);
+    cpa_decode_fixture_destroy(&f);
+}
+
+static const cpa_test tests[] = {
+    {"update and attend are captured once", update_and_attend},
+    {"attend alone is captured", attend_alone},
+    {"other kernels", other_kernels},
+    {"updates and attends in a row", updates_in_a_row},
+    {"a plan that is not reserved is refused", a_plan_that_is_not_reserved},
+};
+
+int main(void) {
+    int missing = cpa_test_cuda_missing();
+    if (missing) return missing == 1 ? CPA_TEST_SKIPPED : 2;
+    return cpa_test_main("graphs of the caller's", tests, (int)(sizeof tests / sizeof *tests));
+}

@@ -1,0 +1,232 @@
+/* Plans that are reserved: lengths and block tables from memory of the device, step after step. */
+#include <string.h>
+
+#include "kernels/attend_plan.h"
+#include "tests/fixtures/decode_fixture.h"
+#include "tests/fixtures/unit.h"
+
+static const cpa_decode_case SMALL = {.dtype = CPA_BF16,
+                                      .kv_dtype = CPA_BF16,
+                                      .q_heads = 8,
+                                      .kv_heads = 2,
+                                      .dim = 64,
+                                      .block_size = 16,
+                                      .rows = 1,
+                                      .sequences = 5,
+                                      .tokens = 700,
+                                      .length_bytes = 4,
+                                      .mask = {.causal = 1},
+                                      .threads = 2};
+
+/* Updates and attends the step that is there; how many rows are wrong. */
+static int64_t run(cpa_decode_fixture *f) {
+    const cpa_attend_update_args update = cpa_decode_fixture_update(f);
+    const cpa_attend_args attend = cpa_decode_fixture_attend(f);
+    CU_ASSERT_EQUAL(cpa_attend_plan_update(f->plan, &update, f->stream), CPA_OK);
+    CU_ASSERT_EQUAL(cpa_attend(f->plan, &attend, f->stream), CPA_OK);
+    return cpa_decode_fixture_check(f);
+}
+
+static int64_t run_lengths(cpa_decode_fixture *f, const int64_t *lengths, int64_t given) {
+    cpa_decode_fixture_put(f, lengths, given);
+    return run(f);
+}
+
+static void steps_of_any_lengths(const cpa_decode_case *shape) {
+    static const int64_t steps[][5] = {
+        {1, 16, 17, 500, 700}, {700, 2, 64, 65, 333}, {0, 0, 9, 0, 0}, {0, 0, 0, 0, 0}, {699, 699, 699, 699, 699}};
+    cpa_decode_fixture f;
+    cpa_decode_fixture_init(&f, shape);
+    for (size_t i = 0; i < sizeof steps / sizeof *steps; i++) {
+        int64_t lengths[5];
+        for (int s = 0; s < 5; s++) lengths[s] = steps[i][s] > 0 ? steps[i][s] + shape->rows - 1 : 0;
+        for (int s = 0; s < 5; s++) lengths[s] = lengths[s] > shape->tokens ? shape->tokens : lengths[s];
+        CU_ASSERT_EQUAL(run_lengths(&f, lengths, 5), 0);
+    }
+    cpa_decode_fixture_destroy(&f);
+}
+
+static void lengths_change(void) {
+    steps_of_any_lengths(&SMALL);
+}
+
+static void dtypes_and_masks(void) {
+    cpa_decode_case other = SMALL;
+    other.kv_dtype = CPA_INT8;
+    other.length_bytes = 8;
+    steps_of_any_lengths(&other);
+    other = SMALL;
+    other.dtype = other.kv_dtype = CPA_F32;
+    other.mask = (cpa_mask){.causal = 1, .window = 100, .sinks = 4};
+    steps_of_any_lengths(&other);
+}
+
+static void several_rows_a_sequence(void) {
+    cpa_decode_case rows = SMALL;
+    rows.rows = 3;
+    steps_of_any_lengths(&rows);
+    rows.rows = 4;
+    rows.mask.window = 70;
+    steps_of_any_lengths(&rows);
+}
+
+/* As many as share CTAs, and one that many take. */
+static void many_sequences_and_one_long_one(void) {
+    cpa_decode_case many = SMALL;
+    int64_t lengths[CPA_DECODE_MOST];
+    cpa_decode_fixture f;
+    many.sequences = CPA_DECODE_MOST;
+    many.q_heads = many.kv_heads = 8;
+    cpa_decode_fixture_init(&f, &many);
+    for (int step = 0; step < 3; step++) {
+        for (int s = 0; s < CPA_DECODE_MOST; s++) lengths[s] = (s * 131 + step * 517) % 701;
+        CU_ASSERT_EQUAL(run_lengths(&f, lengths, CPA_DECODE_MOST), 0);
+    }
+    cpa_decode_fixture_destroy(&f);
+    many = SMALL;
+    many.sequences = 2;
+    many.tokens = 9000;
+    cpa_decode_fixture_init(&f, &many);
+    CU_ASSERT_EQUAL(run_lengths(&f, (int64_t[]){9000, 1}, 2), 0);
+    CU_ASSERT_EQUAL(run_lengths(&f, (int64_t[]){3, 8999}, 2), 0);
+    cpa_decode_fixture_destroy(&f);
+}
+
+static void fewer_sequences_than_are_reserved(void) {
+    cpa_decode_fixture f;
+    cpa_decode_fixture_init(&f, &SMALL);
+    CU_ASSERT_EQUAL(run_lengths(&f, (int64_t[]){40, 50, 60, 70, 80}, 5), 0);
+    CU_ASSERT_EQUAL(run_lengths(&f, (int64_t[]){90, 30}, 2), 0);
+    CU_ASSERT_EQUAL(run_lengths(&f, (int64_t[]){0}, 0), 0);
+    cpa_decode_fixture_destroy(&f);
+}
+
+/* A length beyond the reservation, or below the rows, and an entry that is no block: nothing is read by them. */
+static void what_does_not_fit_is_nan(void) {
+    cpa_decode_case rows = SMALL;
+    cpa_decode_fixture f;
+    rows.rows = 2;
+    cpa_decode_fixture_init(&f, &rows);
+    CU_ASSERT_EQUAL(run_lengths(&f, (int64_t[]){100, 701, -1, 1, 0x7fffffff}, 5), 0);
+    CU_ASSERT_EQUAL(run_lengths(&f, (int64_t[]){-5, -5, 701, 701, 1}, 5), 0);
+    f.bad_entry = 2;
+    CU_ASSERT_EQUAL(run_lengths(&f, (int64_t[]){100, 20, 300, 40, 500}, 5), 0);
+    f.bad_entry = -1;
+    CU_ASSERT_EQUAL(run_lengths(&f, (int64_t[]){100, 20, 300, 40, 500}, 5), 0);
+    cpa_decode_fixture_destroy(&f);
+}
+
+/* Before the first update: empty rows, as of an update with lengths of 0. */
+static void a_reservation_begins_empty(void) {
+    cpa_decode_fixture f;
+    cpa_decode_fixture_init(&f, &SMALL);
+    cpa_decode_fixture_put(&f, (int64_t[]){0, 0, 0, 0, 0}, 5);
+    const cpa_attend_args attend = cpa_decode_fixture_attend(&f);
+    CU_ASSERT_EQUAL(cpa_attend(f.plan, &attend, f.stream), CPA_OK);
+    CU_ASSERT_EQUAL(cpa_decode_fixture_check(&f), 0);
+    cpa_decode_fixture_destroy(&f);
+}
+
+/* ---- misuse ---- */
+
+static void refuse_limits(cpa_decode_fixture *f, cpa_attend_limits limits, cpa_status wanted, const char *says) {
+    cpa_error err = {.message = ""};
+    cpa_attend_plan *plan = NULL;
+    CU_ASSERT_EQUAL(cpa_attend_plan_create(f->device, &plan, NULL), CPA_OK);
+    CU_ASSERT_EQUAL(cpa_attend_plan_reserve(plan, &limits, &err), wanted);
+    CU_ASSERT_PTR_NOT_NULL(strstr(err.message, says));
+    CU_ASSERT_EQUAL(cpa_attend_plan_reserve(plan, &f->limits, NULL), CPA_OK); /* it is as new */
+    cpa_attend_plan_destroy(plan);
+}
+
+#define REFUSE_LIMITS(f, says, ...)                                                                                    \
+    do {                                                                                                               \
+        cpa_attend_limits limits = (f)->limits;                                                                        \
+        limits.__VA_ARGS__;                                                                                            \
+        refuse_limits(f, limits, CPA_INVALID, says);                                                                   \
+    } while (0)
+
+static void bad_limits(void) {
+    cpa_decode_fixture f;
+    cpa_decode_fixture_init(&f, &SMALL);
+    REFUSE_LIMITS(&f, "0 sequences, expected 1", sequences = 0);
+    REFUSE_LIMITS(&f, "0 tokens a sequence, expected 1", tokens = 0);
+    REFUSE_LIMITS(&f, "0 rows a sequence, expected 1..700", rows = 0);
+    REFUSE_LIMITS(&f, "701 rows a sequence", rows = 701);
+    REFUSE_LIMITS(&f, "caches of 0 blocks", num_blocks = 0);
+    REFUSE_LIMITS(&f, "block_size", block_size = 3);
+    REFUSE_LIMITS(&f, "kv_heads", shape.kv_heads = 3);
+    REFUSE_LIMITS(&f, "size", size = 8);
+    if (!cpa_test_promises_bits()) {
+        cpa_attend_limits wide = f.limits;
+        wide.rows = 5;
+        refuse_limits(&f, wide, CPA_UNSUPPORTED, "5 rows of 4 query heads a KV head, at most 16 in all");
+    }
+    cpa_decode_fixture_destroy(&f);
+}
+
+/* A plan is set or reserved, once. */
+static void set_and_reserved(void) {
+    cpa_decode_fixture f;
+    cpa_error err = {.message = ""};
+    cpa_attend_plan *plan = NULL;
+    cpa_decode_fixture_init(&f, &SMALL);
+    const cpa_attend_batch batch = {
+        .size = sizeof batch, .map = {1, 16}, .shape = f.limits.shape, .block_size = SMALL.block_size};
+    CU_ASSERT_EQUAL(cpa_attend_plan_set(f.plan, &batch, &err), CPA_INVALID);
+    CU_ASSERT_PTR_NOT_NULL(strstr(err.message, "is reserved and cannot be set"));
+    CU_ASSERT_EQUAL(cpa_attend_plan_reserve(f.plan, &f.limits, &err), CPA_INVALID);
+    CU_ASSERT_PTR_NOT_NULL(strstr(err.message, "is reserved already"));
+    CU_ASSERT_EQUAL(cpa_attend_plan_create(f.device, &plan, NULL), CPA_OK);
+    CU_ASSERT_EQUAL(cpa_attend_plan_set(plan, &batch, NULL), CPA_OK);
+    CU_ASSERT_EQUAL(cpa_attend_plan_reserve(plan, &f.limits, &err), CPA_INVALID);
+    CU_ASSERT_PTR_NOT_NULL(strstr(err.message, "is set already"));
+    cpa_decode_fixture_put(&f, (int64_t[]){10, 20, 30, 40, 50}, 5);
+    const cpa_attend_update_args update = cpa_decode_fixture_update(&f);
+    CU_ASSERT_EQUAL(cpa_attend_plan_update(plan, &update, f.stream), CPA_INVALID);
+    CU_ASSERT_PTR_NOT_NULL(strstr(cpa_stream_error(f.stream), "a plan that is not reserved"));
+    cpa_attend_plan_destroy(plan);
+    cpa_decode_fixture_destroy(&f);
+}
+
+#define REFUSE_UPDATE(f, says, ...)                                                                                    \
+    do {                                                                                                               \
+        cpa_attend_update_args update = cpa_decode_fixture_update(f);                                                  \
+        update.__VA_ARGS__;                                                                                            \
+        CU_ASSERT_EQUAL(cpa_attend_plan_update((f)->plan, &update, (f)->stream), CPA_INVALID);                         \
+        CU_ASSERT_PTR_NOT_NULL(strstr(cpa_stream_error((f)->stream), says));                                           \
+    } while (0)
+
+static void bad_updates(void) {
+    cpa_decode_fixture f;
+    cpa_decode_fixture_init(&f, &SMALL);
+    cpa_decode_fixture_put(&f, (int64_t[]){10, 20, 30, 40, 50}, 5);
+    REFUSE_UPDATE(&f, "of 6 sequences, expected 0..5", sequences = 6);
+    REFUSE_UPDATE(&f, "of -1 sequences", sequences = -1);
+    REFUSE_UPDATE(&f, "length_bytes is 2", length_bytes = 2);
+    REFUSE_UPDATE(&f, "table_stride is 43, expected at least the 44", table_stride = 43);
+    REFUSE_UPDATE(&f, "lengths is NULL", lengths = NULL);
+    REFUSE_UPDATE(&f, "block_tables is NULL", block_tables = NULL);
+    REFUSE_UPDATE(&f, "lengths", lengths = (const char *)update.lengths + 1);
+    cpa_attend_args attend = cpa_decode_fixture_attend(&f);
+    attend.kv.num_blocks -= 2;
+    CU_ASSERT_EQUAL(cpa_attend(f.plan, &attend, f.stream), CPA_INVALID);
+    CU_ASSERT_PTR_NOT_NULL(strstr(cpa_stream_error(f.stream), "reads block"));
+    CU_ASSERT_EQUAL(run(&f), 0); /* and the plan is as it was */
+    cpa_decode_fixture_destroy(&f);
+}
+
+static const cpa_test tests[] = {
+    {"lengths and tables change from step to step", lengths_change},
+    {"other dtypes, windows, lengths of 64 bits", dtypes_and_masks},
+    {"several rows a sequence", several_rows_a_sequence},
+    {"many sequences, and one that is long", many_sequences_and_one_long_one},
+    {"fewer sequences than are reserved", fewer_sequences_than_are_reserved},
+    {"what does not fit is NaN", what_does_not_fit_is_nan},
+    {"a reservation begins empty", a_reservation_begins_empty},
+    {"bad limits", bad_limits},
+    {"a plan is set, or reserved once", set_and_reserved},
+    {"bad updates", bad_updates},
+};
+
+CPA_DEVICE_TEST_MAIN("reserved plans of attend", tests)
