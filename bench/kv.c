@@ -205,15 +205,15 @@ static cpa_status prepare_pack(cpa_bench_site *site, const int64_t *shape, cpa_b
 static cpa_status run_pack(void *state, int64_t call, cpa_error *err) {
     (void)call;
     kv_state *s = state;
-    cpa_kv_span span = {.count = s->tokens};
+    cpa_kv_range range = {.count = s->tokens};
     cpa_kv_pack_args args = {
         .size = sizeof args,
         .src = s->cache,
         .dst = s->staging,
         .block_tables = s->table,
         .n_table_entries = s->blocks,
-        .spans = &span,
-        .n_spans = 1,
+        .ranges = &range,
+        .n_ranges = 1,
     };
     return cpa_bench_enqueued(s->site, cpa_kv_pack(&args, s->site->stream), err);
 }

@@ -48,23 +48,23 @@ typedef struct cpa_kv_copy_args {
 CPA_API cpa_status cpa_kv_copy(const cpa_kv_copy_args *args, cpa_stream *stream);
 
 /* kv_pack: gathers tokens of paged sequences into consecutive blocks of a staging view. Tokens past `count` in the last
- * block of a span are left as they were. There is no operation that unpacks: attend reads a staging view through a
+ * block of a range are left as they were. There is no operation that unpacks: attend reads a staging view through a
  * block table, as it reads a cache, and kv_copy moves its blocks into one. */
-typedef struct cpa_kv_span {
+typedef struct cpa_kv_range {
     int64_t table;       /* index into block_tables of the entry that holds local token 0 of the sequence */
     int64_t first;       /* first local token, a multiple of block_size */
     int64_t count;       /* tokens */
     int64_t dst_block;   /* staging block that receives the first one; no block is filled twice */
     int64_t reserved[4]; /* zero */
-} cpa_kv_span;
+} cpa_kv_range;
 typedef struct cpa_kv_pack_args {
     size_t size;
     cpa_kv_view src;
     cpa_kv_view dst;             /* same shape and dtype as src; does not overlap it */
     const int32_t *block_tables; /* [n_table_entries], host */
     int64_t n_table_entries;
-    const cpa_kv_span *spans; /* [n_spans], host */
-    int64_t n_spans;
+    const cpa_kv_range *ranges; /* [n_ranges], host */
+    int64_t n_ranges;
 } cpa_kv_pack_args;
 CPA_API cpa_status cpa_kv_pack(const cpa_kv_pack_args *args, cpa_stream *stream);
 

@@ -162,11 +162,11 @@ static cpa_status check_block(cpa_kernel_test *t, const cpa_kv_view *view, cpa_k
 cpa_status cpa_self_test_check_pages(cpa_kernel_test *t, cpa_error *err) {
     const int64_t block = t->options->block_size, heads = t->options->model.attention.kv_heads;
     cpa_kv_view packed = make_view(t, t->n_blocks);
-    cpa_kv_span spans[CPA_SELF_TEST_SHARDS] = {
+    cpa_kv_range ranges[CPA_SELF_TEST_SHARDS] = {
         {.count = t->keys[0]}, {.table = t->first_entry[1], .count = t->keys[1], .dst_block = t->first_entry[1]}};
     CPA_TRY(make_pool(t, &packed, err));
     cpa_kv_pack_args args = {
-        sizeof args, t->kv, packed, t->tables, t->n_blocks - CPA_SELF_TEST_SPARE_BLOCKS, spans, CPA_SELF_TEST_SHARDS};
+        sizeof args, t->kv, packed, t->tables, t->n_blocks - CPA_SELF_TEST_SPARE_BLOCKS, ranges, CPA_SELF_TEST_SHARDS};
     CPA_TRY(cpa_kv_pack(&args, t->stream));
     for (int i = 0; i < 2 * CPA_SELF_TEST_SHARDS; i++) {
         const cpa_kv_part part = i % 2 ? CPA_VALUES : CPA_KEYS;
@@ -175,8 +175,8 @@ cpa_status cpa_self_test_check_pages(cpa_kernel_test *t, cpa_error *err) {
         const int64_t bytes = pool.block_stride, before = shard ? t->keys[0] : 0;
         for (int64_t done = 0; done < t->keys[shard]; done += block) {
             int64_t left = t->keys[shard] - done;
-            CPA_TRY(t->device->table->copy(t->got, pool.memory + (spans[shard].dst_block + done / block) * bytes, bytes,
-                                           t->stream));
+            CPA_TRY(t->device->table->copy(t->got, pool.memory + (ranges[shard].dst_block + done / block) * bytes,
+                                           bytes, t->stream));
             CPA_TRY(t->device->table->stream_sync(t->stream));
             CPA_TRY(check_block(t, &packed, part, (left < block ? left : block) * heads, (before + done) * heads, err));
         }

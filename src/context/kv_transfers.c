@@ -27,7 +27,7 @@ void cpa_kv_transfers_destroy(cpa_kv_transfers *t) {
     for (int64_t i = 0; i < t->n_plans; i++) t->ops->device->operators->plan_destroy(t->plans[i]);
     t->ops->device->table->free(t->ops->device, t->memory);
     free(t->routes);
-    free(t->spans);
+    free(t->ranges);
     free(t->plans);
     free(t->list);
     free(t->region_of);
@@ -36,7 +36,7 @@ void cpa_kv_transfers_destroy(cpa_kv_transfers *t) {
 /* ---- planning ---- */
 
 void cpa_kv_transfers_clear(cpa_kv_transfers *t) {
-    t->count = t->n_spans = t->n_routes = t->plans_in_use = 0;
+    t->count = t->n_ranges = t->n_routes = t->plans_in_use = 0;
 }
 
 cpa_status cpa_kv_transfers_take_plan(cpa_kv_transfers *t, cpa_attend_plan **out) {
@@ -50,14 +50,14 @@ cpa_status cpa_kv_transfers_take_plan(cpa_kv_transfers *t, cpa_attend_plan **out
 }
 
 cpa_status cpa_kv_transfers_open(cpa_kv_transfers *t, int32_t round, cpa_kv_transfer *out) {
-    *out = (cpa_kv_transfer){.index = t->count, .round = round, .span = t->n_spans, .route = t->n_routes};
+    *out = (cpa_kv_transfer){.index = t->count, .round = round, .range = t->n_ranges, .route = t->n_routes};
     return cpa_kv_transfers_take_plan(t, &out->plan);
 }
 
-cpa_status cpa_kv_transfers_add_span(cpa_kv_transfers *t, cpa_kv_transfer *open, cpa_kv_span span) {
-    CPA_TRY(cpa_context_reserve(t->ops, &t->spans, &t->spans_capacity, t->n_spans + 1, sizeof *t->spans));
-    t->spans[t->n_spans++] = span;
-    open->n_spans++;
+cpa_status cpa_kv_transfers_add_range(cpa_kv_transfers *t, cpa_kv_transfer *open, cpa_kv_range range) {
+    CPA_TRY(cpa_context_reserve(t->ops, &t->ranges, &t->ranges_capacity, t->n_ranges + 1, sizeof *t->ranges));
+    t->ranges[t->n_ranges++] = range;
+    open->n_ranges++;
     return CPA_OK;
 }
 
@@ -69,10 +69,10 @@ cpa_status cpa_kv_transfers_add_route(cpa_kv_transfers *t, cpa_kv_transfer *open
 }
 
 /* Whether two transfers send the same tokens. */
-static int same_spans(const cpa_kv_transfers *t, const cpa_kv_transfer *a, const cpa_kv_transfer *b) {
-    if (a->n_spans != b->n_spans) return 0;
-    for (int64_t i = 0; i < a->n_spans; i++) {
-        const cpa_kv_span *x = &t->spans[a->span + i], *y = &t->spans[b->span + i];
+static int same_ranges(const cpa_kv_transfers *t, const cpa_kv_transfer *a, const cpa_kv_transfer *b) {
+    if (a->n_ranges != b->n_ranges) return 0;
+    for (int64_t i = 0; i < a->n_ranges; i++) {
+        const cpa_kv_range *x = &t->ranges[a->range + i], *y = &t->ranges[b->range + i];
         if (x->table != y->table || x->first != y->first || x->count != y->count || x->dst_block != y->dst_block)
             return 0;
     }
@@ -89,7 +89,7 @@ static void choose_send_buffer(const cpa_kv_transfers *t, cpa_kv_transfer *trans
         const cpa_kv_transfer *earlier = &t->list[i];
         if (i == transfer->index - 1) transfer->send_buffer = 1 - earlier->send_buffer;
         if (!earlier->packs || seen[earlier->send_buffer]++) continue;
-        if (!same_spans(t, transfer, earlier)) continue;
+        if (!same_ranges(t, transfer, earlier)) continue;
         transfer->send_buffer = earlier->send_buffer;
         transfer->packs = 0;
         return;
@@ -162,8 +162,8 @@ cpa_status cpa_kv_transfers_pack(cpa_kv_transfers *t, int64_t index, const cpa_k
         .src = *cache,
         .dst = staging_view(t, cpa_kv_transfers_send_block(t, transfer), transfer->send_blocks),
         .block_tables = block_tables,
-        .spans = t->spans + transfer->span,
-        .n_spans = transfer->n_spans,
+        .ranges = t->ranges + transfer->range,
+        .n_ranges = transfer->n_ranges,
     };
     int64_t span = cpa_spans_begin(&t->ops->spans, CPA_SPAN_PACK, transfer->round, stream);
     cpa_status status = t->ops->device->operators->kv_pack(&packing, stream);

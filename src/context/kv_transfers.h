@@ -1,7 +1,7 @@
 /* The transfers of pass-KV: which tokens go into a segment, who exchanges it, and where in staging it lies.
  *
  * Staging holds two segments to send, then two to receive for each region: one transfer is packed and one arrives while
- * one is attended. A planner opens a transfer, adds its spans and routes, places it and adds it; a layer packs, starts
+ * one is attended. A planner opens a transfer, adds its ranges and routes, places it and adds it; a layer packs, starts
  * and finishes the transfers of its schedule in their order, one in flight. */
 #ifndef CPA_KV_TRANSFERS_H
 #define CPA_KV_TRANSFERS_H
@@ -26,10 +26,10 @@ typedef struct cpa_kv_attended {
 
 /* One exchange of keys and values. */
 typedef struct cpa_kv_transfer {
-    int64_t index;         /* among the transfers of the step */
-    int32_t round;         /* peer by peer; 0: all peers at once */
-    cpa_attend_plan *plan; /* of what this rank attends of it */
-    int64_t span, n_spans; /* of what is packed */
+    int64_t index;           /* among the transfers of the step */
+    int32_t round;           /* peer by peer; 0: all peers at once */
+    cpa_attend_plan *plan;   /* of what this rank attends of it */
+    int64_t range, n_ranges; /* of what is packed */
     int64_t route;
     int32_t n_routes;
     int32_t send_buffer;              /* which half of the send staging */
@@ -55,8 +55,8 @@ typedef struct cpa_kv_transfers {
     int64_t count, capacity;
     cpa_attend_plan **plans; /* kept from step to step */
     int64_t n_plans, plans_capacity, plans_in_use;
-    cpa_kv_span *spans;
-    int64_t n_spans, spans_capacity;
+    cpa_kv_range *ranges;
+    int64_t n_ranges, ranges_capacity;
     cpa_kv_route *routes;
     int64_t n_routes, routes_capacity;
     cpa_context_exchange exchange; /* the transfer in flight */
@@ -73,9 +73,9 @@ void cpa_kv_transfers_clear(cpa_kv_transfers *t);
 cpa_status cpa_kv_transfers_take_plan(cpa_kv_transfers *t, cpa_attend_plan **out);
 /* An empty transfer behind those that were added, with a plan for what this rank attends of it. */
 cpa_status cpa_kv_transfers_open(cpa_kv_transfers *t, int32_t round, cpa_kv_transfer *out);
-cpa_status cpa_kv_transfers_add_span(cpa_kv_transfers *t, cpa_kv_transfer *open, cpa_kv_span span);
+cpa_status cpa_kv_transfers_add_range(cpa_kv_transfers *t, cpa_kv_transfer *open, cpa_kv_range range);
 cpa_status cpa_kv_transfers_add_route(cpa_kv_transfers *t, cpa_kv_transfer *open, cpa_kv_route route);
-/* Sums up the routes, and finds the send staging for the spans. `since`: the first transfer of its schedule.
+/* Sums up the routes, and finds the send staging for the ranges. `since`: the first transfer of its schedule.
  * `own_blocks`: blocks of own keys that are attended in staging, whoever receives them. */
 void cpa_kv_transfers_place(const cpa_kv_transfers *t, cpa_kv_transfer *open, int64_t since, int64_t own_blocks);
 cpa_status cpa_kv_transfers_add(cpa_kv_transfers *t, const cpa_kv_transfer *placed, cpa_kv_attended attended);

@@ -130,8 +130,8 @@ static cpa_status plan_send(cpa_pass_kv *kv, int64_t begin, int64_t end, cpa_kv_
         const cpa_planned_chunk *chunk = &kv->step->chunks[piece->chunk];
         int32_t shard = cpa_tokens_on(kv->ops->map, chunk->placement, kv->ops->rank).shard;
         int64_t count = tokens_in(kv, shard, chunk->end, piece->first, piece->count);
-        cpa_kv_span span = {.table = chunk->table, .first = piece->first, .count = count, .dst_block = piece->block};
-        if (count > 0) CPA_TRY(cpa_kv_transfers_add_span(&kv->transfers, transfer, span));
+        cpa_kv_range range = {.table = chunk->table, .first = piece->first, .count = count, .dst_block = piece->block};
+        if (count > 0) CPA_TRY(cpa_kv_transfers_add_range(&kv->transfers, transfer, range));
     }
     return CPA_OK;
 }

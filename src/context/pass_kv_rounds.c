@@ -101,11 +101,11 @@ static cpa_status plan_send(cpa_pass_kv *kv, int64_t segment, int64_t *next, cpa
                             cpa_kv_route *route) {
     for (; *next < kv->sent.count && kv->sent.data[*next].segment == segment; ++*next) {
         const cpa_kv_piece *piece = &kv->sent.data[*next];
-        cpa_kv_span span = {.table = kv->step->chunks[piece->chunk].table,
-                            .first = piece->first,
-                            .count = piece->count,
-                            .dst_block = piece->block};
-        CPA_TRY(cpa_kv_transfers_add_span(&kv->transfers, transfer, span));
+        cpa_kv_range range = {.table = kv->step->chunks[piece->chunk].table,
+                              .first = piece->first,
+                              .count = piece->count,
+                              .dst_block = piece->block};
+        CPA_TRY(cpa_kv_transfers_add_range(&kv->transfers, transfer, range));
         route->send_blocks = end_of(kv, piece);
     }
     return CPA_OK;

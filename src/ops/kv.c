@@ -116,45 +116,46 @@ cpa_status cpa_kv_copy(const cpa_kv_copy_args *given, cpa_stream *stream) {
 
 /* ---- kv_pack ---- */
 
-/* Raises *filled by the staging blocks that the span fills. */
+/* Raises *filled by the staging blocks that the range fills. */
 static cpa_status check_span(const cpa_kv_pack_args *args, int64_t index, cpa_checked_range *filled, cpa_error *err) {
-    cpa_kv_span span = args->spans[index];
+    cpa_kv_range range = args->ranges[index];
     const int64_t block_size = args->src.block_size, entries = args->n_table_entries;
-    REQUIRE(err, CPA_RESERVED_IS_ZERO(span), "kv_pack: the reserved bytes of spans[%lld] are not zero",
+    REQUIRE(err, CPA_RESERVED_IS_ZERO(range), "kv_pack: the reserved bytes of ranges[%lld] are not zero",
             (long long)index);
-    REQUIRE(err, span.table >= 0 && span.count >= 0 && span.first >= 0 && span.first % block_size == 0,
-            "kv_pack: spans[%lld] has table %lld, first %lld, count %lld; expected none negative and first a multiple "
+    REQUIRE(err, range.table >= 0 && range.count >= 0 && range.first >= 0 && range.first % block_size == 0,
+            "kv_pack: ranges[%lld] has table %lld, first %lld, count %lld; expected none negative and first a multiple "
             "of block_size, %lld",
-            (long long)index, (long long)span.table, (long long)span.first, (long long)span.count,
+            (long long)index, (long long)range.table, (long long)range.first, (long long)range.count,
             (long long)block_size);
-    const int64_t before = span.first / block_size, blocks = span.count / block_size + (span.count % block_size > 0);
-    REQUIRE(err, span.dst_block >= 0 && span.dst_block <= args->dst.num_blocks - blocks,
-            "kv_pack: spans[%lld] fills %lld staging blocks from %lld on of %lld", (long long)index, (long long)blocks,
-            (long long)span.dst_block, (long long)args->dst.num_blocks);
-    REQUIRE(err, span.table <= entries && before <= entries - span.table && blocks <= entries - span.table - before,
-            "kv_pack: spans[%lld] reads %lld table entries from %lld + %lld on of %lld", (long long)index,
-            (long long)blocks, (long long)span.table, (long long)before, (long long)entries);
+    const int64_t before = range.first / block_size, blocks = range.count / block_size + (range.count % block_size > 0);
+    REQUIRE(err, range.dst_block >= 0 && range.dst_block <= args->dst.num_blocks - blocks,
+            "kv_pack: ranges[%lld] fills %lld staging blocks from %lld on of %lld", (long long)index, (long long)blocks,
+            (long long)range.dst_block, (long long)args->dst.num_blocks);
+    REQUIRE(err, range.table <= entries && before <= entries - range.table && blocks <= entries - range.table - before,
+            "kv_pack: ranges[%lld] reads %lld table entries from %lld + %lld on of %lld", (long long)index,
+            (long long)blocks, (long long)range.table, (long long)before, (long long)entries);
     for (int64_t i = 0; i < blocks; i++) {
-        const int64_t entry = span.table + before + i;
+        const int64_t entry = range.table + before + i;
         REQUIRE(err, args->block_tables[entry] >= 0 && args->block_tables[entry] < args->src.num_blocks,
-                "kv_pack: spans[%lld] reads block %d through table entry %lld, expected 0..%lld", (long long)index,
+                "kv_pack: ranges[%lld] reads block %d through table entry %lld, expected 0..%lld", (long long)index,
                 args->block_tables[entry], (long long)entry, (long long)args->src.num_blocks - 1);
     }
-    *filled = (cpa_checked_range){span.dst_block, span.dst_block + blocks, index};
+    *filled = (cpa_checked_range){range.dst_block, range.dst_block + blocks, index};
     return CPA_OK;
 }
 
 static cpa_status check_spans(const cpa_kv_pack_args *args, cpa_error *err) {
     cpa_status status = CPA_OK;
     int64_t n = 0;
-    cpa_checked_range *filled = malloc((size_t)(args->n_spans + 1) * sizeof *filled);
+    cpa_checked_range *filled = malloc((size_t)(args->n_ranges + 1) * sizeof *filled);
     if (!filled)
-        return cpa_fail(err, CPA_NO_MEMORY, "kv_pack: no memory for the check of %lld spans", (long long)args->n_spans);
-    for (int64_t i = 0; i < args->n_spans; i++) {
+        return cpa_fail(err, CPA_NO_MEMORY, "kv_pack: no memory for the check of %lld ranges",
+                        (long long)args->n_ranges);
+    for (int64_t i = 0; i < args->n_ranges; i++) {
         CPA_TRY_GOTO(check_span(args, i, &filled[n], err), done);
         n += filled[n].end > filled[n].begin;
     }
-    status = cpa_check_disjoint("kv_pack", "spans", "staging block", filled, n, err);
+    status = cpa_check_disjoint("kv_pack", "ranges", "staging block", filled, n, err);
 done:
     free(filled);
     return status;
@@ -164,19 +165,19 @@ static cpa_status check_kv_pack(const cpa_kv_pack_args *args, cpa_error *err) {
     CPA_TRY(cpa_check_view("kv_pack: src", &args->src, err));
     CPA_TRY(cpa_check_view("kv_pack: dst", &args->dst, err));
     CPA_TRY(cpa_check_same_shape("kv_pack", &args->src, &args->dst, err));
-    REQUIRE(err, args->n_spans >= 0 && args->n_spans <= INT32_MAX, "kv_pack: n_spans is %lld, expected 0..%d",
-            (long long)args->n_spans, INT32_MAX);
+    REQUIRE(err, args->n_ranges >= 0 && args->n_ranges <= INT32_MAX, "kv_pack: n_ranges is %lld, expected 0..%d",
+            (long long)args->n_ranges, INT32_MAX);
     REQUIRE(err, args->n_table_entries >= 0, "kv_pack: n_table_entries is %lld, expected at least 0",
             (long long)args->n_table_entries);
-    REQUIRE(err, args->n_spans == 0 || (args->spans && args->block_tables), "kv_pack: %s is NULL",
-            args->spans ? "block_tables" : "spans");
+    REQUIRE(err, args->n_ranges == 0 || (args->ranges && args->block_tables), "kv_pack: %s is NULL",
+            args->ranges ? "block_tables" : "ranges");
     return check_spans(args, err);
 }
 
 cpa_status cpa_kv_pack(const cpa_kv_pack_args *given, cpa_stream *stream) {
     cpa_kv_pack_args args;
     if (!stream) return CPA_INVALID;
-    CPA_TRY(CPA_STRUCT_TAKE("kv_pack", given, cpa_kv_pack_args, n_spans, &args, &stream->error));
+    CPA_TRY(CPA_STRUCT_TAKE("kv_pack", given, cpa_kv_pack_args, n_ranges, &args, &stream->error));
     CPA_TRY(check_kv_pack(&args, &stream->error));
     return stream->device->operators->kv_pack(&args, stream);
 }

@@ -10,7 +10,7 @@ _Static_assert(sizeof(cpa_kv_view) == 192, "cpa_kv_view");
 _Static_assert(sizeof(cpa_mask) == 64, "cpa_mask");
 _Static_assert(sizeof(cpa_rope) == 64, "cpa_rope");
 _Static_assert(sizeof(cpa_partial) == 64, "cpa_partial");
-_Static_assert(sizeof(cpa_kv_span) == 64, "cpa_kv_span");
+_Static_assert(sizeof(cpa_kv_range) == 64, "cpa_kv_range");
 _Static_assert(sizeof(cpa_attend_item) == 96, "cpa_attend_item");
 _Static_assert(sizeof(cpa_context_chunk) == 64, "cpa_context_chunk");
 _Static_assert(sizeof(cpa_allocator) == 24, "cpa_allocator");

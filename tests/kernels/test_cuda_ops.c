@@ -158,14 +158,14 @@ static void copies_of(cpa_dtype dtype, int32_t k_dim, int32_t v_dim, int src_hea
 
     int32_t table[BLOCKS];
     for (int32_t i = 0; i < BLOCKS; i++) table[i] = (i * 271) % BLOCKS;
-    const cpa_kv_span spans[] = {{.table = 10, .first = 32, .count = 1000, .dst_block = 3},
-                                 {.table = 0, .first = 0, .count = 16 * 1100 + 5, .dst_block = 70},
-                                 {.table = 2000, .first = 16, .count = 0, .dst_block = 0},
-                                 {.table = 300, .first = 0, .count = 1, .dst_block = 1300}};
+    const cpa_kv_range ranges[] = {{.table = 10, .first = 32, .count = 1000, .dst_block = 3},
+                                   {.table = 0, .first = 0, .count = 16 * 1100 + 5, .dst_block = 70},
+                                   {.table = 2000, .first = 16, .count = 0, .dst_block = 0},
+                                   {.table = 300, .first = 0, .count = 1, .dst_block = 1300}};
     cpa_kv_pack_args pack = {.size = sizeof pack, .src = src.view, .dst = dst.view, .block_tables = table};
     pack.n_table_entries = sizeof table / sizeof table[0];
-    pack.spans = spans;
-    pack.n_spans = sizeof spans / sizeof spans[0];
+    pack.ranges = ranges;
+    pack.n_ranges = sizeof ranges / sizeof ranges[0];
     CU_ASSERT_EQUAL(cpa_kv_pack(&pack, host_stream), CPA_OK);
     pack.src = device_src, pack.dst = device_dst;
     CU_ASSERT_EQUAL(cpa_kv_pack(&pack, cuda_stream), CPA_OK);

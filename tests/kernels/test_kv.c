@@ -180,7 +180,7 @@ static void copied_blocks_equal_their_source_in_either_layout(void) {
     close_device();
 }
 
-static void packed_spans_are_consecutive_and_leave_tails_alone(void) {
+static void packed_ranges_are_consecutive_and_leave_tails_alone(void) {
     cpa_kv_fixture src, staging;
     open_device(2);
     cpa_kv_fixture_init(&src, CPA_BF16, BLOCKS, 16, HEADS, K_DIM, V_DIM, 0);
@@ -189,9 +189,9 @@ static void packed_spans_are_consecutive_and_leave_tails_alone(void) {
     write_slots(&from, BLOCKS * 16);
     const int32_t tables[6] = {9, 4, 11, INT32_MAX, 0, 5};
     /* 20 tokens from local 16 on of the first sequence, 30 of the second. */
-    const cpa_kv_span spans[2] = {{.table = 0, .first = 16, .count = 20, .dst_block = 1},
-                                  {.table = 4, .first = 0, .count = 30, .dst_block = 3}};
-    cpa_kv_pack_args args = {sizeof args, from, to, tables, sizeof tables / sizeof tables[0], spans, 2};
+    const cpa_kv_range ranges[2] = {{.table = 0, .first = 16, .count = 20, .dst_block = 1},
+                                    {.table = 4, .first = 0, .count = 30, .dst_block = 3}};
+    cpa_kv_pack_args args = {sizeof args, from, to, tables, sizeof tables / sizeof tables[0], ranges, 2};
     CU_ASSERT_EQUAL(cpa_kv_pack(&args, stream), CPA_OK);
     cpa_kv_fixture_download(&staging, &to, stream);
     for (int64_t at = 0; at < 8 * 16; at++) {
@@ -244,7 +244,7 @@ static const cpa_test tests[] = {
     {"tokens land in their slots and nowhere else", tokens_land_in_their_slots_and_nowhere_else},
     {"tokens that are not finite are told", tokens_that_are_not_finite_are_told},
     {"copied blocks equal their source in either layout", copied_blocks_equal_their_source_in_either_layout},
-    {"packed spans are consecutive and leave tails alone", packed_spans_are_consecutive_and_leave_tails_alone},
+    {"packed ranges are consecutive and leave tails alone", packed_ranges_are_consecutive_and_leave_tails_alone},
     {"wrong arguments are named and change nothing", wrong_arguments_are_named_and_change_nothing},
 };
 CPA_DEVICE_TEST_MAIN("kv", tests)

@@ -268,7 +268,7 @@ static int is_poison(const cpa_kv_fixture *f, int64_t block, int64_t offset) {
     return 1;
 }
 
-static void copies_and_packed_spans_carry_their_scales(void) {
+static void copies_and_packed_ranges_carry_their_scales(void) {
     open_device();
     for (int kind = 0; kind < N_KINDS; kind++) {
         cpa_kv_fixture src, dst;
@@ -284,8 +284,8 @@ static void copies_and_packed_spans_carry_their_scales(void) {
         cpa_kv_copy_args copy = {sizeof copy, from, to, pairs, 1};
         CU_ASSERT_EQUAL(cpa_kv_copy(&copy, stream), CPA_OK);
         const int32_t tables[3] = {4, 2, 0};
-        const cpa_kv_span span = {.table = 0, .first = 16, .count = 21, .dst_block = 1};
-        cpa_kv_pack_args pack = {sizeof pack, from, to, tables, sizeof tables / sizeof tables[0], &span, 1};
+        const cpa_kv_range range = {.table = 0, .first = 16, .count = 21, .dst_block = 1};
+        cpa_kv_pack_args pack = {sizeof pack, from, to, tables, sizeof tables / sizeof tables[0], &range, 1};
         CU_ASSERT_EQUAL(cpa_kv_pack(&pack, stream), CPA_OK);
         cpa_kv_fixture_download(&dst, &to, stream);
         cpa_kv_view_free(&to, stream);
@@ -331,7 +331,7 @@ static const cpa_test tests[] = {
     {"attend equals float64 of the dequantised cache", attend_equals_float64_of_the_dequantised_cache},
     {"long caches are split without error", long_caches_are_split_without_error},
     {"a wrong scale shows", a_wrong_scale_shows},
-    {"copies and packed spans carry their scales", copies_and_packed_spans_carry_their_scales},
+    {"copies and packed ranges carry their scales", copies_and_packed_ranges_carry_their_scales},
     {"views without room for scales are refused", views_without_room_for_scales_are_refused},
 };
 CPA_DEVICE_TEST_MAIN("quant", tests)

@@ -192,24 +192,24 @@ static cpa_status run_kv_pack(const void *args, cpa_stream *on) {
     return cpa_kv_pack(args, on);
 }
 
-static cpa_kv_span packed_span;
-static cpa_status run_span(const void *span, cpa_stream *on) {
+static cpa_kv_range packed_range;
+static cpa_status run_range(const void *range, cpa_stream *on) {
     cpa_kv_pack_args args;
-    if (!span) return CPA_INVALID;
-    memcpy(&args, (const char *)span + sizeof packed_span, sizeof args);
-    memcpy(&packed_span, span, sizeof packed_span);
+    if (!range) return CPA_INVALID;
+    memcpy(&args, (const char *)range + sizeof packed_range, sizeof args);
+    memcpy(&packed_range, range, sizeof packed_range);
     return cpa_kv_pack(&args, on);
 }
 
 static void kv_pack(void) {
     typedef cpa_kv_pack_args T;
-    static const member members[] = {VIEW_MEMBERS(T, src), VIEW_MEMBERS(T, dst), M(T, n_spans, INT64)};
-    static const member span_members[] = {M(cpa_kv_span, table, INT64), M(cpa_kv_span, first, INT64),
-                                          M(cpa_kv_span, count, INT64), M(cpa_kv_span, dst_block, INT64),
-                                          M(cpa_kv_span, reserved[3], RESERVED)};
+    static const member members[] = {VIEW_MEMBERS(T, src), VIEW_MEMBERS(T, dst), M(T, n_ranges, INT64)};
+    static const member range_members[] = {M(cpa_kv_range, table, INT64), M(cpa_kv_range, first, INT64),
+                                           M(cpa_kv_range, count, INT64), M(cpa_kv_range, dst_block, INT64),
+                                           M(cpa_kv_range, reserved[3], RESERVED)};
     int32_t table[3] = {5, 0, 2};
-    cpa_kv_span spans[2] = {{.table = 1, .first = 4, .count = 4, .dst_block = 1}, {.count = 7, .dst_block = 2}};
-    T args = {sizeof args, make_view(), make_view(), table, 3, spans, 2};
+    cpa_kv_range ranges[2] = {{.table = 1, .first = 4, .count = 4, .dst_block = 1}, {.count = 7, .dst_block = 2}};
+    T args = {sizeof args, make_view(), make_view(), table, 3, ranges, 2};
     call c = {"kv_pack", run_kv_pack, &args, sizeof args, members, sizeof members / sizeof *members, sizeof args};
     misuse_all(&c);
     const int64_t bad[] = {INT64_MIN, -1, 2};
@@ -221,22 +221,23 @@ static void kv_pack(void) {
     args.block_tables = NULL;
     CU_ASSERT_EQUAL(cpa_kv_pack(&args, stream), CPA_INVALID);
     args.block_tables = table;
-    args.spans = NULL;
+    args.ranges = NULL;
     CU_ASSERT_EQUAL(cpa_kv_pack(&args, stream), CPA_INVALID);
-    args.spans = spans;
-    spans[1].dst_block = 0;
+    args.ranges = ranges;
+    ranges[1].dst_block = 0;
     CU_ASSERT_EQUAL(cpa_kv_pack(&args, stream), CPA_INVALID);
-    CU_ASSERT_STRING_EQUAL(said(), "kv_pack: spans[1] and spans[0] both have staging block 1");
+    CU_ASSERT_STRING_EQUAL(said(), "kv_pack: ranges[1] and ranges[0] both have staging block 1");
 
     struct {
-        cpa_kv_span span;
+        cpa_kv_range range;
         T args;
-    } one = {spans[0], args};
-    one.args.spans = &packed_span;
-    one.args.n_spans = 1;
-    call of_span = {"kv_span",  run_span, &one, sizeof one.span, span_members, sizeof span_members / sizeof *members,
-                    sizeof(one)};
-    misuse(&of_span);
+    } one = {ranges[0], args};
+    one.args.ranges = &packed_range;
+    one.args.n_ranges = 1;
+    call of_range = {"kv_range",       run_range,     &one,
+                     sizeof one.range, range_members, sizeof range_members / sizeof *members,
+                     sizeof(one)};
+    misuse(&of_range);
     free_view(args.dst);
     free_view(args.src);
 }
@@ -542,7 +543,7 @@ static void wrapped_stream(void) {
 static const cpa_test tests[] = {
     {"kv_write", kv_write},
     {"kv_copy", kv_copy},
-    {"kv_pack and its spans", kv_pack},
+    {"kv_pack and its ranges", kv_pack},
     {"a batch", plan_set},
     {"an item", items},
     {"attend", attend},

@@ -156,12 +156,12 @@ extern "C" cpa_status cpa_cuda_kv_pack(const cpa_kv_pack_args *args, cpa_stream 
     cpa_status status = cpa_cuda_select(stream->device, &stream->error);
     const int64_t block_size = args->src.block_size;
     copier blocks(args->src, args->dst, stream, "kv_pack");
-    for (int64_t s = 0; s < args->n_spans; s++) {
-        const cpa_kv_span span = args->spans[s];
-        const int32_t *table = args->block_tables + span.table + span.first / block_size;
-        for (int64_t done = 0; done < span.count && status == CPA_OK; done += block_size) {
-            const int64_t left = span.count - done;
-            status = blocks.add(table[done / block_size], span.dst_block + done / block_size,
+    for (int64_t s = 0; s < args->n_ranges; s++) {
+        const cpa_kv_range range = args->ranges[s];
+        const int32_t *table = args->block_tables + range.table + range.first / block_size;
+        for (int64_t done = 0; done < range.count && status == CPA_OK; done += block_size) {
+            const int64_t left = range.count - done;
+            status = blocks.add(table[done / block_size], range.dst_block + done / block_size,
                                 left < block_size ? left : block_size);
         }
     }
