@@ -53,7 +53,7 @@ static cpa_status prepare_next(run *r, cpa_error *err) {
 
 /* While the step that runs is enqueued: the next one is prepared behind it, unless what is done after the step still
  * needs the tables as they are. */
-static void prepare_behind(void *ctx) {
+static void prepare_meanwhile(void *ctx) {
     run *r = ctx;
     const cpa_verify *verify = r->engine->verify;
     poll_next_plan(r);
@@ -261,9 +261,9 @@ static cpa_status run_plans(run *r, cpa_error *err) {
     if (status == CPA_OK) {
         stream->poll = poll_next_plan;
         stream->poll_ctx = r;
-        cpa_worker_set_behind(engine->worker, prepare_behind, r);
+        cpa_worker_set_meanwhile(engine->worker, prepare_meanwhile, r);
         status = run_steps(r, err);
-        cpa_worker_set_behind(engine->worker, NULL, NULL);
+        cpa_worker_set_meanwhile(engine->worker, NULL, NULL);
         stream->poll = NULL;
     }
     /* A failed check is known to every rank; any other failure leaves this one alone. */

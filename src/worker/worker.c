@@ -104,9 +104,9 @@ static cpa_status make_graphs(cpa_worker *worker, cpa_control *control, cpa_erro
     return cpa_graphs_create(control, worker->context, worker->stream, &worker->graphs, err);
 }
 
-void cpa_worker_set_behind(cpa_worker *worker, void (*behind)(void *ctx), void *ctx) {
-    worker->behind = behind;
-    worker->behind_ctx = ctx;
+void cpa_worker_set_meanwhile(cpa_worker *worker, void (*meanwhile)(void *ctx), void *ctx) {
+    worker->meanwhile = meanwhile;
+    worker->meanwhile_ctx = ctx;
 }
 
 void cpa_worker_set_timeline(cpa_worker *worker, cpa_timeline *timeline) {
@@ -375,10 +375,10 @@ static cpa_status enqueue_step(cpa_worker *worker, const cpa_step_plan *plan, co
     return layer_done(worker, plan, worker->options.model.layers - 1, observer, err);
 }
 
-/* Waits for the layers. Where they have run when they are enqueued, `behind` has its one call before that. */
+/* Waits for the layers. Where they have run when they are enqueued, `meanwhile` has its one call before that. */
 static cpa_status drain(cpa_worker *worker, cpa_error *err) {
-    if (worker->behind) worker->behind(worker->behind_ctx);
-    cpa_status status = cpa_context_sync(worker->context, worker->stream, worker->behind, worker->behind_ctx);
+    if (worker->meanwhile) worker->meanwhile(worker->meanwhile_ctx);
+    cpa_status status = cpa_context_sync(worker->context, worker->stream, worker->meanwhile, worker->meanwhile_ctx);
     return status == CPA_OK ? CPA_OK : cpa_fail(err, status, "%s", cpa_context_error(worker->context));
 }
 

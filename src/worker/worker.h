@@ -93,8 +93,8 @@ struct cpa_worker {
     cpa_context_chunk *chunks;
     int64_t cap_chunks;
 
-    void (*behind)(void *ctx); /* see cpa_worker_set_behind */
-    void *behind_ctx;
+    void (*meanwhile)(void *ctx); /* see cpa_worker_set_meanwhile */
+    void *meanwhile_ctx;
 };
 
 /* Those of a context for steps of up to so many rows of such a worker. */
@@ -116,7 +116,7 @@ cpa_status cpa_worker_run(cpa_worker *worker, const cpa_step_plan *plan, const c
 
 /* What cpa_worker_run calls once the layers of a step are enqueued, and then again and again while it waits for them;
  * it may prepare the next step. NULL: nothing. */
-void cpa_worker_set_behind(cpa_worker *worker, void (*behind)(void *ctx), void *ctx);
+void cpa_worker_set_meanwhile(cpa_worker *worker, void (*meanwhile)(void *ctx), void *ctx);
 
 /* Keeps the spans of the steps to come in the timeline, which must outlive the worker. */
 void cpa_worker_set_timeline(cpa_worker *worker, cpa_timeline *timeline);
