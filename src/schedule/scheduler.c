@@ -75,7 +75,6 @@ cpa_status cpa_scheduler_create(const cpa_scheduler_options *options, cpa_schedu
     if (!s) goto no_memory;
     s->options = *options;
     s->future.before = arrives_before;
-    s->waiting.before = cpa_sequence_before;
     s->pools = calloc(ranks, sizeof *s->pools);
     s->evict = calloc(ranks, sizeof *s->evict);
     s->lacks = calloc(ranks, sizeof *s->lacks);
@@ -116,16 +115,11 @@ void cpa_scheduler_destroy(cpa_scheduler *s) {
         cpa_sequence_destroy(sequence);
     }
     for (int32_t i = 0; i < s->n_finished; i++) cpa_sequence_destroy(s->finished[i]);
-    cpa_tenant *tenant, *next_tenant;
-    HASH_ITER(hh, s->tenants, tenant, next_tenant) {
-        HASH_DEL(s->tenants, tenant);
-        free(tenant->held);
-        free(tenant);
-    }
+    cpa_tenants_destroy(&s->tenants);
     for (int32_t r = 0; s->pools && r < s->options.map.cp_size; r++) cpa_block_pool_destroy(s->pools[r]);
     for (int32_t r = 0; s->host_pools && r < s->options.map.cp_size; r++) cpa_block_pool_destroy(s->host_pools[r]);
     cpa_prefix_cache_destroy(s->cache);
-    cpa_sequence_queue_destroy(&s->waiting);
+    cpa_waiting_destroy(&s->waiting);
     cpa_sequence_queue_destroy(&s->future);
     free(s->discards);
     free(s->pins);
@@ -171,24 +165,6 @@ cpa_status cpa_scheduler_check(const cpa_scheduler *s, const cpa_scheduler_reque
     return CPA_OK;
 }
 
-/* The tenant with that salt, which may be new; NULL without memory. */
-static cpa_tenant *tenant_of(cpa_scheduler *s, const char *salt) {
-    size_t length = strlen(salt);
-    cpa_tenant *tenant;
-    HASH_FIND(hh, s->tenants, salt, length, tenant);
-    if (tenant) return tenant;
-    tenant = calloc(1, sizeof *tenant + length + 1);
-    if (!tenant) return NULL;
-    memcpy(tenant->salt, salt, length);
-    tenant->number = (int32_t)HASH_COUNT(s->tenants);
-    tenant->held = calloc((size_t)s->options.map.cp_size, sizeof *tenant->held);
-    if (tenant->held) HASH_ADD_KEYPTR(hh, s->tenants, tenant->salt, length, tenant);
-    if (tenant->hh.tbl) return tenant;
-    free(tenant->held);
-    free(tenant);
-    return NULL;
-}
-
 /* The root of a request's prefix, and the digest of its first block or what there is of it. Where only the samples of a
  * prompt share, their group is part of the root. */
 static cpa_status start_prefix(cpa_scheduler *s, const cpa_scheduler_request *request, cpa_prefix_digest *root,
@@ -213,12 +189,16 @@ cpa_status cpa_scheduler_add(cpa_scheduler *s, const cpa_scheduler_request *requ
     cpa_prefix_digest root, first;
     CPA_TRY(start_prefix(s, request, &root, &first, err));
     int64_t most = (int64_t)HASH_COUNT(s->by_id) + 1;
-    if (!cpa_sequence_queue_reserve(&s->future, most) || !cpa_sequence_queue_reserve(&s->waiting, most)) goto no_memory;
-    cpa_tenant *tenant = tenant_of(s, request->salt ? request->salt : "");
-    cpa_sequence *sequence = tenant ? cpa_sequence_create(&s->options, request, &first) : NULL;
+    cpa_sequence *sequence = cpa_sequence_create(&s->options, request, &first);
     if (!sequence) goto no_memory;
-    sequence->tenant = tenant;
+    sequence->tenant = cpa_tenant_join(&s->tenants, request->salt ? request->salt : "", s->options.map.cp_size);
     sequence->root = root;
+    if (!sequence->tenant || !cpa_sequence_queue_reserve(&s->future, most) ||
+        !cpa_waiting_reserve(&s->waiting, HASH_COUNT(s->tenants.by_salt), sequence->tenant,
+                             sequence->tenant->sequences)) {
+        cpa_sequence_destroy(sequence);
+        goto no_memory;
+    }
     HASH_ADD_KEYPTR(hh, s->by_id, &sequence->request.id, sizeof sequence->request.id, sequence);
     if (!sequence->hh.tbl) {
         cpa_sequence_destroy(sequence);
@@ -323,7 +303,7 @@ cpa_status cpa_scheduler_plan(cpa_scheduler *s, double now, cpa_step_plan *plan,
     while (s->future.count > 0 && cpa_sequence_queue_first(&s->future)->request.arrival <= now) {
         cpa_sequence *sequence = cpa_sequence_queue_pop(&s->future);
         sequence->arrived = 1;
-        cpa_sequence_queue_push(&s->waiting, sequence);
+        cpa_waiting_push(&s->waiting, sequence);
     }
     CPA_TRY(schedule_running(s, 1, err));
     CPA_TRY(schedule_running(s, 0, err));

@@ -12,7 +12,8 @@
 
 typedef enum verdict {
     ADMITTED,
-    SKIP, /* it has to wait, and others need not wait for it */
+    SKIP, /* it has to wait, and others need not wait for it, */
+    FULL, /* only those of other tenants need not: its own has used up the quota */
     STOP  /* nobody is to overtake it */
 } verdict;
 
@@ -200,7 +201,7 @@ static verdict look_for_room(const cpa_scheduler *s, cpa_sequence *sequence) {
     for (int32_t r = 0; r < s->options.map.cp_size; r++) {
         int64_t needs = cpa_sequence_needs(sequence, &s->options, r, end);
         int64_t lacks = needs - cpa_sequence_needs(sequence, &s->options, r, first);
-        if (lacks > 0 && quota > 0 && sequence->tenant->held[r] + needs > quota) return SKIP;
+        if (lacks > 0 && quota > 0 && sequence->tenant->held[r] + needs > quota) return FULL;
         if (lacks > cpa_block_pool_free_count(s->pools[r])) room = 0;
     }
     return room ? ADMITTED : STOP;
@@ -232,7 +233,7 @@ static cpa_status try_fresh(cpa_scheduler *s, cpa_sequence *sequence, verdict *o
     cpa_scheduler_charge(sequence, ranks, 1);
     int within = cpa_scheduler_within_quota(s, sequence);
     if (!room || !within) {
-        *out = within ? STOP : SKIP;
+        *out = within ? STOP : FULL;
         cpa_scheduler_charge(sequence, ranks, -1);
         if (source >= 0) CPA_TRY(cpa_block_pool_release(s->pools[rank], source, err));
         sequence->computed = sequence->linked = 0;
@@ -292,7 +293,7 @@ static int has_room_for_return(cpa_scheduler *s, const cpa_sequence *sequence) {
 /* A sequence that comes back from host memory; it is given tokens in the second plan after. */
 static cpa_status try_return(cpa_scheduler *s, cpa_sequence *sequence, verdict *out, cpa_error *err) {
     int room = has_room_for_return(s, sequence), within = cpa_scheduler_within_quota(s, sequence);
-    *out = within ? STOP : SKIP;
+    *out = within ? STOP : FULL;
     if (!room || !within) return CPA_OK;
     if (!cpa_sequence_open(sequence, s->options.map.cp_size))
         return cpa_fail(err, CPA_NO_MEMORY, "request %" PRIu64 ": no memory for its block table", sequence->request.id);
@@ -304,19 +305,31 @@ static cpa_status try_return(cpa_scheduler *s, cpa_sequence *sequence, verdict *
     return CPA_OK;
 }
 
+/* Those of one tenant that wait for their prefix are passed over one by one, up to a bound, and the rest of them, or all
+ * where the tenant is at its quota, at once: how long one tenant's line is makes no difference to another. */
 cpa_status cpa_scheduler_admit(cpa_scheduler *s, cpa_error *err) {
-    cpa_sequence *skipped[CPA_MAX_SKIPPED], *sequence;
-    int n_skipped = 0;
+    cpa_sequence *sequence, *skipped = NULL;
     cpa_status status = CPA_OK;
-    while (s->budget > 0 && s->n_free_indices > 0 && n_skipped < CPA_MAX_SKIPPED &&
-           (sequence = cpa_sequence_queue_first(&s->waiting))) {
+    while (s->budget > 0 && s->n_free_indices > 0 && (sequence = cpa_waiting_first(&s->waiting))) {
+        cpa_tenant *tenant = sequence->tenant;
         verdict v = STOP;
         CPA_TRY_GOTO(sequence->host ? try_return(s, sequence, &v, err) : try_fresh(s, sequence, &v, err), done);
         if (v == STOP) break;
-        cpa_sequence_queue_pop(&s->waiting);
-        if (v == SKIP) skipped[n_skipped++] = sequence;
+        if (v == FULL || (v == SKIP && tenant->skipped == CPA_MAX_SKIPPED)) {
+            cpa_waiting_set_aside(&s->waiting);
+            continue;
+        }
+        cpa_waiting_remove(&s->waiting, sequence);
+        if (v == ADMITTED) continue;
+        tenant->skipped++;
+        sequence->next_skipped = skipped;
+        skipped = sequence;
     }
 done:
-    while (n_skipped > 0) cpa_sequence_queue_push(&s->waiting, skipped[--n_skipped]);
+    for (; skipped; skipped = skipped->next_skipped) {
+        skipped->tenant->skipped = 0;
+        cpa_waiting_push(&s->waiting, skipped);
+    }
+    cpa_waiting_return_all(&s->waiting);
     return status;
 }

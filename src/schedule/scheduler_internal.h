@@ -6,8 +6,9 @@
 #include "src/schedule/scheduler.h"
 #include "src/schedule/sequence.h"
 #include "src/schedule/sequence_queue.h"
+#include "src/schedule/waiting_lines.h"
 
-/* Most waiting requests that one plan passes over. */
+/* Most waiting requests of a tenant that one plan passes over. */
 enum { CPA_MAX_SKIPPED = 16 };
 
 /* A block that the current plan reads and the next one gives back. */
@@ -29,11 +30,11 @@ struct cpa_scheduler {
     cpa_evict_ctx *evict;        /* [cp_size] */
     cpa_prefix_cache *cache;
     char *identity;
-    cpa_tenant *tenants;   /* hash table */
+    cpa_tenants tenants;
     cpa_sequence *by_id;   /* hash table of every unfinished sequence */
     cpa_sequence *pending; /* hash table by `next`: what running sequences are about to compute */
     cpa_sequence_queue future;
-    cpa_sequence_queue waiting;
+    cpa_waiting_lines waiting;
     cpa_sequence **running; /* [max_num_seqs], in the order of cpa_sequence_before */
     int32_t n_running;
     cpa_sequence **finished; /* [max_num_seqs], ended in or since the last plan; they still hold index and blocks */

@@ -157,7 +157,7 @@ cpa_status cpa_scheduler_preempt(cpa_scheduler *s, int32_t index, int may_swap, 
     if (!release) return cpa_fail(err, CPA_NO_MEMORY, "scheduler: no memory for a plan");
     *release = victim->index;
     s->free_indices[s->n_free_indices++] = victim->index;
-    cpa_sequence_queue_push(&s->waiting, victim);
+    cpa_waiting_push(&s->waiting, victim);
     s->stats.preemptions++;
     return cpa_sequence_close(victim, s->pools, s->options.map.cp_size, err);
 }

@@ -69,7 +69,11 @@ cpa_status cpa_scheduler_end(cpa_scheduler *s, uint64_t request, int *ended, cpa
         stop_running(s, sequence);
         return CPA_OK;
     }
-    cpa_sequence_queue_remove(sequence->arrived ? &s->waiting : &s->future, sequence);
+    if (sequence->arrived) {
+        cpa_waiting_remove(&s->waiting, sequence);
+    } else {
+        cpa_sequence_queue_remove(&s->future, sequence);
+    }
     cpa_status status = cpa_scheduler_drop_host(s, sequence, err);
     cpa_sequence_destroy(sequence);
     return status;

@@ -4,21 +4,10 @@
 
 #include <stdint.h>
 
-/* A failed insertion leaves the element out instead of ending the process. */
-#define HASH_NONFATAL_OOM 1
-#include <uthash.h>
-
 #include "src/cache/block_pool.h"
 #include "src/cache/prefix_cache.h"
 #include "src/schedule/scheduler.h"
-
-/* Those who may share blocks with each other: the requests of one salt. */
-typedef struct cpa_tenant {
-    UT_hash_handle hh;
-    int32_t number; /* counted from 0 */
-    int64_t *held;  /* [cp_size] entries of the block tables of its running sequences */
-    char salt[];
-} cpa_tenant;
+#include "src/schedule/tenants.h"
 
 typedef struct cpa_sequence_shard {
     int64_t held;      /* entries of the block table of this rank */
@@ -28,10 +17,10 @@ typedef struct cpa_sequence_shard {
     int64_t found; /* while it waits: blocks of its prefix that were found on this rank alone, when it last looked */
 } cpa_sequence_shard;
 
-typedef struct cpa_sequence {
+struct cpa_sequence {
     cpa_scheduler_request request; /* without its salt */
-    cpa_tenant *tenant;
-    int32_t level; /* goes before others by level, then key, then id */
+    cpa_tenant *tenant;            /* whom it leaves when it is destroyed */
+    int32_t level;                 /* goes before others by level, then key, then id */
     double key;
     int64_t place;           /* in the queue that it is in, which keeps it */
     int arrived;             /* it waits, or runs */
@@ -56,8 +45,9 @@ typedef struct cpa_sequence {
     cpa_prefix_digest root;
     cpa_prefix_digest *probe; /* [probe_capacity] digests of its first blocks, as far as they were needed */
     int64_t n_probe, probe_capacity;
-    int64_t found_sharded; /* how many of them could be found, sharded, when it last looked */
-    int queried;           /* its prefix is counted in the statistics */
+    int64_t found_sharded;             /* how many of them could be found, sharded, when it last looked */
+    struct cpa_sequence *next_skipped; /* in the plan being made */
+    int queried;                       /* its prefix is counted in the statistics */
     /* While it runs: */
     cpa_prefix_digest tip; /* of its first `linked` blocks: shared, or found by others */
     int64_t linked;
@@ -69,7 +59,7 @@ typedef struct cpa_sequence {
     UT_hash_handle hh;
     UT_hash_handle pending;      /* by `next_key`, among the running sequences */
     cpa_sequence_shard shards[]; /* [cp_size] */
-} cpa_sequence;
+};
 
 /* A waiting sequence; NULL without memory. Its first rank follows from `first`, the digest of its first block (or of
  * what there is of it), so that short sequences are spread over the ranks, and those that begin with the same block

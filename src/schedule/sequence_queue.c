@@ -3,6 +3,7 @@
 #include <stdlib.h>
 
 #include "base/array.h"
+#include "src/schedule/sequence.h"
 
 void cpa_sequence_queue_destroy(cpa_sequence_queue *queue) {
     free(queue->heap);

@@ -2,7 +2,9 @@
 #ifndef CPA_SEQUENCE_QUEUE_H
 #define CPA_SEQUENCE_QUEUE_H
 
-#include "src/schedule/sequence.h"
+#include <stdint.h>
+
+typedef struct cpa_sequence cpa_sequence;
 
 typedef struct cpa_sequence_queue {
     int (*before)(const cpa_sequence *a, const cpa_sequence *b);

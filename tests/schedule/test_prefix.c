@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "src/schedule/scheduler_internal.h"
+#include "src/schedule/scheduler_tokens.h"
 #include "tests/fixtures/planner_fixture.h"
 #include "tests/fixtures/scheduler_fixture.h"
 #include "tests/fixtures/unit.h"
@@ -319,6 +320,59 @@ static void a_tenant_over_its_quota_waits_and_others_pass(void) {
     teardown(&f);
 }
 
+/* Steps until a request of another tenant is admitted, behind so many of one that has a quota. */
+static int64_t steps_behind(uint64_t flood, int64_t shared) {
+    fixture f;
+    setup(&f, 1, 64, 64);
+    f.options.tenant_block_quota = 8;
+    begin(&f);
+    for (uint64_t id = 0; id <= flood; id++) {
+        cpa_scheduler_request request = asked(id, 28, 4);
+        request.salt = id < flood ? "flood" : "other";
+        add(&f, request, shared);
+    }
+    for (int64_t steps = 1;; steps++) {
+        CU_ASSERT_FATAL(step(&f, 0) > 0);
+        for (int64_t i = 0; i < f.plan.n_chunks; i++) {
+            if (f.plan.chunks[i].request != flood) continue;
+            CU_ASSERT_EQUAL(HASH_COUNT(f.scheduler->tenants.by_salt), 2);
+            finish(&f);
+            CU_ASSERT_EQUAL(f.stats.finished, (int64_t)flood + 1);
+            CU_ASSERT_EQUAL(HASH_COUNT(f.scheduler->tenants.by_salt), 0);
+            teardown(&f);
+            return steps;
+        }
+    }
+}
+
+static void a_flood_of_one_tenant_does_not_starve_another(void) {
+    CU_ASSERT_EQUAL(steps_behind(12, 0), steps_behind(200, 0));
+    CU_ASSERT_EQUAL(steps_behind(12, 20), steps_behind(200, 20)); /* those of the flood wait for one prefix */
+}
+
+static void tenants_are_forgotten_when_they_hold_nothing(void) {
+    fixture f;
+    int ended;
+    setup(&f, 1, 64, 64);
+    begin(&f);
+    for (uint64_t id = 0; id < 100; id++) {
+        char salt[16];
+        cpa_scheduler_request request = asked(id, 6, 2);
+        snprintf(salt, sizeof salt, "%d", (int)id);
+        request.salt = salt;
+        add(&f, request, 0);
+        if (id % 10 == 9) finish(&f);
+        CU_ASSERT_EQUAL(HASH_COUNT(f.scheduler->tenants.by_salt), id % 10 == 9 ? 0 : id % 10 + 1);
+    }
+    CU_ASSERT(f.scheduler->tenants.numbers <= 10); /* pools keep a list for each */
+    cpa_scheduler_request waits = asked(100, 6, 2);
+    waits.salt = "waits";
+    add(&f, waits, 0);
+    CU_ASSERT_EQUAL(cpa_scheduler_end(f.scheduler, 100, &ended, NULL), CPA_OK);
+    CU_ASSERT_EQUAL(HASH_COUNT(f.scheduler->tenants.by_salt), 0);
+    teardown(&f);
+}
+
 /* One at a time: strictly by priority, by arrival alone, or with waiting that makes up for priority. */
 static void policy_and_ageing_decide_who_goes_first(void) {
     static const struct {
@@ -399,6 +453,8 @@ static const cpa_test tests[] = {
     {"what comes back damaged is computed again", what_comes_back_damaged_is_computed_again},
     {"the cost model decides between swapping and computing", the_cost_model_decides_between_swapping_and_computing},
     {"a tenant over its quota waits and others pass", a_tenant_over_its_quota_waits_and_others_pass},
+    {"a flood of one tenant does not starve another", a_flood_of_one_tenant_does_not_starve_another},
+    {"tenants are forgotten when they hold nothing", tenants_are_forgotten_when_they_hold_nothing},
     {"policy and ageing decide who goes first", policy_and_ageing_decide_who_goes_first},
     {"a long prefill leaves room for others", a_long_prefill_leaves_room_for_others},
     {"blocks before the window are given back during the run", blocks_before_the_window_are_given_back_during_the_run},
