@@ -1,6 +1,7 @@
 #include "launcher/job.h"
 
 #include <ctype.h>
+#include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -8,6 +9,7 @@
 #include "launcher/output_file.h"
 #include "launcher/timeline_json.h"
 #include "src/schedule/planner.h"
+#include "src/schedule/scheduler.h"
 
 /* The mixed run chooses its length after the engine has measured its rates; until then the cache is made for this. */
 #define MIXED_RUN_TOKENS ((int64_t)1 << 18)
@@ -23,11 +25,25 @@ static int is_on_cuda(const cpa_settings *settings) {
            (settings->device == CPA_DEVICE_AUTO && cpa_device_count(CPA_BACKEND_CUDA) > 0);
 }
 
+/* The config of --model-dir, and the shape of its attention. fp32 on the host, where it takes no longer than bf16. */
+static cpa_status read_network(cpa_job *job, cpa_error *err) {
+    const char *folder = job->settings.model_dir;
+    cpa_status status = cpa_model_config_load(folder, &job->network, err);
+    if (status == CPA_IO) return cpa_fail(err, CPA_INVALID, "--model-dir: %.480s", err->message);
+    CPA_TRY(status);
+    const cpa_dtype said = job->network.has_dtype ? job->network.dtype : CPA_BF16;
+    cpa_model_of_config(&job->network, folder, is_on_cuda(&job->settings) ? said : CPA_F32, &job->model);
+    job->has_network = 1;
+    return CPA_OK;
+}
+
 static cpa_status read_model(cpa_job *job, cpa_error *err) {
     const cpa_settings *settings = &job->settings;
     cpa_attention_shape *shape = &job->model.shape.attention;
     job->model = cpa_model_small();
-    if (settings->model[0]) {
+    if (settings->model_dir[0]) {
+        CPA_TRY(read_network(job, err));
+    } else if (settings->model[0]) {
         CPA_TRY(cpa_model_load(settings->model, &job->model, err));
     } else if (is_on_cuda(settings)) {
         shape->dtype = CPA_BF16; /* fp32 has no tensor cores */
@@ -51,11 +67,26 @@ static int answer(const cpa_settings *settings) {
         printf("cp_attn %s\n", cpa_version());
     } else if (settings->print_config) {
         const char *dtype = is_on_cuda(settings) ? "bf16 on a CUDA device" : "fp32 on the host";
-        cpa_settings_print(settings, settings->model[0] ? "as the model says" : dtype, stdout);
+        const int says = settings->model[0] || (settings->model_dir[0] && is_on_cuda(settings));
+        cpa_settings_print(settings, says ? "as the model says" : dtype, stdout);
     } else {
         return 0;
     }
     return 1;
+}
+
+/* No request goes beyond the positions that the network is made for. */
+static cpa_status check_lengths(const cpa_job *job, const cpa_workload *workload, cpa_error *err) {
+    for (int64_t i = 0; i < workload->count; i++) {
+        const cpa_request *request = &workload->requests[i];
+        const int64_t tokens = cpa_cached_tokens(request->prompt_tokens, request->output_tokens);
+        if (tokens <= job->network.max_position) continue;
+        return cpa_fail(err, CPA_INVALID,
+                        "request %" PRIu64 ": found %" PRId64 " tokens, expected at most the %" PRId64
+                        " positions of %s (max_position_embeddings)",
+                        request->id, tokens, job->network.max_position, job->model.name);
+    }
+    return CPA_OK;
 }
 
 static cpa_status prepare(int argc, char **argv, cpa_job *job, cpa_workload *workload, cpa_error *err) {
@@ -66,6 +97,7 @@ static cpa_status prepare(int argc, char **argv, cpa_job *job, cpa_workload *wor
     if (settings->result_json[0]) CPA_TRY(cpa_output_check("--result-json", settings->result_json, err));
     if (settings->timeline[0]) CPA_TRY(cpa_output_check("--timeline", settings->timeline, err));
     if (!cpa_workload_is_mixed(settings)) CPA_TRY(cpa_workload_load(settings, workload, err));
+    if (job->has_network) CPA_TRY(check_lengths(job, workload, err));
     if (settings->dry_run && workload->count == 0) {
         return cpa_fail(err, CPA_INVALID, "--dry-run: found without requests, expected --trace or --requests");
     }
@@ -89,13 +121,38 @@ static int64_t local_tokens(const cpa_settings *settings) {
     return is_on_cuda(settings) ? CPA_PLANNER_LOCAL_TOKENS : 0;
 }
 
+cpa_transformer_options cpa_job_transformer_options(const cpa_job *job) {
+    return (cpa_transformer_options){
+        .dtype = job->model.shape.attention.dtype,
+        .max_rows = job->settings.max_num_batched_tokens,
+        .max_sequences = job->settings.max_num_seqs,
+    };
+}
+
+/* Bytes of the network on a rank. */
+static int64_t network_bytes(const cpa_job *job) {
+    if (!job->has_network) return 0;
+    const cpa_transformer_options options = cpa_job_transformer_options(job);
+    return cpa_transformer_bytes(&job->network, &options);
+}
+
+cpa_status cpa_job_check_memory(const cpa_job *job, int64_t memory_bytes, cpa_error *err) {
+    const int64_t needed = network_bytes(job);
+    if (needed == 0 || needed < memory_bytes) return CPA_OK;
+    return cpa_fail(err, CPA_NO_MEMORY,
+                    "--model-dir: found %" PRId64 " MiB of free memory a rank, expected more than the %" PRId64
+                    " MiB of weights and rows (fewer rows: --max-num-batched-tokens)",
+                    memory_bytes >> 20, needed >> 20);
+}
+
 cpa_cache_limits cpa_job_cache_limits(const cpa_job *job, int32_t cp_size, int64_t memory_bytes) {
+    const int64_t left = memory_bytes - network_bytes(job);
     return (cpa_cache_limits){
         .model = job->model.shape,
         .block_size = (int32_t)job->settings.block_size,
         .map = {cp_size, job->interleave},
         .max_num_seqs = (int32_t)job->settings.max_num_seqs,
-        .memory_bytes = job->settings.num_blocks ? memory_bytes : memory_bytes / MEMORY_SHARE,
+        .memory_bytes = job->settings.num_blocks ? left : left / MEMORY_SHARE,
         .local_tokens = local_tokens(&job->settings),
     };
 }

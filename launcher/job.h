@@ -8,13 +8,16 @@
 #include "launcher/placement.h"
 #include "launcher/settings.h"
 #include "launcher/workload.h"
+#include "src/model/transformer.h"
 
 /* Plain memory: rank 0 broadcasts it. */
 typedef struct cpa_job {
     int run; /* 0: nothing to run; end with `code` */
     cpa_exit_code code;
     cpa_settings settings;
-    cpa_model_file model; /* with the dtypes, the cache and the mask of the settings */
+    cpa_model_file model;     /* with the dtypes, the cache and the mask of the settings */
+    int has_network;          /* --model-dir */
+    cpa_model_config network; /* its config */
     int32_t interleave;
 } cpa_job;
 
@@ -22,7 +25,13 @@ typedef struct cpa_job {
  * is said in one line on stderr. `workload` is filled if there is something to run, unless that is the mixed run. */
 void cpa_job_prepare(int argc, char **argv, cpa_job *job, cpa_workload *workload);
 
-/* What limits the cache of a rank in this job. */
+/* With a network: what it is created with. */
+cpa_transformer_options cpa_job_transformer_options(const cpa_job *job);
+
+/* CPA_NO_MEMORY, with the numbers, if the network does not fit the memory of a rank. */
+cpa_status cpa_job_check_memory(const cpa_job *job, int64_t memory_bytes, cpa_error *err);
+
+/* What limits the cache of a rank in this job, whose network takes its part of the memory. */
 cpa_cache_limits cpa_job_cache_limits(const cpa_job *job, int32_t cp_size, int64_t memory_bytes);
 
 /* Blocks of one rank: as --num-blocks says, or enough for the workload. */

@@ -135,6 +135,19 @@ cpa_status cpa_model_load(const char *path, cpa_model_file *out, cpa_error *err)
     return CPA_OK;
 }
 
+void cpa_model_of_config(const cpa_model_config *config, const char *folder, cpa_dtype dtype, cpa_model_file *out) {
+    _Static_assert(CPA_MODEL_MAX_LAYERS >= CPA_CONFIG_MAX_LAYERS, "every layer has its mask");
+    size_t end = strlen(folder);
+    while (end > 1 && folder[end - 1] == '/') end--;
+    size_t begin = end;
+    while (begin > 0 && folder[begin - 1] != '/') begin--;
+    *out = (cpa_model_file){.name = ""};
+    snprintf(out->name, sizeof out->name, "%.*s", (int)(end - begin), folder + begin);
+    out->shape = cpa_model_config_shape(config, dtype, out->layer_masks);
+    out->per_layer = out->shape.layer_masks != NULL;
+    out->shape.layer_masks = NULL;
+}
+
 void cpa_model_set_window(cpa_model_file *model, int64_t window) {
     model->shape.mask.window = window;
     model->per_layer = 0;

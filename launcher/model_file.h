@@ -1,10 +1,11 @@
-/* The shape of a model: read from a YAML file such as those in configs/. */
+/* The shape of a model: read from a YAML file such as those in configs/, or that of a Hugging Face folder. */
 #ifndef CPA_LAUNCHER_MODEL_FILE_H
 #define CPA_LAUNCHER_MODEL_FILE_H
 
 #include <cpattn/engine.h>
 
 #include "launcher/field.h"
+#include "src/model/model_config.h"
 
 #define CPA_MODEL_MAX_LAYERS 1024
 
@@ -29,6 +30,9 @@ cpa_model_file cpa_model_small(void);
 /* Reads and checks a file. Otherwise CPA_INVALID, "PATH:LINE: KEY: found ..., expected ...". *out is set only on
  * success. */
 cpa_status cpa_model_load(const char *path, cpa_model_file *out, cpa_error *err);
+
+/* The attention of a Hugging Face folder's model, which is called like the folder, in a dtype. */
+void cpa_model_of_config(const cpa_model_config *config, const char *folder, cpa_dtype dtype, cpa_model_file *out);
 
 /* One line such as "small: 4 layers, 8 query and 2 KV heads of 64, fp32, causal". */
 void cpa_model_describe(const cpa_model_file *model, char *out, size_t bytes);

@@ -6,9 +6,11 @@
 
 #include "base/check.h"
 #include "base/clock.h"
+#include "base/min_max.h"
 #include "comm/comm.h"
 #include "launcher/dry_run.h"
 #include "launcher/job.h"
+#include "launcher/network.h"
 #include "launcher/output_file.h"
 #include "launcher/progress.h"
 #include "launcher/ranks.h"
@@ -25,12 +27,14 @@ typedef struct service {
     cpa_job job;
     cpa_rank_placement placement;
     int64_t num_blocks;
+    cpa_network network;
     cpa_engine *engine;
-    cpa_workload workload; /* rank 0 */
-    cpa_metrics metrics;   /* rank 0 */
-    cpa_progress progress; /* rank 0 */
-    cpa_outcome outcome;   /* rank 0: what is known so far */
-    double began;          /* the requests, on the monotonic clock; 0: not yet */
+    cpa_workload workload;        /* rank 0 */
+    cpa_vocabulary_tokens tokens; /* rank 0, with a network */
+    cpa_metrics metrics;          /* rank 0 */
+    cpa_progress progress;        /* rank 0 */
+    cpa_outcome outcome;          /* rank 0: what is known so far */
+    double began;                 /* the requests, on the monotonic clock; 0: not yet */
 } service;
 
 static void log_line(void *ctx, cpa_log_level level, const char *line) {
@@ -92,19 +96,42 @@ static int64_t memory_of_a_rank(service *s) {
 /* Chooses the size of the cache on rank 0. */
 static cpa_exit_code size_cache(service *s) {
     cpa_error err;
-    cpa_cache_limits limits = cpa_job_cache_limits(&s->job, s->size, memory_of_a_rank(s));
+    const int64_t memory = memory_of_a_rank(s);
+    cpa_cache_limits limits = cpa_job_cache_limits(&s->job, s->size, memory);
     cpa_exit_code code = CPA_EXIT_DONE;
     if (s->rank == 0) {
-        code = explain(s, cpa_job_num_blocks(&s->job, &limits, &s->workload, &s->num_blocks, &err), err.message);
+        cpa_status status = cpa_job_check_memory(&s->job, memory, &err);
+        if (status == CPA_OK) status = cpa_job_num_blocks(&s->job, &limits, &s->workload, &s->num_blocks, &err);
+        code = explain(s, status, err.message);
     }
     broadcast(s, &s->num_blocks, sizeof s->num_blocks);
     return agree(s, code);
+}
+
+/* Loads the weights of --model-dir on every rank. */
+static cpa_exit_code load_network(service *s) {
+    cpa_error err;
+    if (!s->job.has_network) return CPA_EXIT_DONE;
+    const cpa_device_options device = cpa_placement_device(&s->placement);
+    const cpa_transformer_options options = cpa_job_transformer_options(&s->job);
+    cpa_status status =
+        cpa_network_open(s->job.settings.model_dir, &s->job.network, &options, &device, &s->network, &err);
+    if (status == CPA_IO) status = CPA_INVALID;
+    status = cpa_control_agree(&s->control, status, &err);
+    s->tokens = (cpa_vocabulary_tokens){&s->workload.trace, (uint64_t)s->job.settings.seed,
+                                        (uint32_t)s->job.network.vocabulary};
+    return explain(s, status, err.message);
 }
 
 static cpa_exit_code create_engine(service *s) {
     cpa_error err;
     cpa_engine_options options = cpa_job_engine_options(&s->job, s->num_blocks, &s->workload);
     options.device = cpa_placement_device(&s->placement);
+    if (s->job.has_network) {
+        options.network = &s->network.model;
+        options.token_at = cpa_vocabulary_token;
+        options.token_ctx = &s->tokens;
+    }
     cpa_status status = cpa_engine_create(s->comm, &options, &s->engine, &err);
     if (status != CPA_OK && !cpa_control_all_failed(&s->control)) abort_job(s, status, err.message);
     if (status == CPA_NO_MEMORY) {
@@ -166,7 +193,9 @@ static cpa_status submit(service *s, cpa_error *err) {
     if (s->workload.count == 0) {
         cpa_cache_limits limits = cpa_job_cache_limits(&s->job, s->size, 0);
         cpa_workload mixed;
-        CPA_TRY(cpa_workload_mixed(s->engine, cpa_cache_tokens_of(&limits, s->num_blocks), &mixed, err));
+        int64_t most = cpa_cache_tokens_of(&limits, s->num_blocks);
+        if (s->job.has_network) most = cpa_min64(most, s->job.network.max_position);
+        CPA_TRY(cpa_workload_mixed(s->engine, most, &mixed, err));
         cpa_signals_lock();
         s->workload = mixed;
         cpa_signals_unlock();
@@ -278,7 +307,8 @@ static cpa_exit_code run_job(service *s) {
     if (code != CPA_EXIT_DONE) return code;
     if (s->rank == 0) begin_outcome(s);
     if (cpa_signals_install(s->comm, give_up, s, &err) != CPA_OK) abort_job(s, err.status, err.message);
-    code = create_engine(s);
+    code = load_network(s);
+    if (code == CPA_EXIT_DONE) code = create_engine(s);
     if (code != CPA_EXIT_DONE) return code;
     cpa_signals_watch(s->engine);
     code = submit_all(s);
@@ -306,6 +336,7 @@ cpa_exit_code cpa_serve(cpa_comm *comm, int argc, char **argv) {
         cpa_signals_finish();
         cpa_signals_watch(NULL);
         cpa_engine_destroy(s.engine);
+        cpa_network_close(&s.network);
         cpa_log_set(NULL, NULL, CPA_LOG_ERROR);
     }
     cpa_workload_release(&s.workload);

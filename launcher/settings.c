@@ -57,9 +57,11 @@ static const cpa_field table[] = {
      .help = "of keys, values, queries, arrivals and the choice of checked rows"},
     {"Model", "model", "FILE", TEXT(model),
      .help = "shape of the model, YAML as in configs/; without it, that of configs/small.yaml"},
+    {"Model", "model-dir", "DIR", TEXT(model_dir),
+     .help = "a model with its weights, a Hugging Face folder: Llama, Mistral, Qwen 2, 2.5 or 3; in place of --model"},
     {"Model", "dtype", NULL, CHOICE(dtype, "auto", dtypes),
-     .help = "of queries, keys, values and results; auto: as the model says; without a model bf16 on CUDA, fp32 on the "
-             "host"},
+     .help = "of weights, queries, keys, values and results; auto: as the model says; without a model bf16 on CUDA, "
+             "fp32 on the host, there with --model-dir too"},
     {"Model", "window", "N", INT(window, "model", 0, TOKENS_MAX), .word = "model", .word_value = -1,
      .help = "a query sees the last N keys; 0: all of them; model: as the model says"},
     {"Model", "sinks", "N", INT(sinks, "model", 0, 0x1p30), .word = "model", .word_value = -1,
@@ -214,7 +216,8 @@ static cpa_status set(cpa_settings *settings, int f, const char *where, const ch
 }
 
 static int is_path(const cpa_field *field) {
-    return field->type == CPA_FIELD_TEXT && strcmp(field->value_name, "FILE") == 0;
+    return field->type == CPA_FIELD_TEXT &&
+           (strcmp(field->value_name, "FILE") == 0 || strcmp(field->value_name, "DIR") == 0);
 }
 
 /* A path in the settings file means a file beside it, as `path` is relative to the folder of `config`. */
@@ -309,6 +312,7 @@ static cpa_status read_command_line(cpa_settings *settings, const char *const *t
 static cpa_status check_together(const cpa_settings *settings, cpa_error *err) {
     static const char *const with_trace[] = {"length-scale", "time-scale"};
     static const char *const without_trace[] = {"input-len", "output-len"};
+    static const char *const without_folder[] = {"model", "window", "sinks"};
     for (int i = 0; i < 2; i++) {
         if (!settings->trace[0] && cpa_settings_given(settings, with_trace[i])) {
             return cpa_fail(err, CPA_INVALID, "--%s: found without --trace, expected with it", with_trace[i]);
@@ -316,6 +320,10 @@ static cpa_status check_together(const cpa_settings *settings, cpa_error *err) {
         if (settings->trace[0] && cpa_settings_given(settings, without_trace[i])) {
             return cpa_fail(err, CPA_INVALID, "--%s: found with --trace, expected without it", without_trace[i]);
         }
+    }
+    for (int i = 0; settings->model_dir[0] && i < 3; i++) {
+        if (cpa_settings_given(settings, without_folder[i]))
+            return cpa_fail(err, CPA_INVALID, "--%s: found with --model-dir, expected without it", without_folder[i]);
     }
     if (settings->time_scale > 0 && !isinf(settings->request_rate)) {
         return cpa_fail(err, CPA_INVALID, "--request-rate: found with --time-scale, expected one of the two");

@@ -27,6 +27,7 @@ typedef struct cpa_settings {
     int64_t seed;
 
     char model[CPA_TEXT_BYTES];
+    char model_dir[CPA_TEXT_BYTES];
     int64_t dtype;  /* 0 = the model's, else cpa_dtype + 1 */
     int64_t window; /* -1 = the model's */
     int64_t sinks;  /* -1 = the model's */

@@ -8,8 +8,16 @@
 
 #include "base/check.h"
 #include "base/hash.h"
+#include "src/model/synthetic.h"
 
 #define MADE_UP_REQUESTS 16
+
+uint32_t cpa_vocabulary_token(void *ctx, uint64_t request, int64_t position) {
+    cpa_vocabulary_tokens *tokens = ctx;
+    const uint32_t token = tokens->trace->count > 0 ? cpa_trace_token(tokens->trace, request, position)
+                                                    : cpa_synthetic_token(&tokens->seed, request, position);
+    return token % tokens->vocabulary;
+}
 
 int cpa_workload_is_mixed(const cpa_settings *settings) {
     static const char *const asks[] = {"trace", "requests", "input-len", "output-len", "request-rate"};

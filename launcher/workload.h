@@ -18,6 +18,16 @@ typedef struct cpa_workload {
     cpa_token_at_fn token_at; /* for the engine; NULL: tokens of its own */
 } cpa_workload;
 
+/* The tokens of a workload's requests within a vocabulary: those of the trace, or made up from the seed. */
+typedef struct cpa_vocabulary_tokens {
+    cpa_trace *trace; /* .count = 0: none */
+    uint64_t seed;
+    uint32_t vocabulary;
+} cpa_vocabulary_tokens;
+
+/* A cpa_token_at_fn with cpa_vocabulary_tokens as its ctx. */
+uint32_t cpa_vocabulary_token(void *tokens, uint64_t request, int64_t position);
+
 /* Whether the settings leave the choice of requests to the program. */
 int cpa_workload_is_mixed(const cpa_settings *settings);
 

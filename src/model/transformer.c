@@ -10,8 +10,7 @@
 #include "src/model/sampler.h"
 #include "src/model/weights.h"
 
-/* Logits of more emissions are computed one tile after the other. */
-enum { MAX_LOGIT_ROWS = 256 };
+enum { DEFAULT_LOGIT_ROWS = 256 };
 
 struct cpa_transformer {
     cpa_model_config config;
@@ -75,7 +74,8 @@ static void list_buffers(cpa_transformer *t, buffer list[BUFFERS]) {
 static void set_sizes(cpa_transformer *t, const cpa_model_config *config, const cpa_transformer_options *options) {
     t->config = *config;
     t->options = *options;
-    t->logit_rows = cpa_min64(MAX_LOGIT_ROWS, cpa_min64(options->max_rows, options->max_sequences));
+    t->logit_rows = options->logit_rows ? options->logit_rows : DEFAULT_LOGIT_ROWS;
+    t->logit_rows = cpa_min64(t->logit_rows, cpa_min64(options->max_rows, options->max_sequences));
 }
 
 int64_t cpa_transformer_bytes(const cpa_model_config *config, const cpa_transformer_options *options) {

@@ -20,6 +20,7 @@ typedef struct cpa_transformer_options {
     cpa_dtype dtype;
     int64_t max_rows;      /* of one step on this rank */
     int64_t max_sequences; /* that run at once */
+    int64_t logit_rows;    /* emissions whose logits are computed at once; 0 = 256 */
 } cpa_transformer_options;
 
 typedef struct cpa_transformer cpa_transformer;

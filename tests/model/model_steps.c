@@ -50,7 +50,7 @@ void cpa_test_model_open(cpa_test_model *m, const char *name, cpa_dtype dtype) {
     cpa_test_device_open(1, &m->device, &m->stream);
     need(cpa_model_config_load(folder, &m->config, &err), err.message);
     need(cpa_safetensors_open(folder, &files, &err), err.message);
-    const cpa_transformer_options options = {dtype, MAX_ROWS, CPA_TEST_SEQUENCES};
+    const cpa_transformer_options options = {dtype, MAX_ROWS, CPA_TEST_SEQUENCES, 2}; /* two tiles of logits */
     need(cpa_transformer_create(m->device, &m->config, files, &options, &m->transformer, &err), err.message);
     cpa_safetensors_close(files);
     m->seen = calloc(CPA_TEST_SEQUENCES * CPA_TEST_VOCABULARY, sizeof *m->seen);
