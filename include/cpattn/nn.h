@@ -6,7 +6,10 @@
  * is rounded once, to nearest even, when it is stored. A row depends neither on the rows beside it nor on how many there
  * are, so that what a padded row holds is its own matter; on the host it has the same bits in any batch and any place of
  * it. No rows is no error. `size` is sizeof the struct. A status other than CPA_OK means that nothing was enqueued, and
- * cpa_stream_error tells why. */
+ * cpa_stream_error tells why.
+ *
+ * `weight` is a constant: a CUDA device may read it while a kernel that was enqueued in front still runs. Synchronise the
+ * stream after a kernel that writes one. */
 #ifndef CPATTN_NN_H
 #define CPATTN_NN_H
 
@@ -129,7 +132,9 @@ typedef struct cpa_embed_args {
 } cpa_embed_args;
 CPA_API cpa_status cpa_embed(const cpa_embed_args *args, cpa_stream *stream);
 
-/* linear: out = x * weight^T + bias, accumulated in fp32 and rounded once. */
+/* linear: out = x * weight^T + bias, accumulated in fp32 and rounded once. CUDA devices need cuBLASLt for fp32 and for
+ * more than 16 rows (CPA_UNSUPPORTED without it); the first such product on a stream allocates what it needs and must not
+ * be captured. */
 typedef struct cpa_linear_args {
     size_t size;
     int64_t rows;

@@ -1,9 +1,7 @@
 /* The unfused fp32 reference of attend: S = Q K^T by cuBLAS, masked softmax, O = P V by cuBLAS, head after head. cuBLAS
  * is loaded at run time: a program that uses it for its self-test also starts where it is missing. */
 #include <cublas_v2.h>
-#include <dlfcn.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "base/check.h"
 #include "kernels/cuda/check/reference.h"
@@ -28,28 +26,12 @@ struct cpa_reference_blas {
     cublasHandle_t handle;
 };
 
-static cpa_status find(void *library, const char *soname, const char *name, void *function, cpa_error *err) {
-    void *found = dlsym(library, name);
-    if (!found) return cpa_fail(err, CPA_UNSUPPORTED, "%s has no function %s", soname, name);
-    memcpy(function, &found, sizeof found);
-    return CPA_OK;
-}
-
-/* Loads the library for the life of the process and finds its functions. */
 static cpa_status load(cublas_functions *out, cpa_error *err) {
     static const char *const sonames[] = {"libcublas.so.13", "libcublas.so.12"};
-    const int count = (int)(sizeof sonames / sizeof sonames[0]);
-    void *library = NULL;
-    int i = 0;
-    for (; i < count; i++) {
-        library = dlopen(sonames[i], RTLD_NOW | RTLD_LOCAL);
-        if (library) break;
-    }
-    if (!library)
-        return cpa_fail(err, CPA_UNSUPPORTED,
-                        "cannot load cuBLAS (%s); install it or add its folder to LD_LIBRARY_PATH", dlerror());
+    cpa_cuda_library library;
     cublas_functions blas;
-#define FIND(member, name) CPA_TRY(find(library, sonames[i], #name, &blas.member, err));
+    CPA_TRY(cpa_cuda_library_open("cuBLAS", sonames, (int)(sizeof sonames / sizeof *sonames), &library, err));
+#define FIND(member, name) CPA_TRY(cpa_cuda_library_find(&library, #name, &blas.member, err));
     FUNCTIONS(FIND)
 #undef FIND
     *out = blas;

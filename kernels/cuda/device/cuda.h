@@ -44,10 +44,11 @@ typedef struct cpa_cuda_bad_slot {
 typedef struct cpa_cuda_stream {
     cpa_stream base;
     cudaStream_t handle;
-    int wrapped;                 /* the handle is the caller's */
-    cpa_cuda_bad_slot *bad_slot; /* pinned; kernels write to it */
-    int capturing;               /* between graph_begin and graph_end */
-    uint64_t captures;           /* counts both: what was copied in one capture is not there outside of it */
+    int wrapped;                        /* the handle is the caller's */
+    cpa_cuda_bad_slot *bad_slot;        /* pinned; kernels write to it */
+    int capturing;                      /* between graph_begin and graph_end */
+    uint64_t captures;                  /* counts both: what was copied in one capture is not there outside of it */
+    struct cpa_cuda_products *products; /* nn/linear.c: made by the first product that needs it */
 } cpa_cuda_stream;
 
 static inline cpa_cuda_device *cpa_cuda_device_of(const cpa_stream *stream) {
@@ -78,6 +79,16 @@ int cpa_cuda_fits(const cpa_stream *stream, const void *kernel, int bytes);
 /* Lets a kernel use `bytes` of dynamic shared memory. *prepared has a bit for each device where that was done; it
  * belongs to the kernel and begins as 0. */
 cpa_status cpa_cuda_shared_memory(cpa_stream *stream, const void *kernel, int bytes, uint64_t *prepared);
+
+/* library.c. Loads the first of the libraries that is there, for the life of the process; finds the function of a name
+ * and stores it at *function, a pointer to a function. */
+typedef struct cpa_cuda_library {
+    const char *soname;
+    void *handle;
+} cpa_cuda_library;
+cpa_status cpa_cuda_library_open(const char *name, const char *const *sonames, int count, cpa_cuda_library *out,
+                                 cpa_error *err);
+cpa_status cpa_cuda_library_find(const cpa_cuda_library *library, const char *name, void *function, cpa_error *err);
 
 /* memory.c. cpa_cuda_malloc frees what was retired where memory is short; the device is current. cpa_cuda_retire_host
  * is cpa_cuda_retire for page-locked memory. */

@@ -5,6 +5,7 @@
 
 #include "base/check.h"
 #include "kernels/cuda/device/cuda.h"
+#include "kernels/cuda/nn/linear.h"
 #include "kernels/cuda/nn/nn.h"
 
 static cpa_status find_encode(cpa_cuda_device *device, cpa_error *err) {
@@ -145,6 +146,7 @@ static void stream_destroy(cpa_stream *base) {
     if (!stream) return;
     (void)cpa_cuda_select(base->device, NULL);
     (void)cudaStreamSynchronize(stream->handle);
+    cpa_cuda_products_destroy(stream);
     if (!stream->wrapped) (void)cudaStreamDestroy(stream->handle);
     (void)cudaFreeHost(stream->bad_slot);
     free(stream);

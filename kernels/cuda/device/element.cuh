@@ -37,6 +37,24 @@ __device__ inline __half from_float<__half>(float x) {
     return __float2half_rn(x);
 }
 
+/* Rounded to another dtype. The same one: the same bits, those of a NaN as well. */
+template <typename To, typename From>
+__device__ inline To converted(From x) {
+    return from_float<To>(to_float(x));
+}
+template <>
+__device__ inline float converted(float x) {
+    return x;
+}
+template <>
+__device__ inline __nv_bfloat16 converted(__nv_bfloat16 x) {
+    return x;
+}
+template <>
+__device__ inline __half converted(__half x) {
+    return x;
+}
+
 /* Two floats as a pair of elements, the first in the low half. */
 template <typename T>
 __device__ inline uint32_t pack_pair(float low, float high);
@@ -72,6 +90,12 @@ __device__ inline void write_element(void *memory, cpa_dtype dtype, int64_t i, f
         ((__half *)memory)[i] = from_float<__half>(value);
     }
 }
+
+/* UNIT neighbouring elements, read or written at once. */
+template <typename Element, int UNIT>
+struct alignas(UNIT * sizeof(Element) < 16 ? UNIT * sizeof(Element) : 16) unit_of {
+    Element element[UNIT];
+};
 
 /* 2 or 4 neighbouring floats, or elements, in one access. */
 __device__ inline void load_floats(const float *from, float (&value)[2]) {

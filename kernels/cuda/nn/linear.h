@@ -1,0 +1,26 @@
+/* What linear.c and its kernels share. */
+#ifndef CPA_CUDA_LINEAR_H
+#define CPA_CUDA_LINEAR_H
+
+#include "kernels/cuda/device/cuda.h"
+#include "kernels/nn.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Up to so many rows of bf16 or fp16 are a kernel's of our own. */
+enum { CPA_CUDA_FEW_ROWS = 16 };
+
+/* linear of at most CPA_CUDA_FEW_ROWS rows in bf16 or fp16. */
+cpa_status cpa_cuda_linear_few(const cpa_linear_args *args, cpa_stream *stream);
+/* Each row of out, which is fp32, becomes the bias. */
+cpa_status cpa_cuda_linear_bias(const cpa_linear_args *args, cpa_stream *stream);
+
+/* Frees what the stream's products needed; the stream is idle. */
+void cpa_cuda_products_destroy(cpa_cuda_stream *stream);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
