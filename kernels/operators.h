@@ -91,6 +91,9 @@ struct cpa_operator_table {
      * transport of the back end's hands exchanges over; if they do not come it writes nothing. NULL or none: all states
      * are there. There are rows, or nobody would wait. */
     cpa_status (*merge)(const cpa_merge_args *args, const cpa_store_batch *awaited, cpa_stream *stream);
+    /* Strides are not 0; there are rows, and merge_packed has heads. */
+    cpa_status (*state_pack)(const cpa_state_pack_args *args, cpa_stream *stream);
+    cpa_status (*state_merge_packed)(const cpa_state_merge_packed_args *args, cpa_stream *stream);
 
     cpa_status (*kv_write)(const cpa_kv_write_args *args, cpa_stream *stream);
     cpa_status (*kv_copy)(const cpa_kv_copy_args *args, cpa_stream *stream);

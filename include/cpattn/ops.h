@@ -223,6 +223,64 @@ typedef struct cpa_merge_args {
 #define CPA_MERGE_MAX_STATES 64
 CPA_API cpa_status cpa_merge(const cpa_merge_args *args, cpa_stream *stream);
 
+/* Heads scattered over ranks: ranks that have attended the same rows over different keys end with a slice of the heads of
+ * each row. Each packs its states, a slice for each rank, sends them, and merges the slices of its own heads.
+ *
+ * Slice r of n has the heads [cpa_slice_begin(heads, n, r), cpa_slice_begin(heads, n, r + 1)), whether n divides them or
+ * not; it may have none. A row of a packed slice is, head after head, O [v_dim] in the dtype of the slice, then the LSE
+ * in fp32: one element where that is fp32, else two, its low half first. So rows have cpa_packed_width(v_dim, dtype)
+ * elements a head, and lie one behind the other. */
+CPA_HOST_DEVICE CPA_INLINE int64_t cpa_slice_begin(int64_t count, int32_t slices, int32_t slice) {
+    return count / slices * slice + count % slices * slice / slices;
+}
+CPA_HOST_DEVICE CPA_INLINE int64_t cpa_packed_width(int32_t v_dim, cpa_dtype dtype) {
+    return v_dim + (dtype == CPA_F32 ? 1 : 2);
+}
+
+/* state_pack: cuts partial states into slices. O is rounded to the dtype of the slices, or keeps its bits where it has
+ * that dtype; the LSE keeps its bits. An empty row becomes O = 0, LSE = -inf. */
+typedef struct cpa_state_pack_args {
+    size_t size;
+    int64_t rows; /* of each slice */
+    int32_t heads;
+    int32_t v_dim;
+    const void *o;          /* [rows, heads, v_dim] */
+    cpa_dtype o_dtype;      /* fp32, or `dtype` */
+    int64_t o_row_stride;   /* elements; 0 = heads * v_dim */
+    const float *lse;       /* [rows, heads] */
+    int64_t lse_row_stride; /* 0 = heads */
+    /* [rows]: the row of o and lse, or -1 for an empty one: of a rank that has none of its keys, or that fills up a batch
+     * of fixed shape; NULL: the identity */
+    const int32_t *row_map;
+    int32_t n_slices; /* at most CPA_MERGE_MAX_STATES */
+    cpa_dtype dtype;
+    /* host [n_slices] of device [rows, heads of the slice, cpa_packed_width]; NULL for a slice that is left out */
+    void *const *slices;
+} cpa_state_pack_args;
+CPA_API cpa_status cpa_state_pack(const cpa_state_pack_args *args, cpa_stream *stream);
+
+/* state_merge_packed: cpa_merge of packed slices of the same heads and rows. The order of the fold is that of `parts`, or
+ * of its own for each row. */
+typedef struct cpa_state_merge_packed_args {
+    size_t size;
+    int64_t rows;
+    int32_t heads; /* of the slice; 0: nothing is done */
+    int32_t v_dim;
+    cpa_dtype dtype;          /* of the slices */
+    int32_t n_parts;          /* at most CPA_MERGE_MAX_STATES */
+    const void *const *parts; /* host [n_parts] of device [rows, heads, cpa_packed_width] */
+    cpa_dtype out_dtype;
+    void *out;                  /* [rows, heads, v_dim], out_row_stride elements from row to row; overlaps no part */
+    int64_t out_row_stride;     /* 0 = heads * v_dim */
+    float *out_lse;             /* [rows, heads], or NULL */
+    int64_t out_lse_row_stride; /* 0 = heads */
+    /* [rows, n_parts]: the parts of each row in the order in which they are folded, none twice; -1: none. NULL: all, in
+     * the order of `parts` */
+    const int32_t *order;
+    int32_t foreign_lse; /* as for cpa_merge */
+} cpa_state_merge_packed_args;
+CPA_API cpa_status cpa_state_merge_packed(const cpa_state_merge_packed_args *args, cpa_stream *stream);
+
 #ifdef __cplusplus
 }
 #endif

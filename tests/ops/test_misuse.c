@@ -395,6 +395,67 @@ static void merge(void) {
     cpa_test_free(stream, o);
 }
 
+static cpa_status run_state_pack(const void *args, cpa_stream *on) {
+    return cpa_state_pack(args, on);
+}
+
+static void state_pack(void) {
+    typedef cpa_state_pack_args T;
+    static const member members[] = {M(T, rows, INT64),         M(T, heads, INT32),          M(T, v_dim, INT32),
+                                     M(T, o, POINTER),          M(T, o_dtype, INT32),        M(T, lse, POINTER),
+                                     M(T, o_row_stride, INT64), M(T, lse_row_stride, INT64), M(T, row_map, OPTIONAL),
+                                     M(T, dtype, INT32),        M(T, n_slices, INT32)};
+    void *o = zeros(3 * ROW * (int64_t)sizeof(float)), *lse = zeros(3 * HEADS * (int64_t)sizeof(float));
+    void *packed = zeros(3 * HEADS * (DIM + 1) * (int64_t)sizeof(float));
+    void *slices[CPA_MERGE_MAX_STATES] = {packed};
+    T args = {.size = sizeof args,
+              .rows = 3,
+              .heads = HEADS,
+              .v_dim = DIM,
+              .o = o,
+              .lse = lse,
+              .n_slices = 1,
+              .slices = slices};
+    misuse_all(&(call){"state_pack", run_state_pack, &args, sizeof args, members, sizeof members / sizeof *members,
+                       sizeof args});
+    args.slices = NULL;
+    CU_ASSERT_EQUAL(cpa_state_pack(&args, stream), CPA_INVALID);
+    CU_ASSERT_EQUAL(cpa_stream_sync(stream), CPA_OK);
+    cpa_test_free(stream, packed);
+    cpa_test_free(stream, lse);
+    cpa_test_free(stream, o);
+}
+
+static cpa_status run_state_merge_packed(const void *args, cpa_stream *on) {
+    return cpa_state_merge_packed(args, on);
+}
+
+static void state_merge_packed(void) {
+    typedef cpa_state_merge_packed_args T;
+    static const member members[] = {M(T, rows, INT64),
+                                     M(T, heads, INT32),
+                                     M(T, v_dim, INT32),
+                                     M(T, dtype, INT32),
+                                     M(T, n_parts, INT32),
+                                     M(T, out_dtype, INT32),
+                                     M(T, out, POINTER),
+                                     M(T, out_row_stride, INT64),
+                                     M(T, out_lse, OPTIONAL),
+                                     M(T, order, OPTIONAL),
+                                     M(T, out_lse_row_stride, INT64)};
+    void *packed = zeros(3 * HEADS * (DIM + 1) * (int64_t)sizeof(float));
+    void *out = zeros(3 * ROW * (int64_t)sizeof(float));
+    const void *parts[CPA_MERGE_MAX_STATES] = {packed};
+    T args = {.size = sizeof args, .rows = 3, .heads = HEADS, .v_dim = DIM, .n_parts = 1, .parts = parts, .out = out};
+    misuse_all(&(call){"state_merge_packed", run_state_merge_packed, &args, sizeof args, members,
+                       sizeof members / sizeof *members, offsetof(T, out_row_stride)});
+    args.parts = NULL;
+    CU_ASSERT_EQUAL(cpa_state_merge_packed(&args, stream), CPA_INVALID);
+    CU_ASSERT_EQUAL(cpa_stream_sync(stream), CPA_OK);
+    cpa_test_free(stream, out);
+    cpa_test_free(stream, packed);
+}
+
 /* ---- devices and streams ---- */
 
 static void no_device(void) {
@@ -548,6 +609,8 @@ static const cpa_test tests[] = {
     {"an item", items},
     {"attend", attend},
     {"merge", merge},
+    {"state_pack", state_pack},
+    {"state_merge_packed", state_merge_packed},
     {"no device, no stream, nowhere to put a result", no_device},
     {"options of a device", device_options},
     {"memory from the caller's allocator", allocator},

@@ -14,6 +14,7 @@
 
 #include "base/dependent.cuh"
 #include "base/stored.cuh"
+#include "kernels/cuda/attend/state.cuh"
 #include "kernels/cuda/device/cuda.h"
 #include "kernels/cuda/device/element.cuh"
 
@@ -45,33 +46,6 @@ struct merge_args {
     cpa_store_batch awaited; /* no parts: the states are there */
     int32_t foreign_lse;
 };
-
-/* One step of the fold: O = a O + b O_state; b = 0 changes nothing, with a = 0 the sum so far does not count. */
-struct alignas(16) fold_step {
-    float a, b;
-    int32_t from; /* row of the state */
-};
-
-/* +inf counts as -inf, and NaN in foreign states. */
-__device__ float counted(const merge_args &a, float lse) {
-    return lse < INFINITY || (isnan(lse) && !a.foreign_lse) ? lse : -INFINITY;
-}
-
-/* The weights of folding lse_b into lse_a, and the new lse_a; see kernels/host/attend/state.h. All NaN if one of the
- * two is and the second not -inf: a NaN in lse_a has made the sum NaN before. */
-__device__ fold_step fold_lse(float &lse_a, float lse_b, int32_t from) {
-    if (lse_b == -INFINITY) return {1, 0, from};
-    const float max = fmaxf(lse_a, lse_b), w_a = expf(lse_a - max), w_b = expf(lse_b - max), sum = w_a + w_b;
-    lse_a = max + logf(sum);
-    return {w_a / sum, w_b / sum, from};
-}
-
-template <int UNIT>
-__device__ void add_part(float (&value)[UNIT], const fold_step &step, const float (&part)[UNIT]) {
-    if (step.b == 0) return;
-#pragma unroll
-    for (int e = 0; e < UNIT; e++) value[e] = step.a == 0 ? part[e] : fmaf(step.b, part[e], step.a * value[e]);
-}
 
 /* Past the first-level cache, as nothing is read twice; without streaming hints, which cost 3 - 6%. */
 __device__ void load_unit(const float *from, float (&value)[4]) {
@@ -111,7 +85,8 @@ __device__ float fold_lses(const merge_args &a, place at, fold_step *steps, int 
         for (int i = 0; i < AT_ONCE; i++) {
             const state &from = a.states[min(begin + i, a.n_states - 1)];
             row[i] = at.row < 0 || !from.map ? at.row : from.map[at.row];
-            next[i] = row[i] < 0 ? -INFINITY : counted(a, from.lse[row[i] * from.lse_row_stride + at.head]);
+            next[i] =
+                row[i] < 0 ? -INFINITY : counted_lse(from.lse[row[i] * from.lse_row_stride + at.head], a.foreign_lse);
         }
 #pragma unroll
         for (int i = 0; i < AT_ONCE; i++)
@@ -191,7 +166,8 @@ __global__ void __launch_bounds__(THREADS) merge_few(const __grid_constant__ mer
     int32_t own_from = -1; /* of the state of this lane */
     if (lane < a.n_states) own_from = a.states[lane].map ? a.states[lane].map[row] : row;
     float own_lse = -INFINITY;
-    if (own_from >= 0) own_lse = counted(a, a.states[lane].lse[own_from * a.states[lane].lse_row_stride + head]);
+    if (own_from >= 0)
+        own_lse = counted_lse(a.states[lane].lse[own_from * a.states[lane].lse_row_stride + head], a.foreign_lse);
     float lse = -INFINITY;
     for (int32_t first = 0; first < a.v_dim; first += WARP_LANES * UNIT) {
         const int32_t column = first + lane * UNIT;

@@ -128,6 +128,8 @@ cpa_status cpa_cuda_attend_supported(const cpa_device *device, const char *where
 cpa_status cpa_cuda_attend(const cpa_attend_plan *plan, const cpa_attend_args *args, const void *ready_q,
                            cpa_stream *stream);
 cpa_status cpa_cuda_merge(const cpa_merge_args *args, const cpa_store_batch *awaited, cpa_stream *stream);
+cpa_status cpa_cuda_state_pack(const cpa_state_pack_args *args, cpa_stream *stream);
+cpa_status cpa_cuda_state_merge_packed(const cpa_state_merge_packed_args *args, cpa_stream *stream);
 cpa_status cpa_cuda_synthesize(const cpa_synth_args *args, cpa_stream *stream);
 cpa_status cpa_cuda_hash_rows(const cpa_hash_rows_args *args, cpa_stream *stream);
 cpa_status cpa_cuda_reference_open(cpa_device *device, cpa_reference_blas **out, cpa_error *err);
