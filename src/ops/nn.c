@@ -107,7 +107,7 @@ static cpa_status check_qk_norm_rope(cpa_qk_norm_rope_args *a, cpa_error *err) {
 cpa_status cpa_qk_norm_rope(const cpa_qk_norm_rope_args *given, cpa_stream *stream) {
     cpa_qk_norm_rope_args args;
     if (!stream) return CPA_INVALID;
-    CPA_TRY(CPA_STRUCT_TAKE("qk_norm_rope", given, cpa_qk_norm_rope_args, q, &args, &stream->error));
+    CPA_TRY(CPA_STRUCT_TAKE("qk_norm_rope", given, cpa_qk_norm_rope_args, kv, &args, &stream->error));
     CPA_TRY(check_qk_norm_rope(&args, &stream->error));
     return args.rows ? stream->device->nn->qk_norm_rope(&args, stream) : CPA_OK;
 }

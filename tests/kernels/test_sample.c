@@ -264,11 +264,10 @@ static void penalties_lower_what_was_there(void) {
     memcpy(b.sequence, sequence, sizeof sequence);
     memcpy(b.repetition, repetition, sizeof repetition);
     memcpy(b.presence, presence, sizeof presence);
-    b.in_prompt[0] = 1u << 3, b.in_prompt[2] = 1u << 2;                         /* sequence 0: tokens 3 and 66 */
-    b.in_output[1] = 1u << 31;                                                  /* token 63 */
-    memset(&b.in_prompt[SEQUENCES * WORDS], 0xff, WORDS * sizeof *b.in_prompt); /* of none */
-    memset(&b.in_output[SEQUENCES * WORDS], 0xff, WORDS * sizeof *b.in_output);
-    b.in_prompt[WORDS] = b.in_output[WORDS] = 1u << 5; /* sequence 1: token 5, in both */
+    b.in_prompt[0] = 1u << 3, b.in_prompt[2] = 1u << 2;                        /* sequence 0: tokens 3 and 66 */
+    b.in_output[1] = 1u << 31;                                                 /* token 63 */
+    b.in_prompt[WORDS] = b.in_output[WORDS] = 1u << 5;                         /* sequence 1: token 5, in both */
+    b.in_prompt[SEQUENCES * WORDS] = b.in_output[SEQUENCES * WORDS] = 1u << 3; /* of none */
     for (int row = 0; row < ROWS; row++) {
         float *logits = row_of(&b, row);
         for (int t = 0; t < VOCABULARY; t++) logits[t] = -3;

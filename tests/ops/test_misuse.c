@@ -1,136 +1,14 @@
 /* Misuse of operators: every pointer NULL or misaligned in turn, every number extreme, every size of a struct. None may
  * crash, read out of bounds or overflow, and what is refused is refused with a line. */
-#include <stdlib.h>
-#include <string.h>
-
-#include <cpattn/cpattn.h>
-
-#include "tests/fixtures/device_fixture.h"
-#include "tests/fixtures/unit.h"
+#include "tests/fixtures/misuse.h"
 
 enum { HEADS = 2, DIM = 8, BLOCK = 4, BLOCKS = 6, TOKENS = 5, ROW = HEADS * DIM };
-
-static cpa_device *device;
-static cpa_stream *stream;
-
-/* What a member holds, and so what may be tried on it. */
-typedef enum member_kind { POINTER, OPTIONAL, INT32, INT64, RESERVED } member_kind;
-
-typedef struct member {
-    size_t at;
-    member_kind kind;
-} member;
-
-#define M(type, name, kind)                                                                                            \
-    { offsetof(type, name), kind }
-#define VIEW_MEMBERS(type, view)                                                                                       \
-    M(type, view.k, POINTER), M(type, view.v, POINTER), M(type, view.dtype, INT32), M(type, view.block_size, INT32),   \
-        M(type, view.num_blocks, INT64), M(type, view.kv_heads, INT32), M(type, view.k_dim, INT32),                    \
-        M(type, view.v_dim, INT32), M(type, view.k_block_stride, INT64), M(type, view.k_token_stride, INT64),          \
-        M(type, view.k_head_stride, INT64), M(type, view.v_block_stride, INT64), M(type, view.v_token_stride, INT64),  \
-        M(type, view.v_head_stride, INT64), M(type, view.k_scale, INT32), M(type, view.reserved[0], RESERVED),         \
-        M(type, view.reserved[10], RESERVED)
-
-/* A call with good arguments. */
-typedef struct call {
-    const char *name;
-    cpa_status (*run)(const void *args, cpa_stream *on);
-    void *args;
-    size_t size;
-    const member *members;
-    size_t n_members;
-    size_t least; /* the size through the last member that has no default */
-} call;
-
-static cpa_error plan_error; /* of the last plan that was refused; its message is looked at in place of the stream's */
-static const char *said(void) {
-    return plan_error.status != CPA_OK ? plan_error.message : cpa_stream_error(stream);
-}
-
-/* Runs the call with the member replaced; 1 if it was refused. */
-static int tried(const call *c, const member *m, const void *value, size_t bytes) {
-    unsigned char saved[8];
-    void *place = (char *)c->args + m->at;
-    memcpy(saved, place, bytes);
-    memcpy(place, value, bytes);
-    plan_error = (cpa_error){0};
-    const cpa_status status = c->run(c->args, stream);
-    memcpy(place, saved, bytes);
-    const int refused = status == CPA_INVALID && said()[0] != 0 && strchr(said(), '\n') == NULL;
-    if (status != CPA_OK && !refused) printf("  %s, member at %zu: status %d: %s\n", c->name, m->at, status, said());
-    CU_ASSERT_TRUE(status == CPA_OK || refused);
-    return refused;
-}
-
-static void expect_refused(const call *c, const member *m, const void *value, size_t bytes) {
-    const int refused = tried(c, m, value, bytes);
-    if (!refused) printf("  %s, member at %zu: not refused\n", c->name, m->at);
-    CU_ASSERT_TRUE(refused);
-}
-
-static void misuse(const call *c) {
-    const int32_t numbers[] = {INT32_MIN, -1, INT32_MAX};
-    const int64_t large[] = {INT64_MIN, -1, (int64_t)1 << 62, INT64_MAX - 1, INT64_MAX};
-    const int64_t one = 1;
-    const void *none = NULL;
-    CU_ASSERT_EQUAL(c->run(c->args, stream), CPA_OK);
-    CU_ASSERT_EQUAL(c->run(c->args, NULL), CPA_INVALID);
-    CU_ASSERT_EQUAL(c->run(NULL, stream), CPA_INVALID);
-    for (size_t i = 0; i < c->n_members; i++) {
-        const member *m = &c->members[i];
-        char *odd;
-        memcpy(&odd, (char *)c->args + m->at, sizeof odd);
-        odd += 1;
-        if (m->kind == POINTER) expect_refused(c, m, &none, sizeof none);
-        if (m->kind == POINTER || m->kind == OPTIONAL) expect_refused(c, m, &odd, sizeof odd);
-        if (m->kind == RESERVED) expect_refused(c, m, &one, sizeof one);
-        for (size_t n = 0; m->kind == INT32 && n < sizeof numbers / sizeof *numbers; n++)
-            tried(c, m, &numbers[n], sizeof numbers[n]);
-        for (size_t n = 0; m->kind == INT64 && n < sizeof large / sizeof *large; n++)
-            expect_refused(c, m, &large[n], sizeof large[n]);
-    }
-    CU_ASSERT_EQUAL(c->run(c->args, stream), CPA_OK);
-}
-
-/* Every size from the least on is taken, with zeros for the rest; a longer struct only if its tail is zero. */
-static void sizes(const call *c) {
-    char longer[1024] = {0};
-    memcpy(longer, c->args, c->size);
-    for (size_t size = 0; size <= c->size + 64; size++) {
-        memcpy(longer, &size, sizeof size);
-        const int good = size >= c->least && size % 8 == 0;
-        const cpa_status status = c->run(longer, stream);
-        if (status != (good ? CPA_OK : CPA_INVALID))
-            printf("  %s of %zu bytes: %d: %s\n", c->name, size, status, said());
-        CU_ASSERT_EQUAL(status, good ? CPA_OK : CPA_INVALID);
-    }
-    size_t size = c->size + 8;
-    memcpy(longer, &size, sizeof size);
-    longer[c->size + 7] = 1;
-    CU_ASSERT_EQUAL(c->run(longer, stream), CPA_INVALID);
-    CU_ASSERT_PTR_NOT_NULL(strstr(said(), "not zero"));
-    size = (size_t)1 << 40;
-    memcpy(longer, &size, sizeof size);
-    CU_ASSERT_EQUAL(c->run(longer, stream), CPA_INVALID);
-}
-
-static void misuse_all(const call *c) {
-    misuse(c);
-    sizes(c);
-}
 
 /* ---- the calls ---- */
 
 static cpa_kv_view view_of(float *k, float *v) {
     return (cpa_kv_view){
         .k = k, .v = v, .block_size = BLOCK, .num_blocks = BLOCKS, .kv_heads = HEADS, .k_dim = DIM, .v_dim = DIM};
-}
-
-/* Zeros on the device. */
-static void *zeros(int64_t bytes) {
-    void *host = calloc(1, (size_t)bytes), *copy = cpa_test_upload(stream, host, bytes);
-    free(host);
-    return copy;
 }
 
 static cpa_kv_view make_view(void) {

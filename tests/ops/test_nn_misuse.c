@@ -1,0 +1,283 @@
+/* Misuse of the operators beside attention, as test_misuse.c has it. */
+#include "tests/fixtures/misuse.h"
+
+enum { ROWS = 3, WIDTH = 8, HEADS = 2, DIM = 8, V_DIM = 6, BLOCK = 4, BLOCKS = 6, POSITIONS = 5, VOCABULARY = 40 };
+enum { BYTES = 4096 }; /* more than any tensor here has */
+
+#define MEMBERS(list) list, sizeof list / sizeof *list
+
+/* Zeros for each pointer of a call. */
+static void *memory[16];
+static void *next(int *used) {
+    return memory[(*used)++];
+}
+
+static cpa_status run_rmsnorm(const void *args, cpa_stream *on) {
+    return cpa_rmsnorm(args, on);
+}
+
+static void rmsnorm(void) {
+    typedef cpa_rmsnorm_args T;
+    static const member members[] = {M(T, rows, INT64),     M(T, width, INT32),         M(T, dtype, INT32),
+                                     M(T, x, POINTER),      M(T, x_stride, INT64),      M(T, residual, OPTIONAL),
+                                     M(T, weight, POINTER), M(T, weight_offset, INT32), M(T, eps, INT32),
+                                     M(T, out, POINTER)};
+    int used = 0;
+    T args = {.size = sizeof args,
+              .rows = ROWS,
+              .width = WIDTH,
+              .x = next(&used),
+              .residual = next(&used),
+              .weight = next(&used),
+              .out = next(&used)};
+    misuse_all(&(call){"rmsnorm", run_rmsnorm, &args, sizeof args, MEMBERS(members), sizeof args});
+    args.out = args.residual;
+    CU_ASSERT_EQUAL(cpa_rmsnorm(&args, stream), CPA_INVALID);
+    CU_ASSERT_STRING_EQUAL(said(), "rmsnorm: out is the residual");
+    args.residual = NULL;
+    args.x_stride = WIDTH + 4;
+    args.x = args.out;
+    CU_ASSERT_EQUAL(cpa_rmsnorm(&args, stream), CPA_INVALID);
+    CU_ASSERT_STRING_EQUAL(said(), "rmsnorm: out is x, whose x_stride is 12; expected its width, 8");
+    args.rows = 0;
+    args.out = NULL, args.x = NULL;
+    CU_ASSERT_EQUAL(cpa_rmsnorm(&args, stream), CPA_OK);
+}
+
+static cpa_status run_qk_norm_rope(const void *args, cpa_stream *on) {
+    return cpa_qk_norm_rope(args, on);
+}
+
+static void qk_norm_rope(void) {
+    typedef cpa_qk_norm_rope_args T;
+    static const member members[] = {M(T, rows, INT64),
+                                     M(T, shape.q_heads, INT32),
+                                     M(T, shape.kv_heads, INT32),
+                                     M(T, shape.k_dim, INT32),
+                                     M(T, shape.v_dim, INT32),
+                                     M(T, shape.v_in_k, RESERVED),
+                                     M(T, shape.dtype, INT32),
+                                     M(T, shape.reserved[0], RESERVED),
+                                     M(T, shape.reserved[4], RESERVED),
+                                     M(T, qkv, POINTER),
+                                     M(T, qkv_stride, INT64),
+                                     M(T, q_weight, OPTIONAL),
+                                     M(T, k_weight, OPTIONAL),
+                                     M(T, weight_offset, INT32),
+                                     M(T, eps, INT32),
+                                     M(T, rope.table, OPTIONAL),
+                                     M(T, rope.max_position, INT64),
+                                     M(T, rope.dim, INT32),
+                                     M(T, rope.first, INT32),
+                                     M(T, rope.interleaved, INT32),
+                                     M(T, rope.reserved[0], RESERVED),
+                                     M(T, rope.reserved[7], RESERVED),
+                                     M(T, positions, POINTER),
+                                     M(T, q, POINTER),
+                                     M(T, q_stride, INT64),
+                                     M(T, k, OPTIONAL),
+                                     M(T, k_stride, INT64),
+                                     M(T, v, OPTIONAL),
+                                     M(T, v_stride, INT64),
+                                     M(T, slot_mapping, OPTIONAL),
+                                     VIEW_MEMBERS(T, kv)};
+    int used = 0;
+    T args = {.size = sizeof args,
+              .rows = ROWS,
+              .shape = {.q_heads = HEADS, .kv_heads = HEADS, .k_dim = DIM, .v_dim = V_DIM},
+              .qkv = next(&used),
+              .q_weight = next(&used),
+              .k_weight = next(&used),
+              .rope = {next(&used), POSITIONS, DIM, 0, 0, {0}},
+              .positions = next(&used),
+              .q = next(&used),
+              .k = next(&used),
+              .v = next(&used),
+              .slot_mapping = next(&used),
+              .kv = {.k = next(&used),
+                     .v = next(&used),
+                     .block_size = BLOCK,
+                     .num_blocks = BLOCKS,
+                     .kv_heads = HEADS,
+                     .k_dim = DIM,
+                     .v_dim = V_DIM}};
+    misuse_all(&(call){"qk_norm_rope", run_qk_norm_rope, &args, sizeof args, MEMBERS(members), offsetof(T, nonfinite)});
+    args.kv.k_dim = DIM - 1;
+    CU_ASSERT_EQUAL(cpa_qk_norm_rope(&args, stream), CPA_INVALID);
+    CU_ASSERT_STRING_EQUAL(said(),
+                           "qk_norm_rope: the cache has kv_heads 2, k_dim 7, v_dim 6, but the shape has 2, 8, 6");
+    args.slot_mapping = NULL;
+    CU_ASSERT_EQUAL(cpa_qk_norm_rope(&args, stream), CPA_OK);
+    args.rope.first = 2;
+    CU_ASSERT_EQUAL(cpa_qk_norm_rope(&args, stream), CPA_INVALID);
+    args.rope.dim = 5;
+    CU_ASSERT_EQUAL(cpa_qk_norm_rope(&args, stream), CPA_INVALID);
+    args.rope.table = NULL;
+    args.positions = NULL;
+    CU_ASSERT_EQUAL(cpa_qk_norm_rope(&args, stream), CPA_OK);
+}
+
+/* A slot that is none is refused before anything is written; a device says so when the stream is waited for. */
+static void slots(void) {
+    const int64_t bad[] = {BLOCK * BLOCKS, -2, INT64_MAX, INT64_MIN};
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        int used = 0;
+        int64_t *mapping = cpa_test_upload(stream, &bad[i], sizeof bad[i]);
+        cpa_qk_norm_rope_args args = {.size = sizeof args,
+                                      .rows = 1,
+                                      .shape = {.q_heads = HEADS, .kv_heads = HEADS, .k_dim = DIM, .v_dim = DIM},
+                                      .qkv = next(&used),
+                                      .q = next(&used),
+                                      .slot_mapping = mapping,
+                                      .kv = {.k = next(&used),
+                                             .v = next(&used),
+                                             .block_size = BLOCK,
+                                             .num_blocks = BLOCKS,
+                                             .kv_heads = HEADS,
+                                             .k_dim = DIM,
+                                             .v_dim = DIM}};
+        cpa_status status = cpa_qk_norm_rope(&args, stream);
+        if (status == CPA_OK) status = cpa_stream_sync(stream);
+        CU_ASSERT_EQUAL(status, CPA_INVALID);
+        CU_ASSERT_PTR_NOT_NULL(strstr(said(), "slot_mapping[0] is "));
+        CU_ASSERT_EQUAL(cpa_stream_sync(stream), CPA_OK);
+        cpa_test_free(stream, mapping);
+    }
+}
+
+static cpa_status run_swiglu(const void *args, cpa_stream *on) {
+    return cpa_swiglu(args, on);
+}
+
+static void swiglu(void) {
+    typedef cpa_swiglu_args T;
+    static const member members[] = {M(T, rows, INT64), M(T, width, INT32), M(T, dtype, INT32), M(T, gate_up, POINTER),
+                                     M(T, out, POINTER)};
+    int used = 0;
+    T args = {sizeof args, ROWS, WIDTH, CPA_F32, next(&used), next(&used)};
+    misuse_all(&(call){"swiglu", run_swiglu, &args, sizeof args, MEMBERS(members), sizeof args});
+}
+
+static cpa_status run_embed(const void *args, cpa_stream *on) {
+    return cpa_embed(args, on);
+}
+
+static void embed(void) {
+    typedef cpa_embed_args T;
+    static const member members[] = {M(T, rows, INT64),       M(T, width, INT32),   M(T, dtype, INT32),
+                                     M(T, vocabulary, INT64), M(T, table, POINTER), M(T, tokens, POINTER),
+                                     M(T, out, POINTER)};
+    int used = 0;
+    T args = {sizeof args, ROWS, WIDTH, CPA_F32, VOCABULARY, next(&used), next(&used), next(&used)};
+    misuse_all(&(call){"embed", run_embed, &args, sizeof args, MEMBERS(members), sizeof args});
+}
+
+static cpa_status run_linear(const void *args, cpa_stream *on) {
+    return cpa_linear(args, on);
+}
+
+static void linear(void) {
+    typedef cpa_linear_args T;
+    static const member members[] = {M(T, rows, INT64),     M(T, inputs, INT32),    M(T, outputs, INT32),
+                                     M(T, dtype, INT32),    M(T, out_dtype, INT32), M(T, x, POINTER),
+                                     M(T, x_stride, INT64), M(T, weight, POINTER),  M(T, weight_stride, INT64),
+                                     M(T, bias, OPTIONAL),  M(T, out, POINTER),     M(T, out_stride, INT64)};
+    int used = 0;
+    T args = {.size = sizeof args,
+              .rows = ROWS,
+              .inputs = WIDTH,
+              .outputs = WIDTH,
+              .x = next(&used),
+              .weight = next(&used),
+              .bias = next(&used),
+              .out = next(&used)};
+    misuse_all(&(call){"linear", run_linear, &args, sizeof args, MEMBERS(members), offsetof(T, out_stride)});
+    args.out_dtype = CPA_F16;
+    CU_ASSERT_EQUAL(cpa_linear(&args, stream), CPA_INVALID);
+    CU_ASSERT_STRING_EQUAL(said(), "linear: out_dtype is 2, expected fp32 or fp32");
+}
+
+static cpa_status run_sample(const void *args, cpa_stream *on) {
+    return cpa_sample(args, on);
+}
+
+static void sample(void) {
+    typedef cpa_sample_args T;
+    static const member members[] = {
+        M(T, rows, INT64),           M(T, vocabulary, INT64),   M(T, logits, POINTER),      M(T, logits_stride, INT64),
+        M(T, temperature, OPTIONAL), M(T, top_k, OPTIONAL),     M(T, top_p, OPTIONAL),      M(T, min_p, OPTIONAL),
+        M(T, repetition, OPTIONAL),  M(T, presence, OPTIONAL),  M(T, seed, OPTIONAL),       M(T, position, OPTIONAL),
+        M(T, given, OPTIONAL),       M(T, in_prompt, OPTIONAL), M(T, in_output, OPTIONAL),  M(T, sequence, POINTER),
+        M(T, sequences, INT64),      M(T, tokens, POINTER),     M(T, tokens_stride, INT64), M(T, logprobs, OPTIONAL),
+        M(T, logprobs_stride, INT64)};
+    int used = 0;
+    T args = {.size = sizeof args,
+              .rows = ROWS,
+              .vocabulary = VOCABULARY,
+              .logits = next(&used),
+              .temperature = next(&used),
+              .top_k = next(&used),
+              .top_p = next(&used),
+              .min_p = next(&used),
+              .repetition = next(&used),
+              .presence = next(&used),
+              .seed = next(&used),
+              .position = next(&used),
+              .given = next(&used),
+              .in_prompt = next(&used),
+              .in_output = next(&used),
+              .sequence = next(&used),
+              .sequences = 2,
+              .tokens = next(&used),
+              .logprobs = next(&used)};
+    misuse_all(&(call){"sample", run_sample, &args, sizeof args, MEMBERS(members), offsetof(T, logprobs)});
+    args.in_prompt = NULL, args.in_output = NULL, args.sequence = NULL;
+    CU_ASSERT_EQUAL(cpa_sample(&args, stream), CPA_OK);
+}
+
+static cpa_status run_mark_tokens(const void *args, cpa_stream *on) {
+    return cpa_mark_tokens(args, on);
+}
+
+static void mark_tokens(void) {
+    typedef cpa_mark_tokens_args T;
+    static const member members[] = {M(T, vocabulary, INT64),  M(T, sequences, INT64),  M(T, in_prompt, POINTER),
+                                     M(T, in_output, POINTER), M(T, n_restarts, INT64), M(T, restarts, POINTER),
+                                     M(T, count, INT64),       M(T, sequence, POINTER), M(T, tokens, POINTER),
+                                     M(T, outputs, POINTER)};
+    int used = 0;
+    T args = {.size = sizeof args,
+              .vocabulary = VOCABULARY,
+              .sequences = 2,
+              .in_prompt = next(&used),
+              .in_output = next(&used),
+              .n_restarts = 1,
+              .restarts = next(&used),
+              .count = ROWS,
+              .sequence = next(&used),
+              .tokens = next(&used),
+              .outputs = next(&used)};
+    misuse_all(&(call){"mark_tokens", run_mark_tokens, &args, sizeof args, MEMBERS(members), sizeof args});
+}
+
+static const cpa_test tests[] = {
+    {"rmsnorm", rmsnorm},
+    {"qk_norm_rope", qk_norm_rope},
+    {"slots of qk_norm_rope", slots},
+    {"swiglu", swiglu},
+    {"embed", embed},
+    {"linear", linear},
+    {"sample", sample},
+    {"mark_tokens", mark_tokens},
+};
+
+int main(void) {
+    int missing = cpa_test_device_missing();
+    if (missing) return missing == 1 ? CPA_TEST_SKIPPED : 2;
+    cpa_test_device_open(1, &device, &stream);
+    for (int i = 0; i < 16; i++) memory[i] = zeros(BYTES);
+    int failed = cpa_test_main("misuse of operators beside attention", tests, (int)(sizeof tests / sizeof *tests));
+    for (int i = 0; i < 16; i++) cpa_test_free(stream, memory[i]);
+    cpa_test_device_close(device, stream);
+    return failed;
+}
