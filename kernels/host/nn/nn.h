@@ -1,4 +1,4 @@
-/* The operators beside attention, an operation a file. */
+/* The operators beside attention, an operation a file: cpa_host_<name>. */
 #ifndef CPA_HOST_NN_H
 #define CPA_HOST_NN_H
 
@@ -6,12 +6,8 @@
 
 extern const cpa_nn_table cpa_host_nn;
 
-cpa_status cpa_host_rmsnorm(const cpa_rmsnorm_args *args, cpa_stream *stream);
-cpa_status cpa_host_qk_norm_rope(const cpa_qk_norm_rope_args *args, cpa_stream *stream);
-cpa_status cpa_host_swiglu(const cpa_swiglu_args *args, cpa_stream *stream);
-cpa_status cpa_host_embed(const cpa_embed_args *args, cpa_stream *stream);
-cpa_status cpa_host_linear(const cpa_linear_args *args, cpa_stream *stream);
-cpa_status cpa_host_sample(const cpa_sample_args *args, cpa_stream *stream);
-cpa_status cpa_host_mark_tokens(const cpa_mark_tokens_args *args, cpa_stream *stream);
+#define CPA_HOST_NN_DECLARE(name) cpa_status cpa_host_##name(const cpa_##name##_args *args, cpa_stream *stream);
+CPA_NN_OPERATORS(CPA_HOST_NN_DECLARE)
+#undef CPA_HOST_NN_DECLARE
 
 #endif
