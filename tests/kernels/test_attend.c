@@ -15,26 +15,6 @@ enum { ROW_PADDING = 8 };
 
 /* Every case runs in fp32 and in bf16, with the head width of each. */
 enum { BASES = 2 };
-static const cpa_attend_case BASE[BASES] = {{.q_heads = 4,
-                                             .kv_heads = 2,
-                                             .k_dim = 64,
-                                             .v_dim = 64,
-                                             .block_size = 16,
-                                             .cp_size = 1,
-                                             .interleave = 16,
-                                             .length = 300,
-                                             .mask = {.causal = 1}},
-                                            {.q_dtype = CPA_BF16,
-                                             .kv_dtype = CPA_BF16,
-                                             .q_heads = 8,
-                                             .kv_heads = 2,
-                                             .k_dim = 128,
-                                             .v_dim = 128,
-                                             .block_size = 16,
-                                             .cp_size = 1,
-                                             .interleave = 16,
-                                             .length = 300,
-                                             .mask = {.causal = 1}}};
 
 static void say_wrong(const cpa_attend_case *shape, int32_t slot, int64_t wrong) {
     printf(
@@ -69,7 +49,7 @@ static void every_pair_of_dtypes(void) {
     for (int q = 0; q < CPA_DTYPE_COUNT; q++) {
         for (int kv = 0; kv < CPA_DTYPE_COUNT; kv++) {
             for (int base = 0; base < BASES; base++) {
-                cpa_attend_case shape = BASE[base];
+                cpa_attend_case shape = CPA_ATTEND_BASE[base];
                 shape.q_dtype = (cpa_dtype)q;
                 shape.kv_dtype = (cpa_dtype)kv;
                 CU_ASSERT_EQUAL(wrong_rows(&shape, 7), 0);
@@ -84,7 +64,7 @@ static void every_width_of_heads(void) {
                                         {72, 8},  {1, 1},   {7, 3},   {33, 65},   {8, 256},   {255, 17}};
     for (size_t i = 0; i < sizeof widths / sizeof widths[0]; i++) {
         for (int late = 0; late < 2; late++) {
-            cpa_attend_case shape = BASE[0];
+            cpa_attend_case shape = CPA_ATTEND_BASE[0];
             shape.k_dim = widths[i][0];
             shape.v_dim = widths[i][1];
             shape.start = late ? shape.length - 2 : 0;
@@ -101,7 +81,7 @@ static void every_grouping_of_heads(void) {
     for (size_t i = 0; i < sizeof heads / sizeof heads[0]; i++) {
         for (int late = 0; late < 2; late++) {
             for (int base = 0; base < BASES; base++) {
-                cpa_attend_case shape = BASE[base];
+                cpa_attend_case shape = CPA_ATTEND_BASE[base];
                 shape.q_heads = heads[i][0];
                 shape.kv_heads = heads[i][1];
                 shape.start = late ? shape.length - 1 : 0;
@@ -116,7 +96,7 @@ static void every_block_size_and_page_order(void) {
     for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
         for (int head_major = 0; head_major < 2; head_major++) {
             for (int base = 0; base < BASES; base++) {
-                cpa_attend_case shape = BASE[base];
+                cpa_attend_case shape = CPA_ATTEND_BASE[base];
                 shape.block_size = shape.interleave = sizes[i];
                 shape.head_major = head_major;
                 CU_ASSERT_EQUAL(wrong_rows(&shape, 17), 0);
@@ -134,7 +114,7 @@ static void long_sequences_with_ragged_tails(void) {
         const int64_t starts[] = {0, lengths[i] - 1 - lengths[i] / 5, lengths[i] - 1};
         for (int s = 0; s < 3; s++) {
             for (int base = 0; base < BASES; base++) {
-                cpa_attend_case shape = BASE[base];
+                cpa_attend_case shape = CPA_ATTEND_BASE[base];
                 shape.length = lengths[i];
                 shape.start = starts[s];
                 CU_ASSERT_EQUAL(wrong_rows(&shape, 61), 0);
@@ -145,7 +125,7 @@ static void long_sequences_with_ragged_tails(void) {
 
 static void more_tiles_than_a_device_runs_at_once(void) {
     for (int width = 64; width <= 128; width += 64) {
-        cpa_attend_case shape = BASE[1];
+        cpa_attend_case shape = CPA_ATTEND_BASE[1];
         shape.q_heads = shape.kv_heads = 64;
         shape.k_dim = shape.v_dim = width;
         shape.length = 2600;
@@ -159,7 +139,7 @@ static void shards_of_every_rank_count(void) {
         for (size_t i = 0; i < sizeof interleaves / sizeof interleaves[0]; i++) {
             for (int causal = 0; causal < 2; causal++) {
                 for (int base = 0; base < BASES; base++) {
-                    cpa_attend_case shape = BASE[base];
+                    cpa_attend_case shape = CPA_ATTEND_BASE[base];
                     shape.cp_size = n;
                     shape.interleave = interleaves[i];
                     shape.mask.causal = causal;
@@ -174,7 +154,7 @@ static void shards_of_every_rank_count(void) {
 /* Pages of all shards in one table, in the order of positions: the keys of a sequence for the queries of a shard. */
 static void queries_of_shards_over_the_keys_of_all(void) {
     for (int i = 0; i < 2 * BASES; i++) {
-        cpa_attend_case shape = BASE[i / 2];
+        cpa_attend_case shape = CPA_ATTEND_BASE[i / 2];
         shape.cp_size = 3, shape.interleave = 32, shape.block_size = 16;
         shape.start = 61, shape.length = 733;
         shape.mask.causal = i % 2;
@@ -210,7 +190,7 @@ static void queries_of_shards_over_the_keys_of_all(void) {
 static void queries_that_are_ready_elsewhere(void) {
     enum { ROWS = 8, READY = 3 };
     for (int i = 0; i < 2 * BASES; i++) {
-        cpa_attend_case shape = BASE[i / 2];
+        cpa_attend_case shape = CPA_ATTEND_BASE[i / 2];
         shape.length = i % 2 ? 9000 : 300;
         shape.start = shape.length - ROWS;
         cpa_attend_fixture f;
@@ -247,7 +227,7 @@ static void windows_and_sinks(void) {
     for (size_t i = 0; i < sizeof masks / sizeof masks[0]; i++) {
         for (int32_t n = 1; n <= 3; n += 2) {
             for (int base = 0; base < BASES; base++) {
-                cpa_attend_case shape = BASE[base];
+                cpa_attend_case shape = CPA_ATTEND_BASE[base];
                 shape.cp_size = n;
                 shape.length = 1500;
                 shape.mask = masks[i];
@@ -263,7 +243,7 @@ static void scale_of_the_caller(void) {
     static const float scales[] = {0.02f, 0.15f, -0.1f};
     for (size_t i = 0; i < sizeof scales / sizeof scales[0]; i++) {
         for (int base = 0; base < BASES; base++) {
-            cpa_attend_case shape = BASE[base];
+            cpa_attend_case shape = CPA_ATTEND_BASE[base];
             shape.scale = scales[i];
             CU_ASSERT_EQUAL(wrong_rows(&shape, 17), 0);
         }
@@ -276,7 +256,7 @@ static void few_queries_over_many_keys(void) {
     for (size_t i = 0; i < sizeof queries / sizeof queries[0]; i++) {
         for (int32_t n = 1; n <= 2; n++) {
             for (int base = 0; base < BASES; base++) {
-                cpa_attend_case shape = BASE[base];
+                cpa_attend_case shape = CPA_ATTEND_BASE[base];
                 shape.cp_size = n;
                 shape.block_size = shape.interleave = 64;
                 shape.length = 9001;
@@ -290,7 +270,7 @@ static void few_queries_over_many_keys(void) {
 /* The keys of a row are split, and what counts the pieces that are done has to begin anew. */
 static void one_plan_serves_many_attends(void) {
     for (int base = 0; base < BASES; base++) {
-        cpa_attend_case shape = BASE[base];
+        cpa_attend_case shape = CPA_ATTEND_BASE[base];
         cpa_attend_fixture fixture;
         cpa_attend_result once, thrice;
         shape.length = 5000;
@@ -312,7 +292,7 @@ static void one_plan_serves_many_attends(void) {
 /* Rows so short that a device may read those of two heads at once, if there are two. */
 static void narrow_heads_in_odd_and_even_numbers(void) {
     for (int32_t heads = 1; heads <= 4; heads++) {
-        cpa_attend_case shape = BASE[1];
+        cpa_attend_case shape = CPA_ATTEND_BASE[1];
         shape.q_heads = 4 * heads;
         shape.kv_heads = heads;
         shape.k_dim = shape.v_dim = 64;
@@ -337,7 +317,7 @@ static void ragged_batches(void) {
     static const int64_t counts[] = {1, 2, 70, 1, 4, 5, 300, 1, 16, 33, 128, 3};
     enum { ITEMS = sizeof counts / sizeof counts[0] };
     for (int32_t width = 64; width <= 256; width *= 2) {
-        cpa_attend_case shape = BASE[1];
+        cpa_attend_case shape = CPA_ATTEND_BASE[1];
         cpa_attend_fixture fixture;
         cpa_attend_item items[ITEMS];
         int64_t row = 0;
@@ -361,7 +341,7 @@ static void resumed_calls(void) {
     static const int64_t starts[] = {0, 590};
     for (int s = 0; s < 2; s++) {
         for (int base = 0; base < BASES; base++) {
-            cpa_attend_case shape = BASE[base];
+            cpa_attend_case shape = CPA_ATTEND_BASE[base];
             cpa_attend_fixture fixture;
             cpa_attend_result result;
             shape.length = 600;
@@ -403,7 +383,7 @@ static void expect_empty_state(cpa_attend_fixture *fixture, int resume) {
 static void empty_shard_gives_the_empty_state(void) {
     static const int64_t starts[] = {0, 298};
     for (int turn = 0; turn < 2 * 2 * BASES; turn++) {
-        cpa_attend_case shape = BASE[turn & 1];
+        cpa_attend_case shape = CPA_ATTEND_BASE[turn & 1];
         cpa_attend_fixture fixture;
         shape.start = starts[turn >> 2];
         cpa_attend_fixture_init(&fixture, &shape, 1);
@@ -414,7 +394,7 @@ static void empty_shard_gives_the_empty_state(void) {
 
 static void empty_pool_gives_the_empty_state(void) {
     for (int width = 64; width <= 128; width += 64) {
-        cpa_attend_case shape = BASE[1];
+        cpa_attend_case shape = CPA_ATTEND_BASE[1];
         cpa_attend_fixture fixture;
         shape.k_dim = shape.v_dim = width;
         cpa_attend_fixture_init(&fixture, &shape, 1);
@@ -429,7 +409,7 @@ static void empty_pool_gives_the_empty_state(void) {
 
 static void rows_of_no_item_are_left_alone(void) {
     for (int base = 0; base < BASES; base++) {
-        const cpa_attend_case *shape = &BASE[base];
+        const cpa_attend_case *shape = &CPA_ATTEND_BASE[base];
         cpa_attend_fixture fixture;
         cpa_attend_result result, untouched;
         cpa_attend_fixture_init(&fixture, shape, 2);

@@ -13,50 +13,11 @@
 #include "tests/fixtures/attend_fixture.h"
 #include "tests/fixtures/unit.h"
 
-/* fp32, which a device computes without tensor cores; and bf16 and fp16, which it computes with them. */
-enum { BASES = 4 };
-static const cpa_attend_case BASE[BASES] = {{.q_heads = 4,
-                                             .kv_heads = 2,
-                                             .k_dim = 64,
-                                             .v_dim = 64,
-                                             .block_size = 16,
-                                             .cp_size = 1,
-                                             .interleave = 16,
-                                             .length = 600,
-                                             .mask = {.causal = 1}},
-                                            {.q_dtype = CPA_BF16,
-                                             .kv_dtype = CPA_BF16,
-                                             .q_heads = 8,
-                                             .kv_heads = 2,
-                                             .k_dim = 128,
-                                             .v_dim = 128,
-                                             .block_size = 16,
-                                             .cp_size = 1,
-                                             .interleave = 16,
-                                             .length = 600,
-                                             .mask = {.causal = 1}},
-                                            {.q_dtype = CPA_F16,
-                                             .kv_dtype = CPA_F16,
-                                             .q_heads = 6,
-                                             .kv_heads = 3,
-                                             .k_dim = 80,
-                                             .v_dim = 64,
-                                             .block_size = 32,
-                                             .cp_size = 1,
-                                             .interleave = 32,
-                                             .length = 600,
-                                             .mask = {.causal = 1, .sinks = 4, .window = 200}},
-                                            {.q_dtype = CPA_BF16,
-                                             .kv_dtype = CPA_INT8,
-                                             .q_heads = 4,
-                                             .kv_heads = 1,
-                                             .k_dim = 128,
-                                             .v_dim = 128,
-                                             .block_size = 64,
-                                             .cp_size = 1,
-                                             .interleave = 64,
-                                             .length = 600,
-                                             .mask = {.causal = 1}}};
+static cpa_attend_case base_case(int base) {
+    cpa_attend_case shape = CPA_ATTEND_BASE[base];
+    shape.length = 600;
+    return shape;
+}
 
 /* The last rows of 9,000 keys, and those of 600 that fill tiles. */
 static const struct { int64_t start, length; } PARTS[] = {{0, 600}, {8996, 9000}};
@@ -175,10 +136,10 @@ static int64_t wrong_rows(cpa_attend_fixture *f, int calls, int only_plain) {
 }
 
 static void scores_that_are_not_finite_make_their_rows_nan(void) {
-    for (int base = 0; base < BASES; base++) {
+    for (int base = 0; base < CPA_ATTEND_BASES; base++) {
         for (int part = 0; part < N_PARTS; part++) {
             for (int kind = 0; kind < POISONS; kind++) {
-                cpa_attend_case shape = BASE[base];
+                cpa_attend_case shape = base_case(base);
                 cpa_attend_fixture f;
                 /* Codes are finite; fp16 holds no huge key. */
                 if (cpa_dtype_is_quantised(shape.kv_dtype) && kind < NAN_QUERY) continue;
@@ -200,7 +161,7 @@ static void scores_that_are_not_finite_make_their_rows_nan(void) {
 /* Over the keys of a shard; a NaN key in one of them makes no row of another NaN. */
 static void only_the_shard_with_the_key_is_nan(void) {
     for (int base = 0; base < 2; base++) {
-        cpa_attend_case shape = BASE[base];
+        cpa_attend_case shape = base_case(base);
         cpa_attend_fixture f;
         shape.cp_size = 3;
         cpa_attend_fixture_init(&f, &shape, 1);
@@ -222,7 +183,7 @@ static void only_the_shard_with_the_key_is_nan(void) {
 static void minus_infinity_weighs_nothing(void) {
     for (int base = 0; base < 3; base++) {
         for (int part = 0; part < N_PARTS; part++) {
-            cpa_attend_case shape = BASE[base];
+            cpa_attend_case shape = base_case(base);
             cpa_attend_fixture f;
             shape.start = PARTS[part].start;
             shape.length = PARTS[part].length;
@@ -250,7 +211,7 @@ static void values_that_a_row_does_not_see_do_not_reach_it(void) {
     static const int64_t counts[] = {1, 3, 64, 600};
     for (int base = 0; base < 3; base++) {
         for (int n = 0; n < 4; n++) {
-            cpa_attend_case shape = BASE[base];
+            cpa_attend_case shape = base_case(base);
             cpa_attend_fixture f;
             shape.start = shape.length - counts[n];
             if (n == 1) shape.mask = (cpa_mask){.causal = 1, .sinks = 4, .window = 100};
@@ -271,7 +232,7 @@ static void values_that_a_row_does_not_see_do_not_reach_it(void) {
 static void rows_that_do_not_see_a_poison_keep_their_bits(void) {
     if (!cpa_test_promises_bits()) return;
     for (int base = 0; base < 3; base++) {
-        cpa_attend_case shape = BASE[base];
+        cpa_attend_case shape = base_case(base);
         cpa_attend_fixture f;
         cpa_attend_result clean, spoilt;
         const int64_t token = 333, heads = shape.q_heads, width = heads * shape.v_dim;
@@ -300,9 +261,9 @@ static void rows_that_do_not_see_a_poison_keep_their_bits(void) {
 
 /* A call that resumes NaN leaves NaN, whether its rows see keys or none; O need not have been NaN. */
 static void a_resumed_nan_stays_nan(void) {
-    for (int base = 0; base < BASES; base++) {
+    for (int base = 0; base < CPA_ATTEND_BASES; base++) {
         for (int keys = 0; keys < 2; keys++) {
-            cpa_attend_case shape = BASE[base];
+            cpa_attend_case shape = base_case(base);
             cpa_attend_fixture f;
             cpa_attend_result result;
             shape.start = keys ? 0 : 590;
