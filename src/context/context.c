@@ -256,7 +256,9 @@ static cpa_status check_args(cpa_context *c, const cpa_context_args *args, const
     const cpa_context_options *o = &c->ops.options;
     const cpa_kv_view *kv = &args->kv;
     if (c->broken) return cpa_fail(&c->ops.error, CPA_COMM, "the context failed in an earlier layer and cannot go on");
-    if (!c->planned) return cpa_fail(&c->ops.error, CPA_INVALID, "attend: no step is planned");
+    if (!c->planned)
+        return cpa_fail(&c->ops.error, CPA_INVALID,
+                        "attend: no step is planned, expected a call of cpa_context_plan before");
     if (!stream || stream->device != c->ops.device) {
         return cpa_fail(&c->ops.error, CPA_INVALID, "attend: the stream is %s, expected one of the context's device",
                         stream ? "of another device" : "NULL");
@@ -264,20 +266,22 @@ static cpa_status check_args(cpa_context *c, const cpa_context_args *args, const
     CPA_TRY(cpa_check_view("attend", kv, &c->ops.error));
     if (kv->dtype != o->shape.kv_dtype || kv->block_size != o->block_size || kv->kv_heads != o->shape.kv_heads ||
         kv->k_dim != o->shape.k_dim || kv->v_dim != o->shape.v_dim) {
-        return cpa_fail(&c->ops.error, CPA_INVALID,
-                        "attend: cache of dtype %d, block size %d, %d heads of %d and %d; the context was created for "
-                        "%d, %d, %d, %d and %d",
-                        (int)kv->dtype, kv->block_size, kv->kv_heads, kv->k_dim, kv->v_dim, (int)o->shape.kv_dtype,
-                        o->block_size, o->shape.kv_heads, o->shape.k_dim, o->shape.v_dim);
+        return cpa_fail(
+            &c->ops.error, CPA_INVALID,
+            "attend: cache of dtype %d, block size %d, %d heads of %d and %d, expected what the context was "
+            "created for: %d, %d, %d, %d and %d",
+            (int)kv->dtype, kv->block_size, kv->kv_heads, kv->k_dim, kv->v_dim, (int)o->shape.kv_dtype, o->block_size,
+            o->shape.kv_heads, o->shape.k_dim, o->shape.v_dim);
     }
     if (kv->k_scale != o->shape.k_scale || kv->v_scale != o->shape.v_scale) {
         return cpa_fail(&c->ops.error, CPA_INVALID,
-                        "attend: cache with the scales %g and %g; the context was created for %g and %g",
+                        "attend: cache with the scales %g and %g, expected those of the context, %g and %g",
                         (double)kv->k_scale, (double)kv->v_scale, (double)o->shape.k_scale, (double)o->shape.v_scale);
     }
     if (c->step.max_block >= kv->num_blocks) {
-        return cpa_fail(&c->ops.error, CPA_INVALID, "attend: a block table names block %d of a cache of %" PRId64,
-                        c->step.max_block, kv->num_blocks);
+        return cpa_fail(&c->ops.error, CPA_INVALID,
+                        "attend: a block table names block %d of a cache of %" PRId64 ", expected 0..%" PRId64,
+                        c->step.max_block, kv->num_blocks, kv->num_blocks - 1);
     }
     CPA_TRY(cpa_check_attend("attend", c->ops.device, &o->shape, &args->mask, &c->ops.error));
     if (args->scale - args->scale != 0) {
@@ -285,8 +289,8 @@ static cpa_status check_args(cpa_context *c, const cpa_context_args *args, const
                         (double)args->scale);
     }
     if (c->step.rows > 0 && (!args->q || !args->out)) {
-        return cpa_fail(&c->ops.error, CPA_INVALID, "attend: %" PRId64 " rows, but q %p and out %p", c->step.rows,
-                        args->q, args->out);
+        return cpa_fail(&c->ops.error, CPA_INVALID, "attend: %" PRId64 " rows, but q %p and out %p, expected both",
+                        c->step.rows, args->q, args->out);
     }
     const int64_t element = cpa_dtype_bytes(o->shape.dtype);
     CPA_TRY(cpa_check_aligned("attend", "q", args->q, element, &c->ops.error));

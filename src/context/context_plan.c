@@ -28,7 +28,10 @@ int64_t cpa_context_rows(const cpa_context *context, const cpa_context_chunk *ch
 
 static cpa_status check_chunks(cpa_context *c, const cpa_context_chunk *chunks, int64_t n) {
     int64_t total = 0;
-    if (n < 0 || (n > 0 && !chunks)) return cpa_fail(&c->ops.error, CPA_INVALID, "plan: %" PRId64 " chunks at NULL", n);
+    if (n < 0 || (n > 0 && !chunks))
+        return cpa_fail(&c->ops.error, CPA_INVALID,
+                        "plan: %" PRId64 " chunks at %p, expected 0 or more, and none at NULL", n,
+                        (const void *)chunks);
     for (int64_t i = 0; i < n; i++) {
         const cpa_context_chunk *chunk = &chunks[i];
         if (chunk->start < 0 || chunk->count < 1 || chunk->count > c->ops.options.max_rows ||
@@ -59,7 +62,7 @@ static cpa_status check_chunks(cpa_context *c, const cpa_context_chunk *chunks, 
     }
     if (total > c->ops.options.max_rows) {
         return cpa_fail(&c->ops.error, CPA_INVALID,
-                        "plan: %" PRId64 " new tokens, the context was created for %" PRId64, total,
+                        "plan: %" PRId64 " new tokens, expected at most the %" PRId64 " of the context", total,
                         c->ops.options.max_rows);
     }
     return CPA_OK;
@@ -69,8 +72,8 @@ static cpa_status check_chunks(cpa_context *c, const cpa_context_chunk *chunks, 
 static cpa_status copy_table(cpa_context *c, int64_t index, const int32_t *table, int64_t entries) {
     if (entries > 0 && !table) {
         return cpa_fail(&c->ops.error, CPA_INVALID,
-                        "plan: chunk %" PRId64 " has no block table; rank %d needs %" PRId64 " entries", index,
-                        c->control.rank, entries);
+                        "plan: chunk %" PRId64 " has no block table, expected one of %" PRId64 " entries on rank %d",
+                        index, entries, c->control.rank);
     }
     cpa_planned_step *step = &c->step;
     CPA_TRY(cpa_context_reserve(&c->ops, &step->block_tables, &step->tables_capacity, step->n_table_entries + entries,
@@ -78,8 +81,8 @@ static cpa_status copy_table(cpa_context *c, int64_t index, const int32_t *table
     for (int64_t i = 0; i < entries; i++) {
         if (table[i] < 0) {
             return cpa_fail(&c->ops.error, CPA_INVALID,
-                            "plan: entry %" PRId64 " of the block table of chunk %" PRId64 " is %d", i, index,
-                            table[i]);
+                            "plan: entry %" PRId64 " of the block table of chunk %" PRId64 " is %d, expected 0 or more",
+                            i, index, table[i]);
         }
         if (table[i] > step->max_block) step->max_block = table[i];
         step->block_tables[step->n_table_entries + i] = table[i];
