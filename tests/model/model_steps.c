@@ -21,7 +21,7 @@ static void need(cpa_status status, const char *message) {
 static cpa_status keep_logits(void *ctx, const cpa_model_step *step, int64_t first, int64_t count, const float *logits,
                               cpa_stream *stream) {
     cpa_test_model *m = ctx;
-    (void)step;
+    if (m->also_observe) need(m->also_observe(m->also_ctx, step, first, count, logits, stream), "observer");
     cpa_test_download(stream, m->seen + first * CPA_TEST_VOCABULARY, logits,
                       count * CPA_TEST_VOCABULARY * (int64_t)sizeof *logits);
     return CPA_OK;

@@ -51,6 +51,8 @@ typedef struct cpa_test_model {
     void *q, *out;
     int n_answers;
     cpa_test_answer answers[CPA_TEST_SEQUENCES];
+    cpa_logits_fn also_observe; /* NULL: nobody */
+    void *also_ctx;
     float *seen; /* logits of the emissions of the last step on this rank */
 } cpa_test_model;
 

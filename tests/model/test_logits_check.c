@@ -1,0 +1,145 @@
+/* The comparison of a run's logits with a plain forward: right ones of every dtype pass, wrong ones are found, and the
+ * sample is the same on any number of ranks. */
+#include "src/model/logits_check.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "tests/fixtures/device_fixture.h"
+#include "tests/fixtures/mpi_unit.h"
+#include "tests/model/model_steps.h"
+
+enum { MOST = 20 };
+
+/* Request r is the answer to prompt r, fed with the tokens of transformers. */
+static uint32_t token_at(void *ctx, uint64_t request, int64_t position) {
+    const cpa_test_expected *expected = ctx;
+    const int64_t prompt = expected->prompt_tokens[request];
+    return position < prompt ? expected->prompts[request][position] : expected->outputs[request][position - prompt];
+}
+
+static int64_t count(void *ctx, uint64_t request) {
+    const cpa_test_expected *expected = ctx;
+    return expected->prompt_tokens[request] + CPA_TEST_OUTPUTS;
+}
+
+/* The same, as if the requests had ended four tokens earlier. */
+static int64_t count_less(void *ctx, uint64_t request) {
+    return count(ctx, request) - 4;
+}
+
+/* Runs the prompts in a dtype and gathers a sample on rank 0. */
+static void run(const char *name, cpa_dtype dtype, const cpa_test_expected *expected, cpa_logits_sample *sample) {
+    cpa_test_model *m = malloc(sizeof *m);
+    cpa_control control;
+    cpa_test_model_open(m, name, dtype);
+    CU_ASSERT_EQUAL(cpa_logits_sample_open(MOST, CPA_TEST_VOCABULARY, 5, sample, NULL), CPA_OK);
+    m->also_observe = cpa_logits_sample_take;
+    m->also_ctx = sample;
+    for (int p = 0; p < CPA_TEST_PROMPTS; p++) {
+        cpa_test_model_add(m, expected->prompts[p], expected->prompt_tokens[p], (cpa_placement){CPA_SHARDED, 0});
+        m->answers[p].given = expected->outputs[p];
+    }
+    for (int i = 0; i < CPA_TEST_OUTPUTS; i++) {
+        cpa_test_part parts[CPA_TEST_PROMPTS];
+        for (int p = 0; p < CPA_TEST_PROMPTS; p++)
+            parts[p] = (cpa_test_part){p, m->answers[p].known - m->answers[p].computed, CPA_PASS_Q};
+        cpa_test_model_step(m, parts, CPA_TEST_PROMPTS);
+    }
+    CU_ASSERT_EQUAL(cpa_control_open(cpa_test_comm(), &control, NULL), CPA_OK);
+    CU_ASSERT_EQUAL(cpa_logits_sample_gather(sample, &control, NULL), CPA_OK);
+    cpa_control_close(&control);
+    cpa_test_model_close(m);
+    free(m);
+}
+
+static cpa_logits_verdict verdict_on(const char *name, cpa_dtype dtype, const cpa_logits_sample *sample,
+                                     cpa_test_expected *expected, int64_t (*how_many)(void *, uint64_t)) {
+    cpa_model_config config;
+    cpa_safetensors *files = NULL;
+    cpa_logits_verdict verdict = {.tokens = -1};
+    cpa_error err = {CPA_OK, ""};
+    const cpa_logits_tokens tokens = {expected, token_at, how_many};
+    CU_ASSERT_EQUAL(cpa_model_config_load(cpa_test_model_folder(name), &config, NULL), CPA_OK);
+    CU_ASSERT_EQUAL(cpa_safetensors_open(cpa_test_model_folder(name), &files, NULL), CPA_OK);
+    CU_ASSERT_EQUAL(cpa_logits_check(&config, files, dtype, sample, &tokens, &verdict, &err), CPA_OK);
+    cpa_safetensors_close(files);
+    return verdict;
+}
+
+static int is_rank_0(void) {
+    return cpa_comm_rank(cpa_test_comm()) == 0;
+}
+
+static void right_logits_pass(void) {
+    static const struct {
+        const char *name;
+        cpa_dtype dtype;
+    } runs[] = {{"tiny-llama", CPA_F32}, {"tiny-qwen3", CPA_BF16}, {"tiny-sharded", CPA_F16}};
+    cpa_test_expected *expected = malloc(sizeof *expected);
+    for (size_t i = 0; i < sizeof runs / sizeof *runs; i++) {
+        cpa_logits_sample sample;
+        cpa_test_expected_read(runs[i].name, expected);
+        run(runs[i].name, runs[i].dtype, expected, &sample);
+        if (is_rank_0()) {
+            cpa_logits_verdict verdict = verdict_on(runs[i].name, runs[i].dtype, &sample, expected, count);
+            CU_ASSERT(verdict.tokens > MOST / 2 && verdict.violations == 0 && verdict.worst_error > 0);
+            CU_ASSERT(verdict.max_error < (runs[i].dtype == CPA_F32 ? 1e-4 : 0.3));
+        }
+        cpa_logits_sample_close(&sample);
+    }
+    free(expected);
+}
+
+static void wrong_logits_are_found(void) {
+    cpa_logits_sample sample;
+    cpa_test_expected *expected = malloc(sizeof *expected);
+    cpa_test_expected_read("tiny-llama", expected);
+    run("tiny-llama", CPA_BF16, expected, &sample);
+    if (is_rank_0()) {
+        float *row = sample.logits + 3 * CPA_TEST_VOCABULARY;
+        const cpa_logits_record record = sample.records[3];
+        for (int i = 0; i < CPA_TEST_VOCABULARY; i++) row[i] += i % 2 ? 0.5f : -0.5f;
+        cpa_logits_verdict verdict = verdict_on("tiny-llama", CPA_BF16, &sample, expected, count);
+        CU_ASSERT(verdict.violations == 1 && verdict.max_error > 0.5);
+        CU_ASSERT(verdict.worst_request == record.request && verdict.worst_position == record.position);
+        row[5] = NAN;
+        verdict = verdict_on("tiny-llama", CPA_BF16, &sample, expected, count);
+        CU_ASSERT(verdict.violations == 1 && isnan(verdict.max_error));
+    }
+    cpa_logits_sample_close(&sample);
+    free(expected);
+}
+
+/* The sample follows from the hashes alone, and what lies behind the end of a request is no part of it. */
+static void samples_do_not_depend_on_ranks(void) {
+    cpa_logits_sample sample;
+    cpa_test_expected *expected = malloc(sizeof *expected);
+    cpa_test_expected_read("tiny-llama2", expected);
+    run("tiny-llama2", CPA_F32, expected, &sample);
+    if (is_rank_0()) {
+        int64_t less_than_kept = 0;
+        uint64_t largest = 0;
+        CU_ASSERT_EQUAL(sample.count, MOST);
+        for (int64_t i = 0; i < sample.count; i++)
+            if (sample.records[i].hash > largest) largest = sample.records[i].hash;
+        for (uint64_t p = 0; p < CPA_TEST_PROMPTS; p++)
+            for (int64_t i = 0; i < CPA_TEST_OUTPUTS; i++)
+                less_than_kept += cpa_logits_hash(5, p, expected->prompt_tokens[p] - 1 + i) <= largest;
+        CU_ASSERT_EQUAL(less_than_kept, MOST);
+        cpa_logits_verdict all = verdict_on("tiny-llama2", CPA_F32, &sample, expected, count);
+        cpa_logits_verdict less = verdict_on("tiny-llama2", CPA_F32, &sample, expected, count_less);
+        CU_ASSERT(all.tokens > less.tokens && less.tokens > 0 && all.violations == 0 && less.violations == 0);
+    }
+    cpa_logits_sample_close(&sample);
+    free(expected);
+}
+
+static const cpa_test TESTS[] = {
+    {"right logits pass in every dtype", right_logits_pass},
+    {"wrong logits are found", wrong_logits_are_found},
+    {"samples do not depend on ranks", samples_do_not_depend_on_ranks},
+};
+
+CPA_MPI_DEVICE_TEST_MAIN("logits check", TESTS)
