@@ -75,6 +75,7 @@ cpa_status cpa_scheduler_create(const cpa_scheduler_options *options, cpa_schedu
     if (!s) goto no_memory;
     s->options = *options;
     s->future.before = arrives_before;
+    s->tenants.before = cpa_sequence_before;
     s->pools = calloc(ranks, sizeof *s->pools);
     s->evict = calloc(ranks, sizeof *s->evict);
     s->lacks = calloc(ranks, sizeof *s->lacks);

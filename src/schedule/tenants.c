@@ -4,7 +4,6 @@
 #include <string.h>
 
 #include "base/array.h"
-#include "src/schedule/sequence.h"
 
 static void free_tenant(cpa_tenant *tenant) {
     cpa_sequence_queue_destroy(&tenant->waiting);
@@ -29,7 +28,7 @@ static cpa_tenant *add(cpa_tenants *tenants, const char *salt, size_t length, in
     if (!tenant) return NULL;
     tenant->all = tenants;
     memcpy(tenant->salt, salt, length);
-    tenant->waiting.before = cpa_sequence_before;
+    tenant->waiting.before = tenants->before;
     tenant->held = calloc((size_t)cp_size, sizeof *tenant->held);
     if (tenant->held) HASH_ADD_KEYPTR(hh, tenants->by_salt, tenant->salt, length, tenant);
     if (!tenant->hh.tbl) {

@@ -30,8 +30,9 @@ typedef struct cpa_tenant {
 } cpa_tenant;
 
 struct cpa_tenants {
-    cpa_tenant *by_salt; /* hash table */
-    int32_t numbers;     /* that were ever given */
+    int (*before)(const cpa_sequence *a, const cpa_sequence *b); /* the order of their lines; set at the start */
+    cpa_tenant *by_salt;                                         /* hash table */
+    int32_t numbers;                                             /* that were ever given */
     int32_t *free_numbers;
     int64_t n_free, capacity;
 };
