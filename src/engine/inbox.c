@@ -80,8 +80,8 @@ static void begin_ending(cpa_inbox *inbox, cpa_engine_request *request, cpa_fini
     if (request->is_ending || request->state == CPA_REQUEST_ENDED) return;
     request->is_ending = 1;
     request->reason = reason;
-    /* One that the scheduler is about to get is ended there, right after. */
-    append(&inbox->ending, request);
+    /* One that is new is in the list of those until the scheduler has got it, and is ended there, right after. */
+    if (request->state == CPA_REQUEST_SCHEDULED) append(&inbox->ending, request);
 }
 
 /* ---- any thread ---- */
@@ -157,7 +157,7 @@ cpa_status cpa_inbox_end(cpa_inbox *inbox, uint64_t id, cpa_finish_reason reason
     cpa_engine_request *request = find(inbox, id);
     if (!request) {
         status = cpa_fail(err, CPA_INVALID, "request %" PRIu64 ": no unfinished request has this id", id);
-    } else if (!request->is_ending) {
+    } else if (!request->is_ending && request->state != CPA_REQUEST_ENDED) {
         begin_ending(inbox, request, reason);
         snprintf(request->error, sizeof request->error, "%s", why ? why : "");
         tell_planner(inbox);
@@ -265,9 +265,12 @@ static void schedule(cpa_inbox *inbox, cpa_scheduler *scheduler, cpa_engine_requ
     cpa_error why = {CPA_OK, ""};
     if (cpa_scheduler_add(scheduler, &request->scheduled, &why) == CPA_OK) {
         request->state = CPA_REQUEST_SCHEDULED;
+        if (request->is_ending) append(&inbox->ending, request);
     } else {
-        begin_ending(inbox, request, CPA_FINISH_FAILED);
+        request->state = CPA_REQUEST_ENDED;
+        request->reason = CPA_FINISH_FAILED;
         snprintf(request->error, sizeof request->error, "%.255s", why.message);
+        append(&inbox->ended, request);
     }
     free(request->salt);
     request->salt = NULL;
@@ -296,8 +299,8 @@ cpa_status cpa_inbox_pass_on(cpa_inbox *inbox, cpa_scheduler *scheduler, double 
     find_overdue(inbox, now);
     inbox->has_news = 0;
     while (status == CPA_OK && (request = take_first(&inbox->ending))) {
-        int ended = request->state == CPA_REQUEST_NEW;
-        if (!ended) status = cpa_scheduler_end(scheduler, request->scheduled.id, &ended, err);
+        int ended = 0;
+        status = cpa_scheduler_end(scheduler, request->scheduled.id, &ended, err);
         if (!ended) {
             request->is_ending = 0; /* its last token is planned: it ends by itself */
             continue;
