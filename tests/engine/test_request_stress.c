@@ -65,7 +65,7 @@ static void submit(stress *s, uint64_t *state) {
             break;
         case CPA_STOPPED:
             s->refused++;
-            nap(200);
+            nap(2000);
             break;
         default: CU_FAIL("submit");
     }
