@@ -82,6 +82,8 @@ struct cpa_device_table {
     /* Over a stream of the caller's, which stays when this one is destroyed. */
     cpa_status (*stream_wrap)(cpa_device *device, void *native, cpa_stream **out, cpa_error *err);
     void (*stream_destroy)(cpa_stream *stream);
+    /* Whether what is enqueued is captured in a graph of the caller's, which the graph table knows nothing of. */
+    int (*stream_is_captured)(const cpa_stream *stream);
     cpa_status (*stream_sync)(cpa_stream *stream);
     cpa_status (*copy)(void *dst, const void *src, int64_t bytes, cpa_stream *stream);
     /* The same for `rows` rows of row_bytes each, which lie a pitch (in bytes) apart. */

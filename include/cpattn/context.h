@@ -112,7 +112,8 @@ CPA_API cpa_status cpa_context_plan(cpa_context *context, const cpa_context_chun
 /* Attends one layer of the planned step. Collective: every rank calls it for the same layers in the same order, with
  * the same mask and scale, and for all layers of a step with one stream. Where masks or scales differed, the first layer
  * of the next plan is CPA_INVALID on all ranks, and says so; masks that differ may also make ranks wait for each other,
- * which ends as any wait does. Not on a stream in capture: a graph would hold what this step's plan says.
+ * which ends as any wait does. On a stream in capture only a reserved step (cpa_context_reserve) is attended: a graph
+ * would hold what the plan of another says, which is CPA_UNSUPPORTED before anything is enqueued.
  *
  * A rank that refuses its arguments in a step with exchanges (several ranks, a chunk that is sharded) refuses the rest
  * of the step too. Those that wait for it return its status, with its line, and can only destroy the context, as the
@@ -122,6 +123,39 @@ CPA_API cpa_status cpa_context_plan(cpa_context *context, const cpa_context_chun
  * after 60 s, which rank was waited for. Work that the caller waits for by other means, such as a call of CUDA, ends
  * with that, cpa_context_plan or cpa_context_destroy. */
 CPA_API cpa_status cpa_context_attend(cpa_context *context, const cpa_context_args *args, cpa_stream *stream);
+
+/* Decode in graphs of the caller's: one row a sequence by pass-Q, over lengths and tables that lie on the device. All
+ * sequences are sharded. Reserving allocates for these limits once; from then on what an update or an attend of the
+ * reserved step enqueues does not depend on the lengths and the tables, and nothing that it uses moves.
+ *
+ * Row s of q, out and lse belongs to sequence s on every rank; each rank has `sequences` rows. The rank that owns the
+ * token at position length - 1 puts the query in its row s and gets the result there. On the other ranks the row's query
+ * means nothing, and its result is the empty state, O = 0 and LSE = -inf, as it is on all ranks for a length of 0;
+ * rows past those of the update mean nothing. A length that is negative or above `tokens`, and a first rank that is none, make
+ * the row NaN on all ranks; so does a used table entry that is no block below num_blocks, on the owner. */
+typedef struct cpa_context_limits {
+    size_t size;
+    int64_t sequences;  /* 1 to max_rows of the options */
+    int64_t tokens;     /* most of a sequence, on all ranks together */
+    int64_t num_blocks; /* the caches that are attended have at least so many blocks */
+} cpa_context_limits;
+
+/* Collective, once a context; waits for the device. The limits are the same on every rank but for num_blocks. Steps of
+ * cpa_context_plan go on as before, beside the reserved one. CPA_UNSUPPORTED on a CUDA device for more than 16 query
+ * heads a KV head. */
+CPA_API cpa_status cpa_context_reserve(cpa_context *context, const cpa_context_limits *limits);
+
+/* Makes the reserved step that of these arrays, and the step that cpa_context_attend attends, until the next plan.
+ * Enqueues only, also on a stream in capture (cpa_stream_wrap), together with attends or by itself. Before a capture of
+ * attends, attend outside of one with the same tensors, on all ranks: transports learn of their addresses then. All ranks
+ * launch such graphs in the same order, one at a time. Statistics know nothing of reserved steps but what is sent as they
+ * are enqueued.
+ *
+ * Arguments are those of cpa_attend_plan_update: lengths count the tokens of a sequence on all ranks, its
+ * new one included; table s holds this rank's blocks of its tokens; first_ranks [sequences], on the device, tells which
+ * rank owns position 0, NULL: rank 0. Lengths and first ranks are the same on every rank, which is not compared; every
+ * rank makes the same updates. */
+CPA_API cpa_status cpa_context_update(cpa_context *context, const cpa_attend_update_args *args, cpa_stream *stream);
 
 /* On a device the times are those of the steps that were done when the next was planned, or when this is called: the
  * stream of a step must be idle by then for its times to count. `size` is that of *out, sizeof *out: as much of the

@@ -74,7 +74,7 @@ CPA_API void cpa_stream_destroy(cpa_stream *stream);
  * and cudaStreamPerThread name the default streams). Operations run in order with whatever else the caller enqueues
  * there. The caller's stream must outlive this one, which leaves it as it is when it is destroyed. A graph of the
  * caller's captures would hold what a plan says at that moment: attend refuses it with CPA_UNSUPPORTED unless the plan
- * is reserved (cpa_attend_plan_reserve). CPA_UNSUPPORTED on the host back end. */
+ * or the step is reserved (cpa_attend_plan_reserve, cpa_context_reserve). CPA_UNSUPPORTED on the host back end. */
 CPA_API cpa_status cpa_stream_wrap(cpa_device *device, void *native, cpa_stream **out, cpa_error *err);
 
 /* The cudaStream_t of a stream on a CUDA device, as a pointer: what is enqueued there runs in order with the operations

@@ -141,6 +141,7 @@ typedef struct cpa_attend_update_args {
     int32_t length_bytes;        /* of an element: 4 or 8; 0 = 4 */
     const int32_t *block_tables; /* [sequences, table_stride]: entry j holds the tokens from j * block_size on */
     int64_t table_stride;        /* entries; at least ceil(tokens / block_size) of the limits, which 0 stands for */
+    const int32_t *first_ranks;  /* NULL; of cpa_context_update, see there */
 } cpa_attend_update_args;
 
 /* Enqueues what makes the plan that of these arrays, for the attends behind it; on the host they are read before the

@@ -125,6 +125,7 @@ static void destroy(cpa_context *c) {
         cpa_comm_end_wait(c->control.comm);
     }
     cpa_control_close(&c->control);
+    cpa_pass_q_destroy(&c->reserved_q);
     cpa_pass_q_destroy(&c->q);
     cpa_pass_kv_destroy(&c->kv);
     if (c->ops.device) {
@@ -278,19 +279,24 @@ static cpa_status check_args(cpa_context *c, const cpa_context_args *args, const
                         "attend: cache with the scales %g and %g, expected those of the context, %g and %g",
                         (double)kv->k_scale, (double)kv->v_scale, (double)o->shape.k_scale, (double)o->shape.v_scale);
     }
-    if (c->step.max_block >= kv->num_blocks) {
+    const cpa_planned_step *step = cpa_context_step(c);
+    if (step->max_block >= kv->num_blocks) {
         return cpa_fail(&c->ops.error, CPA_INVALID,
                         "attend: a block table names block %d of a cache of %" PRId64 ", expected 0..%" PRId64,
-                        c->step.max_block, kv->num_blocks, kv->num_blocks - 1);
+                        step->max_block, kv->num_blocks, kv->num_blocks - 1);
     }
     CPA_TRY(cpa_check_attend("attend", c->ops.device, &o->shape, &args->mask, &c->ops.error));
     if (args->scale - args->scale != 0) {
         return cpa_fail(&c->ops.error, CPA_INVALID, "attend: scale is %g, expected a finite number",
                         (double)args->scale);
     }
-    if (c->step.rows > 0 && (!args->q || !args->out)) {
+    if (step->rows > 0 && (!args->q || !args->out)) {
         return cpa_fail(&c->ops.error, CPA_INVALID, "attend: %" PRId64 " rows, but q %p and out %p, expected both",
-                        c->step.rows, args->q, args->out);
+                        step->rows, args->q, args->out);
+    }
+    if (!c->attends_reserved && stream->device->table->stream_is_captured(stream)) {
+        return cpa_fail(&c->ops.error, CPA_UNSUPPORTED,
+                        "attend: the stream is in a capture of the caller's, and the step is not the reserved one");
     }
     const int64_t element = cpa_dtype_bytes(o->shape.dtype);
     CPA_TRY(cpa_check_aligned("attend", "q", args->q, element, &c->ops.error));
@@ -300,8 +306,8 @@ static cpa_status check_args(cpa_context *c, const cpa_context_args *args, const
 
 /* The last merge, of the first `rows` rows: the own shard with what pass-KV added to it, and what came back in pass-Q.
  * Rounds once. */
-static cpa_status merge_states(cpa_context *c, const cpa_context_args *args, cpa_partial own, int64_t rows,
-                               cpa_stream *stream) {
+static cpa_status merge_states(cpa_context *c, cpa_pass_q *q, const cpa_context_args *args, cpa_partial own,
+                               int64_t rows, cpa_stream *stream) {
     const cpa_context_options *o = &c->ops.options;
     cpa_merge_args merge = {
         .size = sizeof merge,
@@ -314,12 +320,13 @@ static cpa_status merge_states(cpa_context *c, const cpa_context_args *args, cpa
         .out_lse = args->lse,
         .out_lse_row_stride = o->shape.q_heads,
     };
-    return cpa_pass_q_merge(&c->q, own, &merge, stream);
+    return cpa_pass_q_merge(q, own, &merge, stream);
 }
 
 static cpa_status attend_alone(cpa_context *c, const cpa_context_args *args, cpa_stream *stream) {
     cpa_partial state = {.lse = args->lse, .lse_row_stride = c->ops.options.shape.q_heads};
-    return cpa_context_attend_own(&c->ops, c->own, args, state, args->out, stream);
+    const cpa_attend_plan *plan = c->attends_reserved ? c->reserved_q.plan : c->own;
+    return cpa_context_attend_own(&c->ops, plan, args, state, args->out, stream);
 }
 
 static cpa_status attend_shared(cpa_context *c, const cpa_context_args *args, cpa_stream *stream) {
@@ -332,7 +339,17 @@ static cpa_status attend_shared(cpa_context *c, const cpa_context_args *args, cp
     CPA_TRY(cpa_pass_q_attend_remote(&c->q, args, stream));
     CPA_TRY(cpa_pass_kv_run(&c->kv, &layer, stream));
     CPA_TRY(cpa_pass_q_finish(&c->q, layer.open_rows, stream));
-    return merge_states(c, args, layer.own, layer.open_rows, stream);
+    return merge_states(c, &c->q, args, layer.own, layer.open_rows, stream);
+}
+
+/* A layer of the reserved step, if ranks exchange. */
+static cpa_status attend_reserved(cpa_context *c, const cpa_context_args *args, cpa_stream *stream) {
+    cpa_pass_q *q = &c->reserved_q;
+    const int64_t rows = c->reserved_step.rows;
+    CPA_TRY(cpa_pass_q_start(q, args, stream));
+    CPA_TRY(cpa_pass_q_attend_remote(q, args, stream));
+    CPA_TRY(cpa_pass_q_finish(q, rows, stream));
+    return merge_states(c, q, args, cpa_pass_q_own_state(q), rows, stream);
 }
 
 /* Whether all ranks have planned the same, before the first layer. */
@@ -351,7 +368,7 @@ static cpa_status check_layer(cpa_context *c, const cpa_context_args *args, cons
                               cpa_context_args *layer) {
     CPA_TRY(CPA_STRUCT_TAKE("attend", args, cpa_context_args, out, layer, &c->ops.error));
     CPA_TRY(check_args(c, layer, stream));
-    return cpa_pass_kv_select(&c->kv, layer->mask);
+    return c->attends_reserved ? CPA_OK : cpa_pass_kv_select(&c->kv, layer->mask);
 }
 
 static cpa_status attend_exchanging(cpa_context *c, const cpa_context_args *layer, cpa_stream *stream, int64_t call) {
@@ -359,12 +376,10 @@ static cpa_status attend_exchanging(cpa_context *c, const cpa_context_args *laye
     c->layers_exchanged++;
     c->exchanging = (cpa_calls){c->control.channel, c->exchanging.channel < 0 ? call : c->exchanging.first, call};
     cpa_comm_begin_wait(c->control.comm, c->exchanging);
-    if (c->turn >= 0) {
-        cpa_plan_agreement_attend(&c->agreement, layer->mask, layer->scale);
-        cpa_stream_attach(&c->awaiting, stream);
-    }
+    if (c->turn >= 0 && !c->attends_reserved) cpa_plan_agreement_attend(&c->agreement, layer->mask, layer->scale);
+    if (c->turn >= 0 || c->attends_reserved) cpa_stream_attach(&c->awaiting, stream);
     cpa_context_poll_begin(&c->ops, stream, &poll);
-    cpa_status status = attend_shared(c, layer, stream);
+    cpa_status status = (c->attends_reserved ? attend_reserved : attend_shared)(c, layer, stream);
     cpa_context_poll_end(&poll);
     c->broken = status != CPA_OK;
     return status;
@@ -374,17 +389,18 @@ static cpa_status attend_exchanging(cpa_context *c, const cpa_context_args *laye
  * step is refused too, and the next plan finds out whether all ranks have refused the same. */
 static cpa_status attend_layer(cpa_context *c, const cpa_context_args *args, cpa_stream *stream, int64_t call) {
     cpa_context_args layer;
+    const int exchanges = cpa_context_step(c)->exchanges;
     cpa_status status = agree_on_plan(c);
     if (status != CPA_OK && !c->broken) return status; /* on all ranks alike */
     if (status == CPA_OK) status = check_layer(c, args, stream, &layer);
     if (status != CPA_OK) {
-        if (c->step.exchanges) c->planned = 0;
+        if (exchanges) c->planned = 0;
     } else {
         if (layer.scale == 0) layer.scale = 1.0f / sqrtf((float)c->ops.options.shape.k_dim);
-        if (!c->step.exchanges) return attend_alone(c, &layer, stream);
+        if (!exchanges) return attend_alone(c, &layer, stream);
         status = attend_exchanging(c, &layer, stream, call);
     }
-    if (status != CPA_OK && (c->broken || c->step.exchanges))
+    if (status != CPA_OK && (c->broken || exchanges))
         cpa_comm_refuse(c->control.comm, c->control.channel, call, c->broken, &c->ops.error);
     return status;
 }
@@ -394,9 +410,12 @@ cpa_status cpa_context_attend(cpa_context *context, const cpa_context_args *args
     if (!c) return CPA_INVALID;
     const int64_t call = c->calls++;
     cpa_comm_begin_wait(c->control.comm, (cpa_calls){c->control.channel, call, call});
+    const int disabled = c->ops.spans.disabled;
+    c->ops.spans.disabled |= c->attends_reserved; /* whose events a graph of the caller's would hold */
     cpa_status status = attend_layer(c, args, stream, call);
+    c->ops.spans.disabled = disabled;
     cpa_comm_end_wait(c->control.comm);
-    if (status != CPA_OK) return status;
+    if (status != CPA_OK || c->attends_reserved) return status;
     count_chunks(c, 1);
     c->layers_attended++;
     if (c->turn < 0) return CPA_OK;

@@ -2,6 +2,7 @@
  *
  *   context.c       create, destroy, one layer from start to end
  *   context_plan.c  a step: its chunks, and the rows of this rank against its own shard
+ *   context_reserve.c  a step whose lengths and tables lie on the device
  *   pass_kv.h       keys and values to the queries
  *   pass_q.h        queries out, partial states back
  *   planned_step.h  what both read of a step
@@ -20,6 +21,10 @@ struct cpa_context {
     cpa_planned_step step;
     cpa_pass_kv kv;
     cpa_pass_q q;
+    /* Of cpa_context_reserve, beside the planned step: a row a sequence, and no chunks; and whether layers attend it. */
+    cpa_planned_step reserved_step;
+    cpa_pass_q reserved_q;
+    int attends_reserved;
     int broken;        /* a layer failed half-way: the ranks no longer agree on what is in flight */
     double replayed_s; /* see cpa_context_replayed_seconds */
 
@@ -39,5 +44,10 @@ struct cpa_context {
     cpa_context_buffer own_memory;
     cpa_partial own_state; /* of those rows */
 };
+
+/* The step that layers attend. */
+static inline const cpa_planned_step *cpa_context_step(const cpa_context *c) {
+    return c->attends_reserved ? &c->reserved_step : &c->step;
+}
 
 #endif

@@ -40,7 +40,7 @@ void cpa_context_free(cpa_context_ops *ops, cpa_context_buffer *buffer) {
     if (ops->device) ops->device->table->free(ops->device, buffer->memory);
 }
 
-cpa_status cpa_context_reserve(cpa_context_ops *ops, void *array, int64_t *capacity, int64_t n, size_t element) {
+cpa_status cpa_context_ensure_array(cpa_context_ops *ops, void *array, int64_t *capacity, int64_t n, size_t element) {
     if (cpa_array_reserve(array, capacity, n, element)) return CPA_OK;
     return cpa_fail(&ops->error, CPA_NO_MEMORY, "no memory for %" PRId64 " entries of a plan", n);
 }

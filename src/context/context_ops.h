@@ -43,7 +43,7 @@ cpa_status cpa_context_ops_create(cpa_context_ops *ops);
 void cpa_context_ops_destroy(cpa_context_ops *ops);
 
 /* Makes room for n elements in the array at that address; see cpa_array_reserve. */
-cpa_status cpa_context_reserve(cpa_context_ops *ops, void *array, int64_t *capacity, int64_t n, size_t element);
+cpa_status cpa_context_ensure_array(cpa_context_ops *ops, void *array, int64_t *capacity, int64_t n, size_t element);
 /* Room for `bytes` in a buffer; what was there is lost when it grows. */
 cpa_status cpa_context_ensure(cpa_context_ops *ops, cpa_context_buffer *buffer, int64_t bytes);
 void cpa_context_free(cpa_context_ops *ops, cpa_context_buffer *buffer);

@@ -76,8 +76,8 @@ static cpa_status copy_table(cpa_context *c, int64_t index, const int32_t *table
                         index, entries, c->control.rank);
     }
     cpa_planned_step *step = &c->step;
-    CPA_TRY(cpa_context_reserve(&c->ops, &step->block_tables, &step->tables_capacity, step->n_table_entries + entries,
-                                sizeof *step->block_tables));
+    CPA_TRY(cpa_context_ensure_array(&c->ops, &step->block_tables, &step->tables_capacity,
+                                     step->n_table_entries + entries, sizeof *step->block_tables));
     for (int64_t i = 0; i < entries; i++) {
         if (table[i] < 0) {
             return cpa_fail(&c->ops.error, CPA_INVALID,
@@ -94,8 +94,8 @@ static cpa_status copy_table(cpa_context *c, int64_t index, const int32_t *table
 static cpa_status copy_chunks(cpa_context *c, const cpa_context_chunk *chunks, int64_t n) {
     cpa_planned_step *step = &c->step;
     cpa_context_ops *ops = &c->ops;
-    CPA_TRY(cpa_context_reserve(ops, &step->chunks, &step->chunks_capacity, n, sizeof *step->chunks));
-    CPA_TRY(cpa_context_reserve(ops, &ops->items, &ops->items_capacity, n * ops->map.cp_size, sizeof *ops->items));
+    CPA_TRY(cpa_context_ensure_array(ops, &step->chunks, &step->chunks_capacity, n, sizeof *step->chunks));
+    CPA_TRY(cpa_context_ensure_array(ops, &ops->items, &ops->items_capacity, n * ops->map.cp_size, sizeof *ops->items));
     step->n_chunks = n;
     step->n_table_entries = 0;
     step->max_block = -1;
@@ -132,7 +132,7 @@ static cpa_status plan_own(cpa_context *c) {
 }
 
 static cpa_status plan_step(cpa_context *c, const cpa_context_chunk *chunks, int64_t n_chunks, int64_t padded_rows) {
-    c->planned = 0;
+    c->planned = c->attends_reserved = 0;
     CPA_TRY(check_chunks(c, chunks, n_chunks));
     c->step.padded_rows = padded_rows;
     c->layers_attended = 0;

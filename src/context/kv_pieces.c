@@ -5,7 +5,7 @@
 #include "base/check.h"
 
 cpa_status cpa_kv_pieces_add(cpa_kv_pieces *pieces, cpa_context_ops *ops, cpa_kv_piece piece) {
-    CPA_TRY(cpa_context_reserve(ops, &pieces->data, &pieces->capacity, pieces->count + 1, sizeof *pieces->data));
+    CPA_TRY(cpa_context_ensure_array(ops, &pieces->data, &pieces->capacity, pieces->count + 1, sizeof *pieces->data));
     pieces->data[pieces->count++] = piece;
     return CPA_OK;
 }

@@ -41,7 +41,8 @@ void cpa_kv_transfers_clear(cpa_kv_transfers *t) {
 
 cpa_status cpa_kv_transfers_take_plan(cpa_kv_transfers *t, cpa_attend_plan **out) {
     if (t->plans_in_use == t->n_plans) {
-        CPA_TRY(cpa_context_reserve(t->ops, &t->plans, &t->plans_capacity, t->n_plans + 1, sizeof(cpa_attend_plan *)));
+        CPA_TRY(
+            cpa_context_ensure_array(t->ops, &t->plans, &t->plans_capacity, t->n_plans + 1, sizeof(cpa_attend_plan *)));
         CPA_TRY(t->ops->device->operators->plan_create(t->ops->device, &t->plans[t->n_plans], &t->ops->error));
         t->n_plans++;
     }
@@ -55,14 +56,14 @@ cpa_status cpa_kv_transfers_open(cpa_kv_transfers *t, int32_t round, cpa_kv_tran
 }
 
 cpa_status cpa_kv_transfers_add_range(cpa_kv_transfers *t, cpa_kv_transfer *open, cpa_kv_range range) {
-    CPA_TRY(cpa_context_reserve(t->ops, &t->ranges, &t->ranges_capacity, t->n_ranges + 1, sizeof *t->ranges));
+    CPA_TRY(cpa_context_ensure_array(t->ops, &t->ranges, &t->ranges_capacity, t->n_ranges + 1, sizeof *t->ranges));
     t->ranges[t->n_ranges++] = range;
     open->n_ranges++;
     return CPA_OK;
 }
 
 cpa_status cpa_kv_transfers_add_route(cpa_kv_transfers *t, cpa_kv_transfer *open, cpa_kv_route route) {
-    CPA_TRY(cpa_context_reserve(t->ops, &t->routes, &t->routes_capacity, t->n_routes + 1, sizeof *t->routes));
+    CPA_TRY(cpa_context_ensure_array(t->ops, &t->routes, &t->routes_capacity, t->n_routes + 1, sizeof *t->routes));
     t->routes[t->n_routes++] = route;
     open->n_routes++;
     return CPA_OK;
@@ -106,7 +107,7 @@ void cpa_kv_transfers_place(const cpa_kv_transfers *t, cpa_kv_transfer *open, in
 }
 
 cpa_status cpa_kv_transfers_add(cpa_kv_transfers *t, const cpa_kv_transfer *placed, cpa_kv_attended attended) {
-    CPA_TRY(cpa_context_reserve(t->ops, &t->list, &t->capacity, t->count + 1, sizeof *t->list));
+    CPA_TRY(cpa_context_ensure_array(t->ops, &t->list, &t->capacity, t->count + 1, sizeof *t->list));
     t->list[t->count] = *placed;
     t->list[t->count++].attended = attended;
     return CPA_OK;

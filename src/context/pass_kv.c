@@ -83,7 +83,7 @@ cpa_status cpa_pass_kv_create(cpa_pass_kv *kv, cpa_context_ops *ops, const cpa_p
     /* The staging first: where it does not fit, its table is not filled, which is long too. */
     CPA_TRY(cpa_kv_transfers_create(&kv->transfers, ops, &staging));
     const int64_t blocks = staging.segments * staging.capacity;
-    CPA_TRY(cpa_context_reserve(ops, &kv->table, &kv->table_capacity, blocks, sizeof *kv->table));
+    CPA_TRY(cpa_context_ensure_array(ops, &kv->table, &kv->table_capacity, blocks, sizeof *kv->table));
     for (int64_t i = 0; i < blocks; i++) kv->table[i] = (int32_t)i;
     return CPA_OK;
 }
@@ -112,7 +112,7 @@ static cpa_status plan_runs(cpa_pass_kv *kv) {
             last->rows += rows;
             continue;
         }
-        CPA_TRY(cpa_context_reserve(kv->ops, &kv->runs, &kv->runs_capacity, kv->n_runs + 1, sizeof *kv->runs));
+        CPA_TRY(cpa_context_ensure_array(kv->ops, &kv->runs, &kv->runs_capacity, kv->n_runs + 1, sizeof *kv->runs));
         kv->runs[kv->n_runs++] = (cpa_row_run){kv->step->chunks[i].row, rows};
     }
     return CPA_OK;
@@ -151,8 +151,8 @@ cpa_status cpa_pass_kv_select(cpa_pass_kv *kv, cpa_mask mask) {
         kv->now = kv->schedules[i];
         if (cpa_mask_equals(kv->now.mask, mask)) return CPA_OK;
     }
-    CPA_TRY(cpa_context_reserve(kv->ops, &kv->schedules, &kv->schedules_capacity, kv->n_schedules + 1,
-                                sizeof *kv->schedules));
+    CPA_TRY(cpa_context_ensure_array(kv->ops, &kv->schedules, &kv->schedules_capacity, kv->n_schedules + 1,
+                                     sizeof *kv->schedules));
     kv->now = (cpa_kv_schedule){.mask = mask, .begin = kv->transfers.count};
     CPA_TRY(kv->gather ? cpa_pass_kv_plan_gather(kv) : cpa_pass_kv_plan_rounds(kv));
     kv->now.end = kv->transfers.count;

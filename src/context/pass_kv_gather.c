@@ -149,7 +149,7 @@ static cpa_status add_table(cpa_pass_kv *kv, const cpa_kv_transfer *transfer, co
     const int32_t size = kv->ops->map.cp_size, run = kv->ops->map.interleave;
     const cpa_planned_chunk *chunk = &kv->step->chunks[piece->chunk];
     const int64_t most = (int64_t)size * cpa_kv_blocks(kv->ops, piece->count + run);
-    CPA_TRY(cpa_context_reserve(kv->ops, &kv->table, &kv->table_capacity, *entries + most, sizeof *kv->table));
+    CPA_TRY(cpa_context_ensure_array(kv->ops, &kv->table, &kv->table_capacity, *entries + most, sizeof *kv->table));
     for (int64_t at = 0; at < piece->count; at += run) {
         for (int32_t shard = 0; shard < size; shard++) {
             int32_t rank = (shard + chunk->placement.rank) % size;

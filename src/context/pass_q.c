@@ -226,7 +226,7 @@ static cpa_status plan_maps(cpa_pass_q *q) {
 }
 
 static cpa_status upload_maps(cpa_pass_q *q, cpa_stream *stream) {
-    if (q->maps_uploaded == stream) return CPA_OK;
+    if (q->maps_entries == 0 || q->maps_uploaded == stream) return CPA_OK;
     cpa_status status =
         q->ops->device->table->copy(q->maps_memory.memory, q->maps, q->maps_entries * (int64_t)sizeof *q->maps, stream);
     q->maps_uploaded = stream;
@@ -243,7 +243,7 @@ static int64_t state_shift(const cpa_pass_q *q, const cpa_pass_q_peer *peer) {
 
 static cpa_status ensure_shifts(cpa_pass_q *q) {
     const int64_t n = q->step->n_chunks * q->ops->map.cp_size;
-    CPA_TRY(cpa_context_reserve(q->ops, &q->state_shifts, &q->shifts_capacity, n, sizeof *q->state_shifts));
+    CPA_TRY(cpa_context_ensure_array(q->ops, &q->state_shifts, &q->shifts_capacity, n, sizeof *q->state_shifts));
     memset(q->state_shifts, 0, (size_t)n * sizeof *q->state_shifts); /* own rows stay here */
     return CPA_OK;
 }
@@ -329,6 +329,36 @@ cpa_status cpa_pass_q_plan(cpa_pass_q *q) {
     if (!q->direct) CPA_TRY(cpa_context_ensure(q->ops, &q->returned_memory, q->returned_rows * state_bytes));
     CPA_TRY(plan_maps(q));
     return plan_remote(q);
+}
+
+/* Row s of every rank belongs to sequence s. The row maps are those that updates write, of a rank each. */
+cpa_status cpa_pass_q_reserve(cpa_pass_q *q, cpa_attend_reservation reservation) {
+    const int64_t rows = q->step->padded_rows, state_bytes = state_floats(q) * (int64_t)sizeof(float);
+    const int32_t size = q->ops->map.cp_size;
+    const int64_t map_bytes = size * rows * (int64_t)sizeof *q->maps;
+    cpa_attend_place places[CPA_MERGE_MAX_STATES] = {{0, 0}};
+    plan_padded_peers(q);
+    q->attends_own = 1;
+    choose_direct(q);
+    CPA_TRY(cpa_context_ensure(q->ops, &q->maps_memory, map_bytes));
+    CPA_TRY(cpa_context_ensure(q->ops, &q->received_memory, size * rows * query_bytes(q)));
+    CPA_TRY(cpa_context_ensure(q->ops, &q->remote_states_memory, size * rows * state_bytes));
+    if (!q->direct) CPA_TRY(cpa_context_ensure(q->ops, &q->returned_memory, q->returned_rows * state_bytes));
+    int32_t *maps = q->maps_memory.memory;
+    places[q->ops->rank].first_row = q->received_rows;
+    q->merged_maps[0] = maps + q->ops->rank * rows;
+    q->n_merged = size;
+    for (int32_t i = 0; i < size - 1; i++) {
+        const cpa_pass_q_peer *peer = &q->peers[i];
+        places[peer->rank] = (cpa_attend_place){peer->received_at, state_shift(q, peer)};
+        q->merged_states[1 + i] = returned_states(q, peer);
+        q->merged_maps[1 + i] = maps + peer->rank * rows;
+    }
+    reservation.places = places;
+    reservation.row_maps = maps;
+    reservation.ready_row = q->received_rows;
+    reservation.ready_rows = rows;
+    return q->ops->device->operators->plan_reserve(q->plan, &reservation, &q->ops->error);
 }
 
 cpa_status cpa_pass_q_upload(cpa_pass_q *q, cpa_stream *stream) {

@@ -47,6 +47,9 @@ void cpa_pass_q_destroy(cpa_pass_q *q);
 int cpa_pass_q_takes_own(const cpa_planned_step *step);
 /* Forgets the last step and prepares for the planned chunks. */
 cpa_status cpa_pass_q_plan(cpa_pass_q *q);
+/* In the place of cpa_pass_q_plan, once: for the steps of a plan that is reserved. The step has padded_rows, a row for
+ * each sequence, and no chunks. Sets what of the reservation lies here. */
+cpa_status cpa_pass_q_reserve(cpa_pass_q *q, cpa_attend_reservation reservation);
 /* Enqueues what brings the plan to the device; another stream brings the same again. */
 cpa_status cpa_pass_q_upload(cpa_pass_q *q, cpa_stream *stream);
 /* A number that two settings share only if layers enqueue the same of pass-Q. */

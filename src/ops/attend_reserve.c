@@ -1,27 +1,26 @@
 /* Reserved attend plans: every argument is checked here that lies on the host. What lies on the device is checked where
  * it is read. */
+#include "src/ops/attend_reserve.h"
+
 #include "base/struct_size.h"
 #include "kernels/operators.h"
 #include "src/ops/check_args.h"
 #include "src/ops/check_shape.h"
 
-static cpa_status check_limits(const cpa_device *device, const cpa_attend_limits *limits, cpa_error *err) {
-    CPA_TRY(cpa_check_attend("attend plan", device, &limits->shape, NULL, err));
-    CPA_TRY(cpa_check_block_size("attend plan", limits->block_size, err));
-    REQUIRE(err, limits->sequences >= 1 && limits->sequences <= INT32_MAX,
-            "attend plan: reserved for %lld sequences, expected 1..%d", (long long)limits->sequences, INT32_MAX);
-    REQUIRE(err, limits->tokens >= 1 && limits->tokens <= CPA_MOST_TOKENS,
-            "attend plan: reserved for %lld tokens a sequence, expected 1 to 2^44", (long long)limits->tokens);
-    REQUIRE(err, limits->rows >= 1 && limits->rows <= limits->tokens,
-            "attend plan: reserved for %d rows a sequence, expected 1..%lld, its tokens", limits->rows,
-            (long long)limits->tokens);
-    REQUIRE(err, limits->num_blocks >= 1 && limits->num_blocks <= INT32_MAX,
-            "attend plan: reserved for caches of %lld blocks, expected 1..%d", (long long)limits->num_blocks,
-            INT32_MAX);
-    const int64_t entries = (limits->tokens + limits->block_size - 1) / limits->block_size;
-    REQUIRE(err, limits->sequences <= CPA_MOST_TOKENS / entries,
-            "attend plan: reserved for %lld sequences of %lld table entries, expected at most 2^44 in all",
-            (long long)limits->sequences, (long long)entries);
+cpa_status cpa_check_reservation(const char *where, cpa_attend_reservation *r, cpa_error *err) {
+    REQUIRE(err, r->sequences >= 1 && r->sequences <= INT32_MAX, "%s: reserved for %lld sequences, expected 1..%d",
+            where, (long long)r->sequences, INT32_MAX);
+    REQUIRE(err, r->tokens >= 1 && r->tokens <= CPA_MOST_TOKENS,
+            "%s: reserved for %lld tokens a sequence, expected 1 to 2^44", where, (long long)r->tokens);
+    REQUIRE(err, r->rows >= 1 && r->rows <= r->tokens,
+            "%s: reserved for %d rows a sequence, expected 1..%lld, its tokens", where, r->rows, (long long)r->tokens);
+    REQUIRE(err, r->num_blocks >= 1 && r->num_blocks <= INT32_MAX,
+            "%s: reserved for caches of %lld blocks, expected 1..%d", where, (long long)r->num_blocks, INT32_MAX);
+    const int64_t keys = cpa_shard_len(r->map, 0, r->tokens); /* no shard has more */
+    r->table_stride = (keys + r->block_size - 1) / r->block_size;
+    REQUIRE(err, r->sequences <= CPA_MOST_TOKENS / r->table_stride,
+            "%s: reserved for %lld sequences of %lld table entries, expected at most 2^44 in all", where,
+            (long long)r->sequences, (long long)r->table_stride);
     return CPA_OK;
 }
 
@@ -29,19 +28,20 @@ cpa_status cpa_attend_plan_reserve(cpa_attend_plan *plan, const cpa_attend_limit
     cpa_attend_limits limits;
     REQUIRE(err, plan, "attend plan: the plan is NULL");
     CPA_TRY(CPA_STRUCT_TAKE("attend plan", given, cpa_attend_limits, num_blocks, &limits, err));
-    CPA_TRY(check_limits(plan->device, &limits, err));
-    REQUIRE(err, plan->reservation.sequences == 0, "attend plan: the plan is reserved already");
-    REQUIRE(err, !plan->is_set, "attend plan: the plan is set already, expected a new one");
-    const cpa_attend_reservation reservation = {
+    CPA_TRY(cpa_check_attend("attend plan", plan->device, &limits.shape, NULL, err));
+    CPA_TRY(cpa_check_block_size("attend plan", limits.block_size, err));
+    cpa_attend_reservation reservation = {
         .shape = limits.shape,
         .block_size = limits.block_size,
         .rows = limits.rows,
         .sequences = limits.sequences,
         .tokens = limits.tokens,
-        .table_stride = (limits.tokens + limits.block_size - 1) / limits.block_size,
         .num_blocks = limits.num_blocks,
         .map = {1, limits.block_size},
     };
+    CPA_TRY(cpa_check_reservation("attend plan", &reservation, err));
+    REQUIRE(err, plan->reservation.sequences == 0, "attend plan: the plan is reserved already");
+    REQUIRE(err, !plan->is_set, "attend plan: the plan is set already, expected a new one");
     CPA_TRY(plan->device->operators->plan_reserve(plan, &reservation, err));
     plan->rows = limits.sequences * limits.rows;
     plan->max_block = limits.num_blocks - 1;
@@ -49,42 +49,47 @@ cpa_status cpa_attend_plan_reserve(cpa_attend_plan *plan, const cpa_attend_limit
     return CPA_OK;
 }
 
-static cpa_status check_update(const cpa_attend_plan *plan, const cpa_attend_update_args *args,
-                               const cpa_stream *stream, cpa_error *err) {
-    const cpa_attend_reservation *r = &plan->reservation;
-    REQUIRE(err, plan->device == stream->device, "attend plan: the plan and the stream belong to different devices");
-    REQUIRE(err, r->sequences > 0, "attend plan: an update of a plan that is not reserved");
-    REQUIRE(err, args->sequences >= 0 && args->sequences <= r->sequences,
-            "attend plan: an update of %lld sequences, expected 0..%lld", (long long)args->sequences,
-            (long long)r->sequences);
-    REQUIRE(err, args->length_bytes == 0 || args->length_bytes == 4 || args->length_bytes == 8,
-            "attend plan: length_bytes is %d, expected 4 or 8", args->length_bytes);
-    REQUIRE(err, args->table_stride == 0 || args->table_stride >= r->table_stride,
-            "attend plan: table_stride is %lld, expected at least the %lld entries that are reserved",
-            (long long)args->table_stride, (long long)r->table_stride);
-    REQUIRE(err, args->sequences == 0 || args->table_stride <= CPA_MOST_TOKENS / args->sequences,
-            "attend plan: table_stride is %lld, expected at most 2^44 entries in all", (long long)args->table_stride);
-    REQUIRE(err, args->sequences == 0 || (args->lengths && args->block_tables), "attend plan: %s is NULL",
-            args->lengths ? "block_tables" : "lengths");
-    CPA_TRY(cpa_check_aligned("attend plan", "lengths", args->lengths, args->length_bytes == 8 ? 8 : 4, err));
-    return cpa_check_aligned("attend plan", "block_tables", args->block_tables, sizeof(int32_t), err);
-}
-
-cpa_status cpa_attend_plan_update(cpa_attend_plan *plan, const cpa_attend_update_args *given, cpa_stream *stream) {
+cpa_status cpa_take_attend_update(const char *where, const cpa_attend_reservation *r,
+                                  const cpa_attend_update_args *given, cpa_attend_update *out, cpa_error *err) {
     cpa_attend_update_args args;
-    if (!stream) return CPA_INVALID;
-    REQUIRE(&stream->error, plan, "attend plan: the plan is NULL");
-    CPA_TRY(CPA_STRUCT_TAKE("attend plan", given, cpa_attend_update_args, block_tables, &args, &stream->error));
-    CPA_TRY(check_update(plan, &args, stream, &stream->error));
-    const cpa_attend_update update = {
+    CPA_TRY(CPA_STRUCT_TAKE(where, given, cpa_attend_update_args, block_tables, &args, err));
+    REQUIRE(err, r->sequences > 0, "%s: an update of what is not reserved", where);
+    REQUIRE(err, args.sequences >= 0 && args.sequences <= r->sequences,
+            "%s: an update of %lld sequences, expected 0..%lld", where, (long long)args.sequences,
+            (long long)r->sequences);
+    REQUIRE(err, args.length_bytes == 0 || args.length_bytes == 4 || args.length_bytes == 8,
+            "%s: length_bytes is %d, expected 4 or 8", where, args.length_bytes);
+    REQUIRE(err, args.table_stride == 0 || args.table_stride >= r->table_stride,
+            "%s: table_stride is %lld, expected at least the %lld entries that are reserved", where,
+            (long long)args.table_stride, (long long)r->table_stride);
+    REQUIRE(err, args.sequences == 0 || args.table_stride <= CPA_MOST_TOKENS / args.sequences,
+            "%s: table_stride is %lld, expected at most 2^44 entries in all", where, (long long)args.table_stride);
+    REQUIRE(err, args.sequences == 0 || (args.lengths && args.block_tables), "%s: %s is NULL", where,
+            args.lengths ? "block_tables" : "lengths");
+    CPA_TRY(cpa_check_aligned(where, "lengths", args.lengths, args.length_bytes == 8 ? 8 : 4, err));
+    CPA_TRY(cpa_check_aligned(where, "block_tables", args.block_tables, sizeof(int32_t), err));
+    CPA_TRY(cpa_check_aligned(where, "first_ranks", args.first_ranks, sizeof(int32_t), err));
+    *out = (cpa_attend_update){
         .sequences = args.sequences,
         .lengths = args.lengths,
         .length_bytes = args.length_bytes ? args.length_bytes : 4,
         .block_tables = args.block_tables,
-        .table_stride = args.table_stride ? args.table_stride : plan->reservation.table_stride,
+        .table_stride = args.table_stride ? args.table_stride : r->table_stride,
+        .first_ranks = args.first_ranks,
     };
+    return CPA_OK;
+}
+
+cpa_status cpa_attend_plan_update(cpa_attend_plan *plan, const cpa_attend_update_args *args, cpa_stream *stream) {
+    cpa_attend_update update;
+    if (!stream) return CPA_INVALID;
+    cpa_error *err = &stream->error;
+    REQUIRE(err, plan, "attend plan: the plan is NULL");
+    REQUIRE(err, plan->device == stream->device, "attend plan: the plan and the stream belong to different devices");
+    CPA_TRY(cpa_take_attend_update("attend plan", &plan->reservation, args, &update, err));
+    REQUIRE(err, !update.first_ranks, "attend plan: first_ranks are those of context attention, expected NULL");
     cpa_status status = plan->device->operators->plan_update(plan, &update, stream);
     plan->is_set = status == CPA_OK;
-    if (status == CPA_OK) plan->rows = args.sequences * plan->reservation.rows;
+    if (status == CPA_OK) plan->rows = update.sequences * plan->reservation.rows;
     return status;
 }

@@ -184,7 +184,7 @@ static void set_and_reserved(void) {
     cpa_decode_fixture_put(&f, (int64_t[]){10, 20, 30, 40, 50}, 5);
     const cpa_attend_update_args update = cpa_decode_fixture_update(&f);
     CU_ASSERT_EQUAL(cpa_attend_plan_update(plan, &update, f.stream), CPA_INVALID);
-    CU_ASSERT_PTR_NOT_NULL(strstr(cpa_stream_error(f.stream), "a plan that is not reserved"));
+    CU_ASSERT_PTR_NOT_NULL(strstr(cpa_stream_error(f.stream), "an update of what is not reserved"));
     cpa_attend_plan_destroy(plan);
     cpa_decode_fixture_destroy(&f);
 }
@@ -208,6 +208,7 @@ static void bad_updates(void) {
     REFUSE_UPDATE(&f, "lengths is NULL", lengths = NULL);
     REFUSE_UPDATE(&f, "block_tables is NULL", block_tables = NULL);
     REFUSE_UPDATE(&f, "lengths", lengths = (const char *)update.lengths + 1);
+    REFUSE_UPDATE(&f, "first_ranks are those of context attention", first_ranks = f.device_lengths);
     cpa_attend_args attend = cpa_decode_fixture_attend(&f);
     attend.kv.num_blocks -= 2;
     CU_ASSERT_EQUAL(cpa_attend(f.plan, &attend, f.stream), CPA_INVALID);

@@ -204,13 +204,9 @@ static void allow_early(const cpa_cuda_plan *plan, cpa_cuda_attend_args *a, cons
 
 /* A graph of the caller's would hold what the plan says now, and replay that whatever it says by then; a plan that is
  * reserved says it in memory of the device. */
-static cpa_status check_capture(const cpa_cuda_plan *plan, cpa_stream *base) {
-    const cpa_cuda_stream *stream = (const cpa_cuda_stream *)base;
-    enum cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
-    if (stream->capturing || plan->base.reservation.sequences > 0) return CPA_OK;
-    CPA_TRY(cpa_cuda_check(&base->error, cudaStreamIsCapturing(stream->handle, &capture), "attend"));
-    if (capture == cudaStreamCaptureStatusNone) return CPA_OK;
-    return cpa_fail(&base->error, CPA_UNSUPPORTED,
+static cpa_status check_capture(const cpa_cuda_plan *plan, cpa_stream *stream) {
+    if (plan->base.reservation.sequences > 0 || !stream->device->table->stream_is_captured(stream)) return CPA_OK;
+    return cpa_fail(&stream->error, CPA_UNSUPPORTED,
                     "attend: the stream is in a capture of the caller's, and the plan is not reserved");
 }
 

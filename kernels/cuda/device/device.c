@@ -152,6 +152,14 @@ static void stream_destroy(cpa_stream *base) {
     free(stream);
 }
 
+static int stream_is_captured(const cpa_stream *base) {
+    const cpa_cuda_stream *stream = (const cpa_cuda_stream *)base;
+    enum cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+    if (stream->capturing) return 0;
+    if (cudaStreamIsCapturing(stream->handle, &capture) != cudaSuccess) (void)cudaGetLastError();
+    return capture != cudaStreamCaptureStatusNone;
+}
+
 /* A kernel cannot refuse: what kv_write found wrong shows here. */
 static cpa_status take_bad_slot(cpa_cuda_stream *stream) {
     cpa_cuda_bad_slot bad = *stream->bad_slot;
@@ -212,6 +220,7 @@ static const cpa_device_table device_table = {
     .stream_create = stream_create,
     .stream_wrap = stream_wrap,
     .stream_destroy = stream_destroy,
+    .stream_is_captured = stream_is_captured,
     .stream_sync = stream_sync,
     .copy = copy,
     .copy_rows = copy_rows,

@@ -128,7 +128,8 @@ cpa_status cpa_host_plan_set(cpa_attend_plan *base, const cpa_attend_batch *batc
 void cpa_host_plan_destroy(cpa_attend_plan *base) {
     cpa_host_plan *plan = (cpa_host_plan *)base;
     if (!plan) return;
-    free(plan->refused);
+    free(plan->places);
+    free(plan->refused_rows);
     free(plan->read_tables);
     free(plan->read_items);
     free(plan->partials);

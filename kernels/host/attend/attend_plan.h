@@ -32,10 +32,12 @@ typedef struct cpa_host_plan {
     int64_t n_folds, folds_capacity;
     float *partials;
     int64_t n_partials, partials_capacity; /* floats */
-    /* Reserved: what an update reads, and the sequences that it refuses; as many as the reservation has. */
+    /* Reserved: what an update reads, and the first rows of the sequences that it refuses, with room for all that the
+     * reservation has; and its places. */
     cpa_attend_item *read_items;
     int32_t *read_tables;
-    int64_t *refused, n_refused;
+    int64_t *refused_rows, n_refused;
+    cpa_attend_place *places;
 } cpa_host_plan;
 
 /* Rows of all heads of a unit, head after head. */

@@ -13,13 +13,73 @@ static int64_t length_of(const cpa_attend_update *update, int64_t s) {
     return update->length_bytes == 4 ? ((const int32_t *)update->lengths)[s] : ((const int64_t *)update->lengths)[s];
 }
 
-/* Copies the entries that a sequence of that length uses; whether all of them are blocks of the cache. */
-static int take_table(const cpa_attend_reservation *r, const int32_t *from, int64_t length, int32_t *to) {
-    for (int64_t e = 0; e * r->block_size < length; e++) {
+/* What an update says of a sequence. */
+typedef struct sequence {
+    int64_t length;
+    cpa_placement placement;
+    int refused;
+    int32_t asker; /* the rank of its rows; of a sequence that is empty or refused, this one */
+} sequence;
+
+static sequence read_sequence(const cpa_attend_reservation *r, const cpa_attend_update *update, int64_t s) {
+    sequence found = {.length = length_of(update, s),
+                      .placement = {CPA_SHARDED, update->first_ranks ? update->first_ranks[s] : 0},
+                      .asker = r->rank};
+    found.refused = !cpa_placement_is_valid(r->map, found.placement) ||
+                    (found.length != 0 && (found.length < r->rows || found.length > r->tokens));
+    if (found.refused) found.placement.rank = 0, found.length = 0;
+    if (found.length > 0) found.asker = cpa_owner_rank(r->map, found.placement, found.length - 1);
+    return found;
+}
+
+static int64_t keys_on(const cpa_attend_reservation *r, const sequence *found, int32_t rank) {
+    return cpa_tokens_before(r->map, cpa_tokens_on(r->map, found->placement, rank), found->length);
+}
+
+/* Copies the entries of so many keys; whether all of them are blocks of the cache. */
+static int take_table(const cpa_attend_reservation *r, const int32_t *from, int64_t keys, int32_t *to) {
+    for (int64_t e = 0; e * r->block_size < keys; e++) {
         if (from[e] < 0 || from[e] >= r->num_blocks) return 0;
         to[e] = from[e];
     }
     return 1;
+}
+
+/* Where the rows of a sequence lie. */
+static int64_t first_row(const cpa_host_plan *plan, const sequence *found, int64_t s) {
+    return plan->places[found->asker].first_row + s * plan->base.reservation.rows;
+}
+
+/* The item of a sequence, behind those of the batch; or it is refused. */
+static void add_sequence(cpa_host_plan *plan, cpa_attend_batch *batch, const cpa_attend_update *update, int64_t s,
+                         const sequence *found) {
+    const cpa_attend_reservation *r = &plan->base.reservation;
+    const int64_t keys = keys_on(r, found, r->rank), at = batch->n_table_entries;
+    /* An empty sequence has rows where results are those of the attend, and not of a merge by row maps. */
+    const int has_rows = found->length > 0 ? found->asker == r->rank : !r->row_maps;
+    if (found->refused ||
+        !take_table(r, update->block_tables + s * update->table_stride, keys, plan->read_tables + at)) {
+        plan->refused_rows[plan->n_refused++] = first_row(plan, found, s);
+        return;
+    }
+    if (keys == 0 && !has_rows) return;
+    cpa_attend_item *item = &plan->read_items[batch->n_items++];
+    *item = (cpa_attend_item){.q_row = first_row(plan, found, s),
+                              .q_count = r->rows,
+                              .k_count = keys,
+                              .table = at,
+                              .q_set = cpa_tokens_on(r->map, found->placement, found->asker),
+                              .k_set = cpa_tokens_on(r->map, found->placement, r->rank)};
+    if (found->length > 0) item->q_first = cpa_tokens_before(r->map, item->q_set, found->length - r->rows);
+    batch->n_table_entries += (keys + r->block_size - 1) / r->block_size;
+}
+
+static void map_sequence(const cpa_attend_reservation *r, int64_t s, const sequence *found) {
+    for (int32_t rank = 0; rank < r->map.cp_size; rank++) {
+        const int own = rank == r->rank && (found->refused || found->length > 0);
+        const int asks = found->asker == r->rank && (own || keys_on(r, found, rank) > 0);
+        r->row_maps[rank * r->sequences + s] = asks ? (int32_t)s : -1;
+    }
 }
 
 static cpa_status set_lengths(cpa_host_plan *plan, const cpa_attend_update *update, cpa_error *err) {
@@ -32,24 +92,16 @@ static cpa_status set_lengths(cpa_host_plan *plan, const cpa_attend_update *upda
                               .block_tables = plan->read_tables};
     plan->n_refused = 0;
     for (int64_t s = 0; s < update->sequences; s++) {
-        const int64_t length = length_of(update, s), at = batch.n_table_entries;
-        const int fits = length == 0 || (length >= r->rows && length <= r->tokens);
-        if (!fits || !take_table(r, update->block_tables + s * update->table_stride, length, plan->read_tables + at)) {
-            plan->refused[plan->n_refused++] = s;
-            continue;
-        }
-        plan->read_items[batch.n_items++] = (cpa_attend_item){.q_row = s * r->rows,
-                                                              .q_count = r->rows,
-                                                              .q_first = length > 0 ? length - r->rows : 0,
-                                                              .k_count = length,
-                                                              .table = at,
-                                                              .q_set = {CPA_TOKENS_ALL, 0},
-                                                              .k_set = {CPA_TOKENS_ALL, 0}};
-        batch.n_table_entries += (length + r->block_size - 1) / r->block_size;
+        const sequence found = read_sequence(r, update, s);
+        add_sequence(plan, &batch, update, s, &found);
+        if (r->row_maps) map_sequence(r, s, &found);
     }
-    CPA_TRY(cpa_host_plan_set(&plan->base, &batch, (cpa_attend_fusion){0}, err));
-    plan->base.n_items = update->sequences; /* those that are refused have rows too */
-    plan->base.rows = update->sequences * r->rows;
+    for (int64_t s = update->sequences; s < r->sequences && r->row_maps; s++) {
+        for (int32_t rank = 0; rank < r->map.cp_size; rank++) r->row_maps[rank * r->sequences + s] = -1;
+    }
+    const cpa_attend_fusion fusion = {.ready_row = r->ready_row, .ready_rows = r->ready_rows};
+    CPA_TRY(cpa_host_plan_set(&plan->base, &batch, fusion, err));
+    plan->base.n_items = r->sequences; /* those that are refused have rows too */
     return CPA_OK;
 }
 
@@ -60,15 +112,19 @@ cpa_status cpa_host_plan_reserve(cpa_attend_plan *base, const cpa_attend_reserva
     cpa_attend_item *items = calloc(sequences, sizeof *items);
     int32_t *tables = calloc(sequences * (size_t)r->table_stride, sizeof *tables);
     int64_t *refused = calloc(sequences, sizeof *refused);
-    if (!items || !tables || !refused) {
-        free(items), free(tables), free(refused);
+    cpa_attend_place *places = calloc((size_t)r->map.cp_size, sizeof *places);
+    if (!items || !tables || !refused || !places) {
+        free(items), free(tables), free(refused), free(places);
         return cpa_fail(err, CPA_NO_MEMORY, "attend plan: no memory for %lld sequences of %lld table entries",
                         (long long)r->sequences, (long long)r->table_stride);
     }
+    if (r->places) memcpy(places, r->places, (size_t)r->map.cp_size * sizeof *places);
     plan->read_items = items;
     plan->read_tables = tables;
-    plan->refused = refused;
+    plan->refused_rows = refused;
+    plan->places = places;
     base->reservation = *r;
+    base->reservation.places = NULL;
     const cpa_attend_update empty = {.sequences = r->sequences, .length_bytes = 4, .block_tables = tables};
     return set_lengths(plan, &empty, err);
 }
@@ -83,7 +139,7 @@ void cpa_host_refuse_rows(const cpa_host_plan *plan, const cpa_attend_args *args
     float nan[CPA_MAX_HEAD_DIM], none;
     cpa_state_set_nan(nan, &none, v_dim);
     for (int64_t i = 0; i < plan->n_refused * r->rows * heads; i++) {
-        const int64_t row = plan->refused[i / (r->rows * heads)] * r->rows + i / heads % r->rows, head = i % heads;
+        const int64_t row = plan->refused_rows[i / (r->rows * heads)] + i / heads % r->rows, head = i % heads;
         const cpa_partial *state = &args->state;
         if (state->o) memcpy(state->o + row * state->o_row_stride + head * v_dim, nan, (size_t)v_dim * sizeof *nan);
         if (state->lse) state->lse[row * state->lse_row_stride + head] = NAN;

@@ -129,6 +129,11 @@ static cpa_status stream_wrap(cpa_device *device, void *native, cpa_stream **out
     return cpa_fail(err, CPA_UNSUPPORTED, "stream: the host back end has no streams of its own to wrap");
 }
 
+static int stream_is_captured(const cpa_stream *stream) {
+    (void)stream;
+    return 0;
+}
+
 static void stream_destroy(cpa_stream *stream) {
     free(stream);
 }
@@ -182,6 +187,7 @@ static const cpa_device_table device_table = {
     .stream_create = stream_create,
     .stream_wrap = stream_wrap,
     .stream_destroy = stream_destroy,
+    .stream_is_captured = stream_is_captured,
     .stream_sync = stream_sync,
     .copy = host_copy,
     .copy_rows = copy_rows,

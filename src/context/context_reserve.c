@@ -1,0 +1,75 @@
+/* The reserved step: planned once for its limits, and updated from arrays on the device. */
+#include "base/check.h"
+#include "base/struct_size.h"
+#include "src/context/context_internal.h"
+#include "src/ops/attend_reserve.h"
+#include "src/ops/check_args.h"
+
+/* What this rank finds out by itself. */
+static cpa_status check_limits(cpa_context *c, const cpa_context_limits *given, cpa_attend_reservation *out) {
+    cpa_context_limits limits;
+    const cpa_context_options *o = &c->ops.options;
+    cpa_error *err = &c->ops.error;
+    CPA_TRY(CPA_STRUCT_TAKE("context", given, cpa_context_limits, num_blocks, &limits, err));
+    *out = (cpa_attend_reservation){
+        .shape = o->shape,
+        .block_size = o->block_size,
+        .rows = 1,
+        .sequences = limits.sequences,
+        .tokens = limits.tokens,
+        .num_blocks = limits.num_blocks,
+        .map = c->ops.map,
+        .rank = c->ops.rank,
+    };
+    CPA_TRY(cpa_check_reservation("context", out, err));
+    REQUIRE(err, limits.sequences <= o->max_rows,
+            "context: reserved for %lld sequences, expected at most max_rows, %lld", (long long)limits.sequences,
+            (long long)o->max_rows);
+    REQUIRE(err, !c->reserved_q.ops, "context: a step is reserved already");
+    return CPA_OK;
+}
+
+static cpa_status reserve_step(cpa_context *c, const cpa_attend_reservation *r) {
+    c->reserved_step = (cpa_planned_step){
+        .map = c->ops.map,
+        .rank = c->ops.rank,
+        .exchanges = c->ops.map.cp_size > 1,
+        .padded_rows = r->sequences,
+        .max_block = (int32_t)(r->num_blocks - 1),
+        .rows = r->sequences,
+    };
+    CPA_TRY(cpa_pass_q_create(&c->reserved_q, &c->ops, &c->reserved_step));
+    if (c->reserved_step.exchanges) return cpa_pass_q_reserve(&c->reserved_q, *r);
+    return c->ops.device->operators->plan_reserve(c->reserved_q.plan, r, &c->ops.error);
+}
+
+cpa_status cpa_context_reserve(cpa_context *c, const cpa_context_limits *limits) {
+    cpa_attend_reservation r = {.rows = 0};
+    if (!c) return CPA_INVALID;
+    cpa_error *err = &c->ops.error;
+    CPA_TRY(cpa_control_agree(&c->control, check_limits(c, limits, &r), err));
+    const cpa_named_value values[] = {{"sequences", (double)r.sequences}, {"tokens", (double)r.tokens}};
+    CPA_TRY(cpa_control_same(&c->control, "context: reserve", values, sizeof values / sizeof values[0], err));
+    cpa_status status = cpa_control_agree(&c->control, reserve_step(c, &r), err);
+    if (status == CPA_OK) return CPA_OK;
+    cpa_pass_q_destroy(&c->reserved_q);
+    c->reserved_q = (cpa_pass_q){0};
+    return status;
+}
+
+cpa_status cpa_context_update(cpa_context *c, const cpa_attend_update_args *args, cpa_stream *stream) {
+    cpa_attend_update update;
+    if (!c) return CPA_INVALID;
+    cpa_error *err = &c->ops.error;
+    REQUIRE(err, c->reserved_q.ops, "context: an update of what is not reserved");
+    REQUIRE(err, stream && stream->device == c->ops.device,
+            "context: the stream of an update is %s, expected one of the context's device",
+            stream ? "of another device" : "NULL");
+    cpa_attend_plan *plan = c->reserved_q.plan;
+    CPA_TRY(cpa_take_attend_update("context", &plan->reservation, args, &update, err));
+    c->attends_reserved = 1;
+    c->planned = 0;
+    CPA_TRY(cpa_context_check(&c->ops, c->ops.device->operators->plan_update(plan, &update, stream), stream));
+    c->planned = 1;
+    return CPA_OK;
+}

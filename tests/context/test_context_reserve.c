@@ -1,0 +1,350 @@
+/* The reserved step of a context: lengths and block tables from memory of the device, step after step, beside steps that
+ * are planned; on devices in a graph of the caller's too. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#ifdef CPA_HAVE_CUDA
+#include <cuda_runtime_api.h>
+#endif
+
+#include "base/convert.h"
+#include "kernels/device.h"
+#include "tests/fixtures/context_fixture.h"
+#include "tests/fixtures/mpi_unit.h"
+
+enum { SEQUENCES = 7, MOST = 600, HUGE_ENTRY = 0x7fffffff };
+static const cpa_mask CAUSAL = {.causal = 1}, WINDOW = {.causal = 1, .window = 100, .sinks = 4};
+static const cpa_test_shape SHAPE = {
+    .q_heads = 8, .kv_heads = 2, .k_dim = 64, .v_dim = 64, .block_size = 16, .interleave = 32, .dtype = CPA_BF16};
+
+typedef struct site {
+    cpa_device *device;
+    cpa_stream *stream;
+    cpa_context *context;
+    cpa_test_cache cache;
+    int64_t stride; /* of tables */
+    int32_t lengths[SEQUENCES], first_ranks[SEQUENCES];
+    int32_t *tables;
+    /* On the device: a row a sequence. */
+    void *device_lengths, *device_tables, *device_ranks, *q, *out;
+    float *lse;
+    cpa_kv_view kv;
+    void *graph; /* of the caller's, to launch in the place of an update and an attend */
+} site;
+
+static int64_t row_floats(void) {
+    return (int64_t)SHAPE.q_heads * SHAPE.k_dim;
+}
+
+static int64_t row_bytes(void) {
+    return row_floats() * cpa_dtype_bytes(SHAPE.dtype);
+}
+
+static void copy(const site *s, void *to, const void *from, int64_t bytes) {
+    CU_ASSERT_EQUAL(s->device->table->copy(to, from, bytes, s->stream), CPA_OK);
+}
+
+static void begin(site *s) {
+    int64_t lengths[SEQUENCES];
+    cpa_placement placements[SEQUENCES];
+    *s = (site){.graph = NULL};
+    cpa_test_device_open(1, &s->device, &s->stream);
+    for (int i = 0; i < SEQUENCES; i++) {
+        lengths[i] = MOST;
+        placements[i] = (cpa_placement){CPA_SHARDED, i};
+    }
+    cpa_test_cache_init(&s->cache, SHAPE, 5, lengths, placements, SEQUENCES);
+    for (int i = 0; i < SEQUENCES; i++) s->first_ranks[i] = s->cache.placements[i].rank;
+    s->context = cpa_test_context(s->device, &SHAPE, 0);
+    const cpa_context_limits limits = {sizeof limits, SEQUENCES, MOST, s->cache.pool.view.num_blocks};
+    CU_ASSERT_EQUAL(cpa_context_reserve(s->context, &limits), CPA_OK);
+    s->stride = MOST / SHAPE.block_size + 3;
+    const int64_t entries = SEQUENCES * s->stride * (int64_t)sizeof *s->tables;
+    s->tables = cpa_test_poisoned(entries, 1);
+    s->device_tables = cpa_test_upload(s->stream, s->tables, entries);
+    s->device_lengths = cpa_test_upload(s->stream, s->lengths, sizeof s->lengths);
+    s->device_ranks = cpa_test_upload(s->stream, s->first_ranks, sizeof s->first_ranks);
+    char *nothing = cpa_test_poisoned(SEQUENCES * row_bytes(), 1);
+    s->q = cpa_test_upload(s->stream, nothing, SEQUENCES * row_bytes());
+    s->out = cpa_test_upload(s->stream, nothing, SEQUENCES * row_bytes());
+    s->lse = cpa_test_upload(s->stream, nothing, SEQUENCES * SHAPE.q_heads * (int64_t)sizeof(float));
+    s->kv = cpa_kv_fixture_upload(&s->cache.pool, s->stream);
+    free(nothing);
+}
+
+static void end(site *s) {
+    cpa_context_destroy(s->context);
+    cpa_kv_view_free(&s->kv, s->stream);
+    cpa_test_free(s->stream, s->lse);
+    cpa_test_free(s->stream, s->out);
+    cpa_test_free(s->stream, s->q);
+    cpa_test_free(s->stream, s->device_ranks);
+    cpa_test_free(s->stream, s->device_lengths);
+    cpa_test_free(s->stream, s->device_tables);
+    free(s->tables);
+    cpa_test_cache_destroy(&s->cache);
+    cpa_test_device_close(s->device, s->stream);
+}
+
+/* ---- a step ---- */
+
+static int is_refused(const site *s, int i) {
+    return s->lengths[i] < 0 || s->lengths[i] > MOST;
+}
+
+static int is_own(const site *s, int i) {
+    return s->lengths[i] > 0 && !is_refused(s, i) &&
+           cpa_owner_rank(s->cache.map, s->cache.placements[i], s->lengths[i] - 1) == s->cache.rank;
+}
+
+/* The chunks that a plan would have; which sequence each is of is its `sequence`. */
+static int64_t chunks_of(const site *s, cpa_test_chunk *chunks) {
+    int64_t n = 0;
+    for (int i = 0; i < SEQUENCES; i++)
+        if (s->lengths[i] > 0 && !is_refused(s, i)) chunks[n++] = (cpa_test_chunk){i, s->lengths[i] - 1, 1, CPA_PASS_Q};
+    return n;
+}
+
+/* Copies the rows of chunks, one behind the other, to the rows of their sequences, or back. */
+static void spread_rows(const site *s, char *rows, char *packed, int64_t bytes, int back) {
+    int64_t at = 0;
+    for (int i = 0; i < SEQUENCES; i++) {
+        if (!is_own(s, i)) continue;
+        char *row = rows + i * bytes, *other = packed + at++ * bytes;
+        copy(s, back ? other : row, back ? row : other, bytes);
+    }
+}
+
+static void put(site *s, const int32_t *lengths, const cpa_test_layer *layer) {
+    char *nothing = cpa_test_poisoned(SEQUENCES * row_bytes(), 1);
+    memcpy(s->lengths, lengths, sizeof s->lengths);
+    for (int64_t i = 0; i < SEQUENCES * s->stride; i++) s->tables[i] = HUGE_ENTRY;
+    for (int i = 0; i < SEQUENCES; i++) {
+        const cpa_token_set own = cpa_tokens_on(s->cache.map, s->cache.placements[i], s->cache.rank);
+        const int64_t keys = is_refused(s, i) ? 0 : cpa_tokens_before(s->cache.map, own, lengths[i]);
+        const int64_t used = (keys + SHAPE.block_size - 1) / SHAPE.block_size;
+        memcpy(s->tables + i * s->stride, s->cache.tables[i], (size_t)used * sizeof *s->tables);
+    }
+    copy(s, s->device_lengths, s->lengths, sizeof s->lengths);
+    copy(s, s->device_tables, s->tables, SEQUENCES * s->stride * (int64_t)sizeof *s->tables);
+    copy(s, s->q, nothing, SEQUENCES * row_bytes());
+    copy(s, s->out, nothing, SEQUENCES * row_bytes());
+    copy(s, s->lse, nothing, SEQUENCES * SHAPE.q_heads * (int64_t)sizeof(float));
+    spread_rows(s, s->q, (char *)(uintptr_t)layer->args.q, row_bytes(), 0);
+    CU_ASSERT_EQUAL(cpa_stream_sync(s->stream), CPA_OK);
+    free(nothing);
+}
+
+static void update(site *s, cpa_stream *stream) {
+    const cpa_attend_update_args args = {.size = sizeof args,
+                                         .sequences = SEQUENCES,
+                                         .lengths = s->device_lengths,
+                                         .block_tables = s->device_tables,
+                                         .table_stride = s->stride,
+                                         .first_ranks = s->device_ranks};
+    CU_ASSERT_EQUAL(cpa_context_update(s->context, &args, stream), CPA_OK);
+}
+
+static void attend(site *s, cpa_mask mask, cpa_stream *stream) {
+    const cpa_context_args args = {
+        .size = sizeof args, .q = s->q, .kv = s->kv, .mask = mask, .out = s->out, .lse = s->lse};
+    CU_ASSERT_EQUAL(cpa_context_attend(s->context, &args, stream), CPA_OK);
+}
+
+/* Rows that this rank has no token for are empty, and refused ones NaN. */
+static int64_t count_wrong_fillers(const site *s) {
+    char *out = cpa_test_poisoned(SEQUENCES * row_bytes(), 1);
+    float *lse = cpa_test_poisoned(SEQUENCES * SHAPE.q_heads, sizeof(float)), wide[1];
+    int64_t wrong = 0;
+    cpa_test_download(s->stream, out, s->out, SEQUENCES * row_bytes());
+    cpa_test_download(s->stream, lse, s->lse, SEQUENCES * SHAPE.q_heads * (int64_t)sizeof(float));
+    for (int i = 0; i < SEQUENCES; i++) {
+        for (int64_t j = 0; j < row_floats() && !is_own(s, i); j++) {
+            cpa_widen(wide, out + i * row_bytes() + j * 2, SHAPE.dtype, 1);
+            wrong += is_refused(s, i) ? !isnan(wide[0]) : wide[0] != 0;
+        }
+        for (int h = 0; h < SHAPE.q_heads && !is_own(s, i); h++) {
+            const float of_row = lse[i * SHAPE.q_heads + h];
+            wrong += is_refused(s, i) ? !isnan(of_row) : of_row != -INFINITY;
+        }
+    }
+    free(lse);
+    free(out);
+    return wrong;
+}
+
+/* Runs a step by `run`, and again as one that is planned: how many rows are wrong, and whether bits differ. */
+static void run_step(site *s, const int32_t *lengths, cpa_mask mask, void (*run)(site *s, cpa_mask mask)) {
+    cpa_test_chunk chunks[SEQUENCES];
+    cpa_test_layer layer;
+    cpa_test_result planned;
+    memcpy(s->lengths, lengths, sizeof s->lengths);
+    const int64_t n = chunks_of(s, chunks);
+    cpa_test_layer_upload(&s->cache, mask, chunks, n, 1, s->stream, &layer);
+    put(s, lengths, &layer);
+    run(s, mask);
+    CU_ASSERT_EQUAL(count_wrong_fillers(s), 0);
+    spread_rows(s, s->out, layer.args.out, row_bytes(), 1);
+    spread_rows(s, (char *)s->lse, (char *)layer.args.lse, SHAPE.q_heads * (int64_t)sizeof(float), 1);
+    cpa_test_layer_download(&layer, s->stream);
+    CU_ASSERT_EQUAL(cpa_test_count_wrong(&s->cache, mask, chunks, n, &layer.result), 0);
+    CU_ASSERT_EQUAL(cpa_test_plan(s->context, &s->cache, chunks, n), CPA_OK);
+    CU_ASSERT_EQUAL(cpa_test_attend(s->context, &s->cache, mask, chunks, n, s->stream, &planned), CPA_OK);
+    CU_ASSERT_TRUE(cpa_test_same_bits_or_right(&s->cache, mask, chunks, n, &layer.result, &planned));
+    cpa_test_result_destroy(&planned);
+    cpa_test_result_destroy(&layer.result);
+}
+
+static void update_and_attend(site *s, cpa_mask mask) {
+    update(s, s->stream);
+    for (int l = 0; l < 2; l++) attend(s, mask, s->stream);
+    CU_ASSERT_EQUAL(cpa_stream_sync(s->stream), CPA_OK);
+}
+
+static const int32_t STEPS[][SEQUENCES] = {{1, 33, 64, 65, 600, 100, 7},
+                                           {600, 599, 300, 1, 2, 3, 512},
+                                           {0, 32, 0, 601, -1, 96, 0},
+                                           {0, 0, 0, 0, 0, 0, 0},
+                                           {31, 32, 33, 34, 35, 36, 37}};
+
+static void lengths_change(void) {
+    site s;
+    begin(&s);
+    for (size_t i = 0; i < sizeof STEPS / sizeof *STEPS; i++) {
+        run_step(&s, STEPS[i], CAUSAL, update_and_attend);
+        run_step(&s, STEPS[i], WINDOW, update_and_attend);
+    }
+    end(&s);
+}
+
+/* An entry that is no block makes the row NaN at its owner, whichever rank it is of. */
+static void a_bad_entry(void) {
+    site s;
+    cpa_test_chunk chunks[SEQUENCES];
+    cpa_test_layer layer;
+    float lse[SEQUENCES * 8];
+    begin(&s);
+    memcpy(s.lengths, STEPS[0], sizeof s.lengths);
+    cpa_test_layer_upload(&s.cache, CAUSAL, chunks, chunks_of(&s, chunks), 1, s.stream, &layer);
+    put(&s, STEPS[0], &layer);
+    cpa_test_layer_download(&layer, s.stream);
+    cpa_test_result_destroy(&layer.result);
+    s.tables[4 * s.stride] = (int32_t)s.cache.pool.view.num_blocks; /* rank 0's alone */
+    if (s.cache.rank == 0) copy(&s, s.device_tables, s.tables, SEQUENCES * s.stride * (int64_t)sizeof *s.tables);
+    update_and_attend(&s, CAUSAL);
+    cpa_test_download(s.stream, lse, s.lse, sizeof lse);
+    for (int i = 0; i < SEQUENCES; i++) {
+        if (is_own(&s, i)) CU_ASSERT_EQUAL(isnan(lse[i * 8]) != 0, i == 4);
+    }
+    end(&s);
+}
+
+#define REFUSE(s, says, call)                                                                                          \
+    do {                                                                                                               \
+        CU_ASSERT_EQUAL(call, CPA_INVALID);                                                                            \
+        CU_ASSERT_PTR_NOT_NULL(strstr(cpa_context_error((s)->context), says));                                         \
+    } while (0)
+
+static void misuse(void) {
+    site s;
+    cpa_context_limits limits = {sizeof limits, SEQUENCES, MOST, 10};
+    cpa_attend_update_args args = {.size = sizeof args, .sequences = SEQUENCES + 1};
+    begin(&s);
+    REFUSE(&s, "of 8 sequences, expected 0..7", cpa_context_update(s.context, &args, s.stream));
+    args.sequences = 1;
+    REFUSE(&s, "lengths is NULL", cpa_context_update(s.context, &args, s.stream));
+    REFUSE(&s, "stream of an update is NULL", cpa_context_update(s.context, &args, NULL));
+    REFUSE(&s, "reserved already", cpa_context_reserve(s.context, &limits));
+    CU_ASSERT_EQUAL(cpa_context_reserve(NULL, &limits), CPA_INVALID);
+    CU_ASSERT_EQUAL(cpa_context_update(NULL, &args, s.stream), CPA_INVALID);
+    cpa_context *other = cpa_test_context(s.device, &SHAPE, 0);
+    s.context = (cpa_context_destroy(s.context), other);
+    REFUSE(&s, "an update of what is not reserved", cpa_context_update(s.context, &args, s.stream));
+    limits.tokens = 0;
+    REFUSE(&s, "0 tokens a sequence", cpa_context_reserve(s.context, &limits));
+    limits.tokens = MOST;
+    limits.sequences = (int64_t)1 << 30;
+    REFUSE(&s, "expected at most max_rows", cpa_context_reserve(s.context, &limits));
+    limits.sequences = 1 + s.cache.rank; /* not the same on all ranks */
+    if (cpa_test_ranks() > 1) REFUSE(&s, "sequences", cpa_context_reserve(s.context, &limits));
+    limits.sequences = SEQUENCES;
+    limits.num_blocks = s.cache.pool.view.num_blocks;
+    CU_ASSERT_EQUAL(cpa_context_reserve(s.context, &limits), CPA_OK); /* none of them did any harm */
+    run_step(&s, STEPS[0], CAUSAL, update_and_attend);
+    end(&s);
+}
+
+/* ---- graphs of the caller's ---- */
+
+#ifdef CPA_HAVE_CUDA
+static void launch(site *s, cpa_mask mask) {
+    (void)mask;
+    CU_ASSERT_EQUAL(cudaGraphLaunch(s->graph, cpa_stream_native(s->stream)), cudaSuccess);
+    CU_ASSERT_EQUAL(cpa_stream_sync(s->stream), CPA_OK);
+}
+
+/* A planned step is not captured; all ranks refuse it, and nothing comes of the capture. */
+static void refuse_a_planned_step(site *s, cpa_stream *stream) {
+    cpa_test_chunk chunks[SEQUENCES];
+    cpa_test_layer layer;
+    cudaGraph_t graph = NULL;
+    size_t nodes = 1;
+    memcpy(s->lengths, STEPS[0], sizeof s->lengths);
+    const int64_t n = chunks_of(s, chunks);
+    cpa_test_layer_upload(&s->cache, CAUSAL, chunks, n, 1, s->stream, &layer);
+    CU_ASSERT_EQUAL(cpa_test_plan(s->context, &s->cache, chunks, n), CPA_OK);
+    CU_ASSERT_EQUAL(cudaStreamBeginCapture(cpa_stream_native(stream), cudaStreamCaptureModeRelaxed), cudaSuccess);
+    CU_ASSERT_EQUAL(cpa_context_attend(s->context, &layer.args, stream), CPA_UNSUPPORTED);
+    CU_ASSERT_PTR_NOT_NULL(strstr(cpa_context_error(s->context), "is not the reserved one"));
+    CU_ASSERT_EQUAL(cudaStreamEndCapture(cpa_stream_native(stream), &graph), cudaSuccess);
+    CU_ASSERT_EQUAL(cudaGraphGetNodes(graph, NULL, &nodes), cudaSuccess);
+    CU_ASSERT_EQUAL(nodes, 0);
+    if (graph) (void)cudaGraphDestroy(graph);
+    cpa_test_layer_download(&layer, s->stream);
+    cpa_test_result_destroy(&layer.result);
+}
+
+static void captured(void) {
+    site s;
+    cudaStream_t handle;
+    cudaGraph_t graph = NULL;
+    cudaGraphExec_t executable = NULL;
+    cpa_stream *own, *wrapped = NULL;
+    if (cpa_test_promises_bits()) return; /* on the host */
+    begin(&s);
+    CU_ASSERT_EQUAL(cudaStreamCreateWithFlags(&handle, cudaStreamNonBlocking), cudaSuccess);
+    CU_ASSERT_EQUAL(cpa_stream_wrap(s.device, handle, &wrapped, NULL), CPA_OK);
+    own = s.stream;
+    s.stream = wrapped;
+    run_step(&s, STEPS[0], CAUSAL, update_and_attend);
+    run_step(&s, STEPS[1], CAUSAL, update_and_attend);
+    CU_ASSERT_EQUAL(cudaStreamBeginCapture(handle, cudaStreamCaptureModeRelaxed), cudaSuccess);
+    update(&s, wrapped);
+    for (int l = 0; l < 3; l++) attend(&s, CAUSAL, wrapped);
+    CU_ASSERT_EQUAL(cudaStreamEndCapture(handle, &graph), cudaSuccess);
+    CU_ASSERT_EQUAL(cudaGraphInstantiate(&executable, graph, 0), cudaSuccess);
+    s.graph = executable;
+    for (size_t i = 0; i < 2 * sizeof STEPS / sizeof *STEPS; i++)
+        run_step(&s, STEPS[i % (sizeof STEPS / sizeof *STEPS)], CAUSAL, launch);
+    refuse_a_planned_step(&s, wrapped);
+    refuse_a_planned_step(&s, own);
+    (void)cudaGraphExecDestroy(executable);
+    (void)cudaGraphDestroy(graph);
+    s.stream = own;
+    end(&s);
+    cpa_stream_destroy(wrapped);
+    (void)cudaStreamDestroy(handle);
+}
+#endif
+
+static const cpa_test TESTS[] = {
+    {"lengths and tables change from step to step", lengths_change},
+    {"an entry that is no block", a_bad_entry},
+    {"misuse", misuse},
+#ifdef CPA_HAVE_CUDA
+    {"graphs of the caller's", captured},
+#endif
+};
+
+CPA_MPI_DEVICE_TEST_MAIN("the reserved step of a context", TESTS)
