@@ -233,7 +233,7 @@ static cpa_status plan_step(team *t, int64_t start, int64_t count, cpa_error *er
 /* Captures the layers of the step, whose shape has run before; later calls are launches of the graph. */
 static cpa_status capture_step(team *t, cpa_error *err) {
     cpa_graph_way way;
-    for (int run = 0; run < 2; run++) CPA_TRY(cpa_graphs_choose(t->graphs, &way, err));
+    for (int run = 0; run < 2; run++) CPA_TRY(cpa_graphs_choose(t->graphs, 0, &way, err));
     CPA_TRY(cpa_graphs_begin(t->graphs, err));
     cpa_status status = context_status(t, attend_layers(t, LAYERS_PER_GRAPH), err);
     CPA_TRY(cpa_control_agree(&t->control, cpa_graphs_end(t->graphs, status, err), err));

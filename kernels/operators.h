@@ -51,11 +51,21 @@ typedef struct cpa_hash_rows_args {
     const uint64_t *salts;    /* [rows], device */
     uint64_t salt;            /* of all rows */
     uint64_t *sum;            /* device */
+    uint64_t *sums;           /* NULL; or [rows], device: the hash of each listed row is added to its own entry too */
     /* NULL; or [rows of src], page-locked or the device's: becomes 1 where a listed row of this dtype has a NaN or an
      * infinity, and is left as it was elsewhere. */
     uint8_t *nonfinite;
     cpa_dtype dtype;
 } cpa_hash_rows_args;
+
+/* take_tokens: the tokens that have been drawn on the device take their places among those that came from the host. */
+typedef struct cpa_take_tokens_args {
+    int64_t rows;
+    const int32_t *sources; /* [rows], device: which id a row takes; -1: none, its token stays */
+    const uint32_t *ids;    /* device: id i lies at i * id_stride */
+    int32_t id_stride;
+    uint32_t *tokens; /* [rows], device */
+} cpa_take_tokens_args;
 
 /* Whether the 16-bit letter i of a row of that dtype is, or is the upper half of, a NaN or an infinity. */
 CPA_HOST_DEVICE static inline int cpa_letter_is_nonfinite(cpa_dtype dtype, int64_t i, uint16_t letter) {
@@ -104,6 +114,7 @@ struct cpa_operator_table {
                               cpa_stream *stream);
     cpa_status (*synthesize)(const cpa_synth_args *args, cpa_stream *stream);
     cpa_status (*hash_rows)(const cpa_hash_rows_args *args, cpa_stream *stream);
+    cpa_status (*take_tokens)(const cpa_take_tokens_args *args, cpa_stream *stream);
 };
 
 #endif

@@ -251,6 +251,22 @@ void cpa_context_account_add(cpa_context *c, const cpa_context_account *account)
     count_chunks(c, account->layers);
 }
 
+cpa_status cpa_context_share(cpa_context *c, void *parts, int64_t bytes, cpa_stream *stream) {
+    cpa_context_ops *ops = &c->ops;
+    cpa_context_exchange exchange;
+    int32_t n = 0;
+    if (c->broken) return cpa_fail(&ops->error, CPA_COMM, "the context failed in an earlier layer and cannot go on");
+    for (int32_t peer = 0; peer < ops->map.cp_size; peer++) {
+        if (peer == ops->rank) continue;
+        ops->messages[n++] =
+            (cpa_message){peer, (char *)parts + ops->rank * bytes, bytes, (char *)parts + peer * bytes, bytes};
+    }
+    cpa_status status = cpa_context_start(ops, n, CPA_SPAN_EXCHANGE_TOKENS, 0, stream, &exchange);
+    if (status == CPA_OK) status = cpa_context_finish(ops, stream, &exchange);
+    c->broken = status != CPA_OK;
+    return status;
+}
+
 /* ---- one layer ---- */
 
 static cpa_status check_args(cpa_context *c, const cpa_context_args *args, const cpa_stream *stream) {

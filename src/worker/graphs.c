@@ -74,16 +74,16 @@ static graph_entry *find_entry(cpa_graphs *graphs, uint64_t key, int *found) {
 
 /* The same on all ranks, and of steps that have one shape on every rank: what a graph sends has to meet the graph that
  * the other ranks captured with it. */
-static cpa_status joint_key(cpa_graphs *graphs, uint64_t *out, cpa_error *err) {
-    const uint64_t own[] = {(uint64_t)graphs->control->rank, cpa_context_shape(graphs->context)};
+static cpa_status joint_key(cpa_graphs *graphs, uint64_t shape, uint64_t *out, cpa_error *err) {
+    const uint64_t own[] = {(uint64_t)graphs->control->rank, cpa_context_shape(graphs->context), shape};
     *out = cpa_hash_bytes(CPA_HASH_START, own, sizeof own);
     return graphs->control->size > 1 ? cpa_control_sum_u64(graphs->control, out, 1, err) : CPA_OK;
 }
 
-cpa_status cpa_graphs_choose(cpa_graphs *graphs, cpa_graph_way *out, cpa_error *err) {
+cpa_status cpa_graphs_choose(cpa_graphs *graphs, uint64_t own, cpa_graph_way *out, cpa_error *err) {
     uint64_t key;
     int known;
-    CPA_TRY(joint_key(graphs, &key, err));
+    CPA_TRY(joint_key(graphs, own, &key, err));
     graph_entry *entry = find_entry(graphs, key, &known);
     if (!known) {
         empty_entry(graphs, entry);

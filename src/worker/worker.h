@@ -14,6 +14,7 @@
 #include "src/trace/timeline.h"
 #include "src/worker/graphs.h"
 #include "src/worker/nonfinite.h"
+#include "src/worker/step_arrays.h"
 
 /* A running sequence as a rank knows it. */
 typedef struct cpa_worker_seq {
@@ -21,10 +22,14 @@ typedef struct cpa_worker_seq {
     uint64_t request;
     cpa_placement placement;
     int64_t len;      /* tokens in the cache, over all ranks */
-    uint32_t *tokens; /* [cap_tokens], the first len are known */
+    uint32_t *tokens; /* [cap_tokens], the first len, and one more that was drawn since, once its step is done */
     int64_t cap_tokens;
     int32_t *blocks; /* this rank's block table */
     int64_t n_blocks, cap_blocks;
+    cpa_plan_sampling sampling; /* how its tokens are drawn */
+    uint64_t began;             /* the plan that introduced it, counted over those with chunks, */
+    uint64_t emitted;           /* and the last one that emits a token for it; 0: none yet */
+    int64_t drawn;              /* where that lies among the tokens that its step draws */
 } cpa_worker_seq;
 
 typedef struct cpa_worker_options {
@@ -42,15 +47,29 @@ typedef struct cpa_worker_options {
 
 typedef struct cpa_worker cpa_worker;
 
-/* The rows of a step on the host, those that a padded step is filled up with included; arrays of max_tokens. */
+/* A token that a step yields, on whatever rank. */
+typedef struct cpa_worker_emission {
+    uint64_t request;
+    int32_t seq;
+    uint64_t began; /* of the sequence */
+    int32_t rank;   /* the rank whose row yields it, */
+    int64_t index;  /* and which of its emissions it is */
+    int64_t position;
+    int64_t given; /* the token; -1: it is drawn */
+} cpa_worker_emission;
+
+/* A step as its plan makes it. What is the same on every rank: the sizes of a padded step, the emissions, and the flags. */
 typedef struct cpa_worker_rows {
-    int64_t count, n_digest;
-    uint64_t *requests;
-    uint32_t *tokens;
-    int64_t *positions;
-    int64_t *slots;
-    int32_t *digest_rows;
-    uint64_t *digest_salts;
+    cpa_step_sizes sizes;
+    cpa_step_arrays host; /* page-locked, in a block that is on its way to the device when the next step is prepared */
+    uint64_t *requests;   /* [max_tokens] of the rows */
+    cpa_worker_emission *emissions; /* [max_seqs], in the order of the chunks */
+    int64_t n_emissions;
+    uint32_t wants; /* CPA_WANTS_... */
+    int draws;      /* not every token is given, so that ranks exchange what they have drawn */
+    int takes;      /* rows, or the history, go on with what the step before has drawn */
+    void *block;    /* page-locked */
+    int64_t block_bytes;
 } cpa_worker_rows;
 
 /* Sees the tensors of each layer right after its attention, in a replayed step those of the last one alone; the sampled
@@ -80,14 +99,20 @@ struct cpa_worker {
     uint64_t *damaged; /* [swap_ins]: 1 where this rank's block came back damaged */
     int64_t cap_damaged;
 
-    cpa_worker_rows row_sets[2]; /* page-locked, in turn: one may be on its way to the device as the next is filled */
+    cpa_worker_rows row_sets[2]; /* in turn */
     cpa_worker_rows *rows;       /* of the step that was prepared last */
-    int padded;                  /* whether that step may be captured */
-    uint32_t *tokens_device;     /* copies of these rows */
-    int64_t *positions_device, *slots_device;
-    int32_t *digest_rows_device;
-    uint64_t *digest_salts_device;
-    uint64_t *digest_device; /* one running sum */
+    cpa_worker_rows *ran;        /* of the step that ran last */
+    uint64_t plans;              /* prepared so far, of those with chunks */
+    int padded;                  /* whether the step that was prepared last may be captured */
+    cpa_step_arrays arrays;      /* of that step, on the device: in `block`, or in `wide_block` where it is too long */
+    void *block, *wide_block;
+    int64_t block_bytes, wide_bytes;
+    cpa_drawn *drawn;        /* device, [cp_size][emissions]: what the step that ran last has drawn */
+    cpa_drawn *drawn_host;   /* page-locked: the same once that step is done */
+    uint64_t *digest_device; /* one running sum, */
+    uint64_t *discarded;     /* page-locked, [n_discarded]: and parts of it that are to be taken off, */
+    int64_t n_discarded;
+    uint64_t digest_off; /* or have been */
     cpa_nonfinite nonfinite;
     void *q, *k, *v, *out;
     cpa_context_chunk *chunks;
@@ -121,7 +146,7 @@ void cpa_worker_set_meanwhile(cpa_worker *worker, void (*meanwhile)(void *ctx), 
 /* Keeps the spans of the steps to come in the timeline, which must outlive the worker. */
 void cpa_worker_set_timeline(cpa_worker *worker, cpa_timeline *timeline);
 
-/* The sum over this rank's output rows so far. */
+/* The sum over this rank's output rows so far, but those that were discarded. */
 cpa_status cpa_worker_digest(cpa_worker *worker, uint64_t *out, cpa_error *err);
 
 #endif

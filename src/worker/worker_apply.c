@@ -5,8 +5,6 @@
 
 #include "base/array.h"
 #include "base/check.h"
-#include "base/hash.h"
-#include "kernels/operators.h"
 
 static cpa_status apply_append(cpa_worker *worker, const cpa_step_plan *plan, const cpa_plan_append *append,
                                cpa_error *err) {
@@ -41,15 +39,20 @@ static cpa_status apply_chunk(cpa_worker *worker, const cpa_step_plan *plan, con
         seq->request = chunk->request;
         seq->placement = chunk->placement;
         seq->len = chunk->start;
+        seq->began = worker->plans;
+        seq->emitted = 0;
+        seq->sampling = (cpa_plan_sampling){.top_p = 1, .repetition_penalty = 1};
+        if (chunk->sampling >= 0) seq->sampling = plan->samplings[chunk->sampling];
     }
     int64_t n_tokens = cpa_plan_chunk_tokens(chunk), end = chunk->start + chunk->count;
     if (!seq->active || seq->request != chunk->request || seq->len != chunk->start) {
         return cpa_fail(err, CPA_INTERNAL, "chunk of request %llu starts at %lld, the cache of sequence %d holds %lld",
                         (unsigned long long)chunk->request, (long long)chunk->start, chunk->seq, (long long)seq->len);
     }
-    if (!cpa_array_reserve(&seq->tokens, &seq->cap_tokens, end, sizeof *seq->tokens))
-        return cpa_fail(err, CPA_NO_MEMORY, "worker: no memory for %lld tokens", (long long)end);
-    memcpy(seq->tokens + end - n_tokens, plan->token_ids + chunk->tokens, (size_t)n_tokens * sizeof *seq->tokens);
+    if (!cpa_array_reserve(&seq->tokens, &seq->cap_tokens, end + 1, sizeof *seq->tokens))
+        return cpa_fail(err, CPA_NO_MEMORY, "worker: no memory for %lld tokens", (long long)end + 1);
+    if (!(chunk->flags & CPA_CHUNK_DRAWN))
+        memcpy(seq->tokens + end - n_tokens, plan->token_ids + chunk->tokens, (size_t)n_tokens * sizeof *seq->tokens);
     seq->len = end;
     const cpa_owner_map map = worker->options.map;
     int64_t owned = cpa_tokens_before(map, cpa_tokens_on(map, seq->placement, worker->rank), seq->len);
@@ -60,28 +63,6 @@ static cpa_status apply_chunk(cpa_worker *worker, const cpa_step_plan *plan, con
                         (long long)needs);
     }
     return CPA_OK;
-}
-
-/* Adds the rows of a chunk that this rank owns. */
-static void add_rows(cpa_worker *worker, const cpa_plan_chunk *chunk) {
-    cpa_owner_map map = worker->options.map;
-    const cpa_worker_seq *seq = &worker->seqs[chunk->seq];
-    cpa_worker_rows *rows = worker->rows;
-    const cpa_token_set own = cpa_tokens_on(map, seq->placement, worker->rank);
-    const int32_t block_size = worker->options.block_size;
-    int64_t end = cpa_tokens_before(map, own, chunk->start + chunk->count);
-    for (int64_t i = cpa_tokens_before(map, own, chunk->start); i < end; i++) {
-        int64_t row = rows->count++, position = cpa_token_position(map, own, i);
-        rows->requests[row] = seq->request;
-        rows->tokens[row] = seq->tokens[position];
-        rows->positions[row] = position;
-        rows->slots[row] = seq->blocks[i / block_size] * (int64_t)block_size + i % block_size;
-        int last = position + 1 == chunk->start + chunk->count;
-        if (position >= chunk->first_output && (chunk->flags & CPA_CHUNK_EMITS) && last) {
-            rows->digest_salts[rows->n_digest] = seq->request * CPA_GOLDEN + (uint64_t)position;
-            rows->digest_rows[rows->n_digest++] = (int32_t)row;
-        }
-    }
 }
 
 cpa_status cpa_worker_move(cpa_worker *worker, const cpa_step_plan *plan, cpa_error *err) {
@@ -108,11 +89,9 @@ cpa_status cpa_worker_apply(cpa_worker *worker, const cpa_step_plan *plan, cpa_e
     if (!cpa_array_reserve(&worker->chunks, &worker->cap_chunks, plan->n_chunks, sizeof *worker->chunks))
         return cpa_fail(err, CPA_NO_MEMORY, "worker: no memory for the chunks");
     cpa_context_chunk *chunks = worker->chunks;
-    worker->rows->count = worker->rows->n_digest = 0;
     for (int64_t i = 0; i < plan->n_chunks; i++) {
         const cpa_plan_chunk *chunk = &plan->chunks[i];
         CPA_TRY(apply_chunk(worker, plan, chunk, err));
-        add_rows(worker, chunk);
         chunks[i] = (cpa_context_chunk){.start = chunk->start,
                                         .count = chunk->count,
                                         .placement = chunk->placement,

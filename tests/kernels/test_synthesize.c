@@ -139,21 +139,27 @@ static void scores_are_peaky_at_the_sinks_near_the_query_and_far(void) {
     CU_ASSERT(peak < 60);
 }
 
-/* The digest of three rows of six 16-bit numbers, computed on the device. */
+/* The digest of three rows of six 16-bit numbers, computed on the device; the hashes of the rows are its parts. */
 static uint64_t hash_of(const uint16_t rows[3][6], const int32_t index[3], const uint64_t salts[3]) {
-    uint64_t sum = 0;
+    uint64_t sum = 0, sums[3] = {1, 2, 3};
     void *device_rows = cpa_test_upload(stream, rows, 3 * 12);
     int32_t *device_index = cpa_test_upload(stream, index, 3 * sizeof *index);
     uint64_t *device_salts = cpa_test_upload(stream, salts, 3 * sizeof *salts);
     uint64_t *device_sum = cpa_test_upload(stream, &sum, sizeof sum);
+    uint64_t *device_sums = cpa_test_upload(stream, sums, sizeof sums);
     cpa_hash_rows_args args = {.rows = 3,
                                .src = device_rows,
                                .row_bytes = 12,
                                .row_index = device_index,
                                .salts = device_salts,
-                               .sum = device_sum};
+                               .sum = device_sum,
+                               .sums = device_sums};
     CU_ASSERT_EQUAL(device->operators->hash_rows(&args, stream), CPA_OK);
     cpa_test_download(stream, &sum, device_sum, sizeof sum);
+    cpa_test_download(stream, sums, device_sums, sizeof sums);
+    CU_ASSERT_EQUAL(sums[0] - 1 + sums[1] - 2 + sums[2] - 3, sum);
+    for (int i = 0; i < 3; i++) CU_ASSERT_EQUAL(sums[i] != (uint64_t)i + 1, index[i] >= 0);
+    cpa_test_free(stream, device_sums);
     cpa_test_free(stream, device_sum);
     cpa_test_free(stream, device_salts);
     cpa_test_free(stream, device_index);
@@ -177,11 +183,34 @@ static void hashes_see_every_bit_and_place_but_not_the_order_of_rows(void) {
     close_device();
 }
 
+static void tokens_that_were_drawn_take_their_places(void) {
+    enum { MANY = 1000 };
+    uint32_t known[MANY], ids[2 * MANY], got[MANY];
+    int32_t sources[MANY], wrong = 0;
+    open_device(1);
+    for (int i = 0; i < MANY; i++) known[i] = (uint32_t)i, sources[i] = i % 3 ? (i * 7 + 1) % MANY : -1;
+    for (int i = 0; i < 2 * MANY; i++) ids[i] = 0xf0000000u + (uint32_t)i;
+    const cpa_take_tokens_args args = {.rows = MANY,
+                                       .sources = cpa_test_upload(stream, sources, sizeof sources),
+                                       .ids = cpa_test_upload(stream, ids, sizeof ids),
+                                       .id_stride = 2,
+                                       .tokens = cpa_test_upload(stream, known, sizeof known)};
+    CU_ASSERT_EQUAL(device->operators->take_tokens(&args, stream), CPA_OK);
+    cpa_test_download(stream, got, args.tokens, sizeof got);
+    for (int i = 0; i < MANY; i++) wrong += got[i] != (sources[i] < 0 ? known[i] : ids[2 * sources[i]]);
+    CU_ASSERT_EQUAL(wrong, 0);
+    cpa_test_free(stream, (void *)(uintptr_t)args.sources);
+    cpa_test_free(stream, (void *)(uintptr_t)args.ids);
+    cpa_test_free(stream, args.tokens);
+    close_device();
+}
+
 static const cpa_test tests[] = {
     {"rows do not depend on threads or grouping", rows_do_not_depend_on_threads_or_grouping},
     {"every input of the generator matters", every_input_of_the_generator_matters},
     {"scores are peaky at the sinks, near the query, and far", scores_are_peaky_at_the_sinks_near_the_query_and_far},
     {"hashes see every bit and place, but not the order of rows",
      hashes_see_every_bit_and_place_but_not_the_order_of_rows},
+    {"tokens that were drawn take their places", tokens_that_were_drawn_take_their_places},
 };
 CPA_DEVICE_TEST_MAIN("synthesize", tests)

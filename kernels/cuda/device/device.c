@@ -257,6 +257,7 @@ static const cpa_operator_table operator_table = {
     .gather_rows = cpa_cuda_gather_rows,
     .synthesize = cpa_cuda_synthesize,
     .hash_rows = cpa_cuda_hash_rows,
+    .take_tokens = cpa_cuda_take_tokens,
 };
 
 static const cpa_self_test_table self_test_table = {

@@ -10,20 +10,23 @@ constexpr int THREADS = 256;
 __global__ void __launch_bounds__(THREADS) hash_rows(const __grid_constant__ cpa_hash_rows_args args) {
     const int lane = threadIdx.x % WARP_LANES;
     const int64_t letters = args.row_bytes / 2;
-    uint64_t sum = 0;
+    uint64_t total = 0;
     for (int64_t r = blockIdx.x; r < args.rows; r += gridDim.x) {
         if (args.row_index[r] < 0) continue;
         const uint16_t *row = (const uint16_t *)args.src + args.row_index[r] * letters;
         const uint64_t start = cpa_mix64(args.salts[r] ^ (args.salt + 1) * CPA_GOLDEN);
+        uint64_t sum = 0;
         bool nonfinite = false;
         for (int64_t i = threadIdx.x; i < letters; i += THREADS) {
             sum += cpa_mix64(start + ((uint64_t)i << 16 | row[i]));
             nonfinite |= cpa_letter_is_nonfinite(args.dtype, i, row[i]);
         }
         if (args.nonfinite && nonfinite) args.nonfinite[args.row_index[r]] = 1;
+        sum = warp_sum(sum);
+        if (lane == 0 && args.sums) atomicAdd((unsigned long long *)args.sums + r, (unsigned long long)sum);
+        total += sum;
     }
-    sum = warp_sum(sum);
-    if (lane == 0 && sum) atomicAdd((unsigned long long *)args.sum, (unsigned long long)sum);
+    if (lane == 0 && total) atomicAdd((unsigned long long *)args.sum, (unsigned long long)total);
 }
 
 } // namespace

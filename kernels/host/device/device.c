@@ -216,6 +216,7 @@ static const cpa_operator_table operator_table = {
     .gather_rows = gather_rows,
     .synthesize = cpa_host_synthesize,
     .hash_rows = cpa_host_hash_rows,
+    .take_tokens = cpa_host_take_tokens,
 };
 
 static const cpa_self_test_table self_test_table = {.attend_path = attend_path};

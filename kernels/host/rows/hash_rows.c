@@ -7,18 +7,21 @@
 
 cpa_status cpa_host_hash_rows(const cpa_hash_rows_args *args, cpa_stream *stream) {
     (void)stream;
-    uint64_t sum = 0;
+    uint64_t total = 0;
     for (int64_t r = 0; r < args->rows; r++) {
         if (args->row_index[r] < 0) continue;
         const uint16_t *row = (const uint16_t *)args->src + args->row_index[r] * (args->row_bytes / 2);
         uint64_t start = cpa_mix64(args->salts[r] ^ (args->salt + 1) * CPA_GOLDEN);
+        uint64_t sum = 0;
         int nonfinite = 0;
         for (int64_t i = 0; i < args->row_bytes / 2; i++) {
             sum += cpa_mix64(start + ((uint64_t)i << 16 | row[i]));
             nonfinite |= cpa_letter_is_nonfinite(args->dtype, i, row[i]);
         }
         if (args->nonfinite && nonfinite) args->nonfinite[args->row_index[r]] = 1;
+        if (args->sums) args->sums[r] += sum;
+        total += sum;
     }
-    *args->sum += sum;
+    *args->sum += total;
     return CPA_OK;
 }

@@ -1,0 +1,44 @@
+#include "src/worker/step_arrays.h"
+
+#include <stddef.h>
+#include <string.h>
+
+/* One of the arrays: where its address stands, and bytes of all its entries. */
+typedef struct part {
+    size_t member;
+    int64_t bytes;
+} part;
+
+/* Those with entries of 8 bytes come first, so that all are aligned. */
+int64_t cpa_step_arrays_lay_out(const cpa_step_sizes *sizes, void *base, cpa_step_arrays *out) {
+    const int64_t tokens = sizes->rows + sizes->history;
+    const part parts[] = {
+        {offsetof(cpa_step_arrays, positions), sizes->rows * 8},
+        {offsetof(cpa_step_arrays, slots), sizes->rows * 8},
+        {offsetof(cpa_step_arrays, salts), sizes->emissions * 8},
+        {offsetof(cpa_step_arrays, sums), sizes->emissions * 8},
+        {offsetof(cpa_step_arrays, seeds), sizes->emissions * 8},
+        {offsetof(cpa_step_arrays, given), sizes->emissions * 8},
+        {offsetof(cpa_step_arrays, drawn_at), sizes->emissions * 8},
+        {offsetof(cpa_step_arrays, rows), sizes->emissions * 4},
+        {offsetof(cpa_step_arrays, seqs), sizes->emissions * 4},
+        {offsetof(cpa_step_arrays, top_k), sizes->emissions * 4},
+        {offsetof(cpa_step_arrays, temperature), sizes->emissions * 4},
+        {offsetof(cpa_step_arrays, top_p), sizes->emissions * 4},
+        {offsetof(cpa_step_arrays, min_p), sizes->emissions * 4},
+        {offsetof(cpa_step_arrays, repetition_penalty), sizes->emissions * 4},
+        {offsetof(cpa_step_arrays, presence_penalty), sizes->emissions * 4},
+        {offsetof(cpa_step_arrays, tokens), tokens * 4},
+        {offsetof(cpa_step_arrays, sources), tokens * 4},
+        {offsetof(cpa_step_arrays, history_seqs), sizes->history * 4},
+        {offsetof(cpa_step_arrays, history_outputs), sizes->history * 4},
+        {offsetof(cpa_step_arrays, restarts), sizes->restarts * 4},
+    };
+    int64_t at = 0;
+    for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++) {
+        const char *place = base ? (char *)base + at : NULL;
+        memcpy((char *)out + parts[i].member, &place, sizeof place);
+        at += parts[i].bytes;
+    }
+    return at;
+}

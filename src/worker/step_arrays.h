@@ -1,0 +1,34 @@
+/* What a step needs on the device beside the plans of its attention: one block of memory, so that one copy brings it.
+ * Where an array lies follows from how many entries there are of each, so that steps of one shape have the same
+ * addresses. */
+#ifndef CPA_STEP_ARRAYS_H
+#define CPA_STEP_ARRAYS_H
+
+#include <stdint.h>
+
+typedef struct cpa_step_sizes {
+    int64_t rows, emissions, history, restarts;
+} cpa_step_sizes;
+
+typedef struct cpa_step_arrays {
+    /* [rows] */
+    int64_t *positions, *slots;
+    /* [emissions] */
+    uint64_t *salts; /* of the digest; */
+    uint64_t *sums;  /* and what each row adds to it, which begins as 0 */
+    uint64_t *seeds;
+    int64_t *given, *drawn_at; /* the token that is given, and the position of the token */
+    int32_t *rows, *seqs, *top_k;
+    float *temperature, *top_p, *min_p, *repetition_penalty, *presence_penalty;
+    /* [rows + history] the tokens of both, and which of the tokens that the step before has drawn takes their place */
+    uint32_t *tokens;
+    int32_t *sources; /* -1: none */
+    /* [history] */
+    int32_t *history_seqs, *history_outputs;
+    int32_t *restarts; /* [restarts] */
+} cpa_step_arrays;
+
+/* Lays the arrays out from `base` on, which may be NULL, and returns the bytes that they take. */
+int64_t cpa_step_arrays_lay_out(const cpa_step_sizes *sizes, void *base, cpa_step_arrays *out);
+
+#endif

@@ -1,0 +1,136 @@
+#include "src/worker/worker_layers.h"
+
+#include "base/check.h"
+#include "kernels/operators.h"
+#include "src/context/context.h"
+#include "src/worker/worker_tokens.h"
+
+cpa_status cpa_worker_layer_done(const cpa_worker *worker, const cpa_step_plan *plan, int32_t layer,
+                                 const cpa_worker_observer *observer, cpa_error *err) {
+    if (!observer) return CPA_OK;
+    return observer->layer_done(observer->ctx, plan, layer, worker->q, worker->out, worker->stream, err);
+}
+
+/* An operation of ours that the model called says more. */
+static cpa_status model_failed(cpa_stream *stream, const char *function, int32_t layer, cpa_status status) {
+    if (status == CPA_OK || stream->error.message[0]) return status;
+    if (layer < 0)
+        return cpa_fail(&stream->error, status, "the model's %s returned %s", function, cpa_status_name(status));
+    return cpa_fail(&stream->error, status, "layer %d: the model's %s returned %s", layer, function,
+                    cpa_status_name(status));
+}
+
+/* Queries, keys and values of a layer; the latter go to the cache. */
+static cpa_status layer_in(cpa_worker *worker, int32_t layer, const cpa_model_step *step, const cpa_kv_view *kv) {
+    const cpa_model *network = worker->network;
+    cpa_stream *stream = worker->stream;
+    cpa_spans *spans = cpa_context_spans(worker->context);
+    uint8_t *nonfinite = cpa_nonfinite_marks(&worker->nonfinite, layer);
+    void *k = network->writes_cache ? NULL : worker->k, *v = network->writes_cache ? NULL : worker->v;
+    const cpa_layer_args args = {sizeof args, worker->q, k, v, *kv, nonfinite};
+    int64_t span = cpa_spans_begin(spans, CPA_SPAN_LAYER_IN, 0, stream);
+    CPA_TRY(model_failed(stream, "layer_in", layer, network->layer_in(network->ctx, layer, step, &args, stream)));
+    cpa_spans_end(spans, span, stream);
+    if (network->writes_cache) return CPA_OK;
+    const cpa_kv_write_args write = {
+        sizeof write, step->rows.count, worker->options.model.attention.dtype, k, v, worker->arrays.slots,
+        *kv,          nonfinite};
+    span = cpa_spans_begin(spans, CPA_SPAN_KV_WRITE, 0, stream);
+    CPA_TRY(worker->device->operators->kv_write(&write, stream));
+    cpa_spans_end(spans, span, stream);
+    return CPA_OK;
+}
+
+/* The results of a layer: to the digest, and to the model. */
+static cpa_status layer_out(cpa_worker *worker, int32_t layer, const cpa_model_step *step) {
+    const cpa_model *network = worker->network;
+    const cpa_attention_shape *shape = &worker->options.model.attention;
+    cpa_stream *stream = worker->stream;
+    cpa_spans *spans = cpa_context_spans(worker->context);
+    const cpa_hash_rows_args hash = {
+        .rows = worker->rows->sizes.emissions,
+        .src = worker->out,
+        .row_bytes = cpa_shape_out_bytes(shape),
+        .row_index = worker->arrays.rows,
+        .salts = worker->arrays.salts,
+        .salt = (uint64_t)layer,
+        .sum = worker->digest_device,
+        .sums = worker->arrays.sums,
+        .nonfinite = cpa_nonfinite_marks(&worker->nonfinite, layer),
+        .dtype = shape->dtype,
+    };
+    int64_t span = cpa_spans_begin(spans, CPA_SPAN_HASH, 0, stream);
+    CPA_TRY(worker->device->operators->hash_rows(&hash, stream));
+    cpa_spans_end(spans, span, stream);
+    if (!network->layer_out) return CPA_OK;
+    span = cpa_spans_begin(spans, CPA_SPAN_LAYER_OUT, 0, stream);
+    CPA_TRY(
+        model_failed(stream, "layer_out", layer, network->layer_out(network->ctx, layer, step, worker->out, stream)));
+    cpa_spans_end(spans, span, stream);
+    return CPA_OK;
+}
+
+static cpa_status run_layer(cpa_worker *worker, const cpa_step_plan *plan, int32_t layer, const cpa_model_step *step,
+                            const cpa_worker_observer *observer, cpa_error *err) {
+    const cpa_kv_view kv = cpa_kv_cache_view(worker->cache, layer);
+    cpa_context_spans(worker->context)->layer = layer;
+    CPA_TRY(layer_in(worker, layer, step, &kv));
+    cpa_context_args args = {.size = sizeof args,
+                             .q = worker->q,
+                             .kv = kv,
+                             .mask = cpa_model_mask(&worker->options.model, layer),
+                             .out = worker->out};
+    cpa_status status = cpa_context_attend(worker->context, &args, worker->stream);
+    if (status != CPA_OK) return cpa_fail(err, status, "layer %d: %s", layer, cpa_context_error(worker->context));
+    CPA_TRY(layer_out(worker, layer, step));
+    return cpa_worker_layer_done(worker, plan, layer, observer, err);
+}
+
+/* What the model is told of the step that is prepared. */
+static cpa_model_step describe_step(const cpa_worker *worker) {
+    const cpa_worker_rows *rows = worker->rows;
+    const cpa_step_arrays *on_host = &rows->host, *on_device = &worker->arrays;
+    return (cpa_model_step){
+        .size = sizeof(cpa_model_step),
+        .rows = {rows->sizes.rows, rows->requests, on_host->tokens, on_host->positions, on_device->tokens,
+                 on_device->positions, on_device->slots},
+        .emissions = {.count = rows->sizes.emissions,
+                      .rows = on_device->rows,
+                      .sample = {.temperature = on_device->temperature,
+                                 .top_p = on_device->top_p,
+                                 .min_p = on_device->min_p,
+                                 .top_k = on_device->top_k,
+                                 .repetition_penalty = on_device->repetition_penalty,
+                                 .presence_penalty = on_device->presence_penalty,
+                                 .seed = on_device->seeds,
+                                 .position = on_device->drawn_at,
+                                 .seq = on_device->seqs,
+                                 .given = on_device->given},
+                      .wants = rows->wants},
+        .history = {rows->sizes.restarts, on_device->restarts, rows->sizes.history, on_device->history_seqs,
+                    on_device->tokens + rows->sizes.rows, on_device->history_outputs},
+    };
+}
+
+static cpa_status begin_step(cpa_worker *worker, const cpa_model_step *step) {
+    const cpa_model *network = worker->network;
+    cpa_spans *spans = cpa_context_spans(worker->context);
+    const int64_t span = cpa_spans_begin(spans, CPA_SPAN_BEGIN_STEP, 0, worker->stream);
+    CPA_TRY(cpa_worker_take_tokens(worker));
+    if (network->begin_step)
+        CPA_TRY(
+            model_failed(worker->stream, "begin_step", -1, network->begin_step(network->ctx, step, worker->stream)));
+    cpa_spans_end(spans, span, worker->stream);
+    return CPA_OK;
+}
+
+cpa_status cpa_worker_run_layers(cpa_worker *worker, const cpa_step_plan *plan, const cpa_worker_observer *observer,
+                                 cpa_error *err) {
+    const cpa_model_step step = describe_step(worker);
+    cpa_context_spans(worker->context)->layer = -1;
+    CPA_TRY(begin_step(worker, &step));
+    for (int32_t layer = 0; layer < worker->options.model.layers; layer++)
+        CPA_TRY(run_layer(worker, plan, layer, &step, observer, err));
+    cpa_context_spans(worker->context)->layer = -1;
+    return cpa_worker_draw_tokens(worker, &step, err);
+}

@@ -1,0 +1,246 @@
+#include "src/worker/worker_rows.h"
+
+#include <string.h>
+
+#include "base/check.h"
+#include "base/hash.h"
+#include "base/min_max.h"
+#include "kernels/device.h"
+
+static int has_penalties(const cpa_plan_sampling *sampling) {
+    return sampling->repetition_penalty != 1 || sampling->presence_penalty != 0;
+}
+
+/* ---- how many there are of each ---- */
+
+int64_t cpa_worker_padded_rows(const cpa_worker *worker, const cpa_step_plan *plan) {
+    const cpa_owner_map map = worker->options.map;
+    int64_t counts[CPA_MERGE_MAX_STATES] = {0}, most = 0;
+    if (!worker->graphs) return 0;
+    for (int64_t i = 0; i < plan->n_chunks; i++) {
+        const cpa_plan_chunk *chunk = &plan->chunks[i];
+        int local = map.cp_size == 1 || chunk->placement.kind == CPA_ON_RANK;
+        if (chunk->count != 1 || (!local && chunk->algorithm != CPA_PASS_Q)) return 0;
+        /* A history of any length comes with it. */
+        if (chunk->flags & CPA_CHUNK_FIRST && has_penalties(&worker->seqs[chunk->seq].sampling)) return 0;
+        int64_t rows = ++counts[cpa_owner_rank(map, chunk->placement, chunk->start)];
+        most = cpa_max64(most, rows);
+    }
+    int64_t rows = cpa_graphs_rows(most);
+    return rows <= worker->options.max_tokens ? rows : 0;
+}
+
+/* The tokens of a chunk [begin, end) that this rank has not in its history yet. */
+static int64_t history_begin(const cpa_plan_chunk *chunk) {
+    return chunk->flags & CPA_CHUNK_FIRST ? 0 : chunk->start;
+}
+
+static uint32_t wants_of(const cpa_plan_sampling *sampling, int64_t given) {
+    uint32_t wants = 0;
+    if (sampling->logprobs) wants |= CPA_WANTS_LOGITS | CPA_WANTS_LOGPROBS;
+    if (given >= 0) return wants;
+    wants |= CPA_WANTS_LOGITS;
+    if (has_penalties(sampling)) wants |= CPA_WANTS_PENALTIES;
+    if (!(sampling->temperature > 0)) return wants;
+    wants |= CPA_WANTS_TEMPERATURE;
+    if (sampling->top_k > 0 || sampling->top_p < 1 || sampling->min_p > 0) wants |= CPA_WANTS_FILTERS;
+    return wants;
+}
+
+/* Lists what the step yields on all ranks, and counts rows and entries; a rank has as many emissions as the one with the
+ * most, so that parts of one size are exchanged. */
+static void count_entries(cpa_worker *worker, const cpa_step_plan *plan, int64_t padded_rows) {
+    const cpa_owner_map map = worker->options.map;
+    cpa_worker_rows *rows = worker->rows;
+    int64_t yields[CPA_MERGE_MAX_STATES] = {0};
+    rows->sizes = (cpa_step_sizes){0};
+    rows->n_emissions = 0;
+    rows->wants = 0;
+    rows->takes = 0;
+    for (int64_t i = 0; i < plan->n_chunks; i++) {
+        const cpa_plan_chunk *chunk = &plan->chunks[i];
+        const cpa_worker_seq *seq = &worker->seqs[chunk->seq];
+        const int64_t end = chunk->start + chunk->count;
+        const cpa_token_set own = cpa_tokens_on(map, chunk->placement, worker->rank);
+        rows->sizes.rows += cpa_tokens_before(map, own, end) - cpa_tokens_before(map, own, chunk->start);
+        rows->takes |= (chunk->flags & CPA_CHUNK_DRAWN) != 0;
+        if (has_penalties(&seq->sampling)) {
+            rows->sizes.history += end - history_begin(chunk);
+            rows->sizes.restarts += (chunk->flags & CPA_CHUNK_FIRST) != 0;
+        }
+        if (!(chunk->flags & CPA_CHUNK_EMITS)) continue;
+        const int32_t rank = cpa_owner_rank(map, chunk->placement, end - 1);
+        rows->emissions[rows->n_emissions++] =
+            (cpa_worker_emission){seq->request, chunk->seq, seq->began, rank, yields[rank]++, end, chunk->given};
+        rows->sizes.emissions = cpa_max64(rows->sizes.emissions, yields[rank]);
+        rows->wants |= wants_of(&seq->sampling, chunk->given);
+    }
+    rows->draws = worker->network->end_step && rows->wants & CPA_WANTS_LOGITS;
+    if (padded_rows == 0) return;
+    rows->sizes.rows = rows->sizes.emissions = padded_rows;
+    if (rows->sizes.history > 0) rows->sizes.history = map.cp_size * padded_rows;
+}
+
+/* ---- entries ---- */
+
+/* Adds the rows of a chunk that this rank owns. */
+static void add_rows(cpa_worker *worker, const cpa_plan_chunk *chunk, int64_t source, int64_t *row) {
+    const cpa_owner_map map = worker->options.map;
+    const cpa_worker_seq *seq = &worker->seqs[chunk->seq];
+    const cpa_step_arrays *to = &worker->rows->host;
+    const cpa_token_set own = cpa_tokens_on(map, seq->placement, worker->rank);
+    const int32_t block_size = worker->options.block_size;
+    int64_t end = cpa_tokens_before(map, own, chunk->start + chunk->count);
+    for (int64_t i = cpa_tokens_before(map, own, chunk->start); i < end; i++, ++*row) {
+        int64_t position = cpa_token_position(map, own, i);
+        worker->rows->requests[*row] = seq->request;
+        to->tokens[*row] = source < 0 ? seq->tokens[position] : 0;
+        to->sources[*row] = (int32_t)source;
+        to->positions[*row] = position;
+        to->slots[*row] = seq->blocks[i / block_size] * (int64_t)block_size + i % block_size;
+    }
+}
+
+/* The row that yields a token of this rank: the last of the chunk's, which was just added. */
+static void add_emission(const cpa_worker *worker, const cpa_worker_emission *emission, int64_t row) {
+    const cpa_step_arrays *to = &worker->rows->host;
+    const cpa_plan_sampling *sampling = &worker->seqs[emission->seq].sampling;
+    const int64_t at = emission->index;
+    to->salts[at] = emission->request * CPA_GOLDEN + (uint64_t)(emission->position - 1);
+    to->rows[at] = (int32_t)row;
+    to->seqs[at] = emission->seq;
+    to->given[at] = emission->given;
+    to->drawn_at[at] = emission->position;
+    to->seeds[at] = sampling->seed;
+    to->top_k[at] = sampling->top_k;
+    to->temperature[at] = sampling->temperature;
+    to->top_p[at] = sampling->top_p;
+    to->min_p[at] = sampling->min_p;
+    to->repetition_penalty[at] = sampling->repetition_penalty;
+    to->presence_penalty[at] = sampling->presence_penalty;
+}
+
+/* The tokens that a sequence with penalties goes on with, on whatever rank. */
+static void add_history(const cpa_worker *worker, const cpa_plan_chunk *chunk, int64_t source, int64_t *entry,
+                        int64_t *restart) {
+    const cpa_worker_rows *rows = worker->rows;
+    const cpa_worker_seq *seq = &worker->seqs[chunk->seq];
+    if (!has_penalties(&seq->sampling)) return;
+    if (chunk->flags & CPA_CHUNK_FIRST) rows->host.restarts[(*restart)++] = chunk->seq;
+    for (int64_t position = history_begin(chunk); position < chunk->start + chunk->count; position++, ++*entry) {
+        const int64_t token = rows->sizes.rows + *entry;
+        rows->host.tokens[token] = source < 0 ? seq->tokens[position] : 0;
+        rows->host.sources[token] = (int32_t)source;
+        rows->host.history_seqs[*entry] = chunk->seq;
+        rows->host.history_outputs[*entry] = position >= seq->sampling.prompt_tokens;
+    }
+}
+
+/* Entries that go nowhere, from those on that the step has. */
+static void fill_up(cpa_worker_rows *rows, int64_t row, int64_t entry) {
+    const cpa_step_arrays *to = &rows->host;
+    for (; row < rows->sizes.rows; row++) {
+        rows->requests[row] = 0;
+        to->tokens[row] = 0;
+        to->sources[row] = -1;
+        to->positions[row] = 0;
+        to->slots[row] = -1;
+    }
+    for (; entry < rows->sizes.history; entry++) {
+        to->tokens[rows->sizes.rows + entry] = 0;
+        to->sources[rows->sizes.rows + entry] = -1;
+        to->history_seqs[entry] = -1;
+        to->history_outputs[entry] = 0;
+    }
+}
+
+/* Emissions that yield nothing: all, before those that yield something are put in their places. */
+static void clear_emissions(const cpa_worker_rows *rows) {
+    const cpa_step_arrays *to = &rows->host;
+    for (int64_t at = 0; at < rows->sizes.emissions; at++) {
+        to->salts[at] = to->sums[at] = to->seeds[at] = 0;
+        to->given[at] = to->drawn_at[at] = 0;
+        to->rows[at] = -1;
+        to->seqs[at] = to->top_k[at] = 0;
+        to->temperature[at] = to->min_p[at] = to->presence_penalty[at] = 0;
+        to->top_p[at] = to->repetition_penalty[at] = 1;
+    }
+}
+
+/* The place, among those that the step before has drawn, of the token that a chunk goes on with; -1: it is known. */
+static cpa_status source_of(const cpa_worker *worker, const cpa_plan_chunk *chunk, int64_t *out, cpa_error *err) {
+    const cpa_worker_seq *seq = &worker->seqs[chunk->seq];
+    *out = -1;
+    if (!(chunk->flags & CPA_CHUNK_DRAWN)) return CPA_OK;
+    if (seq->emitted == 0 || seq->emitted + 1 != worker->plans)
+        return cpa_fail(err, CPA_INTERNAL,
+                        "request %llu goes on with a token that the step before does not draw, at %lld",
+                        (unsigned long long)chunk->request, (long long)chunk->start);
+    *out = seq->drawn;
+    return CPA_OK;
+}
+
+/* ---- memory ---- */
+
+/* Room for the step in page-locked memory. It grows for histories alone. */
+static cpa_status reserve(cpa_worker *worker, cpa_error *err) {
+    const cpa_device_table *table = worker->device->table;
+    cpa_worker_rows *rows = worker->rows;
+    const int64_t bytes = cpa_step_arrays_lay_out(&rows->sizes, NULL, &rows->host);
+    if (bytes > rows->block_bytes) {
+        void *grown;
+        CPA_TRY(table->alloc_host(worker->device, 2 * bytes, &grown, err));
+        table->free_host(worker->device, rows->block);
+        rows->block = grown;
+        rows->block_bytes = 2 * bytes;
+    }
+    cpa_step_arrays_lay_out(&rows->sizes, rows->block, &rows->host);
+    return CPA_OK;
+}
+
+/* The same on the device, where graphs know the addresses of the block that does not grow. */
+static cpa_status device_block(cpa_worker *worker, int64_t bytes, void **out, cpa_error *err) {
+    const cpa_device_table *table = worker->device->table;
+    *out = worker->block;
+    if (bytes <= worker->block_bytes) return CPA_OK;
+    if (bytes > worker->wide_bytes) {
+        void *grown;
+        CPA_TRY(table->alloc(worker->device, 2 * bytes, &grown, err));
+        table->retire(worker->device, worker->wide_block);
+        worker->wide_block = grown;
+        worker->wide_bytes = 2 * bytes;
+    }
+    *out = worker->wide_block;
+    return CPA_OK;
+}
+
+cpa_status cpa_worker_list_rows(cpa_worker *worker, const cpa_step_plan *plan, int64_t padded_rows, cpa_error *err) {
+    cpa_worker_rows *rows = worker->rows;
+    int64_t row = 0, entry = 0, restart = 0, emission = 0;
+    count_entries(worker, plan, padded_rows);
+    CPA_TRY(reserve(worker, err));
+    clear_emissions(rows);
+    for (int64_t i = 0; i < plan->n_chunks; i++) {
+        const cpa_plan_chunk *chunk = &plan->chunks[i];
+        int64_t source;
+        CPA_TRY(source_of(worker, chunk, &source, err));
+        add_rows(worker, chunk, source, &row);
+        add_history(worker, chunk, source, &entry, &restart);
+        if (!(chunk->flags & CPA_CHUNK_EMITS)) continue;
+        const cpa_worker_emission *e = &rows->emissions[emission++];
+        if (e->rank == worker->rank) add_emission(worker, e, row - 1);
+        worker->seqs[e->seq].emitted = worker->plans;
+        worker->seqs[e->seq].drawn = e->rank * rows->sizes.emissions + e->index;
+    }
+    fill_up(rows, row, entry);
+    return CPA_OK;
+}
+
+cpa_status cpa_worker_upload_rows(cpa_worker *worker, cpa_error *err) {
+    const cpa_worker_rows *rows = worker->rows;
+    void *base;
+    const int64_t bytes = cpa_step_arrays_lay_out(&rows->sizes, NULL, &worker->arrays);
+    CPA_TRY(device_block(worker, bytes, &base, err));
+    cpa_step_arrays_lay_out(&rows->sizes, base, &worker->arrays);
+    return bytes > 0 ? worker->device->table->copy(base, rows->block, bytes, worker->stream) : CPA_OK;
+}

@@ -1,0 +1,92 @@
+#include "src/worker/worker_tokens.h"
+
+#include "base/check.h"
+#include "kernels/operators.h"
+#include "src/context/context.h"
+
+/* Whose message the stream has: an operation's of ours that the model called, or the model's status alone. */
+static cpa_status drawing_failed(cpa_stream *stream, cpa_status status) {
+    if (status == CPA_OK || stream->error.message[0]) return status;
+    return cpa_fail(&stream->error, status, "the model's end_step returned %s", cpa_status_name(status));
+}
+
+cpa_status cpa_worker_take_tokens(cpa_worker *worker) {
+    const cpa_worker_rows *rows = worker->rows;
+    if (!rows->takes) return CPA_OK;
+    const cpa_take_tokens_args take = {
+        .rows = rows->sizes.rows + rows->sizes.history,
+        .sources = worker->arrays.sources,
+        .ids = &worker->drawn->id,
+        .id_stride = (int32_t)(sizeof *worker->drawn / sizeof worker->drawn->id),
+        .tokens = worker->arrays.tokens,
+    };
+    return worker->device->operators->take_tokens(&take, worker->stream);
+}
+
+cpa_status cpa_worker_draw_tokens(cpa_worker *worker, const cpa_model_step *step, cpa_error *err) {
+    const cpa_model *network = worker->network;
+    const int64_t emissions = worker->rows->sizes.emissions;
+    cpa_spans *spans = cpa_context_spans(worker->context);
+    if (!network->end_step || emissions == 0) return CPA_OK;
+    const int64_t span = cpa_spans_begin(spans, CPA_SPAN_END_STEP, 0, worker->stream);
+    cpa_drawn *own = worker->drawn + worker->rank * emissions;
+    CPA_TRY(drawing_failed(worker->stream, network->end_step(network->ctx, step, own, worker->stream)));
+    cpa_spans_end(spans, span, worker->stream);
+    if (!worker->rows->draws || worker->options.map.cp_size == 1) return CPA_OK;
+    cpa_status status =
+        cpa_context_share(worker->context, worker->drawn, emissions * (int64_t)sizeof *own, worker->stream);
+    return status == CPA_OK ? CPA_OK : cpa_fail(err, status, "tokens: %s", cpa_context_error(worker->context));
+}
+
+cpa_status cpa_worker_fetch_tokens(cpa_worker *worker) {
+    const cpa_worker_rows *rows = worker->rows;
+    const int64_t bytes = worker->options.map.cp_size * rows->sizes.emissions * (int64_t)sizeof *worker->drawn;
+    if (!rows->draws) return CPA_OK;
+    return worker->device->table->copy(worker->drawn_host, worker->drawn, bytes, worker->stream);
+}
+
+cpa_drawn cpa_worker_drawn(const cpa_worker *worker, int64_t emission) {
+    const cpa_worker_rows *ran = worker->ran;
+    const cpa_worker_emission *e = &ran->emissions[emission];
+    cpa_drawn drawn = {0, 0};
+    if (ran->draws) drawn = worker->drawn_host[e->rank * ran->sizes.emissions + e->index];
+    if (e->given >= 0) drawn.id = (uint32_t)e->given;
+    return drawn;
+}
+
+/* The plan after the step may have given the index of a sequence to another one by now. */
+void cpa_worker_keep_tokens(cpa_worker *worker) {
+    const cpa_worker_rows *ran = worker->ran;
+    for (int64_t i = 0; ran->draws && i < ran->n_emissions; i++) {
+        const cpa_worker_emission *e = &ran->emissions[i];
+        cpa_worker_seq *seq = &worker->seqs[e->seq];
+        if (seq->active && seq->began == e->began) seq->tokens[e->position] = cpa_worker_drawn(worker, i).id;
+    }
+}
+
+static const cpa_worker_emission *find_emission(const cpa_worker_rows *rows, const cpa_plan_discard *discard) {
+    for (int64_t i = 0; i < rows->n_emissions; i++)
+        if (rows->emissions[i].request == discard->request && rows->emissions[i].position == discard->position)
+            return &rows->emissions[i];
+    return NULL;
+}
+
+cpa_status cpa_worker_discard_tokens(cpa_worker *worker, const cpa_step_plan *plan, cpa_error *err) {
+    const cpa_device_table *table = worker->device->table;
+    for (int64_t i = 0; i < plan->n_discards; i++) {
+        const cpa_plan_discard *discard = &plan->discards[i];
+        const cpa_worker_emission *e = find_emission(worker->rows, discard);
+        if (!e || worker->n_discarded == worker->options.max_seqs)
+            return cpa_fail(err, CPA_INTERNAL,
+                            "token %lld of request %llu is discarded, which the step before does not yield",
+                            (long long)discard->position, (unsigned long long)discard->request);
+        if (e->rank != worker->rank) continue;
+        uint64_t *part = &worker->discarded[worker->n_discarded++];
+        CPA_TRY(table->copy(part, &worker->arrays.sums[e->index], sizeof *part, worker->stream));
+    }
+    return CPA_OK;
+}
+
+void cpa_worker_settle_discards(cpa_worker *worker) {
+    while (worker->n_discarded > 0) worker->digest_off += worker->discarded[--worker->n_discarded];
+}

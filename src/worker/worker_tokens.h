@@ -1,0 +1,25 @@
+/* The way of tokens from one step to the next: each rank draws the tokens of its emissions, all ranks get them, and the
+ * rows of the next step take theirs, without a detour over the host. The host has them when the step is done. */
+#ifndef CPA_WORKER_TOKENS_H
+#define CPA_WORKER_TOKENS_H
+
+#include "src/worker/worker.h"
+
+/* Enqueue, captured with the layers: the tokens that the step goes on with; and those that it yields. */
+cpa_status cpa_worker_take_tokens(cpa_worker *worker);
+cpa_status cpa_worker_draw_tokens(cpa_worker *worker, const cpa_model_step *step, cpa_error *err);
+
+/* Enqueues the copy of what the step draws to the host, */
+cpa_status cpa_worker_fetch_tokens(cpa_worker *worker);
+/* and when the step is done, gives the sequences their tokens. */
+void cpa_worker_keep_tokens(cpa_worker *worker);
+/* What the step that ran last has yielded; `emission` counts the chunks of its plan that emit. On every rank. */
+cpa_drawn cpa_worker_drawn(const cpa_worker *worker, int64_t emission);
+
+/* Takes the tokens that a plan discards, all of the step before, out of the digest: enqueues the copy of what they added
+ * to it, before the rows of the plan come to the device. */
+cpa_status cpa_worker_discard_tokens(cpa_worker *worker, const cpa_step_plan *plan, cpa_error *err);
+/* The stream is idle: what was copied is there. */
+void cpa_worker_settle_discards(cpa_worker *worker);
+
+#endif
