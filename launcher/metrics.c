@@ -17,6 +17,12 @@ static void add_sample(cpa_metrics *metrics, cpa_metric metric, double seconds) 
 }
 
 void cpa_metrics_add(cpa_metrics *metrics, const cpa_request_result *result) {
+    switch (result->reason) {
+        case CPA_FINISH_CANCELLED: metrics->cancelled++; return;
+        case CPA_FINISH_EXPIRED: metrics->expired++; return;
+        case CPA_FINISH_FAILED: metrics->failed++; return;
+        default: break;
+    }
     metrics->completed++;
     metrics->input_tokens += result->prompt_tokens;
     metrics->output_tokens += result->output_tokens;

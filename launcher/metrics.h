@@ -25,12 +25,13 @@ typedef struct cpa_samples {
 typedef struct cpa_metrics {
     cpa_samples samples[CPA_METRIC_COUNT];
     int64_t completed;
-    int64_t input_tokens; /* of completed requests */
+    int64_t cancelled, expired, failed; /* requests that ended otherwise */
+    int64_t input_tokens;               /* of completed requests */
     int64_t output_tokens;
     int out_of_memory; /* samples were lost */
 } cpa_metrics;
 
-/* A cpa_finish_fn-shaped collector: adds one finished request. */
+/* A cpa_finish_fn-shaped collector: adds one request that has ended; its latencies count if it is completed. */
 void cpa_metrics_add(cpa_metrics *metrics, const cpa_request_result *result);
 
 /* Mean, population standard deviation, and percentiles interpolated between the two nearest samples. Sorts them. */

@@ -53,6 +53,9 @@ static void print_requests(const cpa_outcome *outcome, FILE *out) {
     double seconds = outcome->stats.duration_s > 0 ? outcome->stats.duration_s : 1;
     line(out, "requests", "%" PRId64 " of %" PRId64 " completed in %.2f s and %" PRId64 " steps", done->completed,
          outcome->workload->count, outcome->stats.duration_s, outcome->stats.steps);
+    if (done->failed + done->cancelled + done->expired > 0)
+        line(out, "", "%" PRId64 " failed, %" PRId64 " cancelled, %" PRId64 " expired", done->failed, done->cancelled,
+             done->expired);
     if (outcome->stats.graph_steps > 0)
         line(out, "", "%" PRId64 " steps as CUDA graphs, in %.2f s", outcome->stats.graph_steps,
              outcome->stats.graph_s);

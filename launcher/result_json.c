@@ -40,7 +40,8 @@ static int add_totals(json_t *root, const cpa_outcome *outcome) {
     const cpa_metrics *done = outcome->metrics;
     return put_int(root, "completed", done->completed) |
            put_int(root, "failed", outcome->workload->count - done->completed) |
-           put_real(root, "duration", outcome->stats.duration_s) |
+           put_int(root, "failed_alone", done->failed) | put_int(root, "cancelled", done->cancelled) |
+           put_int(root, "expired", done->expired) | put_real(root, "duration", outcome->stats.duration_s) |
            put_int(root, "total_input_tokens", done->input_tokens) |
            put_int(root, "total_output_tokens", done->output_tokens) |
            put_real(root, "request_throughput", per_second(outcome, done->completed)) |

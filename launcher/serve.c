@@ -226,9 +226,12 @@ static cpa_exit_code submit_all(service *s) {
 }
 
 static void on_finish(void *ctx, const cpa_request_result *result) {
+    service *s = ctx;
     cpa_signals_lock();
-    cpa_metrics_add(&((service *)ctx)->metrics, result);
+    cpa_metrics_add(&s->metrics, result);
     cpa_signals_unlock();
+    if (result->reason == CPA_FINISH_FAILED && s->metrics.failed == 1)
+        fprintf(stderr, "cp_attn: request %" PRIu64 " failed: %s\n", result->id, result->error);
 }
 
 static void on_progress(void *ctx, int64_t tokens, int64_t requests, double elapsed_s) {
@@ -259,18 +262,21 @@ static cpa_exit_code write_timeline(service *s) {
 static cpa_exit_code conclude(service *s, cpa_status status) {
     cpa_error err;
     cpa_exit_code code = cpa_exit_code_of(status);
-    int64_t lost = s->workload.count - s->metrics.completed;
+    const cpa_metrics *ended = &s->metrics;
+    const int64_t lost = s->workload.count - ended->completed - ended->failed - ended->cancelled - ended->expired;
     note_stats(s);
-    if (status == CPA_STOPPED) s->outcome.stopped_by = cpa_signals_received();
+    if (status == CPA_OK || status == CPA_STOPPED) s->outcome.stopped_by = cpa_signals_received();
     cpa_report_print(&s->outcome, stdout);
     cpa_exit_code lost_report = explain(s, cpa_output_flush(&err), err.message);
     if (s->outcome.stopped_by) {
         report_stop(s);
-        code = (cpa_exit_code)(CPA_EXIT_SIGNAL + s->outcome.stopped_by);
+        if (ended->completed < s->workload.count) code = (cpa_exit_code)(CPA_EXIT_SIGNAL + s->outcome.stopped_by);
     } else if (status != CPA_OK) {
         explain(s, status, cpa_engine_error(s->engine));
     } else if (lost > 0) {
         fprintf(stderr, "cp_attn: %" PRId64 " of %" PRId64 " requests were lost\n", lost, s->workload.count);
+        code = CPA_EXIT_CHECK_FAILED;
+    } else if (ended->failed > 0) {
         code = CPA_EXIT_CHECK_FAILED;
     }
     if (s->metrics.out_of_memory) cpa_log(CPA_LOG_WARN, "no memory for every latency: the summaries leave some out");
@@ -306,7 +312,8 @@ static cpa_exit_code run_job(service *s) {
     cpa_exit_code code = size_cache(s);
     if (code != CPA_EXIT_DONE) return code;
     if (s->rank == 0) begin_outcome(s);
-    if (cpa_signals_install(s->comm, give_up, s, &err) != CPA_OK) abort_job(s, err.status, err.message);
+    if (cpa_signals_install(s->comm, settings->shutdown_timeout, give_up, s, &err) != CPA_OK)
+        abort_job(s, err.status, err.message);
     code = load_network(s);
     if (code == CPA_EXIT_DONE) code = create_engine(s);
     if (code != CPA_EXIT_DONE) return code;

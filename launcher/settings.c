@@ -124,6 +124,8 @@ static const cpa_field table[] = {
      .help = "launch every operation by itself; else decode steps are captured in CUDA graphs"},
     {"Device", "rank-timeout", "S", REAL(rank_timeout, "10", 1, 1e6),
      .help = "the run ends when a rank has not been heard of for S seconds"},
+    {"Device", "shutdown-timeout", "S", REAL(shutdown_timeout, "0", 0, 1e6),
+     .help = "after a signal requests that have arrived may finish for S seconds; 0: the step in flight"},
     {"Output", "result-json", "FILE", TEXT(result_json),
      .help = "write the results there as JSON as well; an older file becomes FILE.old"},
     {"Output", "timeline", "FILE", TEXT(timeline),

@@ -63,6 +63,7 @@ typedef struct cpa_settings {
 
     int64_t enforce_eager;
     double rank_timeout; /* seconds */
+    double shutdown_timeout;
     int64_t fail_on_nonfinite;
 
     char result_json[CPA_TEXT_BYTES];

@@ -1,6 +1,7 @@
 #include "launcher/signals.h"
 
 #include <errno.h>
+#include <math.h>
 #include <pthread.h>
 #include <semaphore.h>
 #include <signal.h>
@@ -21,6 +22,11 @@ static const double PEER_GRACE_S = 1.5;
 /* One keystroke may reach a rank twice, by the terminal and by mpirun. */
 static const double SAME_SIGNAL_S = 0.2;
 
+/* From a signal on mpirun leaves its processes so long, and half of that before it sends them another one. */
+static const double LAUNCHER_LEAVES_S = 2;
+/* Of that, what it takes to end in the middle of a step and to write down what is known. */
+static const double TO_END_S = 1;
+
 /* Marks of what ranks of a host tell each other: a signal that one has got, and that one ends the job. */
 enum { PASSED_ON = 0x637061, BREAKING_OFF };
 
@@ -39,8 +45,9 @@ static struct {
     void *ctx;
     pthread_mutex_t lock;
     cpa_engine *engine;
-    sem_t came; /* posted by each signal that counts */
-    atomic_int received, is_direct, again, final, broken_off;
+    sem_t came;        /* posted by each signal that counts */
+    double shutdown_s; /* how long requests may take to finish */
+    atomic_int received, is_direct, is_launchers, again, final, broken_off;
     _Atomic double first_at; /* 0: none has come */
 } state = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
@@ -51,8 +58,9 @@ static void on_signal(int number, siginfo_t *info, void *context) {
     int saved = errno;
     double none = 0;
     int from_launcher = state.launcher != 0 && info->si_pid == state.launcher;
-    int passed_on = from_launcher || (info->si_code == SI_QUEUE && info->si_value.sival_int == PASSED_ON);
-    if (info->si_code == SI_QUEUE && info->si_value.sival_int == BREAKING_OFF) atomic_store(&state.broken_off, 1);
+    const int mark = info->si_code == SI_QUEUE ? info->si_value.sival_int : 0;
+    int passed_on = from_launcher || mark == PASSED_ON;
+    if (mark == BREAKING_OFF) atomic_store(&state.broken_off, 1);
     /* Before a launcher ends a job by SIGTERM, it continues its processes, and waits for a second. */
     if (number == SIGCONT && !(from_launcher && state.announces)) return;
     if (number == SIGCONT) number = SIGTERM;
@@ -60,8 +68,10 @@ static void on_signal(int number, siginfo_t *info, void *context) {
     if (atomic_compare_exchange_strong(&state.first_at, &none, now)) {
         atomic_store(&state.received, number);
         atomic_store(&state.is_direct, !passed_on);
+        atomic_store(&state.is_launchers, from_launcher);
         sem_post(&state.came);
-    } else if (!passed_on && now - atomic_load(&state.first_at) > SAME_SIGNAL_S) {
+    } else if (!from_launcher && (state.rank == 0 || !passed_on) &&
+               now - atomic_load(&state.first_at) > SAME_SIGNAL_S) {
         if (atomic_load(&state.final)) _exit(128 + number);
         atomic_store(&state.again, 1);
         sem_post(&state.came);
@@ -102,17 +112,55 @@ static void end_process(int number) {
     _exit(128 + number);
 }
 
+/* How long requests may go on after a signal that has come: of mpirun's, which kills, no longer than that leaves. */
+static double shutdown_seconds(void) {
+    const char *given = getenv("OMPI_MCA_odls_base_sigkill_timeout");
+    if (!atomic_load(&state.is_launchers)) return state.shutdown_s;
+    const double leaves = given ? LAUNCHER_LEAVES_S * atof(given) : LAUNCHER_LEAVES_S;
+    return fmin(state.shutdown_s, fmax(leaves / 2 - TO_END_S, 0));
+}
+
+/* Whether the run is over, or given up by who sends a second signal, before `end`. */
+static int wait_until(double end) {
+    while (!atomic_load(&state.again) && !atomic_load(&state.final) && cpa_clock_now() < end) await_signal(end);
+    return atomic_load(&state.again);
+}
+
+/* Rank 0: lets requests finish for a while, and then asks the engine to stop. */
+static void shut_down(double seconds) {
+    cpa_signals_lock();
+    if (seconds > 0 && state.engine) (void)cpa_engine_drain(state.engine, 0);
+    cpa_signals_unlock();
+    /* A second signal ends that, a third one what is left. */
+    if (seconds > 0 && wait_until(atomic_load(&state.first_at) + seconds)) atomic_store(&state.again, 0);
+    cpa_signals_lock();
+    if (state.engine) cpa_engine_stop(state.engine);
+    cpa_signals_unlock();
+    (void)wait_until(cpa_clock_now() + CPA_SIGNALS_GRACE_S);
+}
+
+/* Another rank: tells rank 0, which ends the job, and this process if rank 0 does not. */
+static void pass_on(int number, double seconds) {
+    if (atomic_load(&state.is_direct)) tell(0, number, PASSED_ON);
+    /* A rank 0 that could not be told hears of it by the end of this one. */
+    double end = atomic_load(&state.first_at) + PEER_GRACE_S + (is_here(0) ? seconds : 0);
+    if (wait_until(end)) {
+        tell(0, number, PASSED_ON);
+        atomic_store(&state.again, 0);
+        (void)wait_until(cpa_clock_now() + PEER_GRACE_S);
+    }
+}
+
 static void *watch(void *unused) {
     (void)unused;
     while (sem_wait(&state.came) != 0) continue;
     const int number = atomic_load(&state.received);
-    const double grace = state.rank == 0 ? CPA_SIGNALS_GRACE_S : PEER_GRACE_S;
-    cpa_signals_lock();
-    if (state.rank == 0 && state.engine) cpa_engine_stop(state.engine);
-    cpa_signals_unlock();
-    if (state.rank != 0 && atomic_load(&state.is_direct)) tell(0, number, PASSED_ON);
-    const double end = atomic_load(&state.first_at) + grace;
-    while (!atomic_load(&state.again) && cpa_clock_now() < end) await_signal(end);
+    const double seconds = shutdown_seconds();
+    if (state.rank == 0) {
+        shut_down(seconds);
+    } else {
+        pass_on(number, seconds);
+    }
     cpa_signals_lock();
     if (!atomic_load(&state.final)) end_process(number);
     cpa_signals_unlock();
@@ -133,7 +181,7 @@ static uint64_t find_host(void) {
     return host;
 }
 
-cpa_status cpa_signals_install(cpa_comm *comm, cpa_give_up_fn give_up, void *ctx, cpa_error *err) {
+cpa_status cpa_signals_install(cpa_comm *comm, double shutdown_s, cpa_give_up_fn give_up, void *ctx, cpa_error *err) {
     pthread_t thread;
     const process here = {find_host(), getpid()};
     state.rank = cpa_comm_rank(comm);
@@ -142,6 +190,7 @@ cpa_status cpa_signals_install(cpa_comm *comm, cpa_give_up_fn give_up, void *ctx
     state.launcher = cpa_ranks_launcher();
     /* Open MPI up to 4, unless it is to pass on that a job that goes on is continued. */
     state.announces = getenv("OMPI_MCA_orte_launch") && !getenv("OMPI_MCA_orte_forward_job_control");
+    state.shutdown_s = shutdown_s;
     state.give_up = give_up;
     state.ctx = ctx;
     if (sem_init(&state.came, 0, 0) != 0 || pthread_create(&thread, NULL, watch, NULL) != 0) return CPA_OK;

@@ -167,6 +167,58 @@ signal() {
     stopped 130 SIGINT
 }
 
+# With --shutdown-timeout requests that have arrived may finish after a signal to any rank, for as long as that; those that
+# have not arrived are cancelled. A second signal ends it.
+shutdown() {
+    small_model
+    local n run=(--model model.yaml --requests 3 --skip-self-test --verify 0 --num-blocks 200000 --result-json r.json)
+    local endless=(--input-len 16 --output-len 1000000 --shutdown-timeout)
+    n=$(few 2)
+    printf '{"timestamp": %d, "input_length": 16, "output_length": 1500, "hash_ids": [%d]}\n' 0 1 1 2 1800000 3 >t.jsonl
+    rm -f r.json
+    begin "$n" "${run[@]}" --trace t.jsonl --time-scale 1 --shutdown-timeout 60
+    kill -TERM "$(cat "pid.$((n - 1))")"
+    wait $job
+    code=$?
+    expect_code 143 "a run that was drained"
+    grep -q '^requests *2 of 3 completed' out || fail "requests did not finish: $(grep ^requests out)"
+    grep -q ' 0 failed, 1 cancelled, 0 expired' out || fail "no word of what was cancelled"
+    expect_value cancelled 1 r.json
+    expect_value stopped_by SIGTERM r.json
+    rm -f r.json
+    begin "$n" "${run[@]}" "${endless[@]}" 60
+    kill -INT "$(cat pid.0)"
+    sleep 0.7
+    [ ! -e r.json ] || fail "the time for the shutdown was not given"
+    kill -INT "$(cat "pid.$((n - 1))")"
+    expect_end 130 SIGINT
+    begin "$n" "${run[@]}" "${endless[@]}" 0.6
+    kill -TERM "$(cat pid.0)"
+    expect_end 143 SIGTERM
+    [ "$n" -gt 1 ] || return
+    MPIRUN="$MPIRUN --mca odls_base_sigkill_timeout 3" begin "$n" "${run[@]}" "${endless[@]}" 60
+    pkill -TERM -P $job # of six seconds three are half, and one of these is for the end
+    sleep 1
+    [ ! -e r.json ] || fail "mpirun's time for the shutdown was not given"
+    for ((i = 0; i < 200; i++)); do
+        [ ! -e r.json ] || break
+        sleep 0.01
+    done
+    expect_end 1 SIGTERM
+}
+
+# expect_end CODE SIGNAL: the job ends within two seconds, and leaves results.
+expect_end() {
+    local began=$SECONDS
+    wait $job
+    code=$?
+    [ $((SECONDS - began)) -le 3 ] || fail "it took more than two seconds to end"
+    expect_code "$1" "a run that was shut down by $2"
+    grep -q '^requests *0 of 3 completed' out || fail "no report of a run that was shut down"
+    expect_value stopped_by "$2" r.json
+    rm -f r.json
+}
+
 # A rank that dies in the middle of a run ends the job, soon, and is named.
 dead_rank() {
     small_model
