@@ -1,7 +1,7 @@
 /* Context attention: attention of one batch over a paged KV cache that is sharded over the ranks of a communicator.
  *
  * Every rank holds the tokens that cpa_owner_map gives it. A step is a list of chunks, the same on every rank; a rank's
- * rows are the tokens of the chunks that it owns, chunk after chunk, each ascending. The keys and values of those
+ * rows are the tokens of the chunks that it owns, or all of them (cpa_row_placement), chunk after chunk, each ascending. The keys and values of those
  * tokens must be in the cache (cpa_kv_write) before cpa_context_attend. A sequence may lie on one rank (see
  * cpa_placement), which then exchanges nothing for it.
  *
@@ -41,6 +41,13 @@ typedef struct cpa_algorithm_question {
  * thread-safe. */
 CPA_API cpa_algorithm cpa_algorithm_choose(const cpa_algorithm_question *question);
 
+/* Who has the rows of a step. Owned: each rank the tokens that it owns, all heads. Replicated: every rank gives the
+ * queries of all rows, all heads, and ends with the results of its slice of the heads of every row, as tensor parallel
+ * layers take them: heads [cpa_slice_begin(q_heads, N, rank), cpa_slice_begin(q_heads, N, rank + 1)), which need not be
+ * whole groups of a KV head, and none where there are fewer heads than ranks. Keys stay where they are, whatever the
+ * algorithm of a chunk says; what travels are partial states. */
+typedef enum cpa_row_placement { CPA_ROWS_OWNED = 0, CPA_ROWS_REPLICATED } cpa_row_placement;
+
 typedef struct cpa_context cpa_context;
 
 typedef struct cpa_context_options {
@@ -51,6 +58,7 @@ typedef struct cpa_context_options {
     int64_t staging_bytes; /* bound on the pass-KV buffers of this rank; 0 = 64 MiB, on a device with memory
                               of its own 2 GiB, or the least if that is more; at most 1 TiB */
     int64_t max_rows;      /* most new tokens in one step, over all ranks */
+    cpa_row_placement rows;
 } cpa_context_options;
 
 /* One chunk: the new tokens [start, start + count) of one sequence. The same on every rank but for the block table. */
@@ -72,8 +80,8 @@ typedef struct cpa_context_args {
     cpa_kv_view kv;
     cpa_mask mask;
     float scale; /* 0 = 1 / sqrt(k_dim) */
-    void *out;   /* [rows, q_heads, v_dim], dtype */
-    float *lse;  /* [rows, q_heads], or NULL */
+    void *out;   /* [rows, q_heads, v_dim], dtype; with replicated rows only the own heads */
+    float *lse;  /* [rows, q_heads], or NULL; likewise */
 } cpa_context_args;
 
 /* What has happened since the context was created, on this rank. */
@@ -100,7 +108,8 @@ CPA_API void cpa_context_destroy(cpa_context *context);
  * thread-safe. */
 CPA_API int64_t cpa_context_least_staging(const cpa_device *device, const cpa_context_options *options, int32_t size);
 
-/* How many rows of the chunks this rank owns; chunks that cpa_context_plan refuses own none. Pure; thread-safe. */
+/* How many rows of the chunks this rank owns, or that there are if they are replicated; chunks that cpa_context_plan
+ * refuses have none. Pure; thread-safe. */
 CPA_API int64_t cpa_context_rows(const cpa_context *context, const cpa_context_chunk *chunks, int64_t n_chunks);
 
 /* Plans a step: every rank derives the same exchanges from the same chunks. That all ranks have planned the same

@@ -40,6 +40,10 @@ cpa_spans *cpa_context_spans(cpa_context *c) {
     return &c->ops.spans;
 }
 
+void cpa_context_set_rows(cpa_context *c, cpa_row_placement rows) {
+    c->rows = rows;
+}
+
 void cpa_context_capture(cpa_context *c, int capturing) {
     c->ops.spans.disabled = capturing;
 }
@@ -65,6 +69,10 @@ static cpa_status check_options(const cpa_context_options *o, const cpa_device *
         return cpa_fail(err, CPA_INVALID,
                         "context: staging_bytes: found %" PRId64 ", expected 0 (default) or more, at most %" PRId64,
                         o->staging_bytes, MOST_STAGING_BYTES);
+    }
+    if (o->rows != CPA_ROWS_OWNED && o->rows != CPA_ROWS_REPLICATED) {
+        return cpa_fail(err, CPA_INVALID, "context: rows is %d, expected owned, %d, or replicated, %d", (int)o->rows,
+                        CPA_ROWS_OWNED, CPA_ROWS_REPLICATED);
     }
     if (o->max_rows < 1 || o->max_rows > INT32_MAX) {
         return cpa_fail(err, CPA_INVALID, "context: max_rows %" PRId64 ", expected 1..%d", o->max_rows, INT32_MAX);
@@ -99,6 +107,8 @@ static cpa_status create_local(cpa_context *c) {
     CPA_TRY(c->ops.device->operators->plan_create(c->ops.device, &c->own, &c->ops.error));
     CPA_TRY(cpa_pass_kv_create(&c->kv, &c->ops, &c->step));
     c->step.own_in_pass_kv = c->kv.gather;
+    c->rows = c->ops.options.rows;
+    CPA_TRY(cpa_scatter_heads_create(&c->scatter, &c->ops, &c->step));
     return cpa_pass_q_create(&c->q, &c->ops, &c->step);
 }
 
@@ -107,10 +117,19 @@ static cpa_status agree_on_options(cpa_context *c) {
     const cpa_context_options *o = &c->ops.options;
     const cpa_attention_shape *s = &o->shape;
     const cpa_named_value values[] = {
-        {"q_heads", s->q_heads},       {"kv_heads", s->kv_heads}, {"k_dim", s->k_dim},
-        {"v_dim", s->v_dim},           {"dtype", s->dtype},       {"kv_dtype", s->kv_dtype},
-        {"k_scale", s->k_scale},       {"v_scale", s->v_scale},   {"block_size", o->block_size},
-        {"interleave", o->interleave}, {"max_rows", o->max_rows}, {"staging_bytes", (double)o->staging_bytes},
+        {"q_heads", s->q_heads},
+        {"kv_heads", s->kv_heads},
+        {"k_dim", s->k_dim},
+        {"v_dim", s->v_dim},
+        {"dtype", s->dtype},
+        {"kv_dtype", s->kv_dtype},
+        {"k_scale", s->k_scale},
+        {"v_scale", s->v_scale},
+        {"block_size", o->block_size},
+        {"interleave", o->interleave},
+        {"max_rows", o->max_rows},
+        {"staging_bytes", (double)o->staging_bytes},
+        {"rows", o->rows},
     };
     return cpa_control_same(&c->control, "context", values, sizeof values / sizeof values[0], &c->ops.error);
 }
@@ -126,6 +145,7 @@ static void destroy(cpa_context *c) {
     }
     cpa_control_close(&c->control);
     cpa_pass_q_destroy(&c->reserved_q);
+    cpa_scatter_heads_destroy(&c->scatter);
     cpa_pass_q_destroy(&c->q);
     cpa_pass_kv_destroy(&c->kv);
     if (c->ops.device) {
@@ -306,7 +326,7 @@ static cpa_status check_args(cpa_context *c, const cpa_context_args *args, const
         return cpa_fail(&c->ops.error, CPA_INVALID, "attend: scale is %g, expected a finite number",
                         (double)args->scale);
     }
-    if (step->rows > 0 && (!args->q || !args->out)) {
+    if (step->rows > 0 && (!args->q || (!args->out && !(step->replicated && c->scatter.heads == 0)))) {
         return cpa_fail(&c->ops.error, CPA_INVALID, "attend: %" PRId64 " rows, but q %p and out %p, expected both",
                         step->rows, args->q, args->out);
     }
@@ -384,7 +404,7 @@ static cpa_status check_layer(cpa_context *c, const cpa_context_args *args, cons
                               cpa_context_args *layer) {
     CPA_TRY(CPA_STRUCT_TAKE("attend", args, cpa_context_args, out, layer, &c->ops.error));
     CPA_TRY(check_args(c, layer, stream));
-    return c->attends_reserved ? CPA_OK : cpa_pass_kv_select(&c->kv, layer->mask);
+    return c->attends_reserved || c->step.replicated ? CPA_OK : cpa_pass_kv_select(&c->kv, layer->mask);
 }
 
 static cpa_status attend_exchanging(cpa_context *c, const cpa_context_args *layer, cpa_stream *stream, int64_t call) {
@@ -395,7 +415,9 @@ static cpa_status attend_exchanging(cpa_context *c, const cpa_context_args *laye
     if (c->turn >= 0 && !c->attends_reserved) cpa_plan_agreement_attend(&c->agreement, layer->mask, layer->scale);
     if (c->turn >= 0 || c->attends_reserved) cpa_stream_attach(&c->awaiting, stream);
     cpa_context_poll_begin(&c->ops, stream, &poll);
-    cpa_status status = (c->attends_reserved ? attend_reserved : attend_shared)(c, layer, stream);
+    cpa_status status = c->attends_reserved  ? attend_reserved(c, layer, stream)
+                        : c->step.replicated ? cpa_scatter_heads_attend(&c->scatter, layer, stream)
+                                             : attend_shared(c, layer, stream);
     cpa_context_poll_end(&poll);
     c->broken = status != CPA_OK;
     return status;

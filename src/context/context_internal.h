@@ -5,14 +5,16 @@
  *   context_reserve.c  a step whose lengths and tables lie on the device
  *   pass_kv.h       keys and values to the queries
  *   pass_q.h        queries out, partial states back
- *   planned_step.h  what both read of a step
- *   context_ops.h   what both act through */
+ *   scatter_heads.h  in the place of both, where every rank has all rows
+ *   planned_step.h  what they read of a step
+ *   context_ops.h   what they act through */
 #ifndef CPA_CONTEXT_INTERNAL_H
 #define CPA_CONTEXT_INTERNAL_H
 
 #include "src/context/pass_kv.h"
 #include "src/context/pass_q.h"
 #include "src/context/plan_agreement.h"
+#include "src/context/scatter_heads.h"
 #include "src/ops/stream_drain.h"
 
 struct cpa_context {
@@ -21,6 +23,8 @@ struct cpa_context {
     cpa_planned_step step;
     cpa_pass_kv kv;
     cpa_pass_q q;
+    cpa_scatter_heads scatter;
+    cpa_row_placement rows; /* of the steps that are planned next */
     /* Of cpa_context_reserve, beside the planned step: a row a sequence, and no chunks; and whether layers attend it. */
     cpa_planned_step reserved_step;
     cpa_pass_q reserved_q;

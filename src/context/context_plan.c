@@ -19,6 +19,10 @@ int64_t cpa_context_rows(const cpa_context *context, const cpa_context_chunk *ch
             chunk->start > CPA_MOST_TOKENS - chunk->count ||
             !cpa_placement_is_valid(context->ops.map, chunk->placement))
             continue;
+        if (context->ops.options.rows == CPA_ROWS_REPLICATED) {
+            rows += chunk->count;
+            continue;
+        }
         cpa_token_set own = cpa_tokens_on(context->ops.map, chunk->placement, context->control.rank);
         rows += cpa_tokens_before(context->ops.map, own, chunk->start + chunk->count) -
                 cpa_tokens_before(context->ops.map, own, chunk->start);
@@ -100,7 +104,8 @@ static cpa_status copy_chunks(cpa_context *c, const cpa_context_chunk *chunks, i
     step->n_table_entries = 0;
     step->max_block = -1;
     step->rows = 0;
-    step->exchanges = 0;
+    step->replicated = n > 0 && ops->map.cp_size > 1 && c->rows == CPA_ROWS_REPLICATED;
+    step->exchanges = step->replicated;
     for (int64_t i = 0; i < n; i++) {
         int on_rank = chunks[i].placement.kind == CPA_ON_RANK;
         step->exchanges |= ops->map.cp_size > 1 && !on_rank;
@@ -108,14 +113,16 @@ static cpa_status copy_chunks(cpa_context *c, const cpa_context_chunk *chunks, i
             .start = chunks[i].start,
             .end = chunks[i].start + chunks[i].count,
             .placement = chunks[i].placement,
-            .algorithm = on_rank ? CPA_AUTO : chunks[i].algorithm,
+            .algorithm = step->replicated ? CPA_PASS_Q
+                         : on_rank        ? CPA_AUTO
+                                          : chunks[i].algorithm,
             .table = step->n_table_entries,
             .row = step->rows,
         };
         cpa_chunk_share own = cpa_planned_share(step, &step->chunks[i], step->rank);
         int64_t entries = (own.keys + ops->options.block_size - 1) / ops->options.block_size;
         CPA_TRY(copy_table(c, i, chunks[i].block_table, entries));
-        step->rows += own.rows;
+        step->rows += step->replicated ? chunks[i].count : own.rows;
     }
     if (step->padded_rows) step->rows = step->padded_rows;
     return CPA_OK;
@@ -137,9 +144,13 @@ static cpa_status plan_step(cpa_context *c, const cpa_context_chunk *chunks, int
     c->step.padded_rows = padded_rows;
     c->layers_attended = 0;
     CPA_TRY(copy_chunks(c, chunks, n_chunks));
-    CPA_TRY(plan_own(c));
-    CPA_TRY(cpa_pass_kv_plan(&c->kv));
-    CPA_TRY(cpa_pass_q_plan(&c->q));
+    if (c->step.replicated) {
+        CPA_TRY(cpa_scatter_heads_plan(&c->scatter));
+    } else {
+        CPA_TRY(plan_own(c));
+        CPA_TRY(cpa_pass_kv_plan(&c->kv));
+        CPA_TRY(cpa_pass_q_plan(&c->q));
+    }
     c->planned = 1;
     return CPA_OK;
 }
@@ -190,12 +201,14 @@ cpa_status cpa_context_plan_ahead(cpa_context *c, const cpa_context_chunk *chunk
 }
 
 cpa_status cpa_context_upload_plan(cpa_context *c, cpa_stream *stream) {
+    if (c->step.replicated) return cpa_scatter_heads_upload(&c->scatter, stream);
     CPA_TRY(cpa_context_check(&c->ops, c->ops.device->operators->plan_upload(c->own, stream), stream));
     return cpa_pass_q_upload(&c->q, stream);
 }
 
 uint64_t cpa_context_shape(const cpa_context *c) {
-    uint64_t own = c->q.attends_own ? 0 : c->ops.device->graphs->plan_shape(c->own);
-    uint64_t shape[] = {(uint64_t)c->step.rows, (uint64_t)c->step.exchanges, own, cpa_pass_q_shape(&c->q)};
+    uint64_t own = c->step.replicated || c->q.attends_own ? 0 : c->ops.device->graphs->plan_shape(c->own);
+    const uint64_t exchanged = c->step.replicated ? cpa_scatter_heads_shape(&c->scatter) : cpa_pass_q_shape(&c->q);
+    uint64_t shape[] = {(uint64_t)c->step.rows, (uint64_t)c->step.exchanges, own, exchanged};
     return cpa_hash_bytes(CPA_HASH_START, shape, sizeof shape);
 }

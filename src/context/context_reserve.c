@@ -21,6 +21,7 @@ static cpa_status check_limits(cpa_context *c, const cpa_context_limits *given, 
         .map = c->ops.map,
         .rank = c->ops.rank,
     };
+    REQUIRE(err, o->rows == CPA_ROWS_OWNED, "context: a step of replicated rows cannot be reserved");
     CPA_TRY(cpa_check_reservation("context", out, err));
     REQUIRE(err, limits.sequences <= o->max_rows,
             "context: reserved for %lld sequences, expected at most max_rows, %lld", (long long)limits.sequences,

@@ -34,14 +34,12 @@ cpa_status cpa_pass_q_create(cpa_pass_q *q, cpa_context_ops *ops, const cpa_plan
 
 void cpa_pass_q_destroy(cpa_pass_q *q) {
     if (!q->ops) return;
-    cpa_context_free(q->ops, &q->maps_memory);
+    cpa_step_maps_free(&q->maps, q->ops);
     cpa_context_free(q->ops, &q->packed_memory);
     cpa_context_free(q->ops, &q->received_memory);
     cpa_context_free(q->ops, &q->remote_states_memory);
     cpa_context_free(q->ops, &q->returned_memory);
     if (q->plan) q->ops->device->operators->plan_destroy(q->plan);
-    q->ops->device->table->free_host(q->ops->device, q->map_sets[0]);
-    q->ops->device->table->free_host(q->ops->device, q->map_sets[1]);
     free(q->state_shifts);
     free(q->merged_maps);
     free(q->merged_states);
@@ -187,50 +185,25 @@ static void map_padded_peer(const cpa_pass_q *q, const cpa_pass_q_peer *peer, in
     }
 }
 
-/* Room for the row maps; what was there is lost. */
-static cpa_status ensure_maps(cpa_pass_q *q, int64_t entries) {
-    const int turn = q->maps_turn ^= 1;
-    if (entries > q->map_capacities[turn]) {
-        int64_t grown = entries < 2 * q->map_capacities[turn] ? 2 * q->map_capacities[turn] : entries;
-        void *maps;
-        CPA_TRY(
-            q->ops->device->table->alloc_host(q->ops->device, grown * (int64_t)sizeof *q->maps, &maps, &q->ops->error));
-        q->ops->device->table->free_host(q->ops->device, q->map_sets[turn]);
-        q->map_sets[turn] = maps;
-        q->map_capacities[turn] = grown;
-    }
-    q->maps = q->map_sets[turn];
-    q->maps_entries = entries;
-    q->maps_uploaded = NULL;
-    return cpa_context_ensure(q->ops, &q->maps_memory, entries * (int64_t)sizeof *q->maps);
-}
-
 /* The row maps, and the states that the last merge of a layer joins. */
 static cpa_status plan_maps(cpa_pass_q *q) {
     int64_t peers = q->ops->map.cp_size - 1, entries = q->packed_rows + peers * q->step->rows;
-    CPA_TRY(ensure_maps(q, entries));
-    const int32_t *device_maps = q->maps_memory.memory;
+    CPA_TRY(cpa_step_maps_renew(&q->maps, q->ops, entries));
+    const int32_t *device_maps = q->maps.device.memory;
     for (int64_t i = 0; i < peers; i++) {
         const cpa_pass_q_peer *peer = &q->peers[i];
         if (peer->sent == 0) continue;
         int64_t returned = q->packed_rows + i * q->step->rows;
         if (q->step->padded_rows) {
-            map_padded_peer(q, peer, q->maps + returned);
+            map_padded_peer(q, peer, q->maps.host + returned);
         } else {
-            map_peer(q, peer, peer->packed_at == NOT_PACKED ? NULL : q->maps + peer->packed_at, q->maps + returned);
+            map_peer(q, peer, peer->packed_at == NOT_PACKED ? NULL : q->maps.host + peer->packed_at,
+                     q->maps.host + returned);
         }
         q->merged_states[q->n_merged] = returned_states(q, peer);
         q->merged_maps[q->n_merged++] = device_maps + returned;
     }
     return CPA_OK;
-}
-
-static cpa_status upload_maps(cpa_pass_q *q, cpa_stream *stream) {
-    if (q->maps_entries == 0 || q->maps_uploaded == stream) return CPA_OK;
-    cpa_status status =
-        q->ops->device->table->copy(q->maps_memory.memory, q->maps, q->maps_entries * (int64_t)sizeof *q->maps, stream);
-    q->maps_uploaded = stream;
-    return cpa_context_check(q->ops, status, stream);
 }
 
 /* How much further on the states of a peer's rows lie than their rows in remote_states_memory; 0 unless they go direct.
@@ -335,16 +308,16 @@ cpa_status cpa_pass_q_plan(cpa_pass_q *q) {
 cpa_status cpa_pass_q_reserve(cpa_pass_q *q, cpa_attend_reservation reservation) {
     const int64_t rows = q->step->padded_rows, state_bytes = state_floats(q) * (int64_t)sizeof(float);
     const int32_t size = q->ops->map.cp_size;
-    const int64_t map_bytes = size * rows * (int64_t)sizeof *q->maps;
+    const int64_t map_bytes = size * rows * (int64_t)sizeof *q->maps.host;
     cpa_attend_place places[CPA_MERGE_MAX_STATES] = {{0, 0}};
     plan_padded_peers(q);
     q->attends_own = 1;
     choose_direct(q);
-    CPA_TRY(cpa_context_ensure(q->ops, &q->maps_memory, map_bytes));
+    CPA_TRY(cpa_context_ensure(q->ops, &q->maps.device, map_bytes));
     CPA_TRY(cpa_context_ensure(q->ops, &q->received_memory, size * rows * query_bytes(q)));
     CPA_TRY(cpa_context_ensure(q->ops, &q->remote_states_memory, size * rows * state_bytes));
     if (!q->direct) CPA_TRY(cpa_context_ensure(q->ops, &q->returned_memory, q->returned_rows * state_bytes));
-    int32_t *maps = q->maps_memory.memory;
+    int32_t *maps = q->maps.device.memory;
     places[q->ops->rank].first_row = q->received_rows;
     q->merged_maps[0] = maps + q->ops->rank * rows;
     q->n_merged = size;
@@ -364,12 +337,12 @@ cpa_status cpa_pass_q_reserve(cpa_pass_q *q, cpa_attend_reservation reservation)
 cpa_status cpa_pass_q_upload(cpa_pass_q *q, cpa_stream *stream) {
     if (!q->active) return CPA_OK;
     CPA_TRY(cpa_context_check(q->ops, q->ops->device->operators->plan_upload(q->plan, stream), stream));
-    return upload_maps(q, stream);
+    return cpa_step_maps_upload(&q->maps, q->ops, stream);
 }
 
 uint64_t cpa_pass_q_shape(const cpa_pass_q *q) {
     if (!q->active) return 0;
-    uint64_t shape[] = {(uintptr_t)q->maps_memory.memory,     (uintptr_t)q->packed_memory.memory,
+    uint64_t shape[] = {(uintptr_t)q->maps.device.memory,     (uintptr_t)q->packed_memory.memory,
                         (uintptr_t)q->received_memory.memory, (uintptr_t)q->remote_states_memory.memory,
                         (uintptr_t)q->returned_memory.memory, q->ops->device->graphs->plan_shape(q->plan)};
     return cpa_hash_bytes(CPA_HASH_START, shape, sizeof shape);
@@ -384,11 +357,11 @@ cpa_partial cpa_pass_q_own_state(const cpa_pass_q *q) {
 cpa_status cpa_pass_q_start(cpa_pass_q *q, const cpa_context_args *args, cpa_stream *stream) {
     if (!q->active) return CPA_OK;
     const int64_t bytes = query_bytes(q);
-    CPA_TRY(upload_maps(q, stream));
+    CPA_TRY(cpa_step_maps_upload(&q->maps, q->ops, stream));
     if (q->packed_rows > 0) {
         int64_t span = cpa_spans_begin(&q->ops->spans, CPA_SPAN_QUERIES, 0, stream);
         cpa_status status = q->ops->device->operators->gather_rows(
-            q->packed_memory.memory, args->q, q->maps_memory.memory, q->packed_rows, bytes, stream);
+            q->packed_memory.memory, args->q, q->maps.device.memory, q->packed_rows, bytes, stream);
         cpa_spans_end(&q->ops->spans, span, stream);
         CPA_TRY(cpa_context_check(q->ops, status, stream));
     }

@@ -4,6 +4,7 @@
 
 #include "src/context/context_ops.h"
 #include "src/context/planned_step.h"
+#include "src/context/step_maps.h"
 
 /* The rows of pass-Q chunks that this rank and one peer attend for each other; indices are rows of the buffers below.
  */
@@ -26,13 +27,8 @@ typedef struct cpa_pass_q {
     int64_t *state_shifts; /* of the plan's items */
     int64_t shifts_capacity;
     int64_t packed_rows, received_rows, returned_rows;
-    int32_t *map_sets[2]; /* host, page-locked, in turn: one may be on its way to the device as the next is filled */
-    int64_t map_capacities[2];
-    int maps_turn;
-    int32_t *maps; /* of the plan: [packed_rows] own rows, then a row map of [rows] for each state that comes back */
-    int64_t maps_entries;
-    const cpa_stream *maps_uploaded; /* the stream that copied them to the device; NULL: none has yet */
-    cpa_context_buffer maps_memory, packed_memory, received_memory, remote_states_memory, returned_memory;
+    cpa_step_maps maps; /* [packed_rows] own rows, then a row map of [rows] for each state that comes back */
+    cpa_context_buffer packed_memory, received_memory, remote_states_memory, returned_memory;
     cpa_context_exchange queries, states;
     cpa_store_batch awaited;    /* the states that the last merge of the layer waits for; no parts: it need not */
     cpa_partial *merged_states; /* [cp_size]: what the last merge of a layer joins; the first is that of the own rows */

@@ -1,5 +1,5 @@
 /* The step of context attention that is planned: its chunks, the block tables and the rows of this rank. cpa_context_plan
- * fills it; pass-KV and pass-Q read it. */
+ * fills it; pass-KV, pass-Q and what scatters heads read it. */
 #ifndef CPA_PLANNED_STEP_H
 #define CPA_PLANNED_STEP_H
 
@@ -11,7 +11,7 @@ typedef struct cpa_planned_chunk {
     cpa_placement placement;
     cpa_algorithm algorithm; /* CPA_AUTO: nothing travels, as it lies on one rank */
     int64_t table;           /* index into block_tables of this rank's first entry */
-    int64_t row;             /* first of its rows on this rank */
+    int64_t row;             /* first of its rows on this rank, or of all its rows */
 } cpa_planned_chunk;
 
 /* What one rank has of a chunk: the queries are its local indices [first, keys), the keys are [0, keys). */
@@ -25,6 +25,7 @@ typedef struct cpa_planned_step {
     int32_t rank;
     int own_in_pass_kv;  /* pass-KV attends the rows of its chunks over the own shard too; the same for all steps */
     int exchanges;       /* some chunk is sharded over several ranks */
+    int replicated;      /* every rank has all rows, of which it ends with some heads; implies exchanges */
     int64_t padded_rows; /* rows that every rank plans for, see cpa_context_plan_ahead; 0: each its own */
     cpa_planned_chunk *chunks;
     int64_t n_chunks, chunks_capacity;
