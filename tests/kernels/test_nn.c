@@ -10,8 +10,8 @@ static cpa_device *device;
 static cpa_stream *stream;
 
 static const cpa_dtype DTYPES[] = {CPA_F32, CPA_BF16, CPA_F16};
-static const int32_t WIDTHS[] = {1, 64, 1025, 5137};
-enum { N_DTYPES = 3, N_WIDTHS = 4 };
+static const int32_t WIDTHS[] = {1, 64, 1025, 5137, 17408};
+enum { N_DTYPES = 3, N_WIDTHS = 5 };
 
 /* fp32 arithmetic of devices: some roundings of an element of that size. */
 static double slack_of(double want) {
@@ -45,7 +45,7 @@ static int wrong_in_norm(const float *x, const float *weight, const float *got, 
 enum { ROWS = 5, NAN_ROW = 2 };
 
 static void check_rmsnorm(cpa_dtype dtype, int32_t width, int with_residual, float offset) {
-    cpa_test_tensor x = cpa_test_tensor_make(stream, dtype, ROWS, width, width + 3, 1);
+    cpa_test_tensor x = cpa_test_tensor_make(stream, dtype, ROWS, width, width + (width % 8 ? 3 : 8), 1);
     cpa_test_tensor weight = cpa_test_tensor_make(stream, dtype, 1, width, 0, 2);
     cpa_test_tensor residual = cpa_test_tensor_make(stream, dtype, ROWS, width, 0, 3);
     cpa_test_tensor out = cpa_test_tensor_blank(stream, dtype, ROWS, width, 0);
