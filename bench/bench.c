@@ -21,11 +21,12 @@ static const double batch_s = 5e-3;
 enum { MAX_CALLS_PER_BATCH = 2000, CALIBRATION_CALLS = 3 };
 
 static const cpa_bench *const benches[] = {&cpa_bench_attend,   &cpa_bench_varlen,  &cpa_bench_merge,
-                                           &cpa_bench_kv_write, &cpa_bench_kv_pack, &cpa_bench_exchange};
+                                           &cpa_bench_kv_write, &cpa_bench_kv_pack, &cpa_bench_linear,
+                                           &cpa_bench_exchange};
 enum { N_BENCHES = sizeof benches / sizeof benches[0] };
 
 static void print_help(void) {
-    printf("usage: cp_attn bench attend|varlen|merge|kv_write|kv_pack|exchange|scaling [options]\n");
+    printf("usage: cp_attn bench attend|varlen|merge|kv_write|kv_pack|linear|exchange|scaling [options]\n");
     cpa_bench_options_print_help();
     printf("shapes, and those without --shapes on the host / on cuda:\n");
     for (int i = 0; i < N_BENCHES; i++) {

@@ -47,6 +47,7 @@ extern const cpa_bench cpa_bench_varlen;
 extern const cpa_bench cpa_bench_merge;
 extern const cpa_bench cpa_bench_kv_write;
 extern const cpa_bench cpa_bench_kv_pack;
+extern const cpa_bench cpa_bench_linear;
 extern const cpa_bench cpa_bench_exchange;
 
 #endif

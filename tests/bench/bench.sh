@@ -73,6 +73,8 @@ results_are_right() {
         expect_right 3
         bench 1 kv_pack --dtype $dtype --shapes 100,65:block-size=32:pages=ordered --iters 3
         expect_right 2
+        bench 1 linear --dtype $dtype --shapes 3x128x300,20x64x33 --iters 3
+        expect_right 2
     done
     bench 1 attend --shapes 3x1x500,9x1x500:ragged=true,1x20x90:mask=full,1x20x90:v-head-dim=72:dtype=bf16 --iters 3
     expect_right 4
