@@ -17,13 +17,13 @@ typedef struct shape {
     int strided, bias;
 } shape;
 
-static const shape SHAPES[] = {{1, 1, 1, CPA_F32, CPA_F32, 0, 1},         {5, 17, 130, CPA_F32, CPA_F32, 1, 0},
-                               {33, 300, 5, CPA_F32, CPA_F32, 1, 1},      {16, 1025, 129, CPA_F32, CPA_F32, 0, 0},
-                               {1, 64, 1, CPA_BF16, CPA_BF16, 1, 1},      {20, 1025, 300, CPA_BF16, CPA_BF16, 1, 0},
-                               {3, 256, 128, CPA_BF16, CPA_F32, 0, 1},    {40, 5137, 7, CPA_BF16, CPA_F32, 1, 1},
-                               {2, 7, 64, CPA_F16, CPA_F16, 1, 1},        {17, 1000, 257, CPA_F16, CPA_F32, 1, 0},
-                               {7, 2056, 33, CPA_F16, CPA_F16, 1, 0},     {12, 1032, 70, CPA_BF16, CPA_BF16, 1, 1},
-                               {64, 1024, 1024, CPA_BF16, CPA_BF16, 0, 1}};
+static const shape SHAPES[] = {{1, 1, 1, CPA_F32, CPA_F32, 0, 1},       {5, 17, 130, CPA_F32, CPA_F32, 1, 0},
+                               {33, 300, 5, CPA_F32, CPA_F32, 1, 1},    {16, 1025, 129, CPA_F32, CPA_F32, 0, 0},
+                               {1, 64, 1, CPA_BF16, CPA_BF16, 1, 1},    {20, 1025, 300, CPA_BF16, CPA_BF16, 1, 0},
+                               {3, 256, 128, CPA_BF16, CPA_F32, 0, 1},  {40, 5137, 7, CPA_BF16, CPA_F32, 1, 1},
+                               {2, 7, 64, CPA_F16, CPA_F16, 1, 1},      {17, 1000, 257, CPA_F16, CPA_F32, 1, 0},
+                               {7, 2056, 33, CPA_F16, CPA_F16, 1, 0},   {12, 1032, 70, CPA_BF16, CPA_BF16, 1, 1},
+                               {18, 264, 51, CPA_BF16, CPA_BF16, 1, 1}, {64, 1024, 1024, CPA_BF16, CPA_BF16, 0, 1}};
 enum { N_SHAPES = sizeof SHAPES / sizeof *SHAPES };
 
 typedef struct product {

@@ -51,6 +51,7 @@ typedef struct product {
     cublasLtMatmulDesc_t desc;
     cublasLtMatrixLayout_t weight, x, out;
     cublasLtMatmulAlgo_t algorithm;
+    int unsupported; /* cuBLASLt has no algorithm, as for a bias at an odd place */
 } product;
 
 struct cpa_cuda_products {
@@ -137,12 +138,16 @@ static cpa_status describe(const lt_functions *lt, product *p, cpa_error *err) {
     const product_key *key = &p->key;
     const cublasOperation_t transposed = CUBLAS_OP_T;
     const cublasLtEpilogue_t epilogue = key->bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
+    const uintptr_t place = key->alignment;
     const uint64_t inputs = (uint64_t)key->inputs, outputs = (uint64_t)key->outputs, rows = (uint64_t)key->rows;
     CPA_TRY(check(err, lt->desc_create(&p->desc, CUBLAS_COMPUTE_32F, CUDA_R_32F), "cublasLtMatmulDescCreate"));
     CPA_TRY(check(err, lt->desc_set(p->desc, CUBLASLT_MATMUL_DESC_TRANSA, &transposed, sizeof transposed),
                   "CUBLASLT_MATMUL_DESC_TRANSA"));
     CPA_TRY(check(err, lt->desc_set(p->desc, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue),
                   "CUBLASLT_MATMUL_DESC_EPILOGUE"));
+    if (key->bias) /* what is chosen depends on the alignment of the place, at which nothing is read yet */
+        CPA_TRY(check(err, lt->desc_set(p->desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &place, sizeof place),
+                      "CUBLASLT_MATMUL_DESC_BIAS_POINTER"));
     CPA_TRY(check(err, lt->layout_create(&p->weight, type_of(key->dtype), inputs, outputs, key->weight_stride),
                   "cublasLtMatrixLayoutCreate"));
     CPA_TRY(check(err, lt->layout_create(&p->x, type_of(key->dtype), inputs, rows, key->x_stride),
@@ -181,12 +186,8 @@ static cpa_status choose_algorithm(const struct cpa_cuda_products *products, pro
     CPA_TRY_GOTO(set_preference(lt, preference, key->alignment, err), done);
     const cublasStatus_t answer =
         lt->heuristic(products->handle, p->desc, p->weight, p->x, p->out, p->out, preference, 1, &result, &found);
-    if (answer != CUBLAS_STATUS_SUCCESS || found == 0 || result.state != CUBLAS_STATUS_SUCCESS) {
-        status = cpa_fail(err, CPA_UNSUPPORTED, "linear: cuBLASLt has no algorithm for %d inputs and %d outputs in %s",
-                          key->inputs, key->outputs, cpa_dtype_name(key->dtype));
-        goto done;
-    }
-    p->algorithm = result.algo;
+    p->unsupported = answer != CUBLAS_STATUS_SUCCESS || found == 0 || result.state != CUBLAS_STATUS_SUCCESS;
+    if (!p->unsupported) p->algorithm = result.algo;
 done:
     (void)lt->preference_destroy(preference);
     return status;
@@ -230,6 +231,23 @@ static uint32_t alignment_of(const cpa_linear_args *a) {
     return (uint32_t)(bits & -bits);
 }
 
+/* Few rows after few rows, which reads the weights again for each of them. */
+static cpa_status in_parts(const cpa_linear_args *a, cpa_stream *stream) {
+    const int64_t bytes = cpa_dtype_bytes(a->dtype), out_bytes = cpa_dtype_bytes(a->out_dtype);
+    if (a->dtype == CPA_F32)
+        return cpa_fail(&stream->error, CPA_UNSUPPORTED,
+                        "linear: cuBLASLt has no algorithm for %d inputs and %d outputs in fp32", a->inputs,
+                        a->outputs);
+    for (int64_t row = 0; row < a->rows; row += CPA_CUDA_FEW_ROWS) {
+        cpa_linear_args part = *a;
+        part.rows = a->rows - row < CPA_CUDA_FEW_ROWS ? a->rows - row : CPA_CUDA_FEW_ROWS;
+        part.x = (const char *)a->x + row * a->x_stride * bytes;
+        part.out = (char *)a->out + row * a->out_stride * out_bytes;
+        CPA_TRY(cpa_cuda_linear_few(&part, stream));
+    }
+    return CPA_OK;
+}
+
 static cpa_status by_cublas(const cpa_linear_args *a, cpa_cuda_stream *stream) {
     cpa_error *err = &stream->base.error;
     const float one = 1, zero = 0;
@@ -251,12 +269,13 @@ static cpa_status by_cublas(const cpa_linear_args *a, cpa_cuda_stream *stream) {
                   "CUBLASLT_MATRIX_LAYOUT_COLS"));
     CPA_TRY(check(err, lt->layout_set(p->out, CUBLASLT_MATRIX_LAYOUT_COLS, &rows, sizeof rows),
                   "CUBLASLT_MATRIX_LAYOUT_COLS"));
+    if (p->unsupported) return in_parts(a, &stream->base);
     if (under) CPA_TRY(cpa_cuda_linear_bias(a, &stream->base));
-    return check(
-        err,
+    const cublasStatus_t answer =
         lt->matmul(products->handle, p->desc, &one, a->weight, p->weight, a->x, p->x, under ? &one : &zero, a->out,
-                   p->out, a->out, p->out, &p->algorithm, products->workspace, (size_t)WORKSPACE_BYTES, stream->handle),
-        "cublasLtMatmul");
+                   p->out, a->out, p->out, &p->algorithm, products->workspace, (size_t)WORKSPACE_BYTES, stream->handle);
+    p->unsupported = answer == CUBLAS_STATUS_NOT_SUPPORTED || answer == CUBLAS_STATUS_INVALID_VALUE;
+    return p->unsupported ? in_parts(a, &stream->base) : check(err, answer, "cublasLtMatmul");
 }
 
 cpa_status cpa_cuda_linear(const cpa_linear_args *args, cpa_stream *stream) {
