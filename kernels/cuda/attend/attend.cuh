@@ -93,6 +93,12 @@ struct __align__(16) key_walk {
         int32_t from = tile * TILE, to = from + TILE;
         return to > low.end || (from < high.first && to > sinks);
     }
+    /* Walking backwards, from tile count - 1 on: the steps [first, end) come to tiles that every row sees all of. Sinks
+     * that lie apart are left out. */
+    __device__ row_keys full_steps() const {
+        const int32_t last = count - 1 + rest - sink_tiles; /* the step of tile t is last - t, but for sinks */
+        return {last + 1 - low.end / TILE, last + 1 - (high.first + TILE - 1) / TILE};
+    }
     /* The keys of a row of the piece. */
     __device__ row_keys keys_of(const cpa_cuda_attend_args &a, const cpa_cuda_piece &piece, int32_t row) const {
         const bool same = low.first == high.first && low.end == high.end;

@@ -268,17 +268,10 @@ __device__ void attend_tiles(const cpa_cuda_attend_args &a, const cpa_cuda_piece
         if constexpr (C::SCALED)
             scale_scores<C>(s, shared + C::SCALES_AT + n % STAGES * C::SCALE_BYTES + column * 4);
     };
-    /* Which tile it is, and whether some row does not see all of it. */
-    struct tile_mask {
-        int tile;
-        bool masked;
-    };
-    auto look = [&](int n) {
-        const int tile = walk.tile(count - 1 - n);
-        return tile_mask{tile, walk.masked(tile)};
-    };
-    auto mask = [&](tile_mask of) {
-        if (of.masked) mask_scores<C>(s, state, walk.sinks, of.tile * C::KEYS + column);
+    const row_keys full = walk.full_steps();
+    auto mask = [&](int n) {
+        if (n < full.first || n >= full.end)
+            mask_scores<C>(s, state, walk.sinks, walk.tile(count - 1 - n) * C::KEYS + column);
     };
 
     wait_full(barriers.k_full, 0);
@@ -287,7 +280,7 @@ __device__ void attend_tiles(const cpa_cuda_attend_args &a, const cpa_cuda_piece
     wgmma_hold(s);
     scale(0);
     release_keys(0);
-    mask(look(0));
+    mask(0);
     online_softmax<C>(s, state, keep, a.scale_log2);
     pack_probabilities<C>(p, s);
     const int keys = piece.k_end - walk.tile(count - 1) * C::KEYS;
@@ -305,14 +298,11 @@ __device__ void attend_tiles(const cpa_cuda_attend_args &a, const cpa_cuda_piece
         wait_full(barriers.v_full, n - 1);
         begin_values<C>(state, p, v_tile(n - 1));
         if (C::TURNS && (consumer == 0 || n + 1 < count)) pass_turn(consumer);
-        tile_mask here;
-        if (C::SCALED) here = look(n); /* under the products: 3% over scaled keys, -1% over others */
         wgmma_wait<1>();
         wgmma_hold(s);
         scale(n);
         release_keys(n);
-        if (!C::SCALED) here = look(n);
-        mask(here);
+        mask(n);
         online_softmax<C>(s, state, keep, a.scale_log2);
         wgmma_hold(s);
         pin_before_wait(state.sum[0] + state.sum[1], shared);
