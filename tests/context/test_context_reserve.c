@@ -331,10 +331,10 @@ static void captured(void) {
     refuse_a_planned_step(&s, own);
     (void)cudaGraphExecDestroy(executable);
     (void)cudaGraphDestroy(graph);
-    s.stream = own;
-    end(&s);
     cpa_stream_destroy(wrapped);
     (void)cudaStreamDestroy(handle);
+    s.stream = own;
+    end(&s);
 }
 #endif
 
