@@ -58,6 +58,26 @@ typedef struct cpa_hash_rows_args {
     cpa_dtype dtype;
 } cpa_hash_rows_args;
 
+/* What ranks have computed parts of, at most CPA_MERGE_MAX_STATES. join_columns: row i of out is row i of each part, one
+ * behind the other, to the bit. sum_parts: out = ((part 0 + part 1) + ...) + bias, in fp32, rounded once. There are rows;
+ * `parts` are arrays on the host, what they point to and the rest is on the device, contiguous. */
+typedef struct cpa_join_columns_args {
+    int64_t rows;
+    int32_t n_parts;
+    const void *const *parts; /* [n_parts] of [rows, widths], */
+    const int64_t *begins;    /* host [n_parts + 1]: where in a row of out each begins, in bytes, and the last ends */
+    void *out;
+} cpa_join_columns_args;
+typedef struct cpa_sum_parts_args {
+    int64_t rows;
+    int32_t width;
+    int32_t n_parts;
+    const float *const *parts; /* [n_parts] of [rows, width] */
+    const void *bias;          /* [width], dtype; or NULL */
+    cpa_dtype dtype;
+    void *out; /* [rows, width], dtype */
+} cpa_sum_parts_args;
+
 /* take_tokens: the tokens that have been drawn on the device take their places among those that came from the host. */
 typedef struct cpa_take_tokens_args {
     int64_t rows;
@@ -114,6 +134,8 @@ struct cpa_operator_table {
                               cpa_stream *stream);
     cpa_status (*synthesize)(const cpa_synth_args *args, cpa_stream *stream);
     cpa_status (*hash_rows)(const cpa_hash_rows_args *args, cpa_stream *stream);
+    cpa_status (*join_columns)(const cpa_join_columns_args *args, cpa_stream *stream);
+    cpa_status (*sum_parts)(const cpa_sum_parts_args *args, cpa_stream *stream);
     cpa_status (*take_tokens)(const cpa_take_tokens_args *args, cpa_stream *stream);
 };
 

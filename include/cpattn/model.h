@@ -111,12 +111,52 @@ typedef struct cpa_history {
     const int32_t *outputs; /* device: 1 for a token of the output, 0 for one of the prompt */
 } cpa_history;
 
+/* Products that are sliced over the ranks of an engine: each multiplies all rows by its part of a matrix. Of what `width`
+ * counts, in units that `unit` of it make, rank r has
+ *
+ *     [unit * cpa_slice_begin(width / unit, ranks, r), unit * cpa_slice_begin(width / unit, ranks, r + 1))
+ *
+ * The calls enqueue on the stream of the step, which they are captured with. Every rank makes the same ones in the same
+ * order; tensors are on the device and contiguous, and what a call reads may be overwritten once it has returned. A
+ * status other than CPA_OK leaves its message on the stream. */
+typedef struct cpa_slice_gather {
+    size_t size;
+    int64_t rows;
+    int64_t width;
+    int64_t unit; /* divides the width */
+    cpa_dtype dtype;
+    const void *part; /* [rows, width of this rank]: outputs of its slice of a matrix */
+    void *out;        /* [rows, width]: those of all ranks, on every rank */
+} cpa_slice_gather;
+typedef struct cpa_slice_sum {
+    size_t size;
+    int64_t rows;
+    int32_t width;
+    cpa_dtype dtype;   /* of bias and out */
+    const float *part; /* [rows, width]: what this rank's slice of the inputs gives */
+    const void *bias;  /* [width], or NULL; the same on every rank */
+    void *out;         /* [rows, width]: the sum of all ranks in their order, then the bias; rounded once, and the same
+                           bits on every rank */
+} cpa_slice_sum;
+typedef struct cpa_slices {
+    size_t size;
+    void *ctx;
+    int32_t rank, ranks;
+    cpa_status (*gather)(void *ctx, const cpa_slice_gather *args, cpa_stream *stream);
+    cpa_status (*sum)(void *ctx, const cpa_slice_sum *args, cpa_stream *stream);
+} cpa_slices;
+
 /* One step, as a rank's model sees it. */
 typedef struct cpa_model_step {
     size_t size;
     cpa_rows rows;
     cpa_emissions emissions;
     cpa_history history;
+    /* Set in steps of a model that takes slices (cpa_model.slices) where all chunks are of one token, of several ranks:
+     * the rows and emissions are those of all ranks, the same on each, slots are -1 but for own rows, results have the
+     * heads [cpa_slice_begin(q_heads, ranks, rank), ...) alone, and all ranks draw the same tokens. NULL: the rows are
+     * those of this rank. */
+    const cpa_slices *slices;
 } cpa_model_step;
 
 /* What layer_in fills, and where it may write keys and values itself. On the device of the engine. */
@@ -142,7 +182,7 @@ typedef struct cpa_model {
     cpa_status (*begin_step)(void *ctx, const cpa_model_step *step, cpa_stream *stream);
     cpa_status (*layer_in)(void *ctx, int32_t layer, const cpa_model_step *step, const cpa_layer_args *args,
                            cpa_stream *stream);
-    /* Takes the results of the layer, [rows, q_heads, v_dim]. May be NULL. */
+    /* Takes the results of the layer, [rows, q_heads, v_dim]; of a step with slices, of the own heads. May be NULL. */
     cpa_status (*layer_out)(void *ctx, int32_t layer, const cpa_model_step *step, const void *out, cpa_stream *stream);
     /* Fills drawn [emissions], on the device. NULL: nothing is drawn, all output tokens are given. */
     cpa_status (*end_step)(void *ctx, const cpa_model_step *step, cpa_drawn *drawn, cpa_stream *stream);
@@ -157,7 +197,8 @@ typedef struct cpa_model {
     int32_t writes_cache; /* layer_in writes keys and values to args->kv by the rows' slots; args->k and v are NULL */
     const uint32_t *end_ids; /* [n_end_ids] tokens that end a request; must outlive the engine */
     int64_t n_end_ids;
-    int64_t reserved[4]; /* zero */
+    int32_t slices;      /* it takes steps with slices */
+    int32_t reserved[7]; /* zero */
 } cpa_model;
 
 #ifdef __cplusplus

@@ -152,6 +152,7 @@ static void destroy(cpa_context *c) {
         if (c->steps) c->ops.device->table->events_destroy(c->steps);
         if (c->own) c->ops.device->operators->plan_destroy(c->own);
         cpa_context_free(&c->ops, &c->own_memory);
+        cpa_context_free(&c->ops, &c->slices_memory);
     }
     cpa_planned_step_destroy(&c->step);
     cpa_context_ops_destroy(&c->ops);

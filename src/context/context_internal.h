@@ -6,6 +6,7 @@
  *   pass_kv.h       keys and values to the queries
  *   pass_q.h        queries out, partial states back
  *   scatter_heads.h  in the place of both, where every rank has all rows
+ *   tensor_slices.c  what products that are sliced over the ranks exchange
  *   planned_step.h  what they read of a step
  *   context_ops.h   what they act through */
 #ifndef CPA_CONTEXT_INTERNAL_H
@@ -24,7 +25,8 @@ struct cpa_context {
     cpa_pass_kv kv;
     cpa_pass_q q;
     cpa_scatter_heads scatter;
-    cpa_row_placement rows; /* of the steps that are planned next */
+    cpa_context_buffer slices_memory; /* of cpa_context_slices: parts that other ranks send */
+    cpa_row_placement rows;           /* of the steps that are planned next */
     /* Of cpa_context_reserve, beside the planned step: a row a sequence, and no chunks; and whether layers attend it. */
     cpa_planned_step reserved_step;
     cpa_pass_q reserved_q;

@@ -209,6 +209,7 @@ cpa_status cpa_context_upload_plan(cpa_context *c, cpa_stream *stream) {
 uint64_t cpa_context_shape(const cpa_context *c) {
     uint64_t own = c->step.replicated || c->q.attends_own ? 0 : c->ops.device->graphs->plan_shape(c->own);
     const uint64_t exchanged = c->step.replicated ? cpa_scatter_heads_shape(&c->scatter) : cpa_pass_q_shape(&c->q);
-    uint64_t shape[] = {(uint64_t)c->step.rows, (uint64_t)c->step.exchanges, own, exchanged};
+    const uint64_t slices = c->step.replicated ? (uintptr_t)c->slices_memory.memory : 0;
+    uint64_t shape[] = {(uint64_t)c->step.rows, (uint64_t)c->step.exchanges, own, exchanged, slices};
     return cpa_hash_bytes(CPA_HASH_START, shape, sizeof shape);
 }

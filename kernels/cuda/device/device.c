@@ -257,6 +257,8 @@ static const cpa_operator_table operator_table = {
     .gather_rows = cpa_cuda_gather_rows,
     .synthesize = cpa_cuda_synthesize,
     .hash_rows = cpa_cuda_hash_rows,
+    .join_columns = cpa_cuda_join_columns,
+    .sum_parts = cpa_cuda_sum_parts,
     .take_tokens = cpa_cuda_take_tokens,
 };
 

@@ -216,6 +216,8 @@ static const cpa_operator_table operator_table = {
     .gather_rows = gather_rows,
     .synthesize = cpa_host_synthesize,
     .hash_rows = cpa_host_hash_rows,
+    .join_columns = cpa_host_join_columns,
+    .sum_parts = cpa_host_sum_parts,
     .take_tokens = cpa_host_take_tokens,
 };
 

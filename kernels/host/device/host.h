@@ -64,6 +64,8 @@ cpa_status cpa_host_merge(const cpa_merge_args *args, const cpa_store_batch *awa
 cpa_status cpa_host_state_pack(const cpa_state_pack_args *args, cpa_stream *stream);
 cpa_status cpa_host_state_merge_packed(const cpa_state_merge_packed_args *args, cpa_stream *stream);
 cpa_status cpa_host_hash_rows(const cpa_hash_rows_args *args, cpa_stream *stream);
+cpa_status cpa_host_join_columns(const cpa_join_columns_args *args, cpa_stream *stream);
+cpa_status cpa_host_sum_parts(const cpa_sum_parts_args *args, cpa_stream *stream);
 cpa_status cpa_host_take_tokens(const cpa_take_tokens_args *args, cpa_stream *stream);
 cpa_status cpa_host_synthesize(const cpa_synth_args *args, cpa_stream *stream);
 
