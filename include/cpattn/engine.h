@@ -11,8 +11,13 @@
 extern "C" {
 #endif
 
-/* The token at a position of a request, prompt and output alike; called on rank 0, also from a thread of the engine. */
+/* The token at a position of a request: of the prompt, and of the output where that is given (outputs_given, or a network
+ * that draws nothing); called on rank 0, also from a thread of the engine. */
 typedef uint32_t (*cpa_token_at_fn)(void *ctx, uint64_t request, int64_t position);
+
+/* Rank 0, from the thread that runs the engine: output token `index` (0, 1, ...) of a request, and, if its sampling asks
+ * for that, its log-probability, otherwise 0. ctx is that of the run. It may submit and cancel requests. */
+typedef void (*cpa_token_fn)(void *ctx, uint64_t request, int64_t index, uint32_t token, float logprob);
 
 /* Check as many rows, at most one in a thousand, as 2% of the run time pays for. */
 #define CPA_VERIFY_AUTO (-1.0)
@@ -72,6 +77,8 @@ typedef struct cpa_engine_options {
     /* Rank 0, of requests that have not begun to run: most of them, and most prompt tokens that they have together,
      * though any one may wait alone. Beyond that cpa_engine_submit answers CPA_BUSY. 0 = no bound. */
     int64_t max_queued_requests, max_queued_tokens;
+    int32_t outputs_given; /* rank 0: token_at gives output tokens too where the network could draw them */
+    cpa_token_fn on_token; /* rank 0; NULL = nothing is called */
 } cpa_engine_options;
 
 typedef struct cpa_request {
@@ -84,6 +91,7 @@ typedef struct cpa_request {
     const char *salt;      /* requests share cached prefixes with those of the same salt only; NULL = ""; not kept */
     uint64_t group;        /* the same for all samples of one prompt, which share its cache; 0 = none */
     double deadline_s;     /* seconds after its arrival: then it is ended, finished or not; 0 = none */
+    const cpa_sampling *sampling; /* how output tokens are drawn; NULL = zeros; copied */
 } cpa_request;
 
 /* Why a request has ended. */
@@ -91,7 +99,8 @@ typedef enum cpa_finish_reason {
     CPA_FINISH_LENGTH = 0, /* it has all its output tokens */
     CPA_FINISH_CANCELLED,  /* by cpa_engine_cancel, or it was to arrive after cpa_engine_drain */
     CPA_FINISH_EXPIRED,    /* its deadline has passed */
-    CPA_FINISH_FAILED      /* by a fault of its own, which `error` tells */
+    CPA_FINISH_FAILED,     /* by a fault of its own, which `error` tells */
+    CPA_FINISH_STOP        /* its last token is one that ends it: of its stop_ids, or of the network's end_ids */
 } cpa_finish_reason;
 
 /* What happened to one request; times in seconds after the start of the first run, without the pauses between runs. */
@@ -104,7 +113,9 @@ typedef struct cpa_request_result {
     double finish_s;
     const double *token_s; /* [output_tokens], when each token was there; valid during the call */
     cpa_finish_reason reason;
-    const char *error; /* why it failed; "" for another reason; valid during the call */
+    const char *error;      /* why it failed; "" for another reason; valid during the call */
+    const uint32_t *tokens; /* [output_tokens]; valid during the call, as is the next */
+    const float *logprobs;  /* [output_tokens]; 0 where its sampling does not ask for them */
 } cpa_request_result;
 
 /* Rank 0, from the thread that runs the engine, when a request has ended, for whatever reason; once for each. */
@@ -118,11 +129,11 @@ typedef struct cpa_engine_stats {
     int64_t steps;
     int64_t graph_steps; /* of those, launched as graphs */
     double graph_s;      /* time of these on the clock of the device, all of their work, of the rank with the most */
-    int64_t requests_finished;
-    int64_t prompt_tokens;   /* of finished requests */
-    int64_t computed_tokens; /* rows of all steps; more than the tokens of the requests after preemptions */
-    int64_t output_tokens;   /* emitted */
-    double duration_s;       /* of all runs */
+    int64_t requests_finished; /* to their length, or to a token that ends them */
+    int64_t prompt_tokens;     /* of finished requests */
+    int64_t computed_tokens;   /* rows of all steps; more than the tokens of the requests after preemptions */
+    int64_t output_tokens;     /* emitted */
+    double duration_s;         /* of all runs */
     int64_t chunks_pass_kv;
     int64_t chunks_pass_q;
     char choices[320];    /* chunks by algorithm and why, as "pass-q 120 (decode), pass-kv 3 (...)" */

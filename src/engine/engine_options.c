@@ -165,6 +165,47 @@ cpa_planner cpa_engine_planner(const cpa_engine_options *o, int32_t cp_size) {
     };
 }
 
+static int is_between(float value, float low, float high) {
+    return value >= low && value <= high; /* not a NaN */
+}
+
+cpa_status cpa_engine_check_sampling(uint64_t request, const cpa_sampling *given, cpa_sampling *out, cpa_error *err) {
+    cpa_sampling s = {.size = sizeof s};
+    if (given) CPA_TRY(CPA_STRUCT_TAKE("sampling", given, cpa_sampling, seed, &s, err));
+    const float most = 1e30f;
+    if (!is_between(s.temperature, 0, most) || !is_between(s.top_p, 0, 1) || !is_between(s.min_p, 0, 1) ||
+        s.top_k < 0 || !is_between(s.repetition_penalty, 0, most) || !is_between(s.presence_penalty, -most, most)) {
+        return cpa_fail(err, CPA_INVALID,
+                        "request %llu: temperature %g, top_k %d, top_p %g, min_p %g, repetition_penalty %g, "
+                        "presence_penalty %g; expected none negative but the last, top_p and min_p up to 1, all finite",
+                        (unsigned long long)request, (double)s.temperature, s.top_k, (double)s.top_p, (double)s.min_p,
+                        (double)s.repetition_penalty, (double)s.presence_penalty);
+    }
+    if (s.n_stop_ids < 0 || s.n_stop_ids > INT32_MAX || (s.n_stop_ids > 0 && !s.stop_ids)) {
+        return cpa_fail(err, CPA_INVALID, "request %llu: %lld stop_ids at %p", (unsigned long long)request,
+                        (long long)s.n_stop_ids, (const void *)s.stop_ids);
+    }
+    if (!CPA_RESERVED_IS_ZERO(s)) {
+        return cpa_fail(err, CPA_INVALID, "request %llu: the reserved bytes of its sampling are not zero",
+                        (unsigned long long)request);
+    }
+    *out = s;
+    return CPA_OK;
+}
+
+cpa_plan_sampling cpa_engine_planned_sampling(const cpa_sampling *sampling) {
+    return (cpa_plan_sampling){
+        .temperature = sampling->temperature,
+        .top_p = sampling->top_p > 0 ? sampling->top_p : 1,
+        .min_p = sampling->min_p,
+        .top_k = sampling->top_k,
+        .repetition_penalty = sampling->repetition_penalty > 0 ? sampling->repetition_penalty : 1,
+        .presence_penalty = sampling->presence_penalty,
+        .seed = sampling->seed,
+        .logprobs = sampling->logprobs != 0,
+    };
+}
+
 cpa_scheduler_request cpa_engine_scheduled(const cpa_request *r) {
     return (cpa_scheduler_request){
         .id = r->id,

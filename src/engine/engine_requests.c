@@ -2,6 +2,8 @@
 #include "src/engine/engine_requests.h"
 
 #include <math.h>
+#include <stdlib.h>
+#include <string.h>
 
 #include "base/check.h"
 #include "base/struct_size.h"
@@ -25,6 +27,20 @@ static cpa_status check_rank(const cpa_engine *engine, const char *call, cpa_err
     return rank == 0 ? CPA_OK : cpa_fail(err, CPA_INVALID, "%s: called on rank %d, expected rank 0", call, rank);
 }
 
+/* With the tokens that end it, where any is drawn. */
+static cpa_status submit_scheduled(cpa_engine *engine, const cpa_request *request, const cpa_sampling *sampling,
+                                   const cpa_scheduler_request *scheduled, cpa_error *err) {
+    const int64_t ends = scheduled->draws && !sampling->ignore_eos ? engine->network.n_end_ids : 0;
+    const int64_t stops = scheduled->draws ? sampling->n_stop_ids : 0;
+    uint32_t *ids = malloc((size_t)(ends + stops) * sizeof *ids + 1);
+    if (!ids) return cpa_fail(err, CPA_NO_MEMORY, "request %llu: no memory", (unsigned long long)request->id);
+    if (ends > 0) memcpy(ids, engine->network.end_ids, (size_t)ends * sizeof *ids);
+    if (stops > 0) memcpy(ids + ends, sampling->stop_ids, (size_t)stops * sizeof *ids);
+    cpa_status status = cpa_inbox_submit(engine->inbox, scheduled, request->deadline_s, ids, ends + stops, err);
+    free(ids);
+    return status;
+}
+
 static cpa_status submit(cpa_engine *engine, const cpa_request *given, cpa_error *err) {
     cpa_request request;
     CPA_TRY(check_rank(engine, "cpa_engine_submit", err));
@@ -38,8 +54,12 @@ static cpa_status submit(cpa_engine *engine, const cpa_request *given, cpa_error
                         "request %llu: deadline %g s, expected 0 (none) or a time from its arrival on",
                         (unsigned long long)request.id, request.deadline_s);
     }
-    const cpa_scheduler_request scheduled = cpa_engine_scheduled(&request);
-    return cpa_inbox_submit(engine->inbox, &scheduled, request.deadline_s, err);
+    cpa_sampling sampling;
+    CPA_TRY(cpa_engine_check_sampling(request.id, request.sampling, &sampling, err));
+    cpa_scheduler_request scheduled = cpa_engine_scheduled(&request);
+    scheduled.sampling = cpa_engine_planned_sampling(&sampling);
+    scheduled.draws = engine->network.end_step && !engine->options.outputs_given;
+    return submit_scheduled(engine, &request, &sampling, &scheduled, err);
 }
 
 cpa_status cpa_engine_submit(cpa_engine *engine, const cpa_request *request) {

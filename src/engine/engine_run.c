@@ -12,6 +12,7 @@
 #include "src/engine/engine_requests.h"
 #include "src/engine/engine_stats.h"
 #include "src/engine/next_plan.h"
+#include "src/worker/worker_tokens.h"
 
 /* A run: one call of cpa_engine_run or cpa_engine_serve. */
 typedef struct run {
@@ -85,13 +86,16 @@ static void finish_request(run *r, cpa_engine_request *request, cpa_finish_reaso
         .output_tokens = request->emitted,
         .arrival_s = request->scheduled.arrival,
         .first_token_s = request->emitted > 0 ? request->token_s[0] : now,
-        .finish_s = reason == CPA_FINISH_LENGTH ? last : now,
+        .finish_s = reason == CPA_FINISH_LENGTH || reason == CPA_FINISH_STOP ? last : now,
         .token_s = request->token_s,
+        .tokens = request->tokens,
+        .logprobs = request->logprobs,
         .reason = reason,
         .error = reason == CPA_FINISH_FAILED ? request->error : "",
     };
     switch (reason) {
         case CPA_FINISH_LENGTH:
+        case CPA_FINISH_STOP:
             engine->stats.requests_finished++;
             engine->stats.prompt_tokens += result.prompt_tokens;
             break;
@@ -104,21 +108,32 @@ static void finish_request(run *r, cpa_engine_request *request, cpa_finish_reaso
     cpa_inbox_release(engine->inbox, request);
 }
 
+/* Room for the tokens of a request, from its first one on. */
+static cpa_status open_tokens(cpa_engine_request *request, cpa_error *err) {
+    const size_t n = (size_t)request->scheduled.output_tokens;
+    if (request->token_s) return CPA_OK;
+    request->tokens = malloc(n * sizeof *request->tokens);
+    request->logprobs = malloc(n * sizeof *request->logprobs);
+    if (request->tokens && request->logprobs) request->token_s = malloc(n * sizeof *request->token_s);
+    return request->token_s ? CPA_OK : cpa_fail(err, CPA_NO_MEMORY, "no memory for the tokens of a request");
+}
+
 /* Rank 0: a token that a finished step emitted. */
-static cpa_status record_token(run *r, const cpa_plan_chunk *chunk, double now, cpa_error *err) {
+static cpa_status record_token(run *r, const cpa_plan_chunk *chunk, cpa_drawn drawn, double now, cpa_error *err) {
     cpa_engine *engine = r->engine;
-    int ended;
-    cpa_engine_request *request = cpa_inbox_find(engine->inbox, chunk->request, &ended);
-    if (!request || request->emitted == request->scheduled.output_tokens) {
-        return cpa_fail(err, CPA_INTERNAL, "step %llu emits a token of request %llu, which expects none",
-                        (unsigned long long)r->plan.step, (unsigned long long)chunk->request);
-    }
-    if (ended) return CPA_OK; /* meanwhile, and nobody expects it any more */
-    if (!request->token_s) request->token_s = malloc((size_t)request->scheduled.output_tokens * sizeof(double));
-    if (!request->token_s) return cpa_fail(err, CPA_NO_MEMORY, "no memory for the times of a request");
-    request->token_s[request->emitted++] = now;
+    const int is_last = (chunk->flags & CPA_CHUNK_FINISHES) != 0;
+    cpa_engine_request *request;
+    cpa_token_meaning meaning;
+    CPA_TRY(cpa_inbox_take_token(engine->inbox, chunk->request, drawn.id, is_last, &request, &meaning, err));
+    if (meaning == CPA_TOKEN_UNWANTED) return CPA_OK;
+    CPA_TRY(open_tokens(request, err));
+    const int64_t index = request->emitted++;
+    request->token_s[index] = now;
+    request->tokens[index] = drawn.id;
+    request->logprobs[index] = drawn.logprob;
     engine->stats.output_tokens++;
-    if (chunk->flags & CPA_CHUNK_FINISHES) finish_request(r, request, CPA_FINISH_LENGTH, now);
+    if (engine->options.on_token) engine->options.on_token(r->ctx, chunk->request, index, drawn.id, drawn.logprob);
+    if (is_last) finish_request(r, request, meaning == CPA_TOKEN_STOPS ? CPA_FINISH_STOP : CPA_FINISH_LENGTH, now);
     return CPA_OK;
 }
 
@@ -127,8 +142,11 @@ static cpa_status record_step(run *r, cpa_error *err) {
     cpa_engine *engine = r->engine;
     cpa_engine_request *ended;
     double now = cpa_clock_now() - r->start;
-    for (int64_t i = 0; i < r->plan.n_chunks; i++)
-        if (r->plan.chunks[i].flags & CPA_CHUNK_EMITS) CPA_TRY(record_token(r, &r->plan.chunks[i], now, err));
+    for (int64_t i = 0, emission = 0; i < r->plan.n_chunks; i++) {
+        const cpa_plan_chunk *chunk = &r->plan.chunks[i];
+        if (!(chunk->flags & CPA_CHUNK_EMITS)) continue;
+        CPA_TRY(record_token(r, chunk, cpa_worker_drawn(engine->worker, emission++), now, err));
+    }
     while ((ended = cpa_inbox_next_ended(engine->inbox))) finish_request(r, ended, ended->reason, now);
     cpa_scheduler_stats scheduled;
     cpa_plan_ahead_stats(r->ahead, &scheduled);

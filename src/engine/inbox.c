@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/array.h"
 #include "base/check.h"
 #include "base/clock.h"
 #include "src/schedule/scheduler_tokens.h"
@@ -23,7 +24,10 @@ static cpa_engine_request *take_first(cpa_request_list *list) {
 }
 
 static void free_request(cpa_engine_request *request) {
+    free(request->stop_ids);
     free(request->salt);
+    free(request->logprobs);
+    free(request->tokens);
     free(request->token_s);
     free(request);
 }
@@ -49,6 +53,7 @@ void cpa_inbox_destroy(cpa_inbox *inbox) {
         HASH_DEL(inbox->by_id, request);
         free_request(request);
     }
+    free(inbox->reports);
     free(inbox->deadlines.heap);
     pthread_cond_destroy(&inbox->changed);
     pthread_cond_destroy(&inbox->news);
@@ -132,16 +137,21 @@ static cpa_status insert(cpa_inbox *inbox, cpa_engine_request *request, double d
     return CPA_OK;
 }
 
-cpa_status cpa_inbox_submit(cpa_inbox *inbox, const cpa_scheduler_request *given, double deadline_s, cpa_error *err) {
+cpa_status cpa_inbox_submit(cpa_inbox *inbox, const cpa_scheduler_request *given, double deadline_s,
+                            const uint32_t *stop_ids, int64_t n_stop_ids, cpa_error *err) {
     CPA_TRY(cpa_scheduler_check(inbox->scheduler, given, err));
     cpa_engine_request *request = calloc(1, sizeof *request);
     if (request) {
         request->scheduled = *given;
         request->salt = strdup(given->salt ? given->salt : "");
         request->scheduled.salt = request->salt;
+        request->stop_ids = malloc((size_t)n_stop_ids * sizeof *stop_ids + 1);
+        request->n_stop_ids = n_stop_ids;
+        if (request->stop_ids && n_stop_ids > 0)
+            memcpy(request->stop_ids, stop_ids, (size_t)n_stop_ids * sizeof *stop_ids);
     }
-    if (!request || !request->salt) {
-        free(request);
+    if (!request || !request->salt || !request->stop_ids) {
+        if (request) free_request(request);
         return cpa_fail(err, CPA_NO_MEMORY, "request %" PRIu64 ": no memory to queue it", given->id);
     }
     pthread_mutex_lock(&inbox->lock);
@@ -214,12 +224,39 @@ void cpa_inbox_end_run(cpa_inbox *inbox, double clock) {
     pthread_mutex_unlock(&inbox->lock);
 }
 
-cpa_engine_request *cpa_inbox_find(cpa_inbox *inbox, uint64_t id, int *ended) {
+static int is_stop(const cpa_engine_request *request, uint32_t token) {
+    for (int64_t i = 0; i < request->n_stop_ids; i++)
+        if (request->stop_ids[i] == token) return 1;
+    return 0;
+}
+
+/* A token that counts, of a request that goes on. */
+static cpa_status report(cpa_inbox *inbox, uint64_t id, uint32_t token, cpa_error *err) {
+    if (!cpa_array_reserve(&inbox->reports, &inbox->cap_reports, inbox->n_reports + 1, sizeof *inbox->reports))
+        return cpa_fail(err, CPA_NO_MEMORY, "request %" PRIu64 ": no memory to report its tokens", id);
+    inbox->reports[inbox->n_reports++] = (cpa_token_report){id, token};
+    return CPA_OK;
+}
+
+cpa_status cpa_inbox_take_token(cpa_inbox *inbox, uint64_t id, uint32_t token, int is_last, cpa_engine_request **out,
+                                cpa_token_meaning *meaning, cpa_error *err) {
+    cpa_status status = CPA_OK;
     pthread_mutex_lock(&inbox->lock);
-    cpa_engine_request *request = find(inbox, id);
-    *ended = request && request->state == CPA_REQUEST_ENDED;
+    cpa_engine_request *request = *out = find(inbox, id);
+    *meaning = CPA_TOKEN_UNWANTED;
+    if (!request) {
+        status = cpa_fail(err, CPA_INTERNAL, "a token of request %" PRIu64 ", which is not there", id);
+    } else if (request->state != CPA_REQUEST_ENDED && !request->is_stopped) {
+        request->is_stopped = is_stop(request, token);
+        *meaning = request->is_stopped ? CPA_TOKEN_STOPS : is_last ? CPA_TOKEN_LAST : CPA_TOKEN_GOES_ON;
+        if (!is_last) status = report(inbox, id, token, err);
+        if (request->is_stopped && !is_last) {
+            begin_ending(inbox, request, CPA_FINISH_STOP);
+            tell_planner(inbox);
+        }
+    }
     pthread_mutex_unlock(&inbox->lock);
-    return request;
+    return status;
 }
 
 void cpa_inbox_note_start(cpa_inbox *inbox, uint64_t id) {
@@ -295,6 +332,9 @@ cpa_status cpa_inbox_pass_on(cpa_inbox *inbox, cpa_scheduler *scheduler, double 
     cpa_engine_request *request;
     cpa_status status = CPA_OK;
     pthread_mutex_lock(&inbox->lock);
+    for (int64_t i = 0; i < inbox->n_reports && status == CPA_OK; i++)
+        status = cpa_scheduler_report(scheduler, inbox->reports[i].request, inbox->reports[i].token, err);
+    inbox->n_reports = 0;
     while ((request = take_first(&inbox->arrived))) schedule(inbox, scheduler, request);
     find_overdue(inbox, now);
     inbox->has_news = 0;

@@ -28,7 +28,9 @@ typedef enum cpa_request_state {
 typedef struct cpa_engine_request {
     cpa_deadline deadline; /* first: entries of the heap are records */
     cpa_scheduler_request scheduled;
-    char *salt; /* until the scheduler has it */
+    char *salt;         /* until the scheduler has it */
+    uint32_t *stop_ids; /* [n_stop_ids] tokens that end it */
+    int64_t n_stop_ids;
     UT_hash_handle hh;
     struct cpa_engine_request *next; /* in the list that it is in */
     /* Behind the lock: */
@@ -37,15 +39,32 @@ typedef struct cpa_engine_request {
     int is_ending;            /* it is among those that are to be ended, */
     cpa_finish_reason reason; /* for this reason */
     char error[256];          /* of one that failed */
+    int is_stopped;           /* it has got a token that ends it */
     /* Of the thread that runs the steps: */
     int64_t emitted;
-    double *token_s; /* [output_tokens], from the first token on */
+    double *token_s; /* [output_tokens], from the first token on, as are the next two */
+    uint32_t *tokens;
+    float *logprobs;
 } cpa_engine_request;
 
 /* Records one after another; the first in is the first out. */
 typedef struct cpa_request_list {
     cpa_engine_request *first, *last;
 } cpa_request_list;
+
+/* A token that the scheduler is to hear of. */
+typedef struct cpa_token_report {
+    uint64_t request;
+    uint32_t token;
+} cpa_token_report;
+
+/* What a token means to its request. */
+typedef enum cpa_token_meaning {
+    CPA_TOKEN_UNWANTED = 0, /* nothing: the request had ended before it */
+    CPA_TOKEN_GOES_ON,
+    CPA_TOKEN_LAST, /* it has its length */
+    CPA_TOKEN_STOPS /* it is one that ends the request */
+} cpa_token_meaning;
 
 /* What a run does when nothing is left. */
 typedef enum cpa_run_mode {
@@ -63,6 +82,8 @@ typedef struct cpa_inbox {
     cpa_engine_request *by_id;
     cpa_deadlines deadlines;
     cpa_request_list arrived, ending, ended;
+    cpa_token_report *reports;
+    int64_t n_reports, cap_reports;
     int64_t live; /* requests whose end has not been told, that of the callback under way included */
     int64_t queued_requests, queued_tokens;
     int has_news; /* since they were last passed on */
@@ -84,7 +105,8 @@ void cpa_inbox_destroy(cpa_inbox *inbox);
 
 /* Takes a copy of the request, whose arrival, and deadline if it is above 0, count from now, or between runs from the
  * start of the next one. CPA_INVALID, CPA_BUSY, CPA_STOPPED while draining, CPA_NO_MEMORY. */
-cpa_status cpa_inbox_submit(cpa_inbox *inbox, const cpa_scheduler_request *request, double deadline_s, cpa_error *err);
+cpa_status cpa_inbox_submit(cpa_inbox *inbox, const cpa_scheduler_request *request, double deadline_s,
+                            const uint32_t *stop_ids, int64_t n_stop_ids, cpa_error *err);
 /* The request is to be ended for that reason, with a line for one that failed; nothing if it is being ended already.
  * CPA_INVALID where no unfinished request has the id. */
 cpa_status cpa_inbox_end(cpa_inbox *inbox, uint64_t id, cpa_finish_reason reason, const char *why, cpa_error *err);
@@ -99,8 +121,11 @@ int64_t cpa_inbox_count(cpa_inbox *inbox);
 /* A run begins, or has ended, at a time of cpa_clock_now and of the engine's clock. */
 void cpa_inbox_begin_run(cpa_inbox *inbox, double origin);
 void cpa_inbox_end_run(cpa_inbox *inbox, double clock);
-/* The request with that id; *ended says whether the scheduler has let go of it. NULL if there is none. */
-cpa_engine_request *cpa_inbox_find(cpa_inbox *inbox, uint64_t id, int *ended);
+/* A token of a request is there, the last one of its length or not: what that means, and the request in *out. The
+ * scheduler hears of it before it hears of an end that comes later; one that stops the request is passed on to be ended.
+ * CPA_INTERNAL if no request has the id. */
+cpa_status cpa_inbox_take_token(cpa_inbox *inbox, uint64_t id, uint32_t token, int is_last, cpa_engine_request **out,
+                                cpa_token_meaning *meaning, cpa_error *err);
 /* The request runs: it is no longer in the queue. */
 void cpa_inbox_note_start(cpa_inbox *inbox, uint64_t id);
 /* One that was ended and is to be told; NULL: none. */

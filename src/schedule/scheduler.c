@@ -212,9 +212,10 @@ no_memory:
     return cpa_fail(err, CPA_NO_MEMORY, "request %" PRIu64 ": no memory to queue it", request->id);
 }
 
-cpa_status cpa_scheduler_write_discards(cpa_scheduler *s, cpa_step_plan *plan, cpa_error *err) {
+/* Says which tokens nobody wants any more. */
+static cpa_status write_discards(cpa_scheduler *s, cpa_error *err) {
     for (int64_t i = 0; i < s->n_discards; i++) {
-        cpa_plan_discard *discard = cpa_step_plan_add_discard(plan);
+        cpa_plan_discard *discard = cpa_step_plan_add_discard(s->plan);
         if (!discard) return cpa_fail(err, CPA_NO_MEMORY, "scheduler: no memory for a plan");
         *discard = s->discards[i];
     }
@@ -226,7 +227,7 @@ cpa_status cpa_scheduler_write_discards(cpa_scheduler *s, cpa_step_plan *plan, c
  * read. */
 static cpa_status retire_finished(cpa_scheduler *s, cpa_error *err) {
     CPA_TRY(cpa_scheduler_unpin_all(s, err));
-    CPA_TRY(cpa_scheduler_write_discards(s, s->plan, err));
+    CPA_TRY(write_discards(s, err));
     while (s->n_finished > 0) {
         cpa_sequence *sequence = s->finished[--s->n_finished];
         *cpa_step_plan_add_release(s->plan) = sequence->index;

@@ -51,9 +51,6 @@
 #include "src/schedule/planner.h"
 #include "src/schedule/step_plan.h"
 
-/* The token at a position of a request: of the prompt, and of the output where it is not drawn. Pure and thread-safe. */
-typedef uint32_t (*cpa_token_fn)(void *ctx, uint64_t request, int64_t position);
-
 /* Zero stands for a scheduler without the feature. */
 typedef struct cpa_scheduler_options {
     cpa_owner_map map;
@@ -62,7 +59,7 @@ typedef struct cpa_scheduler_options {
     int64_t max_num_batched_tokens;
     int32_t max_num_seqs;
     cpa_planner planner;
-    cpa_token_fn token_at;
+    cpa_token_at_fn token_at; /* of the prompt, and of the output where it is not drawn; pure and thread-safe */
     void *token_ctx;
 
     int32_t prefix_caching;
@@ -138,9 +135,6 @@ cpa_status cpa_scheduler_plan(cpa_scheduler *scheduler, double now, cpa_step_pla
 /* What a swap_in of that request brought back is damaged. To be called before the second plan after the one with the
  * swap_in; the request is then computed again. CPA_INVALID if no unfinished request has the id. */
 cpa_status cpa_scheduler_swap_failed(cpa_scheduler *scheduler, uint64_t request, cpa_error *err);
-
-/* Adds to a plan what no plan has said yet of tokens that nobody wants; cpa_scheduler_plan does so itself. */
-cpa_status cpa_scheduler_write_discards(cpa_scheduler *scheduler, cpa_step_plan *plan, cpa_error *err);
 
 void cpa_scheduler_get_stats(const cpa_scheduler *scheduler, cpa_scheduler_stats *out);
 

@@ -9,19 +9,19 @@
 #include "src/schedule/scheduler_preempt.h"
 #include "src/schedule/scheduler_prefix.h"
 
-/* The sequence with that id whose tokens are expected: one whose last token the last plan emits comes first, as another
- * with its id has emitted nothing yet. */
-static cpa_sequence *emitter(cpa_scheduler *s, uint64_t request) {
+/* The sequence with that id, or one whose last token the last plan emits; not both: another with its id comes only when
+ * that token is there. */
+static cpa_sequence *find(cpa_scheduler *s, uint64_t request) {
     cpa_sequence *sequence;
-    for (int32_t i = 0; i < s->n_finished; i++)
-        if (s->finished[i]->request.id == request && s->finished[i]->emitted > s->finished[i]->reported)
-            return s->finished[i];
     HASH_FIND(hh, s->by_id, &request, sizeof request, sequence);
+    for (int32_t i = 0; !sequence && i < s->n_finished; i++)
+        if (s->finished[i]->request.id == request && s->finished[i]->emitted > s->finished[i]->reported)
+            sequence = s->finished[i];
     return sequence;
 }
 
 cpa_status cpa_scheduler_report(cpa_scheduler *s, uint64_t request, uint32_t token, cpa_error *err) {
-    cpa_sequence *sequence = emitter(s, request);
+    cpa_sequence *sequence = find(s, request);
     if (!sequence) return CPA_OK;
     if (sequence->reported == sequence->emitted)
         return cpa_fail(err, CPA_INTERNAL, "request %" PRIu64 ": a token is reported that no plan has emitted",
@@ -56,7 +56,7 @@ static void stop_running(cpa_scheduler *s, cpa_sequence *sequence) {
 }
 
 cpa_status cpa_scheduler_end(cpa_scheduler *s, uint64_t request, int *ended, cpa_error *err) {
-    cpa_sequence *sequence = emitter(s, request);
+    cpa_sequence *sequence = find(s, request);
     *ended = sequence != NULL;
     if (!sequence) return CPA_OK;
     const int finished = sequence->emitted == sequence->request.output_tokens;

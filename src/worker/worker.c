@@ -258,6 +258,8 @@ static cpa_status drain(cpa_worker *worker, cpa_error *err) {
 /* Takes what came back from a step that is done. */
 static void collect_step(cpa_worker *worker, const cpa_step_plan *plan) {
     const cpa_worker_rows *ran = worker->ran;
+    cpa_worker_settle_discards(worker);
+    if (plan->n_chunks == 0) return;
     cpa_worker_keep_tokens(worker);
     cpa_nonfinite_collect(&worker->nonfinite, plan, ran->sizes.rows, ran->requests, ran->host.positions);
 }
@@ -271,9 +273,8 @@ static cpa_status run_step(cpa_worker *worker, const cpa_step_plan *plan, const 
     cpa_spans_host_end(spans, span);
     if (status != CPA_OK) return status;
     /* What swap_ins and copies read may be handed out again in the next plan. */
-    if (plan->n_chunks == 0) return worker->device->table->stream_sync(worker->stream);
     span = cpa_spans_host_begin(CPA_SPAN_DRAIN);
-    status = drain(worker, err);
+    status = plan->n_chunks > 0 ? drain(worker, err) : worker->device->table->stream_sync(worker->stream);
     cpa_spans_host_end(spans, span);
     if (status == CPA_OK) collect_step(worker, plan);
     return status;

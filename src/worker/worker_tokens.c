@@ -76,7 +76,7 @@ cpa_status cpa_worker_discard_tokens(cpa_worker *worker, const cpa_step_plan *pl
     for (int64_t i = 0; i < plan->n_discards; i++) {
         const cpa_plan_discard *discard = &plan->discards[i];
         const cpa_worker_emission *e = find_emission(worker->rows, discard);
-        if (!e || worker->n_discarded == worker->options.max_seqs)
+        if (!e)
             return cpa_fail(err, CPA_INTERNAL,
                             "token %lld of request %llu is discarded, which the step before does not yield",
                             (long long)discard->position, (unsigned long long)discard->request);

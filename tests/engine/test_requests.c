@@ -188,7 +188,7 @@ static void *submit_what_expires(void *ctx) {
     const cpa_request later = {
         .size = sizeof later, .id = 2, .prompt_tokens = 10, .output_tokens = 1, .arrival_s = 0.1, .deadline_s = 0.0001};
     cpa_engine_stats stats;
-    CU_ASSERT_EQUAL(submit(h->engine, 1, 10, 900, 0.05), CPA_OK);
+    CU_ASSERT_EQUAL(submit(h->engine, 1, 10, 900, 0.005), CPA_OK);
     CU_ASSERT_EQUAL(submit(h->engine, 3, 10, 2, 60), CPA_OK);
     CU_ASSERT_EQUAL(cpa_engine_submit(h->engine, &later), CPA_OK);
     for (int i = 0; i < 1000 && h->ends < 3; i++) nap(0.01); /* without any word to the engine */
