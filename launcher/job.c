@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/check.h"
+#include "base/min_max.h"
 #include "launcher/output_file.h"
 #include "launcher/timeline_json.h"
 #include "src/schedule/planner.h"
@@ -96,8 +97,14 @@ static cpa_status prepare(int argc, char **argv, cpa_job *job, cpa_workload *wor
     CPA_TRY(read_model(job, err));
     if (settings->result_json[0]) CPA_TRY(cpa_output_check("--result-json", settings->result_json, err));
     if (settings->timeline[0]) CPA_TRY(cpa_output_check("--timeline", settings->timeline, err));
-    if (!cpa_workload_is_mixed(settings)) CPA_TRY(cpa_workload_load(settings, workload, err));
+    if (settings->generate) {
+        CPA_TRY(cpa_workload_of_prompt(settings, job->network.vocabulary, workload, err));
+        job->kept_logits = workload->generation.given.count;
+    } else if (!cpa_workload_is_mixed(settings)) {
+        CPA_TRY(cpa_workload_load(settings, workload, err));
+    }
     if (job->has_network) CPA_TRY(check_lengths(job, workload, err));
+    job->kept_logits = cpa_max64(job->kept_logits, settings->check_logits);
     if (settings->dry_run && workload->count == 0) {
         return cpa_fail(err, CPA_INVALID, "--dry-run: found without requests, expected --trace or --requests");
     }

@@ -18,6 +18,7 @@ typedef struct cpa_job {
     cpa_model_file model;     /* with the dtypes, the cache and the mask of the settings */
     int has_network;          /* --model-dir */
     cpa_model_config network; /* its config */
+    int64_t kept_logits;      /* tokens whose logits are kept for the end of the run */
     int32_t interleave;
 } cpa_job;
 

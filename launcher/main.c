@@ -1,4 +1,4 @@
-/* The program: `mpirun -np N cp_attn [options]`, or `cp_attn bench ...`. */
+/* The program: `mpirun -np N cp_attn [options]`, `cp_attn generate ...` or `cp_attn bench ...`. */
 #include <fcntl.h>
 #include <stdio.h>
 #include <string.h>

@@ -2,35 +2,89 @@
 
 #include "base/check.h"
 
-static cpa_status create(const char *folder, const cpa_model_config *config, const cpa_transformer_options *options,
-                         cpa_network *network, cpa_error *err) {
+static cpa_status load(const cpa_job *job, cpa_network *network, cpa_error *err) {
+    const cpa_transformer_options options = cpa_job_transformer_options(job);
     cpa_safetensors *files = NULL;
-    CPA_TRY(cpa_safetensors_open(folder, &files, err));
-    cpa_status status = cpa_transformer_create(network->device, config, files, options, &network->transformer, err);
+    CPA_TRY(cpa_safetensors_open(job->settings.model_dir, &files, err));
+    cpa_status status =
+        cpa_transformer_create(network->device, &job->network, files, &options, &network->transformer, err);
     cpa_safetensors_close(files);
-    if (status == CPA_OK) network->model = cpa_transformer_model(network->transformer);
     return status;
 }
 
-cpa_status cpa_network_open(const char *folder, const cpa_model_config *config, const cpa_transformer_options *options,
-                            const cpa_device_options *engine_device, cpa_network *out, cpa_error *err) {
-    cpa_network network = {.device = NULL};
+static cpa_status observe(const cpa_job *job, cpa_network *network, cpa_error *err) {
+    const cpa_settings *settings = &job->settings;
+    if (job->kept_logits == 0) return CPA_OK;
+    CPA_TRY(cpa_logits_sample_open(job->kept_logits, job->network.vocabulary, (uint64_t)settings->seed,
+                                   &network->sample, err));
+    cpa_transformer_set_observer(network->transformer, cpa_logits_sample_take, &network->sample);
+    return CPA_OK;
+}
+
+cpa_status cpa_network_open(const cpa_job *job, cpa_workload *workload, const cpa_device_options *engine_device,
+                            cpa_network *network, cpa_error *err) {
     cpa_device_options device = *engine_device;
     device.threads = 1; /* nothing runs on it but copies */
     device.cpus = NULL;
     device.n_cpus = 0;
-    CPA_TRY(cpa_device_open(&device, &network.device, err));
-    cpa_status status = create(folder, config, options, &network, err);
+    *network = (cpa_network){.device = NULL};
+    CPA_TRY(cpa_device_open(&device, &network->device, err));
+    cpa_status status = load(job, network, err);
+    if (status == CPA_OK) status = observe(job, network, err);
     if (status != CPA_OK) {
-        cpa_network_close(&network);
-        return status;
+        cpa_network_close(network);
+        return status == CPA_IO ? CPA_INVALID : status; /* a folder without its files is bad input */
     }
-    *out = network;
+    network->model = cpa_transformer_model(network->transformer);
+    network->tokens =
+        (cpa_vocabulary_tokens){workload, (uint64_t)job->settings.seed, (uint32_t)job->network.vocabulary};
     return CPA_OK;
 }
 
 void cpa_network_close(cpa_network *network) {
+    cpa_answers_close(&network->answers);
+    cpa_logits_sample_close(&network->sample);
     cpa_transformer_destroy(network->transformer);
     if (network->device) cpa_device_close(network->device);
     *network = (cpa_network){.device = NULL};
+}
+
+/* The lengths of requests are those of the workload: the model's own end tokens do not end them. */
+static cpa_sampling most_probable(void) {
+    return (cpa_sampling){.size = sizeof(cpa_sampling), .ignore_eos = 1};
+}
+
+cpa_status cpa_network_begin(const cpa_job *job, cpa_network *network, cpa_error *err) {
+    const cpa_generation *generation = &network->tokens.workload->generation;
+    network->sampling = job->settings.generate ? cpa_generation_sampling(generation) : most_probable();
+    return job->settings.check_logits > 0 ? cpa_answers_open(&network->tokens, &network->answers, err) : CPA_OK;
+}
+
+void cpa_network_on_finish(cpa_network *network, const cpa_request_result *result) {
+    cpa_generation *generation = &network->tokens.workload->generation;
+    cpa_answers_take(&network->answers, result);
+    if (generation->most > 0) cpa_generation_take(generation, result);
+}
+
+/* Rank 0. */
+static cpa_status check(const cpa_job *job, cpa_network *network, cpa_logits_verdict *out, cpa_error *err) {
+    const cpa_logits_tokens tokens = {&network->answers, cpa_answers_token, cpa_answers_count};
+    cpa_safetensors *files = NULL;
+    CPA_TRY(cpa_safetensors_open(job->settings.model_dir, &files, err));
+    cpa_status status =
+        cpa_logits_check(&job->network, files, job->model.shape.attention.dtype, &network->sample, &tokens, out, err);
+    cpa_safetensors_close(files);
+    return status;
+}
+
+cpa_status cpa_network_end(const cpa_job *job, cpa_network *network, cpa_control *control, cpa_logits_verdict *out,
+                           cpa_error *err) {
+    if (job->kept_logits == 0) return CPA_OK;
+    CPA_TRY(cpa_logits_sample_gather(&network->sample, control, err));
+    cpa_status status = CPA_OK;
+    if (control->rank == 0) {
+        if (job->settings.generate) cpa_generation_take_logits(&network->tokens.workload->generation, &network->sample);
+        if (job->settings.check_logits > 0) status = check(job, network, out, err);
+    }
+    return cpa_control_agree(control, status, err);
 }

@@ -9,6 +9,7 @@
 #include "launcher/placement.h"
 #include "launcher/settings.h"
 #include "launcher/workload.h"
+#include "src/model/logits_check.h"
 
 /* All that is known of a run when it has ended; rank 0. */
 typedef struct cpa_outcome {
@@ -21,6 +22,8 @@ typedef struct cpa_outcome {
     int64_t block_bytes;
     cpa_engine_stats stats;
     cpa_metrics *metrics;
+    int checked_logits; /* the next was found out: --check-logits */
+    cpa_logits_verdict logits;
     int stopped_by; /* a signal; 0: none */
     int given_up;   /* in the middle of a step: what ranks count and check is not known */
 } cpa_outcome;

@@ -73,6 +73,12 @@ static int fill_verify(json_t *object, const cpa_outcome *outcome) {
            put_real(object, "max_error", stats->verify_max_error) | put_real(object, "seconds", stats->verify_s);
 }
 
+static int fill_logits(json_t *object, const cpa_outcome *outcome) {
+    const cpa_logits_verdict *logits = &outcome->logits;
+    return put_int(object, "tokens", logits->tokens) | put_int(object, "violations", logits->violations) |
+           put_real(object, "max_error", logits->max_error);
+}
+
 /* How many rows, and the first. */
 static int fill_nonfinite(json_t *object, const cpa_outcome *outcome) {
     const cpa_engine_stats *stats = &outcome->stats;
@@ -159,6 +165,10 @@ static json_t *pack(const cpa_outcome *outcome) {
         json_t *object = known ? json_object() : json_null();
         if (known) bad |= parts[i].fill(object, outcome);
         bad |= json_object_set_new(root, parts[i].key, object);
+    }
+    if (outcome->checked_logits) {
+        json_t *logits = json_object();
+        bad |= fill_logits(logits, outcome) | json_object_set_new(root, "logits", logits);
     }
     bad |= outcome->stopped_by ? put_text(root, "stopped_by", cpa_signals_name(outcome->stopped_by))
                                : json_object_set_new(root, "stopped_by", json_null());

@@ -29,12 +29,11 @@ typedef struct service {
     int64_t num_blocks;
     cpa_network network;
     cpa_engine *engine;
-    cpa_workload workload;        /* rank 0 */
-    cpa_vocabulary_tokens tokens; /* rank 0, with a network */
-    cpa_metrics metrics;          /* rank 0 */
-    cpa_progress progress;        /* rank 0 */
-    cpa_outcome outcome;          /* rank 0: what is known so far */
-    double began;                 /* the requests, on the monotonic clock; 0: not yet */
+    cpa_workload workload; /* rank 0 */
+    cpa_metrics metrics;   /* rank 0 */
+    cpa_progress progress; /* rank 0 */
+    cpa_outcome outcome;   /* rank 0: what is known so far */
+    double began;          /* the requests, on the monotonic clock; 0: not yet */
 } service;
 
 static void log_line(void *ctx, cpa_log_level level, const char *line) {
@@ -113,14 +112,15 @@ static cpa_exit_code load_network(service *s) {
     cpa_error err;
     if (!s->job.has_network) return CPA_EXIT_DONE;
     const cpa_device_options device = cpa_placement_device(&s->placement);
-    const cpa_transformer_options options = cpa_job_transformer_options(&s->job);
-    cpa_status status =
-        cpa_network_open(s->job.settings.model_dir, &s->job.network, &options, &device, &s->network, &err);
-    if (status == CPA_IO) status = CPA_INVALID;
+    cpa_status status = cpa_network_open(&s->job, &s->workload, &device, &s->network, &err);
     status = cpa_control_agree(&s->control, status, &err);
-    s->tokens = (cpa_vocabulary_tokens){&s->workload.trace, (uint64_t)s->job.settings.seed,
-                                        (uint32_t)s->job.network.vocabulary};
     return explain(s, status, err.message);
+}
+
+static void on_token(void *ctx, uint64_t request, int64_t index, uint32_t token, float logprob) {
+    const service *s = ctx;
+    (void)request;
+    cpa_generation_show(&s->workload.generation, index, token, logprob, stdout);
 }
 
 static cpa_exit_code create_engine(service *s) {
@@ -130,7 +130,9 @@ static cpa_exit_code create_engine(service *s) {
     if (s->job.has_network) {
         options.network = &s->network.model;
         options.token_at = cpa_vocabulary_token;
-        options.token_ctx = &s->tokens;
+        options.token_ctx = &s->network.tokens;
+        options.outputs_given = s->workload.generation.given.count > 0;
+        options.on_token = s->job.settings.generate ? on_token : NULL;
     }
     cpa_status status = cpa_engine_create(s->comm, &options, &s->engine, &err);
     if (status != CPA_OK && !cpa_control_all_failed(&s->control)) abort_job(s, status, err.message);
@@ -173,6 +175,15 @@ static void report_stop(const service *s) {
             s->outcome.given_up ? "; the step in flight was given up" : "");
 }
 
+/* Rank 0: the report, or the end of the answer. */
+static void print_outcome(const service *s) {
+    if (s->job.settings.generate) {
+        cpa_generation_print(&s->workload.generation, stdout);
+    } else {
+        cpa_report_print(&s->outcome, stdout);
+    }
+}
+
 /* Rank 0, in the thread that watches for signals, while the run is in the middle of something: a cpa_give_up_fn. */
 static void give_up(void *ctx, int signal) {
     service *s = ctx;
@@ -181,7 +192,7 @@ static void give_up(void *ctx, int signal) {
     s->outcome.given_up = 1;
     s->outcome.stats.duration_s = s->began > 0 ? cpa_clock_now() - s->began : 0;
     cpa_progress_finish(&s->progress);
-    cpa_report_print(&s->outcome, stdout);
+    print_outcome(s);
     explain(s, cpa_output_flush(&err), err.message);
     report_stop(s);
     const char *path = s->job.settings.result_json;
@@ -200,7 +211,9 @@ static cpa_status submit(service *s, cpa_error *err) {
         s->workload = mixed;
         cpa_signals_unlock();
     }
+    if (s->job.has_network) CPA_TRY(cpa_network_begin(&s->job, &s->network, err));
     for (int64_t i = 0; i < s->workload.count; i++) {
+        if (s->job.has_network) s->workload.requests[i].sampling = &s->network.sampling;
         cpa_status status = cpa_engine_submit(s->engine, &s->workload.requests[i]);
         if (status == CPA_OK) continue;
         cpa_fail(err, status, "%s", cpa_engine_error(s->engine));
@@ -210,7 +223,7 @@ static cpa_status submit(service *s, cpa_error *err) {
     cpa_signals_lock();
     s->outcome.device = cpa_engine_device(s->engine);
     note_stats(s);
-    cpa_report_preamble(&s->outcome, stdout);
+    if (!s->job.settings.generate) cpa_report_preamble(&s->outcome, stdout);
     s->progress = cpa_progress_start(s->workload.prompt_tokens + s->workload.output_tokens, s->workload.count);
     s->began = cpa_clock_now();
     cpa_signals_unlock();
@@ -229,6 +242,7 @@ static void on_finish(void *ctx, const cpa_request_result *result) {
     service *s = ctx;
     cpa_signals_lock();
     cpa_metrics_add(&s->metrics, result);
+    if (s->job.has_network) cpa_network_on_finish(&s->network, result);
     cpa_signals_unlock();
     if (result->reason == CPA_FINISH_FAILED && s->metrics.failed == 1)
         fprintf(stderr, "cp_attn: request %" PRIu64 " failed: %s\n", result->id, result->error);
@@ -238,7 +252,7 @@ static void on_progress(void *ctx, int64_t tokens, int64_t requests, double elap
     service *s = ctx;
     cpa_signals_lock();
     note_stats(s);
-    cpa_progress_update(&s->progress, tokens, requests, elapsed_s);
+    if (!s->job.settings.generate) cpa_progress_update(&s->progress, tokens, requests, elapsed_s);
     cpa_signals_unlock();
 }
 
@@ -258,6 +272,18 @@ static cpa_exit_code write_timeline(service *s) {
     return closed == CPA_OK ? code : explain(s, closed, err.message);
 }
 
+/* Rank 0: names the worst token, if logits are wrong. */
+static cpa_exit_code judge_logits(const service *s) {
+    const cpa_logits_verdict *logits = &s->outcome.logits;
+    if (!s->outcome.checked_logits || logits->violations == 0) return CPA_EXIT_DONE;
+    fprintf(stderr,
+            "cp_attn: logits of %" PRId64 " of %" PRId64 " tokens are wrong; request %" PRIu64 ", position %" PRId64
+            ": off by %.3g (root mean square), expected at most %.3g\n",
+            logits->violations, logits->tokens, logits->worst_request, logits->worst_position, logits->worst_error,
+            logits->worst_allowed);
+    return CPA_EXIT_CHECK_FAILED;
+}
+
 /* Rank 0: what is to be said besides the report, and written besides stdout. */
 static cpa_exit_code conclude(service *s, cpa_status status) {
     cpa_error err;
@@ -266,7 +292,7 @@ static cpa_exit_code conclude(service *s, cpa_status status) {
     const int64_t lost = s->workload.count - ended->completed - ended->failed - ended->cancelled - ended->expired;
     note_stats(s);
     if (status == CPA_OK || status == CPA_STOPPED) s->outcome.stopped_by = cpa_signals_received();
-    cpa_report_print(&s->outcome, stdout);
+    print_outcome(s);
     cpa_exit_code lost_report = explain(s, cpa_output_flush(&err), err.message);
     if (s->outcome.stopped_by) {
         report_stop(s);
@@ -278,6 +304,8 @@ static cpa_exit_code conclude(service *s, cpa_status status) {
         code = CPA_EXIT_CHECK_FAILED;
     } else if (ended->failed > 0) {
         code = CPA_EXIT_CHECK_FAILED;
+    } else {
+        code = judge_logits(s);
     }
     if (s->metrics.out_of_memory) cpa_log(CPA_LOG_WARN, "no memory for every latency: the summaries leave some out");
     if (s->job.settings.result_json[0]) {
@@ -288,11 +316,21 @@ static cpa_exit_code conclude(service *s, cpa_status status) {
     return code == CPA_EXIT_DONE ? lost_report : code;
 }
 
+/* What the model has to say when all requests have ended. Collective. */
+static void end_network(service *s) {
+    cpa_error err;
+    if (!s->job.has_network) return;
+    cpa_status status = cpa_network_end(&s->job, &s->network, &s->control, &s->outcome.logits, &err);
+    if (status != CPA_OK) abort_job(s, status, err.message);
+    s->outcome.checked_logits = s->job.settings.check_logits > 0;
+}
+
 static cpa_exit_code run(service *s) {
     cpa_status status = cpa_engine_run(s->engine, on_finish, on_progress, s);
     if (status != CPA_OK && status != CPA_CHECK_FAILED && status != CPA_STOPPED) {
         abort_job(s, status, cpa_engine_error(s->engine));
     }
+    if (status == CPA_OK) end_network(s);
     cpa_signals_finish();
     cpa_progress_finish(&s->progress);
     cpa_exit_code code = s->rank == 0 ? conclude(s, status) : CPA_EXIT_DONE;

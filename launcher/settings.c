@@ -28,7 +28,8 @@ static const char *const log_levels[] = {"error", "warn", "info", "debug", NULL}
 
 #define TOKENS_MAX 0x1p40 /* longest sequence, and most tokens of one kind */
 #define SEED_MAX 0x1p62
-#define ACTIONS "Program" /* these make no sense in a file */
+#define ACTIONS "Program"                /* these make no sense in a file */
+#define GENERATE "Generate, with --seed" /* of cp_attn generate alone */
 
 #define VARIABLE_PREFIX "CPATTN_"
 
@@ -54,7 +55,27 @@ static const cpa_field table[] = {
     {"Requests", "output-len", "N", INT(output_len, "128", 1, TOKENS_MAX),
      .help = "output tokens of a request, without a trace"},
     {"Requests", "seed", "N", INT(seed, "0", 0, SEED_MAX),
-     .help = "of keys, values, queries, arrivals and the choice of checked rows"},
+     .help = "of keys, values, queries, arrivals, draws and the choice of checked rows"},
+    {GENERATE, "prompt-ids", "IDS", TEXT(prompt_ids),
+     .help = "the prompt: ids with commas between them, or @FILE, a file of ids"},
+    {GENERATE, "max-tokens", "N", INT(max_tokens, "16", 1, TOKENS_MAX), .help = "most tokens of the answer"},
+    {GENERATE, "temperature", "T", REAL(temperature, "0", 0, 1e6),
+     .help = "logits are divided by T; 0: the most probable token every time"},
+    {GENERATE, "top-k", "N", INT(top_k, "all", 1, INT_MAX), .word = "all",
+     .help = "draw among the N most probable tokens"},
+    {GENERATE, "top-p", "P", REAL(top_p, "1", 0, 1), .help = "of these the most probable that hold P together"},
+    {GENERATE, "min-p", "P", REAL(min_p, "0", 0, 1), .help = "of these those with at least P of the best probability"},
+    {GENERATE, "repetition-penalty", "R", REAL(repetition_penalty, "1", 1e-6, 1e6),
+     .help = "tokens of prompt and answer: logits above 0 are divided by R, others multiplied"},
+    {GENERATE, "presence-penalty", "R", REAL(presence_penalty, "0", -1e6, 1e6),
+     .help = "subtracted from the logits of tokens of the answer"},
+    {GENERATE, "stop-ids", "IDS", TEXT(stop_ids), .help = "tokens that end the answer, beside those of the model"},
+    {GENERATE, "given-ids", "IDS", TEXT(given_ids),
+     .help = "the answer's tokens are these, as --prompt-ids; --json then has the most probable ones beside them"},
+    {GENERATE, "ignore-eos", NULL, FLAG(ignore_eos, "false"), .help = "the model's own end tokens do not end it"},
+    {GENERATE, "logprobs", NULL, FLAG(logprobs, "false"), .help = "print the log-probability of each token"},
+    {GENERATE, "json", NULL, FLAG(json, "false"),
+     .help = "print ids, log-probabilities and times as one JSON object at the end"},
     {"Model", "model", "FILE", TEXT(model),
      .help = "shape of the model, YAML as in configs/; without it, that of configs/small.yaml"},
     {"Model", "model-dir", "DIR", TEXT(model_dir),
@@ -111,6 +132,9 @@ static const cpa_field table[] = {
      .help =
          "share of the results (token, head, layer) that are checked against float64; auto: at most 0.001, and what "
          "2% of the run time pays for"},
+    {"Checks", "check-logits", "N", INT(check_logits, "0", 0, 1 << 16),
+     .help = "with --model-dir: the logits of N output tokens, chosen at random, are compared at the end with a plain "
+             "forward in fp32 on the host; not with a quantised cache"},
     {"Checks", "fail-on-nonfinite", NULL, FLAG(fail_on_nonfinite, "false"),
      .help = "end the run with exit code 1 once a key, a value or a result is NaN or infinite; else they are counted"},
     {"Checks", "skip-self-test", NULL, FLAG(skip_self_test, "false"), .help = "start without the self-test"},
@@ -186,7 +210,8 @@ static cpa_status read_option(int argc, char **argv, int *i, const char **texts,
     if (strncmp(arg, "--", 2) != 0) {
         char found[64];
         cpa_text_quote(arg, strlen(arg), found, sizeof found);
-        return cpa_fail(err, CPA_INVALID, "found '%s', expected an option (--help lists them) or 'bench'", found);
+        return cpa_fail(err, CPA_INVALID, "found '%s', expected an option (--help lists them), 'generate' or 'bench'",
+                        found);
     }
     const char *name = arg + 2;
     size_t length = strcspn(name, "=");
@@ -310,11 +335,33 @@ static cpa_status read_command_line(cpa_settings *settings, const char *const *t
     return CPA_OK;
 }
 
+/* What belongs to cp_attn generate, and what it has no use for. */
+static cpa_status check_generate(const cpa_settings *settings, cpa_error *err) {
+    static const char *const of_runs[] = {"trace",        "requests",  "length-scale", "time-scale",
+                                          "request-rate", "input-len", "output-len",   "dry-run"};
+    for (int f = 0; f < N_FIELDS && !settings->generate; f++) {
+        if (strcmp(table[f].group, GENERATE) == 0 && settings->source[f].origin != CPA_FROM_DEFAULT)
+            return cpa_fail(err, CPA_INVALID, "--%s: found without 'generate', expected with it", table[f].name);
+    }
+    if (!settings->generate) return CPA_OK;
+    for (size_t i = 0; i < sizeof of_runs / sizeof *of_runs; i++) {
+        if (cpa_settings_given(settings, of_runs[i]))
+            return cpa_fail(err, CPA_INVALID, "--%s: found with 'generate', expected without it", of_runs[i]);
+    }
+    if (settings->given_ids[0] && cpa_settings_given(settings, "max-tokens"))
+        return cpa_fail(err, CPA_INVALID, "--max-tokens: found with --given-ids, expected without it");
+    if (settings->help || settings->version || settings->print_config) return CPA_OK;
+    if (!settings->model_dir[0]) return cpa_fail(err, CPA_INVALID, "generate: found no --model-dir, expected one");
+    if (!settings->prompt_ids[0]) return cpa_fail(err, CPA_INVALID, "generate: found no --prompt-ids, expected them");
+    return CPA_OK;
+}
+
 /* Settings that only mean something with others, or without them. */
 static cpa_status check_together(const cpa_settings *settings, cpa_error *err) {
     static const char *const with_trace[] = {"length-scale", "time-scale"};
     static const char *const without_trace[] = {"input-len", "output-len"};
     static const char *const without_folder[] = {"model", "window", "sinks"};
+    CPA_TRY(check_generate(settings, err));
     for (int i = 0; i < 2; i++) {
         if (!settings->trace[0] && cpa_settings_given(settings, with_trace[i])) {
             return cpa_fail(err, CPA_INVALID, "--%s: found without --trace, expected with it", with_trace[i]);
@@ -326,6 +373,16 @@ static cpa_status check_together(const cpa_settings *settings, cpa_error *err) {
     for (int i = 0; settings->model_dir[0] && i < 3; i++) {
         if (cpa_settings_given(settings, without_folder[i]))
             return cpa_fail(err, CPA_INVALID, "--%s: found with --model-dir, expected without it", without_folder[i]);
+    }
+    if (settings->check_logits > 0) {
+        if (!settings->model_dir[0])
+            return cpa_fail(err, CPA_INVALID, "--check-logits: found without --model-dir, expected with it");
+        if (settings->kv_cache_dtype > CPA_DTYPE_COUNT)
+            return cpa_fail(err, CPA_INVALID,
+                            "--check-logits: found with --kv-cache-dtype %s, expected no quantised cache",
+                            kv_dtypes[settings->kv_cache_dtype]);
+        if (settings->dry_run)
+            return cpa_fail(err, CPA_INVALID, "--check-logits: found with --dry-run, expected without");
     }
     if (settings->time_scale > 0 && !isinf(settings->request_rate)) {
         return cpa_fail(err, CPA_INVALID, "--request-rate: found with --time-scale, expected one of the two");
@@ -358,7 +415,8 @@ static cpa_status check_together(const cpa_settings *settings, cpa_error *err) {
 cpa_status cpa_settings_load(int argc, char **argv, cpa_settings *out, cpa_error *err) {
     cpa_settings settings = {0};
     const char *texts[N_FIELDS] = {NULL};
-    for (int i = 1; i < argc; i++) CPA_TRY(read_option(argc, argv, &i, texts, err));
+    settings.generate = argc > 1 && strcmp(argv[1], "generate") == 0;
+    for (int i = 1 + (int)settings.generate; i < argc; i++) CPA_TRY(read_option(argc, argv, &i, texts, err));
     for (int f = 0; f < N_FIELDS; f++)
         CPA_TRY(set(&settings, f, "default", table[f].initial, CPA_FROM_DEFAULT, 0, err));
     const char *config = texts[index_of("config")];
@@ -378,6 +436,7 @@ cpa_status cpa_settings_load(int argc, char **argv, cpa_settings *out, cpa_error
 void cpa_settings_print_help(FILE *out) {
     fprintf(out,
             "usage: mpirun -np N cp_attn [options]    serve requests on N ranks; without options, a mixed run\n"
+            "       mpirun -np N cp_attn generate --model-dir DIR --prompt-ids IDS [options]    answer a prompt\n"
             "       mpirun -np N cp_attn bench ...    measure one operation; 'cp_attn bench --help' says which\n"
             "\n"
             "A value comes from the command line, else the environment (CPATTN_BLOCK_SIZE for --block-size),\n"

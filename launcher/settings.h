@@ -11,12 +11,25 @@
 
 #include "launcher/field.h"
 
-#define CPA_SETTINGS_MAX 64
+#define CPA_SETTINGS_MAX 80
 
 typedef enum cpa_origin { CPA_FROM_DEFAULT = 0, CPA_FROM_FILE, CPA_FROM_ENVIRONMENT, CPA_FROM_COMMAND_LINE } cpa_origin;
 
 /* Values as the table parses them; choices are indices. Plain memory: rank 0 broadcasts it. */
 typedef struct cpa_settings {
+    int64_t generate; /* cp_attn generate */
+    char prompt_ids[CPA_TEXT_BYTES];
+    int64_t max_tokens;
+    double temperature;
+    int64_t top_k; /* 0 = all */
+    double top_p, min_p;
+    double repetition_penalty, presence_penalty;
+    char stop_ids[CPA_TEXT_BYTES];
+    char given_ids[CPA_TEXT_BYTES];
+    int64_t ignore_eos;
+    int64_t logprobs;
+    int64_t json;
+
     char trace[CPA_TEXT_BYTES];
     int64_t requests; /* 0 = all of the trace */
     double length_scale;
@@ -55,6 +68,7 @@ typedef struct cpa_settings {
     int64_t staging_bytes;
 
     double verify;
+    int64_t check_logits;
     int64_t skip_self_test;
 
     int64_t device;  /* cpa_device_choice */

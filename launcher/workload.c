@@ -14,8 +14,13 @@
 
 uint32_t cpa_vocabulary_token(void *ctx, uint64_t request, int64_t position) {
     cpa_vocabulary_tokens *tokens = ctx;
-    const uint32_t token = tokens->trace->count > 0 ? cpa_trace_token(tokens->trace, request, position)
-                                                    : cpa_synthetic_token(&tokens->seed, request, position);
+    const cpa_ids *prompt = &tokens->workload->generation.prompt;
+    const cpa_ids *given = &tokens->workload->generation.given;
+    if (position < prompt->count) return prompt->ids[position];
+    if (position - prompt->count < given->count) return given->ids[position - prompt->count];
+    const uint32_t token = tokens->workload->trace.count > 0
+                               ? cpa_trace_token(&tokens->workload->trace, request, position)
+                               : cpa_synthetic_token(&tokens->seed, request, position);
     return token % tokens->vocabulary;
 }
 
@@ -120,6 +125,30 @@ static cpa_status make_up(const cpa_settings *settings, cpa_workload *out, cpa_e
     return CPA_OK;
 }
 
+/* The request of the prompt that was read. */
+static cpa_status add_prompt(const cpa_settings *settings, cpa_workload *workload, cpa_error *err) {
+    CPA_TRY(allocate(workload, 1, err));
+    workload->requests[0].prompt_tokens = workload->generation.prompt.count;
+    workload->requests[0].output_tokens = workload->generation.most;
+    workload->requests[0].salt = settings->cache_salt;
+    snprintf(workload->title, sizeof workload->title, "a prompt of %" PRId64 " tokens",
+             workload->generation.prompt.count);
+    add_up(workload);
+    return CPA_OK;
+}
+
+cpa_status cpa_workload_of_prompt(const cpa_settings *settings, int64_t vocabulary, cpa_workload *out, cpa_error *err) {
+    cpa_workload workload = {0};
+    cpa_status status = cpa_generation_open(settings, vocabulary, &workload.generation, err);
+    if (status == CPA_OK) status = add_prompt(settings, &workload, err);
+    if (status != CPA_OK) {
+        cpa_workload_release(&workload);
+        return status;
+    }
+    *out = workload;
+    return CPA_OK;
+}
+
 cpa_status cpa_workload_load(const cpa_settings *settings, cpa_workload *out, cpa_error *err) {
     cpa_workload workload = {0};
     cpa_status status = settings->trace[0] ? load_trace(settings, &workload, err) : make_up(settings, &workload, err);
@@ -183,5 +212,6 @@ cpa_status cpa_workload_mixed(const cpa_engine *engine, int64_t max_tokens, cpa_
 void cpa_workload_release(cpa_workload *workload) {
     free(workload->requests);
     cpa_trace_close(&workload->trace);
+    cpa_generation_close(&workload->generation);
     *workload = (cpa_workload){0};
 }

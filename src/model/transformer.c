@@ -181,15 +181,15 @@ static cpa_status product(const cpa_transformer *t, int64_t rows, const void *x,
     return cpa_linear(&args, stream);
 }
 
-/* Copies the rows of a [source_rows, hidden] that the indices name. */
-static cpa_status gather(const cpa_transformer *t, int64_t rows, const void *source, int64_t source_rows,
-                         const int32_t *indices, void *out, cpa_stream *stream) {
+/* Copies the rows of a [max_rows, hidden] that the indices name; -1 gives a row of NaN. */
+static cpa_status gather(const cpa_transformer *t, int64_t rows, const void *source, const int32_t *indices, void *out,
+                         cpa_stream *stream) {
     const cpa_embed_args args = {
         .size = sizeof args,
         .rows = rows,
         .width = t->config.hidden,
         .dtype = t->options.dtype,
-        .vocabulary = source_rows,
+        .vocabulary = t->options.max_rows,
         .table = source,
         .tokens = (const uint32_t *)indices,
         .out = out,
@@ -271,8 +271,8 @@ static cpa_status layer_out(void *ctx, int32_t layer, const cpa_model_step *step
 static cpa_status compute_logits(const cpa_transformer *t, const cpa_model_step *step, int64_t first, int64_t count,
                                  cpa_stream *stream) {
     const int32_t *rows = step->emissions.rows + first;
-    CPA_TRY(gather(t, count, t->x, step->rows.count, rows, t->last_x, stream));
-    CPA_TRY(gather(t, count, t->residual, step->rows.count, rows, t->last_residual, stream));
+    CPA_TRY(gather(t, count, t->x, rows, t->last_x, stream));
+    CPA_TRY(gather(t, count, t->residual, rows, t->last_residual, stream));
     CPA_TRY(norm(t, count, t->last_x, t->last_residual, t->weights.final_norm, t->last_x, stream));
     const cpa_linear_args args = {
         .size = sizeof args,

@@ -39,3 +39,97 @@ model_dir() {
     expect_code 0 "bf16"
     grep -q 'tiny-mistral: 2 layers, 4 query and 2 KV heads of 16, bf16' out || fail "no line of the model"
 }
+
+# expected_ids MODEL PROMPT: what transformers continued prompt 0, 1 or 2 with, ids with spaces between.
+expected_ids() {
+    sed -n 's/^ "output_ids": \[\(.*\)\],$/\1/p' "$MODELS/$1/expected.json" | sed 's/\], \[/\n/g' | tr -d '[],' |
+        sed -n "$(($2 + 1))p"
+}
+
+# prompt_ids MODEL PROMPT: with commas between.
+prompt_ids() {
+    sed -n 's/^ "prompts": \[\(.*\)\],$/\1/p' "$MODELS/$1/expected.json" | sed 's/\], \[/\n/g' | tr -d '[] ' |
+        sed -n "$(($2 + 1))p"
+}
+
+# The tokens of transformers, on any number of ranks, in any chunks; JSON has the same, with log-probabilities.
+generate() {
+    local model n
+    for n in 1 2 3 4; do
+        [ "$(few "$n")" = "$n" ] || continue
+        run "$n" generate --model-dir "$MODELS/tiny-llama" --prompt-ids 1,5,9 --max-tokens 16 --temperature 0 --dtype fp32
+        expect_code 0 "generate on $n ranks"
+        [ "$(head -1 out)" = "$(expected_ids tiny-llama 0)" ] || fail "other tokens on $n ranks: $(head -1 out)"
+        grep -q '^16 tokens (length) after 3 of the prompt, TTFT' out || fail "no line of times: $(cat out)"
+    done
+    for model in tiny-qwen3 tiny-yarn tiny-sharded; do
+        prompt_ids "$model" 2 >prompt
+        run 2 generate --model-dir "$MODELS/$model" --prompt-ids @prompt --max-num-batched-tokens 48 --json --dtype fp32
+        expect_code 0 "generate --json"
+        grep -qF "\"ids\": [$(expected_ids "$model" 2 | sed 's/ /, /g')]" out || fail "other tokens of $model: $(cat out)"
+        grep -qF '"reason": "length"' out || fail "another reason"
+    done
+}
+
+# An answer ends at the model's own end tokens, unless these are ignored, and at those that are named.
+generate_ends() {
+    local all ids
+    all=$(expected_ids tiny-llama2 1)
+    read -ra ids <<<"${all%% 31 *} 31"
+    run 1 generate --model-dir "$MODELS/tiny-llama2" --prompt-ids "$(prompt_ids tiny-llama2 1)" --dtype fp32
+    expect_code 0 "an answer that ends"
+    [ "$(head -1 out)" = "${ids[*]}" ] || fail "it does not end with 31: $(head -1 out)"
+    grep -q "^${#ids[@]} tokens (stop) after 40 of the prompt" out || fail "no line of the end: $(cat out)"
+    run 2 generate --model-dir "$MODELS/tiny-llama2" --prompt-ids "$(prompt_ids tiny-llama2 1)" --ignore-eos --dtype fp32
+    [ "$(head -1 out)" = "$all" ] || fail "it ends although that is ignored: $(head -1 out)"
+    run 2 generate --model-dir "$MODELS/tiny-llama2" --prompt-ids "$(prompt_ids tiny-llama2 1)" --stop-ids "${ids[2]}" --dtype fp32
+    grep -q ' tokens (stop) after' out || fail "a stop id does not end it"
+}
+
+# Draws depend on the seed alone, and logits of a run are those of a plain forward.
+generate_draws() {
+    local options=(generate --model-dir "$MODELS/tiny-qwen2" --prompt-ids "3,2,1" --temperature 1.5 --top-k 50 --top-p 0.95
+        --repetition-penalty 1.2 --ignore-eos --dtype fp32 --seed)
+    run 1 "${options[@]}" 1 --check-logits 8 --result-json result.json
+    expect_code 0 "draws"
+    expect_value tokens 8 result.json
+    head -1 out >one
+    run 2 "${options[@]}" 1
+    [ "$device" != host ] || [ "$(head -1 out)" = "$(cat one)" ] || fail "two ranks draw otherwise"
+    run 1 "${options[@]}" 2
+    [ "$(head -1 out)" != "$(cat one)" ] || fail "another seed draws the same"
+}
+
+# An answer may be imposed; beside it stands what would have been the most probable.
+generate_given() {
+    local ids
+    ids=$(expected_ids tiny-qwen3 1 | sed 's/ /, /g')
+    run 2 generate --model-dir "$MODELS/tiny-qwen3" --prompt-ids "$(prompt_ids tiny-qwen3 1)" --given-ids "$ids" --json --dtype fp32
+    expect_code 0 "given ids"
+    grep -qF "\"ids\": [$ids], " out || fail "other ids than the given ones: $(cat out)"
+    grep -qF "\"best_ids\": [$ids], " out || fail "other ids are the most probable ones: $(cat out)"
+    run 2 generate --model-dir "$MODELS/tiny-qwen3" --prompt-ids "$(prompt_ids tiny-qwen3 1)" --given-ids 7,7,7 --json --dtype fp32
+    grep -qF '"ids": [7, 7, 7], ' out || fail "other ids than the given ones: $(cat out)"
+    grep -qF "\"best_ids\": [${ids%%,*}, " out || fail "the first one does not depend on them: $(cat out)"
+    ! grep -qF '"best_ids": [7, 7, 7]' out || fail "the given ids are called the most probable ones"
+}
+
+# Attention that is wrong gives logits that are.
+wrong_logits() {
+    CP_ATTN=$CP_ATTN_FAULTS
+    CPATTN_FAULT=$1 run 2 generate --model-dir "$MODELS/tiny-llama" --prompt-ids "$(prompt_ids tiny-llama 1)" --verify 0 \
+        --skip-self-test --check-logits 8
+    expect_code 1 "$1"
+    said -E 'logits of [0-9]+ of 8 tokens are wrong; request 1, position [0-9]+: off by' || fail "no line: $(our_lines)"
+}
+
+bad_generate() {
+    local model=(--model-dir "$MODELS/tiny-llama")
+    expect_bad 'generate: found no --model-dir' generate --prompt-ids 1
+    expect_bad 'generate: found no --prompt-ids' generate "${model[@]}"
+    expect_bad "--prompt-ids: found '128', expected ids from 0 to 127" generate "${model[@]}" --prompt-ids 1,128
+    expect_bad '--trace: found with' generate "${model[@]}" --prompt-ids 1 --trace trace.jsonl
+    expect_bad "--temperature: found without 'generate'" "${model[@]}" --temperature 1
+    expect_bad 'request 1: found 602 tokens, expected at most the 512' generate "${model[@]}" --prompt-ids 1,2,3 --max-tokens 600
+    expect_bad '--check-logits: found without --model-dir' --check-logits 1
+}

@@ -1,0 +1,157 @@
+/* Models through the whole engine: the greedy tokens of transformers, each prompt asked twice, whatever the chunks and
+ * the batch, with and without shared prefixes, with preemption, and with draws that depend on the seed alone. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "src/model/transformer.h"
+#include "tests/fixtures/device_fixture.h"
+#include "tests/fixtures/engine_fixture.h"
+#include "tests/fixtures/mpi_unit.h"
+#include "tests/model/expected.h"
+
+enum { REQUESTS = 2 * CPA_TEST_PROMPTS };
+
+/* How the requests run. */
+typedef struct way {
+    int64_t budget; /* tokens of a step */
+    int32_t max_num_seqs;
+    int64_t num_blocks; /* 0: enough for all */
+    int32_t no_prefix_caching;
+    float temperature;
+} way;
+static const way plain = {.budget = 512, .max_num_seqs = REQUESTS};
+
+typedef struct run {
+    const cpa_test_expected *expected;
+    uint32_t tokens[REQUESTS][CPA_TEST_OUTPUTS];
+    int64_t finished;
+    cpa_engine_stats stats;
+} run;
+
+/* Request i asks prompt i modulo the prompts. */
+static uint32_t prompt_token(void *ctx, uint64_t request, int64_t position) {
+    return ((const run *)ctx)->expected->prompts[request % CPA_TEST_PROMPTS][position];
+}
+
+static void on_finish(void *ctx, const cpa_request_result *result) {
+    run *r = ctx;
+    CU_ASSERT_EQUAL(result->reason, CPA_FINISH_LENGTH);
+    CU_ASSERT_EQUAL(result->output_tokens, CPA_TEST_OUTPUTS);
+    if (result->output_tokens == CPA_TEST_OUTPUTS)
+        memcpy(r->tokens[result->id], result->tokens, sizeof r->tokens[result->id]);
+    r->finished++;
+}
+
+static void run_engine(const cpa_model_config *config, cpa_transformer *transformer, way w, run *r) {
+    cpa_mask masks[CPA_CONFIG_MAX_LAYERS];
+    cpa_request requests[REQUESTS];
+    const cpa_model model = cpa_transformer_model(transformer);
+    const cpa_sampling sampling = {
+        .size = sizeof sampling, .temperature = w.temperature, .seed = 3, .ignore_eos = 1, .logprobs = 1};
+    cpa_engine_options options = cpa_test_engine_options();
+    options.model = cpa_model_config_shape(config, CPA_F32, masks);
+    options.network = &model;
+    options.token_at = prompt_token;
+    options.token_ctx = r;
+    options.max_num_batched_tokens = w.budget;
+    options.max_num_seqs = w.max_num_seqs;
+    options.num_blocks = w.num_blocks ? w.num_blocks : 80;
+    options.no_prefix_caching = w.no_prefix_caching;
+    options.preemption = CPA_PREEMPT_RECOMPUTE;
+    for (int i = 0; i < REQUESTS; i++) {
+        requests[i] = (cpa_request){.size = sizeof requests[i],
+                                    .id = (uint64_t)i,
+                                    .prompt_tokens = r->expected->prompt_tokens[i % CPA_TEST_PROMPTS],
+                                    .output_tokens = CPA_TEST_OUTPUTS,
+                                    .sampling = &sampling};
+    }
+    CU_ASSERT_EQUAL(cpa_test_engine_run(&options, requests, REQUESTS, on_finish, r, &r->stats), 1);
+}
+
+/* Runs a tiny model in n ways; r[i] is what the i-th gave. */
+static void run_model(const char *name, const way *ways, int n, cpa_test_expected *expected, run *r) {
+    cpa_model_config config;
+    cpa_safetensors *files = NULL;
+    cpa_transformer *transformer = NULL;
+    cpa_device *device;
+    cpa_stream *stream;
+    const cpa_transformer_options options = {CPA_F32, plain.budget, REQUESTS, 0};
+    cpa_test_expected_read(name, expected);
+    cpa_test_device_open(1, &device, &stream);
+    CU_ASSERT_EQUAL(cpa_model_config_load(cpa_test_model_folder(name), &config, NULL), CPA_OK);
+    CU_ASSERT_EQUAL(cpa_safetensors_open(cpa_test_model_folder(name), &files, NULL), CPA_OK);
+    CU_ASSERT_EQUAL(cpa_transformer_create(device, &config, files, &options, &transformer, NULL), CPA_OK);
+    cpa_safetensors_close(files);
+    for (int i = 0; i < n; i++) {
+        memset(&r[i], 0, sizeof r[i]);
+        r[i].expected = expected;
+        run_engine(&config, transformer, ways[i], &r[i]);
+    }
+    cpa_transformer_destroy(transformer);
+    cpa_test_device_close(device, stream);
+}
+
+static int is_rank_0(void) {
+    return cpa_comm_rank(cpa_test_comm()) == 0;
+}
+
+static void check_greedy(const run *r) {
+    if (!is_rank_0()) return;
+    CU_ASSERT_EQUAL(r->finished, REQUESTS);
+    for (int i = 0; i < REQUESTS; i++)
+        CU_ASSERT_EQUAL(memcmp(r->tokens[i], r->expected->outputs[i % CPA_TEST_PROMPTS], sizeof r->tokens[i]), 0);
+}
+
+static void every_family_gives_the_tokens_of_transformers(void) {
+    cpa_test_expected *expected = malloc(sizeof *expected);
+    run r;
+    for (int i = 0; cpa_test_models[i]; i++) {
+        run_model(cpa_test_models[i], &plain, 1, expected, &r);
+        check_greedy(&r);
+    }
+    free(expected);
+}
+
+static void ways_to_run_do_not_matter(void) {
+    const int32_t ranks = cpa_comm_size(cpa_test_comm());
+    const way ways[] = {{.budget = 24, .max_num_seqs = 2},                                /* chunks, shared prefixes */
+                        {.budget = 40, .max_num_seqs = REQUESTS, .no_prefix_caching = 1}, /* chunks, nothing shared */
+                        {.budget = 512,
+                         .max_num_seqs = REQUESTS,
+                         .no_prefix_caching = 1, /* preemption */
+                         .num_blocks = 14 / ranks}};
+    cpa_test_expected *expected = malloc(sizeof *expected);
+    run r[3];
+    run_model("tiny-qwen2", ways, 3, expected, r);
+    for (int i = 0; i < 3; i++) check_greedy(&r[i]);
+    run_model("tiny-llama", ways, 3, expected, r);
+    for (int i = 0; i < 3; i++) check_greedy(&r[i]);
+    CU_ASSERT(r[0].stats.prefix_hits > 0 && r[1].stats.prefix_hits == 0);
+    CU_ASSERT(r[0].stats.preemptions == 0 && r[2].stats.preemptions > 0);
+    free(expected);
+}
+
+/* Two requests of one prompt and seed draw the same, whatever is beside them. */
+static void draws_depend_on_the_seed_alone(void) {
+    const way ways[] = {{.budget = 512, .max_num_seqs = REQUESTS, .temperature = 2},
+                        {.budget = 20, .max_num_seqs = 1, .no_prefix_caching = 1, .temperature = 2}};
+    cpa_test_expected *expected = malloc(sizeof *expected);
+    run r[2];
+    run_model("tiny-sharded", ways, 2, expected, r);
+    for (int i = 0; is_rank_0() && i < CPA_TEST_PROMPTS; i++) {
+        if (cpa_test_promises_bits()) {
+            CU_ASSERT_EQUAL(memcmp(r[0].tokens[i], r[0].tokens[i + CPA_TEST_PROMPTS], sizeof r[0].tokens[i]), 0);
+            CU_ASSERT_EQUAL(memcmp(r[0].tokens[i], r[1].tokens[i], sizeof r[0].tokens[i]), 0);
+        }
+        CU_ASSERT_NOT_EQUAL(memcmp(r[0].tokens[i], expected->outputs[i], sizeof r[0].tokens[i]), 0);
+    }
+    free(expected);
+}
+
+static const cpa_test TESTS[] = {
+    {"every family gives the tokens of transformers", every_family_gives_the_tokens_of_transformers},
+    {"chunks, shared prefixes and preemption do not matter", ways_to_run_do_not_matter},
+    {"draws depend on the seed alone", draws_depend_on_the_seed_alone},
+};
+
+CPA_MPI_DEVICE_TEST_MAIN("models through the engine", TESTS)
