@@ -22,11 +22,15 @@ enum { MAX_CALLS_PER_BATCH = 2000, CALIBRATION_CALLS = 3 };
 
 static const cpa_bench *const benches[] = {&cpa_bench_attend,   &cpa_bench_varlen,  &cpa_bench_merge,
                                            &cpa_bench_kv_write, &cpa_bench_kv_pack, &cpa_bench_linear,
-                                           &cpa_bench_exchange};
+                                           &cpa_bench_rmsnorm,  &cpa_bench_swiglu,  &cpa_bench_qk_norm_rope,
+                                           &cpa_bench_sample,   &cpa_bench_exchange};
 enum { N_BENCHES = sizeof benches / sizeof benches[0] };
 
 static void print_help(void) {
-    printf("usage: cp_attn bench attend|varlen|merge|kv_write|kv_pack|linear|exchange|scaling [options]\n");
+    printf(
+        "usage: cp_attn bench "
+        "attend|varlen|merge|kv_write|kv_pack|linear|rmsnorm|swiglu|qk_norm_rope|sample|exchange|scaling "
+        "[options]\n");
     cpa_bench_options_print_help();
     printf("shapes, and those without --shapes on the host / on cuda:\n");
     for (int i = 0; i < N_BENCHES; i++) {
@@ -215,10 +219,11 @@ static cpa_status run_named(cpa_bench_site *site, const char *name, cpa_rank_pla
         if (strcmp(name, benches[i]->name) == 0) bench = benches[i];
     }
     if (!bench && (!name || strcmp(name, "scaling") != 0)) {
-        return cpa_fail(err, CPA_INVALID,
-                        "bench: found '%s', expected attend, varlen, merge, kv_write, kv_pack, exchange or scaling (or "
-                        "--help)",
-                        name ? name : "");
+        return cpa_fail(
+            err, CPA_INVALID,
+            "bench: found '%s', expected attend, varlen, merge, kv_write, kv_pack, linear, rmsnorm, swiglu, "
+            "qk_norm_rope, sample, exchange or scaling (or --help)",
+            name ? name : "");
     }
     const char *json = site->options.json;
     cpa_status status = CPA_OK;

@@ -48,6 +48,10 @@ extern const cpa_bench cpa_bench_merge;
 extern const cpa_bench cpa_bench_kv_write;
 extern const cpa_bench cpa_bench_kv_pack;
 extern const cpa_bench cpa_bench_linear;
+extern const cpa_bench cpa_bench_rmsnorm;
+extern const cpa_bench cpa_bench_swiglu;
+extern const cpa_bench cpa_bench_qk_norm_rope;
+extern const cpa_bench cpa_bench_sample;
 extern const cpa_bench cpa_bench_exchange;
 
 #endif

@@ -75,6 +75,14 @@ results_are_right() {
         expect_right 2
         bench 1 linear --dtype $dtype --shapes 3x128x300,20x64x33 --iters 3
         expect_right 2
+        bench 1 rmsnorm --dtype $dtype --shapes 3x100,40x64 --iters 3
+        expect_right 2
+        bench 1 swiglu --dtype $dtype --shapes 3x100,40x64 --iters 3
+        expect_right 2
+        bench 1 qk_norm_rope --dtype $dtype --shapes 5,50:kv-cache-dtype=int8 --iters 3
+        expect_right 2
+        bench 1 sample --dtype $dtype --shapes 3x1000,20x500 --iters 3
+        expect_right 2
     done
     bench 1 attend --shapes 3x1x500,9x1x500:ragged=true,1x20x90:mask=full,1x20x90:v-head-dim=72:dtype=bf16 --iters 3
     expect_right 4
