@@ -18,6 +18,7 @@ typedef struct way {
     int64_t num_blocks; /* 0: enough for all */
     int32_t no_prefix_caching;
     float temperature;
+    float repetition_penalty, presence_penalty;
 } way;
 static const way plain = {.budget = 512, .max_num_seqs = REQUESTS};
 
@@ -46,8 +47,13 @@ static void run_engine(const cpa_model_config *config, cpa_transformer *transfor
     cpa_mask masks[CPA_CONFIG_MAX_LAYERS];
     cpa_request requests[REQUESTS];
     const cpa_model model = cpa_transformer_model(transformer);
-    const cpa_sampling sampling = {
-        .size = sizeof sampling, .temperature = w.temperature, .seed = 3, .ignore_eos = 1, .logprobs = 1};
+    const cpa_sampling sampling = {.size = sizeof sampling,
+                                   .temperature = w.temperature,
+                                   .repetition_penalty = w.repetition_penalty,
+                                   .presence_penalty = w.presence_penalty,
+                                   .seed = 3,
+                                   .ignore_eos = 1,
+                                   .logprobs = 1};
     cpa_engine_options options = cpa_test_engine_options();
     options.model = cpa_model_config_shape(config, CPA_F32, masks);
     options.network = &model;
@@ -148,10 +154,51 @@ static void draws_depend_on_the_seed_alone(void) {
     free(expected);
 }
 
+/* How many output tokens of a request are among the n tokens before them: outputs, and with `prompt` that too. */
+static int repeated(const run *r, int request, int prompt) {
+    const int64_t n = prompt ? r->expected->prompt_tokens[request % CPA_TEST_PROMPTS] : 0;
+    int count = 0;
+    for (int i = 0; i < CPA_TEST_OUTPUTS; i++) {
+        const uint32_t token = r->tokens[request][i];
+        int seen = 0;
+        for (int64_t j = 0; j < n; j++) seen |= r->expected->prompts[request % CPA_TEST_PROMPTS][j] == token;
+        for (int j = 0; j < i; j++) seen |= r->tokens[request][j] == token;
+        count += seen;
+    }
+    return count;
+}
+
+/* Penalties so large that no token comes again: those of prompt and output, or of the output alone; also where requests
+ * give way and are computed again, and where their places are taken by others. */
+static void penalties_know_the_tokens_of_a_sequence(void) {
+    const int32_t ranks = cpa_comm_size(cpa_test_comm());
+    const way ways[] = {{.budget = 512, .max_num_seqs = REQUESTS, .repetition_penalty = 1e6f},
+                        {.budget = 24, .max_num_seqs = 2, .repetition_penalty = 1e6f},
+                        {.budget = 512,
+                         .max_num_seqs = REQUESTS,
+                         .no_prefix_caching = 1,
+                         .num_blocks = 14 / ranks,
+                         .repetition_penalty = 1e6f},
+                        {.budget = 512, .max_num_seqs = REQUESTS, .presence_penalty = 1e3f}};
+    cpa_test_expected *expected = malloc(sizeof *expected);
+    run r[4];
+    run_model("tiny-llama", ways, 4, expected, r);
+    CU_ASSERT(r[2].stats.preemptions > 0);
+    for (int request = 0; is_rank_0() && request < REQUESTS; request++) {
+        for (int i = 0; i < 3; i++) CU_ASSERT_EQUAL(repeated(&r[i], request, 1), 0);
+        CU_ASSERT_EQUAL(repeated(&r[3], request, 0), 0);
+        CU_ASSERT_EQUAL(memcmp(r[0].tokens[request], r[1].tokens[request], sizeof r[0].tokens[request]), 0);
+        CU_ASSERT_EQUAL(memcmp(r[0].tokens[request], r[2].tokens[request], sizeof r[0].tokens[request]), 0);
+    }
+    CU_ASSERT(!is_rank_0() || repeated(&r[3], 2, 1) > 0);
+    free(expected);
+}
+
 static const cpa_test TESTS[] = {
     {"every family gives the tokens of transformers", every_family_gives_the_tokens_of_transformers},
     {"chunks, shared prefixes and preemption do not matter", ways_to_run_do_not_matter},
     {"draws depend on the seed alone", draws_depend_on_the_seed_alone},
+    {"penalties know the tokens of a sequence", penalties_know_the_tokens_of_a_sequence},
 };
 
 CPA_MPI_DEVICE_TEST_MAIN("models through the engine", TESTS)
