@@ -125,8 +125,9 @@ typedef struct cpa_slice_gather {
     int64_t width;
     int64_t unit; /* divides the width */
     cpa_dtype dtype;
-    const void *part; /* [rows, width of this rank]: outputs of its slice of a matrix */
-    void *out;        /* [rows, width]: those of all ranks, on every rank */
+    const void
+        *part; /* [rows, width of this rank]: outputs of its slice of a matrix; one row may lie in its place in out */
+    void *out; /* [rows, width]: those of all ranks, on every rank */
 } cpa_slice_gather;
 typedef struct cpa_slice_sum {
     size_t size;

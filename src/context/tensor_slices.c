@@ -54,6 +54,7 @@ static cpa_status gather_columns(cpa_context *c, const cpa_slice_gather *args, c
         const cpa_join_columns_args join = {args->rows, size, parts, begins, args->out};
         return cpa_context_check(ops, ops->device->operators->join_columns(&join, stream), stream);
     }
+    if (received[ops->rank] == args->part) return CPA_OK;
     return cpa_context_check(ops, ops->device->table->copy(received[ops->rank], args->part, bytes[ops->rank], stream),
                              stream);
 }

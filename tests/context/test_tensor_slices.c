@@ -111,6 +111,11 @@ static void enqueue(const site *s) {
         const cpa_slice_gather gather = {sizeof gather, c->rows,        c->width,       c->unit,
                                          c->dtype,      s->columns[of], s->gathered[of]};
         CU_ASSERT_EQUAL(s->slices.gather(s->slices.ctx, &gather, s->stream), CPA_OK);
+        if (c->rows == 1) { /* again, in place */
+            cpa_slice_gather in_place = gather;
+            in_place.part = (char *)s->gathered[of] + begin_of(c, s->slices.rank) * cpa_dtype_bytes(c->dtype);
+            CU_ASSERT_EQUAL(s->slices.gather(s->slices.ctx, &in_place, s->stream), CPA_OK);
+        }
         const cpa_slice_sum sum = {sizeof sum,   c->rows,        (int32_t)c->width,
                                    c->dtype,     s->partial[of], of % 2 ? s->bias[of] : NULL,
                                    s->summed[of]};
