@@ -8,6 +8,7 @@
 #include "base/min_max.h"
 #include "kernels/device.h"
 #include "src/model/sampler.h"
+#include "src/model/sliced_linear.h"
 #include "src/model/weights.h"
 
 enum { DEFAULT_LOGIT_ROWS = 256 };
@@ -23,11 +24,12 @@ struct cpa_transformer {
     /* [max_rows, ...], in the dtype */
     void *residual; /* [hidden] what the layers have added up */
     void *x;        /* [hidden] normed, or what is to be added next */
-    void *wide;     /* of the products with the most outputs */
-    void *inner;    /* [intermediate] */
+    void *wide;     /* of the products with the most outputs, or a part of a sum over ranks */
+    void *inner;    /* [intermediate], or a slice of queries, keys and values */
     /* [logit_rows, ...] */
     void *last_residual, *last_x; /* [hidden] */
-    float *logits;                /* [vocabulary] */
+    float *logits;                /* [vocabulary], */
+    float *own_logits;            /* and the slice of it that this rank computes */
     cpa_logits_fn observe;
     void *observe_ctx;
 };
@@ -44,6 +46,14 @@ static int64_t rope_bytes(const cpa_model_config *c) {
     return c->rope.max_position * c->rope.dim * (int64_t)sizeof(float);
 }
 
+/* Whether steps with slices are taken: no slice is empty. */
+static int takes_slices(const cpa_transformer *t) {
+    const cpa_model_config *c = &t->config;
+    const int32_t ranks = t->options.slices;
+    return ranks > 1 && c->q_heads >= ranks && cpa_slice_unit(qkv_width(c), ranks) > 0 &&
+           cpa_slice_unit(c->intermediate, ranks) > 0 && cpa_slice_unit(c->vocabulary, ranks) > 0;
+}
+
 /* ---- life ---- */
 
 /* What steps need on the device, as a list for sizes, allocation and release. */
@@ -51,20 +61,28 @@ typedef struct buffer {
     void **memory;
     int64_t bytes;
 } buffer;
-enum { BUFFERS = 8 };
+enum { BUFFERS = 9 };
 
 static void list_buffers(cpa_transformer *t, buffer list[BUFFERS]) {
     const cpa_model_config *c = &t->config;
     const int64_t bytes = cpa_dtype_bytes(t->options.dtype), row = t->options.max_rows * bytes;
     const int64_t last = t->logit_rows * c->hidden * bytes;
+    int64_t wide = cpa_max64(qkv_width(c), 2 * (int64_t)c->intermediate) * bytes, inner = c->intermediate * bytes;
+    int64_t own_logits = 0;
+    if (takes_slices(t)) {
+        wide = cpa_max64(wide, c->hidden * (int64_t)sizeof(float));
+        inner = cpa_max64(inner, cpa_slice_most(qkv_width(c), t->options.slices) * bytes);
+        own_logits = cpa_slice_most(c->vocabulary, t->options.slices);
+    }
     const buffer all[] = {
         {&t->residual, row * c->hidden},
         {&t->x, row * c->hidden},
-        {&t->wide, row * cpa_max64(qkv_width(c), 2 * (int64_t)c->intermediate)},
-        {&t->inner, row * c->intermediate},
+        {&t->wide, t->options.max_rows * wide},
+        {&t->inner, t->options.max_rows * inner},
         {&t->last_residual, last},
         {&t->last_x, last},
         {(void **)&t->logits, t->logit_rows * c->vocabulary * (int64_t)sizeof(float)},
+        {(void **)&t->own_logits, t->logit_rows * own_logits * (int64_t)sizeof(float)},
         {(void **)&t->rope_table, rope_bytes(c)},
     };
     _Static_assert(sizeof all == BUFFERS * sizeof *all, "as many as are listed");
@@ -164,10 +182,10 @@ static cpa_status norm(const cpa_transformer *t, int64_t rows, const void *x, vo
     return cpa_rmsnorm(&args, stream);
 }
 
-static cpa_status product(const cpa_transformer *t, int64_t rows, const void *x, int32_t inputs, const void *weight,
-                          const void *bias, int32_t outputs, void *out, cpa_stream *stream) {
-    const cpa_linear_args args = {
-        .size = sizeof args,
+static cpa_linear_args product(const cpa_transformer *t, int64_t rows, const void *x, int32_t inputs,
+                               const void *weight, const void *bias, int32_t outputs, void *out) {
+    return (cpa_linear_args){
+        .size = sizeof(cpa_linear_args),
         .rows = rows,
         .inputs = inputs,
         .outputs = outputs,
@@ -178,7 +196,6 @@ static cpa_status product(const cpa_transformer *t, int64_t rows, const void *x,
         .bias = bias,
         .out = out,
     };
-    return cpa_linear(&args, stream);
 }
 
 /* Copies the rows of a [max_rows, hidden] that the indices name; -1 gives a row of NaN. */
@@ -224,7 +241,8 @@ static cpa_status layer_in(void *ctx, int32_t layer, const cpa_model_step *step,
     } else {
         CPA_TRY(norm(t, rows, t->x, t->residual, w->attention_norm, t->x, stream));
     }
-    CPA_TRY(product(t, rows, t->x, c->hidden, w->qkv, w->qkv_bias, qkv_width(c), t->wide, stream));
+    const cpa_linear_args qkv = product(t, rows, t->x, c->hidden, w->qkv, w->qkv_bias, qkv_width(c), t->wide);
+    CPA_TRY(step->slices ? cpa_sliced_outputs(step->slices, &qkv, t->inner, stream) : cpa_linear(&qkv, stream));
     const cpa_qk_norm_rope_args args = {
         .size = sizeof args,
         .rows = rows,
@@ -247,24 +265,60 @@ static cpa_status layer_in(void *ctx, int32_t layer, const cpa_model_step *step,
     return cpa_qk_norm_rope(&args, stream);
 }
 
-static cpa_status layer_out(void *ctx, int32_t layer, const cpa_model_step *step, const void *out, cpa_stream *stream) {
-    const cpa_transformer *t = ctx;
-    const cpa_model_config *c = &t->config;
-    const cpa_layer_weights *w = &t->weights.layers[layer];
-    const int64_t rows = step->rows.count;
-    CPA_TRY(product(t, rows, out, q_width(c), w->o, w->o_bias, c->hidden, t->x, stream));
-    CPA_TRY(norm(t, rows, t->x, t->residual, w->mlp_norm, t->x, stream));
-    CPA_TRY(product(t, rows, t->x, c->hidden, w->gate_up, w->gate_up_bias, 2 * c->intermediate, t->wide, stream));
-    const cpa_swiglu_args activation = {
-        .size = sizeof activation,
+static cpa_status activate(const cpa_transformer *t, int64_t rows, int64_t width, cpa_stream *stream) {
+    const cpa_swiglu_args args = {
+        .size = sizeof args,
         .rows = rows,
-        .width = c->intermediate,
+        .width = (int32_t)width,
         .dtype = t->options.dtype,
         .gate_up = t->wide,
         .out = t->inner,
     };
-    CPA_TRY(cpa_swiglu(&activation, stream));
-    return product(t, rows, t->inner, c->intermediate, w->down, w->down_bias, c->hidden, t->x, stream);
+    return cpa_swiglu(&args, stream);
+}
+
+/* The gates of this rank's slice, and beside them what they scale. */
+static cpa_status sliced_gate_up(const cpa_transformer *t, const cpa_layer_weights *w, int64_t rows, cpa_slice own,
+                                 cpa_stream *stream) {
+    const cpa_model_config *c = &t->config;
+    const int64_t bytes = cpa_dtype_bytes(t->options.dtype);
+    for (int up = 0; up < 2; up++) {
+        const int64_t first = up * (int64_t)c->intermediate + own.begin;
+        const char *weight = (const char *)w->gate_up + first * c->hidden * bytes;
+        const char *bias = w->gate_up_bias ? (const char *)w->gate_up_bias + first * bytes : NULL;
+        cpa_linear_args args = product(t, rows, t->x, c->hidden, weight, bias, (int32_t)own.count,
+                                       (char *)t->wide + up * own.count * bytes);
+        args.out_stride = 2 * own.count;
+        CPA_TRY(cpa_linear(&args, stream));
+    }
+    return CPA_OK;
+}
+
+static cpa_status layer_out(void *ctx, int32_t layer, const cpa_model_step *step, const void *out, cpa_stream *stream) {
+    const cpa_transformer *t = ctx;
+    const cpa_model_config *c = &t->config;
+    const cpa_layer_weights *w = &t->weights.layers[layer];
+    const cpa_slices *slices = step->slices;
+    const int64_t rows = step->rows.count;
+    const cpa_linear_args o = product(t, rows, out, q_width(c), w->o, w->o_bias, c->hidden, t->x);
+    const cpa_linear_args gate_up =
+        product(t, rows, t->x, c->hidden, w->gate_up, w->gate_up_bias, 2 * c->intermediate, t->wide);
+    const cpa_linear_args down = product(t, rows, t->inner, c->intermediate, w->down, w->down_bias, c->hidden, t->x);
+    if (!slices) {
+        CPA_TRY(cpa_linear(&o, stream));
+        CPA_TRY(norm(t, rows, t->x, t->residual, w->mlp_norm, t->x, stream));
+        CPA_TRY(cpa_linear(&gate_up, stream));
+        CPA_TRY(activate(t, rows, c->intermediate, stream));
+        return cpa_linear(&down, stream);
+    }
+    const int64_t head = cpa_slice_begin(c->q_heads, slices->ranks, slices->rank);
+    const int64_t heads = cpa_slice_begin(c->q_heads, slices->ranks, slices->rank + 1) - head;
+    const cpa_slice own = cpa_slice_of(slices, c->intermediate);
+    CPA_TRY(cpa_sliced_inputs(slices, &o, (cpa_slice){head * c->head_dim, heads * c->head_dim}, t->wide, stream));
+    CPA_TRY(norm(t, rows, t->x, t->residual, w->mlp_norm, t->x, stream));
+    CPA_TRY(sliced_gate_up(t, w, rows, own, stream));
+    CPA_TRY(activate(t, rows, own.count, stream));
+    return cpa_sliced_inputs(slices, &down, own, t->wide, stream);
 }
 
 /* The logits of the emissions [first, first + count). */
@@ -285,7 +339,7 @@ static cpa_status compute_logits(const cpa_transformer *t, const cpa_model_step 
         .weight = t->weights.lm_head,
         .out = t->logits,
     };
-    return cpa_linear(&args, stream);
+    return step->slices ? cpa_sliced_outputs(step->slices, &args, t->own_logits, stream) : cpa_linear(&args, stream);
 }
 
 static cpa_status end_step(void *ctx, const cpa_model_step *step, cpa_drawn *drawn, cpa_stream *stream) {
@@ -313,5 +367,6 @@ cpa_model cpa_transformer_model(cpa_transformer *transformer) {
         .writes_cache = 1,
         .end_ids = transformer->config.end_ids,
         .n_end_ids = transformer->config.n_end_ids,
+        .slices = takes_slices(transformer),
     };
 }

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "kernels/kv_view.h"
+#include "src/context/context.h"
 #include "tests/fixtures/comm_fixture.h"
 #include "tests/fixtures/device_fixture.h"
 
@@ -40,7 +41,7 @@ static void open_cache(cpa_test_model *m) {
     }
 }
 
-void cpa_test_model_open(cpa_test_model *m, const char *name, cpa_dtype dtype) {
+static void open_model(cpa_test_model *m, const char *name, cpa_dtype dtype, int sliced) {
     cpa_error err;
     cpa_safetensors *files = NULL;
     const char *folder = cpa_test_model_folder(name);
@@ -50,7 +51,8 @@ void cpa_test_model_open(cpa_test_model *m, const char *name, cpa_dtype dtype) {
     cpa_test_device_open(1, &m->device, &m->stream);
     need(cpa_model_config_load(folder, &m->config, &err), err.message);
     need(cpa_safetensors_open(folder, &files, &err), err.message);
-    const cpa_transformer_options options = {dtype, MAX_ROWS, CPA_TEST_SEQUENCES, 2}; /* two tiles of logits */
+    const cpa_transformer_options options = {dtype, MAX_ROWS, CPA_TEST_SEQUENCES, 2, /* two tiles of logits */
+                                             sliced ? m->map.cp_size : 0};
     need(cpa_transformer_create(m->device, &m->config, files, &options, &m->transformer, &err), err.message);
     cpa_safetensors_close(files);
     m->seen = calloc(CPA_TEST_SEQUENCES * CPA_TEST_VOCABULARY, sizeof *m->seen);
@@ -64,8 +66,17 @@ void cpa_test_model_open(cpa_test_model *m, const char *name, cpa_dtype dtype) {
                                          .interleave = m->map.interleave,
                                          .max_rows = MAX_ROWS};
     need(cpa_context_create(cpa_test_comm(), m->device, &context, &m->context, &err), err.message);
+    m->slices = cpa_context_slices(m->context);
     need(cpa_device_alloc(m->device, MAX_ROWS * cpa_shape_q_bytes(&m->shape.attention), &m->q, &err), err.message);
     need(cpa_device_alloc(m->device, MAX_ROWS * cpa_shape_out_bytes(&m->shape.attention), &m->out, &err), err.message);
+}
+
+void cpa_test_model_open(cpa_test_model *m, const char *name, cpa_dtype dtype) {
+    open_model(m, name, dtype, 0);
+}
+
+void cpa_test_model_open_sliced(cpa_test_model *m, const char *name, cpa_dtype dtype) {
+    open_model(m, name, dtype, 1);
 }
 
 void cpa_test_model_close(cpa_test_model *m) {
@@ -99,6 +110,7 @@ void cpa_test_model_clear(cpa_test_model *m) {
 /* The rows of a step on this rank, and its emissions. */
 typedef struct step_rows {
     int64_t count, emissions;
+    int sliced; /* they are those of all ranks */
     uint64_t requests[MAX_ROWS];
     uint32_t tokens[MAX_ROWS];
     int64_t positions[MAX_ROWS], slots[MAX_ROWS];
@@ -123,14 +135,23 @@ static void add_part(const cpa_test_model *m, const cpa_test_part *part, step_ro
     const cpa_test_answer *answer = &m->answers[part->answer];
     const cpa_token_set own = cpa_tokens_on(m->map, answer->placement, m->rank);
     const int64_t start = answer->computed, end = start + part->count;
-    for (int64_t i = cpa_tokens_before(m->map, own, start); i < cpa_tokens_before(m->map, own, end); i++) {
-        const int64_t row = rows->count++, position = cpa_token_position(m->map, own, i);
+    const cpa_token_set listed = rows->sliced ? (cpa_token_set){CPA_TOKENS_ALL, 0} : own;
+    for (int64_t i = cpa_tokens_before(m->map, listed, start); i < cpa_tokens_before(m->map, listed, end); i++) {
+        const int64_t row = rows->count++, position = cpa_token_position(m->map, listed, i);
+        const int64_t at = cpa_tokens_before(m->map, own, position);
+        const int is_own = cpa_owner_rank(m->map, answer->placement, position) == m->rank;
         rows->requests[row] = (uint64_t)part->answer;
         rows->tokens[row] = answer->tokens[position];
         rows->positions[row] = position;
-        rows->slots[row] = (int64_t)part->answer * CPA_TEST_SEQUENCE_BLOCKS * CPA_TEST_BLOCK + i;
+        rows->slots[row] = is_own ? (int64_t)part->answer * CPA_TEST_SEQUENCE_BLOCKS * CPA_TEST_BLOCK + at : -1;
         if (position + 1 == answer->known) add_emission(answer, part->answer, rows);
     }
+}
+
+static int is_sliced(const cpa_test_model *m, const cpa_test_part *parts, int n) {
+    for (int i = 0; i < n; i++)
+        if (parts[i].count != 1) return 0;
+    return m->model.slices && m->map.cp_size > 1;
 }
 
 static void plan(cpa_test_model *m, const cpa_test_part *parts, int n) {
@@ -146,6 +167,7 @@ static void plan(cpa_test_model *m, const cpa_test_part *parts, int n) {
         chunks[i].algorithm = parts[i].algorithm;
         chunks[i].block_table = tables[i];
     }
+    cpa_context_set_rows(m->context, is_sliced(m, parts, n) ? CPA_ROWS_REPLICATED : CPA_ROWS_OWNED);
     need(cpa_context_plan(m->context, chunks, n), cpa_context_error(m->context));
 }
 
@@ -189,6 +211,7 @@ static void run(cpa_test_model *m, const step_rows *rows, cpa_drawn *drawn) {
                       .rows = on[3],
                       .sample = {.seq = on[4], .temperature = on[5], .seed = on[6], .position = on[7], .given = on[8]},
                       .wants = CPA_WANTS_LOGITS | CPA_WANTS_TEMPERATURE | CPA_WANTS_LOGPROBS},
+        .slices = rows->sliced ? &m->slices : NULL,
     };
     run_layers(m, &step);
     need(m->model.end_step(m->model.ctx, &step, on[9], m->stream), cpa_stream_error(m->stream));
@@ -209,14 +232,16 @@ static void share(cpa_test_model *m, cpa_test_answer *answer, const step_rows *r
         token = drawn[e];
         memcpy(answer->logits[output], m->seen + e * CPA_TEST_VOCABULARY, sizeof answer->logits[output]);
     }
+    const uint32_t own = token.id;
     MPI_Bcast(&token, sizeof token, MPI_BYTE, owner, MPI_COMM_WORLD);
+    if (rows->sliced && token.id != own) abort(); /* all ranks draw the same */
     MPI_Bcast(answer->logits[output], CPA_TEST_VOCABULARY, MPI_FLOAT, owner, MPI_COMM_WORLD);
     answer->logprobs[output] = token.logprob;
     answer->tokens[answer->known++] = token.id;
 }
 
 void cpa_test_model_step(cpa_test_model *m, const cpa_test_part *parts, int n) {
-    step_rows rows = {.count = 0};
+    step_rows rows = {.sliced = is_sliced(m, parts, n)};
     cpa_drawn drawn[CPA_TEST_SEQUENCES] = {{0, 0}};
     for (int i = 0; i < n; i++) add_part(m, &parts[i], &rows);
     plan(m, parts, n);

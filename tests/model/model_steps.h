@@ -45,6 +45,7 @@ typedef struct cpa_test_model {
     cpa_device *device;
     cpa_stream *stream;
     cpa_context *context;
+    cpa_slices slices; /* of the context */
     cpa_transformer *transformer;
     cpa_model model;
     cpa_kv_view *views; /* [layers] */
@@ -57,6 +58,8 @@ typedef struct cpa_test_model {
 } cpa_test_model;
 
 void cpa_test_model_open(cpa_test_model *model, const char *name, cpa_dtype dtype);
+/* The same for steps with slices, where all parts are of one token and there are several ranks. */
+void cpa_test_model_open_sliced(cpa_test_model *model, const char *name, cpa_dtype dtype);
 void cpa_test_model_close(cpa_test_model *model);
 
 /* A sequence of the prompt; its index. */

@@ -81,7 +81,7 @@ static void run_model(const char *name, const way *ways, int n, cpa_test_expecte
     cpa_transformer *transformer = NULL;
     cpa_device *device;
     cpa_stream *stream;
-    const cpa_transformer_options options = {CPA_F32, plain.budget, REQUESTS, 0};
+    const cpa_transformer_options options = {.dtype = CPA_F32, .max_rows = plain.budget, .max_sequences = REQUESTS};
     cpa_test_expected_read(name, expected);
     cpa_test_device_open(1, &device, &stream);
     CU_ASSERT_EQUAL(cpa_model_config_load(cpa_test_model_folder(name), &config, NULL), CPA_OK);

@@ -132,6 +132,26 @@ static void batches_chunks_and_algorithms_do_not_matter(void) {
     free(expected);
 }
 
+/* Decode, and prompts that come token by token, with slices of the weights; prompts in chunks with all of them. */
+static void slices_of_the_weights_give_the_same_tokens(void) {
+    const way ways[] = {
+        {30, 1, CPA_PASS_KV, CPA_SHARDED}, {1, 1, CPA_PASS_Q, CPA_SHARDED}, {40, 0, CPA_PASS_Q, CPA_ON_RANK}};
+    cpa_test_expected *expected = malloc(sizeof *expected);
+    cpa_test_model *m = malloc(sizeof *m);
+    for (int i = 0; cpa_test_models[i]; i++) {
+        const way w = ways[i % 3];
+        cpa_test_expected_read(cpa_test_models[i], expected);
+        cpa_test_model_open_sliced(m, cpa_test_models[i], CPA_F32);
+        CU_ASSERT_EQUAL(m->model.slices, m->map.cp_size > 1);
+        add_prompts(m, expected, w, 0);
+        run(m, w);
+        check(m, expected, cpa_test_models[i], 1e-4f);
+        cpa_test_model_close(m);
+    }
+    free(m);
+    free(expected);
+}
+
 static void sequences_may_lie_on_one_rank(void) {
     const way local = {.chunk = 50, .together = 1, .algorithm = CPA_PASS_KV, .kind = CPA_ON_RANK};
     cpa_test_expected *expected = malloc(sizeof *expected);
@@ -196,6 +216,7 @@ static void draws_do_not_depend_on_the_batch(void) {
 static const cpa_test TESTS[] = {
     {"greedy tokens and logits of all families are those of transformers", greedy_tokens_are_those_of_transformers},
     {"batches, chunks and algorithms do not matter", batches_chunks_and_algorithms_do_not_matter},
+    {"slices of the weights give the same tokens", slices_of_the_weights_give_the_same_tokens},
     {"sequences may lie on one rank", sequences_may_lie_on_one_rank},
     {"bf16 and fp16 are as near as they can be", narrow_dtypes_are_as_near_as_they_can_be},
     {"draws do not depend on the batch", draws_do_not_depend_on_the_batch},

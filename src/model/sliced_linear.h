@@ -1,0 +1,29 @@
+/* Products of which each rank computes a slice, of the outputs or of the inputs; all ranks have the whole outcome. The
+ * whole matrix lies on every rank: a slice is a view of it. */
+#ifndef CPA_MODEL_SLICED_LINEAR_H
+#define CPA_MODEL_SLICED_LINEAR_H
+
+#include <cpattn/model.h>
+#include <cpattn/nn.h>
+
+/* Elements that a slice is a multiple of where that leaves none empty, so that its rows stay aligned; 0: there are fewer
+ * than ranks. */
+int64_t cpa_slice_unit(int64_t width, int32_t ranks);
+/* The most that a rank has of a width. */
+int64_t cpa_slice_most(int64_t width, int32_t ranks);
+
+/* What a rank has of a width. */
+typedef struct cpa_slice {
+    int64_t begin, count;
+} cpa_slice;
+cpa_slice cpa_slice_of(const cpa_slices *slices, int64_t width);
+
+/* `whole` is the product as one rank would compute it, out [rows, outputs] contiguous. Outputs are sliced; `part` has
+ * room for the rows of the own ones, in the dtype of out. */
+cpa_status cpa_sliced_outputs(const cpa_slices *slices, const cpa_linear_args *whole, void *part, cpa_stream *stream);
+/* Inputs are sliced: whole->x has the own ones alone, `own`, of whole->inputs. `part` has room for [rows, outputs] in
+ * fp32. The sum is rounded to whole->dtype, that of out. */
+cpa_status cpa_sliced_inputs(const cpa_slices *slices, const cpa_linear_args *whole, cpa_slice own, void *part,
+                             cpa_stream *stream);
+
+#endif
