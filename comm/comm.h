@@ -34,6 +34,7 @@ enum {
     CPA_CONTROL_TAG_COLLECTIVE = 0,
     CPA_CONTROL_TAG_MAILBOX,
     CPA_CONTROL_TAG_PRESENT,
+    CPA_CONTROL_TAG_REPORT,
     CPA_CONTROL_TAG_PLAN, /* of src/context */
     CPA_CONTROL_TAGS
 };
@@ -101,6 +102,21 @@ cpa_status cpa_mailbox_send(cpa_mailbox *mailbox, const void *data, int64_t byte
  * message without bytes. `wait`: waits for it. *arrived says whether it is there. */
 cpa_status cpa_mailbox_receive(cpa_mailbox *mailbox, int wait, int *arrived, const void **data, int64_t *bytes,
                                cpa_error *err);
+
+/* Reports from all other ranks to rank 0, one of each after another, that travel on the control channel while the ranks do
+ * something else; used by the thread of the channel. */
+typedef struct cpa_reports cpa_reports;
+/* `control` must outlive them. Not collective. */
+cpa_status cpa_reports_open(cpa_control *control, cpa_reports **out, cpa_error *err);
+/* Gives up what is under way. */
+void cpa_reports_close(cpa_reports *reports);
+/* Other ranks: starts sending a copy of this rank's next report, of 0 or more bytes; waits until the one before is on its
+ * way. */
+cpa_status cpa_reports_send(cpa_reports *reports, const void *data, int64_t bytes, cpa_error *err);
+/* Rank 0: *arrived says whether the next report of every other rank is there; `wait`: waits for them. */
+cpa_status cpa_reports_receive(cpa_reports *reports, int wait, int *arrived, cpa_error *err);
+/* Rank 0: what that rank has reported, once it has arrived; valid until the next call that receives. */
+const void *cpa_reports_of(const cpa_reports *reports, int32_t rank, int64_t *bytes);
 
 /* What one rank sends to and receives from one peer in an exchange. Zero bytes in a direction: no message there. */
 typedef struct cpa_message {

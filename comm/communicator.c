@@ -57,7 +57,7 @@ cpa_status cpa_comm_check(cpa_comm *comm, int32_t peer, cpa_error *err) {
 /* Sleeps between two looks for a message that may be long in coming: longer and longer, until a minute of waiting costs a
  * few tenths of a second of the processor. */
 static void nap(double *seconds) {
-    const double first_s = 50e-6, growth = 1.1, longest_s = 5e-3;
+    const double first_s = 50e-6, growth = 1.1, longest_s = 10e-3;
     *seconds = *seconds > 0 ? fmin(*seconds * growth, longest_s) : first_s;
     const struct timespec time = {.tv_nsec = (long)(*seconds * 1e9)};
     nanosleep(&time, NULL);

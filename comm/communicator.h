@@ -36,7 +36,7 @@ void cpa_comm_give_back_tags(cpa_comm *comm, int32_t first, int32_t n);
 cpa_status cpa_comm_test(cpa_comm *comm, cpa_comm_request **request, int *done, cpa_error *err);
 /* Waits for a message from or to `peer`, unless that is to no end. */
 cpa_status cpa_comm_wait(cpa_comm *comm, cpa_comm_request **request, int32_t peer, cpa_error *err);
-/* The same for a message that may be long in coming, without keeping the processor: it may be seen 5 ms late. */
+/* The same for a message that may be long in coming, without keeping the processor: it may be seen 10 ms late. */
 cpa_status cpa_comm_wait_idly(cpa_comm *comm, cpa_comm_request **request, int32_t peer, cpa_error *err);
 /* Fails if waiting for `peer` (-1: for any rank) is to no end: a rank is lost, or has refused a call that this one
  * waits in. cpa_comm_wait looks too. */

@@ -233,6 +233,7 @@ cpa_scheduler_options cpa_engine_scheduler_options(cpa_engine_options *o, cpa_pl
         .token_at = o->token_at ? o->token_at : cpa_synthetic_token,
         .token_ctx = o->token_at ? o->token_ctx : &o->seed,
         .prefix_caching = !o->no_prefix_caching,
+        .confirms = 1,
         .identity = identity,
         .preemption = o->preemption,
         .block_bytes = cpa_engine_block_bytes(o),

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/array.h"
 #include "base/check.h"
 #include "base/clock.h"
 #include "src/check/verify_step.h"
@@ -28,12 +29,22 @@ typedef struct run {
     int prepared;         /* the next plan is, or has failed to be */
     cpa_error next_error; /* what happened to the next plan while the step ran */
     int64_t tokens;       /* computed or found in the cache */
+    /* Rank 0: the last step waits for the reports of the other ranks, and its ends for what these say. */
+    cpa_reports *reports; /* every rank of several */
+    int unsettled;
+    int go_on_due; /* the step behind it has begun: then the next plan may be made */
+    cpa_request_list finished;
+    cpa_nonfinite_row *found; /* rows that are not finite, one of each request and rank */
+    int64_t n_found, cap_found;
 } run;
+
+static cpa_status settle_step(run *r, int wait, cpa_error *err);
 
 /* While a step runs: moves the next plan along. A failure is reported when that plan is needed. */
 static void poll_next_plan(void *ctx) {
     run *r = ctx;
-    if (r->next_error.status == CPA_OK) (void)cpa_next_plan_look(&r->next, 0, &r->next_error);
+    if (r->next_error.status == CPA_OK && settle_step(r, 0, &r->next_error) == CPA_OK)
+        (void)cpa_next_plan_look(&r->next, 0, &r->next_error);
 }
 
 static cpa_worker_observer observer_of(const cpa_engine *engine) {
@@ -65,6 +76,9 @@ static void prepare_meanwhile(void *ctx) {
 /* The next plan becomes that of the step to run. */
 static cpa_status begin_step(run *r, cpa_error *err) {
     if (r->next_error.status != CPA_OK) return cpa_fail(err, r->next_error.status, "%s", r->next_error.message);
+    CPA_TRY(cpa_next_plan_look(&r->next, 0, err));
+    /* Before this rank waits for work it tells all ends: there may be more to do then. */
+    if (!r->next.there) CPA_TRY(settle_step(r, 1, err));
     CPA_TRY(cpa_next_plan_look(&r->next, 1, err));
     if (!r->prepared) CPA_TRY(prepare_next(r, err));
     cpa_next_plan_advance(&r->next, &r->plan);
@@ -73,12 +87,15 @@ static cpa_status begin_step(run *r, cpa_error *err) {
         if (r->plan.chunks[i].flags & CPA_CHUNK_FIRST)
             cpa_inbox_note_start(r->engine->inbox, r->plan.chunks[i].request);
     r->engine->timeline.step = (int64_t)r->plan.step;
-    return CPA_OK;
+    r->go_on_due = r->ahead != NULL;
+    return settle_step(r, 0, err);
 }
 
 /* Tells the end of a request, and forgets it. */
-static void finish_request(run *r, cpa_engine_request *request, cpa_finish_reason reason, double now) {
+static void tell_end(run *r, cpa_engine_request *request) {
     cpa_engine *engine = r->engine;
+    const cpa_finish_reason reason = request->reason;
+    const double now = request->end_s;
     const double last = request->emitted > 0 ? request->token_s[request->emitted - 1] : now;
     const cpa_request_result result = {
         .id = request->scheduled.id,
@@ -133,8 +150,77 @@ static cpa_status record_token(run *r, const cpa_plan_chunk *chunk, cpa_drawn dr
     request->logprobs[index] = drawn.logprob;
     engine->stats.output_tokens++;
     if (engine->options.on_token) engine->options.on_token(r->ctx, chunk->request, index, drawn.id, drawn.logprob);
-    if (is_last) finish_request(r, request, meaning == CPA_TOKEN_STOPS ? CPA_FINISH_STOP : CPA_FINISH_LENGTH, now);
+    const cpa_finish_reason reason = meaning == CPA_TOKEN_STOPS ? CPA_FINISH_STOP : CPA_FINISH_LENGTH;
+    if (is_last && cpa_inbox_complete(engine->inbox, request, reason)) {
+        request->end_s = now;
+        cpa_request_append(&r->finished, request);
+    }
     return CPA_OK;
+}
+
+/* Rank 0: a request with a row that is not finite fails, and what it has computed is found by nobody. */
+static cpa_status fail_request(run *r, const cpa_nonfinite_row *row, cpa_error *err) {
+    char why[128];
+    snprintf(why, sizeof why, "not finite: token %lld, layer %lld: its key, value or result has a NaN or an infinity",
+             (long long)row->position, (long long)row->layer);
+    CPA_TRY(cpa_inbox_spoil(r->engine->inbox, row->request, err));
+    cpa_inbox_fail(r->engine->inbox, row->request, why);
+    return CPA_OK;
+}
+
+/* The first layer goes first, and there the first token. */
+static int compare_rows(const void *a, const void *b) {
+    const cpa_nonfinite_row *x = a, *y = b;
+    if (x->layer != y->layer) return x->layer < y->layer ? -1 : 1;
+    return x->position < y->position ? -1 : x->position > y->position;
+}
+
+static cpa_status add_found(run *r, const cpa_nonfinite_row *rows, int64_t n, cpa_error *err) {
+    if (!cpa_array_reserve(&r->found, &r->cap_found, r->n_found + n, sizeof *r->found))
+        return cpa_fail(err, CPA_NO_MEMORY, "no memory for what is not finite in a step");
+    if (n > 0) memcpy(r->found + r->n_found, rows, (size_t)n * sizeof *rows);
+    r->n_found += n;
+    return CPA_OK;
+}
+
+/* Rank 0: adds what the other ranks have found in the step to what this one has. */
+static cpa_status take_reports(run *r, cpa_error *err) {
+    for (int32_t rank = 1; rank < r->engine->control.size; rank++) {
+        int64_t bytes;
+        const void *rows = cpa_reports_of(r->reports, rank, &bytes);
+        CPA_TRY(add_found(r, rows, bytes / (int64_t)sizeof *r->found, err));
+    }
+    if (r->n_found > 1) qsort(r->found, (size_t)r->n_found, sizeof *r->found, compare_rows);
+    return CPA_OK;
+}
+
+/* Rank 0: once all ranks have told which requests are not finite in the last step, ends are told and the next plan may be
+ * made. `wait`: waits for them. */
+static cpa_status settle_step(run *r, int wait, cpa_error *err) {
+    cpa_engine_request *request;
+    int arrived = 1;
+    if (r->unsettled) {
+        if (r->reports) CPA_TRY(cpa_reports_receive(r->reports, wait, &arrived, err));
+        if (!arrived) return CPA_OK;
+        CPA_TRY(take_reports(r, err));
+        for (int64_t i = 0; i < r->n_found; i++) CPA_TRY(fail_request(r, &r->found[i], err));
+        r->unsettled = 0;
+    }
+    while ((request = cpa_request_take(&r->finished))) tell_end(r, request);
+    if (r->go_on_due) cpa_plan_ahead_go_on(r->ahead);
+    r->go_on_due = 0;
+    return CPA_OK;
+}
+
+/* After a step: what is not finite on this rank is on its way to rank 0. */
+static cpa_status report_step(run *r, cpa_error *err) {
+    const cpa_nonfinite *found = &r->engine->worker->nonfinite;
+    const int64_t n = found->n_last;
+    if (!r->ahead) return cpa_reports_send(r->reports, found->last, n * (int64_t)sizeof *found->last, err);
+    CPA_TRY(settle_step(r, 1, err)); /* the step before, if nobody has looked in the meantime */
+    r->n_found = 0;
+    r->unsettled = 1;
+    return add_found(r, found->last, n, err);
 }
 
 /* Rank 0: notes the tokens that a finished step emitted, and tells which requests have ended. */
@@ -147,7 +233,11 @@ static cpa_status record_step(run *r, cpa_error *err) {
         if (!(chunk->flags & CPA_CHUNK_EMITS)) continue;
         CPA_TRY(record_token(r, chunk, cpa_worker_drawn(engine->worker, emission++), now, err));
     }
-    while ((ended = cpa_inbox_next_ended(engine->inbox))) finish_request(r, ended, ended->reason, now);
+    while ((ended = cpa_inbox_next_ended(engine->inbox))) {
+        ended->end_s = now;
+        cpa_request_append(&r->finished, ended);
+    }
+    if (!r->unsettled || !r->reports) CPA_TRY(settle_step(r, 0, err));
     cpa_scheduler_stats scheduled;
     cpa_plan_ahead_stats(r->ahead, &scheduled);
     engine->stats.duration_s = now;
@@ -239,6 +329,7 @@ static cpa_status run_step(run *r, cpa_error *err) {
         /* Where the next step is prepared there is nothing to check in this one. */
         if (engine->verify && !r->prepared) CPA_TRY(check_step(r, err));
         CPA_TRY(fail_on_nonfinite(engine, err));
+        CPA_TRY(report_step(r, err));
     }
     double actual = attention_seconds(engine) - before;
     /* Of a replayed step nobody knows what of it was attention. */
@@ -259,7 +350,7 @@ static cpa_status run_steps(run *r, cpa_error *err) {
         CPA_TRY(begin_step(r, err));
         CPA_TRY(run_step(r, err));
     } while (!(r->plan.flags & CPA_PLAN_STOP));
-    return CPA_OK;
+    return settle_step(r, 1, err);
 }
 
 static cpa_status run_plans(run *r, cpa_error *err) {
@@ -275,6 +366,7 @@ static cpa_status run_plans(run *r, cpa_error *err) {
     cpa_step_plan_init(&r->plan);
     cpa_status status = cpa_next_plan_open(&r->next, &engine->control, r->ahead,
                                            cpa_context_spans(engine->worker->context), &limits, err);
+    if (status == CPA_OK && engine->control.size > 1) status = cpa_reports_open(&engine->control, &r->reports, err);
     status = cpa_control_agree(&engine->control, status, err);
     if (status == CPA_OK) {
         stream->poll = poll_next_plan;
@@ -290,6 +382,8 @@ static cpa_status run_plans(run *r, cpa_error *err) {
         cpa_status outcome = cpa_next_plan_settle(&r->next, &settled);
         if (status == CPA_OK && outcome != CPA_OK) status = cpa_fail(err, outcome, "%s", settled.message);
     }
+    cpa_reports_close(r->reports);
+    free(r->found);
     cpa_next_plan_close(&r->next);
     cpa_step_plan_destroy(&r->plan);
     return status;

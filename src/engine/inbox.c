@@ -10,14 +10,15 @@
 #include "base/check.h"
 #include "base/clock.h"
 #include "src/schedule/scheduler_tokens.h"
+#include "src/schedule/unconfirmed.h"
 
-static void append(cpa_request_list *list, cpa_engine_request *request) {
+void cpa_request_append(cpa_request_list *list, cpa_engine_request *request) {
     request->next = NULL;
     *(list->first ? &list->last->next : &list->first) = request;
     list->last = request;
 }
 
-static cpa_engine_request *take_first(cpa_request_list *list) {
+cpa_engine_request *cpa_request_take(cpa_request_list *list) {
     cpa_engine_request *first = list->first;
     if (first) list->first = first->next;
     return first;
@@ -54,6 +55,7 @@ void cpa_inbox_destroy(cpa_inbox *inbox) {
         free_request(request);
     }
     free(inbox->reports);
+    free(inbox->spoiled);
     free(inbox->deadlines.heap);
     pthread_cond_destroy(&inbox->changed);
     pthread_cond_destroy(&inbox->news);
@@ -86,7 +88,7 @@ static void begin_ending(cpa_inbox *inbox, cpa_engine_request *request, cpa_fini
     request->is_ending = 1;
     request->reason = reason;
     /* One that is new is in the list of those until the scheduler has got it, and is ended there, right after. */
-    if (request->state == CPA_REQUEST_SCHEDULED) append(&inbox->ending, request);
+    if (request->state == CPA_REQUEST_SCHEDULED) cpa_request_append(&inbox->ending, request);
 }
 
 /* ---- any thread ---- */
@@ -132,7 +134,7 @@ static cpa_status insert(cpa_inbox *inbox, cpa_engine_request *request, double d
     request->is_queued = 1;
     inbox->queued_requests++;
     inbox->queued_tokens += request->scheduled.prompt_tokens;
-    append(&inbox->arrived, request);
+    cpa_request_append(&inbox->arrived, request);
     tell_planner(inbox);
     return CPA_OK;
 }
@@ -266,22 +268,56 @@ void cpa_inbox_note_start(cpa_inbox *inbox, uint64_t id) {
     pthread_mutex_unlock(&inbox->lock);
 }
 
+int cpa_inbox_complete(cpa_inbox *inbox, cpa_engine_request *request, cpa_finish_reason reason) {
+    pthread_mutex_lock(&inbox->lock);
+    const int is_first = request->state != CPA_REQUEST_ENDED;
+    if (is_first && request->is_ending) { /* the planning thread has not seen that yet */
+        cpa_request_list kept = {NULL, NULL};
+        for (cpa_engine_request *r = cpa_request_take(&inbox->ending); r; r = cpa_request_take(&inbox->ending))
+            if (r != request) cpa_request_append(&kept, r);
+        inbox->ending = kept;
+    }
+    if (is_first) request->reason = reason;
+    request->state = CPA_REQUEST_ENDED;
+    cpa_deadlines_remove(&inbox->deadlines, &request->deadline);
+    pthread_mutex_unlock(&inbox->lock);
+    return is_first;
+}
+
+void cpa_inbox_fail(cpa_inbox *inbox, uint64_t id, const char *why) {
+    pthread_mutex_lock(&inbox->lock);
+    cpa_engine_request *request = find(inbox, id);
+    const int ends = request && (request->is_ending || request->state == CPA_REQUEST_ENDED);
+    if (request && (!ends || request->reason == CPA_FINISH_LENGTH || request->reason == CPA_FINISH_STOP)) {
+        snprintf(request->error, sizeof request->error, "%s", why);
+        request->reason = CPA_FINISH_FAILED;
+        begin_ending(inbox, request, CPA_FINISH_FAILED);
+        tell_planner(inbox);
+    }
+    pthread_mutex_unlock(&inbox->lock);
+}
+
+cpa_status cpa_inbox_spoil(cpa_inbox *inbox, uint64_t id, cpa_error *err) {
+    cpa_status status = CPA_OK;
+    pthread_mutex_lock(&inbox->lock);
+    if (cpa_array_reserve(&inbox->spoiled, &inbox->cap_spoiled, inbox->n_spoiled + 1, sizeof *inbox->spoiled)) {
+        inbox->spoiled[inbox->n_spoiled++] = id;
+    } else {
+        status = cpa_fail(err, CPA_NO_MEMORY, "request %" PRIu64 ": no memory to end it", id);
+    }
+    pthread_mutex_unlock(&inbox->lock);
+    return status;
+}
+
 cpa_engine_request *cpa_inbox_next_ended(cpa_inbox *inbox) {
     pthread_mutex_lock(&inbox->lock);
-    cpa_engine_request *request = take_first(&inbox->ended);
+    cpa_engine_request *request = cpa_request_take(&inbox->ended);
     pthread_mutex_unlock(&inbox->lock);
     return request;
 }
 
 void cpa_inbox_withdraw(cpa_inbox *inbox, cpa_engine_request *request) {
     pthread_mutex_lock(&inbox->lock);
-    /* Its last token came before the planning thread saw that it was to be ended. */
-    if (request->is_ending && request->state != CPA_REQUEST_ENDED) {
-        cpa_request_list kept = {NULL, NULL};
-        for (cpa_engine_request *r = take_first(&inbox->ending); r; r = take_first(&inbox->ending))
-            if (r != request) append(&kept, r);
-        inbox->ending = kept;
-    }
     leave_queue(inbox, request);
     cpa_deadlines_remove(&inbox->deadlines, &request->deadline);
     HASH_DEL(inbox->by_id, request);
@@ -302,12 +338,12 @@ static void schedule(cpa_inbox *inbox, cpa_scheduler *scheduler, cpa_engine_requ
     cpa_error why = {CPA_OK, ""};
     if (cpa_scheduler_add(scheduler, &request->scheduled, &why) == CPA_OK) {
         request->state = CPA_REQUEST_SCHEDULED;
-        if (request->is_ending) append(&inbox->ending, request);
+        if (request->is_ending) cpa_request_append(&inbox->ending, request);
     } else {
         request->state = CPA_REQUEST_ENDED;
         request->reason = CPA_FINISH_FAILED;
         snprintf(request->error, sizeof request->error, "%.255s", why.message);
-        append(&inbox->ended, request);
+        cpa_request_append(&inbox->ended, request);
     }
     free(request->salt);
     request->salt = NULL;
@@ -335,10 +371,11 @@ cpa_status cpa_inbox_pass_on(cpa_inbox *inbox, cpa_scheduler *scheduler, double 
     for (int64_t i = 0; i < inbox->n_reports && status == CPA_OK; i++)
         status = cpa_scheduler_report(scheduler, inbox->reports[i].request, inbox->reports[i].token, err);
     inbox->n_reports = 0;
-    while ((request = take_first(&inbox->arrived))) schedule(inbox, scheduler, request);
+    while ((request = cpa_request_take(&inbox->arrived))) schedule(inbox, scheduler, request);
+    while (inbox->n_spoiled > 0) cpa_scheduler_forget_blocks(scheduler, inbox->spoiled[--inbox->n_spoiled]);
     find_overdue(inbox, now);
     inbox->has_news = 0;
-    while (status == CPA_OK && (request = take_first(&inbox->ending))) {
+    while (status == CPA_OK && (request = cpa_request_take(&inbox->ending))) {
         int ended = 0;
         status = cpa_scheduler_end(scheduler, request->scheduled.id, &ended, err);
         if (!ended) {
@@ -346,7 +383,7 @@ cpa_status cpa_inbox_pass_on(cpa_inbox *inbox, cpa_scheduler *scheduler, double 
             continue;
         }
         request->state = CPA_REQUEST_ENDED;
-        append(&inbox->ended, request);
+        cpa_request_append(&inbox->ended, request);
     }
     *to_tell = inbox->ended.first != NULL;
     pthread_mutex_unlock(&inbox->lock);

@@ -42,6 +42,7 @@ typedef struct cpa_engine_request {
     int is_stopped;           /* it has got a token that ends it */
     /* Of the thread that runs the steps: */
     int64_t emitted;
+    double end_s;
     double *token_s; /* [output_tokens], from the first token on, as are the next two */
     uint32_t *tokens;
     float *logprobs;
@@ -51,6 +52,10 @@ typedef struct cpa_engine_request {
 typedef struct cpa_request_list {
     cpa_engine_request *first, *last;
 } cpa_request_list;
+
+void cpa_request_append(cpa_request_list *list, cpa_engine_request *request);
+/* Takes the first out of the list; NULL: it is empty. */
+cpa_engine_request *cpa_request_take(cpa_request_list *list);
 
 /* A token that the scheduler is to hear of. */
 typedef struct cpa_token_report {
@@ -86,6 +91,8 @@ typedef struct cpa_inbox {
     int64_t n_reports, cap_reports;
     int64_t live; /* requests whose end has not been told, that of the callback under way included */
     int64_t queued_requests, queued_tokens;
+    uint64_t *spoiled; /* requests whose blocks nobody is to find */
+    int64_t n_spoiled, cap_spoiled;
     int has_news; /* since they were last passed on */
     int draining;
     int running;       /* a run has begun and not ended */
@@ -128,6 +135,14 @@ cpa_status cpa_inbox_take_token(cpa_inbox *inbox, uint64_t id, uint32_t token, i
                                 cpa_token_meaning *meaning, cpa_error *err);
 /* The request runs: it is no longer in the queue. */
 void cpa_inbox_note_start(cpa_inbox *inbox, uint64_t id);
+/* The request has got its last token, and ends for that reason: nothing else ends it any more. 0 if something has before
+ * that was known. */
+int cpa_inbox_complete(cpa_inbox *inbox, cpa_engine_request *request, cpa_finish_reason reason);
+/* The request fails by a fault of its own, also where its last token is there and that has not been told; nothing where
+ * somebody has ended it, or it is not there. */
+void cpa_inbox_fail(cpa_inbox *inbox, uint64_t id, const char *why);
+/* What the request has computed is not finite: nobody is to find it. Before the plan after the next is made. */
+cpa_status cpa_inbox_spoil(cpa_inbox *inbox, uint64_t id, cpa_error *err);
 /* One that was ended and is to be told; NULL: none. */
 cpa_engine_request *cpa_inbox_next_ended(cpa_inbox *inbox);
 /* Before and after the end of a request is told: its id is free from the first on, and the record from the second. */

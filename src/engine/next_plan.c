@@ -86,7 +86,6 @@ void cpa_next_plan_advance(cpa_next_plan *next, cpa_step_plan *plan) {
     *plan = next->plan;
     next->plan = done;
     next->there = 0;
-    if (next->ahead) cpa_plan_ahead_go_on(next->ahead);
 }
 
 cpa_status cpa_next_plan_settle(cpa_next_plan *next, cpa_error *err) {

@@ -31,7 +31,7 @@ void cpa_next_plan_close(cpa_next_plan *next);
  * sends nothing while it enqueues a step, which may have to wait for what the other ranks enqueue. */
 cpa_status cpa_next_plan_look(cpa_next_plan *next, int wait, cpa_error *err);
 
-/* The plan that is there becomes *plan, and the one after it may be made: the steps before it are done. */
+/* The plan that is there becomes *plan: its step begins. The one after it is made from cpa_plan_ahead_go_on on. */
 void cpa_next_plan_advance(cpa_next_plan *next, cpa_step_plan *plan);
 
 /* Collective, when no step follows: nothing is under way afterwards. */

@@ -12,6 +12,7 @@
 #include "src/schedule/scheduler_preempt.h"
 #include "src/schedule/scheduler_prefix.h"
 #include "src/schedule/scheduler_write.h"
+#include "src/schedule/unconfirmed.h"
 
 static int arrives_before(const cpa_sequence *a, const cpa_sequence *b) {
     return a->request.arrival < b->request.arrival;
@@ -119,6 +120,7 @@ void cpa_scheduler_destroy(cpa_scheduler *s) {
     cpa_tenants_destroy(&s->tenants);
     for (int32_t r = 0; s->pools && r < s->options.map.cp_size; r++) cpa_block_pool_destroy(s->pools[r]);
     for (int32_t r = 0; s->host_pools && r < s->options.map.cp_size; r++) cpa_block_pool_destroy(s->host_pools[r]);
+    cpa_unconfirmed_destroy(s);
     cpa_prefix_cache_destroy(s->cache);
     cpa_waiting_destroy(&s->waiting);
     cpa_sequence_queue_destroy(&s->future);
@@ -287,6 +289,7 @@ static void collect_finished(cpa_scheduler *s) {
 static double next_time(const cpa_scheduler *s, double now) {
     for (int32_t i = 0; s->plan->n_chunks == 0 && i < s->n_running; i++)
         if (s->running[i]->ready > s->step) return now;
+    if (s->plan->n_chunks == 0 && s->awaits_confirmation) return now;
     return s->future.count > 0 ? cpa_sequence_queue_first(&s->future)->request.arrival : INFINITY;
 }
 
@@ -299,6 +302,7 @@ cpa_status cpa_scheduler_plan(cpa_scheduler *s, double now, cpa_step_plan *plan,
     s->budget = s->options.max_num_batched_tokens;
     s->n_scheduled = 0;
     s->short_of_blocks = 0;
+    cpa_unconfirmed_settle(s);
     CPA_TRY(retire_finished(s, err));
     CPA_TRY(restart_damaged(s, err));
     CPA_TRY(cpa_scheduler_null_unseen(s, err));

@@ -36,6 +36,7 @@
  *   scheduler_admit.c    who is next, and what it shares
  *   scheduler_write.c    the entries of a plan
  *   scheduler_prefix.c   what can be found after it
+ *   unconfirmed.c        what cannot be found yet, as it may not be finite
  *   scheduler_tokens.c   tokens that were drawn, and requests that end
  *   scheduler_blocks.c   budget, blocks and quotas of the sequence at hand
  */
@@ -63,6 +64,8 @@ typedef struct cpa_scheduler_options {
     void *token_ctx;
 
     int32_t prefix_caching;
+    int32_t confirms; /* whether what a step computes is finite is known when the second plan after it is made, and only
+                         then its blocks can be found (unconfirmed.h); else they can in the next one */
     const char *identity; /* what keys and values depend on besides tokens; read by cpa_scheduler_create only */
     cpa_preemption_mode preemption;
     int64_t host_blocks;   /* of one rank, for swapping */

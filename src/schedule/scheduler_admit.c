@@ -9,6 +9,7 @@
 #include "base/min_max.h"
 #include "src/schedule/scheduler_blocks.h"
 #include "src/schedule/scheduler_prefix.h"
+#include "src/schedule/unconfirmed.h"
 
 typedef enum verdict {
     ADMITTED,
@@ -53,7 +54,7 @@ static int64_t look(cpa_scheduler *s, cpa_sequence *sequence, cpa_placement plac
         const cpa_prefix_digest *digest = probe(s, sequence, *found);
         if (!digest) break;
         cpa_prefix_digest key = cpa_sequence_key(placement, digest);
-        if (cpa_prefix_cache_find(s->cache, &key) < 0) break;
+        if (cpa_prefix_cache_find(s->cache, &key) < 0 || cpa_unconfirmed_has(s, &key)) break;
     }
     return *found;
 }
@@ -110,9 +111,21 @@ static void choose_placement(cpa_scheduler *s, cpa_sequence *sequence) {
     sequence->placement = (cpa_placement){CPA_ON_RANK, rank};
 }
 
-/* Whether a running sequence computes the first block that cannot be found. */
+/* Whether the first block that cannot be found was computed in the last steps. */
+static int awaits_confirmation(cpa_scheduler *s, cpa_sequence *sequence) {
+    const int64_t found = *found_in(sequence, sequence->placement);
+    if (!cpa_scheduler_shares(s, sequence) || found == count_links(s, sequence)) return 0;
+    const cpa_prefix_digest *digest = probe(s, sequence, found);
+    if (!digest) return 0;
+    cpa_prefix_digest key = cpa_sequence_key(sequence->placement, digest);
+    const int awaits = cpa_unconfirmed_has(s, &key);
+    s->awaits_confirmation |= awaits;
+    return awaits;
+}
+
+/* Whether a running sequence computes the first block that cannot be found, or has just computed it. */
 static int must_wait(cpa_scheduler *s, cpa_sequence *sequence) {
-    return who_computes(s, sequence, sequence->placement) != NULL;
+    return who_computes(s, sequence, sequence->placement) != NULL || awaits_confirmation(s, sequence);
 }
 
 /* Shares the leading blocks that can be found. At least the last known token is left to compute. If it falls into a
@@ -128,7 +141,7 @@ static cpa_status share_prefix(cpa_scheduler *s, cpa_sequence *sequence, int32_t
         if (!digest) break;
         cpa_prefix_digest key = cpa_sequence_key(sequence->placement, digest);
         int32_t block = cpa_prefix_cache_find(s->cache, &key);
-        if (block < 0) break;
+        if (block < 0 || cpa_unconfirmed_has(s, &key)) break;
         int32_t rank = cpa_sequence_block_rank(sequence, &s->options, j), n = link_tokens(s, sequence, j);
         sequence->computed = j * block_size + n < known ? j * block_size + n : known - 1;
         if (sequence->computed == j * block_size) break; /* nothing of this block would be used */
@@ -145,6 +158,7 @@ static cpa_status share_prefix(cpa_scheduler *s, cpa_sequence *sequence, int32_t
         }
     }
     *found_in(sequence, sequence->placement) = j;
+    sequence->shared = sequence->linked;
     return CPA_OK;
 }
 

@@ -23,6 +23,14 @@ typedef struct cpa_evict_ctx {
     int32_t rank;
 } cpa_evict_ctx;
 
+/* A block of the last steps; see unconfirmed.h. */
+typedef struct cpa_unconfirmed {
+    cpa_prefix_digest key;
+    uint64_t request, step;
+    int32_t rank, block;
+    UT_hash_handle hh;
+} cpa_unconfirmed;
+
 struct cpa_scheduler {
     cpa_scheduler_options options;
     cpa_block_pool **pools;      /* [cp_size] */
@@ -31,8 +39,9 @@ struct cpa_scheduler {
     cpa_prefix_cache *cache;
     char *identity;
     cpa_tenants tenants;
-    cpa_sequence *by_id;   /* hash table of every unfinished sequence */
-    cpa_sequence *pending; /* hash table by `next`: what running sequences are about to compute */
+    cpa_sequence *by_id;          /* hash table of every unfinished sequence */
+    cpa_sequence *pending;        /* hash table by `next`: what running sequences are about to compute */
+    cpa_unconfirmed *unconfirmed; /* hash table by key */
     cpa_sequence_queue future;
     cpa_waiting_lines waiting;
     cpa_sequence **running; /* [max_num_seqs], in the order of cpa_sequence_before */
@@ -52,10 +61,11 @@ struct cpa_scheduler {
     cpa_step_plan *plan;
     cpa_sequence **scheduled; /* [max_num_seqs], in the order of the chunks; those with planned == 0 were withdrawn */
     int32_t n_scheduled;
-    int64_t budget;      /* tokens left */
-    int short_of_blocks; /* a running sequence lacked blocks, or was preempted for another */
-    int64_t *lacks;      /* [cp_size], blocks that the sequence being scheduled lacks */
-    int32_t *marks;      /* [num_blocks], scratch, zero between uses */
+    int64_t budget;          /* tokens left */
+    int awaits_confirmation; /* a waiting sequence is passed over for what is not confirmed yet */
+    int short_of_blocks;     /* a running sequence lacked blocks, or was preempted for another */
+    int64_t *lacks;          /* [cp_size], blocks that the sequence being scheduled lacks */
+    int32_t *marks;          /* [num_blocks], scratch, zero between uses */
 };
 
 #endif

@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "base/check.h"
+#include "src/schedule/unconfirmed.h"
 
 int cpa_scheduler_shares(const cpa_scheduler *s, const cpa_sequence *sequence) {
     return s->options.prefix_caching || sequence->request.group != 0;
@@ -55,8 +56,10 @@ cpa_status cpa_scheduler_link(cpa_scheduler *s, cpa_sequence *sequence, cpa_erro
         int32_t rank = cpa_sequence_block_rank(sequence, &s->options, sequence->linked);
         int32_t block = *cpa_sequence_block(sequence, &s->options, sequence->linked);
         cpa_scheduler_unlink(s, sequence);
-        if (block >= 0 && cpa_prefix_cache_add(s->cache, &sequence->next_key, rank, block, partial))
+        if (block >= 0 && cpa_prefix_cache_add(s->cache, &sequence->next_key, rank, block, partial)) {
             CPA_TRY(cpa_block_pool_keep(s->pools[rank], block, sequence->tenant->number, err));
+            CPA_TRY(cpa_unconfirmed_note(s, &sequence->next_key, sequence->request.id, rank, block, err));
+        }
         if (partial) {
             sequence->tail_linked = 1;
         } else {

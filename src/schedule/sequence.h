@@ -51,6 +51,7 @@ struct cpa_sequence {
     /* While it runs: */
     cpa_prefix_digest tip; /* of its first `linked` blocks: shared, or found by others */
     int64_t linked;
+    int64_t shared;             /* how many of these it found when it was admitted */
     int tail_linked;            /* so is the end of its prompt behind the last full block */
     int has_next;               /* the digest of what it will compute next is known */
     cpa_prefix_digest next;     /* that digest */

@@ -4,10 +4,21 @@
 
 #include <cpattn/ops.h>
 
+#include "base/array.h"
 #include "base/check.h"
 
-void cpa_nonfinite_collect(cpa_nonfinite *nonfinite, const cpa_step_plan *plan, int64_t rows, const uint64_t *requests,
-                           const int64_t *positions) {
+static cpa_status note_request(cpa_nonfinite *nonfinite, const cpa_nonfinite_row *found, cpa_error *err) {
+    for (int64_t i = 0; i < nonfinite->n_last; i++)
+        if (nonfinite->last[i].request == found->request) return CPA_OK;
+    if (!cpa_array_reserve(&nonfinite->last, &nonfinite->cap_last, nonfinite->n_last + 1, sizeof *nonfinite->last))
+        return cpa_fail(err, CPA_NO_MEMORY, "worker: no memory to note a row that is not finite");
+    nonfinite->last[nonfinite->n_last++] = *found;
+    return CPA_OK;
+}
+
+cpa_status cpa_nonfinite_collect(cpa_nonfinite *nonfinite, const cpa_step_plan *plan, int64_t rows,
+                                 const uint64_t *requests, const int64_t *positions, cpa_error *err) {
+    nonfinite->n_last = 0;
     for (int32_t layer = 0; layer < nonfinite->layers; layer++) {
         const uint8_t *marks = cpa_nonfinite_marks(nonfinite, layer), *at;
         while ((at = memchr(marks, 1, (size_t)rows))) {
@@ -16,8 +27,10 @@ void cpa_nonfinite_collect(cpa_nonfinite *nonfinite, const cpa_step_plan *plan, 
             if (nonfinite->rows++ == 0) nonfinite->first = found;
             for (int32_t later = layer; later < nonfinite->layers; later++)
                 cpa_nonfinite_marks(nonfinite, later)[row] = 0;
+            CPA_TRY(note_request(nonfinite, &found, err));
         }
     }
+    return CPA_OK;
 }
 
 static int is_before(const cpa_nonfinite_row *a, const cpa_nonfinite_row *b) {

@@ -18,6 +18,8 @@ typedef struct cpa_nonfinite {
     int64_t layers, max_rows;
     int64_t rows;            /* found so far, in all steps */
     cpa_nonfinite_row first; /* of the first step with any the first layer, and there the first row */
+    cpa_nonfinite_row *last; /* of the step that was collected last, one of each request */
+    int64_t n_last, cap_last;
 } cpa_nonfinite;
 
 /* The marks of the rows in a layer. */
@@ -25,9 +27,9 @@ static inline uint8_t *cpa_nonfinite_marks(const cpa_nonfinite *nonfinite, int32
     return nonfinite->marks + layer * nonfinite->max_rows;
 }
 
-/* Reads and clears the marks of a step that is done, which had these rows. */
-void cpa_nonfinite_collect(cpa_nonfinite *nonfinite, const cpa_step_plan *plan, int64_t rows, const uint64_t *requests,
-                           const int64_t *positions);
+/* Reads and clears the marks of a step that is done, which had these rows. CPA_NO_MEMORY is possible. */
+cpa_status cpa_nonfinite_collect(cpa_nonfinite *nonfinite, const cpa_step_plan *plan, int64_t rows,
+                                 const uint64_t *requests, const int64_t *positions, cpa_error *err);
 
 /* Collective. Rows of all ranks and the first of them all; without marks. */
 cpa_status cpa_nonfinite_join(const cpa_nonfinite *nonfinite, cpa_control *control, cpa_nonfinite *all, cpa_error *err);

@@ -184,6 +184,7 @@ void cpa_worker_destroy(cpa_worker *worker) {
     worker->device->table->free(worker->device, worker->wide_block);
     cpa_kv_cache_destroy(worker->cache);
     free(worker->damaged);
+    free(worker->nonfinite.last);
     free(worker->chunks);
     free(worker);
 }
@@ -256,12 +257,12 @@ static cpa_status drain(cpa_worker *worker, cpa_error *err) {
 }
 
 /* Takes what came back from a step that is done. */
-static void collect_step(cpa_worker *worker, const cpa_step_plan *plan) {
+static cpa_status collect_step(cpa_worker *worker, const cpa_step_plan *plan, cpa_error *err) {
     const cpa_worker_rows *ran = worker->ran;
     cpa_worker_settle_discards(worker);
-    if (plan->n_chunks == 0) return;
+    if (plan->n_chunks == 0) return CPA_OK;
     cpa_worker_keep_tokens(worker);
-    cpa_nonfinite_collect(&worker->nonfinite, plan, ran->sizes.rows, ran->requests, ran->host.positions);
+    return cpa_nonfinite_collect(&worker->nonfinite, plan, ran->sizes.rows, ran->requests, ran->host.positions, err);
 }
 
 static cpa_status run_step(cpa_worker *worker, const cpa_step_plan *plan, const cpa_worker_observer *observer,
@@ -276,8 +277,7 @@ static cpa_status run_step(cpa_worker *worker, const cpa_step_plan *plan, const 
     span = cpa_spans_host_begin(CPA_SPAN_DRAIN);
     status = plan->n_chunks > 0 ? drain(worker, err) : worker->device->table->stream_sync(worker->stream);
     cpa_spans_host_end(spans, span);
-    if (status == CPA_OK) collect_step(worker, plan);
-    return status;
+    return status == CPA_OK ? collect_step(worker, plan, err) : status;
 }
 
 /* An operation of the table or of the model leaves its message on the stream. */

@@ -1,11 +1,12 @@
 /* Requests that come and go while the engine runs, from any thread of rank 0. */
+#include <math.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
-#include "base/clock.h"
+#include "base/hash.h"
 #include "src/engine/engine_internal.h"
 #include "src/schedule/scheduler_internal.h"
 #include "tests/fixtures/device_fixture.h"
@@ -367,6 +368,114 @@ static void statistics_are_read_while_it_runs(void) {
     serve_beside(&h, &options, watch_statistics);
 }
 
+/* ---- a fault of one request ---- */
+
+enum { CROWD = 64, POISONED = 20, PROMPT = 40 };
+
+/* The synthetic model, with a NaN in a key of one request, and what each request got. On the host. */
+static struct {
+    cpa_synthetic synthetic;
+    cpa_model real;
+    int64_t position; /* of the NaN; -1: none */
+    uint64_t digests[CROWD], failed_token;
+    char error[256];
+    int64_t finished, failed;
+} poison;
+
+static cpa_status layer_in(void *ctx, int32_t layer, const cpa_model_step *step, const cpa_layer_args *args,
+                           cpa_stream *stream) {
+    cpa_status status = poison.real.layer_in(ctx, layer, step, args, stream);
+    for (int64_t row = 0; layer == 1 && row < step->rows.count; row++)
+        if (step->rows.requests[row] == POISONED && step->rows.positions[row] == poison.position)
+            ((float *)args->k)[row * 2 * 32] = NAN;
+    return status;
+}
+
+/* The rows that yield tokens, whatever was found in the cache. */
+static cpa_status layer_out(void *ctx, int32_t layer, const cpa_model_step *step, const void *out, cpa_stream *stream) {
+    const int64_t row_bytes = 4 * 16 * (int64_t)sizeof(float);
+    (void)ctx, (void)stream;
+    for (int64_t row = 0; row < step->rows.count; row++) {
+        const int64_t of[] = {step->rows.positions[row], layer};
+        if (of[0] < PROMPT - 1) continue;
+        uint64_t hash = cpa_hash_bytes(CPA_HASH_START, of, sizeof of);
+        poison.digests[step->rows.requests[row]] +=
+            cpa_hash_bytes(hash, (const char *)out + row * row_bytes, (size_t)row_bytes);
+    }
+    return CPA_OK;
+}
+
+/* Three requests, of which the poisoned one is the first, have one prompt. */
+static uint32_t token_of_crowd(void *ctx, uint64_t request, int64_t position) {
+    (void)ctx;
+    const int shares = request > POISONED && request <= POISONED + 2 && position < PROMPT;
+    return (uint32_t)cpa_mix64((shares ? POISONED : request) * 1000 + (uint64_t)position);
+}
+
+static void note_crowd(void *ctx, const cpa_request_result *result) {
+    (void)ctx;
+    poison.finished += result->reason == CPA_FINISH_LENGTH;
+    if (result->reason != CPA_FINISH_FAILED) return;
+    poison.failed++;
+    CU_ASSERT_EQUAL(result->id, POISONED);
+    snprintf(poison.error, sizeof poison.error, "%s", result->error);
+}
+
+/* Runs the crowd with a NaN at that position of the poisoned request. */
+static cpa_engine_stats run_crowd(int64_t position) {
+    cpa_engine_options options = quick_options();
+    cpa_request requests[CROWD];
+    cpa_engine_stats stats = {.steps = 0};
+    memset(&poison, 0, sizeof poison);
+    options.num_blocks = 400;
+    options.max_num_seqs = 16;
+    options.block_size = 8;
+    poison.position = position;
+    poison.synthetic = (cpa_synthetic){.shape = options.model.attention, .seed = options.seed};
+    poison.synthetic.shape.kv_dtype = CPA_F32;
+    cpa_model model = poison.real = cpa_synthetic_model(&poison.synthetic);
+    model.layer_in = layer_in;
+    model.layer_out = layer_out;
+    model.recall = NULL;
+    options.network = &model;
+    options.token_at = token_of_crowd;
+    for (int i = 0; i < CROWD; i++)
+        requests[i] = (cpa_request){
+            .size = sizeof *requests, .id = (uint64_t)i, .prompt_tokens = PROMPT, .output_tokens = 4 + i % 9};
+    requests[POISONED].output_tokens = 12;
+    cpa_engine *engine = cpa_test_engine(&options, requests, CROWD);
+    CU_ASSERT_PTR_NOT_NULL(engine);
+    if (!engine) return stats;
+    poison.synthetic.device = engine->device;
+    CU_ASSERT_EQUAL(cpa_engine_run(engine, note_crowd, NULL, NULL), CPA_OK);
+    CU_ASSERT(all_blocks_are_back(engine));
+    cpa_engine_get_stats(engine, &stats, sizeof stats);
+    MPI_Allreduce(MPI_IN_PLACE, poison.digests, CROWD, MPI_UINT64_T, MPI_SUM, MPI_COMM_WORLD);
+    cpa_engine_destroy(engine);
+    return stats;
+}
+
+/* In the prompt, in its last block, in the output, and in the row of its last token. */
+static void a_request_that_is_not_finite_fails_alone(void) {
+    static const int64_t positions[] = {5, PROMPT - 1, PROMPT + 7, PROMPT + 10};
+    uint64_t clean[CROWD];
+    if (!cpa_test_promises_bits()) return;
+    cpa_engine_stats stats = run_crowd(-1);
+    memcpy(clean, poison.digests, sizeof clean);
+    CU_ASSERT_EQUAL(stats.requests_finished, CROWD);
+    for (int i = 0; i < 4; i++) {
+        stats = run_crowd(positions[i]);
+        CU_ASSERT_EQUAL(stats.requests_finished, CROWD - 1);
+        CU_ASSERT_EQUAL(stats.requests_failed, 1);
+        for (int id = 0; id < CROWD; id++)
+            if (id != POISONED) CU_ASSERT_EQUAL(poison.digests[id], clean[id]);
+        if (rank_of() != 0) continue;
+        CU_ASSERT_EQUAL(poison.finished, CROWD - 1);
+        CU_ASSERT_EQUAL(poison.failed, 1);
+        CU_ASSERT_PTR_NOT_NULL(strstr(poison.error, "not finite: token"));
+    }
+}
+
 /* ---- nothing to do ---- */
 
 #if defined __SANITIZE_ADDRESS__ || defined __SANITIZE_THREAD__
@@ -419,5 +528,6 @@ static const cpa_test tests[] = {
     {"a drained engine cancels what has not arrived", a_drained_engine_cancels_what_has_not_arrived},
     {"a drain hears of a stop", a_drain_hears_of_a_stop},
     {"statistics are read while it runs", statistics_are_read_while_it_runs},
+    {"a request that is not finite fails alone", a_request_that_is_not_finite_fails_alone},
 };
 CPA_MPI_DEVICE_TEST_MAIN("requests that come and go", tests)

@@ -84,15 +84,18 @@ nonfinite() {
     export CPATTN_FAULT=nan-key CP_ATTN=$CP_ATTN_FAULTS
     for n in 1 2 3; do
         run "$n" "${options[@]}" --result-json "$n.json"
-        expect_code 0 "keys of NaN on $n ranks"
+        expect_code 1 "keys of NaN on $n ranks"
+        expect_line 'failed: not finite: token 7, layer 0'
         expect_value violations 0 "$n.json"
-        # Of each request its token 7, and the four rows that yield tokens.
-        grep -q '^not finite  *15 rows; first request [0-2], token 7, layer 0$' out || fail "$(grep '^not' out)"
+        expect_value failed_alone 3 "$n.json"
+        grep -q ' 3 failed, 0 cancelled, 0 expired' out || fail "no word of what has failed"
+        # Of each request its token 7, the row that yields a token, and the one that was on its way by then.
+        grep -q '^not finite  *9 rows; first request [0-2], token 7, layer 0$' out || fail "$(grep '^not' out)"
         expect_value token 7 "$n.json"
         expect_value layer 0 "$n.json"
     done
     run 2 "${options[@]}" --kv-cache-dtype int8
-    expect_code 0 "keys of NaN in a quantised cache"
+    expect_code 1 "keys of NaN in a quantised cache"
     grep -q '^not finite  *3 rows; first request [0-2], token 7, layer 0$' out || fail "$(grep '^not' out)"
     for n in 1 2; do
         run "$n" "${options[@]}" --fail-on-nonfinite

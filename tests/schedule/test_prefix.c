@@ -5,6 +5,7 @@
 
 #include "src/schedule/scheduler_internal.h"
 #include "src/schedule/scheduler_tokens.h"
+#include "src/schedule/unconfirmed.h"
 #include "tests/fixtures/planner_fixture.h"
 #include "tests/fixtures/scheduler_fixture.h"
 #include "tests/fixtures/unit.h"
@@ -54,6 +55,29 @@ static void full_blocks_of_an_equal_beginning_are_shared(void) {
     CU_ASSERT_EQUAL(f.stats.prefix_queries, 3 + 5);
     CU_ASSERT_EQUAL(f.stats.prefix_hits, 2);
     teardown(&f);
+}
+
+/* What a step computes is found when it is known to be finite, two plans later, or never. */
+static void blocks_are_found_once_they_are_confirmed(void) {
+    for (int finite = 0; finite <= 1; finite++) {
+        for (int64_t output = 1; output <= 5; output += 4) { /* it has finished by then, or still runs */
+            fixture f;
+            setup(&f, 2, 16, 64);
+            f.options.confirms = 1;
+            begin(&f);
+            add(&f, asked(0, 14, output), 10);
+            step(&f, 0);
+            add(&f, asked(1, 20, 1), 10);
+            CU_ASSERT_EQUAL(step(&f, 0), output > 1);
+            CU_ASSERT_EQUAL(f.next, output > 1 ? (double)INFINITY : 0); /* at once */
+            if (!finite) cpa_scheduler_forget_blocks(f.scheduler, 0);
+            CU_ASSERT_EQUAL(step(&f, 0), 1 + (output > 1));
+            check_chunk(&f, output > 1, 1, finite ? 8 : 0, finite ? 12 : 20);
+            CU_ASSERT_EQUAL(f.stats.prefix_hits, finite ? 2 : 0);
+            finish(&f);
+            teardown(&f);
+        }
+    }
 }
 
 static void of_a_prompt_that_is_all_there_one_token_is_computed_in_a_copy(void) {
@@ -438,6 +462,7 @@ static void blocks_before_the_window_are_given_back_during_the_run(void) {
 
 static const cpa_test tests[] = {
     {"full blocks of an equal beginning are shared", full_blocks_of_an_equal_beginning_are_shared},
+    {"blocks are found once they are confirmed", blocks_are_found_once_they_are_confirmed},
     {"of a prompt that is all there, one token is computed, in a copy",
      of_a_prompt_that_is_all_there_one_token_is_computed_in_a_copy},
     {"the partly filled last block of an equal prompt is copied",

@@ -1,0 +1,74 @@
+#include "src/schedule/unconfirmed.h"
+
+#include <stdlib.h>
+
+#include "base/check.h"
+
+static cpa_unconfirmed *find(const cpa_scheduler *s, const cpa_prefix_digest *key) {
+    cpa_unconfirmed *entry;
+    HASH_FIND(hh, s->unconfirmed, key, sizeof *key, entry);
+    return entry;
+}
+
+cpa_status cpa_unconfirmed_note(cpa_scheduler *s, const cpa_prefix_digest *key, uint64_t request, int32_t rank,
+                                int32_t block, cpa_error *err) {
+    if (!s->options.confirms) return CPA_OK;
+    cpa_unconfirmed *entry = find(s, key);
+    if (!entry) {
+        entry = calloc(1, sizeof *entry);
+        if (!entry) return cpa_fail(err, CPA_NO_MEMORY, "scheduler: no memory for a plan");
+        entry->key = *key;
+        HASH_ADD(hh, s->unconfirmed, key, sizeof entry->key, entry);
+        if (!entry->hh.tbl) {
+            free(entry);
+            return cpa_fail(err, CPA_NO_MEMORY, "scheduler: no memory for a plan");
+        }
+    }
+    entry->request = request;
+    entry->rank = rank;
+    entry->block = block;
+    entry->step = s->plan ? s->step : s->step - 1;
+    return CPA_OK;
+}
+
+int cpa_unconfirmed_has(const cpa_scheduler *s, const cpa_prefix_digest *key) {
+    return s->unconfirmed && find(s, key) && cpa_prefix_cache_find(s->cache, key) >= 0;
+}
+
+static void forget(cpa_scheduler *s, cpa_unconfirmed *entry) {
+    HASH_DEL(s->unconfirmed, entry);
+    free(entry);
+}
+
+void cpa_unconfirmed_settle(cpa_scheduler *s) {
+    cpa_unconfirmed *entry, *next;
+    s->awaits_confirmation = 0;
+    HASH_ITER(hh, s->unconfirmed, entry, next)
+    if (entry->step + 2 <= s->step) forget(s, entry);
+}
+
+void cpa_unconfirmed_destroy(cpa_scheduler *s) {
+    cpa_unconfirmed *entry, *next;
+    HASH_ITER(hh, s->unconfirmed, entry, next) forget(s, entry);
+}
+
+/* Those that are confirmed hold what is finite; but who finds them would ask for more of the same. */
+static void drop_own_blocks(cpa_scheduler *s, const cpa_sequence *sequence) {
+    for (int64_t j = sequence->shared; j < sequence->linked; j++) {
+        const int32_t block = *cpa_sequence_block(sequence, &s->options, j);
+        if (block >= 0) cpa_prefix_cache_drop(s->cache, cpa_sequence_block_rank(sequence, &s->options, j), block);
+    }
+}
+
+void cpa_scheduler_forget_blocks(cpa_scheduler *s, uint64_t request) {
+    cpa_unconfirmed *entry, *next;
+    cpa_sequence *sequence;
+    HASH_ITER(hh, s->unconfirmed, entry, next) {
+        if (entry->request != request) continue;
+        if (cpa_prefix_cache_find(s->cache, &entry->key) == entry->block)
+            cpa_prefix_cache_drop(s->cache, entry->rank, entry->block);
+        forget(s, entry);
+    }
+    HASH_FIND(hh, s->by_id, &request, sizeof request, sequence);
+    if (sequence && sequence->blocks) drop_own_blocks(s, sequence);
+}
