@@ -108,7 +108,7 @@ cpa_status cpa_mailbox_receive(cpa_mailbox *mailbox, int wait, int *arrived, con
 typedef struct cpa_reports cpa_reports;
 /* `control` must outlive them. Not collective. */
 cpa_status cpa_reports_open(cpa_control *control, cpa_reports **out, cpa_error *err);
-/* Gives up what is under way. */
+/* Gives up what is under way, after a second at the latest. */
 void cpa_reports_close(cpa_reports *reports);
 /* Other ranks: starts sending a copy of this rank's next report, of 0 or more bytes; waits until the one before is on its
  * way. */

@@ -1,10 +1,12 @@
 /* Reports of all ranks to rank 0 that travel while the ranks do something else: a head with what most reports consist of,
  * and the rest behind it if there is more. */
+#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/array.h"
 #include "base/check.h"
+#include "base/clock.h"
 #include "comm/comm.h"
 
 enum { HEAD_BYTES = 128 };
@@ -41,8 +43,21 @@ cpa_status cpa_reports_open(cpa_control *control, cpa_reports **out, cpa_error *
     return CPA_OK;
 }
 
+/* What is sent is let go for a second: rank 0 may take no part in it any more. */
+static void settle(cpa_reports *reports) {
+    enum { SECONDS = 1 };
+    cpa_comm *comm = reports->control->comm;
+    report_pair *pair = &reports->pairs[0];
+    for (const double begin = cpa_clock_now(); cpa_clock_now() - begin < SECONDS; sched_yield()) {
+        int head = 0, rest = 0;
+        if (cpa_comm_test(comm, &pair->head, &head, NULL) != CPA_OK) return;
+        if (cpa_comm_test(comm, &pair->rest, &rest, NULL) != CPA_OK || (head && rest)) return;
+    }
+}
+
 void cpa_reports_close(cpa_reports *reports) {
     if (!reports) return;
+    if (reports->control->rank != 0) settle(reports);
     for (int32_t rank = 0; rank < reports->control->size; rank++) {
         report_pair *pair = &reports->pairs[rank];
         cpa_comm_cancel(reports->control->comm, &pair->head);

@@ -227,6 +227,21 @@ CPA_API cpa_status cpa_engine_run(cpa_engine *engine, cpa_finish_fn on_finish, c
 CPA_API cpa_status cpa_engine_serve(cpa_engine *engine, cpa_finish_fn on_finish, cpa_progress_fn on_progress,
                                     void *ctx);
 
+/* What a step was. */
+typedef enum cpa_step_result {
+    CPA_STEP_RAN = 0, /* tokens were computed */
+    CPA_STEP_IDLE,    /* there was nothing to compute */
+    CPA_STEP_LAST     /* the run has ended */
+} cpa_step_result;
+
+/* For who drives the loop: each call is one step of a run that ends once the engine is drained (cpa_engine_drain), or
+ * stopped: then *result is CPA_STEP_LAST, and the call returns what cpa_engine_serve would. It does not wait for requests:
+ * what is submitted now is computed by the second call from now on at the latest, as the next step is planned already.
+ * Until the last step no other function may run the engine; cpa_engine_destroy ends the run too. Collective. *result is
+ * set only on success. */
+CPA_API cpa_status cpa_engine_step(cpa_engine *engine, cpa_finish_fn on_finish, cpa_progress_fn on_progress, void *ctx,
+                                   cpa_step_result *result);
+
 /* Rank 0: from now on until the run has ended nothing is admitted, and requests whose arrival is still to come are
  * cancelled; the run ends when those that are left have. Waits for that, for timeout_s at most: CPA_OK, or CPA_BUSY if
  * some are left, or CPA_STOPPED if the run has ended without them. A callback does not wait. Where no run is under way,

@@ -11,6 +11,7 @@
 #include "src/engine/engine_internal.h"
 #include "src/engine/engine_options.h"
 #include "src/engine/engine_requests.h"
+#include "src/engine/engine_run.h"
 #include "src/ops/check_shape.h"
 
 static cpa_worker_options worker_options(const cpa_engine *engine) {
@@ -218,6 +219,7 @@ void cpa_engine_destroy(cpa_engine *engine) {
         cpa_log(CPA_LOG_ERROR, "cpa_engine_destroy: called while cpa_engine_run is under way, and not carried out");
         return;
     }
+    cpa_engine_end_steps(engine);
     cpa_inbox_destroy(engine->inbox);
     cpa_scheduler_destroy(engine->scheduler);
     cpa_verify_destroy(engine->verify);

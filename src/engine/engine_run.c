@@ -1,4 +1,6 @@
 /* Runs an engine: every rank executes plan after plan, and gets the next one while a step runs. */
+#include "src/engine/engine_run.h"
+
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -9,14 +11,13 @@
 #include "base/clock.h"
 #include "src/check/verify_step.h"
 #include "src/context/context.h"
-#include "src/engine/engine_internal.h"
 #include "src/engine/engine_requests.h"
 #include "src/engine/engine_stats.h"
 #include "src/engine/next_plan.h"
 #include "src/worker/worker_tokens.h"
 
-/* A run: one call of cpa_engine_run or cpa_engine_serve. */
-typedef struct run {
+/* A run: one call of cpa_engine_run or cpa_engine_serve, or calls of cpa_engine_step until the last. */
+typedef struct cpa_engine_steps {
     cpa_engine *engine;
     cpa_finish_fn on_finish;
     cpa_progress_fn on_progress;
@@ -24,6 +25,7 @@ typedef struct run {
     cpa_run_mode mode;
     double start;
     cpa_plan_ahead *ahead; /* rank 0 */
+    int has_plans;         /* what follows is in use */
     cpa_step_plan plan;    /* of the step that runs */
     cpa_next_plan next;
     int prepared;         /* the next plan is, or has failed to be */
@@ -345,17 +347,9 @@ static cpa_status run_step(run *r, cpa_error *err) {
     return CPA_OK;
 }
 
-static cpa_status run_steps(run *r, cpa_error *err) {
-    do {
-        CPA_TRY(begin_step(r, err));
-        CPA_TRY(run_step(r, err));
-    } while (!(r->plan.flags & CPA_PLAN_STOP));
-    return settle_step(r, 1, err);
-}
-
-static cpa_status run_plans(run *r, cpa_error *err) {
+/* The way of plans to this rank, and what looks for them while a step runs. Collective. */
+static cpa_status open_plans(run *r, cpa_error *err) {
     cpa_engine *engine = r->engine;
-    cpa_stream *stream = engine->worker->stream;
     const cpa_plan_limits limits = {
         .cp_size = engine->control.size,
         .max_seqs = engine->options.max_num_seqs,
@@ -367,18 +361,21 @@ static cpa_status run_plans(run *r, cpa_error *err) {
     cpa_status status = cpa_next_plan_open(&r->next, &engine->control, r->ahead,
                                            cpa_context_spans(engine->worker->context), &limits, err);
     if (status == CPA_OK && engine->control.size > 1) status = cpa_reports_open(&engine->control, &r->reports, err);
-    status = cpa_control_agree(&engine->control, status, err);
-    if (status == CPA_OK) {
-        stream->poll = poll_next_plan;
-        stream->poll_ctx = r;
-        cpa_worker_set_meanwhile(engine->worker, prepare_meanwhile, r);
-        status = run_steps(r, err);
-        cpa_worker_set_meanwhile(engine->worker, NULL, NULL);
-        stream->poll = NULL;
-    }
+    CPA_TRY(cpa_control_agree(&engine->control, status, err));
+    engine->worker->stream->poll = poll_next_plan;
+    engine->worker->stream->poll_ctx = r;
+    cpa_worker_set_meanwhile(engine->worker, prepare_meanwhile, r);
+    return CPA_OK;
+}
+
+static cpa_status close_plans(run *r, cpa_status status, cpa_error *err) {
+    cpa_engine *engine = r->engine;
+    cpa_error settled = {CPA_OK, ""};
+    cpa_worker_set_meanwhile(engine->worker, NULL, NULL);
+    engine->worker->stream->poll = NULL;
+    if (status == CPA_OK) status = settle_step(r, 1, err);
     /* A failed check is known to every rank; any other failure leaves this one alone. */
     if (status == CPA_OK || status == CPA_CHECK_FAILED) {
-        cpa_error settled = {CPA_OK, ""};
         cpa_status outcome = cpa_next_plan_settle(&r->next, &settled);
         if (status == CPA_OK && outcome != CPA_OK) status = cpa_fail(err, outcome, "%s", settled.message);
     }
@@ -398,8 +395,10 @@ static cpa_status count_unfinished(run *r, int stopped, cpa_error *err) {
     return cpa_control_agree(&engine->control, status, err);
 }
 
-static cpa_status begin_run(run *r, cpa_error *err) {
+/* Collective, as are the next three. */
+static cpa_status begin_run(run *r) {
     cpa_engine *engine = r->engine;
+    cpa_error *err = &engine->error;
     CPA_TRY(cpa_control_agree(&engine->control, CPA_OK, err));
     /* The same moment on every rank, whatever their clocks say; the clock of the engine goes on from run to run. */
     r->start = cpa_clock_now() - engine->stats.duration_s;
@@ -410,21 +409,30 @@ static cpa_status begin_run(run *r, cpa_error *err) {
         status =
             cpa_plan_ahead_begin(engine->scheduler, engine->inbox, r->mode, r->start, &engine->stop, &r->ahead, err);
     }
-    return cpa_control_agree(&engine->control, status, err);
+    CPA_TRY(cpa_control_agree(&engine->control, status, err));
+    r->has_plans = 1;
+    return open_plans(r, err);
 }
 
-static cpa_status run_engine(run *r) {
+/* Sets *last after the last step. */
+static cpa_status run_next_step(run *r, int *last) {
+    cpa_error *err = &r->engine->error;
+    CPA_TRY(begin_step(r, err));
+    CPA_TRY(run_step(r, err));
+    *last = (r->plan.flags & CPA_PLAN_STOP) != 0;
+    return CPA_OK;
+}
+
+/* `status` is that of what has been done since begin_run. */
+static cpa_status end_run(run *r, cpa_status status) {
     cpa_engine *engine = r->engine;
     cpa_error *err = &engine->error;
-    const double began = engine->stats.duration_s;
-    cpa_status status = begin_run(r, err);
-    if (status == CPA_OK) {
-        status = run_plans(r, err);
-        if (status != CPA_OK && status != CPA_CHECK_FAILED) cpa_comm_abort(engine->control.comm, status, err->message);
-    }
+    if (r->has_plans) status = close_plans(r, status, err);
+    if (status != CPA_OK && status != CPA_CHECK_FAILED && r->has_plans)
+        cpa_comm_abort(engine->control.comm, status, err->message);
     cpa_plan_ahead_end(r->ahead);
     const int stopped = atomic_exchange(&engine->stop, 0);
-    engine->stats.duration_s = r->start > 0 ? cpa_clock_now() - r->start : began;
+    if (r->start > 0) engine->stats.duration_s = cpa_clock_now() - r->start;
     cpa_error collected = {CPA_OK, ""};
     cpa_status totals = CPA_OK;
     if (status == CPA_OK || status == CPA_CHECK_FAILED) totals = cpa_engine_collect_stats(engine, &collected);
@@ -438,13 +446,28 @@ static cpa_status run_engine(run *r) {
     return status;
 }
 
-static cpa_status run_until(cpa_engine *engine, cpa_run_mode mode, cpa_finish_fn on_finish, cpa_progress_fn on_progress,
-                            void *ctx) {
+/* Whether this thread may run the engine now; it must leave it after. */
+static cpa_status enter(cpa_engine *engine) {
     if (!engine || atomic_exchange(&engine->running, 1)) return CPA_INVALID;
-    run r = {.engine = engine, .on_finish = on_finish, .on_progress = on_progress, .ctx = ctx, .mode = mode};
-    cpa_status status = cpa_engine_outcome(engine, run_engine(&r), &engine->error);
+    return CPA_OK;
+}
+
+static cpa_status leave(cpa_engine *engine, cpa_status status) {
+    status = cpa_engine_outcome(engine, status, &engine->error);
     atomic_store(&engine->running, 0);
     return status;
+}
+
+static cpa_status run_until(cpa_engine *engine, cpa_run_mode mode, cpa_finish_fn on_finish, cpa_progress_fn on_progress,
+                            void *ctx) {
+    CPA_TRY(enter(engine));
+    if (engine->stepping)
+        return leave(engine, cpa_fail(&engine->error, CPA_INVALID, "a run by cpa_engine_step has not ended"));
+    run r = {.engine = engine, .on_finish = on_finish, .on_progress = on_progress, .ctx = ctx, .mode = mode};
+    int last = 0;
+    cpa_status status = begin_run(&r);
+    while (status == CPA_OK && !last) status = run_next_step(&r, &last);
+    return leave(engine, end_run(&r, status));
 }
 
 cpa_status cpa_engine_run(cpa_engine *engine, cpa_finish_fn on_finish, cpa_progress_fn on_progress, void *ctx) {
@@ -453,4 +476,51 @@ cpa_status cpa_engine_run(cpa_engine *engine, cpa_finish_fn on_finish, cpa_progr
 
 cpa_status cpa_engine_serve(cpa_engine *engine, cpa_finish_fn on_finish, cpa_progress_fn on_progress, void *ctx) {
     return run_until(engine, CPA_RUN_SERVE, on_finish, on_progress, ctx);
+}
+
+static cpa_status begin_stepping(cpa_engine *engine) {
+    run *r = calloc(1, sizeof *r);
+    cpa_status status = r ? CPA_OK : cpa_fail(&engine->error, CPA_NO_MEMORY, "no memory to run the engine");
+    status = cpa_control_agree(&engine->control, status, &engine->error);
+    if (status != CPA_OK) {
+        free(r);
+        return status;
+    }
+    *r = (run){.engine = engine, .mode = CPA_RUN_STEPS};
+    engine->stepping = r;
+    return begin_run(r);
+}
+
+static cpa_status end_stepping(cpa_engine *engine, cpa_status status) {
+    run *r = engine->stepping;
+    if (r) status = end_run(r, status);
+    engine->stepping = NULL;
+    free(r);
+    return status;
+}
+
+cpa_status cpa_engine_step(cpa_engine *engine, cpa_finish_fn on_finish, cpa_progress_fn on_progress, void *ctx,
+                           cpa_step_result *result) {
+    if (!result) return CPA_INVALID;
+    CPA_TRY(enter(engine));
+    int last = 0;
+    cpa_status status = engine->stepping ? CPA_OK : begin_stepping(engine);
+    run *r = engine->stepping;
+    if (status == CPA_OK) {
+        r->on_finish = on_finish;
+        r->on_progress = on_progress;
+        r->ctx = ctx;
+        status = run_next_step(r, &last);
+    }
+    if (status == CPA_OK) *result = last ? CPA_STEP_LAST : r->plan.n_chunks > 0 ? CPA_STEP_RAN : CPA_STEP_IDLE;
+    if (status != CPA_OK || last) status = end_stepping(engine, status);
+    return leave(engine, status);
+}
+
+void cpa_engine_end_steps(cpa_engine *engine) {
+    run *r = engine->stepping;
+    if (!r) return;
+    r->on_finish = NULL;
+    r->on_progress = NULL;
+    (void)end_stepping(engine, CPA_OK);
 }

@@ -342,6 +342,43 @@ static void a_drain_hears_of_a_stop(void) {
     cpa_engine_destroy(h.engine);
 }
 
+/* ---- steps ---- */
+
+static void a_caller_drives_the_loop_step_by_step(void) {
+    const cpa_engine_options options = quick_options();
+    heard h = {.engine = cpa_test_engine(&options, NULL, 0)};
+    cpa_step_result result = CPA_STEP_RAN;
+    CU_ASSERT_PTR_NOT_NULL(h.engine);
+    if (!h.engine) return;
+    CU_ASSERT_EQUAL(cpa_engine_step(h.engine, on_finish, on_progress, &h, &result), CPA_OK);
+    CU_ASSERT_EQUAL(result, CPA_STEP_IDLE);
+    CU_ASSERT_EQUAL(cpa_engine_run(h.engine, NULL, NULL, NULL), CPA_INVALID);
+    CU_ASSERT_PTR_NOT_NULL(strstr(cpa_engine_error(h.engine), "cpa_engine_step"));
+    if (rank_of() == 0) CU_ASSERT_EQUAL(submit(h.engine, 1, 10, 5, 0), CPA_OK);
+    int ran = 0, idle = 0;
+    for (int i = 0; i < 12; i++) {
+        CU_ASSERT_EQUAL(cpa_engine_step(h.engine, on_finish, on_progress, &h, &result), CPA_OK);
+        CU_ASSERT(result == CPA_STEP_IDLE || result == CPA_STEP_RAN);
+        if (result == CPA_STEP_RAN) ran++;
+        if (ran == 0) idle++;
+    }
+    CU_ASSERT_EQUAL(ran, 5);
+    CU_ASSERT(idle <= 2);
+    if (rank_of() == 0) {
+        CU_ASSERT_EQUAL(h.told[1], 1);
+        CU_ASSERT_EQUAL(cpa_engine_drain(h.engine, 60), CPA_OK); /* without waiting: nothing is left */
+    }
+    for (int i = 0; i < 4 && result != CPA_STEP_LAST; i++)
+        CU_ASSERT_EQUAL(cpa_engine_step(h.engine, on_finish, on_progress, &h, &result), CPA_OK);
+    CU_ASSERT_EQUAL(result, CPA_STEP_LAST);
+    if (rank_of() == 0) CU_ASSERT_EQUAL(submit(h.engine, 2, 10, 5, 0), CPA_OK);
+    CU_ASSERT_EQUAL(cpa_engine_run(h.engine, on_finish, NULL, &h), CPA_OK);
+    if (rank_of() == 0) CU_ASSERT_EQUAL(submit(h.engine, 3, 10, 500, 0), CPA_OK);
+    for (int i = 0; i < 9; i++) CU_ASSERT_EQUAL(cpa_engine_step(h.engine, on_finish, on_progress, &h, &result), CPA_OK);
+    CU_ASSERT_EQUAL(result, CPA_STEP_RAN);
+    cpa_engine_destroy(h.engine); /* in the middle of a run */
+}
+
 /* ---- statistics ---- */
 
 static void *watch_statistics(void *ctx) {
@@ -527,6 +564,7 @@ static const cpa_test tests[] = {
     {"drains under load lose no request", drains_under_load_lose_no_request},
     {"a drained engine cancels what has not arrived", a_drained_engine_cancels_what_has_not_arrived},
     {"a drain hears of a stop", a_drain_hears_of_a_stop},
+    {"a caller drives the loop step by step", a_caller_drives_the_loop_step_by_step},
     {"statistics are read while it runs", statistics_are_read_while_it_runs},
     {"a request that is not finite fails alone", a_request_that_is_not_finite_fails_alone},
 };
