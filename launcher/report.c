@@ -120,6 +120,11 @@ void cpa_report_cache(const cpa_outcome *outcome, FILE *out) {
              stats->swapped_out, stats->swapped_in, stats->swap_failures);
 }
 
+void cpa_report_logits(const cpa_outcome *outcome, FILE *out) {
+    line(out, "logits", "%" PRId64 " tokens compared with a plain forward, %" PRId64 " violations, largest error %.3g",
+         outcome->logits.tokens, outcome->logits.violations, outcome->logits.max_error);
+}
+
 void cpa_report_print(const cpa_outcome *outcome, FILE *out) {
     const cpa_engine_stats *stats = &outcome->stats;
     fputc('\n', out);
@@ -136,10 +141,7 @@ void cpa_report_print(const cpa_outcome *outcome, FILE *out) {
          stats->verify_s, stats->verify_violations, stats->verify_max_error);
     if (stats->verify_undecided > 0)
         line(out, "", "%" PRId64 " of these rows undecided: their scores overflow", stats->verify_undecided);
-    if (outcome->checked_logits)
-        line(out, "logits",
-             "%" PRId64 " tokens compared with a plain forward, %" PRId64 " violations, largest error %.3g",
-             outcome->logits.tokens, outcome->logits.violations, outcome->logits.max_error);
+    if (outcome->checked_logits) cpa_report_logits(outcome, out);
     if (stats->nonfinite_rows > 0)
         line(out, "not finite", "%" PRId64 " rows; first request %" PRIu64 ", token %" PRId64 ", layer %" PRId32,
              stats->nonfinite_rows, stats->nonfinite_request, stats->nonfinite_position, stats->nonfinite_layer);

@@ -32,6 +32,8 @@ typedef struct cpa_outcome {
 void cpa_report_preamble(const cpa_outcome *outcome, FILE *out);
 /* Part of the report: how full the cache was, what was shared, and what moved. */
 void cpa_report_cache(const cpa_outcome *outcome, FILE *out);
+/* Part of the report: how logits compare with a plain forward. */
+void cpa_report_logits(const cpa_outcome *outcome, FILE *out);
 void cpa_report_print(const cpa_outcome *outcome, FILE *out);
 
 #endif

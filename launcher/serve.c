@@ -177,11 +177,12 @@ static void report_stop(const service *s) {
 
 /* Rank 0: the report, or the end of the answer. */
 static void print_outcome(const service *s) {
-    if (s->job.settings.generate) {
-        cpa_generation_print(&s->workload.generation, stdout);
-    } else {
+    if (!s->job.settings.generate) {
         cpa_report_print(&s->outcome, stdout);
+        return;
     }
+    cpa_generation_print(&s->workload.generation, stdout);
+    if (s->outcome.checked_logits && !s->job.settings.json) cpa_report_logits(&s->outcome, stdout);
 }
 
 /* Rank 0, in the thread that watches for signals, while the run is in the middle of something: a cpa_give_up_fn. */

@@ -93,6 +93,7 @@ generate_draws() {
     run 1 "${options[@]}" 1 --check-logits 8 --result-json result.json
     expect_code 0 "draws"
     expect_value tokens 8 result.json
+    grep -q '^logits *8 tokens compared with a plain forward, 0 violations' out || fail "no verdict: $(cat out)"
     head -1 out >one
     run 2 "${options[@]}" 1
     [ "$device" != host ] || [ "$(head -1 out)" = "$(cat one)" ] || fail "two ranks draw otherwise"
