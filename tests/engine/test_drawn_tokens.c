@@ -273,6 +273,19 @@ static void how_tokens_are_drawn_reaches_every_rank(void) {
     if (cpa_test_promises_bits()) CU_ASSERT_EQUAL(histories, 3 * 40);
 }
 
+/* What a first chunk brings of it is all that comes before, here of a prompt whose beginning is found in the cache. */
+static void a_history_may_be_longer_than_a_step(void) {
+    const cpa_sampling sampling = {.size = sizeof sampling, .presence_penalty = 1};
+    heard h;
+    begin(&h);
+    add(&h, 4, 0, 800, 3, NULL);
+    add(&h, 4, 1, 810, 12, &sampling);
+    add(&h, 4, 2, 800, 9, &sampling);
+    run(&h);
+    expect_lengths(&h);
+    CU_ASSERT(h.stats.prefix_hits > 49);
+}
+
 static void sampling_out_of_bounds_is_refused(void) {
     const uint32_t one = 1;
     const cpa_sampling bad[] = {
@@ -301,6 +314,7 @@ static const cpa_test tests[] = {
     {"places of requests that ended are taken by others", places_of_requests_that_ended_are_taken_by_others},
     {"an end token is ignored where that is asked for", an_end_token_is_ignored_where_that_is_asked_for},
     {"how tokens are drawn reaches every rank", how_tokens_are_drawn_reaches_every_rank},
+    {"a history may be longer than a step", a_history_may_be_longer_than_a_step},
     {"sampling out of bounds is refused", sampling_out_of_bounds_is_refused},
 };
 
