@@ -483,7 +483,9 @@ void cpa_settings_print(const cpa_settings *settings, const char *auto_dtype, FI
         if (cpa_setting_is_action(&table[f])) continue;
         cpa_origin origin = settings->source[f].origin;
         cpa_field_format(&table[f], settings, text, sizeof text);
-        int width = fprintf(out, "%s%s: ", origin == CPA_FROM_DEFAULT ? "# " : "", table[f].name);
+        const int is_hidden = table[f].secret && text[0];
+        if (is_hidden) snprintf(text, sizeof text, "(not shown)");
+        int width = fprintf(out, "%s%s: ", origin == CPA_FROM_DEFAULT || is_hidden ? "# " : "", table[f].name);
         width += print_value(&table[f], text, out);
         fprintf(out, "%*s # ", width < 42 ? 42 - width : 0, "");
         variable_name(&table[f], name, sizeof name);

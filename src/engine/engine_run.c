@@ -127,14 +127,26 @@ static void tell_end(run *r, cpa_engine_request *request) {
     cpa_inbox_release(engine->inbox, request);
 }
 
-/* Room for the tokens of a request, from its first one on. */
-static cpa_status open_tokens(cpa_engine_request *request, cpa_error *err) {
+/* Room for the tokens of a request, from its first one on; 0 without memory. */
+static int open_tokens(cpa_engine_request *request) {
     const size_t n = (size_t)request->scheduled.output_tokens;
-    if (request->token_s) return CPA_OK;
+    if (request->token_s) return 1;
     request->tokens = malloc(n * sizeof *request->tokens);
     request->logprobs = malloc(n * sizeof *request->logprobs);
     if (request->tokens && request->logprobs) request->token_s = malloc(n * sizeof *request->token_s);
-    return request->token_s ? CPA_OK : cpa_fail(err, CPA_NO_MEMORY, "no memory for the tokens of a request");
+    if (request->token_s) return 1;
+    free(request->logprobs);
+    free(request->tokens);
+    request->logprobs = NULL;
+    request->tokens = NULL;
+    return 0;
+}
+
+/* The last token of a request is there: its end is to be told. */
+static void complete_request(run *r, cpa_engine_request *request, cpa_finish_reason reason, double now) {
+    if (!cpa_inbox_complete(r->engine->inbox, request, reason)) return;
+    request->end_s = now;
+    cpa_request_append(&r->finished, request);
 }
 
 /* Rank 0: a token that a finished step emitted. */
@@ -145,18 +157,18 @@ static cpa_status record_token(run *r, const cpa_plan_chunk *chunk, cpa_drawn dr
     cpa_token_meaning meaning;
     CPA_TRY(cpa_inbox_take_token(engine->inbox, chunk->request, drawn.id, is_last, &request, &meaning, err));
     if (meaning == CPA_TOKEN_UNWANTED) return CPA_OK;
-    CPA_TRY(open_tokens(request, err));
+    if (!open_tokens(request)) { /* its own fault */
+        if (is_last) complete_request(r, request, CPA_FINISH_LENGTH, now);
+        cpa_inbox_fail(engine->inbox, chunk->request, "no memory for its tokens");
+        return CPA_OK;
+    }
     const int64_t index = request->emitted++;
     request->token_s[index] = now;
     request->tokens[index] = drawn.id;
     request->logprobs[index] = drawn.logprob;
     engine->stats.output_tokens++;
     if (engine->options.on_token) engine->options.on_token(r->ctx, chunk->request, index, drawn.id, drawn.logprob);
-    const cpa_finish_reason reason = meaning == CPA_TOKEN_STOPS ? CPA_FINISH_STOP : CPA_FINISH_LENGTH;
-    if (is_last && cpa_inbox_complete(engine->inbox, request, reason)) {
-        request->end_s = now;
-        cpa_request_append(&r->finished, request);
-    }
+    if (is_last) complete_request(r, request, meaning == CPA_TOKEN_STOPS ? CPA_FINISH_STOP : CPA_FINISH_LENGTH, now);
     return CPA_OK;
 }
 

@@ -121,6 +121,9 @@ salt() {
     expect_code 0 "a run with a salt"
     ! grep -q pepper r.json out || fail "the salt is told"
     expect_value cache-salt '(not shown)' r.json
+    run 1 --cache-salt pepper --print-config
+    grep -q '^# cache-salt: .*(not shown).* command line' out || fail "no word of the salt: $(grep salt out)"
+    ! grep -q pepper out || fail "the salt is told by --print-config"
 }
 
 # --local-context: what stays on one rank is not sent, and has the digest of a run on one rank.
