@@ -87,16 +87,31 @@ static cpa_status choose_samples(cpa_verify *verify, const cpa_step_plan *plan, 
     return CPA_OK;
 }
 
-/* Keeps the query and the result of one sampled row that this rank owns. */
+int32_t cpa_verify_keeper(const cpa_verify *verify, const cpa_step_plan *plan, const cpa_verify_sample *sample) {
+    const cpa_worker_options *o = &verify->worker->options;
+    const int32_t ranks = o->map.cp_size;
+    int32_t keeper = 0;
+    if (!verify->replicated) return cpa_owner_rank(o->map, plan->chunks[sample->chunk].placement, sample->position);
+    while (cpa_slice_begin(o->model.attention.q_heads, ranks, keeper + 1) <= sample->head) keeper++;
+    return keeper;
+}
+
+/* Keeps the query and the result of one sample of a row. */
 static cpa_status keep_sample(cpa_verify *verify, int64_t index, int64_t row, const void *q, const void *out,
                               cpa_stream *stream) {
     const cpa_attention_shape *shape = &verify->worker->options.model.attention;
     const cpa_device_table *table = verify->worker->device->table;
-    int64_t element = cpa_dtype_bytes(shape->dtype), head = row * shape->q_heads + verify->samples[index].head;
+    const int32_t ranks = verify->replicated ? verify->control->size : 1;
+    const int32_t rank = verify->replicated ? verify->control->rank : 0;
+    /* Results are those of the heads from `first` on. */
+    const int64_t first = cpa_slice_begin(shape->q_heads, ranks, rank);
+    const int64_t heads = cpa_slice_begin(shape->q_heads, ranks, rank + 1) - first;
+    const int64_t element = cpa_dtype_bytes(shape->dtype), sampled = verify->samples[index].head;
+    const int64_t head = row * shape->q_heads + sampled, result = row * heads + sampled - first;
     char *data = verify->data.bytes + index * verify->sample_bytes;
     int64_t q_bytes = shape->k_dim * element, out_bytes = shape->v_dim * element;
     CPA_TRY(table->copy(data, (const char *)q + head * q_bytes, q_bytes, stream));
-    return table->copy(data + q_bytes, (const char *)out + head * out_bytes, out_bytes, stream);
+    return table->copy(data + q_bytes, (const char *)out + result * out_bytes, out_bytes, stream);
 }
 
 static cpa_status begin(void *ctx, const cpa_step_plan *plan, int32_t *first, cpa_error *err) {
@@ -104,6 +119,7 @@ static cpa_status begin(void *ctx, const cpa_step_plan *plan, int32_t *first, cp
     const int32_t layers = verify->worker->options.model.layers;
     if (verify->start_s == 0) verify->start_s = cpa_clock_now();
     verify->n_samples = verify->next = 0;
+    verify->replicated = cpa_worker_replicates(verify->worker, plan);
     for (int32_t layer = 0; layer < layers; layer++) {
         CPA_TRY(choose_samples(verify, plan, layer, err));
     }
@@ -112,10 +128,17 @@ static cpa_status begin(void *ctx, const cpa_step_plan *plan, int32_t *first, cp
     return CPA_OK;
 }
 
-/* The rows of a chunk that this rank owns. */
+/* The tokens of a chunk's sequence that have rows on this rank. */
+static cpa_token_set listed_tokens(const cpa_verify *verify, const cpa_plan_chunk *chunk) {
+    const cpa_token_set all = {CPA_TOKENS_ALL, 0};
+    if (verify->replicated) return all;
+    return cpa_tokens_on(verify->worker->options.map, chunk->placement, verify->worker->rank);
+}
+
+/* The rows of a chunk on this rank. */
 static int64_t rows_of(const cpa_verify *verify, const cpa_plan_chunk *chunk) {
     cpa_owner_map map = verify->worker->options.map;
-    const cpa_token_set tokens = cpa_tokens_on(map, chunk->placement, verify->worker->rank);
+    const cpa_token_set tokens = listed_tokens(verify, chunk);
     return cpa_tokens_before(map, tokens, chunk->start + chunk->count) - cpa_tokens_before(map, tokens, chunk->start);
 }
 
@@ -132,8 +155,8 @@ static cpa_status layer_done(void *ctx, const cpa_step_plan *plan, int32_t layer
             if (chunk >= 0) first_row += rows_of(verify, &plan->chunks[chunk]);
         }
         const cpa_plan_chunk *in = &plan->chunks[chunk];
-        if (cpa_owner_rank(map, in->placement, sample->position) != verify->worker->rank) continue;
-        const cpa_token_set tokens = cpa_tokens_on(map, in->placement, verify->worker->rank);
+        if (cpa_verify_keeper(verify, plan, sample) != verify->worker->rank) continue;
+        const cpa_token_set tokens = listed_tokens(verify, in);
         int64_t row =
             first_row + cpa_tokens_before(map, tokens, sample->position) - cpa_tokens_before(map, tokens, in->start);
         CPA_TRY(keep_sample(verify, verify->next, row, q, out, stream));

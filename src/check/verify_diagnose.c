@@ -20,7 +20,8 @@ typedef struct diagnosis {
     const cpa_verify_sample *sample;
     cpa_owner_map map;
     cpa_placement placement;
-    int32_t owner; /* the rank that owns the query */
+    int32_t owner;  /* the rank that owns the token of the query, */
+    int32_t keeper; /* and the one that kept the sample */
     cpa_reference_row row;
     state *shards;                 /* [size]: each rank's keys alone */
     state without_self, with_next; /* key < query; key <= query + 1 */
@@ -120,7 +121,7 @@ static void diagnose_part(diagnosis *d, const cpa_verify_part *part) {
     const int64_t k_row = cpa_shape_row_bytes(shape, CPA_KEYS), v_row = cpa_shape_row_bytes(shape, CPA_VALUES);
     const int32_t k_dim = shape->k_dim, v_dim = shape->v_dim;
     if (part->index == 0) {
-        cpa_verify_begin_row(d->verify, &d->row, pieces[d->owner].samples);
+        cpa_verify_begin_row(d->verify, &d->row, pieces[d->keeper].samples);
         clear_states(d->shards, d->map.cp_size);
         clear_states(&d->without_self, 1);
         clear_states(&d->with_next, 1);
@@ -175,6 +176,7 @@ cpa_status cpa_verify_diagnose(cpa_verify *verify, const cpa_step_plan *plan, in
                    .placement = plan->chunks[sample->chunk].placement,
                    .tolerance = equality_tolerance(verify)};
     d.owner = cpa_owner_rank(d.map, d.placement, sample->position);
+    d.keeper = cpa_verify_keeper(verify, plan, sample);
     d.shards = malloc((size_t)control->size * sizeof *d.shards);
     cpa_verify_group *groups = calloc((size_t)model->attention.kv_heads, sizeof *groups);
     cpa_status status = d.shards && groups ? CPA_OK : cpa_fail(&err, CPA_NO_MEMORY, "diagnosis: no memory");

@@ -38,12 +38,12 @@ static int64_t tokens_of(const gather *g, const cpa_verify_part *p, int32_t rank
     return left < 0 ? 0 : left < g->part_tokens ? left : g->part_tokens;
 }
 
-/* How many samples of a group a rank owns. */
+/* How many samples of a group a rank keeps. */
 static int64_t owned_samples(const gather *g, const cpa_verify_group *group, int32_t rank) {
     const cpa_verify_sample *samples = g->verify->samples + group->first;
     int64_t owned = 0;
     for (int64_t i = 0; i < group->count; i++) {
-        owned += cpa_owner_rank(g->map, chunk_of(g, group)->placement, samples[i].position) == rank;
+        owned += cpa_verify_keeper(g->verify, g->plan, &samples[i]) == rank;
     }
     return owned;
 }
@@ -132,7 +132,7 @@ static cpa_status write_part(const gather *g, const cpa_verify_part *p, char **a
     const cpa_verify *verify = g->verify;
     for (int64_t i = 0; p->index == 0 && i < p->group->count; i++) {
         const cpa_verify_sample *sample = &verify->samples[p->group->first + i];
-        if (cpa_owner_rank(g->map, chunk_of(g, p->group)->placement, sample->position) != g->rank) continue;
+        if (cpa_verify_keeper(verify, g->plan, sample) != g->rank) continue;
         memcpy(*at, verify->data.bytes + sample->data * verify->sample_bytes, (size_t)verify->sample_bytes);
         *at += verify->sample_bytes;
     }

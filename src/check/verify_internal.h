@@ -35,11 +35,12 @@ struct cpa_verify {
     cpa_verify_budget budget;
     double start_s; /* when the first step began; 0: not yet */
     cpa_verify_stats stats;
-    /* The samples of the step, the same list on every rank; data [n][query | result] is set where the rank owns the
-     * row. */
+    /* The samples of the step, the same list on every rank; data [n][query | result] is set on the
+     * rank that keeps it. */
     cpa_verify_sample *samples;
     cpa_verify_memory data;
     int64_t n_samples, cap_samples, sample_bytes;
+    int replicated;               /* the rows of the step are */
     int64_t next;                 /* the first sample of the layers to come */
     cpa_verify_memory send, recv; /* of the exchange of keys and values */
 };
@@ -47,6 +48,10 @@ struct cpa_verify {
 /* Makes room for `need` bytes; keeps the first `used`. */
 cpa_status cpa_verify_reserve(cpa_verify *verify, cpa_verify_memory *memory, int64_t need, int64_t used,
                               cpa_error *err);
+
+/* The rank that keeps the query and the result of a sample: the owner of the row, or where rows are replicated the one
+ * with its head. */
+int32_t cpa_verify_keeper(const cpa_verify *verify, const cpa_step_plan *plan, const cpa_verify_sample *sample);
 
 /* Begins a reference row from what was kept of a sample: its query, and its result, which goes to row->got. */
 void cpa_verify_begin_row(const cpa_verify *verify, cpa_reference_row *row, const char *data);

@@ -101,7 +101,7 @@ static void begin_rows(const check *c, const cpa_verify_part *part, cpa_referenc
     for (int32_t r = 0; r < map.cp_size; r++) {
         const char *data = part->pieces[r].samples;
         for (int64_t i = 0; i < g->count; i++) {
-            if (cpa_owner_rank(map, chunk_of(c, g)->placement, sample_of(c, g, i)->position) != r) continue;
+            if (cpa_verify_keeper(c->verify, c->plan, sample_of(c, g, i)) != r) continue;
             cpa_verify_begin_row(c->verify, &rows[i], data);
             data += c->verify->sample_bytes;
         }

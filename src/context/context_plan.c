@@ -189,8 +189,9 @@ cpa_status cpa_context_plan(cpa_context *context, const cpa_context_chunk *chunk
 cpa_status cpa_context_plan_ahead(cpa_context *c, const cpa_context_chunk *chunks, int64_t n_chunks,
                                   int64_t padded_rows) {
     for (int64_t i = 0; i < n_chunks && padded_rows > 0; i++) {
-        int local = c->ops.map.cp_size == 1 || chunks[i].placement.kind == CPA_ON_RANK;
-        if (chunks[i].count == 1 && (local || chunks[i].algorithm == CPA_PASS_Q)) continue;
+        int any_algorithm =
+            c->ops.map.cp_size == 1 || chunks[i].placement.kind == CPA_ON_RANK || c->rows == CPA_ROWS_REPLICATED;
+        if (chunks[i].count == 1 && (any_algorithm || chunks[i].algorithm == CPA_PASS_Q)) continue;
         return cpa_fail(&c->ops.error, CPA_INTERNAL,
                         "plan: chunk %" PRId64 " of a padded step has %" PRId64
                         " tokens and goes by %s, expected one by pass-q",

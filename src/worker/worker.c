@@ -154,6 +154,7 @@ cpa_status cpa_worker_create(cpa_control *control, cpa_device *device, const cpa
     const cpa_context_options context = cpa_worker_context_options(options, options->max_tokens);
     CPA_TRY_GOTO(cpa_context_create_over(control->comm, device, options->transport, &context, &worker->context, err),
                  fail);
+    worker->slices = cpa_context_slices(worker->context);
     status = make_graphs(worker, control, err);
     CPA_TRY_GOTO(cpa_control_agree(control, status, err), fail);
     *out = worker;
@@ -210,6 +211,7 @@ static cpa_status prepare_step(cpa_worker *worker, const cpa_step_plan *plan, co
     worker->rows = &worker->row_sets[worker->rows == &worker->row_sets[0]];
     worker->padded = rows > 0;
     CPA_TRY(cpa_worker_list_rows(worker, plan, rows, err));
+    cpa_context_set_rows(worker->context, worker->rows->replicated ? CPA_ROWS_REPLICATED : CPA_ROWS_OWNED);
     cpa_status status = cpa_context_plan_ahead(worker->context, worker->chunks, plan->n_chunks, rows);
     if (status != CPA_OK) return cpa_fail(err, status, "%s", cpa_context_error(worker->context));
     return upload_step(worker, err);

@@ -52,7 +52,7 @@ typedef struct cpa_worker_emission {
     uint64_t request;
     int32_t seq;
     uint64_t began; /* of the sequence */
-    int32_t rank;   /* the rank whose row yields it, */
+    int32_t rank;   /* the rank whose row yields it, 0 where rows are replicated, */
     int64_t index;  /* and which of its emissions it is */
     int64_t position;
     int64_t given; /* the token; -1: it is drawn */
@@ -60,6 +60,7 @@ typedef struct cpa_worker_emission {
 
 /* A step as its plan makes it. What is the same on every rank: the sizes of a padded step, the emissions, and the flags. */
 typedef struct cpa_worker_rows {
+    int replicated; /* the rows and emissions are those of all ranks, the same on each: the model takes slices */
     cpa_step_sizes sizes;
     cpa_step_arrays host; /* page-locked, in a block that is on its way to the device when the next step is prepared */
     uint64_t *requests;   /* [max_tokens] of the rows */
@@ -92,6 +93,7 @@ struct cpa_worker {
     int64_t graph_steps; /* launched as graphs */
     cpa_graphs *graphs;  /* NULL: every step runs eagerly */
     const cpa_model *network;
+    cpa_slices slices; /* of the context */
     cpa_kv_cache *cache;
     cpa_worker_seq *seqs; /* [max_seqs] */
 
@@ -121,6 +123,10 @@ struct cpa_worker {
     void (*meanwhile)(void *ctx); /* see cpa_worker_set_meanwhile */
     void *meanwhile_ctx;
 };
+
+/* Whether the rows of a step are replicated: its chunks are of one token each, and the model takes slices. The same on
+ * every rank. */
+int cpa_worker_replicates(const cpa_worker *worker, const cpa_step_plan *plan);
 
 /* Those of a context for steps of up to so many rows of such a worker. */
 cpa_context_options cpa_worker_context_options(const cpa_worker_options *options, int64_t max_rows);

@@ -47,13 +47,17 @@ static cpa_status layer_out(cpa_worker *worker, int32_t layer, const cpa_model_s
     const cpa_attention_shape *shape = &worker->options.model.attention;
     cpa_stream *stream = worker->stream;
     cpa_spans *spans = cpa_context_spans(worker->context);
+    const int32_t ranks = worker->rows->replicated ? worker->slices.ranks : 1;
+    const int32_t rank = worker->rows->replicated ? worker->rank : 0;
+    const int64_t head = cpa_slice_begin(shape->q_heads, ranks, rank); /* the first that this rank has the results of */
+    const int64_t heads = cpa_slice_begin(shape->q_heads, ranks, rank + 1) - head;
     const cpa_hash_rows_args hash = {
         .rows = worker->rows->sizes.emissions,
         .src = worker->out,
-        .row_bytes = cpa_shape_out_bytes(shape),
+        .row_bytes = heads * shape->v_dim * cpa_dtype_bytes(shape->dtype),
         .row_index = worker->arrays.rows,
         .salts = worker->arrays.salts,
-        .salt = (uint64_t)layer,
+        .salt = (uint64_t)layer + ((uint64_t)head << 32),
         .sum = worker->digest_device,
         .sums = worker->arrays.sums,
         .nonfinite = cpa_nonfinite_marks(&worker->nonfinite, layer),
@@ -109,6 +113,7 @@ static cpa_model_step describe_step(const cpa_worker *worker) {
                       .wants = rows->wants},
         .history = {rows->sizes.restarts, on_device->restarts, rows->sizes.history, on_device->history_seqs,
                     on_device->tokens + rows->sizes.rows, on_device->history_outputs},
+        .slices = rows->replicated ? &worker->slices : NULL,
     };
 }
 

@@ -13,17 +13,25 @@ static int has_penalties(const cpa_plan_sampling *sampling) {
 
 /* ---- how many there are of each ---- */
 
+int cpa_worker_replicates(const cpa_worker *worker, const cpa_step_plan *plan) {
+    if (!worker->network->slices || worker->options.map.cp_size == 1) return 0;
+    for (int64_t i = 0; i < plan->n_chunks; i++)
+        if (plan->chunks[i].count != 1) return 0;
+    return 1;
+}
+
 int64_t cpa_worker_padded_rows(const cpa_worker *worker, const cpa_step_plan *plan) {
     const cpa_owner_map map = worker->options.map;
+    const int replicated = cpa_worker_replicates(worker, plan);
     int64_t counts[CPA_MERGE_MAX_STATES] = {0}, most = 0;
     if (!worker->graphs) return 0;
     for (int64_t i = 0; i < plan->n_chunks; i++) {
         const cpa_plan_chunk *chunk = &plan->chunks[i];
-        int local = map.cp_size == 1 || chunk->placement.kind == CPA_ON_RANK;
-        if (chunk->count != 1 || (!local && chunk->algorithm != CPA_PASS_Q)) return 0;
+        int any_algorithm = map.cp_size == 1 || chunk->placement.kind == CPA_ON_RANK || replicated;
+        if (chunk->count != 1 || (!any_algorithm && chunk->algorithm != CPA_PASS_Q)) return 0;
         /* A history of any length comes with it. */
         if (chunk->flags & CPA_CHUNK_FIRST && has_penalties(&worker->seqs[chunk->seq].sampling)) return 0;
-        int64_t rows = ++counts[cpa_owner_rank(map, chunk->placement, chunk->start)];
+        int64_t rows = ++counts[replicated ? 0 : cpa_owner_rank(map, chunk->placement, chunk->start)];
         most = cpa_max64(most, rows);
     }
     int64_t rows = cpa_graphs_rows(most);
@@ -47,12 +55,19 @@ static uint32_t wants_of(const cpa_plan_sampling *sampling, int64_t given) {
     return wants;
 }
 
+/* The tokens of a sequence that have rows on this rank. */
+static cpa_token_set listed_tokens(const cpa_worker *worker, cpa_placement placement) {
+    const cpa_token_set all = {CPA_TOKENS_ALL, 0};
+    return worker->rows->replicated ? all : cpa_tokens_on(worker->options.map, placement, worker->rank);
+}
+
 /* Lists what the step yields on all ranks, and counts rows and entries; a rank has as many emissions as the one with the
  * most, so that parts of one size are exchanged. */
 static void count_entries(cpa_worker *worker, const cpa_step_plan *plan, int64_t padded_rows) {
     const cpa_owner_map map = worker->options.map;
     cpa_worker_rows *rows = worker->rows;
     int64_t yields[CPA_MERGE_MAX_STATES] = {0};
+    rows->replicated = cpa_worker_replicates(worker, plan);
     rows->sizes = (cpa_step_sizes){0};
     rows->n_emissions = 0;
     rows->wants = 0;
@@ -61,15 +76,15 @@ static void count_entries(cpa_worker *worker, const cpa_step_plan *plan, int64_t
         const cpa_plan_chunk *chunk = &plan->chunks[i];
         const cpa_worker_seq *seq = &worker->seqs[chunk->seq];
         const int64_t end = chunk->start + chunk->count;
-        const cpa_token_set own = cpa_tokens_on(map, chunk->placement, worker->rank);
-        rows->sizes.rows += cpa_tokens_before(map, own, end) - cpa_tokens_before(map, own, chunk->start);
+        const cpa_token_set listed = listed_tokens(worker, chunk->placement);
+        rows->sizes.rows += cpa_tokens_before(map, listed, end) - cpa_tokens_before(map, listed, chunk->start);
         rows->takes |= (chunk->flags & CPA_CHUNK_DRAWN) != 0;
         if (has_penalties(&seq->sampling)) {
             rows->sizes.history += end - history_begin(chunk);
             rows->sizes.restarts += (chunk->flags & CPA_CHUNK_FIRST) != 0;
         }
         if (!(chunk->flags & CPA_CHUNK_EMITS)) continue;
-        const int32_t rank = cpa_owner_rank(map, chunk->placement, end - 1);
+        const int32_t rank = rows->replicated ? 0 : cpa_owner_rank(map, chunk->placement, end - 1);
         rows->emissions[rows->n_emissions++] =
             (cpa_worker_emission){seq->request, chunk->seq, seq->began, rank, yields[rank]++, end, chunk->given};
         rows->sizes.emissions = cpa_max64(rows->sizes.emissions, yields[rank]);
@@ -78,26 +93,34 @@ static void count_entries(cpa_worker *worker, const cpa_step_plan *plan, int64_t
     rows->draws = worker->network->end_step && rows->wants & CPA_WANTS_LOGITS;
     if (padded_rows == 0) return;
     rows->sizes.rows = rows->sizes.emissions = padded_rows;
-    if (rows->sizes.history > 0) rows->sizes.history = map.cp_size * padded_rows;
+    if (rows->sizes.history > 0) rows->sizes.history = (rows->replicated ? 1 : map.cp_size) * padded_rows;
 }
 
 /* ---- entries ---- */
 
-/* Adds the rows of a chunk that this rank owns. */
+/* The slot of a token; -1: another rank has it. */
+static int64_t slot_of(const cpa_worker *worker, const cpa_worker_seq *seq, int64_t position) {
+    const cpa_owner_map map = worker->options.map;
+    const int32_t block_size = worker->options.block_size;
+    if (cpa_owner_rank(map, seq->placement, position) != worker->rank) return -1;
+    const int64_t i = cpa_tokens_before(map, cpa_tokens_on(map, seq->placement, worker->rank), position);
+    return seq->blocks[i / block_size] * (int64_t)block_size + i % block_size;
+}
+
+/* Adds the rows of a chunk that this rank has. */
 static void add_rows(cpa_worker *worker, const cpa_plan_chunk *chunk, int64_t source, int64_t *row) {
     const cpa_owner_map map = worker->options.map;
     const cpa_worker_seq *seq = &worker->seqs[chunk->seq];
     const cpa_step_arrays *to = &worker->rows->host;
-    const cpa_token_set own = cpa_tokens_on(map, seq->placement, worker->rank);
-    const int32_t block_size = worker->options.block_size;
-    int64_t end = cpa_tokens_before(map, own, chunk->start + chunk->count);
-    for (int64_t i = cpa_tokens_before(map, own, chunk->start); i < end; i++, ++*row) {
-        int64_t position = cpa_token_position(map, own, i);
+    const cpa_token_set listed = listed_tokens(worker, seq->placement);
+    int64_t end = cpa_tokens_before(map, listed, chunk->start + chunk->count);
+    for (int64_t i = cpa_tokens_before(map, listed, chunk->start); i < end; i++, ++*row) {
+        int64_t position = cpa_token_position(map, listed, i);
         worker->rows->requests[*row] = seq->request;
         to->tokens[*row] = source < 0 ? seq->tokens[position] : 0;
         to->sources[*row] = (int32_t)source;
         to->positions[*row] = position;
-        to->slots[*row] = seq->blocks[i / block_size] * (int64_t)block_size + i % block_size;
+        to->slots[*row] = slot_of(worker, seq, position);
     }
 }
 
@@ -228,7 +251,7 @@ cpa_status cpa_worker_list_rows(cpa_worker *worker, const cpa_step_plan *plan, i
         add_history(worker, chunk, source, &entry, &restart);
         if (!(chunk->flags & CPA_CHUNK_EMITS)) continue;
         const cpa_worker_emission *e = &rows->emissions[emission++];
-        if (e->rank == worker->rank) add_emission(worker, e, row - 1);
+        if (e->rank == worker->rank || rows->replicated) add_emission(worker, e, row - 1);
         worker->seqs[e->seq].emitted = worker->plans;
         worker->seqs[e->seq].drawn = e->rank * rows->sizes.emissions + e->index;
     }

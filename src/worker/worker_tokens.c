@@ -29,10 +29,11 @@ cpa_status cpa_worker_draw_tokens(cpa_worker *worker, const cpa_model_step *step
     cpa_spans *spans = cpa_context_spans(worker->context);
     if (!network->end_step || emissions == 0) return CPA_OK;
     const int64_t span = cpa_spans_begin(spans, CPA_SPAN_END_STEP, 0, worker->stream);
-    cpa_drawn *own = worker->drawn + worker->rank * emissions;
+    const int replicated = worker->rows->replicated; /* all ranks draw all tokens, the same */
+    cpa_drawn *own = worker->drawn + (replicated ? 0 : worker->rank * emissions);
     CPA_TRY(drawing_failed(worker->stream, network->end_step(network->ctx, step, own, worker->stream)));
     cpa_spans_end(spans, span, worker->stream);
-    if (!worker->rows->draws || worker->options.map.cp_size == 1) return CPA_OK;
+    if (!worker->rows->draws || worker->options.map.cp_size == 1 || replicated) return CPA_OK;
     cpa_status status =
         cpa_context_share(worker->context, worker->drawn, emissions * (int64_t)sizeof *own, worker->stream);
     return status == CPA_OK ? CPA_OK : cpa_fail(err, status, "tokens: %s", cpa_context_error(worker->context));
@@ -40,7 +41,8 @@ cpa_status cpa_worker_draw_tokens(cpa_worker *worker, const cpa_model_step *step
 
 cpa_status cpa_worker_fetch_tokens(cpa_worker *worker) {
     const cpa_worker_rows *rows = worker->rows;
-    const int64_t bytes = worker->options.map.cp_size * rows->sizes.emissions * (int64_t)sizeof *worker->drawn;
+    const int32_t lists = rows->replicated ? 1 : worker->options.map.cp_size;
+    const int64_t bytes = lists * rows->sizes.emissions * (int64_t)sizeof *worker->drawn;
     if (!rows->draws) return CPA_OK;
     return worker->device->table->copy(worker->drawn_host, worker->drawn, bytes, worker->stream);
 }
@@ -80,7 +82,7 @@ cpa_status cpa_worker_discard_tokens(cpa_worker *worker, const cpa_step_plan *pl
             return cpa_fail(err, CPA_INTERNAL,
                             "token %lld of request %llu is discarded, which the step before does not yield",
                             (long long)discard->position, (unsigned long long)discard->request);
-        if (e->rank != worker->rank) continue;
+        if (e->rank != worker->rank && !worker->rows->replicated) continue;
         uint64_t *part = &worker->discarded[worker->n_discarded++];
         CPA_TRY(table->copy(part, &worker->arrays.sums[e->index], sizeof *part, worker->stream));
     }

@@ -19,6 +19,7 @@ typedef struct way {
     int32_t no_prefix_caching;
     float temperature;
     float repetition_penalty, presence_penalty;
+    int sliced; /* decode with slices of the weights, on several ranks */
 } way;
 static const way plain = {.budget = 512, .max_num_seqs = REQUESTS};
 
@@ -46,7 +47,7 @@ static void on_finish(void *ctx, const cpa_request_result *result) {
 static void run_engine(const cpa_model_config *config, cpa_transformer *transformer, way w, run *r) {
     cpa_mask masks[CPA_CONFIG_MAX_LAYERS];
     cpa_request requests[REQUESTS];
-    const cpa_model model = cpa_transformer_model(transformer);
+    cpa_model model = cpa_transformer_model(transformer);
     const cpa_sampling sampling = {.size = sizeof sampling,
                                    .temperature = w.temperature,
                                    .repetition_penalty = w.repetition_penalty,
@@ -55,6 +56,7 @@ static void run_engine(const cpa_model_config *config, cpa_transformer *transfor
                                    .ignore_eos = 1,
                                    .logprobs = 1};
     cpa_engine_options options = cpa_test_engine_options();
+    model.slices &= w.sliced;
     options.model = cpa_model_config_shape(config, CPA_F32, masks);
     options.network = &model;
     options.token_at = prompt_token;
@@ -81,7 +83,10 @@ static void run_model(const char *name, const way *ways, int n, cpa_test_expecte
     cpa_transformer *transformer = NULL;
     cpa_device *device;
     cpa_stream *stream;
-    const cpa_transformer_options options = {.dtype = CPA_F32, .max_rows = plain.budget, .max_sequences = REQUESTS};
+    const cpa_transformer_options options = {.dtype = CPA_F32,
+                                             .max_rows = plain.budget,
+                                             .max_sequences = REQUESTS,
+                                             .slices = cpa_comm_size(cpa_test_comm())};
     cpa_test_expected_read(name, expected);
     cpa_test_device_open(1, &device, &stream);
     CU_ASSERT_EQUAL(cpa_model_config_load(cpa_test_model_folder(name), &config, NULL), CPA_OK);
@@ -137,6 +142,49 @@ static void ways_to_run_do_not_matter(void) {
     free(expected);
 }
 
+/* How many output tokens of a request are among the n tokens before them: outputs, and with `prompt` that too. */
+static int repeated(const run *r, int request, int prompt) {
+    const int64_t n = prompt ? r->expected->prompt_tokens[request % CPA_TEST_PROMPTS] : 0;
+    int count = 0;
+    for (int i = 0; i < CPA_TEST_OUTPUTS; i++) {
+        const uint32_t token = r->tokens[request][i];
+        int seen = 0;
+        for (int64_t j = 0; j < n; j++) seen |= r->expected->prompts[request % CPA_TEST_PROMPTS][j] == token;
+        for (int j = 0; j < i; j++) seen |= r->tokens[request][j] == token;
+        count += seen;
+    }
+    return count;
+}
+
+/* In every family; with chunks and preemption, where the same token is computed with and without slices; and with
+ * penalties, whose tokens are noted on every rank. */
+static void slices_of_the_weights_give_the_same_tokens(void) {
+    const int32_t ranks = cpa_comm_size(cpa_test_comm());
+    const way ways[] = {
+        {.budget = 512, .max_num_seqs = REQUESTS, .sliced = 1},
+        {.budget = 24, .max_num_seqs = 3, .sliced = 1},
+        {.budget = 512, .max_num_seqs = REQUESTS, .no_prefix_caching = 1, .num_blocks = 14 / ranks, .sliced = 1}};
+    const way penalties[] = {
+        {.budget = 512, .max_num_seqs = REQUESTS, .repetition_penalty = 1e6f},
+        {.budget = 512, .max_num_seqs = REQUESTS, .repetition_penalty = 1e6f, .sliced = 1},
+    };
+    cpa_test_expected *expected = malloc(sizeof *expected);
+    run r[3];
+    for (int i = 0; cpa_test_models[i]; i++) {
+        run_model(cpa_test_models[i], ways, 1, expected, r);
+        check_greedy(&r[0]);
+    }
+    run_model("tiny-llama", ways, 3, expected, r);
+    for (int i = 0; i < 3; i++) check_greedy(&r[i]);
+    CU_ASSERT(r[2].stats.preemptions > 0);
+    run_model("tiny-llama", penalties, 2, expected, r);
+    for (int i = 0; is_rank_0() && i < REQUESTS; i++) {
+        CU_ASSERT_EQUAL(repeated(&r[1], i, 1), 0);
+        CU_ASSERT_EQUAL(memcmp(r[0].tokens[i], r[1].tokens[i], sizeof r[0].tokens[i]), 0);
+    }
+    free(expected);
+}
+
 /* Two requests of one prompt and seed draw the same, whatever is beside them. */
 static void draws_depend_on_the_seed_alone(void) {
     const way ways[] = {{.budget = 512, .max_num_seqs = REQUESTS, .temperature = 2},
@@ -152,20 +200,6 @@ static void draws_depend_on_the_seed_alone(void) {
         CU_ASSERT_NOT_EQUAL(memcmp(r[0].tokens[i], expected->outputs[i], sizeof r[0].tokens[i]), 0);
     }
     free(expected);
-}
-
-/* How many output tokens of a request are among the n tokens before them: outputs, and with `prompt` that too. */
-static int repeated(const run *r, int request, int prompt) {
-    const int64_t n = prompt ? r->expected->prompt_tokens[request % CPA_TEST_PROMPTS] : 0;
-    int count = 0;
-    for (int i = 0; i < CPA_TEST_OUTPUTS; i++) {
-        const uint32_t token = r->tokens[request][i];
-        int seen = 0;
-        for (int64_t j = 0; j < n; j++) seen |= r->expected->prompts[request % CPA_TEST_PROMPTS][j] == token;
-        for (int j = 0; j < i; j++) seen |= r->tokens[request][j] == token;
-        count += seen;
-    }
-    return count;
 }
 
 /* Penalties so large that no token comes again: those of prompt and output, or of the output alone; also where requests
@@ -197,6 +231,7 @@ static void penalties_know_the_tokens_of_a_sequence(void) {
 static const cpa_test TESTS[] = {
     {"every family gives the tokens of transformers", every_family_gives_the_tokens_of_transformers},
     {"chunks, shared prefixes and preemption do not matter", ways_to_run_do_not_matter},
+    {"slices of the weights give the same tokens", slices_of_the_weights_give_the_same_tokens},
     {"draws depend on the seed alone", draws_depend_on_the_seed_alone},
     {"penalties know the tokens of a sequence", penalties_know_the_tokens_of_a_sequence},
 };
