@@ -114,9 +114,9 @@ static cpa_status prepare(int argc, char **argv, cpa_job *job, cpa_workload *wor
     return CPA_OK;
 }
 
-void cpa_job_prepare(int argc, char **argv, cpa_job *job, cpa_workload *workload) {
+void cpa_job_prepare(int argc, char **argv, int32_t ranks, cpa_job *job, cpa_workload *workload) {
     cpa_error err;
-    *job = (cpa_job){0};
+    *job = (cpa_job){.ranks = ranks};
     cpa_status status = prepare(argc, argv, job, workload, &err);
     job->code = cpa_exit_code_of(status);
     if (status != CPA_OK) fprintf(stderr, "cp_attn: %s\n", err.message);
@@ -128,11 +128,17 @@ static int64_t local_tokens(const cpa_settings *settings) {
     return is_on_cuda(settings) ? CPA_PLANNER_LOCAL_TOKENS : 0;
 }
 
+/* The host promises the same bits for a token in decode and in prefill, which slices of the weights do not give. */
+static int slices_weights(const cpa_settings *settings) {
+    return settings->slice_weights == CPA_SLICE_AUTO ? is_on_cuda(settings) : settings->slice_weights == CPA_SLICE_ON;
+}
+
 cpa_transformer_options cpa_job_transformer_options(const cpa_job *job) {
     return (cpa_transformer_options){
         .dtype = job->model.shape.attention.dtype,
         .max_rows = job->settings.max_num_batched_tokens,
         .max_sequences = job->settings.max_num_seqs,
+        .slices = slices_weights(&job->settings) ? job->ranks : 0,
     };
 }
 

@@ -20,11 +20,12 @@ typedef struct cpa_job {
     cpa_model_config network; /* its config */
     int64_t kept_logits;      /* tokens whose logits are kept for the end of the run */
     int32_t interleave;
+    int32_t ranks;
 } cpa_job;
 
 /* Rank 0: reads everything that a run needs. --help, --version and --print-config are answered here. Whatever is wrong
  * is said in one line on stderr. `workload` is filled if there is something to run, unless that is the mixed run. */
-void cpa_job_prepare(int argc, char **argv, cpa_job *job, cpa_workload *workload);
+void cpa_job_prepare(int argc, char **argv, int32_t ranks, cpa_job *job, cpa_workload *workload);
 
 /* With a network: what it is created with. */
 cpa_transformer_options cpa_job_transformer_options(const cpa_job *job);

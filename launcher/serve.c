@@ -372,7 +372,7 @@ static cpa_exit_code dry_run(service *s) {
 cpa_exit_code cpa_serve(cpa_comm *comm, int argc, char **argv) {
     service s = {.comm = comm, .rank = cpa_comm_rank(comm), .size = cpa_comm_size(comm)};
     (void)cpa_control_open(comm, &s.control, NULL); /* fails without a communicator only */
-    if (s.rank == 0) cpa_job_prepare(argc, argv, &s.job, &s.workload);
+    if (s.rank == 0) cpa_job_prepare(argc, argv, s.size, &s.job, &s.workload);
     broadcast(&s, &s.job, sizeof s.job);
     cpa_exit_code code = s.job.code;
     if (s.job.run) {

@@ -15,6 +15,9 @@
 
 typedef enum cpa_origin { CPA_FROM_DEFAULT = 0, CPA_FROM_FILE, CPA_FROM_ENVIRONMENT, CPA_FROM_COMMAND_LINE } cpa_origin;
 
+/* Whether decode multiplies by slices of the weights. */
+typedef enum cpa_slice_weights { CPA_SLICE_AUTO = 0, CPA_SLICE_ON, CPA_SLICE_OFF } cpa_slice_weights;
+
 /* Values as the table parses them; choices are indices. Plain memory: rank 0 broadcasts it. */
 typedef struct cpa_settings {
     int64_t generate; /* cp_attn generate */
@@ -41,9 +44,10 @@ typedef struct cpa_settings {
 
     char model[CPA_TEXT_BYTES];
     char model_dir[CPA_TEXT_BYTES];
-    int64_t dtype;  /* 0 = the model's, else cpa_dtype + 1 */
-    int64_t window; /* -1 = the model's */
-    int64_t sinks;  /* -1 = the model's */
+    int64_t slice_weights; /* cpa_slice_weights */
+    int64_t dtype;         /* 0 = the model's, else cpa_dtype + 1 */
+    int64_t window;        /* -1 = the model's */
+    int64_t sinks;         /* -1 = the model's */
 
     int64_t kv_cache_dtype;  /* 0 = the dtype of the model, else cpa_dtype + 1 */
     double k_scale, v_scale; /* 0 = each token and head has its own */
