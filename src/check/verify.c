@@ -10,6 +10,7 @@
 #include "base/hash.h"
 #include "kernels/device.h"
 #include "src/check/verify_internal.h"
+#include "src/worker/worker_rows.h"
 
 /* splitmix64: one stream of random numbers for each (seed, step, layer), the same on every rank. */
 static uint64_t next_random(uint64_t *state) {

@@ -2,7 +2,7 @@
 #ifndef CPA_SRC_CONTEXT_H
 #define CPA_SRC_CONTEXT_H
 
-#include <cpattn/model.h>
+#include <cpattn/context.h>
 
 #include "comm/comm.h"
 #include "src/trace/spans.h"
@@ -33,9 +33,6 @@ void cpa_context_account_add(cpa_context *c, const cpa_context_account *account)
 /* All ranks get the parts of all: `parts` is device memory of as many parts of `bytes` bytes as there are ranks, and this
  * rank has filled its own. Collective, in the order of the layers. */
 cpa_status cpa_context_share(cpa_context *c, void *parts, int64_t bytes, cpa_stream *stream);
-/* Sums and gathers over the ranks of a context, in the order of its layers; valid as long as it is. The first step of a
- * shape is not captured: memory grows there. Steps of replicated rows have another shape once it has grown. */
-cpa_slices cpa_context_slices(cpa_context *c);
 /* Waits until the stream is idle; an exchange that stands still, or fails, is given up and named. While exchanges of a
  * device are waited for, meanwhile(ctx) is called again and again; NULL: nothing is. */
 cpa_status cpa_context_sync(cpa_context *c, cpa_stream *stream, void (*meanwhile)(void *ctx), void *ctx);

@@ -1,7 +1,8 @@
 /* What ranks exchange whose products are sliced: columns that each has computed are gathered, and sums that each has
  * computed a part of are added up. All of it goes from each rank to each other at once, as in decode rows are few. */
+#include "src/context/tensor_slices.h"
+
 #include "base/check.h"
-#include "src/context/context.h"
 #include "src/context/context_internal.h"
 
 /* Starts and ends an exchange: the own part, of `bytes` bytes, to every other rank, and from rank r recv_bytes[r] to

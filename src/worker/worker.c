@@ -8,6 +8,7 @@
 #include "kernels/operators.h"
 #include "src/context/context.h"
 #include "src/context/context_plan.h"
+#include "src/context/tensor_slices.h"
 #include "src/worker/worker_apply.h"
 #include "src/worker/worker_layers.h"
 #include "src/worker/worker_rows.h"

@@ -124,10 +124,6 @@ struct cpa_worker {
     void *meanwhile_ctx;
 };
 
-/* Whether the rows of a step are replicated: its chunks are of one token each, and the model takes slices. The same on
- * every rank. */
-int cpa_worker_replicates(const cpa_worker *worker, const cpa_step_plan *plan);
-
 /* Those of a context for steps of up to so many rows of such a worker. */
 cpa_context_options cpa_worker_context_options(const cpa_worker_options *options, int64_t max_rows);
 

@@ -5,6 +5,10 @@
 
 #include "src/worker/worker.h"
 
+/* Whether the rows of a step are replicated: its chunks are of one token each, and the model takes slices. The same on
+ * every rank. */
+int cpa_worker_replicates(const cpa_worker *worker, const cpa_step_plan *plan);
+
 /* The rows that every rank has if the step is captured, 0 if it may not be: the same on every rank. */
 int64_t cpa_worker_padded_rows(const cpa_worker *worker, const cpa_step_plan *plan);
 /* Fills worker->rows from a plan that the sequences have taken in; padded_rows as above, 0 for a step that is not

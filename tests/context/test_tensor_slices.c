@@ -6,6 +6,7 @@
 #include "base/convert.h"
 #include "kernels/graph.h"
 #include "src/context/context.h"
+#include "src/context/tensor_slices.h"
 #include "tests/fixtures/context_fixture.h"
 #include "tests/fixtures/mpi_unit.h"
 

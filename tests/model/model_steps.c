@@ -7,6 +7,7 @@
 
 #include "kernels/kv_view.h"
 #include "src/context/context.h"
+#include "src/context/tensor_slices.h"
 #include "tests/fixtures/comm_fixture.h"
 #include "tests/fixtures/device_fixture.h"
 
