@@ -30,7 +30,7 @@ PROMPT_LENGTHS = (3, 40, 130)
 VOCABULARY = 128
 SHAPE = {
     "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "vocab_size": VOCABULARY, "max_position_embeddings": 512, "rms_norm_eps": 1e-5,
+    "num_key_value_heads": 2, "vocab_size": VOCABULARY, "max_position_embeddings": 4096, "rms_norm_eps": 1e-5,
     "hidden_act": "silu", "use_cache": True, "bos_token_id": 1,
 }
 

@@ -5,8 +5,8 @@ bad_model_dir() {
     expect_bad '--model-dir: none/config.json: No such file' --model-dir none
     expect_bad '--model: found with --model-dir' --model-dir "$MODELS/tiny-llama" --model model.yaml
     expect_bad '--window: found with --model-dir' --model-dir "$MODELS/tiny-llama" --window 8
-    expect_bad 'request 1: found 514 tokens, expected at most the 512 positions of tiny-llama' \
-        --model-dir "$MODELS/tiny-llama" --input-len 500 --output-len 15
+    expect_bad 'request 1: found 4114 tokens, expected at most the 4096 positions of tiny-llama' \
+        --model-dir "$MODELS/tiny-llama" --input-len 4100 --output-len 15
     mkdir half && cp "$MODELS/tiny-llama/config.json" half
     expect_bad 'half: found neither model.safetensors nor' --model-dir half --requests 1 --input-len 9
     cp "$MODELS/tiny-qwen2/model.safetensors" half
@@ -134,6 +134,6 @@ bad_generate() {
     expect_bad "--prompt-ids: found '128', expected ids from 0 to 127" generate "${model[@]}" --prompt-ids 1,128
     expect_bad '--trace: found with' generate "${model[@]}" --prompt-ids 1 --trace trace.jsonl
     expect_bad "--temperature: found without 'generate'" "${model[@]}" --temperature 1
-    expect_bad 'request 1: found 602 tokens, expected at most the 512' generate "${model[@]}" --prompt-ids 1,2,3 --max-tokens 600
+    expect_bad 'request 1: found 5002 tokens, expected at most the 4096' generate "${model[@]}" --prompt-ids 1,2,3 --max-tokens 5000
     expect_bad '--check-logits: found without --model-dir' --check-logits 1
 }
