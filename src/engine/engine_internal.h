@@ -29,10 +29,10 @@ struct cpa_engine {
     cpa_synthetic synthetic;
     cpa_model network;
     cpa_worker *worker;
-    cpa_verify *verify;                /* NULL when nothing is checked */
-    cpa_scheduler *scheduler;          /* rank 0, */
-    cpa_inbox *inbox;                  /* likewise */
-    struct cpa_engine_steps *stepping; /* a run by cpa_engine_step, of engine_run.c; NULL: there is none */
+    cpa_verify *verify;       /* NULL when nothing is checked */
+    cpa_scheduler *scheduler; /* rank 0, */
+    cpa_inbox *inbox;         /* likewise */
+    struct cpa_run *stepping; /* a run by cpa_engine_step; NULL: there is none */
     cpa_planner planner;
     int64_t host_blocks;            /* of one rank */
     double host_bandwidth;          /* rank 0, when it has host blocks */

@@ -2,50 +2,21 @@
 #include "src/engine/engine_run.h"
 
 #include <math.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/array.h"
 #include "base/check.h"
 #include "base/clock.h"
 #include "src/check/verify_step.h"
 #include "src/context/context.h"
 #include "src/engine/engine_requests.h"
 #include "src/engine/engine_stats.h"
-#include "src/engine/next_plan.h"
-#include "src/worker/worker_tokens.h"
-
-/* A run: one call of cpa_engine_run or cpa_engine_serve, or calls of cpa_engine_step until the last. */
-typedef struct cpa_engine_steps {
-    cpa_engine *engine;
-    cpa_finish_fn on_finish;
-    cpa_progress_fn on_progress;
-    void *ctx;
-    cpa_run_mode mode;
-    double start;
-    cpa_plan_ahead *ahead; /* rank 0 */
-    int has_plans;         /* what follows is in use */
-    cpa_step_plan plan;    /* of the step that runs */
-    cpa_next_plan next;
-    int prepared;         /* the next plan is, or has failed to be */
-    cpa_error next_error; /* what happened to the next plan while the step ran */
-    int64_t tokens;       /* computed or found in the cache */
-    /* Rank 0: the last step waits for the reports of the other ranks, and its ends for what these say. */
-    cpa_reports *reports; /* every rank of several */
-    int unsettled;
-    int go_on_due; /* the step behind it has begun: then the next plan may be made */
-    cpa_request_list finished;
-    cpa_nonfinite_row *found; /* rows that are not finite, one of each request and rank */
-    int64_t n_found, cap_found;
-} run;
-
-static cpa_status settle_step(run *r, int wait, cpa_error *err);
+#include "src/engine/run_record.h"
 
 /* While a step runs: moves the next plan along. A failure is reported when that plan is needed. */
 static void poll_next_plan(void *ctx) {
-    run *r = ctx;
-    if (r->next_error.status == CPA_OK && settle_step(r, 0, &r->next_error) == CPA_OK)
+    cpa_run *r = ctx;
+    if (r->next_error.status == CPA_OK && cpa_run_settle(r, 0, &r->next_error) == CPA_OK)
         (void)cpa_next_plan_look(&r->next, 0, &r->next_error);
 }
 
@@ -54,7 +25,7 @@ static cpa_worker_observer observer_of(const cpa_engine *engine) {
 }
 
 /* Prepares this rank for the next plan, which is there. */
-static cpa_status prepare_next(run *r, cpa_error *err) {
+static cpa_status prepare_next(cpa_run *r, cpa_error *err) {
     cpa_engine *engine = r->engine;
     const int64_t running = engine->timeline.step;
     cpa_worker_observer observer = observer_of(engine);
@@ -68,7 +39,7 @@ static cpa_status prepare_next(run *r, cpa_error *err) {
 /* While the step that runs is enqueued: the next one is prepared behind it, unless what is done after the step still
  * needs the tables as they are. */
 static void prepare_meanwhile(void *ctx) {
-    run *r = ctx;
+    cpa_run *r = ctx;
     const cpa_verify *verify = r->engine->verify;
     poll_next_plan(r);
     if (!r->next.there || r->prepared || r->next_error.status != CPA_OK) return;
@@ -76,11 +47,11 @@ static void prepare_meanwhile(void *ctx) {
 }
 
 /* The next plan becomes that of the step to run. */
-static cpa_status begin_step(run *r, cpa_error *err) {
+static cpa_status begin_step(cpa_run *r, cpa_error *err) {
     if (r->next_error.status != CPA_OK) return cpa_fail(err, r->next_error.status, "%s", r->next_error.message);
     CPA_TRY(cpa_next_plan_look(&r->next, 0, err));
     /* Before this rank waits for work it tells all ends: there may be more to do then. */
-    if (!r->next.there) CPA_TRY(settle_step(r, 1, err));
+    if (!r->next.there) CPA_TRY(cpa_run_settle(r, 1, err));
     CPA_TRY(cpa_next_plan_look(&r->next, 1, err));
     if (!r->prepared) CPA_TRY(prepare_next(r, err));
     cpa_next_plan_advance(&r->next, &r->plan);
@@ -90,178 +61,11 @@ static cpa_status begin_step(run *r, cpa_error *err) {
             cpa_inbox_note_start(r->engine->inbox, r->plan.chunks[i].request);
     r->engine->timeline.step = (int64_t)r->plan.step;
     r->go_on_due = r->ahead != NULL;
-    return settle_step(r, 0, err);
-}
-
-/* Tells the end of a request, and forgets it. */
-static void tell_end(run *r, cpa_engine_request *request) {
-    cpa_engine *engine = r->engine;
-    const cpa_finish_reason reason = request->reason;
-    const double now = request->end_s;
-    const double last = request->emitted > 0 ? request->token_s[request->emitted - 1] : now;
-    const cpa_request_result result = {
-        .id = request->scheduled.id,
-        .prompt_tokens = request->scheduled.prompt_tokens,
-        .output_tokens = request->emitted,
-        .arrival_s = request->scheduled.arrival,
-        .first_token_s = request->emitted > 0 ? request->token_s[0] : now,
-        .finish_s = reason == CPA_FINISH_LENGTH || reason == CPA_FINISH_STOP ? last : now,
-        .token_s = request->token_s,
-        .tokens = request->tokens,
-        .logprobs = request->logprobs,
-        .reason = reason,
-        .error = reason == CPA_FINISH_FAILED ? request->error : "",
-    };
-    switch (reason) {
-        case CPA_FINISH_LENGTH:
-        case CPA_FINISH_STOP:
-            engine->stats.requests_finished++;
-            engine->stats.prompt_tokens += result.prompt_tokens;
-            break;
-        case CPA_FINISH_CANCELLED: engine->stats.requests_cancelled++; break;
-        case CPA_FINISH_EXPIRED: engine->stats.requests_expired++; break;
-        case CPA_FINISH_FAILED: engine->stats.requests_failed++; break;
-    }
-    cpa_inbox_withdraw(engine->inbox, request);
-    if (r->on_finish) r->on_finish(r->ctx, &result);
-    cpa_inbox_release(engine->inbox, request);
-}
-
-/* Room for the tokens of a request, from its first one on; 0 without memory. */
-static int open_tokens(cpa_engine_request *request) {
-    const size_t n = (size_t)request->scheduled.output_tokens;
-    if (request->token_s) return 1;
-    request->tokens = malloc(n * sizeof *request->tokens);
-    request->logprobs = malloc(n * sizeof *request->logprobs);
-    if (request->tokens && request->logprobs) request->token_s = malloc(n * sizeof *request->token_s);
-    if (request->token_s) return 1;
-    free(request->logprobs);
-    free(request->tokens);
-    request->logprobs = NULL;
-    request->tokens = NULL;
-    return 0;
-}
-
-/* The last token of a request is there: its end is to be told. */
-static void complete_request(run *r, cpa_engine_request *request, cpa_finish_reason reason, double now) {
-    if (!cpa_inbox_complete(r->engine->inbox, request, reason)) return;
-    request->end_s = now;
-    cpa_request_append(&r->finished, request);
-}
-
-/* Rank 0: a token that a finished step emitted. */
-static cpa_status record_token(run *r, const cpa_plan_chunk *chunk, cpa_drawn drawn, double now, cpa_error *err) {
-    cpa_engine *engine = r->engine;
-    const int is_last = (chunk->flags & CPA_CHUNK_FINISHES) != 0;
-    cpa_engine_request *request;
-    cpa_token_meaning meaning;
-    CPA_TRY(cpa_inbox_take_token(engine->inbox, chunk->request, drawn.id, is_last, &request, &meaning, err));
-    if (meaning == CPA_TOKEN_UNWANTED) return CPA_OK;
-    if (!open_tokens(request)) { /* its own fault */
-        if (is_last) complete_request(r, request, CPA_FINISH_LENGTH, now);
-        cpa_inbox_fail(engine->inbox, chunk->request, "no memory for its tokens");
-        return CPA_OK;
-    }
-    const int64_t index = request->emitted++;
-    request->token_s[index] = now;
-    request->tokens[index] = drawn.id;
-    request->logprobs[index] = drawn.logprob;
-    engine->stats.output_tokens++;
-    if (engine->options.on_token) engine->options.on_token(r->ctx, chunk->request, index, drawn.id, drawn.logprob);
-    if (is_last) complete_request(r, request, meaning == CPA_TOKEN_STOPS ? CPA_FINISH_STOP : CPA_FINISH_LENGTH, now);
-    return CPA_OK;
-}
-
-/* Rank 0: a request with a row that is not finite fails, and what it has computed is found by nobody. */
-static cpa_status fail_request(run *r, const cpa_nonfinite_row *row, cpa_error *err) {
-    char why[128];
-    snprintf(why, sizeof why, "not finite: token %lld, layer %lld: its key, value or result has a NaN or an infinity",
-             (long long)row->position, (long long)row->layer);
-    CPA_TRY(cpa_inbox_spoil(r->engine->inbox, row->request, err));
-    cpa_inbox_fail(r->engine->inbox, row->request, why);
-    return CPA_OK;
-}
-
-/* The first layer goes first, and there the first token. */
-static int compare_rows(const void *a, const void *b) {
-    const cpa_nonfinite_row *x = a, *y = b;
-    if (x->layer != y->layer) return x->layer < y->layer ? -1 : 1;
-    return x->position < y->position ? -1 : x->position > y->position;
-}
-
-static cpa_status add_found(run *r, const cpa_nonfinite_row *rows, int64_t n, cpa_error *err) {
-    if (!cpa_array_reserve(&r->found, &r->cap_found, r->n_found + n, sizeof *r->found))
-        return cpa_fail(err, CPA_NO_MEMORY, "no memory for what is not finite in a step");
-    if (n > 0) memcpy(r->found + r->n_found, rows, (size_t)n * sizeof *rows);
-    r->n_found += n;
-    return CPA_OK;
-}
-
-/* Rank 0: adds what the other ranks have found in the step to what this one has. */
-static cpa_status take_reports(run *r, cpa_error *err) {
-    for (int32_t rank = 1; rank < r->engine->control.size; rank++) {
-        int64_t bytes;
-        const void *rows = cpa_reports_of(r->reports, rank, &bytes);
-        CPA_TRY(add_found(r, rows, bytes / (int64_t)sizeof *r->found, err));
-    }
-    if (r->n_found > 1) qsort(r->found, (size_t)r->n_found, sizeof *r->found, compare_rows);
-    return CPA_OK;
-}
-
-/* Rank 0: once all ranks have told which requests are not finite in the last step, ends are told and the next plan may be
- * made. `wait`: waits for them. */
-static cpa_status settle_step(run *r, int wait, cpa_error *err) {
-    cpa_engine_request *request;
-    int arrived = 1;
-    if (r->unsettled) {
-        if (r->reports) CPA_TRY(cpa_reports_receive(r->reports, wait, &arrived, err));
-        if (!arrived) return CPA_OK;
-        CPA_TRY(take_reports(r, err));
-        for (int64_t i = 0; i < r->n_found; i++) CPA_TRY(fail_request(r, &r->found[i], err));
-        r->unsettled = 0;
-    }
-    while ((request = cpa_request_take(&r->finished))) tell_end(r, request);
-    if (r->go_on_due) cpa_plan_ahead_go_on(r->ahead);
-    r->go_on_due = 0;
-    return CPA_OK;
-}
-
-/* After a step: what is not finite on this rank is on its way to rank 0. */
-static cpa_status report_step(run *r, cpa_error *err) {
-    const cpa_nonfinite *found = &r->engine->worker->nonfinite;
-    const int64_t n = found->n_last;
-    if (!r->ahead) return cpa_reports_send(r->reports, found->last, n * (int64_t)sizeof *found->last, err);
-    CPA_TRY(settle_step(r, 1, err)); /* the step before, if nobody has looked in the meantime */
-    r->n_found = 0;
-    r->unsettled = 1;
-    return add_found(r, found->last, n, err);
-}
-
-/* Rank 0: notes the tokens that a finished step emitted, and tells which requests have ended. */
-static cpa_status record_step(run *r, cpa_error *err) {
-    cpa_engine *engine = r->engine;
-    cpa_engine_request *ended;
-    double now = cpa_clock_now() - r->start;
-    for (int64_t i = 0, emission = 0; i < r->plan.n_chunks; i++) {
-        const cpa_plan_chunk *chunk = &r->plan.chunks[i];
-        if (!(chunk->flags & CPA_CHUNK_EMITS)) continue;
-        CPA_TRY(record_token(r, chunk, cpa_worker_drawn(engine->worker, emission++), now, err));
-    }
-    while ((ended = cpa_inbox_next_ended(engine->inbox))) {
-        ended->end_s = now;
-        cpa_request_append(&r->finished, ended);
-    }
-    if (!r->unsettled || !r->reports) CPA_TRY(settle_step(r, 0, err));
-    cpa_scheduler_stats scheduled;
-    cpa_plan_ahead_stats(r->ahead, &scheduled);
-    engine->stats.duration_s = now;
-    cpa_engine_publish_stats(engine, &scheduled);
-    if (r->on_progress) r->on_progress(r->ctx, r->tokens, engine->stats.requests_finished, now);
-    return CPA_OK;
+    return cpa_run_settle(r, 0, err);
 }
 
 /* The planner's prediction for the step, all layers. What is decoded by pass-Q is exchanged together. */
-static double predict_step(const run *r) {
+static double predict_step(const cpa_run *r) {
     double seconds = 0, exchange = 0;
     for (int64_t i = 0; i < r->plan.n_chunks; i++) {
         const cpa_plan_chunk *chunk = &r->plan.chunks[i];
@@ -283,7 +87,7 @@ static double attention_seconds(const cpa_engine *engine) {
 
 /* Rank 0 hears of blocks that came back damaged, in time for the plan after the next, which is not made before.
  * Collective. */
-static cpa_status report_damage(run *r, cpa_error *err) {
+static cpa_status report_damage(cpa_run *r, cpa_error *err) {
     cpa_engine *engine = r->engine;
     const cpa_step_plan *plan = &r->plan;
     if (plan->n_swap_ins == 0) return CPA_OK;
@@ -307,7 +111,7 @@ static int64_t count_tokens(const cpa_step_plan *plan) {
     return tokens;
 }
 
-static cpa_status check_step(run *r, cpa_error *err) {
+static cpa_status check_step(cpa_run *r, cpa_error *err) {
     cpa_host_span span = cpa_spans_host_begin(CPA_SPAN_CHECK);
     cpa_status status = cpa_verify_step(r->engine->verify, &r->plan, err);
     cpa_spans_host_end(cpa_context_spans(r->engine->worker->context), span);
@@ -328,7 +132,7 @@ static cpa_status fail_on_nonfinite(cpa_engine *engine, cpa_error *err) {
     return cpa_control_agree(&engine->control, status, err);
 }
 
-static cpa_status run_step(run *r, cpa_error *err) {
+static cpa_status run_step(cpa_run *r, cpa_error *err) {
     cpa_engine *engine = r->engine;
     const int64_t replayed = engine->worker->graph_steps;
     double before = attention_seconds(engine), predicted = predict_step(r);
@@ -343,7 +147,7 @@ static cpa_status run_step(run *r, cpa_error *err) {
         /* Where the next step is prepared there is nothing to check in this one. */
         if (engine->verify && !r->prepared) CPA_TRY(check_step(r, err));
         CPA_TRY(fail_on_nonfinite(engine, err));
-        CPA_TRY(report_step(r, err));
+        CPA_TRY(cpa_run_report(r, err));
     }
     double actual = attention_seconds(engine) - before;
     /* Of a replayed step nobody knows what of it was attention. */
@@ -354,13 +158,13 @@ static cpa_status run_step(run *r, cpa_error *err) {
         cpa_log(CPA_LOG_DEBUG, "step %llu: %lld chunks, %lld tokens, attention predicted %.3f ms, took %.3f ms",
                 (unsigned long long)r->plan.step, (long long)r->plan.n_chunks, (long long)tokens, predicted * 1e3,
                 actual * 1e3);
-        CPA_TRY(record_step(r, err));
+        CPA_TRY(cpa_run_record(r, err));
     }
     return CPA_OK;
 }
 
 /* The way of plans to this rank, and what looks for them while a step runs. Collective. */
-static cpa_status open_plans(run *r, cpa_error *err) {
+static cpa_status open_plans(cpa_run *r, cpa_error *err) {
     cpa_engine *engine = r->engine;
     const cpa_plan_limits limits = {
         .cp_size = engine->control.size,
@@ -380,12 +184,12 @@ static cpa_status open_plans(run *r, cpa_error *err) {
     return CPA_OK;
 }
 
-static cpa_status close_plans(run *r, cpa_status status, cpa_error *err) {
+static cpa_status close_plans(cpa_run *r, cpa_status status, cpa_error *err) {
     cpa_engine *engine = r->engine;
     cpa_error settled = {CPA_OK, ""};
     cpa_worker_set_meanwhile(engine->worker, NULL, NULL);
     engine->worker->stream->poll = NULL;
-    if (status == CPA_OK) status = settle_step(r, 1, err);
+    if (status == CPA_OK) status = cpa_run_settle(r, 1, err);
     /* A failed check is known to every rank; any other failure leaves this one alone. */
     if (status == CPA_OK || status == CPA_CHECK_FAILED) {
         cpa_status outcome = cpa_next_plan_settle(&r->next, &settled);
@@ -399,7 +203,7 @@ static cpa_status close_plans(run *r, cpa_status status, cpa_error *err) {
 }
 
 /* What is left undone makes it a run that was stopped, unless it came when the run was about to end by itself. */
-static cpa_status count_unfinished(run *r, int stopped, cpa_error *err) {
+static cpa_status count_unfinished(cpa_run *r, int stopped, cpa_error *err) {
     cpa_engine *engine = r->engine;
     cpa_status status = CPA_OK;
     const int64_t left = stopped && engine->inbox ? cpa_inbox_count(engine->inbox) : 0;
@@ -408,7 +212,7 @@ static cpa_status count_unfinished(run *r, int stopped, cpa_error *err) {
 }
 
 /* Collective, as are the next three. */
-static cpa_status begin_run(run *r) {
+static cpa_status begin_run(cpa_run *r) {
     cpa_engine *engine = r->engine;
     cpa_error *err = &engine->error;
     CPA_TRY(cpa_control_agree(&engine->control, CPA_OK, err));
@@ -427,7 +231,7 @@ static cpa_status begin_run(run *r) {
 }
 
 /* Sets *last after the last step. */
-static cpa_status run_next_step(run *r, int *last) {
+static cpa_status run_next_step(cpa_run *r, int *last) {
     cpa_error *err = &r->engine->error;
     CPA_TRY(begin_step(r, err));
     CPA_TRY(run_step(r, err));
@@ -436,7 +240,7 @@ static cpa_status run_next_step(run *r, int *last) {
 }
 
 /* `status` is that of what has been done since begin_run. */
-static cpa_status end_run(run *r, cpa_status status) {
+static cpa_status end_run(cpa_run *r, cpa_status status) {
     cpa_engine *engine = r->engine;
     cpa_error *err = &engine->error;
     if (r->has_plans) status = close_plans(r, status, err);
@@ -475,7 +279,7 @@ static cpa_status run_until(cpa_engine *engine, cpa_run_mode mode, cpa_finish_fn
     CPA_TRY(enter(engine));
     if (engine->stepping)
         return leave(engine, cpa_fail(&engine->error, CPA_INVALID, "a run by cpa_engine_step has not ended"));
-    run r = {.engine = engine, .on_finish = on_finish, .on_progress = on_progress, .ctx = ctx, .mode = mode};
+    cpa_run r = {.engine = engine, .on_finish = on_finish, .on_progress = on_progress, .ctx = ctx, .mode = mode};
     int last = 0;
     cpa_status status = begin_run(&r);
     while (status == CPA_OK && !last) status = run_next_step(&r, &last);
@@ -491,20 +295,20 @@ cpa_status cpa_engine_serve(cpa_engine *engine, cpa_finish_fn on_finish, cpa_pro
 }
 
 static cpa_status begin_stepping(cpa_engine *engine) {
-    run *r = calloc(1, sizeof *r);
+    cpa_run *r = calloc(1, sizeof *r);
     cpa_status status = r ? CPA_OK : cpa_fail(&engine->error, CPA_NO_MEMORY, "no memory to run the engine");
     status = cpa_control_agree(&engine->control, status, &engine->error);
     if (status != CPA_OK) {
         free(r);
         return status;
     }
-    *r = (run){.engine = engine, .mode = CPA_RUN_STEPS};
+    *r = (cpa_run){.engine = engine, .mode = CPA_RUN_STEPS};
     engine->stepping = r;
     return begin_run(r);
 }
 
 static cpa_status end_stepping(cpa_engine *engine, cpa_status status) {
-    run *r = engine->stepping;
+    cpa_run *r = engine->stepping;
     if (r) status = end_run(r, status);
     engine->stepping = NULL;
     free(r);
@@ -517,7 +321,7 @@ cpa_status cpa_engine_step(cpa_engine *engine, cpa_finish_fn on_finish, cpa_prog
     CPA_TRY(enter(engine));
     int last = 0;
     cpa_status status = engine->stepping ? CPA_OK : begin_stepping(engine);
-    run *r = engine->stepping;
+    cpa_run *r = engine->stepping;
     if (status == CPA_OK) {
         r->on_finish = on_finish;
         r->on_progress = on_progress;
@@ -530,7 +334,7 @@ cpa_status cpa_engine_step(cpa_engine *engine, cpa_finish_fn on_finish, cpa_prog
 }
 
 void cpa_engine_end_steps(cpa_engine *engine) {
-    run *r = engine->stepping;
+    cpa_run *r = engine->stepping;
     if (!r) return;
     r->on_finish = NULL;
     r->on_progress = NULL;

@@ -1,0 +1,174 @@
+#include "src/engine/run_record.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/array.h"
+#include "base/check.h"
+#include "base/clock.h"
+#include "src/engine/engine_stats.h"
+#include "src/worker/worker_tokens.h"
+
+/* Tells the end of a request, and forgets it. */
+static void tell_end(cpa_run *r, cpa_engine_request *request) {
+    cpa_engine *engine = r->engine;
+    const cpa_finish_reason reason = request->reason;
+    const double now = request->end_s;
+    const double last = request->emitted > 0 ? request->token_s[request->emitted - 1] : now;
+    const cpa_request_result result = {
+        .id = request->scheduled.id,
+        .prompt_tokens = request->scheduled.prompt_tokens,
+        .output_tokens = request->emitted,
+        .arrival_s = request->scheduled.arrival,
+        .first_token_s = request->emitted > 0 ? request->token_s[0] : now,
+        .finish_s = reason == CPA_FINISH_LENGTH || reason == CPA_FINISH_STOP ? last : now,
+        .token_s = request->token_s,
+        .tokens = request->tokens,
+        .logprobs = request->logprobs,
+        .reason = reason,
+        .error = reason == CPA_FINISH_FAILED ? request->error : "",
+    };
+    switch (reason) {
+        case CPA_FINISH_LENGTH:
+        case CPA_FINISH_STOP:
+            engine->stats.requests_finished++;
+            engine->stats.prompt_tokens += result.prompt_tokens;
+            break;
+        case CPA_FINISH_CANCELLED: engine->stats.requests_cancelled++; break;
+        case CPA_FINISH_EXPIRED: engine->stats.requests_expired++; break;
+        case CPA_FINISH_FAILED: engine->stats.requests_failed++; break;
+    }
+    cpa_inbox_withdraw(engine->inbox, request);
+    if (r->on_finish) r->on_finish(r->ctx, &result);
+    cpa_inbox_release(engine->inbox, request);
+}
+
+/* Room for the tokens of a request, from its first one on; 0 without memory. */
+static int open_tokens(cpa_engine_request *request) {
+    const size_t n = (size_t)request->scheduled.output_tokens;
+    if (request->token_s) return 1;
+    request->tokens = malloc(n * sizeof *request->tokens);
+    request->logprobs = malloc(n * sizeof *request->logprobs);
+    if (request->tokens && request->logprobs) request->token_s = malloc(n * sizeof *request->token_s);
+    if (request->token_s) return 1;
+    free(request->logprobs);
+    free(request->tokens);
+    request->logprobs = NULL;
+    request->tokens = NULL;
+    return 0;
+}
+
+/* The last token of a request is there: its end is to be told. */
+static void complete_request(cpa_run *r, cpa_engine_request *request, cpa_finish_reason reason, double now) {
+    if (!cpa_inbox_complete(r->engine->inbox, request, reason)) return;
+    request->end_s = now;
+    cpa_request_append(&r->finished, request);
+}
+
+/* Rank 0: a token that a finished step emitted. */
+static cpa_status record_token(cpa_run *r, const cpa_plan_chunk *chunk, cpa_drawn drawn, double now, cpa_error *err) {
+    cpa_engine *engine = r->engine;
+    const int is_last = (chunk->flags & CPA_CHUNK_FINISHES) != 0;
+    cpa_engine_request *request;
+    cpa_token_meaning meaning;
+    CPA_TRY(cpa_inbox_take_token(engine->inbox, chunk->request, drawn.id, is_last, &request, &meaning, err));
+    if (meaning == CPA_TOKEN_UNWANTED) return CPA_OK;
+    if (!open_tokens(request)) { /* its own fault */
+        if (is_last) complete_request(r, request, CPA_FINISH_LENGTH, now);
+        cpa_inbox_fail(engine->inbox, chunk->request, "no memory for its tokens");
+        return CPA_OK;
+    }
+    const int64_t index = request->emitted++;
+    request->token_s[index] = now;
+    request->tokens[index] = drawn.id;
+    request->logprobs[index] = drawn.logprob;
+    engine->stats.output_tokens++;
+    if (engine->options.on_token) engine->options.on_token(r->ctx, chunk->request, index, drawn.id, drawn.logprob);
+    if (is_last) complete_request(r, request, meaning == CPA_TOKEN_STOPS ? CPA_FINISH_STOP : CPA_FINISH_LENGTH, now);
+    return CPA_OK;
+}
+
+/* Rank 0: a request with a row that is not finite fails, and what it has computed is found by nobody. */
+static cpa_status fail_request(cpa_run *r, const cpa_nonfinite_row *row, cpa_error *err) {
+    char why[128];
+    snprintf(why, sizeof why, "not finite: token %lld, layer %lld: its key, value or result has a NaN or an infinity",
+             (long long)row->position, (long long)row->layer);
+    CPA_TRY(cpa_inbox_spoil(r->engine->inbox, row->request, err));
+    cpa_inbox_fail(r->engine->inbox, row->request, why);
+    return CPA_OK;
+}
+
+/* The first layer goes first, and there the first token. */
+static int compare_rows(const void *a, const void *b) {
+    const cpa_nonfinite_row *x = a, *y = b;
+    if (x->layer != y->layer) return x->layer < y->layer ? -1 : 1;
+    return x->position < y->position ? -1 : x->position > y->position;
+}
+
+static cpa_status add_found(cpa_run *r, const cpa_nonfinite_row *rows, int64_t n, cpa_error *err) {
+    if (!cpa_array_reserve(&r->found, &r->cap_found, r->n_found + n, sizeof *r->found))
+        return cpa_fail(err, CPA_NO_MEMORY, "no memory for what is not finite in a step");
+    if (n > 0) memcpy(r->found + r->n_found, rows, (size_t)n * sizeof *rows);
+    r->n_found += n;
+    return CPA_OK;
+}
+
+/* Rank 0: adds what the other ranks have found in the step to what this one has. */
+static cpa_status take_reports(cpa_run *r, cpa_error *err) {
+    for (int32_t rank = 1; rank < r->engine->control.size; rank++) {
+        int64_t bytes;
+        const void *rows = cpa_reports_of(r->reports, rank, &bytes);
+        CPA_TRY(add_found(r, rows, bytes / (int64_t)sizeof *r->found, err));
+    }
+    if (r->n_found > 1) qsort(r->found, (size_t)r->n_found, sizeof *r->found, compare_rows);
+    return CPA_OK;
+}
+
+cpa_status cpa_run_settle(cpa_run *r, int wait, cpa_error *err) {
+    cpa_engine_request *request;
+    int arrived = 1;
+    if (r->unsettled) {
+        if (r->reports) CPA_TRY(cpa_reports_receive(r->reports, wait, &arrived, err));
+        if (!arrived) return CPA_OK;
+        CPA_TRY(take_reports(r, err));
+        for (int64_t i = 0; i < r->n_found; i++) CPA_TRY(fail_request(r, &r->found[i], err));
+        r->unsettled = 0;
+    }
+    while ((request = cpa_request_take(&r->finished))) tell_end(r, request);
+    if (r->go_on_due) cpa_plan_ahead_go_on(r->ahead);
+    r->go_on_due = 0;
+    return CPA_OK;
+}
+
+cpa_status cpa_run_report(cpa_run *r, cpa_error *err) {
+    const cpa_nonfinite *found = &r->engine->worker->nonfinite;
+    const int64_t n = found->n_last;
+    if (!r->ahead) return cpa_reports_send(r->reports, found->last, n * (int64_t)sizeof *found->last, err);
+    CPA_TRY(cpa_run_settle(r, 1, err)); /* the step before, if nobody has looked in the meantime */
+    r->n_found = 0;
+    r->unsettled = 1;
+    return add_found(r, found->last, n, err);
+}
+
+cpa_status cpa_run_record(cpa_run *r, cpa_error *err) {
+    cpa_engine *engine = r->engine;
+    cpa_engine_request *ended;
+    double now = cpa_clock_now() - r->start;
+    for (int64_t i = 0, emission = 0; i < r->plan.n_chunks; i++) {
+        const cpa_plan_chunk *chunk = &r->plan.chunks[i];
+        if (!(chunk->flags & CPA_CHUNK_EMITS)) continue;
+        CPA_TRY(record_token(r, chunk, cpa_worker_drawn(engine->worker, emission++), now, err));
+    }
+    while ((ended = cpa_inbox_next_ended(engine->inbox))) {
+        ended->end_s = now;
+        cpa_request_append(&r->finished, ended);
+    }
+    if (!r->unsettled || !r->reports) CPA_TRY(cpa_run_settle(r, 0, err));
+    cpa_scheduler_stats scheduled;
+    cpa_plan_ahead_stats(r->ahead, &scheduled);
+    engine->stats.duration_s = now;
+    cpa_engine_publish_stats(engine, &scheduled);
+    if (r->on_progress) r->on_progress(r->ctx, r->tokens, engine->stats.requests_finished, now);
+    return CPA_OK;
+}
