@@ -130,7 +130,8 @@ CPA_API cpa_status cpa_context_plan(cpa_context *context, const cpa_context_chun
  * exchanges each rank returns its own status, and may call again. On devices the call only enqueues, and may have
  * returned CPA_OK before another rank refuses: then cpa_stream_sync of the same thread returns what that rank says, or,
  * after 60 s, which rank was waited for. Work that the caller waits for by other means, such as a call of CUDA, ends
- * with that, cpa_context_plan or cpa_context_destroy. */
+ * with that, cpa_context_plan or cpa_context_destroy. A process that starts CUDA before it opens a device sets
+ * CUDA_MODULE_LOADING=EAGER first: the first launch of a kernel waits for what runs, rank or not, without a limit. */
 CPA_API cpa_status cpa_context_attend(cpa_context *context, const cpa_context_args *args, cpa_stream *stream);
 
 /* Decode in graphs of the caller's: one row a sequence by pass-Q, over lengths and tables that lie on the device. All

@@ -1,5 +1,6 @@
 /* The CUDA back end: device, streams, copies, and its tables. */
 #include <ctype.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -31,10 +32,24 @@ static const cpa_graph_table graph_table;
 static const cpa_operator_table operator_table;
 static const cpa_self_test_table self_test_table;
 
+/* A kernel that is loaded at its first launch waits for the device to be idle, and so for ever beside one that waits for
+ * a rank that does not come: nobody would be left to see that. So all are loaded with the context, unless CUDA runs
+ * already or the user says otherwise. */
+static void load_kernels_at_start(void) {
+    (void)setenv("CUDA_MODULE_LOADING", "EAGER", 0);
+}
+
+/* The first call of CUDA that this library makes. */
+static cpa_status count_all(int *count, cpa_error *err) {
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    (void)pthread_once(&once, load_kernels_at_start);
+    return cpa_cuda_check(err, cudaGetDeviceCount(count), "device");
+}
+
 /* Up to the first that the kernels do not run on. */
 static int32_t device_count(void) {
     int count = 0, usable = 0, major = 0;
-    if (cpa_cuda_check(NULL, cudaGetDeviceCount(&count), "device") != CPA_OK) return 0;
+    if (count_all(&count, NULL) != CPA_OK) return 0;
     for (; usable < count; usable++) {
         cudaError_t error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, usable);
         if (cpa_cuda_check(NULL, error, "device") != CPA_OK || major < LEAST_MAJOR) break;
@@ -64,7 +79,7 @@ static cpa_status device_open(const cpa_device_options *options, cpa_device **ou
     cpa_status status = CPA_OK;
     int count = 0;
     struct cudaDeviceProp properties;
-    CPA_TRY(cpa_cuda_check(err, cudaGetDeviceCount(&count), "device"));
+    CPA_TRY(count_all(&count, err));
     if (options->ordinal < 0 || options->ordinal >= count)
         return cpa_fail(err, CPA_INVALID, "device: ordinal is %d, expected one of %d CUDA devices", options->ordinal,
                         count);
