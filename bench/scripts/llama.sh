@@ -1,0 +1,61 @@
+#!/usr/bin/env bash
+# llama.sh BUILD OUT: a Llama of random weights beside transformers, on the GPUs of one machine. BUILD is a build folder or
+# what was carried of one; OUT takes every output. Writes the weights, lets transformers answer prompts and times it on one
+# GPU, feeds its tokens to cp_attn, which says what it would have answered, times the same work on one GPU and on all, and
+# prints one table.
+#     SHAPE=8b WORK=/tmp/llama TRACE=requests.jsonl bench/scripts/llama.sh BUILD OUT
+set -uo pipefail
+build=${1:?usage: llama.sh BUILD OUT}
+out=${2:?usage: llama.sh BUILD OUT}
+here=$(dirname "$0")
+python=${PYTHON:-python3}
+shape=${SHAPE:-8b}
+work=${WORK:-/tmp/llama-$shape}
+device=${DEVICE:-cuda}
+long=${LONG:-32768} decode=${DECODE:-8192} longest=${LONGEST:-131072}
+program=$build/launcher/cp_attn
+gpus=${GPUS:-$(nvidia-smi -L | wc -l)}
+failed=0
+mkdir -p "$out"
+
+# step NAME SECONDS COMMAND...: runs a command with a time limit, its output to OUT/NAME.txt.
+step() {
+  local name=$1 limit=$2 begin=$SECONDS
+  shift 2
+  if timeout "$limit" "$@" >"$out/$name.txt" 2>&1; then
+    echo "$name: done in $((SECONDS - begin)) s"
+  else
+    echo "$name: FAILED with $? after $((SECONDS - begin)) s"
+    tail -n 12 "$out/$name.txt"
+    failed=1
+  fi
+}
+
+# serve NAME RANKS ARGUMENT...: a run of the service with the model.
+serve() {
+  local name=ours-$1 ranks=$2 start=()
+  shift 2
+  [ "$ranks" = 1 ] || start=(mpirun --allow-run-as-root --oversubscribe --bind-to none -np "$ranks")
+  step "$name" 100 "${start[@]}" "$program" --device "$device" --model-dir "$work" --block-size 64 --verify 0 \
+    --skip-self-test "$@" --result-json "$out/$name.json"
+}
+
+[ -f "$work/config.json" ] || step write 200 "$python" "$here/torch_llama.py" write "$work" --shape "$shape"
+step transformers 200 "$python" "$here/torch_llama.py" run "$work" --prefill "$long" --decode "1x$decode,32x1024" \
+  --greedy "${GREEDY:-4x64x256}" --result-json "$out/peer.json" --ids "$out"
+for prompt in "$out"/prompt-*.ids; do
+  name=$(basename "$prompt" .ids)
+  step "ours-$name" 60 "$program" generate --device "$device" --model-dir "$work" --block-size 64 --skip-self-test \
+    --prompt-ids "@$prompt" --given-ids "@${prompt/prompt-/answer-}" --json
+done
+for ranks in 1 $([ "$gpus" = 1 ] || echo "$gpus"); do
+  serve "prefill-$ranks" "$ranks" --requests 3 --max-num-seqs 1 --no-enable-prefix-caching --input-len "$long" --output-len 1 \
+    --max-num-batched-tokens 8192
+  serve "decode-$ranks" "$ranks" --requests 1 --input-len "$decode" --output-len 200 --max-num-batched-tokens 8192
+  serve "batch-$ranks" "$ranks" --requests 32 --input-len 1024 --output-len 200 --max-num-batched-tokens 8192
+  [ "$gpus" = 1 ] || serve "longest-$ranks" "$ranks" --requests 1 --input-len "$longest" --output-len 1 \
+    --max-num-batched-tokens 16384
+  [ -z "${TRACE:-}" ] || serve "mixed-$ranks" "$ranks" --trace "$TRACE" --requests 64 --length-scale 0.1
+done
+"$python" "$here/torch_llama.py" table "$work" --out "$out" | tee "$out/table.md" || failed=1
+exit $failed
