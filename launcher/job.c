@@ -128,9 +128,15 @@ static int64_t local_tokens(const cpa_settings *settings) {
     return is_on_cuda(settings) ? CPA_PLANNER_LOCAL_TOKENS : 0;
 }
 
-/* The host promises the same bits for a token in decode and in prefill, which slices of the weights do not give. */
-static int slices_weights(const cpa_settings *settings) {
-    return settings->slice_weights == CPA_SLICE_AUTO ? is_on_cuda(settings) : settings->slice_weights == CPA_SLICE_ON;
+/* The host promises the same bits for a token in decode and in prefill, which slices in decode alone do not give. */
+static cpa_model_slices slices_of(const cpa_settings *settings) {
+    switch ((cpa_slice_weights)settings->slice_weights) {
+        case CPA_SLICE_AUTO: return is_on_cuda(settings) ? CPA_SLICES_DECODE : CPA_SLICES_NONE;
+        case CPA_SLICE_OFF: return CPA_SLICES_NONE;
+        case CPA_SLICE_DECODE: return CPA_SLICES_DECODE;
+        case CPA_SLICE_ALL: return CPA_SLICES_ALL;
+    }
+    return CPA_SLICES_NONE;
 }
 
 cpa_transformer_options cpa_job_transformer_options(const cpa_job *job) {
@@ -138,7 +144,8 @@ cpa_transformer_options cpa_job_transformer_options(const cpa_job *job) {
         .dtype = job->model.shape.attention.dtype,
         .max_rows = job->settings.max_num_batched_tokens,
         .max_sequences = job->settings.max_num_seqs,
-        .slices = slices_weights(&job->settings) ? job->ranks : 0,
+        .slices = slices_of(&job->settings),
+        .ranks = job->ranks,
     };
 }
 

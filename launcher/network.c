@@ -2,9 +2,10 @@
 
 #include "base/check.h"
 
-static cpa_status load(const cpa_job *job, cpa_network *network, cpa_error *err) {
-    const cpa_transformer_options options = cpa_job_transformer_options(job);
+static cpa_status load(const cpa_job *job, int32_t rank, cpa_network *network, cpa_error *err) {
+    cpa_transformer_options options = cpa_job_transformer_options(job);
     cpa_safetensors *files = NULL;
+    options.rank = rank;
     CPA_TRY(cpa_safetensors_open(job->settings.model_dir, &files, err));
     cpa_status status =
         cpa_transformer_create(network->device, &job->network, files, &options, &network->transformer, err);
@@ -21,15 +22,15 @@ static cpa_status observe(const cpa_job *job, cpa_network *network, cpa_error *e
     return CPA_OK;
 }
 
-cpa_status cpa_network_open(const cpa_job *job, cpa_workload *workload, const cpa_device_options *engine_device,
-                            cpa_network *network, cpa_error *err) {
+cpa_status cpa_network_open(const cpa_job *job, int32_t rank, cpa_workload *workload,
+                            const cpa_device_options *engine_device, cpa_network *network, cpa_error *err) {
     cpa_device_options device = *engine_device;
     device.threads = 1; /* nothing runs on it but copies */
     device.cpus = NULL;
     device.n_cpus = 0;
     *network = (cpa_network){.device = NULL};
     CPA_TRY(cpa_device_open(&device, &network->device, err));
-    cpa_status status = load(job, network, err);
+    cpa_status status = load(job, rank, network, err);
     if (status == CPA_OK) status = observe(job, network, err);
     if (status != CPA_OK) {
         cpa_network_close(network);

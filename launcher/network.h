@@ -21,8 +21,8 @@ typedef struct cpa_network {
 
 /* Loads the weights of the job's folder to the device that `engine_device` opens. Every rank for itself. The network must
  * outlive the engine, and the workload, on rank 0, must outlive it. On failure it is as if never opened. */
-cpa_status cpa_network_open(const cpa_job *job, cpa_workload *workload, const cpa_device_options *engine_device,
-                            cpa_network *network, cpa_error *err);
+cpa_status cpa_network_open(const cpa_job *job, int32_t rank, cpa_workload *workload,
+                            const cpa_device_options *engine_device, cpa_network *network, cpa_error *err);
 void cpa_network_close(cpa_network *network);
 
 /* Rank 0, when the workload is known: how its tokens are drawn, and room for its answers if logits will be checked. */

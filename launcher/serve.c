@@ -112,7 +112,7 @@ static cpa_exit_code load_network(service *s) {
     cpa_error err;
     if (!s->job.has_network) return CPA_EXIT_DONE;
     const cpa_device_options device = cpa_placement_device(&s->placement);
-    cpa_status status = cpa_network_open(&s->job, &s->workload, &device, &s->network, &err);
+    cpa_status status = cpa_network_open(&s->job, s->rank, &s->workload, &device, &s->network, &err);
     status = cpa_control_agree(&s->control, status, &err);
     return explain(s, status, err.message);
 }

@@ -22,7 +22,7 @@ static const char *const kv_dtypes[] = {"auto", "fp32", "bf16", "fp16", "fp8_e4m
 static const char *const layouts[] = {"token-major", "head-major", NULL};
 static const char *const algorithms[] = {"auto", "pass-kv", "pass-q", NULL};
 static const char *const devices[] = {"auto", "host", "cuda", NULL};
-static const char *const slice_modes[] = {"auto", "on", "off", NULL};
+static const char *const slice_modes[] = {"auto", "off", "decode", "all", NULL};
 static const char *const preemption_modes[] = {"recompute", "swap", "auto", NULL};
 static const char *const policies[] = {"priority", "fcfs", NULL};
 static const char *const log_levels[] = {"error", "warn", "info", "debug", NULL};
@@ -83,8 +83,8 @@ static const cpa_field table[] = {
      .help = "a model with its weights, a Hugging Face folder: Llama, Mistral, Qwen 2, 2.5 or 3; in place of --model"},
     {"Model", "slice-weights", NULL, CHOICE(slice_weights, "auto", slice_modes),
      .help =
-         "with --model-dir and several ranks: in decode each reads a slice of the weights, and they exchange what that "
-         "gives; auto: on GPUs"},
+         "with --model-dir and several ranks, which exchange the outcome: in decode each reads a slice of the weights; "
+         "all: it loads no more than that, for prefill too; auto: decode on GPUs, off on the host"},
     {"Model", "dtype", NULL, CHOICE(dtype, "auto", dtypes),
      .help = "of weights, queries, keys, values and results; auto: as the model says; without a model bf16 on CUDA, "
              "fp32 on the host, there with --model-dir too"},

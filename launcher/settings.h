@@ -15,8 +15,8 @@
 
 typedef enum cpa_origin { CPA_FROM_DEFAULT = 0, CPA_FROM_FILE, CPA_FROM_ENVIRONMENT, CPA_FROM_COMMAND_LINE } cpa_origin;
 
-/* Whether decode multiplies by slices of the weights. */
-typedef enum cpa_slice_weights { CPA_SLICE_AUTO = 0, CPA_SLICE_ON, CPA_SLICE_OFF } cpa_slice_weights;
+/* Which steps multiply by slices of the weights. */
+typedef enum cpa_slice_weights { CPA_SLICE_AUTO = 0, CPA_SLICE_OFF, CPA_SLICE_DECODE, CPA_SLICE_ALL } cpa_slice_weights;
 
 /* Values as the table parses them; choices are indices. Plain memory: rank 0 broadcasts it. */
 typedef struct cpa_settings {

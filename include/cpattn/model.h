@@ -153,8 +153,7 @@ typedef struct cpa_model_step {
     cpa_rows rows;
     cpa_emissions emissions;
     cpa_history history;
-    /* Set in steps of a model that takes slices (cpa_model.slices) where all chunks are of one token, of several ranks:
-     * the rows and emissions are those of all ranks, the same on each, slots are -1 but for own rows, results have the
+    /* Set in the steps of several ranks that a model takes with slices (cpa_model.slices): the rows and emissions are those of all ranks, the same on each, slots are -1 but for own rows, results have the
      * heads [cpa_slice_begin(q_heads, ranks, rank), ...) alone, and all ranks draw the same tokens. NULL: the rows are
      * those of this rank. */
     const cpa_slices *slices;
@@ -175,6 +174,9 @@ typedef struct cpa_drawn {
     uint32_t id;
     float logprob; /* natural logarithm of its probability under the logits as they are; 0 where nobody wants it */
 } cpa_drawn;
+
+/* Which steps of several ranks a model takes with slices: none, those in which all chunks are of one token, or all. */
+typedef enum cpa_model_slices { CPA_SLICES_NONE = 0, CPA_SLICES_DECODE, CPA_SLICES_ALL } cpa_model_slices;
 
 typedef struct cpa_model {
     size_t size;
@@ -198,8 +200,8 @@ typedef struct cpa_model {
     int32_t writes_cache; /* layer_in writes keys and values to args->kv by the rows' slots; args->k and v are NULL */
     const uint32_t *end_ids; /* [n_end_ids] tokens that end a request; must outlive the engine */
     int64_t n_end_ids;
-    int32_t slices;      /* it takes steps with slices */
-    int32_t reserved[7]; /* zero */
+    cpa_model_slices slices; /* which steps of several ranks have slices */
+    int32_t reserved[7];     /* zero */
 } cpa_model;
 
 #ifdef __cplusplus

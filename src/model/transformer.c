@@ -49,9 +49,16 @@ static int64_t rope_bytes(const cpa_model_config *c) {
 /* Whether steps with slices are taken: no slice is empty. */
 static int takes_slices(const cpa_transformer *t) {
     const cpa_model_config *c = &t->config;
-    const int32_t ranks = t->options.slices;
-    return ranks > 1 && c->q_heads >= ranks && cpa_slice_unit(qkv_width(c), ranks) > 0 &&
-           cpa_slice_unit(c->intermediate, ranks) > 0 && cpa_slice_unit(c->vocabulary, ranks) > 0;
+    const int32_t ranks = t->options.ranks;
+    return t->options.slices != CPA_SLICES_NONE && ranks > 1 && c->q_heads >= ranks &&
+           cpa_slice_unit(qkv_width(c), ranks) > 0 && cpa_slice_unit(c->intermediate, ranks) > 0 &&
+           cpa_slice_unit(c->vocabulary, ranks) > 0;
+}
+
+/* What this rank has of the weights. */
+static cpa_weights_part weights_part(const cpa_transformer *t) {
+    const int sliced = t->options.slices == CPA_SLICES_ALL && takes_slices(t);
+    return sliced ? (cpa_weights_part){t->options.rank, t->options.ranks} : (cpa_weights_part){0, 1};
 }
 
 /* ---- life ---- */
@@ -71,8 +78,8 @@ static void list_buffers(cpa_transformer *t, buffer list[BUFFERS]) {
     int64_t own_logits = 0;
     if (takes_slices(t)) {
         wide = cpa_max64(wide, c->hidden * (int64_t)sizeof(float));
-        inner = cpa_max64(inner, cpa_slice_most(qkv_width(c), t->options.slices) * bytes);
-        own_logits = cpa_slice_most(c->vocabulary, t->options.slices);
+        inner = cpa_max64(inner, cpa_slice_most(qkv_width(c), t->options.ranks) * bytes);
+        own_logits = cpa_slice_most(c->vocabulary, t->options.ranks);
     }
     const buffer all[] = {
         {&t->residual, row * c->hidden},
@@ -101,7 +108,7 @@ int64_t cpa_transformer_bytes(const cpa_model_config *config, const cpa_transfor
     buffer list[BUFFERS];
     set_sizes(&counted, config, options);
     list_buffers(&counted, list);
-    int64_t bytes = cpa_weights_bytes(config, options->dtype);
+    int64_t bytes = cpa_weights_bytes(config, weights_part(&counted), options->dtype);
     bytes += cpa_sampler_bytes(config->vocabulary, options->max_sequences);
     for (int i = 0; i < BUFFERS; i++) bytes += list[i].bytes;
     return bytes;
@@ -123,7 +130,12 @@ static cpa_status upload_rope(const cpa_transformer *t, cpa_stream *stream, cpa_
 
 static cpa_status load(cpa_transformer *t, const cpa_safetensors *files, cpa_stream *stream, cpa_error *err) {
     buffer list[BUFFERS];
-    CPA_TRY(cpa_weights_load(&t->config, files, t->options.dtype, stream, &t->weights, err));
+    const cpa_weights_part part = weights_part(t);
+    if (t->options.slices == CPA_SLICES_ALL && t->options.ranks > 1 && !takes_slices(t))
+        return cpa_fail(err, CPA_UNSUPPORTED,
+                        "weights: found %d ranks, expected at most as many as heads, %d, for slices", t->options.ranks,
+                        t->config.q_heads);
+    CPA_TRY(cpa_weights_load(&t->config, part, files, t->options.dtype, stream, &t->weights, err));
     CPA_TRY(cpa_sampler_open(t->device, t->config.vocabulary, t->options.max_sequences, &t->sampler, err));
     list_buffers(t, list);
     for (int i = 0; i < BUFFERS; i++) CPA_TRY(cpa_device_alloc(t->device, list[i].bytes, list[i].memory, err));
@@ -242,7 +254,8 @@ static cpa_status layer_in(void *ctx, int32_t layer, const cpa_model_step *step,
         CPA_TRY(norm(t, rows, t->x, t->residual, w->attention_norm, t->x, stream));
     }
     const cpa_linear_args qkv = product(t, rows, t->x, c->hidden, w->qkv, w->qkv_bias, qkv_width(c), t->wide);
-    CPA_TRY(step->slices ? cpa_sliced_outputs(step->slices, &qkv, t->inner, stream) : cpa_linear(&qkv, stream));
+    CPA_TRY(step->slices ? cpa_sliced_outputs(step->slices, &qkv, w->is_slice, t->inner, stream)
+                         : cpa_linear(&qkv, stream));
     const cpa_qk_norm_rope_args args = {
         .size = sizeof args,
         .rows = rows,
@@ -283,7 +296,7 @@ static cpa_status sliced_gate_up(const cpa_transformer *t, const cpa_layer_weigh
     const cpa_model_config *c = &t->config;
     const int64_t bytes = cpa_dtype_bytes(t->options.dtype);
     for (int up = 0; up < 2; up++) {
-        const int64_t first = up * (int64_t)c->intermediate + own.begin;
+        const int64_t first = w->is_slice ? up * own.count : up * (int64_t)c->intermediate + own.begin;
         const char *weight = (const char *)w->gate_up + first * c->hidden * bytes;
         const char *bias = w->gate_up_bias ? (const char *)w->gate_up_bias + first * bytes : NULL;
         cpa_linear_args args = product(t, rows, t->x, c->hidden, weight, bias, (int32_t)own.count,
@@ -313,12 +326,13 @@ static cpa_status layer_out(void *ctx, int32_t layer, const cpa_model_step *step
     }
     const int64_t head = cpa_slice_begin(c->q_heads, slices->ranks, slices->rank);
     const int64_t heads = cpa_slice_begin(c->q_heads, slices->ranks, slices->rank + 1) - head;
-    const cpa_slice own = cpa_slice_of(slices, c->intermediate);
-    CPA_TRY(cpa_sliced_inputs(slices, &o, (cpa_slice){head * c->head_dim, heads * c->head_dim}, t->wide, stream));
+    const cpa_slice own = cpa_slice_of(c->intermediate, slices->ranks, slices->rank);
+    const cpa_slice own_heads = {head * c->head_dim, heads * c->head_dim};
+    CPA_TRY(cpa_sliced_inputs(slices, &o, own_heads, w->is_slice, t->wide, stream));
     CPA_TRY(norm(t, rows, t->x, t->residual, w->mlp_norm, t->x, stream));
     CPA_TRY(sliced_gate_up(t, w, rows, own, stream));
     CPA_TRY(activate(t, rows, own.count, stream));
-    return cpa_sliced_inputs(slices, &down, own, t->wide, stream);
+    return cpa_sliced_inputs(slices, &down, own, w->is_slice, t->wide, stream);
 }
 
 /* The logits of the emissions [first, first + count). */
@@ -339,7 +353,8 @@ static cpa_status compute_logits(const cpa_transformer *t, const cpa_model_step 
         .weight = t->weights.lm_head,
         .out = t->logits,
     };
-    return step->slices ? cpa_sliced_outputs(step->slices, &args, t->own_logits, stream) : cpa_linear(&args, stream);
+    if (!step->slices) return cpa_linear(&args, stream);
+    return cpa_sliced_outputs(step->slices, &args, t->weights.head_is_slice, t->own_logits, stream);
 }
 
 static cpa_status end_step(void *ctx, const cpa_model_step *step, cpa_drawn *drawn, cpa_stream *stream) {
@@ -367,6 +382,6 @@ cpa_model cpa_transformer_model(cpa_transformer *transformer) {
         .writes_cache = 1,
         .end_ids = transformer->config.end_ids,
         .n_end_ids = transformer->config.n_end_ids,
-        .slices = takes_slices(transformer),
+        .slices = takes_slices(transformer) ? transformer->options.slices : CPA_SLICES_NONE,
     };
 }

@@ -1,6 +1,6 @@
 /* A dense decoder-only transformer behind the engine: the Llama, Mistral and Qwen families. Every rank has all weights
  * and computes the rows of a step that it owns; or, in steps with slices (cpattn/model.h), its slice of every product of
- * the rows of all ranks, so that it reads a part of the weights.
+ * the rows of all ranks, so that it reads a part of the weights, or has no more than that.
  *
  *     begin_step    residual = embedding of the tokens
  *     layer_in      norm of the residual, one product for queries, keys and values, norms of heads, rotary positions,
@@ -22,7 +22,9 @@ typedef struct cpa_transformer_options {
     int64_t max_rows;      /* of one step on this rank */
     int64_t max_sequences; /* that run at once */
     int64_t logit_rows;    /* emissions whose logits are computed at once; 0 = 256 */
-    int32_t slices;        /* it takes steps with slices, of so many ranks; 0 or 1: it does not */
+    /* Steps of several ranks with slices: decode, or all steps, where this rank has its slice of the weights alone. */
+    cpa_model_slices slices;
+    int32_t rank, ranks; /* of whom; with slices */
 } cpa_transformer_options;
 
 typedef struct cpa_transformer cpa_transformer;
@@ -37,8 +39,8 @@ void cpa_transformer_destroy(cpa_transformer *transformer);
 /* Bytes of the device that cpa_transformer_create allocates. */
 int64_t cpa_transformer_bytes(const cpa_model_config *config, const cpa_transformer_options *options);
 
-/* The model for the engine; the transformer must outlive it. It takes no steps with slices where there are fewer heads, or
- * outputs of some product, than ranks. */
+/* The model for the engine; the transformer must outlive it. Where there are fewer heads, or outputs of some product, than
+ * ranks, it takes no steps with slices, and with CPA_SLICES_ALL it is not created. */
 cpa_model cpa_transformer_model(cpa_transformer *transformer);
 
 /* Sees the logits, fp32 [count, vocabulary] on the device, of the emissions [first, first + count) of a step before

@@ -4,9 +4,13 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include <cpattn/ops.h>
+
 #include "base/check.h"
 #include "base/convert.h"
+#include "base/min_max.h"
 #include "kernels/device.h"
+#include "src/model/sliced_linear.h"
 
 /* Of a tensor in memory: as aligned as any operator asks for. */
 #define ALIGNMENT 256
@@ -37,15 +41,30 @@ static int64_t q_width(const cpa_model_config *c) {
     return (int64_t)c->q_heads * c->head_dim;
 }
 
-static cpa_layer_weights lay_out_layer(const cpa_model_config *c, arena *a) {
-    const int64_t hidden = c->hidden, inner = c->intermediate;
+/* What a rank has of the matrices that are sliced: rows of qkv, of gates, and of the head, columns of o and of down. */
+typedef struct own_slices {
+    cpa_slice qkv, o, inner, head;
+} own_slices;
+
+static own_slices slices_of(const cpa_model_config *c, cpa_weights_part part) {
+    const int64_t head = cpa_slice_begin(c->q_heads, part.ranks, part.rank);
+    const int64_t heads = cpa_slice_begin(c->q_heads, part.ranks, part.rank + 1) - head;
+    return (own_slices){.qkv = cpa_slice_of(qkv_width(c), part.ranks, part.rank),
+                        .o = {head * c->head_dim, heads * c->head_dim},
+                        .inner = cpa_slice_of(c->intermediate, part.ranks, part.rank),
+                        .head = cpa_slice_of(c->vocabulary, part.ranks, part.rank)};
+}
+
+static cpa_layer_weights lay_out_layer(const cpa_model_config *c, const own_slices *own, arena *a) {
+    const int64_t hidden = c->hidden, inner = own->inner.count;
     cpa_layer_weights w;
+    w.is_slice = own->qkv.count < qkv_width(c);
     w.attention_norm = take(a, hidden);
-    w.qkv = take(a, qkv_width(c) * hidden);
-    w.qkv_bias = take_if(c->qkv_bias, a, qkv_width(c));
+    w.qkv = take(a, own->qkv.count * hidden);
+    w.qkv_bias = take_if(c->qkv_bias, a, own->qkv.count);
     w.q_norm = take_if(c->qk_norm, a, c->head_dim);
     w.k_norm = take_if(c->qk_norm, a, c->head_dim);
-    w.o = take(a, hidden * q_width(c));
+    w.o = take(a, hidden * own->o.count);
     w.o_bias = take_if(c->o_bias, a, hidden);
     w.mlp_norm = take(a, hidden);
     w.gate_up = take(a, 2 * inner * hidden);
@@ -56,26 +75,30 @@ static cpa_layer_weights lay_out_layer(const cpa_model_config *c, arena *a) {
 }
 
 /* Places all weights in the arena; `layers` [layers] may be NULL, to count. */
-static void lay_out(const cpa_model_config *c, arena *a, cpa_weights *w, cpa_layer_weights *layers) {
+static void lay_out(const cpa_model_config *c, const own_slices *own, arena *a, cpa_weights *w,
+                    cpa_layer_weights *layers) {
     w->embedding = take(a, (int64_t)c->vocabulary * c->hidden);
     w->final_norm = take(a, c->hidden);
-    w->lm_head = c->tied ? w->embedding : take(a, (int64_t)c->vocabulary * c->hidden);
+    w->head_is_slice = !c->tied && own->head.count < c->vocabulary;
+    w->lm_head = c->tied ? w->embedding : take(a, own->head.count * c->hidden);
     for (int32_t i = 0; i < c->layers; i++) {
-        cpa_layer_weights layer = lay_out_layer(c, a);
+        cpa_layer_weights layer = lay_out_layer(c, own, a);
         if (layers) layers[i] = layer;
     }
 }
 
-int64_t cpa_weights_bytes(const cpa_model_config *config, cpa_dtype dtype) {
+int64_t cpa_weights_bytes(const cpa_model_config *config, cpa_weights_part held, cpa_dtype dtype) {
+    const own_slices own = slices_of(config, held);
     arena counted = {NULL, 0, cpa_dtype_bytes(dtype)};
     cpa_weights none;
-    lay_out(config, &counted, &none, NULL);
+    lay_out(config, &own, &counted, &none, NULL);
     return counted.used;
 }
 
 /* What the loading of all tensors shares. */
 typedef struct loader {
     const cpa_model_config *config;
+    own_slices own;
     const cpa_safetensors *files;
     cpa_dtype dtype;
     cpa_stream *stream;
@@ -89,12 +112,14 @@ static cpa_status failed(const loader *l, const char *name, cpa_status status) {
     return cpa_fail(l->err, status, "%s: %s", name, l->stream->error.message);
 }
 
-static cpa_status convert(const loader *l, const cpa_tensor *tensor, void *out) {
+/* So many elements of a tensor from `first` on. */
+static cpa_status convert(const loader *l, const cpa_tensor *tensor, int64_t first, int64_t elements, void *out) {
     const cpa_device_table *table = l->stream->device->table;
     const int64_t from_bytes = cpa_dtype_bytes(tensor->dtype), to_bytes = cpa_dtype_bytes(l->dtype);
-    for (int64_t at = 0; at < tensor->elements; at += STAGED) {
-        const int64_t n = tensor->elements - at < STAGED ? tensor->elements - at : STAGED;
-        memcpy(l->staged, (const char *)tensor->data + at * from_bytes, (size_t)(n * from_bytes)); /* for alignment */
+    for (int64_t at = 0; at < elements; at += STAGED) {
+        const int64_t n = elements - at < STAGED ? elements - at : STAGED;
+        const char *from = (const char *)tensor->data + (first + at) * from_bytes;
+        memcpy(l->staged, from, (size_t)(n * from_bytes)); /* for alignment */
         cpa_widen(l->wide, l->staged, tensor->dtype, n);
         cpa_narrow(l->staged, l->wide, l->dtype, n);
         cpa_status status = table->copy((char *)out + at * to_bytes, l->staged, n * to_bytes, l->stream);
@@ -113,10 +138,28 @@ static const char *format_shape(const int64_t *shape, int32_t dims, char text[SH
     return text;
 }
 
-/* The tensor [rows, columns], or with columns = 0 [rows], to the place *at, which moves behind it. */
-static cpa_status load(const loader *l, const char *name, int64_t rows, int64_t columns, char **at) {
+/* A block of a tensor with rows of `width`. */
+static cpa_status copy_block(const loader *l, const cpa_tensor *tensor, int64_t width, cpa_slice rows,
+                             cpa_slice columns, char *out) {
+    const int64_t bytes = cpa_dtype_bytes(l->dtype), first = rows.begin * width + columns.begin;
+    const char *from = (const char *)tensor->data + first * cpa_dtype_bytes(tensor->dtype);
+    cpa_status status;
+    if (tensor->dtype == l->dtype) {
+        status = l->stream->device->table->copy_rows(out, columns.count * bytes, from, width * bytes,
+                                                     columns.count * bytes, rows.count, l->stream);
+        return status == CPA_OK ? CPA_OK : failed(l, tensor->name, status);
+    }
+    if (columns.count == width) return convert(l, tensor, first, rows.count * width, out);
+    for (int64_t row = 0; row < rows.count; row++)
+        CPA_TRY(convert(l, tensor, first + row * width, columns.count, out + row * columns.count * bytes));
+    return CPA_OK;
+}
+
+/* The block that is wanted of a tensor [rows, columns], or with columns = 0 [rows], to the place *at, which moves behind
+ * it. */
+static cpa_status load(const loader *l, const char *name, int64_t rows, int64_t columns, cpa_slice own_rows,
+                       cpa_slice own_columns, char **at) {
     const cpa_tensor *tensor = cpa_safetensors_find(l->files, name);
-    const int64_t elements = rows * (columns ? columns : 1);
     if (!tensor) return cpa_fail(l->err, CPA_INVALID, "the weights have no tensor %s", name);
     const int64_t shape[2] = {rows, columns};
     const int32_t dims = columns ? 2 : 1;
@@ -129,11 +172,10 @@ static cpa_status load(const loader *l, const char *name, int64_t rows, int64_t 
         return cpa_fail(l->err, CPA_UNSUPPORTED, "%s: found dtype %s, supported are F32, BF16 and F16", name,
                         tensor->type);
     }
-    void *out = *at;
-    *at += elements * cpa_dtype_bytes(l->dtype);
-    if (tensor->dtype != l->dtype) return convert(l, tensor, out);
-    cpa_status status = l->stream->device->table->copy(out, tensor->data, tensor->bytes, l->stream);
-    return status == CPA_OK ? CPA_OK : failed(l, name, status);
+    char *out = *at;
+    *at += own_rows.count * own_columns.count * cpa_dtype_bytes(l->dtype);
+    if (own_rows.count == 0) return CPA_OK;
+    return copy_block(l, tensor, columns ? columns : 1, own_rows, own_columns, out);
 }
 
 /* Tensors of a layer that follow each other in one matrix, or one bias, in that order. */
@@ -142,13 +184,39 @@ typedef struct part {
     int64_t rows;
 } part;
 
-static cpa_status load_parts(const loader *l, const char *kind, const part *parts, int n, int64_t columns, void *out) {
+/* What `wanted` of several tensors on top of each other has of the one that begins at row `first`. */
+static cpa_slice rows_within(cpa_slice wanted, int64_t first, int64_t rows) {
+    const int64_t begin = cpa_max64(wanted.begin, first), end = cpa_min64(wanted.begin + wanted.count, first + rows);
+    return begin < end ? (cpa_slice){begin - first, end - begin} : (cpa_slice){0, 0};
+}
+
+/* The rows and columns that are wanted of what the parts are together; a bias has columns = 0. */
+static cpa_status load_block(const loader *l, const char *kind, const part *parts, int n, int64_t columns,
+                             cpa_slice own_rows, cpa_slice own_columns, void *out) {
     char *at = out, name[128];
+    int64_t first = 0;
     for (int i = 0; out && i < n; i++) {
         snprintf(name, sizeof name, "%s%s.%s", l->layer, parts[i].name, kind);
-        CPA_TRY(load(l, name, parts[i].rows, columns, &at));
+        CPA_TRY(load(l, name, parts[i].rows, columns, rows_within(own_rows, first, parts[i].rows), own_columns, &at));
+        first += parts[i].rows;
     }
     return CPA_OK;
+}
+
+/* The rows that are wanted of each part. */
+static cpa_status load_rows(const loader *l, const char *kind, const part *parts, int n, int64_t columns,
+                            cpa_slice own_rows, void *out) {
+    const int64_t width = columns ? columns : 1;
+    char *at = out;
+    for (int i = 0; out && i < n; i++) {
+        CPA_TRY(load_block(l, kind, &parts[i], 1, columns, own_rows, (cpa_slice){0, width}, at));
+        at += own_rows.count * width * cpa_dtype_bytes(l->dtype);
+    }
+    return CPA_OK;
+}
+
+static cpa_status load_whole(const loader *l, const char *kind, const part *p, int64_t columns, void *out) {
+    return load_rows(l, kind, p, 1, columns, (cpa_slice){0, p->rows}, out);
 }
 
 static cpa_status load_layer(const loader *l, const cpa_layer_weights *w) {
@@ -160,27 +228,28 @@ static cpa_status load_layer(const loader *l, const cpa_layer_weights *w) {
     const part o = {"self_attn.o_proj", c->hidden}, down = {"mlp.down_proj", c->hidden};
     const part attention_norm = {"input_layernorm", c->hidden}, mlp_norm = {"post_attention_layernorm", c->hidden};
     const part q_norm = {"self_attn.q_norm", c->head_dim}, k_norm = {"self_attn.k_norm", c->head_dim};
-    CPA_TRY(load_parts(l, "weight", &attention_norm, 1, 0, w->attention_norm));
-    CPA_TRY(load_parts(l, "weight", qkv, 3, c->hidden, w->qkv));
-    CPA_TRY(load_parts(l, "bias", qkv, 3, 0, w->qkv_bias));
-    CPA_TRY(load_parts(l, "weight", &q_norm, 1, 0, w->q_norm));
-    CPA_TRY(load_parts(l, "weight", &k_norm, 1, 0, w->k_norm));
-    CPA_TRY(load_parts(l, "weight", &o, 1, q_width(c), w->o));
-    CPA_TRY(load_parts(l, "bias", &o, 1, 0, w->o_bias));
-    CPA_TRY(load_parts(l, "weight", &mlp_norm, 1, 0, w->mlp_norm));
-    CPA_TRY(load_parts(l, "weight", gate_up, 2, c->hidden, w->gate_up));
-    CPA_TRY(load_parts(l, "bias", gate_up, 2, 0, w->gate_up_bias));
-    CPA_TRY(load_parts(l, "weight", &down, 1, c->intermediate, w->down));
-    return load_parts(l, "bias", &down, 1, 0, w->down_bias);
+    const cpa_slice hidden = {0, c->hidden}, one = {0, 1};
+    CPA_TRY(load_whole(l, "weight", &attention_norm, 0, w->attention_norm));
+    CPA_TRY(load_block(l, "weight", qkv, 3, c->hidden, l->own.qkv, hidden, w->qkv));
+    CPA_TRY(load_block(l, "bias", qkv, 3, 0, l->own.qkv, one, w->qkv_bias));
+    CPA_TRY(load_whole(l, "weight", &q_norm, 0, w->q_norm));
+    CPA_TRY(load_whole(l, "weight", &k_norm, 0, w->k_norm));
+    CPA_TRY(load_block(l, "weight", &o, 1, q_width(c), hidden, l->own.o, w->o));
+    CPA_TRY(load_whole(l, "bias", &o, 0, w->o_bias));
+    CPA_TRY(load_whole(l, "weight", &mlp_norm, 0, w->mlp_norm));
+    CPA_TRY(load_rows(l, "weight", gate_up, 2, c->hidden, l->own.inner, w->gate_up));
+    CPA_TRY(load_rows(l, "bias", gate_up, 2, 0, l->own.inner, w->gate_up_bias));
+    CPA_TRY(load_block(l, "weight", &down, 1, c->intermediate, hidden, l->own.inner, w->down));
+    return load_whole(l, "bias", &down, 0, w->down_bias);
 }
 
 static cpa_status load_all(loader *l, const cpa_weights *w) {
     const cpa_model_config *c = l->config;
     const part embedding = {"model.embed_tokens", c->vocabulary}, norm = {"model.norm", c->hidden};
     const part head = {"lm_head", c->vocabulary};
-    CPA_TRY(load_parts(l, "weight", &embedding, 1, c->hidden, w->embedding));
-    CPA_TRY(load_parts(l, "weight", &norm, 1, 0, w->final_norm));
-    if (!c->tied) CPA_TRY(load_parts(l, "weight", &head, 1, c->hidden, w->lm_head));
+    CPA_TRY(load_whole(l, "weight", &embedding, c->hidden, w->embedding));
+    CPA_TRY(load_whole(l, "weight", &norm, 0, w->final_norm));
+    if (!c->tied) CPA_TRY(load_rows(l, "weight", &head, 1, c->hidden, l->own.head, w->lm_head));
     for (int32_t i = 0; i < c->layers; i++) {
         snprintf(l->layer, sizeof l->layer, "model.layers.%d.", i);
         CPA_TRY(load_layer(l, &w->layers[i]));
@@ -189,24 +258,30 @@ static cpa_status load_all(loader *l, const cpa_weights *w) {
     return status == CPA_OK ? CPA_OK : failed(l, "weights", status);
 }
 
-static cpa_status allocate(loader *l, cpa_weights *w) {
+static cpa_status allocate(loader *l, cpa_weights_part held, cpa_weights *w) {
     const cpa_device_table *table = w->device->table;
     w->layers = calloc((size_t)l->config->layers, sizeof *w->layers);
     l->wide = malloc(STAGED * sizeof *l->wide);
     if (!w->layers || !l->wide) return cpa_fail(l->err, CPA_NO_MEMORY, "weights: no memory");
     CPA_TRY(table->alloc_host(w->device, STAGED * (int64_t)sizeof(float), &l->staged, l->err));
-    w->bytes = cpa_weights_bytes(l->config, l->dtype);
+    w->bytes = cpa_weights_bytes(l->config, held, l->dtype);
     CPA_TRY(table->alloc(w->device, w->bytes, &w->memory, l->err));
     arena memory = {w->memory, 0, cpa_dtype_bytes(l->dtype)};
-    lay_out(l->config, &memory, w, w->layers);
+    lay_out(l->config, &l->own, &memory, w, w->layers);
     return CPA_OK;
 }
 
-cpa_status cpa_weights_load(const cpa_model_config *config, const cpa_safetensors *files, cpa_dtype dtype,
-                            cpa_stream *stream, cpa_weights *out, cpa_error *err) {
-    loader l = {.config = config, .files = files, .dtype = dtype, .stream = stream, .layer = "", .err = err};
+cpa_status cpa_weights_load(const cpa_model_config *config, cpa_weights_part held, const cpa_safetensors *files,
+                            cpa_dtype dtype, cpa_stream *stream, cpa_weights *out, cpa_error *err) {
+    loader l = {.config = config,
+                .own = slices_of(config, held),
+                .files = files,
+                .dtype = dtype,
+                .stream = stream,
+                .layer = "",
+                .err = err};
     cpa_weights weights = {.device = stream->device};
-    cpa_status status = allocate(&l, &weights);
+    cpa_status status = allocate(&l, held, &weights);
     if (status == CPA_OK) status = load_all(&l, &weights);
     stream->device->table->free_host(stream->device, l.staged);
     free(l.wide);

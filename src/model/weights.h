@@ -8,8 +8,16 @@
 #include "src/model/model_config.h"
 #include "src/model/safetensors.h"
 
+/* What a rank has of the weights; with 1 rank all of them. Of several ranks each has its slice, as sliced_linear.h says, of
+ * the rows of qkv, gates, what they scale, and an lm_head that is not tied, and of the columns of o and down: those of its
+ * heads. Norms, the embedding, and the biases of o and down are on all. */
+typedef struct cpa_weights_part {
+    int32_t rank, ranks;
+} cpa_weights_part;
+
 /* Of one layer; NULL where the model has no such part. */
 typedef struct cpa_layer_weights {
+    int is_slice;
     void *attention_norm;         /* [hidden] */
     void *qkv, *qkv_bias;         /* [(q_heads + 2 kv_heads) * head_dim, hidden]: queries, keys, values */
     void *q_norm, *k_norm;        /* [head_dim] */
@@ -26,17 +34,18 @@ typedef struct cpa_weights {
     void *embedding;  /* [vocabulary, hidden] */
     void *final_norm; /* [hidden] */
     void *lm_head;    /* [vocabulary, hidden]; the embedding, if that is tied */
+    int head_is_slice;
     cpa_layer_weights *layers;
 } cpa_weights;
 
 /* Bytes of the weights of such a model in a dtype. */
-int64_t cpa_weights_bytes(const cpa_model_config *config, cpa_dtype dtype);
+int64_t cpa_weights_bytes(const cpa_model_config *config, cpa_weights_part held, cpa_dtype dtype);
 
 /* Copies, and converts where the files have another dtype, the tensors to memory of the stream's device; returns when
  * they are there. CPA_INVALID names a tensor that is missing, or has not the shape that the config asks for. *out is set
  * only on success; cpa_weights_release frees it. */
-cpa_status cpa_weights_load(const cpa_model_config *config, const cpa_safetensors *files, cpa_dtype dtype,
-                            cpa_stream *stream, cpa_weights *out, cpa_error *err);
+cpa_status cpa_weights_load(const cpa_model_config *config, cpa_weights_part held, const cpa_safetensors *files,
+                            cpa_dtype dtype, cpa_stream *stream, cpa_weights *out, cpa_error *err);
 void cpa_weights_release(cpa_weights *weights);
 
 #endif

@@ -14,7 +14,8 @@ static int has_penalties(const cpa_plan_sampling *sampling) {
 /* ---- how many there are of each ---- */
 
 int cpa_worker_replicates(const cpa_worker *worker, const cpa_step_plan *plan) {
-    if (!worker->network->slices || worker->options.map.cp_size == 1) return 0;
+    if (worker->network->slices == CPA_SLICES_NONE || worker->options.map.cp_size == 1) return 0;
+    if (worker->network->slices == CPA_SLICES_ALL) return 1;
     for (int64_t i = 0; i < plan->n_chunks; i++)
         if (plan->chunks[i].count != 1) return 0;
     return 1;

@@ -5,8 +5,7 @@
 
 #include "src/worker/worker.h"
 
-/* Whether the rows of a step are replicated: its chunks are of one token each, and the model takes slices. The same on
- * every rank. */
+/* Whether the rows of a step are replicated, as the model takes it with slices. The same on every rank. */
 int cpa_worker_replicates(const cpa_worker *worker, const cpa_step_plan *plan);
 
 /* The rows that every rank has if the step is captured, 0 if it may not be: the same on every rank. */

@@ -52,8 +52,13 @@ static void open_model(cpa_test_model *m, const char *name, cpa_dtype dtype, int
     cpa_test_device_open(1, &m->device, &m->stream);
     need(cpa_model_config_load(folder, &m->config, &err), err.message);
     need(cpa_safetensors_open(folder, &files, &err), err.message);
-    const cpa_transformer_options options = {dtype, MAX_ROWS, CPA_TEST_SEQUENCES, 2, /* two tiles of logits */
-                                             sliced ? m->map.cp_size : 0};
+    const cpa_transformer_options options = {dtype,
+                                             MAX_ROWS,
+                                             CPA_TEST_SEQUENCES,
+                                             2, /* two tiles of logits */
+                                             sliced ? CPA_SLICES_DECODE : CPA_SLICES_NONE,
+                                             m->rank,
+                                             m->map.cp_size};
     need(cpa_transformer_create(m->device, &m->config, files, &options, &m->transformer, &err), err.message);
     cpa_safetensors_close(files);
     m->seen = calloc(CPA_TEST_SEQUENCES * CPA_TEST_VOCABULARY, sizeof *m->seen);

@@ -19,7 +19,7 @@ typedef struct way {
     int32_t no_prefix_caching;
     float temperature;
     float repetition_penalty, presence_penalty;
-    int sliced; /* decode with slices of the weights, on several ranks */
+    cpa_model_slices slices; /* of the weights, on several ranks */
 } way;
 static const way plain = {.budget = 512, .max_num_seqs = REQUESTS};
 
@@ -28,6 +28,7 @@ typedef struct run {
     uint32_t tokens[REQUESTS][CPA_TEST_OUTPUTS];
     int64_t finished;
     cpa_engine_stats stats;
+    int64_t bytes; /* of the transformer */
 } run;
 
 /* Request i asks prompt i modulo the prompts. */
@@ -47,7 +48,7 @@ static void on_finish(void *ctx, const cpa_request_result *result) {
 static void run_engine(const cpa_model_config *config, cpa_transformer *transformer, way w, run *r) {
     cpa_mask masks[CPA_CONFIG_MAX_LAYERS];
     cpa_request requests[REQUESTS];
-    cpa_model model = cpa_transformer_model(transformer);
+    const cpa_model model = cpa_transformer_model(transformer);
     const cpa_sampling sampling = {.size = sizeof sampling,
                                    .temperature = w.temperature,
                                    .repetition_penalty = w.repetition_penalty,
@@ -56,7 +57,6 @@ static void run_engine(const cpa_model_config *config, cpa_transformer *transfor
                                    .ignore_eos = 1,
                                    .logprobs = 1};
     cpa_engine_options options = cpa_test_engine_options();
-    model.slices &= w.sliced;
     options.model = cpa_model_config_shape(config, CPA_F32, masks);
     options.network = &model;
     options.token_at = prompt_token;
@@ -80,25 +80,28 @@ static void run_engine(const cpa_model_config *config, cpa_transformer *transfor
 static void run_model(const char *name, const way *ways, int n, cpa_test_expected *expected, run *r) {
     cpa_model_config config;
     cpa_safetensors *files = NULL;
-    cpa_transformer *transformer = NULL;
     cpa_device *device;
     cpa_stream *stream;
-    const cpa_transformer_options options = {.dtype = CPA_F32,
-                                             .max_rows = plain.budget,
-                                             .max_sequences = REQUESTS,
-                                             .slices = cpa_comm_size(cpa_test_comm())};
     cpa_test_expected_read(name, expected);
     cpa_test_device_open(1, &device, &stream);
     CU_ASSERT_EQUAL(cpa_model_config_load(cpa_test_model_folder(name), &config, NULL), CPA_OK);
     CU_ASSERT_EQUAL(cpa_safetensors_open(cpa_test_model_folder(name), &files, NULL), CPA_OK);
-    CU_ASSERT_EQUAL(cpa_transformer_create(device, &config, files, &options, &transformer, NULL), CPA_OK);
-    cpa_safetensors_close(files);
     for (int i = 0; i < n; i++) {
+        const cpa_transformer_options options = {.dtype = CPA_F32,
+                                                 .max_rows = plain.budget,
+                                                 .max_sequences = REQUESTS,
+                                                 .slices = ways[i].slices,
+                                                 .rank = cpa_comm_rank(cpa_test_comm()),
+                                                 .ranks = cpa_comm_size(cpa_test_comm())};
+        cpa_transformer *transformer = NULL;
+        CU_ASSERT_EQUAL(cpa_transformer_create(device, &config, files, &options, &transformer, NULL), CPA_OK);
         memset(&r[i], 0, sizeof r[i]);
         r[i].expected = expected;
+        r[i].bytes = cpa_transformer_bytes(&config, &options);
         run_engine(&config, transformer, ways[i], &r[i]);
+        cpa_transformer_destroy(transformer);
     }
-    cpa_transformer_destroy(transformer);
+    cpa_safetensors_close(files);
     cpa_test_device_close(device, stream);
 }
 
@@ -160,19 +163,25 @@ static int repeated(const run *r, int request, int prompt) {
  * penalties, whose tokens are noted on every rank. */
 static void slices_of_the_weights_give_the_same_tokens(void) {
     const int32_t ranks = cpa_comm_size(cpa_test_comm());
-    const way ways[] = {
-        {.budget = 512, .max_num_seqs = REQUESTS, .sliced = 1},
-        {.budget = 24, .max_num_seqs = 3, .sliced = 1},
-        {.budget = 512, .max_num_seqs = REQUESTS, .no_prefix_caching = 1, .num_blocks = 14 / ranks, .sliced = 1}};
+    const way ways[] = {{.budget = 512, .max_num_seqs = REQUESTS, .slices = CPA_SLICES_DECODE},
+                        {.budget = 24, .max_num_seqs = 3, .slices = CPA_SLICES_DECODE},
+                        {.budget = 512,
+                         .max_num_seqs = REQUESTS,
+                         .no_prefix_caching = 1,
+                         .num_blocks = 14 / ranks,
+                         .slices = CPA_SLICES_DECODE}};
     const way penalties[] = {
         {.budget = 512, .max_num_seqs = REQUESTS, .repetition_penalty = 1e6f},
-        {.budget = 512, .max_num_seqs = REQUESTS, .repetition_penalty = 1e6f, .sliced = 1},
+        {.budget = 512, .max_num_seqs = REQUESTS, .repetition_penalty = 1e6f, .slices = CPA_SLICES_DECODE},
     };
     cpa_test_expected *expected = malloc(sizeof *expected);
     run r[3];
     for (int i = 0; cpa_test_models[i]; i++) {
-        run_model(cpa_test_models[i], ways, 1, expected, r);
-        check_greedy(&r[0]);
+        const way both[] = {{.budget = 60, .max_num_seqs = REQUESTS, .slices = CPA_SLICES_DECODE},
+                            {.budget = 60, .max_num_seqs = REQUESTS, .slices = CPA_SLICES_ALL}};
+        run_model(cpa_test_models[i], both, 2, expected, r);
+        CU_ASSERT(ranks > 1 ? r[1].bytes < r[0].bytes : r[1].bytes == r[0].bytes);
+        for (int j = 0; j < 2; j++) check_greedy(&r[j]);
     }
     run_model("tiny-llama", ways, 3, expected, r);
     for (int i = 0; i < 3; i++) check_greedy(&r[i]);

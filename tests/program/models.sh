@@ -35,9 +35,11 @@ model_dir() {
         done
         [ "$(value preemptions other.json)" -gt 0 ] || fail "nobody was preempted on $n ranks"
     done
-    run 2 --model-dir "$MODELS/tiny-mistral" --slice-weights on --dtype fp32 --requests 5 --input-len 40 --output-len 8 \
-        --verify 0.5 --check-logits 6
-    expect_code 0 "slices of the weights"
+    for way in decode all; do
+        run 2 --model-dir "$MODELS/tiny-mistral" --slice-weights $way --dtype fp32 --requests 5 --input-len 40 \
+            --output-len 8 --verify 0.5 --check-logits 6
+        expect_code 0 "slices of the weights: $way"
+    done
     run 1 --model-dir "$MODELS/tiny-mistral" --dtype bf16 --requests 3 --input-len 50 --output-len 3 --verify 1
     expect_code 0 "bf16"
     grep -q 'tiny-mistral: 2 layers, 4 query and 2 KV heads of 16, bf16' out || fail "no line of the model"
