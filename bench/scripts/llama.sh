@@ -53,6 +53,8 @@ for ranks in 1 $([ "$gpus" = 1 ] || echo "$gpus"); do
     --max-num-batched-tokens 8192
   serve "decode-$ranks" "$ranks" --requests 1 --input-len "$decode" --output-len 200 --max-num-batched-tokens 8192
   serve "batch-$ranks" "$ranks" --requests 32 --input-len 1024 --output-len 200 --max-num-batched-tokens 8192
+  [ "$ranks" = 1 ] || serve "whole_decode-$ranks" "$ranks" --slice-weights off --requests 1 --input-len "$decode" \
+    --output-len 200 --max-num-batched-tokens 8192
   [ "$gpus" = 1 ] || serve "longest-$ranks" "$ranks" --requests 1 --input-len "$longest" --output-len 1 \
     --max-num-batched-tokens 16384
   [ -z "${TRACE:-}" ] || serve "mixed-$ranks" "$ranks" --trace "$TRACE" --requests 64 --length-scale 0.1

@@ -185,12 +185,13 @@ def table(folder, out):
             ms = ours["duration"] / ours["completed"] * 1e3
             print(f"| prefill {peer['prefill_tokens']}, {ranks} GPU | {ms:.1f} ms | {peer['prefill_s'] * 1e3:.1f} ms | "
                   f"{peer['prefill_s'] * 1e3 / ms:.2f} |")
-        elif work in ("decode", "batch"):
-            shape = next(s for s in peer["decode"] if s.startswith("1x" if work == "decode" else "32x"))
+        elif work.endswith(("decode", "batch")):
+            shape = next(s for s in peer["decode"] if s.startswith("1x" if work.endswith("decode") else "32x"))
+            whole = ", all weights on each" if work.startswith("whole") else ""
             batch, length = map(int, shape.split("x"))
             ms, theirs = ours["median_itl_ms"], peer["decode"][shape] * 1e3
             rate = (weights - embedding + batch * (length + 100) * token_bytes) / ms / 1e6
-            print(f"| decode {shape}, {ranks} GPU | {ms:.3f} ms, {rate:.0f} GB/s of weights and keys | {theirs:.3f} ms | "
+            print(f"| decode {shape}, {ranks} GPU{whole} | {ms:.3f} ms, {rate:.0f} GB/s of weights and keys | {theirs:.3f} ms | "
                   f"{theirs / ms:.2f} |")
         else:
             print(f"| {work}, {ranks} GPU | {ours['duration']:.2f} s, {ours['completed']} completed |  |  |")
