@@ -28,9 +28,8 @@ enum { N_BENCHES = sizeof benches / sizeof benches[0] };
 
 static void print_help(void) {
     printf(
-        "usage: cp_attn bench "
-        "attend|varlen|merge|kv_write|kv_pack|linear|rmsnorm|swiglu|qk_norm_rope|sample|exchange|scaling "
-        "[options]\n");
+        "usage: cp_attn bench attend|varlen|merge|kv_write|kv_pack|linear|rmsnorm|swiglu|qk_norm_rope|\n"
+        "                     sample|exchange|scaling [options]\n");
     cpa_bench_options_print_help();
     printf("shapes, and those without --shapes on the host / on cuda:\n");
     for (int i = 0; i < N_BENCHES; i++) {
