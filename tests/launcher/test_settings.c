@@ -275,11 +275,11 @@ static void a_line_stays_a_line(void) {
     cpa_error err;
     CU_ASSERT_EQUAL(load_file("config: 1\n", "--config=a\nb\x1b[31m", &settings, &err), CPA_INVALID);
     CU_ASSERT_PTR_NOT_NULL(strstr(err.message, "a\\nb\\x1b[31m: found no readable file"));
-    CU_ASSERT_EQUAL_FATAL(load("--cache-salt=a\n\"b\"\\\x1b[31m", &settings, &err), CPA_OK);
+    CU_ASSERT_EQUAL_FATAL(load("--trace=/a\n\"b\"\\\x1b[31m", &settings, &err), CPA_OK);
     char *text = printed(print_settings, &settings);
-    CU_ASSERT_PTR_NOT_NULL(strstr(text, "cache-salt: \"a\\n\\\"b\\\"\\\\\\x1b[31m\" "));
+    CU_ASSERT_PTR_NOT_NULL(strstr(text, "trace: \"/a\\n\\\"b\\\"\\\\\\x1b[31m\" "));
     CU_ASSERT_EQUAL_FATAL(load_file(text, "", &again, &err), CPA_OK);
-    CU_ASSERT_STRING_EQUAL(again.cache_salt, settings.cache_salt);
+    CU_ASSERT_STRING_EQUAL(again.trace, settings.trace);
 }
 
 static void the_printed_configuration_names_origins_and_can_be_read_again(void) {
