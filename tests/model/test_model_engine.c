@@ -177,11 +177,12 @@ static void slices_of_the_weights_give_the_same_tokens(void) {
     cpa_test_expected *expected = malloc(sizeof *expected);
     run r[3];
     for (int i = 0; cpa_test_models[i]; i++) {
-        const way both[] = {{.budget = 60, .max_num_seqs = REQUESTS, .slices = CPA_SLICES_DECODE},
-                            {.budget = 60, .max_num_seqs = REQUESTS, .slices = CPA_SLICES_ALL}};
-        run_model(cpa_test_models[i], both, 2, expected, r);
-        CU_ASSERT(ranks > 1 ? r[1].bytes < r[0].bytes : r[1].bytes == r[0].bytes);
-        for (int j = 0; j < 2; j++) check_greedy(&r[j]);
+        const way both[] = {{.budget = 60, .max_num_seqs = REQUESTS, .slices = CPA_SLICES_ALL},
+                            {.budget = 60, .max_num_seqs = REQUESTS, .slices = CPA_SLICES_DECODE}};
+        const int n = i == 0 ? 2 : 1;
+        run_model(cpa_test_models[i], both, n, expected, r);
+        for (int j = 0; j < n; j++) check_greedy(&r[j]);
+        if (n == 2) CU_ASSERT(ranks > 1 ? r[0].bytes < r[1].bytes : r[0].bytes == r[1].bytes);
     }
     run_model("tiny-llama", ways, 3, expected, r);
     for (int i = 0; i < 3; i++) check_greedy(&r[i]);
