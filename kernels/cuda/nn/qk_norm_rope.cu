@@ -1,55 +1,12 @@
 /* qk_norm_rope: a CTA takes a row, or some heads of one; a group of lanes takes a head after the other, of which each
- * lane has the same columns, and so the same cosines and sines. Pairs that are rotated meet in shared memory. */
+ * lane has the same columns, and so the same cosines and sines. The kernel here takes any head, and pairs that are
+ * rotated meet in shared memory; that of qk_pairs.cuh, which is faster, takes those whose pairs a lane can have. */
 #include <math.h>
 
-#include "kernels/cuda/cache/quant.cuh"
-#include "kernels/cuda/device/warp.cuh"
-#include "kernels/cuda/nn/nn.h"
-#include "kernels/cuda/nn/rows.cuh"
+#include "kernels/cuda/nn/qk_heads.cuh"
+#include "kernels/cuda/nn/qk_pairs.cuh"
 
 namespace {
-
-constexpr int THREADS = 128;
-
-/* Keys or values: where they go. */
-struct target {
-    void *rows; /* NULL: not there */
-    int64_t row_stride;
-    char *pool;
-    int64_t block_stride, token_stride, head_stride; /* in elements of the cache */
-    int64_t words_at;                                /* of a quantised cache: from a block to its scales; 0: none */
-    float scale;
-};
-
-struct rope_args {
-    const void *qkv;
-    int64_t qkv_stride;
-    int32_t q_heads, kv_heads, k_dim, v_dim;
-    const void *q_weight, *k_weight;
-    float weight_offset, eps;
-    cpa_rope rope;
-    const int64_t *positions;
-    void *q;
-    int64_t q_stride;
-    target targets[2]; /* keys, values */
-    const int64_t *slot_mapping;
-    cpa_dtype kv_dtype;
-    int32_t block_shift;
-    int64_t slots;
-    cpa_cuda_bad_slot *bad_slot;
-    uint8_t *nonfinite;
-    int32_t lanes; /* of a group, a power of two */
-};
-
-/* Over the lanes of a group; all lanes of the warp come here. */
-__device__ float group_sum(float x, int lanes) {
-    for (int step = lanes / 2; step > 0; step /= 2) x += __shfl_xor_sync(0xffffffff, x, step);
-    return x;
-}
-__device__ float group_max(float x, int lanes) {
-    for (int step = lanes / 2; step > 0; step /= 2) x = fmaxf(x, __shfl_xor_sync(0xffffffff, x, step));
-    return x;
-}
 
 /* How the column of a lane is rotated: x cosine + partner sine, where the partner lies `apart` columns on. Columns that
  * pass have no partner, apart = 0. */
@@ -65,68 +22,6 @@ __device__ rotation rotation_of(const cpa_rope &rope, int64_t position, int32_t 
     const bool second = rope.interleaved ? i % 2 : i >= half;
     const float *row = rope.table + position * rope.dim;
     return {row[pair], second ? row[half + pair] : -row[half + pair], second ? -apart : apart};
-}
-
-/* The slot of a row; -1 if it goes to no cache, as it does where the slot is none, of which the stream is told. */
-__device__ int64_t slot_of(const rope_args &a, int64_t row) {
-    if (!a.slot_mapping || a.kv_heads == 0) return -1;
-    const int64_t slot = a.slot_mapping[row];
-    if (slot >= -1 && slot < a.slots) return slot;
-    if (threadIdx.x == 0 && atomicExch(&a.bad_slot->found, 1) == 0) a.bad_slot->token = row, a.bad_slot->slot = slot;
-    return -1;
-}
-
-template <typename To, typename T, int UNIT>
-__device__ void store_converted(char *pool, int64_t at, const unit_of<T, UNIT> &value) {
-    unit_of<To, UNIT> out;
-#pragma unroll
-    for (int e = 0; e < UNIT; e++) out.element[e] = converted<To>(value.element[e]);
-    *(unit_of<To, UNIT> *)((To *)pool + at) = out;
-}
-
-/* Columns of a head to the cache, in its dtype, as kv_write brings them there. */
-template <typename T, int UNIT>
-__device__ void store_plain(char *pool, cpa_dtype dtype, int64_t at, const unit_of<T, UNIT> &value) {
-    if (dtype == CPA_F32) {
-        store_converted<float>(pool, at, value);
-    } else if (dtype == CPA_BF16) {
-        store_converted<__nv_bfloat16>(pool, at, value);
-    } else {
-        store_converted<__half>(pool, at, value);
-    }
-}
-
-template <typename T, int UNIT>
-__device__ void store_codes(char *to, cpa_dtype dtype, uint32_t word, const unit_of<T, UNIT> &value) {
-    unit_of<uint8_t, UNIT> codes;
-#pragma unroll
-    for (int e = 0; e < UNIT; e++) codes.element[e] = code_of(dtype, word, to_float(value.element[e]));
-    *(unit_of<uint8_t, UNIT> *)to = codes;
-}
-
-/* The head that a lane of a group has a part of: ROUNDS units, `lanes` units apart. */
-template <typename T, int UNIT, int ROUNDS>
-struct head_part {
-    unit_of<T, UNIT> unit[ROUNDS];
-};
-
-/* Which head of a row: a query (0), a key (1) or a value (2), or none (3); and which of its kind. */
-struct head_place {
-    int32_t kind, head, dim;
-};
-
-__device__ head_place place_of(const rope_args &a, int32_t head) {
-    if (head < a.q_heads) return {0, head, a.k_dim};
-    head -= a.q_heads;
-    if (head < a.kv_heads) return {1, head, a.k_dim};
-    head -= a.kv_heads;
-    return {head < a.kv_heads ? 2 : 3, head, head < a.kv_heads ? a.v_dim : 0};
-}
-
-/* From the start of a row to a head. */
-__device__ int64_t offset_of(const rope_args &a, head_place at) {
-    const int64_t queries = (int64_t)a.q_heads * a.k_dim, keys = (int64_t)a.kv_heads * a.k_dim;
-    return (at.kind == 0 ? 0 : at.kind == 1 ? queries : queries + keys) + (int64_t)at.head * at.dim;
 }
 
 /* Norms and rotates a part of a head; `staged` holds the columns of the group's head. All lanes of the warp come here.
@@ -175,56 +70,6 @@ __device__ void norm_and_rotate(const rope_args &a, head_place at, int32_t lane,
     __syncwarp(); /* before the next head is staged */
 }
 
-/* A key or a value to the cache. All lanes of the warp come here, those without one with slot -1. */
-template <typename T, int UNIT, int ROUNDS>
-__device__ void store_cached(const rope_args &a, head_place at, int32_t lane, int64_t slot,
-                             const head_part<T, UNIT, ROUNDS> &part) {
-    const target &t = a.targets[at.kind == 1 ? 0 : 1];
-    const int64_t offset = slot & ((1 << a.block_shift) - 1), block = slot >> a.block_shift;
-    const bool quantised = a.kv_dtype == CPA_FP8_E4M3 || a.kv_dtype == CPA_INT8;
-    uint32_t word = 0;
-    if (quantised) {
-        float low = 0, high = 0;
-#pragma unroll
-        for (int r = 0; r < ROUNDS; r++) {
-#pragma unroll
-            for (int e = 0; e < UNIT; e++) {
-                const float finite = finite_or_zero(to_float(part.unit[r].element[e]));
-                low = fminf(low, finite);
-                high = fmaxf(high, finite);
-            }
-        }
-        word = scale_word(a.kv_dtype, t.scale, -group_max(-low, a.lanes), group_max(high, a.lanes));
-    }
-    if (slot < 0) return;
-    const int64_t row = block * t.block_stride + offset * t.token_stride + at.head * t.head_stride;
-#pragma unroll
-    for (int r = 0; r < ROUNDS; r++) {
-        const int32_t column = (lane + r * a.lanes) * UNIT;
-        if (column >= at.dim) continue;
-        if (quantised) {
-            store_codes<T, UNIT>(t.pool + row + column, a.kv_dtype, word, part.unit[r]);
-        } else {
-            store_plain<T, UNIT>(t.pool, a.kv_dtype, row + column, part.unit[r]);
-        }
-    }
-    if (quantised && t.words_at && lane == 0) {
-        uint32_t *words = (uint32_t *)(t.pool + block * t.block_stride + t.words_at);
-        words[((int64_t)at.head << a.block_shift) + offset] = word;
-    }
-}
-
-template <typename T, int UNIT, int ROUNDS>
-__device__ bool part_is_nonfinite(const head_part<T, UNIT, ROUNDS> &part) {
-    bool nonfinite = false;
-#pragma unroll
-    for (int r = 0; r < ROUNDS; r++) {
-#pragma unroll
-        for (int e = 0; e < UNIT; e++) nonfinite |= is_nonfinite(to_float(part.unit[r].element[e]));
-    }
-    return nonfinite;
-}
-
 /* The CTAs of a row, in blockIdx.y, take its heads in turn, AT_ONCE for each group of lanes. */
 template <typename T, int UNIT, int ROUNDS, int AT_ONCE>
 __global__ void __launch_bounds__(THREADS) qk_norm_rope(const __grid_constant__ rope_args a) {
@@ -264,42 +109,32 @@ __global__ void __launch_bounds__(THREADS) qk_norm_rope(const __grid_constant__ 
             const head_place at = place_of(a, base + group + i * step);
             norm_and_rotate<T, UNIT, ROUNDS>(a, at, lane, rotations, no_position,
                                              staged + group * a.lanes * UNIT * ROUNDS, part[i]);
-            const bool cached = slot >= 0 && (at.kind == 1 || at.kind == 2);
-            if (cached && a.nonfinite && part_is_nonfinite(part[i])) a.nonfinite[row] = 1;
-            if (slot >= 0) store_cached<T, UNIT, ROUNDS>(a, at, lane, cached ? slot : -1, part[i]);
-            const target &t = a.targets[at.kind == 1 ? 0 : 1];
-            T *to = at.kind == 0 ? (T *)a.q + row * a.q_stride : at.kind <= 2 ? (T *)t.rows + row * t.row_stride : NULL;
-            if (at.kind > 2 || (at.kind > 0 && !t.rows)) continue;
-            to += (int64_t)at.head * at.dim;
-#pragma unroll
-            for (int r = 0; r < ROUNDS; r++) {
-                const int32_t column = (lane + r * a.lanes) * UNIT;
-                if (column < at.dim) *(unit_of<T, UNIT> *)(to + column) = part[i].unit[r];
-            }
+            store_head<T, UNIT, ROUNDS>(a, at, {lane * UNIT, a.lanes * UNIT}, a.lanes, row, slot, part[i]);
         }
     }
 }
 
-template <typename T, int UNIT, int ROUNDS, int AT_ONCE>
-cpa_status launch(rope_args a, int64_t rows, cpa_stream *stream) {
-    const int32_t widest = a.k_dim > a.v_dim ? a.k_dim : a.v_dim, units = (widest + UNIT - 1) / UNIT;
+/* A grid of enough CTAs for the device, a lane of which has `columns` of a head. */
+cpa_status launch(void (*kernel)(rope_args), rope_args a, int32_t columns, int64_t rows, cpa_stream *stream) {
+    const int32_t widest = a.k_dim > a.v_dim ? a.k_dim : a.v_dim, units = (widest + columns - 1) / columns;
     a.lanes = 1;
     while (a.lanes < WARP_LANES && a.lanes < units) a.lanes *= 2;
     const int32_t groups = THREADS / a.lanes, most = (a.q_heads + 2 * a.kv_heads + groups - 1) / groups;
     const int64_t ctas = 8 * (int64_t)cpa_cuda_device_of(stream)->multiprocessors, wanted = (ctas + rows - 1) / rows;
     const unsigned parts = (unsigned)(wanted < most ? wanted : most);
-    return launch_early(qk_norm_rope<T, UNIT, ROUNDS, AT_ONCE>, dim3((unsigned)rows, parts), THREADS, a, stream,
-                        "qk_norm_rope");
+    return launch_early(kernel, dim3((unsigned)rows, parts), THREADS, a, stream, "qk_norm_rope");
 }
 
 template <typename T>
 cpa_status launch_units(const rope_args &a, int64_t rows, bool vectors, cpa_stream *stream) {
     constexpr int WIDEST = CPA_MAX_HEAD_DIM / WARP_LANES;
-    if (!vectors) return launch<T, 1, WIDEST, 1>(a, rows, stream);
-    if constexpr (sizeof(T) == 2)
-        return launch<T, 8, 1, 3>(a, rows, stream);
-    else
-        return launch<T, 4, 2, 2>(a, rows, stream);
+    if (!vectors) return launch(qk_norm_rope<T, 1, WIDEST, 1>, a, 1, rows, stream);
+    if constexpr (sizeof(T) == 2) {
+        if (in_pairs(a)) return launch(pairs_kernel<T>(a), a, PAIR_COLUMNS, rows, stream);
+        return launch(qk_norm_rope<T, 8, 1, 3>, a, 8, rows, stream);
+    } else {
+        return launch(qk_norm_rope<T, 4, 2, 2>, a, 4, rows, stream);
+    }
 }
 
 target target_of(const cpa_kv_view &kv, cpa_kv_part part, void *rows, int64_t row_stride) {
