@@ -1,5 +1,6 @@
 /* The rows of a worker's steps that are not finite: tokens whose keys, values or results, in some layer, have a NaN or
- * an infinity. kv_write and hash_rows mark them as they pass by; here the marks are read once a step. */
+ * an infinity. kv_write and hash_rows mark them as they pass by; here the marks are read once a step. A row that
+ * is replicated is counted, and is among the last, on each rank that sees it so: as a rule all of them. */
 #ifndef CPA_NONFINITE_H
 #define CPA_NONFINITE_H
 
