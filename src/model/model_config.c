@@ -17,13 +17,14 @@ typedef struct family_traits {
     int reads_mlp_bias;
     int layered_windows; /* windows are for the layers that layer_types or max_window_layers name, else for all */
     int64_t default_window;
+    int32_t default_head_dim; /* 0: hidden_size / num_attention_heads */
 } family_traits;
 
 static const family_traits families[] = {
     {"llama", .reads_biases = 1, .reads_mlp_bias = 1},
     {"mistral", .default_window = 4096},
     {"qwen2", .qkv_bias = 1, .layered_windows = 1},
-    {"qwen3", .qk_norm = 1, .reads_biases = 1, .layered_windows = 1},
+    {"qwen3", .qk_norm = 1, .reads_biases = 1, .layered_windows = 1, .default_head_dim = 128},
 };
 enum { N_FAMILIES = sizeof families / sizeof *families };
 
@@ -77,7 +78,8 @@ static cpa_status read_sizes(const cpa_json *json, const family_traits *family, 
                        &config->kv_heads, err));
     if (config->q_heads % config->kv_heads != 0)
         return cpa_json_refuse(json, "num_attention_heads", "a multiple of num_key_value_heads", err);
-    if (!cpa_json_get(json, "head_dim")) {
+    config->head_dim = family->default_head_dim;
+    if (!config->head_dim && !cpa_json_get(json, "head_dim")) {
         if (config->hidden % config->q_heads != 0)
             return cpa_json_refuse(json, "hidden_size", "a multiple of num_attention_heads, or head_dim", err);
         config->head_dim = config->hidden / config->q_heads;
@@ -201,8 +203,10 @@ static cpa_status read_scaling(const cpa_json *json, cpa_model_config *config, c
     cpa_rope_config *rope = &config->rope;
     double partial = 1;
     if (cpa_json_get(json, "full_attention") || cpa_json_get(json, "sliding_attention"))
-        return cpa_fail(err, CPA_UNSUPPORTED, "%s: %s one for each type of layer is not supported", json->path,
-                        json->prefix);
+        return cpa_fail(
+            err, CPA_UNSUPPORTED,
+            "%s: %sfull_attention: found rotary positions of one type of layer, supported are those of all layers",
+            json->path, json->prefix);
     CPA_TRY(cpa_json_number(json, "rope_theta", CPA_JSON_OPTIONAL, 1 + 1e-9, 1e15, &rope->theta, err));
     CPA_TRY(cpa_json_number(json, "partial_rotary_factor", CPA_JSON_OPTIONAL, 1e-9, 1, &partial, err));
     rope->dim = (int32_t)(config->head_dim * partial);

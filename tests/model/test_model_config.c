@@ -115,6 +115,11 @@ static void test_defaults(void) {
     CU_ASSERT_EQUAL(load_changed(&c, &config, NULL), CPA_OK);
     CU_ASSERT(config.n_end_ids == 3 && config.end_ids[2] == 5);
     end_change(&c);
+    c = change("tiny-qwen3"); /* which has heads of 128 whatever hidden_size is */
+    set(&c, "head_dim", NULL);
+    CU_ASSERT_EQUAL(load_changed(&c, &config, NULL), CPA_OK);
+    CU_ASSERT(config.head_dim == 128 && config.rope.dim == 128);
+    end_change(&c);
 }
 
 static void test_windows(void) {
@@ -184,7 +189,7 @@ static void test_refusals(void) {
         {"tiny-llama", "rope_parameters", "{\"rope_type\": \"yarn\", \"factor\": 8, \"truncate\": false}",
          CPA_UNSUPPORTED, "truncate"},
         {"tiny-llama", "rope_parameters", "{\"full_attention\": {}, \"sliding_attention\": {}}", CPA_UNSUPPORTED,
-         "rope_parameters. one for each type of layer"},
+         "rope_parameters.full_attention: found rotary positions of one type of layer"},
         {"tiny-llama2", "rope_scaling", "{\"type\": \"linear\", \"factor\": 0.5}", CPA_INVALID,
          "rope_scaling.factor: found 0.5"},
         {"tiny-llama2", "rope_theta", "1", CPA_INVALID, "rope_theta: found 1,"},
