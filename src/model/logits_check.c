@@ -38,7 +38,8 @@ static void judge(const entry *e, const float *reference, const float *rounded, 
     const double error = distance(e->logits, reference, vocabulary, &verdict->max_error);
     const double plain = rounded ? distance(rounded, reference, vocabulary, NULL) : 0;
     const double allowed = TIMES_PLAIN * plain + OF_SPREAD * distance(reference, NULL, vocabulary, NULL);
-    const int worst = !(error * verdict->worst_allowed <= verdict->worst_error * allowed);
+    const int worst =
+        !isnan(verdict->worst_error) && !(error * verdict->worst_allowed <= verdict->worst_error * allowed);
     verdict->tokens++;
     verdict->violations += !(error <= allowed);
     if (verdict->tokens > 1 && !worst) return;

@@ -107,6 +107,7 @@ static void wrong_logits_are_found(void) {
         row[5] = NAN;
         verdict = verdict_on("tiny-llama", CPA_BF16, &sample, expected, count);
         CU_ASSERT(verdict.violations == 1 && isnan(verdict.max_error));
+        CU_ASSERT(verdict.worst_request == record.request && verdict.worst_position == record.position);
     }
     cpa_logits_sample_close(&sample);
     free(expected);
