@@ -34,6 +34,10 @@ static cpa_status read_file(const char *where, const char *path, char **out, cpa
         return status;
     }
     text[used] = 0;
+    if ((int64_t)strlen(text) != used) {
+        free(text);
+        return cpa_fail(err, CPA_INVALID, "%s: %s: found a zero byte, expected text", where, path);
+    }
     *out = text;
     return CPA_OK;
 }

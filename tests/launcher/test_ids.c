@@ -44,6 +44,9 @@ static void test_file(void) {
     CU_ASSERT_EQUAL(cpa_ids_read("--ids", at, 100, &ids, &err), CPA_OK);
     CU_ASSERT(ids.count == 20000 && ids.ids[19999] == 99 && ids.ids[12345] == 45);
     cpa_ids_release(&ids);
+    cpa_test_folder_write(&folder, "ids", "1,2\0,3", 6);
+    CU_ASSERT_EQUAL(cpa_ids_read("--ids", at, 100, &ids, &err), CPA_INVALID);
+    CU_ASSERT_PTR_NOT_NULL(strstr(err.message, "ids: found a zero byte, expected text"));
     snprintf(at, sizeof at, "@%s/none", folder.path);
     CU_ASSERT_EQUAL(cpa_ids_read("--ids", at, 100, &ids, &err), CPA_INVALID);
     CU_ASSERT_PTR_NOT_NULL(strstr(err.message, "none: No such file"));
