@@ -10,7 +10,8 @@ static cpa_status load(const cpa_job *job, int32_t rank, cpa_network *network, c
     cpa_status status =
         cpa_transformer_create(network->device, &job->network, files, &options, &network->transformer, err);
     cpa_safetensors_close(files);
-    return status;
+    const int wrong = status == CPA_INVALID || status == CPA_UNSUPPORTED; /* tensors, which are named without a file */
+    return wrong ? cpa_fail(err, status, "%s: %s", job->settings.model_dir, err->message) : status;
 }
 
 static cpa_status observe(const cpa_job *job, cpa_network *network, cpa_error *err) {

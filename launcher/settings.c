@@ -59,7 +59,7 @@ static const cpa_field table[] = {
      .help = "of keys, values, queries, arrivals, draws and the choice of checked rows"},
     {GENERATE, "prompt-ids", "IDS", TEXT(prompt_ids),
      .help = "the prompt: ids with commas between them, or @FILE, a file of ids"},
-    {GENERATE, "max-tokens", "N", INT(max_tokens, "16", 1, TOKENS_MAX), .help = "most tokens of the answer"},
+    {GENERATE, "max-tokens", "N", INT(max_tokens, "16", 1, 0x1p24), .help = "most tokens of the answer"},
     {GENERATE, "temperature", "T", REAL(temperature, "0", 0, 1e6),
      .help = "logits are divided by T; 0: the most probable token every time"},
     {GENERATE, "top-k", "N", INT(top_k, "all", 1, INT_MAX), .word = "all",

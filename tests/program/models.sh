@@ -10,9 +10,9 @@ bad_model_dir() {
     mkdir half && cp "$MODELS/tiny-llama/config.json" half
     expect_bad 'half: found neither model.safetensors nor' --model-dir half --requests 1 --input-len 9
     cp "$MODELS/tiny-qwen2/model.safetensors" half
-    expect_bad 'the weights have no tensor lm_head.weight' --model-dir half --requests 1 --input-len 9
+    expect_bad 'half: the weights have no tensor lm_head.weight' --model-dir half --requests 1 --input-len 9
     cp "$MODELS/tiny-llama2/model.safetensors" half
-    expect_bad 'self_attn.q_proj.weight: found shape [32, 32], expected [64, 32]' --model-dir half --requests 1 --input-len 9
+    expect_bad 'half: model.layers.0.self_attn.q_proj.weight: found shape [32, 32], expected [64, 32]' --model-dir half --requests 1 --input-len 9
     sed 's/"llama"/"gpt2"/' "$MODELS/tiny-llama/config.json" >half/config.json
     expect_bad 'half/config.json: model_type: found gpt2' --model-dir half
 }
@@ -137,5 +137,6 @@ bad_generate() {
     expect_bad '--trace: found with' generate "${model[@]}" --prompt-ids 1 --trace trace.jsonl
     expect_bad "--temperature: found without 'generate'" "${model[@]}" --temperature 1
     expect_bad 'request 1: found 5002 tokens, expected at most the 4096' generate "${model[@]}" --prompt-ids 1,2,3 --max-tokens 5000
+    expect_bad '--max-tokens: found' generate "${model[@]}" --prompt-ids 1 --max-tokens 99999999999
     expect_bad '--check-logits: found without --model-dir' --check-logits 1
 }
