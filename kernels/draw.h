@@ -73,6 +73,9 @@ CPA_HOST_DEVICE static inline double cpa_draw_gumbel(uint64_t key, int64_t token
     return -cpa_draw_log(-cpa_draw_log(u));
 }
 
+/* What min_p lies below: it may be 1, which leaves the best alone, where a top_p of 1 is none. */
+#define CPA_DRAW_ABOVE_ONE 0x1.000002p+0f
+
 /* The weight w of a token: 0 below 2^-40, which is above exp(-28). */
 CPA_HOST_DEVICE static inline uint64_t cpa_draw_weight(float z) {
     return z < -28 ? 0 : (uint64_t)(cpa_draw_exp((double)z) * 0x1p40);

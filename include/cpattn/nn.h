@@ -175,7 +175,7 @@ typedef struct cpa_sample_args {
     /* [rows] each; all may be NULL, which is 0 everywhere (for `given`, -1). */
     const float *temperature;   /* 0: the largest logit; above 0 */
     const int32_t *top_k;       /* 0: all; above 0 */
-    const float *top_p, *min_p; /* 0: all; between 0 and 1 */
+    const float *top_p, *min_p; /* 0: all; up to 1 */
     const float *repetition;    /* 0: none, as 1 is; above 0 */
     const float *presence;      /* any number */
     const uint64_t *seed;

@@ -177,8 +177,8 @@ static double surprise(const int64_t *counts, const double *p, int n, int64_t dr
 enum { TOKENS = 24, DRAWS = 100000 };
 
 static void tokens_are_drawn_as_often_as_the_softmax_says(void) {
-    static const rules RULES[] = {{1, 0, 0, 0},       {0.5f, 0, 0, 0}, {1.3f, 0.8f, 0, 0}, {1, 0, 0.1f, 0},
-                                  {0.8f, 0.9f, 0, 5}, {1, 1, 0, 7},    {2, 0.6f, 0.5f, 12}};
+    static const rules RULES[] = {{1, 0, 0, 0},    {1, 0, 1, 0},       {0.5f, 0, 0, 0}, {1.3f, 0.8f, 0, 0},
+                                  {1, 0, 0.1f, 0}, {0.8f, 0.9f, 0, 5}, {1, 1, 0, 7},    {2, 0.6f, 0.5f, 12}};
     float logits[TOKENS];
     double p[TOKENS];
     for (int i = 0; i < TOKENS; i++) logits[i] = 2 * noise(7, (uint64_t)i);

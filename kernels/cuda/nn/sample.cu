@@ -106,7 +106,7 @@ __device__ sampled_row::sampled_row(const cpa_sample_args &a, int64_t row) {
     in_output = counts && a.in_output ? a.in_output + sequence * words : NULL;
     temperature = number_of(a.temperature, row, 0, INFINITY);
     top_p = number_of(a.top_p, row, 0, 1);
-    min_p = number_of(a.min_p, row, 0, 1);
+    min_p = number_of(a.min_p, row, 0, CPA_DRAW_ABOVE_ONE);
     repetition = number_of(a.repetition, row, 0, INFINITY);
     presence = number_of(a.presence, row, -INFINITY, INFINITY);
     top_k = a.top_k ? a.top_k[row] : 0;

@@ -30,7 +30,7 @@ static sample_row row_of(const cpa_sample_args *a, int64_t row) {
         .vocabulary = a->vocabulary,
         .temperature = number_of(a->temperature, row, 0, INFINITY),
         .top_p = number_of(a->top_p, row, 0, 1),
-        .min_p = number_of(a->min_p, row, 0, 1),
+        .min_p = number_of(a->min_p, row, 0, CPA_DRAW_ABOVE_ONE),
         .repetition = number_of(a->repetition, row, 0, INFINITY),
         .presence = number_of(a->presence, row, -INFINITY, INFINITY),
         .top_k = a->top_k && a->top_k[row] > 0 ? a->top_k[row] : 0,
