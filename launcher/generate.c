@@ -14,7 +14,10 @@ static cpa_status read_ids(const cpa_settings *settings, int64_t vocabulary, cpa
     if (generation->prompt.count == 0)
         return cpa_fail(err, CPA_INVALID, "--prompt-ids: found no id, expected at least one");
     CPA_TRY(cpa_ids_read("--stop-ids", settings->stop_ids, vocabulary, &generation->stop_ids, err));
-    return cpa_ids_read("--given-ids", settings->given_ids, vocabulary, &generation->given, err);
+    CPA_TRY(cpa_ids_read("--given-ids", settings->given_ids, vocabulary, &generation->given, err));
+    if (settings->given_ids[0] && generation->given.count == 0)
+        return cpa_fail(err, CPA_INVALID, "--given-ids: found no id, expected at least one");
+    return CPA_OK;
 }
 
 static cpa_status allocate(cpa_generation *g, cpa_error *err) {

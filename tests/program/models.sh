@@ -137,6 +137,7 @@ bad_generate() {
     expect_bad '--trace: found with' generate "${model[@]}" --prompt-ids 1 --trace trace.jsonl
     expect_bad "--temperature: found without 'generate'" "${model[@]}" --temperature 1
     expect_bad 'request 1: found 5002 tokens, expected at most the 4096' generate "${model[@]}" --prompt-ids 1,2,3 --max-tokens 5000
+    expect_bad '--given-ids: found no id' generate "${model[@]}" --prompt-ids 1 --given-ids ,
     expect_bad '--max-tokens: found' generate "${model[@]}" --prompt-ids 1 --max-tokens 99999999999
     expect_bad '--check-logits: found without --model-dir' --check-logits 1
 }
