@@ -195,6 +195,8 @@ def table(folder, out):
                   f"{theirs / ms:.2f} |")
         else:
             print(f"| {work}, {ranks} GPU | {ours['duration']:.2f} s, {ours['completed']} completed |  |  |")
+    if verdict == "NO":
+        raise SystemExit("cp_attn and transformers differ by more than rounding does")
 
 
 def main():
