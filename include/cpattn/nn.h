@@ -3,9 +3,8 @@
  *
  * Tensors are on the stream's device, aligned to their elements and in the dtype that is named. Strides are from row to
  * row, in elements, 0 for contiguous rows; what is within a row is contiguous. Arithmetic is fp32 or wider, and a result
- * is rounded once, to nearest even, when it is stored. A row depends neither on the rows beside it nor on how many there
- * are, so that what a padded row holds is its own matter; on the host it has the same bits in any batch and any place of
- * it. No rows is no error. `size` is sizeof the struct. A status other than CPA_OK means that nothing was enqueued, and
+ * is rounded once, to nearest even, when it is stored. A row does not depend on what the rows beside it hold, so that what
+ * a padded row holds is its own matter; on the host it has the same bits in any batch and any place of it. No rows is no error. `size` is sizeof the struct. A status other than CPA_OK means that nothing was enqueued, and
  * cpa_stream_error tells why.
  *
  * `weight` is a constant: a CUDA device may read it while a kernel that was enqueued in front still runs. Synchronise the
