@@ -82,9 +82,10 @@ static cpa_status record_token(cpa_run *r, const cpa_plan_chunk *chunk, cpa_draw
     const int64_t index = request->emitted++;
     request->token_s[index] = now;
     request->tokens[index] = drawn.id;
-    request->logprobs[index] = drawn.logprob;
+    request->logprobs[index] = request->scheduled.sampling.logprobs ? drawn.logprob : 0; /* others may have asked */
     engine->stats.output_tokens++;
-    if (engine->options.on_token) engine->options.on_token(r->ctx, chunk->request, index, drawn.id, drawn.logprob);
+    if (engine->options.on_token)
+        engine->options.on_token(r->ctx, chunk->request, index, drawn.id, request->logprobs[index]);
     if (is_last) complete_request(r, request, meaning == CPA_TOKEN_STOPS ? CPA_FINISH_STOP : CPA_FINISH_LENGTH, now);
     return CPA_OK;
 }

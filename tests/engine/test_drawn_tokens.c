@@ -40,7 +40,7 @@ static float expected_logprob(const heard *h, uint64_t request, int64_t index) {
 static int is_expected(const heard *h, uint64_t request, int64_t index, uint32_t token, float logprob) {
     const float difference = logprob - expected_logprob(h, request, index);
     if (token != h->chain.text[request / 4][h->chain.prompt_tokens[request] + index]) return 0;
-    return !h->chain.sampling[request].logprobs || difference * difference < 1e-9f;
+    return difference * difference < 1e-9f;
 }
 
 static void on_token(void *ctx, uint64_t request, int64_t index, uint32_t token, float logprob) {
