@@ -145,6 +145,7 @@ static cpa_status agree_on_options(cpa_engine *engine, cpa_error *err) {
         {"network", o->network != NULL},
         {"network.end_step", network.end_step != NULL},
         {"network.capturable", network.capturable},
+        {"network.slices", network.slices},
         {"preemption", o->preemption},
         {"fail_on_nonfinite", o->fail_on_nonfinite},
         {"device.backend", o->device.backend},

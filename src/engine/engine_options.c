@@ -59,6 +59,24 @@ static void fill_defaults(cpa_engine_options *o) {
     if (o->max_num_seqs == 0) o->max_num_seqs = 256;
 }
 
+/* The model, if there is one, can be called. */
+static cpa_status check_network(const cpa_model *given, cpa_error *err) {
+    cpa_model network;
+    if (!given) return CPA_OK;
+    CPA_TRY(CPA_STRUCT_TAKE("network", given, cpa_model, layer_in, &network, err));
+    if (!network.layer_in) return cpa_fail(err, CPA_INVALID, "network: layer_in is NULL, expected a function");
+    if (network.n_end_ids < 0 || (network.n_end_ids > 0 && !network.end_ids)) {
+        return cpa_fail(err, CPA_INVALID, "network: %lld end_ids at %p", (long long)network.n_end_ids,
+                        (const void *)network.end_ids);
+    }
+    if ((int)network.slices < CPA_SLICES_NONE || network.slices > CPA_SLICES_ALL) {
+        return cpa_fail(err, CPA_INVALID, "network: slices %d is none, expected 0 to %d", (int)network.slices,
+                        (int)CPA_SLICES_ALL);
+    }
+    if (!CPA_RESERVED_IS_ZERO(network)) return cpa_fail(err, CPA_INVALID, "network: its reserved bytes are not zero");
+    return CPA_OK;
+}
+
 cpa_status cpa_engine_resolve(const cpa_engine_options *given, cpa_engine_options *out, cpa_error *err) {
     cpa_engine_options o;
     CPA_TRY(CPA_STRUCT_TAKE("engine", given, cpa_engine_options, num_blocks, &o, err));
@@ -105,13 +123,7 @@ cpa_status cpa_engine_resolve(const cpa_engine_options *given, cpa_engine_option
         return cpa_fail(err, CPA_INVALID, "local_context: %lld, expected tokens, 0 (automatic) or %d (none)",
                         (long long)o.local_context, CPA_LOCAL_CONTEXT_NONE);
     }
-    if (o.network) {
-        cpa_model network;
-        CPA_TRY(CPA_STRUCT_TAKE("network", o.network, cpa_model, layer_in, &network, err));
-        if (!network.layer_in) return cpa_fail(err, CPA_INVALID, "network: layer_in is NULL, expected a function");
-        if (!CPA_RESERVED_IS_ZERO(network))
-            return cpa_fail(err, CPA_INVALID, "network: its reserved bytes are not zero");
-    }
+    CPA_TRY(check_network(o.network, err));
     *out = o;
     return CPA_OK;
 }

@@ -191,6 +191,7 @@ static void expect_refused(const cpa_engine_options *same, const cpa_engine_opti
 
 static void options_that_differ_are_refused_on_all_ranks(void) {
     const cpa_model network = {.size = sizeof network, .layer_in = give_nothing, .capturable = 1};
+    const cpa_model sliced = {.size = sizeof sliced, .layer_in = give_nothing, .capturable = 1, .slices = 1};
     const cpa_engine_options same = cpa_test_engine_options();
     cpa_mask masks[2][64] = {{{.causal = 1}}};
     cpa_engine_options o = same, masked = same;
@@ -201,8 +202,29 @@ static void options_that_differ_are_refused_on_all_ranks(void) {
     o = same, o.fail_on_nonfinite = 1, expect_refused(&same, &o, "fail_on_nonfinite: found 1 on rank");
     o = same, o.preemption = CPA_PREEMPT_AUTO, expect_refused(&same, &o, "preemption: found 2 on rank");
     o = same, o.network = &network, expect_refused(&same, &o, "network: found 1 on rank");
+    cpa_engine_options whole = o;
+    o.network = &sliced, expect_refused(&whole, &o, "network.slices: found 1 on rank");
     o = masked, masked.model.layer_masks = masks[0], o.model.layer_masks = masks[1];
     expect_refused(&masked, &o, "layer_masks");
+}
+
+static void refuse_network(cpa_model network, const char *expected) {
+    cpa_engine_options options = cpa_test_engine_options();
+    cpa_engine *engine = NULL;
+    cpa_error err = {CPA_OK, ""};
+    options.network = &network;
+    CU_ASSERT_EQUAL(cpa_engine_create(cpa_test_comm(), &options, &engine, &err), CPA_INVALID);
+    CU_ASSERT_PTR_NOT_NULL(strstr(err.message, expected));
+    cpa_engine_destroy(engine);
+}
+
+static void a_model_that_cannot_be_called_is_refused(void) {
+    const cpa_model right = {.size = sizeof right, .layer_in = give_nothing};
+    cpa_model wrong = right;
+    wrong.layer_in = NULL, refuse_network(wrong, "layer_in is NULL");
+    wrong = right, wrong.n_end_ids = 1, refuse_network(wrong, "network: 1 end_ids");
+    wrong = right, wrong.n_end_ids = -1, refuse_network(wrong, "network: -1 end_ids");
+    wrong = right, wrong.slices = (cpa_model_slices)3, refuse_network(wrong, "slices 3 is none");
 }
 
 static void what_the_device_does_not_attend_is_refused(void) {
@@ -218,6 +240,7 @@ static void what_the_device_does_not_attend_is_refused(void) {
 static const cpa_test tests[] = {
     {"runs from a callback are refused", runs_from_a_callback_are_refused},
     {"options that differ are refused on all ranks", options_that_differ_are_refused_on_all_ranks},
+    {"a model that cannot be called is refused", a_model_that_cannot_be_called_is_refused},
     {"what the device does not attend is refused", what_the_device_does_not_attend_is_refused},
     {"statistics are totals of all runs", statistics_are_totals_of_all_runs},
     {"a stopped engine goes on", a_stopped_engine_goes_on},
