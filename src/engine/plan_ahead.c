@@ -99,7 +99,8 @@ static cpa_status plan_next(cpa_plan_ahead *ahead, cpa_step_plan *plan, cpa_erro
         CPA_TRY(cpa_inbox_pass_on(ahead->inbox, ahead->scheduler, now, &to_tell, err));
         CPA_TRY(cpa_scheduler_plan(ahead->scheduler, now, plan, &next_arrival, err));
         if (plan->n_chunks > 0) return CPA_OK;
-        if (!isfinite(next_arrival) && cpa_inbox_close(ahead->inbox, ahead->mode, read_flag(ahead, &ahead->awaited))) {
+        const int all_told = !to_tell && read_flag(ahead, &ahead->awaited);
+        if (!isfinite(next_arrival) && cpa_inbox_close(ahead->inbox, ahead->mode, all_told)) {
             plan->flags |= CPA_PLAN_STOP;
             return CPA_OK;
         }

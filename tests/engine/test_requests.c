@@ -342,6 +342,40 @@ static void a_drain_hears_of_a_stop(void) {
     cpa_engine_destroy(h.engine);
 }
 
+/* ---- callbacks ---- */
+
+/* Runs until nothing is left, while another thread cancels what is to arrive later. */
+static void *cancel_the_first(void *ctx) {
+    heard *h = ctx;
+    nap(0.3);
+    CU_ASSERT_EQUAL(cpa_engine_cancel(h->engine, 1), CPA_OK);
+    return NULL;
+}
+
+static void submit_a_second(void *ctx, const cpa_request_result *result) {
+    heard *h = ctx;
+    on_finish(ctx, result);
+    if (result->id == 1) CU_ASSERT_EQUAL(submit(h->engine, 2, 20, 2, 0), CPA_OK);
+}
+
+static void what_the_last_end_brings_is_run(void) {
+    const cpa_engine_options options = quick_options();
+    const cpa_request later = {.size = sizeof later, .id = 1, .prompt_tokens = 5, .output_tokens = 1, .arrival_s = 60};
+    heard h = {.engine = cpa_test_engine(&options, &later, 1)};
+    pthread_t thread;
+    CU_ASSERT_PTR_NOT_NULL(h.engine);
+    if (!h.engine) return;
+    if (rank_of() == 0) pthread_create(&thread, NULL, cancel_the_first, &h);
+    CU_ASSERT_EQUAL(cpa_engine_run(h.engine, submit_a_second, NULL, &h), CPA_OK);
+    if (rank_of() == 0) {
+        pthread_join(thread, NULL);
+        CU_ASSERT_EQUAL(h.reason[1], CPA_FINISH_CANCELLED);
+        CU_ASSERT_EQUAL(h.told[2], 1);
+        CU_ASSERT_EQUAL(h.tokens[2], 2);
+    }
+    cpa_engine_destroy(h.engine);
+}
+
 /* ---- steps ---- */
 
 static void a_caller_drives_the_loop_step_by_step(void) {
@@ -564,6 +598,7 @@ static const cpa_test tests[] = {
     {"drains under load lose no request", drains_under_load_lose_no_request},
     {"a drained engine cancels what has not arrived", a_drained_engine_cancels_what_has_not_arrived},
     {"a drain hears of a stop", a_drain_hears_of_a_stop},
+    {"what the last end brings is run", what_the_last_end_brings_is_run},
     {"a caller drives the loop step by step", a_caller_drives_the_loop_step_by_step},
     {"statistics are read while it runs", statistics_are_read_while_it_runs},
     {"a request that is not finite fails alone", a_request_that_is_not_finite_fails_alone},
