@@ -55,6 +55,7 @@ void cpa_inbox_destroy(cpa_inbox *inbox) {
         free_request(request);
     }
     free(inbox->reports);
+    free(inbox->passing);
     free(inbox->spoiled);
     free(inbox->deadlines.heap);
     pthread_cond_destroy(&inbox->changed);
@@ -333,10 +334,13 @@ void cpa_inbox_release(cpa_inbox *inbox, cpa_engine_request *request) {
 
 /* ---- the thread that plans ---- */
 
-/* One that the scheduler cannot take fails alone. */
+/* One that the scheduler cannot take fails alone. The lock is open while the scheduler asks token_at. */
 static void schedule(cpa_inbox *inbox, cpa_scheduler *scheduler, cpa_engine_request *request) {
     cpa_error why = {CPA_OK, ""};
-    if (cpa_scheduler_add(scheduler, &request->scheduled, &why) == CPA_OK) {
+    pthread_mutex_unlock(&inbox->lock);
+    const cpa_status status = cpa_scheduler_add(scheduler, &request->scheduled, &why);
+    pthread_mutex_lock(&inbox->lock);
+    if (status == CPA_OK) {
         request->state = CPA_REQUEST_SCHEDULED;
         if (request->is_ending) cpa_request_append(&inbox->ending, request);
     } else {
@@ -348,6 +352,23 @@ static void schedule(cpa_inbox *inbox, cpa_scheduler *scheduler, cpa_engine_requ
     free(request->salt);
     request->salt = NULL;
     request->scheduled.salt = NULL;
+}
+
+/* Tells the scheduler of the tokens that are there; the lock is open meanwhile, as in `schedule`. */
+static cpa_status pass_reports_on(cpa_inbox *inbox, cpa_scheduler *scheduler, cpa_error *err) {
+    cpa_token_report *reports = inbox->reports;
+    const int64_t n = inbox->n_reports, capacity = inbox->cap_reports;
+    cpa_status status = CPA_OK;
+    inbox->reports = inbox->passing;
+    inbox->cap_reports = inbox->cap_passing;
+    inbox->n_reports = 0;
+    inbox->passing = reports;
+    inbox->cap_passing = capacity;
+    pthread_mutex_unlock(&inbox->lock);
+    for (int64_t i = 0; i < n && status == CPA_OK; i++)
+        status = cpa_scheduler_report(scheduler, reports[i].request, reports[i].token, err);
+    pthread_mutex_lock(&inbox->lock);
+    return status;
 }
 
 /* Those that expire by `now`, and, while the engine is drained, those that arrive later. */
@@ -368,10 +389,11 @@ cpa_status cpa_inbox_pass_on(cpa_inbox *inbox, cpa_scheduler *scheduler, double 
     cpa_engine_request *request;
     cpa_status status = CPA_OK;
     pthread_mutex_lock(&inbox->lock);
-    for (int64_t i = 0; i < inbox->n_reports && status == CPA_OK; i++)
-        status = cpa_scheduler_report(scheduler, inbox->reports[i].request, inbox->reports[i].token, err);
-    inbox->n_reports = 0;
-    while ((request = cpa_request_take(&inbox->arrived))) schedule(inbox, scheduler, request);
+    /* Of what comes in meanwhile too: an end that is found below comes after every token before it. */
+    while (status == CPA_OK && (inbox->n_reports > 0 || inbox->arrived.first)) {
+        status = pass_reports_on(inbox, scheduler, err);
+        if ((request = cpa_request_take(&inbox->arrived))) schedule(inbox, scheduler, request);
+    }
     while (inbox->n_spoiled > 0) cpa_scheduler_forget_blocks(scheduler, inbox->spoiled[--inbox->n_spoiled]);
     find_overdue(inbox, now);
     inbox->has_news = 0;

@@ -89,6 +89,8 @@ typedef struct cpa_inbox {
     cpa_request_list arrived, ending, ended;
     cpa_token_report *reports;
     int64_t n_reports, cap_reports;
+    cpa_token_report *passing; /* those that the scheduler is being told of, and then room for the next ones */
+    int64_t cap_passing;
     int64_t live; /* requests whose end has not been told, that of the callback under way included */
     int64_t queued_requests, queued_tokens;
     uint64_t *spoiled; /* requests whose blocks nobody is to find */

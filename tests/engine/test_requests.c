@@ -376,6 +376,27 @@ static void what_the_last_end_brings_is_run(void) {
     cpa_engine_destroy(h.engine);
 }
 
+/* A thread of the engine asks this one. */
+static uint32_t call_the_engine(void *ctx, uint64_t request, int64_t position) {
+    heard *h = ctx;
+    if (h->engine) h->mark += cpa_engine_cancel(h->engine, 77) == CPA_INVALID;
+    return (uint32_t)(request + (uint64_t)position);
+}
+
+static void who_gives_tokens_may_call_the_engine(void) {
+    cpa_engine_options options = quick_options();
+    heard h = {.engine = NULL};
+    options.token_at = call_the_engine;
+    options.token_ctx = &h;
+    h.engine = cpa_test_engine(&options, NULL, 0);
+    CU_ASSERT_PTR_NOT_NULL(h.engine);
+    if (!h.engine) return;
+    if (rank_of() == 0) CU_ASSERT_EQUAL(submit(h.engine, 1, 50, 20, 0), CPA_OK);
+    CU_ASSERT_EQUAL(cpa_engine_run(h.engine, on_finish, NULL, &h), CPA_OK);
+    if (rank_of() == 0) CU_ASSERT(h.told[1] == 1 && h.mark > 0);
+    cpa_engine_destroy(h.engine);
+}
+
 /* ---- steps ---- */
 
 static void a_caller_drives_the_loop_step_by_step(void) {
@@ -599,6 +620,7 @@ static const cpa_test tests[] = {
     {"a drained engine cancels what has not arrived", a_drained_engine_cancels_what_has_not_arrived},
     {"a drain hears of a stop", a_drain_hears_of_a_stop},
     {"what the last end brings is run", what_the_last_end_brings_is_run},
+    {"who gives tokens may call the engine", who_gives_tokens_may_call_the_engine},
     {"a caller drives the loop step by step", a_caller_drives_the_loop_step_by_step},
     {"statistics are read while it runs", statistics_are_read_while_it_runs},
     {"a request that is not finite fails alone", a_request_that_is_not_finite_fails_alone},
