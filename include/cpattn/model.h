@@ -153,9 +153,10 @@ typedef struct cpa_model_step {
     cpa_rows rows;
     cpa_emissions emissions;
     cpa_history history;
-    /* Set in the steps of several ranks that a model takes with slices (cpa_model.slices): the rows and emissions are those of all ranks, the same on each, slots are -1 but for own rows, results have the
-     * heads [cpa_slice_begin(q_heads, ranks, rank), ...) alone, and all ranks draw the same tokens. NULL: the rows are
-     * those of this rank. */
+    /* Set in the steps of several ranks that a model takes with slices (cpa_model.slices): the rows and emissions are
+     * those of all ranks, the same on each, slots are -1 but for own rows, results have the heads
+     * [cpa_slice_begin(q_heads, ranks, rank), ...) alone, and all ranks draw the same tokens. NULL: the rows are those
+     * of this rank. */
     const cpa_slices *slices;
 } cpa_model_step;
 

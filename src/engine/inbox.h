@@ -21,7 +21,7 @@
 typedef enum cpa_request_state {
     CPA_REQUEST_NEW = 0,   /* the scheduler does not know it yet */
     CPA_REQUEST_SCHEDULED, /* the scheduler has it, or has planned its last token */
-    CPA_REQUEST_ENDED      /* it has been ended before its last token, which is to be told */
+    CPA_REQUEST_ENDED      /* it has been ended, or its last token is there; that is to be told */
 } cpa_request_state;
 
 /* A request that was submitted and whose end has not been told. */

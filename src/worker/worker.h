@@ -1,8 +1,8 @@
 /* The worker of one rank: applies step plans to its sequences and its shard of the KV cache, and runs their layers.
  *
  * For each layer of a step: the model gives q, k, v of the rank's rows, kv_write stores k and v, context attention
- * computes the results, what yields output tokens enters the digest, and the model takes the results. One thread; every rank calls cpa_worker_run
- * with the same plans. */
+ * computes the results, what yields output tokens enters the digest, and the model takes the results. One thread; every
+ * rank calls cpa_worker_run with the same plans. */
 #ifndef CPA_WORKER_H
 #define CPA_WORKER_H
 
