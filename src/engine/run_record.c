@@ -4,6 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include <cpattn/nn.h>
+
 #include "base/array.h"
 #include "base/check.h"
 #include "base/clock.h"
@@ -74,9 +76,12 @@ static cpa_status record_token(cpa_run *r, const cpa_plan_chunk *chunk, cpa_draw
     cpa_token_meaning meaning;
     CPA_TRY(cpa_inbox_take_token(engine->inbox, chunk->request, drawn.id, is_last, &request, &meaning, err));
     if (meaning == CPA_TOKEN_UNWANTED) return CPA_OK;
-    if (!open_tokens(request)) { /* its own fault */
+    const int is_nothing = request->scheduled.draws && drawn.id == CPA_NO_TOKEN;
+    if (is_nothing || !open_tokens(request)) { /* its own fault */
         if (is_last) complete_request(r, request, CPA_FINISH_LENGTH, now);
-        cpa_inbox_fail(engine->inbox, chunk->request, "no memory for its tokens");
+        cpa_inbox_fail(engine->inbox, chunk->request,
+                       is_nothing ? "not finite: the logits of its next token have a NaN or an infinity"
+                                  : "no memory for its tokens");
         return CPA_OK;
     }
     const int64_t index = request->emitted++;

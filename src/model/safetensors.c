@@ -56,7 +56,7 @@ static const element_type *find_type(const char *name) {
 
 static cpa_status map_file(const char *path, mapped_file *file, cpa_error *err) {
     struct stat info;
-    int descriptor = open(path, O_RDONLY | O_CLOEXEC);
+    int descriptor = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a pipe has nothing to wait for */
     if (descriptor < 0) return cpa_fail(err, CPA_IO, "%s: %s", path, strerror(errno));
     int failed = fstat(descriptor, &info) != 0;
     if (!failed && (!S_ISREG(info.st_mode) || info.st_size <= LENGTH_BYTES)) {

@@ -89,6 +89,14 @@ generate_ends() {
     [ "$(head -1 out)" = "$all" ] || fail "it ends although that is ignored: $(head -1 out)"
     run 2 generate --model-dir "$MODELS/tiny-llama2" --prompt-ids "$(prompt_ids tiny-llama2 1)" --stop-ids "${ids[2]}" --dtype fp32
     grep -q ' tokens (stop) after' out || fail "a stop id does not end it"
+    # A logit that is not finite, of a weight of the last product: the request fails, and no token is made up.
+    cp -r "$MODELS/tiny-llama2" nan && chmod -R u+w nan
+    printf '\000\176' | dd of=nan/model.safetensors bs=1 conv=notrunc status=none \
+        seek=$((8 + $(od -An -tu8 -N8 nan/model.safetensors)))
+    run 1 generate --model-dir nan --prompt-ids 1,2 --max-tokens 4 --dtype fp32
+    expect_code 1 "logits that are not finite"
+    grep -q 'not finite: the logits of its next token' out err || fail "no reason: $(cat out err)"
+    ! grep -q 4294967295 out || fail "a token that is none: $(cat out)"
 }
 
 # Draws depend on the seed alone, and logits of a run are those of a plain forward.
