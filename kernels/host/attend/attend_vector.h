@@ -1,20 +1,12 @@
-/* The inner loops of attend in GCC vector code. A file that defines
- *     ISA_LANES                floats in a vector
+/* The inner loops of attend in GCC vector code. A file that has the vectors of an instruction set (isa/vector.h), defines
  *     ISA_ROWS                 rows of a full group: ISA_ROWS x 2 accumulators fit the registers
- *     ISA_CELL                 side of the squares in which keys are transposed
- *     isa_fma(a, b, c)         a * b + c
- *     isa_load(from, dtype)    ISA_LANES elements as a vector of floats
- *     isa_transpose(to, stride, rows, dtype, d)
- *                              elements [d, d + ISA_CELL) of rows [ISA_CELL]: element d + i of row j as a float to
- *                              to[i * stride + j]
  * and includes this one gets pack_tile and attend_rows. */
 #include <math.h>
 #include <string.h>
 
 #include "kernels/host/attend/attend_isa.h"
 #include "kernels/host/cache/quantise.h"
-
-#define INLINE static inline __attribute__((always_inline))
+#include "kernels/host/isa/vector.h"
 
 enum {
     PANEL = 2 * ISA_LANES,
@@ -23,19 +15,8 @@ enum {
     V_STRIDE = (TILE + 1) * PANEL
 };
 
-typedef float vec __attribute__((vector_size(ISA_LANES * 4)));
 typedef int32_t ivec __attribute__((vector_size(ISA_LANES * 4)));
 typedef uint32_t uvec __attribute__((vector_size(ISA_LANES * 4))); /* wraps around, whatever a NaN's bits are */
-/* The same in memory that is aligned only as floats are. */
-typedef float loose_vec __attribute__((vector_size(ISA_LANES * 4), aligned(4), may_alias));
-
-INLINE vec load(const float *from) {
-    return *(const loose_vec *)from;
-}
-
-INLINE void store(float *to, vec value) {
-    *(loose_vec *)to = value;
-}
 
 INLINE vec broadcast(float value) {
     return value - (vec){0};

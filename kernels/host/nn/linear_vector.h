@@ -1,23 +1,12 @@
-/* The inner loops of linear in GCC vector code. A file that defines
- *     ISA_LANES                floats in a vector
+/* The inner loops of linear in GCC vector code. A file that has the vectors of an instruction set (isa/vector.h), defines
  *     ISA_OUTPUTS              outputs at a time: their accumulators, a vector for each ISA_LANES rows, fit the registers
- *     ISA_CELL                 side of the squares in which x is transposed
- *     isa_fma(a, b, c)         a * b + c
- *     isa_load(from, dtype)    ISA_LANES elements as a vector of floats
- *     isa_transpose(to, stride, rows, dtype, d)
- *                              elements [d, d + ISA_CELL) of rows [ISA_CELL]: element d + i of row j as a float to
- *                              to[i * stride + j]
  * and includes this one gets multiply_tile. An output is the sum over blocks of inputs of the sums over a block, both in
  * ascending order: blocks keep the error of long sums small, and x in the first cache. */
 #include "base/convert.h"
+#include "kernels/host/isa/vector.h"
 #include "kernels/host/nn/linear_tile.h"
 
-#define INLINE static inline __attribute__((always_inline))
-
 enum { ROWS = CPA_LINEAR_ROWS, VECTORS = ROWS / ISA_LANES, BLOCK = 256 };
-
-typedef float vec __attribute__((vector_size(ISA_LANES * 4)));
-typedef float loose_vec __attribute__((vector_size(ISA_LANES * 4), aligned(4), may_alias));
 
 /* Inputs [first, first + n) of the tile's rows, transposed. */
 INLINE void pack_x(float *packed, const cpa_linear_tile *tile, int64_t first, int64_t n) {
@@ -35,7 +24,7 @@ INLINE void pack_x(float *packed, const cpa_linear_tile *tile, int64_t first, in
 /* n weights as floats. */
 INLINE void widen_weights(float *wide, const char *weights, cpa_dtype dtype, int64_t n) {
     const int64_t bytes = cpa_dtype_bytes(dtype), whole = n - n % ISA_LANES;
-    for (int64_t d = 0; d < whole; d += ISA_LANES) *(loose_vec *)(wide + d) = isa_load(weights + d * bytes, dtype);
+    for (int64_t d = 0; d < whole; d += ISA_LANES) store(wide + d, isa_load(weights + d * bytes, dtype));
     cpa_widen(wide + whole, weights + whole * bytes, dtype, n - whole);
 }
 
@@ -49,7 +38,7 @@ INLINE void multiply_block(int outputs, float *sums, const float *x, const float
         for (int o = 0; o < outputs; o++) {
             const vec w = weights[o][d] - (vec){0};
             for (int v = 0; v < VECTORS; v++)
-                acc[o][v] = isa_fma(*(const loose_vec *)(x + d * ROWS + v * ISA_LANES), w, acc[o][v]);
+                acc[o][v] = isa_fma(load(x + d * ROWS + v * ISA_LANES), w, acc[o][v]);
         }
     }
     for (int o = 0; o < outputs; o++) {

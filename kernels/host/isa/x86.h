@@ -1,6 +1,6 @@
 /* Loads of eight and transposes of 8 x 8, for AVX2 and for AVX-512. */
-#ifndef CPA_HOST_ATTEND_X86_H
-#define CPA_HOST_ATTEND_X86_H
+#ifndef CPA_HOST_ISA_X86_H
+#define CPA_HOST_ISA_X86_H
 
 #include <immintrin.h>
 
