@@ -1,4 +1,4 @@
-/* The operators beside attention, an operation a file. */
+/* The operators beside attention, an operation a file: cpa_cuda_<name>. */
 #ifndef CPA_CUDA_NN_H
 #define CPA_CUDA_NN_H
 
@@ -10,13 +10,9 @@ extern "C" {
 
 extern const cpa_nn_table cpa_cuda_nn;
 
-cpa_status cpa_cuda_rmsnorm(const cpa_rmsnorm_args *args, cpa_stream *stream);
-cpa_status cpa_cuda_qk_norm_rope(const cpa_qk_norm_rope_args *args, cpa_stream *stream);
-cpa_status cpa_cuda_swiglu(const cpa_swiglu_args *args, cpa_stream *stream);
-cpa_status cpa_cuda_embed(const cpa_embed_args *args, cpa_stream *stream);
-cpa_status cpa_cuda_linear(const cpa_linear_args *args, cpa_stream *stream);
-cpa_status cpa_cuda_sample(const cpa_sample_args *args, cpa_stream *stream);
-cpa_status cpa_cuda_mark_tokens(const cpa_mark_tokens_args *args, cpa_stream *stream);
+#define CPA_CUDA_NN_DECLARE(name) cpa_status cpa_cuda_##name(const cpa_##name##_args *args, cpa_stream *stream);
+CPA_NN_OPERATORS(CPA_CUDA_NN_DECLARE)
+#undef CPA_CUDA_NN_DECLARE
 
 #ifdef __cplusplus
 }
