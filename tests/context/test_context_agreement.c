@@ -23,10 +23,6 @@ static const cpa_test_chunk CHUNKS[2] = {{0, 100, 60, CPA_PASS_KV}, {1, 90, 1, C
 static cpa_device *device;
 static cpa_stream *stream;
 
-static int is_last(void) {
-    return cpa_comm_rank(cpa_test_comm()) == cpa_test_ranks() - 1;
-}
-
 /* The last rank's options differ in one field. */
 static void expect_refused(cpa_context_options options, const char *field) {
     cpa_context *context = NULL;
@@ -43,7 +39,7 @@ static void options_that_differ_are_refused_on_all_ranks(void) {
     cpa_context_options o;
 #define EXPECT_REFUSED(field, value)                                                                                   \
     o = same;                                                                                                          \
-    if (is_last()) o.field = value;                                                                                    \
+    if (cpa_test_is_last_rank()) o.field = value;                                                                      \
     expect_refused(o, strrchr("." #field, '.') + 1)
     EXPECT_REFUSED(shape.q_heads, 8);
     EXPECT_REFUSED(shape.kv_heads, 1);
@@ -86,13 +82,13 @@ static void chunks_that_differ_are_refused_and_harm_nothing(void) {
     open_site(&s);
     for (int way = 0; way < 5; way++) {
         cpa_test_chunk chunks[2] = {CHUNKS[0], CHUNKS[1]};
-        if (is_last() && way == 0) chunks[0].start++;
-        if (is_last() && way == 1) chunks[0].count--;
-        if (is_last() && way == 2) chunks[0].algorithm = CPA_PASS_Q;
-        if (is_last() && way == 3) chunks[1].algorithm = CPA_PASS_KV;
-        if (is_last() && way == 4) chunks[0].count = -1; /* refused there by itself */
+        if (cpa_test_is_last_rank() && way == 0) chunks[0].start++;
+        if (cpa_test_is_last_rank() && way == 1) chunks[0].count--;
+        if (cpa_test_is_last_rank() && way == 2) chunks[0].algorithm = CPA_PASS_Q;
+        if (cpa_test_is_last_rank() && way == 3) chunks[1].algorithm = CPA_PASS_KV;
+        if (cpa_test_is_last_rank() && way == 4) chunks[0].count = -1; /* refused there by itself */
         cpa_status planned = cpa_test_plan(s.context, &s.cache, chunks, 2);
-        CU_ASSERT_EQUAL(planned, is_last() && way == 4 ? CPA_INVALID : CPA_OK);
+        CU_ASSERT_EQUAL(planned, cpa_test_is_last_rank() && way == 4 ? CPA_INVALID : CPA_OK);
         CU_ASSERT_EQUAL(cpa_context_attend(s.context, &s.layer.args, stream), CPA_INVALID);
         char expected[64];
         snprintf(expected, sizeof expected, way == 4 ? "plan: rank %d: " : "chunks of rank %d", cpa_test_ranks() - 1);
@@ -115,11 +111,11 @@ static void layers_that_are_attended_differently_are_found_out(void) {
     open_site(&s);
     for (int way = 0; way < 4; way++) {
         cpa_context_args args = s.layer.args;
-        if (is_last() && way == 0) args.scale = 0.5f;
-        if (is_last() && way == 1) args.mask.causal = 0;
-        if (is_last() && way == 2) args.mask.window = 8;
-        if (is_last() && way == 3) args.mask = (cpa_mask){.causal = 1, .window = 8, .sinks = 1};
-        if (!is_last() && way == 3) args.mask = (cpa_mask){.causal = 1, .window = 8};
+        if (cpa_test_is_last_rank() && way == 0) args.scale = 0.5f;
+        if (cpa_test_is_last_rank() && way == 1) args.mask.causal = 0;
+        if (cpa_test_is_last_rank() && way == 2) args.mask.window = 8;
+        if (cpa_test_is_last_rank() && way == 3) args.mask = (cpa_mask){.causal = 1, .window = 8, .sinks = 1};
+        if (!cpa_test_is_last_rank() && way == 3) args.mask = (cpa_mask){.causal = 1, .window = 8};
         CU_ASSERT_EQUAL(cpa_test_plan(s.context, &s.cache, &decode, 1), CPA_OK);
         CU_ASSERT_EQUAL(cpa_context_attend(s.context, &s.layer.args, stream), CPA_OK);
         CU_ASSERT_EQUAL(cpa_context_attend(s.context, &args, stream), CPA_OK);
@@ -131,7 +127,7 @@ static void layers_that_are_attended_differently_are_found_out(void) {
     }
     /* The default scale in words is the default scale. */
     cpa_context_args args = s.layer.args;
-    if (is_last()) args.scale = 1.0f / sqrtf((float)SHAPE.k_dim);
+    if (cpa_test_is_last_rank()) args.scale = 1.0f / sqrtf((float)SHAPE.k_dim);
     for (int step = 0; step < 2; step++) {
         CU_ASSERT_EQUAL(cpa_test_plan(s.context, &s.cache, &decode, 1), CPA_OK);
         CU_ASSERT_EQUAL(cpa_context_attend(s.context, &args, stream), CPA_OK);
@@ -142,10 +138,11 @@ static void layers_that_are_attended_differently_are_found_out(void) {
 /* The last rank gives bad options, or no place for the communicator; the others would wait for it. */
 static void communicators_that_one_rank_refuses_are_refused_on_all(void) {
     for (int way = 0; way < 2; way++) {
-        const cpa_comm_options options = {.size = sizeof options, .timeout_s = is_last() && way == 0 ? -1 : 0};
+        const cpa_comm_options options = {.size = sizeof options,
+                                          .timeout_s = cpa_test_is_last_rank() && way == 0 ? -1 : 0};
         cpa_comm *comm = NULL;
         cpa_error err = {CPA_OK, ""};
-        cpa_comm **out = is_last() && way == 1 ? NULL : &comm;
+        cpa_comm **out = cpa_test_is_last_rank() && way == 1 ? NULL : &comm;
         CU_ASSERT_EQUAL(cpa_comm_from_mpi(MPI_COMM_WORLD, &options, out, &err), CPA_INVALID);
         CU_ASSERT_PTR_NULL(comm);
         CU_ASSERT_PTR_NOT_NULL(strstr(err.message, way == 0 ? "time-outs of -1 s" : "out is NULL"));

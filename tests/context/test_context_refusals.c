@@ -23,10 +23,6 @@ static const cpa_test_chunk CHUNKS[2] = {{0, 100, 60, CPA_PASS_KV}, {1, 90, 1, C
 static cpa_device *device;
 static cpa_stream *stream;
 
-static int is_last(void) {
-    return cpa_comm_rank(cpa_test_comm()) == cpa_test_ranks() - 1;
-}
-
 typedef struct site {
     cpa_test_cache cache;
     cpa_context *context;
@@ -64,8 +60,8 @@ static void tensors_that_one_rank_refuses_are_refused_on_all(void) {
         site s;
         open_site(&s);
         cpa_context_args args = s.layer.args;
-        if (is_last() && way == 0) args.kv.k = NULL;
-        if (is_last() && way == 1) args.q = NULL;
+        if (cpa_test_is_last_rank() && way == 0) args.kv.k = NULL;
+        if (cpa_test_is_last_rank() && way == 1) args.q = NULL;
         CU_ASSERT_EQUAL(cpa_test_plan(s.context, &s.cache, CHUNKS, 2), CPA_OK);
         const double begin = cpa_clock_now();
         const char *message;
@@ -73,7 +69,7 @@ static void tensors_that_one_rank_refuses_are_refused_on_all(void) {
         CU_ASSERT(cpa_clock_now() - begin < 5);
         char expected[32];
         snprintf(expected, sizeof expected, "rank %d: attend: ", cpa_test_ranks() - 1);
-        if (!is_last()) CU_ASSERT_PTR_NOT_NULL(strstr(message, expected));
+        if (!cpa_test_is_last_rank()) CU_ASSERT_PTR_NOT_NULL(strstr(message, expected));
         cpa_context_destroy(s.context);
         s.context = NULL;
         CU_ASSERT(cpa_clock_now() - begin < 10);
@@ -90,7 +86,7 @@ static void messages_of_the_next_layer_are_not_taken_for_those_of_a_refused_one(
     cpa_context_args args = s.layer.args;
     CU_ASSERT_EQUAL(cpa_test_plan(s.context, &s.cache, CHUNKS, 2), CPA_OK);
     CU_ASSERT_EQUAL(cpa_context_attend(s.context, &args, stream), CPA_OK);
-    if (is_last()) {
+    if (cpa_test_is_last_rank()) {
         args.q = NULL;
         CU_ASSERT_EQUAL(cpa_context_attend(s.context, &args, stream), CPA_INVALID);
     } else {
@@ -98,7 +94,7 @@ static void messages_of_the_next_layer_are_not_taken_for_those_of_a_refused_one(
     }
     const char *message;
     CU_ASSERT_EQUAL(attend_to_the_end(&s, &s.layer.args, &message), CPA_INVALID);
-    CU_ASSERT_PTR_NOT_NULL(strstr(message, is_last() ? "no step is planned" : "q (nil) and"));
+    CU_ASSERT_PTR_NOT_NULL(strstr(message, cpa_test_is_last_rank() ? "no step is planned" : "q (nil) and"));
     CU_ASSERT_EQUAL(cpa_test_plan(s.context, &s.cache, CHUNKS, 2), CPA_OK);
     CU_ASSERT_NOT_EQUAL(cpa_context_attend(s.context, &s.layer.args, stream), CPA_OK); /* old messages are there */
     close_site(&s);

@@ -21,9 +21,7 @@ static void free_view(cpa_kv_view view) {
     cpa_test_free(stream, view.k);
 }
 
-static cpa_status run_kv_write(const void *args, cpa_stream *on) {
-    return cpa_kv_write(args, on);
-}
+RUN(kv_write)
 
 static void kv_write(void) {
     typedef cpa_kv_write_args T;
@@ -32,24 +30,20 @@ static void kv_write(void) {
     const int64_t slots[TOKENS] = {3, 4, -1, 0, 23};
     void *rows = zeros(TOKENS * ROW * (int64_t)sizeof(float)), *mapping = cpa_test_upload(stream, slots, sizeof slots);
     T args = {sizeof args, TOKENS, CPA_F32, rows, rows, mapping, make_view(), NULL};
-    misuse_all(&(call){"kv_write", run_kv_write, &args, sizeof args, members, sizeof members / sizeof *members,
-                       offsetof(T, nonfinite)});
+    misuse_all(&(call){"kv_write", run_kv_write, &args, sizeof args, MEMBERS(members), offsetof(T, nonfinite)});
     free_view(args.kv);
     cpa_test_free(stream, mapping);
     cpa_test_free(stream, rows);
 }
 
-static cpa_status run_kv_copy(const void *args, cpa_stream *on) {
-    return cpa_kv_copy(args, on);
-}
+RUN(kv_copy)
 
 static void kv_copy(void) {
     typedef cpa_kv_copy_args T;
     static const member members[] = {VIEW_MEMBERS(T, src), VIEW_MEMBERS(T, dst), M(T, n_pairs, INT64)};
     int64_t pairs[2][2] = {{0, 1}, {5, 2}};
     T args = {sizeof args, make_view(), make_view(), (const int64_t(*)[2])pairs, 2};
-    misuse_all(
-        &(call){"kv_copy", run_kv_copy, &args, sizeof args, members, sizeof members / sizeof *members, sizeof args});
+    misuse_all(&(call){"kv_copy", run_kv_copy, &args, sizeof args, MEMBERS(members), sizeof args});
     args.pairs = NULL;
     CU_ASSERT_EQUAL(cpa_kv_copy(&args, stream), CPA_INVALID);
     args.pairs = (const int64_t(*)[2])pairs;
@@ -66,9 +60,7 @@ static void kv_copy(void) {
     free_view(args.src);
 }
 
-static cpa_status run_kv_pack(const void *args, cpa_stream *on) {
-    return cpa_kv_pack(args, on);
-}
+RUN(kv_pack)
 
 static cpa_kv_range packed_range;
 static cpa_status run_range(const void *range, cpa_stream *on) {
@@ -88,7 +80,7 @@ static void kv_pack(void) {
     int32_t table[3] = {5, 0, 2};
     cpa_kv_range ranges[2] = {{.table = 1, .first = 4, .count = 4, .dst_block = 1}, {.count = 7, .dst_block = 2}};
     T args = {sizeof args, make_view(), make_view(), table, 3, ranges, 2};
-    call c = {"kv_pack", run_kv_pack, &args, sizeof args, members, sizeof members / sizeof *members, sizeof args};
+    call c = {"kv_pack", run_kv_pack, &args, sizeof args, MEMBERS(members), sizeof args};
     misuse_all(&c);
     const int64_t bad[] = {INT64_MIN, -1, 2};
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
@@ -159,8 +151,7 @@ static void plan_set(void) {
         M(T, shape.reserved[0], RESERVED), M(T, shape.reserved[4], RESERVED), M(T, n_items, INT64)};
     make_planned(&shared_plan);
     T *batch = &shared_plan.batch;
-    misuse_all(&(call){"plan_set", run_plan_set, batch, sizeof *batch, members, sizeof members / sizeof *members,
-                       sizeof *batch});
+    misuse_all(&(call){"plan_set", run_plan_set, batch, sizeof *batch, MEMBERS(members), sizeof *batch});
     CU_ASSERT_EQUAL(cpa_attend_plan_set(NULL, batch, NULL), CPA_INVALID);
     batch->shape.kv_dtype = (cpa_dtype)77;
     CU_ASSERT_EQUAL(cpa_attend_plan_set(shared_plan.plan, batch, NULL), CPA_INVALID);
@@ -187,7 +178,7 @@ static void items(void) {
         M(T, k_set, INT32),   M(T, k_set.shard, INT32), M(T, reserved[0], RESERVED), M(T, reserved[3], RESERVED)};
     make_planned(&shared_plan);
     cpa_error err = {0};
-    call c = {"item", run_item, &shared_plan.items[0], sizeof(T), members, sizeof members / sizeof *members, sizeof(T)};
+    call c = {"item", run_item, &shared_plan.items[0], sizeof(T), MEMBERS(members), sizeof(T)};
     misuse(&c);
     shared_plan.items[0].q_row = 1;
     CU_ASSERT_EQUAL(cpa_attend_plan_set(shared_plan.plan, &shared_plan.batch, &err), CPA_INVALID);
@@ -225,8 +216,7 @@ static void attend(void) {
     CU_ASSERT_STRING_EQUAL(said(), "attend: the plan has not been set");
     CU_ASSERT_EQUAL(cpa_attend(NULL, &args, stream), CPA_INVALID);
     CU_ASSERT_EQUAL(cpa_attend_plan_set(shared_plan.plan, &shared_plan.batch, NULL), CPA_OK);
-    misuse_all(&(call){"attend", run_attend, &args, sizeof args, members, sizeof members / sizeof *members,
-                       sizeof args - sizeof args.out});
+    misuse_all(&(call){"attend", run_attend, &args, sizeof args, MEMBERS(members), sizeof args - sizeof args.out});
     const int64_t windows[] = {(int64_t)1 << 62, INT64_MAX - 1, INT64_MAX};
     for (size_t i = 0; i < sizeof windows / sizeof *windows; i++) { /* as good as no window */
         args.mask.window = windows[i];
@@ -245,9 +235,7 @@ static void attend(void) {
     for (size_t i = 0; i < sizeof used / sizeof *used; i++) cpa_test_free(stream, used[i]);
 }
 
-static cpa_status run_merge(const void *args, cpa_stream *on) {
-    return cpa_merge(args, on);
-}
+RUN(merge)
 
 static void merge(void) {
     typedef cpa_merge_args T;
@@ -260,8 +248,7 @@ static void merge(void) {
     void *out = zeros(3 * ROW * (int64_t)sizeof(float));
     T args = {
         .size = sizeof args, .rows = 3, .heads = HEADS, .v_dim = DIM, .states = states, .n_states = 2, .out = out};
-    misuse_all(&(call){"merge", run_merge, &args, sizeof args, members, sizeof members / sizeof *members,
-                       offsetof(T, out_row_stride)});
+    misuse_all(&(call){"merge", run_merge, &args, sizeof args, MEMBERS(members), offsetof(T, out_row_stride)});
     args.states = NULL;
     CU_ASSERT_EQUAL(cpa_merge(&args, stream), CPA_INVALID);
     args.states = states;
@@ -273,9 +260,7 @@ static void merge(void) {
     cpa_test_free(stream, o);
 }
 
-static cpa_status run_state_pack(const void *args, cpa_stream *on) {
-    return cpa_state_pack(args, on);
-}
+RUN(state_pack)
 
 static void state_pack(void) {
     typedef cpa_state_pack_args T;
@@ -294,8 +279,7 @@ static void state_pack(void) {
               .lse = lse,
               .n_slices = 1,
               .slices = slices};
-    misuse_all(&(call){"state_pack", run_state_pack, &args, sizeof args, members, sizeof members / sizeof *members,
-                       sizeof args});
+    misuse_all(&(call){"state_pack", run_state_pack, &args, sizeof args, MEMBERS(members), sizeof args});
     args.slices = NULL;
     CU_ASSERT_EQUAL(cpa_state_pack(&args, stream), CPA_INVALID);
     CU_ASSERT_EQUAL(cpa_stream_sync(stream), CPA_OK);
@@ -304,9 +288,7 @@ static void state_pack(void) {
     cpa_test_free(stream, o);
 }
 
-static cpa_status run_state_merge_packed(const void *args, cpa_stream *on) {
-    return cpa_state_merge_packed(args, on);
-}
+RUN(state_merge_packed)
 
 static void state_merge_packed(void) {
     typedef cpa_state_merge_packed_args T;
@@ -325,8 +307,8 @@ static void state_merge_packed(void) {
     void *out = zeros(3 * ROW * (int64_t)sizeof(float));
     const void *parts[CPA_MERGE_MAX_STATES] = {packed};
     T args = {.size = sizeof args, .rows = 3, .heads = HEADS, .v_dim = DIM, .n_parts = 1, .parts = parts, .out = out};
-    misuse_all(&(call){"state_merge_packed", run_state_merge_packed, &args, sizeof args, members,
-                       sizeof members / sizeof *members, offsetof(T, out_row_stride)});
+    misuse_all(&(call){"state_merge_packed", run_state_merge_packed, &args, sizeof args, MEMBERS(members),
+                       offsetof(T, out_row_stride)});
     args.parts = NULL;
     CU_ASSERT_EQUAL(cpa_state_merge_packed(&args, stream), CPA_INVALID);
     CU_ASSERT_EQUAL(cpa_stream_sync(stream), CPA_OK);

@@ -4,17 +4,13 @@
 enum { ROWS = 3, WIDTH = 8, HEADS = 2, DIM = 8, V_DIM = 6, BLOCK = 4, BLOCKS = 6, POSITIONS = 5, VOCABULARY = 40 };
 enum { BYTES = 4096 }; /* more than any tensor here has */
 
-#define MEMBERS(list) list, sizeof list / sizeof *list
-
 /* Zeros for each pointer of a call. */
 static void *memory[16];
 static void *next(int *used) {
     return memory[(*used)++];
 }
 
-static cpa_status run_rmsnorm(const void *args, cpa_stream *on) {
-    return cpa_rmsnorm(args, on);
-}
+RUN(rmsnorm)
 
 static void rmsnorm(void) {
     typedef cpa_rmsnorm_args T;
@@ -44,9 +40,7 @@ static void rmsnorm(void) {
     CU_ASSERT_EQUAL(cpa_rmsnorm(&args, stream), CPA_OK);
 }
 
-static cpa_status run_qk_norm_rope(const void *args, cpa_stream *on) {
-    return cpa_qk_norm_rope(args, on);
-}
+RUN(qk_norm_rope)
 
 static void qk_norm_rope(void) {
     typedef cpa_qk_norm_rope_args T;
@@ -145,9 +139,7 @@ static void slots(void) {
     }
 }
 
-static cpa_status run_swiglu(const void *args, cpa_stream *on) {
-    return cpa_swiglu(args, on);
-}
+RUN(swiglu)
 
 static void swiglu(void) {
     typedef cpa_swiglu_args T;
@@ -158,9 +150,7 @@ static void swiglu(void) {
     misuse_all(&(call){"swiglu", run_swiglu, &args, sizeof args, MEMBERS(members), sizeof args});
 }
 
-static cpa_status run_embed(const void *args, cpa_stream *on) {
-    return cpa_embed(args, on);
-}
+RUN(embed)
 
 static void embed(void) {
     typedef cpa_embed_args T;
@@ -172,9 +162,7 @@ static void embed(void) {
     misuse_all(&(call){"embed", run_embed, &args, sizeof args, MEMBERS(members), sizeof args});
 }
 
-static cpa_status run_linear(const void *args, cpa_stream *on) {
-    return cpa_linear(args, on);
-}
+RUN(linear)
 
 static void linear(void) {
     typedef cpa_linear_args T;
@@ -197,9 +185,7 @@ static void linear(void) {
     CU_ASSERT_STRING_EQUAL(said(), "linear: out_dtype is 2, expected fp32 or fp32");
 }
 
-static cpa_status run_sample(const void *args, cpa_stream *on) {
-    return cpa_sample(args, on);
-}
+RUN(sample)
 
 static void sample(void) {
     typedef cpa_sample_args T;
@@ -235,9 +221,7 @@ static void sample(void) {
     CU_ASSERT_EQUAL(cpa_sample(&args, stream), CPA_OK);
 }
 
-static cpa_status run_mark_tokens(const void *args, cpa_stream *on) {
-    return cpa_mark_tokens(args, on);
-}
+RUN(mark_tokens)
 
 static void mark_tokens(void) {
     typedef cpa_mark_tokens_args T;
