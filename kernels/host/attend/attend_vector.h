@@ -18,10 +18,6 @@ enum {
 typedef int32_t ivec __attribute__((vector_size(ISA_LANES * 4)));
 typedef uint32_t uvec __attribute__((vector_size(ISA_LANES * 4))); /* wraps around, whatever a NaN's bits are */
 
-INLINE vec broadcast(float value) {
-    return value - (vec){0};
-}
-
 /* ---- Pages ---- */
 
 static const float ZEROS[CPA_MAX_HEAD_DIM];

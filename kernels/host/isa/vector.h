@@ -24,4 +24,8 @@ INLINE void store(float *to, vec value) {
     *(loose_vec *)to = value;
 }
 
+INLINE vec broadcast(float value) {
+    return value - (vec){0};
+}
+
 #endif

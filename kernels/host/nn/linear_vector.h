@@ -36,9 +36,8 @@ INLINE void multiply_block(int outputs, float *sums, const float *x, const float
     }
     for (int64_t d = 0; d < n; d++) {
         for (int o = 0; o < outputs; o++) {
-            const vec w = weights[o][d] - (vec){0};
-            for (int v = 0; v < VECTORS; v++)
-                acc[o][v] = isa_fma(load(x + d * ROWS + v * ISA_LANES), w, acc[o][v]);
+            const vec w = broadcast(weights[o][d]);
+            for (int v = 0; v < VECTORS; v++) acc[o][v] = isa_fma(load(x + d * ROWS + v * ISA_LANES), w, acc[o][v]);
         }
     }
     for (int o = 0; o < outputs; o++) {
