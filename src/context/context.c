@@ -272,20 +272,31 @@ void cpa_context_account_add(cpa_context *c, const cpa_context_account *account)
     count_chunks(c, account->layers);
 }
 
+/* ---- between layers ---- */
+
+cpa_status cpa_context_check_whole(cpa_context *c) {
+    if (!c->broken) return CPA_OK;
+    return cpa_fail(&c->ops.error, CPA_COMM, "the context failed in an earlier layer and cannot go on");
+}
+
+cpa_status cpa_context_exchange_between(cpa_context *c, int32_t n_messages, cpa_span_kind kind, cpa_stream *stream) {
+    cpa_context_exchange exchange;
+    cpa_status status = cpa_context_start(&c->ops, n_messages, kind, 0, stream, &exchange);
+    if (status == CPA_OK) status = cpa_context_finish(&c->ops, stream, &exchange);
+    c->broken = status != CPA_OK;
+    return status;
+}
+
 cpa_status cpa_context_share(cpa_context *c, void *parts, int64_t bytes, cpa_stream *stream) {
     cpa_context_ops *ops = &c->ops;
-    cpa_context_exchange exchange;
     int32_t n = 0;
-    if (c->broken) return cpa_fail(&ops->error, CPA_COMM, "the context failed in an earlier layer and cannot go on");
+    CPA_TRY(cpa_context_check_whole(c));
     for (int32_t peer = 0; peer < ops->map.cp_size; peer++) {
         if (peer == ops->rank) continue;
         ops->messages[n++] =
             (cpa_message){peer, (char *)parts + ops->rank * bytes, bytes, (char *)parts + peer * bytes, bytes};
     }
-    cpa_status status = cpa_context_start(ops, n, CPA_SPAN_EXCHANGE_TOKENS, 0, stream, &exchange);
-    if (status == CPA_OK) status = cpa_context_finish(ops, stream, &exchange);
-    c->broken = status != CPA_OK;
-    return status;
+    return cpa_context_exchange_between(c, n, CPA_SPAN_EXCHANGE_TOKENS, stream);
 }
 
 /* ---- one layer ---- */
@@ -293,7 +304,7 @@ cpa_status cpa_context_share(cpa_context *c, void *parts, int64_t bytes, cpa_str
 static cpa_status check_args(cpa_context *c, const cpa_context_args *args, const cpa_stream *stream) {
     const cpa_context_options *o = &c->ops.options;
     const cpa_kv_view *kv = &args->kv;
-    if (c->broken) return cpa_fail(&c->ops.error, CPA_COMM, "the context failed in an earlier layer and cannot go on");
+    CPA_TRY(cpa_context_check_whole(c));
     if (!c->planned)
         return cpa_fail(&c->ops.error, CPA_INVALID,
                         "attend: no step is planned, expected a call of cpa_context_plan before");

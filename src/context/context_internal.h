@@ -51,6 +51,11 @@ struct cpa_context {
     cpa_partial own_state; /* of those rows */
 };
 
+/* Fails if a layer has failed half-way. */
+cpa_status cpa_context_check_whole(cpa_context *c);
+/* Starts and ends an exchange of the messages in c->ops.messages between two layers. */
+cpa_status cpa_context_exchange_between(cpa_context *c, int32_t n_messages, cpa_span_kind kind, cpa_stream *stream);
+
 /* The step that layers attend. */
 static inline const cpa_planned_step *cpa_context_step(const cpa_context *c) {
     return c->attends_reserved ? &c->reserved_step : &c->step;

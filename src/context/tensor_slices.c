@@ -10,26 +10,17 @@
 static cpa_status share(cpa_context *c, const void *part, int64_t bytes, void *const *received,
                         const int64_t *recv_bytes, cpa_stream *stream) {
     cpa_context_ops *ops = &c->ops;
-    cpa_context_exchange exchange;
     int32_t n = 0;
     for (int32_t peer = 0; peer < ops->map.cp_size; peer++) {
         if (peer == ops->rank) continue;
         ops->messages[n++] = (cpa_message){peer, part, bytes, received[peer], recv_bytes[peer]};
     }
-    cpa_status status = cpa_context_start(ops, n, CPA_SPAN_EXCHANGE_SLICES, 0, stream, &exchange);
-    if (status == CPA_OK) status = cpa_context_finish(ops, stream, &exchange);
-    c->broken = status != CPA_OK;
-    return status;
+    return cpa_context_exchange_between(c, n, CPA_SPAN_EXCHANGE_SLICES, stream);
 }
 
 /* Whose message the stream has. */
 static cpa_status outcome(cpa_context *c, cpa_status status, cpa_stream *stream) {
     return status == CPA_OK ? CPA_OK : cpa_fail(&stream->error, status, "slices: %s", c->ops.error.message);
-}
-
-static cpa_status check(cpa_context *c) {
-    if (!c->broken) return CPA_OK;
-    return cpa_fail(&c->ops.error, CPA_COMM, "the context failed in an earlier layer and cannot go on");
 }
 
 /* One row needs no putting together: its parts come to their places. */
@@ -40,7 +31,7 @@ static cpa_status gather_columns(cpa_context *c, const cpa_slice_gather *args, c
     int64_t begins[CPA_MERGE_MAX_STATES + 1], bytes[CPA_MERGE_MAX_STATES], taken = 0;
     const void *parts[CPA_MERGE_MAX_STATES];
     void *received[CPA_MERGE_MAX_STATES];
-    CPA_TRY(check(c));
+    CPA_TRY(cpa_context_check_whole(c));
     for (int32_t r = 0; r <= size; r++)
         begins[r] = cpa_slice_begin(args->width / args->unit, size, r) * args->unit * element;
     CPA_TRY(cpa_context_ensure(ops, &c->slices_memory, args->rows > 1 ? args->rows * begins[size] : 1));
@@ -67,7 +58,7 @@ static cpa_status sum_parts(cpa_context *c, const cpa_slice_sum *args, cpa_strea
     int64_t bytes[CPA_MERGE_MAX_STATES];
     const float *parts[CPA_MERGE_MAX_STATES];
     void *received[CPA_MERGE_MAX_STATES];
-    CPA_TRY(check(c));
+    CPA_TRY(cpa_context_check_whole(c));
     CPA_TRY(cpa_context_ensure(ops, &c->slices_memory, size * part_bytes));
     for (int32_t r = 0; r < size; r++) {
         bytes[r] = part_bytes;
