@@ -286,6 +286,16 @@ int cpa_pass_q_takes_own(const cpa_planned_step *step) {
     return 1;
 }
 
+/* Room for the rows that are packed, for those that are attended here, and for the states of both ways. */
+static cpa_status ensure_rows(cpa_pass_q *q) {
+    const int64_t state_bytes = state_floats(q) * (int64_t)sizeof(float);
+    const int64_t attended = q->received_rows + (q->attends_own ? q->step->rows : 0);
+    CPA_TRY(cpa_context_ensure(q->ops, &q->packed_memory, q->packed_rows * query_bytes(q)));
+    CPA_TRY(cpa_context_ensure(q->ops, &q->received_memory, attended * query_bytes(q)));
+    CPA_TRY(cpa_context_ensure(q->ops, &q->remote_states_memory, attended * state_bytes));
+    return q->direct ? CPA_OK : cpa_context_ensure(q->ops, &q->returned_memory, q->returned_rows * state_bytes);
+}
+
 cpa_status cpa_pass_q_plan(cpa_pass_q *q) {
     q->n_merged = 1;
     q->active = 0;
@@ -294,19 +304,14 @@ cpa_status cpa_pass_q_plan(cpa_pass_q *q) {
     (q->step->padded_rows ? plan_padded_peers : plan_peers)(q);
     if (!q->active) return CPA_OK;
     choose_direct(q);
-    int64_t state_bytes = state_floats(q) * (int64_t)sizeof(float);
-    const int64_t served = q->received_rows + (q->attends_own ? q->step->rows : 0);
-    CPA_TRY(cpa_context_ensure(q->ops, &q->packed_memory, q->packed_rows * query_bytes(q)));
-    CPA_TRY(cpa_context_ensure(q->ops, &q->received_memory, served * query_bytes(q)));
-    CPA_TRY(cpa_context_ensure(q->ops, &q->remote_states_memory, served * state_bytes));
-    if (!q->direct) CPA_TRY(cpa_context_ensure(q->ops, &q->returned_memory, q->returned_rows * state_bytes));
+    CPA_TRY(ensure_rows(q));
     CPA_TRY(plan_maps(q));
     return plan_remote(q);
 }
 
 /* Row s of every rank belongs to sequence s. The row maps are those that updates write, of a rank each. */
 cpa_status cpa_pass_q_reserve(cpa_pass_q *q, cpa_attend_reservation reservation) {
-    const int64_t rows = q->step->padded_rows, state_bytes = state_floats(q) * (int64_t)sizeof(float);
+    const int64_t rows = q->step->padded_rows;
     const int32_t size = q->ops->map.cp_size;
     const int64_t map_bytes = size * rows * (int64_t)sizeof *q->maps.host;
     cpa_attend_place places[CPA_MERGE_MAX_STATES] = {{0, 0}};
@@ -314,9 +319,7 @@ cpa_status cpa_pass_q_reserve(cpa_pass_q *q, cpa_attend_reservation reservation)
     q->attends_own = 1;
     choose_direct(q);
     CPA_TRY(cpa_context_ensure(q->ops, &q->maps.device, map_bytes));
-    CPA_TRY(cpa_context_ensure(q->ops, &q->received_memory, size * rows * query_bytes(q)));
-    CPA_TRY(cpa_context_ensure(q->ops, &q->remote_states_memory, size * rows * state_bytes));
-    if (!q->direct) CPA_TRY(cpa_context_ensure(q->ops, &q->returned_memory, q->returned_rows * state_bytes));
+    CPA_TRY(ensure_rows(q));
     int32_t *maps = q->maps.device.memory;
     places[q->ops->rank].first_row = q->received_rows;
     q->merged_maps[0] = maps + q->ops->rank * rows;
