@@ -22,7 +22,6 @@ typedef struct report_pair {
     report_head text;
     char *all; /* the whole report */
     int64_t capacity;
-    int is_there;
 } report_pair;
 
 struct cpa_reports {
@@ -93,7 +92,6 @@ cpa_status cpa_reports_send(cpa_reports *reports, const void *data, int64_t byte
 static cpa_status expect(cpa_reports *reports, cpa_error *err) {
     for (int32_t rank = 1; rank < reports->control->size; rank++) {
         report_pair *pair = &reports->pairs[rank];
-        pair->is_there = 0;
         CPA_TRY(cpa_comm_start_receive(reports->control->comm, rank, tag_of(reports), &pair->text, sizeof pair->text,
                                        &pair->head, err));
     }
@@ -106,12 +104,10 @@ static cpa_status look(cpa_comm *comm, cpa_comm_request **request, int32_t rank,
     return cpa_comm_test(comm, request, done, err);
 }
 
-/* Whether the report of a rank is there; moves it along. */
+/* Whether the report of a rank is there: neither its head nor its rest is on its way. Moves it along. */
 static cpa_status take(cpa_reports *reports, int32_t rank, int wait, int *done, cpa_error *err) {
     cpa_comm *comm = reports->control->comm;
     report_pair *pair = &reports->pairs[rank];
-    *done = 1;
-    if (pair->is_there) return CPA_OK;
     if (pair->head) {
         CPA_TRY(look(comm, &pair->head, rank, wait, done, err));
         if (!*done) return CPA_OK;
@@ -123,9 +119,7 @@ static cpa_status take(cpa_reports *reports, int32_t rank, int wait, int *done, 
         if (bytes > HEAD_BYTES)
             CPA_TRY(cpa_comm_start_receive(comm, rank, tag_of(reports), pair->all, bytes, &pair->rest, err));
     }
-    CPA_TRY(look(comm, &pair->rest, rank, wait, done, err));
-    pair->is_there = *done;
-    return CPA_OK;
+    return look(comm, &pair->rest, rank, wait, done, err);
 }
 
 cpa_status cpa_reports_receive(cpa_reports *reports, int wait, int *arrived, cpa_error *err) {
