@@ -404,8 +404,10 @@ static cpa_status attend_reserved(cpa_context *c, const cpa_context_args *args, 
 static cpa_status agree_on_plan(cpa_context *c) {
     if (c->broken || c->agreement.open == 0) return CPA_OK; /* check_args says that it is broken */
     cpa_status status = cpa_plan_agreement_compare(&c->agreement, &c->ops.error);
-    if (status == CPA_OK) c->exchanging = NO_CALLS; /* what was begun before was begun on all ranks */
-    if (status == CPA_OK) return CPA_OK;
+    if (status == CPA_OK) {
+        c->exchanging = NO_CALLS; /* what was begun before was begun on all ranks */
+        return CPA_OK;
+    }
     c->planned = 0;
     c->broken = status != CPA_INVALID || c->agreement.open > 0;
     return status;

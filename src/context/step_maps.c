@@ -1,12 +1,13 @@
 #include "src/context/step_maps.h"
 
 #include "base/check.h"
+#include "base/min_max.h"
 
 cpa_status cpa_step_maps_renew(cpa_step_maps *maps, cpa_context_ops *ops, int64_t entries) {
     const cpa_device_table *table = ops->device->table;
     const int turn = maps->turn ^= 1;
     if (entries > maps->capacities[turn]) {
-        int64_t grown = entries < 2 * maps->capacities[turn] ? 2 * maps->capacities[turn] : entries;
+        const int64_t grown = cpa_max64(entries, 2 * maps->capacities[turn]);
         void *set;
         CPA_TRY(table->alloc_host(ops->device, grown * (int64_t)sizeof *maps->host, &set, &ops->error));
         table->free_host(ops->device, maps->sets[turn]);

@@ -1,5 +1,6 @@
 /* state_pack and state_merge_packed: partial states cut by heads into messages, and the merge of such. */
 #include "base/convert.h"
+#include "base/min_max.h"
 #include "kernels/host/attend/state.h"
 #include "kernels/host/device/host.h"
 
@@ -7,7 +8,7 @@ enum { ROWS_PER_ITEM = 16 };
 
 /* The end of the rows of an item that begins with `row`. */
 static int64_t rows_end(int64_t row, int64_t rows) {
-    return row + ROWS_PER_ITEM < rows ? row + ROWS_PER_ITEM : rows;
+    return cpa_min64(row + ROWS_PER_ITEM, rows);
 }
 
 /* ---- state_pack ---- */
