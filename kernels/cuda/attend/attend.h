@@ -163,6 +163,13 @@ cpa_status cpa_cuda_plan_reserve_in_order(cpa_cuda_plan_memory *memory, int64_t 
 cpa_status cpa_cuda_plan_allocate_image(cpa_cuda_plan *plan, int64_t bytes, cpa_error *err);
 int cpa_cuda_plan_reserve_widened(cpa_cuda_plan *plan, const cpa_attend_batch *batch, int64_t tokens);
 
+/* Where a section of so many bytes of an image begins; *end moves behind it. */
+static inline int64_t cpa_cuda_place_section(int64_t *end, int64_t bytes) {
+    const int64_t alignment = 64, at = *end;
+    *end += (bytes + alignment - 1) / alignment * alignment;
+    return at;
+}
+
 /* How many CTAs of the decode kernel share a multiprocessor. */
 static inline int32_t cpa_cuda_decode_occupancy(int32_t k_dim, int32_t v_dim) {
     return k_dim <= 128 && v_dim <= 128 ? 2 : 1;

@@ -16,7 +16,6 @@
 #include "kernels/cuda/attend/attend_split.h"
 
 enum {
-    SECTION_ALIGNMENT = 64,
     LEAST_STEADY_ENTRIES = 256, /* table entries that a padded plan has room for; then powers of two */
     PREFILL_WAVES = 3,          /* tiles are cut when they fill the device fewer times than this */
     PREFILL_OVERHEAD = 2,       /* cost of beginning and ending a prefill piece, in units of CPA_CUDA_PREFILL_KEYS */
@@ -53,24 +52,12 @@ typedef struct plan_builder {
     int64_t n_widened; /* blocks of prefill items, when the cache is quantised */
 } plan_builder;
 
-static int64_t ceil_div(int64_t a, int64_t b) {
-    return (a + b - 1) / b;
-}
-
-static int64_t align_section(int64_t bytes) {
-    return ceil_div(bytes, SECTION_ALIGNMENT) * SECTION_ALIGNMENT;
-}
-
-static int64_t packed_rows(const plan_builder *b, const cpa_attend_item *item) {
-    return item->q_count * b->group;
-}
-
 static int64_t state_shift(const plan_builder *b, const cpa_attend_item *item) {
     return b->state_shifts ? b->state_shifts[item - b->batch->items] : 0;
 }
 
 static int is_decode(const plan_builder *b, const cpa_attend_item *item) {
-    return packed_rows(b, item) <= CPA_CUDA_DECODE_ROWS;
+    return cpa_cuda_packed_rows(b->batch, item) <= CPA_CUDA_DECODE_ROWS;
 }
 
 static int is_ready(const plan_builder *b, const cpa_attend_item *item) {
@@ -81,7 +68,7 @@ static int is_ready(const plan_builder *b, const cpa_attend_item *item) {
 static cpa_status count_work(plan_builder *b, cpa_error *err) {
     for (int64_t i = 0; i < b->batch->n_items; i++) {
         const cpa_attend_item *item = &b->batch->items[i];
-        int64_t rows = packed_rows(b, item);
+        int64_t rows = cpa_cuda_packed_rows(b->batch, item);
         if (rows > INT32_MAX / 2 || item->k_count > INT32_MAX / 2)
             return cpa_fail(err, CPA_UNSUPPORTED, "attend plan: items[%lld] has %lld rows and %lld keys, at most %d",
                             (long long)i, (long long)rows, (long long)item->k_count, INT32_MAX / 2);
@@ -90,11 +77,11 @@ static cpa_status count_work(plan_builder *b, cpa_error *err) {
             b->n_decode++;
         } else {
             int64_t tiles = cpa_cuda_prefill_tiles(b->batch, item, b->tile_rows),
-                    keys = ceil_div(item->k_count, CPA_CUDA_PREFILL_KEYS);
+                    keys = cpa_cuda_ceil_div(item->k_count, CPA_CUDA_PREFILL_KEYS);
             b->n_tiles += tiles;
             b->tile_keys += tiles * keys;
             if (cpa_dtype_is_quantised(b->batch->shape.kv_dtype))
-                b->n_widened += ceil_div(item->k_count, b->batch->block_size);
+                b->n_widened += cpa_cuda_ceil_div(item->k_count, b->batch->block_size);
             if (keys > b->most_keys) b->most_keys = keys;
         }
     }
@@ -109,11 +96,11 @@ static void choose_prefill_split(plan_builder *b) {
     b->split_keys = INT32_MAX;
     if (b->n_tiles == 0 || b->n_tiles * heads >= PREFILL_WAVES * device) return;
     for (int64_t waves = 1; waves <= PREFILL_WAVES; waves++) {
-        int64_t tiles = ceil_div(b->tile_keys * heads, waves * device), slots = waves * device;
+        int64_t tiles = cpa_cuda_ceil_div(b->tile_keys * heads, waves * device), slots = waves * device;
         if (tiles < LEAST_PREFILL_SPLIT / CPA_CUDA_PREFILL_KEYS) tiles = LEAST_PREFILL_SPLIT / CPA_CUDA_PREFILL_KEYS;
         tiles = cpa_cuda_least_split(b->batch, b->tile_rows, tiles, b->most_keys, slots / heads);
         const int64_t pieces = cpa_cuda_prefill_pieces(b->batch, b->tile_rows, tiles * CPA_CUDA_PREFILL_KEYS);
-        const int64_t used = ceil_div(pieces * heads, device);
+        const int64_t used = cpa_cuda_ceil_div(pieces * heads, device);
         const int64_t cost = used * (tiles + PREFILL_OVERHEAD);
         if (cost < least) {
             least = cost;
@@ -196,7 +183,8 @@ static void split_decode(plan_builder *b) {
     decode_deal deal = {.extra = b->shares.ctas};
     for (int64_t i = 0; i < b->batch->n_items; i++) {
         const cpa_attend_item *item = &b->batch->items[(b->first_ready + i) % b->batch->n_items];
-        const int64_t rows = packed_rows(b, item), tiles = ceil_div(item->k_count, CPA_CUDA_DECODE_KEYS);
+        const int64_t rows = cpa_cuda_packed_rows(b->batch, item),
+                      tiles = cpa_cuda_ceil_div(item->k_count, CPA_CUDA_DECODE_KEYS);
         cpa_cuda_decode_unit unit = cpa_cuda_decode_unit_of(&b->shares, tiles);
         int64_t done = 0, pieces = 0, first_cta = 0, take;
         cpa_cuda_piece *first = NULL;
@@ -229,7 +217,7 @@ static void split_prefill(plan_builder *b) {
     int64_t n = 0;
     for (int64_t i = 0; i < b->batch->n_items; i++) {
         const cpa_attend_item *item = &b->batch->items[i];
-        int64_t rows = packed_rows(b, item), cuts = ceil_div(item->k_count, b->split_keys);
+        int64_t rows = cpa_cuda_packed_rows(b->batch, item), cuts = cpa_cuda_ceil_div(item->k_count, b->split_keys);
         if (rows == 0 || is_decode(b, item)) continue;
         for (int64_t row = 0; row < rows; row += b->tile_rows) {
             int64_t row_end = row + b->tile_rows < rows ? row + b->tile_rows : rows;
@@ -275,7 +263,8 @@ static int64_t tail_cuts(const plan_builder *b, int64_t cost, int64_t left) {
 /* Pieces of whole tiles of keys that share what the tile's rows see, `cost` keys. */
 static void cut_tile(plan_builder *b, const cpa_cuda_piece *tile, int64_t cost, int64_t cuts) {
     const int64_t partial = b->partial_rows, rows = tile->row_end - tile->row_begin;
-    const int64_t keys = ceil_div(ceil_div(cost, cuts), CPA_CUDA_PREFILL_KEYS) * CPA_CUDA_PREFILL_KEYS;
+    const int64_t keys =
+        cpa_cuda_ceil_div(cpa_cuda_ceil_div(cost, cuts), CPA_CUDA_PREFILL_KEYS) * CPA_CUDA_PREFILL_KEYS;
     add_split(b, tile, cuts);
     for (int64_t cut = 0; cut < cuts; cut++) {
         cpa_cuda_piece *piece = &b->prefill[b->n_pieces++];
@@ -289,7 +278,7 @@ static void cut_tile(plan_builder *b, const cpa_cuda_piece *tile, int64_t cost, 
 /* All but the last tiles go head by head, if they fill the device often enough. */
 static void choose_order(plan_builder *b) {
     if (b->split_keys < INT32_MAX) return;
-    const int64_t tail = ceil_div(TAIL_WAVES * b->multiprocessors, b->batch->shape.kv_heads);
+    const int64_t tail = cpa_cuda_ceil_div(TAIL_WAVES * b->multiprocessors, b->batch->shape.kv_heads);
     b->by_head = b->n_pieces > tail ? b->n_pieces - tail : 0;
 }
 
@@ -326,30 +315,24 @@ static int64_t most_decode_splits(const plan_builder *b, int64_t units) {
 
 /* Places the sections of the image, each large enough for what the splits may come to. */
 static void place_sections(cpa_cuda_plan *plan, const plan_builder *b) {
-    int64_t at = 0, items = b->batch->n_items, units = b->n_decode, entries = b->batch->n_table_entries;
+    int64_t end = 0, items = b->batch->n_items, units = b->n_decode, entries = b->batch->n_table_entries;
     if (b->padded_items) {
         items = units = b->padded_items;
         int64_t room = LEAST_STEADY_ENTRIES;
         while (room < entries) room *= 2;
         entries = room;
     }
-    plan->items_at = at;
-    at += align_section(items * (int64_t)sizeof(cpa_cuda_item));
-    plan->tables_at = at;
-    at += align_section(entries * (int64_t)sizeof(int32_t));
-    plan->decode_at = at;
-    at += align_section((units + b->shares.ctas) * (int64_t)sizeof(cpa_cuda_piece));
-    plan->counters_at = at;
-    at += align_section(most_decode_splits(b, units) * b->batch->shape.kv_heads * (int64_t)sizeof(uint32_t));
-    plan->prefill_at = at;
-    at += align_section((b->n_pieces + b->tail_pieces) * (int64_t)sizeof(cpa_cuda_piece));
-    plan->splits_at = at;
-    at += align_section(b->n_tiles * (int64_t)sizeof(cpa_cuda_split));
-    plan->widened_tables_at = at;
-    if (b->n_widened > 0) at += align_section(b->batch->n_table_entries * (int64_t)sizeof(int32_t));
-    plan->widened_blocks_at = at;
-    at += align_section(b->n_widened * (int64_t)sizeof(int32_t));
-    plan->image_bytes = at;
+    plan->items_at = cpa_cuda_place_section(&end, items * (int64_t)sizeof(cpa_cuda_item));
+    plan->tables_at = cpa_cuda_place_section(&end, entries * (int64_t)sizeof(int32_t));
+    plan->decode_at = cpa_cuda_place_section(&end, (units + b->shares.ctas) * (int64_t)sizeof(cpa_cuda_piece));
+    plan->counters_at = cpa_cuda_place_section(
+        &end, most_decode_splits(b, units) * b->batch->shape.kv_heads * (int64_t)sizeof(uint32_t));
+    plan->prefill_at = cpa_cuda_place_section(&end, (b->n_pieces + b->tail_pieces) * (int64_t)sizeof(cpa_cuda_piece));
+    plan->splits_at = cpa_cuda_place_section(&end, b->n_tiles * (int64_t)sizeof(cpa_cuda_split));
+    plan->widened_tables_at =
+        cpa_cuda_place_section(&end, b->n_widened > 0 ? b->batch->n_table_entries * (int64_t)sizeof(int32_t) : 0);
+    plan->widened_blocks_at = cpa_cuda_place_section(&end, b->n_widened * (int64_t)sizeof(int32_t));
+    plan->image_bytes = end;
 }
 
 /* Gives each block of the prefill items a place. */
@@ -358,8 +341,8 @@ static void place_widened(const plan_builder *b, int32_t *tables, int32_t *block
     int32_t place = 0;
     for (int64_t i = 0; i < b->batch->n_items && b->n_widened > 0; i++) {
         const cpa_attend_item *item = &b->batch->items[i];
-        if (packed_rows(b, item) == 0 || is_decode(b, item)) continue;
-        for (int64_t e = item->table; e < item->table + ceil_div(item->k_count, block_size); e++) {
+        if (cpa_cuda_packed_rows(b->batch, item) == 0 || is_decode(b, item)) continue;
+        for (int64_t e = item->table; e < item->table + cpa_cuda_ceil_div(item->k_count, block_size); e++) {
             blocks[place] = b->batch->block_tables[e];
             tables[e] = place++;
         }
@@ -371,7 +354,7 @@ static void copy_items(const plan_builder *b, cpa_cuda_item *items, int64_t *row
     for (int64_t i = 0; i < b->batch->n_items; i++) {
         const cpa_attend_item *item = &b->batch->items[i];
         items[i] = (cpa_cuda_item){.item = *item, .state_shift = state_shift(b, item), .begin = *rows};
-        *rows += packed_rows(b, item);
+        *rows += cpa_cuda_packed_rows(b->batch, item);
     }
 }
 

@@ -6,15 +6,6 @@
 #include "kernels/cuda/attend/attend.h"
 #include "kernels/cuda/attend/attend_split.h"
 
-enum { SECTION_ALIGNMENT = 64 };
-
-/* Where a section of so many bytes begins; *end moves behind it. */
-static int64_t place_section(int64_t *end, int64_t bytes) {
-    const int64_t at = *end;
-    *end += (bytes + SECTION_ALIGNMENT - 1) / SECTION_ALIGNMENT * SECTION_ALIGNMENT;
-    return at;
-}
-
 /* CTAs of decode for as many sequences as there can be, each as long as it can be. */
 static cpa_status share_most(const cpa_cuda_plan *plan, const cpa_attend_reservation *r, int64_t keys,
                              cpa_cuda_decode_shares *shares, cpa_error *err) {
@@ -36,13 +27,13 @@ static void place_sections(cpa_cuda_plan *plan, const cpa_attend_reservation *r)
     const int64_t cuts = sequences + ctas, splits = sequences < ctas ? sequences : ctas;
     int64_t end = 0;
     plan->counters_bytes = splits * r->shape.kv_heads * (int64_t)sizeof(uint32_t);
-    plan->items_at = place_section(&end, sequences * (int64_t)sizeof(cpa_cuda_item));
-    plan->tables_at = place_section(&end, sequences * r->table_stride * (int64_t)sizeof(int32_t));
-    plan->decode_at = place_section(&end, cuts * (int64_t)sizeof(cpa_cuda_piece));
-    plan->counters_at = place_section(&end, plan->counters_bytes);
-    plan->units_at = place_section(&end, sequences * (int64_t)sizeof(cpa_cuda_unit));
-    plan->cuts_at = place_section(&end, cuts * (int64_t)sizeof(cpa_cuda_cut));
-    plan->places_at = place_section(&end, r->map.cp_size * (int64_t)sizeof(cpa_attend_place));
+    plan->items_at = cpa_cuda_place_section(&end, sequences * (int64_t)sizeof(cpa_cuda_item));
+    plan->tables_at = cpa_cuda_place_section(&end, sequences * r->table_stride * (int64_t)sizeof(int32_t));
+    plan->decode_at = cpa_cuda_place_section(&end, cuts * (int64_t)sizeof(cpa_cuda_piece));
+    plan->counters_at = cpa_cuda_place_section(&end, plan->counters_bytes);
+    plan->units_at = cpa_cuda_place_section(&end, sequences * (int64_t)sizeof(cpa_cuda_unit));
+    plan->cuts_at = cpa_cuda_place_section(&end, cuts * (int64_t)sizeof(cpa_cuda_cut));
+    plan->places_at = cpa_cuda_place_section(&end, r->map.cp_size * (int64_t)sizeof(cpa_attend_place));
     plan->image_bytes = end;
 }
 

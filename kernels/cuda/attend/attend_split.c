@@ -2,29 +2,21 @@
 
 #include "kernels/cuda/attend/attend.h"
 
-static int64_t ceil_div(int64_t a, int64_t b) {
-    return (a + b - 1) / b;
-}
-
-static int64_t packed_rows(const cpa_attend_batch *batch, const cpa_attend_item *item) {
-    return item->q_count * (batch->shape.q_heads / batch->shape.kv_heads);
-}
-
 /* With so many CTAs, which take `heads` heads each. */
 static cpa_cuda_decode_shares share(const cpa_attend_batch *batch, int64_t ctas, int64_t heads) {
     cpa_cuda_decode_shares shares = {.ctas = ctas > 0 ? ctas : 1};
     int64_t load = 0, pieces = 0;
     for (int pass = 0; pass < 2; pass++) { /* the load, from which the cap follows; then the pieces */
         for (int64_t i = 0; i < batch->n_items; i++) {
-            const int64_t rows = packed_rows(batch, &batch->items[i]);
-            const int64_t tiles = ceil_div(batch->items[i].k_count, CPA_CUDA_DECODE_KEYS);
+            const int64_t rows = cpa_cuda_packed_rows(batch, &batch->items[i]);
+            const int64_t tiles = cpa_cuda_ceil_div(batch->items[i].k_count, CPA_CUDA_DECODE_KEYS);
             if (rows == 0 || rows > CPA_CUDA_DECODE_ROWS) continue;
             if (pass == 0) {
                 load += tiles + CPA_CUDA_DECODE_OVERHEAD;
                 continue;
             }
             const int64_t n = cpa_cuda_decode_pieces(tiles, shares.cap);
-            if (ceil_div(tiles, n) > shares.longest) shares.longest = ceil_div(tiles, n);
+            if (cpa_cuda_ceil_div(tiles, n) > shares.longest) shares.longest = cpa_cuda_ceil_div(tiles, n);
             pieces += n;
         }
         shares.cap = cpa_cuda_decode_cap(load, shares.ctas, heads);
@@ -48,14 +40,14 @@ cpa_cuda_decode_shares cpa_cuda_share_decode(const cpa_attend_batch *batch, int3
 }
 
 int64_t cpa_cuda_prefill_tiles(const cpa_attend_batch *batch, const cpa_attend_item *item, int32_t tile_rows) {
-    const int64_t rows = packed_rows(batch, item);
-    return rows <= CPA_CUDA_DECODE_ROWS ? 0 : ceil_div(rows, tile_rows);
+    const int64_t rows = cpa_cuda_packed_rows(batch, item);
+    return rows <= CPA_CUDA_DECODE_ROWS ? 0 : cpa_cuda_ceil_div(rows, tile_rows);
 }
 
 int64_t cpa_cuda_prefill_pieces(const cpa_attend_batch *batch, int32_t tile_rows, int64_t split_keys) {
     int64_t pieces = 0;
     for (int64_t i = 0; i < batch->n_items; i++) {
-        const int64_t cuts = ceil_div(batch->items[i].k_count, split_keys);
+        const int64_t cuts = cpa_cuda_ceil_div(batch->items[i].k_count, split_keys);
         pieces += cpa_cuda_prefill_tiles(batch, &batch->items[i], tile_rows) * (cuts > 0 ? cuts : 1);
     }
     return pieces;

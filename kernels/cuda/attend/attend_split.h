@@ -13,6 +13,15 @@ enum {
     CPA_CUDA_DECODE_SLACK_PART = 16
 };
 
+CPA_HOST_DEVICE static inline int64_t cpa_cuda_ceil_div(int64_t a, int64_t b) {
+    return (a + b - 1) / b;
+}
+
+/* Rows of a KV head: those of all its query heads. */
+static inline int64_t cpa_cuda_packed_rows(const cpa_attend_batch *batch, const cpa_attend_item *item) {
+    return item->q_count * (batch->shape.q_heads / batch->shape.kv_heads);
+}
+
 /* Decode units: the items whose packed rows fill one tile. Their keys count in tiles of CPA_CUDA_DECODE_KEYS. */
 typedef struct cpa_cuda_decode_shares {
     int64_t ctas;    /* for each KV head, or each pair of them where a CTA takes two */
@@ -27,13 +36,12 @@ cpa_cuda_decode_shares cpa_cuda_share_decode(const cpa_attend_batch *batch, int3
 /* The cap of so many CTAs, of `heads` heads each, which load `load`: tiles and the overhead of each unit. */
 CPA_HOST_DEVICE static inline int64_t cpa_cuda_decode_cap(int64_t load, int64_t ctas, int64_t heads) {
     const int64_t least = CPA_CUDA_DECODE_OVERHEAD + CPA_CUDA_LEAST_DECODE_TILES / heads;
-    const int64_t even = (load + ctas - 1) / ctas + CPA_CUDA_DECODE_OVERHEAD;
+    const int64_t even = cpa_cuda_ceil_div(load, ctas) + CPA_CUDA_DECODE_OVERHEAD;
     return even > least ? even : least;
 }
 /* Pieces of a unit of so many tiles that shares no CTA; at least one. */
 CPA_HOST_DEVICE static inline int64_t cpa_cuda_decode_pieces(int64_t tiles, int64_t cap) {
-    const int64_t most = cap - CPA_CUDA_DECODE_OVERHEAD;
-    return tiles > 0 ? (tiles + most - 1) / most : 1;
+    return tiles > 0 ? cpa_cuda_ceil_div(tiles, cap - CPA_CUDA_DECODE_OVERHEAD) : 1;
 }
 
 /* A unit that is dealt: the tiles that are left of it; and where units share no CTA, the pieces of even + 1 tiles, whose
