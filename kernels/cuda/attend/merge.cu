@@ -192,17 +192,12 @@ __global__ void __launch_bounds__(THREADS) merge_few(const __grid_constant__ mer
     if (a.out_lse && lane == 0) a.out_lse[row * a.out_lse_row_stride + head] = lse;
 }
 
-/* It or what comes before it may wait for other devices: no more CTAs early than leave room for what they wait for. */
-bool starts_early(const cpa_cuda_device *device, int64_t ctas) {
-    return device->path == CPA_CUDA_HOPPER && ctas <= device->multiprocessors;
-}
-
 template <typename Out>
 cpa_status launch_few(const merge_args &a, cpa_stream *stream) {
     const int64_t ctas = (a.rows * a.heads + WARPS - 1) / WARPS;
     return cpa_cuda_check(&stream->error,
                           launch_dependent(merge_few<Out>, dim3((unsigned)ctas), THREADS, a,
-                                           starts_early(cpa_cuda_device_of(stream), ctas), cpa_cuda_handle(stream)),
+                                           cpa_cuda_starts_early(stream, ctas), cpa_cuda_handle(stream)),
                           "merge");
 }
 
@@ -221,7 +216,7 @@ cpa_status launch_kernel(const merge_args &a, cpa_stream *stream) {
     return cpa_cuda_check(
         &stream->error,
         launch_dependent(merge<Out, UNIT, ROWS, AT_ONCE>, dim3((unsigned)ctas), THREADS, a,
-                         starts_early(cpa_cuda_device_of(stream), ctas), cpa_cuda_handle(stream), bytes),
+                         cpa_cuda_starts_early(stream, ctas), cpa_cuda_handle(stream), bytes),
         "merge");
 }
 

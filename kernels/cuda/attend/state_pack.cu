@@ -21,12 +21,11 @@ __device__ head_of_row own_head(int64_t rows, int32_t heads) {
 
 template <typename Args>
 cpa_status launch_heads(void (*kernel)(Args), const Args &args, const char *what, cpa_stream *stream) {
-    const cpa_cuda_device *device = cpa_cuda_device_of(stream);
     const int64_t ctas = (args.rows * args.heads + WARPS - 1) / WARPS;
     if (ctas > INT32_MAX) return cpa_cuda_unsupported(stream, "more rows than a grid counts", args.rows);
-    const bool early = device->path == CPA_CUDA_HOPPER && ctas <= device->multiprocessors;
     return cpa_cuda_check(&stream->error,
-                          launch_dependent(kernel, dim3((unsigned)ctas), THREADS, args, early, cpa_cuda_handle(stream)),
+                          launch_dependent(kernel, dim3((unsigned)ctas), THREADS, args,
+                                           cpa_cuda_starts_early(stream, ctas), cpa_cuda_handle(stream)),
                           what);
 }
 

@@ -13,12 +13,6 @@ unsigned ctas_of(int64_t units) {
     return (unsigned)(ctas < MOST_CTAS ? ctas : MOST_CTAS);
 }
 
-/* A kernel of few CTAs may be placed while the one before it runs, which may wait for other devices. */
-bool starts_early(const cpa_stream *stream, unsigned ctas) {
-    const cpa_cuda_device *device = cpa_cuda_device_of(stream);
-    return device->path == CPA_CUDA_HOPPER && ctas <= (unsigned)device->multiprocessors;
-}
-
 /* ---- join_columns: a part in each y of the grid ---- */
 
 struct join_args {
@@ -56,7 +50,7 @@ cpa_status launch_join(const cpa_join_columns_args *args, cpa_stream *stream) {
     const unsigned ctas = ctas_of(a.rows * widest), parts = (unsigned)args->n_parts;
     return cpa_cuda_check(&stream->error,
                           launch_dependent(join_columns<Unit>, dim3(ctas, parts), THREADS, a,
-                                           starts_early(stream, ctas * parts), cpa_cuda_handle(stream)),
+                                           cpa_cuda_starts_early(stream, ctas * parts), cpa_cuda_handle(stream)),
                           "join_columns");
 }
 
@@ -117,7 +111,7 @@ cpa_status launch_sum(const sum_args &a, bool vectors, cpa_stream *stream) {
     const unsigned ctas = ctas_of(vectors ? a.elements / 4 : a.elements);
     return cpa_cuda_check(&stream->error,
                           launch_dependent(vectors ? sum_parts<T, 4> : sum_parts<T, 1>, dim3(ctas), THREADS, a,
-                                           starts_early(stream, ctas), cpa_cuda_handle(stream)),
+                                           cpa_cuda_starts_early(stream, ctas), cpa_cuda_handle(stream)),
                           "sum_parts");
 }
 
