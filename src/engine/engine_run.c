@@ -184,6 +184,15 @@ static cpa_status open_plans(cpa_run *r, cpa_error *err) {
     return CPA_OK;
 }
 
+/* A failed check leaves the reports of the step before unread, where they had not come yet: who has the communicator next
+ * would take them for its own. */
+static void drop_reports(cpa_run *r) {
+    cpa_error ignored = {CPA_OK, ""};
+    int arrived;
+    if (r->unsettled && r->reports && r->next_error.status == CPA_OK)
+        (void)cpa_reports_receive(r->reports, 1, &arrived, &ignored);
+}
+
 static cpa_status close_plans(cpa_run *r, cpa_status status, cpa_error *err) {
     cpa_engine *engine = r->engine;
     cpa_error settled = {CPA_OK, ""};
@@ -192,6 +201,7 @@ static cpa_status close_plans(cpa_run *r, cpa_status status, cpa_error *err) {
     if (status == CPA_OK) status = cpa_run_settle(r, 1, err);
     /* A failed check is known to every rank; any other failure leaves this one alone. */
     if (status == CPA_OK || status == CPA_CHECK_FAILED) {
+        drop_reports(r);
         cpa_status outcome = cpa_next_plan_settle(&r->next, &settled);
         if (status == CPA_OK && outcome != CPA_OK) status = cpa_fail(err, outcome, "%s", settled.message);
     }
