@@ -5,12 +5,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* A digest is as good a hash as any. A failed insertion leaves the entry out instead of ending the process. */
-#define HASH_NONFATAL_OOM 1
-#define HASH_FUNCTION(key, length, hash) memcpy(&(hash), (key), sizeof(hash))
-#include <uthash.h>
-
 #include "base/check.h"
+
+/* A digest is as good a hash as any. */
+#define HASH_FUNCTION(key, length, hash) memcpy(&(hash), (key), sizeof(hash))
+#include "base/hash_table.h"
 
 typedef struct entry {
     cpa_prefix_digest digest;

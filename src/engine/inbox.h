@@ -9,11 +9,7 @@
 
 #include <pthread.h>
 
-#ifndef HASH_NONFATAL_OOM
-#define HASH_NONFATAL_OOM 1 /* an entry that does not fit has no table */
-#endif
-#include <uthash.h>
-
+#include "base/hash_table.h"
 #include "src/engine/deadlines.h"
 #include "src/schedule/scheduler.h"
 

@@ -5,12 +5,7 @@
 
 #include <stdint.h>
 
-/* A failed insertion leaves the element out instead of ending the process. */
-#ifndef HASH_NONFATAL_OOM
-#define HASH_NONFATAL_OOM 1
-#endif
-#include <uthash.h>
-
+#include "base/hash_table.h"
 #include "src/schedule/sequence_queue.h"
 
 typedef struct cpa_tenants cpa_tenants;
