@@ -69,7 +69,7 @@ cpa_status cpa_engine_submit(cpa_engine *engine, const cpa_request *request) {
 
 static cpa_status cancel(cpa_engine *engine, uint64_t id, cpa_error *err) {
     CPA_TRY(check_rank(engine, "cpa_engine_cancel", err));
-    return cpa_inbox_end(engine->inbox, id, CPA_FINISH_CANCELLED, NULL, err);
+    return cpa_inbox_cancel(engine->inbox, id, err);
 }
 
 cpa_status cpa_engine_cancel(cpa_engine *engine, uint64_t id) {

@@ -164,15 +164,14 @@ cpa_status cpa_inbox_submit(cpa_inbox *inbox, const cpa_scheduler_request *given
     return status;
 }
 
-cpa_status cpa_inbox_end(cpa_inbox *inbox, uint64_t id, cpa_finish_reason reason, const char *why, cpa_error *err) {
+cpa_status cpa_inbox_cancel(cpa_inbox *inbox, uint64_t id, cpa_error *err) {
     cpa_status status = CPA_OK;
     pthread_mutex_lock(&inbox->lock);
     cpa_engine_request *request = find(inbox, id);
     if (!request) {
         status = cpa_fail(err, CPA_INVALID, "request %" PRIu64 ": no unfinished request has this id", id);
     } else if (!request->is_ending && request->state != CPA_REQUEST_ENDED) {
-        begin_ending(inbox, request, reason);
-        snprintf(request->error, sizeof request->error, "%s", why ? why : "");
+        begin_ending(inbox, request, CPA_FINISH_CANCELLED);
         tell_planner(inbox);
     }
     pthread_mutex_unlock(&inbox->lock);

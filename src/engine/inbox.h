@@ -112,9 +112,9 @@ void cpa_inbox_destroy(cpa_inbox *inbox);
  * start of the next one. CPA_INVALID, CPA_BUSY, CPA_STOPPED while draining, CPA_NO_MEMORY. */
 cpa_status cpa_inbox_submit(cpa_inbox *inbox, const cpa_scheduler_request *request, double deadline_s,
                             const uint32_t *stop_ids, int64_t n_stop_ids, cpa_error *err);
-/* The request is to be ended for that reason, with a line for one that failed; nothing if it is being ended already.
- * CPA_INVALID where no unfinished request has the id. */
-cpa_status cpa_inbox_end(cpa_inbox *inbox, uint64_t id, cpa_finish_reason reason, const char *why, cpa_error *err);
+/* The request is to be ended; nothing if it is being ended already. CPA_INVALID where no unfinished request has the id.
+ */
+cpa_status cpa_inbox_cancel(cpa_inbox *inbox, uint64_t id, cpa_error *err);
 /* Admits nothing any more until the run has ended, and waits for so long, at most, until every request is done: CPA_OK.
  * CPA_BUSY if some are left, CPA_STOPPED if a run has ended before they were done. */
 cpa_status cpa_inbox_drain(cpa_inbox *inbox, double timeout_s, cpa_error *err);
