@@ -39,11 +39,6 @@ int64_t cpa_worker_padded_rows(const cpa_worker *worker, const cpa_step_plan *pl
     return rows <= worker->options.max_tokens ? rows : 0;
 }
 
-/* The tokens of a chunk [begin, end) that this rank has not in its history yet. */
-static int64_t history_begin(const cpa_plan_chunk *chunk) {
-    return chunk->flags & CPA_CHUNK_FIRST ? 0 : chunk->start;
-}
-
 static uint32_t wants_of(const cpa_plan_sampling *sampling, int64_t given) {
     uint32_t wants = 0;
     if (sampling->logprobs) wants |= CPA_WANTS_LOGITS | CPA_WANTS_LOGPROBS;
@@ -81,7 +76,7 @@ static void count_entries(cpa_worker *worker, const cpa_step_plan *plan, int64_t
         rows->sizes.rows += cpa_tokens_before(map, listed, end) - cpa_tokens_before(map, listed, chunk->start);
         rows->takes |= (chunk->flags & CPA_CHUNK_DRAWN) != 0;
         if (has_penalties(&seq->sampling)) {
-            rows->sizes.history += end - history_begin(chunk);
+            rows->sizes.history += cpa_plan_chunk_tokens(chunk);
             rows->sizes.restarts += (chunk->flags & CPA_CHUNK_FIRST) != 0;
         }
         if (!(chunk->flags & CPA_CHUNK_EMITS)) continue;
@@ -151,7 +146,8 @@ static void add_history(const cpa_worker *worker, const cpa_plan_chunk *chunk, i
     const cpa_worker_seq *seq = &worker->seqs[chunk->seq];
     if (!has_penalties(&seq->sampling)) return;
     if (chunk->flags & CPA_CHUNK_FIRST) rows->host.restarts[(*restart)++] = chunk->seq;
-    for (int64_t position = history_begin(chunk); position < chunk->start + chunk->count; position++, ++*entry) {
+    const int64_t end = chunk->start + chunk->count;
+    for (int64_t position = end - cpa_plan_chunk_tokens(chunk); position < end; position++, ++*entry) {
         const int64_t token = rows->sizes.rows + *entry;
         rows->host.tokens[token] = source < 0 ? seq->tokens[position] : 0;
         rows->host.sources[token] = (int32_t)source;
