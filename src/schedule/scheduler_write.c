@@ -22,8 +22,7 @@ static void write_appends(cpa_scheduler *s, cpa_sequence *sequence) {
 
 /* Whether the most probable token is taken every time, of the logits as they are. */
 static int is_plain(const cpa_plan_sampling *sampling) {
-    int penalties = sampling->repetition_penalty != 1 || sampling->presence_penalty != 0;
-    return !(sampling->temperature > 0) && !penalties && !sampling->logprobs;
+    return !(sampling->temperature > 0) && !cpa_plan_has_penalties(sampling) && !sampling->logprobs;
 }
 
 /* Tells the ranks how the tokens of a sequence that they meet are drawn; -1: there is nothing to tell. */

@@ -52,6 +52,11 @@ typedef struct cpa_plan_sampling {
     int64_t prompt_tokens; /* those after them are output */
 } cpa_plan_sampling;
 
+/* Whether what is drawn depends on the tokens before. */
+static inline int cpa_plan_has_penalties(const cpa_plan_sampling *sampling) {
+    return sampling->repetition_penalty != 1 || sampling->presence_penalty != 0;
+}
+
 /* A token that an earlier plan emits and nobody wants any more, as its request had ended: the one for `position` of the
  * request's tokens. */
 typedef struct cpa_plan_discard {

@@ -7,10 +7,6 @@
 #include "base/min_max.h"
 #include "kernels/device.h"
 
-static int has_penalties(const cpa_plan_sampling *sampling) {
-    return sampling->repetition_penalty != 1 || sampling->presence_penalty != 0;
-}
-
 /* ---- how many there are of each ---- */
 
 int cpa_worker_replicates(const cpa_worker *worker, const cpa_step_plan *plan) {
@@ -31,7 +27,7 @@ int64_t cpa_worker_padded_rows(const cpa_worker *worker, const cpa_step_plan *pl
         int any_algorithm = map.cp_size == 1 || chunk->placement.kind == CPA_ON_RANK || replicated;
         if (chunk->count != 1 || (!any_algorithm && chunk->algorithm != CPA_PASS_Q)) return 0;
         /* A history of any length comes with it. */
-        if (chunk->flags & CPA_CHUNK_FIRST && has_penalties(&worker->seqs[chunk->seq].sampling)) return 0;
+        if (chunk->flags & CPA_CHUNK_FIRST && cpa_plan_has_penalties(&worker->seqs[chunk->seq].sampling)) return 0;
         int64_t rows = ++counts[replicated ? 0 : cpa_owner_rank(map, chunk->placement, chunk->start)];
         most = cpa_max64(most, rows);
     }
@@ -44,7 +40,7 @@ static uint32_t wants_of(const cpa_plan_sampling *sampling, int64_t given) {
     if (sampling->logprobs) wants |= CPA_WANTS_LOGITS | CPA_WANTS_LOGPROBS;
     if (given >= 0) return wants;
     wants |= CPA_WANTS_LOGITS;
-    if (has_penalties(sampling)) wants |= CPA_WANTS_PENALTIES;
+    if (cpa_plan_has_penalties(sampling)) wants |= CPA_WANTS_PENALTIES;
     if (!(sampling->temperature > 0)) return wants;
     wants |= CPA_WANTS_TEMPERATURE;
     if (sampling->top_k > 0 || sampling->top_p < 1 || sampling->min_p > 0) wants |= CPA_WANTS_FILTERS;
@@ -75,7 +71,7 @@ static void count_entries(cpa_worker *worker, const cpa_step_plan *plan, int64_t
         const cpa_token_set listed = listed_tokens(worker, chunk->placement);
         rows->sizes.rows += cpa_tokens_before(map, listed, end) - cpa_tokens_before(map, listed, chunk->start);
         rows->takes |= (chunk->flags & CPA_CHUNK_DRAWN) != 0;
-        if (has_penalties(&seq->sampling)) {
+        if (cpa_plan_has_penalties(&seq->sampling)) {
             rows->sizes.history += cpa_plan_chunk_tokens(chunk);
             rows->sizes.restarts += (chunk->flags & CPA_CHUNK_FIRST) != 0;
         }
@@ -144,7 +140,7 @@ static void add_history(const cpa_worker *worker, const cpa_plan_chunk *chunk, i
                         int64_t *restart) {
     const cpa_worker_rows *rows = worker->rows;
     const cpa_worker_seq *seq = &worker->seqs[chunk->seq];
-    if (!has_penalties(&seq->sampling)) return;
+    if (!cpa_plan_has_penalties(&seq->sampling)) return;
     if (chunk->flags & CPA_CHUNK_FIRST) rows->host.restarts[(*restart)++] = chunk->seq;
     const int64_t end = chunk->start + chunk->count;
     for (int64_t position = end - cpa_plan_chunk_tokens(chunk); position < end; position++, ++*entry) {
