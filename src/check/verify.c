@@ -129,17 +129,10 @@ static cpa_status begin(void *ctx, const cpa_step_plan *plan, int32_t *first, cp
     return CPA_OK;
 }
 
-/* The tokens of a chunk's sequence that have rows on this rank. */
-static cpa_token_set listed_tokens(const cpa_verify *verify, const cpa_plan_chunk *chunk) {
-    const cpa_token_set all = {CPA_TOKENS_ALL, 0};
-    if (verify->replicated) return all;
-    return cpa_tokens_on(verify->worker->options.map, chunk->placement, verify->worker->rank);
-}
-
 /* The rows of a chunk on this rank. */
 static int64_t rows_of(const cpa_verify *verify, const cpa_plan_chunk *chunk) {
     cpa_owner_map map = verify->worker->options.map;
-    const cpa_token_set tokens = listed_tokens(verify, chunk);
+    const cpa_token_set tokens = cpa_worker_listed(verify->worker, verify->replicated, chunk->placement);
     return cpa_tokens_before(map, tokens, chunk->start + chunk->count) - cpa_tokens_before(map, tokens, chunk->start);
 }
 
@@ -157,7 +150,7 @@ static cpa_status layer_done(void *ctx, const cpa_step_plan *plan, int32_t layer
         }
         const cpa_plan_chunk *in = &plan->chunks[chunk];
         if (cpa_verify_keeper(verify, plan, sample) != verify->worker->rank) continue;
-        const cpa_token_set tokens = listed_tokens(verify, in);
+        const cpa_token_set tokens = cpa_worker_listed(verify->worker, verify->replicated, in->placement);
         int64_t row =
             first_row + cpa_tokens_before(map, tokens, sample->position) - cpa_tokens_before(map, tokens, in->start);
         CPA_TRY(keep_sample(verify, verify->next, row, q, out, stream));

@@ -47,10 +47,9 @@ static uint32_t wants_of(const cpa_plan_sampling *sampling, int64_t given) {
     return wants;
 }
 
-/* The tokens of a sequence that have rows on this rank. */
-static cpa_token_set listed_tokens(const cpa_worker *worker, cpa_placement placement) {
+cpa_token_set cpa_worker_listed(const cpa_worker *worker, int replicated, cpa_placement placement) {
     const cpa_token_set all = {CPA_TOKENS_ALL, 0};
-    return worker->rows->replicated ? all : cpa_tokens_on(worker->options.map, placement, worker->rank);
+    return replicated ? all : cpa_tokens_on(worker->options.map, placement, worker->rank);
 }
 
 /* Lists what the step yields on all ranks, and counts rows and entries; a rank has as many emissions as the one with the
@@ -68,7 +67,7 @@ static void count_entries(cpa_worker *worker, const cpa_step_plan *plan, int64_t
         const cpa_plan_chunk *chunk = &plan->chunks[i];
         const cpa_worker_seq *seq = &worker->seqs[chunk->seq];
         const int64_t end = chunk->start + chunk->count;
-        const cpa_token_set listed = listed_tokens(worker, chunk->placement);
+        const cpa_token_set listed = cpa_worker_listed(worker, rows->replicated, chunk->placement);
         rows->sizes.rows += cpa_tokens_before(map, listed, end) - cpa_tokens_before(map, listed, chunk->start);
         rows->takes |= (chunk->flags & CPA_CHUNK_DRAWN) != 0;
         if (cpa_plan_has_penalties(&seq->sampling)) {
@@ -104,7 +103,7 @@ static void add_rows(cpa_worker *worker, const cpa_plan_chunk *chunk, int64_t so
     const cpa_owner_map map = worker->options.map;
     const cpa_worker_seq *seq = &worker->seqs[chunk->seq];
     const cpa_step_arrays *to = &worker->rows->host;
-    const cpa_token_set listed = listed_tokens(worker, seq->placement);
+    const cpa_token_set listed = cpa_worker_listed(worker, worker->rows->replicated, seq->placement);
     int64_t end = cpa_tokens_before(map, listed, chunk->start + chunk->count);
     for (int64_t i = cpa_tokens_before(map, listed, chunk->start); i < end; i++, ++*row) {
         int64_t position = cpa_token_position(map, listed, i);
