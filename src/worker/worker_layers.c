@@ -129,6 +129,19 @@ static cpa_status begin_step(cpa_worker *worker, const cpa_model_step *step) {
     return CPA_OK;
 }
 
+/* Each rank draws its tokens, and gets those of the others. */
+static cpa_status end_step(cpa_worker *worker, const cpa_model_step *step, cpa_error *err) {
+    const cpa_model *network = worker->network;
+    cpa_stream *stream = worker->stream;
+    cpa_spans *spans = cpa_context_spans(worker->context);
+    if (!network->end_step || step->emissions.count == 0) return CPA_OK;
+    const int64_t span = cpa_spans_begin(spans, CPA_SPAN_END_STEP, 0, stream);
+    cpa_drawn *own = cpa_worker_own_tokens(worker);
+    CPA_TRY(model_failed(stream, "end_step", -1, network->end_step(network->ctx, step, own, stream)));
+    cpa_spans_end(spans, span, stream);
+    return cpa_worker_share_tokens(worker, err);
+}
+
 cpa_status cpa_worker_run_layers(cpa_worker *worker, const cpa_step_plan *plan, const cpa_worker_observer *observer,
                                  cpa_error *err) {
     const cpa_model_step step = describe_step(worker);
@@ -137,5 +150,5 @@ cpa_status cpa_worker_run_layers(cpa_worker *worker, const cpa_step_plan *plan, 
     for (int32_t layer = 0; layer < worker->options.model.layers; layer++)
         CPA_TRY(run_layer(worker, plan, layer, &step, observer, err));
     cpa_context_spans(worker->context)->layer = -1;
-    return cpa_worker_draw_tokens(worker, &step, err);
+    return end_step(worker, &step, err);
 }

@@ -4,12 +4,6 @@
 #include "kernels/operators.h"
 #include "src/context/context.h"
 
-/* Whose message the stream has: an operation's of ours that the model called, or the model's status alone. */
-static cpa_status drawing_failed(cpa_stream *stream, cpa_status status) {
-    if (status == CPA_OK || stream->error.message[0]) return status;
-    return cpa_fail(&stream->error, status, "the model's end_step returned %s", cpa_status_name(status));
-}
-
 cpa_status cpa_worker_take_tokens(cpa_worker *worker) {
     const cpa_worker_rows *rows = worker->rows;
     if (!rows->takes) return CPA_OK;
@@ -23,19 +17,16 @@ cpa_status cpa_worker_take_tokens(cpa_worker *worker) {
     return worker->device->operators->take_tokens(&take, worker->stream);
 }
 
-cpa_status cpa_worker_draw_tokens(cpa_worker *worker, const cpa_model_step *step, cpa_error *err) {
-    const cpa_model *network = worker->network;
-    const int64_t emissions = worker->rows->sizes.emissions;
-    cpa_spans *spans = cpa_context_spans(worker->context);
-    if (!network->end_step || emissions == 0) return CPA_OK;
-    const int64_t span = cpa_spans_begin(spans, CPA_SPAN_END_STEP, 0, worker->stream);
-    const int replicated = worker->rows->replicated; /* all ranks draw all tokens, the same */
-    cpa_drawn *own = worker->drawn + (replicated ? 0 : worker->rank * emissions);
-    CPA_TRY(drawing_failed(worker->stream, network->end_step(network->ctx, step, own, worker->stream)));
-    cpa_spans_end(spans, span, worker->stream);
-    if (!worker->rows->draws || worker->options.map.cp_size == 1 || replicated) return CPA_OK;
-    cpa_status status =
-        cpa_context_share(worker->context, worker->drawn, emissions * (int64_t)sizeof *own, worker->stream);
+cpa_drawn *cpa_worker_own_tokens(const cpa_worker *worker) {
+    const cpa_worker_rows *rows = worker->rows;
+    return worker->drawn + (rows->replicated ? 0 : worker->rank * rows->sizes.emissions);
+}
+
+cpa_status cpa_worker_share_tokens(cpa_worker *worker, cpa_error *err) {
+    const cpa_worker_rows *rows = worker->rows;
+    const int64_t bytes = rows->sizes.emissions * (int64_t)sizeof *worker->drawn;
+    if (!rows->draws || worker->options.map.cp_size == 1 || rows->replicated) return CPA_OK;
+    cpa_status status = cpa_context_share(worker->context, worker->drawn, bytes, worker->stream);
     return status == CPA_OK ? CPA_OK : cpa_fail(err, status, "tokens: %s", cpa_context_error(worker->context));
 }
 

@@ -5,9 +5,11 @@
 
 #include "src/worker/worker.h"
 
-/* Enqueue, captured with the layers: the tokens that the step goes on with; and those that it yields. */
+/* Where this rank draws its tokens of the step that is prepared: all of them, where rows are replicated. */
+cpa_drawn *cpa_worker_own_tokens(const cpa_worker *worker);
+/* Enqueue, captured with the layers: the tokens that the step goes on with; and the exchange of those that it draws. */
 cpa_status cpa_worker_take_tokens(cpa_worker *worker);
-cpa_status cpa_worker_draw_tokens(cpa_worker *worker, const cpa_model_step *step, cpa_error *err);
+cpa_status cpa_worker_share_tokens(cpa_worker *worker, cpa_error *err);
 
 /* Enqueues the copy of what the step draws to the host, */
 cpa_status cpa_worker_fetch_tokens(cpa_worker *worker);
