@@ -1,15 +1,16 @@
 #include "src/model/json_file.h"
 
-#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/check.h"
+#include "base/file.h"
 
 cpa_status cpa_json_load(const char *path, json_t **out, cpa_error *err) {
-    FILE *file = fopen(path, "rb");
-    if (!file) return cpa_fail(err, CPA_IO, "%s: %s", path, strerror(errno));
+    const char *why;
+    FILE *file = cpa_file_open(path, &why);
+    if (!file) return cpa_fail(err, CPA_IO, "%s: %s", path, why);
     json_error_t error;
     json_t *value = json_loadf(file, JSON_REJECT_DUPLICATES, &error);
     int lost = ferror(file);

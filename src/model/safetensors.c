@@ -1,7 +1,6 @@
 #include "src/model/safetensors.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,6 +10,7 @@
 
 #include "base/array.h"
 #include "base/check.h"
+#include "base/file.h"
 #include "src/model/json_file.h"
 
 /* The header's own bound in the format. */
@@ -56,25 +56,22 @@ static const element_type *find_type(const char *name) {
 
 static cpa_status map_file(const char *path, mapped_file *file, cpa_error *err) {
     struct stat info;
-    int descriptor = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a pipe has nothing to wait for */
-    if (descriptor < 0) return cpa_fail(err, CPA_IO, "%s: %s", path, strerror(errno));
-    int failed = fstat(descriptor, &info) != 0;
-    if (!failed && (!S_ISREG(info.st_mode) || info.st_size <= LENGTH_BYTES)) {
-        close(descriptor);
-        return cpa_fail(err, CPA_INVALID, "%s: found %lld bytes, expected a file with a header of safetensors", path,
-                        (long long)info.st_size);
+    const char *why;
+    FILE *opened = cpa_file_open(path, &why);
+    if (!opened) return cpa_fail(err, CPA_IO, "%s: %s", path, why);
+    cpa_status status = CPA_OK;
+    void *memory = MAP_FAILED;
+    if (fstat(fileno(opened), &info) != 0) {
+        status = cpa_fail(err, CPA_IO, "%s: %s", path, strerror(errno));
+    } else if (info.st_size <= LENGTH_BYTES) {
+        status = cpa_fail(err, CPA_INVALID, "%s: found %lld bytes, expected a file with a header of safetensors", path,
+                          (long long)info.st_size);
+    } else if ((memory = mmap(NULL, (size_t)info.st_size, PROT_READ, MAP_PRIVATE, fileno(opened), 0)) == MAP_FAILED) {
+        status = cpa_fail(err, CPA_IO, "%s: %s", path, strerror(errno));
     }
-    if (!failed) {
-        file->memory = mmap(NULL, (size_t)info.st_size, PROT_READ, MAP_PRIVATE, descriptor, 0);
-        failed = file->memory == MAP_FAILED;
-    }
-    if (failed) {
-        cpa_fail(err, CPA_IO, "%s: %s", path, strerror(errno));
-        file->memory = NULL;
-        close(descriptor);
-        return CPA_IO;
-    }
-    close(descriptor);
+    fclose(opened);
+    if (status != CPA_OK) return status;
+    file->memory = memory;
     file->bytes = info.st_size;
     return CPA_OK;
 }

@@ -152,6 +152,16 @@ static void test_shape(void) {
     CU_ASSERT(!shape.layer_masks && shape.mask.window == 24 && shape.attention.dtype == CPA_BF16);
 }
 
+static void test_pipe(void) {
+    cpa_model_config config;
+    cpa_error err = {CPA_OK, ""};
+    cpa_test_folder folder = cpa_test_folder_make();
+    cpa_test_folder_pipe(&folder, "config.json");
+    CU_ASSERT_EQUAL(cpa_model_config_load(folder.path, &config, &err), CPA_IO);
+    CU_ASSERT_PTR_NOT_NULL(strstr(err.message, "config.json: found no regular file, expected one"));
+    cpa_test_folder_remove(&folder);
+}
+
 static void test_refusals(void) {
     static const struct {
         const char *model, *key, *value; /* NULL: the key is removed */
@@ -236,6 +246,7 @@ static const cpa_test tests[] = {
     {"windows are those of the layers that have them", test_windows},
     {"the shape has a mask for each layer where they differ", test_shape},
     {"what is missing, out of range or unsupported is named", test_refusals},
+    {"a pipe is refused, and not waited for", test_pipe},
     {"files that are missing or no JSON are named", test_no_files},
 };
 CPA_TEST_MAIN("model config", tests)

@@ -133,6 +133,16 @@ static void test_refusals(void) {
     cpa_test_folder_remove(&folder);
 }
 
+static void test_pipe(void) {
+    cpa_safetensors *files = NULL;
+    cpa_error err = {CPA_OK, ""};
+    cpa_test_folder folder = cpa_test_folder_make();
+    cpa_test_folder_pipe(&folder, file_name);
+    CU_ASSERT_EQUAL(cpa_safetensors_open(folder.path, &files, &err), CPA_IO);
+    CU_ASSERT_PTR_NOT_NULL(strstr(err.message, "found no regular file, expected one"));
+    cpa_test_folder_remove(&folder);
+}
+
 static void test_truncated(void) {
     char bytes[2048];
     cpa_test_folder folder = cpa_test_folder_make();
@@ -217,6 +227,7 @@ static const cpa_test tests[] = {
     {"tensors have the dtypes, shapes and data of the file", test_good},
     {"the tiny models open, one file or several", test_tiny_models},
     {"headers that are wrong are refused", test_refusals},
+    {"a pipe is refused, and not waited for", test_pipe},
     {"a file that is cut anywhere is refused", test_truncated},
     {"what opens after random changes lies inside the file", test_corpus},
     {"an index maps names to files of the folder", test_index},
