@@ -16,10 +16,14 @@ int64_t cpa_slice_most(int64_t width, int32_t ranks) {
     return unit ? (width / unit + ranks - 1) / ranks * unit : width;
 }
 
+cpa_slice cpa_slice_of_units(int64_t units, int64_t unit, int32_t ranks, int32_t rank) {
+    const int64_t begin = unit * cpa_slice_begin(units, ranks, rank);
+    return (cpa_slice){begin, unit * cpa_slice_begin(units, ranks, rank + 1) - begin};
+}
+
 cpa_slice cpa_slice_of(int64_t width, int32_t ranks, int32_t rank) {
     const int64_t unit = cpa_slice_unit(width, ranks);
-    const int64_t begin = unit * cpa_slice_begin(width / unit, ranks, rank);
-    return (cpa_slice){begin, unit * cpa_slice_begin(width / unit, ranks, rank + 1) - begin};
+    return cpa_slice_of_units(width / unit, unit, ranks, rank);
 }
 
 cpa_status cpa_sliced_outputs(const cpa_slices *slices, const cpa_linear_args *whole, int is_own, void *part,

@@ -17,6 +17,8 @@ typedef struct cpa_slice {
     int64_t begin, count;
 } cpa_slice;
 cpa_slice cpa_slice_of(int64_t width, int32_t ranks, int32_t rank);
+/* What it has of so many units of a width each, such as heads, of which it has whole ones. */
+cpa_slice cpa_slice_of_units(int64_t units, int64_t unit, int32_t ranks, int32_t rank);
 
 /* `whole` is the product as one rank would compute it, out [rows, outputs] contiguous; with is_own its weight and bias
  * are the slice alone. Outputs are sliced; `part` has room for the rows of the own ones, in the dtype of out. */

@@ -324,10 +324,8 @@ static cpa_status layer_out(void *ctx, int32_t layer, const cpa_model_step *step
         CPA_TRY(activate(t, rows, c->intermediate, stream));
         return cpa_linear(&down, stream);
     }
-    const int64_t head = cpa_slice_begin(c->q_heads, slices->ranks, slices->rank);
-    const int64_t heads = cpa_slice_begin(c->q_heads, slices->ranks, slices->rank + 1) - head;
     const cpa_slice own = cpa_slice_of(c->intermediate, slices->ranks, slices->rank);
-    const cpa_slice own_heads = {head * c->head_dim, heads * c->head_dim};
+    const cpa_slice own_heads = cpa_slice_of_units(c->q_heads, c->head_dim, slices->ranks, slices->rank);
     CPA_TRY(cpa_sliced_inputs(slices, &o, own_heads, w->is_slice, t->wide, stream));
     CPA_TRY(norm(t, rows, t->x, t->residual, w->mlp_norm, t->x, stream));
     CPA_TRY(sliced_gate_up(t, w, rows, own, stream));

@@ -4,8 +4,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include <cpattn/ops.h>
-
 #include "base/check.h"
 #include "base/convert.h"
 #include "base/min_max.h"
@@ -47,10 +45,8 @@ typedef struct own_slices {
 } own_slices;
 
 static own_slices slices_of(const cpa_model_config *c, cpa_weights_part part) {
-    const int64_t head = cpa_slice_begin(c->q_heads, part.ranks, part.rank);
-    const int64_t heads = cpa_slice_begin(c->q_heads, part.ranks, part.rank + 1) - head;
     return (own_slices){.qkv = cpa_slice_of(qkv_width(c), part.ranks, part.rank),
-                        .o = {head * c->head_dim, heads * c->head_dim},
+                        .o = cpa_slice_of_units(c->q_heads, c->head_dim, part.ranks, part.rank),
                         .inner = cpa_slice_of(c->intermediate, part.ranks, part.rank),
                         .head = cpa_slice_of(c->vocabulary, part.ranks, part.rank)};
 }
