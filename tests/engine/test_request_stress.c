@@ -1,20 +1,17 @@
 /* Four threads submit, cancel, stop, drain and read statistics at random while an engine serves: every request that was
  * taken is told once, and every block is back in the end. Ranks are threads of this process, which meet over TCP, so that
  * the thread sanitizer sees all of them; MPI is not started. CPATTN_TEST_OPS sets how many operations there are. */
-#include <arpa/inet.h>
-#include <netinet/in.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/socket.h>
 #include <time.h>
-#include <unistd.h>
 
 #include "base/hash.h"
 #include "src/engine/engine_internal.h"
 #include "src/schedule/scheduler_internal.h"
+#include "tests/fixtures/free_port.h"
 #include "tests/fixtures/unit.h"
 
 enum { DEFAULT_OPS = 3000, ACTORS = 4, MOST_RANKS = 3 };
@@ -201,20 +198,9 @@ static void *run_rank(void *ctx) {
     return NULL;
 }
 
-/* A TCP port that is free at the moment; 0 if there is none. */
-static int32_t find_port(void) {
-    struct sockaddr_in any = {.sin_family = AF_INET};
-    socklen_t length = sizeof any;
-    int fd = socket(AF_INET, SOCK_STREAM, 0), found = 0;
-    if (bind(fd, (struct sockaddr *)&any, length) == 0 && getsockname(fd, (struct sockaddr *)&any, &length) == 0)
-        found = ntohs(any.sin_port);
-    close(fd);
-    return found;
-}
-
 static void stress_ranks(int32_t ranks) {
     const char *ops = getenv("CPATTN_TEST_OPS");
-    stress s = {.ranks = ranks, .port = find_port(), .ops = ops ? atoll(ops) : DEFAULT_OPS};
+    stress s = {.ranks = ranks, .port = cpa_test_free_port(), .ops = ops ? atoll(ops) : DEFAULT_OPS};
     rank_of_stress all[MOST_RANKS];
     s.told = calloc((size_t)s.ops + 1, sizeof *s.told);
     pthread_barrier_init(&s.ready, NULL, (unsigned)ranks);
