@@ -25,12 +25,6 @@ typedef struct heard {
     cpa_engine_stats stats;
 } heard;
 
-static int rank_of(void) {
-    int rank;
-    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
-    return rank;
-}
-
 static float expected_logprob(const heard *h, uint64_t request, int64_t index) {
     const chain_model *chain = &h->chain;
     if (!chain->sampling[request].logprobs) return 0;
@@ -96,12 +90,12 @@ static void run(heard *h) {
     CU_ASSERT_EQUAL(h->chain.wrong, 0);
     CU_ASSERT_EQUAL(h->leaked, 0);
     CU_ASSERT_EQUAL(h->stats.verify_violations, 0);
-    for (int64_t i = 0; rank_of() == 0 && i < h->n_requests; i++) CU_ASSERT(h->ended[h->requests[i].id] >= 0);
+    for (int64_t i = 0; cpa_test_rank() == 0 && i < h->n_requests; i++) CU_ASSERT(h->ended[h->requests[i].id] >= 0);
 }
 
 /* All of them got as many tokens as they asked for. */
 static void expect_lengths(const heard *h) {
-    for (int64_t i = 0; rank_of() == 0 && i < h->n_requests; i++) {
+    for (int64_t i = 0; cpa_test_rank() == 0 && i < h->n_requests; i++) {
         CU_ASSERT_EQUAL(h->ended[h->requests[i].id], h->requests[i].output_tokens);
         CU_ASSERT_EQUAL(h->reason[h->requests[i].id], CPA_FINISH_LENGTH);
     }
@@ -201,7 +195,7 @@ static void requests_end_with_their_tokens(void) {
         int64_t tokens = 31;
         if (f < 4) tokens = first_index(&h, f, 60, stops[f]) + 1;
         add(&cut, f, 0, 60, tokens, NULL);
-        if (rank_of() > 0) continue;
+        if (cpa_test_rank() > 0) continue;
         CU_ASSERT_EQUAL(h.ended[4 * f], tokens);
         CU_ASSERT_EQUAL(h.reason[4 * f], f < 4 ? CPA_FINISH_STOP : CPA_FINISH_LENGTH);
     }
@@ -229,7 +223,7 @@ static void places_of_requests_that_ended_are_taken_by_others(void) {
         add(&h, f, 0, 100, 300, &samplings[f]);
     }
     run(&h);
-    for (int f = 0; rank_of() == 0 && f < 8; f++)
+    for (int f = 0; cpa_test_rank() == 0 && f < 8; f++)
         CU_ASSERT_EQUAL(h.ended[4 * f], first_index(&h, f, 100, stops[f]) + 1);
 }
 
@@ -296,7 +290,7 @@ static void sampling_out_of_bounds_is_refused(void) {
     begin(&h);
     cpa_engine *engine = cpa_test_engine(&h.options, NULL, 0);
     CU_ASSERT_PTR_NOT_NULL_FATAL(engine);
-    for (size_t i = 0; rank_of() == 0 && i < sizeof bad / sizeof bad[0]; i++) {
+    for (size_t i = 0; cpa_test_rank() == 0 && i < sizeof bad / sizeof bad[0]; i++) {
         cpa_sampling sampling = bad[i];
         sampling.size = sizeof sampling;
         const cpa_request request = chain_request(&h.chain, 1, 0, 20, 4, &sampling);

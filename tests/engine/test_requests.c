@@ -44,12 +44,6 @@ static void on_progress(void *ctx, int64_t tokens, int64_t requests, double elap
     if (h->on_step) h->on_step(h);
 }
 
-static int rank_of(void) {
-    int rank;
-    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
-    return rank;
-}
-
 static cpa_engine_options quick_options(void) {
     cpa_engine_options options = cpa_test_engine_options();
     options.verify = 0;
@@ -76,7 +70,7 @@ static void serve_beside(heard *h, const cpa_engine_options *options, void *(*ac
     h->engine = cpa_test_engine(options, NULL, 0);
     CU_ASSERT_PTR_NOT_NULL(h->engine);
     if (!h->engine) return;
-    const int acts = rank_of() == 0;
+    const int acts = cpa_test_rank() == 0;
     if (acts) pthread_create(&thread, NULL, act, h);
     cpa_status status = cpa_engine_serve(h->engine, on_finish, on_progress, h);
     if (status != CPA_OK) printf("%s\n", cpa_engine_error(h->engine));
@@ -130,7 +124,7 @@ static void callbacks_submit_and_may_not_run(void) {
     CU_ASSERT_PTR_NOT_NULL(h.engine);
     if (!h.engine) return;
     CU_ASSERT_EQUAL(cpa_engine_run(h.engine, submit_again, NULL, &h), CPA_OK);
-    if (rank_of() == 0) CU_ASSERT_EQUAL(h.ends, 10);
+    if (cpa_test_rank() == 0) CU_ASSERT_EQUAL(h.ends, 10);
     cpa_engine_destroy(h.engine);
 }
 
@@ -169,7 +163,7 @@ static void a_cancelled_request_ends_within_two_steps(void) {
     cpa_engine_get_stats(h.engine, &stats, sizeof stats);
     CU_ASSERT_EQUAL(stats.requests_finished, 2);
     CU_ASSERT_EQUAL(stats.requests_cancelled, 2);
-    if (rank_of() == 0) {
+    if (cpa_test_rank() == 0) {
         CU_ASSERT_EQUAL(h.reason[1], CPA_FINISH_CANCELLED);
         CU_ASSERT_EQUAL(h.reason[3], CPA_FINISH_CANCELLED);
         CU_ASSERT_EQUAL(h.reason[2], CPA_FINISH_LENGTH);
@@ -210,7 +204,7 @@ static void requests_expire_at_their_deadline(void) {
     serve_beside(&h, &options, submit_what_expires);
     const cpa_request wrong = {.size = sizeof wrong, .prompt_tokens = 1, .output_tokens = 1, .deadline_s = -1};
     cpa_engine *engine = cpa_test_engine(&options, NULL, 0);
-    if (rank_of() == 0) CU_ASSERT_EQUAL(cpa_engine_submit(engine, &wrong), CPA_INVALID);
+    if (cpa_test_rank() == 0) CU_ASSERT_EQUAL(cpa_engine_submit(engine, &wrong), CPA_INVALID);
     cpa_engine_destroy(engine);
 }
 
@@ -223,18 +217,18 @@ static void a_full_queue_is_busy(void) {
     heard h = {.engine = cpa_test_engine(&options, NULL, 0)};
     CU_ASSERT_PTR_NOT_NULL(h.engine);
     if (!h.engine) return;
-    if (rank_of() == 0) {
+    if (cpa_test_rank() == 0) {
         CU_ASSERT_EQUAL(submit(h.engine, 1, 200, 1, 0), CPA_OK); /* alone it may wait */
         CU_ASSERT_EQUAL(submit(h.engine, 2, 1, 1, 0), CPA_BUSY);
         CU_ASSERT_PTR_NOT_NULL(strstr(cpa_engine_error(h.engine), "max_queued_tokens"));
     }
     CU_ASSERT_EQUAL(cpa_engine_run(h.engine, on_finish, NULL, &h), CPA_OK);
-    if (rank_of() == 0) {
+    if (cpa_test_rank() == 0) {
         for (uint64_t id = 1; id <= 3; id++) CU_ASSERT_EQUAL(submit(h.engine, id, 10, 1, 0), CPA_OK);
         CU_ASSERT_EQUAL(submit(h.engine, 4, 10, 1, 0), CPA_BUSY);
     }
     CU_ASSERT_EQUAL(cpa_engine_run(h.engine, on_finish, NULL, &h), CPA_OK);
-    if (rank_of() == 0) {
+    if (cpa_test_rank() == 0) {
         CU_ASSERT_EQUAL(submit(h.engine, 4, 10, 1, 0), CPA_OK);
         CU_ASSERT_EQUAL(h.ends, 4);
     }
@@ -281,12 +275,12 @@ static void drains_under_load_lose_no_request(void) {
     for (int i = 0; engine && i < 200 / size; i++) {
         heard h = {.engine = engine};
         pthread_t thread;
-        if (rank_of() == 0) pthread_create(&thread, NULL, flood_and_drain, &h);
+        if (cpa_test_rank() == 0) pthread_create(&thread, NULL, flood_and_drain, &h);
         CU_ASSERT_EQUAL(cpa_engine_serve(engine, on_finish, on_progress, &h), CPA_OK);
-        if (rank_of() == 0) pthread_join(thread, NULL);
+        if (cpa_test_rank() == 0) pthread_join(thread, NULL);
         admitted += h.mark;
     }
-    if (rank_of() == 0) CU_ASSERT(admitted > 100);
+    if (cpa_test_rank() == 0) CU_ASSERT(admitted > 100);
     cpa_engine_destroy(engine);
 }
 
@@ -307,7 +301,7 @@ static void a_drained_engine_cancels_what_has_not_arrived(void) {
     CU_ASSERT_PTR_NOT_NULL(h.engine);
     if (!h.engine) return;
     CU_ASSERT_EQUAL(cpa_engine_serve(h.engine, on_finish, on_progress, &h), CPA_OK);
-    if (rank_of() == 0) {
+    if (cpa_test_rank() == 0) {
         CU_ASSERT_EQUAL(h.reason[1], CPA_FINISH_LENGTH);
         CU_ASSERT_EQUAL(h.tokens[1], 30);
         CU_ASSERT_EQUAL(h.reason[2], CPA_FINISH_CANCELLED);
@@ -332,12 +326,12 @@ static void a_drain_hears_of_a_stop(void) {
     heard h = {.engine = cpa_test_engine(&options, NULL, 0)};
     CU_ASSERT_PTR_NOT_NULL(h.engine);
     if (!h.engine) return;
-    if (rank_of() == 0) pthread_create(&thread, NULL, drain_in_vain, &h);
+    if (cpa_test_rank() == 0) pthread_create(&thread, NULL, drain_in_vain, &h);
     CU_ASSERT_EQUAL(cpa_engine_serve(h.engine, on_finish, NULL, &h), CPA_STOPPED);
-    if (rank_of() == 0) pthread_join(thread, NULL);
-    if (rank_of() == 0) CU_ASSERT_EQUAL(cpa_engine_cancel(h.engine, 1), CPA_OK);
+    if (cpa_test_rank() == 0) pthread_join(thread, NULL);
+    if (cpa_test_rank() == 0) CU_ASSERT_EQUAL(cpa_engine_cancel(h.engine, 1), CPA_OK);
     CU_ASSERT_EQUAL(cpa_engine_run(h.engine, on_finish, NULL, &h), CPA_OK);
-    if (rank_of() == 0) CU_ASSERT_EQUAL(h.reason[1], CPA_FINISH_CANCELLED);
+    if (cpa_test_rank() == 0) CU_ASSERT_EQUAL(h.reason[1], CPA_FINISH_CANCELLED);
     CU_ASSERT(all_blocks_are_back(h.engine));
     cpa_engine_destroy(h.engine);
 }
@@ -365,9 +359,9 @@ static void what_the_last_end_brings_is_run(void) {
     pthread_t thread;
     CU_ASSERT_PTR_NOT_NULL(h.engine);
     if (!h.engine) return;
-    if (rank_of() == 0) pthread_create(&thread, NULL, cancel_the_first, &h);
+    if (cpa_test_rank() == 0) pthread_create(&thread, NULL, cancel_the_first, &h);
     CU_ASSERT_EQUAL(cpa_engine_run(h.engine, submit_a_second, NULL, &h), CPA_OK);
-    if (rank_of() == 0) {
+    if (cpa_test_rank() == 0) {
         pthread_join(thread, NULL);
         CU_ASSERT_EQUAL(h.reason[1], CPA_FINISH_CANCELLED);
         CU_ASSERT_EQUAL(h.told[2], 1);
@@ -391,9 +385,9 @@ static void who_gives_tokens_may_call_the_engine(void) {
     h.engine = cpa_test_engine(&options, NULL, 0);
     CU_ASSERT_PTR_NOT_NULL(h.engine);
     if (!h.engine) return;
-    if (rank_of() == 0) CU_ASSERT_EQUAL(submit(h.engine, 1, 50, 20, 0), CPA_OK);
+    if (cpa_test_rank() == 0) CU_ASSERT_EQUAL(submit(h.engine, 1, 50, 20, 0), CPA_OK);
     CU_ASSERT_EQUAL(cpa_engine_run(h.engine, on_finish, NULL, &h), CPA_OK);
-    if (rank_of() == 0) CU_ASSERT(h.told[1] == 1 && h.mark > 0);
+    if (cpa_test_rank() == 0) CU_ASSERT(h.told[1] == 1 && h.mark > 0);
     cpa_engine_destroy(h.engine);
 }
 
@@ -409,7 +403,7 @@ static void a_caller_drives_the_loop_step_by_step(void) {
     CU_ASSERT_EQUAL(result, CPA_STEP_IDLE);
     CU_ASSERT_EQUAL(cpa_engine_run(h.engine, NULL, NULL, NULL), CPA_INVALID);
     CU_ASSERT_PTR_NOT_NULL(strstr(cpa_engine_error(h.engine), "cpa_engine_step"));
-    if (rank_of() == 0) CU_ASSERT_EQUAL(submit(h.engine, 1, 10, 5, 0), CPA_OK);
+    if (cpa_test_rank() == 0) CU_ASSERT_EQUAL(submit(h.engine, 1, 10, 5, 0), CPA_OK);
     int ran = 0, idle = 0;
     for (int i = 0; i < 12; i++) {
         CU_ASSERT_EQUAL(cpa_engine_step(h.engine, on_finish, on_progress, &h, &result), CPA_OK);
@@ -419,16 +413,16 @@ static void a_caller_drives_the_loop_step_by_step(void) {
     }
     CU_ASSERT_EQUAL(ran, 5);
     CU_ASSERT(idle <= 2);
-    if (rank_of() == 0) {
+    if (cpa_test_rank() == 0) {
         CU_ASSERT_EQUAL(h.told[1], 1);
         CU_ASSERT_EQUAL(cpa_engine_drain(h.engine, 60), CPA_OK); /* without waiting: nothing is left */
     }
     for (int i = 0; i < 4 && result != CPA_STEP_LAST; i++)
         CU_ASSERT_EQUAL(cpa_engine_step(h.engine, on_finish, on_progress, &h, &result), CPA_OK);
     CU_ASSERT_EQUAL(result, CPA_STEP_LAST);
-    if (rank_of() == 0) CU_ASSERT_EQUAL(submit(h.engine, 2, 10, 5, 0), CPA_OK);
+    if (cpa_test_rank() == 0) CU_ASSERT_EQUAL(submit(h.engine, 2, 10, 5, 0), CPA_OK);
     CU_ASSERT_EQUAL(cpa_engine_run(h.engine, on_finish, NULL, &h), CPA_OK);
-    if (rank_of() == 0) CU_ASSERT_EQUAL(submit(h.engine, 3, 10, 500, 0), CPA_OK);
+    if (cpa_test_rank() == 0) CU_ASSERT_EQUAL(submit(h.engine, 3, 10, 500, 0), CPA_OK);
     for (int i = 0; i < 9; i++) CU_ASSERT_EQUAL(cpa_engine_step(h.engine, on_finish, on_progress, &h, &result), CPA_OK);
     CU_ASSERT_EQUAL(result, CPA_STEP_RAN);
     cpa_engine_destroy(h.engine); /* in the middle of a run */
@@ -561,7 +555,7 @@ static void a_request_that_is_not_finite_fails_alone(void) {
         CU_ASSERT_EQUAL(stats.requests_failed, 1);
         for (int id = 0; id < CROWD; id++)
             if (id != POISONED) CU_ASSERT_EQUAL(poison.digests[id], clean[id]);
-        if (rank_of() != 0) continue;
+        if (cpa_test_rank() != 0) continue;
         CU_ASSERT_EQUAL(poison.finished, CROWD - 1);
         CU_ASSERT_EQUAL(poison.failed, 1);
         CU_ASSERT_PTR_NOT_NULL(strstr(poison.error, "not finite: token"));
@@ -591,7 +585,7 @@ static void *measure_idling(void *ctx) {
     const double used = processor_seconds() - before;
     printf("%.0f ms of the processor in %d s ... ", used * 1e3, IDLE_S);
     CU_ASSERT(used < SLOWER * 0.6 * IDLE_S / 60);
-    if (rank_of() == 0) CU_ASSERT_EQUAL(cpa_engine_drain(h->engine, 60), CPA_OK);
+    if (cpa_test_rank() == 0) CU_ASSERT_EQUAL(cpa_engine_drain(h->engine, 60), CPA_OK);
     return NULL;
 }
 

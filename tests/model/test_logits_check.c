@@ -68,10 +68,6 @@ static cpa_logits_verdict verdict_on(const char *name, cpa_dtype dtype, const cp
     return verdict;
 }
 
-static int is_rank_0(void) {
-    return cpa_comm_rank(cpa_test_comm()) == 0;
-}
-
 static void right_logits_pass(void) {
     static const struct {
         const char *name;
@@ -82,7 +78,7 @@ static void right_logits_pass(void) {
         cpa_logits_sample sample;
         cpa_test_expected_read(runs[i].name, expected);
         run(runs[i].name, runs[i].dtype, expected, &sample);
-        if (is_rank_0()) {
+        if (cpa_test_rank() == 0) {
             cpa_logits_verdict verdict = verdict_on(runs[i].name, runs[i].dtype, &sample, expected, count);
             CU_ASSERT(verdict.tokens > MOST / 2 && verdict.violations == 0 && verdict.worst_error > 0);
             CU_ASSERT(verdict.max_error < (runs[i].dtype == CPA_F32 ? 1e-4 : 0.3));
@@ -97,7 +93,7 @@ static void wrong_logits_are_found(void) {
     cpa_test_expected *expected = malloc(sizeof *expected);
     cpa_test_expected_read("tiny-llama", expected);
     run("tiny-llama", CPA_BF16, expected, &sample);
-    if (is_rank_0()) {
+    if (cpa_test_rank() == 0) {
         float *row = sample.logits + 3 * CPA_TEST_VOCABULARY;
         const cpa_logits_record record = sample.records[3];
         for (int i = 0; i < CPA_TEST_VOCABULARY; i++) row[i] += i % 2 ? 0.5f : -0.5f;
@@ -119,7 +115,7 @@ static void samples_do_not_depend_on_ranks(void) {
     cpa_test_expected *expected = malloc(sizeof *expected);
     cpa_test_expected_read("tiny-llama2", expected);
     run("tiny-llama2", CPA_F32, expected, &sample);
-    if (is_rank_0()) {
+    if (cpa_test_rank() == 0) {
         int64_t less_than_kept = 0;
         uint64_t largest = 0;
         CU_ASSERT_EQUAL(sample.count, MOST);

@@ -91,7 +91,7 @@ static void run_model(const char *name, const way *ways, int n, cpa_test_expecte
                                                  .max_rows = plain.budget,
                                                  .max_sequences = REQUESTS,
                                                  .slices = ways[i].slices,
-                                                 .rank = cpa_comm_rank(cpa_test_comm()),
+                                                 .rank = cpa_test_rank(),
                                                  .ranks = cpa_comm_size(cpa_test_comm())};
         cpa_transformer *transformer = NULL;
         CU_ASSERT_EQUAL(cpa_transformer_create(device, &config, files, &options, &transformer, NULL), CPA_OK);
@@ -105,12 +105,8 @@ static void run_model(const char *name, const way *ways, int n, cpa_test_expecte
     cpa_test_device_close(device, stream);
 }
 
-static int is_rank_0(void) {
-    return cpa_comm_rank(cpa_test_comm()) == 0;
-}
-
 static void check_greedy(const run *r) {
-    if (!is_rank_0()) return;
+    if (cpa_test_rank() > 0) return;
     CU_ASSERT_EQUAL(r->finished, REQUESTS);
     for (int i = 0; i < REQUESTS; i++)
         CU_ASSERT_EQUAL(memcmp(r->tokens[i], r->expected->outputs[i % CPA_TEST_PROMPTS], sizeof r->tokens[i]), 0);
@@ -188,7 +184,7 @@ static void slices_of_the_weights_give_the_same_tokens(void) {
     for (int i = 0; i < 3; i++) check_greedy(&r[i]);
     CU_ASSERT(r[2].stats.preemptions > 0);
     run_model("tiny-llama", penalties, 2, expected, r);
-    for (int i = 0; is_rank_0() && i < REQUESTS; i++) {
+    for (int i = 0; cpa_test_rank() == 0 && i < REQUESTS; i++) {
         CU_ASSERT_EQUAL(repeated(&r[1], i, 1), 0);
         CU_ASSERT_EQUAL(memcmp(r[0].tokens[i], r[1].tokens[i], sizeof r[0].tokens[i]), 0);
     }
@@ -202,7 +198,7 @@ static void draws_depend_on_the_seed_alone(void) {
     cpa_test_expected *expected = malloc(sizeof *expected);
     run r[2];
     run_model("tiny-sharded", ways, 2, expected, r);
-    for (int i = 0; is_rank_0() && i < CPA_TEST_PROMPTS; i++) {
+    for (int i = 0; cpa_test_rank() == 0 && i < CPA_TEST_PROMPTS; i++) {
         if (cpa_test_promises_bits()) {
             CU_ASSERT_EQUAL(memcmp(r[0].tokens[i], r[0].tokens[i + CPA_TEST_PROMPTS], sizeof r[0].tokens[i]), 0);
             CU_ASSERT_EQUAL(memcmp(r[0].tokens[i], r[1].tokens[i], sizeof r[0].tokens[i]), 0);
@@ -228,13 +224,13 @@ static void penalties_know_the_tokens_of_a_sequence(void) {
     run r[4];
     run_model("tiny-llama", ways, 4, expected, r);
     CU_ASSERT(r[2].stats.preemptions > 0);
-    for (int request = 0; is_rank_0() && request < REQUESTS; request++) {
+    for (int request = 0; cpa_test_rank() == 0 && request < REQUESTS; request++) {
         for (int i = 0; i < 3; i++) CU_ASSERT_EQUAL(repeated(&r[i], request, 1), 0);
         CU_ASSERT_EQUAL(repeated(&r[3], request, 0), 0);
         CU_ASSERT_EQUAL(memcmp(r[0].tokens[request], r[1].tokens[request], sizeof r[0].tokens[request]), 0);
         CU_ASSERT_EQUAL(memcmp(r[0].tokens[request], r[2].tokens[request], sizeof r[0].tokens[request]), 0);
     }
-    CU_ASSERT(!is_rank_0() || repeated(&r[3], 2, 1) > 0);
+    CU_ASSERT(cpa_test_rank() > 0 || repeated(&r[3], 2, 1) > 0);
     free(expected);
 }
 
