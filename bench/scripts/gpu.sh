@@ -16,37 +16,11 @@ python=${PYTHON:-python3}
 steps=${STEPS:-tests sanitizer prefill decode quantised varlen memory step exchange scaling peers million}
 rounds=${ROUNDS:-3} # of what is compared with cuDNN, in turn with it: clocks drift
 program=$build/launcher/cp_attn
-failed=0
-mkdir -p "$out"
-
-# step NAME SECONDS COMMAND...: runs a command with a time limit, its output to OUT/NAME.txt.
-step() {
-  local name=$1 limit=$2 status begin=$SECONDS
-  shift 2
-  rm -f "$out/$name.json"
-  timeout "$limit" "$@" >"$out/$name.txt" 2>&1
-  status=$?
-  case $status in
-    0) echo "$name: done in $((SECONDS - begin)) s" ;;
-    77) echo "$name: skipped: $(head -n 1 "$out/$name.txt")" ;;
-    *)
-      echo "$name: FAILED with $status after $((SECONDS - begin)) s"
-      tail -n 25 "$out/$name.txt"
-      failed=1
-      ;;
-  esac
-}
+# shellcheck source=bench/scripts/steps.sh
+. "$here/steps.sh"
 
 cases() {
   "$python" "$here/gpu_cases.py" "$1"
-}
-
-# program_step NAME SECONDS RANKS ARGUMENT...: a step of the program, under mpirun if it has several ranks.
-program_step() {
-  local name=$1 limit=$2 ranks=$3 start=()
-  shift 3
-  [ "$ranks" = 1 ] || start=(mpirun --allow-run-as-root --oversubscribe --bind-to none -np "$ranks")
-  step "$name" "$limit" "${start[@]}" "$program" "$@" --result-json "$out/$name.json"
 }
 
 # bench NAME SECONDS RANKS BENCHMARK LIST [ARGUMENT...]: a benchmark of ours over a list of gpu_cases.py.

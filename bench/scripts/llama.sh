@@ -15,29 +15,14 @@ device=${DEVICE:-cuda}
 long=${LONG:-32768} decode=${DECODE:-8192} longest=${LONGEST:-131072}
 program=$build/launcher/cp_attn
 gpus=${GPUS:-$(nvidia-smi -L | wc -l)}
-failed=0
-mkdir -p "$out"
-
-# step NAME SECONDS COMMAND...: runs a command with a time limit, its output to OUT/NAME.txt.
-step() {
-  local name=$1 limit=$2 begin=$SECONDS
-  shift 2
-  if timeout "$limit" "$@" >"$out/$name.txt" 2>&1; then
-    echo "$name: done in $((SECONDS - begin)) s"
-  else
-    echo "$name: FAILED with $? after $((SECONDS - begin)) s"
-    tail -n 12 "$out/$name.txt"
-    failed=1
-  fi
-}
+# shellcheck source=bench/scripts/steps.sh
+. "$here/steps.sh"
 
 # serve NAME RANKS ARGUMENT...: a run of the service with the model.
 serve() {
-  local name=ours-$1 ranks=$2 start=()
+  local name=ours-$1 ranks=$2
   shift 2
-  [ "$ranks" = 1 ] || start=(mpirun --allow-run-as-root --oversubscribe --bind-to none -np "$ranks")
-  step "$name" 100 "${start[@]}" "$program" --device "$device" --model-dir "$work" --block-size 64 --verify 0 \
-    --skip-self-test "$@" --result-json "$out/$name.json"
+  program_step "$name" 100 "$ranks" --device "$device" --model-dir "$work" --block-size 64 --verify 0 --skip-self-test "$@"
 }
 
 [ -f "$work/config.json" ] || step write 200 "$python" "$here/torch_llama.py" write "$work" --shape "$shape"
