@@ -191,8 +191,8 @@ cpa_status cpa_inbox_drain(cpa_inbox *inbox, double timeout_s, cpa_error *err) {
     while (inbox->live > 0 && inbox->runs_over == runs_over && !timed_out) {
         timed_out = pthread_cond_clockwait(&inbox->changed, &inbox->lock, CLOCK_MONOTONIC, &until) != 0;
     }
-    const int64_t left = inbox->live;
     const int over = inbox->runs_over != runs_over;
+    const int64_t left = over ? inbox->left : inbox->live; /* what has come since is for the next run */
     pthread_mutex_unlock(&inbox->lock);
     if (left == 0) return CPA_OK;
     if (over) return cpa_fail(err, CPA_STOPPED, "the run has ended with %" PRId64 " requests unfinished", left);
@@ -222,6 +222,7 @@ void cpa_inbox_end_run(cpa_inbox *inbox, double clock) {
     inbox->running = inbox->draining = 0;
     inbox->clock = clock;
     inbox->runs_over++;
+    inbox->left = inbox->live;
     pthread_cond_broadcast(&inbox->changed);
     pthread_mutex_unlock(&inbox->lock);
 }

@@ -99,6 +99,7 @@ typedef struct cpa_inbox {
     double origin;     /* while `running`: where its clock begins on that of cpa_clock_now; */
     double clock;      /* otherwise: where the clock stands */
     int64_t runs_over; /* runs that have ended */
+    int64_t left;      /* requests that the last of them left unfinished */
 } cpa_inbox;
 
 /* The scheduler must outlive it; none of its state is read. Bounds of 0: none. */
