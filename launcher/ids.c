@@ -9,17 +9,15 @@
 
 #include "base/array.h"
 #include "base/check.h"
-#include "base/file.h"
 #include "launcher/field.h"
 
 /* The content of a file as text. */
 static cpa_status read_file(const char *where, const char *path, char **out, cpa_error *err) {
     enum { AT_ONCE = 1 << 16, MOST = 1 << 28 };
-    const char *why;
-    FILE *file = cpa_file_open(path, &why);
+    FILE *file = fopen(path, "rb");
     char *text = NULL;
     int64_t used = 0, room = 0;
-    if (!file) return cpa_fail(err, CPA_INVALID, "%s: %s: %s", where, path, why);
+    if (!file) return cpa_fail(err, CPA_INVALID, "%s: %s: %s", where, path, strerror(errno));
     cpa_status status = CPA_OK;
     for (size_t n = 1; n > 0 && status == CPA_OK; used += (int64_t)n) {
         n = 0;
