@@ -7,7 +7,7 @@
 #include "bench/bench.h"
 #include "launcher/placement.h"
 #include "launcher/ranks.h"
-#include "launcher/serve.h"
+#include "launcher/run.h"
 
 static int run_bench(cpa_comm *comm, int argc, char **argv) {
     cpa_rank_placement placement;
@@ -37,7 +37,7 @@ int main(int argc, char **argv) {
         cpa_ranks_abort(cpa_exit_code_of(joined));
     }
     int bench = argc > 1 && strcmp(argv[1], "bench") == 0;
-    int code = bench ? run_bench(comm, argc - 1, argv + 1) : (int)cpa_serve(comm, argc, argv);
+    int code = bench ? run_bench(comm, argc - 1, argv + 1) : (int)cpa_run_main(comm, argc, argv);
     cpa_ranks_leave(comm);
     return code;
 }

@@ -1,4 +1,4 @@
-#include "launcher/serve.h"
+#include "launcher/run.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -369,7 +369,7 @@ static cpa_exit_code dry_run(service *s) {
     return agree(s, code);
 }
 
-cpa_exit_code cpa_serve(cpa_comm *comm, int argc, char **argv) {
+cpa_exit_code cpa_run_main(cpa_comm *comm, int argc, char **argv) {
     service s = {.comm = comm, .rank = cpa_comm_rank(comm), .size = cpa_comm_size(comm)};
     (void)cpa_control_open(comm, &s.control, NULL); /* fails without a communicator only */
     if (s.rank == 0) cpa_job_prepare(argc, argv, s.size, &s.job, &s.workload);
