@@ -237,8 +237,8 @@ typedef enum cpa_step_result {
 /* For who drives the loop: each call is one step of a run that ends once the engine is drained (cpa_engine_drain), or
  * stopped: then *result is CPA_STEP_LAST, and the call returns what cpa_engine_serve would. It does not wait for requests:
  * what is submitted now is computed by the second call from now on at the latest, as the next step is planned already.
- * Until the last step no other function may run the engine; cpa_engine_destroy ends the run too. Collective. *result is
- * set only on success. */
+ * Until the last step no other function may run the engine; cpa_engine_destroy ends the run too, and tells nothing
+ * of the requests that it leaves. Collective. *result is set only on success. */
 CPA_API cpa_status cpa_engine_step(cpa_engine *engine, cpa_finish_fn on_finish, cpa_progress_fn on_progress, void *ctx,
                                    cpa_step_result *result);
 

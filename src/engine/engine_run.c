@@ -333,6 +333,7 @@ cpa_status cpa_engine_step(cpa_engine *engine, cpa_finish_fn on_finish, cpa_prog
     cpa_status status = engine->stepping ? CPA_OK : begin_stepping(engine);
     cpa_run *r = engine->stepping;
     if (status == CPA_OK) {
+        if (engine->inbox) cpa_inbox_run_here(engine->inbox);
         r->on_finish = on_finish;
         r->on_progress = on_progress;
         r->ctx = ctx;

@@ -213,6 +213,12 @@ void cpa_inbox_begin_run(cpa_inbox *inbox, double origin) {
     inbox->running = 1;
     inbox->closed = 0;
     inbox->origin = origin;
+    pthread_mutex_unlock(&inbox->lock);
+    cpa_inbox_run_here(inbox);
+}
+
+void cpa_inbox_run_here(cpa_inbox *inbox) {
+    pthread_mutex_lock(&inbox->lock);
     inbox->runner = pthread_self();
     pthread_mutex_unlock(&inbox->lock);
 }

@@ -95,7 +95,7 @@ typedef struct cpa_inbox {
     int draining;
     int running;       /* a run has begun and not ended */
     int closed;        /* the run under way takes nothing in any more */
-    pthread_t runner;  /* while `running`: the thread of the run */
+    pthread_t runner;  /* while `running`: the thread that drives it */
     double origin;     /* while `running`: where its clock begins on that of cpa_clock_now; */
     double clock;      /* otherwise: where the clock stands */
     int64_t runs_over; /* runs that have ended */
@@ -127,6 +127,8 @@ int64_t cpa_inbox_count(cpa_inbox *inbox);
 /* A run begins, or has ended, at a time of cpa_clock_now and of the engine's clock. */
 void cpa_inbox_begin_run(cpa_inbox *inbox, double origin);
 void cpa_inbox_end_run(cpa_inbox *inbox, double clock);
+/* This thread goes on with the run, which another one may have begun. */
+void cpa_inbox_run_here(cpa_inbox *inbox);
 /* A token of a request is there, the last one of its length or not: what that means, and the request in *out. The
  * scheduler hears of it before it hears of an end that comes later; one that stops the request is passed on to be ended.
  * CPA_INTERNAL if no request has the id. */

@@ -6,6 +6,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "base/clock.h"
 #include "base/hash.h"
 #include "src/engine/engine_internal.h"
 #include "src/schedule/scheduler_internal.h"
@@ -428,6 +429,44 @@ static void a_caller_drives_the_loop_step_by_step(void) {
     cpa_engine_destroy(h.engine); /* in the middle of a run */
 }
 
+/* Two steps: a callback of the second one drains. */
+static void *drive_two_steps(void *ctx) {
+    heard *h = ctx;
+    cpa_step_result result;
+    for (int i = 0; i < 2; i++) CU_ASSERT_EQUAL(cpa_engine_step(h->engine, on_finish, on_progress, h, &result), CPA_OK);
+    return NULL;
+}
+
+static void drain_at_a_step_of_another_thread(heard *h) {
+    const double before = cpa_clock_now();
+    CU_ASSERT_EQUAL(cpa_engine_drain(h->engine, 5), CPA_BUSY);
+    CU_ASSERT(cpa_clock_now() - before < 2);
+    h->on_step = NULL;
+    h->mark = 1;
+}
+
+/* On one rank: MPI is at home in the thread of the test. */
+static void steps_of_several_threads_may_drain(void) {
+    const cpa_engine_options options = quick_options();
+    if (cpa_comm_size(cpa_test_comm()) > 1) return;
+    heard h = {.engine = cpa_test_engine(&options, NULL, 0)};
+    cpa_step_result result = CPA_STEP_RAN;
+    pthread_t thread;
+    CU_ASSERT_PTR_NOT_NULL(h.engine);
+    if (!h.engine) return;
+    CU_ASSERT_EQUAL(submit(h.engine, 1, 10, 20, 0), CPA_OK);
+    CU_ASSERT_EQUAL(cpa_engine_step(h.engine, on_finish, on_progress, &h, &result), CPA_OK);
+    h.on_step = drain_at_a_step_of_another_thread;
+    pthread_create(&thread, NULL, drive_two_steps, &h);
+    pthread_join(thread, NULL);
+    CU_ASSERT_EQUAL(h.mark, 1);
+    for (int i = 0; i < 40 && result != CPA_STEP_LAST; i++)
+        CU_ASSERT_EQUAL(cpa_engine_step(h.engine, on_finish, on_progress, &h, &result), CPA_OK);
+    CU_ASSERT_EQUAL(result, CPA_STEP_LAST);
+    CU_ASSERT_EQUAL(h.told[1], 1);
+    cpa_engine_destroy(h.engine);
+}
+
 /* ---- statistics ---- */
 
 static void *watch_statistics(void *ctx) {
@@ -616,6 +655,7 @@ static const cpa_test tests[] = {
     {"what the last end brings is run", what_the_last_end_brings_is_run},
     {"who gives tokens may call the engine", who_gives_tokens_may_call_the_engine},
     {"a caller drives the loop step by step", a_caller_drives_the_loop_step_by_step},
+    {"steps of several threads may drain", steps_of_several_threads_may_drain},
     {"statistics are read while it runs", statistics_are_read_while_it_runs},
     {"a request that is not finite fails alone", a_request_that_is_not_finite_fails_alone},
 };
