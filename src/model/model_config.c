@@ -7,7 +7,7 @@
 #include <unistd.h>
 
 #include "base/check.h"
-#include "src/model/json_file.h"
+#include "base/json_file.h"
 
 /* What differs between families where config.json does not say it. */
 typedef struct family_traits {

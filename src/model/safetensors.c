@@ -11,7 +11,7 @@
 #include "base/array.h"
 #include "base/check.h"
 #include "base/file.h"
-#include "src/model/json_file.h"
+#include "base/json_file.h"
 
 /* The header's own bound in the format. */
 #define MAX_HEADER_BYTES 100000000

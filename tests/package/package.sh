@@ -165,6 +165,12 @@ folders_include_what_they_may() { # SOURCE
     may_not_include src/model 'src/(cache|schedule|context|worker|check|engine)/'
     may_not_include src/worker 'src/(model|check|engine)/'
     may_not_include src/check 'src/engine/'
+    # Text is for programs: no other room of the library knows it, nor it any.
+    may_not_include src/text 'src/(ops|cache|schedule|trace|context|worker|model|check|engine)/|comm/|kernels/|server/|mpi\.h'
+    local room
+    for room in src/*/; do
+        [ "$room" = src/text/ ] || may_not_include "$room" 'src/text/'
+    done
     # A header that is installed includes only headers that are.
     local header
     for header in $(grep -rhoE '<cpattn/[^>]*>' include | tr -d '<>' | sort -u); do

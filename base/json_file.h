@@ -1,7 +1,7 @@
 /* Values of JSON files, checked as they are read. A message names the file and the key: "PATH: a.b: found ..., expected
  * ...". Keys whose value is null count as missing. */
-#ifndef CPA_MODEL_JSON_FILE_H
-#define CPA_MODEL_JSON_FILE_H
+#ifndef CPA_BASE_JSON_FILE_H
+#define CPA_BASE_JSON_FILE_H
 
 #include <stdint.h>
 

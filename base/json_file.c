@@ -1,4 +1,4 @@
-#include "src/model/json_file.h"
+#include "base/json_file.h"
 
 #include <stdio.h>
 #include <stdlib.h>
