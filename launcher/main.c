@@ -4,8 +4,9 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/check.h"
 #include "bench/bench.h"
-#include "launcher/placement.h"
+#include "launcher/dry_run.h"
 #include "launcher/ranks.h"
 #include "launcher/run.h"
 
@@ -16,6 +17,36 @@ static int run_bench(cpa_comm *comm, int argc, char **argv) {
     if (placed == CPA_OK) return cpa_bench_main(comm, argc, argv, &placement);
     fprintf(stderr, "cp_attn: %s\n", err.message);
     return (int)cpa_exit_code_of(placed);
+}
+
+/* Rank 0 plans; the others have nothing to do. */
+static cpa_exit_code dry_run(cpa_service *service, const cpa_workload *workload) {
+    cpa_job_ranks *ranks = &service->ranks;
+    cpa_error err;
+    cpa_exit_code code = CPA_EXIT_DONE;
+    if (ranks->rank == 0)
+        code = cpa_job_ranks_explain(ranks, cpa_dry_run(&service->job, ranks->size, workload, &err), err.message);
+    return cpa_job_ranks_agree(ranks, code);
+}
+
+/* The job that rank 0 reads from the command line, the environment and the files, on all ranks. */
+static cpa_exit_code run_job(cpa_comm *comm, int argc, char **argv) {
+    cpa_service service = {.engine = NULL};
+    cpa_workload workload = {.count = 0}; /* rank 0 */
+    cpa_job_ranks_open(comm, &service.ranks);
+    if (service.ranks.rank == 0) cpa_job_prepare(argc, argv, service.ranks.size, &service.job, &workload);
+    cpa_job_ranks_broadcast(&service.ranks, &service.job, sizeof service.job);
+    const cpa_settings *settings = &service.job.settings;
+    cpa_exit_code code = service.job.code;
+    if (service.job.run) {
+        cpa_log_set(cpa_job_ranks_log, &service.ranks, (cpa_log_level)settings->log_level);
+        cpa_comm_set_timeout(comm, settings->rank_timeout);
+        code = settings->dry_run ? dry_run(&service, &workload) : cpa_run(&service, &workload);
+        cpa_log_set(NULL, NULL, CPA_LOG_ERROR);
+    }
+    cpa_workload_release(&workload);
+    cpa_job_ranks_close(&service.ranks);
+    return code;
 }
 
 /* What was closed when the program started is opened again, so that MPI's own descriptors do not take its number and
@@ -37,7 +68,7 @@ int main(int argc, char **argv) {
         cpa_ranks_abort(cpa_exit_code_of(joined));
     }
     int bench = argc > 1 && strcmp(argv[1], "bench") == 0;
-    int code = bench ? run_bench(comm, argc - 1, argv + 1) : (int)cpa_run_main(comm, argc, argv);
+    int code = bench ? run_bench(comm, argc - 1, argv + 1) : (int)run_job(comm, argc, argv);
     cpa_ranks_leave(comm);
     return code;
 }

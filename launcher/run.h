@@ -1,13 +1,11 @@
-/* The main job: runs the requests that the settings ask for and reports what happened. */
+/* A batch run: the requests that the settings ask for, and a report of what happened; or the answer of `generate`. */
 #ifndef CPA_LAUNCHER_RUN_H
 #define CPA_LAUNCHER_RUN_H
 
-#include <cpattn/comm.h>
+#include "launcher/service.h"
 
-#include "launcher/exit_code.h"
-
-/* Collective over `comm`. Rank 0 reads the command line, the files and the environment, and prints; returns the same
- * code on every rank. A fault that the other ranks cannot learn of ends them all (cpa_ranks_abort). */
-cpa_exit_code cpa_run_main(cpa_comm *comm, int argc, char **argv);
+/* Collective. The service has its ranks and its job, and is closed but for its ranks; the workload is rank 0's. Returns the
+ * same code on every rank. A fault that the other ranks cannot learn of ends them all (cpa_job_ranks_abort). */
+cpa_exit_code cpa_run(cpa_service *service, cpa_workload *workload);
 
 #endif

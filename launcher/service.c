@@ -1,0 +1,101 @@
+#include "launcher/service.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+
+#include "base/check.h"
+#include "launcher/timeline_json.h"
+
+cpa_exit_code cpa_service_place(cpa_service *s) {
+    const cpa_settings *settings = &s->job.settings;
+    cpa_error err;
+    cpa_status status =
+        cpa_placement_find(s->ranks.comm, (int32_t)settings->threads, (int)settings->bind, &s->placement, &err);
+    if (status == CPA_OK)
+        status = cpa_placement_choose(s->ranks.comm, (cpa_device_choice)settings->device, &s->placement, &err);
+    return cpa_job_ranks_explain(&s->ranks, status, err.message);
+}
+
+cpa_exit_code cpa_service_size_cache(cpa_service *s, cpa_num_blocks_fn choose, void *ctx) {
+    cpa_error err;
+    const int64_t memory = cpa_job_ranks_least(&s->ranks, s->placement.memory_bytes);
+    cpa_exit_code code = CPA_EXIT_DONE;
+    if (s->ranks.rank == 0) {
+        const cpa_cache_limits limits = cpa_job_cache_limits(&s->job, s->ranks.size, memory);
+        cpa_status status = cpa_job_check_memory(&s->job, memory, &err);
+        if (status == CPA_OK) status = choose(ctx, &limits, &s->num_blocks, &err);
+        code = cpa_job_ranks_explain(&s->ranks, status, err.message);
+    }
+    cpa_job_ranks_broadcast(&s->ranks, &s->num_blocks, sizeof s->num_blocks);
+    return cpa_job_ranks_agree(&s->ranks, code);
+}
+
+cpa_exit_code cpa_service_load_network(cpa_service *s, cpa_workload *workload) {
+    cpa_error err;
+    if (!s->job.has_network) return CPA_EXIT_DONE;
+    const cpa_device_options device = cpa_placement_device(&s->placement);
+    cpa_status status = cpa_network_open(&s->job, s->ranks.rank, workload, &device, &s->network, &err);
+    status = cpa_control_agree(&s->ranks.control, status, &err);
+    return cpa_job_ranks_explain(&s->ranks, status, err.message);
+}
+
+cpa_exit_code cpa_service_create_engine(cpa_service *s, cpa_engine_options options) {
+    cpa_error err;
+    options.device = cpa_placement_device(&s->placement);
+    if (s->job.has_network) options.network = &s->network.model;
+    cpa_status status = cpa_engine_create(s->ranks.comm, &options, &s->engine, &err);
+    if (status != CPA_OK && !cpa_control_all_failed(&s->ranks.control))
+        cpa_job_ranks_abort(&s->ranks, status, err.message);
+    if (status == CPA_NO_MEMORY) {
+        char why[sizeof err.message];
+        snprintf(why, sizeof why, "%s", err.message);
+        cpa_fail(&err, status,
+                 "%.300s; lower --num-blocks (%" PRId64
+                 " now), --max-num-batched-tokens, --staging-bytes or --swap-space, or start more ranks",
+                 why, s->num_blocks);
+    }
+    if (status == CPA_INVALID || status == CPA_UNSUPPORTED) cpa_job_name_option(&err);
+    return cpa_job_ranks_explain(&s->ranks, status, err.message);
+}
+
+cpa_outcome cpa_service_outcome(const cpa_service *s, const cpa_workload *workload, cpa_metrics *metrics) {
+    const cpa_cache_limits limits = cpa_job_cache_limits(&s->job, s->ranks.size, 0);
+    return (cpa_outcome){
+        .settings = &s->job.settings,
+        .model = &s->job.model,
+        .workload = workload,
+        .device = "not opened",
+        .cp_size = s->ranks.size,
+        .interleave = s->job.interleave,
+        .block_bytes = cpa_cache_block_bytes(&limits),
+        .metrics = metrics,
+    };
+}
+
+void cpa_service_note_stats(const cpa_service *s, cpa_outcome *outcome) {
+    cpa_engine_get_stats(s->engine, &outcome->stats, sizeof outcome->stats);
+    outcome->stats.kv_blocks = s->num_blocks;
+}
+
+cpa_exit_code cpa_service_write_timeline(cpa_service *s) {
+    cpa_error err;
+    cpa_timeline_json json;
+    cpa_exit_code code = CPA_EXIT_DONE;
+    const char *path = s->job.settings.timeline;
+    if (!path[0]) return CPA_EXIT_DONE;
+    if (s->ranks.rank == 0)
+        code = cpa_job_ranks_explain(&s->ranks, cpa_timeline_json_open(&json, path, s->ranks.size, &err), err.message);
+    code = cpa_job_ranks_agree(&s->ranks, code);
+    if (code != CPA_EXIT_DONE) return code;
+    const cpa_status gathered = cpa_engine_timeline(s->engine, cpa_timeline_json_add, &json);
+    code = cpa_job_ranks_explain(&s->ranks, gathered, cpa_engine_error(s->engine));
+    if (s->ranks.rank != 0) return code;
+    const cpa_status closed = cpa_timeline_json_close(&json, &err);
+    return closed == CPA_OK ? code : cpa_job_ranks_explain(&s->ranks, closed, err.message);
+}
+
+void cpa_service_close(cpa_service *s) {
+    cpa_engine_destroy(s->engine);
+    s->engine = NULL;
+    cpa_network_close(&s->network);
+}

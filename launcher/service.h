@@ -1,0 +1,48 @@
+/* The engine of a job on one rank, and what it stands on: the device, the size of the cache, the network. What requests it
+ * gets, and what becomes of them, is its user's: a batch run (run.h).
+ *
+ * Its steps are collective and return the same code on every rank; what is wrong is then said already. */
+#ifndef CPA_LAUNCHER_SERVICE_H
+#define CPA_LAUNCHER_SERVICE_H
+
+#include "launcher/job.h"
+#include "launcher/job_ranks.h"
+#include "launcher/network.h"
+#include "launcher/report.h"
+
+/* It must not move once its network is there. */
+typedef struct cpa_service {
+    cpa_job_ranks ranks;
+    cpa_job job;
+    cpa_rank_placement placement;
+    int64_t num_blocks; /* of the cache of a rank */
+    cpa_network network;
+    cpa_engine *engine; /* NULL: not created yet */
+} cpa_service;
+
+/* Chooses the device and the cores of each rank. */
+cpa_exit_code cpa_service_place(cpa_service *service);
+
+/* Chooses num_blocks: what limits it in this job, and `choose`, on rank 0. */
+typedef cpa_status (*cpa_num_blocks_fn)(void *ctx, const cpa_cache_limits *limits, int64_t *out, cpa_error *err);
+cpa_exit_code cpa_service_size_cache(cpa_service *service, cpa_num_blocks_fn choose, void *ctx);
+
+/* Loads the weights of --model-dir, if there are any. The workload is rank 0's, and must outlive the service. */
+cpa_exit_code cpa_service_load_network(cpa_service *service, cpa_workload *workload);
+
+/* Creates the engine; of its options those of the device and of the network are set here. */
+cpa_exit_code cpa_service_create_engine(cpa_service *service, cpa_engine_options options);
+
+/* Rank 0: an outcome of which nothing has happened yet. The workload and the metrics are the caller's. */
+cpa_outcome cpa_service_outcome(const cpa_service *service, const cpa_workload *workload, cpa_metrics *metrics);
+/* Rank 0: notes in it what the engine has counted so far. */
+void cpa_service_note_stats(const cpa_service *service, cpa_outcome *outcome);
+
+/* After a run: every rank's spans go to the file of --timeline, which rank 0 writes. Unlike the others, it returns what
+ * this rank has met. */
+cpa_exit_code cpa_service_write_timeline(cpa_service *service);
+
+/* Destroys the engine and the network. The ranks stay open. */
+void cpa_service_close(cpa_service *service);
+
+#endif
