@@ -116,6 +116,7 @@ typedef struct cpa_request_result {
     const char *error;      /* why it failed; "" for another reason; valid during the call */
     const uint32_t *tokens; /* [output_tokens]; valid during the call, as is the next */
     const float *logprobs;  /* [output_tokens]; 0 where its sampling does not ask for them */
+    double scheduled_s;     /* when it first ran, and its time in the queue ended; of one that never did, as finish_s */
 } cpa_request_result;
 
 /* Rank 0, from the thread that runs the engine, when a request has ended, for whatever reason; once for each. */
@@ -176,6 +177,10 @@ typedef struct cpa_engine_stats {
     /* Requests that ended otherwise than by their last token, and now: those that wait, arrived or not, and those that
      * run. */
     int64_t requests_cancelled, requests_expired, requests_failed, requests_waiting, requests_running;
+    int64_t kv_used;          /* blocks that requests have now, most on any rank; what is only cached does not count */
+    int64_t prefilled_tokens; /* prompt tokens of requests that have got their first token */
+    /* Chunks that were planned, by algorithm; the last: of sequences that lie on one rank and exchange nothing. */
+    int64_t planned_pass_kv, planned_pass_q, planned_local;
 } cpa_engine_stats;
 
 /* What one rank did at a time. Both texts live as long as the engine. */

@@ -273,4 +273,13 @@ void cpa_engine_take_stats(const cpa_scheduler_stats *scheduled, cpa_engine_stat
     s->rank_local = scheduled->rank_local;
     s->requests_waiting = scheduled->waiting;
     s->requests_running = scheduled->running;
+    s->kv_used = scheduled->used_blocks;
+    int64_t *const planned[] = {[CPA_PASS_KV] = &s->planned_pass_kv, [CPA_PASS_Q] = &s->planned_pass_q};
+    s->planned_local = 0;
+    for (int algorithm = CPA_PASS_KV; algorithm <= CPA_PASS_Q; algorithm++) {
+        const int64_t *chunks = scheduled->chunks[algorithm];
+        *planned[algorithm] = 0;
+        for (int reason = 0; reason < CPA_REASON_COUNT; reason++)
+            *(reason == CPA_REASON_LOCAL ? &s->planned_local : planned[algorithm]) += chunks[reason];
+    }
 }

@@ -56,9 +56,10 @@ static cpa_status begin_step(cpa_run *r, cpa_error *err) {
     if (!r->prepared) CPA_TRY(prepare_next(r, err));
     cpa_next_plan_advance(&r->next, &r->plan);
     r->prepared = 0;
+    const double now = cpa_clock_now() - r->start;
     for (int64_t i = 0; r->ahead && i < r->plan.n_chunks; i++)
         if (r->plan.chunks[i].flags & CPA_CHUNK_FIRST)
-            cpa_inbox_note_start(r->engine->inbox, r->plan.chunks[i].request);
+            cpa_inbox_note_start(r->engine->inbox, r->plan.chunks[i].request, now);
     r->engine->timeline.step = (int64_t)r->plan.step;
     r->go_on_due = r->ahead != NULL;
     return cpa_run_settle(r, 0, err);

@@ -268,10 +268,14 @@ cpa_status cpa_inbox_take_token(cpa_inbox *inbox, uint64_t id, uint32_t token, i
     return status;
 }
 
-void cpa_inbox_note_start(cpa_inbox *inbox, uint64_t id) {
+void cpa_inbox_note_start(cpa_inbox *inbox, uint64_t id, double now) {
     pthread_mutex_lock(&inbox->lock);
     cpa_engine_request *request = find(inbox, id);
-    if (request) leave_queue(inbox, request);
+    if (request && !request->has_run) {
+        leave_queue(inbox, request);
+        request->has_run = 1;
+        request->scheduled_s = now;
+    }
     pthread_mutex_unlock(&inbox->lock);
 }
 

@@ -38,8 +38,9 @@ typedef struct cpa_engine_request {
     int is_stopped;           /* it has got a token that ends it */
     /* Of the thread that runs the steps: */
     int64_t emitted;
-    double end_s;
-    double *token_s; /* [output_tokens], from the first token on, as are the next two */
+    int has_run;
+    double scheduled_s, end_s; /* when it first ran, if it has, and when it ended */
+    double *token_s;           /* [output_tokens], from the first token on, as are the next two */
     uint32_t *tokens;
     float *logprobs;
 } cpa_engine_request;
@@ -134,8 +135,8 @@ void cpa_inbox_run_here(cpa_inbox *inbox);
  * CPA_INTERNAL if no request has the id. */
 cpa_status cpa_inbox_take_token(cpa_inbox *inbox, uint64_t id, uint32_t token, int is_last, cpa_engine_request **out,
                                 cpa_token_meaning *meaning, cpa_error *err);
-/* The request runs: it is no longer in the queue. */
-void cpa_inbox_note_start(cpa_inbox *inbox, uint64_t id);
+/* The request runs, from `now` on if it never did: it is no longer in the queue. */
+void cpa_inbox_note_start(cpa_inbox *inbox, uint64_t id, double now);
 /* The request has got its last token, and ends for that reason: nothing else ends it any more. 0 if something has before
  * that was known. */
 int cpa_inbox_complete(cpa_inbox *inbox, cpa_engine_request *request, cpa_finish_reason reason);

@@ -18,13 +18,15 @@ static void tell_end(cpa_run *r, cpa_engine_request *request) {
     const cpa_finish_reason reason = request->reason;
     const double now = request->end_s;
     const double last = request->emitted > 0 ? request->token_s[request->emitted - 1] : now;
+    const double finish_s = reason == CPA_FINISH_LENGTH || reason == CPA_FINISH_STOP ? last : now;
     const cpa_request_result result = {
         .id = request->scheduled.id,
         .prompt_tokens = request->scheduled.prompt_tokens,
         .output_tokens = request->emitted,
         .arrival_s = request->scheduled.arrival,
         .first_token_s = request->emitted > 0 ? request->token_s[0] : now,
-        .finish_s = reason == CPA_FINISH_LENGTH || reason == CPA_FINISH_STOP ? last : now,
+        .finish_s = finish_s,
+        .scheduled_s = request->has_run ? request->scheduled_s : finish_s,
         .token_s = request->token_s,
         .tokens = request->tokens,
         .logprobs = request->logprobs,
@@ -89,6 +91,7 @@ static cpa_status record_token(cpa_run *r, const cpa_plan_chunk *chunk, cpa_draw
     request->tokens[index] = drawn.id;
     request->logprobs[index] = request->scheduled.sampling.logprobs ? drawn.logprob : 0; /* others may have asked */
     engine->stats.output_tokens++;
+    if (index == 0) engine->stats.prefilled_tokens += request->scheduled.prompt_tokens;
     if (engine->options.on_token)
         engine->options.on_token(r->ctx, chunk->request, index, drawn.id, request->logprobs[index]);
     if (is_last) complete_request(r, request, meaning == CPA_TOKEN_STOPS ? CPA_FINISH_STOP : CPA_FINISH_LENGTH, now);

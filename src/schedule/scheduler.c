@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/check.h"
+#include "base/min_max.h"
 #include "src/schedule/scheduler_admit.h"
 #include "src/schedule/scheduler_blocks.h"
 #include "src/schedule/scheduler_internal.h"
@@ -341,7 +342,8 @@ void cpa_scheduler_get_stats(const cpa_scheduler *s, cpa_scheduler_stats *out) {
     out->waiting = s->future.count + s->waiting.count;
     out->running = s->n_running;
     for (int32_t r = 0; r < s->options.map.cp_size; r++) {
-        int64_t peak = cpa_block_pool_peak(s->pools[r]);
-        if (peak > out->peak_blocks) out->peak_blocks = peak;
+        const cpa_block_pool *pool = s->pools[r];
+        out->used_blocks = cpa_max64(out->used_blocks, cpa_block_pool_total(pool) - cpa_block_pool_free_count(pool));
+        out->peak_blocks = cpa_max64(out->peak_blocks, cpa_block_pool_peak(pool));
     }
 }

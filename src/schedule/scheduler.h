@@ -106,6 +106,7 @@ typedef struct cpa_scheduler_stats {
     int64_t finished; /* planned to the last token */
     int64_t ended;    /* before that: cpa_scheduler_end */
     int64_t preemptions;
+    int64_t used_blocks;                 /* in use now, of the rank that has the most */
     int64_t peak_blocks;                 /* most blocks in use on one rank */
     int64_t chunks[3][CPA_REASON_COUNT]; /* prefill and decode chunks by algorithm and reason */
     int64_t prefix_queries;              /* full blocks of the prompts that were admitted, counted once a request */

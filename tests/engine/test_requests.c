@@ -22,6 +22,7 @@ typedef struct heard {
     atomic_int told[MOST];
     cpa_finish_reason reason[MOST];
     int64_t tokens[MOST];
+    double arrival_s[MOST], scheduled_s[MOST], first_token_s[MOST], finish_s[MOST];
     atomic_int ends, steps;
     int step_of_end[MOST];
     void (*on_step)(struct heard *heard);
@@ -34,6 +35,10 @@ static void on_finish(void *ctx, const cpa_request_result *result) {
     CU_ASSERT_FATAL(result->id < MOST);
     h->reason[result->id] = result->reason;
     h->tokens[result->id] = result->output_tokens;
+    h->arrival_s[result->id] = result->arrival_s;
+    h->scheduled_s[result->id] = result->scheduled_s;
+    h->first_token_s[result->id] = result->first_token_s;
+    h->finish_s[result->id] = result->finish_s;
     h->step_of_end[result->id] = h->steps;
     h->told[result->id]++;
     h->ends++;
@@ -493,6 +498,27 @@ static void statistics_are_read_while_it_runs(void) {
     serve_beside(&h, &options, watch_statistics);
 }
 
+/* One runs at a time: the second request waits until the first has ended, and the third is cancelled before it runs. */
+static void the_queue_ends_when_a_request_first_runs(void) {
+    cpa_engine_options options = quick_options();
+    options.max_num_seqs = 1;
+    heard h = {.engine = cpa_test_engine(&options, NULL, 0)};
+    CU_ASSERT_PTR_NOT_NULL_FATAL(h.engine);
+    if (cpa_test_rank() == 0) {
+        for (uint64_t id = 0; id < 3; id++) CU_ASSERT_EQUAL(submit(h.engine, id, 20, 5, 0), CPA_OK);
+        CU_ASSERT_EQUAL(cpa_engine_cancel(h.engine, 2), CPA_OK);
+    }
+    CU_ASSERT_EQUAL(cpa_engine_run(h.engine, on_finish, NULL, &h), CPA_OK);
+    if (cpa_test_rank() == 0) {
+        for (uint64_t id = 0; id < 2; id++)
+            CU_ASSERT(h.arrival_s[id] <= h.scheduled_s[id] && h.scheduled_s[id] < h.first_token_s[id]);
+        CU_ASSERT(h.scheduled_s[0] < h.finish_s[0] && h.scheduled_s[1] >= h.finish_s[0]);
+        CU_ASSERT_EQUAL(h.reason[2], CPA_FINISH_CANCELLED);
+        CU_ASSERT_EQUAL(h.scheduled_s[2], h.finish_s[2]);
+    }
+    cpa_engine_destroy(h.engine);
+}
+
 /* ---- a fault of one request ---- */
 
 enum { CROWD = 64, POISONED = 20, PROMPT = 40 };
@@ -657,6 +683,7 @@ static const cpa_test tests[] = {
     {"a caller drives the loop step by step", a_caller_drives_the_loop_step_by_step},
     {"steps of several threads may drain", steps_of_several_threads_may_drain},
     {"statistics are read while it runs", statistics_are_read_while_it_runs},
+    {"the queue ends when a request first runs", the_queue_ends_when_a_request_first_runs},
     {"a request that is not finite fails alone", a_request_that_is_not_finite_fails_alone},
 };
 CPA_MPI_DEVICE_TEST_MAIN("requests that come and go", tests)
