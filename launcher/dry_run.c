@@ -74,6 +74,7 @@ cpa_status cpa_dry_run(const cpa_job *job, int32_t cp_size, const cpa_workload *
     plan.host_blocks = cpa_engine_host_blocks(&options);
     plan.host_bandwidth = HOST_BANDWIDTH;
     cpa_metrics metrics = {0};
+    CPA_TRY(cpa_settings_metrics(&job->settings, &metrics.options, err));
     cpa_outcome outcome = {
         .settings = &job->settings,
         .model = &job->model,

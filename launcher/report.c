@@ -1,20 +1,10 @@
 #include "launcher/report.h"
 
 #include <inttypes.h>
-#include <stdarg.h>
 #include <string.h>
 
-#define LABEL_WIDTH 12
-
-/* One line of the report: a label (or none, to go on) and text. */
-__attribute__((format(printf, 3, 4))) static void line(FILE *out, const char *label, const char *format, ...) {
-    va_list args;
-    va_start(args, format);
-    fprintf(out, "%-*s", LABEL_WIDTH, label);
-    vfprintf(out, format, args);
-    fputc('\n', out);
-    va_end(args);
-}
+#include "launcher/metrics_report.h"
+#include "launcher/report_line.h"
 
 /* Bytes with a unit that leaves one to four digits before the point. */
 static const char *bytes_text(double bytes, char *out, size_t size) {
@@ -34,65 +24,48 @@ void cpa_report_preamble(const cpa_outcome *outcome, FILE *out) {
     cpa_model_describe(outcome->model, model, sizeof model);
     bytes_text((double)outcome->stats.kv_blocks * (double)outcome->block_bytes, cache, sizeof cache);
     fprintf(out, "cp_attn %s\n", cpa_version());
-    line(out, "device", "%d rank%s: %s", outcome->cp_size, outcome->cp_size == 1 ? "" : "s", outcome->device);
-    line(out, "model", "%s", model);
-    line(out, "cache", "%" PRId64 " blocks of %" PRId64 " tokens a rank (%s, %s), interleave %" PRId64,
-         outcome->stats.kv_blocks, settings->block_size, cache,
-         cpa_dtype_name(outcome->model->shape.attention.kv_dtype), outcome->interleave);
-    line(out, "run", "%s", outcome->workload->title);
+    cpa_report_line(out, "device", "%d rank%s: %s", outcome->cp_size, outcome->cp_size == 1 ? "" : "s",
+                    outcome->device);
+    cpa_report_line(out, "model", "%s", model);
+    cpa_report_line(out, "cache", "%" PRId64 " blocks of %" PRId64 " tokens a rank (%s, %s), interleave %" PRId64,
+                    outcome->stats.kv_blocks, settings->block_size, cache,
+                    cpa_dtype_name(outcome->model->shape.attention.kv_dtype), outcome->interleave);
+    cpa_report_line(out, "run", "%s", outcome->workload->title);
     char checked[96] = "as many results as 2% of the time pays for are checked against float64";
     if (settings->verify >= 0)
         snprintf(checked, sizeof checked, "%g of all results are checked against float64", settings->verify);
     if (settings->dry_run) snprintf(checked, sizeof checked, "planned, not computed");
-    line(out, "", "%" PRId64 " prompt and %" PRId64 " output tokens; %s", outcome->workload->prompt_tokens,
-         outcome->workload->output_tokens, checked);
+    cpa_report_line(out, "", "%" PRId64 " prompt and %" PRId64 " output tokens; %s", outcome->workload->prompt_tokens,
+                    outcome->workload->output_tokens, checked);
 }
 
 static void print_requests(const cpa_outcome *outcome, FILE *out) {
     const cpa_metrics *done = outcome->metrics;
-    double seconds = outcome->stats.duration_s > 0 ? outcome->stats.duration_s : 1;
-    line(out, "requests", "%" PRId64 " of %" PRId64 " completed in %.2f s and %" PRId64 " steps", done->completed,
-         outcome->workload->count, outcome->stats.duration_s, outcome->stats.steps);
+    cpa_report_line(out, "requests", "%" PRId64 " of %" PRId64 " completed in %.2f s and %" PRId64 " steps",
+                    done->completed, outcome->workload->count, outcome->stats.duration_s, outcome->stats.steps);
     if (done->failed + done->cancelled + done->expired > 0)
-        line(out, "", "%" PRId64 " failed, %" PRId64 " cancelled, %" PRId64 " expired", done->failed, done->cancelled,
-             done->expired);
+        cpa_report_line(out, "", "%" PRId64 " failed, %" PRId64 " cancelled, %" PRId64 " expired", done->failed,
+                        done->cancelled, done->expired);
     if (outcome->stats.graph_steps > 0)
-        line(out, "", "%" PRId64 " steps as CUDA graphs, in %.2f s", outcome->stats.graph_steps,
-             outcome->stats.graph_s);
-    line(out, "throughput", "%.2f requests/s, %.1f output tokens/s, %.1f tokens/s in all",
-         (double)done->completed / seconds, (double)done->output_tokens / seconds,
-         (double)(done->input_tokens + done->output_tokens) / seconds);
-}
-
-static void print_latencies(const cpa_outcome *outcome, FILE *out) {
-    static const struct {
-        cpa_metric metric;
-        const char *name;
-    } rows[] = {{CPA_TTFT, "TTFT"}, {CPA_TPOT, "TPOT"}, {CPA_ITL, "ITL"}, {CPA_E2E, "E2E"}};
-    line(out, "latency", "%-6s%12s%12s%12s", "ms", "mean", "median", "p99");
-    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
-        cpa_summary summary = cpa_metrics_summary(outcome->metrics, rows[i].metric);
-        if (summary.count == 0) {
-            line(out, "", "%-6s%12s%12s%12s", rows[i].name, "-", "-", "-");
-        } else {
-            line(out, "", "%-6s%12.2f%12.2f%12.2f", rows[i].name, summary.mean, summary.median, summary.p99);
-        }
-    }
+        cpa_report_line(out, "", "%" PRId64 " steps as CUDA graphs, in %.2f s", outcome->stats.graph_steps,
+                        outcome->stats.graph_s);
+    cpa_metrics_print_throughput(done, outcome->stats.duration_s, out);
 }
 
 /* Which algorithm, and the rule that led to it: for T new tokens, pass-KV hides its exchange from overlap_tokens on. */
 static void print_algorithm(const cpa_outcome *outcome, FILE *out) {
     const cpa_engine_stats *stats = &outcome->stats;
     cpa_algorithm chosen = (cpa_algorithm)outcome->settings->algorithm;
-    line(out, "algorithm", "%s", stats->choices[0] ? stats->choices : "no chunk was computed");
+    cpa_report_line(out, "algorithm", "%s", stats->choices[0] ? stats->choices : "no chunk was computed");
     if (chosen != CPA_AUTO) return;
     if (outcome->cp_size == 1) return;
-    line(out, "", "at %.2f GFLOP/s and %.2f GB/s a rank, pass-KV hides its exchange from %.0f new tokens on",
-         stats->planner_flops * 1e-9, stats->planner_bandwidth * 1e-9, stats->overlap_tokens);
+    cpa_report_line(out, "", "at %.2f GFLOP/s and %.2f GB/s a rank, pass-KV hides its exchange from %.0f new tokens on",
+                    stats->planner_flops * 1e-9, stats->planner_bandwidth * 1e-9, stats->overlap_tokens);
     if (stats->planner_exchange_s > 0)
-        line(out, "", "at %.0f GB/s of memory and %.1f us more for a decode layer that exchanges",
-             stats->planner_memory_bandwidth * 1e-9, stats->planner_exchange_s * 1e6);
-    line(out, "", "attention predicted to take %.2f s, took %.2f s", stats->predicted_attend_s, stats->actual_attend_s);
+        cpa_report_line(out, "", "at %.0f GB/s of memory and %.1f us more for a decode layer that exchanges",
+                        stats->planner_memory_bandwidth * 1e-9, stats->planner_exchange_s * 1e6);
+    cpa_report_line(out, "", "attention predicted to take %.2f s, took %.2f s", stats->predicted_attend_s,
+                    stats->actual_attend_s);
 }
 
 static void print_exchange(const cpa_outcome *outcome, FILE *out) {
@@ -101,49 +74,53 @@ static void print_exchange(const cpa_outcome *outcome, FILE *out) {
     bytes_text((double)stats->bytes_sent, sent, sizeof sent);
     bytes_text((double)stats->staging_bytes, staging, sizeof staging);
     bytes_text((double)stats->staging_bound, bound, sizeof bound);
-    line(out, "exchange", "%s sent, staging %s of %s, waited for %.1f ms", sent, staging, bound,
-         stats->exposed_comm_s * 1e3);
-    line(out, "imbalance", "%.2f, the busiest rank's attention time over the mean", stats->imbalance);
+    cpa_report_line(out, "exchange", "%s sent, staging %s of %s, waited for %.1f ms", sent, staging, bound,
+                    stats->exposed_comm_s * 1e3);
+    cpa_report_line(out, "imbalance", "%.2f, the busiest rank's attention time over the mean", stats->imbalance);
 }
 
 void cpa_report_cache(const cpa_outcome *outcome, FILE *out) {
     const cpa_engine_stats *stats = &outcome->stats;
-    line(out, "cache",
-         "peak %" PRId64 " of %" PRId64 " blocks on a rank, %" PRId64 " preemptions, %" PRId64 " evictions",
-         stats->kv_peak, stats->kv_blocks, stats->preemptions, stats->evictions);
+    cpa_report_line(out, "cache",
+                    "peak %" PRId64 " of %" PRId64 " blocks on a rank, %" PRId64 " preemptions, %" PRId64 " evictions",
+                    stats->kv_peak, stats->kv_blocks, stats->preemptions, stats->evictions);
     double rate = stats->prefix_queries > 0 ? 100.0 * (double)stats->prefix_hits / (double)stats->prefix_queries : 0;
-    line(out, "", "%" PRId64 " of %" PRId64 " full prompt blocks found (%.1f %%), %" PRId64 " copied on write",
-         stats->prefix_hits, stats->prefix_queries, rate, stats->cow_copies);
-    if (stats->rank_local > 0) line(out, "", "%" PRId64 " times a sequence was placed on one rank", stats->rank_local);
+    cpa_report_line(out, "",
+                    "%" PRId64 " of %" PRId64 " full prompt blocks found (%.1f %%), %" PRId64 " copied on write",
+                    stats->prefix_hits, stats->prefix_queries, rate, stats->cow_copies);
+    if (stats->rank_local > 0)
+        cpa_report_line(out, "", "%" PRId64 " times a sequence was placed on one rank", stats->rank_local);
     if (stats->swapped_out > 0)
-        line(out, "", "%" PRId64 " blocks swapped out, %" PRId64 " back in; %" PRId64 " times damaged",
-             stats->swapped_out, stats->swapped_in, stats->swap_failures);
+        cpa_report_line(out, "", "%" PRId64 " blocks swapped out, %" PRId64 " back in; %" PRId64 " times damaged",
+                        stats->swapped_out, stats->swapped_in, stats->swap_failures);
 }
 
 void cpa_report_logits(const cpa_outcome *outcome, FILE *out) {
-    line(out, "logits", "%" PRId64 " tokens compared with a plain forward, %" PRId64 " violations, largest error %.3g",
-         outcome->logits.tokens, outcome->logits.violations, outcome->logits.max_error);
+    cpa_report_line(out, "logits",
+                    "%" PRId64 " tokens compared with a plain forward, %" PRId64 " violations, largest error %.3g",
+                    outcome->logits.tokens, outcome->logits.violations, outcome->logits.max_error);
 }
 
 void cpa_report_print(const cpa_outcome *outcome, FILE *out) {
     const cpa_engine_stats *stats = &outcome->stats;
     fputc('\n', out);
     print_requests(outcome, out);
-    print_latencies(outcome, out);
+    cpa_metrics_print_latencies(outcome->metrics, out);
     if (outcome->given_up) {
-        line(out, "stopped", "in the middle of a step: what the ranks count and check is not known");
+        cpa_report_line(out, "stopped", "in the middle of a step: what the ranks count and check is not known");
         return;
     }
     print_algorithm(outcome, out);
     print_exchange(outcome, out);
     cpa_report_cache(outcome, out);
-    line(out, "verified", "%" PRId64 " rows in %.3g s, %" PRId64 " violations, largest error %.3g", stats->verify_rows,
-         stats->verify_s, stats->verify_violations, stats->verify_max_error);
+    cpa_report_line(out, "verified", "%" PRId64 " rows in %.3g s, %" PRId64 " violations, largest error %.3g",
+                    stats->verify_rows, stats->verify_s, stats->verify_violations, stats->verify_max_error);
     if (stats->verify_undecided > 0)
-        line(out, "", "%" PRId64 " of these rows undecided: their scores overflow", stats->verify_undecided);
+        cpa_report_line(out, "", "%" PRId64 " of these rows undecided: their scores overflow", stats->verify_undecided);
     if (outcome->checked_logits) cpa_report_logits(outcome, out);
     if (stats->nonfinite_rows > 0)
-        line(out, "not finite", "%" PRId64 " rows; first request %" PRIu64 ", token %" PRId64 ", layer %" PRId32,
-             stats->nonfinite_rows, stats->nonfinite_request, stats->nonfinite_position, stats->nonfinite_layer);
-    line(out, "digest", "%016" PRIx64, stats->output_digest);
+        cpa_report_line(
+            out, "not finite", "%" PRId64 " rows; first request %" PRIu64 ", token %" PRId64 ", layer %" PRId32,
+            stats->nonfinite_rows, stats->nonfinite_request, stats->nonfinite_position, stats->nonfinite_layer);
+    cpa_report_line(out, "digest", "%016" PRIx64, stats->output_digest);
 }

@@ -220,6 +220,7 @@ static cpa_exit_code run_steps(batch_run *r) {
 
 cpa_exit_code cpa_run(cpa_service *service, cpa_workload *workload) {
     batch_run r = {.service = service, .workload = workload};
+    (void)cpa_settings_metrics(&service->job.settings, &r.metrics.options, NULL); /* right, as they are loaded */
     cpa_exit_code code = run_steps(&r);
     cpa_signals_finish();
     cpa_signals_watch(NULL);

@@ -157,6 +157,10 @@ static const cpa_field table[] = {
      .help = "after a signal requests that have arrived may finish for S seconds; 0: the step in flight"},
     {"Output", "result-json", "FILE", TEXT(result_json),
      .help = "write the results there as JSON as well; an older file becomes FILE.old"},
+    {"Output", "percentiles", "LIST", CPA_FIELD_TEXT, offsetof(cpa_settings, percentiles), "99",
+     .help = "percentiles of the latencies in the report and the results, such as 50,90,99"},
+    {"Output", "goodput", "LIST", TEXT(goodput),
+     .help = "most milliseconds of TTFT, TPOT, E2EL of a good request, such as ttft:200; good ones are counted"},
     {"Output", "timeline", "FILE", TEXT(timeline),
      .help = "write what each rank did when, as a Chrome trace (Perfetto shows it); as --result-json"},
     {"Output", "log-level", NULL, CHOICE(log_level, "warn", log_levels),
@@ -361,6 +365,14 @@ static cpa_status check_generate(const cpa_settings *settings, cpa_error *err) {
     return CPA_OK;
 }
 
+cpa_status cpa_settings_metrics(const cpa_settings *settings, cpa_metrics_options *out, cpa_error *err) {
+    cpa_metrics_options options = {0};
+    CPA_TRY(cpa_percentiles_parse("--percentiles", settings->percentiles, &options, err));
+    CPA_TRY(cpa_goodput_parse("--goodput", settings->goodput, &options, err));
+    *out = options;
+    return CPA_OK;
+}
+
 /* Settings that only mean something with others, or without them. */
 static cpa_status check_together(const cpa_settings *settings, cpa_error *err) {
     static const char *const with_trace[] = {"length-scale", "time-scale"};
@@ -409,6 +421,8 @@ static cpa_status check_together(const cpa_settings *settings, cpa_error *err) {
     if (settings->timeline[0] && strcmp(settings->timeline, settings->result_json) == 0) {
         return cpa_fail(err, CPA_INVALID, "--timeline: found the file of --result-json, expected another");
     }
+    cpa_metrics_options ignored;
+    CPA_TRY(cpa_settings_metrics(settings, &ignored, err));
     if (settings->interleave % settings->block_size != 0) {
         return cpa_fail(err, CPA_INVALID,
                         "--cp-kv-cache-interleave-size: found %lld, expected a multiple of the block size %lld",

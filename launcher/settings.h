@@ -10,6 +10,7 @@
 #include <cpattn/types.h>
 
 #include "launcher/field.h"
+#include "launcher/metrics_options.h"
 
 #define CPA_SETTINGS_MAX 80
 
@@ -85,6 +86,8 @@ typedef struct cpa_settings {
     int64_t fail_on_nonfinite;
 
     char result_json[CPA_TEXT_BYTES];
+    char percentiles[CPA_TEXT_BYTES];
+    char goodput[CPA_TEXT_BYTES];
     char timeline[CPA_TEXT_BYTES];
     int64_t log_level; /* cpa_log_level */
     char config[CPA_TEXT_BYTES];
@@ -103,6 +106,9 @@ typedef struct cpa_settings {
  * Otherwise CPA_INVALID and one line that names the option, the variable or the file and line. With --help or --version
  * only the command line is read. */
 cpa_status cpa_settings_load(int argc, char **argv, cpa_settings *out, cpa_error *err);
+
+/* What is to be known of latencies: --percentiles and --goodput. Loaded settings are right in that. */
+cpa_status cpa_settings_metrics(const cpa_settings *settings, cpa_metrics_options *out, cpa_error *err);
 
 /* Whether something other than the default has set the setting of that name. */
 int cpa_settings_given(const cpa_settings *settings, const char *name);

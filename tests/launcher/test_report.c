@@ -6,6 +6,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "launcher/metrics_json.h"
 #include "launcher/output_file.h"
 #include "launcher/progress.h"
 #include "launcher/report.h"
@@ -29,7 +30,7 @@ static void add_requests(cpa_metrics *metrics) {
 }
 
 static void latencies_have_their_usual_meaning(void) {
-    cpa_metrics metrics = {0};
+    cpa_metrics metrics = {.options = {.percentiles = {99, 0, 25}, .n_percentiles = 3}};
     add_requests(&metrics);
     CU_ASSERT_EQUAL(metrics.completed, 3);
     CU_ASSERT_EQUAL(metrics.input_tokens, 60);
@@ -39,7 +40,9 @@ static void latencies_have_their_usual_meaning(void) {
     CU_ASSERT_EQUAL(ttft.count, 3);
     CU_ASSERT_DOUBLE_EQUAL(ttft.mean, 1750.0 / 3, 1e-9);
     CU_ASSERT_DOUBLE_EQUAL(ttft.median, 500, 1e-9);
-    CU_ASSERT_DOUBLE_EQUAL(ttft.p99, 500 + 0.98 * 500, 1e-9);
+    CU_ASSERT_DOUBLE_EQUAL(ttft.percentiles[0], 500 + 0.98 * 500, 1e-9);
+    CU_ASSERT_DOUBLE_EQUAL(ttft.percentiles[1], 250, 1e-9);
+    CU_ASSERT_DOUBLE_EQUAL(ttft.percentiles[2], 375, 1e-9);
     CU_ASSERT_DOUBLE_EQUAL(ttft.std, 311.80478223116, 1e-6);
 
     cpa_summary tpot = cpa_metrics_summary(&metrics, CPA_TPOT); /* 375, 1000 */
@@ -58,8 +61,64 @@ static void a_run_without_tokens_has_zeros(void) {
     cpa_summary summary = cpa_metrics_summary(&metrics, CPA_ITL);
     CU_ASSERT_EQUAL(summary.count, 0);
     CU_ASSERT_EQUAL(summary.mean, 0);
-    CU_ASSERT_EQUAL(summary.p99, 0);
+    CU_ASSERT_EQUAL(summary.std, 0);
+    CU_ASSERT_EQUAL(cpa_metrics_peaks(&metrics).requests, 0);
     cpa_metrics_release(&metrics);
+}
+
+/* A request of `n` output tokens that come every `gap` seconds after its start. */
+static void add_regular(cpa_metrics *metrics, double start, double gap, int64_t n) {
+    double times[8];
+    for (int64_t i = 0; i < n; i++) times[i] = start + gap * (double)(i + 1);
+    const cpa_request_times request = {
+        .id = 9, .prompt_tokens = 5, .output_tokens = n, .start_s = start, .token_s = times, .n_times = n};
+    cpa_metrics_add_request(metrics, &request);
+}
+
+/* Intervals that only touch do not overlap; tokens are counted by seconds after the first start. */
+static void peaks_are_those_of_completed_requests(void) {
+    cpa_metrics metrics = {0};
+    add_regular(&metrics, 10, 0.25, 4);   /* 10 .. 11, its last token in the next second */
+    add_regular(&metrics, 11, 0.5, 2);    /* 11 .. 12 */
+    add_regular(&metrics, 10.5, 0.25, 1); /* 10.5 .. 10.75 */
+    add_regular(&metrics, 10.6, 0.25, 1); /* 10.6 .. 10.85 */
+    const cpa_request_times lost = {.start_s = 10.6, .error = "lost"};
+    cpa_metrics_add_request(&metrics, &lost);
+    const cpa_peaks peaks = cpa_metrics_peaks(&metrics);
+    CU_ASSERT_EQUAL(peaks.requests, 3);
+    CU_ASSERT_EQUAL(peaks.tokens_per_s, 5);
+    CU_ASSERT_EQUAL(metrics.failed, 1);
+    cpa_metrics_release(&metrics);
+}
+
+static void goodput_counts_requests_within_every_objective(void) {
+    cpa_metrics metrics = {0};
+    cpa_error err;
+    CU_ASSERT_EQUAL(cpa_goodput_parse("x", "ttft:1000 e2el:1250", &metrics.options, &err), CPA_OK);
+    add_requests(&metrics); /* TTFT 500, 1000, 250; E2E 1250, 2000, 250 */
+    CU_ASSERT_EQUAL(metrics.good, 2);
+    cpa_metrics_release(&metrics);
+    CU_ASSERT_EQUAL(cpa_goodput_parse("x", "tpot:700", &metrics.options, &err), CPA_OK);
+    add_requests(&metrics); /* TPOT 375, 1000, none */
+    CU_ASSERT_EQUAL(metrics.good, 2);
+    cpa_metrics_release(&metrics);
+}
+
+static void wishes_that_make_no_sense_are_refused(void) {
+    static const char *const percentiles[] = {
+        "", "99,", ",99", "101", "-1", "nan", "9;5", "x", "1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16,17"};
+    static const char *const objectives[] = {"ttft",  "ttft:", "ttft:0",  "ttft:-1",
+                                             "itl:5", "x:1",   "ttft:1x", "ttft:inf"};
+    cpa_metrics_options options = {.n_percentiles = 7};
+    cpa_error err;
+    for (size_t i = 0; i < sizeof percentiles / sizeof percentiles[0]; i++) {
+        CU_ASSERT_EQUAL(cpa_percentiles_parse("--percentiles", percentiles[i], &options, &err), CPA_INVALID);
+        CU_ASSERT_EQUAL(strncmp(err.message, "--percentiles: found '", 22), 0);
+    }
+    for (size_t i = 0; i < sizeof objectives / sizeof objectives[0]; i++)
+        CU_ASSERT_EQUAL(cpa_goodput_parse("--goodput", objectives[i], &options, &err), CPA_INVALID);
+    CU_ASSERT_EQUAL(options.n_percentiles, 7);
+    CU_ASSERT_FALSE(options.has_goodput);
 }
 
 /* A run of four requests of which three were completed. */
@@ -71,7 +130,7 @@ static cpa_outcome make_outcome(cpa_settings *settings, cpa_model_file *model, c
     *model = cpa_model_small();
     model->shape.attention.kv_dtype = CPA_BF16;
     *workload = (cpa_workload){.count = 4, .title = "four requests"};
-    *metrics = (cpa_metrics){0};
+    *metrics = (cpa_metrics){.options = {.percentiles = {99}, .n_percentiles = 1}};
     add_requests(metrics);
     return (cpa_outcome){
         .settings = settings,
@@ -204,6 +263,52 @@ static void the_result_file_has_the_keys_of_vllm_and_ours(void) {
     cpa_metrics_release(&metrics);
 }
 
+/* Lists of what happened to each request, by their start; settings as what they are. */
+static void the_result_file_has_every_request_and_setting(void) {
+    static const char *const keys[] = {"start_times", "input_lens", "output_lens", "ttfts", "itls", "errors"};
+    cpa_settings settings;
+    cpa_model_file model;
+    cpa_workload workload;
+    cpa_metrics metrics;
+    cpa_error err;
+    cpa_outcome outcome = make_outcome(&settings, &model, &workload, &metrics);
+    const cpa_request_result late = {.id = 4, .prompt_tokens = 40, .arrival_s = 0.5, .reason = CPA_FINISH_CANCELLED};
+    cpa_metrics_add(&metrics, &late);
+    strcpy(settings.cache_salt, "secret");
+    CU_ASSERT_EQUAL_FATAL(cpa_result_json_write("report-test.json", &outcome, &err), CPA_OK);
+    json_t *root = json_load_file("report-test.json", 0, NULL);
+    for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++)
+        CU_ASSERT_EQUAL(json_array_size(json_object_get(root, keys[i])), 4);
+    json_t *expected = json_pack("{s[iiii] s[iiii] s[ssss] s[[][ff][f][]] s[ffff] s[ffff]}", "input_lens", 40, 10, 20,
+                                 30, "output_lens", 0, 3, 2, 1, "errors", "cancelled", "", "", "", "itls", 0.25, 0.5,
+                                 1.0, "ttfts", 0.0, 0.5, 1.0, 0.25, "start_times", 0.5, 1.0, 1.0, 1.0);
+    for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++)
+        CU_ASSERT(json_equal(json_object_get(root, keys[i]), json_object_get(expected, keys[i])));
+    const json_t *values = json_object_get(root, "settings");
+    CU_ASSERT_EQUAL(json_integer_value(json_object_get(values, "block-size")), 16);
+    CU_ASSERT_EQUAL(json_real_value(json_object_get(values, "rank-timeout")), 10);
+    CU_ASSERT(json_is_true(json_object_get(values, "bind")));
+    CU_ASSERT_STRING_EQUAL(json_string_value(json_object_get(values, "num-blocks")), "auto");
+    CU_ASSERT_STRING_EQUAL(json_string_value(json_object_get(values, "request-rate")), "inf");
+    CU_ASSERT_STRING_EQUAL(json_string_value(json_object_get(values, "policy")), "priority");
+    CU_ASSERT_STRING_EQUAL(json_string_value(json_object_get(values, "cache-salt")), "(not shown)");
+    json_decref(expected);
+    json_decref(root);
+    unlink("report-test.json");
+    cpa_metrics_release(&metrics);
+}
+
+static void lists_of_a_huge_run_are_left_out(void) {
+    cpa_metrics metrics = {0};
+    json_t *root = json_object();
+    for (int64_t i = 0; i <= CPA_DETAILED_REQUESTS; i++) add_regular(&metrics, (double)i, 0.5, 1);
+    CU_ASSERT_EQUAL(cpa_metrics_put(root, &metrics, metrics.completed, 1, 1), 0);
+    CU_ASSERT(json_is_null(json_object_get(root, "ttfts")));
+    CU_ASSERT_EQUAL(json_integer_value(json_object_get(root, "completed")), CPA_DETAILED_REQUESTS + 1);
+    json_decref(root);
+    cpa_metrics_release(&metrics);
+}
+
 /* What was not measured is no zero: latencies of a run without output tokens after the first, rates of a dry run. */
 static void what_was_not_measured_is_null(void) {
     cpa_settings settings;
@@ -214,12 +319,16 @@ static void what_was_not_measured_is_null(void) {
     char text[4096] = "";
     cpa_outcome outcome = make_outcome(&settings, &model, &workload, &metrics);
     cpa_metrics_release(&metrics);
+    metrics.options = (cpa_metrics_options){.percentiles = {99}, .n_percentiles = 1};
     settings.dry_run = 1;
     CU_ASSERT_EQUAL_FATAL(cpa_result_json_write("report-test.json", &outcome, &err), CPA_OK);
     json_t *root = json_load_file("report-test.json", 0, NULL);
     CU_ASSERT(json_is_null(json_object_get(root, "mean_itl_ms")));
     CU_ASSERT(json_is_null(json_object_get(root, "p99_ttft_ms")));
     CU_ASSERT(json_is_null(json_object_get(root, "output_throughput")));
+    CU_ASSERT(json_is_null(json_object_get(root, "max_concurrent_requests")));
+    CU_ASSERT(json_is_null(json_object_get(root, "request_goodput")));
+    CU_ASSERT(json_is_null(json_object_get(root, "itls")));
     CU_ASSERT(json_is_true(json_object_get(root, "dry_run")));
     json_decref(root);
     unlink("report-test.json");
@@ -304,8 +413,13 @@ static const cpa_test tests[] = {
     {"progress tells rate and time left", progress_tells_rate_and_time_left},
     {"latencies have their usual meaning", latencies_have_their_usual_meaning},
     {"a run without tokens has zeros", a_run_without_tokens_has_zeros},
+    {"peaks are those of completed requests", peaks_are_those_of_completed_requests},
+    {"goodput counts requests within every objective", goodput_counts_requests_within_every_objective},
+    {"wishes that make no sense are refused", wishes_that_make_no_sense_are_refused},
     {"the report names every figure", the_report_names_every_figure},
     {"the result file has the keys of vLLM and ours", the_result_file_has_the_keys_of_vllm_and_ours},
+    {"the result file has every request and setting", the_result_file_has_every_request_and_setting},
+    {"lists of a huge run are left out", lists_of_a_huge_run_are_left_out},
     {"what was not measured is null", what_was_not_measured_is_null},
     {"a run that was given up tells what is known", a_run_that_was_given_up_tells_what_is_known},
     {"a result file is whole or absent", a_result_file_is_whole_or_absent},

@@ -1,0 +1,22 @@
+/* Members of result files. Each function returns 0, or -1 without memory. */
+#ifndef CPA_LAUNCHER_JSON_PUT_H
+#define CPA_LAUNCHER_JSON_PUT_H
+
+#include <jansson.h>
+#include <stdint.h>
+
+#include "launcher/field.h"
+
+int cpa_json_put_int(json_t *object, const char *key, int64_t value);
+
+/* JSON has no infinity and no NaN; they become null. */
+int cpa_json_put_real(json_t *object, const char *key, double value);
+
+/* Text that is no UTF-8 is shown as far as it is printable ASCII. */
+int cpa_json_put_text(json_t *object, const char *key, const char *value);
+
+/* The value of a field of `values` under its name: a number, true or false, or text; the word of a field that has one.
+ * That of a secret one is not shown. */
+int cpa_json_put_field(json_t *object, const cpa_field *field, const void *values);
+
+#endif
