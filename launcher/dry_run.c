@@ -10,6 +10,7 @@
 #include "launcher/progress.h"
 #include "launcher/report.h"
 #include "launcher/result_json.h"
+#include "launcher/settings_check.h"
 #include "src/engine/engine_options.h"
 
 /* Rates that nobody has measured here, those of an H200 on NVLink and PCIe: they decide which algorithm is counted, and

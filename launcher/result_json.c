@@ -8,6 +8,7 @@
 #include "launcher/json_put.h"
 #include "launcher/metrics_json.h"
 #include "launcher/output_file.h"
+#include "launcher/settings_table.h"
 #include "launcher/signals.h"
 
 /* How requests ended that were not completed. */
@@ -96,10 +97,10 @@ static int fill_model(json_t *object, const cpa_outcome *outcome) {
 
 /* Every setting as it was in effect. */
 static int fill_settings(json_t *object, const cpa_outcome *outcome) {
-    int n_fields, bad = 0;
-    const cpa_field *table = cpa_settings_table(&n_fields);
-    for (int f = 0; f < n_fields; f++) {
-        if (!cpa_setting_is_action(&table[f])) bad |= cpa_json_put_field(object, &table[f], outcome->settings);
+    int bad = 0;
+    for (int f = 0; f < cpa_settings_n_rows; f++) {
+        const cpa_field *row = &cpa_settings_rows[f];
+        if (!cpa_setting_is_action(row)) bad |= cpa_json_put_field(object, row, outcome->settings);
     }
     return bad;
 }

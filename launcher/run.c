@@ -9,6 +9,7 @@
 #include "launcher/output_file.h"
 #include "launcher/progress.h"
 #include "launcher/result_json.h"
+#include "launcher/settings_check.h"
 #include "launcher/signals.h"
 
 /* One run, on one rank. What rank 0 alone knows is empty on the others. */

@@ -1,4 +1,4 @@
-/* The settings of a run. One table (settings.c) gives each its name, type, bounds, default and help; the command line,
+/* The settings of a run. One table (settings_table.c) gives each its name, type, bounds, default and help; the command line,
  * the environment (CPATTN_<NAME>), the settings file, --help and --print-config all come from it. */
 #ifndef CPA_LAUNCHER_SETTINGS_H
 #define CPA_LAUNCHER_SETTINGS_H
@@ -10,7 +10,6 @@
 #include <cpattn/types.h>
 
 #include "launcher/field.h"
-#include "launcher/metrics_options.h"
 
 #define CPA_SETTINGS_MAX 80
 
@@ -107,21 +106,9 @@ typedef struct cpa_settings {
  * only the command line is read. */
 cpa_status cpa_settings_load(int argc, char **argv, cpa_settings *out, cpa_error *err);
 
-/* What is to be known of latencies: --percentiles and --goodput. Loaded settings are right in that. */
-cpa_status cpa_settings_metrics(const cpa_settings *settings, cpa_metrics_options *out, cpa_error *err);
-
-/* Whether something other than the default has set the setting of that name. */
-int cpa_settings_given(const cpa_settings *settings, const char *name);
-
 /* Text for --help and --print-config. The latter may be read again as a settings file: defaults are comments in it, and
  * `auto_dtype` says there what the dtype "auto" stands for. */
 void cpa_settings_print_help(FILE *out);
 void cpa_settings_print(const cpa_settings *settings, const char *auto_dtype, FILE *out);
-
-/* The table itself. */
-const cpa_field *cpa_settings_table(int *n_fields);
-
-/* Whether the setting asks the program for something else than a run, as --help does; a file cannot set it. */
-int cpa_setting_is_action(const cpa_field *field);
 
 #endif

@@ -7,7 +7,7 @@
 #include <unistd.h>
 
 #include "launcher/model_file.h"
-#include "launcher/settings.h"
+#include "launcher/settings_table.h"
 #include "tests/fixtures/unit.h"
 
 #define MAX_ARGS 16
@@ -84,9 +84,8 @@ static void every_form_of_an_option_is_read(void) {
 }
 
 static void bounds_of_every_setting_are_kept(void) {
-    int n_fields;
-    const cpa_field *table = cpa_settings_table(&n_fields);
-    for (int f = 0; f < n_fields; f++) {
+    const cpa_field *table = cpa_settings_rows;
+    for (int f = 0; f < cpa_settings_n_rows; f++) {
         cpa_settings settings;
         cpa_error err;
         char line[128];
@@ -229,12 +228,11 @@ static void join_lines(char *text) {
 }
 
 static void help_lists_every_setting_with_its_default(void) {
-    int n_fields;
-    const cpa_field *table = cpa_settings_table(&n_fields);
+    const cpa_field *table = cpa_settings_rows;
     char *help = printed(print_help, NULL);
     for (char *line = help; *line; line += strcspn(line, "\n") + 1) CU_ASSERT(strcspn(line, "\n") <= 100);
     join_lines(help);
-    for (int f = 0; f < n_fields; f++) {
+    for (int f = 0; f < cpa_settings_n_rows; f++) {
         char option[64], text[512];
         int shown = table[f].initial[0] && !cpa_setting_is_action(&table[f]);
         snprintf(option, sizeof option, " --%s ", table[f].name);
@@ -308,9 +306,8 @@ static void the_printed_configuration_names_origins_and_can_be_read_again(void) 
     }
     CU_ASSERT_EQUAL_FATAL(load_file(text, "", &again, &err), CPA_OK);
     /* Everything up to the origins is equal. */
-    int n_fields;
-    const cpa_field *table = cpa_settings_table(&n_fields);
-    for (int f = 0; f < n_fields; f++) {
+    const cpa_field *table = cpa_settings_rows;
+    for (int f = 0; f < cpa_settings_n_rows; f++) {
         char before[CPA_TEXT_BYTES], after[CPA_TEXT_BYTES];
         if (cpa_setting_is_action(&table[f])) continue;
         cpa_field_format(&table[f], &settings, before, sizeof before);

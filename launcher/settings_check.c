@@ -1,0 +1,113 @@
+#include "launcher/settings_check.h"
+
+#include <math.h>
+#include <string.h>
+
+#include <cpattn/engine.h>
+
+#include "base/check.h"
+#include "launcher/settings_table.h"
+
+/* What says which requests a batch run has. */
+static const char *const of_runs[] = {"trace",     "requests",   "length-scale", "time-scale", "request-rate",
+                                      "input-len", "output-len", "dry-run",      NULL};
+
+/* Options of a subcommand alone, where it was not given. */
+static cpa_status check_group(const cpa_settings *settings, const char *group, const char *command, cpa_error *err) {
+    for (int f = 0; f < cpa_settings_n_rows; f++) {
+        if (strcmp(cpa_settings_rows[f].group, group) == 0 && settings->source[f].origin != CPA_FROM_DEFAULT)
+            return cpa_fail(err, CPA_INVALID, "--%s: found without '%s', expected with it", cpa_settings_rows[f].name,
+                            command);
+    }
+    return CPA_OK;
+}
+
+/* Options that a subcommand has no use for; the list ends with NULL. */
+static cpa_status check_without(const cpa_settings *settings, const char *const *names, const char *command,
+                                cpa_error *err) {
+    for (; *names; names++) {
+        if (cpa_settings_given(settings, *names))
+            return cpa_fail(err, CPA_INVALID, "--%s: found with '%s', expected without it", *names, command);
+    }
+    return CPA_OK;
+}
+
+static cpa_status check_generate(const cpa_settings *settings, cpa_error *err) {
+    if (!settings->generate) return check_group(settings, CPA_SETTINGS_GENERATE, "generate", err);
+    CPA_TRY(check_without(settings, of_runs, "generate", err));
+    if (settings->given_ids[0] && cpa_settings_given(settings, "max-tokens"))
+        return cpa_fail(err, CPA_INVALID, "--max-tokens: found with --given-ids, expected without it");
+    if (settings->help || settings->version || settings->print_config) return CPA_OK;
+    if (!settings->model_dir[0]) return cpa_fail(err, CPA_INVALID, "generate: found no --model-dir, expected one");
+    if (!settings->prompt_ids[0]) return cpa_fail(err, CPA_INVALID, "generate: found no --prompt-ids, expected them");
+    return CPA_OK;
+}
+
+cpa_status cpa_settings_metrics(const cpa_settings *settings, cpa_metrics_options *out, cpa_error *err) {
+    cpa_metrics_options options = {0};
+    CPA_TRY(cpa_percentiles_parse("--percentiles", settings->percentiles, &options, err));
+    CPA_TRY(cpa_goodput_parse("--goodput", settings->goodput, &options, err));
+    *out = options;
+    return CPA_OK;
+}
+
+static const char *kv_dtype_name(const cpa_settings *settings) {
+    return cpa_settings_rows[cpa_settings_index("kv-cache-dtype")].choices[settings->kv_cache_dtype];
+}
+
+cpa_status cpa_settings_check(const cpa_settings *settings, cpa_error *err) {
+    static const char *const with_trace[] = {"length-scale", "time-scale"};
+    static const char *const without_trace[] = {"input-len", "output-len"};
+    static const char *const without_folder[] = {"model", "window", "sinks"};
+    CPA_TRY(check_generate(settings, err));
+    for (int i = 0; i < 2; i++) {
+        if (!settings->trace[0] && cpa_settings_given(settings, with_trace[i])) {
+            return cpa_fail(err, CPA_INVALID, "--%s: found without --trace, expected with it", with_trace[i]);
+        }
+        if (settings->trace[0] && cpa_settings_given(settings, without_trace[i])) {
+            return cpa_fail(err, CPA_INVALID, "--%s: found with --trace, expected without it", without_trace[i]);
+        }
+    }
+    for (int i = 0; settings->model_dir[0] && i < 3; i++) {
+        if (cpa_settings_given(settings, without_folder[i]))
+            return cpa_fail(err, CPA_INVALID, "--%s: found with --model-dir, expected without it", without_folder[i]);
+    }
+    if (settings->check_logits > 0) {
+        if (!settings->model_dir[0])
+            return cpa_fail(err, CPA_INVALID, "--check-logits: found without --model-dir, expected with it");
+        if (settings->kv_cache_dtype > CPA_DTYPE_COUNT)
+            return cpa_fail(err, CPA_INVALID,
+                            "--check-logits: found with --kv-cache-dtype %s, expected no quantised cache",
+                            kv_dtype_name(settings));
+        if (settings->dry_run)
+            return cpa_fail(err, CPA_INVALID, "--check-logits: found with --dry-run, expected without");
+    }
+    if (settings->time_scale > 0 && !isinf(settings->request_rate)) {
+        return cpa_fail(err, CPA_INVALID, "--request-rate: found with --time-scale, expected one of the two");
+    }
+    if ((settings->k_scale > 0) != (settings->v_scale > 0)) {
+        return cpa_fail(err, CPA_INVALID, "--%c-scale: found without --%c-scale, expected both or none",
+                        settings->k_scale > 0 ? 'k' : 'v', settings->k_scale > 0 ? 'v' : 'k');
+    }
+    if (settings->k_scale > 0 && settings->kv_cache_dtype != CPA_FP8_E4M3 + 1) {
+        return cpa_fail(err, CPA_INVALID, "--k-scale: found with --kv-cache-dtype %s, expected fp8_e4m3",
+                        kv_dtype_name(settings));
+    }
+    if (settings->preemption_mode == CPA_PREEMPT_SWAP && settings->swap_space == 0)
+        return cpa_fail(err, CPA_INVALID,
+                        "--preemption-mode: found swap without --swap-space, expected room to swap to");
+    if (settings->dry_run && settings->timeline[0]) {
+        return cpa_fail(err, CPA_INVALID, "--timeline: found with --dry-run, expected without it: nothing is computed");
+    }
+    if (settings->timeline[0] && strcmp(settings->timeline, settings->result_json) == 0) {
+        return cpa_fail(err, CPA_INVALID, "--timeline: found the file of --result-json, expected another");
+    }
+    cpa_metrics_options ignored;
+    CPA_TRY(cpa_settings_metrics(settings, &ignored, err));
+    if (settings->interleave % settings->block_size != 0) {
+        return cpa_fail(err, CPA_INVALID,
+                        "--cp-kv-cache-interleave-size: found %lld, expected a multiple of the block size %lld",
+                        (long long)settings->interleave, (long long)settings->block_size);
+    }
+    return CPA_OK;
+}

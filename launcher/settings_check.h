@@ -1,0 +1,14 @@
+/* What settings must hold together, when each is within its own bounds. */
+#ifndef CPA_LAUNCHER_SETTINGS_CHECK_H
+#define CPA_LAUNCHER_SETTINGS_CHECK_H
+
+#include "launcher/metrics_options.h"
+#include "launcher/settings.h"
+
+/* CPA_INVALID, and one line, if a setting needs another, or a subcommand, that is not there, or excludes one that is. */
+cpa_status cpa_settings_check(const cpa_settings *settings, cpa_error *err);
+
+/* What is to be known of latencies: --percentiles and --goodput. Loaded settings are right in that. */
+cpa_status cpa_settings_metrics(const cpa_settings *settings, cpa_metrics_options *out, cpa_error *err);
+
+#endif

@@ -1,0 +1,23 @@
+/* The rows of the settings: name, type, bounds, default and help of each. */
+#ifndef CPA_LAUNCHER_SETTINGS_TABLE_H
+#define CPA_LAUNCHER_SETTINGS_TABLE_H
+
+#include "launcher/settings.h"
+
+/* The group that belongs to a subcommand alone. */
+#define CPA_SETTINGS_GENERATE "Generate, with --seed"
+
+/* In the order of --help. */
+extern const cpa_field cpa_settings_rows[];
+extern const int cpa_settings_n_rows;
+
+/* The row of a name that is in the table. */
+int cpa_settings_index(const char *name);
+
+/* Whether something other than the default has set the setting of that name. */
+int cpa_settings_given(const cpa_settings *settings, const char *name);
+
+/* Whether the setting asks the program for something else than a run, as --help does; a file cannot set it. */
+int cpa_setting_is_action(const cpa_field *field);
+
+#endif
