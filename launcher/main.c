@@ -41,7 +41,7 @@ static cpa_exit_code run_job(cpa_comm *comm, int argc, char **argv) {
     if (service.job.run) {
         cpa_log_set(cpa_job_ranks_log, &service.ranks, (cpa_log_level)settings->log_level);
         cpa_comm_set_timeout(comm, settings->rank_timeout);
-        code = settings->dry_run ? dry_run(&service, &workload) : cpa_run(&service, &workload);
+        code = settings->dry_run ? dry_run(&service, &workload) : cpa_run_batch(&service, &workload);
         cpa_log_set(NULL, NULL, CPA_LOG_ERROR);
     }
     cpa_workload_release(&workload);

@@ -219,7 +219,7 @@ static cpa_exit_code run_steps(batch_run *r) {
     return code == CPA_EXIT_DONE ? run(r) : code;
 }
 
-cpa_exit_code cpa_run(cpa_service *service, cpa_workload *workload) {
+cpa_exit_code cpa_run_batch(cpa_service *service, cpa_workload *workload) {
     batch_run r = {.service = service, .workload = workload};
     (void)cpa_settings_metrics(&service->job.settings, &r.metrics.options, NULL); /* right, as they are loaded */
     cpa_exit_code code = run_steps(&r);
