@@ -74,7 +74,6 @@ cpa_outcome cpa_service_outcome(const cpa_service *s, const cpa_workload *worklo
 
 void cpa_service_note_stats(const cpa_service *s, cpa_outcome *outcome) {
     cpa_engine_get_stats(s->engine, &outcome->stats, sizeof outcome->stats);
-    outcome->stats.kv_blocks = s->num_blocks;
 }
 
 cpa_exit_code cpa_service_write_timeline(cpa_service *s) {

@@ -257,7 +257,8 @@ CPA_API cpa_status cpa_engine_drain(cpa_engine *engine, double timeout_s);
 CPA_API void cpa_engine_stop(cpa_engine *engine);
 
 /* The statistics. On rank 0, while a run is under way, those of requests, steps and tokens, and what the scheduler
- * counts, are as of the last step; all others, and those of other ranks, as of the end of the last run. `size` is that of
+ * counts, are as of the last step; verify_*, bytes_sent, exposed_comm_s and imbalance likewise, with what other ranks
+ * add to them as of the step before that; all others, and those of other ranks, as of the end of the last run. `size` is that of
  * *out, sizeof *out: as much of them is written, and zeros where the library knows less. */
 CPA_API cpa_status cpa_engine_get_stats(const cpa_engine *engine, cpa_engine_stats *out, size_t size);
 

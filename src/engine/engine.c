@@ -12,6 +12,7 @@
 #include "src/engine/engine_options.h"
 #include "src/engine/engine_requests.h"
 #include "src/engine/engine_run.h"
+#include "src/engine/engine_stats.h"
 #include "src/ops/check_shape.h"
 
 static cpa_worker_options worker_options(const cpa_engine *engine) {
@@ -62,8 +63,11 @@ static cpa_status self_test(cpa_engine *engine, cpa_error *err) {
     return CPA_OK;
 }
 
+/* What rank 0 alone has. */
 static cpa_status make_scheduler(cpa_engine *engine, cpa_error *err) {
     if (engine->control.rank != 0) return CPA_OK;
+    engine->totals = calloc((size_t)engine->control.size, sizeof *engine->totals);
+    if (!engine->totals) return cpa_fail(err, CPA_NO_MEMORY, "engine: no memory");
     char identity[CPA_IDENTITY_BYTES];
     cpa_scheduler_options options = cpa_engine_scheduler_options(&engine->options, engine->planner, identity);
     options.host_blocks = engine->host_blocks;
@@ -185,6 +189,7 @@ static cpa_engine *allocate(void) {
 static void release(cpa_engine *engine) {
     pthread_mutex_destroy(&engine->published->lock);
     free(engine->published);
+    free(engine->totals);
     free(engine);
 }
 
@@ -210,6 +215,8 @@ cpa_status cpa_engine_create(cpa_comm *comm, const cpa_engine_options *options, 
         if (err) *err = own;
         return status;
     }
+    engine->stats.kv_blocks = engine->options.num_blocks;
+    cpa_engine_publish_stats(engine, NULL);
     *out = engine;
     return CPA_OK;
 }

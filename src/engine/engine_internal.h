@@ -21,6 +21,15 @@ typedef struct cpa_published_stats {
     cpa_engine_stats stats;
 } cpa_published_stats;
 
+/* What a rank has added up by itself since the engine was created. It travels with its reports (run_record.c), so that rank
+ * 0 knows the totals during a run. Plain memory. */
+typedef struct cpa_rank_totals {
+    int64_t bytes_sent;
+    uint64_t verify_rows, verify_violations, verify_undecided;
+    double verify_max_error, verify_s;
+    double exposed_comm_s, attend_s;
+} cpa_rank_totals;
+
 struct cpa_engine {
     cpa_engine_options options; /* with defaults filled in */
     cpa_control control;
@@ -38,6 +47,7 @@ struct cpa_engine {
     double host_bandwidth;          /* rank 0, when it has host blocks */
     cpa_engine_stats stats;         /* of the thread that runs the engine, */
     cpa_published_stats *published; /* and copies of them */
+    cpa_rank_totals *totals;        /* rank 0: [ranks], as last reported */
     cpa_timeline timeline;
     atomic_int stop;
     atomic_int running; /* cpa_engine_run or the like is under way */

@@ -208,6 +208,7 @@ static cpa_status close_plans(cpa_run *r, cpa_status status, cpa_error *err) {
     }
     cpa_reports_close(r->reports);
     free(r->found);
+    free(r->report);
     cpa_next_plan_close(&r->next);
     cpa_step_plan_destroy(&r->plan);
     return status;

@@ -1,5 +1,6 @@
 #include "src/engine/engine_stats.h"
 
+#include <math.h>
 #include <stdio.h>
 
 #include "base/check.h"
@@ -38,49 +39,83 @@ static cpa_status count_nonfinite(cpa_engine *engine, cpa_error *err) {
     return CPA_OK;
 }
 
+cpa_rank_totals cpa_engine_own_totals(const cpa_engine *engine) {
+    cpa_context_stats context;
+    cpa_verify_stats verify = {0};
+    cpa_context_get_stats(engine->worker->context, &context, sizeof context);
+    if (engine->verify) cpa_verify_get_stats(engine->verify, &verify);
+    return (cpa_rank_totals){
+        .bytes_sent = context.bytes_sent,
+        .verify_rows = verify.rows,
+        .verify_violations = verify.violations,
+        .verify_undecided = verify.undecided,
+        .verify_max_error = verify.max_error,
+        .verify_s = verify.seconds,
+        .exposed_comm_s = context.exposed_comm_s,
+        .attend_s = context.attend_s,
+    };
+}
+
+void cpa_engine_join_totals(cpa_engine *engine) {
+    const int32_t ranks = engine->control.size;
+    cpa_engine_stats *s = &engine->stats;
+    cpa_rank_totals sum = {0}, most = {0};
+    for (int32_t rank = 0; rank < ranks; rank++) {
+        const cpa_rank_totals *t = &engine->totals[rank];
+        sum.bytes_sent += t->bytes_sent;
+        sum.verify_rows += t->verify_rows;
+        sum.verify_violations += t->verify_violations;
+        sum.verify_undecided += t->verify_undecided;
+        sum.attend_s += t->attend_s;
+        most.verify_max_error = fmax(most.verify_max_error, t->verify_max_error);
+        most.verify_s = fmax(most.verify_s, t->verify_s);
+        most.exposed_comm_s = fmax(most.exposed_comm_s, t->exposed_comm_s);
+        most.attend_s = fmax(most.attend_s, t->attend_s);
+    }
+    s->bytes_sent = sum.bytes_sent;
+    s->verify_rows = (int64_t)sum.verify_rows;
+    s->verify_violations = (int64_t)sum.verify_violations;
+    s->verify_undecided = (int64_t)sum.verify_undecided;
+    s->verify_max_error = most.verify_max_error;
+    s->verify_s = most.verify_s;
+    s->exposed_comm_s = most.exposed_comm_s;
+    s->imbalance = sum.attend_s > 0 ? most.attend_s * ranks / sum.attend_s : 1;
+}
+
+/* Rank 0 gets what every rank has added up, and joins it. Collective. */
+static cpa_status gather_totals(cpa_engine *engine, cpa_error *err) {
+    const cpa_rank_totals own = cpa_engine_own_totals(engine);
+    CPA_TRY(cpa_control_gather(&engine->control, &own, sizeof own, engine->totals, 0, err));
+    if (engine->control.rank == 0) cpa_engine_join_totals(engine);
+    return CPA_OK;
+}
+
 cpa_status cpa_engine_collect_stats(cpa_engine *engine, cpa_error *err) {
     cpa_control *control = &engine->control;
     cpa_context_stats context;
     cpa_context_get_stats(engine->worker->context, &context, sizeof context);
-    cpa_verify_stats verify = {0};
-    if (engine->verify) cpa_verify_get_stats(engine->verify, &verify);
     cpa_engine_stats *s = &engine->stats;
-    double most[] = {context.exposed_comm_s,
-                     context.attend_s,
-                     (double)context.staging_bytes,
-                     verify.max_error,
-                     s->actual_attend_s,
-                     verify.seconds,
+    double most[] = {(double)context.staging_bytes, s->actual_attend_s,
                      cpa_context_replayed_seconds(engine->worker->context)};
-    double attend_sum = context.attend_s;
-    uint64_t sums[] = {(uint64_t)context.bytes_sent, verify.rows, verify.violations, 0, verify.undecided};
-    CPA_TRY(cpa_worker_digest(engine->worker, &sums[3], err));
+    uint64_t digest;
+    CPA_TRY(cpa_worker_digest(engine->worker, &digest, err));
     CPA_TRY(cpa_control_max(control, most, sizeof most / sizeof most[0], err));
-    CPA_TRY(cpa_control_sum(control, &attend_sum, 1, err));
-    CPA_TRY(cpa_control_sum_u64(control, sums, 5, err));
+    CPA_TRY(cpa_control_sum_u64(control, &digest, 1, err));
+    CPA_TRY(gather_totals(engine, err));
     CPA_TRY(count_nonfinite(engine, err));
     s->graph_steps = engine->worker->graph_steps;
     s->chunks_pass_kv = context.chunks_pass_kv;
     s->chunks_pass_q = context.chunks_pass_q;
-    s->exposed_comm_s = most[0];
-    s->imbalance = attend_sum > 0 ? most[1] * control->size / attend_sum : 1;
-    s->staging_bytes = (int64_t)most[2];
+    s->staging_bytes = (int64_t)most[0];
     s->staging_bound = context.staging_bound;
-    s->verify_max_error = most[3];
-    s->actual_attend_s = most[4];
-    s->verify_s = most[5];
-    s->graph_s = most[6];
-    s->bytes_sent = (int64_t)sums[0];
-    s->verify_rows = (int64_t)sums[1];
-    s->verify_violations = (int64_t)sums[2];
-    s->verify_undecided = (int64_t)sums[4];
-    s->output_digest = sums[3];
+    s->actual_attend_s = most[1];
+    s->graph_s = most[2];
+    s->output_digest = digest;
     s->planner_flops = engine->planner.flops;
     s->planner_bandwidth = engine->planner.bandwidth;
     s->planner_memory_bandwidth = engine->planner.memory_bandwidth;
     s->planner_exchange_s = engine->planner.exchange_s;
     s->overlap_tokens = cpa_planner_overlap_tokens(&engine->planner);
-    s->kv_blocks = engine->options.num_blocks;
     if (engine->scheduler) collect_scheduler_stats(engine);
     return cpa_control_bcast(control, s, sizeof *s, 0, err);
 }

@@ -4,6 +4,11 @@
 
 #include "src/engine/engine_internal.h"
 
+/* What this rank has added up. */
+cpa_rank_totals cpa_engine_own_totals(const cpa_engine *engine);
+/* Rank 0: engine->totals of all ranks into engine->stats. */
+void cpa_engine_join_totals(cpa_engine *engine);
+
 /* Totals over the ranks into engine->stats, once a run has ended. Collective. */
 cpa_status cpa_engine_collect_stats(cpa_engine *engine, cpa_error *err);
 

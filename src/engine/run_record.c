@@ -115,20 +115,38 @@ static int compare_rows(const void *a, const void *b) {
     return x->position < y->position ? -1 : x->position > y->position;
 }
 
-static cpa_status add_found(cpa_run *r, const cpa_nonfinite_row *rows, int64_t n, cpa_error *err) {
+static cpa_status add_found(cpa_run *r, const void *rows, int64_t n, cpa_error *err) {
     if (!cpa_array_reserve(&r->found, &r->cap_found, r->n_found + n, sizeof *r->found))
         return cpa_fail(err, CPA_NO_MEMORY, "no memory for what is not finite in a step");
-    if (n > 0) memcpy(r->found + r->n_found, rows, (size_t)n * sizeof *rows);
+    if (n > 0) memcpy(r->found + r->n_found, rows, (size_t)n * sizeof *r->found);
     r->n_found += n;
     return CPA_OK;
 }
 
-/* Rank 0: adds what the other ranks have found in the step to what this one has. */
+/* Another rank: the totals of this rank, and the rows that it has found in the step. */
+static cpa_status send_report(cpa_run *r, const cpa_nonfinite *found, cpa_error *err) {
+    const cpa_rank_totals totals = cpa_engine_own_totals(r->engine);
+    const int64_t rows = found->n_last * (int64_t)sizeof *found->last, bytes = (int64_t)sizeof totals + rows;
+    if (!cpa_array_reserve(&r->report, &r->cap_report, bytes, 1))
+        return cpa_fail(err, CPA_NO_MEMORY, "no memory for what is not finite in a step");
+    memcpy(r->report, &totals, sizeof totals);
+    if (rows > 0) memcpy(r->report + sizeof totals, found->last, (size_t)rows);
+    return cpa_reports_send(r->reports, r->report, bytes, err);
+}
+
+/* Rank 0: takes the totals of the other ranks, and adds what they have found in the step to what this one has. */
 static cpa_status take_reports(cpa_run *r, cpa_error *err) {
     for (int32_t rank = 1; rank < r->engine->control.size; rank++) {
         int64_t bytes;
-        const void *rows = cpa_reports_of(r->reports, rank, &bytes);
-        CPA_TRY(add_found(r, rows, bytes / (int64_t)sizeof *r->found, err));
+        const char *report = cpa_reports_of(r->reports, rank, &bytes);
+        cpa_rank_totals *totals = &r->engine->totals[rank];
+        const int64_t rows = (bytes - (int64_t)sizeof *totals) / (int64_t)sizeof *r->found;
+        if (bytes != (int64_t)sizeof *totals + rows * (int64_t)sizeof *r->found) {
+            return cpa_fail(err, CPA_COMM, "a report of rank %d has %lld bytes, expected %zu and %zu for each row",
+                            rank, (long long)bytes, sizeof *totals, sizeof *r->found);
+        }
+        memcpy(totals, report, sizeof *totals);
+        CPA_TRY(add_found(r, report + sizeof *totals, rows, err));
     }
     if (r->n_found > 1) qsort(r->found, (size_t)r->n_found, sizeof *r->found, compare_rows);
     return CPA_OK;
@@ -152,12 +170,12 @@ cpa_status cpa_run_settle(cpa_run *r, int wait, cpa_error *err) {
 
 cpa_status cpa_run_report(cpa_run *r, cpa_error *err) {
     const cpa_nonfinite *found = &r->engine->worker->nonfinite;
-    const int64_t n = found->n_last;
-    if (!r->ahead) return cpa_reports_send(r->reports, found->last, n * (int64_t)sizeof *found->last, err);
+    if (!r->ahead) return send_report(r, found, err);
     CPA_TRY(cpa_run_settle(r, 1, err)); /* the step before, if nobody has looked in the meantime */
+    r->engine->totals[0] = cpa_engine_own_totals(r->engine);
     r->n_found = 0;
     r->unsettled = 1;
-    return add_found(r, found->last, n, err);
+    return add_found(r, found->last, found->n_last, err);
 }
 
 cpa_status cpa_run_record(cpa_run *r, cpa_error *err) {
@@ -177,6 +195,7 @@ cpa_status cpa_run_record(cpa_run *r, cpa_error *err) {
     cpa_scheduler_stats scheduled;
     cpa_plan_ahead_stats(r->ahead, &scheduled);
     engine->stats.duration_s = now;
+    cpa_engine_join_totals(engine);
     cpa_engine_publish_stats(engine, &scheduled);
     if (r->on_progress) r->on_progress(r->ctx, r->tokens, engine->stats.requests_finished, now);
     return CPA_OK;

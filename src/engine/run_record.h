@@ -27,9 +27,11 @@ typedef struct cpa_run {
     cpa_request_list finished;
     cpa_nonfinite_row *found; /* rows that are not finite, one of each request and rank */
     int64_t n_found, cap_found;
+    char *report; /* of another rank, while it is made */
+    int64_t cap_report;
 } cpa_run;
 
-/* After a step: what is not finite on this rank is on its way to rank 0. */
+/* After a step: what this rank has added up so far, and what is not finite on it, is on its way to rank 0. */
 cpa_status cpa_run_report(cpa_run *run, cpa_error *err);
 /* Rank 0: notes the tokens that a finished step emitted, and tells which requests have ended. */
 cpa_status cpa_run_record(cpa_run *run, cpa_error *err);

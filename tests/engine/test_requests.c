@@ -498,6 +498,46 @@ static void statistics_are_read_while_it_runs(void) {
     serve_beside(&h, &options, watch_statistics);
 }
 
+/* What ranks add up by themselves comes with their reports, a step late. */
+static void check_totals(heard *h) {
+    const int32_t ranks = h->engine->control.size, last = ranks - 1;
+    const cpa_rank_totals *totals = h->engine->totals;
+    cpa_engine_stats stats;
+    int64_t sent = 0, rows = 0;
+    cpa_engine_get_stats(h->engine, &stats, sizeof stats);
+    for (int32_t rank = 0; rank < ranks; rank++) {
+        sent += totals[rank].bytes_sent;
+        rows += (int64_t)totals[rank].verify_rows;
+    }
+    CU_ASSERT_EQUAL(stats.bytes_sent, sent);
+    CU_ASSERT_EQUAL(stats.verify_rows, rows);
+    CU_ASSERT(stats.kv_used <= stats.kv_blocks && stats.kv_used <= stats.kv_peak);
+    CU_ASSERT_EQUAL(stats.prefilled_tokens, stats.output_tokens > 0 ? 300 : 0);
+    if (h->steps < 3 || stats.requests_running == 0) return;
+    CU_ASSERT_EQUAL(totals[last].bytes_sent > 0, ranks > 1);
+    CU_ASSERT(totals[last].attend_s > 0 && stats.imbalance >= 1 && stats.imbalance <= ranks);
+    CU_ASSERT(stats.kv_used > 0);
+    CU_ASSERT(stats.planned_pass_q + stats.planned_pass_kv + stats.planned_local >= stats.steps);
+    h->mark++;
+}
+
+static void statistics_of_other_ranks_come_while_it_runs(void) {
+    cpa_engine_options options = cpa_test_engine_options();
+    options.verify = 1;
+    heard h = {.engine = cpa_test_engine(&options, NULL, 0), .on_step = check_totals};
+    CU_ASSERT_PTR_NOT_NULL_FATAL(h.engine);
+    cpa_engine_stats stats;
+    cpa_engine_get_stats(h.engine, &stats, sizeof stats);
+    CU_ASSERT_EQUAL(stats.kv_blocks, options.num_blocks);
+    if (cpa_test_rank() == 0) CU_ASSERT_EQUAL(submit(h.engine, 1, 300, 9, 0), CPA_OK);
+    CU_ASSERT_EQUAL(cpa_engine_run(h.engine, on_finish, on_progress, &h), CPA_OK);
+    cpa_engine_get_stats(h.engine, &stats, sizeof stats);
+    CU_ASSERT_EQUAL(stats.kv_used, 0);
+    CU_ASSERT_EQUAL(stats.requests_running, 0);
+    if (cpa_test_rank() == 0) CU_ASSERT(h.mark > 0);
+    cpa_engine_destroy(h.engine);
+}
+
 /* One runs at a time: the second request waits until the first has ended, and the third is cancelled before it runs. */
 static void the_queue_ends_when_a_request_first_runs(void) {
     cpa_engine_options options = quick_options();
@@ -683,6 +723,7 @@ static const cpa_test tests[] = {
     {"a caller drives the loop step by step", a_caller_drives_the_loop_step_by_step},
     {"steps of several threads may drain", steps_of_several_threads_may_drain},
     {"statistics are read while it runs", statistics_are_read_while_it_runs},
+    {"statistics of other ranks come while it runs", statistics_of_other_ranks_come_while_it_runs},
     {"the queue ends when a request first runs", the_queue_ends_when_a_request_first_runs},
     {"a request that is not finite fails alone", a_request_that_is_not_finite_fails_alone},
 };
