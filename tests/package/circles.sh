@@ -2,7 +2,8 @@
 # No circles between files. A module is FOLDER/NAME: NAME.h with NAME.c or NAME.cu. It depends on the modules that define
 # a function it names, and on those of other folders whose headers it includes; files of one folder may share types.
 #     circles.sh SOURCE
-# Fails with the modules of each circle, and with each function that a header of src/ declares and another module
+# Fails with the modules of each circle, and with each function that a header of src/ or server/ declares and another
+# module
 # defines: who includes such a header does not see whom it depends on.
 set -euo pipefail
 cd "$1"
@@ -10,7 +11,7 @@ cd "$1"
 # Lines "includes MODULE MODULE", "defines MODULE FUNCTION", "declares MODULE FUNCTION" and "names MODULE FUNCTION".
 # What begins in the first column is a definition in a source and a declaration in a header.
 facts() {
-    find base kernels comm src launcher bench \( -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh' \) -print0 | xargs -0 awk '
+    find base kernels comm src server launcher bench \( -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh' \) -print0 | xargs -0 awk '
         FNR == 1 {
             module = FILENAME
             sub(/\.[a-z]+$/, "", module)
@@ -79,11 +80,11 @@ circles() {
         }' | sort
 }
 
-# Functions that a header of src/ declares for another module. NAME_internal.h belongs to NAME.
+# Functions that a header of src/ or server/ declares for another module. NAME_internal.h belongs to NAME.
 strays() {
     awk '
         $1 == "defines" { defined_in[$3] = $2 }
-        $1 == "declares" && $2 ~ /^src\// {
+        $1 == "declares" && $2 ~ /^(src|server)\// {
             sub(/_internal$/, "", $2)
             declared[$3] = $2
         }

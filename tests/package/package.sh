@@ -137,14 +137,14 @@ may_not_include() {
 
 folders_include_what_they_may() { # SOURCE
     cd "$1"
-    local rest='launcher/|bench/|tests/'
+    local rest='launcher/|bench/|tests/|server/'
     may_not_include include "base/|kernels/|comm/|src/|$rest"
     may_not_include base "kernels/|comm/|src/|$rest"
     may_not_include kernels "comm/|src/|mpi\.h|$rest"
     may_not_include comm "kernels/|src/|$rest"
     may_not_include src "kernels/(host|cuda)/|$rest"
     may_not_include launcher 'tests/'
-    may_not_include bench 'tests/'
+    may_not_include bench 'tests/|server/'
     may_not_include docs/examples "base/|kernels/|comm/|src/|$rest"
     may_not_include kernels/host 'kernels/cuda/'
     may_not_include kernels/cuda 'kernels/host/'
@@ -171,6 +171,8 @@ folders_include_what_they_may() { # SOURCE
     for room in src/*/; do
         [ "$room" = src/text/ ] || may_not_include "$room" 'src/text/'
     done
+    # The server knows the engine by its public header, and text.
+    may_not_include server 'kernels/|comm/|src/[^t]|src/t[^e]|mpi\.h|cpattn/mpi\.h|launcher/|bench/|tests/'
     # A header that is installed includes only headers that are.
     local header
     for header in $(grep -rhoE '<cpattn/[^>]*>' include | tr -d '<>' | sort -u); do

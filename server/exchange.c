@@ -1,0 +1,65 @@
+#include "server/exchange.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/check.h"
+
+void cpa_reply_headers(const cpa_exchange *x, struct MHD_Response *response) {
+    if (atomic_load(&x->server->state) >= CPA_SERVER_DRAINING) {
+        MHD_add_response_header(response, MHD_HTTP_HEADER_CONNECTION, "close");
+    }
+}
+
+static struct MHD_Response *response_of(char *text, const char *content_type) {
+    struct MHD_Response *response = MHD_create_response_from_buffer(strlen(text), text, MHD_RESPMEM_MUST_FREE);
+    if (!response) {
+        free(text);
+        return NULL;
+    }
+    MHD_add_response_header(response, MHD_HTTP_HEADER_CONTENT_TYPE, content_type);
+    return response;
+}
+
+/* Without memory even for this the connection is closed. */
+static enum MHD_Result queue(cpa_exchange *x, unsigned status, struct MHD_Response *response) {
+    if (!response) {
+        static char none[] = "{\"error\":{\"message\":\"out of memory\",\"type\":\"server_error\"}}";
+        status = MHD_HTTP_INTERNAL_SERVER_ERROR;
+        response = MHD_create_response_from_buffer(sizeof none - 1, none, MHD_RESPMEM_PERSISTENT);
+        if (!response) return MHD_NO;
+        cpa_log(CPA_LOG_WARN, "server: %s %.80s: %u: out of memory", x->method, x->path, status);
+    }
+    cpa_reply_headers(x, response);
+    const enum MHD_Result queued = MHD_queue_response(x->connection, status, response);
+    MHD_destroy_response(response);
+    return queued;
+}
+
+static struct MHD_Response *json_response(json_t *body) {
+    char *text = body ? json_dumps(body, JSON_COMPACT) : NULL;
+    json_decref(body);
+    return text ? response_of(text, "application/json") : NULL;
+}
+
+enum MHD_Result cpa_reply_json(cpa_exchange *x, unsigned status, json_t *body) {
+    return queue(x, status, json_response(body));
+}
+
+enum MHD_Result cpa_reply_text(cpa_exchange *x, const char *content_type, char *text) {
+    return queue(x, MHD_HTTP_OK, text ? response_of(text, content_type) : NULL);
+}
+
+enum MHD_Result cpa_reply_refusal(cpa_exchange *x, const cpa_refusal *refusal, const char *allow) {
+    cpa_log(CPA_LOG_WARN, "server: %.16s %.80s: %u: %s", x->method, x->path, refusal->status, refusal->message);
+    struct MHD_Response *response = json_response(cpa_refusal_json(refusal));
+    if (response && allow) MHD_add_response_header(response, MHD_HTTP_HEADER_ALLOW, allow);
+    if (response && refusal->status == MHD_HTTP_UNAUTHORIZED) {
+        MHD_add_response_header(response, MHD_HTTP_HEADER_WWW_AUTHENTICATE, "Bearer");
+    }
+    if (response &&
+        (refusal->status == MHD_HTTP_TOO_MANY_REQUESTS || refusal->status == MHD_HTTP_SERVICE_UNAVAILABLE)) {
+        MHD_add_response_header(response, MHD_HTTP_HEADER_RETRY_AFTER, "1");
+    }
+    return queue(x, refusal->status, response);
+}

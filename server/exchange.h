@@ -1,0 +1,33 @@
+/* One request of HTTP and its reply. */
+#ifndef CPA_SERVER_EXCHANGE_H
+#define CPA_SERVER_EXCHANGE_H
+
+#include <jansson.h>
+#include <microhttpd.h>
+#include <stddef.h>
+
+#include "server/refusal.h"
+#include "server/server_internal.h"
+
+typedef struct cpa_exchange {
+    cpa_server *server;
+    struct MHD_Connection *connection;
+    const char *method, *path; /* without the query; live as long as the request */
+    char *body;                /* [bytes], of a POST */
+    int64_t bytes;
+    struct cpa_answer *answer; /* of a request that is with the engine; NULL */
+} cpa_exchange;
+
+/* Each queues the reply and returns what the handler of a request is to return to libmicrohttpd. */
+
+/* Takes the body, which may be NULL: there was no memory for it, and 500 is the reply. */
+enum MHD_Result cpa_reply_json(cpa_exchange *exchange, unsigned status, json_t *body);
+/* Takes the text, which is malloced; NULL as above. */
+enum MHD_Result cpa_reply_text(cpa_exchange *exchange, const char *content_type, char *text);
+/* Logs one line, too. `allow` is what 405 wants to have said, else NULL. */
+enum MHD_Result cpa_reply_refusal(cpa_exchange *exchange, const cpa_refusal *refusal, const char *allow);
+
+/* What every reply says of the connection: that it ends, where the server does. */
+void cpa_reply_headers(const cpa_exchange *exchange, struct MHD_Response *response);
+
+#endif

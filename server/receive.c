@@ -1,0 +1,157 @@
+#include "server/receive.h"
+
+#include <openssl/crypto.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+
+#include "base/array.h"
+#include "server/exchange.h"
+#include "server/routes.h"
+
+/* Bodies of refused requests are read, and forgotten, up to so many times the bound of others: a client that is cut off
+ * while it sends does not see the reply. */
+enum { DISCARDED_BODIES = 4 };
+
+typedef struct call {
+    cpa_exchange exchange;
+    const cpa_route *route;
+    const char *allow;
+    int64_t capacity, arrived; /* of the body */
+    int is_refused;
+    cpa_refusal refusal;
+} call;
+
+static const char *header(const call *c, const char *name) {
+    return MHD_lookup_connection_value(c->exchange.connection, MHD_HEADER_KIND, name);
+}
+
+static int has_key(const call *c) {
+    static const char scheme[] = "Bearer ";
+    const char *given = header(c, MHD_HTTP_HEADER_AUTHORIZATION), *key = c->exchange.server->options.api_key;
+    if (!given || strncasecmp(given, scheme, sizeof scheme - 1) != 0) return 0;
+    given += sizeof scheme - 1;
+    const size_t bytes = strlen(key);
+    return strlen(given) == bytes && CRYPTO_memcmp(given, key, bytes) == 0; /* in a time that tells nothing */
+}
+
+/* Types that no client sends JSON as; form data is what curl calls any body. */
+static int is_clearly_not_json(const char *type) {
+    static const char *const others[] = {"multipart/", "image/", "audio/", "video/", "text/html", "application/xml"};
+    for (size_t i = 0; type && i < sizeof others / sizeof *others; i++) {
+        if (strncasecmp(type, others[i], strlen(others[i])) == 0) return 1;
+    }
+    return 0;
+}
+
+static int is_head_or_get(const char *method) {
+    return strcmp(method, MHD_HTTP_METHOD_GET) == 0 || strcmp(method, MHD_HTTP_METHOD_HEAD) == 0;
+}
+
+static int refuse_large(call *c) {
+    return cpa_refuse(&c->refusal, MHD_HTTP_CONTENT_TOO_LARGE, NULL, NULL,
+                      "the body of the request is too large, expected at most %lld bytes",
+                      (long long)c->exchange.server->options.max_body_bytes);
+}
+
+/* What can be said by the header alone. */
+static int check_header(call *c) {
+    const cpa_exchange *x = &c->exchange;
+    const cpa_server_options *o = &x->server->options;
+    const union MHD_ConnectionInfo *info = MHD_get_connection_info(x->connection, MHD_CONNECTION_INFO_SOCKET_CONTEXT);
+    if (info && info->socket_context) {
+        return cpa_refuse(&c->refusal, MHD_HTTP_SERVICE_UNAVAILABLE, NULL, NULL,
+                          "too many connections, there may be %lld", (long long)o->max_connections);
+    }
+    c->route = cpa_route_find(x->path);
+    if (!c->route) return cpa_refuse(&c->refusal, MHD_HTTP_NOT_FOUND, NULL, NULL, "no such path: %.100s", x->path);
+    if (c->route->is_post ? strcmp(x->method, MHD_HTTP_METHOD_POST) != 0 : !is_head_or_get(x->method)) {
+        c->allow = c->route->is_post ? "POST" : "GET, HEAD";
+        return cpa_refuse(&c->refusal, MHD_HTTP_METHOD_NOT_ALLOWED, NULL, NULL, "%.16s %.100s: expected %s", x->method,
+                          x->path, c->allow);
+    }
+    if (o->api_key && !c->route->is_open && !has_key(c)) {
+        return cpa_refuse(&c->refusal, MHD_HTTP_UNAUTHORIZED, "invalid_api_key", NULL,
+                          "no API key, or a wrong one; expected \"Authorization: Bearer KEY\"");
+    }
+    const char *type = header(c, MHD_HTTP_HEADER_CONTENT_TYPE);
+    if (c->route->is_post && is_clearly_not_json(type)) {
+        return cpa_refuse(&c->refusal, MHD_HTTP_UNSUPPORTED_MEDIA_TYPE, NULL, NULL,
+                          "Content-Type %.60s: expected application/json", type);
+    }
+    return 1;
+}
+
+/* Whether the reply cannot wait for the body: who asks first whether to send it is told at once, and so is who has more
+ * than is worth reading. */
+static int must_refuse_now(const call *c, int64_t announced) {
+    const char *expected = header(c, MHD_HTTP_HEADER_EXPECT);
+    return (expected && strcasecmp(expected, "100-continue") == 0) ||
+           announced > DISCARDED_BODIES * c->exchange.server->options.max_body_bytes;
+}
+
+static enum MHD_Result begin(cpa_server *server, struct MHD_Connection *connection, const char *url, const char *method,
+                             void **out) {
+    call *c = calloc(1, sizeof *c);
+    if (!c) return MHD_NO;
+    *out = c;
+    c->exchange = (cpa_exchange){.server = server, .connection = connection, .method = method, .path = url};
+    const char *length = header(c, MHD_HTTP_HEADER_CONTENT_LENGTH);
+    const int64_t announced = length ? strtoll(length, NULL, 10) : 0; /* which libmicrohttpd has checked */
+    c->is_refused = !check_header(c) || (announced > server->options.max_body_bytes && !refuse_large(c));
+    if (c->is_refused && must_refuse_now(c, announced)) return cpa_reply_refusal(&c->exchange, &c->refusal, c->allow);
+    return MHD_YES;
+}
+
+/* A part of the body. */
+static enum MHD_Result take(call *c, const char *upload, size_t *upload_bytes) {
+    cpa_exchange *x = &c->exchange;
+    const int64_t bytes = (int64_t)*upload_bytes, most = x->server->options.max_body_bytes;
+    *upload_bytes = 0;
+    c->arrived += bytes;
+    if (!c->is_refused && c->arrived > most) c->is_refused = !refuse_large(c);
+    if (!c->is_refused && c->route->is_post && !cpa_array_reserve(&x->body, &c->capacity, x->bytes + bytes, 1)) {
+        c->is_refused = !cpa_refuse(&c->refusal, MHD_HTTP_INTERNAL_SERVER_ERROR, NULL, NULL,
+                                    "no memory for the body of the request");
+    }
+    if (c->is_refused) {
+        free(x->body);
+        x->body = NULL;
+        x->bytes = c->capacity = 0;
+        return c->arrived > DISCARDED_BODIES * most ? MHD_NO : MHD_YES;
+    }
+    if (c->route->is_post) memcpy(x->body + x->bytes, upload, (size_t)bytes);
+    if (c->route->is_post) x->bytes += bytes;
+    return MHD_YES;
+}
+
+enum MHD_Result cpa_receive(void *server, struct MHD_Connection *connection, const char *url, const char *method,
+                            const char *version, const char *upload, size_t *upload_bytes, void **state) {
+    (void)version;
+    if (!*state) return begin(server, connection, url, method, state);
+    call *c = *state;
+    if (*upload_bytes > 0) return take(c, upload, upload_bytes);
+    if (c->is_refused) return cpa_reply_refusal(&c->exchange, &c->refusal, c->allow);
+    return c->route->serve(&c->exchange);
+}
+
+void cpa_receive_completed(void *server, struct MHD_Connection *connection, void **state,
+                           enum MHD_RequestTerminationCode why) {
+    (void)server, (void)connection, (void)why;
+    call *c = *state;
+    if (!c) return;
+    *state = NULL;
+    free(c->exchange.body);
+    free(c);
+}
+
+void cpa_receive_connection(void *ctx, struct MHD_Connection *connection, void **crowded,
+                            enum MHD_ConnectionNotificationCode what) {
+    (void)connection;
+    cpa_server *server = ctx;
+    if (what == MHD_CONNECTION_NOTIFY_CLOSED) {
+        atomic_fetch_sub(&server->connections, 1);
+    } else if (atomic_fetch_add(&server->connections, 1) >= server->options.max_connections) {
+        *crowded = server;
+    }
+}

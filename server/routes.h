@@ -1,0 +1,18 @@
+/* What the server answers, by path. */
+#ifndef CPA_SERVER_ROUTES_H
+#define CPA_SERVER_ROUTES_H
+
+#include "server/exchange.h"
+
+typedef struct cpa_route {
+    const char *path; /* one that ends in '/' stands for all that begin so and go on */
+    int is_post;      /* else GET, and HEAD */
+    int is_open;      /* without the API key too */
+    /* Called when the request is whole, and again each time when a connection that it has suspended is resumed. */
+    enum MHD_Result (*serve)(cpa_exchange *exchange);
+} cpa_route;
+
+/* The route of a path, or NULL. */
+const cpa_route *cpa_route_find(const char *path);
+
+#endif

@@ -1,0 +1,137 @@
+#include "server/server.h"
+
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "base/check.h"
+#include "server/listen.h"
+#include "server/receive.h"
+#include "server/server_internal.h"
+
+/* Connections beyond the bound that are there to be told so. */
+enum { TOLD_CONNECTIONS = 64 };
+
+enum { HEADER_BYTES = 32 << 10 }; /* of one request, with what libmicrohttpd needs itself */
+
+/* Each connection is an open file. */
+static void raise_open_files(void) {
+    struct rlimit files;
+    if (getrlimit(RLIMIT_NOFILE, &files) || files.rlim_cur == files.rlim_max) return;
+    files.rlim_cur = files.rlim_max;
+    if (setrlimit(RLIMIT_NOFILE, &files)) cpa_log(CPA_LOG_WARN, "server: the limit of open files stays as it is");
+}
+
+/* Lines of libmicrohttpd. Requests that it refuses itself are worth one; the others tell of clients that have left. */
+static void log_http(void *ctx, const char *format, va_list args) {
+    (void)ctx;
+    const int is_refusal = strncmp(format, "Error processing request", 24) == 0;
+    const cpa_log_level level = is_refusal ? CPA_LOG_WARN : CPA_LOG_DEBUG;
+    if (!cpa_log_enabled(level)) return;
+    char line[400];
+    vsnprintf(line, sizeof line, format, args);
+    line[strcspn(line, "\n")] = 0;
+    cpa_log(level, "server: %s", line);
+}
+
+static void destroy(cpa_server *server) {
+    free((void *)(uintptr_t)server->options.api_key);
+    free((void *)(uintptr_t)server->options.model_name);
+    free((void *)(uintptr_t)server->engine.end_ids);
+    free(server);
+}
+
+static cpa_server *create(const cpa_server_options *given) {
+    cpa_server *server = calloc(1, sizeof *server);
+    if (!server) return NULL;
+    cpa_server_options *o = &server->options;
+    *o = *given;
+    o->host = NULL;
+    o->api_key = given->api_key ? strdup(given->api_key) : NULL;
+    o->model_name = strdup(given->model_name);
+    if (o->max_body_bytes == 0) o->max_body_bytes = 32 << 20;
+    if (o->max_connections == 0) o->max_connections = 2048;
+    if (o->idle_timeout_s == 0) o->idle_timeout_s = 60;
+    if (o->threads == 0) o->threads = 4;
+    server->created = time(NULL);
+    if (o->model_name && (o->api_key || !given->api_key)) return server;
+    destroy(server);
+    return NULL;
+}
+
+static struct MHD_Daemon *start_daemon(cpa_server *server, int listen_fd) {
+    const cpa_server_options *o = &server->options;
+    /* libmicrohttpd shares its connections out among its threads evenly, the kernel does not. */
+    const unsigned threads = (unsigned)o->threads;
+    const unsigned connections = threads * ((unsigned)o->max_connections + TOLD_CONNECTIONS);
+    const unsigned flags = MHD_USE_EPOLL_INTERNAL_THREAD | MHD_ALLOW_SUSPEND_RESUME | MHD_USE_ERROR_LOG;
+    const struct MHD_OptionItem pool[] = {{threads > 1 ? MHD_OPTION_THREAD_POOL_SIZE : MHD_OPTION_END, threads, NULL},
+                                          {MHD_OPTION_END, 0, NULL}};
+    return MHD_start_daemon(flags, 0, NULL, NULL, cpa_receive, server, MHD_OPTION_EXTERNAL_LOGGER, log_http, NULL,
+                            MHD_OPTION_LISTEN_SOCKET, listen_fd, MHD_OPTION_CONNECTION_LIMIT, connections,
+                            MHD_OPTION_CONNECTION_TIMEOUT, (unsigned)ceil(o->idle_timeout_s),
+                            MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)HEADER_BYTES, MHD_OPTION_NOTIFY_COMPLETED,
+                            cpa_receive_completed, server, MHD_OPTION_NOTIFY_CONNECTION, cpa_receive_connection, server,
+                            MHD_OPTION_ARRAY, pool, MHD_OPTION_END);
+}
+
+cpa_status cpa_server_start(const cpa_server_options *options, cpa_server **out, cpa_error *err) {
+    int listen_fd;
+    raise_open_files();
+    cpa_server *server = create(options);
+    if (!server) return cpa_fail(err, CPA_NO_MEMORY, "no memory for the server");
+    cpa_status status =
+        cpa_listen(options->host ? options->host : "127.0.0.1", options->port, &listen_fd, &server->port, err);
+    if (status != CPA_OK) {
+        destroy(server);
+        return status;
+    }
+    server->daemon = start_daemon(server, listen_fd);
+    if (!server->daemon) {
+        close(listen_fd);
+        destroy(server);
+        return cpa_fail(err, CPA_NO_MEMORY, "the server cannot start its %d threads", options->threads);
+    }
+    *out = server;
+    return CPA_OK;
+}
+
+int cpa_server_port(const cpa_server *server) {
+    return server->port;
+}
+
+cpa_status cpa_server_attach(cpa_server *server, const cpa_server_engine *engine, cpa_error *err) {
+    uint32_t *ends = NULL;
+    if (engine->n_end_ids > 0) {
+        ends = malloc((size_t)engine->n_end_ids * sizeof *ends);
+        if (!ends) return cpa_fail(err, CPA_NO_MEMORY, "no memory for the end tokens");
+        memcpy(ends, engine->end_ids, (size_t)engine->n_end_ids * sizeof *ends);
+    }
+    server->engine = *engine;
+    server->engine.end_ids = ends;
+    cpa_server_state starting = CPA_SERVER_STARTING;
+    atomic_compare_exchange_strong(&server->state, &starting, CPA_SERVER_READY);
+    return CPA_OK;
+}
+
+void cpa_server_drain(cpa_server *server) {
+    cpa_server_state state = atomic_load(&server->state);
+    while (state < CPA_SERVER_DRAINING && !atomic_compare_exchange_weak(&server->state, &state, CPA_SERVER_DRAINING)) {}
+}
+
+void cpa_server_fail(cpa_server *server, const char *message) {
+    (void)message;
+    atomic_store(&server->state, CPA_SERVER_FAILED);
+}
+
+void cpa_server_stop(cpa_server *server, double seconds) {
+    (void)seconds;
+    if (!server) return;
+    MHD_stop_daemon(server->daemon);
+    destroy(server);
+}

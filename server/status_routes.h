@@ -1,0 +1,14 @@
+/* What a server says of itself: routes without a body. */
+#ifndef CPA_SERVER_STATUS_ROUTES_H
+#define CPA_SERVER_STATUS_ROUTES_H
+
+#include "server/exchange.h"
+
+enum MHD_Result cpa_serve_live(cpa_exchange *exchange);
+enum MHD_Result cpa_serve_health(cpa_exchange *exchange);
+enum MHD_Result cpa_serve_version(cpa_exchange *exchange);
+enum MHD_Result cpa_serve_metrics(cpa_exchange *exchange);
+enum MHD_Result cpa_serve_models(cpa_exchange *exchange);
+enum MHD_Result cpa_serve_model(cpa_exchange *exchange); /* /v1/models/NAME */
+
+#endif
