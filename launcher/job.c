@@ -97,6 +97,7 @@ static cpa_status prepare(int argc, char **argv, cpa_job *job, cpa_workload *wor
     CPA_TRY(read_model(job, err));
     if (settings->result_json[0]) CPA_TRY(cpa_output_check("--result-json", settings->result_json, err));
     if (settings->timeline[0]) CPA_TRY(cpa_output_check("--timeline", settings->timeline, err));
+    if (settings->metrics_file[0]) CPA_TRY(cpa_output_check("--metrics-file", settings->metrics_file, err));
     if (settings->generate) {
         CPA_TRY(cpa_workload_of_prompt(settings, job->network.vocabulary, workload, err));
         job->kept_logits = workload->generation.given.count;
@@ -110,6 +111,7 @@ static cpa_status prepare(int argc, char **argv, cpa_job *job, cpa_workload *wor
     }
     if (settings->result_json[0]) CPA_TRY(cpa_output_retire(settings->result_json, err));
     if (settings->timeline[0]) CPA_TRY(cpa_output_retire(settings->timeline, err));
+    if (settings->metrics_file[0]) CPA_TRY(cpa_output_retire(settings->metrics_file, err));
     job->run = 1;
     return CPA_OK;
 }

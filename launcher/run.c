@@ -6,6 +6,7 @@
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/min_max.h"
+#include "launcher/metrics_file.h"
 #include "launcher/output_file.h"
 #include "launcher/progress.h"
 #include "launcher/result_json.h"
@@ -15,11 +16,13 @@
 /* One run, on one rank. What rank 0 alone knows is empty on the others. */
 typedef struct batch_run {
     cpa_service *service;
-    cpa_workload *workload; /* rank 0 */
-    cpa_metrics metrics;    /* rank 0 */
-    cpa_progress progress;  /* rank 0 */
-    cpa_outcome outcome;    /* rank 0: what is known so far */
-    double began;           /* the requests, on the monotonic clock; 0: not yet */
+    cpa_workload *workload;     /* rank 0 */
+    cpa_metrics metrics;        /* rank 0 */
+    cpa_progress progress;      /* rank 0 */
+    cpa_outcome outcome;        /* rank 0: what is known so far */
+    double began;               /* the requests, on the monotonic clock; 0: not yet */
+    cpa_exposition *exposition; /* rank 0, with --metrics-file; NULL: nobody is told */
+    cpa_metrics_file metrics_file;
 } batch_run;
 
 static cpa_status choose_blocks(void *ctx, const cpa_cache_limits *limits, int64_t *out, cpa_error *err) {
@@ -73,6 +76,18 @@ static void give_up(void *ctx, int signal) {
     report_stop(r);
     const char *path = r->service->job.settings.result_json;
     if (path[0]) cpa_job_ranks_explain(&r->service->ranks, cpa_result_json_write(path, &r->outcome, &err), err.message);
+    const cpa_status written = cpa_metrics_file_write(&r->metrics_file, &r->outcome.stats, &err);
+    cpa_job_ranks_explain(&r->service->ranks, written, err.message);
+}
+
+/* Rank 0: begins the file of --metrics-file, if it is asked for. */
+static cpa_status open_metrics(batch_run *r, cpa_error *err) {
+    const cpa_job *job = &r->service->job;
+    const char *path = job->settings.metrics_file;
+    if (!path[0]) return CPA_OK;
+    r->exposition = cpa_exposition_create(job->model.name, job->settings.block_size);
+    if (!r->exposition) return cpa_fail(err, CPA_NO_MEMORY, "--metrics-file: no memory");
+    return cpa_metrics_file_open(path, r->exposition, &r->metrics_file, err);
 }
 
 /* Rank 0: says what will run and hands the requests to the engine. */
@@ -98,14 +113,15 @@ static cpa_status submit(batch_run *r, cpa_error *err) {
         return status;
     }
     cpa_signals_lock();
+    cpa_status opened = open_metrics(r, err);
     r->outcome.device = cpa_engine_device(s->engine);
     cpa_service_note_stats(s, &r->outcome);
     if (!s->job.settings.generate) cpa_report_preamble(&r->outcome, stdout);
     r->progress = cpa_progress_start(r->workload->prompt_tokens + r->workload->output_tokens, r->workload->count);
     r->began = cpa_clock_now();
     cpa_signals_unlock();
-    CPA_TRY(cpa_output_flush(err));
-    return CPA_OK;
+    CPA_TRY(opened);
+    return cpa_output_flush(err);
 }
 
 static cpa_exit_code submit_all(batch_run *r) {
@@ -119,6 +135,7 @@ static void on_finish(void *ctx, const cpa_request_result *result) {
     batch_run *r = ctx;
     cpa_signals_lock();
     cpa_metrics_add(&r->metrics, result);
+    if (r->exposition) cpa_exposition_add_result(r->exposition, result);
     if (r->service->job.has_network) cpa_network_on_finish(&r->service->network, result);
     cpa_signals_unlock();
     if (result->reason == CPA_FINISH_FAILED && r->metrics.failed == 1)
@@ -130,6 +147,8 @@ static void on_progress(void *ctx, int64_t tokens, int64_t requests, double elap
     cpa_signals_lock();
     cpa_service_note_stats(r->service, &r->outcome);
     if (!r->service->job.settings.generate) cpa_progress_update(&r->progress, tokens, requests, elapsed_s);
+    if (r->exposition) cpa_exposition_add_step(r->exposition, &r->outcome.stats);
+    cpa_metrics_file_update(&r->metrics_file, &r->outcome.stats);
     cpa_signals_unlock();
 }
 
@@ -174,6 +193,9 @@ static cpa_exit_code conclude(batch_run *r, cpa_status status) {
         cpa_exit_code lost_json = cpa_job_ranks_explain(&r->service->ranks, written, err.message);
         if (code == CPA_EXIT_DONE) code = lost_json;
     }
+    const cpa_status written = cpa_metrics_file_write(&r->metrics_file, &r->outcome.stats, &err);
+    const cpa_exit_code lost_metrics = cpa_job_ranks_explain(&r->service->ranks, written, err.message);
+    if (code == CPA_EXIT_DONE) code = lost_metrics;
     return code == CPA_EXIT_DONE ? lost_report : code;
 }
 
@@ -226,6 +248,7 @@ cpa_exit_code cpa_run_batch(cpa_service *service, cpa_workload *workload) {
     cpa_signals_finish();
     cpa_signals_watch(NULL);
     cpa_service_close(service);
+    cpa_exposition_release(r.exposition);
     cpa_metrics_release(&r.metrics);
     return code;
 }

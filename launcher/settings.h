@@ -88,6 +88,7 @@ typedef struct cpa_settings {
     char percentiles[CPA_TEXT_BYTES];
     char goodput[CPA_TEXT_BYTES];
     char timeline[CPA_TEXT_BYTES];
+    char metrics_file[CPA_TEXT_BYTES];
     int64_t log_level; /* cpa_log_level */
     char config[CPA_TEXT_BYTES];
     int64_t dry_run;

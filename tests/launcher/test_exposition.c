@@ -3,8 +3,12 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
+#include "base/clock.h"
 #include "launcher/exposition.h"
+#include "launcher/metrics_file.h"
 #include "tests/fixtures/unit.h"
 
 /* Whether a line of the text is this one. */
@@ -173,6 +177,49 @@ static void every_sample_has_its_head(void) {
     cpa_exposition_release(e);
 }
 
+/* The first line of a file that tells of tokens; empty: there is none. */
+static void read_tokens(const char *path, char *line, size_t bytes) {
+    FILE *file = fopen(path, "r");
+    line[0] = 0;
+    while (file && fgets(line, (int)bytes, file) && strncmp(line, "cpattn_generation_tokens_total", 30) != 0)
+        line[0] = 0;
+    if (file) fclose(file);
+}
+
+static int warnings;
+static void count_warnings(void *ctx, cpa_log_level level, const char *line) {
+    (void)ctx;
+    warnings += level == CPA_LOG_WARN && strstr(line, "exposition-test/m.prom") != NULL;
+}
+
+static void a_file_is_written_when_that_is_due(void) {
+    const cpa_engine_stats stats = {.output_tokens = 7};
+    cpa_exposition *e = cpa_exposition_create("m", 16);
+    cpa_metrics_file file = {NULL, NULL, 0, 0, 0};
+    char line[100];
+    cpa_error err;
+    cpa_metrics_file_update(&file, &stats); /* nobody wants it */
+    CU_ASSERT_EQUAL(cpa_metrics_file_open("exposition-test/m.prom", e, &file, &err), CPA_IO);
+    CU_ASSERT_EQUAL_FATAL(mkdir("exposition-test", 0777), 0);
+    CU_ASSERT_EQUAL(cpa_metrics_file_open("exposition-test/m.prom", e, &file, &err), CPA_OK);
+    cpa_metrics_file_update(&file, &stats);
+    read_tokens(file.path, line, sizeof line);
+    CU_ASSERT_STRING_EQUAL(line, "cpattn_generation_tokens_total{model_name=\"m\"} 0\n");
+    file.next_s = 0;
+    cpa_metrics_file_update(&file, &stats);
+    read_tokens(file.path, line, sizeof line);
+    CU_ASSERT_STRING_EQUAL(line, "cpattn_generation_tokens_total{model_name=\"m\"} 7\n");
+    CU_ASSERT(file.next_s > cpa_clock_now() + 1);
+    unlink("exposition-test/m.prom");
+    CU_ASSERT_EQUAL(rmdir("exposition-test"), 0); /* nothing is left beside it */
+    cpa_log_set(count_warnings, NULL, CPA_LOG_WARN);
+    for (int i = 0; i < 3; i++, file.next_s = 0) cpa_metrics_file_update(&file, &stats);
+    cpa_log_set(NULL, NULL, CPA_LOG_ERROR);
+    CU_ASSERT_EQUAL(warnings, 1);
+    CU_ASSERT_EQUAL(cpa_metrics_file_write(&file, &stats, &err), CPA_IO);
+    cpa_exposition_release(e);
+}
+
 enum { ROUNDS = 200 };
 
 static void *add_many(void *e) {
@@ -200,6 +247,7 @@ static const cpa_test tests[] = {
     {"a step counts once", a_step_counts_once},
     {"a name cannot end its label", a_name_cannot_end_its_label},
     {"every sample has its head", every_sample_has_its_head},
+    {"a file is written when that is due", a_file_is_written_when_that_is_due},
     {"threads add while it is rendered", threads_add_while_it_is_rendered},
 };
 CPA_TEST_MAIN("exposition", tests)

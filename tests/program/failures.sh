@@ -139,6 +139,7 @@ stopped() {
     grep -q '^requests *0 of 2 completed' out || fail "no report of a run that was stopped"
     expect_value failed 2 r.json
     expect_value stopped_by "$2" r.json
+    tail -n 1 m.prom | grep -q '^cpattn_iteration_tokens_total_count' || fail "no whole file of metrics"
     rm -f r.json
 }
 
@@ -146,12 +147,13 @@ stopped() {
 signal() {
     small_model
     local n endless=(--model model.yaml --requests 2 --input-len 16 --output-len 1000000 --skip-self-test --verify 0
-        --num-blocks 70000 --result-json r.json)
+        --num-blocks 70000 --result-json r.json --metrics-file m.prom)
     local long_step=(--model model.yaml --requests 2 --input-len 200000 --output-len 4 --skip-self-test --verify 0
-        --max-num-batched-tokens 400000 --result-json r.json)
+        --max-num-batched-tokens 400000 --result-json r.json --metrics-file m.prom)
     begin 1 "${endless[@]}"
     kill -TERM "$(cat pid.0)"
     stopped 143 SIGTERM
+    grep -q '^cpattn_generation_tokens_total{.*} [1-9]' m.prom || fail "the metrics are not those of the end"
     n=$(few 3)
     [ "$n" -gt 1 ] || return
     begin "$n" "${endless[@]}"

@@ -61,11 +61,11 @@ ranks=1
 expect_bad() {
     local text=$1
     shift
-    run "$ranks" "$@" --result-json result.json --timeline timeline.json
+    run "$ranks" "$@" --result-json result.json --timeline timeline.json --metrics-file metrics.prom
     expect_code 2 "$*"
     expect_line "$text"
     [ ! -s out ] || fail "output of a run that was refused: $*"
-    [ -z "$(ls result.json* timeline.json* 2>/dev/null)" ] || fail "a file of a run that was refused: $*"
+    [ -z "$(ls result.json* timeline.json* metrics.prom* 2>/dev/null)" ] || fail "a file of a run that was refused: $*"
 }
 
 # A run that is refused for want of memory, or of devices, whichever comes first: ends the test in the second case.

@@ -76,13 +76,22 @@ mixed() {
     expect_value violations 0 r.json
 }
 
-# --timeline: a file of valid JSON with spans of every rank that nest in each row; a place where none can be written is
-# refused before the run.
+# expect_metric SAMPLE VALUE: stands so in m.prom.
+expect_metric() { grep -qxF "cpattn_$1 $2" m.prom || fail "not $2: $(grep -F "$1" m.prom)"; }
+
+# --metrics-file, and --timeline: a file of valid JSON with spans of every rank that nest in each row; a place where none
+# can be written is refused before the run.
 timeline() {
     small_model
     mixed_trace >trace.jsonl
-    run 3 --model model.yaml --trace trace.jsonl --local-context 0 --verify 0.01 --timeline timeline.json
-    expect_code 0 "a run with a timeline"
+    run 3 --model model.yaml --trace trace.jsonl --local-context 0 --verify 0.01 --timeline timeline.json \
+        --metrics-file m.prom
+    expect_code 0 "a run with a timeline and metrics"
+    expect_metric 'request_success_total{model_name="model.yaml",finished_reason="length"}' 6
+    expect_metric 'prompt_tokens_total{model_name="model.yaml"}' 1909
+    expect_metric 'generation_tokens_total{model_name="model.yaml"}' 25
+    expect_metric 'inter_token_latency_seconds_count{model_name="model.yaml"}' 19
+    expect_metric 'kv_cache_usage_perc{model_name="model.yaml"}' 0
     [ -z "$(our_lines)" ] || fail "complaints of a good run: $(our_lines)"
     python3 - "$device" "$(few 3)" <<'END' || fail "the timeline is wrong"
 import collections, json, sys

@@ -35,6 +35,9 @@ bad_input() {
     run 1 --result-json none/result.json
     expect_code 2 "a result file in no folder"
     expect_line "--result-json: found 'none/result.json'"
+    run 1 --metrics-file none/m.prom
+    expect_code 2 "metrics in no folder"
+    expect_line "--metrics-file: found 'none/m.prom'"
 }
 
 bad_input_on_many_ranks() {
