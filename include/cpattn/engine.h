@@ -169,7 +169,7 @@ typedef struct cpa_engine_stats {
     uint64_t output_digest;
     /* Rows that are not finite: tokens whose keys or values, or whose results where they yield output tokens, have a NaN
      * or an infinity in some layer; and the first of them, of the first step that had any and there of the first layer.
-     */
+     * In a step with slices each rank counts what its own heads show: a token may count once on each. */
     int64_t nonfinite_rows;
     uint64_t nonfinite_request;
     int64_t nonfinite_position;
