@@ -9,16 +9,11 @@
 
 #include <cpattn/status.h>
 
+#include "src/text/token_list.h"
+#include "src/text/token_texts.h"
+
 /* Does not change once it is open: any number of threads may use one at once. */
 typedef struct cpa_tokenizer cpa_tokenizer;
-
-/* Ids that grow in number; one of zeros is empty. */
-typedef struct cpa_token_list {
-    uint32_t *ids;
-    int64_t count, capacity;
-} cpa_token_list;
-
-void cpa_token_list_release(cpa_token_list *list);
 
 /* Opens the tokenizer of a folder, of tokenizer.json if that is there. *out is NULL, with CPA_OK, if the folder has
  * neither file. CPA_UNSUPPORTED for a tokenizer of another kind; CPA_IO, CPA_INVALID; the line says what was found, in
@@ -47,5 +42,8 @@ const char *cpa_tokenizer_token(const cpa_tokenizer *tokenizer, uint32_t id, siz
 
 /* Whether an id is that of a special token. */
 int cpa_tokenizer_is_special(const cpa_tokenizer *tokenizer, uint32_t id);
+
+/* What the ids stand for. */
+const cpa_token_texts *cpa_tokenizer_texts(const cpa_tokenizer *tokenizer);
 
 #endif

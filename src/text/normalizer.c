@@ -1,0 +1,141 @@
+#include "src/text/normalizer.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include <uninorm.h>
+
+#include "base/check.h"
+#include "src/text/pattern.h"
+
+struct cpa_normalizer_step {
+    uninorm_t form;       /* a normal form; NULL: one of the two below */
+    cpa_pattern *pattern; /* matches become `text`; NULL: `text` comes in front */
+    cpa_bytes text;
+};
+
+/* ---- Reading ---- */
+
+static cpa_status read_text(const cpa_json *json, const char *key, cpa_bytes *out, cpa_error *err) {
+    const char *text = "";
+    CPA_TRY(cpa_json_text(json, key, CPA_JSON_REQUIRED, &text, err));
+    if (!cpa_bytes_add(out, text, strlen(text))) return cpa_fail(err, CPA_NO_MEMORY, "%s: no memory", json->path);
+    return CPA_OK;
+}
+
+static uninorm_t form_of(const char *type) {
+    if (strcmp(type, "NFC") == 0) return UNINORM_NFC;
+    if (strcmp(type, "NFD") == 0) return UNINORM_NFD;
+    if (strcmp(type, "NFKC") == 0) return UNINORM_NFKC;
+    return strcmp(type, "NFKD") == 0 ? UNINORM_NFKD : NULL;
+}
+
+static cpa_status read_step(const cpa_json_part *part, cpa_normalizer *out, cpa_error *err) {
+    const cpa_json *json = &part->json;
+    const uninorm_t form = form_of(part->type);
+    const int is_prepend = strcmp(part->type, "Prepend") == 0, is_replace = strcmp(part->type, "Replace") == 0;
+    if (!form && !is_prepend && !is_replace)
+        return cpa_json_unsupported(json, "type", "NFC, NFD, NFKC, NFKD, Prepend, Replace or Sequence", err);
+    if (out->count == CPA_NORMALIZER_STEPS)
+        return cpa_fail(err, CPA_UNSUPPORTED, "%s: %.*s: found more than %d steps", json->path,
+                        (int)strlen(json->prefix) - 1, json->prefix, CPA_NORMALIZER_STEPS);
+    struct cpa_normalizer_step *step = calloc(1, sizeof *step);
+    if (!step) return cpa_fail(err, CPA_NO_MEMORY, "%s: no memory", json->path);
+    out->steps[out->count++] = step;
+    step->form = form;
+    if (is_prepend) return read_text(json, "prepend", &step->text, err);
+    if (!is_replace) return CPA_OK;
+    CPA_TRY(cpa_pattern_read(json, "pattern", &step->pattern, err));
+    return read_text(json, "content", &step->text, err);
+}
+
+static cpa_status read_part(const cpa_json *parent, const char *key, int64_t index, int depth, cpa_normalizer *out,
+                            cpa_error *err) {
+    cpa_json_part part;
+    const json_t *list = NULL;
+    CPA_TRY(cpa_json_part_of(parent, key, index, &part, err));
+    if (!part.json.object) return CPA_OK;
+    if (strcmp(part.type, "Sequence") != 0) return read_step(&part, out, err);
+    if (depth == CPA_NORMALIZER_STEPS)
+        return cpa_json_unsupported(&part.json, "type", "no sequences inside each other", err);
+    CPA_TRY(cpa_json_list(&part.json, "normalizers", &list, err));
+    for (size_t i = 0; i < json_array_size(list); i++)
+        CPA_TRY(read_part(&part.json, "normalizers", (int64_t)i, depth + 1, out, err));
+    return CPA_OK;
+}
+
+cpa_status cpa_normalizer_read(const cpa_json *file, cpa_normalizer *out, cpa_error *err) {
+    return read_part(file, "normalizer", CPA_JSON_NO_INDEX, 0, out, err);
+}
+
+void cpa_normalizer_release(cpa_normalizer *normalizer) {
+    for (int i = 0; i < normalizer->count; i++) {
+        cpa_pattern_close(normalizer->steps[i]->pattern);
+        cpa_bytes_release(&normalizer->steps[i]->text);
+        free(normalizer->steps[i]);
+    }
+    *normalizer = (cpa_normalizer){.count = 0};
+}
+
+/* ---- Applying ---- */
+
+/* Characters below U+0300 are the form C of themselves, those of ASCII all four forms. */
+static int is_normal(uninorm_t form, const char *text, size_t bytes) {
+    const unsigned char bound = form == UNINORM_NFC ? 0xcc : 0x80;
+    size_t i = 0;
+    while (i < bytes && (unsigned char)text[i] < bound) i++;
+    return i == bytes;
+}
+
+static cpa_status normal_form(uninorm_t form, const char *text, size_t bytes, cpa_bytes *out, cpa_error *err) {
+    if (is_normal(form, text, bytes)) return cpa_bytes_add(out, text, bytes) ? CPA_OK : CPA_NO_MEMORY;
+    size_t n = 0;
+    uint8_t *normal = u8_normalize(form, (const uint8_t *)text, bytes, NULL, &n);
+    const int ok = normal && cpa_bytes_add(out, normal, n);
+    free(normal);
+    return ok ? CPA_OK : cpa_fail(err, CPA_NO_MEMORY, "no memory for the normal form of a text");
+}
+
+static cpa_status replace(const struct cpa_normalizer_step *step, const char *text, size_t bytes, cpa_bytes *out,
+                          cpa_error *err) {
+    cpa_pattern_search search;
+    int found = 1, ok = 1;
+    size_t from = 0, begin = 0, end = 0;
+    CPA_TRY(cpa_pattern_begin(step->pattern, text, bytes, &search, err));
+    cpa_status status = cpa_pattern_next(&search, &found, &begin, &end, err);
+    while (status == CPA_OK && found && ok) {
+        ok = cpa_bytes_add(out, text + from, begin - from) &&
+             cpa_bytes_add(out, step->text.data, (size_t)step->text.count);
+        from = end;
+        status = cpa_pattern_next(&search, &found, &begin, &end, err);
+    }
+    cpa_pattern_end(&search);
+    if (status != CPA_OK) return status;
+    ok = ok && cpa_bytes_add(out, text + from, bytes - from);
+    return ok ? CPA_OK : cpa_fail(err, CPA_NO_MEMORY, "no memory for the normal form of a text");
+}
+
+static cpa_status apply_step(const struct cpa_normalizer_step *step, const char *text, size_t bytes, cpa_bytes *out,
+                             cpa_error *err) {
+    if (step->form) return normal_form(step->form, text, bytes, out, err);
+    if (step->pattern) return replace(step, text, bytes, out, err);
+    if (bytes > 0 && !cpa_bytes_add(out, step->text.data, (size_t)step->text.count)) return CPA_NO_MEMORY;
+    return cpa_bytes_add(out, text, bytes) ? CPA_OK : CPA_NO_MEMORY;
+}
+
+cpa_status cpa_normalizer_apply(const cpa_normalizer *normalizer, const char *text, size_t bytes, cpa_bytes *out,
+                                cpa_error *err) {
+    cpa_bytes before = {.count = 0};
+    cpa_status status = CPA_OK;
+    out->count = 0;
+    if (!cpa_bytes_add(out, text, bytes)) status = CPA_NO_MEMORY;
+    for (int i = 0; status == CPA_OK && i < normalizer->count; i++) {
+        const cpa_bytes done = *out;
+        *out = before;
+        before = done;
+        out->count = 0;
+        status = apply_step(normalizer->steps[i], before.data, (size_t)before.count, out, err);
+    }
+    cpa_bytes_release(&before);
+    return status == CPA_NO_MEMORY ? cpa_fail(err, status, "no memory for the normal form of a text") : status;
+}
