@@ -29,7 +29,8 @@ enum { N_BENCHES = sizeof benches / sizeof benches[0] };
 static void print_help(void) {
     printf(
         "usage: cp_attn bench attend|varlen|merge|kv_write|kv_pack|linear|rmsnorm|swiglu|qk_norm_rope|\n"
-        "                     sample|exchange|scaling [options]\n");
+        "                     sample|exchange|scaling [options]\n"
+        "       cp_attn bench serve --url URL [options]    a server; 'cp_attn bench serve --help' lists them\n");
     cpa_bench_options_print_help();
     printf("shapes, and those without --shapes on the host / on cuda:\n");
     for (int i = 0; i < N_BENCHES; i++) {
@@ -221,7 +222,7 @@ static cpa_status run_named(cpa_bench_site *site, const char *name, cpa_rank_pla
         return cpa_fail(
             err, CPA_INVALID,
             "bench: found '%s', expected attend, varlen, merge, kv_write, kv_pack, linear, rmsnorm, swiglu, "
-            "qk_norm_rope, sample, exchange or scaling (or --help)",
+            "qk_norm_rope, sample, exchange, scaling or serve (or --help)",
             name ? name : "");
     }
     const char *json = site->options.json;

@@ -85,34 +85,14 @@ static const cpa_field table[] = {
 };
 enum { N_FIELDS = sizeof table / sizeof table[0] };
 
-/* The option at argv[*i]; advances *i over a value that stands apart. */
-static cpa_status read_option(int argc, char **argv, int *i, cpa_bench_options *out, cpa_error *err) {
-    const char *arg = strcmp(argv[*i], "-h") == 0 ? "--help" : argv[*i];
-    size_t length = strcspn(arg, "=");
-    const cpa_field *field = strncmp(arg, "--", 2) == 0 ? cpa_field_find(table, N_FIELDS, arg + 2, length - 2) : NULL;
-    if (!field) {
-        char found[64];
-        cpa_text_quote(arg, strlen(arg), found, sizeof found);
-        return cpa_fail(err, CPA_INVALID, "bench: found '%s', expected an option of 'cp_attn bench --help'", found);
-    }
-    const char *value = arg[length] ? arg + length + 1 : field->type == CPA_FIELD_FLAG ? "true" : NULL;
-    if (!value && *i + 1 < argc) value = argv[++*i];
-    if (!value) {
-        return cpa_fail(err, CPA_INVALID, "bench: --%s: found the end of the command line, expected %s", field->name,
-                        field->value_name);
-    }
-    char where[64];
-    snprintf(where, sizeof where, "bench: --%s", field->name);
-    return cpa_field_set(field, out, where, value, err);
-}
-
 cpa_status cpa_bench_options_parse(int argc, char **argv, cpa_bench_options *out, const char **name, cpa_error *err) {
     cpa_bench_options options = {0};
     const char *positional = NULL;
     for (int f = 0; f < N_FIELDS; f++) CPA_TRY(cpa_field_set(&table[f], &options, "default", table[f].initial, err));
     for (int i = 1; i < argc; i++) {
         if (argv[i][0] == '-' || positional) {
-            CPA_TRY(read_option(argc, argv, &i, &options, err));
+            const cpa_field *field;
+            CPA_TRY(cpa_field_read_argument(table, N_FIELDS, "bench", argc, argv, &i, &options, &field, err));
         } else {
             positional = argv[i];
         }

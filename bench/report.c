@@ -4,7 +4,7 @@
 #include <time.h>
 
 #include "base/check.h"
-#include "launcher/output_file.h"
+#include "launcher/json_put.h"
 
 void cpa_bench_date(char date[CPA_BENCH_DATE_BYTES]) {
     time_t now = time(NULL);
@@ -82,12 +82,7 @@ cpa_status cpa_bench_write_json(const cpa_bench_site *site, const char *name, co
                   "copy_gbytes_per_s", rate_to_json(site->copy_bandwidth), "launch_us", 1e6 * site->launch_s,
                   "transport", site->transport ? site->transport->name : NULL, "rows", rows);
     if (!root) return cpa_fail(err, CPA_NO_MEMORY, "bench: no memory for the JSON");
-    cpa_output_file output;
-    cpa_status status = cpa_output_open(o->json, &output, err);
-    if (status == CPA_OK) {
-        int whole = json_dumpf(root, output.file, JSON_INDENT(2)) == 0 && fputc('\n', output.file) != EOF;
-        status = cpa_output_close(&output, whole, err);
-    }
+    cpa_status status = cpa_json_write(o->json, root, err);
     json_decref(root);
     return status;
 }

@@ -145,6 +145,7 @@ cpa_status cpa_field_set(const cpa_field *field, void *object, const char *where
     if (ok) return CPA_OK;
     char found[64], expected[192];
     cpa_text_quote(text, strlen(text), found, sizeof found);
+    if (field->secret) snprintf(found, sizeof found, "(not shown)");
     describe(field, expected, sizeof expected);
     return cpa_fail(err, CPA_INVALID, "%s: found '%s', expected %s", where, found, expected);
 }
@@ -220,4 +221,34 @@ const cpa_field *cpa_field_nearest(const cpa_field *fields, int n_fields, const 
         }
     }
     return nearest;
+}
+
+cpa_status cpa_field_read_argument(const cpa_field *fields, int n_fields, const char *program, int argc, char **argv,
+                                   int *i, void *object, const cpa_field **out, cpa_error *err) {
+    const char *arg = strcmp(argv[*i], "-h") == 0 ? "--help" : argv[*i];
+    const size_t length = strcspn(arg, "=");
+    const char *value = arg[length] ? arg + length + 1 : NULL;
+    const cpa_field *field = NULL;
+    char text[64];
+    if (strncmp(arg, "--", 2) == 0) field = cpa_field_find(fields, n_fields, arg + 2, length - 2);
+    if (!field && !value && strncmp(arg, "--no-", 5) == 0) {
+        field = cpa_field_find(fields, n_fields, arg + 5, length - 5);
+        if (field && field->type != CPA_FIELD_FLAG) field = NULL;
+        value = "false";
+    }
+    if (!field) {
+        cpa_text_quote(arg, strlen(arg), text, sizeof text);
+        return cpa_fail(err, CPA_INVALID, "%s: found '%s', expected an option of 'cp_attn %s --help'", program, text,
+                        program);
+    }
+    if (!value && field->type == CPA_FIELD_FLAG) value = "true";
+    if (!value && *i + 1 < argc) value = argv[++*i];
+    if (!value) {
+        return cpa_fail(err, CPA_INVALID, "%s: --%s: found the end of the command line, expected %s", program,
+                        field->name, field->value_name ? field->value_name : "a value");
+    }
+    snprintf(text, sizeof text, "%s: --%s", program, field->name);
+    CPA_TRY(cpa_field_set(field, object, text, value, err));
+    *out = field;
+    return CPA_OK;
 }

@@ -4,6 +4,9 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/check.h"
+#include "launcher/output_file.h"
+
 int cpa_json_put_int(json_t *object, const char *key, int64_t value) {
     return json_object_set_new(object, key, json_integer(value));
 }
@@ -45,4 +48,11 @@ int cpa_json_put_field(json_t *object, const cpa_field *field, const void *value
         case CPA_FIELD_TEXT: break;
     }
     return cpa_json_put_text(object, field->name, text);
+}
+
+cpa_status cpa_json_write(const char *path, const json_t *root, cpa_error *err) {
+    cpa_output_file output;
+    CPA_TRY(cpa_output_open(path, &output, err));
+    const int whole = json_dumpf(root, output.file, JSON_INDENT(2)) == 0 && fputc('\n', output.file) != EOF;
+    return cpa_output_close(&output, whole, err);
 }

@@ -1,4 +1,4 @@
-/* Members of result files. Each function returns 0, or -1 without memory. */
+/* Members of result files: each of these functions returns 0, or -1 without memory. And the files. */
 #ifndef CPA_LAUNCHER_JSON_PUT_H
 #define CPA_LAUNCHER_JSON_PUT_H
 
@@ -18,5 +18,8 @@ int cpa_json_put_text(json_t *object, const char *key, const char *value);
 /* The value of a field of `values` under its name: a number, true or false, or text; the word of a field that has one.
  * That of a secret one is not shown. */
 int cpa_json_put_field(json_t *object, const cpa_field *field, const void *values);
+
+/* Writes a whole file (launcher/output_file.h). CPA_IO, naming it, if that fails. */
+cpa_status cpa_json_write(const char *path, const json_t *root, cpa_error *err);
 
 #endif

@@ -1,11 +1,13 @@
 /* The program: `mpirun -np N cp_attn [options]`, `cp_attn generate ...` or `cp_attn bench ...`. */
 #include <fcntl.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "base/check.h"
 #include "bench/bench.h"
+#include "bench/serve/serve.h"
 #include "launcher/dry_run.h"
 #include "launcher/ranks.h"
 #include "launcher/run.h"
@@ -62,6 +64,8 @@ int main(int argc, char **argv) {
     cpa_comm *comm = NULL;
     cpa_error err;
     if (!hold_standard_streams()) return CPA_EXIT_FAULT;
+    if (argc > 2 && strcmp(argv[1], "bench") == 0 && strcmp(argv[2], "serve") == 0)
+        return cpa_bench_serve_main(argc - 2, argv + 2, getenv("OPENAI_API_KEY")); /* a client has no ranks */
     cpa_status joined = cpa_ranks_join(&argc, &argv, &comm, &err);
     if (joined != CPA_OK) {
         fprintf(stderr, "cp_attn: %s\n", err.message);

@@ -7,7 +7,6 @@
 #include "base/check.h"
 #include "launcher/json_put.h"
 #include "launcher/metrics_json.h"
-#include "launcher/output_file.h"
 #include "launcher/settings_table.h"
 #include "launcher/signals.h"
 
@@ -145,14 +144,9 @@ static json_t *pack(const cpa_outcome *outcome) {
 }
 
 cpa_status cpa_result_json_write(const char *path, const cpa_outcome *outcome, cpa_error *err) {
-    cpa_output_file output;
     json_t *root = pack(outcome);
     if (!root) return cpa_fail(err, CPA_NO_MEMORY, "%s: no memory for the results", path);
-    cpa_status status = cpa_output_open(path, &output, err);
-    if (status == CPA_OK) {
-        int whole = json_dumpf(root, output.file, JSON_INDENT(2)) == 0 && fputc('\n', output.file) != EOF;
-        status = cpa_output_close(&output, whole, err);
-    }
+    cpa_status status = cpa_json_write(path, root, err);
     json_decref(root);
     return status;
 }

@@ -192,6 +192,7 @@ void cpa_settings_print_help(FILE *out) {
             "usage: mpirun -np N cp_attn [options]    serve requests on N ranks; without options, a mixed run\n"
             "       mpirun -np N cp_attn generate --model-dir DIR --prompt-ids IDS [options]    answer a prompt\n"
             "       mpirun -np N cp_attn bench ...    measure one operation; 'cp_attn bench --help' says which\n"
+            "       cp_attn bench serve --url URL ...    measure a server\n"
             "\n"
             "A value comes from the command line, else the environment (CPATTN_BLOCK_SIZE for --block-size),\n"
             "else the file of --config, else the default in brackets. --no-NAME turns a flag off.\n");

@@ -145,6 +145,7 @@ folders_include_what_they_may() { # SOURCE
     may_not_include src "kernels/(host|cuda)/|$rest"
     may_not_include launcher 'tests/'
     may_not_include bench 'tests/|server/'
+    may_not_include bench/serve 'bench/[a-z_]*\.h|comm/|kernels/|src/|server/' # a client of any server
     may_not_include docs/examples "base/|kernels/|comm/|src/|$rest"
     may_not_include kernels/host 'kernels/cuda/'
     may_not_include kernels/cuda 'kernels/host/'
