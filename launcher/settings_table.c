@@ -154,7 +154,8 @@ const cpa_field cpa_settings_rows[] = {
     {"Output", "goodput", "LIST", TEXT(goodput),
      .help = "most milliseconds of TTFT, TPOT, E2EL of a good request, such as ttft:200; good ones are counted"},
     {"Output", "timeline", "FILE", TEXT(timeline),
-     .help = "write what each rank did when, as a Chrome trace (Perfetto shows it); as --result-json"},
+     .help = "write what each rank did when, and what became of each request, as a Chrome trace (Perfetto shows it); "
+             "as --result-json"},
     {"Output", "metrics-file", "FILE", TEXT(metrics_file),
      .help = "write metrics there for Prometheus when the run begins, every 5 s and at its end, whole at any moment; "
              "not in "

@@ -1,5 +1,6 @@
 /* The timeline of a run as a Chrome trace: a JSON array of events, which Perfetto and chrome://tracing show. A rank is
- * a process, each of its rows (compute stream, exchanges, host, ...) a thread. Written on rank 0. */
+ * a process, each of its rows (compute stream, exchanges, host, ...) a thread; behind them the requests are a process, each
+ * a thread. Written on rank 0. */
 #ifndef CPA_LAUNCHER_TIMELINE_JSON_H
 #define CPA_LAUNCHER_TIMELINE_JSON_H
 
@@ -18,6 +19,9 @@ typedef struct cpa_timeline_json {
     int failed;
     const char *rows[CPA_TIMELINE_ROWS]; /* seen so far, of any rank; the index is the thread's number */
     uint32_t *named;                     /* [ranks]: bits of the rows that have got their name */
+    int32_t ranks;
+    struct cpa_timeline_request *requests; /* seen so far, by id */
+    int n_requests;
 } cpa_timeline_json;
 
 /* Opens the file (launcher/output_file.h). CPA_IO, naming it, if that fails. */

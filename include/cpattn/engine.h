@@ -56,9 +56,9 @@ typedef struct cpa_engine_options {
     int64_t staging_bytes; /* 0 = the default of cpa_context_options */
     double verify;         /* share of (token, head, layer) rows that are checked; 0 = none; CPA_VERIFY_AUTO */
     int32_t skip_self_test;
-    int64_t timeline_spans;   /* spans that a rank keeps for cpa_engine_timeline; 0 = none */
-    int32_t enforce_eager;    /* decode steps are not captured in graphs */
-    uint64_t seed;            /* of the synthetic model and of the choice of checked rows */
+    int64_t timeline_spans; /* spans that a rank keeps for cpa_engine_timeline, rank 0 as many of requests; 0 = none */
+    int32_t enforce_eager;  /* decode steps are not captured in graphs */
+    uint64_t seed;          /* of the synthetic model and of the choice of checked rows */
     const cpa_model *network; /* NULL = the synthetic model */
     cpa_token_at_fn token_at; /* rank 0; NULL = tokens derived from (seed, request, position) */
     void *token_ctx;
@@ -193,6 +193,10 @@ typedef struct cpa_span {
     int32_t round;  /* of the all-to-all, from 1 on; 0: of no round */
     double begin_s; /* after the start of the first run, without the pauses between runs */
     double seconds;
+    /* What became of a request ("waiting", "prefill", "decode", "preempted") has the row "requests", rank 0, the step in
+     * which it ended, and these; of others both are 0. */
+    int32_t of_request;
+    uint64_t request;
 } cpa_span;
 typedef void (*cpa_span_fn)(void *ctx, const cpa_span *span);
 

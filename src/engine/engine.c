@@ -68,6 +68,9 @@ static cpa_status make_scheduler(cpa_engine *engine, cpa_error *err) {
     if (engine->control.rank != 0) return CPA_OK;
     engine->totals = calloc((size_t)engine->control.size, sizeof *engine->totals);
     if (!engine->totals) return cpa_fail(err, CPA_NO_MEMORY, "engine: no memory");
+    const cpa_engine_options *o = &engine->options;
+    if (o->timeline_spans > 0)
+        CPA_TRY(cpa_request_spans_create(o->timeline_spans, o->max_num_seqs, &engine->request_spans, err));
     char identity[CPA_IDENTITY_BYTES];
     cpa_scheduler_options options = cpa_engine_scheduler_options(&engine->options, engine->planner, identity);
     options.host_blocks = engine->host_blocks;
@@ -232,6 +235,7 @@ void cpa_engine_destroy(cpa_engine *engine) {
     cpa_scheduler_destroy(engine->scheduler);
     cpa_verify_destroy(engine->verify);
     cpa_worker_destroy(engine->worker);
+    cpa_request_spans_destroy(engine->request_spans);
     cpa_timeline_destroy(&engine->timeline);
     cpa_device_close(engine->device);
     cpa_control_close(&engine->control);
@@ -241,6 +245,8 @@ void cpa_engine_destroy(cpa_engine *engine) {
 cpa_status cpa_engine_timeline(cpa_engine *engine, cpa_span_fn on_span, void *ctx) {
     if (!engine) return CPA_INVALID;
     cpa_status status = cpa_timeline_gather(&engine->timeline, &engine->control, on_span, ctx, &engine->error);
+    if (status == CPA_OK && engine->request_spans && on_span)
+        cpa_timeline_hand_over(&engine->request_spans->timeline, engine->control.rank, on_span, ctx);
     return cpa_engine_outcome(engine, status, &engine->error);
 }
 

@@ -10,6 +10,7 @@
 #include "comm/comm.h"
 #include "src/check/verify.h"
 #include "src/engine/inbox.h"
+#include "src/engine/request_spans.h"
 #include "src/model/synthetic.h"
 #include "src/schedule/scheduler.h"
 #include "src/trace/timeline.h"
@@ -49,6 +50,7 @@ struct cpa_engine {
     cpa_published_stats *published; /* and copies of them */
     cpa_rank_totals *totals;        /* rank 0: [ranks], as last reported */
     cpa_timeline timeline;
+    cpa_request_spans *request_spans; /* rank 0; NULL: no timeline is kept */
     atomic_int stop;
     atomic_int running; /* cpa_engine_run or the like is under way */
     cpa_error error;    /* of the last such call */

@@ -46,6 +46,19 @@ static void prepare_meanwhile(void *ctx) {
     if (!verify || cpa_verify_is_idle(verify, &r->plan)) (void)prepare_next(r, &r->next_error);
 }
 
+/* Rank 0: a step begins, with which requests start, or give way. */
+static void begin_requests(cpa_run *r) {
+    cpa_engine *engine = r->engine;
+    const double now = cpa_clock_now() - r->start;
+    cpa_request_spans_begin_step(engine->request_spans, engine->inbox, &r->plan, now);
+    for (int64_t i = 0; i < r->plan.n_chunks; i++) {
+        const cpa_plan_chunk *chunk = &r->plan.chunks[i];
+        if (!(chunk->flags & CPA_CHUNK_FIRST)) continue;
+        cpa_engine_request *request = cpa_inbox_note_start(engine->inbox, chunk->request, now);
+        if (request) cpa_request_spans_start(engine->request_spans, request, chunk, now);
+    }
+}
+
 /* The next plan becomes that of the step to run. */
 static cpa_status begin_step(cpa_run *r, cpa_error *err) {
     if (r->next_error.status != CPA_OK) return cpa_fail(err, r->next_error.status, "%s", r->next_error.message);
@@ -56,10 +69,7 @@ static cpa_status begin_step(cpa_run *r, cpa_error *err) {
     if (!r->prepared) CPA_TRY(prepare_next(r, err));
     cpa_next_plan_advance(&r->next, &r->plan);
     r->prepared = 0;
-    const double now = cpa_clock_now() - r->start;
-    for (int64_t i = 0; r->ahead && i < r->plan.n_chunks; i++)
-        if (r->plan.chunks[i].flags & CPA_CHUNK_FIRST)
-            cpa_inbox_note_start(r->engine->inbox, r->plan.chunks[i].request, now);
+    if (r->ahead) begin_requests(r);
     r->engine->timeline.step = (int64_t)r->plan.step;
     r->go_on_due = r->ahead != NULL;
     return cpa_run_settle(r, 0, err);
@@ -270,7 +280,10 @@ static cpa_status end_run(cpa_run *r, cpa_status status) {
         status = totals;
     }
     if (status == CPA_OK) status = count_unfinished(r, stopped, err);
-    if (engine->inbox) cpa_inbox_end_run(engine->inbox, engine->stats.duration_s);
+    if (engine->inbox) {
+        cpa_request_spans_end_run(engine->request_spans, engine->inbox, engine->stats.duration_s);
+        cpa_inbox_end_run(engine->inbox, engine->stats.duration_s);
+    }
     return status;
 }
 

@@ -123,6 +123,7 @@ static cpa_status insert(cpa_inbox *inbox, cpa_engine_request *request, double d
     CPA_TRY(check_admission(inbox, &request->scheduled, err));
     request->scheduled.arrival += clock_of(inbox);
     request->deadline.at = request->scheduled.arrival + deadline_s;
+    request->phase_s = request->scheduled.arrival;
     HASH_ADD(hh, inbox->by_id, scheduled.id, sizeof request->scheduled.id, request);
     int added = request->hh.tbl != NULL;
     if (added && deadline_s > 0 && !cpa_deadlines_add(&inbox->deadlines, &request->deadline)) {
@@ -268,7 +269,7 @@ cpa_status cpa_inbox_take_token(cpa_inbox *inbox, uint64_t id, uint32_t token, i
     return status;
 }
 
-void cpa_inbox_note_start(cpa_inbox *inbox, uint64_t id, double now) {
+cpa_engine_request *cpa_inbox_note_start(cpa_inbox *inbox, uint64_t id, double now) {
     pthread_mutex_lock(&inbox->lock);
     cpa_engine_request *request = find(inbox, id);
     if (request && !request->has_run) {
@@ -276,6 +277,21 @@ void cpa_inbox_note_start(cpa_inbox *inbox, uint64_t id, double now) {
         request->has_run = 1;
         request->scheduled_s = now;
     }
+    pthread_mutex_unlock(&inbox->lock);
+    return request;
+}
+
+int cpa_inbox_has_ended(cpa_inbox *inbox, const cpa_engine_request *request) {
+    pthread_mutex_lock(&inbox->lock);
+    const int ended = request->state == CPA_REQUEST_ENDED;
+    pthread_mutex_unlock(&inbox->lock);
+    return ended;
+}
+
+void cpa_inbox_visit(cpa_inbox *inbox, void (*visit)(void *ctx, cpa_engine_request *request), void *ctx) {
+    cpa_engine_request *request, *next;
+    pthread_mutex_lock(&inbox->lock);
+    HASH_ITER(hh, inbox->by_id, request, next) visit(ctx, request);
     pthread_mutex_unlock(&inbox->lock);
 }
 

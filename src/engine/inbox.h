@@ -20,6 +20,14 @@ typedef enum cpa_request_state {
     CPA_REQUEST_ENDED      /* it has been ended, or its last token is there; that is to be told */
 } cpa_request_state;
 
+/* What a request does. */
+typedef enum cpa_request_phase {
+    CPA_PHASE_WAITING = 0,
+    CPA_PHASE_PREFILL,
+    CPA_PHASE_DECODE,
+    CPA_PHASE_PREEMPTED
+} cpa_request_phase;
+
 /* A request that was submitted and whose end has not been told. */
 typedef struct cpa_engine_request {
     cpa_deadline deadline; /* first: entries of the heap are records */
@@ -40,7 +48,10 @@ typedef struct cpa_engine_request {
     int64_t emitted;
     int has_run;
     double scheduled_s, end_s; /* when it first ran, if it has, and when it ended */
-    double *token_s;           /* [output_tokens], from the first token on, as are the next two */
+    cpa_request_phase phase;   /* for the timeline (request_spans.h), since when, and the index in its last plan */
+    double phase_s;
+    int32_t seq;
+    double *token_s; /* [output_tokens], from the first token on, as are the next two */
     uint32_t *tokens;
     float *logprobs;
 } cpa_engine_request;
@@ -135,8 +146,12 @@ void cpa_inbox_run_here(cpa_inbox *inbox);
  * CPA_INTERNAL if no request has the id. */
 cpa_status cpa_inbox_take_token(cpa_inbox *inbox, uint64_t id, uint32_t token, int is_last, cpa_engine_request **out,
                                 cpa_token_meaning *meaning, cpa_error *err);
-/* The request runs, from `now` on if it never did: it is no longer in the queue. */
-void cpa_inbox_note_start(cpa_inbox *inbox, uint64_t id, double now);
+/* The request runs, from `now` on if it never did: it is no longer in the queue. NULL: it is not there any more. */
+cpa_engine_request *cpa_inbox_note_start(cpa_inbox *inbox, uint64_t id, double now);
+/* Whether it has been ended, or its last token is there. */
+int cpa_inbox_has_ended(cpa_inbox *inbox, const cpa_engine_request *request);
+/* Calls visit(ctx, request) for each request whose end has not been told. The inbox may not be called meanwhile. */
+void cpa_inbox_visit(cpa_inbox *inbox, void (*visit)(void *ctx, cpa_engine_request *request), void *ctx);
 /* The request has got its last token, and ends for that reason: nothing else ends it any more. 0 if something has before
  * that was known. */
 int cpa_inbox_complete(cpa_inbox *inbox, cpa_engine_request *request, cpa_finish_reason reason);

@@ -43,6 +43,7 @@ static void tell_end(cpa_run *r, cpa_engine_request *request) {
         case CPA_FINISH_EXPIRED: engine->stats.requests_expired++; break;
         case CPA_FINISH_FAILED: engine->stats.requests_failed++; break;
     }
+    cpa_request_spans_end(engine->request_spans, request, finish_s);
     cpa_inbox_withdraw(engine->inbox, request);
     if (r->on_finish) r->on_finish(r->ctx, &result);
     cpa_inbox_release(engine->inbox, request);
@@ -90,6 +91,7 @@ static cpa_status record_token(cpa_run *r, const cpa_plan_chunk *chunk, cpa_draw
     request->token_s[index] = now;
     request->tokens[index] = drawn.id;
     request->logprobs[index] = request->scheduled.sampling.logprobs ? drawn.logprob : 0; /* others may have asked */
+    cpa_request_spans_token(engine->request_spans, request, now);
     engine->stats.output_tokens++;
     if (index == 0) engine->stats.prefilled_tokens += request->scheduled.prompt_tokens;
     if (engine->options.on_token)

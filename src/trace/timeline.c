@@ -10,7 +10,7 @@
 enum { GATHER_SPANS = 8192 };
 
 static const char ROW_COMPUTE[] = "compute", ROW_KV[] = "exchange of keys and values", ROW_Q[] = "exchange of queries",
-                  ROW_HOST[] = "host", ROW_SCHEDULER[] = "scheduler";
+                  ROW_HOST[] = "host", ROW_SCHEDULER[] = "scheduler", ROW_REQUESTS[] = "requests";
 
 /* Exchanges of the two algorithms overlap, so they have a row each. */
 static const struct {
@@ -40,14 +40,17 @@ static const struct {
     [CPA_SPAN_DRAIN] = {ROW_HOST, "drain"},
     [CPA_SPAN_CHECK] = {ROW_HOST, "check"},
     [CPA_SPAN_SCHEDULE] = {ROW_SCHEDULER, "schedule"},
+    [CPA_SPAN_REQUEST_WAITING] = {ROW_REQUESTS, "waiting"},
+    [CPA_SPAN_REQUEST_PREFILL] = {ROW_REQUESTS, "prefill"},
+    [CPA_SPAN_REQUEST_DECODE] = {ROW_REQUESTS, "decode"},
+    [CPA_SPAN_REQUEST_PREEMPTED] = {ROW_REQUESTS, "preempted"},
 };
 
 const char *cpa_span_name(cpa_span_kind kind) {
     return kinds[kind].name;
 }
 
-void cpa_timeline_add(cpa_timeline *timeline, cpa_span_kind kind, int32_t layer, int32_t round, double begin,
-                      double seconds) {
+static void add_entry(cpa_timeline *timeline, cpa_timeline_entry entry) {
     if (timeline->count == timeline->limit ||
         !cpa_array_reserve(&timeline->entries, &timeline->capacity, timeline->count + 1, sizeof *timeline->entries)) {
         timeline->limit = timeline->count;
@@ -58,14 +61,24 @@ void cpa_timeline_add(cpa_timeline *timeline, cpa_span_kind kind, int32_t layer,
         }
         return;
     }
-    timeline->entries[timeline->count++] = (cpa_timeline_entry){
-        .begin_s = begin - timeline->origin,
-        .seconds = seconds,
-        .step = timeline->step,
-        .kind = kind,
-        .layer = layer,
-        .round = round,
-    };
+    entry.step = timeline->step;
+    timeline->entries[timeline->count++] = entry;
+}
+
+void cpa_timeline_add(cpa_timeline *timeline, cpa_span_kind kind, int32_t layer, int32_t round, double begin,
+                      double seconds) {
+    add_entry(
+        timeline,
+        (cpa_timeline_entry){
+            .begin_s = begin - timeline->origin, .seconds = seconds, .kind = kind, .layer = layer, .round = round});
+}
+
+void cpa_timeline_add_request(cpa_timeline *timeline, cpa_span_kind kind, uint64_t request, double begin_s,
+                              double end_s) {
+    if (end_s < begin_s) return;
+    add_entry(timeline,
+              (cpa_timeline_entry){
+                  .begin_s = begin_s, .seconds = end_s - begin_s, .kind = kind, .layer = -1, .request = request});
 }
 
 void cpa_timeline_destroy(cpa_timeline *timeline) {
@@ -73,7 +86,7 @@ void cpa_timeline_destroy(cpa_timeline *timeline) {
     *timeline = (cpa_timeline){0};
 }
 
-static void defer_wait(const cpa_timeline_entry *entry, int32_t rank, cpa_span_fn on_span, void *ctx) {
+static void hand_over(const cpa_timeline_entry *entry, int32_t rank, cpa_span_fn on_span, void *ctx) {
     cpa_span span = {
         .rank = rank,
         .row = kinds[entry->kind].row,
@@ -83,8 +96,14 @@ static void defer_wait(const cpa_timeline_entry *entry, int32_t rank, cpa_span_f
         .round = entry->round,
         .begin_s = entry->begin_s,
         .seconds = entry->seconds,
+        .of_request = entry->kind >= CPA_SPAN_REQUEST_WAITING,
+        .request = entry->request,
     };
     on_span(ctx, &span);
+}
+
+void cpa_timeline_hand_over(const cpa_timeline *timeline, int32_t rank, cpa_span_fn on_span, void *ctx) {
+    for (int64_t i = 0; i < timeline->count; i++) hand_over(&timeline->entries[i], rank, on_span, ctx);
 }
 
 /* What travels: entries of one rank, padded. */
@@ -109,7 +128,7 @@ cpa_status cpa_timeline_gather(const cpa_timeline *timeline, cpa_control *contro
         CPA_TRY_GOTO(cpa_control_gather(control, mine, sizeof *mine, all, 0, err), done);
         for (int32_t rank = 0; all && rank < control->size; rank++) {
             for (int64_t i = 0; on_span && i < all[rank].count; i++)
-                defer_wait(&all[rank].entries[i], rank, on_span, ctx);
+                hand_over(&all[rank].entries[i], rank, on_span, ctx);
         }
     }
 done:

@@ -34,6 +34,10 @@ typedef enum cpa_span_kind {
     CPA_SPAN_DRAIN,
     CPA_SPAN_CHECK,
     CPA_SPAN_SCHEDULE,
+    CPA_SPAN_REQUEST_WAITING, /* what becomes of a request; from here on */
+    CPA_SPAN_REQUEST_PREFILL,
+    CPA_SPAN_REQUEST_DECODE,
+    CPA_SPAN_REQUEST_PREEMPTED,
     CPA_SPAN_KINDS
 } cpa_span_kind;
 
@@ -43,8 +47,9 @@ typedef struct cpa_timeline_entry {
     double begin_s, seconds;
     int64_t step;
     int32_t kind;
-    int32_t layer; /* -1: none */
-    int32_t round; /* 0: none */
+    int32_t layer;    /* -1: none */
+    int32_t round;    /* 0: none */
+    uint64_t request; /* of the spans of requests */
 } cpa_timeline_entry;
 
 typedef struct cpa_timeline {
@@ -59,7 +64,13 @@ typedef struct cpa_timeline {
 /* Adds a span that began at a time of cpa_clock_now. The first that does not fit is logged. */
 void cpa_timeline_add(cpa_timeline *timeline, cpa_span_kind kind, int32_t layer, int32_t round, double begin,
                       double seconds);
+/* The same for a span of a request, from `begin_s` to `end_s` after the origin; none that has not begun by its end. */
+void cpa_timeline_add_request(cpa_timeline *timeline, cpa_span_kind kind, uint64_t request, double begin_s,
+                              double end_s);
 void cpa_timeline_destroy(cpa_timeline *timeline);
+
+/* Hands the spans of a rank to on_span. */
+void cpa_timeline_hand_over(const cpa_timeline *timeline, int32_t rank, cpa_span_fn on_span, void *ctx);
 
 /* Hands the spans of all ranks to on_span on rank 0. Collective. */
 cpa_status cpa_timeline_gather(const cpa_timeline *timeline, cpa_control *control, cpa_span_fn on_span, void *ctx,

@@ -98,6 +98,20 @@ import collections, json, sys
 device, ranks = sys.argv[1], int(sys.argv[2])
 events = json.load(open("timeline.json"))
 spans = [e for e in events if e["ph"] == "X"]
+# A row a request: it waits, computes its prompt, gives tokens, one after the other.
+requests = collections.defaultdict(list)
+for e in spans:
+    assert (e["pid"] == ranks) == (e["cat"] == "requests"), e
+    if e["pid"] == ranks:
+        requests[e["args"]["request"], e["tid"]].append(e)
+assert len(requests) == len({tid for _, tid in requests}) == 6, requests.keys()
+for of in requests.values():
+    of.sort(key=lambda e: e["ts"])
+    assert [e["name"] for e in of] == ["waiting", "prefill", "decode"], of
+    for e, after in zip(of, of[1:]):
+        assert abs(e["ts"] + e["dur"] - after["ts"]) < 0.1, of
+spans = [e for e in spans if e["pid"] < ranks]
+assert {e["cat"] for e in spans} >= {"compute", "host", "scheduler"}
 rows = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"}
 names = {e["name"] for e in spans}
 assert {e["pid"] for e in spans} == set(range(ranks))

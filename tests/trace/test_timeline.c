@@ -5,6 +5,7 @@
 
 #include "base/clock.h"
 #include "src/trace/spans.h"
+#include "tests/fixtures/comm_fixture.h"
 #include "tests/fixtures/engine_fixture.h"
 #include "tests/fixtures/mpi_unit.h"
 
@@ -106,7 +107,7 @@ static void a_full_timeline_says_so_once(void) {
 
 /* What the callback saw of a run. */
 typedef struct seen {
-    int64_t spans, of_rank[8], exchanges, schedules;
+    int64_t spans, of_rank[8], exchanges, schedules, of_requests;
     double attention; /* attend, merge and wait, of rank 0 */
     double end;       /* of the last, rank 0 */
     int good;
@@ -115,6 +116,10 @@ typedef struct seen {
 static void see(void *ctx, const cpa_span *span) {
     seen *s = ctx;
     const char *n = span->name;
+    if (span->of_request) {
+        s->of_requests++;
+        return;
+    }
     s->spans++;
     s->of_rank[span->rank]++;
     if (!(span->begin_s >= 0 && span->seconds >= 0 && span->step >= 0)) s->good = 0;
@@ -184,6 +189,7 @@ static void the_spans_of_a_run_add_up_to_its_statistics(void) {
         CU_ASSERT_EQUAL(cpa_engine_timeline(engine, see, &s), CPA_OK);
         cpa_engine_get_stats(engine, &stats, sizeof stats);
         if (rank != 0 || !kept) CU_ASSERT_EQUAL(s.spans, 0);
+        CU_ASSERT_EQUAL(s.of_requests, rank == 0 && kept ? N_REQUESTS * 3 : 0); /* waiting, prefill, decode */
         if (rank == 0 && kept) {
             CU_ASSERT(s.good);
             CU_ASSERT(s.end <= stats.duration_s + 1e-3);
@@ -198,6 +204,116 @@ static void the_spans_of_a_run_add_up_to_its_statistics(void) {
     }
 }
 
+enum { CROWD = 5 };
+
+/* What the timeline says of each request, in its order. */
+typedef struct request_row {
+    char names[256]; /* with ';' between them */
+    double begin_s, end_s;
+    int good; /* each span begins where the one before ends */
+} request_row;
+
+typedef struct request_rows {
+    request_row of[CROWD];
+    cpa_request_result results[CROWD];
+    int64_t spans, preempted;
+    cpa_engine *engine;
+} request_rows;
+
+static void see_request(void *ctx, const cpa_span *span) {
+    request_rows *rows = ctx;
+    if (!span->of_request) return;
+    request_row *row = &rows->of[span->request];
+    rows->spans++;
+    rows->preempted += strcmp(span->name, "preempted") == 0;
+    if (row->names[0] && fabs(span->begin_s - row->end_s) > 1e-9) row->good = 0;
+    if (!row->names[0]) row->begin_s = span->begin_s;
+    row->end_s = span->begin_s + span->seconds;
+    if (strcmp(span->row, "requests") != 0 || span->rank != 0 || span->layer != -1) row->good = 0;
+    strcat(strcat(row->names, span->name), ";");
+}
+
+static void note_result(void *ctx, const cpa_request_result *result) {
+    request_rows *rows = ctx;
+    rows->results[result->id] = *result;
+}
+
+/* Cancels the last request, and stops the run in its middle. */
+static void disturb(void *ctx, int64_t tokens, int64_t requests, double elapsed_s) {
+    request_rows *rows = ctx;
+    cpa_engine_stats stats;
+    (void)tokens, (void)requests, (void)elapsed_s;
+    cpa_engine_get_stats(rows->engine, &stats, sizeof stats);
+    if (stats.steps == 8) CU_ASSERT_EQUAL(cpa_engine_cancel(rows->engine, CROWD - 1), CPA_OK);
+    if (stats.steps == 12) cpa_engine_stop(rows->engine);
+}
+
+/* A cache that is too small for the requests together, so that some give way and compute their prompts again; one does
+ * not run before it is cancelled. */
+static cpa_engine_options crowded_options(void) {
+    cpa_engine_options options = cpa_test_engine_options();
+    options.num_blocks = 12;
+    options.interleave = options.block_size;
+    options.max_num_seqs = CROWD - 1;
+    options.verify = 0;
+    options.timeline_spans = 1000;
+    options.no_prefix_caching = 1;
+    return options;
+}
+
+static void crowd(request_rows *rows, const cpa_engine_options *options) {
+    cpa_request requests[CROWD];
+    int size;
+    MPI_Comm_size(MPI_COMM_WORLD, &size);
+    for (uint64_t i = 0; i < CROWD; i++) {
+        requests[i] =
+            (cpa_request){.size = sizeof requests[i], .id = i, .prompt_tokens = 33 * size, .output_tokens = 40 * size};
+        rows->of[i].good = 1;
+    }
+    rows->engine = cpa_test_engine(options, requests, CROWD);
+    CU_ASSERT_PTR_NOT_NULL_FATAL(rows->engine);
+    CU_ASSERT_EQUAL(cpa_engine_run(rows->engine, note_result, disturb, rows), CPA_STOPPED);
+    CU_ASSERT_EQUAL(cpa_engine_run(rows->engine, note_result, NULL, rows), CPA_OK);
+    CU_ASSERT_EQUAL(cpa_engine_timeline(rows->engine, see_request, rows), CPA_OK);
+}
+
+static void the_row_of_a_request_tells_its_life(void) {
+    const cpa_engine_options options = crowded_options();
+    request_rows rows = {.spans = 0};
+    cpa_engine_stats stats;
+    crowd(&rows, &options);
+    cpa_engine_get_stats(rows.engine, &stats, sizeof stats);
+    for (int i = 0; i < CROWD && cpa_test_rank() == 0; i++) {
+        const request_row *row = &rows.of[i];
+        CU_ASSERT(row->good);
+        CU_ASSERT_DOUBLE_EQUAL(row->begin_s, rows.results[i].arrival_s, 1e-9);
+        CU_ASSERT_DOUBLE_EQUAL(row->end_s, rows.results[i].finish_s, 1e-9);
+        CU_ASSERT_EQUAL(strncmp(row->names, "waiting;", 8), 0);
+        /* What each did when the run was stopped is told up to there. */
+        if (i < CROWD - 1) CU_ASSERT_PTR_NOT_NULL(strstr(row->names, "waiting;prefill;decode;decode;"));
+        if (strstr(row->names, "preempted")) CU_ASSERT_PTR_NOT_NULL(strstr(row->names, "preempted;prefill;decode;"));
+    }
+    if (cpa_test_rank() == 0) {
+        CU_ASSERT(stats.preemptions > 0);
+        CU_ASSERT(rows.preempted >= stats.preemptions && rows.preempted <= stats.preemptions + CROWD);
+        CU_ASSERT_STRING_EQUAL(rows.of[CROWD - 1].names, "waiting;");
+    }
+    cpa_engine_destroy(rows.engine);
+}
+
+static void rows_of_requests_are_bounded(void) {
+    cpa_engine_options options = crowded_options();
+    options.timeline_spans = 5;
+    request_rows rows = {.spans = 0};
+    warnings = 0;
+    cpa_log_set(count_warnings, NULL, CPA_LOG_WARN);
+    crowd(&rows, &options);
+    cpa_log_set(NULL, NULL, CPA_LOG_ERROR);
+    CU_ASSERT_EQUAL(rows.spans, cpa_test_rank() == 0 ? 5 : 0);
+    CU_ASSERT_EQUAL(warnings, cpa_test_rank() == 0 ? 2 : 1);
+    cpa_engine_destroy(rows.engine);
+}
+
 static const cpa_test tests[] = {
     {"a step may be one span", a_step_may_be_one_span},
     {"a mark is the time at which it was set last", a_mark_is_the_time_at_which_it_was_set_last},
@@ -205,5 +321,7 @@ static const cpa_test tests[] = {
      only_attention_and_waiting_are_measured_without_a_timeline},
     {"a full timeline says so once", a_full_timeline_says_so_once},
     {"the spans of a run add up to its statistics", the_spans_of_a_run_add_up_to_its_statistics},
+    {"the row of a request tells its life", the_row_of_a_request_tells_its_life},
+    {"rows of requests are bounded", rows_of_requests_are_bounded},
 };
 CPA_MPI_TEST_MAIN("timeline", tests)
