@@ -6,7 +6,7 @@
 #include "base/check.h"
 
 void cpa_reply_headers(const cpa_exchange *x, struct MHD_Response *response) {
-    if (atomic_load(&x->server->state) >= CPA_SERVER_DRAINING) {
+    if (atomic_load(&x->server->in_flight.state) >= CPA_SERVER_DRAINING) {
         MHD_add_response_header(response, MHD_HTTP_HEADER_CONNECTION, "close");
     }
 }

@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/random.h>
 #include <sys/resource.h>
 #include <time.h>
 #include <unistd.h>
@@ -43,12 +44,14 @@ static void destroy(cpa_server *server) {
     free((void *)(uintptr_t)server->options.api_key);
     free((void *)(uintptr_t)server->options.model_name);
     free((void *)(uintptr_t)server->engine.end_ids);
+    cpa_in_flight_destroy(&server->in_flight);
     free(server);
 }
 
 static cpa_server *create(const cpa_server_options *given) {
     cpa_server *server = calloc(1, sizeof *server);
     if (!server) return NULL;
+    cpa_in_flight_init(&server->in_flight);
     cpa_server_options *o = &server->options;
     *o = *given;
     o->host = NULL;
@@ -59,6 +62,7 @@ static cpa_server *create(const cpa_server_options *given) {
     if (o->idle_timeout_s == 0) o->idle_timeout_s = 60;
     if (o->threads == 0) o->threads = 4;
     server->created = time(NULL);
+    if (getrandom(&server->instance, sizeof server->instance, 0) < 0) server->instance = (uint64_t)server->created;
     if (o->model_name && (o->api_key || !given->api_key)) return server;
     destroy(server);
     return NULL;
@@ -80,6 +84,10 @@ static struct MHD_Daemon *start_daemon(cpa_server *server, int listen_fd) {
                             MHD_OPTION_ARRAY, pool, MHD_OPTION_END);
 }
 
+static void on_gone(void *ctx, uint64_t first_id) {
+    cpa_in_flight_gone(ctx, first_id);
+}
+
 cpa_status cpa_server_start(const cpa_server_options *options, cpa_server **out, cpa_error *err) {
     int listen_fd;
     raise_open_files();
@@ -87,18 +95,20 @@ cpa_status cpa_server_start(const cpa_server_options *options, cpa_server **out,
     if (!server) return cpa_fail(err, CPA_NO_MEMORY, "no memory for the server");
     cpa_status status =
         cpa_listen(options->host ? options->host : "127.0.0.1", options->port, &listen_fd, &server->port, err);
-    if (status != CPA_OK) {
-        destroy(server);
-        return status;
-    }
+    if (status != CPA_OK) goto no_socket;
+    CPA_TRY_GOTO(cpa_watch_start(&server->watch, on_gone, &server->in_flight, err), no_watch);
     server->daemon = start_daemon(server, listen_fd);
-    if (!server->daemon) {
-        close(listen_fd);
-        destroy(server);
-        return cpa_fail(err, CPA_NO_MEMORY, "the server cannot start its %d threads", options->threads);
+    if (server->daemon) {
+        *out = server;
+        return CPA_OK;
     }
-    *out = server;
-    return CPA_OK;
+    status = cpa_fail(err, CPA_NO_MEMORY, "the server cannot start its %d threads", server->options.threads);
+    cpa_watch_stop(&server->watch);
+no_watch:
+    close(listen_fd);
+no_socket:
+    destroy(server);
+    return status;
 }
 
 int cpa_server_port(const cpa_server *server) {
@@ -114,24 +124,41 @@ cpa_status cpa_server_attach(cpa_server *server, const cpa_server_engine *engine
     }
     server->engine = *engine;
     server->engine.end_ids = ends;
-    cpa_server_state starting = CPA_SERVER_STARTING;
-    atomic_compare_exchange_strong(&server->state, &starting, CPA_SERVER_READY);
+    atomic_store(&server->is_attached, 1);
+    cpa_in_flight_advance(&server->in_flight, CPA_SERVER_READY, engine->vocabulary);
     return CPA_OK;
 }
 
+void cpa_server_on_token(cpa_server *server, uint64_t request, int64_t index, uint32_t token, float logprob) {
+    cpa_in_flight_token(&server->in_flight, request, index, token, logprob);
+}
+
+void cpa_server_on_finish(cpa_server *server, const cpa_request_result *result) {
+    cpa_in_flight_finish(&server->in_flight, result);
+}
+
+uint32_t cpa_server_token_at(cpa_server *server, uint64_t request, int64_t position) {
+    return cpa_in_flight_token_at(&server->in_flight, request, position);
+}
+
 void cpa_server_drain(cpa_server *server) {
-    cpa_server_state state = atomic_load(&server->state);
-    while (state < CPA_SERVER_DRAINING && !atomic_compare_exchange_weak(&server->state, &state, CPA_SERVER_DRAINING)) {}
+    cpa_in_flight_advance(&server->in_flight, CPA_SERVER_DRAINING, 0);
 }
 
 void cpa_server_fail(cpa_server *server, const char *message) {
-    (void)message;
-    atomic_store(&server->state, CPA_SERVER_FAILED);
+    cpa_in_flight_fail(&server->in_flight, message);
+}
+
+int64_t cpa_server_undelivered(cpa_server *server) {
+    return cpa_in_flight_undelivered(&server->in_flight);
 }
 
 void cpa_server_stop(cpa_server *server, double seconds) {
-    (void)seconds;
     if (!server) return;
+    cpa_server_drain(server);
+    cpa_in_flight_wait(&server->in_flight, seconds);
+    cpa_in_flight_close(&server->in_flight);
     MHD_stop_daemon(server->daemon);
+    cpa_watch_stop(&server->watch);
     destroy(server);
 }

@@ -5,25 +5,23 @@
 #include <microhttpd.h>
 #include <stdatomic.h>
 
+#include "server/in_flight.h"
 #include "server/server.h"
-
-typedef enum cpa_server_state {
-    CPA_SERVER_STARTING = 0, /* no engine yet */
-    CPA_SERVER_READY,
-    CPA_SERVER_DRAINING,
-    CPA_SERVER_FAILED
-} cpa_server_state;
+#include "server/watch.h"
 
 struct cpa_server {
     /* Constant while it listens. */
     cpa_server_options options; /* with what stands for zeros; its texts are the server's */
     struct MHD_Daemon *daemon;
     int port;
-    int64_t created; /* seconds of Unix time */
+    int64_t created;   /* seconds of Unix time */
+    uint64_t instance; /* a random number, for ids of answers */
     /* By any thread. */
-    _Atomic(cpa_server_state) state;
     atomic_llong connections; /* open now */
-    cpa_server_engine engine; /* constant once the state is not CPA_SERVER_STARTING */
+    atomic_int is_attached;
+    cpa_server_engine engine; /* constant once it is attached, as it is where the state is CPA_SERVER_READY */
+    cpa_in_flight in_flight;
+    cpa_watch watch;
 };
 
 #endif

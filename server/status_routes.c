@@ -4,7 +4,7 @@
 #include <string.h>
 
 static cpa_server_state state_of(const cpa_exchange *x) {
-    return atomic_load(&x->server->state);
+    return atomic_load(&x->server->in_flight.state);
 }
 
 static enum MHD_Result reply_status(cpa_exchange *x, unsigned status, const char *text) {
@@ -35,7 +35,7 @@ enum MHD_Result cpa_serve_metrics(cpa_exchange *x) {
 static json_t *model(const cpa_exchange *x) {
     const cpa_server *server = x->server;
     const char *name = server->options.model_name;
-    const int known = state_of(x) != CPA_SERVER_STARTING;
+    const int known = atomic_load(&x->server->is_attached);
     return json_pack("{s:s,s:s,s:I,s:s,s:s,s:n,s:o}", "id", name, "object", "model", "created",
                      (json_int_t)server->created, "owned_by", "cp_attn", "root", name, "parent", "max_model_len",
                      known ? json_integer(server->engine.max_model_len) : json_null());

@@ -3,8 +3,7 @@
 # a function it names, and on those of other folders whose headers it includes; files of one folder may share types.
 #     circles.sh SOURCE
 # Fails with the modules of each circle, and with each function that a header of src/ or server/ declares and another
-# module
-# defines: who includes such a header does not see whom it depends on.
+# module defines: who includes such a header does not see whom it depends on.
 set -euo pipefail
 cd "$1"
 

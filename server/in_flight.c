@@ -1,0 +1,273 @@
+#include "server/in_flight.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/array.h"
+#include "base/clock.h"
+#include "base/hash.h"
+
+void cpa_in_flight_init(cpa_in_flight *in) {
+    *in = (cpa_in_flight){.last_id = 0};
+    pthread_mutex_init(&in->lock, NULL);
+    pthread_condattr_t monotonic;
+    pthread_condattr_init(&monotonic);
+    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+    pthread_cond_init(&in->left, &monotonic);
+    pthread_condattr_destroy(&monotonic);
+}
+
+void cpa_in_flight_destroy(cpa_in_flight *in) {
+    cpa_in_flight_fail(in, "");
+    pthread_cond_destroy(&in->left);
+    pthread_mutex_destroy(&in->lock);
+}
+
+void cpa_in_flight_advance(cpa_in_flight *in, cpa_server_state state, int64_t vocabulary) {
+    pthread_mutex_lock(&in->lock);
+    if (state == CPA_SERVER_READY) in->vocabulary = vocabulary;
+    if (atomic_load(&in->state) < state) atomic_store(&in->state, state);
+    pthread_mutex_unlock(&in->lock);
+}
+
+static void free_prompts(cpa_token_list *prompts, int64_t n) {
+    for (int64_t i = 0; i < n; i++) free(prompts[i].ids);
+    free(prompts);
+}
+
+cpa_flight_group *cpa_flight_group_create(cpa_in_flight *in, int64_t n, cpa_token_list *prompts, int64_t n_prompts) {
+    cpa_flight_group *group = calloc(1, sizeof *group);
+    cpa_flight *flights = calloc((size_t)n, sizeof *flights);
+    if (!group || !flights) {
+        free(group);
+        free(flights);
+        free_prompts(prompts, n_prompts);
+        return NULL;
+    }
+    *group = (cpa_flight_group){.in = in, .n = n, .flights = flights, .prompts = prompts, .n_prompts = n_prompts};
+    pthread_mutex_lock(&in->lock);
+    for (int64_t i = 0; i < n; i++) flights[i] = (cpa_flight){.id = ++in->last_id, .group = group};
+    pthread_mutex_unlock(&in->lock);
+    return group;
+}
+
+void cpa_flight_group_destroy(cpa_flight_group *group) {
+    for (int64_t i = 0; i < group->n; i++) free(group->flights[i].arrived.tokens);
+    free_prompts(group->prompts, group->n_prompts);
+    free(group->flights);
+    free(group);
+}
+
+/* The rest holds the lock where it is not taken. */
+
+static cpa_flight *find(cpa_in_flight *in, uint64_t id) {
+    cpa_flight *flight;
+    HASH_FIND(hh, in->flights, &id, sizeof id, flight);
+    return flight;
+}
+
+static void wake(cpa_flight_group *group) {
+    group->has_news = 1;
+    if (!group->is_suspended) return;
+    group->is_suspended = 0;
+    MHD_resume_connection(group->connection);
+}
+
+/* The engine has this one no more. Returns the group if nobody else has it either. */
+static cpa_flight_group *land(cpa_flight *flight) {
+    cpa_flight_group *group = flight->group;
+    HASH_DEL(group->in->flights, flight);
+    group->with_engine--;
+    return group->with_engine == 0 && !group->connection ? group : NULL;
+}
+
+static void fail(cpa_flight *flight, const char *message) {
+    cpa_arrival *arrived = &flight->arrived;
+    if (arrived->has_ended) return;
+    arrived->has_ended = 1;
+    arrived->reason = CPA_FINISH_FAILED;
+    snprintf(arrived->error, sizeof arrived->error, "%s", message);
+}
+
+/* Both tables have the group, or neither: without memory for an entry. */
+static int enter(cpa_flight_group *group) {
+    cpa_in_flight *in = group->in;
+    HASH_ADD_KEYPTR(hh, in->groups, &group->flights[0].id, sizeof group->flights[0].id, group);
+    if (!group->hh.tbl) return 0;
+    for (int64_t i = 0; i < group->n; i++) {
+        cpa_flight *flight = &group->flights[i];
+        HASH_ADD(hh, in->flights, id, sizeof flight->id, flight);
+        if (flight->hh.tbl) continue;
+        while (i-- > 0) HASH_DEL(in->flights, &group->flights[i]);
+        HASH_DEL(in->groups, group);
+        return 0;
+    }
+    return 1;
+}
+
+cpa_server_state cpa_in_flight_depart(cpa_flight_group *group, struct MHD_Connection *connection) {
+    cpa_in_flight *in = group->in;
+    pthread_mutex_lock(&in->lock);
+    cpa_server_state state = atomic_load(&in->state);
+    if (state == CPA_SERVER_READY && !enter(group)) state = CPA_SERVER_DRAINING; /* as busy as can be */
+    if (state == CPA_SERVER_READY) {
+        group->connection = connection;
+        group->with_engine = group->n;
+    }
+    pthread_mutex_unlock(&in->lock);
+    return state;
+}
+
+void cpa_in_flight_return(cpa_flight_group *group, int64_t first) {
+    cpa_in_flight *in = group->in;
+    pthread_mutex_lock(&in->lock);
+    for (int64_t i = first; i < group->n; i++) {
+        cpa_flight *flight = &group->flights[i];
+        if (find(in, flight->id)) land(flight); /* else the engine was lost meanwhile */
+    }
+    pthread_mutex_unlock(&in->lock);
+}
+
+void cpa_in_flight_collect(cpa_flight_group *group, cpa_arrival *arrivals) {
+    pthread_mutex_lock(&group->in->lock);
+    group->has_news = 0;
+    for (int64_t i = 0; i < group->n; i++) {
+        cpa_arrival *arrived = &group->flights[i].arrived, emptied = arrivals[i];
+        emptied.count = 0;
+        arrivals[i] = *arrived;
+        arrived->tokens = emptied.tokens;
+        arrived->capacity = emptied.capacity;
+        arrived->count = 0;
+    }
+    pthread_mutex_unlock(&group->in->lock);
+}
+
+cpa_rest cpa_in_flight_rest(cpa_flight_group *group) {
+    cpa_rest rest = CPA_REST_SUSPENDED;
+    pthread_mutex_lock(&group->in->lock);
+    if (group->is_gone || group->in->is_closing) {
+        rest = CPA_REST_GONE;
+    } else if (group->has_news) {
+        rest = CPA_REST_NEWS;
+    } else {
+        group->is_suspended = 1;
+        MHD_suspend_connection(group->connection);
+    }
+    pthread_mutex_unlock(&group->in->lock);
+    return rest;
+}
+
+void cpa_in_flight_gone(cpa_in_flight *in, uint64_t first_id) {
+    cpa_flight_group *group;
+    pthread_mutex_lock(&in->lock);
+    HASH_FIND(hh, in->groups, &first_id, sizeof first_id, group);
+    if (group) {
+        group->is_gone = 1;
+        wake(group);
+    }
+    pthread_mutex_unlock(&in->lock);
+}
+
+int64_t cpa_in_flight_leave(cpa_flight_group *group, uint64_t *unfinished) {
+    cpa_in_flight *in = group->in;
+    int64_t n = 0;
+    pthread_mutex_lock(&in->lock);
+    for (int64_t i = 0; i < group->n; i++) {
+        if (find(in, group->flights[i].id)) unfinished[n++] = group->flights[i].id;
+    }
+    HASH_DEL(in->groups, group);
+    group->connection = NULL;
+    const int is_last = group->with_engine == 0;
+    pthread_cond_broadcast(&in->left);
+    pthread_mutex_unlock(&in->lock);
+    if (is_last) cpa_flight_group_destroy(group);
+    return n;
+}
+
+void cpa_in_flight_token(cpa_in_flight *in, uint64_t id, int64_t index, uint32_t token, float logprob) {
+    pthread_mutex_lock(&in->lock);
+    cpa_flight *flight = find(in, id);
+    cpa_arrival *arrived = flight ? &flight->arrived : NULL;
+    if (flight && flight->group->connection && index == flight->received && !arrived->has_ended) {
+        flight->received++;
+        if (cpa_array_reserve(&arrived->tokens, &arrived->capacity, arrived->count + 1, sizeof *arrived->tokens)) {
+            arrived->tokens[arrived->count++] = (cpa_output_token){.id = token, .logprob = logprob};
+        } else {
+            fail(flight, "no memory for the answer");
+        }
+        if (flight->group->wakes_on_tokens || arrived->has_ended) wake(flight->group);
+    }
+    pthread_mutex_unlock(&in->lock);
+}
+
+void cpa_in_flight_finish(cpa_in_flight *in, const cpa_request_result *result) {
+    pthread_mutex_lock(&in->lock);
+    cpa_flight *flight = find(in, result->id);
+    cpa_flight_group *unused = NULL;
+    if (flight) {
+        cpa_flight_group *group = flight->group;
+        if (result->reason == CPA_FINISH_FAILED) fail(flight, result->error);
+        if (!flight->arrived.has_ended) {
+            flight->arrived.has_ended = 1;
+            flight->arrived.reason = result->reason;
+        }
+        unused = land(flight);
+        const int is_due = group->wakes_on_tokens || group->with_engine == 0 || result->reason == CPA_FINISH_FAILED;
+        if (group->connection && is_due) wake(group);
+    }
+    pthread_mutex_unlock(&in->lock);
+    if (unused) cpa_flight_group_destroy(unused);
+}
+
+uint32_t cpa_in_flight_token_at(cpa_in_flight *in, uint64_t id, int64_t position) {
+    uint32_t token = 0;
+    pthread_mutex_lock(&in->lock);
+    const cpa_flight *flight = find(in, id);
+    if (flight && position < flight->prompt->count) {
+        token = flight->prompt->ids[position];
+    } else if (flight) {
+        const uint64_t drawn = cpa_mix64(flight->seed + (uint64_t)position * CPA_GOLDEN);
+        token = (uint32_t)(drawn % (uint64_t)in->vocabulary);
+    }
+    pthread_mutex_unlock(&in->lock);
+    return token;
+}
+
+void cpa_in_flight_fail(cpa_in_flight *in, const char *message) {
+    cpa_flight *flight, *next;
+    pthread_mutex_lock(&in->lock);
+    atomic_store(&in->state, CPA_SERVER_FAILED);
+    HASH_ITER(hh, in->flights, flight, next) {
+        cpa_flight_group *group = flight->group;
+        fail(flight, message);
+        cpa_flight_group *unused = land(flight);
+        if (group->connection) wake(group);
+        if (unused) cpa_flight_group_destroy(unused);
+    }
+    pthread_mutex_unlock(&in->lock);
+}
+
+int64_t cpa_in_flight_undelivered(cpa_in_flight *in) {
+    pthread_mutex_lock(&in->lock);
+    const int64_t n = HASH_COUNT(in->groups);
+    pthread_mutex_unlock(&in->lock);
+    return n;
+}
+
+void cpa_in_flight_wait(cpa_in_flight *in, double seconds) {
+    const struct timespec until = cpa_clock_after(seconds);
+    pthread_mutex_lock(&in->lock);
+    while (in->groups && pthread_cond_timedwait(&in->left, &in->lock, &until) == 0) {}
+    pthread_mutex_unlock(&in->lock);
+}
+
+void cpa_in_flight_close(cpa_in_flight *in) {
+    cpa_flight_group *group, *next;
+    pthread_mutex_lock(&in->lock);
+    in->is_closing = 1;
+    HASH_ITER(hh, in->groups, group, next) {
+        wake(group);
+    }
+    pthread_mutex_unlock(&in->lock);
+}

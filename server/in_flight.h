@@ -1,0 +1,127 @@
+/* The requests that are with the engine: where its threads and those of the server meet.
+ *
+ * The requests of one answer are a group, which both sides hold: the connection until it has left, the engine until the
+ * last of them has ended. Who lets go last frees it. One lock guards all of that. Under it numbers and pointers change
+ * hands and connections are resumed; nothing is read, written or rendered, so the engine's thread never waits for
+ * more. */
+#ifndef CPA_SERVER_IN_FLIGHT_H
+#define CPA_SERVER_IN_FLIGHT_H
+
+#include <microhttpd.h>
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include <cpattn/engine.h>
+
+#include "base/hash_table.h"
+#include "src/text/tokenizer.h"
+
+typedef enum cpa_server_state {
+    CPA_SERVER_STARTING = 0, /* no engine yet */
+    CPA_SERVER_READY,
+    CPA_SERVER_DRAINING,
+    CPA_SERVER_FAILED
+} cpa_server_state;
+
+typedef struct cpa_output_token {
+    uint32_t id;
+    float logprob;
+} cpa_output_token;
+
+/* What has come of one request since it was asked last. */
+typedef struct cpa_arrival {
+    cpa_output_token *tokens; /* [count] */
+    int64_t count, capacity;
+    int has_ended; /* nothing more comes, and why: */
+    cpa_finish_reason reason;
+    char error[256]; /* of CPA_FINISH_FAILED */
+} cpa_arrival;
+
+struct cpa_flight_group;
+
+/* One request. */
+typedef struct cpa_flight {
+    uint64_t id;
+    struct cpa_flight_group *group;
+    const cpa_token_list *prompt; /* of the group's */
+    uint64_t seed;
+    /* By the lock. */
+    UT_hash_handle hh; /* while the engine has it */
+    cpa_arrival arrived;
+    int64_t received; /* tokens */
+} cpa_flight;
+
+typedef struct cpa_flight_group {
+    struct cpa_in_flight *in;
+    int64_t n;
+    cpa_flight *flights;     /* [n] */
+    cpa_token_list *prompts; /* [n_prompts] */
+    int64_t n_prompts;
+    int wakes_on_tokens; /* the connection is resumed for each token, not for ends alone */
+    /* By the lock. */
+    struct MHD_Connection *connection; /* NULL: it has left */
+    UT_hash_handle hh;                 /* by the id of the first flight, while the connection is there */
+    int64_t with_engine;
+    int is_suspended, has_news, is_gone;
+} cpa_flight_group;
+
+typedef struct cpa_in_flight {
+    pthread_mutex_t lock;
+    pthread_cond_t left; /* a connection has */
+    cpa_flight *flights; /* tables by id */
+    cpa_flight_group *groups;
+    uint64_t last_id;
+    int64_t vocabulary;
+    int is_closing;
+    _Atomic(cpa_server_state) state; /* changes under the lock */
+} cpa_in_flight;
+
+void cpa_in_flight_init(cpa_in_flight *in);
+/* What the engine still has is forgotten; no connection is left. */
+void cpa_in_flight_destroy(cpa_in_flight *in);
+
+/* Goes on to a later state; an earlier one is passed over. `vocabulary` counts for CPA_SERVER_READY. */
+void cpa_in_flight_advance(cpa_in_flight *in, cpa_server_state state, int64_t vocabulary);
+
+/* A group of n requests with ids; NULL without memory. Takes the prompts, also then, which are cpa_token_lists. The
+ * caller sets prompts and seeds of the flights. */
+cpa_flight_group *cpa_flight_group_create(cpa_in_flight *in, int64_t n, cpa_token_list *prompts, int64_t n_prompts);
+
+/* Whose connection never was there. */
+void cpa_flight_group_destroy(cpa_flight_group *group);
+
+/* The engine is about to get the requests: from now on the group is the engine's and the connection's. Nothing happens
+ * unless the state that it returns is CPA_SERVER_READY. */
+cpa_server_state cpa_in_flight_depart(cpa_flight_group *group, struct MHD_Connection *connection);
+
+/* The engine has not taken the flights from `first` on. */
+void cpa_in_flight_return(cpa_flight_group *group, int64_t first);
+
+/* Sets each arrivals[n] to what has come of its flight; its array is emptied and goes back. */
+void cpa_in_flight_collect(cpa_flight_group *group, cpa_arrival *arrivals);
+
+/* What a connection is to do that has nothing to write: wait, as it is suspended now; collect again; end. */
+typedef enum cpa_rest { CPA_REST_SUSPENDED = 0, CPA_REST_NEWS, CPA_REST_GONE } cpa_rest;
+/* From the thread of the connection. */
+cpa_rest cpa_in_flight_rest(cpa_flight_group *group);
+
+/* The client of the connection of this group, if there is one of the id of its first flight, has left. */
+void cpa_in_flight_gone(cpa_in_flight *in, uint64_t first_id);
+
+/* The connection lets go of the group, which may be freed by that. Sets unfinished[n] to the ids that the engine still
+ * has, and returns their number. */
+int64_t cpa_in_flight_leave(cpa_flight_group *group, uint64_t *unfinished);
+
+/* What the functions of server.h do that are called alike. */
+void cpa_in_flight_token(cpa_in_flight *in, uint64_t id, int64_t index, uint32_t token, float logprob);
+void cpa_in_flight_finish(cpa_in_flight *in, const cpa_request_result *result);
+uint32_t cpa_in_flight_token_at(cpa_in_flight *in, uint64_t id, int64_t position);
+void cpa_in_flight_fail(cpa_in_flight *in, const char *message);
+int64_t cpa_in_flight_undelivered(cpa_in_flight *in);
+
+/* Waits, so many seconds at most, until no connection has an answer to deliver. */
+void cpa_in_flight_wait(cpa_in_flight *in, double seconds);
+/* Connections end instead of waiting; none is suspended from now on. */
+void cpa_in_flight_close(cpa_in_flight *in);
+
+#endif
