@@ -5,6 +5,13 @@
 
 #include "base/check.h"
 
+int cpa_exchange_is_ready(const cpa_exchange *x, cpa_refusal *refusal) {
+    static const char *const why[] = {"is starting", "", "takes no more requests", "has lost its engine"};
+    const cpa_server_state state = atomic_load(&x->server->in_flight.state);
+    if (state == CPA_SERVER_READY) return 1;
+    return cpa_refuse(refusal, MHD_HTTP_SERVICE_UNAVAILABLE, NULL, NULL, "the server %s", why[state]);
+}
+
 void cpa_reply_headers(const cpa_exchange *x, struct MHD_Response *response) {
     if (atomic_load(&x->server->in_flight.state) >= CPA_SERVER_DRAINING) {
         MHD_add_response_header(response, MHD_HTTP_HEADER_CONNECTION, "close");

@@ -18,6 +18,9 @@ typedef struct cpa_exchange {
     struct cpa_answer *answer; /* of a request that is with the engine; NULL */
 } cpa_exchange;
 
+/* Whether requests are taken; else 503. */
+int cpa_exchange_is_ready(const cpa_exchange *exchange, cpa_refusal *refusal);
+
 /* Each queues the reply and returns what the handler of a request is to return to libmicrohttpd. */
 
 /* Takes the body, which may be NULL: there was no memory for it, and 500 is the reply. */

@@ -106,17 +106,16 @@ static int enter(cpa_flight_group *group) {
     return 1;
 }
 
-cpa_server_state cpa_in_flight_depart(cpa_flight_group *group, struct MHD_Connection *connection) {
+int cpa_in_flight_depart(cpa_flight_group *group, struct MHD_Connection *connection) {
     cpa_in_flight *in = group->in;
     pthread_mutex_lock(&in->lock);
-    cpa_server_state state = atomic_load(&in->state);
-    if (state == CPA_SERVER_READY && !enter(group)) state = CPA_SERVER_DRAINING; /* as busy as can be */
-    if (state == CPA_SERVER_READY) {
+    const int departs = atomic_load(&in->state) == CPA_SERVER_READY && enter(group);
+    if (departs) {
         group->connection = connection;
         group->with_engine = group->n;
     }
     pthread_mutex_unlock(&in->lock);
-    return state;
+    return departs;
 }
 
 void cpa_in_flight_return(cpa_flight_group *group, int64_t first) {

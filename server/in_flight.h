@@ -90,9 +90,9 @@ cpa_flight_group *cpa_flight_group_create(cpa_in_flight *in, int64_t n, cpa_toke
 /* Whose connection never was there. */
 void cpa_flight_group_destroy(cpa_flight_group *group);
 
-/* The engine is about to get the requests: from now on the group is the engine's and the connection's. Nothing happens
- * unless the state that it returns is CPA_SERVER_READY. */
-cpa_server_state cpa_in_flight_depart(cpa_flight_group *group, struct MHD_Connection *connection);
+/* The engine is about to get the requests: from now on the group is the engine's and the connection's. 0, and nothing
+ * has happened, if the state is not CPA_SERVER_READY any more, or without memory. */
+int cpa_in_flight_depart(cpa_flight_group *group, struct MHD_Connection *connection);
 
 /* The engine has not taken the flights from `first` on. */
 void cpa_in_flight_return(cpa_flight_group *group, int64_t first);

@@ -6,6 +6,7 @@
 #include <strings.h>
 
 #include "base/array.h"
+#include "server/answer.h"
 #include "server/exchange.h"
 #include "server/routes.h"
 
@@ -141,6 +142,7 @@ void cpa_receive_completed(void *server, struct MHD_Connection *connection, void
     call *c = *state;
     if (!c) return;
     *state = NULL;
+    cpa_answer_close(c->exchange.answer);
     free(c->exchange.body);
     free(c);
 }

@@ -2,13 +2,19 @@
 
 #include <string.h>
 
+#include "server/completions.h"
 #include "server/status_routes.h"
+#include "server/tokenize.h"
 
 static const cpa_route routes[] = {
     {.path = "/live", .is_open = 1, .serve = cpa_serve_live},
     {.path = "/health", .is_open = 1, .serve = cpa_serve_health},
     {.path = "/version", .is_open = 1, .serve = cpa_serve_version},
     {.path = "/metrics", .is_open = 1, .serve = cpa_serve_metrics},
+    {.path = "/v1/completions", .is_post = 1, .serve = cpa_serve_completions},
+    {.path = "/v1/chat/completions", .is_post = 1, .serve = cpa_serve_chat},
+    {.path = "/tokenize", .is_post = 1, .serve = cpa_serve_tokenize},
+    {.path = "/detokenize", .is_post = 1, .serve = cpa_serve_detokenize},
     {.path = "/v1/models", .serve = cpa_serve_models},
     {.path = "/v1/models/", .serve = cpa_serve_model},
 };

@@ -18,6 +18,9 @@
 /* Connections beyond the bound that are there to be told so. */
 enum { TOLD_CONNECTIONS = 64 };
 
+/* For clients to take the error that their answers end with. */
+static const double LAST_WORDS_S = 0.5;
+
 enum { HEADER_BYTES = 32 << 10 }; /* of one request, with what libmicrohttpd needs itself */
 
 /* Each connection is an open file. */
@@ -157,6 +160,10 @@ void cpa_server_stop(cpa_server *server, double seconds) {
     if (!server) return;
     cpa_server_drain(server);
     cpa_in_flight_wait(&server->in_flight, seconds);
+    if (cpa_in_flight_undelivered(&server->in_flight) > 0) {
+        cpa_in_flight_fail(&server->in_flight, "the server has stopped");
+        cpa_in_flight_wait(&server->in_flight, LAST_WORDS_S);
+    }
     cpa_in_flight_close(&server->in_flight);
     MHD_stop_daemon(server->daemon);
     cpa_watch_stop(&server->watch);

@@ -70,14 +70,15 @@ uint32_t cpa_server_token_at(cpa_server *server, uint64_t request, int64_t posit
 /* From now on /health and new requests are answered 503; those that are under way go on. */
 void cpa_server_drain(cpa_server *server);
 
-/* The engine is lost: as drained, and every answer that is not whole ends with an error. */
+/* The engine is lost: as drained, and every answer that is not whole ends with an error. It may be asked to cancel until
+ * cpa_server_stop returns. */
 void cpa_server_fail(cpa_server *server, const char *message);
 
 /* Answers that are not wholly delivered yet. */
 int64_t cpa_server_undelivered(cpa_server *server);
 
 /* Waits until all answers are delivered, but at most so many seconds; then closes every connection and frees the server.
- * No engine calls back any more. NULL does nothing. */
+ * The engine must still be there, but call back no more. NULL does nothing. */
 void cpa_server_stop(cpa_server *server, double seconds);
 
 #endif

@@ -1,0 +1,141 @@
+#include "server/choice.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/array.h"
+#include "base/check.h"
+#include "server/token_text.h"
+
+cpa_status cpa_choice_open(cpa_choice *choice, const cpa_server *server, const cpa_generation *g, cpa_error *err) {
+    *choice = (cpa_choice){.server = server, .generation = g, .stop_id = -1};
+    if (!server->options.tokenizer) return CPA_OK;
+    const int flags = CPA_TEXT_CONTINUES | (g->keeps_special ? 0 : CPA_TEXT_SKIP_SPECIAL);
+    return cpa_text_stream_open(server->options.tokenizer, flags, &choice->stream, err);
+}
+
+void cpa_choice_close(cpa_choice *choice) {
+    cpa_text_stream_close(choice->stream);
+    free(choice->tokens);
+    free(choice->text);
+}
+
+/* The first place, not before `from`, where one of the texts that stop it stands, or -1. */
+static int64_t find_stop(const cpa_choice *choice, int64_t from, const cpa_stop_text **out) {
+    const cpa_generation *g = choice->generation;
+    int64_t first = -1;
+    for (int i = 0; i < g->n_stops; i++) {
+        const cpa_stop_text *stop = &g->stops[i];
+        const char *found = memmem(choice->text + from, (size_t)(choice->bytes - from), stop->text, stop->bytes);
+        if (!found || (first >= 0 && found - choice->text >= first)) continue;
+        first = found - choice->text;
+        *out = stop;
+    }
+    return first;
+}
+
+/* How many bytes at the end are the beginning of a text that stops it: the most. */
+static int64_t held_back(const cpa_choice *choice) {
+    const cpa_generation *g = choice->generation;
+    int64_t most = 0;
+    for (int i = 0; i < g->n_stops; i++) {
+        int64_t held = (int64_t)g->stops[i].bytes - 1;
+        if (held > choice->bytes - choice->ready) held = choice->bytes - choice->ready;
+        while (held > most && memcmp(choice->text + choice->bytes - held, g->stops[i].text, (size_t)held) != 0) held--;
+        if (held > most) most = held;
+    }
+    return most;
+}
+
+static cpa_status add_text(cpa_choice *choice, const char *text, size_t bytes, cpa_error *err) {
+    if (bytes == 0) return CPA_OK;
+    if (!cpa_array_reserve(&choice->text, &choice->text_capacity, choice->bytes + (int64_t)bytes, 1)) {
+        return cpa_fail(err, CPA_NO_MEMORY, "no memory for the text of an answer");
+    }
+    memcpy(choice->text + choice->bytes, text, bytes);
+    choice->bytes += (int64_t)bytes;
+    const cpa_stop_text *stop = NULL;
+    const int64_t at = find_stop(choice, choice->ready, &stop);
+    if (at >= 0) {
+        choice->end = CPA_CHOICE_STOP;
+        choice->stop_text = stop->text;
+        choice->bytes = at + (choice->generation->keeps_stop ? (int64_t)stop->bytes : 0);
+    }
+    choice->ready = choice->bytes - (at >= 0 ? 0 : held_back(choice));
+    return CPA_OK;
+}
+
+static int is_among(uint32_t id, const uint32_t *ids, int64_t n) {
+    for (int64_t i = 0; i < n; i++) {
+        if (ids[i] == id) return 1;
+    }
+    return 0;
+}
+
+static cpa_status add_token(cpa_choice *choice, cpa_output_token token, cpa_error *err) {
+    const cpa_sampling *s = &choice->generation->sampling;
+    const cpa_server_engine *engine = &choice->server->engine;
+    if (!cpa_array_reserve(&choice->tokens, &choice->capacity, choice->n_tokens + 1, sizeof token)) {
+        return cpa_fail(err, CPA_NO_MEMORY, "no memory for the tokens of an answer");
+    }
+    choice->tokens[choice->n_tokens++] = token;
+    choice->total_tokens++;
+    /* The token that ends an answer does not belong to its text. */
+    const int is_stop = is_among(token.id, s->stop_ids, s->n_stop_ids);
+    if (is_stop) choice->stop_id = token.id;
+    if (is_stop || (!s->ignore_eos && is_among(token.id, engine->end_ids, engine->n_end_ids)) || !choice->stream) {
+        return CPA_OK;
+    }
+    const char *text;
+    size_t bytes;
+    CPA_TRY(cpa_text_stream_push(choice->stream, token.id, &text, &bytes, err));
+    return add_text(choice, text, bytes, err);
+}
+
+/* The engine has ended it: nothing is held back any more. */
+static cpa_status finish(cpa_choice *choice, const cpa_arrival *arrival, cpa_error *err) {
+    if (choice->stream) {
+        const char *text;
+        size_t bytes;
+        CPA_TRY(cpa_text_stream_finish(choice->stream, &text, &bytes, err));
+        CPA_TRY(add_text(choice, text, bytes, err));
+        choice->ready = choice->bytes;
+    }
+    if (choice->end != CPA_CHOICE_GOES_ON) return CPA_OK;
+    switch (arrival->reason) {
+        case CPA_FINISH_LENGTH: choice->end = CPA_CHOICE_LENGTH; break;
+        case CPA_FINISH_STOP: choice->end = CPA_CHOICE_STOP; break;
+        case CPA_FINISH_FAILED: choice->end = CPA_CHOICE_ERROR; break;
+        default: choice->end = CPA_CHOICE_ABORT;
+    }
+    if (choice->end == CPA_CHOICE_ERROR) choice->error = arrival->error;
+    if (choice->end != CPA_CHOICE_STOP) choice->stop_id = -1;
+    return CPA_OK;
+}
+
+cpa_status cpa_choice_add(cpa_choice *choice, const cpa_arrival *arrival, cpa_error *err) {
+    for (int64_t i = 0; i < arrival->count && choice->end == CPA_CHOICE_GOES_ON; i++) {
+        CPA_TRY(add_token(choice, arrival->tokens[i], err));
+    }
+    if (arrival->has_ended && choice->end == CPA_CHOICE_GOES_ON) return finish(choice, arrival, err);
+    return CPA_OK;
+}
+
+void cpa_choice_forget(cpa_choice *choice) {
+    for (int64_t i = 0; choice->generation->sampling.logprobs && i < choice->n_tokens; i++) {
+        choice->forgotten_characters += cpa_token_characters(choice->server, choice->tokens[i].id);
+    }
+    choice->n_tokens = 0;
+    if (choice->ready > 0) memmove(choice->text, choice->text + choice->ready, (size_t)(choice->bytes - choice->ready));
+    choice->bytes -= choice->ready;
+    choice->ready = 0;
+}
+
+const char *cpa_choice_reason(const cpa_choice *choice) {
+    switch (choice->end) {
+        case CPA_CHOICE_LENGTH: return "length";
+        case CPA_CHOICE_STOP: return "stop";
+        case CPA_CHOICE_ABORT: return "abort";
+        default: return NULL;
+    }
+}

@@ -1,0 +1,52 @@
+/* One of the texts of an answer, as its tokens come: what can be said of it now, and when it is at its end. */
+#ifndef CPA_SERVER_CHOICE_H
+#define CPA_SERVER_CHOICE_H
+
+#include "server/generation.h"
+#include "server/in_flight.h"
+#include "server/server_internal.h"
+#include "src/text/text_stream.h"
+
+/* Why it ended. */
+typedef enum cpa_choice_end {
+    CPA_CHOICE_GOES_ON = 0,
+    CPA_CHOICE_LENGTH,
+    CPA_CHOICE_STOP,
+    CPA_CHOICE_ABORT, /* the engine was told to */
+    CPA_CHOICE_ERROR
+} cpa_choice_end;
+
+typedef struct cpa_choice {
+    const cpa_server *server;
+    const cpa_generation *generation;
+    cpa_text_stream *stream; /* NULL without a tokenizer */
+    /* Since cpa_choice_forget: tokens, and their text: its first `ready` bytes, whole characters, can be said; what
+     * follows may be the beginning of a text that stops it. */
+    cpa_output_token *tokens; /* [n_tokens] */
+    int64_t n_tokens, capacity;
+    char *text;
+    int64_t bytes, ready, text_capacity;
+    /* Since the beginning. */
+    int64_t total_tokens, forgotten_characters; /* of the tokens forgotten */
+    cpa_choice_end end;
+    const char *stop_text;   /* that stopped it, or NULL */
+    int64_t stop_id;         /* of the request's own that did, or -1 */
+    const char *error;       /* of CPA_CHOICE_ERROR; the arrival's */
+    int is_begun, is_closed; /* its first, its last event has been written */
+} cpa_choice;
+
+/* Both must outlive the choice. */
+cpa_status cpa_choice_open(cpa_choice *choice, const cpa_server *server, const cpa_generation *generation,
+                           cpa_error *err);
+void cpa_choice_close(cpa_choice *choice);
+
+/* Adds what has arrived, up to its end. */
+cpa_status cpa_choice_add(cpa_choice *choice, const cpa_arrival *arrival, cpa_error *err);
+
+/* What could be said has been said. */
+void cpa_choice_forget(cpa_choice *choice);
+
+/* "stop", "length", "abort"; NULL while it goes on. */
+const char *cpa_choice_reason(const cpa_choice *choice);
+
+#endif

@@ -1,0 +1,132 @@
+#include "server/fields.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <microhttpd.h>
+#include <stdio.h>
+
+/* What jansson says of a text may quote it; this does not. */
+static const char *parse_error(const json_error_t *error) {
+    switch (json_error_code(error)) {
+        case json_error_invalid_utf8: return "text that is not UTF-8";
+        case json_error_premature_end_of_input: return "it ends too early";
+        case json_error_end_of_input_expected: return "more follows its end";
+        case json_error_null_character: return "the character U+0000, which no text may have";
+        case json_error_duplicate_key: return "a key is there twice";
+        case json_error_numeric_overflow: return "a number that is too large";
+        case json_error_stack_overflow: return "it is nested too deep";
+        default: return "a syntax error";
+    }
+}
+
+int cpa_fields_parse(const char *body, int64_t bytes, json_t **out, cpa_refusal *refusal) {
+    json_error_t error;
+    json_t *parsed = bytes > 0 ? json_loadb(body, (size_t)bytes, JSON_REJECT_DUPLICATES, &error) : NULL;
+    if (bytes == 0) {
+        return cpa_refuse(refusal, MHD_HTTP_BAD_REQUEST, NULL, NULL, "the body is empty, expected a JSON object");
+    }
+    if (!parsed && json_error_code(&error) == json_error_out_of_memory) {
+        return cpa_refuse(refusal, MHD_HTTP_INTERNAL_SERVER_ERROR, NULL, NULL, "no memory for the request");
+    }
+    if (!parsed) {
+        return cpa_refuse(refusal, MHD_HTTP_BAD_REQUEST, NULL, NULL, "the body is not JSON: line %d, column %d: %s",
+                          error.line, error.column, parse_error(&error));
+    }
+    if (!json_is_object(parsed)) {
+        json_decref(parsed);
+        return cpa_refuse(refusal, MHD_HTTP_BAD_REQUEST, NULL, NULL, "the body is no JSON object");
+    }
+    *out = parsed;
+    return 1;
+}
+
+const json_t *cpa_field(const cpa_fields *fields, const char *name) {
+    const json_t *value = json_object_get(fields->object, name);
+    return json_is_null(value) ? NULL : value;
+}
+
+int cpa_field_refuse(const cpa_fields *fields, const char *name, const json_t *found, const char *expected) {
+    static const char *const kinds[] = {
+        [JSON_OBJECT] = "an object", [JSON_ARRAY] = "an array", [JSON_STRING] = "a string",
+        [JSON_TRUE] = "true",        [JSON_FALSE] = "false",    [JSON_NULL] = "null"};
+    char shown[40], full[64];
+    switch (json_typeof(found)) {
+        case JSON_INTEGER: snprintf(shown, sizeof shown, "%" JSON_INTEGER_FORMAT, json_integer_value(found)); break;
+        case JSON_REAL: snprintf(shown, sizeof shown, "%g", json_real_value(found)); break;
+        default: snprintf(shown, sizeof shown, "%s", kinds[json_typeof(found)]);
+    }
+    snprintf(full, sizeof full, "%s%s", fields->prefix, name);
+    return cpa_refuse(fields->refusal, MHD_HTTP_BAD_REQUEST, NULL, full, "%s: found %s, expected %s", full, shown,
+                      expected);
+}
+
+int cpa_json_is_int(const json_t *value, int64_t min, int64_t max, int64_t *out) {
+    const double exact = 9007199254740992; /* 2^53: integers up to it are numbers of their own as doubles */
+    int64_t number;
+    if (json_is_integer(value)) {
+        number = json_integer_value(value);
+    } else if (json_is_real(value) && fabs(json_real_value(value)) <= exact &&
+               json_real_value(value) == floor(json_real_value(value))) {
+        number = (int64_t)json_real_value(value);
+    } else {
+        return 0;
+    }
+    if (number < min || number > max) return 0;
+    *out = number;
+    return 1;
+}
+
+int cpa_field_int(const cpa_fields *fields, const char *name, int64_t min, int64_t max, int64_t *out) {
+    const json_t *value = cpa_field(fields, name);
+    if (!value || cpa_json_is_int(value, min, max, out)) return 1;
+    char expected[80];
+    snprintf(expected, sizeof expected, "an integer from %" PRId64 " to %" PRId64, min, max);
+    return cpa_field_refuse(fields, name, value, expected);
+}
+
+int cpa_field_number(const cpa_fields *fields, const char *name, double min, double max, float *out) {
+    const json_t *value = cpa_field(fields, name);
+    if (!value) return 1;
+    const double number = json_number_value(value);
+    if (json_is_number(value) && number >= min && number <= max) {
+        *out = (float)number;
+        return 1;
+    }
+    char expected[80];
+    snprintf(expected, sizeof expected, "a number from %g to %g", min, max);
+    return cpa_field_refuse(fields, name, value, expected);
+}
+
+int cpa_field_flag(const cpa_fields *fields, const char *name, int *out) {
+    const json_t *value = cpa_field(fields, name);
+    if (!value) return 1;
+    if (!json_is_boolean(value)) return cpa_field_refuse(fields, name, value, "true or false");
+    *out = json_is_true(value);
+    return 1;
+}
+
+int cpa_field_text(const cpa_fields *fields, const char *name, const char **out) {
+    const json_t *value = cpa_field(fields, name);
+    if (!value) return 1;
+    if (!json_is_string(value)) return cpa_field_refuse(fields, name, value, "a string");
+    *out = json_string_value(value);
+    return 1;
+}
+
+int cpa_field_object(const cpa_fields *fields, const char *name, const char *prefix, cpa_fields *out) {
+    const json_t *value = cpa_field(fields, name);
+    if (value && !json_is_object(value)) return cpa_field_refuse(fields, name, value, "an object");
+    *out = (cpa_fields){.object = value, .prefix = prefix, .refusal = fields->refusal};
+    return 1;
+}
+
+int cpa_field_unasked(const cpa_fields *fields, const char *name, const char *reason) {
+    const json_t *value = cpa_field(fields, name);
+    if (!value || json_is_false(value) || (json_is_number(value) && json_number_value(value) == 0) ||
+        (json_is_string(value) && json_string_length(value) == 0) ||
+        (json_is_array(value) && !json_array_size(value)) || (json_is_object(value) && !json_object_size(value))) {
+        return 1;
+    }
+    return cpa_refuse(fields->refusal, MHD_HTTP_BAD_REQUEST, "unsupported_parameter", name, "%s is not supported: %s",
+                      name, reason);
+}

@@ -1,0 +1,42 @@
+/* Fields of a request's JSON object, checked as they are read. A field whose value is null counts as missing, and leaves
+ * *out as it was. All functions return 0, with the refusal filled, for what they do not take; a message names the field
+ * and what was expected of it, and shows what was found only of numbers. */
+#ifndef CPA_SERVER_FIELDS_H
+#define CPA_SERVER_FIELDS_H
+
+#include <jansson.h>
+#include <stdint.h>
+
+#include "server/refusal.h"
+
+typedef struct cpa_fields {
+    const json_t *object;
+    const char *prefix; /* of the names in messages, such as "stream_options."; "" for the request's own */
+    cpa_refusal *refusal;
+} cpa_fields;
+
+/* Parses a body, which must be an object. The caller calls json_decref(*out). */
+int cpa_fields_parse(const char *body, int64_t bytes, json_t **out, cpa_refusal *refusal);
+
+/* The value, or NULL if it is missing or null. */
+const json_t *cpa_field(const cpa_fields *fields, const char *name);
+
+/* Bounds are included. An integer may be written as 16.0. */
+int cpa_field_int(const cpa_fields *fields, const char *name, int64_t min, int64_t max, int64_t *out);
+int cpa_field_number(const cpa_fields *fields, const char *name, double min, double max, float *out);
+int cpa_field_flag(const cpa_fields *fields, const char *name, int *out);
+/* The text lives as long as the object. */
+int cpa_field_text(const cpa_fields *fields, const char *name, const char **out);
+/* The fields of an object; out->object is NULL if it is missing. */
+int cpa_field_object(const cpa_fields *fields, const char *name, const char *prefix, cpa_fields *out);
+
+/* Whether a value is an integer of these bounds, whatever it is. */
+int cpa_json_is_int(const json_t *value, int64_t min, int64_t max, int64_t *out);
+
+/* 400: "NAME: found ..., expected EXPECTED". */
+int cpa_field_refuse(const cpa_fields *fields, const char *name, const json_t *found, const char *expected);
+
+/* Refuses with a reason unless the field is missing, or says by its value that nothing is asked: false, 0, or empty. */
+int cpa_field_unasked(const cpa_fields *fields, const char *name, const char *reason);
+
+#endif

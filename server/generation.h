@@ -1,0 +1,40 @@
+/* What a request for completions or for a chat asks for, whatever its JSON looked like. */
+#ifndef CPA_SERVER_GENERATION_H
+#define CPA_SERVER_GENERATION_H
+
+#include <cpattn/model.h>
+
+#include "src/text/tokenizer.h"
+
+typedef struct cpa_stop_text {
+    char *text;
+    size_t bytes;
+} cpa_stop_text;
+
+enum { CPA_MOST_STOPS = 4 }; /* as OpenAI's */
+
+typedef struct cpa_generation {
+    int is_chat;
+    cpa_token_list *prompts; /* [n_prompts] */
+    int64_t n_prompts;
+    int64_t n;               /* samples of each */
+    int64_t max_tokens;      /* of each; 0: what the model's length leaves to its prompt */
+    int max_tokens_is_given; /* else it is no more than that in any case */
+    cpa_sampling sampling;   /* its stop_ids are the request's, its seed that of the first sample */
+    uint32_t *stop_ids;
+    int has_seed;
+    cpa_stop_text stops[CPA_MOST_STOPS];
+    int n_stops;
+    int keeps_stop;    /* the text that stops it belongs to the answer */
+    int keeps_special; /* and so do special tokens */
+    int stream, include_usage, usage_always;
+    int wants_top;    /* the most probable token, too, of those with a log-probability */
+    int returns_ids;  /* of prompt and answer */
+    int32_t priority; /* lower runs first */
+    char *salt;       /* NULL = "" */
+} cpa_generation;
+
+/* Frees what it holds. */
+void cpa_generation_release(cpa_generation *generation);
+
+#endif

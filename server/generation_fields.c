@@ -1,0 +1,236 @@
+#include "server/generation_fields.h"
+
+#include <float.h>
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/array.h"
+#include "base/min_max.h"
+
+enum { MOST_SAMPLES = 128, MOST_STOP_BYTES = 1024 };
+
+int cpa_refuse_memory(const cpa_fields *fields) {
+    return cpa_refuse(fields->refusal, MHD_HTTP_INTERNAL_SERVER_ERROR, NULL, NULL, "no memory for the request");
+}
+
+int cpa_model_field(const cpa_server *server, const cpa_fields *fields) {
+    const char *name = server->options.model_name;
+    if (!cpa_field_text(fields, "model", &name)) return 0;
+    if (strcmp(name, server->options.model_name) == 0) return 1;
+    return cpa_refuse(fields->refusal, MHD_HTTP_NOT_FOUND, "model_not_found", "model",
+                      "the model %.100s does not exist; there is %s", name, server->options.model_name);
+}
+
+static int refuse_what_is_not_there(const cpa_fields *fields) {
+    static const struct {
+        const char *name, *reason;
+    } absent[] = {
+        {"frequency_penalty", "there is presence_penalty and repetition_penalty"},
+        {"logit_bias", "logits are changed by penalties, temperature, top_k, top_p and min_p alone"},
+        {"allowed_token_ids", "any token may be drawn"},
+        {"bad_words", "any token may be drawn"},
+        {"min_tokens", "there is ignore_eos"},
+        {"logits_processors", "no code comes with a request"},
+        {"use_beam_search", "tokens are drawn one by one"},
+        {"structured_outputs", "answers are not bound to a grammar"},
+        {"guided_json", "answers are not bound to a grammar"},
+        {"guided_regex", "answers are not bound to a grammar"},
+        {"guided_choice", "answers are not bound to a grammar"},
+        {"guided_grammar", "answers are not bound to a grammar"},
+        {"echo", "answers are without their prompts"},
+        {"truncate_prompt_tokens", "prompts are taken whole"},
+        {"prompt_embeds", "prompts are text or token ids"},
+        {"kv_transfer_params", "the cache is this server's alone"},
+    };
+    for (size_t i = 0; i < sizeof absent / sizeof *absent; i++) {
+        if (!cpa_field_unasked(fields, absent[i].name, absent[i].reason)) return 0;
+    }
+    const json_t *prompt_logprobs = cpa_field(fields, "prompt_logprobs"); /* of which 0 would ask for some */
+    if (prompt_logprobs) return cpa_field_refuse(fields, "prompt_logprobs", prompt_logprobs, "null");
+    cpa_fields format;
+    const char *type = "text";
+    if (!cpa_field_object(fields, "response_format", "response_format.", &format) ||
+        !cpa_field_text(&format, "type", &type)) {
+        return 0;
+    }
+    if (strcmp(type, "text") == 0) return 1;
+    return cpa_refuse(fields->refusal, MHD_HTTP_BAD_REQUEST, "unsupported_parameter", "response_format",
+                      "response_format is not supported: answers are not bound to a grammar");
+}
+
+static int read_sampling(const cpa_fields *fields, cpa_generation *g) {
+    cpa_sampling *s = &g->sampling;
+    *s = (cpa_sampling){.size = sizeof *s, .temperature = 1, .top_p = 1, .repetition_penalty = 1};
+    int64_t top_k = 0, seed = 0, priority = 0;
+    g->has_seed = cpa_field(fields, "seed") != NULL;
+    if (!cpa_field_number(fields, "temperature", 0, 100, &s->temperature) ||
+        !cpa_field_number(fields, "top_p", 0, 1, &s->top_p) || !cpa_field_number(fields, "min_p", 0, 1, &s->min_p) ||
+        !cpa_field_number(fields, "repetition_penalty", 0.001, 1000, &s->repetition_penalty) ||
+        !cpa_field_number(fields, "presence_penalty", -2, 2, &s->presence_penalty) ||
+        !cpa_field_int(fields, "top_k", -1, INT32_MAX, &top_k) ||
+        !cpa_field_int(fields, "seed", INT64_MIN, INT64_MAX, &seed) ||
+        !cpa_field_int(fields, "priority", INT32_MIN, INT32_MAX, &priority) ||
+        !cpa_field_flag(fields, "ignore_eos", &s->ignore_eos)) {
+        return 0;
+    }
+    if (s->top_p < FLT_MIN) s->top_p = FLT_MIN; /* 0 is the most probable token alone, not all of them */
+    s->top_k = top_k > 0 ? (int32_t)top_k : 0;
+    s->seed = (uint64_t)seed;
+    g->priority = (int32_t)priority;
+    return 1;
+}
+
+static int add_stop(const cpa_fields *fields, const json_t *value, cpa_generation *g) {
+    const size_t bytes = json_string_length(value);
+    if (!json_is_string(value) || bytes == 0 || bytes > MOST_STOP_BYTES) {
+        return cpa_refuse(fields->refusal, MHD_HTTP_BAD_REQUEST, NULL, "stop",
+                          "stop: expected strings of 1 to %d bytes", MOST_STOP_BYTES);
+    }
+    cpa_stop_text *stop = &g->stops[g->n_stops];
+    stop->text = strdup(json_string_value(value));
+    if (!stop->text) return cpa_refuse_memory(fields);
+    stop->bytes = bytes;
+    g->n_stops++;
+    return 1;
+}
+
+static int read_stops(const cpa_server *server, const cpa_fields *fields, cpa_generation *g) {
+    const json_t *stop = cpa_field(fields, "stop");
+    if (stop && !json_is_array(stop) && !json_is_string(stop)) {
+        return cpa_field_refuse(fields, "stop", stop, "a string or an array of strings");
+    }
+    if (json_array_size(stop) > CPA_MOST_STOPS) {
+        return cpa_refuse(fields->refusal, MHD_HTTP_BAD_REQUEST, NULL, "stop",
+                          "stop: found %zu strings, expected at most %d", json_array_size(stop), CPA_MOST_STOPS);
+    }
+    if (json_is_string(stop) && !add_stop(fields, stop, g)) return 0;
+    for (size_t i = 0; i < json_array_size(stop); i++) {
+        if (!add_stop(fields, json_array_get(stop, i), g)) return 0;
+    }
+    if (g->n_stops > 0 && !server->options.tokenizer) {
+        return cpa_refuse(fields->refusal, MHD_HTTP_BAD_REQUEST, "unsupported_parameter", "stop",
+                          "stop needs text, and this model has no tokenizer; there is stop_token_ids");
+    }
+    cpa_token_list ids = {0};
+    const json_t *array = cpa_field(fields, "stop_token_ids");
+    const int is_read = !array || cpa_ids_field(server, fields, "stop_token_ids", array, &ids);
+    g->stop_ids = ids.ids;
+    g->sampling.stop_ids = ids.ids;
+    g->sampling.n_stop_ids = ids.count;
+    return is_read && cpa_field_flag(fields, "include_stop_str_in_output", &g->keeps_stop);
+}
+
+static int read_stream(const cpa_fields *fields, cpa_generation *g) {
+    cpa_fields options;
+    if (!cpa_field_flag(fields, "stream", &g->stream) ||
+        !cpa_field_object(fields, "stream_options", "stream_options.", &options)) {
+        return 0;
+    }
+    if (options.object && !g->stream) {
+        return cpa_refuse(fields->refusal, MHD_HTTP_BAD_REQUEST, NULL, "stream_options",
+                          "stream_options: expected only where stream is true");
+    }
+    return cpa_field_flag(&options, "include_usage", &g->include_usage) &&
+           cpa_field_flag(&options, "continuous_usage_stats", &g->usage_always);
+}
+
+static int read_salt(const cpa_fields *fields, cpa_generation *g) {
+    const char *salt = NULL;
+    if (!cpa_field_text(fields, "cache_salt", &salt)) return 0;
+    if (!salt) return 1;
+    if (!*salt) {
+        return cpa_refuse(fields->refusal, MHD_HTTP_BAD_REQUEST, NULL, "cache_salt",
+                          "cache_salt: found no characters, expected some");
+    }
+    g->salt = strdup(salt);
+    return g->salt ? 1 : cpa_refuse_memory(fields);
+}
+
+int cpa_generation_read(const cpa_server *server, const cpa_fields *fields, cpa_generation *g) {
+    int skips_special = 1;
+    g->n = 1;
+    if (!cpa_model_field(server, fields) || !refuse_what_is_not_there(fields) || !read_sampling(fields, g) ||
+        !cpa_field_int(fields, "n", 1, MOST_SAMPLES, &g->n) || !read_stops(server, fields, g) ||
+        !read_stream(fields, g) || !read_salt(fields, g) ||
+        !cpa_field_flag(fields, "return_token_ids", &g->returns_ids) ||
+        !cpa_field_flag(fields, "skip_special_tokens", &skips_special)) {
+        return 0;
+    }
+    g->keeps_special = !skips_special;
+    return 1;
+}
+
+int cpa_encode_field(const cpa_server *server, const cpa_fields *fields, const char *name, const json_t *text,
+                     int add_special, cpa_token_list *out) {
+    cpa_error err;
+    if (!server->options.tokenizer) {
+        return cpa_refuse(fields->refusal, MHD_HTTP_BAD_REQUEST, "unsupported_parameter", name,
+                          "%s: this model has no tokenizer, expected token ids", name);
+    }
+    if (cpa_tokenizer_encode(server->options.tokenizer, json_string_value(text), json_string_length(text), add_special,
+                             out, &err) == CPA_OK) {
+        return 1;
+    }
+    return cpa_refuse_failure(fields->refusal, name, &err);
+}
+
+int cpa_ids_field(const cpa_server *server, const cpa_fields *fields, const char *name, const json_t *array,
+                  cpa_token_list *out) {
+    if (!json_is_array(array)) return cpa_field_refuse(fields, name, array, "an array of token ids");
+    const size_t n = json_array_size(array);
+    const int64_t last = server->engine.vocabulary - 1;
+    if (!cpa_array_reserve(&out->ids, &out->capacity, out->count + (int64_t)n, sizeof *out->ids)) {
+        return cpa_refuse_memory(fields);
+    }
+    for (size_t i = 0; i < n; i++) {
+        int64_t id;
+        if (!cpa_json_is_int(json_array_get(array, i), 0, last, &id)) {
+            return cpa_refuse(fields->refusal, MHD_HTTP_BAD_REQUEST, NULL, name,
+                              "%s: element %zu is no token id, expected integers from 0 to %" PRId64, name, i, last);
+        }
+        out->ids[out->count++] = (uint32_t)id;
+    }
+    return 1;
+}
+
+int64_t cpa_answer_tokens(const cpa_server *server, const cpa_generation *g, const cpa_token_list *prompt) {
+    const int64_t left = server->engine.max_model_len - prompt->count;
+    return g->max_tokens > 0 ? cpa_min64(g->max_tokens, left) : left;
+}
+
+int cpa_check_lengths(const cpa_server *server, const cpa_fields *fields, const char *name, const cpa_generation *g) {
+    const int64_t most = server->engine.max_model_len, asked = g->max_tokens_is_given ? g->max_tokens : 1;
+    for (int64_t i = 0; i < g->n_prompts; i++) {
+        const int64_t count = g->prompts[i].count;
+        if (count == 0) {
+            return cpa_refuse(fields->refusal, MHD_HTTP_BAD_REQUEST, NULL, name, "%s: found no tokens, expected some",
+                              name);
+        }
+        if (count > most - asked) {
+            return cpa_refuse(fields->refusal, MHD_HTTP_BAD_REQUEST, "context_length_exceeded", name,
+                              "%s: %" PRId64 " tokens and %" PRId64 " of the answer, expected at most %" PRId64
+                              " together, the length of the model",
+                              name, count, asked, most);
+        }
+    }
+    return 1;
+}
+
+int cpa_want_logprobs(const cpa_fields *fields, const char *name, int64_t top, cpa_generation *g) {
+    const cpa_sampling *s = &g->sampling;
+    if (top > 1) {
+        return cpa_refuse(fields->refusal, MHD_HTTP_BAD_REQUEST, "unsupported_parameter", name,
+                          "%s: found %" PRId64 ", expected at most 1: log-probabilities are those of the chosen tokens",
+                          name, top);
+    }
+    if (top == 1 && (s->temperature > 0 || s->repetition_penalty != 1 || s->presence_penalty != 0)) {
+        return cpa_refuse(fields->refusal, MHD_HTTP_BAD_REQUEST, "unsupported_parameter", name,
+                          "%s: 1 needs temperature 0 and no penalties, so that the chosen token is the most probable "
+                          "one; expected 0",
+                          name);
+    }
+    g->sampling.logprobs = 1;
+    g->wants_top = top == 1;
+    return 1;
+}

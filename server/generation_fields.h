@@ -1,0 +1,41 @@
+/* The fields that requests for completions and for chats have in common, from JSON to a cpa_generation.
+ *
+ * Fields that nobody here knows are passed over, as other servers of this interface do: clients send some for one server
+ * to all of them. What would change the answer, and is not there, is refused. */
+#ifndef CPA_SERVER_GENERATION_FIELDS_H
+#define CPA_SERVER_GENERATION_FIELDS_H
+
+#include "server/fields.h"
+#include "server/generation.h"
+#include "server/server_internal.h"
+
+/* Most requests of the engine that one request of a client makes: prompts times samples. */
+enum { CPA_MOST_FLIGHTS = 1024 };
+
+/* Whether `model`, if it is there, names the one that is served; else 404. */
+int cpa_model_field(const cpa_server *server, const cpa_fields *fields);
+
+/* *out is zeros, and in either case to be released by the caller. */
+int cpa_generation_read(const cpa_server *server, const cpa_fields *fields, cpa_generation *out);
+
+/* Adds the ids of a text to a prompt; refuses where there is no tokenizer. */
+int cpa_encode_field(const cpa_server *server, const cpa_fields *fields, const char *name, const json_t *text,
+                     int add_special, cpa_token_list *out);
+
+/* Adds ids that are given as an array of integers. */
+int cpa_ids_field(const cpa_server *server, const cpa_fields *fields, const char *name, const json_t *array,
+                  cpa_token_list *out);
+
+/* What a request needs of the length of the model: 400 if some prompt is empty or leaves too little. */
+int cpa_check_lengths(const cpa_server *server, const cpa_fields *fields, const char *name, const cpa_generation *g);
+
+/* The tokens of an answer to a prompt. */
+int64_t cpa_answer_tokens(const cpa_server *server, const cpa_generation *g, const cpa_token_list *prompt);
+
+/* Asks for log-probabilities: of the chosen token (top 0), and of the most probable one (top 1). */
+int cpa_want_logprobs(const cpa_fields *fields, const char *name, int64_t top, cpa_generation *g);
+
+/* 500: no memory. */
+int cpa_refuse_memory(const cpa_fields *fields);
+
+#endif
