@@ -2,7 +2,7 @@
 
 #include <string.h>
 
-#include "server/token_text.h"
+#include "server/token_name.h"
 
 /* Adds a value, which it takes, to an object; 0 without memory. */
 static int put(json_t *object, const char *key, json_t *value) {
@@ -47,12 +47,12 @@ static json_t *completion_logprobs(const cpa_choice *choice) {
     int is_made = 1;
     for (int64_t i = 0; is_made && i < choice->n_tokens; i++) {
         const uint32_t id = choice->tokens[i].id;
-        json_t *text = cpa_token_text(choice->server, id), *top = json_object();
+        json_t *text = cpa_token_name(choice->server, id), *top = json_object();
         is_made = text && top && put(top, json_string_value(text), log_probability(choice->tokens[i].logprob));
         is_made &= !json_array_append_new(tokens, text) & !json_array_append_new(tops, top) &
                    !json_array_append_new(values, log_probability(choice->tokens[i].logprob)) &
                    !json_array_append_new(offsets, json_integer(offset));
-        offset += cpa_token_characters(choice->server, id);
+        offset += cpa_token_name_characters(choice->server, id);
     }
     json_t *object = json_object();
     is_made &= put(object, "text_offset", offsets) & put(object, "token_logprobs", values) &
@@ -63,7 +63,7 @@ static json_t *completion_logprobs(const cpa_choice *choice) {
 /* {"token", "logprob", "bytes"} */
 static json_t *token_logprob(const cpa_choice *choice, const cpa_output_token *token) {
     json_t *object = json_object();
-    const int is_made = put(object, "token", cpa_token_text(choice->server, token->id)) &
+    const int is_made = put(object, "token", cpa_token_name(choice->server, token->id)) &
                         put(object, "logprob", log_probability(token->logprob)) &
                         put(object, "bytes", cpa_token_bytes(choice->server, token->id));
     return whole(object, is_made);

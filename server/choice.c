@@ -5,7 +5,7 @@
 
 #include "base/array.h"
 #include "base/check.h"
-#include "server/token_text.h"
+#include "server/token_name.h"
 
 cpa_status cpa_choice_open(cpa_choice *choice, const cpa_server *server, const cpa_generation *g, cpa_error *err) {
     *choice = (cpa_choice){.server = server, .generation = g, .stop_id = -1};
@@ -123,7 +123,7 @@ cpa_status cpa_choice_add(cpa_choice *choice, const cpa_arrival *arrival, cpa_er
 
 void cpa_choice_forget(cpa_choice *choice) {
     for (int64_t i = 0; choice->generation->sampling.logprobs && i < choice->n_tokens; i++) {
-        choice->forgotten_characters += cpa_token_characters(choice->server, choice->tokens[i].id);
+        choice->forgotten_characters += cpa_token_name_characters(choice->server, choice->tokens[i].id);
     }
     choice->n_tokens = 0;
     if (choice->ready > 0) memmove(choice->text, choice->text + choice->ready, (size_t)(choice->bytes - choice->ready));

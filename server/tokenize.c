@@ -5,7 +5,7 @@
 #include "server/chat_request.h"
 #include "server/fields.h"
 #include "server/generation_fields.h"
-#include "server/token_text.h"
+#include "server/token_name.h"
 
 /* What a body is answered with; NULL with the refusal filled. */
 typedef json_t *(*converter)(const cpa_server *server, const cpa_fields *fields, cpa_token_list *ids);
@@ -16,7 +16,7 @@ static json_t *tokens_json(const cpa_server *server, const cpa_token_list *ids, 
     int is_made = tokens && texts;
     for (int64_t i = 0; is_made && i < ids->count; i++) {
         is_made = json_array_append_new(tokens, json_integer(ids->ids[i])) == 0 &&
-                  (!with_texts || json_array_append_new(texts, cpa_token_text(server, ids->ids[i])) == 0);
+                  (!with_texts || json_array_append_new(texts, cpa_token_name(server, ids->ids[i])) == 0);
     }
     json_t *object = json_pack("{s:I,s:I,s:o,s:o}", "count", (json_int_t)ids->count, "max_model_len",
                                (json_int_t)server->engine.max_model_len, "tokens", tokens, "token_strs", texts);

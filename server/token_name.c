@@ -1,4 +1,4 @@
-#include "server/token_text.h"
+#include "server/token_name.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -31,7 +31,7 @@ static size_t mend(const char *text, size_t bytes, char *out, int64_t *character
     return written;
 }
 
-json_t *cpa_token_text(const cpa_server *server, uint32_t id) {
+json_t *cpa_token_name(const cpa_server *server, uint32_t id) {
     char number[24];
     size_t bytes;
     int64_t characters;
@@ -59,7 +59,7 @@ json_t *cpa_token_bytes(const cpa_server *server, uint32_t id) {
     return array;
 }
 
-int64_t cpa_token_characters(const cpa_server *server, uint32_t id) {
+int64_t cpa_token_name_characters(const cpa_server *server, uint32_t id) {
     char number[24];
     size_t bytes;
     int64_t characters = 0;
