@@ -23,7 +23,8 @@ typedef struct cpa_answers {
 cpa_status cpa_answers_open(cpa_vocabulary_tokens *prompts, cpa_answers *out, cpa_error *err);
 void cpa_answers_close(cpa_answers *answers);
 
-/* Keeps the tokens of a request that has ended. Those of other requests are passed over. Without memory it keeps none. */
+/* Keeps the tokens of a request that has ended. Those of other requests are passed over. Without memory it keeps
+ * none. */
 void cpa_answers_take(cpa_answers *answers, const cpa_request_result *result);
 
 /* With cpa_answers as their ctx: the token at a position, and how many are known, of prompt and output; 0 of a request

@@ -69,8 +69,8 @@ static int is_utf8(const char *text) {
     return string != NULL;
 }
 
-/* What stands between the quotes of a label for that text, whose bytes beyond ASCII are shown as '?' if they are no UTF-8.
- * NULL without memory. */
+/* What stands between the quotes of a label for that text, whose bytes beyond ASCII are shown as '?' if they are no
+ * UTF-8. NULL without memory. */
 static char *escape_label(const char *text) {
     char *out = malloc(2 * strlen(text) + 1), *at = out;
     const int keeps = is_utf8(text);

@@ -1,7 +1,8 @@
 /* What Prometheus is told of an engine, in its text format: for GET /metrics of a server, and for --metrics-file.
  *
- * Names are vLLM's where it has the like, with cpattn_ for vllm:, and so are the buckets of histograms. Every sample has
- * the label model_name. Times are seconds. Any thread may call any function at any time, but for create and release. */
+ * Names are vLLM's where it has the like, with cpattn_ for vllm:, and so are the buckets of histograms. Every sample
+ * has the label model_name. Times are seconds. Any thread may call any function at any time, but for create and
+ * release. */
 #ifndef CPA_LAUNCHER_EXPOSITION_H
 #define CPA_LAUNCHER_EXPOSITION_H
 
@@ -9,8 +10,8 @@
 
 typedef struct cpa_exposition cpa_exposition;
 
-/* Nothing has happened so far. Keeps a copy of `model`, of any bytes. The tokens of a block of the cache turn blocks into
- * the tokens that vLLM counts. NULL without memory. */
+/* Nothing has happened so far. Keeps a copy of `model`, of any bytes. The tokens of a block of the cache turn blocks
+ * into the tokens that vLLM counts. NULL without memory. */
 cpa_exposition *cpa_exposition_create(const char *model, int64_t block_size);
 /* NULL does nothing. */
 void cpa_exposition_release(cpa_exposition *exposition);

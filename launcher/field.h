@@ -39,8 +39,8 @@ typedef struct cpa_field {
  * is left alone. */
 cpa_status cpa_field_set(const cpa_field *field, void *object, const char *where, const char *text, cpa_error *err);
 
-/* Reads the option at argv[*i] into its field of `object`: --name VALUE, --name=VALUE, of a flag --name or --no-name too.
- * Moves *i to the last argument that it took; *out is the field. Otherwise CPA_INVALID, "PROGRAM: ...". */
+/* Reads the option at argv[*i] into its field of `object`: --name VALUE, --name=VALUE, of a flag --name or --no-name
+ * too. Moves *i to the last argument that it took; *out is the field. Otherwise CPA_INVALID, "PROGRAM: ...". */
 cpa_status cpa_field_read_argument(const cpa_field *fields, int n_fields, const char *program, int argc, char **argv,
                                    int *i, void *object, const cpa_field **out, cpa_error *err);
 

@@ -1,6 +1,6 @@
-/* --metrics-file: what Prometheus is told of a run, in a file that is whole at any moment, as the collector of text files
- * of a node exporter takes it. Written when the run begins, every few seconds after a step, and when it ends. One thread at
- * a time. */
+/* --metrics-file: what Prometheus is told of a run, in a file that is whole at any moment, as the collector of text
+ * files of a node exporter takes it. Written when the run begins, every few seconds after a step, and when it ends. One
+ * thread at a time. */
 #ifndef CPA_LAUNCHER_METRICS_FILE_H
 #define CPA_LAUNCHER_METRICS_FILE_H
 

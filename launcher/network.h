@@ -1,5 +1,5 @@
-/* The model of --model-dir in a run, on one rank: its weights and what its steps need, on the device that the engine will
- * open, and what --check-logits keeps. */
+/* The model of --model-dir in a run, on one rank: its weights and what its steps need, on the device that the engine
+ * will open, and what --check-logits keeps. */
 #ifndef CPA_LAUNCHER_NETWORK_H
 #define CPA_LAUNCHER_NETWORK_H
 
@@ -19,8 +19,8 @@ typedef struct cpa_network {
     cpa_answers answers;          /* rank 0, with --check-logits */
 } cpa_network;
 
-/* Loads the weights of the job's folder to the device that `engine_device` opens. Every rank for itself. The network must
- * outlive the engine, and the workload, on rank 0, must outlive it. On failure it is as if never opened. */
+/* Loads the weights of the job's folder to the device that `engine_device` opens. Every rank for itself. The network
+ * must outlive the engine, and the workload, on rank 0, must outlive it. On failure it is as if never opened. */
 cpa_status cpa_network_open(const cpa_job *job, int32_t rank, cpa_workload *workload,
                             const cpa_device_options *engine_device, cpa_network *network, cpa_error *err);
 void cpa_network_close(cpa_network *network);
@@ -31,8 +31,8 @@ cpa_status cpa_network_begin(const cpa_job *job, cpa_network *network, cpa_error
 /* Rank 0: a request has ended. */
 void cpa_network_on_finish(cpa_network *network, const cpa_request_result *result);
 
-/* After the run: gathers the logits that were kept; with --check-logits *out is the verdict, on rank 0. Collective; fails
- * on all ranks alike. */
+/* After the run: gathers the logits that were kept; with --check-logits *out is the verdict, on rank 0. Collective;
+ * fails on all ranks alike. */
 cpa_status cpa_network_end(const cpa_job *job, cpa_network *network, cpa_control *control, cpa_logits_verdict *out,
                            cpa_error *err);
 

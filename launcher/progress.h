@@ -15,7 +15,8 @@ typedef struct cpa_progress {
 
 /* Progress on stderr for a run of so many tokens and requests. */
 cpa_progress cpa_progress_start(int64_t tokens, int64_t requests);
-/* So many are done after `elapsed_s` seconds: shows that, the rate, and the time left at that rate, if a line is due. */
+/* So many are done after `elapsed_s` seconds: shows that, the rate, and the time left at that rate, if a line is
+ * due. */
 void cpa_progress_update(cpa_progress *progress, int64_t tokens, int64_t requests, double elapsed_s);
 
 /* Erases the line on a terminal. */

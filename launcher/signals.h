@@ -1,11 +1,11 @@
-/* SIGINT and SIGTERM end a run: once its requests have finished, if they do within --shutdown-timeout; else after the step
- * in flight if that is over soon, else in the middle of it.
+/* SIGINT and SIGTERM end a run: once its requests have finished, if they do within --shutdown-timeout; else after the
+ * step in flight if that is over soon, else in the middle of it.
  *
- * Whichever rank gets the signal, rank 0 learns of it: from a rank of its host by the same signal, from others by the end
- * of theirs, which makes mpirun send SIGTERM. Rank 0 drains the engine, and when the time is up, or a second signal comes,
- * asks it to stop. Where the engine does not return within CPA_SIGNALS_GRACE_S of that, a thread of rank 0 says what is
- * known and ends the process. After a signal to mpirun all this is done before that, which waits for a second each (or for
- * odls_base_sigkill_timeout), sends SIGTERM and SIGKILL. */
+ * Whichever rank gets the signal, rank 0 learns of it: from a rank of its host by the same signal, from others by the
+ * end of theirs, which makes mpirun send SIGTERM. Rank 0 drains the engine, and when the time is up, or a second signal
+ * comes, asks it to stop. Where the engine does not return within CPA_SIGNALS_GRACE_S of that, a thread of rank 0 says
+ * what is known and ends the process. After a signal to mpirun all this is done before that, which waits for a second
+ * each (or for odls_base_sigkill_timeout), sends SIGTERM and SIGKILL. */
 #ifndef CPA_LAUNCHER_SIGNALS_H
 #define CPA_LAUNCHER_SIGNALS_H
 
@@ -18,8 +18,9 @@
  * 128 + `signal`. */
 typedef void (*cpa_give_up_fn)(void *ctx, int signal);
 
-/* Collective. From here on signals are kept, and requests are given shutdown_s to finish after one. A second one ends that
- * time, or gives the run up where there is none; what is still written then is not waited for. Where no thread can be had to watch them, signals end the process as usual. */
+/* Collective. From here on signals are kept, and requests are given shutdown_s to finish after one. A second one ends
+ * that time, or gives the run up where there is none; what is still written then is not waited for. Where no thread can
+ * be had to watch them, signals end the process as usual. */
 cpa_status cpa_signals_install(cpa_comm *comm, double shutdown_s, cpa_give_up_fn give_up, void *ctx, cpa_error *err);
 
 /* The engine that a signal stops; NULL: none. */

@@ -61,7 +61,8 @@ static void name_row(cpa_timeline_json *json, int32_t rank, int row) {
     name_thread(json, rank, row, json->rows[row]);
 }
 
-/* The row of a request, among those of the requests, which are a process behind the ranks. It is named when it is new. */
+/* The row of a request, among those of the requests, which are a process behind the ranks. It is named when it is
+ * new. */
 static int row_of_request(cpa_timeline_json *json, uint64_t id) {
     cpa_timeline_request *request;
     HASH_FIND(hh, json->requests, &id, sizeof id, request);

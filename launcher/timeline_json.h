@@ -1,6 +1,6 @@
 /* The timeline of a run as a Chrome trace: a JSON array of events, which Perfetto and chrome://tracing show. A rank is
- * a process, each of its rows (compute stream, exchanges, host, ...) a thread; behind them the requests are a process, each
- * a thread. Written on rank 0. */
+ * a process, each of its rows (compute stream, exchanges, host, ...) a thread; behind them the requests are a process,
+ * each a thread. Written on rank 0. */
 #ifndef CPA_LAUNCHER_TIMELINE_JSON_H
 #define CPA_LAUNCHER_TIMELINE_JSON_H
 

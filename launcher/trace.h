@@ -41,8 +41,8 @@ typedef struct cpa_trace {
     cpa_trace_request *requests; /* by line */
 } cpa_trace;
 
-/* Reads the first `limit` lines (0: all), one at a time, and checks them. Otherwise CPA_INVALID, "PATH:LINE: found ..., expected
- * ...". *out is set only on success and released by cpa_trace_close. */
+/* Reads the first `limit` lines (0: all), one at a time, and checks them. Otherwise CPA_INVALID, "PATH:LINE: found ...,
+ * expected ...". *out is set only on success and released by cpa_trace_close. */
 cpa_status cpa_trace_open(const char *path, int64_t limit, double length_scale, cpa_trace *out, cpa_error *err);
 void cpa_trace_close(cpa_trace *trace);
 

@@ -121,7 +121,8 @@ static cpa_status time_graph(probe *p, double *seconds, cpa_error *err) {
     return CPA_OK;
 }
 
-/* Seconds of a layer of a step with one row of a sequence of that placement, which ends at `end`. The last rank has it. */
+/* Seconds of a layer of a step with one row of a sequence of that placement, which ends at `end`. The last rank has
+ * it. */
 static cpa_status time_layer(probe *p, cpa_placement placement, int64_t end, double *seconds, cpa_error *err) {
     cpa_context_chunk chunk = {
         .start = end - 1, .count = 1, .placement = placement, .algorithm = CPA_PASS_Q, .block_table = p->table};

@@ -1,4 +1,5 @@
-/* What creating an engine (engine.c), running it (engine_run.c) and calls from other threads (engine_requests.c) share. */
+/* What creating an engine (engine.c), running it (engine_run.c) and calls from other threads (engine_requests.c)
+ * share. */
 #ifndef CPA_ENGINE_INTERNAL_H
 #define CPA_ENGINE_INTERNAL_H
 
@@ -22,8 +23,8 @@ typedef struct cpa_published_stats {
     cpa_engine_stats stats;
 } cpa_published_stats;
 
-/* What a rank has added up by itself since the engine was created. It travels with its reports (run_record.c), so that rank
- * 0 knows the totals during a run. Plain memory. */
+/* What a rank has added up by itself since the engine was created. It travels with its reports (run_record.c), so that
+ * rank 0 knows the totals during a run. Plain memory. */
 typedef struct cpa_rank_totals {
     int64_t bytes_sent;
     uint64_t verify_rows, verify_violations, verify_undecided;

@@ -195,8 +195,8 @@ static cpa_status open_plans(cpa_run *r, cpa_error *err) {
     return CPA_OK;
 }
 
-/* A failed check leaves the reports of the step before unread, where they had not come yet: who has the communicator next
- * would take them for its own. */
+/* A failed check leaves the reports of the step before unread, where they had not come yet: who has the communicator
+ * next would take them for its own. */
 static void drop_reports(cpa_run *r) {
     cpa_error ignored = {CPA_OK, ""};
     int arrived;

@@ -1,8 +1,8 @@
 /* The requests of an engine, on rank 0, from when they are submitted until their end is told.
  *
  * Any thread submits, cancels and drains. The thread that plans passes on to the scheduler what has come in, and ends
- * there what was cancelled or has expired. The thread that runs the steps notes tokens and tells ends: a record belongs to
- * it alone once the scheduler has let go of the request, and only it frees records. Times are those of the engine's
+ * there what was cancelled or has expired. The thread that runs the steps notes tokens and tells ends: a record belongs
+ * to it alone once the scheduler has let go of the request, and only it frees records. Times are those of the engine's
  * clock, in seconds, which stands still between runs. */
 #ifndef CPA_INBOX_H
 #define CPA_INBOX_H
@@ -142,8 +142,8 @@ void cpa_inbox_end_run(cpa_inbox *inbox, double clock);
 /* This thread goes on with the run, which another one may have begun. */
 void cpa_inbox_run_here(cpa_inbox *inbox);
 /* A token of a request is there, the last one of its length or not: what that means, and the request in *out. The
- * scheduler hears of it before it hears of an end that comes later; one that stops the request is passed on to be ended.
- * CPA_INTERNAL if no request has the id. */
+ * scheduler hears of it before it hears of an end that comes later; one that stops the request is passed on to be
+ * ended. CPA_INTERNAL if no request has the id. */
 cpa_status cpa_inbox_take_token(cpa_inbox *inbox, uint64_t id, uint32_t token, int is_last, cpa_engine_request **out,
                                 cpa_token_meaning *meaning, cpa_error *err);
 /* The request runs, from `now` on if it never did: it is no longer in the queue. NULL: it is not there any more. */
@@ -152,8 +152,8 @@ cpa_engine_request *cpa_inbox_note_start(cpa_inbox *inbox, uint64_t id, double n
 int cpa_inbox_has_ended(cpa_inbox *inbox, const cpa_engine_request *request);
 /* Calls visit(ctx, request) for each request whose end has not been told. The inbox may not be called meanwhile. */
 void cpa_inbox_visit(cpa_inbox *inbox, void (*visit)(void *ctx, cpa_engine_request *request), void *ctx);
-/* The request has got its last token, and ends for that reason: nothing else ends it any more. 0 if something has before
- * that was known. */
+/* The request has got its last token, and ends for that reason: nothing else ends it any more. 0 if something has
+ * before that was known. */
 int cpa_inbox_complete(cpa_inbox *inbox, cpa_engine_request *request, cpa_finish_reason reason);
 /* The request fails by a fault of its own, also where its last token is there and that has not been told; nothing where
  * somebody has ended it, or it is not there. */

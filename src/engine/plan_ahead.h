@@ -1,10 +1,10 @@
 /* Planning ahead (rank 0): a thread that plans and encodes the next step while the current one executes.
  *
  * One plan is made ahead. It can be taken as soon as it is made, also while that step still executes; the one after it
- * waits until the step is done and what it reports is known. Before each plan the scheduler hears what has come into the
- * inbox. Where nothing can run yet, the thread sleeps until something comes in, arrives or expires; when nothing is left
- * for a run that ends then, or a stop was asked for, the last plan carries CPA_PLAN_STOP. A plan without entries has
- * ends of requests to tell, or belongs to a run of CPA_RUN_STEPS. */
+ * waits until the step is done and what it reports is known. Before each plan the scheduler hears what has come into
+ * the inbox. Where nothing can run yet, the thread sleeps until something comes in, arrives or expires; when nothing is
+ * left for a run that ends then, or a stop was asked for, the last plan carries CPA_PLAN_STOP. A plan without entries
+ * has ends of requests to tell, or belongs to a run of CPA_RUN_STEPS. */
 #ifndef CPA_PLAN_AHEAD_H
 #define CPA_PLAN_AHEAD_H
 
@@ -20,8 +20,8 @@ typedef struct cpa_plan_ahead cpa_plan_ahead;
 cpa_status cpa_plan_ahead_begin(cpa_scheduler *scheduler, cpa_inbox *inbox, cpa_run_mode mode, double start,
                                 atomic_int *stop, cpa_plan_ahead **out, cpa_error *err);
 
-/* The next encoded plan; *bytes is NULL if it is not made yet. `wait`: waits for it, for a quarter of a second at most, so
- * that the caller can look after other things. The bytes stay valid until the
+/* The next encoded plan; *bytes is NULL if it is not made yet. `wait`: waits for it, for a quarter of a second at most,
+ * so that the caller can look after other things. The bytes stay valid until the
  * second call of cpa_plan_ahead_go_on after. After a plan with CPA_PLAN_STOP none follows. */
 cpa_status cpa_plan_ahead_take(cpa_plan_ahead *ahead, int wait, const uint8_t **bytes, int64_t *n_bytes,
                                cpa_error *err);

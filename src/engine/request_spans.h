@@ -1,6 +1,6 @@
-/* The timeline of requests, on rank 0: from when each waited, computed its prompt, gave tokens, or had given way to others.
- * Of the thread that runs the steps; times are those of the engine's clock. Where no timeline is kept all functions do
- * nothing, for NULL. */
+/* The timeline of requests, on rank 0: from when each waited, computed its prompt, gave tokens, or had given way to
+ * others. Of the thread that runs the steps; times are those of the engine's clock. Where no timeline is kept all
+ * functions do nothing, for NULL. */
 #ifndef CPA_REQUEST_SPANS_H
 #define CPA_REQUEST_SPANS_H
 

@@ -35,8 +35,8 @@ typedef struct cpa_run {
 cpa_status cpa_run_report(cpa_run *run, cpa_error *err);
 /* Rank 0: notes the tokens that a finished step emitted, and tells which requests have ended. */
 cpa_status cpa_run_record(cpa_run *run, cpa_error *err);
-/* Rank 0: once all ranks have told which requests are not finite in the last step, ends are told and the next plan may be
- * made. `wait`: waits for them. */
+/* Rank 0: once all ranks have told which requests are not finite in the last step, ends are told and the next plan may
+ * be made. `wait`: waits for them. */
 cpa_status cpa_run_settle(cpa_run *run, int wait, cpa_error *err);
 
 #endif

@@ -1,5 +1,5 @@
-/* Norms, rotary positions, activations, embeddings and products: every argument is checked here and strides are filled in, then the table of the back
- * end runs. */
+/* Norms, rotary positions, activations, embeddings and products: every argument is checked here and strides are filled
+ * in, then the table of the back end runs. */
 #include <math.h>
 
 #include "base/struct_size.h"
