@@ -39,12 +39,14 @@ static cpa_status set_texts(const cpa_json *file, const cpa_bpe *bpe, const cpa_
     return CPA_OK;
 }
 
-static cpa_status add_normalized(const cpa_json *json, cpa_tokenizer_json *t, const char *content, uint32_t id,
-                                 int flags, cpa_error *err) {
+/* A token that is looked for in the normal form, and stands for its own. */
+static cpa_status add_normalized(const cpa_json *json, const cpa_token_decoder *decoder, cpa_tokenizer_json *t,
+                                 const char *content, uint32_t id, int flags, cpa_token_texts *texts, cpa_error *err) {
     cpa_bytes normal = {.count = 0};
     cpa_status status = cpa_normalizer_apply(&t->normalizer, content, strlen(content), &normal, err);
-    if (status == CPA_OK && normal.count > 0 &&
-        !cpa_added_tokens_add(&t->normalized, normal.data, (size_t)normal.count, id, flags))
+    const size_t bytes = (size_t)normal.count;
+    if (status == CPA_OK && (!cpa_token_decoder_set(decoder, id, normal.data, bytes, texts) ||
+                             (bytes > 0 && !cpa_added_tokens_add(&t->normalized, normal.data, bytes, id, flags))))
         status = no_memory(json, err);
     cpa_bytes_release(&normal);
     return status;
@@ -69,10 +71,13 @@ static cpa_status add_token(const cpa_json *json, const cpa_token_decoder *decod
     if (known != CPA_NO_ID) id = known;
     const int flags =
         (single_word ? CPA_ADDED_SINGLE_WORD : 0) | (lstrip ? CPA_ADDED_LSTRIP : 0) | (rstrip ? CPA_ADDED_RSTRIP : 0);
-    if (!cpa_token_decoder_set(decoder, (uint32_t)id, content, strlen(content), texts)) return no_memory(json, err);
+    if (normalized) {
+        CPA_TRY(add_normalized(json, decoder, t, content, (uint32_t)id, flags, texts, err));
+    } else if (!cpa_token_decoder_set(decoder, (uint32_t)id, content, strlen(content), texts) ||
+               !cpa_added_tokens_add(&t->written, content, strlen(content), (uint32_t)id, flags)) {
+        return no_memory(json, err);
+    }
     texts->tokens[id].is_special = (uint8_t)special;
-    if (normalized) return add_normalized(json, t, content, (uint32_t)id, flags, err);
-    if (!cpa_added_tokens_add(&t->written, content, strlen(content), (uint32_t)id, flags)) return no_memory(json, err);
     return CPA_OK;
 }
 

@@ -28,6 +28,7 @@ SEEDS = 24
 STEPS = 16
 PROMPT_LENGTHS = (3, 40, 130)
 VOCABULARY = 128
+TEXT_VOCABULARY = 320  # of the model with a tokenizer, which make_text.py writes: all bytes, merges, special tokens
 SHAPE = {
     "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
     "num_key_value_heads": 2, "vocab_size": VOCABULARY, "max_position_embeddings": 4096, "rms_norm_eps": 1e-5,
@@ -57,7 +58,8 @@ YARN_5 = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings"
 # "eos": of generation_config.json; a number counted from the end of the answer to the second prompt, or ids.
 MODELS = {
     "tiny-llama": {"eos": [126, 127], "config": version_5(
-        "LlamaForCausalLM", "llama", "bfloat16", LLAMA3, head_dim=16, attention_bias=False, mlp_bias=False)},
+        "LlamaForCausalLM", "llama", "bfloat16", LLAMA3, head_dim=16, attention_bias=False, mlp_bias=False,
+        vocab_size=TEXT_VOCABULARY)},
     "tiny-llama2": {"eos": "ninth", "config": version_4(
         "LlamaForCausalLM", "llama", "float16", None, num_key_value_heads=4)},
     "tiny-mistral": {"eos": 127, "config": version_4(

@@ -4,13 +4,14 @@
 
 #include <stdint.h>
 
-enum { CPA_TEST_PROMPTS = 3, CPA_TEST_OUTPUTS = 16, CPA_TEST_VOCABULARY = 128, CPA_TEST_MAX_PROMPT = 130 };
+enum { CPA_TEST_PROMPTS = 3, CPA_TEST_OUTPUTS = 16, CPA_TEST_MAX_VOCABULARY = 320, CPA_TEST_MAX_PROMPT = 130 };
 
 typedef struct cpa_test_expected {
     int64_t prompt_tokens[CPA_TEST_PROMPTS];
     uint32_t prompts[CPA_TEST_PROMPTS][CPA_TEST_MAX_PROMPT];
     uint32_t outputs[CPA_TEST_PROMPTS][CPA_TEST_OUTPUTS];
-    float logits[CPA_TEST_PROMPTS][CPA_TEST_OUTPUTS][CPA_TEST_VOCABULARY];
+    int vocabulary;
+    float logits[CPA_TEST_PROMPTS][CPA_TEST_OUTPUTS][CPA_TEST_MAX_VOCABULARY];
 } cpa_test_expected;
 
 /* The names of the tiny models; ends with NULL. */

@@ -24,8 +24,8 @@ static cpa_status keep_logits(void *ctx, const cpa_model_step *step, int64_t fir
                               cpa_stream *stream) {
     cpa_test_model *m = ctx;
     if (m->also_observe) need(m->also_observe(m->also_ctx, step, first, count, logits, stream), "observer");
-    cpa_test_download(stream, m->seen + first * CPA_TEST_VOCABULARY, logits,
-                      count * CPA_TEST_VOCABULARY * (int64_t)sizeof *logits);
+    const int64_t vocabulary = m->config.vocabulary;
+    cpa_test_download(stream, m->seen + first * vocabulary, logits, count * vocabulary * (int64_t)sizeof *logits);
     return CPA_OK;
 }
 
@@ -61,7 +61,7 @@ static void open_model(cpa_test_model *m, const char *name, cpa_dtype dtype, int
                                              m->map.cp_size};
     need(cpa_transformer_create(m->device, &m->config, files, &options, &m->transformer, &err), err.message);
     cpa_safetensors_close(files);
-    m->seen = calloc(CPA_TEST_SEQUENCES * CPA_TEST_VOCABULARY, sizeof *m->seen);
+    m->seen = calloc(CPA_TEST_SEQUENCES * CPA_TEST_MAX_VOCABULARY, sizeof *m->seen);
     cpa_transformer_set_observer(m->transformer, keep_logits, m);
     m->model = cpa_transformer_model(m->transformer);
     m->shape = cpa_model_config_shape(&m->config, dtype, m->masks);
@@ -231,17 +231,18 @@ static void run(cpa_test_model *m, const step_rows *rows, cpa_drawn *drawn) {
 static void share(cpa_test_model *m, cpa_test_answer *answer, const step_rows *rows, const cpa_drawn *drawn) {
     const int32_t owner = cpa_owner_rank(m->map, answer->placement, answer->known - 1);
     const int64_t output = answer->known - answer->prompt;
+    const int vocabulary = m->config.vocabulary;
     cpa_drawn token = {0, 0};
     if (output >= CPA_TEST_OUTPUTS) abort();
     for (int64_t e = 0; e < rows->emissions; e++) {
         if (&m->answers[rows->emitting[e]] != answer) continue;
         token = drawn[e];
-        memcpy(answer->logits[output], m->seen + e * CPA_TEST_VOCABULARY, sizeof answer->logits[output]);
+        memcpy(answer->logits[output], m->seen + e * vocabulary, (size_t)vocabulary * sizeof *m->seen);
     }
     const uint32_t own = token.id;
     MPI_Bcast(&token, sizeof token, MPI_BYTE, owner, MPI_COMM_WORLD);
     if (rows->sliced && token.id != own) abort(); /* all ranks draw the same */
-    MPI_Bcast(answer->logits[output], CPA_TEST_VOCABULARY, MPI_FLOAT, owner, MPI_COMM_WORLD);
+    MPI_Bcast(answer->logits[output], vocabulary, MPI_FLOAT, owner, MPI_COMM_WORLD);
     answer->logprobs[output] = token.logprob;
     answer->tokens[answer->known++] = token.id;
 }

@@ -25,7 +25,7 @@ typedef struct cpa_test_answer {
     float temperature;
     uint64_t seed;
     /* What its emissions gave, output after output. */
-    float logits[CPA_TEST_OUTPUTS][CPA_TEST_VOCABULARY];
+    float logits[CPA_TEST_OUTPUTS][CPA_TEST_MAX_VOCABULARY];
     float logprobs[CPA_TEST_OUTPUTS];
 } cpa_test_answer;
 

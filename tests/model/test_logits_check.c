@@ -34,7 +34,7 @@ static void run(const char *name, cpa_dtype dtype, const cpa_test_expected *expe
     cpa_test_model *m = malloc(sizeof *m);
     cpa_control control;
     cpa_test_model_open(m, name, dtype);
-    CU_ASSERT_EQUAL(cpa_logits_sample_open(MOST, CPA_TEST_VOCABULARY, 5, sample, NULL), CPA_OK);
+    CU_ASSERT_EQUAL(cpa_logits_sample_open(MOST, expected->vocabulary, 5, sample, NULL), CPA_OK);
     m->also_observe = cpa_logits_sample_take;
     m->also_ctx = sample;
     for (int p = 0; p < CPA_TEST_PROMPTS; p++) {
@@ -94,9 +94,9 @@ static void wrong_logits_are_found(void) {
     cpa_test_expected_read("tiny-llama", expected);
     run("tiny-llama", CPA_BF16, expected, &sample);
     if (cpa_test_rank() == 0) {
-        float *row = sample.logits + 3 * CPA_TEST_VOCABULARY;
+        float *row = sample.logits + 3 * expected->vocabulary;
         const cpa_logits_record record = sample.records[3];
-        for (int i = 0; i < CPA_TEST_VOCABULARY; i++) row[i] += i % 2 ? 0.5f : -0.5f;
+        for (int i = 0; i < expected->vocabulary; i++) row[i] += i % 2 ? 0.5f : -0.5f;
         cpa_logits_verdict verdict = verdict_on("tiny-llama", CPA_BF16, &sample, expected, count);
         CU_ASSERT(verdict.violations == 1 && verdict.max_error > 0.5);
         CU_ASSERT(verdict.worst_request == record.request && verdict.worst_position == record.position);

@@ -222,7 +222,7 @@ static void penalties_know_the_tokens_of_a_sequence(void) {
                         {.budget = 512, .max_num_seqs = REQUESTS, .presence_penalty = 1e3f}};
     cpa_test_expected *expected = malloc(sizeof *expected);
     run r[4];
-    run_model("tiny-llama", ways, 4, expected, r);
+    run_model("tiny-qwen3", ways, 4, expected, r);
     CU_ASSERT(r[2].stats.preemptions > 0);
     for (int request = 0; cpa_test_rank() == 0 && request < REQUESTS; request++) {
         for (int i = 0; i < 3; i++) CU_ASSERT_EQUAL(repeated(&r[i], request, 1), 0);

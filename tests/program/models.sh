@@ -141,7 +141,7 @@ bad_generate() {
     local model=(--model-dir "$MODELS/tiny-llama")
     expect_bad 'generate: found no --model-dir' generate --prompt-ids 1
     expect_bad 'generate: found no --prompt-ids' generate "${model[@]}"
-    expect_bad "--prompt-ids: found '128', expected ids from 0 to 127" generate "${model[@]}" --prompt-ids 1,128
+    expect_bad "--prompt-ids: found '320', expected ids from 0 to 319" generate "${model[@]}" --prompt-ids 1,320
     expect_bad '--trace: found with' generate "${model[@]}" --prompt-ids 1 --trace trace.jsonl
     expect_bad "--temperature: found without 'generate'" "${model[@]}" --temperature 1
     expect_bad 'request 1: found 5002 tokens, expected at most the 4096' generate "${model[@]}" --prompt-ids 1,2,3 --max-tokens 5000
