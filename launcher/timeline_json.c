@@ -5,8 +5,15 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/array.h"
 #include "base/check.h"
 #include "base/hash_table.h"
+
+/* Times are written in microseconds. */
+#define MICRO 1e6
+
+/* What follows so soon, as a request that goes on from prefill to decode, is one change. */
+#define COUNTS_APART_S 1e-6
 
 /* A request, and its row. */
 typedef struct cpa_timeline_request {
@@ -14,6 +21,12 @@ typedef struct cpa_timeline_request {
     int row;
     UT_hash_handle hh;
 } cpa_timeline_request;
+
+/* So many more run, and wait, from a moment on. */
+typedef struct cpa_timeline_change {
+    double at_s;
+    int32_t running, waiting;
+} cpa_timeline_change;
 
 cpa_status cpa_timeline_json_open(cpa_timeline_json *json, const char *path, int32_t ranks, cpa_error *err) {
     *json = (cpa_timeline_json){.named = calloc((size_t)ranks, sizeof *json->named), .ranks = ranks};
@@ -84,13 +97,46 @@ static int row_of_request(cpa_timeline_json *json, uint64_t id) {
     return json->n_requests++;
 }
 
+static void note_change(cpa_timeline_json *json, const cpa_span *span) {
+    const int runs = strcmp(span->name, "prefill") == 0 || strcmp(span->name, "decode") == 0;
+    if (!cpa_array_reserve(&json->changes, &json->cap_changes, json->n_changes + 2, sizeof *json->changes)) {
+        json->failed = 1;
+        return;
+    }
+    json->changes[json->n_changes++] = (cpa_timeline_change){span->begin_s, runs, !runs};
+    json->changes[json->n_changes++] = (cpa_timeline_change){span->begin_s + span->seconds, -runs, -!runs};
+}
+
+static int by_time(const void *a, const void *b) {
+    const cpa_timeline_change *x = a, *y = b;
+    return x->at_s < y->at_s ? -1 : x->at_s > y->at_s;
+}
+
+/* How many requests run and wait, wherever that changes. */
+static void put_counts(cpa_timeline_json *json) {
+    int64_t running = 0, waiting = 0;
+    if (json->n_changes > 0) qsort(json->changes, (size_t)json->n_changes, sizeof *json->changes, by_time);
+    for (int64_t i = 0; i < json->n_changes; i++) {
+        const cpa_timeline_change *change = &json->changes[i];
+        running += change->running;
+        waiting += change->waiting;
+        if (i + 1 < json->n_changes && change[1].at_s - change->at_s < COUNTS_APART_S) continue;
+        put_event(json, json_pack("{s:s, s:s, s:s, s:i, s:f, s:{s:I, s:I}}", "name", "requests", "cat", "requests",
+                                  "ph", "C", "pid", json->ranks, "ts", change->at_s * MICRO, "args", "running",
+                                  (json_int_t)running, "waiting", (json_int_t)waiting));
+    }
+}
+
 void cpa_timeline_json_add(void *ctx, const cpa_span *span) {
     cpa_timeline_json *json = ctx;
-    const double micro = 1e6;
     const int process = span->of_request ? json->ranks : span->rank;
     const int row = span->of_request ? row_of_request(json, span->request) : row_number(json, span->row);
     const int category = (int)strcspn(span->row, " ");
-    if (!span->of_request) name_row(json, span->rank, row);
+    if (span->of_request) {
+        note_change(json, span);
+    } else {
+        name_row(json, span->rank, row);
+    }
     json_t *args = json_pack("{s:I}", "step", (json_int_t)span->step);
     if (args && span->layer >= 0) json_object_set_new(args, "layer", json_integer(span->layer));
     if (args && span->round > 0) json_object_set_new(args, "round", json_integer(span->round));
@@ -102,17 +148,19 @@ void cpa_timeline_json_add(void *ctx, const cpa_span *span) {
         snprintf(name, sizeof name, "%s", span->name);
     }
     put_event(json, json_pack("{s:s, s:s#, s:s, s:i, s:i, s:f, s:f, s:o}", "name", name, "cat", span->row, category,
-                              "ph", "X", "pid", process, "tid", row, "ts", span->begin_s * micro, "dur",
-                              span->seconds * micro, "args", args));
+                              "ph", "X", "pid", process, "tid", row, "ts", span->begin_s * MICRO, "dur",
+                              span->seconds * MICRO, "args", args));
 }
 
 cpa_status cpa_timeline_json_close(cpa_timeline_json *json, cpa_error *err) {
+    put_counts(json);
     if (fputs(json->events ? "\n]\n" : "[]\n", json->output.file) == EOF) json->failed = 1;
     cpa_timeline_request *request, *next;
     HASH_ITER(hh, json->requests, request, next) {
         HASH_DEL(json->requests, request);
         free(request);
     }
+    free(json->changes);
     free(json->named);
     return cpa_output_close(&json->output, !json->failed, err);
 }

@@ -1,6 +1,6 @@
 /* The timeline of a run as a Chrome trace: a JSON array of events, which Perfetto and chrome://tracing show. A rank is
- * a process, each of its rows (compute stream, exchanges, host, ...) a thread; behind them the requests are a process,
- * each a thread. Written on rank 0. */
+ * a process, each of its rows (compute stream, exchanges, host, ...) a thread; behind them the requests are a
+ * process, each a thread, with a counter of those that run and that wait. Written on rank 0. */
 #ifndef CPA_LAUNCHER_TIMELINE_JSON_H
 #define CPA_LAUNCHER_TIMELINE_JSON_H
 
@@ -22,6 +22,8 @@ typedef struct cpa_timeline_json {
     int32_t ranks;
     struct cpa_timeline_request *requests; /* seen so far, by id */
     int n_requests;
+    struct cpa_timeline_change *changes; /* of how many run and wait, in no order */
+    int64_t n_changes, cap_changes;
 } cpa_timeline_json;
 
 /* Opens the file (launcher/output_file.h). CPA_IO, naming it, if that fails. */

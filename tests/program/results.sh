@@ -110,6 +110,10 @@ for of in requests.values():
     assert [e["name"] for e in of] == ["waiting", "prefill", "decode"], of
     for e, after in zip(of, of[1:]):
         assert abs(e["ts"] + e["dur"] - after["ts"]) < 0.1, of
+counts = [e["args"] for e in events if e["ph"] == "C"]
+assert counts[0]["waiting"] > 0 and counts[-1] == {"running": 0, "waiting": 0}, counts
+assert all(c["running"] >= 0 and c["waiting"] >= 0 and sum(c.values()) <= 6 for c in counts), counts
+assert max(c["running"] for c in counts) > 1, counts
 spans = [e for e in spans if e["pid"] < ranks]
 assert {e["cat"] for e in spans} >= {"compute", "host", "scheduler"}
 rows = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"}
