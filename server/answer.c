@@ -97,7 +97,7 @@ static int depart(cpa_answer *answer, struct MHD_Connection *connection, cpa_ref
     }
     const union MHD_ConnectionInfo *info = MHD_get_connection_info(connection, MHD_CONNECTION_INFO_CONNECTION_FD);
     answer->socket = info->connect_fd;
-    cpa_watch_add(&answer->server->watch, answer->socket, answer->group->flights[0].id);
+    cpa_client_watch_add(&answer->server->watch, answer->socket, answer->group->flights[0].id);
     cpa_error err = {.status = CPA_OK};
     for (int64_t i = 0; i < answer->n; i++) {
         if (submit(answer, i, &err) == CPA_OK) continue;
@@ -121,7 +121,7 @@ int cpa_answer_open(cpa_exchange *x, cpa_generation *generation, cpa_answer **ou
 void cpa_answer_close(cpa_answer *answer) {
     if (!answer) return;
     const cpa_server_engine *engine = &answer->server->engine;
-    cpa_watch_remove(&answer->server->watch, answer->socket);
+    cpa_client_watch_remove(&answer->server->watch, answer->socket);
     const int64_t n = cpa_in_flight_leave(answer->group, answer->unfinished);
     for (int64_t i = 0; i < n; i++) engine->cancel(engine->ctx, answer->unfinished[i]);
     destroy(answer);

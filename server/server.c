@@ -99,14 +99,14 @@ cpa_status cpa_server_start(const cpa_server_options *options, cpa_server **out,
     cpa_status status =
         cpa_listen(options->host ? options->host : "127.0.0.1", options->port, &listen_fd, &server->port, err);
     if (status != CPA_OK) goto no_socket;
-    CPA_TRY_GOTO(cpa_watch_start(&server->watch, on_gone, &server->in_flight, err), no_watch);
+    CPA_TRY_GOTO(cpa_client_watch_start(&server->watch, on_gone, &server->in_flight, err), no_watch);
     server->daemon = start_daemon(server, listen_fd);
     if (server->daemon) {
         *out = server;
         return CPA_OK;
     }
     status = cpa_fail(err, CPA_NO_MEMORY, "the server cannot start its %d threads", server->options.threads);
-    cpa_watch_stop(&server->watch);
+    cpa_client_watch_stop(&server->watch);
 no_watch:
     close(listen_fd);
 no_socket:
@@ -166,6 +166,6 @@ void cpa_server_stop(cpa_server *server, double seconds) {
     }
     cpa_in_flight_close(&server->in_flight);
     MHD_stop_daemon(server->daemon);
-    cpa_watch_stop(&server->watch);
+    cpa_client_watch_stop(&server->watch);
     destroy(server);
 }

@@ -21,7 +21,7 @@ struct cpa_server {
     atomic_int is_attached;
     cpa_server_engine engine; /* constant once it is attached, as it is where the state is CPA_SERVER_READY */
     cpa_in_flight in_flight;
-    cpa_watch watch;
+    cpa_client_watch watch;
 };
 
 #endif

@@ -9,7 +9,7 @@
 #include "base/check.h"
 
 static void *watch_clients(void *ctx) {
-    cpa_watch *watch = ctx;
+    cpa_client_watch *watch = ctx;
     struct epoll_event events[64];
     for (;;) {
         const int n = epoll_wait(watch->epoll_fd, events, 64, -1);
@@ -20,8 +20,9 @@ static void *watch_clients(void *ctx) {
     }
 }
 
-cpa_status cpa_watch_start(cpa_watch *watch, void (*on_gone)(void *ctx, uint64_t key), void *ctx, cpa_error *err) {
-    *watch = (cpa_watch){.on_gone = on_gone, .ctx = ctx};
+cpa_status cpa_client_watch_start(cpa_client_watch *watch, void (*on_gone)(void *ctx, uint64_t key), void *ctx,
+                                  cpa_error *err) {
+    *watch = (cpa_client_watch){.on_gone = on_gone, .ctx = ctx};
     watch->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
     watch->stop_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     struct epoll_event stop = {.events = EPOLLIN};
@@ -36,20 +37,20 @@ cpa_status cpa_watch_start(cpa_watch *watch, void (*on_gone)(void *ctx, uint64_t
     return CPA_NO_MEMORY;
 }
 
-void cpa_watch_stop(cpa_watch *watch) {
+void cpa_client_watch_stop(cpa_client_watch *watch) {
     eventfd_write(watch->stop_fd, 1);
     pthread_join(watch->thread, NULL);
     close(watch->epoll_fd);
     close(watch->stop_fd);
 }
 
-void cpa_watch_add(cpa_watch *watch, int socket, uint64_t key) {
+void cpa_client_watch_add(cpa_client_watch *watch, int socket, uint64_t key) {
     struct epoll_event event = {.events = EPOLLRDHUP | EPOLLONESHOT, .data.u64 = key};
     if (epoll_ctl(watch->epoll_fd, EPOLL_CTL_ADD, socket, &event)) {
         cpa_log(CPA_LOG_WARN, "server: a client that leaves will not be noticed: %s", strerror(errno));
     }
 }
 
-void cpa_watch_remove(cpa_watch *watch, int socket) {
+void cpa_client_watch_remove(cpa_client_watch *watch, int socket) {
     epoll_ctl(watch->epoll_fd, EPOLL_CTL_DEL, socket, NULL);
 }
