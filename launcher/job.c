@@ -18,6 +18,9 @@
 /* A cache that is sized for the run leaves memory to everything else. */
 #define MEMORY_SHARE 2
 
+/* What exchanges take of a device where --staging-bytes is auto (cpa_context_options). */
+#define DEVICE_STAGING_BYTES ((int64_t)2 << 30)
+
 #define BYTES_PER_GIB ((double)(1 << 30))
 
 /* Whether the run will be on CUDA devices, as cpa_placement_choose decides. */
@@ -167,14 +170,27 @@ cpa_status cpa_job_check_memory(const cpa_job *job, int64_t memory_bytes, cpa_er
                     memory_bytes >> 20, needed >> 20);
 }
 
-cpa_cache_limits cpa_job_cache_limits(const cpa_job *job, int32_t cp_size, int64_t memory_bytes) {
+int cpa_job_is_on_cuda(const cpa_job *job) {
+    return is_on_cuda(&job->settings);
+}
+
+/* What the cache may have of a rank's memory. */
+static int64_t cache_bytes(const cpa_job *job, int64_t memory_bytes) {
+    const cpa_settings *settings = &job->settings;
     const int64_t left = memory_bytes - network_bytes(job);
+    if (settings->num_blocks) return left;
+    if (!settings->serve || !is_on_cuda(settings)) return left / MEMORY_SHARE;
+    const int64_t spared = (int64_t)((1 - settings->gpu_memory_utilization) * (double)memory_bytes);
+    return left - spared - (settings->staging_bytes ? settings->staging_bytes : DEVICE_STAGING_BYTES);
+}
+
+cpa_cache_limits cpa_job_cache_limits(const cpa_job *job, int32_t cp_size, int64_t memory_bytes) {
     return (cpa_cache_limits){
         .model = job->model.shape,
         .block_size = (int32_t)job->settings.block_size,
         .map = {cp_size, job->interleave},
         .max_num_seqs = (int32_t)job->settings.max_num_seqs,
-        .memory_bytes = job->settings.num_blocks ? left : left / MEMORY_SHARE,
+        .memory_bytes = cache_bytes(job, memory_bytes),
         .local_tokens = local_tokens(&job->settings),
     };
 }
@@ -254,6 +270,8 @@ cpa_engine_options cpa_job_engine_options(const cpa_job *job, int64_t num_blocks
         .ageing_s = settings->priority_ageing,
         .long_prefill_token_threshold = settings->long_prefill_token_threshold,
         .tenant_block_quota = settings->tenant_block_quota,
+        .max_queued_requests = settings->max_queued_requests,
+        .max_queued_tokens = settings->max_queued_tokens,
         .local_context = settings->local_context < 0   ? 0
                          : settings->local_context > 0 ? settings->local_context
                                                        : CPA_LOCAL_CONTEXT_NONE,

@@ -1,4 +1,4 @@
-/* The program: `mpirun -np N cp_attn [options]`, `cp_attn generate ...` or `cp_attn bench ...`. */
+/* The program: `mpirun -np N cp_attn [options]`, `cp_attn serve ...`, `cp_attn generate ...` or `cp_attn bench ...`. */
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -11,6 +11,7 @@
 #include "launcher/dry_run.h"
 #include "launcher/ranks.h"
 #include "launcher/run.h"
+#include "launcher/serve.h"
 
 static int run_bench(cpa_comm *comm, int argc, char **argv) {
     cpa_rank_placement placement;
@@ -43,7 +44,9 @@ static cpa_exit_code run_job(cpa_comm *comm, int argc, char **argv) {
     if (service.job.run) {
         cpa_log_set(cpa_job_ranks_log, &service.ranks, (cpa_log_level)settings->log_level);
         cpa_comm_set_timeout(comm, settings->rank_timeout);
-        code = settings->dry_run ? dry_run(&service, &workload) : cpa_run_batch(&service, &workload);
+        code = settings->dry_run ? dry_run(&service, &workload)
+               : settings->serve ? cpa_serve(&service)
+                                 : cpa_run_batch(&service, &workload);
         cpa_log_set(NULL, NULL, CPA_LOG_ERROR);
     }
     cpa_workload_release(&workload);

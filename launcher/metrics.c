@@ -10,6 +10,11 @@
 
 static void add_sample(cpa_metrics *metrics, cpa_metric metric, double ms) {
     cpa_samples *samples = &metrics->samples[metric];
+    if (metrics->window > 0 && samples->count == metrics->window) {
+        samples->values[samples->oldest] = ms;
+        samples->oldest = (samples->oldest + 1) % metrics->window;
+        return;
+    }
     if (!cpa_array_reserve(&samples->values, &samples->capacity, samples->count + 1, sizeof *samples->values)) {
         metrics->out_of_memory = 1;
         return;
@@ -17,8 +22,9 @@ static void add_sample(cpa_metrics *metrics, cpa_metric metric, double ms) {
     samples->values[samples->count++] = ms;
 }
 
-/* A new record, with what is known however the request ended; NULL without memory. */
+/* A new record, with what is known however the request ended; NULL without memory, or if none are kept. */
 static cpa_request_record *add_record(cpa_metrics *metrics, const cpa_request_times *request) {
+    if (metrics->window > 0) return NULL;
     char *error = request->error ? strdup(request->error) : NULL;
     if ((request->error && !error) || !cpa_array_reserve(&metrics->records, &metrics->records_capacity,
                                                          metrics->n_records + 1, sizeof *metrics->records)) {

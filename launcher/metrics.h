@@ -20,6 +20,7 @@ typedef struct cpa_summary {
 typedef struct cpa_samples {
     double *values;
     int64_t count, capacity;
+    int64_t oldest; /* of a full window */
 } cpa_samples;
 
 /* A request that has ended; times in seconds on one clock. */
@@ -41,9 +42,10 @@ typedef struct cpa_request_record {
     char *error;                   /* NULL: it is completed */
 } cpa_request_record;
 
-/* Zeros, and the options, to begin with. */
+/* Zeros, and the options and the window, to begin with. */
 typedef struct cpa_metrics {
     cpa_metrics_options options;
+    int64_t window; /* of each latency the last so many samples are kept, and no records; 0: everything */
     cpa_samples samples[CPA_METRIC_COUNT];
     cpa_request_record *records; /* as they ended */
     int64_t n_records, records_capacity;

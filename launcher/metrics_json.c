@@ -105,6 +105,7 @@ static int put_requests(json_t *root, const cpa_metrics *metrics, int timed) {
 }
 
 int cpa_metrics_put(json_t *root, cpa_metrics *metrics, int64_t requests, double duration_s, int timed) {
-    return put_totals(root, metrics, requests, duration_s, timed) | put_peaks(root, metrics, timed) |
-           put_latencies(root, metrics) | put_requests(root, metrics, timed);
+    const int has_records = timed && metrics->window == 0;
+    return put_totals(root, metrics, requests, duration_s, timed) | put_peaks(root, metrics, has_records) |
+           put_latencies(root, metrics) | put_requests(root, metrics, has_records);
 }

@@ -18,8 +18,7 @@ static const char *bytes_text(double bytes, char *out, size_t size) {
     return out;
 }
 
-void cpa_report_preamble(const cpa_outcome *outcome, FILE *out) {
-    const cpa_settings *settings = outcome->settings;
+void cpa_report_place(const cpa_outcome *outcome, FILE *out) {
     char model[256], cache[32];
     cpa_model_describe(outcome->model, model, sizeof model);
     bytes_text((double)outcome->stats.kv_blocks * (double)outcome->block_bytes, cache, sizeof cache);
@@ -28,8 +27,13 @@ void cpa_report_preamble(const cpa_outcome *outcome, FILE *out) {
                     outcome->device);
     cpa_report_line(out, "model", "%s", model);
     cpa_report_line(out, "cache", "%" PRId64 " blocks of %" PRId64 " tokens a rank (%s, %s), interleave %" PRId64,
-                    outcome->stats.kv_blocks, settings->block_size, cache,
+                    outcome->stats.kv_blocks, outcome->settings->block_size, cache,
                     cpa_dtype_name(outcome->model->shape.attention.kv_dtype), outcome->interleave);
+}
+
+void cpa_report_preamble(const cpa_outcome *outcome, FILE *out) {
+    const cpa_settings *settings = outcome->settings;
+    cpa_report_place(outcome, out);
     cpa_report_line(out, "run", "%s", outcome->workload->title);
     char checked[96] = "as many results as 2% of the time pays for are checked against float64";
     if (settings->verify >= 0)

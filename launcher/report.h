@@ -28,7 +28,9 @@ typedef struct cpa_outcome {
     int given_up;   /* in the middle of a step: what ranks count and check is not known */
 } cpa_outcome;
 
-/* Before the run; of the statistics only the cache and the planner's rates are there. */
+/* Version, device, model and cache. */
+void cpa_report_place(const cpa_outcome *outcome, FILE *out);
+/* Before the run: these, and what will run; of the statistics only the cache and the planner's rates are there. */
 void cpa_report_preamble(const cpa_outcome *outcome, FILE *out);
 /* Part of the report: how full the cache was, what was shared, and what moved. */
 void cpa_report_cache(const cpa_outcome *outcome, FILE *out);

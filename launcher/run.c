@@ -63,7 +63,7 @@ static void print_outcome(const batch_run *r) {
     if (r->outcome.checked_logits && !r->service->job.settings.json) cpa_report_logits(&r->outcome, stdout);
 }
 
-/* Rank 0, in the thread that watches for signals, while the run is in the middle of something: a cpa_give_up_fn. */
+/* Rank 0, in the thread that watches for signals, while the run is in the middle of something. */
 static void give_up(void *ctx, int signal) {
     batch_run *r = ctx;
     cpa_error err;
@@ -231,7 +231,8 @@ static cpa_exit_code run_steps(batch_run *r) {
     if (code == CPA_EXIT_DONE) code = cpa_service_size_cache(service, choose_blocks, r);
     if (code != CPA_EXIT_DONE) return code;
     if (service->ranks.rank == 0) r->outcome = cpa_service_outcome(service, r->workload, &r->metrics);
-    if (cpa_signals_install(service->ranks.comm, service->job.settings.shutdown_timeout, give_up, r, &err) != CPA_OK)
+    const cpa_signal_actions actions = {.ctx = r, .give_up = give_up};
+    if (cpa_signals_install(service->ranks.comm, service->job.settings.shutdown_timeout, &actions, &err) != CPA_OK)
         cpa_job_ranks_abort(&service->ranks, err.status, err.message);
     code = cpa_service_load_network(service, r->workload);
     if (code == CPA_EXIT_DONE) code = cpa_service_create_engine(service, engine_options(r));

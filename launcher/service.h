@@ -1,5 +1,5 @@
 /* The engine of a job on one rank, and what it stands on: the device, the size of the cache, the network. What requests it
- * gets, and what becomes of them, is its user's: a batch run (run.h).
+ * gets, and what becomes of them, is its user's: a batch run (run.h) or a server (serve.h).
  *
  * Its steps are collective and return the same code on every rank; what is wrong is then said already. */
 #ifndef CPA_LAUNCHER_SERVICE_H
@@ -23,7 +23,7 @@ typedef struct cpa_service {
 /* Chooses the device and the cores of each rank. */
 cpa_exit_code cpa_service_place(cpa_service *service);
 
-/* Chooses num_blocks: what limits it in this job, and `choose`, on rank 0. */
+/* Chooses num_blocks: `choose` does, on rank 0, by what limits it in this job. */
 typedef cpa_status (*cpa_num_blocks_fn)(void *ctx, const cpa_cache_limits *limits, int64_t *out, cpa_error *err);
 cpa_exit_code cpa_service_size_cache(cpa_service *service, cpa_num_blocks_fn choose, void *ctx);
 

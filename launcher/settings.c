@@ -14,6 +14,9 @@
 
 #define VARIABLE_PREFIX "CPATTN_"
 
+/* What "auto" of --shutdown-timeout stands for where others wait for answers. */
+#define SERVE_SHUTDOWN_S 30
+
 /* The environment variable of a setting: CPATTN_BLOCK_SIZE for "block-size". */
 static void variable_name(const cpa_field *field, char *out, size_t bytes) {
     int length = snprintf(out, bytes, VARIABLE_PREFIX "%s", field->name);
@@ -38,8 +41,8 @@ static cpa_status read_option(int argc, char **argv, int *i, const char **texts,
     if (strncmp(arg, "--", 2) != 0) {
         char found[64];
         cpa_text_quote(arg, strlen(arg), found, sizeof found);
-        return cpa_fail(err, CPA_INVALID, "found '%s', expected an option (--help lists them), 'generate' or 'bench'",
-                        found);
+        return cpa_fail(err, CPA_INVALID,
+                        "found '%s', expected an option (--help lists them), 'serve', 'generate' or 'bench'", found);
     }
     const char *name = arg + 2;
     size_t length = strcspn(name, "=");
@@ -170,7 +173,9 @@ cpa_status cpa_settings_load(int argc, char **argv, cpa_settings *out, cpa_error
     cpa_settings settings = {0};
     const char *texts[CPA_SETTINGS_MAX] = {NULL};
     settings.generate = argc > 1 && strcmp(argv[1], "generate") == 0;
-    for (int i = 1 + (int)settings.generate; i < argc; i++) CPA_TRY(read_option(argc, argv, &i, texts, err));
+    settings.serve = argc > 1 && strcmp(argv[1], "serve") == 0;
+    for (int i = 1 + (settings.generate || settings.serve); i < argc; i++)
+        CPA_TRY(read_option(argc, argv, &i, texts, err));
     for (int f = 0; f < cpa_settings_n_rows; f++)
         CPA_TRY(set(&settings, f, "default", cpa_settings_rows[f].initial, CPA_FROM_DEFAULT, 0, err));
     const char *config = texts[cpa_settings_index("config")];
@@ -183,13 +188,15 @@ cpa_status cpa_settings_load(int argc, char **argv, cpa_settings *out, cpa_error
     if (!stop_early) CPA_TRY(read_environment(&settings, err));
     CPA_TRY(read_command_line(&settings, texts, err));
     CPA_TRY(cpa_settings_check(&settings, err));
+    if (settings.shutdown_timeout < 0) settings.shutdown_timeout = settings.serve ? SERVE_SHUTDOWN_S : 0;
     *out = settings;
     return CPA_OK;
 }
 
 void cpa_settings_print_help(FILE *out) {
     fprintf(out,
-            "usage: mpirun -np N cp_attn [options]    serve requests on N ranks; without options, a mixed run\n"
+            "usage: mpirun -np N cp_attn [options]    run requests on N ranks; without options, a mixed run\n"
+            "       mpirun -np N cp_attn serve [--model-dir DIR] [options]    serve requests over HTTP\n"
             "       mpirun -np N cp_attn generate --model-dir DIR --prompt-ids IDS [options]    answer a prompt\n"
             "       mpirun -np N cp_attn bench ...    measure one operation; 'cp_attn bench --help' says which\n"
             "       cp_attn bench serve --url URL ...    measure a server\n"

@@ -11,7 +11,7 @@
 
 #include "launcher/field.h"
 
-#define CPA_SETTINGS_MAX 80
+#define CPA_SETTINGS_MAX 96
 
 typedef enum cpa_origin { CPA_FROM_DEFAULT = 0, CPA_FROM_FILE, CPA_FROM_ENVIRONMENT, CPA_FROM_COMMAND_LINE } cpa_origin;
 
@@ -32,6 +32,19 @@ typedef struct cpa_settings {
     int64_t ignore_eos;
     int64_t logprobs;
     int64_t json;
+
+    int64_t serve; /* cp_attn serve */
+    char host[CPA_TEXT_BYTES];
+    int64_t port; /* 0 = a free one */
+    char api_key[CPA_TEXT_BYTES];
+    char served_model_name[CPA_TEXT_BYTES]; /* "" = the model's */
+    char chat_template[CPA_TEXT_BYTES];     /* "" = the folder's */
+    int64_t max_model_len;                  /* 0 = auto */
+    double gpu_memory_utilization;
+    int64_t max_connections;
+    int64_t max_body_bytes;
+    double idle_timeout;                            /* seconds */
+    int64_t max_queued_requests, max_queued_tokens; /* 0 = no bound */
 
     char trace[CPA_TEXT_BYTES];
     int64_t requests; /* 0 = all of the trace */
@@ -80,8 +93,8 @@ typedef struct cpa_settings {
     int64_t bind;
 
     int64_t enforce_eager;
-    double rank_timeout; /* seconds */
-    double shutdown_timeout;
+    double rank_timeout;     /* seconds */
+    double shutdown_timeout; /* seconds; never "auto" once the settings are loaded */
     int64_t fail_on_nonfinite;
 
     char result_json[CPA_TEXT_BYTES];

@@ -43,6 +43,14 @@ static cpa_status check_generate(const cpa_settings *settings, cpa_error *err) {
     return CPA_OK;
 }
 
+static cpa_status check_serve(const cpa_settings *settings, cpa_error *err) {
+    /* Requests bring their salt. */
+    static const char *const of_others[] = {"check-logits", "cache-salt", NULL};
+    if (!settings->serve) return check_group(settings, CPA_SETTINGS_SERVE, "serve", err);
+    CPA_TRY(check_without(settings, of_runs, "serve", err));
+    return check_without(settings, of_others, "serve", err);
+}
+
 cpa_status cpa_settings_metrics(const cpa_settings *settings, cpa_metrics_options *out, cpa_error *err) {
     cpa_metrics_options options = {0};
     CPA_TRY(cpa_percentiles_parse("--percentiles", settings->percentiles, &options, err));
@@ -60,6 +68,7 @@ cpa_status cpa_settings_check(const cpa_settings *settings, cpa_error *err) {
     static const char *const without_trace[] = {"input-len", "output-len"};
     static const char *const without_folder[] = {"model", "window", "sinks"};
     CPA_TRY(check_generate(settings, err));
+    CPA_TRY(check_serve(settings, err));
     for (int i = 0; i < 2; i++) {
         if (!settings->trace[0] && cpa_settings_given(settings, with_trace[i])) {
             return cpa_fail(err, CPA_INVALID, "--%s: found without --trace, expected with it", with_trace[i]);

@@ -25,6 +25,8 @@ static const char *const log_levels[] = {"error", "warn", "info", "debug", NULL}
 #define SEED_MAX 0x1p62
 #define ACTIONS "Program" /* these make no sense in a file */
 #define GENERATE CPA_SETTINGS_GENERATE
+#define SERVE CPA_SETTINGS_SERVE
+#define BODY_MAX 0x1p31
 
 #define TEXT(member) CPA_FIELD_TEXT, offsetof(cpa_settings, member), ""
 #define FLAG(member, initial) CPA_FIELD_FLAG, offsetof(cpa_settings, member), initial
@@ -69,6 +71,30 @@ const cpa_field cpa_settings_rows[] = {
     {GENERATE, "logprobs", NULL, FLAG(logprobs, "false"), .help = "print the log-probability of each token"},
     {GENERATE, "json", NULL, FLAG(json, "false"),
      .help = "print ids, log-probabilities and times as one JSON object at the end"},
+    {SERVE, "host", "ADDRESS", CPA_FIELD_TEXT, offsetof(cpa_settings, host), "127.0.0.1",
+     .help = "address to listen at; 0.0.0.0: every one of this host"},
+    {SERVE, "port", "N", INT(port, "8000", 0, 65535), .help = "port to listen at; 0: one that is free"},
+    {SERVE, "api-key", "TEXT", TEXT(api_key), .secret = 1,
+     .help = "requests have to bring it, as 'Authorization: Bearer TEXT'; others see it in a command line, but not in "
+             "the environment"},
+    {SERVE, "served-model-name", "NAME", TEXT(served_model_name),
+     .help = "of the model in requests and answers; without it, the name of its folder or shape"},
+    {SERVE, "chat-template", "NAME", TEXT(chat_template),
+     .help = "of chat completions: one that is known by name, in place of that of the model's folder"},
+    {SERVE, "max-model-len", "N", INT(max_model_len, "auto", 1, TOKENS_MAX), .word = "auto",
+     .help = "most tokens of a request, prompt and answer; auto: what the model is made for, if the cache holds that"},
+    {SERVE, "gpu-memory-utilization", "R", REAL(gpu_memory_utilization, "0.9", 0.01, 1),
+     .help = "share of a device's memory for weights, cache and the rest, where --num-blocks is auto"},
+    {SERVE, "max-connections", "N", INT(max_connections, "4096", 1, 1 << 20),
+     .help = "most connections at a time; further ones are closed"},
+    {SERVE, "max-body-bytes", "N", INT(max_body_bytes, "16777216", 1024, BODY_MAX),
+     .help = "longest body of a request"},
+    {SERVE, "idle-timeout", "S", REAL(idle_timeout, "60", 1, 1e6),
+     .help = "a connection on which nothing moves for S seconds, though the client could read or write, is closed"},
+    {SERVE, "max-queued-requests", "N", INT(max_queued_requests, "none", 1, 0x1p31), .word = "none",
+     .help = "most requests that wait to be run; further ones are refused for the time being"},
+    {SERVE, "max-queued-tokens", "N", INT(max_queued_tokens, "none", 1, TOKENS_MAX), .word = "none",
+     .help = "most prompt tokens that wait; likewise"},
     {"Model", "model", "FILE", TEXT(model),
      .help = "shape of the model, YAML as in configs/; without it, that of configs/small.yaml"},
     {"Model", "model-dir", "DIR", TEXT(model_dir),
@@ -94,7 +120,8 @@ const cpa_field cpa_settings_rows[] = {
     {"Cache", "block-size", "N", INT(block_size, "16", 16, 512), .power_of_two = 1,
      .help = "tokens in a block of the cache"},
     {"Cache", "num-blocks", "N", INT(num_blocks, "auto", 0, 0x1p31 - 1), .word = "auto",
-     .help = "blocks of one rank, each with all layers; auto: enough for the run, if memory allows"},
+     .help =
+         "blocks of one rank, each with all layers; auto: enough for the run, or as serve is told, if memory allows"},
     {"Cache", "cp-kv-cache-interleave-size", "N", INT(interleave, "auto", 0, 0x1p30), .word = "auto",
      .help = "tokens in a row that one rank owns, a multiple of the block size; auto: the block size"},
     {"Cache", "local-context", "N", INT(local_context, "auto", 0, TOKENS_MAX), .word = "auto", .word_value = -1,
@@ -145,8 +172,9 @@ const cpa_field cpa_settings_rows[] = {
      .help = "launch every operation by itself; else decode steps are captured in CUDA graphs"},
     {"Device", "rank-timeout", "S", REAL(rank_timeout, "10", 1, 1e6),
      .help = "the run ends when a rank has not been heard of for S seconds"},
-    {"Device", "shutdown-timeout", "S", REAL(shutdown_timeout, "0", 0, 1e6),
-     .help = "after a signal requests that have arrived may finish for S seconds; 0: the step in flight"},
+    {"Device", "shutdown-timeout", "S", REAL(shutdown_timeout, "auto", 0, 1e6), .word = "auto", .word_value = -1,
+     .help = "after a signal requests that have arrived may finish for S seconds; 0: the step in flight; auto: 30 of "
+             "serve, else 0"},
     {"Output", "result-json", "FILE", TEXT(result_json),
      .help = "write the results there as JSON as well; an older file becomes FILE.old"},
     {"Output", "percentiles", "LIST", CPA_FIELD_TEXT, offsetof(cpa_settings, percentiles), "99",

@@ -4,8 +4,9 @@
 
 #include "launcher/settings.h"
 
-/* The group that belongs to a subcommand alone. */
+/* Groups that belong to a subcommand alone. */
 #define CPA_SETTINGS_GENERATE "Generate, with --seed"
+#define CPA_SETTINGS_SERVE "Serve"
 
 /* In the order of --help. */
 extern const cpa_field cpa_settings_rows[];

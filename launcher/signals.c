@@ -41,8 +41,7 @@ static struct {
     process ranks[CPA_COMM_MAX_RANKS];
     pid_t launcher; /* of Open MPI, whose signals are all one; 0: none */
     int announces;  /* it sends SIGCONT when it is about to end the job, and only then */
-    cpa_give_up_fn give_up;
-    void *ctx;
+    cpa_signal_actions actions;
     pthread_mutex_t lock;
     cpa_engine *engine;
     sem_t came;        /* posted by each signal that counts */
@@ -107,7 +106,7 @@ static int has_broken_off(void) {
 
 static void end_process(int number) {
     atomic_store(&state.final, 1); /* one more signal ends the process in whatever hangs now */
-    if (state.rank == 0 && !has_broken_off()) state.give_up(state.ctx, number);
+    if (state.rank == 0 && !has_broken_off()) state.actions.give_up(state.actions.ctx, number);
     for (int rank = 1; state.rank == 0 && rank < state.size; rank++) tell(rank, number, PASSED_ON);
     _exit(128 + number);
 }
@@ -129,7 +128,11 @@ static int wait_until(double end) {
 /* Rank 0: lets requests finish for a while, and then asks the engine to stop. */
 static void shut_down(double seconds) {
     cpa_signals_lock();
-    if (seconds > 0 && state.engine) (void)cpa_engine_drain(state.engine, 0);
+    const int is_lost = has_broken_off();
+    if (is_lost || !state.engine) seconds = 0; /* no request can finish, or none is there yet */
+    if (is_lost && state.actions.lost) state.actions.lost(state.actions.ctx);
+    if (seconds > 0 && state.actions.drain) state.actions.drain(state.actions.ctx, seconds);
+    if (seconds > 0) (void)cpa_engine_drain(state.engine, 0);
     cpa_signals_unlock();
     /* A second signal ends that, a third one what is left. */
     if (seconds > 0 && wait_until(atomic_load(&state.first_at) + seconds)) atomic_store(&state.again, 0);
@@ -181,7 +184,7 @@ static uint64_t find_host(void) {
     return host;
 }
 
-cpa_status cpa_signals_install(cpa_comm *comm, double shutdown_s, cpa_give_up_fn give_up, void *ctx, cpa_error *err) {
+cpa_status cpa_signals_install(cpa_comm *comm, double shutdown_s, const cpa_signal_actions *actions, cpa_error *err) {
     pthread_t thread;
     const process here = {find_host(), getpid()};
     state.rank = cpa_comm_rank(comm);
@@ -191,8 +194,7 @@ cpa_status cpa_signals_install(cpa_comm *comm, double shutdown_s, cpa_give_up_fn
     /* Open MPI up to 4, unless it is to pass on that a job that goes on is continued. */
     state.announces = getenv("OMPI_MCA_orte_launch") && !getenv("OMPI_MCA_orte_forward_job_control");
     state.shutdown_s = shutdown_s;
-    state.give_up = give_up;
-    state.ctx = ctx;
+    state.actions = *actions;
     if (sem_init(&state.came, 0, 0) != 0 || pthread_create(&thread, NULL, watch, NULL) != 0) return CPA_OK;
     pthread_detach(thread);
     struct sigaction action = {.sa_sigaction = on_signal, .sa_flags = (int)(SA_RESTART | SA_SIGINFO)};

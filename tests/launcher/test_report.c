@@ -56,6 +56,24 @@ static void latencies_have_their_usual_meaning(void) {
     cpa_metrics_release(&metrics);
 }
 
+/* A server that runs for months keeps the last latencies alone. */
+static void a_window_keeps_the_last_samples(void) {
+    cpa_metrics metrics = {.window = 2};
+    for (int i = 0; i < 100; i++) add_requests(&metrics);
+    CU_ASSERT_EQUAL(metrics.completed, 300);
+    CU_ASSERT_EQUAL(metrics.n_records, 0);
+    CU_ASSERT_EQUAL(metrics.samples[CPA_ITL].capacity >= 2 && metrics.samples[CPA_ITL].capacity < 100, 1);
+    const cpa_summary ttft = cpa_metrics_summary(&metrics, CPA_TTFT); /* 1000, 250 */
+    CU_ASSERT_EQUAL(ttft.count, 2);
+    CU_ASSERT_DOUBLE_EQUAL(ttft.mean, 625, 1e-9);
+    json_t *root = json_object();
+    CU_ASSERT_EQUAL(cpa_metrics_put(root, &metrics, 300, 10, 1), 0);
+    CU_ASSERT(json_is_null(json_object_get(root, "ttfts")));
+    CU_ASSERT(json_is_null(json_object_get(root, "max_concurrent_requests")));
+    json_decref(root);
+    cpa_metrics_release(&metrics);
+}
+
 static void a_run_without_tokens_has_zeros(void) {
     cpa_metrics metrics = {0};
     cpa_summary summary = cpa_metrics_summary(&metrics, CPA_ITL);
@@ -412,6 +430,7 @@ static void progress_tells_rate_and_time_left(void) {
 static const cpa_test tests[] = {
     {"progress tells rate and time left", progress_tells_rate_and_time_left},
     {"latencies have their usual meaning", latencies_have_their_usual_meaning},
+    {"a window keeps the last samples", a_window_keeps_the_last_samples},
     {"a run without tokens has zeros", a_run_without_tokens_has_zeros},
     {"peaks are those of completed requests", peaks_are_those_of_completed_requests},
     {"goodput counts requests within every objective", goodput_counts_requests_within_every_objective},

@@ -113,7 +113,7 @@ expect_digest_of() {
         fail "$1 and $2 differ in their results"
 }
 
-for subject in usage results cache failures ranks models; do
+for subject in usage results cache failures ranks models serve; do
     # shellcheck disable=SC1090
     . "$cases/$subject.sh" || exit 1
 done

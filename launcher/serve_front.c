@@ -1,0 +1,150 @@
+#include "launcher/serve_front.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/check.h"
+#include "base/clock.h"
+
+/* Token ids of the synthetic model, which takes any. */
+#define SYNTHETIC_VOCABULARY ((int64_t)1 << 31)
+
+/* For clients to take an error before the process ends. */
+#define FAIL_S 0.3
+
+/* ---- text ---- */
+
+static cpa_status open_tokenizer(const cpa_job *job, cpa_serve_front *front, cpa_error *err) {
+    if (!job->has_network) return CPA_OK;
+    const cpa_status status = cpa_tokenizer_open(job->settings.model_dir, &front->tokenizer, err);
+    if (status != CPA_UNSUPPORTED) return status == CPA_IO ? CPA_INVALID : status;
+    cpa_log(CPA_LOG_WARN, "%s", err->message);
+    return CPA_OK;
+}
+
+static cpa_status open_chat(const cpa_job *job, cpa_serve_front *front, cpa_error *err) {
+    const char *folder = job->settings.model_dir, *name = job->settings.chat_template;
+    if (!front->tokenizer) {
+        if (!name[0]) return CPA_OK;
+        return cpa_fail(err, CPA_INVALID, "--chat-template: found without a tokenizer in %s, expected one",
+                        job->has_network ? folder : "any --model-dir");
+    }
+    const cpa_status status = cpa_chat_template_open(folder, name[0] ? name : NULL, &front->chat, err);
+    if (status != CPA_OK && name[0]) {
+        char why[sizeof err->message];
+        snprintf(why, sizeof why, "%s", err->message);
+        return cpa_fail(err, CPA_INVALID, "--chat-template: %.480s", why);
+    }
+    if (status != CPA_UNSUPPORTED) return status == CPA_IO ? CPA_INVALID : status;
+    cpa_log(CPA_LOG_WARN, "%s", err->message);
+    return CPA_OK;
+}
+
+static void describe(const cpa_job *job, cpa_serve_front *front) {
+    char *out = front->says;
+    const size_t bytes = sizeof front->says;
+    if (!job->has_network) {
+        snprintf(out, bytes, "token ids alone, of the synthetic model");
+    } else if (!front->tokenizer) {
+        snprintf(out, bytes, "token ids alone: no tokenizer that is known in the model's folder");
+    } else if (!front->chat) {
+        snprintf(out, bytes, "text and token ids; no chat: no template that is known in the model's folder");
+    } else {
+        snprintf(out, bytes, "text, token ids, and chat by the template %s", cpa_chat_template_name(front->chat));
+    }
+}
+
+/* ---- the server ---- */
+
+/* From any thread of the server. */
+static char *render_metrics(void *ctx) {
+    cpa_serve_front *front = ctx;
+    cpa_engine *engine = atomic_load(&front->engine);
+    cpa_engine_stats stats = {0};
+    if (engine) cpa_engine_get_stats(engine, &stats, sizeof stats);
+    return cpa_exposition_render(front->exposition, &stats);
+}
+
+static cpa_status start(const cpa_job *job, cpa_serve_front *front, cpa_error *err) {
+    const cpa_settings *settings = &job->settings;
+    front->name = settings->served_model_name[0] ? settings->served_model_name : job->model.name;
+    front->exposition = cpa_exposition_create(front->name, settings->block_size);
+    if (!front->exposition) return cpa_fail(err, CPA_NO_MEMORY, "no memory for the figures of the server");
+    const cpa_server_options options = {
+        .host = settings->host,
+        .port = (int)settings->port,
+        .api_key = settings->api_key[0] ? settings->api_key : NULL,
+        .model_name = front->name,
+        .tokenizer = front->tokenizer,
+        .chat = front->chat,
+        .seed = (uint64_t)settings->seed,
+        .max_body_bytes = settings->max_body_bytes,
+        .max_connections = settings->max_connections,
+        .idle_timeout_s = settings->idle_timeout,
+        .metrics = render_metrics,
+        .metrics_ctx = front,
+    };
+    return cpa_server_start(&options, &front->server, err);
+}
+
+cpa_status cpa_serve_front_open(const cpa_job *job, cpa_serve_front *front, cpa_error *err) {
+    cpa_status status = open_tokenizer(job, front, err);
+    if (status == CPA_OK) status = open_chat(job, front, err);
+    if (status == CPA_OK) status = start(job, front, err);
+    if (status == CPA_OK) {
+        describe(job, front);
+    } else {
+        cpa_serve_front_close(front);
+    }
+    return status;
+}
+
+void cpa_serve_front_close(cpa_serve_front *front) {
+    cpa_server_stop(front->server, 0);
+    cpa_exposition_release(front->exposition);
+    cpa_chat_template_close(front->chat);
+    cpa_tokenizer_close(front->tokenizer);
+    memset(front, 0, sizeof *front);
+}
+
+static cpa_status submit(void *engine, const cpa_request *request, cpa_error *err) {
+    const cpa_status status = cpa_engine_submit(engine, request);
+    return status == CPA_OK ? CPA_OK : cpa_fail(err, status, "%s", cpa_engine_error(engine));
+}
+
+static cpa_status cancel(void *engine, uint64_t id) {
+    return cpa_engine_cancel(engine, id);
+}
+
+cpa_status cpa_serve_front_attach(cpa_serve_front *front, const cpa_job *job, cpa_engine *engine, int64_t max_model_len,
+                                  cpa_error *err) {
+    const cpa_server_engine attached = {
+        .ctx = engine,
+        .submit = submit,
+        .cancel = cancel,
+        .vocabulary = job->has_network ? job->network.vocabulary : SYNTHETIC_VOCABULARY,
+        .max_model_len = max_model_len,
+        .end_ids = job->network.end_ids,
+        .n_end_ids = job->network.n_end_ids,
+    };
+    atomic_store(&front->engine, engine);
+    return cpa_server_attach(front->server, &attached, err);
+}
+
+uint32_t cpa_serve_front_token_at(void *front, uint64_t request, int64_t position) {
+    return cpa_server_token_at(((cpa_serve_front *)front)->server, request, position);
+}
+
+int64_t cpa_serve_front_flush(cpa_serve_front *front, double seconds) {
+    const struct timespec pause = {.tv_nsec = 2000000};
+    const double end = cpa_clock_now() + seconds;
+    int64_t left;
+    while ((left = cpa_server_undelivered(front->server)) > 0 && cpa_clock_now() < end) nanosleep(&pause, NULL);
+    return left;
+}
+
+void cpa_serve_front_fail(cpa_serve_front *front, const char *why) {
+    if (!front->server) return;
+    cpa_server_fail(front->server, why);
+    (void)cpa_serve_front_flush(front, FAIL_S);
+}
