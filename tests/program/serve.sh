@@ -99,16 +99,18 @@ serve() {
     [ $? = 2 ] && grep -q "^cp_attn: cannot listen on 127.0.0.1 port ${url##*:}: Address already in use" err.second ||
         fail "a port in use: $(cat err.second)"
     # A drain in the middle of an answer.
-    begin_answer 2000
+    begin_answer 4000
     kill -TERM "$(cat pid.0)"
     for ((i = 0; i < 100; i++)); do
-        [ "$(curl -s -o /dev/null -w '%{http_code}' "$url/health")" = 200 ] || break
+        http=$(curl -s -o /dev/null -w '%{http_code}' "$url/health")
+        [ "$http" = 200 ] || break
         sleep 0.01
     done
+    expect_http 503 "/health during a drain"
     ask /v1/completions "{$prompt}"
-    [ "$http" = 503 ] || [ "$http" = 000 ] || fail "HTTP $http during a drain"
+    expect_http 503 "a request during a drain"
     wait $client || fail "the client was cut off"
-    grep -q '^data: \[DONE\]' stream && [ "$(answered_ids stream | wc -w)" = 2000 ] ||
+    grep -q '^data: \[DONE\]' stream && [ "$(answered_ids stream | wc -w)" = 4000 ] ||
         fail "an answer was cut short by a drain: $(answered_ids stream | wc -w) tokens, $(tail -c 300 stream)"
     expect_end_of_server 0 SIGTERM
     grep -q '^requests *3 of 3 completed' out || fail "no report: $(cat out)"
