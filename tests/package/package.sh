@@ -74,14 +74,14 @@ exports_what_headers_declare() { # PREFIX LIBRARY SONAME
     difference=$(comm -3 <(echo "$exported") <(echo "$declared"))
     [ -z "$difference" ] || fail "exported but not declared, or (indented) the other way round:"$'\n'"$difference"
     grep -qx cpa_shard_len <<<"$exported" || fail "cpa_shard_len is not exported"
-    readelf -d "$2" | grep -q "SONAME.*\[$3\]" || fail "soname is not $3"
+    readelf -d "$2" | grep "SONAME.*\[$3\]" >/dev/null || fail "soname is not $3"
     echo "$(wc -l <<<"$exported") symbols, as declared"
 }
 
 only_its_own_library_needs_mpi() { # PREFIX LIBDIR
     local named
     export LD_LIBRARY_PATH=$2
-    ldd "$2/libcpattn_mpi.so" | grep -q libmpi || fail "libcpattn_mpi.so does not load MPI"
+    ldd "$2/libcpattn_mpi.so" | grep libmpi >/dev/null || fail "libcpattn_mpi.so does not load MPI"
     ! ldd "$2/libcpattn.so" | grep libmpi || fail "libcpattn.so loads MPI"
     named=$(grep -lE '#include <mpi\.h>|MPI_' "$1"/include/cpattn/*.h | xargs -n 1 basename | tr '\n' ' ')
     [ "$named" = "mpi.h " ] || fail "MPI is named by $named, expected mpi.h alone"

@@ -139,7 +139,7 @@ stopped() {
     grep -q '^requests *0 of 2 completed' out || fail "no report of a run that was stopped"
     expect_value failed 2 r.json
     expect_value stopped_by "$2" r.json
-    tail -n 1 m.prom | grep -q '^cpattn_iteration_tokens_total_count' || fail "no whole file of metrics"
+    grep -q '^cpattn_iteration_tokens_total_count' <<<"$(tail -n 1 m.prom)" || fail "no whole file of metrics"
     rm -f r.json
 }
 
