@@ -122,8 +122,12 @@ void cpa_answer_close(cpa_answer *answer) {
     if (!answer) return;
     const cpa_server_engine *engine = &answer->server->engine;
     cpa_client_watch_remove(&answer->server->watch, answer->socket);
-    const int64_t n = cpa_in_flight_leave(answer->group, answer->unfinished);
-    for (int64_t i = 0; i < n; i++) engine->cancel(engine->ctx, answer->unfinished[i]);
+    cpa_in_flight_leave(answer->group, answer->unfinished);
+    for (int64_t i = 0; i < answer->n; i++) {
+        if (answer->unfinished[i] && !answer->choices[i].is_cancelled) {
+            engine->cancel(engine->ctx, answer->unfinished[i]);
+        }
+    }
     destroy(answer);
 }
 
@@ -141,6 +145,7 @@ int cpa_answer_collect(cpa_answer *answer, cpa_refusal *refusal) {
             return cpa_refuse(refusal, MHD_HTTP_INTERNAL_SERVER_ERROR, NULL, NULL, "%s", choice->error);
         }
         if (choice->end != CPA_CHOICE_GOES_ON && !answer->arrivals[i].has_ended) {
+            choice->is_cancelled = 1;
             engine->cancel(engine->ctx, answer->group->flights[i].id);
         }
     }

@@ -33,6 +33,7 @@ typedef struct cpa_choice {
     int64_t stop_id;         /* of the request's own that did, or -1 */
     const char *error;       /* of CPA_CHOICE_ERROR; the arrival's */
     int is_begun, is_closed; /* its first, its last event has been written */
+    int is_cancelled;        /* as a text has stopped it */
 } cpa_choice;
 
 /* Both must outlive the choice. */

@@ -168,12 +168,11 @@ void cpa_in_flight_gone(cpa_in_flight *in, uint64_t first_id) {
     pthread_mutex_unlock(&in->lock);
 }
 
-int64_t cpa_in_flight_leave(cpa_flight_group *group, uint64_t *unfinished) {
+void cpa_in_flight_leave(cpa_flight_group *group, uint64_t *unfinished) {
     cpa_in_flight *in = group->in;
-    int64_t n = 0;
     pthread_mutex_lock(&in->lock);
     for (int64_t i = 0; i < group->n; i++) {
-        if (find(in, group->flights[i].id)) unfinished[n++] = group->flights[i].id;
+        unfinished[i] = find(in, group->flights[i].id) ? group->flights[i].id : 0;
     }
     HASH_DEL(in->groups, group);
     group->connection = NULL;
@@ -181,7 +180,6 @@ int64_t cpa_in_flight_leave(cpa_flight_group *group, uint64_t *unfinished) {
     pthread_cond_broadcast(&in->left);
     pthread_mutex_unlock(&in->lock);
     if (is_last) cpa_flight_group_destroy(group);
-    return n;
 }
 
 void cpa_in_flight_token(cpa_in_flight *in, uint64_t id, int64_t index, uint32_t token, float logprob) {

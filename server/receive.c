@@ -6,7 +6,9 @@
 #include <strings.h>
 
 #include "base/array.h"
+#include "base/check.h"
 #include "server/answer.h"
+#include "server/connection.h"
 #include "server/exchange.h"
 #include "server/routes.h"
 
@@ -19,7 +21,7 @@ typedef struct call {
     const cpa_route *route;
     const char *allow;
     int64_t capacity, arrived; /* of the body */
-    int is_refused;
+    int is_refused, refuses_now;
     cpa_refusal refusal;
 } call;
 
@@ -49,6 +51,30 @@ static int is_head_or_get(const char *method) {
     return strcmp(method, MHD_HTTP_METHOD_GET) == 0 || strcmp(method, MHD_HTTP_METHOD_HEAD) == 0;
 }
 
+/* Where a request ends must not be a matter of opinion: a proxy before the server might have another. */
+typedef struct framing {
+    int lengths, encodings, others; /* headers; encodings other than chunked */
+} framing;
+
+static enum MHD_Result count_framing(void *ctx, enum MHD_ValueKind kind, const char *name, const char *value) {
+    (void)kind;
+    framing *f = ctx;
+    f->lengths += strcasecmp(name, MHD_HTTP_HEADER_CONTENT_LENGTH) == 0;
+    if (strcasecmp(name, MHD_HTTP_HEADER_TRANSFER_ENCODING) != 0) return MHD_YES;
+    f->encodings++;
+    f->others += !value || strcasecmp(value, "chunked") != 0;
+    return MHD_YES;
+}
+
+static int check_framing(call *c) {
+    framing f = {0};
+    MHD_get_connection_values(c->exchange.connection, MHD_HEADER_KIND, count_framing, &f);
+    if (f.lengths + f.encodings <= 1 && f.others == 0) return 1;
+    c->refuses_now = 1;
+    return cpa_refuse(&c->refusal, MHD_HTTP_BAD_REQUEST, NULL, NULL,
+                      "expected one Content-Length, or one \"Transfer-Encoding: chunked\"");
+}
+
 static int refuse_large(call *c) {
     return cpa_refuse(&c->refusal, MHD_HTTP_CONTENT_TOO_LARGE, NULL, NULL,
                       "the body of the request is too large, expected at most %lld bytes",
@@ -59,8 +85,7 @@ static int refuse_large(call *c) {
 static int check_header(call *c) {
     const cpa_exchange *x = &c->exchange;
     const cpa_server_options *o = &x->server->options;
-    const union MHD_ConnectionInfo *info = MHD_get_connection_info(x->connection, MHD_CONNECTION_INFO_SOCKET_CONTEXT);
-    if (info && info->socket_context) {
+    if (cpa_connection_is_crowded(x->connection)) {
         return cpa_refuse(&c->refusal, MHD_HTTP_SERVICE_UNAVAILABLE, NULL, NULL,
                           "too many connections, there may be %lld", (long long)o->max_connections);
     }
@@ -87,7 +112,7 @@ static int check_header(call *c) {
  * than is worth reading. */
 static int must_refuse_now(const call *c, int64_t announced) {
     const char *expected = header(c, MHD_HTTP_HEADER_EXPECT);
-    return (expected && strcasecmp(expected, "100-continue") == 0) ||
+    return c->refuses_now || (expected && strcasecmp(expected, "100-continue") == 0) ||
            announced > DISCARDED_BODIES * c->exchange.server->options.max_body_bytes;
 }
 
@@ -99,7 +124,8 @@ static enum MHD_Result begin(cpa_server *server, struct MHD_Connection *connecti
     c->exchange = (cpa_exchange){.server = server, .connection = connection, .method = method, .path = url};
     const char *length = header(c, MHD_HTTP_HEADER_CONTENT_LENGTH);
     const int64_t announced = length ? strtoll(length, NULL, 10) : 0; /* which libmicrohttpd has checked */
-    c->is_refused = !check_header(c) || (announced > server->options.max_body_bytes && !refuse_large(c));
+    c->is_refused =
+        !check_framing(c) || !check_header(c) || (announced > server->options.max_body_bytes && !refuse_large(c));
     if (c->is_refused && must_refuse_now(c, announced)) return cpa_reply_refusal(&c->exchange, &c->refusal, c->allow);
     return MHD_YES;
 }
@@ -138,22 +164,15 @@ enum MHD_Result cpa_receive(void *server, struct MHD_Connection *connection, con
 
 void cpa_receive_completed(void *server, struct MHD_Connection *connection, void **state,
                            enum MHD_RequestTerminationCode why) {
-    (void)server, (void)connection, (void)why;
+    (void)server, (void)connection;
     call *c = *state;
     if (!c) return;
     *state = NULL;
+    if (why == MHD_REQUEST_TERMINATED_TIMEOUT_REACHED) {
+        cpa_log(CPA_LOG_WARN, "server: %.16s %.80s: closed, as the client was idle for too long", c->exchange.method,
+                c->exchange.path);
+    }
     cpa_answer_close(c->exchange.answer);
     free(c->exchange.body);
     free(c);
-}
-
-void cpa_receive_connection(void *ctx, struct MHD_Connection *connection, void **crowded,
-                            enum MHD_ConnectionNotificationCode what) {
-    (void)connection;
-    cpa_server *server = ctx;
-    if (what == MHD_CONNECTION_NOTIFY_CLOSED) {
-        atomic_fetch_sub(&server->connections, 1);
-    } else if (atomic_fetch_add(&server->connections, 1) >= server->options.max_connections) {
-        *crowded = server;
-    }
 }

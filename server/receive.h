@@ -12,8 +12,4 @@ enum MHD_Result cpa_receive(void *server, struct MHD_Connection *connection, con
 void cpa_receive_completed(void *server, struct MHD_Connection *connection, void **call,
                            enum MHD_RequestTerminationCode why);
 
-/* The MHD_NotifyConnectionCallback: counts connections, and remembers which are too many. */
-void cpa_receive_connection(void *server, struct MHD_Connection *connection, void **crowded,
-                            enum MHD_ConnectionNotificationCode what);
-
 #endif

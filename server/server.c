@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "base/check.h"
+#include "server/connection.h"
 #include "server/listen.h"
 #include "server/receive.h"
 #include "server/server_internal.h"
@@ -31,16 +32,22 @@ static void raise_open_files(void) {
     if (setrlimit(RLIMIT_NOFILE, &files)) cpa_log(CPA_LOG_WARN, "server: the limit of open files stays as it is");
 }
 
-/* Lines of libmicrohttpd. Requests that it refuses itself are worth one; the others tell of clients that have left. */
+/* Lines of libmicrohttpd. Of requests that it refuses itself it tells the status and the page that it replies with. */
 static void log_http(void *ctx, const char *format, va_list args) {
     (void)ctx;
+    char line[600];
     const int is_refusal = strncmp(format, "Error processing request", 24) == 0;
-    const cpa_log_level level = is_refusal ? CPA_LOG_WARN : CPA_LOG_DEBUG;
-    if (!cpa_log_enabled(level)) return;
-    char line[400];
+    if (!cpa_log_enabled(is_refusal ? CPA_LOG_WARN : CPA_LOG_DEBUG)) return;
     vsnprintf(line, sizeof line, format, args);
-    line[strcspn(line, "\n")] = 0;
-    cpa_log(level, "server: %s", line);
+    if (!is_refusal) {
+        line[strcspn(line, "\n")] = 0;
+        cpa_log(CPA_LOG_DEBUG, "server: %s", line); /* of clients that have left, mostly */
+        return;
+    }
+    unsigned status = 0;
+    sscanf(line, "%*[^0-9]%u", &status);
+    const char *body = strstr(line, "<body>"), *said = body ? body + strlen("<body>") : line;
+    cpa_log(CPA_LOG_WARN, "server: a request is refused: %u: %.*s", status, (int)strcspn(said, "<\n"), said);
 }
 
 static void destroy(cpa_server *server) {
@@ -83,7 +90,8 @@ static struct MHD_Daemon *start_daemon(cpa_server *server, int listen_fd) {
                             MHD_OPTION_LISTEN_SOCKET, listen_fd, MHD_OPTION_CONNECTION_LIMIT, connections,
                             MHD_OPTION_CONNECTION_TIMEOUT, (unsigned)ceil(o->idle_timeout_s),
                             MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)HEADER_BYTES, MHD_OPTION_NOTIFY_COMPLETED,
-                            cpa_receive_completed, server, MHD_OPTION_NOTIFY_CONNECTION, cpa_receive_connection, server,
+                            cpa_receive_completed, server, MHD_OPTION_NOTIFY_CONNECTION, cpa_connection_notify, server,
+                            MHD_OPTION_URI_LOG_CALLBACK, cpa_connection_speaks, server, MHD_OPTION_STRICT_FOR_CLIENT, 1,
                             MHD_OPTION_ARRAY, pool, MHD_OPTION_END);
 }
 

@@ -5,9 +5,9 @@
 #include <microhttpd.h>
 #include <stdatomic.h>
 
+#include "server/client_watch.h"
 #include "server/in_flight.h"
 #include "server/server.h"
-#include "server/watch.h"
 
 struct cpa_server {
     /* Constant while it listens. */

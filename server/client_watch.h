@@ -1,6 +1,6 @@
 /* Tells when clients leave whose connections are suspended: libmicrohttpd does not look at those. */
-#ifndef CPA_SERVER_WATCH_H
-#define CPA_SERVER_WATCH_H
+#ifndef CPA_SERVER_CLIENT_WATCH_H
+#define CPA_SERVER_CLIENT_WATCH_H
 
 #include <pthread.h>
 #include <stdint.h>

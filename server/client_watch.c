@@ -1,4 +1,4 @@
-#include "server/watch.h"
+#include "server/client_watch.h"
 
 #include <errno.h>
 #include <string.h>

@@ -1,0 +1,60 @@
+#include "server/connection.h"
+
+#include <linux/tcp.h>
+#include <netinet/in.h>
+#include <stdlib.h>
+#include <sys/socket.h>
+
+#include "base/check.h"
+#include "server/server_internal.h"
+
+typedef struct state {
+    int is_crowded;
+    int has_spoken; /* at least the first line of a request has come */
+} state;
+
+static state *state_of(struct MHD_Connection *connection) {
+    const union MHD_ConnectionInfo *info = MHD_get_connection_info(connection, MHD_CONNECTION_INFO_SOCKET_CONTEXT);
+    return info ? info->socket_context : NULL;
+}
+
+int cpa_connection_is_crowded(struct MHD_Connection *connection) {
+    const state *s = state_of(connection);
+    return s && s->is_crowded;
+}
+
+void *cpa_connection_speaks(void *server, const char *uri, struct MHD_Connection *connection) {
+    (void)server, (void)uri;
+    state *s = state_of(connection);
+    if (s) s->has_spoken = 1;
+    return NULL;
+}
+
+/* libmicrohttpd closes connections whose first bytes are no request without a word, and so it does where a client leaves;
+ * ports that are tried out send nothing. A line that is too long for it has been told of. */
+static void log_what_was_no_request(struct MHD_Connection *connection) {
+    enum { LONG_LINE = 8192 };
+    struct tcp_info tcp = {0};
+    socklen_t bytes = sizeof tcp;
+    const union MHD_ConnectionInfo *info = MHD_get_connection_info(connection, MHD_CONNECTION_INFO_CONNECTION_FD);
+    if (!info || getsockopt(info->connect_fd, IPPROTO_TCP, TCP_INFO, &tcp, &bytes)) return;
+    if (tcp.tcpi_bytes_received == 0 || tcp.tcpi_bytes_received > LONG_LINE) return;
+    cpa_log(CPA_LOG_WARN, "server: a connection ends on which %llu bytes came that are no request of HTTP",
+            (unsigned long long)tcp.tcpi_bytes_received);
+}
+
+void cpa_connection_notify(void *ctx, struct MHD_Connection *connection, void **kept,
+                           enum MHD_ConnectionNotificationCode what) {
+    cpa_server *server = ctx;
+    if (what == MHD_CONNECTION_NOTIFY_STARTED) {
+        state *s = calloc(1, sizeof *s);
+        *kept = s;
+        const long long others = atomic_fetch_add(&server->connections, 1);
+        if (s) s->is_crowded = others >= server->options.max_connections;
+        return;
+    }
+    const state *s = *kept;
+    if (s && !s->has_spoken) log_what_was_no_request(connection);
+    free(*kept);
+    atomic_fetch_sub(&server->connections, 1);
+}

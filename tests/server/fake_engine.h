@@ -1,0 +1,58 @@
+/* An engine for tests of the server: it draws one token for each of its requests when the test says so, the bytes of a
+ * text that the test chooses, and remembers what it was asked for. */
+#ifndef CPA_TESTS_FAKE_ENGINE_H
+#define CPA_TESTS_FAKE_ENGINE_H
+
+#include <pthread.h>
+
+#include "server/server.h"
+
+enum { CPA_FAKE_MOST = 4096, CPA_FAKE_END = 256, CPA_FAKE_VOCABULARY = 300, CPA_FAKE_LENGTH = 4096 };
+
+typedef struct cpa_fake_request {
+    cpa_request request; /* its salt and sampling are these: */
+    char salt[32];
+    cpa_sampling sampling;
+    uint32_t stop_ids[8];
+    int64_t drawn;
+    int is_cancelled, has_ended;
+} cpa_fake_request;
+
+typedef struct cpa_fake_engine {
+    cpa_server *server;
+    cpa_tokenizer *tokenizer;
+    cpa_chat_template *chat;
+    const char *script; /* what every answer says, then CPA_FAKE_END */
+    cpa_status refusal; /* of the next submissions; CPA_OK */
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+    int64_t n, cancels;
+    cpa_fake_request requests[CPA_FAKE_MOST];
+} cpa_fake_engine;
+
+/* A server with the engine behind it, on a port of its own; with_text: and a tokenizer whose ids are bytes (and 256 the
+ * end), and the template "chatml". `options` is changed by what is the fixture's. Aborts where that fails. */
+cpa_fake_engine *cpa_fake_engine_start(cpa_server_options options, int with_text);
+/* The same, without an engine attached yet. */
+cpa_fake_engine *cpa_fake_engine_start_alone(cpa_server_options options, int with_text);
+void cpa_fake_engine_attach(cpa_fake_engine *engine);
+
+/* Stops the server, unless that is done (engine->server is NULL), and frees everything. */
+void cpa_fake_engine_stop(cpa_fake_engine *engine);
+
+int cpa_fake_engine_port(const cpa_fake_engine *engine);
+
+/* Draws up to so many tokens for every request; those at their end, or cancelled, end. */
+void cpa_fake_engine_step(cpa_fake_engine *engine, int64_t tokens);
+/* Ends a request so. */
+void cpa_fake_engine_end(cpa_fake_engine *engine, int64_t request, cpa_finish_reason reason, const char *error);
+
+/* Wait until so many requests were submitted, or cancelled, in all; give up after 20 seconds, which fails the test. */
+void cpa_fake_engine_await(cpa_fake_engine *engine, int64_t requests);
+void cpa_fake_engine_await_cancels(cpa_fake_engine *engine, int64_t cancels);
+
+/* Steps on until the thread that this runs in the background has its reply: a whole exchange with a POST. */
+struct cpa_http_reply;
+void cpa_fake_engine_post(cpa_fake_engine *engine, const char *path, const char *body, struct cpa_http_reply *out);
+
+#endif

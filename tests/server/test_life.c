@@ -1,0 +1,300 @@
+/* The life of answers: clients that leave or do not read, engines that are busy, drained or lost, the end of a server. */
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "tests/fixtures/unit.h"
+#include "tests/server/fake_engine.h"
+#include "tests/server/http_client.h"
+
+static const cpa_server_options plain = {.model_name = "tiny"};
+static const char whole[] = "{\"prompt\": [7], \"n\": 2, \"max_tokens\": 50}";
+static const char streamed[] = "{\"prompt\": [7], \"n\": 2, \"max_tokens\": 50, \"stream\": true}";
+
+static int ask(cpa_fake_engine *engine, const char *body) {
+    const int fd = cpa_http_connect(cpa_fake_engine_port(engine));
+    cpa_http_ask(fd, "POST", "/v1/completions", "", body);
+    return fd;
+}
+
+static void await_delivery(cpa_fake_engine *engine) {
+    const double begin = cpa_clock_now();
+    while (cpa_server_undelivered(engine->server) > 0 && cpa_clock_now() - begin < 20) usleep(1000);
+    CU_ASSERT_EQUAL(cpa_server_undelivered(engine->server), 0);
+}
+
+/* Whether or not tokens come, and whether the client half-closes, closes, or resets. */
+static void requests_of_a_client_that_leaves_are_cancelled(void) {
+    const char *const bodies[] = {whole, streamed};
+    for (int b = 0; b < 2; b++) {
+        for (int way = 0; way < 3; way++) {
+            cpa_fake_engine *engine = cpa_fake_engine_start(plain, 0);
+            const int fd = ask(engine, bodies[b]);
+            cpa_fake_engine_await(engine, 2);
+            CU_ASSERT_EQUAL(cpa_server_undelivered(engine->server), 1);
+            const struct linger reset = {.l_onoff = 1};
+            if (way == 1) shutdown(fd, SHUT_WR);
+            if (way == 2) setsockopt(fd, SOL_SOCKET, SO_LINGER, &reset, sizeof reset);
+            if (way != 1) close(fd);
+            cpa_fake_engine_await_cancels(engine, 2);
+            cpa_fake_engine_step(engine, 1); /* the engine ends them after the server has forgotten them */
+            await_delivery(engine);
+            if (way == 1) close(fd);
+            CU_ASSERT_EQUAL(engine->cancels, 2);
+            cpa_fake_engine_stop(engine);
+        }
+    }
+}
+
+static void a_text_that_stops_it_cancels_a_request(void) {
+    cpa_fake_engine *engine = cpa_fake_engine_start(plain, 1);
+    const int fd = ask(engine, "{\"prompt\": [7], \"max_tokens\": 50, \"stop\": \"el\"}");
+    cpa_fake_engine_await(engine, 1);
+    cpa_fake_engine_step(engine, 3);
+    cpa_fake_engine_await_cancels(engine, 1);
+    char reply[2000];
+    cpa_http_read_until(fd, "}}", reply, sizeof reply);
+    CU_ASSERT_PTR_NOT_NULL(strstr(reply, "\"text\":\"H\""));
+    close(fd);
+    cpa_fake_engine_stop(engine);
+}
+
+static void a_client_that_does_not_read_slows_no_other(void) {
+    cpa_server_options options = plain;
+    options.idle_timeout_s = 2;
+    options.threads = 1;
+    cpa_fake_engine *engine = cpa_fake_engine_start(options, 0);
+    const int fd = cpa_http_connect(cpa_fake_engine_port(engine)), least = 1;
+    setsockopt(fd, SOL_SOCKET, SO_RCVBUF, &least, sizeof least);
+    cpa_http_ask(fd, "POST", "/v1/completions", "",
+                 "{\"prompt\": [7], \"n\": 128, \"max_tokens\": 4000, \"ignore_eos\": true, \"stream\": true}");
+    cpa_fake_engine_await(engine, 128);
+    const double begin = cpa_clock_now();
+    for (int i = 0; i < 40; i++) { /* more than all buffers on the way */
+        cpa_fake_engine_step(engine, 100);
+        cpa_http_reply reply;
+        cpa_http_request(cpa_fake_engine_port(engine), "GET", "/live", "", NULL, &reply);
+        CU_ASSERT_EQUAL(reply.status, 200);
+        cpa_http_reply_free(&reply);
+        if (i % 10 == 0) {
+            cpa_fake_engine_post(engine, "/v1/completions", whole, &reply);
+            CU_ASSERT_EQUAL(reply.status, 200);
+            cpa_http_reply_free(&reply);
+        }
+    }
+    await_delivery(engine); /* its time is over */
+    CU_ASSERT(cpa_clock_now() - begin > 1.5);
+    close(fd);
+    cpa_fake_engine_stop(engine);
+}
+
+static void what_the_engine_refuses_is_passed_on(void) {
+    static const struct {
+        cpa_status refusal;
+        int status, retry;
+    } cases[] = {{CPA_BUSY, 429, 1}, {CPA_STOPPED, 503, 1}, {CPA_INVALID, 400, 0}, {CPA_NO_MEMORY, 500, 0}};
+    cpa_fake_engine *engine = cpa_fake_engine_start(plain, 0);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        engine->refusal = cases[i].refusal;
+        cpa_http_reply reply;
+        cpa_http_request(cpa_fake_engine_port(engine), "POST", "/v1/completions", "", streamed, &reply);
+        CU_ASSERT_EQUAL(reply.status, cases[i].status);
+        CU_ASSERT_EQUAL(strstr(reply.head, "Retry-After: 1") != NULL, cases[i].retry);
+        CU_ASSERT_PTR_NOT_NULL(strstr(reply.body, "the fake engine is"));
+        cpa_http_reply_free(&reply);
+    }
+    CU_ASSERT_EQUAL(cpa_server_undelivered(engine->server), 0);
+    cpa_fake_engine_stop(engine);
+}
+
+static void a_request_that_fails_is_an_error(void) {
+    cpa_fake_engine *engine = cpa_fake_engine_start(plain, 0);
+    char reply[4000];
+    int fd = ask(engine, whole);
+    cpa_fake_engine_await(engine, 2);
+    cpa_fake_engine_step(engine, 1);
+    cpa_fake_engine_end(engine, 1, CPA_FINISH_FAILED, "its rows are not finite");
+    cpa_http_read_until(fd, "}}", reply, sizeof reply);
+    CU_ASSERT_PTR_NOT_NULL(strstr(reply, "HTTP/1.1 500"));
+    CU_ASSERT_PTR_NOT_NULL(strstr(reply, "its rows are not finite"));
+    cpa_fake_engine_await_cancels(engine, 1); /* the other sample */
+    close(fd);
+    fd = ask(engine, streamed);
+    cpa_fake_engine_await(engine, 4);
+    cpa_fake_engine_step(engine, 1);
+    cpa_fake_engine_end(engine, 3, CPA_FINISH_FAILED, "its rows are not finite");
+    cpa_http_read_until(fd, "[DONE]", reply, sizeof reply);
+    CU_ASSERT_PTR_NOT_NULL(strstr(reply, "HTTP/1.1 200"));
+    CU_ASSERT_PTR_NOT_NULL(strstr(reply, "data: {\"error\":{\"message\":\"its rows are not finite\""));
+    cpa_fake_engine_await_cancels(engine, 2);
+    close(fd);
+    cpa_fake_engine_stop(engine);
+}
+
+static void a_drained_server_delivers_what_it_has(void) {
+    cpa_fake_engine *engine = cpa_fake_engine_start(plain, 0);
+    const int fds[] = {ask(engine, whole), ask(engine, streamed)};
+    cpa_fake_engine_await(engine, 4);
+    cpa_server_drain(engine->server);
+    cpa_http_reply refused;
+    cpa_http_request(cpa_fake_engine_port(engine), "POST", "/v1/completions", "", whole, &refused);
+    CU_ASSERT_EQUAL(refused.status, 503);
+    cpa_http_reply_free(&refused);
+    CU_ASSERT_EQUAL(cpa_server_undelivered(engine->server), 2);
+    cpa_fake_engine_step(engine, 50);
+    cpa_server_stop(engine->server, 10);
+    engine->server = NULL;
+    char reply[1 << 16];
+    cpa_http_read_until(fds[0], "\"usage\"", reply, sizeof reply);
+    CU_ASSERT_PTR_NOT_NULL(strstr(reply, "\"usage\""));
+    cpa_http_read_until(fds[1], "[DONE]", reply, sizeof reply);
+    CU_ASSERT_PTR_NOT_NULL(strstr(reply, "[DONE]"));
+    for (int i = 0; i < 2; i++) close(fds[i]);
+    cpa_fake_engine_stop(engine);
+}
+
+static void answers_of_a_lost_engine_end_with_an_error(void) {
+    cpa_fake_engine *engine = cpa_fake_engine_start(plain, 0);
+    const int fds[] = {ask(engine, whole), ask(engine, streamed)};
+    cpa_fake_engine_await(engine, 4);
+    cpa_fake_engine_step(engine, 2);
+    cpa_server_fail(engine->server, "rank 2 is lost");
+    for (int i = 0; i < 2; i++) {
+        char reply[4000];
+        cpa_http_read_until(fds[i], "rank 2 is lost", reply, sizeof reply);
+        CU_ASSERT_PTR_NOT_NULL(strstr(reply, "\"error\":{\"message\":\"rank 2 is lost\""));
+        close(fds[i]);
+    }
+    cpa_http_reply reply;
+    cpa_http_request(cpa_fake_engine_port(engine), "GET", "/health", "", NULL, &reply);
+    CU_ASSERT_EQUAL(reply.status, 503);
+    cpa_http_reply_free(&reply);
+    await_delivery(engine);
+    CU_ASSERT_EQUAL(engine->cancels, 0);
+    cpa_fake_engine_step(engine, 1); /* what such an engine still says is passed over */
+    cpa_fake_engine_stop(engine);
+}
+
+static void a_server_stops_with_answers_under_way(void) {
+    cpa_fake_engine *engine = cpa_fake_engine_start(plain, 0);
+    const int fds[] = {ask(engine, whole), ask(engine, streamed)};
+    cpa_fake_engine_await(engine, 4);
+    const double begin = cpa_clock_now();
+    cpa_server_stop(engine->server, 0.1);
+    engine->server = NULL;
+    CU_ASSERT(cpa_clock_now() - begin < 5);
+    for (int i = 0; i < 2; i++) {
+        char reply[4000];
+        cpa_http_read_until(fds[i], "the server has stopped", reply, sizeof reply);
+        CU_ASSERT_PTR_NOT_NULL(strstr(reply, "the server has stopped"));
+        close(fds[i]);
+    }
+    cpa_fake_engine_stop(engine);
+}
+
+static void tokens_are_asked_for_by_position(void) {
+    cpa_fake_engine *engine = cpa_fake_engine_start(plain, 0);
+    const int fd = ask(engine, "{\"prompt\": [[7, 8], [9]], \"seed\": 5}");
+    cpa_fake_engine_await(engine, 2);
+    const uint64_t first = engine->requests[0].request.id, second = engine->requests[1].request.id;
+    CU_ASSERT_EQUAL(cpa_server_token_at(engine->server, first, 1), 8);
+    CU_ASSERT_EQUAL(cpa_server_token_at(engine->server, second, 0), 9);
+    const uint32_t drawn = cpa_server_token_at(engine->server, first, 2);
+    CU_ASSERT(drawn < CPA_FAKE_VOCABULARY);
+    CU_ASSERT_EQUAL(cpa_server_token_at(engine->server, second, 2), drawn); /* by seed and position alone */
+    CU_ASSERT_EQUAL(cpa_server_token_at(engine->server, 12345, 0), 0);
+    close(fd);
+    cpa_fake_engine_stop(engine);
+}
+
+/* Many at once, of which some leave; the others get what is theirs. */
+static void many_connections_are_served_at_once(void) {
+    enum { COUNT = 1000 };
+    struct rlimit files;
+    getrlimit(RLIMIT_NOFILE, &files);
+    files.rlim_cur = files.rlim_max;
+    setrlimit(RLIMIT_NOFILE, &files);
+    const int count = files.rlim_cur > 2 * COUNT + 100 ? COUNT : (int)(files.rlim_cur / 2) - 100;
+    cpa_fake_engine *engine = cpa_fake_engine_start(plain, 0);
+    static int fds[COUNT];
+    for (int i = 0; i < count; i++) {
+        fds[i] = ask(engine, i % 2 ? "{\"prompt\": [7], \"max_tokens\": 4, \"stream\": true}"
+                                   : "{\"prompt\": [7], \"max_tokens\": 4}");
+    }
+    cpa_fake_engine_await(engine, count);
+    for (int i = 0; i < count; i += 5) close(fds[i]);
+    cpa_fake_engine_await_cancels(engine, (count + 4) / 5);
+    cpa_fake_engine_step(engine, 5);
+    int right = 0, expected = 0;
+    for (int i = 0; i < count; i++) {
+        if (i % 5 == 0) continue;
+        char reply[4000];
+        const char *last = i % 2 ? "[DONE]" : "\"usage\"";
+        cpa_http_read_until(fds[i], last, reply, sizeof reply);
+        right += strstr(reply, last) != NULL;
+        expected++;
+        close(fds[i]);
+    }
+    CU_ASSERT_EQUAL(right, expected);
+    await_delivery(engine);
+    cpa_fake_engine_stop(engine);
+}
+
+static void connections_beyond_the_bound_are_told_so(void) {
+    cpa_server_options options = plain;
+    options.max_connections = 2;
+    cpa_fake_engine *engine = cpa_fake_engine_start(options, 0);
+    const int fds[] = {ask(engine, whole), ask(engine, whole)};
+    cpa_fake_engine_await(engine, 4);
+    cpa_http_reply reply;
+    cpa_http_request(cpa_fake_engine_port(engine), "GET", "/live", "", NULL, &reply);
+    CU_ASSERT_EQUAL(reply.status, 503);
+    CU_ASSERT_PTR_NOT_NULL(strstr(reply.body, "too many connections"));
+    cpa_http_reply_free(&reply);
+    for (int i = 0; i < 2; i++) close(fds[i]);
+    cpa_fake_engine_await_cancels(engine, 4);
+    cpa_fake_engine_stop(engine);
+}
+
+static void requests_may_follow_each_other_in_one_packet(void) {
+    cpa_fake_engine *engine = cpa_fake_engine_start(plain, 0);
+    const int fd = cpa_http_connect(cpa_fake_engine_port(engine));
+    static const char two[] =
+        "POST /v1/completions HTTP/1.1\r\nHost: t\r\nContent-Length: 32\r\n\r\n"
+        "{\"prompt\": [7], \"max_tokens\": 2}"
+        "POST /v1/completions HTTP/1.1\r\nHost: t\r\nTransfer-Encoding: chunked\r\n\r\n"
+        "10\r\n{\"prompt\": [7], \r\n12\r\n\"max_tokens\": 1}  \r\n0\r\n\r\n";
+    cpa_http_send(fd, two, sizeof two - 1);
+    cpa_fake_engine_await(engine, 1);
+    cpa_fake_engine_step(engine, 2);
+    cpa_fake_engine_await(engine, 2);
+    cpa_fake_engine_step(engine, 1);
+    char reply[4000];
+    cpa_http_read_until(fd, "\"total_tokens\":2}", reply, sizeof reply);
+    CU_ASSERT_PTR_NOT_NULL(strstr(reply, "\"total_tokens\":3}"));
+    CU_ASSERT_PTR_NOT_NULL(strstr(reply, "\"total_tokens\":2}"));
+    close(fd);
+    cpa_fake_engine_stop(engine);
+}
+
+static const cpa_test tests[] = {
+    {"requests of a client that leaves are cancelled", requests_of_a_client_that_leaves_are_cancelled},
+    {"a text that stops it cancels a request", a_text_that_stops_it_cancels_a_request},
+    {"a client that does not read slows no other", a_client_that_does_not_read_slows_no_other},
+    {"what the engine refuses is passed on", what_the_engine_refuses_is_passed_on},
+    {"a request that fails is an error", a_request_that_fails_is_an_error},
+    {"a drained server delivers what it has", a_drained_server_delivers_what_it_has},
+    {"answers of a lost engine end with an error", answers_of_a_lost_engine_end_with_an_error},
+    {"a server stops with answers under way", a_server_stops_with_answers_under_way},
+    {"tokens are asked for by position", tokens_are_asked_for_by_position},
+    {"many connections are served at once", many_connections_are_served_at_once},
+    {"connections beyond the bound are told so", connections_beyond_the_bound_are_told_so},
+    {"requests may follow each other in one packet", requests_may_follow_each_other_in_one_packet},
+};
+
+CPA_TEST_MAIN("life", tests)

@@ -1,0 +1,308 @@
+/* What the server answers by path, and what it refuses before the engine hears of it. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "tests/fixtures/unit.h"
+#include "tests/server/fake_engine.h"
+#include "tests/server/http_client.h"
+
+static const cpa_server_options plain = {.model_name = "tiny"};
+
+/* The status of a request, and the error's fields, which every refusal has. */
+static int status_of(int port, const char *method, const char *path, const char *headers, const char *body) {
+    cpa_http_reply reply;
+    cpa_http_request(port, method, path, headers, body, &reply);
+    if (reply.status >= 400 && strcmp(method, "HEAD") != 0) {
+        json_t *error = cpa_http_json(&reply);
+        CU_ASSERT(strlen(cpa_json_text_at(error, "error.message")) > 0);
+        CU_ASSERT(strlen(cpa_json_text_at(error, "error.type")) > 0);
+        json_decref(error);
+    }
+    const int status = reply.status;
+    cpa_http_reply_free(&reply);
+    return status;
+}
+
+static int health(int port) {
+    cpa_http_reply reply;
+    cpa_http_request(port, "GET", "/health", "", NULL, &reply);
+    const int status = reply.status;
+    cpa_http_reply_free(&reply);
+    return status;
+}
+
+static char *two_metrics(void *ctx) {
+    (void)ctx;
+    return strdup("cpattn_num_requests_running 2\n");
+}
+
+static void status_routes_tell_of_the_server(void) {
+    cpa_server_options options = plain;
+    options.metrics = two_metrics;
+    cpa_fake_engine *engine = cpa_fake_engine_start_alone(options, 0);
+    const int port = cpa_fake_engine_port(engine);
+    CU_ASSERT_EQUAL(status_of(port, "GET", "/live", "", NULL), 200);
+    CU_ASSERT_EQUAL(health(port), 503);
+    CU_ASSERT_EQUAL(status_of(port, "POST", "/v1/completions", "", "{\"prompt\": [1]}"), 503);
+    cpa_fake_engine_attach(engine);
+    CU_ASSERT_EQUAL(health(port), 200);
+    cpa_http_reply reply;
+    cpa_http_request(port, "GET", "/metrics", "", NULL, &reply);
+    CU_ASSERT_STRING_EQUAL(reply.body, "cpattn_num_requests_running 2\n");
+    CU_ASSERT_PTR_NOT_NULL(strstr(reply.head, "Content-Type: text/plain; version=0.0.4"));
+    cpa_http_reply_free(&reply);
+    cpa_http_request(port, "GET", "/v1/models", "", NULL, &reply);
+    json_t *models = cpa_http_json(&reply);
+    CU_ASSERT_STRING_EQUAL(cpa_json_text_at(models, "data.0.id"), "tiny");
+    CU_ASSERT_EQUAL(json_integer_value(cpa_json_at(models, "data.0.max_model_len")), CPA_FAKE_LENGTH);
+    json_decref(models);
+    cpa_http_reply_free(&reply);
+    CU_ASSERT_EQUAL(status_of(port, "GET", "/v1/models/tiny", "", NULL), 200);
+    CU_ASSERT_EQUAL(status_of(port, "GET", "/v1/models/other", "", NULL), 404);
+    CU_ASSERT_EQUAL(status_of(port, "GET", "/version", "", NULL), 200);
+    cpa_http_request(port, "HEAD", "/v1/models", "", NULL, &reply);
+    CU_ASSERT_EQUAL(reply.status, 200);
+    CU_ASSERT_EQUAL(reply.bytes, 0);
+    cpa_http_reply_free(&reply);
+    cpa_server_drain(engine->server);
+    CU_ASSERT_EQUAL(health(port), 503);
+    CU_ASSERT_EQUAL(status_of(port, "GET", "/live", "", NULL), 200);
+    CU_ASSERT_EQUAL(status_of(port, "POST", "/v1/completions", "", "{\"prompt\": [1]}"), 503);
+    cpa_fake_engine_stop(engine);
+}
+
+static void what_is_not_there_is_refused_by_its_header(void) {
+    cpa_server_options options = plain;
+    options.max_body_bytes = 1000;
+    cpa_fake_engine *engine = cpa_fake_engine_start(options, 0);
+    const int port = cpa_fake_engine_port(engine);
+    CU_ASSERT_EQUAL(status_of(port, "GET", "/", "", NULL), 404);
+    CU_ASSERT_EQUAL(status_of(port, "POST", "/v1/embeddings", "", "{}"), 404);
+    cpa_http_reply reply;
+    cpa_http_request(port, "GET", "/v1/completions", "", NULL, &reply);
+    CU_ASSERT_EQUAL(reply.status, 405);
+    CU_ASSERT_PTR_NOT_NULL(strstr(reply.head, "Allow: POST\r\n"));
+    cpa_http_reply_free(&reply);
+    CU_ASSERT_EQUAL(status_of(port, "DELETE", "/health", "", NULL), 405);
+    CU_ASSERT_EQUAL(status_of(port, "POST", "/v1/completions", "Content-Type: image/png\r\n", "x"), 415);
+    char body[6000];
+    memset(body, ' ', sizeof body);
+    body[1500] = 0;
+    CU_ASSERT_EQUAL(status_of(port, "POST", "/v1/completions", "", body), 413);
+    CU_ASSERT_EQUAL(status_of(port, "POST", "/v1/completions", "Expect: 100-continue\r\n", body), 413);
+    static const char chunked[] =
+        "POST /v1/completions HTTP/1.1\r\nHost: test\r\nConnection: close\r\n"
+        "Transfer-Encoding: chunked\r\n\r\n5dc\r\n%s\r\n0\r\n\r\n";
+    char request[4000];
+    const int n = snprintf(request, sizeof request, chunked, body);
+    cpa_http_talk(port, request, (size_t)n, &reply);
+    CU_ASSERT_EQUAL(reply.status, 413);
+    cpa_http_reply_free(&reply);
+    CU_ASSERT_EQUAL(engine->n, 0);
+    cpa_fake_engine_stop(engine);
+}
+
+static void a_key_is_wanted_where_there_is_one(void) {
+    cpa_server_options options = plain;
+    options.api_key = "secret";
+    cpa_fake_engine *engine = cpa_fake_engine_start(options, 0);
+    const int port = cpa_fake_engine_port(engine);
+    CU_ASSERT_EQUAL(status_of(port, "GET", "/v1/models", "", NULL), 401);
+    CU_ASSERT_EQUAL(status_of(port, "GET", "/v1/models", "Authorization: Bearer secre\r\n", NULL), 401);
+    CU_ASSERT_EQUAL(status_of(port, "GET", "/v1/models", "Authorization: Bearer secret1\r\n", NULL), 401);
+    CU_ASSERT_EQUAL(status_of(port, "POST", "/v1/completions", "", "{\"prompt\": [1]}"), 401);
+    CU_ASSERT_EQUAL(status_of(port, "GET", "/v1/models", "Authorization: Bearer secret\r\n", NULL), 200);
+    CU_ASSERT_EQUAL(health(port), 200);
+    cpa_fake_engine_stop(engine);
+}
+
+/* A body of /v1/completions, or of chats where it has messages, and the field that its refusal names. */
+typedef struct wrong_body {
+    const char *body, *param;
+    int status;
+} wrong_body;
+
+static const wrong_body wrong_bodies[] = {
+    {"", "", 400},
+    {"{", "", 400},
+    {"[]", "", 400},
+    {"nonsense", "", 400},
+    {"{\"prompt\": [1]} more", "", 400},
+    {"{\"prompt\": [1], \"prompt\": [2]}", "", 400},
+    {"{\"prompt\": \"\xff\"}", "", 400},
+    {"{\"prompt\": \"\\u0000\"}", "", 400},
+    {"{\"prompt\": \"\\ud800\"}", "", 400},
+    {"{\"prompt\": [1], \"temperature\": NaN}", "", 400},
+    {"{\"prompt\": [1], \"temperature\": 1e999}", "", 400},
+    {"{\"prompt\": [1], \"n\": 123456789012345678901234567890}", "", 400},
+    {"{}", "prompt", 400},
+    {"{\"prompt\": null}", "prompt", 400},
+    {"{\"prompt\": {}}", "prompt", 400},
+    {"{\"prompt\": []}", "prompt", 400},
+    {"{\"prompt\": \"\"}", "prompt", 400},
+    {"{\"prompt\": [[]]}", "prompt", 400},
+    {"{\"prompt\": [1, 300]}", "prompt", 400},
+    {"{\"prompt\": [-1]}", "prompt", 400},
+    {"{\"prompt\": [1.5]}", "prompt", 400},
+    {"{\"prompt\": [true]}", "prompt", 400},
+    {"{\"prompt\": [[1], 2]}", "prompt", 400},
+    {"{\"prompt\": [[1], \"a\", null]}", "prompt", 400},
+    {"{\"prompt\": [1], \"model\": \"other\"}", "model", 404},
+    {"{\"prompt\": [1], \"model\": 7}", "model", 400},
+    {"{\"prompt\": [1], \"max_tokens\": 0}", "max_tokens", 400},
+    {"{\"prompt\": [1], \"max_tokens\": -1}", "max_tokens", 400},
+    {"{\"prompt\": [1], \"max_tokens\": 1.5}", "max_tokens", 400},
+    {"{\"prompt\": [1], \"max_tokens\": \"5\"}", "max_tokens", 400},
+    {"{\"prompt\": [1], \"max_tokens\": 5000}", "prompt", 400},
+    {"{\"prompt\": [1], \"n\": 0}", "n", 400},
+    {"{\"prompt\": [1], \"n\": 1000}", "n", 400},
+    {"{\"prompt\": [1], \"temperature\": -1}", "temperature", 400},
+    {"{\"prompt\": [1], \"temperature\": \"hot\"}", "temperature", 400},
+    {"{\"prompt\": [1], \"top_p\": 1.1}", "top_p", 400},
+    {"{\"prompt\": [1], \"top_k\": -2}", "top_k", 400},
+    {"{\"prompt\": [1], \"min_p\": 2}", "min_p", 400},
+    {"{\"prompt\": [1], \"repetition_penalty\": 0}", "repetition_penalty", 400},
+    {"{\"prompt\": [1], \"presence_penalty\": 3}", "presence_penalty", 400},
+    {"{\"prompt\": [1], \"seed\": 1.5}", "seed", 400},
+    {"{\"prompt\": [1], \"ignore_eos\": 1}", "ignore_eos", 400},
+    {"{\"prompt\": [1], \"stream\": \"yes\"}", "stream", 400},
+    {"{\"prompt\": [1], \"stream_options\": {}}", "stream_options", 400},
+    {"{\"prompt\": [1], \"stream\": true, \"stream_options\": 5}", "stream_options", 400},
+    {"{\"prompt\": [1], \"stop\": \"\"}", "stop", 400},
+    {"{\"prompt\": [1], \"stop\": [1]}", "stop", 400},
+    {"{\"prompt\": [1], \"stop\": [\"a\", \"b\", \"c\", \"d\", \"e\"]}", "stop", 400},
+    {"{\"prompt\": [1], \"stop\": {}}", "stop", 400},
+    {"{\"prompt\": [1], \"stop_token_ids\": [900]}", "stop_token_ids", 400},
+    {"{\"prompt\": [1], \"stop_token_ids\": 9}", "stop_token_ids", 400},
+    {"{\"prompt\": [1], \"logprobs\": 2}", "logprobs", 400},
+    {"{\"prompt\": [1], \"logprobs\": 1}", "logprobs", 400},
+    {"{\"prompt\": [1], \"logprobs\": true}", "logprobs", 400},
+    {"{\"prompt\": [1], \"cache_salt\": \"\"}", "cache_salt", 400},
+    {"{\"prompt\": [1], \"priority\": 1e10}", "priority", 400},
+    {"{\"prompt\": [1], \"echo\": true}", "echo", 400},
+    {"{\"prompt\": [1], \"best_of\": 3}", "best_of", 400},
+    {"{\"prompt\": [1], \"suffix\": \"end\"}", "suffix", 400},
+    {"{\"prompt\": [1], \"logit_bias\": {\"5\": 1}}", "logit_bias", 400},
+    {"{\"prompt\": [1], \"frequency_penalty\": 0.5}", "frequency_penalty", 400},
+    {"{\"prompt\": [1], \"response_format\": {\"type\": \"json_object\"}}", "response_format", 400},
+    {"{\"prompt\": [1], \"prompt_logprobs\": 0}", "prompt_logprobs", 400},
+    {"{\"messages\": []}", "messages", 400},
+    {"{\"messages\": \"hello\"}", "messages", 400},
+    {"{\"messages\": [5]}", "messages", 400},
+    {"{\"messages\": [{\"content\": \"a\"}]}", "messages[0].role", 400},
+    {"{\"messages\": [{\"role\": \"user\"}]}", "messages[0].content", 400},
+    {"{\"messages\": [{\"role\": \"user\", \"content\": [{\"type\": \"image_url\"}]}]}", "messages[0].content", 400},
+    {"{\"messages\": [{\"role\": \"user\", \"content\": \"a\"}], \"tools\": [{}]}", "tools", 400},
+    {"{\"messages\": [{\"role\": \"user\", \"content\": \"a\"}], \"top_logprobs\": 1}", "top_logprobs", 400},
+    {"{\"messages\": [{\"role\": \"user\", \"content\": \"a\"}], \"logprobs\": 1}", "logprobs", 400},
+};
+
+static int log_lines;
+static int log_tells_prompts;
+static void count_line(void *ctx, cpa_log_level level, const char *line) {
+    (void)ctx, (void)level;
+    log_lines++;
+    log_tells_prompts |= strstr(line, "nonsense") != NULL;
+}
+
+static void each_wrong_body_is_refused_with_a_reason(void) {
+    log_lines = log_tells_prompts = 0;
+    cpa_log_set(count_line, NULL, CPA_LOG_WARN);
+    cpa_fake_engine *engine = cpa_fake_engine_start(plain, 1);
+    const int n = sizeof wrong_bodies / sizeof *wrong_bodies;
+    for (int i = 0; i < n; i++) {
+        const wrong_body *wrong = &wrong_bodies[i];
+        cpa_http_reply reply;
+        const char *path = strstr(wrong->body, "messages") ? "/v1/chat/completions" : "/v1/completions";
+        cpa_http_request(cpa_fake_engine_port(engine), "POST", path, "", wrong->body, &reply);
+        json_t *error = cpa_http_json(&reply);
+        const int is_right = reply.status == wrong->status && strlen(cpa_json_text_at(error, "error.message")) > 0 &&
+                             strcmp(cpa_json_text_at(error, "error.param"), wrong->param) == 0;
+        CU_ASSERT(is_right);
+        if (!is_right) fprintf(stderr, "%s: %d %s\n", wrong->body, reply.status, reply.body);
+        json_decref(error);
+        cpa_http_reply_free(&reply);
+    }
+    CU_ASSERT_EQUAL(engine->n, 0);
+    cpa_fake_engine_stop(engine);
+    cpa_log_set(NULL, NULL, CPA_LOG_ERROR);
+    CU_ASSERT_EQUAL(log_lines, n);
+    CU_ASSERT_FALSE(log_tells_prompts);
+}
+
+static void nested_deep_is_no_matter(void) {
+    enum { DEPTH = 200000 };
+    cpa_fake_engine *engine = cpa_fake_engine_start(plain, 0);
+    char *body = malloc(DEPTH + 1);
+    CU_ASSERT_PTR_NOT_NULL_FATAL(body);
+    memset(body, '[', DEPTH);
+    body[DEPTH] = 0;
+    CU_ASSERT_EQUAL(status_of(cpa_fake_engine_port(engine), "POST", "/v1/completions", "", body), 400);
+    free(body);
+    cpa_fake_engine_stop(engine);
+}
+
+static void text_is_refused_without_a_tokenizer(void) {
+    cpa_fake_engine *engine = cpa_fake_engine_start(plain, 0);
+    const int port = cpa_fake_engine_port(engine);
+    CU_ASSERT_EQUAL(status_of(port, "POST", "/v1/completions", "", "{\"prompt\": \"Hello\"}"), 400);
+    CU_ASSERT_EQUAL(status_of(port, "POST", "/v1/completions", "", "{\"prompt\": [1], \"stop\": \"a\"}"), 400);
+    CU_ASSERT_EQUAL(status_of(port, "POST", "/tokenize", "", "{\"prompt\": \"Hello\"}"), 400);
+    CU_ASSERT_EQUAL(status_of(port, "POST", "/detokenize", "", "{\"tokens\": [1]}"), 400);
+    CU_ASSERT_EQUAL(status_of(port, "POST", "/v1/chat/completions", "",
+                              "{\"messages\": [{\"role\": \"user\", \"content\": \"a\"}]}"),
+                    400);
+    cpa_fake_engine_stop(engine);
+}
+
+static void text_becomes_ids_and_ids_text(void) {
+    cpa_fake_engine *engine = cpa_fake_engine_start(plain, 1);
+    const int port = cpa_fake_engine_port(engine);
+    cpa_http_reply reply;
+    cpa_http_request(port, "POST", "/tokenize", "",
+                     "{\"prompt\": \"Hi\\u00e9<|im_end|>\", \"return_token_strs\": true}", &reply);
+    json_t *got = cpa_http_json(&reply);
+    json_t *wanted =
+        json_pack("{s:i,s:i,s:[i,i,i,i,i],s:[s,s,s,s,s]}", "count", 5, "max_model_len", CPA_FAKE_LENGTH, "tokens", 'H',
+                  'i', 0xc3, 0xa9, CPA_FAKE_END, "token_strs", "H", "i", "\xef\xbf\xbd", "\xef\xbf\xbd", "<|im_end|>");
+    CU_ASSERT(json_equal(got, wanted));
+    json_decref(got);
+    json_decref(wanted);
+    cpa_http_reply_free(&reply);
+    cpa_http_request(port, "POST", "/detokenize", "", "{\"tokens\": [72, 105, 195, 169, 256]}", &reply);
+    got = cpa_http_json(&reply);
+    CU_ASSERT_STRING_EQUAL(cpa_json_text_at(got, "prompt"), "Hi\u00e9<|im_end|>");
+    json_decref(got);
+    cpa_http_reply_free(&reply);
+    cpa_fake_engine_stop(engine);
+}
+
+static void a_port_that_is_taken_is_named(void) {
+    cpa_fake_engine *engine = cpa_fake_engine_start(plain, 0);
+    cpa_server_options options = plain;
+    options.port = cpa_fake_engine_port(engine);
+    cpa_server *second = NULL;
+    cpa_error err = {.message = ""};
+    CU_ASSERT_EQUAL(cpa_server_start(&options, &second, &err), CPA_INVALID);
+    CU_ASSERT_PTR_NULL(second);
+    char port[16];
+    snprintf(port, sizeof port, "port %d", options.port);
+    CU_ASSERT_PTR_NOT_NULL(strstr(err.message, port));
+    options.host = "no.such.host.invalid";
+    CU_ASSERT_EQUAL(cpa_server_start(&options, &second, &err), CPA_INVALID);
+    cpa_fake_engine_stop(engine);
+}
+
+static const cpa_test tests[] = {
+    {"status routes tell of the server", status_routes_tell_of_the_server},
+    {"what is not there is refused by its header", what_is_not_there_is_refused_by_its_header},
+    {"a key is wanted where there is one", a_key_is_wanted_where_there_is_one},
+    {"each wrong body is refused with a reason", each_wrong_body_is_refused_with_a_reason},
+    {"nested deep is no matter", nested_deep_is_no_matter},
+    {"text is refused without a tokenizer", text_is_refused_without_a_tokenizer},
+    {"text becomes ids and ids text", text_becomes_ids_and_ids_text},
+    {"a port that is taken is named", a_port_that_is_taken_is_named},
+};
+
+CPA_TEST_MAIN("routes", tests)
