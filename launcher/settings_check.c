@@ -63,6 +63,29 @@ static const char *kv_dtype_name(const cpa_settings *settings) {
     return cpa_settings_rows[cpa_settings_index("kv-cache-dtype")].choices[settings->kv_cache_dtype];
 }
 
+/* Files that the run writes: of computing, and each its own. */
+static cpa_status check_outputs(const cpa_settings *settings, cpa_error *err) {
+    const struct {
+        const char *option, *path;
+        int tells_of_computing;
+    } files[] = {{"result-json", settings->result_json, 0},
+                 {"timeline", settings->timeline, 1},
+                 {"metrics-file", settings->metrics_file, 1}};
+    for (int i = 0; i < 3; i++) {
+        if (!files[i].path[0]) continue;
+        if (settings->dry_run && files[i].tells_of_computing) {
+            return cpa_fail(err, CPA_INVALID, "--%s: found with --dry-run, expected without it: nothing is computed",
+                            files[i].option);
+        }
+        for (int j = 0; j < i; j++) {
+            if (strcmp(files[i].path, files[j].path) == 0)
+                return cpa_fail(err, CPA_INVALID, "--%s: found the file of --%s, expected another", files[i].option,
+                                files[j].option);
+        }
+    }
+    return CPA_OK;
+}
+
 cpa_status cpa_settings_check(const cpa_settings *settings, cpa_error *err) {
     static const char *const with_trace[] = {"length-scale", "time-scale"};
     static const char *const without_trace[] = {"input-len", "output-len"};
@@ -105,12 +128,7 @@ cpa_status cpa_settings_check(const cpa_settings *settings, cpa_error *err) {
     if (settings->preemption_mode == CPA_PREEMPT_SWAP && settings->swap_space == 0)
         return cpa_fail(err, CPA_INVALID,
                         "--preemption-mode: found swap without --swap-space, expected room to swap to");
-    if (settings->dry_run && settings->timeline[0]) {
-        return cpa_fail(err, CPA_INVALID, "--timeline: found with --dry-run, expected without it: nothing is computed");
-    }
-    if (settings->timeline[0] && strcmp(settings->timeline, settings->result_json) == 0) {
-        return cpa_fail(err, CPA_INVALID, "--timeline: found the file of --result-json, expected another");
-    }
+    CPA_TRY(check_outputs(settings, err));
     cpa_metrics_options ignored;
     CPA_TRY(cpa_settings_metrics(settings, &ignored, err));
     if (settings->interleave % settings->block_size != 0) {

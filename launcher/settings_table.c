@@ -186,8 +186,7 @@ const cpa_field cpa_settings_rows[] = {
              "as --result-json"},
     {"Output", "metrics-file", "FILE", TEXT(metrics_file),
      .help = "write metrics there for Prometheus when the run begins, every 5 s and at its end, whole at any moment; "
-             "not in "
-             "dry runs; as --result-json"},
+             "as --result-json"},
     {"Output", "log-level", NULL, CHOICE(log_level, "warn", log_levels),
      .help = "most detailed lines that are logged to stderr"},
     {ACTIONS, "config", "FILE", TEXT(config),

@@ -124,6 +124,8 @@ static void a_bad_command_line_is_refused_in_one_line(void) {
         {"--block-size 8", "--block-size: found '8', expected a power of two between 16 and 512"},
         {"--dry-run --timeline t.json", "--timeline: found with --dry-run, expected without it"},
         {"--timeline t.json --result-json t.json", "--timeline: found the file of --result-json"},
+        {"--dry-run --metrics-file m", "--metrics-file: found with --dry-run, expected without it"},
+        {"--metrics-file t.json --timeline t.json", "--metrics-file: found the file of --timeline"},
         {"--k-scale 0 --v-scale 1", "--k-scale: found '0', expected a number from 1.17549e-38 to 1e+30 or auto"},
         {"--block-size 24", "--block-size: found '24', expected a power of two between 16 and 512"},
         {"--block-size 16x", "found '16x'"},
