@@ -142,7 +142,9 @@ int cpa_answer_collect(cpa_answer *answer, cpa_refusal *refusal) {
             return cpa_refuse_failure(refusal, NULL, &err);
         }
         if (choice->end == CPA_CHOICE_ERROR) {
-            return cpa_refuse(refusal, MHD_HTTP_INTERNAL_SERVER_ERROR, NULL, NULL, "%s", choice->error);
+            const int is_lost = atomic_load(&answer->server->in_flight.state) == CPA_SERVER_FAILED;
+            return cpa_refuse(refusal, is_lost ? MHD_HTTP_SERVICE_UNAVAILABLE : MHD_HTTP_INTERNAL_SERVER_ERROR, NULL,
+                              NULL, "%s", choice->error);
         }
         if (choice->end != CPA_CHOICE_GOES_ON && !answer->arrivals[i].has_ended) {
             choice->is_cancelled = 1;

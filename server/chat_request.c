@@ -138,5 +138,5 @@ int cpa_chat_read(const cpa_server *server, const json_t *body, cpa_generation *
         return 0;
     }
     g->max_tokens_is_given = g->max_tokens > 0;
-    return cpa_messages_read(server, &fields, g->prompts) && cpa_check_lengths(server, &fields, "messages", g);
+    return cpa_messages_read(server, &fields, g->prompts) && cpa_check_prompts(server, &fields, "messages", g);
 }

@@ -62,5 +62,5 @@ int cpa_completion_read(const cpa_server *server, const json_t *body, cpa_genera
         return cpa_refuse(refusal, MHD_HTTP_BAD_REQUEST, "unsupported_parameter", "best_of",
                           "best_of is not supported: all n samples are returned");
     }
-    return read_prompts(server, &fields, g) && cpa_check_lengths(server, &fields, "prompt", g);
+    return read_prompts(server, &fields, g) && cpa_check_prompts(server, &fields, "prompt", g);
 }

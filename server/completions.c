@@ -13,6 +13,7 @@ static int open_answer(cpa_exchange *x, reader read, cpa_refusal *refusal) {
     json_t *body = NULL;
     cpa_generation generation = {.n = 0};
     if (!cpa_exchange_is_ready(x, refusal) || !cpa_fields_parse(x->body, x->bytes, &body, refusal)) return 0;
+    cpa_exchange_drop_body(x); /* the answer may take long */
     const int is_read = read(x->server, body, &generation, refusal);
     json_decref(body);
     if (is_read) return cpa_answer_open(x, &generation, &x->answer, refusal);

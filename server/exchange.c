@@ -3,7 +3,38 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/array.h"
 #include "base/check.h"
+
+/* As many bodies of the greatest length as there may be at a time: most are small, and soon read. */
+enum { MOST_BODIES = 16 };
+
+int cpa_exchange_refuse_large(const cpa_exchange *x, cpa_refusal *refusal) {
+    return cpa_refuse(refusal, MHD_HTTP_CONTENT_TOO_LARGE, NULL, NULL,
+                      "the body of the request is too large, expected at most %lld bytes",
+                      (long long)x->server->options.max_body_bytes);
+}
+
+int cpa_exchange_add(cpa_exchange *x, const char *bytes, int64_t n, cpa_refusal *refusal) {
+    const int64_t most = x->server->options.max_body_bytes;
+    if (x->bytes + n > most) return cpa_exchange_refuse_large(x, refusal);
+    if (atomic_fetch_add(&x->server->body_bytes, n) + n > MOST_BODIES * most ||
+        !cpa_array_reserve(&x->body, &x->capacity, x->bytes + n, 1)) {
+        atomic_fetch_sub(&x->server->body_bytes, n);
+        return cpa_refuse(refusal, MHD_HTTP_SERVICE_UNAVAILABLE, NULL, NULL,
+                          "no memory for the body of the request: others have it");
+    }
+    memcpy(x->body + x->bytes, bytes, (size_t)n);
+    x->bytes += n;
+    return 1;
+}
+
+void cpa_exchange_drop_body(cpa_exchange *x) {
+    atomic_fetch_sub(&x->server->body_bytes, x->bytes);
+    free(x->body);
+    x->body = NULL;
+    x->bytes = x->capacity = 0;
+}
 
 int cpa_exchange_is_ready(const cpa_exchange *x, cpa_refusal *refusal) {
     static const char *const why[] = {"is starting", "", "takes no more requests", "has lost its engine"};

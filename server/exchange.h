@@ -13,10 +13,17 @@ typedef struct cpa_exchange {
     cpa_server *server;
     struct MHD_Connection *connection;
     const char *method, *path; /* without the query; live as long as the request */
-    char *body;                /* [bytes], of a POST */
-    int64_t bytes;
+    char *body;                /* of a POST */
+    int64_t bytes, capacity;   /* of the body */
     struct cpa_answer *answer; /* of a request that is with the engine; NULL */
 } cpa_exchange;
+
+/* 413. */
+int cpa_exchange_refuse_large(const cpa_exchange *exchange, cpa_refusal *refusal);
+/* Adds to the body, or refuses: 413, or 503 where all bodies together are too large. */
+int cpa_exchange_add(cpa_exchange *exchange, const char *bytes, int64_t n, cpa_refusal *refusal);
+/* Lets go of the body. */
+void cpa_exchange_drop_body(cpa_exchange *exchange);
 
 /* Whether requests are taken; else 503. */
 int cpa_exchange_is_ready(const cpa_exchange *exchange, cpa_refusal *refusal);

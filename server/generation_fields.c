@@ -199,20 +199,33 @@ int64_t cpa_answer_tokens(const cpa_server *server, const cpa_generation *g, con
     return g->max_tokens > 0 ? cpa_min64(g->max_tokens, left) : left;
 }
 
-int cpa_check_lengths(const cpa_server *server, const cpa_fields *fields, const char *name, const cpa_generation *g) {
-    const int64_t most = server->engine.max_model_len, asked = g->max_tokens_is_given ? g->max_tokens : 1;
+static int check_prompt(const cpa_server *server, const cpa_fields *fields, const char *name,
+                        const cpa_token_list *prompt, int64_t asked) {
+    const int64_t most = server->engine.max_model_len;
+    if (prompt->count == 0) {
+        return cpa_refuse(fields->refusal, MHD_HTTP_BAD_REQUEST, NULL, name, "%s: found no tokens, expected some",
+                          name);
+    }
+    if (prompt->count > most - asked) {
+        return cpa_refuse(fields->refusal, MHD_HTTP_BAD_REQUEST, "context_length_exceeded", name,
+                          "%s: %" PRId64 " tokens and %" PRId64 " of the answer, expected at most %" PRId64
+                          " together, the length of the model",
+                          name, prompt->count, asked, most);
+    }
+    for (int64_t i = 0; i < prompt->count; i++) { /* a tokenizer may know more than its model */
+        if (prompt->ids[i] < server->engine.vocabulary) continue;
+        return cpa_refuse(fields->refusal, MHD_HTTP_BAD_REQUEST, NULL, name,
+                          "%s: token %" PRIu32
+                          ", which the tokenizer has and the model has not, expected ids below "
+                          "%" PRId64,
+                          name, prompt->ids[i], server->engine.vocabulary);
+    }
+    return 1;
+}
+
+int cpa_check_prompts(const cpa_server *server, const cpa_fields *fields, const char *name, const cpa_generation *g) {
     for (int64_t i = 0; i < g->n_prompts; i++) {
-        const int64_t count = g->prompts[i].count;
-        if (count == 0) {
-            return cpa_refuse(fields->refusal, MHD_HTTP_BAD_REQUEST, NULL, name, "%s: found no tokens, expected some",
-                              name);
-        }
-        if (count > most - asked) {
-            return cpa_refuse(fields->refusal, MHD_HTTP_BAD_REQUEST, "context_length_exceeded", name,
-                              "%s: %" PRId64 " tokens and %" PRId64 " of the answer, expected at most %" PRId64
-                              " together, the length of the model",
-                              name, count, asked, most);
-        }
+        if (!check_prompt(server, fields, name, &g->prompts[i], g->max_tokens_is_given ? g->max_tokens : 1)) return 0;
     }
     return 1;
 }

@@ -26,8 +26,8 @@ int cpa_encode_field(const cpa_server *server, const cpa_fields *fields, const c
 int cpa_ids_field(const cpa_server *server, const cpa_fields *fields, const char *name, const json_t *array,
                   cpa_token_list *out);
 
-/* What a request needs of the length of the model: 400 if some prompt is empty or leaves too little. */
-int cpa_check_lengths(const cpa_server *server, const cpa_fields *fields, const char *name, const cpa_generation *g);
+/* 400 if some prompt is empty, has tokens that the model does not know, or leaves too little of the model's length. */
+int cpa_check_prompts(const cpa_server *server, const cpa_fields *fields, const char *name, const cpa_generation *g);
 
 /* The tokens of an answer to a prompt. */
 int64_t cpa_answer_tokens(const cpa_server *server, const cpa_generation *g, const cpa_token_list *prompt);

@@ -5,7 +5,6 @@
 #include <string.h>
 #include <strings.h>
 
-#include "base/array.h"
 #include "base/check.h"
 #include "server/answer.h"
 #include "server/connection.h"
@@ -20,7 +19,7 @@ typedef struct call {
     cpa_exchange exchange;
     const cpa_route *route;
     const char *allow;
-    int64_t capacity, arrived; /* of the body */
+    int64_t announced, arrived; /* bytes of the body */
     int is_refused, refuses_now;
     cpa_refusal refusal;
 } call;
@@ -75,12 +74,6 @@ static int check_framing(call *c) {
                       "expected one Content-Length, or one \"Transfer-Encoding: chunked\"");
 }
 
-static int refuse_large(call *c) {
-    return cpa_refuse(&c->refusal, MHD_HTTP_CONTENT_TOO_LARGE, NULL, NULL,
-                      "the body of the request is too large, expected at most %lld bytes",
-                      (long long)c->exchange.server->options.max_body_bytes);
-}
-
 /* What can be said by the header alone. */
 static int check_header(call *c) {
     const cpa_exchange *x = &c->exchange;
@@ -100,6 +93,7 @@ static int check_header(call *c) {
         return cpa_refuse(&c->refusal, MHD_HTTP_UNAUTHORIZED, "invalid_api_key", NULL,
                           "no API key, or a wrong one; expected \"Authorization: Bearer KEY\"");
     }
+    if (c->announced > o->max_body_bytes) return cpa_exchange_refuse_large(x, &c->refusal);
     const char *type = header(c, MHD_HTTP_HEADER_CONTENT_TYPE);
     if (c->route->is_post && is_clearly_not_json(type)) {
         return cpa_refuse(&c->refusal, MHD_HTTP_UNSUPPORTED_MEDIA_TYPE, NULL, NULL,
@@ -110,10 +104,10 @@ static int check_header(call *c) {
 
 /* Whether the reply cannot wait for the body: who asks first whether to send it is told at once, and so is who has more
  * than is worth reading. */
-static int must_refuse_now(const call *c, int64_t announced) {
+static int must_refuse_now(const call *c) {
     const char *expected = header(c, MHD_HTTP_HEADER_EXPECT);
     return c->refuses_now || (expected && strcasecmp(expected, "100-continue") == 0) ||
-           announced > DISCARDED_BODIES * c->exchange.server->options.max_body_bytes;
+           c->announced > DISCARDED_BODIES * c->exchange.server->options.max_body_bytes;
 }
 
 static enum MHD_Result begin(cpa_server *server, struct MHD_Connection *connection, const char *url, const char *method,
@@ -123,33 +117,21 @@ static enum MHD_Result begin(cpa_server *server, struct MHD_Connection *connecti
     *out = c;
     c->exchange = (cpa_exchange){.server = server, .connection = connection, .method = method, .path = url};
     const char *length = header(c, MHD_HTTP_HEADER_CONTENT_LENGTH);
-    const int64_t announced = length ? strtoll(length, NULL, 10) : 0; /* which libmicrohttpd has checked */
-    c->is_refused =
-        !check_framing(c) || !check_header(c) || (announced > server->options.max_body_bytes && !refuse_large(c));
-    if (c->is_refused && must_refuse_now(c, announced)) return cpa_reply_refusal(&c->exchange, &c->refusal, c->allow);
+    if (length) c->announced = strtoll(length, NULL, 10); /* which libmicrohttpd has checked */
+    c->is_refused = !check_framing(c) || !check_header(c);
+    if (c->is_refused && must_refuse_now(c)) return cpa_reply_refusal(&c->exchange, &c->refusal, c->allow);
     return MHD_YES;
 }
 
 /* A part of the body. */
 static enum MHD_Result take(call *c, const char *upload, size_t *upload_bytes) {
     cpa_exchange *x = &c->exchange;
-    const int64_t bytes = (int64_t)*upload_bytes, most = x->server->options.max_body_bytes;
+    const int64_t bytes = (int64_t)*upload_bytes;
     *upload_bytes = 0;
     c->arrived += bytes;
-    if (!c->is_refused && c->arrived > most) c->is_refused = !refuse_large(c);
-    if (!c->is_refused && c->route->is_post && !cpa_array_reserve(&x->body, &c->capacity, x->bytes + bytes, 1)) {
-        c->is_refused = !cpa_refuse(&c->refusal, MHD_HTTP_INTERNAL_SERVER_ERROR, NULL, NULL,
-                                    "no memory for the body of the request");
-    }
-    if (c->is_refused) {
-        free(x->body);
-        x->body = NULL;
-        x->bytes = c->capacity = 0;
-        return c->arrived > DISCARDED_BODIES * most ? MHD_NO : MHD_YES;
-    }
-    if (c->route->is_post) memcpy(x->body + x->bytes, upload, (size_t)bytes);
-    if (c->route->is_post) x->bytes += bytes;
-    return MHD_YES;
+    if (!c->is_refused && c->route->is_post) c->is_refused = !cpa_exchange_add(x, upload, bytes, &c->refusal);
+    if (c->is_refused) cpa_exchange_drop_body(x);
+    return c->arrived > DISCARDED_BODIES * x->server->options.max_body_bytes ? MHD_NO : MHD_YES;
 }
 
 enum MHD_Result cpa_receive(void *server, struct MHD_Connection *connection, const char *url, const char *method,
@@ -173,6 +155,6 @@ void cpa_receive_completed(void *server, struct MHD_Connection *connection, void
                 c->exchange.path);
     }
     cpa_answer_close(c->exchange.answer);
-    free(c->exchange.body);
+    cpa_exchange_drop_body(&c->exchange);
     free(c);
 }

@@ -18,6 +18,7 @@ struct cpa_server {
     uint64_t instance; /* a random number, for ids of answers */
     /* By any thread. */
     atomic_llong connections; /* open now */
+    atomic_llong body_bytes;  /* of the requests that are being read */
     atomic_int is_attached;
     cpa_server_engine engine; /* constant once it is attached, as it is where the state is CPA_SERVER_READY */
     cpa_in_flight in_flight;

@@ -31,12 +31,14 @@ static void open_text(cpa_fake_engine *engine) {
         byte_name(byte, &next, name);
         json_object_set_new(vocabulary, name, json_integer(byte));
     }
-    json_t *root =
-        json_pack("{s:s,s:[{s:i,s:s,s:b,s:b,s:b,s:b,s:b}],s:n,s:{s:s,s:b,s:b,s:b},s:n,s:{s:s},s:{s:s,s:o,s:[]}}",
-                  "version", "1.0", "added_tokens", "id", CPA_FAKE_END, "content", "<|im_end|>", "special", 1,
-                  "single_word", 0, "lstrip", 0, "rstrip", 0, "normalized", 0, "normalizer", "pre_tokenizer", "type",
-                  "ByteLevel", "add_prefix_space", 0, "trim_offsets", 1, "use_regex", 1, "post_processor", "decoder",
-                  "type", "ByteLevel", "model", "type", "BPE", "vocab", vocabulary, "merges");
+    json_t *root = json_pack(
+        "{s:s,s:[{s:i,s:s,s:b,s:b,s:b,s:b,s:b},{s:i,s:s,s:b,s:b,s:b,s:b,s:b}],s:n,s:{s:s,s:b,s:b,s:b},s:n,s:{s:s},s:{s:"
+        "s,s:o,s:[]}}",
+        "version", "1.0", "added_tokens", "id", CPA_FAKE_END, "content", "<|im_end|>", "special", 1, "single_word", 0,
+        "lstrip", 0, "rstrip", 0, "normalized", 0, "id", CPA_FAKE_VOCABULARY, "content", "<|beyond|>", "special", 1,
+        "single_word", 0, "lstrip", 0, "rstrip", 0, "normalized", 0, "normalizer", "pre_tokenizer", "type", "ByteLevel",
+        "add_prefix_space", 0, "trim_offsets", 1, "use_regex", 1, "post_processor", "decoder", "type", "ByteLevel",
+        "model", "type", "BPE", "vocab", vocabulary, "merges");
     char *text = json_dumps(root, JSON_COMPACT);
     cpa_test_folder folder = cpa_test_folder_make();
     cpa_test_folder_write(&folder, "tokenizer.json", text, strlen(text));

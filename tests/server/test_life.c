@@ -168,6 +168,7 @@ static void answers_of_a_lost_engine_end_with_an_error(void) {
         char reply[4000];
         cpa_http_read_until(fds[i], "rank 2 is lost", reply, sizeof reply);
         CU_ASSERT_PTR_NOT_NULL(strstr(reply, "\"error\":{\"message\":\"rank 2 is lost\""));
+        CU_ASSERT_PTR_NOT_NULL(strstr(reply, i == 0 ? "HTTP/1.1 503" : "HTTP/1.1 200"));
         close(fds[i]);
     }
     cpa_http_reply reply;

@@ -2,6 +2,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "tests/fixtures/unit.h"
 #include "tests/server/fake_engine.h"
@@ -103,6 +104,49 @@ static void what_is_not_there_is_refused_by_its_header(void) {
     cpa_fake_engine_stop(engine);
 }
 
+static _Atomic int log_lines, log_tells_prompts;
+static void count_line(void *ctx, cpa_log_level level, const char *line) {
+    (void)ctx, (void)level;
+    log_lines++;
+    if (strstr(line, "nonsense")) log_tells_prompts = 1;
+}
+
+/* Each is refused, or the connection is closed; and a line tells of it. */
+static void what_is_no_request_is_told_of(void) {
+    static const struct {
+        const char *request;
+        int status;
+    } cases[] = {
+        {"GARBAGE\r\n\r\n", 0},
+        {"GET\r\n\r\n", 0},
+        {"GET /live HTTP/9.9\r\nHost: a\r\n\r\n", 505},
+        {"GET /live HTTP/1.1\r\n\r\n", 400},
+        {"GET /live HTTP/1.1\r\nHost a\r\n\r\n", 400},
+        {"POST /tokenize HTTP/1.1\r\nHost: a\r\nContent-Length: -5\r\n\r\n", 400},
+        {"POST /tokenize HTTP/1.1\r\nHost: a\r\nContent-Length: 5x\r\n\r\n", 400},
+        {"POST /tokenize HTTP/1.1\r\nHost: a\r\nContent-Length: 99999999999999999999999\r\n\r\n", 413},
+        {"POST /tokenize HTTP/1.1\r\nHost: a\r\nContent-Length: 99999999999\r\n\r\n", 413},
+        {"POST /tokenize HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\nContent-Length: 3\r\n\r\n{} ", 400},
+        {"POST /tokenize HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n{}", 400},
+        {"POST /tokenize HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: gzip\r\n\r\n{}", 400},
+        {"POST /tokenize HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n{}", 400},
+    };
+    cpa_log_set(count_line, NULL, CPA_LOG_WARN);
+    cpa_fake_engine *engine = cpa_fake_engine_start(plain, 0);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        cpa_http_reply reply;
+        const int before = log_lines;
+        cpa_http_talk(cpa_fake_engine_port(engine), cases[i].request, strlen(cases[i].request), &reply);
+        CU_ASSERT_EQUAL(reply.status, cases[i].status);
+        for (int wait = 0; log_lines == before && wait < 2000; wait++) usleep(1000);
+        CU_ASSERT(log_lines > before);
+        cpa_http_reply_free(&reply);
+    }
+    CU_ASSERT_EQUAL(health(cpa_fake_engine_port(engine)), 200);
+    cpa_fake_engine_stop(engine);
+    cpa_log_set(NULL, NULL, CPA_LOG_ERROR);
+}
+
 static void a_key_is_wanted_where_there_is_one(void) {
     cpa_server_options options = plain;
     options.api_key = "secret";
@@ -143,6 +187,7 @@ static const wrong_body wrong_bodies[] = {
     {"{\"prompt\": \"\"}", "prompt", 400},
     {"{\"prompt\": [[]]}", "prompt", 400},
     {"{\"prompt\": [1, 300]}", "prompt", 400},
+    {"{\"prompt\": \"<|beyond|>\"}", "prompt", 400},
     {"{\"prompt\": [-1]}", "prompt", 400},
     {"{\"prompt\": [1.5]}", "prompt", 400},
     {"{\"prompt\": [true]}", "prompt", 400},
@@ -198,14 +243,6 @@ static const wrong_body wrong_bodies[] = {
     {"{\"messages\": [{\"role\": \"user\", \"content\": \"a\"}], \"logprobs\": 1}", "logprobs", 400},
 };
 
-static int log_lines;
-static int log_tells_prompts;
-static void count_line(void *ctx, cpa_log_level level, const char *line) {
-    (void)ctx, (void)level;
-    log_lines++;
-    log_tells_prompts |= strstr(line, "nonsense") != NULL;
-}
-
 static void each_wrong_body_is_refused_with_a_reason(void) {
     log_lines = log_tells_prompts = 0;
     cpa_log_set(count_line, NULL, CPA_LOG_WARN);
@@ -229,6 +266,37 @@ static void each_wrong_body_is_refused_with_a_reason(void) {
     cpa_log_set(NULL, NULL, CPA_LOG_ERROR);
     CU_ASSERT_EQUAL(log_lines, n);
     CU_ASSERT_FALSE(log_tells_prompts);
+}
+
+static void bodies_share_what_memory_there_is(void) {
+    enum { CLIENTS = 16, BODY = 1000 };
+    cpa_server_options options = plain;
+    options.max_body_bytes = BODY;
+    cpa_fake_engine *engine = cpa_fake_engine_start(options, 0);
+    const int port = cpa_fake_engine_port(engine);
+    char most[BODY];
+    memset(most, ' ', sizeof most);
+    most[BODY - 1] = 0;
+    int fds[CLIENTS];
+    for (int i = 0; i < CLIENTS; i++) { /* each without its last byte */
+        static const char head[] = "POST /tokenize HTTP/1.1\r\nHost: a\r\nContent-Length: 1000\r\n\r\n";
+        fds[i] = cpa_http_connect(port);
+        cpa_http_send(fds[i], head, sizeof head - 1);
+        cpa_http_send(fds[i], most, BODY - 1);
+    }
+    int status = 0;
+    for (int wait = 0; status != 503 && wait < 2000; wait++) {
+        status = status_of(port, "POST", "/tokenize", "", most);
+        usleep(1000);
+    }
+    CU_ASSERT_EQUAL(status, 503);
+    for (int i = 0; i < CLIENTS; i++) close(fds[i]);
+    for (int wait = 0; status != 400 && wait < 2000; wait++) {
+        status = status_of(port, "POST", "/tokenize", "", most);
+        usleep(1000);
+    }
+    CU_ASSERT_EQUAL(status, 400);
+    cpa_fake_engine_stop(engine);
 }
 
 static void nested_deep_is_no_matter(void) {
@@ -297,8 +365,10 @@ static void a_port_that_is_taken_is_named(void) {
 static const cpa_test tests[] = {
     {"status routes tell of the server", status_routes_tell_of_the_server},
     {"what is not there is refused by its header", what_is_not_there_is_refused_by_its_header},
+    {"what is no request is told of", what_is_no_request_is_told_of},
     {"a key is wanted where there is one", a_key_is_wanted_where_there_is_one},
     {"each wrong body is refused with a reason", each_wrong_body_is_refused_with_a_reason},
+    {"bodies share what memory there is", bodies_share_what_memory_there_is},
     {"nested deep is no matter", nested_deep_is_no_matter},
     {"text is refused without a tokenizer", text_is_refused_without_a_tokenizer},
     {"text becomes ids and ids text", text_becomes_ids_and_ids_text},
