@@ -8,6 +8,13 @@
 /* Tokens that the cache of a server on the host holds, all requests together, if none alone has more. */
 #define HOST_TOKENS ((int64_t)1 << 18)
 
+/* Blocks that can be of use: on a device those of all requests that run at once, each as long as it can be. */
+static int64_t useful_blocks(const cpa_job *job, const cpa_cache_limits *limits, int64_t longest) {
+    if (!cpa_job_is_on_cuda(job)) return cpa_cache_blocks_of(limits, cpa_max64(longest, HOST_TOKENS));
+    return longest > 0 ? cpa_cache_blocks_of(limits, longest) * limits->max_num_seqs : INT32_MAX;
+}
+
+/* `longest` is the length of the longest request, 0 if the cache alone decides. */
 static cpa_status find_blocks(const cpa_job *job, const cpa_cache_limits *limits, int64_t longest, int64_t *out,
                               cpa_error *err) {
     if (job->settings.num_blocks) {
@@ -21,8 +28,7 @@ static cpa_status find_blocks(const cpa_job *job, const cpa_cache_limits *limits
                         "found %" PRId64 " MiB of memory a rank for the cache, expected at least a block of %" PRId64
                         " KiB",
                         limits->memory_bytes >> 20, cpa_cache_block_bytes(limits) >> 10);
-    const int64_t tokens = cpa_max64(longest, HOST_TOKENS);
-    *out = cpa_job_is_on_cuda(job) ? most : cpa_min64(most, cpa_cache_blocks_of(limits, tokens));
+    *out = cpa_min64(most, useful_blocks(job, limits, longest));
     return CPA_OK;
 }
 

@@ -53,11 +53,12 @@ answered_ids() {
 
 # begin_answer MAX_TOKENS: a stream of so many, in the background, to ./stream: client. Returns when its first tokens are there.
 begin_answer() {
+    : >stream
     curl -s -N -m 30 "$url/v1/completions" -d \
         "{\"prompt\": [7, 8], \"max_tokens\": $1, \"stream\": true, \"return_token_ids\": true, \"ignore_eos\": true}" >stream &
     client=$!
     for ((i = 0; i < 200; i++)); do
-        [ "$(grep -c '^data: ' stream)" -lt 3 ] || return
+        [ "$(grep -c '^data: ' stream)" -lt 3 ] || return 0
         sleep 0.02
     done
     fail "no tokens: $(cat stream err)"

@@ -1,0 +1,100 @@
+/* The cache of a server, and its longest request. */
+#include <string.h>
+
+#include "launcher/serve_limits.h"
+#include "tests/fixtures/unit.h"
+
+#define KIB ((int64_t)1 << 10)
+#define MIB ((int64_t)1 << 20)
+#define GIB ((int64_t)1 << 30)
+
+/* A model whose blocks of 16 tokens take 16 KiB, of at most `positions` tokens; 0: the synthetic one, which has no bound. */
+static cpa_job job_of(cpa_device_choice device, int64_t positions) {
+    cpa_job job = {.has_network = 0, .interleave = 16};
+    job.model.shape = (cpa_model_shape){
+        .layers = 2,
+        .attention = {.q_heads = 4, .kv_heads = 2, .k_dim = 32, .v_dim = 32, .dtype = CPA_F32, .kv_dtype = CPA_F32}};
+    strcpy(job.model.name, "tiny");
+    job.settings.serve = 1;
+    job.settings.device = device;
+    job.settings.block_size = 16;
+    job.settings.max_num_seqs = 4;
+    job.settings.gpu_memory_utilization = 0.9;
+    job.network.max_position = positions;
+    return job;
+}
+
+static cpa_status find(cpa_job *job, int64_t positions, int32_t ranks, int64_t memory, cpa_serve_limits *out,
+                       cpa_error *err) {
+    /* Memory of the network does not count: it has none here. */
+    job->has_network = 0;
+    const cpa_cache_limits limits = cpa_job_cache_limits(job, ranks, memory);
+    CU_ASSERT_EQUAL(cpa_cache_block_bytes(&limits), 16 * KIB);
+    job->has_network = positions > 0;
+    return cpa_serve_limits_find(job, &limits, out, err);
+}
+
+static void a_host_holds_many_short_requests_or_a_long_one(void) {
+    cpa_serve_limits limits;
+    cpa_error err;
+    cpa_job job = job_of(CPA_DEVICE_HOST, 4096);
+    CU_ASSERT_EQUAL_FATAL(find(&job, 4096, 2, GIB, &limits, &err), CPA_OK);
+    CU_ASSERT_EQUAL(limits.num_blocks, (1 << 18) / 16 / 2);
+    CU_ASSERT_EQUAL(limits.max_model_len, 4096);
+    job = job_of(CPA_DEVICE_HOST, 0);
+    job.settings.max_model_len = 1 << 19;
+    CU_ASSERT_EQUAL_FATAL(find(&job, 0, 1, 4 * GIB, &limits, &err), CPA_OK);
+    CU_ASSERT_EQUAL(limits.num_blocks, (1 << 19) / 16);
+    CU_ASSERT_EQUAL(limits.max_model_len, 1 << 19);
+    job = job_of(CPA_DEVICE_HOST, 4096);
+    CU_ASSERT_EQUAL_FATAL(find(&job, 4096, 2, MIB, &limits, &err), CPA_OK); /* half of it is 32 blocks */
+    CU_ASSERT_EQUAL(limits.num_blocks, 32);
+    CU_ASSERT_EQUAL(limits.max_model_len, 32 * 16 * 2);
+}
+
+static void a_device_has_the_share_that_is_left_beside_staging(void) {
+    cpa_serve_limits limits;
+    cpa_error err;
+    cpa_job job = job_of(CPA_DEVICE_CUDA, 0);
+    CU_ASSERT_EQUAL_FATAL(find(&job, 0, 1, 20 * GIB, &limits, &err), CPA_OK);
+    CU_ASSERT_EQUAL(limits.num_blocks, 16 * GIB / (16 * KIB)); /* 18 of 20, less 2 of staging */
+    CU_ASSERT_EQUAL(limits.max_model_len, limits.num_blocks * 16);
+    job.settings.staging_bytes = GIB;
+    job.settings.gpu_memory_utilization = 0.5;
+    CU_ASSERT_EQUAL_FATAL(find(&job, 0, 1, 20 * GIB, &limits, &err), CPA_OK);
+    CU_ASSERT_EQUAL(limits.num_blocks, 9 * GIB / (16 * KIB));
+    job = job_of(CPA_DEVICE_CUDA, 4096);
+    CU_ASSERT_EQUAL_FATAL(find(&job, 4096, 2, 20 * GIB, &limits, &err), CPA_OK);
+    CU_ASSERT_EQUAL(limits.num_blocks, 4096 / 16 / 2 * 4); /* of no use are more */
+    CU_ASSERT_EQUAL(limits.max_model_len, 4096);
+}
+
+static void what_cannot_be_held_is_refused_with_the_numbers(void) {
+    cpa_serve_limits limits = {.num_blocks = -1};
+    cpa_error err;
+    cpa_job job = job_of(CPA_DEVICE_HOST, 4096);
+    job.settings.max_model_len = 4097;
+    CU_ASSERT_EQUAL(find(&job, 4096, 1, GIB, &limits, &err), CPA_INVALID);
+    CU_ASSERT_PTR_NOT_NULL(
+        strstr(err.message, "--max-model-len: found 4097, expected at most the 4096 positions of tiny"));
+    job.settings.max_model_len = 1000;
+    job.settings.num_blocks = 30;
+    CU_ASSERT_EQUAL(find(&job, 4096, 2, GIB, &limits, &err), CPA_INVALID);
+    CU_ASSERT_PTR_NOT_NULL(strstr(err.message, "--max-model-len: found 1000, expected at most 960: the cache has 30"));
+    job.settings.max_model_len = 0;
+    CU_ASSERT_EQUAL(find(&job, 4096, 2, 20 * KIB, &limits, &err), CPA_INVALID);
+    CU_ASSERT_PTR_NOT_NULL(strstr(err.message, "--num-blocks: found 30, expected at most 1"));
+    job.settings.num_blocks = 0;
+    CU_ASSERT_EQUAL(find(&job, 4096, 2, 20 * KIB, &limits, &err), CPA_INVALID);
+    CU_ASSERT_PTR_NOT_NULL(strstr(err.message, "expected at least a block of 16 KiB"));
+    job = job_of(CPA_DEVICE_CUDA, 0);
+    CU_ASSERT_EQUAL(find(&job, 0, 1, 2 * GIB, &limits, &err), CPA_INVALID); /* less than staging */
+    CU_ASSERT_EQUAL(limits.num_blocks, -1);
+}
+
+static const cpa_test tests[] = {
+    {"a host holds many short requests or a long one", a_host_holds_many_short_requests_or_a_long_one},
+    {"a device has the share that is left beside staging", a_device_has_the_share_that_is_left_beside_staging},
+    {"what cannot be held is refused with the numbers", what_cannot_be_held_is_refused_with_the_numbers},
+};
+CPA_TEST_MAIN("serve limits", tests)
