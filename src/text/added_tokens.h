@@ -24,7 +24,8 @@ typedef struct cpa_added_tokens {
     int64_t count, capacity;
 } cpa_added_tokens;
 
-/* Adds a token, of at least one byte; a later one of the same bytes replaces an earlier one. 0 without memory, else 1. */
+/* Adds a token, of at least one byte; a later one of the same bytes replaces an earlier one. 0 without memory, else
+ * 1. */
 int cpa_added_tokens_add(cpa_added_tokens *tokens, const char *text, size_t bytes, uint32_t id, int flags);
 void cpa_added_tokens_release(cpa_added_tokens *tokens);
 

@@ -1,6 +1,7 @@
-/* One way to write a Jinja template, so that templates which differ only in how they are written can be told to be the
- * same: outside of quotes nothing is between words; "message.role" is message['role']; quotes are single; a line end inside
- * quotes is \n; 'a' + 'b' is 'ab'; tags have no "-"; a line end behind what is put out stays, as it is part of it. */
+/* One way to write a Jinja template, so that templates which differ only in how they are written can be told to be
+ * the same: outside of quotes nothing is between words; "message.role" is message['role']; quotes are single; a line
+ * end inside quotes is \n; 'a' + 'b' is 'ab'; tags have no "-"; a line end behind what is put out stays, as it is
+ * part of it. */
 #ifndef CPA_TEXT_JINJA_FORM_H
 #define CPA_TEXT_JINJA_FORM_H
 

@@ -1,5 +1,5 @@
-/* What happens to a text before it is cut into words: Unicode's normal forms, and characters that stand for others. As the
- * normalizers of the package tokenizers do. */
+/* What happens to a text before it is cut into words: Unicode's normal forms, and characters that stand for others.
+ * As the normalizers of the package tokenizers do. */
 #ifndef CPA_TEXT_NORMALIZER_H
 #define CPA_TEXT_NORMALIZER_H
 

@@ -8,8 +8,8 @@
 /* Does not change: any number of threads may search for one at once. */
 typedef struct cpa_pattern cpa_pattern;
 
-/* A regular expression or, with `literal`, a string. CPA_UNSUPPORTED for what is not said alike in both syntaxes, or does
- * not compile; the line has *json and key in front. */
+/* A regular expression or, with `literal`, a string. CPA_UNSUPPORTED for what is not said alike in both syntaxes, or
+ * does not compile; the line has *json and key in front. */
 cpa_status cpa_pattern_open(const cpa_json *json, const char *key, const char *expression, int literal,
                             cpa_pattern **out, cpa_error *err);
 /* The pattern under a key: {"Regex": ...} or {"String": ...}. */
@@ -28,7 +28,8 @@ typedef struct cpa_pattern_search {
 /* A valid text, which must outlive the search. CPA_NO_MEMORY. */
 cpa_status cpa_pattern_begin(const cpa_pattern *pattern, const char *text, size_t bytes, cpa_pattern_search *out,
                              cpa_error *err);
-/* The next match, *found is 0 if there is none. CPA_INVALID if the search takes more steps than any sensible text needs. */
+/* The next match, *found is 0 if there is none. CPA_INVALID if the search takes more steps than any sensible text
+ * needs. */
 cpa_status cpa_pattern_next(cpa_pattern_search *search, int *found, size_t *begin, size_t *end, cpa_error *err);
 void cpa_pattern_end(cpa_pattern_search *search);
 

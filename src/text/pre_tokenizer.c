@@ -25,7 +25,8 @@ struct cpa_pre_tokenizer_step {
 
 /* ---- Reading ---- */
 
-/* The words of GPT-2: contractions; letters, digits and others each with a space before; white space but for its last. */
+/* The words of GPT-2: contractions; letters, digits and others each with a space before; white space but for its
+ * last. */
 static const char GPT2_PATTERN[] = "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+";
 
 static cpa_status set_prefix(struct cpa_pre_tokenizer_step *step, const char *text, const cpa_json *json,

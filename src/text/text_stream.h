@@ -1,4 +1,5 @@
-/* The text of tokens as they come, one by one, in whole characters: what a token leaves unfinished waits for the next. */
+/* The text of tokens as they come, one by one, in whole characters: what a token leaves unfinished waits for the
+ * next. */
 #ifndef CPA_TEXT_STREAM_H
 #define CPA_TEXT_STREAM_H
 

@@ -1,6 +1,6 @@
 /* Text to token ids and back, as the tokenizer of a Hugging Face folder says: tokenizer.json of byte pair encoding
- * (byte-level, or of characters with bytes to fall back to), or a sentencepiece model, tokenizer.model. Ids are those of
- * the packages tokenizers and sentencepiece. Texts are UTF-8 and may hold any character, U+0000 too. */
+ * (byte-level, or of characters with bytes to fall back to), or a sentencepiece model, tokenizer.model. Ids are those
+ * of the packages tokenizers and sentencepiece. Texts are UTF-8 and may hold any character, U+0000 too. */
 #ifndef CPA_TEXT_TOKENIZER_H
 #define CPA_TEXT_TOKENIZER_H
 
