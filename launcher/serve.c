@@ -95,8 +95,6 @@ static void on_finish(void *ctx, const cpa_request_result *result) {
     cpa_signals_lock();
     cpa_metrics_add(&s->metrics, result);
     cpa_signals_unlock();
-    if (result->reason == CPA_FINISH_FAILED)
-        cpa_log(CPA_LOG_WARN, "request %" PRIu64 " failed: %s", result->id, result->error);
 }
 
 static void on_progress(void *ctx, int64_t tokens, int64_t requests, double elapsed_s) {
