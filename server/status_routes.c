@@ -36,9 +36,10 @@ static json_t *model(const cpa_exchange *x) {
     const cpa_server *server = x->server;
     const char *name = server->options.model_name;
     const int known = atomic_load(&x->server->is_attached);
-    return json_pack("{s:s,s:s,s:I,s:s,s:s,s:n,s:o}", "id", name, "object", "model", "created",
+    return json_pack("{s:s,s:s,s:I,s:s,s:s,s:n,s:o,s:o}", "id", name, "object", "model", "created",
                      (json_int_t)server->created, "owned_by", "cp_attn", "root", name, "parent", "max_model_len",
-                     known ? json_integer(server->engine.max_model_len) : json_null());
+                     known ? json_integer(server->engine.max_model_len) : json_null(), "vocab_size",
+                     known ? json_integer(server->engine.vocabulary) : json_null());
 }
 
 enum MHD_Result cpa_serve_models(cpa_exchange *x) {
