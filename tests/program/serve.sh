@@ -72,6 +72,7 @@ bad_serve() {
     expect_bad '--max-model-len: found 100, expected at most 64: the cache has 4 blocks' \
         serve "${model[@]}" --num-blocks 4 --max-model-len 100
     expect_bad '--chat-template: found without a tokenizer' serve --chat-template chatml
+    expect_bad "--chat-template: chat template: found 'nope', expected one of" serve "${model[@]}" --chat-template nope
     expect_bad "--length-scale: found with 'serve'" serve --length-scale 2
     expect_bad 'none/config.json: No such file' serve --model-dir none
 }
@@ -92,13 +93,19 @@ serve() {
     expect_http 200 "a stream"
     [ "$(answered_ids answer)" = "$wanted" ] || fail "other tokens in a stream: $(cat answer)"
     [ "$(grep -c '^data: ' answer)" -gt 2 ] && grep -q '^data: \[DONE\]' answer || fail "no stream: $(cat answer)"
+    ask /v1/completions '{"prompt": "Hello", "max_tokens": 4}'
+    expect_http 200 "a prompt of text"
+    ask /v1/chat/completions '{"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 4}'
+    expect_http 200 "a chat"
+    grep -q '"content":"' answer || fail "no message: $(cat answer)"
     ask /v1/completions "{$prompt, \"max_tokens\": 5000}"
     expect_http 400 "a request that is too long"
     curl -s "$url/metrics" >metrics
-    grep -q '^cpattn_request_success_total{.*finished_reason="length"} 2$' metrics || fail "$(grep success metrics)"
+    grep -q '^cpattn_request_success_total{.*finished_reason="length"} 4$' metrics || fail "$(grep success metrics)"
     "$CP_ATTN" serve --port "${url##*:}" 2>err.second
     [ $? = 2 ] && grep -q "^cp_attn: cannot listen on 127.0.0.1 port ${url##*:}: Address already in use" err.second ||
         fail "a port in use: $(cat err.second)"
+    grep -q 'requests of up to 4096 tokens; text, token ids, and chat by the template' out || fail "$(cat out)"
     # A drain in the middle of an answer.
     begin_answer 4000
     kill -TERM "$(cat pid.0)"
@@ -114,8 +121,8 @@ serve() {
     grep -q '^data: \[DONE\]' stream && [ "$(answered_ids stream | wc -w)" = 4000 ] ||
         fail "an answer was cut short by a drain: $(answered_ids stream | wc -w) tokens, $(tail -c 300 stream)"
     expect_end_of_server 0 SIGTERM
-    grep -q '^requests *3 of 3 completed' out || fail "no report: $(cat out)"
-    expect_value completed 3 r.json
+    grep -q '^requests *5 of 5 completed' out || fail "no report: $(cat out)"
+    expect_value completed 5 r.json
     [ "$(our_lines | grep -vc 'refused\|40[0-9]\|503')" = 0 ] || fail "lines: $(our_lines)"
 }
 
