@@ -68,9 +68,9 @@ static cpa_status choose_samples(cpa_verify *verify, const cpa_step_plan *plan, 
         cpa_verify_budget_attend(&verify->budget, plan->chunks[c].count, heads, plan->chunks[c].start + 1);
     }
     int64_t next = next_gap(&random, rate) - 1;
-    int forced =
-        plan->step % VERIFY_FORCED_STEPS == 0 && layer_in_turn(plan->step / VERIFY_FORCED_STEPS, layers) == layer;
-    int due = verify->budget.due && layer_in_turn(plan->step, layers) == layer;
+    const uint64_t step = verify->steps;
+    int forced = step % VERIFY_FORCED_STEPS == 0 && layer_in_turn(step / VERIFY_FORCED_STEPS, layers) == layer;
+    int due = verify->budget.due && layer_in_turn(step, layers) == layer;
     if ((forced || due) && next >= total) next = (int64_t)(next_random(&random) % (uint64_t)total);
     for (int64_t c = 0; c < plan->n_chunks; c++) {
         const cpa_plan_chunk *chunk = &plan->chunks[c];
@@ -79,8 +79,7 @@ static cpa_status choose_samples(cpa_verify *verify, const cpa_step_plan *plan, 
                                         .position = chunk->start + (next - first) / heads,
                                         .layer = layer,
                                         .head = (int32_t)((next - first) % heads)};
-            if (!cpa_verify_budget_spend(&verify->budget, sample.position + 1, due || (plan->step == 0 && forced)))
-                continue;
+            if (!cpa_verify_budget_spend(&verify->budget, sample.position + 1, due || (step == 0 && forced))) continue;
             CPA_TRY(add_sample(verify, sample, err));
         }
         first += chunk->count * heads;
@@ -125,6 +124,7 @@ static cpa_status begin(void *ctx, const cpa_step_plan *plan, int32_t *first, cp
         CPA_TRY(choose_samples(verify, plan, layer, err));
     }
     verify->budget.due = 0;
+    verify->steps++;
     *first = verify->n_samples > 0 ? verify->samples[0].layer : layers;
     return CPA_OK;
 }

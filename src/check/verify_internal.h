@@ -33,7 +33,8 @@ struct cpa_verify {
     int32_t n_threads;
     uint64_t seed;
     cpa_verify_budget budget;
-    double start_s; /* when the first step began; 0: not yet */
+    double start_s; /* when the first step began, later by the time since then that had no work; 0: not yet */
+    uint64_t steps; /* that have begun; plans without chunks do not count, with which a server begins */
     cpa_verify_stats stats;
     /* The samples of the step, the same list on every rank; data [n][query | result] is set on the
      * rank that keeps it. */

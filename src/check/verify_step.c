@@ -309,13 +309,17 @@ static cpa_status check_samples(cpa_verify *verify, const cpa_step_plan *plan, c
     return status;
 }
 
-/* Whether the ranks agree on times after the step even without samples. */
-static int agrees(const cpa_verify *verify, const cpa_step_plan *plan) {
-    return verify->budget.share > 0 && plan->step % VERIFY_AGREE_STEPS == 0;
+/* Whether the ranks agree on times after the step that began last even without samples. */
+static int agrees(const cpa_verify *verify) {
+    return verify->budget.share > 0 && verify->steps % VERIFY_AGREE_STEPS == 1;
 }
 
-int cpa_verify_is_idle(const cpa_verify *verify, const cpa_step_plan *plan) {
-    return verify->n_samples == 0 && !agrees(verify, plan);
+int cpa_verify_is_idle(const cpa_verify *verify) {
+    return verify->n_samples == 0 && !agrees(verify);
+}
+
+void cpa_verify_pause(cpa_verify *verify, double seconds) {
+    if (verify->start_s > 0) verify->start_s += seconds;
 }
 
 cpa_status cpa_verify_step(cpa_verify *verify, const cpa_step_plan *plan, cpa_error *err) {
@@ -326,7 +330,7 @@ cpa_status cpa_verify_step(cpa_verify *verify, const cpa_step_plan *plan, cpa_er
     if (checked) CPA_TRY(check_samples(verify, plan, err));
     double end_s = cpa_clock_now();
     verify->stats.seconds += end_s - begin_s;
-    if (!agrees(verify, plan) && !(checked && verify->budget.share > 0)) return CPA_OK;
+    if (!agrees(verify) && !(checked && verify->budget.share > 0)) return CPA_OK;
     double seconds[] = {end_s - verify->start_s, verify->stats.seconds};
     CPA_TRY(cpa_control_max(verify->control, seconds, 2, err));
     cpa_verify_budget_agree(&verify->budget, seconds[0], seconds[1]);

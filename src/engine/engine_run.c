@@ -43,7 +43,7 @@ static void prepare_meanwhile(void *ctx) {
     const cpa_verify *verify = r->engine->verify;
     poll_next_plan(r);
     if (!r->next.there || r->prepared || r->next_error.status != CPA_OK) return;
-    if (!verify || cpa_verify_is_idle(verify, &r->plan)) (void)prepare_next(r, &r->next_error);
+    if (!verify || cpa_verify_is_idle(verify)) (void)prepare_next(r, &r->next_error);
 }
 
 /* Rank 0: a step begins, with which requests start, or give way. */
@@ -59,13 +59,21 @@ static void begin_requests(cpa_run *r) {
     }
 }
 
+/* Waits until the next plan is there. */
+static cpa_status await_plan(cpa_run *r, cpa_error *err) {
+    const double begin = cpa_clock_now();
+    CPA_TRY(cpa_next_plan_look(&r->next, 1, err));
+    if (r->engine->verify) cpa_verify_pause(r->engine->verify, cpa_clock_now() - begin);
+    return CPA_OK;
+}
+
 /* The next plan becomes that of the step to run. */
 static cpa_status begin_step(cpa_run *r, cpa_error *err) {
     if (r->next_error.status != CPA_OK) return cpa_fail(err, r->next_error.status, "%s", r->next_error.message);
     CPA_TRY(cpa_next_plan_look(&r->next, 0, err));
     /* Before this rank waits for work it tells all ends: there may be more to do then. */
     if (!r->next.there) CPA_TRY(cpa_run_settle(r, 1, err));
-    CPA_TRY(cpa_next_plan_look(&r->next, 1, err));
+    CPA_TRY(await_plan(r, err));
     if (!r->prepared) CPA_TRY(prepare_next(r, err));
     cpa_next_plan_advance(&r->next, &r->plan);
     r->prepared = 0;

@@ -8,6 +8,7 @@
 
 #include "base/clock.h"
 #include "base/hash.h"
+#include "src/check/verify_internal.h"
 #include "src/engine/engine_internal.h"
 #include "src/schedule/scheduler_internal.h"
 #include "tests/fixtures/device_fixture.h"
@@ -27,6 +28,7 @@ typedef struct heard {
     int step_of_end[MOST];
     void (*on_step)(struct heard *heard);
     atomic_int mark; /* of the test */
+    double check_began_s;
     uint64_t first_id;
 } heard;
 
@@ -538,6 +540,37 @@ static void statistics_of_other_ranks_come_while_it_runs(void) {
     cpa_engine_destroy(h.engine);
 }
 
+/* What a server is: idle at first, and now and then. */
+static void *idle_between_requests(void *ctx) {
+    heard *h = ctx;
+    cpa_engine_stats stats;
+    for (int i = 1; i <= 2; i++) {
+        nap(0.25);
+        CU_ASSERT_EQUAL(submit(h->engine, (uint64_t)i, 40, 20, 0), CPA_OK);
+        while (h->ends < i) nap(0.001);
+    }
+    cpa_engine_get_stats(h->engine, &stats, sizeof stats);
+    CU_ASSERT(stats.verify_rows > 0);
+    CU_ASSERT_EQUAL(cpa_engine_drain(h->engine, 60), CPA_OK);
+    return NULL;
+}
+
+/* When the first step began, idle time left out, as the check counts it: later, once the second request runs. */
+static void note_pause(heard *h) {
+    const cpa_verify *verify = h->engine->verify;
+    cpa_engine_stats stats;
+    cpa_engine_get_stats(h->engine, &stats, sizeof stats);
+    if (stats.output_tokens == 1) h->check_began_s = verify->start_s;
+    if (stats.output_tokens > 20) CU_ASSERT(verify->start_s > h->check_began_s + 0.2);
+}
+
+static void an_idle_engine_checks_as_one_that_runs(void) {
+    cpa_engine_options options = quick_options();
+    options.verify = CPA_VERIFY_AUTO;
+    heard h = {.on_step = note_pause};
+    serve_beside(&h, &options, idle_between_requests);
+}
+
 /* One runs at a time: the second request waits until the first has ended, and the third is cancelled before it runs. */
 static void the_queue_ends_when_a_request_first_runs(void) {
     cpa_engine_options options = quick_options();
@@ -724,6 +757,7 @@ static const cpa_test tests[] = {
     {"steps of several threads may drain", steps_of_several_threads_may_drain},
     {"statistics are read while it runs", statistics_are_read_while_it_runs},
     {"statistics of other ranks come while it runs", statistics_of_other_ranks_come_while_it_runs},
+    {"an idle engine checks as one that runs", an_idle_engine_checks_as_one_that_runs},
     {"the queue ends when a request first runs", the_queue_ends_when_a_request_first_runs},
     {"a request that is not finite fails alone", a_request_that_is_not_finite_fails_alone},
 };
