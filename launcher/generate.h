@@ -9,10 +9,14 @@
 #include "launcher/ids.h"
 #include "launcher/settings.h"
 #include "src/model/logits_sample.h"
+#include "src/text/text_stream.h"
+#include "src/text/tokenizer.h"
 
 /* Rank 0. One that was never opened has only zeros. */
 typedef struct cpa_generation {
     const cpa_settings *settings; /* the caller's */
+    cpa_tokenizer *tokenizer;     /* of a prompt of text; NULL: ids alone */
+    cpa_text_stream *stream;      /* the answer's text, as it comes */
     cpa_ids prompt;
     cpa_ids stop_ids;
     cpa_ids given;       /* the answer's tokens, if these are imposed */
@@ -26,14 +30,14 @@ typedef struct cpa_generation {
     cpa_finish_reason reason; /* why, then */
 } cpa_generation;
 
-/* Reads the prompt of the settings, ids of a vocabulary. *out is set only on success; the settings must outlive it. */
+/* Reads the prompt of the settings, text or ids of a vocabulary. *out is set only on success; the settings must outlive it. */
 cpa_status cpa_generation_open(const cpa_settings *settings, int64_t vocabulary, cpa_generation *out, cpa_error *err);
 void cpa_generation_close(cpa_generation *generation);
 
 /* How the tokens are drawn. It points into the generation. */
 cpa_sampling cpa_generation_sampling(const cpa_generation *generation);
 
-/* Prints the next token of the answer, unless all is to be JSON at the end. */
+/* Prints the next token of the answer, as text where the prompt was one, unless all is to be JSON at the end. */
 void cpa_generation_show(const cpa_generation *generation, int64_t index, uint32_t id, float logprob, FILE *out);
 /* The request has ended: keeps what it got. */
 void cpa_generation_take(cpa_generation *generation, const cpa_request_result *result);

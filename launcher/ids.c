@@ -3,44 +3,13 @@
 #include <ctype.h>
 #include <errno.h>
 #include <inttypes.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/array.h"
 #include "base/check.h"
 #include "launcher/field.h"
-
-/* The content of a file as text. */
-static cpa_status read_file(const char *where, const char *path, char **out, cpa_error *err) {
-    enum { AT_ONCE = 1 << 16, MOST = 1 << 28 };
-    FILE *file = fopen(path, "rb");
-    char *text = NULL;
-    int64_t used = 0, room = 0;
-    if (!file) return cpa_fail(err, CPA_INVALID, "%s: %s: %s", where, path, strerror(errno));
-    cpa_status status = CPA_OK;
-    for (size_t n = 1; n > 0 && status == CPA_OK; used += (int64_t)n) {
-        n = 0;
-        if (used > MOST || !cpa_array_reserve(&text, &room, used + AT_ONCE + 1, 1)) {
-            status = cpa_fail(err, CPA_INVALID, "%s: %s: found more than %d MiB", where, path, MOST >> 20);
-        } else {
-            n = fread(text + used, 1, AT_ONCE, file);
-        }
-    }
-    if (status == CPA_OK && ferror(file)) status = cpa_fail(err, CPA_INVALID, "%s: %s: could not be read", where, path);
-    fclose(file);
-    if (status != CPA_OK) {
-        free(text);
-        return status;
-    }
-    text[used] = 0;
-    if ((int64_t)strlen(text) != used) {
-        free(text);
-        return cpa_fail(err, CPA_INVALID, "%s: %s: found a zero byte, expected text", where, path);
-    }
-    *out = text;
-    return CPA_OK;
-}
+#include "launcher/text_argument.h"
 
 static int is_between(char c) {
     return c == ',' || isspace((unsigned char)c);
@@ -69,9 +38,9 @@ static cpa_status parse(const char *where, const char *text, int64_t vocabulary,
 
 cpa_status cpa_ids_read(const char *where, const char *text, int64_t vocabulary, cpa_ids *out, cpa_error *err) {
     cpa_ids ids = {NULL, 0};
-    char *content = NULL;
-    if (text[0] == '@') CPA_TRY(read_file(where, text + 1, &content, err));
-    cpa_status status = parse(where, content ? content : text, vocabulary, &ids, err);
+    char *content;
+    CPA_TRY(cpa_text_argument_read(where, text, &content, err));
+    cpa_status status = parse(where, content, vocabulary, &ids, err);
     free(content);
     if (status != CPA_OK) {
         cpa_ids_release(&ids);

@@ -197,7 +197,7 @@ void cpa_settings_print_help(FILE *out) {
     fprintf(out,
             "usage: mpirun -np N cp_attn [options]    run requests on N ranks; without options, a mixed run\n"
             "       mpirun -np N cp_attn serve [--model-dir DIR] [options]    serve requests over HTTP\n"
-            "       mpirun -np N cp_attn generate --model-dir DIR --prompt-ids IDS [options]    answer a prompt\n"
+            "       mpirun -np N cp_attn generate --model-dir DIR --prompt TEXT [options]    answer a prompt\n"
             "       mpirun -np N cp_attn bench ...    measure one operation; 'cp_attn bench --help' says which\n"
             "       cp_attn bench serve --url URL ...    measure a server\n"
             "\n"

@@ -21,6 +21,7 @@ typedef enum cpa_slice_weights { CPA_SLICE_AUTO = 0, CPA_SLICE_OFF, CPA_SLICE_DE
 /* Values as the table parses them; choices are indices. Plain memory: rank 0 broadcasts it. */
 typedef struct cpa_settings {
     int64_t generate; /* cp_attn generate */
+    char prompt[CPA_TEXT_BYTES];
     char prompt_ids[CPA_TEXT_BYTES];
     int64_t max_tokens;
     double temperature;

@@ -39,7 +39,10 @@ static cpa_status check_generate(const cpa_settings *settings, cpa_error *err) {
         return cpa_fail(err, CPA_INVALID, "--max-tokens: found with --given-ids, expected without it");
     if (settings->help || settings->version || settings->print_config) return CPA_OK;
     if (!settings->model_dir[0]) return cpa_fail(err, CPA_INVALID, "generate: found no --model-dir, expected one");
-    if (!settings->prompt_ids[0]) return cpa_fail(err, CPA_INVALID, "generate: found no --prompt-ids, expected them");
+    if (cpa_settings_given(settings, "prompt") && settings->prompt_ids[0])
+        return cpa_fail(err, CPA_INVALID, "--prompt-ids: found with --prompt, expected one of them");
+    if (!cpa_settings_given(settings, "prompt") && !settings->prompt_ids[0])
+        return cpa_fail(err, CPA_INVALID, "generate: found no --prompt and no --prompt-ids, expected one of them");
     return CPA_OK;
 }
 

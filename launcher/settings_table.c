@@ -51,6 +51,8 @@ const cpa_field cpa_settings_rows[] = {
      .help = "output tokens of a request, without a trace"},
     {"Requests", "seed", "N", INT(seed, "0", 0, SEED_MAX),
      .help = "of keys, values, queries, arrivals, draws and the choice of checked rows"},
+    {GENERATE, "prompt", "TEXT", TEXT(prompt),
+     .help = "the prompt, for the tokenizer of --model-dir: a text, or @FILE, a file of text"},
     {GENERATE, "prompt-ids", "IDS", TEXT(prompt_ids),
      .help = "the prompt: ids with commas between them, or @FILE, a file of ids"},
     {GENERATE, "max-tokens", "N", INT(max_tokens, "16", 1, 0x1p24), .help = "most tokens of the answer"},

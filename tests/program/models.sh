@@ -76,6 +76,25 @@ generate() {
     done
 }
 
+# A prompt of text is that of its ids, and the answer comes as text: on several ranks, from a file, as JSON.
+generate_text() {
+    local text=(generate --model-dir "$MODELS/tiny-llama" --dtype fp32 --max-tokens 20) ids
+    run 2 "${text[@]}" --prompt 'Grüße, 世界' --json
+    expect_code 0 "a prompt of text"
+    ids=$(sed -n 's/^{"prompt_ids": \[\([0-9, ]*\)\].*/\1/p' out)
+    [ "${ids%%,*}" = 1 ] || fail "the prompt does not begin with the token of the beginning: $(cat out)"
+    sed 's/"text".*//' out >by_text
+    printf '%b\n' "$(sed -n 's/.*"text": "\(.*\)", "logprobs".*/\1/p' out)" >text
+    run 1 "${text[@]}" --prompt-ids "${ids// /}" --json
+    [ "$(sed 's/"logprobs".*//' out)" = "$(cat by_text)" ] || fail "other ids than those of the text: $(cat out by_text)"
+    printf 'Grüße, 世界' >prompt
+    run 1 "${text[@]}" --prompt @prompt
+    expect_code 0 "a prompt of a file"
+    grep -q "^20 tokens (length) after $(wc -w <<<"$ids") of the prompt, TTFT" out || fail "no line of times: $(cat out)"
+    grep -q 'ũ.*Fran' text || fail "another text than expected: $(cat text)"
+    head -n -1 out | cmp - text || fail "another text than in the JSON: $(cat out text)"
+}
+
 # An answer ends at the model's own end tokens, unless these are ignored, and at those that are named.
 generate_ends() {
     local all ids
@@ -140,7 +159,12 @@ wrong_logits() {
 bad_generate() {
     local model=(--model-dir "$MODELS/tiny-llama")
     expect_bad 'generate: found no --model-dir' generate --prompt-ids 1
-    expect_bad 'generate: found no --prompt-ids' generate "${model[@]}"
+    expect_bad 'generate: found no --prompt and no --prompt-ids' generate "${model[@]}"
+    expect_bad '--prompt-ids: found with --prompt' generate "${model[@]}" --prompt a --prompt-ids 1
+    expect_bad '--prompt: the text is not UTF-8 at byte 1' generate "${model[@]}" --prompt $'a\xff'
+    expect_bad '--prompt: none: No such file' generate "${model[@]}" --prompt @none
+    expect_bad '--prompt: found neither tokenizer.json nor' generate --model-dir "$MODELS/tiny-yarn" --prompt a
+    expect_bad "--prompt: found without 'generate'" "${model[@]}" --prompt a
     expect_bad "--prompt-ids: found '320', expected ids from 0 to 319" generate "${model[@]}" --prompt-ids 1,320
     expect_bad '--trace: found with' generate "${model[@]}" --prompt-ids 1 --trace trace.jsonl
     expect_bad "--temperature: found without 'generate'" "${model[@]}" --temperature 1
