@@ -4,8 +4,8 @@
 
 enum { CPA_BOOT_BYTES = 40 };
 
-/* The number that the kernel has given itself when it was booted, as text: the same for all processes that it runs, and for
- * no others. Empty if it is not known. */
+/* The number that the kernel has given itself when it was booted, as text: the same for all processes that it runs, and
+ * for no others. Empty if it is not known. */
 void cpa_host_boot(char out[CPA_BOOT_BYTES]);
 
 #endif

@@ -18,8 +18,8 @@ typedef void (*cpa_threads_poll)(void *ctx);
 cpa_status cpa_threads_create(int32_t count, const int32_t *cpus, int32_t n_cpus, cpa_threads **out, cpa_error *err);
 void cpa_threads_destroy(cpa_threads *threads);
 
-/* Runs the items [0, items), handed out in order, and returns when all are done. poll may be NULL. Callable from several
- * threads, one run at a time. */
+/* Runs the items [0, items), handed out in order, and returns when all are done. poll may be NULL. Callable from
+ * several threads, one run at a time. */
 void cpa_threads_run(cpa_threads *threads, int64_t items, cpa_threads_work work, void *ctx, cpa_threads_poll poll,
                      void *poll_ctx);
 

@@ -1,5 +1,5 @@
-/* A benchmark: one filled cpa_bench, which the engine (bench/bench.c) runs; docs/PERFORMANCE.md derives every column that
- * it prints. */
+/* A benchmark: one filled cpa_bench, which the engine (bench/bench.c) runs; docs/PERFORMANCE.md derives every column
+ * that it prints. */
 #ifndef CPA_BENCH_BENCHMARK_H
 #define CPA_BENCH_BENCHMARK_H
 

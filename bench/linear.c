@@ -1,5 +1,5 @@
-/* bench linear: rows times a matrix of weights, which repeat after PERIOD outputs, so that only so many results of a row
- * are computed again, in float64. */
+/* bench linear: rows times a matrix of weights, which repeat after PERIOD outputs, so that only so many results of a
+ * row are computed again, in float64. */
 #include <math.h>
 #include <stdlib.h>
 

@@ -103,15 +103,15 @@ cpa_status cpa_mailbox_send(cpa_mailbox *mailbox, const void *data, int64_t byte
 cpa_status cpa_mailbox_receive(cpa_mailbox *mailbox, int wait, int *arrived, const void **data, int64_t *bytes,
                                cpa_error *err);
 
-/* Reports from all other ranks to rank 0, one of each after another, that travel on the control channel while the ranks do
- * something else; used by the thread of the channel. */
+/* Reports from all other ranks to rank 0, one of each after another, that travel on the control channel while the ranks
+ * do something else; used by the thread of the channel. */
 typedef struct cpa_reports cpa_reports;
 /* `control` must outlive them. Not collective. */
 cpa_status cpa_reports_open(cpa_control *control, cpa_reports **out, cpa_error *err);
 /* Gives up what is under way, after a second at the latest. */
 void cpa_reports_close(cpa_reports *reports);
-/* Other ranks: starts sending a copy of this rank's next report, of 0 or more bytes; waits until the one before is on its
- * way. */
+/* Other ranks: starts sending a copy of this rank's next report, of 0 or more bytes; waits until the one before is on
+ * its way. */
 cpa_status cpa_reports_send(cpa_reports *reports, const void *data, int64_t bytes, cpa_error *err);
 /* Rank 0: *arrived says whether the next report of every other rank is there; `wait`: waits for them. */
 cpa_status cpa_reports_receive(cpa_reports *reports, int wait, int *arrived, cpa_error *err);
@@ -175,10 +175,10 @@ struct cpa_transport_table {
      * await_stored has returned, it can be read. Before a rank stores one it must have received a message that the peer
      * sent after it had read the one before. NULL: no such buffers, and no defer_wait. */
     void (*peer_buffer)(cpa_transport *transport, int32_t peer, void **theirs, void **own, int64_t *bytes);
-    /* Transports with peer-mapped buffers, for an exchange in a graph whose messages to this rank all come into such: in
-     * the place of finish, leaves the wait for them to the kernel that the caller enqueues next on the stream of start, which
-     * calls await_stored (base/stored.cuh) on *out. That one spins with all its CTAs: a device runs one such graph at a
-     * time. Returns 0 where it cannot be: the exchange is still to be finished. */
+    /* Transports with peer-mapped buffers, for an exchange in a graph whose messages to this rank all come into such:
+     * in the place of finish, leaves the wait for them to the kernel that the caller enqueues next on the stream of
+     * start, which calls await_stored (base/stored.cuh) on *out. That one spins with all its CTAs: a device runs one
+     * such graph at a time. Returns 0 where it cannot be: the exchange is still to be finished. */
     int (*defer_wait)(cpa_transport *transport, cpa_exchange *exchange, cpa_store_batch *out);
     /* Device transports: blocks until the native stream is idle. Where a stream waits for exchanges, call this instead
      * of synchronising it: when they have not moved for timeout_s, or fail, this gives them up, so that the stream can

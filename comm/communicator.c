@@ -54,8 +54,8 @@ cpa_status cpa_comm_check(cpa_comm *comm, int32_t peer, cpa_error *err) {
     return cpa_watch_check(comm->watch, peer, comm->calls, err);
 }
 
-/* Sleeps between two looks for a message that may be long in coming: longer and longer, until a minute of waiting costs a
- * few tenths of a second of the processor. */
+/* Sleeps between two looks for a message that may be long in coming: longer and longer, until a minute of waiting costs
+ * a few tenths of a second of the processor. */
 static void nap(double *seconds) {
     const double first_s = 50e-6, growth = 1.1, longest_s = 10e-3;
     *seconds = *seconds > 0 ? fmin(*seconds * growth, longest_s) : first_s;

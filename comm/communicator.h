@@ -25,9 +25,9 @@ struct cpa_comm {
 /* Options with their defaults filled in; those of a smaller known size are zero. */
 cpa_status cpa_comm_take_options(const cpa_comm_options *given, cpa_comm_options *out, cpa_error *err);
 
-/* Takes n tags in a row, which nobody else uses until they are given back; *first is -1 where there are none. Every rank
- * takes and gives back the same ones in the same order, whatever fails. They come round: those that were given back last
- * are taken last, as messages of theirs that nobody received may still be on their way. */
+/* Takes n tags in a row, which nobody else uses until they are given back; *first is -1 where there are none. Every
+ * rank takes and gives back the same ones in the same order, whatever fails. They come round: those that were given
+ * back last are taken last, as messages of theirs that nobody received may still be on their way. */
 cpa_status cpa_comm_take_tags(cpa_comm *comm, int32_t n, int32_t *first, cpa_error *err);
 /* Does nothing with first = -1. */
 void cpa_comm_give_back_tags(cpa_comm *comm, int32_t first, int32_t n);

@@ -4,8 +4,8 @@
 #include "base/clock.h"
 #include "comm/comm.h"
 
-/* The messages are empty, so that nothing is lost by those that never arrive. One that an earlier call sent may still be
- * on its way: it says the same. */
+/* The messages are empty, so that nothing is lost by those that never arrive. One that an earlier call sent may still
+ * be on its way: it says the same. */
 static void notify(cpa_control *control, int32_t rank) {
     int done;
     if (cpa_comm_test(control->comm, &control->notified[rank], &done, NULL) != CPA_OK || !done) return;

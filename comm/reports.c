@@ -1,5 +1,5 @@
-/* Reports of all ranks to rank 0 that travel while the ranks do something else: a head with what most reports consist of,
- * and the rest behind it if there is more. */
+/* Reports of all ranks to rank 0 that travel while the ranks do something else: a head with what most reports consist
+ * of, and the rest behind it if there is more. */
 #include <sched.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,4 +1,5 @@
-/* The head of every back end's attend plan, what a setting of it is told beside its batch, and what a reservation holds.
+/* The head of every back end's attend plan, what a setting of it is told beside its batch, and what a reservation
+ * holds.
  */
 #ifndef CPA_KERNELS_ATTEND_PLAN_H
 #define CPA_KERNELS_ATTEND_PLAN_H
@@ -29,8 +30,8 @@ typedef struct cpa_attend_place {
 } cpa_attend_place;
 
 /* A plan whose lengths and tables are read on the device: the limits of cpa_attend_plan_reserve, and in context
- * attention what of it lies on which rank. Sequences are sharded. A sequence's last `rows` tokens lie on one rank, which
- * asks for them; this rank attends them over its own shard, an item a sequence. */
+ * attention what of it lies on which rank. Sequences are sharded. A sequence's last `rows` tokens lie on one rank,
+ * which asks for them; this rank attends them over its own shard, an item a sequence. */
 typedef struct cpa_attend_reservation {
     cpa_attention_shape shape;
     int32_t block_size;
@@ -43,8 +44,9 @@ typedef struct cpa_attend_reservation {
     int32_t rank;
     const cpa_attend_place *places; /* [cp_size], read by plan_reserve alone; NULL for one rank: zeros */
     int64_t ready_row, ready_rows;  /* the rows that this rank asks for, if they are ready as in a fusion */
-    /* NULL; or device [cp_size, sequences]: an update makes entry (r, s) s where this rank asks for the rows of sequence
-     * s and rank r has keys of it, else -1. A sequence that is refused is attended by all ranks for themselves. */
+    /* NULL; or device [cp_size, sequences]: an update makes entry (r, s) s where this rank asks for the rows of
+     * sequence s and rank r has keys of it, else -1. A sequence that is refused is attended by all ranks for
+     * themselves. */
     int32_t *row_maps;
 } cpa_attend_reservation;
 

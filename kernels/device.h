@@ -1,6 +1,6 @@
 /* The contract between the library and a back end: the head of its devices and streams, what a device can do, and the
- * table of its memory, streams and events. Graphs are in graph.h, operators in operators.h and those beside attention in
- * nn.h, what the self-test asks for in self_test.h; host/ and cuda/ each fill all of them.
+ * table of its memory, streams and events. Graphs are in graph.h, operators in operators.h and those beside attention
+ * in nn.h, what the self-test asks for in self_test.h; host/ and cuda/ each fill all of them.
  *
  * Arguments are checked before a table is called (src/ops: attend.c, kv.c, nn.c, nn_sample.c, device.c and the checks
  * that they share, check_args.c and nn_check.c); a back end may rely on that and reports only what it alone can know:
@@ -90,11 +90,11 @@ struct cpa_device_table {
     cpa_status (*copy_rows)(void *dst, int64_t dst_pitch, const void *src, int64_t src_pitch, int64_t row_bytes,
                             int64_t rows, cpa_stream *stream);
 
-    /* Events. event_record sets number `index` (0, 1, ...) to the moment at which what was enqueued on the stream before
-     * it is done; set again, it moves. It allocates the first time that an index is used. In a graph each launch sets
-     * it. event_seconds is the time from one event to another on the clock of the device (the host: of the caller); both
-     * must have been reached, which they are once their streams are idle. event_reached: whether one that was set is; 1
-     * for one that was never set. */
+    /* Events. event_record sets number `index` (0, 1, ...) to the moment at which what was enqueued on the stream
+     * before it is done; set again, it moves. It allocates the first time that an index is used. In a graph each launch
+     * sets it. event_seconds is the time from one event to another on the clock of the device (the host: of the
+     * caller); both must have been reached, which they are once their streams are idle. event_reached: whether one that
+     * was set is; 1 for one that was never set. */
     cpa_status (*events_create)(cpa_device *device, cpa_events **out, cpa_error *err);
     void (*events_destroy)(cpa_events *events);
     cpa_status (*event_record)(cpa_events *events, int32_t index, cpa_stream *stream);

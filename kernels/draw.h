@@ -19,8 +19,8 @@
 /* The most tokens of a vocabulary: their weights then sum to less than 2^63. */
 #define CPA_DRAW_MOST_TOKENS ((int64_t)1 << 22)
 
-/* exp(x) for x <= 0: 2^k exp(r), |r| <= ln(2) / 2, by the Taylor series of exp(r) to the 13th power, whose rest is below
- * 2^-57. 0 below exp(-700). */
+/* exp(x) for x <= 0: 2^k exp(r), |r| <= ln(2) / 2, by the Taylor series of exp(r) to the 13th power, whose rest is
+ * below 2^-57. 0 below exp(-700). */
 CPA_HOST_DEVICE static inline double cpa_draw_exp(double x) {
     const double log2_e = 0x1.71547652b82fep+0;
     const double ln2_high = 0x1.62e42feep-1,

@@ -58,9 +58,9 @@ typedef struct cpa_hash_rows_args {
     cpa_dtype dtype;
 } cpa_hash_rows_args;
 
-/* What ranks have computed parts of, at most CPA_MERGE_MAX_STATES. join_columns: row i of out is row i of each part, one
- * behind the other, to the bit. sum_parts: out = ((part 0 + part 1) + ...) + bias, in fp32, rounded once. There are rows;
- * `parts` are arrays on the host, what they point to and the rest is on the device, contiguous. */
+/* What ranks have computed parts of, at most CPA_MERGE_MAX_STATES. join_columns: row i of out is row i of each part,
+ * one behind the other, to the bit. sum_parts: out = ((part 0 + part 1) + ...) + bias, in fp32, rounded once. There are
+ * rows; `parts` are arrays on the host, what they point to and the rest is on the device, contiguous. */
 typedef struct cpa_join_columns_args {
     int64_t rows;
     int32_t n_parts;

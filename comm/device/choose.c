@@ -45,7 +45,8 @@ static cpa_status time_size(const site *s, cpa_transport *transport, int64_t byt
     return CPA_OK;
 }
 
-/* Times of the slowest rank; INFINITY and the reason if the transport does not work. Fails only if the communicator does. */
+/* Times of the slowest rank; INFINITY and the reason if the transport does not work. Fails only if the communicator
+ * does. */
 static cpa_status time_transport(const site *s, const cpa_transport_table *table, double *seconds, char *why,
                                  size_t why_size, cpa_error *err) {
     cpa_transport *transport = NULL;

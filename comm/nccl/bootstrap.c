@@ -1,5 +1,5 @@
-/* A communicator of the ranks of an ncclComm_t: NCCL takes to all of them where rank 0 listens, and they meet there over
- * TCP. Memory that runs out on one rank before that leaves the others to NCCL's own time-outs. */
+/* A communicator of the ranks of an ncclComm_t: NCCL takes to all of them where rank 0 listens, and they meet there
+ * over TCP. Memory that runs out on one rank before that leaves the others to NCCL's own time-outs. */
 #include <cpattn/comm.h>
 
 #include "comm/device/driver.h"

@@ -19,8 +19,8 @@
  * for the flags of messages in peer-mapped buffers.
  *
  * A rank also keeps a peer-mapped buffer for every other, in which that one's own kernels store a message (the
- * transport's `peer_buffer`). Of these start passes on that they are there, and finish waits for those of the peers; or a kernel of the caller does
- * (base/stored.cuh).
+ * transport's `peer_buffer`). Of these start passes on that they are there, and finish waits for those of the peers; or
+ * a kernel of the caller does (base/stored.cuh).
  *
  * A kernel that waits for long marks its flag `stalled` in host memory, where the transport's check times it; a flag
  * `abort` makes all of them end. */

@@ -1,8 +1,8 @@
 /* The transport through peer memory. Short messages go by kernels that store them into an inbox of the receiver: see
  * comm/peer/stores.h. Of all others the sender's copy engine writes into the receiver's buffer.
  *
- * Two things must be known before a copy. Where to write: the receiver tells the sender, in a message, when it starts the
- * exchange; the sender's start waits for that on the host. When to write: the receiver's device tells the sender's,
+ * Two things must be known before a copy. Where to write: the receiver tells the sender, in a message, when it starts
+ * the exchange; the sender's start waits for that on the host. When to write: the receiver's device tells the sender's,
  * through flags of device memory that each rank keeps for every other. There is a lane for each other rank, and an
  * exchange is on it:
  *

@@ -22,8 +22,8 @@
 
 #define WATCH_MAGIC UINT64_C(0x6370617774636831) /* "cpawtch1" */
 
-/* How often a rank sends a heartbeat; what is too short to tell silence from one that is late; how late its own thread may
- * be before it mistrusts its own count. */
+/* How often a rank sends a heartbeat; what is too short to tell silence from one that is late; how late its own thread
+ * may be before it mistrusts its own count. */
 #define HEARTBEAT_S 0.5
 #define LEAST_SILENCE_S (4 * HEARTBEAT_S)
 #define STOPPED_S 2.0

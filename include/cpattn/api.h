@@ -1,8 +1,8 @@
 /* How functions are declared: what the shared library exports, and what is compiled into the caller as well.
  *
  * Structs that begin with their size may grow: a caller says how much of one it knows, which is any size from the last
- * member without a default on, and the rest means zero. Structs that lie in others or in arrays keep their length: later
- * members take the place of `reserved`, which has to be zero. */
+ * member without a default on, and the rest means zero. Structs that lie in others or in arrays keep their length:
+ * later members take the place of `reserved`, which has to be zero. */
 #ifndef CPATTN_API_H
 #define CPATTN_API_H
 

@@ -1,13 +1,14 @@
 /* Communicators: how the ranks of one context-parallel group reach each other.
  *
  * A communicator is made from MPI (<cpattn/mpi.h>, libcpattn_mpi), from a communicator of NCCL, from a TCP
- * store, or from a table of functions of the caller. Contexts and engines are created over one, and may share it. Ranks are
- * 0..size-1, at most 64. A communicator, and whatever was created over it, is used by one thread at a time.
+ * store, or from a table of functions of the caller. Contexts and engines are created over one, and may share it. Ranks
+ * are 0..size-1, at most 64. A communicator, and whatever was created over it, is used by one thread at a time.
  *
  * Calls that are collective are made by every rank, in the same order. No wait is for ever: a rank of which nothing has
  * been heard for `timeout_s`, or which has ended, ends the waits of all others with CPA_COMM and a line that names it.
- * Each rank has a thread that says it is alive, whatever its other threads do, over TCP connections to rank 0. A rank that
- * cannot reach rank 0 like that logs a warning and is not watched, and neither is anyone while a constructor runs. */
+ * Each rank has a thread that says it is alive, whatever its other threads do, over TCP connections to rank 0. A rank
+ * that cannot reach rank 0 like that logs a warning and is not watched, and neither is anyone while a constructor
+ * runs. */
 #ifndef CPATTN_COMM_H
 #define CPATTN_COMM_H
 
@@ -38,8 +39,8 @@ CPA_API cpa_status cpa_comm_from_store(const char *host, int32_t port, int32_t r
                                        const cpa_comm_options *options, cpa_comm **out, cpa_error *err);
 
 /* The ranks of a communicator of NCCL, `nccl_comm` (an ncclComm_t), whose device is the current one of the calling
- * thread. NCCL, which is loaded at run time, carries their addresses, through memory of the device; messages go over TCP
- * afterwards, and `nccl_comm` is not used any more. Collective; where one rank fails before it calls NCCL (on its
+ * thread. NCCL, which is loaded at run time, carries their addresses, through memory of the device; messages go over
+ * TCP afterwards, and `nccl_comm` is not used any more. Collective; where one rank fails before it calls NCCL (on its
  * arguments, or memory), the others wait in NCCL, which has time-outs of its own. CPA_UNSUPPORTED in a build without
  * CUDA. */
 CPA_API cpa_status cpa_comm_from_nccl(void *nccl_comm, const cpa_comm_options *options, cpa_comm **out, cpa_error *err);
@@ -77,8 +78,8 @@ CPA_API void cpa_comm_set_timeout(cpa_comm *comm, double seconds);
 typedef struct cpa_comm_request cpa_comm_request;
 
 /* What carries the messages of a communicator: between each two ranks, tagged, in order for each tag. All functions are
- * called by one thread at a time, and none waits for another rank. Buffers belong to the back end until `test` says that
- * the request is done or has failed, or it is cancelled. */
+ * called by one thread at a time, and none waits for another rank. Buffers belong to the back end until `test` says
+ * that the request is done or has failed, or it is cancelled. */
 typedef struct cpa_comm_ops {
     size_t size;
     const char *name; /* such as "mpi" */

@@ -1,9 +1,9 @@
 /* Context attention: attention of one batch over a paged KV cache that is sharded over the ranks of a communicator.
  *
  * Every rank holds the tokens that cpa_owner_map gives it. A step is a list of chunks, the same on every rank; a rank's
- * rows are the tokens of the chunks that it owns, or all of them (cpa_row_placement), chunk after chunk, each ascending. The keys and values of those
- * tokens must be in the cache (cpa_kv_write) before cpa_context_attend. A sequence may lie on one rank (see
- * cpa_placement), which then exchanges nothing for it.
+ * rows are the tokens of the chunks that it owns, or all of them (cpa_row_placement), chunk after chunk, each
+ * ascending. The keys and values of those tokens must be in the cache (cpa_kv_write) before cpa_context_attend. A
+ * sequence may lie on one rank (see cpa_placement), which then exchanges nothing for it.
  *
  * pass-KV (queries stay): keys and values travel, in segments of bounded size, peer by peer in rounds or (on devices)
  * from all peers at once (Liu et al., Ring Attention, arXiv:2310.01889; Yang et al., Context Parallelism for Scalable
@@ -119,10 +119,10 @@ CPA_API int64_t cpa_context_rows(const cpa_context *context, const cpa_context_c
 CPA_API cpa_status cpa_context_plan(cpa_context *context, const cpa_context_chunk *chunks, int64_t n_chunks);
 
 /* Attends one layer of the planned step. Collective: every rank calls it for the same layers in the same order, with
- * the same mask and scale, and for all layers of a step with one stream. Where masks or scales differed, the first layer
- * of the next plan is CPA_INVALID on all ranks, and says so; masks that differ may also make ranks wait for each other,
- * which ends as any wait does. On a stream in capture only a reserved step (cpa_context_reserve) is attended: a graph
- * would hold what the plan of another says, which is CPA_UNSUPPORTED before anything is enqueued.
+ * the same mask and scale, and for all layers of a step with one stream. Where masks or scales differed, the first
+ * layer of the next plan is CPA_INVALID on all ranks, and says so; masks that differ may also make ranks wait for each
+ * other, which ends as any wait does. On a stream in capture only a reserved step (cpa_context_reserve) is attended: a
+ * graph would hold what the plan of another says, which is CPA_UNSUPPORTED before anything is enqueued.
  *
  * A rank that refuses its arguments in a step with exchanges (several ranks, a chunk that is sharded) refuses the rest
  * of the step too. Those that wait for it return its status, with its line, and can only destroy the context, as the
@@ -139,10 +139,10 @@ CPA_API cpa_status cpa_context_attend(cpa_context *context, const cpa_context_ar
  * reserved step enqueues does not depend on the lengths and the tables, and nothing that it uses moves.
  *
  * Row s of q, out and lse belongs to sequence s on every rank; each rank has `sequences` rows. The rank that owns the
- * token at position length - 1 puts the query in its row s and gets the result there. On the other ranks the row's query
- * means nothing, and its result is the empty state, O = 0 and LSE = -inf, as it is on all ranks for a length of 0;
- * rows past those of the update mean nothing. A length that is negative or above `tokens`, and a first rank that is none, make
- * the row NaN on all ranks; so does a used table entry that is no block below num_blocks, on the owner. */
+ * token at position length - 1 puts the query in its row s and gets the result there. On the other ranks the row's
+ * query means nothing, and its result is the empty state, O = 0 and LSE = -inf, as it is on all ranks for a length of
+ * 0; rows past those of the update mean nothing. A length that is negative or above `tokens`, and a first rank that is
+ * none, make the row NaN on all ranks; so does a used table entry that is no block below num_blocks, on the owner. */
 typedef struct cpa_context_limits {
     size_t size;
     int64_t sequences;  /* 1 to max_rows of the options */
@@ -157,9 +157,9 @@ CPA_API cpa_status cpa_context_reserve(cpa_context *context, const cpa_context_l
 
 /* Makes the reserved step that of these arrays, and the step that cpa_context_attend attends, until the next plan.
  * Enqueues only, also on a stream in capture (cpa_stream_wrap), together with attends or by itself. Before a capture of
- * attends, attend outside of one with the same tensors, on all ranks: transports learn of their addresses then. All ranks
- * launch such graphs in the same order, one at a time. Statistics know nothing of reserved steps but what is sent as they
- * are enqueued.
+ * attends, attend outside of one with the same tensors, on all ranks: transports learn of their addresses then. All
+ * ranks launch such graphs in the same order, one at a time. Statistics know nothing of reserved steps but what is sent
+ * as they are enqueued.
  *
  * Arguments are those of cpa_attend_plan_update: lengths count the tokens of a sequence on all ranks, its
  * new one included; table s holds this rank's blocks of its tokens; first_ranks [sequences], on the device, tells which

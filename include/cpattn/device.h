@@ -82,8 +82,8 @@ CPA_API cpa_status cpa_stream_wrap(cpa_device *device, void *native, cpa_stream 
  * NULL. */
 CPA_API void *cpa_stream_native(const cpa_stream *stream);
 
-/* Waits until everything enqueued so far is done; returns the first failure of the stream. Where layers of a context are
- * among that, by the thread of the context: failures of other ranks that they wait for are returned too. */
+/* Waits until everything enqueued so far is done; returns the first failure of the stream. Where layers of a context
+ * are among that, by the thread of the context: failures of other ranks that they wait for are returned too. */
 CPA_API cpa_status cpa_stream_sync(cpa_stream *stream);
 
 /* The message of the last operation that failed on this stream; empty if none did. Owned by the stream. */

@@ -11,12 +11,12 @@
 extern "C" {
 #endif
 
-/* The token at a position of a request: of the prompt, and of the output where that is given (outputs_given, or a network
- * that draws nothing); called on rank 0, also from a thread of the engine. */
+/* The token at a position of a request: of the prompt, and of the output where that is given (outputs_given, or a
+ * network that draws nothing); called on rank 0, also from a thread of the engine. */
 typedef uint32_t (*cpa_token_at_fn)(void *ctx, uint64_t request, int64_t position);
 
-/* Rank 0, from the thread that runs the engine: output token `index` (0, 1, ...) of a request, and, if its sampling asks
- * for that, its log-probability, otherwise 0. ctx is that of the run. It may submit and cancel requests. */
+/* Rank 0, from the thread that runs the engine: output token `index` (0, 1, ...) of a request, and, if its sampling
+ * asks for that, its log-probability, otherwise 0. ctx is that of the run. It may submit and cancel requests. */
 typedef void (*cpa_token_fn)(void *ctx, uint64_t request, int64_t index, uint32_t token, float logprob);
 
 /* Check as many rows, at most one in a thousand, as 2% of the run time pays for. */
@@ -167,9 +167,9 @@ typedef struct cpa_engine_stats {
     double verify_s; /* that the check took, on the slowest rank */
     /* Of every row that yields an output token, in all layers; independent of the order of steps. */
     uint64_t output_digest;
-    /* Rows that are not finite: tokens whose keys or values, or whose results where they yield output tokens, have a NaN
-     * or an infinity in some layer; and the first of them, of the first step that had any and there of the first layer.
-     * In a step with slices each rank counts what its own heads show: a token may count once on each. */
+    /* Rows that are not finite: tokens whose keys or values, or whose results where they yield output tokens, have a
+     * NaN or an infinity in some layer; and the first of them, of the first step that had any and there of the first
+     * layer. In a step with slices each rank counts what its own heads show: a token may count once on each. */
     int64_t nonfinite_rows;
     uint64_t nonfinite_request;
     int64_t nonfinite_position;
@@ -193,16 +193,17 @@ typedef struct cpa_span {
     int32_t round;  /* of the all-to-all, from 1 on; 0: of no round */
     double begin_s; /* after the start of the first run, without the pauses between runs */
     double seconds;
-    /* What became of a request ("waiting", "prefill", "decode", "preempted") has the row "requests", rank 0, the step in
-     * which it ended, and these; of others both are 0. */
+    /* What became of a request ("waiting", "prefill", "decode", "preempted") has the row "requests", rank 0, the step
+     * in which it ended, and these; of others both are 0. */
     int32_t of_request;
     uint64_t request;
 } cpa_span;
 typedef void (*cpa_span_fn)(void *ctx, const cpa_span *span);
 
-/* Requests through context attention on the ranks of a communicator. Its functions are called from one thread at a time,
- * the one that uses the communicator: the engine has threads of its own, which do not. Except these, which any thread of
- * rank 0 may call at any time, callbacks included: cpa_engine_submit, _cancel, _drain, _stop, _get_stats, _error. */
+/* Requests through context attention on the ranks of a communicator. Its functions are called from one thread at a
+ * time, the one that uses the communicator: the engine has threads of its own, which do not. Except these, which any
+ * thread of rank 0 may call at any time, callbacks included: cpa_engine_submit, _cancel, _drain, _stop, _get_stats,
+ * _error. */
 typedef struct cpa_engine cpa_engine;
 
 /* Collective over `comm`, which must outlive the engine. Opens the device, allocates the cache, measures C
@@ -214,9 +215,9 @@ CPA_API cpa_status cpa_engine_create(cpa_comm *comm, const cpa_engine_options *o
 /* Collective; the device is closed. NULL does nothing. */
 CPA_API void cpa_engine_destroy(cpa_engine *engine);
 
-/* Queues a request; rank 0 only. CPA_INVALID, with the numbers, if it can never fit, or if an unfinished request has its
- * id. CPA_BUSY if the queue is full (max_queued_requests), CPA_STOPPED while the engine is drained. Nothing is kept of
- * *request. */
+/* Queues a request; rank 0 only. CPA_INVALID, with the numbers, if it can never fit, or if an unfinished request has
+ * its id. CPA_BUSY if the queue is full (max_queued_requests), CPA_STOPPED while the engine is drained. Nothing is kept
+ * of *request. */
 CPA_API cpa_status cpa_engine_submit(cpa_engine *engine, const cpa_request *request);
 
 /* Ends a request, which gives its blocks back within two steps; rank 0 only. on_finish tells it, CPA_FINISH_CANCELLED,
@@ -244,10 +245,10 @@ typedef enum cpa_step_result {
 } cpa_step_result;
 
 /* For who drives the loop: each call is one step of a run that ends once the engine is drained (cpa_engine_drain), or
- * stopped: then *result is CPA_STEP_LAST, and the call returns what cpa_engine_serve would. It does not wait for requests:
- * what is submitted now is computed by the second call from now on at the latest, as the next step is planned already.
- * Until the last step no other function may run the engine; cpa_engine_destroy ends the run too, and tells nothing
- * of the requests that it leaves. Collective. *result is set only on success. */
+ * stopped: then *result is CPA_STEP_LAST, and the call returns what cpa_engine_serve would. It does not wait for
+ * requests: what is submitted now is computed by the second call from now on at the latest, as the next step is planned
+ * already. Until the last step no other function may run the engine; cpa_engine_destroy ends the run too, and tells
+ * nothing of the requests that it leaves. Collective. *result is set only on success. */
 CPA_API cpa_status cpa_engine_step(cpa_engine *engine, cpa_finish_fn on_finish, cpa_progress_fn on_progress, void *ctx,
                                    cpa_step_result *result);
 
@@ -262,8 +263,8 @@ CPA_API void cpa_engine_stop(cpa_engine *engine);
 
 /* The statistics. On rank 0, while a run is under way, those of requests, steps and tokens, and what the scheduler
  * counts, are as of the last step; verify_*, bytes_sent, exposed_comm_s and imbalance likewise, with what other ranks
- * add to them as of the step before that; all others, and those of other ranks, as of the end of the last run. `size` is that of
- * *out, sizeof *out: as much of them is written, and zeros where the library knows less. */
+ * add to them as of the step before that; all others, and those of other ranks, as of the end of the last run. `size`
+ * is that of *out, sizeof *out: as much of them is written, and zeros where the library knows less. */
 CPA_API cpa_status cpa_engine_get_stats(const cpa_engine *engine, cpa_engine_stats *out, size_t size);
 
 /* Hands the spans that options.timeline_spans kept, of all ranks, to on_span on rank 0, in no order. Collective. */
@@ -276,8 +277,8 @@ CPA_API const char *cpa_engine_device(const cpa_engine *engine);
  */
 CPA_API double cpa_engine_estimate(const cpa_engine *engine, int64_t tokens);
 
-/* The message of the last call of this thread that failed on this engine, or else of the last run or the like, unless one
- * is under way; empty if none did. Valid until the next call of this thread. */
+/* The message of the last call of this thread that failed on this engine, or else of the last run or the like, unless
+ * one is under way; empty if none did. Valid until the next call of this thread. */
 CPA_API const char *cpa_engine_error(const cpa_engine *engine);
 
 #ifdef __cplusplus

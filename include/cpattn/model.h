@@ -34,8 +34,8 @@ CPA_INLINE cpa_mask cpa_model_mask(const cpa_model_shape *model, int32_t layer) 
 }
 
 /* How the output tokens of a request are drawn. Zeros stand for the most probable token every time, without penalties.
- * The order: penalties, temperature, top_k, top_p, min_p. What is drawn depends on the logits, the seed and the position
- * alone: samples of one prompt need seeds of their own. */
+ * The order: penalties, temperature, top_k, top_p, min_p. What is drawn depends on the logits, the seed and the
+ * position alone: samples of one prompt need seeds of their own. */
 typedef struct cpa_sampling {
     size_t size;
     float temperature;        /* logits are divided by it; 0: the most probable token is taken */
@@ -111,8 +111,8 @@ typedef struct cpa_history {
     const int32_t *outputs; /* device: 1 for a token of the output, 0 for one of the prompt */
 } cpa_history;
 
-/* Products that are sliced over the ranks of an engine: each multiplies all rows by its part of a matrix. Of what `width`
- * counts, in units that `unit` of it make, rank r has
+/* Products that are sliced over the ranks of an engine: each multiplies all rows by its part of a matrix. Of what
+ * `width` counts, in units that `unit` of it make, rank r has
  *
  *     [unit * cpa_slice_begin(width / unit, ranks, r), unit * cpa_slice_begin(width / unit, ranks, r + 1))
  *
@@ -196,7 +196,8 @@ typedef struct cpa_model {
     void (*recall)(void *ctx, int32_t layer, int32_t kv_head, int64_t n, const uint32_t *tokens,
                    const int64_t *positions, void *k, void *v);
     /* The calls enqueue the same for any steps of one shape: counts of rows and emissions, and what is wanted. The
-     * engine may capture them in a graph, and launch that in place of later calls. 0: they are called for every step. */
+     * engine may capture them in a graph, and launch that in place of later calls. 0: they are called for every
+     * step. */
     int32_t capturable;
     int32_t writes_cache; /* layer_in writes keys and values to args->kv by the rows' slots; args->k and v are NULL */
     const uint32_t *end_ids; /* [n_end_ids] tokens that end a request; must outlive the engine */

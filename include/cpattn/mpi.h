@@ -22,8 +22,8 @@ extern "C" {
 #endif
 
 /* The ranks of an MPI communicator, which is duplicated and may be freed afterwards. Collective over it. Needs MPI at
- * MPI_THREAD_FUNNELED or more, and every use of the communicator in MPI's main thread; the threads of the library call no
- * MPI. Destroy it before MPI_Finalize. CPA_INVALID where MPI is not initialised, finalised, or below that level. */
+ * MPI_THREAD_FUNNELED or more, and every use of the communicator in MPI's main thread; the threads of the library call
+ * no MPI. Destroy it before MPI_Finalize. CPA_INVALID where MPI is not initialised, finalised, or below that level. */
 CPA_API cpa_status cpa_comm_from_mpi(MPI_Comm mpi_comm, const cpa_comm_options *options, cpa_comm **out,
                                      cpa_error *err);
 

@@ -2,13 +2,14 @@
  * allocate nothing and do not synchronise.
  *
  * Tensors are on the stream's device, aligned to their elements and in the dtype that is named. Strides are from row to
- * row, in elements, 0 for contiguous rows; what is within a row is contiguous. Arithmetic is fp32 or wider, and a result
- * is rounded once, to nearest even, when it is stored. A row does not depend on what the rows beside it hold, so that what
- * a padded row holds is its own matter; on the host it has the same bits in any batch and any place of it. No rows is no error. `size` is sizeof the struct. A status other than CPA_OK means that nothing was enqueued, and
+ * row, in elements, 0 for contiguous rows; what is within a row is contiguous. Arithmetic is fp32 or wider, and a
+ * result is rounded once, to nearest even, when it is stored. A row does not depend on what the rows beside it hold, so
+ * that what a padded row holds is its own matter; on the host it has the same bits in any batch and any place of it. No
+ * rows is no error. `size` is sizeof the struct. A status other than CPA_OK means that nothing was enqueued, and
  * cpa_stream_error tells why.
  *
- * `weight` is a constant: a CUDA device may read it while a kernel that was enqueued in front still runs. Synchronise the
- * stream after a kernel that writes one. */
+ * `weight` is a constant: a CUDA device may read it while a kernel that was enqueued in front still runs. Synchronise
+ * the stream after a kernel that writes one. */
 #ifndef CPATTN_NN_H
 #define CPATTN_NN_H
 
@@ -132,8 +133,8 @@ typedef struct cpa_embed_args {
 CPA_API cpa_status cpa_embed(const cpa_embed_args *args, cpa_stream *stream);
 
 /* linear: out = x * weight^T + bias, accumulated in fp32 and rounded once. CUDA devices need cuBLASLt for fp32 and for
- * more than 16 rows (CPA_UNSUPPORTED without it); the first such product on a stream allocates what it needs and must not
- * be captured. */
+ * more than 16 rows (CPA_UNSUPPORTED without it); the first such product on a stream allocates what it needs and must
+ * not be captured. */
 typedef struct cpa_linear_args {
     size_t size;
     int64_t rows;
@@ -162,8 +163,8 @@ CPA_API cpa_status cpa_linear(const cpa_linear_args *args, cpa_stream *stream);
  *   5. The largest z + g of what stays, of equal ones the first, where g = -ln(-ln u) and u in (0, 1) is a hash of seed,
  *      position and token: a draw from the softmax (Gumbel, 1954) that depends on these three alone.
  *
- * A row with a NaN, or whose largest logit is infinite, gets CPA_NO_TOKEN. The same logits give the same tokens on every
- * back end. A number outside of the range that is named counts as the default, 0. */
+ * A row with a NaN, or whose largest logit is infinite, gets CPA_NO_TOKEN. The same logits give the same tokens on
+ * every back end. A number outside of the range that is named counts as the default, 0. */
 #define CPA_NO_TOKEN 0xffffffffu
 typedef struct cpa_sample_args {
     size_t size;

@@ -1,8 +1,8 @@
 /* Operators on the caller's tensors: write keys and values into pages, attend over pages, merge partial states.
  *
  * All pointers in argument structs lie on the stream's device unless a comment says host, and are aligned to their
- * elements. Every struct begins with its size; zero means default. Operations are enqueued on the stream; a status other
- * than CPA_OK means that nothing was enqueued, and cpa_stream_error tells why. Nothing here allocates, except
+ * elements. Every struct begins with its size; zero means default. Operations are enqueued on the stream; a status
+ * other than CPA_OK means that nothing was enqueued, and cpa_stream_error tells why. Nothing here allocates, except
  * cpa_attend_plan_set when a plan grows, cpa_attend_plan_reserve, and host memory for a moment where arrays on the host
  * are checked. Sequences and rows are counted to 2^44, heads to 2^16, ranks to 2^14, and a tensor reaches over at most
  * 2^60 bytes. */
@@ -87,8 +87,8 @@ typedef struct cpa_attend_item {
 typedef struct cpa_attend_batch {
     size_t size;
     cpa_owner_map map;
-    /* Heads and widths bind; kv_dtype lets a device reserve what a quantised cache takes. Those, dtypes and scales of an
-     * attend are said in its own arguments, and may be left out here. */
+    /* Heads and widths bind; kv_dtype lets a device reserve what a quantised cache takes. Those, dtypes and scales of
+     * an attend are said in its own arguments, and may be left out here. */
     cpa_attention_shape shape;
     int32_t block_size;
     const cpa_attend_item *items; /* host */
@@ -98,18 +98,20 @@ typedef struct cpa_attend_batch {
 } cpa_attend_batch;
 
 /* Work split once a step and used for every layer (plan once, run many). Setting a plan copies the items and the block
- * tables of the batch, which the caller may free then. A plan may be set again; it keeps its memory. It must not be set while an attend that uses it is in flight. Its attends share a work space: enqueue them on one
- * stream, or order them. Used by one thread at a time. */
+ * tables of the batch, which the caller may free then. A plan may be set again; it keeps its memory. It must not be set
+ * while an attend that uses it is in flight. Its attends share a work space: enqueue them on one stream, or order them.
+ * Used by one thread at a time. */
 typedef struct cpa_attend_plan cpa_attend_plan;
 CPA_API cpa_status cpa_attend_plan_create(cpa_device *device, cpa_attend_plan **out, cpa_error *err);
 CPA_API cpa_status cpa_attend_plan_set(cpa_attend_plan *plan, const cpa_attend_batch *batch, cpa_error *err);
 CPA_API void cpa_attend_plan_destroy(cpa_attend_plan *plan);
 
-/* Plans for graphs of the caller's: decode over lengths and block tables that lie on the device. cpa_attend_plan_reserve
- * allocates for all that the limits allow, once; from then on nothing of the plan moves or grows, and what an update or
- * an attend enqueues does not depend on the lengths and the tables. So both may be enqueued on a stream that the caller
- * captures (cpa_stream_wrap), together or each by itself, and a graph of them can be launched again for whatever the
- * arrays hold by then. Attend once with the same arguments outside of a capture before: kernels are loaded then.
+/* Plans for graphs of the caller's: decode over lengths and block tables that lie on the device.
+ * cpa_attend_plan_reserve allocates for all that the limits allow, once; from then on nothing of the plan moves or
+ * grows, and what an update or an attend enqueues does not depend on the lengths and the tables. So both may be
+ * enqueued on a stream that the caller captures (cpa_stream_wrap), together or each by itself, and a graph of them can
+ * be launched again for whatever the arrays hold by then. Attend once with the same arguments outside of a capture
+ * before: kernels are loaded then.
  *
  * Sequence s has the rows [s * rows, (s + 1) * rows) of q, of the state and of out, the queries of its last `rows`
  * tokens, and the keys of all its tokens. A length of 0 fills a batch up: its rows see no key, and become O = 0,
@@ -145,8 +147,8 @@ typedef struct cpa_attend_update_args {
 } cpa_attend_update_args;
 
 /* Enqueues what makes the plan that of these arrays, for the attends behind it; on the host they are read before the
- * call returns. Attends of the plan and its updates are ordered as they are enqueued on one stream. Used by one thread at
- * a time. On a device it allocates nothing. */
+ * call returns. Attends of the plan and its updates are ordered as they are enqueued on one stream. Used by one thread
+ * at a time. On a device it allocates nothing. */
 CPA_API cpa_status cpa_attend_plan_update(cpa_attend_plan *plan, const cpa_attend_update_args *args,
                                           cpa_stream *stream);
 
@@ -193,8 +195,8 @@ CPA_API cpa_status cpa_attend(const cpa_attend_plan *plan, const cpa_attend_args
 CPA_API int64_t cpa_attend_split_tokens(const cpa_device *device);
 
 /* Whether attend on this device takes a shape (its dtypes, widths and layout) under the rules of a mask, NULL for any:
- * CPA_OK, CPA_UNSUPPORTED where it has no kernel for them, and CPA_INVALID for what is no shape or no mask; err says why.
- * Plans, contexts and engines ask the same when they are set or created. Enqueues nothing; any threads at once. */
+ * CPA_OK, CPA_UNSUPPORTED where it has no kernel for them, and CPA_INVALID for what is no shape or no mask; err says
+ * why. Plans, contexts and engines ask the same when they are set or created. Enqueues nothing; any threads at once. */
 CPA_API cpa_status cpa_attend_supported(const cpa_device *device, const cpa_attention_shape *shape,
                                         const cpa_mask *mask, cpa_error *err);
 
@@ -224,13 +226,13 @@ typedef struct cpa_merge_args {
 #define CPA_MERGE_MAX_STATES 64
 CPA_API cpa_status cpa_merge(const cpa_merge_args *args, cpa_stream *stream);
 
-/* Heads scattered over ranks: ranks that have attended the same rows over different keys end with a slice of the heads of
- * each row. Each packs its states, a slice for each rank, sends them, and merges the slices of its own heads.
+/* Heads scattered over ranks: ranks that have attended the same rows over different keys end with a slice of the heads
+ * of each row. Each packs its states, a slice for each rank, sends them, and merges the slices of its own heads.
  *
- * Slice r of n has the heads [cpa_slice_begin(heads, n, r), cpa_slice_begin(heads, n, r + 1)), whether n divides them or
- * not; it may have none. A row of a packed slice is, head after head, O [v_dim] in the dtype of the slice, then the LSE
- * in fp32: one element where that is fp32, else two, its low half first. So rows have cpa_packed_width(v_dim, dtype)
- * elements a head, and lie one behind the other. */
+ * Slice r of n has the heads [cpa_slice_begin(heads, n, r), cpa_slice_begin(heads, n, r + 1)), whether n divides them
+ * or not; it may have none. A row of a packed slice is, head after head, O [v_dim] in the dtype of the slice, then the
+ * LSE in fp32: one element where that is fp32, else two, its low half first. So rows have cpa_packed_width(v_dim,
+ * dtype) elements a head, and lie one behind the other. */
 CPA_HOST_DEVICE CPA_INLINE int64_t cpa_slice_begin(int64_t count, int32_t slices, int32_t slice) {
     return count / slices * slice + count % slices * slice / slices;
 }
@@ -250,8 +252,8 @@ typedef struct cpa_state_pack_args {
     int64_t o_row_stride;   /* elements; 0 = heads * v_dim */
     const float *lse;       /* [rows, heads] */
     int64_t lse_row_stride; /* 0 = heads */
-    /* [rows]: the row of o and lse, or -1 for an empty one: of a rank that has none of its keys, or that fills up a batch
-     * of fixed shape; NULL: the identity */
+    /* [rows]: the row of o and lse, or -1 for an empty one: of a rank that has none of its keys, or that fills up a
+     * batch of fixed shape; NULL: the identity */
     const int32_t *row_map;
     int32_t n_slices; /* at most CPA_MERGE_MAX_STATES */
     cpa_dtype dtype;
@@ -260,8 +262,8 @@ typedef struct cpa_state_pack_args {
 } cpa_state_pack_args;
 CPA_API cpa_status cpa_state_pack(const cpa_state_pack_args *args, cpa_stream *stream);
 
-/* state_merge_packed: cpa_merge of packed slices of the same heads and rows. The order of the fold is that of `parts`, or
- * of its own for each row. */
+/* state_merge_packed: cpa_merge of packed slices of the same heads and rows. The order of the fold is that of `parts`,
+ * or of its own for each row. */
 typedef struct cpa_state_merge_packed_args {
     size_t size;
     int64_t rows;

@@ -32,8 +32,8 @@ typedef struct cpa_kv_view {
 /* Partial attention states of some rows over some keys (Milakov and Gimelshein, arXiv:1805.02867): O normalised, fp32,
  * [rows, q_heads, v_dim] and LSE, the natural logarithm of the sum of exp(scaled scores), fp32, [rows, q_heads]. An
  * empty state has LSE = -inf and its O is never read; a row with a score that was no number has NaN for both. Row
- * strides are in elements, 0 for contiguous rows; the inner dimensions are contiguous, so that O and LSE of a row may be
- * interleaved in one message. */
+ * strides are in elements, 0 for contiguous rows; the inner dimensions are contiguous, so that O and LSE of a row may
+ * be interleaved in one message. */
 typedef struct cpa_partial {
     float *o;
     int64_t o_row_stride;

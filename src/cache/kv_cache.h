@@ -1,8 +1,8 @@
 /* The KV cache of a rank: it owns the memory of all layers and knows what a block of it is.
  *
- * A block is block_size tokens of one sequence in every layer, keys and values. Blocks lie in tiers: those of the device,
- * which operators see a layer at a time through views, and those in host memory, which keep what gave way to others,
- * each with a checksum. Block numbers are those of a tier. */
+ * A block is block_size tokens of one sequence in every layer, keys and values. Blocks lie in tiers: those of the
+ * device, which operators see a layer at a time through views, and those in host memory, which keep what gave way to
+ * others, each with a checksum. Block numbers are those of a tier. */
 #ifndef CPA_KV_CACHE_H
 #define CPA_KV_CACHE_H
 
@@ -42,9 +42,9 @@ cpa_kv_view cpa_kv_cache_view(const cpa_kv_cache *cache, int32_t layer);
 int32_t cpa_kv_cache_null_block(const cpa_kv_cache *cache);
 
 /* Moves, or copies, the blocks of one rank's entries of a list from tier to tier or within the device; every layer is a
- * kv_copy on the stream. No block is both read and written. Copies to and within the device are enqueued alone, and read
- * their source until the stream is idle; those to the host have arrived when this returns, since their checksums are
- * taken then. A block that comes back from the host with another checksum than it left with is not written to the
+ * kv_copy on the stream. No block is both read and written. Copies to and within the device are enqueued alone, and
+ * read their source until the stream is idle; those to the host have arrived when this returns, since their checksums
+ * are taken then. A block that comes back from the host with another checksum than it left with is not written to the
  * device: damaged[i], of n, is set to 1 for such a move and left alone for the others, and the error is logged. */
 cpa_status cpa_kv_cache_move(cpa_kv_cache *cache, cpa_kv_tier from, cpa_kv_tier to, int32_t rank,
                              const cpa_block_move *moves, int64_t n, uint64_t *damaged, cpa_stream *stream);

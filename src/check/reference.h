@@ -8,9 +8,9 @@
  * implementation accumulates in fp32 and rounds the probabilities and the result to the dtype. Both errors are the
  * largest over the elements of the row. Where the plain implementation is lucky in a row, its error counts as what
  * rounding may cost: (u + e) sum(p |v|) / sum(p), with u the unit roundoff of the dtype, for probabilities and result,
- * and e, for scores in fp32, sqrt(d) / 2 * 2^-24 * scale * sum |q k| of the keys with the highest scores: rounding errors
- * of a sum of d terms grow with sqrt(d) (Higham and Mary 2019, doi:10.1137/18M1226312). Pure; a row is used by one
- * thread. */
+ * and e, for scores in fp32, sqrt(d) / 2 * 2^-24 * scale * sum |q k| of the keys with the highest scores: rounding
+ * errors of a sum of d terms grow with sqrt(d) (Higham and Mary 2019, doi:10.1137/18M1226312). Pure; a row is used by
+ * one thread. */
 #ifndef CPA_REFERENCE_H
 #define CPA_REFERENCE_H
 

@@ -3,8 +3,8 @@
  *
  * While the layers run, the owner of a sampled row keeps copies of its query and result. When the step is done, the
  * keys and values of each (chunk, layer, KV head) that has samples travel to one checking rank, in rounds of bounded
- * size, and that rank walks them in float64 (src/check/reference.h). Neither the rounds nor the kernels nor the merge of
- * context attention take part. */
+ * size, and that rank walks them in float64 (src/check/reference.h). Neither the rounds nor the kernels nor the merge
+ * of context attention take part. */
 #ifndef CPA_VERIFY_H
 #define CPA_VERIFY_H
 

@@ -3,8 +3,8 @@
  * A group is the samples of one (chunk, layer, KV head); one rank checks it. The keys and values of a group travel in
  * parts: part p holds the local tokens [p * T, (p + 1) * T) of every rank's shard, T = CPA_PART_TOKENS or a block if
  * that is more, up to the last that a sample of the group sees, and part 0 also the queries and results. All ranks
- * derive the same parts and exchange them in rounds of bounded size. A rank's pages go to page-locked host memory by one
- * kv_pack a part, all parts of a round under way together. */
+ * derive the same parts and exchange them in rounds of bounded size. A rank's pages go to page-locked host memory by
+ * one kv_pack a part, all parts of a round under way together. */
 #ifndef CPA_VERIFY_GATHER_H
 #define CPA_VERIFY_GATHER_H
 

@@ -27,7 +27,8 @@ struct cpa_context {
     cpa_scatter_heads scatter;
     cpa_context_buffer slices_memory; /* of cpa_context_slices: parts that other ranks send */
     cpa_row_placement rows;           /* of the steps that are planned next */
-    /* Of cpa_context_reserve, beside the planned step: a row a sequence, and no chunks; and whether layers attend it. */
+    /* Of cpa_context_reserve, beside the planned step: a row a sequence, and no chunks; and whether layers attend
+     * it. */
     cpa_planned_step reserved_step;
     cpa_pass_q reserved_q;
     int attends_reserved;

@@ -12,9 +12,10 @@
 #include "base/min_max.h"
 #include "comm/rounds.h"
 
-/* What an H100 or H200 attends in a second of prefill, and what arrives over NVLink meanwhile, about (docs/PERFORMANCE.md
- * and bench/results). Not what this device does: ranks must cut the same segments, and each cuts those of all others. When
- * attention over the own shard is too short to hide all other shards, they come in as many segments. */
+/* What an H100 or H200 attends in a second of prefill, and what arrives over NVLink meanwhile, about
+ * (docs/PERFORMANCE.md and bench/results). Not what this device does: ranks must cut the same segments, and each cuts
+ * those of all others. When attention over the own shard is too short to hide all other shards, they come in as many
+ * segments. */
 #define ATTEND_FLOPS INT64_C(595000000000000)
 #define ARRIVING_BYTES INT64_C(350000000000)
 #define FLOPS_A_BYTE (ATTEND_FLOPS / ARRIVING_BYTES)

@@ -60,8 +60,8 @@ cpa_status cpa_plan_agreement_tell(cpa_plan_agreement *a, const cpa_context_chun
     return CPA_OK;
 }
 
-/* Waits for a note. A rank sends it before it can refuse the layer that follows, but a refusal may overtake it on another
- * connection: what ends the wait counts where the note does not come within a second. */
+/* Waits for a note. A rank sends it before it can refuse the layer that follows, but a refusal may overtake it on
+ * another connection: what ends the wait counts where the note does not come within a second. */
 static cpa_status wait_for_note(cpa_comm *comm, cpa_comm_request **request, int32_t rank, cpa_error *err) {
     const cpa_status status = cpa_comm_wait(comm, request, rank, err);
     if (status == CPA_OK || !*request) return status;

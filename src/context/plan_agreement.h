@@ -34,9 +34,9 @@ cpa_status cpa_plan_agreement_tell(cpa_plan_agreement *agreement, const cpa_cont
                                    int64_t layers, cpa_status status, const cpa_error *refusal, cpa_error *err);
 /* A layer with exchanges is attended. */
 void cpa_plan_agreement_attend(cpa_plan_agreement *agreement, cpa_mask mask, float scale);
-/* On every rank alike, CPA_INVALID if ranks have planned different chunks, or one has refused them, or the layers before
- * were attended under different masks or scales, and CPA_COMM if one has attended other layers than the others. Does
- * nothing the second time. Waits for the others to plan; if that fails `open` is not 0 afterwards. */
+/* On every rank alike, CPA_INVALID if ranks have planned different chunks, or one has refused them, or the layers
+ * before were attended under different masks or scales, and CPA_COMM if one has attended other layers than the others.
+ * Does nothing the second time. Waits for the others to plan; if that fails `open` is not 0 afterwards. */
 cpa_status cpa_plan_agreement_compare(cpa_plan_agreement *agreement, cpa_error *err);
 
 #endif

@@ -1,5 +1,5 @@
-/* The step of context attention that is planned: its chunks, the block tables and the rows of this rank. cpa_context_plan
- * fills it; pass-KV, pass-Q and what scatters heads read it. */
+/* The step of context attention that is planned: its chunks, the block tables and the rows of this rank.
+ * cpa_context_plan fills it; pass-KV, pass-Q and what scatters heads read it. */
 #ifndef CPA_PLANNED_STEP_H
 #define CPA_PLANNED_STEP_H
 
@@ -43,8 +43,8 @@ cpa_chunk_share cpa_planned_share(const cpa_planned_step *step, const cpa_planne
 cpa_attend_item cpa_planned_own_item(const cpa_planned_step *step, const cpa_planned_chunk *chunk, int64_t first);
 /* Whether pass-KV attends the rows of a chunk over the own shard too. */
 int cpa_planned_own_in_pass_kv(const cpa_planned_step *step, const cpa_planned_chunk *chunk);
-/* Puts the own rows over the own shard, but those that pass-KV takes, behind n items, as rows from first_row on. There is
- * room for an item a chunk. Returns how many items there are then. */
+/* Puts the own rows over the own shard, but those that pass-KV takes, behind n items, as rows from first_row on. There
+ * is room for an item a chunk. Returns how many items there are then. */
 int64_t cpa_planned_own_items(const cpa_planned_step *step, cpa_attend_item *items, int64_t n, int64_t first_row);
 
 #endif

@@ -12,8 +12,8 @@ typedef struct cpa_scatter_heads {
     const cpa_planned_step *step;
     int32_t heads;         /* of this rank */
     cpa_attend_plan *plan; /* all rows over the own shard */
-    /* [rows] the row of the own state that is packed, -1 without a key here; then [rows, cp_size] the ranks whose states
-     * of a row are merged, in order */
+    /* [rows] the row of the own state that is packed, -1 without a key here; then [rows, cp_size] the ranks whose
+     * states of a row are merged, in order */
     cpa_step_maps maps;
     cpa_context_buffer states_memory, packed_memory, received_memory;
     cpa_partial states;

@@ -7,8 +7,8 @@
 #include "comm/comm.h"
 #include "kernels/device.h"
 
-/* The transport for the memory of a device; the same on every rank. Collective. With CPA_TRANSPORT_AUTO it measures NCCL
- * and peer memory on a CUDA device and says at info level what it found. */
+/* The transport for the memory of a device; the same on every rank. Collective. With CPA_TRANSPORT_AUTO it measures
+ * NCCL and peer memory on a CUDA device and says at info level what it found. */
 cpa_status cpa_transport_for(cpa_control *control, const cpa_device *device, cpa_transport_kind wanted,
                              const cpa_transport_table **out, cpa_error *err);
 

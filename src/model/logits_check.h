@@ -11,8 +11,8 @@
 typedef struct cpa_logits_tokens {
     void *ctx;
     uint32_t (*token_at)(void *ctx, uint64_t request, int64_t position);
-    /* How many tokens a request has, prompt and output; 0: it is not known. Records behind its end are passed over: rows
-     * that were computed before the end was known. */
+    /* How many tokens a request has, prompt and output; 0: it is not known. Records behind its end are passed over:
+     * rows that were computed before the end was known. */
     int64_t (*count)(void *ctx, uint64_t request);
 } cpa_logits_tokens;
 
@@ -27,8 +27,8 @@ typedef struct cpa_logits_verdict {
 } cpa_logits_verdict;
 
 /* The reference is the plain forward in fp32. A token's logits may be, in the root mean square over the vocabulary,
- * three times as far from it as those of a plain forward that rounds to `dtype`, and 1/1000 of the reference's own spread
- * further: other orders of sums. *out is set only on success; violations are no failure. */
+ * three times as far from it as those of a plain forward that rounds to `dtype`, and 1/1000 of the reference's own
+ * spread further: other orders of sums. *out is set only on success; violations are no failure. */
 cpa_status cpa_logits_check(const cpa_model_config *config, const cpa_safetensors *files, cpa_dtype dtype,
                             const cpa_logits_sample *sample, const cpa_logits_tokens *tokens, cpa_logits_verdict *out,
                             cpa_error *err);

@@ -1,6 +1,6 @@
-/* A dense decoder-only model as its Hugging Face folder describes it: config.json, as transformers 4 and 5 write it, and
- * generation_config.json. Llama 2 and 3, Mistral, Qwen 2, 2.5 and 3 are one network with or without biases, norms of
- * queries and keys, windows, and tied embeddings. */
+/* A dense decoder-only model as its Hugging Face folder describes it: config.json, as transformers 4 and 5 write it,
+ * and generation_config.json. Llama 2 and 3, Mistral, Qwen 2, 2.5 and 3 are one network with or without biases, norms
+ * of queries and keys, windows, and tied embeddings. */
 #ifndef CPA_MODEL_CONFIG_H
 #define CPA_MODEL_CONFIG_H
 
@@ -28,8 +28,8 @@ typedef struct cpa_model_config {
     uint32_t end_ids[CPA_CONFIG_MAX_END_IDS]; /* ids that end an answer */
 } cpa_model_config;
 
-/* Reads and checks the files of a folder; generation_config.json may be missing. CPA_IO, CPA_INVALID and CPA_UNSUPPORTED
- * come with a line that names file and key. *out is set only on success. */
+/* Reads and checks the files of a folder; generation_config.json may be missing. CPA_IO, CPA_INVALID and
+ * CPA_UNSUPPORTED come with a line that names file and key. *out is set only on success. */
 cpa_status cpa_model_config_load(const char *folder, cpa_model_config *out, cpa_error *err);
 
 /* The attention of the model, computed and cached in a dtype. The masks of its layers are written to layer_masks

@@ -9,8 +9,8 @@
 typedef struct cpa_plain_question {
     const cpa_model_config *config;
     const cpa_safetensors *files;
-    /* CPA_F32: the reference. Another dtype: weights and every intermediate result are rounded to it, which shows how far
-     * from the reference a right computation in that dtype is. */
+    /* CPA_F32: the reference. Another dtype: weights and every intermediate result are rounded to it, which shows how
+     * far from the reference a right computation in that dtype is. */
     cpa_dtype dtype;
     const uint32_t *tokens; /* [count], each of the vocabulary, at positions 0 to count - 1 of the model's */
     int64_t count;
@@ -18,8 +18,8 @@ typedef struct cpa_plain_question {
     int64_t n_positions;
 } cpa_plain_question;
 
-/* Fills logits [n_positions, vocabulary]. Takes time that grows with the square of `count`, and memory for some matrices
- * of the model in fp32. */
+/* Fills logits [n_positions, vocabulary]. Takes time that grows with the square of `count`, and memory for some
+ * matrices of the model in fp32. */
 cpa_status cpa_plain_forward(const cpa_plain_question *question, float *logits, cpa_error *err);
 
 #endif

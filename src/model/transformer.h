@@ -1,6 +1,6 @@
 /* A dense decoder-only transformer behind the engine: the Llama, Mistral and Qwen families. Every rank has all weights
- * and computes the rows of a step that it owns; or, in steps with slices (cpattn/model.h), its slice of every product of
- * the rows of all ranks, so that it reads a part of the weights, or has no more than that.
+ * and computes the rows of a step that it owns; or, in steps with slices (cpattn/model.h), its slice of every product
+ * of the rows of all ranks, so that it reads a part of the weights, or has no more than that.
  *
  *     begin_step    residual = embedding of the tokens
  *     layer_in      norm of the residual, one product for queries, keys and values, norms of heads, rotary positions,
@@ -29,8 +29,8 @@ typedef struct cpa_transformer_options {
 
 typedef struct cpa_transformer cpa_transformer;
 
-/* Loads the weights and allocates all that steps need, on a device that must outlive the transformer: that of the engine,
- * or another cpa_device over the same memory. *out is set only on success. */
+/* Loads the weights and allocates all that steps need, on a device that must outlive the transformer: that of the
+ * engine, or another cpa_device over the same memory. *out is set only on success. */
 cpa_status cpa_transformer_create(cpa_device *device, const cpa_model_config *config, const cpa_safetensors *files,
                                   const cpa_transformer_options *options, cpa_transformer **out, cpa_error *err);
 /* NULL does nothing. */
@@ -39,8 +39,8 @@ void cpa_transformer_destroy(cpa_transformer *transformer);
 /* Bytes of the device that cpa_transformer_create allocates. */
 int64_t cpa_transformer_bytes(const cpa_model_config *config, const cpa_transformer_options *options);
 
-/* The model for the engine; the transformer must outlive it. Where there are fewer heads, or outputs of some product, than
- * ranks, it takes no steps with slices, and with CPA_SLICES_ALL it is not created. */
+/* The model for the engine; the transformer must outlive it. Where there are fewer heads, or outputs of some product,
+ * than ranks, it takes no steps with slices, and with CPA_SLICES_ALL it is not created. */
 cpa_model cpa_transformer_model(cpa_transformer *transformer);
 
 /* Sees the logits, fp32 [count, vocabulary] on the device, of the emissions [first, first + count) of a step before

@@ -151,8 +151,8 @@ static cpa_status copy_block(const loader *l, const cpa_tensor *tensor, int64_t 
     return CPA_OK;
 }
 
-/* The block that is wanted of a tensor [rows, columns], or with columns = 0 [rows], to the place *at, which moves behind
- * it. */
+/* The block that is wanted of a tensor [rows, columns], or with columns = 0 [rows], to the place *at, which moves
+ * behind it. */
 static cpa_status load(const loader *l, const char *name, int64_t rows, int64_t columns, cpa_slice own_rows,
                        cpa_slice own_columns, char **at) {
     const cpa_tensor *tensor = cpa_safetensors_find(l->files, name);

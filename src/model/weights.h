@@ -1,5 +1,5 @@
-/* The weights of a dense decoder on a device, in the dtype that it computes in. Products that read the same rows are one
- * matrix: queries, keys and values; gates and what they scale. A matrix is [outputs, inputs], row-major. */
+/* The weights of a dense decoder on a device, in the dtype that it computes in. Products that read the same rows are
+ * one matrix: queries, keys and values; gates and what they scale. A matrix is [outputs, inputs], row-major. */
 #ifndef CPA_MODEL_WEIGHTS_H
 #define CPA_MODEL_WEIGHTS_H
 
@@ -8,9 +8,9 @@
 #include "src/model/model_config.h"
 #include "src/model/safetensors.h"
 
-/* What a rank has of the weights; with 1 rank all of them. Of several ranks each has its slice, as sliced_linear.h says, of
- * the rows of qkv, gates, what they scale, and an lm_head that is not tied, and of the columns of o and down: those of its
- * heads. Norms, the embedding, and the biases of o and down are on all. */
+/* What a rank has of the weights; with 1 rank all of them. Of several ranks each has its slice, as sliced_linear.h
+ * says, of the rows of qkv, gates, what they scale, and an lm_head that is not tied, and of the columns of o and down:
+ * those of its heads. Norms, the embedding, and the biases of o and down are on all. */
 typedef struct cpa_weights_part {
     int32_t rank, ranks;
 } cpa_weights_part;
@@ -42,8 +42,8 @@ typedef struct cpa_weights {
 int64_t cpa_weights_bytes(const cpa_model_config *config, cpa_weights_part held, cpa_dtype dtype);
 
 /* Copies, and converts where the files have another dtype, the tensors to memory of the stream's device; returns when
- * they are there. CPA_INVALID names a tensor that is missing, or has not the shape that the config asks for. *out is set
- * only on success; cpa_weights_release frees it. */
+ * they are there. CPA_INVALID names a tensor that is missing, or has not the shape that the config asks for. *out is
+ * set only on success; cpa_weights_release frees it. */
 cpa_status cpa_weights_load(const cpa_model_config *config, cpa_weights_part held, const cpa_safetensors *files,
                             cpa_dtype dtype, cpa_stream *stream, cpa_weights *out, cpa_error *err);
 void cpa_weights_release(cpa_weights *weights);

@@ -57,12 +57,13 @@ double cpa_planner_predict_decode(const cpa_planner *planner, int64_t cached_tok
 /* A longer sequence is never preferred on one rank: an exchange takes less time than reading so many tokens. */
 enum { CPA_PLANNER_LOCAL_TOKENS = 32768 };
 
-/* The longest sequence that may be preferred on one rank; 0 if there is one only, where x is not known, and where an algorithm is
- * forced, as users compare algorithms by their exchanges. */
+/* The longest sequence that may be preferred on one rank; 0 if there is one only, where x is not known, and where an
+ * algorithm is forced, as users compare algorithms by their exchanges. */
 int64_t cpa_planner_local_tokens(const cpa_planner *planner);
 
 /* Whether a sequence of at most that length is sooner done on one rank, where `found_local` tokens of its prompt are
- * cached already, than sharded over all, where `found_sharded` are, while so many others run or soon will. See planner.c.
+ * cached already, than sharded over all, where `found_sharded` are, while so many others run or soon will. See
+ * planner.c.
  */
 int cpa_planner_prefers_local(const cpa_planner *planner, int64_t prompt_tokens, int64_t output_tokens,
                               int64_t found_local, int64_t found_sharded, int64_t running);

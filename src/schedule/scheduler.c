@@ -226,8 +226,8 @@ static cpa_status write_discards(cpa_scheduler *s, cpa_error *err) {
     return CPA_OK;
 }
 
-/* Indices and blocks of the sequences that ended in or since the last plan are free from this one on, and what its copies
- * read. */
+/* Indices and blocks of the sequences that ended in or since the last plan are free from this one on, and what its
+ * copies read. */
 static cpa_status retire_finished(cpa_scheduler *s, cpa_error *err) {
     CPA_TRY(cpa_scheduler_unpin_all(s, err));
     CPA_TRY(write_discards(s, err));

@@ -27,9 +27,10 @@
  * anything is computed from it.
  *
  * Plans need counts of tokens, not the tokens: a sequence whose next input is being drawn goes on with "the token that
- * the plan before emits". What was drawn is reported one step late. Only then do blocks that it fills get their digests,
- * in time for the step after the one that fills them, and only then may it turn out that the request has ended: a chunk
- * that it was given in the meantime computes a token that nobody wants, which the next plan says. Pure logic: no MPI, no device, no clock; one thread.
+ * the plan before emits". What was drawn is reported one step late. Only then do blocks that it fills get their
+ * digests, in time for the step after the one that fills them, and only then may it turn out that the request has
+ * ended: a chunk that it was given in the meantime computes a token that nobody wants, which the next plan says. Pure
+ * logic: no MPI, no device, no clock; one thread.
  *
  *   scheduler.c          create, add, one plan from start to end
  *   scheduler_preempt.c  room for running sequences, who gives way, and where to

@@ -45,8 +45,8 @@ static int64_t *found_in(cpa_sequence *sequence, cpa_placement placement) {
     return placement.kind == CPA_ON_RANK ? &sequence->shards[placement.rank].found : &sequence->found_sharded;
 }
 
-/* Counts the leading blocks that can be found in a placement. Goes on where it ended the last time: what has been evicted
- * since then shows when the blocks are shared. */
+/* Counts the leading blocks that can be found in a placement. Goes on where it ended the last time: what has been
+ * evicted since then shows when the blocks are shared. */
 static int64_t look(cpa_scheduler *s, cpa_sequence *sequence, cpa_placement placement) {
     int64_t *found = found_in(sequence, placement);
     int64_t links = cpa_scheduler_shares(s, sequence) ? count_links(s, sequence) : 0;
@@ -78,8 +78,8 @@ static int64_t expect(cpa_scheduler *s, cpa_sequence *sequence, cpa_placement pl
     return cpa_max64(found, known / s->options.block_size);
 }
 
-/* The rank that would have the fewest blocks in use if the sequence lay on it; among equals the one where it would begin
- * otherwise, or the next. */
+/* The rank that would have the fewest blocks in use if the sequence lay on it; among equals the one where it would
+ * begin otherwise, or the next. */
 static int32_t best_rank(cpa_scheduler *s, cpa_sequence *sequence) {
     const cpa_owner_map map = s->options.map;
     int32_t best = sequence->first_rank;
@@ -319,8 +319,8 @@ static cpa_status try_return(cpa_scheduler *s, cpa_sequence *sequence, verdict *
     return CPA_OK;
 }
 
-/* Those of one tenant that wait for their prefix are passed over one by one, up to a bound, and the rest of them, or all
- * where the tenant is at its quota, at once: how long one tenant's line is makes no difference to another. */
+/* Those of one tenant that wait for their prefix are passed over one by one, up to a bound, and the rest of them, or
+ * all where the tenant is at its quota, at once: how long one tenant's line is makes no difference to another. */
 cpa_status cpa_scheduler_admit(cpa_scheduler *s, cpa_error *err) {
     cpa_sequence *sequence, *skipped = NULL;
     cpa_status status = CPA_OK;

@@ -1,5 +1,5 @@
-/* What comes of the tokens that plans emit: which were drawn, and which end their request. Between plans; the thread that
- * plans. */
+/* What comes of the tokens that plans emit: which were drawn, and which end their request. Between plans; the thread
+ * that plans. */
 #ifndef CPA_SCHEDULER_TOKENS_H
 #define CPA_SCHEDULER_TOKENS_H
 

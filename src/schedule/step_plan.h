@@ -1,9 +1,9 @@
 /* A step: what rank 0 planned and every rank executes, and its wire form.
  *
- * A rank applies a plan in this order: nulled, releases, swap_outs, swap_ins, copies, appends, chunks. So a device block
- * that is swapped out may be written by the same plan, since all that writes blocks comes later. What a swap_in or a
- * copy reads is not written by the plan at all: rank 0 hands such blocks out again only from the next plan on. Plain
- * arrays that keep their capacity from step to step.
+ * A rank applies a plan in this order: nulled, releases, swap_outs, swap_ins, copies, appends, chunks. So a device
+ * block that is swapped out may be written by the same plan, since all that writes blocks comes later. What a swap_in
+ * or a copy reads is not written by the plan at all: rank 0 hands such blocks out again only from the next plan on.
+ * Plain arrays that keep their capacity from step to step.
  */
 #ifndef CPA_STEP_PLAN_H
 #define CPA_STEP_PLAN_H
@@ -41,8 +41,8 @@ typedef struct cpa_plan_chunk {
                          probable ones, without penalties */
 } cpa_plan_chunk;
 
-/* How the tokens of a sequence are drawn: the fields of cpa_sampling that ranks need, with 1 for a top_p or a repetition
- * penalty that is none. */
+/* How the tokens of a sequence are drawn: the fields of cpa_sampling that ranks need, with 1 for a top_p or a
+ * repetition penalty that is none. */
 typedef struct cpa_plan_sampling {
     float temperature, top_p, min_p;
     int32_t top_k;

@@ -1,5 +1,5 @@
-/* Those who may share blocks with each other: the requests of one salt. A tenant is there as long as it has a sequence, and
- * its salt with it. Pure logic. */
+/* Those who may share blocks with each other: the requests of one salt. A tenant is there as long as it has a sequence,
+ * and its salt with it. Pure logic. */
 #ifndef CPA_TENANTS_H
 #define CPA_TENANTS_H
 

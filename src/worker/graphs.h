@@ -23,7 +23,8 @@ void cpa_graphs_destroy(cpa_graphs *graphs);
 /* The rows that a step with so many on its busiest rank is planned with: at most 7 more, or an eighth. */
 int64_t cpa_graphs_rows(int64_t rows);
 
-/* What all ranks do with the step that is planned; `own` is what its shape has beside that of the context. Collective. */
+/* What all ranks do with the step that is planned; `own` is what its shape has beside that of the context.
+ * Collective. */
 cpa_status cpa_graphs_choose(cpa_graphs *graphs, uint64_t own, cpa_graph_way *out, cpa_error *err);
 
 /* Capture: call begin, enqueue the layers, call end with what came of that. Nothing is measured in a graph. */

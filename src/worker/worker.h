@@ -58,7 +58,8 @@ typedef struct cpa_worker_emission {
     int64_t given; /* the token; -1: it is drawn */
 } cpa_worker_emission;
 
-/* A step as its plan makes it. What is the same on every rank: the sizes of a padded step, the emissions, and the flags. */
+/* A step as its plan makes it. What is the same on every rank: the sizes of a padded step, the emissions, and the
+ * flags. */
 typedef struct cpa_worker_rows {
     int replicated; /* the rows and emissions are those of all ranks, the same on each: the model takes slices */
     cpa_step_sizes sizes;

@@ -52,8 +52,8 @@ cpa_token_set cpa_worker_listed(const cpa_worker *worker, int replicated, cpa_pl
     return replicated ? all : cpa_tokens_on(worker->options.map, placement, worker->rank);
 }
 
-/* Lists what the step yields on all ranks, and counts rows and entries; a rank has as many emissions as the one with the
- * most, so that parts of one size are exchanged. */
+/* Lists what the step yields on all ranks, and counts rows and entries; a rank has as many emissions as the one with
+ * the most, so that parts of one size are exchanged. */
 static void count_entries(cpa_worker *worker, const cpa_step_plan *plan, int64_t padded_rows) {
     const cpa_owner_map map = worker->options.map;
     cpa_worker_rows *rows = worker->rows;

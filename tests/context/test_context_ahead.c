@@ -6,8 +6,8 @@
 enum { STEPS = 7 };
 static const cpa_mask CAUSAL = {.causal = 1};
 
-/* Keeps the stream busy for longer than the host takes to enqueue the steps, where it runs behind the host. `memory` has
- * 2 * bytes. */
+/* Keeps the stream busy for longer than the host takes to enqueue the steps, where it runs behind the host. `memory`
+ * has 2 * bytes. */
 static void occupy(cpa_stream *stream, char *memory, int64_t bytes) {
     for (int i = 0; i < 100; i++)
         CU_ASSERT_EQUAL(stream->device->table->copy(memory + bytes, memory, bytes, stream), CPA_OK);

@@ -175,8 +175,8 @@ static int64_t count_differing(const site *s, cpa_mask mask, const cpa_test_chun
 
 /* ---- tests ---- */
 
-/* Prefill and decode, sharded and on one rank, with heads that the ranks divide, heads that they do not, and fewer heads
- * than ranks. */
+/* Prefill and decode, sharded and on one rank, with heads that the ranks divide, heads that they do not, and fewer
+ * heads than ranks. */
 static void heads_of_all_rows_are_right(void) {
     static const cpa_test_shape shapes[] = {{8, 2, 64, 64, 16, 16, CPA_BF16, 0, {0}},
                                             {5, 1, 32, 32, 16, 32, CPA_F32, 1, {0}},

@@ -1,5 +1,5 @@
-/* The reserved step of a context: lengths and block tables from memory of the device, step after step, beside steps that
- * are planned; on devices in a graph of the caller's too. */
+/* The reserved step of a context: lengths and block tables from memory of the device, step after step, beside steps
+ * that are planned; on devices in a graph of the caller's too. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>

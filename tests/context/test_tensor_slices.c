@@ -1,5 +1,5 @@
-/* Columns that ranks have computed are gathered, and parts of sums added up: the same bits on every rank, and on devices
- * in a graph too. */
+/* Columns that ranks have computed are gathered, and parts of sums added up: the same bits on every rank, and on
+ * devices in a graph too. */
 #include <stdlib.h>
 #include <string.h>
 

@@ -1,6 +1,7 @@
 /* Four threads submit, cancel, stop, drain and read statistics at random while an engine serves: every request that was
- * taken is told once, and every block is back in the end. Ranks are threads of this process, which meet over TCP, so that
- * the thread sanitizer sees all of them; MPI is not started. CPATTN_TEST_OPS sets how many operations there are. */
+ * taken is told once, and every block is back in the end. Ranks are threads of this process, which meet over TCP, so
+ * that the thread sanitizer sees all of them; MPI is not started. CPATTN_TEST_OPS sets how many operations there
+ * are. */
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>

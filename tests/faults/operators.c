@@ -59,7 +59,8 @@ static void plan_destroy(cpa_attend_plan *plan) {
     table->plan_destroy(plan);
 }
 
-/* ---- off-by-one-mask: a causal query does not see its own key; dropped-shard where all peers' keys come at once ---- */
+/* ---- off-by-one-mask: a causal query does not see its own key; dropped-shard where all peers' keys come at once
+ * ---- */
 
 /* Row `row` of an item as the armed fault has it: over the keys before its position alone, or without what came from
  * peers. */

@@ -1,4 +1,5 @@
-/* Deliberate bugs of the scheduler and of the block pool, put around functions that one file of theirs calls in another. */
+/* Deliberate bugs of the scheduler and of the block pool, put around functions that one file of theirs calls in
+ * another. */
 #include <string.h>
 
 #include "src/schedule/scheduler_blocks.h"

@@ -1,6 +1,6 @@
-/* attend where scores, keys or values are not finite, against the float64 reference, which has the same rule: a score of
- * NaN or +inf makes a row NaN, whatever splits, pieces and calls its keys come in; -inf weighs nothing; what a row does
- * not see does not reach it. On every path of attend that the device has. */
+/* attend where scores, keys or values are not finite, against the float64 reference, which has the same rule: a score
+ * of NaN or +inf makes a row NaN, whatever splits, pieces and calls its keys come in; -inf weighs nothing; what a row
+ * does not see does not reach it. On every path of attend that the device has. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>

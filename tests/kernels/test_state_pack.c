@@ -1,5 +1,5 @@
-/* state_pack and state_merge_packed: the layout of slices bit for bit, and the merge of slices against cpa_merge of what
- * they were cut from, with heads that the ranks divide and heads that they do not. */
+/* state_pack and state_merge_packed: the layout of slices bit for bit, and the merge of slices against cpa_merge of
+ * what they were cut from, with heads that the ranks divide and heads that they do not. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -271,7 +271,8 @@ static void check_case(pack_case c) {
     fixture_destroy(&f);
 }
 
-/* Ranks and heads of decode in use elsewhere; then heads that the ranks do not divide, fewer than there are ranks too. */
+/* Ranks and heads of decode in use elsewhere; then heads that the ranks do not divide, fewer than there are ranks
+ * too. */
 static void slices_and_their_merge_are_exact(void) {
     static const int32_t ranks_heads[][2] = {{8, 16}, {8, 128}, {4, 16}, {2, 2}, {1, 3}, {3, 7}, {3, 32}, {4, 2}};
     static const cpa_dtype dtypes[][2] = {

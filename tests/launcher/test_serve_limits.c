@@ -8,7 +8,8 @@
 #define MIB ((int64_t)1 << 20)
 #define GIB ((int64_t)1 << 30)
 
-/* A model whose blocks of 16 tokens take 16 KiB, of at most `positions` tokens; 0: the synthetic one, which has no bound. */
+/* A model whose blocks of 16 tokens take 16 KiB, of at most `positions` tokens; 0: the synthetic one, which has no
+ * bound. */
 static cpa_job job_of(cpa_device_choice device, int64_t positions) {
     cpa_job job = {.has_network = 0, .interleave = 16};
     job.model.shape = (cpa_model_shape){

@@ -1,5 +1,5 @@
-/* config.json and generation_config.json: what the tiny models' files say, in both forms of rotary positions, and a line
- * for whatever is missing, out of range or unsupported. */
+/* config.json and generation_config.json: what the tiny models' files say, in both forms of rotary positions, and a
+ * line for whatever is missing, out of range or unsupported. */
 #include "src/model/model_config.h"
 
 #include <math.h>

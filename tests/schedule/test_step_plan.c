@@ -220,8 +220,8 @@ static void encode(fixture *f) {
     CU_ASSERT_EQUAL_FATAL(cpa_step_plan_encode(&f->plan, &f->message, &f->capacity, &f->bytes, NULL), CPA_OK);
 }
 
-/* One plan of every kind of entry: chunk (4 tokens), release, swap-out, swap-in, copy, append (2 blocks), void, discard,
- * sampling. */
+/* One plan of every kind of entry: chunk (4 tokens), release, swap-out, swap-in, copy, append (2 blocks), void,
+ * discard, sampling. */
 static void setup(fixture *f) {
     memset(f, 0, sizeof *f);
     cpa_step_plan_init(&f->plan);

@@ -1,4 +1,5 @@
-/* The inner loops of attend in GCC vector code. A file that has the vectors of an instruction set (isa/vector.h), defines
+/* The inner loops of attend in GCC vector code. A file that has the vectors of an instruction set (isa/vector.h),
+ * defines
  *     ISA_ROWS                 rows of a full group: ISA_ROWS x 2 accumulators fit the registers
  * and includes this one gets pack_tile and attend_rows. */
 #include <math.h>

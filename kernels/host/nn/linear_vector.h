@@ -1,7 +1,8 @@
-/* The inner loops of linear in GCC vector code. A file that has the vectors of an instruction set (isa/vector.h), defines
+/* The inner loops of linear in GCC vector code. A file that has the vectors of an instruction set (isa/vector.h),
+ * defines
  *     ISA_OUTPUTS              outputs at a time: their accumulators, a vector for each ISA_LANES rows, fit the registers
- * and includes this one gets multiply_tile. An output is the sum over blocks of inputs of the sums over a block, both in
- * ascending order: blocks keep the error of long sums small, and x in the first cache. */
+ * and includes this one gets multiply_tile. An output is the sum over blocks of inputs of the sums over a block, both
+ * in ascending order: blocks keep the error of long sums small, and x in the first cache. */
 #include "base/convert.h"
 #include "kernels/host/isa/vector.h"
 #include "kernels/host/nn/linear_tile.h"

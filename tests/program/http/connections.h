@@ -25,8 +25,8 @@ typedef struct http_connection {
     int has_left;  /* this side */
 } http_connection;
 
-/* Opens those of the n connections that are not, sends, and reads, until all have ended, or those that read something have,
- * or `limit_s` is over. How many have not ended of those that read; -1 if a connection could not be opened. */
+/* Opens those of the n connections that are not, sends, and reads, until all have ended, or those that read something
+ * have, or `limit_s` is over. How many have not ended of those that read; -1 if a connection could not be opened. */
 int64_t http_run(int port, http_connection *connections, int64_t n, double limit_s);
 
 void http_release(http_connection *connections, int64_t n);

@@ -17,8 +17,8 @@
  *     kind       raw: all of HTTP; else a POST of the text to /v1/completions (body), /v1/chat/completions (chat),
  *                /tokenize (tokenize) or /detokenize (detokenize); a raw request that breaks off, by a client that goes
  *                soon after: cut
- * In the text \r, \n, \t, \0, \\ and \xNN are what they are in C, and %{N:TEXT} is TEXT N times. Empty lines, and lines that
- * begin with #, are passed over. */
+ * In the text \r, \n, \t, \0, \\ and \xNN are what they are in C, and %{N:TEXT} is TEXT N times. Empty lines, and lines
+ * that begin with #, are passed over. */
 
 typedef struct text {
     char *bytes;

@@ -1,5 +1,5 @@
-/* What a server must bear: many streams, clients that go, clients that stall. Each returns 0, or 1 after a line that says
- * what was wrong. */
+/* What a server must bear: many streams, clients that go, clients that stall. Each returns 0, or 1 after a line that
+ * says what was wrong. */
 #ifndef CPA_TESTS_HTTP_LOAD_H
 #define CPA_TESTS_HTTP_LOAD_H
 
