@@ -1,5 +1,5 @@
-/* What the ranks of a job tell each other beside its steps: what rank 0 has decided, what is wrong, and that one of them
- * ends the job. */
+/* What the ranks of a job tell each other beside its steps: what rank 0 has decided, what is wrong, and that one of
+ * them ends the job. */
 #ifndef CPA_LAUNCHER_JOB_RANKS_H
 #define CPA_LAUNCHER_JOB_RANKS_H
 

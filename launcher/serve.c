@@ -173,8 +173,8 @@ static cpa_exit_code start_serving(serving *s) {
     return cpa_job_ranks_agree(ranks, code);
 }
 
-/* Rank 0, when the engine has ended: lets clients take what is left of their answers. Returns how many were not finished
- * or not taken. */
+/* Rank 0, when the engine has ended: lets clients take what is left of their answers. Returns how many were not
+ * finished or not taken. */
 static int64_t deliver(serving *s, cpa_status status) {
     const int64_t unfinished = cpa_server_undelivered(s->front.server);
     if (status == CPA_OK) {

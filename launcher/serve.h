@@ -4,9 +4,9 @@
 
 #include "launcher/service.h"
 
-/* Collective. The service has its ranks and its job, and is closed but for its ranks. Returns the same code on every rank:
- * CPA_EXIT_DONE if a signal came and every answer was delivered. A fault that the other ranks cannot learn of ends them
- * all (cpa_job_ranks_abort), after clients have been told. */
+/* Collective. The service has its ranks and its job, and is closed but for its ranks. Returns the same code on every
+ * rank: CPA_EXIT_DONE if a signal came and every answer was delivered. A fault that the other ranks cannot learn of
+ * ends them all (cpa_job_ranks_abort), after clients have been told. */
 cpa_exit_code cpa_serve(cpa_service *service);
 
 #endif

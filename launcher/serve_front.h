@@ -1,5 +1,5 @@
-/* What clients of a server meet, on rank 0: the HTTP server with the tokenizer and the chat template of the model, and the
- * figures that it shows. It listens before there is an engine, and outlives none: an engine is attached while it is there. */
+/* What clients of a server meet, on rank 0: the HTTP server with the tokenizer and the chat template of the model, and
+ * the figures that it shows. It listens before there is an engine. */
 #ifndef CPA_LAUNCHER_SERVE_FRONT_H
 #define CPA_LAUNCHER_SERVE_FRONT_H
 
@@ -20,15 +20,16 @@ typedef struct cpa_serve_front {
     char says[128];               /* what requests can be, in words */
 } cpa_serve_front;
 
-/* Reads what the model's folder says of text, and listens. A tokenizer or a template of another kind than is known is told
- * by a warning, and done without; CPA_INVALID for one that is broken, a --chat-template that is not known, or an address
- * that cannot be listened at. On failure it is as if never opened. */
+/* Reads what the model's folder says of text, and listens. A tokenizer or a template of another kind than is known is
+ * told by a warning, and done without; CPA_INVALID for one that is broken, a --chat-template that is not known, or an
+ * address that cannot be listened at. On failure it is as if never opened. */
 cpa_status cpa_serve_front_open(const cpa_job *job, cpa_serve_front *front, cpa_error *err);
 /* After the engine's last callback. */
 void cpa_serve_front_close(cpa_serve_front *front);
 
-/* From now on requests are taken and go to the engine, of up to max_model_len tokens each, prompt and answer. The engine is
- * created with cpa_serve_front_token and cpa_serve_front_token_at, with the front as their ctx. */
+/* From now on requests are taken and go to the engine, of up to max_model_len tokens each, prompt and answer. Its
+ * token_at is cpa_serve_front_token_at, with the front as ctx; its callbacks tell front->server. It must outlive the
+ * front. */
 cpa_status cpa_serve_front_attach(cpa_serve_front *front, const cpa_job *job, cpa_engine *engine, int64_t max_model_len,
                                   cpa_error *err);
 
@@ -38,8 +39,8 @@ uint32_t cpa_serve_front_token_at(void *front, uint64_t request, int64_t positio
 /* Waits until every answer has been delivered, for so many seconds at most; returns how many have not. */
 int64_t cpa_serve_front_flush(cpa_serve_front *front, double seconds);
 
-/* Every answer ends with an error that says why, if its client takes it within a moment. May be called by several threads,
- * and again. */
+/* Every answer ends with an error that says why, if its client takes it within a moment. May be called by several
+ * threads, and again. */
 void cpa_serve_front_fail(cpa_serve_front *front, const char *why);
 
 #endif

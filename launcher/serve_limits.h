@@ -10,8 +10,8 @@ typedef struct cpa_serve_limits {
 } cpa_serve_limits;
 
 /* Chooses both. --num-blocks auto: on devices what memory holds and can be of use, on the host enough for the longest
- * request or many short ones, if memory holds that. CPA_INVALID, with the numbers, if --max-model-len is more than the model is made for, or
- * than the cache holds. *out is set only on success. */
+ * request or many short ones, if memory holds that. CPA_INVALID, with the numbers, if --max-model-len is more than the
+ * model is made for, or than the cache holds. *out is set only on success. */
 cpa_status cpa_serve_limits_find(const cpa_job *job, const cpa_cache_limits *limits, cpa_serve_limits *out,
                                  cpa_error *err);
 

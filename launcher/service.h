@@ -1,5 +1,5 @@
-/* The engine of a job on one rank, and what it stands on: the device, the size of the cache, the network. What requests it
- * gets, and what becomes of them, is its user's: a batch run (run.h) or a server (serve.h).
+/* The engine of a job on one rank, and what it stands on: the device, the size of the cache, the network. What requests
+ * it gets, and what becomes of them, is its user's: a batch run (run.h) or a server (serve.h).
  *
  * Its steps are collective and return the same code on every rank; what is wrong is then said already. */
 #ifndef CPA_LAUNCHER_SERVICE_H

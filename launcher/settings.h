@@ -1,5 +1,5 @@
-/* The settings of a run. One table (settings_table.c) gives each its name, type, bounds, default and help; the command line,
- * the environment (CPATTN_<NAME>), the settings file, --help and --print-config all come from it. */
+/* The settings of a run. One table (settings_table.c) gives each its name, type, bounds, default and help; the command
+ * line, the environment (CPATTN_<NAME>), the settings file, --help and --print-config all come from it. */
 #ifndef CPA_LAUNCHER_SETTINGS_H
 #define CPA_LAUNCHER_SETTINGS_H
 

@@ -5,7 +5,8 @@
 #include "launcher/metrics_options.h"
 #include "launcher/settings.h"
 
-/* CPA_INVALID, and one line, if a setting needs another, or a subcommand, that is not there, or excludes one that is. */
+/* CPA_INVALID, and one line, if a setting needs another, or a subcommand, that is not there, or excludes one that
+ * is. */
 cpa_status cpa_settings_check(const cpa_settings *settings, cpa_error *err);
 
 /* What is to be known of latencies: --percentiles and --goodput. Loaded settings are right in that. */

@@ -19,16 +19,16 @@ typedef struct cpa_signal_actions {
     void *ctx;
     /* Requests are given so many seconds to finish, which the engine is told next; NULL: nothing else needs to know. */
     void (*drain)(void *ctx, double seconds);
-    /* Another rank of this host is gone, and mpirun is about to end this one: there is a second at most; NULL: nothing is
-     * to be done. */
+    /* Another rank of this host is gone, and mpirun is about to end this one: there is a second at most; NULL: nothing
+     * is to be done. */
     void (*lost)(void *ctx);
     /* The run is given up: says what is known of it. The process then ends with 128 + `signal`. */
     void (*give_up)(void *ctx, int signal);
 } cpa_signal_actions;
 
-/* Collective. From here on signals are kept, and requests are given shutdown_s to finish after one that comes while there
- * is an engine. A second one ends that time, or gives the run up where there is none; what is still written then is not
- * waited for. Where no thread can be had to watch them, signals end the process as usual. */
+/* Collective. From here on signals are kept, and requests are given shutdown_s to finish after one that comes while
+ * there is an engine. A second one ends that time, or gives the run up where there is none; what is still written then
+ * is not waited for. Where no thread can be had to watch them, signals end the process as usual. */
 cpa_status cpa_signals_install(cpa_comm *comm, double shutdown_s, const cpa_signal_actions *actions, cpa_error *err);
 
 /* The engine that a signal stops; NULL: none. */

@@ -1,7 +1,7 @@
 # Cases of program_test.sh. The server: what it answers, how it ends, and what becomes of answers when a rank is lost.
 # shellcheck shell=bash disable=SC2034,SC2154 # program_test.sh reads what is set here, and the other way round
 
-# start_server RANKS ARGUMENT...: a server in the background at a free port: job, pid.RANK, out and err, and url. Returns
+# start_server RANKS ARGUMENT...: a server at a free port, in the background: job, pid.RANK, out and err, and url. Returns
 # when it takes requests.
 start_server() {
     local start="" ranks
@@ -51,11 +51,13 @@ answered_ids() {
     grep -o '"token_ids": *\[[0-9, ]*\]' "$1" | sed 's/.*\[\(.*\)\]/\1/' | tr '\n' ' ' | tr -s ', ' ' ' | sed 's/^ //; s/ $//'
 }
 
-# begin_answer MAX_TOKENS: a stream of so many, in the background, to ./stream: client. Returns when its first tokens are there.
+# begin_answer MAX_TOKENS: a stream of so many, in the background, to ./stream: client. Returns when its first tokens are
+# there.
 begin_answer() {
     : >stream
     curl -s -N -m 30 "$url/v1/completions" -d \
-        "{\"prompt\": [7, 8], \"max_tokens\": $1, \"stream\": true, \"return_token_ids\": true, \"ignore_eos\": true}" >stream &
+        "{\"prompt\": [7, 8], \"max_tokens\": $1, \"stream\": true, \"return_token_ids\": true, \"ignore_eos\": true}" \
+        >stream &
     client=$!
     for ((i = 0; i < 200; i++)); do
         [ "$(grep -c '^data: ' stream)" -lt 3 ] || return 0
