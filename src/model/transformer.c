@@ -128,6 +128,35 @@ static cpa_status upload_rope(const cpa_transformer *t, cpa_stream *stream, cpa_
     return status;
 }
 
+static cpa_linear_args product(const cpa_transformer *t, int64_t rows, const void *x, int32_t inputs,
+                               const void *weight, const void *bias, int32_t outputs, void *out) {
+    return (cpa_linear_args){
+        .size = sizeof(cpa_linear_args),
+        .rows = rows,
+        .inputs = inputs,
+        .outputs = outputs,
+        .dtype = t->options.dtype,
+        .out_dtype = t->options.dtype,
+        .x = x,
+        .weight = weight,
+        .bias = bias,
+        .out = out,
+    };
+}
+
+/* The first product by a library loads all its kernels, which takes seconds on CUDA: that is not for the first request to
+ * wait for. Multiplies some weights by themselves. */
+static cpa_status warm_up(const cpa_transformer *t, cpa_stream *stream, cpa_error *err) {
+    enum { WARM_ROWS = 64 };
+    const int64_t own_outputs = qkv_width(&t->config) / cpa_max64(t->options.ranks, 1);
+    const int64_t rows = cpa_min64(cpa_min64(WARM_ROWS, t->options.max_rows), own_outputs);
+    const void *weights = t->weights.layers[0].qkv;
+    const cpa_linear_args args = product(t, rows, weights, t->config.hidden, weights, NULL, (int32_t)rows, t->wide);
+    cpa_status status = cpa_linear(&args, stream);
+    if (status == CPA_OK) status = t->device->table->stream_sync(stream);
+    return status == CPA_OK ? CPA_OK : cpa_fail(err, status, "the first product: %s", stream->error.message);
+}
+
 static cpa_status load(cpa_transformer *t, const cpa_safetensors *files, cpa_stream *stream, cpa_error *err) {
     buffer list[BUFFERS];
     const cpa_weights_part part = weights_part(t);
@@ -139,7 +168,8 @@ static cpa_status load(cpa_transformer *t, const cpa_safetensors *files, cpa_str
     CPA_TRY(cpa_sampler_open(t->device, t->config.vocabulary, t->options.max_sequences, &t->sampler, err));
     list_buffers(t, list);
     for (int i = 0; i < BUFFERS; i++) CPA_TRY(cpa_device_alloc(t->device, list[i].bytes, list[i].memory, err));
-    return upload_rope(t, stream, err);
+    CPA_TRY(upload_rope(t, stream, err));
+    return warm_up(t, stream, err);
 }
 
 cpa_status cpa_transformer_create(cpa_device *device, const cpa_model_config *config, const cpa_safetensors *files,
@@ -192,22 +222,6 @@ static cpa_status norm(const cpa_transformer *t, int64_t rows, const void *x, vo
         .out = out,
     };
     return cpa_rmsnorm(&args, stream);
-}
-
-static cpa_linear_args product(const cpa_transformer *t, int64_t rows, const void *x, int32_t inputs,
-                               const void *weight, const void *bias, int32_t outputs, void *out) {
-    return (cpa_linear_args){
-        .size = sizeof(cpa_linear_args),
-        .rows = rows,
-        .inputs = inputs,
-        .outputs = outputs,
-        .dtype = t->options.dtype,
-        .out_dtype = t->options.dtype,
-        .x = x,
-        .weight = weight,
-        .bias = bias,
-        .out = out,
-    };
 }
 
 /* Copies the rows of a [max_rows, hidden] that the indices name; -1 gives a row of NaN. */
