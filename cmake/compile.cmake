@@ -1,8 +1,12 @@
-# How every target is compiled: C11, warnings as errors, hidden visibility.
+# How every target is compiled: C11 (and C++17 where a library is in C++), warnings as errors, hidden visibility.
 set(CMAKE_C_STANDARD 11)
 set(CMAKE_C_STANDARD_REQUIRED ON)
 set(CMAKE_C_EXTENSIONS OFF)
 set(CMAKE_C_VISIBILITY_PRESET hidden)
+set(CMAKE_CXX_STANDARD 17)
+set(CMAKE_CXX_STANDARD_REQUIRED ON)
+set(CMAKE_CXX_EXTENSIONS OFF)
+set(CMAKE_CXX_VISIBILITY_PRESET hidden)
 set(CMAKE_POSITION_INDEPENDENT_CODE ON)
 set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
 if(NOT CMAKE_BUILD_TYPE)
@@ -13,6 +17,7 @@ add_compile_definitions(_GNU_SOURCE)
 set(c_options -Wall -Wextra -Werror -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wpointer-arith -Wundef
     -Wcast-qual -Wwrite-strings -Wvla -fno-math-errno)
 add_compile_options("$<$<COMPILE_LANGUAGE:C>:${c_options}>")
+add_compile_options("$<$<COMPILE_LANGUAGE:CXX>:-Wall;-Wextra;-Werror;-Wshadow;-Wundef;-Wcast-qual>")
 if(CPATTN_SANITIZE)
   add_compile_options(-fsanitize=${CPATTN_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all)
   add_link_options(-fsanitize=${CPATTN_SANITIZE})

@@ -3,24 +3,29 @@
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 
 #include "base/check.h"
 #include "src/text/detokenizer.h"
 #include "src/text/tokenizer_json.h"
+#include "src/text/tokenizer_model.h"
 #include "src/text/utf8.h"
 
 #define MAX_TEXT_BYTES ((size_t)1 << 28) /* of which no step makes more than 1 GiB */
 
 struct cpa_tokenizer {
     cpa_token_texts texts;
-    cpa_tokenizer_json *json;
+    cpa_tokenizer_json *json; /* one of these two */
+    cpa_tokenizer_model *model;
 };
 
-static cpa_status open_file(const char *path, cpa_tokenizer **out, cpa_error *err) {
+/* Of tokenizer.json if `path` names that, else of tokenizer.model. */
+static cpa_status open_files(const char *folder, const char *path, cpa_tokenizer **out, cpa_error *err) {
     cpa_tokenizer *tokenizer = calloc(1, sizeof *tokenizer);
-    if (!tokenizer) return cpa_fail(err, CPA_NO_MEMORY, "%s: no memory for a tokenizer", path);
-    cpa_status status = cpa_tokenizer_json_open(path, &tokenizer->json, &tokenizer->texts, err);
+    if (!tokenizer) return cpa_fail(err, CPA_NO_MEMORY, "%s: no memory for a tokenizer", folder);
+    cpa_status status = path ? cpa_tokenizer_json_open(path, &tokenizer->json, &tokenizer->texts, err)
+                             : cpa_tokenizer_model_open(folder, &tokenizer->model, &tokenizer->texts, err);
     if (status != CPA_OK) {
         cpa_tokenizer_close(tokenizer);
         return status;
@@ -31,9 +36,12 @@ static cpa_status open_file(const char *path, cpa_tokenizer **out, cpa_error *er
 
 cpa_status cpa_tokenizer_open(const char *folder, cpa_tokenizer **out, cpa_error *err) {
     char path[PATH_MAX];
-    if (snprintf(path, sizeof path, "%s/tokenizer.json", folder) >= (int)sizeof path)
+    if (strlen(folder) + sizeof "/tokenizer_config.json" > sizeof path)
         return cpa_fail(err, CPA_INVALID, "%.80s...: the path is too long", folder);
-    if (access(path, F_OK) == 0) return open_file(path, out, err);
+    snprintf(path, sizeof path, "%s/tokenizer.json", folder);
+    if (access(path, F_OK) == 0) return open_files(folder, path, out, err);
+    snprintf(path, sizeof path, "%s/tokenizer.model", folder);
+    if (access(path, F_OK) == 0) return open_files(folder, NULL, out, err);
     *out = NULL;
     return CPA_OK;
 }
@@ -41,6 +49,7 @@ cpa_status cpa_tokenizer_open(const char *folder, cpa_tokenizer **out, cpa_error
 void cpa_tokenizer_close(cpa_tokenizer *tokenizer) {
     if (!tokenizer) return;
     cpa_tokenizer_json_close(tokenizer->json);
+    cpa_tokenizer_model_close(tokenizer->model);
     cpa_token_texts_release(&tokenizer->texts);
     free(tokenizer);
 }
@@ -56,7 +65,9 @@ cpa_status cpa_tokenizer_encode(const cpa_tokenizer *tokenizer, const char *text
     if (valid < bytes) return cpa_fail(err, CPA_INVALID, "the text is not UTF-8 at byte %zu", valid);
     if (bytes > MAX_TEXT_BYTES)
         return cpa_fail(err, CPA_INVALID, "found a text of %zu bytes, expected at most %zu", bytes, MAX_TEXT_BYTES);
-    cpa_status status = cpa_tokenizer_json_encode(tokenizer->json, text, bytes, add_special, out, err);
+    cpa_status status = tokenizer->json
+                            ? cpa_tokenizer_json_encode(tokenizer->json, text, bytes, add_special, out, err)
+                            : cpa_tokenizer_model_encode(tokenizer->model, text, bytes, add_special, out, err);
     if (status != CPA_OK) out->count = before;
     return status;
 }

@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
 """Writes small tokenizers, and what the package tokenizers makes of ten thousand strings with them.
 
-    python3 -m venv VENV && VENV/bin/pip install tokenizers transformers
+    python3 -m venv VENV && VENV/bin/pip install tokenizers transformers sentencepiece
     VENV/bin/python tests/data/make_text.py                  # everything in text/, and the tokenizer of tiny-llama
     VENV/bin/python tests/data/make_text.py show NAME FIRST  # the hundred strings from FIRST on, their ids and texts
 
     text/NAME/tokenizer.json  byte pair encoding, a folder for each pattern or way to treat spaces
+    text/NAME/tokenizer.model models of sentencepiece, by merges and by unigrams
     text/strings.json         what strings are made of: stretches of characters of all scripts, and fragments
     text/expected.json        for each tokenizer digests of ids and texts, of a hundred strings each
     text/chat.json            chat templates of the families that are known, short ones of our own, and what
@@ -14,12 +15,14 @@
 String i is made by strings() here, and by string_make in tests/text/strings.c.
 """
 import json
+import re
 import sys
 import unicodedata
-from collections import Counter
+from collections import Counter, namedtuple
 from pathlib import Path
 
 import jinja2
+import sentencepiece
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
@@ -27,6 +30,7 @@ HERE = Path(__file__).parent
 STRINGS, GROUP = 10000, 100
 MASK = (1 << 64) - 1
 VOCABULARY = 700
+Encoded = namedtuple("Encoded", "ids")
 
 TEXT = """Hello, world! A model reads tokens, and it writes tokens; what is between them is attention. The quick brown fox jumps
 over the lazy dog, and the dog says hello to the world. Each rank has a part of the context, and all of them share the work.
@@ -241,6 +245,42 @@ def write(path, value):
     path.write_text(json.dumps(value, ensure_ascii=False, separators=(",", ":")) + "\n")
 
 
+# ---- Models of sentencepiece ----
+
+class Pieces:
+    """A model, with the special tokens that a text spells out and the id of its beginning, as transformers uses one."""
+
+    def __init__(self, path):
+        self.model = sentencepiece.SentencePieceProcessor(model_file=str(path))
+
+    def encode(self, text):
+        ids = [self.model.bos_id()]
+        for part in re.split("(<s>|</s>|<unk>)", text):
+            special = part in ("<s>", "</s>", "<unk>")
+            ids += [self.model.piece_to_id(part)] if special else self.model.encode(part)
+        return Encoded(ids)
+
+    def decode(self, ids, skip_special_tokens):
+        return self.model.decode([id for id in ids if id > 2])
+
+
+def write_pieces(name, texts):
+    folder = HERE / "text" / name
+    folder.mkdir(exist_ok=True)
+    more = {"remove_extra_whitespaces": False, "model_type": "bpe"} if name == "pieces_bpe" else {"model_type": "unigram"}
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(line for text in texts for line in text.split("\n") if "\0" not in line),
+        model_prefix=str(folder / "tokenizer"), vocab_size=380,
+        byte_fallback=True, normalization_rule_name="identity", character_coverage=0.98, num_threads=1, minloglevel=2,
+        unk_id=0, bos_id=1, eos_id=2, **more)
+    (folder / "tokenizer.vocab").unlink()
+    token = {"lstrip": False, "normalized": False, "rstrip": False, "single_word": False, "special": True}
+    config = {"add_bos_token": True, "added_tokens_decoder": {str(id): {"content": content, **token}
+                                                              for id, content in enumerate(("<unk>", "<s>", "</s>"))}}
+    write(folder / "tokenizer_config.json", config)
+    return Pieces(folder / "tokenizer.model")
+
+
 # ---- The tokenizer of tiny-llama ----
 
 SPECIAL = {0: "<|finetune_right_pad_id|>", 1: "<|begin_of_text|>", 2: "<|start_header_id|>", 3: "<|end_header_id|>",
@@ -453,6 +493,9 @@ def write_all():
         exact = sum(tokenizer.decode(tokenizer.encode(text, add_special_tokens=False).ids, skip_special_tokens=False) == text
                     for text in texts)
         print(f"{name}: {tokenizer.get_vocab_size()} tokens, {exact} of {STRINGS} strings come back as they were")
+    for name in ("pieces_bpe", "pieces_unigram"):
+        pieces = write_pieces(name, [TEXT] * 20)
+        expected[name] = [digest(pieces, texts[first:first + GROUP]) for first in range(0, STRINGS, GROUP)]
     lines = ",\n".join(f' "{name}": {json.dumps(digests)}' for name, digests in expected.items())
     (HERE / "text" / "expected.json").write_text("{\n" + lines + "\n}\n")
     write(HERE / "tiny-llama" / "tokenizer.json", json.loads(tiny_llama([TEXT]).to_str()))
@@ -461,7 +504,9 @@ def write_all():
 
 def show(name, first):
     parts = json.loads((HERE / "text" / "strings.json").read_text())
-    tokenizer = Tokenizer.from_file(str(HERE / "text" / name / "tokenizer.json"))
+    folder = HERE / "text" / name
+    model = folder / "tokenizer.model"
+    tokenizer = Pieces(model) if model.exists() else Tokenizer.from_file(str(folder / "tokenizer.json"))
     for i in range(first, first + GROUP):
         text = string(parts, i)
         ids, back = results(tokenizer, text)

@@ -131,7 +131,7 @@ examples_through_pkgconfig() { # SOURCE PREFIX LIBDIR WORK
 # may_not_include FOLDER PATTERN: no file of the folder includes a path that matches the pattern.
 may_not_include() {
     local found
-    found=$(grep -rnE "^ *# *include *[<\"]($2)" --include='*.[ch]' --include='*.h.in' --include='*.cu' --include='*.cuh' "$1" || true)
+    found=$(grep -rnE "^ *# *include *[<\"]($2)" --include='*.[ch]' --include='*.cc' --include='*.h.in' --include='*.cu' --include='*.cuh' "$1" || true)
     [ -z "$found" ] || fail "$1 may not include this:"$'\n'"$found"
 }
 
