@@ -13,27 +13,28 @@ streams_of() {
     "$HTTP_CLIENT" "${url##*:}" streams "$1" "${answers[@]}" || fail "streams"
 }
 
-# bear SECONDS: everything, on the server that runs; clients stall for so long.
+# bear N SECONDS: everything, on the server that runs: N streams at once, N clients that go, and one that stalls for so long.
 bear() {
-    streams_of 1000
-    "$HTTP_CLIENT" "${url##*:}" cancels 1000 || fail "clients that go"
-    "$HTTP_CLIENT" "${url##*:}" stall "$1" || fail "clients that stall"
+    streams_of "$1"
+    "$HTTP_CLIENT" "${url##*:}" cancels "$1" || fail "clients that go"
+    "$HTTP_CLIENT" "${url##*:}" stall "$2" || fail "a client that stalls"
     [ -z "$(our_lines)" ] || fail "complaints of good requests: $(our_lines | head)"
     "$HTTP_CLIENT" "${url##*:}" corpus "$cases/http/malformed.txt" err || fail "malformed requests"
     streams_of 10
 }
 
+# serve_load N: the same on one rank.
 serve_load() {
     start_server 1 --model-dir "$MODELS/tiny-llama"
-    bear 1
+    bear "$1" 0.3
     end_server 0 TERM
 }
 
-# On two ranks, and clients that read nothing for a minute.
+# On two ranks, and a client that reads nothing for a minute.
 serve_load_long() {
     limit=280
     start_server 2 --model-dir "$MODELS/tiny-llama" --idle-timeout 120
-    bear 60
+    bear 1000 60
     end_server 0 TERM
 }
 

@@ -14,7 +14,7 @@
 
 #include "base/clock.h"
 
-enum { PIECE = 1 << 16, WAIT_MS = 5, SMALL_WINDOW = 4096 };
+enum { PIECE = 1 << 16, WAIT_MS = 5, SMALL_WINDOW = 4096, LARGE_WINDOW = 1 << 20 };
 
 static int open_connection(int port, http_connection *c) {
     const struct sockaddr_in server = {
@@ -83,11 +83,17 @@ int64_t http_run(int port, http_connection *connections, int64_t n, double limit
             if (!c->has_ended && (polled[i].revents & POLLOUT)) write_on(c);
             if (!c->has_ended && !c->reads_nothing && (polled[i].revents & (POLLIN | POLLHUP | POLLERR))) read_on(c);
             leave_if_it_is_time(c);
-            left += !c->has_ended && !c->reads_nothing;
+            left += !c->has_ended && (!c->reads_nothing || c->sent < c->request_bytes);
         }
     }
     free(polled);
     return left;
+}
+
+void http_reads_again(http_connection *c) {
+    const int window = LARGE_WINDOW; /* a small one would open by timers of TCP, 200 ms each */
+    c->reads_nothing = 0;
+    setsockopt(c->fd, SOL_SOCKET, SO_RCVBUF, &window, sizeof window);
 }
 
 void http_release(http_connection *connections, int64_t n) {

@@ -14,7 +14,7 @@ typedef struct http_connection {
     double leaves_after_s; /* and so long after it was opened; 0: never */
     int leaves_hard;       /* with a reset */
     int says_end;          /* it tells that nothing more comes, once the request is sent */
-    int reads_nothing;     /* until http_run is called again without it */
+    int reads_nothing;     /* until http_reads_again */
 
     int fd; /* 0: not open */
     size_t sent;
@@ -25,9 +25,12 @@ typedef struct http_connection {
     int has_left;  /* this side */
 } http_connection;
 
-/* Opens those of the n connections that are not, sends, and reads, until all have ended, or those that read something
- * have, or `limit_s` is over. How many have not ended of those that read; -1 if a connection could not be opened. */
+/* Opens those of the n connections that are not, sends, and reads, until all have ended, those that read nothing are
+ * sent, or `limit_s` is over. How many are not there yet; -1 if a connection could not be opened. */
 int64_t http_run(int port, http_connection *connections, int64_t n, double limit_s);
+
+/* A connection that reads nothing reads in the next http_run, and has room for much. */
+void http_reads_again(http_connection *connection);
 
 void http_release(http_connection *connections, int64_t n);
 
