@@ -1,6 +1,6 @@
-/* What happened to requests, in a run of the engine or as a client saw it, and their latencies, with vLLM's definitions:
- * TTFT, arrival to first token; TPOT, mean time between the tokens of one request; ITL, time between two consecutive
- * tokens of a request; E2E, arrival to last token. */
+/* What happened to requests, in a run of the engine or as a client saw it, and their latencies, with vLLM's
+ * definitions: TTFT, arrival to first token; TPOT, mean time between the tokens of one request; ITL, time between two
+ * consecutive tokens of a request; E2E, arrival to last token. */
 #ifndef CPA_LAUNCHER_METRICS_H
 #define CPA_LAUNCHER_METRICS_H
 

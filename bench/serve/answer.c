@@ -40,8 +40,8 @@ static bool is_text(const json_t *value) {
     return json_is_string(value) && json_string_length(value) > 0;
 }
 
-/* Whether a choice brings output. Chat begins with the role alone. A completion's text may be empty while a character is
- * not whole; with the reason of its end it brings nothing. */
+/* Whether a choice brings output. Chat begins with the role alone. A completion's text may be empty while a character
+ * is not whole; with the reason of its end it brings nothing. */
 static bool has_output(const cpa_stream_answer *answer, const json_t *choice) {
     const json_t *delta = json_object_get(choice, "delta");
     if (json_array_size(json_object_get(choice, "token_ids")) > 0) return true;

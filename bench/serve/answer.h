@@ -28,8 +28,8 @@ void cpa_stream_answer_end(cpa_stream_answer *answer);
 /* Output tokens: as the server says, else those whose ids came, else the pieces. */
 int64_t cpa_stream_answer_tokens(const cpa_stream_answer *answer);
 
-/* What an error of OpenAI's interface says, {"error": {"message": ...}} and the like, as one line in `out`; the beginning of
- * `body` if it is none. */
+/* What an error of OpenAI's interface says, {"error": {"message": ...}} and the like, as one line in `out`; the
+ * beginning of `body` if it is none. */
 void cpa_answer_refusal(const char *body, size_t bytes, char *out, size_t out_bytes);
 
 void cpa_stream_answer_release(cpa_stream_answer *answer);

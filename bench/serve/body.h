@@ -7,8 +7,8 @@
 #include "bench/serve/target.h"
 #include "launcher/workload.h"
 
-/* The body of a request of the workload whose prompts `tokens` gives: text for free(), *bytes long; NULL without memory. Prompts of text have
- * a common English word for each token. */
+/* The body of a request of the workload whose prompts `tokens` gives: text for free(), *bytes long; NULL without
+ * memory. Prompts of text have a common English word for each token. */
 char *cpa_serve_body(const cpa_target *target, cpa_vocabulary_tokens *tokens, const cpa_request *request,
                      size_t *bytes);
 

@@ -28,8 +28,8 @@ typedef struct cpa_event_reader {
 /* Takes the data of an event, `bytes` of it and a zero, valid during the call; false ends the reading. */
 typedef bool (*cpa_event_fn)(void *ctx, const char *data, size_t bytes);
 
-/* Reads on, and calls `on_event` for each event that is whole. NULL, or why it cannot go on: a line or an event is too long, or
- * there is no memory. What comes after `on_event` has returned false is not read. */
+/* Reads on, and calls `on_event` for each event that is whole. NULL, or why it cannot go on: a line or an event is too
+ * long, or there is no memory. What comes after `on_event` has returned false is not read. */
 const char *cpa_event_reader_feed(cpa_event_reader *reader, const char *bytes, size_t count, cpa_event_fn on_event,
                                   void *ctx);
 

@@ -14,8 +14,9 @@ typedef struct cpa_target {
     uint32_t vocabulary; /* ids are below */
 } cpa_target;
 
-/* Waits until the server is ready, and asks for its model, as far as the options do not name it. CPA_IO if it does not answer, or not so. *out is
- * set only on success; the options must outlive it. One at a time in a process, after curl_global_init. */
+/* Waits until the server is ready, and asks for its model, as far as the options do not name it. CPA_IO if it does not
+ * answer, or not so. *out is set only on success; the options must outlive it. One at a time in a process, after
+ * curl_global_init. */
 cpa_status cpa_target_open(const cpa_serve_options *options, cpa_target *out, cpa_error *err);
 void cpa_target_close(cpa_target *target);
 

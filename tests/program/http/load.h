@@ -11,8 +11,8 @@ int http_streams(int port, int connections, char **cases, int n_cases);
  * runs or waits, and no block of the cache is in use. */
 int http_cancels(int port, int clients);
 
-/* A client that asks for a long stream and reads nothing for so many seconds slows no other; then it reads, and gets all of
- * it. */
+/* A client that asks for a long stream and reads nothing for so many seconds slows no other; then it reads, and gets
+ * all of it. */
 int http_stall(int port, double seconds);
 
 #endif
