@@ -71,12 +71,13 @@ static void a_client_that_does_not_read_slows_no_other(void) {
     cpa_fake_engine *engine = cpa_fake_engine_start(options, 0);
     const int fd = cpa_http_connect(cpa_fake_engine_port(engine)), least = 1;
     setsockopt(fd, SOL_SOCKET, SO_RCVBUF, &least, sizeof least);
-    cpa_http_ask(fd, "POST", "/v1/completions", "",
-                 "{\"prompt\": [7], \"n\": 128, \"max_tokens\": 4000, \"ignore_eos\": true, \"stream\": true}");
+    cpa_http_ask(
+        fd, "POST", "/v1/completions", "",
+        "{\"prompt\": [7], \"n\": 128, \"max_tokens\": 1000, \"ignore_eos\": true, \"stream\": true, \"logprobs\": 0}");
     cpa_fake_engine_await(engine, 128);
     const double begin = cpa_clock_now();
-    for (int i = 0; i < 40; i++) { /* more than all buffers on the way */
-        cpa_fake_engine_step(engine, 100);
+    for (int i = 0; i < 40; i++) { /* 10 MB, more than all buffers on the way */
+        cpa_fake_engine_step(engine, 25);
         cpa_http_reply reply;
         cpa_http_request(cpa_fake_engine_port(engine), "GET", "/live", "", NULL, &reply);
         CU_ASSERT_EQUAL(reply.status, 200);
