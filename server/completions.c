@@ -1,5 +1,7 @@
 #include "server/completions.h"
 
+#include <stdlib.h>
+
 #include "server/answer.h"
 #include "server/answer_json.h"
 #include "server/chat_request.h"
@@ -8,17 +10,29 @@
 
 typedef int (*reader)(const cpa_server *server, const json_t *body, cpa_generation *out, cpa_refusal *refusal);
 
-/* From the body to requests in the engine. */
-static int open_answer(cpa_exchange *x, reader read, cpa_refusal *refusal) {
+static void prepare(cpa_exchange *x, reader read) {
     json_t *body = NULL;
-    cpa_generation generation = {.n = 0};
-    if (!cpa_exchange_is_ready(x, refusal) || !cpa_fields_parse(x->body, x->bytes, &body, refusal)) return 0;
+    if (!cpa_exchange_is_ready(x, &x->refusal) || !cpa_fields_parse(x->body, x->bytes, &body, &x->refusal)) return;
     cpa_exchange_drop_body(x); /* the answer may take long */
-    const int is_read = read(x->server, body, &generation, refusal);
+    cpa_generation generation = {.n = 0}, *kept = malloc(sizeof *kept);
+    const int is_read = read(x->server, body, &generation, &x->refusal);
     json_decref(body);
-    if (is_read) return cpa_answer_open(x, &generation, &x->answer, refusal);
+    if (is_read && kept) {
+        *kept = generation;
+        x->generation = kept;
+        return;
+    }
     cpa_generation_release(&generation);
-    return 0;
+    free(kept);
+    if (is_read) cpa_refuse(&x->refusal, MHD_HTTP_INTERNAL_SERVER_ERROR, NULL, NULL, "no memory for the request");
+}
+
+void cpa_prepare_completion(cpa_exchange *x) {
+    prepare(x, cpa_completion_read);
+}
+
+void cpa_prepare_chat(cpa_exchange *x) {
+    prepare(x, cpa_chat_read);
 }
 
 /* Waits for the whole answer, as often as the connection is resumed. */
@@ -35,19 +49,12 @@ static enum MHD_Result reply_whole(cpa_exchange *x) {
     }
 }
 
-static enum MHD_Result serve(cpa_exchange *x, reader read) {
-    cpa_refusal refusal;
+enum MHD_Result cpa_serve_generation(cpa_exchange *x) {
     if (!x->answer) {
-        if (!open_answer(x, read, &refusal)) return cpa_reply_refusal(x, &refusal, NULL);
+        if (!x->generation || !cpa_answer_open(x, x->generation, &x->answer, &x->refusal)) {
+            return cpa_reply_refusal(x, &x->refusal, NULL);
+        }
         if (x->answer->generation.stream) return cpa_event_stream_reply(x);
     }
     return reply_whole(x);
-}
-
-enum MHD_Result cpa_serve_completions(cpa_exchange *x) {
-    return serve(x, cpa_completion_read);
-}
-
-enum MHD_Result cpa_serve_chat(cpa_exchange *x) {
-    return serve(x, cpa_chat_read);
 }

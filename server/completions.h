@@ -1,10 +1,11 @@
-/* The routes that generate text. */
+/* The routes that generate text: cpa_route's prepare and serve. */
 #ifndef CPA_SERVER_COMPLETIONS_H
 #define CPA_SERVER_COMPLETIONS_H
 
 #include "server/exchange.h"
 
-enum MHD_Result cpa_serve_completions(cpa_exchange *exchange);
-enum MHD_Result cpa_serve_chat(cpa_exchange *exchange);
+void cpa_prepare_completion(cpa_exchange *exchange);
+void cpa_prepare_chat(cpa_exchange *exchange);
+enum MHD_Result cpa_serve_generation(cpa_exchange *exchange);
 
 #endif

@@ -15,6 +15,10 @@ typedef struct cpa_exchange {
     const char *method, *path; /* without the query; live as long as the request */
     char *body;                /* of a POST */
     int64_t bytes, capacity;   /* of the body */
+    /* What a route has made of the body; where both are NULL it is refused. */
+    struct cpa_generation *generation;
+    char *reply; /* JSON */
+    cpa_refusal refusal;
     struct cpa_answer *answer; /* of a request that is with the engine; NULL */
 } cpa_exchange;
 

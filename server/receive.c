@@ -15,13 +15,15 @@
  * while it sends does not see the reply. */
 enum { DISCARDED_BODIES = 4 };
 
+enum { LARGE_BODY = 32 << 10 }; /* takes a millisecond or more to parse and encode */
+
 typedef struct call {
     cpa_exchange exchange;
     const cpa_route *route;
     const char *allow;
     int64_t announced, arrived; /* bytes of the body */
-    int is_refused, refuses_now;
-    cpa_refusal refusal;
+    int is_refused, refuses_now, is_prepared;
+    cpa_work_item work;
 } call;
 
 static const char *header(const call *c, const char *name) {
@@ -70,7 +72,7 @@ static int check_framing(call *c) {
     MHD_get_connection_values(c->exchange.connection, MHD_HEADER_KIND, count_framing, &f);
     if (f.lengths + f.encodings <= 1 && f.others == 0) return 1;
     c->refuses_now = 1;
-    return cpa_refuse(&c->refusal, MHD_HTTP_BAD_REQUEST, NULL, NULL,
+    return cpa_refuse(&c->exchange.refusal, MHD_HTTP_BAD_REQUEST, NULL, NULL,
                       "expected one Content-Length, or one \"Transfer-Encoding: chunked\"");
 }
 
@@ -79,24 +81,25 @@ static int check_header(call *c) {
     const cpa_exchange *x = &c->exchange;
     const cpa_server_options *o = &x->server->options;
     if (cpa_connection_is_crowded(x->connection)) {
-        return cpa_refuse(&c->refusal, MHD_HTTP_SERVICE_UNAVAILABLE, NULL, NULL,
+        return cpa_refuse(&c->exchange.refusal, MHD_HTTP_SERVICE_UNAVAILABLE, NULL, NULL,
                           "too many connections, there may be %lld", (long long)o->max_connections);
     }
     c->route = cpa_route_find(x->path);
-    if (!c->route) return cpa_refuse(&c->refusal, MHD_HTTP_NOT_FOUND, NULL, NULL, "no such path: %.100s", x->path);
-    if (c->route->is_post ? strcmp(x->method, MHD_HTTP_METHOD_POST) != 0 : !is_head_or_get(x->method)) {
-        c->allow = c->route->is_post ? "POST" : "GET, HEAD";
-        return cpa_refuse(&c->refusal, MHD_HTTP_METHOD_NOT_ALLOWED, NULL, NULL, "%.16s %.100s: expected %s", x->method,
-                          x->path, c->allow);
+    if (!c->route)
+        return cpa_refuse(&c->exchange.refusal, MHD_HTTP_NOT_FOUND, NULL, NULL, "no such path: %.100s", x->path);
+    if (c->route->prepare ? strcmp(x->method, MHD_HTTP_METHOD_POST) != 0 : !is_head_or_get(x->method)) {
+        c->allow = c->route->prepare ? "POST" : "GET, HEAD";
+        return cpa_refuse(&c->exchange.refusal, MHD_HTTP_METHOD_NOT_ALLOWED, NULL, NULL, "%.16s %.100s: expected %s",
+                          x->method, x->path, c->allow);
     }
     if (o->api_key && !c->route->is_open && !has_key(c)) {
-        return cpa_refuse(&c->refusal, MHD_HTTP_UNAUTHORIZED, "invalid_api_key", NULL,
+        return cpa_refuse(&c->exchange.refusal, MHD_HTTP_UNAUTHORIZED, "invalid_api_key", NULL,
                           "no API key, or a wrong one; expected \"Authorization: Bearer KEY\"");
     }
-    if (c->announced > o->max_body_bytes) return cpa_exchange_refuse_large(x, &c->refusal);
+    if (c->announced > o->max_body_bytes) return cpa_exchange_refuse_large(x, &c->exchange.refusal);
     const char *type = header(c, MHD_HTTP_HEADER_CONTENT_TYPE);
-    if (c->route->is_post && is_clearly_not_json(type)) {
-        return cpa_refuse(&c->refusal, MHD_HTTP_UNSUPPORTED_MEDIA_TYPE, NULL, NULL,
+    if (c->route->prepare && is_clearly_not_json(type)) {
+        return cpa_refuse(&c->exchange.refusal, MHD_HTTP_UNSUPPORTED_MEDIA_TYPE, NULL, NULL,
                           "Content-Type %.60s: expected application/json", type);
     }
     return 1;
@@ -119,7 +122,7 @@ static enum MHD_Result begin(cpa_server *server, struct MHD_Connection *connecti
     const char *length = header(c, MHD_HTTP_HEADER_CONTENT_LENGTH);
     if (length) c->announced = strtoll(length, NULL, 10); /* which libmicrohttpd has checked */
     c->is_refused = !check_framing(c) || !check_header(c);
-    if (c->is_refused && must_refuse_now(c)) return cpa_reply_refusal(&c->exchange, &c->refusal, c->allow);
+    if (c->is_refused && must_refuse_now(c)) return cpa_reply_refusal(&c->exchange, &c->exchange.refusal, c->allow);
     return MHD_YES;
 }
 
@@ -129,9 +132,26 @@ static enum MHD_Result take(call *c, const char *upload, size_t *upload_bytes) {
     const int64_t bytes = (int64_t)*upload_bytes;
     *upload_bytes = 0;
     c->arrived += bytes;
-    if (!c->is_refused && c->route->is_post) c->is_refused = !cpa_exchange_add(x, upload, bytes, &c->refusal);
+    if (!c->is_refused && c->route->prepare) c->is_refused = !cpa_exchange_add(x, upload, bytes, &c->exchange.refusal);
     if (c->is_refused) cpa_exchange_drop_body(x);
     return c->arrived > DISCARDED_BODIES * x->server->options.max_body_bytes ? MHD_NO : MHD_YES;
+}
+
+static void run_prepare(void *ctx) {
+    call *c = ctx;
+    c->route->prepare(&c->exchange);
+}
+
+/* The body is whole. 1: it is prepared; 0: it will be, and the connection is suspended. */
+static int prepare(call *c) {
+    cpa_exchange *x = &c->exchange;
+    if (c->is_prepared || !c->route->prepare) return 1;
+    c->is_prepared = 1;
+    c->work = (cpa_work_item){.connection = x->connection, .run = run_prepare, .ctx = c};
+    cpa_refuse(&x->refusal, MHD_HTTP_SERVICE_UNAVAILABLE, NULL, NULL, "the server has stopped"); /* if nothing runs */
+    if (x->bytes >= LARGE_BODY && cpa_work_hand_over(&x->server->work, &c->work)) return 0;
+    run_prepare(c);
+    return 1;
 }
 
 enum MHD_Result cpa_receive(void *server, struct MHD_Connection *connection, const char *url, const char *method,
@@ -140,8 +160,8 @@ enum MHD_Result cpa_receive(void *server, struct MHD_Connection *connection, con
     if (!*state) return begin(server, connection, url, method, state);
     call *c = *state;
     if (*upload_bytes > 0) return take(c, upload, upload_bytes);
-    if (c->is_refused) return cpa_reply_refusal(&c->exchange, &c->refusal, c->allow);
-    return c->route->serve(&c->exchange);
+    if (c->is_refused) return cpa_reply_refusal(&c->exchange, &c->exchange.refusal, c->allow);
+    return prepare(c) ? c->route->serve(&c->exchange) : MHD_YES;
 }
 
 void cpa_receive_completed(void *server, struct MHD_Connection *connection, void **state,
@@ -155,6 +175,9 @@ void cpa_receive_completed(void *server, struct MHD_Connection *connection, void
                 c->exchange.path);
     }
     cpa_answer_close(c->exchange.answer);
+    if (c->exchange.generation) cpa_generation_release(c->exchange.generation);
+    free(c->exchange.generation);
+    free(c->exchange.reply);
     cpa_exchange_drop_body(&c->exchange);
     free(c);
 }

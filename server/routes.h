@@ -6,9 +6,11 @@
 
 typedef struct cpa_route {
     const char *path; /* one that ends in '/' stands for all that begin so and go on */
-    int is_post;      /* else GET, and HEAD */
     int is_open;      /* without the API key too */
-    /* Called when the request is whole, and again each time when a connection that it has suspended is resumed. */
+    /* Of a POST: makes what it can of the body, on whatever thread, without the engine. */
+    void (*prepare)(cpa_exchange *exchange);
+    /* Called then, on the thread of the connection, and again each time when the connection, which it has suspended, is
+     * resumed. */
     enum MHD_Result (*serve)(cpa_exchange *exchange);
 } cpa_route;
 

@@ -108,12 +108,15 @@ cpa_status cpa_server_start(const cpa_server_options *options, cpa_server **out,
         cpa_listen(options->host ? options->host : "127.0.0.1", options->port, &listen_fd, &server->port, err);
     if (status != CPA_OK) goto no_socket;
     CPA_TRY_GOTO(cpa_client_watch_start(&server->watch, on_gone, &server->in_flight, err), no_watch);
+    CPA_TRY_GOTO(cpa_work_start(&server->work, err), no_work);
     server->daemon = start_daemon(server, listen_fd);
     if (server->daemon) {
         *out = server;
         return CPA_OK;
     }
     status = cpa_fail(err, CPA_NO_MEMORY, "the server cannot start its %d threads", server->options.threads);
+    cpa_work_stop(&server->work);
+no_work:
     cpa_client_watch_stop(&server->watch);
 no_watch:
     close(listen_fd);
@@ -173,6 +176,7 @@ void cpa_server_stop(cpa_server *server, double seconds) {
         cpa_in_flight_wait(&server->in_flight, LAST_WORDS_S);
     }
     cpa_in_flight_close(&server->in_flight);
+    cpa_work_stop(&server->work);
     MHD_stop_daemon(server->daemon);
     cpa_client_watch_stop(&server->watch);
     destroy(server);

@@ -8,6 +8,7 @@
 #include "server/client_watch.h"
 #include "server/in_flight.h"
 #include "server/server.h"
+#include "server/work.h"
 
 struct cpa_server {
     /* Constant while it listens. */
@@ -23,6 +24,7 @@ struct cpa_server {
     cpa_server_engine engine; /* constant once it is attached, as it is where the state is CPA_SERVER_READY */
     cpa_in_flight in_flight;
     cpa_client_watch watch;
+    cpa_work work;
 };
 
 #endif

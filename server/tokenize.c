@@ -68,23 +68,30 @@ static json_t *detokenize(const cpa_server *server, const cpa_fields *fields, cp
     return NULL;
 }
 
-static enum MHD_Result serve(cpa_exchange *x, converter convert) {
-    cpa_refusal refusal;
+static void prepare(cpa_exchange *x, converter convert) {
     json_t *body = NULL, *reply = NULL;
     cpa_token_list ids = {0};
-    if (cpa_exchange_is_ready(x, &refusal) && cpa_fields_parse(x->body, x->bytes, &body, &refusal)) {
-        const cpa_fields fields = {.object = body, .prefix = "", .refusal = &refusal};
+    if (cpa_exchange_is_ready(x, &x->refusal) && cpa_fields_parse(x->body, x->bytes, &body, &x->refusal)) {
+        const cpa_fields fields = {.object = body, .prefix = "", .refusal = &x->refusal};
         if (cpa_model_field(x->server, &fields)) reply = convert(x->server, &fields, &ids);
+        if (reply && !(x->reply = json_dumps(reply, JSON_COMPACT))) cpa_refuse_memory(&fields);
     }
+    json_decref(reply);
     json_decref(body);
     free(ids.ids);
-    return reply ? cpa_reply_json(x, MHD_HTTP_OK, reply) : cpa_reply_refusal(x, &refusal, NULL);
 }
 
-enum MHD_Result cpa_serve_tokenize(cpa_exchange *x) {
-    return serve(x, tokenize);
+void cpa_prepare_tokens(cpa_exchange *x) {
+    prepare(x, tokenize);
 }
 
-enum MHD_Result cpa_serve_detokenize(cpa_exchange *x) {
-    return serve(x, detokenize);
+void cpa_prepare_text(cpa_exchange *x) {
+    prepare(x, detokenize);
+}
+
+enum MHD_Result cpa_serve_conversion(cpa_exchange *x) {
+    if (!x->reply) return cpa_reply_refusal(x, &x->refusal, NULL);
+    char *reply = x->reply;
+    x->reply = NULL;
+    return cpa_reply_text(x, "application/json", reply);
 }

@@ -263,6 +263,60 @@ static void connections_beyond_the_bound_are_told_so(void) {
     cpa_fake_engine_stop(engine);
 }
 
+static void a_large_body_holds_up_no_other_connection(void) {
+    enum { WORDS = 400000 };
+    static const char word[] = "word ", head[] = "{\"prompt\": \"", tail[] = "\"}";
+    cpa_server_options options = plain;
+    options.threads = 1;
+    cpa_fake_engine *engine = cpa_fake_engine_start(options, 1);
+    char *body = malloc(sizeof head + WORDS * (sizeof word - 1) + sizeof tail), *end = body, got[64];
+    CU_ASSERT_PTR_NOT_NULL_FATAL(body);
+    end = stpcpy(end, head);
+    for (int i = 0; i < WORDS; i++) end = stpcpy(end, word);
+    strcpy(end, tail);
+    const int large = cpa_http_connect(cpa_fake_engine_port(engine));
+    const double begin = cpa_clock_now();
+    cpa_http_ask(large, "POST", "/tokenize", "", body);
+    double longest = 0, before = begin;
+    while (recv(large, got, 1, MSG_DONTWAIT | MSG_PEEK) < 0) {
+        cpa_http_reply reply;
+        cpa_http_request(cpa_fake_engine_port(engine), "GET", "/live", "", NULL, &reply);
+        CU_ASSERT_EQUAL(reply.status, 200);
+        cpa_http_reply_free(&reply);
+        if (cpa_clock_now() - before > longest) longest = cpa_clock_now() - before;
+        usleep(5000);
+        before = cpa_clock_now();
+    }
+    CU_ASSERT(longest < 0.5 * (cpa_clock_now() - begin));
+    cpa_http_read_until(large, "\r\n", got, sizeof got);
+    CU_ASSERT_PTR_NOT_NULL(strstr(got, "200 OK"));
+    close(large);
+    free(body);
+    cpa_fake_engine_stop(engine);
+}
+
+/* Stops while large bodies wait to be read. */
+static void a_server_stops_with_bodies_unread(void) {
+    enum { CLIENTS = 6, BYTES = 1000000 };
+    cpa_fake_engine *engine = cpa_fake_engine_start(plain, 1);
+    char *body = malloc(BYTES + 1);
+    CU_ASSERT_PTR_NOT_NULL_FATAL(body);
+    memset(body, ' ', BYTES);
+    memcpy(body, "{\"tokens\": [72", 14);
+    for (int i = 14; i + 3 < BYTES; i += 3) memcpy(body + i, ",72", 3);
+    memcpy(body + BYTES - 2, "]}", 3);
+    int fds[CLIENTS];
+    for (int i = 0; i < CLIENTS; i++) {
+        fds[i] = cpa_http_connect(cpa_fake_engine_port(engine));
+        cpa_http_ask(fds[i], "POST", "/detokenize", "", body);
+    }
+    cpa_server_stop(engine->server, 0);
+    engine->server = NULL;
+    for (int i = 0; i < CLIENTS; i++) close(fds[i]);
+    free(body);
+    cpa_fake_engine_stop(engine);
+}
+
 static void requests_may_follow_each_other_in_one_packet(void) {
     cpa_fake_engine *engine = cpa_fake_engine_start(plain, 0);
     const int fd = cpa_http_connect(cpa_fake_engine_port(engine));
@@ -296,6 +350,8 @@ static const cpa_test tests[] = {
     {"tokens are asked for by position", tokens_are_asked_for_by_position},
     {"many connections are served at once", many_connections_are_served_at_once},
     {"connections beyond the bound are told so", connections_beyond_the_bound_are_told_so},
+    {"a large body holds up no other connection", a_large_body_holds_up_no_other_connection},
+    {"a server stops with bodies unread", a_server_stops_with_bodies_unread},
     {"requests may follow each other in one packet", requests_may_follow_each_other_in_one_packet},
 };
 
