@@ -41,9 +41,10 @@ static bool is_text(const json_t *value) {
 }
 
 /* Whether a choice brings output. Chat begins with the role alone. A completion's text may be empty while a character
- * is not whole; with the reason of its end it brings nothing. */
+ * is not whole; with the reason of its end it brings nothing, unless the answer is a token without a text. */
 static bool has_output(const cpa_stream_answer *answer, const json_t *choice) {
     const json_t *delta = json_object_get(choice, "delta");
+    if (answer->n_times == 0 && json_is_string(json_object_get(choice, "finish_reason"))) return true;
     if (json_array_size(json_object_get(choice, "token_ids")) > 0) return true;
     if (!answer->is_chat)
         return is_text(json_object_get(choice, "text")) || !json_is_string(json_object_get(choice, "finish_reason"));

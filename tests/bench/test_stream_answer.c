@@ -111,10 +111,14 @@ static void an_answer_has_its_times_and_counts(void) {
     }
 }
 
-static void what_brings_no_output_has_no_time(void) {
+static void what_brings_output_has_a_time(void) {
     cpa_stream_answer answer = read_answer(CHUNK("a") CHUNK("b") LAST("", "stop") DONE, 1000, false);
     CU_ASSERT_EQUAL(answer.n_times, 2);
     CU_ASSERT_EQUAL(cpa_stream_answer_tokens(&answer), 2);
+    cpa_stream_answer_release(&answer);
+    answer = read_answer(LAST("", "length") USAGE DONE, 1000, false);
+    CU_ASSERT_EQUAL(answer.n_times, 1);
+    CU_ASSERT_EQUAL(cpa_stream_answer_tokens(&answer), 3);
     cpa_stream_answer_release(&answer);
     answer = read_answer(DELTA("\"role\": \"assistant\", \"content\": \"\"") DELTA("\"content\": \"a\"")
                              DELTA("\"reasoning_content\": \"b\"") DELTA("") DONE,
@@ -182,7 +186,7 @@ static const cpa_test tests[] = {
     {"nothing is read behind the last event that is wanted", nothing_is_read_behind_the_last_event_that_is_wanted},
     {"an event without end is given up", an_event_without_end_is_given_up},
     {"an answer has its times and counts", an_answer_has_its_times_and_counts},
-    {"what brings no output has no time", what_brings_no_output_has_no_time},
+    {"what brings output has a time", what_brings_output_has_a_time},
     {"an answer that is not whole says why", an_answer_that_is_not_whole_says_why},
     {"a refusal is told in a line", a_refusal_is_told_in_a_line},
 };
