@@ -51,6 +51,7 @@ cpa_status cpa_output_retire(const char *path, cpa_error *err) {
 cpa_status cpa_output_flush(cpa_error *err) {
     errno = 0;
     if (fflush(stdout) == 0 && !ferror(stdout)) return CPA_OK;
+    if (errno == 0 && fputc('\n', stdout) != EOF) fflush(stdout); /* an earlier write failed: this one tells why */
     return cpa_fail(err, CPA_IO, "standard output could not be written (%s)",
                     errno ? strerror(errno) : "an earlier write failed");
 }
