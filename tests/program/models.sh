@@ -7,7 +7,7 @@ bad_model_dir() {
     expect_bad '--window: found with --model-dir' --model-dir "$MODELS/tiny-llama" --window 8
     expect_bad 'request 1: found 4114 tokens, expected at most the 4096 positions of tiny-llama' \
         --model-dir "$MODELS/tiny-llama" --input-len 4100 --output-len 15
-    mkdir half && cp "$MODELS/tiny-llama/config.json" half
+    mkdir half && cp "$MODELS/tiny-sharded/config.json" half
     expect_bad 'half: found neither model.safetensors nor' --model-dir half --requests 1 --input-len 9
     cp "$MODELS/tiny-qwen2/model.safetensors" half
     expect_bad 'half: the weights have no tensor lm_head.weight' --model-dir half --requests 1 --input-len 9
