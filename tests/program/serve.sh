@@ -70,9 +70,9 @@ bad_serve() {
     local model=(--model-dir "$MODELS/tiny-llama")
     expect_bad 'cannot listen on 192.0.2.1 port 8' serve --host 192.0.2.1 --port 8
     expect_bad '--max-model-len: found 5000, expected at most the 4096 positions of tiny-llama' \
-        serve "${model[@]}" --max-model-len 5000
+        serve --port 0 "${model[@]}" --max-model-len 5000
     expect_bad '--max-model-len: found 100, expected at most 64: the cache has 4 blocks' \
-        serve "${model[@]}" --num-blocks 4 --max-model-len 100
+        serve --port 0 "${model[@]}" --num-blocks 4 --max-model-len 100
     expect_bad '--chat-template: found without a tokenizer' serve --chat-template chatml
     expect_bad "--chat-template: chat template: found 'nope', expected one of" serve "${model[@]}" --chat-template nope
     expect_bad "--length-scale: found with 'serve'" serve --length-scale 2
