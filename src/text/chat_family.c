@@ -48,7 +48,9 @@ static int is_role(const cpa_chat_message *message, const char *role) {
 static int are_in_turns(const cpa_chat_message *messages, size_t n, const char **refusal) {
     for (size_t i = 0; i < n; i++) {
         if (is_role(&messages[i], i % 2 == 0 ? "user" : "assistant")) continue;
-        *refusal = "found roles that do not alternate, expected user, assistant, user, ...";
+        *refusal = is_role(&messages[i], "system")
+                       ? "found a system message where the template takes none"
+                       : "found roles that do not alternate, expected user, assistant, user, ...";
         return 0;
     }
     return 1;

@@ -96,11 +96,11 @@ static cpa_status add_tokens(const cpa_json *file, const cpa_token_decoder *deco
 
 static cpa_status read_file(const cpa_json *file, cpa_tokenizer_json *t, cpa_token_texts *texts, cpa_error *err) {
     cpa_token_decoder decoder;
+    CPA_TRY(cpa_bpe_read(file, &t->bpe, err));
     CPA_TRY(cpa_normalizer_read(file, &t->normalizer, err));
     CPA_TRY(cpa_pre_tokenizer_read(file, &t->pre_tokenizer, err));
     CPA_TRY(cpa_token_decoder_read(file, &decoder, err));
     CPA_TRY(cpa_token_frame_read(file, &t->frame, err));
-    CPA_TRY(cpa_bpe_read(file, &t->bpe, err));
     CPA_TRY(set_texts(file, &t->bpe, &decoder, texts, err));
     return add_tokens(file, &decoder, t, texts, err);
 }

@@ -11,7 +11,7 @@
 typedef struct cpa_tokenizer_json cpa_tokenizer_json;
 
 /* Opens a file, and sets what its ids stand for, *texts, which the caller releases on failure too. CPA_UNSUPPORTED for
- * what is not here. */
+ * what is not here. "truncation" and "padding" are passed over: they are of whoever trained with the file. */
 cpa_status cpa_tokenizer_json_open(const char *path, cpa_tokenizer_json **out, cpa_token_texts *texts, cpa_error *err);
 void cpa_tokenizer_json_close(cpa_tokenizer_json *tokenizer); /* which may be NULL */
 

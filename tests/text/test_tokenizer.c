@@ -2,6 +2,7 @@
  * at once and as a stream. */
 #include "src/text/tokenizer.h"
 
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -42,23 +43,38 @@ static int streams(const cpa_tokenizer *tokenizer, const cpa_token_list *ids, in
     return ok && at == bytes;
 }
 
+/* The text of ids, behind what a digest stands for. */
+static uint64_t add_text(const cpa_tokenizer *tokenizer, const cpa_token_list *ids, int skip_special, uint64_t hash,
+                         int *streamed) {
+    char *text = NULL;
+    size_t bytes = 0;
+    CU_ASSERT_EQUAL_FATAL(cpa_tokenizer_decode(tokenizer, ids->ids, ids->count, skip_special, &text, &bytes, NULL),
+                          CPA_OK);
+    if (streamed) *streamed += streams(tokenizer, ids, skip_special, text, bytes);
+    hash = cpa_hash_bytes(hash, text, bytes);
+    free(text);
+    return hash;
+}
+
 /* The digest of a group of strings, as digest() of make_text.py. */
 static uint64_t digest(const cpa_tokenizer *tokenizer, const cpa_test_strings *strings, int first, int skip_special,
                        int *streamed) {
-    uint64_t hash = CPA_HASH_START;
+    uint64_t hash = CPA_HASH_START, random = cpa_mix64((uint64_t)first);
+    cpa_token_list ids = {.count = 0};
     for (int i = first; i < first + CPA_TEST_STRINGS_GROUP; i++) {
-        char text[CPA_TEST_STRING_BYTES], *back = NULL;
-        cpa_token_list ids = {.count = 0};
-        size_t bytes = cpa_test_strings_make(strings, i, text);
+        char text[CPA_TEST_STRING_BYTES];
+        const size_t bytes = cpa_test_strings_make(strings, i, text);
+        ids.count = 0;
         CU_ASSERT_EQUAL_FATAL(cpa_tokenizer_encode(tokenizer, text, bytes, 1, &ids, NULL), CPA_OK);
         hash = cpa_hash_bytes(hash, ids.ids, (size_t)ids.count * sizeof *ids.ids); /* little-endian machines alone */
-        CU_ASSERT_EQUAL_FATAL(cpa_tokenizer_decode(tokenizer, ids.ids, ids.count, skip_special, &back, &bytes, NULL),
-                              CPA_OK);
-        hash = cpa_hash_bytes(hash, back, bytes);
-        *streamed += streams(tokenizer, &ids, skip_special, back, bytes);
-        free(back);
-        cpa_token_list_release(&ids);
+        hash = add_text(tokenizer, &ids, skip_special, hash, streamed);
     }
+    const uint64_t special = skip_special ? 3 : 0, others = (uint64_t)cpa_tokenizer_vocabulary(tokenizer) - special;
+    ids.count = 0;
+    for (int i = 0; i < CPA_TEST_STRINGS_GROUP; i++)
+        CU_ASSERT(cpa_token_list_add(&ids, (uint32_t)(special + cpa_mix64(random += CPA_GOLDEN) % others)));
+    hash = add_text(tokenizer, &ids, skip_special, hash, NULL);
+    cpa_token_list_release(&ids);
     return hash;
 }
 
@@ -112,6 +128,46 @@ static void bytes_come_back(void) {
     }
     CU_ASSERT_EQUAL(same, CPA_TEST_STRINGS);
     cpa_tokenizer_close(tokenizer);
+    cpa_test_strings_close(strings);
+}
+
+typedef struct shared {
+    const cpa_tokenizer *tokenizer;
+    const cpa_test_strings *strings;
+} shared;
+
+/* Encodes the same strings as the other threads; returns how many of them make the ids of the first time. */
+static void *encode_again(void *ctx) {
+    const shared *s = ctx;
+    intptr_t same = 0;
+    for (int i = 0; i < CPA_TEST_STRINGS_GROUP; i++) {
+        char text[CPA_TEST_STRING_BYTES];
+        cpa_token_list ids = {.count = 0};
+        const size_t bytes = cpa_test_strings_make(s->strings, i, text);
+        int ok = cpa_tokenizer_encode(s->tokenizer, text, bytes, 0, &ids, NULL) == CPA_OK;
+        const int64_t n = ids.count;
+        ok = ok && cpa_tokenizer_encode(s->tokenizer, text, bytes, 0, &ids, NULL) == CPA_OK && ids.count == 2 * n;
+        same += ok && memcmp(ids.ids, ids.ids + n, (size_t)n * sizeof *ids.ids) == 0;
+        cpa_token_list_release(&ids);
+    }
+    return (void *)same;
+}
+
+static void threads_share_a_tokenizer(void) {
+    static const char *const names[] = {"text/qwen2", "text/pieces_bpe"};
+    cpa_test_strings *strings = cpa_test_strings_open();
+    for (int i = 0; i < 2; i++) {
+        cpa_tokenizer *tokenizer = open_tokenizer(names[i]);
+        shared s = {tokenizer, strings};
+        pthread_t threads[4];
+        for (int t = 0; t < 4; t++) CU_ASSERT_EQUAL_FATAL(pthread_create(&threads[t], NULL, encode_again, &s), 0);
+        for (int t = 0; t < 4; t++) {
+            void *same = NULL;
+            CU_ASSERT_EQUAL(pthread_join(threads[t], &same), 0);
+            CU_ASSERT_EQUAL((intptr_t)same, CPA_TEST_STRINGS_GROUP);
+        }
+        cpa_tokenizer_close(tokenizer);
+    }
     cpa_test_strings_close(strings);
 }
 
@@ -220,6 +276,7 @@ static void tokens_have_bytes(void) {
 static const cpa_test TESTS[] = {
     {"ids and texts are those of tokenizers", ids_and_texts_are_those_of_tokenizers},
     {"bytes come back", bytes_come_back},
+    {"threads share a tokenizer", threads_share_a_tokenizer},
     {"long words are quick", long_words_are_quick},
     {"what is not UTF-8 is refused", what_is_not_utf8_is_refused},
     {"streams wait for whole characters", streams_wait_for_whole_characters},
