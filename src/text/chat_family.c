@@ -235,6 +235,39 @@ static int write_mistral_system(const cpa_chat_details *d, const cpa_chat_messag
     return w.ok;
 }
 
+/* Of version 3 on: the system message goes in front of the last message, if that is a question. */
+static int write_mistral_last(const char *question, const char *answer, int strips, const cpa_chat_details *d,
+                              const cpa_chat_message *messages, size_t n, cpa_bytes *out, const char **refusal) {
+    writer w = {out, 1};
+    const int has_system = is_role(&messages[0], "system");
+    if (!are_in_turns(messages + has_system, n - (size_t)has_system, refusal)) return 1;
+    put(&w, d->bos);
+    for (size_t i = (size_t)has_system; i < n; i++) {
+        if (is_role(&messages[i], "user")) {
+            put(&w, question);
+            if (i + 1 == n && has_system) put3(&w, messages[0].content, "\n\n", "");
+            put3(&w, messages[i].content, "[/INST]", "");
+            continue;
+        }
+        put(&w, answer);
+        strips ? put_stripped(&w, messages[i].content) : put(&w, messages[i].content);
+        put(&w, d->eos);
+    }
+    return w.ok;
+}
+
+static int write_mistral_v3(const cpa_chat_details *d, const cpa_chat_message *messages, size_t n, int ask,
+                            cpa_bytes *out, const char **refusal) {
+    (void)ask;
+    return write_mistral_last("[INST] ", " ", 1, d, messages, n, out, refusal);
+}
+
+static int write_mistral_nemo(const cpa_chat_details *d, const cpa_chat_message *messages, size_t n, int ask,
+                              cpa_bytes *out, const char **refusal) {
+    (void)ask;
+    return write_mistral_last("[INST]", "", 0, d, messages, n, out, refusal);
+}
+
 /* ---- Others ---- */
 
 static int write_gemma(const cpa_chat_details *d, const cpa_chat_message *messages, size_t n, int ask, cpa_bytes *out,
@@ -285,7 +318,7 @@ const cpa_chat_family cpa_chat_families[] = {
     {"qwen3",
      {IM_CONTENT, "ns.last_query_index=index", "{{'<|im_start|>assistant\\n'}}",
       "'\\n</think>\\n\\n'+content.lstrip('\\n')"},
-     {"You are"},
+     {"'<|im_start|>system\\nYou"},
      {.bos = ""},
      write_qwen3},
     {"qwen",
@@ -299,6 +332,11 @@ const cpa_chat_family cpa_chat_families[] = {
      {.bos = "", .default_system = "You are a helpful assistant."},
      write_chatml},
     {"chatml", {IM_MESSAGE}, {"</think>", "raise_exception", "You are", "tool"}, {.bos = ""}, write_chatml},
+    {"chatml", /* as instruct models of Qwen 3 have it */
+     {IM_CONTENT, "{{'<|im_start|>'+message['role']+'\\n'+content}}", "{{'<|im_end|>\\n'}}"},
+     {"think>", "raise_exception", "'<|im_start|>system\\nYou"},
+     {.bos = ""},
+     write_chatml},
     {"llama3.1",
      {HEADER, "'Cutting Knowledge Date: December 2023\\n'", "'Today Date: '+date_string+'\\n\\n'"},
      {NULL},
@@ -322,6 +360,19 @@ const cpa_chat_family cpa_chat_families[] = {
      {"tool"},
      {.bos = ""},
      write_mistral_system},
+    {"mistral-v3",
+     {"{{bos_token}}", "ifloop.lastandsystem_message",
+      "{{'[INST] '+system_message+'\\n\\n'+message['content']+'[/INST]'}}",
+      "{{' '+message['content']|trim+eos_token}}"},
+     {NULL},
+     {.bos = ""},
+     write_mistral_v3},
+    {"mistral-nemo",
+     {"{{bos_token}}", "ifloop.lastandsystem_message",
+      "{{'[INST]'+system_message+'\\n\\n'+message['content']+'[/INST]'}}", "{{message['content']+eos_token}}"},
+     {NULL},
+     {.bos = ""},
+     write_mistral_nemo},
     {"gemma",
      {"{{'<start_of_turn>'+role+'\\n'+message['content']|trim+'<end_of_turn>\\n'}}", "{{'<start_of_turn>model\\n'}}",
       "setrole='model'"},

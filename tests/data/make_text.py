@@ -383,6 +383,18 @@ MISTRAL_SYSTEM = SYSTEM_FIRST + "{{ bos_token }}" + messages(
     "{% else %}{{ ' [INST] ' + message.content + ' [/INST]' }}{% endif %}"
     "{% else %}{{ ' ' + message.content + eos_token }}{% endif %}", all="rest")
 
+MISTRAL_LAST = SYSTEM_FIRST + "{{ bos_token }}" + messages(
+    TURNS + "{% if message.role == 'user' %}{% if loop.last and system_message is defined %}"
+    "{{ '[INST]' + system_message + '\\n\\n' + message.content + '[/INST]' }}"
+    "{% else %}{{ '[INST]' + message.content + '[/INST]' }}{% endif %}"
+    "{% else %}{{ message.content + eos_token }}{% endif %}", all="rest")
+MISTRAL_V3 = MISTRAL_LAST.replace("'[INST]'", "'[INST] '").replace("message.content + eos_token", "' ' + message.content | trim + eos_token")
+
+TOOLS = "{% if tools %}{{ '# Tools: You are given these' }}{% endif %}"
+QWEN3_PLAIN = messages("{% set content = message.content %}{% if message.role == 'assistant' %}"
+                       "{{ '<|im_start|>' + message.role + '\\n' + content }}{{ '<|im_end|>\\n' }}"
+                       "{% else %}{{ '<|im_start|>' + message.role + '\\n' + content + '<|im_end|>\\n' }}{% endif %}", TOOLS, IM_ASK)
+
 ZEPHYR = """{% for message in messages %}
 {% if message['role'] == 'user' %}
 {{ '<|user|>\n' + message['content'] + eos_token }}
@@ -408,12 +420,12 @@ DEFAULT_SYSTEM = ("{% if messages[0].role != 'system' %}"
                   "{{ '<|im_start|>system\\nYou are told: \\'be brief\\'.<|im_end|>\\n' }}{% endif %}")
 TEMPLATES = [
     ("chatml", messages(IM, "", IM_ASK)), ("chatml", messages(IM, "{{ bos_token }}", IM_ASK)),
-    ("qwen", messages(IM, DEFAULT_SYSTEM, IM_ASK)), ("qwen3", QWEN3),
+    ("chatml", QWEN3_PLAIN), ("qwen", messages(IM, TOOLS + DEFAULT_SYSTEM, IM_ASK)), ("qwen3", TOOLS + QWEN3),
     ("llama3", messages(BEGIN, "", "{% if add_generation_prompt %}{{ " + HEADER_ASK + " }}{% endif %}")),
     ("llama3", messages(BEGIN, "", "{{ " + HEADER_ASK + " }}")), ("llama3.1", LLAMA31), ("llama2", LLAMA2),
     ("mistral", "{{ bos_token }}" + messages(TURNS + "{% if message.role == 'user' %}{{ '[INST] ' + message.content + ' [/INST]' }}"
                                             "{% else %}{{ message.content + eos_token }}{% endif %}")),
-    ("mistral-system", MISTRAL_SYSTEM),
+    ("mistral-system", MISTRAL_SYSTEM), ("mistral-v3", MISTRAL_V3), ("mistral-nemo", MISTRAL_LAST),
     ("gemma", messages(TURNS + "{% if message.role == 'assistant' %}{% set role = 'model' %}{% else %}{% set role = message.role %}{% endif %}"
                        "{{ '<start_of_turn>' + role + '\\n' + message.content | trim + '<end_of_turn>\\n' }}", "{{ bos_token }}",
                        ask("<start_of_turn>model\\n"))),
@@ -448,7 +460,7 @@ def write_chats():
                for name, template in TEMPLATES]
     (HERE / "text" / "chat.json").write_text(json.dumps({"bos": BOS, "eos": EOS, "chats": CHATS, "templates": entries}, indent=1) + "\n")
     config = {"bos_token": SPECIAL[1], "eos_token": SPECIAL[127], "tokenizer_class": "PreTrainedTokenizerFast",
-              "model_max_length": 4096, "chat_template": TEMPLATES[4][1]}
+              "model_max_length": 4096, "chat_template": next(template for name, template in TEMPLATES if name == "llama3")}
     (HERE / "tiny-llama" / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n")
 
 

@@ -51,7 +51,7 @@ static void templates_are_recognised_and_rendered(void) {
     json_t *file = json_load_file(CPA_TEST_DATA "/text/chat.json", 0, NULL);
     const json_t *templates = json_object_get(file, "templates"), *chats = json_object_get(file, "chats");
     cpa_test_folder folder = cpa_test_folder_make();
-    CU_ASSERT(json_array_size(templates) >= 14 && json_array_size(chats) >= 9);
+    CU_ASSERT(json_array_size(templates) >= 17 && json_array_size(chats) >= 9);
     for (size_t i = 0; i < json_array_size(templates); i++) {
         const json_t *entry = json_array_get(templates, i);
         json_t *config =
