@@ -34,13 +34,14 @@ void *cpa_connection_speaks(void *server, const char *uri, struct MHD_Connection
  * ports that are tried out send nothing. A line that is too long for it has been told of, and so has what was answered;
  * what a client had sent that has reset the connection since, nobody has read. */
 static void log_what_was_no_request(struct MHD_Connection *connection) {
-    enum { LONG_LINE = 8192, RESET = 7 /* TCP_CLOSE in <netinet/tcp.h>, whose tcp_info is shorter */ };
+    enum { LONG_LINE = 8192, CLOSED = 7 /* TCP_CLOSE in <netinet/tcp.h>, whose tcp_info is shorter */ };
     struct tcp_info tcp = {0};
     socklen_t bytes = sizeof tcp;
     const union MHD_ConnectionInfo *info = MHD_get_connection_info(connection, MHD_CONNECTION_INFO_CONNECTION_FD);
     if (!info || getsockopt(info->connect_fd, IPPROTO_TCP, TCP_INFO, &tcp, &bytes)) return;
     if (tcp.tcpi_bytes_received == 0 || tcp.tcpi_bytes_received > LONG_LINE) return;
-    if (tcp.tcpi_bytes_sent > 0 || tcp.tcpi_state == RESET) return;
+    const int is_reset = tcp.tcpi_state == CLOSED && tcp.tcpi_bytes_acked == 0; /* not even our end of it */
+    if (tcp.tcpi_bytes_sent > 0 || is_reset) return;
     cpa_log(CPA_LOG_WARN, "server: a connection ends on which %llu bytes came that are no request of HTTP",
             (unsigned long long)tcp.tcpi_bytes_received);
 }

@@ -20,6 +20,7 @@ void cpa_in_flight_init(cpa_in_flight *in) {
 
 void cpa_in_flight_destroy(cpa_in_flight *in) {
     cpa_in_flight_fail(in, "");
+    free(in->due);
     pthread_cond_destroy(&in->left);
     pthread_mutex_destroy(&in->lock);
 }
@@ -72,6 +73,18 @@ static void wake(cpa_flight_group *group) {
     if (!group->is_suspended) return;
     group->is_suspended = 0;
     MHD_resume_connection(group->connection);
+}
+
+/* To be woken with others, or, without memory for that, at once. */
+static void wake_later(cpa_flight_group *group) {
+    cpa_in_flight *in = group->in;
+    if (group->is_due) return;
+    if (!cpa_array_reserve(&in->due, &in->due_capacity, in->n_due + 1, sizeof *in->due)) {
+        wake(group);
+        return;
+    }
+    group->is_due = 1;
+    in->due[in->n_due++] = group->flights[0].id;
 }
 
 /* The engine has this one no more. Returns the group if nobody else has it either. */
@@ -193,9 +206,33 @@ void cpa_in_flight_token(cpa_in_flight *in, uint64_t id, int64_t index, uint32_t
         } else {
             fail(flight, "no memory for the answer");
         }
-        if (flight->group->wakes_on_tokens || arrived->has_ended) wake(flight->group);
+        if (flight->group->wakes_on_tokens || arrived->has_ended) wake_later(flight->group);
     }
     pthread_mutex_unlock(&in->lock);
+}
+
+int cpa_in_flight_has_due(cpa_in_flight *in) {
+    pthread_mutex_lock(&in->lock);
+    const int has_due = in->n_due > 0;
+    pthread_mutex_unlock(&in->lock);
+    return has_due;
+}
+
+void cpa_in_flight_wake_due(cpa_in_flight *in) {
+    enum { AT_ONCE = 16 }; /* the engine's thread may be waiting for the lock */
+    for (int is_left = 1; is_left;) {
+        pthread_mutex_lock(&in->lock);
+        for (int i = 0; i < AT_ONCE && in->n_due > 0; i++) {
+            const uint64_t id = in->due[--in->n_due];
+            cpa_flight_group *group;
+            HASH_FIND(hh, in->groups, &id, sizeof id, group);
+            if (!group) continue; /* its connection has left */
+            group->is_due = 0;
+            wake(group);
+        }
+        is_left = in->n_due > 0;
+        pthread_mutex_unlock(&in->lock);
+    }
 }
 
 void cpa_in_flight_finish(cpa_in_flight *in, const cpa_request_result *result) {

@@ -62,7 +62,7 @@ typedef struct cpa_flight_group {
     struct MHD_Connection *connection; /* NULL: it has left */
     UT_hash_handle hh;                 /* by the id of the first flight, while the connection is there */
     int64_t with_engine;
-    int is_suspended, has_news, is_gone;
+    int is_suspended, has_news, is_gone, is_due;
 } cpa_flight_group;
 
 typedef struct cpa_in_flight {
@@ -70,6 +70,8 @@ typedef struct cpa_in_flight {
     pthread_cond_t left; /* a connection has */
     cpa_flight *flights; /* tables by id */
     cpa_flight_group *groups;
+    uint64_t *due; /* [n_due] groups that have tokens for connections to wake, by the ids of their first flights */
+    int64_t n_due, due_capacity;
     uint64_t last_id;
     int64_t vocabulary;
     int is_closing;
@@ -112,11 +114,13 @@ void cpa_in_flight_gone(cpa_in_flight *in, uint64_t first_id);
  * engine still has, and to 0 for the others. */
 void cpa_in_flight_leave(cpa_flight_group *group, uint64_t *unfinished);
 
-/* What the functions of server.h do that are called alike. */
+/* What the functions of server.h do that are called alike. Tokens are due to their connections until they are woken. */
 void cpa_in_flight_token(cpa_in_flight *in, uint64_t id, int64_t index, uint32_t token, float logprob);
 void cpa_in_flight_finish(cpa_in_flight *in, const cpa_request_result *result);
 uint32_t cpa_in_flight_token_at(cpa_in_flight *in, uint64_t id, int64_t position);
 void cpa_in_flight_fail(cpa_in_flight *in, const char *message);
+int cpa_in_flight_has_due(cpa_in_flight *in);
+void cpa_in_flight_wake_due(cpa_in_flight *in);
 int64_t cpa_in_flight_undelivered(cpa_in_flight *in);
 
 /* Waits, so many seconds at most, until no connection has an answer to deliver. */

@@ -24,12 +24,33 @@ static const double LAST_WORDS_S = 0.5;
 
 enum { HEADER_BYTES = 32 << 10 }; /* of one request, with what libmicrohttpd needs itself */
 
-/* Each connection is an open file. */
-static void raise_open_files(void) {
+/* Each connection is an open file: as many as there may be, and no more of them than leave some for the rest. */
+static void bound_by_open_files(cpa_server_options *o) {
+    enum { OTHER_FILES = 256 };
     struct rlimit files;
-    if (getrlimit(RLIMIT_NOFILE, &files) || files.rlim_cur == files.rlim_max) return;
+    if (getrlimit(RLIMIT_NOFILE, &files)) return;
     files.rlim_cur = files.rlim_max;
-    if (setrlimit(RLIMIT_NOFILE, &files)) cpa_log(CPA_LOG_WARN, "server: the limit of open files stays as it is");
+    if (setrlimit(RLIMIT_NOFILE, &files)) getrlimit(RLIMIT_NOFILE, &files);
+    const int64_t most = files.rlim_cur > OTHER_FILES + TOLD_CONNECTIONS + 1 && files.rlim_cur < INT32_MAX
+                             ? (int64_t)files.rlim_cur - OTHER_FILES - TOLD_CONNECTIONS
+                             : o->max_connections;
+    if (o->max_connections <= most) return;
+    cpa_log(CPA_LOG_WARN,
+            "server: %lld connections, as the limit of open files (ulimit -n) is %lld; %lld were asked for",
+            (long long)most, (long long)files.rlim_cur, (long long)o->max_connections);
+    o->max_connections = most;
+}
+
+/* The text of a page, in place, up to the end of its body. */
+static const char *without_tags(char *page) {
+    char *out = page;
+    for (const char *c = page; *c && strncmp(c, "</body>", 7) != 0; c++) {
+        if (*c == '<') c += strcspn(c, ">");
+        if (!*c) break;
+        if (*c != '>') *out++ = *c;
+    }
+    *out = 0;
+    return page;
 }
 
 /* Lines of libmicrohttpd. Of requests that it refuses itself it tells the status and the page that it replies with. */
@@ -46,8 +67,9 @@ static void log_http(void *ctx, const char *format, va_list args) {
     }
     unsigned status = 0;
     sscanf(line, "%*[^0-9]%u", &status);
-    const char *body = strstr(line, "<body>"), *said = body ? body + strlen("<body>") : line;
-    cpa_log(CPA_LOG_WARN, "server: a request is refused: %u: %.*s", status, (int)strcspn(said, "<\n"), said);
+    const char *body = strstr(line, "<body>");
+    cpa_log(CPA_LOG_WARN, "server: a request is refused: %u: %s", status,
+            without_tags(body ? memmove(line, body, strlen(body) + 1) : line));
 }
 
 static void destroy(cpa_server *server) {
@@ -71,6 +93,7 @@ static cpa_server *create(const cpa_server_options *given) {
     if (o->max_connections == 0) o->max_connections = 2048;
     if (o->idle_timeout_s == 0) o->idle_timeout_s = 60;
     if (o->threads == 0) o->threads = 4;
+    bound_by_open_files(o);
     server->created = time(NULL);
     if (getrandom(&server->instance, sizeof server->instance, 0) < 0) server->instance = (uint64_t)server->created;
     if (o->model_name && (o->api_key || !given->api_key)) return server;
@@ -101,7 +124,6 @@ static void on_gone(void *ctx, uint64_t first_id) {
 
 cpa_status cpa_server_start(const cpa_server_options *options, cpa_server **out, cpa_error *err) {
     int listen_fd;
-    raise_open_files();
     cpa_server *server = create(options);
     if (!server) return cpa_fail(err, CPA_NO_MEMORY, "no memory for the server");
     cpa_status status =
@@ -109,12 +131,15 @@ cpa_status cpa_server_start(const cpa_server_options *options, cpa_server **out,
     if (status != CPA_OK) goto no_socket;
     CPA_TRY_GOTO(cpa_client_watch_start(&server->watch, on_gone, &server->in_flight, err), no_watch);
     CPA_TRY_GOTO(cpa_work_start(&server->work, err), no_work);
+    CPA_TRY_GOTO(cpa_waker_start(&server->waker, &server->in_flight, err), no_waker);
     server->daemon = start_daemon(server, listen_fd);
     if (server->daemon) {
         *out = server;
         return CPA_OK;
     }
     status = cpa_fail(err, CPA_NO_MEMORY, "the server cannot start its %d threads", server->options.threads);
+    cpa_waker_stop(&server->waker);
+no_waker:
     cpa_work_stop(&server->work);
 no_work:
     cpa_client_watch_stop(&server->watch);
@@ -147,6 +172,10 @@ void cpa_server_on_token(cpa_server *server, uint64_t request, int64_t index, ui
     cpa_in_flight_token(&server->in_flight, request, index, token, logprob);
 }
 
+void cpa_server_on_step(cpa_server *server) {
+    cpa_waker_call(&server->waker);
+}
+
 void cpa_server_on_finish(cpa_server *server, const cpa_request_result *result) {
     cpa_in_flight_finish(&server->in_flight, result);
 }
@@ -177,6 +206,7 @@ void cpa_server_stop(cpa_server *server, double seconds) {
     }
     cpa_in_flight_close(&server->in_flight);
     cpa_work_stop(&server->work);
+    cpa_waker_stop(&server->waker);
     MHD_stop_daemon(server->daemon);
     cpa_client_watch_stop(&server->watch);
     destroy(server);

@@ -8,6 +8,7 @@
 #include "server/client_watch.h"
 #include "server/in_flight.h"
 #include "server/server.h"
+#include "server/waker.h"
 #include "server/work.h"
 
 struct cpa_server {
@@ -25,6 +26,7 @@ struct cpa_server {
     cpa_in_flight in_flight;
     cpa_client_watch watch;
     cpa_work work;
+    cpa_waker waker;
 };
 
 #endif

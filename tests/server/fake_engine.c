@@ -176,6 +176,7 @@ void cpa_fake_engine_step(cpa_fake_engine *engine, int64_t tokens) {
         const int64_t n = engine->n;
         pthread_mutex_unlock(&engine->lock);
         for (int64_t i = 0; i < n; i++) draw(engine, i);
+        cpa_server_on_step(engine->server);
     }
 }
 
