@@ -87,7 +87,8 @@ __device__ void norm_and_rotate_pairs(const rope_args &a, head_place at, lane_co
         for (int r = 0; r < 2; r++) {
             float w[PAIRS];
             const T *from = (const T *)weight + columns.first + r * columns.apart;
-            widen<T, PAIRS>(w, *(const unit_of<T, PAIRS> *)from);
+            const unit_of<T, PAIRS> weights = *(const unit_of<T, PAIRS> *)from; /* in one access */
+            widen<T, PAIRS>(w, weights);
 #pragma unroll
             for (int e = 0; e < PAIRS; e++) x[r][e] = x[r][e] * scale * (w[e] + a.weight_offset);
         }
