@@ -41,15 +41,18 @@ static inline cpa_synth_args cpa_synth_of(const cpa_attention_shape *shape, cpa_
     return args;
 }
 
-/* hash_rows: adds to *sum, modulo 2^64, a hash of each listed row of src, salted so that equal rows of different places
- * differ. The same value on every back end: see kernels/host/rows/hash_rows.c. */
+/* hash_rows: adds to *sum, modulo 2^64, a hash of each listed row of src, of one layer or of several, salted so that equal
+ * rows of different places differ. The same value on every back end: see kernels/host/rows/hash_rows.c. */
 typedef struct cpa_hash_rows_args {
     int64_t rows;
     const void *src;
+    int32_t layers;           /* at least 1: src and nonfinite go on with the rows of the next one, */
+    int64_t layer_bytes;      /* which begin so many bytes, */
+    int64_t layer_marks;      /* and so many marks, behind these */
     int64_t row_bytes;        /* a multiple of 2 */
     const int32_t *row_index; /* [rows], device: rows of src; -1: none */
     const uint64_t *salts;    /* [rows], device */
-    uint64_t salt;            /* of all rows */
+    uint64_t salt;            /* of all rows; of each further layer one more */
     uint64_t *sum;            /* device */
     uint64_t *sums;           /* NULL; or [rows], device: the hash of each listed row is added to its own entry too */
     /* NULL; or [rows of src], page-locked or the device's: becomes 1 where a listed row of this dtype has a NaN or an

@@ -5,10 +5,25 @@
 #include "src/context/context.h"
 #include "src/worker/worker_tokens.h"
 
+/* Whether the results of all layers have a place in `out`, one behind the other: then the digest takes them at the end of
+ * the step, where no layer waits for it. */
+static int keeps_layers(const cpa_worker *worker) {
+    return worker->rows->sizes.rows * worker->options.model.layers <= worker->options.max_tokens;
+}
+
+static int64_t layer_bytes(const cpa_worker *worker) {
+    return worker->rows->sizes.rows * cpa_shape_out_bytes(&worker->options.model.attention);
+}
+
+static void *out_of_layer(const cpa_worker *worker, int32_t layer) {
+    return (char *)worker->out + (keeps_layers(worker) ? layer * layer_bytes(worker) : 0);
+}
+
 cpa_status cpa_worker_layer_done(const cpa_worker *worker, const cpa_step_plan *plan, int32_t layer,
                                  const cpa_worker_observer *observer, cpa_error *err) {
     if (!observer) return CPA_OK;
-    return observer->layer_done(observer->ctx, plan, layer, worker->q, worker->out, worker->stream, err);
+    return observer->layer_done(observer->ctx, plan, layer, worker->q, out_of_layer(worker, layer), worker->stream,
+                                err);
 }
 
 /* An operation of ours that the model called says more. */
@@ -41,11 +56,9 @@ static cpa_status layer_in(cpa_worker *worker, int32_t layer, const cpa_model_st
     return CPA_OK;
 }
 
-/* The results of a layer: to the digest, and to the model. */
-static cpa_status layer_out(cpa_worker *worker, int32_t layer, const cpa_model_step *step) {
-    const cpa_model *network = worker->network;
+/* The results of `layers` layers to the digest. */
+static cpa_status add_to_digest(cpa_worker *worker, int32_t layer, int32_t layers) {
     const cpa_attention_shape *shape = &worker->options.model.attention;
-    cpa_stream *stream = worker->stream;
     cpa_spans *spans = cpa_context_spans(worker->context);
     const int32_t ranks = worker->rows->replicated ? worker->slices.ranks : 1;
     const int32_t rank = worker->rows->replicated ? worker->rank : 0;
@@ -53,7 +66,10 @@ static cpa_status layer_out(cpa_worker *worker, int32_t layer, const cpa_model_s
     const int64_t heads = cpa_slice_begin(shape->q_heads, ranks, rank + 1) - head;
     const cpa_hash_rows_args hash = {
         .rows = worker->rows->sizes.emissions,
-        .src = worker->out,
+        .src = out_of_layer(worker, layer),
+        .layers = layers,
+        .layer_bytes = layer_bytes(worker),
+        .layer_marks = worker->nonfinite.max_rows,
         .row_bytes = heads * shape->v_dim * cpa_dtype_bytes(shape->dtype),
         .row_index = worker->arrays.rows,
         .salts = worker->arrays.salts,
@@ -63,13 +79,22 @@ static cpa_status layer_out(cpa_worker *worker, int32_t layer, const cpa_model_s
         .nonfinite = cpa_nonfinite_marks(&worker->nonfinite, layer),
         .dtype = shape->dtype,
     };
-    int64_t span = cpa_spans_begin(spans, CPA_SPAN_HASH, 0, stream);
-    CPA_TRY(worker->device->operators->hash_rows(&hash, stream));
-    cpa_spans_end(spans, span, stream);
+    const int64_t span = cpa_spans_begin(spans, CPA_SPAN_HASH, 0, worker->stream);
+    CPA_TRY(worker->device->operators->hash_rows(&hash, worker->stream));
+    cpa_spans_end(spans, span, worker->stream);
+    return CPA_OK;
+}
+
+/* The results of a layer: to the digest, and to the model. */
+static cpa_status layer_out(cpa_worker *worker, int32_t layer, const cpa_model_step *step) {
+    const cpa_model *network = worker->network;
+    cpa_stream *stream = worker->stream;
+    cpa_spans *spans = cpa_context_spans(worker->context);
+    if (!keeps_layers(worker)) CPA_TRY(add_to_digest(worker, layer, 1));
     if (!network->layer_out) return CPA_OK;
-    span = cpa_spans_begin(spans, CPA_SPAN_LAYER_OUT, 0, stream);
-    CPA_TRY(
-        model_failed(stream, "layer_out", layer, network->layer_out(network->ctx, layer, step, worker->out, stream)));
+    const int64_t span = cpa_spans_begin(spans, CPA_SPAN_LAYER_OUT, 0, stream);
+    const void *out = out_of_layer(worker, layer);
+    CPA_TRY(model_failed(stream, "layer_out", layer, network->layer_out(network->ctx, layer, step, out, stream)));
     cpa_spans_end(spans, span, stream);
     return CPA_OK;
 }
@@ -83,7 +108,7 @@ static cpa_status run_layer(cpa_worker *worker, const cpa_step_plan *plan, int32
                              .q = worker->q,
                              .kv = kv,
                              .mask = cpa_model_mask(&worker->options.model, layer),
-                             .out = worker->out};
+                             .out = out_of_layer(worker, layer)};
     cpa_status status = cpa_context_attend(worker->context, &args, worker->stream);
     if (status != CPA_OK) return cpa_fail(err, status, "layer %d: %s", layer, cpa_context_error(worker->context));
     CPA_TRY(layer_out(worker, layer, step));
@@ -150,5 +175,6 @@ cpa_status cpa_worker_run_layers(cpa_worker *worker, const cpa_step_plan *plan, 
     for (int32_t layer = 0; layer < worker->options.model.layers; layer++)
         CPA_TRY(run_layer(worker, plan, layer, &step, observer, err));
     cpa_context_spans(worker->context)->layer = -1;
+    if (keeps_layers(worker)) CPA_TRY(add_to_digest(worker, 0, worker->options.model.layers));
     return end_step(worker, &step, err);
 }

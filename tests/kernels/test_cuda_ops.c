@@ -358,7 +358,7 @@ static void hash_rows_gives_the_sum_of_the_host(void) {
         void *src = random_elements(3, CPA_BF16, POOL * widths[i] / 2);
         uint64_t sum = 41, *device_sum = cpa_test_upload(cuda_stream, &sum, sizeof sum);
         void *device_src = cpa_test_upload(cuda_stream, src, POOL * widths[i]);
-        cpa_hash_rows_args args = {.rows = ROWS, .src = src, .row_bytes = widths[i], .row_index = index};
+        cpa_hash_rows_args args = {.rows = ROWS, .src = src, .layers = 1, .row_bytes = widths[i], .row_index = index};
         args.salts = salts, args.salt = 9, args.sum = &sum;
         CU_ASSERT_EQUAL(host_device->operators->hash_rows(&args, host_stream), CPA_OK);
         args.src = device_src, args.row_index = device_index, args.salts = device_salts, args.sum = device_sum;

@@ -148,6 +148,7 @@ static uint64_t hash_of(const uint16_t rows[3][6], const int32_t index[3], const
     uint64_t *device_sum = cpa_test_upload(stream, &sum, sizeof sum);
     uint64_t *device_sums = cpa_test_upload(stream, sums, sizeof sums);
     cpa_hash_rows_args args = {.rows = 3,
+                               .layers = 1,
                                .src = device_rows,
                                .row_bytes = 12,
                                .row_index = device_index,
@@ -183,6 +184,52 @@ static void hashes_see_every_bit_and_place_but_not_the_order_of_rows(void) {
     close_device();
 }
 
+/* Adds the first of these rows of each of `layers` layers to the digest. */
+static void hash_layers(const uint16_t *src, const int32_t *index, const uint64_t *salts, int32_t layers, int32_t first,
+                        uint64_t *sum, uint8_t *marks) {
+    const cpa_hash_rows_args args = {.rows = 1,
+                                     .src = src + 12 * first,
+                                     .layers = layers,
+                                     .layer_bytes = 24,
+                                     .layer_marks = 2,
+                                     .row_bytes = 12,
+                                     .row_index = index,
+                                     .salts = salts,
+                                     .salt = 5 + (uint64_t)first,
+                                     .sum = sum,
+                                     .nonfinite = marks + 2 * first,
+                                     .dtype = CPA_F16};
+    CU_ASSERT_EQUAL(device->operators->hash_rows(&args, stream), CPA_OK);
+}
+
+static void layers_are_hashed_as_each_by_itself(void) {
+    const uint16_t rows[3][2][6] = {{{1, 2, 3}}, {{4, 0x7c00, 6}}, {{7, 8, 9}}};
+    const int32_t zero = 0;
+    const uint64_t salt = 77, nothing[2] = {0, 0};
+    const uint8_t unmarked[6] = {0};
+    uint64_t sums[2];
+    uint8_t got[2][6];
+    open_device(1);
+    uint16_t *src = cpa_test_upload(stream, rows, sizeof rows);
+    int32_t *index = cpa_test_upload(stream, &zero, sizeof zero);
+    uint64_t *salts = cpa_test_upload(stream, &salt, sizeof salt), *sum = cpa_test_upload(stream, nothing, 16);
+    uint8_t *marks[2] = {cpa_test_upload(stream, unmarked, 6), cpa_test_upload(stream, unmarked, 6)};
+    hash_layers(src, index, salts, 3, 0, &sum[0], marks[0]);
+    for (int32_t layer = 0; layer < 3; layer++) hash_layers(src, index, salts, 1, layer, &sum[1], marks[1]);
+    cpa_test_download(stream, sums, sum, sizeof sums);
+    CU_ASSERT_EQUAL(sums[0], sums[1]);
+    for (int i = 0; i < 2; i++) {
+        cpa_test_download(stream, got[i], marks[i], sizeof got[i]);
+        for (int at = 0; at < 6; at++) CU_ASSERT_EQUAL(got[i][at], at == 2);
+        cpa_test_free(stream, marks[i]);
+    }
+    cpa_test_free(stream, sum);
+    cpa_test_free(stream, salts);
+    cpa_test_free(stream, index);
+    cpa_test_free(stream, src);
+    close_device();
+}
+
 static void tokens_that_were_drawn_take_their_places(void) {
     enum { MANY = 1000 };
     uint32_t known[MANY], ids[2 * MANY], got[MANY];
@@ -211,6 +258,7 @@ static const cpa_test tests[] = {
     {"scores are peaky at the sinks, near the query, and far", scores_are_peaky_at_the_sinks_near_the_query_and_far},
     {"hashes see every bit and place, but not the order of rows",
      hashes_see_every_bit_and_place_but_not_the_order_of_rows},
+    {"layers are hashed as each by itself", layers_are_hashed_as_each_by_itself},
     {"tokens that were drawn take their places", tokens_that_were_drawn_take_their_places},
 };
 CPA_DEVICE_TEST_MAIN("synthesize", tests)
