@@ -10,7 +10,7 @@
 
 namespace {
 
-constexpr int PAIRS = 8, PAIR_COLUMNS = 2 * PAIRS, PAIR_HEADS = 3;
+constexpr int PAIRS = 8, PAIR_COLUMNS = 2 * PAIRS;
 
 template <typename T>
 using pair_part = head_part<T, PAIRS, 2>;
@@ -79,7 +79,7 @@ __device__ void norm_and_rotate_pairs(const rope_args &a, head_place at, lane_co
 #pragma unroll
         for (int e = 0; e < PAIRS; e++) squares = fmaf(x[r][e], x[r][e], squares);
     }
-    squares = group_sum(squares, LANES);
+    if (a.q_weight || a.k_weight) squares = group_sum(squares, LANES); /* the same for all lanes of the grid */
     if (at.kind > 1 || columns.first >= at.dim) return;
     if (weight) {
         const float scale = rsqrtf(__fdividef(squares, (float)a.k_dim) + a.eps);
@@ -102,38 +102,33 @@ __device__ void norm_and_rotate_pairs(const rope_args &a, head_place at, lane_co
     }
 }
 
-/* The CTAs of a row, in blockIdx.y, take its heads in turn, PAIR_HEADS for each group of lanes: what they read is on its
- * way before the position of the row is known. */
+/* The CTAs of a row, in blockIdx.y, take its heads in turn, a group of lanes one after the other: that few registers are
+ * needed, and many threads run, counts for more than several heads a lane. The first head is on its way before the
+ * position of the row is known. */
 template <typename T, int LANES>
-__global__ void __launch_bounds__(THREADS, 4) qk_norm_rope_pairs(const __grid_constant__ rope_args a) {
+__global__ void __launch_bounds__(THREADS, 6) qk_norm_rope_pairs(const __grid_constant__ rope_args a) {
     const int32_t lane = threadIdx.x % LANES, group = threadIdx.x / LANES, groups = THREADS / LANES;
     const int32_t heads = a.q_heads + 2 * a.kv_heads, step = groups * gridDim.y;
     const int64_t row = blockIdx.x;
     const T *qkv = (const T *)a.qkv + row * a.qkv_stride;
-    pair_part<T> part[PAIR_HEADS];
+    pair_part<T> part;
     pair_rotation by = {};
+    dependent_allow(); /* attention, which reads its plan meanwhile, and has the caches read keys and values */
     dependent_wait();
-    dependent_allow();
     const int64_t position = a.rope.table ? a.positions[row] : 0;
     int32_t base = blockIdx.y * groups;
-#pragma unroll
-    for (int i = 0; i < PAIR_HEADS; i++) load_part<T>(part[i], a, qkv, base + group + i * step, lane);
+    load_part<T>(part, a, qkv, base + group, lane);
     const int64_t slot = slot_of(a, row);
     const bool no_position = a.rope.table && (position < 0 || position >= a.rope.max_position);
     if (a.rope.table && !no_position) load_rotation(by, a.rope, position, lane);
     while (true) {
-#pragma unroll
-        for (int i = 0; i < PAIR_HEADS; i++) {
-            if (base + i * step >= heads) break;
-            const head_place at = place_of(a, base + group + i * step);
-            const lane_columns columns = columns_of(at.dim, lane);
-            norm_and_rotate_pairs<T, LANES>(a, at, columns, by, no_position, part[i]);
-            store_head<T, PAIRS, 2>(a, at, columns, LANES, row, slot, part[i]);
-        }
-        base += PAIR_HEADS * step;
+        const head_place at = place_of(a, base + group);
+        const lane_columns columns = columns_of(at.dim, lane);
+        norm_and_rotate_pairs<T, LANES>(a, at, columns, by, no_position, part);
+        store_head<T, PAIRS, 2>(a, at, columns, LANES, row, slot, part);
+        base += step;
         if (base >= heads) return;
-#pragma unroll
-        for (int i = 0; i < PAIR_HEADS; i++) load_part<T>(part[i], a, qkv, base + group + i * step, lane);
+        load_part<T>(part, a, qkv, base + group, lane);
     }
 }
 
