@@ -12,10 +12,24 @@
  * and thresholds of sample are those of kernels/draw.h. */
 #define CPA_NN_OPERATORS(X) X(rmsnorm) X(qk_norm_rope) X(swiglu) X(embed) X(linear) X(sample) X(mark_tokens)
 
+/* What linear of few rows does by itself, so that no kernel comes between two products of a layer. */
+typedef struct cpa_linear_fusion {
+    const void *norm_weight; /* NULL; or [inputs]: x, of one row, is normed first, as by rmsnorm, with no offset */
+    float norm_eps;
+    int32_t
+        gated; /* the weights are those of gates and, behind them, of what they scale: out [rows, outputs / 2] is what
+                    * swiglu makes of the result */
+    int32_t adds; /* out += result, rounded to the dtype of out first */
+} cpa_linear_fusion;
+
 struct cpa_nn_table {
 #define CPA_NN_ENTRY(name) cpa_status (*name)(const cpa_##name##_args *args, cpa_stream *stream);
     CPA_NN_OPERATORS(CPA_NN_ENTRY)
 #undef CPA_NN_ENTRY
+    /* linear of 1 to fused_rows rows, of 16-bit elements. With a norm, at most normed_inputs inputs, a multiple of 8, and
+     * rows, weights and the norm's lie at multiples of 16 bytes. NULL: the back end has none. */
+    cpa_status (*linear_fused)(const cpa_linear_args *args, const cpa_linear_fusion *fusion, cpa_stream *stream);
+    int32_t fused_rows, normed_inputs;
 };
 
 #endif

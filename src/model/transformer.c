@@ -7,6 +7,7 @@
 #include "base/check.h"
 #include "base/min_max.h"
 #include "kernels/device.h"
+#include "kernels/nn.h"
 #include "src/model/sampler.h"
 #include "src/model/sliced_linear.h"
 #include "src/model/weights.h"
@@ -240,6 +241,36 @@ static cpa_status gather(const cpa_transformer *t, int64_t rows, const void *sou
     return cpa_embed(&args, stream);
 }
 
+/* Whether the products of a step's layers are fused with what lies between them: then the residual is whole behind each. */
+static int is_fused(const cpa_transformer *t, const cpa_model_step *step) {
+    return !step->slices && step->rows.count <= t->device->nn->fused_rows && t->options.dtype != CPA_F32;
+}
+
+static cpa_status fused(cpa_linear_args args, cpa_linear_fusion fusion, cpa_stream *stream) {
+    args.x_stride = args.weight_stride = args.inputs;
+    args.out_stride = fusion.gated ? args.outputs / 2 : args.outputs;
+    return stream->device->nn->linear_fused(&args, &fusion, stream);
+}
+
+/* The product of the residual that is normed, by the product itself where that can. */
+static cpa_status fused_norm(const cpa_transformer *t, const void *weight, cpa_linear_args args, int32_t gated,
+                             cpa_stream *stream) {
+    const int32_t most = t->device->nn->normed_inputs;
+    if (args.rows > 1 || args.inputs > most || args.inputs % 8) {
+        CPA_TRY(norm(t, args.rows, t->residual, NULL, weight, t->x, stream));
+        return fused(args, (cpa_linear_fusion){.gated = gated}, stream);
+    }
+    args.x = t->residual;
+    return fused(args, (cpa_linear_fusion){.norm_weight = weight, .norm_eps = t->config.norm_eps, .gated = gated},
+                 stream);
+}
+
+/* residual += the product. */
+static cpa_status fused_add(const cpa_transformer *t, cpa_linear_args args, cpa_stream *stream) {
+    args.out = t->residual;
+    return fused(args, (cpa_linear_fusion){.adds = 1}, stream);
+}
+
 static cpa_status begin_step(void *ctx, const cpa_model_step *step, cpa_stream *stream) {
     const cpa_transformer *t = ctx;
     const cpa_embed_args args = {
@@ -262,14 +293,15 @@ static cpa_status layer_in(void *ctx, int32_t layer, const cpa_model_step *step,
     const cpa_model_config *c = &t->config;
     const cpa_layer_weights *w = &t->weights.layers[layer];
     const int64_t rows = step->rows.count;
-    if (layer == 0) {
-        CPA_TRY(norm(t, rows, t->residual, NULL, w->attention_norm, t->x, stream));
-    } else {
-        CPA_TRY(norm(t, rows, t->x, t->residual, w->attention_norm, t->x, stream));
-    }
     const cpa_linear_args qkv = product(t, rows, t->x, c->hidden, w->qkv, w->qkv_bias, qkv_width(c), t->wide);
-    CPA_TRY(step->slices ? cpa_sliced_outputs(step->slices, &qkv, w->is_slice, t->inner, stream)
-                         : cpa_linear(&qkv, stream));
+    if (is_fused(t, step)) {
+        CPA_TRY(fused_norm(t, w->attention_norm, qkv, 0, stream));
+    } else {
+        const void *x = layer == 0 ? t->residual : t->x;
+        CPA_TRY(norm(t, rows, x, layer == 0 ? NULL : t->residual, w->attention_norm, t->x, stream));
+        CPA_TRY(step->slices ? cpa_sliced_outputs(step->slices, &qkv, w->is_slice, t->inner, stream)
+                             : cpa_linear(&qkv, stream));
+    }
     const cpa_qk_norm_rope_args args = {
         .size = sizeof args,
         .rows = rows,
@@ -331,6 +363,13 @@ static cpa_status layer_out(void *ctx, int32_t layer, const cpa_model_step *step
     const cpa_linear_args gate_up =
         product(t, rows, t->x, c->hidden, w->gate_up, w->gate_up_bias, 2 * c->intermediate, t->wide);
     const cpa_linear_args down = product(t, rows, t->inner, c->intermediate, w->down, w->down_bias, c->hidden, t->x);
+    if (is_fused(t, step)) {
+        cpa_linear_args gates = gate_up;
+        gates.out = t->inner;
+        CPA_TRY(fused_add(t, o, stream));
+        CPA_TRY(fused_norm(t, w->mlp_norm, gates, 1, stream));
+        return fused_add(t, down, stream);
+    }
     if (!slices) {
         CPA_TRY(cpa_linear(&o, stream));
         CPA_TRY(norm(t, rows, t->x, t->residual, w->mlp_norm, t->x, stream));
@@ -351,9 +390,13 @@ static cpa_status layer_out(void *ctx, int32_t layer, const cpa_model_step *step
 static cpa_status compute_logits(const cpa_transformer *t, const cpa_model_step *step, int64_t first, int64_t count,
                                  cpa_stream *stream) {
     const int32_t *rows = step->emissions.rows + first;
-    CPA_TRY(gather(t, count, t->x, rows, t->last_x, stream));
     CPA_TRY(gather(t, count, t->residual, rows, t->last_residual, stream));
-    CPA_TRY(norm(t, count, t->last_x, t->last_residual, t->weights.final_norm, t->last_x, stream));
+    if (is_fused(t, step)) {
+        CPA_TRY(norm(t, count, t->last_residual, NULL, t->weights.final_norm, t->last_x, stream));
+    } else {
+        CPA_TRY(gather(t, count, t->x, rows, t->last_x, stream));
+        CPA_TRY(norm(t, count, t->last_x, t->last_residual, t->weights.final_norm, t->last_x, stream));
+    }
     const cpa_linear_args args = {
         .size = sizeof args,
         .rows = count,

@@ -4,6 +4,7 @@
 
 #include "base/convert.h"
 #include "kernels/host/device/host.h"
+#include "kernels/nn.h"
 #include "tests/fixtures/nn_fixture.h"
 #include "tests/fixtures/unit.h"
 
@@ -143,6 +144,79 @@ static void a_row_has_its_bits_in_any_batch_and_place(void) {
     }
 }
 
+/* ---- fused with what lies beside it ---- */
+
+typedef struct fused_shape {
+    int64_t rows;
+    int32_t inputs, outputs;
+    cpa_dtype dtype;
+    int normed, gated, adds, bias;
+} fused_shape;
+
+/* What the operators make in turn: z of norm, product and swiglu, and the residual that z is added to. */
+static void make_in_turn(const fused_shape *s, product *p, const cpa_test_tensor *norm, cpa_test_tensor *normed,
+                         cpa_test_tensor *z, cpa_test_tensor *residual) {
+    const int64_t out = s->gated ? s->outputs / 2 : s->outputs;
+    cpa_linear_args linear = p->args;
+    const cpa_rmsnorm_args first = {
+        sizeof first,         s->rows, s->inputs, s->dtype, .x = p->x.device, .weight = norm->device, .eps = 1e-5f,
+        .out = normed->device};
+    const cpa_swiglu_args gate = {sizeof gate, s->rows, (int32_t)out, s->dtype, p->out.device, z->device};
+    const cpa_rmsnorm_args add = {sizeof add,
+                                  s->rows,
+                                  (int32_t)out,
+                                  s->dtype,
+                                  .x = s->gated ? z->device : p->out.device,
+                                  .residual = residual->device,
+                                  .weight = residual->device,
+                                  .eps = 1,
+                                  .out = z->device};
+    if (s->normed) {
+        CU_ASSERT_EQUAL(cpa_rmsnorm(&first, stream), CPA_OK);
+        linear.x = normed->device;
+    }
+    CU_ASSERT_EQUAL(cpa_linear(&linear, stream), CPA_OK);
+    if (s->gated) CU_ASSERT_EQUAL(cpa_swiglu(&gate, stream), CPA_OK);
+    if (s->adds) CU_ASSERT_EQUAL(cpa_rmsnorm(&add, stream), CPA_OK);
+    cpa_test_tensor_fetch(s->adds ? residual : s->gated ? z : &p->out, stream);
+}
+
+static void check_fused(const fused_shape *s) {
+    const shape whole = {s->rows, s->inputs, s->outputs, s->dtype, s->dtype, 0, s->bias};
+    const int64_t width = s->gated ? s->outputs / 2 : s->outputs;
+    product p;
+    make(&p, &whole);
+    cpa_test_tensor norm = cpa_test_tensor_make(stream, s->dtype, 1, s->inputs, 0, 4);
+    cpa_test_tensor residual = cpa_test_tensor_make(stream, s->dtype, s->rows, width, 0, 5);
+    cpa_test_tensor out = cpa_test_tensor_make(stream, s->dtype, s->rows, width, 0, 5);
+    cpa_test_tensor normed = cpa_test_tensor_blank(stream, s->dtype, s->rows, s->inputs, 0);
+    cpa_test_tensor z = cpa_test_tensor_blank(stream, s->dtype, s->rows, width, 0);
+    const cpa_linear_fusion fusion = {s->normed ? norm.device : NULL, 1e-5f, s->gated, s->adds};
+    make_in_turn(s, &p, &norm, &normed, &z, &residual);
+    p.args.x_stride = p.args.weight_stride = s->inputs;
+    p.args.out = out.device, p.args.out_stride = width;
+    CU_ASSERT_EQUAL(device->nn->linear_fused(&p.args, &fusion, stream), CPA_OK);
+    cpa_test_tensor_fetch(&out, stream);
+    const cpa_test_tensor *want = s->adds ? &residual : s->gated ? &z : &p.out;
+    CU_ASSERT_EQUAL(memcmp(out.values, want->values, (size_t)(s->rows * width) * sizeof *out.values), 0);
+    cpa_test_tensor *const tensors[] = {&norm, &residual, &out, &normed, &z};
+    for (int i = 0; i < 5; i++) cpa_test_tensor_free(tensors[i], stream);
+    destroy(&p);
+}
+
+/* More tiles than CTAs, the last ones not whole, rows in one group and in two, and heads of norms that few threads share. */
+static void a_fused_product_is_the_operators_in_turn(void) {
+    const fused_shape shapes[] = {
+        {1, 4096, 6152, CPA_BF16, 1, 0, 0, 1},  {1, 4096, 9616, CPA_BF16, 1, 1, 0, 0},
+        {1, 72, 40, CPA_F16, 1, 1, 1, 1},       {1, 14336, 520, CPA_BF16, 0, 0, 1, 0},
+        {5, 264, 72, CPA_BF16, 0, 1, 0, 1},     {8, 1032, 4300, CPA_F16, 0, 0, 1, 1},
+        {16, 2056, 9000, CPA_BF16, 0, 1, 1, 0}, {3, 77, 34, CPA_BF16, 0, 1, 1, 1},
+    };
+    cpa_test_device_open(1, &device, &stream);
+    for (int i = 0; device->nn->linear_fused && i < (int)(sizeof shapes / sizeof *shapes); i++) check_fused(&shapes[i]);
+    cpa_test_device_close(device, stream);
+}
+
 static void every_instruction_set_multiplies_right(void) {
     const cpa_attend_isa *const sets[] = {
         &cpa_attend_portable,
@@ -171,6 +245,7 @@ static const cpa_test tests[] = {
     {"products are those of float64", products_are_those_of_float64},
     {"a row of NaN stays alone", a_row_of_nan_stays_alone},
     {"a row has its bits in any batch and place", a_row_has_its_bits_in_any_batch_and_place},
+    {"a fused product is the operators in turn", a_fused_product_is_the_operators_in_turn},
     {"every instruction set multiplies right", every_instruction_set_multiplies_right},
 };
 CPA_DEVICE_TEST_MAIN("linear", tests)

@@ -11,6 +11,7 @@
 #include "kernels/cuda/nn/nn.h"
 
 enum { BUCKETS = 64 };
+static const cpa_linear_fusion ALONE = {.norm_weight = NULL};
 static const int64_t WORKSPACE_BYTES = (int64_t)32 << 20; /* what NVIDIA advises for compute capability 9.0 */
 
 /* The functions in use; X(member, name) for each. */
@@ -243,7 +244,7 @@ static cpa_status in_parts(const cpa_linear_args *a, cpa_stream *stream) {
         part.rows = a->rows - row < CPA_CUDA_FEW_ROWS ? a->rows - row : CPA_CUDA_FEW_ROWS;
         part.x = (const char *)a->x + row * a->x_stride * bytes;
         part.out = (char *)a->out + row * a->out_stride * out_bytes;
-        CPA_TRY(cpa_cuda_linear_few(&part, stream));
+        CPA_TRY(cpa_cuda_linear_few(&part, &ALONE, stream));
     }
     return CPA_OK;
 }
@@ -280,6 +281,6 @@ static cpa_status by_cublas(const cpa_linear_args *a, cpa_cuda_stream *stream) {
 
 cpa_status cpa_cuda_linear(const cpa_linear_args *args, cpa_stream *stream) {
     CPA_TRY(cpa_cuda_select(stream->device, &stream->error));
-    if (args->rows <= CPA_CUDA_FEW_ROWS && args->dtype != CPA_F32) return cpa_cuda_linear_few(args, stream);
+    if (args->rows <= CPA_CUDA_FEW_ROWS && args->dtype != CPA_F32) return cpa_cuda_linear_few(args, &ALONE, stream);
     return by_cublas(args, (cpa_cuda_stream *)stream);
 }

@@ -9,11 +9,11 @@
 extern "C" {
 #endif
 
-/* Up to so many rows of bf16 or fp16 are a kernel's of our own. */
-enum { CPA_CUDA_FEW_ROWS = 16 };
+/* Up to so many rows of bf16 or fp16 are a kernel's of our own, which can norm a row of up to so many inputs. */
+enum { CPA_CUDA_FEW_ROWS = 16, CPA_CUDA_NORMED_INPUTS = 4096 };
 
-/* linear of at most CPA_CUDA_FEW_ROWS rows in bf16 or fp16. */
-cpa_status cpa_cuda_linear_few(const cpa_linear_args *args, cpa_stream *stream);
+/* linear of at most CPA_CUDA_FEW_ROWS rows in bf16 or fp16: linear_fused of kernels/nn.h. */
+cpa_status cpa_cuda_linear_few(const cpa_linear_args *args, const cpa_linear_fusion *fusion, cpa_stream *stream);
 /* Each row of out, which is fp32, becomes the bias. */
 cpa_status cpa_cuda_linear_bias(const cpa_linear_args *args, cpa_stream *stream);
 

@@ -1,6 +1,13 @@
 /* The table of operators beside attention. */
 #include "kernels/cuda/nn/nn.h"
 
+#include "kernels/cuda/nn/linear.h"
+
 #define ROW(name) .name = cpa_cuda_##name,
 
-const cpa_nn_table cpa_cuda_nn = {CPA_NN_OPERATORS(ROW)};
+const cpa_nn_table cpa_cuda_nn = {
+    CPA_NN_OPERATORS(ROW) /* each ends in a comma */
+        .linear_fused = cpa_cuda_linear_few,
+    .fused_rows = CPA_CUDA_FEW_ROWS,
+    .normed_inputs = CPA_CUDA_NORMED_INPUTS,
+};

@@ -1,11 +1,10 @@
 /* rmsnorm: a CTA a row. A thread keeps its first units of the row, and reads the others of a wider row twice. */
-#include "kernels/cuda/device/warp.cuh"
 #include "kernels/cuda/nn/nn.h"
-#include "kernels/cuda/nn/rows.cuh"
+#include "kernels/cuda/nn/row_norm.cuh"
 
 namespace {
 
-constexpr int MOST_THREADS = 1024, KEPT = 2;
+constexpr int MOST_THREADS = 1024, KEPT = NORM_KEPT;
 
 struct norm_args {
     int32_t width;
@@ -40,16 +39,6 @@ __device__ float squares(const float (&value)[UNIT]) {
     return sum;
 }
 
-/* Over all threads of the CTA, for each of them. */
-__device__ float cta_sum(float x) {
-    __shared__ float warps[MOST_THREADS / WARP_LANES];
-    const int lane = threadIdx.x % WARP_LANES;
-    x = warp_sum(x);
-    if (lane == 0) warps[threadIdx.x / WARP_LANES] = x;
-    __syncthreads();
-    return warp_sum(lane < blockDim.x / WARP_LANES ? warps[lane] : 0.0f);
-}
-
 template <typename T, int UNIT>
 __device__ void store_normed(unit_of<T, UNIT> *out, const float (&value)[UNIT], const unit_of<T, UNIT> &weight,
                              float offset, float scale) {
@@ -73,8 +62,8 @@ __global__ void __launch_bounds__(MOST_THREADS) rmsnorm(const __grid_constant__ 
 #pragma unroll
     for (int i = 0; i < KEPT; i++)
         if (first + i * threads < units) weights[i] = weight[first + i * threads];
+    dependent_allow(); /* the product, which reads weights meanwhile */
     dependent_wait();
-    dependent_allow();
 #pragma unroll
     for (int i = 0; i < KEPT; i++) {
         if (first + i * threads >= units) continue;
@@ -92,7 +81,7 @@ __global__ void __launch_bounds__(MOST_THREADS) rmsnorm(const __grid_constant__ 
         add_residual<T, UNIT>(value, x[u], residual ? residual + u : NULL, residual ? residual[u] : unit());
         sum += squares(value);
     }
-    const float scale = 1 / sqrtf(cta_sum(sum) / (float)a.width + a.eps);
+    const float scale = 1 / sqrtf(cta_sum<MOST_THREADS>(sum) / (float)a.width + a.eps);
 #pragma unroll
     for (int i = 0; i < KEPT; i++)
         if (first + i * threads < units)
@@ -107,8 +96,7 @@ __global__ void __launch_bounds__(MOST_THREADS) rmsnorm(const __grid_constant__ 
 /* Threads by the width alone, so that a row has the same bits in any batch. */
 template <typename T, int UNIT>
 cpa_status launch(const norm_args &a, int64_t rows, cpa_stream *stream) {
-    const int32_t units = a.width / UNIT, wanted = (units + KEPT - 1) / KEPT;
-    const int32_t threads = (wanted + WARP_LANES - 1) / WARP_LANES * WARP_LANES;
+    const int32_t threads = norm_threads(a.width / UNIT);
     return launch_early(rmsnorm<T, UNIT>, dim3((unsigned)rows), threads < MOST_THREADS ? threads : MOST_THREADS, a,
                         stream, "rmsnorm");
 }

@@ -1,6 +1,7 @@
 /* swiglu: a thread computes a unit of a row. */
 #include "kernels/cuda/nn/nn.h"
 #include "kernels/cuda/nn/rows.cuh"
+#include "kernels/cuda/nn/silu.cuh"
 
 namespace {
 
@@ -12,16 +13,6 @@ struct swiglu_args {
     const void *gate_up;
     void *out;
 };
-
-/* gate / (1 + exp(-gate)); what is rounded to 16 bits afterwards may be off by a few units of the last place of fp32. */
-template <typename T>
-__device__ float silu(float gate) {
-    return __fdividef(gate, 1 + __expf(-gate));
-}
-template <>
-__device__ float silu<float>(float gate) {
-    return gate / (1 + expf(-gate));
-}
 
 template <typename T, int UNIT>
 __global__ void __launch_bounds__(THREADS) swiglu(const __grid_constant__ swiglu_args a) {
