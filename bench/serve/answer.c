@@ -63,6 +63,7 @@ static bool take_choice(cpa_stream_answer *answer, const json_t *choice) {
     }
     answer->ids += (int64_t)json_array_size(json_object_get(choice, "token_ids"));
     if (!reason) return true;
+    answer->has_finished = true;
     if (strcmp(reason, "abort") == 0 || strcmp(reason, "error") == 0)
         return fail(answer, "the server ended it: ", reason, strlen(reason));
     return true;
@@ -110,7 +111,7 @@ bool cpa_stream_answer_feed(cpa_stream_answer *answer, const char *bytes, size_t
 
 void cpa_stream_answer_end(cpa_stream_answer *answer) {
     if (answer->error[0]) return;
-    if (!answer->is_done) {
+    if (!answer->is_done && !answer->has_finished) { /* not every server says [DONE] */
         fail(answer, answer->n_times > 0 ? "the stream ended before [DONE]" : "an answer that ended before any output",
              "", 0);
     } else if (answer->n_times == 0) {

@@ -116,6 +116,10 @@ static void what_brings_output_has_a_time(void) {
     CU_ASSERT_EQUAL(answer.n_times, 2);
     CU_ASSERT_EQUAL(cpa_stream_answer_tokens(&answer), 2);
     cpa_stream_answer_release(&answer);
+    answer = read_answer(CHUNK("a") LAST("b", "stop"), 1000, false); /* not every server says [DONE] */
+    CU_ASSERT_EQUAL(answer.n_times, 2);
+    CU_ASSERT_STRING_EQUAL(answer.error, "");
+    cpa_stream_answer_release(&answer);
     answer = read_answer(LAST("", "length") USAGE DONE, 1000, false);
     CU_ASSERT_EQUAL(answer.n_times, 1);
     CU_ASSERT_EQUAL(cpa_stream_answer_tokens(&answer), 3);
