@@ -117,6 +117,8 @@ static void a_bad_command_line_is_refused_in_one_line(void) {
         {"serve --requests 3", "--requests: found with 'serve'"},
         {"serve --check-logits 3", "--check-logits: found with 'serve'"},
         {"serve --prompt-ids 3", "--prompt-ids: found without 'generate'"},
+        {"--prompt a", "--prompt: found without 'generate'"},
+        {"generate --model-dir m --prompt a --prompt-ids 3", "--prompt-ids: found with --prompt, expected one of them"},
         {"serve generate", "found 'generate'"},
         {"serve --gpu-memory-utilization 1.5", "expected a number from 0.01 to 1"},
         {"--block-size", "--block-size: found no value"},

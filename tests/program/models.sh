@@ -160,11 +160,8 @@ bad_generate() {
     local model=(--model-dir "$MODELS/tiny-llama")
     expect_bad 'generate: found no --model-dir' generate --prompt-ids 1
     expect_bad 'generate: found no --prompt and no --prompt-ids' generate "${model[@]}"
-    expect_bad '--prompt-ids: found with --prompt' generate "${model[@]}" --prompt a --prompt-ids 1
     expect_bad '--prompt: the text is not UTF-8 at byte 1' generate "${model[@]}" --prompt $'a\xff'
-    expect_bad '--prompt: none: No such file' generate "${model[@]}" --prompt @none
     expect_bad '--prompt: found neither tokenizer.json nor' generate --model-dir "$MODELS/tiny-yarn" --prompt a
-    expect_bad "--prompt: found without 'generate'" "${model[@]}" --prompt a
     expect_bad "--prompt-ids: found '320', expected ids from 0 to 319" generate "${model[@]}" --prompt-ids 1,320
     expect_bad '--trace: found with' generate "${model[@]}" --prompt-ids 1 --trace trace.jsonl
     expect_bad "--temperature: found without 'generate'" "${model[@]}" --temperature 1
