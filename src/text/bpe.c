@@ -8,6 +8,18 @@
 #include "base/check.h"
 #include "src/text/utf8.h"
 
+/* U+2581, which stands for a space in vocabularies that are not byte-level. */
+enum { SPACE_BYTES = 3 };
+static const char SPACE[] = "\xe2\x96\x81";
+
+static int begins_with_space(const char *text, size_t bytes) {
+    return bytes >= SPACE_BYTES && memcmp(text, SPACE, SPACE_BYTES) == 0;
+}
+
+static int ends_with_space(const char *text, size_t bytes) {
+    return bytes >= SPACE_BYTES && memcmp(text + bytes - SPACE_BYTES, SPACE, SPACE_BYTES) == 0;
+}
+
 /* ---- Reading ---- */
 
 static cpa_status read_vocabulary(const cpa_json *model, cpa_bpe *bpe, cpa_error *err) {
@@ -66,6 +78,7 @@ static cpa_status read_merge(const cpa_json *model, const json_t *merge, uint32_
         return cpa_fail(err, CPA_INVALID, "%s: %s%s: expected two tokens of the vocabulary that join to a third",
                         model->path, model->prefix, key);
     }
+    bpe->crosses_spaces |= begins_with_space(token[1], bytes[1]) && !ends_with_space(token[0], bytes[0]);
     if (!cpa_pair_table_put(&bpe->merges, id[0], id[1], rank, id[2]))
         return cpa_fail(err, CPA_NO_MEMORY, "%s: no memory for merges", model->path);
     return CPA_OK;
@@ -106,6 +119,7 @@ static cpa_status read_unknown(const cpa_json *model, cpa_bpe *bpe, cpa_error *e
         bpe->unknown_id = cpa_vocabulary_find(&bpe->vocabulary, unknown, strlen(unknown));
         if (bpe->unknown_id == CPA_NO_ID) return cpa_json_refuse(model, "unk_token", "a token of the vocabulary", err);
     }
+    bpe->space_id = cpa_vocabulary_find(&bpe->vocabulary, SPACE, SPACE_BYTES);
     for (int byte = 0; byte < 256; byte++) {
         char name[8];
         snprintf(name, sizeof name, "<0x%02X>", byte);
@@ -248,12 +262,32 @@ void cpa_bpe_memory_release(cpa_bpe_memory *memory) {
     *memory = (cpa_bpe_memory){.symbols = NULL};
 }
 
-cpa_status cpa_bpe_encode(const cpa_bpe *bpe, const char *text, size_t bytes, cpa_bpe_memory *memory,
-                          cpa_token_list *out, cpa_error *err) {
+/* Where the part of a word ends that begins at `from`: in front of spaces, if no merge reaches over that, since short
+ * parts take less time. */
+static size_t part_end(const cpa_bpe *bpe, const char *text, size_t bytes, size_t from) {
+    const char *at = text + from, *end = text + bytes;
+    if (bpe->crosses_spaces || bpe->space_id == CPA_NO_ID) return bytes;
+    while (at < end && begins_with_space(at, (size_t)(end - at))) at += SPACE_BYTES;
+    at = at < end ? memmem(at, (size_t)(end - at), SPACE, SPACE_BYTES) : NULL;
+    return at ? (size_t)(at - text) : bytes;
+}
+
+static int encode_part(const cpa_bpe *bpe, const char *text, size_t bytes, cpa_bpe_memory *memory,
+                       cpa_token_list *out) {
     word w = {.bpe = bpe, .memory = memory};
-    const uint32_t whole = bpe->ignore_merges ? cpa_vocabulary_find(&bpe->vocabulary, text, bytes) : CPA_NO_ID;
-    int ok = whole != CPA_NO_ID ? cpa_token_list_add(out, whole) : add_characters(&w, text, bytes) && join(&w);
+    int ok = add_characters(&w, text, bytes) && join(&w);
     for (uint32_t i = 0; ok && w.symbols > 0 && i != NOBODY; i = memory->symbols[i].next)
         ok = cpa_token_list_add(out, memory->symbols[i].id);
+    return ok;
+}
+
+cpa_status cpa_bpe_encode(const cpa_bpe *bpe, const char *text, size_t bytes, cpa_bpe_memory *memory,
+                          cpa_token_list *out, cpa_error *err) {
+    const uint32_t whole = bpe->ignore_merges ? cpa_vocabulary_find(&bpe->vocabulary, text, bytes) : CPA_NO_ID;
+    int ok = whole == CPA_NO_ID || cpa_token_list_add(out, whole);
+    for (size_t at = 0, end; ok && whole == CPA_NO_ID && at < bytes; at = end) {
+        end = part_end(bpe, text, bytes, at);
+        ok = encode_part(bpe, text + at, end - at, memory, out);
+    }
     return ok ? CPA_OK : cpa_fail(err, CPA_NO_MEMORY, "no memory for the ids of a word of %zu bytes", bytes);
 }

@@ -12,8 +12,10 @@
 typedef struct cpa_bpe {
     cpa_vocabulary vocabulary;
     cpa_pair_table merges;  /* of two ids: the rank, and the id of both together */
+    int crosses_spaces;     /* a merge joins a U+2581, which stands for a space, to something else before it */
     int ignore_merges;      /* a word that has an id is that, whatever the merges say */
     int fuse_unknown;       /* unknown characters side by side are one id */
+    uint32_t space_id;      /* of U+2581; CPA_NO_ID: none */
     uint32_t unknown_id;    /* CPA_NO_ID: unknown characters are left out */
     uint32_t byte_ids[256]; /* of "<0x00>" and so on, for bytes of characters that have no id */
     int has_byte_fallback;

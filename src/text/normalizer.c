@@ -36,9 +36,7 @@ static cpa_status read_step(const cpa_json_part *part, cpa_normalizer *out, cpa_
     const int is_prepend = strcmp(part->type, "Prepend") == 0, is_replace = strcmp(part->type, "Replace") == 0;
     if (!form && !is_prepend && !is_replace)
         return cpa_json_unsupported(json, "type", "NFC, NFD, NFKC, NFKD, Prepend, Replace or Sequence", err);
-    if (out->count == CPA_NORMALIZER_STEPS)
-        return cpa_fail(err, CPA_UNSUPPORTED, "%s: %.*s: found more than %d steps", json->path,
-                        (int)strlen(json->prefix) - 1, json->prefix, CPA_NORMALIZER_STEPS);
+    if (out->count == CPA_NORMALIZER_STEPS) return cpa_json_unsupported(json, "type", "at most eight steps", err);
     struct cpa_normalizer_step *step = calloc(1, sizeof *step);
     if (!step) return cpa_fail(err, CPA_NO_MEMORY, "%s: no memory", json->path);
     out->steps[out->count++] = step;

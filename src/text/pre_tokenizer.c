@@ -91,10 +91,10 @@ static cpa_status read_step(const cpa_json_part *part, cpa_pre_tokenizer *out, c
         {"ByteLevel", read_byte_level}, {"Split", read_split}, {"Digits", read_digits}, {"Metaspace", read_metaspace}};
     for (size_t i = 0; i < sizeof types / sizeof *types; i++) {
         if (strcmp(part->type, types[i].type) != 0) continue;
-        struct cpa_pre_tokenizer_step *step = out->count < CPA_PRE_TOKENIZER_STEPS ? calloc(1, sizeof *step) : NULL;
-        if (!step)
-            return cpa_fail(err, CPA_UNSUPPORTED, "%s: %s: found more than %d steps, or no memory", part->json.path,
-                            part->prefix, CPA_PRE_TOKENIZER_STEPS);
+        if (out->count == CPA_PRE_TOKENIZER_STEPS)
+            return cpa_json_unsupported(&part->json, "type", "at most eight steps", err);
+        struct cpa_pre_tokenizer_step *step = calloc(1, sizeof *step);
+        if (!step) return cpa_fail(err, CPA_NO_MEMORY, "%s: no memory", part->json.path);
         out->steps[out->count++] = step;
         return types[i].read(&part->json, step, err);
     }
