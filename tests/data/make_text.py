@@ -237,7 +237,16 @@ def gemma(texts):
     return t
 
 
-TOKENIZERS = [gpt2, llama3, qwen2, gpt4o, deepseek, llama2, metaspace, gemma]
+def across(texts):
+    """Without words: tokens reach over spaces."""
+    t = Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True))
+    t.normalizer = normalizers.Replace(" ", "\u2581")
+    train(t, TEXT.split("\n") * 20, ["<unk>"], alphabet=False)
+    t.decoder = decoders.Sequence([decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()])
+    return t
+
+
+TOKENIZERS = [gpt2, llama3, qwen2, gpt4o, deepseek, llama2, metaspace, gemma, across]
 
 
 def write(path, value):
