@@ -9,6 +9,7 @@
 
 #include "base/check.h"
 #include "base/clock.h"
+#include "base/min_max.h"
 #include "tests/fixtures/folder_fixture.h"
 #include "tests/server/http_client.h"
 
@@ -62,7 +63,8 @@ static cpa_status submit(void *ctx, const cpa_request *request, cpa_error *err) 
         r->request = *request;
         r->sampling = *request->sampling;
         snprintf(r->salt, sizeof r->salt, "%s", request->salt ? request->salt : "");
-        for (int64_t i = 0; i < r->sampling.n_stop_ids && i < 8; i++) r->stop_ids[i] = r->sampling.stop_ids[i];
+        r->sampling.n_stop_ids = cpa_min64(r->sampling.n_stop_ids, sizeof r->stop_ids / sizeof *r->stop_ids);
+        for (int64_t i = 0; i < r->sampling.n_stop_ids; i++) r->stop_ids[i] = r->sampling.stop_ids[i];
         pthread_cond_broadcast(&engine->changed);
     }
     pthread_mutex_unlock(&engine->lock);

@@ -70,6 +70,7 @@ static void a_client_that_does_not_read_slows_no_other(void) {
     options.threads = 1;
     cpa_fake_engine *engine = cpa_fake_engine_start(options, 0);
     const int fd = cpa_http_connect(cpa_fake_engine_port(engine)), least = 1;
+    const int silent = cpa_http_connect(cpa_fake_engine_port(engine));
     setsockopt(fd, SOL_SOCKET, SO_RCVBUF, &least, sizeof least);
     cpa_http_ask(
         fd, "POST", "/v1/completions", "",
@@ -90,6 +91,9 @@ static void a_client_that_does_not_read_slows_no_other(void) {
     }
     await_delivery(engine); /* its time is over */
     CU_ASSERT(cpa_clock_now() - begin > 1.5);
+    char nothing[2];
+    CU_ASSERT_EQUAL(recv(silent, nothing, 1, 0), 0); /* and so is that of one that has said nothing */
+    close(silent);
     close(fd);
     cpa_fake_engine_stop(engine);
 }
@@ -317,6 +321,23 @@ static void a_server_stops_with_bodies_unread(void) {
     cpa_fake_engine_stop(engine);
 }
 
+static void a_body_may_be_announced(void) {
+    cpa_fake_engine *engine = cpa_fake_engine_start(plain, 1);
+    const int fd = cpa_http_connect(cpa_fake_engine_port(engine));
+    static const char head[] =
+        "POST /tokenize HTTP/1.1\r\nHost: t\r\nContent-Length: 15\r\n"
+        "Expect: 100-continue\r\n\r\n";
+    char reply[1000];
+    cpa_http_send(fd, head, sizeof head - 1);
+    cpa_http_read_until(fd, "\r\n\r\n", reply, sizeof reply);
+    CU_ASSERT_PTR_NOT_NULL(strstr(reply, "100 Continue"));
+    cpa_http_send(fd, "{\"prompt\": \"a\"}", 15);
+    cpa_http_read_until(fd, "[97]", reply, sizeof reply);
+    CU_ASSERT_PTR_NOT_NULL(strstr(reply, "[97]"));
+    close(fd);
+    cpa_fake_engine_stop(engine);
+}
+
 static void requests_may_follow_each_other_in_one_packet(void) {
     cpa_fake_engine *engine = cpa_fake_engine_start(plain, 0);
     const int fd = cpa_http_connect(cpa_fake_engine_port(engine));
@@ -352,6 +373,7 @@ static const cpa_test tests[] = {
     {"connections beyond the bound are told so", connections_beyond_the_bound_are_told_so},
     {"a large body holds up no other connection", a_large_body_holds_up_no_other_connection},
     {"a server stops with bodies unread", a_server_stops_with_bodies_unread},
+    {"a body may be announced", a_body_may_be_announced},
     {"requests may follow each other in one packet", requests_may_follow_each_other_in_one_packet},
 };
 

@@ -104,6 +104,23 @@ static void what_is_not_there_is_refused_by_its_header(void) {
     cpa_fake_engine_stop(engine);
 }
 
+static void headers_are_bounded(void) {
+    cpa_fake_engine *engine = cpa_fake_engine_start(plain, 0);
+    static char request[50000];
+    static const char *const begins[] = {"GET /live?", "GET /live HTTP/1.1\r\nHost: a\r\nX: "};
+    static const int statuses[] = {414, 431};
+    for (int i = 0; i < 2; i++) {
+        memset(request, 'x', sizeof request);
+        memcpy(request, begins[i], strlen(begins[i]));
+        cpa_http_reply reply;
+        cpa_http_talk(cpa_fake_engine_port(engine), request, sizeof request, &reply);
+        CU_ASSERT(reply.status == statuses[i] || reply.status == 0); /* 0: the end came before the reply was read */
+        cpa_http_reply_free(&reply);
+    }
+    CU_ASSERT_EQUAL(health(cpa_fake_engine_port(engine)), 200);
+    cpa_fake_engine_stop(engine);
+}
+
 static _Atomic int log_lines, log_tells_prompts;
 static void count_line(void *ctx, cpa_log_level level, const char *line) {
     (void)ctx, (void)level;
@@ -365,6 +382,7 @@ static void a_port_that_is_taken_is_named(void) {
 static const cpa_test tests[] = {
     {"status routes tell of the server", status_routes_tell_of_the_server},
     {"what is not there is refused by its header", what_is_not_there_is_refused_by_its_header},
+    {"headers are bounded", headers_are_bounded},
     {"what is no request is told of", what_is_no_request_is_told_of},
     {"a key is wanted where there is one", a_key_is_wanted_where_there_is_one},
     {"each wrong body is refused with a reason", each_wrong_body_is_refused_with_a_reason},
