@@ -65,15 +65,18 @@ static int is_single_word(const cpa_added_search *s, size_t begin, size_t end) {
     return end == s->bytes || !is_word(s->text + end);
 }
 
-/* Takes white space beside a token in. */
-static void strip(const cpa_added_search *s, int flags, size_t *begin, size_t *end) {
+/* Takes white space beside a token in, and leaves out what the token before took in. */
+static void strip(cpa_added_search *s, int flags, size_t *begin, size_t *end) {
+    if (flags & CPA_ADDED_LSTRIP && *begin < s->from) *begin = s->from;
     while (flags & CPA_ADDED_LSTRIP && *begin > s->from) {
         const size_t before = cpa_utf8_back(s->text, *begin);
         if (!cpa_utf8_is_space(cpa_utf8_code(s->text + before))) break;
         *begin = before;
     }
-    while (flags & CPA_ADDED_RSTRIP && *end < s->bytes && cpa_utf8_is_space(cpa_utf8_code(s->text + *end)))
-        *end += cpa_utf8_length(s->text[*end]);
+    if (!(flags & CPA_ADDED_RSTRIP)) return;
+    if (*end < s->spaces_end) *end = s->spaces_end;
+    while (*end < s->bytes && cpa_utf8_is_space(cpa_utf8_code(s->text + *end))) *end += cpa_utf8_length(s->text[*end]);
+    s->spaces_end = *end;
 }
 
 cpa_added_search cpa_added_tokens_begin(const cpa_added_tokens *tokens, const char *text, size_t bytes) {
@@ -91,10 +94,10 @@ static int find(cpa_added_search *s, size_t *begin, size_t *end, uint32_t *id) {
         }
         s->at = *end; /* a token that does not count is not searched for others either */
         if (token->flags & CPA_ADDED_SINGLE_WORD && !is_single_word(s, at, *end)) continue;
-        if (at < s->from) continue; /* in the white space of the token before */
         *begin = at;
-        *id = token->id;
         strip(s, token->flags, begin, end);
+        if (*begin >= *end) continue; /* nothing is left of it */
+        *id = token->id;
         return 1;
     }
     return 0;
@@ -119,6 +122,7 @@ int cpa_added_tokens_next(cpa_added_search *s, size_t *begin, size_t *end, uint3
         *end = s->from = token_begin;
         return 1;
     }
+    *begin = token_begin; /* before s->from if it is white space that the token before took in, but a token itself */
     *end = s->from = token_end;
     return found;
 }

@@ -34,13 +34,15 @@ typedef struct cpa_added_search {
     const cpa_added_tokens *tokens;
     const char *text;
     size_t bytes, at, from; /* where to look on; where the next piece begins */
+    size_t spaces_end;      /* of the white space that the last token with CPA_ADDED_RSTRIP took in */
     size_t token_end;       /* of a token that was found behind the piece before */
     uint32_t token_id;
 } cpa_added_search;
 
 cpa_added_search cpa_added_tokens_begin(const cpa_added_tokens *tokens, const char *text, size_t bytes);
 /* The next piece, [*begin, *end): *id is that of a token, or CPA_NO_ID for text between tokens. 0 behind the last. Of
- * tokens that begin at one place the longest is taken. */
+ * tokens that begin at one place the longest is taken. White space that one token took in may hold further tokens:
+ * these are pieces too, which begin before the end of the piece before. */
 int cpa_added_tokens_next(cpa_added_search *search, size_t *begin, size_t *end, uint32_t *id);
 
 #endif
