@@ -2,19 +2,25 @@
 # measures it. HTTP_CLIENT is the client that is not kind.
 # shellcheck shell=bash disable=SC2034,SC2154 # program_test.sh reads what is set here, and the other way round
 
-# streams_of N: as many streams at once, of three prompts, get the ids of `generate`.
-streams_of() {
-    local prompt answers=()
+# ask_generate: what it answers to three prompts, into answers: "PROMPT=ANSWER" each, in ids.
+ask_generate() {
+    local prompt
+    answers=()
     for prompt in 1,5,9 2,7,1,8,2,8 100,50,25; do
         "$CP_ATTN" generate --model-dir "$MODELS/tiny-llama" --prompt-ids $prompt --max-tokens 24 --ignore-eos >ids 2>err.ids ||
             fail "generate: $(cat err.ids)"
         answers+=("$prompt=$(sed -n '1s/ *$//; 1s/ /,/gp' ids)")
     done
+}
+
+# streams_of N: as many streams at once, of these prompts, get the same ids.
+streams_of() {
     "$HTTP_CLIENT" "${url##*:}" streams "$1" "${answers[@]}" || fail "streams"
 }
 
 # bear N SECONDS: everything, on the server that runs: N streams at once, N clients that go, and one that stalls for so long.
 bear() {
+    ask_generate
     streams_of "$1"
     "$HTTP_CLIENT" "${url##*:}" cancels "$1" || fail "clients that go"
     "$HTTP_CLIENT" "${url##*:}" stall "$2" || fail "a client that stalls"
