@@ -243,7 +243,8 @@ static cpa_status gather(const cpa_transformer *t, int64_t rows, const void *sou
 
 /* Whether the products of a step's layers are fused with what lies between them: then the residual is whole behind each. */
 static int is_fused(const cpa_transformer *t, const cpa_model_step *step) {
-    return !step->slices && step->rows.count <= t->device->nn->fused_rows && t->options.dtype != CPA_F32;
+    const int64_t rows = step->rows.count;
+    return !step->slices && rows > 0 && rows <= t->device->nn->fused_rows && t->options.dtype != CPA_F32;
 }
 
 static cpa_status fused(cpa_linear_args args, cpa_linear_fusion fusion, cpa_stream *stream) {
