@@ -8,7 +8,8 @@
 #include "base/array.h"
 #include "base/min_max.h"
 
-enum { MOST_SAMPLES = 128, MOST_STOP_BYTES = 1024 };
+/* The engine copies stop ids and salts for each sample, and compares each token with all stop ids. */
+enum { MOST_SAMPLES = 128, MOST_STOP_BYTES = 1024, MOST_STOP_IDS = 256, MOST_SALT_BYTES = 1024 };
 
 int cpa_refuse_memory(const cpa_fields *fields) {
     return cpa_refuse(fields->refusal, MHD_HTTP_INTERNAL_SERVER_ERROR, NULL, NULL, "no memory for the request");
@@ -112,13 +113,22 @@ static int read_stops(const cpa_server *server, const cpa_fields *fields, cpa_ge
         return cpa_refuse(fields->refusal, MHD_HTTP_BAD_REQUEST, "unsupported_parameter", "stop",
                           "stop needs text, and this model has no tokenizer; there is stop_token_ids");
     }
+    return cpa_field_flag(fields, "include_stop_str_in_output", &g->keeps_stop);
+}
+
+static int read_stop_ids(const cpa_server *server, const cpa_fields *fields, cpa_generation *g) {
     cpa_token_list ids = {0};
     const json_t *array = cpa_field(fields, "stop_token_ids");
+    if (json_array_size(array) > MOST_STOP_IDS) {
+        return cpa_refuse(fields->refusal, MHD_HTTP_BAD_REQUEST, NULL, "stop_token_ids",
+                          "stop_token_ids: found %zu of them, expected at most %d", json_array_size(array),
+                          MOST_STOP_IDS);
+    }
     const int is_read = !array || cpa_ids_field(server, fields, "stop_token_ids", array, &ids);
     g->stop_ids = ids.ids;
     g->sampling.stop_ids = ids.ids;
     g->sampling.n_stop_ids = ids.count;
-    return is_read && cpa_field_flag(fields, "include_stop_str_in_output", &g->keeps_stop);
+    return is_read;
 }
 
 static int read_stream(const cpa_fields *fields, cpa_generation *g) {
@@ -139,9 +149,9 @@ static int read_salt(const cpa_fields *fields, cpa_generation *g) {
     const char *salt = NULL;
     if (!cpa_field_text(fields, "cache_salt", &salt)) return 0;
     if (!salt) return 1;
-    if (!*salt) {
+    if (!*salt || strlen(salt) > MOST_SALT_BYTES) {
         return cpa_refuse(fields->refusal, MHD_HTTP_BAD_REQUEST, NULL, "cache_salt",
-                          "cache_salt: found no characters, expected some");
+                          "cache_salt: found %zu bytes, expected 1 to %d", strlen(salt), MOST_SALT_BYTES);
     }
     g->salt = strdup(salt);
     return g->salt ? 1 : cpa_refuse_memory(fields);
@@ -152,7 +162,7 @@ int cpa_generation_read(const cpa_server *server, const cpa_fields *fields, cpa_
     g->n = 1;
     if (!cpa_model_field(server, fields) || !refuse_what_is_not_there(fields) || !read_sampling(fields, g) ||
         !cpa_field_int(fields, "n", 1, MOST_SAMPLES, &g->n) || !read_stops(server, fields, g) ||
-        !read_stream(fields, g) || !read_salt(fields, g) ||
+        !read_stop_ids(server, fields, g) || !read_stream(fields, g) || !read_salt(fields, g) ||
         !cpa_field_flag(fields, "return_token_ids", &g->returns_ids) ||
         !cpa_field_flag(fields, "skip_special_tokens", &skips_special)) {
         return 0;

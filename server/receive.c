@@ -1,5 +1,6 @@
 #include "server/receive.h"
 
+#include <ctype.h>
 #include <openssl/crypto.h>
 #include <stdlib.h>
 #include <string.h>
@@ -55,11 +56,22 @@ static int is_head_or_get(const char *method) {
 /* Where a request ends must not be a matter of opinion: a proxy before the server might have another. */
 typedef struct framing {
     int lengths, encodings, others; /* headers; encodings other than chunked */
+    int misnamed; /* headers such as "Content-Length ", which some read as if the space were not there */
 } framing;
+
+/* A token of RFC 9110, section 5.6.2. */
+static int is_header_name(const char *name) {
+    static const char others[] = "!#$%&'*+-.^_`|~";
+    for (const char *c = name; *c; c++) {
+        if (!isalnum((unsigned char)*c) && !strchr(others, *c)) return 0;
+    }
+    return 1;
+}
 
 static enum MHD_Result count_framing(void *ctx, enum MHD_ValueKind kind, const char *name, const char *value) {
     (void)kind;
     framing *f = ctx;
+    f->misnamed += !is_header_name(name);
     f->lengths += strcasecmp(name, MHD_HTTP_HEADER_CONTENT_LENGTH) == 0;
     if (strcasecmp(name, MHD_HTTP_HEADER_TRANSFER_ENCODING) != 0) return MHD_YES;
     f->encodings++;
@@ -70,8 +82,12 @@ static enum MHD_Result count_framing(void *ctx, enum MHD_ValueKind kind, const c
 static int check_framing(call *c) {
     framing f = {0};
     MHD_get_connection_values(c->exchange.connection, MHD_HEADER_KIND, count_framing, &f);
-    if (f.lengths + f.encodings <= 1 && f.others == 0) return 1;
+    if (f.lengths + f.encodings <= 1 && f.others == 0 && f.misnamed == 0) return 1;
     c->refuses_now = 1;
+    if (f.misnamed > 0) {
+        return cpa_refuse(&c->exchange.refusal, MHD_HTTP_BAD_REQUEST, NULL, NULL,
+                          "the name of a header has a space, or another character that no name has");
+    }
     return cpa_refuse(&c->exchange.refusal, MHD_HTTP_BAD_REQUEST, NULL, NULL,
                       "expected one Content-Length, or one \"Transfer-Encoding: chunked\"");
 }

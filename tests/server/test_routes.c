@@ -144,6 +144,8 @@ static void what_is_no_request_is_told_of(void) {
         {"POST /tokenize HTTP/1.1\r\nHost: a\r\nContent-Length: 99999999999999999999999\r\n\r\n", 413},
         {"POST /tokenize HTTP/1.1\r\nHost: a\r\nContent-Length: 99999999999\r\n\r\n", 413},
         {"POST /tokenize HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\nContent-Length: 3\r\n\r\n{} ", 400},
+        {"POST /tokenize HTTP/1.1\r\nHost: a\r\nContent-Length : 2\r\n\r\n{}", 400},
+        {"GET /live HTTP/1.1\r\nHost: a\r\nContent-Length : 32\r\n\r\nGET /live HTTP/1.1\r\nHost: a\r\n\r\n", 400},
         {"POST /tokenize HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n{}", 400},
         {"POST /tokenize HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: gzip\r\n\r\n{}", 400},
         {"POST /tokenize HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n{}", 400},
@@ -285,6 +287,25 @@ static void each_wrong_body_is_refused_with_a_reason(void) {
     CU_ASSERT_FALSE(log_tells_prompts);
 }
 
+/* What the engine would copy for each sample. */
+static void long_lists_and_salts_are_refused(void) {
+    enum { LONG = 1 << 20 };
+    cpa_fake_engine *engine = cpa_fake_engine_start(plain, 0);
+    const int port = cpa_fake_engine_port(engine);
+    char *list = malloc(2 * LONG + 1), *body = malloc(2 * LONG + 100);
+    CU_ASSERT_FATAL(list && body);
+    for (int i = 0; i < LONG; i++) memcpy(list + 2 * i, "1,", 2);
+    list[2 * LONG - 1] = 0;
+    sprintf(body, "{\"prompt\": [1], \"stop_token_ids\": [%s]}", list);
+    CU_ASSERT_EQUAL(status_of(port, "POST", "/v1/completions", "", body), 400);
+    sprintf(body, "{\"prompt\": [1], \"cache_salt\": \"%s\"}", list);
+    CU_ASSERT_EQUAL(status_of(port, "POST", "/v1/completions", "", body), 400);
+    CU_ASSERT_EQUAL(engine->n, 0);
+    free(list);
+    free(body);
+    cpa_fake_engine_stop(engine);
+}
+
 static void bodies_share_what_memory_there_is(void) {
     enum { CLIENTS = 40, BODY = 1000 }; /* more than there is memory for, whoever comes first */
     cpa_server_options options = plain;
@@ -386,6 +407,7 @@ static const cpa_test tests[] = {
     {"what is no request is told of", what_is_no_request_is_told_of},
     {"a key is wanted where there is one", a_key_is_wanted_where_there_is_one},
     {"each wrong body is refused with a reason", each_wrong_body_is_refused_with_a_reason},
+    {"long lists and salts are refused", long_lists_and_salts_are_refused},
     {"bodies share what memory there is", bodies_share_what_memory_there_is},
     {"nested deep is no matter", nested_deep_is_no_matter},
     {"text is refused without a tokenizer", text_is_refused_without_a_tokenizer},
