@@ -24,10 +24,10 @@ static int put_totals(json_t *root, const cpa_metrics *m, int64_t requests, doub
                              per_second(m->input_tokens + m->output_tokens, duration_s, timed));
 }
 
-static int put_peaks(json_t *root, cpa_metrics *metrics, int timed) {
+static int put_peaks(json_t *root, cpa_metrics *metrics, int is_recorded) {
     const cpa_peaks peaks = cpa_metrics_peaks(metrics);
-    json_t *requests = timed ? json_integer(peaks.requests) : json_null();
-    json_t *tokens = timed ? json_real((double)peaks.tokens_per_s) : json_null();
+    json_t *requests = is_recorded ? json_integer(peaks.requests) : json_null();
+    json_t *tokens = is_recorded ? json_real((double)peaks.tokens_per_s) : json_null();
     return json_object_set_new(root, "max_concurrent_requests", requests) |
            json_object_set_new(root, "max_output_tokens_per_s", tokens);
 }
@@ -82,11 +82,11 @@ static const cpa_request_record **sorted_records(const cpa_metrics *metrics) {
     return sorted;
 }
 
-static int put_requests(json_t *root, const cpa_metrics *metrics, int timed) {
+static int put_requests(json_t *root, const cpa_metrics *metrics, int is_recorded) {
     enum { STARTS = 0, INPUTS, OUTPUTS, TTFTS, ITLS, ERRORS, N_ARRAYS };
     static const char *const keys[N_ARRAYS] = {"start_times", "input_lens", "output_lens", "ttfts", "itls", "errors"};
     json_t *arrays[N_ARRAYS];
-    const cpa_request_record **sorted = timed ? sorted_records(metrics) : NULL;
+    const cpa_request_record **sorted = is_recorded ? sorted_records(metrics) : NULL;
     int bad = 0;
     for (int a = 0; a < N_ARRAYS; a++) arrays[a] = sorted ? json_array() : json_null();
     for (int64_t i = 0; sorted && i < metrics->n_records; i++) {
@@ -105,7 +105,7 @@ static int put_requests(json_t *root, const cpa_metrics *metrics, int timed) {
 }
 
 int cpa_metrics_put(json_t *root, cpa_metrics *metrics, int64_t requests, double duration_s, int timed) {
-    const int has_records = timed && metrics->window == 0;
-    return put_totals(root, metrics, requests, duration_s, timed) | put_peaks(root, metrics, has_records) |
-           put_latencies(root, metrics) | put_requests(root, metrics, has_records);
+    const int is_recorded = timed && metrics->window == 0;
+    return put_totals(root, metrics, requests, duration_s, timed) | put_peaks(root, metrics, is_recorded) |
+           put_latencies(root, metrics) | put_requests(root, metrics, is_recorded);
 }

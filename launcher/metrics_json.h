@@ -15,7 +15,8 @@
  * without objectives), max_concurrent_requests, max_output_tokens_per_s, mean, median, standard deviation and
  * percentiles of each metric, and an entry for each request that has ended, by its start, in start_times, input_lens,
  * output_lens, ttfts, itls (seconds; 0 and none if it failed) and errors ("" if it is completed); null if there are
- * more of them than above. What was not measured is null; all of it is if not `timed`. 0, or -1 without memory. */
+ * more of them than above, or none are kept. What was not measured is null; all of it is if not `timed`. 0, or -1
+ * without memory. */
 int cpa_metrics_put(json_t *root, cpa_metrics *metrics, int64_t requests, double duration_s, int timed);
 
 #endif

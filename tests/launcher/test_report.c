@@ -327,6 +327,20 @@ static void lists_of_a_huge_run_are_left_out(void) {
     cpa_metrics_release(&metrics);
 }
 
+/* A server keeps the last latencies alone: what it does not know of its requests is not told as nothing. */
+static void who_keeps_a_window_lists_no_requests(void) {
+    cpa_metrics metrics = {.window = 2};
+    json_t *root = json_object();
+    for (int64_t i = 0; i < 5; i++) add_regular(&metrics, (double)i, 0.5, 2);
+    CU_ASSERT_EQUAL(cpa_metrics_put(root, &metrics, metrics.completed, 1, 1), 0);
+    CU_ASSERT(json_is_null(json_object_get(root, "errors")));
+    CU_ASSERT(json_is_null(json_object_get(root, "max_concurrent_requests")));
+    CU_ASSERT_EQUAL(json_integer_value(json_object_get(root, "completed")), 5);
+    CU_ASSERT(json_is_real(json_object_get(root, "mean_itl_ms")));
+    json_decref(root);
+    cpa_metrics_release(&metrics);
+}
+
 /* What was not measured is no zero: latencies of a run without output tokens after the first, rates of a dry run. */
 static void what_was_not_measured_is_null(void) {
     cpa_settings settings;
@@ -439,6 +453,7 @@ static const cpa_test tests[] = {
     {"the result file has the keys of vLLM and ours", the_result_file_has_the_keys_of_vllm_and_ours},
     {"the result file has every request and setting", the_result_file_has_every_request_and_setting},
     {"lists of a huge run are left out", lists_of_a_huge_run_are_left_out},
+    {"who keeps a window lists no requests", who_keeps_a_window_lists_no_requests},
     {"what was not measured is null", what_was_not_measured_is_null},
     {"a run that was given up tells what is known", a_run_that_was_given_up_tells_what_is_known},
     {"a result file is whole or absent", a_result_file_is_whole_or_absent},
