@@ -30,9 +30,9 @@ void *cpa_connection_speaks(void *server, const char *uri, struct MHD_Connection
     return NULL;
 }
 
-/* libmicrohttpd closes connections whose first bytes are no request without a word, and so it does where a client leaves;
- * ports that are tried out send nothing. A line that is too long for it has been told of, and so has what was answered;
- * what a client had sent that has reset the connection since, nobody has read. */
+/* libmicrohttpd closes connections whose first bytes are no request without a word, and so it does where a client
+ * leaves; ports that are tried out send nothing. A line that is too long for it has been told of, and so has what was
+ * answered; what a client had sent that has reset the connection since, nobody has read. */
 static void log_what_was_no_request(struct MHD_Connection *connection) {
     enum { LONG_LINE = 8192, CLOSED = 7 /* TCP_CLOSE in <netinet/tcp.h>, whose tcp_info is shorter */ };
     struct tcp_info tcp = {0};

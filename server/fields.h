@@ -1,6 +1,6 @@
-/* Fields of a request's JSON object, checked as they are read. A field whose value is null counts as missing, and leaves
- * *out as it was. All functions return 0, with the refusal filled, for what they do not take; a message names the field
- * and what was expected of it, and shows what was found only of numbers. */
+/* Fields of a request's JSON object, checked as they are read. A field whose value is null counts as missing, and
+ * leaves *out as it was. All functions return 0, with the refusal filled, for what they do not take; a message names
+ * the field and what was expected of it, and shows what was found only of numbers. */
 #ifndef CPA_SERVER_FIELDS_H
 #define CPA_SERVER_FIELDS_H
 

@@ -1,7 +1,7 @@
 /* The fields that requests for completions and for chats have in common, from JSON to a cpa_generation.
  *
- * Fields that nobody here knows are passed over, as other servers of this interface do: clients send some for one server
- * to all of them. What would change the answer, and is not there, is refused. */
+ * Fields that nobody here knows are passed over, as other servers of this interface do: clients send some for one
+ * server to all of them. What would change the answer, and is not there, is refused. */
 #ifndef CPA_SERVER_GENERATION_FIELDS_H
 #define CPA_SERVER_GENERATION_FIELDS_H
 

@@ -110,8 +110,8 @@ cpa_rest cpa_in_flight_rest(cpa_flight_group *group);
 /* The client of the connection of this group, if there is one of the id of its first flight, has left. */
 void cpa_in_flight_gone(cpa_in_flight *in, uint64_t first_id);
 
-/* The connection lets go of the group, which may be freed by that. Sets unfinished[n] to the ids of the flights that the
- * engine still has, and to 0 for the others. */
+/* The connection lets go of the group, which may be freed by that. Sets unfinished[n] to the ids of the flights that
+ * the engine still has, and to 0 for the others. */
 void cpa_in_flight_leave(cpa_flight_group *group, uint64_t *unfinished);
 
 /* What the functions of server.h do that are called alike. Tokens are due to their connections until they are woken. */

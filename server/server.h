@@ -48,8 +48,8 @@ typedef struct cpa_server_engine {
     int64_t n_end_ids;
 } cpa_server_engine;
 
-/* Listens: /live answers 200, /health and requests 503. Raises the soft limit of open files to the hard one. CPA_INVALID
- * with the host and port if they cannot be listened on; CPA_NO_MEMORY. */
+/* Listens: /live answers 200, /health and requests 503. Raises the soft limit of open files to the hard one.
+ * CPA_INVALID with the host and port if they cannot be listened on; CPA_NO_MEMORY. */
 cpa_status cpa_server_start(const cpa_server_options *options, cpa_server **out, cpa_error *err);
 
 /* The port that it listens on. */
@@ -65,22 +65,22 @@ void cpa_server_on_token(cpa_server *server, uint64_t request, int64_t index, ui
 void cpa_server_on_finish(cpa_server *server, const cpa_request_result *result);
 void cpa_server_on_step(cpa_server *server);
 
-/* For the engine's token_at: tokens of the prompt, and, behind it, what stands for the output where none is drawn, which
- * follows from the seed of the request and the position. */
+/* For the engine's token_at: tokens of the prompt, and, behind it, what stands for the output where none is drawn,
+ * which follows from the seed of the request and the position. */
 uint32_t cpa_server_token_at(cpa_server *server, uint64_t request, int64_t position);
 
 /* From now on /health and new requests are answered 503; those that are under way go on. */
 void cpa_server_drain(cpa_server *server);
 
-/* The engine is lost: as drained, and every answer that is not whole ends with an error. It may be asked to cancel until
- * cpa_server_stop returns. */
+/* The engine is lost: as drained, and every answer that is not whole ends with an error. It may be asked to cancel
+ * until cpa_server_stop returns. */
 void cpa_server_fail(cpa_server *server, const char *message);
 
 /* Answers that are not wholly delivered yet. */
 int64_t cpa_server_undelivered(cpa_server *server);
 
-/* Waits until all answers are delivered, but at most so many seconds; then closes every connection and frees the server.
- * The engine must still be there, but call back no more. NULL does nothing. */
+/* Waits until all answers are delivered, but at most so many seconds; then closes every connection and frees the
+ * server. The engine must still be there, but call back no more. NULL does nothing. */
 void cpa_server_stop(cpa_server *server, double seconds);
 
 #endif

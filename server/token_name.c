@@ -15,7 +15,8 @@ static const char *bytes_of(const cpa_server *server, uint32_t id, size_t *bytes
     return number;
 }
 
-/* Copies the text to `out`, which may be NULL, with U+FFFD for what is broken; returns its bytes, and its characters. */
+/* Copies the text to `out`, which may be NULL, with U+FFFD for what is broken; returns its bytes, and its
+ * characters. */
 static size_t mend(const char *text, size_t bytes, char *out, int64_t *characters) {
     size_t written = 0;
     *characters = 0;

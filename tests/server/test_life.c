@@ -1,4 +1,5 @@
-/* The life of answers: clients that leave or do not read, engines that are busy, drained or lost, the end of a server. */
+/* The life of answers: clients that leave or do not read, engines that are busy, drained or lost, the end of a
+ * server. */
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
