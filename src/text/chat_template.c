@@ -21,22 +21,23 @@ struct cpa_chat_template {
 
 /* ---- Which it is ---- */
 
-/* The default system message in the form of a template; NULL without memory. */
-static char *default_system(const char *form) {
+/* The default system message in the form of a template. CPA_UNSUPPORTED if it is put together from parts. */
+static cpa_status default_system(const char *form, char **out) {
     static const char before[] = "'<|im_start|>system\\n", after[] = "<|im_end|>";
     const char *at = strstr(form, before), *end;
     while (at && strncmp(at + strlen(before), "You are", 7) != 0) at = strstr(at + 1, before);
-    if (!at || !(end = strstr(at, after))) return strdup("");
+    if (!at || !(end = strstr(at, after))) return CPA_UNSUPPORTED;
     at += strlen(before);
     char *text = malloc((size_t)(end - at) + 1), *to = text;
-    for (; text && at < end; at++) {
-        if (at[0] == '\\' && at + 1 < end)
-            at++, *to++ = (char)(*at == 'n' ? '\n' : *at);
-        else
-            *to++ = *at;
+    if (!text) return CPA_NO_MEMORY;
+    for (; at < end && *at != '\''; at++) {
+        const int escaped = *at == '\\' && at + 1 < end;
+        at += escaped;
+        *to++ = (char)(escaped && *at == 'n' ? '\n' : *at);
     }
-    if (text) *to = 0;
-    return text;
+    *to = 0;
+    *out = text;
+    return at == end ? CPA_OK : CPA_UNSUPPORTED;
 }
 
 static int fits(const cpa_chat_family *family, const char *form) {
@@ -59,21 +60,19 @@ static cpa_status recognise(const char *path, const char *source, cpa_chat_templ
         return cpa_fail(err, CPA_NO_MEMORY, "%s: no memory for a template", path);
     }
     while (family->name && !fits(family, form.data)) family++;
-    if (!family->name) {
-        status =
-            cpa_fail(err, CPA_UNSUPPORTED, "%s: chat_template: found one that is not known, expected one of", path);
-    } else {
-        out->family = family;
-        out->details.starts_with_bos = strstr(form.data, "{{bos_token}}") != NULL;
-        out->details.always_asks = strstr(form.data, "add_generation_prompt") == NULL;
-        out->details.uses_today = strstr(form.data, "strftime_now(") != NULL;
-        out->details.skips_empty_system = strstr(form.data, "=='system'andmessage['content']") != NULL;
-        if (family->details.default_system && !(out->default_system = default_system(form.data)))
-            status = cpa_fail(err, CPA_NO_MEMORY, "%s: no memory for a template", path);
-        out->details.default_system = out->default_system;
-    }
+    out->family = family;
+    out->details.starts_with_bos = strstr(form.data, "{{bos_token}}") != NULL;
+    out->details.always_asks = strstr(form.data, "add_generation_prompt") == NULL;
+    out->details.uses_today = strstr(form.data, "strftime_now(") != NULL;
+    out->details.skips_empty_system = strstr(form.data, "=='system'andmessage['content']") != NULL;
+    if (!family->name) status = CPA_UNSUPPORTED;
+    if (family->name && family->details.default_system) status = default_system(form.data, &out->default_system);
+    out->details.default_system = out->default_system;
     cpa_bytes_release(&form);
-    return status;
+    if (status == CPA_NO_MEMORY) return cpa_fail(err, status, "%s: no memory for a template", path);
+    if (status != CPA_OK)
+        return cpa_fail(err, status, "%s: chat_template: found one that is not known, expected one of", path);
+    return CPA_OK;
 }
 
 /* The names that there are, behind a message. */

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "base/check.h"
+#include "src/text/added_token_json.h"
 #include "src/text/added_tokens.h"
 #include "src/text/bpe.h"
 #include "src/text/normalizer.h"
@@ -41,12 +42,14 @@ static cpa_status set_texts(const cpa_json *file, const cpa_bpe *bpe, const cpa_
 
 /* A token that is looked for in the normal form, and stands for its own. */
 static cpa_status add_normalized(const cpa_json *json, const cpa_token_decoder *decoder, cpa_tokenizer_json *t,
-                                 const char *content, uint32_t id, int flags, cpa_token_texts *texts, cpa_error *err) {
+                                 const cpa_added_token_json *token, uint32_t id, cpa_token_texts *texts,
+                                 cpa_error *err) {
     cpa_bytes normal = {.count = 0};
-    cpa_status status = cpa_normalizer_apply(&t->normalizer, content, strlen(content), &normal, err);
+    cpa_status status = cpa_normalizer_apply(&t->normalizer, token->content, strlen(token->content), &normal, err);
     const size_t bytes = (size_t)normal.count;
-    if (status == CPA_OK && (!cpa_token_decoder_set(decoder, id, normal.data, bytes, texts) ||
-                             (bytes > 0 && !cpa_added_tokens_add(&t->normalized, normal.data, bytes, id, flags))))
+    if (status == CPA_OK &&
+        (!cpa_token_decoder_set(decoder, id, normal.data, bytes, texts) ||
+         (bytes > 0 && !cpa_added_tokens_add(&t->normalized, normal.data, bytes, id, token->flags))))
         status = no_memory(json, err);
     cpa_bytes_release(&normal);
     return status;
@@ -55,29 +58,21 @@ static cpa_status add_normalized(const cpa_json *json, const cpa_token_decoder *
 /* An entry of "added_tokens". A string that the vocabulary has keeps its id there. */
 static cpa_status add_token(const cpa_json *json, const cpa_token_decoder *decoder, cpa_tokenizer_json *t,
                             cpa_token_texts *texts, cpa_error *err) {
-    const char *content = "";
+    cpa_added_token_json token;
     int64_t id = 0;
-    int single_word = 0, lstrip = 0, rstrip = 0, special = 0, normalized;
-    CPA_TRY(cpa_json_text(json, "content", CPA_JSON_REQUIRED, &content, err));
+    CPA_TRY(cpa_added_token_json_read(json, &token, err));
     CPA_TRY(cpa_json_int(json, "id", CPA_JSON_REQUIRED, 0, CPA_MAX_IDS - 1, &id, err));
-    CPA_TRY(cpa_json_flag(json, "single_word", &single_word, err));
-    CPA_TRY(cpa_json_flag(json, "lstrip", &lstrip, err));
-    CPA_TRY(cpa_json_flag(json, "rstrip", &rstrip, err));
-    CPA_TRY(cpa_json_flag(json, "special", &special, err));
-    normalized = !special;
-    CPA_TRY(cpa_json_flag(json, "normalized", &normalized, err));
-    if (!*content) return CPA_OK;
-    const uint32_t known = cpa_vocabulary_find(&t->bpe.vocabulary, content, strlen(content));
+    const size_t bytes = strlen(token.content);
+    const uint32_t known = cpa_vocabulary_find(&t->bpe.vocabulary, token.content, bytes);
+    if (bytes == 0) return CPA_OK;
     if (known != CPA_NO_ID) id = known;
-    const int flags =
-        (single_word ? CPA_ADDED_SINGLE_WORD : 0) | (lstrip ? CPA_ADDED_LSTRIP : 0) | (rstrip ? CPA_ADDED_RSTRIP : 0);
-    if (normalized) {
-        CPA_TRY(add_normalized(json, decoder, t, content, (uint32_t)id, flags, texts, err));
-    } else if (!cpa_token_decoder_set(decoder, (uint32_t)id, content, strlen(content), texts) ||
-               !cpa_added_tokens_add(&t->written, content, strlen(content), (uint32_t)id, flags)) {
+    if (token.is_normalized) {
+        CPA_TRY(add_normalized(json, decoder, t, &token, (uint32_t)id, texts, err));
+    } else if (!cpa_token_decoder_set(decoder, (uint32_t)id, token.content, bytes, texts) ||
+               !cpa_added_tokens_add(&t->written, token.content, bytes, (uint32_t)id, token.flags)) {
         return no_memory(json, err);
     }
-    texts->tokens[id].is_special = (uint8_t)special;
+    texts->tokens[id].is_special = (uint8_t)token.is_special;
     return CPA_OK;
 }
 

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "base/check.h"
+#include "src/text/added_token_json.h"
 #include "src/text/added_tokens.h"
 #include "src/text/json_part.h"
 #include "src/text/sentencepiece.h"
@@ -56,26 +57,20 @@ static cpa_status set_texts(const char *path, cpa_tokenizer_model *t, cpa_token_
 static cpa_status add_token(const cpa_json *tokens, const char *key, cpa_tokenizer_model *t, cpa_token_texts *texts,
                             cpa_error *err) {
     const cpa_token_decoder plain = {.strips = 0};
-    cpa_json_part token;
-    const char *content = "";
+    cpa_json_part part;
+    cpa_added_token_json token;
     char *end;
-    int single_word = 0, lstrip = 0, rstrip = 0, special = 0;
     const long long id = strtoll(key, &end, 10);
-    CPA_TRY(cpa_json_part_of(tokens, key, CPA_JSON_NO_INDEX, &token, err));
-    if (*end || !*key || id < 0 || id >= CPA_MAX_IDS || !token.json.object)
+    CPA_TRY(cpa_json_part_of(tokens, key, CPA_JSON_NO_INDEX, &part, err));
+    if (*end || !*key || id < 0 || id >= CPA_MAX_IDS || !part.json.object)
         return cpa_json_refuse(tokens, key, "an id with an object", err);
-    CPA_TRY(cpa_json_text(&token.json, "content", CPA_JSON_REQUIRED, &content, err));
-    CPA_TRY(cpa_json_flag(&token.json, "single_word", &single_word, err));
-    CPA_TRY(cpa_json_flag(&token.json, "lstrip", &lstrip, err));
-    CPA_TRY(cpa_json_flag(&token.json, "rstrip", &rstrip, err));
-    CPA_TRY(cpa_json_flag(&token.json, "special", &special, err));
-    if (!*content) return CPA_OK;
-    const int flags =
-        (single_word ? CPA_ADDED_SINGLE_WORD : 0) | (lstrip ? CPA_ADDED_LSTRIP : 0) | (rstrip ? CPA_ADDED_RSTRIP : 0);
-    if (!cpa_token_decoder_set(&plain, (uint32_t)id, content, strlen(content), texts) ||
-        !cpa_added_tokens_add(&t->added, content, strlen(content), (uint32_t)id, flags))
+    CPA_TRY(cpa_added_token_json_read(&part.json, &token, err));
+    const size_t bytes = strlen(token.content);
+    if (bytes == 0) return CPA_OK;
+    if (!cpa_token_decoder_set(&plain, (uint32_t)id, token.content, bytes, texts) ||
+        !cpa_added_tokens_add(&t->added, token.content, bytes, (uint32_t)id, token.flags))
         return no_memory(tokens->path, err);
-    texts->tokens[id].is_special = (uint8_t)special;
+    texts->tokens[id].is_special = (uint8_t)token.is_special;
     return CPA_OK;
 }
 

@@ -127,6 +127,9 @@ static void other_templates_are_refused(void) {
          "{% if tools %}{% endif %}\"}",
          CPA_UNSUPPORTED, "chat_template: found one that is not known"},
         {"{\"chat_template\": \"{{ '\"}", CPA_UNSUPPORTED, "not known"},
+        {"{\"chat_template\": \"{{'<|im_start|>system\\nYou are ' + name + '<|im_end|>\\n'}}"
+         "{{'<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n'}}\"}",
+         CPA_UNSUPPORTED, "chat_template: found one that is not known"},
         {"{\"chat_template\": 7}", CPA_INVALID, "chat_template: found 7, expected a template"},
         {"{\"chat_template\": [{\"name\": \"tools\"}]}", CPA_INVALID, "one named default"},
         {"{", CPA_INVALID, "tokenizer_config.json:1:"},
