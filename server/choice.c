@@ -80,12 +80,10 @@ static cpa_status add_token(cpa_choice *choice, cpa_output_token token, cpa_erro
     }
     choice->tokens[choice->n_tokens++] = token;
     choice->total_tokens++;
-    /* The token that ends an answer does not belong to its text. */
     const int is_stop = is_among(token.id, s->stop_ids, s->n_stop_ids);
+    const int is_end = is_stop || (!s->ignore_eos && is_among(token.id, engine->end_ids, engine->n_end_ids));
     if (is_stop) choice->stop_id = token.id;
-    if (is_stop || (!s->ignore_eos && is_among(token.id, engine->end_ids, engine->n_end_ids)) || !choice->stream) {
-        return CPA_OK;
-    }
+    if (!choice->stream || (is_end && !choice->generation->keeps_stop)) return CPA_OK;
     const char *text;
     size_t bytes;
     CPA_TRY(cpa_text_stream_push(choice->stream, token.id, &text, &bytes, err));

@@ -11,7 +11,7 @@ typedef struct cpa_stop_text {
     size_t bytes;
 } cpa_stop_text;
 
-enum { CPA_MOST_STOPS = 4 }; /* as OpenAI's */
+enum { CPA_MOST_STOPS = 16 }; /* OpenAI takes 4, vLLM any number */
 
 typedef struct cpa_generation {
     int is_chat;
@@ -25,7 +25,7 @@ typedef struct cpa_generation {
     int has_seed;
     cpa_stop_text stops[CPA_MOST_STOPS];
     int n_stops;
-    int keeps_stop;    /* the text that stops it belongs to the answer */
+    int keeps_stop;    /* what stops it, a text or a token, belongs to the text */
     int keeps_special; /* and so do special tokens */
     int stream, include_usage, usage_always;
     int wants_top;    /* the most probable token, too, of those with a log-probability */

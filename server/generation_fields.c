@@ -40,6 +40,7 @@ static int refuse_what_is_not_there(const cpa_fields *fields) {
         {"guided_choice", "answers are not bound to a grammar"},
         {"guided_grammar", "answers are not bound to a grammar"},
         {"echo", "answers are without their prompts"},
+        {"return_tokens_as_token_ids", "there is return_token_ids"},
         {"truncate_prompt_tokens", "prompts are taken whole"},
         {"prompt_embeds", "prompts are text or token ids"},
         {"kv_transfer_params", "the cache is this server's alone"},

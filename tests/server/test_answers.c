@@ -94,7 +94,7 @@ static void sampling_goes_to_the_engine(void) {
     cpa_fake_engine_stop(engine);
 }
 
-static void a_stop_token_is_not_part_of_the_text(void) {
+static void a_stop_token_is_part_of_the_text_if_asked_for(void) {
     cpa_fake_engine *engine = cpa_fake_engine_start(plain, 1);
     json_t *answer =
         answer_of(engine, "/v1/completions", "{\"prompt\": [7], \"stop_token_ids\": [108], \"return_token_ids\": true}",
@@ -103,6 +103,10 @@ static void a_stop_token_is_not_part_of_the_text(void) {
                       "{\"index\": 0, \"text\": \"He\", \"logprobs\": null, \"finish_reason\": \"stop\","
                       " \"stop_reason\": 108, \"prompt_token_ids\": [7], \"token_ids\": [72, 101, 108]}"));
     CU_ASSERT_EQUAL(int_at(answer, "usage.completion_tokens"), 3);
+    json_decref(answer);
+    answer = answer_of(engine, "/v1/completions",
+                       "{\"prompt\": [7], \"stop_token_ids\": [108], \"include_stop_str_in_output\": true}", 200);
+    CU_ASSERT_STRING_EQUAL(cpa_json_text_at(answer, "choices.0.text"), "Hel");
     json_decref(answer);
     cpa_fake_engine_stop(engine);
 }
@@ -156,7 +160,7 @@ static void texts_stop_an_answer(void) {
         const char *script, *fields, *text, *reason, *stop;
     } cases[] = {
         {"one, two, three", "\"stop\": \", t\"", "one", "stop", ", t"},
-        {"one, two, three", "\"stop\": [\"three\", \"two\"]", "one, ", "stop", "two"},
+        {"one, two, three", "\"stop\": [\"8\", \"7\", \"6\", \"5\", \"three\", \"two\"]", "one, ", "stop", "two"},
         {"one, two, three", "\"stop\": [\"two\"], \"include_stop_str_in_output\": true", "one, two", "stop", "two"},
         {"one, two, three", "\"stop\": [\"threes\", \"twos\"]", "one, two, three", "stop", NULL},
         {"aaaaab", "\"stop\": [\"aab\"]", "aaa", "stop", "aab"},
@@ -324,7 +328,7 @@ static void a_chat_is_written_out_and_answered(void) {
 static const cpa_test tests[] = {
     {"a completion has text and usage", a_completion_has_text_and_usage},
     {"sampling goes to the engine", sampling_goes_to_the_engine},
-    {"a stop token is not part of the text", a_stop_token_is_not_part_of_the_text},
+    {"a stop token is part of the text if asked for", a_stop_token_is_part_of_the_text_if_asked_for},
     {"prompts and samples are choices", prompts_and_samples_are_choices},
     {"log-probabilities name their tokens", log_probabilities_name_their_tokens},
     {"without a tokenizer answers are ids", without_a_tokenizer_answers_are_ids},

@@ -235,7 +235,12 @@ static const wrong_body wrong_bodies[] = {
     {"{\"prompt\": [1], \"stream\": true, \"stream_options\": 5}", "stream_options", 400},
     {"{\"prompt\": [1], \"stop\": \"\"}", "stop", 400},
     {"{\"prompt\": [1], \"stop\": [1]}", "stop", 400},
-    {"{\"prompt\": [1], \"stop\": [\"a\", \"b\", \"c\", \"d\", \"e\"]}", "stop", 400},
+    {"{\"prompt\": [1], \"stop\": ["
+     "\"a\",\"a\",\"a\",\"a\",\"a\",\"a\",\"a\",\"a\","
+     "\"a\",\"a\",\"a\",\"a\",\"a\",\"a\",\"a\",\"a\","
+     "\"a\"]}",
+     "stop", 400},
+    {"{\"prompt\": [1], \"return_tokens_as_token_ids\": true}", "return_tokens_as_token_ids", 400},
     {"{\"prompt\": [1], \"stop\": {}}", "stop", 400},
     {"{\"prompt\": [1], \"stop_token_ids\": [900]}", "stop_token_ids", 400},
     {"{\"prompt\": [1], \"stop_token_ids\": 9}", "stop_token_ids", 400},
