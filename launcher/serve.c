@@ -182,7 +182,7 @@ static int64_t deliver(serving *s, cpa_status status) {
         cpa_signals_lock();
         const double seconds = s->deliver_by - cpa_clock_now();
         cpa_signals_unlock();
-        return cpa_serve_front_flush(&s->front, seconds);
+        return cpa_server_wait(s->front.server, seconds);
     }
     const int is_stopped = status == CPA_STOPPED;
     cpa_serve_front_fail(&s->front, is_stopped ? "the server was stopped" : cpa_engine_error(s->service->engine));

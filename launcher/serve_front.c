@@ -4,7 +4,6 @@
 #include <string.h>
 
 #include "base/check.h"
-#include "base/clock.h"
 
 /* Token ids of the synthetic model, which takes any. */
 #define SYNTHETIC_VOCABULARY ((int64_t)1 << 31)
@@ -135,16 +134,8 @@ uint32_t cpa_serve_front_token_at(void *front, uint64_t request, int64_t positio
     return cpa_server_token_at(((cpa_serve_front *)front)->server, request, position);
 }
 
-int64_t cpa_serve_front_flush(cpa_serve_front *front, double seconds) {
-    const struct timespec pause = {.tv_nsec = 2000000};
-    const double end = cpa_clock_now() + seconds;
-    int64_t left;
-    while ((left = cpa_server_undelivered(front->server)) > 0 && cpa_clock_now() < end) nanosleep(&pause, NULL);
-    return left;
-}
-
 void cpa_serve_front_fail(cpa_serve_front *front, const char *why) {
     if (!front->server) return;
     cpa_server_fail(front->server, why);
-    (void)cpa_serve_front_flush(front, FAIL_S);
+    (void)cpa_server_wait(front->server, FAIL_S);
 }

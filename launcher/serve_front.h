@@ -36,9 +36,6 @@ cpa_status cpa_serve_front_attach(cpa_serve_front *front, const cpa_job *job, cp
 /* A cpa_token_at_fn. */
 uint32_t cpa_serve_front_token_at(void *front, uint64_t request, int64_t position);
 
-/* Waits until every answer has been delivered, for so many seconds at most; returns how many have not. */
-int64_t cpa_serve_front_flush(cpa_serve_front *front, double seconds);
-
 /* Every answer ends with an error that says why, if its client takes it within a moment. May be called by several
  * threads, and again. */
 void cpa_serve_front_fail(cpa_serve_front *front, const char *why);

@@ -1,5 +1,6 @@
 #include "server/in_flight.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -289,11 +290,13 @@ int64_t cpa_in_flight_undelivered(cpa_in_flight *in) {
     return n;
 }
 
-void cpa_in_flight_wait(cpa_in_flight *in, double seconds) {
-    const struct timespec until = cpa_clock_after(seconds);
+int64_t cpa_in_flight_wait(cpa_in_flight *in, double seconds) {
+    const struct timespec until = cpa_clock_after(fmax(seconds, 0));
     pthread_mutex_lock(&in->lock);
     while (in->groups && pthread_cond_timedwait(&in->left, &in->lock, &until) == 0) {}
+    const int64_t n = HASH_COUNT(in->groups);
     pthread_mutex_unlock(&in->lock);
+    return n;
 }
 
 void cpa_in_flight_close(cpa_in_flight *in) {

@@ -123,8 +123,8 @@ int cpa_in_flight_has_due(cpa_in_flight *in);
 void cpa_in_flight_wake_due(cpa_in_flight *in);
 int64_t cpa_in_flight_undelivered(cpa_in_flight *in);
 
-/* Waits, so many seconds at most, until no connection has an answer to deliver. */
-void cpa_in_flight_wait(cpa_in_flight *in, double seconds);
+/* Waits, so many seconds at most, until no connection has an answer to deliver; returns how many have one then. */
+int64_t cpa_in_flight_wait(cpa_in_flight *in, double seconds);
 /* Connections end instead of waiting; none is suspended from now on. */
 void cpa_in_flight_close(cpa_in_flight *in);
 

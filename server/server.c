@@ -196,11 +196,14 @@ int64_t cpa_server_undelivered(cpa_server *server) {
     return cpa_in_flight_undelivered(&server->in_flight);
 }
 
+int64_t cpa_server_wait(cpa_server *server, double seconds) {
+    return cpa_in_flight_wait(&server->in_flight, seconds);
+}
+
 void cpa_server_stop(cpa_server *server, double seconds) {
     if (!server) return;
     cpa_server_drain(server);
-    cpa_in_flight_wait(&server->in_flight, seconds);
-    if (cpa_in_flight_undelivered(&server->in_flight) > 0) {
+    if (cpa_in_flight_wait(&server->in_flight, seconds) > 0) {
         cpa_in_flight_fail(&server->in_flight, "the server has stopped");
         cpa_in_flight_wait(&server->in_flight, LAST_WORDS_S);
     }

@@ -79,6 +79,9 @@ void cpa_server_fail(cpa_server *server, const char *message);
 /* Answers that are not wholly delivered yet. */
 int64_t cpa_server_undelivered(cpa_server *server);
 
+/* Waits until there are none, but at most so many seconds; returns how many there are then. Any thread. */
+int64_t cpa_server_wait(cpa_server *server, double seconds);
+
 /* Waits until all answers are delivered, but at most so many seconds; then closes every connection and frees the
  * server. The engine must still be there, but call back no more. NULL does nothing. */
 void cpa_server_stop(cpa_server *server, double seconds);
