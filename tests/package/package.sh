@@ -5,6 +5,7 @@
 #     package.sh headers   PREFIX                   every installed header compiles alone, as C11, C++11 and C++17
 #     package.sh symbols   PREFIX LIBRARY SONAME    the library exports what the headers declare, and is called SONAME
 #     package.sh no_mpi    PREFIX LIBDIR            MPI is loaded by libcpattn_mpi and named by cpattn/mpi.h alone
+#     package.sh loads     LIBRARY                  it loads no library that only the program stands on
 #     package.sh cmake     SOURCE PREFIX WORK       the examples build and run through find_package(cpattn)
 #     package.sh pkgconfig SOURCE PREFIX LIBDIR WORK    and through pkg-config
 #     package.sh includes  SOURCE                   the folders include only what they may
@@ -86,6 +87,15 @@ only_its_own_library_needs_mpi() { # PREFIX LIBDIR
     named=$(grep -lE '#include <mpi\.h>|MPI_' "$1"/include/cpattn/*.h | xargs -n 1 basename | tr '\n' ' ')
     [ "$named" = "mpi.h " ] || fail "MPI is named by $named, expected mpi.h alone"
     echo "MPI is in libcpattn_mpi alone"
+}
+
+# What only the program stands on (text, HTTP, its files) is none of the library's.
+loads_little() { # LIBRARY
+    local others
+    others=$(readelf -d "$1" | sed -n 's/.*(NEEDED).*\[\(.*\)\]/\1/p' |
+        grep -vE '^(lib(c|m|pthread|dl|rt|crypto|gcc_s|gcov|asan|ubsan|tsan)|ld-linux.*)\.so' || true)
+    [ -z "$others" ] || fail "libcpattn.so loads $others"
+    echo "libcpattn.so loads the system's libraries and libcrypto alone"
 }
 
 # Ranks that the shell starts, without MPI.
@@ -190,6 +200,7 @@ case $command in
     headers) headers_compile_alone "$@" ;;
     symbols) exports_what_headers_declare "$@" ;;
     no_mpi) only_its_own_library_needs_mpi "$@" ;;
+    loads) loads_little "$@" ;;
     cmake) examples_through_cmake "$@" ;;
     pkgconfig) examples_through_pkgconfig "$@" ;;
     includes) folders_include_what_they_may "$@" ;;
