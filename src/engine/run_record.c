@@ -143,7 +143,7 @@ static cpa_status take_reports(cpa_run *r, cpa_error *err) {
         const char *report = cpa_reports_of(r->reports, rank, &bytes);
         cpa_rank_totals *totals = &r->engine->totals[rank];
         const int64_t rows = (bytes - (int64_t)sizeof *totals) / (int64_t)sizeof *r->found;
-        if (bytes != (int64_t)sizeof *totals + rows * (int64_t)sizeof *r->found) {
+        if (rows < 0 || bytes != (int64_t)sizeof *totals + rows * (int64_t)sizeof *r->found) {
             return cpa_fail(err, CPA_COMM, "a report of rank %d has %lld bytes, expected %zu and %zu for each row",
                             rank, (long long)bytes, sizeof *totals, sizeof *r->found);
         }
