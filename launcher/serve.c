@@ -57,7 +57,7 @@ static void report_stop(const serving *s, int64_t undelivered) {
 }
 
 /* The report, and the result file. */
-static cpa_exit_code tell(serving *s) {
+static cpa_exit_code report_results(serving *s) {
     cpa_error err;
     const cpa_job_ranks *ranks = &s->service->ranks;
     const char *path = s->service->job.settings.result_json;
@@ -79,7 +79,7 @@ static void give_up(void *ctx, int signal) {
     const int64_t undelivered = s->front.server ? cpa_server_undelivered(s->front.server) : 0;
     cpa_serve_front_fail(&s->front, "the server was stopped");
     report_stop(s, undelivered);
-    (void)tell(s);
+    (void)report_results(s);
 }
 
 /* ---- callbacks of the engine ---- */
@@ -149,7 +149,7 @@ static void print_address(const serving *s) {
 }
 
 /* Rank 0: takes requests from now on, and says so. */
-static cpa_status open_doors(serving *s, cpa_error *err) {
+static cpa_status accept_requests(serving *s, cpa_error *err) {
     const cpa_job *job = &s->service->job;
     const char *metrics = job->settings.metrics_file;
     cpa_signals_lock();
@@ -170,7 +170,7 @@ static cpa_exit_code start_serving(serving *s) {
     cpa_error err;
     cpa_job_ranks *ranks = &s->service->ranks;
     cpa_exit_code code = CPA_EXIT_DONE;
-    if (ranks->rank == 0) code = cpa_job_ranks_explain(ranks, open_doors(s, &err), err.message);
+    if (ranks->rank == 0) code = cpa_job_ranks_explain(ranks, accept_requests(s, &err), err.message);
     return cpa_job_ranks_agree(ranks, code);
 }
 
@@ -200,8 +200,8 @@ static cpa_exit_code conclude(serving *s, cpa_status status, int64_t undelivered
         code = undelivered > 0 ? (cpa_exit_code)(CPA_EXIT_SIGNAL + s->outcome.stopped_by) : CPA_EXIT_DONE;
         if (undelivered > 0) report_stop(s, undelivered);
     }
-    const cpa_exit_code told = tell(s);
-    return code == CPA_EXIT_DONE ? told : code;
+    const cpa_exit_code reported = report_results(s);
+    return code == CPA_EXIT_DONE ? reported : code;
 }
 
 static cpa_exit_code serve(serving *s) {

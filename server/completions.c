@@ -41,10 +41,10 @@ static enum MHD_Result reply_whole(cpa_exchange *x) {
         cpa_refusal refusal;
         if (!cpa_answer_collect(x->answer, &refusal)) return cpa_reply_refusal(x, &refusal, NULL);
         if (cpa_answer_is_whole(x->answer)) return cpa_reply_json(x, MHD_HTTP_OK, cpa_answer_json(x->answer));
-        switch (cpa_in_flight_rest(x->answer->group)) {
-            case CPA_REST_SUSPENDED: return MHD_YES;
-            case CPA_REST_NEWS: break;
-            case CPA_REST_GONE: return MHD_NO;
+        switch (cpa_in_flight_suspend(x->answer->group)) {
+            case CPA_SUSPENDED: return MHD_YES;
+            case CPA_SUSPEND_NEWS: break;
+            case CPA_SUSPEND_GONE: return MHD_NO;
         }
     }
 }

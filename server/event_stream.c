@@ -66,10 +66,10 @@ static ssize_t read_stream(void *ctx, uint64_t position, char *out, size_t most)
         if (answer->is_over) return MHD_CONTENT_READER_END_OF_STREAM;
         if (!advance(answer)) return MHD_CONTENT_READER_END_WITH_ERROR;
         if (answer->out_bytes > 0) break;
-        switch (cpa_in_flight_rest(answer->group)) {
-            case CPA_REST_SUSPENDED: return 0;
-            case CPA_REST_NEWS: break;
-            case CPA_REST_GONE: return MHD_CONTENT_READER_END_WITH_ERROR;
+        switch (cpa_in_flight_suspend(answer->group)) {
+            case CPA_SUSPENDED: return 0;
+            case CPA_SUSPEND_NEWS: break;
+            case CPA_SUSPEND_GONE: return MHD_CONTENT_READER_END_WITH_ERROR;
         }
     }
     const int64_t bytes = cpa_min64(answer->out_bytes - answer->out_sent, (int64_t)most);

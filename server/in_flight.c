@@ -156,19 +156,19 @@ void cpa_in_flight_collect(cpa_flight_group *group, cpa_arrival *arrivals) {
     pthread_mutex_unlock(&group->in->lock);
 }
 
-cpa_rest cpa_in_flight_rest(cpa_flight_group *group) {
-    cpa_rest rest = CPA_REST_SUSPENDED;
+cpa_suspend_result cpa_in_flight_suspend(cpa_flight_group *group) {
+    cpa_suspend_result result = CPA_SUSPENDED;
     pthread_mutex_lock(&group->in->lock);
     if (group->is_gone || group->in->is_closing) {
-        rest = CPA_REST_GONE;
+        result = CPA_SUSPEND_GONE;
     } else if (group->has_news) {
-        rest = CPA_REST_NEWS;
+        result = CPA_SUSPEND_NEWS;
     } else {
         group->is_suspended = 1;
         MHD_suspend_connection(group->connection);
     }
     pthread_mutex_unlock(&group->in->lock);
-    return rest;
+    return result;
 }
 
 void cpa_in_flight_gone(cpa_in_flight *in, uint64_t first_id) {

@@ -102,10 +102,11 @@ void cpa_in_flight_return(cpa_flight_group *group, int64_t first);
 /* Sets each arrivals[n] to what has come of its flight; its array is emptied and goes back. */
 void cpa_in_flight_collect(cpa_flight_group *group, cpa_arrival *arrivals);
 
-/* What a connection is to do that has nothing to write: wait, as it is suspended now; collect again; end. */
-typedef enum cpa_rest { CPA_REST_SUSPENDED = 0, CPA_REST_NEWS, CPA_REST_GONE } cpa_rest;
+/* Suspends the connection, which has nothing to write, until something comes; not if that is there, to be collected, or
+ * the connection is to end. */
+typedef enum cpa_suspend_result { CPA_SUSPENDED = 0, CPA_SUSPEND_NEWS, CPA_SUSPEND_GONE } cpa_suspend_result;
 /* From the thread of the connection. */
-cpa_rest cpa_in_flight_rest(cpa_flight_group *group);
+cpa_suspend_result cpa_in_flight_suspend(cpa_flight_group *group);
 
 /* The client of the connection of this group, if there is one of the id of its first flight, has left. */
 void cpa_in_flight_gone(cpa_in_flight *in, uint64_t first_id);
