@@ -5,6 +5,7 @@
 
 #include "base/array.h"
 #include "base/check.h"
+#include "server/connection.h"
 
 /* As many bodies of the greatest length as there may be at a time: most are small, and soon read. */
 enum { MOST_BODIES = 16 };
@@ -44,7 +45,7 @@ int cpa_exchange_is_ready(const cpa_exchange *x, cpa_refusal *refusal) {
 }
 
 void cpa_reply_headers(const cpa_exchange *x, struct MHD_Response *response) {
-    if (atomic_load(&x->server->in_flight.state) >= CPA_SERVER_DRAINING) {
+    if (atomic_load(&x->server->in_flight.state) >= CPA_SERVER_DRAINING || cpa_connection_is_crowded(x->connection)) {
         MHD_add_response_header(response, MHD_HTTP_HEADER_CONNECTION, "close");
     }
 }

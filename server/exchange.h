@@ -41,7 +41,7 @@ enum MHD_Result cpa_reply_text(cpa_exchange *exchange, const char *content_type,
 /* Logs one line, too. `allow` is what 405 wants to have said, else NULL. */
 enum MHD_Result cpa_reply_refusal(cpa_exchange *exchange, const cpa_refusal *refusal, const char *allow);
 
-/* What every reply says of the connection: that it ends, where the server does. */
+/* What every reply says of the connection: that it ends, where the server does, or there are too many. */
 void cpa_reply_headers(const cpa_exchange *exchange, struct MHD_Response *response);
 
 #endif

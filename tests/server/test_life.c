@@ -256,9 +256,11 @@ static void connections_beyond_the_bound_are_told_so(void) {
     cpa_fake_engine *engine = cpa_fake_engine_start(options, 0);
     const int fds[] = {ask(engine, whole), ask(engine, whole)};
     cpa_fake_engine_await(engine, 4);
+    static const char request[] = "GET /live HTTP/1.1\r\nHost: test\r\n\r\n";
     cpa_http_reply reply;
-    cpa_http_request(cpa_fake_engine_port(engine), "GET", "/live", "", NULL, &reply);
+    cpa_http_talk(cpa_fake_engine_port(engine), request, sizeof request - 1, &reply);
     CU_ASSERT_EQUAL(reply.status, 503);
+    CU_ASSERT_PTR_NOT_NULL(strstr(reply.head, "Connection: close")); /* on another one there may be room */
     CU_ASSERT_PTR_NOT_NULL(strstr(reply.body, "too many connections"));
     cpa_http_reply_free(&reply);
     for (int i = 0; i < 2; i++) close(fds[i]);
