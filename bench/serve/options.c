@@ -50,7 +50,8 @@ static const cpa_field table[] = {
     {NULL, "ignore-eos", NULL, FLAG(ignore_eos, "true"),
      .help = "an answer is as long as it was asked to be; --no-ignore-eos for servers that do not know it"},
     {NULL, "temperature", "T", REAL(temperature, "0", 0, 1e6), .help = "of every request"},
-    {NULL, "extra-body", "JSON", TEXT(extra_body), .help = "an object, whose members are put into every request"},
+    {NULL, "extra-body", "JSON", TEXT(extra_body),
+     .help = "an object, whose members are put into every request; not prompt, messages, stream or n"},
     {NULL, "timeout", "S", REAL(timeout_s, "21600", 1e-3, 1e6), .help = "most seconds of a request"},
     {NULL, "ready-timeout", "S", REAL(ready_timeout_s, "600", 0, 1e6),
      .help = "most seconds until the server's /health is 200; 0: it is not asked"},
@@ -133,10 +134,18 @@ static cpa_status check_texts(const cpa_serve_options *o, cpa_error *err) {
     return CPA_OK;
 }
 
+/* Of the prompt, and of the one answer as a stream that is measured, there is nothing to choose. */
 static cpa_status check_extra_body(const char *text, cpa_error *err) {
+    static const char *const ours[] = {"prompt", "messages", "stream", "n"};
     json_t *object = text[0] ? json_loads(text, JSON_REJECT_DUPLICATES, NULL) : json_object();
     const bool is_right = json_is_object(object);
+    const char *wrong = NULL;
+    for (size_t i = 0; i < sizeof ours / sizeof ours[0]; i++) {
+        if (json_object_get(object, ours[i])) wrong = ours[i];
+    }
     json_decref(object);
+    if (wrong)
+        return cpa_fail(err, CPA_INVALID, "bench serve: --extra-body: found \"%s\", expected other members", wrong);
     if (is_right) return CPA_OK;
     return cpa_fail(err, CPA_INVALID,
                     "bench serve: --extra-body: found no JSON object, expected {\"name\": value, ...}");

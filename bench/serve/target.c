@@ -85,6 +85,11 @@ static bool is_ready(const reply *r) {
     return r->status == 200 || r->status == 404 || r->status == 405 || r->status == 501;
 }
 
+/* No time changes that: there is no such host, or the key is not the right one. */
+static bool is_hopeless(const reply *r) {
+    return r->code == CURLE_COULDNT_RESOLVE_HOST || r->status == 401 || r->status == 403;
+}
+
 static cpa_status wait_until_ready(const cpa_target *target, cpa_error *err) {
     const double begin = cpa_clock_now(), limit = target->options->ready_timeout_s;
     bool has_told = false;
@@ -92,7 +97,7 @@ static cpa_status wait_until_ready(const cpa_target *target, cpa_error *err) {
     while (limit > 0 && !cpa_interrupt_received()) {
         reply health;
         ask(target, "/health", &health);
-        const bool ready = is_ready(&health), hopeless = health.code == CURLE_COULDNT_RESOLVE_HOST;
+        const bool ready = is_ready(&health), hopeless = is_hopeless(&health);
         const double waited = cpa_clock_now() - begin;
         explain(&health, why, sizeof why);
         free(health.bytes);

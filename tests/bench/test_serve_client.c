@@ -258,6 +258,7 @@ static void no_more_are_under_way_than_were_allowed(void) {
 
 static void a_server_that_is_not_there_is_a_fault(void) {
     static const cpa_stub_script refusing = {.health = JSON("503 Service Unavailable", "{\"error\": \"loading\"}")};
+    static const cpa_stub_script locked = {.health = JSON("401 Unauthorized", "{\"error\": \"no key\"}")};
     static const cpa_stub_script nameless = {.health = HEALTHY, .models = JSON("200 OK", "[]")};
     const double before = cpa_clock_now();
     cpa_stub *stub = cpa_stub_start(&refusing);
@@ -265,6 +266,11 @@ static void a_server_that_is_not_there_is_a_fault(void) {
     CU_ASSERT_EQUAL(o.code, 3);
     CU_ASSERT_PTR_NOT_NULL(strstr(o.err, "/health: found HTTP 503: loading"));
     CU_ASSERT_PTR_NULL(o.result);
+    cpa_stub_stop(stub);
+    stub = cpa_stub_start(&locked);
+    o = run_against(stub, NULL, "--ready-timeout 20");
+    CU_ASSERT_EQUAL(o.code, 3);
+    CU_ASSERT_PTR_NOT_NULL(strstr(o.err, "/health: found HTTP 401: no key"));
     cpa_stub_stop(stub);
     stub = cpa_stub_start(&nameless);
     o = run_against(stub, NULL, "");
@@ -318,6 +324,8 @@ static void bad_usage_is_a_line(void) {
         {"--url http://localhost --trace x --input-len 2", "found with --trace"},
         {"--url http://localhost --trace no-such-file", "no-such-file: found no readable file"},
         {"--url http://localhost --extra-body [1]", "found no JSON object"},
+        {"--url http://localhost --extra-body {\"n\":2}", "--extra-body: found \"n\""},
+        {"--url http://localhost --extra-body {\"prompt\":1}", "--extra-body: found \"prompt\""},
         {"--url http://localhost --goodput ttft:1 x:2", "--goodput: found 'ttft:1 x:2'"},
         {"--url http://localhost --percentiles 500", "--percentiles: found '500'"},
         {"--url http://localhost --prompts ids --endpoint /v1/chat/completions", "found ids with chat"},
