@@ -3,7 +3,7 @@
 #include <climits>
 #include <cstdio>
 #include <exception>
-#include <new>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -17,11 +17,10 @@ struct cpa_sentencepiece {
 
 cpa_sentencepiece *cpa_sentencepiece_open(const char *path, char *why, size_t bytes) {
     try {
-        auto *model = new cpa_sentencepiece;
+        auto model = std::make_unique<cpa_sentencepiece>();
         const auto status = model->processor.Load(path);
-        if (status.ok()) return model;
+        if (status.ok()) return model.release();
         snprintf(why, bytes, "%s", status.error_message());
-        delete model;
     } catch (const std::exception &exception) {
         snprintf(why, bytes, "%s", exception.what());
     }
