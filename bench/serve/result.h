@@ -23,7 +23,8 @@ void cpa_serve_print_report(const cpa_serve_result *result, FILE *out);
 /* A line for each reason for which requests failed, the most frequent first; the last line counts the others. */
 void cpa_serve_print_failures(const cpa_metrics *metrics, FILE *out);
 
-/* Writes the file, with the keys of `vllm bench serve --save-result --save-detailed`. CPA_IO if that fails. */
+/* Writes the file, with the keys of `vllm bench serve --save-result --save-detailed` but for the texts of the answers.
+ * CPA_IO if that fails. */
 cpa_status cpa_serve_write_json(const cpa_serve_result *result, const char *path, cpa_error *err);
 
 #endif
