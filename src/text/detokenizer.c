@@ -34,6 +34,7 @@ static int say_pending(cpa_detokenizer *d, int is_end, cpa_bytes *out) {
     const size_t bytes = (size_t)d->pending.count;
     size_t at = 0;
     int ok = 1;
+    if (bytes > 0 && d->texts->broken == CPA_BROKEN_BYTES) d->strips_left = 0; /* which are pieces' spaces alone */
     while (ok && at < bytes) {
         const size_t valid = cpa_utf8_valid(pending + at, bytes - at);
         ok = say(d, pending + at, valid, out);

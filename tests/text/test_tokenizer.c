@@ -260,6 +260,22 @@ static void an_answer_keeps_its_first_space(void) {
     cpa_tokenizer_close(tokenizer);
 }
 
+/* A model of sentencepiece takes a space from the beginning where it is part of a piece, and leaves one that is a byte:
+ * so does its library. */
+static void a_byte_that_is_a_space_stays(void) {
+    static const uint32_t byte_first[] = {35, 264}, piece_first[] = {264, 35}; /* <0x20>, and a piece with U+2581 */
+    cpa_tokenizer *tokenizer = open_tokenizer("text/pieces_bpe");
+    char *text = NULL;
+    size_t bytes = 0;
+    CU_ASSERT_EQUAL(cpa_tokenizer_decode(tokenizer, byte_first, 2, 1, &text, &bytes, NULL), CPA_OK);
+    CU_ASSERT_STRING_EQUAL(text, "  s");
+    free(text);
+    CU_ASSERT_EQUAL(cpa_tokenizer_decode(tokenizer, piece_first, 2, 1, &text, &bytes, NULL), CPA_OK);
+    CU_ASSERT_STRING_EQUAL(text, "s ");
+    free(text);
+    cpa_tokenizer_close(tokenizer);
+}
+
 static void tokens_have_bytes(void) {
     cpa_tokenizer *tokenizer = open_tokenizer("tiny-llama");
     size_t n = 0;
@@ -281,6 +297,7 @@ static const cpa_test TESTS[] = {
     {"what is not UTF-8 is refused", what_is_not_utf8_is_refused},
     {"streams wait for whole characters", streams_wait_for_whole_characters},
     {"an answer keeps its first space", an_answer_keeps_its_first_space},
+    {"a byte that is a space stays", a_byte_that_is_a_space_stays},
     {"tokens have bytes", tokens_have_bytes},
 };
 CPA_TEST_MAIN("tokenizers", TESTS)
