@@ -271,7 +271,7 @@ cpa_engine_options cpa_job_engine_options(const cpa_job *job, int64_t num_blocks
         .long_prefill_token_threshold = settings->long_prefill_token_threshold,
         .tenant_block_quota = settings->tenant_block_quota,
         .max_queued_requests = settings->max_queued_requests,
-        .max_queued_tokens = settings->max_queued_tokens,
+        .max_queued_tokens = settings->serve ? settings->max_queued_tokens : 0,
         .local_context = settings->local_context < 0   ? 0
                          : settings->local_context > 0 ? settings->local_context
                                                        : CPA_LOCAL_CONTEXT_NONE,

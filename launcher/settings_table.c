@@ -95,7 +95,7 @@ const cpa_field cpa_settings_rows[] = {
      .help = "a connection on which nothing moves for S seconds, though the client could read or write, is closed"},
     {SERVE, "max-queued-requests", "N", INT(max_queued_requests, "none", 1, 0x1p31), .word = "none",
      .help = "most requests that wait to be run; further ones are refused for the time being"},
-    {SERVE, "max-queued-tokens", "N", INT(max_queued_tokens, "none", 1, TOKENS_MAX), .word = "none",
+    {SERVE, "max-queued-tokens", "N", INT(max_queued_tokens, "67108864", 1, TOKENS_MAX), .word = "none",
      .help = "most prompt tokens that wait; likewise"},
     {"Model", "model", "FILE", TEXT(model),
      .help = "shape of the model, YAML as in configs/; without it, that of configs/small.yaml"},

@@ -93,9 +93,24 @@ static void what_cannot_be_held_is_refused_with_the_numbers(void) {
     CU_ASSERT_EQUAL(limits.num_blocks, -1);
 }
 
+static void prompts_that_wait_are_bounded_in_a_server_alone(void) {
+    static char serve[] = "serve", program[] = "cp_attn", option[] = "--max-queued-tokens", none[] = "none";
+    char *server[] = {program, serve, option, none, NULL}, *batch[] = {program, NULL};
+    const cpa_workload workload = {.count = 0};
+    cpa_job job = job_of(CPA_DEVICE_HOST, 4096);
+    cpa_error err;
+    CU_ASSERT_EQUAL_FATAL(cpa_settings_load(2, server, &job.settings, &err), CPA_OK);
+    CU_ASSERT_EQUAL(cpa_job_engine_options(&job, 64, &workload).max_queued_tokens, 1 << 26);
+    CU_ASSERT_EQUAL_FATAL(cpa_settings_load(4, server, &job.settings, &err), CPA_OK);
+    CU_ASSERT_EQUAL(cpa_job_engine_options(&job, 64, &workload).max_queued_tokens, 0);
+    CU_ASSERT_EQUAL_FATAL(cpa_settings_load(1, batch, &job.settings, &err), CPA_OK);
+    CU_ASSERT_EQUAL(cpa_job_engine_options(&job, 64, &workload).max_queued_tokens, 0);
+}
+
 static const cpa_test tests[] = {
     {"a host holds many short requests or a long one", a_host_holds_many_short_requests_or_a_long_one},
     {"a device has the share that is left beside staging", a_device_has_the_share_that_is_left_beside_staging},
     {"what cannot be held is refused with the numbers", what_cannot_be_held_is_refused_with_the_numbers},
+    {"prompts that wait are bounded in a server alone", prompts_that_wait_are_bounded_in_a_server_alone},
 };
 CPA_TEST_MAIN("serve limits", tests)
