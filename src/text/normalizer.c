@@ -30,7 +30,8 @@ static uninorm_t form_of(const char *type) {
     return strcmp(type, "NFKD") == 0 ? UNINORM_NFKD : NULL;
 }
 
-static cpa_status read_step(const cpa_json_part *part, cpa_normalizer *out, cpa_error *err) {
+static cpa_status read_step(const cpa_json_part *part, void *ctx, cpa_error *err) {
+    cpa_normalizer *out = ctx;
     const cpa_json *json = &part->json;
     const uninorm_t form = form_of(part->type);
     const int is_prepend = strcmp(part->type, "Prepend") == 0, is_replace = strcmp(part->type, "Replace") == 0;
@@ -47,23 +48,9 @@ static cpa_status read_step(const cpa_json_part *part, cpa_normalizer *out, cpa_
     return read_text(json, "content", &step->text, err);
 }
 
-static cpa_status read_part(const cpa_json *parent, const char *key, int64_t index, int depth, cpa_normalizer *out,
-                            cpa_error *err) {
-    cpa_json_part part;
-    const json_t *list = NULL;
-    CPA_TRY(cpa_json_part_of(parent, key, index, &part, err));
-    if (!part.json.object) return CPA_OK;
-    if (strcmp(part.type, "Sequence") != 0) return read_step(&part, out, err);
-    if (depth == CPA_NORMALIZER_STEPS)
-        return cpa_json_unsupported(&part.json, "type", "no sequences inside each other", err);
-    CPA_TRY(cpa_json_list(&part.json, "normalizers", &list, err));
-    for (size_t i = 0; i < json_array_size(list); i++)
-        CPA_TRY(read_part(&part.json, "normalizers", (int64_t)i, depth + 1, out, err));
-    return CPA_OK;
-}
-
 cpa_status cpa_normalizer_read(const cpa_json *file, cpa_normalizer *out, cpa_error *err) {
-    return read_part(file, "normalizer", CPA_JSON_NO_INDEX, 0, out, err);
+    static const cpa_json_parts parts = {"normalizer", "normalizers", "no sequences inside each other", read_step};
+    return cpa_json_read_parts(file, &parts, out, err);
 }
 
 void cpa_normalizer_release(cpa_normalizer *normalizer) {

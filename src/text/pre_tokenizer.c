@@ -83,7 +83,8 @@ static cpa_status read_metaspace(const cpa_json *json, struct cpa_pre_tokenizer_
     return split ? cpa_pattern_open(json, "replacement", replacement, 1, &step->pattern, err) : CPA_OK;
 }
 
-static cpa_status read_step(const cpa_json_part *part, cpa_pre_tokenizer *out, cpa_error *err) {
+static cpa_status read_step(const cpa_json_part *part, void *ctx, cpa_error *err) {
+    cpa_pre_tokenizer *out = ctx;
     static const struct {
         const char *type;
         cpa_status (*read)(const cpa_json *json, struct cpa_pre_tokenizer_step *step, cpa_error *err);
@@ -101,23 +102,9 @@ static cpa_status read_step(const cpa_json_part *part, cpa_pre_tokenizer *out, c
     return cpa_json_unsupported(&part->json, "type", "ByteLevel, Split, Digits, Metaspace or Sequence", err);
 }
 
-static cpa_status read_part(const cpa_json *parent, const char *key, int64_t index, int depth, cpa_pre_tokenizer *out,
-                            cpa_error *err) {
-    cpa_json_part part;
-    const json_t *list = NULL;
-    CPA_TRY(cpa_json_part_of(parent, key, index, &part, err));
-    if (!part.json.object) return CPA_OK;
-    if (strcmp(part.type, "Sequence") != 0) return read_step(&part, out, err);
-    if (depth == CPA_PRE_TOKENIZER_STEPS)
-        return cpa_json_unsupported(&part.json, "type", "no sequences inside each other", err);
-    CPA_TRY(cpa_json_list(&part.json, "pretokenizers", &list, err));
-    for (size_t i = 0; i < json_array_size(list); i++)
-        CPA_TRY(read_part(&part.json, "pretokenizers", (int64_t)i, depth + 1, out, err));
-    return CPA_OK;
-}
-
 cpa_status cpa_pre_tokenizer_read(const cpa_json *file, cpa_pre_tokenizer *out, cpa_error *err) {
-    return read_part(file, "pre_tokenizer", CPA_JSON_NO_INDEX, 0, out, err);
+    static const cpa_json_parts parts = {"pre_tokenizer", "pretokenizers", "no sequences inside each other", read_step};
+    return cpa_json_read_parts(file, &parts, out, err);
 }
 
 void cpa_pre_tokenizer_release(cpa_pre_tokenizer *pre_tokenizer) {

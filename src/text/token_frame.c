@@ -5,8 +5,6 @@
 #include "base/check.h"
 #include "src/text/vocabulary.h"
 
-enum { MAX_DEPTH = 8 };
-
 /* The ids of a special token of the template, which "special_tokens" holds. */
 static cpa_status add_ids(const cpa_json *template, const char *token, cpa_token_list *out, cpa_error *err) {
     cpa_json_part tokens, entry;
@@ -46,23 +44,17 @@ static cpa_status read_template(const cpa_json *template, cpa_token_frame *out, 
     return texts == 1 ? CPA_OK : cpa_json_unsupported(template, "single", "special tokens around one Sequence", err);
 }
 
-static cpa_status read_part(const cpa_json *parent, const char *key, int64_t index, int depth, cpa_token_frame *out,
-                            cpa_error *err) {
-    cpa_json_part part;
-    const json_t *list = NULL;
-    CPA_TRY(cpa_json_part_of(parent, key, index, &part, err));
-    if (!part.json.object || strcmp(part.type, "ByteLevel") == 0) return CPA_OK; /* which only trims offsets */
-    if (strcmp(part.type, "TemplateProcessing") == 0) return read_template(&part.json, out, err);
-    if (strcmp(part.type, "Sequence") != 0 || depth == MAX_DEPTH)
-        return cpa_json_unsupported(&part.json, "type", "TemplateProcessing, ByteLevel or Sequence", err);
-    CPA_TRY(cpa_json_list(&part.json, "processors", &list, err));
-    for (size_t i = 0; i < json_array_size(list); i++)
-        CPA_TRY(read_part(&part.json, "processors", (int64_t)i, depth + 1, out, err));
-    return CPA_OK;
+static const char EXPECTED[] = "TemplateProcessing, ByteLevel or Sequence";
+
+static cpa_status read_part(const cpa_json_part *part, void *out, cpa_error *err) {
+    if (strcmp(part->type, "ByteLevel") == 0) return CPA_OK; /* which only trims offsets */
+    if (strcmp(part->type, "TemplateProcessing") == 0) return read_template(&part->json, out, err);
+    return cpa_json_unsupported(&part->json, "type", EXPECTED, err);
 }
 
 cpa_status cpa_token_frame_read(const cpa_json *file, cpa_token_frame *out, cpa_error *err) {
-    return read_part(file, "post_processor", CPA_JSON_NO_INDEX, 0, out, err);
+    static const cpa_json_parts parts = {"post_processor", "processors", EXPECTED, read_part};
+    return cpa_json_read_parts(file, &parts, out, err);
 }
 
 void cpa_token_frame_release(cpa_token_frame *frame) {
