@@ -1,11 +1,12 @@
 #include "launcher/exposition.h"
 
 #include <inttypes.h>
-#include <jansson.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+#include "src/text/utf8.h"
 
 enum { MOST_BOUNDS = 22 };
 
@@ -63,17 +64,12 @@ struct cpa_exposition {
     int64_t steps, computed_tokens; /* of the engine, after the last step that was added */
 };
 
-static int is_utf8(const char *text) {
-    json_t *string = json_string(text);
-    json_decref(string);
-    return string != NULL;
-}
-
 /* What stands between the quotes of a label for that text, whose bytes beyond ASCII are shown as '?' if they are no
  * UTF-8. NULL without memory. */
 static char *escape_label(const char *text) {
-    char *out = malloc(2 * strlen(text) + 1), *at = out;
-    const int keeps = is_utf8(text);
+    const size_t bytes = strlen(text);
+    char *out = malloc(2 * bytes + 1), *at = out;
+    const int keeps = cpa_utf8_valid(text, bytes) == bytes;
     if (!out) return NULL;
     for (; *text; text++) {
         if (*text == '\\' || *text == '"' || *text == '\n') *at++ = '\\';
