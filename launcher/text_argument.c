@@ -18,8 +18,10 @@ static cpa_status read_file(const char *where, const char *path, char **out, cpa
     cpa_status status = CPA_OK;
     for (size_t n = 1; n > 0 && status == CPA_OK; used += (int64_t)n) {
         n = 0;
-        if (used > MOST || !cpa_array_reserve(&text, &room, used + AT_ONCE + 1, 1)) {
+        if (used > MOST) {
             status = cpa_fail(err, CPA_INVALID, "%s: %s: found more than %d MiB", where, path, MOST >> 20);
+        } else if (!cpa_array_reserve(&text, &room, used + AT_ONCE + 1, 1)) {
+            status = cpa_fail(err, CPA_NO_MEMORY, "%s: %s: no memory for %lld bytes", where, path, (long long)used);
         } else {
             n = fread(text + used, 1, AT_ONCE, file);
         }
