@@ -126,6 +126,7 @@ affinity() {
     cpus=$(sed -n 's/^Cpus_allowed_list:[[:space:]]*//p' /proc/self/status)
     last=${cpus##*[,-]}
     for options in "" "--threads 1" "--no-bind"; do
+        : >out # which the run before has filled
         # shellcheck disable=SC2086
         taskset -c "$last" "$CP_ATTN" --requests 8 --input-len 4000 $options >out 2>err &
         pid=$!
