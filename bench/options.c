@@ -21,6 +21,7 @@ static const char *const devices[] = {"auto", "host", "cuda", NULL};
 const char *const cpa_bench_paths[] = {"best", "simple", "portable", "hopper", NULL};
 static const char *const masks[] = {"causal", "full", NULL};
 static const char *const page_orders[] = {"random", "ordered", NULL};
+static const char *const algorithms[] = {"auto", "pass-kv", "pass-q", NULL};
 static const char *const patterns[] = {"rounds", "at-once", NULL};
 
 /* The group of options that may also follow the numbers of a case. */
@@ -73,6 +74,8 @@ static const cpa_field table[] = {
      .help = "scaling: new tokens of a step of a prefill; auto: all of them"},
     {NULL, "staging-bytes", "N", INT_AT(staging_bytes, 1, 0x1p40), .initial = "auto", .word = "auto",
      .help = "scaling: bound on the memory of one rank for keys and values on their way; auto: the library's"},
+    {CASE, "algorithm", "NAME", CHOICE_AT(algorithm, algorithms), .initial = "auto",
+     .help = "scaling: pass-kv or pass-q; auto: pass-q for one new token, pass-kv for more"},
     {NULL, "threads", "N", INT_AT(threads, 1, 1024), .initial = "auto", .word = "auto",
      .help = "threads of a rank on the host; auto: what the program would use"},
     {NULL, "min-time", "S", CPA_FIELD_REAL, offsetof(cpa_bench_options, min_time_s), .initial = "0.5", .max = 3600,

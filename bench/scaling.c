@@ -59,7 +59,8 @@ static cpa_status run_work(cpa_bench_site *site, const cpa_bench_work *alone, co
     CPA_TRY(cpa_control_bcast(control, &results[0], sizeof results[0], 0, err));
     if (control->size == 1) return CPA_OK;
     CPA_TRY(cpa_bench_team_run(site, control->comm, together, &results[1], err));
-    return together->algorithm == CPA_PASS_Q ? run_shards(site, together, &results[1], err) : CPA_OK;
+    return together->new_tokens == 1 && together->algorithm == CPA_PASS_Q ? run_shards(site, together, &results[1], err)
+                                                                          : CPA_OK;
 }
 
 /* Rate of all ranks over that of one: work a second, so that a smaller batch on one rank compares. */
@@ -140,12 +141,14 @@ static cpa_status measure_bandwidth(cpa_bench_site *site, cpa_error *err) {
     return cpa_control_agree(&site->control, status, err);
 }
 
-/* One token each is decode, by pass-Q; more are a prefill by pass-KV. */
+/* One token each is decode, more are a prefill. */
 static cpa_bench_work work_of(const cpa_bench_options *o, const int64_t *shape) {
     bool decode = shape[1] == 1;
     return (cpa_bench_work){
         .name = decode ? "decode" : "prefill",
-        .algorithm = decode ? CPA_PASS_Q : CPA_PASS_KV,
+        .algorithm = o->algorithm != CPA_AUTO ? (cpa_algorithm)o->algorithm
+                     : decode                 ? CPA_PASS_Q
+                                              : CPA_PASS_KV,
         .sequences = shape[0],
         .new_tokens = shape[1],
         .context = shape[2],
