@@ -8,6 +8,7 @@
 #include "comm/rounds.h"
 #include "kernels/operators.h"
 #include "src/engine/calibrate_decode.h"
+#include "src/engine/calibrate_prefill.h"
 #include "src/model/synthetic.h"
 
 /* A probe grows until it takes long enough that launching it does not count. */
@@ -244,5 +245,6 @@ cpa_status cpa_calibrate(cpa_control *control, cpa_device *device, const cpa_wor
     planner->flops = sums[0] / control->size;
     planner->bandwidth = sums[1] / control->size;
     if (control->size == 1 || !device->caps.has_graphs) return CPA_OK;
-    return cpa_calibrate_decode(control, device, options, &planner->memory_bandwidth, &planner->exchange_s, err);
+    CPA_TRY(cpa_calibrate_decode(control, device, options, &planner->memory_bandwidth, &planner->exchange_s, err));
+    return cpa_calibrate_prefill(control, device, options, planner, err);
 }

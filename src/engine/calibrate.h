@@ -1,5 +1,5 @@
 /* What the planner needs, measured at start-up: C, FLOP/s of attention, and W, bytes/s of an exchange, both of one rank
- * while all ranks work; and where that may decide how sequences are placed, R and x of a decode step. */
+ * while all ranks work; and on devices R and x of a decode step, and what chunks of prefill take by each algorithm. */
 #ifndef CPA_CALIBRATE_H
 #define CPA_CALIBRATE_H
 
@@ -7,9 +7,9 @@
 #include "src/schedule/planner.h"
 #include "src/worker/worker.h"
 
-/* Collective; takes well under a second. Sets flops, bandwidth, memory_bandwidth and exchange_s of the planner: every
- * rank gets the mean over the ranks. bandwidth is infinite for one rank. The last two stay 0 for one rank, and on the
- * host, which promises bits: times must not decide on them. */
+/* Collective; takes well under a second. Sets flops, bandwidth, memory_bandwidth, exchange_s and the probes of the planner:
+ * every rank gets the same, mostly the mean over the ranks. bandwidth is infinite for one rank. There is nothing behind
+ * it for one rank, and on the host, which promises bits: times must not decide on them. */
 cpa_status cpa_calibrate(cpa_control *control, cpa_device *device, const cpa_worker_options *options,
                          cpa_planner *planner, cpa_error *err);
 

@@ -20,11 +20,38 @@ static double bytes_share(const cpa_planner *p, double new_tokens) {
            4.0 * new_tokens * p->bandwidth / ((double)p->cp_size * p->flops * element_bytes(p));
 }
 
+static double on_line(cpa_planner_line line, double cached) {
+    return line.first_s + line.each_s * (cached - CPA_PLANNER_PROBE_CACHED);
+}
+
+static double probe_seconds(const cpa_planner_probe *probe, cpa_algorithm algorithm, double cached) {
+    return on_line(algorithm == CPA_PASS_Q ? probe->pass_q : probe->pass_kv, cached);
+}
+
+/* Seconds by the probes, between two of them in proportion; 0 where they say nothing. */
+static double timed_seconds(const cpa_planner *p, cpa_algorithm algorithm, int64_t new_tokens, int64_t cached_tokens) {
+    const double cached = (double)cached_tokens;
+    int32_t next = 0;
+    while (next < p->n_probes && p->probes[next].new_tokens < new_tokens) next++;
+    if (cached_tokens < CPA_PLANNER_PROBE_CACHED || next == p->n_probes) return 0;
+    const cpa_planner_probe *above = &p->probes[next];
+    if (above->new_tokens == new_tokens) return probe_seconds(above, algorithm, cached);
+    if (next == 0) return 0;
+    const cpa_planner_probe *below = above - 1;
+    const double share = (double)(new_tokens - below->new_tokens) / (double)(above->new_tokens - below->new_tokens);
+    return (1 - share) * probe_seconds(below, algorithm, cached) + share * probe_seconds(above, algorithm, cached);
+}
+
 cpa_planner_choice cpa_planner_choose(const cpa_planner *p, int64_t new_tokens, int64_t cached_tokens, int decode) {
     double t = (double)new_tokens, cached = (double)cached_tokens;
     if (p->forced != CPA_AUTO) return (cpa_planner_choice){p->forced, CPA_REASON_FORCED};
     if (p->cp_size == 1) return (cpa_planner_choice){CPA_PASS_KV, CPA_REASON_LOCAL};
     if (decode) return (cpa_planner_choice){CPA_PASS_Q, CPA_REASON_DECODE};
+    const double kv_s = timed_seconds(p, CPA_PASS_KV, new_tokens, cached_tokens);
+    if (kv_s > 0) {
+        const double q_s = timed_seconds(p, CPA_PASS_Q, new_tokens, cached_tokens);
+        return (cpa_planner_choice){q_s < kv_s ? CPA_PASS_Q : CPA_PASS_KV, CPA_REASON_MEASURED};
+    }
     if (t >= cpa_planner_overlap_tokens(p)) return (cpa_planner_choice){CPA_PASS_KV, CPA_REASON_OVERLAP};
     if (t / (t + cached) >= bytes_share(p, t)) return (cpa_planner_choice){CPA_PASS_KV, CPA_REASON_BYTES};
     return (cpa_planner_choice){CPA_PASS_Q, CPA_REASON_PREFIX};
@@ -51,6 +78,8 @@ static double attention_seconds(const cpa_planner *p, double new_tokens, double 
  * That of pass-KV overlaps its attention; pass-Q needs all queries first and all states last. */
 double cpa_planner_predict(const cpa_planner *p, cpa_algorithm algorithm, int64_t new_tokens, int64_t cached_tokens) {
     double n = p->cp_size, t = (double)new_tokens, cached = (double)cached_tokens, others = (n - 1) / n;
+    const double timed = timed_seconds(p, algorithm, new_tokens, cached_tokens);
+    if (timed > 0) return timed;
     double attention = attention_seconds(p, t, cached);
     if (algorithm == CPA_PASS_Q) {
         double row_bytes =
@@ -67,6 +96,7 @@ double cpa_planner_predict_decode(const cpa_planner *p, int64_t cached_tokens) {
 cpa_planner cpa_planner_on_rank(const cpa_planner *planner) {
     cpa_planner local = *planner;
     local.cp_size = 1;
+    local.n_probes = 0;
     return local;
 }
 
@@ -116,6 +146,7 @@ const char *cpa_planner_reason_name(cpa_planner_reason reason) {
         case CPA_REASON_DECODE: return "decode";
         case CPA_REASON_OVERLAP: return "exchange hides under attention";
         case CPA_REASON_BYTES: return "keys and values are fewer bytes";
+        case CPA_REASON_MEASURED: return "faster as measured at the start";
         case CPA_REASON_PREFIX: return "few new tokens, long prefix";
         case CPA_REASON_COUNT: break;
     }

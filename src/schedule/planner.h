@@ -5,6 +5,7 @@
  *     pass-KV  if  T >= N*C*Hkv*e / (2*Hq*W)              (its exchange hides under the attention)
  *              or  T/(T+P) >= 2*Hkv/Hq - 4*T*W/(N*C*e)    (it moves fewer bytes)
  *     pass-Q   otherwise, and always for decode.
+ * Where chunks of about T new tokens over a long cached context have been timed by both, the faster one is taken.
  * A forced algorithm holds for every chunk, decode too, so that users can compare. One rank exchanges nothing: pass-KV,
  * whose first round is the whole work. */
 #ifndef CPA_PLANNER_H
@@ -14,6 +15,22 @@
 
 #include <cpattn/context.h>
 
+/* Seconds of a layer of a chunk: first_s over the least of what is cached, and each_s more for each token beyond. */
+typedef struct cpa_planner_line {
+    double first_s, each_s;
+} cpa_planner_line;
+
+/* What chunks of so many new tokens have taken by each algorithm. */
+typedef struct cpa_planner_probe {
+    int64_t new_tokens;
+    cpa_planner_line pass_kv, pass_q;
+} cpa_planner_probe;
+
+enum {
+    CPA_PLANNER_PROBES = 5,
+    CPA_PLANNER_PROBE_CACHED = 16384 /* tokens: the least that is cached where probes decide */
+};
+
 typedef struct cpa_planner {
     cpa_algorithm forced; /* CPA_AUTO: choose */
     int32_t cp_size;
@@ -22,15 +39,18 @@ typedef struct cpa_planner {
     double bandwidth;        /* W, measured */
     double memory_bandwidth; /* R, bytes/s at which a rank reads its cache; measured, as is the next */
     double exchange_s;       /* x, what a layer of a decode step takes longer when it exchanges; 0: not known */
+    cpa_planner_probe probes[CPA_PLANNER_PROBES]; /* ascending */
+    int32_t n_probes;                             /* 0: nothing was timed */
 } cpa_planner;
 
 typedef enum cpa_planner_reason {
     CPA_REASON_FORCED = 0, /* --algorithm */
     CPA_REASON_LOCAL,      /* one rank: nothing to exchange */
     CPA_REASON_DECODE,
-    CPA_REASON_OVERLAP, /* T reaches the first threshold */
-    CPA_REASON_BYTES,   /* the share of new tokens reaches the second */
-    CPA_REASON_PREFIX,  /* neither: few new tokens meet a long cached prefix */
+    CPA_REASON_OVERLAP,  /* T reaches the first threshold */
+    CPA_REASON_BYTES,    /* the share of new tokens reaches the second */
+    CPA_REASON_MEASURED, /* the faster of both, as they were timed */
+    CPA_REASON_PREFIX,   /* neither: few new tokens meet a long cached prefix */
     CPA_REASON_COUNT
 } cpa_planner_reason;
 
@@ -45,7 +65,7 @@ cpa_planner_choice cpa_planner_choose(const cpa_planner *planner, int64_t new_to
 /* The new-token count from which pass-KV hides its exchange (the first threshold). */
 double cpa_planner_overlap_tokens(const cpa_planner *planner);
 
-/* Predicted seconds of one layer of a chunk: for pass-KV the longer of attention and exchange, for pass-Q their sum,
+/* Predicted seconds of one layer of a chunk: what was timed, else for pass-KV the longer of attention and exchange, for pass-Q their sum,
  * since its exchanges cannot overlap. */
 double cpa_planner_predict(const cpa_planner *planner, cpa_algorithm algorithm, int64_t new_tokens,
                            int64_t cached_tokens);

@@ -74,6 +74,40 @@ static void a_faster_link_or_a_slower_device_favours_pass_kv(void) {
     check_choice(&planner, 100, 1000000, 0, CPA_PASS_KV, CPA_REASON_OVERLAP);
 }
 
+/* Chunks of 1K and 2K are timed: pass-KV takes 1 and 2 ms over 16K and 1 and 3 ns more for each token beyond, pass-Q
+ * 2 and 3 ms and 0.5 and 1. */
+static cpa_planner timed_example(void) {
+    cpa_planner planner = example;
+    planner.n_probes = 2;
+    planner.probes[0] = (cpa_planner_probe){1024, {1e-3, 1e-9}, {2e-3, 0.5e-9}};
+    planner.probes[1] = (cpa_planner_probe){2048, {2e-3, 3e-9}, {3e-3, 1e-9}};
+    return planner;
+}
+
+static void what_was_timed_decides(void) {
+    const cpa_planner planner = timed_example();
+    check_choice(&planner, 2048, 16384, 0, CPA_PASS_KV, CPA_REASON_MEASURED);
+    check_choice(&planner, 2048, 16384 + 499999, 0, CPA_PASS_KV, CPA_REASON_MEASURED);
+    check_choice(&planner, 2048, 16384 + 500001, 0, CPA_PASS_Q, CPA_REASON_MEASURED);
+    check_choice(&planner, 1024, 16384 + 1999999, 0, CPA_PASS_KV, CPA_REASON_MEASURED);
+    check_choice(&planner, 1024, 16384 + 2000001, 0, CPA_PASS_Q, CPA_REASON_MEASURED);
+    /* Half way: 1.5 ms + 2 ns a token, and 2.5 ms + 0.75 ns. */
+    check_choice(&planner, 1536, 16384 + 799999, 0, CPA_PASS_KV, CPA_REASON_MEASURED);
+    check_choice(&planner, 1536, 16384 + 800001, 0, CPA_PASS_Q, CPA_REASON_MEASURED);
+    CU_ASSERT_DOUBLE_EQUAL(cpa_planner_predict(&planner, CPA_PASS_KV, 1536, 16384 + 100000), 1.7e-3, 1e-9);
+    CU_ASSERT_DOUBLE_EQUAL(cpa_planner_predict(&planner, CPA_PASS_Q, 1536, 16384 + 100000), 2.575e-3, 1e-9);
+}
+
+static void where_nothing_was_timed_the_formulas_decide(void) {
+    const cpa_planner planner = timed_example();
+    check_choice(&planner, 2049, 10000000, 0, CPA_PASS_KV, CPA_REASON_OVERLAP);
+    check_choice(&planner, 999, 10000000, 0, CPA_PASS_Q, CPA_REASON_PREFIX);
+    check_choice(&planner, 1024, 16383, 0, CPA_PASS_KV, CPA_REASON_OVERLAP);
+    check_choice(&planner, 1024, 100000, 1, CPA_PASS_Q, CPA_REASON_DECODE);
+    const cpa_planner local = cpa_planner_on_rank(&planner);
+    check_choice(&local, 1024, 100000, 0, CPA_PASS_KV, CPA_REASON_LOCAL);
+}
+
 /* T = 1000, P = 9000: attention 2*1000*9500*32*256/(4*4e14) s; keys and values 3/4*10000*8*256*2/4e11 s; queries and
  * states 3/4*1000*32*(128*2+4*129)/4e11 s. */
 static void predicted_times_follow_the_formulas(void) {
@@ -147,6 +181,8 @@ static const cpa_test tests[] = {
     {"a forced algorithm holds for every chunk", a_forced_algorithm_holds_for_every_chunk},
     {"one rank has nothing to exchange", one_rank_has_nothing_to_exchange},
     {"a faster link or a slower device favours pass-KV", a_faster_link_or_a_slower_device_favours_pass_kv},
+    {"what was timed decides", what_was_timed_decides},
+    {"where nothing was timed the formulas decide", where_nothing_was_timed_the_formulas_decide},
     {"predicted times follow the formulas", predicted_times_follow_the_formulas},
     {"few rows take as long as reading the cache", few_rows_take_as_long_as_reading_the_cache},
     {"beyond the first threshold the exchange is predicted to hide",
