@@ -15,6 +15,17 @@ typedef struct cpa_pass_q_peer {
     void *their_buffer, *own_buffer;      /* direct: where states of `received` are stored, and those of `sent` come */
 } cpa_pass_q_peer;
 
+/* What is attended for the peers of the rounds [first_round, end_round), and sent to them while the next part is
+ * attended: of each of their messages the rows of one of `cuts` equal pieces. */
+typedef struct cpa_pass_q_part {
+    int32_t first_round, end_round;
+    int32_t cut, cuts;
+    int64_t rows;
+    cpa_attend_plan *plan;
+    cpa_context_exchange states;
+} cpa_pass_q_part;
+enum { CPA_PASS_Q_PARTS = 4 }; /* at most; pass-KV has exchanges in flight as well */
+
 typedef struct cpa_pass_q {
     cpa_context_ops *ops;
     const cpa_planned_step *step;
@@ -24,6 +35,8 @@ typedef struct cpa_pass_q {
     cpa_pass_q_peer *peers; /* [cp_size - 1], in the order in which pass-KV receives from them */
     cpa_attend_plan *plan; /* the rows of the peers over the own shard; attends_own: and the own rows behind them, whose
                              * queries are ready before those come */
+    cpa_pass_q_part parts[CPA_PASS_Q_PARTS];
+    int32_t n_parts;       /* 0: the rows of the peers are attended, and their states sent, at once, by `plan` */
     int64_t *state_shifts; /* of the plan's items */
     int64_t shifts_capacity;
     int64_t packed_rows, received_rows, returned_rows;

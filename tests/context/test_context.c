@@ -132,6 +132,25 @@ static void test_random_steps_are_right_and_the_same_bits_by_both_algorithms(voi
     close_device();
 }
 
+/* So many rows a rank that their states go back in parts: of a chunk, and of chunks of which the first is odd, beside a
+ * decode token and a sequence of which some ranks have no key. */
+static void test_states_of_long_chunks_come_back_in_parts(void) {
+    enum { N = 4 };
+    const int64_t most = 256 * cpa_test_ranks();
+    const int64_t lengths[N] = {most + 75, most + 16, 90, 20};
+    const cpa_test_chunk chunks[N] = {{0, 70, most + 5, CPA_PASS_Q},
+                                      {1, 333, most - 317, CPA_PASS_Q},
+                                      {2, 89, 1, CPA_PASS_Q},
+                                      {3, 0, 20, CPA_PASS_KV}};
+    cpa_test_cache cache;
+    open_device();
+    cpa_test_cache_init(&cache, SMALL, 77, lengths, NULL, N);
+    check_step(&cache, chunks, 1, least_staging(&SMALL));
+    check_step(&cache, chunks, N, least_staging(&SMALL));
+    cpa_test_cache_destroy(&cache);
+    close_device();
+}
+
 /* NaN in a query and in keys, an infinite key, and values of the last token, which only that one sees (where tensor
  * cores need finite ones, none): in a prefill, a chunk over a prefix, two decode tokens and whole sequences. */
 static void test_what_is_not_finite_reaches_the_rows_that_see_it_alone(void) {
@@ -525,6 +544,7 @@ static void test_impossible_chunks_and_tensors_are_refused(void) {
 static const cpa_test TESTS[] = {
     {"random steps are right, and the same by both algorithms",
      test_random_steps_are_right_and_the_same_bits_by_both_algorithms},
+    {"states of long chunks come back in parts", test_states_of_long_chunks_come_back_in_parts},
     {"what is not finite reaches the rows that see it alone",
      test_what_is_not_finite_reaches_the_rows_that_see_it_alone},
     {"long shards travel in segments of bounded staging", test_long_shards_travel_in_segments_of_bounded_staging},
