@@ -11,6 +11,7 @@
 #include "bench/benchmark.h"
 #include "bench/memory.h"
 #include "bench/noise.h"
+#include "kernels/host/cache/quantise.h"
 #include "src/check/reference.h"
 
 enum {
@@ -26,7 +27,14 @@ typedef struct merge_state {
     float *o[CPA_MERGE_MAX_STATES], *lse[CPA_MERGE_MAX_STATES]; /* the first period on the host */
     void *out;
     float *out_lse;
+    void *out_scale;
 } merge_state;
+
+static const float fp8_scale = 0.05f;
+
+static cpa_dtype out_dtype(const merge_state *s) {
+    return s->site->options.fp8_out ? CPA_FP8_E4M3 : (cpa_dtype)s->site->options.dtype;
+}
 
 /* LSEs of a row spread over a few units, so that several states matter. Row 0 is empty in every state. */
 static float make_lse(int64_t row, uint64_t random) {
@@ -95,7 +103,8 @@ static cpa_status prepare(cpa_bench_site *site, const int64_t *shape, cpa_bench_
     int64_t tokens = PERIOD_ROWS / site->options.q_heads + 1; /* in a period, whole tokens */
     s->period = (s->rows < tokens ? s->rows : tokens) * site->options.q_heads;
     int64_t elements = s->head_rows * site->options.v_dim;
-    int64_t out_bytes = elements * cpa_dtype_bytes((cpa_dtype)site->options.dtype);
+    int64_t out_bytes = elements * cpa_dtype_bytes(out_dtype(s));
+    CPA_TRY(cpa_bench_upload(site, &fp8_scale, sizeof fp8_scale, &s->out_scale, err));
     for (int64_t i = 0; i < s->states; i++) CPA_TRY(make_partial(s, i, err));
     CPA_TRY(cpa_bench_poisoned(site, out_bytes, &s->out, err));
     CPA_TRY(cpa_bench_poisoned(site, s->head_rows * (int64_t)sizeof *s->out_lse, (void **)&s->out_lse, err));
@@ -115,7 +124,8 @@ static cpa_status run(void *state, int64_t call, cpa_error *err) {
         .v_dim = (int32_t)s->site->options.v_dim,
         .states = s->partials,
         .n_states = (int32_t)s->states,
-        .out_dtype = (cpa_dtype)s->site->options.dtype,
+        .out_dtype = out_dtype(s),
+        .out_scale = s->site->options.fp8_out ? s->out_scale : NULL,
         .out = s->out,
         .out_lse = s->out_lse,
         .foreign_lse = 1,
@@ -126,7 +136,7 @@ static cpa_status run(void *state, int64_t call, cpa_error *err) {
 /* Whether row i (a row and head) differs from sum w_j O_j / sum w_j, w_j = exp(lse_j - max), by more than the rounding
  * to the dtype explains. */
 static bool row_is_wrong(const merge_state *s, int64_t i, const void *out, float out_lse) {
-    cpa_dtype dtype = (cpa_dtype)s->site->options.dtype;
+    cpa_dtype dtype = out_dtype(s);
     int64_t dim = s->site->options.v_dim;
     double weights[CPA_MERGE_MAX_STATES], max = -INFINITY, sum = 0;
     for (int64_t j = 0; j < s->states; j++) {
@@ -141,20 +151,26 @@ static bool row_is_wrong(const merge_state *s, int64_t i, const void *out, float
         return true;
     }
     float got[CPA_MAX_HEAD_DIM];
-    cpa_reference_widen((const char *)out + i * dim * cpa_dtype_bytes(dtype), dtype, dim, got);
+    const char *row = (const char *)out + i * dim * cpa_dtype_bytes(dtype);
+    if (dtype == CPA_FP8_E4M3)
+        cpa_dequantise(got, row, dtype, fp8_scale, 0, dim);
+    else
+        cpa_reference_widen(row, dtype, dim, got);
     for (int64_t d = 0; d < dim; d++) {
         double want = 0;
         for (int64_t j = 0; j < s->states; j++) {
             if (weights[j] > 0) want += weights[j] / sum * s->o[j][i * dim + d];
         }
-        double rounding = fabs(cpa_reference_round((float)want, dtype) - want);
+        float rounded = dtype == CPA_FP8_E4M3 ? fp8_scale * cpa_from_e4m3(cpa_to_e4m3((float)want * (1 / fp8_scale)))
+                                              : cpa_reference_round((float)want, dtype);
+        double rounding = fabs(rounded - want);
         if (!(fabs(got[d] - want) <= 2 * rounding + 1e-5)) return true;
     }
     return false;
 }
 
 static int64_t count_wrong(const merge_state *s, const char *out, const float *lse) {
-    int64_t row_bytes = s->site->options.v_dim * cpa_dtype_bytes((cpa_dtype)s->site->options.dtype), wrong = 0;
+    int64_t row_bytes = s->site->options.v_dim * cpa_dtype_bytes(out_dtype(s)), wrong = 0;
     for (int64_t i = 0; i < s->period; i++) wrong += row_is_wrong(s, i, out, lse[i]);
     for (int64_t i = s->period; i < s->head_rows; i++) {
         wrong += memcmp(out + i * row_bytes, out + (i - s->period) * row_bytes, (size_t)row_bytes) != 0 ||
@@ -166,7 +182,7 @@ static int64_t count_wrong(const merge_state *s, const char *out, const float *l
 static cpa_status check(void *state, cpa_bench_row *row, cpa_error *err) {
     const merge_state *s = state;
     int64_t lse_bytes = s->head_rows * (int64_t)sizeof(float);
-    int64_t out_bytes = s->head_rows * s->site->options.v_dim * cpa_dtype_bytes((cpa_dtype)s->site->options.dtype);
+    int64_t out_bytes = s->head_rows * s->site->options.v_dim * cpa_dtype_bytes(out_dtype(s));
     char *out = malloc((size_t)out_bytes);
     float *lse = malloc((size_t)lse_bytes);
     cpa_status status = out && lse ? CPA_OK : cpa_fail(err, CPA_NO_MEMORY, "bench merge: no memory for results");
@@ -184,6 +200,7 @@ static cpa_status check(void *state, cpa_bench_row *row, cpa_error *err) {
 static void release(void *state) {
     merge_state *s = state;
     if (!s) return;
+    cpa_device_free(s->site->device, s->out_scale);
     cpa_device_free(s->site->device, s->out_lse);
     cpa_device_free(s->site->device, s->out);
     for (int64_t i = 0; i < s->states; i++) {

@@ -48,7 +48,7 @@ LISTS = {
     "quantised": [f"{case}{dtype}" for case in DECODE_BESIDE_BF16 + PREFILL_BESIDE_BF16
                   for dtype in ["", *(f":kv-cache-dtype={dtype}" for dtype in QUANTISED)]],
     "varlen": ["64x8K", "64x8K:as-one=true"],
-    "merge": [f"32Kx{n}" for n in STATES] + ["32Kx2:dtype=fp32", "32Kx8:dtype=fp32"],
+    "merge": [f"32Kx{n}" for n in STATES] + ["32Kx2:dtype=fp32", "32Kx8:dtype=fp32", "32Kx2:fp8-out=true"],
     "kv_write": ["128K", "128K:dtype=fp32:kv-cache-dtype=bf16", "128K:block-size=16"],
     "kv_pack": ["128K", "128K:block-size=16"],
     "exchange": [f"{n}:transport={name}:pattern=at-once" for n in MESSAGES for name in ("peer", "nccl")],

@@ -25,13 +25,16 @@ typedef struct cpa_kv_write_args {
     size_t size;
     int64_t tokens;
     cpa_dtype dtype;
-    const void *k;               /* [tokens, kv_heads, k_dim], contiguous */
-    const void *v;               /* [tokens, kv_heads, v_dim], contiguous */
+    const void *k;               /* [tokens, kv_heads, k_dim], k_row_stride elements from token to token */
+    const void *v;               /* [tokens, kv_heads, v_dim], v_row_stride elements from token to token */
     const int64_t *slot_mapping; /* [tokens] */
     cpa_kv_view kv;
     /* [tokens], or NULL: becomes 1 where the key or the value of a token that is written has a NaN or an infinity, in
      * whatever dtype of the cache; is left as it was elsewhere. May be page-locked host memory. */
     uint8_t *nonfinite;
+    int64_t k_row_stride; /* 0 = kv_heads * k_dim; more where k is a slice of a wider tensor, of queries, keys and
+                             values as one product leaves them, say */
+    int64_t v_row_stride; /* 0 = kv_heads * v_dim */
 } cpa_kv_write_args;
 CPA_API cpa_status cpa_kv_write(const cpa_kv_write_args *args, cpa_stream *stream);
 
@@ -206,7 +209,11 @@ CPA_API cpa_status cpa_attend_supported(const cpa_device *device, const cpa_atte
  * by one gives the same bits. An LSE of +inf counts as -inf; a state of zero weight contributes exactly 0, whatever its
  * O holds; if every LSE is -inf the result is O = 0, LSE = -inf. An LSE of NaN, that of a row with a score that was no
  * number (see attend), makes O and LSE of the result NaN; with foreign_lse it counts as -inf too.
- * out and out_lse may be the memory of states[0] when that has no row map (in-place accumulation). */
+ * out and out_lse may be the memory of states[0] when that has no row map (in-place accumulation).
+ *
+ * Options for the states of other libraries, and for what takes the result; zero is as above. O of the result in fp8:
+ * code = e4m3(x * (1 / *out_scale)), both in fp32, saturating, NaN as 0; attention over one set of keys gets such codes
+ * by a merge of its one state. */
 typedef struct cpa_merge_args {
     size_t size;
     int64_t rows;
@@ -216,12 +223,22 @@ typedef struct cpa_merge_args {
     const int32_t *const *row_maps; /* host [n_states] of device [rows]: the row of that state, or -1 for an empty one;
                                        NULL, or NULL for a state: the identity */
     int32_t n_states;               /* at most CPA_MERGE_MAX_STATES */
-    cpa_dtype out_dtype;
-    void *out;                  /* [rows, heads, v_dim], out_row_stride elements from row to row */
-    int64_t out_row_stride;     /* 0 = heads * v_dim */
-    float *out_lse;             /* [rows, heads], or NULL */
-    int64_t out_lse_row_stride; /* 0 = heads */
-    int32_t foreign_lse;        /* 1: NaN counts as an empty state too, as some other libraries leave it */
+    cpa_dtype out_dtype;            /* fp32, bf16, fp16 or CPA_FP8_E4M3 */
+    void *out;                      /* [rows, heads, v_dim], out_row_stride elements from row to row */
+    int64_t out_row_stride;         /* 0 = heads * v_dim */
+    float *out_lse;                 /* [rows, heads], or NULL */
+    int64_t out_lse_row_stride;     /* 0 = heads */
+    int32_t foreign_lse;            /* 1: NaN counts as an empty state too, as some other libraries leave it */
+    cpa_dtype state_dtype;          /* of O of the states, whose `o` points to elements of it; strides count those */
+    const float *out_scale;         /* [1]: if out_dtype is CPA_FP8_E4M3, else NULL */
+    /* The last so many rows take states[n_states - 1] as it is: O in out_dtype, to the bit if that is state_dtype, and
+     * the bits of its LSE, whatever it is. (vLLM says it the other way round: prefill_tokens_with_context of the rows
+     * are merged.) The states before are not read there. */
+    int64_t tail_rows;
+    /* Not 0: the LSEs of the states, or those of the result, are [heads, rows], so many elements from head to head; the
+     * lse_row_stride of the states, or out_lse_row_stride, is 0 or 1 then. */
+    int64_t lse_head_stride, out_lse_head_stride;
+    int32_t lse_base2; /* 1: LSEs are logarithms to the base of 2, those of the states and of the result */
 } cpa_merge_args;
 #define CPA_MERGE_MAX_STATES 64
 CPA_API cpa_status cpa_merge(const cpa_merge_args *args, cpa_stream *stream);

@@ -184,6 +184,44 @@ cpa_status cpa_attend(const cpa_attend_plan *plan, const cpa_attend_args *given,
 
 /* ---- merge ---- */
 
+/* The LSEs of a state or of the result: [rows, heads], or [heads, rows] with head_stride. */
+static cpa_status check_merge_lse(const cpa_merge_args *args, const char *row_name, int64_t row_stride,
+                                  const char *head_name, int64_t head_stride, cpa_error *err) {
+    const int64_t bytes = sizeof(float);
+    if (head_stride == 0) return cpa_check_rows("merge", row_name, args->rows, row_stride, args->heads, bytes, err);
+    REQUIRE(err, row_stride == 0 || row_stride == 1, "merge: %s is %lld and %s is %lld; expected 0 or 1 for the first",
+            row_name, (long long)row_stride, head_name, (long long)head_stride);
+    return cpa_check_rows("merge", head_name, args->heads, head_stride, 1, bytes, err);
+}
+
+static cpa_status check_merge_state(const cpa_merge_args *args, int32_t i, cpa_error *err) {
+    const cpa_partial *state = &args->states[i];
+    const int64_t bytes = cpa_dtype_bytes(args->state_dtype);
+    REQUIRE(err, CPA_RESERVED_IS_ZERO(*state), "merge: the reserved bytes of a partial state are not zero");
+    REQUIRE(err, args->rows == 0 || (state->o && state->lse), "merge: states[%d].%s is NULL", i,
+            state->o ? "lse" : "o");
+    CPA_TRY(cpa_check_aligned("merge", "o", state->o, bytes, err));
+    CPA_TRY(cpa_check_aligned("merge", "lse", state->lse, sizeof(float), err));
+    CPA_TRY(cpa_check_rows("merge", "o_row_stride", args->rows, state->o_row_stride, (int64_t)args->heads * args->v_dim,
+                           bytes, err));
+    CPA_TRY(
+        check_merge_lse(args, "lse_row_stride", state->lse_row_stride, "lse_head_stride", args->lse_head_stride, err));
+    return args->row_maps ? cpa_check_aligned("merge", "a row map", args->row_maps[i], sizeof(int32_t), err) : CPA_OK;
+}
+
+static cpa_status check_merge_options(const cpa_merge_args *args, cpa_error *err) {
+    const int fp8 = args->out_dtype == CPA_FP8_E4M3;
+    REQUIRE(err, args->foreign_lse == 0 || args->foreign_lse == 1, "merge: foreign_lse is %d, expected 0 or 1",
+            args->foreign_lse);
+    REQUIRE(err, args->lse_base2 == 0 || args->lse_base2 == 1, "merge: lse_base2 is %d, expected 0 or 1",
+            args->lse_base2);
+    REQUIRE(err, fp8 == (args->out_scale != NULL), "merge: out_dtype is %s and out_scale is %s, expected one for %s",
+            cpa_dtype_name(args->out_dtype), args->out_scale ? "set" : "NULL", cpa_dtype_name(CPA_FP8_E4M3));
+    REQUIRE(err, args->tail_rows >= 0 && args->tail_rows <= args->rows,
+            "merge: tail_rows is %lld, expected 0 to the %lld rows", (long long)args->tail_rows, (long long)args->rows);
+    return cpa_check_aligned("merge", "out_scale", args->out_scale, sizeof(float), err);
+}
+
 static cpa_status check_merge(const cpa_merge_args *args, cpa_error *err) {
     REQUIRE(err, args->rows >= 0 && args->rows <= CPA_MOST_TOKENS, "merge: rows is %lld, expected 0 to 2^44",
             (long long)args->rows);
@@ -192,24 +230,20 @@ static cpa_status check_merge(const cpa_merge_args *args, cpa_error *err) {
     CPA_TRY(cpa_check_dim("merge", "v_dim", args->v_dim, err));
     REQUIRE(err, args->n_states >= 1 && args->n_states <= CPA_MERGE_MAX_STATES, "merge: n_states is %d, expected 1..%d",
             args->n_states, CPA_MERGE_MAX_STATES);
-    CPA_TRY(cpa_check_dtype("merge", "out_dtype", args->out_dtype, err));
+    REQUIRE(err, cpa_dtype_is_plain(args->out_dtype) || args->out_dtype == CPA_FP8_E4M3,
+            "merge: out_dtype is %d, expected fp32, bf16, fp16 or fp8_e4m3", (int)args->out_dtype);
+    CPA_TRY(cpa_check_dtype("merge", "state_dtype", args->state_dtype, err));
+    CPA_TRY(check_merge_options(args, err));
     REQUIRE(err, args->states, "merge: states is NULL");
-    for (int32_t i = 0; i < args->n_states; i++) {
-        REQUIRE(err, args->rows == 0 || (args->states[i].o && args->states[i].lse), "merge: states[%d].%s is NULL", i,
-                args->states[i].o ? "lse" : "o");
-        CPA_TRY(cpa_check_state("merge", &args->states[i], args->rows, args->heads, args->v_dim, err));
-        if (args->row_maps) CPA_TRY(cpa_check_aligned("merge", "a row map", args->row_maps[i], sizeof(int32_t), err));
-    }
+    for (int32_t i = 0; i < args->n_states; i++) CPA_TRY(check_merge_state(args, i, err));
     REQUIRE(err, args->rows == 0 || args->out, "merge: out is NULL");
-    REQUIRE(err, args->foreign_lse == 0 || args->foreign_lse == 1, "merge: foreign_lse is %d, expected 0 or 1",
-            args->foreign_lse);
     const int64_t bytes = cpa_dtype_bytes(args->out_dtype);
     CPA_TRY(cpa_check_aligned("merge", "out", args->out, bytes, err));
     CPA_TRY(cpa_check_aligned("merge", "out_lse", args->out_lse, sizeof(float), err));
     CPA_TRY(cpa_check_rows("merge", "out_row_stride", args->rows, args->out_row_stride,
                            (int64_t)args->heads * args->v_dim, bytes, err));
-    return cpa_check_rows("merge", "out_lse_row_stride", args->rows, args->out_lse_row_stride, args->heads,
-                          sizeof(float), err);
+    return check_merge_lse(args, "out_lse_row_stride", args->out_lse_row_stride, "out_lse_head_stride",
+                           args->out_lse_head_stride, err);
 }
 
 cpa_status cpa_merge(const cpa_merge_args *given, cpa_stream *stream) {

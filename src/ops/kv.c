@@ -46,8 +46,10 @@ static cpa_status check_kv_write(const cpa_kv_write_args *args, cpa_stream *stre
     CPA_TRY(cpa_check_aligned("kv_write", "k", args->k, bytes, err));
     CPA_TRY(cpa_check_aligned("kv_write", "v", args->v, bytes, err));
     CPA_TRY(cpa_check_aligned("kv_write", "slot_mapping", args->slot_mapping, sizeof *args->slot_mapping, err));
-    CPA_TRY(cpa_check_rows("kv_write", "k rows of", args->tokens, 0, heads * args->kv.k_dim, bytes, err));
-    CPA_TRY(cpa_check_rows("kv_write", "v rows of", args->tokens, 0, heads * args->kv.v_dim, bytes, err));
+    CPA_TRY(cpa_check_rows("kv_write", "k_row_stride", args->tokens, args->k_row_stride, heads * args->kv.k_dim, bytes,
+                           err));
+    CPA_TRY(cpa_check_rows("kv_write", "v_row_stride", args->tokens, args->v_row_stride, heads * args->kv.v_dim, bytes,
+                           err));
     return stream->device->debug_checks ? check_slots(args, stream) : CPA_OK;
 }
 

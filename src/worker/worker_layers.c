@@ -47,9 +47,14 @@ static cpa_status layer_in(cpa_worker *worker, int32_t layer, const cpa_model_st
     CPA_TRY(model_failed(stream, "layer_in", layer, network->layer_in(network->ctx, layer, step, &args, stream)));
     cpa_spans_end(spans, span, stream);
     if (network->writes_cache) return CPA_OK;
-    const cpa_kv_write_args write = {
-        sizeof write, step->rows.count, worker->options.model.attention.dtype, k, v, worker->arrays.slots,
-        *kv,          nonfinite};
+    const cpa_kv_write_args write = {.size = sizeof write,
+                                     .tokens = step->rows.count,
+                                     .dtype = worker->options.model.attention.dtype,
+                                     .k = k,
+                                     .v = v,
+                                     .slot_mapping = worker->arrays.slots,
+                                     .kv = *kv,
+                                     .nonfinite = nonfinite};
     span = cpa_spans_begin(spans, CPA_SPAN_KV_WRITE, 0, stream);
     CPA_TRY(worker->device->operators->kv_write(&write, stream));
     cpa_spans_end(spans, span, stream);

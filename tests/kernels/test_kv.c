@@ -73,7 +73,7 @@ static void write_slots(const cpa_kv_view *view, int64_t slots) {
     void *device_k = cpa_test_upload(stream, k, slots * HEADS * K_DIM * (int64_t)sizeof *k);
     void *device_v = cpa_test_upload(stream, v, slots * HEADS * V_DIM * (int64_t)sizeof *v);
     int64_t *device_mapping = cpa_test_upload(stream, mapping, slots * (int64_t)sizeof *mapping);
-    cpa_kv_write_args args = {sizeof args, slots, CPA_F32, device_k, device_v, device_mapping, *view, NULL};
+    cpa_kv_write_args args = {sizeof args, slots, CPA_F32, device_k, device_v, device_mapping, *view, NULL, 0, 0};
     CU_ASSERT_EQUAL(cpa_kv_write(&args, stream), CPA_OK);
     CU_ASSERT_EQUAL(cpa_stream_sync(stream), CPA_OK);
     cpa_test_free(stream, device_mapping);
@@ -101,6 +101,65 @@ static void tokens_land_in_their_slots_and_nowhere_else(void) {
                                   : is_poison(&f, s / block_size, s % block_size));
             }
             cpa_kv_fixture_destroy(&f);
+            close_device();
+        }
+    }
+}
+
+/* Queries, keys and values as one product leaves them: k and v are slices of its rows, whose ends are poison. A row is
+ * written with the bits that it has when it is contiguous. */
+static void slices_of_wider_rows_are_written_like_contiguous_ones(void) {
+    enum { TOKENS = 70, DIM = 32, WIDTH = HEADS * DIM, Q = 5 * DIM };
+    for (int pair = 0; pair < CPA_DTYPE_COUNT * CPA_KV_DTYPE_COUNT; pair++) {
+        const cpa_dtype from = (cpa_dtype)(pair % CPA_DTYPE_COUNT), to = (cpa_dtype)(pair / CPA_DTYPE_COUNT);
+        /* A stride that allows vectors, and one that does not. */
+        for (int64_t stride = Q + 2 * WIDTH + 8; stride >= Q + 2 * WIDTH + 7; stride--) {
+            const int64_t bytes = cpa_dtype_bytes(from), row = WIDTH * bytes;
+            cpa_kv_fixture caches[2];
+            int64_t mapping[TOKENS];
+            char *qkv = cpa_test_poisoned(TOKENS * stride, bytes), *apart[2];
+            open_device(1);
+            for (int part = 0; part < 2; part++) apart[part] = malloc((size_t)(TOKENS * row));
+            for (int64_t t = 0; t < TOKENS; t++) {
+                mapping[t] = t % 9 == 4 ? -1 : (t * 29) % (BLOCKS * 16);
+                for (int part = 0; part < 2; part++) {
+                    float wide[WIDTH];
+                    for (int i = 0; i < WIDTH; i++) wide[i] = element(t, i / DIM, i % DIM, part);
+                    cpa_narrow(apart[part] + t * row, wide, from, WIDTH);
+                    memcpy(qkv + (t * stride + Q + part * WIDTH) * bytes, apart[part] + t * row, (size_t)row);
+                }
+            }
+            int64_t *slots = cpa_test_upload(stream, mapping, sizeof mapping);
+            for (int sliced = 0; sliced < 2; sliced++) {
+                cpa_kv_fixture *f = &caches[sliced];
+                cpa_kv_fixture_init_view(f,
+                                         (cpa_kv_view){.dtype = to,
+                                                       .block_size = 16,
+                                                       .num_blocks = BLOCKS,
+                                                       .kv_heads = HEADS,
+                                                       .k_dim = DIM,
+                                                       .v_dim = DIM},
+                                         0);
+                const cpa_kv_view view = cpa_kv_fixture_upload(f, stream);
+                cpa_kv_write_args args = {
+                    .size = sizeof args, .tokens = TOKENS, .dtype = from, .slot_mapping = slots, .kv = view};
+                char *rows = sliced ? cpa_test_upload(stream, qkv, TOKENS * stride * bytes)
+                                    : cpa_test_upload(stream, apart[0], TOKENS * row);
+                char *values = sliced ? NULL : cpa_test_upload(stream, apart[1], TOKENS * row);
+                args.k = sliced ? rows + Q * bytes : rows;
+                args.v = sliced ? rows + (Q + WIDTH) * bytes : values;
+                if (sliced) args.k_row_stride = args.v_row_stride = stride;
+                CU_ASSERT_EQUAL(cpa_kv_write(&args, stream), CPA_OK);
+                cpa_kv_fixture_download(f, &view, stream);
+                cpa_test_free(stream, values);
+                cpa_test_free(stream, rows);
+                cpa_kv_view_free(&view, stream);
+            }
+            CU_ASSERT(memcmp(caches[0].view.k, caches[1].view.k, (size_t)caches[0].k_bytes) == 0);
+            CU_ASSERT(memcmp(caches[0].view.v, caches[1].view.v, (size_t)caches[0].v_bytes) == 0);
+            for (int i = 0; i < 2; i++) cpa_kv_fixture_destroy(&caches[i]), free(apart[i]);
+            cpa_test_free(stream, slots);
+            free(qkv);
             close_device();
         }
     }
@@ -221,13 +280,16 @@ static void wrong_arguments_are_named_and_change_nothing(void) {
     const int64_t slot = BLOCKS * 16;
     void *k = cpa_test_upload(stream, zeros, sizeof zeros);
     int64_t *mapping = cpa_test_upload(stream, &slot, sizeof slot);
-    cpa_kv_write_args write = {sizeof write, 1, CPA_F32, k, k, mapping, view, NULL};
+    cpa_kv_write_args write = {sizeof write, 1, CPA_F32, k, k, mapping, view, NULL, 0, 0};
     /* The host refuses the call; a device, which reads the mapping later, the next wait for the stream. */
     cpa_status status = cpa_kv_write(&write, stream);
     if (status == CPA_OK) status = cpa_stream_sync(stream);
     CU_ASSERT_EQUAL(status, CPA_INVALID);
     CU_ASSERT_PTR_NOT_NULL(strstr(cpa_stream_error(stream), "slot_mapping[0] is 192"));
     CU_ASSERT_EQUAL(cpa_stream_sync(stream), CPA_OK);
+    write.k_row_stride = HEADS * K_DIM - 1;
+    CU_ASSERT_EQUAL(cpa_kv_write(&write, stream), CPA_INVALID);
+    CU_ASSERT_PTR_NOT_NULL(strstr(cpa_stream_error(stream), "k_row_stride is 71, expected 0 or at least 72"));
     write.size = 3;
     CU_ASSERT_EQUAL(cpa_kv_write(&write, stream), CPA_INVALID);
     CU_ASSERT_PTR_NOT_NULL(strstr(cpa_stream_error(stream), "struct size is 3"));
@@ -242,6 +304,7 @@ static void wrong_arguments_are_named_and_change_nothing(void) {
 
 static const cpa_test tests[] = {
     {"tokens land in their slots and nowhere else", tokens_land_in_their_slots_and_nowhere_else},
+    {"slices of wider rows are written like contiguous ones", slices_of_wider_rows_are_written_like_contiguous_ones},
     {"tokens that are not finite are told", tokens_that_are_not_finite_are_told},
     {"copied blocks equal their source in either layout", copied_blocks_equal_their_source_in_either_layout},
     {"packed ranges are consecutive and leave tails alone", packed_ranges_are_consecutive_and_leave_tails_alone},

@@ -238,6 +238,9 @@ extern "C" cpa_status cpa_cuda_merge(const cpa_merge_args *args, const cpa_store
     if (status != CPA_OK) return status;
     if (args->rows > INT32_MAX)
         return cpa_cuda_unsupported(stream, "merge: more rows than a 32-bit index counts", args->rows);
+    if (args->out_dtype == CPA_FP8_E4M3 || args->state_dtype != CPA_F32 || args->tail_rows > 0 ||
+        args->lse_head_stride || args->out_lse_head_stride || args->lse_base2)
+        return cpa_cuda_merge_forms(args, awaited, stream);
     merge_args a = {};
     a.rows = args->rows;
     a.heads = args->heads;

@@ -12,6 +12,7 @@ constexpr int THREADS = 256;
 /* Keys or values: where they come from and where they go. */
 struct tensor {
     const void *from;
+    int64_t row_stride; /* elements from token to token of what comes */
     char *to;
     int32_t dim;
     int64_t block_stride, token_stride, head_stride;
@@ -44,6 +45,7 @@ __global__ void __launch_bounds__(THREADS) kv_quantise(const __grid_constant__ q
         if (lane == 0 && atomicExch(&a.bad_slot->found, 1) == 0) a.bad_slot->token = token, a.bad_slot->slot = slot;
         return;
     }
+    const int64_t from = token * t.row_stride + head * t.dim;
     float x[ROUNDS][WIDTH], low = 0, high = 0;
     bool nonfinite = false;
 #pragma unroll
@@ -51,7 +53,7 @@ __global__ void __launch_bounds__(THREADS) kv_quantise(const __grid_constant__ q
 #pragma unroll
         for (int e = 0; e < WIDTH; e++) {
             const int32_t d = (i * WARP_LANES + lane) * WIDTH + e;
-            x[i][e] = d < t.dim ? read_element(t.from, a.from, row * t.dim + d) : 0;
+            x[i][e] = d < t.dim ? read_element(t.from, a.from, from + d) : 0;
             const float finite = finite_or_zero(x[i][e]);
             nonfinite |= is_nonfinite(x[i][e]);
             low = fminf(low, finite);
@@ -85,9 +87,10 @@ extern "C" cpa_status cpa_cuda_kv_quantise(const cpa_kv_write_args *args, cpa_st
     const cpa_kv_view kv = cpa_kv_view_resolve(args->kv);
     const int64_t k_words = cpa_kv_words_at(&kv, CPA_KEYS), v_words = cpa_kv_words_at(&kv, CPA_VALUES);
     const quantise_args a = {
-        {{args->k, (char *)kv.k, kv.k_dim, kv.k_block_stride, kv.k_token_stride, kv.k_head_stride, k_words, kv.k_scale},
-         {args->v, (char *)kv.v, kv.v_dim, kv.v_block_stride, kv.v_token_stride, kv.v_head_stride, v_words,
-          kv.v_scale}},
+        {{args->k, args->k_row_stride ? args->k_row_stride : (int64_t)kv.kv_heads * kv.k_dim, (char *)kv.k, kv.k_dim,
+          kv.k_block_stride, kv.k_token_stride, kv.k_head_stride, k_words, kv.k_scale},
+         {args->v, args->v_row_stride ? args->v_row_stride : (int64_t)kv.kv_heads * kv.v_dim, (char *)kv.v, kv.v_dim,
+          kv.v_block_stride, kv.v_token_stride, kv.v_head_stride, v_words, kv.v_scale}},
         args->dtype,
         kv.dtype,
         args->tokens * kv.kv_heads,

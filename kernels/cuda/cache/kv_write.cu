@@ -10,6 +10,7 @@ constexpr int THREADS = 256, WARP_LANES = 32, AT_ONCE = 4;
 /* Keys or values: where they come from and where they go. */
 struct tensor {
     const void *from;
+    int64_t row_stride; /* elements from token to token of what comes */
     void *to;
     int32_t dim;
     int64_t block_stride, token_stride, head_stride;
@@ -40,7 +41,7 @@ __global__ void __launch_bounds__(THREADS) kv_write(const __grid_constant__ writ
         return;
     }
     const int64_t block = slot >> a.block_shift, offset = slot & ((1 << a.block_shift) - 1);
-    const unit_of<From, UNIT> *from = (const unit_of<From, UNIT> *)t.from + token * token_units;
+    const unit_of<From, UNIT> *from = (const unit_of<From, UNIT> *)((const From *)t.from + token * t.row_stride);
     To *to = (To *)t.to + block * t.block_stride + offset * t.token_stride;
     bool nonfinite = false;
     for (int32_t first = lane; first < token_units; first += AT_ONCE * WARP_LANES) {
@@ -99,9 +100,11 @@ extern "C" cpa_status cpa_cuda_kv_write(const cpa_kv_write_args *args, cpa_strea
     if (status != CPA_OK) return status;
     if (cpa_dtype_is_quantised(args->kv.dtype)) return cpa_cuda_kv_quantise(args, stream);
     const cpa_kv_view kv = cpa_kv_view_resolve(args->kv);
+    const int64_t k_row_stride = args->k_row_stride ? args->k_row_stride : (int64_t)kv.kv_heads * kv.k_dim;
+    const int64_t v_row_stride = args->v_row_stride ? args->v_row_stride : (int64_t)kv.kv_heads * kv.v_dim;
     const write_args a = {
-        {{args->k, kv.k, kv.k_dim, kv.k_block_stride, kv.k_token_stride, kv.k_head_stride},
-         {args->v, kv.v, kv.v_dim, kv.v_block_stride, kv.v_token_stride, kv.v_head_stride}},
+        {{args->k, k_row_stride, kv.k, kv.k_dim, kv.k_block_stride, kv.k_token_stride, kv.k_head_stride},
+         {args->v, v_row_stride, kv.v, kv.v_dim, kv.v_block_stride, kv.v_token_stride, kv.v_head_stride}},
         args->tokens,
         kv.kv_heads,
         cpa_cuda_log2(kv.block_size),
@@ -111,7 +114,7 @@ extern "C" cpa_status cpa_cuda_kv_write(const cpa_kv_write_args *args, cpa_strea
         args->nonfinite,
     };
     const int64_t strides = kv.k_block_stride | kv.k_token_stride | kv.k_head_stride | kv.v_block_stride |
-                            kv.v_token_stride | kv.v_head_stride | kv.k_dim | kv.v_dim;
+                            kv.v_token_stride | kv.v_head_stride | kv.k_dim | kv.v_dim | k_row_stride | v_row_stride;
     const uintptr_t pointers = (uintptr_t)args->k | (uintptr_t)args->v | (uintptr_t)kv.k | (uintptr_t)kv.v;
     const bool vectors = strides % 8 == 0 && pointers % 16 == 0;
     if (args->dtype == CPA_F32) {

@@ -135,6 +135,8 @@ cpa_status cpa_cuda_attend_supported(const cpa_device *device, const char *where
 cpa_status cpa_cuda_attend(const cpa_attend_plan *plan, const cpa_attend_args *args, const void *ready_q,
                            cpa_stream *stream);
 cpa_status cpa_cuda_merge(const cpa_merge_args *args, const cpa_store_batch *awaited, cpa_stream *stream);
+/* With rows, and options that make states or the result other than fp32 rows with natural logarithms. */
+cpa_status cpa_cuda_merge_forms(const cpa_merge_args *args, const cpa_store_batch *awaited, cpa_stream *stream);
 cpa_status cpa_cuda_state_pack(const cpa_state_pack_args *args, cpa_stream *stream);
 cpa_status cpa_cuda_state_merge_packed(const cpa_state_merge_packed_args *args, cpa_stream *stream);
 cpa_status cpa_cuda_synthesize(const cpa_synth_args *args, cpa_stream *stream);
