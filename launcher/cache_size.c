@@ -18,10 +18,9 @@ int64_t cpa_cache_blocks_of(const cpa_cache_limits *limits, int64_t tokens) {
 }
 
 int64_t cpa_cache_tokens_of(const cpa_cache_limits *limits, int64_t blocks) {
-    int64_t run_blocks = limits->map.interleave / limits->block_size;
-    int64_t runs = blocks / run_blocks, rest = blocks % run_blocks * limits->block_size;
+    const int64_t held = blocks * limits->block_size, run = limits->map.interleave;
     /* Whole rounds over all ranks, then what shard 0 still has room for; if that is nothing, shard 0 would be next. */
-    return runs * limits->map.interleave * limits->map.cp_size + rest;
+    return held / run * run * limits->map.cp_size + held % run;
 }
 
 static int64_t cached_tokens(const cpa_request *request) {

@@ -180,11 +180,17 @@ static char plain(char c) {
     return c == '_' ? '-' : c;
 }
 
+/* Whether the first `length` bytes of `name` are the name that a field is known by. */
+static int is_named(const char *known, const char *name, size_t length) {
+    size_t i = 0;
+    while (i < length && plain(name[i]) == plain(known[i])) i++;
+    return i == length && known[i] == 0;
+}
+
 const cpa_field *cpa_field_find(const cpa_field *fields, int n_fields, const char *name, size_t name_length) {
     for (int f = 0; f < n_fields; f++) {
-        size_t i = 0;
-        while (i < name_length && plain(name[i]) == plain(fields[f].name[i])) i++;
-        if (i == name_length && fields[f].name[i] == 0) return &fields[f];
+        if (is_named(fields[f].name, name, name_length)) return &fields[f];
+        if (fields[f].alias && is_named(fields[f].alias, name, name_length)) return &fields[f];
     }
     return NULL;
 }

@@ -32,7 +32,8 @@ typedef struct cpa_field {
     double word_value;
     int power_of_two; /* INT: only powers of two */
     const char *help;
-    int secret; /* the value is not written into results */
+    int secret;        /* the value is not written into results */
+    const char *alias; /* another name that it is found by; NULL: there is none */
 } cpa_field;
 
 /* Parses `text` into the field of `object`. Otherwise CPA_INVALID, "WHERE: found 'TEXT', expected ...", and the object

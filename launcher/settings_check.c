@@ -134,9 +134,11 @@ cpa_status cpa_settings_check(const cpa_settings *settings, cpa_error *err) {
     CPA_TRY(check_outputs(settings, err));
     cpa_metrics_options ignored;
     CPA_TRY(cpa_settings_metrics(settings, &ignored, err));
-    if (settings->interleave % settings->block_size != 0) {
+    if (settings->interleave != 0 &&
+        !cpa_interleave_fits((int32_t)settings->interleave, (int32_t)settings->block_size)) {
         return cpa_fail(err, CPA_INVALID,
-                        "--cp-kv-cache-interleave-size: found %lld, expected a multiple of the block size %lld",
+                        "--cp-kv-cache-interleave-size: found %lld, expected a divisor or a multiple of the block size "
+                        "%lld",
                         (long long)settings->interleave, (long long)settings->block_size);
     }
     return CPA_OK;

@@ -125,7 +125,10 @@ const cpa_field cpa_settings_rows[] = {
      .help =
          "blocks of one rank, each with all layers; auto: enough for the run, or as serve is told, if memory allows"},
     {"Cache", "cp-kv-cache-interleave-size", "N", INT(interleave, "auto", 0, 0x1p30), .word = "auto",
-     .help = "tokens in a row that one rank owns, a multiple of the block size; auto: the block size"},
+     .alias = "interleave",
+     .help =
+         "tokens in a row that one rank owns, a multiple or a divisor of the block size; auto: the block size; also "
+         "--interleave"},
     {"Cache", "local-context", "N", INT(local_context, "auto", 0, TOKENS_MAX), .word = "auto", .word_value = -1,
      .help = "requests of up to N tokens stay on one rank and decode without any exchange; 0: none; auto: on GPUs "
              "those that are sooner done like that, on the host none"},

@@ -54,7 +54,7 @@ typedef struct cpa_context_options {
     size_t size;
     cpa_attention_shape shape; /* the layout does not matter: each layer's view has its strides */
     int32_t block_size;
-    int32_t interleave;    /* 0 = block_size; a multiple of block_size */
+    int32_t interleave;    /* 0 = block_size; a multiple or a divisor of block_size */
     int64_t staging_bytes; /* bound on the pass-KV buffers of this rank; 0 = 64 MiB, on a device with memory
                               of its own 2 GiB, or the least if that is more; at most 1 TiB */
     int64_t max_rows;      /* most new tokens in one step, over all ranks */
@@ -97,7 +97,8 @@ typedef struct cpa_context_stats {
 
 /* Collective over `comm`, which must outlive the context, as must `device`; a context is used by one thread at a time,
  * the one that uses its communicator. staging_bytes must hold, on the host, four segments of cpa_attend_split_tokens
- * tokens, with N ranks on devices 2 N of 1024 tokens, rounded up to the interleave: cpa_context_least_staging. *out is
+ * tokens, with N ranks on devices 2 N of 1024 tokens, rounded up to the interleave, or four where the interleave is less than a
+ * block: cpa_context_least_staging. *out is
  * set only on success. */
 CPA_API cpa_status cpa_context_create(cpa_comm *comm, cpa_device *device, const cpa_context_options *options,
                                       cpa_context **out, cpa_error *err);

@@ -49,7 +49,7 @@ typedef struct cpa_engine_options {
     cpa_model_shape model;
     int32_t block_size;             /* a power of two up to 512; 0 = 16 */
     int64_t num_blocks;             /* of one rank; each holds every layer */
-    int32_t interleave;             /* 0 = block_size */
+    int32_t interleave;             /* a multiple or a divisor of block_size; 0 = block_size */
     int64_t max_num_batched_tokens; /* 0 = 2048 */
     int32_t max_num_seqs;           /* 0 = 256 */
     cpa_algorithm algorithm;
@@ -152,7 +152,9 @@ typedef struct cpa_engine_stats {
     int64_t kv_blocks;     /* of one rank */
     int64_t kv_peak;       /* most in use on any rank */
     int64_t preemptions;
-    int64_t prefix_queries; /* full blocks of the prompts, and how many of them were in the cache already */
+    /* Full blocks of the prompts, and how many of them were in the cache already; where the interleave is less than a
+     * block, those of full units, a block on each rank. */
+    int64_t prefix_queries;
     int64_t prefix_hits;
     int64_t evictions;               /* cached blocks that made room */
     int64_t swapped_out, swapped_in; /* blocks, sum over ranks */

@@ -1,7 +1,7 @@
 /* Who owns a token, and where the tokens of a shard sit in the sequence.
  *
  * A sequence is sharded over the N ranks of a context-parallel group in runs of I tokens (I a multiple of the block
- * size). With `first` the rank that owns position 0,
+ * size, or a divisor of it). With `first` the rank that owns position 0,
  *     owner(t) = (t / I + first) mod N
  * With shard = (rank - first) mod N, the i-th token of a shard sits at
  *     pos(i) = ((i / I) * N + shard) * I + i mod I
@@ -55,6 +55,12 @@ typedef struct cpa_token_set {
 CPA_HOST_DEVICE CPA_INLINE int cpa_placement_is_valid(cpa_owner_map map, cpa_placement placement) {
     return (placement.kind == CPA_SHARDED || placement.kind == CPA_ON_RANK) && placement.rank >= 0 &&
            placement.rank < map.cp_size;
+}
+
+/* Whether runs and blocks of these lengths fit each other: runs are whole blocks, or blocks whole runs. What takes,
+ * shares and frees blocks of all ranks needs that; attention over given block tables does not. */
+CPA_HOST_DEVICE CPA_INLINE int cpa_interleave_fits(int32_t interleave, int32_t block_size) {
+    return interleave >= 1 && block_size >= 1 && (interleave % block_size == 0 || block_size % interleave == 0);
 }
 
 /* The rank that owns the token at position t >= 0. */

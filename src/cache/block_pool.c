@@ -105,6 +105,11 @@ static void unlink_kept(cpa_block_pool *pool, int32_t block) {
     pool->kept_count--;
 }
 
+static void push_empty(cpa_block_pool *pool, int32_t block) {
+    pool->ring[(pool->head + pool->empty_count) % pool->total] = block;
+    pool->empty_count++;
+}
+
 static int32_t take_empty(cpa_block_pool *pool) {
     int32_t block = pool->ring[pool->head];
     pool->head = pool->head + 1 < pool->total ? pool->head + 1 : 0;
@@ -171,14 +176,21 @@ cpa_status cpa_block_pool_keep(cpa_block_pool *pool, int32_t block, int32_t part
     return CPA_OK;
 }
 
+void cpa_block_pool_forget(cpa_block_pool *pool, int32_t block) {
+    if (!pool->party[block]) return;
+    const int idle = pool->owners[block] == 0;
+    if (idle) unlink_kept(pool, block);
+    pool->party[block] = 0;
+    if (idle) push_empty(pool, block);
+}
+
 cpa_status cpa_block_pool_release(cpa_block_pool *pool, int32_t block, cpa_error *err) {
     CPA_TRY(check_in_use(pool, block, "release", err));
     if (--pool->owners[block] > 0) return CPA_OK;
     if (pool->party[block]) {
         push_kept(pool, block);
     } else {
-        pool->ring[(pool->head + pool->empty_count) % pool->total] = block;
-        pool->empty_count++;
+        push_empty(pool, block);
     }
     return CPA_OK;
 }

@@ -36,6 +36,8 @@ int cpa_block_pool_take(cpa_block_pool *pool, int64_t n, int32_t *out);
 /* Keeps a block in use for a party (0, 1, ...) for when it has no owner any more. A block without an owner and a
  * negative party are CPA_INVALID. A block that is kept already stays with its party. */
 cpa_status cpa_block_pool_keep(cpa_block_pool *pool, int32_t block, int32_t party, cpa_error *err);
+/* The block is no longer kept: it is empty when it has no owner, or at once. */
+void cpa_block_pool_forget(cpa_block_pool *pool, int32_t block);
 /* One more owner of a block that is in use or kept; a free block or an id out of range is CPA_INVALID. */
 cpa_status cpa_block_pool_retain(cpa_block_pool *pool, int32_t block, cpa_error *err);
 /* One owner less; the last one frees the block, or leaves it to be found if it is kept. A free block (double free) or

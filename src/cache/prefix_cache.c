@@ -11,20 +11,21 @@
 #define HASH_FUNCTION(key, length, hash) memcpy(&(hash), (key), sizeof(hash))
 #include "base/hash_table.h"
 
-typedef struct entry {
+/* What is found by one digest. */
+typedef struct unit {
     cpa_prefix_digest digest;
-    int32_t block;
-    UT_hash_handle hh; /* hh.tbl is NULL while it cannot be found */
-} entry;
+    UT_hash_handle hh;
+    int32_t blocks[]; /* [cp_size] */
+} unit;
 
 struct cpa_prefix_cache {
     int32_t cp_size;
     int64_t num_blocks;
     EVP_MD *sha256;
     EVP_MD_CTX *hasher;
-    uint8_t *text;   /* parent digest, then tokens */
-    entry **entries; /* [cp_size * 2][num_blocks]: full, then partial; memory that is touched when it is used */
-    entry *found;    /* hash table */
+    uint8_t *text; /* parent digest, then tokens */
+    unit ***units; /* [cp_size * 2][num_blocks] of each block: full, then partial; NULL while it cannot be found */
+    unit *found;   /* hash table */
 };
 
 cpa_status cpa_prefix_cache_create(int32_t cp_size, int64_t num_blocks, int32_t block_size, cpa_prefix_cache **out,
@@ -40,10 +41,10 @@ cpa_status cpa_prefix_cache_create(int32_t cp_size, int64_t num_blocks, int32_t 
         return cpa_fail(err, CPA_UNSUPPORTED, "prefix cache: OpenSSL gives no SHA-256");
     }
     cache->text = malloc(sizeof(cpa_prefix_digest) + (size_t)block_size * sizeof(uint32_t));
-    cache->entries = calloc(2 * (size_t)cp_size, sizeof *cache->entries);
-    if (!cache->text || !cache->entries) goto no_memory;
+    cache->units = calloc(2 * (size_t)cp_size, sizeof *cache->units);
+    if (!cache->text || !cache->units) goto no_memory;
     for (int32_t i = 0; i < 2 * cp_size; i++)
-        if (!(cache->entries[i] = calloc((size_t)num_blocks, sizeof **cache->entries))) goto no_memory;
+        if (!(cache->units[i] = calloc((size_t)num_blocks, sizeof **cache->units))) goto no_memory;
     *out = cache;
     return CPA_OK;
 
@@ -55,9 +56,13 @@ no_memory:
 
 void cpa_prefix_cache_destroy(cpa_prefix_cache *cache) {
     if (!cache) return;
-    HASH_CLEAR(hh, cache->found);
-    for (int32_t i = 0; cache->entries && i < 2 * cache->cp_size; i++) free(cache->entries[i]);
-    free(cache->entries);
+    unit *u, *next;
+    HASH_ITER(hh, cache->found, u, next) {
+        HASH_DEL(cache->found, u);
+        free(u);
+    }
+    for (int32_t i = 0; cache->units && i < 2 * cache->cp_size; i++) free(cache->units[i]);
+    free(cache->units);
     free(cache->text);
     EVP_MD_CTX_free(cache->hasher);
     EVP_MD_free(cache->sha256);
@@ -85,31 +90,52 @@ int cpa_prefix_cache_link(cpa_prefix_cache *cache, const cpa_prefix_digest *pare
            EVP_DigestFinal_ex(cache->hasher, out->bytes, NULL);
 }
 
-int32_t cpa_prefix_cache_find(const cpa_prefix_cache *cache, const cpa_prefix_digest *digest) {
-    entry *e;
-    HASH_FIND(hh, cache->found, digest, sizeof *digest, e);
-    return e ? e->block : -1;
+static unit *find(const cpa_prefix_cache *cache, const cpa_prefix_digest *digest) {
+    unit *u;
+    HASH_FIND(hh, cache->found, digest, sizeof *digest, u);
+    return u;
 }
 
-int cpa_prefix_cache_add(cpa_prefix_cache *cache, const cpa_prefix_digest *digest, int32_t rank, int32_t block,
-                         int partial) {
-    entry *e = &cache->entries[2 * rank + partial][block];
-    if (e->hh.tbl || cpa_prefix_cache_find(cache, digest) >= 0) return 0;
-    e->digest = *digest;
-    e->block = block;
-    HASH_ADD(hh, cache->found, digest, sizeof e->digest, e);
-    return e->hh.tbl != NULL;
+const int32_t *cpa_prefix_cache_find(const cpa_prefix_cache *cache, const cpa_prefix_digest *digest) {
+    const unit *u = find(cache, digest);
+    return u ? u->blocks : NULL;
+}
+
+/* Makes the blocks of a unit name `to`: it, or NULL. */
+static void name_blocks(cpa_prefix_cache *cache, const unit *u, int partial, unit *to) {
+    for (int32_t r = 0; r < cache->cp_size; r++)
+        if (u->blocks[r] >= 0) cache->units[2 * r + partial][u->blocks[r]] = to;
+}
+
+int cpa_prefix_cache_add(cpa_prefix_cache *cache, const cpa_prefix_digest *digest, const int32_t *blocks, int partial) {
+    const size_t bytes = (size_t)cache->cp_size * sizeof *blocks;
+    for (int32_t r = 0; r < cache->cp_size; r++)
+        if (blocks[r] >= 0 && cache->units[2 * r + partial][blocks[r]]) return 0;
+    if (find(cache, digest)) return 0;
+    unit *u = calloc(1, sizeof *u + bytes);
+    if (!u) return 0;
+    u->digest = *digest;
+    memcpy(u->blocks, blocks, bytes);
+    HASH_ADD(hh, cache->found, digest, sizeof u->digest, u);
+    if (!u->hh.tbl) {
+        free(u);
+        return 0;
+    }
+    name_blocks(cache, u, partial, u);
+    return 1;
+}
+
+const int32_t *cpa_prefix_cache_unit(const cpa_prefix_cache *cache, int32_t rank, int32_t block) {
+    const unit *full = cache->units[2 * rank][block], *partial = cache->units[2 * rank + 1][block];
+    return full ? full->blocks : partial ? partial->blocks : NULL;
 }
 
 void cpa_prefix_cache_drop(cpa_prefix_cache *cache, int32_t rank, int32_t block) {
     for (int partial = 0; partial < 2; partial++) {
-        entry *e = &cache->entries[2 * rank + partial][block];
-        if (!e->hh.tbl) continue;
-        HASH_DEL(cache->found, e);
-        memset(e, 0, sizeof *e);
+        unit *u = cache->units[2 * rank + partial][block];
+        if (!u) continue;
+        HASH_DEL(cache->found, u);
+        name_blocks(cache, u, partial, NULL);
+        free(u);
     }
-}
-
-int cpa_prefix_cache_holds(const cpa_prefix_cache *cache, int32_t rank, int32_t block) {
-    return cache->entries[2 * rank][block].hh.tbl || cache->entries[2 * rank + 1][block].hh.tbl;
 }

@@ -1,13 +1,15 @@
-/* Which block holds which prefix: the content of full blocks, found by a chained SHA-256.
+/* Which blocks hold which prefix: the content of full blocks, found by a chained SHA-256.
  *
  *     root = H(identity, secret)          what keys and values depend on besides tokens, and who may share
  *     d(0) = H(root, tokens of block 0)
  *     d(j) = H(d(j-1), tokens of block j)
  *
- * so that one digest stands for a block and for everything before it. Blocks are those of the sequence, in its order:
- * block j, tokens [j * B, (j+1) * B), lies whole on one rank. The tokens of a prompt behind its last full block have a
- * digest of their own, which is that of a shorter text and so never that of a full block. The cache does not count
- * owners: the pool of the rank keeps the block and tells when it is evicted. Pure logic; one thread. */
+ * so that one digest stands for a block and for everything before it. Blocks are those of the text, in its order: block
+ * j is tokens [j * B, (j+1) * B). What is found by a digest is a unit: the block of a rank where block j lies whole, or,
+ * where runs of ranks are shorter than blocks, a block of each rank, which hold the last N * B tokens together. The
+ * tokens of a prompt behind its last full unit have a digest of their own, which is that of a shorter text and so never
+ * that of a full unit; they may lie on some ranks alone. The cache does not count owners: the pools of the ranks keep
+ * the blocks and tell when one is evicted. Pure logic; one thread. */
 #ifndef CPA_PREFIX_CACHE_H
 #define CPA_PREFIX_CACHE_H
 
@@ -36,15 +38,15 @@ uint32_t *cpa_prefix_cache_tokens(cpa_prefix_cache *cache);
  * computed. */
 int cpa_prefix_cache_link(cpa_prefix_cache *cache, const cpa_prefix_digest *parent, int32_t n, cpa_prefix_digest *out);
 
-/* The block that holds the last tokens of a prefix; -1 if none does. */
-int32_t cpa_prefix_cache_find(const cpa_prefix_cache *cache, const cpa_prefix_digest *digest);
-/* Lets the block be found by the digest of a full block, or (partial) of the end of a prompt, unless another one is
- * already. Returns 1 if it now can be found by it. */
-int cpa_prefix_cache_add(cpa_prefix_cache *cache, const cpa_prefix_digest *digest, int32_t rank, int32_t block,
-                         int partial);
-/* The block is found no more. */
+/* The unit with the last tokens of a prefix: [cp_size] the block of each rank, -1 for a rank that has none of these
+ * tokens; NULL if there is none. It is valid until something is dropped. */
+const int32_t *cpa_prefix_cache_find(const cpa_prefix_cache *cache, const cpa_prefix_digest *digest);
+/* Lets the blocks [cp_size] be found by the digest of a full unit, or (partial) of the end of a prompt, unless others
+ * are already, or one of them is by another digest. Returns 1 if they now can be found by it. */
+int cpa_prefix_cache_add(cpa_prefix_cache *cache, const cpa_prefix_digest *digest, const int32_t *blocks, int partial);
+/* The unit that a block of a rank belongs to, as above: the full one, or the end of a prompt; NULL if there is none. */
+const int32_t *cpa_prefix_cache_unit(const cpa_prefix_cache *cache, int32_t rank, int32_t block);
+/* The units that the block belongs to are found no more. */
 void cpa_prefix_cache_drop(cpa_prefix_cache *cache, int32_t rank, int32_t block);
-/* Whether the block can be found. */
-int cpa_prefix_cache_holds(const cpa_prefix_cache *cache, int32_t rank, int32_t block);
 
 #endif

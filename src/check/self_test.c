@@ -14,9 +14,14 @@ enum {
     SELF_TEST_ROWS = 512 /* checked, about, for each algorithm */
 };
 
-/* Prompt lengths, in units that make shards empty, ragged and several runs of the interleave long. */
+/* Tokens after which both a run and a block end. */
+static int64_t run_of(const cpa_worker_options *options) {
+    return cpa_max64(options->map.interleave, options->block_size);
+}
+
+/* Prompt lengths, in units that make shards empty, ragged and several runs and blocks long. */
 static int64_t prompt_length(int32_t request, const cpa_worker_options *options) {
-    int64_t run = options->map.interleave, round = run * options->map.cp_size;
+    int64_t run = run_of(options), round = run * options->map.cp_size;
     const int64_t lengths[] = {1, cpa_max64(options->block_size - 1, 1), run + 1, round - run / 2,
                                2 * round + run / 2 + 3};
     return lengths[request];
@@ -43,7 +48,7 @@ static cpa_worker_options small_options(const cpa_worker_options *options, int64
     small.model.layers = SELF_TEST_LAYERS;
     *total = 0;
     for (int32_t r = 0; r < SELF_TEST_REQUESTS; r++) *total += prompt_length(r, options) + SELF_TEST_OUTPUTS;
-    small.num_blocks = (*total + SELF_TEST_REQUESTS * (int64_t)options->map.interleave) / options->block_size + 1;
+    small.num_blocks = (*total + SELF_TEST_REQUESTS * run_of(options)) / options->block_size + 1;
     small.max_tokens = *total / 3 + SELF_TEST_REQUESTS;
     small.max_seqs = SELF_TEST_REQUESTS;
     return small;

@@ -299,7 +299,8 @@ cpa_status cpa_self_test_kernels(cpa_device *dev, const cpa_worker_options *opti
         .options = options,
         .stats = stats,
         .seed = seed,
-        .map = {CPA_SELF_TEST_SHARDS, options->block_size},
+        .map = {CPA_SELF_TEST_SHARDS,
+                options->map.interleave < options->block_size ? options->map.interleave : options->block_size},
         .coarser = shape->dtype == CPA_F32 ? shape->kv_dtype : shape->dtype,
         .scale = 1.0f / sqrtf((float)shape->k_dim),
     };

@@ -61,8 +61,9 @@ static const int64_t MOST_STAGING_BYTES = (int64_t)1 << 40;
 static cpa_status check_options(const cpa_context_options *o, const cpa_device *device, cpa_error *err) {
     CPA_TRY(cpa_check_attend("context", device, &o->shape, NULL, err));
     CPA_TRY(cpa_check_block_size("context", o->block_size, err));
-    if (o->interleave < 0 || o->interleave % o->block_size != 0 || o->interleave > MOST_INTERLEAVE) {
-        return cpa_fail(err, CPA_INVALID, "context: interleave %d, expected a multiple of the block size %d up to %d",
+    if ((o->interleave != 0 && !cpa_interleave_fits(o->interleave, o->block_size)) || o->interleave > MOST_INTERLEAVE) {
+        return cpa_fail(err, CPA_INVALID,
+                        "context: interleave %d, expected a divisor or a multiple of the block size %d up to %d",
                         o->interleave, o->block_size, MOST_INTERLEAVE);
     }
     if (o->staging_bytes < 0 || o->staging_bytes > MOST_STAGING_BYTES) {

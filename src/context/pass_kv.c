@@ -7,7 +7,9 @@
  * There are two ways to plan the transfers. Where attend promises bits, peers come one by one: each peer's shard is
  * attended from the empty state, resumed from segment to segment, and then merged, which is the arithmetic of pass-Q,
  * so that both give the same bits (shards are cut only where it allows). Elsewhere all peers come at once: a row takes
- * one pass over what they sent, with the keys of the own shard among theirs, or behind a pass over the own shard. */
+ * one pass over what they sent, with the keys of the own shard among theirs, or behind a pass over the own shard. That
+ * takes whole blocks in the order of positions; where runs are shorter than blocks there are none, and peers come one by
+ * one there too. */
 #include <inttypes.h>
 #include <math.h>
 #include <stdlib.h>
@@ -18,7 +20,7 @@
 #include "src/context/pass_kv_gather.h"
 #include "src/context/pass_kv_rounds.h"
 
-/* Tokens that staging has room for in a segment when all peers come at once, at least: every segment rounds the state
+/* Tokens that staging has room for in a segment where no bits are promised, at least: every segment rounds the state
  * once more. */
 #define LEAST_SEGMENT 1024
 
@@ -29,17 +31,22 @@
 
 /* ---- life ---- */
 
+/* Whether all peers come at once. */
+static int gathers(const cpa_device_caps *caps, const cpa_context_options *o) {
+    return !caps->bit_exact && o->interleave >= o->block_size;
+}
+
 /* Tokens that a shard may be cut at. */
 static int64_t split_of(const cpa_device_caps *caps, const cpa_context_options *o) {
-    const int64_t step = caps->split_tokens, run = o->interleave;
-    int64_t split = caps->bit_exact ? step : (LEAST_SEGMENT + run - 1) / run * run;
+    const int64_t step = caps->bit_exact ? caps->split_tokens : LEAST_SEGMENT, run = o->interleave;
+    int64_t split = gathers(caps, o) ? (LEAST_SEGMENT + run - 1) / run * run : step;
     while (split % o->block_size != 0) split += step;
     return split;
 }
 
 /* What a block takes, and how many segments there are. */
 static cpa_kv_staging segments_of(const cpa_device_caps *caps, const cpa_context_options *o, int32_t ranks) {
-    cpa_kv_staging staging = {.regions = caps->bit_exact || ranks == 1 ? 1 : ranks - 1};
+    cpa_kv_staging staging = {.regions = gathers(caps, o) && ranks > 1 ? ranks - 1 : 1};
     staging.k_bytes = cpa_shape_block_bytes(&o->shape, CPA_KEYS, o->block_size);
     staging.block_bytes = staging.k_bytes + cpa_shape_block_bytes(&o->shape, CPA_VALUES, o->block_size);
     staging.segments = CPA_KV_BUFFERS * (1 + staging.regions);
@@ -57,9 +64,9 @@ static cpa_status size_staging(cpa_pass_kv *kv, cpa_kv_staging *out) {
     const cpa_device_caps *caps = &kv->ops->device->caps;
     cpa_context_stats *stats = &kv->ops->stats;
     cpa_kv_staging staging = segments_of(caps, o, kv->ops->map.cp_size);
-    kv->gather = !caps->bit_exact;
+    kv->gather = gathers(caps, o);
     kv->split = split_of(caps, o);
-    const int64_t usual = kv->gather ? DEVICE_STAGING_BYTES : HOST_STAGING_BYTES;
+    const int64_t usual = caps->bit_exact ? HOST_STAGING_BYTES : DEVICE_STAGING_BYTES;
     const int64_t least = cpa_pass_kv_least_staging(caps, o, kv->ops->map.cp_size);
     stats->staging_bound = o->staging_bytes ? o->staging_bytes : cpa_max64(usual, least);
     if (stats->staging_bound < least) {

@@ -87,9 +87,9 @@ cpa_status cpa_engine_resolve(const cpa_engine_options *given, cpa_engine_option
         return cpa_fail(err, CPA_INVALID, "block_size: %d, expected a power of two up to %d", o.block_size,
                         MAX_BLOCK_SIZE);
     }
-    if (o.interleave < 1 || o.interleave % o.block_size != 0) {
-        return cpa_fail(err, CPA_INVALID, "interleave: %d, expected a multiple of the block size %d", o.interleave,
-                        o.block_size);
+    if (!cpa_interleave_fits(o.interleave, o.block_size)) {
+        return cpa_fail(err, CPA_INVALID, "interleave: %d, expected a divisor or a multiple of the block size %d",
+                        o.interleave, o.block_size);
     }
     if (o.num_blocks < 1 || o.num_blocks > INT32_MAX) {
         return cpa_fail(err, CPA_INVALID, "num_blocks: %lld, expected 1 to %d", (long long)o.num_blocks, INT32_MAX);

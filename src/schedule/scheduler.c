@@ -24,9 +24,9 @@ static cpa_status check_options(const cpa_scheduler_options *o, cpa_error *err) 
         return cpa_fail(err, CPA_INVALID,
                         "scheduler: %" PRId32 " ranks, planner for %" PRId32 "; expected the same, at least 1",
                         o->map.cp_size, o->planner.cp_size);
-    if (o->block_size < 1 || o->map.interleave < 1 || o->map.interleave % o->block_size != 0)
+    if (!cpa_interleave_fits(o->map.interleave, o->block_size))
         return cpa_fail(err, CPA_INVALID,
-                        "scheduler: interleave %" PRId32 " is not a positive multiple of block size %" PRId32,
+                        "scheduler: interleave %" PRId32 ", expected a divisor or a multiple of block size %" PRId32,
                         o->map.interleave, o->block_size);
     if (o->max_num_batched_tokens < 1 || o->max_num_seqs < 1)
         return cpa_fail(err, CPA_INVALID,
@@ -53,8 +53,7 @@ static cpa_status check_options(const cpa_scheduler_options *o, cpa_error *err) 
 
 static void on_evict(void *ctx, int32_t block) {
     const cpa_evict_ctx *evict = ctx;
-    cpa_prefix_cache_drop(evict->scheduler->cache, evict->rank, block);
-    evict->scheduler->stats.evictions++;
+    evict->scheduler->stats.evictions += cpa_scheduler_unfind(evict->scheduler, evict->rank, block);
 }
 
 /* The pools of device and host blocks, and the cache that finds them. */
@@ -81,6 +80,8 @@ cpa_status cpa_scheduler_create(const cpa_scheduler_options *options, cpa_schedu
     s->pools = calloc(ranks, sizeof *s->pools);
     s->evict = calloc(ranks, sizeof *s->evict);
     s->lacks = calloc(ranks, sizeof *s->lacks);
+    s->unit = calloc(ranks, sizeof *s->unit);
+    s->sources = calloc(ranks, sizeof *s->sources);
     if (options->num_blocks > 0) s->marks = calloc((size_t)options->num_blocks, sizeof *s->marks);
     if (options->host_blocks > 0 && options->preemption != CPA_PREEMPT_RECOMPUTE) {
         s->host_pools = calloc(ranks, sizeof *s->host_pools);
@@ -92,8 +93,8 @@ cpa_status cpa_scheduler_create(const cpa_scheduler_options *options, cpa_schedu
     s->finished = calloc(slots, sizeof *s->finished);
     s->scheduled = calloc(slots, sizeof *s->scheduled);
     s->free_indices = calloc(slots, sizeof *s->free_indices);
-    if (!s->pools || !s->evict || !s->lacks || (!s->marks && options->num_blocks > 0) || !s->identity || !s->running ||
-        !s->finished || !s->scheduled || !s->free_indices)
+    if (!s->pools || !s->evict || !s->lacks || !s->unit || !s->sources || (!s->marks && options->num_blocks > 0) ||
+        !s->identity || !s->running || !s->finished || !s->scheduled || !s->free_indices)
         goto no_memory;
     CPA_TRY_GOTO(create_pools(s, err), fail);
     s->n_free_indices = options->max_num_seqs;
@@ -133,6 +134,8 @@ void cpa_scheduler_destroy(cpa_scheduler *s) {
     free(s->running);
     free(s->identity);
     free(s->marks);
+    free(s->sources);
+    free(s->unit);
     free(s->lacks);
     free(s->evict);
     free(s->host_pools);
@@ -332,7 +335,7 @@ cpa_status cpa_scheduler_swap_failed(cpa_scheduler *s, uint64_t request, cpa_err
         sequence->restart = 1;
     } else {
         CPA_TRY(cpa_scheduler_drop_host(s, sequence, err));
-        sequence->computed = sequence->voided = 0;
+        sequence->computed = 0;
     }
     return CPA_OK;
 }

@@ -18,64 +18,74 @@ typedef enum verdict {
     STOP  /* nobody is to overtake it */
 } verdict;
 
-/* What can be looked up: the full blocks of the known tokens, then the end of a prompt that nothing follows yet. */
-static int64_t count_links(const cpa_scheduler *s, const cpa_sequence *sequence) {
-    int64_t block_size = s->options.block_size, known = cpa_sequence_known(sequence);
-    return known / block_size + (sequence->emitted == 0 && known % block_size != 0);
+/* What can be looked up in a placement: the full units of the known tokens, then the end of a prompt that nothing
+ * follows yet. */
+static int64_t count_links(const cpa_scheduler *s, const cpa_sequence *sequence, cpa_placement placement) {
+    int64_t unit = cpa_prefix_unit(&s->options, placement), known = cpa_sequence_known(sequence);
+    if (!cpa_scheduler_shares(s, sequence)) return 0;
+    return known / unit + (sequence->emitted == 0 && known % unit != 0);
 }
 
-static int32_t link_tokens(const cpa_scheduler *s, const cpa_sequence *sequence, int64_t j) {
-    int64_t left = cpa_sequence_known(sequence) - j * s->options.block_size;
-    return left < s->options.block_size ? (int32_t)left : s->options.block_size;
+/* Where unit j ends, or the known tokens. */
+static int64_t end_of_unit(const cpa_scheduler *s, const cpa_sequence *sequence, cpa_placement placement, int64_t j) {
+    return cpa_min64((j + 1) * cpa_prefix_unit(&s->options, placement), cpa_sequence_known(sequence));
 }
 
-/* The digest of block j; those before it have been asked for. NULL without memory. */
-static const cpa_prefix_digest *probe(cpa_scheduler *s, cpa_sequence *sequence, int64_t j) {
-    if (j < sequence->n_probe) return &sequence->probe[j];
-    if (!cpa_array_reserve(&sequence->probe, &sequence->probe_capacity, j + 1, sizeof *sequence->probe)) return NULL;
-    const cpa_prefix_digest *parent = j > 0 ? &sequence->probe[j - 1] : &sequence->root;
-    int32_t n = link_tokens(s, sequence, j);
-    if (!cpa_scheduler_digest(s, sequence, parent, j * s->options.block_size, n, &sequence->probe[j])) return NULL;
-    sequence->n_probe++;
-    return &sequence->probe[j];
+/* The digest of unit j, which is that of its last block: blocks are chained alike in every placement. NULL without
+ * memory. */
+static const cpa_prefix_digest *probe(cpa_scheduler *s, cpa_sequence *sequence, cpa_placement placement, int64_t j) {
+    const int64_t block_size = s->options.block_size, end = end_of_unit(s, sequence, placement, j),
+                  last = (end - 1) / block_size;
+    if (!cpa_array_reserve(&sequence->probe, &sequence->probe_capacity, last + 1, sizeof *sequence->probe)) return NULL;
+    for (int64_t i; (i = sequence->n_probe) <= last; sequence->n_probe++) {
+        const cpa_prefix_digest *parent = i > 0 ? &sequence->probe[i - 1] : &sequence->root;
+        const int32_t n = (int32_t)cpa_min64(block_size, cpa_sequence_known(sequence) - i * block_size);
+        if (!cpa_scheduler_digest(s, sequence, parent, i * block_size, n, &sequence->probe[i])) return NULL;
+    }
+    return &sequence->probe[last];
 }
 
-/* How many of its blocks were found in a placement when it last looked there. */
+/* What unit j is found by in a placement; 0 without memory. */
+static int key_of(cpa_scheduler *s, cpa_sequence *sequence, cpa_placement placement, int64_t j,
+                  cpa_prefix_digest *key) {
+    const cpa_prefix_digest *digest = probe(s, sequence, placement, j);
+    if (digest) *key = cpa_sequence_key(placement, digest);
+    return digest != NULL;
+}
+
+/* How many of its units were found in a placement when it last looked there. */
 static int64_t *found_in(cpa_sequence *sequence, cpa_placement placement) {
     return placement.kind == CPA_ON_RANK ? &sequence->shards[placement.rank].found : &sequence->found_sharded;
 }
 
-/* Counts the leading blocks that can be found in a placement. Goes on where it ended the last time: what has been
+/* Counts the leading units that can be found in a placement. Goes on where it ended the last time: what has been
  * evicted since then shows when the blocks are shared. */
 static int64_t look(cpa_scheduler *s, cpa_sequence *sequence, cpa_placement placement) {
     int64_t *found = found_in(sequence, placement);
-    int64_t links = cpa_scheduler_shares(s, sequence) ? count_links(s, sequence) : 0;
+    int64_t links = count_links(s, sequence, placement);
     for (; *found < links; ++*found) {
-        const cpa_prefix_digest *digest = probe(s, sequence, *found);
-        if (!digest) break;
-        cpa_prefix_digest key = cpa_sequence_key(placement, digest);
-        if (cpa_prefix_cache_find(s->cache, &key) < 0 || cpa_unconfirmed_has(s, &key)) break;
+        cpa_prefix_digest key;
+        if (!key_of(s, sequence, placement, *found, &key)) break;
+        if (!cpa_prefix_cache_find(s->cache, &key) || cpa_unconfirmed_has(s, &key)) break;
     }
     return *found;
 }
 
-/* The running sequence that computes the first block that cannot be found in a placement; NULL if none does. */
+/* The running sequence that computes the first unit that cannot be found in a placement; NULL if none does. */
 static const cpa_sequence *who_computes(cpa_scheduler *s, cpa_sequence *sequence, cpa_placement placement) {
     const int64_t found = *found_in(sequence, placement);
-    if (!cpa_scheduler_shares(s, sequence) || found == count_links(s, sequence)) return NULL;
-    const cpa_prefix_digest *digest = probe(s, sequence, found);
-    if (!digest) return NULL;
-    cpa_prefix_digest key = cpa_sequence_key(placement, digest);
+    cpa_prefix_digest key;
+    if (found >= count_links(s, sequence, placement) || !key_of(s, sequence, placement, found, &key)) return NULL;
     return cpa_scheduler_who_computes(s, &key);
 }
 
-/* Blocks that can be found in a placement, now or when one who computes the next of them is as far as is known. */
+/* Units that can be found in a placement, now or when one who computes the next of them is as far as is known. */
 static int64_t expect(cpa_scheduler *s, cpa_sequence *sequence, cpa_placement placement) {
     int64_t found = look(s, sequence, placement);
     const cpa_sequence *computing = who_computes(s, sequence, placement);
     if (!computing) return found;
     int64_t known = cpa_min64(cpa_sequence_known(sequence), cpa_sequence_known(computing));
-    return cpa_max64(found, known / s->options.block_size);
+    return cpa_max64(found, known / cpa_prefix_unit(&s->options, placement));
 }
 
 /* The rank that would have the fewest blocks in use if the sequence lay on it; among equals the one where it would
@@ -104,70 +114,82 @@ static void choose_placement(cpa_scheduler *s, cpa_sequence *sequence) {
     int32_t rank = best_rank(s, sequence);
     int64_t known = cpa_sequence_known(sequence), most = known - 1;
     int64_t local = cpa_min64(sequence->shards[rank].found * o->block_size, most);
-    int64_t sharded = cpa_min64(found * o->block_size, most);
+    int64_t sharded = cpa_min64(found * cpa_prefix_unit(o, sequence->placement), most);
     int64_t output = sequence->request.output_tokens - sequence->emitted;
     int64_t others = s->n_running + s->waiting.count - 1; /* it is still among the waiting ones */
     if (o->local_context == 0 && !cpa_planner_prefers_local(&o->planner, known, output, local, sharded, others)) return;
     sequence->placement = (cpa_placement){CPA_ON_RANK, rank};
 }
 
-/* Whether the first block that cannot be found was computed in the last steps. */
+/* Whether the first unit that cannot be found was computed in the last steps. */
 static int awaits_confirmation(cpa_scheduler *s, cpa_sequence *sequence) {
     const int64_t found = *found_in(sequence, sequence->placement);
-    if (!cpa_scheduler_shares(s, sequence) || found == count_links(s, sequence)) return 0;
-    const cpa_prefix_digest *digest = probe(s, sequence, found);
-    if (!digest) return 0;
-    cpa_prefix_digest key = cpa_sequence_key(sequence->placement, digest);
+    cpa_prefix_digest key;
+    if (found >= count_links(s, sequence, sequence->placement)) return 0;
+    if (!key_of(s, sequence, sequence->placement, found, &key)) return 0;
     const int awaits = cpa_unconfirmed_has(s, &key);
     s->awaits_confirmation |= awaits;
     return awaits;
 }
 
-/* Whether a running sequence computes the first block that cannot be found, or has just computed it. */
+/* Whether a running sequence computes the first unit that cannot be found, or has just computed it. */
 static int must_wait(cpa_scheduler *s, cpa_sequence *sequence) {
     return who_computes(s, sequence, sequence->placement) != NULL || awaits_confirmation(s, sequence);
 }
 
-/* Shares the leading blocks that can be found. At least the last known token is left to compute. If it falls into a
- * block that was found, *source gets that block, which a copy of its own will replace; otherwise -1. */
-static cpa_status share_prefix(cpa_scheduler *s, cpa_sequence *sequence, int32_t *source, cpa_error *err) {
-    int64_t block_size = s->options.block_size, known = cpa_sequence_known(sequence), links, j = 0;
-    links = cpa_scheduler_shares(s, sequence) ? count_links(s, sequence) : 0;
-    *source = -1;
+/* Adds the blocks of a unit, or, if the sequence goes on within its tokens [first, computed), makes them the sources of
+ * copies. */
+static cpa_status share_unit(cpa_scheduler *s, cpa_sequence *sequence, const int32_t *unit, int64_t first, int copies,
+                             cpa_error *err) {
+    for (int32_t r = 0; r < s->options.map.cp_size; r++) {
+        if (!cpa_sequence_block(sequence, &s->options, r, first, sequence->computed)) continue;
+        if (copies) {
+            s->sources[r] = unit[r];
+        } else {
+            CPA_TRY(cpa_sequence_share(sequence, r, s->pools[r], unit[r], err));
+        }
+    }
+    return CPA_OK;
+}
+
+/* Shares the leading units that can be found. At least the last known token is left to compute. If it falls into a
+ * unit that was found, s->sources gets the blocks of that one, which copies of its own will replace; otherwise they are
+ * -1. */
+static cpa_status share_prefix(cpa_scheduler *s, cpa_sequence *sequence, cpa_error *err) {
+    const cpa_placement placement = sequence->placement;
+    int64_t unit = cpa_prefix_unit(&s->options, placement), known = cpa_sequence_known(sequence), j = 0;
+    const int64_t links = count_links(s, sequence, placement);
+    for (int32_t r = 0; r < s->options.map.cp_size; r++) s->sources[r] = -1;
     sequence->tip = sequence->root;
     sequence->linked = sequence->tail_linked = sequence->computed = 0;
     for (; j < links; j++) {
-        const cpa_prefix_digest *digest = probe(s, sequence, j);
-        if (!digest) break;
-        cpa_prefix_digest key = cpa_sequence_key(sequence->placement, digest);
-        int32_t block = cpa_prefix_cache_find(s->cache, &key);
-        if (block < 0 || cpa_unconfirmed_has(s, &key)) break;
-        int32_t rank = cpa_sequence_block_rank(sequence, &s->options, j), n = link_tokens(s, sequence, j);
-        sequence->computed = j * block_size + n < known ? j * block_size + n : known - 1;
-        if (sequence->computed == j * block_size) break; /* nothing of this block would be used */
-        if (n == block_size) {
-            sequence->tip = *digest;
+        cpa_prefix_digest key;
+        const int64_t first = j * unit, end = end_of_unit(s, sequence, placement, j);
+        if (!key_of(s, sequence, placement, j, &key)) break;
+        const int32_t *blocks = cpa_prefix_cache_find(s->cache, &key);
+        if (!blocks || cpa_unconfirmed_has(s, &key)) break;
+        sequence->computed = cpa_min64(end, known - 1);
+        if (sequence->computed == first) break; /* nothing of this unit would be used */
+        if (end == first + unit) {
+            sequence->tip = *probe(s, sequence, placement, j);
             sequence->linked++;
         } else {
             sequence->tail_linked = 1;
         }
-        if (sequence->computed % block_size != 0) {
-            *source = block;
-        } else {
-            CPA_TRY(cpa_sequence_share(sequence, rank, s->pools[rank], block, err));
-        }
+        CPA_TRY(share_unit(s, sequence, blocks, first, sequence->computed % unit != 0, err));
     }
     *found_in(sequence, sequence->placement) = j;
     sequence->shared = sequence->linked;
     return CPA_OK;
 }
 
-/* Statistics of the first admission: whole blocks of the prompt, and those of them that were found. */
+/* Statistics of the first admission: blocks of whole units of the prompt, and those of them that were found. */
 static void count_hits(cpa_scheduler *s, cpa_sequence *sequence) {
     if (sequence->queried || !cpa_scheduler_shares(s, sequence)) return;
     sequence->queried = 1;
-    s->stats.prefix_queries += sequence->request.prompt_tokens / s->options.block_size;
-    s->stats.prefix_hits += sequence->linked;
+    const int64_t unit = cpa_prefix_unit(&s->options, sequence->placement), blocks = unit / s->options.block_size;
+    s->stats.prefix_queries += sequence->request.prompt_tokens / unit * blocks;
+    s->stats.prefix_hits += sequence->linked * blocks;
 }
 
 /* Puts a sequence among the running ones, in their order. */
@@ -182,35 +204,61 @@ static void enter(cpa_scheduler *s, cpa_sequence *sequence) {
     for (int32_t r = 0; r < s->options.map.cp_size; r++) sequence->shards[r].found = 0;
 }
 
-static cpa_status copy_on_write(cpa_scheduler *s, cpa_sequence *sequence, int32_t source, cpa_error *err) {
-    int64_t j = sequence->computed / s->options.block_size;
-    int32_t rank = cpa_sequence_block_rank(sequence, &s->options, j);
-    cpa_block_move *copy = cpa_step_plan_add_copy(s->plan);
-    if (!copy) return cpa_fail(err, CPA_NO_MEMORY, "scheduler: no memory for a plan");
-    *copy = (cpa_block_move){sequence->request.id, rank, source, *cpa_sequence_block(sequence, &s->options, j)};
-    s->stats.cow_copies++;
+/* Where the unit begins that the next tokens of a sequence go to. */
+static int64_t open_unit(const cpa_scheduler *s, const cpa_sequence *sequence) {
+    const int64_t unit = cpa_prefix_unit(&s->options, sequence->placement);
+    return sequence->computed / unit * unit;
+}
+
+/* Plans the copies of the sources, and keeps these until the next plan. */
+static cpa_status copy_on_write(cpa_scheduler *s, cpa_sequence *sequence, cpa_error *err) {
+    const int64_t first = open_unit(s, sequence);
+    for (int32_t r = 0; r < s->options.map.cp_size; r++) {
+        if (s->sources[r] < 0) continue;
+        cpa_block_move *copy = cpa_step_plan_add_copy(s->plan);
+        if (!copy) return cpa_fail(err, CPA_NO_MEMORY, "scheduler: no memory for a plan");
+        const int32_t *to = cpa_sequence_block(sequence, &s->options, r, first, sequence->computed);
+        *copy = (cpa_block_move){sequence->request.id, r, s->sources[r], *to};
+        s->stats.cow_copies++;
+        CPA_TRY(cpa_scheduler_pin(s, s->pools[r], s->sources[r], err));
+    }
     return CPA_OK;
 }
 
-/* Gives up a block that was found and would be copied: its tokens are computed instead. */
-static cpa_status give_up_source(cpa_scheduler *s, cpa_sequence *sequence, int32_t source, cpa_error *err) {
-    int64_t j = sequence->computed / s->options.block_size;
-    sequence->computed = j * s->options.block_size;
-    sequence->linked = j;
-    sequence->tip = j > 0 ? sequence->probe[j - 1] : sequence->root;
+/* The sources must not be taken for something else in this plan. */
+static cpa_status retain_sources(cpa_scheduler *s, cpa_error *err) {
+    for (int32_t r = 0; r < s->options.map.cp_size; r++)
+        if (s->sources[r] >= 0) CPA_TRY(cpa_block_pool_retain(s->pools[r], s->sources[r], err));
+    return CPA_OK;
+}
+
+static cpa_status release_sources(cpa_scheduler *s, cpa_error *err) {
+    for (int32_t r = 0; r < s->options.map.cp_size; r++) {
+        if (s->sources[r] >= 0) CPA_TRY(cpa_block_pool_release(s->pools[r], s->sources[r], err));
+        s->sources[r] = -1;
+    }
+    return CPA_OK;
+}
+
+/* Gives up the unit that was found and would be copied: its tokens are computed instead. */
+static cpa_status give_up_sources(cpa_scheduler *s, cpa_sequence *sequence, cpa_error *err) {
+    sequence->computed = open_unit(s, sequence);
+    sequence->linked = sequence->computed / cpa_prefix_unit(&s->options, sequence->placement);
+    sequence->shared = sequence->linked;
+    sequence->tip = sequence->root;
+    if (sequence->linked > 0) sequence->tip = *probe(s, sequence, sequence->placement, sequence->linked - 1);
     sequence->tail_linked = 0;
-    return cpa_block_pool_release(s->pools[cpa_sequence_block_rank(sequence, &s->options, j)], source, err);
+    return release_sources(s, err);
 }
 
 /* Turns a request away that lacks blocks, or quota, even if all that was found is shared: a look that costs little, as
  * the first in line may be turned away in many plans. Otherwise ADMITTED. */
 static verdict look_for_room(const cpa_scheduler *s, cpa_sequence *sequence) {
-    int64_t block_size = s->options.block_size, found = *found_in(sequence, sequence->placement) * block_size;
-    int64_t room = 1;
-    int64_t quota = s->options.tenant_block_quota, most = cpa_sequence_known(sequence) - 1;
-    sequence->computed = found < most ? found : most;
-    int64_t first = sequence->computed / block_size * block_size;
-    int64_t end = sequence->computed + cpa_scheduler_next_tokens(s, sequence);
+    const int64_t units = *found_in(sequence, sequence->placement);
+    int64_t quota = s->options.tenant_block_quota, room = 1;
+    sequence->computed =
+        cpa_min64(units * cpa_prefix_unit(&s->options, sequence->placement), cpa_sequence_known(sequence) - 1);
+    int64_t first = open_unit(s, sequence), end = sequence->computed + cpa_scheduler_next_tokens(s, sequence);
     sequence->computed = 0;
     for (int32_t r = 0; r < s->options.map.cp_size; r++) {
         int64_t needs = cpa_sequence_needs(sequence, &s->options, r, end);
@@ -223,7 +271,7 @@ static verdict look_for_room(const cpa_scheduler *s, cpa_sequence *sequence) {
 
 /* A request without anything in host memory. */
 static cpa_status try_fresh(cpa_scheduler *s, cpa_sequence *sequence, verdict *out, cpa_error *err) {
-    int32_t source, ranks = s->options.map.cp_size;
+    const int32_t ranks = s->options.map.cp_size;
     *out = SKIP;
     choose_placement(s, sequence);
     if (must_wait(s, sequence)) return CPA_OK;
@@ -231,16 +279,13 @@ static cpa_status try_fresh(cpa_scheduler *s, cpa_sequence *sequence, verdict *o
     if (*out != ADMITTED) return CPA_OK;
     if (!cpa_sequence_open(sequence, ranks))
         return cpa_fail(err, CPA_NO_MEMORY, "request %" PRIu64 ": no memory for its block table", sequence->request.id);
-    CPA_TRY(share_prefix(s, sequence, &source, err));
-    /* The block that is copied must not be taken for something else in this plan. */
-    int32_t rank = cpa_sequence_block_rank(sequence, &s->options, sequence->computed / s->options.block_size);
-    if (source >= 0) CPA_TRY(cpa_block_pool_retain(s->pools[rank], source, err));
+    CPA_TRY(share_prefix(s, sequence, err));
+    CPA_TRY(retain_sources(s, err));
     int64_t tokens = cpa_scheduler_next_tokens(s, sequence);
     int room = cpa_scheduler_has_room(s, sequence, sequence->computed + tokens);
-    if (!room && source >= 0) {
-        /* Block and copy together may be one more than there are; the block alone always fits at last. */
-        CPA_TRY(give_up_source(s, sequence, source, err));
-        source = -1;
+    if (!room && sequence->computed > open_unit(s, sequence)) {
+        /* Sources and copies together may be more than there are; the blocks alone always fit at last. */
+        CPA_TRY(give_up_sources(s, sequence, err));
         tokens = cpa_scheduler_next_tokens(s, sequence);
         room = cpa_scheduler_has_room(s, sequence, sequence->computed + tokens);
     }
@@ -249,7 +294,7 @@ static cpa_status try_fresh(cpa_scheduler *s, cpa_sequence *sequence, verdict *o
     if (!room || !within) {
         *out = within ? STOP : FULL;
         cpa_scheduler_charge(sequence, ranks, -1);
-        if (source >= 0) CPA_TRY(cpa_block_pool_release(s->pools[rank], source, err));
+        CPA_TRY(release_sources(s, err));
         sequence->computed = sequence->linked = 0;
         return cpa_sequence_close(sequence, s->pools, ranks, err);
     }
@@ -258,10 +303,7 @@ static cpa_status try_fresh(cpa_scheduler *s, cpa_sequence *sequence, verdict *o
     s->stats.rank_local += sequence->placement.kind == CPA_ON_RANK;
     enter(s, sequence);
     cpa_scheduler_place(s, sequence, tokens);
-    if (source >= 0) {
-        CPA_TRY(copy_on_write(s, sequence, source, err));
-        CPA_TRY(cpa_scheduler_pin(s, s->pools[rank], source, err));
-    }
+    CPA_TRY(copy_on_write(s, sequence, err));
     /* Others that come now wait for what this one computes. */
     return cpa_scheduler_link(s, sequence, err);
 }

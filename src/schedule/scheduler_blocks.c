@@ -1,5 +1,7 @@
 #include "src/schedule/scheduler_blocks.h"
 
+#include <string.h>
+
 #include "base/array.h"
 #include "base/check.h"
 
@@ -14,6 +16,20 @@ cpa_status cpa_scheduler_unpin_all(cpa_scheduler *s, cpa_error *err) {
     for (int64_t i = 0; i < s->n_pins; i++) CPA_TRY(cpa_block_pool_release(s->pins[i].pool, s->pins[i].block, err));
     s->n_pins = 0;
     return CPA_OK;
+}
+
+int64_t cpa_scheduler_unfind(cpa_scheduler *s, int32_t rank, int32_t block) {
+    const int32_t *unit = cpa_prefix_cache_unit(s->cache, rank, block);
+    int64_t found = 0;
+    if (!unit) return 0;
+    memcpy(s->unit, unit, (size_t)s->options.map.cp_size * sizeof *s->unit);
+    for (int32_t r = 0; r < s->options.map.cp_size; r++) {
+        if (s->unit[r] < 0) continue;
+        cpa_prefix_cache_drop(s->cache, r, s->unit[r]);
+        cpa_block_pool_forget(s->pools[r], s->unit[r]);
+        found++;
+    }
+    return found;
 }
 
 void cpa_scheduler_charge(const cpa_sequence *sequence, int32_t cp_size, int sign) {

@@ -8,6 +8,9 @@
 cpa_status cpa_scheduler_pin(cpa_scheduler *s, cpa_block_pool *pool, int32_t block, cpa_error *err);
 /* The blocks that the last plan read may be handed out again. */
 cpa_status cpa_scheduler_unpin_all(cpa_scheduler *s, cpa_error *err);
+/* What is found in a block of a rank is found no more; the blocks that it was found with go together, so none of them
+ * is kept. Returns how many these were. */
+int64_t cpa_scheduler_unfind(cpa_scheduler *s, int32_t rank, int32_t block);
 /* The tokens a sequence may be given now. */
 int64_t cpa_scheduler_next_tokens(const cpa_scheduler *s, const cpa_sequence *sequence);
 /* Takes the blocks that s->lacks says and gives the sequence `tokens` more tokens in this plan. */

@@ -12,8 +12,14 @@ int cpa_scheduler_shares(const cpa_scheduler *s, const cpa_sequence *sequence) {
 int cpa_scheduler_digest(cpa_scheduler *s, const cpa_sequence *sequence, const cpa_prefix_digest *parent, int64_t first,
                          int32_t n, cpa_prefix_digest *out) {
     uint32_t *tokens = cpa_prefix_cache_tokens(s->cache);
-    for (int32_t i = 0; i < n; i++) tokens[i] = cpa_sequence_token(sequence, &s->options, first + i);
-    return cpa_prefix_cache_link(s->cache, parent, n, out);
+    cpa_prefix_digest at = *parent;
+    for (int32_t done = 0; done < n; done += s->options.block_size) {
+        const int32_t part = n - done < s->options.block_size ? n - done : s->options.block_size;
+        for (int32_t i = 0; i < part; i++) tokens[i] = cpa_sequence_token(sequence, &s->options, first + done + i);
+        if (!cpa_prefix_cache_link(s->cache, &at, part, &at)) return 0;
+    }
+    *out = at;
+    return 1;
 }
 
 const cpa_sequence *cpa_scheduler_who_computes(const cpa_scheduler *s, const cpa_prefix_digest *key) {
@@ -22,14 +28,14 @@ const cpa_sequence *cpa_scheduler_who_computes(const cpa_scheduler *s, const cpa
     return computing;
 }
 
-/* Finds out what the sequence completes next: the end of its prompt, or a full block whose tokens can be named. */
+/* Finds out what the sequence completes next: the end of its prompt, or a full unit whose tokens can be named. */
 static int set_next(cpa_scheduler *s, cpa_sequence *sequence) {
-    int64_t block_size = s->options.block_size, first = sequence->linked * block_size;
+    int64_t unit = cpa_prefix_unit(&s->options, sequence->placement), first = sequence->linked * unit;
     int64_t tail = sequence->request.prompt_tokens - first;
-    if (tail > 0 && tail < block_size && !sequence->tail_linked) {
+    if (tail > 0 && tail < unit && !sequence->tail_linked) {
         sequence->next_tokens = (int32_t)tail;
-    } else if (first + block_size <= cpa_sequence_named(sequence)) {
-        sequence->next_tokens = (int32_t)block_size;
+    } else if (first + unit <= cpa_sequence_named(sequence)) {
+        sequence->next_tokens = (int32_t)unit;
     } else {
         return 0;
     }
@@ -47,19 +53,36 @@ void cpa_scheduler_unlink(cpa_scheduler *s, cpa_sequence *sequence) {
     sequence->has_next = 0;
 }
 
+/* The blocks of all ranks with tokens [first, end) of a sequence, in s->unit; whether all of them are there still. */
+static int find_unit(cpa_scheduler *s, const cpa_sequence *sequence, int64_t first, int64_t end) {
+    int whole = 1;
+    for (int32_t r = 0; r < s->options.map.cp_size; r++) {
+        const int32_t *block = cpa_sequence_block(sequence, &s->options, r, first, end);
+        s->unit[r] = block ? *block : -1;
+        whole &= !block || *block >= 0;
+    }
+    return whole;
+}
+
+/* Lets the blocks in s->unit be found by what the sequence has computed last, if no others are. */
+static cpa_status let_find(cpa_scheduler *s, const cpa_sequence *sequence, int partial, cpa_error *err) {
+    const int32_t first = cpa_owner_rank(s->options.map, sequence->placement,
+                                         sequence->linked * cpa_prefix_unit(&s->options, sequence->placement));
+    if (!cpa_prefix_cache_add(s->cache, &sequence->next_key, s->unit, partial)) return CPA_OK;
+    for (int32_t r = 0; r < s->options.map.cp_size; r++)
+        if (s->unit[r] >= 0) CPA_TRY(cpa_block_pool_keep(s->pools[r], s->unit[r], sequence->tenant->number, err));
+    return cpa_unconfirmed_note(s, &sequence->next_key, sequence->request.id, first, s->unit[first], err);
+}
+
 cpa_status cpa_scheduler_link(cpa_scheduler *s, cpa_sequence *sequence, cpa_error *err) {
     if (!cpa_scheduler_shares(s, sequence)) return CPA_OK;
+    const int64_t unit = cpa_prefix_unit(&s->options, sequence->placement);
     while (sequence->has_next || set_next(s, sequence)) {
-        int32_t n = sequence->next_tokens;
-        int partial = n < s->options.block_size;
-        if (sequence->computed < sequence->linked * s->options.block_size + n) return CPA_OK;
-        int32_t rank = cpa_sequence_block_rank(sequence, &s->options, sequence->linked);
-        int32_t block = *cpa_sequence_block(sequence, &s->options, sequence->linked);
+        const int64_t first = sequence->linked * unit, end = first + sequence->next_tokens;
+        const int partial = sequence->next_tokens < unit;
+        if (sequence->computed < end) return CPA_OK;
         cpa_scheduler_unlink(s, sequence);
-        if (block >= 0 && cpa_prefix_cache_add(s->cache, &sequence->next_key, rank, block, partial)) {
-            CPA_TRY(cpa_block_pool_keep(s->pools[rank], block, sequence->tenant->number, err));
-            CPA_TRY(cpa_unconfirmed_note(s, &sequence->next_key, sequence->request.id, rank, block, err));
-        }
+        if (find_unit(s, sequence, first, end)) CPA_TRY(let_find(s, sequence, partial, err));
         if (partial) {
             sequence->tail_linked = 1;
         } else {

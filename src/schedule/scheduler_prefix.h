@@ -6,7 +6,8 @@
 
 /* Whether others may find what a sequence computes. */
 int cpa_scheduler_shares(const cpa_scheduler *s, const cpa_sequence *sequence);
-/* The digest of tokens [first, first + n) of a sequence after a prefix; 0 if it could not be computed. */
+/* The digest of tokens [first, first + n) of a sequence after a prefix of whole blocks, block by block; 0 if it could
+ * not be computed. */
 int cpa_scheduler_digest(cpa_scheduler *s, const cpa_sequence *sequence, const cpa_prefix_digest *parent, int64_t first,
                          int32_t n, cpa_prefix_digest *out);
 /* The running sequence that computes next what others find by `key`; NULL if none does. */

@@ -97,24 +97,30 @@ cpa_status cpa_scheduler_write(cpa_scheduler *s, cpa_error *err) {
     return CPA_OK;
 }
 
-/* The next query is at `computed` or later and sees keys after computed - window, and the sinks. */
-static cpa_status null_unseen_of(cpa_scheduler *s, cpa_sequence *sequence, cpa_error *err) {
-    int64_t block_size = s->options.block_size;
-    int64_t unseen = (sequence->computed - s->options.window + 1) / block_size;
-    int64_t sinks = (s->options.sinks + block_size - 1) / block_size;
-    if (sequence->voided < sinks) sequence->voided = sinks;
-    for (int64_t j = sequence->voided; j < unseen; j++) {
-        int32_t rank = cpa_sequence_block_rank(sequence, &s->options, j);
-        int64_t entry = cpa_sequence_block(sequence, &s->options, j) - (sequence->blocks + rank * sequence->stride);
-        if (entry < sequence->shards[rank].announced) {
+/* Gives back a rank's blocks of a sequence that lie behind the sinks and before position `oldest`. */
+static cpa_status null_unseen_on(cpa_scheduler *s, cpa_sequence *sequence, int32_t rank, int64_t oldest,
+                                 cpa_error *err) {
+    const cpa_token_set held = cpa_tokens_on(s->options.map, sequence->placement, rank);
+    const int64_t unseen = cpa_tokens_before(s->options.map, held, oldest) / s->options.block_size;
+    cpa_sequence_shard *shard = &sequence->shards[rank];
+    int64_t entry = cpa_sequence_needs(sequence, &s->options, rank, s->options.sinks) + shard->voided;
+    for (; entry < unseen; entry++) {
+        if (entry < shard->announced) {
             cpa_plan_nulled *v = cpa_step_plan_add_nulled(s->plan);
             if (!v) return cpa_fail(err, CPA_NO_MEMORY, "scheduler: no memory for a plan");
             *v = (cpa_plan_nulled){sequence->index, rank, (int32_t)entry};
         }
         sequence->tenant->held[rank]--;
-        CPA_TRY(cpa_sequence_null_entry(sequence, &s->options, j, s->pools, err));
-        sequence->voided = j + 1;
+        CPA_TRY(cpa_sequence_null_entry(sequence, rank, entry, s->pools[rank], err));
     }
+    return CPA_OK;
+}
+
+/* The next query is at `computed` or later and sees keys after computed - window, and the sinks. */
+static cpa_status null_unseen_of(cpa_scheduler *s, cpa_sequence *sequence, cpa_error *err) {
+    const int64_t oldest = sequence->computed - s->options.window + 1;
+    for (int32_t r = 0; oldest > 0 && r < s->options.map.cp_size; r++)
+        CPA_TRY(null_unseen_on(s, sequence, r, oldest, err));
     return CPA_OK;
 }
 

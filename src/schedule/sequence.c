@@ -63,6 +63,11 @@ int cpa_request_may_be_local(const cpa_scheduler_options *options, const cpa_sch
     return options->tenant_block_quota == 0 || blocks <= options->tenant_block_quota;
 }
 
+int64_t cpa_prefix_unit(const cpa_scheduler_options *options, cpa_placement placement) {
+    const int shorter = options->map.interleave < options->block_size && placement.kind == CPA_SHARDED;
+    return (int64_t)options->block_size * (shorter ? options->map.cp_size : 1);
+}
+
 cpa_prefix_digest cpa_sequence_key(cpa_placement placement, const cpa_prefix_digest *digest) {
     cpa_prefix_digest key = *digest;
     uint32_t word;
@@ -109,15 +114,11 @@ int64_t cpa_sequence_lacks(const cpa_sequence *sequence, const cpa_scheduler_opt
     return cpa_sequence_needs(sequence, options, rank, tokens) - sequence->shards[rank].held;
 }
 
-int32_t cpa_sequence_block_rank(const cpa_sequence *sequence, const cpa_scheduler_options *options, int64_t j) {
-    return cpa_owner_rank(options->map, sequence->placement, j * options->block_size);
-}
-
-int32_t *cpa_sequence_block(const cpa_sequence *sequence, const cpa_scheduler_options *options, int64_t j) {
-    int32_t rank = cpa_sequence_block_rank(sequence, options, j);
-    const cpa_token_set held = cpa_tokens_on(options->map, sequence->placement, rank);
-    int64_t local = cpa_tokens_before(options->map, held, j * options->block_size) / options->block_size;
-    return sequence->blocks + rank * sequence->stride + local;
+int32_t *cpa_sequence_block(const cpa_sequence *sequence, const cpa_scheduler_options *options, int32_t rank,
+                            int64_t first, int64_t end) {
+    const int64_t entry = cpa_sequence_needs(sequence, options, rank, first);
+    if (cpa_sequence_needs(sequence, options, rank, end) == entry) return NULL;
+    return sequence->blocks + rank * sequence->stride + entry;
 }
 
 int cpa_sequence_open(cpa_sequence *sequence, int32_t cp_size) {
@@ -138,10 +139,10 @@ cpa_status cpa_sequence_share(cpa_sequence *sequence, int32_t rank, cpa_block_po
     return CPA_OK;
 }
 
-cpa_status cpa_sequence_null_entry(cpa_sequence *sequence, const cpa_scheduler_options *options, int64_t j,
-                                   cpa_block_pool **pools, cpa_error *err) {
-    int32_t rank = cpa_sequence_block_rank(sequence, options, j), *block = cpa_sequence_block(sequence, options, j);
-    CPA_TRY(cpa_block_pool_release(pools[rank], *block, err));
+cpa_status cpa_sequence_null_entry(cpa_sequence *sequence, int32_t rank, int64_t entry, cpa_block_pool *pool,
+                                   cpa_error *err) {
+    int32_t *block = &sequence->blocks[rank * sequence->stride + entry];
+    CPA_TRY(cpa_block_pool_release(pool, *block, err));
     sequence->shards[rank].voided++;
     *block = -1;
     return CPA_OK;

@@ -11,10 +11,10 @@
 
 typedef struct cpa_sequence_shard {
     int64_t held;      /* entries of the block table of this rank */
-    int64_t voided;    /* how many of them hold no block any more */
+    int64_t voided;    /* how many of them, from the first behind the sinks on, hold no block any more */
     int64_t announced; /* how many the ranks know from earlier plans */
     int64_t swapped;   /* blocks in the host memory of this rank */
-    int64_t found; /* while it waits: blocks of its prefix that were found on this rank alone, when it last looked */
+    int64_t found;     /* while it waits: units of its prefix that were found on this rank alone, when it last looked */
 } cpa_sequence_shard;
 
 struct cpa_sequence {
@@ -38,25 +38,24 @@ struct cpa_sequence {
     uint64_t ready;  /* the first step in which it may be given tokens */
     int32_t *blocks; /* [cp_size, stride] ids of the blocks held, -1 where voided; NULL when not running */
     int64_t stride;  /* most blocks on one rank over its whole life */
-    int64_t voided;  /* blocks from the sequence's start that no query sees any more, sinks included */
     int32_t *host;   /* [cp_size, stride] host blocks while it is swapped out, else NULL */
 
-    /* Its prefix, block by block. While it waits: */
+    /* Its prefix, unit by unit. While it waits: */
     cpa_prefix_digest root;
     cpa_prefix_digest *probe; /* [probe_capacity] digests of its first blocks, as far as they were needed */
     int64_t n_probe, probe_capacity;
-    int64_t found_sharded;             /* how many of them could be found, sharded, when it last looked */
+    int64_t found_sharded;             /* how many units could be found, sharded, when it last looked */
     struct cpa_sequence *next_skipped; /* in the plan being made */
     int queried;                       /* its prefix is counted in the statistics */
     /* While it runs: */
-    cpa_prefix_digest tip; /* of its first `linked` blocks: shared, or found by others */
+    cpa_prefix_digest tip; /* of its first `linked` units: shared, or found by others */
     int64_t linked;
     int64_t shared;             /* how many of these it found when it was admitted */
-    int tail_linked;            /* so is the end of its prompt behind the last full block */
+    int tail_linked;            /* so is the end of its prompt behind the last full unit */
     int has_next;               /* the digest of what it will compute next is known */
     cpa_prefix_digest next;     /* that digest */
     cpa_prefix_digest next_key; /* and what others look for */
-    int32_t next_tokens;        /* tokens of the block that it ends in */
+    int32_t next_tokens;        /* tokens of the unit that it ends in */
     UT_hash_handle hh;
     UT_hash_handle pending;      /* by `next_key`, among the running sequences */
     cpa_sequence_shard shards[]; /* [cp_size] */
@@ -74,6 +73,9 @@ int64_t cpa_request_blocks(const cpa_scheduler_options *options, int64_t tokens)
 /* Whether the sequence may lie on one rank, as far as its length says. */
 int cpa_request_may_be_local(const cpa_scheduler_options *options, const cpa_scheduler_request *request);
 
+/* Tokens of what is shared at once in a placement: those of a block, or, where runs are shorter than blocks, those of a
+ * block on every rank. Unit j begins at position j times that, and with a block of every rank that has tokens of it. */
+int64_t cpa_prefix_unit(const cpa_scheduler_options *options, cpa_placement placement);
 /* What a prefix with that digest is found by: copies of it that lie differently on the ranks are found apart. Sharded
  * ones do where the prompt of one ends within the first block and its output goes on as the prompt of another. */
 cpa_prefix_digest cpa_sequence_key(cpa_placement placement, const cpa_prefix_digest *digest);
@@ -95,9 +97,10 @@ int64_t cpa_sequence_needs(const cpa_sequence *sequence, const cpa_scheduler_opt
 /* Blocks that it lacks on a rank to hold its first `tokens` tokens. */
 int64_t cpa_sequence_lacks(const cpa_sequence *sequence, const cpa_scheduler_options *options, int32_t rank,
                            int64_t tokens);
-/* The rank that holds block j of the sequence, and where its id stands in `blocks`. */
-int32_t cpa_sequence_block_rank(const cpa_sequence *sequence, const cpa_scheduler_options *options, int64_t j);
-int32_t *cpa_sequence_block(const cpa_sequence *sequence, const cpa_scheduler_options *options, int64_t j);
+/* Where the id of a rank's block with tokens [first, end) of the sequence stands in `blocks`: `first` is where a unit
+ * begins, and `end` no further than where it ends. NULL: the rank has none of them. */
+int32_t *cpa_sequence_block(const cpa_sequence *sequence, const cpa_scheduler_options *options, int32_t rank,
+                            int64_t first, int64_t end);
 
 /* Makes the table that blocks are added to; 0 without memory. */
 int cpa_sequence_open(cpa_sequence *sequence, int32_t cp_size);
@@ -106,9 +109,9 @@ void cpa_sequence_take(cpa_sequence *sequence, int32_t rank, cpa_block_pool *poo
 /* Adds a block that someone else holds, or that is kept. */
 cpa_status cpa_sequence_share(cpa_sequence *sequence, int32_t rank, cpa_block_pool *pool, int32_t block,
                               cpa_error *err);
-/* Gives back block j, which no query sees any more. */
-cpa_status cpa_sequence_null_entry(cpa_sequence *sequence, const cpa_scheduler_options *options, int64_t j,
-                                   cpa_block_pool **pools, cpa_error *err);
+/* Gives back the block of an entry of the rank's table, which no query sees any more. */
+cpa_status cpa_sequence_null_entry(cpa_sequence *sequence, int32_t rank, int64_t entry, cpa_block_pool *pool,
+                                   cpa_error *err);
 /* Gives every block back to the pools of the ranks, the last ones first: a prefix is worth more than what follows. */
 cpa_status cpa_sequence_close(cpa_sequence *sequence, cpa_block_pool **pools, int32_t cp_size, cpa_error *err);
 

@@ -3,6 +3,7 @@
 #include <stdlib.h>
 
 #include "base/check.h"
+#include "src/schedule/scheduler_blocks.h"
 
 static cpa_unconfirmed *find(const cpa_scheduler *s, const cpa_prefix_digest *key) {
     cpa_unconfirmed *entry;
@@ -32,7 +33,7 @@ cpa_status cpa_unconfirmed_note(cpa_scheduler *s, const cpa_prefix_digest *key, 
 }
 
 int cpa_unconfirmed_has(const cpa_scheduler *s, const cpa_prefix_digest *key) {
-    return s->unconfirmed && find(s, key) && cpa_prefix_cache_find(s->cache, key) >= 0;
+    return s->unconfirmed && find(s, key) && cpa_prefix_cache_find(s->cache, key);
 }
 
 static void forget(cpa_scheduler *s, cpa_unconfirmed *entry) {
@@ -54,10 +55,12 @@ void cpa_unconfirmed_destroy(cpa_scheduler *s) {
 
 /* Those that are confirmed hold what is finite; but who finds them would ask for more of the same. */
 static void drop_own_blocks(cpa_scheduler *s, const cpa_sequence *sequence) {
-    for (int64_t j = sequence->shared; j < sequence->linked; j++) {
-        const int32_t block = *cpa_sequence_block(sequence, &s->options, j);
-        if (block >= 0) cpa_prefix_cache_drop(s->cache, cpa_sequence_block_rank(sequence, &s->options, j), block);
-    }
+    const int64_t unit = cpa_prefix_unit(&s->options, sequence->placement);
+    for (int64_t j = sequence->shared; j < sequence->linked; j++)
+        for (int32_t r = 0; r < s->options.map.cp_size; r++) {
+            const int32_t *block = cpa_sequence_block(sequence, &s->options, r, j * unit, (j + 1) * unit);
+            if (block && *block >= 0) cpa_scheduler_unfind(s, r, *block);
+        }
 }
 
 void cpa_scheduler_forget_blocks(cpa_scheduler *s, uint64_t request) {
@@ -65,8 +68,8 @@ void cpa_scheduler_forget_blocks(cpa_scheduler *s, uint64_t request) {
     cpa_sequence *sequence;
     HASH_ITER(hh, s->unconfirmed, entry, next) {
         if (entry->request != request) continue;
-        if (cpa_prefix_cache_find(s->cache, &entry->key) == entry->block)
-            cpa_prefix_cache_drop(s->cache, entry->rank, entry->block);
+        const int32_t *unit = cpa_prefix_cache_find(s->cache, &entry->key);
+        if (unit && unit[entry->rank] == entry->block) cpa_scheduler_unfind(s, entry->rank, entry->block);
         forget(s, entry);
     }
     HASH_FIND(hh, s->by_id, &request, sizeof request, sequence);

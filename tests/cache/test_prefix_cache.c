@@ -62,33 +62,75 @@ static void identity_salt_and_group_are_each_part_of_the_root(void) {
     cpa_prefix_cache_destroy(cache);
 }
 
+/* Lets one block of a rank be found. */
+static int add_block(cpa_prefix_cache *cache, const cpa_prefix_digest *digest, int32_t rank, int32_t block,
+                     int partial) {
+    int32_t unit[RANKS] = {-1, -1};
+    unit[rank] = block;
+    return cpa_prefix_cache_add(cache, digest, unit, partial);
+}
+
+static void check_found(cpa_prefix_cache *cache, const cpa_prefix_digest *digest, int32_t first, int32_t second) {
+    const int32_t *unit = cpa_prefix_cache_find(cache, digest);
+    CU_ASSERT_PTR_NOT_NULL_FATAL(unit);
+    CU_ASSERT_EQUAL(unit[0], first);
+    CU_ASSERT_EQUAL(unit[1], second);
+}
+
 static void a_block_is_found_until_it_is_dropped(void) {
     cpa_prefix_cache *cache = new_cache();
     cpa_prefix_digest root = root_of(cache, "", "", 0), full = link_of(cache, root, 1, 4),
                       tail = link_of(cache, full, 5, 2);
-    CU_ASSERT_EQUAL(cpa_prefix_cache_find(cache, &full), -1);
-    CU_ASSERT(cpa_prefix_cache_add(cache, &full, 1, 6, 0));
-    CU_ASSERT(cpa_prefix_cache_add(cache, &tail, 1, 6, 1));
-    CU_ASSERT_EQUAL(cpa_prefix_cache_find(cache, &full), 6);
-    CU_ASSERT_EQUAL(cpa_prefix_cache_find(cache, &tail), 6);
-    CU_ASSERT(cpa_prefix_cache_holds(cache, 1, 6));
-    CU_ASSERT(!cpa_prefix_cache_holds(cache, 0, 6));
+    CU_ASSERT_PTR_NULL(cpa_prefix_cache_find(cache, &full));
+    CU_ASSERT(add_block(cache, &full, 1, 6, 0));
+    CU_ASSERT(add_block(cache, &tail, 1, 6, 1));
+    check_found(cache, &full, -1, 6);
+    check_found(cache, &tail, -1, 6);
+    CU_ASSERT_PTR_NOT_NULL(cpa_prefix_cache_unit(cache, 1, 6));
+    CU_ASSERT_PTR_NULL(cpa_prefix_cache_unit(cache, 0, 6));
     cpa_prefix_cache_drop(cache, 1, 6);
-    CU_ASSERT_EQUAL(cpa_prefix_cache_find(cache, &full), -1);
-    CU_ASSERT_EQUAL(cpa_prefix_cache_find(cache, &tail), -1);
-    CU_ASSERT(!cpa_prefix_cache_holds(cache, 1, 6));
+    CU_ASSERT_PTR_NULL(cpa_prefix_cache_find(cache, &full));
+    CU_ASSERT_PTR_NULL(cpa_prefix_cache_find(cache, &tail));
+    CU_ASSERT_PTR_NULL(cpa_prefix_cache_unit(cache, 1, 6));
     cpa_prefix_cache_destroy(cache);
 }
 
 static void the_first_block_with_a_content_stays_the_one_that_is_found(void) {
     cpa_prefix_cache *cache = new_cache();
     cpa_prefix_digest root = root_of(cache, "", "", 0), full = link_of(cache, root, 1, 4);
-    CU_ASSERT(cpa_prefix_cache_add(cache, &full, 0, 2, 0));
-    CU_ASSERT(!cpa_prefix_cache_add(cache, &full, 0, 3, 0));
-    CU_ASSERT_EQUAL(cpa_prefix_cache_find(cache, &full), 2);
-    CU_ASSERT(!cpa_prefix_cache_holds(cache, 0, 3));
+    CU_ASSERT(add_block(cache, &full, 0, 2, 0));
+    CU_ASSERT(!add_block(cache, &full, 0, 3, 0));
+    check_found(cache, &full, 2, -1);
+    CU_ASSERT_PTR_NULL(cpa_prefix_cache_unit(cache, 0, 3));
     cpa_prefix_cache_drop(cache, 0, 3);
-    CU_ASSERT_EQUAL(cpa_prefix_cache_find(cache, &full), 2);
+    check_found(cache, &full, 2, -1);
+    cpa_prefix_cache_destroy(cache);
+}
+
+/* A unit over both ranks goes with whichever of its blocks is dropped; the end of a prompt that lies on the first alone
+ * stays when the second goes. */
+static void a_unit_is_found_until_one_of_its_blocks_is_dropped(void) {
+    cpa_prefix_cache *cache = new_cache();
+    cpa_prefix_digest root = root_of(cache, "", "", 0), full = link_of(cache, root, 1, 4),
+                      tail = link_of(cache, root, 1, 1), other = link_of(cache, root, 9, 4);
+    static const int32_t both[RANKS] = {3, 5}, first[RANKS] = {3, -1}, overlapping[RANKS] = {4, 5};
+    CU_ASSERT(cpa_prefix_cache_add(cache, &tail, first, 1));
+    CU_ASSERT(cpa_prefix_cache_add(cache, &full, both, 0));
+    CU_ASSERT(!cpa_prefix_cache_add(cache, &other, overlapping, 0)); /* one of them has another content */
+    CU_ASSERT_PTR_NULL(cpa_prefix_cache_unit(cache, 0, 4));
+    check_found(cache, &full, 3, 5);
+    check_found(cache, &tail, 3, -1);
+    CU_ASSERT_EQUAL(cpa_prefix_cache_unit(cache, 0, 3)[1], 5); /* the full one */
+    cpa_prefix_cache_drop(cache, 1, 5);
+    CU_ASSERT_PTR_NULL(cpa_prefix_cache_find(cache, &full));
+    check_found(cache, &tail, 3, -1);
+    CU_ASSERT_PTR_NULL(cpa_prefix_cache_unit(cache, 1, 5));
+    CU_ASSERT_EQUAL(cpa_prefix_cache_unit(cache, 0, 3)[1], -1);
+    CU_ASSERT(cpa_prefix_cache_add(cache, &full, both, 0));
+    cpa_prefix_cache_drop(cache, 0, 3);
+    CU_ASSERT_PTR_NULL(cpa_prefix_cache_find(cache, &full));
+    CU_ASSERT_PTR_NULL(cpa_prefix_cache_find(cache, &tail));
+    CU_ASSERT_PTR_NULL(cpa_prefix_cache_unit(cache, 1, 5));
     cpa_prefix_cache_destroy(cache);
 }
 
@@ -99,6 +141,7 @@ static const cpa_test tests[] = {
     {"a block is found until it is dropped", a_block_is_found_until_it_is_dropped},
     {"the first block with a content stays the one that is found",
      the_first_block_with_a_content_stays_the_one_that_is_found},
+    {"a unit is found until one of its blocks is dropped", a_unit_is_found_until_one_of_its_blocks_is_dropped},
 };
 
 CPA_TEST_MAIN("prefix cache", tests)

@@ -19,6 +19,7 @@ typedef enum cpa_fault {
     CPA_FAULT_STARVED_WAITER,  /* a request waits for a prefix that nobody computes any more */
     CPA_FAULT_FAILED_RANK,     /* a step fails on the last rank alone */
     CPA_FAULT_NAN_KEY,         /* the synthetic keys of tokens at position 7 begin with NaN */
+    CPA_FAULT_UNEVEN_UNIT,     /* rank 1 shares the block before the one that was found with those of the others */
     CPA_FAULT_COUNT
 } cpa_fault;
 

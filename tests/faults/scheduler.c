@@ -25,6 +25,21 @@ cpa_status __wrap_cpa_block_pool_retain(cpa_block_pool *pool, int32_t block, cpa
     return __real_cpa_block_pool_retain(pool, block, err);
 }
 
+/* ---- uneven-unit: rank 1 shares the block before the one that was found with those of the others ---- */
+
+cpa_status __real_cpa_sequence_share(cpa_sequence *sequence, int32_t rank, cpa_block_pool *pool, int32_t block,
+                                     cpa_error *err);
+cpa_status __wrap_cpa_sequence_share(cpa_sequence *sequence, int32_t rank, cpa_block_pool *pool, int32_t block,
+                                     cpa_error *err);
+
+cpa_status __wrap_cpa_sequence_share(cpa_sequence *sequence, int32_t rank, cpa_block_pool *pool, int32_t block,
+                                     cpa_error *err) {
+    const int64_t held = sequence->shards[rank].held;
+    if (cpa_fault_is(CPA_FAULT_UNEVEN_UNIT) && rank == 1 && held > 0)
+        block = sequence->blocks[rank * sequence->stride + held - 1];
+    return __real_cpa_sequence_share(sequence, rank, pool, block, err);
+}
+
 /* ---- leaked-block: a sequence that ends keeps one of its blocks ---- */
 
 cpa_status __real_cpa_sequence_close(cpa_sequence *sequence, cpa_block_pool **pools, int32_t cp_size, cpa_error *err);

@@ -142,7 +142,7 @@ static void a_bad_command_line_is_refused_in_one_line(void) {
         {"--preemption-mode swap", "--preemption-mode: found swap without --swap-space"},
         {"--trace t --input-len 4", "--input-len: found with --trace"},
         {"--trace t --time-scale 1 --request-rate 3", "--request-rate: found with --time-scale"},
-        {"--cp-kv-cache-interleave-size 24", "found 24, expected a multiple of the block size 16"},
+        {"--cp-kv-cache-interleave-size 24", "found 24, expected a divisor or a multiple of the block size 16"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         cpa_settings settings;

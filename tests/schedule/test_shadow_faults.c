@@ -33,6 +33,9 @@ static void a_lost_sequence_is_caught(void) {
 static void a_waiter_that_is_never_woken_is_caught(void) {
     is_caught(CPA_FAULT_STARVED_WAITER);
 }
+static void a_unit_whose_blocks_are_out_of_step_is_caught(void) {
+    is_caught(CPA_FAULT_UNEVEN_UNIT);
+}
 
 static const cpa_test tests[] = {
     {"a hash that outlives its block is caught", a_hash_that_outlives_its_block_is_caught},
@@ -40,6 +43,7 @@ static const cpa_test tests[] = {
     {"a leaked block is caught", a_leaked_block_is_caught},
     {"a block reused while a copy reads it is caught", a_block_reused_while_a_copy_reads_it_is_caught},
     {"a lost sequence is caught", a_lost_sequence_is_caught},
+    {"a unit whose blocks are out of step is caught", a_unit_whose_blocks_are_out_of_step_is_caught},
     {"a waiter that is never woken is caught", a_waiter_that_is_never_woken_is_caught},
 };
 
