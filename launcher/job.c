@@ -8,6 +8,7 @@
 #include "base/check.h"
 #include "base/min_max.h"
 #include "launcher/output_file.h"
+#include "launcher/settings_check.h"
 #include "launcher/timeline_json.h"
 #include "src/schedule/planner.h"
 #include "src/schedule/scheduler.h"
@@ -244,6 +245,8 @@ void cpa_job_name_option(cpa_error *err) {
 
 cpa_engine_options cpa_job_engine_options(const cpa_job *job, int64_t num_blocks, const cpa_workload *workload) {
     const cpa_settings *settings = &job->settings;
+    cpa_speculative speculative = {.drafter = CPA_DRAFT_NONE};
+    (void)cpa_settings_speculative(settings, &speculative, NULL); /* right, as they are loaded */
     return (cpa_engine_options){
         .size = sizeof(cpa_engine_options),
         .model = cpa_model_shape_of(&job->model),
@@ -275,5 +278,9 @@ cpa_engine_options cpa_job_engine_options(const cpa_job *job, int64_t num_blocks
         .local_context = settings->local_context < 0   ? 0
                          : settings->local_context > 0 ? settings->local_context
                                                        : CPA_LOCAL_CONTEXT_NONE,
+        .drafter = speculative.drafter,
+        .draft_tokens = speculative.draft_tokens,
+        .ngram_min = speculative.ngram_min,
+        .ngram_max = speculative.ngram_max,
     };
 }

@@ -72,6 +72,17 @@ static void print_algorithm(const cpa_outcome *outcome, FILE *out) {
                     stats->actual_attend_s);
 }
 
+/* Of a run with drafts: how many were right, and how many tokens a step with them gave a request. */
+static void print_drafts(const cpa_outcome *outcome, FILE *out) {
+    const cpa_engine_stats *stats = &outcome->stats;
+    if (stats->drafted_chunks == 0) return;
+    const double chunks = (double)stats->drafted_chunks, accepted = (double)stats->accepted_tokens;
+    cpa_report_line(out, "drafts",
+                    "%" PRId64 " tokens, %" PRId64 " accepted (%.1f %%), %.2f tokens a request and step with drafts",
+                    stats->draft_tokens, stats->accepted_tokens, 100 * accepted / (double)stats->draft_tokens,
+                    (accepted + chunks) / chunks);
+}
+
 static void print_exchange(const cpa_outcome *outcome, FILE *out) {
     const cpa_engine_stats *stats = &outcome->stats;
     char sent[32], staging[32], bound[32];
@@ -115,6 +126,7 @@ void cpa_report_print(const cpa_outcome *outcome, FILE *out) {
         return;
     }
     print_algorithm(outcome, out);
+    print_drafts(outcome, out);
     print_exchange(outcome, out);
     cpa_report_cache(outcome, out);
     cpa_report_line(out, "verified", "%" PRId64 " rows in %.3g s, %" PRId64 " violations, largest error %.3g",

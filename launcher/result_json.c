@@ -2,6 +2,7 @@
 
 #include <inttypes.h>
 #include <jansson.h>
+#include <math.h>
 #include <time.h>
 
 #include "base/check.h"
@@ -66,6 +67,16 @@ static int fill_cp(json_t *object, const cpa_outcome *outcome) {
            cpa_json_put_real(object, "actual_attend_s", stats->actual_attend_s);
 }
 
+static int fill_drafts(json_t *object, const cpa_outcome *outcome) {
+    const cpa_engine_stats *stats = &outcome->stats;
+    return cpa_json_put_int(object, "num_drafts", stats->drafted_chunks) |
+           cpa_json_put_int(object, "draft_tokens", stats->draft_tokens) |
+           cpa_json_put_int(object, "accepted_tokens", stats->accepted_tokens) |
+           cpa_json_put_real(
+               object, "acceptance_rate",
+               stats->draft_tokens > 0 ? (double)stats->accepted_tokens / (double)stats->draft_tokens : NAN);
+}
+
 static int fill_kv(json_t *object, const cpa_outcome *outcome) {
     const cpa_engine_stats *stats = &outcome->stats;
     return cpa_json_put_int(object, "blocks", stats->kv_blocks) | cpa_json_put_int(object, "peak", stats->kv_peak) |
@@ -110,8 +121,13 @@ static json_t *pack(const cpa_outcome *outcome) {
         const char *key;
         int (*fill)(json_t *object, const cpa_outcome *outcome);
         int known; /* also of a run that was given up */
-    } parts[] = {{"verify", fill_verify, 0}, {"nonfinite", fill_nonfinite, 0}, {"cp", fill_cp, 0},
-                 {"kv", fill_kv, 0},         {"model", fill_model, 1},         {"settings", fill_settings, 1}};
+    } parts[] = {{"verify", fill_verify, 0},
+                 {"nonfinite", fill_nonfinite, 0},
+                 {"cp", fill_cp, 0},
+                 {"kv", fill_kv, 0},
+                 {"spec_decode", fill_drafts, 0},
+                 {"model", fill_model, 1},
+                 {"settings", fill_settings, 1}};
     char date[32], digest[32];
     time_t now = time(NULL);
     struct tm utc;

@@ -89,6 +89,27 @@ static cpa_status check_outputs(const cpa_settings *settings, cpa_error *err) {
     return CPA_OK;
 }
 
+cpa_status cpa_settings_speculative(const cpa_settings *settings, cpa_speculative *out, cpa_error *err) {
+    return cpa_speculative_parse("--speculative", settings->speculative, out, err);
+}
+
+/* What is drawn decides where a request goes on, and rows of wrong drafts have logits too. */
+static cpa_status check_drafts(const cpa_settings *settings, cpa_error *err) {
+    const struct {
+        const char *name;
+        int given;
+    } without[] = {{"dry-run", settings->dry_run != 0},
+                   {"check-logits", settings->check_logits > 0},
+                   {"given-ids", settings->given_ids[0] != 0}};
+    cpa_speculative speculative;
+    CPA_TRY(cpa_settings_speculative(settings, &speculative, err));
+    for (int i = 0; speculative.drafter != CPA_DRAFT_NONE && i < 3; i++) {
+        if (without[i].given)
+            return cpa_fail(err, CPA_INVALID, "--speculative: found with --%s, expected without it", without[i].name);
+    }
+    return CPA_OK;
+}
+
 cpa_status cpa_settings_check(const cpa_settings *settings, cpa_error *err) {
     static const char *const with_trace[] = {"length-scale", "time-scale"};
     static const char *const without_trace[] = {"input-len", "output-len"};
@@ -131,6 +152,7 @@ cpa_status cpa_settings_check(const cpa_settings *settings, cpa_error *err) {
     if (settings->preemption_mode == CPA_PREEMPT_SWAP && settings->swap_space == 0)
         return cpa_fail(err, CPA_INVALID,
                         "--preemption-mode: found swap without --swap-space, expected room to swap to");
+    CPA_TRY(check_drafts(settings, err));
     CPA_TRY(check_outputs(settings, err));
     cpa_metrics_options ignored;
     CPA_TRY(cpa_settings_metrics(settings, &ignored, err));

@@ -4,6 +4,7 @@
 
 #include "launcher/metrics_options.h"
 #include "launcher/settings.h"
+#include "launcher/speculative.h"
 
 /* CPA_INVALID, and one line, if a setting needs another, or a subcommand, that is not there, or excludes one that
  * is. */
@@ -11,5 +12,8 @@ cpa_status cpa_settings_check(const cpa_settings *settings, cpa_error *err);
 
 /* What is to be known of latencies: --percentiles and --goodput. Loaded settings are right in that. */
 cpa_status cpa_settings_metrics(const cpa_settings *settings, cpa_metrics_options *out, cpa_error *err);
+
+/* Who drafts: --speculative. Loaded settings are right in that, too. */
+cpa_status cpa_settings_speculative(const cpa_settings *settings, cpa_speculative *out, cpa_error *err);
 
 #endif

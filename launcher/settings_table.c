@@ -151,6 +151,11 @@ const cpa_field cpa_settings_rows[] = {
      .help = "waiting S seconds counts as one level of priority"},
     {"Scheduling", "long-prefill-token-threshold", "N", INT(long_prefill_token_threshold, "none", 0, 0x1p24),
      .word = "none", .help = "most tokens of one prefill in a step"},
+    {"Scheduling", "speculative", "METHOD", CPA_FIELD_TEXT, offsetof(cpa_settings, speculative), "off",
+     .help =
+         "ngram:K or ngram:K:MIN..MAX: a step may draw 1 + K tokens of a request, of which K were guessed: what "
+         "followed the last time that its MAX (or fewer, down to MIN) last tokens were there before; tokens are those "
+         "without it"},
     {"Exchange", "algorithm", NULL, CHOICE(algorithm, "auto", algorithms),
      .help = "move keys and values (pass-kv), or queries (pass-q); auto: the cheaper one, chunk by chunk"},
     {"Exchange", "staging-bytes", "N", INT(staging_bytes, "auto", 0, 0x1p40), .word = "auto",

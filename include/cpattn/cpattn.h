@@ -8,6 +8,7 @@
 #include <cpattn/device.h>
 #include <cpattn/engine.h>
 #include <cpattn/model.h>
+#include <cpattn/ngram.h>
 #include <cpattn/nn.h>
 #include <cpattn/ops.h>
 #include <cpattn/owner_map.h>

@@ -35,6 +35,13 @@ typedef enum cpa_preemption_mode {
 /* Who goes first. */
 typedef enum cpa_policy { CPA_POLICY_PRIORITY = 0, CPA_POLICY_FCFS } cpa_policy;
 
+/* Who guesses the next tokens of a request, so that a step can draw several of them: see cpa_model.draft. */
+typedef enum cpa_drafter {
+    CPA_DRAFT_NONE = 0, /* nobody: a token a step */
+    CPA_DRAFT_NGRAM,    /* what followed the last few tokens before (cpattn/ngram.h) */
+    CPA_DRAFT_MODEL     /* the network */
+} cpa_drafter;
+
 /* What carries tensors between the devices of ranks. */
 typedef enum cpa_transport_kind {
     CPA_TRANSPORT_AUTO = 0, /* the one that is faster in a measurement at start-up, or that works */
@@ -79,6 +86,11 @@ typedef struct cpa_engine_options {
     int64_t max_queued_requests, max_queued_tokens;
     int32_t outputs_given; /* rank 0: token_at gives output tokens too where the network could draw them */
     cpa_token_fn on_token; /* rank 0; NULL = nothing is called */
+    /* Rank 0. Requests with penalties are not drafted for; the others get the tokens that they get without. With drafts a
+     * step is planned when the one before is done. */
+    cpa_drafter drafter;
+    int32_t draft_tokens;         /* most drafts of a sequence in a step, which count as tokens of it; 0 = 4 */
+    int32_t ngram_min, ngram_max; /* as cpa_ngram_options has them */
 } cpa_engine_options;
 
 typedef struct cpa_request {
@@ -183,6 +195,8 @@ typedef struct cpa_engine_stats {
     int64_t prefilled_tokens; /* prompt tokens of requests that have got their first token */
     /* Chunks that were planned, by algorithm; the last: of sequences that lie on one rank and exchange nothing. */
     int64_t planned_pass_kv, planned_pass_q, planned_local;
+    /* Chunks with drafts, the drafts in them, and those that were right. */
+    int64_t drafted_chunks, draft_tokens, accepted_tokens;
 } cpa_engine_stats;
 
 /* What one rank did at a time. Both texts live as long as the engine. */

@@ -179,6 +179,16 @@ typedef struct cpa_drawn {
 /* Which steps of several ranks a model takes with slices: none, those in which all chunks are of one token, or all. */
 typedef enum cpa_model_slices { CPA_SLICES_NONE = 0, CPA_SLICES_DECODE, CPA_SLICES_ALL } cpa_model_slices;
 
+/* What a drafter is asked. */
+typedef struct cpa_draft_args {
+    size_t size;
+    uint64_t request;
+    const uint32_t *tokens; /* [n_tokens] all that the request has: its prompt, and its output so far */
+    int64_t n_tokens;
+    int64_t max_drafts; /* >= 1 */
+    uint32_t *drafts;   /* [max_drafts] to fill: the tokens that it expects for n_tokens, n_tokens + 1, ...: a chain */
+} cpa_draft_args;
+
 typedef struct cpa_model {
     size_t size;
     void *ctx;
@@ -204,6 +214,15 @@ typedef struct cpa_model {
     int64_t n_end_ids;
     cpa_model_slices slices; /* which steps of several ranks have slices */
     int32_t reserved[7];     /* zero */
+    /* Rank 0, from the thread that plans steps, where the options of the engine ask for a model's drafts: guesses the
+     * tokens that a request goes on with, and returns how many (0: none). A step then has them as further tokens of the
+     * sequence, and draws the token of each of these positions as it would without; a draft is accepted if it is what was
+     * drawn in front of it, and so are those before it. A drafter like that puts all probability on one token: accepting
+     * so is rejection sampling (Leviathan et al., arXiv:2211.17192), tokens are the same ones as without drafts, and a
+     * wrong draft costs time alone. Asked again and again, with what has come since. */
+    int64_t (*draft)(void *ctx, const cpa_draft_args *args);
+    /* Nothing more is asked for that request. May be NULL. */
+    void (*draft_end)(void *ctx, uint64_t request);
 } cpa_model;
 
 #ifdef __cplusplus

@@ -75,6 +75,11 @@ static cpa_status make_scheduler(cpa_engine *engine, cpa_error *err) {
     cpa_scheduler_options options = cpa_engine_scheduler_options(&engine->options, engine->planner, identity);
     options.host_blocks = engine->host_blocks;
     options.host_bandwidth = engine->host_bandwidth;
+    if (o->drafter == CPA_DRAFT_MODEL) {
+        options.drafting.draft = engine->network.draft;
+        options.drafting.draft_end = engine->network.draft_end;
+        options.drafting.ctx = engine->network.ctx;
+    }
     CPA_TRY(cpa_scheduler_create(&options, &engine->scheduler, err));
     return cpa_inbox_create(engine->scheduler, engine->options.max_queued_requests, engine->options.max_queued_tokens,
                             &engine->inbox, err);

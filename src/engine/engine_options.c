@@ -3,6 +3,8 @@
 
 #include <math.h>
 
+#include <cpattn/ngram.h>
+
 #include "base/check.h"
 #include "base/hash.h"
 #include "base/struct_size.h"
@@ -12,7 +14,7 @@
 #include "src/ops/check_args.h"
 #include "src/ops/check_shape.h"
 
-enum { MAX_BLOCK_SIZE = 512 };
+enum { MAX_BLOCK_SIZE = 512, DEFAULT_DRAFTS = 4, MAX_DRAFTS = 1024 };
 
 static int is_power_of_two(int64_t n) {
     return n > 0 && (n & (n - 1)) == 0;
@@ -37,10 +39,9 @@ static cpa_status check_choices(const cpa_engine_options *o, cpa_error *err) {
         const char *name;
         int value, last;
     } choices[] = {
-        {"algorithm", (int)o->algorithm, CPA_PASS_Q},
-        {"preemption", (int)o->preemption, CPA_PREEMPT_AUTO},
-        {"policy", (int)o->policy, CPA_POLICY_FCFS},
-        {"transport", (int)o->transport, CPA_TRANSPORT_HOST},
+        {"algorithm", (int)o->algorithm, CPA_PASS_Q},  {"preemption", (int)o->preemption, CPA_PREEMPT_AUTO},
+        {"policy", (int)o->policy, CPA_POLICY_FCFS},   {"transport", (int)o->transport, CPA_TRANSPORT_HOST},
+        {"drafter", (int)o->drafter, CPA_DRAFT_MODEL},
     };
     for (size_t i = 0; i < sizeof choices / sizeof choices[0]; i++) {
         if (choices[i].value >= 0 && choices[i].value <= choices[i].last) continue;
@@ -57,6 +58,7 @@ static void fill_defaults(cpa_engine_options *o) {
     if (o->interleave == 0) o->interleave = o->block_size;
     if (o->max_num_batched_tokens == 0) o->max_num_batched_tokens = 2048;
     if (o->max_num_seqs == 0) o->max_num_seqs = 256;
+    if (o->draft_tokens == 0) o->draft_tokens = DEFAULT_DRAFTS;
 }
 
 /* The model, if there is one, can be called. */
@@ -74,6 +76,23 @@ static cpa_status check_network(const cpa_model *given, cpa_error *err) {
                         (int)CPA_SLICES_ALL);
     }
     if (!CPA_RESERVED_IS_ZERO(network)) return cpa_fail(err, CPA_INVALID, "network: its reserved bytes are not zero");
+    return CPA_OK;
+}
+
+/* Whether anybody drafts, and with what. */
+static cpa_status check_drafter(const cpa_engine_options *o, cpa_error *err) {
+    cpa_model network = {.size = 0};
+    cpa_ngram *tried;
+    if (o->draft_tokens < 0 || o->draft_tokens > MAX_DRAFTS) {
+        return cpa_fail(err, CPA_INVALID, "draft_tokens: %d, expected 1 to %d, or 0 (%d)", o->draft_tokens, MAX_DRAFTS,
+                        DEFAULT_DRAFTS);
+    }
+    const cpa_ngram_options ngram = {sizeof ngram, o->ngram_min, o->ngram_max};
+    CPA_TRY(cpa_ngram_create(&ngram, &tried, err));
+    cpa_ngram_destroy(tried);
+    if (o->network) CPA_TRY(CPA_STRUCT_TAKE("network", o->network, cpa_model, layer_in, &network, err));
+    if (o->drafter == CPA_DRAFT_MODEL && !network.draft)
+        return cpa_fail(err, CPA_INVALID, "drafter: the network drafts, but its draft is NULL, expected a function");
     return CPA_OK;
 }
 
@@ -124,6 +143,7 @@ cpa_status cpa_engine_resolve(const cpa_engine_options *given, cpa_engine_option
                         (long long)o.local_context, CPA_LOCAL_CONTEXT_NONE);
     }
     CPA_TRY(check_network(o.network, err));
+    CPA_TRY(check_drafter(&o, err));
     *out = o;
     return CPA_OK;
 }
@@ -257,6 +277,9 @@ cpa_scheduler_options cpa_engine_scheduler_options(cpa_engine_options *o, cpa_pl
         .window = widest.window,
         .sinks = widest.sinks,
         .local_context = o->local_context,
+        .drafting = {.most = o->drafter == CPA_DRAFT_NONE ? 0 : o->draft_tokens,
+                     .ngram_min = o->ngram_min,
+                     .ngram_max = o->ngram_max},
     };
 }
 

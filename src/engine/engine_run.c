@@ -67,6 +67,11 @@ static cpa_status await_plan(cpa_run *r, cpa_error *err) {
     return CPA_OK;
 }
 
+/* Whether what a step draws decides which chunks the next one has: then that is planned behind it. */
+static int drafts(const cpa_run *r) {
+    return r->engine->options.drafter != CPA_DRAFT_NONE;
+}
+
 /* The next plan becomes that of the step to run. */
 static cpa_status begin_step(cpa_run *r, cpa_error *err) {
     if (r->next_error.status != CPA_OK) return cpa_fail(err, r->next_error.status, "%s", r->next_error.message);
@@ -79,7 +84,7 @@ static cpa_status begin_step(cpa_run *r, cpa_error *err) {
     r->prepared = 0;
     if (r->ahead) begin_requests(r);
     r->engine->timeline.step = (int64_t)r->plan.step;
-    r->go_on_due = r->ahead != NULL;
+    r->go_on_due = r->ahead && !drafts(r);
     return cpa_run_settle(r, 0, err);
 }
 
@@ -130,6 +135,14 @@ static int64_t count_tokens(const cpa_step_plan *plan) {
     return tokens;
 }
 
+/* Computed or found in the cache, of those that are no guesses. */
+static int64_t count_known(const cpa_step_plan *plan) {
+    int64_t tokens = 0;
+    for (int64_t i = 0; i < plan->n_chunks; i++)
+        tokens += cpa_plan_chunk_tokens(&plan->chunks[i]) - plan->chunks[i].drafts;
+    return tokens;
+}
+
 static cpa_status check_step(cpa_run *r, cpa_error *err) {
     cpa_host_span span = cpa_spans_host_begin(CPA_SPAN_CHECK);
     cpa_status status = cpa_verify_step(r->engine->verify, &r->plan, err);
@@ -156,7 +169,7 @@ static cpa_status run_step(cpa_run *r, cpa_error *err) {
     const int64_t replayed = engine->worker->graph_steps;
     double before = attention_seconds(engine), predicted = predict_step(r);
     int64_t tokens = count_tokens(&r->plan);
-    r->tokens += r->plan.n_token_ids;
+    r->tokens += count_known(&r->plan);
     cpa_worker_observer observer = observer_of(engine);
     CPA_TRY(cpa_worker_run(engine->worker, &r->plan, engine->verify ? &observer : NULL, err));
     CPA_TRY(report_damage(r, err));
@@ -177,6 +190,7 @@ static cpa_status run_step(cpa_run *r, cpa_error *err) {
         cpa_log(CPA_LOG_DEBUG, "step %llu: %lld chunks, %lld tokens, attention predicted %.3f ms, took %.3f ms",
                 (unsigned long long)r->plan.step, (long long)r->plan.n_chunks, (long long)tokens, predicted * 1e3,
                 actual * 1e3);
+        r->go_on_due |= drafts(r);
         CPA_TRY(cpa_run_record(r, err));
     }
     return CPA_OK;

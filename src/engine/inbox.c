@@ -234,6 +234,10 @@ void cpa_inbox_end_run(cpa_inbox *inbox, double clock) {
     pthread_mutex_unlock(&inbox->lock);
 }
 
+int cpa_request_ends_with(const cpa_engine_request *request, int64_t position) {
+    return position + 1 == request->scheduled.prompt_tokens + request->scheduled.output_tokens;
+}
+
 static int is_stop(const cpa_engine_request *request, uint32_t token) {
     for (int64_t i = 0; i < request->n_stop_ids; i++)
         if (request->stop_ids[i] == token) return 1;
@@ -248,8 +252,8 @@ static cpa_status report(cpa_inbox *inbox, uint64_t id, uint32_t token, cpa_erro
     return CPA_OK;
 }
 
-cpa_status cpa_inbox_take_token(cpa_inbox *inbox, uint64_t id, uint32_t token, int is_last, cpa_engine_request **out,
-                                cpa_token_meaning *meaning, cpa_error *err) {
+cpa_status cpa_inbox_take_token(cpa_inbox *inbox, uint64_t id, int64_t position, uint32_t token, int is_planned_last,
+                                cpa_engine_request **out, cpa_token_meaning *meaning, cpa_error *err) {
     cpa_status status = CPA_OK;
     pthread_mutex_lock(&inbox->lock);
     cpa_engine_request *request = *out = find(inbox, id);
@@ -257,9 +261,10 @@ cpa_status cpa_inbox_take_token(cpa_inbox *inbox, uint64_t id, uint32_t token, i
     if (!request) {
         status = cpa_fail(err, CPA_INTERNAL, "a token of request %" PRIu64 ", which is not there", id);
     } else if (request->state != CPA_REQUEST_ENDED && !request->is_stopped) {
+        const int is_last = cpa_request_ends_with(request, position);
         request->is_stopped = is_stop(request, token);
         *meaning = request->is_stopped ? CPA_TOKEN_STOPS : is_last ? CPA_TOKEN_LAST : CPA_TOKEN_GOES_ON;
-        if (!is_last) status = report(inbox, id, token, err);
+        if (!is_planned_last) status = report(inbox, id, token, err);
         if (request->is_stopped && !is_last) {
             begin_ending(inbox, request, CPA_FINISH_STOP);
             tell_planner(inbox);

@@ -62,6 +62,8 @@ typedef struct cpa_request_list {
 } cpa_request_list;
 
 void cpa_request_append(cpa_request_list *list, cpa_engine_request *request);
+/* Whether the token for that position is the last one of the request's length. */
+int cpa_request_ends_with(const cpa_engine_request *request, int64_t position);
 /* Takes the first out of the list; NULL: it is empty. */
 cpa_engine_request *cpa_request_take(cpa_request_list *list);
 
@@ -141,11 +143,11 @@ void cpa_inbox_begin_run(cpa_inbox *inbox, double origin);
 void cpa_inbox_end_run(cpa_inbox *inbox, double clock);
 /* This thread goes on with the run, which another one may have begun. */
 void cpa_inbox_run_here(cpa_inbox *inbox);
-/* A token of a request is there, the last one of its length or not: what that means, and the request in *out. The
- * scheduler hears of it before it hears of an end that comes later; one that stops the request is passed on to be
- * ended. CPA_INTERNAL if no request has the id. */
-cpa_status cpa_inbox_take_token(cpa_inbox *inbox, uint64_t id, uint32_t token, int is_last, cpa_engine_request **out,
-                                cpa_token_meaning *meaning, cpa_error *err);
+/* The token for `position` of a request's tokens is there: what that means, and the request in *out. The scheduler hears
+ * of it, unless it has planned it as the last one, before it hears of an end that comes later; one that stops the request
+ * is passed on to be ended. CPA_INTERNAL if no request has the id. */
+cpa_status cpa_inbox_take_token(cpa_inbox *inbox, uint64_t id, int64_t position, uint32_t token, int is_planned_last,
+                                cpa_engine_request **out, cpa_token_meaning *meaning, cpa_error *err);
 /* The request runs, from `now` on if it never did: it is no longer in the queue. NULL: it is not there any more. */
 cpa_engine_request *cpa_inbox_note_start(cpa_inbox *inbox, uint64_t id, double now);
 /* Whether it has been ended, or its last token is there. */

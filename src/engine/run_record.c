@@ -10,6 +10,7 @@
 #include "base/check.h"
 #include "base/clock.h"
 #include "src/engine/engine_stats.h"
+#include "src/worker/worker_drafts.h"
 #include "src/worker/worker_tokens.h"
 
 /* Tells the end of a request, and forgets it. */
@@ -71,14 +72,17 @@ static void complete_request(cpa_run *r, cpa_engine_request *request, cpa_finish
     cpa_request_append(&r->finished, request);
 }
 
-/* Rank 0: a token that a finished step emitted. */
-static cpa_status record_token(cpa_run *r, const cpa_plan_chunk *chunk, cpa_drawn drawn, double now, cpa_error *err) {
+/* Rank 0: a token that a finished step emitted, for `position` of the request's. */
+static cpa_status record_token(cpa_run *r, const cpa_plan_chunk *chunk, int64_t position, cpa_drawn drawn, double now,
+                               cpa_error *err) {
     cpa_engine *engine = r->engine;
-    const int is_last = (chunk->flags & CPA_CHUNK_FINISHES) != 0;
+    const int is_planned_last = (chunk->flags & CPA_CHUNK_FINISHES) != 0;
     cpa_engine_request *request;
     cpa_token_meaning meaning;
-    CPA_TRY(cpa_inbox_take_token(engine->inbox, chunk->request, drawn.id, is_last, &request, &meaning, err));
+    CPA_TRY(cpa_inbox_take_token(engine->inbox, chunk->request, position, drawn.id, is_planned_last, &request, &meaning,
+                                 err));
     if (meaning == CPA_TOKEN_UNWANTED) return CPA_OK;
+    const int is_last = cpa_request_ends_with(request, position);
     const int is_nothing = request->scheduled.draws && drawn.id == CPA_NO_TOKEN;
     if (is_nothing || !open_tokens(request)) { /* its own fault */
         if (is_last) complete_request(r, request, CPA_FINISH_LENGTH, now);
@@ -97,6 +101,22 @@ static cpa_status record_token(cpa_run *r, const cpa_plan_chunk *chunk, cpa_draw
     if (engine->options.on_token)
         engine->options.on_token(r->ctx, chunk->request, index, drawn.id, request->logprobs[index]);
     if (is_last) complete_request(r, request, meaning == CPA_TOKEN_STOPS ? CPA_FINISH_STOP : CPA_FINISH_LENGTH, now);
+    return CPA_OK;
+}
+
+/* Rank 0: what a chunk of a finished step has emitted, from `emission` on; of a chunk with drafts what counts of it. */
+static cpa_status record_chunk(cpa_run *r, const cpa_plan_chunk *chunk, int64_t emission, double now, cpa_error *err) {
+    cpa_engine *engine = r->engine;
+    const int64_t accepted = cpa_worker_accepted(engine->worker, &r->plan, chunk, emission);
+    const int64_t first = chunk->start + chunk->count - chunk->drafts;
+    if (chunk->drafts > 0) {
+        engine->stats.drafted_chunks++;
+        engine->stats.draft_tokens += chunk->drafts;
+        engine->stats.accepted_tokens += accepted;
+        r->tokens += accepted;
+    }
+    for (int64_t i = 0; i <= accepted; i++)
+        CPA_TRY(record_token(r, chunk, first + i, cpa_worker_drawn(engine->worker, emission + i), now, err));
     return CPA_OK;
 }
 
@@ -186,8 +206,8 @@ cpa_status cpa_run_record(cpa_run *r, cpa_error *err) {
     double now = cpa_clock_now() - r->start;
     for (int64_t i = 0, emission = 0; i < r->plan.n_chunks; i++) {
         const cpa_plan_chunk *chunk = &r->plan.chunks[i];
-        if (!(chunk->flags & CPA_CHUNK_EMITS)) continue;
-        CPA_TRY(record_token(r, chunk, cpa_worker_drawn(engine->worker, emission++), now, err));
+        if (chunk->flags & CPA_CHUNK_EMITS) CPA_TRY(record_chunk(r, chunk, emission, now, err));
+        emission += cpa_plan_chunk_emissions(chunk);
     }
     while ((ended = cpa_inbox_next_ended(engine->inbox))) {
         ended->end_s = now;

@@ -9,6 +9,7 @@
 #include "base/min_max.h"
 #include "src/schedule/scheduler_admit.h"
 #include "src/schedule/scheduler_blocks.h"
+#include "src/schedule/scheduler_drafts.h"
 #include "src/schedule/scheduler_internal.h"
 #include "src/schedule/scheduler_preempt.h"
 #include "src/schedule/scheduler_prefix.h"
@@ -307,6 +308,7 @@ cpa_status cpa_scheduler_plan(cpa_scheduler *s, double now, cpa_step_plan *plan,
     s->n_scheduled = 0;
     s->short_of_blocks = 0;
     cpa_unconfirmed_settle(s);
+    CPA_TRY(cpa_scheduler_settle_drafts(s, err));
     CPA_TRY(retire_finished(s, err));
     CPA_TRY(restart_damaged(s, err));
     CPA_TRY(cpa_scheduler_null_unseen(s, err));
@@ -316,6 +318,7 @@ cpa_status cpa_scheduler_plan(cpa_scheduler *s, double now, cpa_step_plan *plan,
         cpa_waiting_push(&s->waiting, sequence);
     }
     CPA_TRY(schedule_running(s, 1, err));
+    cpa_scheduler_add_drafts(s);
     CPA_TRY(schedule_running(s, 0, err));
     if (!s->short_of_blocks) CPA_TRY(cpa_scheduler_admit(s, err));
     CPA_TRY(cpa_scheduler_write(s, err));

@@ -29,8 +29,13 @@
  * Plans need counts of tokens, not the tokens: a sequence whose next input is being drawn goes on with "the token that
  * the plan before emits". What was drawn is reported one step late. Only then do blocks that it fills get their
  * digests, in time for the step after the one that fills them, and only then may it turn out that the request has
- * ended: a chunk that it was given in the meantime computes a token that nobody wants, which the next plan says. Pure
- * logic: no MPI, no device, no clock; one thread.
+ * ended: a chunk that it was given in the meantime computes a token that nobody wants, which the next plan says.
+ *
+ * Where somebody drafts, a decode chunk may have drafts behind its token: guesses of the tokens that follow. Each row of
+ * it emits a token. The one of the first row is certain; a report of one more accepts the draft before it. How far that
+ * went is known when the next plan is made, which says where the cache of the sequence ends. Until then the scheduler
+ * counts what is certain alone: nothing that a draft has filled can be found before the draft is accepted. Pure logic:
+ * no MPI, no device, no clock; one thread.
  *
  *   scheduler.c          create, add, one plan from start to end
  *   scheduler_preempt.c  room for running sequences, who gives way, and where to
@@ -39,6 +44,7 @@
  *   scheduler_prefix.c   what can be found after it
  *   unconfirmed.c        what cannot be found yet, as it may not be finite
  *   scheduler_tokens.c   tokens that were drawn, and requests that end
+ *   scheduler_drafts.c   several tokens of a sequence in a step
  *   scheduler_blocks.c   budget, blocks and quotas of the sequence at hand
  */
 #ifndef CPA_SCHEDULER_H
@@ -50,6 +56,7 @@
 #include <cpattn/owner_map.h>
 #include <cpattn/status.h>
 
+#include "src/schedule/drafting.h"
 #include "src/schedule/planner.h"
 #include "src/schedule/step_plan.h"
 
@@ -82,6 +89,7 @@ typedef struct cpa_scheduler_options {
     int64_t
         local_context; /* sequences of up to so many tokens are placed on one rank; 0: those that the planner prefers
                               there, CPA_LOCAL_CONTEXT_NONE: none */
+    cpa_drafting_options drafting; /* then every token of a plan is reported before the next one is made */
 } cpa_scheduler_options;
 
 typedef struct cpa_scheduler_request {

@@ -64,12 +64,16 @@ int cpa_scheduler_within_quota(const cpa_scheduler *s, const cpa_sequence *seque
     return 1;
 }
 
-void cpa_scheduler_place(cpa_scheduler *s, cpa_sequence *sequence, int64_t tokens) {
+void cpa_scheduler_take_lacking(cpa_scheduler *s, cpa_sequence *sequence) {
     for (int32_t r = 0; r < s->options.map.cp_size; r++) {
         if (s->lacks[r] <= 0) continue;
         cpa_sequence_take(sequence, r, s->pools[r], s->lacks[r]);
         sequence->tenant->held[r] += s->lacks[r];
     }
+}
+
+void cpa_scheduler_place(cpa_scheduler *s, cpa_sequence *sequence, int64_t tokens) {
+    cpa_scheduler_take_lacking(s, sequence);
     sequence->planned = tokens;
     s->budget -= tokens;
     s->scheduled[s->n_scheduled++] = sequence;

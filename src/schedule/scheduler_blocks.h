@@ -13,7 +13,9 @@ cpa_status cpa_scheduler_unpin_all(cpa_scheduler *s, cpa_error *err);
 int64_t cpa_scheduler_unfind(cpa_scheduler *s, int32_t rank, int32_t block);
 /* The tokens a sequence may be given now. */
 int64_t cpa_scheduler_next_tokens(const cpa_scheduler *s, const cpa_sequence *sequence);
-/* Takes the blocks that s->lacks says and gives the sequence `tokens` more tokens in this plan. */
+/* Takes the blocks that s->lacks says. */
+void cpa_scheduler_take_lacking(cpa_scheduler *s, cpa_sequence *sequence);
+/* The same, and gives the sequence `tokens` more tokens in this plan. */
 void cpa_scheduler_place(cpa_scheduler *s, cpa_sequence *sequence, int64_t tokens);
 /* Sets s->lacks for the first `tokens` tokens of a sequence; whether the pools have that. */
 int cpa_scheduler_has_room(cpa_scheduler *s, const cpa_sequence *sequence, int64_t tokens);

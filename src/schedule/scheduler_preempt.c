@@ -143,7 +143,7 @@ cpa_status cpa_scheduler_preempt(cpa_scheduler *s, int32_t index, int may_swap, 
     cpa_sequence *victim = s->running[index];
     s->n_running--;
     memmove(&s->running[index], &s->running[index + 1], (size_t)(s->n_running - index) * sizeof *s->running);
-    victim->planned = 0;
+    victim->planned = victim->n_drafts = 0;
     if (may_swap && should_swap(s, victim)) {
         CPA_TRY(swap_out(s, victim, err));
     } else {

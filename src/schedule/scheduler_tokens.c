@@ -20,31 +20,6 @@ static cpa_sequence *find(cpa_scheduler *s, uint64_t request) {
     return sequence;
 }
 
-cpa_status cpa_scheduler_report(cpa_scheduler *s, uint64_t request, uint32_t token, cpa_error *err) {
-    cpa_sequence *sequence = find(s, request);
-    if (!sequence) return CPA_OK;
-    if (sequence->reported == sequence->emitted)
-        return cpa_fail(err, CPA_INTERNAL, "request %" PRIu64 ": a token is reported that no plan has emitted",
-                        request);
-    sequence->reported++;
-    if (!sequence->request.draws) return CPA_OK;
-    if (!cpa_array_reserve(&sequence->outputs, &sequence->cap_outputs, sequence->reported, sizeof *sequence->outputs))
-        return cpa_fail(err, CPA_NO_MEMORY, "request %" PRIu64 ": no memory for its tokens", request);
-    sequence->outputs[sequence->reported - 1] = token;
-    return sequence->blocks ? cpa_scheduler_link(s, sequence, err) : CPA_OK;
-}
-
-/* Nobody wants any more what was emitted for the request and not reported. */
-static cpa_status discard_tokens(cpa_scheduler *s, cpa_sequence *sequence, cpa_error *err) {
-    const int64_t n = sequence->emitted - sequence->reported;
-    if (!cpa_array_reserve(&s->discards, &s->cap_discards, s->n_discards + n, sizeof *s->discards))
-        return cpa_fail(err, CPA_NO_MEMORY, "scheduler: no memory to end a request");
-    for (; sequence->reported < sequence->emitted; sequence->reported++)
-        s->discards[s->n_discards++] =
-            (cpa_plan_discard){sequence->request.id, sequence->request.prompt_tokens + sequence->reported};
-    return CPA_OK;
-}
-
 /* Leaves a running sequence to the next plan, as one that has finished. */
 static void stop_running(cpa_scheduler *s, cpa_sequence *sequence) {
     int32_t at = 0;
@@ -53,6 +28,47 @@ static void stop_running(cpa_scheduler *s, cpa_sequence *sequence) {
     memmove(&s->running[at], &s->running[at + 1], (size_t)(s->n_running - at) * sizeof *s->running);
     cpa_scheduler_unlink(s, sequence);
     s->finished[s->n_finished++] = sequence;
+}
+
+/* One more of the drafts was right. */
+static void accept_draft(cpa_sequence *sequence) {
+    sequence->n_drafts--;
+    sequence->computed++;
+    sequence->emitted++;
+}
+
+cpa_status cpa_scheduler_report(cpa_scheduler *s, uint64_t request, uint32_t token, cpa_error *err) {
+    cpa_sequence *sequence = find(s, request);
+    if (!sequence) return CPA_OK;
+    const int accepts = sequence->reported == sequence->emitted;
+    if (accepts && sequence->n_drafts == 0)
+        return cpa_fail(err, CPA_INTERNAL, "request %" PRIu64 ": a token is reported that no plan has emitted",
+                        request);
+    if (accepts) accept_draft(sequence);
+    sequence->reported++;
+    if (sequence->request.draws) {
+        if (!cpa_array_reserve(&sequence->outputs, &sequence->cap_outputs, sequence->reported,
+                               sizeof *sequence->outputs))
+            return cpa_fail(err, CPA_NO_MEMORY, "request %" PRIu64 ": no memory for its tokens", request);
+        sequence->outputs[sequence->reported - 1] = token;
+    }
+    if (sequence->blocks && (accepts || sequence->request.draws)) CPA_TRY(cpa_scheduler_link(s, sequence, err));
+    if (!accepts || sequence->emitted < sequence->request.output_tokens) return CPA_OK;
+    HASH_DEL(s->by_id, sequence);
+    stop_running(s, sequence);
+    s->stats.finished++;
+    return CPA_OK;
+}
+
+/* Nobody wants any more what was emitted for the request and not reported. */
+static cpa_status discard_tokens(cpa_scheduler *s, cpa_sequence *sequence, cpa_error *err) {
+    if (sequence->emitted + sequence->n_drafts == sequence->reported) return CPA_OK;
+    if (!cpa_array_reserve(&s->discards, &s->cap_discards, s->n_discards + 1, sizeof *s->discards))
+        return cpa_fail(err, CPA_NO_MEMORY, "scheduler: no memory to end a request");
+    s->discards[s->n_discards++] =
+        (cpa_plan_discard){sequence->request.id, sequence->request.prompt_tokens + sequence->reported};
+    sequence->reported = sequence->emitted;
+    return CPA_OK;
 }
 
 cpa_status cpa_scheduler_end(cpa_scheduler *s, uint64_t request, int *ended, cpa_error *err) {

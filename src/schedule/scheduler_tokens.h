@@ -6,8 +6,9 @@
 #include "src/schedule/scheduler.h"
 
 /* The next token of a request that a plan has emitted, one of those without CPA_CHUNK_FINISHES, is there, and counts.
- * To be called in the order of the tokens, before the second plan after the one that emits it. Nothing happens for a
- * request that has ended. */
+ * To be called in the order of the tokens, before the second plan after the one that emits it; with drafts, before the
+ * next one. A token more than the plan emits for certain accepts a draft; where that is the last of the request, it has
+ * finished. Nothing happens for a request that has ended. */
 cpa_status cpa_scheduler_report(cpa_scheduler *scheduler, uint64_t request, uint32_t token, cpa_error *err);
 
 /* Ends a request, whatever it does: waiting, running, in host memory, or with its last token planned and not there yet.

@@ -5,6 +5,7 @@
 
 #include "base/check.h"
 #include "src/schedule/scheduler_blocks.h"
+#include "src/schedule/scheduler_drafts.h"
 #include "src/schedule/scheduler_prefix.h"
 
 static void write_appends(cpa_scheduler *s, cpa_sequence *sequence) {
@@ -35,14 +36,27 @@ static int64_t write_sampling(cpa_scheduler *s, const cpa_sequence *sequence) {
     return s->plan->n_samplings - 1;
 }
 
+/* The tokens of a chunk: what is known, its drafts, and what it is given for the rows of these. */
+static void write_tokens(cpa_scheduler *s, const cpa_sequence *sequence, const cpa_plan_chunk *chunk) {
+    const int64_t known = cpa_sequence_known(sequence), drafts = chunk->drafts, n = cpa_plan_chunk_tokens(chunk);
+    const int64_t first = chunk->start + chunk->count - n, certain = n - drafts;
+    const int drawn = (chunk->flags & CPA_CHUNK_DRAWN) != 0, given = chunk->given >= 0;
+    uint32_t *tokens = cpa_step_plan_add_tokens(s->plan, n + (given ? drafts : 0));
+    for (int64_t i = 0; i < certain - drawn; i++) tokens[i] = cpa_sequence_token(sequence, &s->options, first + i);
+    for (int64_t i = 0; i < drafts; i++) tokens[certain + i] = sequence->drafts[i];
+    for (int64_t i = 0; given && i < drafts; i++)
+        tokens[n + i] = cpa_sequence_token(sequence, &s->options, known + 1 + i);
+}
+
 static void write_chunk(cpa_scheduler *s, cpa_sequence *sequence) {
     cpa_step_plan *plan = s->plan;
-    int64_t end = sequence->computed + sequence->planned;
+    const int64_t drafts = sequence->n_drafts;
+    int64_t end = sequence->computed + sequence->planned - drafts;
     int decodes = cpa_sequence_decodes(sequence), emits = end == cpa_sequence_known(sequence);
     int drawn = end > cpa_sequence_named(sequence);
     int64_t given = -1;
     if (emits && !sequence->request.draws) given = cpa_sequence_token(sequence, &s->options, end);
-    int finishes = emits && sequence->emitted + 1 == sequence->request.output_tokens;
+    int finishes = emits && sequence->emitted + 1 == sequence->request.output_tokens; /* with drafts it goes on */
     const cpa_planner planner = cpa_scheduler_planner(s, sequence);
     cpa_planner_choice choice = cpa_planner_choose(&planner, sequence->planned, sequence->computed, decodes);
     s->stats.chunks[choice.algorithm][choice.reason]++;
@@ -60,11 +74,11 @@ static void write_chunk(cpa_scheduler *s, cpa_sequence *sequence) {
                  (drawn ? CPA_CHUNK_DRAWN : 0u),
         .tokens = plan->n_token_ids,
         .given = given,
+        .drafts = drafts,
         .sampling = write_sampling(s, sequence),
     };
-    int64_t n = cpa_plan_chunk_tokens(chunk);
-    uint32_t *tokens = cpa_step_plan_add_tokens(plan, n);
-    for (int64_t i = 0; i < n - drawn; i++) tokens[i] = cpa_sequence_token(sequence, &s->options, end - n + i);
+    write_tokens(s, sequence, chunk);
+    cpa_scheduler_teach_drafter(s, sequence, end);
     write_appends(s, sequence);
     sequence->introduced = 1;
     sequence->computed = end;
@@ -78,7 +92,7 @@ cpa_status cpa_scheduler_write(cpa_scheduler *s, cpa_error *err) {
         const cpa_sequence *sequence = s->scheduled[i];
         if (sequence->planned == 0) continue;
         chunks++;
-        tokens += sequence->planned + (sequence->introduced ? 0 : sequence->computed);
+        tokens += sequence->planned + sequence->n_drafts + (sequence->introduced ? 0 : sequence->computed);
         for (int32_t r = 0; r < s->options.map.cp_size; r++) {
             int64_t added = sequence->shards[r].held - sequence->shards[r].announced;
             appends += added > 0;
@@ -86,7 +100,7 @@ cpa_status cpa_scheduler_write(cpa_scheduler *s, cpa_error *err) {
         }
     }
     if (!cpa_step_plan_reserve(s->plan, chunks, s->plan->n_releases, appends, blocks, tokens) ||
-        !cpa_step_plan_reserve_drawing(s->plan, s->plan->n_discards, chunks))
+        !cpa_step_plan_reserve_drawing(s->plan, s->plan->n_discards, s->plan->n_cuts, chunks))
         return cpa_fail(err, CPA_NO_MEMORY, "scheduler: no memory for a plan of %" PRId64 " tokens", tokens);
     for (int32_t i = 0; i < s->n_scheduled; i++)
         if (s->scheduled[i]->planned > 0) write_chunk(s, s->scheduled[i]);

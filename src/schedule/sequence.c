@@ -43,6 +43,7 @@ cpa_sequence *cpa_sequence_create(const cpa_scheduler_options *options, const cp
 void cpa_sequence_destroy(cpa_sequence *sequence) {
     if (!sequence) return;
     if (sequence->tenant) cpa_tenant_leave(sequence->tenant);
+    cpa_drafting_destroy(sequence->drafting);
     free(sequence->outputs);
     free(sequence->probe);
     free(sequence->host);

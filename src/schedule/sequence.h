@@ -6,6 +6,7 @@
 
 #include "src/cache/block_pool.h"
 #include "src/cache/prefix_cache.h"
+#include "src/schedule/drafting.h"
 #include "src/schedule/scheduler.h"
 #include "src/schedule/tenants.h"
 
@@ -34,7 +35,11 @@ struct cpa_sequence {
     int64_t reported;        /* how many of them have been reported */
     uint32_t *outputs;       /* [reported] those that were drawn */
     int64_t cap_outputs;
-    int64_t planned; /* tokens it is given in the plan being made; 0 = none */
+    int64_t planned;        /* tokens it is given in the plan being made; 0 = none */
+    cpa_drafting *drafting; /* NULL: none was needed yet */
+    const uint32_t *drafts; /* [n_drafts] what it guesses of the tokens behind the last one: the last `n_drafts` of the
+                               tokens planned, or that the last plan gave it and no report has accepted yet */
+    int64_t n_drafts;
     uint64_t ready;  /* the first step in which it may be given tokens */
     int32_t *blocks; /* [cp_size, stride] ids of the blocks held, -1 where voided; NULL when not running */
     int64_t stride;  /* most blocks on one rank over its whole life */

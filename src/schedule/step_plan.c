@@ -13,6 +13,7 @@ void cpa_step_plan_destroy(cpa_step_plan *plan) {
     free(plan->token_ids);
     free(plan->block_ids);
     free(plan->samplings);
+    free(plan->cuts);
     free(plan->discards);
     free(plan->nulled);
     free(plan->appends);
@@ -29,7 +30,7 @@ void cpa_step_plan_clear(cpa_step_plan *plan) {
     plan->flags = 0;
     plan->n_chunks = plan->n_releases = plan->n_appends = plan->n_block_ids = plan->n_token_ids = 0;
     plan->n_swap_outs = plan->n_swap_ins = plan->n_copies = plan->n_nulled = 0;
-    plan->n_discards = plan->n_samplings = 0;
+    plan->n_discards = plan->n_cuts = plan->n_samplings = 0;
 }
 
 #define RESERVE(plan, array, capacity, n)                                                                              \
@@ -54,8 +55,9 @@ int cpa_step_plan_reserve_moves(cpa_step_plan *plan, int64_t swap_outs, int64_t 
     return 1;
 }
 
-int cpa_step_plan_reserve_drawing(cpa_step_plan *plan, int64_t discards, int64_t samplings) {
+int cpa_step_plan_reserve_drawing(cpa_step_plan *plan, int64_t discards, int64_t cuts, int64_t samplings) {
     if (!RESERVE(plan, discards, cap_discards, discards)) return 0;
+    if (!RESERVE(plan, cuts, cap_cuts, cuts)) return 0;
     if (!RESERVE(plan, samplings, cap_samplings, samplings)) return 0;
     return 1;
 }
@@ -98,6 +100,11 @@ cpa_plan_nulled *cpa_step_plan_add_nulled(cpa_step_plan *plan) {
 cpa_plan_discard *cpa_step_plan_add_discard(cpa_step_plan *plan) {
     if (!RESERVE(plan, discards, cap_discards, plan->n_discards + 1)) return NULL;
     return memset(&plan->discards[plan->n_discards++], 0, sizeof *plan->discards);
+}
+
+cpa_plan_cut *cpa_step_plan_add_cut(cpa_step_plan *plan) {
+    if (!RESERVE(plan, cuts, cap_cuts, plan->n_cuts + 1)) return NULL;
+    return memset(&plan->cuts[plan->n_cuts++], 0, sizeof *plan->cuts);
 }
 
 cpa_plan_sampling *cpa_step_plan_add_sampling(cpa_step_plan *plan) {

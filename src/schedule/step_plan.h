@@ -1,6 +1,6 @@
 /* A step: what rank 0 planned and every rank executes, and its wire form.
  *
- * A rank applies a plan in this order: nulled, releases, swap_outs, swap_ins, copies, appends, chunks. So a device
+ * A rank applies a plan in this order: cuts, nulled, releases, swap_outs, swap_ins, copies, appends, chunks. So a device
  * block that is swapped out may be written by the same plan, since all that writes blocks comes later. What a swap_in
  * or a copy reads is not written by the plan at all: rank 0 hands such blocks out again only from the next plan on.
  * Plain arrays that keep their capacity from step to step.
@@ -21,7 +21,7 @@ enum {
     CPA_CHUNK_FIRST = 1,    /* chunk flags: the sequence starts (or restarts) under this index */
     CPA_CHUNK_EMITS = 2,    /* its last row yields an output token */
     CPA_CHUNK_FINISHES = 4, /* that token is the request's last */
-    CPA_CHUNK_DECODE = 8,   /* one token of a sequence that has emitted before */
+    CPA_CHUNK_DECODE = 8,   /* one token of a sequence that has emitted before, and drafts of those behind it */
     CPA_CHUNK_DRAWN = 16 /* that token is what the plan before emits for the sequence: its place in token_ids is void */
 };
 
@@ -37,6 +37,10 @@ typedef struct cpa_plan_chunk {
     int64_t tokens; /* index into token_ids of its first token; a first chunk that starts later than at 0, because what
                        comes before is in the cache already, has that index for the token at 0 */
     int64_t given;  /* the token that it emits; -1: it is drawn, or there is none */
+    int64_t
+        drafts; /* how many of its tokens are guesses: the last ones, of a decode chunk. Then each of its rows emits a
+                       token, and those count whose row has the tokens that were emitted before it. Given ones behind the
+                       first stand behind its tokens in token_ids */
     int64_t sampling; /* of a first chunk: index into samplings of how the sequence's tokens are drawn; -1: the most
                          probable ones, without penalties */
 } cpa_plan_chunk;
@@ -57,16 +61,28 @@ static inline int cpa_plan_has_penalties(const cpa_plan_sampling *sampling) {
     return sampling->repetition_penalty != 1 || sampling->presence_penalty != 0;
 }
 
-/* A token that an earlier plan emits and nobody wants any more, as its request had ended: the one for `position` of the
- * request's tokens. */
+/* Tokens that an earlier plan emits and that do not count, as the request had ended or a draft before them was wrong:
+ * those for `position` of the request's tokens and behind it. */
 typedef struct cpa_plan_discard {
     uint64_t request;
     int64_t position;
 } cpa_plan_discard;
 
+/* The cache of a running sequence ends behind so many tokens: what the plan before has computed behind them came from
+ * drafts that were wrong. */
+typedef struct cpa_plan_cut {
+    int32_t seq;
+    int64_t tokens;
+} cpa_plan_cut;
+
 /* How many entries of token_ids belong to a chunk: those before its start come with a first chunk. */
 static inline int64_t cpa_plan_chunk_tokens(const cpa_plan_chunk *chunk) {
     return chunk->flags & CPA_CHUNK_FIRST ? chunk->start + chunk->count : chunk->count;
+}
+
+/* How many tokens it emits. */
+static inline int64_t cpa_plan_chunk_emissions(const cpa_plan_chunk *chunk) {
+    return chunk->flags & CPA_CHUNK_EMITS ? 1 + chunk->drafts : 0;
 }
 
 /* Blocks added to the end of one rank's table of one sequence; -1 for an entry that no query reads. */
@@ -100,6 +116,8 @@ typedef struct cpa_step_plan {
     int64_t n_nulled, cap_nulled;
     cpa_plan_discard *discards;
     int64_t n_discards, cap_discards;
+    cpa_plan_cut *cuts;
+    int64_t n_cuts, cap_cuts;
     cpa_plan_sampling *samplings;
     int64_t n_samplings, cap_samplings;
     int32_t *block_ids;
@@ -129,7 +147,7 @@ int cpa_step_plan_reserve(cpa_step_plan *plan, int64_t chunks, int64_t releases,
 /* The same for the entries that most plans do without. */
 int cpa_step_plan_reserve_moves(cpa_step_plan *plan, int64_t swap_outs, int64_t swap_ins, int64_t copies,
                                 int64_t nulled);
-int cpa_step_plan_reserve_drawing(cpa_step_plan *plan, int64_t discards, int64_t samplings);
+int cpa_step_plan_reserve_drawing(cpa_step_plan *plan, int64_t discards, int64_t cuts, int64_t samplings);
 
 /* Each reserves room for n more entries and returns a pointer to the first, zeroed, counted as used; NULL without
  * memory. */
@@ -141,6 +159,7 @@ cpa_block_move *cpa_step_plan_add_swap_in(cpa_step_plan *plan);
 cpa_block_move *cpa_step_plan_add_copy(cpa_step_plan *plan);
 cpa_plan_nulled *cpa_step_plan_add_nulled(cpa_step_plan *plan);
 cpa_plan_discard *cpa_step_plan_add_discard(cpa_step_plan *plan);
+cpa_plan_cut *cpa_step_plan_add_cut(cpa_step_plan *plan);
 cpa_plan_sampling *cpa_step_plan_add_sampling(cpa_step_plan *plan);
 int32_t *cpa_step_plan_add_blocks(cpa_step_plan *plan, int64_t n);
 uint32_t *cpa_step_plan_add_tokens(cpa_step_plan *plan, int64_t n);

@@ -1,13 +1,14 @@
 /* The wire form of a step plan, little-endian, without padding:
- *     header   magic u32, version u32, step u64, flags u32, counts u64[11]: chunks, releases, swap_outs, swap_ins,
- *              copies, appends, nulled, discards, samplings, blocks, tokens
+ *     header   magic u32, version u32, step u64, flags u32, counts u64[12]: chunks, releases, swap_outs, swap_ins,
+ *              copies, appends, nulled, discards, cuts, samplings, blocks, tokens
  *     chunk    request u64, seq i32, placement u32, its rank i32, start i64, count i64, first_output i64,
- *              algorithm u32, flags u32, tokens i64, given i64, sampling i64
+ *              algorithm u32, flags u32, tokens i64, given i64, drafts i64, sampling i64
  *     release  seq i32
  *     move     request u64, rank i32, from i32, to i32: swap_outs, swap_ins, copies
  *     append   seq i32, rank i32, count i32, blocks i64
  *     void     seq i32, rank i32, entry i32
  *     discard  request u64, position i64
+ *     cut      seq i32, tokens i64
  *     sampling temperature f32, top_p f32, min_p f32, top_k i32, repetition_penalty f32, presence_penalty f32, seed u64,
  *              logprobs u32, prompt_tokens i64
  *     block    i32, -1: none
@@ -22,7 +23,7 @@
 
 enum {
     WIRE_MAGIC = 0x50415043, /* "CPAP" */
-    WIRE_VERSION = 4,
+    WIRE_VERSION = 5,
     CHUNK_FLAGS = CPA_CHUNK_FIRST | CPA_CHUNK_EMITS | CPA_CHUNK_FINISHES | CPA_CHUNK_DECODE | CPA_CHUNK_DRAWN
 };
 
@@ -40,7 +41,8 @@ static const wire_field CHUNK[] = {
     FIELD(cpa_plan_chunk, request),        FIELD(cpa_plan_chunk, seq),       FIELD(cpa_plan_chunk, placement.kind),
     FIELD(cpa_plan_chunk, placement.rank), FIELD(cpa_plan_chunk, start),     FIELD(cpa_plan_chunk, count),
     FIELD(cpa_plan_chunk, first_output),   FIELD(cpa_plan_chunk, algorithm), FIELD(cpa_plan_chunk, flags),
-    FIELD(cpa_plan_chunk, tokens),         FIELD(cpa_plan_chunk, given),     FIELD(cpa_plan_chunk, sampling),
+    FIELD(cpa_plan_chunk, tokens),         FIELD(cpa_plan_chunk, given),     FIELD(cpa_plan_chunk, drafts),
+    FIELD(cpa_plan_chunk, sampling),
 };
 static const wire_field MOVE[] = {FIELD(cpa_block_move, request), FIELD(cpa_block_move, rank),
                                   FIELD(cpa_block_move, from), FIELD(cpa_block_move, to)};
@@ -49,6 +51,7 @@ static const wire_field APPEND[] = {FIELD(cpa_plan_append, seq), FIELD(cpa_plan_
 static const wire_field NULLED[] = {FIELD(cpa_plan_nulled, seq), FIELD(cpa_plan_nulled, rank),
                                     FIELD(cpa_plan_nulled, entry)};
 static const wire_field DISCARD[] = {FIELD(cpa_plan_discard, request), FIELD(cpa_plan_discard, position)};
+static const wire_field CUT[] = {FIELD(cpa_plan_cut, seq), FIELD(cpa_plan_cut, tokens)};
 static const wire_field SAMPLING[] = {
     FIELD(cpa_plan_sampling, temperature),
     FIELD(cpa_plan_sampling, top_p),
@@ -72,6 +75,7 @@ typedef enum wire_array_index {
     APPENDS,
     NULLED_ENTRIES,
     DISCARDS,
+    CUTS,
     SAMPLINGS,
     BLOCKS,
     TOKENS,
@@ -90,11 +94,17 @@ static const struct {
         text, offsetof(cpa_step_plan, name), offsetof(cpa_step_plan, n_##name), sizeof *((cpa_step_plan *)NULL)->name, \
             sizeof fields / sizeof fields[0], fields                                                                   \
     }
-    [CHUNKS] = ARRAY("chunks", chunks, CHUNK),          [RELEASES] = ARRAY("releases", releases, WORD),
-    [SWAP_OUTS] = ARRAY("swap-outs", swap_outs, MOVE),  [SWAP_INS] = ARRAY("swap-ins", swap_ins, MOVE),
-    [COPIES] = ARRAY("copies", copies, MOVE),           [APPENDS] = ARRAY("appends", appends, APPEND),
-    [NULLED_ENTRIES] = ARRAY("nulled", nulled, NULLED), [BLOCKS] = ARRAY("blocks", block_ids, WORD),
-    [DISCARDS] = ARRAY("discards", discards, DISCARD),  [SAMPLINGS] = ARRAY("samplings", samplings, SAMPLING),
+    [CHUNKS] = ARRAY("chunks", chunks, CHUNK),
+    [RELEASES] = ARRAY("releases", releases, WORD),
+    [SWAP_OUTS] = ARRAY("swap-outs", swap_outs, MOVE),
+    [SWAP_INS] = ARRAY("swap-ins", swap_ins, MOVE),
+    [COPIES] = ARRAY("copies", copies, MOVE),
+    [APPENDS] = ARRAY("appends", appends, APPEND),
+    [NULLED_ENTRIES] = ARRAY("nulled", nulled, NULLED),
+    [BLOCKS] = ARRAY("blocks", block_ids, WORD),
+    [DISCARDS] = ARRAY("discards", discards, DISCARD),
+    [SAMPLINGS] = ARRAY("samplings", samplings, SAMPLING),
+    [CUTS] = ARRAY("cuts", cuts, CUT),
     [TOKENS] = ARRAY("tokens", token_ids, WORD),
 #undef ARRAY
 };
@@ -214,7 +224,7 @@ static cpa_status get_header(const uint8_t **at, int64_t bytes, const cpa_plan_l
         return cpa_fail(err, CPA_INVALID, "step plan: unknown flags %#" PRIx32, header->flags);
     int64_t left = bytes - HEADER_BYTES, most[ARRAYS];
     for (int array = 0; array < ARRAYS; array++) most[array] = INT64_MAX;
-    most[CHUNKS] = most[RELEASES] = most[COPIES] = most[DISCARDS] = most[SAMPLINGS] = limits->max_seqs;
+    most[CHUNKS] = most[RELEASES] = most[COPIES] = most[DISCARDS] = most[CUTS] = most[SAMPLINGS] = limits->max_seqs;
     most[APPENDS] = (int64_t)limits->max_seqs * limits->cp_size;
     for (int array = 0; array < ARRAYS; array++)
         CPA_TRY(check_count(array, header->counts[array], most[array], &left, err));
@@ -252,6 +262,22 @@ static cpa_status check_drawing(const cpa_plan_chunk *chunk, int64_t index, cons
     return CPA_OK;
 }
 
+/* A chunk with drafts is one token that is certain and the drafts; it brings the tokens that it is given behind its own.
+ */
+static cpa_status check_drafts(const cpa_plan_chunk *chunk, int64_t index, const wire_header *header, cpa_error *err) {
+    const uint32_t decodes = CPA_CHUNK_EMITS | CPA_CHUNK_DECODE;
+    if (chunk->drafts == 0) return CPA_OK;
+    if (chunk->drafts < 0 || chunk->count != 1 + chunk->drafts || (chunk->flags & decodes) != decodes ||
+        chunk->flags & (CPA_CHUNK_DRAWN | CPA_CHUNK_FINISHES))
+        return cpa_fail(err, CPA_INVALID,
+                        "step plan: chunk %" PRId64 " of %" PRId64 " tokens and flags %#" PRIx32 " has %" PRId64
+                        " drafts; expected one token less, in a decode chunk that goes on",
+                        index, chunk->count, chunk->flags, chunk->drafts);
+    if (chunk->given == -1) return CPA_OK;
+    return check_range("chunk", index, chunk->tokens, cpa_plan_chunk_tokens(chunk) + chunk->drafts,
+                       header->counts[TOKENS], err);
+}
+
 static cpa_status check_chunk(const cpa_plan_chunk *chunk, int64_t index, const wire_header *header,
                               const cpa_plan_limits *limits, cpa_error *err) {
     CPA_TRY(check_index("chunk", index, "sequence", chunk->seq, limits->max_seqs, err));
@@ -269,7 +295,8 @@ static cpa_status check_chunk(const cpa_plan_chunk *chunk, int64_t index, const 
     if (chunk->flags & ~(uint32_t)CHUNK_FLAGS)
         return cpa_fail(err, CPA_INVALID, "step plan: chunk %" PRId64 " has unknown flags %#" PRIx32, index,
                         chunk->flags);
-    return check_drawing(chunk, index, header, err);
+    CPA_TRY(check_drawing(chunk, index, header, err));
+    return check_drafts(chunk, index, header, err);
 }
 
 /* n moves from blocks [0, froms) to blocks [0, tos). */
@@ -323,6 +350,12 @@ static cpa_status check_entries(const uint8_t *at, const wire_header *header, co
         get_entry(&at, DISCARDS, &discard);
         CPA_TRY(check_index("discard", i, "position", discard.position, INT64_MAX, err));
     }
+    for (int64_t i = 0; i < header->counts[CUTS]; i++) {
+        cpa_plan_cut cut;
+        get_entry(&at, CUTS, &cut);
+        CPA_TRY(check_index("cut", i, "sequence", cut.seq, limits->max_seqs, err));
+        CPA_TRY(check_index("cut", i, "length", cut.tokens, INT64_MAX, err));
+    }
     for (int64_t i = 0; i < header->counts[SAMPLINGS]; i++) {
         cpa_plan_sampling sampling;
         get_entry(&at, SAMPLINGS, &sampling);
@@ -344,7 +377,7 @@ cpa_status cpa_step_plan_decode(const uint8_t *buffer, int64_t bytes, const cpa_
     const int64_t *n = header.counts;
     if (!cpa_step_plan_reserve(out, n[CHUNKS], n[RELEASES], n[APPENDS], n[BLOCKS], n[TOKENS]) ||
         !cpa_step_plan_reserve_moves(out, n[SWAP_OUTS], n[SWAP_INS], n[COPIES], n[NULLED_ENTRIES]) ||
-        !cpa_step_plan_reserve_drawing(out, n[DISCARDS], n[SAMPLINGS]))
+        !cpa_step_plan_reserve_drawing(out, n[DISCARDS], n[CUTS], n[SAMPLINGS]))
         return cpa_fail(err, CPA_NO_MEMORY, "step plan: no memory for a plan of %" PRId64 " bytes", bytes);
     out->step = header.step;
     out->flags = header.flags;

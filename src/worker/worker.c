@@ -10,6 +10,7 @@
 #include "src/context/context_plan.h"
 #include "src/context/tensor_slices.h"
 #include "src/worker/worker_apply.h"
+#include "src/worker/worker_drafts.h"
 #include "src/worker/worker_layers.h"
 #include "src/worker/worker_rows.h"
 #include "src/worker/worker_tokens.h"
@@ -31,7 +32,7 @@ typedef struct buffer {
 } buffer;
 
 enum {
-    OWN_BUFFERS = 11,
+    OWN_BUFFERS = 12,
     ROW_BUFFERS = 3, /* of a set */
     WORKER_BUFFERS = OWN_BUFFERS + 2 * ROW_BUFFERS
 };
@@ -47,7 +48,7 @@ static void list_row_buffers(cpa_worker_rows *set, const cpa_worker_options *o, 
     const buffer all[ROW_BUFFERS] = {
         {&set->block, set->block_bytes, PAGE_LOCKED},
         {(void **)&set->requests, o->max_tokens * (int64_t)sizeof *set->requests, ON_HOST},
-        {(void **)&set->emissions, o->max_seqs * (int64_t)sizeof *set->emissions, ON_HOST},
+        {(void **)&set->emissions, o->max_tokens * (int64_t)sizeof *set->emissions, ON_HOST},
     };
     memcpy(list, all, sizeof all);
 }
@@ -65,6 +66,7 @@ static void list_buffers(cpa_worker *worker, buffer list[WORKER_BUFFERS]) {
         {(void **)&worker->drawn, drawn, ON_DEVICE},
         {(void **)&worker->drawn_host, drawn, PAGE_LOCKED},
         {(void **)&worker->digest_device, (int64_t)sizeof(uint64_t), ON_DEVICE},
+        {(void **)&worker->sums_host, rows * (int64_t)sizeof *worker->sums_host, PAGE_LOCKED},
         {(void **)&worker->discarded, o->max_seqs * (int64_t)sizeof *worker->discarded, PAGE_LOCKED},
         {(void **)&worker->nonfinite.marks, o->model.layers * rows, PAGE_LOCKED},
         {(void **)&worker->seqs, o->max_seqs * (int64_t)sizeof(cpa_worker_seq), ON_HOST},
@@ -265,6 +267,7 @@ static cpa_status collect_step(cpa_worker *worker, const cpa_step_plan *plan, cp
     cpa_worker_settle_discards(worker);
     if (plan->n_chunks == 0) return CPA_OK;
     cpa_worker_keep_tokens(worker);
+    cpa_worker_judge_drafts(worker, plan);
     return cpa_nonfinite_collect(&worker->nonfinite, plan, ran->sizes.rows, ran->requests, ran->host.positions, err);
 }
 

@@ -27,6 +27,7 @@ typedef struct cpa_worker_seq {
     int32_t *blocks; /* this rank's block table */
     int64_t n_blocks, cap_blocks;
     cpa_plan_sampling sampling; /* how its tokens are drawn */
+    int64_t right;              /* of `len`, those that no wrong draft has come before, */
     uint64_t began;             /* the plan that introduced it, counted over those with chunks, */
     uint64_t emitted;           /* and the last one that emits a token for it; 0: none yet */
     int64_t drawn;              /* where that lies among the tokens that its step draws */
@@ -56,6 +57,7 @@ typedef struct cpa_worker_emission {
     int64_t index;  /* and which of its emissions it is */
     int64_t position;
     int64_t given; /* the token; -1: it is drawn */
+    int is_judged; /* its chunk has drafts: whether it counts shows when the step is done */
 } cpa_worker_emission;
 
 /* A step as its plan makes it. What is the same on every rank: the sizes of a padded step, the emissions, and the
@@ -65,8 +67,9 @@ typedef struct cpa_worker_rows {
     cpa_step_sizes sizes;
     cpa_step_arrays host; /* page-locked, in a block that is on its way to the device when the next step is prepared */
     uint64_t *requests;   /* [max_tokens] of the rows */
-    cpa_worker_emission *emissions; /* [max_seqs], in the order of the chunks */
+    cpa_worker_emission *emissions; /* [max_tokens], in the order of the chunks and of their rows */
     int64_t n_emissions;
+    int64_t drafts; /* rows whose tokens are guesses */
     uint32_t wants; /* CPA_WANTS_... */
     int draws;      /* not every token is given, so that ranks exchange what they have drawn */
     int takes;      /* rows, or the history, go on with what the step before has drawn */
@@ -113,6 +116,7 @@ struct cpa_worker {
     cpa_drawn *drawn;        /* device, [cp_size][emissions]: what the step that ran last has drawn */
     cpa_drawn *drawn_host;   /* page-locked: the same once that step is done */
     uint64_t *digest_device; /* one running sum, */
+    uint64_t *sums_host;     /* page-locked, [max_tokens]: what each row of a step with drafts has added to it, */
     uint64_t *discarded;     /* page-locked, [n_discarded]: and parts of it that are to be taken off, */
     int64_t n_discarded;
     uint64_t digest_off; /* or have been */

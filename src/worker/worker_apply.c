@@ -5,6 +5,7 @@
 
 #include "base/array.h"
 #include "base/check.h"
+#include "src/worker/worker_drafts.h"
 
 static cpa_status apply_append(cpa_worker *worker, const cpa_step_plan *plan, const cpa_plan_append *append,
                                cpa_error *err) {
@@ -53,7 +54,7 @@ static cpa_status apply_chunk(cpa_worker *worker, const cpa_step_plan *plan, con
         return cpa_fail(err, CPA_NO_MEMORY, "worker: no memory for %lld tokens", (long long)end + 1);
     if (!(chunk->flags & CPA_CHUNK_DRAWN))
         memcpy(seq->tokens + end - n_tokens, plan->token_ids + chunk->tokens, (size_t)n_tokens * sizeof *seq->tokens);
-    seq->len = end;
+    seq->len = seq->right = end;
     const cpa_owner_map map = worker->options.map;
     int64_t owned = cpa_tokens_before(map, cpa_tokens_on(map, seq->placement, worker->rank), seq->len);
     int64_t needs = (owned + worker->options.block_size - 1) / worker->options.block_size;
@@ -80,6 +81,7 @@ cpa_status cpa_worker_move(cpa_worker *worker, const cpa_step_plan *plan, cpa_er
 }
 
 cpa_status cpa_worker_apply(cpa_worker *worker, const cpa_step_plan *plan, cpa_error *err) {
+    for (int64_t i = 0; i < plan->n_cuts; i++) CPA_TRY(cpa_worker_cut(worker, &plan->cuts[i], err));
     for (int64_t i = 0; i < plan->n_nulled; i++) CPA_TRY(apply_nulled(worker, &plan->nulled[i], err));
     for (int64_t i = 0; i < plan->n_releases; i++) {
         worker->seqs[plan->releases[i]].active = 0;

@@ -13,7 +13,7 @@ int cpa_worker_replicates(const cpa_worker *worker, const cpa_step_plan *plan) {
     if (worker->network->slices == CPA_SLICES_NONE || worker->options.map.cp_size == 1) return 0;
     if (worker->network->slices == CPA_SLICES_ALL) return 1;
     for (int64_t i = 0; i < plan->n_chunks; i++)
-        if (plan->chunks[i].count != 1) return 0;
+        if (plan->chunks[i].count != 1 + plan->chunks[i].drafts) return 0;
     return 1;
 }
 
@@ -52,6 +52,32 @@ cpa_token_set cpa_worker_listed(const cpa_worker *worker, int replicated, cpa_pl
     return replicated ? all : cpa_tokens_on(worker->options.map, placement, worker->rank);
 }
 
+/* Lists what a chunk yields; `yields` counts that by ranks. */
+static void list_emissions(cpa_worker *worker, const cpa_step_plan *plan, const cpa_plan_chunk *chunk,
+                           int64_t yields[CPA_MERGE_MAX_STATES]) {
+    cpa_worker_rows *rows = worker->rows;
+    const cpa_worker_seq *seq = &worker->seqs[chunk->seq];
+    const uint32_t *more_given = plan->token_ids + chunk->tokens + cpa_plan_chunk_tokens(chunk);
+    const int64_t n = cpa_plan_chunk_emissions(chunk), end = chunk->start + chunk->count;
+    for (int64_t i = 0; i < n; i++) {
+        const int64_t position = end - n + 1 + i;
+        const int32_t rank = rows->replicated ? 0 : cpa_owner_rank(worker->options.map, seq->placement, position - 1);
+        rows->emissions[rows->n_emissions++] = (cpa_worker_emission){
+            .request = seq->request,
+            .seq = chunk->seq,
+            .began = seq->began,
+            .rank = rank,
+            .index = yields[rank]++,
+            .position = position,
+            .given = i == 0 || chunk->given < 0 ? chunk->given : more_given[i - 1],
+            .is_judged = chunk->drafts > 0,
+        };
+        rows->sizes.emissions = cpa_max64(rows->sizes.emissions, yields[rank]);
+    }
+    if (n > 0) rows->wants |= wants_of(&seq->sampling, chunk->given);
+    rows->drafts += chunk->drafts;
+}
+
 /* Lists what the step yields on all ranks, and counts rows and entries; a rank has as many emissions as the one with
  * the most, so that parts of one size are exchanged. */
 static void count_entries(cpa_worker *worker, const cpa_step_plan *plan, int64_t padded_rows) {
@@ -60,7 +86,7 @@ static void count_entries(cpa_worker *worker, const cpa_step_plan *plan, int64_t
     int64_t yields[CPA_MERGE_MAX_STATES] = {0};
     rows->replicated = cpa_worker_replicates(worker, plan);
     rows->sizes = (cpa_step_sizes){0};
-    rows->n_emissions = 0;
+    rows->n_emissions = rows->drafts = 0;
     rows->wants = 0;
     rows->takes = 0;
     for (int64_t i = 0; i < plan->n_chunks; i++) {
@@ -74,12 +100,7 @@ static void count_entries(cpa_worker *worker, const cpa_step_plan *plan, int64_t
             rows->sizes.history += cpa_plan_chunk_tokens(chunk);
             rows->sizes.restarts += (chunk->flags & CPA_CHUNK_FIRST) != 0;
         }
-        if (!(chunk->flags & CPA_CHUNK_EMITS)) continue;
-        const int32_t rank = rows->replicated ? 0 : cpa_owner_rank(map, chunk->placement, end - 1);
-        rows->emissions[rows->n_emissions++] =
-            (cpa_worker_emission){seq->request, chunk->seq, seq->began, rank, yields[rank]++, end, chunk->given};
-        rows->sizes.emissions = cpa_max64(rows->sizes.emissions, yields[rank]);
-        rows->wants |= wants_of(&seq->sampling, chunk->given);
+        list_emissions(worker, plan, chunk, yields);
     }
     rows->draws = worker->network->end_step && rows->wants & CPA_WANTS_LOGITS;
     if (padded_rows == 0) return;
@@ -115,7 +136,7 @@ static void add_rows(cpa_worker *worker, const cpa_plan_chunk *chunk, int64_t so
     }
 }
 
-/* The row that yields a token of this rank: the last of the chunk's, which was just added. */
+/* The row that yields a token of this rank. */
 static void add_emission(const cpa_worker *worker, const cpa_worker_emission *emission, int64_t row) {
     const cpa_step_arrays *to = &worker->rows->host;
     const cpa_plan_sampling *sampling = &worker->seqs[emission->seq].sampling;
@@ -195,6 +216,21 @@ static cpa_status source_of(const cpa_worker *worker, const cpa_plan_chunk *chun
     return CPA_OK;
 }
 
+/* What a chunk yields on this rank, whose rows of it begin at first_row; *emission is the next in the list of all. */
+static void add_emissions(cpa_worker *worker, const cpa_plan_chunk *chunk, int64_t first_row, int64_t *emission) {
+    const cpa_worker_rows *rows = worker->rows;
+    const cpa_owner_map map = worker->options.map;
+    const cpa_token_set listed = cpa_worker_listed(worker, rows->replicated, chunk->placement);
+    const int64_t before = cpa_tokens_before(map, listed, chunk->start);
+    for (int64_t i = cpa_plan_chunk_emissions(chunk); i > 0; i--) {
+        const cpa_worker_emission *e = &rows->emissions[(*emission)++];
+        if (e->rank == worker->rank || rows->replicated)
+            add_emission(worker, e, first_row + cpa_tokens_before(map, listed, e->position - 1) - before);
+        worker->seqs[e->seq].emitted = worker->plans;
+        worker->seqs[e->seq].drawn = e->rank * rows->sizes.emissions + e->index;
+    }
+}
+
 /* ---- memory ---- */
 
 /* Room for the step in page-locked memory. It grows for histories alone. */
@@ -237,15 +273,12 @@ cpa_status cpa_worker_list_rows(cpa_worker *worker, const cpa_step_plan *plan, i
     clear_emissions(rows);
     for (int64_t i = 0; i < plan->n_chunks; i++) {
         const cpa_plan_chunk *chunk = &plan->chunks[i];
+        const int64_t first_row = row;
         int64_t source;
         CPA_TRY(source_of(worker, chunk, &source, err));
         add_rows(worker, chunk, source, &row);
         add_history(worker, chunk, source, &entry, &restart);
-        if (!(chunk->flags & CPA_CHUNK_EMITS)) continue;
-        const cpa_worker_emission *e = &rows->emissions[emission++];
-        if (e->rank == worker->rank || rows->replicated) add_emission(worker, e, row - 1);
-        worker->seqs[e->seq].emitted = worker->plans;
-        worker->seqs[e->seq].drawn = e->rank * rows->sizes.emissions + e->index;
+        add_emissions(worker, chunk, first_row, &emission);
     }
     fill_up(rows, row, entry);
     return CPA_OK;

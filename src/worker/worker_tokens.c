@@ -34,6 +34,9 @@ cpa_status cpa_worker_fetch_tokens(cpa_worker *worker) {
     const cpa_worker_rows *rows = worker->rows;
     const int32_t lists = rows->replicated ? 1 : worker->options.map.cp_size;
     const int64_t bytes = lists * rows->sizes.emissions * (int64_t)sizeof *worker->drawn;
+    const int64_t sums = rows->sizes.emissions * (int64_t)sizeof *worker->sums_host;
+    if (rows->drafts > 0)
+        CPA_TRY(worker->device->table->copy(worker->sums_host, worker->arrays.sums, sums, worker->stream));
     if (!rows->draws) return CPA_OK;
     return worker->device->table->copy(worker->drawn_host, worker->drawn, bytes, worker->stream);
 }
@@ -53,29 +56,38 @@ void cpa_worker_keep_tokens(cpa_worker *worker) {
     for (int64_t i = 0; ran->draws && i < ran->n_emissions; i++) {
         const cpa_worker_emission *e = &ran->emissions[i];
         cpa_worker_seq *seq = &worker->seqs[e->seq];
-        if (seq->active && seq->began == e->began) seq->tokens[e->position] = cpa_worker_drawn(worker, i).id;
+        /* Behind drafts the next chunk brings them; until then the sequence shows what its rows were made of. */
+        if (seq->active && seq->began == e->began && !e->is_judged)
+            seq->tokens[e->position] = cpa_worker_drawn(worker, i).id;
     }
 }
 
-static const cpa_worker_emission *find_emission(const cpa_worker_rows *rows, const cpa_plan_discard *discard) {
-    for (int64_t i = 0; i < rows->n_emissions; i++)
-        if (rows->emissions[i].request == discard->request && rows->emissions[i].position == discard->position)
-            return &rows->emissions[i];
-    return NULL;
+/* Takes what an emission of the step before has added to the digest off again. */
+static cpa_status discard_emission(cpa_worker *worker, const cpa_worker_emission *e) {
+    if (e->rank != worker->rank && !worker->rows->replicated) return CPA_OK;
+    if (worker->rows->drafts > 0) {
+        worker->digest_off += worker->sums_host[e->index];
+        return CPA_OK;
+    }
+    uint64_t *part = &worker->discarded[worker->n_discarded++];
+    return worker->device->table->copy(part, &worker->arrays.sums[e->index], sizeof *part, worker->stream);
 }
 
 cpa_status cpa_worker_discard_tokens(cpa_worker *worker, const cpa_step_plan *plan, cpa_error *err) {
-    const cpa_device_table *table = worker->device->table;
+    const cpa_worker_rows *rows = worker->rows;
     for (int64_t i = 0; i < plan->n_discards; i++) {
         const cpa_plan_discard *discard = &plan->discards[i];
-        const cpa_worker_emission *e = find_emission(worker->rows, discard);
-        if (!e)
+        int found = 0;
+        for (int64_t at = 0; at < rows->n_emissions; at++) {
+            const cpa_worker_emission *e = &rows->emissions[at];
+            if (e->request != discard->request || e->position < discard->position) continue;
+            found = 1;
+            CPA_TRY(discard_emission(worker, e));
+        }
+        if (!found)
             return cpa_fail(err, CPA_INTERNAL,
                             "token %lld of request %llu is discarded, which the step before does not yield",
                             (long long)discard->position, (unsigned long long)discard->request);
-        if (e->rank != worker->rank && !worker->rows->replicated) continue;
-        uint64_t *part = &worker->discarded[worker->n_discarded++];
-        CPA_TRY(table->copy(part, &worker->arrays.sums[e->index], sizeof *part, worker->stream));
     }
     return CPA_OK;
 }

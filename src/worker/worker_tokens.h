@@ -11,15 +11,15 @@ cpa_drawn *cpa_worker_own_tokens(const cpa_worker *worker);
 cpa_status cpa_worker_take_tokens(cpa_worker *worker);
 cpa_status cpa_worker_share_tokens(cpa_worker *worker, cpa_error *err);
 
-/* Enqueues the copy of what the step draws to the host, */
+/* Enqueues the copy of what the step draws to the host, and with drafts of what each row adds to the digest, */
 cpa_status cpa_worker_fetch_tokens(cpa_worker *worker);
 /* and when the step is done, gives the sequences their tokens. */
 void cpa_worker_keep_tokens(cpa_worker *worker);
-/* What the step that ran last has yielded; `emission` counts the chunks of its plan that emit. On every rank. */
+/* What the step that ran last has yielded; `emission` counts what the chunks of its plan emit. On every rank. */
 cpa_drawn cpa_worker_drawn(const cpa_worker *worker, int64_t emission);
 
 /* Takes the tokens that a plan discards, all of the step before, out of the digest: enqueues the copy of what they
- * added to it, before the rows of the plan come to the device. */
+ * added to it, unless that is here, before the rows of the plan come to the device. */
 cpa_status cpa_worker_discard_tokens(cpa_worker *worker, const cpa_step_plan *plan, cpa_error *err);
 /* The stream is idle: what was copied is there. */
 void cpa_worker_settle_discards(cpa_worker *worker);

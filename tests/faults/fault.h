@@ -20,6 +20,8 @@ typedef enum cpa_fault {
     CPA_FAULT_FAILED_RANK,     /* a step fails on the last rank alone */
     CPA_FAULT_NAN_KEY,         /* the synthetic keys of tokens at position 7 begin with NaN */
     CPA_FAULT_UNEVEN_UNIT,     /* rank 1 shares the block before the one that was found with those of the others */
+    CPA_FAULT_EARLY_HASH,      /* a block can be found while drafts fill it that nobody has accepted */
+    CPA_FAULT_ADJUSTED_LENGTH, /* the last rank takes off wrong drafts that it has itself, and no others */
     CPA_FAULT_COUNT
 } cpa_fault;
 

@@ -4,6 +4,7 @@
 
 #include "src/schedule/scheduler_blocks.h"
 #include "src/schedule/scheduler_prefix.h"
+#include "src/schedule/waiting_lines.h"
 #include "tests/faults/fault.h"
 
 /* ---- stale-hash: an evicted block can still be found by its hash ---- */
@@ -69,6 +70,31 @@ void __wrap_cpa_sequence_queue_push(cpa_sequence_queue *queue, cpa_sequence *seq
 
 void __wrap_cpa_sequence_queue_push(cpa_sequence_queue *queue, cpa_sequence *sequence) {
     if (!cpa_fault_is(CPA_FAULT_LOST_SEQUENCE) || !sequence->blocks) __real_cpa_sequence_queue_push(queue, sequence);
+}
+
+/* Who is in no queue is taken out of none. */
+void __real_cpa_waiting_remove(cpa_waiting_lines *lines, cpa_sequence *sequence);
+void __wrap_cpa_waiting_remove(cpa_waiting_lines *lines, cpa_sequence *sequence);
+
+void __wrap_cpa_waiting_remove(cpa_waiting_lines *lines, cpa_sequence *sequence) {
+    const cpa_sequence_queue *queue = &sequence->tenant->waiting;
+    const int is_there = sequence->place < queue->count && queue->heap[sequence->place] == sequence;
+    if (!cpa_fault_is(CPA_FAULT_LOST_SEQUENCE) || is_there) __real_cpa_waiting_remove(lines, sequence);
+}
+
+/* ---- early-hash: a block can be found while drafts fill it that nobody has accepted ---- */
+
+cpa_status __real_cpa_scheduler_link(cpa_scheduler *s, cpa_sequence *sequence, cpa_error *err);
+cpa_status __wrap_cpa_scheduler_link(cpa_scheduler *s, cpa_sequence *sequence, cpa_error *err);
+
+cpa_status __wrap_cpa_scheduler_link(cpa_scheduler *s, cpa_sequence *sequence, cpa_error *err) {
+    const int64_t early = cpa_fault_is(CPA_FAULT_EARLY_HASH) ? sequence->n_drafts : 0;
+    sequence->computed += early;
+    sequence->emitted += early;
+    const cpa_status status = __real_cpa_scheduler_link(s, sequence, err);
+    sequence->computed -= early;
+    sequence->emitted -= early;
+    return status;
 }
 
 /* ---- starved-waiter: a request waits for a prefix that nobody computes any more ---- */

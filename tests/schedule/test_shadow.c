@@ -23,6 +23,9 @@ static void every_query_sees_its_own_tokens_and_every_block_has_its_owners(void)
     CU_ASSERT(result.nulled > result.steps / 1000);
     CU_ASSERT(result.failures > 0);
     CU_ASSERT(result.drawn > result.steps / 10);
+    CU_ASSERT(result.accepted > result.steps / 100);
+    CU_ASSERT(result.drafts - result.accepted > result.steps / 100);
+    CU_ASSERT(result.cuts > result.steps / 100);
     CU_ASSERT(result.ended > result.steps / 1000);
     CU_ASSERT(result.discarded > result.steps / 10000);
     CU_ASSERT(result.unit_hits > result.steps / 1000);
@@ -30,10 +33,12 @@ static void every_query_sees_its_own_tokens_and_every_block_has_its_owners(void)
     CU_ASSERT(result.unit_evictions > result.steps / 1000);
     printf(
         "%ld steps, %ld hits (%ld), %ld copies (%ld), %ld swaps, %ld evictions (%ld of units over all ranks), %ld "
-        "preemptions, %ld nulled, %ld failures, %ld drawn, %ld ended, %ld discarded ... ",
+        "preemptions, %ld nulled, %ld failures, %ld drawn, %ld drafts, %ld accepted, %ld cuts, %ld ended, %ld "
+        "discarded ... ",
         (long)result.steps, (long)result.hits, (long)result.unit_hits, (long)result.copies, (long)result.unit_copies,
         (long)result.swaps, (long)result.evictions, (long)result.unit_evictions, (long)result.preemptions,
-        (long)result.nulled, (long)result.failures, (long)result.drawn, (long)result.ended, (long)result.discarded);
+        (long)result.nulled, (long)result.failures, (long)result.drawn, (long)result.drafts, (long)result.accepted,
+        (long)result.cuts, (long)result.ended, (long)result.discarded);
 }
 
 static const cpa_test tests[] = {

@@ -1,4 +1,4 @@
-/* Bugs in the scheduler that are switched on one by one: the shadow model sees each within a hundred seeds. */
+/* Bugs in the scheduler that are switched on one by one: the shadow model sees each within a thousand seeds. */
 #include <stdio.h>
 
 #include "tests/faults/fault.h"
@@ -9,7 +9,7 @@ static void is_caught(cpa_fault fault) {
     shadow_result result = {0};
     uint64_t seed = 0;
     cpa_fault_armed = fault;
-    while (seed < 100 && !result.violation[0]) shadow_run(++seed, &result);
+    while (seed < 1000 && !result.violation[0]) shadow_run(++seed, &result);
     cpa_fault_armed = CPA_FAULT_NONE;
     CU_ASSERT(result.violation[0] != 0);
     printf("seed %lu: %s ... ", (unsigned long)seed, result.violation);
@@ -36,6 +36,9 @@ static void a_waiter_that_is_never_woken_is_caught(void) {
 static void a_unit_whose_blocks_are_out_of_step_is_caught(void) {
     is_caught(CPA_FAULT_UNEVEN_UNIT);
 }
+static void a_block_found_before_its_drafts_are_accepted_is_caught(void) {
+    is_caught(CPA_FAULT_EARLY_HASH);
+}
 
 static const cpa_test tests[] = {
     {"a hash that outlives its block is caught", a_hash_that_outlives_its_block_is_caught},
@@ -45,6 +48,7 @@ static const cpa_test tests[] = {
     {"a lost sequence is caught", a_lost_sequence_is_caught},
     {"a unit whose blocks are out of step is caught", a_unit_whose_blocks_are_out_of_step_is_caught},
     {"a waiter that is never woken is caught", a_waiter_that_is_never_woken_is_caught},
+    {"a block found before its drafts are accepted is caught", a_block_found_before_its_drafts_are_accepted_is_caught},
 };
 
 CPA_TEST_MAIN("shadow faults", tests)

@@ -13,10 +13,11 @@ enum {
     VERSION_AT = 4,
     FLAGS_AT = 16,
     COUNTS_AT = 20,
-    HEADER = 108,
-    CHUNK = 76,
+    HEADER = 116,
+    CHUNK = 84,
     MOVE = 20,
     DISCARD = 16,
+    CUT = 12,
     SAMPLING = 44
 };
 
@@ -43,7 +44,11 @@ static void add_random_chunk(cpa_step_plan *plan, int64_t count) {
     if (count == 1 && !(chunk->flags & CPA_CHUNK_FIRST) && below(2)) chunk->flags |= CPA_CHUNK_DRAWN;
     /* A first chunk brings the tokens before its start. */
     if (chunk->flags & CPA_CHUNK_FIRST) chunk->start = below(20);
-    int64_t n = cpa_plan_chunk_tokens(chunk);
+    if (count > 1 && below(2)) {
+        chunk->flags = CPA_CHUNK_EMITS | CPA_CHUNK_DECODE | (chunk->flags & CPA_CHUNK_FIRST);
+        chunk->drafts = count - 1;
+    }
+    int64_t n = cpa_plan_chunk_tokens(chunk) + (chunk->given >= 0 ? chunk->drafts : 0);
     uint32_t *tokens = cpa_step_plan_add_tokens(plan, n);
     for (int64_t i = 0; i < n; i++) tokens[i] = (uint32_t)rand() * 2 + (uint32_t)below(2);
 }
@@ -79,6 +84,8 @@ static void add_random_drawing(cpa_step_plan *plan, int64_t entries) {
     for (int64_t i = below(entries + 1); i > 0; i--)
         *cpa_step_plan_add_discard(plan) = (cpa_plan_discard){(uint64_t)rand() << 40, below(1000) << below(32)};
     for (int64_t i = below(entries + 1); i > 0; i--)
+        *cpa_step_plan_add_cut(plan) = (cpa_plan_cut){(int32_t)below(limits.max_seqs), below(1000) << below(32)};
+    for (int64_t i = below(entries + 1); i > 0; i--)
         *cpa_step_plan_add_sampling(plan) = (cpa_plan_sampling){.temperature = fraction(),
                                                                 .top_p = fraction(),
                                                                 .min_p = fraction(),
@@ -106,11 +113,13 @@ static int chunks_equal(const cpa_plan_chunk *a, const cpa_plan_chunk *b) {
     return a->request == b->request && a->seq == b->seq && a->placement.kind == b->placement.kind &&
            a->placement.rank == b->placement.rank && a->start == b->start && a->count == b->count &&
            a->first_output == b->first_output && a->algorithm == b->algorithm && a->flags == b->flags &&
-           a->tokens == b->tokens && a->given == b->given && a->sampling == b->sampling;
+           a->tokens == b->tokens && a->given == b->given && a->drafts == b->drafts && a->sampling == b->sampling;
 }
 
 static int drawing_equal(const cpa_step_plan *a, const cpa_step_plan *b) {
-    int equal = a->n_discards == b->n_discards && a->n_samplings == b->n_samplings;
+    int equal = a->n_discards == b->n_discards && a->n_samplings == b->n_samplings && a->n_cuts == b->n_cuts;
+    for (int64_t i = 0; equal && i < a->n_cuts; i++)
+        equal = a->cuts[i].seq == b->cuts[i].seq && a->cuts[i].tokens == b->cuts[i].tokens;
     for (int64_t i = 0; equal && i < a->n_discards; i++)
         equal = a->discards[i].request == b->discards[i].request && a->discards[i].position == b->discards[i].position;
     for (int64_t i = 0; equal && i < a->n_samplings; i++) {
@@ -177,7 +186,10 @@ static int within_limits(const cpa_step_plan *plan) {
         good &= cpa_placement_is_valid((cpa_owner_map){limits.cp_size, 1}, c->placement);
         good &= c->start >= 0 && c->count > 0 && c->start <= INT64_MAX - c->count && c->first_output >= 0;
         good &= c->tokens >= 0 && c->tokens <= plan->n_token_ids;
-        good &= good && cpa_plan_chunk_tokens(c) <= plan->n_token_ids - c->tokens;
+        const int64_t given = c->given >= 0 ? c->drafts : 0;
+        good &= good && cpa_plan_chunk_tokens(c) + given <= plan->n_token_ids - c->tokens;
+        good &=
+            c->drafts == 0 || (c->drafts > 0 && c->count == 1 + c->drafts && cpa_plan_chunk_emissions(c) == c->count);
         good &= c->algorithm == CPA_PASS_KV || c->algorithm == CPA_PASS_Q;
         good &= c->flags < 32 && (!(c->flags & CPA_CHUNK_DRAWN) || (c->count == 1 && !(c->flags & CPA_CHUNK_FIRST)));
         good &= c->given >= -1 && c->given < 1LL << 32 && c->sampling >= -1 && c->sampling < plan->n_samplings;
@@ -191,6 +203,8 @@ static int within_limits(const cpa_step_plan *plan) {
     for (int64_t i = 0; i < plan->n_nulled; i++)
         good &= plan->nulled[i].seq >= 0 && plan->nulled[i].seq < limits.max_seqs && plan->nulled[i].rank >= 0 &&
                 plan->nulled[i].rank < limits.cp_size && plan->nulled[i].entry >= 0;
+    for (int64_t i = 0; i < plan->n_cuts; i++)
+        good &= plan->cuts[i].seq >= 0 && plan->cuts[i].seq < limits.max_seqs && plan->cuts[i].tokens >= 0;
     for (int64_t i = 0; i < plan->n_appends; i++) {
         const cpa_plan_append *a = &plan->appends[i];
         good &= a->seq >= 0 && a->seq < limits.max_seqs && a->rank >= 0 && a->rank < limits.cp_size;
@@ -221,7 +235,7 @@ static void encode(fixture *f) {
 }
 
 /* One plan of every kind of entry: chunk (4 tokens), release, swap-out, swap-in, copy, append (2 blocks), void,
- * discard, sampling. */
+ * discard, cut, sampling. */
 static void setup(fixture *f) {
     memset(f, 0, sizeof *f);
     cpa_step_plan_init(&f->plan);
@@ -246,6 +260,7 @@ static void setup(fixture *f) {
     *cpa_step_plan_add_append(&f->plan) = (cpa_plan_append){7, 2, 2, 0};
     *cpa_step_plan_add_nulled(&f->plan) = (cpa_plan_nulled){7, 2, 1};
     *cpa_step_plan_add_discard(&f->plan) = (cpa_plan_discard){9, 20};
+    *cpa_step_plan_add_cut(&f->plan) = (cpa_plan_cut){7, 18};
     *cpa_step_plan_add_sampling(&f->plan) = (cpa_plan_sampling){.temperature = 1, .top_p = 1, .prompt_tokens = 20};
     memcpy(cpa_step_plan_add_blocks(&f->plan, 2), (int32_t[]){99, 5}, 8);
     memcpy(cpa_step_plan_add_tokens(&f->plan, 4), (uint32_t[]){1, 2, 0xfffffffe, 4}, 16);
@@ -274,11 +289,11 @@ static void random_plans_survive_the_round_trip(void) {
 }
 
 static void the_bytes_are_little_endian_and_start_with_magic_and_version(void) {
-    static const uint8_t head[] = {'C', 'P', 'A', 'P', 4, 0, 0, 0, 8, 7, 6, 5, 4, 3, 2, 1, 1, 0, 0, 0, 1, 0, 0, 0, 0};
+    static const uint8_t head[] = {'C', 'P', 'A', 'P', 5, 0, 0, 0, 8, 7, 6, 5, 4, 3, 2, 1, 1, 0, 0, 0, 1, 0, 0, 0, 0};
     fixture f;
     setup(&f);
     CU_ASSERT_EQUAL(memcmp(f.message, head, sizeof head), 0);
-    CU_ASSERT_EQUAL(f.bytes, HEADER + CHUNK + 4 + 3 * MOVE + 20 + 12 + DISCARD + SAMPLING + 2 * 4 + 4 * 4);
+    CU_ASSERT_EQUAL(f.bytes, HEADER + CHUNK + 4 + 3 * MOVE + 20 + 12 + DISCARD + CUT + SAMPLING + 2 * 4 + 4 * 4);
     CU_ASSERT_EQUAL(f.message[f.bytes - 8], 0xfe);
     CU_ASSERT_EQUAL(f.message[f.bytes - 5], 0xff);
     teardown(&f);
@@ -342,13 +357,14 @@ enum {
     APPEND_AT = COPY_AT + MOVE,
     VOID_AT = APPEND_AT + 20,
     DISCARD_AT = VOID_AT + 12,
-    SAMPLING_AT = DISCARD_AT + DISCARD,
+    CUT_AT = DISCARD_AT + DISCARD,
+    SAMPLING_AT = CUT_AT + CUT,
     BLOCK_AT = SAMPLING_AT + SAMPLING
 };
 
 static const bad_field bad_fields[] = {
     {0, 1, 'X', "begins with"},
-    {VERSION_AT, 4, 1, "version 1; expected 4"},
+    {VERSION_AT, 4, 1, "version 1; expected 5"},
     {FLAGS_AT, 4, 2, "unknown flags 0x2"},
     {COUNTS_AT, 8, -1, "-1 chunks"},
     {COUNTS_AT, 8, INT64_MAX, "chunks do not fit"},
@@ -360,10 +376,11 @@ static const bad_field bad_fields[] = {
     {COUNTS_AT + 40, 8, INT64_MIN, "appends do not fit"},
     {COUNTS_AT + 48, 8, 1000, "nulled do not fit"},
     {COUNTS_AT + 56, 8, 1000, "discards do not fit"},
-    {COUNTS_AT + 64, 8, 9, "samplings do not fit"},
-    {COUNTS_AT + 72, 8, 1000, "blocks do not fit"},
-    {COUNTS_AT + 80, 8, 5, "tokens do not fit"},
-    {COUNTS_AT + 80, 8, 3, "bytes too many"},
+    {COUNTS_AT + 64, 8, 9, "cuts do not fit"},
+    {COUNTS_AT + 72, 8, 9, "samplings do not fit"},
+    {COUNTS_AT + 80, 8, 1000, "blocks do not fit"},
+    {COUNTS_AT + 88, 8, 5, "tokens do not fit"},
+    {COUNTS_AT + 88, 8, 3, "bytes too many"},
     {CHUNK_AT + 8, 4, 8, "chunk 0 has sequence 8; expected 0 to 7"},
     {CHUNK_AT + 8, 4, -1, "chunk 0 has sequence -1"},
     {CHUNK_AT + 12, 4, 2, "chunk 0 has unknown placement 2"},
@@ -385,8 +402,12 @@ static const bad_field bad_fields[] = {
     {CHUNK_AT + 52, 8, INT64_MAX, "chunk 0 takes"},
     {CHUNK_AT + 60, 8, 1LL << 32, "chunk 0 has given token 4294967296"},
     {CHUNK_AT + 60, 8, -2, "chunk 0 has given token -2"},
-    {CHUNK_AT + 68, 8, 1, "chunk 0 has sampling 1; expected 0 to 0"},
-    {CHUNK_AT + 68, 8, -2, "chunk 0 has sampling -2"},
+    {CHUNK_AT + 68, 8, 3, "chunk 0 of 4 tokens and flags 0x2 has 3 drafts; expected one token less, in a decode chunk"},
+    {CHUNK_AT + 68, 8, -1, "chunk 0 of 4 tokens and flags 0x2 has -1 drafts"},
+    {CHUNK_AT + 76, 8, 1, "chunk 0 has sampling 1; expected 0 to 0"},
+    {CHUNK_AT + 76, 8, -2, "chunk 0 has sampling -2"},
+    {CUT_AT, 4, 8, "cut 0 has sequence 8"},
+    {CUT_AT + 4, 8, -1, "cut 0 has length -1"},
     {DISCARD_AT + 8, 8, -1, "discard 0 has position -1"},
     {SAMPLING_AT + 36, 8, -1, "sampling 0 has prompt length -1"},
     {RELEASE_AT, 4, 8, "release 0 has sequence 8"},

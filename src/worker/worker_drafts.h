@@ -1,0 +1,20 @@
+/* What becomes of drafts on a rank: which of a step's were right follows from what the step has drawn, which every rank
+ * has; where the cache of a sequence ends after it, the next plan says. */
+#ifndef CPA_WORKER_DRAFTS_H
+#define CPA_WORKER_DRAFTS_H
+
+#include "src/worker/worker.h"
+
+/* How many drafts of a chunk of the step that ran last are right: those that are what was drawn in front of them, up to
+ * the first that is not. `emission` is the first of the chunk's, as cpa_worker_drawn counts them. */
+int64_t cpa_worker_accepted(const cpa_worker *worker, const cpa_step_plan *plan, const cpa_plan_chunk *chunk,
+                            int64_t emission);
+
+/* The step is done: notes how far its sequences have come, and forgets what is not finite in rows of wrong drafts. */
+void cpa_worker_judge_drafts(cpa_worker *worker, const cpa_step_plan *plan);
+
+/* The cache of a sequence ends where the plan says: the length of this rank's shard follows from that alone.
+ * CPA_INTERNAL where this rank has counted otherwise. */
+cpa_status cpa_worker_cut(cpa_worker *worker, const cpa_plan_cut *cut, cpa_error *err);
+
+#endif
