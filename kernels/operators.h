@@ -130,6 +130,7 @@ struct cpa_operator_table {
 
     cpa_status (*kv_write)(const cpa_kv_write_args *args, cpa_stream *stream);
     cpa_status (*kv_copy)(const cpa_kv_copy_args *args, cpa_stream *stream);
+    cpa_status (*kv_move)(const cpa_kv_move_args *args, cpa_stream *stream);
     cpa_status (*kv_pack)(const cpa_kv_pack_args *args, cpa_stream *stream);
 
     /* Copies row map[i] of src to row i of dst, row_bytes each (gather). map is on the device; NULL: row i. */

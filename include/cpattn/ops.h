@@ -50,6 +50,21 @@ typedef struct cpa_kv_copy_args {
 } cpa_kv_copy_args;
 CPA_API cpa_status cpa_kv_copy(const cpa_kv_copy_args *args, cpa_stream *stream);
 
+/* kv_move: moves tokens from slot to slot, as a tree of drafts needs when the path that was accepted becomes the next
+ * tokens of its sequence: slots[i] = (source slot of `src`, target slot of `dst`), slots as in kv_write. All sources of
+ * a call are read before a target is written, so that they may be the same slots. Keys and values keep their bits, and
+ * the scales of their rows go with them. A pair with a slot that is negative or past the end of its pool moves nothing;
+ * no two that move have one target, which is checked on a device with debug_checks. */
+#define CPA_KV_MOVE_MOST 2048
+typedef struct cpa_kv_move_args {
+    size_t size;
+    cpa_kv_view src;
+    cpa_kv_view dst;           /* same shape and dtype; may be the same pool */
+    const int64_t (*slots)[2]; /* [n] */
+    int64_t n;                 /* at most CPA_KV_MOVE_MOST */
+} cpa_kv_move_args;
+CPA_API cpa_status cpa_kv_move(const cpa_kv_move_args *args, cpa_stream *stream);
+
 /* kv_pack: gathers tokens of paged sequences into consecutive blocks of a staging view. Tokens past `count` in the last
  * block of a range are left as they were. There is no operation that unpacks: attend reads a staging view through a
  * block table, as it reads a cache, and kv_copy moves its blocks into one. */

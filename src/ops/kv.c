@@ -1,4 +1,4 @@
-/* kv_write, kv_copy and kv_pack: every argument is checked here, then the table of the back end runs. */
+/* kv_write, kv_copy, kv_move and kv_pack: every argument is checked here, then the table of the back end runs. */
 #include <stdlib.h>
 
 #include "base/struct_size.h"
@@ -7,25 +7,26 @@
 
 /* ---- kv_write ---- */
 
-/* No two tokens have the same slot. Brings the slots to the host. */
-static cpa_status check_slots(const cpa_kv_write_args *args, cpa_stream *stream) {
+/* No two of n slots, `stride` apart, are the same, but for those that are none. Brings them to the host. */
+static cpa_status check_slots(const char *where, const char *array, const int64_t *on_device, int64_t n, int64_t stride,
+                              cpa_stream *stream) {
     cpa_status status;
     cpa_error *err = &stream->error;
-    const size_t n = (size_t)args->tokens;
-    int64_t *slots = malloc((n + 1) * sizeof *slots);
-    cpa_checked_range *ranges = malloc((n + 1) * sizeof *ranges);
+    int64_t *slots = malloc((size_t)(n * stride + 1) * sizeof *slots);
+    cpa_checked_range *ranges = malloc((size_t)(n + 1) * sizeof *ranges);
     if (!slots || !ranges) {
-        status = cpa_fail(err, CPA_NO_MEMORY, "kv_write: no memory for the check of %zu slots", n);
+        status = cpa_fail(err, CPA_NO_MEMORY, "%s: no memory for the check of %lld slots", where, (long long)n);
         goto done;
     }
-    CPA_TRY_GOTO(stream->device->table->copy(slots, args->slot_mapping, (int64_t)(n * sizeof *slots), stream), done);
+    const int64_t bytes = n > 0 ? ((n - 1) * stride + 1) * (int64_t)sizeof *slots : 0;
+    CPA_TRY_GOTO(stream->device->table->copy(slots, on_device, bytes, stream), done);
     CPA_TRY_GOTO(stream->device->table->stream_sync(stream), done);
     int64_t used = 0;
-    for (size_t i = 0; i < n; i++) {
-        if (slots[i] >= 0 && slots[i] < INT64_MAX)
-            ranges[used++] = (cpa_checked_range){slots[i], slots[i] + 1, (int64_t)i};
+    for (int64_t i = 0; i < n; i++) {
+        const int64_t slot = slots[i * stride];
+        if (slot >= 0 && slot < INT64_MAX) ranges[used++] = (cpa_checked_range){slot, slot + 1, i};
     }
-    status = cpa_check_disjoint("kv_write", "slot_mapping", "slot", ranges, used, err);
+    status = cpa_check_disjoint(where, array, "slot", ranges, used, err);
 done:
     free(ranges);
     free(slots);
@@ -50,7 +51,8 @@ static cpa_status check_kv_write(const cpa_kv_write_args *args, cpa_stream *stre
                            err));
     CPA_TRY(cpa_check_rows("kv_write", "v_row_stride", args->tokens, args->v_row_stride, heads * args->kv.v_dim, bytes,
                            err));
-    return stream->device->debug_checks ? check_slots(args, stream) : CPA_OK;
+    if (!stream->device->debug_checks) return CPA_OK;
+    return check_slots("kv_write", "slot_mapping", args->slot_mapping, args->tokens, 1, stream);
 }
 
 cpa_status cpa_kv_write(const cpa_kv_write_args *given, cpa_stream *stream) {
@@ -114,6 +116,29 @@ cpa_status cpa_kv_copy(const cpa_kv_copy_args *given, cpa_stream *stream) {
     CPA_TRY(CPA_STRUCT_TAKE("kv_copy", given, cpa_kv_copy_args, n_pairs, &args, &stream->error));
     CPA_TRY(check_kv_copy(&args, &stream->error));
     return stream->device->operators->kv_copy(&args, stream);
+}
+
+/* ---- kv_move ---- */
+
+static cpa_status check_kv_move(const cpa_kv_move_args *args, cpa_stream *stream) {
+    cpa_error *err = &stream->error;
+    CPA_TRY(cpa_check_view("kv_move: src", &args->src, err));
+    CPA_TRY(cpa_check_view("kv_move: dst", &args->dst, err));
+    CPA_TRY(cpa_check_same_shape("kv_move", &args->src, &args->dst, err));
+    REQUIRE(err, args->n >= 0 && args->n <= CPA_KV_MOVE_MOST, "kv_move: n is %lld, expected 0 to %d",
+            (long long)args->n, CPA_KV_MOVE_MOST);
+    REQUIRE(err, args->n == 0 || args->slots, "kv_move: slots is NULL");
+    CPA_TRY(cpa_check_aligned("kv_move", "slots", args->slots, sizeof **args->slots, err));
+    if (!stream->device->debug_checks || args->n == 0) return CPA_OK;
+    return check_slots("kv_move", "slots", &args->slots[0][1], args->n, 2, stream);
+}
+
+cpa_status cpa_kv_move(const cpa_kv_move_args *given, cpa_stream *stream) {
+    cpa_kv_move_args args;
+    if (!stream) return CPA_INVALID;
+    CPA_TRY(CPA_STRUCT_TAKE("kv_move", given, cpa_kv_move_args, n, &args, &stream->error));
+    CPA_TRY(check_kv_move(&args, stream));
+    return args.n > 0 ? stream->device->operators->kv_move(&args, stream) : CPA_OK;
 }
 
 /* ---- kv_pack ---- */

@@ -1,4 +1,4 @@
-/* kv_write, kv_copy and kv_pack: what lands where, what is left alone, in every dtype, layout and block size. */
+/* kv_write, kv_copy, kv_move and kv_pack: what lands where, what is left alone, in every dtype, layout and block size. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -6,6 +6,7 @@
 #include <cpattn/ops.h>
 
 #include "base/convert.h"
+#include "kernels/kv_view.h"
 #include "src/check/reference.h"
 #include "tests/fixtures/kv_fixture.h"
 #include "tests/fixtures/unit.h"
@@ -267,6 +268,82 @@ static void packed_ranges_are_consecutive_and_leave_tails_alone(void) {
     close_device();
 }
 
+/* Whether the key and the value of a head have the same bits in two slots, and the scales of their rows. */
+static int same_bits(const cpa_kv_fixture *a, int64_t slot_a, const cpa_kv_fixture *b, int64_t slot_b, int32_t head) {
+    const cpa_kv_view views[2] = {cpa_kv_view_resolve(a->view), cpa_kv_view_resolve(b->view)};
+    const int64_t slots[2] = {slot_a, slot_b};
+    for (int part = CPA_KEYS; part <= CPA_VALUES; part++) {
+        const char *row[2], *scale[2];
+        cpa_kv_pool pool;
+        for (int i = 0; i < 2; i++) {
+            pool = cpa_kv_pool_of(&views[i], (cpa_kv_part)part);
+            const int64_t size = views[i].block_size, offset = slots[i] % size;
+            const char *block = pool.memory + slots[i] / size * pool.block_stride;
+            row[i] = block + offset * pool.token_stride + head * pool.head_stride;
+            scale[i] = block + pool.scales_at + (head * size + offset) * pool.scale_bytes;
+        }
+        if (memcmp(row[0], row[1], (size_t)pool.row_bytes) != 0 ||
+            memcmp(scale[0], scale[1], (size_t)pool.scale_bytes) != 0)
+            return 0;
+    }
+    return 1;
+}
+
+/* A cycle of three slots, a chain across blocks, a pair that is none in four ways, and all slots that CPA_KV_MOVE_MOST
+ * allows at once, turned around; into the same pool and into another one. The first slots of each are beside. */
+static void moved_tokens_keep_their_bits(void) {
+    enum { SLOTS = 2600 / 16 * 16, CHOSEN = 11 };
+    static const int64_t chosen[CHOSEN][2] = {{3, 20}, {20, 90}, {90, 3},     {40, 41},    {41, 42}, {42, 64},
+                                              {64, 9}, {-1, 7},  {10, SLOTS}, {SLOTS, 10}, {7, -1}};
+    static const cpa_kv_view shapes[] = {
+        {.dtype = CPA_F32, .k_dim = 24, .v_dim = 10},     {.dtype = CPA_BF16, .k_dim = 64, .v_dim = 32},
+        {.dtype = CPA_BF16, .k_dim = 5, .v_dim = 3},      {.dtype = CPA_INT8, .k_dim = 32, .v_dim = 16},
+        {.dtype = CPA_FP8_E4M3, .k_dim = 48, .v_dim = 7},
+    };
+    static int64_t slots[CPA_KV_MOVE_MOST][2];
+    for (int run = 0; run < 4 * (int)(sizeof shapes / sizeof shapes[0]); run++) {
+        cpa_kv_view shape = shapes[run / 4];
+        const int one_pool = run % 2;
+        const int64_t n = run / 2 % 2 ? CPA_KV_MOVE_MOST : CHOSEN;
+        for (int64_t i = 0; i < n; i++) slots[i][0] = i, slots[i][1] = n - 1 - i;
+        if (n == CHOSEN) memcpy(slots, chosen, sizeof chosen);
+        shape.block_size = 16, shape.num_blocks = SLOTS / 16, shape.kv_heads = HEADS;
+        cpa_kv_fixture src, dst, *after = one_pool ? &src : &dst;
+        open_device(2);
+        cpa_kv_fixture_init_view(&src, shape, run % 4 == 1);
+        cpa_kv_fixture_init_view(&dst, shape, 0);
+        for (int64_t b = 0; b < src.k_bytes; b++) ((uint8_t *)src.view.k)[b] = (uint8_t)(b * 7 + b / 251);
+        for (int64_t b = 0; b < src.v_bytes; b++) ((uint8_t *)src.view.v)[b] = (uint8_t)(b * 5 + b / 241);
+        cpa_kv_fixture before = src;
+        void *k = memcpy(malloc((size_t)src.k_bytes), src.view.k, (size_t)src.k_bytes);
+        void *v = memcpy(malloc((size_t)src.v_bytes), src.view.v, (size_t)src.v_bytes);
+        before.view.k = k, before.view.v = v;
+        cpa_kv_view from = cpa_kv_fixture_upload(&src, stream), to = cpa_kv_fixture_upload(&dst, stream);
+        void *pairs = cpa_test_upload(stream, slots, n * (int64_t)sizeof slots[0]);
+        cpa_kv_move_args args = {sizeof args, from, one_pool ? from : to, (const int64_t(*)[2])pairs, n};
+        CU_ASSERT_EQUAL(cpa_kv_move(&args, stream), CPA_OK);
+        cpa_kv_fixture_download(after, &args.dst, stream);
+        int64_t wrong = 0;
+        for (int64_t slot = 0; slot < SLOTS; slot++) {
+            int64_t source = -1;
+            for (int64_t i = 0; i < n; i++)
+                if (slots[i][1] == slot && slots[i][0] >= 0 && slots[i][0] < SLOTS) source = slots[i][0];
+            if (source < 0 && !one_pool) continue;
+            for (int32_t head = 0; head < HEADS; head++)
+                wrong += !same_bits(after, slot, &before, source < 0 ? slot : source, head);
+        }
+        CU_ASSERT_EQUAL(wrong, 0);
+        cpa_test_free(stream, pairs);
+        cpa_kv_view_free(&to, stream);
+        cpa_kv_view_free(&from, stream);
+        cpa_kv_fixture_destroy(&dst);
+        cpa_kv_fixture_destroy(&src);
+        free(v);
+        free(k);
+        close_device();
+    }
+}
+
 static void wrong_arguments_are_named_and_change_nothing(void) {
     cpa_kv_fixture f;
     open_device(1);
@@ -308,6 +385,7 @@ static const cpa_test tests[] = {
     {"tokens that are not finite are told", tokens_that_are_not_finite_are_told},
     {"copied blocks equal their source in either layout", copied_blocks_equal_their_source_in_either_layout},
     {"packed ranges are consecutive and leave tails alone", packed_ranges_are_consecutive_and_leave_tails_alone},
+    {"moved tokens keep their bits", moved_tokens_keep_their_bits},
     {"wrong arguments are named and change nothing", wrong_arguments_are_named_and_change_nothing},
 };
 CPA_DEVICE_TEST_MAIN("kv", tests)

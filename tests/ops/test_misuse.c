@@ -37,6 +37,23 @@ static void kv_write(void) {
     cpa_test_free(stream, rows);
 }
 
+RUN(kv_move)
+
+static void kv_move(void) {
+    typedef cpa_kv_move_args T;
+    static const member members[] = {VIEW_MEMBERS(T, src), VIEW_MEMBERS(T, dst), M(T, n, INT64), M(T, slots, POINTER)};
+    const int64_t slots[3][2] = {{0, 5}, {5, 0}, {-1, 5}};
+    void *pairs = cpa_test_upload(stream, slots, sizeof slots);
+    T args = {sizeof args, make_view(), make_view(), (const int64_t(*)[2])pairs, 2};
+    misuse_all(&(call){"kv_move", run_kv_move, &args, sizeof args, MEMBERS(members), sizeof args});
+    args.n = CPA_KV_MOVE_MOST + 1;
+    CU_ASSERT_EQUAL(cpa_kv_move(&args, stream), CPA_INVALID);
+    CU_ASSERT_STRING_EQUAL(said(), "kv_move: n is 2049, expected 0 to 2048");
+    free_view(args.dst);
+    free_view(args.src);
+    cpa_test_free(stream, pairs);
+}
+
 RUN(kv_copy)
 
 static void kv_copy(void) {
@@ -386,6 +403,10 @@ static void device_options(void) {
         if (options.debug_checks)
             CU_ASSERT_STRING_EQUAL(said(), "kv_write: slot_mapping[1] and slot_mapping[3] both have slot 4");
         CU_ASSERT_EQUAL(cpa_stream_sync(stream), CPA_OK);
+        /* As pairs: (3, 4), (-1, 4). */
+        cpa_kv_move_args move = {sizeof move, args.kv, args.kv, (const int64_t(*)[2])mapping, 2};
+        CU_ASSERT_EQUAL(cpa_kv_move(&move, stream), options.debug_checks ? CPA_INVALID : CPA_OK);
+        if (options.debug_checks) CU_ASSERT_STRING_EQUAL(said(), "kv_move: slots[0] and slots[1] both have slot 4");
         free_view(args.kv);
         cpa_test_free(stream, mapping);
         cpa_test_free(stream, rows);
@@ -476,6 +497,7 @@ static void wrapped_stream(void) {
 static const cpa_test tests[] = {
     {"kv_write", kv_write},
     {"kv_copy", kv_copy},
+    {"kv_move", kv_move},
     {"kv_pack and its ranges", kv_pack},
     {"a batch", plan_set},
     {"an item", items},

@@ -268,6 +268,7 @@ static const cpa_operator_table operator_table = {
     .state_merge_packed = cpa_cuda_state_merge_packed,
     .kv_write = cpa_cuda_kv_write,
     .kv_copy = cpa_cuda_kv_copy,
+    .kv_move = cpa_cuda_kv_move,
     .kv_pack = cpa_cuda_kv_pack,
     .gather_rows = cpa_cuda_gather_rows,
     .synthesize = cpa_cuda_synthesize,
