@@ -73,6 +73,8 @@ struct cpa_attend_plan {
     int is_set;
     int64_t rows;
     int64_t max_block;
+    /* Of the setting: keys of all items, and of these how many are read, as what items share is read once. */
+    int64_t keys_attended, keys_read;
 };
 
 static inline void cpa_attend_plan_describe(cpa_attend_plan *plan, const cpa_attend_batch *batch,
@@ -82,6 +84,9 @@ static inline void cpa_attend_plan_describe(cpa_attend_plan *plan, const cpa_att
     plan->n_items = batch->n_items;
     plan->shape = batch->shape;
     plan->block_size = batch->block_size;
+    plan->keys_attended = 0;
+    for (int64_t i = 0; i < batch->n_items; i++) plan->keys_attended += batch->items[i].k_count;
+    plan->keys_read = plan->keys_attended;
 }
 
 #endif

@@ -113,6 +113,9 @@ typedef struct cpa_attend_batch {
     int64_t n_items;
     const int32_t *block_tables; /* host */
     int64_t n_table_entries;
+    /* Items of a few rows whose first entries are equal, at the same k_first of the same k_set, may be attended together
+     * over these blocks; on the host with the same bits. */
+    cpa_cascade_attention cascade_attention;
 } cpa_attend_batch;
 
 /* Work split once a step and used for every layer (plan once, run many). Setting a plan copies the items and the block

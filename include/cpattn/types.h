@@ -42,6 +42,14 @@ typedef struct cpa_partial {
     int64_t reserved[4]; /* zero */
 } cpa_partial;
 
+/* Cascade attention: rows of sequences whose tables name the same leading blocks read these keys once, together (Juravsky
+ * et al., Hydragen, arXiv:2402.05099). */
+typedef enum cpa_cascade_attention {
+    CPA_CASCADE_AUTO = 0,  /* where that takes less time */
+    CPA_CASCADE_OFF = 1,   /* nowhere: every sequence reads all its keys itself */
+    CPA_CASCADE_ALWAYS = 2 /* wherever a back end can */
+} cpa_cascade_attention;
+
 /* Which keys a query sees, by global position: causal means key <= query; a window w > 0 means query - key < w as well;
  * the first `sinks` keys of the sequence stay visible whatever the window. */
 typedef struct cpa_mask {

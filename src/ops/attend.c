@@ -115,6 +115,9 @@ static cpa_status check_batch(const cpa_device *device, const cpa_attend_batch *
                 (batch->n_table_entries == 0 || batch->block_tables),
             "attend plan: n_table_entries is %lld and block_tables is %s", (long long)batch->n_table_entries,
             batch->block_tables ? "set" : "NULL");
+    REQUIRE(err, batch->cascade_attention >= CPA_CASCADE_AUTO && batch->cascade_attention <= CPA_CASCADE_ALWAYS,
+            "attend plan: cascade_attention is %d, expected auto (0), off (1) or always (2)",
+            (int)batch->cascade_attention);
     for (int64_t i = 0; i < batch->n_items; i++) CPA_TRY(check_item(batch, i, reach, err));
     return check_rows_once(batch, err);
 }

@@ -181,6 +181,9 @@ static void plan_set(void) {
         CU_ASSERT_EQUAL(cpa_attend_plan_set(shared_plan.plan, batch, NULL), CPA_INVALID);
     }
     batch->n_table_entries = 2;
+    batch->cascade_attention = (cpa_cascade_attention)3;
+    CU_ASSERT_EQUAL(cpa_attend_plan_set(shared_plan.plan, batch, NULL), CPA_INVALID);
+    batch->cascade_attention = CPA_CASCADE_AUTO;
     cpa_attend_plan_destroy(shared_plan.plan);
 }
 

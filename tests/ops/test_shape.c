@@ -160,7 +160,14 @@ static void supported_shapes(void) {
     const cpa_owner_map map = {1, 16};
     const cpa_attend_item item = {.q_count = 1, .k_count = 1};
     const int32_t table = 0;
-    cpa_attend_batch batch = {sizeof batch, map, LATENT, 16, &item, 1, &table, 1};
+    cpa_attend_batch batch = {.size = sizeof batch,
+                              .map = map,
+                              .shape = LATENT,
+                              .block_size = 16,
+                              .items = &item,
+                              .n_items = 1,
+                              .block_tables = &table,
+                              .n_table_entries = 1};
     CU_ASSERT_EQUAL(cpa_attend_plan_set(plan, &batch, &err), CPA_UNSUPPORTED);
     CU_ASSERT_PTR_NOT_NULL(strstr(err.message, "attend plan: v_in_k is 1"));
     batch.shape = GOOD;

@@ -12,13 +12,14 @@
  * 0 * NaN is NaN: a row whose O, but not whose sum, came out of a split as no number goes through it again, alone and
  * with zeros for the values of such keys. So a row has the same bits whatever the keys hold that it does not see.
  *
- * In reading order: attend_plan.c deals rows to units, attend_rows.c takes a unit through a split, attend_vector.h
+ * In reading order: attend_plan.c deals rows to units, attend_cascade.c those of several items that share keys, attend_rows.c takes a unit through a split, attend_vector.h
  * takes a group of rows through a tile. */
 #include <math.h>
 #include <string.h>
 
 #include "base/check.h"
 #include "base/convert.h"
+#include "kernels/host/attend/attend_cascade.h"
 #include "kernels/host/attend/attend_rows.h"
 #include "kernels/host/attend/state.h"
 
@@ -31,7 +32,8 @@ typedef struct row_place {
 static row_place place_of(const cpa_attend_job *job, const cpa_host_unit *unit, int32_t row) {
     const cpa_attend_batch *batch = &job->plan->batch;
     const cpa_partial *state = &job->args.state;
-    int64_t index = job->plan->items[unit->item].q_row + (unit->row + row % unit->rows) / job->group;
+    const cpa_host_member member = cpa_host_member_of(job->plan, unit, job->group, row);
+    int64_t index = job->plan->items[member.item].q_row + member.token;
     int64_t head = cpa_attend_query_head(job, unit, row);
     int64_t at = (index * batch->shape.q_heads + head) * batch->shape.v_dim * cpa_dtype_bytes(job->args.q_dtype);
     return (row_place){.o = state->o ? state->o + index * state->o_row_stride + head * batch->shape.v_dim : NULL,
@@ -39,7 +41,7 @@ static row_place place_of(const cpa_attend_job *job, const cpa_host_unit *unit, 
                        .out = job->args.out ? (char *)job->args.out + at : NULL};
 }
 
-/* Begins the fold with the empty state, or with what the caller has. */
+/* Begins the fold with the empty state, or with what the caller has, and goes on with what the rows share. */
 static void load_states(const cpa_attend_job *job, const cpa_host_unit *unit, cpa_attend_workspace *work) {
     int32_t v_dim = job->plan->batch.shape.v_dim, rows = cpa_host_unit_rows(unit);
     for (int32_t i = 0; i < rows; i++) {
@@ -52,6 +54,7 @@ static void load_states(const cpa_attend_job *job, const cpa_host_unit *unit, cp
             memset(o, 0, (size_t)v_dim * sizeof *o);
         else
             memcpy(o, place.o, (size_t)v_dim * sizeof *o);
+        cpa_host_fold_shared(job->plan, unit, i, o, &work->state_lse[i]);
     }
 }
 
@@ -97,6 +100,13 @@ static void attend_part(const cpa_attend_job *job, const cpa_host_unit *unit, in
         }
         o += cpa_host_partial_floats(job->plan, unit);
     }
+}
+
+static void attend_shared_unit(void *ctx, int64_t item, int32_t thread) {
+    const cpa_attend_job *job = ctx;
+    const cpa_host_unit *unit = &job->plan->shared_units[item];
+    cpa_attend_load_rows(job, unit, workspace_of(job, thread));
+    attend_part(job, unit, thread);
 }
 
 static void attend_unit(void *ctx, int64_t item, int32_t thread) {
@@ -159,6 +169,7 @@ cpa_status cpa_host_attend(const cpa_attend_plan *base, const cpa_attend_args *a
     job.score_scale = (float)(scale * M_LOG2E);
     job.group = batch->shape.q_heads / batch->shape.kv_heads;
     job.o_stride = (batch->shape.v_dim + job.isa->lanes - 1) / job.isa->lanes * job.isa->lanes;
+    cpa_host_run(stream, plan->n_shared_units, attend_shared_unit, &job);
     cpa_host_run(stream, plan->n_units, attend_unit, &job);
     cpa_host_run(stream, plan->n_folds, fold_unit, &job);
     cpa_host_refuse_rows(plan, &job.args);

@@ -8,6 +8,8 @@
 
 #include "base/array.h"
 #include "base/check.h"
+#include "base/min_max.h"
+#include "kernels/host/attend/attend_cascade.h"
 
 /* A unit is divided when it holds more than 1 / (threads * this) of the work. */
 enum { UNITS_PER_THREAD = 4 };
@@ -26,28 +28,34 @@ static cpa_status add_unit(cpa_host_unit **units, int64_t *n, int64_t *capacity,
     return CPA_OK;
 }
 
-/* How many query-key pairs the rows have under a causal mask; at least one a row, as no row is free. */
+/* How many query-key pairs the rows have under a causal mask, less those of splits before the unit's; at least one a row,
+ * as no row is free. */
 static int64_t cost_of(const cpa_attend_batch *batch, const cpa_host_unit *unit) {
     const cpa_attend_item *item = &batch->items[unit->item];
     int64_t last_query = (unit->row + unit->rows - 1) / (batch->shape.q_heads / batch->shape.kv_heads);
     int64_t position = cpa_token_position(batch->map, item->q_set, item->q_first + last_query);
     int64_t keys = cpa_tokens_before(batch->map, item->k_set, position + 1) - item->k_first;
     if (keys > item->k_count) keys = item->k_count;
+    keys -= cpa_max64(unit->split_begin * CPA_HOST_SPLIT_TOKENS - item->k_first, 0);
     return cpa_host_unit_rows(unit) * (keys > 1 ? keys : 1);
+}
+
+int64_t cpa_host_unit_heads(const cpa_host_plan *plan, int64_t rows) {
+    const cpa_attend_isa *isa = ((const cpa_host_device *)plan->base.device)->isa;
+    return rows > 0 && rows <= isa->rows ? CPA_ATTEND_GROUP_ROWS / rows : 1;
 }
 
 static cpa_status add_item(cpa_host_plan *plan, int64_t index, cpa_error *err) {
     const cpa_attend_batch *batch = &plan->batch;
     const cpa_attend_item *item = &batch->items[index];
-    const cpa_attend_isa *isa = ((const cpa_host_device *)plan->base.device)->isa;
     int64_t rows = item->q_count * (batch->shape.q_heads / batch->shape.kv_heads),
             k_end = item->k_first + item->k_count;
     cpa_host_unit unit = {.item = index,
-                          .split_begin = item->k_first / CPA_HOST_SPLIT_TOKENS,
+                          .members = -1,
+                          .split_begin = plan->paths[index].split_begin,
                           .split_end = (k_end + CPA_HOST_SPLIT_TOKENS - 1) / CPA_HOST_SPLIT_TOKENS,
                           .partial = -1};
-    int64_t heads = 1;
-    if (rows > 0 && rows <= isa->rows) heads = CPA_ATTEND_GROUP_ROWS / rows;
+    const int64_t heads = cpa_host_unit_heads(plan, rows);
     for (int64_t head = 0; head < batch->shape.kv_heads; head += heads) {
         unit.kv_head = (int32_t)head;
         unit.kv_heads = (int32_t)(batch->shape.kv_heads - head < heads ? batch->shape.kv_heads - head : heads);
@@ -60,35 +68,49 @@ static cpa_status add_item(cpa_host_plan *plan, int64_t index, cpa_error *err) {
     return CPA_OK;
 }
 
-/* Deals the splits of one unit to `parts` units. */
-static cpa_status divide_unit(cpa_host_plan *plan, int64_t index, int64_t parts, cpa_error *err) {
-    cpa_host_unit whole = plan->units[index], part = whole;
-    int64_t splits = whole.split_end - whole.split_begin, floats = cpa_host_partial_floats(plan, &whole);
-    whole.partial = plan->n_partials;
-    plan->n_partials += splits * floats;
-    part.cost /= parts;
+/* Deals the splits of a unit, whose states have their place, to `parts` units of the array. */
+static cpa_status divide_unit(cpa_host_plan *plan, cpa_host_unit **units, int64_t *n, int64_t *capacity, int64_t index,
+                              int64_t parts, cpa_error *err) {
+    const cpa_host_unit whole = (*units)[index];
+    const int64_t splits = whole.split_end - whole.split_begin, floats = cpa_host_partial_floats(plan, &whole);
     for (int64_t i = 0; i < parts; i++) {
+        cpa_host_unit part = whole;
+        part.cost /= parts;
         part.split_begin = whole.split_begin + splits * i / parts;
         part.split_end = whole.split_begin + splits * (i + 1) / parts;
         part.partial = whole.partial + (part.split_begin - whole.split_begin) * floats;
         if (i == 0)
-            plan->units[index] = part;
+            (*units)[index] = part;
         else
-            CPA_TRY(add_unit(&plan->units, &plan->n_units, &plan->units_capacity, part, err));
+            CPA_TRY(add_unit(units, n, capacity, part, err));
     }
-    return add_unit(&plan->folds, &plan->n_folds, &plan->folds_capacity, whole, err);
+    return CPA_OK;
+}
+
+static int64_t parts_of(const cpa_host_unit *unit, int64_t share) {
+    return cpa_min64((unit->cost + share - 1) / share, unit->split_end - unit->split_begin);
 }
 
 static cpa_status divide_units(cpa_host_plan *plan, int32_t threads, cpa_error *err) {
-    int64_t total = 0, n = plan->n_units;
+    int64_t total = 0, n = plan->n_units, n_shared = plan->n_shared_units;
     for (int64_t i = 0; i < n; i++) total += plan->units[i].cost;
+    for (int64_t i = 0; i < n_shared; i++) total += plan->shared_units[i].cost;
     int64_t share = total / ((int64_t)threads * UNITS_PER_THREAD) + 1;
+    for (int64_t i = 0; threads > 1 && i < n_shared; i++) {
+        const int64_t parts = parts_of(&plan->shared_units[i], share);
+        if (parts > 1)
+            CPA_TRY(divide_unit(plan, &plan->shared_units, &plan->n_shared_units, &plan->shared_units_capacity, i,
+                                parts, err));
+    }
     for (int64_t i = 0; threads > 1 && i < n; i++) {
-        const cpa_host_unit *unit = &plan->units[i];
-        int64_t splits = unit->split_end - unit->split_begin, parts = (unit->cost + share - 1) / share;
-        int64_t floats = splits * cpa_host_partial_floats(plan, unit);
-        if (parts > splits) parts = splits;
-        if (parts > 1 && floats <= MAX_PARTIALS - plan->n_partials) CPA_TRY(divide_unit(plan, i, parts, err));
+        cpa_host_unit *unit = &plan->units[i];
+        const int64_t parts = parts_of(unit, share);
+        const int64_t floats = (unit->split_end - unit->split_begin) * cpa_host_partial_floats(plan, unit);
+        if (parts <= 1 || floats > MAX_PARTIALS - plan->n_partials) continue;
+        unit->partial = plan->n_partials;
+        plan->n_partials += floats;
+        CPA_TRY(add_unit(&plan->folds, &plan->n_folds, &plan->folds_capacity, *unit, err));
+        CPA_TRY(divide_unit(plan, &plan->units, &plan->n_units, &plan->units_capacity, i, parts, err));
     }
     return reserve(&plan->partials, &plan->partials_capacity, plan->n_partials, sizeof *plan->partials, err);
 }
@@ -118,16 +140,21 @@ cpa_status cpa_host_plan_set(cpa_attend_plan *base, const cpa_attend_batch *batc
     plan->batch = *batch;
     plan->batch.items = plan->items;
     plan->batch.block_tables = plan->tables;
+    CPA_TRY(cpa_host_plan_cascade(plan, err));
     for (int64_t i = 0; i < batch->n_items; i++) CPA_TRY(add_item(plan, i, err));
     CPA_TRY(divide_units(plan, ((const cpa_host_device *)base->device)->thread_count, err));
+    if (plan->n_shared_units)
+        qsort(plan->shared_units, (size_t)plan->n_shared_units, sizeof *plan->shared_units, costlier_first);
     if (plan->n_units) qsort(plan->units, (size_t)plan->n_units, sizeof *plan->units, costlier_first);
     cpa_attend_plan_describe(base, batch, fusion);
+    if (plan->n_shared > 0) base->keys_read -= cpa_cascade_keys_saved(&plan->cascade);
     return CPA_OK;
 }
 
 void cpa_host_plan_destroy(cpa_attend_plan *base) {
     cpa_host_plan *plan = (cpa_host_plan *)base;
     if (!plan) return;
+    cpa_host_cascade_release(plan);
     free(plan->places);
     free(plan->refused_rows);
     free(plan->read_tables);

@@ -63,9 +63,9 @@ int64_t cpa_attend_query_head(const cpa_attend_job *job, const cpa_host_unit *un
 
 /* The query of a row of the unit as floats [k_dim]. */
 static void read_query(const cpa_attend_job *job, const cpa_host_unit *unit, int32_t row, float *q) {
-    const cpa_attend_item *item = &job->plan->items[unit->item];
+    const cpa_host_member member = cpa_host_member_of(job->plan, unit, job->group, row);
     int32_t k_dim = job->plan->batch.shape.k_dim;
-    int64_t index = item->q_row + (unit->row + row % unit->rows) / job->group;
+    int64_t index = job->plan->items[member.item].q_row + member.token;
     int64_t at = index * job->args.q_row_stride + cpa_attend_query_head(job, unit, row) * k_dim;
     cpa_widen(q, (const char *)job->args.q + at * cpa_dtype_bytes(job->args.q_dtype), job->args.q_dtype, k_dim);
 }
@@ -81,8 +81,10 @@ static void load_query(const cpa_attend_job *job, const cpa_host_unit *unit, cpa
 
 void cpa_attend_load_rows(const cpa_attend_job *job, const cpa_host_unit *unit, cpa_attend_workspace *work) {
     for (int32_t i = 0; i < cpa_host_unit_rows(unit); i++) load_query(job, unit, work, i);
-    for (int32_t i = 0; i < unit->rows; i++)
-        work->visible[i] = visible_keys(job, &job->plan->items[unit->item], (unit->row + i) / job->group);
+    for (int32_t i = 0; i < unit->rows; i++) {
+        const cpa_host_member member = cpa_host_member_of(job->plan, unit, job->group, i);
+        work->visible[i] = visible_keys(job, &job->plan->items[member.item], member.token);
+    }
 }
 
 /* Narrows *begin, *end to the keys that the rows [first_row, last_row] may see; returns 0 if there is none. */

@@ -1,0 +1,389 @@
+/* Cascade attention: the tree of equal leading blocks against what pairs of tables say, and attention along it against
+ * attention without it and against float64: trees of depth 1 to 3, several ranks, several rows a sequence, windows,
+ * resumed calls. Page tails, unused blocks and entries are poisoned. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/convert.h"
+#include "kernels/attend_plan.h"
+#include "kernels/cascade.h"
+#include "kernels/device.h"
+#include "src/check/reference.h"
+#include "tests/fixtures/context_fixture.h"
+#include "tests/fixtures/unit.h"
+
+/* ---- the tree ---- */
+
+enum { MOST_TABLES = 24, MOST_UNITS = 9, ENTRIES = 4, BLOCK = 4, UNIT = ENTRIES * BLOCK };
+
+typedef struct tables {
+    cpa_attend_item items[MOST_TABLES];
+    int32_t entries[MOST_TABLES * MOST_UNITS * ENTRIES];
+    cpa_attend_batch batch;
+} tables;
+
+/* Tables that go along with an earlier one for a while, and then name blocks of few. */
+static void deal_tables(tables *t, int64_t n) {
+    t->batch = (cpa_attend_batch){.size = sizeof t->batch,
+                                  .map = {1, BLOCK},
+                                  .shape = {.q_heads = 1, .kv_heads = 1},
+                                  .block_size = BLOCK,
+                                  .items = t->items,
+                                  .n_items = n,
+                                  .block_tables = t->entries,
+                                  .n_table_entries = MOST_TABLES * MOST_UNITS * ENTRIES};
+    for (int64_t i = 0; i < n; i++) {
+        int32_t *own = t->entries + i * MOST_UNITS * ENTRIES;
+        const int64_t other = cpa_test_random_below(i + 1), along = cpa_test_random_below(MOST_UNITS * ENTRIES + 1);
+        for (int64_t e = 0; e < MOST_UNITS * ENTRIES; e++) {
+            const int32_t theirs = t->entries[other * MOST_UNITS * ENTRIES + e];
+            own[e] = other < i && e < along ? theirs : (int32_t)cpa_test_random_below(3);
+        }
+        const int64_t keys = 1 + cpa_test_random_below(MOST_UNITS * UNIT), rows = 1 + cpa_test_random_below(3);
+        t->items[i] = (cpa_attend_item){
+            .q_row = 3 * i,
+            .q_count = cpa_test_random_below(12) ? rows : 0,
+            .q_first = keys > rows && cpa_test_random_below(8) ? keys - rows : 0, /* else most keys are later */
+            .k_first = cpa_test_random_below(9)   ? 0
+                       : cpa_test_random_below(2) ? UNIT
+                                                  : BLOCK,
+            .k_count = keys,
+            .table = i * MOST_UNITS * ENTRIES,
+        };
+    }
+}
+
+/* Units that may be shared of an item, and by two of them. */
+static int64_t units_of(const tables *t, int64_t i) {
+    const cpa_attend_item *item = &t->items[i];
+    const int64_t seen = item->q_first + 1 - item->k_first, keys = seen < item->k_count ? seen : item->k_count;
+    return item->q_count == 0 || item->q_count > 2 || item->k_first % UNIT || keys < 0 ? 0 : keys / UNIT;
+}
+
+static int64_t units_in_common(const tables *t, int64_t i, int64_t j) {
+    const int64_t a = units_of(t, i), b = units_of(t, j), most = a < b ? a : b;
+    const int32_t *x = t->entries + t->items[i].table, *y = t->entries + t->items[j].table;
+    int64_t units = 0;
+    if (t->items[i].k_first != t->items[j].k_first) return 0;
+    while (units < most && !memcmp(x + units * ENTRIES, y + units * ENTRIES, ENTRIES * sizeof *x)) units++;
+    return units;
+}
+
+static int node_has(const cpa_cascade *c, const cpa_cascade_node *node, int64_t item) {
+    for (int64_t i = node->first; i < node->first + node->count; i++)
+        if (c->items[i].index == item) return 1;
+    return 0;
+}
+
+/* Pairs that do not end to share where their tables part, and nodes that do not begin where those above them end. */
+static int64_t wrong_pairs(const tables *t, const cpa_cascade *c) {
+    int64_t wrong = 0;
+    for (int64_t i = 0; i < t->batch.n_items; i++) {
+        for (int64_t j = 0; j < i; j++) {
+            int64_t end = 0;
+            for (int64_t n = 0; n < c->n_nodes; n++) {
+                const cpa_cascade_node *node = &c->nodes[n];
+                if (!node_has(c, node, i) || !node_has(c, node, j)) continue;
+                wrong += node->k_begin != end || node->k_end <= end;
+                end = node->k_end;
+            }
+            wrong += end != units_in_common(t, i, j) * UNIT;
+        }
+    }
+    for (int64_t n = 0; n < c->n_nodes; n++) {
+        const cpa_cascade_node *node = &c->nodes[n];
+        wrong += node->count < 2 || node->parent >= n;
+        if (node->parent < 0)
+            wrong += node->k_begin != 0;
+        else
+            wrong += c->nodes[node->parent].k_end != node->k_begin || c->nodes[node->parent].count < node->count;
+    }
+    return wrong;
+}
+
+static void the_tree_is_what_pairs_of_tables_have_in_common(void) {
+    enum { BATCHES = 3000 };
+    static tables t;
+    cpa_cascade cascade = {0};
+    int64_t wrong = 0, nodes = 0, deep = 0;
+    for (int i = 0; i < BATCHES; i++) {
+        deal_tables(&t, cpa_test_random_below(MOST_TABLES + 1));
+        CU_ASSERT_EQUAL_FATAL(cpa_cascade_find(&cascade, &t.batch, UNIT, 2, NULL), CPA_OK);
+        wrong += wrong_pairs(&t, &cascade);
+        nodes += cascade.n_nodes;
+        for (int64_t n = 0; n < cascade.n_nodes; n++) {
+            const int64_t above = cascade.nodes[n].parent;
+            deep += above >= 0 && cascade.nodes[above].parent >= 0;
+        }
+    }
+    CU_ASSERT_EQUAL(wrong, 0);
+    CU_ASSERT(nodes > 2 * BATCHES && deep > BATCHES / 10);
+    cpa_cascade_release(&cascade);
+}
+
+/* Leaves out every node of `out`, a bit each in the order in which they are asked for. */
+static int kept(const void *ctx, const cpa_cascade_node *node) {
+    uint64_t *out = *(uint64_t *const *)ctx;
+    const int keep = !(*out & 1);
+    (void)node;
+    *out >>= 1;
+    return keep;
+}
+
+/* Of every item: the keys that nodes cover follow each other from 0 to where its last node ended. */
+static void keys_of_a_node_that_is_left_out_go_to_those_below(void) {
+    enum { BATCHES = 500 };
+    static tables t;
+    cpa_cascade cascade = {0};
+    int64_t wrong = 0;
+    for (int i = 0; i < BATCHES; i++) {
+        int64_t end[MOST_TABLES] = {0};
+        uint64_t out = (uint64_t)cpa_test_random_below(1 << 24), bits = out;
+        const uint64_t *const ctx = &bits;
+        deal_tables(&t, MOST_TABLES);
+        CU_ASSERT_EQUAL_FATAL(cpa_cascade_find(&cascade, &t.batch, UNIT, 2, NULL), CPA_OK);
+        for (int64_t n = 0; n < cascade.n_nodes; n++)
+            for (int64_t k = 0; !(out >> n & 1) && k < cascade.nodes[n].count; k++)
+                end[cascade.items[cascade.nodes[n].first + k].index] = cascade.nodes[n].k_end;
+        cpa_cascade_keep(&cascade, kept, &ctx);
+        for (int64_t item = 0; item < MOST_TABLES; item++) {
+            int64_t covered = 0;
+            for (int64_t n = 0; n < cascade.n_nodes; n++) {
+                if (!node_has(&cascade, &cascade.nodes[n], item)) continue;
+                wrong += cascade.nodes[n].k_begin != covered;
+                covered = cascade.nodes[n].k_end;
+            }
+            wrong += covered != end[item];
+        }
+        for (int64_t n = 0; n < cascade.n_nodes; n++) {
+            const cpa_cascade_node *node = &cascade.nodes[n];
+            wrong += node->parent >= n || (node->parent >= 0 && cascade.nodes[node->parent].k_end != node->k_begin);
+        }
+    }
+    CU_ASSERT_EQUAL(wrong, 0);
+    cpa_cascade_release(&cascade);
+}
+
+/* ---- attention along it ---- */
+
+enum { MOST_SEQUENCES = 12, SPARE_ENTRIES = 3 };
+
+typedef struct cascade_case {
+    cpa_dtype dtype;
+    int32_t q_heads, kv_heads, dim, block_size, ranks, interleave, threads;
+    int32_t sequences, rows; /* rows: most of a sequence */
+    int64_t prefix;          /* tokens that each level of the tree shares, in steps of ranks * 1024 */
+    cpa_mask mask;
+} cascade_case;
+
+/* Decode of sequences that begin alike, over the shard of one rank. */
+typedef struct cascade_fixture {
+    cascade_case shape;
+    cpa_owner_map map;
+    int32_t rank;
+    cpa_device *device;
+    cpa_stream *stream;
+    cpa_attend_plan *plan;
+    cpa_test_sequence sequences[MOST_SEQUENCES];
+    cpa_attend_item items[MOST_SEQUENCES];
+    cpa_kv_fixture kv;
+    int32_t *tables;
+    int64_t stride, rows;
+    char *q;
+} cascade_fixture;
+
+static cpa_token_set shard_of(const cascade_fixture *f) {
+    return (cpa_token_set){CPA_TOKENS_SHARD, f->rank};
+}
+
+/* Sequence i goes along with an earlier one for a number of whole prefixes, of at most three. */
+static void deal_sequences(cascade_fixture *f) {
+    const cascade_case *c = &f->shape;
+    int64_t next_block = 0;
+    f->tables = cpa_test_poisoned(c->sequences * f->stride, sizeof *f->tables);
+    for (int64_t e = 0; e < c->sequences * f->stride; e++) f->tables[e] = 2147480000;
+    for (int64_t i = 0; i < c->sequences; i++) {
+        const int64_t levels = 1 + cpa_test_random_below(3), with = cpa_test_random_below(i + (i == 0));
+        cpa_test_sequence *own = &f->sequences[i];
+        const cpa_test_sequence *other = &f->sequences[with];
+        const int64_t rows = 1 + cpa_test_random_below(c->rows);
+        int64_t along = i == 0 ? 0 : levels * c->prefix;
+        if (i > 0 && along > other->length) along = other->length / c->prefix * c->prefix;
+        const int64_t more = cpa_test_random_below(4 - along / c->prefix);
+        const int64_t length = along + (i == 0 ? 3 : more) * c->prefix + rows + cpa_test_random_below(300);
+        cpa_test_sequence_init(own, 100 + (uint64_t)i, length, c->q_heads, c->kv_heads, c->dim, c->dim, c->dtype);
+        const size_t width = (size_t)c->kv_heads * (size_t)c->dim * sizeof(float);
+        if (along > 0) {
+            memcpy(own->k, other->k, (size_t)along * width);
+            memcpy(own->v, other->v, (size_t)along * width);
+        }
+        const int64_t keys = cpa_tokens_before(f->map, shard_of(f), length),
+                      used = (keys + c->block_size - 1) / c->block_size;
+        const int64_t shared = cpa_tokens_before(f->map, shard_of(f), along) / c->block_size;
+        int32_t *table = f->tables + i * f->stride;
+        memcpy(table, f->tables + with * f->stride, (size_t)shared * sizeof *table);
+        for (int64_t e = used - 1; e >= shared; e--) table[e] = (int32_t)next_block++;
+        /* The rows of all sequences lie on whichever rank has their last token, as those of its peers would. */
+        const int32_t owner = cpa_owner_rank(f->map, (cpa_placement){CPA_SHARDED, 0}, length - 1);
+        const cpa_token_set theirs = {CPA_TOKENS_SHARD, owner};
+        const int64_t q_end = cpa_tokens_before(f->map, theirs, length);
+        const int64_t count = rows < q_end ? rows : q_end;
+        f->items[i] = (cpa_attend_item){.q_row = f->rows,
+                                        .q_count = count,
+                                        .q_first = q_end - count,
+                                        .k_count = keys,
+                                        .table = i * f->stride,
+                                        .q_set = theirs,
+                                        .k_set = shard_of(f)};
+        f->rows += count;
+    }
+}
+
+static void fixture_init(cascade_fixture *f, const cascade_case *shape, int32_t rank) {
+    *f = (cascade_fixture){.shape = *shape, .map = {shape->ranks, shape->interleave}, .rank = rank};
+    const int64_t most = 5 * shape->prefix + 400, width = (int64_t)shape->q_heads * shape->dim;
+    const int64_t element = cpa_dtype_bytes(shape->dtype);
+    f->stride = cpa_shard_len(f->map, 0, most) / shape->block_size + 1 + SPARE_ENTRIES;
+    deal_sequences(f);
+    cpa_kv_fixture_init(&f->kv, shape->dtype, shape->sequences * f->stride, shape->block_size, shape->kv_heads,
+                        shape->dim, shape->dim, 0);
+    f->q = cpa_test_poisoned(f->rows * width, element);
+    for (int64_t i = 0; i < shape->sequences; i++) {
+        const cpa_attend_item *item = &f->items[i];
+        cpa_test_store_shard(&f->kv, &f->sequences[i], f->map, shard_of(f), f->sequences[i].length,
+                             f->tables + i * f->stride);
+        for (int64_t row = 0; row < item->q_count; row++) {
+            const int64_t position = cpa_token_position(f->map, item->q_set, item->q_first + row);
+            cpa_narrow(f->q + (item->q_row + row) * width * element, f->sequences[i].q + position * width, shape->dtype,
+                       width);
+        }
+    }
+    cpa_test_device_open(shape->threads, &f->device, &f->stream);
+    if (cpa_attend_plan_create(f->device, &f->plan, NULL) != CPA_OK) abort();
+}
+
+static void fixture_destroy(cascade_fixture *f) {
+    cpa_attend_plan_destroy(f->plan);
+    for (int64_t i = 0; i < f->shape.sequences; i++) cpa_test_sequence_destroy(&f->sequences[i]);
+    cpa_kv_fixture_destroy(&f->kv);
+    free(f->tables);
+    free(f->q);
+    cpa_test_device_close(f->device, f->stream);
+}
+
+/* O of all rows, then LSE. */
+static float *attend(cascade_fixture *f, cpa_cascade_attention cascade) {
+    const cascade_case *c = &f->shape;
+    const int64_t width = (int64_t)c->q_heads * c->dim, o_floats = f->rows * width;
+    const int64_t bytes = (o_floats + f->rows * c->q_heads) * (int64_t)sizeof(float);
+    const cpa_attention_shape shape = {.q_heads = c->q_heads,
+                                       .kv_heads = c->kv_heads,
+                                       .k_dim = c->dim,
+                                       .v_dim = c->dim,
+                                       .dtype = c->dtype,
+                                       .kv_dtype = c->dtype};
+    const cpa_attend_batch batch = {.size = sizeof batch,
+                                    .map = f->map,
+                                    .shape = shape,
+                                    .block_size = c->block_size,
+                                    .items = f->items,
+                                    .n_items = c->sequences,
+                                    .block_tables = f->tables,
+                                    .n_table_entries = c->sequences * f->stride,
+                                    .cascade_attention = cascade};
+    float *result = cpa_test_poisoned(bytes, 1);
+    float *state = cpa_test_upload(f->stream, result, bytes);
+    void *q = cpa_test_upload(f->stream, f->q, f->rows * width * cpa_dtype_bytes(c->dtype));
+    const cpa_kv_view kv = cpa_kv_fixture_upload(&f->kv, f->stream);
+    const cpa_attend_args args = {.size = sizeof args,
+                                  .q = q,
+                                  .q_dtype = c->dtype,
+                                  .kv = kv,
+                                  .mask = c->mask,
+                                  .state = {.o = state, .lse = state + o_floats}};
+    CU_ASSERT_EQUAL(cpa_attend_plan_set(f->plan, &batch, NULL), CPA_OK);
+    CU_ASSERT_EQUAL(cpa_attend(f->plan, &args, f->stream), CPA_OK);
+    CU_ASSERT_EQUAL(cpa_stream_sync(f->stream), CPA_OK);
+    cpa_test_download(f->stream, result, state, bytes);
+    cpa_test_free(f->stream, state);
+    cpa_test_free(f->stream, q);
+    cpa_kv_view_free(&kv, f->stream);
+    return result;
+}
+
+/* Rows and heads of `got` that disagree with float64. */
+static int64_t wrong_rows(const cascade_fixture *f, const float *got) {
+    const cascade_case *c = &f->shape;
+    const int64_t o_floats = f->rows * c->q_heads * c->dim;
+    int64_t wrong = 0;
+    for (int64_t i = 0; i < c->sequences; i++) {
+        const cpa_attend_item *item = &f->items[i];
+        const cpa_test_sequence *s = &f->sequences[i];
+        for (int64_t at = 0; at < item->q_count * c->q_heads; at++) {
+            const int64_t row = at / c->q_heads, head = at % c->q_heads, kv_head = head / (c->q_heads / c->kv_heads);
+            const int64_t position = cpa_token_position(f->map, item->q_set, item->q_first + row);
+            const int64_t index = (item->q_row + row) * c->q_heads + head;
+            double want[CPA_MAX_HEAD_DIM], lse, tolerance;
+            cpa_reference_row reference;
+            cpa_reference_begin(&reference, s->q + (position * c->q_heads + head) * c->dim, c->dim, c->dim, c->dtype,
+                                0);
+            for (int64_t k = 0; k < item->k_count; k++) {
+                const int64_t key = cpa_token_position(f->map, item->k_set, k);
+                const int64_t from = (key * c->kv_heads + kv_head) * c->dim;
+                if (cpa_reference_sees(c->mask, position, key)) cpa_reference_add(&reference, s->k + from, s->v + from);
+            }
+            cpa_reference_end(&reference, want, &lse, &tolerance);
+            const float got_lse = got[o_floats + index];
+            const int empty = lse == -INFINITY;
+            wrong += !(cpa_reference_error(got + index * c->dim, want, c->dim) <= tolerance) ||
+                     (empty ? got_lse != -INFINITY
+                            : !(fabs(got_lse - lse) <= cpa_reference_lse_tolerance(c->dtype) * (1 + fabs(lse))));
+        }
+    }
+    return wrong;
+}
+
+/* What sharing gives: the bits of what it is without, or the reference's numbers. */
+static void attend_along(const cascade_case *shape, int64_t *read, int64_t *attended) {
+    for (int32_t rank = 0; rank < shape->ranks; rank++) {
+        cascade_fixture f;
+        fixture_init(&f, shape, rank);
+        float *alone = attend(&f, CPA_CASCADE_OFF), *together = attend(&f, CPA_CASCADE_ALWAYS);
+        const size_t bytes = (size_t)(f.rows * shape->q_heads * (shape->dim + 1)) * sizeof(float);
+        *read += f.plan->keys_read;
+        *attended += f.plan->keys_attended;
+        if (cpa_test_promises_bits()) CU_ASSERT_EQUAL(memcmp(alone, together, bytes), 0);
+        CU_ASSERT_EQUAL(wrong_rows(&f, together), 0);
+        free(alone);
+        free(together);
+        fixture_destroy(&f);
+    }
+}
+
+static const cpa_mask CAUSAL = {.causal = 1}, WINDOW = {.causal = 1, .sinks = 4, .window = 1500};
+
+static void sequences_that_begin_alike(void) {
+    const cascade_case cases[] = {
+        {CPA_F32, 4, 2, 32, 16, 1, 16, 1, 6, 1, 1024, CAUSAL},
+        {CPA_BF16, 8, 2, 64, 64, 1, 64, 2, 12, 1, 1024, CAUSAL},
+        {CPA_BF16, 4, 1, 128, 16, 1, 16, 3, 8, 3, 2048, CAUSAL},
+        {CPA_F16, 6, 3, 80, 32, 2, 32, 1, 8, 1, 2048, CAUSAL},
+        {CPA_BF16, 4, 2, 128, 256, 1, 256, 1, 8, 2, 1024, WINDOW},
+        {CPA_F32, 2, 2, 16, 16, 3, 48, 1, 9, 1, 3072, WINDOW},
+        {CPA_F16, 8, 2, 64, 16, 1, 16, 1, 8, 2, 1024, {.causal = 0}},
+    };
+    int64_t read = 0, attended = 0;
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) attend_along(&cases[i], &read, &attended);
+    printf("%zu cases, %lld of %lld keys read ", sizeof cases / sizeof cases[0], (long long)read, (long long)attended);
+    if (cpa_test_promises_bits()) CU_ASSERT(2 * read < attended + read / 2);
+}
+
+static const cpa_test tests[] = {
+    {"the tree is what pairs of tables have in common", the_tree_is_what_pairs_of_tables_have_in_common},
+    {"keys of a node that is left out go to those below", keys_of_a_node_that_is_left_out_go_to_those_below},
+    {"sequences that begin alike", sequences_that_begin_alike},
+};
+
+CPA_TEST_MAIN("cascade", tests)
