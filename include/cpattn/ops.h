@@ -191,6 +191,11 @@ CPA_API cpa_status cpa_attend_plan_update(cpa_attend_plan *plan, const cpa_atten
  * With `out`, the result is also rounded to q_dtype and stored there. `state.o` and `state.lse` may then be NULL if
  * resume = 0; if resume = 1, `state.lse` is that of the result, and what `state.o` holds afterwards is unspecified.
  *
+ * Keys in two places: attend those of the first with resume = 0, and those of the other with resume = 1, each by a plan
+ * and a view of its own. So the first tokens of a sequence may be kept in the model's dtype before a quantised cache,
+ * and the keys of the chunk itself be read from the tensors of the model (a view with blocks of one token) rather than
+ * as the cache holds them; results then depend on where chunks begin.
+ *
  * On a CUDA device bf16 and fp16 run on tensor cores where q, k, v, out and state.o are aligned to 16 bytes, dims and
  * strides are multiples of 8 elements (16 of a quantised cache; 4 of state.o), blocks hold 16 tokens or more, the cache
  * is quantised or of q_dtype, and scale is positive; all else is computed by plain, slower kernels.
