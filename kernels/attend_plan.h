@@ -21,7 +21,15 @@ typedef struct cpa_attend_fusion {
      * before the work enqueued right in front of it is over: that work writes nothing of ready_q and of the cache, and
      * touches neither the state nor what the plan has on the device. */
     int64_t ready_items, ready_row, ready_rows;
+    /* 1: rows see all keys of their item, not those up to their own position: how long each takes, which is how the
+     * work is dealt. The result does not depend on it. */
+    int full;
 } cpa_attend_fusion;
+
+/* Keys and values in tensors, without pages, are a cache of one-token steps whose blocks overlap: block b begins at row
+ * b and reaches as far as any segment does. A view says so by this block_size, with block strides that are its token
+ * strides and with num_blocks rows; no other has so large a one. */
+enum { CPA_TENSOR_BLOCK = 1 << 30 };
 
 /* Where the rows that a rank asks for lie: row s * rows is the first of sequence s behind first_row, and state_shift is
  * as in a fusion. */
@@ -75,6 +83,7 @@ struct cpa_attend_plan {
     int64_t max_block;
     /* Of the setting: keys of all items, and of these how many are read, as what items share is read once. */
     int64_t keys_attended, keys_read;
+    int64_t k_rows; /* block_size CPA_TENSOR_BLOCK: of the tensors of keys and of values */
 };
 
 static inline void cpa_attend_plan_describe(cpa_attend_plan *plan, const cpa_attend_batch *batch,

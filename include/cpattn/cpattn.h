@@ -14,5 +14,6 @@
 #include <cpattn/owner_map.h>
 #include <cpattn/status.h>
 #include <cpattn/types.h>
+#include <cpattn/varlen.h>
 
 #endif

@@ -51,16 +51,23 @@ typedef enum cpa_cascade_attention {
 } cpa_cascade_attention;
 
 /* Which keys a query sees, by global position: causal means key <= query; a window w > 0 means query - key < w as well;
- * the first `sinks` keys of the sequence stay visible whatever the window. */
+ * the first `sinks` keys of the sequence stay visible whatever the window. `right` > 0 means key - query < right: the
+ * other side of the window of rows that look ahead, for operators alone; contexts and models have none. */
 typedef struct cpa_mask {
     int32_t causal; /* 0 full, 1 causal */
     int32_t sinks;
     int64_t window;      /* 0: no window */
-    int64_t reserved[6]; /* zero */
+    int64_t right;       /* 0: no bound but `causal` */
+    int64_t reserved[5]; /* zero */
 } cpa_mask;
 
 CPA_INLINE int cpa_mask_equals(cpa_mask a, cpa_mask b) {
-    return a.causal == b.causal && a.sinks == b.sinks && a.window == b.window;
+    return a.causal == b.causal && a.sinks == b.sinks && a.window == b.window && a.right == b.right;
+}
+
+/* The keys at positions below query + this are seen, as far as the right side goes; 0: all. */
+CPA_HOST_DEVICE CPA_INLINE int64_t cpa_mask_ahead(cpa_mask mask) {
+    return mask.causal ? 1 : mask.right;
 }
 
 #ifdef __cplusplus

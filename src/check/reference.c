@@ -120,6 +120,7 @@ float cpa_reference_round(float value, cpa_dtype dtype) {
 
 int cpa_reference_sees(cpa_mask mask, int64_t q, int64_t k) {
     if (mask.causal && k > q) return 0;
+    if (mask.right > 0 && k - q >= mask.right) return 0;
     return mask.window == 0 || q - k < mask.window || k < mask.sinks;
 }
 

@@ -335,6 +335,7 @@ static cpa_status check_args(cpa_context *c, const cpa_context_args *args, const
                         step->max_block, kv->num_blocks, kv->num_blocks - 1);
     }
     CPA_TRY(cpa_check_attend("attend", c->ops.device, &o->shape, &args->mask, &c->ops.error));
+    CPA_TRY(cpa_check_layer_mask("attend", &args->mask, &c->ops.error));
     if (args->scale - args->scale != 0) {
         return cpa_fail(&c->ops.error, CPA_INVALID, "attend: scale is %g, expected a finite number",
                         (double)args->scale);

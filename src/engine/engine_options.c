@@ -28,7 +28,7 @@ static cpa_status check_model(const cpa_model_shape *m, cpa_error *err) {
         cpa_mask mask = cpa_model_mask(m, layer);
         char where[32];
         snprintf(where, sizeof where, "layer %d", layer);
-        CPA_TRY(cpa_check_mask(where, &mask, err));
+        CPA_TRY(cpa_check_layer_mask(where, &mask, err));
     }
     return CPA_OK;
 }

@@ -144,6 +144,7 @@ static cpa_status check_attend(const cpa_attend_plan *plan, const cpa_attend_arg
                                cpa_error *err) {
     REQUIRE(err, plan->device == stream->device, "attend: the plan and the stream belong to different devices");
     REQUIRE(err, plan->is_set, "attend: the plan has not been set");
+    REQUIRE(err, plan->block_size != CPA_TENSOR_BLOCK, "attend: the plan was set by cpa_varlen_plan_set");
     if (plan->n_items == 0) return CPA_OK;
     CPA_TRY(cpa_check_dtype("attend", "q_dtype", args->q_dtype, err));
     CPA_TRY(cpa_check_view("attend", &args->kv, err));

@@ -41,7 +41,16 @@ cpa_status cpa_check_mask(const char *where, const cpa_mask *mask, cpa_error *er
     REQUIRE(err, mask->causal == 0 || mask->causal == 1, "%s: causal is %d, expected 0 or 1", where, mask->causal);
     REQUIRE(err, mask->window >= 0 && mask->sinks >= 0, "%s: window is %lld and sinks is %d, expected 0 or more", where,
             (long long)mask->window, mask->sinks);
+    REQUIRE(err, mask->right >= 0 && mask->right <= CPA_MOST_TOKENS,
+            "%s: right is %lld, expected 0, or up to 2^44 keys ahead", where, (long long)mask->right);
     REQUIRE(err, CPA_RESERVED_IS_ZERO(*mask), "%s: the reserved bytes of the mask are not zero", where);
+    return CPA_OK;
+}
+
+cpa_status cpa_check_layer_mask(const char *where, const cpa_mask *mask, cpa_error *err) {
+    CPA_TRY(cpa_check_mask(where, mask, err));
+    REQUIRE(err, mask->right == 0, "%s: right is %lld, expected 0: windows that look ahead are for operators alone",
+            where, (long long)mask->right);
     return CPA_OK;
 }
 

@@ -25,6 +25,8 @@ cpa_status cpa_check_dtype(const char *where, const char *name, cpa_dtype dtype,
 cpa_status cpa_check_block_size(const char *where, int32_t block_size, cpa_error *err);
 cpa_status cpa_check_map(const char *where, cpa_owner_map map, cpa_error *err);
 cpa_status cpa_check_mask(const char *where, const cpa_mask *mask, cpa_error *err);
+/* The same of a layer of a context or a model, whose queries have no window that ends ahead of them. */
+cpa_status cpa_check_layer_mask(const char *where, const cpa_mask *mask, cpa_error *err);
 
 /* A pointer to elements of so many bytes. NULL is aligned. */
 cpa_status cpa_check_aligned(const char *where, const char *name, const void *pointer, int64_t bytes, cpa_error *err);

@@ -109,13 +109,14 @@ static int shared_memory_suffices(const cpa_cuda_plan *plan, const cpa_cuda_atte
 }
 
 /* The pool of keys or values as a tensor of (dim, token, head, block), with boxes of 64 elements by `box` tokens. A box
- * at a block past the pool, or at elements past the head, reads zeros. */
+ * at a block past the pool, or at elements past the head, reads zeros. What has no pages is one block of all rows. */
 static cpa_status encode_map(const cpa_cuda_device *device, cpa_dtype dtype, const void *pool, int32_t dim,
                              const cpa_kv_view *kv, int64_t block_stride, int64_t token_stride, int64_t head_stride,
                              int32_t box, CUtensorMap *out, cpa_stream *stream) {
     cuuint64_t bytes = (cuuint64_t)cpa_dtype_bytes(dtype);
-    cuuint64_t dims[] = {(cuuint64_t)dim, (cuuint64_t)kv->block_size, (cuuint64_t)kv->kv_heads,
-                         (cuuint64_t)(kv->num_blocks > 0 ? kv->num_blocks : 1)};
+    const int flat = kv->block_size == CPA_TENSOR_BLOCK;
+    cuuint64_t dims[] = {(cuuint64_t)dim, (cuuint64_t)(flat ? kv->num_blocks : kv->block_size),
+                         (cuuint64_t)kv->kv_heads, (cuuint64_t)(kv->num_blocks > 0 && !flat ? kv->num_blocks : 1)};
     cuuint64_t strides[] = {(cuuint64_t)token_stride * bytes, (cuuint64_t)head_stride * bytes,
                             (cuuint64_t)block_stride * bytes};
     cuuint32_t boxes[] = {64, (cuuint32_t)box, 1, 1}, steps[] = {1, 1, 1, 1};

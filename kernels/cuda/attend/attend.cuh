@@ -41,7 +41,8 @@ __device__ inline row_keys keys_of_row(const cpa_cuda_attend_args &a, const cpa_
     const int64_t local = piece.q_first + token_of_row(a, row);
     const int64_t position = a.map.cp_size == 1 ? local : cpa_token_position(a.map, piece.q_set, local);
     row_keys keys = {0, piece.k_end};
-    if (a.mask.causal) keys.end = keys_before(a, piece, position + 1);
+    const int64_t ahead = cpa_mask_ahead(a.mask);
+    if (ahead > 0) keys.end = keys_before(a, piece, position + ahead);
     if (a.mask.window > 0) keys.first = keys_before(a, piece, position - a.mask.window + 1);
     return keys;
 }

@@ -199,7 +199,7 @@ cpa_status cpa_cuda_attend_decode(const cpa_cuda_attend_args *args, int32_t ctas
 /* `tile_rows`: the most rows of a piece. */
 cpa_status cpa_cuda_attend_portable(const cpa_cuda_attend_args *args, int32_t n_pieces, int32_t tile_rows,
                                     cpa_stream *stream);
-/* k_map and v_map describe the pools of keys and values as (dim, token, head, block). */
+/* k_map and v_map describe the pools of keys and values as (dim, token, head, block); without pages, one block. */
 cpa_status cpa_cuda_attend_hopper(const cpa_cuda_attend_args *args, const CUtensorMap *k_map, const CUtensorMap *v_map,
                                   int32_t n_pieces, cpa_stream *stream);
 /* Widens `blocks` (on the device) of a quantised cache to the dtype of the queries: place i of the work space becomes

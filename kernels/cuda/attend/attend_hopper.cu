@@ -14,7 +14,8 @@ constexpr int NO_BLOCK = -1; /* outside the pool: reads zeros */
 struct hopper_args {
     CUtensorMap k_map, v_map;
     cpa_cuda_attend_args a;
-    int32_t box; /* tokens in a box of the maps */
+    int32_t box;  /* tokens in a box of the maps */
+    int32_t flat; /* tensors without pages: the maps have one block, and tables hold the first row of an item */
 };
 
 /* Barriers of the stages: full when the bytes are there, empty when all consumers are done with them. */
@@ -39,8 +40,9 @@ template <typename C>
 __device__ box_place place_of(const hopper_args &args, const cpa_cuda_piece &piece, int tile, int lane) {
     const int row = lane * args.box, key = tile * C::KEYS + row;
     const bool inside = row < C::KEYS && key < piece.k_end;
-    return {inside ? __ldg(args.a.tables + piece.table + (key >> args.a.block_shift)) : NO_BLOCK,
-            key & ((1 << args.a.block_shift) - 1)};
+    const int block = inside ? __ldg(args.a.tables + piece.table + (key >> args.a.block_shift)) : NO_BLOCK;
+    if (args.flat) return {min(block, 0), block + key};
+    return {block, key & ((1 << args.a.block_shift) - 1)};
 }
 
 /* The tiles of keys, or of values, of DIM columns: every lane copies its box, one copy for every 64 columns, and the
@@ -456,7 +458,7 @@ extern "C" int32_t cpa_cuda_hopper_rows(int32_t k_dim, int32_t v_dim) {
 extern "C" cpa_status cpa_cuda_attend_hopper(const cpa_cuda_attend_args *args, const CUtensorMap *k_map,
                                              const CUtensorMap *v_map, int32_t n_pieces, cpa_stream *stream) {
     const int32_t box = cpa_cuda_hopper_box(args->k_dim, args->v_dim, 1 << args->block_shift);
-    const hopper_args all = {*k_map, *v_map, *args, box};
+    const hopper_args all = {*k_map, *v_map, *args, box, 1 << args->block_shift == CPA_TENSOR_BLOCK};
     if (args->k_scales)
         return args->q_dtype == CPA_BF16 ? launch_widths<__nv_bfloat16, true>(all, n_pieces, stream)
                                          : launch_widths<__half, true>(all, n_pieces, stream);

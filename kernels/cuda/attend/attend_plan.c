@@ -42,6 +42,7 @@ typedef struct plan_builder {
     int64_t visible_keys;       /* of all prefill pieces */
     cpa_cuda_decode_shares shares;
     int64_t first_ready; /* item; the last ones are ready */
+    int full;            /* as in the fusion */
     cpa_cuda_piece *decode;
     cpa_cuda_piece *prefill;
     cpa_cuda_costed_piece *in_order;
@@ -203,12 +204,12 @@ static void split_decode(plan_builder *b) {
     b->shares.ctas = b->n_decode > 0 ? deal.turn.cta + 1 : 0;
 }
 
-/* Keys of the piece that a causal query sees at most: how long it will take. */
+/* Keys of the piece that a causal query sees at most, or all: how long it will take. */
 static int64_t visible_keys(const plan_builder *b, const cpa_cuda_piece *piece) {
     cpa_owner_map map = b->batch->map;
     int64_t last = cpa_token_position(map, piece->q_set, piece->q_first + (piece->row_end - 1) / b->group);
     int64_t end = cpa_tokens_before(map, piece->k_set, last + 1) - piece->k_first;
-    if (end > piece->k_end) end = piece->k_end;
+    if (end > piece->k_end || b->full) end = piece->k_end;
     return end > piece->k_begin ? end - piece->k_begin : 0;
 }
 
@@ -390,6 +391,7 @@ cpa_status cpa_cuda_plan_set(cpa_attend_plan *base, const cpa_attend_batch *batc
     plan_builder b = {.batch = batch,
                       .state_shifts = fusion.state_shifts,
                       .first_ready = batch->n_items - fusion.ready_items,
+                      .full = fusion.full,
                       .group = batch->shape.q_heads / batch->shape.kv_heads,
                       .multiprocessors = device->multiprocessors,
                       .wide_fits = device->base.caps.shared_bytes >= CPA_CUDA_WIDE_BYTES,

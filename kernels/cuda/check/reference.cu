@@ -10,6 +10,7 @@ constexpr int THREADS = 128;
 
 __device__ bool sees(const cpa_mask &mask, int64_t q, int64_t k) {
     if (mask.causal && k > q) return false;
+    if (mask.right > 0 && k - q >= mask.right) return false;
     return mask.window == 0 || q - k < mask.window || k < mask.sinks;
 }
 

@@ -28,14 +28,14 @@ static cpa_status add_unit(cpa_host_unit **units, int64_t *n, int64_t *capacity,
     return CPA_OK;
 }
 
-/* How many query-key pairs the rows have under a causal mask, less those of splits before the unit's; at least one a row,
- * as no row is free. */
-static int64_t cost_of(const cpa_attend_batch *batch, const cpa_host_unit *unit) {
+/* How many query-key pairs the rows have under a causal mask, or a full one, less those of splits before the unit's; at
+ * least one a row, as no row is free. */
+static int64_t cost_of(const cpa_attend_batch *batch, const cpa_host_unit *unit, int full) {
     const cpa_attend_item *item = &batch->items[unit->item];
     int64_t last_query = (unit->row + unit->rows - 1) / (batch->shape.q_heads / batch->shape.kv_heads);
     int64_t position = cpa_token_position(batch->map, item->q_set, item->q_first + last_query);
     int64_t keys = cpa_tokens_before(batch->map, item->k_set, position + 1) - item->k_first;
-    if (keys > item->k_count) keys = item->k_count;
+    if (keys > item->k_count || full) keys = item->k_count;
     keys -= cpa_max64(unit->split_begin * CPA_HOST_SPLIT_TOKENS - item->k_first, 0);
     return cpa_host_unit_rows(unit) * (keys > 1 ? keys : 1);
 }
@@ -45,7 +45,7 @@ int64_t cpa_host_unit_heads(const cpa_host_plan *plan, int64_t rows) {
     return rows > 0 && rows <= isa->rows ? CPA_ATTEND_GROUP_ROWS / rows : 1;
 }
 
-static cpa_status add_item(cpa_host_plan *plan, int64_t index, cpa_error *err) {
+static cpa_status add_item(cpa_host_plan *plan, int64_t index, int full, cpa_error *err) {
     const cpa_attend_batch *batch = &plan->batch;
     const cpa_attend_item *item = &batch->items[index];
     int64_t rows = item->q_count * (batch->shape.q_heads / batch->shape.kv_heads),
@@ -61,7 +61,7 @@ static cpa_status add_item(cpa_host_plan *plan, int64_t index, cpa_error *err) {
         unit.kv_heads = (int32_t)(batch->shape.kv_heads - head < heads ? batch->shape.kv_heads - head : heads);
         for (unit.row = 0; unit.row < rows; unit.row += CPA_HOST_UNIT_ROWS) {
             unit.rows = (int32_t)(rows - unit.row < CPA_HOST_UNIT_ROWS ? rows - unit.row : CPA_HOST_UNIT_ROWS);
-            unit.cost = cost_of(batch, &unit);
+            unit.cost = cost_of(batch, &unit, full);
             CPA_TRY(add_unit(&plan->units, &plan->n_units, &plan->units_capacity, unit, err));
         }
     }
@@ -141,7 +141,7 @@ cpa_status cpa_host_plan_set(cpa_attend_plan *base, const cpa_attend_batch *batc
     plan->batch.items = plan->items;
     plan->batch.block_tables = plan->tables;
     CPA_TRY(cpa_host_plan_cascade(plan, err));
-    for (int64_t i = 0; i < batch->n_items; i++) CPA_TRY(add_item(plan, i, err));
+    for (int64_t i = 0; i < batch->n_items; i++) CPA_TRY(add_item(plan, i, fusion.full, err));
     CPA_TRY(divide_units(plan, ((const cpa_host_device *)base->device)->thread_count, err));
     if (plan->n_shared_units)
         qsort(plan->shared_units, (size_t)plan->n_shared_units, sizeof *plan->shared_units, costlier_first);

@@ -46,8 +46,10 @@ static cpa_attend_visible visible_keys(const cpa_attend_job *job, const cpa_atte
     cpa_owner_map map = job->plan->batch.map;
     int64_t position = cpa_token_position(map, item->q_set, item->q_first + query);
     cpa_attend_visible visible = {.end = item->k_first + item->k_count};
-    if (mask->causal) {
-        visible.end = cpa_min64(visible.end, cpa_tokens_before(map, item->k_set, position + 1));
+    const int64_t ahead = cpa_mask_ahead(*mask);
+    if (ahead > 0) {
+        const int64_t before = position + ahead > 0 ? cpa_tokens_before(map, item->k_set, position + ahead) : 0;
+        visible.end = cpa_min64(visible.end, before);
     }
     if (mask->window > 0 && position >= mask->window) {
         visible.first = cpa_tokens_before(map, item->k_set, position - mask->window + 1);

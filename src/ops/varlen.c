@@ -1,0 +1,174 @@
+/* Attention without a cache: segments become items of an attend plan, and tensors a cache whose blocks begin at any
+ * row (CPA_TENSOR_BLOCK in kernels/attend_plan.h). */
+#include <cpattn/varlen.h>
+
+#include <stdlib.h>
+
+#include "base/struct_size.h"
+#include "kernels/operators.h"
+#include "src/ops/check_args.h"
+#include "src/ops/check_shape.h"
+
+/* ---- the plan ---- */
+
+static cpa_status check_starts(const char *name, const int64_t *starts, int64_t n, int64_t most, cpa_error *err) {
+    REQUIRE(err, starts[0] >= 0, "varlen plan: %s[0] is %lld, expected at least 0", name, (long long)starts[0]);
+    for (int64_t i = 0; i < n; i++)
+        REQUIRE(err, starts[i + 1] >= starts[i], "varlen plan: %s[%lld] is %lld and %s[%lld] is %lld, expected no less",
+                name, (long long)i, (long long)starts[i], name, (long long)(i + 1), (long long)starts[i + 1]);
+    REQUIRE(err, starts[n] <= most, "varlen plan: %s[%lld] is %lld, expected at most %lld rows", name, (long long)n,
+            (long long)starts[n], (long long)most);
+    return CPA_OK;
+}
+
+static cpa_status check_batch(const cpa_device *device, const cpa_varlen_batch *batch, cpa_attention_shape *shape,
+                              cpa_error *err) {
+    shape->q_heads = batch->q_heads;
+    shape->kv_heads = batch->kv_heads;
+    shape->k_dim = batch->k_dim;
+    shape->v_dim = batch->v_dim;
+    CPA_TRY(cpa_check_attend("varlen plan", device, shape, NULL, err));
+    REQUIRE(err, batch->n_segments >= 0 && batch->n_segments < INT32_MAX,
+            "varlen plan: n_segments is %lld, expected 0 to %d", (long long)batch->n_segments, INT32_MAX - 1);
+    REQUIRE(err, batch->n_segments == 0 || batch->q_starts, "varlen plan: q_starts is NULL");
+    REQUIRE(err, batch->causal == 0 || batch->causal == 1, "varlen plan: causal is %d, expected 0 or 1", batch->causal);
+    if (batch->n_segments == 0) return CPA_OK;
+    CPA_TRY(check_starts("q_starts", batch->q_starts, batch->n_segments,
+                         batch->k_starts ? CPA_MOST_TOKENS : CPA_TENSOR_BLOCK, err));
+    if (!batch->k_starts) return CPA_OK;
+    return check_starts("k_starts", batch->k_starts, batch->n_segments, CPA_TENSOR_BLOCK, err);
+}
+
+/* Segment i: its keys are those from block `tables[i]` on, the row of the first. Its rows begin before its first key if
+ * they are more. */
+static cpa_attend_item item_of(const cpa_varlen_batch *batch, int64_t i, int32_t *tables) {
+    const int64_t *k_starts = batch->k_starts ? batch->k_starts : batch->q_starts;
+    const int64_t rows = batch->q_starts[i + 1] - batch->q_starts[i], keys = k_starts[i + 1] - k_starts[i];
+    tables[i] = (int32_t)k_starts[i];
+    return (cpa_attend_item){.q_row = batch->q_starts[i],
+                             .q_count = rows,
+                             .q_first = keys - rows,
+                             .k_count = keys,
+                             .table = i,
+                             .q_set = {CPA_TOKENS_ALL, 0},
+                             .k_set = {CPA_TOKENS_ALL, 0}};
+}
+
+static cpa_status set_plan(cpa_attend_plan *plan, const cpa_varlen_batch *batch, const cpa_attention_shape *shape,
+                           cpa_attend_item *items, int32_t *tables, cpa_error *err) {
+    const int64_t n = batch->n_segments;
+    for (int64_t i = 0; i < n; i++) items[i] = item_of(batch, i, tables);
+    const cpa_attend_batch paged = {.size = sizeof paged,
+                                    .map = {.cp_size = 1, .interleave = CPA_TENSOR_BLOCK},
+                                    .shape = *shape,
+                                    .block_size = CPA_TENSOR_BLOCK,
+                                    .items = items,
+                                    .n_items = n,
+                                    .block_tables = tables,
+                                    .n_table_entries = n};
+    plan->is_set = 0;
+    CPA_TRY(plan->device->operators->plan_set(plan, &paged, (cpa_attend_fusion){.full = !batch->causal}, err));
+    plan->device->table->release(plan->device);
+    plan->rows = n ? batch->q_starts[n] : 0;
+    plan->k_rows = n ? (batch->k_starts ? batch->k_starts : batch->q_starts)[n] : 0;
+    plan->is_set = 1;
+    return CPA_OK;
+}
+
+cpa_status cpa_varlen_plan_set(cpa_attend_plan *plan, const cpa_varlen_batch *given, cpa_error *err) {
+    cpa_varlen_batch batch;
+    cpa_attention_shape shape = {0};
+    REQUIRE(err, plan, "varlen plan: the plan is NULL");
+    REQUIRE(err, plan->reservation.sequences == 0, "varlen plan: the plan is reserved and cannot be set");
+    CPA_TRY(CPA_STRUCT_TAKE("varlen plan", given, cpa_varlen_batch, q_starts, &batch, err));
+    CPA_TRY(check_batch(plan->device, &batch, &shape, err));
+    cpa_attend_item *items = malloc((size_t)(batch.n_segments + 1) * sizeof *items);
+    int32_t *tables = malloc((size_t)(batch.n_segments + 1) * sizeof *tables);
+    const cpa_status status = items && tables ? set_plan(plan, &batch, &shape, items, tables, err)
+                                              : cpa_fail(err, CPA_NO_MEMORY, "varlen plan: no memory for %lld segments",
+                                                         (long long)batch.n_segments);
+    free(tables);
+    free(items);
+    return status;
+}
+
+/* ---- attend ---- */
+
+/* Rows of one of the tensors. */
+static cpa_status check_rows(const char *name, const char *stride_name, const void *rows, int64_t count, int64_t stride,
+                             int64_t width, int64_t bytes, cpa_error *err) {
+    REQUIRE(err, rows || count == 0, "varlen: %s is NULL", name);
+    CPA_TRY(cpa_check_aligned("varlen", name, rows, bytes, err));
+    return cpa_check_rows("varlen", stride_name, count, stride, width, bytes, err);
+}
+
+static cpa_status check_attend(const cpa_attend_plan *plan, const cpa_varlen_attend_args *args, const cpa_mask *mask,
+                               const cpa_stream *stream, cpa_error *err) {
+    const cpa_attention_shape *s = &plan->shape;
+    REQUIRE(err, plan->device == stream->device, "varlen: the plan and the stream belong to different devices");
+    REQUIRE(err, plan->is_set && plan->block_size == CPA_TENSOR_BLOCK,
+            "varlen: the plan has not been set by cpa_varlen_plan_set");
+    if (plan->n_items == 0) return CPA_OK;
+    CPA_TRY(cpa_check_dtype("varlen", "dtype", args->dtype, err));
+    const int64_t bytes = cpa_dtype_bytes(args->dtype);
+    CPA_TRY(check_rows("q", "q_row_stride", args->q, plan->rows, args->q_row_stride, (int64_t)s->q_heads * s->k_dim,
+                       bytes, err));
+    CPA_TRY(check_rows("k", "k_row_stride", args->k, plan->k_rows, args->k_row_stride, (int64_t)s->kv_heads * s->k_dim,
+                       bytes, err));
+    CPA_TRY(check_rows("v", "v_row_stride", args->v, plan->k_rows, args->v_row_stride, (int64_t)s->kv_heads * s->v_dim,
+                       bytes, err));
+    CPA_TRY(cpa_check_aligned("varlen", "out", args->out, bytes, err));
+    CPA_TRY(cpa_check_rows("varlen", "rows of out", plan->rows, 0, (int64_t)s->q_heads * s->v_dim, bytes, err));
+    CPA_TRY(cpa_check_state("varlen", &args->state, plan->rows, s->q_heads, s->v_dim, err));
+    REQUIRE(err, args->left >= 0 && args->left <= CPA_MOST_TOKENS, "varlen: left is %lld, expected 0 to 2^44",
+            (long long)args->left);
+    CPA_TRY(cpa_check_mask("varlen", mask, err));
+    REQUIRE(err, args->scale - args->scale == 0, "varlen: scale is %g, expected a finite number", (double)args->scale);
+    REQUIRE(err, args->resume == 0 || args->resume == 1, "varlen: resume is %d, expected 0 or 1", args->resume);
+    REQUIRE(err, (args->out && !args->resume) || (args->state.o && args->state.lse),
+            "varlen: state.%s is NULL; expected a state unless out is set and resume is 0",
+            args->state.o ? "lse" : "o");
+    return CPA_OK;
+}
+
+/* The tensors as a cache of overlapping blocks. */
+static cpa_kv_view view_of(const cpa_attend_plan *plan, const cpa_varlen_attend_args *args) {
+    const cpa_attention_shape *s = &plan->shape;
+    const int64_t k_row = args->k_row_stride ? args->k_row_stride : (int64_t)s->kv_heads * s->k_dim;
+    const int64_t v_row = args->v_row_stride ? args->v_row_stride : (int64_t)s->kv_heads * s->v_dim;
+    return (cpa_kv_view){.k = (void *)(uintptr_t)args->k,
+                         .v = (void *)(uintptr_t)args->v,
+                         .dtype = args->dtype,
+                         .block_size = CPA_TENSOR_BLOCK,
+                         .num_blocks = plan->k_rows,
+                         .kv_heads = s->kv_heads,
+                         .k_dim = s->k_dim,
+                         .v_dim = s->v_dim,
+                         .k_block_stride = k_row,
+                         .k_token_stride = k_row,
+                         .k_head_stride = s->k_dim,
+                         .v_block_stride = v_row,
+                         .v_token_stride = v_row,
+                         .v_head_stride = s->v_dim};
+}
+
+cpa_status cpa_varlen_attend(const cpa_attend_plan *plan, const cpa_varlen_attend_args *given, cpa_stream *stream) {
+    cpa_varlen_attend_args args;
+    if (!stream) return CPA_INVALID;
+    CPA_TRY(CPA_STRUCT_TAKE("varlen", given, cpa_varlen_attend_args, v, &args, &stream->error));
+    REQUIRE(&stream->error, plan, "varlen: the plan is NULL");
+    const cpa_mask mask = {.causal = args.causal, .window = args.left, .right = args.right};
+    CPA_TRY(check_attend(plan, &args, &mask, stream, &stream->error));
+    if (plan->n_items == 0) return CPA_OK;
+    const cpa_attend_args over_pages = {.size = sizeof over_pages,
+                                        .q = args.q,
+                                        .q_dtype = args.dtype,
+                                        .q_row_stride = args.q_row_stride,
+                                        .kv = view_of(plan, &args),
+                                        .mask = mask,
+                                        .scale = args.scale,
+                                        .resume = args.resume,
+                                        .state = args.state,
+                                        .out = args.out};
+    return stream->device->operators->attend(plan, &over_pages, NULL, stream);
+}
