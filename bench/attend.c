@@ -126,8 +126,7 @@ static void count_work(const attend_state *s, cpa_bench_row *row) {
     }
 }
 
-/* Makes the device take the kernels that the case names. */
-static cpa_status use_path(cpa_bench_site *site, cpa_error *err) {
+cpa_status cpa_bench_use_path(cpa_bench_site *site, cpa_error *err) {
     const char *wanted = cpa_bench_paths[site->options.path], *path;
     for (int32_t i = 0; (path = site->device->self_test->attend_path(site->device, i)); i++) {
         if (site->options.path == 0 || strcmp(path, wanted) == 0) return CPA_OK;
@@ -147,7 +146,7 @@ static cpa_status prepare(cpa_bench_site *site, make_work_fn make_work, const in
     *state = s;
     s->site = site;
     CPA_TRY(make_work(&site->options, shape, &s->work, err));
-    CPA_TRY(use_path(site, err));
+    CPA_TRY(cpa_bench_use_path(site, err));
     count_work(s, row);
     CPA_TRY(make_cache(s, err));
     CPA_TRY(make_rows(s, err));

@@ -1,4 +1,4 @@
-/* What the cases of bench attend and bench varlen attend, and the reference that their results are checked against. */
+/* What the cases of bench attend, varlen and varlen_attend attend, and the reference that their results are checked against. */
 #ifndef CPA_BENCH_ATTEND_H
 #define CPA_BENCH_ATTEND_H
 
@@ -26,6 +26,9 @@ cpa_status cpa_bench_attend_work_equal(const cpa_bench_options *options, const i
 cpa_status cpa_bench_attend_work_varlen(const cpa_bench_options *options, const int64_t *shape,
                                         cpa_bench_attend_work *out, cpa_error *err);
 void cpa_bench_attend_work_release(cpa_bench_attend_work *work);
+
+/* Makes the device take the kernels that the case names. */
+cpa_status cpa_bench_use_path(cpa_bench_site *site, cpa_error *err);
 
 /* Compares sampled rows of out [rows, q_heads, v_dim] and lse [rows, q_heads], on the device, with unfused float64
  * attention over inputs that are synthesized again. */

@@ -2,7 +2,7 @@
 """PyTorch's attention on the shapes of `cp_attn bench attend`, in the same table: its own on the CPU, cuDNN's on CUDA.
 
 scaled_dot_product_attention, grouped queries, keys and values contiguous (PyTorch has no paged cache). A case is
-sequences x new tokens x context, with options of its own after it (dtype, head-dim, v-head-dim, mask); work and bytes
+sequences x new tokens x context, with options of its own after it (dtype, head-dim, v-head-dim, q-heads, kv-heads, mask); work and bytes
 are counted as in docs/PERFORMANCE.md. #wrong counts sampled rows that differ from float64 by more than
 2 * (error of attention in the dtype, computed row by row) + 1e-5. On CUDA a case that cuDNN refuses is left out."""
 import argparse
@@ -52,6 +52,7 @@ class Case:
         self.name = text
         self.sequences, self.new, self.context = (count(part) for part in numbers.split("x"))
         self.q_heads, self.kv_heads = (int(part) for part in arguments.heads.split("/"))
+        self.q_heads, self.kv_heads = int(own.get("q-heads", self.q_heads)), int(own.get("kv-heads", self.kv_heads))
         self.dtype = DTYPES[own.get("dtype", arguments.dtype)]
         self.dim = int(own.get("head-dim", arguments.head_dim))
         self.v_dim = int(own.get("v-head-dim", self.dim))

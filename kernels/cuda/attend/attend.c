@@ -108,21 +108,26 @@ static int shared_memory_suffices(const cpa_cuda_plan *plan, const cpa_cuda_atte
            cpa_cuda_attend_portable(a, 0, plan->tile_rows, stream) == CPA_OK;
 }
 
-/* The pool of keys or values as a tensor of (dim, token, head, block), with boxes of 64 elements by `box` tokens. A box
- * at a block past the pool, or at elements past the head, reads zeros. What has no pages is one block of all rows. */
-static cpa_status encode_map(const cpa_cuda_device *device, cpa_dtype dtype, const void *pool, int32_t dim,
-                             const cpa_kv_view *kv, int64_t block_stride, int64_t token_stride, int64_t head_stride,
-                             int32_t box, CUtensorMap *out, cpa_stream *stream) {
-    cuuint64_t bytes = (cuuint64_t)cpa_dtype_bytes(dtype);
+/* The pool of keys or values as a tensor of (dim, token, head, block), with boxes of `columns`, 64 or fewer, by `box`
+ * tokens. A box at a block past the pool, or at elements past the head, reads zeros. What has no pages is one block of
+ * all rows. */
+static cpa_status encode_map(const cpa_kv_view *kv, cpa_kv_part part, int32_t columns, int32_t box, CUtensorMap *out,
+                             cpa_stream *stream) {
+    const cpa_kv_pool pool = cpa_kv_pool_of(kv, part);
     const int flat = kv->block_size == CPA_TENSOR_BLOCK;
-    cuuint64_t dims[] = {(cuuint64_t)dim, (cuuint64_t)(flat ? kv->num_blocks : kv->block_size),
-                         (cuuint64_t)kv->kv_heads, (cuuint64_t)(kv->num_blocks > 0 && !flat ? kv->num_blocks : 1)};
-    cuuint64_t strides[] = {(cuuint64_t)token_stride * bytes, (cuuint64_t)head_stride * bytes,
-                            (cuuint64_t)block_stride * bytes};
-    cuuint32_t boxes[] = {64, (cuuint32_t)box, 1, 1}, steps[] = {1, 1, 1, 1};
-    CUresult result = device->encode(
-        out, dtype == CPA_BF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 4,
-        (void *)(uintptr_t)pool, dims, strides, boxes, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+    const cuuint64_t dims[] = {(cuuint64_t)pool.dim, (cuuint64_t)(flat ? kv->num_blocks : kv->block_size),
+                               (cuuint64_t)kv->kv_heads,
+                               (cuuint64_t)(kv->num_blocks > 0 && !flat ? kv->num_blocks : 1)};
+    const cuuint64_t strides[] = {(cuuint64_t)pool.token_stride, (cuuint64_t)pool.head_stride,
+                                  (cuuint64_t)pool.block_stride};
+    const cuuint32_t boxes[] = {(cuuint32_t)columns, (cuuint32_t)box, 1, 1}, steps[] = {1, 1, 1, 1};
+    const CUtensorMapSwizzle swizzle = columns == 64   ? CU_TENSOR_MAP_SWIZZLE_128B
+                                       : columns == 32 ? CU_TENSOR_MAP_SWIZZLE_64B
+                                                       : CU_TENSOR_MAP_SWIZZLE_32B;
+    const CUtensorMapDataType type =
+        kv->dtype == CPA_BF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
+    const CUresult result = cpa_cuda_device_of(stream)->encode(
+        out, type, 4, pool.memory, dims, strides, boxes, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,
         CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     if (result != CUDA_SUCCESS)
         return cpa_fail(&stream->error, CPA_DEVICE, "attend: cuTensorMapEncodeTiled failed with error %d", (int)result);
@@ -131,15 +136,17 @@ static cpa_status encode_map(const cpa_cuda_device *device, cpa_dtype dtype, con
 
 static cpa_status run_hopper(const cpa_cuda_plan *plan, const cpa_cuda_attend_args *a, const cpa_kv_view *view,
                              cpa_stream *stream) {
-    const cpa_cuda_device *device = cpa_cuda_device_of(stream);
-    cpa_kv_view kv = cpa_kv_view_resolve(*view);
-    CUtensorMap k_map, v_map;
-    int32_t box = cpa_cuda_hopper_box(a->k_dim, a->v_dim, kv.block_size);
-    CPA_TRY(encode_map(device, kv.dtype, kv.k, kv.k_dim, &kv, kv.k_block_stride, kv.k_token_stride, kv.k_head_stride,
-                       box, &k_map, stream));
-    CPA_TRY(encode_map(device, kv.dtype, kv.v, kv.v_dim, &kv, kv.v_block_stride, kv.v_token_stride, kv.v_head_stride,
-                       box, &v_map, stream));
-    return cpa_cuda_attend_hopper(a, &k_map, &v_map, plan->n_prefill, stream);
+    const cpa_kv_view kv = cpa_kv_view_resolve(*view);
+    const int32_t box = cpa_cuda_hopper_box(a->k_dim, a->v_dim, kv.block_size);
+    const int32_t tail = a->k_scales ? 0 : cpa_cuda_hopper_tail(a->k_dim, a->v_dim);
+    cpa_cuda_hopper_maps maps;
+    CPA_TRY(encode_map(&kv, CPA_KEYS, 64, box, &maps.k, stream));
+    CPA_TRY(encode_map(&kv, CPA_VALUES, 64, box, &maps.v, stream));
+    if (tail) {
+        CPA_TRY(encode_map(&kv, CPA_KEYS, tail, box, &maps.k_tail, stream));
+        CPA_TRY(encode_map(&kv, CPA_VALUES, tail, box, &maps.v_tail, stream));
+    }
+    return cpa_cuda_attend_hopper(a, &maps, plan->n_prefill, stream);
 }
 
 /* Over a quantised cache: its blocks are widened first, which is little beside the products of a prefill. */

@@ -199,9 +199,13 @@ cpa_status cpa_cuda_attend_decode(const cpa_cuda_attend_args *args, int32_t ctas
 /* `tile_rows`: the most rows of a piece. */
 cpa_status cpa_cuda_attend_portable(const cpa_cuda_attend_args *args, int32_t n_pieces, int32_t tile_rows,
                                     cpa_stream *stream);
-/* k_map and v_map describe the pools of keys and values as (dim, token, head, block); without pages, one block. */
-cpa_status cpa_cuda_attend_hopper(const cpa_cuda_attend_args *args, const CUtensorMap *k_map, const CUtensorMap *v_map,
-                                  int32_t n_pieces, cpa_stream *stream);
+/* The pools of keys and of values as (dim, token, head, block), without pages of one block, for boxes of 64 columns and
+ * of those of the tail, if there is one. */
+typedef struct cpa_cuda_hopper_maps {
+    CUtensorMap k, v, k_tail, v_tail;
+} cpa_cuda_hopper_maps;
+cpa_status cpa_cuda_attend_hopper(const cpa_cuda_attend_args *args, const cpa_cuda_hopper_maps *maps, int32_t n_pieces,
+                                  cpa_stream *stream);
 /* Widens `blocks` (on the device) of a quantised cache to the dtype of the queries: place i of the work space becomes
  * block blocks[i], [block_size, kv_heads, dim]. Values are what they stand for, rounded; keys are codes less their
  * zero, exact, and their scales go to k_scales. */
@@ -209,6 +213,8 @@ cpa_status cpa_cuda_attend_widen(const cpa_cuda_attend_args *args, const int32_t
                                  void *v, float *k_scales, cpa_stream *stream);
 /* Tokens in a box of the tensor maps that the Hopper kernel takes. */
 int32_t cpa_cuda_hopper_box(int32_t k_dim, int32_t v_dim, int32_t block_size);
+/* Columns of the boxes of its tail maps: 16 or 32; 0: it takes none. Where keys have scales, that is so for all heads. */
+int32_t cpa_cuda_hopper_tail(int32_t k_dim, int32_t v_dim);
 /* Rows of its tiles; it takes smaller ones as well. */
 int32_t cpa_cuda_hopper_rows(int32_t k_dim, int32_t v_dim);
 cpa_status cpa_cuda_attend_combine(const cpa_cuda_attend_args *args, int32_t n_splits, cpa_stream *stream);

@@ -12,7 +12,7 @@ namespace {
 constexpr int NO_BLOCK = -1; /* outside the pool: reads zeros */
 
 struct hopper_args {
-    CUtensorMap k_map, v_map;
+    cpa_cuda_hopper_maps maps;
     cpa_cuda_attend_args a;
     int32_t box;  /* tokens in a box of the maps */
     int32_t flat; /* tensors without pages: the maps have one block, and tables hold the first row of an item */
@@ -45,12 +45,13 @@ __device__ box_place place_of(const hopper_args &args, const cpa_cuda_piece &pie
     return {block, key & ((1 << args.a.block_shift) - 1)};
 }
 
-/* The tiles of keys, or of values, of DIM columns: every lane copies its box, one copy for every 64 columns, and the
- * scales of its keys if they have any (of a box that lies nowhere, those of some others: nobody sees it). */
+/* The tiles of keys, or of values, of DIM columns: every lane copies its box, one copy for every 64 columns and one for
+ * the rest, and the scales of its keys if they have any (of a box that lies nowhere, those of some others: nobody sees
+ * it). */
 template <typename C, int DIM, bool SCALES>
-__device__ void load_tiles(const hopper_args &args, const CUtensorMap *map, const cpa_cuda_piece &piece,
-                           const key_walk<C::KEYS> &walk, int kv_head, uint32_t tiles, uint32_t scales,
-                           uint64_t (&full)[STAGES], uint64_t (&empty)[STAGES], int lane) {
+__device__ void load_tiles(const hopper_args &args, const CUtensorMap *map, const CUtensorMap *tail_map,
+                           const cpa_cuda_piece &piece, const key_walk<C::KEYS> &walk, int kv_head, uint32_t tiles,
+                           uint32_t scales, uint64_t (&full)[STAGES], uint64_t (&empty)[STAGES], int lane) {
     constexpr int BYTES = C::KEYS * DIM * 2;
     const int count = walk.count, row = lane * args.box;
     if (count == 0) return;
@@ -73,6 +74,9 @@ __device__ void load_tiles(const hopper_args &args, const CUtensorMap *map, cons
             for (int part = 0; part < DIM / COLUMNS; part++)
                 copy_box(shared + (part * C::KEYS + row) * COLUMNS * 2, map, barrier, part * COLUMNS, place.token,
                          kv_head, place.block);
+            if constexpr (C::TAIL > 0)
+                copy_box(shared + C::KEYS * (DIM - C::TAIL) * 2 + row * C::TAIL * 2, tail_map, barrier, DIM - C::TAIL,
+                         place.token, kv_head, place.block);
         }
         __syncwarp();
     }
@@ -84,9 +88,20 @@ __device__ void load_tiles(const hopper_args &args, const CUtensorMap *map, cons
 template <typename C>
 struct thread_state {
     float o[C::PARTS][C::PART / 2];
+    float tail[C::TAIL > 0 ? C::TAIL / 2 : 1]; /* the columns of O that are left over */
     float max[2], sum[2]; /* max of raw scores; sum over this thread's columns */
     row_keys keys[2];
 };
+
+/* Where a chunk of 8 columns of a row of queries lies in their tiles. */
+template <typename C>
+__device__ uint32_t chunk_at(int row, int chunk) {
+    if (C::TAIL > 0 && chunk >= C::K_WHOLE / 8) {
+        const int in_tail = (chunk - C::K_WHOLE / 8) ^ (row * C::TAIL * 2 / 128 & (C::TAIL / 8 - 1));
+        return GROUP_ROWS * C::K_WHOLE * 2 + row * C::TAIL * 2 + in_tail * 16;
+    }
+    return chunk / 8 * (GROUP_ROWS * COLUMNS * 2) + swizzled<COLUMNS>(row, chunk % 8);
+}
 
 /* The warpgroup's 64 rows of queries, swizzled as the bulk copies write tiles; zeros past the last. */
 template <typename C>
@@ -99,7 +114,7 @@ __device__ void load_queries(const cpa_cuda_attend_args &a, const cpa_cuda_piece
         row_place place(a, piece.q_row, valid ? first_row + row : piece.row_begin, kv_group);
         const char *from =
             a.q + (place.state_row * a.q_row_stride + (int64_t)place.head * a.k_dim + (valid ? chunk * 8 : 0)) * 2;
-        copy_async_16(shared + chunk / 8 * (GROUP_ROWS * COLUMNS * 2) + swizzled<COLUMNS>(row, chunk % 8), from, valid);
+        copy_async_16(shared + chunk_at<C>(row, chunk), from, valid);
     }
     copy_async_commit();
     copy_async_wait<0>();
@@ -111,10 +126,10 @@ __device__ void clear_values(uint32_t shared, int keys, int thread) {
     constexpr int CHUNKS = C::V_DIM / 8;
     for (int i = keys * CHUNKS + thread; i < C::KEYS * CHUNKS; i += WARPGROUP) {
         const int row = i / CHUNKS, chunk = i % CHUNKS;
-        asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(
-                         shared + (chunk / 8 * C::KEYS + row) * COLUMNS * 2 + chunk % 8 * 16),
-                     "r"(0)
-                     : "memory");
+        uint32_t at = shared + (chunk / 8 * C::KEYS + row) * COLUMNS * 2 + chunk % 8 * 16;
+        if (C::TAIL > 0 && chunk >= C::V_WHOLE / 8)
+            at = shared + C::KEYS * C::V_WHOLE * 2 + row * C::TAIL * 2 + (chunk - C::V_WHOLE / 8) * 16;
+        asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(at), "r"(0) : "memory");
     }
 }
 
@@ -129,8 +144,7 @@ struct query_operand {
         const int row = thread / 32 * 16 + (thread & 15), chunk = thread / 16 & 1;
 #pragma unroll
         for (int step = 0; step < C::REGISTER_STEPS; step++)
-            load_matrices(part[step], shared + step / 4 * (GROUP_ROWS * COLUMNS * 2) +
-                                          swizzled<COLUMNS>(row, step % 4 * 2 + chunk));
+            load_matrices(part[step], shared + chunk_at<C>(row, 2 * step + chunk));
     }
     __device__ void multiply(float (&s)[C::KEYS / 2], int step, uint64_t k) const {
         if (step < C::REGISTER_STEPS) {
@@ -142,28 +156,54 @@ struct query_operand {
     }
 };
 
+/* The columns of a tile that are left over, behind WHOLE others. */
+template <typename C, int WHOLE>
+__device__ uint64_t tail_descriptor(uint32_t tile) {
+    return wgmma_descriptor<C::TAIL * 2>(tile + C::KEYS * WHOLE * 2, 0);
+}
+
 /* S = Q K^T, begun. */
 template <typename C>
-__device__ void begin_scores(float (&s)[C::KEYS / 2], const query_operand<C> &q, uint64_t k) {
+__device__ void begin_scores(float (&s)[C::KEYS / 2], const query_operand<C> &q, uint32_t tile) {
+    const uint64_t k = wgmma_descriptor(tile, 0);
     wgmma_fence();
 #pragma unroll
-    for (int step = 0; step < C::K_DIM / 16; step++)
+    for (int step = 0; step < C::K_WHOLE / 16; step++)
         q.multiply(s, step, wgmma_advance(k, step / 4 * (C::KEYS * COLUMNS * 2) + step % 4 * 32));
+    if constexpr (C::TAIL > 0) {
+        const uint64_t k_tail = tail_descriptor<C, C::K_WHOLE>(tile);
+#pragma unroll
+        for (int step = C::K_WHOLE / 16; step < C::K_DIM / 16; step++)
+            q.multiply(s, step, wgmma_advance(k_tail, (step - C::K_WHOLE / 16) * 32));
+    }
     wgmma_commit();
 }
 
 /* O += P V, begun. */
 template <typename C>
-__device__ void begin_values(thread_state<C> &state, const uint32_t (&p)[C::KEYS / 16][4], uint64_t v) {
+__device__ void begin_values(thread_state<C> &state, const uint32_t (&p)[C::KEYS / 16][4], uint32_t tile) {
+    const uint64_t v = wgmma_descriptor(tile, C::KEYS * COLUMNS * 2);
     wgmma_fence();
 #pragma unroll
-    for (int step = 0; step < C::KEYS / 16; step++)
+    for (int step = 0; step < C::KEYS / 16; step++) {
 #pragma unroll
         for (int part = 0; part < C::PARTS; part++)
             wgmma<typename C::element>::multiply(
                 state.o[part], p[step],
                 wgmma_advance(v, (part * (C::PART / COLUMNS) * C::KEYS + step * 16) * COLUMNS * 2), 1);
+        if constexpr (C::TAIL > 0)
+            wgmma<typename C::element>::multiply(
+                state.tail, p[step], wgmma_advance(tail_descriptor<C, C::V_WHOLE>(tile), step * 16 * C::TAIL * 2), 1);
+    }
     wgmma_commit();
+}
+
+/* Keeps the accumulators of O where they are. */
+template <typename C>
+__device__ void hold_values(thread_state<C> &state) {
+#pragma unroll
+    for (int part = 0; part < C::PARTS; part++) wgmma_hold(state.o[part]);
+    if constexpr (C::TAIL > 0) wgmma_hold(state.tail);
 }
 
 /* Scores of codes become those of keys; scales: of the tile, from this thread's first column on. */
@@ -225,6 +265,8 @@ __device__ void rescale(thread_state<C> &state, const float (&keep)[2]) {
     for (int part = 0; part < C::PARTS; part++)
 #pragma unroll
         for (int i = 0; i < C::PART / 2; i++) state.o[part][i] *= keep[i / 2 % 2];
+#pragma unroll
+    for (int i = 0; i < C::TAIL / 2; i++) state.tail[i] *= keep[i / 2 % 2];
 }
 
 /* The turn of one of two warpgroups with the tensor cores: between take_turn and pass_turn. Barriers 1 and 2 are those
@@ -255,10 +297,8 @@ __device__ void attend_tiles(const cpa_cuda_attend_args &a, const cpa_cuda_piece
     const query_operand<C> q(shared + consumer * C::Q_BYTES, thread);
     float s[C::KEYS / 2], keep[2];
     uint32_t p[C::KEYS / 16][4];
-    auto k_tile = [&](int n) { return wgmma_descriptor(shared + C::K_AT + n % STAGES * C::K_BYTES, 0); };
-    auto v_tile = [&](int n) {
-        return wgmma_descriptor(shared + C::V_AT + n % STAGES * C::V_BYTES, C::KEYS * COLUMNS * 2);
-    };
+    auto k_tile = [&](int n) { return shared + C::K_AT + n % STAGES * C::K_BYTES; };
+    auto v_tile = [&](int n) { return shared + C::V_AT + n % STAGES * C::V_BYTES; };
     auto wait_full = [&](uint64_t *full, int n) { barrier_wait(shared_address(&full[n % STAGES]), phase_of(n)); };
     auto release_keys = [&](int n) {
         if (C::SCALED || lane == 0) barrier_arrive(shared_address(&barriers.k_empty[n % STAGES]));
@@ -309,8 +349,7 @@ __device__ void attend_tiles(const cpa_cuda_attend_args &a, const cpa_cuda_piece
         wgmma_hold(s);
         pin_before_wait(state.sum[0] + state.sum[1], shared);
         wgmma_wait<0>();
-#pragma unroll
-        for (int part = 0; part < C::PARTS; part++) wgmma_hold(state.o[part]);
+        hold_values<C>(state);
         release_values(n - 1);
         rescale<C>(state, keep);
         pack_probabilities<C>(p, s);
@@ -318,8 +357,7 @@ __device__ void attend_tiles(const cpa_cuda_attend_args &a, const cpa_cuda_piece
     wait_full(barriers.v_full, count - 1);
     begin_values<C>(state, p, v_tile(count - 1));
     wgmma_wait<0>();
-#pragma unroll
-    for (int part = 0; part < C::PARTS; part++) wgmma_hold(state.o[part]);
+    hold_values<C>(state);
 }
 
 /* Columns of a row of a thread, in pairs, whose old values are loaded together. */
@@ -345,7 +383,8 @@ __device__ void store_state(const cpa_cuda_attend_args &a, const cpa_cuda_piece 
 #pragma unroll
                 for (int n = first; n < first + PAIRS_AT_ONCE && n < C::V_DIM / 8; n++) {
                     const int part = 8 * n / C::PART, i = 4 * (n % (C::PART / 8)) + 2 * half;
-                    const float o[2] = {state.o[part][i] * inverse, state.o[part][i + 1] * inverse};
+                    const float *from = part < C::PARTS ? &state.o[part][i] : &state.tail[i];
+                    const float o[2] = {from[0] * inverse, from[1] * inverse};
                     if (column_of(n) < a.v_dim) sink.store<typename C::element>(column_of(n), o, old[n - first]);
                 }
             }
@@ -371,6 +410,8 @@ __device__ void consume(const cpa_cuda_attend_args &a, const cpa_cuda_piece &pie
     for (int part = 0; part < C::PARTS; part++)
 #pragma unroll
         for (int i = 0; i < C::PART / 2; i++) state.o[part][i] = 0;
+#pragma unroll
+    for (int i = 0; i < C::TAIL / 2; i++) state.tail[i] = 0;
     if (walk.count > 0) {
         load_queries<C>(a, piece, kv_group, first_row, shared + consumer * C::Q_BYTES, thread);
         async_proxy_fence();
@@ -378,6 +419,12 @@ __device__ void consume(const cpa_cuda_attend_args &a, const cpa_cuda_piece &pie
         attend_tiles<C>(a, piece, walk, state, shared, barriers, consumer, thread);
     }
     store_state<C>(a, piece, kv_group, state, row, lane);
+}
+
+/* How many warpgroups a piece has rows for; those that take turns are all needed for that. */
+template <typename C>
+__device__ int busy_consumers(const cpa_cuda_piece &piece) {
+    return C::TURNS ? C::CONSUMERS : (piece.row_end - piece.row_begin + GROUP_ROWS - 1) / GROUP_ROWS;
 }
 
 template <typename C>
@@ -393,29 +440,34 @@ __global__ void __launch_bounds__(C::THREADS, 1) attend_hopper(const __grid_cons
     /* Shuffled, so that the compiler knows that a warp has one: descriptors then stay in uniform registers. */
     const int warpgroup = __shfl_sync(0xffffffff, threadIdx.x / WARPGROUP, 0), thread = threadIdx.x % WARPGROUP;
     if (threadIdx.x == 0) {
-        prefetch_map(&args.k_map);
-        prefetch_map(&args.v_map);
+        piece = a.pieces[work.piece];
+        prefetch_map(&args.maps.k);
+        prefetch_map(&args.maps.v);
+        if (C::TAIL > 0) {
+            prefetch_map(&args.maps.k_tail);
+            prefetch_map(&args.maps.v_tail);
+        }
         for (int stage = 0; stage < STAGES; stage++) {
             barrier_init(shared_address(&barriers.k_full[stage]), 1);
             barrier_init(shared_address(&barriers.v_full[stage]), 1);
-            barrier_init(shared_address(&barriers.k_empty[stage]), C::KEY_READERS);
-            barrier_init(shared_address(&barriers.v_empty[stage]), C::CONSUMERS * WARPGROUP / 32);
+            barrier_init(shared_address(&barriers.k_empty[stage]), busy_consumers<C>(piece) * C::KEY_READERS);
+            barrier_init(shared_address(&barriers.v_empty[stage]), busy_consumers<C>(piece) * (WARPGROUP / 32));
         }
         barrier_init_fence();
-        piece = a.pieces[work.piece];
     }
     __syncthreads();
     walk.start(a, piece);
     if (warpgroup == 0) {
         registers_shrink<C::LOADER_REGISTERS>();
         if (thread < 32) {
-            load_tiles<C, C::K_DIM, C::SCALED>(args, &args.k_map, piece, walk, kv_group, tiles + C::K_AT,
-                                               tiles + C::SCALES_AT, barriers.k_full, barriers.k_empty, thread);
+            load_tiles<C, C::K_DIM, C::SCALED>(args, &args.maps.k, &args.maps.k_tail, piece, walk, kv_group,
+                                               tiles + C::K_AT, tiles + C::SCALES_AT, barriers.k_full,
+                                               barriers.k_empty, thread);
         } else if (thread < 64) {
-            load_tiles<C, C::V_DIM, false>(args, &args.v_map, piece, walk, kv_group, tiles + C::V_AT, 0,
-                                           barriers.v_full, barriers.v_empty, thread - 32);
+            load_tiles<C, C::V_DIM, false>(args, &args.maps.v, &args.maps.v_tail, piece, walk, kv_group,
+                                           tiles + C::V_AT, 0, barriers.v_full, barriers.v_empty, thread - 32);
         }
-    } else {
+    } else if (warpgroup <= busy_consumers<C>(piece)) {
         registers_grow<C::CONSUMER_REGISTERS>();
         consume<C>(a, piece, walk, kv_group, tiles, barriers, warpgroup - 1, thread);
     }
@@ -432,33 +484,42 @@ cpa_status launch(const hopper_args &args, int32_t n_pieces, cpa_stream *stream)
 
 template <typename Element, bool Scaled>
 cpa_status launch_widths(const hopper_args &args, int32_t n_pieces, cpa_stream *stream) {
-    switch (shape_of(args.a.k_dim, args.a.v_dim)) {
+    const int shape = shape_of(args.a.k_dim, args.a.v_dim, !Scaled);
+    switch (shape) {
     case 0: return launch<config<Element, 0, Scaled>>(args, n_pieces, stream);
-    case 1: return launch<config<Element, 1, Scaled>>(args, n_pieces, stream);
-    case 2: return launch<config<Element, 2, Scaled>>(args, n_pieces, stream);
+    case 3: return launch<config<Element, 3, Scaled>>(args, n_pieces, stream);
+    case 4: return launch<config<Element, 4, Scaled>>(args, n_pieces, stream);
     }
     if constexpr (Scaled) {
         return cpa_cuda_check(&stream->error, cudaErrorNotSupported, "attend: heads too wide for scales of keys");
+    } else if (shape == 1) {
+        return launch<config<Element, 1, Scaled>>(args, n_pieces, stream);
+    } else if (shape == 2) {
+        return launch<config<Element, 2, Scaled>>(args, n_pieces, stream);
     } else {
-        return launch<config<Element, 3, Scaled>>(args, n_pieces, stream);
+        return launch<config<Element, 5, Scaled>>(args, n_pieces, stream);
     }
 }
 
 } // namespace
 
 extern "C" int32_t cpa_cuda_hopper_box(int32_t k_dim, int32_t v_dim, int32_t block_size) {
-    const int32_t keys = TILES[shape_of(k_dim, v_dim)].keys;
+    const int32_t keys = TILES[shape_of(k_dim, v_dim, true)].keys;
     return block_size < keys ? block_size : keys;
 }
 
 extern "C" int32_t cpa_cuda_hopper_rows(int32_t k_dim, int32_t v_dim) {
-    return TILES[shape_of(k_dim, v_dim)].consumers * GROUP_ROWS;
+    return TILES[shape_of(k_dim, v_dim, true)].consumers * GROUP_ROWS;
 }
 
-extern "C" cpa_status cpa_cuda_attend_hopper(const cpa_cuda_attend_args *args, const CUtensorMap *k_map,
-                                             const CUtensorMap *v_map, int32_t n_pieces, cpa_stream *stream) {
+extern "C" int32_t cpa_cuda_hopper_tail(int32_t k_dim, int32_t v_dim) {
+    return tail_of(shape_of(k_dim, v_dim, true));
+}
+
+extern "C" cpa_status cpa_cuda_attend_hopper(const cpa_cuda_attend_args *args, const cpa_cuda_hopper_maps *maps,
+                                             int32_t n_pieces, cpa_stream *stream) {
     const int32_t box = cpa_cuda_hopper_box(args->k_dim, args->v_dim, 1 << args->block_shift);
-    const hopper_args all = {*k_map, *v_map, *args, box, 1 << args->block_shift == CPA_TENSOR_BLOCK};
+    const hopper_args all = {*maps, *args, box, 1 << args->block_shift == CPA_TENSOR_BLOCK};
     if (args->k_scales)
         return args->q_dtype == CPA_BF16 ? launch_widths<__nv_bfloat16, true>(all, n_pieces, stream)
                                          : launch_widths<__half, true>(all, n_pieces, stream);

@@ -8,7 +8,7 @@ namespace {
 
 constexpr int STAGES = 2, WARPGROUP = 128;
 constexpr int GROUP_ROWS = 64;       /* of a consuming warpgroup: those of wgmma */
-constexpr int COLUMNS = 64;          /* of a swizzled tile: 128 bytes */
+constexpr int COLUMNS = 64;          /* of a swizzled tile: 128 bytes; those left over, 16 or 32, are one of their own */
 constexpr int TILE_ALIGNMENT = 1024; /* of swizzled tiles */
 
 /* Tiles for heads of at most so many columns of keys and values (the rest is zeros): keys, and warpgroups of 64 rows.
@@ -16,17 +16,30 @@ constexpr int TILE_ALIGNMENT = 1024; /* of swizzled tiles */
  *
  * Q K^T takes its first steps of 16 columns with queries from registers. From shared memory a product of 64 rows by 64
  * keys reads as much of queries as of keys, 128 bytes a cycle: all that it gives, with none left for what is loaded.
- * There are not registers for all, and narrow heads gain nothing. `scaled_steps`: where keys have scales. */
+ * There are not registers for all, and narrow heads gain nothing. `scaled_steps`: where keys have scales.
+ *
+ * Heads of 72 and of 80 columns, those of many encoders of images, have tiles of 80 where they come in whole boxes and
+ * without scales. */
 struct tile_shape {
     int k_dim, v_dim, keys, consumers, steps, scaled_steps;
 };
-constexpr tile_shape TILES[] = {
-    {64, 64, 128, 3, 0, 0}, {128, 128, 128, 2, 8, 4}, {192, 128, 128, 2, 8, 0}, {256, 256, 64, 2, 4, 0}};
+constexpr tile_shape TILES[] = {{64, 64, 128, 3, 0, 0},
+                                {80, 80, 128, 2, 5, 0},
+                                {96, 96, 128, 2, 6, 0},
+                                {128, 128, 128, 2, 8, 4},
+                                {192, 128, 128, 2, 8, 0},
+                                {256, 256, 64, 2, 4, 0}};
 
-/* The first that fits. */
-int shape_of(int32_t k_dim, int32_t v_dim) {
+/* The columns of the shape's tiles that do not fill one of COLUMNS. */
+constexpr int tail_of(int shape) {
+    return TILES[shape].k_dim % COLUMNS;
+}
+
+/* The first that fits; `boxes`: it may have a tail. All that fit have the same keys and rows, but for those of 64 and
+ * of 256 columns, which have none. */
+int shape_of(int32_t k_dim, int32_t v_dim, bool boxes) {
     int shape = 0;
-    while (k_dim > TILES[shape].k_dim || v_dim > TILES[shape].v_dim) shape++;
+    while (k_dim > TILES[shape].k_dim || v_dim > TILES[shape].v_dim || (!boxes && tail_of(shape))) shape++;
     return shape;
 }
 
@@ -42,9 +55,12 @@ struct config {
                          CONSUMER_REGISTERS = CONSUMERS == 3 ? 160 : Scaled ? 232 : 240;
     static constexpr int REGISTER_STEPS = Scaled ? TILES[Shape].scaled_steps : TILES[Shape].steps;
     static constexpr bool TURNS = CONSUMERS == 2 && K_DIM < 256; /* three, and long products, overlap without */
-    static constexpr int PART = V_DIM < 128 ? V_DIM : 128, PARTS = V_DIM / PART; /* columns of O a wgmma */
-    /* Who give a stage of keys back: the products are read by whole warps, the scales by each lane for itself. */
-    static constexpr int KEY_READERS = Scaled ? CONSUMERS * WARPGROUP : CONSUMERS * WARPGROUP / 32;
+    static constexpr int TAIL = tail_of(Shape), K_WHOLE = K_DIM - TAIL, V_WHOLE = V_DIM - TAIL;
+    static_assert(V_DIM % COLUMNS == TAIL && (TAIL == 0 || REGISTER_STEPS * 16 == K_DIM), "queries of a tail");
+    static constexpr int PART = V_WHOLE < 128 ? V_WHOLE : 128, PARTS = V_WHOLE / PART; /* columns of O a wgmma */
+    /* Who of a warpgroup give a stage of keys back: the products are read by whole warps, the scales by each lane for
+     * itself. */
+    static constexpr int KEY_READERS = Scaled ? WARPGROUP : WARPGROUP / 32;
     static constexpr int Q_BYTES = GROUP_ROWS * K_DIM * 2; /* of a warpgroup */
     static constexpr int K_BYTES = KEYS * K_DIM * 2, V_BYTES = KEYS * V_DIM * 2;
     static constexpr int K_AT = CONSUMERS * Q_BYTES, V_AT = K_AT + STAGES * K_BYTES;

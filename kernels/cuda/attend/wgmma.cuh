@@ -2,17 +2,20 @@
  * bf16 or fp16 with fp32 accumulation. Thread t holds of D, with r = 16 * (t / 32) + t % 32 / 4 and c = 2 * (t % 4):
  *     d[4 n], d[4 n + 1] = (r, 8 n + c), (r, 8 n + c + 1); d[4 n + 2], d[4 n + 3] = the same of row r + 8
  * and of A in registers what mma.m16n8k16 holds (see mma.cuh) for rows 16 * (t / 32) and on. Operands in shared memory
- * are named by descriptors of tiles whose rows of 128 bytes are swizzled as the bulk tensor copies write them. */
+ * are named by descriptors of tiles whose rows of 128 bytes, or of 64 or 32, are swizzled as the bulk tensor copies
+ * write them. */
 #ifndef CPA_CUDA_WGMMA_CUH
 #define CPA_CUDA_WGMMA_CUH
 
 #include "kernels/cuda/device/element.cuh"
 
-/* The descriptor of a tile at a shared address: rows of 128 bytes, eight rows (1024 bytes) after eight; `leading` is
- * the distance to the next 64 columns, where the operand's rows are its inner dimension. */
+/* The descriptor of a tile at a shared address: rows of ROW bytes, eight rows after eight; `leading` is the distance to
+ * the next columns of as many bytes, where the operand's rows are its inner dimension. */
+template <int ROW = 128>
 __device__ inline uint64_t wgmma_descriptor(uint32_t address, uint32_t leading) {
-    const uint64_t swizzle_128 = (uint64_t)1 << 62, eight_rows = 1024;
-    return swizzle_128 | (eight_rows >> 4) << 32 | (uint64_t)(leading >> 4) << 16 | (address & 0x3ffff) >> 4;
+    static_assert(ROW == 128 || ROW == 64 || ROW == 32, "swizzled rows");
+    const uint64_t swizzle = (uint64_t)(ROW == 128 ? 1 : ROW == 64 ? 2 : 3) << 62, eight_rows = 8 * ROW;
+    return swizzle | (eight_rows >> 4) << 32 | (uint64_t)(leading >> 4) << 16 | (address & 0x3ffff) >> 4;
 }
 /* The same descriptor `bytes` further. */
 __device__ inline uint64_t wgmma_advance(uint64_t descriptor, uint32_t bytes) {
@@ -52,6 +55,29 @@ __device__ inline void wgmma_hold(float (&d)[N]) {
           "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), \
           "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]) \
         : "l"(a), "l"(b), "r"(accumulate)); \
+    }
+
+#define CPA_WGMMA_N16_REGISTERS(TYPE, NAME, TRANSPOSED) \
+    __device__ static inline void NAME(float (&d)[8], const uint32_t (&a)[4], uint64_t b, int accumulate) { \
+        asm volatile( \
+        "{ .reg .pred p; setp.ne.b32 p, %13, 0; " \
+        "wgmma.mma_async.sync.aligned.m64n16k16.f32." TYPE "." TYPE " " \
+        "{%0, %1, %2, %3, %4, %5, %6, %7}, " \
+        "{%8, %9, %10, %11}, %12, p, 1, 1, " TRANSPOSED "; }" \
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]) \
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate)); \
+    }
+
+#define CPA_WGMMA_N32_REGISTERS(TYPE, NAME, TRANSPOSED) \
+    __device__ static inline void NAME(float (&d)[16], const uint32_t (&a)[4], uint64_t b, int accumulate) { \
+        asm volatile( \
+        "{ .reg .pred p; setp.ne.b32 p, %21, 0; " \
+        "wgmma.mma_async.sync.aligned.m64n32k16.f32." TYPE "." TYPE " " \
+        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, " \
+        "{%16, %17, %18, %19}, %20, p, 1, 1, " TRANSPOSED "; }" \
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), \
+          "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]) \
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate)); \
     }
 
 #define CPA_WGMMA_N64_REGISTERS(TYPE, NAME, TRANSPOSED) \
@@ -119,6 +145,8 @@ template <typename Element>
 struct wgmma;
 template <>
 struct wgmma<__nv_bfloat16> {
+    CPA_WGMMA_N16_REGISTERS("bf16", multiply, "1")
+    CPA_WGMMA_N32_REGISTERS("bf16", multiply, "1")
     CPA_WGMMA_N64_SHARED("bf16")
     CPA_WGMMA_N64_REGISTERS("bf16", multiply, "1")
     CPA_WGMMA_N64_REGISTERS("bf16", multiply_rows, "0")
@@ -128,6 +156,8 @@ struct wgmma<__nv_bfloat16> {
 };
 template <>
 struct wgmma<__half> {
+    CPA_WGMMA_N16_REGISTERS("f16", multiply, "1")
+    CPA_WGMMA_N32_REGISTERS("f16", multiply, "1")
     CPA_WGMMA_N64_SHARED("f16")
     CPA_WGMMA_N64_REGISTERS("f16", multiply, "1")
     CPA_WGMMA_N64_REGISTERS("f16", multiply_rows, "0")
