@@ -16,6 +16,7 @@
 #ifndef CPATTN_VARLEN_H
 #define CPATTN_VARLEN_H
 
+#include <cpattn/comm.h>
 #include <cpattn/ops.h>
 
 #ifdef __cplusplus
@@ -63,6 +64,80 @@ typedef struct cpa_varlen_attend_args {
 } cpa_varlen_attend_args;
 CPA_API cpa_status cpa_varlen_attend(const cpa_attend_plan *plan, const cpa_varlen_attend_args *args,
                                      cpa_stream *stream);
+
+/* Segments over ranks. Each is attended whole on one rank, without an exchange, or cut: rank r of n then has its rows
+ * [cpa_slice_begin(length, n, r), cpa_slice_begin(length, n, r + 1)) of queries, and so many of keys and values, which
+ * all ranks get from each other. */
+#define CPA_VARLEN_CUT (-1)
+
+typedef struct cpa_varlen_deal_args {
+    size_t size;
+    int32_t ranks;
+    cpa_dtype dtype;  /* of keys and values on their way */
+    double flops;     /* FLOP/s of attention on one rank, and */
+    double bandwidth; /* bytes/s that it receives; one of them 0: nothing is cut */
+} cpa_varlen_deal_args;
+
+/* Deals the segments: owners[s] becomes the rank of segment s, or CPA_VARLEN_CUT. The longest goes first, each to the
+ * rank that has least to do then (longest processing time, Graham, doi:10.1137/0117039), and as many of the longest are
+ * cut as end the work of all ranks soonest, if the exchange of those is hidden by nothing. The same on every rank that
+ * is given the same numbers. Pure; thread-safe. */
+CPA_API cpa_status cpa_varlen_deal(const cpa_varlen_batch *batch, const cpa_varlen_deal_args *args,
+                                   int32_t *owners /* [n_segments] */, cpa_error *err);
+
+/* What a rank has of a segment, counted from the segment's first row. */
+typedef struct cpa_varlen_part {
+    int64_t q_first, q_count, k_first, k_count;
+} cpa_varlen_part;
+CPA_INLINE cpa_varlen_part cpa_varlen_part_of(const cpa_varlen_batch *batch, int32_t owner, int64_t segment,
+                                              int32_t ranks, int32_t rank) {
+    const int64_t *k_starts = batch->k_starts ? batch->k_starts : batch->q_starts;
+    const int64_t rows = batch->q_starts[segment + 1] - batch->q_starts[segment];
+    const int64_t keys = k_starts[segment + 1] - k_starts[segment];
+    cpa_varlen_part part = {0, 0, 0, 0};
+    if (owner == CPA_VARLEN_CUT) {
+        part.q_first = cpa_slice_begin(rows, ranks, rank);
+        part.q_count = cpa_slice_begin(rows, ranks, rank + 1) - part.q_first;
+        part.k_first = cpa_slice_begin(keys, ranks, rank);
+        part.k_count = cpa_slice_begin(keys, ranks, rank + 1) - part.k_first;
+    } else if (owner == rank) {
+        part.q_count = rows;
+        part.k_count = keys;
+    }
+    return part;
+}
+
+typedef struct cpa_varlen_context cpa_varlen_context;
+
+typedef struct cpa_varlen_context_options {
+    size_t size;
+    int32_t q_heads, kv_heads, k_dim, v_dim;
+    cpa_dtype dtype;
+} cpa_varlen_context_options;
+
+/* Collective over `comm`, with the same options on every rank; as for cpa_context_create, `comm` and `device` outlive
+ * the context, which is used by the thread of its communicator. *out is set only on success. */
+CPA_API cpa_status cpa_varlen_context_create(cpa_comm *comm, cpa_device *device,
+                                             const cpa_varlen_context_options *options, cpa_varlen_context **out,
+                                             cpa_error *err);
+/* Collective. NULL does nothing. */
+CPA_API void cpa_varlen_context_destroy(cpa_varlen_context *context);
+
+/* Plans a batch with its owners, as cpa_varlen_deal gives them or the caller likes; heads and widths are those of the
+ * context. Collective: every rank gives the same, or all get CPA_INVALID. What was enqueued before must be done. Memory
+ * grows to the keys and values of all segments that are cut. */
+CPA_API cpa_status cpa_varlen_context_plan(cpa_varlen_context *context, const cpa_varlen_batch *batch,
+                                           const int32_t *owners /* [n_segments] */);
+
+/* Attends a layer of the planned batch. The rows of q, of out and of state.lse, which may be NULL, are this rank's: its
+ * parts of the segments one behind the other, in their order; those of k and v likewise. resume is 0 and state.o NULL.
+ * Collective if segments are cut, with the same mask, scale and order of layers on every rank. Segments that are cut
+ * travel while whole ones are attended. On the host a row has the bits that it has on one rank. */
+CPA_API cpa_status cpa_varlen_context_attend(cpa_varlen_context *context, const cpa_varlen_attend_args *args,
+                                             cpa_stream *stream);
+
+/* The message of the last call that failed on this context; empty if none did, or for NULL. Owned by the context. */
+CPA_API const char *cpa_varlen_context_error(const cpa_varlen_context *context);
 
 #ifdef __cplusplus
 }

@@ -5,9 +5,9 @@
 #include <stdlib.h>
 
 #include "base/struct_size.h"
-#include "kernels/operators.h"
 #include "src/ops/check_args.h"
 #include "src/ops/check_shape.h"
+#include "src/ops/varlen.h"
 
 /* ---- the plan ---- */
 
@@ -27,7 +27,8 @@ static cpa_status check_batch(const cpa_device *device, const cpa_varlen_batch *
     shape->kv_heads = batch->kv_heads;
     shape->k_dim = batch->k_dim;
     shape->v_dim = batch->v_dim;
-    CPA_TRY(cpa_check_attend("varlen plan", device, shape, NULL, err));
+    CPA_TRY(device ? cpa_check_attend("varlen plan", device, shape, NULL, err)
+                   : cpa_check_shape("varlen plan", shape, err));
     REQUIRE(err, batch->n_segments >= 0 && batch->n_segments < INT32_MAX,
             "varlen plan: n_segments is %lld, expected 0 to %d", (long long)batch->n_segments, INT32_MAX - 1);
     REQUIRE(err, batch->n_segments == 0 || batch->q_starts, "varlen plan: q_starts is NULL");
@@ -39,55 +40,60 @@ static cpa_status check_batch(const cpa_device *device, const cpa_varlen_batch *
     return check_starts("k_starts", batch->k_starts, batch->n_segments, CPA_TENSOR_BLOCK, err);
 }
 
-/* Segment i: its keys are those from block `tables[i]` on, the row of the first. Its rows begin before its first key if
- * they are more. */
-static cpa_attend_item item_of(const cpa_varlen_batch *batch, int64_t i, int32_t *tables) {
-    const int64_t *k_starts = batch->k_starts ? batch->k_starts : batch->q_starts;
-    const int64_t rows = batch->q_starts[i + 1] - batch->q_starts[i], keys = k_starts[i + 1] - k_starts[i];
-    tables[i] = (int32_t)k_starts[i];
-    return (cpa_attend_item){.q_row = batch->q_starts[i],
-                             .q_count = rows,
-                             .q_first = keys - rows,
-                             .k_count = keys,
-                             .table = i,
-                             .q_set = {CPA_TOKENS_ALL, 0},
-                             .k_set = {CPA_TOKENS_ALL, 0}};
+cpa_status cpa_varlen_check_batch(const cpa_device *device, const cpa_varlen_batch *given, cpa_varlen_batch *out,
+                                  cpa_attention_shape *shape, cpa_error *err) {
+    *shape = (cpa_attention_shape){0};
+    CPA_TRY(CPA_STRUCT_TAKE("varlen plan", given, cpa_varlen_batch, q_starts, out, err));
+    CPA_TRY(check_batch(device, out, shape, err));
+    if (!out->k_starts) out->k_starts = out->q_starts;
+    return CPA_OK;
 }
 
-static cpa_status set_plan(cpa_attend_plan *plan, const cpa_varlen_batch *batch, const cpa_attention_shape *shape,
-                           cpa_attend_item *items, int32_t *tables, cpa_error *err) {
-    const int64_t n = batch->n_segments;
-    for (int64_t i = 0; i < n; i++) items[i] = item_of(batch, i, tables);
+cpa_status cpa_varlen_set_items(cpa_attend_plan *plan, const cpa_attention_shape *shape, const cpa_attend_item *items,
+                                const int32_t *first_keys, int64_t n, int64_t rows, int64_t keys, int causal,
+                                cpa_error *err) {
     const cpa_attend_batch paged = {.size = sizeof paged,
                                     .map = {.cp_size = 1, .interleave = CPA_TENSOR_BLOCK},
                                     .shape = *shape,
                                     .block_size = CPA_TENSOR_BLOCK,
                                     .items = items,
                                     .n_items = n,
-                                    .block_tables = tables,
+                                    .block_tables = first_keys,
                                     .n_table_entries = n};
     plan->is_set = 0;
-    CPA_TRY(plan->device->operators->plan_set(plan, &paged, (cpa_attend_fusion){.full = !batch->causal}, err));
+    CPA_TRY(plan->device->operators->plan_set(plan, &paged, (cpa_attend_fusion){.full = !causal}, err));
     plan->device->table->release(plan->device);
-    plan->rows = n ? batch->q_starts[n] : 0;
-    plan->k_rows = n ? (batch->k_starts ? batch->k_starts : batch->q_starts)[n] : 0;
+    plan->rows = rows;
+    plan->k_rows = keys;
     plan->is_set = 1;
     return CPA_OK;
 }
 
+static cpa_status set_plan(cpa_attend_plan *plan, const cpa_varlen_batch *batch, const cpa_attention_shape *shape,
+                           cpa_attend_item *items, int32_t *first_keys, cpa_error *err) {
+    const int64_t n = batch->n_segments;
+    for (int64_t i = 0; i < n; i++) {
+        const cpa_varlen_part whole = cpa_varlen_part_of(batch, 0, i, 1, 0);
+        items[i] = cpa_varlen_item(&whole, batch->q_starts[i], whole.q_count, whole.k_count, i);
+        first_keys[i] = (int32_t)batch->k_starts[i];
+    }
+    return cpa_varlen_set_items(plan, shape, items, first_keys, n, n ? batch->q_starts[n] : 0,
+                                n ? batch->k_starts[n] : 0, batch->causal, err);
+}
+
 cpa_status cpa_varlen_plan_set(cpa_attend_plan *plan, const cpa_varlen_batch *given, cpa_error *err) {
     cpa_varlen_batch batch;
-    cpa_attention_shape shape = {0};
+    cpa_attention_shape shape;
     REQUIRE(err, plan, "varlen plan: the plan is NULL");
     REQUIRE(err, plan->reservation.sequences == 0, "varlen plan: the plan is reserved and cannot be set");
-    CPA_TRY(CPA_STRUCT_TAKE("varlen plan", given, cpa_varlen_batch, q_starts, &batch, err));
-    CPA_TRY(check_batch(plan->device, &batch, &shape, err));
+    CPA_TRY(cpa_varlen_check_batch(plan->device, given, &batch, &shape, err));
     cpa_attend_item *items = malloc((size_t)(batch.n_segments + 1) * sizeof *items);
-    int32_t *tables = malloc((size_t)(batch.n_segments + 1) * sizeof *tables);
-    const cpa_status status = items && tables ? set_plan(plan, &batch, &shape, items, tables, err)
-                                              : cpa_fail(err, CPA_NO_MEMORY, "varlen plan: no memory for %lld segments",
-                                                         (long long)batch.n_segments);
-    free(tables);
+    int32_t *first_keys = malloc((size_t)(batch.n_segments + 1) * sizeof *first_keys);
+    const cpa_status status =
+        items && first_keys
+            ? set_plan(plan, &batch, &shape, items, first_keys, err)
+            : cpa_fail(err, CPA_NO_MEMORY, "varlen plan: no memory for %lld segments", (long long)batch.n_segments);
+    free(first_keys);
     free(items);
     return status;
 }
@@ -102,9 +108,14 @@ static cpa_status check_rows(const char *name, const char *stride_name, const vo
     return cpa_check_rows("varlen", stride_name, count, stride, width, bytes, err);
 }
 
-static cpa_status check_attend(const cpa_attend_plan *plan, const cpa_varlen_attend_args *args, const cpa_mask *mask,
-                               const cpa_stream *stream, cpa_error *err) {
+static cpa_mask mask_of(const cpa_varlen_attend_args *args) {
+    return (cpa_mask){.causal = args->causal, .window = args->left, .right = args->right};
+}
+
+cpa_status cpa_varlen_check_args(const cpa_attend_plan *plan, const cpa_varlen_attend_args *args,
+                                 const cpa_stream *stream, cpa_error *err) {
     const cpa_attention_shape *s = &plan->shape;
+    const cpa_mask mask = mask_of(args);
     REQUIRE(err, plan->device == stream->device, "varlen: the plan and the stream belong to different devices");
     REQUIRE(err, plan->is_set && plan->block_size == CPA_TENSOR_BLOCK,
             "varlen: the plan has not been set by cpa_varlen_plan_set");
@@ -122,7 +133,7 @@ static cpa_status check_attend(const cpa_attend_plan *plan, const cpa_varlen_att
     CPA_TRY(cpa_check_state("varlen", &args->state, plan->rows, s->q_heads, s->v_dim, err));
     REQUIRE(err, args->left >= 0 && args->left <= CPA_MOST_TOKENS, "varlen: left is %lld, expected 0 to 2^44",
             (long long)args->left);
-    CPA_TRY(cpa_check_mask("varlen", mask, err));
+    CPA_TRY(cpa_check_mask("varlen", &mask, err));
     REQUIRE(err, args->scale - args->scale == 0, "varlen: scale is %g, expected a finite number", (double)args->scale);
     REQUIRE(err, args->resume == 0 || args->resume == 1, "varlen: resume is %d, expected 0 or 1", args->resume);
     REQUIRE(err, (args->out && !args->resume) || (args->state.o && args->state.lse),
@@ -157,15 +168,14 @@ cpa_status cpa_varlen_attend(const cpa_attend_plan *plan, const cpa_varlen_atten
     if (!stream) return CPA_INVALID;
     CPA_TRY(CPA_STRUCT_TAKE("varlen", given, cpa_varlen_attend_args, v, &args, &stream->error));
     REQUIRE(&stream->error, plan, "varlen: the plan is NULL");
-    const cpa_mask mask = {.causal = args.causal, .window = args.left, .right = args.right};
-    CPA_TRY(check_attend(plan, &args, &mask, stream, &stream->error));
+    CPA_TRY(cpa_varlen_check_args(plan, &args, stream, &stream->error));
     if (plan->n_items == 0) return CPA_OK;
     const cpa_attend_args over_pages = {.size = sizeof over_pages,
                                         .q = args.q,
                                         .q_dtype = args.dtype,
                                         .q_row_stride = args.q_row_stride,
                                         .kv = view_of(plan, &args),
-                                        .mask = mask,
+                                        .mask = mask_of(&args),
                                         .scale = args.scale,
                                         .resume = args.resume,
                                         .state = args.state,
