@@ -224,8 +224,8 @@ static cpa_status get_header(const uint8_t **at, int64_t bytes, const cpa_plan_l
         return cpa_fail(err, CPA_INVALID, "step plan: unknown flags %#" PRIx32, header->flags);
     int64_t left = bytes - HEADER_BYTES, most[ARRAYS];
     for (int array = 0; array < ARRAYS; array++) most[array] = INT64_MAX;
-    most[CHUNKS] = most[RELEASES] = most[COPIES] = most[DISCARDS] = most[CUTS] = most[SAMPLINGS] = limits->max_seqs;
-    most[APPENDS] = (int64_t)limits->max_seqs * limits->cp_size;
+    most[CHUNKS] = most[RELEASES] = most[DISCARDS] = most[CUTS] = most[SAMPLINGS] = limits->max_seqs;
+    most[APPENDS] = most[COPIES] = (int64_t)limits->max_seqs * limits->cp_size;
     for (int array = 0; array < ARRAYS; array++)
         CPA_TRY(check_count(array, header->counts[array], most[array], &left, err));
     if (left != 0) return cpa_fail(err, CPA_INVALID, "step plan: %" PRId64 " bytes too many", left);

@@ -135,6 +135,25 @@ static void kept_blocks_are_taken_last_and_the_least_recently_used_first(void) {
     cpa_block_pool_destroy(pool);
 }
 
+/* Without an owner it is empty at once, behind those that are; with one when that lets go. */
+static void a_block_that_is_forgotten_is_kept_no_more(void) {
+    cpa_block_pool *pool = new_pool(3);
+    int32_t blocks[3];
+    take_and_keep(pool, (int32_t[]){0, 0, 0}, 3);
+    CU_ASSERT_EQUAL(cpa_block_pool_retain(pool, 1, NULL), CPA_OK);
+    cpa_block_pool_forget(pool, 1);
+    cpa_block_pool_forget(pool, 2);
+    cpa_block_pool_forget(pool, 2); /* once more: nothing */
+    CU_ASSERT_EQUAL(cpa_block_pool_kept_count(pool), 1);
+    CU_ASSERT_EQUAL(cpa_block_pool_free_count(pool), 2);
+    CU_ASSERT_EQUAL(cpa_block_pool_owners(pool, 1), 1);
+    CU_ASSERT_EQUAL(cpa_block_pool_release(pool, 1, NULL), CPA_OK);
+    CU_ASSERT_EQUAL(cpa_block_pool_retain(pool, 1, NULL), CPA_INVALID);
+    CU_ASSERT(cpa_block_pool_take(pool, 3, blocks));
+    CU_ASSERT(blocks[0] == 2 && blocks[1] == 1 && blocks[2] == 0);
+    cpa_block_pool_destroy(pool);
+}
+
 static void a_kept_block_with_an_owner_is_not_taken(void) {
     cpa_block_pool *pool = new_pool(3);
     int32_t blocks[3];
@@ -203,6 +222,7 @@ static const cpa_test tests[] = {
     {"the peak outlives the blocks", the_peak_outlives_the_blocks},
     {"kept blocks are taken last, and the least recently used first",
      kept_blocks_are_taken_last_and_the_least_recently_used_first},
+    {"a block that is forgotten is kept no more", a_block_that_is_forgotten_is_kept_no_more},
     {"a kept block with an owner is not taken", a_kept_block_with_an_owner_is_not_taken},
     {"the party that keeps the most gives first", the_party_that_keeps_the_most_gives_first},
     {"random use agrees with a plain count of owners", random_use_agrees_with_a_plain_count_of_owners},

@@ -180,8 +180,8 @@ static int64_t count_differing(const site *s, cpa_mask mask, const cpa_test_chun
 static void heads_of_all_rows_are_right(void) {
     static const cpa_test_shape shapes[] = {{8, 2, 64, 64, 16, 16, CPA_BF16, 0, {0}},
                                             {5, 1, 32, 32, 16, 32, CPA_F32, 1, {0}},
-                                            {7, 7, 64, 64, 8, 8, CPA_F16, 0, {0}},
-                                            {2, 1, 64, 32, 16, 16, CPA_F32, 0, {0}},
+                                            {7, 7, 64, 64, 8, 2, CPA_F16, 0, {0}},
+                                            {2, 1, 64, 32, 16, 1, CPA_F32, 0, {0}},
                                             {1, 1, 128, 128, 16, 16, CPA_BF16, 0, {0}}};
     static const cpa_mask *const masks[] = {&CAUSAL, &WINDOW, &FULL};
     const int64_t lengths[] = {300, 5, 130, 64, 47};
@@ -280,7 +280,7 @@ static void decode_runs_in_steps_of_fixed_shape(void) {
 /* One context, with steps of either kind in turn. */
 static void steps_of_both_kinds_take_turns(void) {
     const cpa_test_shape shape = {
-        .q_heads = 6, .kv_heads = 2, .k_dim = 64, .v_dim = 64, .block_size = 16, .interleave = 16, .dtype = CPA_F16};
+        .q_heads = 6, .kv_heads = 2, .k_dim = 64, .v_dim = 64, .block_size = 16, .interleave = 4, .dtype = CPA_F16};
     const int64_t lengths[] = {150, 90};
     const cpa_test_chunk decode[] = {{0, 149, 1, CPA_PASS_Q}, {1, 89, 1, CPA_PASS_Q}};
     const cpa_test_chunk prefill[] = {{0, 100, 50, CPA_PASS_KV}, {1, 80, 10, CPA_PASS_Q}};

@@ -15,7 +15,7 @@
 
 enum { SEQUENCES = 7, MOST = 600, HUGE_ENTRY = 0x7fffffff };
 static const cpa_mask CAUSAL = {.causal = 1}, WINDOW = {.causal = 1, .window = 100, .sinks = 4};
-static const cpa_test_shape SHAPE = {
+static cpa_test_shape SHAPE = {
     .q_heads = 8, .kv_heads = 2, .k_dim = 64, .v_dim = 64, .block_size = 16, .interleave = 32, .dtype = CPA_BF16};
 
 typedef struct site {
@@ -208,14 +208,22 @@ static const int32_t STEPS[][SEQUENCES] = {{1, 33, 64, 65, 600, 100, 7},
                                            {0, 0, 0, 0, 0, 0, 0},
                                            {31, 32, 33, 34, 35, 36, 37}};
 
-static void lengths_change(void) {
+static void lengths_change_with(int32_t interleave) {
     site s;
+    SHAPE.interleave = interleave;
     begin(&s);
     for (size_t i = 0; i < sizeof STEPS / sizeof *STEPS; i++) {
         run_step(&s, STEPS[i], CAUSAL, update_and_attend);
         run_step(&s, STEPS[i], WINDOW, update_and_attend);
     }
     end(&s);
+}
+
+/* Runs shorter than a block, and longer. */
+static void lengths_change(void) {
+    lengths_change_with(1);
+    lengths_change_with(8);
+    lengths_change_with(32);
 }
 
 /* An entry that is no block makes the row NaN at its owner, whichever rank it is of. */

@@ -1,4 +1,4 @@
-/* pass-KV with all peers at once, as on a back end that promises no bits: a CUDA device's, or the host's, told to
+/* pass-KV with all peers at once (where runs are shorter than blocks peer by peer), as on a back end that promises no bits: a CUDA device's, or the host's, told to
  * promise none. */
 #include <stdlib.h>
 
@@ -24,7 +24,7 @@ static cpa_test_shape random_shape(void) {
     static const int32_t dims[3][2] = {{32, 32}, {24, 40}, {64, 16}};
     const int32_t *d = dims[cpa_test_random_below(3)];
     cpa_test_shape shape = {.q_heads = 4, .kv_heads = 2, .k_dim = d[0], .v_dim = d[1], .block_size = 16};
-    shape.interleave = 16 << cpa_test_random_below(3);
+    shape.interleave = cpa_test_random_below(3) ? 16 << cpa_test_random_below(3) : 1 << cpa_test_random_below(4);
     shape.dtype = cpa_test_random_below(2) ? CPA_BF16 : CPA_F32;
     shape.mask.causal = cpa_test_random_below(4) > 0;
     if (shape.mask.causal && cpa_test_random_below(2)) {

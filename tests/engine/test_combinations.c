@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "base/hash.h"
+#include "base/min_max.h"
 #include "tests/fixtures/device_fixture.h"
 #include "tests/fixtures/engine_fixture.h"
 #include "tests/fixtures/mpi_unit.h"
@@ -57,7 +58,7 @@ static void draw_cache(combination *c) {
     if (dtype == 4) o->model.attention.k_scale = 0.03125f, o->model.attention.v_scale = 0.0625f;
     o->model.attention.layout = draw(c, 0, 1) ? CPA_HEAD_MAJOR : CPA_TOKEN_MAJOR;
     o->block_size = 16 << draw(c, 0, 1);
-    o->interleave = o->block_size << draw(c, 0, 2);
+    o->interleave = draw(c, 0, 2) ? o->block_size << draw(c, 0, 2) : 1 << draw(c, 0, 3);
 }
 
 static void draw_masks(combination *c) {
@@ -98,12 +99,13 @@ static void draw_requests(combination *c) {
 
 /* Blocks that the longest request fills on one rank, at most. */
 static int64_t blocks_of_longest(const combination *c, int ranks) {
-    int64_t longest = 0, deal = (int64_t)c->options.interleave * ranks;
+    const int64_t run = cpa_max64(c->options.interleave, c->options.block_size);
+    int64_t longest = 0, deal = run * ranks;
     for (int i = 0; i < c->n_requests; i++) {
         int64_t tokens = c->requests[i].prompt_tokens + c->requests[i].output_tokens;
         if (tokens > longest) longest = tokens;
     }
-    return (longest + deal - 1) / deal * c->options.interleave / c->options.block_size;
+    return (longest + deal - 1) / deal * run / c->options.block_size;
 }
 
 static void draw_service(combination *c, int ranks) {

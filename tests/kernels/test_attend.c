@@ -134,7 +134,7 @@ static void more_tiles_than_a_device_runs_at_once(void) {
 }
 
 static void shards_of_every_rank_count(void) {
-    static const int32_t interleaves[] = {16, 48, 256};
+    static const int32_t interleaves[] = {1, 4, 16, 48, 256}; /* blocks of 16 and 64 */
     for (int32_t n = 1; n <= 5; n++) {
         for (size_t i = 0; i < sizeof interleaves / sizeof interleaves[0]; i++) {
             for (int causal = 0; causal < 2; causal++) {

@@ -154,6 +154,21 @@ static void a_bad_command_line_is_refused_in_one_line(void) {
     }
 }
 
+static void an_alias_is_as_good_as_the_name(void) {
+    static const char *const lines[] = {"--interleave 4", "--cp_kv_cache_interleave_size=4"};
+    cpa_settings settings;
+    cpa_error err;
+    for (size_t i = 0; i < 2; i++) {
+        CU_ASSERT_EQUAL(load(lines[i], &settings, &err), CPA_OK);
+        CU_ASSERT_EQUAL(settings.interleave, 4);
+        CU_ASSERT(cpa_settings_given(&settings, "cp-kv-cache-interleave-size"));
+    }
+    CU_ASSERT_EQUAL(load_file("interleave: 8\n", "", &settings, &err), CPA_OK);
+    CU_ASSERT_EQUAL(settings.interleave, 8);
+    CU_ASSERT_EQUAL(load_file("interleave: 8\ncp-kv-cache-interleave-size: 8\n", "", &settings, &err), CPA_INVALID);
+    CU_ASSERT_EQUAL(load("--interleave 5", &settings, &err), CPA_INVALID);
+}
+
 /* A settings file, and what its message must say after the name of the file. */
 static void a_bad_settings_file_is_refused_with_its_line(void) {
     static const char *const cases[][2] = {
@@ -423,6 +438,7 @@ static const cpa_test tests[] = {
     {"every form of an option is read", every_form_of_an_option_is_read},
     {"bounds of every setting are kept", bounds_of_every_setting_are_kept},
     {"a bad command line is refused in one line", a_bad_command_line_is_refused_in_one_line},
+    {"an alias is as good as the name", an_alias_is_as_good_as_the_name},
     {"a bad settings file is refused with its line", a_bad_settings_file_is_refused_with_its_line},
     {"the environment is checked like the command line", the_environment_is_checked_like_the_command_line},
     {"help lists every setting with its default", help_lists_every_setting_with_its_default},

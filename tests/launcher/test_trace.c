@@ -294,8 +294,9 @@ static cpa_cache_limits limits_of(int32_t cp_size, int32_t interleave, int64_t b
 
 static void a_cache_holds_just_the_tokens_it_is_made_for(void) {
     for (int32_t cp_size = 1; cp_size <= 5; cp_size++) {
-        for (int32_t runs = 1; runs <= 3; runs++) {
-            cpa_cache_limits limits = limits_of(cp_size, 16 * runs, 0);
+        static const int32_t interleaves[] = {1, 8, 16, 32, 48};
+        for (size_t i = 0; i < sizeof interleaves / sizeof interleaves[0]; i++) {
+            cpa_cache_limits limits = limits_of(cp_size, interleaves[i], 0);
             for (int64_t blocks = 1; blocks < 40; blocks++) {
                 int64_t tokens = cpa_cache_tokens_of(&limits, blocks);
                 CU_ASSERT(cpa_cache_blocks_of(&limits, tokens) <= blocks);

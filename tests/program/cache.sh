@@ -91,6 +91,39 @@ prefix() {
     expect_digest_of window.json narrow.json
 }
 
+# Runs shorter than a block: prompts share blocks of all ranks, and tokens are those of any other interleave.
+interleave() {
+    small_model
+    shared_trace | head -7 >trace.jsonl
+    expect_bad '--cp-kv-cache-interleave-size: found 24, expected a divisor or a multiple of the block size 16' \
+        --interleave 24
+    local options=(--model model.yaml --trace trace.jsonl --verify 0.02)
+    run 2 "${options[@]}" --interleave 2 --no-enable-prefix-caching --result-json off.json
+    expect_code 0 "runs of 2"
+    expect_value violations 0 off.json
+    grep -q 'interleave 2$' out || fail "another interleave"
+    run 2 "${options[@]}" --interleave 2 --num-blocks 50 --preemption-mode swap --swap-space 0.1 --result-json tight.json
+    expect_code 0 "a cache that holds a few requests"
+    expect_value violations 0 tight.json
+    expect_digest_of tight.json off.json
+    [ "$(value prefix_hits tight.json)" -gt 100 ] || fail "only $(value prefix_hits tight.json) blocks are found"
+    [ "$(value cow_copies tight.json)" -gt 0 ] || fail "samples of a prompt copy no block"
+    [ "$(value evictions tight.json)" -gt 0 ] || fail "nothing is evicted"
+    [ "$(value swapped_in tight.json)" -gt 0 ] || fail "nothing is swapped"
+    run 4 "${options[@]}" --cp-kv-cache-interleave-size=1 --result-json four.json
+    expect_code 0 "runs of 1 on 4 ranks"
+    expect_value violations 0 four.json
+    [ "$(value prefix_hits four.json)" -gt 100 ] || fail "only $(value prefix_hits four.json) blocks are found"
+    prompt_ids tiny-qwen3 2 >prompt
+    run 3 generate --model-dir "$MODELS/tiny-qwen3" --prompt-ids @prompt --interleave 1 --json --dtype fp32
+    expect_code 0 "generate with runs of 1"
+    grep -qF "\"ids\": [$(expected_ids tiny-qwen3 2 | sed 's/ /, /g')]" out || fail "other tokens: $(cat out)"
+    CP_ATTN=$CP_ATTN_FAULTS
+    CPATTN_FAULT=uneven-unit run 2 --model model.yaml --trace trace.jsonl --verify 0.2 --interleave 1
+    expect_code 1 "a rank that shares another block than the others"
+    expect_line 'check failed: request'
+}
+
 # Results are bit-equal with swapping and without, also where swapped blocks come back damaged.
 swap() {
     small_model

@@ -348,8 +348,10 @@ static int64_t run_random_schedule(void) {
     int64_t longest = between(1, 120), whole = longest * 2 / (block_size * ranks) + 1;
     cpa_scheduler_options options =
         options_for(ranks, block_size, whole * between(1, 6), between(1, 80), (int32_t)between(1, 12));
-    options.map.interleave = block_size * (int32_t)between(1, 3);
-    options.num_blocks += options.map.interleave / block_size;
+    /* Shorter than a block, as long, or longer. */
+    options.map.interleave = between(0, 2) ? block_size * (int32_t)between(1, 3) : 1 << between(0, 4);
+    if (!cpa_interleave_fits(options.map.interleave, block_size)) options.map.interleave = block_size;
+    options.num_blocks += options.map.interleave / block_size + 1;
     options.planner.forced = (cpa_algorithm)between(CPA_AUTO, CPA_PASS_Q);
     scheduler_model_start(&m, &options);
     for (int64_t n = between(1, 40); n > 0; n--) {

@@ -372,7 +372,7 @@ static const bad_field bad_fields[] = {
     {COUNTS_AT + 8, 8, 1 << 20, "releases do not fit"},
     {COUNTS_AT + 16, 8, 1000, "swap-outs do not fit"},
     {COUNTS_AT + 24, 8, -1, "-1 swap-ins do not fit"},
-    {COUNTS_AT + 32, 8, 9, "9 copies"},
+    {COUNTS_AT + 32, 8, 25, "25 copies"},
     {COUNTS_AT + 40, 8, INT64_MIN, "appends do not fit"},
     {COUNTS_AT + 48, 8, 1000, "nulled do not fit"},
     {COUNTS_AT + 56, 8, 1000, "discards do not fit"},
