@@ -175,6 +175,9 @@ static cpa_outcome make_outcome(cpa_settings *settings, cpa_model_file *model, c
                   .kv_blocks = 100,
                   .kv_peak = 42,
                   .preemptions = 5,
+                  .drafted_chunks = 10,
+                  .draft_tokens = 40,
+                  .accepted_tokens = 15,
                   .verify_rows = 1234,
                   .verify_violations = 1,
                   .verify_max_error = 0.5,
@@ -197,6 +200,7 @@ static void the_report_names_every_figure(void) {
                                           "1.25",
                                           "peak 42 of 100 blocks",
                                           "5 preemptions",
+                                          "40 tokens, 15 accepted (37.5 %), 2.50 tokens a request",
                                           "1234 rows in 0.75 s, 1 violations, largest error 0.5",
                                           "0000000000abcdef",
                                           "four requests",
@@ -261,6 +265,10 @@ static void the_result_file_has_the_keys_of_vllm_and_ours(void) {
         {"kv", "blocks", 100},
         {"kv", "peak", 42},
         {"kv", "preemptions", 5},
+        {"spec_decode", "num_drafts", 10},
+        {"spec_decode", "draft_tokens", 40},
+        {"spec_decode", "accepted_tokens", 15},
+        {"spec_decode", "acceptance_rate", 0.375},
     };
     cpa_settings settings;
     cpa_model_file model;

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "launcher/model_file.h"
+#include "launcher/settings_check.h"
 #include "launcher/settings_table.h"
 #include "tests/fixtures/unit.h"
 
@@ -139,6 +140,18 @@ static void a_bad_command_line_is_refused_in_one_line(void) {
         {"--bind=maybe", "expected true or false"},
         {"--length-scale 0.5", "--length-scale: found without --trace"},
         {"--time-scale 1", "--time-scale: found without --trace"},
+        {"--speculative ngram",
+         "--speculative: found 'ngram', expected off, ngram:K or ngram:K:MIN..MAX with K of 1 to 1024"},
+        {"--speculative ngram:0", "found 'ngram:0'"},
+        {"--speculative ngram:4x", "found 'ngram:4x'"},
+        {"--speculative ngram:4:3", "found 'ngram:4:3'"},
+        {"--speculative ngram:4:3..2", "found 'ngram:4:3..2'"},
+        {"--speculative ngram:4:2..17", "found 'ngram:4:2..17'"},
+        {"--speculative eagle:4", "found 'eagle:4'"},
+        {"--speculative ngram:4 --dry-run", "--speculative: found with --dry-run, expected without it"},
+        {"--speculative ngram:4 --model-dir m --check-logits 3", "--speculative: found with --check-logits"},
+        {"generate --model-dir m --prompt-ids 3 --given-ids 4 --speculative ngram:4",
+         "--speculative: found with --given-ids"},
         {"--preemption-mode swap", "--preemption-mode: found swap without --swap-space"},
         {"--trace t --input-len 4", "--input-len: found with --trace"},
         {"--trace t --time-scale 1 --request-rate 3", "--request-rate: found with --time-scale"},
@@ -203,6 +216,26 @@ static void a_bad_settings_file_is_refused_with_its_line(void) {
     CU_ASSERT_PTR_NOT_NULL(strstr(err.message, "no/such.yaml: found no readable file"));
     CU_ASSERT_EQUAL(load("--config /", &settings, &err), CPA_INVALID);
     CU_ASSERT_EQUAL(load_file("# nothing\n", "", &settings, &err), CPA_OK);
+}
+
+static void who_drafts_is_read_in_one_setting(void) {
+    static const struct {
+        const char *line;
+        cpa_speculative expected;
+    } cases[] = {{"", {CPA_DRAFT_NONE, 0, 0, 0}},
+                 {"--speculative off", {CPA_DRAFT_NONE, 0, 0, 0}},
+                 {"--speculative ngram:4", {CPA_DRAFT_NGRAM, 4, 0, 0}},
+                 {"serve --speculative ngram:1024:3..16", {CPA_DRAFT_NGRAM, 1024, 3, 16}}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        cpa_settings settings;
+        cpa_speculative s;
+        cpa_error err;
+        CU_ASSERT_EQUAL_FATAL(load(cases[i].line, &settings, &err), CPA_OK);
+        CU_ASSERT_EQUAL_FATAL(cpa_settings_speculative(&settings, &s, &err), CPA_OK);
+        CU_ASSERT_EQUAL(s.drafter, cases[i].expected.drafter);
+        CU_ASSERT_EQUAL(s.draft_tokens, cases[i].expected.draft_tokens);
+        CU_ASSERT(s.ngram_min == cases[i].expected.ngram_min && s.ngram_max == cases[i].expected.ngram_max);
+    }
 }
 
 static void the_environment_is_checked_like_the_command_line(void) {
@@ -441,6 +474,7 @@ static const cpa_test tests[] = {
     {"an alias is as good as the name", an_alias_is_as_good_as_the_name},
     {"a bad settings file is refused with its line", a_bad_settings_file_is_refused_with_its_line},
     {"the environment is checked like the command line", the_environment_is_checked_like_the_command_line},
+    {"who drafts is read in one setting", who_drafts_is_read_in_one_setting},
     {"help lists every setting with its default", help_lists_every_setting_with_its_default},
     {"the printed configuration names origins and can be read again",
      the_printed_configuration_names_origins_and_can_be_read_again},

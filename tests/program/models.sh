@@ -45,6 +45,29 @@ model_dir() {
     grep -q 'tiny-mistral: 2 layers, 4 query and 2 KV heads of 16, bf16' out || fail "no line of the model"
 }
 
+# Drafts change neither tokens nor results, on any number of ranks, whatever else happens; a rank that counts wrong drafts
+# of its own alone is named.
+speculative() {
+    local options=(--model-dir "$MODELS/tiny-llama" --trace trace.jsonl --verify 0.05 --speculative) way n
+    for n in 60 70 50 64; do trace_line 0 "$n" 90 1; done >trace.jsonl
+    for way in "1" "3 --num-blocks 11 --no-enable-prefix-caching" "2 --slice-weights decode" "2 --local-context 140"; do
+        # shellcheck disable=SC2086
+        run $way "${options[@]}" off --result-json plain.json
+        expect_code 0 "without drafts, ranks and options $way"
+        # shellcheck disable=SC2086
+        run $way "${options[@]}" ngram:4:1..3 --result-json drafts.json
+        expect_code 0 "with drafts, ranks and options $way"
+        expect_value violations 0 drafts.json
+        expect_digest_of plain.json drafts.json
+        [ "$(value accepted_tokens drafts.json)" -gt 0 ] || fail "no draft was right with $way"
+        [ "$(value accepted_tokens plain.json)" = 0 ] || fail "drafts that nobody asked for"
+    done
+    [ "$(few 2)" = 2 ] || return 0
+    CPATTN_FAULT=adjusted-length CP_ATTN=$CP_ATTN_FAULTS run 2 "${options[@]}" ngram:4:1..3
+    expect_code 3 "a rank that counts wrong drafts of its own alone"
+    said -E 'chunk of request [0-9]+ starts at [0-9]+, the cache of sequence [0-9]+ holds' || fail "it is not named: $(our_lines)"
+}
+
 # expected_ids MODEL PROMPT: what transformers continued prompt 0, 1 or 2 with, ids with spaces between.
 expected_ids() {
     sed -n 's/^ "output_ids": \[\(.*\)\],$/\1/p' "$MODELS/$1/expected.json" | sed 's/\], \[/\n/g' | tr -d '[],' |

@@ -1,0 +1,193 @@
+/* What plans say of drafts, and what becomes of blocks and budget. */
+#include <math.h>
+#include <string.h>
+
+#include "src/schedule/scheduler_internal.h"
+#include "src/schedule/scheduler_tokens.h"
+#include "tests/fixtures/planner_fixture.h"
+#include "tests/fixtures/scheduler_fixture.h"
+#include "tests/fixtures/unit.h"
+
+enum { BLOCK = 4, DRAFTS = 5 };
+
+/* Drafts 500, 501, ..., whatever is asked. */
+static int64_t draft(void *ctx, const cpa_draft_args *args) {
+    (void)ctx;
+    for (int64_t i = 0; i < args->max_drafts; i++) args->drafts[i] = 500 + (uint32_t)i;
+    return args->max_drafts;
+}
+
+static void setup(fixture *f, int64_t num_blocks, int64_t tokens) {
+    const cpa_scheduler_options options = {
+        .map = {1, BLOCK},
+        .block_size = BLOCK,
+        .num_blocks = num_blocks,
+        .max_num_batched_tokens = tokens,
+        .max_num_seqs = 4,
+        .planner = cpa_test_planner(1),
+        .drafting = {.most = DRAFTS, .draft = draft},
+    };
+    prepare(f, &options);
+    begin(f);
+}
+
+static void add_drawing(fixture *f, uint64_t id, int64_t prompt, int64_t output) {
+    cpa_scheduler_request request = asked(id, prompt, output);
+    request.draws = 1;
+    request.sampling = (cpa_plan_sampling){.top_p = 1, .repetition_penalty = 1};
+    add(f, request, 0);
+}
+
+static void report(fixture *f, uint64_t request, uint32_t token) {
+    CU_ASSERT_EQUAL_FATAL(cpa_scheduler_report(f->scheduler, request, token, NULL), CPA_OK);
+}
+
+static int64_t free_blocks(const fixture *f) {
+    return cpa_block_pool_free_count(f->scheduler->pools[0]);
+}
+
+static void check_chunk(const fixture *f, int64_t i, int64_t start, int64_t drafts) {
+    const cpa_plan_chunk *chunk = &f->plan.chunks[i];
+    CU_ASSERT_EQUAL(chunk->start, start);
+    CU_ASSERT_EQUAL(chunk->count, 1 + drafts);
+    CU_ASSERT_EQUAL(chunk->drafts, drafts);
+    CU_ASSERT_EQUAL(chunk->flags & ~(uint32_t)CPA_CHUNK_FINISHES, CPA_CHUNK_DECODE | CPA_CHUNK_EMITS);
+}
+
+static void a_length_follows_from_what_was_accepted_alone(void) {
+    fixture f;
+    setup(&f, 16, 64);
+    add_drawing(&f, 0, 6, 20);
+    step(&f, 0);
+    report(&f, 0, 70);
+    step(&f, 0);
+    check_chunk(&f, 0, 6, DRAFTS);
+    static const uint32_t tokens[] = {70, 500, 501, 502, 503, 504};
+    CU_ASSERT_EQUAL(memcmp(f.plan.token_ids, tokens, sizeof tokens), 0);
+    CU_ASSERT_EQUAL(f.plan.n_cuts + f.plan.n_discards, 0);
+    CU_ASSERT_EQUAL(free_blocks(&f), 16 - 3); /* 6 + 1 + 5 tokens */
+    report(&f, 0, 500);
+    step(&f, 0); /* no draft was right */
+    CU_ASSERT_EQUAL_FATAL(f.plan.n_cuts, 1);
+    CU_ASSERT_EQUAL(f.plan.cuts[0].tokens, 7);
+    CU_ASSERT_EQUAL_FATAL(f.plan.n_discards, 1);
+    CU_ASSERT_EQUAL(f.plan.discards[0].position, 8);
+    check_chunk(&f, 0, 7, DRAFTS);
+    for (uint32_t i = 0; i < 1 + DRAFTS; i++) report(&f, 0, 500 + i);
+    CU_ASSERT_EQUAL(cpa_scheduler_report(f.scheduler, 0, 1, NULL), CPA_INTERNAL); /* one more than it has */
+    step(&f, 0);                                                                  /* all were */
+    CU_ASSERT_EQUAL(f.plan.n_cuts + f.plan.n_discards, 0);
+    check_chunk(&f, 0, 13, DRAFTS);
+    teardown(&f);
+}
+
+static void blocks_behind_the_length_are_given_back(void) {
+    fixture f;
+    setup(&f, 5, 64);
+    add_drawing(&f, 0, 7, 12);
+    step(&f, 0);
+    report(&f, 0, 1);
+    step(&f, 0);
+    CU_ASSERT_EQUAL(free_blocks(&f), 1); /* 7 + 1 + 5 tokens in four blocks */
+    report(&f, 0, 2);
+    add_drawing(&f, 1, 8, 2); /* needs three */
+    step(&f, 0);
+    CU_ASSERT_EQUAL(f.plan.cuts[0].tokens, 8);
+    CU_ASSERT_EQUAL(f.plan.n_chunks, 1);
+    CU_ASSERT_EQUAL(free_blocks(&f), 1);
+    teardown(&f);
+}
+
+/* Who decodes has a token before anyone has drafts; nobody gives way to a draft. */
+static void drafts_get_what_is_left(void) {
+    fixture f;
+    setup(&f, 16, 9);
+    for (uint64_t id = 0; id < 3; id++) add_drawing(&f, id, 3, 9);
+    step(&f, 0);
+    for (uint64_t id = 0; id < 3; id++) report(&f, id, 1);
+    step(&f, 0);
+    CU_ASSERT_EQUAL_FATAL(f.plan.n_chunks, 3);
+    check_chunk(&f, 0, 3, 5);
+    check_chunk(&f, 1, 3, 1);
+    check_chunk(&f, 2, 3, 0);
+    teardown(&f);
+    setup(&f, 4, 64);
+    for (uint64_t id = 0; id < 2; id++) add_drawing(&f, id, 3, 9);
+    step(&f, 0);
+    for (uint64_t id = 0; id < 2; id++) report(&f, id, 1);
+    step(&f, 0);
+    CU_ASSERT_EQUAL_FATAL(f.plan.n_chunks, 2);
+    check_chunk(&f, 0, 3, 5); /* 9 tokens, three blocks */
+    check_chunk(&f, 1, 3, 0); /* one */
+    CU_ASSERT_EQUAL(f.stats.preemptions, 0);
+    teardown(&f);
+}
+
+static void no_draft_goes_beyond_the_last_token(void) {
+    fixture f;
+    setup(&f, 16, 64);
+    add_drawing(&f, 0, 6, 4);
+    step(&f, 0);
+    report(&f, 0, 1);
+    step(&f, 0);
+    check_chunk(&f, 0, 6, 2); /* of four tokens one is there, and one is certain */
+    report(&f, 0, 500);
+    report(&f, 0, 501);
+    CU_ASSERT_EQUAL(HASH_COUNT(f.scheduler->by_id), 1);
+    report(&f, 0, 502); /* the last one: it has finished, and its id is free */
+    CU_ASSERT_EQUAL(HASH_COUNT(f.scheduler->by_id), 0);
+    step(&f, 0);
+    CU_ASSERT_EQUAL(f.stats.finished, 1);
+    CU_ASSERT_EQUAL(f.plan.n_chunks, 0);
+    CU_ASSERT_EQUAL(f.plan.n_releases, 1);
+    CU_ASSERT_EQUAL(f.plan.n_discards, 0);
+    CU_ASSERT_EQUAL(free_blocks(&f), 16);
+    teardown(&f);
+}
+
+static void given_tokens_come_for_each_row(void) {
+    fixture f;
+    setup(&f, 16, 64);
+    cpa_scheduler_request request = asked(0, 6, 9);
+    request.sampling = (cpa_plan_sampling){.top_p = 1, .repetition_penalty = 1};
+    add(&f, request, 0);
+    step(&f, 0);
+    report(&f, 0, token_at(&f, 0, 6));
+    step(&f, 0);
+    check_chunk(&f, 0, 6, DRAFTS);
+    CU_ASSERT_EQUAL(f.plan.n_token_ids, 1 + DRAFTS + DRAFTS);
+    CU_ASSERT_EQUAL(f.plan.chunks[0].given, token_at(&f, 0, 7));
+    for (int64_t i = 0; i < DRAFTS; i++) CU_ASSERT_EQUAL(f.plan.token_ids[1 + DRAFTS + i], token_at(&f, 0, 8 + i));
+    teardown(&f);
+}
+
+/* With what nobody wants of it, from the first token on that was not reported. */
+static void a_request_may_end_with_drafts_under_way(void) {
+    fixture f;
+    int ended;
+    setup(&f, 16, 64);
+    add_drawing(&f, 0, 6, 20);
+    step(&f, 0);
+    report(&f, 0, 1);
+    step(&f, 0);
+    report(&f, 0, 500);
+    report(&f, 0, 501);
+    CU_ASSERT_EQUAL(cpa_scheduler_end(f.scheduler, 0, &ended, NULL), CPA_OK);
+    step(&f, 0);
+    CU_ASSERT_EQUAL(f.plan.n_cuts, 0);
+    CU_ASSERT_EQUAL_FATAL(f.plan.n_discards, 1);
+    CU_ASSERT_EQUAL(f.plan.discards[0].position, 6 + 3);
+    CU_ASSERT_EQUAL(free_blocks(&f), 16);
+    teardown(&f);
+}
+
+static const cpa_test tests[] = {
+    {"a length follows from what was accepted alone", a_length_follows_from_what_was_accepted_alone},
+    {"blocks behind the length are given back", blocks_behind_the_length_are_given_back},
+    {"drafts get what is left", drafts_get_what_is_left},
+    {"no draft goes beyond the last token", no_draft_goes_beyond_the_last_token},
+    {"given tokens come for each row", given_tokens_come_for_each_row},
+    {"a request may end with drafts under way", a_request_may_end_with_drafts_under_way},
+};
+
+CPA_TEST_MAIN("draft plans", tests)

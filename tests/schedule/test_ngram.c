@@ -1,0 +1,111 @@
+/* N-gram drafting, beside a search that looks at every place of the history. */
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include <cpattn/ngram.h>
+
+#include "base/hash.h"
+#include "tests/fixtures/unit.h"
+
+enum { DRAFTS = 6 };
+
+/* The longest n-gram first, the last place of it: what follows there, and behind the end what was drafted. */
+static int64_t search(const uint32_t *tokens, int64_t n, int32_t min, int32_t max, int64_t most, uint32_t *drafts) {
+    for (int32_t length = max; length >= min; length--) {
+        for (int64_t next = n - 1; next >= length; next--) {
+            if (memcmp(tokens + next - length, tokens + n - length, (size_t)length * sizeof *tokens) != 0) continue;
+            for (int64_t i = 0; i < most; i++) drafts[i] = next + i < n ? tokens[next + i] : drafts[next + i - n];
+            return most;
+        }
+    }
+    return 0;
+}
+
+static cpa_ngram *create(int32_t min, int32_t max) {
+    const cpa_ngram_options options = {sizeof options, min, max};
+    cpa_ngram *ngram = NULL;
+    CU_ASSERT_EQUAL_FATAL(cpa_ngram_create(&options, &ngram, NULL), CPA_OK);
+    return ngram;
+}
+
+static void drafts_are_those_of_a_search_of_the_whole_history(void) {
+    static const struct {
+        int32_t min, max, vocabulary;
+    } cases[] = {{1, 1, 3}, {1, 3, 2}, {2, 4, 4}, {3, 3, 3}, {2, 16, 2}, {5, 5, 2}};
+    int64_t found = 0, missed = 0;
+    for (size_t c = 0; c < sizeof cases / sizeof cases[0]; c++) {
+        uint32_t tokens[700], drafts[DRAFTS], expected[DRAFTS];
+        cpa_ngram *ngram = create(cases[c].min, cases[c].max);
+        for (int64_t n = 0; n < 700;) {
+            const int64_t more = 1 + (int64_t)(cpa_mix64((uint64_t)n) % 5);
+            for (int64_t i = n; i < n + more && i < 700; i++)
+                tokens[i] = (uint32_t)(cpa_mix64(c * 7919 + (uint64_t)i) % (uint64_t)cases[c].vocabulary);
+            const int64_t end = n + more < 700 ? n + more : 700, most = 1 + n % DRAFTS;
+            CU_ASSERT_EQUAL_FATAL(cpa_ngram_add(ngram, tokens + n, end - n, NULL), CPA_OK);
+            n = end;
+            CU_ASSERT_EQUAL(cpa_ngram_count(ngram), n);
+            const int64_t drafted = cpa_ngram_draft(ngram, most, drafts);
+            CU_ASSERT_EQUAL_FATAL(drafted, search(tokens, n, cases[c].min, cases[c].max, most, expected));
+            CU_ASSERT_EQUAL(memcmp(drafts, expected, (size_t)drafted * sizeof *drafts), 0);
+            found += drafted > 0;
+            missed += drafted == 0;
+        }
+        cpa_ngram_destroy(ngram);
+    }
+    CU_ASSERT(found > 100);
+    CU_ASSERT(missed > 20);
+}
+
+static void a_text_that_repeats_itself_goes_on(void) {
+    static const uint32_t tokens[] = {9, 1, 2, 1, 2}, expected[] = {1, 2, 1, 2, 1, 2};
+    uint32_t drafts[DRAFTS];
+    cpa_ngram *ngram = create(2, 2);
+    CU_ASSERT_EQUAL(cpa_ngram_draft(ngram, DRAFTS, drafts), 0);
+    CU_ASSERT_EQUAL(cpa_ngram_add(ngram, tokens, 5, NULL), CPA_OK);
+    CU_ASSERT_EQUAL(cpa_ngram_draft(ngram, DRAFTS, drafts), DRAFTS);
+    CU_ASSERT_EQUAL(memcmp(drafts, expected, sizeof expected), 0);
+    CU_ASSERT_EQUAL(cpa_ngram_draft(ngram, 0, drafts), 0);
+    cpa_ngram_destroy(ngram);
+}
+
+/* A search would look at 10^12 places. */
+static void a_draft_costs_the_same_however_long_the_history_is(void) {
+    enum { TOKENS = 1 << 20 };
+    const clock_t begin = clock();
+    uint32_t drafts[DRAFTS];
+    int64_t found = 0;
+    cpa_ngram *ngram = create(2, 4);
+    for (int64_t i = 0; i < TOKENS; i++) {
+        const uint32_t token = (uint32_t)(cpa_mix64((uint64_t)i) % 1000);
+        CU_ASSERT_EQUAL_FATAL(cpa_ngram_add(ngram, &token, 1, NULL), CPA_OK);
+        found += cpa_ngram_draft(ngram, 4, drafts) > 0;
+    }
+    cpa_ngram_destroy(ngram);
+    CU_ASSERT(found > TOKENS / 4);
+    const double seconds = (double)(clock() - begin) / CLOCKS_PER_SEC;
+    CU_ASSERT(seconds < 20);
+    printf("%.2f us a token ... ", seconds / TOKENS * 1e6);
+}
+
+static void lengths_that_make_no_sense_are_refused(void) {
+    static const int32_t bad[][2] = {{-1, 4}, {5, 4}, {2, 17}, {17, 0}};
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        const cpa_ngram_options options = {sizeof options, bad[i][0], bad[i][1]};
+        cpa_ngram *ngram = NULL;
+        cpa_error err;
+        CU_ASSERT_EQUAL(cpa_ngram_create(&options, &ngram, &err), CPA_INVALID);
+        CU_ASSERT_PTR_NOT_NULL(strstr(err.message, "expected 1 to 16"));
+        CU_ASSERT_PTR_NULL(ngram);
+    }
+    cpa_ngram_destroy(NULL);
+}
+
+static const cpa_test tests[] = {
+    {"drafts are those of a search of the whole history", drafts_are_those_of_a_search_of_the_whole_history},
+    {"a text that repeats itself goes on", a_text_that_repeats_itself_goes_on},
+    {"a draft costs the same however long the history is", a_draft_costs_the_same_however_long_the_history_is},
+    {"lengths that make no sense are refused", lengths_that_make_no_sense_are_refused},
+};
+
+CPA_TEST_MAIN("n-grams", tests)
