@@ -82,6 +82,13 @@ typedef struct cpa_context_args {
     float scale; /* 0 = 1 / sqrt(k_dim) */
     void *out;   /* [rows, q_heads, v_dim], dtype; with replicated rows only the own heads */
     float *lse;  /* [rows, q_heads], or NULL; likewise */
+    /* What else is done to scores, see cpattn/score.h; NULL: nothing. The same on every rank. Rows of `custom` and `bias`
+     * are all those of the step, chunk after chunk, whoever owns them, and a row_map is read by those: every rank has
+     * what it needs for the rows that come to it, so nothing of it travels. Sink logits are applied once, on the rank
+     * that has the result of the row. A reserved step takes rules, and on several ranks neither `custom` nor `bias`. */
+    const cpa_score_rules *rules;
+    const cpa_custom_mask *custom;
+    const cpa_score_bias *bias;
 } cpa_context_args;
 
 /* What has happened since the context was created, on this rank. */

@@ -12,6 +12,7 @@
 #include <cpattn/nn.h>
 #include <cpattn/ops.h>
 #include <cpattn/owner_map.h>
+#include <cpattn/score.h>
 #include <cpattn/status.h>
 #include <cpattn/types.h>
 #include <cpattn/varlen.h>

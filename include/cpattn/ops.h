@@ -11,6 +11,7 @@
 
 #include <cpattn/device.h>
 #include <cpattn/owner_map.h>
+#include <cpattn/score.h>
 #include <cpattn/types.h>
 
 #ifdef __cplusplus
@@ -173,7 +174,8 @@ typedef struct cpa_attend_update_args {
 CPA_API cpa_status cpa_attend_plan_update(cpa_attend_plan *plan, const cpa_attend_update_args *args,
                                           cpa_stream *stream);
 
-/* attend: softmax(scale * Q K^T + mask) V for every row of every item of the plan, with its LSE.
+/* attend: softmax(scale * Q K^T + mask) V for every row of every item of the plan, with its LSE; cpattn/score.h says what
+ * else may be done to scores.
  * resume = 0 starts from the empty state and writes every row of every item; resume = 1 continues from the state that
  * is there, as if the earlier keys had been attended in the same call. Rows of no item are left alone. A row that sees
  * no key becomes (or stays) O = 0, LSE = -inf.
@@ -213,6 +215,11 @@ typedef struct cpa_attend_args {
     int32_t resume;
     cpa_partial state;
     void *out; /* [rows, q_heads, v_dim] contiguous, or NULL */
+    /* What else is done to scores, see cpattn/score.h; NULL: nothing. Rows are those of q. Sink logits count in `out`
+     * alone: a state stays one that can be resumed and merged. */
+    const cpa_score_rules *rules;
+    const cpa_custom_mask *custom;
+    const cpa_score_bias *bias;
 } cpa_attend_args;
 CPA_API cpa_status cpa_attend(const cpa_attend_plan *plan, const cpa_attend_args *args, cpa_stream *stream);
 
@@ -262,6 +269,9 @@ typedef struct cpa_merge_args {
      * lse_row_stride of the states, or out_lse_row_stride, is 0 or 1 then. */
     int64_t lse_head_stride, out_lse_head_stride;
     int32_t lse_base2; /* 1: LSEs are logarithms to the base of 2, those of the states and of the result */
+    /* [heads] or NULL: one more term of each row's denominator (cpattn/score.h), of `out` but not of out_lse; for the
+     * last merge of a row. The tail rows stay as they are. */
+    const float *sink_logits;
 } cpa_merge_args;
 #define CPA_MERGE_MAX_STATES 64
 CPA_API cpa_status cpa_merge(const cpa_merge_args *args, cpa_stream *stream);
@@ -320,7 +330,8 @@ typedef struct cpa_state_merge_packed_args {
     /* [rows, n_parts]: the parts of each row in the order in which they are folded, none twice; -1: none. NULL: all, in
      * the order of `parts` */
     const int32_t *order;
-    int32_t foreign_lse; /* as for cpa_merge */
+    int32_t foreign_lse;      /* as for cpa_merge */
+    const float *sink_logits; /* [heads], those of the slice; as for cpa_merge */
 } cpa_state_merge_packed_args;
 CPA_API cpa_status cpa_state_merge_packed(const cpa_state_merge_packed_args *args, cpa_stream *stream);
 

@@ -98,6 +98,13 @@ CPA_HOST_DEVICE CPA_INLINE int64_t cpa_token_position(cpa_owner_map map, cpa_tok
     return set.kind == CPA_TOKENS_SHARD ? cpa_shard_pos(map, set.shard, i) : i;
 }
 
+/* The same of a set of any kind that has tokens. */
+CPA_HOST_DEVICE CPA_INLINE int64_t cpa_token_index(cpa_owner_map map, cpa_token_set set, int64_t i) {
+    if (set.kind != CPA_TOKENS_OTHERS) return cpa_token_position(map, set, i);
+    const int64_t run = map.interleave, round = run * (map.cp_size - 1), rest = i % round;
+    return i / round * run * map.cp_size + rest + (rest >= set.shard * run ? run : 0);
+}
+
 /* How many tokens of a set sit before position p >= 0. */
 CPA_HOST_DEVICE CPA_INLINE int64_t cpa_tokens_before(cpa_owner_map map, cpa_token_set set, int64_t p) {
     if (set.kind == CPA_TOKENS_ALL) return p;

@@ -242,11 +242,39 @@ static void add_not_finite(cpa_reference_row *row, const float *k, float score) 
     if (finite && (isnan(score) || !surely_overflows(row, k, score))) row->undecided = 1;
 }
 
-static void add_some(cpa_reference_row *row, int64_t n, const float *k, const float *v) {
+/* The rules, in float64 and in fp32. */
+static void rule_scores(cpa_reference_row *row, int64_t n, const int64_t *indices, const float *bias, double *exact,
+                        float *plain) {
+    const cpa_reference_rules *rules = &row->rules;
+    const double len = rules->temperature_len, index = (double)rules->index;
+    const double temperature = len > 0 && index > len ? log2(index) / log2(len) : 1;
+    const float softcap = (float)rules->softcap, slope = (float)rules->slope;
+    if (rules->softcap == 0 && temperature == 1 && !indices && !bias) return;
+    for (int64_t t = 0; t < n; t++) {
+        if (rules->softcap > 0) {
+            exact[t] = rules->softcap * tanh(exact[t] / rules->softcap);
+            plain[t] = softcap * tanhf(plain[t] / softcap);
+        }
+        exact[t] *= temperature;
+        plain[t] *= (float)temperature;
+        if (indices && rules->slope != 0) {
+            exact[t] += rules->slope * (double)(indices[t] - rules->index);
+            plain[t] += slope * (float)(indices[t] - rules->index);
+        }
+        if (bias) {
+            exact[t] += (double)bias[t];
+            plain[t] += bias[t];
+        }
+    }
+}
+
+static void add_some(cpa_reference_row *row, int64_t n, const float *k, const float *v, const int64_t *indices,
+                     const float *bias) {
     double exact[KEYS_AT_ONCE];
     float plain[KEYS_AT_ONCE];
     int64_t first = 0;
     score_keys(row, n, k, exact, plain);
+    rule_scores(row, n, indices, bias, exact, plain);
     for (int64_t t = 0; t <= n; t++) {
         if (t < n && isfinite(plain[t])) continue;
         if (t > first)
@@ -259,7 +287,20 @@ static void add_some(cpa_reference_row *row, int64_t n, const float *k, const fl
 void cpa_reference_add_keys(cpa_reference_row *row, int64_t n, const float *k, const float *v) {
     for (int64_t first = 0; first < n; first += KEYS_AT_ONCE) {
         int64_t count = n - first < KEYS_AT_ONCE ? n - first : KEYS_AT_ONCE;
-        add_some(row, count, k + first * row->k_dim, v + first * row->v_dim);
+        add_some(row, count, k + first * row->k_dim, v + first * row->v_dim, NULL, NULL);
+    }
+}
+
+void cpa_reference_set_rules(cpa_reference_row *row, const cpa_reference_rules *rules) {
+    row->rules = *rules;
+}
+
+void cpa_reference_add_ruled(cpa_reference_row *row, int64_t n, const float *k, const float *v, const int64_t *indices,
+                             const float *bias) {
+    for (int64_t first = 0; first < n; first += KEYS_AT_ONCE) {
+        int64_t count = n - first < KEYS_AT_ONCE ? n - first : KEYS_AT_ONCE;
+        add_some(row, count, k + first * row->k_dim, v + first * row->v_dim, indices + first,
+                 bias ? bias + first : NULL);
     }
 }
 
@@ -291,7 +332,14 @@ double cpa_reference_unit_roundoff(cpa_dtype dtype) {
     return dtype == CPA_BF16 ? 0x1p-8 : dtype == CPA_F16 ? 0x1p-11 : 0x1p-24;
 }
 
+/* What a sink leaves of the results. */
+static double sink_factor(const cpa_reference_row *row) {
+    if (!row->rules.has_sink || !(row->sum > 0)) return 1;
+    return 1 / (1 + exp(row->rules.sink - (row->max + log(row->sum))));
+}
+
 void cpa_reference_end(cpa_reference_row *row, double *out, double *lse, double *tolerance) {
+    const double kept = sink_factor(row);
     double plain_error = 0, mass = 0;
     if (row->not_finite) {
         for (int32_t d = 0; d < row->v_dim; d++) out[d] = NAN;
@@ -300,9 +348,10 @@ void cpa_reference_end(cpa_reference_row *row, double *out, double *lse, double 
         return;
     }
     for (int32_t d = 0; d < row->v_dim; d++) {
-        out[d] = row->sum > 0 ? row->o[d] / row->sum : 0;
+        out[d] = row->sum > 0 ? row->o[d] / row->sum * kept : 0;
         if (!isfinite(out[d])) continue; /* of a value that is not */
-        float plain = row->sum > 0 ? cpa_reference_round(row->plain_o[d] / row->plain_sum, row->dtype) : 0;
+        float plain =
+            row->sum > 0 ? cpa_reference_round(row->plain_o[d] / row->plain_sum * (float)kept, row->dtype) : 0;
         plain_error = fmax(plain_error, fabs((double)plain - out[d]));
         if (row->sum > 0) mass = fmax(mass, (double)row->mass[d] / (double)row->plain_sum);
     }

@@ -17,6 +17,14 @@
 #include <cpattn/owner_map.h>
 #include <cpattn/types.h>
 
+/* What cpattn/score.h does to the scores of a row of a head; all zero is nothing. */
+typedef struct cpa_reference_rules {
+    double softcap, temperature_len, slope;
+    double sink; /* a logit, if has_sink */
+    int has_sink;
+    int64_t index; /* of the query in its sequence */
+} cpa_reference_rules;
+
 typedef struct cpa_reference_row {
     int32_t k_dim, v_dim;
     cpa_dtype dtype;
@@ -28,6 +36,7 @@ typedef struct cpa_reference_row {
     float mass[CPA_MAX_HEAD_DIM]; /* sum of p |v|, relative to plain_max */
     float score_size;             /* fp32: scale * sum |q k| over the elements of a leading key, the largest */
     int32_t not_finite, undecided;
+    cpa_reference_rules rules;
 } cpa_reference_row;
 
 /* Starts a row for the query q [k_dim]; scale 0 = 1 / sqrt(k_dim). */
@@ -36,6 +45,11 @@ void cpa_reference_begin(cpa_reference_row *row, const float *q, int32_t k_dim, 
 /* Adds n keys that the query sees, k [n, k_dim] and v [n, v_dim]; and one key. */
 void cpa_reference_add_keys(cpa_reference_row *row, int64_t n, const float *k, const float *v);
 void cpa_reference_add(cpa_reference_row *row, const float *k, const float *v);
+/* The rules of a row, before its first key; and n keys of these indices in the sequence, to whose scores the bias [n] is
+ * added, unless it is NULL. Sinks count in the result of cpa_reference_end, not in its LSE. */
+void cpa_reference_set_rules(cpa_reference_row *row, const cpa_reference_rules *rules);
+void cpa_reference_add_ruled(cpa_reference_row *row, int64_t n, const float *k, const float *v, const int64_t *indices,
+                             const float *bias);
 /* Adds the keys that were added to `other`, a row of the same query. */
 void cpa_reference_join(cpa_reference_row *row, const cpa_reference_row *other);
 /* Ends the row: out [v_dim] (zeros if it saw no key), its LSE (-inf then), and the tolerance of a result in the dtype.

@@ -340,6 +340,8 @@ static cpa_status check_args(cpa_context *c, const cpa_context_args *args, const
         return cpa_fail(&c->ops.error, CPA_INVALID, "attend: scale is %g, expected a finite number",
                         (double)args->scale);
     }
+    if (args->rules || args->custom || args->bias)
+        return cpa_fail(&c->ops.error, CPA_UNSUPPORTED, "attend: score rules are not supported by contexts");
     if (step->rows > 0 && (!args->q || (!args->out && !(step->replicated && c->scatter.heads == 0)))) {
         return cpa_fail(&c->ops.error, CPA_INVALID, "attend: %" PRId64 " rows, but q %p and out %p, expected both",
                         step->rows, args->q, args->out);

@@ -4,6 +4,7 @@
 #include "base/struct_size.h"
 #include "kernels/operators.h"
 #include "src/ops/check_args.h"
+#include "src/ops/check_score.h"
 #include "src/ops/check_shape.h"
 
 int64_t cpa_attend_split_tokens(const cpa_device *device) {
@@ -166,6 +167,7 @@ static cpa_status check_attend(const cpa_attend_plan *plan, const cpa_attend_arg
     CPA_TRY(cpa_check_rows("attend", "rows of out", plan->rows, 0, out_width, bytes, err));
     CPA_TRY(cpa_check_state("attend", &args->state, plan->rows, plan->shape.q_heads, plan->shape.v_dim, err));
     CPA_TRY(cpa_check_mask("attend", &args->mask, err));
+    CPA_TRY(cpa_check_score("attend", args->rules, args->custom, args->bias, err));
     REQUIRE(err, args->scale - args->scale == 0, "attend: scale is %g, expected a finite number", (double)args->scale);
     REQUIRE(err, args->resume == 0 || args->resume == 1, "attend: resume is %d, expected 0 or 1", args->resume);
     REQUIRE(err, (args->out && !args->resume) || (args->state.o && args->state.lse),
@@ -244,6 +246,7 @@ static cpa_status check_merge(const cpa_merge_args *args, cpa_error *err) {
     const int64_t bytes = cpa_dtype_bytes(args->out_dtype);
     CPA_TRY(cpa_check_aligned("merge", "out", args->out, bytes, err));
     CPA_TRY(cpa_check_aligned("merge", "out_lse", args->out_lse, sizeof(float), err));
+    CPA_TRY(cpa_check_aligned("merge", "sink_logits", args->sink_logits, sizeof(float), err));
     CPA_TRY(cpa_check_rows("merge", "out_row_stride", args->rows, args->out_row_stride,
                            (int64_t)args->heads * args->v_dim, bytes, err));
     return check_merge_lse(args, "out_lse_row_stride", args->out_lse_row_stride, "out_lse_head_stride",

@@ -66,6 +66,7 @@ static cpa_status check_merge(const cpa_state_merge_packed_args *args, cpa_error
     CPA_TRY(cpa_check_aligned(where, "out", args->out, bytes, err));
     CPA_TRY(cpa_check_aligned(where, "out_lse", args->out_lse, sizeof(float), err));
     CPA_TRY(cpa_check_aligned(where, "order", args->order, sizeof(int32_t), err));
+    CPA_TRY(cpa_check_aligned(where, "sink_logits", args->sink_logits, sizeof(float), err));
     CPA_TRY(cpa_check_rows(where, "out_row_stride", args->rows, args->out_row_stride,
                            (int64_t)args->heads * args->v_dim, bytes, err));
     return cpa_check_rows(where, "out_lse_row_stride", args->rows, args->out_lse_row_stride, args->heads, sizeof(float),

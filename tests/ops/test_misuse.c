@@ -1,5 +1,7 @@
 /* Misuse of operators: every pointer NULL or misaligned in turn, every number extreme, every size of a struct. None may
  * crash, read out of bounds or overflow, and what is refused is refused with a line. */
+#include <math.h>
+
 #include "tests/fixtures/misuse.h"
 
 enum { HEADS = 2, DIM = 8, BLOCK = 4, BLOCKS = 6, TOKENS = 5, ROW = HEADS * DIM };
@@ -238,7 +240,7 @@ static void attend(void) {
     CU_ASSERT_STRING_EQUAL(said(), "attend: the plan has not been set");
     CU_ASSERT_EQUAL(cpa_attend(NULL, &args, stream), CPA_INVALID);
     CU_ASSERT_EQUAL(cpa_attend_plan_set(shared_plan.plan, &shared_plan.batch, NULL), CPA_OK);
-    misuse_all(&(call){"attend", run_attend, &args, sizeof args, MEMBERS(members), sizeof args - sizeof args.out});
+    misuse_all(&(call){"attend", run_attend, &args, sizeof args, MEMBERS(members), offsetof(T, out)});
     const int64_t windows[] = {(int64_t)1 << 62, INT64_MAX - 1, INT64_MAX};
     for (size_t i = 0; i < sizeof windows / sizeof *windows; i++) { /* as good as no window */
         args.mask.window = windows[i];
@@ -254,6 +256,62 @@ static void attend(void) {
     cpa_attend_plan_destroy(shared_plan.plan);
     free_view(args.kv);
     void *const used[] = {q, o, lse, out};
+    for (size_t i = 0; i < sizeof used / sizeof *used; i++) cpa_test_free(stream, used[i]);
+}
+
+/* Rules, bits and a bias of an attend that is good without them: each that is no such thing is refused, in one line. */
+static void scores(void) {
+    const int64_t bytes = 3 * ROW * (int64_t)sizeof(float);
+    void *q = zeros(bytes), *o = zeros(bytes), *lse = zeros(bytes), *some = zeros(bytes);
+    make_planned(&shared_plan);
+    CU_ASSERT_EQUAL(cpa_attend_plan_set(shared_plan.plan, &shared_plan.batch, NULL), CPA_OK);
+    cpa_attend_args args = {
+        .size = sizeof args, .q = q, .kv = make_view(), .mask = {.causal = 1}, .state = {.o = o, .lse = lse}};
+    const struct {
+        cpa_score_rules rules;
+        const char *line;
+    } rules[] = {{{.softcap = -1}, "attend: softcap is -1, expected 0 or a finite number above it"},
+                 {{.softcap = INFINITY}, "attend: softcap is inf, expected 0 or a finite number above it"},
+                 {{.temperature_len = 1}, "attend: temperature_len is 1, expected 0 or a finite number above 1"},
+                 {{.temperature_len = NAN}, "attend: temperature_len is nan, expected 0 or a finite number above 1"},
+                 {{.reserved = {0, 1}}, "attend: the reserved bytes of the score rules are not zero"}};
+    for (size_t i = 0; i < sizeof rules / sizeof *rules; i++) {
+        args.rules = &rules[i].rules;
+        CU_ASSERT_EQUAL(cpa_attend(shared_plan.plan, &args, stream), CPA_INVALID);
+        CU_ASSERT_STRING_EQUAL(said(), rules[i].line);
+    }
+    const cpa_score_rules crooked = {.sink_logits = (const float *)((uintptr_t)some + 1)};
+    args.rules = &crooked;
+    CU_ASSERT_EQUAL(cpa_attend(shared_plan.plan, &args, stream), CPA_INVALID);
+    args.rules = NULL;
+
+    const cpa_custom_mask none = {.bits = some, .row_word = some, .width = some};
+    args.custom = &none;
+    CU_ASSERT_EQUAL(cpa_attend(shared_plan.plan, &args, stream), CPA_INVALID);
+    CU_ASSERT_PTR_NOT_NULL(strstr(said(), "expected none to be NULL"));
+    const cpa_custom_mask newer = {.bits = some, .row_word = some, .first = some, .width = some, .reserved = {1}};
+    args.custom = &newer;
+    CU_ASSERT_EQUAL(cpa_attend(shared_plan.plan, &args, stream), CPA_INVALID);
+    args.custom = NULL;
+
+    const struct {
+        cpa_score_bias bias;
+        const char *line;
+    } biases[] = {{{.values = some, .dtype = CPA_INT8}, "attend: dtype of the bias is 4, expected fp32, bf16 or fp16"},
+                  {{.values = some, .first = -1}, "attend: the bias has keys [-1, +0), expected 0 to 2^44 for both"},
+                  {{.width = 3}, "attend: the values of the bias are NULL for 3 keys"},
+                  {{.values = some, .row_stride = -2},
+                   "attend: the bias has row_stride -2 and head_stride 0, expected 0 to 2^58"},
+                  {{.values = some, .reserved = {1}}, "attend: the reserved bytes of the bias are not zero"}};
+    for (size_t i = 0; i < sizeof biases / sizeof *biases; i++) {
+        args.bias = &biases[i].bias;
+        CU_ASSERT_EQUAL(cpa_attend(shared_plan.plan, &args, stream), CPA_INVALID);
+        CU_ASSERT_STRING_EQUAL(said(), biases[i].line);
+    }
+    CU_ASSERT_EQUAL(cpa_stream_sync(stream), CPA_OK);
+    cpa_attend_plan_destroy(shared_plan.plan);
+    free_view(args.kv);
+    void *const used[] = {q, o, lse, some};
     for (size_t i = 0; i < sizeof used / sizeof *used; i++) cpa_test_free(stream, used[i]);
 }
 
@@ -506,6 +564,7 @@ static const cpa_test tests[] = {
     {"a batch", plan_set},
     {"an item", items},
     {"attend", attend},
+    {"scores of attend", scores},
     {"merge", merge},
     {"state_pack", state_pack},
     {"state_merge_packed", state_merge_packed},

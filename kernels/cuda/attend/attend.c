@@ -240,6 +240,9 @@ cpa_status cpa_cuda_attend(const cpa_attend_plan *base, const cpa_attend_args *a
     cpa_cuda_path path = cpa_cuda_device_of(stream)->path;
     cpa_cuda_attend_args a;
     if (is_empty(plan)) return CPA_OK;
+    if (args->rules || args->custom || args->bias)
+        return cpa_fail(&stream->error, CPA_UNSUPPORTED,
+                        "attend: score rules, bits and biases are not supported by CUDA devices");
     CPA_TRY(cpa_cuda_select(stream->device, &stream->error));
     CPA_TRY(check_capture(plan, stream));
     CPA_TRY(upload(plan, stream));

@@ -236,6 +236,7 @@ extern "C" cpa_status cpa_cuda_merge(const cpa_merge_args *args, const cpa_store
     if (args->rows == 0) return CPA_OK;
     cpa_status status = cpa_cuda_select(stream->device, &stream->error);
     if (status != CPA_OK) return status;
+    if (args->sink_logits) return cpa_cuda_unsupported(stream, "merge: sink logits", args->heads);
     if (args->rows > INT32_MAX)
         return cpa_cuda_unsupported(stream, "merge: more rows than a 32-bit index counts", args->rows);
     if (args->out_dtype == CPA_FP8_E4M3 || args->state_dtype != CPA_F32 || args->tail_rows > 0 ||

@@ -197,6 +197,7 @@ extern "C" cpa_status cpa_cuda_state_pack(const cpa_state_pack_args *args, cpa_s
 extern "C" cpa_status cpa_cuda_state_merge_packed(const cpa_state_merge_packed_args *args, cpa_stream *stream) {
     cpa_status status = cpa_cuda_select(stream->device, &stream->error);
     if (status != CPA_OK) return status;
+    if (args->sink_logits) return cpa_cuda_unsupported(stream, "state_merge_packed: sink logits", args->heads);
     merge_args a = {};
     for (int32_t i = 0; i < args->n_parts; i++) a.parts[i] = args->parts[i];
     a.order = args->order;

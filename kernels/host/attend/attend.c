@@ -58,6 +58,19 @@ static void load_states(const cpa_attend_job *job, const cpa_host_unit *unit, cp
     }
 }
 
+/* The result of a row, which a sink shares in. */
+static void store_out(const cpa_attend_job *job, row_place place, const float *o, float lse, int64_t head) {
+    const int32_t v_dim = job->plan->batch.shape.v_dim;
+    const float *sinks = job->score.rules.sink_logits;
+    float scaled[CPA_MAX_HEAD_DIM];
+    if (sinks) {
+        const float factor = cpa_attend_sink_factor(lse, sinks[head]);
+        for (int32_t d = 0; d < v_dim; d++) scaled[d] = o[d] * factor;
+        o = scaled;
+    }
+    cpa_narrow(place.out, o, job->args.q_dtype, v_dim);
+}
+
 static void store_states(const cpa_attend_job *job, const cpa_host_unit *unit, const cpa_attend_workspace *work) {
     int32_t v_dim = job->plan->batch.shape.v_dim, rows = cpa_host_unit_rows(unit);
     for (int32_t i = 0; i < rows; i++) {
@@ -65,7 +78,7 @@ static void store_states(const cpa_attend_job *job, const cpa_host_unit *unit, c
         row_place place = place_of(job, unit, i);
         if (place.o) memcpy(place.o, o, (size_t)v_dim * sizeof *o);
         if (place.lse) *place.lse = work->state_lse[i];
-        if (place.out) cpa_narrow(place.out, o, job->args.q_dtype, v_dim);
+        if (place.out) store_out(job, place, o, work->state_lse[i], cpa_attend_query_head(job, unit, i));
     }
 }
 
@@ -166,7 +179,8 @@ cpa_status cpa_host_attend(const cpa_attend_plan *base, const cpa_attend_args *a
     if (!job.args.q_row_stride) job.args.q_row_stride = (int64_t)batch->shape.q_heads * batch->shape.k_dim;
     place_ready_queries(plan, &job.args, ready_q);
     double scale = args->scale != 0 ? args->scale : 1 / sqrt(batch->shape.k_dim);
-    job.score_scale = (float)(scale * M_LOG2E);
+    job.score = cpa_attend_score_of(args);
+    job.score_scale = (float)(job.score.transforms ? scale : scale * M_LOG2E);
     job.group = batch->shape.q_heads / batch->shape.kv_heads;
     job.o_stride = (batch->shape.v_dim + job.isa->lanes - 1) / job.isa->lanes * job.isa->lanes;
     cpa_host_run(stream, plan->n_shared_units, attend_shared_unit, &job);

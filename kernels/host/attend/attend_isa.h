@@ -50,6 +50,27 @@ typedef struct cpa_attend_group {
     float *scores;    /* room for [heads][rows][CPA_ATTEND_TILE] */
 } cpa_attend_group;
 
+/* What cpattn/score.h asks of a row and head: factor is that of temperature, times the softcap. */
+typedef struct cpa_attend_row_score {
+    float factor, slope;
+    int64_t index;        /* of the query in its sequence */
+    const char *bias;     /* of this row and head; NULL: none */
+    const uint32_t *bits; /* NULL: the mask alone decides */
+    int64_t bits_first, bits_end;
+} cpa_attend_row_score;
+
+/* Of a tile. */
+typedef struct cpa_attend_tile_score {
+    int transforms; /* scores change, and the tile's scale is without log2(e); else keys are hidden alone */
+    int alibi, causal;
+    float softcap, softcap_inverse;
+    cpa_dtype bias_dtype;
+    int64_t bias_first, bias_width;
+    const int32_t *key_index; /* [CPA_ATTEND_TILE] indices of keys in the sequence, less `base` */
+    int64_t base;
+    const cpa_attend_row_score *rows; /* [heads][rows] of the group */
+} cpa_attend_tile_score;
+
 typedef struct cpa_attend_tile {
     const cpa_attend_pages *k_pages, *v_pages;
     int64_t key0;                    /* key of lane 0, counted from the first table entry; may be negative */
@@ -61,6 +82,7 @@ typedef struct cpa_attend_tile {
     /* NULL; or room for CPA_ATTEND_TILE, for a group of one row and head that reads pages: the values of keys whose
      * score is -inf then count as zeros, whatever they hold. */
     uint8_t *weighs;
+    const cpa_attend_tile_score *score; /* NULL: scores stay as they are */
 } cpa_attend_tile;
 
 typedef struct cpa_attend_isa {

@@ -16,7 +16,9 @@ cpa_status cpa_attend_workspace_create(cpa_attend_workspace **out, cpa_error *er
     char *memory;
     _Static_assert(sizeof(cpa_attend_workspace) <= 4096, "the head of a workspace holds its pointers");
     if (posix_memalign((void **)&memory, head,
-                       head + floats * sizeof(float) + rows * sizeof(cpa_attend_visible) + CPA_ATTEND_TILE))
+                       head + floats * sizeof(float) +
+                           rows * (sizeof(cpa_attend_visible) + sizeof(cpa_attend_row_score)) +
+                           CPA_ATTEND_TILE * (sizeof(int32_t) + 1)))
         return cpa_fail(err, CPA_NO_MEMORY, "device: no memory for a thread's work space");
     cpa_attend_workspace *work = (cpa_attend_workspace *)(void *)memory;
     float *next = (float *)(void *)(memory + head);
@@ -31,7 +33,9 @@ cpa_status cpa_attend_workspace_create(cpa_attend_workspace **out, cpa_error *er
     work->lse = next, next += rows;
     work->state_lse = next, next += rows;
     work->visible = (cpa_attend_visible *)(void *)next;
-    work->weighs = (uint8_t *)(work->visible + rows);
+    work->score = (cpa_attend_row_score *)(void *)(work->visible + rows);
+    work->key_index = (int32_t *)(void *)(work->score + rows);
+    work->weighs = (uint8_t *)(work->key_index + CPA_ATTEND_TILE);
     *out = work;
     return CPA_OK;
 }
@@ -40,8 +44,18 @@ void cpa_attend_workspace_destroy(cpa_attend_workspace *work) {
     free(work);
 }
 
+/* With bits, causality decides before the first of them alone, key by key, and nothing is seen behind the last. */
+static int64_t end_with_bits(const cpa_attend_job *job, const cpa_attend_item *item, const cpa_attend_row_score *score,
+                             int64_t causal_end) {
+    const cpa_owner_map map = job->plan->batch.map;
+    const int64_t end = cpa_tokens_before(map, item->k_set, score->bits_end);
+    if (score->bits_end > score->bits_first) return cpa_min64(end, item->k_first + item->k_count);
+    return cpa_min64(end, causal_end);
+}
+
 /* The position of a shard is monotone in its local index, so a mask on positions is a range of local indices. */
-static cpa_attend_visible visible_keys(const cpa_attend_job *job, const cpa_attend_item *item, int64_t query) {
+static cpa_attend_visible visible_keys(const cpa_attend_job *job, const cpa_attend_item *item, int64_t query,
+                                       const cpa_attend_row_score *score) {
     const cpa_mask *mask = &job->args.mask;
     cpa_owner_map map = job->plan->batch.map;
     int64_t position = cpa_token_position(map, item->q_set, item->q_first + query);
@@ -51,6 +65,7 @@ static cpa_attend_visible visible_keys(const cpa_attend_job *job, const cpa_atte
         const int64_t before = position + ahead > 0 ? cpa_tokens_before(map, item->k_set, position + ahead) : 0;
         visible.end = cpa_min64(visible.end, before);
     }
+    if (score && score->bits) visible.end = end_with_bits(job, item, score, visible.end);
     if (mask->window > 0 && position >= mask->window) {
         visible.first = cpa_tokens_before(map, item->k_set, position - mask->window + 1);
         visible.sinks = cpa_tokens_before(map, item->k_set, mask->sinks);
@@ -81,19 +96,44 @@ static void load_query(const cpa_attend_job *job, const cpa_host_unit *unit, cpa
     for (int32_t d = 0; d < k_dim; d++) to[(int64_t)d * group_rows] = wide[d];
 }
 
-void cpa_attend_load_rows(const cpa_attend_job *job, const cpa_host_unit *unit, cpa_attend_workspace *work) {
-    for (int32_t i = 0; i < cpa_host_unit_rows(unit); i++) load_query(job, unit, work, i);
-    for (int32_t i = 0; i < unit->rows; i++) {
-        const cpa_host_member member = cpa_host_member_of(job->plan, unit, job->group, i);
-        work->visible[i] = visible_keys(job, &job->plan->items[member.item], member.token);
+static int has_score(const cpa_attend_job *job) {
+    return job->score.transforms || job->score.custom;
+}
+
+static void load_scores(const cpa_attend_job *job, const cpa_host_unit *unit, cpa_attend_workspace *work) {
+    for (int32_t i = 0; i < cpa_host_unit_rows(unit); i++) {
+        const cpa_host_member member = cpa_host_member_of(job->plan, unit, job->group, i % unit->rows);
+        const cpa_attend_item *item = &job->plan->items[member.item];
+        const int64_t index = cpa_token_position(job->plan->batch.map, item->q_set, item->q_first + member.token);
+        work->score[i] = cpa_attend_row_score_of(&job->score, item->q_row + member.token,
+                                                 (int32_t)cpa_attend_query_head(job, unit, i), index);
     }
 }
 
+void cpa_attend_load_rows(const cpa_attend_job *job, const cpa_host_unit *unit, cpa_attend_workspace *work) {
+    for (int32_t i = 0; i < cpa_host_unit_rows(unit); i++) load_query(job, unit, work, i);
+    const int scores = has_score(job);
+    if (scores) load_scores(job, unit, work);
+    for (int32_t i = 0; i < unit->rows; i++) {
+        const cpa_host_member member = cpa_host_member_of(job->plan, unit, job->group, i);
+        work->visible[i] =
+            visible_keys(job, &job->plan->items[member.item], member.token, scores ? &work->score[i] : NULL);
+    }
+}
+
+/* The last key that one of the rows [first_row, last_row] may see, and one more. */
+static int64_t end_of_visible(const cpa_attend_job *job, const cpa_attend_workspace *work, int32_t first_row,
+                              int32_t last_row) {
+    int64_t end = work->visible[last_row].end;
+    for (int32_t i = first_row; job->score.custom && i < last_row; i++) end = cpa_max64(end, work->visible[i].end);
+    return end;
+}
+
 /* Narrows *begin, *end to the keys that the rows [first_row, last_row] may see; returns 0 if there is none. */
-static int narrow_to_visible(const cpa_attend_workspace *work, int32_t first_row, int32_t last_row, int64_t *begin,
-                             int64_t *end) {
+static int narrow_to_visible(const cpa_attend_job *job, const cpa_attend_workspace *work, int32_t first_row,
+                             int32_t last_row, int64_t *begin, int64_t *end) {
     int64_t first = work->visible[first_row].first, sinks = work->visible[last_row].sinks;
-    *end = cpa_min64(*end, work->visible[last_row].end);
+    *end = cpa_min64(*end, end_of_visible(job, work, first_row, last_row));
     if (sinks <= *begin)
         *begin = cpa_max64(*begin, first);
     else if (first >= *end)
@@ -105,24 +145,46 @@ static int32_t clamp_lane(int64_t lane) {
     return (int32_t)cpa_max64(0, cpa_min64(lane, CPA_ATTEND_TILE));
 }
 
-/* Takes a group, whose first row of every head is `row` of the unit, through the keys of the tile, which begins at
- * local index `key`. */
+/* What is done to the scores of a tile; rows: those of the group. */
+static cpa_attend_tile_score score_of_tile(const cpa_attend_job *job, const cpa_attend_workspace *work,
+                                           const cpa_attend_row_score *rows) {
+    const cpa_attend_score_job *score = &job->score;
+    return (cpa_attend_tile_score){.transforms = score->transforms,
+                                   .alibi = score->rules.alibi_slopes != NULL,
+                                   .causal = job->args.mask.causal,
+                                   .softcap = score->rules.softcap,
+                                   .softcap_inverse = score->rules.softcap > 0 ? 1 / score->rules.softcap : 0,
+                                   .bias_dtype = score->bias.dtype,
+                                   .bias_first = score->bias.first,
+                                   .bias_width = score->bias.width,
+                                   .key_index = work->key_index,
+                                   .base = work->key_base,
+                                   .rows = rows};
+}
+
+/* Takes a group, whose first row of every head is `row` of the unit, and over all heads `unit_row`, through the keys of
+ * the tile, which begins at local index `key`. */
 static void attend_tile(const cpa_attend_job *job, const cpa_attend_workspace *work, const cpa_attend_group *group,
-                        int32_t row, int64_t key, cpa_attend_tile tile) {
+                        int32_t row, int32_t unit_row, int64_t key, cpa_attend_tile tile) {
     cpa_attend_lanes lanes[CPA_ATTEND_MAX_ROWS];
+    cpa_attend_tile_score score;
     int64_t begin = key + tile.begin, end = key + tile.end;
     int32_t rows = group->rows, panel = job->isa->lanes;
-    if (!narrow_to_visible(work, row, row + rows - 1, &begin, &end)) return;
+    if (!narrow_to_visible(job, work, row, row + rows - 1, &begin, &end)) return;
     tile.begin = (int32_t)(begin - key);
     tile.end = (int32_t)(end - key);
     tile.masked = tile.begin % panel || tile.end % panel || work->visible[row].end < end ||
-                  work->visible[row + rows - 1].first > begin;
+                  work->visible[row + rows - 1].first > begin || job->score.custom;
     tile.visible = lanes;
     for (int32_t i = 0; tile.masked && i < rows; i++) {
         const cpa_attend_visible *visible = &work->visible[row + i];
         lanes[i] = (cpa_attend_lanes){.end = clamp_lane(visible->end - key),
                                       .first = clamp_lane(visible->first - key),
                                       .sinks = clamp_lane(visible->sinks - key)};
+    }
+    if (has_score(job)) {
+        score = score_of_tile(job, work, work->score + unit_row);
+        tile.score = &score;
     }
     job->isa->attend(&tile, group);
 }
@@ -176,16 +238,18 @@ static void begin_rows(const cpa_attend_job *job, cpa_attend_workspace *work, in
 }
 
 /* The keys of one tile of a split that the item has and some row of the unit sees; returns 0 if there is none. */
-static int find_tile(const cpa_attend_job *job, const cpa_host_unit *unit, const cpa_attend_workspace *work,
-                     int64_t key, cpa_attend_tile *tile) {
+static int find_tile(const cpa_attend_job *job, const cpa_host_unit *unit, cpa_attend_workspace *work, int64_t key,
+                     cpa_attend_tile *tile) {
     const cpa_attend_item *item = &job->plan->items[unit->item];
     int64_t begin = cpa_max64(key, item->k_first),
             end = cpa_min64(key + CPA_ATTEND_TILE, item->k_first + item->k_count);
-    if (!narrow_to_visible(work, 0, unit->rows - 1, &begin, &end)) return 0;
+    if (!narrow_to_visible(job, work, 0, unit->rows - 1, &begin, &end)) return 0;
     tile->key0 = key - item->k_first;
     tile->begin = (int32_t)(begin - key);
     tile->end = (int32_t)(end - key);
     tile->scale = job->score_scale;
+    if (job->score.indices)
+        cpa_attend_index_keys(job->plan->batch.map, item->k_set, key, work->key_index, &work->key_base);
     return 1;
 }
 
@@ -203,7 +267,7 @@ static void attend_alone(const cpa_attend_job *job, const cpa_host_unit *unit, i
     begin_rows(job, work, row, 1);
     for (int64_t at = 0; at < CPA_HOST_SPLIT_TOKENS; at += CPA_ATTEND_TILE) {
         int64_t key = split * CPA_HOST_SPLIT_TOKENS + at;
-        if (find_tile(job, unit, work, key, &tile)) attend_tile(job, work, &group, row % unit->rows, key, tile);
+        if (find_tile(job, unit, work, key, &tile)) attend_tile(job, work, &group, row % unit->rows, row, key, tile);
     }
 }
 
@@ -254,7 +318,7 @@ int cpa_attend_split(const cpa_attend_job *job, const cpa_host_unit *unit, int64
         for (int32_t row = 0; row < unit->rows; row += job->isa->rows) {
             int32_t rows = (int32_t)cpa_min64(job->isa->rows, unit->rows - row);
             const cpa_attend_group group = group_of(job, work, row, rows, unit->kv_heads);
-            attend_tile(job, work, &group, row, key, tile);
+            attend_tile(job, work, &group, row, row, key, tile);
         }
         if (poll) cpa_host_poll(job->stream);
     }

@@ -3,6 +3,7 @@
 #define CPA_HOST_ATTEND_ROWS_H
 
 #include "kernels/host/attend/attend_plan.h"
+#include "kernels/host/attend/attend_score.h"
 
 /* What every unit of one call shares. Strides are resolved. */
 typedef struct cpa_attend_job {
@@ -10,13 +11,14 @@ typedef struct cpa_attend_job {
     const cpa_attend_isa *isa;
     cpa_attend_args args;
     const cpa_stream *stream;
-    float score_scale; /* log2(e) included: exponentials are powers of two */
+    cpa_attend_score_job score;
+    float score_scale; /* log2(e) included, unless scores change: exponentials are powers of two */
     int32_t group;     /* query heads of a KV head */
     int64_t o_stride;  /* floats of a row of o: v_dim rounded up to whole panels */
 } cpa_attend_job;
 
-/* The keys that a row sees are, in local indices, [0, min(sinks, end)) and [first, end). All three ascend from row to
- * row of a unit. */
+/* The keys that a row sees are, in local indices, [0, min(sinks, end)) and [first, end), less those that its bits hide.
+ * All three ascend from row to row of a unit, but for `end` of rows that may have bits. */
 typedef struct cpa_attend_visible {
     int64_t end, first, sinks;
 } cpa_attend_visible;
@@ -33,6 +35,9 @@ struct cpa_attend_workspace {
     float *scores;               /* of a group over a tile */
     uint8_t *weighs;             /* [CPA_ATTEND_TILE], for rows that go through a split again */
     cpa_attend_visible *visible; /* [rows] */
+    cpa_attend_row_score *score; /* [rows] of all heads, and */
+    int32_t *key_index;          /* [CPA_ATTEND_TILE] of the tile at hand, where the call has rules */
+    int64_t key_base;
 };
 
 cpa_status cpa_attend_workspace_create(cpa_attend_workspace **out, cpa_error *err);

@@ -187,10 +187,13 @@ INLINE float softmax_row(float *s, int32_t begin, int32_t end, float *max, float
     return shrink;
 }
 
+#include "kernels/host/attend/attend_score_vector.h"
+
 static __attribute__((noinline)) void softmax_group(const cpa_attend_tile *tile, const cpa_attend_group *group,
                                                     int32_t begin, int32_t end, float *shrink) {
     for (int32_t i = 0; i < group->heads * group->rows; i++) {
         float *s = group->scores + i * TILE;
+        if (tile->score) score_row(tile, i, s, begin, end);
         if (tile->masked) mask_row(s, begin, end, tile->begin, tile->visible[i % group->rows]);
         for (int32_t j = begin; tile->weighs && j < end; j++) tile->weighs[j] = s[j] != -INFINITY;
         shrink[i] = softmax_row(s, begin, end, &group->max[i], &group->sum[i]);

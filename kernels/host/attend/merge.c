@@ -1,4 +1,5 @@
 /* merge: partial states of the same rows over disjoint keys, as the left fold of the two-state merge. */
+#include "kernels/host/attend/attend_score.h"
 #include "kernels/host/attend/state.h"
 #include "kernels/host/cache/quantise.h"
 #include "kernels/host/device/host.h"
@@ -70,6 +71,10 @@ static void merge_head(const merge_job *job, int64_t row, int32_t head) {
             part = wide;
         }
         cpa_state_fold(o, &lse, part, lse_b, args->v_dim);
+    }
+    if (args->sink_logits) {
+        const float factor = cpa_attend_sink_factor(lse, args->sink_logits[head]);
+        for (int32_t d = 0; d < args->v_dim; d++) o[d] *= factor;
     }
     store_o(job, row, head, o);
     store_lse(job, row, head, args->lse_base2 ? lse * (float)M_LOG2E : lse);

@@ -1,6 +1,7 @@
 /* state_pack and state_merge_packed: partial states cut by heads into messages, and the merge of such. */
 #include "base/convert.h"
 #include "base/min_max.h"
+#include "kernels/host/attend/attend_score.h"
 #include "kernels/host/attend/state.h"
 #include "kernels/host/device/host.h"
 
@@ -64,6 +65,10 @@ static void merge_head(const cpa_state_merge_packed_args *args, int64_t row, int
         if (args->foreign_lse && isnan(part_lse)) continue;
         cpa_widen(part_o, from, args->dtype, args->v_dim);
         cpa_state_fold(o, &lse, part_o, part_lse, args->v_dim);
+    }
+    if (args->sink_logits) {
+        const float factor = cpa_attend_sink_factor(lse, args->sink_logits[head]);
+        for (int32_t d = 0; d < args->v_dim; d++) o[d] *= factor;
     }
     const int64_t to = row * args->out_row_stride + (int64_t)head * args->v_dim;
     cpa_narrow((char *)args->out + to * cpa_dtype_bytes(args->out_dtype), o, args->out_dtype, args->v_dim);

@@ -1,0 +1,88 @@
+/* What attention does to a score between the product of a query and a key and the softmax, beside the mask of a layer:
+ * rules that follow from the indices of both alone, values that are added, and masks of single keys.
+ *
+ * All scores are fp32, and the order is fixed. With p the index of the query and t that of the key in their sequence
+ * (0 for its first token), for query head h,
+ *
+ *     s  = scale * (q . k)
+ *     s  = softcap * tanh(s / softcap)                         if softcap > 0 (Gemma 2, arXiv:2408.00118)
+ *     s *= log2(p) / log2(temperature_len)                     if temperature_len > 0 and p > temperature_len
+ *     s += alibi_slopes[h] * (t - p)                           Press et al., arXiv:2108.12409
+ *     s += bias(row, h, t)
+ *     s  = -inf                                                where the row does not see the key
+ *     LSE = ln sum exp(s),  O = sum exp(s - LSE) v
+ *     out = O / (1 + exp(sink_logits[h] - LSE))                the result alone, see below
+ *
+ * tanh is off by at most 1e-6 of its value. ALiBi counts from the query's own index, whatever shard holds the key, so
+ * that states over disjoint keys merge; others count from the sequence's end, which gives the same O and another LSE.
+ *
+ * A sink logit is one more term of the denominator that has no value (gpt-oss; Xiao et al., arXiv:2309.17453, name the
+ * effect): once a row, however its keys are split. So it is part of no state and of no LSE; it is applied to what
+ * finishes a row: `out` of attend and of the merges. A row that sees no key has O = 0 with or without.
+ *
+ * Structs here are on the host, what they point to is on the device of the call; all zero is no rule. */
+#ifndef CPATTN_SCORE_H
+#define CPATTN_SCORE_H
+
+#include <cpattn/shape.h>
+#include <cpattn/status.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct cpa_score_rules {
+    float softcap;             /* 0: none */
+    float temperature_len;     /* 0: none, else above 1 */
+    const float *alibi_slopes; /* [q_heads], or NULL */
+    const float *sink_logits;  /* [q_heads], or NULL; -inf: that head has none */
+    int64_t reserved[4];       /* zero */
+} cpa_score_rules;
+
+/* Values that are added to scores, by index in the sequence: of a row, a head and the key t in [first, first + width)
+ *
+ *     values[row * row_stride + head * head_stride + t - first]
+ *
+ * and 0 for other keys. -inf hides a key. */
+typedef struct cpa_score_bias {
+    const void *values;
+    cpa_dtype dtype;        /* fp32, bf16 or fp16 */
+    int64_t row_stride;     /* elements; 0: all rows have the same */
+    int64_t head_stride;    /* of query heads; 0: all have the same */
+    int64_t first, width;   /* indices in the sequence */
+    const int32_t *row_map; /* [rows]: the row in `values` of each row of q; NULL: the identity */
+    int64_t reserved[4];    /* zero */
+} cpa_score_bias;
+
+/* Single keys by bits, for rows of drafted trees and for masks that others give whole. Bit b of a row is bit b mod 32 of
+ * its word row_word + b / 32, and stands for the key of index first + b: 1, it is seen. Of a row with row_word >= 0
+ *
+ *     t < first                    the mask of the layer decides
+ *     first <= t < first + width   the bit decides in the place of `causal`; a window stays
+ *     first + width <= t           not seen
+ *
+ * and a row with row_word = -1 has the mask of the layer alone. `first` is 0 for masks of whole sequences, the length of
+ * the prefix for those that skip it, and that of the verified tokens for trees of drafts. */
+typedef struct cpa_custom_mask {
+    const uint32_t *bits;
+    const int64_t *row_word; /* [rows] */
+    const int64_t *first;    /* [rows] */
+    const int32_t *width;    /* [rows] */
+    const int32_t *row_map;  /* [rows]: the entry of the arrays above of each row of q; NULL: the identity */
+    int64_t reserved[4];     /* zero */
+} cpa_custom_mask;
+
+/* Words that `width` bits take. */
+CPA_INLINE int64_t cpa_mask_words(int64_t width) {
+    return (width + 31) / 32;
+}
+
+/* Packs `rows` rows of bytes, 0 or not, that lie row_stride bytes apart (0 = width) into rows of cpa_mask_words(width)
+ * words, on the host. CPA_INVALID for NULL and negative counts, without anything written. Pure; thread-safe. */
+CPA_API cpa_status cpa_mask_pack(const uint8_t *visible, int64_t rows, int64_t width, int64_t row_stride,
+                                 uint32_t *bits);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,296 @@
+/* attend with score rules, additive bias and masks of bits against the float64 reference, which applies what
+ * cpattn/score.h says to one score after the other. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/convert.h"
+#include "tests/fixtures/attend_fixture.h"
+#include "tests/fixtures/unit.h"
+
+/* What is done to scores, in the order of the table below. */
+enum {
+    SOFTCAP = 1,
+    TEMPERATURE = 2,
+    ALIBI = 4,
+    SINKS = 8,
+    BIAS = 16,          /* fp32, the same for all heads */
+    BIAS_OF_HEADS = 32, /* in 16 bits, */
+    WHOLE_MASK = 64,    /* bits for all keys */
+    TREE = 128          /* bits for the keys of the queries */
+};
+
+static cpa_test_score score_of(const cpa_attend_fixture *f, int what) {
+    const int64_t length = f->shape.length, start = f->shape.start;
+    cpa_test_score score = {.q_heads = f->shape.q_heads, .rows = f->rows};
+    if (what & SOFTCAP) score.softcap = 1.5f;
+    if (what & TEMPERATURE) score.temperature_len = 37;
+    if (what & ALIBI) cpa_test_score_add_slopes(&score);
+    if (what & SINKS) cpa_test_score_add_sinks(&score);
+    if (what & BIAS) cpa_test_score_add_bias(&score, CPA_F32, 0, length / 5, length - length / 3);
+    if (what & BIAS_OF_HEADS) cpa_test_score_add_bias(&score, f->shape.length % 2 ? CPA_F16 : CPA_BF16, 1, 0, length);
+    if (what & WHOLE_MASK) cpa_test_score_add_bits(&score, 0, (int32_t)(length - length / 4));
+    if (what & TREE) cpa_test_score_add_bits(&score, start, (int32_t)(length - start));
+    return score;
+}
+
+/* Attends over the keys of each slot in turn and counts rows that disagree with the reference. */
+static int64_t wrong_rows(const cpa_attend_case *shape, int what, int64_t stride) {
+    cpa_attend_fixture f;
+    cpa_attend_fixture_init(&f, shape, 1);
+    cpa_test_score score = score_of(&f, what);
+    int64_t wrong = 0;
+    f.score = &score;
+    for (int32_t slot = 0; slot < shape->cp_size; slot++) {
+        cpa_attend_result result;
+        cpa_attend_result_init(&result, &f);
+        int64_t failed = cpa_attend_fixture_run_slot(&f, slot, &result) != CPA_OK;
+        double worst = 0;
+        failed += cpa_attend_fixture_check(&f, slot, stride, &result, &worst);
+        if (failed) {
+            printf(
+                "\n    %lld wrong (%g): what %d dtype %d/%d heads %d/%d width %d/%d block %d N %d start %lld length "
+                "%lld "
+                "causal %d window %lld slot %d",
+                (long long)failed, worst, what, shape->q_dtype, shape->kv_dtype, shape->q_heads, shape->kv_heads,
+                shape->k_dim, shape->v_dim, shape->block_size, shape->cp_size, (long long)shape->start,
+                (long long)shape->length, shape->mask.causal, (long long)shape->mask.window, slot);
+        }
+        wrong += failed;
+        cpa_attend_result_destroy(&result);
+    }
+    cpa_test_score_destroy(&score);
+    cpa_attend_fixture_destroy(&f);
+    return wrong;
+}
+
+static const int FORMS[] = {SOFTCAP,
+                            TEMPERATURE,
+                            ALIBI,
+                            SINKS,
+                            BIAS,
+                            BIAS_OF_HEADS,
+                            WHOLE_MASK,
+                            TREE,
+                            SOFTCAP | TEMPERATURE | ALIBI | SINKS | BIAS | TREE,
+                            ALIBI | SINKS | BIAS_OF_HEADS | WHOLE_MASK};
+enum { N_FORMS = sizeof FORMS / sizeof *FORMS };
+
+/* Prefill of a whole sequence, of its end, and decode; dtypes, and a quantised cache. */
+static void every_form_in_every_base(void) {
+    for (int i = 0; i < N_FORMS; i++) {
+        for (int base = 0; base < CPA_ATTEND_BASES; base++) {
+            cpa_attend_case shape = CPA_ATTEND_BASE[base];
+            CU_ASSERT_EQUAL(wrong_rows(&shape, FORMS[i], 13), 0);
+            shape.start = shape.length - 45;
+            CU_ASSERT_EQUAL(wrong_rows(&shape, FORMS[i], 7), 0);
+            shape.start = shape.length - 1;
+            CU_ASSERT_EQUAL(wrong_rows(&shape, FORMS[i], 1), 0);
+        }
+    }
+}
+
+/* Keys and queries of every shard: rules go by the index in the sequence, wherever a key lies. */
+static void every_form_over_shards(void) {
+    for (int i = 0; i < N_FORMS; i++) {
+        for (int32_t n = 2; n <= 4; n++) {
+            for (int base = 0; base < 2; base++) {
+                cpa_attend_case shape = CPA_ATTEND_BASE[base];
+                shape.cp_size = n;
+                shape.length = 333;
+                shape.interleave = n == 3 ? 48 : 16;
+                CU_ASSERT_EQUAL(wrong_rows(&shape, FORMS[i], 17), 0);
+                shape.start = shape.length - 6;
+                CU_ASSERT_EQUAL(wrong_rows(&shape, FORMS[i], 1), 0);
+            }
+        }
+    }
+}
+
+/* Windows stay beside bits, and sinks of the mask; without causality the bits are all that bounds a row. */
+static void windows_beside_bits(void) {
+    static const cpa_mask masks[] = {
+        {.causal = 1, .window = 64}, {.causal = 1, .window = 100, .sinks = 5}, {.causal = 0}};
+    for (size_t m = 0; m < sizeof masks / sizeof *masks; m++) {
+        for (int base = 0; base < 2; base++) {
+            for (int what = WHOLE_MASK; what <= TREE; what *= 2) {
+                cpa_attend_case shape = CPA_ATTEND_BASE[base];
+                shape.mask = masks[m];
+                shape.length = 700;
+                shape.start = 650;
+                CU_ASSERT_EQUAL(wrong_rows(&shape, what, 3), 0);
+                shape.start = 694;
+                CU_ASSERT_EQUAL(wrong_rows(&shape, what | ALIBI, 1), 0);
+            }
+        }
+    }
+}
+
+/* All widths for which there are kernels, as prefill and as decode. */
+static void every_width(void) {
+    static const int32_t widths[][2] = {{64, 64}, {80, 80}, {96, 96}, {128, 128}, {192, 128}, {256, 256}, {13, 13}};
+    for (size_t i = 0; i < sizeof widths / sizeof *widths; i++) {
+        for (int dtype = CPA_BF16; dtype <= CPA_F16; dtype++) {
+            for (int late = 0; late < 2; late++) {
+                cpa_attend_case shape = CPA_ATTEND_BASE[1];
+                shape.q_dtype = shape.kv_dtype = (cpa_dtype)dtype;
+                shape.k_dim = widths[i][0], shape.v_dim = widths[i][1];
+                shape.start = late ? shape.length - 2 : 0;
+                CU_ASSERT_EQUAL(wrong_rows(&shape, SOFTCAP | ALIBI | SINKS | TREE, 31), 0);
+            }
+        }
+    }
+}
+
+/* Many keys, which a device splits over its multiprocessors, for few rows and for a prefill tile. */
+static void few_queries_over_many_keys(void) {
+    for (int64_t queries = 1; queries <= 40; queries += 39) {
+        for (int base = 0; base < 2; base++) {
+            cpa_attend_case shape = CPA_ATTEND_BASE[base];
+            shape.block_size = shape.interleave = 64;
+            shape.length = 9001;
+            shape.start = shape.length - queries;
+            CU_ASSERT_EQUAL(wrong_rows(&shape, SOFTCAP | TEMPERATURE | SINKS, 7), 0);
+            CU_ASSERT_EQUAL(wrong_rows(&shape, ALIBI | SINKS | TREE, 7), 0);
+        }
+    }
+}
+
+/* Bits that say what causality says give its result, to the bit. */
+static void a_causal_mask_of_bits_is_causality(void) {
+    for (int base = 0; base < CPA_ATTEND_BASES; base++) {
+        cpa_attend_case shape = CPA_ATTEND_BASE[base];
+        cpa_attend_fixture f;
+        cpa_attend_result plain, masked;
+        cpa_attend_fixture_init(&f, &shape, 1);
+        cpa_attend_result_init(&plain, &f);
+        cpa_attend_result_init(&masked, &f);
+        CU_ASSERT_EQUAL(cpa_attend_fixture_run_slot(&f, 0, &plain), CPA_OK);
+        cpa_test_score score = {.q_heads = shape.q_heads, .rows = f.rows};
+        cpa_test_score_add_bits(&score, 0, (int32_t)shape.length);
+        const int64_t words = cpa_mask_words(shape.length);
+        for (int64_t row = 0; row < f.rows; row++) {
+            const int64_t entry = score.row_map[row];
+            score.row_word[entry] = entry * words;
+            for (int64_t key = 0; key < shape.length; key++) {
+                uint32_t *word = &score.bits[entry * words + key / 32], bit = (uint32_t)1 << (key % 32);
+                *word = key <= row ? *word | bit : *word & ~bit;
+            }
+        }
+        f.score = &score;
+        f.shape.mask.causal = 0;
+        CU_ASSERT_EQUAL(cpa_attend_fixture_run_slot(&f, 0, &masked), CPA_OK);
+        if (f.device->caps.bit_exact) {
+            CU_ASSERT(cpa_attend_result_same(&plain, &masked));
+        } else {
+            CU_ASSERT_EQUAL(cpa_attend_fixture_check(&f, 0, 7, &masked, NULL), 0);
+        }
+        cpa_test_score_destroy(&score);
+        cpa_attend_result_destroy(&masked);
+        cpa_attend_result_destroy(&plain);
+        cpa_attend_fixture_destroy(&f);
+    }
+}
+
+/* A row whose bits are all 0 is empty, with and without a sink. */
+static void a_row_without_any_key(void) {
+    for (int base = 0; base < CPA_ATTEND_BASES; base++) {
+        for (int late = 0; late < 2; late++) {
+            cpa_attend_case shape = CPA_ATTEND_BASE[base];
+            cpa_attend_fixture f;
+            cpa_attend_result result;
+            shape.start = late ? shape.length - 2 : 0;
+            cpa_attend_fixture_init(&f, &shape, 1);
+            cpa_attend_result_init(&result, &f);
+            cpa_test_score score = score_of(&f, WHOLE_MASK | SINKS | SOFTCAP);
+            memset(score.bits, 0, (size_t)score.n_words * sizeof *score.bits);
+            f.score = &score;
+            CU_ASSERT_EQUAL(cpa_attend_fixture_run_slot(&f, 0, &result), CPA_OK);
+            CU_ASSERT_EQUAL(cpa_attend_fixture_check(&f, 0, 1, &result, NULL), 0);
+            CU_ASSERT_EQUAL(score.row_map[1] >= 0 && score.row_word[score.row_map[1]] >= 0, 1);
+            CU_ASSERT_EQUAL(result.lse[(f.rows - 1) * shape.q_heads], -INFINITY);
+            cpa_test_score_destroy(&score);
+            cpa_attend_result_destroy(&result);
+            cpa_attend_fixture_destroy(&f);
+        }
+    }
+}
+
+/* The keys in two calls, the second of which finishes the rows: sinks count once, in its result. */
+static void sinks_of_a_resumed_row(void) {
+    for (int base = 0; base < CPA_ATTEND_BASES; base++) {
+        for (int late = 0; late < 2; late++) {
+            cpa_attend_case shape = CPA_ATTEND_BASE[base];
+            cpa_attend_fixture f;
+            cpa_attend_result result;
+            shape.mask = (cpa_mask){.causal = 1};
+            shape.start = late ? shape.length - 2 : 128;
+            cpa_attend_fixture_init(&f, &shape, 1);
+            cpa_attend_result_init(&result, &f);
+            cpa_test_score score = score_of(&f, SINKS);
+            f.score = &score;
+            f.resumed_out = 1;
+            cpa_attend_item first = cpa_attend_fixture_item(&f, 0, 0, f.q_count[0], 0, 0, 128);
+            cpa_attend_item second = cpa_attend_fixture_item(&f, 0, 0, f.q_count[0], 0, 128, shape.length);
+            CU_ASSERT_EQUAL(cpa_attend_fixture_run(&f, &first, 1, 0, &result), CPA_OK);
+            CU_ASSERT_EQUAL(cpa_attend_fixture_run(&f, &second, 1, 1, &result), CPA_OK);
+            /* What the state's O holds is not said where `out` is written on a resumed call. */
+            for (int64_t i = 0; i < f.rows * shape.q_heads; i++) {
+                const float sink = score.sinks[i % shape.q_heads];
+                const double factor = 1 / (1 + exp((double)(sink - result.lse[i])));
+                for (int32_t d = 0; d < shape.v_dim; d++) {
+                    float out;
+                    const int64_t at = i * shape.v_dim + d;
+                    cpa_widen(&out, (char *)result.out + at * cpa_dtype_bytes(shape.q_dtype), shape.q_dtype, 1);
+                    result.o[at] = (float)((double)out / factor);
+                }
+            }
+            CU_ASSERT_EQUAL(cpa_attend_fixture_check(&f, 0, 1, &result, NULL), 0);
+            cpa_test_score_destroy(&score);
+            cpa_attend_result_destroy(&result);
+            cpa_attend_fixture_destroy(&f);
+        }
+    }
+}
+
+static void masks_are_packed(void) {
+    enum { ROWS = 3, WIDTH = 37, STRIDE = 41 };
+    uint8_t bytes[ROWS * STRIDE] = {0};
+    uint32_t bits[ROWS * 2 + 1] = {0};
+    for (int i = 0; i < ROWS * STRIDE; i++) bytes[i] = (uint8_t)(i % 3 ? 0 : i % 200 + 1);
+    bits[ROWS * 2] = 77;
+    CU_ASSERT_EQUAL(cpa_mask_pack(bytes, ROWS, WIDTH, STRIDE, bits), CPA_OK);
+    int wrong = 0;
+    for (int row = 0; row < ROWS; row++) {
+        for (int i = 0; i < 64; i++) {
+            const int want = i < WIDTH && bytes[row * STRIDE + i] != 0;
+            wrong += (int)(bits[row * 2 + i / 32] >> (i % 32) & 1) != want;
+        }
+    }
+    CU_ASSERT_EQUAL(wrong, 0);
+    CU_ASSERT_EQUAL(bits[ROWS * 2], 77);
+    CU_ASSERT_EQUAL(cpa_mask_pack(bytes, ROWS, WIDTH, WIDTH - 1, bits), CPA_INVALID);
+    CU_ASSERT_EQUAL(cpa_mask_pack(NULL, ROWS, WIDTH, 0, bits), CPA_INVALID);
+    CU_ASSERT_EQUAL(cpa_mask_pack(bytes, -1, WIDTH, 0, bits), CPA_INVALID);
+    CU_ASSERT_EQUAL(cpa_mask_pack(NULL, 0, WIDTH, 0, NULL), CPA_OK);
+}
+
+/* With a number, only so many of the tests; the sanitizers are slow. */
+int main(int argc, char **argv) {
+    static const cpa_test tests[] = {
+        {"masks of bytes are packed into bits", masks_are_packed},
+        {"every form matches the reference in every base", every_form_in_every_base},
+        {"every form matches the reference over shards", every_form_over_shards},
+        {"windows stay beside bits", windows_beside_bits},
+        {"bits that say what causality says give its result", a_causal_mask_of_bits_is_causality},
+        {"a row whose bits hide every key is empty", a_row_without_any_key},
+        {"sinks count once in a resumed row", sinks_of_a_resumed_row},
+        {"every width matches the reference", every_width},
+        {"few queries over many keys match the reference", few_queries_over_many_keys},
+    };
+    int missing = cpa_test_device_missing();
+    if (missing) return missing == 1 ? CPA_TEST_SKIPPED : missing;
+    int n_tests = (int)(sizeof tests / sizeof tests[0]), limit = argc > 1 ? atoi(argv[1]) : n_tests;
+    return cpa_test_main("attend_score", tests, limit < n_tests ? limit : n_tests);
+}
