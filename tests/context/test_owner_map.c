@@ -91,6 +91,33 @@ static void check_chunks(const given_tokens *given, cpa_owner_map map, cpa_place
     CU_ASSERT_EQUAL(wrong, 0);
 }
 
+/* Rows [start, start + 8) of a sequence, a token and its drafts, whatever of them is accepted. On each rank row i sees the
+ * tokens that were given to it up to that row's own, which is no constant less than the last row's; and the blocks that
+ * it needs no more once some drafts are rejected hold nothing but those. */
+static void check_rows(const given_tokens *given, cpa_owner_map map, cpa_placement placement) {
+    enum { ROWS = 8, BLOCK = 16 };
+    int wrong = 0;
+    for (int64_t start = 0; start + ROWS <= given->tokens; start++) {
+        for (int32_t r = 0; r < map.cp_size; r++) {
+            const cpa_token_set shard = cpa_tokens_on(map, placement, r);
+            const int64_t blocks = (cpa_tokens_before(map, shard, start + ROWS) + BLOCK - 1) / BLOCK;
+            int64_t seen = given->before[r][start];
+            for (int64_t i = 0; i < ROWS; i++) {
+                seen += given->owner[start + i] == r;
+                wrong += cpa_tokens_before(map, shard, start + i + 1) != seen;
+                const int64_t kept = (seen + BLOCK - 1) / BLOCK;
+                if (kept < blocks) wrong += cpa_token_position(map, shard, kept * BLOCK) <= start + i;
+                if (kept > 0) wrong += cpa_token_position(map, shard, (kept - 1) * BLOCK) > start + i;
+            }
+        }
+    }
+    CU_ASSERT_EQUAL(wrong, 0);
+}
+
+static void what_each_of_several_rows_sees_follows_from_its_position(void) {
+    for_every_map(check_rows);
+}
+
 static void owner_is_the_rank_the_token_was_given_to(void) {
     for_every_map(check_owners);
 }
@@ -165,6 +192,8 @@ static const cpa_test tests[] = {
     {"pos inverts the local index", pos_inverts_the_local_index},
     {"len counts the shard's tokens before a position", len_counts_the_tokens_of_the_shard_before_a_position},
     {"a chunk is a contiguous local range on every rank", a_chunk_is_a_contiguous_local_range_on_every_rank},
+    {"what each of several rows sees follows from its position",
+     what_each_of_several_rows_sees_follows_from_its_position},
     {"a sequence on one rank is all there", a_sequence_on_one_rank_is_all_there},
     {"placements name a rank of the map", placements_name_a_rank_of_the_map},
     {"shards are a rotation of the ranks", shards_are_a_rotation_of_the_ranks},
