@@ -90,18 +90,11 @@ static void spoil(cpa_attend_fixture *f, poison kind) {
 
 /* Makes attend take the path `index`: on the host, an instruction set that this CPU has. NULL past the last. */
 static const char *take_path(const cpa_attend_fixture *f, int32_t index) {
-    static const cpa_attend_isa *const sets[] = {
-        &cpa_attend_portable,
-#ifdef __x86_64__
-        &cpa_attend_avx2,
-        &cpa_attend_avx512,
-#endif
-    };
     if (!cpa_test_promises_bits()) return f->device->self_test->attend_path(f->device, index);
-    for (size_t i = 0; i < sizeof sets / sizeof sets[0]; i++) {
-        if (!sets[i]->supported() || index-- > 0) continue;
-        ((cpa_host_device *)f->device)->isa = sets[i];
-        return sets[i]->name;
+    for (int i = 0; cpa_attend_isas[i]; i++) {
+        if (!cpa_attend_isas[i]->supported() || index-- > 0) continue;
+        cpa_host_use_isa((cpa_host_device *)f->device, cpa_attend_isas[i]);
+        return cpa_attend_isas[i]->name;
     }
     return NULL;
 }

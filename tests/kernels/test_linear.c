@@ -218,21 +218,14 @@ static void a_fused_product_is_the_operators_in_turn(void) {
 }
 
 static void every_instruction_set_multiplies_right(void) {
-    const cpa_attend_isa *const sets[] = {
-        &cpa_attend_portable,
-#ifdef __x86_64__
-        &cpa_attend_avx2,
-        &cpa_attend_avx512,
-#endif
-    };
     if (!cpa_test_promises_bits()) return;
-    for (size_t set = 0; set < sizeof sets / sizeof *sets; set++) {
-        if (!sets[set]->supported()) continue;
+    for (int set = 0; cpa_attend_isas[set]; set++) {
+        if (!cpa_attend_isas[set]->supported()) continue;
         for (cpa_dtype dtype = CPA_F32; dtype < CPA_DTYPE_COUNT; dtype++) {
             const shape s = {19, 291, 141, dtype, dtype, 1, 1};
             product p;
             cpa_test_device_open(1, &device, &stream);
-            ((cpa_host_device *)device)->isa = sets[set];
+            cpa_host_use_isa((cpa_host_device *)device, cpa_attend_isas[set]);
             make(&p, &s);
             CU_ASSERT_EQUAL(wrong_outputs(&p), 0);
             destroy(&p);

@@ -168,11 +168,17 @@ cpa_status cpa_host_attend_supported(const cpa_device *device, const char *where
                     where, shape->v_dim, shape->k_dim);
 }
 
+static const cpa_attend_isa *isa_of(const cpa_stream *stream, const cpa_attend_args *args) {
+    const cpa_host_device *device = cpa_host_device_of(stream);
+    const int pairs = device->pair_isa && args->q_dtype == CPA_BF16 && args->kv.dtype == CPA_BF16;
+    return pairs ? device->pair_isa : device->isa;
+}
+
 cpa_status cpa_host_attend(const cpa_attend_plan *base, const cpa_attend_args *args, const void *ready_q,
                            cpa_stream *stream) {
     const cpa_host_plan *plan = (const cpa_host_plan *)base;
     const cpa_attend_batch *batch = &plan->batch;
-    cpa_attend_job job = {.plan = plan, .isa = cpa_host_device_of(stream)->isa, .args = *args, .stream = stream};
+    cpa_attend_job job = {.plan = plan, .isa = isa_of(stream, args), .args = *args, .stream = stream};
     if (!base->n_items) return CPA_OK;
     job.args.kv = cpa_kv_view_resolve(args->kv);
     job.args.state = cpa_partial_resolve(args->state, batch->shape.q_heads, batch->shape.v_dim);

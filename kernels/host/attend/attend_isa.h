@@ -3,7 +3,8 @@
  * A tile is CPA_ATTEND_TILE consecutive local key indices. Packed, it is fp32 in panels of `lanes`
  * columns: keys as [panel of keys][k_dim][lanes], values as [panel of v_dim][key][lanes]. A group is up to `rows` query
  * rows that go through a tile together. Within one instruction set the result of a row has the same bits whatever rows
- * share its group: every sum has one accumulator and runs in ascending order of d or of the key. */
+ * share its group: every sum has one accumulator and runs in ascending order of d or of the key. Sets that multiply
+ * pairs of bf16 serve bf16 queries over bf16 keys and values alone, with packed tiles of their own (attend_pairs.h). */
 #ifndef CPA_HOST_ATTEND_ISA_H
 #define CPA_HOST_ATTEND_ISA_H
 
@@ -11,10 +12,11 @@
 
 enum {
     CPA_ATTEND_TILE = 256,      /* divides CPA_HOST_SPLIT_TOKENS */
-    CPA_ATTEND_MAX_ROWS = 12,   /* of a group and head, for any instruction set */
+    CPA_ATTEND_MAX_ROWS = 16,   /* of a group and head, for any instruction set */
     CPA_ATTEND_GROUP_ROWS = 64, /* of a group, over all its heads */
     /* Floats that hold the packed keys or the packed values of a tile. */
-    CPA_ATTEND_PACKED = (CPA_ATTEND_TILE + 1) * CPA_MAX_HEAD_DIM
+    CPA_ATTEND_PACKED = (CPA_ATTEND_TILE + 1) * CPA_MAX_HEAD_DIM,
+    CPA_PAIR_Q_WORDS = CPA_MAX_HEAD_DIM / 2 /* from row to row of queries in pairs of bf16 */
 };
 
 /* Keys or values as they lie in the pages. Strides are in bytes. */
@@ -42,7 +44,7 @@ typedef struct cpa_attend_lanes {
  * hold the same rows of several neighbouring heads. */
 typedef struct cpa_attend_group {
     int32_t rows, heads;
-    const float *q;   /* [heads][k_dim][rows] */
+    const float *q;   /* [heads][k_dim][rows]; of pairs, which lie in floats' places: [heads][rows][CPA_PAIR_Q_WORDS] */
     float *max;       /* [heads][rows], of scores times log2(e); -inf at first */
     float *sum;       /* [heads][rows], of 2^(score - max) */
     float *o;         /* [heads][rows][o_stride], the same sum over values */
@@ -89,6 +91,7 @@ typedef struct cpa_attend_isa {
     const char *name;
     int32_t rows;
     int32_t lanes;
+    int32_t pairs; /* multiplies pairs of bf16 */
     int (*supported)(void);
     /* Packs the panels of the first head that hold the lanes in use; what is not in use becomes 0. */
     void (*pack)(const cpa_attend_tile *tile, float *k, float *v);
@@ -100,6 +103,10 @@ extern const cpa_attend_isa cpa_attend_portable;
 #ifdef __x86_64__
 extern const cpa_attend_isa cpa_attend_avx2;
 extern const cpa_attend_isa cpa_attend_avx512;
+extern const cpa_attend_isa cpa_attend_avx512bf16;
 #endif
+
+/* All of this build, NULL after the last. */
+extern const cpa_attend_isa *const cpa_attend_isas[];
 
 #endif

@@ -78,13 +78,24 @@ int64_t cpa_attend_query_head(const cpa_attend_job *job, const cpa_host_unit *un
     return (int64_t)kv_head * job->group + (unit->row + row % unit->rows) % job->group;
 }
 
-/* The query of a row of the unit as floats [k_dim]. */
-static void read_query(const cpa_attend_job *job, const cpa_host_unit *unit, int32_t row, float *q) {
+static const char *find_query(const cpa_attend_job *job, const cpa_host_unit *unit, int32_t row) {
     const cpa_host_member member = cpa_host_member_of(job->plan, unit, job->group, row);
     int32_t k_dim = job->plan->batch.shape.k_dim;
     int64_t index = job->plan->items[member.item].q_row + member.token;
     int64_t at = index * job->args.q_row_stride + cpa_attend_query_head(job, unit, row) * k_dim;
-    cpa_widen(q, (const char *)job->args.q + at * cpa_dtype_bytes(job->args.q_dtype), job->args.q_dtype, k_dim);
+    return (const char *)job->args.q + at * cpa_dtype_bytes(job->args.q_dtype);
+}
+
+/* The query of a row of the unit as floats [k_dim]. */
+static void read_query(const cpa_attend_job *job, const cpa_host_unit *unit, int32_t row, float *q) {
+    cpa_widen(q, find_query(job, unit, row), job->args.q_dtype, job->plan->batch.shape.k_dim);
+}
+
+/* The query of a row of the unit as pairs of bf16, filled up to the last word with zeros. */
+static void read_pairs(const cpa_attend_job *job, const cpa_host_unit *unit, int32_t row, float *q) {
+    const size_t bytes = (size_t)job->plan->batch.shape.k_dim * (size_t)cpa_dtype_bytes(CPA_BF16);
+    memcpy(q, find_query(job, unit, row), bytes);
+    memset((char *)q + bytes, 0, CPA_PAIR_Q_WORDS * sizeof *q - bytes);
 }
 
 /* Row `row` of the unit goes to its column of its group, [k_dim][rows of the group]. */
@@ -111,7 +122,12 @@ static void load_scores(const cpa_attend_job *job, const cpa_host_unit *unit, cp
 }
 
 void cpa_attend_load_rows(const cpa_attend_job *job, const cpa_host_unit *unit, cpa_attend_workspace *work) {
-    for (int32_t i = 0; i < cpa_host_unit_rows(unit); i++) load_query(job, unit, work, i);
+    for (int32_t i = 0; i < cpa_host_unit_rows(unit); i++) {
+        if (job->isa->pairs)
+            read_pairs(job, unit, i, work->q + (int64_t)i * CPA_PAIR_Q_WORDS);
+        else
+            load_query(job, unit, work, i);
+    }
     const int scores = has_score(job);
     if (scores) load_scores(job, unit, work);
     for (int32_t i = 0; i < unit->rows; i++) {
@@ -192,9 +208,10 @@ static void attend_tile(const cpa_attend_job *job, const cpa_attend_workspace *w
 /* `rows` neighbouring rows of the unit and of `heads` heads. */
 static cpa_attend_group group_of(const cpa_attend_job *job, const cpa_attend_workspace *work, int32_t row, int32_t rows,
                                  int32_t heads) {
+    const int64_t row_words = job->isa->pairs ? CPA_PAIR_Q_WORDS : job->plan->batch.shape.k_dim;
     return (cpa_attend_group){.rows = rows,
                               .heads = heads,
-                              .q = work->q + (int64_t)row * job->plan->batch.shape.k_dim,
+                              .q = work->q + row * row_words,
                               .max = work->max + row,
                               .sum = work->sum + row,
                               .o = work->o + row * job->o_stride,
@@ -262,7 +279,10 @@ static void attend_alone(const cpa_attend_job *job, const cpa_host_unit *unit, i
     cpa_attend_tile tile = {.k_pages = &k, .v_pages = &v, .weighs = work->weighs};
     cpa_attend_group group = group_of(job, work, row, 1, 1);
     group.q = q;
-    read_query(job, unit, row, q);
+    if (job->isa->pairs)
+        read_pairs(job, unit, row, q);
+    else
+        read_query(job, unit, row, q);
     find_keys_and_values(job, unit, unit->kv_head + row / unit->rows, &k, &v);
     begin_rows(job, work, row, 1);
     for (int64_t at = 0; at < CPA_HOST_SPLIT_TOKENS; at += CPA_ATTEND_TILE) {

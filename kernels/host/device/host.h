@@ -21,8 +21,15 @@ typedef struct cpa_host_device {
     int32_t thread_count;
     cpa_threads *threads;
     const cpa_attend_isa *isa;
+    const cpa_attend_isa *pair_isa;    /* of bf16 over bf16, with at least as many rows; NULL: isa serves those too */
     cpa_attend_workspace **workspaces; /* [thread_count]; in use by the run that holds the threads */
 } cpa_host_device;
+
+/* Makes the device use an instruction set, and one that multiplies pairs for bf16 alone. */
+static inline void cpa_host_use_isa(cpa_host_device *device, const cpa_attend_isa *isa) {
+    if (!isa->pairs) device->isa = isa;
+    device->pair_isa = isa->pairs ? isa : NULL;
+}
 
 static inline cpa_host_device *cpa_host_device_of(const cpa_stream *stream) {
     return (cpa_host_device *)stream->device;
