@@ -83,8 +83,8 @@ typedef struct cpa_context_args {
     void *out;   /* [rows, q_heads, v_dim], dtype; with replicated rows only the own heads */
     float *lse;  /* [rows, q_heads], or NULL; likewise */
     /* What else is done to scores, see cpattn/score.h; NULL: nothing. The same on every rank. Rows of `custom` and `bias`
-     * are all those of the step, chunk after chunk, whoever owns them, and a row_map is read by those: every rank has
-     * what it needs for the rows that come to it, so nothing of it travels. Sink logits are applied once, on the rank
+     * are all those of the step, chunk after chunk, whoever owns them, and their row_map is NULL: every rank has what it
+     * needs for the rows that come to it, so nothing of it travels. Sink logits are applied once, on the rank
      * that has the result of the row. A reserved step takes rules, and on several ranks neither `custom` nor `bias`. */
     const cpa_score_rules *rules;
     const cpa_custom_mask *custom;

@@ -12,6 +12,7 @@
 #include "src/context/context_internal.h"
 #include "src/context/transport_choice.h"
 #include "src/ops/check_args.h"
+#include "src/ops/check_score.h"
 #include "src/ops/check_shape.h"
 
 const char *cpa_algorithm_name(cpa_algorithm algorithm) {
@@ -147,6 +148,7 @@ static void destroy(cpa_context *c) {
     cpa_control_close(&c->control);
     cpa_pass_q_destroy(&c->reserved_q);
     cpa_scatter_heads_destroy(&c->scatter);
+    cpa_score_rows_free(&c->score_rows, &c->ops);
     cpa_pass_q_destroy(&c->q);
     cpa_pass_kv_destroy(&c->kv);
     if (c->ops.device) {
@@ -302,6 +304,18 @@ cpa_status cpa_context_share(cpa_context *c, void *parts, int64_t bytes, cpa_str
 
 /* ---- one layer ---- */
 
+static cpa_status check_score(cpa_context *c, const cpa_context_args *args) {
+    CPA_TRY(cpa_check_score("attend", args->rules, args->custom, args->bias, &c->ops.error));
+    if ((args->custom && args->custom->row_map) || (args->bias && args->bias->row_map))
+        return cpa_fail(&c->ops.error, CPA_INVALID,
+                        "attend: the row_map of the custom mask or of the bias is set, expected NULL in a context");
+    if (c->attends_reserved && c->ops.map.cp_size > 1 && (args->custom || args->bias))
+        return cpa_fail(&c->ops.error, CPA_UNSUPPORTED,
+                        "attend: a custom mask or a bias in a reserved step of %d ranks, expected none",
+                        c->ops.map.cp_size);
+    return CPA_OK;
+}
+
 static cpa_status check_args(cpa_context *c, const cpa_context_args *args, const cpa_stream *stream) {
     const cpa_context_options *o = &c->ops.options;
     const cpa_kv_view *kv = &args->kv;
@@ -340,8 +354,7 @@ static cpa_status check_args(cpa_context *c, const cpa_context_args *args, const
         return cpa_fail(&c->ops.error, CPA_INVALID, "attend: scale is %g, expected a finite number",
                         (double)args->scale);
     }
-    if (args->rules || args->custom || args->bias)
-        return cpa_fail(&c->ops.error, CPA_UNSUPPORTED, "attend: score rules are not supported by contexts");
+    CPA_TRY(check_score(c, args));
     if (step->rows > 0 && (!args->q || (!args->out && !(step->replicated && c->scatter.heads == 0)))) {
         return cpa_fail(&c->ops.error, CPA_INVALID, "attend: %" PRId64 " rows, but q %p and out %p, expected both",
                         step->rows, args->q, args->out);
@@ -371,6 +384,7 @@ static cpa_status merge_states(cpa_context *c, cpa_pass_q *q, const cpa_context_
         .out_row_stride = (int64_t)o->shape.q_heads * o->shape.v_dim,
         .out_lse = args->lse,
         .out_lse_row_stride = o->shape.q_heads,
+        .sink_logits = cpa_context_sinks(&c->ops),
     };
     return cpa_pass_q_merge(q, own, &merge, stream);
 }
@@ -422,7 +436,11 @@ static cpa_status check_layer(cpa_context *c, const cpa_context_args *args, cons
                               cpa_context_args *layer) {
     CPA_TRY(CPA_STRUCT_TAKE("attend", args, cpa_context_args, out, layer, &c->ops.error));
     CPA_TRY(check_args(c, layer, stream));
-    return c->attends_reserved || c->step.replicated ? CPA_OK : cpa_pass_kv_select(&c->kv, layer->mask);
+    CPA_TRY(cpa_score_rows_begin(&c->score_rows, &c->ops, c->attends_reserved ? NULL : &c->q, layer));
+    if (c->attends_reserved || c->step.replicated) return CPA_OK;
+    cpa_mask sent = layer->mask;
+    if (layer->custom) sent.causal = 0; /* bits may show what lies behind a query */
+    return cpa_pass_kv_select(&c->kv, sent);
 }
 
 static cpa_status attend_exchanging(cpa_context *c, const cpa_context_args *layer, cpa_stream *stream, int64_t call) {
@@ -430,7 +448,7 @@ static cpa_status attend_exchanging(cpa_context *c, const cpa_context_args *laye
     c->layers_exchanged++;
     c->exchanging = (cpa_calls){c->control.channel, c->exchanging.channel < 0 ? call : c->exchanging.first, call};
     cpa_comm_begin_wait(c->control.comm, c->exchanging);
-    if (c->turn >= 0 && !c->attends_reserved) cpa_plan_agreement_attend(&c->agreement, layer->mask, layer->scale);
+    if (c->turn >= 0 && !c->attends_reserved) cpa_plan_agreement_attend(&c->agreement, layer);
     if (c->turn >= 0 || c->attends_reserved) cpa_stream_attach(&c->awaiting, stream);
     cpa_context_poll_begin(&c->ops, stream, &poll);
     cpa_status status = c->attends_reserved  ? attend_reserved(c, layer, stream)
@@ -449,6 +467,7 @@ static cpa_status attend_layer(cpa_context *c, const cpa_context_args *args, cpa
     cpa_status status = agree_on_plan(c);
     if (status != CPA_OK && !c->broken) return status; /* on all ranks alike */
     if (status == CPA_OK) status = check_layer(c, args, stream, &layer);
+    if (status == CPA_OK) status = cpa_score_rows_upload(&c->score_rows, &c->ops, stream);
     if (status != CPA_OK) {
         if (exchanges) c->planned = 0;
     } else {

@@ -6,6 +6,7 @@
  *   pass_kv.h       keys and values to the queries
  *   pass_q.h        queries out, partial states back
  *   scatter_heads.h  in the place of both, where every rank has all rows
+ *   score_rows.h    which rows of a custom mask or a bias are those of an attend
  *   tensor_slices.c  what products that are sliced over the ranks exchange
  *   planned_step.h  what they read of a step
  *   context_ops.h   what they act through */
@@ -16,6 +17,7 @@
 #include "src/context/pass_q.h"
 #include "src/context/plan_agreement.h"
 #include "src/context/scatter_heads.h"
+#include "src/context/score_rows.h"
 #include "src/ops/stream_drain.h"
 
 struct cpa_context {
@@ -25,6 +27,7 @@ struct cpa_context {
     cpa_pass_kv kv;
     cpa_pass_q q;
     cpa_scatter_heads scatter;
+    cpa_score_rows score_rows;
     cpa_context_buffer slices_memory; /* of cpa_context_slices: parts that other ranks send */
     cpa_row_placement rows;           /* of the steps that are planned next */
     /* Of cpa_context_reserve, beside the planned step: a row a sequence, and no chunks; and whether layers attend

@@ -85,6 +85,12 @@ cpa_status cpa_context_set_plan(cpa_context_ops *ops, cpa_attend_plan *plan, int
     return ops->device->operators->plan_set(plan, &batch, fusion, &ops->error);
 }
 
+void cpa_context_set_score(const cpa_context_ops *ops, cpa_score_side side, cpa_attend_args *args) {
+    args->rules = ops->score.rules;
+    args->custom = ops->score.has_custom ? &ops->score.custom[side] : NULL;
+    args->bias = ops->score.has_bias ? &ops->score.bias[side] : NULL;
+}
+
 cpa_status cpa_context_run_attend(cpa_context_ops *ops, const cpa_attend_plan *plan, const cpa_attend_args *args,
                                   const void *ready_q, cpa_span_kind kind, int32_t round, cpa_stream *stream) {
     if (plan->n_items == 0) return CPA_OK;
@@ -137,6 +143,7 @@ cpa_status cpa_context_attend_own(cpa_context_ops *ops, const cpa_attend_plan *p
         .state = state,
         .out = out,
     };
+    cpa_context_set_score(ops, CPA_SCORE_OWN, &attend);
     return cpa_context_run_attend(ops, plan, &attend, NULL, CPA_SPAN_ATTEND_OWN, 0, stream);
 }
 

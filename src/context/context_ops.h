@@ -22,6 +22,15 @@ typedef struct cpa_context_exchange {
     int32_t round;
 } cpa_context_exchange;
 
+/* What the layer at hand does to scores: for own rows, and for those of pass-Q's attend. */
+typedef enum cpa_score_side { CPA_SCORE_OWN = 0, CPA_SCORE_REMOTE, CPA_SCORE_SIDES } cpa_score_side;
+typedef struct cpa_context_score {
+    const cpa_score_rules *rules; /* NULL: none; likewise */
+    int has_custom, has_bias;
+    cpa_custom_mask custom[CPA_SCORE_SIDES];
+    cpa_score_bias bias[CPA_SCORE_SIDES];
+} cpa_context_score;
+
 typedef struct cpa_context_ops {
     cpa_context_options options;
     cpa_owner_map map;
@@ -35,6 +44,7 @@ typedef struct cpa_context_ops {
     cpa_error error;
     cpa_context_stats stats;
     cpa_spans spans;
+    cpa_context_score score;
 } cpa_context_ops;
 
 /* Everything but the transport, which is the caller's to open and close. cpa_context_ops_destroy cleans up after a
@@ -58,6 +68,12 @@ cpa_status cpa_context_set_plan(cpa_context_ops *ops, cpa_attend_plan *plan, int
 
 /* The message of a failed operation of the stream becomes that of the context. */
 cpa_status cpa_context_check(cpa_context_ops *ops, cpa_status status, const cpa_stream *stream);
+/* What an attend of the layer does to the scores of its rows. */
+void cpa_context_set_score(const cpa_context_ops *ops, cpa_score_side side, cpa_attend_args *args);
+/* The sinks that what finishes a row of the layer has; NULL: none. */
+static inline const float *cpa_context_sinks(const cpa_context_ops *ops) {
+    return ops->score.rules ? ops->score.rules->sink_logits : NULL;
+}
 /* `kind` says whose rows or keys they are, `round` in which they came. */
 cpa_status cpa_context_run_attend(cpa_context_ops *ops, const cpa_attend_plan *plan, const cpa_attend_args *args,
                                   const void *ready_q, cpa_span_kind kind, int32_t round, cpa_stream *stream);

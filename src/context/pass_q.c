@@ -152,6 +152,7 @@ cpa_status cpa_pass_q_attend_remote(cpa_pass_q *q, const cpa_context_args *args,
         .scale = args->scale,
         .state = cpa_pass_q_state_rows(q, q->remote_states_memory.memory, 0),
     };
+    cpa_context_set_score(q->ops, CPA_SCORE_REMOTE, &attend);
     if (q->n_parts == 0) {
         const cpa_pass_q_part all = {.end_round = q->ops->map.cp_size - 1, .cuts = 1};
         CPA_TRY(cpa_context_run_attend(q->ops, q->plan, &attend, args->q, CPA_SPAN_ATTEND_RECEIVED, 0, stream));

@@ -68,6 +68,9 @@ uint64_t cpa_pass_q_shape(const cpa_pass_q *q);
 
 /* Where the states of own rows are that pass-Q attends. */
 cpa_partial cpa_pass_q_own_state(const cpa_pass_q *q);
+/* The rows that cpa_pass_q_attend_remote attends, of a planned step; and which row of the whole step each is. */
+int64_t cpa_pass_q_attended_rows(const cpa_pass_q *q);
+void cpa_pass_q_map_attended(const cpa_pass_q *q, int32_t *map);
 cpa_status cpa_pass_q_start(cpa_pass_q *q, const cpa_context_args *args, cpa_stream *stream);
 /* Attends the rows of the peers, and the own ones if it takes them, and sends the states of the former back. */
 cpa_status cpa_pass_q_attend_remote(cpa_pass_q *q, const cpa_context_args *args, cpa_stream *stream);

@@ -137,6 +137,26 @@ static cpa_status plan_maps(cpa_pass_q *q) {
     return CPA_OK;
 }
 
+int64_t cpa_pass_q_attended_rows(const cpa_pass_q *q) {
+    return q->active ? q->received_rows + (q->attends_own ? q->step->rows : 0) : 0;
+}
+
+void cpa_pass_q_map_attended(const cpa_pass_q *q, int32_t *map) {
+    const cpa_planned_step *step = q->step;
+    for (int32_t p = 0; p < q->ops->map.cp_size - 1; p++) {
+        const cpa_pass_q_peer *peer = &q->peers[p];
+        int64_t row = peer->received_at, first = 0;
+        for (int64_t i = 0; i < step->n_chunks; i++) {
+            const cpa_planned_chunk *chunk = &step->chunks[i];
+            const int64_t sent = rows_sent(q, chunk, peer->rank, q->ops->rank);
+            if (sent > 0) cpa_planned_map_rows(step, chunk, peer->rank, first, map + row);
+            row += step->padded_rows ? cpa_planned_share(step, chunk, peer->rank).rows : sent;
+            first += chunk->end - chunk->start;
+        }
+    }
+    if (q->attends_own) cpa_planned_map_own(step, map + q->received_rows);
+}
+
 /* How much further on the states of a peer's rows lie than their rows in remote_states_memory; 0 unless they go direct.
  */
 static int64_t state_shift(const cpa_pass_q *q, const cpa_pass_q_peer *peer) {

@@ -29,10 +29,14 @@ static uint64_t hash_chunks(const cpa_context_chunk *chunks, int64_t n_chunks) {
     return hash;
 }
 
-void cpa_plan_agreement_attend(cpa_plan_agreement *a, cpa_mask mask, float scale) {
-    const int64_t same[] = {mask.causal, mask.sinks, mask.window};
+void cpa_plan_agreement_attend(cpa_plan_agreement *a, const cpa_context_args *args) {
+    const cpa_score_rules none = {.softcap = 0}, *rules = args->rules ? args->rules : &none;
+    const int64_t same[] = {args->mask.causal,           args->mask.sinks,           args->mask.window,
+                            rules->alibi_slopes != NULL, rules->sink_logits != NULL, args->custom != NULL,
+                            args->bias != NULL};
+    const float numbers[] = {args->scale, rules->softcap, rules->temperature_len};
     a->rules = cpa_hash_bytes(a->rules, same, sizeof same);
-    a->rules = cpa_hash_bytes(a->rules, &scale, sizeof scale);
+    a->rules = cpa_hash_bytes(a->rules, numbers, sizeof numbers);
 }
 
 static int32_t tag_of(const cpa_plan_agreement *a) {

@@ -12,7 +12,7 @@
 typedef struct cpa_plan_note {
     uint64_t chunks; /* a hash of what must be the same */
     int64_t layers;  /* with exchanges that the rank has attended: what the messages between the ranks are of */
-    uint64_t rules;  /* a hash of their masks and scales, since the ranks last compared */
+    uint64_t rules;  /* a hash of their masks, scales and score rules, since the ranks last compared */
     cpa_status status;
     char message[256]; /* why the rank has refused them */
 } cpa_plan_note;
@@ -33,7 +33,7 @@ void cpa_plan_agreement_close(cpa_plan_agreement *agreement);
 cpa_status cpa_plan_agreement_tell(cpa_plan_agreement *agreement, const cpa_context_chunk *chunks, int64_t n_chunks,
                                    int64_t layers, cpa_status status, const cpa_error *refusal, cpa_error *err);
 /* A layer with exchanges is attended. */
-void cpa_plan_agreement_attend(cpa_plan_agreement *agreement, cpa_mask mask, float scale);
+void cpa_plan_agreement_attend(cpa_plan_agreement *agreement, const cpa_context_args *args);
 /* On every rank alike, CPA_INVALID if ranks have planned different chunks, or one has refused them, or the layers
  * before were attended under different masks or scales, and CPA_COMM if one has attended other layers than the others.
  * Does nothing the second time. Waits for the others to plan; if that fails `open` is not 0 afterwards. */

@@ -15,6 +15,24 @@ cpa_chunk_share cpa_planned_share(const cpa_planned_step *step, const cpa_planne
     return share;
 }
 
+void cpa_planned_map_rows(const cpa_planned_step *step, const cpa_planned_chunk *chunk, int32_t rank, int64_t first_row,
+                          int32_t *map) {
+    const cpa_chunk_share share = cpa_planned_share(step, chunk, rank);
+    for (int64_t i = 0; i < share.rows; i++) {
+        const int64_t position = cpa_token_position(step->map, share.tokens, share.first + i);
+        map[i] = (int32_t)(first_row + position - chunk->start);
+    }
+}
+
+void cpa_planned_map_own(const cpa_planned_step *step, int32_t *map) {
+    int64_t first = 0;
+    for (int64_t i = 0; i < step->n_chunks; i++) {
+        const cpa_planned_chunk *chunk = &step->chunks[i];
+        cpa_planned_map_rows(step, chunk, step->rank, first, map + chunk->row);
+        first += chunk->end - chunk->start;
+    }
+}
+
 cpa_attend_item cpa_planned_own_item(const cpa_planned_step *step, const cpa_planned_chunk *chunk, int64_t first) {
     cpa_chunk_share own = cpa_planned_share(step, chunk, step->rank);
     return (cpa_attend_item){

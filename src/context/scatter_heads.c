@@ -175,6 +175,7 @@ static cpa_status exchange(cpa_scatter_heads *s, cpa_stream *stream) {
 /* Rounds once. */
 static cpa_status merge(cpa_scatter_heads *s, const cpa_context_args *args, cpa_stream *stream) {
     const cpa_attention_shape *shape = &s->ops->options.shape;
+    const float *sinks = cpa_context_sinks(s->ops);
     const cpa_state_merge_packed_args merge = {
         .size = sizeof merge,
         .rows = s->step->rows,
@@ -189,6 +190,7 @@ static cpa_status merge(cpa_scatter_heads *s, const cpa_context_args *args, cpa_
         .out_lse = args->lse,
         .out_lse_row_stride = s->heads,
         .order = (const int32_t *)s->maps.device.memory + s->step->rows,
+        .sink_logits = sinks ? sinks + heads_before(s, s->ops->rank) : NULL,
     };
     if (s->heads == 0) return CPA_OK;
     int64_t span = cpa_spans_begin(&s->ops->spans, CPA_SPAN_MERGE, 0, stream);

@@ -1,0 +1,25 @@
+/* What a layer does to scores, as the attends of a context take it: rows of a custom mask and of a bias are those of the
+ * whole step, and a map tells which of them the rows of an attend are. */
+#ifndef CPA_SCORE_ROWS_H
+#define CPA_SCORE_ROWS_H
+
+#include "src/context/pass_q.h"
+#include "src/context/step_maps.h"
+
+typedef struct cpa_score_rows {
+    cpa_step_maps maps; /* of own rows, then of those of pass-Q's attend */
+    int planned;        /* they are those of the planned step */
+} cpa_score_rows;
+
+/* Another step has been planned. */
+static inline void cpa_score_rows_forget(cpa_score_rows *rows) {
+    rows->planned = 0;
+}
+void cpa_score_rows_free(cpa_score_rows *rows, cpa_context_ops *ops);
+/* Makes ops->score that of a layer; q: of the planned step, NULL for the reserved one. */
+cpa_status cpa_score_rows_begin(cpa_score_rows *rows, cpa_context_ops *ops, const cpa_pass_q *q,
+                                const cpa_context_args *layer);
+/* Enqueues what brings the maps to the device, once a step; nothing where the layer needs none. */
+cpa_status cpa_score_rows_upload(cpa_score_rows *rows, cpa_context_ops *ops, cpa_stream *stream);
+
+#endif
