@@ -8,8 +8,8 @@
 
 /* What ties a setting of a plan, and its attends, to the exchanges and graphs around them. All zero: nothing. */
 typedef struct cpa_attend_fusion {
-    /* For plans whose attends are captured in graphs: at most so many items of one row each are ever attended. What an
-     * attend enqueues then depends on plan_shape alone, and an attend of no item is enqueued too. 0: the plan is as
+    /* For plans whose attends are captured in graphs: at most so many rows are ever attended, in items of few. What
+     * an attend enqueues then depends on plan_shape alone, and an attend of no item is enqueued too. 0: the plan is as
      * small as its batch allows. */
     int64_t padded_items;
     /* For devices with memory of their own: by how many floats the rows of an item lie further on in the state than

@@ -192,11 +192,10 @@ cpa_status cpa_context_plan_ahead(cpa_context *c, const cpa_context_chunk *chunk
     for (int64_t i = 0; i < n_chunks && padded_rows > 0; i++) {
         int any_algorithm =
             c->ops.map.cp_size == 1 || chunks[i].placement.kind == CPA_ON_RANK || c->rows == CPA_ROWS_REPLICATED;
-        if (chunks[i].count == 1 && (any_algorithm || chunks[i].algorithm == CPA_PASS_Q)) continue;
+        if (any_algorithm || chunks[i].algorithm == CPA_PASS_Q) continue;
         return cpa_fail(&c->ops.error, CPA_INTERNAL,
-                        "plan: chunk %" PRId64 " of a padded step has %" PRId64
-                        " tokens and goes by %s, expected one by pass-q",
-                        i, chunks[i].count, cpa_algorithm_name(chunks[i].algorithm));
+                        "plan: chunk %" PRId64 " of a padded step goes by %s, expected pass-q", i,
+                        cpa_algorithm_name(chunks[i].algorithm));
     }
     c->turn = -1;
     return plan_step(c, chunks, n_chunks, padded_rows);

@@ -6,6 +6,7 @@
 #include "base/hash.h"
 #include "base/min_max.h"
 #include "kernels/device.h"
+#include "kernels/graph.h"
 
 /* ---- how many there are of each ---- */
 
@@ -17,6 +18,14 @@ int cpa_worker_replicates(const cpa_worker *worker, const cpa_step_plan *plan) {
     return 1;
 }
 
+/* Whether attention of a chunk can be captured: a token of a sequence, or one and its drafts. */
+static int may_pad(const cpa_worker *worker, const cpa_plan_chunk *chunk) {
+    const cpa_attention_shape *shape = &worker->options.model.attention;
+    const int64_t packed = chunk->count * (shape->q_heads / shape->kv_heads);
+    if (chunk->count == 1) return 1;
+    return chunk->count == 1 + chunk->drafts && packed <= worker->device->graphs->padded_rows;
+}
+
 int64_t cpa_worker_padded_rows(const cpa_worker *worker, const cpa_step_plan *plan) {
     const cpa_owner_map map = worker->options.map;
     const int replicated = cpa_worker_replicates(worker, plan);
@@ -25,11 +34,13 @@ int64_t cpa_worker_padded_rows(const cpa_worker *worker, const cpa_step_plan *pl
     for (int64_t i = 0; i < plan->n_chunks; i++) {
         const cpa_plan_chunk *chunk = &plan->chunks[i];
         int any_algorithm = map.cp_size == 1 || chunk->placement.kind == CPA_ON_RANK || replicated;
-        if (chunk->count != 1 || (!any_algorithm && chunk->algorithm != CPA_PASS_Q)) return 0;
+        if (!may_pad(worker, chunk) || (!any_algorithm && chunk->algorithm != CPA_PASS_Q)) return 0;
         /* A history of any length comes with it. */
         if (chunk->flags & CPA_CHUNK_FIRST && cpa_plan_has_penalties(&worker->seqs[chunk->seq].sampling)) return 0;
-        int64_t rows = ++counts[replicated ? 0 : cpa_owner_rank(map, chunk->placement, chunk->start)];
-        most = cpa_max64(most, rows);
+        for (int64_t position = chunk->start; position < chunk->start + chunk->count; position++) {
+            const int64_t rows = ++counts[replicated ? 0 : cpa_owner_rank(map, chunk->placement, position)];
+            most = cpa_max64(most, rows);
+        }
     }
     int64_t rows = cpa_graphs_rows(most);
     return rows <= worker->options.max_tokens ? rows : 0;

@@ -32,6 +32,7 @@ typedef struct plan_builder {
     int wide_fits;              /* CTAs of decode */
     int32_t tile_rows;          /* of prefill */
     int64_t padded_items;       /* the most decode units of a plan whose launches stay the same; 0: of this one */
+    int64_t unit_rows;          /* and the most packed rows of one of them */
     int64_t n_decode;           /* units */
     int64_t n_tiles, tile_keys; /* prefill tiles, and the keys of all of them, in CPA_CUDA_PREFILL_KEYS */
     int64_t most_keys;          /* of one tile, in the same unit */
@@ -364,22 +365,27 @@ static void copy_items(const plan_builder *b, cpa_cuda_item *items, int64_t *row
 static void fill_up(plan_builder *b, int64_t ctas, cpa_cuda_item *items, int64_t *rows) {
     for (int64_t i = b->shares.ctas; i < ctas; i++) b->decode[i] = (cpa_cuda_piece){.partial = -1, .next = -1};
     b->shares.ctas = ctas;
-    const int64_t partial_rows = 2 * ctas * b->group;
+    const int64_t partial_rows = 2 * ctas * b->unit_rows;
     if (b->partial_rows < partial_rows) b->partial_rows = partial_rows;
     for (int64_t i = b->batch->n_items; i < b->padded_items; i++) items[i] = (cpa_cuda_item){.begin = *rows};
     *rows = b->padded_items * b->group;
 }
 
-/* Whether the launches of the plan are to stay the same: all its items are decode units of one row, or would be. */
-static cpa_status choose_padded(plan_builder *b, int64_t most_items, cpa_error *err) {
-    if (most_items == 0 || b->group > CPA_CUDA_DECODE_ROWS) return CPA_OK;
+/* Whether the launches of the plan are to stay the same: all its items are decode units, of most_rows rows together or
+ * less. Few different ones may be the most rows of a unit, since what lies where depends on that. */
+static cpa_status choose_padded(plan_builder *b, int64_t most_rows, cpa_error *err) {
+    int64_t rows = 0, most = 1;
+    if (most_rows == 0 || b->group > CPA_CUDA_DECODE_ROWS) return CPA_OK;
     for (int64_t i = 0; i < b->batch->n_items; i++) {
-        if (b->batch->n_items <= most_items && b->batch->items[i].q_count == 1) continue;
-        return cpa_fail(
-            err, CPA_INTERNAL, "attend plan: %lld items, the %lldth of %lld rows, expected at most %lld of one row",
-            (long long)b->batch->n_items, (long long)i, (long long)b->batch->items[i].q_count, (long long)most_items);
+        const int64_t count = b->batch->items[i].q_count;
+        rows += count;
+        while (most < count) most *= 2;
     }
-    b->padded_items = most_items;
+    if (rows > most_rows)
+        return cpa_fail(err, CPA_INTERNAL, "attend plan: %lld rows, expected at most the %lld of a padded step",
+                        (long long)rows, (long long)most_rows);
+    b->unit_rows = most * b->group;
+    if (b->n_tiles == 0) b->padded_items = most_rows;
     return CPA_OK;
 }
 

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 
 #include "base/check.h"
+#include "kernels/cuda/attend/attend.h"
 #include "kernels/cuda/device/cuda.h"
 #include "kernels/cuda/nn/linear.h"
 #include "kernels/cuda/nn/nn.h"
@@ -247,6 +248,7 @@ static const cpa_device_table device_table = {
 };
 
 static const cpa_graph_table graph_table = {
+    .padded_rows = CPA_CUDA_DECODE_ROWS,
     .begin = cpa_cuda_graph_begin,
     .end = cpa_cuda_graph_end,
     .launch = cpa_cuda_graph_launch,
