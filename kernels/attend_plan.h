@@ -66,7 +66,25 @@ typedef struct cpa_attend_update {
     const int32_t *block_tables;
     int64_t table_stride;
     const int32_t *first_ranks; /* [sequences], device: owners of position 0; NULL: rank 0 */
+    /* In place of lengths and a stride, or NULL: */
+    const int32_t *kv_indptr, *last_page_len;
+    int64_t n_indices;
 } cpa_attend_update;
+
+/* A sequence of an update whose tables lie one behind the other: where its own begins among them, and its length; the
+ * length of one that has no such pages is -1. */
+typedef struct cpa_attend_extent {
+    int64_t table, length;
+} cpa_attend_extent;
+
+CPA_HOST_DEVICE static inline cpa_attend_extent cpa_attend_extent_of(const cpa_attend_update *update,
+                                                                     int32_t block_size, int64_t s) {
+    const int64_t begin = update->kv_indptr[s], end = update->kv_indptr[s + 1];
+    const int64_t last = update->last_page_len && end > begin ? update->last_page_len[s] : block_size;
+    cpa_attend_extent extent = {begin, end == begin ? 0 : (end - begin - 1) * block_size + last};
+    if (begin < 0 || end < begin || end > update->n_indices || last < 1 || last > block_size) extent.length = -1;
+    return extent;
+}
 
 /* plan_set fills it by cpa_attend_plan_describe. */
 struct cpa_attend_plan {

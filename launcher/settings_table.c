@@ -119,7 +119,7 @@ const cpa_field cpa_settings_rows[] = {
     {"Cache", "v-scale", "S", REAL(v_scale, "auto", FLT_MIN, 1e30), .word = "auto", .help = "the same of values"},
     {"Cache", "kv-layout", NULL, CHOICE(kv_layout, "token-major", layouts),
      .help = "order in a block of the cache: [tokens, heads] or [heads, tokens]"},
-    {"Cache", "block-size", "N", INT(block_size, "16", 16, 512), .power_of_two = 1,
+    {"Cache", "block-size", "N", INT(block_size, "16", 1, 512), .power_of_two = 1,
      .help = "tokens in a block of the cache"},
     {"Cache", "num-blocks", "N", INT(num_blocks, "auto", 0, 0x1p31 - 1), .word = "auto",
      .help =

@@ -56,6 +56,7 @@ prefill() {
 decode() {
   bench decode 60 1 attend decode
   bench decode-large 60 1 attend decode-large # on its own: smaller devices have no room for it
+  bench small-blocks 60 1 attend small-blocks
 }
 
 quantised() { bench quantised 60 1 attend quantised; }

@@ -34,6 +34,10 @@ DECODE = [
 
 DECODE_BESIDE_BF16, PREFILL_BESIDE_BF16 = ("16x1x128K", "64x1x16K"), ("1x16Kx16K", "1x64Kx64K")
 
+# Blocks of one token and of few, beside those of 64: prefill whole, and of little over much; decode.
+FEW_TOKENS = (":block-size=1", ":block-size=8")
+FEW_PREFILL, FEW_DECODE = ("1x16Kx16K", "1x512x64K"), ("64x1x16K", "16x1x128K")
+
 STATES = (2, 3, 4, 6, 8)
 SCALING = {"1x64Kx64K": 0.96, "1x128Kx128K": 0.98, "1x512Kx512K": 0.99}  # least efficiency on four GPUs
 DECODE_SCALING = "64x1x128K"
@@ -47,6 +51,8 @@ LISTS = {
     "decode-large": LARGE_DECODE,
     "quantised": [f"{case}{dtype}" for case in DECODE_BESIDE_BF16 + PREFILL_BESIDE_BF16
                   for dtype in ["", *(f":kv-cache-dtype={dtype}" for dtype in QUANTISED)]],
+    "small-blocks": [f"{case}{pages}" for case in FEW_PREFILL for pages in ("", *FEW_TOKENS)] +
+                    [f"{case}{pages}" for case in FEW_DECODE for pages in FEW_TOKENS],
     "varlen": ["64x8K", "64x8K:as-one=true"],
     "merge": [f"32Kx{n}" for n in STATES] + ["32Kx2:dtype=fp32", "32Kx8:dtype=fp32", "32Kx2:fp8-out=true"],
     "kv_write": ["128K", "128K:dtype=fp32:kv-cache-dtype=bf16", "128K:block-size=16"],

@@ -143,6 +143,18 @@ def quantised_rows(runs, table):
                               "bf16", goal, unit)
 
 
+def small_block_rows(runs, table):
+    def ours(case):
+        return runs.case("ours-small-blocks", case)
+
+    for pages in cases.FEW_TOKENS:
+        for case in cases.FEW_PREFILL:
+            table.compare(f"prefill {case}{pages}", ours(case + pages), ours(case), "pages of 64", 0.9, Flops)
+        for case in cases.FEW_DECODE:
+            table.at_least(f"decode {case}{pages}", ours(case + pages), lambda row: row["share_of_bandwidth"],
+                           lambda row: f"{row['gbytes_per_s']:.0f} GB/s", lambda row: "read bandwidth", 0.85, ">= 0.85 x")
+
+
 def memory_rows(runs, table):
     for name in ("merge", "kv_write", "kv_pack"):
         for shape in cases.LISTS[name]:
@@ -204,7 +216,7 @@ def service_rows(runs, table):
 
 def main(folder):
     runs, table = Runs(folder), Table()
-    for add_rows in (prefill_rows, decode_rows, quantised_rows, memory_rows, exchange_rows, scaling_rows, service_rows):
+    for add_rows in (prefill_rows, decode_rows, quantised_rows, small_block_rows, memory_rows, exchange_rows, scaling_rows, service_rows):
         add_rows(runs, table)
     table.print()
     met = [row["met"] for row in table.rows if row["goal"]]

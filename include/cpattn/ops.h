@@ -112,11 +112,18 @@ typedef struct cpa_attend_batch {
     int32_t block_size;
     const cpa_attend_item *items; /* host */
     int64_t n_items;
-    const int32_t *block_tables; /* host */
+    const int32_t *block_tables; /* host, or on the device */
     int64_t n_table_entries;
     /* Items of a few rows whose first entries are equal, at the same k_first of the same k_set, may be attended together
      * over these blocks; on the host with the same bits. */
     cpa_cascade_attention cascade_attention;
+    /* 1: block_tables lie on the device. Nothing of them is copied from the host, and they are read as the work of a
+     * stream comes to its first attend of this setting, not again for the others: until then they have to hold. An
+     * item's table is any place in them, so [requests, table_stride] is item.table = request * table_stride. An entry
+     * that is no block below num_blocks is read as the nearest one that is. Which entries are equal is not looked at.
+     * On a host device they are read, and checked, as the plan is set. */
+    int32_t block_tables_on_device;
+    int64_t num_blocks; /* with block_tables_on_device: caches that are attended have at least so many blocks */
 } cpa_attend_batch;
 
 /* Work split once a step and used for every layer (plan once, run many). Setting a plan copies the items and the block
@@ -126,6 +133,27 @@ typedef struct cpa_attend_batch {
 typedef struct cpa_attend_plan cpa_attend_plan;
 CPA_API cpa_status cpa_attend_plan_create(cpa_device *device, cpa_attend_plan **out, cpa_error *err);
 CPA_API cpa_status cpa_attend_plan_set(cpa_attend_plan *plan, const cpa_attend_batch *batch, cpa_error *err);
+
+/* The same from the arrays that FlashInfer and SGLang plan with, for sequences that lie on one rank: sequence s has the
+ * rows [qo_indptr[s], qo_indptr[s + 1]), which are its last tokens, and the pages kv_indices[kv_indptr[s]] to
+ * kv_indices[kv_indptr[s + 1]], the last of which holds last_page_len[s] tokens. Where pages are single tokens these
+ * are slots of the cache, as the rows of req_to_token have them. The keys of the rows themselves are among the pages: they
+ * are written (cpa_kv_write) before the attend. A row is at the index that it has in its sequence, so causal and
+ * windowed masks count from its end, as there. Errors and the reading of kv_indices are those of a batch. */
+typedef struct cpa_attend_indices {
+    size_t size;
+    cpa_attention_shape shape; /* as in a batch */
+    int32_t block_size;        /* tokens of a page */
+    int32_t indices_on_device; /* 1: kv_indices lie there, as block_tables of a batch may */
+    int64_t sequences;
+    const int32_t *qo_indptr;     /* host [sequences + 1], ascending; NULL: one row each */
+    const int32_t *kv_indptr;     /* host [sequences + 1], ascending */
+    const int32_t *last_page_len; /* host [sequences], 1 to block_size; NULL: all pages are full */
+    const int32_t *kv_indices;    /* [kv_indptr[sequences]] */
+    int64_t num_blocks;           /* with indices_on_device, as in a batch */
+} cpa_attend_indices;
+CPA_API cpa_status cpa_attend_plan_set_indices(cpa_attend_plan *plan, const cpa_attend_indices *indices,
+                                               cpa_error *err);
 CPA_API void cpa_attend_plan_destroy(cpa_attend_plan *plan);
 
 /* Plans for graphs of the caller's: decode over lengths and block tables that lie on the device.
@@ -166,6 +194,12 @@ typedef struct cpa_attend_update_args {
     const int32_t *block_tables; /* [sequences, table_stride]: entry j holds the tokens from j * block_size on */
     int64_t table_stride;        /* entries; at least ceil(tokens / block_size) of the limits, which 0 stands for */
     const int32_t *first_ranks;  /* NULL; of cpa_context_update, see there */
+    /* In place of lengths and a stride, both NULL and 0 then: the pages of all sequences one behind the other, sequence
+     * s having block_tables[kv_indptr[s]] to block_tables[kv_indptr[s + 1]], the last of which holds last_page_len[s]
+     * tokens. A sequence whose pages do not lie among the n_indices of block_tables is refused as those above are. */
+    const int32_t *kv_indptr;     /* [sequences + 1] */
+    const int32_t *last_page_len; /* [sequences], 1 to block_size; NULL: all pages are full */
+    int64_t n_indices;
 } cpa_attend_update_args;
 
 /* Enqueues what makes the plan that of these arrays, for the attends behind it; on the host they are read before the
@@ -199,8 +233,8 @@ CPA_API cpa_status cpa_attend_plan_update(cpa_attend_plan *plan, const cpa_atten
  * as the cache holds them; results then depend on where chunks begin.
  *
  * On a CUDA device bf16 and fp16 run on tensor cores where q, k, v, out and state.o are aligned to 16 bytes, dims and
- * strides are multiples of 8 elements (16 of a quantised cache; 4 of state.o), blocks hold 16 tokens or more, the cache
- * is quantised or of q_dtype, and scale is positive; all else is computed by plain, slower kernels.
+ * strides are multiples of 8 elements (16 of a quantised cache; 4 of state.o), the cache is quantised or of q_dtype,
+ * and scale is positive; all else is computed by plain, slower kernels.
  *
  * On the host back end the result of a row has the same bits however the rows are grouped into items, calls and steps,
  * and whether its keys come in one call or in several resumed ones cut at multiples of cpa_attend_split_tokens. */

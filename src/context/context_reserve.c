@@ -68,6 +68,7 @@ cpa_status cpa_context_update(cpa_context *c, const cpa_attend_update_args *args
             stream ? "of another device" : "NULL");
     cpa_attend_plan *plan = c->reserved_q.plan;
     CPA_TRY(cpa_take_attend_update("context", &plan->reservation, args, &update, err));
+    REQUIRE(err, !update.kv_indptr, "context: kv_indptr counts the pages of one rank, expected lengths of sequences");
     c->attends_reserved = 1;
     c->planned = 0;
     CPA_TRY(cpa_context_check(&c->ops, c->ops.device->operators->plan_update(plan, &update, stream), stream));

@@ -31,6 +31,7 @@ void cpa_attend_plan_destroy(cpa_attend_plan *plan) {
 /* What a batch reads and writes, and a plan keeps of it. */
 typedef struct batch_reach {
     int64_t max_block; /* -1: none */
+    int on_device;     /* the tables are where they cannot be read */
     int64_t rows;      /* the end of the last item's */
 } batch_reach;
 
@@ -48,7 +49,7 @@ static cpa_status check_keys(const cpa_attend_batch *batch, int64_t index, batch
     REQUIRE(err, item->k_first <= CPA_MOST_TOKENS - item->k_count,
             "attend plan: items[%lld] has k_count %lld and k_first %lld; expected at most 2^44 keys", i,
             (long long)item->k_count, (long long)item->k_first);
-    for (int64_t e = item->table; e < item->table + entries; e++) {
+    for (int64_t e = item->table; e < item->table + entries && !reach->on_device; e++) {
         REQUIRE(err, batch->block_tables[e] >= 0, "attend plan: table entry %lld of items[%lld] is %d", (long long)e, i,
                 batch->block_tables[e]);
         if (batch->block_tables[e] > reach->max_block) reach->max_block = batch->block_tables[e];
@@ -119,13 +120,26 @@ static cpa_status check_batch(const cpa_device *device, const cpa_attend_batch *
     REQUIRE(err, batch->cascade_attention >= CPA_CASCADE_AUTO && batch->cascade_attention <= CPA_CASCADE_ALWAYS,
             "attend plan: cascade_attention is %d, expected auto (0), off (1) or always (2)",
             (int)batch->cascade_attention);
+    REQUIRE(err, batch->block_tables_on_device == 0 || batch->block_tables_on_device == 1,
+            "attend plan: block_tables_on_device is %d, expected 0 or 1", batch->block_tables_on_device);
+    REQUIRE(err, batch->num_blocks >= batch->block_tables_on_device && batch->num_blocks <= INT32_MAX,
+            "attend plan: num_blocks is %lld, expected %d..%d", (long long)batch->num_blocks,
+            batch->block_tables_on_device, INT32_MAX);
+    if (batch->block_tables_on_device) {
+        CPA_TRY(cpa_check_aligned("attend plan", "block_tables", batch->block_tables, sizeof(int32_t), err));
+        reach->on_device = device->caps.own_memory;
+        reach->max_block = batch->num_blocks - 1;
+    }
     for (int64_t i = 0; i < batch->n_items; i++) CPA_TRY(check_item(batch, i, reach, err));
+    REQUIRE(err, !batch->block_tables_on_device || reach->max_block < batch->num_blocks,
+            "attend plan: a table entry is %lld, expected below the %lld blocks of num_blocks",
+            (long long)reach->max_block, (long long)batch->num_blocks);
     return check_rows_once(batch, err);
 }
 
 cpa_status cpa_attend_plan_set(cpa_attend_plan *plan, const cpa_attend_batch *given, cpa_error *err) {
     cpa_attend_batch batch;
-    batch_reach reach = {-1, 0};
+    batch_reach reach = {.max_block = -1};
     REQUIRE(err, plan, "attend plan: the plan is NULL");
     REQUIRE(err, plan->reservation.sequences == 0, "attend plan: the plan is reserved and cannot be set");
     CPA_TRY(CPA_STRUCT_TAKE("attend plan", given, cpa_attend_batch, n_table_entries, &batch, err));

@@ -49,6 +49,18 @@ cpa_status cpa_attend_plan_reserve(cpa_attend_plan *plan, const cpa_attend_limit
     return CPA_OK;
 }
 
+/* The arrays of pages one behind the other. */
+static cpa_status check_indptr(const char *where, const cpa_attend_update_args *args, cpa_error *err) {
+    REQUIRE(err, !args->kv_indptr || (!args->lengths && args->table_stride == 0),
+            "%s: kv_indptr and %s are both set, expected one", where, args->lengths ? "lengths" : "table_stride");
+    REQUIRE(err, args->kv_indptr || (!args->last_page_len && args->n_indices == 0), "%s: %s is set without kv_indptr",
+            where, args->last_page_len ? "last_page_len" : "n_indices");
+    REQUIRE(err, args->n_indices >= 0 && args->n_indices <= CPA_MOST_TOKENS,
+            "%s: n_indices is %lld, expected 0 to 2^44", where, (long long)args->n_indices);
+    CPA_TRY(cpa_check_aligned(where, "kv_indptr", args->kv_indptr, sizeof(int32_t), err));
+    return cpa_check_aligned(where, "last_page_len", args->last_page_len, sizeof(int32_t), err);
+}
+
 cpa_status cpa_take_attend_update(const char *where, const cpa_attend_reservation *r,
                                   const cpa_attend_update_args *given, cpa_attend_update *out, cpa_error *err) {
     cpa_attend_update_args args;
@@ -64,8 +76,9 @@ cpa_status cpa_take_attend_update(const char *where, const cpa_attend_reservatio
             (long long)args.table_stride, (long long)r->table_stride);
     REQUIRE(err, args.sequences == 0 || args.table_stride <= CPA_MOST_TOKENS / args.sequences,
             "%s: table_stride is %lld, expected at most 2^44 entries in all", where, (long long)args.table_stride);
-    REQUIRE(err, args.sequences == 0 || (args.lengths && args.block_tables), "%s: %s is NULL", where,
-            args.lengths ? "block_tables" : "lengths");
+    CPA_TRY(check_indptr(where, &args, err));
+    REQUIRE(err, args.sequences == 0 || ((args.lengths || args.kv_indptr) && args.block_tables), "%s: %s is NULL",
+            where, args.lengths || args.kv_indptr ? "block_tables" : "lengths");
     CPA_TRY(cpa_check_aligned(where, "lengths", args.lengths, args.length_bytes == 8 ? 8 : 4, err));
     CPA_TRY(cpa_check_aligned(where, "block_tables", args.block_tables, sizeof(int32_t), err));
     CPA_TRY(cpa_check_aligned(where, "first_ranks", args.first_ranks, sizeof(int32_t), err));
@@ -76,6 +89,9 @@ cpa_status cpa_take_attend_update(const char *where, const cpa_attend_reservatio
         .block_tables = args.block_tables,
         .table_stride = args.table_stride ? args.table_stride : r->table_stride,
         .first_ranks = args.first_ranks,
+        .kv_indptr = args.kv_indptr,
+        .last_page_len = args.last_page_len,
+        .n_indices = args.n_indices,
     };
     return CPA_OK;
 }

@@ -61,7 +61,8 @@ static void only_tiles_of_prefill_count(void) {
 }
 
 /* Units of equal length on 132 multiprocessors, 32 heads over 8. */
-static cpa_cuda_decode_shares shares_on(int wide_fits, int64_t units, int64_t keys, cpa_dtype kv_dtype) {
+static cpa_cuda_decode_shares shares_on(int wide_fits, int32_t block_size, int64_t units, int64_t keys,
+                                        cpa_dtype kv_dtype) {
     cpa_attend_item items[128] = {0};
     for (int64_t i = 0; i < units; i++) items[i] = (cpa_attend_item){.q_count = 1, .k_count = keys};
     const cpa_attend_batch batch = {.shape.q_heads = 32,
@@ -69,20 +70,21 @@ static cpa_cuda_decode_shares shares_on(int wide_fits, int64_t units, int64_t ke
                                     .shape.k_dim = 128,
                                     .shape.v_dim = 128,
                                     .shape.kv_dtype = kv_dtype,
+                                    .block_size = block_size,
                                     .items = items,
                                     .n_items = units};
     return cpa_cuda_share_decode(&batch, 132, wide_fits);
 }
 
 static cpa_cuda_decode_shares shares_of(int64_t units, int64_t keys, cpa_dtype kv_dtype) {
-    return shares_on(1, units, keys, kv_dtype);
+    return shares_on(1, 64, units, keys, kv_dtype);
 }
 
 static void decode_units_that_fit_are_cut_evenly(void) {
     const cpa_cuda_decode_shares one = shares_of(1, 16384, CPA_BF16), few = shares_of(16, 1024, CPA_BF16);
     CU_ASSERT(one.apart && one.wide && one.ctas == 16 && one.longest == 256 / 16);
-    CU_ASSERT(few.apart && few.wide && few.longest == 16);                  /* a CTA each */
-    const cpa_cuda_decode_shares narrow = shares_on(0, 1, 16384, CPA_BF16); /* a device of 8.x */
+    CU_ASSERT(few.apart && few.wide && few.longest == 16);                      /* a CTA each */
+    const cpa_cuda_decode_shares narrow = shares_on(0, 64, 1, 16384, CPA_BF16); /* a device of 8.x */
     CU_ASSERT(narrow.apart && !narrow.wide && narrow.ctas == 33 && narrow.longest == 8);
     const cpa_cuda_decode_shares uneven = shares_of(10, 2048, CPA_BF16);
     CU_ASSERT(uneven.apart && !uneven.wide && uneven.ctas == 33 && uneven.longest == 11); /* 3 CTAs of 11, 11, 10 */

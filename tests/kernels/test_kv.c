@@ -87,7 +87,7 @@ static void write_slots(const cpa_kv_view *view, int64_t slots) {
 
 static void tokens_land_in_their_slots_and_nowhere_else(void) {
     for (int dtype = CPA_F32; dtype < CPA_DTYPE_COUNT; dtype++) {
-        for (int32_t block_size = 16; block_size <= 256; block_size *= 4) {
+        for (int32_t block_size = 1; block_size <= 256; block_size *= 4) {
             cpa_kv_fixture f;
             open_device(dtype + 1);
             cpa_kv_fixture_init(&f, (cpa_dtype)dtype, BLOCKS, block_size, HEADS, K_DIM, V_DIM, dtype == CPA_BF16);

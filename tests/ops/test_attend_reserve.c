@@ -70,6 +70,18 @@ static void several_rows_a_sequence(void) {
     steps_of_any_lengths(&rows);
 }
 
+static void pages_by_kv_indptr(void) {
+    cpa_decode_case pages = SMALL;
+    pages.by_indices = 1;
+    steps_of_any_lengths(&pages);
+    for (pages.block_size = 1; pages.block_size <= 4; pages.block_size *= 4) {
+        for (pages.rows = 1; pages.rows <= 3; pages.rows += 2) steps_of_any_lengths(&pages);
+    }
+    pages.kv_dtype = CPA_INT8;
+    pages.rows = 1;
+    steps_of_any_lengths(&pages);
+}
+
 /* As many as share CTAs, and one that many take. */
 static void many_sequences_and_one_long_one(void) {
     cpa_decode_case many = SMALL;
@@ -113,6 +125,22 @@ static void what_does_not_fit_is_nan(void) {
     CU_ASSERT_EQUAL(run_lengths(&f, (int64_t[]){100, 20, 300, 40, 500}, 5), 0);
     f.bad_entry = -1;
     CU_ASSERT_EQUAL(run_lengths(&f, (int64_t[]){100, 20, 300, 40, 500}, 5), 0);
+    cpa_decode_fixture_destroy(&f);
+}
+
+/* Pages that do not lie among the indices, and a last page of more tokens than a page has. */
+static void indices_that_do_not_fit_are_nan(void) {
+    cpa_decode_case pages = SMALL;
+    cpa_decode_fixture f;
+    pages.by_indices = 1;
+    cpa_decode_fixture_init(&f, &pages);
+    CU_ASSERT_EQUAL(run_lengths(&f, (int64_t[]){100, 701, -1, 30, 0x7fffffff}, 5), 0);
+    f.bad_entry = 2;
+    CU_ASSERT_EQUAL(run_lengths(&f, (int64_t[]){100, 20, 300, 40, 500}, 5), 0);
+    f.bad_entry = 4; /* the last: its pages end behind the indices */
+    cpa_decode_fixture_put(&f, (int64_t[]){100, 20, 300, 40, 500}, 5);
+    f.n_indices--;
+    CU_ASSERT_EQUAL(run(&f), 0);
     cpa_decode_fixture_destroy(&f);
 }
 
@@ -209,6 +237,9 @@ static void bad_updates(void) {
     REFUSE_UPDATE(&f, "block_tables is NULL", block_tables = NULL);
     REFUSE_UPDATE(&f, "lengths", lengths = (const char *)update.lengths + 1);
     REFUSE_UPDATE(&f, "first_ranks are those of context attention", first_ranks = f.device_lengths);
+    REFUSE_UPDATE(&f, "kv_indptr and lengths are both set", kv_indptr = f.device_indptr);
+    REFUSE_UPDATE(&f, "last_page_len is set without kv_indptr", last_page_len = f.device_last);
+    REFUSE_UPDATE(&f, "n_indices is set without kv_indptr", n_indices = 3);
     cpa_attend_args attend = cpa_decode_fixture_attend(&f);
     attend.kv.num_blocks -= 2;
     CU_ASSERT_EQUAL(cpa_attend(f.plan, &attend, f.stream), CPA_INVALID);
@@ -224,6 +255,8 @@ static const cpa_test tests[] = {
     {"many sequences, and one that is long", many_sequences_and_one_long_one},
     {"fewer sequences than are reserved", fewer_sequences_than_are_reserved},
     {"what does not fit is NaN", what_does_not_fit_is_nan},
+    {"pages one behind the other, by kv_indptr", pages_by_kv_indptr},
+    {"indices that do not fit are NaN", indices_that_do_not_fit_are_nan},
     {"a reservation begins empty", a_reservation_begins_empty},
     {"bad limits", bad_limits},
     {"a plan is set, or reserved once", set_and_reserved},

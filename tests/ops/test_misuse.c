@@ -163,15 +163,27 @@ static cpa_status run_plan_set(const void *batch, cpa_stream *on) {
 
 static void plan_set(void) {
     typedef cpa_attend_batch T;
-    static const member members[] = {
-        M(T, map.cp_size, INT32),          M(T, map.interleave, INT32),       M(T, shape.q_heads, INT32),
-        M(T, shape.kv_heads, INT32),       M(T, shape.k_dim, INT32),          M(T, shape.v_dim, INT32),
-        M(T, block_size, INT32),           M(T, shape.kv_dtype, INT32),       M(T, shape.dtype, INT32),
-        M(T, shape.layout, INT32),         M(T, shape.k_scale, INT32),        M(T, shape.v_in_k, INT32),
-        M(T, shape.reserved[0], RESERVED), M(T, shape.reserved[4], RESERVED), M(T, n_items, INT64)};
+    static const member members[] = {M(T, map.cp_size, INT32),
+                                     M(T, map.interleave, INT32),
+                                     M(T, shape.q_heads, INT32),
+                                     M(T, shape.kv_heads, INT32),
+                                     M(T, shape.k_dim, INT32),
+                                     M(T, shape.v_dim, INT32),
+                                     M(T, block_size, INT32),
+                                     M(T, shape.kv_dtype, INT32),
+                                     M(T, shape.dtype, INT32),
+                                     M(T, shape.layout, INT32),
+                                     M(T, shape.k_scale, INT32),
+                                     M(T, shape.v_in_k, INT32),
+                                     M(T, shape.reserved[0], RESERVED),
+                                     M(T, shape.reserved[4], RESERVED),
+                                     M(T, n_items, INT64),
+                                     M(T, block_tables_on_device, INT32),
+                                     M(T, num_blocks, INT64)};
     make_planned(&shared_plan);
     T *batch = &shared_plan.batch;
-    misuse_all(&(call){"plan_set", run_plan_set, batch, sizeof *batch, MEMBERS(members), sizeof *batch});
+    misuse_all(
+        &(call){"plan_set", run_plan_set, batch, sizeof *batch, MEMBERS(members), offsetof(T, cascade_attention)});
     CU_ASSERT_EQUAL(cpa_attend_plan_set(NULL, batch, NULL), CPA_INVALID);
     batch->shape.kv_dtype = (cpa_dtype)77;
     CU_ASSERT_EQUAL(cpa_attend_plan_set(shared_plan.plan, batch, NULL), CPA_INVALID);

@@ -20,6 +20,21 @@ quant() {
     expect_bad 'expected fp8_e4m3' --kv-cache-dtype int8 --k-scale 1 --v-scale 1
 }
 
+# Blocks of a token, under both algorithms, where a prefix is found to the token.
+small_blocks() {
+    small_model
+    local algorithm
+    { trace_line 0 150 4 1; trace_line 90 190 4 1; trace_line 90 77 4 2; } >trace.jsonl
+    for algorithm in pass-kv pass-q; do
+        run 3 --model model.yaml --trace trace.jsonl --max-num-seqs 1 --verify 0.5 --block-size 1 \
+            --algorithm $algorithm --result-json "$algorithm.json"
+        expect_code 0 "blocks of a token, $algorithm"
+        expect_value violations 0 "$algorithm.json"
+    done
+    expect_digest_of pass-kv.json pass-q.json
+    [ "$(value prefix_hits pass-q.json)" -ge 150 ] || fail "only $(value prefix_hits pass-q.json) tokens are found"
+}
+
 # Layers with windows of their own, from the model file; --window goes over them.
 window() {
     small_model

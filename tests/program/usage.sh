@@ -10,7 +10,7 @@ bad_input() {
     expect_bad 'bad.jsonl:1: found no request' --trace bad.jsonl
     expect_bad 'none.jsonl: found no readable file (No such file' --trace none.jsonl
     expect_bad "found unknown option '--blok-size', expected '--block-size'" --blok-size 16
-    expect_bad "--block-size: found '24', expected a power of two between 16 and 512" --block-size 24
+    expect_bad "--block-size: found '24', expected a power of two between 1 and 512" --block-size 24
     expect_bad '--cp-kv-cache-interleave-size: found 24' --cp-kv-cache-interleave-size 24
     expect_bad '--staging-bytes: ' --staging-bytes 10
     said 'staging_bytes: found 10, expected at least' || fail "no reason: $(our_lines)"

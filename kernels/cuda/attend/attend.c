@@ -4,11 +4,13 @@
 #include "base/check.h"
 #include "kernels/cuda/attend/attend.h"
 
-/* Copies the plan to the device the first time that a stream uses it. Another stream copies the same bytes again rather
+/* Copies the plan to the device the first time that a stream uses it, and has its tables taken from the caller's if these
+ * lie there. Another stream copies the same bytes again rather
  * than wait for the first one. What was copied in a capture is not there outside of it, and comes again with each
  * launch of the graph; what was copied outside of captures, whose count is even there, holds in them too. */
-static cpa_status upload(const cpa_cuda_plan *plan, cpa_stream *stream) {
+static cpa_status upload(const cpa_cuda_plan *plan, cpa_stream *stream, int *takes_tables) {
     cpa_cuda_plan_memory *memory = plan->memory;
+    *takes_tables = 0;
     if (plan->base.reservation.sequences > 0) return CPA_OK; /* written there by its updates */
     cudaStream_t handle = cpa_cuda_handle(stream);
     const uint64_t captures = ((const cpa_cuda_stream *)stream)->captures;
@@ -16,8 +18,10 @@ static cpa_status upload(const cpa_cuda_plan *plan, cpa_stream *stream) {
     if (memory->current && memory->uploaded == handle && holds) return CPA_OK;
     CPA_TRY(cpa_cuda_check(
         &stream->error,
-        cudaMemcpyAsync(memory->image, memory->staging, (size_t)plan->image_bytes, cudaMemcpyHostToDevice, handle),
+        cudaMemcpyAsync(memory->image, memory->staging, (size_t)plan->upload_bytes, cudaMemcpyHostToDevice, handle),
         "attend: plan"));
+    if (plan->device_tables) CPA_TRY(cpa_cuda_take_tables(plan, stream));
+    *takes_tables = plan->device_tables != NULL;
     memory->uploaded = handle;
     memory->captures = captures;
     memory->current = 1;
@@ -97,8 +101,7 @@ static int tensor_cores_fit(const cpa_cuda_attend_args *a) {
     const int quantised = cpa_dtype_is_quantised(a->kv_dtype);
     return (a->q_dtype == a->kv_dtype || quantised) && (a->q_dtype == CPA_BF16 || a->q_dtype == CPA_F16) &&
            inputs % (quantised ? 16 : 8) == 0 && aligned(a->q, 16) && aligned(a->ready_q, 16) && aligned(a->k, 16) &&
-           aligned(a->v, 16) && aligned(a->out, 16) && aligned(a->o, 16) && a->o_row_stride % 4 == 0 &&
-           1 << a->block_shift >= CPA_CUDA_LEAST_BLOCK && a->scale > 0;
+           aligned(a->v, 16) && aligned(a->out, 16) && aligned(a->o, 16) && a->o_row_stride % 4 == 0 && a->scale > 0;
 }
 
 /* For wide heads the kernels take more shared memory than some devices have for a CTA. */
@@ -137,9 +140,10 @@ static cpa_status encode_map(const cpa_kv_view *kv, cpa_kv_part part, int32_t co
 static cpa_status run_hopper(const cpa_cuda_plan *plan, const cpa_cuda_attend_args *a, const cpa_kv_view *view,
                              cpa_stream *stream) {
     const cpa_kv_view kv = cpa_kv_view_resolve(*view);
+    cpa_cuda_hopper_maps maps = {0};
+    if (cpa_cuda_hopper_takes_rows(kv.block_size)) return cpa_cuda_attend_hopper(a, &maps, plan->n_prefill, stream);
     const int32_t box = cpa_cuda_hopper_box(a->k_dim, a->v_dim, kv.block_size);
     const int32_t tail = a->k_scales ? 0 : cpa_cuda_hopper_tail(a->k_dim, a->v_dim);
-    cpa_cuda_hopper_maps maps;
     CPA_TRY(encode_map(&kv, CPA_KEYS, 64, box, &maps.k, stream));
     CPA_TRY(encode_map(&kv, CPA_VALUES, 64, box, &maps.v, stream));
     if (tail) {
@@ -149,16 +153,18 @@ static cpa_status run_hopper(const cpa_cuda_plan *plan, const cpa_cuda_attend_ar
     return cpa_cuda_attend_hopper(a, &maps, plan->n_prefill, stream);
 }
 
-/* Over a quantised cache: its blocks are widened first, which is little beside the products of a prefill. */
+/* Over a quantised cache: its blocks are widened first, which is little beside the products of a prefill. Those of few
+ * tokens then lie side by side, as blocks that are copied at once. */
 static cpa_status run_hopper_widened(const cpa_cuda_plan *plan, const cpa_cuda_attend_args *a, cpa_stream *stream) {
     const char *image = plan->memory->image;
     const int64_t rows = (int64_t)plan->n_widened * a->kv_heads << a->block_shift;
+    const int32_t wide_block = cpa_cuda_wide_block(1 << a->block_shift);
     cpa_kv_view wide = cpa_kv_view_resolve((cpa_kv_view){
         .k = plan->memory->widened,
         .v = plan->memory->widened + rows * a->k_dim * cpa_dtype_bytes(a->q_dtype),
         .dtype = a->q_dtype,
-        .block_size = 1 << a->block_shift,
-        .num_blocks = plan->n_widened,
+        .block_size = wide_block,
+        .num_blocks = (int64_t)plan->n_widened * (1 << a->block_shift) / wide_block,
         .kv_heads = a->kv_heads,
         .k_dim = a->k_dim,
         .v_dim = a->v_dim,
@@ -169,9 +175,10 @@ static cpa_status run_hopper_widened(const cpa_cuda_plan *plan, const cpa_cuda_a
     over.v = wide.v;
     over.k_scales = k_scales;
     over.kv_dtype = a->q_dtype;
+    over.block_shift = cpa_cuda_log2(wide_block);
     over.tables = (const int32_t *)(image + plan->widened_tables_at);
-    CPA_TRY(cpa_cuda_attend_widen(a, (const int32_t *)(image + plan->widened_blocks_at), plan->n_widened, wide.k,
-                                  wide.v, k_scales, stream));
+    CPA_TRY(cpa_cuda_attend_widen(a, (const int32_t *)(image + plan->widened_blocks_at), plan->n_widened, wide_block,
+                                  wide.k, wide.v, k_scales, stream));
     return run_hopper(plan, &over, &wide, stream);
 }
 
@@ -198,9 +205,10 @@ static int is_empty(const cpa_cuda_plan *plan) {
 
 cpa_status cpa_cuda_plan_upload(const cpa_attend_plan *base, cpa_stream *stream) {
     const cpa_cuda_plan *plan = (const cpa_cuda_plan *)base;
+    int takes_tables;
     if (is_empty(plan)) return CPA_OK;
     CPA_TRY(cpa_cuda_select(stream->device, &stream->error));
-    return upload(plan, stream);
+    return upload(plan, stream, &takes_tables);
 }
 
 /* Whether the decode kernel may be placed before what it comes behind is over. One rank has nothing that waits for
@@ -239,19 +247,20 @@ cpa_status cpa_cuda_attend(const cpa_attend_plan *base, const cpa_attend_args *a
     const cpa_cuda_plan *plan = (const cpa_cuda_plan *)base;
     cpa_cuda_path path = cpa_cuda_device_of(stream)->path;
     cpa_cuda_attend_args a;
+    int takes_tables;
     if (is_empty(plan)) return CPA_OK;
     if (args->rules || args->custom || args->bias)
         return cpa_fail(&stream->error, CPA_UNSUPPORTED,
                         "attend: score rules, bits and biases are not supported by CUDA devices");
     CPA_TRY(cpa_cuda_select(stream->device, &stream->error));
     CPA_TRY(check_capture(plan, stream));
-    CPA_TRY(upload(plan, stream));
+    CPA_TRY(upload(plan, stream, &takes_tables));
     fill_args(plan, args, ready_q, &a);
     const int simple = path == CPA_CUDA_SIMPLE || !tensor_cores_fit(&a) || !shared_memory_suffices(plan, &a, stream);
     if (simple || plan->n_prefill > 0) CPA_TRY(place_ready_queries(plan, &a, ready_q, stream));
     if (simple) return cpa_cuda_attend_simple(&a, plan->rows, stream);
     if (plan->decode_ctas > 0) {
-        allow_early(plan, &a, stream);
+        if (!takes_tables) allow_early(plan, &a, stream); /* it would read the tables before they are there */
         a.pieces = (const cpa_cuda_piece *)(plan->memory->image + plan->decode_at);
         CPA_TRY(cpa_cuda_attend_decode(&a, plan->decode_ctas, plan->decode_wide, stream));
     }

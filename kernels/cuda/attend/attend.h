@@ -18,7 +18,8 @@ enum {
     CPA_CUDA_PREFILL_ROWS = 128, /* rows of a prefill tile; of the Hopper kernel's, see cpa_cuda_hopper_rows */
     CPA_CUDA_PREFILL_KEYS = 128, /* prefill pieces begin at multiples of this many keys */
     CPA_CUDA_DECODE_KEYS = 64,   /* decode pieces */
-    CPA_CUDA_LEAST_BLOCK = 16    /* tokens in a block, for the kernels other than the simple one */
+    CPA_CUDA_DECODE_RUN = 16,    /* keys that the decode kernel loads at once */
+    CPA_CUDA_LEAST_BOX = 8       /* tokens of a block that the Hopper kernel copies at once, and not row by row */
 };
 
 typedef struct cpa_cuda_piece {
@@ -55,6 +56,13 @@ typedef struct cpa_cuda_item {
     int32_t ready, refused; /* reserved plans: as in the piece */
 } cpa_cuda_item;
 
+/* Block tables that lie on the device: those of an item begin at `from` there, and its first widened block, if it has
+ * any, at `place`. */
+typedef struct cpa_cuda_table_source {
+    int64_t from;
+    int32_t place; /* -1: none */
+} cpa_cuda_table_source;
+
 /* Reserved plans, scratch of an update. A decode unit in the order in which units are dealt, with its cuts; and a cut:
  * tiles [begin, begin + tiles) of a unit, for a CTA. */
 typedef struct cpa_cuda_unit {
@@ -81,6 +89,8 @@ typedef struct cpa_cuda_plan_memory {
     int64_t widened_capacity;
     cpa_cuda_costed_piece *in_order; /* host; scratch of plan_set */
     int64_t in_order_capacity;
+    cpa_attend_item *packed; /* host; scratch of plan_set: items whose tables lie one behind the other */
+    int64_t packed_capacity;
     cudaStream_t uploaded; /* the stream that copied the staging to the image after the plan was set, if `current` */
     uint64_t captures;     /* of that stream then */
     int current;
@@ -91,11 +101,14 @@ typedef struct cpa_cuda_plan {
     cpa_attend_plan base;
     cpa_cuda_plan_memory *memory;
     cpa_owner_map map;
-    int32_t tile_rows; /* of prefill */
-    int64_t image_bytes;
+    int32_t tile_rows;                 /* of prefill */
+    int64_t image_bytes, upload_bytes; /* of the image; what of it comes from the host */
     int64_t items_at, tables_at, decode_at, counters_at, prefill_at, splits_at;
     int64_t widened_tables_at, widened_blocks_at; /* the tables with places in `widened`, and the block of each place */
-    int32_t n_widened;                            /* 0: nothing is widened */
+    int32_t n_widened;                            /* blocks of the cache; 0: nothing is widened */
+    const int32_t *device_tables;                 /* of the caller's; NULL: the image has them from the host */
+    int64_t num_blocks;                           /* with device_tables: what they name is made to lie below */
+    int64_t sources_at, most_entries;             /* of an item */
     int64_t rows;                                 /* packed rows of all items, per KV head */
     int32_t decode_ctas;                          /* per KV head; 0: no item goes to the decode kernel */
     int32_t decode_wide;                          /* its CTAs have a multiprocessor each */
@@ -207,10 +220,27 @@ typedef struct cpa_cuda_hopper_maps {
 cpa_status cpa_cuda_attend_hopper(const cpa_cuda_attend_args *args, const cpa_cuda_hopper_maps *maps, int32_t n_pieces,
                                   cpa_stream *stream);
 /* Widens `blocks` (on the device) of a quantised cache to the dtype of the queries: place i of the work space becomes
- * block blocks[i], [block_size, kv_heads, dim]. Values are what they stand for, rounded; keys are codes less their
- * zero, exact, and their scales go to k_scales. */
-cpa_status cpa_cuda_attend_widen(const cpa_cuda_attend_args *args, const int32_t *blocks, int32_t n_blocks, void *k,
-                                 void *v, float *k_scales, cpa_stream *stream);
+ * block blocks[i], [block_size, kv_heads, dim], or is left as it is if that is negative. Values are what they stand
+ * for, rounded; keys are codes less their zero, exact, and their scales go to k_scales, [kv_heads, wide_block] for every
+ * wide_block tokens of the work space. */
+cpa_status cpa_cuda_attend_widen(const cpa_cuda_attend_args *args, const int32_t *blocks, int32_t n_blocks,
+                                 int32_t wide_block, void *k, void *v, float *k_scales, cpa_stream *stream);
+/* Tokens of a block of the work space that blocks of so many are widened to. It is ours, so small ones become one that
+ * is copied at once. */
+CPA_HOST_DEVICE static inline int32_t cpa_cuda_wide_block(int32_t block_size) {
+    return block_size < 64 ? 64 : block_size;
+}
+/* Places of an item's blocks in the work space, so many widened blocks being whole. */
+CPA_HOST_DEVICE static inline int64_t cpa_cuda_wide_places(int32_t block_size, int64_t blocks) {
+    const int64_t ratio = cpa_cuda_wide_block(block_size) / block_size;
+    return (blocks + ratio - 1) / ratio * ratio;
+}
+/* Fills the tables of a plan, and those of its widened blocks, from tables on the device. */
+cpa_status cpa_cuda_take_tables(const cpa_cuda_plan *plan, cpa_stream *stream);
+/* Whether the Hopper kernel copies row by row, without maps. */
+static inline int cpa_cuda_hopper_takes_rows(int32_t block_size) {
+    return block_size < CPA_CUDA_LEAST_BOX;
+}
 /* Tokens in a box of the tensor maps that the Hopper kernel takes. */
 int32_t cpa_cuda_hopper_box(int32_t k_dim, int32_t v_dim, int32_t block_size);
 /* Columns of the boxes of its tail maps: 16 or 32; 0: it takes none. Where keys have scales, that is so for all heads. */

@@ -17,14 +17,17 @@ namespace {
 
 constexpr int KEYS = DECODE_RUN;
 
-/* Codes: of a quantised cache, or void. Heads: a CTA's; a gang of as many warps walks through the same keys. */
-template <typename Element, typename Codes, int KeyDim, int ValueDim, int Stages, int Warps, int Heads>
+/* Codes: of a quantised cache, or void. Heads: a CTA's; a gang of as many warps walks through the same keys. Rows: of
+ * runs; where codes are arithmetic enough to hide the question, one kernel takes either. */
+template <typename Element, typename Codes, int KeyDim, int ValueDim, int Stages, int Warps, int Heads,
+          run_rows Rows = std::is_void<Codes>::value ? ROWS_TOGETHER : ROWS_EITHER>
 struct config {
     using element = Element;
     using codes = Codes;
     static constexpr bool QUANTISED = !std::is_void<Codes>::value;
     static constexpr int BYTES = QUANTISED ? 1 : 2; /* of an element of the cache */
     static constexpr int K_DIM = KeyDim, V_DIM = ValueDim, STAGES = Stages, WARPS = Warps, THREADS = 32 * WARPS;
+    static constexpr run_rows ROWS = Rows;
     static constexpr int HEADS = Heads, GANGS = Warps / Heads;
     static_assert(Warps % Heads == 0, "gangs of whole warps");
     static constexpr int K_BYTES = KEYS * KeyDim * BYTES, WORDS_AT = K_BYTES + KEYS * ValueDim * BYTES;
@@ -225,7 +228,12 @@ __device__ void attend_piece(const cpa_cuda_attend_args &a, const cpa_cuda_piece
     const int gang = warp / C::HEADS, member = warp % C::HEADS;
     const uint32_t stages = shared + warp * C::WARP_BYTES, loaded = shared + gang * C::HEADS * C::WARP_BYTES;
     const int32_t *table = a.tables + piece.table;
-    auto block_of = [&](int i) { return i < walk.count ? __ldg(table + ((walk.tile(i) * KEYS) >> a.block_shift)) : 0; };
+    auto block_of = [&](int i) { /* of the run, or of the lane's row of it */
+        if (i >= walk.count) return 0;
+        int key = walk.tile(i) * KEYS;
+        if (rows_lie_apart<C>(a)) key = min(key + lane % KEYS, piece.k_end - 1);
+        return __ldg(table + (key >> a.block_shift));
+    };
     const stage_loader<C> loader(a, kv_group, member, lane);
     int ahead = gang, next_block = block_of(ahead); /* the run that is loaded next, and the page it lies in */
     auto next_run = [&] {
@@ -233,7 +241,7 @@ __device__ void attend_piece(const cpa_cuda_attend_args &a, const cpa_cuda_piece
         const int block = next_block, key = walk.tile(ahead) * KEYS;
         ahead += C::GANGS;
         next_block = block_of(ahead);
-        return loader.run(a, block, key & ((1 << a.block_shift) - 1), piece.k_end - key);
+        return loader.run(a, kv_group, block, key, piece.k_end - key, lane);
     };
     auto load = [&](const lane_run &run, int stage) {
         if (run.keys > 0) loader.load(a, run, loaded + stage * C::STAGE_BYTES, member, lane);
@@ -344,6 +352,22 @@ cpa_status launch(const cpa_cuda_attend_args *args, int32_t ctas, cpa_stream *st
                           "attend");
 }
 
+/* The widths of launch_widths, for runs whose rows lie apart. */
+template <typename Element>
+cpa_status launch_apart(const cpa_cuda_attend_args *args, int32_t ctas, cpa_stream *stream) {
+    const int32_t k_dim = args->k_dim, v_dim = args->v_dim;
+    if (k_dim <= 64 && v_dim <= 64) {
+        if (cpa_cuda_decode_heads(args->kv_heads, k_dim, v_dim, 2) == 2)
+            return launch<config<Element, void, 64, 64, 6, 4, 2, ROWS_APART>>(args, ctas, stream);
+        return launch<config<Element, void, 64, 64, 6, 4, 1, ROWS_APART>>(args, ctas, stream);
+    }
+    if (k_dim <= 128 && v_dim <= 128)
+        return launch<config<Element, void, 128, 128, 3, 4, 1, ROWS_APART>>(args, ctas, stream);
+    if (k_dim <= 192 && v_dim <= 128)
+        return launch<config<Element, void, 192, 128, 4, 4, 1, ROWS_APART>>(args, ctas, stream);
+    return launch<config<Element, void, 256, 256, 3, 4, 1, ROWS_APART>>(args, ctas, stream);
+}
+
 /* Two heads a CTA where that is better and there are pairs of them. */
 template <typename Element, typename Codes, int Dim, int Stages, int Warps>
 cpa_status launch_short(const cpa_cuda_attend_args *args, int32_t ctas, cpa_stream *stream) {
@@ -371,7 +395,10 @@ cpa_status launch_widths(const cpa_cuda_attend_args *args, int32_t ctas, int32_t
 
 template <typename Element>
 cpa_status launch_codes(const cpa_cuda_attend_args *args, int32_t ctas, int32_t wide, cpa_stream *stream) {
-    if (!cpa_dtype_is_quantised(args->kv_dtype)) return launch_widths<Element, void>(args, ctas, wide, stream);
+    if (!cpa_dtype_is_quantised(args->kv_dtype)) {
+        return 1 << args->block_shift < DECODE_RUN ? launch_apart<Element>(args, ctas, stream)
+                                                   : launch_widths<Element, void>(args, ctas, wide, stream);
+    }
     return launch_for_codes(args->kv_dtype, [&](auto tag) {
         return launch_widths<Element, typename decltype(tag)::codes>(args, ctas, wide, stream);
     });

@@ -1,6 +1,7 @@
 /* attend over prefill tiles on compute capability 9.0 (FlashAttention-3, Shah et al., arXiv:2407.08608): a warpgroup
- * that loads pages by bulk tensor copies, two or three that multiply by wgmma, 64 rows each. The scores of the next
- * tile are multiplied while the softmax of this one runs, and two take turns with the tensor cores. */
+ * that loads pages by bulk tensor copies, or row by row where pages are of few tokens; two or three that multiply by
+ * wgmma, 64 rows each. The scores of the next tile are multiplied while the softmax of this one runs, and two take
+ * turns with the tensor cores. */
 #include "kernels/cuda/attend/attend.cuh"
 #include "kernels/cuda/attend/hopper.cuh"
 #include "kernels/cuda/attend/hopper_tiles.cuh"
@@ -79,6 +80,69 @@ __device__ void load_tiles(const hopper_args &args, const CUtensorMap *map, cons
                          place.token, kv_head, place.block);
         }
         __syncwarp();
+    }
+}
+
+/* ---- the loading warps where pages are of few tokens, two for keys and two for values ---- */
+
+/* A warp's half of the rows of a tile: each lane looks some up, the others learn of them by shuffles. */
+template <typename C, cpa_kv_part PART>
+struct row_places {
+    static constexpr int SHARE = C::KEYS / LOADING_PAIR, EACH = SHARE / 32;
+    static constexpr int64_t NOWHERE = -1;
+    int64_t offset[EACH]; /* elements, of the lane-th row of every 32 */
+
+    __device__ void look_up(const cpa_cuda_attend_args &a, const cpa_cuda_piece &piece, int tile, int warp, int lane) {
+#pragma unroll
+        for (int i = 0; i < EACH; i++) {
+            const int key = tile * C::KEYS + warp * SHARE + i * 32 + lane;
+            offset[i] = NOWHERE;
+            if (key >= piece.k_end) continue;
+            const int64_t block = __ldg(a.tables + piece.table + (key >> a.block_shift));
+            offset[i] = block * (PART == CPA_KEYS ? a.k_block_stride : a.v_block_stride) +
+                        (key & ((1 << a.block_shift) - 1)) * (PART == CPA_KEYS ? a.k_token_stride : a.v_token_stride);
+        }
+    }
+};
+
+/* The tiles of keys, or of values, swizzled as bulk copies write them: 8 lanes copy 64 columns of a row, a warp those
+ * of 4 rows at once. Past the last key and past the width of the head they are zeros. */
+template <typename C, cpa_kv_part PART>
+__device__ void load_rows(const cpa_cuda_attend_args &a, const cpa_cuda_piece &piece, const key_walk<C::KEYS> &walk,
+                          int kv_head, uint32_t tiles, uint64_t (&full)[STAGES], uint64_t (&empty)[STAGES], int warp,
+                          int lane) {
+    constexpr int DIM = PART == CPA_KEYS ? C::K_DIM : C::V_DIM, BYTES = C::KEYS * DIM * 2;
+    constexpr int LANES = COLUMNS / 8, ROWS = 32 / LANES;
+    using places = row_places<C, PART>;
+    const int count = walk.count, chunk = lane % LANES, within = lane / LANES;
+    if (count == 0) return;
+    /* The chunks of a row change places by the row's last three bits, of which `within` has two. */
+    const uint32_t row_at = tiles + (warp * places::SHARE + within) * (COLUMNS * 2);
+    const uint32_t even = row_at + (chunk ^ within) * 16, odd = row_at + (chunk ^ within ^ ROWS) * 16;
+    const char *pool = PART == CPA_KEYS ? a.k : a.v;
+    pool += (kv_head * (PART == CPA_KEYS ? a.k_head_stride : a.v_head_stride) + chunk * 8) * 2;
+    places rows;
+    rows.look_up(a, piece, walk.tile(count - 1), warp, lane);
+    for (int n = 0; n < count; n++) {
+        const int stage = n % STAGES;
+        barrier_wait(shared_address(&empty[stage]), phase_of(n) ^ 1);
+#pragma unroll
+        for (int row = 0; row < places::SHARE; row += ROWS) {
+            const int64_t offset = __shfl_sync(0xffffffff, rows.offset[row / 32], row % 32 + within);
+            const uint32_t to = (row / ROWS % 2 ? odd : even) + stage * BYTES + row * (COLUMNS * 2);
+            const char *from = pool + max(offset, (int64_t)0) * 2;
+#pragma unroll
+            for (int part = 0; part < DIM / COLUMNS; part++)
+                copy_async_16(to + part * (C::KEYS * COLUMNS * 2), from + part * (COLUMNS * 2),
+                              offset != places::NOWHERE &&
+                                  part * COLUMNS + chunk * 8 < (PART == CPA_KEYS ? a.k_dim : a.v_dim));
+        }
+        copy_async_commit();
+        if (n + 1 < count) rows.look_up(a, piece, walk.tile(count - 2 - n), warp, lane);
+        copy_async_wait<0>();
+        async_proxy_fence();
+        __syncwarp();
+        if (lane == 0) barrier_arrive(shared_address(&full[stage]));
     }
 }
 
@@ -441,15 +505,17 @@ __global__ void __launch_bounds__(C::THREADS, 1) attend_hopper(const __grid_cons
     const int warpgroup = __shfl_sync(0xffffffff, threadIdx.x / WARPGROUP, 0), thread = threadIdx.x % WARPGROUP;
     if (threadIdx.x == 0) {
         piece = a.pieces[work.piece];
-        prefetch_map(&args.maps.k);
-        prefetch_map(&args.maps.v);
+        if (!C::ROWS) {
+            prefetch_map(&args.maps.k);
+            prefetch_map(&args.maps.v);
+        }
         if (C::TAIL > 0) {
             prefetch_map(&args.maps.k_tail);
             prefetch_map(&args.maps.v_tail);
         }
         for (int stage = 0; stage < STAGES; stage++) {
-            barrier_init(shared_address(&barriers.k_full[stage]), 1);
-            barrier_init(shared_address(&barriers.v_full[stage]), 1);
+            barrier_init(shared_address(&barriers.k_full[stage]), C::LOADERS);
+            barrier_init(shared_address(&barriers.v_full[stage]), C::LOADERS);
             barrier_init(shared_address(&barriers.k_empty[stage]), busy_consumers<C>(piece) * C::KEY_READERS);
             barrier_init(shared_address(&barriers.v_empty[stage]), busy_consumers<C>(piece) * (WARPGROUP / 32));
         }
@@ -459,7 +525,16 @@ __global__ void __launch_bounds__(C::THREADS, 1) attend_hopper(const __grid_cons
     walk.start(a, piece);
     if (warpgroup == 0) {
         registers_shrink<C::LOADER_REGISTERS>();
-        if (thread < 32) {
+        if constexpr (C::ROWS) {
+            const int warp = thread / 32 % LOADING_PAIR, lane = thread % 32;
+            if (thread < 32 * LOADING_PAIR) {
+                load_rows<C, CPA_KEYS>(a, piece, walk, kv_group, tiles + C::K_AT, barriers.k_full, barriers.k_empty,
+                                       warp, lane);
+            } else {
+                load_rows<C, CPA_VALUES>(a, piece, walk, kv_group, tiles + C::V_AT, barriers.v_full, barriers.v_empty,
+                                         warp, lane);
+            }
+        } else if (thread < 32) {
             load_tiles<C, C::K_DIM, C::SCALED>(args, &args.maps.k, &args.maps.k_tail, piece, walk, kv_group,
                                                tiles + C::K_AT, tiles + C::SCALES_AT, barriers.k_full,
                                                barriers.k_empty, thread);
@@ -482,23 +557,31 @@ cpa_status launch(const hopper_args &args, int32_t n_pieces, cpa_stream *stream)
     return cpa_cuda_launched(stream, "attend");
 }
 
-template <typename Element, bool Scaled>
+template <typename Element, key_loads Loads>
 cpa_status launch_widths(const hopper_args &args, int32_t n_pieces, cpa_stream *stream) {
-    const int shape = shape_of(args.a.k_dim, args.a.v_dim, !Scaled);
+    const int shape = shape_of(args.a.k_dim, args.a.v_dim, Loads == BOXES);
     switch (shape) {
-    case 0: return launch<config<Element, 0, Scaled>>(args, n_pieces, stream);
-    case 3: return launch<config<Element, 3, Scaled>>(args, n_pieces, stream);
-    case 4: return launch<config<Element, 4, Scaled>>(args, n_pieces, stream);
+    case 0: return launch<config<Element, 0, Loads>>(args, n_pieces, stream);
+    case 3: return launch<config<Element, 3, Loads>>(args, n_pieces, stream);
+    case 4: return launch<config<Element, 4, Loads>>(args, n_pieces, stream);
     }
-    if constexpr (Scaled) {
+    if constexpr (Loads == BOXES_AND_SCALES) {
         return cpa_cuda_check(&stream->error, cudaErrorNotSupported, "attend: heads too wide for scales of keys");
-    } else if (shape == 1) {
-        return launch<config<Element, 1, Scaled>>(args, n_pieces, stream);
-    } else if (shape == 2) {
-        return launch<config<Element, 2, Scaled>>(args, n_pieces, stream);
+    } else if constexpr (Loads == BOXES) {
+        if (shape == 1) return launch<config<Element, 1, Loads>>(args, n_pieces, stream);
+        if (shape == 2) return launch<config<Element, 2, Loads>>(args, n_pieces, stream);
+        return launch<config<Element, 5, Loads>>(args, n_pieces, stream);
     } else {
-        return launch<config<Element, 5, Scaled>>(args, n_pieces, stream);
+        return launch<config<Element, 5, Loads>>(args, n_pieces, stream);
     }
+}
+
+template <typename Element>
+cpa_status launch_loads(const hopper_args &args, int32_t n_pieces, cpa_stream *stream) {
+    if (args.a.k_scales) return launch_widths<Element, BOXES_AND_SCALES>(args, n_pieces, stream);
+    if (cpa_cuda_hopper_takes_rows(1 << args.a.block_shift))
+        return launch_widths<Element, EACH_ROW>(args, n_pieces, stream);
+    return launch_widths<Element, BOXES>(args, n_pieces, stream);
 }
 
 } // namespace
@@ -520,9 +603,6 @@ extern "C" cpa_status cpa_cuda_attend_hopper(const cpa_cuda_attend_args *args, c
                                              int32_t n_pieces, cpa_stream *stream) {
     const int32_t box = cpa_cuda_hopper_box(args->k_dim, args->v_dim, 1 << args->block_shift);
     const hopper_args all = {*maps, *args, box, 1 << args->block_shift == CPA_TENSOR_BLOCK};
-    if (args->k_scales)
-        return args->q_dtype == CPA_BF16 ? launch_widths<__nv_bfloat16, true>(all, n_pieces, stream)
-                                         : launch_widths<__half, true>(all, n_pieces, stream);
-    return args->q_dtype == CPA_BF16 ? launch_widths<__nv_bfloat16, false>(all, n_pieces, stream)
-                                     : launch_widths<__half, false>(all, n_pieces, stream);
+    return args->q_dtype == CPA_BF16 ? launch_loads<__nv_bfloat16>(all, n_pieces, stream)
+                                     : launch_loads<__half>(all, n_pieces, stream);
 }

@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/array.h"
 #include "base/check.h"
 #include "base/hash.h"
 #include "kernels/cuda/attend/attend.h"
@@ -51,7 +52,7 @@ typedef struct plan_builder {
     int64_t n_splits;
     int64_t n_decode_splits;
     int64_t partial_rows;
-    int64_t n_widened; /* blocks of prefill items, when the cache is quantised */
+    int64_t n_widened; /* places of the blocks of prefill items, when the cache is quantised */
 } plan_builder;
 
 static int64_t state_shift(const plan_builder *b, const cpa_attend_item *item) {
@@ -64,6 +65,15 @@ static int is_decode(const plan_builder *b, const cpa_attend_item *item) {
 
 static int is_ready(const plan_builder *b, const cpa_attend_item *item) {
     return item - b->batch->items >= b->first_ready;
+}
+
+/* Table entries of an item. */
+static int64_t entries_of(const cpa_attend_batch *batch, const cpa_attend_item *item) {
+    return cpa_cuda_ceil_div(item->k_count, batch->block_size);
+}
+
+static int64_t wide_places(const cpa_attend_batch *batch, const cpa_attend_item *item) {
+    return cpa_cuda_wide_places(batch->block_size, entries_of(batch, item));
 }
 
 /* How many units, tiles and keys there are. */
@@ -82,8 +92,7 @@ static cpa_status count_work(plan_builder *b, cpa_error *err) {
                     keys = cpa_cuda_ceil_div(item->k_count, CPA_CUDA_PREFILL_KEYS);
             b->n_tiles += tiles;
             b->tile_keys += tiles * keys;
-            if (cpa_dtype_is_quantised(b->batch->shape.kv_dtype))
-                b->n_widened += cpa_cuda_ceil_div(item->k_count, b->batch->block_size);
+            if (cpa_dtype_is_quantised(b->batch->shape.kv_dtype)) b->n_widened += wide_places(b->batch, item);
             if (keys > b->most_keys) b->most_keys = keys;
         }
     }
@@ -315,7 +324,16 @@ static int64_t most_decode_splits(const plan_builder *b, int64_t units) {
     return units < b->shares.ctas ? units : b->shares.ctas;
 }
 
-/* Places the sections of the image, each large enough for what the splits may come to. */
+/* The sections of block tables. */
+static void place_tables(cpa_cuda_plan *plan, const plan_builder *b, int64_t entries, int64_t *end) {
+    const int64_t widened = b->n_widened > 0 ? b->batch->n_table_entries : 0;
+    plan->tables_at = cpa_cuda_place_section(end, entries * (int64_t)sizeof(int32_t));
+    plan->widened_tables_at = cpa_cuda_place_section(end, widened * (int64_t)sizeof(int32_t));
+    plan->widened_blocks_at = cpa_cuda_place_section(end, b->n_widened * (int64_t)sizeof(int32_t));
+}
+
+/* Places the sections of the image, those that are filled on the device last, each large enough for what the splits may
+ * come to. */
 static void place_sections(cpa_cuda_plan *plan, const plan_builder *b) {
     int64_t end = 0, items = b->batch->n_items, units = b->n_decode, entries = b->batch->n_table_entries;
     if (b->padded_items) {
@@ -325,30 +343,65 @@ static void place_sections(cpa_cuda_plan *plan, const plan_builder *b) {
         entries = room;
     }
     plan->items_at = cpa_cuda_place_section(&end, items * (int64_t)sizeof(cpa_cuda_item));
-    plan->tables_at = cpa_cuda_place_section(&end, entries * (int64_t)sizeof(int32_t));
+    if (!plan->device_tables) place_tables(plan, b, entries, &end);
     plan->decode_at = cpa_cuda_place_section(&end, (units + b->shares.ctas) * (int64_t)sizeof(cpa_cuda_piece));
     plan->counters_at = cpa_cuda_place_section(
         &end, most_decode_splits(b, units) * b->batch->shape.kv_heads * (int64_t)sizeof(uint32_t));
     plan->prefill_at = cpa_cuda_place_section(&end, (b->n_pieces + b->tail_pieces) * (int64_t)sizeof(cpa_cuda_piece));
     plan->splits_at = cpa_cuda_place_section(&end, b->n_tiles * (int64_t)sizeof(cpa_cuda_split));
-    plan->widened_tables_at =
-        cpa_cuda_place_section(&end, b->n_widened > 0 ? b->batch->n_table_entries * (int64_t)sizeof(int32_t) : 0);
-    plan->widened_blocks_at = cpa_cuda_place_section(&end, b->n_widened * (int64_t)sizeof(int32_t));
+    plan->sources_at =
+        cpa_cuda_place_section(&end, plan->device_tables ? items * (int64_t)sizeof(cpa_cuda_table_source) : 0);
+    plan->upload_bytes = end;
+    if (plan->device_tables) place_tables(plan, b, entries, &end);
     plan->image_bytes = end;
 }
 
-/* Gives each block of the prefill items a place. */
-static void place_widened(const plan_builder *b, int32_t *tables, int32_t *blocks) {
-    const int64_t block_size = b->batch->block_size;
+/* Gives the blocks of an item the places from `place` on. */
+static void place_blocks(const plan_builder *b, const cpa_attend_item *item, int32_t place, int32_t *tables,
+                         int32_t *blocks) {
+    const int64_t entries = entries_of(b->batch, item), places = wide_places(b->batch, item);
+    const int32_t ratio = cpa_cuda_wide_block(b->batch->block_size) / b->batch->block_size;
+    for (int64_t i = 0; i < places; i++) blocks[place + i] = i < entries ? b->batch->block_tables[item->table + i] : -1;
+    for (int64_t i = 0; i < places / ratio; i++) tables[item->table + i] = place / ratio + (int32_t)i;
+}
+
+/* Gives each block of the prefill items a place; what lies on the device is placed there. */
+static void place_widened(const plan_builder *b, int32_t *tables, int32_t *blocks, cpa_cuda_table_source *sources) {
     int32_t place = 0;
     for (int64_t i = 0; i < b->batch->n_items && b->n_widened > 0; i++) {
         const cpa_attend_item *item = &b->batch->items[i];
         if (cpa_cuda_packed_rows(b->batch, item) == 0 || is_decode(b, item)) continue;
-        for (int64_t e = item->table; e < item->table + cpa_cuda_ceil_div(item->k_count, block_size); e++) {
-            blocks[place] = b->batch->block_tables[e];
-            tables[e] = place++;
+        if (sources) {
+            sources[i].place = place;
+        } else {
+            place_blocks(b, item, place, tables, blocks);
         }
+        place += (int32_t)wide_places(b->batch, item);
     }
+}
+
+/* Block tables on the device: items whose tables lie one behind the other in the image, how many entries these have,
+ * and the most of an item. */
+static cpa_status pack_items(cpa_cuda_plan_memory *memory, const cpa_attend_batch *batch, cpa_attend_batch *packed,
+                             int64_t *most_entries, cpa_error *err) {
+    if (!cpa_array_reserve(&memory->packed, &memory->packed_capacity, batch->n_items, sizeof *memory->packed))
+        return cpa_fail(err, CPA_NO_MEMORY, "attend plan: no memory for %lld items", (long long)batch->n_items);
+    packed->items = memory->packed;
+    packed->n_table_entries = *most_entries = 0;
+    for (int64_t i = 0; i < batch->n_items; i++) {
+        memory->packed[i] = batch->items[i];
+        memory->packed[i].table = packed->n_table_entries;
+        const int64_t entries = entries_of(batch, &batch->items[i]);
+        packed->n_table_entries += entries;
+        if (entries > *most_entries) *most_entries = entries;
+    }
+    return CPA_OK;
+}
+
+/* Where the tables of the items of a batch lie on the device. */
+static void find_tables(const cpa_attend_batch *batch, cpa_cuda_table_source *sources) {
+    for (int64_t i = 0; i < batch->n_items; i++)
+        sources[i] = (cpa_cuda_table_source){.from = batch->items[i].table, .place = -1};
 }
 
 static void copy_items(const plan_builder *b, cpa_cuda_item *items, int64_t *rows) {
@@ -389,10 +442,12 @@ static cpa_status choose_padded(plan_builder *b, int64_t most_rows, cpa_error *e
     return CPA_OK;
 }
 
-cpa_status cpa_cuda_plan_set(cpa_attend_plan *base, const cpa_attend_batch *batch, cpa_attend_fusion fusion,
+cpa_status cpa_cuda_plan_set(cpa_attend_plan *base, const cpa_attend_batch *given, cpa_attend_fusion fusion,
                              cpa_error *err) {
     cpa_cuda_plan *plan = (cpa_cuda_plan *)base;
     cpa_cuda_plan_memory *memory = plan->memory;
+    cpa_attend_batch packed = *given;
+    const cpa_attend_batch *batch = &packed;
     const cpa_cuda_device *device = (const cpa_cuda_device *)base->device;
     plan_builder b = {.batch = batch,
                       .state_shifts = fusion.state_shifts,
@@ -406,6 +461,10 @@ cpa_status cpa_cuda_plan_set(cpa_attend_plan *base, const cpa_attend_batch *batc
                                        : CPA_CUDA_PREFILL_ROWS};
     CPA_TRY(cpa_cuda_select(base->device, err));
     plan->base.n_items = 0; /* until the plan is whole again */
+    packed.cascade_attention = given->block_tables_on_device ? CPA_CASCADE_OFF : given->cascade_attention;
+    if (given->block_tables_on_device) CPA_TRY(pack_items(memory, given, &packed, &plan->most_entries, err));
+    plan->device_tables = given->block_tables_on_device ? given->block_tables : NULL;
+    plan->num_blocks = given->num_blocks;
     CPA_TRY(count_work(&b, err));
     CPA_TRY(choose_padded(&b, fusion.padded_items, err));
     choose_splits(&b);
@@ -421,13 +480,18 @@ cpa_status cpa_cuda_plan_set(cpa_attend_plan *base, const cpa_attend_batch *batc
     b.splits = (cpa_cuda_split *)(memory->staging + plan->splits_at);
     b.in_order = memory->in_order;
     memset(memory->staging + plan->counters_at, 0, (size_t)(plan->prefill_at - plan->counters_at));
-    if (batch->n_table_entries)
+    cpa_cuda_table_source *sources = NULL;
+    if (plan->device_tables) {
+        sources = (cpa_cuda_table_source *)(memory->staging + plan->sources_at);
+        find_tables(given, sources);
+    } else if (batch->n_table_entries) {
         memcpy(memory->staging + plan->tables_at, batch->block_tables,
                (size_t)batch->n_table_entries * sizeof(int32_t));
+    }
     cpa_cuda_item *items = (cpa_cuda_item *)(memory->staging + plan->items_at);
     copy_items(&b, items, &plan->rows);
     place_widened(&b, (int32_t *)(memory->staging + plan->widened_tables_at),
-                  (int32_t *)(memory->staging + plan->widened_blocks_at));
+                  (int32_t *)(memory->staging + plan->widened_blocks_at), sources);
     split_decode(&b);
     split_prefill(&b);
     sort_prefill(&b);

@@ -105,6 +105,7 @@ void cpa_cuda_plan_destroy(cpa_attend_plan *base) {
     (void)cudaFreeHost(plan->memory->stagings[0]);
     (void)cudaFreeHost(plan->memory->stagings[1]);
     free(plan->memory->in_order);
+    free(plan->memory->packed);
     free(plan->memory);
     free(plan);
 }

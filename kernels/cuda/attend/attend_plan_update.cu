@@ -8,25 +8,30 @@
 
 namespace {
 
-constexpr int READ_THREADS = 128, DEAL_THREADS = 256, DEAL_WARPS = DEAL_THREADS / WARP_LANES;
+constexpr int READ_THREADS = 256, DEAL_THREADS = 256, DEAL_WARPS = DEAL_THREADS / WARP_LANES;
 
 /* ---- sequences ---- */
 
-__device__ int64_t length_of(const cpa_attend_update &update, int64_t s) {
-    if (!update.lengths) return 0;
-    return update.length_bytes == 4 ? ((const int32_t *)update.lengths)[s] : ((const int64_t *)update.lengths)[s];
+__device__ cpa_attend_extent extent_of(const cpa_attend_update &update, int32_t block_size, int64_t s) {
+    if (update.kv_indptr) return cpa_attend_extent_of(&update, block_size, s);
+    const int64_t table = s * update.table_stride;
+    if (!update.lengths) return {table, 0};
+    return {table,
+            update.length_bytes == 4 ? ((const int32_t *)update.lengths)[s] : ((const int64_t *)update.lengths)[s]};
 }
 
 /* What an update says of a sequence. */
 struct sequence {
     bool given, refused;
-    int64_t length;
+    int64_t table, length;
     cpa_placement placement;
     int32_t asker; /* the rank of its rows; of a sequence that is empty or refused, this one */
 
     __device__ sequence(const cpa_attend_update &update, const cpa_attend_reservation &r, int64_t s) {
         given = s < update.sequences;
-        length = given ? length_of(update, s) : 0;
+        const cpa_attend_extent extent = given ? extent_of(update, r.block_size, s) : cpa_attend_extent{0, 0};
+        table = extent.table;
+        length = extent.length;
         placement = {CPA_SHARDED, given && update.first_ranks ? update.first_ranks[s] : 0};
         refused = !cpa_placement_is_valid(r.map, placement) || (length != 0 && (length < r.rows || length > r.tokens));
         if (refused) placement.rank = 0, length = 0;
@@ -38,11 +43,12 @@ struct sequence {
 };
 
 /* Copies the entries of so many keys; whether one of them is no block. */
-__device__ bool take_table(const cpa_cuda_update_args &a, int64_t s, int64_t keys) {
+__device__ bool take_table(const cpa_cuda_update_args &a, int64_t s, const sequence &found, int64_t keys) {
     const cpa_attend_reservation &r = a.reservation;
-    const int32_t *from = a.update.block_tables + s * a.update.table_stride;
+    const int32_t *from = a.update.block_tables + found.table;
     const int64_t entries = (keys + r.block_size - 1) / r.block_size;
     bool bad = false;
+#pragma unroll 4
     for (int64_t e = threadIdx.x; e < entries; e += READ_THREADS) {
         const int32_t block = from[e];
         const bool fits = block >= 0 && block < r.num_blocks;
@@ -80,7 +86,7 @@ __global__ void __launch_bounds__(READ_THREADS) read_sequences(const __grid_cons
     const int64_t s = blockIdx.x;
     const sequence found(a.update, r, s);
     const int64_t keys = found.keys_on(r, r.rank);
-    const bool bad_table = take_table(a, s, keys);
+    const bool bad_table = take_table(a, s, found, keys);
     if (threadIdx.x == 0) a.items[s] = item_of(a, s, found, found.refused || bad_table, keys);
     for (int32_t rank = threadIdx.x; r.row_maps && rank < r.map.cp_size; rank += READ_THREADS) {
         const bool own = found.given && found.asker == r.rank && rank == r.rank && (found.refused || found.length > 0);

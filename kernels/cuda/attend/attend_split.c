@@ -35,6 +35,7 @@ cpa_cuda_decode_shares cpa_cuda_share_decode(const cpa_attend_batch *batch, int3
     const cpa_cuda_decode_shares shares = share(batch, occupancy * places / batch->shape.kv_heads, heads);
     cpa_cuda_decode_shares wide = share(batch, places / batch->shape.kv_heads, heads);
     wide.wide = 1;
+    if (batch->block_size < CPA_CUDA_DECODE_RUN) return shares; /* whose kernel has none */
     if (!wide_fits || !cpa_cuda_decode_has_wide(k_dim, v_dim, element_bytes) || !wide.apart) return shares;
     return wide.longest <= occupancy * shares.longest ? wide : shares;
 }

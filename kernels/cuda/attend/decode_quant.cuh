@@ -62,16 +62,16 @@ __device__ inline uint32_t chunk_at(int row, int chunk) {
     return (uint32_t)(row * Rows::BYTES + ((chunk ^ Rows::twist(row)) << 4));
 }
 
-/* The scales of a run, if its rows have any: a lane has one of the keys or of the values. Zeros past the last key. */
+/* The scales of a run, if its rows have any: a lane has that of the lane-th key or value, at `token` of `block`; zeros
+ * if there is none. */
 template <typename C>
-__device__ void load_words(const cpa_cuda_attend_args &a, int kv_head, int block, int64_t token, int keys,
+__device__ void load_words(const cpa_cuda_attend_args &a, int kv_head, int block, int64_t token, bool valid,
                            uint32_t shared, int lane) {
     if (!a.k_words_at) return;
     const bool of_key = lane < DECODE_RUN;
-    const int row = lane % DECODE_RUN;
     const char *words = of_key ? scale_word_at(a, a.k, a.k_block_stride, a.k_words_at, block, kv_head, token)
                                : scale_word_at(a, a.v, a.v_block_stride, a.v_words_at, block, kv_head, token);
-    copy_async_4(shared + C::WORDS_AT + lane * 4, words + row * 4, row < keys);
+    copy_async_4(shared + C::WORDS_AT + lane * 4, words, valid);
 }
 
 /* The queries as A operands in the order of the keys' codes, 16 bytes a lane and step, of which every gang writes some;

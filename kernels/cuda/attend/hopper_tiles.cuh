@@ -43,28 +43,33 @@ int shape_of(int32_t k_dim, int32_t v_dim, bool boxes) {
     return shape;
 }
 
-/* What a shape of tiles is compiled to. Scaled: keys are codes that have a scale each, with which their scores are
- * multiplied. */
-template <typename Element, int Shape, bool Scaled>
+/* How keys and values come: in boxes of tokens of a block, by one warp each; in such boxes, where keys are codes that
+ * have a scale each, with which their scores are multiplied; or every row by itself, by a pair of warps each. */
+enum key_loads { BOXES, BOXES_AND_SCALES, EACH_ROW };
+constexpr int LOADING_PAIR = 2;
+
+/* What a shape of tiles is compiled to. */
+template <typename Element, int Shape, key_loads Loads>
 struct config {
     using element = Element;
-    static constexpr bool SCALED = Scaled;
+    static constexpr bool SCALED = Loads == BOXES_AND_SCALES, ROWS = Loads == EACH_ROW;
     static constexpr int K_DIM = TILES[Shape].k_dim, V_DIM = TILES[Shape].v_dim, KEYS = TILES[Shape].keys;
     static constexpr int CONSUMERS = TILES[Shape].consumers, THREADS = (1 + CONSUMERS) * WARPGROUP;
-    static constexpr int LOADER_REGISTERS = CONSUMERS == 3 ? 32 : Scaled ? 40 : 24,
-                         CONSUMER_REGISTERS = CONSUMERS == 3 ? 160 : Scaled ? 232 : 240;
-    static constexpr int REGISTER_STEPS = Scaled ? TILES[Shape].scaled_steps : TILES[Shape].steps;
+    static constexpr int LOADER_REGISTERS = CONSUMERS == 3 ? 32 : Loads != BOXES ? 40 : 24,
+                         CONSUMER_REGISTERS = CONSUMERS == 3 ? 160 : Loads != BOXES ? 232 : 240;
+    static constexpr int LOADERS = ROWS ? LOADING_PAIR : 1; /* warps that fill a stage of keys, or of values */
+    static constexpr int REGISTER_STEPS = SCALED ? TILES[Shape].scaled_steps : TILES[Shape].steps;
     static constexpr bool TURNS = CONSUMERS == 2 && K_DIM < 256; /* three, and long products, overlap without */
     static constexpr int TAIL = tail_of(Shape), K_WHOLE = K_DIM - TAIL, V_WHOLE = V_DIM - TAIL;
     static_assert(V_DIM % COLUMNS == TAIL && (TAIL == 0 || REGISTER_STEPS * 16 == K_DIM), "queries of a tail");
     static constexpr int PART = V_WHOLE < 128 ? V_WHOLE : 128, PARTS = V_WHOLE / PART; /* columns of O a wgmma */
     /* Who of a warpgroup give a stage of keys back: the products are read by whole warps, the scales by each lane for
      * itself. */
-    static constexpr int KEY_READERS = Scaled ? WARPGROUP : WARPGROUP / 32;
+    static constexpr int KEY_READERS = SCALED ? WARPGROUP : WARPGROUP / 32;
     static constexpr int Q_BYTES = GROUP_ROWS * K_DIM * 2; /* of a warpgroup */
     static constexpr int K_BYTES = KEYS * K_DIM * 2, V_BYTES = KEYS * V_DIM * 2;
     static constexpr int K_AT = CONSUMERS * Q_BYTES, V_AT = K_AT + STAGES * K_BYTES;
-    static constexpr int SCALES_AT = V_AT + STAGES * V_BYTES, SCALE_BYTES = Scaled ? KEYS * 4 : 0;
+    static constexpr int SCALES_AT = V_AT + STAGES * V_BYTES, SCALE_BYTES = SCALED ? KEYS * 4 : 0;
     static constexpr int SHARED_BYTES = SCALES_AT + STAGES * SCALE_BYTES + TILE_ALIGNMENT;
 };
 

@@ -8,21 +8,27 @@
 #include "kernels/host/attend/state.h"
 
 /* Of sequence s; those of no array are 0. */
-static int64_t length_of(const cpa_attend_update *update, int64_t s) {
-    if (!update->lengths) return 0;
-    return update->length_bytes == 4 ? ((const int32_t *)update->lengths)[s] : ((const int64_t *)update->lengths)[s];
+static cpa_attend_extent extent_of(const cpa_attend_update *update, int32_t block_size, int64_t s) {
+    if (update->kv_indptr) return cpa_attend_extent_of(update, block_size, s);
+    cpa_attend_extent extent = {.table = s * update->table_stride};
+    if (!update->lengths) return extent;
+    extent.length =
+        update->length_bytes == 4 ? ((const int32_t *)update->lengths)[s] : ((const int64_t *)update->lengths)[s];
+    return extent;
 }
 
 /* What an update says of a sequence. */
 typedef struct sequence {
-    int64_t length;
+    int64_t table, length;
     cpa_placement placement;
     int refused;
     int32_t asker; /* the rank of its rows; of a sequence that is empty or refused, this one */
 } sequence;
 
 static sequence read_sequence(const cpa_attend_reservation *r, const cpa_attend_update *update, int64_t s) {
-    sequence found = {.length = length_of(update, s),
+    const cpa_attend_extent extent = extent_of(update, r->block_size, s);
+    sequence found = {.table = extent.table,
+                      .length = extent.length,
                       .placement = {CPA_SHARDED, update->first_ranks ? update->first_ranks[s] : 0},
                       .asker = r->rank};
     found.refused = !cpa_placement_is_valid(r->map, found.placement) ||
@@ -57,8 +63,7 @@ static void add_sequence(cpa_host_plan *plan, cpa_attend_batch *batch, const cpa
     const int64_t keys = keys_on(r, found, r->rank), at = batch->n_table_entries;
     /* An empty sequence has rows where results are those of the attend, and not of a merge by row maps. */
     const int has_rows = found->length > 0 ? found->asker == r->rank : !r->row_maps;
-    if (found->refused ||
-        !take_table(r, update->block_tables + s * update->table_stride, keys, plan->read_tables + at)) {
+    if (found->refused || !take_table(r, update->block_tables + found->table, keys, plan->read_tables + at)) {
         plan->refused_rows[plan->n_refused++] = first_row(plan, found, s);
         return;
     }
