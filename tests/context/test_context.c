@@ -93,7 +93,7 @@ static cpa_test_shape random_shape(void) {
     static const int32_t dims[4][2] = {{32, 32}, {24, 40}, {64, 16}, {16, 64}};
     const int32_t *h = heads[cpa_test_random_below(4)], *d = dims[cpa_test_random_below(4)];
     cpa_test_shape shape = {.q_heads = h[0], .kv_heads = h[1], .k_dim = d[0], .v_dim = d[1]};
-    shape.block_size = 16;
+    shape.block_size = 1 << cpa_test_random_below(5);
     shape.interleave = 1 << cpa_test_random_below(7);
     shape.dtype = cpa_test_random_below(2) ? CPA_BF16 : CPA_F32;
     shape.head_major = (int)cpa_test_random_below(2);
