@@ -81,6 +81,7 @@ typedef struct cpa_settings {
     int64_t policy; /* cpa_policy */
     double priority_ageing;
     int64_t long_prefill_token_threshold;
+    int64_t adaptive_chunks;
     char speculative[CPA_TEXT_BYTES];
     int64_t algorithm; /* cpa_algorithm */
     int64_t transport; /* cpa_transport_kind */

@@ -151,6 +151,10 @@ const cpa_field cpa_settings_rows[] = {
      .help = "waiting S seconds counts as one level of priority"},
     {"Scheduling", "long-prefill-token-threshold", "N", INT(long_prefill_token_threshold, "none", 0, 0x1p24),
      .word = "none", .help = "most tokens of one prefill in a step"},
+    {"Scheduling", "adaptive-chunks", NULL, FLAG(adaptive_chunks, "false"),
+     .help =
+         "where blocks are short, cut prefill to what is free, so that nobody has to give way; --log-level info says "
+         "when; else only tokens bound it"},
     {"Scheduling", "speculative", "METHOD", CPA_FIELD_TEXT, offsetof(cpa_settings, speculative), "off",
      .help =
          "ngram:K or ngram:K:MIN..MAX: a step may draw 1 + K tokens of a request, of which K were guessed: what "

@@ -91,6 +91,9 @@ typedef struct cpa_engine_options {
     cpa_drafter drafter;
     int32_t draft_tokens;         /* most drafts of a sequence in a step, which count as tokens of it; 0 = 4 */
     int32_t ngram_min, ngram_max; /* as cpa_ngram_options has them */
+    /* Where blocks are short, prefill chunks are cut to what is free without anyone giving way, and the rest of what
+     * others need is spared; 0: chunks are as long as tokens are allowed. Results are the same. */
+    int32_t adaptive_chunks;
 } cpa_engine_options;
 
 typedef struct cpa_request {

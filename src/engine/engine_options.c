@@ -273,6 +273,7 @@ cpa_scheduler_options cpa_engine_scheduler_options(cpa_engine_options *o, cpa_pl
         .policy = o->policy,
         .ageing_s = o->ageing_s,
         .long_prefill_threshold = o->long_prefill_token_threshold,
+        .adaptive_chunks = o->adaptive_chunks,
         .tenant_block_quota = o->tenant_block_quota,
         .window = widest.window,
         .sinks = widest.sinks,

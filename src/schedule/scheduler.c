@@ -9,6 +9,7 @@
 #include "base/min_max.h"
 #include "src/schedule/scheduler_admit.h"
 #include "src/schedule/scheduler_blocks.h"
+#include "src/schedule/scheduler_chunk.h"
 #include "src/schedule/scheduler_drafts.h"
 #include "src/schedule/scheduler_internal.h"
 #include "src/schedule/scheduler_preempt.h"
@@ -81,6 +82,7 @@ cpa_status cpa_scheduler_create(const cpa_scheduler_options *options, cpa_schedu
     s->pools = calloc(ranks, sizeof *s->pools);
     s->evict = calloc(ranks, sizeof *s->evict);
     s->lacks = calloc(ranks, sizeof *s->lacks);
+    s->spared = calloc(ranks, sizeof *s->spared);
     s->unit = calloc(ranks, sizeof *s->unit);
     s->sources = calloc(ranks, sizeof *s->sources);
     if (options->num_blocks > 0) s->marks = calloc((size_t)options->num_blocks, sizeof *s->marks);
@@ -94,8 +96,9 @@ cpa_status cpa_scheduler_create(const cpa_scheduler_options *options, cpa_schedu
     s->finished = calloc(slots, sizeof *s->finished);
     s->scheduled = calloc(slots, sizeof *s->scheduled);
     s->free_indices = calloc(slots, sizeof *s->free_indices);
-    if (!s->pools || !s->evict || !s->lacks || !s->unit || !s->sources || (!s->marks && options->num_blocks > 0) ||
-        !s->identity || !s->running || !s->finished || !s->scheduled || !s->free_indices)
+    if (!s->pools || !s->evict || !s->lacks || !s->spared || !s->unit || !s->sources ||
+        (!s->marks && options->num_blocks > 0) || !s->identity || !s->running || !s->finished || !s->scheduled ||
+        !s->free_indices)
         goto no_memory;
     CPA_TRY_GOTO(create_pools(s, err), fail);
     s->n_free_indices = options->max_num_seqs;
@@ -137,6 +140,7 @@ void cpa_scheduler_destroy(cpa_scheduler *s) {
     free(s->marks);
     free(s->sources);
     free(s->unit);
+    free(s->spared);
     free(s->lacks);
     free(s->evict);
     free(s->host_pools);
@@ -260,7 +264,7 @@ static cpa_status schedule_running(cpa_scheduler *s, int decodes, cpa_error *err
     for (int32_t i = 0; i < s->n_running && s->budget > 0; i++) {
         cpa_sequence *sequence = s->running[i];
         if (cpa_sequence_decodes(sequence) != decodes || sequence->ready > s->step) continue;
-        int64_t tokens = cpa_scheduler_next_tokens(s, sequence);
+        int64_t tokens = cpa_scheduler_chunk_tokens(s, sequence, 0);
         int room = cpa_scheduler_has_room(s, sequence, sequence->computed + tokens);
         if (!room || !cpa_scheduler_within_quota(s, sequence)) {
             int made;

@@ -40,6 +40,7 @@
  *   scheduler.c          create, add, one plan from start to end
  *   scheduler_preempt.c  room for running sequences, who gives way, and where to
  *   scheduler_admit.c    who is next, and what it shares
+ *   scheduler_chunk.c    how many tokens a prefill is given
  *   scheduler_write.c    the entries of a plan
  *   scheduler_prefix.c   what can be found after it
  *   unconfirmed.c        what cannot be found yet, as it may not be finite
@@ -83,6 +84,7 @@ typedef struct cpa_scheduler_options {
     cpa_policy policy;
     double ageing_s;                /* waiting so long counts as one level of priority */
     int64_t long_prefill_threshold; /* most tokens of one prefill in a step */
+    int32_t adaptive_chunks;        /* and no more than blocks are free for: scheduler_chunk.h */
     int64_t tenant_block_quota;     /* most blocks of one rank in the tables of a tenant's running sequences */
     int64_t window;                 /* the widest window of all layers; what lies before it is freed */
     int64_t sinks;                  /* first tokens that stay visible */
@@ -125,6 +127,7 @@ typedef struct cpa_scheduler_stats {
     int64_t cow_copies;
     int64_t rank_local; /* admissions of sequences to one of several ranks */
     int64_t swap_failures;
+    int64_t cut_chunks; /* prefill chunks that are shorter for want of blocks (adaptive_chunks) */
 } cpa_scheduler_stats;
 
 typedef struct cpa_scheduler cpa_scheduler;

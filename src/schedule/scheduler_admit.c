@@ -8,6 +8,7 @@
 #include "base/check.h"
 #include "base/min_max.h"
 #include "src/schedule/scheduler_blocks.h"
+#include "src/schedule/scheduler_chunk.h"
 #include "src/schedule/scheduler_prefix.h"
 #include "src/schedule/unconfirmed.h"
 
@@ -258,7 +259,9 @@ static verdict look_for_room(const cpa_scheduler *s, cpa_sequence *sequence) {
     int64_t quota = s->options.tenant_block_quota, room = 1;
     sequence->computed =
         cpa_min64(units * cpa_prefix_unit(&s->options, sequence->placement), cpa_sequence_known(sequence) - 1);
-    int64_t first = open_unit(s, sequence), end = sequence->computed + cpa_scheduler_next_tokens(s, sequence);
+    int64_t tokens = cpa_scheduler_next_tokens(s, sequence);
+    if (s->options.adaptive_chunks) tokens = cpa_min64(tokens, s->options.block_size); /* the least that it is given */
+    int64_t first = open_unit(s, sequence), end = sequence->computed + tokens;
     sequence->computed = 0;
     for (int32_t r = 0; r < s->options.map.cp_size; r++) {
         int64_t needs = cpa_sequence_needs(sequence, &s->options, r, end);
@@ -281,13 +284,13 @@ static cpa_status try_fresh(cpa_scheduler *s, cpa_sequence *sequence, verdict *o
         return cpa_fail(err, CPA_NO_MEMORY, "request %" PRIu64 ": no memory for its block table", sequence->request.id);
     CPA_TRY(share_prefix(s, sequence, err));
     CPA_TRY(retain_sources(s, err));
-    int64_t tokens = cpa_scheduler_next_tokens(s, sequence);
-    int room = cpa_scheduler_has_room(s, sequence, sequence->computed + tokens);
+    int64_t tokens = cpa_scheduler_chunk_tokens(s, sequence, 1);
+    int room = cpa_scheduler_has_room(s, sequence, sequence->computed + tokens) && tokens > 0;
     if (!room && sequence->computed > open_unit(s, sequence)) {
         /* Sources and copies together may be more than there are; the blocks alone always fit at last. */
         CPA_TRY(give_up_sources(s, sequence, err));
-        tokens = cpa_scheduler_next_tokens(s, sequence);
-        room = cpa_scheduler_has_room(s, sequence, sequence->computed + tokens);
+        tokens = cpa_scheduler_chunk_tokens(s, sequence, 1);
+        room = cpa_scheduler_has_room(s, sequence, sequence->computed + tokens) && tokens > 0;
     }
     cpa_scheduler_charge(sequence, ranks, 1);
     int within = cpa_scheduler_within_quota(s, sequence);

@@ -65,6 +65,7 @@ struct cpa_scheduler {
     int awaits_confirmation; /* a waiting sequence is passed over for what is not confirmed yet */
     int short_of_blocks;     /* a running sequence lacked blocks, or was preempted for another */
     int64_t *lacks;          /* [cp_size], blocks that the sequence being scheduled lacks */
+    int64_t *spared;         /* [cp_size], scratch: free blocks that it is not to take (scheduler_chunk.c) */
     int32_t *unit;           /* [cp_size], scratch: the blocks of a unit, -1 for a rank that has none */
     int32_t *sources;        /* [cp_size], likewise: those that the sequence being admitted gets copies of */
     int32_t *marks;          /* [num_blocks], scratch, zero between uses */

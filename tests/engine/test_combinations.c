@@ -128,6 +128,7 @@ static void draw_service(combination *c, int ranks) {
     o->policy = draw(c, 0, 1) ? CPA_POLICY_FCFS : CPA_POLICY_PRIORITY;
     o->ageing_s = draw(c, 0, 1) ? 0.001 : 0;
     o->long_prefill_token_threshold = draw(c, 0, 1) ? draw(c, 1, 50) : 0;
+    o->adaptive_chunks = (int32_t)draw(c, 0, 1);
 }
 
 static void draw_all(combination *c, uint64_t seed, int ranks) {
@@ -153,6 +154,7 @@ static cpa_engine_options plain(cpa_engine_options o) {
     o.tenant_block_quota = o.long_prefill_token_threshold = o.swap_bytes = 0;
     o.max_num_batched_tokens = 2048;
     o.max_num_seqs = MOST_REQUESTS;
+    o.adaptive_chunks = 0;
     o.algorithm = CPA_PASS_Q;
     o.no_prefix_caching = 1;
     o.model.attention.layout = CPA_TOKEN_MAJOR;

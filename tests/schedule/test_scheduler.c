@@ -353,6 +353,7 @@ static int64_t run_random_schedule(void) {
     if (!cpa_interleave_fits(options.map.interleave, block_size)) options.map.interleave = block_size;
     options.num_blocks += options.map.interleave / block_size + 1;
     options.planner.forced = (cpa_algorithm)between(CPA_AUTO, CPA_PASS_Q);
+    options.adaptive_chunks = (int32_t)between(0, 1);
     scheduler_model_start(&m, &options);
     for (int64_t n = between(1, 40); n > 0; n--) {
         m.prefix = between(0, 5);

@@ -28,6 +28,7 @@ static void every_query_sees_its_own_tokens_and_every_block_has_its_owners(void)
     CU_ASSERT(result.cuts > result.steps / 100);
     CU_ASSERT(result.ended > result.steps / 1000);
     CU_ASSERT(result.discarded > result.steps / 10000);
+    CU_ASSERT(result.cut_chunks > result.steps / 1000);
     CU_ASSERT(result.unit_hits > result.steps / 1000);
     CU_ASSERT(result.unit_copies > result.steps / 10000);
     CU_ASSERT(result.unit_evictions > result.steps / 1000);
