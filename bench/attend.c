@@ -43,8 +43,11 @@ static cpa_status make_cache(attend_state *s, cpa_error *err) {
     int64_t *positions = cpa_bench_positions(0, longest);
     cpa_status status = positions ? CPA_OK : cpa_fail(err, CPA_NO_MEMORY, "bench attend: no memory for positions");
     for (int64_t i = 0; status == CPA_OK && i < n; i++) {
-        status = cpa_bench_fill_cache(s->site, i, positions, s->work.lengths[i], s->block_tables + s->tables[i], &s->kv,
-                                      err);
+        const int64_t shared = cpa_bench_shared_tokens(o, &s->work, i), entries = shared / o->block_size;
+        int32_t *table = s->block_tables + s->tables[i];
+        memcpy(table, s->block_tables, (size_t)entries * sizeof *table);
+        status = cpa_bench_fill_cache(s->site, i, positions + shared, s->work.lengths[i] - shared, table + entries,
+                                      &s->kv, err);
     }
     free(positions);
     CPA_TRY(status);
@@ -96,6 +99,7 @@ static cpa_status make_plan(attend_state *s, int64_t step, cpa_error *err) {
         .n_items = n,
         .block_tables = s->block_tables,
         .n_table_entries = s->tables[s->work.n_sequences],
+        .cascade_attention = (cpa_cascade_attention)o->cascade,
     };
     cpa_status status = cpa_attend_plan_create(s->site->device, &s->plans[step], err);
     if (status == CPA_OK) status = cpa_attend_plan_set(s->plans[step], &batch, err);
@@ -110,7 +114,8 @@ static cpa_status make_plans(attend_state *s, cpa_error *err) {
     return CPA_OK;
 }
 
-/* Multiply-adds of Q K^T and P V over the pairs that the mask shows, and every operand of a piece moved once. */
+/* Multiply-adds of Q K^T and P V over the pairs that the mask shows, and every operand of a piece moved once, those that
+ * pieces share once in all. */
 static void count_work(const attend_state *s, cpa_bench_row *row) {
     const cpa_bench_options *o = &s->site->options;
     double widths = (double)(o->k_dim + o->v_dim);
@@ -122,7 +127,8 @@ static void count_work(const attend_state *s, cpa_bench_row *row) {
         double first = (double)s->work.pieces[i].first, t = (double)s->work.pieces[i].count;
         double pairs = o->full ? t * (first + t) : t * first + 0.5 * t * (t + 1);
         row->flops += 2.0 * widths * (double)o->q_heads * pairs;
-        row->bytes += (first + t) * kv_bytes + t * q_bytes;
+        const double shared = (double)cpa_bench_shared_tokens(o, &s->work, s->work.pieces[i].sequence);
+        row->bytes += (first + t - shared) * kv_bytes + t * q_bytes;
     }
 }
 

@@ -25,6 +25,9 @@ cpa_status cpa_bench_attend_work_equal(const cpa_bench_options *options, const i
  * number of visible pairs, in one step. */
 cpa_status cpa_bench_attend_work_varlen(const cpa_bench_options *options, const int64_t *shape,
                                         cpa_bench_attend_work *out, cpa_error *err);
+/* Tokens that a sequence has in common with sequence 0, in the same blocks: of the option, whole blocks that both have.
+ */
+int64_t cpa_bench_shared_tokens(const cpa_bench_options *options, const cpa_bench_attend_work *work, int64_t sequence);
 void cpa_bench_attend_work_release(cpa_bench_attend_work *work);
 
 /* Makes the device take the kernels that the case names. */

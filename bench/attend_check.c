@@ -115,9 +115,10 @@ static int64_t sample(int64_t i, int64_t n, int64_t tokens) {
 
 /* The sampled tokens of one piece on the host: keys and values of its context, queries, and results. */
 typedef struct sample_of_piece {
-    cpa_kv_view kv;
-    char *q, *out; /* [sampled, q_heads, dim] */
-    float *lse;    /* [sampled, q_heads] */
+    cpa_kv_view kv, common; /* of the sequence, and of the tokens that are those of sequence 0 */
+    int64_t shared;         /* so many */
+    char *q, *out;          /* [sampled, q_heads, dim] */
+    float *lse;             /* [sampled, q_heads] */
     int64_t context, sampled;
     int64_t row[MAX_SAMPLED_TOKENS], visible[MAX_SAMPLED_TOKENS];
 } sample_of_piece;
@@ -126,6 +127,8 @@ static void free_sample(sample_of_piece *in) {
     free(in->lse);
     free(in->out);
     free(in->q);
+    free(in->common.v);
+    free(in->common.k);
     free(in->kv.v);
     free(in->kv.k);
 }
@@ -158,8 +161,8 @@ static cpa_status load_results(cpa_bench_site *site, const void *out, const floa
 }
 
 /* Fills *in, which is to be freed whatever the status. */
-static cpa_status load_sample(cpa_bench_site *site, const cpa_bench_piece *piece, int64_t sampled, const void *out,
-                              const float *lse, sample_of_piece *in, cpa_error *err) {
+static cpa_status load_sample(cpa_bench_site *site, const cpa_bench_piece *piece, int64_t shared, int64_t sampled,
+                              const void *out, const float *lse, sample_of_piece *in, cpa_error *err) {
     const cpa_bench_options *o = &site->options;
     size_t heads = (size_t)(sampled * o->q_heads), element = (size_t)cpa_dtype_bytes((cpa_dtype)o->dtype);
     int64_t positions[MAX_SAMPLED_TOKENS];
@@ -169,6 +172,7 @@ static cpa_status load_sample(cpa_bench_site *site, const cpa_bench_piece *piece
         .lse = malloc(heads * sizeof *in->lse),
         .context = piece->first + piece->count,
         .sampled = sampled,
+        .shared = shared,
     };
     if (!in->q || !in->out || !in->lse) return cpa_fail(err, CPA_NO_MEMORY, "bench attend: no memory for samples");
     for (int64_t i = 0; i < sampled; i++) {
@@ -179,6 +183,7 @@ static cpa_status load_sample(cpa_bench_site *site, const cpa_bench_piece *piece
     }
     CPA_TRY(load_results(site, out, lse, in, err));
     CPA_TRY(load_queries(site, piece->sequence, positions, in, err));
+    if (in->shared > 0) CPA_TRY(cpa_bench_recall(site, 0, 0, in->shared, &in->common, err));
     return cpa_bench_recall(site, piece->sequence, 0, in->context, &in->kv, err);
 }
 
@@ -186,7 +191,7 @@ static cpa_status load_sample(cpa_bench_site *site, const cpa_bench_piece *piece
 static void load_keys(const sample_of_piece *in, cpa_synth_tensor tensor, int64_t head, int64_t dim, double *dst64,
                       float *dst32) {
     for (int64_t t = 0; t < in->context; t++) {
-        cpa_bench_recalled_row(&in->kv, tensor, t, head, dst32 + t * dim);
+        cpa_bench_recalled_row(t < in->shared ? &in->common : &in->kv, tensor, t, head, dst32 + t * dim);
         for (int64_t d = 0; d < dim; d++) dst64[t * dim + d] = dst32[t * dim + d];
     }
 }
@@ -218,8 +223,9 @@ static int64_t count_wrong(const cpa_bench_options *o, const sample_of_piece *in
 }
 
 /* Checks one piece in `heads` KV heads from `head` on. */
-static cpa_status check_piece(cpa_bench_site *site, const cpa_bench_piece *piece, int64_t head, int64_t heads,
-                              const void *out, const float *lse, int64_t *checked, int64_t *wrong, cpa_error *err) {
+static cpa_status check_piece(cpa_bench_site *site, const cpa_bench_piece *piece, int64_t shared, int64_t head,
+                              int64_t heads, const void *out, const float *lse, int64_t *checked, int64_t *wrong,
+                              cpa_error *err) {
     const cpa_bench_options *o = &site->options;
     int64_t group = o->q_heads / o->kv_heads, context = piece->first + piece->count;
     int64_t affordable = cpa_min64(MAX_SAMPLED_TOKENS, max_scores / (group * context) + 1);
@@ -227,7 +233,7 @@ static cpa_status check_piece(cpa_bench_site *site, const cpa_bench_piece *piece
     sample_of_piece in = {0};
     head_reference r = {0};
     cpa_status status = alloc_head(&r, context, tokens * group, o, err);
-    if (status == CPA_OK) status = load_sample(site, piece, tokens, out, lse, &in, err);
+    if (status == CPA_OK) status = load_sample(site, piece, shared, tokens, out, lse, &in, err);
     for (int64_t i = 0; status == CPA_OK && i < heads; i++) {
         int64_t kv_head = (head + i) % o->kv_heads;
         load_head(o, &in, kv_head, &r);
@@ -248,7 +254,8 @@ cpa_status cpa_bench_attend_check(cpa_bench_site *site, const cpa_bench_attend_w
         const cpa_bench_piece *piece = &work->pieces[sample(i, n, work->n_pieces)];
         int64_t affordable = max_keys / (n * (piece->first + piece->count));
         int64_t heads = cpa_max64(1, cpa_min64(kv_heads, affordable));
-        CPA_TRY(check_piece(site, piece, head, heads, out, lse, checked, wrong, err));
+        const int64_t shared = cpa_bench_shared_tokens(&site->options, work, piece->sequence);
+        CPA_TRY(check_piece(site, piece, shared, head, heads, out, lse, checked, wrong, err));
         head += heads;
     }
     return CPA_OK;

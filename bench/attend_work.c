@@ -31,6 +31,11 @@ static cpa_status alloc_work(int64_t sequences, int64_t pieces, int64_t steps, c
     return cpa_fail(err, CPA_NO_MEMORY, "bench: no memory for %lld sequences", (long long)sequences);
 }
 
+int64_t cpa_bench_shared_tokens(const cpa_bench_options *options, const cpa_bench_attend_work *work, int64_t sequence) {
+    const int64_t both = cpa_min64(work->lengths[0], work->lengths[sequence]);
+    return sequence == 0 ? 0 : cpa_min64(options->shared, both) / options->block_size * options->block_size;
+}
+
 void cpa_bench_attend_work_release(cpa_bench_attend_work *work) {
     free(work->steps);
     free(work->pieces);

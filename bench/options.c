@@ -22,6 +22,7 @@ const char *const cpa_bench_paths[] = {"best", "simple", "portable", "hopper", N
 static const char *const masks[] = {"causal", "full", NULL};
 static const char *const page_orders[] = {"random", "ordered", NULL};
 static const char *const algorithms[] = {"auto", "pass-kv", "pass-q", NULL};
+static const char *const cascades[] = {"auto", "off", "always", NULL};
 static const char *const patterns[] = {"rounds", "at-once", NULL};
 
 /* The group of options that may also follow the numbers of a case. */
@@ -53,6 +54,10 @@ static const cpa_field table[] = {
     {CASE, "pages", "ORDER", CHOICE_AT(pages_ordered, page_orders), .initial = "random",
      .help = "blocks lie in random order, or ordered, one after another"},
     {CASE, "ragged", NULL, FLAG_AT(ragged), .help = "attend: sequence i has (i mod 8 + 1) / 8 of the context"},
+    {CASE, "shared", "N", INT_AT(shared, 0, 0x1p31), .initial = "0",
+     .help = "attend: the first N tokens of all sequences are the same, in the same blocks"},
+    {CASE, "cascade-attention", "MODE", CHOICE_AT(cascade, cascades), .initial = "auto",
+     .help = "attend: auto, where they are read once if that is faster; off; or always"},
     {CASE, "fp8-out", NULL, FLAG_AT(fp8_out), .help = "merge: the result in fp8_e4m3"},
     {CASE, "as-one", NULL, FLAG_AT(as_one), .help = "varlen: the same work in one sequence instead"},
     {CASE, "length-scale", "S", CPA_FIELD_REAL, offsetof(cpa_bench_options, length_scale), .initial = "1", .min = 1e-9,
@@ -180,6 +185,10 @@ static cpa_status read_case_options(const char *text, size_t length, cpa_bench_o
         snprintf(value, sizeof value, "%.*s", (int)(item - name - 1), text + name + 1);
         char where[64];
         snprintf(where, sizeof where, "bench: --shapes: %s", field->name);
+        const char *at = value;
+        int64_t count;
+        if (field->type == CPA_FIELD_INT && read_count(&at, &count) && !*at)
+            snprintf(value, sizeof value, "%lld", (long long)count);
         CPA_TRY(cpa_field_set(field, out, where, value, err));
         text += item + (text + item < end);
     }

@@ -194,6 +194,13 @@ void cpa_cascade_keep(cpa_cascade *cascade, int (*pays)(const void *ctx, const c
     cascade->n_nodes = kept;
 }
 
+/* Samples of one prompt are at the same position. */
+static int ascend(const cpa_cascade_row *rows, int64_t n) {
+    for (int64_t i = 1; i < n; i++)
+        if (rows[i].position < rows[i - 1].position) return 0;
+    return 1;
+}
+
 static int earlier_first(const void *a, const void *b) {
     const cpa_cascade_row *left = a, *right = b;
     if (left->position != right->position) return left->position < right->position ? -1 : 1;
@@ -214,7 +221,7 @@ cpa_status cpa_cascade_list_rows(cpa_cascade *cascade, const cpa_attend_batch *b
             cascade->rows[at++] =
                 (cpa_cascade_row){index, token, cpa_token_position(batch->map, item->q_set, item->q_first + token)};
     }
-    if (rows > 1) qsort(cascade->rows, (size_t)rows, sizeof *cascade->rows, earlier_first);
+    if (!ascend(cascade->rows, rows)) qsort(cascade->rows, (size_t)rows, sizeof *cascade->rows, earlier_first);
     *n = rows;
     return CPA_OK;
 }

@@ -267,6 +267,7 @@ cpa_engine_options cpa_job_engine_options(const cpa_job *job, int64_t num_blocks
         .token_at = workload->token_at,
         .token_ctx = (void *)(uintptr_t)&workload->trace,
         .no_prefix_caching = !settings->prefix_caching,
+        .cascade_attention = (cpa_cascade_attention)settings->cascade_attention,
         .preemption = (cpa_preemption_mode)settings->preemption_mode,
         .swap_bytes = (int64_t)(settings->swap_space * BYTES_PER_GIB),
         .policy = (cpa_policy)settings->policy,

@@ -103,6 +103,9 @@ void cpa_report_cache(const cpa_outcome *outcome, FILE *out) {
     cpa_report_line(out, "",
                     "%" PRId64 " of %" PRId64 " full prompt blocks found (%.1f %%), %" PRId64 " copied on write",
                     stats->prefix_hits, stats->prefix_queries, rate, stats->cow_copies);
+    if (stats->keys_read < stats->keys_attended)
+        cpa_report_line(out, "", "%.1f %% of the keys read that were attended, as requests shared them",
+                        100.0 * (double)stats->keys_read / (double)stats->keys_attended);
     if (stats->rank_local > 0)
         cpa_report_line(out, "", "%" PRId64 " times a sequence was placed on one rank", stats->rank_local);
     if (stats->swapped_out > 0)

@@ -83,6 +83,8 @@ static int fill_kv(json_t *object, const cpa_outcome *outcome) {
            cpa_json_put_int(object, "preemptions", stats->preemptions) |
            cpa_json_put_int(object, "prefix_queries", stats->prefix_queries) |
            cpa_json_put_int(object, "prefix_hits", stats->prefix_hits) |
+           cpa_json_put_int(object, "keys_attended", stats->keys_attended) |
+           cpa_json_put_int(object, "keys_read", stats->keys_read) |
            cpa_json_put_int(object, "evictions", stats->evictions) |
            cpa_json_put_int(object, "swapped_in", stats->swapped_in) |
            cpa_json_put_int(object, "swapped_out", stats->swapped_out) |

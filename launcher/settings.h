@@ -71,6 +71,7 @@ typedef struct cpa_settings {
     int64_t interleave;    /* 0 = block_size */
     int64_t local_context; /* -1 = auto */
     int64_t prefix_caching;
+    int64_t cascade_attention; /* cpa_cascade_attention */
     char cache_salt[CPA_TEXT_BYTES];
     int64_t preemption_mode; /* cpa_preemption_mode */
     double swap_space;       /* GiB */

@@ -17,6 +17,7 @@ static const char *const layouts[] = {"token-major", "head-major", NULL};
 static const char *const algorithms[] = {"auto", "pass-kv", "pass-q", NULL};
 static const char *const devices[] = {"auto", "host", "cuda", NULL};
 static const char *const slice_modes[] = {"auto", "off", "decode", "all", NULL};
+static const char *const cascade_modes[] = {"auto", "off", NULL};
 static const char *const preemption_modes[] = {"recompute", "swap", "auto", NULL};
 static const char *const policies[] = {"priority", "fcfs", NULL};
 static const char *const log_levels[] = {"error", "warn", "info", "debug", NULL};
@@ -134,6 +135,9 @@ const cpa_field cpa_settings_rows[] = {
              "those that are sooner done like that, on the host none"},
     {"Cache", "enable-prefix-caching", NULL, FLAG(prefix_caching, "true"),
      .help = "requests that begin alike share the blocks of what they have in common"},
+    {"Cache", "cascade-attention", NULL, CHOICE(cascade_attention, "auto", cascade_modes),
+     .help = "blocks that decoding requests share are read once for all of them: auto, where that takes less time, or "
+             "off"},
     {"Cache", "cache-salt", "TEXT", TEXT(cache_salt), .secret = 1,
      .help = "requests share with those of the same salt only; a trace may have one in each line"},
     {"Cache", "preemption-mode", NULL, CHOICE(preemption_mode, "auto", preemption_modes),

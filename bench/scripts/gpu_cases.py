@@ -38,6 +38,11 @@ DECODE_BESIDE_BF16, PREFILL_BESIDE_BF16 = ("16x1x128K", "64x1x16K"), ("1x16Kx16K
 FEW_TOKENS = (":block-size=1", ":block-size=8")
 FEW_PREFILL, FEW_DECODE = ("1x16Kx16K", "1x512x64K"), ("64x1x16K", "16x1x128K")
 
+# Sequences that begin alike: most microseconds on an H200; and where they share little or are few, beside each by itself.
+CASCADE = {"64x1x17K:shared=16K": 130}
+LITTLE_SHARED = ("64x1x2K:shared=256", "64x1x17K:shared=512", "2x1x4K:shared=2K", "2x1x17K:shared=16K", "8x1x2K:shared=1K")
+FLAT = ":cascade-attention=off"
+
 STATES = (2, 3, 4, 6, 8)
 SCALING = {"1x64Kx64K": 0.96, "1x128Kx128K": 0.98, "1x512Kx512K": 0.99}  # least efficiency on four GPUs
 DECODE_SCALING = "64x1x128K"
@@ -49,6 +54,7 @@ LISTS = {
     "cudnn": list(dict.fromkeys(peer for _, peer in BESIDE_CUDNN)),
     "decode": DECODE,
     "decode-large": LARGE_DECODE,
+    "cascade": [f"{case}{flat}" for case in (*CASCADE, *LITTLE_SHARED) for flat in ("", FLAT)],
     "quantised": [f"{case}{dtype}" for case in DECODE_BESIDE_BF16 + PREFILL_BESIDE_BF16
                   for dtype in ["", *(f":kv-cache-dtype={dtype}" for dtype in QUANTISED)]],
     "small-blocks": [f"{case}{pages}" for case in FEW_PREFILL for pages in ("", *FEW_TOKENS)] +

@@ -131,6 +131,19 @@ def decode_rows(runs, table):
                    lambda row: "read bandwidth", 0.7, ">= 0.70 x")
 
 
+def cascade_rows(runs, table):
+    def ours(case):
+        return runs.case("ours-cascade", case)
+
+    for case, most in cases.CASCADE.items():
+        row, flat = ours(case), ours(case + cases.FLAT)
+        table.add(f"decode {case}", row and Calls.text(row), flat and f"each by itself {Calls.text(flat)}",
+                  row and flat and flat["time_us"] / row["time_us"], f"<= {most} us",
+                  row and row["time_us"] <= most, (row, flat))
+    for case in cases.LITTLE_SHARED:
+        table.compare(f"decode {case}", ours(case), ours(case + cases.FLAT), "each by itself", 0.97, Calls)
+
+
 def quantised_rows(runs, table):
     def ours(case):
         return runs.case("ours-quantised", case)
@@ -216,7 +229,7 @@ def service_rows(runs, table):
 
 def main(folder):
     runs, table = Runs(folder), Table()
-    for add_rows in (prefill_rows, decode_rows, quantised_rows, small_block_rows, memory_rows, exchange_rows, scaling_rows, service_rows):
+    for add_rows in (prefill_rows, decode_rows, cascade_rows, quantised_rows, small_block_rows, memory_rows, exchange_rows, scaling_rows, service_rows):
         add_rows(runs, table)
     table.print()
     met = [row["met"] for row in table.rows if row["goal"]]

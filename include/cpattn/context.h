@@ -59,6 +59,7 @@ typedef struct cpa_context_options {
                               of its own 2 GiB, or the least if that is more; at most 1 TiB */
     int64_t max_rows;      /* most new tokens in one step, over all ranks */
     cpa_row_placement rows;
+    cpa_cascade_attention cascade_attention; /* of chunks of a few tokens over this rank's shard */
 } cpa_context_options;
 
 /* One chunk: the new tokens [start, start + count) of one sequence. The same on every rank but for the block table. */
@@ -100,6 +101,9 @@ typedef struct cpa_context_stats {
     double attend_s;        /* time in attend and merge, on the same clock */
     int64_t chunks_pass_kv; /* chunks times layers, but for sequences that lie on one of several ranks */
     int64_t chunks_pass_q;
+    /* Of the caches, in all layers: keys that chunks attended, each once for all its tokens, and how many of these were
+     * read, since sequences that share blocks read them together. */
+    int64_t keys_attended, keys_read;
 } cpa_context_stats;
 
 /* Collective over `comm`, which must outlive the context, as must `device`; a context is used by one thread at a time,

@@ -94,6 +94,7 @@ typedef struct cpa_engine_options {
     /* Where blocks are short, prefill chunks are cut to what is free without anyone giving way, and the rest of what
      * others need is spared; 0: chunks are as long as tokens are allowed. Results are the same. */
     int32_t adaptive_chunks;
+    cpa_cascade_attention cascade_attention; /* as of a context */
 } cpa_engine_options;
 
 typedef struct cpa_request {
@@ -200,6 +201,7 @@ typedef struct cpa_engine_stats {
     int64_t planned_pass_kv, planned_pass_q, planned_local;
     /* Chunks with drafts, the drafts in them, and those that were right. */
     int64_t drafted_chunks, draft_tokens, accepted_tokens;
+    int64_t keys_attended, keys_read; /* as of a context; sum over ranks */
 } cpa_engine_stats;
 
 /* What one rank did at a time. Both texts live as long as the engine. */

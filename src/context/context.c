@@ -76,6 +76,10 @@ static cpa_status check_options(const cpa_context_options *o, const cpa_device *
         return cpa_fail(err, CPA_INVALID, "context: rows is %d, expected owned, %d, or replicated, %d", (int)o->rows,
                         CPA_ROWS_OWNED, CPA_ROWS_REPLICATED);
     }
+    if (o->cascade_attention < CPA_CASCADE_AUTO || o->cascade_attention > CPA_CASCADE_ALWAYS) {
+        return cpa_fail(err, CPA_INVALID, "context: cascade_attention is %d, expected auto (0), off (1) or always (2)",
+                        (int)o->cascade_attention);
+    }
     if (o->max_rows < 1 || o->max_rows > INT32_MAX) {
         return cpa_fail(err, CPA_INVALID, "context: max_rows %" PRId64 ", expected 1..%d", o->max_rows, INT32_MAX);
     }
@@ -251,12 +255,14 @@ const char *cpa_context_error(const cpa_context *context) {
     return context ? context->ops.error.message : "";
 }
 
-/* Counts the planned chunks for so many layers. */
+/* Counts the planned chunks, and their keys, for so many layers. */
 static void count_chunks(cpa_context *c, int32_t layers) {
     for (int64_t i = 0; i < c->step.n_chunks; i++) {
         if (c->step.chunks[i].algorithm == CPA_PASS_KV) c->ops.stats.chunks_pass_kv += layers;
         if (c->step.chunks[i].algorithm == CPA_PASS_Q) c->ops.stats.chunks_pass_q += layers;
     }
+    c->ops.stats.keys_attended += layers * c->ops.keys_attended;
+    c->ops.stats.keys_read += layers * c->ops.keys_read;
 }
 
 void cpa_context_account_begin(cpa_context *c, cpa_context_account *account) {

@@ -81,8 +81,12 @@ cpa_status cpa_context_set_plan(cpa_context_ops *ops, cpa_attend_plan *plan, int
         .n_items = n_items,
         .block_tables = block_tables,
         .n_table_entries = n_table_entries,
+        .cascade_attention = ops->options.cascade_attention,
     };
-    return ops->device->operators->plan_set(plan, &batch, fusion, &ops->error);
+    CPA_TRY(ops->device->operators->plan_set(plan, &batch, fusion, &ops->error));
+    ops->keys_attended += plan->keys_attended;
+    ops->keys_read += plan->keys_read;
+    return CPA_OK;
 }
 
 void cpa_context_set_score(const cpa_context_ops *ops, cpa_score_side side, cpa_attend_args *args) {

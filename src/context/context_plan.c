@@ -141,6 +141,7 @@ static cpa_status plan_own(cpa_context *c) {
 static cpa_status plan_step(cpa_context *c, const cpa_context_chunk *chunks, int64_t n_chunks, int64_t padded_rows) {
     c->planned = c->attends_reserved = 0;
     cpa_score_rows_forget(&c->score_rows);
+    c->ops.keys_attended = c->ops.keys_read = 0;
     CPA_TRY(check_chunks(c, chunks, n_chunks));
     c->step.padded_rows = padded_rows;
     c->layers_attended = 0;

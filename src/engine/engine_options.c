@@ -39,9 +39,12 @@ static cpa_status check_choices(const cpa_engine_options *o, cpa_error *err) {
         const char *name;
         int value, last;
     } choices[] = {
-        {"algorithm", (int)o->algorithm, CPA_PASS_Q},  {"preemption", (int)o->preemption, CPA_PREEMPT_AUTO},
-        {"policy", (int)o->policy, CPA_POLICY_FCFS},   {"transport", (int)o->transport, CPA_TRANSPORT_HOST},
+        {"algorithm", (int)o->algorithm, CPA_PASS_Q},
+        {"preemption", (int)o->preemption, CPA_PREEMPT_AUTO},
+        {"policy", (int)o->policy, CPA_POLICY_FCFS},
+        {"transport", (int)o->transport, CPA_TRANSPORT_HOST},
         {"drafter", (int)o->drafter, CPA_DRAFT_MODEL},
+        {"cascade_attention", (int)o->cascade_attention, CPA_CASCADE_ALWAYS},
     };
     for (size_t i = 0; i < sizeof choices / sizeof choices[0]; i++) {
         if (choices[i].value >= 0 && choices[i].value <= choices[i].last) continue;

@@ -46,6 +46,8 @@ cpa_rank_totals cpa_engine_own_totals(const cpa_engine *engine) {
     if (engine->verify) cpa_verify_get_stats(engine->verify, &verify);
     return (cpa_rank_totals){
         .bytes_sent = context.bytes_sent,
+        .keys_attended = context.keys_attended,
+        .keys_read = context.keys_read,
         .verify_rows = verify.rows,
         .verify_violations = verify.violations,
         .verify_undecided = verify.undecided,
@@ -63,6 +65,8 @@ void cpa_engine_join_totals(cpa_engine *engine) {
     for (int32_t rank = 0; rank < ranks; rank++) {
         const cpa_rank_totals *t = &engine->totals[rank];
         sum.bytes_sent += t->bytes_sent;
+        sum.keys_attended += t->keys_attended;
+        sum.keys_read += t->keys_read;
         sum.verify_rows += t->verify_rows;
         sum.verify_violations += t->verify_violations;
         sum.verify_undecided += t->verify_undecided;
@@ -73,6 +77,8 @@ void cpa_engine_join_totals(cpa_engine *engine) {
         most.attend_s = fmax(most.attend_s, t->attend_s);
     }
     s->bytes_sent = sum.bytes_sent;
+    s->keys_attended = sum.keys_attended;
+    s->keys_read = sum.keys_read;
     s->verify_rows = (int64_t)sum.verify_rows;
     s->verify_violations = (int64_t)sum.verify_violations;
     s->verify_undecided = (int64_t)sum.verify_undecided;

@@ -131,6 +131,7 @@ cpa_context_options cpa_worker_context_options(const cpa_worker_options *o, int6
         .interleave = o->map.interleave,
         .staging_bytes = o->staging_bytes,
         .max_rows = max_rows,
+        .cascade_attention = o->cascade_attention,
     };
 }
 

@@ -42,6 +42,7 @@ typedef struct cpa_worker_options {
     int32_t max_seqs;
     int32_t enforce_eager; /* decode steps are not captured in graphs */
     int64_t staging_bytes;
+    cpa_cascade_attention cascade_attention;
     int64_t host_blocks;                  /* for swapping */
     const cpa_transport_table *transport; /* for the memory of the device */
 } cpa_worker_options;

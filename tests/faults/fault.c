@@ -25,6 +25,7 @@ cpa_fault cpa_fault_by_name(const char *name) {
         "uneven-unit",
         "early-hash",
         "adjusted-length",
+        "deep-prefix",
     };
     int fault = 0;
     while (fault < CPA_FAULT_COUNT && strcmp(name, names[fault]) != 0) fault++;

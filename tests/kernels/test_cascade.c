@@ -1,6 +1,6 @@
 /* Cascade attention: the tree of equal leading blocks against what pairs of tables say, and attention along it against
  * attention without it and against float64: trees of depth 1 to 3, several ranks, several rows a sequence, windows,
- * resumed calls. Page tails, unused blocks and entries are poisoned. */
+ * plans for graphs, queries that are ready elsewhere. Page tails, unused blocks and entries are poisoned. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -9,7 +9,7 @@
 #include "base/convert.h"
 #include "kernels/attend_plan.h"
 #include "kernels/cascade.h"
-#include "kernels/device.h"
+#include "kernels/operators.h"
 #include "src/check/reference.h"
 #include "tests/fixtures/context_fixture.h"
 #include "tests/fixtures/unit.h"
@@ -273,8 +273,9 @@ static void fixture_destroy(cascade_fixture *f) {
     cpa_test_device_close(f->device, f->stream);
 }
 
-/* O of all rows, then LSE. */
-static float *attend(cascade_fixture *f, cpa_cascade_attention cascade) {
+/* O of all rows, then LSE. `fused`: as in a decode step that is exchanged, in a plan for graphs where all items have one
+ * row, with the queries of the last two items elsewhere. */
+static float *attend(cascade_fixture *f, cpa_cascade_attention cascade, int fused) {
     const cascade_case *c = &f->shape;
     const int64_t width = (int64_t)c->q_heads * c->dim, o_floats = f->rows * width;
     const int64_t bytes = (o_floats + f->rows * c->q_heads) * (int64_t)sizeof(float);
@@ -293,9 +294,18 @@ static float *attend(cascade_fixture *f, cpa_cascade_attention cascade) {
                                     .block_tables = f->tables,
                                     .n_table_entries = c->sequences * f->stride,
                                     .cascade_attention = cascade};
+    const int64_t row_bytes = width * cpa_dtype_bytes(c->dtype), ready_row = f->items[c->sequences - 2].q_row;
+    const cpa_attend_fusion fusion = {.padded_items = c->rows == 1 ? c->sequences + 3 : 0,
+                                      .ready_items = 2,
+                                      .ready_row = ready_row,
+                                      .ready_rows = f->rows - ready_row};
     float *result = cpa_test_poisoned(bytes, 1);
     float *state = cpa_test_upload(f->stream, result, bytes);
-    void *q = cpa_test_upload(f->stream, f->q, f->rows * width * cpa_dtype_bytes(c->dtype));
+    char *sent = malloc((size_t)(f->rows * row_bytes));
+    memcpy(sent, f->q, (size_t)(f->rows * row_bytes));
+    if (fused) memset(sent + ready_row * row_bytes, 0xff, (size_t)((f->rows - ready_row) * row_bytes));
+    void *q = cpa_test_upload(f->stream, sent, f->rows * row_bytes);
+    void *ready_q = cpa_test_upload(f->stream, f->q + ready_row * row_bytes, (f->rows - ready_row) * row_bytes);
     const cpa_kv_view kv = cpa_kv_fixture_upload(&f->kv, f->stream);
     const cpa_attend_args args = {.size = sizeof args,
                                   .q = q,
@@ -303,12 +313,20 @@ static float *attend(cascade_fixture *f, cpa_cascade_attention cascade) {
                                   .kv = kv,
                                   .mask = c->mask,
                                   .state = {.o = state, .lse = state + o_floats}};
-    CU_ASSERT_EQUAL(cpa_attend_plan_set(f->plan, &batch, NULL), CPA_OK);
-    CU_ASSERT_EQUAL(cpa_attend(f->plan, &args, f->stream), CPA_OK);
+    if (fused) {
+        const cpa_operator_table *operators = f->device->operators;
+        CU_ASSERT_EQUAL(operators->plan_set(f->plan, &batch, fusion, NULL), CPA_OK);
+        CU_ASSERT_EQUAL(operators->attend(f->plan, &args, ready_q, f->stream), CPA_OK);
+    } else {
+        CU_ASSERT_EQUAL(cpa_attend_plan_set(f->plan, &batch, NULL), CPA_OK);
+        CU_ASSERT_EQUAL(cpa_attend(f->plan, &args, f->stream), CPA_OK);
+    }
     CU_ASSERT_EQUAL(cpa_stream_sync(f->stream), CPA_OK);
     cpa_test_download(f->stream, result, state, bytes);
     cpa_test_free(f->stream, state);
+    cpa_test_free(f->stream, ready_q);
     cpa_test_free(f->stream, q);
+    free(sent);
     cpa_kv_view_free(&kv, f->stream);
     return result;
 }
@@ -350,12 +368,19 @@ static void attend_along(const cascade_case *shape, int64_t *read, int64_t *atte
     for (int32_t rank = 0; rank < shape->ranks; rank++) {
         cascade_fixture f;
         fixture_init(&f, shape, rank);
-        float *alone = attend(&f, CPA_CASCADE_OFF), *together = attend(&f, CPA_CASCADE_ALWAYS);
+        float *alone = attend(&f, CPA_CASCADE_OFF, 0), *together = attend(&f, CPA_CASCADE_ALWAYS, 0),
+              *fused = attend(&f, CPA_CASCADE_ALWAYS, 1);
         const size_t bytes = (size_t)(f.rows * shape->q_heads * (shape->dim + 1)) * sizeof(float);
         *read += f.plan->keys_read;
         *attended += f.plan->keys_attended;
-        if (cpa_test_promises_bits()) CU_ASSERT_EQUAL(memcmp(alone, together, bytes), 0);
         CU_ASSERT_EQUAL(wrong_rows(&f, together), 0);
+        if (cpa_test_promises_bits()) {
+            CU_ASSERT_EQUAL(memcmp(alone, together, bytes), 0);
+            CU_ASSERT_EQUAL(memcmp(fused, together, bytes), 0);
+        } else {
+            CU_ASSERT_EQUAL(wrong_rows(&f, fused), 0);
+        }
+        free(fused);
         free(alone);
         free(together);
         fixture_destroy(&f);

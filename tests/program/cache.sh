@@ -147,6 +147,33 @@ interleave() {
     expect_line 'check failed: request'
 }
 
+# forked_trace RANKS SAMPLES: two prompts that part after 2,048 tokens of a rank.
+forked_trace() {
+    local last
+    for last in 1 2; do
+        trace_line 0 $((7 * 512 * $1)) 60 $(seq 1 $((4 * $1))) $(seq ${last}01 $((${last}00 + 3 * $1))) |
+            sed "s/}$/, \"n\": $2}/"
+    done
+}
+
+# Results are bit-equal whether requests read what they share once or each by itself.
+cascade() {
+    small_model
+    forked_trace 2 2 >trace.jsonl
+    run 2 --model model.yaml --trace trace.jsonl --verify 0 --cascade-attention off --result-json off.json
+    expect_code 0 "every request reads its own keys"
+    expect_value keys_read "$(value keys_attended off.json)" off.json
+    run 2 --model model.yaml --trace trace.jsonl --verify 0.01 --result-json on.json
+    expect_code 0 "requests read what they share once"
+    expect_value violations 0 on.json
+    expect_digest_of on.json off.json
+    [ "$(value keys_read on.json)" -lt "$(value keys_attended on.json)" ] || fail "nothing is shared"
+    forked_trace 1 1 >trace.jsonl
+    CP_ATTN=$CP_ATTN_FAULTS
+    CPATTN_FAULT=deep-prefix run 1 --model model.yaml --trace trace.jsonl --verify 0.05
+    expect_code 1 "requests that read each other's keys"
+}
+
 # Results are bit-equal with swapping and without, also where swapped blocks come back damaged.
 swap() {
     small_model
