@@ -76,6 +76,8 @@ static const cpa_field table[] = {
      .help = "scaling without --shapes: sequences of the decode step"},
     {NULL, "decode-context", "N", INT_AT(decode_context, 1, 0x1p31), .initial = "auto", .word = "auto",
      .help = "scaling: tokens of each of them; auto: as --context"},
+    {NULL, "interleave", "N", INT_AT(interleave, 1, 0x1p20), .initial = "auto", .word = "auto",
+     .help = "scaling: tokens in a row that one rank owns; auto: the block size"},
     {NULL, "max-num-batched-tokens", "N", INT_AT(chunk, 1, 0x1p24), .initial = "auto", .word = "auto",
      .help = "scaling: new tokens of a step of a prefill; auto: all of them"},
     {NULL, "staging-bytes", "N", INT_AT(staging_bytes, 1, 0x1p40), .initial = "auto", .word = "auto",
@@ -119,6 +121,7 @@ cpa_status cpa_bench_options_resolve(cpa_bench_options *o, cpa_backend backend, 
     if (!o->kv_heads) o->kv_heads = cuda ? 8 : 2;
     if (!o->v_dim) o->v_dim = o->k_dim;
     if (!o->block_size) o->block_size = cuda ? 64 : 16;
+    if (!o->interleave) o->interleave = o->block_size;
     if (!o->decode_context) o->decode_context = o->context;
     if (o->q_heads % o->kv_heads != 0) {
         return cpa_fail(err, CPA_INVALID, "bench: --q-heads: found %lld, expected a multiple of the %lld KV heads",

@@ -34,7 +34,7 @@ static cpa_status run_alone(cpa_bench_site *site, const cpa_bench_work *work, cp
  * go to *result. */
 static cpa_status run_shards(cpa_bench_site *site, const cpa_bench_work *together, cpa_bench_team_result *result,
                              cpa_error *err) {
-    cpa_owner_map map = {site->control.size, (int32_t)site->options.block_size};
+    cpa_owner_map map = {site->control.size, (int32_t)site->options.interleave};
     cpa_bench_work shard = *together;
     cpa_bench_team_result alone = {0};
     shard.context = cpa_shard_len(map, 0, together->context); /* shard 0 has the most */

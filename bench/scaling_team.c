@@ -107,12 +107,13 @@ static cpa_status fill_queries(team *t, int64_t start, int64_t count, cpa_error 
 static cpa_status open_team(team *t, cpa_comm *comm, cpa_error *err) {
     const cpa_bench_options *o = &t->site->options;
     CPA_TRY(cpa_control_open(comm, &t->control, err));
-    t->map = (cpa_owner_map){t->control.size, (int32_t)o->block_size};
+    t->map = (cpa_owner_map){t->control.size, (int32_t)o->interleave};
     int64_t step_tokens = t->work->sequences * t->work->chunk;
     cpa_context_options options = {
         .size = sizeof options,
         .shape = cpa_bench_shape(o),
         .block_size = (int32_t)o->block_size,
+        .interleave = (int32_t)o->interleave,
         .staging_bytes = o->staging_bytes,
         .max_rows = cpa_max64(step_tokens, cpa_graphs_rows(step_tokens)),
     };

@@ -11,11 +11,11 @@
  * for its prefix, or whose tenant has used up its quota. Nothing is lost: the first of the running sequences always
  * advances, so every request finishes.
  *
- * Full blocks can be found by their prefix (prefix_cache.h) from the step after the one that fills them, as long as
- * nobody needs their memory. A request that is admitted shares what can be found; at least its last token is computed,
- * so a block that this token falls into is copied first. A request whose next block is just being computed by a running
- * sequence waits for it. Samples of one prompt (requests of one group) share it in the same way, also where nothing
- * else is shared.
+ * Full blocks (where runs of ranks are shorter than blocks, units of a block of every rank) can be found by their
+ * prefix (prefix_cache.h) from the step after the one that fills them, as long as nobody needs their memory. A
+ * request that is admitted shares what can be found; at least its last token is computed, so a block that this token
+ * falls into is copied first. A request whose next block is just being computed by a running sequence waits for it.
+ * Samples of one prompt (requests of one group) share it in the same way, also where nothing else is shared.
  *
  * A short sequence may be placed on one rank (local_context), where it decodes without any exchange: on the rank
  * that then has the fewest blocks in use, so that what it finds there counts for a rank. Where a sequence lies is
