@@ -5,6 +5,7 @@
 
 #define ISA_ROWS 12
 #define ISA_PAIRS
+#define ISA_AHEAD 0
 
 #include "kernels/host/attend/attend_vector.h"
 
@@ -32,6 +33,10 @@ INLINE void score_words(const int rows, const float *q, const float *k, int32_t 
         store(s + r * TILE, acc.left[r] * scale);
         store(s + r * TILE + ISA_LANES, acc.right[r] * scale);
     }
+}
+
+INLINE void end_scores(const cpa_attend_group *group, int32_t begin, int32_t end, float scale) {
+    (void)group, (void)begin, (void)end, (void)scale;
 }
 
 INLINE void weigh_words(const int rows, const float *p, const float *v, int32_t pairs, float *o, int64_t o_stride,

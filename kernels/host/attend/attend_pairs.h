@@ -2,8 +2,12 @@
  * and keys as they are, probabilities rounded to bf16 as CUDA's kernels do. A word is a pair: elements 2 i and 2 i + 1
  * of a key, or of two neighbouring keys' values the same element, the first of the two in the lower half. Packed keys
  * are [panel of keys][word][PANEL], packed values [panel of v_dim][pair of keys][PANEL]; queries lie row after row. A
- * file that defines ISA_PAIRS and includes attend_vector.h defines
+ * file that defines
+ *     ISA_PAIRS
+ *     ISA_AHEAD      1: pages are packed a panel ahead of their products
+ * and includes attend_vector.h defines
  *     score_words    the sums of a panel of keys, all words of it in one order
+ *     end_scores     what is left to do for the scores of a tile
  *     weigh_words    a panel of v_dim plus what some pairs of keys weigh, in ascending order
  * Neither may depend on what rows are beside one another. Results are never denormal, so that adding zeros to what
  * either has stored keeps its bits, up to the sign of a zero. */
@@ -20,9 +24,10 @@ enum {
     PAIR_V_STRIDE = (TILE / 2 + 1) * PANEL
 };
 
-/* s[r][0..PANEL) = scale * sum over words of q[r] * k[word][0..PANEL). */
+/* s[r][0..PANEL) = sum over words of q[r] * k[word][0..PANEL); times scale, there or in end_scores. */
 INLINE void score_words(const int rows, const float *q, const float *k, int32_t words, float scale, float *s,
                         coming *next);
+INLINE void end_scores(const cpa_attend_group *group, int32_t begin, int32_t end, float scale);
 /* o[r][0..PANEL) += sum over `pairs` pairs, a multiple of WORDS, of p[r][pair] * v[pair][0..PANEL). */
 INLINE void weigh_words(const int rows, const float *p, const float *v, int32_t pairs, float *o, int64_t o_stride,
                         coming *next);
@@ -54,7 +59,7 @@ static __attribute__((noinline)) void find_panel(const cpa_attend_tile *tile, co
 static __attribute__((noinline)) void pack_keys(const char *const *rows, int32_t words, float *to, coming *next) {
     for (int32_t word = 0; word < words; word += WORDS) {
         for (int cell = 0; cell < PANEL; cell += WORDS) {
-            if (next) request(next, WORDS / 2);
+            if (next) request(next, ISA_AHEAD ? WORDS : WORDS / 2);
             isa_transpose(to + word * PANEL + cell, PANEL, rows + cell, CPA_F32, word);
         }
     }
@@ -70,7 +75,7 @@ static __attribute__((noinline)) void pack_values(const char *const *rows, int32
         for (int pair = 0; pair < PANEL / 2; pair++) {
             const __m512i even = _mm512_loadu_si512(rows[2 * pair] + word * 4);
             const __m512i odd = _mm512_loadu_si512(rows[2 * pair + 1] + word * 4);
-            if (next) request(next, 1);
+            if (next) request(next, ISA_AHEAD ? 2 : 1);
             _mm512_storeu_si512(to + pair * PANEL, _mm512_permutex2var_epi16(even, left, odd));
             _mm512_storeu_si512(to + pair * PANEL + ISA_LANES, _mm512_permutex2var_epi16(even, right, odd));
         }
@@ -119,6 +124,7 @@ INLINE void score_tile(const int rows, const cpa_attend_tile *tile, const cpa_at
     const int32_t words = words_of(tile->k_pages->dim);
     for (int32_t key = begin; key < end; key += PANEL)
         score_words(rows, group->q, tile->k + key * words, words, tile->scale, group->scores + key, NULL);
+    end_scores(group, begin, end, tile->scale);
 }
 
 INLINE void weigh_tile(const int rows, const cpa_attend_tile *tile, const cpa_attend_group *group, int32_t begin,
@@ -130,48 +136,62 @@ INLINE void weigh_tile(const int rows, const cpa_attend_tile *tile, const cpa_at
                     (end - begin) / 2, group->o + d, group->o_stride, NULL);
 }
 
+/* Packed panels of a tile's pages; two if they are packed ahead. */
+typedef float packed_panels[1 + ISA_AHEAD][PANEL * CPA_MAX_HEAD_DIM / 2];
+
+/* Packs the panel and head `unit` of the lanes from `begin` on, heads first, and says what comes after it and its
+ * neighbours: of those pages, or the first of `after`. */
+INLINE const float *pack_unit(const cpa_attend_tile *tile, const cpa_attend_group *group, int32_t unit, int32_t begin,
+                              int32_t end, int values, packed_panels packed, coming *next) {
+    const cpa_attend_pages *pages = values ? tile->v_pages : tile->k_pages;
+    const int32_t head = unit % group->heads, key = begin + unit / group->heads * STEP;
+    const char *rows[PANEL];
+    wide_rows wide;
+    if (key >= end) return NULL;
+    if (head % HEADS == 0)
+        expect_after(next, tile, pages, group, head, key, end, values ? tile->k_pages : tile->v_pages,
+                     tile->key0 + (values ? TILE : begin));
+    find_panel(tile, pages, values ? tile->weighs : NULL, head, key, rows, wide);
+    if (values)
+        pack_values(rows, words_of(pages->dim), packed[ISA_AHEAD * (unit % 2)], PANEL / 2 * PANEL, next);
+    else
+        pack_keys(rows, words_of(pages->dim), packed[ISA_AHEAD * (unit % 2)], next);
+    return packed[ISA_AHEAD * (unit % 2)];
+}
+
 /* The scores of a tile from its pages. Values come next. */
 INLINE void score_pages(const int rows, const cpa_attend_tile *tile, const cpa_attend_group *group, int32_t begin,
                         int32_t end) {
-    _Alignas(LINE) float packed[PANEL * CPA_MAX_HEAD_DIM / 2];
+    _Alignas(LINE) packed_panels packed;
     const int32_t words = words_of(tile->k_pages->dim);
-    const char *panel[PANEL];
-    wide_rows wide;
-    for (int32_t key = begin; key < end; key += STEP) {
-        for (int32_t first = 0; first < group->heads; first += HEADS) {
-            coming next;
-            expect_after(&next, tile, tile->k_pages, group, first, key, end, tile->v_pages, tile->key0 + begin);
-            for (int32_t head = first; head < group->heads && head < first + HEADS; head++) {
-                find_panel(tile, tile->k_pages, NULL, head, key, panel, wide);
-                pack_keys(panel, words, packed, &next);
-                score_words(rows, group->q + (int64_t)head * rows * Q_WORDS, packed, words, tile->scale,
-                            group->scores + head * rows * TILE + key, &next);
-            }
-        }
+    coming next;
+    const float *k = pack_unit(tile, group, 0, begin, end, 0, packed, &next);
+    for (int32_t unit = 0; k; unit++) {
+        const int32_t head = unit % group->heads, key = begin + unit / group->heads * STEP;
+        const float *following = ISA_AHEAD ? pack_unit(tile, group, unit + 1, begin, end, 0, packed, &next) : NULL;
+        score_words(rows, group->q + (int64_t)head * rows * Q_WORDS, k, words, tile->scale,
+                    group->scores + head * rows * TILE + key, ISA_AHEAD ? NULL : &next);
+        k = ISA_AHEAD ? following : pack_unit(tile, group, unit + 1, begin, end, 0, packed, &next);
     }
+    end_scores(group, begin, end, tile->scale);
 }
 
 /* Weighs the values of a tile from its pages. The next tile's keys come next. */
 INLINE void weigh_pages(const int rows, const cpa_attend_tile *tile, const cpa_attend_group *group, int32_t begin,
                         int32_t end, const float *shrink) {
-    _Alignas(LINE) float packed[PANEL * CPA_MAX_HEAD_DIM / 2];
-    const int32_t words = words_of(tile->v_pages->dim), stride = PANEL / 2 * PANEL;
-    const char *panel[PANEL];
-    wide_rows wide;
+    _Alignas(LINE) packed_panels packed;
+    coming next;
     round_weights(group, begin, end);
     shrink_sums(group, shrink);
-    for (int32_t key = begin; key < end; key += STEP) {
-        for (int32_t first = 0; first < group->heads; first += HEADS) {
-            coming next;
-            expect_after(&next, tile, tile->v_pages, group, first, key, end, tile->k_pages, tile->key0 + TILE);
-            for (int32_t head = first; head < group->heads && head < first + HEADS; head++) {
-                find_panel(tile, tile->v_pages, tile->weighs, head, key, panel, wide);
-                pack_values(panel, words, packed, stride, &next);
-                for (int32_t d = 0; d < group->o_stride; d += PANEL)
-                    weigh_words(rows, group->scores + head * rows * TILE + key / 2, packed + d / PANEL * stride,
-                                PANEL / 2, group->o + head * rows * group->o_stride + d, group->o_stride, &next);
-            }
-        }
+    const float *v = pack_unit(tile, group, 0, begin, end, 1, packed, &next);
+    for (int32_t unit = 0; v; unit++) {
+        const int32_t head = unit % group->heads, key = begin + unit / group->heads * STEP;
+        const float *following = ISA_AHEAD ? pack_unit(tile, group, unit + 1, begin, end, 1, packed, &next) : NULL;
+        for (int32_t d = 0; d < group->o_stride; d += PANEL)
+            weigh_words(rows, group->scores + head * rows * TILE + key / 2, v + d / PANEL * (PANEL / 2 * PANEL),
+                        PANEL / 2, group->o + head * rows * group->o_stride + d, group->o_stride,
+                        ISA_AHEAD ? NULL : &next);
+        v = ISA_AHEAD ? following : pack_unit(tile, group, unit + 1, begin, end, 1, packed, &next);
     }
 }
 

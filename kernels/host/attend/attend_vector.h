@@ -16,7 +16,6 @@ enum {
     V_STRIDE = (TILE + 1) * PANEL
 };
 
-typedef int32_t ivec __attribute__((vector_size(ISA_LANES * 4)));
 typedef uint32_t uvec __attribute__((vector_size(ISA_LANES * 4))); /* wraps around, whatever a NaN's bits are */
 
 /* ---- Pages ---- */
@@ -67,29 +66,7 @@ INLINE vec exp2_vec(vec x) {
     p = isa_fma(p, f, broadcast(0x1.62e430p-1f));
     p = isa_fma(p, f, broadcast(1.0f));
     vec power = (vec)(((uvec)shifted - (uvec)magic + 127u) << 23);
-    ivec tiny = x < -126.0f;
-    return (vec)((ivec)(p * power) & ~tiny);
-}
-
-INLINE vec max_vec(vec a, vec b) {
-    ivec larger = b > a;
-    return (vec)(((ivec)b & larger) | ((ivec)a & ~larger));
-}
-
-INLINE float max_of(vec value) {
-    float max = value[0];
-    for (int i = 1; i < ISA_LANES; i++) max = value[i] > max ? value[i] : max;
-    return max;
-}
-
-/* Pairs of lanes, then pairs of pairs: a fixed order. */
-INLINE float sum_of(vec value) {
-    float part[ISA_LANES];
-    memcpy(part, &value, sizeof part);
-    for (int width = ISA_LANES / 2; width > 0; width /= 2) {
-        for (int i = 0; i < width; i++) part[i] += part[i + width];
-    }
-    return part[0];
+    return isa_zero_below(p * power, x, -126.0f);
 }
 
 /* Sets the scores of the lanes of [begin, end) that a row does not see to -inf; none sees a lane before `least`. */
@@ -106,8 +83,8 @@ INLINE void mask_row(float *s, int32_t begin, int32_t end, int32_t least, cpa_at
  * which what was accumulated before shrinks. While a row has seen no key its max is -inf and all stays 0. */
 INLINE float softmax_row(float *s, int32_t begin, int32_t end, float *max, float *sum) {
     vec largest = broadcast(-INFINITY), total = broadcast(0);
-    for (int32_t j = begin; j < end; j += ISA_LANES) largest = max_vec(largest, load(s + j));
-    float tile_max = max_of(largest), new_max = tile_max > *max ? tile_max : *max;
+    for (int32_t j = begin; j < end; j += ISA_LANES) largest = isa_max(largest, load(s + j));
+    float tile_max = isa_max_of(largest), new_max = tile_max > *max ? tile_max : *max;
     vec base = broadcast(new_max == -INFINITY ? 0 : new_max);
     for (int32_t j = begin; j < end; j += ISA_LANES) {
         vec p = exp2_vec(load(s + j) - base);
@@ -116,7 +93,7 @@ INLINE float softmax_row(float *s, int32_t begin, int32_t end, float *max, float
     }
     float shrink = exp2_vec(broadcast(*max) - base)[0];
     *max = new_max;
-    *sum = *sum * shrink + sum_of(total);
+    *sum = *sum * shrink + isa_sum_of(total);
     return shrink;
 }
 

@@ -7,6 +7,10 @@
 #define ISA_LANES 16
 #define ISA_CELL 16
 #define isa_fma(a, b, c) _mm512_fmadd_ps(a, b, c)
+#define isa_max(a, b) _mm512_max_ps(b, a)
+#define isa_max_of(a) _mm512_reduce_max_ps(a)
+#define isa_sum_of(a) _mm512_reduce_add_ps(a)
+#define isa_zero_below(a, x, least) _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, _mm512_set1_ps(least), _CMP_NLT_UQ), a)
 #define isa_transpose cpa_avx512_transpose16
 
 static inline __m512 isa_load(const char *from, cpa_dtype dtype) {
