@@ -43,6 +43,7 @@ mpirun=(mpirun --allow-run-as-root --oversubscribe --bind-to none)
 for tool in $tools; do
     run=("$sanitizer" --tool "$tool" --error-exitcode 99)
     check "$tool" "kernels" env CPATTN_TEST_DEVICE=cuda "${run[@]}" "$build/tests/test_self_test_kernels" small
+    check "$tool" "test_varlen" env CPATTN_TEST_DEVICE=cuda "${run[@]}" "$build/tests/test_varlen" short
     for name in test_kv test_merge test_synthesize test_quant; do
         check "$tool" "$name" env CPATTN_TEST_DEVICE=cuda "${run[@]}" "$build/tests/$name"
     done

@@ -43,6 +43,15 @@ CASCADE = {"64x1x17K:shared=16K": 130}
 LITTLE_SHARED = ("64x1x2K:shared=256", "64x1x17K:shared=512", "2x1x4K:shared=2K", "2x1x17K:shared=16K", "8x1x2K:shared=1K")
 FLAT = ":cascade-attention=off"
 
+
+def encoder(shape, dim):
+    return f"{shape}:mask=full:q-heads=16:kv-heads=16:head-dim={dim}"
+
+
+# Without a cache: long segments by the width of heads, and images of 577 rows.
+ENCODERS = {dim: encoder("16x4Kx4K", dim) for dim in (64, 128, 72, 80)}
+IMAGES = encoder("64x577x577", 64)
+
 STATES = (2, 3, 4, 6, 8)
 SCALING = {"1x64Kx64K": 0.96, "1x128Kx128K": 0.98, "1x512Kx512K": 0.99}  # least efficiency on four GPUs
 DECODE_SCALING = "64x1x128K"
@@ -59,6 +68,7 @@ LISTS = {
                   for dtype in ["", *(f":kv-cache-dtype={dtype}" for dtype in QUANTISED)]],
     "small-blocks": [f"{case}{pages}" for case in FEW_PREFILL for pages in ("", *FEW_TOKENS)] +
                     [f"{case}{pages}" for case in FEW_DECODE for pages in FEW_TOKENS],
+    "varlen_attend": [*ENCODERS.values(), IMAGES],
     "varlen": ["64x8K", "64x8K:as-one=true"],
     "merge": [f"32Kx{n}" for n in STATES] + ["32Kx2:dtype=fp32", "32Kx8:dtype=fp32", "32Kx2:fp8-out=true"],
     "kv_write": ["128K", "128K:dtype=fp32:kv-cache-dtype=bf16", "128K:block-size=16"],

@@ -111,6 +111,20 @@ def prefill_rows(runs, table):
         table.rows[-1]["ratio"] = None
 
 
+def encoder_rows(runs, table):
+    def ours(case):
+        return runs.case("ours-encoders", case)
+
+    for dim, least in ((64, 0.97), (128, 1)):
+        case = cases.ENCODERS[dim]
+        table.compare(f"without a cache {case}", ours(case), runs.case("peer-encoders", case), "cuDNN", least, Flops)
+    for dim in (72, 80):
+        table.compare(f"without a cache {cases.ENCODERS[dim]}", ours(cases.ENCODERS[dim]), ours(cases.ENCODERS[128]),
+                      "width 128", 0.85 * 80 / 96, Flops)
+    table.compare(f"without a cache {cases.IMAGES}", ours(cases.IMAGES), ours(cases.ENCODERS[64]), "long segments", 0.8,
+                  Flops)
+
+
 def decode_rows(runs, table):
     for name, shape in [("ours-decode", case) for case in cases.DECODE] + [
             ("ours-decode-large", case) for case in cases.LARGE_DECODE]:
@@ -229,7 +243,8 @@ def service_rows(runs, table):
 
 def main(folder):
     runs, table = Runs(folder), Table()
-    for add_rows in (prefill_rows, decode_rows, cascade_rows, quantised_rows, small_block_rows, memory_rows, exchange_rows, scaling_rows, service_rows):
+    for add_rows in (prefill_rows, encoder_rows, decode_rows, cascade_rows, quantised_rows, small_block_rows, memory_rows,
+                     exchange_rows, scaling_rows, service_rows):
         add_rows(runs, table)
     table.print()
     met = [row["met"] for row in table.rows if row["goal"]]

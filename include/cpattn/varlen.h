@@ -58,6 +58,7 @@ typedef struct cpa_varlen_attend_args {
     int32_t causal;
     int64_t left, right; /* 0: no bound on that side */
     float scale;         /* 0 = 1 / sqrt(k_dim) */
+    float softcap;       /* 0: none; a rule of cpattn/score.h, for devices whose attend takes them */
     int32_t resume;
     cpa_partial state;
     void *out; /* [rows of q, q_heads, v_dim] contiguous, or NULL */

@@ -14,7 +14,7 @@ enum {
     CPA_SELF_TEST_SHARDS = 2,
     CPA_SELF_TEST_DECODE_ROWS = 3,
     CPA_SELF_TEST_SPARE_BLOCKS = 2,
-    CPA_SELF_TEST_BUFFERS = 24
+    CPA_SELF_TEST_BUFFERS = 28
 };
 
 /* Results of every row and head, on the device. */

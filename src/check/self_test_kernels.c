@@ -5,6 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include <cpattn/varlen.h>
+
 #include "base/check.h"
 #include "base/min_max.h"
 #include "src/check/reference.h"
@@ -267,6 +269,47 @@ static cpa_status check_mask(cpa_kernel_test *t, cpa_mask mask, int32_t n_empty,
     return CPA_OK;
 }
 
+/* Attention without a cache: the rows of prefill against shard 1, a segment in the midst of tensors of all keys. */
+static cpa_status check_tensors(cpa_kernel_test *t, cpa_error *err) {
+    const cpa_attention_shape *shape = &t->options->model.attention;
+    const cpa_mask mask = {.causal = 0};
+    const int64_t prefill = t->rows - CPA_SELF_TEST_DECODE_ROWS, all = cpa_self_test_total_keys(t);
+    const int64_t q_starts[] = {0, prefill}, k_starts[] = {t->keys[0], all};
+    const cpa_varlen_batch batch = {.size = sizeof batch,
+                                    .q_heads = shape->q_heads,
+                                    .kv_heads = shape->kv_heads,
+                                    .k_dim = shape->k_dim,
+                                    .v_dim = shape->v_dim,
+                                    .n_segments = 1,
+                                    .q_starts = q_starts,
+                                    .k_starts = k_starts};
+    const cpa_self_test_result r = t->results[0];
+    const char *path;
+    void *k, *v;
+    char what[64];
+    if (shape->dtype != shape->kv_dtype) return CPA_OK; /* what the cache has of the keys is expected */
+    CPA_TRY(cpa_self_test_device(t, all * cpa_shape_k_bytes(shape), t->k_raw, &k, err));
+    CPA_TRY(cpa_self_test_device(t, all * cpa_shape_v_bytes(shape), t->v_raw, &v, err));
+    CPA_TRY(expect(t, mask, 0));
+    for (int64_t i = prefill * shape->q_heads; i < t->rows * shape->q_heads; i++) t->want.tolerance[i] = -1;
+    for (int32_t p = 0; (path = t->device->self_test->attend_path(t->device, p)); p++) {
+        const cpa_varlen_attend_args args = {.size = sizeof args,
+                                             .dtype = shape->dtype,
+                                             .q = t->q_device,
+                                             .k = k,
+                                             .v = v,
+                                             .scale = t->scale,
+                                             .state = {.lse = r.lse},
+                                             .out = r.out};
+        snprintf(what, sizeof what, "varlen, path %s", path);
+        CPA_TRY(cpa_varlen_plan_set(t->plans[1], &batch, err));
+        const cpa_status status = cpa_varlen_attend(t->plans[1], &args, t->stream);
+        if (status != CPA_OK) return cpa_fail(err, status, "varlen: %s", t->stream->error.message);
+        CPA_TRY(compare(t, what, mask, &r, 1, err));
+    }
+    return CPA_OK;
+}
+
 static cpa_status run(cpa_kernel_test *t, cpa_error *err) {
     const cpa_model_shape *m = &t->options->model;
     const int64_t one_group = 136, groups = 72; /* packed rows of a KV head: more than a tile, and ragged */
@@ -288,7 +331,7 @@ static cpa_status run(cpa_kernel_test *t, cpa_error *err) {
         for (size_t j = 0; j < i; j++) repeated |= cpa_mask_equals(masks[i], masks[j]);
         if (!repeated) CPA_TRY(check_mask(t, masks[i], (int32_t)i % (MOST_EMPTY + 1), err));
     }
-    return CPA_OK;
+    return check_tensors(t, err);
 }
 
 cpa_status cpa_self_test_kernels(cpa_device *dev, const cpa_worker_options *options, uint64_t seed,

@@ -6,6 +6,7 @@
 
 #include "base/struct_size.h"
 #include "src/ops/check_args.h"
+#include "src/ops/check_score.h"
 #include "src/ops/check_shape.h"
 #include "src/ops/varlen.h"
 
@@ -135,6 +136,7 @@ cpa_status cpa_varlen_check_args(const cpa_attend_plan *plan, const cpa_varlen_a
             (long long)args->left);
     CPA_TRY(cpa_check_mask("varlen", &mask, err));
     REQUIRE(err, args->scale - args->scale == 0, "varlen: scale is %g, expected a finite number", (double)args->scale);
+    CPA_TRY(cpa_check_score("varlen", &(cpa_score_rules){.softcap = args->softcap}, NULL, NULL, err));
     REQUIRE(err, args->resume == 0 || args->resume == 1, "varlen: resume is %d, expected 0 or 1", args->resume);
     REQUIRE(err, (args->out && !args->resume) || (args->state.o && args->state.lse),
             "varlen: state.%s is NULL; expected a state unless out is set and resume is 0",
@@ -170,6 +172,7 @@ cpa_status cpa_varlen_attend(const cpa_attend_plan *plan, const cpa_varlen_atten
     REQUIRE(&stream->error, plan, "varlen: the plan is NULL");
     CPA_TRY(cpa_varlen_check_args(plan, &args, stream, &stream->error));
     if (plan->n_items == 0) return CPA_OK;
+    const cpa_score_rules rules = {.softcap = args.softcap};
     const cpa_attend_args over_pages = {.size = sizeof over_pages,
                                         .q = args.q,
                                         .q_dtype = args.dtype,
@@ -179,6 +182,7 @@ cpa_status cpa_varlen_attend(const cpa_attend_plan *plan, const cpa_varlen_atten
                                         .scale = args.scale,
                                         .resume = args.resume,
                                         .state = args.state,
-                                        .out = args.out};
+                                        .out = args.out,
+                                        .rules = args.softcap > 0 ? &rules : NULL};
     return stream->device->operators->attend(plan, &over_pages, NULL, stream);
 }

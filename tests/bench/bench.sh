@@ -67,6 +67,8 @@ results_are_right() {
         bench 1 attend --dtype $dtype --shapes 1x96x96,2x33x201 --iters 3 --result-json attend.json
         expect_right 2
         expect_json attend.json 2
+        bench 1 varlen_attend --dtype $dtype --shapes 3x77x77:mask=full,2x5x130:head-dim=72 --iters 3
+        expect_right 2
         bench 1 merge --dtype $dtype --shapes 40x2,1200x5 --iters 3
         expect_right 2
         bench 1 kv_write --dtype $dtype --shapes 100,65:block-size=32,70:dtype=fp32 --iters 3
@@ -138,6 +140,8 @@ device_results_are_right() { # RANKS
     expect_right 7
     bench 1 varlen --iters 3 --shapes 6x100:length-scale=0.02
     expect_right 1
+    bench 1 varlen_attend --iters 3 --shapes 3x577x577:head-dim=64:mask=full,2x300x300:head-dim=80,4x1x1500
+    expect_right 3
     bench 1 kv_write --iters 3 --shapes 100,70:dtype=fp32:kv-cache-dtype=bf16
     expect_right 2
     bench 1 kv_pack --iters 3 --shapes 100,65:block-size=16:pages=ordered

@@ -22,8 +22,9 @@ typedef struct varlen_case {
     int32_t ragged;     /* lengths from 1 on; 2: empty ones too */
     int32_t causal;
     int64_t left, right;
-    int32_t packed;  /* q, k and v are parts of the rows of one tensor */
-    int32_t keep;    /* a state too, not only `out` */
+    int32_t packed; /* q, k and v are parts of the rows of one tensor */
+    int32_t keep;   /* a state too, not only `out` */
+    float softcap;
     int64_t samples; /* (row, head) pairs that are compared, about; 0: all */
 } varlen_case;
 
@@ -179,7 +180,8 @@ static cpa_varlen_attend_args args_of(const varlen_case *c, const tensors *t, on
                                     .v_row_stride = t->v_stride,
                                     .causal = c->causal,
                                     .left = c->left,
-                                    .right = c->right};
+                                    .right = c->right,
+                                    .softcap = c->softcap};
 }
 
 /* Attends the segments; the result in host memory, all NaN at first. */
@@ -236,6 +238,7 @@ static int check_row(const varlen_case *c, const tensors *t, const result *r, in
     cpa_reference_row reference;
     cpa_widen(q, element(t->q, row, t->q_stride, (int64_t)head * c->k_dim, c->dtype), c->dtype, c->k_dim);
     cpa_reference_begin(&reference, q, c->k_dim, c->v_dim, c->dtype, 0);
+    cpa_reference_set_rules(&reference, &(cpa_reference_rules){.softcap = (double)c->softcap});
     for (int64_t j = 0; j < n_k; j++) {
         if (!sees(c, i, n_q, j, n_k)) continue;
         const int64_t key = k_begin + j;
@@ -432,6 +435,26 @@ static void windows_to_both_sides(void) {
     }
 }
 
+/* As some sound encoders have it; a device may have no kernel for it. */
+static void capped_scores(void) {
+    for (int base = 0; base < BASES; base++) {
+        varlen_case c = BASE[base];
+        site s;
+        tensors t = {0};
+        result r;
+        c.softcap = 1.5f;
+        c.right = base == 1 ? 30 : 0;
+        open_site(&s, 1);
+        make_tensors(&c, &t);
+        const cpa_status status = attend(&s, &c, &t, &r);
+        CU_ASSERT_TRUE(status == CPA_OK || (status == CPA_UNSUPPORTED && !cpa_test_promises_bits()));
+        if (status == CPA_OK) CU_ASSERT_EQUAL(count_wrong(&c, &t, &r), 0);
+        free_result(&r);
+        free_tensors(&c, &t);
+        close_site(&s);
+    }
+}
+
 static void any_width(void) {
     static const int32_t widths[][2] = {{72, 72}, {88, 88},   {96, 64},   {64, 96}, {72, 128}, {80, 16},
                                         {24, 80}, {192, 128}, {256, 256}, {13, 13}, {1, 1},    {65, 33}};
@@ -543,6 +566,7 @@ static const cpa_test tests[] = {{"ragged segments", ragged_segments},
                                  {"empty segments", empty_segments},
                                  {"lengths that differ", lengths_that_differ},
                                  {"windows to both sides", windows_to_both_sides},
+                                 {"capped scores", capped_scores},
                                  {"any width", any_width},
                                  {"any length", any_length},
                                  {"resumed over more keys", resumed_over_more_keys},

@@ -75,6 +75,7 @@ static void attend(void) {
                                      M(T, left, INT64),
                                      M(T, right, INT64),
                                      M(T, scale, INT32),
+                                     M(T, softcap, INT32),
                                      M(T, resume, INT32),
                                      M(T, state.o, POINTER),
                                      M(T, state.lse, POINTER),

@@ -112,6 +112,7 @@ run_ranks() { # N PROGRAM
 
 run_examples() { # WORK
     "$1/operators"
+    "$1/varlen"
     "$1/context"
     run_ranks 3 "$1/context"
     ! ldd "$1/context" | grep libmpi || fail "the context example loads MPI"
@@ -131,7 +132,7 @@ examples_through_pkgconfig() { # SOURCE PREFIX LIBDIR WORK
     read -ra flags <<<"$(pkg-config --cflags --libs cpattn)"
     read -ra mpi_flags <<<"$(pkg-config --cflags --libs cpattn_mpi)"
     rm -rf "$4" && mkdir -p "$4"
-    for example in operators context; do
+    for example in operators varlen context; do
         "$CC" -std=c11 -O2 -Wall -Wextra -Werror "$1/docs/examples/$example.c" -o "$4/$example" "${flags[@]}" -lm
     done
     "$CC" -std=c11 -O2 -Wall -Wextra -Werror "$1/docs/examples/engine.c" -o "$4/engine" "${mpi_flags[@]}"
