@@ -9,6 +9,7 @@
 #include "kernels/graph.h"
 #include "src/context/context_internal.h"
 #include "src/context/context_plan.h"
+#include "src/context/pass_q_plan.h"
 #include "src/ops/check_args.h"
 
 int64_t cpa_context_rows(const cpa_context *context, const cpa_context_chunk *chunks, int64_t n_chunks) {

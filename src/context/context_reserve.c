@@ -2,6 +2,7 @@
 #include "base/check.h"
 #include "base/struct_size.h"
 #include "src/context/context_internal.h"
+#include "src/context/pass_q_plan.h"
 #include "src/ops/attend_reserve.h"
 #include "src/ops/check_args.h"
 

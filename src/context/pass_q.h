@@ -1,4 +1,5 @@
-/* pass-Q: queries travel to the keys, and partial states come back. See pass_q.c. */
+/* pass-Q: queries travel to the keys, and partial states come back. See pass_q.c, and pass_q_plan.h for
+ * the plan of a step. */
 #ifndef CPA_PASS_Q_H
 #define CPA_PASS_Q_H
 
@@ -52,13 +53,6 @@ typedef struct cpa_pass_q {
 cpa_status cpa_pass_q_create(cpa_pass_q *q, cpa_context_ops *ops, const cpa_planned_step *step);
 void cpa_pass_q_destroy(cpa_pass_q *q);
 
-/* Whether pass-Q attends the own rows of a step too. Pure. */
-int cpa_pass_q_takes_own(const cpa_planned_step *step);
-/* Forgets the last step and prepares for the planned chunks. */
-cpa_status cpa_pass_q_plan(cpa_pass_q *q);
-/* In the place of cpa_pass_q_plan, once: for the steps of a plan that is reserved. The step has padded_rows, a row for
- * each sequence, and no chunks. Sets what of the reservation lies here. */
-cpa_status cpa_pass_q_reserve(cpa_pass_q *q, cpa_attend_reservation reservation);
 /* Enqueues what brings the plan to the device; another stream brings the same again. */
 cpa_status cpa_pass_q_upload(cpa_pass_q *q, cpa_stream *stream);
 /* A number that two settings share only if layers enqueue the same of pass-Q. */
@@ -68,9 +62,6 @@ uint64_t cpa_pass_q_shape(const cpa_pass_q *q);
 
 /* Where the states of own rows are that pass-Q attends. */
 cpa_partial cpa_pass_q_own_state(const cpa_pass_q *q);
-/* The rows that cpa_pass_q_attend_remote attends, of a planned step; and which row of the whole step each is. */
-int64_t cpa_pass_q_attended_rows(const cpa_pass_q *q);
-void cpa_pass_q_map_attended(const cpa_pass_q *q, int32_t *map);
 cpa_status cpa_pass_q_start(cpa_pass_q *q, const cpa_context_args *args, cpa_stream *stream);
 /* Attends the rows of the peers, and the own ones if it takes them, and sends the states of the former back. */
 cpa_status cpa_pass_q_attend_remote(cpa_pass_q *q, const cpa_context_args *args, cpa_stream *stream);

@@ -5,6 +5,7 @@
 #include "base/check.h"
 #include "base/min_max.h"
 #include "comm/rounds.h"
+#include "src/context/pass_q_plan.h"
 #include "src/context/pass_q_rows.h"
 
 /* The states of long chunks go back in parts, from so many rows a rank on. */

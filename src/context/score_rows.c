@@ -1,6 +1,7 @@
 #include "src/context/score_rows.h"
 
 #include "base/check.h"
+#include "src/context/pass_q_plan.h"
 
 void cpa_score_rows_free(cpa_score_rows *rows, cpa_context_ops *ops) {
     if (ops->device) cpa_step_maps_free(&rows->maps, ops);
