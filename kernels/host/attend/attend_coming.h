@@ -15,15 +15,29 @@ typedef struct coming {
     const char *first[STEP * HEADS];
 } coming;
 
+INLINE int begins_block(const cpa_attend_pages *pages, int64_t key) {
+    return (key & (((int64_t)1 << pages->block_shift) - 1)) == 0;
+}
+
+/* The rows of a step whose keys are all in use. */
+INLINE void find_step(const cpa_attend_pages *pages, int32_t head, int64_t key, const char **rows) {
+    const char *row = row_at(pages, head, key);
+    for (int i = 0; i < STEP; i++) {
+        if (i > 0) row = begins_block(pages, key + i) ? row_at(pages, head, key + i) : row + pages->token_stride;
+        rows[i] = row;
+    }
+}
+
 /* The rows of heads [head, head + heads) of keys [key, key + STEP), where there are any. */
 INLINE void expect_rows(coming *next, const cpa_attend_pages *pages, int64_t key, int32_t head, int32_t heads) {
     const int64_t last = key + STEP < pages->keys ? key + STEP : pages->keys;
     next->at = next->end = NULL;
     next->row_bytes = pages->dim * cpa_dtype_bytes(pages->dtype);
     next->row = next->rows = 0;
+    const char *row = NULL;
     for (key = key > 0 ? key : 0; key < last; key++) {
-        const char *row = row_at(pages, head, key);
-        for (int32_t i = 0; i < heads; i++, row += pages->head_stride) next->first[next->rows++] = row;
+        row = row && !begins_block(pages, key) ? row + pages->token_stride : row_at(pages, head, key);
+        for (int32_t i = 0; i < heads; i++) next->first[next->rows++] = row + i * pages->head_stride;
     }
 }
 

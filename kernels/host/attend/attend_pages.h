@@ -25,6 +25,10 @@ static __attribute__((noinline)) void find_rows(const cpa_attend_tile *tile, con
                                                 step_rows *out, wide_rows wide) {
     const int quantised = cpa_dtype_is_quantised(pages->dtype), in_place = !quantised && pages->dim % granule == 0;
     out->dtype = in_place ? pages->dtype : CPA_F32;
+    if (in_place && !weighs && key >= tile->begin && key + STEP <= tile->end) {
+        find_step(pages, head, tile->key0 + key, out->row);
+        return;
+    }
     for (int i = 0; i < STEP; i++) {
         const int32_t lane = key + i;
         const int zero = lane < tile->begin || lane >= tile->end || (weighs && !weighs[lane]);

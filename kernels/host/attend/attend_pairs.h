@@ -46,6 +46,10 @@ static __attribute__((noinline)) void find_panel(const cpa_attend_tile *tile, co
                                                  const uint8_t *weighs, int32_t head, int32_t panel, const char **rows,
                                                  wide_rows wide) {
     const int32_t words = words_of(pages->dim);
+    if (!weighs && pages->dim == 2 * words && panel >= tile->begin && panel + STEP <= tile->end) {
+        find_step(pages, head, tile->key0 + panel, rows);
+        return;
+    }
     for (int i = 0; i < PANEL; i++) {
         const int32_t lane = panel + i;
         rows[i] = weighs && !weighs[lane] ? (const char *)ZEROS : row_of_lane(tile, pages, head, lane);
