@@ -40,11 +40,6 @@ static int64_t cost_of(const cpa_attend_batch *batch, const cpa_host_unit *unit,
     return cpa_host_unit_rows(unit) * (keys > 1 ? keys : 1);
 }
 
-int64_t cpa_host_unit_heads(const cpa_host_plan *plan, int64_t rows) {
-    const cpa_attend_isa *isa = ((const cpa_host_device *)plan->base.device)->isa;
-    return rows > 0 && rows <= isa->rows ? CPA_ATTEND_GROUP_ROWS / rows : 1;
-}
-
 static cpa_status add_item(cpa_host_plan *plan, int64_t index, int full, cpa_error *err) {
     const cpa_attend_batch *batch = &plan->batch;
     const cpa_attend_item *item = &batch->items[index];

@@ -101,7 +101,10 @@ static inline cpa_host_member cpa_host_member_of(const cpa_host_plan *plan, cons
 }
 
 /* KV heads of a unit of so many rows: where there are only a few, those that their keys lie beside go together. */
-int64_t cpa_host_unit_heads(const cpa_host_plan *plan, int64_t rows);
+static inline int64_t cpa_host_unit_heads(const cpa_host_plan *plan, int64_t rows) {
+    const cpa_attend_isa *isa = ((const cpa_host_device *)plan->base.device)->isa;
+    return rows > 0 && rows <= isa->rows ? CPA_ATTEND_GROUP_ROWS / rows : 1;
+}
 
 /* Makes the rows of refused sequences NaN. */
 void cpa_host_refuse_rows(const cpa_host_plan *plan, const cpa_attend_args *args);
