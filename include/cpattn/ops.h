@@ -220,9 +220,9 @@ CPA_API cpa_status cpa_attend_plan_update(cpa_attend_plan *plan, const cpa_atten
  * what arithmetic makes of it; the LSE follows from the scores alone.
  * Keys and values that a row does not see weigh exactly nothing, whatever they hold, on the host and in the plain
  * kernels of a device. Tensor cores multiply values by weights of 0, and 0 * NaN is NaN: there all values of an item's
- * k_count keys have to be finite that lie within 256 keys of one that some row of the item sees, or rows of that item
- * may become NaN. Tokens past k_count, blocks that the item does not name and the sequences of other items are exactly
- * out. cpa_kv_write tells what is not finite as it is written.
+ * k_count keys have to be finite that lie within 256 keys of one that some row of the item, or of one that begins with
+ * the same blocks, sees, or rows of that item may become NaN. Tokens past k_count, blocks that the item does not name and
+ * the sequences of other items are exactly out. cpa_kv_write tells what is not finite as it is written.
  *
  * With `out`, the result is also rounded to q_dtype and stored there. `state.o` and `state.lse` may then be NULL if
  * resume = 0; if resume = 1, `state.lse` is that of the result, and what `state.o` holds afterwards is unspecified.

@@ -137,11 +137,11 @@ static cpa_status encode_map(const cpa_kv_view *kv, cpa_kv_part part, int32_t co
     return CPA_OK;
 }
 
-static cpa_status run_hopper(const cpa_cuda_plan *plan, const cpa_cuda_attend_args *a, const cpa_kv_view *view,
+static cpa_status run_hopper(const cpa_cuda_attend_args *a, const cpa_kv_view *view, int32_t n_pieces,
                              cpa_stream *stream) {
     const cpa_kv_view kv = cpa_kv_view_resolve(*view);
     cpa_cuda_hopper_maps maps = {0};
-    if (cpa_cuda_hopper_takes_rows(kv.block_size)) return cpa_cuda_attend_hopper(a, &maps, plan->n_prefill, stream);
+    if (cpa_cuda_hopper_takes_rows(kv.block_size)) return cpa_cuda_attend_hopper(a, &maps, n_pieces, stream);
     const int32_t box = cpa_cuda_hopper_box(a->k_dim, a->v_dim, kv.block_size);
     const int32_t tail = a->k_scales ? 0 : cpa_cuda_hopper_tail(a->k_dim, a->v_dim);
     CPA_TRY(encode_map(&kv, CPA_KEYS, 64, box, &maps.k, stream));
@@ -150,7 +150,7 @@ static cpa_status run_hopper(const cpa_cuda_plan *plan, const cpa_cuda_attend_ar
         CPA_TRY(encode_map(&kv, CPA_KEYS, tail, box, &maps.k_tail, stream));
         CPA_TRY(encode_map(&kv, CPA_VALUES, tail, box, &maps.v_tail, stream));
     }
-    return cpa_cuda_attend_hopper(a, &maps, plan->n_prefill, stream);
+    return cpa_cuda_attend_hopper(a, &maps, n_pieces, stream);
 }
 
 /* Over a quantised cache: its blocks are widened first, which is little beside the products of a prefill. Those of few
@@ -179,15 +179,27 @@ static cpa_status run_hopper_widened(const cpa_cuda_plan *plan, const cpa_cuda_a
     over.tables = (const int32_t *)(image + plan->widened_tables_at);
     CPA_TRY(cpa_cuda_attend_widen(a, (const int32_t *)(image + plan->widened_blocks_at), plan->n_widened, wide_block,
                                   wide.k, wide.v, k_scales, stream));
-    return run_hopper(plan, &over, &wide, stream);
+    return run_hopper(&over, &wide, plan->n_prefill, stream);
 }
 
 static cpa_status run_prefill(const cpa_cuda_plan *plan, const cpa_cuda_attend_args *a, const cpa_kv_view *kv,
                               cpa_stream *stream) {
     const int hopper = cpa_cuda_device_of(stream)->path == CPA_CUDA_HOPPER && kv->num_blocks > 0;
-    if (hopper && a->kv_dtype == a->q_dtype) return run_hopper(plan, a, kv, stream);
+    if (hopper && a->kv_dtype == a->q_dtype) return run_hopper(a, kv, plan->n_prefill, stream);
     if (hopper && plan->n_widened > 0) return run_hopper_widened(plan, a, stream);
     return cpa_cuda_attend_portable(a, plan->n_prefill, plan->tile_rows, stream);
+}
+
+/* Rows of several items over the keys that they share; the states are left to the decode kernel, which comes next and
+ * takes the multiprocessors as they are left. */
+static cpa_status run_shared(const cpa_cuda_plan *plan, const cpa_cuda_attend_args *decode, const cpa_kv_view *kv,
+                             cpa_stream *stream) {
+    cpa_cuda_attend_args a = *decode;
+    a.rows = (const cpa_cuda_listed_row *)(plan->memory->image + plan->rows_at);
+    a.pieces = (const cpa_cuda_piece *)(plan->memory->image + plan->shared_at);
+    a.by_head = 0;
+    a.early = a.early && a.alone;
+    return run_hopper(&a, kv, plan->n_shared, stream);
 }
 
 /* For kernels that take all queries from one place. */
@@ -256,15 +268,20 @@ cpa_status cpa_cuda_attend(const cpa_attend_plan *base, const cpa_attend_args *a
     CPA_TRY(check_capture(plan, stream));
     CPA_TRY(upload(plan, stream, &takes_tables));
     fill_args(plan, args, ready_q, &a);
-    const int simple = path == CPA_CUDA_SIMPLE || !tensor_cores_fit(&a) || !shared_memory_suffices(plan, &a, stream);
+    const int shares = plan->n_shared == 0 || (path == CPA_CUDA_HOPPER && a.kv_dtype == a.q_dtype);
+    const int simple =
+        path == CPA_CUDA_SIMPLE || !tensor_cores_fit(&a) || !shared_memory_suffices(plan, &a, stream) || !shares;
     if (simple || plan->n_prefill > 0) CPA_TRY(place_ready_queries(plan, &a, ready_q, stream));
     if (simple) return cpa_cuda_attend_simple(&a, plan->rows, stream);
     if (plan->decode_ctas > 0) {
         if (!takes_tables) allow_early(plan, &a, stream); /* it would read the tables before they are there */
+        if (plan->n_shared > 0) CPA_TRY(run_shared(plan, &a, &args->kv, stream));
+        a.beside_shared = plan->n_shared > 0;
         a.pieces = (const cpa_cuda_piece *)(plan->memory->image + plan->decode_at);
         CPA_TRY(cpa_cuda_attend_decode(&a, plan->decode_ctas, plan->decode_wide, stream));
     }
     if (plan->n_prefill > 0) {
+        a.early = 0;
         a.pieces = (const cpa_cuda_piece *)(plan->memory->image + plan->prefill_at);
         CPA_TRY(run_prefill(plan, &a, &args->kv, stream));
     }

@@ -37,9 +37,14 @@ __device__ inline int32_t keys_before(const cpa_cuda_attend_args &a, const cpa_c
     return (int32_t)(keys < 0 ? 0 : keys > piece.k_end ? piece.k_end : keys);
 }
 
-__device__ inline row_keys keys_of_row(const cpa_cuda_attend_args &a, const cpa_cuda_piece &piece, int32_t row) {
-    const int64_t local = piece.q_first + token_of_row(a, row);
-    const int64_t position = a.map.cp_size == 1 ? local : cpa_token_position(a.map, piece.q_set, local);
+/* The keys of a row of a piece; of a listed one if there are `rows`. */
+__device__ inline row_keys keys_of_row(const cpa_cuda_attend_args &a, const cpa_cuda_piece &piece, int32_t row,
+                                       const cpa_cuda_listed_row *rows = nullptr) {
+    const int32_t token = token_of_row(a, row);
+    const int64_t local = piece.q_first + token;
+    const int64_t position = rows                 ? rows[piece.q_row + token].position
+                             : a.map.cp_size == 1 ? local
+                                                  : cpa_token_position(a.map, piece.q_set, local);
     row_keys keys = {0, piece.k_end};
     const int64_t ahead = cpa_mask_ahead(a.mask);
     if (ahead > 0) keys.end = keys_before(a, piece, position + ahead);
@@ -60,9 +65,10 @@ struct __align__(16) key_walk {
     int32_t begin, sink_tiles, rest; /* tiles begin .. begin + sink_tiles - 1, then rest .. */
 
     /* Called by all threads of the CTA, at least three warps of them; ends with a barrier. */
-    __device__ void start(const cpa_cuda_attend_args &a, const cpa_cuda_piece &piece) {
-        if (threadIdx.x == 0) low = keys_of_row(a, piece, piece.row_begin);
-        if (threadIdx.x == 32) high = keys_of_row(a, piece, piece.row_end - 1);
+    __device__ void start(const cpa_cuda_attend_args &a, const cpa_cuda_piece &piece,
+                          const cpa_cuda_listed_row *rows = nullptr) {
+        if (threadIdx.x == 0) low = keys_of_row(a, piece, piece.row_begin, rows);
+        if (threadIdx.x == 32) high = keys_of_row(a, piece, piece.row_end - 1, rows);
         if (threadIdx.x == 64) sinks = sink_keys(a, piece);
         __syncthreads();
         if (threadIdx.x == 0) count_tiles(piece);
@@ -101,9 +107,10 @@ struct __align__(16) key_walk {
         return {last + 1 - low.end / TILE, last + 1 - (high.first + TILE - 1) / TILE};
     }
     /* The keys of a row of the piece. */
-    __device__ row_keys keys_of(const cpa_cuda_attend_args &a, const cpa_cuda_piece &piece, int32_t row) const {
+    __device__ row_keys keys_of(const cpa_cuda_attend_args &a, const cpa_cuda_piece &piece, int32_t row,
+                                const cpa_cuda_listed_row *rows = nullptr) const {
         const bool same = low.first == high.first && low.end == high.end;
-        return same ? low : keys_of_row(a, piece, min(row, piece.row_end - 1));
+        return same ? low : keys_of_row(a, piece, min(row, piece.row_end - 1), rows);
     }
 };
 
@@ -206,7 +213,21 @@ struct row_sink {
                         float lse_new)
         : row_sink(a, piece.q_row, piece.state_shift, row, kv_group, lse_new) {
         if (piece.partial < 0) return;
-        int64_t at = kv_group * a.partial_rows + piece.partial + (row - piece.row_begin);
+        place_in_work_space(a, kv_group * a.partial_rows + piece.partial + (row - piece.row_begin), lse_new);
+    }
+    /* Of a listed row, with its LSE in base 2, as the decode kernel joins it. It has no place in the state here: what lies
+     * there for the row of that number among those of the piece is left alone. */
+    __device__ row_sink(const cpa_cuda_attend_args &a, const cpa_cuda_piece &piece, int32_t row, int32_t kv_group,
+                        float lse_new, const cpa_cuda_listed_row *rows)
+        : row_sink(a, 0, 0, row, kv_group, lse_new) {
+        const int32_t token = token_of_row(a, row);
+        const cpa_cuda_listed_row &listed = rows[piece.q_row + token];
+        const int64_t states = (int64_t)piece.partial * listed.stride;
+        place_in_work_space(a, kv_group * a.partial_rows + listed.partial + states + (row - token * a.group),
+                            lse_new * (float)M_LOG2E);
+    }
+
+    __device__ void place_in_work_space(const cpa_cuda_attend_args &a, int64_t at, float lse_new) {
         o = a.partial_o + at * a.v_dim;
         lse = a.partial_lse + at;
         out = NULL;

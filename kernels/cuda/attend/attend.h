@@ -36,9 +36,20 @@ typedef struct cpa_cuda_piece {
     /* Decode, if `partial` is a row: the tile's pieces, the first row of theirs in the work space, and the place of
      * their counter. */
     int32_t pieces, first_partial, counter;
+    int32_t states;  /* decode: of each row of the tile, those of shared keys and of the pieces */
     int32_t ready;   /* decode: its queries are in ready_q; see kernels/attend_plan.h */
     int32_t refused; /* its rows become NaN: an update of the plan found no such keys; there are none then */
 } cpa_cuda_piece;
+
+/* A token of an item that shares keys with others. A listed piece is one of such tokens, of several items: those of the
+ * row list from q_row on, row_begin being 0. Its `partial` is how many states each of its rows has before this one. */
+typedef struct cpa_cuda_listed_row {
+    int64_t position;
+    int64_t row;     /* of the queries */
+    int32_t partial; /* of its first state: the rows of its heads in the work space, */
+    int32_t stride;  /* and the next state so many rows further */
+    int32_t ready, reserved;
+} cpa_cuda_listed_row;
 
 /* A prefill tile whose keys are split: piece s left its states in the work space from row `partial` + s * rows on. */
 typedef struct cpa_cuda_split {
@@ -77,6 +88,8 @@ typedef struct cpa_cuda_costed_piece {
     int64_t cost;
 } cpa_cuda_costed_piece;
 
+typedef struct cpa_cuda_cascade cpa_cuda_cascade; /* attend_cascade.h */
+
 /* Memory of a plan, which its attends write to: the plan itself is constant to them. */
 typedef struct cpa_cuda_plan_memory {
     char *stagings[2]; /* pinned; images of `image`, in turn: one may be on its way while the next is written */
@@ -91,6 +104,7 @@ typedef struct cpa_cuda_plan_memory {
     int64_t in_order_capacity;
     cpa_attend_item *packed; /* host; scratch of plan_set: items whose tables lie one behind the other */
     int64_t packed_capacity;
+    cpa_cuda_cascade *cascade; /* host; scratch of plan_set */
     cudaStream_t uploaded; /* the stream that copied the staging to the image after the plan was set, if `current` */
     uint64_t captures;     /* of that stream then */
     int current;
@@ -115,6 +129,8 @@ typedef struct cpa_cuda_plan {
     int32_t n_prefill;                            /* pieces */
     int32_t by_head;  /* the first so many of them run for one KV head after the other, the rest for all at once */
     int32_t n_splits; /* of prefill tiles */
+    int64_t shared_at, rows_at;
+    int32_t n_shared; /* pieces over keys that items share, and the row list of theirs */
     int64_t partial_rows;
     int64_t units_at, cuts_at, places_at; /* reserved plans: scratch of an update, and the places of the reservation */
     int64_t counters_bytes;
@@ -163,8 +179,12 @@ typedef struct cpa_cuda_attend_args {
     uint32_t *counters; /* decode: pieces that are done, [tiles whose keys are split][CTAs of a piece]; else 0 */
     float *partial_o, *partial_lse;
     int64_t partial_rows;
-    int32_t early; /* decode: the kernel is placed beside the one before it on the stream, */
-    int32_t alone; /* and may take the whole device meanwhile */
+    int32_t early;                   /* decode: the kernel is placed beside the one before it on the stream, */
+    int32_t alone;                   /* and may take the whole device meanwhile */
+    const cpa_cuda_listed_row *rows; /* of listed pieces; NULL: there are none */
+    /* Decode: the kernel before is that of the shared keys. What its CTAs have waited for is there when this one begins;
+     * what they write is needed where states are joined. */
+    int32_t beside_shared;
 } cpa_cuda_attend_args;
 
 /* attend_plan_memory.c: room in the image and its twin on the device, for partial states, for scratch; what was there

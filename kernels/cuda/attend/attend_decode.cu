@@ -257,7 +257,7 @@ __device__ void attend_piece(const cpa_cuda_attend_args &a, const cpa_cuda_piece
     row_keys bounds[2];
 #pragma unroll
     for (int half = 0; half < 2; half++) bounds[half] = walk.keys_of(a, piece, piece.row_begin + 8 * half + lane / 4);
-    if (!piece.ready) { /* only the plan, and what is ready, has been read so far */
+    if (!piece.ready && !a.beside_shared) { /* only the plan, and what is ready, has been read so far */
         dependent_wait();
         dependent_allow();
     }
@@ -323,7 +323,7 @@ __global__ void __launch_bounds__(C::THREADS, C::CTAS) attend_decode(const __gri
         for (int n = 0; n < C::V_DIM / 8; n++)
 #pragma unroll
             for (int e = 0; e < 4; e++) state.o[n][e] = 0;
-        attend_piece<C>(a, piece, walk, kv_group, a.early && !waited && !piece.ready, state, shared_address(shared),
+        attend_piece<C>(a, piece, walk, kv_group, a.early && !waited && !piece.ready && !a.beside_shared, state, shared_address(shared),
                         shared_address(queries), warp, lane);
         waited |= !piece.ready;
         leave_state<C>(state, piece.row_end - piece.row_begin, states, (float *)shared, warp, lane);
@@ -345,7 +345,7 @@ cpa_status launch(const cpa_cuda_attend_args *args, int32_t ctas, cpa_stream *st
     cpa_cuda_attend_args a = *args;
     /* Else half of the device is left to what waits for other devices. */
     const bool few = 2 * (int64_t)grid.x * grid.y <= C::CTAS * device->multiprocessors;
-    a.early = a.early && (a.alone || few);
+    a.early = a.early && (a.alone || few || a.beside_shared);
     return cpa_cuda_check(&stream->error,
                           launch_dependent(attend_decode<C>, grid, C::THREADS, a, a.early, cpa_cuda_handle(stream),
                                            C::SHARED_BYTES),

@@ -2,6 +2,7 @@
  * that loads pages by bulk tensor copies, or row by row where pages are of few tokens; two or three that multiply by
  * wgmma, 64 rows each. The scores of the next tile are multiplied while the softmax of this one runs, and two take
  * turns with the tensor cores. */
+#include "base/dependent.cuh"
 #include "kernels/cuda/attend/attend.cuh"
 #include "kernels/cuda/attend/hopper.cuh"
 #include "kernels/cuda/attend/hopper_tiles.cuh"
@@ -176,8 +177,14 @@ __device__ void load_queries(const cpa_cuda_attend_args &a, const cpa_cuda_piece
         const int row = i / CHUNKS, chunk = i % CHUNKS;
         const bool valid = first_row + row < piece.row_end && chunk * 8 < a.k_dim;
         row_place place(a, piece.q_row, valid ? first_row + row : piece.row_begin, kv_group);
+        const char *q = a.q;
+        if (a.rows) {
+            const cpa_cuda_listed_row &listed = a.rows[place.state_row];
+            place.state_row = listed.row;
+            if (listed.ready) q = a.ready_q;
+        }
         const char *from =
-            a.q + (place.state_row * a.q_row_stride + (int64_t)place.head * a.k_dim + (valid ? chunk * 8 : 0)) * 2;
+            q + (place.state_row * a.q_row_stride + (int64_t)place.head * a.k_dim + (valid ? chunk * 8 : 0)) * 2;
         copy_async_16(shared + chunk_at<C>(row, chunk), from, valid);
     }
     copy_async_commit();
@@ -436,7 +443,8 @@ __device__ void store_state(const cpa_cuda_attend_args &a, const cpa_cuda_piece 
         const float sum = quad_sum(state.sum[half]), inverse = inverse_of_sum(sum);
         const float lse = lse_of(state.max[half], sum, state.max[half] * a.scale + logf(sum));
         if (at < piece.row_end) {
-            row_sink sink(a, piece, at, kv_group, lse);
+            const row_sink sink = a.rows ? row_sink(a, piece, at, kv_group, lse, a.rows)
+                                         : row_sink(a, piece, at, kv_group, lse);
             const auto column_of = [&](int n) { return 8 * n + 2 * (lane % 4); };
 #pragma unroll
             for (int first = 0; first < C::V_DIM / 8; first += PAIRS_AT_ONCE) {
@@ -468,7 +476,7 @@ __device__ void consume(const cpa_cuda_attend_args &a, const cpa_cuda_piece &pie
     for (int half = 0; half < 2; half++) {
         state.max[half] = -INFINITY;
         state.sum[half] = 0;
-        state.keys[half] = walk.keys_of(a, piece, row + 8 * half);
+        state.keys[half] = walk.keys_of(a, piece, row + 8 * half, a.rows);
     }
 #pragma unroll
     for (int part = 0; part < C::PARTS; part++)
@@ -485,10 +493,10 @@ __device__ void consume(const cpa_cuda_attend_args &a, const cpa_cuda_piece &pie
     store_state<C>(a, piece, kv_group, state, row, lane);
 }
 
-/* How many warpgroups a piece has rows for; those that take turns are all needed for that. */
+/* How many warpgroups a piece has rows for, at least one; those that take turns are all needed for that. */
 template <typename C>
 __device__ int busy_consumers(const cpa_cuda_piece &piece) {
-    return C::TURNS ? C::CONSUMERS : (piece.row_end - piece.row_begin + GROUP_ROWS - 1) / GROUP_ROWS;
+    return C::TURNS ? C::CONSUMERS : max((piece.row_end - piece.row_begin + GROUP_ROWS - 1) / GROUP_ROWS, 1);
 }
 
 template <typename C>
@@ -522,7 +530,11 @@ __global__ void __launch_bounds__(C::THREADS, 1) attend_hopper(const __grid_cons
         barrier_init_fence();
     }
     __syncthreads();
-    walk.start(a, piece);
+    walk.start(a, piece, a.rows);
+    if (a.rows) { /* the decode kernel behind may take the multiprocessors that are left over, and then those of this one */
+        dependent_wait();
+        dependent_allow();
+    }
     if (warpgroup == 0) {
         registers_shrink<C::LOADER_REGISTERS>();
         if constexpr (C::ROWS) {
@@ -553,8 +565,10 @@ cpa_status launch(const hopper_args &args, int32_t n_pieces, cpa_stream *stream)
     static uint64_t prepared;
     cpa_status status = cpa_cuda_shared_memory(stream, (const void *)attend_hopper<C>, C::SHARED_BYTES, &prepared);
     if (status != CPA_OK) return status;
-    attend_hopper<C><<<n_pieces * args.a.kv_heads, C::THREADS, C::SHARED_BYTES, cpa_cuda_handle(stream)>>>(args);
-    return cpa_cuda_launched(stream, "attend");
+    return cpa_cuda_check(&stream->error,
+                          launch_dependent(attend_hopper<C>, dim3(n_pieces * args.a.kv_heads), C::THREADS, args,
+                                           args.a.early, cpa_cuda_handle(stream), C::SHARED_BYTES),
+                          "attend");
 }
 
 template <typename Element, key_loads Loads>

@@ -6,7 +6,8 @@
  * a partial state on each side. Units that are ready go to the first CTAs, which find room beside the kernel that the
  * others wait for. Prefill: one CTA a tile, the longest first, cut only where there are too few tiles to fill the
  * device, or where those that come last would leave most of it idle. All but the last run for one KV head after the
- * other: CTAs that run at once then read the same keys, which stay in the L2 cache. */
+ * other: CTAs that run at once then read the same keys, which stay in the L2 cache. Keys that decode items share go to
+ * pieces of their own, of the prefill kernels (attend_cascade.c). */
 #include <stdlib.h>
 #include <string.h>
 
@@ -14,6 +15,7 @@
 #include "base/check.h"
 #include "base/hash.h"
 #include "kernels/cuda/attend/attend.h"
+#include "kernels/cuda/attend/attend_cascade.h"
 #include "kernels/cuda/attend/attend_split.h"
 
 enum {
@@ -22,11 +24,18 @@ enum {
     PREFILL_OVERHEAD = 2,       /* cost of beginning and ending a prefill piece, in units of CPA_CUDA_PREFILL_KEYS */
     LEAST_PREFILL_SPLIT = 1024, /* keys */
     MOST_TAIL_CUTS = 8,         /* of one of the last tiles */
-    TAIL_WAVES = 2              /* the last tiles run for all KV heads at once, so that they are the shortest of all */
+    TAIL_WAVES = 2,             /* the last tiles run for all KV heads at once, so that they are the shortest of all */
+    STEADY_SHARED = 8           /* pieces over shared keys of a padded plan come in multiples of so many */
 };
 
 typedef struct plan_builder {
+    const cpa_attend_batch *given;
+    cpa_attend_batch own; /* the same, where items share keys with those alone that are their own */
     const cpa_attend_batch *batch;
+    cpa_cuda_cascade *cascade;
+    cpa_cuda_cascade_cut cut; /* of shared keys */
+    int64_t n_shared;         /* pieces over them, and those that fill a padded plan up */
+    int64_t n_listed;         /* rows of theirs */
     const int64_t *state_shifts;
     int32_t group;
     int32_t multiprocessors;
@@ -176,17 +185,26 @@ static cpa_cuda_piece *deal_piece(plan_builder *b, decode_deal *deal, cpa_cuda_d
 }
 
 /* The pieces of a tile learn of each other: `first`, and those that CTAs after its own begin with. */
-static void join_decode(plan_builder *b, cpa_cuda_piece *first, int64_t cta, int64_t pieces) {
+static void join_decode(plan_builder *b, cpa_cuda_piece *first, int64_t cta, int64_t pieces, int64_t shared) {
     const int32_t rows = first->row_end - first->row_begin;
     for (int64_t i = 0; i < pieces; i++) {
         cpa_cuda_piece *piece = i == 0 ? first : &b->decode[cta + i];
-        piece->partial = (int32_t)(b->partial_rows + i * rows);
+        piece->partial = (int32_t)(b->partial_rows + (shared + i) * rows);
         piece->pieces = (int32_t)pieces;
+        piece->states = (int32_t)(shared + pieces);
         piece->first_partial = (int32_t)b->partial_rows;
         piece->counter = (int32_t)b->n_decode_splits;
     }
     b->n_decode_splits++;
-    b->partial_rows += pieces * rows;
+    b->partial_rows += (shared + pieces) * rows;
+}
+
+/* States of shared keys that the rows of an item begin with, and what is to lie where the others will. */
+static int64_t shared_states(const plan_builder *b, const cpa_attend_item *item) {
+    if (b->cut.split_keys == 0) return 0;
+    cpa_cuda_cascade_item *shared = &b->cascade->items[item - b->batch->items];
+    shared->first_partial = (int32_t)b->partial_rows;
+    return shared->states;
 }
 
 /* Those that are ready come first. */
@@ -209,7 +227,8 @@ static void split_decode(plan_builder *b) {
             done += take;
             pieces++;
         } while (done < tiles);
-        if (pieces > 1) join_decode(b, first, first_cta, pieces);
+        const int64_t shared = shared_states(b, item);
+        if (pieces > 1 || shared > 0) join_decode(b, first, first_cta, pieces, shared);
     }
     b->shares.ctas = b->n_decode > 0 ? deal.turn.cta + 1 : 0;
 }
@@ -319,9 +338,9 @@ static void cut_tail(plan_builder *b) {
     }
 }
 
-/* The most splits of decode units: a cut lies between two CTAs. */
+/* The most splits of decode units: a cut lies between two CTAs, or before the unit's own keys. */
 static int64_t most_decode_splits(const plan_builder *b, int64_t units) {
-    return units < b->shares.ctas ? units : b->shares.ctas;
+    return units < b->shares.ctas || b->cut.split_keys > 0 ? units : b->shares.ctas;
 }
 
 /* The sections of block tables. */
@@ -349,6 +368,8 @@ static void place_sections(cpa_cuda_plan *plan, const plan_builder *b) {
         &end, most_decode_splits(b, units) * b->batch->shape.kv_heads * (int64_t)sizeof(uint32_t));
     plan->prefill_at = cpa_cuda_place_section(&end, (b->n_pieces + b->tail_pieces) * (int64_t)sizeof(cpa_cuda_piece));
     plan->splits_at = cpa_cuda_place_section(&end, b->n_tiles * (int64_t)sizeof(cpa_cuda_split));
+    plan->shared_at = cpa_cuda_place_section(&end, b->n_shared * (int64_t)sizeof(cpa_cuda_piece));
+    plan->rows_at = cpa_cuda_place_section(&end, b->n_listed * (int64_t)sizeof(cpa_cuda_listed_row));
     plan->sources_at =
         cpa_cuda_place_section(&end, plan->device_tables ? items * (int64_t)sizeof(cpa_cuda_table_source) : 0);
     plan->upload_bytes = end;
@@ -406,19 +427,53 @@ static void find_tables(const cpa_attend_batch *batch, cpa_cuda_table_source *so
 
 static void copy_items(const plan_builder *b, cpa_cuda_item *items, int64_t *rows) {
     *rows = 0;
-    for (int64_t i = 0; i < b->batch->n_items; i++) {
-        const cpa_attend_item *item = &b->batch->items[i];
-        items[i] = (cpa_cuda_item){.item = *item, .state_shift = state_shift(b, item), .begin = *rows};
-        *rows += cpa_cuda_packed_rows(b->batch, item);
+    for (int64_t i = 0; i < b->given->n_items; i++) {
+        const cpa_attend_item *item = &b->given->items[i];
+        items[i] =
+            (cpa_cuda_item){.item = *item, .state_shift = b->state_shifts ? b->state_shifts[i] : 0, .begin = *rows};
+        *rows += cpa_cuda_packed_rows(b->given, item);
     }
 }
 
-/* Fills a padded plan up with CTAs and items that have nothing to do. A cut leaves a partial state on each
- * side, so there are fewer than two for each CTA. */
+/* Whether there is a kernel for listed pieces, as far as the batch tells. */
+static int may_share(const plan_builder *b, const cpa_cuda_device *device) {
+    const cpa_dtype dtype = b->given->shape.kv_dtype;
+    return b->given->cascade_attention != CPA_CASCADE_OFF && device->path == CPA_CUDA_HOPPER && b->n_decode > 1 &&
+           (dtype == CPA_BF16 || dtype == CPA_F16) && !b->full;
+}
+
+/* Finds what items share, where that pays, and leaves each with the keys that are its own. */
+static cpa_status share_keys(plan_builder *b, const cpa_cuda_device *device, cpa_error *err) {
+    if (!may_share(b, device)) return CPA_OK;
+    CPA_TRY(cpa_cuda_cascade_plan(b->cascade, b->given, b->tile_rows, b->multiprocessors, &b->cut, err));
+    if (b->cut.split_keys == 0) return CPA_OK;
+    b->own = *b->given;
+    b->own.items = b->cascade->own;
+    b->batch = &b->own;
+    b->n_shared = b->cut.pieces;
+    b->n_listed = b->cut.rows;
+    if (b->padded_items == 0) return CPA_OK;
+    b->n_shared = cpa_cuda_ceil_div(b->n_shared, STEADY_SHARED) * STEADY_SHARED;
+    b->n_listed = b->n_shared * cpa_cuda_tile_tokens(b->given, b->tile_rows);
+    return CPA_OK;
+}
+
+/* The pieces over shared keys; those that fill up have no rows. */
+static cpa_status write_shared(const plan_builder *b, char *staging, const cpa_cuda_plan *plan, cpa_error *err) {
+    cpa_cuda_piece *pieces = (cpa_cuda_piece *)(staging + plan->shared_at);
+    if (b->n_shared == 0) return CPA_OK;
+    for (int64_t i = b->cut.pieces; i < b->n_shared; i++) pieces[i] = (cpa_cuda_piece){.partial = -1, .next = -1};
+    return cpa_cuda_cascade_write(b->cascade, b->given, b->tile_rows, &b->cut, b->first_ready, pieces,
+                                  (cpa_cuda_listed_row *)(staging + plan->rows_at), err);
+}
+
+/* Fills a padded plan up with CTAs and items that have nothing to do. A cut leaves a partial state on each side, so there
+ * are fewer than two for each CTA; beside shared keys, each unit has one too. */
 static void fill_up(plan_builder *b, int64_t ctas, cpa_cuda_item *items, int64_t *rows) {
     for (int64_t i = b->shares.ctas; i < ctas; i++) b->decode[i] = (cpa_cuda_piece){.partial = -1, .next = -1};
     b->shares.ctas = ctas;
-    const int64_t partial_rows = 2 * ctas * b->unit_rows;
+    const int64_t alone = b->n_shared > 0 && b->padded_items > ctas ? b->padded_items : ctas;
+    const int64_t partial_rows = (ctas + alone) * b->unit_rows + b->n_shared * b->tile_rows;
     if (b->partial_rows < partial_rows) b->partial_rows = partial_rows;
     for (int64_t i = b->batch->n_items; i < b->padded_items; i++) items[i] = (cpa_cuda_item){.begin = *rows};
     *rows = b->padded_items * b->group;
@@ -449,7 +504,9 @@ cpa_status cpa_cuda_plan_set(cpa_attend_plan *base, const cpa_attend_batch *give
     cpa_attend_batch packed = *given;
     const cpa_attend_batch *batch = &packed;
     const cpa_cuda_device *device = (const cpa_cuda_device *)base->device;
-    plan_builder b = {.batch = batch,
+    plan_builder b = {.given = batch,
+                      .batch = batch,
+                      .cascade = memory->cascade,
                       .state_shifts = fusion.state_shifts,
                       .first_ready = batch->n_items - fusion.ready_items,
                       .full = fusion.full,
@@ -467,6 +524,7 @@ cpa_status cpa_cuda_plan_set(cpa_attend_plan *base, const cpa_attend_batch *give
     plan->num_blocks = given->num_blocks;
     CPA_TRY(count_work(&b, err));
     CPA_TRY(choose_padded(&b, fusion.padded_items, err));
+    CPA_TRY(share_keys(&b, device, err));
     choose_splits(&b);
     const int64_t most_ctas = b.shares.ctas;
     const int64_t widened_tokens = b.n_widened * batch->block_size;
@@ -498,6 +556,7 @@ cpa_status cpa_cuda_plan_set(cpa_attend_plan *base, const cpa_attend_batch *give
     choose_order(&b);
     if (b.tail_pieces > 0) cut_tail(&b);
     if (b.padded_items) fill_up(&b, most_ctas, items, &plan->rows);
+    CPA_TRY(write_shared(&b, memory->staging, plan, err));
     if (b.partial_rows > INT32_MAX)
         return cpa_fail(err, CPA_UNSUPPORTED, "attend plan: %lld rows of split keys, at most %d",
                         (long long)b.partial_rows, INT32_MAX);
@@ -512,8 +571,10 @@ cpa_status cpa_cuda_plan_set(cpa_attend_plan *base, const cpa_attend_batch *give
     plan->by_head = (int32_t)b.by_head;
     plan->n_splits = (int32_t)b.n_splits;
     plan->n_widened = (int32_t)b.n_widened;
+    plan->n_shared = (int32_t)b.n_shared;
     plan->partial_rows = b.partial_rows;
     cpa_attend_plan_describe(base, batch, fusion);
+    if (b.n_shared > 0) base->keys_read -= cpa_cascade_keys_saved(&b.cascade->tree);
     if (b.padded_items) base->n_items = b.padded_items;
     return CPA_OK;
 }
@@ -531,8 +592,9 @@ uint64_t cpa_cuda_plan_shape(const cpa_attend_plan *base) {
         (uint64_t)plan->counters_at,       (uint64_t)plan->prefill_at,
         (uint64_t)plan->splits_at,         (uint64_t)plan->widened_tables_at,
         (uint64_t)plan->widened_blocks_at, (uint64_t)plan->n_widened,
-        (uintptr_t)plan->memory->image,    (uintptr_t)plan->memory->partial,
-        (uintptr_t)plan->memory->widened,
+        (uint64_t)plan->n_shared,          (uint64_t)plan->shared_at,
+        (uint64_t)plan->rows_at,           (uintptr_t)plan->memory->image,
+        (uintptr_t)plan->memory->partial,  (uintptr_t)plan->memory->widened,
     };
     return cpa_hash_bytes(CPA_HASH_START, shape, sizeof shape);
 }

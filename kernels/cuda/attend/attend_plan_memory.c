@@ -4,6 +4,7 @@
 #include "base/array.h"
 #include "base/check.h"
 #include "kernels/cuda/attend/attend.h"
+#include "kernels/cuda/attend/attend_cascade.h"
 
 /* Room in the pinned images and their twin on the device; what was there is lost when they grow, but for the attends
  * that are enqueued. */
@@ -84,13 +85,16 @@ int cpa_cuda_plan_reserve_widened(cpa_cuda_plan *plan, const cpa_attend_batch *b
 cpa_status cpa_cuda_plan_create(cpa_device *device, cpa_attend_plan **out, cpa_error *err) {
     cpa_cuda_plan *plan = calloc(1, sizeof *plan);
     cpa_cuda_plan_memory *memory = calloc(1, sizeof *memory);
-    if (!plan || !memory) {
+    cpa_cuda_cascade *cascade = calloc(1, sizeof *cascade);
+    if (!plan || !memory || !cascade) {
+        free(cascade);
         free(memory);
         free(plan);
         return cpa_fail(err, CPA_NO_MEMORY, "attend plan: no memory");
     }
     plan->base.device = device;
     plan->memory = memory;
+    memory->cascade = cascade;
     *out = &plan->base;
     return CPA_OK;
 }
@@ -106,6 +110,7 @@ void cpa_cuda_plan_destroy(cpa_attend_plan *base) {
     (void)cudaFreeHost(plan->memory->stagings[1]);
     free(plan->memory->in_order);
     free(plan->memory->packed);
+    cpa_cuda_cascade_destroy(plan->memory->cascade);
     free(plan->memory);
     free(plan);
 }

@@ -201,7 +201,7 @@ __device__ void write_piece(const cpa_cuda_update_args &a, int32_t index, int32_
     piece.k_set = from.item.k_set;
     piece.partial = unit.cuts > 1 ? unit.first_partial + (index - unit.first_cut) * rows : -1;
     piece.next = shares_cta ? place_of(a, index + 1) : -1;
-    piece.pieces = unit.cuts;
+    piece.pieces = piece.states = unit.cuts;
     piece.first_partial = unit.first_partial;
     piece.counter = unit.counter;
     piece.ready = from.ready;

@@ -6,6 +6,7 @@
 #ifndef CPA_CUDA_DECODE_JOIN_CUH
 #define CPA_CUDA_DECODE_JOIN_CUH
 
+#include "base/dependent.cuh"
 #include "kernels/cuda/attend/attend.cuh"
 #include "kernels/cuda/attend/mma.cuh"
 #include "kernels/cuda/device/warp.cuh"
@@ -74,7 +75,8 @@ __device__ lane_state<C> join_warps(const cpa_cuda_attend_args &a, const warp_st
     return result;
 }
 
-/* The joint state of a row of the tile's pieces, which left theirs from row `first` of the work space on. A lane weighs
+/* The joint state of a row of the tile, whose states begin at row `first` of the work space: of shared keys, then those
+ * that the tile's pieces left. A lane weighs
  * a state of 32; all load their columns of each. */
 template <typename C>
 __device__ lane_state<C> join_pieces(const cpa_cuda_attend_args &a, const cpa_cuda_piece &piece, int64_t first,
@@ -86,13 +88,13 @@ __device__ lane_state<C> join_pieces(const cpa_cuda_attend_args &a, const cpa_cu
     float top = -INFINITY, sum = 0, weight = 0;
 #pragma unroll
     for (int p = 0; p < PARTS; p++) from[p] = a.partial_o + first * a.v_dim + min(result.column(p, lane), a.v_dim - 4);
-    for (int begin = 0; begin < piece.pieces; begin += AT_ONCE) {
+    for (int begin = 0; begin < piece.states; begin += AT_ONCE) {
         const int in_turn = begin % WARP_LANES;
         float lse = -INFINITY, part[AT_ONCE][PARTS][4];
-        if (in_turn == 0 && begin + lane < piece.pieces) lse = lses[(begin + lane) * rows];
+        if (in_turn == 0 && begin + lane < piece.states) lse = lses[(begin + lane) * rows];
 #pragma unroll
         for (int s = 0; s < AT_ONCE; s++) {
-            const uint32_t at = min(begin + s, piece.pieces - 1) * stride; /* one past the last weighs nothing */
+            const uint32_t at = min(begin + s, piece.states - 1) * stride; /* one past the last weighs nothing */
 #pragma unroll
             for (int p = 0; p < PARTS; p++) load_floats(from[p] + at, part[s][p]);
         }
@@ -128,6 +130,7 @@ __device__ lane_state<C> join_pieces(const cpa_cuda_attend_args &a, const cpa_cu
 __device__ inline bool is_last_piece(const cpa_cuda_attend_args &a, const cpa_cuda_piece &piece) {
     __shared__ bool last;
     __syncthreads();
+    if (piece.pieces == 1) return true;
     if (threadIdx.x == 0) {
         uint32_t *counter = a.counters + piece.counter * gridDim.x + blockIdx.x, before;
         asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;" : "=r"(before) : "l"(counter) : "memory");
@@ -159,6 +162,7 @@ __device__ void store_rows(const cpa_cuda_attend_args &a, const cpa_cuda_piece &
         }
     }
     if (split && is_last_piece(a, piece)) {
+        if (a.beside_shared) dependent_wait();
         for (int i = warp; i < rows; i += C::WARPS) {
             const int head = i % C::HEADS, row = i / C::HEADS;
             join_pieces<C>(a, piece, work_row(piece.first_partial, row, head), lane)
