@@ -50,7 +50,7 @@ model_dir() {
 speculative() {
     local options=(--model-dir "$MODELS/tiny-llama" --trace trace.jsonl --verify 0.05 --speculative) way n
     for n in 60 70 50 64; do trace_line 0 "$n" 90 1; done >trace.jsonl
-    for way in "1" "3 --num-blocks 11 --no-enable-prefix-caching" "2 --slice-weights decode" "2 --local-context 140"; do
+    for way in "3 --num-blocks 11 --no-enable-prefix-caching" "2 --slice-weights decode"; do
         # shellcheck disable=SC2086
         run $way "${options[@]}" off --result-json plain.json
         expect_code 0 "without drafts, ranks and options $way"
