@@ -21,6 +21,7 @@ digests() {
     # Runs in bf16 are those of the instructions that multiply pairs.
     case $set in
         *" with VDPBF16PS") replace_bf16 "$tables/vdpbf16ps.txt" ;;
+        *" with AMX") replace_bf16 "$tables/amx.txt" ;;
     esac
     MPIRUN="$MPIRUN" bash "$cases/../../bench/scripts/digests.sh" "$CP_ATTN" table.txt || fail "digests differ"
 }

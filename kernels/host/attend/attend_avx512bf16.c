@@ -5,7 +5,6 @@
 
 #define ISA_ROWS 12
 #define ISA_PAIRS
-#define ISA_AHEAD 0
 
 #include "kernels/host/attend/attend_vector.h"
 

@@ -12,7 +12,7 @@
 
 enum {
     CPA_ATTEND_TILE = 256,      /* divides CPA_HOST_SPLIT_TOKENS */
-    CPA_ATTEND_MAX_ROWS = 16,   /* of a group and head, for any instruction set */
+    CPA_ATTEND_MAX_ROWS = 32,   /* of a group and head, for any instruction set */
     CPA_ATTEND_GROUP_ROWS = 64, /* of a group, over all its heads */
     /* Floats that hold the packed keys or the packed values of a tile. */
     CPA_ATTEND_PACKED = (CPA_ATTEND_TILE + 1) * CPA_MAX_HEAD_DIM,
@@ -104,6 +104,7 @@ extern const cpa_attend_isa cpa_attend_portable;
 extern const cpa_attend_isa cpa_attend_avx2;
 extern const cpa_attend_isa cpa_attend_avx512;
 extern const cpa_attend_isa cpa_attend_avx512bf16;
+extern const cpa_attend_isa cpa_attend_amx;
 #endif
 
 /* All of this build, NULL after the last. */

@@ -2,10 +2,7 @@
  * and keys as they are, probabilities rounded to bf16 as CUDA's kernels do. A word is a pair: elements 2 i and 2 i + 1
  * of a key, or of two neighbouring keys' values the same element, the first of the two in the lower half. Packed keys
  * are [panel of keys][word][PANEL], packed values [panel of v_dim][pair of keys][PANEL]; queries lie row after row. A
- * file that defines
- *     ISA_PAIRS
- *     ISA_AHEAD      1: pages are packed a panel ahead of their products
- * and includes attend_vector.h defines
+ * file that defines ISA_PAIRS and includes attend_vector.h defines
  *     score_words    the sums of a panel of keys, all words of it in one order
  *     end_scores     what is left to do for the scores of a tile
  *     weigh_words    a panel of v_dim plus what some pairs of keys weigh, in ascending order
@@ -63,7 +60,7 @@ static __attribute__((noinline)) void find_panel(const cpa_attend_tile *tile, co
 static __attribute__((noinline)) void pack_keys(const char *const *rows, int32_t words, float *to, coming *next) {
     for (int32_t word = 0; word < words; word += WORDS) {
         for (int cell = 0; cell < PANEL; cell += WORDS) {
-            if (next) request(next, ISA_AHEAD ? WORDS : WORDS / 2);
+            if (next) request(next, WORDS / 2);
             isa_transpose(to + word * PANEL + cell, PANEL, rows + cell, CPA_F32, word);
         }
     }
@@ -79,7 +76,7 @@ static __attribute__((noinline)) void pack_values(const char *const *rows, int32
         for (int pair = 0; pair < PANEL / 2; pair++) {
             const __m512i even = _mm512_loadu_si512(rows[2 * pair] + word * 4);
             const __m512i odd = _mm512_loadu_si512(rows[2 * pair + 1] + word * 4);
-            if (next) request(next, ISA_AHEAD ? 2 : 1);
+            if (next) request(next, 1);
             _mm512_storeu_si512(to + pair * PANEL, _mm512_permutex2var_epi16(even, left, odd));
             _mm512_storeu_si512(to + pair * PANEL + ISA_LANES, _mm512_permutex2var_epi16(even, right, odd));
         }
@@ -140,42 +137,39 @@ INLINE void weigh_tile(const int rows, const cpa_attend_tile *tile, const cpa_at
                     (end - begin) / 2, group->o + d, group->o_stride, NULL);
 }
 
-/* Packed panels of a tile's pages; two if they are packed ahead. */
-typedef float packed_panels[1 + ISA_AHEAD][PANEL * CPA_MAX_HEAD_DIM / 2];
+/* A packed panel of a tile's pages. */
+typedef float packed_panel[PANEL * CPA_MAX_HEAD_DIM / 2];
 
 /* Packs the panel and head `unit` of the lanes from `begin` on, heads first, and says what comes after it and its
- * neighbours: of those pages, or the first of `after`. */
-INLINE const float *pack_unit(const cpa_attend_tile *tile, const cpa_attend_group *group, int32_t unit, int32_t begin,
-                              int32_t end, int values, packed_panels packed, coming *next) {
+ * neighbours: of those pages, or the first of the others. Returns 0 past the last. */
+INLINE int pack_unit(const cpa_attend_tile *tile, const cpa_attend_group *group, int32_t unit, int32_t begin,
+                     int32_t end, int values, float *packed, coming *next) {
     const cpa_attend_pages *pages = values ? tile->v_pages : tile->k_pages;
     const int32_t head = unit % group->heads, key = begin + unit / group->heads * STEP;
     const char *rows[PANEL];
     wide_rows wide;
-    if (key >= end) return NULL;
+    if (key >= end) return 0;
     if (head % HEADS == 0)
         expect_after(next, tile, pages, group, head, key, end, values ? tile->k_pages : tile->v_pages,
                      tile->key0 + (values ? TILE : begin));
     find_panel(tile, pages, values ? tile->weighs : NULL, head, key, rows, wide);
     if (values)
-        pack_values(rows, words_of(pages->dim), packed[ISA_AHEAD * (unit % 2)], PANEL / 2 * PANEL, next);
+        pack_values(rows, words_of(pages->dim), packed, PANEL / 2 * PANEL, next);
     else
-        pack_keys(rows, words_of(pages->dim), packed[ISA_AHEAD * (unit % 2)], next);
-    return packed[ISA_AHEAD * (unit % 2)];
+        pack_keys(rows, words_of(pages->dim), packed, next);
+    return 1;
 }
 
 /* The scores of a tile from its pages. Values come next. */
 INLINE void score_pages(const int rows, const cpa_attend_tile *tile, const cpa_attend_group *group, int32_t begin,
                         int32_t end) {
-    _Alignas(LINE) packed_panels packed;
+    _Alignas(LINE) packed_panel k;
     const int32_t words = words_of(tile->k_pages->dim);
     coming next;
-    const float *k = pack_unit(tile, group, 0, begin, end, 0, packed, &next);
-    for (int32_t unit = 0; k; unit++) {
+    for (int32_t unit = 0; pack_unit(tile, group, unit, begin, end, 0, k, &next); unit++) {
         const int32_t head = unit % group->heads, key = begin + unit / group->heads * STEP;
-        const float *following = ISA_AHEAD ? pack_unit(tile, group, unit + 1, begin, end, 0, packed, &next) : NULL;
         score_words(rows, group->q + (int64_t)head * rows * Q_WORDS, k, words, tile->scale,
-                    group->scores + head * rows * TILE + key, ISA_AHEAD ? NULL : &next);
-        k = ISA_AHEAD ? following : pack_unit(tile, group, unit + 1, begin, end, 0, packed, &next);
+                    group->scores + head * rows * TILE + key, &next);
     }
     end_scores(group, begin, end, tile->scale);
 }
@@ -183,19 +177,15 @@ INLINE void score_pages(const int rows, const cpa_attend_tile *tile, const cpa_a
 /* Weighs the values of a tile from its pages. The next tile's keys come next. */
 INLINE void weigh_pages(const int rows, const cpa_attend_tile *tile, const cpa_attend_group *group, int32_t begin,
                         int32_t end, const float *shrink) {
-    _Alignas(LINE) packed_panels packed;
+    _Alignas(LINE) packed_panel v;
     coming next;
     round_weights(group, begin, end);
     shrink_sums(group, shrink);
-    const float *v = pack_unit(tile, group, 0, begin, end, 1, packed, &next);
-    for (int32_t unit = 0; v; unit++) {
+    for (int32_t unit = 0; pack_unit(tile, group, unit, begin, end, 1, v, &next); unit++) {
         const int32_t head = unit % group->heads, key = begin + unit / group->heads * STEP;
-        const float *following = ISA_AHEAD ? pack_unit(tile, group, unit + 1, begin, end, 1, packed, &next) : NULL;
         for (int32_t d = 0; d < group->o_stride; d += PANEL)
             weigh_words(rows, group->scores + head * rows * TILE + key / 2, v + d / PANEL * (PANEL / 2 * PANEL),
-                        PANEL / 2, group->o + head * rows * group->o_stride + d, group->o_stride,
-                        ISA_AHEAD ? NULL : &next);
-        v = ISA_AHEAD ? following : pack_unit(tile, group, unit + 1, begin, end, 1, packed, &next);
+                        PANEL / 2, group->o + head * rows * group->o_stride + d, group->o_stride, &next);
     }
 }
 

@@ -14,6 +14,7 @@ const cpa_attend_isa *const cpa_attend_isas[] = {
     &cpa_attend_avx2,
     &cpa_attend_avx512,
     &cpa_attend_avx512bf16,
+    &cpa_attend_amx,
 #endif
     NULL,
 };
