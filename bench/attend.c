@@ -11,6 +11,7 @@
 #include "bench/attend.h"
 #include "bench/inputs.h"
 #include "bench/memory.h"
+#include "bench/rules.h"
 #include "kernels/self_test.h"
 
 typedef struct attend_state {
@@ -23,6 +24,7 @@ typedef struct attend_state {
     cpa_attend_plan **plans;          /* [n_steps] */
     void *q, *out;
     float *lse;
+    cpa_bench_score score;
 } attend_state;
 
 /* Writes one copy of the cache, and repeats it. */
@@ -156,6 +158,7 @@ static cpa_status prepare(cpa_bench_site *site, make_work_fn make_work, const in
     count_work(s, row);
     CPA_TRY(make_cache(s, err));
     CPA_TRY(make_rows(s, err));
+    CPA_TRY(cpa_bench_score_make(site, &s->work, &s->score, err));
     return make_plans(s, err);
 }
 
@@ -181,9 +184,11 @@ static cpa_status run(void *state, int64_t call, cpa_error *err) {
         .q = s->q,
         .q_dtype = (cpa_dtype)s->site->options.dtype,
         .kv = kv,
-        .mask = {.causal = !s->site->options.full},
+        .mask = {.causal = !s->site->options.full && !s->score.has_custom},
         .state = {.lse = s->lse, .lse_row_stride = s->site->options.q_heads},
         .out = s->out,
+        .rules = s->score.has_rules ? &s->score.rules : NULL,
+        .custom = s->score.has_custom ? &s->score.custom : NULL,
     };
     for (int64_t i = 0; i < s->work.n_steps; i++) {
         CPA_TRY(cpa_bench_enqueued(s->site, cpa_attend(s->plans[i], &args, s->site->stream), err));
@@ -201,6 +206,7 @@ static void release(void *state) {
     if (!s) return;
     for (int64_t i = 0; s->plans && i < s->work.n_steps; i++) cpa_attend_plan_destroy(s->plans[i]);
     free(s->plans);
+    cpa_bench_score_release(s->site, &s->score);
     cpa_device_free(s->site->device, s->lse);
     cpa_device_free(s->site->device, s->out);
     cpa_device_free(s->site->device, s->q);

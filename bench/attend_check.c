@@ -9,6 +9,7 @@
 #include "bench/attend.h"
 #include "bench/inputs.h"
 #include "bench/memory.h"
+#include "bench/rules.h"
 #include "src/check/reference.h"
 
 enum {
@@ -64,10 +65,14 @@ static cpa_status alloc_head(head_reference *r, int64_t context, int64_t rows, c
 }
 
 /* Softmax of the row over its first `visible` keys, zero beyond; the probabilities in fp32 are rounded to the dtype. */
-static void softmax_row(head_reference *r, int64_t row, int64_t visible, cpa_dtype dtype) {
+static void softmax_row(head_reference *r, const cpa_bench_options *o, int64_t row, int64_t visible, int64_t head,
+                        int64_t position) {
+    const cpa_dtype dtype = (cpa_dtype)o->dtype;
     double *s = r->scores + row * r->context, max = -INFINITY, sum = 0;
     float *s32 = r->scores32 + row * r->context, max32 = -INFINITY, sum32 = 0;
     for (int64_t k = 0; k < visible; k++) {
+        s[k] = cpa_bench_ruled(o, head, position, k, s[k]);
+        s32[k] = (float)cpa_bench_ruled(o, head, position, k, (double)s32[k]);
         max = fmax(max, s[k]);
         max32 = fmaxf(max32, s32[k]);
     }
@@ -75,21 +80,26 @@ static void softmax_row(head_reference *r, int64_t row, int64_t visible, cpa_dty
         sum += s[k] = k < visible ? exp(s[k] - max) : 0;
         sum32 += s32[k] = k < visible ? expf(s32[k] - max32) : 0;
     }
-    for (int64_t k = 0; k < visible; k++) {
-        s[k] /= sum;
-        s32[k] = cpa_reference_round(s32[k] / sum32, dtype);
-    }
     r->lse[row] = max + log(sum);
+    const double kept = cpa_bench_kept(o, head, r->lse[row]);
+    for (int64_t k = 0; k < visible; k++) {
+        s[k] *= kept / sum;
+        s32[k] = cpa_reference_round(s32[k] / sum32 * (float)kept, dtype);
+    }
 }
 
-/* The whole of softmax(Q K^T / sqrt(k_dim)) V; visible[row / group] keys are seen by a row. */
-static void attend_head(head_reference *r, const int64_t *visible, int64_t group, cpa_dtype dtype) {
+/* The whole of softmax(Q K^T / sqrt(k_dim)) V; visible[row / group] keys are seen by a row, whose query has the position
+ * of that index; first_head: the query head of row 0. */
+static void attend_head(head_reference *r, const cpa_bench_options *o, const int64_t *visible, const int64_t *positions,
+                        int64_t first_head) {
+    const int64_t group = o->q_heads / o->kv_heads;
     blasint m = (blasint)r->rows, n = (blasint)r->context, k = (blasint)r->k_dim, v = (blasint)r->v_dim;
     double scale = 1 / sqrt((double)r->k_dim);
     cblas_dgemm(CblasRowMajor, CblasNoTrans, CblasTrans, m, n, k, scale, r->q, k, r->k, k, 0, r->scores, n);
     cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, m, n, k, (float)scale, r->q32, k, r->k32, k, 0, r->scores32,
                 n);
-    for (int64_t row = 0; row < r->rows; row++) softmax_row(r, row, visible[row / group], dtype);
+    for (int64_t row = 0; row < r->rows; row++)
+        softmax_row(r, o, row, visible[row / group], first_head + row % group, positions[row / group]);
     cblas_dgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, m, v, n, 1, r->scores, n, r->v, v, 0, r->out, v);
     cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, m, v, n, 1, r->scores32, n, r->v32, v, 0, r->out32, v);
     cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, m, v, n, 1, r->scores32, n, r->abs32, v, 0, r->mass32, v);
@@ -120,7 +130,7 @@ typedef struct sample_of_piece {
     char *q, *out;          /* [sampled, q_heads, dim] */
     float *lse;             /* [sampled, q_heads] */
     int64_t context, sampled;
-    int64_t row[MAX_SAMPLED_TOKENS], visible[MAX_SAMPLED_TOKENS];
+    int64_t row[MAX_SAMPLED_TOKENS], visible[MAX_SAMPLED_TOKENS], positions[MAX_SAMPLED_TOKENS];
 } sample_of_piece;
 
 static void free_sample(sample_of_piece *in) {
@@ -165,7 +175,6 @@ static cpa_status load_sample(cpa_bench_site *site, const cpa_bench_piece *piece
                               const void *out, const float *lse, sample_of_piece *in, cpa_error *err) {
     const cpa_bench_options *o = &site->options;
     size_t heads = (size_t)(sampled * o->q_heads), element = (size_t)cpa_dtype_bytes((cpa_dtype)o->dtype);
-    int64_t positions[MAX_SAMPLED_TOKENS];
     *in = (sample_of_piece){
         .q = malloc(heads * (size_t)o->k_dim * element),
         .out = malloc(heads * (size_t)o->v_dim * element),
@@ -177,12 +186,12 @@ static cpa_status load_sample(cpa_bench_site *site, const cpa_bench_piece *piece
     if (!in->q || !in->out || !in->lse) return cpa_fail(err, CPA_NO_MEMORY, "bench attend: no memory for samples");
     for (int64_t i = 0; i < sampled; i++) {
         int64_t token = sample(i, sampled, piece->count);
-        positions[i] = piece->first + token;
+        in->positions[i] = piece->first + token;
         in->row[i] = piece->row + token;
-        in->visible[i] = o->full ? in->context : positions[i] + 1;
+        in->visible[i] = o->full ? in->context : in->positions[i] + 1;
     }
     CPA_TRY(load_results(site, out, lse, in, err));
-    CPA_TRY(load_queries(site, piece->sequence, positions, in, err));
+    CPA_TRY(load_queries(site, piece->sequence, in->positions, in, err));
     if (in->shared > 0) CPA_TRY(cpa_bench_recall(site, 0, 0, in->shared, &in->common, err));
     return cpa_bench_recall(site, piece->sequence, 0, in->context, &in->kv, err);
 }
@@ -237,7 +246,7 @@ static cpa_status check_piece(cpa_bench_site *site, const cpa_bench_piece *piece
     for (int64_t i = 0; status == CPA_OK && i < heads; i++) {
         int64_t kv_head = (head + i) % o->kv_heads;
         load_head(o, &in, kv_head, &r);
-        attend_head(&r, in.visible, group, (cpa_dtype)o->dtype);
+        attend_head(&r, o, in.visible, in.positions, kv_head * group);
         *wrong += count_wrong(o, &in, kv_head, &r);
         *checked += r.rows;
     }

@@ -10,6 +10,7 @@
 #include <cpattn/types.h>
 
 #include "base/check.h"
+#include "bench/rules.h"
 #include "comm/transports.h"
 
 /* The dtypes by their number, and CPA_DTYPE_COUNT, or CPA_KV_DTYPE_COUNT, for none. */
@@ -51,6 +52,8 @@ static const cpa_field table[] = {
     {CASE, "block-size", "N", INT_AT(block_size, 1, 4096), .initial = "auto", .word = "auto", .power_of_two = 1,
      .help = "tokens in a block of the KV cache; auto: 16 on the host, 64 on cuda"},
     {CASE, "mask", "NAME", CHOICE_AT(full, masks), .initial = "causal", .help = "attend: causal or full"},
+    {CASE, "rules", "NAME", CHOICE_AT(rules, cpa_bench_rules), .initial = "none",
+     .help = "attend: what is done to scores: softcap, temperature, alibi, sink-logits, or bits, a causal mask"},
     {CASE, "pages", "ORDER", CHOICE_AT(pages_ordered, page_orders), .initial = "random",
      .help = "blocks lie in random order, or ordered, one after another"},
     {CASE, "ragged", NULL, FLAG_AT(ragged), .help = "attend: sequence i has (i mod 8 + 1) / 8 of the context"},

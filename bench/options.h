@@ -15,6 +15,7 @@ typedef struct cpa_bench_options {
     int64_t dtype, kv_dtype;     /* cpa_dtype, of tensors and of the cache */
     int64_t q_heads, kv_heads, k_dim, v_dim, block_size, interleave;
     int64_t full;                           /* 0 causal, 1 without a mask */
+    int64_t rules;                          /* of attend: cpa_bench_rule */
     int64_t pages_ordered;                  /* pages lie one after another; else in random order */
     int64_t ragged;                         /* sequence i has (i mod 8 + 1) / 8 of the context */
     int64_t shared;                         /* of attend: tokens that all sequences begin with */

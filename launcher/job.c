@@ -42,6 +42,13 @@ static cpa_status read_network(cpa_job *job, cpa_error *err) {
     return CPA_OK;
 }
 
+cpa_status cpa_job_set_rules(cpa_job *job, cpa_error *err) {
+    const cpa_settings *settings = &job->settings;
+    const cpa_model_rule_choice choice = {settings->softcap, settings->temperature_len, settings->alibi != 0,
+                                          settings->sink_logits != 0};
+    return cpa_model_set_rules(&job->model, choice, err);
+}
+
 static cpa_status read_model(cpa_job *job, cpa_error *err) {
     const cpa_settings *settings = &job->settings;
     cpa_attention_shape *shape = &job->model.shape.attention;
@@ -60,6 +67,7 @@ static cpa_status read_model(cpa_job *job, cpa_error *err) {
     shape->k_scale = (float)settings->k_scale;
     shape->v_scale = (float)settings->v_scale;
     shape->layout = (cpa_kv_layout)settings->kv_layout;
+    CPA_TRY(cpa_job_set_rules(job, err));
     job->interleave = (int32_t)(settings->interleave ? settings->interleave : settings->block_size);
     return CPA_OK;
 }
@@ -231,6 +239,7 @@ void cpa_job_name_option(cpa_error *err) {
         {"tenant_block_quota", "tenant-block-quota"},
         {"local_context", "local-context"},
         {"k_scale", "k-scale"},
+        {"temperature_len", "temperature-len"},
         {"swap_bytes", "swap-space"},
         {"verify", "verify"},
     };

@@ -158,8 +158,28 @@ void cpa_model_set_sinks(cpa_model_file *model, int32_t sinks) {
     for (int32_t layer = 0; layer < model->shape.layers; layer++) model->layer_masks[layer].sinks = sinks;
 }
 
+cpa_status cpa_model_set_rules(cpa_model_file *model, cpa_model_rule_choice choice, cpa_error *err) {
+    const int32_t heads = model->shape.attention.q_heads;
+    model->has_rules = choice.softcap > 0 || choice.temperature_len > 0 || choice.alibi || choice.sink_logits;
+    if ((choice.alibi || choice.sink_logits) && heads > CPA_MODEL_MAX_RULED_HEADS)
+        return cpa_fail(err, CPA_INVALID, "--%s: found with %d query heads, expected at most %d",
+                        choice.alibi ? "alibi" : "sink-logits", heads, CPA_MODEL_MAX_RULED_HEADS);
+    for (int32_t h = 0; h < heads && (choice.alibi || choice.sink_logits); h++) {
+        model->alibi_slopes[h] = exp2f(-8.0f * (float)(h + 1) / (float)heads);
+        model->sink_logits[h] = (float)(h % 5) - 1;
+    }
+    for (int32_t layer = 0; model->has_rules && layer < model->shape.layers; layer++) {
+        model->rules[layer] = (cpa_score_rules){.softcap = (float)choice.softcap,
+                                                .temperature_len = (float)choice.temperature_len,
+                                                .alibi_slopes = choice.alibi ? model->alibi_slopes : NULL,
+                                                .sink_logits = choice.sink_logits ? model->sink_logits : NULL};
+    }
+    return CPA_OK;
+}
+
 cpa_model_shape cpa_model_shape_of(const cpa_model_file *model) {
     cpa_model_shape shape = model->shape;
+    shape.layer_rules = model->has_rules ? model->rules : NULL;
     shape.layer_masks = model->per_layer ? model->layer_masks : NULL;
     return shape;
 }

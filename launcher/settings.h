@@ -58,10 +58,13 @@ typedef struct cpa_settings {
 
     char model[CPA_TEXT_BYTES];
     char model_dir[CPA_TEXT_BYTES];
-    int64_t slice_weights; /* cpa_slice_weights */
-    int64_t dtype;         /* 0 = the model's, else cpa_dtype + 1 */
-    int64_t window;        /* -1 = the model's */
-    int64_t sinks;         /* -1 = the model's */
+    int64_t slice_weights;  /* cpa_slice_weights */
+    int64_t dtype;          /* 0 = the model's, else cpa_dtype + 1 */
+    int64_t window;         /* -1 = the model's */
+    int64_t sinks;          /* -1 = the model's */
+    double softcap;         /* 0 = none */
+    double temperature_len; /* 0 = none */
+    int64_t alibi, sink_logits;
 
     int64_t kv_cache_dtype;  /* 0 = the dtype of the model, else cpa_dtype + 1 */
     double k_scale, v_scale; /* 0 = each token and head has its own */

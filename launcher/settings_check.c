@@ -113,7 +113,8 @@ static cpa_status check_drafts(const cpa_settings *settings, cpa_error *err) {
 cpa_status cpa_settings_check(const cpa_settings *settings, cpa_error *err) {
     static const char *const with_trace[] = {"length-scale", "time-scale"};
     static const char *const without_trace[] = {"input-len", "output-len"};
-    static const char *const without_folder[] = {"model", "window", "sinks"};
+    static const char *const without_folder[] = {"model",           "window", "sinks",      "softcap",
+                                                 "temperature-len", "alibi",  "sink-logits"};
     CPA_TRY(check_generate(settings, err));
     CPA_TRY(check_serve(settings, err));
     for (int i = 0; i < 2; i++) {
@@ -124,7 +125,8 @@ cpa_status cpa_settings_check(const cpa_settings *settings, cpa_error *err) {
             return cpa_fail(err, CPA_INVALID, "--%s: found with --trace, expected without it", without_trace[i]);
         }
     }
-    for (int i = 0; settings->model_dir[0] && i < 3; i++) {
+    const int n_without_folder = (int)(sizeof without_folder / sizeof *without_folder);
+    for (int i = 0; settings->model_dir[0] && i < n_without_folder; i++) {
         if (cpa_settings_given(settings, without_folder[i]))
             return cpa_fail(err, CPA_INVALID, "--%s: found with --model-dir, expected without it", without_folder[i]);
     }

@@ -25,12 +25,20 @@ typedef struct cpa_model_shape {
     cpa_attention_shape attention; /* of every layer, its cache included; v_dim 0 = k_dim */
     cpa_mask mask;                 /* of every layer, unless */
     const cpa_mask *layer_masks;   /* [layers]: each has its own; NULL: they have not. Must outlive the engine */
-    int64_t reserved[6];           /* zero */
+    /* [layers], cpattn/score.h, with arrays of heads on the host: what each layer does to scores; NULL: nothing. Must
+     * outlive the engine, arrays included. */
+    const cpa_score_rules *layer_rules;
+    int64_t reserved[5]; /* zero */
 } cpa_model_shape;
 
 /* The mask of a layer. */
 CPA_INLINE cpa_mask cpa_model_mask(const cpa_model_shape *model, int32_t layer) {
     return model->layer_masks ? model->layer_masks[layer] : model->mask;
+}
+
+/* The rules of a layer; NULL: none. */
+CPA_INLINE const cpa_score_rules *cpa_model_rules(const cpa_model_shape *model, int32_t layer) {
+    return model->layer_rules ? &model->layer_rules[layer] : NULL;
 }
 
 /* How the output tokens of a request are drawn. Zeros stand for the most probable token every time, without penalties.

@@ -249,7 +249,7 @@ static void rule_scores(cpa_reference_row *row, int64_t n, const int64_t *indice
     const double len = rules->temperature_len, index = (double)rules->index;
     const double temperature = len > 0 && index > len ? log2(index) / log2(len) : 1;
     const float softcap = (float)rules->softcap, slope = (float)rules->slope;
-    if (rules->softcap == 0 && temperature == 1 && !indices && !bias) return;
+    if (rules->softcap == 0 && temperature == 1 && (!indices || rules->slope == 0) && !bias) return;
     for (int64_t t = 0; t < n; t++) {
         if (rules->softcap > 0) {
             exact[t] = rules->softcap * tanh(exact[t] / rules->softcap);

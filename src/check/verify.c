@@ -158,11 +158,27 @@ static cpa_status layer_done(void *ctx, const cpa_step_plan *plan, int32_t layer
     return CPA_OK;
 }
 
-void cpa_verify_begin_row(const cpa_verify *verify, cpa_reference_row *row, const char *data) {
+/* The rules of a sample's layer, for its head. */
+static cpa_reference_rules rules_of(const cpa_verify *verify, const cpa_verify_sample *sample) {
+    const cpa_score_rules *rules = cpa_model_rules(&verify->worker->options.model, sample->layer);
+    cpa_reference_rules result = {.index = sample->position};
+    if (!rules) return result;
+    result.softcap = (double)rules->softcap;
+    result.temperature_len = (double)rules->temperature_len;
+    if (rules->alibi_slopes) result.slope = (double)rules->alibi_slopes[sample->head];
+    result.has_sink = rules->sink_logits != NULL;
+    if (result.has_sink) result.sink = (double)rules->sink_logits[sample->head];
+    return result;
+}
+
+void cpa_verify_begin_row(const cpa_verify *verify, const cpa_verify_sample *sample, cpa_reference_row *row,
+                          const char *data) {
     const cpa_attention_shape *shape = &verify->worker->options.model.attention;
     float q[CPA_MAX_HEAD_DIM];
     cpa_reference_widen(data, shape->dtype, shape->k_dim, q);
+    const cpa_reference_rules rules = rules_of(verify, sample);
     cpa_reference_begin(row, q, shape->k_dim, shape->v_dim, shape->dtype, 0);
+    cpa_reference_set_rules(row, &rules);
     cpa_reference_widen(data + shape->k_dim * cpa_dtype_bytes(shape->dtype), shape->dtype, shape->v_dim, row->got);
 }
 

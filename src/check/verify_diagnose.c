@@ -78,7 +78,7 @@ static void name_mistake(diagnosis *d, int32_t kv_head) {
     const cpa_model_shape *m = &d->verify->worker->options.model;
     int32_t expected = d->sample->head / (m->attention.q_heads / m->attention.kv_heads);
     const double log2_e = 1.4426950408889634;
-    if (d->finding[0]) return;
+    if (d->finding[0] || m->layer_rules) return; /* the states here know no rules */
     if (kv_head != expected) {
         if (equals_merge(d, -1, 1, 1)) {
             snprintf(d->finding, sizeof d->finding, "it reads KV head %d instead of %d", kv_head, expected);
@@ -121,7 +121,7 @@ static void diagnose_part(diagnosis *d, const cpa_verify_part *part) {
     const int64_t k_row = cpa_shape_row_bytes(shape, CPA_KEYS), v_row = cpa_shape_row_bytes(shape, CPA_VALUES);
     const int32_t k_dim = shape->k_dim, v_dim = shape->v_dim;
     if (part->index == 0) {
-        cpa_verify_begin_row(d->verify, &d->row, pieces[d->keeper].samples);
+        cpa_verify_begin_row(d->verify, d->sample, &d->row, pieces[d->keeper].samples);
         clear_states(d->shards, d->map.cp_size);
         clear_states(&d->without_self, 1);
         clear_states(&d->with_next, 1);

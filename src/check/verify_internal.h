@@ -54,8 +54,10 @@ cpa_status cpa_verify_reserve(cpa_verify *verify, cpa_verify_memory *memory, int
  * with its head. */
 int32_t cpa_verify_keeper(const cpa_verify *verify, const cpa_step_plan *plan, const cpa_verify_sample *sample);
 
-/* Begins a reference row from what was kept of a sample: its query, and its result, which goes to row->got. */
-void cpa_verify_begin_row(const cpa_verify *verify, cpa_reference_row *row, const char *data);
+/* Begins a reference row from what was kept of a sample: its query, and its result, which goes to row->got. The row has
+ * the rules of its layer and head. */
+void cpa_verify_begin_row(const cpa_verify *verify, const cpa_verify_sample *sample, cpa_reference_row *row,
+                          const char *data);
 
 /* The last key that a row of the chunk at `position` can see in this layer. */
 static inline int64_t cpa_verify_last_key(const cpa_model_shape *model, const cpa_plan_chunk *chunk, int32_t layer,

@@ -102,7 +102,7 @@ static void begin_rows(const check *c, const cpa_verify_part *part, cpa_referenc
         const char *data = part->pieces[r].samples;
         for (int64_t i = 0; i < g->count; i++) {
             if (cpa_verify_keeper(c->verify, c->plan, sample_of(c, g, i)) != r) continue;
-            cpa_verify_begin_row(c->verify, &rows[i], data);
+            cpa_verify_begin_row(c->verify, sample_of(c, g, i), &rows[i], data);
             data += c->verify->sample_bytes;
         }
     }
@@ -151,7 +151,8 @@ static void add_visible(cpa_reference_row *row, cpa_mask mask, int64_t query, in
     for (int64_t t = 0, end; t < n; t = end) {
         int sees = cpa_reference_sees(mask, query, s->positions[t]);
         for (end = t + 1; end < n && cpa_reference_sees(mask, query, s->positions[end]) == sees;) end++;
-        if (sees) cpa_reference_add_keys(row, end - t, s->k + t * row->k_dim, s->v + t * row->v_dim);
+        if (sees)
+            cpa_reference_add_ruled(row, end - t, s->k + t * row->k_dim, s->v + t * row->v_dim, s->positions + t, NULL);
     }
 }
 
@@ -233,6 +234,7 @@ static void add_items(check *c, const cpa_verify_part *part, const cpa_reference
             for (int64_t i = 0; i < n; i++) {
                 const cpa_reference_row *row = &rows[first + i];
                 cpa_reference_begin(&(*found)[i], row->q, row->k_dim, row->v_dim, row->dtype, row->scale);
+                cpa_reference_set_rules(&(*found)[i], &row->rules);
             }
             c->items[c->n_items++] = (item){part, r, first, n, *found, -1};
             *found += n;

@@ -136,7 +136,7 @@ static uint64_t hash_masks(const cpa_model_shape *model) {
 static cpa_status agree_on_options(cpa_engine *engine, cpa_error *err) {
     const cpa_engine_options *o = &engine->options;
     const cpa_attention_shape *s = &o->model.attention;
-    const uint64_t masks = hash_masks(&o->model);
+    const uint64_t masks = hash_masks(&o->model), rules = cpa_engine_hash_rules(&o->model);
     cpa_model network = {.size = 0};
     if (o->network) CPA_TRY(CPA_STRUCT_TAKE("network", o->network, cpa_model, layer_in, &network, err));
     const cpa_named_value values[] = {
@@ -155,6 +155,8 @@ static cpa_status agree_on_options(cpa_engine *engine, cpa_error *err) {
         {"layer_masks", o->model.layer_masks != NULL},
         {"layer_masks, upper half of a hash", (double)(masks >> 32)},
         {"layer_masks, lower half of a hash", (double)(masks & UINT32_MAX)},
+        {"layer_rules, upper half of a hash", (double)(rules >> 32)},
+        {"layer_rules, lower half of a hash", (double)(rules & UINT32_MAX)},
         {"network", o->network != NULL},
         {"network.end_step", network.end_step != NULL},
         {"network.capturable", network.capturable},

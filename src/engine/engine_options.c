@@ -12,6 +12,7 @@
 #include "src/engine/engine_options.h"
 #include "src/model/synthetic.h"
 #include "src/ops/check_args.h"
+#include "src/ops/check_score.h"
 #include "src/ops/check_shape.h"
 
 enum { MAX_BLOCK_SIZE = 512, DEFAULT_DRAFTS = 4, MAX_DRAFTS = 1024 };
@@ -29,6 +30,7 @@ static cpa_status check_model(const cpa_model_shape *m, cpa_error *err) {
         char where[32];
         snprintf(where, sizeof where, "layer %d", layer);
         CPA_TRY(cpa_check_layer_mask(where, &mask, err));
+        CPA_TRY(cpa_check_score(where, cpa_model_rules(m, layer), NULL, NULL, err));
     }
     return CPA_OK;
 }
@@ -170,6 +172,20 @@ static cpa_mask widest_mask(const cpa_model_shape *m) {
     return widest;
 }
 
+uint64_t cpa_engine_hash_rules(const cpa_model_shape *model) {
+    uint64_t hash = CPA_HASH_START;
+    for (int32_t layer = 0; model->layer_rules && layer < model->layers; layer++) {
+        const cpa_score_rules *rules = &model->layer_rules[layer];
+        const float numbers[] = {rules->softcap, rules->temperature_len, (float)(rules->alibi_slopes != NULL),
+                                 (float)(rules->sink_logits != NULL)};
+        const size_t bytes = (size_t)model->attention.q_heads * sizeof *numbers;
+        hash = cpa_hash_bytes(hash, numbers, sizeof numbers);
+        if (rules->alibi_slopes) hash = cpa_hash_bytes(hash, rules->alibi_slopes, bytes);
+        if (rules->sink_logits) hash = cpa_hash_bytes(hash, rules->sink_logits, bytes);
+    }
+    return hash;
+}
+
 /* What keys and values depend on besides tokens. */
 static void describe_cache(const cpa_engine_options *o, char out[CPA_IDENTITY_BYTES]) {
     const cpa_model_shape *m = &o->model;
@@ -180,6 +196,7 @@ static void describe_cache(const cpa_engine_options *o, char out[CPA_IDENTITY_BY
         const uint64_t parts[] = {(uint64_t)mask.causal, (uint64_t)mask.window, (uint64_t)mask.sinks};
         masks = cpa_hash_bytes(masks, parts, sizeof parts);
     }
+    if (m->layer_rules) masks ^= cpa_engine_hash_rules(m);
     snprintf(out, CPA_IDENTITY_BYTES,
              "%d layers, %d/%d heads of %d/%d, dtype %d in %d, scales %a %a, masks %llx, seed %llu", m->layers,
              shape->q_heads, shape->kv_heads, shape->k_dim, shape->v_dim, (int)shape->dtype, (int)shape->kv_dtype,

@@ -32,4 +32,7 @@ cpa_scheduler_options cpa_engine_scheduler_options(cpa_engine_options *options, 
 /* What the scheduler counts of cache and preemption. */
 void cpa_engine_take_stats(const cpa_scheduler_stats *scheduled, cpa_engine_stats *out);
 
+/* A hash of the rules of all layers, arrays included. */
+uint64_t cpa_engine_hash_rules(const cpa_model_shape *model);
+
 #endif

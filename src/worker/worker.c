@@ -13,6 +13,7 @@
 #include "src/worker/worker_drafts.h"
 #include "src/worker/worker_layers.h"
 #include "src/worker/worker_rows.h"
+#include "src/worker/worker_score.h"
 #include "src/worker/worker_tokens.h"
 
 static cpa_status create_cache(cpa_worker *worker, cpa_error *err) {
@@ -150,6 +151,7 @@ cpa_status cpa_worker_create(cpa_control *control, cpa_device *device, const cpa
         worker->nonfinite.max_rows = options->max_tokens;
         status = allocate(worker, err);
         if (status == CPA_OK) status = device->table->stream_create(device, &worker->stream, err);
+        if (status == CPA_OK) status = cpa_worker_score_create(worker, err);
         if (status == CPA_OK) status = create_cache(worker, err);
         if (status == CPA_OK) status = clear_sums(worker, err);
     }
@@ -187,6 +189,7 @@ void cpa_worker_destroy(cpa_worker *worker) {
         }
     }
     worker->device->table->free(worker->device, worker->wide_block);
+    cpa_worker_score_destroy(worker);
     cpa_kv_cache_destroy(worker->cache);
     free(worker->damaged);
     free(worker->nonfinite.last);

@@ -94,6 +94,8 @@ struct cpa_worker {
     int32_t rank;
     cpa_device *device;
     cpa_stream *stream;
+    cpa_score_rules *score; /* [layers], of the model's rules on the device; NULL: none */
+    void *score_memory;
     cpa_context *context;
     int64_t graph_steps; /* launched as graphs */
     cpa_graphs *graphs;  /* NULL: every step runs eagerly */

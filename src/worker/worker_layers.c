@@ -113,7 +113,8 @@ static cpa_status run_layer(cpa_worker *worker, const cpa_step_plan *plan, int32
                              .q = worker->q,
                              .kv = kv,
                              .mask = cpa_model_mask(&worker->options.model, layer),
-                             .out = out_of_layer(worker, layer)};
+                             .out = out_of_layer(worker, layer),
+                             .rules = worker->score ? &worker->score[layer] : NULL};
     cpa_status status = cpa_context_attend(worker->context, &args, worker->stream);
     if (status != CPA_OK) return cpa_fail(err, status, "layer %d: %s", layer, cpa_context_error(worker->context));
     CPA_TRY(layer_out(worker, layer, step));

@@ -45,6 +45,24 @@ model_dir() {
     grep -q 'tiny-mistral: 2 layers, 4 query and 2 KV heads of 16, bf16' out || fail "no line of the model"
 }
 
+# Rules of the layers reach every row, which the sampled check recomputes with them, and the bits of results do not depend
+# on how rows are batched, cut and preempted.
+score_rules() {
+    local rules=(--softcap 4 --temperature-len 40 --alibi --sink-logits) some=(--requests 5 --input-len 150 --output-len 12) n
+    for n in 1 3; do
+        [ "$(few "$n")" = "$n" ] || continue
+        run "$n" "${some[@]}" --verify 0.1 --result-json without.json
+        expect_code 0 "no rules on $n ranks"
+        run "$n" "${some[@]}" "${rules[@]}" --verify 0.2 --result-json plain.json
+        expect_code 0 "rules on $n ranks"
+        expect_value violations 0 plain.json
+        [ "$(value output_digest without.json)" != "$(value output_digest plain.json)" ] || fail "rules change nothing"
+        run "$n" "${some[@]}" "${rules[@]}" --verify 0.2 --max-num-batched-tokens 40 --max-num-seqs 2 --result-json other.json
+        expect_code 0 "rules in small steps on $n ranks"
+        expect_digest_of plain.json other.json
+    done
+}
+
 # Drafts change neither tokens nor results, on any number of ranks, whatever else happens; a rank that counts wrong drafts
 # of its own alone is named.
 speculative() {
