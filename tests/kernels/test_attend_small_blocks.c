@@ -139,6 +139,29 @@ static void tables_of_many_items_on_the_device(void) {
     }
 }
 
+/* Items of many lengths over one table, as those of sequences that begin alike. */
+static void items_over_one_table(void) {
+    static const int64_t counts[] = {40, 1, 70, 2, 33, 1, 100, 53};
+    enum { ITEMS = sizeof counts / sizeof *counts };
+    for (int base = 1; base < CPA_ATTEND_BASES; base++)
+        for (int32_t block = LEAST; block <= 16; block *= 4) {
+            cpa_attend_case shape = CPA_ATTEND_BASE[base];
+            cpa_attend_fixture f;
+            cpa_attend_item items[ITEMS];
+            cpa_attend_result result;
+            int64_t row = 0;
+            shape.block_size = shape.interleave = block;
+            cpa_attend_fixture_init(&f, &shape, 1);
+            for (int i = 0; i < ITEMS; row += counts[i++])
+                items[i] = cpa_attend_fixture_item(&f, 0, row, counts[i], 0, 0, row + counts[i]);
+            cpa_attend_result_init(&result, &f);
+            CU_ASSERT_EQUAL(cpa_attend_fixture_run(&f, items, ITEMS, 0, &result), CPA_OK);
+            CU_ASSERT_EQUAL(cpa_attend_fixture_check(&f, 0, 3, &result, NULL), 0);
+            cpa_attend_result_destroy(&result);
+            cpa_attend_fixture_destroy(&f);
+        }
+}
+
 /* On the host they are refused; a device reads blocks of the pool in their place, and nothing beyond it. */
 static void entries_that_are_no_blocks(void) {
     static const int32_t entries[] = {-1, INT32_MIN, INT32_MAX, 1000};
@@ -165,6 +188,7 @@ static const cpa_test tests[] = {
     {"long sequences match the reference", long_sequences},
     {"tables on the device match the reference", tables_on_the_device},
     {"tables of many items on the device", tables_of_many_items_on_the_device},
+    {"items over one table match the reference", items_over_one_table},
     {"entries that are no blocks", entries_that_are_no_blocks},
 };
 

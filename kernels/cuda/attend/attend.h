@@ -102,8 +102,9 @@ typedef struct cpa_cuda_plan_memory {
     int64_t widened_capacity;
     cpa_cuda_costed_piece *in_order; /* host; scratch of plan_set */
     int64_t in_order_capacity;
-    cpa_attend_item *packed; /* host; scratch of plan_set: items whose tables lie one behind the other */
-    int64_t packed_capacity;
+    cpa_attend_item *packed; /* host; scratch of plan_set: items whose tables lie one behind the other, and these */
+    int32_t *packed_tables;
+    int64_t packed_capacity, packed_tables_capacity;
     cpa_cuda_cascade *cascade; /* host; scratch of plan_set */
     cudaStream_t uploaded; /* the stream that copied the staging to the image after the plan was set, if `current` */
     uint64_t captures;     /* of that stream then */
@@ -248,7 +249,7 @@ cpa_status cpa_cuda_attend_widen(const cpa_cuda_attend_args *args, const int32_t
 /* Tokens of a block of the work space that blocks of so many are widened to. It is ours, so small ones become one that
  * is copied at once. */
 CPA_HOST_DEVICE static inline int32_t cpa_cuda_wide_block(int32_t block_size) {
-    return block_size < 64 ? 64 : block_size;
+    return block_size < 16 ? 64 : block_size;
 }
 /* Places of an item's blocks in the work space, so many widened blocks being whole. */
 CPA_HOST_DEVICE static inline int64_t cpa_cuda_wide_places(int32_t block_size, int64_t blocks) {

@@ -397,7 +397,7 @@ __device__ void attend_tiles(const cpa_cuda_attend_args &a, const cpa_cuda_piece
     online_softmax<C>(s, state, keep, a.scale_log2);
     pack_probabilities<C>(p, s);
     const int keys = piece.k_end - walk.tile(count - 1) * C::KEYS;
-    if (keys < C::KEYS) {
+    if (!C::ROWS && keys < C::KEYS) { /* rows that are copied one by one end there */
         wait_full(barriers.v_full, 0);
         clear_values<C>(shared + C::V_AT, keys, thread);
         async_proxy_fence();

@@ -401,21 +401,39 @@ static void place_widened(const plan_builder *b, int32_t *tables, int32_t *block
     }
 }
 
-/* Block tables on the device: items whose tables lie one behind the other in the image, how many entries these have,
- * and the most of an item. */
+/* Whether items get tables of their own: those that lie on the device have to, and so do small blocks that are widened
+ * together, since their places depend on where an item begins and ends. */
+static int packs_tables(const cpa_attend_batch *batch) {
+    return batch->block_tables_on_device || (cpa_dtype_is_quantised(batch->shape.kv_dtype) &&
+                                             cpa_cuda_wide_block(batch->block_size) > batch->block_size);
+}
+
+/* Items whose tables lie one behind the other; those of the host are copied. Notes the most entries of an item. */
 static cpa_status pack_items(cpa_cuda_plan_memory *memory, const cpa_attend_batch *batch, cpa_attend_batch *packed,
                              int64_t *most_entries, cpa_error *err) {
+    int64_t n = 0;
+    *most_entries = 0;
     if (!cpa_array_reserve(&memory->packed, &memory->packed_capacity, batch->n_items, sizeof *memory->packed))
         return cpa_fail(err, CPA_NO_MEMORY, "attend plan: no memory for %lld items", (long long)batch->n_items);
-    packed->items = memory->packed;
-    packed->n_table_entries = *most_entries = 0;
     for (int64_t i = 0; i < batch->n_items; i++) {
-        memory->packed[i] = batch->items[i];
-        memory->packed[i].table = packed->n_table_entries;
         const int64_t entries = entries_of(batch, &batch->items[i]);
-        packed->n_table_entries += entries;
+        memory->packed[i] = batch->items[i];
+        memory->packed[i].table = n;
+        n += entries;
         if (entries > *most_entries) *most_entries = entries;
     }
+    packed->items = memory->packed;
+    packed->n_table_entries = n;
+    if (batch->block_tables_on_device) return CPA_OK;
+    if (!cpa_array_reserve(&memory->packed_tables, &memory->packed_tables_capacity, n, sizeof *memory->packed_tables))
+        return cpa_fail(err, CPA_NO_MEMORY, "attend plan: no memory for %lld table entries", (long long)n);
+    for (int64_t i = 0; i < batch->n_items; i++) {
+        const int64_t entries = entries_of(batch, &batch->items[i]);
+        if (entries > 0)
+            memcpy(memory->packed_tables + memory->packed[i].table, batch->block_tables + batch->items[i].table,
+                   (size_t)entries * sizeof *memory->packed_tables);
+    }
+    packed->block_tables = memory->packed_tables;
     return CPA_OK;
 }
 
@@ -519,7 +537,7 @@ cpa_status cpa_cuda_plan_set(cpa_attend_plan *base, const cpa_attend_batch *give
     CPA_TRY(cpa_cuda_select(base->device, err));
     plan->base.n_items = 0; /* until the plan is whole again */
     packed.cascade_attention = given->block_tables_on_device ? CPA_CASCADE_OFF : given->cascade_attention;
-    if (given->block_tables_on_device) CPA_TRY(pack_items(memory, given, &packed, &plan->most_entries, err));
+    if (packs_tables(given)) CPA_TRY(pack_items(memory, given, &packed, &plan->most_entries, err));
     plan->device_tables = given->block_tables_on_device ? given->block_tables : NULL;
     plan->num_blocks = given->num_blocks;
     CPA_TRY(count_work(&b, err));

@@ -110,6 +110,7 @@ void cpa_cuda_plan_destroy(cpa_attend_plan *base) {
     (void)cudaFreeHost(plan->memory->stagings[1]);
     free(plan->memory->in_order);
     free(plan->memory->packed);
+    free(plan->memory->packed_tables);
     cpa_cuda_cascade_destroy(plan->memory->cascade);
     free(plan->memory);
     free(plan);
