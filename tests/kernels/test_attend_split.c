@@ -145,8 +145,9 @@ static void keys_are_shared_where_that_takes_less_time(void) {
     static cascade_batch b;
     static const struct {
         int64_t sequences, shared, own, pieces;
-    } cases[] = {{64, 16384, 1024, 16}, {16, 16384, 1024, 16}, {64, 4096, 256, 16}, {64, 1024, 1024, 4},
-                 {64, 512, 1024, 0},    {2, 16384, 1024, 0},   {4, 2048, 2048, 0},  {1, 16384, 1024, 0}};
+    } cases[] = {{64, 16384, 1024, 16}, {16, 16384, 1024, 16}, {64, 4096, 256, 16},
+                 {64, 1024, 1024, 4},   {64, 512, 1024, 0},    {4, 16384, 1024, 16},
+                 {2, 16384, 1024, 0},   {4, 2048, 2048, 0},    {1, 16384, 1024, 0}};
     cpa_cuda_cascade *cascade = calloc(1, sizeof *cascade);
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         deal_cascade(&b, cases[i].sequences, cases[i].shared, cases[i].own, 1);

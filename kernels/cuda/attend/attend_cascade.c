@@ -8,10 +8,10 @@
 #include "kernels/cuda/attend/attend_split.h"
 
 /* Time of a multiprocessor, in eighths of what it takes to read CPA_CUDA_DECODE_KEYS keys and values of one head from
- * memory, while all others do so too: 0.95 us on an H200, heads of 128 in 16 bits. Fitted there to 64 x 1K, 4K and 16K,
- * 16 x 16K, 4 x 2K and 2 x 16K shared keys. */
+ * memory, while all others do so too: 0.95 us on an H200, heads of 128 in 16 bits. Fitted there to the cases of
+ * docs/notebook/cascade.md. */
 enum {
-    FLAT_COST = 4,    /* such keys if they are shared, but read by each item: from the L2 cache, where they fit it */
+    FLAT_COST = 5,    /* such keys if they are shared, but read by each item: from the L2 cache, where they fit it */
     TILE_COST = 18,   /* a full tile of rows against CPA_CUDA_PREFILL_KEYS keys */
     PIECE_COST = 32,  /* beginning and ending a piece of a node */
     LAUNCH_COST = 86, /* of a kernel more, and of joining more states */
