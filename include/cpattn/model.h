@@ -184,7 +184,8 @@ typedef struct cpa_drawn {
     float logprob; /* natural logarithm of its probability under the logits as they are; 0 where nobody wants it */
 } cpa_drawn;
 
-/* Which steps of several ranks a model takes with slices: none, those in which all chunks are of one token, or all. */
+/* Which steps of several ranks a model takes with slices: none, those in which all chunks are of one token (and drafts of
+ * those behind it), or all. */
 typedef enum cpa_model_slices { CPA_SLICES_NONE = 0, CPA_SLICES_DECODE, CPA_SLICES_ALL } cpa_model_slices;
 
 /* What a drafter is asked. */
