@@ -89,19 +89,47 @@ static void fill_args(const cpa_cuda_plan *plan, const cpa_attend_args *args, co
     };
 }
 
+/* What is asked of scores; the scales become those of what the rules give. */
+static void fill_score(const cpa_attend_args *args, cpa_cuda_attend_args *a) {
+    cpa_cuda_score *score = &a->score;
+    if (args->custom) score->custom = *args->custom;
+    if (args->bias && args->bias->width > 0) score->bias = *args->bias;
+    if (args->rules) {
+        score->softcap = args->rules->softcap;
+        score->temperature_len = args->rules->temperature_len;
+        score->alibi_slopes = args->rules->alibi_slopes;
+        score->sink_logits = args->rules->sink_logits;
+    }
+    if (score->temperature_len > 0) score->temperature_inverse = 1 / log2f(score->temperature_len);
+    score->transforms =
+        score->softcap > 0 || score->temperature_len > 0 || score->alibi_slopes != NULL || score->bias.values != NULL;
+    score->indexed = score->alibi_slopes || score->bias.values || score->custom.bits;
+    score->any = score->transforms || score->custom.bits || score->sink_logits;
+    if (!score->transforms) return;
+    score->pre_scale = a->scale;
+    if (score->softcap > 0) {
+        score->tanh_scale = a->scale / score->softcap;
+        score->tanh_scale_log2 = 2 * score->tanh_scale * (float)M_LOG2E;
+    }
+    a->scale = 1;
+    a->scale_log2 = (float)M_LOG2E;
+}
+
 static int aligned(const void *pointer, uintptr_t bytes) {
     return (uintptr_t)pointer % bytes == 0;
 }
 
 /* The tensor-core kernels move 8 elements of the inputs (16 codes) and 4 of the state at a time, multiply in the
  * inputs' dtype, and take the largest raw score for the largest scaled one. */
-static int tensor_cores_fit(const cpa_cuda_attend_args *a) {
+static int tensor_cores_fit(const cpa_cuda_attend_args *a, int has_score, int has_slopes) {
     const int64_t inputs = a->q_row_stride | a->k_block_stride | a->k_token_stride | a->k_head_stride |
                            a->v_block_stride | a->v_token_stride | a->v_head_stride | a->k_dim | a->v_dim;
-    const int quantised = cpa_dtype_is_quantised(a->kv_dtype);
+    const int quantised = cpa_dtype_is_quantised(a->kv_dtype), wide = a->k_dim > 192 || a->v_dim > 128;
+    const int small = cpa_cuda_hopper_takes_rows(1 << a->block_shift);
     return (a->q_dtype == a->kv_dtype || quantised) && (a->q_dtype == CPA_BF16 || a->q_dtype == CPA_F16) &&
            inputs % (quantised ? 16 : 8) == 0 && aligned(a->q, 16) && aligned(a->ready_q, 16) && aligned(a->k, 16) &&
-           aligned(a->v, 16) && aligned(a->out, 16) && aligned(a->o, 16) && a->o_row_stride % 4 == 0 && a->scale > 0;
+           aligned(a->v, 16) && aligned(a->out, 16) && aligned(a->o, 16) && a->o_row_stride % 4 == 0 && a->scale > 0 &&
+           !((quantised || small) && has_score) && !(wide && has_slopes);
 }
 
 /* For wide heads the kernels take more shared memory than some devices have for a CTA. */
@@ -142,7 +170,7 @@ static cpa_status run_hopper(const cpa_cuda_attend_args *a, const cpa_kv_view *v
     const cpa_kv_view kv = cpa_kv_view_resolve(*view);
     cpa_cuda_hopper_maps maps = {0};
     if (cpa_cuda_hopper_takes_rows(kv.block_size)) return cpa_cuda_attend_hopper(a, &maps, n_pieces, stream);
-    const int32_t box = cpa_cuda_hopper_box(a->k_dim, a->v_dim, kv.block_size);
+    const int32_t box = cpa_cuda_hopper_box(a->k_dim, a->v_dim, kv.block_size, a->score.any);
     const int32_t tail = a->k_scales ? 0 : cpa_cuda_hopper_tail(a->k_dim, a->v_dim);
     CPA_TRY(encode_map(&kv, CPA_KEYS, 64, box, &maps.k, stream));
     CPA_TRY(encode_map(&kv, CPA_VALUES, 64, box, &maps.v, stream));
@@ -184,7 +212,9 @@ static cpa_status run_hopper_widened(const cpa_cuda_plan *plan, const cpa_cuda_a
 
 static cpa_status run_prefill(const cpa_cuda_plan *plan, const cpa_cuda_attend_args *a, const cpa_kv_view *kv,
                               cpa_stream *stream) {
-    const int hopper = cpa_cuda_device_of(stream)->path == CPA_CUDA_HOPPER && kv->num_blocks > 0;
+    /* A bias is read element by element, in more code than the Hopper kernel has registers for. */
+    const int hopper =
+        cpa_cuda_device_of(stream)->path == CPA_CUDA_HOPPER && kv->num_blocks > 0 && !a->score.bias.values;
     if (hopper && a->kv_dtype == a->q_dtype) return run_hopper(a, kv, plan->n_prefill, stream);
     if (hopper && plan->n_widened > 0) return run_hopper_widened(plan, a, stream);
     return cpa_cuda_attend_portable(a, plan->n_prefill, plan->tile_rows, stream);
@@ -261,16 +291,16 @@ cpa_status cpa_cuda_attend(const cpa_attend_plan *base, const cpa_attend_args *a
     cpa_cuda_attend_args a;
     int takes_tables;
     if (is_empty(plan)) return CPA_OK;
-    if (args->rules || args->custom || args->bias)
-        return cpa_fail(&stream->error, CPA_UNSUPPORTED,
-                        "attend: score rules, bits and biases are not supported by CUDA devices");
     CPA_TRY(cpa_cuda_select(stream->device, &stream->error));
     CPA_TRY(check_capture(plan, stream));
     CPA_TRY(upload(plan, stream, &takes_tables));
     fill_args(plan, args, ready_q, &a);
-    const int shares = plan->n_shared == 0 || (path == CPA_CUDA_HOPPER && a.kv_dtype == a.q_dtype);
-    const int simple =
-        path == CPA_CUDA_SIMPLE || !tensor_cores_fit(&a) || !shared_memory_suffices(plan, &a, stream) || !shares;
+    const int fits = tensor_cores_fit(&a, args->rules || args->custom || args->bias,
+                                      args->bias || (args->rules && args->rules->alibi_slopes));
+    fill_score(args, &a);
+    /* The kernel of shared keys knows no rules. */
+    const int shares = plan->n_shared == 0 || (path == CPA_CUDA_HOPPER && a.kv_dtype == a.q_dtype && !a.score.any);
+    const int simple = path == CPA_CUDA_SIMPLE || !fits || !shared_memory_suffices(plan, &a, stream) || !shares;
     if (simple || plan->n_prefill > 0) CPA_TRY(place_ready_queries(plan, &a, ready_q, stream));
     if (simple) return cpa_cuda_attend_simple(&a, plan->rows, stream);
     if (plan->decode_ctas > 0) {

@@ -150,6 +150,19 @@ typedef struct cpa_cuda_update_args {
     cpa_cuda_piece *pieces;
 } cpa_cuda_update_args;
 
+/* What is done to scores beside the mask of the layer (cpattn/score.h). */
+typedef struct cpa_cuda_score {
+    int32_t any;        /* else the kernels without rules are launched */
+    int32_t transforms; /* scores change: the scales of the kernel's arguments are those of what comes out, */
+    int32_t indexed;    /* and the indices of keys count */
+    float pre_scale;    /* that of what goes in */
+    float softcap, tanh_scale, tanh_scale_log2; /* pre_scale / softcap; and 2 log2(e) times that */
+    float temperature_len, temperature_inverse; /* 1 / log2(temperature_len) */
+    const float *alibi_slopes, *sink_logits;
+    cpa_custom_mask custom; /* bits NULL: none */
+    cpa_score_bias bias;    /* values NULL: none */
+} cpa_cuda_score;
+
 /* What every kernel of attend is told. */
 typedef struct cpa_cuda_attend_args {
     const char *q;
@@ -186,6 +199,7 @@ typedef struct cpa_cuda_attend_args {
     /* Decode: the kernel before is that of the shared keys. What its CTAs have waited for is there when this one begins;
      * what they write is needed where states are joined. */
     int32_t beside_shared;
+    cpa_cuda_score score;
 } cpa_cuda_attend_args;
 
 /* attend_plan_memory.c: room in the image and its twin on the device, for partial states, for scratch; what was there
@@ -263,7 +277,7 @@ static inline int cpa_cuda_hopper_takes_rows(int32_t block_size) {
     return block_size < CPA_CUDA_LEAST_BOX;
 }
 /* Tokens in a box of the tensor maps that the Hopper kernel takes. */
-int32_t cpa_cuda_hopper_box(int32_t k_dim, int32_t v_dim, int32_t block_size);
+int32_t cpa_cuda_hopper_box(int32_t k_dim, int32_t v_dim, int32_t block_size, int32_t ruled);
 /* Columns of the boxes of its tail maps: 16 or 32; 0: it takes none. Where keys have scales, that is so for all heads. */
 int32_t cpa_cuda_hopper_tail(int32_t k_dim, int32_t v_dim);
 /* Rows of its tiles; it takes smaller ones as well. */

@@ -12,19 +12,21 @@
 #include "kernels/cuda/attend/decode_loads.cuh"
 #include "kernels/cuda/attend/decode_quant.cuh"
 #include "kernels/cuda/attend/mma.cuh"
+#include "kernels/cuda/attend/score.cuh"
 
 namespace {
 
 constexpr int KEYS = DECODE_RUN;
 
-/* Codes: of a quantised cache, or void. Heads: a CTA's; a gang of as many warps walks through the same keys. Rows: of
- * runs; where codes are arithmetic enough to hide the question, one kernel takes either. */
-template <typename Element, typename Codes, int KeyDim, int ValueDim, int Stages, int Warps, int Heads,
+/* Codes: of a quantised cache, or void. Heads: a CTA's; a gang of as many warps walks through the same keys. Ruled:
+ * scores have rules (score.cuh). Rows: of runs; where codes are arithmetic enough to hide the question, one kernel takes
+ * either. */
+template <typename Element, typename Codes, int KeyDim, int ValueDim, int Stages, int Warps, int Heads, bool Ruled,
           run_rows Rows = std::is_void<Codes>::value ? ROWS_TOGETHER : ROWS_EITHER>
 struct config {
     using element = Element;
     using codes = Codes;
-    static constexpr bool QUANTISED = !std::is_void<Codes>::value;
+    static constexpr bool QUANTISED = !std::is_void<Codes>::value, RULED = Ruled;
     static constexpr int BYTES = QUANTISED ? 1 : 2; /* of an element of the cache */
     static constexpr int K_DIM = KeyDim, V_DIM = ValueDim, STAGES = Stages, WARPS = Warps, THREADS = 32 * WARPS;
     static constexpr run_rows ROWS = Rows;
@@ -125,11 +127,68 @@ __device__ void weigh_scales(float (&weight)[4], warp_state<C> &state, const uin
     for (int i = 0; i < 4; i++) weight[i] *= inverse;
 }
 
+/* Which of a lane's scores of a run its rows' bits show: bit 4 half + 2 n + e. own: the index of the key `lane` mod 16 of
+ * the run. */
+__device__ uint32_t seen_of_run(const row_score *rows, bool causal, int32_t own, int lane) {
+    uint32_t seen = 0;
+#pragma unroll 1
+    for (int i = 0; i < 8; i++) {
+        const row_score &row = rows[i / 4 * 8];
+        const int32_t t = __shfl_sync(0xffffffff, own, i / 2 % 2 * 8 + 2 * (lane % 4) + i % 2);
+        seen |= (row.bits ? seen_keys(row, causal, t) & 1 : 1) << i;
+    }
+    return seen;
+}
+
+/* Raw scores of a run become those of the rules, ALiBi and biases if there are registers for them; rows: the lane's first, and 8 on its second. */
+template <bool SLOPED>
+__device__ void rule_run(float (&s)[2][4], const cpa_cuda_attend_args &a, const cpa_cuda_piece &piece,
+                         const row_score *rows, int key, int lane) {
+    const cpa_cuda_score &rules = a.score;
+    int32_t own = 0;
+    if (rules.indexed) own = relative(key_index(a, piece, key + lane % KEYS), rows->origin);
+    if (rules.transforms) {
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const float factor = rows[8 * half].factor;
+#pragma unroll
+            for (int n = 0; n < 2; n++)
+#pragma unroll
+                for (int e = 2 * half; e < 2 * half + 2; e++)
+                    s[n][e] = (rules.softcap > 0 ? tanh_of(rules, s[n][e]) : s[n][e]) * factor;
+        }
+        if (SLOPED && (rules.alibi_slopes || rules.bias.values)) {
+#pragma unroll
+            for (int n = 0; n < 2; n++) {
+#pragma unroll
+                for (int e = 0; e < 2; e++) {
+                    const int32_t t = __shfl_sync(0xffffffff, own, 8 * n + 2 * (lane % 4) + e);
+#pragma unroll
+                    for (int half = 0; half < 2; half++) {
+                        const row_score &row = rows[8 * half];
+                        float more = row.slope * (float)(t - row.index);
+                        if (row.bias) more += bias_at(rules.bias, row.bias, t - row.bias_first);
+                        s[n][2 * half + e] += more;
+                    }
+                }
+            }
+        }
+    }
+    if (!rules.custom.bits) return;
+    const uint32_t seen = seen_of_run(rows, a.mask.causal, own, lane);
+#pragma unroll
+    for (int n = 0; n < 2; n++)
+#pragma unroll
+        for (int e = 0; e < 4; e++)
+            if (!(seen >> (e / 2 * 4 + 2 * n + e % 2) & 1)) s[n][e] = -INFINITY;
+}
+
 /* One run of 16 keys. */
 template <typename C>
 __device__ void attend_keys(const cpa_cuda_attend_args &a, warp_state<C> &state,
                             const query_operands<C> &q, uint32_t stage, bool masked,
-                            const row_keys (&bounds)[2], int sinks, int key, int lane) {
+                            const row_keys (&bounds)[2], int sinks, int key, int lane,
+                            const cpa_cuda_piece &piece, const row_score *rows) {
     using product = typename std::conditional<C::QUANTISED, __half, typename C::element>::type;
     const float scale_log2 = a.scale_log2;
     float s[2][4] = {{0, 0, 0, 0}, {0, 0, 0, 0}}, weight[4];
@@ -151,12 +210,14 @@ __device__ void attend_keys(const cpa_cuda_attend_args &a, warp_state<C> &state,
             mma<product>(s[1], q.part[k], keys[2], keys[3]);
         }
     }
+    if constexpr (C::RULED)
+        if (a.score.transforms || a.score.custom.bits) rule_run<(C::K_DIM <= 192)>(s, a, piece, rows, key, lane);
     if (masked) {
 #pragma unroll
         for (int n = 0; n < 2; n++)
 #pragma unroll
             for (int e = 0; e < 4; e++)
-                if (!sees(bounds[e / 2], sinks, key + 8 * n + 2 * (lane % 4) + e % 2)) s[n][e] = -INFINITY;
+                if (!sees(C::RULED ? rows[e / 2 * 8].keys : bounds[e / 2], sinks, key + 8 * n + 2 * (lane % 4) + e % 2)) s[n][e] = -INFINITY;
     }
     uint32_t p[4];
     float keep[2];
@@ -222,9 +283,9 @@ __device__ void leave_state(const warp_state<C> &state, int rows, warp_states<C>
 
 /* The keys of a piece that each warp takes for its head: every GANGS-th run. */
 template <typename C>
-__device__ void attend_piece(const cpa_cuda_attend_args &a, const cpa_cuda_piece &piece, const key_walk<KEYS> &walk,
-                             int kv_group, bool prefetches, warp_state<C> &state, uint32_t shared, uint32_t queries,
-                             int warp, int lane) {
+__device__ void attend_piece(const cpa_cuda_attend_args &a, const cpa_cuda_piece &piece,
+                             const walk_of<C::RULED, KEYS> &walk, int kv_group, bool prefetches, warp_state<C> &state,
+                             uint32_t shared, uint32_t queries, row_score *scores, int warp, int lane) {
     const int gang = warp / C::HEADS, member = warp % C::HEADS;
     const uint32_t stages = shared + warp * C::WARP_BYTES, loaded = shared + gang * C::HEADS * C::WARP_BYTES;
     const int32_t *table = a.tables + piece.table;
@@ -256,13 +317,22 @@ __device__ void attend_piece(const cpa_cuda_attend_args &a, const cpa_cuda_piece
     const query_rows rows(a, piece, kv_group + member, lane);
     row_keys bounds[2];
 #pragma unroll
-    for (int half = 0; half < 2; half++) bounds[half] = walk.keys_of(a, piece, piece.row_begin + 8 * half + lane / 4);
+    for (int half = 0; half < 2 && !C::RULED; half++)
+        bounds[half] = walk.keys_of(a, piece, piece.row_begin + 8 * half + lane / 4);
     if (!piece.ready && !a.beside_shared) { /* only the plan, and what is ready, has been read so far */
         dependent_wait();
         dependent_allow();
     }
 #pragma unroll
     for (int stage = 0; stage < C::STAGES - 1; stage++) load(first[stage], stage);
+    if constexpr (C::RULED) {
+        const int64_t origin = query_index(a, piece, token_of_row(a, piece.row_begin));
+        if (lane < CPA_CUDA_DECODE_ROWS) {
+            fill_row_score(scores[lane], a, piece, piece.row_begin + lane, kv_group + member, origin);
+            scores[lane].keys = walk.keys_of(a, piece, piece.row_begin + lane);
+        }
+        __syncwarp();
+    }
     query_operands<C> q;
     if constexpr (C::QUANTISED) {
         q.shared = queries + member * (C::K_DIM / 16 * 512) + lane * 16;
@@ -283,7 +353,7 @@ __device__ void attend_piece(const cpa_cuda_attend_args &a, const cpa_cuda_piece
         load(next_run(), stage == 0 ? C::STAGES - 1 : stage - 1);
         const int tile = walk.tile(i);
         attend_keys<C>(a, state, q, stages + stage * C::STAGE_BYTES, walk.masked(tile), bounds, walk.sinks, tile * KEYS,
-                       lane);
+                       lane, piece, scores + (C::RULED ? lane / 4 : 0));
         stage = stage + 1 == C::STAGES ? 0 : stage + 1;
     }
     /* All gangs pass their barriers equally often: else racecheck takes what follows for unordered. */
@@ -304,13 +374,14 @@ template <typename C>
 __global__ void __launch_bounds__(C::THREADS, C::CTAS) attend_decode(const __grid_constant__ cpa_cuda_attend_args a) {
     extern __shared__ __align__(128) char shared[];
     __shared__ cpa_cuda_piece pieces[C::WARPS]; /* a copy for each warp, which waits for no other at the start */
-    __shared__ key_walk<KEYS> walks[C::WARPS];
+    __shared__ walk_of<C::RULED, KEYS> walks[C::WARPS];
+    __shared__ row_score scores[C::RULED ? C::WARPS : 1][C::RULED ? CPA_CUDA_DECODE_ROWS : 1]; /* of each warp's rows */
     __shared__ warp_states<C> states;
     __shared__ uint4 queries[C::QUANTISED ? C::HEADS * C::K_DIM / 16 * 32 : 1];
     const int kv_group = blockIdx.x * C::HEADS, warp = kept<C::CTAS == 2>((int)threadIdx.x / 32),
               lane = kept<C::CTAS == 2>((int)threadIdx.x % 32);
     const cpa_cuda_piece &piece = pieces[warp];
-    key_walk<KEYS> &walk = walks[warp];
+    walk_of<C::RULED, KEYS> &walk = walks[warp];
     bool waited = false;
     for (int at = blockIdx.y; at >= 0; at = piece.next) {
         copy_piece(pieces[warp], a.pieces[at], lane);
@@ -323,8 +394,8 @@ __global__ void __launch_bounds__(C::THREADS, C::CTAS) attend_decode(const __gri
         for (int n = 0; n < C::V_DIM / 8; n++)
 #pragma unroll
             for (int e = 0; e < 4; e++) state.o[n][e] = 0;
-        attend_piece<C>(a, piece, walk, kv_group, a.early && !waited && !piece.ready && !a.beside_shared, state, shared_address(shared),
-                        shared_address(queries), warp, lane);
+        attend_piece<C>(a, piece, walk, kv_group, a.early && !waited && !piece.ready && !a.beside_shared, state,
+                        shared_address(shared), shared_address(queries), scores[C::RULED ? warp : 0], warp, lane);
         waited |= !piece.ready;
         leave_state<C>(state, piece.row_end - piece.row_begin, states, (float *)shared, warp, lane);
         store_rows<C>(a, piece, kv_group, states, (const float *)shared, warp, lane);
@@ -358,49 +429,50 @@ cpa_status launch_apart(const cpa_cuda_attend_args *args, int32_t ctas, cpa_stre
     const int32_t k_dim = args->k_dim, v_dim = args->v_dim;
     if (k_dim <= 64 && v_dim <= 64) {
         if (cpa_cuda_decode_heads(args->kv_heads, k_dim, v_dim, 2) == 2)
-            return launch<config<Element, void, 64, 64, 6, 4, 2, ROWS_APART>>(args, ctas, stream);
-        return launch<config<Element, void, 64, 64, 6, 4, 1, ROWS_APART>>(args, ctas, stream);
+            return launch<config<Element, void, 64, 64, 6, 4, 2, false, ROWS_APART>>(args, ctas, stream);
+        return launch<config<Element, void, 64, 64, 6, 4, 1, false, ROWS_APART>>(args, ctas, stream);
     }
     if (k_dim <= 128 && v_dim <= 128)
-        return launch<config<Element, void, 128, 128, 3, 4, 1, ROWS_APART>>(args, ctas, stream);
+        return launch<config<Element, void, 128, 128, 3, 4, 1, false, ROWS_APART>>(args, ctas, stream);
     if (k_dim <= 192 && v_dim <= 128)
-        return launch<config<Element, void, 192, 128, 4, 4, 1, ROWS_APART>>(args, ctas, stream);
-    return launch<config<Element, void, 256, 256, 3, 4, 1, ROWS_APART>>(args, ctas, stream);
+        return launch<config<Element, void, 192, 128, 4, 4, 1, false, ROWS_APART>>(args, ctas, stream);
+    return launch<config<Element, void, 256, 256, 3, 4, 1, false, ROWS_APART>>(args, ctas, stream);
 }
 
 /* Two heads a CTA where that is better and there are pairs of them. */
-template <typename Element, typename Codes, int Dim, int Stages, int Warps>
+template <typename Element, typename Codes, int Dim, int Stages, int Warps, bool Ruled>
 cpa_status launch_short(const cpa_cuda_attend_args *args, int32_t ctas, cpa_stream *stream) {
     constexpr int64_t BYTES = std::is_void<Codes>::value ? 2 : 1;
     if (cpa_cuda_decode_heads(args->kv_heads, args->k_dim, args->v_dim, BYTES) == 2)
-        return launch<config<Element, Codes, Dim, Dim, Stages, Warps, 2>>(args, ctas, stream);
-    return launch<config<Element, Codes, Dim, Dim, Stages, Warps, 1>>(args, ctas, stream);
+        return launch<config<Element, Codes, Dim, Dim, Stages, Warps, 2, Ruled>>(args, ctas, stream);
+    return launch<config<Element, Codes, Dim, Dim, Stages, Warps, 1, Ruled>>(args, ctas, stream);
 }
 
 /* Codes are half the bytes of elements: with more stages as much is under way. */
-template <typename Element, typename Codes>
+template <typename Element, typename Codes, bool Ruled>
 cpa_status launch_widths(const cpa_cuda_attend_args *args, int32_t ctas, int32_t wide, cpa_stream *stream) {
     constexpr bool Q = !std::is_void<Codes>::value;
     const int32_t k_dim = args->k_dim, v_dim = args->v_dim;
-    if (k_dim <= 64 && v_dim <= 64) return launch_short<Element, Codes, 64, Q ? 7 : 6, 4>(args, ctas, stream);
+    if (k_dim <= 64 && v_dim <= 64) return launch_short<Element, Codes, 64, Q ? 7 : 6, 4, Ruled>(args, ctas, stream);
     if (k_dim <= 128 && v_dim <= 128) {
-        if constexpr (Q) return launch_short<Element, Codes, 128, 5, 4>(args, ctas, stream);
-        if (wide) return launch<config<Element, void, 128, 128, 3, 8, 1>>(args, ctas, stream);
-        return launch<config<Element, void, 128, 128, 3, 4, 1>>(args, ctas, stream);
+        if constexpr (Q) return launch_short<Element, Codes, 128, 5, 4, Ruled>(args, ctas, stream);
+        if (wide) return launch<config<Element, void, 128, 128, 3, 8, 1, Ruled>>(args, ctas, stream);
+        return launch<config<Element, void, 128, 128, 3, 4, 1, Ruled>>(args, ctas, stream);
     }
     if (k_dim <= 192 && v_dim <= 128)
-        return launch<config<Element, Codes, 192, 128, Q ? 6 : 4, 4, 1>>(args, ctas, stream);
-    return launch<config<Element, Codes, 256, 256, Q ? 5 : 3, 4, 1>>(args, ctas, stream);
+        return launch<config<Element, Codes, 192, 128, Q ? 6 : 4, 4, 1, Ruled>>(args, ctas, stream);
+    return launch<config<Element, Codes, 256, 256, Q ? 5 : Ruled ? 2 : 3, 4, 1, Ruled>>(args, ctas, stream);
 }
 
 template <typename Element>
 cpa_status launch_codes(const cpa_cuda_attend_args *args, int32_t ctas, int32_t wide, cpa_stream *stream) {
     if (!cpa_dtype_is_quantised(args->kv_dtype)) {
-        return 1 << args->block_shift < DECODE_RUN ? launch_apart<Element>(args, ctas, stream)
-                                                   : launch_widths<Element, void>(args, ctas, wide, stream);
+        if (1 << args->block_shift < DECODE_RUN) return launch_apart<Element>(args, ctas, stream);
+        return args->score.any ? launch_widths<Element, void, true>(args, ctas, wide, stream)
+                               : launch_widths<Element, void, false>(args, ctas, wide, stream);
     }
     return launch_for_codes(args->kv_dtype, [&](auto tag) {
-        return launch_widths<Element, typename decltype(tag)::codes>(args, ctas, wide, stream);
+        return launch_widths<Element, typename decltype(tag)::codes, false>(args, ctas, wide, stream);
     });
 }
 

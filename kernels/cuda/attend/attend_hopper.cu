@@ -7,6 +7,7 @@
 #include "kernels/cuda/attend/hopper.cuh"
 #include "kernels/cuda/attend/hopper_tiles.cuh"
 #include "kernels/cuda/attend/mma.cuh"
+#include "kernels/cuda/attend/score.cuh"
 #include "kernels/cuda/attend/wgmma.cuh"
 
 namespace {
@@ -289,6 +290,39 @@ __device__ void scale_scores(float (&s)[C::KEYS / 2], uint32_t scales) {
     }
 }
 
+/* What rules need of a consuming warpgroup's rows, and of its tile and the one before. */
+template <typename C>
+struct group_scores {
+    row_score rows[C::RULED ? GROUP_ROWS : 1];
+    ruled_piece piece;
+    int32_t indices[C::RULED ? 2 : 1][C::KEYS];
+};
+
+/* Raw scores of step n become those of the rules. */
+template <typename C>
+__device__ void rule_scores(float (&s)[C::KEYS / 2], const cpa_cuda_attend_args &a, const cpa_cuda_piece &piece,
+                            group_scores<C> &scores, int n, int key, int consumer, int thread) {
+    const int lane = thread % 32, row = thread / 32 * 16 + lane / 4;
+    if (a.score.indexed && !scores.piece.linear) {
+        index_tile(scores.indices[n % 2], a, piece, key, thread, WARPGROUP);
+        named_sync(1 + consumer, WARPGROUP);
+    }
+#pragma unroll
+    for (int half = 0; half < 2; half++)
+        rule_row<false>([&](int n, int e) -> float & { return s[4 * n + 2 * half + e]; }, a, scores.piece,
+                        scores.rows[row + 8 * half], scores.indices[n % 2], key, 2 * (lane % 4));
+}
+
+template <typename C>
+__device__ void mask_bits(float (&s)[C::KEYS / 2], bool causal, const group_scores<C> &scores, int n, int key,
+                          int thread) {
+    const int lane = thread % 32, row = thread / 32 * 16 + lane / 4;
+#pragma unroll
+    for (int half = 0; half < 2; half++)
+        mask_row_bits([&](int n, int e) -> float & { return s[4 * n + 2 * half + e]; }, scores.piece,
+                      scores.rows[row + 8 * half], causal, scores.indices[n % 2], key, lane);
+}
+
 template <typename C>
 __device__ void mask_scores(float (&s)[C::KEYS / 2], const thread_state<C> &state, int sinks, int key) {
 #pragma unroll
@@ -361,9 +395,9 @@ __device__ inline void pin_before_wait(float sum, uint32_t shared) {
 
 /* All tiles of the piece, the last keys first. */
 template <typename C>
-__device__ void attend_tiles(const cpa_cuda_attend_args &a, const cpa_cuda_piece &piece, const key_walk<C::KEYS> &walk,
-                             thread_state<C> &state, uint32_t shared, stage_barriers &barriers, int consumer,
-                             int thread) {
+__device__ void attend_tiles(const cpa_cuda_attend_args &a, const cpa_cuda_piece &piece,
+                             const walk_of<C::RULED, C::KEYS> &walk, thread_state<C> &state, group_scores<C> &scores,
+                             uint32_t shared, stage_barriers &barriers, int consumer, int thread) {
     const int lane = thread % 32, column = 2 * (lane % 4), count = walk.count;
     const query_operand<C> q(shared + consumer * C::Q_BYTES, thread);
     float s[C::KEYS / 2], keep[2];
@@ -382,9 +416,17 @@ __device__ void attend_tiles(const cpa_cuda_attend_args &a, const cpa_cuda_piece
             scale_scores<C>(s, shared + C::SCALES_AT + n % STAGES * C::SCALE_BYTES + column * 4);
     };
     const row_keys full = walk.full_steps();
+    auto rule = [&](int n) {
+        if constexpr (C::RULED)
+            rule_scores<C>(s, a, piece, scores, n, walk.tile(count - 1 - n) * C::KEYS, consumer, thread);
+    };
     auto mask = [&](int n) {
-        if (n < full.first || n >= full.end)
-            mask_scores<C>(s, state, walk.sinks, walk.tile(count - 1 - n) * C::KEYS + column);
+        if (n < full.first || n >= full.end) {
+            const int key = walk.tile(count - 1 - n) * C::KEYS;
+            mask_scores<C>(s, state, walk.sinks, key + column);
+            if constexpr (C::RULED)
+                if (a.score.custom.bits) mask_bits<C>(s, a.mask.causal, scores, n, key, thread);
+        }
     };
 
     wait_full(barriers.k_full, 0);
@@ -393,6 +435,7 @@ __device__ void attend_tiles(const cpa_cuda_attend_args &a, const cpa_cuda_piece
     wgmma_hold(s);
     scale(0);
     release_keys(0);
+    rule(0);
     mask(0);
     online_softmax<C>(s, state, keep, a.scale_log2);
     pack_probabilities<C>(p, s);
@@ -415,6 +458,7 @@ __device__ void attend_tiles(const cpa_cuda_attend_args &a, const cpa_cuda_piece
         wgmma_hold(s);
         scale(n);
         release_keys(n);
+        rule(n);
         mask(n);
         online_softmax<C>(s, state, keep, a.scale_log2);
         wgmma_hold(s);
@@ -431,6 +475,17 @@ __device__ void attend_tiles(const cpa_cuda_attend_args &a, const cpa_cuda_piece
     hold_values<C>(state);
 }
 
+/* Where a row goes: rules come without listed rows. */
+template <bool RULED>
+__device__ sink_of<RULED> sink_at(const cpa_cuda_attend_args &a, const cpa_cuda_piece &piece, int row, int kv_group,
+                                  float lse) {
+    if constexpr (RULED) {
+        return ruled_sink(a, piece, row, kv_group, lse);
+    } else {
+        return a.rows ? row_sink(a, piece, row, kv_group, lse, a.rows) : row_sink(a, piece, row, kv_group, lse);
+    }
+}
+
 /* Columns of a row of a thread, in pairs, whose old values are loaded together. */
 constexpr int PAIRS_AT_ONCE = 16;
 
@@ -443,8 +498,7 @@ __device__ void store_state(const cpa_cuda_attend_args &a, const cpa_cuda_piece 
         const float sum = quad_sum(state.sum[half]), inverse = inverse_of_sum(sum);
         const float lse = lse_of(state.max[half], sum, state.max[half] * a.scale + logf(sum));
         if (at < piece.row_end) {
-            const row_sink sink = a.rows ? row_sink(a, piece, at, kv_group, lse, a.rows)
-                                         : row_sink(a, piece, at, kv_group, lse);
+            const auto sink = sink_at<C::RULED>(a, piece, at, kv_group, lse);
             const auto column_of = [&](int n) { return 8 * n + 2 * (lane % 4); };
 #pragma unroll
             for (int first = 0; first < C::V_DIM / 8; first += PAIRS_AT_ONCE) {
@@ -457,7 +511,7 @@ __device__ void store_state(const cpa_cuda_attend_args &a, const cpa_cuda_piece 
                     const int part = 8 * n / C::PART, i = 4 * (n % (C::PART / 8)) + 2 * half;
                     const float *from = part < C::PARTS ? &state.o[part][i] : &state.tail[i];
                     const float o[2] = {from[0] * inverse, from[1] * inverse};
-                    if (column_of(n) < a.v_dim) sink.store<typename C::element>(column_of(n), o, old[n - first]);
+                    if (column_of(n) < a.v_dim) sink.template store<typename C::element>(column_of(n), o, old[n - first]);
                 }
             }
             __syncwarp(0xfu << (lane & ~3)); /* the quad of the row */
@@ -467,8 +521,9 @@ __device__ void store_state(const cpa_cuda_attend_args &a, const cpa_cuda_piece 
 }
 
 template <typename C>
-__device__ void consume(const cpa_cuda_attend_args &a, const cpa_cuda_piece &piece, const key_walk<C::KEYS> &walk,
-                        int kv_group, uint32_t shared, stage_barriers &barriers, int consumer, int thread) {
+__device__ void consume(const cpa_cuda_attend_args &a, const cpa_cuda_piece &piece,
+                        const walk_of<C::RULED, C::KEYS> &walk, int kv_group, group_scores<C> &scores, uint32_t shared,
+                        stage_barriers &barriers, int consumer, int thread) {
     const int lane = thread % 32, first_row = piece.row_begin + consumer * GROUP_ROWS;
     const int row = first_row + thread / 32 * 16 + lane / 4;
     thread_state<C> state;
@@ -486,9 +541,15 @@ __device__ void consume(const cpa_cuda_attend_args &a, const cpa_cuda_piece &pie
     for (int i = 0; i < C::TAIL / 2; i++) state.tail[i] = 0;
     if (walk.count > 0) {
         load_queries<C>(a, piece, kv_group, first_row, shared + consumer * C::Q_BYTES, thread);
+        if constexpr (C::RULED) {
+            if (thread == 0) scores.piece.fill(a, piece);
+            if (thread < GROUP_ROWS)
+                fill_row_score(scores.rows[thread], a, piece, first_row + thread, kv_group,
+                               ruled_piece::origin_of(a, piece));
+        }
         async_proxy_fence();
         named_sync(1 + consumer, WARPGROUP);
-        attend_tiles<C>(a, piece, walk, state, shared, barriers, consumer, thread);
+        attend_tiles<C>(a, piece, walk, state, scores, shared, barriers, consumer, thread);
     }
     store_state<C>(a, piece, kv_group, state, row, lane);
 }
@@ -503,8 +564,9 @@ template <typename C>
 __global__ void __launch_bounds__(C::THREADS, 1) attend_hopper(const __grid_constant__ hopper_args args) {
     extern __shared__ char shared[];
     __shared__ cpa_cuda_piece piece;
-    __shared__ key_walk<C::KEYS> walk;
+    __shared__ walk_of<C::RULED, C::KEYS> walk;
     __shared__ stage_barriers barriers;
+    __shared__ group_scores<C> scores[C::RULED ? C::CONSUMERS : 1];
     const cpa_cuda_attend_args &a = args.a;
     const cta_work work(a, blockIdx.x);
     const int kv_group = work.kv_group;
@@ -556,7 +618,8 @@ __global__ void __launch_bounds__(C::THREADS, 1) attend_hopper(const __grid_cons
         }
     } else if (warpgroup <= busy_consumers<C>(piece)) {
         registers_grow<C::CONSUMER_REGISTERS>();
-        consume<C>(a, piece, walk, kv_group, tiles, barriers, warpgroup - 1, thread);
+        consume<C>(a, piece, walk, kv_group, scores[C::RULED ? warpgroup - 1 : 0], tiles, barriers, warpgroup - 1,
+                   thread);
     }
 }
 
@@ -571,37 +634,38 @@ cpa_status launch(const hopper_args &args, int32_t n_pieces, cpa_stream *stream)
                           "attend");
 }
 
-template <typename Element, key_loads Loads>
+template <typename Element, key_loads Loads, bool Ruled>
 cpa_status launch_widths(const hopper_args &args, int32_t n_pieces, cpa_stream *stream) {
-    const int shape = shape_of(args.a.k_dim, args.a.v_dim, Loads == BOXES);
+    const int shape = shape_of(args.a.k_dim, args.a.v_dim, Loads == BOXES && !Ruled);
     switch (shape) {
-    case 0: return launch<config<Element, 0, Loads>>(args, n_pieces, stream);
-    case 3: return launch<config<Element, 3, Loads>>(args, n_pieces, stream);
-    case 4: return launch<config<Element, 4, Loads>>(args, n_pieces, stream);
+    case 0: return launch<config<Element, 0, Loads, Ruled>>(args, n_pieces, stream);
+    case 3: return launch<config<Element, 3, Loads, Ruled>>(args, n_pieces, stream);
+    case 4: return launch<config<Element, 4, Loads, Ruled>>(args, n_pieces, stream);
     }
     if constexpr (Loads == BOXES_AND_SCALES) {
         return cpa_cuda_check(&stream->error, cudaErrorNotSupported, "attend: heads too wide for scales of keys");
-    } else if constexpr (Loads == BOXES) {
-        if (shape == 1) return launch<config<Element, 1, Loads>>(args, n_pieces, stream);
-        if (shape == 2) return launch<config<Element, 2, Loads>>(args, n_pieces, stream);
-        return launch<config<Element, 5, Loads>>(args, n_pieces, stream);
+    } else if constexpr (Loads == BOXES && !Ruled) {
+        if (shape == 1) return launch<config<Element, 1, Loads, Ruled>>(args, n_pieces, stream);
+        if (shape == 2) return launch<config<Element, 2, Loads, Ruled>>(args, n_pieces, stream);
+        return launch<config<Element, 5, Loads, Ruled>>(args, n_pieces, stream);
     } else {
-        return launch<config<Element, 5, Loads>>(args, n_pieces, stream);
+        return launch<config<Element, 5, Loads, Ruled>>(args, n_pieces, stream);
     }
 }
 
 template <typename Element>
 cpa_status launch_loads(const hopper_args &args, int32_t n_pieces, cpa_stream *stream) {
-    if (args.a.k_scales) return launch_widths<Element, BOXES_AND_SCALES>(args, n_pieces, stream);
+    if (args.a.k_scales) return launch_widths<Element, BOXES_AND_SCALES, false>(args, n_pieces, stream);
     if (cpa_cuda_hopper_takes_rows(1 << args.a.block_shift))
-        return launch_widths<Element, EACH_ROW>(args, n_pieces, stream);
-    return launch_widths<Element, BOXES>(args, n_pieces, stream);
+        return launch_widths<Element, EACH_ROW, false>(args, n_pieces, stream);
+    return args.a.score.any ? launch_widths<Element, BOXES, true>(args, n_pieces, stream)
+                            : launch_widths<Element, BOXES, false>(args, n_pieces, stream);
 }
 
 } // namespace
 
-extern "C" int32_t cpa_cuda_hopper_box(int32_t k_dim, int32_t v_dim, int32_t block_size) {
-    const int32_t keys = TILES[shape_of(k_dim, v_dim, true)].keys;
+extern "C" int32_t cpa_cuda_hopper_box(int32_t k_dim, int32_t v_dim, int32_t block_size, int32_t ruled) {
+    const int32_t keys = keys_of(shape_of(k_dim, v_dim, true), ruled);
     return block_size < keys ? block_size : keys;
 }
 
@@ -615,7 +679,7 @@ extern "C" int32_t cpa_cuda_hopper_tail(int32_t k_dim, int32_t v_dim) {
 
 extern "C" cpa_status cpa_cuda_attend_hopper(const cpa_cuda_attend_args *args, const cpa_cuda_hopper_maps *maps,
                                              int32_t n_pieces, cpa_stream *stream) {
-    const int32_t box = cpa_cuda_hopper_box(args->k_dim, args->v_dim, 1 << args->block_shift);
+    const int32_t box = cpa_cuda_hopper_box(args->k_dim, args->v_dim, 1 << args->block_shift, args->score.any);
     const hopper_args all = {*maps, *args, box, 1 << args->block_shift == CPA_TENSOR_BLOCK};
     return args->q_dtype == CPA_BF16 ? launch_loads<__nv_bfloat16>(all, n_pieces, stream)
                                      : launch_loads<__half>(all, n_pieces, stream);

@@ -6,6 +6,7 @@
 
 #include "kernels/cuda/attend/attend.cuh"
 #include "kernels/cuda/attend/mma.cuh"
+#include "kernels/cuda/attend/score.cuh"
 #include "kernels/cuda/cache/quant.cuh"
 
 namespace {
@@ -15,20 +16,20 @@ constexpr int STAGES = 2;
 
 /* What a shape of heads is compiled for: widths of keys and values (multiples of 64, the rest is zeros), keys a tile,
  * warps. Codes: of a quantised cache, or void. */
-template <typename Element, typename Codes, int KeyDim, int ValueDim, int Keys, int Warps>
+template <typename Element, typename Codes, int KeyDim, int ValueDim, int Keys, int Warps, bool Ruled>
 struct config {
     using element = Element;
     using codes = Codes;
-    static constexpr bool QUANTISED = !std::is_void<Codes>::value;
+    static constexpr bool QUANTISED = !std::is_void<Codes>::value, RULED = Ruled; /* Ruled: scores have rules */
     static constexpr int K_DIM = KeyDim, V_DIM = ValueDim, KEYS = Keys;
     static constexpr int THREADS = 32 * Warps;
     static constexpr int M_TILES = ROWS / (16 * Warps); /* 16-row tiles of a warp */
     static constexpr int Q_BYTES = ROWS * KeyDim * 2, K_BYTES = Keys * KeyDim * 2, V_BYTES = Keys * ValueDim * 2;
     static constexpr int STAGE_BYTES = K_BYTES + V_BYTES;
     static constexpr int SHARED_BYTES = Q_BYTES + STAGES * STAGE_BYTES;
-    /* Of 227 KB, which a multiprocessor of 9.0 has; others place fewer. Codes under way need more registers than two CTAs
-     * of 8 warps have. */
-    static constexpr int CTAS = SHARED_BYTES <= 113 * 1024 && !QUANTISED ? 2 : 1;
+    /* Of 227 KB, which a multiprocessor of 9.0 has; others place fewer. Codes under way, and
+     * rules, need more registers than two CTAs of 8 warps have. */
+    static constexpr int CTAS = SHARED_BYTES <= 113 * 1024 && !QUANTISED && !Ruled ? 2 : 1;
 };
 
 /* Rows [from, to) of the tile's queries, zeros past the last. */
@@ -227,6 +228,22 @@ __device__ void mask_scores(scores<C> &s, const row_keys *bounds, int sinks, int
     }
 }
 
+/* Raw scores become those of the rules, less what bits hide; rows: those of the CTA. */
+template <typename C>
+__device__ void rule_scores(scores<C> &s, const cpa_cuda_attend_args &a, const ruled_piece &ruled,
+                            const row_score *rows, const int32_t (&indices)[C::KEYS], int key, int row, int lane) {
+#pragma unroll
+    for (int m = 0; m < C::M_TILES; m++) {
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const row_score &of = rows[row + 16 * m + 8 * half + lane / 4];
+            const auto at = [&](int n, int e) -> float & { return s[m][n][2 * half + e]; };
+            rule_row<true>(at, a, ruled, of, indices, key, 2 * (lane % 4));
+            if (a.score.custom.bits) mask_row_bits(at, ruled, of, a.mask.causal, indices, key, lane);
+        }
+    }
+}
+
 /* Turns scores into probabilities relative to the new maximum, and scales what was accumulated to it. */
 template <typename C>
 __device__ void online_softmax(probabilities<C> &p, const scores<C> &s, warp_state<C> &state, float scale_log2) {
@@ -292,12 +309,12 @@ __device__ void store_state(const cpa_cuda_attend_args &a, const cpa_cuda_piece 
             float sum = quad_sum(state.sum[m][half]), inverse = inverse_of_sum(sum);
             float lse = lse_of(state.max[m][half], sum, state.max[m][half] * a.scale + logf(sum));
             if (at < piece.row_end) {
-                row_sink sink(a, piece, at, kv_group, lse);
+                const sink_of<C::RULED> sink(a, piece, at, kv_group, lse);
 #pragma unroll
                 for (int n = 0; n < C::V_DIM / 8; n++) {
                     float o[2] = {state.o[m][n][2 * half] * inverse, state.o[m][n][2 * half + 1] * inverse};
                     int column = 8 * n + 2 * (lane % 4);
-                    if (column < a.v_dim) sink.store<typename C::element>(column, o);
+                    if (column < a.v_dim) sink.template store<typename C::element>(column, o);
                 }
                 __syncwarp(0xfu << (lane & ~3)); /* the quad of the row */
                 if (lane % 4 == 0) sink.store_lse();
@@ -319,8 +336,11 @@ __global__ void __launch_bounds__(C::THREADS, C::CTAS) attend_portable(const __g
     extern __shared__ __align__(128) char shared[];
     const uint32_t q_tile = shared_address(shared), kv_tiles = q_tile + C::Q_BYTES;
     __shared__ cpa_cuda_piece piece; /* in shared memory what would cost registers in the loop */
-    __shared__ key_walk<C::KEYS> walk;
+    __shared__ walk_of<C::RULED, C::KEYS> walk;
     __shared__ row_keys bounds[ROWS];
+    __shared__ row_score rows[C::RULED ? ROWS : 1];
+    __shared__ ruled_piece ruled;
+    __shared__ int32_t indices[C::RULED ? STAGES : 1][C::KEYS]; /* of the keys of a tile */
     __shared__ alignas(8) float scales[STAGES][C::QUANTISED ? C::KEYS : 1]; /* of the keys of a tile */
     const cta_work work(a, blockIdx.x);
     const int kv_group = work.kv_group;
@@ -347,12 +367,23 @@ __global__ void __launch_bounds__(C::THREADS, C::CTAS) attend_portable(const __g
             coming.place(a, piece, kv_head, walk.tile(next), kv_tiles + (next % STAGES) * C::STAGE_BYTES,
                          scales[next % STAGES]);
     };
+    const auto index_keys = [&](int next) {
+        if constexpr (C::RULED)
+            if (a.score.indexed && !keys_are_linear(a, piece))
+                index_tile(indices[next % STAGES], a, piece, walk.tile(next) * C::KEYS, threadIdx.x, C::THREADS);
+    };
     if (left >= 0) {
         begin_load(left);
         end_load(left);
+        index_keys(left);
     }
     copy_async_commit();
     for (int i = threadIdx.x; i < ROWS; i += C::THREADS) bounds[i] = walk.keys_of(a, piece, piece.row_begin + i);
+    if constexpr (C::RULED) {
+        if (threadIdx.x == 0) ruled.fill(a, piece);
+        for (int i = threadIdx.x; i < ROWS; i += C::THREADS)
+            fill_row_score(rows[i], a, piece, piece.row_begin + i, kv_group, ruled_piece::origin_of(a, piece));
+    }
 
     const uint32_t q_base = a_base<C::K_DIM>(q_tile, row, lane);
     warp_state<C> state;
@@ -378,10 +409,15 @@ __global__ void __launch_bounds__(C::THREADS, C::CTAS) attend_portable(const __g
         probabilities<C> p;
         multiply_keys<C>(s, q_base, keys_base<C::K_DIM>(k_tile, lane));
         if (C::QUANTISED) scale_scores<C>(s, scales[left % STAGES], lane);
+        if constexpr (C::RULED)
+            rule_scores<C>(s, a, ruled, rows, indices[left % STAGES], tile * C::KEYS, row, lane);
         if (walk.masked(tile)) mask_scores<C>(s, bounds, walk.sinks, tile * C::KEYS, row, lane);
         online_softmax<C>(p, s, state, a.scale_log2);
         multiply_values<C>(state, p, values_base<C::V_DIM>(k_tile + C::K_BYTES, lane));
-        if (left > 0) end_load(left - 1);
+        if (left > 0) {
+            end_load(left - 1);
+            index_keys(left - 1);
+        }
     }
     store_state<C>(a, piece, kv_group, state, row, lane);
 }
@@ -397,22 +433,24 @@ cpa_status launch(const cpa_cuda_attend_args *args, dim3 grid, cpa_stream *strea
     return cpa_cuda_launched(stream, "attend");
 }
 
-template <typename Element, typename Codes>
+template <typename Element, typename Codes, bool Ruled>
 cpa_status launch_widths(const cpa_cuda_attend_args *args, dim3 grid, cpa_stream *stream) {
     constexpr int NARROW_WARPS = std::is_void<Codes>::value ? 4 : 8;
     int32_t k_dim = args->k_dim, v_dim = args->v_dim;
     if (k_dim <= 64 && v_dim <= 64)
-        return launch<config<Element, Codes, 64, 64, 64, NARROW_WARPS>>(args, grid, stream);
-    if (k_dim <= 128 && v_dim <= 128) return launch<config<Element, Codes, 128, 128, 64, 8>>(args, grid, stream);
-    if (k_dim <= 192 && v_dim <= 128) return launch<config<Element, Codes, 192, 128, 64, 8>>(args, grid, stream);
-    return launch<config<Element, Codes, 256, 256, 64, 8>>(args, grid, stream);
+        return launch<config<Element, Codes, 64, 64, 64, NARROW_WARPS, Ruled>>(args, grid, stream);
+    if (k_dim <= 128 && v_dim <= 128) return launch<config<Element, Codes, 128, 128, 64, 8, Ruled>>(args, grid, stream);
+    if (k_dim <= 192 && v_dim <= 128) return launch<config<Element, Codes, 192, 128, 64, 8, Ruled>>(args, grid, stream);
+    return launch<config<Element, Codes, 256, 256, 64, 8, Ruled>>(args, grid, stream);
 }
 
 template <typename Element>
 cpa_status launch_codes(const cpa_cuda_attend_args *args, dim3 grid, cpa_stream *stream) {
-    if (!cpa_dtype_is_quantised(args->kv_dtype)) return launch_widths<Element, void>(args, grid, stream);
+    if (!cpa_dtype_is_quantised(args->kv_dtype))
+        return args->score.any ? launch_widths<Element, void, true>(args, grid, stream)
+                               : launch_widths<Element, void, false>(args, grid, stream);
     return launch_for_codes(args->kv_dtype, [&](auto tag) {
-        return launch_widths<Element, typename decltype(tag)::codes>(args, grid, stream);
+        return launch_widths<Element, typename decltype(tag)::codes, false>(args, grid, stream);
     });
 }
 

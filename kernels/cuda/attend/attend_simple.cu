@@ -1,6 +1,6 @@
 /* attend for any dtype, width and block size, in fp32 without tensor cores: what the other kernels do not take, and
  * what tests compare them with. A warp a row and head; the lanes share the elements of a head. */
-#include "kernels/cuda/attend/attend.cuh"
+#include "kernels/cuda/attend/score.cuh"
 #include "kernels/cuda/cache/quant.cuh"
 #include "kernels/cuda/device/warp.cuh"
 
@@ -47,8 +47,22 @@ __device__ void add(float &sum, float &lost, float x) {
     sum = next;
 }
 
+/* The score of a key at the index t, relative to that of the query, from a raw one. */
+__device__ float ruled_score(const cpa_cuda_attend_args &a, const row_score &row, float raw, int32_t t) {
+    const cpa_cuda_score &rules = a.score;
+    float score = raw * a.scale;
+    if (rules.transforms) {
+        score = (rules.softcap > 0 ? tanhf(raw * rules.tanh_scale) : raw) * row.factor;
+        score += row.slope * (float)(t - row.index);
+        if (row.bias) score += bias_at(rules.bias, row.bias, t - row.bias_first);
+    }
+    return row.bits && !(seen_keys(row, a.mask.causal, t) & 1) ? -INFINITY : score;
+}
+
+template <bool RULED>
 __device__ void attend_key(const cpa_cuda_attend_args &a, row_state &state, const float (&q)[ELEMENTS],
-                           const cpa_attend_item &item, int kv_head, int key, int lane) {
+                           const cpa_attend_item &item, const row_score &rules, const cpa_cuda_piece &piece, int kv_head,
+                           int key, int lane) {
     const int64_t block = a.tables[item.table + (key >> a.block_shift)], token = key & ((1 << a.block_shift) - 1);
     const int64_t k_at = block * a.k_block_stride + token * a.k_token_stride + kv_head * a.k_head_stride;
     const int64_t v_at = block * a.v_block_stride + token * a.v_token_stride + kv_head * a.v_head_stride;
@@ -60,7 +74,13 @@ __device__ void attend_key(const cpa_cuda_attend_args &a, row_state &state, cons
         int d = lane + i * WARP_LANES;
         if (d < a.k_dim) dot += q[i] * read_cached(a.k, a.kv_dtype, k_at + d, k_word);
     }
-    const float score = warp_sum(dot) * a.scale, max = fmaxf(state.max, score);
+    float score = warp_sum(dot);
+    if constexpr (RULED) {
+        score = ruled_score(a, rules, score, a.score.indexed ? relative(key_index(a, piece, key), rules.origin) : 0);
+    } else {
+        score *= a.scale;
+    }
+    const float max = fmaxf(state.max, score);
     if (score == -INFINITY) return; /* weighs nothing, whatever its value holds */
     const float keep = expf(state.max - max), p = expf(score - max);
     state.max = max;
@@ -78,6 +98,7 @@ __device__ void attend_key(const cpa_cuda_attend_args &a, row_state &state, cons
 }
 
 /* Stores a row, joined with the state that is there if the call resumes it. */
+template <bool RULED>
 __device__ void store_row(const cpa_cuda_attend_args &a, const row_state &state, int64_t row, int64_t state_shift,
                           bool refused, int head, int lane) {
     float *o = a.o ? a.o + row * a.o_row_stride + (int64_t)head * a.v_dim + state_shift : NULL;
@@ -85,6 +106,7 @@ __device__ void store_row(const cpa_cuda_attend_args &a, const row_state &state,
     const float seen = state.sum == 0 ? -INFINITY : state.max + logf(state.sum); /* NaN if the sum is */
     const float lse = refused ? NAN : seen;
     const merge_weights weights(a.resume ? *lse_at : -INFINITY, lse);
+    const float kept = RULED && a.score.sink_logits ? sink_factor(a.score.sink_logits, head, weights.lse) : 1;
     __syncwarp(); /* all lanes have read the LSE that is there */
 #pragma unroll
     for (int i = 0; i < ELEMENTS; i++) {
@@ -93,32 +115,40 @@ __device__ void store_row(const cpa_cuda_attend_args &a, const row_state &state,
         float value = weights.b != 0 ? weights.b * (state.o[i] / state.sum) : 0;
         if (weights.a > 0) value += weights.a * o[d];
         if (o) o[d] = value;
+        if (RULED) value *= kept;
         if (a.out) write_element(a.out, a.q_dtype, (row * a.q_heads + head) * a.v_dim + d, value);
     }
     if (lse_at && lane == 0) *lse_at = weights.lse;
 }
 
+template <bool RULED>
 __global__ void attend_simple(const __grid_constant__ cpa_cuda_attend_args a, int64_t rows) {
     const int64_t index = (int64_t)blockIdx.x * WARPS + threadIdx.x / WARP_LANES;
     const int kv_group = blockIdx.y, lane = threadIdx.x % WARP_LANES;
     if (index >= rows) return;
     const cpa_cuda_item *found = item_of(a, index);
     const cpa_attend_item item = found->item;
+    const int row = (int)(index - found->begin);
     const cpa_cuda_piece piece = {.q_row = item.q_row,
                                   .q_first = item.q_first,
                                   .k_first = item.k_first,
                                   .table = item.table,
                                   .row_begin = 0,
-                                  .row_end = 0,
+                                  .row_end = row + 1,
                                   .k_begin = 0,
                                   .k_end = (int32_t)item.k_count,
                                   .q_set = item.q_set,
                                   .k_set = item.k_set,
                                   .partial = -1};
-    const int row = (int)(index - found->begin);
     if (row >= item.q_count * a.group) return; /* items that fill a padded plan up have none */
     const row_place place(a, item.q_row, row, kv_group);
-    const row_keys keys = keys_of_row(a, piece, row);
+    row_keys keys = keys_of_row(a, piece, row);
+    row_score rules;
+    if constexpr (RULED) {
+        const int token = token_of_row(a, row);
+        keys = keys_of_token(a, piece, token).keys;
+        fill_row_score(rules, a, piece, row, kv_group, query_index(a, piece, token));
+    }
     const int sinks = keys.first > 0 ? keys_before(a, piece, a.mask.sinks) : 0;
     float q[ELEMENTS];
     row_state state = {{0}, -INFINITY, 0, {0}, 0};
@@ -128,15 +158,18 @@ __global__ void attend_simple(const __grid_constant__ cpa_cuda_attend_args a, in
         int64_t at = place.state_row * a.q_row_stride + (int64_t)place.head * a.k_dim + d;
         q[i] = d < a.k_dim ? read_element(a.q, a.q_dtype, at) : 0;
     }
-    for (int key = 0; key < min(sinks, keys.end); key++) attend_key(a, state, q, item, kv_group, key, lane);
-    for (int key = max(keys.first, sinks); key < keys.end; key++) attend_key(a, state, q, item, kv_group, key, lane);
-    store_row(a, state, place.state_row, found->state_shift, found->refused, place.head, lane);
+    for (int key = 0; key < min(sinks, keys.end); key++)
+        attend_key<RULED>(a, state, q, item, rules, piece, kv_group, key, lane);
+    for (int key = max(keys.first, sinks); key < keys.end; key++)
+        attend_key<RULED>(a, state, q, item, rules, piece, kv_group, key, lane);
+    store_row<RULED>(a, state, place.state_row, found->state_shift, found->refused, place.head, lane);
 }
 
 } // namespace
 
 extern "C" cpa_status cpa_cuda_attend_simple(const cpa_cuda_attend_args *args, int64_t rows, cpa_stream *stream) {
     dim3 grid((unsigned)((rows + WARPS - 1) / WARPS), args->kv_heads);
-    attend_simple<<<grid, WARPS * WARP_LANES, 0, cpa_cuda_handle(stream)>>>(*args, rows);
+    const auto kernel = args->score.any ? attend_simple<true> : attend_simple<false>;
+    kernel<<<grid, WARPS * WARP_LANES, 0, cpa_cuda_handle(stream)>>>(*args, rows);
     return cpa_cuda_launched(stream, "attend");
 }

@@ -9,6 +9,7 @@
 #include "base/dependent.cuh"
 #include "kernels/cuda/attend/attend.cuh"
 #include "kernels/cuda/attend/mma.cuh"
+#include "kernels/cuda/attend/score.cuh"
 #include "kernels/cuda/device/warp.cuh"
 
 /* The states of the warps of a CTA as join_warps takes them: largest raw scores, sums of exponentials relative to
@@ -37,11 +38,11 @@ struct lane_state {
     }
     __device__ void store(const cpa_cuda_attend_args &a, const cpa_cuda_piece &piece, int row, int kv_group,
                           int lane) const {
-        const row_sink sink(a, piece.q_row, piece.state_shift, piece.row_begin + row, kv_group,
+        const sink_of<C::RULED> sink(a, piece.q_row, piece.state_shift, piece.row_begin + row, kv_group,
                             piece.refused ? NAN : lse2 * (float)M_LN2);
 #pragma unroll
         for (int p = 0; p < PARTS; p++)
-            if (column(p, lane) < a.v_dim) sink.store<typename C::element>(column(p, lane), o[p]);
+            if (column(p, lane) < a.v_dim) sink.template store<typename C::element>(column(p, lane), o[p]);
         __syncwarp(); /* the lanes have read the LSE that is there */
         if (lane == 0) sink.store_lse();
     }

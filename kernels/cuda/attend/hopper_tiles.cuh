@@ -19,7 +19,7 @@ constexpr int TILE_ALIGNMENT = 1024; /* of swizzled tiles */
  * There are not registers for all, and narrow heads gain nothing. `scaled_steps`: where keys have scales.
  *
  * Heads of 72 and of 80 columns, those of many encoders of images, have tiles of 80 where they come in whole boxes and
- * without scales. */
+ * without scales and rules. */
 struct tile_shape {
     int k_dim, v_dim, keys, consumers, steps, scaled_steps;
 };
@@ -48,12 +48,17 @@ int shape_of(int32_t k_dim, int32_t v_dim, bool boxes) {
 enum key_loads { BOXES, BOXES_AND_SCALES, EACH_ROW };
 constexpr int LOADING_PAIR = 2;
 
-/* What a shape of tiles is compiled to. */
-template <typename Element, int Shape, key_loads Loads>
+/* Keys of its tiles: three warpgroups have not the registers for rules on all of them. */
+constexpr int keys_of(int shape, bool ruled) {
+    return ruled && TILES[shape].consumers == 3 ? TILES[shape].keys / 2 : TILES[shape].keys;
+}
+
+/* What a shape of tiles is compiled to. Ruled: scores have rules (score.cuh). */
+template <typename Element, int Shape, key_loads Loads, bool Ruled>
 struct config {
     using element = Element;
-    static constexpr bool SCALED = Loads == BOXES_AND_SCALES, ROWS = Loads == EACH_ROW;
-    static constexpr int K_DIM = TILES[Shape].k_dim, V_DIM = TILES[Shape].v_dim, KEYS = TILES[Shape].keys;
+    static constexpr bool SCALED = Loads == BOXES_AND_SCALES, ROWS = Loads == EACH_ROW, RULED = Ruled;
+    static constexpr int K_DIM = TILES[Shape].k_dim, V_DIM = TILES[Shape].v_dim, KEYS = keys_of(Shape, Ruled);
     static constexpr int CONSUMERS = TILES[Shape].consumers, THREADS = (1 + CONSUMERS) * WARPGROUP;
     static constexpr int LOADER_REGISTERS = CONSUMERS == 3 ? 32 : Loads != BOXES ? 40 : 24,
                          CONSUMER_REGISTERS = CONSUMERS == 3 ? 160 : Loads != BOXES ? 232 : 240;

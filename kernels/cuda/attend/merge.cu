@@ -236,11 +236,10 @@ extern "C" cpa_status cpa_cuda_merge(const cpa_merge_args *args, const cpa_store
     if (args->rows == 0) return CPA_OK;
     cpa_status status = cpa_cuda_select(stream->device, &stream->error);
     if (status != CPA_OK) return status;
-    if (args->sink_logits) return cpa_cuda_unsupported(stream, "merge: sink logits", args->heads);
     if (args->rows > INT32_MAX)
         return cpa_cuda_unsupported(stream, "merge: more rows than a 32-bit index counts", args->rows);
     if (args->out_dtype == CPA_FP8_E4M3 || args->state_dtype != CPA_F32 || args->tail_rows > 0 ||
-        args->lse_head_stride || args->out_lse_head_stride || args->lse_base2)
+        args->lse_head_stride || args->out_lse_head_stride || args->lse_base2 || args->sink_logits)
         return cpa_cuda_merge_forms(args, awaited, stream);
     merge_args a = {};
     a.rows = args->rows;

@@ -34,6 +34,7 @@ struct forms_args {
     int64_t out_lse_row_stride, out_lse_head_stride;
     cpa_store_batch awaited; /* no parts: the states are there */
     int32_t foreign_lse, lse_base2;
+    const float *sink_logits;
 };
 
 /* 8 neighbouring elements that are aligned to 16 bytes, or one. */
@@ -135,6 +136,9 @@ __device__ float merge_unit(const forms_args &a, const place &at) {
 #pragma unroll
         for (int i = 0; i < AT_ONCE; i++) add_part(value, fold_lse(lse, next[i], 0), part[i]);
     }
+    const float kept = a.sink_logits ? sink_factor(a.sink_logits, at.head, lse) : 1;
+#pragma unroll
+    for (int e = 0; e < UNIT; e++) value[e] *= kept;
     store_unit(a, at.out + at.column, value);
     return a.lse_base2 ? lse * log2e : lse;
 }
@@ -197,6 +201,7 @@ extern "C" cpa_status cpa_cuda_merge_forms(const cpa_merge_args *args, const cpa
     a.lse_head_stride = args->lse_head_stride ? args->lse_head_stride : 1;
     a.out = (char *)args->out;
     a.out_scale = args->out_scale;
+    a.sink_logits = args->sink_logits;
     a.out_row_stride = args->out_row_stride ? args->out_row_stride : (int64_t)args->heads * args->v_dim;
     a.out_lse = args->out_lse;
     a.out_lse_head_stride = args->out_lse_head_stride ? args->out_lse_head_stride : 1;

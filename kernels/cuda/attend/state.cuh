@@ -25,6 +25,12 @@ __device__ inline fold_step fold_lse(float &lse_a, float lse_b, int32_t from) {
     return {w_a / sum, w_b / sum, from};
 }
 
+/* 1 / (1 + exp(sink - lse)): what the sink of a head leaves of a row's result (cpattn/score.h). 1 where the row is empty,
+ * as its O is 0. */
+__device__ inline float sink_factor(const float *sinks, int32_t head, float lse) {
+    return lse == -INFINITY ? 1 : __fdividef(1, 1 + __expf(sinks[head] - lse));
+}
+
 template <int UNIT>
 __device__ inline void add_part(float (&value)[UNIT], const fold_step &step, const float (&part)[UNIT]) {
     if (step.b == 0) return;

@@ -120,6 +120,7 @@ struct merge_args {
     int64_t out_row_stride;
     float *out_lse;
     int64_t out_lse_row_stride;
+    const float *sink_logits;
 };
 
 /* A lane has UNITS elements, a warp's lanes apart. */
@@ -150,10 +151,11 @@ __global__ void __launch_bounds__(THREADS) merge_packed(const __grid_constant__ 
         for (int i = 0; i < AT_ONCE; i++) add_part(value, fold_lse(lse, part_lse[i], 0), part[i]);
     }
     Out *out = (Out *)a.out + at.row * a.out_row_stride + (int64_t)at.head * a.v_dim;
+    const float kept = a.sink_logits ? sink_factor(a.sink_logits, at.head, lse) : 1;
 #pragma unroll
     for (int u = 0; u < UNITS; u++) {
         const int32_t column = u * WARP_LANES + lane;
-        if (column < a.v_dim) out[column] = from_float<Out>(value[u]);
+        if (column < a.v_dim) out[column] = from_float<Out>(value[u] * kept);
     }
     if (a.out_lse && lane == 0) a.out_lse[at.row * a.out_lse_row_stride + at.head] = lse;
 }
@@ -197,7 +199,6 @@ extern "C" cpa_status cpa_cuda_state_pack(const cpa_state_pack_args *args, cpa_s
 extern "C" cpa_status cpa_cuda_state_merge_packed(const cpa_state_merge_packed_args *args, cpa_stream *stream) {
     cpa_status status = cpa_cuda_select(stream->device, &stream->error);
     if (status != CPA_OK) return status;
-    if (args->sink_logits) return cpa_cuda_unsupported(stream, "state_merge_packed: sink logits", args->heads);
     merge_args a = {};
     for (int32_t i = 0; i < args->n_parts; i++) a.parts[i] = args->parts[i];
     a.order = args->order;
@@ -210,6 +211,7 @@ extern "C" cpa_status cpa_cuda_state_merge_packed(const cpa_state_merge_packed_a
     a.out_row_stride = args->out_row_stride;
     a.out_lse = args->out_lse;
     a.out_lse_row_stride = args->out_lse_row_stride;
+    a.sink_logits = args->sink_logits;
     return args->dtype == CPA_F32    ? launch_merge_to<float>(a, args->out_dtype, stream)
            : args->dtype == CPA_BF16 ? launch_merge_to<__nv_bfloat16>(a, args->out_dtype, stream)
                                      : launch_merge_to<__half>(a, args->out_dtype, stream);
