@@ -125,7 +125,7 @@ static int tensor_cores_fit(const cpa_cuda_attend_args *a, int has_score, int ha
     const int64_t inputs = a->q_row_stride | a->k_block_stride | a->k_token_stride | a->k_head_stride |
                            a->v_block_stride | a->v_token_stride | a->v_head_stride | a->k_dim | a->v_dim;
     const int quantised = cpa_dtype_is_quantised(a->kv_dtype), wide = a->k_dim > 192 || a->v_dim > 128;
-    const int small = cpa_cuda_hopper_takes_rows(1 << a->block_shift);
+    const int small = 1 << a->block_shift < CPA_CUDA_DECODE_RUN;
     return (a->q_dtype == a->kv_dtype || quantised) && (a->q_dtype == CPA_BF16 || a->q_dtype == CPA_F16) &&
            inputs % (quantised ? 16 : 8) == 0 && aligned(a->q, 16) && aligned(a->ready_q, 16) && aligned(a->k, 16) &&
            aligned(a->v, 16) && aligned(a->out, 16) && aligned(a->o, 16) && a->o_row_stride % 4 == 0 && a->scale > 0 &&
