@@ -46,10 +46,10 @@ __device__ inline bool runs_of(const cpa_cuda_attend_args &a, const cpa_cuda_pie
     return keys_are_linear(a, piece) || (a.map.interleave % keys == 0 && piece.k_first % keys == 0);
 }
 
-/* A packed row of a piece; past the last that one's again. */
+/* A packed row of a piece; past the last that one's again, and of a piece without rows the first of its item. */
 __device__ inline void fill_row_score(row_score &score, const cpa_cuda_attend_args &a, const cpa_cuda_piece &piece,
                                       int32_t packed, int32_t kv_group, int64_t origin) {
-    const int32_t row = min(packed, piece.row_end - 1);
+    const int32_t row = max(min(packed, piece.row_end - 1), 0);
     const row_place place(a, piece.q_row, row, kv_group);
     const int64_t index = query_index(a, piece, token_of_row(a, row));
     const cpa_cuda_score &rules = a.score;
