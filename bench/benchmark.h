@@ -48,6 +48,7 @@ extern const cpa_bench cpa_bench_varlen_attend;
 extern const cpa_bench cpa_bench_merge;
 extern const cpa_bench cpa_bench_kv_write;
 extern const cpa_bench cpa_bench_kv_pack;
+extern const cpa_bench cpa_bench_kv_convert;
 extern const cpa_bench cpa_bench_linear;
 extern const cpa_bench cpa_bench_rmsnorm;
 extern const cpa_bench cpa_bench_swiglu;

@@ -158,7 +158,10 @@ cpa_status cpa_bench_recall(cpa_bench_site *site, int64_t sequence, int64_t firs
     cpa_status status = CPA_OK;
     if (!positions || !table) status = cpa_fail(err, CPA_NO_MEMORY, "bench: no memory for %lld keys", (long long)n);
     for (int64_t i = 0; status == CPA_OK && i < blocks; i++) table[i] = (int32_t)i;
+    const int64_t layout = site->options.layout;
+    site->options.layout = CPA_TOKEN_MAJOR;
     if (status == CPA_OK) status = cpa_bench_make_cache(site, blocks, &kv, err);
+    site->options.layout = layout;
     if (status == CPA_OK) status = recall_on_device(site, sequence, positions, n, table, &kv, err);
     void *k = receive_states(site, kv.k, blocks * cpa_bench_block_bytes(o, CPA_SYNTH_K), &status, err);
     void *v = receive_states(site, kv.v, blocks * cpa_bench_block_bytes(o, CPA_SYNTH_V), &status, err);

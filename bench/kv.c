@@ -1,4 +1,5 @@
-/* bench kv_write and bench kv_pack: tokens into the pages of a poisoned cache, and out of them into consecutive blocks.
+/* bench kv_write, bench kv_pack and bench kv_convert: tokens into the pages of a poisoned cache, and out of them into
+ * consecutive blocks, as they lie or from another layout.
  * Every byte is checked: what was to be written, and that the rest is still poison. */
 #include <stdlib.h>
 #include <string.h>
@@ -18,8 +19,9 @@ typedef struct kv_state {
     int32_t *table;    /* block i of the sequence lies there */
     cpa_kv_view cache; /* kv_write: written; kv_pack: read */
     cpa_kv_view staging;
-    void *inputs[2]; /* kv_write: keys and values of all tokens, in --dtype */
-    int64_t *slots;  /* and where they go */
+    void *inputs[2];     /* kv_write: keys and values of all tokens, in --dtype */
+    int64_t *slots;      /* and where they go */
+    int64_t (*pairs)[2]; /* kv_convert */
     void *device_slots;
 } kv_state;
 
@@ -65,6 +67,7 @@ static void release(void *state) {
     void *const on_device[] = {s->device_slots, s->inputs[0], s->inputs[1], s->staging.k,
                                s->staging.v,    s->cache.k,   s->cache.v};
     for (size_t i = 0; i < sizeof on_device / sizeof *on_device; i++) cpa_device_free(s->site->device, on_device[i]);
+    free(s->pairs);
     free(s->slots);
     free(s->table);
     free(s);
@@ -239,6 +242,52 @@ const cpa_bench cpa_bench_kv_pack = {
     .floor = CPA_BENCH_COPY,
     .prepare = prepare_pack,
     .run = run_pack,
+    .check = check_pack,
+    .release = release,
+};
+
+/* ---- kv_convert ---- */
+
+static cpa_status prepare_convert(cpa_bench_site *site, const int64_t *shape, cpa_bench_row *row, void **state,
+                                  cpa_error *err) {
+    const int64_t layout = site->options.layout;
+    kv_state *s;
+    CPA_TRY(prepare_pack(site, shape, row, state, err));
+    s = *state;
+    cpa_device_free(site->device, s->staging.k);
+    cpa_device_free(site->device, s->staging.v);
+    s->staging.k = s->staging.v = NULL;
+    site->options.layout = CPA_TOKEN_MAJOR;
+    cpa_status status = cpa_bench_make_cache(site, s->blocks, &s->staging, err);
+    site->options.layout = layout;
+    s->pairs = malloc((size_t)s->blocks * sizeof *s->pairs);
+    if (!s->pairs) return cpa_fail(err, CPA_NO_MEMORY, "bench kv_convert: no memory for pairs");
+    for (int64_t i = 0; i < s->blocks; i++) s->pairs[i][0] = s->table[i], s->pairs[i][1] = i;
+    return status;
+}
+
+static cpa_status run_convert(void *state, int64_t call, cpa_error *err) {
+    (void)call;
+    kv_state *s = state;
+    cpa_kv_convert_args args = {.size = sizeof args,
+                                .src = s->cache,
+                                .dst = s->staging,
+                                .pairs = (const int64_t(*)[2])s->pairs,
+                                .n_pairs = s->blocks};
+    return cpa_bench_enqueued(s->site, cpa_kv_convert(&args, s->site->stream), err);
+}
+
+const cpa_bench cpa_bench_kv_convert = {
+    .name = "kv_convert",
+    .dims = "tokens",
+    .n_dims = 1,
+    .shapes_host = "64:layout=vllm-x,16K:layout=vllm-x",
+    .shapes_cuda = "128K:layout=vllm-x:block-size=16,128K:layout=vllm-x:block-size=32",
+    .checked = "every row of the blocks, a token and KV head each, keys and values",
+    .min_ranks = 1,
+    .floor = CPA_BENCH_COPY,
+    .prepare = prepare_convert,
+    .run = run_convert,
     .check = check_pack,
     .release = release,
 };

@@ -24,6 +24,7 @@ static const char *const masks[] = {"causal", "full", NULL};
 static const char *const page_orders[] = {"random", "ordered", NULL};
 static const char *const algorithms[] = {"auto", "pass-kv", "pass-q", NULL};
 static const char *const cascades[] = {"auto", "off", "always", NULL};
+static const char *const layouts[] = {"token-major", "head-major", "vllm-x", NULL};
 static const char *const patterns[] = {"rounds", "at-once", NULL};
 
 /* The group of options that may also follow the numbers of a case. */
@@ -56,6 +57,8 @@ static const cpa_field table[] = {
      .help = "attend: what is done to scores: softcap, temperature, alibi, sink-logits, or bits, a causal mask"},
     {CASE, "pages", "ORDER", CHOICE_AT(pages_ordered, page_orders), .initial = "random",
      .help = "blocks lie in random order, or ordered, one after another"},
+    {CASE, "layout", "NAME", CHOICE_AT(layout, layouts), .initial = "token-major",
+     .help = "of the KV cache: token-major, head-major or vllm-x; attend, and kv_convert, which makes it token-major"},
     {CASE, "ragged", NULL, FLAG_AT(ragged), .help = "attend: sequence i has (i mod 8 + 1) / 8 of the context"},
     {CASE, "shared", "N", INT_AT(shared, 0, 0x1p31), .initial = "0",
      .help = "attend: the first N tokens of all sequences are the same, in the same blocks"},
@@ -139,7 +142,8 @@ cpa_attention_shape cpa_bench_shape(const cpa_bench_options *o) {
                                  .k_dim = (int32_t)o->k_dim,
                                  .v_dim = (int32_t)o->v_dim,
                                  .dtype = (cpa_dtype)o->dtype,
-                                 .kv_dtype = (cpa_dtype)o->kv_dtype};
+                                 .kv_dtype = (cpa_dtype)o->kv_dtype,
+                                 .layout = (cpa_kv_layout)o->layout};
 }
 
 bool cpa_bench_is_timed(const cpa_bench_options *options, int64_t n, double total_s, double min_s) {

@@ -4,33 +4,44 @@
 
 #include <cpattn/types.h>
 
-/* A view whose zero strides are replaced by those of the default order [num_blocks, block_size, kv_heads, dim]. */
+/* Elements of a run of CPA_VLLM_X keys: 16 bytes. */
+static inline int32_t cpa_kv_key_run(cpa_dtype dtype) {
+    return (int32_t)(16 / cpa_dtype_bytes(dtype));
+}
+
+/* The scale of all keys, or of all values; 1 where each head has one, and 0 where each row has its own. */
+static inline float cpa_kv_tensor_scale(const cpa_kv_view *kv, cpa_kv_part part) {
+    return kv->k_scales ? 1 : part == CPA_KEYS ? kv->k_scale : kv->v_scale;
+}
+
+/* A view whose zero strides are replaced by those of its layout. */
 static inline cpa_kv_view cpa_kv_view_resolve(cpa_kv_view kv) {
     const int64_t unit = cpa_dtype_bytes(kv.dtype);
     const int64_t k_row = cpa_kv_row_bytes(kv.dtype, CPA_KEYS, kv.k_dim) / unit;
     const int64_t v_row = cpa_kv_row_bytes(kv.dtype, CPA_VALUES, kv.v_dim) / unit;
-    if (!kv.k_head_stride) kv.k_head_stride = k_row;
-    if (!kv.k_token_stride) kv.k_token_stride = kv.kv_heads * k_row;
+    const int by_head = kv.layout != CPA_TOKEN_MAJOR;
+    if (kv.layout == CPA_VLLM_X) {
+        kv.k_token_stride = cpa_kv_key_run(kv.dtype);
+        kv.v_token_stride = 1;
+    }
+    if (!kv.k_head_stride) kv.k_head_stride = by_head ? kv.block_size * k_row : k_row;
+    if (!kv.k_token_stride) kv.k_token_stride = by_head ? k_row : kv.kv_heads * k_row;
     if (!kv.k_block_stride)
-        kv.k_block_stride =
-            cpa_kv_block_bytes(kv.dtype, CPA_KEYS, kv.k_scale, kv.block_size, kv.kv_heads, kv.k_dim) / unit;
-    if (!kv.v_head_stride) kv.v_head_stride = v_row;
-    if (!kv.v_token_stride) kv.v_token_stride = kv.kv_heads * v_row;
+        kv.k_block_stride = cpa_kv_block_bytes(kv.dtype, CPA_KEYS, cpa_kv_tensor_scale(&kv, CPA_KEYS), kv.block_size,
+                                               kv.kv_heads, kv.k_dim) /
+                            unit;
+    if (!kv.v_head_stride) kv.v_head_stride = by_head ? kv.block_size * v_row : v_row;
+    if (!kv.v_token_stride) kv.v_token_stride = by_head ? v_row : kv.kv_heads * v_row;
     if (!kv.v_block_stride)
-        kv.v_block_stride =
-            cpa_kv_block_bytes(kv.dtype, CPA_VALUES, kv.v_scale, kv.block_size, kv.kv_heads, kv.v_dim) / unit;
+        kv.v_block_stride = cpa_kv_block_bytes(kv.dtype, CPA_VALUES, cpa_kv_tensor_scale(&kv, CPA_VALUES),
+                                               kv.block_size, kv.kv_heads, kv.v_dim) /
+                            unit;
     return kv;
 }
 
-/* The view with the strides of a layout. */
+/* The view, whose strides are not set, with those of a layout. */
 static inline cpa_kv_view cpa_kv_view_order(cpa_kv_view kv, cpa_kv_layout layout) {
-    if (layout == CPA_HEAD_MAJOR) {
-        const int64_t unit = cpa_dtype_bytes(kv.dtype);
-        kv.k_token_stride = cpa_kv_row_bytes(kv.dtype, CPA_KEYS, kv.k_dim) / unit;
-        kv.k_head_stride = kv.block_size * kv.k_token_stride;
-        kv.v_token_stride = cpa_kv_row_bytes(kv.dtype, CPA_VALUES, kv.v_dim) / unit;
-        kv.v_head_stride = kv.block_size * kv.v_token_stride;
-    }
+    kv.layout = layout;
     return cpa_kv_view_resolve(kv);
 }
 
@@ -45,16 +56,24 @@ static inline cpa_kv_view cpa_kv_view_of(const cpa_attention_shape *shape, int32
     kv.v_dim = shape->v_dim;
     kv.k_scale = shape->k_scale;
     kv.v_scale = shape->v_scale;
+    kv.k_scales = shape->k_scales;
+    kv.v_scales = shape->v_scales;
+    kv.n_scales = shape->n_scales;
     return cpa_kv_view_order(kv, shape->layout);
 }
 
-/* The keys, or the values, of a resolved view; what is not a pointer, a width or a scale is in bytes. */
+/* The keys, or the values, of a resolved view; what is not a pointer, a width or a scale is in bytes. A row is one run
+ * of bytes, or under CPA_VLLM_X several. */
 typedef struct cpa_kv_pool {
     char *memory;
     int32_t dim;
     float tensor_scale;
+    const float *head_scales; /* device; NULL: there are none. The scale of a head is their product */
+    int32_t head_scale_step;  /* from head to head; 0: all have the first */
+    int32_t runs;             /* of a row */
     int64_t block_stride, token_stride, head_stride;
-    int64_t row_bytes;
+    int64_t row_bytes, run_bytes;
+    int64_t run_stride;
     int64_t
         scale_bytes;   /* of a row, in the array [kv_heads, block_size] behind the rows of a block; 0: none is there */
     int64_t scales_at; /* from the start of a block to that array, or to where it would end */
@@ -66,15 +85,41 @@ static inline cpa_kv_pool cpa_kv_pool_of(const cpa_kv_view *kv, cpa_kv_part part
     cpa_kv_pool pool;
     pool.memory = (char *)(keys ? kv->k : kv->v);
     pool.dim = keys ? kv->k_dim : kv->v_dim;
-    pool.tensor_scale = keys ? kv->k_scale : kv->v_scale;
+    pool.tensor_scale = cpa_kv_tensor_scale(kv, part);
     pool.block_stride = (keys ? kv->k_block_stride : kv->v_block_stride) * unit;
     pool.token_stride = (keys ? kv->k_token_stride : kv->v_token_stride) * unit;
     pool.head_stride = (keys ? kv->k_head_stride : kv->v_head_stride) * unit;
     pool.row_bytes = cpa_kv_row_bytes(kv->dtype, part, pool.dim);
+    pool.run_bytes = kv->layout == CPA_VLLM_X ? pool.token_stride : pool.row_bytes;
+    pool.run_stride = kv->block_size * pool.run_bytes;
+    pool.runs = (int32_t)(pool.row_bytes / pool.run_bytes);
+    pool.head_scales = keys ? kv->k_scales : kv->v_scales;
+    pool.head_scale_step = kv->n_scales > 1;
     pool.scale_bytes = cpa_kv_scale_bytes(kv->dtype, part, pool.tensor_scale);
     pool.scales_at = cpa_kv_block_bytes(kv->dtype, part, pool.tensor_scale, kv->block_size, kv->kv_heads, pool.dim) -
                      (int64_t)kv->kv_heads * kv->block_size * pool.scale_bytes;
     return pool;
+}
+
+/* The scale of the rows of a head that have none of their own, where the scales are in host memory. */
+static inline float cpa_kv_head_scale(const cpa_kv_pool *pool, int64_t head) {
+    return pool->head_scales ? pool->tensor_scale * pool->head_scales[head * pool->head_scale_step]
+                             : pool->tensor_scale;
+}
+
+/* Whether a row has the same bytes in two resolved views of one shape, and the same scales. */
+static inline int cpa_kv_same_form(const cpa_kv_view *a, const cpa_kv_view *b) {
+    return a->dtype == b->dtype && a->k_scale == b->k_scale && a->v_scale == b->v_scale && a->k_scales == b->k_scales &&
+           a->v_scales == b->v_scales && a->n_scales == b->n_scales;
+}
+
+/* log2 of the elements of a run, for kernels that find an element by its column; 30, more than any row has, where a row
+ * is one run. */
+static inline int32_t cpa_kv_run_shift(const cpa_kv_view *kv, cpa_kv_part part) {
+    int32_t shift = 0;
+    if (kv->layout != CPA_VLLM_X) return 30;
+    while (part == CPA_KEYS && 1 << shift < cpa_kv_key_run(kv->dtype)) shift++;
+    return shift;
 }
 
 /* From the start of a block of keys, or of values, to the scales of its rows, in bytes; 0 where none are there. */

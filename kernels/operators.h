@@ -128,9 +128,11 @@ struct cpa_operator_table {
     cpa_status (*state_pack)(const cpa_state_pack_args *args, cpa_stream *stream);
     cpa_status (*state_merge_packed)(const cpa_state_merge_packed_args *args, cpa_stream *stream);
 
+    /* Of kv_copy and kv_pack one side may have CPA_VLLM_X and the other rows in one piece. */
     cpa_status (*kv_write)(const cpa_kv_write_args *args, cpa_stream *stream);
     cpa_status (*kv_copy)(const cpa_kv_copy_args *args, cpa_stream *stream);
     cpa_status (*kv_move)(const cpa_kv_move_args *args, cpa_stream *stream);
+    cpa_status (*kv_convert)(const cpa_kv_convert_args *args, cpa_stream *stream);
     cpa_status (*kv_pack)(const cpa_kv_pack_args *args, cpa_stream *stream);
 
     /* Copies row map[i] of src to row i of dst, row_bytes each (gather). map is on the device; NULL: row i. */

@@ -13,7 +13,7 @@
 
 static const char *const dtypes[] = {"auto", "fp32", "bf16", "fp16", NULL};
 static const char *const kv_dtypes[] = {"auto", "fp32", "bf16", "fp16", "fp8_e4m3", "int8", NULL};
-static const char *const layouts[] = {"token-major", "head-major", NULL};
+static const char *const layouts[] = {"token-major", "head-major", "vllm-x", NULL};
 static const char *const algorithms[] = {"auto", "pass-kv", "pass-q", NULL};
 static const char *const devices[] = {"auto", "host", "cuda", NULL};
 static const char *const slice_modes[] = {"auto", "off", "decode", "all", NULL};

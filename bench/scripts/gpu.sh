@@ -74,7 +74,7 @@ quantised() { bench quantised 60 1 attend quantised; }
 
 varlen() { bench varlen 60 1 varlen varlen ${TRACE:+--trace "$TRACE"}; }
 
-memory() { for name in merge kv_write kv_pack; do bench $name 30 1 $name $name; done; }
+memory() { bench layouts 30 1 attend layouts; for name in merge kv_write kv_pack kv_convert; do bench $name 30 1 $name $name; done; }
 
 step_of_layers() { # RANKS
   serve "step-$1" 30 "$1" --model "$here/../../configs/llama-3-8b.yaml" --input-len 8192 --output-len 256 --verify 0

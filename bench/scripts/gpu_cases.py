@@ -73,6 +73,9 @@ LISTS = {
     "merge": [f"32Kx{n}" for n in STATES] + ["32Kx2:dtype=fp32", "32Kx8:dtype=fp32", "32Kx2:fp8-out=true"],
     "kv_write": ["128K", "128K:dtype=fp32:kv-cache-dtype=bf16", "128K:block-size=16"],
     "kv_pack": ["128K", "128K:block-size=16"],
+    "kv_convert": [f"128K:layout=vllm-x:block-size={size}" for size in (16, 32)],
+    "layouts": [f"64x1x16K:layout=vllm-x:block-size={size}{dtype}" for size in (16, 32)
+                for dtype in ("", ":kv-cache-dtype=fp8_e4m3")],
     "exchange": [f"{n}:transport={name}:pattern=at-once" for n in MESSAGES for name in ("peer", "nccl")],
     "context_parallel": [*SCALING],
     "scaling": [*SCALING, DECODE_SCALING, *SHORT_DECODE],

@@ -52,7 +52,9 @@ typedef struct cpa_context cpa_context;
 
 typedef struct cpa_context_options {
     size_t size;
-    cpa_attention_shape shape; /* the layout does not matter: each layer's view has its strides */
+    /* Each layer's view has its strides; the layout tells a CUDA device alone of CPA_VLLM_X, which its tensor cores do not
+     * read unless it is said here. Keys and values travel as rows, whatever the layout. */
+    cpa_attention_shape shape;
     int32_t block_size;
     int32_t interleave;    /* 0 = block_size; a multiple or a divisor of block_size */
     int64_t staging_bytes; /* bound on the pass-KV buffers of this rank; 0 = 64 MiB, on a device with memory

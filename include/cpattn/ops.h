@@ -66,6 +66,20 @@ typedef struct cpa_kv_move_args {
 } cpa_kv_move_args;
 CPA_API cpa_status cpa_kv_move(const cpa_kv_move_args *args, cpa_stream *stream);
 
+/* kv_convert: brings whole blocks from one form of cache to another, pairs[i] = (source block of `src`, destination block
+ * of `dst`). The views agree in block_size, kv_heads, k_dim and v_dim, and may differ in layout, dtype and scales; their
+ * pools do not overlap. Where dtype and scales are the same the bits are kept, with those of the scales of rows; else
+ * each element becomes the fp32 that it stands for, and that what cpa_kv_write makes of it. No block is the destination
+ * of two pairs. */
+typedef struct cpa_kv_convert_args {
+    size_t size;
+    cpa_kv_view src;
+    cpa_kv_view dst;
+    const int64_t (*pairs)[2]; /* [n_pairs], host */
+    int64_t n_pairs;
+} cpa_kv_convert_args;
+CPA_API cpa_status cpa_kv_convert(const cpa_kv_convert_args *args, cpa_stream *stream);
+
 /* kv_pack: gathers tokens of paged sequences into consecutive blocks of a staging view. Tokens past `count` in the last
  * block of a range are left as they were. There is no operation that unpacks: attend reads a staging view through a
  * block table, as it reads a cache, and kv_copy moves its blocks into one. */

@@ -81,7 +81,8 @@ CPA_INLINE int64_t cpa_dtype_bytes(cpa_dtype dtype) {
 
 /* Quantised caches. A row is the key, or the value, of one token and head.
  *
- *     CPA_FP8_E4M3  x = scale * code; scale given for the whole tensor, or that of the row, max |x| / 448
+ *     CPA_FP8_E4M3  x = scale * code; scale given for the whole tensor, or for each KV head, or that of the row,
+ *                   max |x| / 448
  *     CPA_INT8      x = scale * (code - zero); scale and the integer zero are those of the row, for its range and 0
  *
  * Scales of rows travel with their block: the last kv_heads * block_size * 4 of its cpa_kv_block_bytes are an array
@@ -122,14 +123,18 @@ CPA_INLINE int64_t cpa_kv_scale_bytes(cpa_dtype dtype, cpa_kv_part part, float t
     return behind ? traits->rows[part].scale_bytes : 0;
 }
 
-/* The order of the rows of a block: [block_size, kv_heads] or [kv_heads, block_size]. */
-typedef enum cpa_kv_layout { CPA_TOKEN_MAJOR = 0, CPA_HEAD_MAJOR } cpa_kv_layout;
+/* The order of a block: of rows, [block_size, kv_heads, dim] or [kv_heads, block_size, dim]; or that of vLLM's paged
+ * kernels (csrc/attention/attention_kernels.cuh), where no row is contiguous: keys [kv_heads, k_dim / x, block_size, x]
+ * with x elements in 16 bytes, values [kv_heads, v_dim, block_size]. There k_dim is a multiple of x. */
+typedef enum cpa_kv_layout { CPA_TOKEN_MAJOR = 0, CPA_HEAD_MAJOR, CPA_VLLM_X } cpa_kv_layout;
 
 /* The shape of an attention and of its cache. Embedded by value wherever these are named; what is reserved is 0.
  *
  * v_in_k = 1 says that the value of a row is the first v_dim elements of its key, so that the cache has no pool of
  * values (latent caches); it is not supported yet. k_scale and v_scale are those of all keys and of all values, for
- * CPA_FP8_E4M3; both 0: each row has its own. */
+ * CPA_FP8_E4M3; both 0: each row has its own, or k_scales and v_scales are given: n_scales of each in memory of the
+ * device, 1 for all heads or kv_heads. They are read when work of a stream comes to them, belong to the caller, and hold
+ * the same numbers on every rank. */
 typedef struct cpa_attention_shape {
     int32_t q_heads; /* a multiple of kv_heads; query head h reads KV head h / (q_heads / kv_heads) */
     int32_t kv_heads;
@@ -140,7 +145,9 @@ typedef struct cpa_attention_shape {
     cpa_dtype kv_dtype;   /* of the cache */
     cpa_kv_layout layout; /* of the cache, where the library lays it out */
     float k_scale, v_scale;
-    int32_t reserved[6];
+    const float *k_scales, *v_scales; /* NULL, or device: see above */
+    int32_t n_scales;                 /* 0 without them */
+    int32_t reserved[1];
 } cpa_attention_shape;
 
 /* Bytes of one token in all heads, in `dtype`: its queries, its new keys, its new values, its result. */
@@ -162,12 +169,16 @@ CPA_INLINE int64_t cpa_shape_row_bytes(const cpa_attention_shape *shape, cpa_kv_
     return cpa_kv_row_bytes(shape->kv_dtype, part, part == CPA_KEYS ? shape->k_dim : shape->v_dim);
 }
 
+/* What tells whether rows have scales of their own: not 0 where the tensor, or each head, has one. */
+CPA_INLINE float cpa_shape_tensor_scale(const cpa_attention_shape *shape, cpa_kv_part part) {
+    return shape->k_scales ? 1 : part == CPA_KEYS ? shape->k_scale : shape->v_scale;
+}
+
 /* Bytes of one block of keys, or of values, of a layer; 0 where the values lie in the keys. */
 CPA_INLINE int64_t cpa_shape_block_bytes(const cpa_attention_shape *shape, cpa_kv_part part, int32_t block_size) {
     if (part == CPA_VALUES && shape->v_in_k) return 0;
-    return part == CPA_KEYS
-               ? cpa_kv_block_bytes(shape->kv_dtype, part, shape->k_scale, block_size, shape->kv_heads, shape->k_dim)
-               : cpa_kv_block_bytes(shape->kv_dtype, part, shape->v_scale, block_size, shape->kv_heads, shape->v_dim);
+    return cpa_kv_block_bytes(shape->kv_dtype, part, cpa_shape_tensor_scale(shape, part), block_size, shape->kv_heads,
+                              part == CPA_KEYS ? shape->k_dim : shape->v_dim);
 }
 
 #ifdef __cplusplus

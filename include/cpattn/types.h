@@ -11,7 +11,9 @@ extern "C" {
 
 /* One layer of a paged KV cache: a pool of K blocks and a pool of V blocks, both [num_blocks, block_size, kv_heads,
  * dim] by default and reached through strides, in elements, so that a head-major pool works as well; a stride of 0 is
- * that of the default order. The last dimension is contiguous. A quantised block is cpa_kv_block_bytes long, or longer
+ * that of the layout's order. The last dimension is contiguous, but under CPA_VLLM_X (cpattn/shape.h), where only blocks
+ * may be farther apart than they need: there the strides of tokens and heads are those of the layout or 0, pools are
+ * aligned to 16 bytes and the stride of key blocks is a multiple of 16 bytes. A quantised block is cpa_kv_block_bytes long, or longer
  * through its stride, and ends with the scales of its rows. The memory belongs to the caller and lies on the device
  * that the operators run on. */
 typedef struct cpa_kv_view {
@@ -25,8 +27,11 @@ typedef struct cpa_kv_view {
     int32_t v_dim; /* width of a value (and output) head */
     int64_t k_block_stride, k_token_stride, k_head_stride;
     int64_t v_block_stride, v_token_stride, v_head_stride;
-    float k_scale, v_scale; /* CPA_FP8_E4M3: of all keys and of all values; both 0: each row has its own */
-    int64_t reserved[11];   /* zero */
+    float k_scale, v_scale; /* CPA_FP8_E4M3: of all keys and of all values; both 0: each row has its own, or those: */
+    cpa_kv_layout layout;   /* strides that are not 0 outweigh it, but for CPA_VLLM_X */
+    int32_t n_scales;       /* CPA_FP8_E4M3: of k_scales and of v_scales, on the device: 1, or kv_heads, one a head; */
+    const float *k_scales, *v_scales; /* 0 and NULL: there are none */
+    int64_t reserved[8];              /* zero */
 } cpa_kv_view;
 
 /* Partial attention states of some rows over some keys (Milakov and Gimelshein, arXiv:1805.02867): O normalised, fp32,

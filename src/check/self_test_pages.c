@@ -88,6 +88,8 @@ cpa_status cpa_self_test_make_inputs(cpa_kernel_test *t, int64_t prefill, cpa_er
 static cpa_kv_view make_view(const cpa_kernel_test *t, int64_t n_blocks) {
     cpa_attention_shape shape = t->options->model.attention;
     shape.layout = CPA_TOKEN_MAJOR;
+    shape.k_scales = shape.v_scales = NULL; /* rows have their own in their place */
+    shape.n_scales = 0;
     return cpa_kv_view_of(&shape, t->options->block_size, n_blocks);
 }
 

@@ -182,6 +182,29 @@ void cpa_verify_begin_row(const cpa_verify *verify, const cpa_verify_sample *sam
     cpa_reference_widen(data + shape->k_dim * cpa_dtype_bytes(shape->dtype), shape->dtype, shape->v_dim, row->got);
 }
 
+/* The scales of heads come from the device, once. */
+static cpa_status read_scales(cpa_verify *verify, cpa_error *err) {
+    const cpa_attention_shape *shape = &verify->worker->options.model.attention;
+    const cpa_device_table *table = verify->worker->device->table;
+    const int32_t heads = shape->kv_heads, n = shape->n_scales;
+    cpa_stream *stream = verify->worker->stream;
+    verify->scales = malloc(2 * (size_t)heads * sizeof *verify->scales);
+    if (!verify->scales) return cpa_fail(err, CPA_NO_MEMORY, "verify: no memory for %d heads", heads);
+    for (int part = CPA_KEYS; part <= CPA_VALUES; part++) {
+        float *to = verify->scales + part * heads;
+        cpa_status status = CPA_OK;
+        to[0] = part == CPA_KEYS ? shape->k_scale : shape->v_scale;
+        if (n > 0) {
+            status =
+                table->copy(to, part == CPA_KEYS ? shape->k_scales : shape->v_scales, n * (int64_t)sizeof *to, stream);
+            if (status == CPA_OK) status = table->stream_sync(stream);
+        }
+        if (status != CPA_OK) return cpa_fail(err, status, "verify: %s", stream->error.message);
+        for (int32_t head = n > 1 ? n : 1; head < heads; head++) to[head] = to[0];
+    }
+    return CPA_OK;
+}
+
 cpa_status cpa_verify_create(cpa_control *control, cpa_worker *worker, double rate, uint64_t seed,
                              const cpa_device_options *device, cpa_verify **out, cpa_error *err) {
     const cpa_attention_shape *shape = &worker->options.model.attention;
@@ -197,6 +220,7 @@ cpa_status cpa_verify_create(cpa_control *control, cpa_worker *worker, double ra
     int on_host = device && device->backend == CPA_BACKEND_HOST;
     cpa_status status = cpa_threads_create(verify->n_threads, on_host ? device->cpus : NULL,
                                            on_host ? device->n_cpus : 0, &verify->threads, err);
+    if (status == CPA_OK) status = read_scales(verify, err);
     if (status != CPA_OK) {
         cpa_verify_destroy(verify);
         return status;
@@ -212,6 +236,7 @@ void cpa_verify_destroy(cpa_verify *verify) {
     device->table->free_host(device, verify->send.bytes);
     device->table->free_host(device, verify->data.bytes);
     cpa_threads_destroy(verify->threads);
+    free(verify->scales);
     free(verify->samples);
     free(verify);
 }

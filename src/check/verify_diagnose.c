@@ -119,6 +119,8 @@ static void diagnose_part(diagnosis *d, const cpa_verify_part *part) {
     const cpa_mask mask = cpa_model_mask(&o->model, d->sample->layer);
     const int64_t query = d->sample->position;
     const int64_t k_row = cpa_shape_row_bytes(shape, CPA_KEYS), v_row = cpa_shape_row_bytes(shape, CPA_VALUES);
+    const float k_scale = cpa_verify_scale(d->verify, CPA_KEYS, part->group->kv_head);
+    const float v_scale = cpa_verify_scale(d->verify, CPA_VALUES, part->group->kv_head);
     const int32_t k_dim = shape->k_dim, v_dim = shape->v_dim;
     if (part->index == 0) {
         cpa_verify_begin_row(d->verify, d->sample, &d->row, pieces[d->keeper].samples);
@@ -134,10 +136,8 @@ static void diagnose_part(diagnosis *d, const cpa_verify_part *part) {
             float k[CPA_MAX_HEAD_DIM], v[CPA_MAX_HEAD_DIM];
             int64_t position = cpa_token_position(d->map, tokens, pieces[r].first + t);
             int sees = cpa_reference_sees(mask, query, position);
-            cpa_reference_read_rows(pieces[r].k + t * k_row, k_words + t * 4, shape->kv_dtype, shape->k_scale, 1, k_dim,
-                                    k);
-            cpa_reference_read_rows(pieces[r].v + t * v_row, v_words + t * 4, shape->kv_dtype, shape->v_scale, 1, v_dim,
-                                    v);
+            cpa_reference_read_rows(pieces[r].k + t * k_row, k_words + t * 4, shape->kv_dtype, k_scale, 1, k_dim, k);
+            cpa_reference_read_rows(pieces[r].v + t * v_row, v_words + t * 4, shape->kv_dtype, v_scale, 1, v_dim, v);
             if (sees) add_key(&d->shards[r], &d->row, k, v);
             if (sees && position < query) add_key(&d->without_self, &d->row, k, v);
             if (sees || position == query + 1) add_key(&d->with_next, &d->row, k, v);

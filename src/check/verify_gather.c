@@ -119,7 +119,7 @@ static cpa_status read_cache(const gather *g, const cpa_verify_group *group, int
                              .ranges = &range,
                              .n_ranges = 1};
     CPA_TRY(worker->device->operators->kv_pack(&args, worker->stream));
-    if (!cpa_kv_scale_bytes(all.dtype, CPA_KEYS, all.k_scale)) return CPA_OK;
+    if (!cpa_kv_words_at(&all, CPA_KEYS)) return CPA_OK;
     head_copy scales =
         copy_of_scales(&all, group->kv_head, count, k_out + count * all.k_dim, v_out + count * all.v_dim);
     args.src = scales.head;
@@ -247,9 +247,10 @@ cpa_status cpa_verify_gather(cpa_verify *verify, const cpa_step_plan *plan, cons
         .map = options->map,
         .rank = verify->control->rank,
         .size = verify->control->size,
-        .k_bytes = cpa_shape_row_bytes(shape, CPA_KEYS) + cpa_kv_scale_bytes(shape->kv_dtype, CPA_KEYS, shape->k_scale),
-        .v_bytes =
-            cpa_shape_row_bytes(shape, CPA_VALUES) + cpa_kv_scale_bytes(shape->kv_dtype, CPA_VALUES, shape->v_scale),
+        .k_bytes = cpa_shape_row_bytes(shape, CPA_KEYS) +
+                   cpa_kv_scale_bytes(shape->kv_dtype, CPA_KEYS, cpa_shape_tensor_scale(shape, CPA_KEYS)),
+        .v_bytes = cpa_shape_row_bytes(shape, CPA_VALUES) +
+                   cpa_kv_scale_bytes(shape->kv_dtype, CPA_VALUES, cpa_shape_tensor_scale(shape, CPA_VALUES)),
         .part_tokens = options->block_size > CPA_PART_TOKENS ? options->block_size : CPA_PART_TOKENS,
         .fn = fn,
         .ctx = ctx,

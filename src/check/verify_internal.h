@@ -41,10 +41,15 @@ struct cpa_verify {
     cpa_verify_sample *samples;
     cpa_verify_memory data;
     int64_t n_samples, cap_samples, sample_bytes;
-    int replicated;               /* the rows of the step are */
-    int64_t next;                 /* the first sample of the layers to come */
+    float *scales;  /* of the cache's tensors, of each KV head: of keys, then of values; 0: rows have their own */
+    int replicated; /* the rows of the step are */
+    int64_t next;   /* the first sample of the layers to come */
     cpa_verify_memory send, recv; /* of the exchange of keys and values */
 };
+
+static inline float cpa_verify_scale(const cpa_verify *verify, cpa_kv_part part, int32_t kv_head) {
+    return verify->scales[part * verify->worker->options.model.attention.kv_heads + kv_head];
+}
 
 /* Makes room for `need` bytes; keeps the first `used`. */
 cpa_status cpa_verify_reserve(cpa_verify *verify, cpa_verify_memory *memory, int64_t need, int64_t used,

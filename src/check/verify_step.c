@@ -132,15 +132,15 @@ static int64_t find_stale(const check *c, const item *it, int64_t first, int64_t
     for (int64_t t = 0; t < n; t++) s->tokens[t] = worker->seqs[chunk_of(c, g)->seq].tokens[s->positions[t]];
     worker->network->recall(worker->network->ctx, sample_of(c, g, 0)->layer, g->kv_head, n, s->tokens, s->positions,
                             s->k_recalled, s->v_recalled);
+    const float k_scale = cpa_verify_scale(c->verify, CPA_KEYS, g->kv_head);
+    const float v_scale = cpa_verify_scale(c->verify, CPA_VALUES, g->kv_head);
     const int64_t start = chunk_of(c, g)->start;
     const cpa_mask mask = cpa_model_mask(&o->model, sample_of(c, g, 0)->layer);
     for (int64_t t = 0; t < n; t++) {
         /* What no query of the step sees may be in a block that is someone else's by now. */
         if (s->positions[t] < start && !cpa_reference_sees(mask, start, s->positions[t])) continue;
-        if (!is_fresh(shape, piece->k + (first + t) * k_row, s->k + t * k_dim, k + t * k_dim * bytes, shape->k_scale,
-                      k_dim) ||
-            !is_fresh(shape, piece->v + (first + t) * v_row, s->v + t * v_dim, v + t * v_dim * bytes, shape->v_scale,
-                      v_dim))
+        if (!is_fresh(shape, piece->k + (first + t) * k_row, s->k + t * k_dim, k + t * k_dim * bytes, k_scale, k_dim) ||
+            !is_fresh(shape, piece->v + (first + t) * v_row, s->v + t * v_dim, v + t * v_dim * bytes, v_scale, v_dim))
             return s->positions[t];
     }
     return -1;
@@ -166,6 +166,8 @@ static void check_item(void *ctx, int64_t index, int32_t thread) {
     const cpa_verify_piece *piece = &it->part->pieces[it->rank];
     const int64_t k_row = cpa_shape_row_bytes(shape, CPA_KEYS), v_row = cpa_shape_row_bytes(shape, CPA_VALUES);
     const int32_t k_dim = shape->k_dim, v_dim = shape->v_dim;
+    const float k_scale = cpa_verify_scale(c->verify, CPA_KEYS, it->part->group->kv_head);
+    const float v_scale = cpa_verify_scale(c->verify, CPA_VALUES, it->part->group->kv_head);
     const char *k_words = piece->k + piece->tokens * k_row;
     const char *v_words = piece->v + piece->tokens * v_row;
     const cpa_mask mask = cpa_model_mask(&o->model, sample_of(c, it->part->group, 0)->layer);
@@ -173,10 +175,10 @@ static void check_item(void *ctx, int64_t index, int32_t thread) {
     for (int64_t first = 0; first < piece->tokens; first += KEYS_AT_ONCE) {
         int64_t n = piece->tokens - first < KEYS_AT_ONCE ? piece->tokens - first : KEYS_AT_ONCE;
         for (int64_t t = 0; t < n; t++) s->positions[t] = cpa_token_position(o->map, tokens, piece->first + first + t);
-        cpa_reference_read_rows(piece->k + first * k_row, k_words + first * 4, shape->kv_dtype, shape->k_scale, n,
-                                k_dim, s->k);
-        cpa_reference_read_rows(piece->v + first * v_row, v_words + first * 4, shape->kv_dtype, shape->v_scale, n,
-                                v_dim, s->v);
+        cpa_reference_read_rows(piece->k + first * k_row, k_words + first * 4, shape->kv_dtype, k_scale, n, k_dim,
+                                s->k);
+        cpa_reference_read_rows(piece->v + first * v_row, v_words + first * 4, shape->kv_dtype, v_scale, n, v_dim,
+                                s->v);
         if (it->first_row == 0 && it->stale < 0 && c->verify->worker->network->recall)
             it->stale = find_stale(c, it, first, n, s);
         for (int64_t i = 0; i < it->n_rows; i++) {

@@ -131,6 +131,7 @@ static cpa_status agree_on_options(cpa_context *c) {
         {"kv_dtype", s->kv_dtype},
         {"k_scale", s->k_scale},
         {"v_scale", s->v_scale},
+        {"n_scales", s->n_scales},
         {"block_size", o->block_size},
         {"interleave", o->interleave},
         {"max_rows", o->max_rows},
@@ -347,6 +348,11 @@ static cpa_status check_args(cpa_context *c, const cpa_context_args *args, const
         return cpa_fail(&c->ops.error, CPA_INVALID,
                         "attend: cache with the scales %g and %g, expected those of the context, %g and %g",
                         (double)kv->k_scale, (double)kv->v_scale, (double)o->shape.k_scale, (double)o->shape.v_scale);
+    }
+    if (kv->n_scales != o->shape.n_scales) {
+        return cpa_fail(&c->ops.error, CPA_INVALID,
+                        "attend: cache with %d scales of heads, expected as many as the context has, %d", kv->n_scales,
+                        o->shape.n_scales);
     }
     const cpa_planned_step *step = cpa_context_step(c);
     if (step->max_block >= kv->num_blocks) {

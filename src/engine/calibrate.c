@@ -156,7 +156,10 @@ static cpa_status run_probe(cpa_device *device, const cpa_worker_options *option
                                               .k_dim = shape->k_dim,
                                               .v_dim = shape->v_dim,
                                               .k_scale = shape->k_scale,
-                                              .v_scale = shape->v_scale},
+                                              .v_scale = shape->v_scale,
+                                              .n_scales = shape->n_scales,
+                                              .k_scales = shape->k_scales,
+                                              .v_scales = shape->v_scales},
                                 shape->layout),
     };
     cpa_error own = {CPA_OK, ""};

@@ -152,6 +152,7 @@ static cpa_status agree_on_options(cpa_engine *engine, cpa_error *err) {
         {"kv_dtype", s->kv_dtype},
         {"k_scale", s->k_scale},
         {"v_scale", s->v_scale},
+        {"n_scales", s->n_scales},
         {"causal", o->model.mask.causal},
         {"window", (double)o->model.mask.window},
         {"sinks", o->model.mask.sinks},

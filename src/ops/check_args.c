@@ -69,6 +69,32 @@ cpa_status cpa_check_scales(const char *where, cpa_dtype kv_dtype, float k_scale
     return CPA_OK;
 }
 
+cpa_status cpa_check_head_scales(const char *where, cpa_dtype kv_dtype, int32_t kv_heads, float k_scale,
+                                 const float *k_scales, const float *v_scales, int32_t n_scales, cpa_error *err) {
+    if (!k_scales && !v_scales && n_scales == 0) return CPA_OK;
+    REQUIRE(err, k_scales && v_scales, "%s: %s is NULL and %s is not, expected both or none", where,
+            k_scales ? "v_scales" : "k_scales",
+            k_scales   ? "k_scales"
+            : v_scales ? "v_scales"
+                       : "n_scales");
+    REQUIRE(err, n_scales == 1 || n_scales == kv_heads, "%s: n_scales is %d, expected 1 or the %d KV heads", where,
+            n_scales, kv_heads);
+    REQUIRE(err, cpa_dtype_traits_of(kv_dtype)->tensor_scale && k_scale == 0,
+            "%s: k_scales and v_scales are given for a cache of %s whose k_scale is %g, expected fp8_e4m3 and 0", where,
+            cpa_dtype_name(kv_dtype), (double)k_scale);
+    CPA_TRY(cpa_check_aligned(where, "k_scales", k_scales, sizeof *k_scales, err));
+    return cpa_check_aligned(where, "v_scales", v_scales, sizeof *v_scales, err);
+}
+
+cpa_status cpa_check_layout(const char *where, cpa_kv_layout layout, cpa_dtype dtype, int32_t k_dim, cpa_error *err) {
+    REQUIRE(err, layout == CPA_TOKEN_MAJOR || layout == CPA_HEAD_MAJOR || layout == CPA_VLLM_X,
+            "%s: layout is %d, expected 0, 1 or 2", where, (int)layout);
+    const int32_t x = (int32_t)(16 / cpa_dtype_bytes(dtype));
+    REQUIRE(err, layout != CPA_VLLM_X || k_dim % x == 0,
+            "%s: k_dim is %d, expected a multiple of %d in the layout of runs of 16 bytes", where, k_dim, x);
+    return CPA_OK;
+}
+
 /* Adds what lies between the first and the last of `count` things that are `stride` apart. */
 static int add_extent(int64_t *elements, int64_t count, int64_t stride) {
     int64_t between;
@@ -113,7 +139,7 @@ typedef struct view_side {
     float scale;
 } view_side;
 
-static cpa_status check_scales(const char *where, const cpa_kv_view *kv, const view_side *side, cpa_error *err) {
+static cpa_status check_row_scales(const char *where, const cpa_kv_view *kv, const view_side *side, cpa_error *err) {
     if (!cpa_kv_scale_bytes(kv->dtype, side->part, side->scale)) return CPA_OK;
     int64_t least = cpa_kv_block_bytes(kv->dtype, side->part, side->scale, kv->block_size, kv->kv_heads, side->dim);
     REQUIRE(err, side->block_stride == 0 || (side->block_stride >= least && side->block_stride % 4 == 0),
@@ -125,10 +151,11 @@ static cpa_status check_scales(const char *where, const cpa_kv_view *kv, const v
 
 static cpa_status check_side(const char *where, const cpa_kv_view *kv, const view_side *given,
                              const view_side *resolved, cpa_error *err) {
+    const int64_t least_token = kv->layout == CPA_VLLM_X ? 1 : given->dim; /* check_runs knows which it has to be */
     CPA_TRY(check_stride(where, given->block, given->block_stride, given->dim, err));
-    CPA_TRY(check_stride(where, given->token, given->token_stride, given->dim, err));
+    CPA_TRY(check_stride(where, given->token, given->token_stride, least_token, err));
     CPA_TRY(check_stride(where, given->head, given->head_stride, given->dim, err));
-    CPA_TRY(check_scales(where, kv, given, err));
+    CPA_TRY(check_row_scales(where, kv, given, err));
     CPA_TRY(cpa_check_aligned(where, given->name, given->pool, cpa_dtype_bytes(kv->dtype), err));
     int64_t elements = given->dim;
     REQUIRE(err,
@@ -142,14 +169,46 @@ static cpa_status check_side(const char *where, const cpa_kv_view *kv, const vie
     return CPA_OK;
 }
 
+/* The strides of CPA_VLLM_X are its own; it is read and written 16 bytes at a time. */
+static cpa_status check_runs(const char *where, const cpa_kv_view *kv, const cpa_kv_view *order, cpa_error *err) {
+    if (kv->layout != CPA_VLLM_X) return CPA_OK;
+    const cpa_kv_view own = cpa_kv_view_resolve((cpa_kv_view){.dtype = kv->dtype,
+                                                              .block_size = kv->block_size,
+                                                              .kv_heads = kv->kv_heads,
+                                                              .k_dim = kv->k_dim,
+                                                              .v_dim = kv->v_dim,
+                                                              .layout = CPA_VLLM_X});
+    REQUIRE(
+        err,
+        (!kv->k_token_stride || kv->k_token_stride == own.k_token_stride) &&
+            (!kv->v_token_stride || kv->v_token_stride == own.v_token_stride) &&
+            order->k_head_stride == own.k_head_stride && order->v_head_stride == own.v_head_stride,
+        "%s: strides of tokens %lld and %lld and of heads %lld and %lld, expected 0 or %lld, %lld, %lld and %lld in "
+        "the layout of runs of 16 bytes",
+        where, (long long)kv->k_token_stride, (long long)kv->v_token_stride, (long long)order->k_head_stride,
+        (long long)order->v_head_stride, (long long)own.k_token_stride, (long long)own.v_token_stride,
+        (long long)own.k_head_stride, (long long)own.v_head_stride);
+    REQUIRE(err,
+            (uintptr_t)kv->k % 16 == 0 && (uintptr_t)kv->v % 16 == 0 &&
+                order->k_block_stride % cpa_kv_key_run(kv->dtype) == 0,
+            "%s: pools at %p and %p and a k_block_stride of %lld, expected multiples of 16 bytes in the layout of runs "
+            "of 16 bytes",
+            where, kv->k, kv->v, (long long)order->k_block_stride);
+    return CPA_OK;
+}
+
 static view_side keys_of(const cpa_kv_view *kv) {
-    return (view_side){CPA_KEYS,  "the key pool",     "k_block_stride",   "k_token_stride",  "k_head_stride", kv->k,
-                       kv->k_dim, kv->k_block_stride, kv->k_token_stride, kv->k_head_stride, kv->k_scale};
+    const float scale = cpa_kv_tensor_scale(kv, CPA_KEYS);
+    return (view_side){CPA_KEYS, "the key pool", "k_block_stride",   "k_token_stride",   "k_head_stride",
+                       kv->k,    kv->k_dim,      kv->k_block_stride, kv->k_token_stride, kv->k_head_stride,
+                       scale};
 }
 
 static view_side values_of(const cpa_kv_view *kv) {
-    return (view_side){CPA_VALUES, "the value pool",   "v_block_stride",   "v_token_stride",  "v_head_stride", kv->v,
-                       kv->v_dim,  kv->v_block_stride, kv->v_token_stride, kv->v_head_stride, kv->v_scale};
+    const float scale = cpa_kv_tensor_scale(kv, CPA_VALUES);
+    return (view_side){CPA_VALUES, "the value pool", "v_block_stride",   "v_token_stride",   "v_head_stride",
+                       kv->v,      kv->v_dim,        kv->v_block_stride, kv->v_token_stride, kv->v_head_stride,
+                       scale};
 }
 
 cpa_status cpa_check_view(const char *where, const cpa_kv_view *kv, cpa_error *err) {
@@ -164,9 +223,13 @@ cpa_status cpa_check_view(const char *where, const cpa_kv_view *kv, cpa_error *e
     CPA_TRY(cpa_check_dim(where, "k_dim", kv->k_dim, err));
     CPA_TRY(cpa_check_dim(where, "v_dim", kv->v_dim, err));
     CPA_TRY(cpa_check_scales(where, kv->dtype, kv->k_scale, kv->v_scale, err));
+    CPA_TRY(cpa_check_head_scales(where, kv->dtype, kv->kv_heads, kv->k_scale, kv->k_scales, kv->v_scales, kv->n_scales,
+                                  err));
+    CPA_TRY(cpa_check_layout(where, kv->layout, kv->dtype, kv->k_dim, err));
     const cpa_kv_view resolved = cpa_kv_view_resolve(*kv);
     const view_side given[] = {keys_of(kv), values_of(kv)}, full[] = {keys_of(&resolved), values_of(&resolved)};
     CPA_TRY(check_side(where, kv, &given[0], &full[0], err));
+    CPA_TRY(check_runs(where, kv, &resolved, err));
     return check_side(where, kv, &given[1], &full[1], err);
 }
 
@@ -180,6 +243,11 @@ cpa_status cpa_check_same_shape(const char *where, const cpa_kv_view *a, const c
     REQUIRE(err, a->k_scale == b->k_scale && a->v_scale == b->v_scale,
             "%s: src has the scales %g and %g, but dst has %g and %g", where, (double)a->k_scale, (double)a->v_scale,
             (double)b->k_scale, (double)b->v_scale);
+    REQUIRE(err, !a->k_scales == !b->k_scales && a->n_scales == b->n_scales,
+            "%s: src has %d scales of heads, but dst has %d", where, a->n_scales, b->n_scales);
+    REQUIRE(err, (a->layout == CPA_VLLM_X) == (b->layout == CPA_VLLM_X),
+            "%s: src has layout %d, but dst has %d; cpa_kv_convert brings blocks from one to the other", where,
+            (int)a->layout, (int)b->layout);
     return CPA_OK;
 }
 

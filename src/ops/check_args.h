@@ -37,6 +37,10 @@ cpa_status cpa_check_rows(const char *where, const char *name, int64_t rows, int
 
 /* Whether the scales of keys and of values, those of whole tensors, go together and with the dtype of the cache. */
 cpa_status cpa_check_scales(const char *where, cpa_dtype kv_dtype, float k_scale, float v_scale, cpa_error *err);
+/* The same of scales of heads, and whether the widths suit the layout. The dtype is valid. */
+cpa_status cpa_check_head_scales(const char *where, cpa_dtype kv_dtype, int32_t kv_heads, float k_scale,
+                                 const float *k_scales, const float *v_scales, int32_t n_scales, cpa_error *err);
+cpa_status cpa_check_layout(const char *where, cpa_kv_layout layout, cpa_dtype dtype, int32_t k_dim, cpa_error *err);
 cpa_status cpa_check_view(const char *where, const cpa_kv_view *kv, cpa_error *err);
 cpa_status cpa_check_same_shape(const char *where, const cpa_kv_view *a, const cpa_kv_view *b, cpa_error *err);
 

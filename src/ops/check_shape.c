@@ -25,8 +25,9 @@ cpa_status cpa_check_shape(const char *where, const cpa_attention_shape *s, cpa_
     CPA_TRY(check_widths(where, s, err));
     CPA_TRY(cpa_check_dtype(where, "dtype", s->dtype, err));
     REQUIRE(err, cpa_dtype_traits_of(s->kv_dtype), "%s: kv_dtype is %d, which is none", where, (int)s->kv_dtype);
-    REQUIRE(err, s->layout == CPA_TOKEN_MAJOR || s->layout == CPA_HEAD_MAJOR, "%s: layout is %d, expected 0 or 1",
-            where, (int)s->layout);
+    CPA_TRY(cpa_check_layout(where, s->layout, s->kv_dtype, s->k_dim, err));
+    CPA_TRY(
+        cpa_check_head_scales(where, s->kv_dtype, s->kv_heads, s->k_scale, s->k_scales, s->v_scales, s->n_scales, err));
     return cpa_check_scales(where, s->kv_dtype, s->k_scale, s->v_scale, err);
 }
 

@@ -1,4 +1,4 @@
-/* kv_write, kv_copy, kv_move and kv_pack: every argument is checked here, then the table of the back end runs. */
+/* kv_write, kv_copy, kv_move, kv_convert and kv_pack: every argument is checked here, then the table of the back end runs. */
 #include <stdlib.h>
 
 #include "base/struct_size.h"
@@ -65,20 +65,28 @@ cpa_status cpa_kv_write(const cpa_kv_write_args *given, cpa_stream *stream) {
 
 /* ---- kv_copy ---- */
 
+/* The blocks of a copy or a conversion, which is named `where`. */
+typedef struct block_pairs {
+    const char *where;
+    const cpa_kv_view *src, *dst;
+    const int64_t (*pairs)[2];
+    int64_t n;
+} block_pairs;
+
 /* Every block is written once, and none is read that is written. */
-static cpa_status check_pairs(const cpa_kv_copy_args *args, cpa_error *err) {
-    const int64_t n = args->n_pairs;
-    const int one_pool = args->src.k == args->dst.k || args->src.v == args->dst.v;
-    cpa_checked_range *written = malloc((size_t)(n + 1) * sizeof *written);
-    if (!written) return cpa_fail(err, CPA_NO_MEMORY, "kv_copy: no memory for the check of %lld pairs", (long long)n);
-    for (int64_t i = 0; i < n; i++) {
-        const int64_t dst = args->pairs[i][1];
+static cpa_status check_once(const block_pairs *p, cpa_error *err) {
+    const int one_pool = p->src->k == p->dst->k || p->src->v == p->dst->v;
+    cpa_checked_range *written = malloc((size_t)(p->n + 1) * sizeof *written);
+    if (!written)
+        return cpa_fail(err, CPA_NO_MEMORY, "%s: no memory for the check of %lld pairs", p->where, (long long)p->n);
+    for (int64_t i = 0; i < p->n; i++) {
+        const int64_t dst = p->pairs[i][1];
         written[i] = (cpa_checked_range){dst, dst + 1, i};
     }
-    cpa_status status = cpa_check_disjoint("kv_copy", "pairs", "the destination", written, n, err);
-    for (int64_t i = 0; i < n && one_pool && status == CPA_OK; i++) {
-        const int64_t src = args->pairs[i][0];
-        int64_t low = 0, high = n;
+    cpa_status status = cpa_check_disjoint(p->where, "pairs", "the destination", written, p->n, err);
+    for (int64_t i = 0; i < p->n && one_pool && status == CPA_OK; i++) {
+        const int64_t src = p->pairs[i][0];
+        int64_t low = 0, high = p->n;
         while (low < high) { /* the first that is written and not below src */
             const int64_t middle = low + (high - low) / 2;
             if (written[middle].begin < src)
@@ -86,28 +94,32 @@ static cpa_status check_pairs(const cpa_kv_copy_args *args, cpa_error *err) {
             else
                 high = middle;
         }
-        if (low == n || written[low].begin != src) continue;
-        status = cpa_fail(err, CPA_INVALID,
-                          "kv_copy: pairs[%lld] reads block %lld, which pairs[%lld] writes in the same pool",
-                          (long long)i, (long long)src, (long long)written[low].index);
+        if (low == p->n || written[low].begin != src) continue;
+        status =
+            cpa_fail(err, CPA_INVALID, "%s: pairs[%lld] reads block %lld, which pairs[%lld] writes in the same pool",
+                     p->where, (long long)i, (long long)src, (long long)written[low].index);
     }
     free(written);
     return status;
+}
+
+static cpa_status check_pairs(const block_pairs *p, cpa_error *err) {
+    REQUIRE(err, p->n >= 0 && p->n <= INT32_MAX && (p->n == 0 || p->pairs), "%s: n_pairs is %lld and pairs is %s",
+            p->where, (long long)p->n, p->pairs ? "set" : "NULL");
+    for (int64_t i = 0; i < p->n; i++) {
+        int64_t src = p->pairs[i][0], dst = p->pairs[i][1];
+        REQUIRE(err, src >= 0 && src < p->src->num_blocks && dst >= 0 && dst < p->dst->num_blocks,
+                "%s: pairs[%lld] copies block %lld of %lld to block %lld of %lld", p->where, (long long)i,
+                (long long)src, (long long)p->src->num_blocks, (long long)dst, (long long)p->dst->num_blocks);
+    }
+    return check_once(p, err);
 }
 
 static cpa_status check_kv_copy(const cpa_kv_copy_args *args, cpa_error *err) {
     CPA_TRY(cpa_check_view("kv_copy: src", &args->src, err));
     CPA_TRY(cpa_check_view("kv_copy: dst", &args->dst, err));
     CPA_TRY(cpa_check_same_shape("kv_copy", &args->src, &args->dst, err));
-    REQUIRE(err, args->n_pairs >= 0 && args->n_pairs <= INT32_MAX && (args->n_pairs == 0 || args->pairs),
-            "kv_copy: n_pairs is %lld and pairs is %s", (long long)args->n_pairs, args->pairs ? "set" : "NULL");
-    for (int64_t i = 0; i < args->n_pairs; i++) {
-        int64_t src = args->pairs[i][0], dst = args->pairs[i][1];
-        REQUIRE(err, src >= 0 && src < args->src.num_blocks && dst >= 0 && dst < args->dst.num_blocks,
-                "kv_copy: pairs[%lld] copies block %lld of %lld to block %lld of %lld", (long long)i, (long long)src,
-                (long long)args->src.num_blocks, (long long)dst, (long long)args->dst.num_blocks);
-    }
-    return check_pairs(args, err);
+    return check_pairs(&(block_pairs){"kv_copy", &args->src, &args->dst, args->pairs, args->n_pairs}, err);
 }
 
 cpa_status cpa_kv_copy(const cpa_kv_copy_args *given, cpa_stream *stream) {
@@ -125,6 +137,10 @@ static cpa_status check_kv_move(const cpa_kv_move_args *args, cpa_stream *stream
     CPA_TRY(cpa_check_view("kv_move: src", &args->src, err));
     CPA_TRY(cpa_check_view("kv_move: dst", &args->dst, err));
     CPA_TRY(cpa_check_same_shape("kv_move", &args->src, &args->dst, err));
+    if (args->src.layout == CPA_VLLM_X)
+        return cpa_fail(err, CPA_UNSUPPORTED,
+                        "kv_move: layout is %d, in which no token lies in one piece; expected 0 or 1",
+                        (int)args->src.layout);
     REQUIRE(err, args->n >= 0 && args->n <= CPA_KV_MOVE_MOST, "kv_move: n is %lld, expected 0 to %d",
             (long long)args->n, CPA_KV_MOVE_MOST);
     REQUIRE(err, args->n == 0 || args->slots, "kv_move: slots is NULL");
@@ -139,6 +155,30 @@ cpa_status cpa_kv_move(const cpa_kv_move_args *given, cpa_stream *stream) {
     CPA_TRY(CPA_STRUCT_TAKE("kv_move", given, cpa_kv_move_args, n, &args, &stream->error));
     CPA_TRY(check_kv_move(&args, stream));
     return args.n > 0 ? stream->device->operators->kv_move(&args, stream) : CPA_OK;
+}
+
+/* ---- kv_convert ---- */
+
+static cpa_status check_kv_convert(const cpa_kv_convert_args *args, cpa_error *err) {
+    const cpa_kv_view *a = &args->src, *b = &args->dst;
+    CPA_TRY(cpa_check_view("kv_convert: src", a, err));
+    CPA_TRY(cpa_check_view("kv_convert: dst", b, err));
+    REQUIRE(
+        err,
+        a->block_size == b->block_size && a->kv_heads == b->kv_heads && a->k_dim == b->k_dim && a->v_dim == b->v_dim,
+        "kv_convert: src has block_size %d, kv_heads %d, k_dim %d, v_dim %d, but dst has %d, %d, %d, %d", a->block_size,
+        a->kv_heads, a->k_dim, a->v_dim, b->block_size, b->kv_heads, b->k_dim, b->v_dim);
+    REQUIRE(err, args->n_pairs == 0 || (a->k != b->k && a->v != b->v),
+            "kv_convert: src and dst have the same %s pool, expected two", a->k == b->k ? "key" : "value");
+    return check_pairs(&(block_pairs){"kv_convert", a, b, args->pairs, args->n_pairs}, err);
+}
+
+cpa_status cpa_kv_convert(const cpa_kv_convert_args *given, cpa_stream *stream) {
+    cpa_kv_convert_args args;
+    if (!stream) return CPA_INVALID;
+    CPA_TRY(CPA_STRUCT_TAKE("kv_convert", given, cpa_kv_convert_args, n_pairs, &args, &stream->error));
+    CPA_TRY(check_kv_convert(&args, &stream->error));
+    return stream->device->operators->kv_convert(&args, stream);
 }
 
 /* ---- kv_pack ---- */

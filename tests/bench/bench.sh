@@ -75,6 +75,8 @@ results_are_right() {
         expect_right 3
         bench 1 kv_pack --dtype $dtype --shapes 100,65:block-size=32:pages=ordered --iters 3
         expect_right 2
+        bench 1 kv_convert --dtype $dtype --shapes 96:layout=vllm-x,64:layout=head-major:block-size=32 --iters 3
+        expect_right 2
         bench 1 linear --dtype $dtype --shapes 3x128x300,20x64x33 --iters 3
         expect_right 2
         bench 1 rmsnorm --dtype $dtype --shapes 3x100,40x64 --iters 3

@@ -1,4 +1,4 @@
-/* The engine over quantised caches, over both layouts of the cache and over layers with windows of their own: every
+/* The engine over quantised caches, over the layouts of the cache and over layers with windows of their own: every
  * algorithm is checked row by row against float64, and gives the same bits where the back end promises them. */
 #include <string.h>
 
@@ -32,7 +32,7 @@ static void expect_same_bits(uint64_t a, uint64_t b) {
     if (cpa_test_promises_bits()) CU_ASSERT_EQUAL(a, b);
 }
 
-/* The digest under pass-Q, after checking that pass-KV, the other layout and other steps give the same. */
+/* The digest under pass-Q, after checking that pass-KV, the other layouts and other steps give the same. */
 static uint64_t common_digest(cpa_engine_options options) {
     options.algorithm = CPA_PASS_Q;
     uint64_t digest = digest_of(&options);
@@ -41,6 +41,7 @@ static uint64_t common_digest(cpa_engine_options options) {
     options.model.attention.layout = CPA_HEAD_MAJOR;
     expect_same_bits(digest_of(&options), digest);
     options.algorithm = CPA_AUTO;
+    options.model.attention.layout = CPA_VLLM_X;
     options.max_num_batched_tokens = 37;
     expect_same_bits(digest_of(&options), digest);
     return digest;
@@ -54,6 +55,34 @@ static void every_quantised_cache_is_checked_and_gives_the_same_bits(void) {
         if (kind == 1) options.model.attention.k_scale = 0.03125f, options.model.attention.v_scale = 0.0625f;
         CU_ASSERT_NOT_EQUAL(common_digest(options), plain);
     }
+}
+
+/* Scales of heads that lie on the device: those that are all the same are that of the tensor. */
+static void scales_of_heads_are_checked_too(void) {
+    float all[8], apart[8];
+    cpa_device *device;
+    cpa_stream *stream;
+    cpa_engine_options options = default_options();
+    const int32_t heads = options.model.attention.kv_heads;
+    for (int32_t h = 0; h < 8; h++) all[h] = 0.03125f, apart[h] = 0.03125f * (1 + 0.3f * (float)(1 + h % 3));
+    cpa_test_device_open(1, &device, &stream);
+    float *device_all = cpa_test_upload(stream, all, sizeof all),
+          *device_apart = cpa_test_upload(stream, apart, sizeof apart);
+    options.model.attention.kv_dtype = CPA_FP8_E4M3;
+    options.model.attention.k_scale = options.model.attention.v_scale = 0.03125f;
+    const uint64_t of_tensor = digest_of(&options);
+    options.model.attention.k_scale = options.model.attention.v_scale = 0;
+    options.model.attention.n_scales = heads;
+    options.model.attention.k_scales = options.model.attention.v_scales = device_all;
+    expect_same_bits(common_digest(options), of_tensor);
+    options.model.attention.k_scales = device_apart;
+    CU_ASSERT_NOT_EQUAL(common_digest(options), of_tensor);
+    options.model.attention.n_scales = 1;
+    options.model.attention.k_scales = device_all;
+    expect_same_bits(digest_of(&options), of_tensor);
+    cpa_test_free(stream, device_apart);
+    cpa_test_free(stream, device_all);
+    cpa_test_device_close(device, stream);
 }
 
 static void sixteen_bit_queries_over_quantised_caches(void) {
@@ -94,6 +123,7 @@ static void scales_that_make_no_sense_are_named(void) {
 static const cpa_test tests[] = {
     {"every quantised cache is checked and gives the same bits",
      every_quantised_cache_is_checked_and_gives_the_same_bits},
+    {"scales of heads are checked too", scales_of_heads_are_checked_too},
     {"16-bit queries over quantised caches", sixteen_bit_queries_over_quantised_caches},
     {"layers with windows of their own are checked", layers_with_windows_of_their_own_are_checked},
     {"scales that make no sense are named", scales_that_make_no_sense_are_named},

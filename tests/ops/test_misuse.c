@@ -80,6 +80,22 @@ static void kv_copy(void) {
     free_view(args.src);
 }
 
+RUN(kv_convert)
+
+static void kv_convert(void) {
+    typedef cpa_kv_convert_args T;
+    static const member members[] = {VIEW_MEMBERS(T, src), VIEW_MEMBERS(T, dst), M(T, n_pairs, INT64)};
+    int64_t pairs[2][2] = {{0, 1}, {5, 2}};
+    T args = {sizeof args, make_view(), make_view(), (const int64_t(*)[2])pairs, 2};
+    misuse_all(&(call){"kv_convert", run_kv_convert, &args, sizeof args, MEMBERS(members), sizeof args});
+    cpa_kv_view dst = args.dst;
+    args.dst = args.src;
+    CU_ASSERT_EQUAL(cpa_kv_convert(&args, stream), CPA_INVALID);
+    CU_ASSERT_STRING_EQUAL(said(), "kv_convert: src and dst have the same key pool, expected two");
+    free_view(dst);
+    free_view(args.src);
+}
+
 RUN(kv_pack)
 
 static cpa_kv_range packed_range;
@@ -176,7 +192,7 @@ static void plan_set(void) {
                                      M(T, shape.k_scale, INT32),
                                      M(T, shape.v_in_k, INT32),
                                      M(T, shape.reserved[0], RESERVED),
-                                     M(T, shape.reserved[4], RESERVED),
+                                     M(T, shape.n_scales, INT32),
                                      M(T, n_items, INT64),
                                      M(T, block_tables_on_device, INT32),
                                      M(T, num_blocks, INT64)};
@@ -572,6 +588,7 @@ static const cpa_test tests[] = {
     {"kv_write", kv_write},
     {"kv_copy", kv_copy},
     {"kv_move", kv_move},
+    {"kv_convert", kv_convert},
     {"kv_pack and its ranges", kv_pack},
     {"a batch", plan_set},
     {"an item", items},

@@ -52,7 +52,6 @@ static void qk_norm_rope(void) {
                                      M(T, shape.v_in_k, RESERVED),
                                      M(T, shape.dtype, INT32),
                                      M(T, shape.reserved[0], RESERVED),
-                                     M(T, shape.reserved[4], RESERVED),
                                      M(T, qkv, POINTER),
                                      M(T, qkv_stride, INT64),
                                      M(T, q_weight, OPTIONAL),

@@ -90,7 +90,7 @@ static void bad_plans(void) {
     g.batch.shape.kv_heads = 0, refuse_plan(&g, "kv_heads, 0");
     g.batch.shape.k_dim = 257, refuse_plan(&g, "k_dim is 257, expected 1..256");
     g.batch.shape.v_dim = 0, refuse_plan(&g, "v_dim is 0");
-    g.batch.shape.reserved[5] = 9, refuse_plan(&g, "the reserved bytes of the shape");
+    g.batch.shape.reserved[0] = 9, refuse_plan(&g, "the reserved bytes of the shape");
     g.batch.block_size = 24, refuse_plan(&g, "block_size is 24");
     g.batch.items = NULL, refuse_plan(&g, "items is NULL");
     g.batch.block_tables = NULL, refuse_plan(&g, "block_tables is NULL");

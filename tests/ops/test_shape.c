@@ -105,7 +105,7 @@ static void bad_shapes(void) {
     bad = GOOD, bad.v_dim = 0, refuse(bad, CPA_INVALID, "v_dim is 0");
     bad = GOOD, bad.dtype = CPA_INT8, refuse(bad, CPA_INVALID, "dtype is 4");
     bad = GOOD, bad.kv_dtype = CPA_KV_DTYPE_COUNT, refuse(bad, CPA_INVALID, "kv_dtype is 5");
-    bad = GOOD, bad.layout = (cpa_kv_layout)2, refuse(bad, CPA_INVALID, "layout is 2");
+    bad = GOOD, bad.layout = (cpa_kv_layout)3, refuse(bad, CPA_INVALID, "layout is 3");
     bad = GOOD, bad.k_scale = bad.v_scale = 1, refuse(bad, CPA_INVALID, "k_scale is 1");
     bad.kv_dtype = CPA_FP8_E4M3;
     CU_ASSERT_EQUAL(cpa_check_shape("here", &bad, NULL), CPA_OK);

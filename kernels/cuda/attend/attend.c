@@ -57,8 +57,15 @@ static void fill_args(const cpa_cuda_plan *plan, const cpa_attend_args *args, co
         .v_head_stride = kv.v_head_stride,
         .q_dtype = args->q_dtype,
         .kv_dtype = kv.dtype,
-        .k_scale = kv.k_scale,
-        .v_scale = kv.v_scale,
+        .k_run_shift = cpa_kv_run_shift(&kv, CPA_KEYS),
+        .v_run_shift = cpa_kv_run_shift(&kv, CPA_VALUES),
+        .k_run_stride = (int64_t)kv.block_size * cpa_kv_key_run(kv.dtype),
+        .v_run_stride = kv.block_size,
+        .k_scale = cpa_kv_tensor_scale(&kv, CPA_KEYS),
+        .v_scale = cpa_kv_tensor_scale(&kv, CPA_VALUES),
+        .k_head_scales = kv.k_scales,
+        .v_head_scales = kv.v_scales,
+        .head_scale_step = kv.n_scales > 1,
         .k_words_at = cpa_kv_words_at(&kv, CPA_KEYS),
         .v_words_at = cpa_kv_words_at(&kv, CPA_VALUES),
         .q_heads = q_heads,
@@ -119,9 +126,22 @@ static int aligned(const void *pointer, uintptr_t bytes) {
     return (uintptr_t)pointer % bytes == 0;
 }
 
+/* The same over rows that lie in runs, if the plan has been told of them: it has work for the decode kernel alone, or
+ * room for other rows in one piece. */
+static int runs_fit(const cpa_cuda_plan *plan, const cpa_cuda_attend_args *a) {
+    const int64_t strides = (a->k_block_stride | a->v_block_stride) * cpa_dtype_bytes(a->kv_dtype);
+    return plan->base.shape.layout == CPA_VLLM_X && (plan->n_prefill == 0 || plan->n_widened > 0) &&
+           (a->q_dtype == CPA_BF16 || a->q_dtype == CPA_F16) &&
+           (a->kv_dtype == a->q_dtype || a->kv_dtype == CPA_FP8_E4M3) && a->k_dim % 8 == 0 && a->v_dim % 8 == 0 &&
+           a->q_row_stride % 8 == 0 && strides % 16 == 0 && aligned(a->q, 16) && aligned(a->ready_q, 16) &&
+           aligned(a->k, 16) && aligned(a->v, 16) && aligned(a->out, 16) && aligned(a->o, 16) &&
+           a->o_row_stride % 4 == 0 && 1 << a->block_shift >= CPA_CUDA_DECODE_RUN && a->scale > 0;
+}
+
 /* The tensor-core kernels move 8 elements of the inputs (16 codes) and 4 of the state at a time, multiply in the
  * inputs' dtype, and take the largest raw score for the largest scaled one. */
-static int tensor_cores_fit(const cpa_cuda_attend_args *a, int has_score, int has_slopes) {
+static int tensor_cores_fit(const cpa_cuda_plan *plan, const cpa_cuda_attend_args *a, int has_score, int has_slopes) {
+    if (a->k_run_shift < 30) return !has_score && runs_fit(plan, a);
     const int64_t inputs = a->q_row_stride | a->k_block_stride | a->k_token_stride | a->k_head_stride |
                            a->v_block_stride | a->v_token_stride | a->v_head_stride | a->k_dim | a->v_dim;
     const int quantised = cpa_dtype_is_quantised(a->kv_dtype), wide = a->k_dim > 192 || a->v_dim > 128;
@@ -181,9 +201,9 @@ static cpa_status run_hopper(const cpa_cuda_attend_args *a, const cpa_kv_view *v
     return cpa_cuda_attend_hopper(a, &maps, n_pieces, stream);
 }
 
-/* Over a quantised cache: its blocks are widened first, which is little beside the products of a prefill. Those of few
- * tokens then lie side by side, as blocks that are copied at once. */
-static cpa_status run_hopper_widened(const cpa_cuda_plan *plan, const cpa_cuda_attend_args *a, cpa_stream *stream) {
+/* Over a quantised cache, or rows that lie in runs: the blocks become rows of elements first, which is little beside the
+ * products of a prefill. Those of few tokens then lie side by side, as blocks that are copied at once. */
+static cpa_status run_widened(const cpa_cuda_plan *plan, const cpa_cuda_attend_args *a, cpa_stream *stream) {
     const char *image = plan->memory->image;
     const int64_t rows = (int64_t)plan->n_widened * a->kv_heads << a->block_shift;
     const int32_t wide_block = cpa_cuda_wide_block(1 << a->block_shift);
@@ -198,16 +218,27 @@ static cpa_status run_hopper_widened(const cpa_cuda_plan *plan, const cpa_cuda_a
         .v_dim = a->v_dim,
     });
     cpa_cuda_attend_args over = *a;
+    const int32_t *blocks = (const int32_t *)(image + plan->widened_blocks_at);
     float *k_scales = (float *)((char *)wide.v + rows * a->v_dim * cpa_dtype_bytes(a->q_dtype));
     over.k = wide.k;
     over.v = wide.v;
-    over.k_scales = k_scales;
+    over.k_block_stride = wide.k_block_stride;
+    over.k_token_stride = wide.k_token_stride;
+    over.k_head_stride = wide.k_head_stride;
+    over.v_block_stride = wide.v_block_stride;
+    over.v_token_stride = wide.v_token_stride;
+    over.v_head_stride = wide.v_head_stride;
+    over.k_run_shift = over.v_run_shift = 30;
+    over.k_scales = cpa_dtype_is_quantised(a->kv_dtype) ? k_scales : NULL;
     over.kv_dtype = a->q_dtype;
     over.block_shift = cpa_cuda_log2(wide_block);
     over.tables = (const int32_t *)(image + plan->widened_tables_at);
-    CPA_TRY(cpa_cuda_attend_widen(a, (const int32_t *)(image + plan->widened_blocks_at), plan->n_widened, wide_block,
-                                  wide.k, wide.v, k_scales, stream));
-    return run_hopper(&over, &wide, plan->n_prefill, stream);
+    if (a->k_run_shift < 30)
+        CPA_TRY(cpa_cuda_attend_widen_runs(a, blocks, plan->n_widened, wide_block, wide.k, wide.v, k_scales, stream));
+    else
+        CPA_TRY(cpa_cuda_attend_widen(a, blocks, plan->n_widened, wide_block, wide.k, wide.v, k_scales, stream));
+    if (cpa_cuda_device_of(stream)->path == CPA_CUDA_HOPPER) return run_hopper(&over, &wide, plan->n_prefill, stream);
+    return cpa_cuda_attend_portable(&over, plan->n_prefill, plan->tile_rows, stream);
 }
 
 static cpa_status run_prefill(const cpa_cuda_plan *plan, const cpa_cuda_attend_args *a, const cpa_kv_view *kv,
@@ -215,8 +246,9 @@ static cpa_status run_prefill(const cpa_cuda_plan *plan, const cpa_cuda_attend_a
     /* A bias is read element by element, in more code than the Hopper kernel has registers for. */
     const int hopper =
         cpa_cuda_device_of(stream)->path == CPA_CUDA_HOPPER && kv->num_blocks > 0 && !a->score.bias.values;
+    if (a->k_run_shift < 30) return run_widened(plan, a, stream);
     if (hopper && a->kv_dtype == a->q_dtype) return run_hopper(a, kv, plan->n_prefill, stream);
-    if (hopper && plan->n_widened > 0) return run_hopper_widened(plan, a, stream);
+    if (hopper && plan->n_widened > 0) return run_widened(plan, a, stream);
     return cpa_cuda_attend_portable(a, plan->n_prefill, plan->tile_rows, stream);
 }
 
@@ -295,11 +327,12 @@ cpa_status cpa_cuda_attend(const cpa_attend_plan *base, const cpa_attend_args *a
     CPA_TRY(check_capture(plan, stream));
     CPA_TRY(upload(plan, stream, &takes_tables));
     fill_args(plan, args, ready_q, &a);
-    const int fits = tensor_cores_fit(&a, args->rules || args->custom || args->bias,
+    const int fits = tensor_cores_fit(plan, &a, args->rules || args->custom || args->bias,
                                       args->bias || (args->rules && args->rules->alibi_slopes));
     fill_score(args, &a);
     /* The kernel of shared keys knows no rules. */
-    const int shares = plan->n_shared == 0 || (path == CPA_CUDA_HOPPER && a.kv_dtype == a.q_dtype && !a.score.any);
+    const int shares = plan->n_shared == 0 ||
+                       (path == CPA_CUDA_HOPPER && a.kv_dtype == a.q_dtype && a.k_run_shift == 30 && !a.score.any);
     const int simple = path == CPA_CUDA_SIMPLE || !fits || !shared_memory_suffices(plan, &a, stream) || !shares;
     if (simple || plan->n_prefill > 0) CPA_TRY(place_ready_queries(plan, &a, ready_q, stream));
     if (simple) return cpa_cuda_attend_simple(&a, plan->rows, stream);

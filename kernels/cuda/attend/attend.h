@@ -171,8 +171,13 @@ typedef struct cpa_cuda_attend_args {
     int64_t q_row_stride; /* strides in elements */
     int64_t k_block_stride, k_token_stride, k_head_stride;
     int64_t v_block_stride, v_token_stride, v_head_stride;
+    int32_t k_run_shift,
+        v_run_shift; /* log2 of the elements of a run, 30: rows lie in one piece; and from run to run: */
+    int64_t k_run_stride, v_run_stride;
     cpa_dtype q_dtype, kv_dtype;
-    float k_scale, v_scale;         /* quantised caches: of the whole tensor, or */
+    float k_scale, v_scale;                     /* quantised caches: of the whole tensor, or */
+    const float *k_head_scales, *v_head_scales; /* NULL; else of heads, times that of the tensor, */
+    int32_t head_scale_step;                    /* 0: one for all of them */
     int64_t k_words_at, v_words_at; /* where the scales of rows lie in a block, in bytes; 0: rows have none */
     const float *k_scales; /* widened codes: [blocks, kv_heads, block_size]; NULL: keys are what they stand for */
     int32_t q_heads, kv_heads, group, k_dim, v_dim;
@@ -236,6 +241,14 @@ static inline int32_t cpa_cuda_decode_heads(int32_t kv_heads, int32_t k_dim, int
     return kv_heads % 2 == 0 && k_dim * element_bytes <= 128 && v_dim * element_bytes <= 128 ? 2 : 1;
 }
 
+/* The same of a shape; rows in runs are not short where they lie. */
+static inline int32_t cpa_cuda_decode_shape_heads(const cpa_attention_shape *shape) {
+    const int64_t element_bytes = cpa_dtype_is_quantised(shape->kv_dtype) ? 1 : 2; /* that the kernel takes */
+    return shape->layout == CPA_VLLM_X
+               ? 1
+               : cpa_cuda_decode_heads(shape->kv_heads, shape->k_dim, shape->v_dim, element_bytes);
+}
+
 /* attend_plan_update.cu: the items, pieces and row maps of what an update reads. */
 cpa_status cpa_cuda_read_sequences(const cpa_cuda_update_args *args, cpa_stream *stream);
 cpa_status cpa_cuda_deal_pieces(const cpa_cuda_update_args *args, cpa_stream *stream);
@@ -260,6 +273,10 @@ cpa_status cpa_cuda_attend_hopper(const cpa_cuda_attend_args *args, const cpa_cu
  * wide_block tokens of the work space. */
 cpa_status cpa_cuda_attend_widen(const cpa_cuda_attend_args *args, const int32_t *blocks, int32_t n_blocks,
                                  int32_t wide_block, void *k, void *v, float *k_scales, cpa_stream *stream);
+/* The same of a cache whose rows lie in runs, of codes in e4m3 or of elements of the queries' dtype, which become rows
+ * with no scales. Blocks hold 16 tokens or more. */
+cpa_status cpa_cuda_attend_widen_runs(const cpa_cuda_attend_args *args, const int32_t *blocks, int32_t n_blocks,
+                                      int32_t wide_block, void *k, void *v, float *k_scales, cpa_stream *stream);
 /* Tokens of a block of the work space that blocks of so many are widened to. It is ours, so small ones become one that
  * is copied at once. */
 CPA_HOST_DEVICE static inline int32_t cpa_cuda_wide_block(int32_t block_size) {

@@ -11,6 +11,7 @@
 #include "kernels/cuda/attend/decode_join.cuh"
 #include "kernels/cuda/attend/decode_loads.cuh"
 #include "kernels/cuda/attend/decode_quant.cuh"
+#include "kernels/cuda/attend/decode_runs.cuh"
 #include "kernels/cuda/attend/mma.cuh"
 #include "kernels/cuda/attend/score.cuh"
 
@@ -20,13 +21,13 @@ constexpr int KEYS = DECODE_RUN;
 
 /* Codes: of a quantised cache, or void. Heads: a CTA's; a gang of as many warps walks through the same keys. Ruled:
  * scores have rules (score.cuh). Rows: of runs; where codes are arithmetic enough to hide the question, one kernel takes
- * either. */
+ * either. Runs: rows lie in runs of their own. */
 template <typename Element, typename Codes, int KeyDim, int ValueDim, int Stages, int Warps, int Heads, bool Ruled,
-          run_rows Rows = std::is_void<Codes>::value ? ROWS_TOGETHER : ROWS_EITHER>
+          run_rows Rows = std::is_void<Codes>::value ? ROWS_TOGETHER : ROWS_EITHER, bool Runs = false>
 struct config {
     using element = Element;
     using codes = Codes;
-    static constexpr bool QUANTISED = !std::is_void<Codes>::value, RULED = Ruled;
+    static constexpr bool QUANTISED = !std::is_void<Codes>::value, RULED = Ruled, RUNS = Runs;
     static constexpr int BYTES = QUANTISED ? 1 : 2; /* of an element of the cache */
     static constexpr int K_DIM = KeyDim, V_DIM = ValueDim, STAGES = Stages, WARPS = Warps, THREADS = 32 * WARPS;
     static constexpr run_rows ROWS = Rows;
@@ -43,6 +44,9 @@ struct config {
     using key_layout = typename std::conditional<QUANTISED, key_codes<KeyDim>, element_rows<KeyDim>>::type;
     using value_layout = typename std::conditional<QUANTISED, value_codes<ValueDim>, element_rows<ValueDim>>::type;
 };
+
+template <typename C>
+using loader_of = typename std::conditional<C::RUNS, runs_loader<C>, stage_loader<C>>::type;
 
 /* Where a lane's queries lie: of its rows lane / 4 and lane / 4 + 8; past the last row that one's again. */
 struct query_rows {
@@ -97,13 +101,18 @@ struct warp_state {
     float largest;        /* scale of values so far */
 };
 
-/* The scales of this lane's keys 2 c, 2 c + 1, 2 c + 8, 2 c + 9. */
+/* The scales of this lane's keys 2 c, 2 c + 1, 2 c + 8, 2 c + 9; or of those that are in their place. */
+template <bool REORDERED>
 __device__ void read_words(uint32_t (&words)[4], uint32_t address, int lane) {
+    if constexpr (REORDERED) {
+        load_shared(words, address + lane % 4 * 16);
+    } else {
 #pragma unroll
-    for (int n = 0; n < 2; n++) {
-        uint32_t pair[2];
-        load_shared(pair, address + (8 * n + 2 * (lane % 4)) * 4);
-        words[2 * n] = pair[0], words[2 * n + 1] = pair[1];
+        for (int n = 0; n < 2; n++) {
+            uint32_t pair[2];
+            load_shared(pair, address + (8 * n + 2 * (lane % 4)) * 4);
+            words[2 * n] = pair[0], words[2 * n + 1] = pair[1];
+        }
     }
 }
 
@@ -195,10 +204,10 @@ __device__ void attend_keys(const cpa_cuda_attend_args &a, warp_state<C> &state,
     uint32_t words[4];
     if constexpr (C::QUANTISED) {
         for (int i = 0; i < 4; i++) words[i] = C::codes::word(a.k_scale);
-        if (a.k_words_at) read_words(words, stage + C::WORDS_AT, lane);
+        if (a.k_words_at) read_words<C::RUNS>(words, stage + C::WORDS_AT, lane);
         score_codes<C>(s, q.shared, state.q_scale, stage, words, a.k_words_at != 0, lane);
         for (int i = 0; i < 4; i++) words[i] = C::codes::word(a.v_scale);
-        if (a.k_words_at) read_words(words, stage + C::WORDS_AT + KEYS * 4, lane);
+        if (a.k_words_at) read_words<C::RUNS>(words, stage + C::WORDS_AT + KEYS * 4, lane);
         weigh_scales<C>(weight, state, words);
     } else {
         const uint32_t keys_at = keys_base<C::K_DIM>(stage, lane);
@@ -217,7 +226,9 @@ __device__ void attend_keys(const cpa_cuda_attend_args &a, warp_state<C> &state,
         for (int n = 0; n < 2; n++)
 #pragma unroll
             for (int e = 0; e < 4; e++)
-                if (!sees(C::RULED ? rows[e / 2 * 8].keys : bounds[e / 2], sinks, key + 8 * n + 2 * (lane % 4) + e % 2)) s[n][e] = -INFINITY;
+                if (!sees(C::RULED ? rows[e / 2 * 8].keys : bounds[e / 2], sinks,
+                          key + run_key<C::RUNS && C::QUANTISED>(n, 2 * (lane % 4) + e % 2)))
+                    s[n][e] = -INFINITY;
     }
     uint32_t p[4];
     float keep[2];
@@ -244,7 +255,9 @@ __device__ void attend_keys(const cpa_cuda_attend_args &a, warp_state<C> &state,
 #pragma unroll
             for (int e = 0; e < 4; e++) state.o[n][e] *= keep[e / 2];
     }
-    if constexpr (C::QUANTISED) {
+    if constexpr (C::RUNS) {
+        weigh_columns<C>(state.o, p, stage + C::K_BYTES, lane);
+    } else if constexpr (C::QUANTISED) {
         weigh_codes<C>(state.o, p, stage + C::K_BYTES, words, lane);
     } else {
         const uint32_t values_at = values_base<C::V_DIM>(stage + C::K_BYTES, lane);
@@ -258,10 +271,11 @@ __device__ void attend_keys(const cpa_cuda_attend_args &a, warp_state<C> &state,
     }
 }
 
-/* Leaves a warp's rows, `rows` of them, where join_warps takes them from. */
+/* Leaves a warp's rows, `rows` of them, where join_warps takes them from. values_scale: of the head, beside those of
+ * rows or of the tensor. */
 template <typename C>
-__device__ void leave_state(const warp_state<C> &state, int rows, warp_states<C> &states, float *o, int warp,
-                            int lane) {
+__device__ void leave_state(const warp_state<C> &state, int rows, float values_scale, warp_states<C> &states, float *o,
+                            int warp, int lane) {
     o += warp * states.WARP_FLOATS;
 #pragma unroll
     for (int half = 0; half < 2; half++) {
@@ -269,12 +283,16 @@ __device__ void leave_state(const warp_state<C> &state, int rows, warp_states<C>
         const float total = quad_sum(state.sum[half]);
         if (row >= rows) continue;
         if (lane % 4 == 0) states.max[warp][row] = state.max[half], states.sum[warp][row] = total;
-        if constexpr (C::QUANTISED) {
-            store_code_columns<C>(o + row * states.PITCH, state.o, half, state.largest / DECODE_P_SCALE, lane);
+        if constexpr (C::QUANTISED && !C::RUNS) {
+            store_code_columns<C>(o + row * states.PITCH, state.o, half, state.largest / DECODE_P_SCALE * values_scale, lane);
         } else {
 #pragma unroll
             for (int n = 0; n < C::V_DIM / 8; n++) {
-                const float pair[2] = {state.o[n][2 * half], state.o[n][2 * half + 1]};
+                float pair[2] = {state.o[n][2 * half], state.o[n][2 * half + 1]};
+                if constexpr (C::QUANTISED) {
+                    const float factor = state.largest / DECODE_P_SCALE * values_scale;
+                    pair[0] *= factor, pair[1] *= factor;
+                }
                 store_floats(o + row * states.PITCH + 8 * n + 2 * (lane % 4), pair);
             }
         }
@@ -295,7 +313,7 @@ __device__ void attend_piece(const cpa_cuda_attend_args &a, const cpa_cuda_piece
         if (rows_lie_apart<C>(a)) key = min(key + lane % KEYS, piece.k_end - 1);
         return __ldg(table + (key >> a.block_shift));
     };
-    const stage_loader<C> loader(a, kv_group, member, lane);
+    const loader_of<C> loader(a, kv_group, member, lane);
     int ahead = gang, next_block = block_of(ahead); /* the run that is loaded next, and the page it lies in */
     auto next_run = [&] {
         if (ahead >= walk.count) return lane_run{};
@@ -397,7 +415,10 @@ __global__ void __launch_bounds__(C::THREADS, C::CTAS) attend_decode(const __gri
         attend_piece<C>(a, piece, walk, kv_group, a.early && !waited && !piece.ready && !a.beside_shared, state,
                         shared_address(shared), shared_address(queries), scores[C::RULED ? warp : 0], warp, lane);
         waited |= !piece.ready;
-        leave_state<C>(state, piece.row_end - piece.row_begin, states, (float *)shared, warp, lane);
+        float values_scale = 1;
+        if constexpr (C::QUANTISED)
+            values_scale = head_scale(1, a.v_head_scales, a.head_scale_step, kv_group + warp % C::HEADS);
+        leave_state<C>(state, piece.row_end - piece.row_begin, values_scale, states, (float *)shared, warp, lane);
         store_rows<C>(a, piece, kv_group, states, (const float *)shared, warp, lane);
     }
     dependent_wait(); /* what comes behind takes this kernel's end for that of the one before it */
@@ -464,8 +485,20 @@ cpa_status launch_widths(const cpa_cuda_attend_args *args, int32_t ctas, int32_t
     return launch<config<Element, Codes, 256, 256, Q ? 5 : Ruled ? 2 : 3, 4, 1, Ruled>>(args, ctas, stream);
 }
 
+/* Rows in runs: few kernels serve all widths, as narrower heads only leave loads out. int8 is not among the codes. */
+template <typename Element, typename Codes>
+cpa_status launch_runs(const cpa_cuda_attend_args *args, int32_t ctas, cpa_stream *stream) {
+    constexpr bool Q = !std::is_void<Codes>::value;
+    if (args->k_dim <= 128 && args->v_dim <= 128)
+        return launch<config<Element, Codes, 128, 128, Q ? 5 : 3, 4, 1, false, ROWS_TOGETHER, true>>(args, ctas, stream);
+    return launch<config<Element, Codes, 256, 256, Q ? 5 : 3, 4, 1, false, ROWS_TOGETHER, true>>(args, ctas, stream);
+}
+
 template <typename Element>
 cpa_status launch_codes(const cpa_cuda_attend_args *args, int32_t ctas, int32_t wide, cpa_stream *stream) {
+    if (args->k_run_shift < 30)
+        return cpa_dtype_is_quantised(args->kv_dtype) ? launch_runs<Element, e4m3_codes>(args, ctas, stream)
+                                                      : launch_runs<Element, void>(args, ctas, stream);
     if (!cpa_dtype_is_quantised(args->kv_dtype)) {
         if (1 << args->block_shift < DECODE_RUN) return launch_apart<Element>(args, ctas, stream);
         return args->score.any ? launch_widths<Element, void, true>(args, ctas, wide, stream)

@@ -61,7 +61,7 @@ typedef struct plan_builder {
     int64_t n_splits;
     int64_t n_decode_splits;
     int64_t partial_rows;
-    int64_t n_widened; /* places of the blocks of prefill items, when the cache is quantised */
+    int64_t n_widened; /* places of the blocks of prefill items, when the cache is quantised or its rows lie in runs */
 } plan_builder;
 
 static int64_t state_shift(const plan_builder *b, const cpa_attend_item *item) {
@@ -101,7 +101,8 @@ static cpa_status count_work(plan_builder *b, cpa_error *err) {
                     keys = cpa_cuda_ceil_div(item->k_count, CPA_CUDA_PREFILL_KEYS);
             b->n_tiles += tiles;
             b->tile_keys += tiles * keys;
-            if (cpa_dtype_is_quantised(b->batch->shape.kv_dtype)) b->n_widened += wide_places(b->batch, item);
+            if (cpa_dtype_is_quantised(b->batch->shape.kv_dtype) || b->batch->shape.layout == CPA_VLLM_X)
+                b->n_widened += wide_places(b->batch, item);
             if (keys > b->most_keys) b->most_keys = keys;
         }
     }
@@ -457,7 +458,7 @@ static void copy_items(const plan_builder *b, cpa_cuda_item *items, int64_t *row
 static int may_share(const plan_builder *b, const cpa_cuda_device *device) {
     const cpa_dtype dtype = b->given->shape.kv_dtype;
     return b->given->cascade_attention != CPA_CASCADE_OFF && device->path == CPA_CUDA_HOPPER && b->n_decode > 1 &&
-           (dtype == CPA_BF16 || dtype == CPA_F16) && !b->full;
+           b->given->shape.layout != CPA_VLLM_X && (dtype == CPA_BF16 || dtype == CPA_F16) && !b->full;
 }
 
 /* Finds what items share, where that pays, and leaves each with the keys that are its own. */

@@ -61,8 +61,9 @@ int cpa_cuda_plan_reserve_widened(cpa_cuda_plan *plan, const cpa_attend_batch *b
     const int64_t bytes =
         tokens * batch->shape.kv_heads * ((batch->shape.k_dim + batch->shape.v_dim) * element + scale);
     cpa_cuda_plan_memory *memory = plan->memory;
-    if (((const cpa_cuda_device *)plan->base.device)->path != CPA_CUDA_HOPPER) return 0;
-    if (batch->shape.k_dim > 192 || batch->shape.v_dim > 128) return 0;
+    const int quantised = cpa_dtype_is_quantised(batch->shape.kv_dtype);
+    const int hopper = ((const cpa_cuda_device *)plan->base.device)->path == CPA_CUDA_HOPPER;
+    if (quantised && (!hopper || batch->shape.k_dim > 192 || batch->shape.v_dim > 128)) return 0;
     if (bytes <= memory->widened_capacity) return 1;
     int64_t capacity = bytes > 2 * memory->widened_capacity ? bytes : 2 * memory->widened_capacity;
     cpa_cuda_retire(plan->base.device, memory->widened);

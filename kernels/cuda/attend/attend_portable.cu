@@ -91,9 +91,11 @@ struct code_tile {
         const int64_t token = at & ((1 << a.block_shift) - 1);
         eight = __ldg((const uint2 *)(pool + block * block_stride + token * token_stride + kv_head * head_stride +
                                       chunk * 8));
-        word = words_at
-                   ? __ldg((const uint32_t *)scale_word_at(a, pool, block_stride, words_at, block, kv_head, token))
-                   : codes::word(KEYS ? a.k_scale : a.v_scale);
+        /* Of the row, or of the head, whose step is 0 where there are none. */
+        const float *heads = (KEYS ? a.k_head_scales : a.v_head_scales) + kv_head * a.head_scale_step;
+        const void *words =
+            words_at ? (const void *)scale_word_at(a, pool, block_stride, words_at, block, kv_head, token) : heads;
+        word = words ? __ldg((const uint32_t *)words) : codes::word(KEYS ? a.k_scale : a.v_scale);
     }
     static __device__ void place(uint32_t shared, float *scales, int i, uint2 eight, uint32_t word) {
         const int at_once = threadIdx.x + i * C::THREADS, row = at_once / CHUNKS, chunk = at_once % CHUNKS;

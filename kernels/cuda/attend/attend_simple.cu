@@ -27,6 +27,11 @@ __device__ float read_cached(const char *pool, cpa_dtype dtype, int64_t i, uint3
     return dtype >= CPA_DTYPE_COUNT ? read_code(pool, dtype, i, word) : read_element(pool, dtype, i);
 }
 
+/* From the first element of a row to that of a column. */
+__device__ int64_t column_at(int32_t column, int32_t run_shift, int64_t run_stride) {
+    return (column >> run_shift) * run_stride + (column & ((1 << run_shift) - 1));
+}
+
 /* The scale word of a row, or that of the tensor. */
 __device__ uint32_t word_of(const cpa_cuda_attend_args &a, const char *pool, int64_t block_stride, int64_t words_at,
                             float tensor_scale, int64_t block, int head, int64_t token) {
@@ -66,13 +71,15 @@ __device__ void attend_key(const cpa_cuda_attend_args &a, row_state &state, cons
     const int64_t block = a.tables[item.table + (key >> a.block_shift)], token = key & ((1 << a.block_shift) - 1);
     const int64_t k_at = block * a.k_block_stride + token * a.k_token_stride + kv_head * a.k_head_stride;
     const int64_t v_at = block * a.v_block_stride + token * a.v_token_stride + kv_head * a.v_head_stride;
-    const uint32_t k_word = word_of(a, a.k, a.k_block_stride, a.k_words_at, a.k_scale, block, kv_head, token);
-    const uint32_t v_word = word_of(a, a.v, a.v_block_stride, a.v_words_at, a.v_scale, block, kv_head, token);
+    const float k_scale = head_scale(a.k_scale, a.k_head_scales, a.head_scale_step, kv_head);
+    const float v_scale = head_scale(a.v_scale, a.v_head_scales, a.head_scale_step, kv_head);
+    const uint32_t k_word = word_of(a, a.k, a.k_block_stride, a.k_words_at, k_scale, block, kv_head, token);
+    const uint32_t v_word = word_of(a, a.v, a.v_block_stride, a.v_words_at, v_scale, block, kv_head, token);
     float dot = 0;
 #pragma unroll
     for (int i = 0; i < ELEMENTS; i++) {
         int d = lane + i * WARP_LANES;
-        if (d < a.k_dim) dot += q[i] * read_cached(a.k, a.kv_dtype, k_at + d, k_word);
+        if (d < a.k_dim) dot += q[i] * read_cached(a.k, a.kv_dtype, k_at + column_at(d, a.k_run_shift, a.k_run_stride), k_word);
     }
     float score = warp_sum(dot);
     if constexpr (RULED) {
@@ -93,7 +100,7 @@ __device__ void attend_key(const cpa_cuda_attend_args &a, row_state &state, cons
         if (d >= a.v_dim) continue;
         state.o[i] *= keep;
         state.o_lost[i] *= keep;
-        add(state.o[i], state.o_lost[i], p * read_cached(a.v, a.kv_dtype, v_at + d, v_word));
+        add(state.o[i], state.o_lost[i], p * read_cached(a.v, a.kv_dtype, v_at + column_at(d, a.v_run_shift, a.v_run_stride), v_word));
     }
 }
 

@@ -30,12 +30,13 @@ static cpa_cuda_decode_shares share(const cpa_attend_batch *batch, int64_t ctas,
 cpa_cuda_decode_shares cpa_cuda_share_decode(const cpa_attend_batch *batch, int32_t multiprocessors, int wide_fits) {
     const int32_t k_dim = batch->shape.k_dim, v_dim = batch->shape.v_dim;
     const int64_t element_bytes = cpa_dtype_is_quantised(batch->shape.kv_dtype) ? 1 : 2; /* that the kernel takes */
-    const int64_t heads = cpa_cuda_decode_heads(batch->shape.kv_heads, k_dim, v_dim, element_bytes);
+    const int64_t heads = cpa_cuda_decode_shape_heads(&batch->shape);
     const int64_t occupancy = cpa_cuda_decode_occupancy(k_dim, v_dim), places = multiprocessors * heads;
     const cpa_cuda_decode_shares shares = share(batch, occupancy * places / batch->shape.kv_heads, heads);
     cpa_cuda_decode_shares wide = share(batch, places / batch->shape.kv_heads, heads);
     wide.wide = 1;
     if (batch->block_size < CPA_CUDA_DECODE_RUN) return shares; /* whose kernel has none */
+    if (batch->shape.layout == CPA_VLLM_X) return shares;
     if (!wide_fits || !cpa_cuda_decode_has_wide(k_dim, v_dim, element_bytes) || !wide.apart) return shares;
     return wide.longest <= occupancy * shares.longest ? wide : shares;
 }

@@ -15,6 +15,7 @@ struct tensor {
     int64_t block_stride, token_stride, head_stride, words_at;
     int32_t dim;
     float scale; /* of the tensor */
+    const float *head_scales;
 };
 
 struct widen_args {
@@ -22,7 +23,7 @@ struct widen_args {
     const int32_t *blocks;
     float *k_scales;
     int32_t n_blocks, cta_blocks;
-    int32_t kv_heads, block_shift, wide_shift; /* log2 of the tokens of a block, and of a block of scales */
+    int32_t kv_heads, block_shift, head_scale_step, wide_shift; /* log2 of the tokens of a block, and of a block of scales */
 };
 
 template <typename Element, typename Codes>
@@ -37,7 +38,8 @@ __device__ void widen_block(const widen_args &a, const tensor &t, int64_t place)
         const int32_t chunk = rest - head * chunks;
         const uint2 eight = __ldg((const uint2 *)(block + token * t.token_stride + head * t.head_stride + chunk * 8));
         const uint32_t *words = (const uint32_t *)(block + t.words_at) + (head << a.block_shift) + token;
-        const uint32_t word = t.words_at ? __ldg(words) : Codes::word(t.scale);
+        const uint32_t word = t.words_at ? __ldg(words)
+                                         : Codes::word(head_scale(t.scale, t.head_scales, a.head_scale_step, head));
         const bool keys = blockIdx.y == 0;
         const float scale = Codes::scale(word);
         if (keys && chunk == 0) {
@@ -72,15 +74,16 @@ extern "C" cpa_status cpa_cuda_attend_widen(const cpa_cuda_attend_args *args, co
     const int32_t block_size = 1 << args->block_shift;
     const widen_args a = {
         {{args->k, (char *)k, args->k_block_stride, args->k_token_stride, args->k_head_stride, args->k_words_at,
-          args->k_dim, args->k_scale},
+          args->k_dim, args->k_scale, args->k_head_scales},
          {args->v, (char *)v, args->v_block_stride, args->v_token_stride, args->v_head_stride, args->v_words_at,
-          args->v_dim, args->v_scale}},
+          args->v_dim, args->v_scale, args->v_head_scales}},
         blocks,
         k_scales,
         n_blocks,
         block_size < LEAST_TOKENS ? LEAST_TOKENS / block_size : 1,
         args->kv_heads,
         args->block_shift,
+        args->head_scale_step,
         cpa_cuda_log2(wide_block),
     };
     if (args->q_dtype == CPA_BF16) {

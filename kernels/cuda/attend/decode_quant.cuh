@@ -75,11 +75,12 @@ __device__ void load_words(const cpa_cuda_attend_args &a, int kv_head, int block
 }
 
 /* The queries as A operands in the order of the keys' codes, 16 bytes a lane and step, of which every gang writes some;
- * and the factor that was taken out of each row. */
+ * and the factor that was taken out of each row, times the scale of the head's keys if heads have scales. */
 template <typename C>
 __device__ void store_query_codes(uint32_t shared, float (&q_scale)[2], const cpa_cuda_attend_args &a,
                                   const cpa_cuda_piece &piece, int kv_group, int gang, int lane) {
     using element = typename C::element;
+    const float keys_scale = head_scale(1, a.k_head_scales, a.head_scale_step, kv_group);
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         const int row = piece.row_begin + 8 * half + lane / 4;
@@ -93,7 +94,7 @@ __device__ void store_query_codes(uint32_t shared, float (&q_scale)[2], const cp
             largest = quad_max(largest);
             const uint32_t exponent = min(max(__float_as_uint(largest) & 0x7f800000u, 1u << 23), 252u << 23);
             const float inverse = __uint_as_float((254u << 23) - exponent);
-            q_scale[half] = __uint_as_float(exponent);
+            q_scale[half] = __uint_as_float(exponent) * keys_scale;
 #pragma unroll
             for (int k = 0; k < C::K_DIM / 16; k++) {
                 const int column = 64 * (k / 4) + 16 * (lane % 4) + 4 * (k % 4);
@@ -116,6 +117,12 @@ __device__ void store_query_codes(uint32_t shared, float (&q_scale)[2], const cp
     }
 }
 
+/* Which key of a run is column `column` of the n-th eight; see decode_runs.cuh. */
+template <bool REORDERED>
+__device__ int run_key(int n, int column) {
+    return REORDERED ? 4 * (column / 2) + 2 * n + column % 2 : 8 * n + column;
+}
+
 /* Scores of a run of 16 keys: [8 keys][rows as mma's C]. */
 template <typename C>
 __device__ void score_codes(float (&s)[2][4], uint32_t queries, const float (&q_scale)[2], uint32_t stage,
@@ -127,7 +134,9 @@ __device__ void score_codes(float (&s)[2][4], uint32_t queries, const float (&q_
     for (int n = 0; n < 2; n++) {
         uint32_t word = words[0];
         if (row_words)
-            asm volatile("ld.shared.b32 %0, [%1];" : "=r"(word) : "r"(stage + C::WORDS_AT + (8 * n + lane / 4) * 4));
+            asm volatile("ld.shared.b32 %0, [%1];"
+                         : "=r"(word)
+                         : "r"(stage + C::WORDS_AT + run_key<C::RUNS>(n, lane / 4) * 4));
         zero[n] = codes::zero(word, word);
     }
 #pragma unroll
@@ -135,7 +144,8 @@ __device__ void score_codes(float (&s)[2][4], uint32_t queries, const float (&q_
         uint32_t part[2][4];
 #pragma unroll
         for (int n = 0; n < 2; n++)
-            load_shared(part[n], stage + chunk_at<key_codes<C::K_DIM>>(8 * n + lane / 4, 4 * j + lane % 4));
+            load_shared(part[n],
+                        stage + chunk_at<key_codes<C::K_DIM>>(run_key<C::RUNS>(n, lane / 4), 4 * j + lane % 4));
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             uint32_t q[4];

@@ -2,10 +2,12 @@
  * kernel, so that the caller's arrays may go as soon as the call returns. A CTA copies the keys or the values of a
  * block; with streaming hints it would be 3% slower on an H200. Either pool may be pinned host memory. The launches of
  * a call copy different blocks: on compute capability 9.0 each may be placed while the one before it ends, and ends
- * behind it. */
+ * behind it. Rows that lie in runs on both sides are copied as whole blocks; tokens of such blocks, and blocks that lie so
+ * on one side, are left to kv_convert.cu. */
 #include <string.h>
 
 #include "base/dependent.cuh"
+#include "kernels/cuda/cache/kv_convert.h"
 #include "kernels/cuda/device/cuda.h"
 
 namespace {
@@ -14,10 +16,7 @@ constexpr int THREADS = 256;
 constexpr int AT_ONCE = 4;            /* loads of a thread that are under way together */
 constexpr int BLOCKS_A_LAUNCH = 1024; /* 12 KB of the 32 KB that parameters may take */
 
-struct block_copy {
-    int32_t src, dst;
-    int32_t tokens;
-};
+using block_copy = cpa_cuda_block_move;
 
 /* Keys or values of both pools, in bytes. Rows of row_bytes lie contiguous. */
 struct tensor {
@@ -66,6 +65,15 @@ tensor rows_of(const cpa_kv_pool &src, const cpa_kv_pool &dst) {
             dst.block_stride, dst.token_stride, dst.head_stride,  src.row_bytes};
 }
 
+/* All rows of a block as one, and all of its scales. */
+tensor blocks_of(const cpa_kv_pool &src, const cpa_kv_pool &dst, int64_t rows) {
+    return {src.memory, dst.memory, src.block_stride, 0, 0, dst.block_stride, 0, 0, rows * src.row_bytes};
+}
+tensor block_scales_of(const cpa_kv_pool &src, const cpa_kv_pool &dst, int64_t rows) {
+    return {src.memory + src.scales_at, dst.memory + dst.scales_at, src.block_stride, 0, 0, dst.block_stride, 0, 0,
+            rows * src.scale_bytes};
+}
+
 /* The scales behind the rows: rows of one word in the order [kv_heads, block_size]. */
 tensor scales_of(const cpa_kv_pool &src, const cpa_kv_pool &dst, int32_t block_size) {
     const int64_t bytes = src.scale_bytes, head = block_size * bytes;
@@ -98,17 +106,24 @@ struct copier {
     cpa_stream *stream;
     const char *operation;
     bool first; /* of the call's launches, which waits for what came before */
+    cpa_kv_view from, to;
+    bool whole; /* blocks are copied as one row */
+    bool moved; /* or not at all here */
 
     copier(const cpa_kv_view &src, const cpa_kv_view &dst, cpa_stream *on, const char *name)
-        : count(0), stream(on), operation(name), first(true) {
-        const cpa_kv_view from = cpa_kv_view_resolve(src), to = cpa_kv_view_resolve(dst);
+        : count(0), stream(on), operation(name), first(true), from(cpa_kv_view_resolve(src)),
+          to(cpa_kv_view_resolve(dst)), whole(from.layout == CPA_VLLM_X && to.layout == CPA_VLLM_X),
+          moved(!whole && (from.layout == CPA_VLLM_X || to.layout == CPA_VLLM_X)) {
+        const int64_t block_rows = (int64_t)from.kv_heads * from.block_size;
         for (int part = CPA_KEYS; part <= CPA_VALUES; part++) {
             const cpa_kv_pool src_pool = cpa_kv_pool_of(&from, (cpa_kv_part)part);
             const cpa_kv_pool dst_pool = cpa_kv_pool_of(&to, (cpa_kv_part)part);
-            rows[part] = args.tensors[part] = rows_of(src_pool, dst_pool);
-            scales[part] = scales_of(src_pool, dst_pool, from.block_size);
+            rows[part] = args.tensors[part] =
+                whole ? blocks_of(src_pool, dst_pool, block_rows) : rows_of(src_pool, dst_pool);
+            scales[part] = whole ? block_scales_of(src_pool, dst_pool, block_rows)
+                                 : scales_of(src_pool, dst_pool, from.block_size);
         }
-        args.heads = from.kv_heads;
+        args.heads = whole ? 1 : from.kv_heads;
         alignment = alignment_of(args);
     }
     template <typename Unit>
@@ -127,8 +142,9 @@ struct copier {
     }
     cpa_status flush() {
         if (count == 0) return CPA_OK;
-        cpa_status status = launch_rows();
-        if (status == CPA_OK && scales[0].row_bytes) {
+        cpa_status status =
+            moved ? cpa_cuda_kv_move_tokens(&from, &to, args.blocks, count, operation, stream) : launch_rows();
+        if (status == CPA_OK && !moved && scales[0].row_bytes) {
             memcpy(args.tensors, scales, sizeof scales);
             status = launch<uint32_t>();
             memcpy(args.tensors, rows, sizeof rows);
@@ -137,6 +153,11 @@ struct copier {
         return status;
     }
     cpa_status add(int64_t src, int64_t dst, int64_t tokens) {
+        if (whole && tokens < from.block_size) {
+            const block_copy copy = {(int32_t)src, (int32_t)dst, (int32_t)tokens};
+            return cpa_cuda_kv_move_tokens(&from, &to, &copy, 1, operation, stream);
+        }
+        if (whole) tokens = 1;
         args.blocks[count++] = {(int32_t)src, (int32_t)dst, (int32_t)tokens};
         return count == BLOCKS_A_LAUNCH ? flush() : CPA_OK;
     }

@@ -18,6 +18,10 @@ struct tensor {
     int64_t block_stride, token_stride, head_stride;
     int64_t words_at; /* from the start of a block to its scales; 0: rows have none */
     float scale;      /* of the tensor */
+    const float *head_scales;
+    int32_t head_scale_step;
+    int32_t run_shift; /* log2 of the codes of a run */
+    int64_t run_stride;
 };
 
 struct quantise_args {
@@ -61,7 +65,8 @@ __global__ void __launch_bounds__(THREADS) kv_quantise(const __grid_constant__ q
         }
     }
     if (nonfinite && a.nonfinite) a.nonfinite[token] = 1;
-    const uint32_t word = scale_word(a.to, t.scale, -warp_max(-low), warp_max(high));
+    const float scale = head_scale(t.scale, t.head_scales, t.head_scale_step, (int32_t)head);
+    const uint32_t word = scale_word(a.to, scale, -warp_max(-low), warp_max(high));
     const int64_t offset = slot & ((1 << a.block_shift) - 1);
     char *block = t.to + (slot >> a.block_shift) * t.block_stride;
     char *to = block + offset * t.token_stride + head * t.head_stride;
@@ -72,25 +77,45 @@ __global__ void __launch_bounds__(THREADS) kv_quantise(const __grid_constant__ q
         if (first >= t.dim) continue;
 #pragma unroll
         for (int e = 0; e < WIDTH; e++) codes |= (uint32_t)code_of(a.to, word, x[i][e]) << (8 * e);
+        const int64_t at = (first >> t.run_shift) * t.run_stride + (first & ((1 << t.run_shift) - 1));
         if (WIDTH == 4) {
-            *(uint32_t *)(to + first) = codes;
+            *(uint32_t *)(to + at) = codes;
         } else {
-            to[first] = (char)codes;
+            to[at] = (char)codes;
         }
     }
     if (t.words_at && lane == 0) ((uint32_t *)(block + t.words_at))[(head << a.block_shift) + offset] = word;
+}
+
+tensor tensor_of(const cpa_kv_view &kv, cpa_kv_part part, const void *from, int64_t row_stride) {
+    const cpa_kv_pool pool = cpa_kv_pool_of(&kv, part);
+    return {from,
+            row_stride ? row_stride : (int64_t)kv.kv_heads * pool.dim,
+            pool.memory,
+            pool.dim,
+            pool.block_stride,
+            pool.token_stride,
+            pool.head_stride,
+            cpa_kv_words_at(&kv, part),
+            pool.tensor_scale,
+            pool.head_scales,
+            pool.head_scale_step,
+            cpa_kv_run_shift(&kv, part),
+            pool.run_stride};
+}
+
+/* Whether every four codes lie together, aligned to them. */
+bool fours_fit(const tensor &t) {
+    const int64_t places = (int64_t)(uintptr_t)t.to | t.block_stride | t.token_stride | t.head_stride | t.dim;
+    return places % 4 == 0 && t.run_shift >= 2;
 }
 
 } // namespace
 
 extern "C" cpa_status cpa_cuda_kv_quantise(const cpa_kv_write_args *args, cpa_stream *stream) {
     const cpa_kv_view kv = cpa_kv_view_resolve(args->kv);
-    const int64_t k_words = cpa_kv_words_at(&kv, CPA_KEYS), v_words = cpa_kv_words_at(&kv, CPA_VALUES);
     const quantise_args a = {
-        {{args->k, args->k_row_stride ? args->k_row_stride : (int64_t)kv.kv_heads * kv.k_dim, (char *)kv.k, kv.k_dim,
-          kv.k_block_stride, kv.k_token_stride, kv.k_head_stride, k_words, kv.k_scale},
-         {args->v, args->v_row_stride ? args->v_row_stride : (int64_t)kv.kv_heads * kv.v_dim, (char *)kv.v, kv.v_dim,
-          kv.v_block_stride, kv.v_token_stride, kv.v_head_stride, v_words, kv.v_scale}},
+        {tensor_of(kv, CPA_KEYS, args->k, args->k_row_stride), tensor_of(kv, CPA_VALUES, args->v, args->v_row_stride)},
         args->dtype,
         kv.dtype,
         args->tokens * kv.kv_heads,
@@ -101,11 +126,8 @@ extern "C" cpa_status cpa_cuda_kv_quantise(const cpa_kv_write_args *args, cpa_st
         ((cpa_cuda_stream *)stream)->bad_slot,
         args->nonfinite,
     };
-    const int64_t layout = kv.k_block_stride | kv.k_token_stride | kv.k_head_stride | kv.v_block_stride |
-                           kv.v_token_stride | kv.v_head_stride | kv.k_dim | kv.v_dim | (int64_t)(uintptr_t)kv.k |
-                           (int64_t)(uintptr_t)kv.v;
     const dim3 grid((unsigned)((a.rows * WARP_LANES + THREADS - 1) / THREADS), 2);
-    if (layout % 4 == 0) {
+    if (fours_fit(a.tensors[0]) && fours_fit(a.tensors[1])) {
         kv_quantise<4><<<grid, THREADS, 0, cpa_cuda_handle(stream)>>>(a);
     } else {
         kv_quantise<1><<<grid, THREADS, 0, cpa_cuda_handle(stream)>>>(a);

@@ -92,6 +92,54 @@ void launch_from(const write_args &a, cpa_dtype to, bool vectors, cpa_stream *st
     }
 }
 
+/* Into a cache whose rows lie in runs: a thread an element, neighbouring ones of a token. */
+struct runs_args {
+    write_args write;
+    cpa_dtype from, to;
+    int32_t run_shift[2]; /* log2 of the elements of a run, of keys and of values */
+    int64_t run_stride[2];
+};
+
+__global__ void __launch_bounds__(THREADS) kv_write_runs(const __grid_constant__ runs_args r) {
+    const write_args &a = r.write;
+    const tensor t = a.tensors[blockIdx.y];
+    const int64_t index = (int64_t)blockIdx.x * THREADS + threadIdx.x, width = (int64_t)a.heads * t.dim;
+    const int64_t token = index / width;
+    if (token >= a.tokens) return;
+    const int64_t slot = a.slot_mapping[token];
+    const int32_t column = (int32_t)(index - token * width), head = column / t.dim, d = column - head * t.dim;
+    if (slot == -1) return;
+    if (slot < -1 || slot >= a.slots) {
+        if (column == 0 && atomicExch(&a.bad_slot->found, 1) == 0) a.bad_slot->token = token, a.bad_slot->slot = slot;
+        return;
+    }
+    const int32_t shift = r.run_shift[blockIdx.y];
+    const int64_t block = slot >> a.block_shift, offset = slot & ((1 << a.block_shift) - 1);
+    const int64_t from = token * t.row_stride + column;
+    const int64_t to = block * t.block_stride + offset * t.token_stride + head * t.head_stride +
+                       (d >> shift) * r.run_stride[blockIdx.y] + (d & ((1 << shift) - 1));
+    const float value = read_element(t.from, r.from, from);
+    if (is_nonfinite(value) && a.nonfinite) a.nonfinite[token] = 1;
+    if (r.from != r.to) {
+        write_element(t.to, r.to, to, value);
+    } else if (r.to == CPA_F32) { /* the same bits, those of a NaN as well */
+        ((uint32_t *)t.to)[to] = ((const uint32_t *)t.from)[from];
+    } else {
+        ((uint16_t *)t.to)[to] = ((const uint16_t *)t.from)[from];
+    }
+}
+
+cpa_status write_runs(const write_args &a, cpa_dtype from, const cpa_kv_view &kv, cpa_stream *stream) {
+    const int64_t run_k = (int64_t)kv.block_size * cpa_kv_key_run(kv.dtype);
+    const runs_args r = {
+        a, from, kv.dtype, {cpa_kv_run_shift(&kv, CPA_KEYS), cpa_kv_run_shift(&kv, CPA_VALUES)}, {run_k, kv.block_size}};
+    const int64_t elements = a.tokens * a.heads * (kv.k_dim > kv.v_dim ? kv.k_dim : kv.v_dim);
+    const int64_t ctas = (elements + THREADS - 1) / THREADS;
+    if (ctas > INT32_MAX) return cpa_cuda_unsupported(stream, "kv_write: more elements than a grid takes", elements);
+    kv_write_runs<<<dim3((unsigned)ctas, 2), THREADS, 0, cpa_cuda_handle(stream)>>>(r);
+    return cpa_cuda_launched(stream, "kv_write");
+}
+
 } // namespace
 
 extern "C" cpa_status cpa_cuda_kv_write(const cpa_kv_write_args *args, cpa_stream *stream) {
@@ -113,6 +161,7 @@ extern "C" cpa_status cpa_cuda_kv_write(const cpa_kv_write_args *args, cpa_strea
         ((cpa_cuda_stream *)stream)->bad_slot,
         args->nonfinite,
     };
+    if (kv.layout == CPA_VLLM_X) return write_runs(a, args->dtype, kv, stream);
     const int64_t strides = kv.k_block_stride | kv.k_token_stride | kv.k_head_stride | kv.v_block_stride |
                             kv.v_token_stride | kv.v_head_stride | kv.k_dim | kv.v_dim | k_row_stride | v_row_stride;
     const uintptr_t pointers = (uintptr_t)args->k | (uintptr_t)args->v | (uintptr_t)kv.k | (uintptr_t)kv.v;

@@ -16,6 +16,12 @@ __device__ inline __half2 bits_pair(uint32_t bits) {
     return *(const __half2 *)&bits;
 }
 
+/* The scale of the rows of a head that have none of their own: that of the tensor, times that of the head if there are
+ * such. */
+__device__ inline float head_scale(float tensor_scale, const float *scales, int32_t step, int32_t head) {
+    return scales ? tensor_scale * __ldg(scales + head * step) : tensor_scale;
+}
+
 /* Both kinds of codes:
  *     zero     what widen subtracts from the codes of two rows, or twice from those of one
  *     widen    four codes as two pairs of fp16; those of e4m3 over FACTOR

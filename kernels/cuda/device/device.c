@@ -271,6 +271,7 @@ static const cpa_operator_table operator_table = {
     .kv_write = cpa_cuda_kv_write,
     .kv_copy = cpa_cuda_kv_copy,
     .kv_move = cpa_cuda_kv_move,
+    .kv_convert = cpa_cuda_kv_convert,
     .kv_pack = cpa_cuda_kv_pack,
     .gather_rows = cpa_cuda_gather_rows,
     .synthesize = cpa_cuda_synthesize,

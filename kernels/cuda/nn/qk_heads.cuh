@@ -19,6 +19,10 @@ struct target {
     int64_t block_stride, token_stride, head_stride; /* in elements of the cache */
     int64_t words_at;                                /* of a quantised cache: from a block to its scales; 0: none */
     float scale;
+    const float *head_scales;
+    int32_t head_scale_step;
+    int32_t run_shift; /* 30: rows lie in one piece; else log2 of the elements of a run, */
+    int64_t run_stride; /* and elements from one to the next */
 };
 
 struct rope_args {
@@ -88,6 +92,22 @@ __device__ void store_codes(char *to, cpa_dtype dtype, uint32_t word, const unit
     *(unit_of<uint8_t, UNIT> *)to = codes;
 }
 
+/* The same to a cache whose rows lie in runs, element by element. */
+template <typename T, int UNIT>
+__device__ void store_runs(const target &t, cpa_dtype dtype, int64_t row, int32_t column, uint32_t word,
+                           const unit_of<T, UNIT> &value) {
+    for (int e = 0; e < UNIT; e++) {
+        const int32_t d = column + e;
+        const int64_t at = row + (d >> t.run_shift) * t.run_stride + (d & ((1 << t.run_shift) - 1));
+        const unit_of<T, 1> one = {{value.element[e]}};
+        if (dtype == CPA_FP8_E4M3 || dtype == CPA_INT8) {
+            store_codes<T, 1>(t.pool + at, dtype, word, one);
+        } else {
+            store_plain<T, 1>(t.pool, dtype, at, one);
+        }
+    }
+}
+
 /* The part of a head that a lane of a group has: units at the columns first, first + apart, ... that lie in the head. */
 struct lane_columns {
     int32_t first, apart;
@@ -137,7 +157,8 @@ __device__ void store_cached(const rope_args &a, head_place at, lane_columns col
                 high = fmaxf(high, finite);
             }
         }
-        word = scale_word(a.kv_dtype, t.scale, -group_max(-low, lanes), group_max(high, lanes));
+        const float scale = head_scale(t.scale, t.head_scales, t.head_scale_step, at.head);
+        word = scale_word(a.kv_dtype, scale, -group_max(-low, lanes), group_max(high, lanes));
     }
     if (slot < 0) return;
     const int64_t row = block * t.block_stride + offset * t.token_stride + at.head * t.head_stride;
@@ -145,7 +166,9 @@ __device__ void store_cached(const rope_args &a, head_place at, lane_columns col
     for (int r = 0; r < ROUNDS; r++) {
         const int32_t column = columns.first + r * columns.apart;
         if (column >= at.dim) continue;
-        if (quantised) {
+        if (t.run_shift < 30) {
+            store_runs<T, UNIT>(t, a.kv_dtype, row, column, word, part.unit[r]);
+        } else if (quantised) {
             store_codes<T, UNIT>(t.pool + row + column, a.kv_dtype, word, part.unit[r]);
         } else {
             store_plain<T, UNIT>(t.pool, a.kv_dtype, row + column, part.unit[r]);

@@ -138,23 +138,20 @@ cpa_status launch_units(const rope_args &a, int64_t rows, bool vectors, cpa_stre
 }
 
 target target_of(const cpa_kv_view &kv, cpa_kv_part part, void *rows, int64_t row_stride) {
-    if (part == CPA_KEYS)
-        return {rows,
-                row_stride,
-                (char *)kv.k,
-                kv.k_block_stride,
-                kv.k_token_stride,
-                kv.k_head_stride,
-                cpa_kv_words_at(&kv, part),
-                kv.k_scale};
+    const cpa_kv_pool pool = cpa_kv_pool_of(&kv, part);
+    const int64_t unit = cpa_dtype_bytes(kv.dtype);
     return {rows,
             row_stride,
-            (char *)kv.v,
-            kv.v_block_stride,
-            kv.v_token_stride,
-            kv.v_head_stride,
+            pool.memory,
+            pool.block_stride / unit,
+            pool.token_stride / unit,
+            pool.head_stride / unit,
             cpa_kv_words_at(&kv, part),
-            kv.v_scale};
+            pool.tensor_scale,
+            pool.head_scales,
+            pool.head_scale_step,
+            cpa_kv_run_shift(&kv, part),
+            pool.run_stride / unit};
 }
 
 /* Fills in the cache; false if its rows are not aligned for vectors. */
@@ -170,7 +167,7 @@ bool take_cache(const cpa_qk_norm_rope_args *args, rope_args &a, cpa_stream *str
     a.nonfinite = args->nonfinite;
     const int64_t strides = kv.k_block_stride | kv.k_token_stride | kv.k_head_stride | kv.v_block_stride |
                             kv.v_token_stride | kv.v_head_stride;
-    return strides % 8 == 0 && ((uintptr_t)kv.k | (uintptr_t)kv.v) % 16 == 0;
+    return (strides % 8 == 0 || kv.layout == CPA_VLLM_X) && ((uintptr_t)kv.k | (uintptr_t)kv.v) % 16 == 0;
 }
 
 } // namespace

@@ -5,16 +5,17 @@
 
 /* ---- Packing ---- */
 
-/* Packs the panel of keys that begins at lane `panel`: [k_dim][PANEL]. Rows of a quantised cache become floats first. */
-INLINE void pack_key_panel_as(const cpa_dtype dtype, const int quantised, const cpa_attend_tile *tile, int32_t panel,
+/* Packs the panel of keys that begins at lane `panel`: [k_dim][PANEL]. Rows of a quantised cache, and those in runs, become
+ * floats first. */
+INLINE void pack_key_panel_as(const cpa_dtype dtype, const int made, const cpa_attend_tile *tile, int32_t panel,
                               float *to) {
     int32_t dim = tile->k_pages->dim, whole = dim / ISA_CELL * ISA_CELL;
     for (int cell = 0; cell < PANEL; cell += ISA_CELL) {
         const char *rows[ISA_CELL];
         float wide[ISA_CELL][CPA_MAX_HEAD_DIM];
         for (int i = 0; i < ISA_CELL; i++) {
-            if (quantised) {
-                dequantise_lane(tile, tile->k_pages, 0, panel + cell + i, wide[i]);
+            if (made) {
+                make_lane(tile, tile->k_pages, 0, panel + cell + i, wide[i]);
                 rows[i] = (const char *)wide[i];
             } else {
                 rows[i] = row_of_lane(tile, tile->k_pages, 0, panel + cell + i);
@@ -30,7 +31,7 @@ INLINE void pack_key_panel_as(const cpa_dtype dtype, const int quantised, const 
 }
 
 static void pack_key_panel(const cpa_attend_tile *tile, int32_t panel, float *to) {
-    switch (tile->k_pages->dtype) {
+    switch (cpa_attend_makes_rows(tile->k_pages) ? CPA_KV_DTYPE_COUNT : tile->k_pages->dtype) {
         case CPA_BF16: pack_key_panel_as(CPA_BF16, 0, tile, panel, to); break;
         case CPA_F16: pack_key_panel_as(CPA_F16, 0, tile, panel, to); break;
         case CPA_F32: pack_key_panel_as(CPA_F32, 0, tile, panel, to); break;
@@ -52,12 +53,14 @@ INLINE void pack_value_as(const cpa_dtype dtype, const char *row, int32_t dim, f
 /* Packs one value, PANEL elements to each panel of v_dim, the panels V_STRIDE floats apart. */
 static void pack_value(const cpa_attend_tile *tile, int32_t lane, float *to) {
     const char *row = row_of_lane(tile, tile->v_pages, 0, lane);
+    cpa_dtype dtype = tile->v_pages->dtype;
     float wide[CPA_MAX_HEAD_DIM];
-    if (cpa_dtype_is_quantised(tile->v_pages->dtype)) {
-        dequantise_lane(tile, tile->v_pages, 0, lane, wide);
+    if (cpa_attend_makes_rows(tile->v_pages)) {
+        make_lane(tile, tile->v_pages, 0, lane, wide);
         row = (const char *)wide;
+        dtype = CPA_F32;
     }
-    switch (tile->v_pages->dtype) {
+    switch (dtype) {
         case CPA_BF16: pack_value_as(CPA_BF16, row, tile->v_pages->dim, to, V_STRIDE); break;
         case CPA_F16: pack_value_as(CPA_F16, row, tile->v_pages->dim, to, V_STRIDE); break;
         default: pack_value_as(CPA_F32, row, tile->v_pages->dim, to, V_STRIDE); break;

@@ -23,7 +23,8 @@ enum {
 typedef struct cpa_attend_pages {
     const char *first; /* block 0, token 0, first head of the group */
     int64_t block_stride, token_stride, head_stride;
-    int32_t block_shift; /* log2 of the block size */
+    int64_t run_bytes, run_stride; /* of a row that does not lie in one piece; run_bytes 0: it does */
+    int32_t block_shift;           /* log2 of the block size */
     cpa_dtype dtype;
     int32_t dim;
     int64_t keys; /* keys in the table */
@@ -32,7 +33,14 @@ typedef struct cpa_attend_pages {
     const char *scales;        /* the word of block 0, token 0, first head; NULL: rows have none */
     int64_t scale_head_stride; /* a token's words are 4 bytes apart */
     float tensor_scale;
+    const float *head_scales; /* of the first head; NULL: there are none, else the scale is their product */
+    int32_t head_scale_step;
 } cpa_attend_pages;
+
+/* Whether rows are to be made floats, in one piece, before they are packed. */
+static inline int cpa_attend_makes_rows(const cpa_attend_pages *pages) {
+    return cpa_dtype_is_quantised(pages->dtype) || pages->run_bytes > 0;
+}
 
 /* The keys that a row sees are the lanes [0, min(sinks, end)) and [first, end) of the tile, less those before the
  * tile's `begin`. */

@@ -23,7 +23,7 @@ typedef float wide_rows[STEP][CPA_MAX_HEAD_DIM];
 static __attribute__((noinline)) void find_rows(const cpa_attend_tile *tile, const cpa_attend_pages *pages,
                                                 const uint8_t *weighs, int32_t head, int32_t key, int32_t granule,
                                                 step_rows *out, wide_rows wide) {
-    const int quantised = cpa_dtype_is_quantised(pages->dtype), in_place = !quantised && pages->dim % granule == 0;
+    const int in_place = !cpa_attend_makes_rows(pages) && pages->dim % granule == 0;
     out->dtype = in_place ? pages->dtype : CPA_F32;
     if (in_place && !weighs && key >= tile->begin && key + STEP <= tile->end) {
         find_step(pages, head, tile->key0 + key, out->row);
@@ -34,10 +34,7 @@ static __attribute__((noinline)) void find_rows(const cpa_attend_tile *tile, con
         const int zero = lane < tile->begin || lane >= tile->end || (weighs && !weighs[lane]);
         out->row[i] = zero ? (const char *)ZEROS : in_place ? row_at(pages, head, tile->key0 + lane) : (char *)wide[i];
         if (zero || in_place) continue;
-        if (quantised)
-            dequantise_lane(tile, pages, head, lane, wide[i]);
-        else
-            cpa_widen(wide[i], row_at(pages, head, tile->key0 + lane), pages->dtype, pages->dim);
+        make_row(pages, head, tile->key0 + lane, wide[i]);
         const int32_t rest = (pages->dim + granule - 1) / granule * granule - pages->dim;
         memset(wide[i] + pages->dim, 0, (size_t)rest * sizeof(float));
     }

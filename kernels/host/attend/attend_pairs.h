@@ -37,7 +37,8 @@ INLINE int32_t words_of(int32_t dim) {
 
 typedef uint16_t wide_rows[PANEL][CPA_MAX_HEAD_DIM];
 
-/* The rows of a panel of one head: in place if they have whole multiples of WORDS, and else filled up. Zeros for lanes
+/* The rows of a panel of one head: in place if they lie in one piece and have whole multiples of WORDS, and else
+ * filled up. Zeros for lanes
  * that are not in use, and for those whose value weighs nothing for a row that asks so. */
 static __attribute__((noinline)) void find_panel(const cpa_attend_tile *tile, const cpa_attend_pages *pages,
                                                  const uint8_t *weighs, int32_t head, int32_t panel, const char **rows,
@@ -50,9 +51,12 @@ static __attribute__((noinline)) void find_panel(const cpa_attend_tile *tile, co
     for (int i = 0; i < PANEL; i++) {
         const int32_t lane = panel + i;
         rows[i] = weighs && !weighs[lane] ? (const char *)ZEROS : row_of_lane(tile, pages, head, lane);
-        if (pages->dim == 2 * words || rows[i] == (const char *)ZEROS) continue;
+        if ((pages->dim == 2 * words && !pages->run_bytes) || rows[i] == (const char *)ZEROS) continue;
         memset(wide[i] + 2 * (words - WORDS), 0, 4 * WORDS);
-        rows[i] = memcpy(wide[i], rows[i], (size_t)pages->dim * sizeof(uint16_t));
+        const int64_t bytes = pages->dim * (int64_t)sizeof(uint16_t);
+        cpa_runs_gather((char *)wide[i], rows[i], pages->run_bytes ? pages->run_bytes : bytes, pages->run_stride,
+                        bytes);
+        rows[i] = (const char *)wide[i];
     }
 }
 

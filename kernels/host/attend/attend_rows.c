@@ -235,7 +235,11 @@ static cpa_attend_pages find_pages(const cpa_attend_job *job, const cpa_host_uni
         .dim = pool.dim,
         .keys = job->plan->items[unit->item].k_count,
         .table = job->plan->tables + job->plan->items[unit->item].table,
+        .run_bytes = pool.runs > 1 ? pool.run_bytes : 0,
+        .run_stride = pool.run_stride,
         .tensor_scale = pool.tensor_scale,
+        .head_scales = pool.head_scales ? pool.head_scales + kv_head * pool.head_scale_step : NULL,
+        .head_scale_step = pool.head_scale_step,
         .scale_head_stride = scale_stride,
         .scales = scale_stride ? pool.memory + pool.scales_at + kv_head * scale_stride : NULL,
     };

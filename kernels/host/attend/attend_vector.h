@@ -7,6 +7,7 @@
 
 #include "kernels/host/attend/attend_isa.h"
 #include "kernels/host/cache/quantise.h"
+#include "kernels/host/cache/row_runs.h"
 #include "kernels/host/isa/vector.h"
 
 enum {
@@ -34,21 +35,39 @@ INLINE const char *row_of_lane(const cpa_attend_tile *tile, const cpa_attend_pag
     return row_at(pages, head, tile->key0 + lane);
 }
 
-/* The row of a lane of a quantised cache as floats; zeros outside the lanes in use. */
-INLINE void dequantise_lane(const cpa_attend_tile *tile, const cpa_attend_pages *pages, int32_t head, int32_t lane,
-                            float *to) {
-    if (lane < tile->begin || lane >= tile->end) {
-        memset(to, 0, (size_t)pages->dim * sizeof *to);
+/* A row of the pages as floats, for those whose rows do not lie there as elements in one piece. */
+static __attribute__((noinline)) void make_row(const cpa_attend_pages *pages, int32_t head, int64_t key, float *to) {
+    char whole[CPA_MAX_HEAD_DIM * sizeof(float)];
+    const char *row = row_at(pages, head, key);
+    if (pages->run_bytes > 0) {
+        cpa_runs_gather(whole, row, pages->run_bytes, pages->run_stride,
+                        cpa_kv_row_bytes(pages->dtype, CPA_KEYS, pages->dim));
+        row = whole;
+    }
+    if (!cpa_dtype_is_quantised(pages->dtype)) {
+        cpa_widen(to, row, pages->dtype, pages->dim);
         return;
     }
-    int64_t key = tile->key0 + lane, token = key & (((int64_t)1 << pages->block_shift) - 1);
+    int64_t token = key & (((int64_t)1 << pages->block_shift) - 1);
     uint32_t word = 0;
     if (pages->scales) {
         int64_t block = pages->table[key >> pages->block_shift];
         memcpy(&word, pages->scales + head * pages->scale_head_stride + block * pages->block_stride + token * 4,
                sizeof word);
     }
-    cpa_dequantise(to, row_at(pages, head, key), pages->dtype, pages->tensor_scale, word, pages->dim);
+    float scale = pages->tensor_scale;
+    if (pages->head_scales) scale *= pages->head_scales[head * pages->head_scale_step];
+    cpa_dequantise(to, row, pages->dtype, scale, word, pages->dim);
+}
+
+/* The same of a lane; zeros outside the lanes in use. */
+INLINE void make_lane(const cpa_attend_tile *tile, const cpa_attend_pages *pages, int32_t head, int32_t lane,
+                      float *to) {
+    if (lane < tile->begin || lane >= tile->end) {
+        memset(to, 0, (size_t)pages->dim * sizeof *to);
+        return;
+    }
+    make_row(pages, head, tile->key0 + lane, to);
 }
 
 /* ---- Softmax ---- */

@@ -1,14 +1,32 @@
 /* kv_copy: whole blocks from pool to pool. */
-#include <string.h>
-
+#include "kernels/host/cache/row_runs.h"
 #include "kernels/host/device/host.h"
 
-static void copy_rows(char *dst, const cpa_kv_pool *to, const char *src, const cpa_kv_pool *from, int64_t tokens,
+/* Rows of which one side at least lies in runs. */
+static void copy_runs(char *dst, const cpa_kv_pool *to, const char *src, const cpa_kv_pool *from, int64_t tokens,
                       int64_t heads) {
+    char row[CPA_MAX_HEAD_DIM * sizeof(float)];
+    for (int64_t head = 0; head < heads; head++) {
+        for (int64_t token = 0; token < tokens; token++) {
+            cpa_runs_gather(row, src + token * from->token_stride + head * from->head_stride, from->run_bytes,
+                            from->run_stride, from->row_bytes);
+            cpa_runs_scatter(dst + token * to->token_stride + head * to->head_stride, row, to->run_bytes,
+                             to->run_stride, to->row_bytes);
+        }
+    }
+}
+
+static void copy_rows(char *dst, const cpa_kv_pool *to, const char *src, const cpa_kv_pool *from, int64_t tokens,
+                      int64_t heads, int64_t block_size) {
     const int64_t row_bytes = from->row_bytes;
     int dense = to->head_stride == row_bytes && from->head_stride == row_bytes;
-    if (dense && to->token_stride == heads * row_bytes && from->token_stride == heads * row_bytes) {
+    dense = dense && to->token_stride == heads * row_bytes && from->token_stride == heads * row_bytes;
+    if (dense || (from->runs > 1 && to->runs > 1 && tokens == block_size)) {
         memcpy(dst, src, (size_t)(tokens * heads * row_bytes));
+        return;
+    }
+    if (from->runs > 1 || to->runs > 1) {
+        copy_runs(dst, to, src, from, tokens, heads);
         return;
     }
     for (int64_t head = 0; head < heads; head++) {
@@ -24,7 +42,7 @@ static void copy_part(const cpa_kv_view *dst_kv, int64_t dst_block, const cpa_kv
     const cpa_kv_pool to = cpa_kv_pool_of(dst_kv, part), from = cpa_kv_pool_of(src_kv, part);
     char *dst = to.memory + dst_block * to.block_stride;
     const char *src = from.memory + src_block * from.block_stride;
-    copy_rows(dst, &to, src, &from, tokens, src_kv->kv_heads);
+    copy_rows(dst, &to, src, &from, tokens, src_kv->kv_heads, src_kv->block_size);
     for (int64_t head = 0; from.scale_bytes && head < src_kv->kv_heads; head++) {
         int64_t at = head * src_kv->block_size * from.scale_bytes;
         memcpy(dst + to.scales_at + at, src + from.scales_at + at, (size_t)(tokens * from.scale_bytes));

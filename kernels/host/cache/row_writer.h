@@ -4,6 +4,7 @@
 
 #include "base/check.h"
 #include "kernels/host/cache/quantise.h"
+#include "kernels/host/cache/row_runs.h"
 #include "kernels/host/device/host.h"
 
 typedef struct cpa_row_writer {
@@ -47,17 +48,18 @@ static inline void cpa_row_writer_put(const cpa_row_writer *writer, cpa_kv_part 
     const int64_t block_size = writer->kv.block_size, offset = slot % block_size;
     char *block = pool->memory + slot / block_size * pool->block_stride;
     char *place = block + offset * pool->token_stride + head * pool->head_stride;
+    char whole[CPA_MAX_HEAD_DIM * sizeof(float)], *to = pool->runs == 1 ? place : whole;
     if (nonfinite && !cpa_row_is_finite(row, writer->dtype, pool->dim)) *nonfinite = 1;
     if (!cpa_dtype_is_quantised(writer->kv.dtype)) {
-        cpa_convert(place, writer->kv.dtype, row, writer->dtype, pool->dim);
-        return;
+        cpa_convert(to, writer->kv.dtype, row, writer->dtype, pool->dim);
+    } else {
+        float wide[CPA_MAX_HEAD_DIM];
+        cpa_widen(wide, row, writer->dtype, pool->dim);
+        uint32_t word = cpa_quantise(to, wide, writer->kv.dtype, cpa_kv_head_scale(pool, head), pool->dim);
+        uint32_t *words = (uint32_t *)(void *)(block + pool->scales_at);
+        if (pool->scale_bytes) words[head * block_size + offset] = word;
     }
-    float wide[CPA_MAX_HEAD_DIM];
-    cpa_widen(wide, row, writer->dtype, pool->dim);
-    uint32_t word = cpa_quantise(place, wide, writer->kv.dtype, pool->tensor_scale, pool->dim);
-    if (!pool->scale_bytes) return;
-    uint32_t *words = (uint32_t *)(void *)(block + pool->scales_at);
-    words[head * block_size + offset] = word;
+    if (pool->runs > 1) cpa_runs_scatter(place, whole, pool->run_bytes, pool->run_stride, pool->row_bytes);
 }
 
 #endif

@@ -227,6 +227,7 @@ static const cpa_operator_table operator_table = {
     .kv_write = cpa_host_kv_write,
     .kv_copy = cpa_host_kv_copy,
     .kv_move = cpa_host_kv_move,
+    .kv_convert = cpa_host_kv_convert,
     .kv_pack = cpa_host_kv_pack,
     .gather_rows = gather_rows,
     .synthesize = cpa_host_synthesize,

@@ -57,6 +57,7 @@ int cpa_host_event_reached(const cpa_events *events, int32_t index);
 cpa_status cpa_host_kv_write(const cpa_kv_write_args *args, cpa_stream *stream);
 cpa_status cpa_host_kv_copy(const cpa_kv_copy_args *args, cpa_stream *stream);
 cpa_status cpa_host_kv_move(const cpa_kv_move_args *args, cpa_stream *stream);
+cpa_status cpa_host_kv_convert(const cpa_kv_convert_args *args, cpa_stream *stream);
 cpa_status cpa_host_kv_pack(const cpa_kv_pack_args *args, cpa_stream *stream);
 cpa_status cpa_host_plan_create(cpa_device *device, cpa_attend_plan **out, cpa_error *err);
 cpa_status cpa_host_plan_set(cpa_attend_plan *plan, const cpa_attend_batch *batch, cpa_attend_fusion fusion,
