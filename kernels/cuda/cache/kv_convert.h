@@ -15,8 +15,8 @@ typedef struct cpa_cuda_block_move {
 
 /* Enqueues moves between views of one shape but for dtype, scales and layout; what lies past the tokens stays. Between
  * equal forms (cpa_kv_same_form) bits are kept. The device is selected. */
-cpa_status cpa_cuda_kv_move_tokens(const cpa_kv_view *src, const cpa_kv_view *dst, const cpa_cuda_block_move *moves, int64_t n,
-                            const char *operation, cpa_stream *stream);
+cpa_status cpa_cuda_kv_move_tokens(const cpa_kv_view *src, const cpa_kv_view *dst, const cpa_cuda_block_move *moves,
+                                   int64_t n, const char *operation, cpa_stream *stream);
 
 #ifdef __cplusplus
 }

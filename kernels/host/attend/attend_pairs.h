@@ -37,14 +37,13 @@ INLINE int32_t words_of(int32_t dim) {
 
 typedef uint16_t wide_rows[PANEL][CPA_MAX_HEAD_DIM];
 
-/* The rows of a panel of one head: in place if they lie in one piece and have whole multiples of WORDS, and else
- * filled up. Zeros for lanes
- * that are not in use, and for those whose value weighs nothing for a row that asks so. */
+/* The rows of a panel of one head: in place if they lie in one piece and have whole multiples of WORDS, and else filled
+ * up. Zeros for lanes that are not in use, and for those whose value weighs nothing for a row that asks so. */
 static __attribute__((noinline)) void find_panel(const cpa_attend_tile *tile, const cpa_attend_pages *pages,
                                                  const uint8_t *weighs, int32_t head, int32_t panel, const char **rows,
                                                  wide_rows wide) {
     const int32_t words = words_of(pages->dim);
-    if (!weighs && pages->dim == 2 * words && panel >= tile->begin && panel + STEP <= tile->end) {
+    if (!weighs && !pages->run_bytes && pages->dim == 2 * words && panel >= tile->begin && panel + STEP <= tile->end) {
         find_step(pages, head, tile->key0 + panel, rows);
         return;
     }
