@@ -28,9 +28,8 @@ enum { N_BENCHES = sizeof benches / sizeof benches[0] };
 
 static void print_help(void) {
     printf(
-        "usage: cp_attn bench "
-        "attend|varlen|varlen_attend|merge|kv_write|kv_pack|kv_convert|linear|rmsnorm|swiglu|qk_norm_rope|\n"
-        "                     sample|exchange|scaling [options]\n"
+        "usage: cp_attn bench attend|varlen|varlen_attend|merge|kv_write|kv_pack|kv_convert|linear|\n"
+        "                     rmsnorm|swiglu|qk_norm_rope|sample|exchange|scaling [options]\n"
         "       cp_attn bench serve --url URL [options]    a server; 'cp_attn bench serve --help' lists them\n");
     cpa_bench_options_print_help();
     printf("shapes, and those without --shapes on the host / on cuda:\n");
