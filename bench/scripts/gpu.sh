@@ -66,6 +66,7 @@ decode() {
   bench decode 60 1 attend decode
   bench decode-large 60 1 attend decode-large # on its own: smaller devices have no room for it
   bench small-blocks 60 1 attend small-blocks
+  bench rules 60 1 attend rules
 }
 
 cascade() { bench cascade 60 1 attend cascade; }

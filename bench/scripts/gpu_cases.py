@@ -48,6 +48,12 @@ def encoder(shape, dim):
     return f"{shape}:mask=full:q-heads=16:kv-heads=16:head-dim={dim}"
 
 
+# What is done to scores, beside the same without: least rate of prefill and of decode.
+RULED_PREFILL, RULED_DECODE = "1x16Kx16K", "64x1x16K"
+RULES = {"softcap": (0.65, 0.95), "alibi": (0.95, 0.95), "sink-logits": (0.99, 0.99), "bits": (0.85, 0.85)}
+# Several tokens a sequence in a step, drafts that are checked: most time beside one.
+DRAFTED, ONE_TOKEN = {"64x2x16K": 1.05, "64x4x16K": 1.10, "64x8x16K": 1.15}, "64x1x16K"
+
 # Without a cache: long segments by the width of heads, and images of 577 rows.
 ENCODERS = {dim: encoder("16x4Kx4K", dim) for dim in (64, 128, 72, 80)}
 IMAGES = encoder("64x577x577", 64)
@@ -66,6 +72,8 @@ LISTS = {
     "cascade": [f"{case}{flat}" for case in (*CASCADE, *LITTLE_SHARED) for flat in ("", FLAT)],
     "quantised": [f"{case}{dtype}" for case in DECODE_BESIDE_BF16 + PREFILL_BESIDE_BF16
                   for dtype in ["", *(f":kv-cache-dtype={dtype}" for dtype in QUANTISED)]],
+    "rules": [f"{case}{rule}" for case in (RULED_PREFILL, RULED_DECODE)
+              for rule in ("", *(f":rules={name}" for name in RULES))] + [*DRAFTED],
     "small-blocks": [f"{case}{pages}" for case in FEW_PREFILL for pages in ("", *FEW_TOKENS)] +
                     [f"{case}{pages}" for case in FEW_DECODE for pages in FEW_TOKENS],
     "varlen_attend": [*ENCODERS.values(), IMAGES],

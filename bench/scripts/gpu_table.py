@@ -170,6 +170,21 @@ def quantised_rows(runs, table):
                               "bf16", goal, unit)
 
 
+def rule_rows(runs, table):
+    def ours(case):
+        return runs.case("ours-rules", case)
+
+    for name, goals in cases.RULES.items():
+        for case, least, unit in zip((cases.RULED_PREFILL, cases.RULED_DECODE), goals, (Flops, Calls)):
+            table.compare(f"{case}:rules={name}", ours(f"{case}:rules={name}"), ours(case), "without", least, unit)
+    one = ours(cases.ONE_TOKEN)
+    for case, most in cases.DRAFTED.items():
+        row = ours(case)
+        ratio = row and one and row["time_us"] / one["time_us"]
+        table.add(f"decode {case}, drafts and all", row and Calls.text(row), one and f"one token {Calls.text(one)}", ratio,
+                  f"<= {most:.2f} x", ratio and ratio <= most, (row, one))
+
+
 def small_block_rows(runs, table):
     def ours(case):
         return runs.case("ours-small-blocks", case)
@@ -246,7 +261,7 @@ def service_rows(runs, table):
 
 def main(folder):
     runs, table = Runs(folder), Table()
-    for add_rows in (prefill_rows, encoder_rows, decode_rows, cascade_rows, quantised_rows, small_block_rows, memory_rows,
+    for add_rows in (prefill_rows, encoder_rows, decode_rows, cascade_rows, quantised_rows, rule_rows, small_block_rows, memory_rows,
                      exchange_rows, scaling_rows, service_rows):
         add_rows(runs, table)
     table.print()

@@ -337,7 +337,8 @@ cpa_status cpa_cuda_attend(const cpa_attend_plan *base, const cpa_attend_args *a
     if (simple || plan->n_prefill > 0) CPA_TRY(place_ready_queries(plan, &a, ready_q, stream));
     if (simple) return cpa_cuda_attend_simple(&a, plan->rows, stream);
     if (plan->decode_ctas > 0) {
-        if (!takes_tables) allow_early(plan, &a, stream); /* it would read the tables before they are there */
+        /* It would read tables, or the bits of a custom mask, before they are there. */
+        if (!takes_tables && !a.score.custom.bits) allow_early(plan, &a, stream);
         if (plan->n_shared > 0) CPA_TRY(run_shared(plan, &a, &args->kv, stream));
         a.beside_shared = plan->n_shared > 0;
         a.pieces = (const cpa_cuda_piece *)(plan->memory->image + plan->decode_at);
