@@ -337,13 +337,13 @@ static void expect_none(const cpa_engine_options *options, const char *message) 
 
 static void numbers_that_are_no_choice_are_named(void) {
     const char *const messages[] = {
-        "model: layout is 2", "algorithm: 3 is none", "preemption: 3 is none",
+        "model: layout is 3", "algorithm: 3 is none", "preemption: 3 is none",
         "policy: 7 is none",  "transport: 4 is none", "block_size: 1024, expected a power of two up to 512",
     };
     enum { CASES = sizeof messages / sizeof messages[0] };
     cpa_engine_options cases[CASES];
     for (int i = 0; i < CASES; i++) cases[i] = cpa_test_engine_options();
-    cases[0].model.attention.layout = (cpa_kv_layout)2;
+    cases[0].model.attention.layout = (cpa_kv_layout)3;
     cases[1].algorithm = (cpa_algorithm)3;
     cases[2].preemption = (cpa_preemption_mode)3;
     cases[3].policy = (cpa_policy)7;
