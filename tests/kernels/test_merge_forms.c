@@ -75,6 +75,7 @@ static int row_is_right(const pools *p, const grid_case *c, int64_t row, int32_t
     const int64_t at = (row * c->heads + head) * c->dim, lse_at = head * c->tokens + row;
     const float *a = p->wide[c->dtype] + at, *b = a + APART;
     const float raw[2] = {p->lse[lse_at], p->lse[lse_at + LSE_APART]};
+    const int64_t element = c->dtype == CPA_F32 ? 4 : 2;
     const int tail = row >= c->tokens - c->tail;
     const double lse_a = isinf(raw[0]) || tail ? -INFINITY : (double)raw[0];
     const double lse_b = isinf(raw[1]) && !tail ? -INFINITY : (double)raw[1], max = fmax(lse_a, lse_b);
@@ -86,8 +87,7 @@ static int row_is_right(const pools *p, const grid_case *c, int64_t row, int32_t
                           : fabs((double)out_lse - want_lse) > 1e-5)
         return 0;
     if (tail && !c->fp8)
-        return memcmp(out, (char *)p->o[c->dtype] + (at + APART) * cpa_dtype_bytes(c->dtype),
-                      (size_t)(c->dim * cpa_dtype_bytes(c->dtype))) == 0;
+        return memcmp(out, (char *)p->o[c->dtype] + (at + APART) * element, (size_t)(c->dim * element)) == 0;
     float got[CPA_MAX_HEAD_DIM];
     for (int32_t d = 0; c->fp8 && d < c->dim; d++) got[d] = out_scale * cpa_from_e4m3((uint8_t)out[d]);
     if (!c->fp8) cpa_reference_widen(out, c->dtype, c->dim, got);
