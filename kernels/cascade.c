@@ -170,7 +170,8 @@ cpa_status cpa_cascade_find(cpa_cascade *cascade, const cpa_attend_batch *batch,
                             cpa_error *err) {
     const cascade_search s = {cascade, batch, unit, unit / batch->block_size, err};
     cascade->n_nodes = cascade->n_items = 0;
-    if (batch->n_items < 2) return CPA_OK;
+    /* Tensors without pages share nothing: one of their blocks reaches further than any unit. */
+    if (batch->n_items < 2 || unit < batch->block_size) return CPA_OK;
     CPA_TRY(list_items(&s, most_rows));
     return find_below(&s, 0, cascade->n_items, 0, -1);
 }
