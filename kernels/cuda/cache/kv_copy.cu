@@ -8,7 +8,7 @@
 
 #include "base/dependent.cuh"
 #include "kernels/cuda/cache/kv_convert.h"
-#include "kernels/cuda/device/cuda.h"
+#include "kernels/cuda/cache/row_pairs.cuh"
 
 namespace {
 
@@ -17,15 +17,6 @@ constexpr int AT_ONCE = 4;            /* loads of a thread that are under way to
 constexpr int BLOCKS_A_LAUNCH = 1024; /* 12 KB of the 32 KB that parameters may take */
 
 using block_copy = cpa_cuda_block_move;
-
-/* Keys or values of both pools, in bytes. Rows of row_bytes lie contiguous. */
-struct tensor {
-    const char *src;
-    char *dst;
-    int64_t src_block, src_token, src_head;
-    int64_t dst_block, dst_token, dst_head;
-    int64_t row_bytes;
-};
 
 struct copy_args {
     tensor tensors[2];
@@ -60,11 +51,6 @@ __global__ void __launch_bounds__(THREADS) copy_blocks(const __grid_constant__ c
     dependent_wait();
 }
 
-tensor rows_of(const cpa_kv_pool &src, const cpa_kv_pool &dst) {
-    return {src.memory,       dst.memory,       src.block_stride, src.token_stride, src.head_stride,
-            dst.block_stride, dst.token_stride, dst.head_stride,  src.row_bytes};
-}
-
 /* All rows of a block as one, and all of its scales. */
 tensor blocks_of(const cpa_kv_pool &src, const cpa_kv_pool &dst, int64_t rows) {
     return {src.memory, dst.memory, src.block_stride, 0, 0, dst.block_stride, 0, 0, rows * src.row_bytes};
@@ -72,29 +58,6 @@ tensor blocks_of(const cpa_kv_pool &src, const cpa_kv_pool &dst, int64_t rows) {
 tensor block_scales_of(const cpa_kv_pool &src, const cpa_kv_pool &dst, int64_t rows) {
     return {src.memory + src.scales_at, dst.memory + dst.scales_at, src.block_stride, 0, 0, dst.block_stride, 0, 0,
             rows * src.scale_bytes};
-}
-
-/* The scales behind the rows: rows of one word in the order [kv_heads, block_size]. */
-tensor scales_of(const cpa_kv_pool &src, const cpa_kv_pool &dst, int32_t block_size) {
-    const int64_t bytes = src.scale_bytes, head = block_size * bytes;
-    return {src.memory + src.scales_at,
-            dst.memory + dst.scales_at,
-            src.block_stride,
-            bytes,
-            head,
-            dst.block_stride,
-            bytes,
-            head,
-            bytes};
-}
-
-/* The widest access that every row, token and block of both pools is aligned to. */
-int64_t alignment_of(const copy_args &a) {
-    uintptr_t bits = 16;
-    for (const tensor &t : a.tensors)
-        bits |= (uintptr_t)t.src | (uintptr_t)t.dst | (uintptr_t)(t.src_block | t.src_token | t.src_head) |
-                (uintptr_t)(t.dst_block | t.dst_token | t.dst_head) | (uintptr_t)t.row_bytes;
-    return (int64_t)(bits & (0 - bits));
 }
 
 /* Collects blocks and launches them, a parameter list at a time. */
@@ -124,7 +87,7 @@ struct copier {
                                  : scales_of(src_pool, dst_pool, from.block_size);
         }
         args.heads = whole ? 1 : from.kv_heads;
-        alignment = alignment_of(args);
+        alignment = alignment_of(args.tensors);
     }
     template <typename Unit>
     cpa_status launch() {

@@ -1,20 +1,11 @@
 /* kv_move: tokens from slot to slot. A CTA has some columns of the rows of all tokens: it reads those of all sources
  * into shared memory before it writes a target, and no other CTA touches them. */
-#include "kernels/cuda/device/cuda.h"
+#include "kernels/cuda/cache/row_pairs.cuh"
 
 namespace {
 
 constexpr int THREADS = 256, SHARED_BYTES = 32 << 10, MOST_UNIT = 16;
 static_assert(CPA_KV_MOVE_MOST * MOST_UNIT <= SHARED_BYTES, "a column of all tokens");
-
-/* Keys, values, or the scales of either, in bytes; rows of row_bytes lie contiguous. */
-struct tensor {
-    const char *src;
-    char *dst;
-    int64_t src_block, src_token, src_head;
-    int64_t dst_block, dst_token, dst_head;
-    int64_t row_bytes;
-};
 
 struct move_args {
     tensor tensors[2];
@@ -51,34 +42,6 @@ __global__ void __launch_bounds__(THREADS) move_units(const __grid_constant__ mo
     });
 }
 
-tensor rows_of(const cpa_kv_pool &src, const cpa_kv_pool &dst) {
-    return {src.memory,       dst.memory,       src.block_stride, src.token_stride, src.head_stride,
-            dst.block_stride, dst.token_stride, dst.head_stride,  src.row_bytes};
-}
-
-/* The scales behind the rows: rows of one word in the order [kv_heads, block_size]. */
-tensor scales_of(const cpa_kv_pool &src, const cpa_kv_pool &dst, int32_t block_size) {
-    const int64_t bytes = src.scale_bytes, head = block_size * bytes;
-    return {src.memory + src.scales_at,
-            dst.memory + dst.scales_at,
-            src.block_stride,
-            bytes,
-            head,
-            dst.block_stride,
-            bytes,
-            head,
-            bytes};
-}
-
-/* The widest access that every row, token and block of both pools is aligned to. */
-int64_t alignment_of(const move_args &a) {
-    uintptr_t bits = MOST_UNIT;
-    for (const tensor &t : a.tensors)
-        bits |= (uintptr_t)t.src | (uintptr_t)t.dst | (uintptr_t)(t.src_block | t.src_token | t.src_head) |
-                (uintptr_t)(t.dst_block | t.dst_token | t.dst_head) | (uintptr_t)t.row_bytes;
-    return (int64_t)(bits & (0 - bits));
-}
-
 template <typename Unit>
 cpa_status launch(move_args &a, cpa_stream *stream) {
     const int64_t longest = a.tensors[0].row_bytes > a.tensors[1].row_bytes ? a.tensors[0].row_bytes
@@ -92,7 +55,7 @@ cpa_status launch(move_args &a, cpa_stream *stream) {
 }
 
 cpa_status launch_rows(move_args &a, cpa_stream *stream) {
-    const int64_t alignment = alignment_of(a);
+    const int64_t alignment = alignment_of(a.tensors);
     if (alignment >= 16) return launch<uint4>(a, stream);
     if (alignment >= 4) return launch<uint32_t>(a, stream);
     return alignment >= 2 ? launch<uint16_t>(a, stream) : launch<uint8_t>(a, stream);
