@@ -22,10 +22,6 @@ static cpa_status check_limits(cpa_context *c, const cpa_context_limits *given, 
         .map = c->ops.map,
         .rank = c->ops.rank,
     };
-    /* Rows of test_context_reserve are wrong there, the same ones over either transport; on one device they are right. */
-    if (c->ops.map.cp_size > 1 && c->ops.device->caps.asynchronous)
-        return cpa_fail(err, CPA_UNSUPPORTED, "context: a step over %d devices cannot be reserved at present",
-                        c->ops.map.cp_size);
     REQUIRE(err, o->rows == CPA_ROWS_OWNED, "context: a step of replicated rows cannot be reserved");
     CPA_TRY(cpa_check_reservation("context", out, err));
     REQUIRE(err, limits.sequences <= o->max_rows,
