@@ -201,13 +201,12 @@ static cpa_status run_hopper(const cpa_cuda_attend_args *a, const cpa_kv_view *v
     return cpa_cuda_attend_hopper(a, &maps, n_pieces, stream);
 }
 
-/* Over a quantised cache, or rows that lie in runs: the blocks become rows of elements first, which is little beside the
- * products of a prefill. Those of few tokens then lie side by side, as blocks that are copied at once. */
-static cpa_status run_widened(const cpa_cuda_plan *plan, const cpa_cuda_attend_args *a, cpa_stream *stream) {
-    const char *image = plan->memory->image;
-    const int64_t rows = (int64_t)plan->n_widened * a->kv_heads << a->block_shift;
+/* Where the blocks of a quantised cache, or of rows that lie in runs, are as rows of elements. Those of few tokens then
+ * lie side by side, as blocks that are copied at once. */
+static cpa_kv_view widened_view(const cpa_cuda_plan *plan, const cpa_cuda_attend_args *a) {
     const int32_t wide_block = cpa_cuda_wide_block(1 << a->block_shift);
-    cpa_kv_view wide = cpa_kv_view_resolve((cpa_kv_view){
+    const int64_t rows = (int64_t)plan->n_widened * a->kv_heads << a->block_shift;
+    return cpa_kv_view_resolve((cpa_kv_view){
         .k = plan->memory->widened,
         .v = plan->memory->widened + rows * a->k_dim * cpa_dtype_bytes(a->q_dtype),
         .dtype = a->q_dtype,
@@ -217,26 +216,49 @@ static cpa_status run_widened(const cpa_cuda_plan *plan, const cpa_cuda_attend_a
         .k_dim = a->k_dim,
         .v_dim = a->v_dim,
     });
+}
+
+static float *widened_scales(const cpa_cuda_plan *plan, const cpa_cuda_attend_args *a, const cpa_kv_view *wide) {
+    const int64_t rows = (int64_t)plan->n_widened * a->kv_heads << a->block_shift;
+    return (float *)((char *)wide->v + rows * a->v_dim * cpa_dtype_bytes(a->q_dtype));
+}
+
+/* Widens the blocks of the plan: little beside the products of a prefill, or the reading by every sequence that shares
+ * them. */
+static cpa_status widen_blocks(const cpa_cuda_plan *plan, const cpa_cuda_attend_args *a, cpa_stream *stream) {
+    const int32_t *blocks = (const int32_t *)(plan->memory->image + plan->widened_blocks_at);
+    const cpa_kv_view wide = widened_view(plan, a);
+    float *scales = widened_scales(plan, a, &wide);
+    return a->k_run_shift < 30
+               ? cpa_cuda_attend_widen_runs(a, blocks, plan->n_widened, wide.block_size, wide.k, wide.v, scales, stream)
+               : cpa_cuda_attend_widen(a, blocks, plan->n_widened, wide.block_size, wide.k, wide.v, scales, stream);
+}
+
+/* What the kernels over widened blocks are told. */
+static cpa_cuda_attend_args over_widened(const cpa_cuda_plan *plan, const cpa_cuda_attend_args *a,
+                                         const cpa_kv_view *wide) {
     cpa_cuda_attend_args over = *a;
-    const int32_t *blocks = (const int32_t *)(image + plan->widened_blocks_at);
-    float *k_scales = (float *)((char *)wide.v + rows * a->v_dim * cpa_dtype_bytes(a->q_dtype));
-    over.k = wide.k;
-    over.v = wide.v;
-    over.k_block_stride = wide.k_block_stride;
-    over.k_token_stride = wide.k_token_stride;
-    over.k_head_stride = wide.k_head_stride;
-    over.v_block_stride = wide.v_block_stride;
-    over.v_token_stride = wide.v_token_stride;
-    over.v_head_stride = wide.v_head_stride;
+    over.k = wide->k;
+    over.v = wide->v;
+    over.k_block_stride = wide->k_block_stride;
+    over.k_token_stride = wide->k_token_stride;
+    over.k_head_stride = wide->k_head_stride;
+    over.v_block_stride = wide->v_block_stride;
+    over.v_token_stride = wide->v_token_stride;
+    over.v_head_stride = wide->v_head_stride;
     over.k_run_shift = over.v_run_shift = 30;
-    over.k_scales = cpa_dtype_is_quantised(a->kv_dtype) ? k_scales : NULL;
+    over.k_scales = cpa_dtype_is_quantised(a->kv_dtype) ? widened_scales(plan, a, wide) : NULL;
     over.kv_dtype = a->q_dtype;
-    over.block_shift = cpa_cuda_log2(wide_block);
-    over.tables = (const int32_t *)(image + plan->widened_tables_at);
-    if (a->k_run_shift < 30)
-        CPA_TRY(cpa_cuda_attend_widen_runs(a, blocks, plan->n_widened, wide_block, wide.k, wide.v, k_scales, stream));
-    else
-        CPA_TRY(cpa_cuda_attend_widen(a, blocks, plan->n_widened, wide_block, wide.k, wide.v, k_scales, stream));
+    over.block_shift = cpa_cuda_log2(wide->block_size);
+    over.tables = (const int32_t *)(plan->memory->image + plan->widened_tables_at);
+    return over;
+}
+
+/* Where keys are shared, their blocks have been widened together with those of the prefill. */
+static cpa_status run_widened(const cpa_cuda_plan *plan, const cpa_cuda_attend_args *a, cpa_stream *stream) {
+    const cpa_kv_view wide = widened_view(plan, a);
+    const cpa_cuda_attend_args over = over_widened(plan, a, &wide);
+    if (plan->n_shared == 0) CPA_TRY(widen_blocks(plan, a, stream));
     if (cpa_cuda_device_of(stream)->path == CPA_CUDA_HOPPER) return run_hopper(&over, &wide, plan->n_prefill, stream);
     return cpa_cuda_attend_portable(&over, plan->n_prefill, plan->tile_rows, stream);
 }
@@ -260,6 +282,12 @@ static cpa_status run_shared(const cpa_cuda_plan *plan, const cpa_cuda_attend_ar
     a.rows = (const cpa_cuda_listed_row *)(plan->memory->image + plan->rows_at);
     a.pieces = (const cpa_cuda_piece *)(plan->memory->image + plan->shared_at);
     a.by_head = 0;
+    if (plan->n_widened > 0) {
+        const cpa_kv_view wide = widened_view(plan, &a);
+        const cpa_cuda_attend_args over = over_widened(plan, &a, &wide);
+        CPA_TRY(widen_blocks(plan, &a, stream));
+        return run_hopper(&over, &wide, plan->n_shared, stream);
+    }
     a.early = a.early && a.alone;
     return run_hopper(&a, kv, plan->n_shared, stream);
 }
@@ -331,8 +359,8 @@ cpa_status cpa_cuda_attend(const cpa_attend_plan *base, const cpa_attend_args *a
                                       args->bias || (args->rules && args->rules->alibi_slopes));
     fill_score(args, &a);
     /* The kernel of shared keys knows no rules. */
-    const int shares = plan->n_shared == 0 ||
-                       (path == CPA_CUDA_HOPPER && a.kv_dtype == a.q_dtype && a.k_run_shift == 30 && !a.score.any);
+    const int rows_fit = plan->n_widened > 0 || (a.kv_dtype == a.q_dtype && a.k_run_shift == 30);
+    const int shares = plan->n_shared == 0 || (path == CPA_CUDA_HOPPER && rows_fit && !a.score.any);
     const int simple = path == CPA_CUDA_SIMPLE || !fits || !shared_memory_suffices(plan, &a, stream) || !shares;
     if (simple || plan->n_prefill > 0) CPA_TRY(place_ready_queries(plan, &a, ready_q, stream));
     if (simple) return cpa_cuda_attend_simple(&a, plan->rows, stream);

@@ -11,11 +11,15 @@
  * memory, while all others do so too: 0.95 us on an H200, heads of 128 in 16 bits. Fitted there to the cases of
  * docs/notebook/cascade.md. */
 enum {
-    FLAT_COST = 5,    /* such keys if they are shared, but read by each item: from the L2 cache, where they fit it */
-    TILE_COST = 18,   /* a full tile of rows against CPA_CUDA_PREFILL_KEYS keys */
-    PIECE_COST = 32,  /* beginning and ending a piece of a node */
-    LAUNCH_COST = 86, /* of a kernel more, and of joining more states */
-    LEAST_PIECE_TILES = 4, /* of CPA_CUDA_PREFILL_KEYS */
+    FLAT_COST = 5,  /* such keys if they are shared, but read by each item: from the L2 cache, where they fit it; */
+    CODE_COST = 3,  /* the same of a quantised cache */
+    TILE_COST = 18, /* a full tile of rows against CPA_CUDA_PREFILL_KEYS keys */
+    WIDEN_CODES_COST = 24,  /* so many keys become elements; */
+    WIDEN_RUNS_COST = 32,   /* the same of rows in runs */
+    PIECE_COST = 32,        /* beginning and ending a piece of a node */
+    LAUNCH_COST = 86,       /* of a kernel more, and of joining more states; */
+    WIDEN_LAUNCH_COST = 34, /* of one that widens */
+    LEAST_PIECE_TILES = 4,  /* of CPA_CUDA_PREFILL_KEYS */
     MOST_WAVES = 3
 };
 
@@ -36,7 +40,10 @@ typedef struct cascade_costs {
     const cpa_cascade *tree;
     const cpa_attend_batch *batch;
     int64_t tile_tokens;
-    int64_t tile; /* TILE_COST for these heads */
+    int64_t tile;   /* TILE_COST for these heads */
+    int64_t flat;   /* FLAT_COST for this dtype */
+    int64_t widen;  /* of CPA_CUDA_PREFILL_KEYS keys that are shared; 0: they are attended as they lie */
+    int64_t launch; /* of all that sharing launches */
 } cascade_costs;
 
 static int64_t tiles_of(const cascade_costs *c, const cpa_cascade_node *node) {
@@ -49,15 +56,32 @@ static int64_t tile_cost(const cpa_attend_batch *batch) {
     return TILE_COST * (shape->k_dim <= 64 && shape->v_dim <= 64 ? 2 : 1);
 }
 
+static cascade_costs costs_of(const cpa_cascade *tree, const cpa_attend_batch *batch, int32_t tile_rows) {
+    const int codes = cpa_dtype_is_quantised(batch->shape.kv_dtype), runs = batch->shape.layout == CPA_VLLM_X;
+    return (cascade_costs){.tree = tree,
+                           .batch = batch,
+                           .tile_tokens = cpa_cuda_tile_tokens(batch, tile_rows),
+                           .tile = tile_cost(batch),
+                           .flat = codes ? CODE_COST : FLAT_COST,
+                           .widen = codes  ? WIDEN_CODES_COST
+                                    : runs ? WIDEN_RUNS_COST
+                                           : 0,
+                           .launch = LAUNCH_COST + (codes || runs ? WIDEN_LAUNCH_COST : 0)};
+}
+
+static int64_t key_tiles_of(const cpa_cascade_node *node) {
+    return (node->k_end - node->k_begin) / CPA_CUDA_PREFILL_KEYS;
+}
+
 /* What decode pieces take for the keys of a node if nobody shares them, for a KV head. */
-static int64_t flat_cost(const cpa_cascade_node *node) {
-    return node->count * (node->k_end - node->k_begin) / CPA_CUDA_DECODE_KEYS * FLAT_COST;
+static int64_t flat_cost(const cascade_costs *c, const cpa_cascade_node *node) {
+    return node->count * (node->k_end - node->k_begin) / CPA_CUDA_DECODE_KEYS * c->flat;
 }
 
 static int pays(const void *ctx, const cpa_cascade_node *node) {
     const cascade_costs *c = ctx;
-    const int64_t key_tiles = (node->k_end - node->k_begin) / CPA_CUDA_PREFILL_KEYS;
-    return flat_cost(node) > tiles_of(c, node) * (key_tiles * c->tile + PIECE_COST);
+    const int64_t key_tiles = key_tiles_of(node);
+    return flat_cost(c, node) > tiles_of(c, node) * (key_tiles * c->tile + PIECE_COST) + key_tiles * c->widen;
 }
 
 static int always_pays(const void *ctx, const cpa_cascade_node *node) {
@@ -113,13 +137,17 @@ static cpa_cuda_cascade_cut cut_nodes(const cascade_costs *c, int32_t multiproce
 
 cpa_cuda_cascade_cut cpa_cuda_choose_cascade(cpa_cascade *tree, const cpa_attend_batch *batch, int32_t tile_rows,
                                              int32_t multiprocessors, int always) {
-    const cascade_costs costs = {tree, batch, cpa_cuda_tile_tokens(batch, tile_rows), tile_cost(batch)};
-    int64_t flat = 0, time;
+    const cascade_costs costs = costs_of(tree, batch, tile_rows);
+    int64_t flat = 0, widen = 0, time;
     cpa_cascade_keep(tree, always ? always_pays : pays, &costs);
     if (tree->n_nodes == 0) return (cpa_cuda_cascade_cut){0};
     const cpa_cuda_cascade_cut cut = cut_nodes(&costs, multiprocessors, &time);
-    for (int64_t n = 0; n < tree->n_nodes; n++) flat += flat_cost(&tree->nodes[n]);
-    if (always || (time + LAUNCH_COST) * multiprocessors < flat * batch->shape.kv_heads) return cut;
+    for (int64_t n = 0; n < tree->n_nodes; n++) {
+        flat += flat_cost(&costs, &tree->nodes[n]);
+        widen += key_tiles_of(&tree->nodes[n]) * costs.widen;
+    }
+    const int64_t heads = batch->shape.kv_heads;
+    if (always || (time + costs.launch) * multiprocessors + widen * heads < flat * heads) return cut;
     tree->n_nodes = 0;
     return (cpa_cuda_cascade_cut){0};
 }

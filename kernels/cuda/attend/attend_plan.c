@@ -25,7 +25,8 @@ enum {
     LEAST_PREFILL_SPLIT = 1024, /* keys */
     MOST_TAIL_CUTS = 8,         /* of one of the last tiles */
     TAIL_WAVES = 2,             /* the last tiles run for all KV heads at once, so that they are the shortest of all */
-    STEADY_SHARED = 8           /* pieces over shared keys of a padded plan come in multiples of so many */
+    STEADY_SHARED = 8,          /* pieces over shared keys of a padded plan come in multiples of so many, */
+    STEADY_WIDENED = 256        /* and their widened blocks */
 };
 
 typedef struct plan_builder {
@@ -61,7 +62,8 @@ typedef struct plan_builder {
     int64_t n_splits;
     int64_t n_decode_splits;
     int64_t partial_rows;
-    int64_t n_widened; /* places of the blocks of prefill items, when the cache is quantised or its rows lie in runs */
+    int64_t
+        n_widened; /* places of blocks of prefill items, and shared ones, if the kernels over those take no others */
 } plan_builder;
 
 static int64_t state_shift(const plan_builder *b, const cpa_attend_item *item) {
@@ -79,6 +81,11 @@ static int is_ready(const plan_builder *b, const cpa_attend_item *item) {
 /* Table entries of an item. */
 static int64_t entries_of(const cpa_attend_batch *batch, const cpa_attend_item *item) {
     return cpa_cuda_ceil_div(item->k_count, batch->block_size);
+}
+
+/* Whether prefill kernels may need blocks widened: where the cache is quantised, or its rows lie in runs. */
+static int may_widen(const cpa_attend_batch *batch) {
+    return cpa_dtype_is_quantised(batch->shape.kv_dtype) || batch->shape.layout == CPA_VLLM_X;
 }
 
 static int64_t wide_places(const cpa_attend_batch *batch, const cpa_attend_item *item) {
@@ -101,8 +108,7 @@ static cpa_status count_work(plan_builder *b, cpa_error *err) {
                     keys = cpa_cuda_ceil_div(item->k_count, CPA_CUDA_PREFILL_KEYS);
             b->n_tiles += tiles;
             b->tile_keys += tiles * keys;
-            if (cpa_dtype_is_quantised(b->batch->shape.kv_dtype) || b->batch->shape.layout == CPA_VLLM_X)
-                b->n_widened += wide_places(b->batch, item);
+            if (may_widen(b->batch)) b->n_widened += wide_places(b->batch, item);
             if (keys > b->most_keys) b->most_keys = keys;
         }
     }
@@ -346,7 +352,7 @@ static int64_t most_decode_splits(const plan_builder *b, int64_t units) {
 
 /* The sections of block tables. */
 static void place_tables(cpa_cuda_plan *plan, const plan_builder *b, int64_t entries, int64_t *end) {
-    const int64_t widened = b->n_widened > 0 ? b->batch->n_table_entries : 0;
+    const int64_t widened = b->n_widened > 0 ? entries : 0;
     plan->tables_at = cpa_cuda_place_section(end, entries * (int64_t)sizeof(int32_t));
     plan->widened_tables_at = cpa_cuda_place_section(end, widened * (int64_t)sizeof(int32_t));
     plan->widened_blocks_at = cpa_cuda_place_section(end, b->n_widened * (int64_t)sizeof(int32_t));
@@ -387,10 +393,19 @@ static void place_blocks(const plan_builder *b, const cpa_attend_item *item, int
     for (int64_t i = 0; i < places / ratio; i++) tables[item->table + i] = place / ratio + (int32_t)i;
 }
 
-/* Gives each block of the prefill items a place; what lies on the device is placed there. */
+/* The keys of a node, as its first item's tables have them. */
+static cpa_attend_item keys_of_node(const plan_builder *b, const cpa_cascade_node *node) {
+    cpa_attend_item keys = b->given->items[b->cascade->tree.items[node->first].index];
+    keys.table += node->k_begin / b->given->block_size;
+    keys.k_count = node->k_end - node->k_begin;
+    return keys;
+}
+
+/* Gives each block of the prefill items, and of shared keys, a place; what lies on the device is placed there. */
 static void place_widened(const plan_builder *b, int32_t *tables, int32_t *blocks, cpa_cuda_table_source *sources) {
     int32_t place = 0;
-    for (int64_t i = 0; i < b->batch->n_items && b->n_widened > 0; i++) {
+    if (b->n_widened == 0) return;
+    for (int64_t i = 0; i < b->batch->n_items; i++) {
         const cpa_attend_item *item = &b->batch->items[i];
         if (cpa_cuda_packed_rows(b->batch, item) == 0 || is_decode(b, item)) continue;
         if (sources) {
@@ -400,6 +415,13 @@ static void place_widened(const plan_builder *b, int32_t *tables, int32_t *block
         }
         place += (int32_t)wide_places(b->batch, item);
     }
+    if (sources) return; /* tables of the device share nothing */
+    for (int64_t i = 0; i < b->cascade->tree.n_nodes && b->n_shared > 0; i++) {
+        const cpa_attend_item keys = keys_of_node(b, &b->cascade->tree.nodes[i]);
+        place_blocks(b, &keys, place, tables, blocks);
+        place += (int32_t)wide_places(b->batch, &keys);
+    }
+    while (place < b->n_widened) blocks[place++] = -1;
 }
 
 /* Whether items get tables of their own: those that lie on the device have to, and so do small blocks that are widened
@@ -456,15 +478,37 @@ static void copy_items(const plan_builder *b, cpa_cuda_item *items, int64_t *row
 
 /* Whether there is a kernel for listed pieces, as far as the batch tells. */
 static int may_share(const plan_builder *b, const cpa_cuda_device *device) {
-    const cpa_dtype dtype = b->given->shape.kv_dtype;
+    const cpa_attention_shape *shape = &b->given->shape;
+    const int tensor_cores =
+        shape->kv_dtype != CPA_F32 && !(shape->layout == CPA_VLLM_X && shape->kv_dtype == CPA_INT8);
     return b->given->cascade_attention != CPA_CASCADE_OFF && device->path == CPA_CUDA_HOPPER && b->n_decode > 1 &&
-           b->given->shape.layout != CPA_VLLM_X && (dtype == CPA_BF16 || dtype == CPA_F16) && !b->full;
+           tensor_cores && !b->full;
+}
+
+/* Room for so many blocks in the dtype of the queries. */
+static int reserve_widened(cpa_cuda_plan *plan, const cpa_attend_batch *batch, int64_t blocks) {
+    return blocks <= INT32_MAX && cpa_cuda_plan_reserve_widened(plan, batch, blocks * batch->block_size);
+}
+
+/* Places for the blocks of shared keys, if these have to be widened and there is room. */
+static int widens_shared(plan_builder *b, cpa_cuda_plan *plan) {
+    int64_t places = 0;
+    if (!may_widen(b->given)) return 1;
+    for (int64_t i = 0; i < b->cascade->tree.n_nodes; i++) {
+        const cpa_attend_item keys = keys_of_node(b, &b->cascade->tree.nodes[i]);
+        places += wide_places(b->given, &keys);
+    }
+    if (b->padded_items > 0) places = cpa_cuda_ceil_div(places, STEADY_WIDENED) * STEADY_WIDENED;
+    if (!reserve_widened(plan, b->given, b->n_widened + places)) return 0;
+    b->n_widened += places;
+    return 1;
 }
 
 /* Finds what items share, where that pays, and leaves each with the keys that are its own. */
-static cpa_status share_keys(plan_builder *b, const cpa_cuda_device *device, cpa_error *err) {
+static cpa_status share_keys(plan_builder *b, cpa_cuda_plan *plan, const cpa_cuda_device *device, cpa_error *err) {
     if (!may_share(b, device)) return CPA_OK;
     CPA_TRY(cpa_cuda_cascade_plan(b->cascade, b->given, b->tile_rows, b->multiprocessors, &b->cut, err));
+    if (b->cut.split_keys > 0 && !widens_shared(b, plan)) b->cut = (cpa_cuda_cascade_cut){0};
     if (b->cut.split_keys == 0) return CPA_OK;
     b->own = *b->given;
     b->own.items = b->cascade->own;
@@ -543,11 +587,10 @@ cpa_status cpa_cuda_plan_set(cpa_attend_plan *base, const cpa_attend_batch *give
     plan->num_blocks = given->num_blocks;
     CPA_TRY(count_work(&b, err));
     CPA_TRY(choose_padded(&b, fusion.padded_items, err));
-    CPA_TRY(share_keys(&b, device, err));
+    CPA_TRY(share_keys(&b, plan, device, err));
     choose_splits(&b);
     const int64_t most_ctas = b.shares.ctas;
-    const int64_t widened_tokens = b.n_widened * batch->block_size;
-    if (b.n_widened > INT32_MAX || !cpa_cuda_plan_reserve_widened(plan, batch, widened_tokens)) b.n_widened = 0;
+    if (!reserve_widened(plan, batch, b.n_widened)) b.n_widened = 0;
     place_sections(plan, &b);
     CPA_TRY(cpa_cuda_plan_reserve_image(plan, plan->image_bytes, err));
     memory->staging = memory->stagings[memory->staging == memory->stagings[0]];
