@@ -137,10 +137,6 @@ static cpa_status check_kv_move(const cpa_kv_move_args *args, cpa_stream *stream
     CPA_TRY(cpa_check_view("kv_move: src", &args->src, err));
     CPA_TRY(cpa_check_view("kv_move: dst", &args->dst, err));
     CPA_TRY(cpa_check_same_shape("kv_move", &args->src, &args->dst, err));
-    if (args->src.layout == CPA_VLLM_X)
-        return cpa_fail(err, CPA_UNSUPPORTED,
-                        "kv_move: layout is %d, in which no token lies in one piece; expected 0 or 1",
-                        (int)args->src.layout);
     REQUIRE(err, args->n >= 0 && args->n <= CPA_KV_MOVE_MOST, "kv_move: n is %lld, expected 0 to %d",
             (long long)args->n, CPA_KV_MOVE_MOST);
     REQUIRE(err, args->n == 0 || args->slots, "kv_move: slots is NULL");

@@ -282,9 +282,11 @@ static int same_bits(const cpa_kv_fixture *a, int64_t slot_a, const cpa_kv_fixtu
             row[i] = block + offset * pool.token_stride + head * pool.head_stride;
             scale[i] = block + pool.scales_at + (head * size + offset) * pool.scale_bytes;
         }
-        if (memcmp(row[0], row[1], (size_t)pool.row_bytes) != 0 ||
-            memcmp(scale[0], scale[1], (size_t)pool.scale_bytes) != 0)
-            return 0;
+        if (memcmp(scale[0], scale[1], (size_t)pool.scale_bytes) != 0) return 0;
+        for (int32_t run = 0; run < pool.runs; run++) {
+            const int64_t at = run * pool.run_stride;
+            if (memcmp(row[0] + at, row[1] + at, (size_t)pool.run_bytes) != 0) return 0;
+        }
     }
     return 1;
 }
@@ -296,9 +298,13 @@ static void moved_tokens_keep_their_bits(void) {
     static const int64_t chosen[CHOSEN][2] = {{3, 20}, {20, 90}, {90, 3},     {40, 41},    {41, 42}, {42, 64},
                                               {64, 9}, {-1, 7},  {10, SLOTS}, {SLOTS, 10}, {7, -1}};
     static const cpa_kv_view shapes[] = {
-        {.dtype = CPA_F32, .k_dim = 24, .v_dim = 10},     {.dtype = CPA_BF16, .k_dim = 64, .v_dim = 32},
-        {.dtype = CPA_BF16, .k_dim = 5, .v_dim = 3},      {.dtype = CPA_INT8, .k_dim = 32, .v_dim = 16},
+        {.dtype = CPA_F32, .k_dim = 24, .v_dim = 10},
+        {.dtype = CPA_BF16, .k_dim = 64, .v_dim = 32},
+        {.dtype = CPA_BF16, .k_dim = 5, .v_dim = 3},
+        {.dtype = CPA_INT8, .k_dim = 32, .v_dim = 16},
         {.dtype = CPA_FP8_E4M3, .k_dim = 48, .v_dim = 7},
+        {.dtype = CPA_BF16, .k_dim = 40, .v_dim = 24, .layout = CPA_VLLM_X},
+        {.dtype = CPA_INT8, .k_dim = 16, .v_dim = 32, .layout = CPA_VLLM_X},
     };
     static int64_t slots[CPA_KV_MOVE_MOST][2];
     for (int run = 0; run < 4 * (int)(sizeof shapes / sizeof shapes[0]); run++) {
@@ -310,8 +316,9 @@ static void moved_tokens_keep_their_bits(void) {
         shape.block_size = 16, shape.num_blocks = SLOTS / 16, shape.kv_heads = HEADS;
         cpa_kv_fixture src, dst, *after = one_pool ? &src : &dst;
         open_device(2);
-        cpa_kv_fixture_init_view(&src, shape, run % 4 == 1);
-        cpa_kv_fixture_init_view(&dst, shape, 0);
+        const cpa_kv_layout layout = shape.layout;
+        cpa_kv_fixture_init_layout(&src, shape, layout == CPA_TOKEN_MAJOR && run % 4 == 1 ? CPA_HEAD_MAJOR : layout);
+        cpa_kv_fixture_init_layout(&dst, shape, layout);
         for (int64_t b = 0; b < src.k_bytes; b++) ((uint8_t *)src.view.k)[b] = (uint8_t)(b * 7 + b / 251);
         for (int64_t b = 0; b < src.v_bytes; b++) ((uint8_t *)src.view.v)[b] = (uint8_t)(b * 5 + b / 241);
         cpa_kv_fixture before = src;

@@ -9,7 +9,7 @@ static_assert(CPA_KV_MOVE_MOST * MOST_UNIT <= SHARED_BYTES, "a column of all tok
 
 struct move_args {
     tensor tensors[2];
-    int32_t heads, block_shift;
+    int32_t heads[2], block_shift;
     int64_t src_slots, dst_slots;
     const int64_t (*slots)[2];
     int32_t n, columns; /* columns of a CTA */
@@ -20,7 +20,7 @@ __global__ void __launch_bounds__(THREADS) move_units(const __grid_constant__ mo
     __shared__ __align__(MOST_UNIT) char shared[SHARED_BYTES];
     const tensor t = a.tensors[blockIdx.y];
     Unit *held = (Unit *)shared;
-    const int32_t row_units = (int32_t)(t.row_bytes / sizeof(Unit)), all = a.heads * row_units;
+    const int32_t row_units = (int32_t)(t.row_bytes / sizeof(Unit)), all = a.heads[blockIdx.y] * row_units;
     const int32_t first = blockIdx.x * a.columns, columns = min(a.columns, all - first);
     const auto each = [&](auto &&move) {
         for (int32_t i = threadIdx.x; i < a.n * columns; i += THREADS) {
@@ -42,11 +42,20 @@ __global__ void __launch_bounds__(THREADS) move_units(const __grid_constant__ mo
     });
 }
 
+/* The runs of a row, which are as far from each other as the last is from the next head's first, are rows of heads. */
+tensor runs_of(const cpa_kv_pool &src, const cpa_kv_pool &dst) {
+    tensor runs = rows_of(src, dst);
+    if (src.runs == 1) return runs;
+    runs.src_head = src.run_stride;
+    runs.dst_head = dst.run_stride;
+    runs.row_bytes = src.run_bytes;
+    return runs;
+}
+
 template <typename Unit>
 cpa_status launch(move_args &a, cpa_stream *stream) {
-    const int64_t longest = a.tensors[0].row_bytes > a.tensors[1].row_bytes ? a.tensors[0].row_bytes
-                                                                             : a.tensors[1].row_bytes;
-    const int64_t columns = a.heads * longest / (int64_t)sizeof(Unit);
+    const int64_t keys = a.heads[0] * a.tensors[0].row_bytes, values = a.heads[1] * a.tensors[1].row_bytes;
+    const int64_t columns = (keys > values ? keys : values) / (int64_t)sizeof(Unit);
     a.columns = SHARED_BYTES / (int32_t)sizeof(Unit) / a.n;
     if (a.columns > columns) a.columns = (int32_t)columns;
     const dim3 grid((unsigned)((columns + a.columns - 1) / a.columns), 2);
@@ -66,7 +75,7 @@ cpa_status launch_rows(move_args &a, cpa_stream *stream) {
 extern "C" cpa_status cpa_cuda_kv_move(const cpa_kv_move_args *args, cpa_stream *stream) {
     const cpa_kv_view from = cpa_kv_view_resolve(args->src), to = cpa_kv_view_resolve(args->dst);
     move_args a = {{},
-                   from.kv_heads,
+                   {},
                    cpa_cuda_log2(from.block_size),
                    from.num_blocks * from.block_size,
                    to.num_blocks * to.block_size,
@@ -77,12 +86,15 @@ extern "C" cpa_status cpa_cuda_kv_move(const cpa_kv_move_args *args, cpa_stream 
     for (int part = CPA_KEYS; part <= CPA_VALUES; part++) {
         src[part] = cpa_kv_pool_of(&from, (cpa_kv_part)part);
         dst[part] = cpa_kv_pool_of(&to, (cpa_kv_part)part);
-        a.tensors[part] = rows_of(src[part], dst[part]);
+        a.tensors[part] = runs_of(src[part], dst[part]);
+        a.heads[part] = from.kv_heads * src[part].runs;
     }
     cpa_status status = cpa_cuda_select(stream->device, &stream->error);
     if (status == CPA_OK) status = launch_rows(a, stream);
     if (status != CPA_OK || src[0].scale_bytes == 0) return status;
-    for (int part = CPA_KEYS; part <= CPA_VALUES; part++)
+    for (int part = CPA_KEYS; part <= CPA_VALUES; part++) {
         a.tensors[part] = scales_of(src[part], dst[part], from.block_size);
+        a.heads[part] = from.kv_heads;
+    }
     return launch<uint32_t>(a, stream);
 }

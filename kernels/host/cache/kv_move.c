@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "base/check.h"
+#include "kernels/host/cache/row_runs.h"
 #include "kernels/host/device/host.h"
 
 typedef struct move_job {
@@ -40,13 +41,15 @@ static void move_head(void *ctx, int64_t item, int32_t thread) {
     for (int64_t i = 0; i < job->n; i++) {
         if (!moves(job, i)) continue;
         char *row = rows + i * job->row_bytes;
-        memcpy(row, row_at(&from, block_size, job->slots[i][0], head), (size_t)from.row_bytes);
+        cpa_runs_gather(row, row_at(&from, block_size, job->slots[i][0], head), from.run_bytes, from.run_stride,
+                        from.row_bytes);
         memcpy(row + from.row_bytes, scale_at(&from, block_size, job->slots[i][0], head), (size_t)from.scale_bytes);
     }
     for (int64_t i = 0; i < job->n; i++) {
         if (!moves(job, i)) continue;
         const char *row = rows + i * job->row_bytes;
-        memcpy(row_at(&to, block_size, job->slots[i][1], head), row, (size_t)to.row_bytes);
+        cpa_runs_scatter(row_at(&to, block_size, job->slots[i][1], head), row, to.run_bytes, to.run_stride,
+                         to.row_bytes);
         memcpy(scale_at(&to, block_size, job->slots[i][1], head), row + to.row_bytes, (size_t)to.scale_bytes);
     }
 }
