@@ -30,19 +30,38 @@ static cpa_status run_alone(cpa_bench_site *site, const cpa_bench_work *work, cp
     return status;
 }
 
-/* What one rank attends of a decode step, done by each rank for itself: the time of the slowest, and what was checked,
- * go to *result. */
+static double mean(const double *values, int32_t n) {
+    double sum = 0;
+    for (int32_t i = 0; i < n; i++) sum += values[i];
+    return sum / n;
+}
+
+/* By how much layers of which each waits for the slowest rank are longer than those of the slowest rank: what single
+ * layers differ by, which an exchange does not add. */
+static cpa_status compare_layers(cpa_bench_site *site, cpa_bench_team_result *alone, double *differ_s, cpa_error *err) {
+    double slowest = alone->n_layers > 0 ? mean(alone->layer_s, alone->n_layers) : 0;
+    CPA_TRY(cpa_control_max(&site->control, &slowest, 1, err));
+    CPA_TRY(cpa_control_max(&site->control, alone->layer_s, CPA_BENCH_MARKED_LAYERS, err));
+    *differ_s = alone->n_layers > 0 ? mean(alone->layer_s, alone->n_layers) - slowest : 0;
+    return CPA_OK;
+}
+
+/* What one rank attends of a decode step, done by each rank for itself: the time of the slowest, what their layers
+ * differ by, and what was checked, go to *result. */
 static cpa_status run_shards(cpa_bench_site *site, const cpa_bench_work *together, cpa_bench_team_result *result,
                              cpa_error *err) {
     cpa_owner_map map = {site->control.size, (int32_t)site->options.interleave};
     cpa_bench_work shard = *together;
     cpa_bench_team_result alone = {0};
     shard.context = cpa_shard_len(map, 0, together->context); /* shard 0 has the most */
+    shard.marks_layers = true;
     cpa_status status = run_alone(site, &shard, &alone, err);
     CPA_TRY(cpa_control_agree(&site->control, status, err));
     double counts[2] = {alone.checked, alone.wrong};
     CPA_TRY(cpa_control_max(&site->control, &alone.time_s, 1, err));
     CPA_TRY(cpa_control_sum(&site->control, counts, 2, err));
+    CPA_TRY(compare_layers(site, &alone, &result->differ_s, err));
+    result->n_layers = alone.n_layers;
     result->shard_s = alone.time_s;
     result->checked += counts[0];
     result->wrong += counts[1];
@@ -75,22 +94,23 @@ static bool is_comparable(const cpa_bench_site *site, const cpa_bench_team_resul
 
 static void print_result(const cpa_bench_site *site, const cpa_bench_work *work, const cpa_bench_team_result *alone,
                          const cpa_bench_team_result *r) {
-    char shape[64], added[32] = "-";
+    char shape[64], added[32] = "-", differ[32] = "-";
     double each = r->time_s * r->ranks, speedup = speedup_of(alone, r);
     if (is_comparable(site, r)) snprintf(added, sizeof added, "%.2f", 1e6 * (r->time_s - r->shard_s));
+    if (r->n_layers > 0) snprintf(differ, sizeof differ, "%.2f", 1e6 * r->differ_s);
     snprintf(shape, sizeof shape, "%lldx%lldx%lld", (long long)work->sequences, (long long)work->new_tokens,
              (long long)work->context);
-    printf("%8s %20s %6d %12.1f %8lld %11.2f %9.2f %9.2f %8.2f %8.3f %9.2f %10.2f %10s %8.0f %7.0f\n", work->name,
+    printf("%8s %20s %6d %12.1f %8lld %11.2f %9.2f %9.2f %8.2f %8.3f %9.2f %10.2f %10s %11s %8.0f %7.0f\n", work->name,
            shape, r->ranks, 1e6 * r->time_s, (long long)r->iterations, 1e-9 * r->flops / each, 1e-9 * r->bytes / each,
            100 * r->bytes / each / site->read_bandwidth, speedup, speedup / r->ranks, 100 * r->exposed_s / r->time_s,
-           r->bytes_sent / (1 << 20), added, r->checked, r->wrong);
+           r->bytes_sent / (1 << 20), added, differ, r->checked, r->wrong);
     fflush(stdout);
 }
 
 static json_t *result_to_json(const cpa_bench_site *site, const char *name, const cpa_bench_work *work,
                               const cpa_bench_team_result *alone, const cpa_bench_team_result *r) {
     double each = r->time_s * r->ranks, speedup = speedup_of(alone, r);
-    return json_pack("{ss ss si sI sI sI sI sf sf sI sf sf sf sf sf sf sf sf so so sI sI}", "shape", name, "work",
+    return json_pack("{ss ss si sI sI sI sI sf sf sI sf sf sf sf sf sf sf sf so so so sI sI}", "shape", name, "work",
                      work->name, "ranks", r->ranks, "sequences", (json_int_t)work->sequences, "new_tokens",
                      (json_int_t)work->new_tokens, "context", (json_int_t)work->context, "chunk",
                      (json_int_t)work->chunk, "time_us", 1e6 * r->time_s, "enqueue_us", 1e6 * r->enqueue_s,
@@ -99,8 +119,9 @@ static json_t *result_to_json(const cpa_bench_site *site, const char *name, cons
                      speedup, "efficiency", speedup / r->ranks, "exposed_us", 1e6 * r->exposed_s, "exposed_share",
                      r->exposed_s / r->time_s, "bytes_sent", r->bytes_sent, "shard_us",
                      r->shard_s > 0 ? json_real(1e6 * r->shard_s) : json_null(), "added_us",
-                     is_comparable(site, r) ? json_real(1e6 * (r->time_s - r->shard_s)) : json_null(), "checked",
-                     (json_int_t)r->checked, "wrong", (json_int_t)r->wrong);
+                     is_comparable(site, r) ? json_real(1e6 * (r->time_s - r->shard_s)) : json_null(), "differ_us",
+                     r->n_layers > 0 ? json_real(1e6 * r->differ_s) : json_null(), "checked", (json_int_t)r->checked,
+                     "wrong", (json_int_t)r->wrong);
 }
 
 static void print_heading(const cpa_bench_site *site) {
@@ -108,15 +129,16 @@ static void print_heading(const cpa_bench_site *site) {
         "# shape: sequences x new tokens x context, causal, one layer; time of the slowest rank, a median; rates of "
         "one\n"
         "# rank; speedup and efficiency against one rank alone; exposed: waiting for messages, of the time; sent by\n"
-        "# all ranks in one layer; added: to attention over the shares of one rank by exchanges and merge\n");
+        "# all ranks in one layer; added: to attention over the shares of one rank by exchanges and merge; differ: of\n"
+        "# that, what waiting for the slowest rank in each layer takes where nothing is exchanged\n");
     if (site->shares_cores)
         printf("# cores: the ranks of a host share them, so no speedup can be had, and what is added cannot be told\n");
     if (site->options.chunk) {
         printf("# prefill in steps of %lld tokens\n", (long long)site->options.chunk);
     }
-    printf("#%7s %20s %6s %12s %8s %11s %9s %9s %8s %8s %9s %10s %10s %8s %7s\n", "work", "shape", "ranks", "time (us)",
-           "iters", "GFLOP/s", "GB/s", "% of read", "speedup", "effic.", "exposed %", "sent (MiB)", "added (us)",
-           "checked", "#wrong");
+    printf("#%7s %20s %6s %12s %8s %11s %9s %9s %8s %8s %9s %10s %10s %11s %8s %7s\n", "work", "shape", "ranks",
+           "time (us)", "iters", "GFLOP/s", "GB/s", "% of read", "speedup", "effic.", "exposed %", "sent (MiB)",
+           "added (us)", "differ (us)", "checked", "#wrong");
 }
 
 static void print_short_batch(const cpa_bench_work *wanted, const cpa_bench_work *alone,

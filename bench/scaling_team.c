@@ -18,6 +18,7 @@
 
 enum { MAX_CALLS_PER_BATCH = 512, SAMPLED_ROWS = 2, SAMPLED_HEADS = 4 };
 enum { PIECE_TOKENS = 8192, LAYERS_PER_GRAPH = 32 };
+_Static_assert(CPA_BENCH_MARKED_LAYERS % LAYERS_PER_GRAPH == 0, "whole graphs");
 static const double batch_s = 20e-3;
 
 /* A row of this rank in the step. */
@@ -160,13 +161,16 @@ typedef struct call_time {
     double time_s, enqueue_s, exposed_s;
 } call_time;
 
-static cpa_status attend_layers(team *t, int64_t n) {
+/* marks: events 0 .. n around and between the layers, or NULL. */
+static cpa_status attend_layers(team *t, int64_t n, cpa_events *marks) {
+    const cpa_device_table *table = t->site->device->table;
     cpa_context_args args = {.size = sizeof args, .q = t->q, .kv = t->kv, .mask = {.causal = 1}, .out = t->out};
     cpa_status status = CPA_OK;
     for (int64_t i = 0; status == CPA_OK && i < n; i++) {
+        if (marks) CPA_TRY(table->event_record(marks, (int32_t)i, t->site->stream));
         status = cpa_context_attend(t->context, &args, t->site->stream);
     }
-    return status;
+    return status == CPA_OK && marks ? table->event_record(marks, (int32_t)n, t->site->stream) : status;
 }
 
 /* Runs n layers to their end; *enqueue_s is what starting them took. Between graphs it waits, as the program does
@@ -178,7 +182,7 @@ static cpa_status run_layers(team *t, int64_t n, double *enqueue_s, cpa_error *e
         if (t->captured) {
             CPA_TRY(cpa_graphs_launch(t->graphs, err));
         } else {
-            CPA_TRY(context_status(t, attend_layers(t, n), err));
+            CPA_TRY(context_status(t, attend_layers(t, n, NULL), err));
         }
         *enqueue_s += cpa_clock_now() - start;
         CPA_TRY(context_status(t, cpa_context_sync(t->context, t->site->stream, NULL, NULL), err));
@@ -231,12 +235,13 @@ static cpa_status plan_step(team *t, int64_t start, int64_t count, cpa_error *er
     return cpa_control_agree(&t->control, context_status(t, status, err), err);
 }
 
-/* Captures the layers of the step, whose shape has run before; later calls are launches of the graph. */
-static cpa_status capture_step(team *t, cpa_error *err) {
+/* Captures the layers of the step, whose shape has run before; later calls are launches of the graph. With marks it is
+ * another graph than without. */
+static cpa_status capture_step(team *t, cpa_events *marks, cpa_error *err) {
     cpa_graph_way way;
-    for (int run = 0; run < 2; run++) CPA_TRY(cpa_graphs_choose(t->graphs, 0, &way, err));
+    for (int run = 0; run < 2; run++) CPA_TRY(cpa_graphs_choose(t->graphs, marks != NULL, &way, err));
     CPA_TRY(cpa_graphs_begin(t->graphs, err));
-    cpa_status status = context_status(t, attend_layers(t, LAYERS_PER_GRAPH), err);
+    cpa_status status = context_status(t, attend_layers(t, LAYERS_PER_GRAPH, marks), err);
     CPA_TRY(cpa_control_agree(&t->control, cpa_graphs_end(t->graphs, status, err), err));
     t->captured = true;
     return CPA_OK;
@@ -268,6 +273,31 @@ done:
     return status;
 }
 
+/* How long single layers of the step take: those of a graph with marks between them, which had to be set once before. */
+static cpa_status time_layers(team *t, cpa_events *marks, cpa_bench_team_result *result, cpa_error *err) {
+    const cpa_device_table *table = t->site->device->table;
+    double enqueue_s;
+    CPA_TRY(context_status(t, attend_layers(t, LAYERS_PER_GRAPH, marks), err));
+    CPA_TRY(context_status(t, cpa_context_sync(t->context, t->site->stream, NULL, NULL), err));
+    CPA_TRY(capture_step(t, marks, err));
+    CPA_TRY(run_layers(t, LAYERS_PER_GRAPH, &enqueue_s, err)); /* the first launch brings the graph to the device */
+    while (result->n_layers < CPA_BENCH_MARKED_LAYERS) {
+        CPA_TRY(run_layers(t, LAYERS_PER_GRAPH, &enqueue_s, err));
+        for (int32_t i = 0; i < LAYERS_PER_GRAPH; i++)
+            CPA_TRY(table->event_seconds(marks, i, i + 1, &result->layer_s[result->n_layers++], err));
+    }
+    return CPA_OK;
+}
+
+static cpa_status mark_layers(team *t, cpa_bench_team_result *result, cpa_error *err) {
+    const cpa_device_table *table = t->site->device->table;
+    cpa_events *marks;
+    CPA_TRY(table->events_create(t->site->device, &marks, err));
+    cpa_status status = time_layers(t, marks, result, err);
+    table->events_destroy(marks);
+    return status;
+}
+
 /* Plans and times one step, and adds its median batch to the result. Of graphs, waiting is measured in
  * layers of their own, run one by one: nothing is measured inside a graph. */
 static cpa_status run_step(team *t, int64_t start, int64_t count, cpa_bench_team_result *result, cpa_error *err) {
@@ -281,7 +311,7 @@ static cpa_status run_step(team *t, int64_t start, int64_t count, cpa_bench_team
     CPA_TRY(sent_so_far(t, &after, err));
     if (t->graphs) {
         CPA_TRY(time_calls(t, LAYERS_PER_GRAPH, &eager, err));
-        CPA_TRY(capture_step(t, err));
+        CPA_TRY(capture_step(t, NULL, err));
     }
     if (t->captured || warm.time_s < step_s) CPA_TRY(time_calls(t, t->captured ? LAYERS_PER_GRAPH : 1, &warm, err));
     int64_t calls = calls_per_batch(t, warm.time_s);
@@ -291,7 +321,7 @@ static cpa_status run_step(team *t, int64_t start, int64_t count, cpa_bench_team
     result->enqueue_s += median.enqueue_s;
     result->exposed_s += t->captured ? eager.exposed_s : median.exposed_s;
     result->bytes_sent += after - before;
-    return CPA_OK;
+    return t->captured && t->work->marks_layers ? mark_layers(t, result, err) : CPA_OK;
 }
 
 /* ---- right? ---- */

@@ -12,7 +12,10 @@ typedef struct cpa_bench_work {
     cpa_algorithm algorithm;
     int64_t sequences, new_tokens, context;
     int64_t chunk;
+    bool marks_layers; /* decode in graphs, of one rank: how long each layer takes is measured too */
 } cpa_bench_work;
+
+enum { CPA_BENCH_MARKED_LAYERS = 128 };
 
 /* What a team of ranks needed for it. */
 typedef struct cpa_bench_team_result {
@@ -24,6 +27,10 @@ typedef struct cpa_bench_team_result {
     double bytes_sent;   /* by all ranks */
     double flops, bytes; /* of all ranks */
     double shard_s;      /* of decode on several ranks: of attending a rank's shares alone; else 0 */
+    double layer_s[CPA_BENCH_MARKED_LAYERS]; /* of work that marks layers */
+    int32_t n_layers;                        /* 0: none were marked */
+    double differ_s; /* of decode on several ranks: what a layer that waits for the slowest rank takes longer than the
+                      * slowest rank does on average, without any exchange */
     double checked, wrong;
 } cpa_bench_team_result;
 

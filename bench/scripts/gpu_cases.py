@@ -62,6 +62,8 @@ STATES = (2, 3, 4, 6, 8)
 SCALING = {"1x64Kx64K": 0.96, "1x128Kx128K": 0.98, "1x512Kx512K": 0.99}  # least efficiency on four GPUs
 DECODE_SCALING = "64x1x128K"
 SHORT_DECODE = ("1x1x8K", "16x1x8K", "64x1x8K")
+# Microseconds that exchanges and merge may add to a layer, beside what single layers differ by.
+DECODE_ADDED_GOALS = {"1x1x8K": 12, "16x1x8K": 12, "64x1x8K": 10, DECODE_SCALING: 15}
 MESSAGES = ("16K", "256K", "1M", "64M")
 
 LISTS = {

@@ -241,8 +241,11 @@ def scaling_rows(runs, table):
                    lambda row: f"{row['gbytes_per_s']:.0f} GB/s a GPU", lambda row: "one GPU", 3.3, ">= 3.30 x")
     for shape in (*cases.SHORT_DECODE, cases.DECODE_SCALING):
         row = ours(shape)
-        table.add(f"decode {shape} over 4 GPUs, exchange and merge of a layer", row and f"{row['added_us']:.1f} us",
-                  row and f"attention {row['shard_us']:.1f} us", None, "<= 12 us", row and row["added_us"] <= 12, (row,))
+        goal = cases.DECODE_ADDED_GOALS[shape]
+        added = row and row["added_us"] - row["differ_us"]
+        table.add(f"decode {shape} over 4 GPUs, exchange and merge of a layer", row and f"{added:.1f} us",
+                  row and f"attention {row['shard_us']:.1f} us, layers differ by {row['differ_us']:.1f}", None,
+                  f"<= {goal} us", row and added <= goal, (row,))
 
 
 def service_rows(runs, table):
