@@ -604,10 +604,5 @@ static const cpa_test tests[] = {
 };
 
 int main(void) {
-    int missing = cpa_test_device_missing();
-    if (missing) return missing == 1 ? CPA_TEST_SKIPPED : 2;
-    cpa_test_device_open(1, &device, &stream);
-    int failed = cpa_test_main("misuse of operators", tests, (int)(sizeof tests / sizeof *tests));
-    cpa_test_device_close(device, stream);
-    return failed;
+    return misuse_main("misuse of operators", tests, (int)(sizeof tests / sizeof *tests), NULL, NULL);
 }

@@ -254,13 +254,15 @@ static const cpa_test tests[] = {
     {"mark_tokens", mark_tokens},
 };
 
-int main(void) {
-    int missing = cpa_test_device_missing();
-    if (missing) return missing == 1 ? CPA_TEST_SKIPPED : 2;
-    cpa_test_device_open(1, &device, &stream);
+static void take_memory(void) {
     for (int i = 0; i < 16; i++) memory[i] = zeros(BYTES);
-    int failed = cpa_test_main("misuse of operators beside attention", tests, (int)(sizeof tests / sizeof *tests));
+}
+
+static void free_memory(void) {
     for (int i = 0; i < 16; i++) cpa_test_free(stream, memory[i]);
-    cpa_test_device_close(device, stream);
-    return failed;
+}
+
+int main(void) {
+    return misuse_main("misuse of operators beside attention", tests, (int)(sizeof tests / sizeof *tests), take_memory,
+                       free_memory);
 }

@@ -124,13 +124,15 @@ static const cpa_test tests[] = {{"a batch", batch},
                                  {"attend", attend},
                                  {"the other kind of plan", the_other_kind_of_plan}};
 
-int main(void) {
-    int missing = cpa_test_device_missing();
-    if (missing) return missing == 1 ? CPA_TEST_SKIPPED : 2;
-    cpa_test_device_open(1, &device, &stream);
+static void create_plan(void) {
     if (cpa_attend_plan_create(device, &plan, NULL) != CPA_OK) abort();
-    int failed = cpa_test_main("misuse of attention without a cache", tests, (int)(sizeof tests / sizeof *tests));
+}
+
+static void destroy_plan(void) {
     cpa_attend_plan_destroy(plan);
-    cpa_test_device_close(device, stream);
-    return failed;
+}
+
+int main(void) {
+    return misuse_main("misuse of attention without a cache", tests, (int)(sizeof tests / sizeof *tests), create_plan,
+                       destroy_plan);
 }

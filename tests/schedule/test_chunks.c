@@ -1,32 +1,18 @@
 /* Adaptive prefill chunks: as long as blocks are free without anyone giving way. */
-#include <math.h>
 #include <stdlib.h>
 
 #include "src/schedule/scheduler_internal.h"
-#include "tests/fixtures/planner_fixture.h"
 #include "tests/fixtures/scheduler_fixture.h"
 #include "tests/fixtures/unit.h"
 
 enum { BLOCK = 4 };
 
 static void setup(fixture *f, int32_t ranks, int64_t num_blocks, int64_t tokens, int32_t adaptive) {
-    const cpa_scheduler_options options = {
-        .map = {ranks, BLOCK},
-        .block_size = BLOCK,
-        .num_blocks = num_blocks,
-        .max_num_batched_tokens = tokens,
-        .max_num_seqs = 8,
-        .planner = cpa_test_planner(ranks),
-        .local_context = CPA_LOCAL_CONTEXT_NONE,
-        .adaptive_chunks = adaptive,
-    };
+    cpa_scheduler_options options = options_of((cpa_owner_map){ranks, BLOCK}, BLOCK, num_blocks, tokens, 8);
+    options.local_context = CPA_LOCAL_CONTEXT_NONE;
+    options.adaptive_chunks = adaptive;
     prepare(f, &options);
     f->options.prefix_caching = 0;
-}
-
-static void finish(fixture *f) {
-    int64_t steps = 0;
-    while (step(f, 100) > 0 || isfinite(f->next)) CU_ASSERT_FATAL(++steps < 1000);
 }
 
 /* The tokens that a request is given in the last plan. */

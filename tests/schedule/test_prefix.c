@@ -6,27 +6,14 @@
 #include "src/schedule/scheduler_internal.h"
 #include "src/schedule/scheduler_tokens.h"
 #include "src/schedule/unconfirmed.h"
-#include "tests/fixtures/planner_fixture.h"
 #include "tests/fixtures/scheduler_fixture.h"
 #include "tests/fixtures/unit.h"
 
 enum { BLOCK = 4 };
 
 static void setup(fixture *f, int32_t ranks, int64_t num_blocks, int64_t tokens) {
-    const cpa_scheduler_options options = {
-        .map = {ranks, BLOCK},
-        .block_size = BLOCK,
-        .num_blocks = num_blocks,
-        .max_num_batched_tokens = tokens,
-        .max_num_seqs = 8,
-        .planner = cpa_test_planner(ranks),
-    };
+    const cpa_scheduler_options options = options_of((cpa_owner_map){ranks, BLOCK}, BLOCK, num_blocks, tokens, 8);
     prepare(f, &options);
-}
-
-static void finish(fixture *f) {
-    int64_t steps = 0;
-    while (step(f, 100) > 0 || isfinite(f->next)) CU_ASSERT_FATAL(++steps < 1000);
 }
 
 static void check_chunk(const fixture *f, int64_t i, uint64_t request, int64_t start, int64_t count) {

@@ -5,28 +5,15 @@
 
 #include "src/schedule/scheduler_internal.h"
 #include "src/schedule/unconfirmed.h"
-#include "tests/fixtures/planner_fixture.h"
 #include "tests/fixtures/scheduler_fixture.h"
 #include "tests/fixtures/unit.h"
 
 enum { BLOCK = 4, MOST_RANKS = 3 };
 
 static void setup(fixture *f, int32_t ranks, int32_t interleave, int64_t num_blocks, int64_t tokens) {
-    const cpa_scheduler_options options = {
-        .map = {ranks, interleave},
-        .block_size = BLOCK,
-        .num_blocks = num_blocks,
-        .max_num_batched_tokens = tokens,
-        .max_num_seqs = 8,
-        .planner = cpa_test_planner(ranks),
-        .local_context = CPA_LOCAL_CONTEXT_NONE,
-    };
+    cpa_scheduler_options options = options_of((cpa_owner_map){ranks, interleave}, BLOCK, num_blocks, tokens, 8);
+    options.local_context = CPA_LOCAL_CONTEXT_NONE;
     prepare(f, &options);
-}
-
-static void finish(fixture *f) {
-    int64_t steps = 0;
-    while (step(f, 100) > 0 || isfinite(f->next)) CU_ASSERT_FATAL(++steps < 1000);
 }
 
 static const cpa_plan_chunk *chunk_of(const fixture *f, uint64_t request) {

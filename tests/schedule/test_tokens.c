@@ -6,21 +6,13 @@
 
 #include "src/schedule/scheduler_internal.h"
 #include "src/schedule/scheduler_tokens.h"
-#include "tests/fixtures/planner_fixture.h"
 #include "tests/fixtures/scheduler_fixture.h"
 #include "tests/fixtures/unit.h"
 
 enum { BLOCK = 4 };
 
 static void setup(fixture *f, int64_t num_blocks) {
-    const cpa_scheduler_options options = {
-        .map = {1, BLOCK},
-        .block_size = BLOCK,
-        .num_blocks = num_blocks,
-        .max_num_batched_tokens = 64,
-        .max_num_seqs = 4,
-        .planner = cpa_test_planner(1),
-    };
+    const cpa_scheduler_options options = options_of((cpa_owner_map){1, BLOCK}, BLOCK, num_blocks, 64, 4);
     prepare(f, &options);
 }
 
