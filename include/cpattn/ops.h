@@ -41,7 +41,8 @@ CPA_API cpa_status cpa_kv_write(const cpa_kv_write_args *args, cpa_stream *strea
 
 /* kv_copy: copies whole blocks, pairs[i] = (source block of `src`, destination block of `dst`). Both views have the
  * same shape and dtype; they may be the same pool as long as no block is both a source and a destination. No block is
- * the destination of two pairs. */
+ * the destination of two pairs. Elements keep their bits, and the scales of their rows go with them; scales of heads are
+ * not read. */
 typedef struct cpa_kv_copy_args {
     size_t size;
     cpa_kv_view src;

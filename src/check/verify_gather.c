@@ -68,6 +68,8 @@ static head_copy copy_of_head(const cpa_kv_view *all, int32_t head, int64_t coun
     if (cpa_dtype_is_quantised(all->dtype)) {
         copy.head.dtype = copy.out.dtype = CPA_FP8_E4M3; /* bytes alone */
         copy.head.k_scale = copy.head.v_scale = 1;
+        copy.head.k_scales = copy.head.v_scales = NULL;
+        copy.head.n_scales = 0;
     }
     copy.head.kv_heads = 1;
     copy.head.k = (char *)all->k + head * all->k_head_stride * element;

@@ -283,14 +283,14 @@ void launch_to(const convert_args &a, dim3 grid, int shared, bool vectors, cudaS
 } // namespace
 
 extern "C" cpa_status cpa_cuda_kv_move_tokens(const cpa_kv_view *src, const cpa_kv_view *dst,
-                                       const cpa_cuda_block_move *moves, int64_t n, const char *operation,
-                                       cpa_stream *stream) {
+                                              const cpa_cuda_block_move *moves, int64_t n, int keep_bits,
+                                              const char *operation, cpa_stream *stream) {
     const cpa_kv_view from = cpa_kv_view_resolve(*src), to = cpa_kv_view_resolve(*dst);
     const int64_t from_bytes = cpa_dtype_bytes(from.dtype), to_bytes = cpa_dtype_bytes(to.dtype);
     convert_args a;
     a.from = from.dtype, a.to = to.dtype, a.heads = from.kv_heads;
     a.block_shift = cpa_cuda_log2(from.block_size);
-    a.raw = cpa_kv_same_form(&from, &to);
+    a.raw = keep_bits;
     const int32_t widest = from.k_dim > from.v_dim ? from.k_dim : from.v_dim, most = widest > 128 ? 16 : MOST_TOKENS;
     a.tokens = from.block_size < most ? from.block_size : most;
     bool vectors = true;
@@ -323,12 +323,14 @@ extern "C" cpa_status cpa_cuda_kv_move_tokens(const cpa_kv_view *src, const cpa_
 
 extern "C" cpa_status cpa_cuda_kv_convert(const cpa_kv_convert_args *args, cpa_stream *stream) {
     cpa_cuda_block_move moves[BLOCKS_A_LAUNCH];
+    const cpa_kv_view src = cpa_kv_view_resolve(args->src), dst = cpa_kv_view_resolve(args->dst);
+    const int same = cpa_kv_same_form(&src, &dst);
     cpa_status status = cpa_cuda_select(stream->device, &stream->error);
     for (int64_t done = 0; done < args->n_pairs && status == CPA_OK; done += BLOCKS_A_LAUNCH) {
         const int64_t left = args->n_pairs - done, count = left < BLOCKS_A_LAUNCH ? left : BLOCKS_A_LAUNCH;
         for (int64_t i = 0; i < count; i++)
             moves[i] = {(int32_t)args->pairs[done + i][0], (int32_t)args->pairs[done + i][1], args->src.block_size};
-        status = cpa_cuda_kv_move_tokens(&args->src, &args->dst, moves, count, "kv_convert", stream);
+        status = cpa_cuda_kv_move_tokens(&args->src, &args->dst, moves, count, same, "kv_convert", stream);
     }
     return status;
 }

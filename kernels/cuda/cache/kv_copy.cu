@@ -106,7 +106,7 @@ struct copier {
     cpa_status flush() {
         if (count == 0) return CPA_OK;
         cpa_status status =
-            moved ? cpa_cuda_kv_move_tokens(&from, &to, args.blocks, count, operation, stream) : launch_rows();
+            moved ? cpa_cuda_kv_move_tokens(&from, &to, args.blocks, count, 1, operation, stream) : launch_rows();
         if (status == CPA_OK && !moved && scales[0].row_bytes) {
             memcpy(args.tensors, scales, sizeof scales);
             status = launch<uint32_t>();
@@ -118,7 +118,7 @@ struct copier {
     cpa_status add(int64_t src, int64_t dst, int64_t tokens) {
         if (whole && tokens < from.block_size) {
             const block_copy copy = {(int32_t)src, (int32_t)dst, (int32_t)tokens};
-            return cpa_cuda_kv_move_tokens(&from, &to, &copy, 1, operation, stream);
+            return cpa_cuda_kv_move_tokens(&from, &to, &copy, 1, 1, operation, stream);
         }
         if (whole) tokens = 1;
         args.blocks[count++] = {(int32_t)src, (int32_t)dst, (int32_t)tokens};
