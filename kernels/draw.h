@@ -94,6 +94,16 @@ CPA_HOST_DEVICE static inline int cpa_draw_reaches(uint64_t sum, uint64_t total,
     return (double)sum >= (double)top_p * (double)total;
 }
 
+/* Whether a token is on the path that ends with entry `at`; see cpa_sample_args. Parents are lower, so that it ends. */
+CPA_HOST_DEVICE static inline int cpa_draw_is_on_path(const uint32_t *tokens, const int32_t *parents, int64_t entries,
+                                                      int32_t at, int64_t token) {
+    while (at >= 0 && at < entries) {
+        if ((int64_t)tokens[at] == token) return 1;
+        at = parents[at] < at ? parents[at] : -1;
+    }
+    return 0;
+}
+
 /* The logit of a token after penalties; a penalty that is none changes no bit. */
 CPA_HOST_DEVICE static inline float cpa_draw_penalise(float l, int in_prompt, int in_output, float repetition,
                                                       float presence) {

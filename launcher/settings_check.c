@@ -93,17 +93,15 @@ cpa_status cpa_settings_speculative(const cpa_settings *settings, cpa_speculativ
     return cpa_speculative_parse("--speculative", settings->speculative, out, err);
 }
 
-/* What is drawn decides where a request goes on, and rows of wrong drafts have logits too. */
+/* What is drawn decides where a request goes on. */
 static cpa_status check_drafts(const cpa_settings *settings, cpa_error *err) {
     const struct {
         const char *name;
         int given;
-    } without[] = {{"dry-run", settings->dry_run != 0},
-                   {"check-logits", settings->check_logits > 0},
-                   {"given-ids", settings->given_ids[0] != 0}};
+    } without[] = {{"dry-run", settings->dry_run != 0}, {"given-ids", settings->given_ids[0] != 0}};
     cpa_speculative speculative;
     CPA_TRY(cpa_settings_speculative(settings, &speculative, err));
-    for (int i = 0; speculative.drafter != CPA_DRAFT_NONE && i < 3; i++) {
+    for (int i = 0; speculative.drafter != CPA_DRAFT_NONE && i < 2; i++) {
         if (without[i].given)
             return cpa_fail(err, CPA_INVALID, "--speculative: found with --%s, expected without it", without[i].name);
     }

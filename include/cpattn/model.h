@@ -155,6 +155,14 @@ typedef struct cpa_slices {
     cpa_status (*sum)(void *ctx, const cpa_slice_sum *args, cpa_stream *stream);
 } cpa_slices;
 
+/* Drafts count as tokens of the output for what is drawn behind them, and for that alone, since they may be wrong: those on
+ * the path of emission i, which are entry ends[i] of the history, then entry parents of that, and so on until -1. They
+ * have entries in the history whose sequence is -1. Without penalties in the step, or drafts, there are no paths. */
+typedef struct cpa_draft_paths {
+    const int32_t *ends;    /* device [emissions]; NULL: no row has a path */
+    const int32_t *parents; /* device [history.count] */
+} cpa_draft_paths;
+
 /* One step, as a rank's model sees it. */
 typedef struct cpa_model_step {
     size_t size;
@@ -166,6 +174,7 @@ typedef struct cpa_model_step {
      * [cpa_slice_begin(q_heads, ranks, rank), ...) alone, and all ranks draw the same tokens. NULL: the rows are those
      * of this rank. */
     const cpa_slices *slices;
+    cpa_draft_paths paths;
 } cpa_model_step;
 
 /* What layer_in fills, and where it may write keys and values itself. On the device of the engine. */

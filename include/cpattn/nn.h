@@ -154,7 +154,7 @@ CPA_API cpa_status cpa_linear(const cpa_linear_args *args, cpa_stream *stream);
 /* sample: a token for each row of logits.
  *
  *   1. A row with given[i] >= 0 gets that token.
- *   2. Penalties: the logit l of a token in the prompt or in the output becomes l > 0 ? l / repetition : l * repetition
+ *   2. Penalties: the logit l of a token in the prompt or in the output (bitmaps and path) becomes l > 0 ? l / repetition : l * repetition
  *      (Keskar et al., arXiv:1909.05858); that of one in the output is lowered by `presence`.
  *   3. Temperature 0: the largest logit, of equal ones the first.
  *   4. Else z = (l - the largest l) / temperature. Of those the top_k largest stay, of their softmax the largest that
@@ -191,6 +191,13 @@ typedef struct cpa_sample_args {
     /* [rows] or NULL: the log-softmax of the logits as they are given, at the token; NaN for what is none of them. */
     float *logprobs;
     int64_t tokens_stride, logprobs_stride;
+    /* Tokens that count as output for single rows, beside the bitmaps: those on the path of row i, which are entry
+     * path_ends[i] of path_tokens, then entry path_parents of that, which is a lower one, and so on; it ends where there
+     * is no such entry, as -1 is none. As a row of drafts needs the drafts before it. All NULL: no paths. */
+    const uint32_t *path_tokens; /* [path_entries] */
+    const int32_t *path_parents; /* [path_entries] */
+    const int32_t *path_ends;    /* [rows] */
+    int64_t path_entries;
 } cpa_sample_args;
 CPA_API cpa_status cpa_sample(const cpa_sample_args *args, cpa_stream *stream);
 

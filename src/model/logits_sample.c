@@ -33,12 +33,12 @@ void cpa_logits_sample_close(cpa_logits_sample *sample) {
     *sample = (cpa_logits_sample){.most = 0};
 }
 
-/* Where a record goes: to a free place, or to that of the one with the largest hash; -1: it is not among the least, or
- * is there already. */
+/* Where a record goes: to a free place, that of the same token from a step before, or that of the one with the largest
+ * hash; -1: it is not among the least, or is there already. */
 static int64_t place_for(const cpa_logits_sample *sample, const cpa_logits_record *record) {
     int64_t largest = 0;
     for (int64_t i = 0; i < sample->count; i++) {
-        if (sample->records[i].hash == record->hash) return -1;
+        if (sample->records[i].hash == record->hash) return sample->records[i].step < record->step ? i : -1;
         if (sample->records[i].hash > sample->records[largest].hash) largest = i;
     }
     if (sample->count < sample->most) return sample->count;
@@ -55,7 +55,8 @@ static cpa_status take_row(cpa_logits_sample *sample, const cpa_rows *rows, int3
                            cpa_stream *stream) {
     const uint64_t request = rows->requests[row];
     const int64_t position = rows->positions[row];
-    const cpa_logits_record record = {cpa_logits_hash(sample->seed, request, position), request, position};
+    const cpa_logits_record record = {cpa_logits_hash(sample->seed, request, position), request, position,
+                                      sample->steps};
     const int64_t place = place_for(sample, &record);
     if (place < 0) return CPA_OK;
     float *out = keep(sample, &record, place);
@@ -66,6 +67,7 @@ cpa_status cpa_logits_sample_take(void *ctx, const cpa_model_step *step, int64_t
                                   const float *logits, cpa_stream *stream) {
     cpa_logits_sample *sample = ctx;
     const cpa_device_table *table = stream->device->table;
+    sample->steps += first == 0;
     if (!cpa_array_reserve(&sample->rows, &sample->cap_rows, count, sizeof *sample->rows))
         return cpa_fail(&stream->error, CPA_NO_MEMORY, "no memory for the logits of %lld rows", (long long)count);
     CPA_TRY(table->copy(sample->rows, step->emissions.rows + first, count * (int64_t)sizeof *sample->rows, stream));

@@ -13,6 +13,7 @@ typedef struct cpa_logits_record {
     uint64_t hash;
     uint64_t request;
     int64_t position;
+    uint64_t step; /* counts those that drew: of a token that was computed again, after a draft, the last one counts */
 } cpa_logits_record;
 
 /* By what tokens are chosen. */
@@ -23,6 +24,7 @@ typedef struct cpa_logits_sample {
     int64_t vocabulary, most, count;
     cpa_logits_record *records; /* [most] */
     float *logits;              /* [most, vocabulary] */
+    uint64_t steps;             /* so far, on every rank */
     int32_t *rows;              /* of the emissions that are looked at */
     int64_t cap_rows;
 } cpa_logits_sample;

@@ -84,5 +84,11 @@ cpa_status cpa_sampler_draw(const cpa_sampler *sampler, const cpa_model_step *st
         args.sequence = rows->seq + first;
         args.sequences = sampler->sequences;
     }
+    if (wants & CPA_WANTS_PENALTIES && step->paths.ends) {
+        args.path_ends = step->paths.ends + first;
+        args.path_tokens = step->history.tokens;
+        args.path_parents = step->paths.parents;
+        args.path_entries = step->history.count;
+    }
     return cpa_sample(&args, stream);
 }

@@ -15,7 +15,9 @@ static cpa_status check_sample(cpa_sample_args *a, cpa_error *err) {
     CPA_TRY(cpa_nn_check_count(where, "rows", a->rows, 0, CPA_MOST_TOKENS, err));
     CPA_TRY(cpa_nn_check_count(where, "vocabulary", a->vocabulary, 1, CPA_DRAW_MOST_TOKENS, err));
     CPA_TRY(cpa_nn_check_count(where, "sequences", a->sequences, 0, INT32_MAX, err));
+    CPA_TRY(cpa_nn_check_count(where, "path_entries", a->path_entries, 0, INT32_MAX, err));
     const int64_t rows = a->rows, words = words_of(a->vocabulary);
+    const int paths = a->path_ends != NULL;
     const int penalties = a->in_prompt || a->in_output;
     const cpa_nn_tensor tensors[] = {
         {"logits", "logits_stride", a->logits, &a->logits_stride, rows, a->vocabulary, 4, 0},
@@ -31,6 +33,9 @@ static cpa_status check_sample(cpa_sample_args *a, cpa_error *err) {
         {"in_prompt", NULL, a->in_prompt, NULL, a->sequences, words, 4, 1},
         {"in_output", NULL, a->in_output, NULL, a->sequences, words, 4, 1},
         {"sequence", NULL, a->sequence, NULL, rows, 1, 4, !penalties},
+        {"path_ends", NULL, a->path_ends, NULL, rows, 1, 4, 1},
+        {"path_tokens", NULL, a->path_tokens, NULL, a->path_entries, 1, 4, !paths},
+        {"path_parents", NULL, a->path_parents, NULL, a->path_entries, 1, 4, !paths},
         {"tokens", "tokens_stride", a->tokens, &a->tokens_stride, rows, 1, 4, 0},
         {"logprobs", "logprobs_stride", a->logprobs, &a->logprobs_stride, rows, 1, 4, 1},
     };

@@ -34,15 +34,10 @@ cpa_status cpa_scheduler_settle_drafts(cpa_scheduler *s, cpa_error *err) {
     return CPA_OK;
 }
 
-/* What penalties do to a token depends on the ones before it in the same chunk, which the drawing does not know. */
-static int is_drafted_for(const cpa_scheduler *s, const cpa_sequence *sequence) {
-    return s->options.drafting.most > 0 && !cpa_plan_has_penalties(&sequence->request.sampling);
-}
-
 void cpa_scheduler_teach_drafter(cpa_scheduler *s, cpa_sequence *sequence, int64_t end) {
     enum { AT_A_TIME = 256 };
     uint32_t tokens[AT_A_TIME];
-    if (!is_drafted_for(s, sequence)) return;
+    if (s->options.drafting.most == 0) return;
     if (!sequence->drafting) sequence->drafting = cpa_drafting_create(&s->options.drafting, sequence->request.id);
     if (!sequence->drafting) return;
     end = cpa_min64(end, cpa_sequence_named(sequence));
@@ -59,7 +54,7 @@ static void draft(cpa_scheduler *s, cpa_sequence *sequence) {
     const int64_t known = cpa_sequence_known(sequence);
     const int64_t left = sequence->request.output_tokens - sequence->emitted - 1;
     int64_t n = cpa_min64(left, s->budget);
-    if (n < 1 || !is_drafted_for(s, sequence) || cpa_sequence_named(sequence) < known) return;
+    if (n < 1 || cpa_sequence_named(sequence) < known) return;
     cpa_scheduler_teach_drafter(s, sequence, known);
     if (!sequence->drafting) return;
     n = cpa_drafting_ask(sequence->drafting, n, &sequence->drafts);

@@ -28,10 +28,12 @@ int64_t cpa_step_arrays_lay_out(const cpa_step_sizes *sizes, void *base, cpa_ste
         {offsetof(cpa_step_arrays, min_p), sizes->emissions * 4},
         {offsetof(cpa_step_arrays, repetition_penalty), sizes->emissions * 4},
         {offsetof(cpa_step_arrays, presence_penalty), sizes->emissions * 4},
+        {offsetof(cpa_step_arrays, path_ends), sizes->emissions * 4},
         {offsetof(cpa_step_arrays, tokens), tokens * 4},
         {offsetof(cpa_step_arrays, sources), tokens * 4},
         {offsetof(cpa_step_arrays, history_seqs), sizes->history * 4},
         {offsetof(cpa_step_arrays, history_outputs), sizes->history * 4},
+        {offsetof(cpa_step_arrays, history_parents), sizes->history * 4},
         {offsetof(cpa_step_arrays, restarts), sizes->restarts * 4},
     };
     int64_t at = 0;

@@ -20,12 +20,14 @@ typedef struct cpa_step_arrays {
     int64_t *given, *drawn_at; /* the token that is given, and the position of the token */
     int32_t *rows, *seqs, *top_k;
     float *temperature, *top_p, *min_p, *repetition_penalty, *presence_penalty;
+    int32_t *path_ends; /* entry of the history that is the row's own token, where that is a draft; -1: it is none */
     /* [rows + history] the tokens of both, and which of the tokens that the step before has drawn takes their place */
     uint32_t *tokens;
     int32_t *sources; /* -1: none */
     /* [history] */
     int32_t *history_seqs, *history_outputs;
-    int32_t *restarts; /* [restarts] */
+    int32_t *history_parents; /* of a draft the entry of the one before it; -1: none is */
+    int32_t *restarts;        /* [restarts] */
 } cpa_step_arrays;
 
 /* Lays the arrays out from `base` on, which may be NULL, and returns the bytes that they take. */

@@ -5,6 +5,7 @@
 
 #include "base/check.h"
 #include "base/hash.h"
+#include "base/min_max.h"
 #include "kernels/operators.h"
 #include "src/context/context.h"
 #include "src/context/context_plan.h"
@@ -40,7 +41,9 @@ enum {
 
 /* Bytes that any step fits but for its history, and any that is captured with it. */
 static int64_t step_bytes(const cpa_worker_options *o) {
-    const cpa_step_sizes most = {o->max_tokens, o->max_tokens, o->map.cp_size * o->max_tokens, o->max_seqs};
+    /* Drafts are in the history of their step, and in that of the next where they were right. */
+    const int64_t history = cpa_max64(o->map.cp_size * o->max_tokens, cpa_graphs_rows(2 * o->max_tokens));
+    const cpa_step_sizes most = {o->max_tokens, o->max_tokens, history, o->max_seqs};
     cpa_step_arrays arrays;
     return cpa_step_arrays_lay_out(&most, NULL, &arrays);
 }

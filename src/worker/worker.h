@@ -31,6 +31,7 @@ typedef struct cpa_worker_seq {
     uint64_t began;             /* the plan that introduced it, counted over those with chunks, */
     uint64_t emitted;           /* and the last one that emits a token for it; 0: none yet */
     int64_t drawn;              /* where that lies among the tokens that its step draws */
+    int64_t in_history;         /* with penalties: so many of its tokens have been in a step's history */
 } cpa_worker_seq;
 
 typedef struct cpa_worker_options {

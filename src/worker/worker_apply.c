@@ -42,6 +42,7 @@ static cpa_status apply_chunk(cpa_worker *worker, const cpa_step_plan *plan, con
         seq->len = chunk->start;
         seq->began = worker->plans;
         seq->emitted = 0;
+        seq->in_history = 0;
         seq->sampling = (cpa_plan_sampling){.top_p = 1, .repetition_penalty = 1};
         if (chunk->sampling >= 0) seq->sampling = plan->samplings[chunk->sampling];
     }

@@ -108,7 +108,7 @@ static void count_entries(cpa_worker *worker, const cpa_step_plan *plan, int64_t
         rows->sizes.rows += cpa_tokens_before(map, listed, end) - cpa_tokens_before(map, listed, chunk->start);
         rows->takes |= (chunk->flags & CPA_CHUNK_DRAWN) != 0;
         if (cpa_plan_has_penalties(&seq->sampling)) {
-            rows->sizes.history += cpa_plan_chunk_tokens(chunk);
+            rows->sizes.history += end - seq->in_history;
             rows->sizes.restarts += (chunk->flags & CPA_CHUNK_FIRST) != 0;
         }
         list_emissions(worker, plan, chunk, yields);
@@ -116,7 +116,9 @@ static void count_entries(cpa_worker *worker, const cpa_step_plan *plan, int64_t
     rows->draws = worker->network->end_step && rows->wants & CPA_WANTS_LOGITS;
     if (padded_rows == 0) return;
     rows->sizes.rows = rows->sizes.emissions = padded_rows;
-    if (rows->sizes.history > 0) rows->sizes.history = (rows->replicated ? 1 : map.cp_size) * padded_rows;
+    if (rows->sizes.history > 0)
+        rows->sizes.history = cpa_max64((rows->replicated ? 1 : map.cp_size) * padded_rows,
+                                        cpa_graphs_rows(rows->sizes.history)); /* drafts of the step before come too */
 }
 
 /* ---- entries ---- */
@@ -166,21 +168,24 @@ static void add_emission(const cpa_worker *worker, const cpa_worker_emission *em
     to->presence_penalty[at] = sampling->presence_penalty;
 }
 
-/* The tokens that a sequence with penalties goes on with, on whatever rank. */
+/* The tokens that a sequence with penalties goes on with, on whatever rank, and behind them its drafts, which are no
+ * tokens of it yet. */
 static void add_history(const cpa_worker *worker, const cpa_plan_chunk *chunk, int64_t source, int64_t *entry,
                         int64_t *restart) {
     const cpa_worker_rows *rows = worker->rows;
-    const cpa_worker_seq *seq = &worker->seqs[chunk->seq];
+    cpa_worker_seq *seq = &worker->seqs[chunk->seq];
     if (!cpa_plan_has_penalties(&seq->sampling)) return;
     if (chunk->flags & CPA_CHUNK_FIRST) rows->host.restarts[(*restart)++] = chunk->seq;
-    const int64_t end = chunk->start + chunk->count;
-    for (int64_t position = end - cpa_plan_chunk_tokens(chunk); position < end; position++, ++*entry) {
+    const int64_t end = chunk->start + chunk->count, drafts = end - chunk->drafts;
+    for (int64_t position = seq->in_history; position < end; position++, ++*entry) {
         const int64_t token = rows->sizes.rows + *entry;
         rows->host.tokens[token] = source < 0 ? seq->tokens[position] : 0;
         rows->host.sources[token] = (int32_t)source;
-        rows->host.history_seqs[*entry] = chunk->seq;
+        rows->host.history_seqs[*entry] = position < drafts ? chunk->seq : -1;
         rows->host.history_outputs[*entry] = position >= seq->sampling.prompt_tokens;
+        rows->host.history_parents[*entry] = position > drafts ? (int32_t)*entry - 1 : -1;
     }
+    seq->in_history = drafts;
 }
 
 /* Entries that go nowhere, from those on that the step has. */
@@ -196,7 +201,7 @@ static void fill_up(cpa_worker_rows *rows, int64_t row, int64_t entry) {
     for (; entry < rows->sizes.history; entry++) {
         to->tokens[rows->sizes.rows + entry] = 0;
         to->sources[rows->sizes.rows + entry] = -1;
-        to->history_seqs[entry] = -1;
+        to->history_seqs[entry] = to->history_parents[entry] = -1;
         to->history_outputs[entry] = 0;
     }
 }
@@ -207,7 +212,7 @@ static void clear_emissions(const cpa_worker_rows *rows) {
     for (int64_t at = 0; at < rows->sizes.emissions; at++) {
         to->salts[at] = to->sums[at] = to->seeds[at] = 0;
         to->given[at] = to->drawn_at[at] = 0;
-        to->rows[at] = -1;
+        to->rows[at] = to->path_ends[at] = -1;
         to->seqs[at] = to->top_k[at] = 0;
         to->temperature[at] = to->min_p[at] = to->presence_penalty[at] = 0;
         to->top_p[at] = to->repetition_penalty[at] = 1;
@@ -227,16 +232,21 @@ static cpa_status source_of(const cpa_worker *worker, const cpa_plan_chunk *chun
     return CPA_OK;
 }
 
-/* What a chunk yields on this rank, whose rows of it begin at first_row; *emission is the next in the list of all. */
-static void add_emissions(cpa_worker *worker, const cpa_plan_chunk *chunk, int64_t first_row, int64_t *emission) {
+/* What a chunk yields on this rank, whose rows of it begin at first_row, and whose drafts the history has from entry
+ * first_draft on; *emission is the next in the list of all. */
+static void add_emissions(cpa_worker *worker, const cpa_plan_chunk *chunk, int64_t first_row, int64_t first_draft,
+                          int64_t *emission) {
     const cpa_worker_rows *rows = worker->rows;
     const cpa_owner_map map = worker->options.map;
     const cpa_token_set listed = cpa_worker_listed(worker, rows->replicated, chunk->placement);
     const int64_t before = cpa_tokens_before(map, listed, chunk->start);
-    for (int64_t i = cpa_plan_chunk_emissions(chunk); i > 0; i--) {
+    const int penalties = cpa_plan_has_penalties(&worker->seqs[chunk->seq].sampling);
+    for (int64_t i = 0; i < cpa_plan_chunk_emissions(chunk); i++) {
         const cpa_worker_emission *e = &rows->emissions[(*emission)++];
-        if (e->rank == worker->rank || rows->replicated)
+        if (e->rank == worker->rank || rows->replicated) {
             add_emission(worker, e, first_row + cpa_tokens_before(map, listed, e->position - 1) - before);
+            if (penalties && i > 0) rows->host.path_ends[e->index] = (int32_t)(first_draft + i - 1);
+        }
         worker->seqs[e->seq].emitted = worker->plans;
         worker->seqs[e->seq].drawn = e->rank * rows->sizes.emissions + e->index;
     }
@@ -289,7 +299,7 @@ cpa_status cpa_worker_list_rows(cpa_worker *worker, const cpa_step_plan *plan, i
         CPA_TRY(source_of(worker, chunk, &source, err));
         add_rows(worker, chunk, source, &row);
         add_history(worker, chunk, source, &entry, &restart);
-        add_emissions(worker, chunk, first_row, &emission);
+        add_emissions(worker, chunk, first_row, entry - chunk->drafts, &emission);
     }
     fill_up(rows, row, entry);
     return CPA_OK;

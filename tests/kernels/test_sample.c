@@ -26,6 +26,9 @@ typedef struct batch {
     int64_t sequences;
     uint32_t *in_prompt, *in_output; /* one sequence more than there are */
     int32_t *sequence;
+    uint32_t *path_tokens;
+    int32_t *path_parents, *path_ends;
+    int64_t path_entries;
     uint32_t *tokens; /* results */
     float *logprobs;
 } batch;
@@ -50,9 +53,9 @@ static batch batch_of(int64_t rows, int64_t vocabulary) {
 }
 
 static void batch_free(batch *b) {
-    void *const arrays[] = {b->logits,   b->temperature, b->top_p,     b->min_p,     b->repetition,
-                            b->presence, b->top_k,       b->seed,      b->position,  b->given,
-                            b->tokens,   b->logprobs,    b->in_prompt, b->in_output, b->sequence};
+    void *const arrays[] = {b->logits,    b->temperature, b->top_p,    b->min_p,       b->repetition,   b->presence,
+                            b->top_k,     b->seed,        b->position, b->given,       b->tokens,       b->logprobs,
+                            b->in_prompt, b->in_output,   b->sequence, b->path_tokens, b->path_parents, b->path_ends};
     for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++) free(arrays[i]);
 }
 
@@ -75,7 +78,7 @@ static void *send(cpa_stream *on, const void *host, int64_t bytes, void **memory
 
 /* Samples on the stream's device. Tokens and log-probabilities come interleaved. */
 static void run_on(cpa_stream *on, batch *b) {
-    void *memory[16];
+    void *memory[20];
     int used = 0;
     const int64_t n = b->rows, words = (b->vocabulary + 31) / 32;
     uint32_t *drawn = allocate(2 * n, sizeof *drawn);
@@ -99,6 +102,10 @@ static void run_on(cpa_stream *on, batch *b) {
         .in_output = send(on, b->in_output, (b->sequences + 1) * words * 4, memory, &used),
         .sequence = send(on, b->sequence, n * 4, memory, &used),
         .sequences = b->sequences,
+        .path_tokens = send(on, b->path_tokens, b->path_entries * 4, memory, &used),
+        .path_parents = send(on, b->path_parents, b->path_entries * 4, memory, &used),
+        .path_ends = send(on, b->path_ends, n * 4, memory, &used),
+        .path_entries = b->path_entries,
         .tokens = out,
         .logprobs = (float *)(void *)(out + 1),
         .tokens_stride = 2,
@@ -286,6 +293,36 @@ static void penalties_lower_what_was_there(void) {
     run(&b);
     const uint32_t raised[ROWS] = {63, 5, 63, 63, 5, 63, 63, 5};
     for (int row = 0; row < 7; row++) CU_ASSERT_EQUAL(b.tokens[row], raised[row]);
+    batch_free(&b);
+}
+
+/* A path through entries 4, 3 and 0; what is no path, or leads nowhere, is passed over. */
+static void tokens_of_a_path_count_as_output(void) {
+    enum { VOCABULARY = 40, ROWS = 7, ENTRIES = 6 };
+    const uint32_t path_tokens[ENTRIES] = {7, 9, 9, 8, 6, UINT32_MAX};
+    const int32_t path_parents[ENTRIES] = {-1, 0, 2, 0, 3, 5}, ends[ROWS] = {4, 3, 0, -1, ENTRIES, 2, 5};
+    const uint32_t want[ROWS] = {9, 6, 6, 6, 6, 6, 6};
+    batch b = batch_of(ROWS, VOCABULARY);
+    b.presence = allocate(ROWS, sizeof *b.presence);
+    b.path_tokens = allocate(ENTRIES, sizeof *b.path_tokens);
+    b.path_parents = allocate(ENTRIES, sizeof *b.path_parents);
+    b.path_ends = allocate(ROWS, sizeof *b.path_ends);
+    b.path_entries = ENTRIES;
+    memcpy(b.path_tokens, path_tokens, sizeof path_tokens);
+    memcpy(b.path_parents, path_parents, sizeof path_parents);
+    memcpy(b.path_ends, ends, sizeof ends);
+    for (int row = 0; row < ROWS; row++) {
+        for (int t = 0; t < VOCABULARY; t++) row_of(&b, row)[t] = -3;
+        for (int t = 6; t < 10; t++) row_of(&b, row)[t] = (float)(10 - t);
+        b.presence[row] = 3.5f;
+        b.temperature[row] = 0;
+    }
+    run(&b);
+    for (int row = 0; row < ROWS; row++) CU_ASSERT_EQUAL(b.tokens[row], want[row]);
+    for (int row = 0; row < ROWS; row++) row_of(&b, row)[6] = -3;
+    run(&b);
+    const uint32_t without[ROWS] = {9, 9, 8, 7, 7, 7, 7};
+    for (int row = 0; row < ROWS; row++) CU_ASSERT_EQUAL(b.tokens[row], without[row]);
     batch_free(&b);
 }
 
@@ -487,6 +524,7 @@ static const cpa_test tests[] = {
     {"draws are independent", draws_are_independent},
     {"what stays is exact", what_stays_is_exact},
     {"penalties lower what was there", penalties_lower_what_was_there},
+    {"tokens of a path count as output", tokens_of_a_path_count_as_output},
     {"mark_tokens keeps the bitmaps", mark_tokens_keeps_the_bitmaps},
     {"a draw is the same in any batch", a_draw_is_the_same_in_any_batch},
     {"every back end draws the same", every_back_end_draws_the_same},

@@ -149,7 +149,6 @@ static void a_bad_command_line_is_refused_in_one_line(void) {
         {"--speculative ngram:4:2..17", "found 'ngram:4:2..17'"},
         {"--speculative eagle:4", "found 'eagle:4'"},
         {"--speculative ngram:4 --dry-run", "--speculative: found with --dry-run, expected without it"},
-        {"--speculative ngram:4 --model-dir m --check-logits 3", "--speculative: found with --check-logits"},
         {"generate --model-dir m --prompt-ids 3 --given-ids 4 --speculative ngram:4",
          "--speculative: found with --given-ids"},
         {"--preemption-mode swap", "--preemption-mode: found swap without --swap-space"},

@@ -20,6 +20,7 @@ typedef struct way {
     float temperature;
     float repetition_penalty, presence_penalty;
     cpa_model_slices slices; /* of the weights, on several ranks */
+    int32_t drafts;          /* of a sequence in a step; they come from the run before */
 } way;
 static const way plain = {.budget = 512, .max_num_seqs = REQUESTS};
 
@@ -45,10 +46,20 @@ static void on_finish(void *ctx, const cpa_request_result *result) {
     r->finished++;
 }
 
+/* Drafts what another run has drawn, every fourth one wrong. */
+static const run *drafted_from;
+static int64_t draft(void *ctx, const cpa_draft_args *args) {
+    (void)ctx;
+    const int64_t at = args->n_tokens - drafted_from->expected->prompt_tokens[args->request % CPA_TEST_PROMPTS];
+    for (int64_t i = 0; i < args->max_drafts; i++)
+        args->drafts[i] = drafted_from->tokens[args->request][at + i] ^ ((at + i) % 4 == 3);
+    return args->max_drafts;
+}
+
 static void run_engine(const cpa_model_config *config, cpa_transformer *transformer, way w, run *r) {
     cpa_mask masks[CPA_CONFIG_MAX_LAYERS];
     cpa_request requests[REQUESTS];
-    const cpa_model model = cpa_transformer_model(transformer);
+    cpa_model model = cpa_transformer_model(transformer);
     const cpa_sampling sampling = {.size = sizeof sampling,
                                    .temperature = w.temperature,
                                    .repetition_penalty = w.repetition_penalty,
@@ -66,6 +77,9 @@ static void run_engine(const cpa_model_config *config, cpa_transformer *transfor
     options.num_blocks = w.num_blocks ? w.num_blocks : 80;
     options.no_prefix_caching = w.no_prefix_caching;
     options.preemption = CPA_PREEMPT_RECOMPUTE;
+    options.drafter = w.drafts > 0 ? CPA_DRAFT_MODEL : CPA_DRAFT_NONE;
+    options.draft_tokens = w.drafts;
+    model.draft = draft;
     for (int i = 0; i < REQUESTS; i++) {
         requests[i] = (cpa_request){.size = sizeof requests[i],
                                     .id = (uint64_t)i,
@@ -98,6 +112,7 @@ static void run_model(const char *name, const way *ways, int n, cpa_test_expecte
         memset(&r[i], 0, sizeof r[i]);
         r[i].expected = expected;
         r[i].bytes = cpa_transformer_bytes(&config, &options);
+        if (i > 0) drafted_from = &r[i - 1];
         run_engine(&config, transformer, ways[i], &r[i]);
         cpa_transformer_destroy(transformer);
     }
@@ -234,12 +249,37 @@ static void penalties_know_the_tokens_of_a_sequence(void) {
     free(expected);
 }
 
+/* Greedy and drawn, with penalties that count the drafts before a row too, and where requests give way. */
+static void drafts_do_not_change_tokens(void) {
+    const int32_t ranks = cpa_comm_size(cpa_test_comm());
+    const way kinds[] = {{.budget = 512, .max_num_seqs = REQUESTS},
+                         {.budget = 512,
+                          .max_num_seqs = REQUESTS,
+                          .no_prefix_caching = 1,
+                          .num_blocks = 14 / ranks,
+                          .presence_penalty = 1e3f}};
+    cpa_test_expected *expected = malloc(sizeof *expected);
+    run r[2];
+    for (int kind = 0; kind < 2; kind++) {
+        way ways[] = {kinds[kind], kinds[kind]};
+        ways[1].drafts = 6;
+        run_model("tiny-qwen3", ways, 2, expected, r);
+        CU_ASSERT(r[1].stats.accepted_tokens > r[1].stats.draft_tokens / 4);
+        CU_ASSERT(kind == 0 || r[0].stats.preemptions > 0);
+        for (int i = 0; cpa_test_rank() == 0 && i < REQUESTS; i++)
+            CU_ASSERT_EQUAL(memcmp(r[0].tokens[i], r[1].tokens[i], sizeof r[0].tokens[i]), 0);
+        if (cpa_test_promises_bits()) CU_ASSERT_EQUAL(r[0].stats.output_digest, r[1].stats.output_digest);
+    }
+    free(expected);
+}
+
 static const cpa_test TESTS[] = {
     {"every family gives the tokens of transformers", every_family_gives_the_tokens_of_transformers},
     {"chunks, shared prefixes and preemption do not matter", ways_to_run_do_not_matter},
     {"slices of the weights give the same tokens", slices_of_the_weights_give_the_same_tokens},
     {"draws depend on the seed alone", draws_depend_on_the_seed_alone},
     {"penalties know the tokens of a sequence", penalties_know_the_tokens_of_a_sequence},
+    {"drafts do not change tokens", drafts_do_not_change_tokens},
 };
 
 CPA_MPI_DEVICE_TEST_MAIN("models through the engine", TESTS)

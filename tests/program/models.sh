@@ -73,9 +73,9 @@ speculative() {
         run $way "${options[@]}" off --result-json plain.json
         expect_code 0 "without drafts, ranks and options $way"
         # shellcheck disable=SC2086
-        run $way "${options[@]}" ngram:4:1..3 --result-json drafts.json
+        run $way "${options[@]}" ngram:4:1..3 --check-logits 64 --result-json drafts.json
         expect_code 0 "with drafts, ranks and options $way"
-        expect_value violations 0 drafts.json
+        [ "$(value violations drafts.json | sort -u)" = 0 ] || fail "rows or logits are wrong with drafts"
         expect_digest_of plain.json drafts.json
         [ "$(value accepted_tokens drafts.json)" -gt 0 ] || fail "no draft was right with $way"
         [ "$(value accepted_tokens plain.json)" = 0 ] || fail "drafts that nobody asked for"

@@ -75,6 +75,9 @@ struct shared_memory {
 struct sampled_row {
     const float *logits;
     const uint32_t *in_prompt, *in_output; /* NULL: no token is */
+    const uint32_t *path_tokens;
+    const int32_t *path_parents;
+    int32_t path_end, path_entries; /* -1: no path */
     float temperature, top_p, min_p, repetition, presence;
     int32_t top_k, vocabulary;
     uint64_t key;
@@ -83,10 +86,11 @@ struct sampled_row {
     __device__ sampled_row(const cpa_sample_args &a, int64_t row);
     __device__ float penalised(int32_t token) const {
         const float l = logits[token];
-        if (!in_prompt && !in_output) return l;
+        if (!in_prompt && !in_output && path_end < 0) return l;
         const uint32_t bit = 1u << (token % 32);
         const bool prompt = in_prompt && (in_prompt[token / 32] & bit);
-        const bool output = in_output && (in_output[token / 32] & bit);
+        const bool output = (in_output && (in_output[token / 32] & bit)) ||
+                            cpa_draw_is_on_path(path_tokens, path_parents, path_entries, path_end, token);
         return cpa_draw_penalise(l, prompt, output, repetition, presence);
     }
     __device__ float z(int32_t token) const { return (penalised(token) - largest) / temperature; }
@@ -104,6 +108,10 @@ __device__ sampled_row::sampled_row(const cpa_sample_args &a, int64_t row) {
     logits = a.logits + row * a.logits_stride;
     in_prompt = counts && a.in_prompt ? a.in_prompt + sequence * words : NULL;
     in_output = counts && a.in_output ? a.in_output + sequence * words : NULL;
+    path_tokens = a.path_tokens;
+    path_parents = a.path_parents;
+    path_end = a.path_ends ? a.path_ends[row] : -1;
+    path_entries = (int32_t)a.path_entries;
     temperature = number_of(a.temperature, row, 0, INFINITY);
     top_p = number_of(a.top_p, row, 0, 1);
     min_p = number_of(a.min_p, row, 0, CPA_DRAW_ABOVE_ONE);

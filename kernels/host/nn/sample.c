@@ -14,7 +14,9 @@ typedef struct sample_row {
     float temperature, top_p, min_p, repetition, presence;
     int32_t top_k;
     const uint32_t *in_prompt, *in_output; /* of its sequence; NULL: no tokens */
-    float largest;                         /* of the logits after penalties */
+    const cpa_sample_args *paths;
+    int32_t path_end; /* -1: it has none */
+    float largest;    /* of the logits after penalties */
 } sample_row;
 
 static float number_of(const float *numbers, int64_t row, float least, float most) {
@@ -36,6 +38,8 @@ static sample_row row_of(const cpa_sample_args *a, int64_t row) {
         .top_k = a->top_k && a->top_k[row] > 0 ? a->top_k[row] : 0,
         .in_prompt = known && a->in_prompt ? a->in_prompt + sequence * words : NULL,
         .in_output = known && a->in_output ? a->in_output + sequence * words : NULL,
+        .paths = a,
+        .path_end = a->path_ends ? a->path_ends[row] : -1,
     };
 }
 
@@ -43,9 +47,14 @@ static int has_bit(const uint32_t *bits, int64_t token) {
     return bits && bits[token / 32] >> token % 32 & 1;
 }
 
+static int is_on_path(const sample_row *row, int64_t token) {
+    return cpa_draw_is_on_path(row->paths->path_tokens, row->paths->path_parents, row->paths->path_entries,
+                               row->path_end, token);
+}
+
 static float logit_of(const sample_row *row, int64_t token) {
-    return cpa_draw_penalise(row->logits[token], has_bit(row->in_prompt, token), has_bit(row->in_output, token),
-                             row->repetition, row->presence);
+    return cpa_draw_penalise(row->logits[token], has_bit(row->in_prompt, token),
+                             has_bit(row->in_output, token) || is_on_path(row, token), row->repetition, row->presence);
 }
 
 static float z_of(const sample_row *row, int64_t token) {
