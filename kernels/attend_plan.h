@@ -69,6 +69,7 @@ typedef struct cpa_attend_update {
     /* In place of lengths and a stride, or NULL: */
     const int32_t *kv_indptr, *last_page_len;
     int64_t n_indices;
+    const int32_t *qo_indptr; /* NULL: all sequences have the rows that are reserved */
 } cpa_attend_update;
 
 /* A sequence of an update whose tables lie one behind the other: where its own begins among them, and its length; the
@@ -84,6 +85,28 @@ CPA_HOST_DEVICE static inline cpa_attend_extent cpa_attend_extent_of(const cpa_a
     cpa_attend_extent extent = {begin, end == begin ? 0 : (end - begin - 1) * block_size + last};
     if (begin < 0 || end < begin || end > update->n_indices || last < 1 || last > block_size) extent.length = -1;
     return extent;
+}
+
+/* The rows of a sequence of an update, as far as they can be its own: [first, first + count), at most `most` a sequence. */
+typedef struct cpa_attend_rows {
+    int64_t first;
+    int32_t count, fits;
+} cpa_attend_rows;
+
+CPA_HOST_DEVICE static inline cpa_attend_rows cpa_attend_rows_of(const cpa_attend_update *update, int32_t most,
+                                                                 int64_t s) {
+    cpa_attend_rows rows = {s * most, most, 1};
+    if (!update->qo_indptr) return rows;
+    const int64_t begin = update->qo_indptr[s], end = update->qo_indptr[s + 1], all = update->sequences * most;
+    if (begin < 0 || end <= begin || begin >= all) {
+        rows.first = rows.count = 0;
+        return rows;
+    }
+    const int64_t last = end < all ? end : all;
+    rows.first = begin;
+    rows.count = (int32_t)(last - begin < most ? last - begin : most);
+    rows.fits = begin + rows.count == end;
+    return rows;
 }
 
 /* plan_set fills it by cpa_attend_plan_describe. */

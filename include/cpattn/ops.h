@@ -178,8 +178,8 @@ CPA_API void cpa_attend_plan_destroy(cpa_attend_plan *plan);
  * be launched again for whatever the arrays hold by then. Attend once with the same arguments outside of a capture
  * before: kernels are loaded then.
  *
- * Sequence s has the rows [s * rows, (s + 1) * rows) of q, of the state and of out, the queries of its last `rows`
- * tokens, and the keys of all its tokens. A length of 0 fills a batch up: its rows see no key, and become O = 0,
+ * Sequence s has the rows [s * rows, (s + 1) * rows) of q, of the state and of out, or those that an update says, the
+ * queries of its last `rows` tokens, and the keys of all its tokens. A length of 0 fills a batch up: its rows see no key, and become O = 0,
  * LSE = -inf (with resume = 1 they stay as they are). A length that is negative, above `tokens` or below `rows`, and a
  * used table entry that is negative or not below num_blocks, are refused: nothing is read by them, and the rows of that
  * sequence become NaN in O, LSE and out. Where keys are cut follows from the lengths, as in a plan that is set; on a
@@ -188,7 +188,7 @@ typedef struct cpa_attend_limits {
     size_t size;
     cpa_attention_shape shape; /* as in a batch */
     int32_t block_size;
-    int32_t rows;       /* of each sequence; on a CUDA device rows * q_heads / kv_heads is at most 16 */
+    int32_t rows;       /* of each sequence, at most; on a CUDA device rows * q_heads / kv_heads is at most 16 */
     int64_t sequences;  /* most of an update, at least 1 */
     int64_t tokens;     /* most of a sequence, those of its rows included; at least 1, on a CUDA device at most 2^30 */
     int64_t num_blocks; /* the caches that are attended have at least so many blocks */
@@ -203,7 +203,7 @@ CPA_API cpa_status cpa_attend_plan_reserve(cpa_attend_plan *plan, const cpa_atte
  * table_stride. */
 typedef struct cpa_attend_update_args {
     size_t size;
-    int64_t sequences;           /* 0 to the limit; rows past those of the last one are left alone by attends */
+    int64_t sequences;           /* 0 to the limit; rows of none of them are left alone by attends */
     const void *lengths;         /* [sequences], int32_t or int64_t: tokens, with those of the rows */
     int32_t length_bytes;        /* of an element: 4 or 8; 0 = 4 */
     const int32_t *block_tables; /* [sequences, table_stride]: entry j holds the tokens from j * block_size on */
@@ -215,6 +215,10 @@ typedef struct cpa_attend_update_args {
     const int32_t *kv_indptr;     /* [sequences + 1] */
     const int32_t *last_page_len; /* [sequences], 1 to block_size; NULL: all pages are full */
     int64_t n_indices;
+    /* NULL; or sequence s has the rows [qo_indptr[s], qo_indptr[s + 1]), none or up to those of the limits, instead of
+     * the same number for all. They lie below `sequences` times the rows of the limits. One that has more is refused as
+     * well, its first rows becoming NaN; one whose rows descend or begin nowhere has none. */
+    const int32_t *qo_indptr; /* [sequences + 1], ascending */
 } cpa_attend_update_args;
 
 /* Enqueues what makes the plan that of these arrays, for the attends behind it; on the host they are read before the

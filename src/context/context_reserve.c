@@ -70,6 +70,7 @@ cpa_status cpa_context_update(cpa_context *c, const cpa_attend_update_args *args
     cpa_attend_plan *plan = c->reserved_q.plan;
     CPA_TRY(cpa_take_attend_update("context", &plan->reservation, args, &update, err));
     REQUIRE(err, !update.kv_indptr, "context: kv_indptr counts the pages of one rank, expected lengths of sequences");
+    REQUIRE(err, !update.qo_indptr, "context: qo_indptr counts the rows of one rank, expected NULL");
     c->attends_reserved = 1;
     c->planned = 0;
     CPA_TRY(cpa_context_check(&c->ops, c->ops.device->operators->plan_update(plan, &update, stream), stream));

@@ -57,6 +57,7 @@ static cpa_status check_indptr(const char *where, const cpa_attend_update_args *
             where, args->last_page_len ? "last_page_len" : "n_indices");
     REQUIRE(err, args->n_indices >= 0 && args->n_indices <= CPA_MOST_TOKENS,
             "%s: n_indices is %lld, expected 0 to 2^44", where, (long long)args->n_indices);
+    CPA_TRY(cpa_check_aligned(where, "qo_indptr", args->qo_indptr, sizeof(int32_t), err));
     CPA_TRY(cpa_check_aligned(where, "kv_indptr", args->kv_indptr, sizeof(int32_t), err));
     return cpa_check_aligned(where, "last_page_len", args->last_page_len, sizeof(int32_t), err);
 }
@@ -92,6 +93,7 @@ cpa_status cpa_take_attend_update(const char *where, const cpa_attend_reservatio
         .kv_indptr = args.kv_indptr,
         .last_page_len = args.last_page_len,
         .n_indices = args.n_indices,
+        .qo_indptr = args.qo_indptr,
     };
     return CPA_OK;
 }

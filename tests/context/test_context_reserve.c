@@ -263,6 +263,12 @@ static void misuse(void) {
     args.sequences = 1;
     REFUSE(&s, "lengths is NULL", cpa_context_update(s.context, &args, s.stream));
     REFUSE(&s, "stream of an update is NULL", cpa_context_update(s.context, &args, NULL));
+    const int32_t indptr[2] = {0, 1};
+    args.lengths = args.block_tables = args.qo_indptr = indptr;
+    REFUSE(&s, "qo_indptr counts the rows of one rank", cpa_context_update(s.context, &args, s.stream));
+    args.lengths = args.qo_indptr = NULL;
+    args.kv_indptr = indptr;
+    REFUSE(&s, "kv_indptr counts the pages of one rank", cpa_context_update(s.context, &args, s.stream));
     REFUSE(&s, "reserved already", cpa_context_reserve(s.context, &limits));
     CU_ASSERT_EQUAL(cpa_context_reserve(NULL, &limits), CPA_INVALID);
     CU_ASSERT_EQUAL(cpa_context_update(NULL, &args, s.stream), CPA_INVALID);

@@ -82,6 +82,36 @@ static void pages_by_kv_indptr(void) {
     steps_of_any_lengths(&pages);
 }
 
+/* Rows as they come, of the reserved number at most: none of some sequences, gaps in front and behind; too many of one,
+ * a descent and a beginning past the end, of which those around know nothing. */
+static void rows_by_qo_indptr(void) {
+    static const struct {
+        int32_t indptr[6];
+        int64_t lengths[5];
+    } steps[] = {
+        {{0, 1, 3, 6, 7, 9}, {1, 500, 17, 64, 700}},   {{2, 2, 5, 5, 6, 8}, {9, 3, 0, 333, 2}},
+        {{0, 0, 0, 0, 0, 0}, {5, 6, 7, 8, 9}},         {{0, 3, 4, 7, 10, 13}, {2, 1, 300, 0, 701}},
+        {{0, 2, 6, 7, 9, 11}, {40, 50, 60, 70, 80}},   {{12, 15, 3, 3, 5, 4}, {40, 50, 60, 70, 80}},
+        {{-1, 1, 2, 3, 15, 16}, {40, 50, 60, 70, 80}},
+    };
+    for (int kind = 0; kind < 3; kind++) {
+        cpa_decode_case rows = SMALL;
+        cpa_decode_fixture f;
+        rows.rows = 3;
+        rows.by_indices = kind == 1;
+        if (kind == 2) rows.dtype = rows.kv_dtype = CPA_F32;
+        cpa_decode_fixture_init(&f, &rows);
+        f.ragged = 1;
+        for (size_t i = 0; i < sizeof steps / sizeof *steps; i++) {
+            memcpy(f.qo_indptr, steps[i].indptr, sizeof steps[i].indptr);
+            CU_ASSERT_EQUAL(run_lengths(&f, steps[i].lengths, 5), 0);
+        }
+        f.ragged = 0; /* and the next update may do without */
+        CU_ASSERT_EQUAL(run_lengths(&f, steps[0].lengths, 5), 0);
+        cpa_decode_fixture_destroy(&f);
+    }
+}
+
 /* As many as share CTAs, and one that many take. */
 static void many_sequences_and_one_long_one(void) {
     cpa_decode_case many = SMALL;
@@ -239,6 +269,7 @@ static void bad_updates(void) {
     REFUSE_UPDATE(&f, "first_ranks are those of context attention", first_ranks = f.device_lengths);
     REFUSE_UPDATE(&f, "kv_indptr and lengths are both set", kv_indptr = f.device_indptr);
     REFUSE_UPDATE(&f, "last_page_len is set without kv_indptr", last_page_len = f.device_last);
+    REFUSE_UPDATE(&f, "qo_indptr", qo_indptr = (const int32_t *)(const void *)((const char *)f.device_qo + 2));
     REFUSE_UPDATE(&f, "n_indices is set without kv_indptr", n_indices = 3);
     cpa_attend_args attend = cpa_decode_fixture_attend(&f);
     attend.kv.num_blocks -= 2;
@@ -252,6 +283,7 @@ static const cpa_test tests[] = {
     {"lengths and tables change from step to step", lengths_change},
     {"other dtypes, windows, lengths of 64 bits", dtypes_and_masks},
     {"several rows a sequence", several_rows_a_sequence},
+    {"rows as they come, by qo_indptr", rows_by_qo_indptr},
     {"many sequences, and one that is long", many_sequences_and_one_long_one},
     {"fewer sequences than are reserved", fewer_sequences_than_are_reserved},
     {"what does not fit is NaN", what_does_not_fit_is_nan},

@@ -24,6 +24,7 @@ __device__ cpa_attend_extent extent_of(const cpa_attend_update &update, int32_t 
 struct sequence {
     bool given, refused;
     int64_t table, length;
+    cpa_attend_rows rows;
     cpa_placement placement;
     int32_t asker; /* the rank of its rows; of a sequence that is empty or refused, this one */
 
@@ -32,8 +33,10 @@ struct sequence {
         const cpa_attend_extent extent = given ? extent_of(update, r.block_size, s) : cpa_attend_extent{0, 0};
         table = extent.table;
         length = extent.length;
+        rows = given ? cpa_attend_rows_of(&update, r.rows, s) : cpa_attend_rows{0, 0, 1};
         placement = {CPA_SHARDED, given && update.first_ranks ? update.first_ranks[s] : 0};
-        refused = !cpa_placement_is_valid(r.map, placement) || (length != 0 && (length < r.rows || length > r.tokens));
+        refused = !cpa_placement_is_valid(r.map, placement) || !rows.fits ||
+                  (length != 0 && (length < rows.count || length > r.tokens));
         if (refused) placement.rank = 0, length = 0;
         asker = length > 0 ? cpa_owner_rank(r.map, placement, length - 1) : r.rank;
     }
@@ -67,11 +70,11 @@ __device__ cpa_cuda_item item_of(const cpa_cuda_update_args &a, int64_t s, const
     const bool active =
         found.given && (refused || empty_rows || attends || (found.length > 0 && found.asker == r.rank));
     cpa_cuda_item to = {};
-    to.item.q_row = place.first_row + s * r.rows;
-    to.item.q_count = active ? r.rows : 0;
+    to.item.q_row = place.first_row + found.rows.first;
+    to.item.q_count = active ? found.rows.count : 0;
     to.item.q_set = cpa_tokens_on(r.map, found.placement, found.asker);
     to.item.k_set = cpa_tokens_on(r.map, found.placement, r.rank);
-    to.item.q_first = found.length > 0 ? cpa_tokens_before(r.map, to.item.q_set, found.length - r.rows) : 0;
+    to.item.q_first = found.length > 0 ? cpa_tokens_before(r.map, to.item.q_set, found.length - found.rows.count) : 0;
     to.item.k_count = refused ? 0 : keys;
     to.item.table = s * r.table_stride;
     to.state_shift = place.state_shift;
@@ -131,7 +134,7 @@ __device__ cpa_cuda_decode_shares share(const cpa_cuda_update_args &a) {
 /* The units that are dealt next, in order. */
 struct unit_list {
     cpa_cuda_decode_unit units[DEAL_THREADS];
-    int32_t items[DEAL_THREADS];
+    int32_t items[DEAL_THREADS], rows[DEAL_THREADS]; /* packed rows */
     int32_t of_warp[DEAL_WARPS];
 
     /* Takes the units among the next DEAL_THREADS sequences that are ready, or are not; how many. */
@@ -149,7 +152,11 @@ struct unit_list {
             if (w < warp) at += of_warp[w];
             n += of_warp[w];
         }
-        if (taken) units[at] = cpa_cuda_decode_unit_of(&shares, tiles_of(a.items[s])), items[at] = (int32_t)s;
+        if (taken) {
+            units[at] = cpa_cuda_decode_unit_of(&shares, tiles_of(a.items[s]));
+            items[at] = (int32_t)s;
+            rows[at] = (int32_t)a.items[s].item.q_count * a.group;
+        }
         __syncthreads();
         return n;
     }
@@ -161,8 +168,8 @@ struct dealer {
     int32_t units, cuts, partial_rows, splits;
 
     __device__ void deal(const cpa_cuda_update_args &a, const cpa_cuda_decode_shares &shares, cpa_cuda_decode_unit unit,
-                         int32_t item) {
-        const int32_t first = cuts, rows = a.reservation.rows * a.group;
+                         int32_t item, int32_t rows) {
+        const int32_t first = cuts;
         int32_t begin = 0;
         do {
             const int32_t take = (int32_t)cpa_cuda_deal_piece(&shares, &turn, &unit);
@@ -186,7 +193,7 @@ __device__ void write_piece(const cpa_cuda_update_args &a, int32_t index, int32_
     const cpa_cuda_cut cut = a.cuts[index];
     const cpa_cuda_unit unit = a.units[cut.unit];
     const cpa_cuda_item &from = a.items[unit.item];
-    const int32_t rows = a.reservation.rows * a.group, keys = (int32_t)from.item.k_count;
+    const int32_t rows = (int32_t)from.item.q_count * a.group, keys = (int32_t)from.item.k_count;
     const bool shares_cta = index + 1 < n_cuts && a.cuts[index + 1].cta == cut.cta;
     cpa_cuda_piece piece = {};
     piece.q_row = from.item.q_row;
@@ -218,7 +225,7 @@ __global__ void __launch_bounds__(DEAL_THREADS) deal_pieces(const __grid_constan
         for (int64_t first = 0; first < a.reservation.sequences; first += DEAL_THREADS) {
             const int n = list.fill(a, shares, first, ready);
             if (threadIdx.x != 0) continue;
-            for (int i = 0; i < n; i++) d.deal(a, shares, list.units[i], list.items[i]);
+            for (int i = 0; i < n; i++) d.deal(a, shares, list.units[i], list.items[i], list.rows[i]);
         }
     }
     if (threadIdx.x == 0) n_cuts = d.cuts, busy_ctas = d.cuts > 0 ? (int32_t)d.turn.cta + 1 : 0;

@@ -79,7 +79,8 @@ typedef struct cpa_host_plan {
      * reservation has; and its places. */
     cpa_attend_item *read_items;
     int32_t *read_tables;
-    int64_t *refused_rows, n_refused;
+    cpa_attend_rows *refused_rows;
+    int64_t n_refused;
     cpa_attend_place *places;
 } cpa_host_plan;
 

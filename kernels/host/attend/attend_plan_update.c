@@ -20,6 +20,7 @@ static cpa_attend_extent extent_of(const cpa_attend_update *update, int32_t bloc
 /* What an update says of a sequence. */
 typedef struct sequence {
     int64_t table, length;
+    cpa_attend_rows rows;
     cpa_placement placement;
     int refused;
     int32_t asker; /* the rank of its rows; of a sequence that is empty or refused, this one */
@@ -29,10 +30,11 @@ static sequence read_sequence(const cpa_attend_reservation *r, const cpa_attend_
     const cpa_attend_extent extent = extent_of(update, r->block_size, s);
     sequence found = {.table = extent.table,
                       .length = extent.length,
+                      .rows = cpa_attend_rows_of(update, r->rows, s),
                       .placement = {CPA_SHARDED, update->first_ranks ? update->first_ranks[s] : 0},
                       .asker = r->rank};
-    found.refused = !cpa_placement_is_valid(r->map, found.placement) ||
-                    (found.length != 0 && (found.length < r->rows || found.length > r->tokens));
+    found.refused = !cpa_placement_is_valid(r->map, found.placement) || !found.rows.fits ||
+                    (found.length != 0 && (found.length < found.rows.count || found.length > r->tokens));
     if (found.refused) found.placement.rank = 0, found.length = 0;
     if (found.length > 0) found.asker = cpa_owner_rank(r->map, found.placement, found.length - 1);
     return found;
@@ -52,30 +54,33 @@ static int take_table(const cpa_attend_reservation *r, const int32_t *from, int6
 }
 
 /* Where the rows of a sequence lie. */
-static int64_t first_row(const cpa_host_plan *plan, const sequence *found, int64_t s) {
-    return plan->places[found->asker].first_row + s * plan->base.reservation.rows;
+static cpa_attend_rows rows_of(const cpa_host_plan *plan, const sequence *found) {
+    cpa_attend_rows rows = found->rows;
+    rows.first += plan->places[found->asker].first_row;
+    return rows;
 }
 
 /* The item of a sequence, behind those of the batch; or it is refused. */
-static void add_sequence(cpa_host_plan *plan, cpa_attend_batch *batch, const cpa_attend_update *update, int64_t s,
+static void add_sequence(cpa_host_plan *plan, cpa_attend_batch *batch, const cpa_attend_update *update,
                          const sequence *found) {
     const cpa_attend_reservation *r = &plan->base.reservation;
     const int64_t keys = keys_on(r, found, r->rank), at = batch->n_table_entries;
     /* An empty sequence has rows where results are those of the attend, and not of a merge by row maps. */
     const int has_rows = found->length > 0 ? found->asker == r->rank : !r->row_maps;
+    const cpa_attend_rows rows = rows_of(plan, found);
     if (found->refused || !take_table(r, update->block_tables + found->table, keys, plan->read_tables + at)) {
-        plan->refused_rows[plan->n_refused++] = first_row(plan, found, s);
+        plan->refused_rows[plan->n_refused++] = rows;
         return;
     }
     if (keys == 0 && !has_rows) return;
     cpa_attend_item *item = &plan->read_items[batch->n_items++];
-    *item = (cpa_attend_item){.q_row = first_row(plan, found, s),
-                              .q_count = r->rows,
+    *item = (cpa_attend_item){.q_row = rows.first,
+                              .q_count = rows.count,
                               .k_count = keys,
                               .table = at,
                               .q_set = cpa_tokens_on(r->map, found->placement, found->asker),
                               .k_set = cpa_tokens_on(r->map, found->placement, r->rank)};
-    if (found->length > 0) item->q_first = cpa_tokens_before(r->map, item->q_set, found->length - r->rows);
+    if (found->length > 0) item->q_first = cpa_tokens_before(r->map, item->q_set, found->length - rows.count);
     batch->n_table_entries += (keys + r->block_size - 1) / r->block_size;
 }
 
@@ -98,7 +103,7 @@ static cpa_status set_lengths(cpa_host_plan *plan, const cpa_attend_update *upda
     plan->n_refused = 0;
     for (int64_t s = 0; s < update->sequences; s++) {
         const sequence found = read_sequence(r, update, s);
-        add_sequence(plan, &batch, update, s, &found);
+        add_sequence(plan, &batch, update, &found);
         if (r->row_maps) map_sequence(r, s, &found);
     }
     for (int64_t s = update->sequences; s < r->sequences && r->row_maps; s++) {
@@ -116,7 +121,7 @@ cpa_status cpa_host_plan_reserve(cpa_attend_plan *base, const cpa_attend_reserva
     const size_t sequences = (size_t)r->sequences;
     cpa_attend_item *items = calloc(sequences, sizeof *items);
     int32_t *tables = calloc(sequences * (size_t)r->table_stride, sizeof *tables);
-    int64_t *refused = calloc(sequences, sizeof *refused);
+    cpa_attend_rows *refused = calloc(sequences, sizeof *refused);
     cpa_attend_place *places = calloc((size_t)r->map.cp_size, sizeof *places);
     if (!items || !tables || !refused || !places) {
         free(items), free(tables), free(refused), free(places);
@@ -138,19 +143,22 @@ cpa_status cpa_host_plan_update(cpa_attend_plan *base, const cpa_attend_update *
     return set_lengths((cpa_host_plan *)base, update, &stream->error);
 }
 
-void cpa_host_refuse_rows(const cpa_host_plan *plan, const cpa_attend_args *args) {
-    const cpa_attend_reservation *r = &plan->base.reservation;
-    const int64_t heads = r->shape.q_heads, v_dim = r->shape.v_dim;
+/* A head of a row becomes NaN. */
+static void refuse_row(const cpa_attention_shape *shape, int64_t row, int64_t head, const cpa_attend_args *args) {
+    const int64_t v_dim = shape->v_dim, at = (row * shape->q_heads + head) * v_dim * cpa_dtype_bytes(args->q_dtype);
+    const cpa_partial *state = &args->state;
     float nan[CPA_MAX_HEAD_DIM], none;
     cpa_state_set_nan(nan, &none, v_dim);
-    for (int64_t i = 0; i < plan->n_refused * r->rows * heads; i++) {
-        const int64_t row = plan->refused_rows[i / (r->rows * heads)] + i / heads % r->rows, head = i % heads;
-        const cpa_partial *state = &args->state;
-        if (state->o) memcpy(state->o + row * state->o_row_stride + head * v_dim, nan, (size_t)v_dim * sizeof *nan);
-        if (state->lse) state->lse[row * state->lse_row_stride + head] = NAN;
-        if (args->out) {
-            const int64_t at = (row * heads + head) * v_dim * cpa_dtype_bytes(args->q_dtype);
-            cpa_narrow((char *)args->out + at, nan, args->q_dtype, v_dim);
-        }
+    if (state->o) memcpy(state->o + row * state->o_row_stride + head * v_dim, nan, (size_t)v_dim * sizeof *nan);
+    if (state->lse) state->lse[row * state->lse_row_stride + head] = NAN;
+    if (args->out) cpa_narrow((char *)args->out + at, nan, args->q_dtype, v_dim);
+}
+
+void cpa_host_refuse_rows(const cpa_host_plan *plan, const cpa_attend_args *args) {
+    const cpa_attention_shape *shape = &plan->base.reservation.shape;
+    for (int64_t i = 0; i < plan->n_refused; i++) {
+        const cpa_attend_rows *rows = &plan->refused_rows[i];
+        for (int64_t at = 0; at < rows->count * shape->q_heads; at++)
+            refuse_row(shape, rows->first + at / shape->q_heads, at % shape->q_heads, args);
     }
 }
