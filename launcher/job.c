@@ -293,5 +293,6 @@ cpa_engine_options cpa_job_engine_options(const cpa_job *job, int64_t num_blocks
         .draft_tokens = speculative.draft_tokens,
         .ngram_min = speculative.ngram_min,
         .ngram_max = speculative.ngram_max,
+        .ngram_branches = speculative.ngram_branches,
     };
 }

@@ -168,10 +168,10 @@ const cpa_field cpa_settings_rows[] = {
          "where blocks are short, cut prefill to what is free, so that nobody has to give way; --log-level info says "
          "when; else only tokens bound it"},
     {"Scheduling", "speculative", "METHOD", CPA_FIELD_TEXT, offsetof(cpa_settings, speculative), "off",
-     .help =
-         "ngram:K or ngram:K:MIN..MAX: a step may draw 1 + K tokens of a request, of which K were guessed: what "
-         "followed the last time that its MAX (or fewer, down to MIN) last tokens were there before; tokens are those "
-         "without it"},
+     .help = "ngram:K, ngram:KxB or these with :MIN..MAX: a step may draw 1 + K tokens of a request, of which K were "
+             "guessed: what followed the last time that its MAX (or fewer, down to MIN) last tokens were there before, "
+             "or up "
+             "to B continuations as a tree; tokens are those without it"},
     {"Exchange", "algorithm", NULL, CHOICE(algorithm, "auto", algorithms),
      .help = "move keys and values (pass-kv), or queries (pass-q); auto: the cheaper one, chunk by chunk"},
     {"Exchange", "staging-bytes", "N", INT(staging_bytes, "auto", 0, 0x1p40), .word = "auto",

@@ -27,6 +27,11 @@ cpa_status cpa_speculative_parse(const char *where, const char *text, cpa_specul
     cpa_speculative s = {.drafter = CPA_DRAFT_NGRAM};
     const char *at = text;
     int right = read_number(&at, "ngram:", 1, MOST_DRAFTS, &s.draft_tokens);
+    if (right && *at == 'x') {
+        right = read_number(&at, "x", 2, CPA_NGRAM_BRANCHES, &s.ngram_branches) &&
+                s.draft_tokens * s.ngram_branches <= MOST_DRAFTS;
+        s.draft_tokens *= s.ngram_branches;
+    }
     if (right && *at)
         right = read_number(&at, ":", 1, CPA_NGRAM_MAX, &s.ngram_min) &&
                 read_number(&at, "..", s.ngram_min, CPA_NGRAM_MAX, &s.ngram_max);
@@ -35,11 +40,11 @@ cpa_status cpa_speculative_parse(const char *where, const char *text, cpa_specul
     } else if (!right || *at) {
         char found[64];
         cpa_text_quote(text, strlen(text), found, sizeof found);
-        return cpa_fail(
-            err, CPA_INVALID,
-            "%s: found '%s', expected off, ngram:K or ngram:K:MIN..MAX with K of 1 to %d and 1 <= MIN <= MAX "
-            "<= %d",
-            where, found, MOST_DRAFTS, CPA_NGRAM_MAX);
+        return cpa_fail(err, CPA_INVALID,
+                        "%s: found '%s', expected off, ngram:K, ngram:KxB or these with :MIN..MAX, K of 1 to %d, B of "
+                        "2 to %d, K x B "
+                        "of at most %d and 1 <= MIN <= MAX <= %d",
+                        where, found, MOST_DRAFTS, CPA_NGRAM_BRANCHES, MOST_DRAFTS, CPA_NGRAM_MAX);
     }
     *out = s;
     return CPA_OK;

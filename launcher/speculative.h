@@ -1,4 +1,4 @@
-/* Who drafts, as a user says it: "off", "ngram:K" or "ngram:K:MIN..MAX". */
+/* Who drafts, as a user says it: "off", "ngram:K", or "ngram:KxB" for a tree; behind it may stand ":MIN..MAX". */
 #ifndef CPA_LAUNCHER_SPECULATIVE_H
 #define CPA_LAUNCHER_SPECULATIVE_H
 
@@ -6,7 +6,8 @@
 
 typedef struct cpa_speculative {
     cpa_drafter drafter;
-    int32_t draft_tokens;         /* K: most drafts of a sequence in a step */
+    int32_t draft_tokens;         /* most drafts of a sequence in a step: K, or K * B */
+    int32_t ngram_branches;       /* B; 0: a chain */
     int32_t ngram_min, ngram_max; /* tokens of an n-gram; 0: the engine's default */
 } cpa_speculative;
 

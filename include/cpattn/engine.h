@@ -95,6 +95,7 @@ typedef struct cpa_engine_options {
      * others need is spared; 0: chunks are as long as tokens are allowed. Results are the same. */
     int32_t adaptive_chunks;
     cpa_cascade_attention cascade_attention; /* as of a context */
+    int32_t ngram_branches;                  /* as cpa_ngram_options has them: drafts are a tree */
 } cpa_engine_options;
 
 typedef struct cpa_request {

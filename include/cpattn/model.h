@@ -204,7 +204,12 @@ typedef struct cpa_draft_args {
     const uint32_t *tokens; /* [n_tokens] all that the request has: its prompt, and its output so far */
     int64_t n_tokens;
     int64_t max_drafts; /* >= 1 */
-    uint32_t *drafts;   /* [max_drafts] to fill: the tokens that it expects for n_tokens, n_tokens + 1, ...: a chain */
+    uint32_t
+        *drafts; /* [max_drafts] to fill: the tokens that it expects for n_tokens, n_tokens + 1, ...: a chain; or */
+    /* [max_drafts] a tree: which draft each comes behind, a lower one; -1: the last of the tokens. Comes filled as that of a
+     * chain, -1, 0, 1, ... Drafts end in front of one whose parent is none. With windows, ALiBi and temperature by
+     * length, which count places in the cache, where those of a tree lie side by side, its first chain alone is taken. */
+    int32_t *parents;
 } cpa_draft_args;
 
 typedef struct cpa_model {
@@ -237,7 +242,9 @@ typedef struct cpa_model {
      * sequence, and draws the token of each of these positions as it would without; a draft is accepted if it is what was
      * drawn in front of it, and so are those before it. A drafter like that puts all probability on one token: accepting
      * so is rejection sampling (Leviathan et al., arXiv:2211.17192), tokens are the same ones as without drafts, and a
-     * wrong draft costs time alone. Asked again and again, with what has come since. */
+     * wrong draft costs time alone. Of a tree those are accepted that each come behind the one before and are what was
+     * drawn there; rows off its first chain are computed with another order of sums, so that of two tokens that are equally
+     * probable but for rounding either may be drawn. Asked again and again, with what has come since. */
     int64_t (*draft)(void *ctx, const cpa_draft_args *args);
     /* Nothing more is asked for that request. May be NULL. */
     void (*draft_end)(void *ctx, uint64_t request);

@@ -20,17 +20,22 @@ extern "C" {
 typedef struct cpa_ngram_options {
     size_t size;
     int32_t min_tokens, max_tokens; /* of the n-grams that are looked for, the longest first; 0 = 2 and 4 */
+    int32_t branches;               /* of a tree, most; 0 = 1 */
 } cpa_ngram_options;
 
 /* The tokens of one request, indexed by the n-grams that end at each of them. */
 typedef struct cpa_ngram cpa_ngram;
 
-/* An empty history. options NULL: defaults. CPA_INVALID unless 1 <= min_tokens <= max_tokens <= CPA_NGRAM_MAX. */
+/* Most branches of a tree. */
+#define CPA_NGRAM_BRANCHES 64
+
+/* An empty history. options NULL: defaults. CPA_INVALID unless 1 <= min_tokens <= max_tokens <= CPA_NGRAM_MAX, and
+ * 0 <= branches <= CPA_NGRAM_BRANCHES. */
 CPA_API cpa_status cpa_ngram_create(const cpa_ngram_options *options, cpa_ngram **out, cpa_error *err);
 CPA_API void cpa_ngram_destroy(cpa_ngram *ngram);
 
 /* Takes in the n tokens that come next. A token costs the same however long the history is: about 4 bytes, and 8 to 16
- * more for each length of n-grams. CPA_NO_MEMORY, also beyond 2^32 - 2 tokens: nothing is taken in then. */
+ * more for each length of n-grams, with branches another 4. CPA_NO_MEMORY, also beyond 2^32 - 2 tokens: nothing is taken in then. */
 CPA_API cpa_status cpa_ngram_add(cpa_ngram *ngram, const uint32_t *tokens, int64_t n, cpa_error *err);
 /* How many have been taken in. */
 CPA_API int64_t cpa_ngram_count(const cpa_ngram *ngram);
@@ -39,6 +44,12 @@ CPA_API int64_t cpa_ngram_count(const cpa_ngram *ngram);
  * history ends with was there before. Of several places the last one counts; where its continuation is shorter than
  * `most`, as in a text that repeats itself, it goes on with itself. */
 CPA_API int64_t cpa_ngram_draft(const cpa_ngram *ngram, int64_t most, uint32_t *drafts);
+
+/* The same for a tree of at most `branches` such chains, of `most` / branches tokens each, at least one: what followed the
+ * last times that begin with different tokens, the longest n-gram first and of its places the last. parents[i] is the
+ * token that drafts[i] comes behind, a lower one; -1: the history. How many there are, of all chains together; 0: none.
+ * It looks at 64 places, however many there are. */
+CPA_API int64_t cpa_ngram_draft_tree(const cpa_ngram *ngram, int64_t most, uint32_t *drafts, int32_t *parents);
 
 #ifdef __cplusplus
 }

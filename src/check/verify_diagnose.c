@@ -23,8 +23,11 @@ typedef struct diagnosis {
     int32_t owner;  /* the rank that owns the token of the query, */
     int32_t keeper; /* and the one that kept the sample */
     cpa_reference_row row;
-    state *shards;                 /* [size]: each rank's keys alone */
+    state *shards; /* [size]: each rank's keys alone */
+    const cpa_step_plan *plan;
+    const cpa_plan_chunk *chunk;
     state without_self, with_next; /* key < query; key <= query + 1 */
+    state with_branches;           /* key <= query, drafts of other branches too */
     double tolerance;
     char finding[160];
 } diagnosis;
@@ -104,6 +107,10 @@ static void name_mistake(diagnosis *d, int32_t kv_head) {
         snprintf(d->finding, sizeof d->finding, "the shards of all ranks but rank %d are missing from it", d->owner);
         return;
     }
+    if (d->chunk->parents >= 0 && equals_state(d, &d->with_branches)) {
+        snprintf(d->finding, sizeof d->finding, "the query sees drafts of other branches of its tree");
+        return;
+    }
     const int causal = cpa_model_mask(m, d->sample->layer).causal;
     if (causal && equals_state(d, &d->without_self)) {
         snprintf(d->finding, sizeof d->finding, "the causal mask is off by one: the query does not see its own key");
@@ -127,6 +134,7 @@ static void diagnose_part(diagnosis *d, const cpa_verify_part *part) {
         clear_states(d->shards, d->map.cp_size);
         clear_states(&d->without_self, 1);
         clear_states(&d->with_next, 1);
+        clear_states(&d->with_branches, 1);
     }
     for (int32_t r = 0; r < d->map.cp_size; r++) {
         const cpa_token_set tokens = cpa_tokens_on(d->map, d->placement, r);
@@ -135,12 +143,13 @@ static void diagnose_part(diagnosis *d, const cpa_verify_part *part) {
         for (int64_t t = 0; t < pieces[r].tokens; t++) {
             float k[CPA_MAX_HEAD_DIM], v[CPA_MAX_HEAD_DIM];
             int64_t position = cpa_token_position(d->map, tokens, pieces[r].first + t);
-            int sees = cpa_reference_sees(mask, query, position);
+            int sees = cpa_verify_sees(d->plan, d->chunk, mask, query, position);
             cpa_reference_read_rows(pieces[r].k + t * k_row, k_words + t * 4, shape->kv_dtype, k_scale, 1, k_dim, k);
             cpa_reference_read_rows(pieces[r].v + t * v_row, v_words + t * 4, shape->kv_dtype, v_scale, 1, v_dim, v);
             if (sees) add_key(&d->shards[r], &d->row, k, v);
             if (sees && position < query) add_key(&d->without_self, &d->row, k, v);
             if (sees || position == query + 1) add_key(&d->with_next, &d->row, k, v);
+            if (cpa_reference_sees(mask, query, position)) add_key(&d->with_branches, &d->row, k, v);
         }
     }
     if (part->last) name_mistake(d, part->group->kv_head);
@@ -171,6 +180,8 @@ cpa_status cpa_verify_diagnose(cpa_verify *verify, const cpa_step_plan *plan, in
     CPA_TRY(cpa_control_bcast(control, &wrong_sample, sizeof wrong_sample, checker, verdict));
     const cpa_verify_sample *sample = &verify->samples[wrong_sample];
     diagnosis d = {.verify = verify,
+                   .plan = plan,
+                   .chunk = &plan->chunks[sample->chunk],
                    .sample = sample,
                    .map = verify->worker->options.map,
                    .placement = plan->chunks[sample->chunk].placement,

@@ -64,6 +64,15 @@ int32_t cpa_verify_keeper(const cpa_verify *verify, const cpa_step_plan *plan, c
 void cpa_verify_begin_row(const cpa_verify *verify, const cpa_verify_sample *sample, cpa_reference_row *row,
                           const char *data);
 
+/* Whether a row of the chunk sees a key, both told by where they lie in the cache: by the mask of the layer, and drafts of
+ * a tree by what they come behind. */
+static inline int cpa_verify_sees(const cpa_step_plan *plan, const cpa_plan_chunk *chunk, cpa_mask mask, int64_t query,
+                                  int64_t key) {
+    const int64_t first = cpa_plan_first_draft(chunk);
+    if (chunk->parents >= 0 && query >= first && key >= first) return cpa_plan_draft_sees(plan, chunk, query, key);
+    return cpa_reference_sees(mask, query, key);
+}
+
 /* The last key that a row of the chunk at `position` can see in this layer. */
 static inline int64_t cpa_verify_last_key(const cpa_model_shape *model, const cpa_plan_chunk *chunk, int32_t layer,
                                           int64_t position) {

@@ -19,7 +19,8 @@ typedef struct scratch {
     float k[KEYS_AT_ONCE * CPA_MAX_HEAD_DIM], v[KEYS_AT_ONCE * CPA_MAX_HEAD_DIM];
     /* What the source gave for some tokens of a piece. */
     uint32_t tokens[KEYS_AT_ONCE];
-    int64_t positions[KEYS_AT_ONCE];
+    int64_t positions[KEYS_AT_ONCE]; /* where they lie in the cache, */
+    int64_t told[KEYS_AT_ONCE];      /* and those that the model was told */
     float k_recalled[KEYS_AT_ONCE * CPA_MAX_HEAD_DIM], v_recalled[KEYS_AT_ONCE * CPA_MAX_HEAD_DIM];
 } scratch;
 
@@ -129,8 +130,11 @@ static int64_t find_stale(const check *c, const item *it, int64_t first, int64_t
     const int64_t k_row = cpa_shape_row_bytes(shape, CPA_KEYS), v_row = cpa_shape_row_bytes(shape, CPA_VALUES);
     const int32_t k_dim = shape->k_dim, v_dim = shape->v_dim;
     const char *k = (const char *)s->k_recalled, *v = (const char *)s->v_recalled;
-    for (int64_t t = 0; t < n; t++) s->tokens[t] = worker->seqs[chunk_of(c, g)->seq].tokens[s->positions[t]];
-    worker->network->recall(worker->network->ctx, sample_of(c, g, 0)->layer, g->kv_head, n, s->tokens, s->positions,
+    for (int64_t t = 0; t < n; t++) {
+        s->tokens[t] = worker->seqs[chunk_of(c, g)->seq].tokens[s->positions[t]];
+        s->told[t] = cpa_plan_position(c->plan, chunk_of(c, g), s->positions[t]);
+    }
+    worker->network->recall(worker->network->ctx, sample_of(c, g, 0)->layer, g->kv_head, n, s->tokens, s->told,
                             s->k_recalled, s->v_recalled);
     const float k_scale = cpa_verify_scale(c->verify, CPA_KEYS, g->kv_head);
     const float v_scale = cpa_verify_scale(c->verify, CPA_VALUES, g->kv_head);
@@ -147,10 +151,11 @@ static int64_t find_stale(const check *c, const item *it, int64_t first, int64_t
 }
 
 /* Adds those of n keys that a query sees, runs of neighbours at once. */
-static void add_visible(cpa_reference_row *row, cpa_mask mask, int64_t query, int64_t n, const scratch *s) {
+static void add_visible(const check *c, const cpa_plan_chunk *chunk, cpa_reference_row *row, cpa_mask mask,
+                        int64_t query, int64_t n, const scratch *s) {
     for (int64_t t = 0, end; t < n; t = end) {
-        int sees = cpa_reference_sees(mask, query, s->positions[t]);
-        for (end = t + 1; end < n && cpa_reference_sees(mask, query, s->positions[end]) == sees;) end++;
+        int sees = cpa_verify_sees(c->plan, chunk, mask, query, s->positions[t]);
+        for (end = t + 1; end < n && cpa_verify_sees(c->plan, chunk, mask, query, s->positions[end]) == sees;) end++;
         if (sees)
             cpa_reference_add_ruled(row, end - t, s->k + t * row->k_dim, s->v + t * row->v_dim, s->positions + t, NULL);
     }
@@ -183,7 +188,7 @@ static void check_item(void *ctx, int64_t index, int32_t thread) {
             it->stale = find_stale(c, it, first, n, s);
         for (int64_t i = 0; i < it->n_rows; i++) {
             int64_t query = sample_of(c, it->part->group, it->first_row + i)->position;
-            add_visible(&it->rows[i], mask, query, n, s);
+            add_visible(c, chunk_of(c, it->part->group), &it->rows[i], mask, query, n, s);
         }
     }
 }

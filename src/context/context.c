@@ -45,6 +45,10 @@ void cpa_context_set_rows(cpa_context *c, cpa_row_placement rows) {
     c->rows = rows;
 }
 
+void cpa_context_set_masked(cpa_context *c, int masked) {
+    c->masked = masked;
+}
+
 void cpa_context_capture(cpa_context *c, int capturing) {
     c->ops.spans.disabled = capturing;
 }

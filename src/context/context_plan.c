@@ -153,6 +153,7 @@ static cpa_status plan_step(cpa_context *c, const cpa_context_chunk *chunks, int
         CPA_TRY(plan_own(c));
         CPA_TRY(cpa_pass_kv_plan(&c->kv));
         CPA_TRY(cpa_pass_q_plan(&c->q));
+        if (c->masked) CPA_TRY(cpa_score_rows_plan(&c->score_rows, &c->ops, &c->q));
     }
     c->planned = 1;
     return CPA_OK;
@@ -206,6 +207,7 @@ cpa_status cpa_context_plan_ahead(cpa_context *c, const cpa_context_chunk *chunk
 cpa_status cpa_context_upload_plan(cpa_context *c, cpa_stream *stream) {
     if (c->step.replicated) return cpa_scatter_heads_upload(&c->scatter, stream);
     CPA_TRY(cpa_context_check(&c->ops, c->ops.device->operators->plan_upload(c->own, stream), stream));
+    CPA_TRY(cpa_score_rows_upload(&c->score_rows, &c->ops, stream));
     return cpa_pass_q_upload(&c->q, stream);
 }
 
@@ -213,6 +215,11 @@ uint64_t cpa_context_shape(const cpa_context *c) {
     uint64_t own = c->step.replicated || c->q.attends_own ? 0 : c->ops.device->graphs->plan_shape(c->own);
     const uint64_t exchanged = c->step.replicated ? cpa_scatter_heads_shape(&c->scatter) : cpa_pass_q_shape(&c->q);
     const uint64_t slices = c->step.replicated ? (uintptr_t)c->slices_memory.memory : 0;
-    uint64_t shape[] = {(uint64_t)c->step.rows, (uint64_t)c->step.exchanges, own, exchanged, slices};
+    uint64_t shape[] = {(uint64_t)c->step.rows,
+                        (uint64_t)c->step.exchanges,
+                        own,
+                        exchanged,
+                        slices,
+                        cpa_score_rows_shape(&c->score_rows)};
     return cpa_hash_bytes(CPA_HASH_START, shape, sizeof shape);
 }

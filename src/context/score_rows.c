@@ -9,10 +9,11 @@ void cpa_score_rows_free(cpa_score_rows *rows, cpa_context_ops *ops) {
 
 /* Where the rows of attends are not those of the step. */
 static int maps_rows(const cpa_context_ops *ops, const cpa_pass_q *q) {
-    return (ops->score.has_custom || ops->score.has_bias) && ops->map.cp_size > 1 && q && !q->step->replicated;
+    return ops->map.cp_size > 1 && q && !q->step->replicated;
 }
 
-static cpa_status plan(cpa_score_rows *rows, cpa_context_ops *ops, const cpa_pass_q *q) {
+cpa_status cpa_score_rows_plan(cpa_score_rows *rows, cpa_context_ops *ops, const cpa_pass_q *q) {
+    if (rows->planned || !maps_rows(ops, q)) return CPA_OK;
     const int64_t own = q->step->rows, remote = cpa_pass_q_attended_rows(q);
     CPA_TRY(cpa_step_maps_renew(&rows->maps, ops, own + remote));
     for (int64_t i = 0; i < own + remote; i++) rows->maps.host[i] = 0; /* rows that fill a step up */
@@ -27,8 +28,8 @@ cpa_status cpa_score_rows_begin(cpa_score_rows *rows, cpa_context_ops *ops, cons
     cpa_context_score *score = &ops->score;
     *score = (cpa_context_score){
         .rules = layer->rules, .has_custom = layer->custom != NULL, .has_bias = layer->bias != NULL};
-    const int maps = maps_rows(ops, q);
-    if (maps && !rows->planned) CPA_TRY(plan(rows, ops, q));
+    const int maps = (score->has_custom || score->has_bias) && maps_rows(ops, q);
+    if (maps) CPA_TRY(cpa_score_rows_plan(rows, ops, q));
     for (int side = 0; side < CPA_SCORE_SIDES; side++) {
         const int32_t *map = rows->maps.device.memory;
         if (maps && side == CPA_SCORE_REMOTE) map += q->step->rows;
@@ -45,6 +46,6 @@ cpa_status cpa_score_rows_begin(cpa_score_rows *rows, cpa_context_ops *ops, cons
 }
 
 cpa_status cpa_score_rows_upload(cpa_score_rows *rows, cpa_context_ops *ops, cpa_stream *stream) {
-    if (!rows->planned || !(ops->score.has_custom || ops->score.has_bias)) return CPA_OK;
+    if (!rows->planned) return CPA_OK;
     return cpa_step_maps_upload(&rows->maps, ops, stream);
 }

@@ -16,10 +16,16 @@ static inline void cpa_score_rows_forget(cpa_score_rows *rows) {
     rows->planned = 0;
 }
 void cpa_score_rows_free(cpa_score_rows *rows, cpa_context_ops *ops);
+/* Plans the maps of the step ahead of its layers, which all have a custom mask. */
+cpa_status cpa_score_rows_plan(cpa_score_rows *rows, cpa_context_ops *ops, const cpa_pass_q *q);
 /* Makes ops->score that of a layer; q: of the planned step, NULL for the reserved one. */
 cpa_status cpa_score_rows_begin(cpa_score_rows *rows, cpa_context_ops *ops, const cpa_pass_q *q,
                                 const cpa_context_args *layer);
-/* Enqueues what brings the maps to the device, once a step; nothing where the layer needs none. */
+/* Enqueues what brings the maps to the device, once a step; nothing where none are planned. */
 cpa_status cpa_score_rows_upload(cpa_score_rows *rows, cpa_context_ops *ops, cpa_stream *stream);
+/* What a graph of the step bakes in. */
+static inline uint64_t cpa_score_rows_shape(const cpa_score_rows *rows) {
+    return rows->planned ? (uint64_t)(uintptr_t)rows->maps.device.memory : 0;
+}
 
 #endif

@@ -92,7 +92,7 @@ static cpa_status check_drafter(const cpa_engine_options *o, cpa_error *err) {
         return cpa_fail(err, CPA_INVALID, "draft_tokens: %d, expected 1 to %d, or 0 (%d)", o->draft_tokens, MAX_DRAFTS,
                         DEFAULT_DRAFTS);
     }
-    const cpa_ngram_options ngram = {sizeof ngram, o->ngram_min, o->ngram_max};
+    const cpa_ngram_options ngram = {sizeof ngram, o->ngram_min, o->ngram_max, o->ngram_branches};
     CPA_TRY(cpa_ngram_create(&ngram, &tried, err));
     cpa_ngram_destroy(tried);
     if (o->network) CPA_TRY(CPA_STRUCT_TAKE("network", o->network, cpa_model, layer_in, &network, err));
@@ -271,6 +271,16 @@ cpa_scheduler_request cpa_engine_scheduled(const cpa_request *r) {
     };
 }
 
+/* Whether a layer tells keys by their places, which those of a tree of drafts have beside each other. */
+static int counts_places(const cpa_model_shape *model) {
+    for (int32_t layer = 0; layer < model->layers; layer++) {
+        const cpa_score_rules *rules = cpa_model_rules(model, layer);
+        if (cpa_model_mask(model, layer).window > 0) return 1;
+        if (rules && (rules->alibi_slopes || rules->temperature_len > 0)) return 1;
+    }
+    return 0;
+}
+
 cpa_scheduler_options cpa_engine_scheduler_options(cpa_engine_options *o, cpa_planner planner,
                                                    char identity[CPA_IDENTITY_BYTES]) {
     const cpa_mask widest = widest_mask(&o->model);
@@ -299,8 +309,10 @@ cpa_scheduler_options cpa_engine_scheduler_options(cpa_engine_options *o, cpa_pl
         .sinks = widest.sinks,
         .local_context = o->local_context,
         .drafting = {.most = o->drafter == CPA_DRAFT_NONE ? 0 : o->draft_tokens,
+                     .chains_alone = counts_places(&o->model),
                      .ngram_min = o->ngram_min,
-                     .ngram_max = o->ngram_max},
+                     .ngram_max = o->ngram_max,
+                     .ngram_branches = o->ngram_branches},
     };
 }
 

@@ -138,8 +138,11 @@ static int64_t count_tokens(const cpa_step_plan *plan) {
 /* Computed or found in the cache, of those that are no guesses. */
 static int64_t count_known(const cpa_step_plan *plan) {
     int64_t tokens = 0;
-    for (int64_t i = 0; i < plan->n_chunks; i++)
-        tokens += cpa_plan_chunk_tokens(&plan->chunks[i]) - plan->chunks[i].drafts;
+    for (int64_t i = 0; i < plan->n_chunks; i++) {
+        const cpa_plan_chunk *chunk = &plan->chunks[i];
+        const int again = (chunk->flags & (CPA_CHUNK_DECODE | CPA_CHUNK_FIRST)) == CPA_CHUNK_DECODE;
+        tokens += again ? 1 : cpa_plan_chunk_tokens(chunk) - chunk->drafts;
+    }
     return tokens;
 }
 

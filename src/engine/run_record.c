@@ -107,16 +107,14 @@ static cpa_status record_token(cpa_run *r, const cpa_plan_chunk *chunk, int64_t 
 /* Rank 0: what a chunk of a finished step has emitted, from `emission` on; of a chunk with drafts what counts of it. */
 static cpa_status record_chunk(cpa_run *r, const cpa_plan_chunk *chunk, int64_t emission, double now, cpa_error *err) {
     cpa_engine *engine = r->engine;
-    const int64_t accepted = cpa_worker_accepted(engine->worker, &r->plan, chunk, emission);
-    const int64_t first = chunk->start + chunk->count - chunk->drafts;
-    if (chunk->drafts > 0) {
-        engine->stats.drafted_chunks++;
-        engine->stats.draft_tokens += chunk->drafts;
-        engine->stats.accepted_tokens += accepted;
-        r->tokens += accepted;
+    int64_t position = cpa_plan_first_draft(chunk);
+    engine->stats.drafted_chunks += chunk->drafts > 0;
+    engine->stats.draft_tokens += chunk->drafts;
+    for (int64_t at = 0; at >= 0; at = cpa_worker_next_accepted(engine->worker, &r->plan, chunk, emission, at)) {
+        engine->stats.accepted_tokens += at > 0;
+        r->tokens += at > 0;
+        CPA_TRY(record_token(r, chunk, position++, cpa_worker_drawn(engine->worker, emission + at), now, err));
     }
-    for (int64_t i = 0; i <= accepted; i++)
-        CPA_TRY(record_token(r, chunk, first + i, cpa_worker_drawn(engine->worker, emission + i), now, err));
     return CPA_OK;
 }
 

@@ -6,7 +6,8 @@
 
 typedef struct cpa_drafting_options {
     int32_t most;                                            /* drafts of a sequence in a step; 0: nothing is drafted */
-    int32_t ngram_min, ngram_max;                            /* as cpa_ngram_options has them; only without: */
+    int32_t chains_alone;                                    /* of trees the first chain is taken */
+    int32_t ngram_min, ngram_max, ngram_branches;            /* as cpa_ngram_options has them; only without: */
     int64_t (*draft)(void *ctx, const cpa_draft_args *args); /* NULL: n-grams; as in cpa_model, likewise the next */
     void (*draft_end)(void *ctx, uint64_t request);
     void *ctx;
@@ -23,7 +24,8 @@ void cpa_drafting_destroy(cpa_drafting *drafting);
 int64_t cpa_drafting_known(const cpa_drafting *drafting);
 /* The n tokens that follow. Without memory for them the request is drafted for no more. */
 void cpa_drafting_learn(cpa_drafting *drafting, const uint32_t *tokens, int64_t n);
-/* At most so many tokens that are expected next, and options->most; how many there are. */
-int64_t cpa_drafting_ask(cpa_drafting *drafting, int64_t most, const uint32_t **drafts);
+/* At most so many tokens that are expected next, and options->most; how many there are. *parents is NULL for a chain. Both
+ * stay until it is asked again. */
+int64_t cpa_drafting_ask(cpa_drafting *drafting, int64_t most, const uint32_t **drafts, const int32_t **parents);
 
 #endif

@@ -342,7 +342,7 @@ cpa_status cpa_scheduler_swap_failed(cpa_scheduler *s, uint64_t request, cpa_err
         sequence->restart = 1;
     } else {
         CPA_TRY(cpa_scheduler_drop_host(s, sequence, err));
-        sequence->computed = 0;
+        sequence->computed = sequence->misplaced = 0;
     }
     return CPA_OK;
 }

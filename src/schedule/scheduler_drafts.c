@@ -57,11 +57,12 @@ static void draft(cpa_scheduler *s, cpa_sequence *sequence) {
     if (n < 1 || cpa_sequence_named(sequence) < known) return;
     cpa_scheduler_teach_drafter(s, sequence, known);
     if (!sequence->drafting) return;
-    n = cpa_drafting_ask(sequence->drafting, n, &sequence->drafts);
+    n = cpa_drafting_ask(sequence->drafting, n, &sequence->drafts, &sequence->parents);
     while (n > 0 && !(cpa_scheduler_has_room(s, sequence, known + n) && cpa_scheduler_within_quota(s, sequence))) n--;
     if (n < 1) return;
     cpa_scheduler_take_lacking(s, sequence);
-    sequence->n_drafts = n;
+    sequence->n_drafts = sequence->n_listed = n;
+    sequence->accepted = -1;
     sequence->planned += n;
     s->budget -= n;
 }
@@ -69,6 +70,6 @@ static void draft(cpa_scheduler *s, cpa_sequence *sequence) {
 void cpa_scheduler_add_drafts(cpa_scheduler *s) {
     for (int32_t i = 0; s->options.drafting.most > 0 && i < s->n_scheduled; i++) {
         cpa_sequence *sequence = s->scheduled[i];
-        if (sequence->planned == 1 && cpa_sequence_decodes(sequence)) draft(s, sequence);
+        if (sequence->planned == sequence->misplaced + 1 && cpa_sequence_decodes(sequence)) draft(s, sequence);
     }
 }

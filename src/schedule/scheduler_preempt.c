@@ -147,7 +147,7 @@ cpa_status cpa_scheduler_preempt(cpa_scheduler *s, int32_t index, int may_swap, 
     if (may_swap && should_swap(s, victim)) {
         CPA_TRY(swap_out(s, victim, err));
     } else {
-        victim->computed = 0;
+        victim->computed = victim->misplaced = 0;
         victim->n_probe = 0;
     }
     cpa_scheduler_unlink(s, victim);

@@ -30,34 +30,22 @@ static void stop_running(cpa_scheduler *s, cpa_sequence *sequence) {
     s->finished[s->n_finished++] = sequence;
 }
 
-/* One more of the drafts was right. */
-static void accept_draft(cpa_sequence *sequence) {
+/* One more of the drafts was right: the one that is the token reported before. Its place in the cache is right too if it
+ * is that of a chain. 0: there is none. */
+static int accept_draft(cpa_sequence *sequence) {
+    if (sequence->n_drafts == 0) return 0;
+    const int64_t before = sequence->accepted;
+    const int64_t draft = cpa_sequence_draft_behind(sequence, before, sequence->last);
+    if (draft < 0) return 0;
+    sequence->accepted = draft;
     sequence->n_drafts--;
-    sequence->computed++;
     sequence->emitted++;
-}
-
-cpa_status cpa_scheduler_report(cpa_scheduler *s, uint64_t request, uint32_t token, cpa_error *err) {
-    cpa_sequence *sequence = find(s, request);
-    if (!sequence) return CPA_OK;
-    const int accepts = sequence->reported == sequence->emitted;
-    if (accepts && sequence->n_drafts == 0)
-        return cpa_fail(err, CPA_INTERNAL, "request %" PRIu64 ": a token is reported that no plan has emitted",
-                        request);
-    if (accepts) accept_draft(sequence);
-    sequence->reported++;
-    if (sequence->request.draws) {
-        if (!cpa_array_reserve(&sequence->outputs, &sequence->cap_outputs, sequence->reported,
-                               sizeof *sequence->outputs))
-            return cpa_fail(err, CPA_NO_MEMORY, "request %" PRIu64 ": no memory for its tokens", request);
-        sequence->outputs[sequence->reported - 1] = token;
+    if (sequence->misplaced == 0 && draft == before + 1) {
+        sequence->computed++;
+    } else {
+        sequence->misplaced++;
     }
-    if (sequence->blocks && (accepts || sequence->request.draws)) CPA_TRY(cpa_scheduler_link(s, sequence, err));
-    if (!accepts || sequence->emitted < sequence->request.output_tokens) return CPA_OK;
-    HASH_DEL(s->by_id, sequence);
-    stop_running(s, sequence);
-    s->stats.finished++;
-    return CPA_OK;
+    return 1;
 }
 
 /* Nobody wants any more what was emitted for the request and not reported. */
@@ -68,6 +56,30 @@ static cpa_status discard_tokens(cpa_scheduler *s, cpa_sequence *sequence, cpa_e
     s->discards[s->n_discards++] =
         (cpa_plan_discard){sequence->request.id, sequence->request.prompt_tokens + sequence->reported};
     sequence->reported = sequence->emitted;
+    return CPA_OK;
+}
+
+cpa_status cpa_scheduler_report(cpa_scheduler *s, uint64_t request, uint32_t token, cpa_error *err) {
+    cpa_sequence *sequence = find(s, request);
+    if (!sequence) return CPA_OK;
+    const int accepts = sequence->reported == sequence->emitted;
+    if (accepts && !accept_draft(sequence))
+        return cpa_fail(err, CPA_INTERNAL, "request %" PRIu64 ": a token is reported that no plan has emitted",
+                        request);
+    sequence->reported++;
+    sequence->last = token;
+    if (sequence->request.draws) {
+        if (!cpa_array_reserve(&sequence->outputs, &sequence->cap_outputs, sequence->reported,
+                               sizeof *sequence->outputs))
+            return cpa_fail(err, CPA_NO_MEMORY, "request %" PRIu64 ": no memory for its tokens", request);
+        sequence->outputs[sequence->reported - 1] = token;
+    }
+    if (sequence->blocks && (accepts || sequence->request.draws)) CPA_TRY(cpa_scheduler_link(s, sequence, err));
+    if (!accepts || sequence->emitted < sequence->request.output_tokens) return CPA_OK;
+    CPA_TRY(discard_tokens(s, sequence, err)); /* the other drafts of a tree */
+    HASH_DEL(s->by_id, sequence);
+    stop_running(s, sequence);
+    s->stats.finished++;
     return CPA_OK;
 }
 

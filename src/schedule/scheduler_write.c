@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "base/check.h"
+#include "base/min_max.h"
 #include "src/schedule/scheduler_blocks.h"
 #include "src/schedule/scheduler_drafts.h"
 #include "src/schedule/scheduler_prefix.h"
@@ -42,17 +43,20 @@ static void write_tokens(cpa_scheduler *s, const cpa_sequence *sequence, const c
     const int64_t first = chunk->start + chunk->count - n, certain = n - drafts;
     const int drawn = (chunk->flags & CPA_CHUNK_DRAWN) != 0, given = chunk->given >= 0;
     uint32_t *tokens = cpa_step_plan_add_tokens(s->plan, n + (given ? drafts : 0));
+    if (chunk->parents >= 0)
+        memcpy(cpa_step_plan_add_parents(s->plan, drafts), sequence->parents,
+               (size_t)drafts * sizeof *sequence->parents);
     for (int64_t i = 0; i < certain - drawn; i++) tokens[i] = cpa_sequence_token(sequence, &s->options, first + i);
     for (int64_t i = 0; i < drafts; i++) tokens[certain + i] = sequence->drafts[i];
     for (int64_t i = 0; given && i < drafts; i++)
-        tokens[n + i] = cpa_sequence_token(sequence, &s->options, known + 1 + i);
+        tokens[n + i] = cpa_sequence_token(sequence, &s->options, cpa_plan_position(s->plan, chunk, known + i) + 1);
 }
 
 static void write_chunk(cpa_scheduler *s, cpa_sequence *sequence) {
     cpa_step_plan *plan = s->plan;
     const int64_t drafts = sequence->n_drafts;
     int64_t end = sequence->computed + sequence->planned - drafts;
-    int decodes = cpa_sequence_decodes(sequence), emits = end == cpa_sequence_known(sequence);
+    int emits = end == cpa_sequence_known(sequence), decodes = emits && cpa_sequence_decodes(sequence);
     int drawn = end > cpa_sequence_named(sequence);
     int64_t given = -1;
     if (emits && !sequence->request.draws) given = cpa_sequence_token(sequence, &s->options, end);
@@ -75,23 +79,26 @@ static void write_chunk(cpa_scheduler *s, cpa_sequence *sequence) {
         .tokens = plan->n_token_ids,
         .given = given,
         .drafts = drafts,
+        .parents = drafts > 0 && sequence->parents ? plan->n_parents : -1,
         .sampling = write_sampling(s, sequence),
     };
     write_tokens(s, sequence, chunk);
     cpa_scheduler_teach_drafter(s, sequence, end);
     write_appends(s, sequence);
     sequence->introduced = 1;
+    sequence->misplaced = cpa_max64(0, sequence->misplaced - (end - sequence->computed));
     sequence->computed = end;
     sequence->emitted += emits;
     sequence->planned = 0;
 }
 
 cpa_status cpa_scheduler_write(cpa_scheduler *s, cpa_error *err) {
-    int64_t chunks = 0, appends = 0, blocks = 0, tokens = 0;
+    int64_t chunks = 0, appends = 0, blocks = 0, tokens = 0, drafts = 0;
     for (int32_t i = 0; i < s->n_scheduled; i++) {
         const cpa_sequence *sequence = s->scheduled[i];
         if (sequence->planned == 0) continue;
         chunks++;
+        drafts += sequence->n_drafts;
         tokens += sequence->planned + sequence->n_drafts + (sequence->introduced ? 0 : sequence->computed);
         for (int32_t r = 0; r < s->options.map.cp_size; r++) {
             int64_t added = sequence->shards[r].held - sequence->shards[r].announced;
@@ -100,7 +107,7 @@ cpa_status cpa_scheduler_write(cpa_scheduler *s, cpa_error *err) {
         }
     }
     if (!cpa_step_plan_reserve(s->plan, chunks, s->plan->n_releases, appends, blocks, tokens) ||
-        !cpa_step_plan_reserve_drawing(s->plan, s->plan->n_discards, s->plan->n_cuts, chunks))
+        !cpa_step_plan_reserve_drawing(s->plan, s->plan->n_discards, s->plan->n_cuts, chunks, drafts))
         return cpa_fail(err, CPA_NO_MEMORY, "scheduler: no memory for a plan of %" PRId64 " tokens", tokens);
     for (int32_t i = 0; i < s->n_scheduled; i++)
         if (s->scheduled[i]->planned > 0) write_chunk(s, s->scheduled[i]);

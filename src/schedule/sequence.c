@@ -95,7 +95,15 @@ uint32_t cpa_sequence_token(const cpa_sequence *sequence, const cpa_scheduler_op
 }
 
 int cpa_sequence_decodes(const cpa_sequence *sequence) {
-    return sequence->emitted > 0 && sequence->computed == cpa_sequence_known(sequence) - 1;
+    return sequence->emitted > 0 && sequence->computed + sequence->misplaced == cpa_sequence_known(sequence) - 1;
+}
+
+int64_t cpa_sequence_draft_behind(const cpa_sequence *sequence, int64_t i, uint32_t token) {
+    for (int64_t next = i + 1; next < sequence->n_listed; next++) {
+        const int64_t parent = sequence->parents ? sequence->parents[next] : next - 1;
+        if (parent == i && sequence->drafts[next] == token) return next;
+    }
+    return -1;
 }
 
 int cpa_sequence_before(const cpa_sequence *a, const cpa_sequence *b) {

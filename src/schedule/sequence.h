@@ -37,9 +37,16 @@ struct cpa_sequence {
     int64_t cap_outputs;
     int64_t planned;        /* tokens it is given in the plan being made; 0 = none */
     cpa_drafting *drafting; /* NULL: none was needed yet */
-    const uint32_t *drafts; /* [n_drafts] what it guesses of the tokens behind the last one: the last `n_drafts` of the
-                               tokens planned, or that the last plan gave it and no report has accepted yet */
-    int64_t n_drafts;
+    /* What it guesses of the tokens behind the last one: the last of the tokens planned, or of those that the last plan
+     * gave it; n_drafts: how many no report has accepted yet. */
+    const uint32_t *drafts;
+    const int32_t *parents; /* as of cpa_drafting_ask */
+    int64_t n_drafts, n_listed;
+    int64_t accepted; /* the last draft that a report has accepted; -1: none */
+    uint32_t last;    /* the token that was reported last */
+    int64_t
+        misplaced;   /* of the tokens before the last one, those that lie in the cache where a tree had them, and so are
+                          not `computed` but computed again */
     uint64_t ready;  /* the first step in which it may be given tokens */
     int32_t *blocks; /* [cp_size, stride] ids of the blocks held, -1 where voided; NULL when not running */
     int64_t stride;  /* most blocks on one rank over its whole life */
@@ -91,7 +98,9 @@ int64_t cpa_sequence_known(const cpa_sequence *sequence);
 int64_t cpa_sequence_named(const cpa_sequence *sequence);
 /* The token at a position below that. */
 uint32_t cpa_sequence_token(const cpa_sequence *sequence, const cpa_scheduler_options *options, int64_t position);
-/* Whether the next chunk is one decode token. */
+/* The draft of those listed that comes behind draft i, or behind the last token for -1, and is that token; -1: none is. */
+int64_t cpa_sequence_draft_behind(const cpa_sequence *sequence, int64_t i, uint32_t token);
+/* Whether the next chunk is its last token, and those before it that are misplaced. */
 int cpa_sequence_decodes(const cpa_sequence *sequence);
 /* Whether a goes before b. */
 int cpa_sequence_before(const cpa_sequence *a, const cpa_sequence *b);

@@ -10,6 +10,7 @@ void cpa_step_plan_init(cpa_step_plan *plan) {
 }
 
 void cpa_step_plan_destroy(cpa_step_plan *plan) {
+    free(plan->parents);
     free(plan->token_ids);
     free(plan->block_ids);
     free(plan->samplings);
@@ -30,7 +31,7 @@ void cpa_step_plan_clear(cpa_step_plan *plan) {
     plan->flags = 0;
     plan->n_chunks = plan->n_releases = plan->n_appends = plan->n_block_ids = plan->n_token_ids = 0;
     plan->n_swap_outs = plan->n_swap_ins = plan->n_copies = plan->n_nulled = 0;
-    plan->n_discards = plan->n_cuts = plan->n_samplings = 0;
+    plan->n_discards = plan->n_cuts = plan->n_samplings = plan->n_parents = 0;
 }
 
 #define RESERVE(plan, array, capacity, n)                                                                              \
@@ -55,10 +56,12 @@ int cpa_step_plan_reserve_moves(cpa_step_plan *plan, int64_t swap_outs, int64_t 
     return 1;
 }
 
-int cpa_step_plan_reserve_drawing(cpa_step_plan *plan, int64_t discards, int64_t cuts, int64_t samplings) {
+int cpa_step_plan_reserve_drawing(cpa_step_plan *plan, int64_t discards, int64_t cuts, int64_t samplings,
+                                  int64_t parents) {
     if (!RESERVE(plan, discards, cap_discards, discards)) return 0;
     if (!RESERVE(plan, cuts, cap_cuts, cuts)) return 0;
     if (!RESERVE(plan, samplings, cap_samplings, samplings)) return 0;
+    if (!RESERVE(plan, parents, cap_parents, parents)) return 0;
     return 1;
 }
 
@@ -122,4 +125,25 @@ uint32_t *cpa_step_plan_add_tokens(cpa_step_plan *plan, int64_t n) {
     if (!RESERVE(plan, token_ids, cap_token_ids, plan->n_token_ids + n)) return NULL;
     plan->n_token_ids += n;
     return memset(&plan->token_ids[plan->n_token_ids - n], 0, (size_t)n * sizeof *plan->token_ids);
+}
+
+int32_t *cpa_step_plan_add_parents(cpa_step_plan *plan, int64_t n) {
+    if (!RESERVE(plan, parents, cap_parents, plan->n_parents + n)) return NULL;
+    plan->n_parents += n;
+    return memset(&plan->parents[plan->n_parents - n], 0, (size_t)n * sizeof *plan->parents);
+}
+
+int64_t cpa_plan_position(const cpa_step_plan *plan, const cpa_plan_chunk *chunk, int64_t cached_at) {
+    const int64_t first = cpa_plan_first_draft(chunk);
+    int64_t position = first;
+    if (cached_at < first || chunk->parents < 0) return cached_at;
+    for (int64_t i = cached_at - first; (i = cpa_plan_parent(plan, chunk, i)) >= 0;) position++;
+    return position;
+}
+
+int cpa_plan_draft_sees(const cpa_step_plan *plan, const cpa_plan_chunk *chunk, int64_t cached_at, int64_t other) {
+    const int64_t first = cpa_plan_first_draft(chunk);
+    int64_t i = cached_at - first;
+    while (i > other - first) i = cpa_plan_parent(plan, chunk, i);
+    return i == other - first;
 }

@@ -21,7 +21,8 @@ enum {
     CPA_CHUNK_FIRST = 1,    /* chunk flags: the sequence starts (or restarts) under this index */
     CPA_CHUNK_EMITS = 2,    /* its last row yields an output token */
     CPA_CHUNK_FINISHES = 4, /* that token is the request's last */
-    CPA_CHUNK_DECODE = 8,   /* one token of a sequence that has emitted before, and drafts of those behind it */
+    CPA_CHUNK_DECODE = 8,   /* the last token of a sequence that has emitted before, and drafts of those behind it; in
+                               front of it those that a tree of drafts left in other tokens' places */
     CPA_CHUNK_DRAWN = 16 /* that token is what the plan before emits for the sequence: its place in token_ids is void */
 };
 
@@ -34,13 +35,13 @@ typedef struct cpa_plan_chunk {
     int64_t first_output; /* rows at positions >= this one are results that no earlier step delivered */
     cpa_algorithm algorithm;
     uint32_t flags;
-    int64_t tokens; /* index into token_ids of its first token; a first chunk that starts later than at 0, because what
+    int64_t tokens;  /* index into token_ids of its first token; a first chunk that starts later than at 0, because what
                        comes before is in the cache already, has that index for the token at 0 */
-    int64_t given;  /* the token that it emits; -1: it is drawn, or there is none */
-    int64_t
-        drafts; /* how many of its tokens are guesses: the last ones, of a decode chunk. Then each of its rows emits a
-                       token, and those count whose row has the tokens that were emitted before it. Given ones behind the
-                       first stand behind its tokens in token_ids */
+    int64_t given;   /* the token that it emits; -1: it is drawn, or there is none */
+    int64_t drafts;  /* how many of its tokens are guesses: the last ones, of a decode chunk. Each of their rows emits a
+                        token, as that of the token before them does, and those count whose row has the tokens that were
+                        emitted before it. Given ones behind the first stand behind its tokens in token_ids */
+    int64_t parents; /* index into parents of what its drafts come behind; -1: each behind the one before */
     int64_t sampling; /* of a first chunk: index into samplings of how the sequence's tokens are drawn; -1: the most
                          probable ones, without penalties */
 } cpa_plan_chunk;
@@ -78,6 +79,11 @@ typedef struct cpa_plan_cut {
 /* How many entries of token_ids belong to a chunk: those before its start come with a first chunk. */
 static inline int64_t cpa_plan_chunk_tokens(const cpa_plan_chunk *chunk) {
     return chunk->flags & CPA_CHUNK_FIRST ? chunk->start + chunk->count : chunk->count;
+}
+
+/* Where its drafts begin among the tokens of the sequence, as they lie in the cache. */
+static inline int64_t cpa_plan_first_draft(const cpa_plan_chunk *chunk) {
+    return chunk->start + chunk->count - chunk->drafts;
 }
 
 /* How many tokens it emits. */
@@ -124,7 +130,21 @@ typedef struct cpa_step_plan {
     int64_t n_block_ids, cap_block_ids;
     uint32_t *token_ids;
     int64_t n_token_ids, cap_token_ids;
+    int32_t *parents; /* of drafts: a lower one of the same chunk, or -1, the token before all of them */
+    int64_t n_parents, cap_parents;
 } cpa_step_plan;
+
+/* The draft that draft i of a chunk comes behind; -1: the token before all of them. */
+static inline int64_t cpa_plan_parent(const cpa_step_plan *plan, const cpa_plan_chunk *chunk, int64_t i) {
+    return chunk->parents < 0 ? i - 1 : plan->parents[chunk->parents + i];
+}
+
+/* The position that a token of a chunk would have, of those that lie in the cache from `start` on: drafts that are in each
+ * other's place have the same. */
+int64_t cpa_plan_position(const cpa_step_plan *plan, const cpa_plan_chunk *chunk, int64_t cached_at);
+/* Whether, of two drafts of a chunk that lie there, the one at `cached_at` sees that at `other`: itself, and those that it
+ * comes behind. */
+int cpa_plan_draft_sees(const cpa_step_plan *plan, const cpa_plan_chunk *chunk, int64_t cached_at, int64_t other);
 
 /* What the indices in a plan may be; decoding checks against it. */
 typedef struct cpa_plan_limits {
@@ -147,7 +167,8 @@ int cpa_step_plan_reserve(cpa_step_plan *plan, int64_t chunks, int64_t releases,
 /* The same for the entries that most plans do without. */
 int cpa_step_plan_reserve_moves(cpa_step_plan *plan, int64_t swap_outs, int64_t swap_ins, int64_t copies,
                                 int64_t nulled);
-int cpa_step_plan_reserve_drawing(cpa_step_plan *plan, int64_t discards, int64_t cuts, int64_t samplings);
+int cpa_step_plan_reserve_drawing(cpa_step_plan *plan, int64_t discards, int64_t cuts, int64_t samplings,
+                                  int64_t parents);
 
 /* Each reserves room for n more entries and returns a pointer to the first, zeroed, counted as used; NULL without
  * memory. */
@@ -163,5 +184,6 @@ cpa_plan_cut *cpa_step_plan_add_cut(cpa_step_plan *plan);
 cpa_plan_sampling *cpa_step_plan_add_sampling(cpa_step_plan *plan);
 int32_t *cpa_step_plan_add_blocks(cpa_step_plan *plan, int64_t n);
 uint32_t *cpa_step_plan_add_tokens(cpa_step_plan *plan, int64_t n);
+int32_t *cpa_step_plan_add_parents(cpa_step_plan *plan, int64_t n);
 
 #endif

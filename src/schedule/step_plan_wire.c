@@ -1,8 +1,8 @@
 /* The wire form of a step plan, little-endian, without padding:
- *     header   magic u32, version u32, step u64, flags u32, counts u64[12]: chunks, releases, swap_outs, swap_ins,
- *              copies, appends, nulled, discards, cuts, samplings, blocks, tokens
+ *     header   magic u32, version u32, step u64, flags u32, counts u64[13]: chunks, releases, swap_outs, swap_ins,
+ *              copies, appends, nulled, discards, cuts, samplings, blocks, tokens, parents
  *     chunk    request u64, seq i32, placement u32, its rank i32, start i64, count i64, first_output i64,
- *              algorithm u32, flags u32, tokens i64, given i64, drafts i64, sampling i64
+ *              algorithm u32, flags u32, tokens i64, given i64, drafts i64, parents i64, sampling i64
  *     release  seq i32
  *     move     request u64, rank i32, from i32, to i32: swap_outs, swap_ins, copies
  *     append   seq i32, rank i32, count i32, blocks i64
@@ -12,7 +12,8 @@
  *     sampling temperature f32, top_p f32, min_p f32, top_k i32, repetition_penalty f32, presence_penalty f32, seed u64,
  *              logprobs u32, prompt_tokens i64
  *     block    i32, -1: none
- *     token    u32 */
+ *     token    u32
+ *     parent   i32, -1: none */
 #include <inttypes.h>
 #include <stddef.h>
 #include <string.h>
@@ -23,7 +24,7 @@
 
 enum {
     WIRE_MAGIC = 0x50415043, /* "CPAP" */
-    WIRE_VERSION = 5,
+    WIRE_VERSION = 6,
     CHUNK_FLAGS = CPA_CHUNK_FIRST | CPA_CHUNK_EMITS | CPA_CHUNK_FINISHES | CPA_CHUNK_DECODE | CPA_CHUNK_DRAWN
 };
 
@@ -42,7 +43,7 @@ static const wire_field CHUNK[] = {
     FIELD(cpa_plan_chunk, placement.rank), FIELD(cpa_plan_chunk, start),     FIELD(cpa_plan_chunk, count),
     FIELD(cpa_plan_chunk, first_output),   FIELD(cpa_plan_chunk, algorithm), FIELD(cpa_plan_chunk, flags),
     FIELD(cpa_plan_chunk, tokens),         FIELD(cpa_plan_chunk, given),     FIELD(cpa_plan_chunk, drafts),
-    FIELD(cpa_plan_chunk, sampling),
+    FIELD(cpa_plan_chunk, parents),        FIELD(cpa_plan_chunk, sampling),
 };
 static const wire_field MOVE[] = {FIELD(cpa_block_move, request), FIELD(cpa_block_move, rank),
                                   FIELD(cpa_block_move, from), FIELD(cpa_block_move, to)};
@@ -79,6 +80,7 @@ typedef enum wire_array_index {
     SAMPLINGS,
     BLOCKS,
     TOKENS,
+    PARENTS,
     ARRAYS
 } wire_array_index;
 
@@ -106,6 +108,7 @@ static const struct {
     [SAMPLINGS] = ARRAY("samplings", samplings, SAMPLING),
     [CUTS] = ARRAY("cuts", cuts, CUT),
     [TOKENS] = ARRAY("tokens", token_ids, WORD),
+    [PARENTS] = ARRAY("parents", parents, WORD),
 #undef ARRAY
 };
 
@@ -193,6 +196,7 @@ typedef struct wire_header {
     uint64_t step;
     uint32_t flags;
     int64_t counts[ARRAYS];
+    const uint8_t *parents; /* the bytes of that array, the last one */
 } wire_header;
 
 /* One array that claims n entries: no more than the bytes left can hold, and no more than `most`. */
@@ -229,6 +233,7 @@ static cpa_status get_header(const uint8_t **at, int64_t bytes, const cpa_plan_l
     for (int array = 0; array < ARRAYS; array++)
         CPA_TRY(check_count(array, header->counts[array], most[array], &left, err));
     if (left != 0) return cpa_fail(err, CPA_INVALID, "step plan: %" PRId64 " bytes too many", left);
+    header->parents = *at + bytes - HEADER_BYTES - header->counts[PARENTS] * entry_bytes(PARENTS);
     return CPA_OK;
 }
 
@@ -262,17 +267,34 @@ static cpa_status check_drawing(const cpa_plan_chunk *chunk, int64_t index, cons
     return CPA_OK;
 }
 
-/* A chunk with drafts is one token that is certain and the drafts; it brings the tokens that it is given behind its own.
- */
+/* Drafts of a tree come behind lower ones: nobody walks in circles. */
+static cpa_status check_tree(const cpa_plan_chunk *chunk, int64_t index, const wire_header *header, cpa_error *err) {
+    if (chunk->parents == -1) return CPA_OK;
+    CPA_TRY(check_range("chunk", index, chunk->parents, chunk->drafts, header->counts[PARENTS], err));
+    const uint8_t *at = header->parents + chunk->parents * entry_bytes(PARENTS);
+    for (int64_t i = 0; i < chunk->drafts; i++) {
+        const int32_t parent = get_word(&at);
+        if (parent >= -1 && parent < i) continue;
+        return cpa_fail(err, CPA_INVALID,
+                        "step plan: draft %" PRId64 " of chunk %" PRId64 " comes behind draft %" PRId32
+                        "; expected -1 to %" PRId64,
+                        i, index, parent, i - 1);
+    }
+    return CPA_OK;
+}
+
+/* A chunk with drafts is what is certain, one token at least, and the drafts; it brings the tokens that it is given behind
+ * its own. */
 static cpa_status check_drafts(const cpa_plan_chunk *chunk, int64_t index, const wire_header *header, cpa_error *err) {
     const uint32_t decodes = CPA_CHUNK_EMITS | CPA_CHUNK_DECODE;
-    if (chunk->drafts == 0) return CPA_OK;
-    if (chunk->drafts < 0 || chunk->count != 1 + chunk->drafts || (chunk->flags & decodes) != decodes ||
+    if (chunk->drafts == 0 && chunk->parents == -1) return CPA_OK;
+    if (chunk->drafts < 0 || chunk->count <= chunk->drafts || (chunk->flags & decodes) != decodes ||
         chunk->flags & (CPA_CHUNK_DRAWN | CPA_CHUNK_FINISHES))
         return cpa_fail(err, CPA_INVALID,
                         "step plan: chunk %" PRId64 " of %" PRId64 " tokens and flags %#" PRIx32 " has %" PRId64
-                        " drafts; expected one token less, in a decode chunk that goes on",
+                        " drafts; expected fewer than tokens, in a decode chunk that goes on",
                         index, chunk->count, chunk->flags, chunk->drafts);
+    CPA_TRY(check_tree(chunk, index, header, err));
     if (chunk->given == -1) return CPA_OK;
     return check_range("chunk", index, chunk->tokens, cpa_plan_chunk_tokens(chunk) + chunk->drafts,
                        header->counts[TOKENS], err);
@@ -377,7 +399,7 @@ cpa_status cpa_step_plan_decode(const uint8_t *buffer, int64_t bytes, const cpa_
     const int64_t *n = header.counts;
     if (!cpa_step_plan_reserve(out, n[CHUNKS], n[RELEASES], n[APPENDS], n[BLOCKS], n[TOKENS]) ||
         !cpa_step_plan_reserve_moves(out, n[SWAP_OUTS], n[SWAP_INS], n[COPIES], n[NULLED_ENTRIES]) ||
-        !cpa_step_plan_reserve_drawing(out, n[DISCARDS], n[CUTS], n[SAMPLINGS]))
+        !cpa_step_plan_reserve_drawing(out, n[DISCARDS], n[CUTS], n[SAMPLINGS], n[PARENTS]))
         return cpa_fail(err, CPA_NO_MEMORY, "step plan: no memory for a plan of %" PRId64 " bytes", bytes);
     out->step = header.step;
     out->flags = header.flags;

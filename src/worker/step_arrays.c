@@ -20,6 +20,8 @@ int64_t cpa_step_arrays_lay_out(const cpa_step_sizes *sizes, void *base, cpa_ste
         {offsetof(cpa_step_arrays, seeds), sizes->emissions * 8},
         {offsetof(cpa_step_arrays, given), sizes->emissions * 8},
         {offsetof(cpa_step_arrays, drawn_at), sizes->emissions * 8},
+        {offsetof(cpa_step_arrays, mask_row_word), sizes->masked_rows * 8},
+        {offsetof(cpa_step_arrays, mask_first), sizes->masked_rows * 8},
         {offsetof(cpa_step_arrays, rows), sizes->emissions * 4},
         {offsetof(cpa_step_arrays, seqs), sizes->emissions * 4},
         {offsetof(cpa_step_arrays, top_k), sizes->emissions * 4},
@@ -35,6 +37,8 @@ int64_t cpa_step_arrays_lay_out(const cpa_step_sizes *sizes, void *base, cpa_ste
         {offsetof(cpa_step_arrays, history_outputs), sizes->history * 4},
         {offsetof(cpa_step_arrays, history_parents), sizes->history * 4},
         {offsetof(cpa_step_arrays, restarts), sizes->restarts * 4},
+        {offsetof(cpa_step_arrays, mask_width), sizes->masked_rows * 4},
+        {offsetof(cpa_step_arrays, mask_bits), sizes->mask_words * 4},
     };
     int64_t at = 0;
     for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++) {

@@ -8,6 +8,7 @@
 
 typedef struct cpa_step_sizes {
     int64_t rows, emissions, history, restarts;
+    int64_t masked_rows, mask_words; /* 0: no chunk has a tree of drafts */
 } cpa_step_sizes;
 
 typedef struct cpa_step_arrays {
@@ -28,6 +29,10 @@ typedef struct cpa_step_arrays {
     int32_t *history_seqs, *history_outputs;
     int32_t *history_parents; /* of a draft the entry of the one before it; -1: none is */
     int32_t *restarts;        /* [restarts] */
+    /* [masked_rows] of the step on all ranks, chunk after chunk: as cpa_custom_mask has them */
+    int64_t *mask_row_word, *mask_first;
+    int32_t *mask_width;
+    uint32_t *mask_bits; /* [mask_words] */
 } cpa_step_arrays;
 
 /* Lays the arrays out from `base` on, which may be NULL, and returns the bytes that they take. */

@@ -16,6 +16,7 @@
 #include "src/worker/worker_rows.h"
 #include "src/worker/worker_score.h"
 #include "src/worker/worker_tokens.h"
+#include "src/worker/worker_trees.h"
 
 static cpa_status create_cache(cpa_worker *worker, cpa_error *err) {
     const cpa_worker_options *o = &worker->options;
@@ -40,10 +41,13 @@ enum {
 };
 
 /* Bytes that any step fits but for its history, and any that is captured with it. */
-static int64_t step_bytes(const cpa_worker_options *o) {
+static int64_t step_bytes(const cpa_worker *worker) {
+    const cpa_worker_options *o = &worker->options;
     /* Drafts are in the history of their step, and in that of the next where they were right. */
     const int64_t history = cpa_max64(o->map.cp_size * o->max_tokens, cpa_graphs_rows(2 * o->max_tokens));
-    const cpa_step_sizes most = {o->max_tokens, o->max_tokens, history, o->max_seqs};
+    cpa_step_sizes most = {
+        .rows = o->max_tokens, .emissions = o->max_tokens, .history = history, .restarts = o->max_seqs};
+    if (worker->device->caps.has_graphs) cpa_worker_pad_masks(worker, o->map.cp_size * o->max_tokens, &most);
     cpa_step_arrays arrays;
     return cpa_step_arrays_lay_out(&most, NULL, &arrays);
 }
@@ -149,7 +153,7 @@ cpa_status cpa_worker_create(cpa_control *control, cpa_device *device, const cpa
         worker->device = device;
         worker->network = network;
         worker->rows = &worker->row_sets[0];
-        worker->block_bytes = worker->row_sets[0].block_bytes = worker->row_sets[1].block_bytes = step_bytes(options);
+        worker->block_bytes = worker->row_sets[0].block_bytes = worker->row_sets[1].block_bytes = step_bytes(worker);
         worker->nonfinite.layers = options->model.layers;
         worker->nonfinite.max_rows = options->max_tokens;
         status = allocate(worker, err);
@@ -224,6 +228,7 @@ static cpa_status prepare_step(cpa_worker *worker, const cpa_step_plan *plan, co
     worker->padded = rows > 0;
     CPA_TRY(cpa_worker_list_rows(worker, plan, rows, err));
     cpa_context_set_rows(worker->context, worker->rows->replicated ? CPA_ROWS_REPLICATED : CPA_ROWS_OWNED);
+    cpa_context_set_masked(worker->context, worker->rows->sizes.masked_rows > 0);
     cpa_status status = cpa_context_plan_ahead(worker->context, worker->chunks, plan->n_chunks, rows);
     if (status != CPA_OK) return cpa_fail(err, status, "%s", cpa_context_error(worker->context));
     return upload_step(worker, err);
@@ -231,7 +236,8 @@ static cpa_status prepare_step(cpa_worker *worker, const cpa_step_plan *plan, co
 
 /* What a graph of the step bakes in beside its attention. */
 static uint64_t shape_of(const cpa_worker_rows *rows) {
-    const int64_t shape[] = {rows->sizes.emissions, rows->sizes.history, rows->wants, rows->draws, rows->takes};
+    const int64_t shape[] = {rows->sizes.emissions, rows->sizes.history, rows->wants,
+                             rows->draws,           rows->takes,         rows->sizes.masked_rows};
     return cpa_hash_bytes(CPA_HASH_START, shape, sizeof shape);
 }
 

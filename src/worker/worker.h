@@ -27,7 +27,7 @@ typedef struct cpa_worker_seq {
     int32_t *blocks; /* this rank's block table */
     int64_t n_blocks, cap_blocks;
     cpa_plan_sampling sampling; /* how its tokens are drawn */
-    int64_t right;              /* of `len`, those that no wrong draft has come before, */
+    int64_t right;              /* of `len`, those that no wrong draft has come before, nor one off its place, */
     uint64_t began;             /* the plan that introduced it, counted over those with chunks, */
     uint64_t emitted;           /* and the last one that emits a token for it; 0: none yet */
     int64_t drawn;              /* where that lies among the tokens that its step draws */
@@ -54,12 +54,14 @@ typedef struct cpa_worker cpa_worker;
 typedef struct cpa_worker_emission {
     uint64_t request;
     int32_t seq;
-    uint64_t began; /* of the sequence */
-    int32_t rank;   /* the rank whose row yields it, 0 where rows are replicated, */
-    int64_t index;  /* and which of its emissions it is */
-    int64_t position;
-    int64_t given; /* the token; -1: it is drawn */
-    int is_judged; /* its chunk has drafts: whether it counts shows when the step is done */
+    uint64_t began;    /* of the sequence */
+    int32_t rank;      /* the rank whose row yields it, 0 where rows are replicated, */
+    int64_t index;     /* and which of its emissions it is */
+    int64_t cached_at; /* where the cache has the token of that row, of its sequence, */
+    int64_t position;  /* and that of the token that it yields */
+    int64_t given;     /* the token; -1: it is drawn */
+    int is_judged;     /* its chunk has drafts: whether it counts shows when the step is done, */
+    int is_wrong;      /* and then it does not, as a draft before it was wrong */
 } cpa_worker_emission;
 
 /* A step as its plan makes it. What is the same on every rank: the sizes of a padded step, the emissions, and the

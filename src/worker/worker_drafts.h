@@ -5,10 +5,11 @@
 
 #include "src/worker/worker.h"
 
-/* How many drafts of a chunk of the step that ran last are right: those that are what was drawn in front of them, up to
- * the first that is not. `emission` is the first of the chunk's, as cpa_worker_drawn counts them. */
-int64_t cpa_worker_accepted(const cpa_worker *worker, const cpa_step_plan *plan, const cpa_plan_chunk *chunk,
-                            int64_t emission);
+/* Of the emissions of a chunk of the step that ran last, which `emission` is the first of as cpa_worker_drawn counts them:
+ * the one behind emission `at` (0: the first), whose row has the draft that is what `at` has drawn; -1: there is no such
+ * draft. All that count are those from 0 on. */
+int64_t cpa_worker_next_accepted(const cpa_worker *worker, const cpa_step_plan *plan, const cpa_plan_chunk *chunk,
+                                 int64_t emission, int64_t at);
 
 /* The step is done: notes how far its sequences have come, and forgets what is not finite in rows of wrong drafts. */
 void cpa_worker_judge_drafts(cpa_worker *worker, const cpa_step_plan *plan);

@@ -4,6 +4,7 @@
 #include "kernels/operators.h"
 #include "src/context/context.h"
 #include "src/worker/worker_tokens.h"
+#include "src/worker/worker_trees.h"
 
 /* Whether the results of all layers have a place in `out`, one behind the other: then the digest takes them at the end of
  * the step, where no layer waits for it. */
@@ -109,12 +110,14 @@ static cpa_status run_layer(cpa_worker *worker, const cpa_step_plan *plan, int32
     const cpa_kv_view kv = cpa_kv_cache_view(worker->cache, layer);
     cpa_context_spans(worker->context)->layer = layer;
     CPA_TRY(layer_in(worker, layer, step, &kv));
+    cpa_custom_mask mask;
     cpa_context_args args = {.size = sizeof args,
                              .q = worker->q,
                              .kv = kv,
                              .mask = cpa_model_mask(&worker->options.model, layer),
                              .out = out_of_layer(worker, layer),
-                             .rules = worker->score ? &worker->score[layer] : NULL};
+                             .rules = worker->score ? &worker->score[layer] : NULL,
+                             .custom = cpa_worker_mask(worker, &mask) ? &mask : NULL};
     cpa_status status = cpa_context_attend(worker->context, &args, worker->stream);
     if (status != CPA_OK) return cpa_fail(err, status, "layer %d: %s", layer, cpa_context_error(worker->context));
     CPA_TRY(layer_out(worker, layer, step));

@@ -7,6 +7,7 @@
 #include "base/min_max.h"
 #include "kernels/device.h"
 #include "kernels/graph.h"
+#include "src/worker/worker_trees.h"
 
 /* ---- how many there are of each ---- */
 
@@ -14,16 +15,16 @@ int cpa_worker_replicates(const cpa_worker *worker, const cpa_step_plan *plan) {
     if (worker->network->slices == CPA_SLICES_NONE || worker->options.map.cp_size == 1) return 0;
     if (worker->network->slices == CPA_SLICES_ALL) return 1;
     for (int64_t i = 0; i < plan->n_chunks; i++)
-        if (plan->chunks[i].count != 1 + plan->chunks[i].drafts) return 0;
+        if (plan->chunks[i].count != 1 && !(plan->chunks[i].flags & CPA_CHUNK_DECODE)) return 0;
     return 1;
 }
 
-/* Whether attention of a chunk can be captured: a token of a sequence, or one and its drafts. */
+/* Whether attention of a chunk can be captured: a token of a sequence, or a few that are decoded together. */
 static int may_pad(const cpa_worker *worker, const cpa_plan_chunk *chunk) {
     const cpa_attention_shape *shape = &worker->options.model.attention;
     const int64_t packed = chunk->count * (shape->q_heads / shape->kv_heads);
     if (chunk->count == 1) return 1;
-    return chunk->count == 1 + chunk->drafts && packed <= worker->device->graphs->padded_rows;
+    return chunk->flags & CPA_CHUNK_DECODE && packed <= worker->device->graphs->padded_rows;
 }
 
 int64_t cpa_worker_padded_rows(const cpa_worker *worker, const cpa_step_plan *plan) {
@@ -71,15 +72,16 @@ static void list_emissions(cpa_worker *worker, const cpa_step_plan *plan, const 
     const uint32_t *more_given = plan->token_ids + chunk->tokens + cpa_plan_chunk_tokens(chunk);
     const int64_t n = cpa_plan_chunk_emissions(chunk), end = chunk->start + chunk->count;
     for (int64_t i = 0; i < n; i++) {
-        const int64_t position = end - n + 1 + i;
-        const int32_t rank = rows->replicated ? 0 : cpa_owner_rank(worker->options.map, seq->placement, position - 1);
+        const int64_t at = end - n + i;
+        const int32_t rank = rows->replicated ? 0 : cpa_owner_rank(worker->options.map, seq->placement, at);
         rows->emissions[rows->n_emissions++] = (cpa_worker_emission){
             .request = seq->request,
             .seq = chunk->seq,
             .began = seq->began,
             .rank = rank,
             .index = yields[rank]++,
-            .position = position,
+            .cached_at = at,
+            .position = cpa_plan_position(plan, chunk, at) + 1,
             .given = i == 0 || chunk->given < 0 ? chunk->given : more_given[i - 1],
             .is_judged = chunk->drafts > 0,
         };
@@ -114,11 +116,13 @@ static void count_entries(cpa_worker *worker, const cpa_step_plan *plan, int64_t
         list_emissions(worker, plan, chunk, yields);
     }
     rows->draws = worker->network->end_step && rows->wants & CPA_WANTS_LOGITS;
+    cpa_worker_count_masks(worker, plan);
     if (padded_rows == 0) return;
+    const int64_t all_rows = (rows->replicated ? 1 : map.cp_size) * padded_rows;
     rows->sizes.rows = rows->sizes.emissions = padded_rows;
-    if (rows->sizes.history > 0)
-        rows->sizes.history = cpa_max64((rows->replicated ? 1 : map.cp_size) * padded_rows,
-                                        cpa_graphs_rows(rows->sizes.history)); /* drafts of the step before come too */
+    if (rows->sizes.masked_rows > 0) cpa_worker_pad_masks(worker, all_rows, &rows->sizes);
+    if (rows->sizes.history > 0) /* drafts of the step before come too */
+        rows->sizes.history = cpa_max64(all_rows, cpa_graphs_rows(rows->sizes.history));
 }
 
 /* ---- entries ---- */
@@ -133,19 +137,20 @@ static int64_t slot_of(const cpa_worker *worker, const cpa_worker_seq *seq, int6
 }
 
 /* Adds the rows of a chunk that this rank has. */
-static void add_rows(cpa_worker *worker, const cpa_plan_chunk *chunk, int64_t source, int64_t *row) {
+static void add_rows(cpa_worker *worker, const cpa_step_plan *plan, const cpa_plan_chunk *chunk, int64_t source,
+                     int64_t *row) {
     const cpa_owner_map map = worker->options.map;
     const cpa_worker_seq *seq = &worker->seqs[chunk->seq];
     const cpa_step_arrays *to = &worker->rows->host;
     const cpa_token_set listed = cpa_worker_listed(worker, worker->rows->replicated, seq->placement);
     int64_t end = cpa_tokens_before(map, listed, chunk->start + chunk->count);
     for (int64_t i = cpa_tokens_before(map, listed, chunk->start); i < end; i++, ++*row) {
-        int64_t position = cpa_token_position(map, listed, i);
+        const int64_t at = cpa_token_position(map, listed, i);
         worker->rows->requests[*row] = seq->request;
-        to->tokens[*row] = source < 0 ? seq->tokens[position] : 0;
+        to->tokens[*row] = source < 0 ? seq->tokens[at] : 0;
         to->sources[*row] = (int32_t)source;
-        to->positions[*row] = position;
-        to->slots[*row] = slot_of(worker, seq, position);
+        to->positions[*row] = cpa_plan_position(plan, chunk, at);
+        to->slots[*row] = slot_of(worker, seq, at);
     }
 }
 
@@ -170,20 +175,22 @@ static void add_emission(const cpa_worker *worker, const cpa_worker_emission *em
 
 /* The tokens that a sequence with penalties goes on with, on whatever rank, and behind them its drafts, which are no
  * tokens of it yet. */
-static void add_history(const cpa_worker *worker, const cpa_plan_chunk *chunk, int64_t source, int64_t *entry,
-                        int64_t *restart) {
+static void add_history(const cpa_worker *worker, const cpa_step_plan *plan, const cpa_plan_chunk *chunk,
+                        int64_t source, int64_t *entry, int64_t *restart) {
     const cpa_worker_rows *rows = worker->rows;
     cpa_worker_seq *seq = &worker->seqs[chunk->seq];
     if (!cpa_plan_has_penalties(&seq->sampling)) return;
     if (chunk->flags & CPA_CHUNK_FIRST) rows->host.restarts[(*restart)++] = chunk->seq;
-    const int64_t end = chunk->start + chunk->count, drafts = end - chunk->drafts;
+    const int64_t end = chunk->start + chunk->count, drafts = cpa_plan_first_draft(chunk);
+    const int64_t first_draft = *entry + drafts - seq->in_history;
     for (int64_t position = seq->in_history; position < end; position++, ++*entry) {
         const int64_t token = rows->sizes.rows + *entry;
         rows->host.tokens[token] = source < 0 ? seq->tokens[position] : 0;
         rows->host.sources[token] = (int32_t)source;
         rows->host.history_seqs[*entry] = position < drafts ? chunk->seq : -1;
         rows->host.history_outputs[*entry] = position >= seq->sampling.prompt_tokens;
-        rows->host.history_parents[*entry] = position > drafts ? (int32_t)*entry - 1 : -1;
+        const int64_t parent = position < drafts ? -1 : cpa_plan_parent(plan, chunk, position - drafts);
+        rows->host.history_parents[*entry] = parent < 0 ? -1 : (int32_t)(first_draft + parent);
     }
     seq->in_history = drafts;
 }
@@ -244,7 +251,7 @@ static void add_emissions(cpa_worker *worker, const cpa_plan_chunk *chunk, int64
     for (int64_t i = 0; i < cpa_plan_chunk_emissions(chunk); i++) {
         const cpa_worker_emission *e = &rows->emissions[(*emission)++];
         if (e->rank == worker->rank || rows->replicated) {
-            add_emission(worker, e, first_row + cpa_tokens_before(map, listed, e->position - 1) - before);
+            add_emission(worker, e, first_row + cpa_tokens_before(map, listed, e->cached_at) - before);
             if (penalties && i > 0) rows->host.path_ends[e->index] = (int32_t)(first_draft + i - 1);
         }
         worker->seqs[e->seq].emitted = worker->plans;
@@ -297,11 +304,12 @@ cpa_status cpa_worker_list_rows(cpa_worker *worker, const cpa_step_plan *plan, i
         const int64_t first_row = row;
         int64_t source;
         CPA_TRY(source_of(worker, chunk, &source, err));
-        add_rows(worker, chunk, source, &row);
-        add_history(worker, chunk, source, &entry, &restart);
+        add_rows(worker, plan, chunk, source, &row);
+        add_history(worker, plan, chunk, source, &entry, &restart);
         add_emissions(worker, chunk, first_row, entry - chunk->drafts, &emission);
     }
     fill_up(rows, row, entry);
+    cpa_worker_list_masks(worker, plan);
     return CPA_OK;
 }
 

@@ -80,7 +80,7 @@ cpa_status cpa_worker_discard_tokens(cpa_worker *worker, const cpa_step_plan *pl
         int found = 0;
         for (int64_t at = 0; at < rows->n_emissions; at++) {
             const cpa_worker_emission *e = &rows->emissions[at];
-            if (e->request != discard->request || e->position < discard->position) continue;
+            if (e->request != discard->request || (e->position < discard->position && !e->is_wrong)) continue;
             found = 1;
             CPA_TRY(discard_emission(worker, e));
         }

@@ -241,6 +241,26 @@ static void only_what_was_accepted_is_found(void) {
     CU_ASSERT(h.stats.prefix_hits >= 6);
 }
 
+/* Trees: the fixture's model knows no rows but the one before, so that tokens show which row counts; the sampled check,
+ * of every second row, that each sees those that it comes behind and no others. */
+static void tokens_are_the_same_with_trees(void) {
+    for (int rightness = 5; rightness <= 10; rightness += 5) {
+        heard plain, h;
+        for (int drafts = 0; drafts < 2; drafts++) {
+            heard *r = drafts ? &h : &plain;
+            begin(r);
+            add_mixed(r);
+            r->options.verify = 0.5;
+            if (drafts) use_drafts(r, 7, rightness);
+            r->chain.branches = 2;
+            run(r);
+        }
+        CU_ASSERT(h.stats.accepted_tokens > 0 && h.stats.accepted_tokens < h.stats.draft_tokens);
+        CU_ASSERT(h.stats.steps < plain.stats.steps);
+        CU_ASSERT_EQUAL(h.stats.output_tokens, plain.stats.output_tokens);
+    }
+}
+
 /* The fixture compares what each row is told of the tokens before it, drafts included. */
 static void penalties_count_the_drafts_before_a_row(void) {
     const cpa_sampling sampling = {.size = sizeof sampling, .presence_penalty = 1};
@@ -327,6 +347,7 @@ static const cpa_test tests[] = {
     {"tokens are the same whatever else happens", tokens_are_the_same_whatever_else_happens},
     {"what follows an end is not counted", what_follows_an_end_is_not_counted},
     {"only what was accepted is found", only_what_was_accepted_is_found},
+    {"tokens are the same with trees", tokens_are_the_same_with_trees},
     {"penalties count the drafts before a row", penalties_count_the_drafts_before_a_row},
     {"a request may be cancelled with drafts under way", a_request_may_be_cancelled_with_drafts_under_way},
     {"n-grams draft what repeats itself", ngrams_draft_what_repeats_itself},

@@ -25,6 +25,7 @@ cpa_fault cpa_fault_by_name(const char *name) {
         "uneven-unit",
         "early-hash",
         "adjusted-length",
+        "flat-tree",
         "deep-prefix",
     };
     int fault = 0;

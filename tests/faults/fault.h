@@ -22,6 +22,7 @@ typedef enum cpa_fault {
     CPA_FAULT_UNEVEN_UNIT,     /* rank 1 shares the block before the one that was found with those of the others */
     CPA_FAULT_EARLY_HASH,      /* a block can be found while drafts fill it that nobody has accepted */
     CPA_FAULT_ADJUSTED_LENGTH, /* the last rank takes off wrong drafts that it has itself, and no others */
+    CPA_FAULT_FLAT_TREE,       /* drafts of a tree see those of other branches */
     CPA_FAULT_DEEP_PREFIX,     /* requests are taken to share more keys than they do */
     CPA_FAULT_COUNT
 } cpa_fault;

@@ -1,5 +1,6 @@
 /* Deliberate bugs of the worker. */
 #include "src/worker/worker_drafts.h"
+#include "src/worker/worker_trees.h"
 #include "tests/faults/fault.h"
 
 /* ---- adjusted-length: the last rank takes off wrong drafts that it has itself, and no others ---- */
@@ -16,4 +17,13 @@ cpa_status __wrap_cpa_worker_cut(cpa_worker *worker, const cpa_plan_cut *cut, cp
     if (cpa_fault_is(CPA_FAULT_ADJUSTED_LENGTH) && worker->rank == map.cp_size - 1)
         seq->len = before - (cpa_tokens_before(map, own, before) - cpa_tokens_before(map, own, cut->tokens));
     return status;
+}
+
+/* ---- flat-tree: drafts of a tree see those of other branches ---- */
+
+int __real_cpa_worker_mask(const cpa_worker *worker, cpa_custom_mask *out);
+int __wrap_cpa_worker_mask(const cpa_worker *worker, cpa_custom_mask *out);
+
+int __wrap_cpa_worker_mask(const cpa_worker *worker, cpa_custom_mask *out) {
+    return __real_cpa_worker_mask(worker, out) && !cpa_fault_is(CPA_FAULT_FLAT_TREE);
 }

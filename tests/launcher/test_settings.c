@@ -141,9 +141,13 @@ static void a_bad_command_line_is_refused_in_one_line(void) {
         {"--length-scale 0.5", "--length-scale: found without --trace"},
         {"--time-scale 1", "--time-scale: found without --trace"},
         {"--speculative ngram",
-         "--speculative: found 'ngram', expected off, ngram:K or ngram:K:MIN..MAX with K of 1 to 1024"},
+         "--speculative: found 'ngram', expected off, ngram:K, ngram:KxB or these with :MIN..MAX, K of 1 to 1024"},
         {"--speculative ngram:0", "found 'ngram:0'"},
         {"--speculative ngram:4x", "found 'ngram:4x'"},
+        {"--speculative ngram:4x1", "found 'ngram:4x1'"},
+        {"--speculative ngram:17x64", "found 'ngram:17x64'"},
+        {"--speculative ngram:4x2 --model-dir m --check-logits 3",
+         "found 'ngram:4x2' with --check-logits, expected no"},
         {"--speculative ngram:4:3", "found 'ngram:4:3'"},
         {"--speculative ngram:4:3..2", "found 'ngram:4:3..2'"},
         {"--speculative ngram:4:2..17", "found 'ngram:4:2..17'"},
@@ -221,10 +225,12 @@ static void who_drafts_is_read_in_one_setting(void) {
     static const struct {
         const char *line;
         cpa_speculative expected;
-    } cases[] = {{"", {CPA_DRAFT_NONE, 0, 0, 0}},
-                 {"--speculative off", {CPA_DRAFT_NONE, 0, 0, 0}},
-                 {"--speculative ngram:4", {CPA_DRAFT_NGRAM, 4, 0, 0}},
-                 {"serve --speculative ngram:1024:3..16", {CPA_DRAFT_NGRAM, 1024, 3, 16}}};
+    } cases[] = {{"", {CPA_DRAFT_NONE, 0, 0, 0, 0}},
+                 {"--speculative off", {CPA_DRAFT_NONE, 0, 0, 0, 0}},
+                 {"--speculative ngram:4", {CPA_DRAFT_NGRAM, 4, 0, 0, 0}},
+                 {"--speculative ngram:4x2", {CPA_DRAFT_NGRAM, 8, 2, 0, 0}},
+                 {"--speculative ngram:16x64:1..2", {CPA_DRAFT_NGRAM, 1024, 64, 1, 2}},
+                 {"serve --speculative ngram:1024:3..16", {CPA_DRAFT_NGRAM, 1024, 0, 3, 16}}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         cpa_settings settings;
         cpa_speculative s;
@@ -233,6 +239,7 @@ static void who_drafts_is_read_in_one_setting(void) {
         CU_ASSERT_EQUAL_FATAL(cpa_settings_speculative(&settings, &s, &err), CPA_OK);
         CU_ASSERT_EQUAL(s.drafter, cases[i].expected.drafter);
         CU_ASSERT_EQUAL(s.draft_tokens, cases[i].expected.draft_tokens);
+        CU_ASSERT_EQUAL(s.ngram_branches, cases[i].expected.ngram_branches);
         CU_ASSERT(s.ngram_min == cases[i].expected.ngram_min && s.ngram_max == cases[i].expected.ngram_max);
     }
 }

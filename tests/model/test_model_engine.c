@@ -20,7 +20,8 @@ typedef struct way {
     float temperature;
     float repetition_penalty, presence_penalty;
     cpa_model_slices slices; /* of the weights, on several ranks */
-    int32_t drafts;          /* of a sequence in a step; they come from the run before */
+    int32_t drafts;          /* of a sequence in a step; they come from the run before, */
+    int32_t branches;        /* above 1: in trees whose nodes have so many below each */
 } way;
 static const way plain = {.budget = 512, .max_num_seqs = REQUESTS};
 
@@ -46,13 +47,22 @@ static void on_finish(void *ctx, const cpa_request_result *result) {
     r->finished++;
 }
 
-/* Drafts what another run has drawn, every fourth one wrong. */
+/* Drafts what another run has drawn, every fourth one wrong; of the drafts that come behind the same one in a tree, all
+ * but one are. */
 static const run *drafted_from;
+static int32_t draft_branches;
 static int64_t draft(void *ctx, const cpa_draft_args *args) {
     (void)ctx;
     const int64_t at = args->n_tokens - drafted_from->expected->prompt_tokens[args->request % CPA_TEST_PROMPTS];
-    for (int64_t i = 0; i < args->max_drafts; i++)
-        args->drafts[i] = drafted_from->tokens[args->request][at + i] ^ ((at + i) % 4 == 3);
+    int64_t depth[CPA_TEST_OUTPUTS];
+    for (int64_t i = 0; i < args->max_drafts; i++) {
+        const int64_t parent = draft_branches > 1 ? (i < draft_branches ? -1 : i / draft_branches - 1) : i - 1;
+        depth[i] = parent < 0 ? 0 : depth[parent] + 1;
+        const int64_t index = at + depth[i], right = draft_branches > 1 ? index % draft_branches : 0;
+        const int is_wrong = index % 4 == 3 || (draft_branches > 1 && i % draft_branches != right);
+        args->parents[i] = (int32_t)parent;
+        args->drafts[i] = drafted_from->tokens[args->request][index] ^ (uint32_t)(is_wrong ? 1 + i % 2 : 0);
+    }
     return args->max_drafts;
 }
 
@@ -79,6 +89,7 @@ static void run_engine(const cpa_model_config *config, cpa_transformer *transfor
     options.preemption = CPA_PREEMPT_RECOMPUTE;
     options.drafter = w.drafts > 0 ? CPA_DRAFT_MODEL : CPA_DRAFT_NONE;
     options.draft_tokens = w.drafts;
+    draft_branches = w.branches;
     model.draft = draft;
     for (int i = 0; i < REQUESTS; i++) {
         requests[i] = (cpa_request){.size = sizeof requests[i],
@@ -249,7 +260,7 @@ static void penalties_know_the_tokens_of_a_sequence(void) {
     free(expected);
 }
 
-/* Greedy and drawn, with penalties that count the drafts before a row too, and where requests give way. */
+/* Greedy, and with penalties that count the drafts before a row too, where requests give way; chains and trees. */
 static void drafts_do_not_change_tokens(void) {
     const int32_t ranks = cpa_comm_size(cpa_test_comm());
     const way kinds[] = {{.budget = 512, .max_num_seqs = REQUESTS},
@@ -257,18 +268,25 @@ static void drafts_do_not_change_tokens(void) {
                           .max_num_seqs = REQUESTS,
                           .no_prefix_caching = 1,
                           .num_blocks = 14 / ranks,
-                          .presence_penalty = 1e3f}};
+                          .presence_penalty = 1e3f},
+                         {.budget = 60, .max_num_seqs = REQUESTS, .temperature = 1, .slices = CPA_SLICES_DECODE}};
     cpa_test_expected *expected = malloc(sizeof *expected);
-    run r[2];
-    for (int kind = 0; kind < 2; kind++) {
-        way ways[] = {kinds[kind], kinds[kind]};
-        ways[1].drafts = 6;
-        run_model("tiny-qwen3", ways, 2, expected, r);
-        CU_ASSERT(r[1].stats.accepted_tokens > r[1].stats.draft_tokens / 4);
-        CU_ASSERT(kind == 0 || r[0].stats.preemptions > 0);
-        for (int i = 0; cpa_test_rank() == 0 && i < REQUESTS; i++)
-            CU_ASSERT_EQUAL(memcmp(r[0].tokens[i], r[1].tokens[i], sizeof r[0].tokens[i]), 0);
-        if (cpa_test_promises_bits()) CU_ASSERT_EQUAL(r[0].stats.output_digest, r[1].stats.output_digest);
+    run r[3];
+    for (int kind = 0; kind < 3; kind++) {
+        way ways[] = {kinds[kind], kinds[kind], kinds[kind]};
+        ways[1].drafts = ways[2].drafts = 6;
+        ways[2].branches = 2;
+        run_model("tiny-qwen3", ways, 3, expected, r);
+        for (int i = 1; i < 3; i++) {
+            CU_ASSERT(r[i].stats.accepted_tokens > r[i].stats.draft_tokens / 5);
+            CU_ASSERT(r[i].stats.steps < r[0].stats.steps);
+            CU_ASSERT(kind != 1 || r[0].stats.preemptions > 0);
+            for (int request = 0; cpa_test_rank() == 0 && request < REQUESTS; request++)
+                CU_ASSERT_EQUAL(memcmp(r[0].tokens[request], r[i].tokens[request], sizeof r[0].tokens[request]), 0);
+        }
+        /* With slices a token may be computed in a step with them, or in one without. */
+        if (cpa_test_promises_bits() && kinds[kind].slices == CPA_SLICES_NONE)
+            CU_ASSERT_EQUAL(r[0].stats.output_digest, r[1].stats.output_digest);
     }
     free(expected);
 }

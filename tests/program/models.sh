@@ -81,6 +81,13 @@ speculative() {
         [ "$(value accepted_tokens plain.json)" = 0 ] || fail "drafts that nobody asked for"
     done
     [ "$(few 2)" = 2 ] || return 0
+    run 2 "${options[@]}" ngram:4x2:1..3 --verify 0.3 --result-json drafts.json
+    expect_code 0 "trees of drafts"
+    expect_value violations 0 drafts.json
+    [ "$(value accepted_tokens drafts.json)" -gt 0 ] || fail "no draft of a tree was right"
+    CPATTN_FAULT=flat-tree CP_ATTN=$CP_ATTN_FAULTS run 2 "${options[@]}" ngram:4x2:1..3 --verify 0.3
+    expect_code 1 "drafts that see other branches"
+    said 'the query sees drafts of other branches of its tree' || fail "it is not named: $(our_lines)"
     CPATTN_FAULT=adjusted-length CP_ATTN=$CP_ATTN_FAULTS run 2 "${options[@]}" ngram:4:1..3
     expect_code 3 "a rank that counts wrong drafts of its own alone"
     said -E 'chunk of request [0-9]+ starts at [0-9]+, the cache of sequence [0-9]+ holds' || fail "it is not named: $(our_lines)"

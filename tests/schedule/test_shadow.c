@@ -24,6 +24,7 @@ static void every_query_sees_its_own_tokens_and_every_block_has_its_owners(void)
     CU_ASSERT(result.failures > 0);
     CU_ASSERT(result.drawn > result.steps / 10);
     CU_ASSERT(result.accepted > result.steps / 100);
+    CU_ASSERT(result.misplaced > result.steps / 1000);
     CU_ASSERT(result.drafts - result.accepted > result.steps / 100);
     CU_ASSERT(result.cuts > result.steps / 100);
     CU_ASSERT(result.ended > result.steps / 1000);

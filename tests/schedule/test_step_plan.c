@@ -13,8 +13,8 @@ enum {
     VERSION_AT = 4,
     FLAGS_AT = 16,
     COUNTS_AT = 20,
-    HEADER = 116,
-    CHUNK = 84,
+    HEADER = 124,
+    CHUNK = 92,
     MOVE = 20,
     DISCARD = 16,
     CUT = 12,
@@ -39,6 +39,7 @@ static void add_random_chunk(cpa_step_plan *plan, int64_t count) {
         .flags = (uint32_t)below(16),
         .tokens = plan->n_token_ids,
         .given = below(3) ? below(1LL << 32) : -1,
+        .parents = -1,
         .sampling = below(plan->n_samplings + 1) - 1,
     };
     if (count == 1 && !(chunk->flags & CPA_CHUNK_FIRST) && below(2)) chunk->flags |= CPA_CHUNK_DRAWN;
@@ -46,8 +47,11 @@ static void add_random_chunk(cpa_step_plan *plan, int64_t count) {
     if (chunk->flags & CPA_CHUNK_FIRST) chunk->start = below(20);
     if (count > 1 && below(2)) {
         chunk->flags = CPA_CHUNK_EMITS | CPA_CHUNK_DECODE | (chunk->flags & CPA_CHUNK_FIRST);
-        chunk->drafts = count - 1;
+        chunk->drafts = 1 + below(count - 1);
+        if (below(2)) chunk->parents = plan->n_parents;
     }
+    for (int64_t i = 0; chunk->parents >= 0 && i < chunk->drafts; i++)
+        *cpa_step_plan_add_parents(plan, 1) = (int32_t)below(i + 1) - 1;
     int64_t n = cpa_plan_chunk_tokens(chunk) + (chunk->given >= 0 ? chunk->drafts : 0);
     uint32_t *tokens = cpa_step_plan_add_tokens(plan, n);
     for (int64_t i = 0; i < n; i++) tokens[i] = (uint32_t)rand() * 2 + (uint32_t)below(2);
@@ -113,7 +117,8 @@ static int chunks_equal(const cpa_plan_chunk *a, const cpa_plan_chunk *b) {
     return a->request == b->request && a->seq == b->seq && a->placement.kind == b->placement.kind &&
            a->placement.rank == b->placement.rank && a->start == b->start && a->count == b->count &&
            a->first_output == b->first_output && a->algorithm == b->algorithm && a->flags == b->flags &&
-           a->tokens == b->tokens && a->given == b->given && a->drafts == b->drafts && a->sampling == b->sampling;
+           a->tokens == b->tokens && a->given == b->given && a->drafts == b->drafts && a->parents == b->parents &&
+           a->sampling == b->sampling;
 }
 
 static int drawing_equal(const cpa_step_plan *a, const cpa_step_plan *b) {
@@ -189,7 +194,10 @@ static int within_limits(const cpa_step_plan *plan) {
         const int64_t given = c->given >= 0 ? c->drafts : 0;
         good &= good && cpa_plan_chunk_tokens(c) + given <= plan->n_token_ids - c->tokens;
         good &=
-            c->drafts == 0 || (c->drafts > 0 && c->count == 1 + c->drafts && cpa_plan_chunk_emissions(c) == c->count);
+            c->drafts == 0 || (c->drafts > 0 && c->count > c->drafts && cpa_plan_chunk_emissions(c) == 1 + c->drafts);
+        good &= c->parents >= -1 && (c->parents < 0 || (c->drafts > 0 && c->drafts <= plan->n_parents - c->parents));
+        for (int64_t d = 0; good && d < c->drafts; d++)
+            good = cpa_plan_parent(plan, c, d) >= -1 && cpa_plan_parent(plan, c, d) < d;
         good &= c->algorithm == CPA_PASS_KV || c->algorithm == CPA_PASS_Q;
         good &= c->flags < 32 && (!(c->flags & CPA_CHUNK_DRAWN) || (c->count == 1 && !(c->flags & CPA_CHUNK_FIRST)));
         good &= c->given >= -1 && c->given < 1LL << 32 && c->sampling >= -1 && c->sampling < plan->n_samplings;
@@ -252,6 +260,7 @@ static void setup(fixture *f) {
                                                           .flags = CPA_CHUNK_EMITS,
                                                           .tokens = 0,
                                                           .given = 77,
+                                                          .parents = -1,
                                                           .sampling = 0};
     *cpa_step_plan_add_release(&f->plan) = 3;
     *cpa_step_plan_add_swap_out(&f->plan) = (cpa_block_move){9, 1, 99, 39};
@@ -289,7 +298,7 @@ static void random_plans_survive_the_round_trip(void) {
 }
 
 static void the_bytes_are_little_endian_and_start_with_magic_and_version(void) {
-    static const uint8_t head[] = {'C', 'P', 'A', 'P', 5, 0, 0, 0, 8, 7, 6, 5, 4, 3, 2, 1, 1, 0, 0, 0, 1, 0, 0, 0, 0};
+    static const uint8_t head[] = {'C', 'P', 'A', 'P', 6, 0, 0, 0, 8, 7, 6, 5, 4, 3, 2, 1, 1, 0, 0, 0, 1, 0, 0, 0, 0};
     fixture f;
     setup(&f);
     CU_ASSERT_EQUAL(memcmp(f.message, head, sizeof head), 0);
@@ -364,7 +373,7 @@ enum {
 
 static const bad_field bad_fields[] = {
     {0, 1, 'X', "begins with"},
-    {VERSION_AT, 4, 1, "version 1; expected 5"},
+    {VERSION_AT, 4, 1, "version 1; expected 6"},
     {FLAGS_AT, 4, 2, "unknown flags 0x2"},
     {COUNTS_AT, 8, -1, "-1 chunks"},
     {COUNTS_AT, 8, INT64_MAX, "chunks do not fit"},
@@ -381,6 +390,7 @@ static const bad_field bad_fields[] = {
     {COUNTS_AT + 80, 8, 1000, "blocks do not fit"},
     {COUNTS_AT + 88, 8, 5, "tokens do not fit"},
     {COUNTS_AT + 88, 8, 3, "bytes too many"},
+    {COUNTS_AT + 96, 8, 1, "parents do not fit"},
     {CHUNK_AT + 8, 4, 8, "chunk 0 has sequence 8; expected 0 to 7"},
     {CHUNK_AT + 8, 4, -1, "chunk 0 has sequence -1"},
     {CHUNK_AT + 12, 4, 2, "chunk 0 has unknown placement 2"},
@@ -402,10 +412,12 @@ static const bad_field bad_fields[] = {
     {CHUNK_AT + 52, 8, INT64_MAX, "chunk 0 takes"},
     {CHUNK_AT + 60, 8, 1LL << 32, "chunk 0 has given token 4294967296"},
     {CHUNK_AT + 60, 8, -2, "chunk 0 has given token -2"},
-    {CHUNK_AT + 68, 8, 3, "chunk 0 of 4 tokens and flags 0x2 has 3 drafts; expected one token less, in a decode chunk"},
+    {CHUNK_AT + 68, 8, 3,
+     "chunk 0 of 4 tokens and flags 0x2 has 3 drafts; expected fewer than tokens, in a decode chunk"},
     {CHUNK_AT + 68, 8, -1, "chunk 0 of 4 tokens and flags 0x2 has -1 drafts"},
-    {CHUNK_AT + 76, 8, 1, "chunk 0 has sampling 1; expected 0 to 0"},
-    {CHUNK_AT + 76, 8, -2, "chunk 0 has sampling -2"},
+    {CHUNK_AT + 76, 8, 0, "chunk 0 of 4 tokens and flags 0x2 has 0 drafts"},
+    {CHUNK_AT + 84, 8, 1, "chunk 0 has sampling 1; expected 0 to 0"},
+    {CHUNK_AT + 84, 8, -2, "chunk 0 has sampling -2"},
     {CUT_AT, 4, 8, "cut 0 has sequence 8"},
     {CUT_AT + 4, 8, -1, "cut 0 has length -1"},
     {DISCARD_AT + 8, 8, -1, "discard 0 has position -1"},
@@ -444,6 +456,25 @@ static void every_field_out_of_bounds_is_named(void) {
         int named = strstr(err.message, bad->message) != NULL;
         CU_ASSERT(named);
         if (!named) printf("\n    expected \"%s\" in \"%s\"\n", bad->message, err.message);
+        teardown(&f);
+    }
+}
+
+/* Each comes behind a lower one of its chunk, or the token before all of them. */
+static void drafts_behind_themselves_are_refused(void) {
+    static const int32_t bad[][3] = {{0, -1, 0}, {-1, 1, 0}, {-1, 0, 2}, {-1, -2, 0}, {-1, 0, INT32_MIN}};
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        fixture f;
+        cpa_error err = {0};
+        setup(&f);
+        f.plan.chunks[0].flags |= CPA_CHUNK_DECODE;
+        f.plan.chunks[0].given = -1;
+        f.plan.chunks[0].drafts = 3;
+        f.plan.chunks[0].parents = 0;
+        memcpy(cpa_step_plan_add_parents(&f.plan, 3), bad[i], sizeof bad[i]);
+        encode(&f);
+        CU_ASSERT_EQUAL(decode_copy(f.message, f.bytes, &f.out, &err), CPA_INVALID);
+        CU_ASSERT_PTR_NOT_NULL(strstr(err.message, "of chunk 0 comes behind draft"));
         teardown(&f);
     }
 }
@@ -516,6 +547,7 @@ static const cpa_test tests[] = {
     {"a mutated message is refused or stays within the limits",
      a_mutated_message_is_refused_or_stays_within_the_limits},
     {"every field out of bounds is named", every_field_out_of_bounds_is_named},
+    {"drafts behind themselves are refused", drafts_behind_themselves_are_refused},
     {"a step of more tokens or chunks than the limits is refused",
      a_step_of_more_tokens_or_chunks_than_the_limits_is_refused},
     {"a refused message leaves the plan untouched", a_refused_message_leaves_the_plan_untouched},
