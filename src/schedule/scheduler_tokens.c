@@ -48,17 +48,6 @@ static int accept_draft(cpa_sequence *sequence) {
     return 1;
 }
 
-/* Nobody wants any more what was emitted for the request and not reported. */
-static cpa_status discard_tokens(cpa_scheduler *s, cpa_sequence *sequence, cpa_error *err) {
-    if (sequence->emitted + sequence->n_drafts == sequence->reported) return CPA_OK;
-    if (!cpa_array_reserve(&s->discards, &s->cap_discards, s->n_discards + 1, sizeof *s->discards))
-        return cpa_fail(err, CPA_NO_MEMORY, "scheduler: no memory to end a request");
-    s->discards[s->n_discards++] =
-        (cpa_plan_discard){sequence->request.id, sequence->request.prompt_tokens + sequence->reported};
-    sequence->reported = sequence->emitted;
-    return CPA_OK;
-}
-
 cpa_status cpa_scheduler_report(cpa_scheduler *s, uint64_t request, uint32_t token, cpa_error *err) {
     cpa_sequence *sequence = find(s, request);
     if (!sequence) return CPA_OK;
@@ -76,10 +65,20 @@ cpa_status cpa_scheduler_report(cpa_scheduler *s, uint64_t request, uint32_t tok
     }
     if (sequence->blocks && (accepts || sequence->request.draws)) CPA_TRY(cpa_scheduler_link(s, sequence, err));
     if (!accepts || sequence->emitted < sequence->request.output_tokens) return CPA_OK;
-    CPA_TRY(discard_tokens(s, sequence, err)); /* the other drafts of a tree */
     HASH_DEL(s->by_id, sequence);
     stop_running(s, sequence);
     s->stats.finished++;
+    return CPA_OK;
+}
+
+/* Nobody wants any more what was emitted for the request and not reported. */
+static cpa_status discard_tokens(cpa_scheduler *s, cpa_sequence *sequence, cpa_error *err) {
+    if (sequence->emitted + sequence->n_drafts == sequence->reported) return CPA_OK;
+    if (!cpa_array_reserve(&s->discards, &s->cap_discards, s->n_discards + 1, sizeof *s->discards))
+        return cpa_fail(err, CPA_NO_MEMORY, "scheduler: no memory to end a request");
+    s->discards[s->n_discards++] =
+        (cpa_plan_discard){sequence->request.id, sequence->request.prompt_tokens + sequence->reported};
+    sequence->reported = sequence->emitted;
     return CPA_OK;
 }
 

@@ -4,146 +4,61 @@
 
 #include "src/engine/engine_internal.h"
 #include "src/schedule/scheduler_internal.h"
-#include "tests/fixtures/chain_model.h"
+#include "tests/fixtures/chain_run.h"
 #include "tests/fixtures/device_fixture.h"
 #include "tests/fixtures/engine_fixture.h"
 #include "tests/fixtures/mpi_unit.h"
 
-enum { MOST = 32 };
-
-/* One run, and what rank 0 heard of it. */
-typedef struct heard {
-    chain_model chain;
-    cpa_engine_options options;
-    cpa_request requests[MOST];
-    int64_t n_requests;
-    int64_t tokens[CHAIN_REQUESTS]; /* by on_token */
-    int64_t ended[CHAIN_REQUESTS];  /* output tokens of the result; -1: not told */
-    cpa_finish_reason reason[CHAIN_REQUESTS];
-    int64_t wrong;
-    int64_t leaked; /* blocks and places that are not back */
-    cpa_engine_stats stats;
-} heard;
-
-static float expected_logprob(const heard *h, uint64_t request, int64_t index) {
-    const chain_model *chain = &h->chain;
-    if (!chain->sampling[request].logprobs) return 0;
-    return chain->logprob[chain->text[request / 4][chain->prompt_tokens[request] + index - 1]];
-}
-
-static int is_expected(const heard *h, uint64_t request, int64_t index, uint32_t token, float logprob) {
-    const float difference = logprob - expected_logprob(h, request, index);
-    if (token != h->chain.text[request / 4][h->chain.prompt_tokens[request] + index]) return 0;
-    return difference * difference < 1e-9f;
-}
-
-static void on_token(void *ctx, uint64_t request, int64_t index, uint32_t token, float logprob) {
-    heard *h = ctx;
-    h->wrong += index != h->tokens[request]++ || !is_expected(h, request, index, token, logprob);
-}
-
-static void on_finish(void *ctx, const cpa_request_result *result) {
-    heard *h = ctx;
-    h->ended[result->id] = result->output_tokens;
-    h->reason[result->id] = result->reason;
-    h->wrong += result->output_tokens != h->tokens[result->id];
-    for (int64_t i = 0; i < result->output_tokens; i++)
-        h->wrong += !is_expected(h, result->id, i, result->tokens[i], result->logprobs[i]);
-}
-
-static void begin(heard *h) {
-    memset(h, 0, sizeof *h);
-    h->options = cpa_test_engine_options();
-    h->options.verify = 0.5;
-    chain_model_open(&h->chain, &h->options.model.attention, h->options.seed);
-    h->options.network = &h->chain.model;
-    h->options.token_at = chain_token_at;
-    h->options.token_ctx = &h->chain;
-    h->options.on_token = on_token;
-    for (int i = 0; i < CHAIN_REQUESTS; i++) h->ended[i] = -1;
-}
-
-static void add(heard *h, int family, int index, int64_t prompt, int64_t output, const cpa_sampling *sampling) {
-    h->requests[h->n_requests++] = chain_request(&h->chain, family, index, prompt, output, sampling);
-}
+static const double VERIFY = 0.5;
 
 /* Short and long prompts, whose first chunks end in various steps. */
-static void add_mixed(heard *h, int families) {
-    for (int f = 0; f < families; f++) add(h, f, 0, 3 + 11 * f + 29 * f % 41, 5 + 7 * f % 19, NULL);
-}
-
-/* Runs all, in an engine of its own. */
-static void run(heard *h) {
-    cpa_engine *engine = cpa_test_engine(&h->options, h->requests, h->n_requests);
-    CU_ASSERT_PTR_NOT_NULL_FATAL(engine);
-    cpa_status status = cpa_engine_run(engine, on_finish, NULL, h);
-    if (status != CPA_OK) printf("%s\n", cpa_engine_error(engine));
-    CU_ASSERT_EQUAL(status, CPA_OK);
-    CU_ASSERT_EQUAL(cpa_engine_get_stats(engine, &h->stats, sizeof h->stats), CPA_OK);
-    const cpa_scheduler *s = engine->scheduler;
-    for (int32_t r = 0; s && r < s->options.map.cp_size; r++)
-        h->leaked += s->options.num_blocks - cpa_block_pool_free_count(s->pools[r]);
-    if (s) h->leaked += s->options.max_num_seqs - s->n_free_indices;
-    chain_model_close(&h->chain);
-    cpa_engine_destroy(engine);
-    CU_ASSERT_EQUAL(h->wrong, 0);
-    CU_ASSERT_EQUAL(h->chain.wrong, 0);
-    CU_ASSERT_EQUAL(h->leaked, 0);
-    CU_ASSERT_EQUAL(h->stats.verify_violations, 0);
-    for (int64_t i = 0; cpa_test_rank() == 0 && i < h->n_requests; i++) CU_ASSERT(h->ended[h->requests[i].id] >= 0);
-}
-
-/* All of them got as many tokens as they asked for. */
-static void expect_lengths(const heard *h) {
-    for (int64_t i = 0; cpa_test_rank() == 0 && i < h->n_requests; i++) {
-        CU_ASSERT_EQUAL(h->ended[h->requests[i].id], h->requests[i].output_tokens);
-        CU_ASSERT_EQUAL(h->reason[h->requests[i].id], CPA_FINISH_LENGTH);
-    }
+static void add_mixed(chain_run *h, int families) {
+    for (int f = 0; f < families; f++) chain_run_add(h, f, 0, 3 + 11 * f + 29 * f % 41, 5 + 7 * f % 19, NULL);
 }
 
 static void tokens_are_the_same_in_any_chunks(void) {
     static const int64_t budgets[] = {7, 33, 96};
     for (int i = 0; i < 3; i++) {
-        heard h;
-        begin(&h);
+        chain_run h;
+        chain_run_begin(&h, VERIFY);
         add_mixed(&h, 8);
         h.options.max_num_batched_tokens = budgets[i];
         h.options.algorithm = i == 1 ? CPA_PASS_KV : CPA_AUTO;
-        run(&h);
-        expect_lengths(&h);
+        chain_run_all(&h);
+        chain_run_expect_lengths(&h);
         CU_ASSERT(h.chain.results > 0);
     }
 }
 
 static void tokens_are_the_same_on_one_rank_and_without_graphs(void) {
-    heard h;
-    begin(&h);
+    chain_run h;
+    chain_run_begin(&h, VERIFY);
     add_mixed(&h, 8);
     h.options.local_context = 60; /* some of them */
-    run(&h);
-    expect_lengths(&h);
+    chain_run_all(&h);
+    chain_run_expect_lengths(&h);
     int size;
     MPI_Comm_size(MPI_COMM_WORLD, &size);
     CU_ASSERT((h.stats.rank_local > 0) == (size > 1));
-    begin(&h);
+    chain_run_begin(&h, VERIFY);
     add_mixed(&h, 8);
     h.options.enforce_eager = 1;
-    run(&h);
-    expect_lengths(&h);
+    chain_run_all(&h);
+    chain_run_expect_lengths(&h);
 }
 
 static void tokens_are_the_same_after_preemptions(void) {
     for (int swaps = 0; swaps < 2; swaps++) {
-        heard h;
-        begin(&h);
+        chain_run h;
+        chain_run_begin(&h, VERIFY);
         int size;
         MPI_Comm_size(MPI_COMM_WORLD, &size);
-        for (int f = 0; f < 6; f++) add(&h, f, 0, 60, 40, NULL);
+        for (int f = 0; f < 6; f++) chain_run_add(&h, f, 0, 60, 40, NULL);
         h.options.num_blocks = 24 / size + 2;
         h.options.preemption = swaps ? CPA_PREEMPT_SWAP : CPA_PREEMPT_RECOMPUTE;
         h.options.swap_bytes = swaps ? 4 << 20 : 0;
-        run(&h);
-        expect_lengths(&h);
+        chain_run_all(&h);
+        chain_run_expect_lengths(&h);
         CU_ASSERT(h.stats.preemptions > 0);
         CU_ASSERT((h.stats.swapped_in > 0) == swaps);
     }
@@ -151,56 +66,56 @@ static void tokens_are_the_same_after_preemptions(void) {
 
 /* The second request of a family has the prompt of the first and what that drew, and comes when it is done. */
 static void blocks_of_drawn_tokens_are_found(void) {
-    heard h;
-    begin(&h);
+    chain_run h;
+    chain_run_begin(&h, VERIFY);
     for (int f = 0; f < 3; f++) {
-        add(&h, f, 0, 40, 60, NULL);
-        add(&h, f, 1, 97, 9, NULL);
+        chain_run_add(&h, f, 0, 40, 60, NULL);
+        chain_run_add(&h, f, 1, 97, 9, NULL);
         h.requests[h.n_requests - 1].arrival_s = 2;
     }
-    run(&h);
-    expect_lengths(&h);
+    chain_run_all(&h);
+    chain_run_expect_lengths(&h);
     /* All blocks of the second ones' prompts but that of the last token: 97 tokens are 6 blocks of 16, and one more. */
     CU_ASSERT_EQUAL(h.stats.prefix_hits, 3 * 6);
 }
 
 /* Where the text of a family has a token for the first time after the prompt. */
-static int64_t first_index(const heard *h, int family, int64_t prompt, uint32_t token) {
+static int64_t first_index(const chain_run *h, int family, int64_t prompt, uint32_t token) {
     int64_t index = 0;
     while (h->chain.text[family][prompt + index] != token) index++;
     return index;
 }
 
 /* Some stop by a token of theirs, one by one of the model's; all others go on. */
-static void add_stopping(heard *h, int64_t outputs, uint32_t stops[4], cpa_sampling samplings[4]) {
+static void add_stopping(chain_run *h, int64_t outputs, uint32_t stops[4], cpa_sampling samplings[4]) {
     h->chain.model.end_ids = &stops[3];
     h->chain.model.n_end_ids = 1;
     stops[3] = h->chain.text[3][60 + 8];
     for (int f = 0; f < 5; f++) {
         if (f < 3) stops[f] = h->chain.text[f][60 + (f == 0 ? 0 : 5 * f)];
         if (f < 3) samplings[f] = (cpa_sampling){.size = sizeof *samplings, .stop_ids = &stops[f], .n_stop_ids = 1};
-        add(h, f, 0, 60, f < 4 ? outputs : 31, f < 3 ? &samplings[f] : NULL);
+        chain_run_add(h, f, 0, 60, f < 4 ? outputs : 31, f < 3 ? &samplings[f] : NULL);
     }
 }
 
 static void requests_end_with_their_tokens(void) {
     uint32_t stops[4];
     cpa_sampling samplings[4];
-    heard h, cut;
-    begin(&h);
+    chain_run h, cut;
+    chain_run_begin(&h, VERIFY);
     add_stopping(&h, 50, stops, samplings);
-    run(&h);
-    begin(&cut);
+    chain_run_all(&h);
+    chain_run_begin(&cut, VERIFY);
     for (int f = 0; f < 5; f++) {
         int64_t tokens = 31;
         if (f < 4) tokens = first_index(&h, f, 60, stops[f]) + 1;
-        add(&cut, f, 0, 60, tokens, NULL);
+        chain_run_add(&cut, f, 0, 60, tokens, NULL);
         if (cpa_test_rank() > 0) continue;
         CU_ASSERT_EQUAL(h.ended[4 * f], tokens);
         CU_ASSERT_EQUAL(h.reason[4 * f], f < 4 ? CPA_FINISH_STOP : CPA_FINISH_LENGTH);
     }
-    run(&cut);
-    expect_lengths(&cut);
+    chain_run_all(&cut);
+    chain_run_expect_lengths(&cut);
     /* What was computed beyond an end is in no figure but that of work. */
     CU_ASSERT_EQUAL(h.stats.output_tokens, cut.stats.output_tokens);
     CU_ASSERT_EQUAL(h.stats.requests_finished, 5);
@@ -212,17 +127,17 @@ static void requests_end_with_their_tokens(void) {
 static void places_of_requests_that_ended_are_taken_by_others(void) {
     uint32_t stops[8];
     cpa_sampling samplings[8];
-    heard h;
-    begin(&h);
+    chain_run h;
+    chain_run_begin(&h, VERIFY);
     h.options.max_num_seqs = 2;
     h.options.preemption = CPA_PREEMPT_SWAP;
     h.options.swap_bytes = 1 << 20;
     for (int f = 0; f < 8; f++) {
         stops[f] = h.chain.text[f][100 + f];
         samplings[f] = (cpa_sampling){.size = sizeof *samplings, .stop_ids = &stops[f], .n_stop_ids = 1};
-        add(&h, f, 0, 100, 300, &samplings[f]);
+        chain_run_add(&h, f, 0, 100, 300, &samplings[f]);
     }
-    run(&h);
+    chain_run_all(&h);
     for (int f = 0; cpa_test_rank() == 0 && f < 8; f++)
         CU_ASSERT_EQUAL(h.ended[4 * f], first_index(&h, f, 100, stops[f]) + 1);
 }
@@ -230,20 +145,20 @@ static void places_of_requests_that_ended_are_taken_by_others(void) {
 static void an_end_token_is_ignored_where_that_is_asked_for(void) {
     uint32_t stop;
     const cpa_sampling ignoring = {.size = sizeof ignoring, .ignore_eos = 1};
-    heard h;
-    begin(&h);
+    chain_run h;
+    chain_run_begin(&h, VERIFY);
     stop = h.chain.text[2][50];
     h.chain.model.end_ids = &stop;
     h.chain.model.n_end_ids = 1;
-    add(&h, 2, 0, 40, 30, &ignoring);
-    run(&h);
-    expect_lengths(&h);
+    chain_run_add(&h, 2, 0, 40, 30, &ignoring);
+    chain_run_all(&h);
+    chain_run_expect_lengths(&h);
 }
 
 /* The fixture compares, on the host, each emission and history with what they should be. */
 static void how_tokens_are_drawn_reaches_every_rank(void) {
-    heard h;
-    begin(&h);
+    chain_run h;
+    chain_run_begin(&h, VERIFY);
     h.options.max_num_batched_tokens = 50;
     int size;
     MPI_Comm_size(MPI_COMM_WORLD, &size);
@@ -257,10 +172,10 @@ static void how_tokens_are_drawn_reaches_every_rank(void) {
                                        .presence_penalty = f % 2 ? 0.5f * (float)f : 0,
                                        .seed = 1000 + (uint64_t)f,
                                        .logprobs = f % 2};
-        add(&h, f, 0, 60, 40, &sampling);
+        chain_run_add(&h, f, 0, 60, 40, &sampling);
     }
-    run(&h);
-    expect_lengths(&h);
+    chain_run_all(&h);
+    chain_run_expect_lengths(&h);
     CU_ASSERT(h.stats.preemptions > 0);
     int64_t histories = h.chain.histories;
     MPI_Allreduce(MPI_IN_PLACE, &histories, 1, MPI_INT64_T, MPI_SUM, MPI_COMM_WORLD);
@@ -270,13 +185,13 @@ static void how_tokens_are_drawn_reaches_every_rank(void) {
 /* What a first chunk brings of it is all that comes before, here of a prompt whose beginning is found in the cache. */
 static void a_history_may_be_longer_than_a_step(void) {
     const cpa_sampling sampling = {.size = sizeof sampling, .presence_penalty = 1};
-    heard h;
-    begin(&h);
-    add(&h, 4, 0, 800, 3, NULL);
-    add(&h, 4, 1, 810, 12, &sampling);
-    add(&h, 4, 2, 800, 9, &sampling);
-    run(&h);
-    expect_lengths(&h);
+    chain_run h;
+    chain_run_begin(&h, VERIFY);
+    chain_run_add(&h, 4, 0, 800, 3, NULL);
+    chain_run_add(&h, 4, 1, 810, 12, &sampling);
+    chain_run_add(&h, 4, 2, 800, 9, &sampling);
+    chain_run_all(&h);
+    chain_run_expect_lengths(&h);
     CU_ASSERT(h.stats.prefix_hits > 49);
 }
 
@@ -286,8 +201,8 @@ static void sampling_out_of_bounds_is_refused(void) {
         {.temperature = -1}, {.temperature = 1.0f / 0.0f}, {.top_p = 1.5f},   {.min_p = -0.1f},
         {.top_k = -1},       {.repetition_penalty = -1},   {.n_stop_ids = 1}, {.n_stop_ids = -1, .stop_ids = &one},
     };
-    heard h;
-    begin(&h);
+    chain_run h;
+    chain_run_begin(&h, VERIFY);
     cpa_engine *engine = cpa_test_engine(&h.options, NULL, 0);
     CU_ASSERT_PTR_NOT_NULL_FATAL(engine);
     for (size_t i = 0; cpa_test_rank() == 0 && i < sizeof bad / sizeof bad[0]; i++) {
