@@ -105,10 +105,6 @@ static cpa_status check_drafts(const cpa_settings *settings, cpa_error *err) {
         if (without[i].given)
             return cpa_fail(err, CPA_INVALID, "--speculative: found with --%s, expected without it", without[i].name);
     }
-    /* Rows of other branches have logits for the same position. */
-    if (speculative.ngram_branches > 1 && settings->check_logits > 0)
-        return cpa_fail(err, CPA_INVALID, "--speculative: found '%s' with --check-logits, expected no tree",
-                        settings->speculative);
     return CPA_OK;
 }
 

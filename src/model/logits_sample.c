@@ -15,7 +15,7 @@ uint64_t cpa_logits_hash(uint64_t seed, uint64_t request, int64_t position) {
 
 cpa_status cpa_logits_sample_open(int64_t most, int64_t vocabulary, uint64_t seed, cpa_logits_sample *out,
                                   cpa_error *err) {
-    cpa_logits_sample sample = {.seed = seed, .vocabulary = vocabulary, .most = most};
+    cpa_logits_sample sample = {.seed = seed, .vocabulary = vocabulary, .most = most, .bound = UINT64_MAX};
     sample.records = calloc((size_t)most, sizeof *sample.records);
     sample.logits = calloc((size_t)(most * vocabulary), sizeof *sample.logits);
     if (!sample.records || !sample.logits) {
@@ -33,22 +33,39 @@ void cpa_logits_sample_close(cpa_logits_sample *sample) {
     *sample = (cpa_logits_sample){.most = 0};
 }
 
-/* Where a record goes: to a free place, that of the same token from a step before, or that of the one with the largest
- * hash; -1: it is not among the least, or is there already. */
-static int64_t place_for(const cpa_logits_sample *sample, const cpa_logits_record *record) {
-    int64_t largest = 0;
-    for (int64_t i = 0; i < sample->count; i++) {
-        if (sample->records[i].hash == record->hash) return sample->records[i].step < record->step ? i : -1;
-        if (sample->records[i].hash > sample->records[largest].hash) largest = i;
-    }
-    if (sample->count < sample->most) return sample->count;
-    return record->hash < sample->records[largest].hash ? largest : -1;
+static void drop(cpa_logits_sample *sample, int64_t i) {
+    const size_t row = (size_t)sample->vocabulary;
+    const int64_t last = --sample->count;
+    sample->records[i] = sample->records[last];
+    memmove(sample->logits + (size_t)i * row, sample->logits + (size_t)last * row, row * sizeof *sample->logits);
 }
 
-static float *keep(cpa_logits_sample *sample, const cpa_logits_record *record, int64_t place) {
-    sample->records[place] = *record;
-    if (place == sample->count) sample->count++;
-    return sample->logits + place * sample->vocabulary;
+/* Keeps none whose hash is the bound or above it. */
+static void drop_from_bound(cpa_logits_sample *sample) {
+    for (int64_t i = sample->count - 1; i >= 0; i--)
+        if (sample->records[i].hash >= sample->bound) drop(sample, i);
+}
+
+/* Whether the record is to be kept, which there is room for then: those of the same token from steps before are dropped,
+ * since the last step that computed it counts, and all with the largest hash where there are too many. */
+static int has_place(cpa_logits_sample *sample, const cpa_logits_record *record) {
+    for (int64_t i = sample->count - 1; i >= 0; i--) {
+        if (sample->records[i].hash != record->hash) continue;
+        if (sample->records[i].step > record->step) return 0;
+        if (sample->records[i].step < record->step) drop(sample, i);
+    }
+    if (record->hash < sample->bound && sample->count == sample->most) {
+        sample->bound = record->hash;
+        for (int64_t i = 0; i < sample->count; i++)
+            if (sample->records[i].hash > sample->bound) sample->bound = sample->records[i].hash;
+        drop_from_bound(sample);
+    }
+    return record->hash < sample->bound;
+}
+
+static float *keep(cpa_logits_sample *sample, const cpa_logits_record *record) {
+    sample->records[sample->count] = *record;
+    return sample->logits + sample->count++ * sample->vocabulary;
 }
 
 static cpa_status take_row(cpa_logits_sample *sample, const cpa_rows *rows, int32_t row, const float *logits,
@@ -57,9 +74,8 @@ static cpa_status take_row(cpa_logits_sample *sample, const cpa_rows *rows, int3
     const int64_t position = rows->positions[row];
     const cpa_logits_record record = {cpa_logits_hash(sample->seed, request, position), request, position,
                                       sample->steps};
-    const int64_t place = place_for(sample, &record);
-    if (place < 0) return CPA_OK;
-    float *out = keep(sample, &record, place);
+    if (!has_place(sample, &record)) return CPA_OK;
+    float *out = keep(sample, &record);
     return stream->device->table->copy(out, logits, sample->vocabulary * (int64_t)sizeof *out, stream);
 }
 
@@ -78,10 +94,22 @@ cpa_status cpa_logits_sample_take(void *ctx, const cpa_model_step *step, int64_t
     return table->stream_sync(stream);
 }
 
+/* Whether it is there already, as where every rank has all rows. */
+static int has_row(const cpa_logits_sample *sample, const cpa_logits_record *record, const float *row) {
+    const size_t bytes = (size_t)sample->vocabulary * sizeof *row;
+    for (int64_t i = 0; i < sample->count; i++)
+        if (sample->records[i].hash == record->hash && memcmp(sample->logits + i * sample->vocabulary, row, bytes) == 0)
+            return 1;
+    return 0;
+}
+
 /* One rank's records and their logits to rank 0, which keeps the least. */
 static cpa_status share(cpa_logits_sample *sample, cpa_control *control, int32_t from, float *row, cpa_error *err) {
     int64_t count = sample->count;
+    uint64_t bound = sample->bound;
     CPA_TRY(cpa_control_bcast(control, &count, sizeof count, from, err));
+    CPA_TRY(cpa_control_bcast(control, &bound, sizeof bound, from, err));
+    if (control->rank == 0 && bound < sample->bound) sample->bound = bound;
     for (int64_t i = 0; i < count; i++) {
         const int64_t bytes = sample->vocabulary * (int64_t)sizeof *row;
         cpa_logits_record record = {0};
@@ -91,9 +119,10 @@ static cpa_status share(cpa_logits_sample *sample, cpa_control *control, int32_t
         }
         CPA_TRY(cpa_control_bcast(control, &record, sizeof record, from, err));
         CPA_TRY(cpa_control_bcast(control, row, bytes, from, err));
-        const int64_t place = control->rank == 0 ? place_for(sample, &record) : -1;
-        if (place >= 0) memcpy(keep(sample, &record, place), row, (size_t)bytes);
+        if (control->rank == 0 && !has_row(sample, &record, row) && has_place(sample, &record))
+            memcpy(keep(sample, &record), row, (size_t)bytes);
     }
+    if (control->rank == 0) drop_from_bound(sample);
     return CPA_OK;
 }
 

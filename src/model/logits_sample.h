@@ -1,6 +1,7 @@
 /* Logits of output tokens chosen at random in a run, kept to be compared with a plain forward (logits_check.h). Those
  * with the least hashes of seed, request and position are kept: the same ones on any number of ranks and in any
- * order. */
+ * order. A step with a tree of drafts has several rows for one position, of which one at most is what the request went on
+ * with: all of them are kept, or none. */
 #ifndef CPA_MODEL_LOGITS_SAMPLE_H
 #define CPA_MODEL_LOGITS_SAMPLE_H
 
@@ -25,6 +26,7 @@ typedef struct cpa_logits_sample {
     cpa_logits_record *records; /* [most] */
     float *logits;              /* [most, vocabulary] */
     uint64_t steps;             /* so far, on every rank */
+    uint64_t bound;             /* those with this hash, and larger ones, did not fit */
     int32_t *rows;              /* of the emissions that are looked at */
     int64_t cap_rows;
 } cpa_logits_sample;

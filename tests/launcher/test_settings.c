@@ -146,8 +146,6 @@ static void a_bad_command_line_is_refused_in_one_line(void) {
         {"--speculative ngram:4x", "found 'ngram:4x'"},
         {"--speculative ngram:4x1", "found 'ngram:4x1'"},
         {"--speculative ngram:17x64", "found 'ngram:17x64'"},
-        {"--speculative ngram:4x2 --model-dir m --check-logits 3",
-         "found 'ngram:4x2' with --check-logits, expected no"},
         {"--speculative ngram:4:3", "found 'ngram:4:3'"},
         {"--speculative ngram:4:3..2", "found 'ngram:4:3..2'"},
         {"--speculative ngram:4:2..17", "found 'ngram:4:2..17'"},

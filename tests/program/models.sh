@@ -81,9 +81,9 @@ speculative() {
         [ "$(value accepted_tokens plain.json)" = 0 ] || fail "drafts that nobody asked for"
     done
     [ "$(few 2)" = 2 ] || return 0
-    run 2 "${options[@]}" ngram:4x2:1..3 --verify 0.3 --result-json drafts.json
+    run 2 "${options[@]}" ngram:3x3:1..3 --verify 0.3 --check-logits 64 --result-json drafts.json
     expect_code 0 "trees of drafts"
-    expect_value violations 0 drafts.json
+    [ "$(value violations drafts.json | sort -u)" = 0 ] || fail "rows or logits are wrong with trees"
     [ "$(value accepted_tokens drafts.json)" -gt 0 ] || fail "no draft of a tree was right"
     CPATTN_FAULT=flat-tree CP_ATTN=$CP_ATTN_FAULTS run 2 "${options[@]}" ngram:4x2:1..3 --verify 0.3
     expect_code 1 "drafts that see other branches"
