@@ -243,7 +243,8 @@ CPA_API cpa_status cpa_attend_plan_update(cpa_attend_plan *plan, const cpa_atten
  * the same blocks, sees, or rows of that item may become NaN. Tokens past k_count, blocks that the item does not name and
  * the sequences of other items are exactly out. cpa_kv_write tells what is not finite as it is written.
  *
- * With `out`, the result is also rounded to q_dtype and stored there. `state.o` and `state.lse` may then be NULL if
+ * With `out`, the result is also rounded to q_dtype and stored there; or with out_scale to fp8, code = e4m3(x * (1 /
+ * *out_scale)), both in fp32, saturating, NaN as 0, as of a merge. `state.o` and `state.lse` may then be NULL if
  * resume = 0; if resume = 1, `state.lse` is that of the result, and what `state.o` holds afterwards is unspecified.
  *
  * Keys in two places: attend those of the first with resume = 0, and those of the other with resume = 1, each by a plan
@@ -267,12 +268,13 @@ typedef struct cpa_attend_args {
     float scale; /* 0 = 1 / sqrt(k_dim) */
     int32_t resume;
     cpa_partial state;
-    void *out; /* [rows, q_heads, v_dim] contiguous, or NULL */
+    void *out; /* [rows, q_heads, v_dim] contiguous, in q_dtype or fp8; or NULL */
     /* What else is done to scores, see cpattn/score.h; NULL: nothing. Rows are those of q. Sink logits count in `out`
      * alone: a state stays one that can be resumed and merged. */
     const cpa_score_rules *rules;
     const cpa_custom_mask *custom;
     const cpa_score_bias *bias;
+    const float *out_scale; /* device [1]: `out` holds CPA_FP8_E4M3; or NULL */
 } cpa_attend_args;
 CPA_API cpa_status cpa_attend(const cpa_attend_plan *plan, const cpa_attend_args *args, cpa_stream *stream);
 

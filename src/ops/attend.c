@@ -173,12 +173,15 @@ static cpa_status check_attend(const cpa_attend_plan *plan, const cpa_attend_arg
     REQUIRE(err, plan->max_block < kv->num_blocks, "attend: the plan reads block %lld, but the cache has %lld blocks",
             (long long)plan->max_block, (long long)kv->num_blocks);
     REQUIRE(err, args->q, "attend: q is NULL");
-    const int64_t bytes = cpa_dtype_bytes(args->q_dtype), out_width = (int64_t)plan->shape.q_heads * plan->shape.v_dim;
+    REQUIRE(err, !args->out_scale || args->out, "attend: out_scale is set and out is NULL");
+    const int64_t bytes = cpa_dtype_bytes(args->q_dtype), out_bytes = args->out_scale ? 1 : bytes;
+    const int64_t out_width = (int64_t)plan->shape.q_heads * plan->shape.v_dim;
     CPA_TRY(cpa_check_aligned("attend", "q", args->q, bytes, err));
-    CPA_TRY(cpa_check_aligned("attend", "out", args->out, bytes, err));
+    CPA_TRY(cpa_check_aligned("attend", "out", args->out, out_bytes, err));
+    CPA_TRY(cpa_check_aligned("attend", "out_scale", args->out_scale, sizeof *args->out_scale, err));
     CPA_TRY(cpa_check_rows("attend", "q_row_stride", plan->rows, args->q_row_stride,
                            (int64_t)plan->shape.q_heads * plan->shape.k_dim, bytes, err));
-    CPA_TRY(cpa_check_rows("attend", "rows of out", plan->rows, 0, out_width, bytes, err));
+    CPA_TRY(cpa_check_rows("attend", "rows of out", plan->rows, 0, out_width, out_bytes, err));
     CPA_TRY(cpa_check_state("attend", &args->state, plan->rows, plan->shape.q_heads, plan->shape.v_dim, err));
     CPA_TRY(cpa_check_mask("attend", &args->mask, err));
     CPA_TRY(cpa_check_score("attend", args->rules, args->custom, args->bias, err));

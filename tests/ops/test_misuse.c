@@ -280,6 +280,16 @@ static void attend(void) {
     args.resume = 0;
     args.mask.causal = 2;
     CU_ASSERT_EQUAL(cpa_attend(shared_plan.plan, &args, stream), CPA_INVALID);
+    args.mask.causal = 1;
+    args.out_scale = q;
+    CU_ASSERT_EQUAL(cpa_attend(shared_plan.plan, &args, stream), CPA_INVALID);
+    CU_ASSERT_STRING_EQUAL(said(), "attend: out_scale is set and out is NULL");
+    args.out = (char *)out + 1; /* codes are aligned anywhere, their scale is not */
+    args.out_scale = (const float *)(const void *)((const char *)q + 2);
+    CU_ASSERT_EQUAL(cpa_attend(shared_plan.plan, &args, stream), CPA_INVALID);
+    CU_ASSERT_PTR_NOT_NULL(strstr(said(), "attend: out_scale"));
+    args.out_scale = q;
+    CU_ASSERT_EQUAL(cpa_attend(shared_plan.plan, &args, stream), CPA_OK);
     CU_ASSERT_EQUAL(cpa_stream_sync(stream), CPA_OK);
     cpa_attend_plan_destroy(shared_plan.plan);
     free_view(args.kv);

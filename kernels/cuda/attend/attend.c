@@ -84,6 +84,7 @@ static void fill_args(const cpa_cuda_plan *plan, const cpa_attend_args *args, co
         .o_row_stride = state.o_row_stride,
         .lse_row_stride = state.lse_row_stride,
         .out = args->out,
+        .out_scale = args->out_scale,
         .tables = (const int32_t *)(image + plan->tables_at),
         .items = (const cpa_cuda_item *)(image + plan->items_at),
         .n_items = plan->base.n_items,
@@ -361,7 +362,9 @@ cpa_status cpa_cuda_attend(const cpa_attend_plan *base, const cpa_attend_args *a
     /* The kernel of shared keys knows no rules. */
     const int rows_fit = plan->n_widened > 0 || (a.kv_dtype == a.q_dtype && a.k_run_shift == 30);
     const int shares = plan->n_shared == 0 || (path == CPA_CUDA_HOPPER && rows_fit && !a.score.any);
-    const int simple = path == CPA_CUDA_SIMPLE || !fits || !shared_memory_suffices(plan, &a, stream) || !shares;
+    const int codes_fit = !a.out_scale || path == CPA_CUDA_HOPPER; /* others have no instruction for them */
+    const int simple =
+        path == CPA_CUDA_SIMPLE || !fits || !shared_memory_suffices(plan, &a, stream) || !shares || !codes_fit;
     if (simple || plan->n_prefill > 0) CPA_TRY(place_ready_queries(plan, &a, ready_q, stream));
     if (simple) return cpa_cuda_attend_simple(&a, plan->rows, stream);
     if (plan->decode_ctas > 0) {

@@ -195,6 +195,7 @@ struct merge_weights {
 struct row_sink {
     float *o, *lse;
     char *out;
+    const float *out_scale;
     merge_weights weights; /* of what is there, and of what comes */
     bool resume;
 
@@ -204,7 +205,9 @@ struct row_sink {
         row_place place(a, q_row, row, kv_group);
         lse = a.lse ? a.lse + place.state_row * a.lse_row_stride + place.head + state_shift : NULL;
         o = a.o ? a.o + place.state_row * a.o_row_stride + (int64_t)place.head * a.v_dim + state_shift : NULL;
-        out = a.out ? a.out + (place.state_row * a.q_heads + place.head) * a.v_dim * element_bytes(a.q_dtype) : NULL;
+        const int64_t bytes = a.out_scale ? 1 : element_bytes(a.q_dtype);
+        out = a.out ? a.out + (place.state_row * a.q_heads + place.head) * a.v_dim * bytes : NULL;
+        out_scale = a.out_scale;
         resume = a.resume;
         if (resume) weights = merge_weights(*lse, lse_new);
     }
@@ -249,7 +252,15 @@ struct row_sink {
         if (adds_to_old())
             for (int i = 0; i < N; i++) result[i] += weights.a * old[i];
         if (o && !(resume && out)) store_floats(o + column, result);
-        if (out) store_elements<T>(out, column, result);
+        if (out) store_out<T>(column, result);
+    }
+    template <typename T, int N>
+    __device__ void store_out(int32_t column, const float (&result)[N]) const {
+        if (out_scale) {
+            store_codes(out, column, result, out_scale);
+        } else {
+            store_elements<T>(out, column, result);
+        }
     }
     template <typename T, int N>
     __device__ void store(int32_t column, const float (&value)[N]) const {

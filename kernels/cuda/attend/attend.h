@@ -189,6 +189,7 @@ typedef struct cpa_cuda_attend_args {
     float *o, *lse;
     int64_t o_row_stride, lse_row_stride;
     char *out;
+    const float *out_scale; /* NULL: `out` holds elements of q_dtype; else codes of e4m3 */
     const int32_t *tables;
     const cpa_cuda_item *items;
     int64_t n_items;

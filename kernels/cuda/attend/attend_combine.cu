@@ -53,7 +53,7 @@ __device__ void add_warps(float (&value)[4], float (&sums)[WARPS][COLUMNS], int 
 }
 
 template <typename Element, bool Ruled>
-__global__ void __launch_bounds__(WARPS *WARP_LANES, Ruled ? 4 : 0) attend_combine(const __grid_constant__ cpa_cuda_attend_args a) {
+__global__ void __launch_bounds__(WARPS *WARP_LANES, 4) attend_combine(const __grid_constant__ cpa_cuda_attend_args a) {
     __shared__ __align__(16) float sums[WARPS][COLUMNS];
     dependent_allow(); /* the kernel that sends the states, or tells of them */
     const cpa_cuda_split split = a.splits[blockIdx.x]; /* of the plan: there before the kernel that wrote the states */

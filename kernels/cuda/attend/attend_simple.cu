@@ -123,7 +123,13 @@ __device__ void store_row(const cpa_cuda_attend_args &a, const row_state &state,
         if (weights.a > 0) value += weights.a * o[d];
         if (o) o[d] = value;
         if (RULED) value *= kept;
-        if (a.out) write_element(a.out, a.q_dtype, (row * a.q_heads + head) * a.v_dim + d, value);
+        const int64_t at = (row * a.q_heads + head) * a.v_dim + d;
+        if (!a.out) continue;
+        if (a.out_scale) {
+            a.out[at] = (char)e4m3_code(value * __fdiv_rn(1, __ldg(a.out_scale)));
+        } else {
+            write_element(a.out, a.q_dtype, at, value);
+        }
     }
     if (lse_at && lane == 0) *lse_at = weights.lse;
 }

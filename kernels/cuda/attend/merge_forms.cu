@@ -58,10 +58,6 @@ __device__ void load_unit(const char *from, cpa_dtype dtype, int64_t at, float (
     value[0] = read_element(from, dtype, at);
 }
 
-__device__ uint8_t code_of(float x) {
-    return isnan(x) ? 0 : __nv_cvt_float_to_fp8(x, __NV_SATFINITE, __NV_E4M3);
-}
-
 __device__ void store_unit(const forms_args &a, int64_t at, const float (&value)[8]) {
     if (a.out_dtype == CPA_F32) {
         float4 *to = (float4 *)a.out + at / 4;
@@ -73,7 +69,7 @@ __device__ void store_unit(const forms_args &a, int64_t at, const float (&value)
     if (a.out_dtype == CPA_FP8_E4M3) {
         const float inverse = __fdiv_rn(1, __ldg(a.out_scale));
 #pragma unroll
-        for (int e = 0; e < 8; e++) word[e / 4] |= (uint32_t)code_of(value[e] * inverse) << (8 * (e % 4));
+        for (int e = 0; e < 8; e++) word[e / 4] |= (uint32_t)e4m3_code(value[e] * inverse) << (8 * (e % 4));
         *(uint2 *)(a.out + at) = make_uint2(word[0], word[1]);
         return;
     }
@@ -85,7 +81,7 @@ __device__ void store_unit(const forms_args &a, int64_t at, const float (&value)
 }
 __device__ void store_unit(const forms_args &a, int64_t at, const float (&value)[1]) {
     if (a.out_dtype == CPA_FP8_E4M3) {
-        a.out[at] = (char)code_of(value[0] * __fdiv_rn(1, __ldg(a.out_scale)));
+        a.out[at] = (char)e4m3_code(value[0] * __fdiv_rn(1, __ldg(a.out_scale)));
     } else {
         write_element(a.out, a.out_dtype, at, value[0]);
     }

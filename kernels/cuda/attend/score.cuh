@@ -303,7 +303,7 @@ struct ruled_sink : row_sink {
         if (!out) return;
         const float kept = logit ? sink_factor(logit, 0, weights.lse) : 1;
         for (int i = 0; i < N; i++) result[i] *= kept;
-        store_elements<T>(out, column, result);
+        store_out<T>(column, result);
     }
     template <typename T, int N>
     __device__ void store(int32_t column, const float (&value)[N]) const {

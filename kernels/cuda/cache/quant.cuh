@@ -124,12 +124,13 @@ __device__ inline uint32_t scale_word(cpa_dtype dtype, float tensor_scale, float
     return bits | (uint8_t)(int8_t)zero;
 }
 
+__device__ inline uint8_t e4m3_code(float x) {
+    return isnan(x) ? 0 : __nv_cvt_float_to_fp8(x, __NV_SATFINITE, __NV_E4M3);
+}
+
 /* The code of an element of a row with that word. */
 __device__ inline uint8_t code_of(cpa_dtype dtype, uint32_t word, float x) {
-    if (dtype == CPA_FP8_E4M3) {
-        const float quotient = __fdiv_rn(x, __uint_as_float(word));
-        return isnan(quotient) ? 0 : __nv_cvt_float_to_fp8(quotient, __NV_SATFINITE, __NV_E4M3);
-    }
+    if (dtype == CPA_FP8_E4M3) return e4m3_code(__fdiv_rn(x, __uint_as_float(word)));
     const float quotient = __fdiv_rn(x, int8_codes::scale(word));
     const float code = (isnan(quotient) ? 0 : rintf(quotient)) + (float)(int8_t)(word & 0xff);
     return (uint8_t)(int8_t)fminf(fmaxf(code, -128), 127);

@@ -19,8 +19,8 @@
 #include <string.h>
 
 #include "base/check.h"
-#include "base/convert.h"
 #include "kernels/host/attend/attend_cascade.h"
+#include "kernels/host/attend/attend_out.h"
 #include "kernels/host/attend/attend_rows.h"
 #include "kernels/host/attend/state.h"
 
@@ -36,7 +36,7 @@ static row_place place_of(const cpa_attend_job *job, const cpa_host_unit *unit, 
     const cpa_host_member member = cpa_host_member_of(job->plan, unit, job->group, row);
     int64_t index = job->plan->items[member.item].q_row + member.token;
     int64_t head = cpa_attend_query_head(job, unit, row);
-    int64_t at = (index * batch->shape.q_heads + head) * batch->shape.v_dim * cpa_dtype_bytes(job->args.q_dtype);
+    int64_t at = (index * batch->shape.q_heads + head) * batch->shape.v_dim * cpa_host_out_bytes(&job->args);
     return (row_place){.o = state->o ? state->o + index * state->o_row_stride + head * batch->shape.v_dim : NULL,
                        .lse = state->lse ? state->lse + index * state->lse_row_stride + head : NULL,
                        .out = job->args.out ? (char *)job->args.out + at : NULL};
@@ -69,7 +69,7 @@ static void store_out(const cpa_attend_job *job, row_place place, const float *o
         for (int32_t d = 0; d < v_dim; d++) scaled[d] = o[d] * factor;
         o = scaled;
     }
-    cpa_narrow(place.out, o, job->args.q_dtype, v_dim);
+    cpa_host_store_out(&job->args, place.out, o, v_dim);
 }
 
 static void store_states(const cpa_attend_job *job, const cpa_host_unit *unit, const cpa_attend_workspace *work) {

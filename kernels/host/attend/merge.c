@@ -43,12 +43,10 @@ static char *out_row_of(const merge_job *job, int64_t row, int32_t head) {
 static void store_o(const merge_job *job, int64_t row, int32_t head, const float *o) {
     const cpa_merge_args *args = job->args;
     char *to = out_row_of(job, row, head);
-    if (args->out_dtype == CPA_FP8_E4M3) {
-        const float inverse = 1 / *args->out_scale;
-        for (int32_t d = 0; d < args->v_dim; d++) ((uint8_t *)to)[d] = cpa_to_e4m3(o[d] * inverse);
-    } else {
+    if (args->out_dtype == CPA_FP8_E4M3)
+        cpa_quantise_scaled((uint8_t *)to, o, *args->out_scale, args->v_dim);
+    else
         cpa_narrow(to, o, args->out_dtype, args->v_dim);
-    }
 }
 
 static void store_lse(const merge_job *job, int64_t row, int32_t head, float lse) {

@@ -50,6 +50,12 @@ static inline uint32_t cpa_quantise_e4m3(uint8_t *codes, const float *x, float t
     return cpa_float_bits(scale);
 }
 
+/* Codes of results, by one scale: multiplied by its inverse, as those who take such codes have them. */
+static inline void cpa_quantise_scaled(uint8_t *codes, const float *x, float scale, int64_t n) {
+    const float inverse = 1 / scale;
+    for (int64_t i = 0; i < n; i++) codes[i] = cpa_to_e4m3(x[i] * inverse);
+}
+
 /* The scale is rounded up to the 24 high bits of its word, so that the range still fits. */
 static inline uint32_t cpa_quantise_int8(int8_t *codes, const float *x, int64_t n) {
     float low = 0, high = 0;
