@@ -195,7 +195,8 @@ struct merge_weights {
 struct row_sink {
     float *o, *lse;
     char *out;
-    const float *out_scale;
+    bool codes;    /* what `out` holds, */
+    float inverse; /* of their scale; any number where it holds elements */
     merge_weights weights; /* of what is there, and of what comes */
     bool resume;
 
@@ -205,9 +206,10 @@ struct row_sink {
         row_place place(a, q_row, row, kv_group);
         lse = a.lse ? a.lse + place.state_row * a.lse_row_stride + place.head + state_shift : NULL;
         o = a.o ? a.o + place.state_row * a.o_row_stride + (int64_t)place.head * a.v_dim + state_shift : NULL;
-        const int64_t bytes = a.out_scale ? 1 : element_bytes(a.q_dtype);
+        codes = HAS_CODES && a.out_scale;
+        if (codes) inverse = __frcp_rn(__ldg(a.out_scale));
+        const int64_t bytes = codes ? 1 : element_bytes(a.q_dtype);
         out = a.out ? a.out + (place.state_row * a.q_heads + place.head) * a.v_dim * bytes : NULL;
-        out_scale = a.out_scale;
         resume = a.resume;
         if (resume) weights = merge_weights(*lse, lse_new);
     }
@@ -256,8 +258,8 @@ struct row_sink {
     }
     template <typename T, int N>
     __device__ void store_out(int32_t column, const float (&result)[N]) const {
-        if (out_scale) {
-            store_codes(out, column, result, out_scale);
+        if (codes) {
+            store_codes(out, column, result, inverse);
         } else {
             store_elements<T>(out, column, result);
         }

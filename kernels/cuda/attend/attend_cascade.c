@@ -11,9 +11,11 @@
  * memory, while all others do so too: 0.95 us on an H200, heads of 128 in 16 bits. Fitted there to the cases of
  * docs/notebook/cascade.md. */
 enum {
-    FLAT_COST = 5,  /* such keys if they are shared, but read by each item: from the L2 cache, where they fit it; */
-    CODE_COST = 3,  /* the same of a quantised cache */
-    TILE_COST = 18, /* a full tile of rows against CPA_CUDA_PREFILL_KEYS keys */
+    FLAT_COST = 5,     /* such keys if they are shared, but read by each item: from the L2 cache, where they fit it; */
+    CODE_COST = 3,     /* the same of a quantised cache, */
+    RUN_COST = 8,      /* of rows in runs, */
+    RUN_CODE_COST = 5, /* and of both */
+    TILE_COST = 18,    /* a full tile of rows against CPA_CUDA_PREFILL_KEYS keys */
     WIDEN_CODES_COST = 24,  /* so many keys become elements; */
     WIDEN_RUNS_COST = 32,   /* the same of rows in runs */
     PIECE_COST = 32,        /* beginning and ending a piece of a node */
@@ -62,7 +64,9 @@ static cascade_costs costs_of(const cpa_cascade *tree, const cpa_attend_batch *b
                            .batch = batch,
                            .tile_tokens = cpa_cuda_tile_tokens(batch, tile_rows),
                            .tile = tile_cost(batch),
-                           .flat = codes ? CODE_COST : FLAT_COST,
+                           .flat = runs    ? (codes ? RUN_CODE_COST : RUN_COST)
+                                   : codes ? CODE_COST
+                                           : FLAT_COST,
                            .widen = codes  ? WIDEN_CODES_COST
                                     : runs ? WIDEN_RUNS_COST
                                            : 0,

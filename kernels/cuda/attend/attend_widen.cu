@@ -1,12 +1,12 @@
 /* Blocks of a quantised cache in the dtype of the queries, for kernels that take no codes: a thread widens 8 codes at a
- * time, and a CTA as many blocks as hold LEAST_TOKENS. Values are rounded; codes of keys are exact, and their scales lie
+ * time, and a CTA TOKENS of a block, or as many blocks as hold them. Values are rounded; codes of keys are exact, and their scales lie
  * apart. What lies past the last token of a block is widened too; nobody reads it into a result. */
 #include "kernels/cuda/attend/attend.cuh"
 #include "kernels/cuda/cache/quant.cuh"
 
 namespace {
 
-constexpr int THREADS = 256, LEAST_TOKENS = 16;
+constexpr int THREADS = 256, TOKENS = 16;
 
 /* Keys or values. */
 struct tensor {
@@ -29,11 +29,12 @@ struct widen_args {
 template <typename Element, typename Codes>
 __device__ void widen_block(const widen_args &a, const tensor &t, int64_t place) {
     const int32_t chunks = t.dim / 8, token_chunks = a.kv_heads * chunks, all = token_chunks << a.block_shift;
+    const int32_t part = all / gridDim.z, end = part * (blockIdx.z + 1);
     const int64_t id = __ldg(a.blocks + place);
     const char *block = t.from + id * t.block_stride;
     uint4 *to = (uint4 *)t.to + place * all;
     if (id < 0) return;
-    for (int32_t i = threadIdx.x; i < all; i += THREADS) {
+    for (int32_t i = end - part + threadIdx.x; i < end; i += THREADS) {
         const int32_t token = i / token_chunks, rest = i - token * token_chunks, head = rest / chunks;
         const int32_t chunk = rest - head * chunks;
         const uint2 eight = __ldg((const uint2 *)(block + token * t.token_stride + head * t.head_stride + chunk * 8));
@@ -60,7 +61,8 @@ __global__ void __launch_bounds__(THREADS) attend_widen(const __grid_constant__ 
 
 template <typename Element>
 void launch(const widen_args &a, cpa_dtype dtype, cudaStream_t stream) {
-    const dim3 grid((a.n_blocks + a.cta_blocks - 1) / a.cta_blocks, 2);
+    const int32_t block_size = 1 << a.block_shift;
+    const dim3 grid((a.n_blocks + a.cta_blocks - 1) / a.cta_blocks, 2, block_size > TOKENS ? block_size / TOKENS : 1);
     launch_for_codes(dtype, [&](auto tag) {
         attend_widen<Element, typename decltype(tag)::codes><<<grid, THREADS, 0, stream>>>(a);
     });
@@ -80,7 +82,7 @@ extern "C" cpa_status cpa_cuda_attend_widen(const cpa_cuda_attend_args *args, co
         blocks,
         k_scales,
         n_blocks,
-        block_size < LEAST_TOKENS ? LEAST_TOKENS / block_size : 1,
+        block_size < TOKENS ? TOKENS / block_size : 1,
         args->kv_heads,
         args->block_shift,
         args->head_scale_step,

@@ -121,24 +121,28 @@ __device__ inline void store_elements(char *to, int64_t column, const float (&va
     *(uint2 *)(to + column * 2) = make_uint2(pack_pair<T>(value[0], value[1]), pack_pair<T>(value[2], value[3]));
 }
 
-/* Two floats as a pair of codes of e4m3, the first in the low half; saturating, NaN as 0. Only where there is an
- * instruction for it: elsewhere nobody asks. */
+/* Whether there is an instruction that rounds to e4m3. */
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 890
+constexpr bool HAS_CODES = false;
+#else
+constexpr bool HAS_CODES = true;
+#endif
+
+/* Two floats as a pair of codes of e4m3, the first in the low half; saturating, NaN as 0. */
 __device__ inline uint32_t pack_codes(float low, float high) {
     uint16_t pair = 0;
-#if __CUDA_ARCH__ >= 890
-    low = isnan(low) ? 0 : low, high = isnan(high) ? 0 : high;
-    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(high), "f"(low));
-#endif
+    if (HAS_CODES) {
+        low = isnan(low) ? 0 : low, high = isnan(high) ? 0 : high;
+        asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(high), "f"(low));
+    }
     return pair;
 }
 
-/* 2 or 4 neighbouring floats as codes of a scale, in one access. */
-__device__ inline void store_codes(char *to, int64_t column, const float (&value)[2], const float *scale) {
-    const float inverse = __fdiv_rn(1, __ldg(scale));
+/* 2 or 4 neighbouring floats as codes of a scale, given its inverse, in one access. */
+__device__ inline void store_codes(char *to, int64_t column, const float (&value)[2], float inverse) {
     *(uint16_t *)(to + column) = (uint16_t)pack_codes(value[0] * inverse, value[1] * inverse);
 }
-__device__ inline void store_codes(char *to, int64_t column, const float (&value)[4], const float *scale) {
-    const float inverse = __fdiv_rn(1, __ldg(scale));
+__device__ inline void store_codes(char *to, int64_t column, const float (&value)[4], float inverse) {
     *(uint32_t *)(to + column) = pack_codes(value[0] * inverse, value[1] * inverse) |
                                  pack_codes(value[2] * inverse, value[3] * inverse) << 16;
 }
