@@ -54,7 +54,8 @@ static const cpa_field table[] = {
      .help = "tokens in a block of the KV cache; auto: 16 on the host, 64 on cuda"},
     {CASE, "mask", "NAME", CHOICE_AT(full, masks), .initial = "causal", .help = "attend: causal or full"},
     {CASE, "rules", "NAME", CHOICE_AT(rules, cpa_bench_rules), .initial = "none",
-     .help = "attend: what is done to scores: softcap, temperature, alibi, sink-logits, or bits, a causal mask"},
+     .help = "attend: what is done to scores: softcap, temperature, alibi, sink-logits, bits, a causal mask, or "
+             "tree, one of the new tokens alone"},
     {CASE, "pages", "ORDER", CHOICE_AT(pages_ordered, page_orders), .initial = "random",
      .help = "blocks lie in random order, or ordered, one after another"},
     {CASE, "layout", "NAME", CHOICE_AT(layout, layouts), .initial = "token-major",

@@ -6,7 +6,7 @@
 #include "base/check.h"
 #include "bench/memory.h"
 
-const char *const cpa_bench_rules[] = {"none", "softcap", "temperature", "alibi", "sink-logits", "bits", NULL};
+const char *const cpa_bench_rules[] = {"none", "softcap", "temperature", "alibi", "sink-logits", "bits", "tree", NULL};
 
 static const float softcap = 30, temperature_len = 1024;
 
@@ -63,9 +63,10 @@ static void fill_bits(uint32_t *bits, int64_t words, int64_t index) {
 
 static cpa_status make_bits(cpa_bench_site *site, const cpa_bench_attend_work *work, cpa_custom_mask *out,
                             cpa_error *err) {
+    const int is_tree = site->options.rules == CPA_BENCH_TREE;
     int64_t words = 0;
     for (int64_t i = 0; i < work->n_pieces; i++)
-        words += work->pieces[i].count * cpa_mask_words(work->pieces[i].first + work->pieces[i].count);
+        words += work->pieces[i].count * cpa_mask_words(work->pieces[i].count + (is_tree ? 0 : work->pieces[i].first));
     uint32_t *bits = malloc((size_t)words * sizeof *bits);
     int64_t *row_word = calloc((size_t)work->rows, sizeof *row_word),
             *first = calloc((size_t)work->rows, sizeof *first);
@@ -76,11 +77,13 @@ static cpa_status make_bits(cpa_bench_site *site, const cpa_bench_attend_work *w
             : cpa_fail(err, CPA_NO_MEMORY, "bench attend: no memory for %lld words of a mask", (long long)words);
     for (int64_t i = 0, word = 0; status == CPA_OK && i < work->n_pieces; i++) {
         const cpa_bench_piece *piece = &work->pieces[i];
-        const int64_t keys = piece->first + piece->count, row_words = cpa_mask_words(keys);
+        const int64_t before = is_tree ? piece->first : 0, keys = piece->first + piece->count - before;
+        const int64_t row_words = cpa_mask_words(keys);
         for (int64_t j = 0; j < piece->count; j++, word += row_words) {
             row_word[piece->row + j] = word;
+            first[piece->row + j] = before;
             width[piece->row + j] = (int32_t)keys;
-            fill_bits(bits + word, row_words, piece->first + j);
+            fill_bits(bits + word, row_words, piece->first + j - before);
         }
     }
     const void *memory[4] = {NULL};
@@ -99,8 +102,8 @@ static cpa_status make_bits(cpa_bench_site *site, const cpa_bench_attend_work *w
 cpa_status cpa_bench_score_make(cpa_bench_site *site, const cpa_bench_attend_work *work, cpa_bench_score *out,
                                 cpa_error *err) {
     const int64_t rule = site->options.rules;
-    *out = (cpa_bench_score){.has_rules = rule != CPA_BENCH_NO_RULE && rule != CPA_BENCH_BITS,
-                             .has_custom = rule == CPA_BENCH_BITS};
+    const int is_mask = rule == CPA_BENCH_BITS || rule == CPA_BENCH_TREE;
+    *out = (cpa_bench_score){.has_rules = rule != CPA_BENCH_NO_RULE && !is_mask, .has_custom = is_mask};
     if (rule == CPA_BENCH_SOFTCAP) out->rules.softcap = softcap;
     if (rule == CPA_BENCH_TEMPERATURE) out->rules.temperature_len = temperature_len;
     if (rule == CPA_BENCH_ALIBI) return make_heads(site, &out->rules.alibi_slopes, err);
