@@ -91,6 +91,8 @@ static const cpa_field table[] = {
      .help = "scaling: bound on the memory of one rank for keys and values on their way; auto: the library's"},
     {CASE, "algorithm", "NAME", CHOICE_AT(algorithm, algorithms), .initial = "auto",
      .help = "scaling: pass-kv or pass-q; auto: pass-q for one new token, pass-kv for more"},
+    {CASE, "pass-q-share", "S", CPA_FIELD_REAL, offsetof(cpa_bench_options, pass_q_share), .initial = "0", .max = 1,
+     .help = "scaling: the last S of the new tokens of a prefill by pass-q, whatever --algorithm says of the others"},
     {NULL, "threads", "N", INT_AT(threads, 1, 1024), .initial = "auto", .word = "auto",
      .help = "threads of a rank on the host; auto: what the program would use"},
     {NULL, "min-time", "S", CPA_FIELD_REAL, offsetof(cpa_bench_options, min_time_s), .initial = "0.5", .max = 3600,

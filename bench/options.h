@@ -31,6 +31,7 @@ typedef struct cpa_bench_options {
     int64_t context, batch, decode_context; /* of scaling */
     int64_t chunk;                          /* of scaling; 0: all new tokens */
     int64_t staging_bytes;                  /* of scaling; 0: the library's choice */
+    double pass_q_share;                    /* of scaling: part of the new tokens of a prefill, the last */
     int64_t algorithm;                      /* of scaling: cpa_algorithm; CPA_AUTO: pass-Q for decode, else pass-KV */
     int64_t threads;                        /* 0: what the program would use */
     double min_time_s;                      /* a case is repeated for at least so long */

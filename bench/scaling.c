@@ -166,6 +166,7 @@ static cpa_status measure_bandwidth(cpa_bench_site *site, cpa_error *err) {
 /* One token each is decode, more are a prefill. */
 static cpa_bench_work work_of(const cpa_bench_options *o, const int64_t *shape) {
     bool decode = shape[1] == 1;
+    const int64_t chunk = o->chunk ? o->chunk : shape[1];
     return (cpa_bench_work){
         .name = decode ? "decode" : "prefill",
         .algorithm = o->algorithm != CPA_AUTO ? (cpa_algorithm)o->algorithm
@@ -174,7 +175,8 @@ static cpa_bench_work work_of(const cpa_bench_options *o, const int64_t *shape) 
         .sequences = shape[0],
         .new_tokens = shape[1],
         .context = shape[2],
-        .chunk = o->chunk ? o->chunk : shape[1],
+        .chunk = chunk,
+        .pass_q_tokens = decode ? 0 : (int64_t)(o->pass_q_share * (double)chunk),
     };
 }
 

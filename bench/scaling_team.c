@@ -35,9 +35,10 @@ typedef struct team {
     bool captured;      /* a call is a part of a graph of LAYERS_PER_GRAPH */
     cpa_owner_map map;
     cpa_kv_view kv;
-    int32_t *blocks;           /* of all sequences, one after another */
-    cpa_context_chunk *chunks; /* [sequences] of the step */
-    team_row *rows;            /* of the step */
+    int32_t *blocks;            /* of all sequences, one after another */
+    cpa_context_chunk *chunks;  /* [sequences] */
+    cpa_context_chunk *planned; /* [2 * sequences]: those of the step, a sequence's in two if it goes both ways */
+    team_row *rows;             /* of the step */
     int64_t n_rows;
     void *q, *out;
 } team;
@@ -124,9 +125,10 @@ static cpa_status open_team(team *t, cpa_comm *comm, cpa_error *err) {
     }
     int64_t most_rows = t->work->sequences * (step_tokens / t->work->sequences / t->map.cp_size + t->map.interleave);
     t->chunks = calloc((size_t)t->work->sequences, sizeof *t->chunks);
+    t->planned = calloc(2 * (size_t)t->work->sequences, sizeof *t->planned);
     t->rows = malloc((size_t)most_rows * sizeof *t->rows);
     cpa_status status =
-        t->chunks && t->rows ? CPA_OK : cpa_fail(err, CPA_NO_MEMORY, "bench scaling: no memory for rows");
+        t->chunks && t->planned && t->rows ? CPA_OK : cpa_fail(err, CPA_NO_MEMORY, "bench scaling: no memory for rows");
     if (status == CPA_OK) {
         status = cpa_device_alloc(t->site->device, most_rows * cpa_shape_q_bytes(&options.shape), &t->q, err);
     }
@@ -145,6 +147,7 @@ static void close_team(team *t) {
     cpa_device_free(t->site->device, t->kv.v);
     cpa_device_free(t->site->device, t->kv.k);
     free(t->rows);
+    free(t->planned);
     free(t->chunks);
     free(t->blocks);
     cpa_control_close(&t->control);
@@ -219,18 +222,32 @@ static cpa_status sent_so_far(team *t, double *out, cpa_error *err) {
     return cpa_control_sum(&t->control, out, 1, err);
 }
 
+/* The chunks of a step; how many. */
+static int64_t fill_chunks(team *t, int64_t start, int64_t count) {
+    const int64_t by_q = cpa_min64(t->work->pass_q_tokens, count);
+    int64_t n = 0;
+    for (int64_t i = 0; i < t->work->sequences; i++) {
+        cpa_context_chunk chunk = t->chunks[i];
+        chunk.start = start;
+        chunk.count = count - by_q;
+        if (chunk.count > 0) t->planned[n++] = chunk;
+        chunk.start += chunk.count;
+        chunk.count = by_q;
+        chunk.algorithm = CPA_PASS_Q;
+        if (chunk.count > 0) t->planned[n++] = chunk;
+    }
+    return n;
+}
+
 static cpa_status plan_step(team *t, int64_t start, int64_t count, cpa_error *err) {
     double most_rows;
-    for (int64_t i = 0; i < t->work->sequences; i++) {
-        t->chunks[i].start = start;
-        t->chunks[i].count = count;
-    }
+    const int64_t n = fill_chunks(t, start, count);
     CPA_TRY(cpa_control_agree(&t->control, fill_queries(t, start, count, err), err));
     most_rows = (double)t->n_rows;
     CPA_TRY(cpa_control_max(&t->control, &most_rows, 1, err));
     int64_t padded_rows = t->graphs ? cpa_graphs_rows((int64_t)most_rows) : 0;
     cpa_context_begin(t->context);
-    cpa_status status = cpa_context_plan_ahead(t->context, t->chunks, t->work->sequences, padded_rows);
+    cpa_status status = cpa_context_plan_ahead(t->context, t->planned, n, padded_rows);
     if (status == CPA_OK) status = cpa_context_upload_plan(t->context, t->site->stream);
     return cpa_control_agree(&t->control, context_status(t, status, err), err);
 }

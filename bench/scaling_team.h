@@ -12,7 +12,8 @@ typedef struct cpa_bench_work {
     cpa_algorithm algorithm;
     int64_t sequences, new_tokens, context;
     int64_t chunk;
-    bool marks_layers; /* decode in graphs, of one rank: how long each layer takes is measured too */
+    int64_t pass_q_tokens; /* of a prefill: the last so many of a chunk go by pass-Q, whatever the algorithm */
+    bool marks_layers;     /* decode in graphs, of one rank: how long each layer takes is measured too */
 } cpa_bench_work;
 
 enum { CPA_BENCH_MARKED_LAYERS = 128 };

@@ -64,7 +64,9 @@ typedef struct cpa_context_options {
     cpa_cascade_attention cascade_attention; /* of chunks of a few tokens over this rank's shard */
 } cpa_context_options;
 
-/* One chunk: the new tokens [start, start + count) of one sequence. The same on every rank but for the block table. */
+/* One chunk: the new tokens [start, start + count) of one sequence, over the keys up to their end. The same on every rank
+ * but for the block table. A sequence may have several chunks in a step, one behind the other, so that part of what is
+ * new goes by pass-KV and part by pass-Q. */
 typedef struct cpa_context_chunk {
     int64_t start;
     int64_t count;

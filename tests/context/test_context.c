@@ -298,6 +298,35 @@ static void test_chunked_prefill_gives_the_bits_of_one_shot(void) {
     close_device();
 }
 
+/* A chunk that goes part by one algorithm and part by the other, whichever comes first, beside a decode token: the bits
+ * that it has by one. */
+static void test_parts_of_a_chunk_may_go_each_its_way(void) {
+    enum { PARTS = 3, N = PARTS + 1 };
+    const int64_t lengths[2] = {700, 90}, start = 401, cuts[PARTS + 1] = {start, 470, 643, 700};
+    open_device();
+    for (int m = 0; m < 2; m++) {
+        cpa_test_shape shape = SMALL;
+        cpa_test_cache cache;
+        cpa_test_chunk whole[2] = {{0, start, lengths[0] - start, CPA_PASS_KV}, {1, 89, 1, CPA_PASS_Q}}, parts[N];
+        shape.mask = m ? (cpa_mask){.causal = 1, .sinks = 4, .window = 90} : CAUSAL;
+        cpa_test_cache_init(&cache, shape, 21, lengths, NULL, 2);
+        cpa_test_result one = run_step(&cache, whole, 2, 0, NULL);
+        for (int first = CPA_PASS_KV; first <= CPA_PASS_Q; first++) {
+            for (int p = 0; p < PARTS; p++)
+                parts[p] =
+                    (cpa_test_chunk){0, cuts[p], cuts[p + 1] - cuts[p], (first + p) % 2 ? CPA_PASS_Q : CPA_PASS_KV};
+            parts[PARTS] = whole[1];
+            cpa_test_result both = run_step(&cache, parts, N, 0, NULL);
+            CU_ASSERT_EQUAL(cpa_test_count_wrong(&cache, shape.mask, parts, N, &both), 0);
+            CU_ASSERT(cpa_test_same_bits_or_right(&cache, shape.mask, whole, 2, &one, &both));
+            cpa_test_result_destroy(&both);
+        }
+        cpa_test_result_destroy(&one);
+        cpa_test_cache_destroy(&cache);
+    }
+    close_device();
+}
+
 static void test_rank_local_sequences_exchange_nothing(void) {
     open_device();
     const int64_t lengths[3] = {400, 18, 77};
@@ -550,6 +579,7 @@ static const cpa_test TESTS[] = {
     {"long shards travel in segments of bounded staging", test_long_shards_travel_in_segments_of_bounded_staging},
     {"a window leaves what nobody sees where it is", test_a_window_leaves_what_nobody_sees_where_it_is},
     {"chunked prefill gives the result of one shot", test_chunked_prefill_gives_the_bits_of_one_shot},
+    {"parts of a chunk may go each its way", test_parts_of_a_chunk_may_go_each_its_way},
     {"rank-local sequences exchange nothing", test_rank_local_sequences_exchange_nothing},
     {"layers of one plan may differ in cache and mask", test_layers_of_one_plan_may_differ_in_cache_and_mask},
     {"a context goes from step to step", test_a_context_goes_from_step_to_step},
