@@ -1,6 +1,8 @@
 /* What the files of the self-test of operations share.
  *
  *   self_test_kernels.c  attend and merge, against the reference
+ *   self_test_rules.c    attend with score rules and masks of bits
+ *   self_test_results.c  results, and what they are compared with
  *   self_test_pages.c    memory and inputs; kv_write and kv_pack
  */
 #ifndef CPA_SELF_TEST_INTERNAL_H
@@ -14,7 +16,7 @@ enum {
     CPA_SELF_TEST_SHARDS = 2,
     CPA_SELF_TEST_DECODE_ROWS = 3,
     CPA_SELF_TEST_SPARE_BLOCKS = 2,
-    CPA_SELF_TEST_BUFFERS = 28
+    CPA_SELF_TEST_BUFFERS = 36
 };
 
 /* Results of every row and head, on the device. */

@@ -11,6 +11,8 @@
 #include "base/min_max.h"
 #include "src/check/reference.h"
 #include "src/check/self_test_pages.h"
+#include "src/check/self_test_results.h"
+#include "src/check/self_test_rules.h"
 
 /* Tokens of the sequence, two blocks at least: where the reference runs on a device, enough for prefill to split the
  * keys of a shard, in pieces of 1024. On the host it takes every so-many-th row. */
@@ -42,23 +44,6 @@ static cpa_status make_plans(cpa_kernel_test *t, int64_t prefill, cpa_error *err
         CPA_TRY(cpa_attend_plan_set(t->plans[s], &batch, err));
     }
     return CPA_OK;
-}
-
-static cpa_status make_results(cpa_kernel_test *t, cpa_error *err) {
-    const cpa_attention_shape *shape = &t->options->model.attention;
-    const int64_t heads = t->rows * shape->q_heads, o = heads * shape->v_dim * (int64_t)sizeof(float);
-    const int64_t lse = heads * (int64_t)sizeof(float);
-    int64_t pages = 2 * cpa_self_test_total_keys(t) * shape->kv_heads * (int64_t)sizeof(float) *
-                    (shape->k_dim > shape->v_dim ? shape->k_dim : shape->v_dim);
-    for (int i = 0; i < 3; i++) {
-        CPA_TRY(cpa_self_test_device(t, o, NULL, &t->results[i].o, err));
-        CPA_TRY(cpa_self_test_device(t, lse, NULL, &t->results[i].lse, err));
-    }
-    CPA_TRY(cpa_self_test_device(t, o, NULL, &t->results[0].out, err));
-    CPA_TRY(cpa_self_test_host(t, o, &t->want.o, err));
-    CPA_TRY(cpa_self_test_host(t, lse, &t->want.lse, err));
-    CPA_TRY(cpa_self_test_host(t, lse, &t->want.tolerance, err));
-    return cpa_self_test_host(t, o + o > pages ? o + o : pages, &t->got, err);
 }
 
 /* What the reference on the device reads and writes. */
@@ -153,51 +138,6 @@ static cpa_status expect(cpa_kernel_test *t, cpa_mask mask, int both) {
     return CPA_OK;
 }
 
-static cpa_status wrong_row(const cpa_kernel_test *t, const char *what, cpa_mask mask, int64_t at, const char *which,
-                            double error, double allowed, cpa_error *err) {
-    const cpa_worker_options *o = t->options;
-    const cpa_attention_shape *shape = &o->model.attention;
-    return cpa_fail(
-        err, CPA_CHECK_FAILED,
-        "%s, %s over %s, %d/%d heads of %d/%d, blocks of %d, %s, window %lld, %d sinks: row %lld (%s), head "
-        "%lld: |%s - %s reference| = %.3g, allowed %.3g",
-        what, cpa_dtype_name(shape->dtype), cpa_dtype_name(shape->kv_dtype), shape->q_heads, shape->kv_heads,
-        shape->k_dim, shape->v_dim, o->block_size, mask.causal ? "causal" : "full", (long long)mask.window, mask.sinks,
-        (long long)(at / shape->q_heads),
-        at / shape->q_heads < t->rows - CPA_SELF_TEST_DECODE_ROWS ? "prefill" : "decode",
-        (long long)(at % shape->q_heads), which, t->blas ? "fp32 BLAS" : "float64", error, allowed);
-}
-
-/* Compares a state, or the rounded result beside its LSE, with what rows must be. */
-static cpa_status compare(cpa_kernel_test *t, const char *what, cpa_mask mask, const cpa_self_test_result *r,
-                          int rounded, cpa_error *err) {
-    const cpa_attention_shape *shape = &t->options->model.attention;
-    const int64_t heads = t->rows * shape->q_heads, n = heads * shape->v_dim;
-    const cpa_dtype dtype = rounded ? shape->dtype : CPA_F32;
-    const double lse_allowed = (t->blas ? 3 : 1) * cpa_reference_lse_tolerance(t->coarser); /* of two fp32 results */
-    float *wide = (float *)t->got + n, *lse = (float *)t->got;
-    CPA_TRY(t->device->table->copy(t->got, rounded ? r->out : (void *)r->o, n * cpa_dtype_bytes(dtype), t->stream));
-    CPA_TRY(t->device->table->stream_sync(t->stream));
-    cpa_reference_widen(t->got, dtype, n, wide);
-    CPA_TRY(t->device->table->copy(lse, r->lse, heads * (int64_t)sizeof *lse, t->stream));
-    CPA_TRY(t->device->table->stream_sync(t->stream));
-    for (int64_t i = 0; i < heads; i++) {
-        if (t->want.tolerance[i] < 0) continue;
-        double worst = 0, allowed = (double)t->want.tolerance[i];
-        for (int64_t d = i * shape->v_dim; d < (i + 1) * shape->v_dim; d++) {
-            double error = fabs((double)wide[d] - (double)t->want.o[d]);
-            if (!(error <= worst)) worst = isnan(error) ? INFINITY : error;
-        }
-        int empty = t->want.lse[i] == -INFINITY;
-        double lse_error = lse[i] == t->want.lse[i] ? 0 : fabs((double)lse[i] - (double)t->want.lse[i]);
-        if (empty) allowed = 0;
-        if (worst > allowed) return wrong_row(t, what, mask, i, "O", worst, allowed, err);
-        if (!(lse_error <= lse_allowed)) return wrong_row(t, what, mask, i, "LSE", lse_error, lse_allowed, err);
-        t->stats->rows++;
-    }
-    return CPA_OK;
-}
-
 static cpa_status attend(cpa_kernel_test *t, int32_t shard, cpa_mask mask, int resume, const cpa_self_test_result *r,
                          cpa_error *err) {
     cpa_attend_args args = {.size = sizeof args,
@@ -250,8 +190,8 @@ static cpa_status check_mask(cpa_kernel_test *t, cpa_mask mask, int32_t n_empty,
             snprintf(what, sizeof what, "attend, path %s", path);
             CPA_TRY(attend(t, 1, mask, 0, &fresh, err));
             if (!both) {
-                CPA_TRY(compare(t, what, mask, &fresh, 0, err));
-                CPA_TRY(compare(t, what, mask, &fresh, 1, err));
+                CPA_TRY(cpa_self_test_compare(t, what, mask, &fresh, 0, err));
+                CPA_TRY(cpa_self_test_compare(t, what, mask, &fresh, 1, err));
                 continue;
             }
             CPA_TRY(attend(t, 0, mask, 0, &other, err));
@@ -259,11 +199,11 @@ static cpa_status check_mask(cpa_kernel_test *t, cpa_mask mask, int32_t n_empty,
             CPA_TRY(merge_rows(t, prefill, CPA_SELF_TEST_DECODE_ROWS, n_empty, err));
             merged.lse = other.lse;
             snprintf(what, sizeof what, "merge, after path %s", path);
-            CPA_TRY(compare(t, what, mask, &merged, 1, err));
+            CPA_TRY(cpa_self_test_compare(t, what, mask, &merged, 1, err));
             fresh.out = NULL;
             snprintf(what, sizeof what, "attend, path %s, resumed", path);
             CPA_TRY(attend(t, 0, mask, 1, &fresh, err));
-            CPA_TRY(compare(t, what, mask, &fresh, 0, err));
+            CPA_TRY(cpa_self_test_compare(t, what, mask, &fresh, 0, err));
         }
     }
     return CPA_OK;
@@ -305,7 +245,7 @@ static cpa_status check_tensors(cpa_kernel_test *t, cpa_error *err) {
         CPA_TRY(cpa_varlen_plan_set(t->plans[1], &batch, err));
         const cpa_status status = cpa_varlen_attend(t->plans[1], &args, t->stream);
         if (status != CPA_OK) return cpa_fail(err, status, "varlen: %s", t->stream->error.message);
-        CPA_TRY(compare(t, what, mask, &r, 1, err));
+        CPA_TRY(cpa_self_test_compare(t, what, mask, &r, 1, err));
     }
     return CPA_OK;
 }
@@ -322,7 +262,7 @@ static cpa_status run(cpa_kernel_test *t, cpa_error *err) {
     CPA_TRY(t->device->table->stream_create(t->device, &t->stream, err));
     CPA_TRY(cpa_self_test_make_inputs(t, prefill, err));
     CPA_TRY(cpa_self_test_write_pages(t, err));
-    CPA_TRY(make_results(t, err));
+    CPA_TRY(cpa_self_test_make_results(t, err));
     CPA_TRY(cpa_self_test_check_pages(t, err));
     CPA_TRY(make_plans(t, prefill, err));
     CPA_TRY(make_blas(t, err));
@@ -331,6 +271,7 @@ static cpa_status run(cpa_kernel_test *t, cpa_error *err) {
         for (size_t j = 0; j < i; j++) repeated |= cpa_mask_equals(masks[i], masks[j]);
         if (!repeated) CPA_TRY(check_mask(t, masks[i], (int32_t)i % (MOST_EMPTY + 1), err));
     }
+    CPA_TRY(cpa_self_test_check_rules(t, err));
     return check_tensors(t, err);
 }
 

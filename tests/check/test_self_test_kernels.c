@@ -66,10 +66,15 @@ static void a_swapped_kv_head_fails_by_name(void) {
     check_fault(CPA_FAULT_SWAPPED_KV_HEAD, "attend, path ");
 }
 
+static void rules_that_are_lost_fail_by_name(void) {
+    check_fault(CPA_FAULT_LOST_RULES, "attend with softcap, path ");
+}
+
 static const cpa_test TESTS[] = {
     {"every shape passes", every_shape_passes},
     {"a mask off by one fails by name", a_mask_off_by_one_fails_by_name},
     {"a swapped KV head fails by name", a_swapped_kv_head_fails_by_name},
+    {"rules that are lost fail by name", rules_that_are_lost_fail_by_name},
 };
 
 int main(int argc, char **argv) {

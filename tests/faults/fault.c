@@ -27,6 +27,7 @@ cpa_fault cpa_fault_by_name(const char *name) {
         "adjusted-length",
         "flat-tree",
         "deep-prefix",
+        "lost-rules",
     };
     int fault = 0;
     while (fault < CPA_FAULT_COUNT && strcmp(name, names[fault]) != 0) fault++;

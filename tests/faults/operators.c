@@ -236,6 +236,16 @@ static cpa_status attend_scaled(const cpa_attend_plan *plan, const cpa_attend_ar
     return real_of(stream->device)->attend(plan, &doubled, ready_q, stream);
 }
 
+/* ---- lost-rules: scores stay as they are; merges have no sinks ---- */
+
+static cpa_status attend_without_rules(const cpa_attend_plan *plan, const cpa_attend_args *args, const void *ready_q,
+                                       cpa_stream *stream) {
+    cpa_attend_args bare = *args;
+    bare.rules = NULL;
+    bare.custom = NULL;
+    return real_of(stream->device)->attend(plan, &bare, ready_q, stream);
+}
+
 /* ---- base2-lse, dropped-shard: of the states that are merged, all but the first or the second ---- */
 
 /* The LSE of the first `rows` rows of a state goes to base 2. Through the host: not in graphs. */
@@ -277,6 +287,7 @@ static cpa_status merge(const cpa_merge_args *args, const cpa_store_batch *await
     cpa_merge_args changed = *args;
     cpa_partial states[CPA_MERGE_MAX_STATES];
     const int32_t *maps[CPA_MERGE_MAX_STATES];
+    if (cpa_fault_is(CPA_FAULT_LOST_RULES)) changed.sink_logits = NULL;
     if (cpa_fault_is(CPA_FAULT_DROPPED_SHARD) && args->n_states > 1) {
         changed.n_states = 0;
         for (int32_t i = 0; i < args->n_states; i++) {
@@ -369,6 +380,7 @@ static cpa_status attend(const cpa_attend_plan *plan, const cpa_attend_args *arg
         return attend_scaled(plan, args, ready_q, stream);
     if (cpa_fault_is(CPA_FAULT_SWAPPED_KV_HEAD) && plan->shape.kv_heads > 1 && p->rows > 0)
         return attend_swapped(p, args, ready_q, stream);
+    if (cpa_fault_is(CPA_FAULT_LOST_RULES)) return attend_without_rules(plan, args, ready_q, stream);
     if (cpa_fault_is(CPA_FAULT_BASE2_LSE) && p->from_peers && args->resume) {
         const cpa_partial state = cpa_partial_resolve(args->state, plan->shape.q_heads, plan->shape.v_dim);
         CPA_TRY(spoil_lse(state, p->rows, plan->shape.q_heads, stream));

@@ -61,6 +61,13 @@ score_rules() {
         expect_code 0 "rules in small steps on $n ranks"
         expect_digest_of plain.json other.json
     done
+    CP_ATTN=$CP_ATTN_FAULTS
+    CPATTN_FAULT=lost-rules run 1 "${some[@]}" "${rules[@]}" --verify 0.05
+    expect_code 1 "rules that are lost"
+    expect_line 'float64 reference'
+    CPATTN_FAULT=lost-rules@start run 1 "${some[@]}" "${rules[@]}"
+    expect_code 1 "rules that are lost from the start"
+    expect_line 'self-test: attend with softcap'
 }
 
 # Drafts change neither tokens nor results, on any number of ranks, whatever else happens; a rank that counts wrong drafts

@@ -1,0 +1,14 @@
+/* What the self-test of kernels has of attend and merge, and what that must be. */
+#ifndef CPA_SELF_TEST_RESULTS_H
+#define CPA_SELF_TEST_RESULTS_H
+
+#include "src/check/self_test_internal.h"
+
+/* The memory of both. */
+cpa_status cpa_self_test_make_results(cpa_kernel_test *t, cpa_error *err);
+/* Compares a state, or the rounded result beside its LSE, with what rows must be. CPA_CHECK_FAILED names what was done,
+ * the mask, and the first row that is wrong. */
+cpa_status cpa_self_test_compare(cpa_kernel_test *t, const char *what, cpa_mask mask, const cpa_self_test_result *r,
+                                 int rounded, cpa_error *err);
+
+#endif
