@@ -21,7 +21,7 @@ enum {
     PROBE_EXCHANGES = 4,
     GROWTH = 4
 };
-static const double PROBE_SECONDS = 0.05, LONG_CALL_SECONDS = 1e-3, LONG_EXCHANGE_SECONDS = 5e-4;
+static const double PROBE_SECONDS = 0.01, LONG_CALL_SECONDS = 1e-3, LONG_EXCHANGE_SECONDS = 5e-4;
 
 /* A chunk of queries over keys that it sees all, in a cache of its own. */
 typedef struct probe {
@@ -121,22 +121,23 @@ static cpa_status probe_plan(probe *p, cpa_error *err) {
     return p->device->operators->plan_set(p->plan, &batch, (cpa_attend_fusion){0}, err);
 }
 
-/* Seconds of a call. Repeats for PROBE_SECONDS after a warm-up. */
+/* Seconds of a call: the least of those of PROBE_SECONDS after a warm-up, as whatever else the machine does only adds. */
 static cpa_status probe_time(probe *p, double *seconds) {
     const cpa_operator_table *operators = p->device->operators;
     const cpa_device_table *table = p->device->table;
     cpa_attend_args args = {
         .size = sizeof args, .q = p->q, .q_dtype = p->options->model.attention.dtype, .kv = p->kv, .out = p->out};
-    double start = 0, elapsed = 0;
-    int64_t calls = -1; /* the first is the warm-up */
-    while (elapsed < PROBE_SECONDS) {
+    double elapsed = 0;
+    *seconds = INFINITY;
+    for (int64_t call = -1; call <= 0 || elapsed < PROBE_SECONDS; call++) { /* the first is the warm-up */
+        const double start = cpa_clock_now();
         CPA_TRY(operators->attend(p->plan, &args, NULL, p->stream));
         CPA_TRY(table->stream_sync(p->stream));
-        if (++calls == 0) start = cpa_clock_now();
-        elapsed = cpa_clock_now() - start;
-        if (calls == 0) elapsed = 0;
+        if (call < 0) continue;
+        const double of_call = cpa_clock_now() - start;
+        elapsed += of_call;
+        *seconds = fmin(*seconds, of_call);
     }
-    *seconds = elapsed / (double)calls;
     return CPA_OK;
 }
 
