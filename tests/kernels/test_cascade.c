@@ -420,11 +420,11 @@ static void sequences_that_begin_alike(void) {
         {CPA_BF16, CPA_BF16, CPA_TOKEN_MAJOR, 4, 2, 128, 256, 1, 256, 1, 8, 2, 1024, WINDOW},
         {CPA_F32, CPA_F32, CPA_TOKEN_MAJOR, 2, 2, 16, 16, 3, 48, 1, 9, 1, 3072, WINDOW},
         {CPA_F16, CPA_F16, CPA_TOKEN_MAJOR, 8, 2, 64, 16, 1, 16, 1, 8, 2, 1024, {.causal = 0}},
-        {CPA_BF16, CPA_FP8_E4M3, CPA_TOKEN_MAJOR, 8, 2, 128, 16, 1, 16, 1, 9, 1, 1024, CAUSAL},
-        {CPA_F16, CPA_INT8, CPA_TOKEN_MAJOR, 4, 2, 64, 8, 2, 8, 2, 8, 2, 2048, WINDOW},
-        {CPA_BF16, CPA_BF16, CPA_VLLM_X, 4, 1, 64, 32, 1, 32, 1, 8, 3, 1024, CAUSAL},
-        {CPA_F16, CPA_FP8_E4M3, CPA_VLLM_X, 8, 2, 128, 16, 1, 16, 1, 9, 1, 1024, CAUSAL},
-        {CPA_F32, CPA_INT8, CPA_VLLM_X, 4, 2, 32, 16, 1, 16, 1, 6, 1, 1024, CAUSAL},
+        {CPA_BF16, CPA_FP8_E4M3, CPA_TOKEN_MAJOR, 4, 2, 128, 16, 1, 16, 1, 6, 1, 1024, CAUSAL},
+        {CPA_F16, CPA_INT8, CPA_TOKEN_MAJOR, 4, 2, 64, 8, 2, 8, 2, 5, 2, 2048, WINDOW},
+        {CPA_BF16, CPA_BF16, CPA_VLLM_X, 4, 1, 64, 32, 1, 32, 1, 6, 3, 1024, CAUSAL},
+        {CPA_F16, CPA_FP8_E4M3, CPA_VLLM_X, 2, 1, 128, 16, 1, 16, 1, 6, 1, 1024, CAUSAL},
+        {CPA_F32, CPA_INT8, CPA_VLLM_X, 2, 1, 32, 16, 1, 16, 1, 6, 1, 1024, CAUSAL},
     };
     int64_t read = 0, attended = 0;
     int shared = 0;
