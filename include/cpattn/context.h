@@ -85,7 +85,7 @@ typedef struct cpa_context_args {
     cpa_kv_view kv;
     cpa_mask mask;
     float scale; /* 0 = 1 / sqrt(k_dim) */
-    void *out;   /* [rows, q_heads, v_dim], dtype; with replicated rows only the own heads */
+    void *out;   /* [rows, q_heads, v_dim], dtype or fp8; with replicated rows only the own heads */
     float *lse;  /* [rows, q_heads], or NULL; likewise */
     /* What else is done to scores, see cpattn/score.h; NULL: nothing. The same on every rank. Rows of `custom` and `bias`
      * are all those of the step, chunk after chunk, whoever owns them, and their row_map is NULL: every rank has what it
@@ -94,6 +94,7 @@ typedef struct cpa_context_args {
     const cpa_score_rules *rules;
     const cpa_custom_mask *custom;
     const cpa_score_bias *bias;
+    const float *out_scale; /* device [1]: `out` holds CPA_FP8_E4M3, as that of cpa_attend; NULL with replicated rows */
 } cpa_context_args;
 
 /* What has happened since the context was created, on this rank. */

@@ -375,13 +375,16 @@ static cpa_status check_args(cpa_context *c, const cpa_context_args *args, const
         return cpa_fail(&c->ops.error, CPA_INVALID, "attend: %" PRId64 " rows, but q %p and out %p, expected both",
                         step->rows, args->q, args->out);
     }
+    if (args->out_scale && step->replicated)
+        return cpa_fail(&c->ops.error, CPA_UNSUPPORTED, "attend: out_scale with replicated rows, expected NULL");
     if (!c->attends_reserved && stream->device->table->stream_is_captured(stream)) {
         return cpa_fail(&c->ops.error, CPA_UNSUPPORTED,
                         "attend: the stream is in a capture of the caller's, and the step is not the reserved one");
     }
     const int64_t element = cpa_dtype_bytes(o->shape.dtype);
     CPA_TRY(cpa_check_aligned("attend", "q", args->q, element, &c->ops.error));
-    CPA_TRY(cpa_check_aligned("attend", "out", args->out, element, &c->ops.error));
+    CPA_TRY(cpa_check_aligned("attend", "out", args->out, args->out_scale ? 1 : element, &c->ops.error));
+    CPA_TRY(cpa_check_aligned("attend", "out_scale", args->out_scale, sizeof *args->out_scale, &c->ops.error));
     return cpa_check_aligned("attend", "lse", args->lse, sizeof *args->lse, &c->ops.error);
 }
 
@@ -395,7 +398,8 @@ static cpa_status merge_states(cpa_context *c, cpa_pass_q *q, const cpa_context_
         .rows = rows,
         .heads = o->shape.q_heads,
         .v_dim = o->shape.v_dim,
-        .out_dtype = o->shape.dtype,
+        .out_dtype = args->out_scale ? CPA_FP8_E4M3 : o->shape.dtype,
+        .out_scale = args->out_scale,
         .out = args->out,
         .out_row_stride = (int64_t)o->shape.q_heads * o->shape.v_dim,
         .out_lse = args->lse,

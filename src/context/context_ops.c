@@ -146,6 +146,7 @@ cpa_status cpa_context_attend_own(cpa_context_ops *ops, const cpa_attend_plan *p
         .scale = args->scale,
         .state = state,
         .out = out,
+        .out_scale = out ? args->out_scale : NULL,
     };
     cpa_context_set_score(ops, CPA_SCORE_OWN, &attend);
     return cpa_context_run_attend(ops, plan, &attend, NULL, CPA_SPAN_ATTEND_OWN, 0, stream);

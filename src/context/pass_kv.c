@@ -226,6 +226,7 @@ static cpa_status attend_transfer(cpa_pass_kv *kv, int64_t index, const cpa_kv_l
         .resume = 1,
         .state = kv->gather ? layer->own : kv->shard,
         .out = completes ? layer->args->out : NULL,
+        .out_scale = completes ? layer->args->out_scale : NULL,
     };
     cpa_context_set_score(kv->ops, CPA_SCORE_OWN, &attend);
     CPA_TRY(cpa_context_run_attend(kv->ops, transfer->plan, &attend, NULL, CPA_SPAN_ATTEND_RECEIVED, transfer->round,

@@ -4,6 +4,8 @@
 #include <string.h>
 
 #include "base/check.h"
+#include "base/convert.h"
+#include "kernels/host/cache/quantise.h"
 #include "src/context/context_internal.h"
 #include "tests/fixtures/context_fixture.h"
 #include "tests/fixtures/mpi_unit.h"
@@ -327,6 +329,63 @@ static void test_parts_of_a_chunk_may_go_each_its_way(void) {
     close_device();
 }
 
+/* What is wrong with the codes of a layer, beside the result in the dtype of the queries; behind them nothing may be
+ * written. */
+static int64_t wrong_codes(const cpa_test_shape *shape, const cpa_test_result *plain, const cpa_test_result *codes,
+                           float scale) {
+    const int64_t n = plain->rows * shape->q_heads * shape->v_dim;
+    const int exact = shape->dtype == CPA_F32 && cpa_test_promises_bits();
+    float *want = cpa_test_poisoned(n, sizeof *want);
+    int64_t wrong = 0;
+    cpa_widen(want, plain->out, shape->dtype, n);
+    for (int64_t i = 0; i < codes->out_bytes; i++) {
+        const uint8_t code = ((const uint8_t *)codes->out)[i];
+        if (i >= n)
+            wrong += code != 0xff;
+        else if (exact)
+            wrong += code != cpa_to_e4m3(want[i] * (1 / scale));
+        else
+            wrong += !(fabsf(cpa_from_e4m3(code) * scale - want[i]) <= fabsf(want[i]) / 12 + scale / 256);
+    }
+    free(want);
+    return wrong;
+}
+
+/* A prefill, a chunk over a prefix and a decode token, by both algorithms, and a step of decode alone. */
+static void test_results_may_be_in_fp8(void) {
+    enum { N = 3 };
+    const int64_t lengths[N] = {300, 411, 90};
+    const float scale = 0.013f;
+    open_device();
+    for (int run = 0; run < 6; run++) {
+        const cpa_algorithm algorithm = run % 3 == 0 ? CPA_PASS_KV : CPA_PASS_Q;
+        const int64_t starts[N] = {run % 3 == 2 ? 299 : 0, run % 3 == 2 ? 410 : 340, 89};
+        cpa_test_shape shape = SMALL;
+        cpa_test_cache cache;
+        cpa_test_chunk chunks[N];
+        cpa_test_layer layer;
+        shape.dtype = run < 3 ? CPA_F32 : CPA_BF16;
+        for (int i = 0; i < N; i++) chunks[i] = (cpa_test_chunk){i, starts[i], lengths[i] - starts[i], algorithm};
+        cpa_test_cache_init(&cache, shape, 31, lengths, NULL, N);
+        cpa_context *context = cpa_test_context(device, &shape, 0);
+        cpa_test_result plain = run_on(context, &cache, chunks, N);
+        float *device_scale = cpa_test_upload(stream, &scale, sizeof scale);
+        cpa_test_layer_upload(&cache, shape.mask, chunks, N, run % 2, stream, &layer);
+        layer.args.out_scale = device_scale;
+        CU_ASSERT_EQUAL(cpa_test_plan(context, &cache, chunks, N), CPA_OK);
+        CU_ASSERT_EQUAL(cpa_context_attend(context, &layer.args, stream), CPA_OK);
+        CU_ASSERT_EQUAL(cpa_stream_sync(stream), CPA_OK);
+        cpa_test_layer_download(&layer, stream);
+        CU_ASSERT_EQUAL(wrong_codes(&shape, &plain, &layer.result, scale), 0);
+        cpa_test_free(stream, device_scale);
+        cpa_test_result_destroy(&layer.result);
+        cpa_test_result_destroy(&plain);
+        cpa_context_destroy(context);
+        cpa_test_cache_destroy(&cache);
+    }
+    close_device();
+}
+
 static void test_rank_local_sequences_exchange_nothing(void) {
     open_device();
     const int64_t lengths[3] = {400, 18, 77};
@@ -580,6 +639,7 @@ static const cpa_test TESTS[] = {
     {"a window leaves what nobody sees where it is", test_a_window_leaves_what_nobody_sees_where_it_is},
     {"chunked prefill gives the result of one shot", test_chunked_prefill_gives_the_bits_of_one_shot},
     {"parts of a chunk may go each its way", test_parts_of_a_chunk_may_go_each_its_way},
+    {"results may be in fp8", test_results_may_be_in_fp8},
     {"rank-local sequences exchange nothing", test_rank_local_sequences_exchange_nothing},
     {"layers of one plan may differ in cache and mask", test_layers_of_one_plan_may_differ_in_cache_and_mask},
     {"a context goes from step to step", test_a_context_goes_from_step_to_step},

@@ -325,6 +325,13 @@ static void what_rows_cannot_be_is_refused(void) {
     CU_ASSERT_PTR_NOT_NULL(strstr(cpa_context_error(s.context), "a step of replicated rows cannot be reserved"));
     const cpa_context_chunk chunk = {.start = 10, .count = 10, .algorithm = CPA_PASS_Q};
     CU_ASSERT_EQUAL(cpa_context_rows(s.context, &chunk, 1), 10);
+    const cpa_test_chunk step = {0, 10, 10, CPA_PASS_Q};
+    s.args.out_scale = s.args.lse;
+    CU_ASSERT_EQUAL(cpa_test_plan(s.context, &s.cache, &step, 1), CPA_OK);
+    if (cpa_test_ranks() > 1) { /* one rank has all heads of its own rows */
+        CU_ASSERT_EQUAL(cpa_context_attend(s.context, &s.args, s.stream), CPA_UNSUPPORTED);
+        CU_ASSERT_PTR_NOT_NULL(strstr(cpa_context_error(s.context), "out_scale with replicated rows, expected NULL"));
+    }
     site_destroy(&s);
 }
 
