@@ -1,6 +1,7 @@
 /* Results of attend in fp8: the codes that the result has before it is rounded to anything else, by every way to it: few
  * rows and many, keys in one piece and cut, resumed, of every dtype and layout of cache, with sinks, of rows that see
  * nothing. */
+#include <math.h>
 #include <stdio.h>
 
 #include "kernels/host/cache/quantise.h"
@@ -70,6 +71,12 @@ static void resume(const cpa_attend_case *shape, int64_t cut, int with_out, floa
     cpa_attend_fixture_destroy(&f);
 }
 
+/* A device may take another kernel for codes than for a state. */
+static int is_code_of(uint8_t code, float x, float scale) {
+    if (cpa_test_promises_bits()) return code == cpa_to_e4m3(x * (1 / scale));
+    return fabsf(cpa_from_e4m3(code) * scale - x) <= fabsf(x) / 12 + scale / 256;
+}
+
 static void a_resumed_call_gives_the_codes_of_its_state(void) {
     const float scale = 0.02f;
     for (int i = 0; i < 2 * CPA_ATTEND_BASES; i++) {
@@ -80,7 +87,7 @@ static void a_resumed_call_gives_the_codes_of_its_state(void) {
         resume(&c, 128, 1, scale, &codes);
         int64_t wrong = 0;
         for (int64_t at = 0; at < codes.out_bytes; at++)
-            wrong += ((const uint8_t *)codes.out)[at] != cpa_to_e4m3(state.o[at] * (1 / scale));
+            wrong += !is_code_of(((const uint8_t *)codes.out)[at], state.o[at], scale);
         CU_ASSERT_EQUAL(wrong, 0);
         cpa_attend_result_destroy(&codes);
         cpa_attend_result_destroy(&state);
