@@ -97,6 +97,7 @@ static void test_random_steps_are_right_in_any_staging(void) {
         }
         cpa_test_shape shape = random_shape();
         cpa_test_cache_init(&cache, shape, seed, lengths, placements, n);
+        cache.check_every = 2;
         int64_t least = least_staging(&shape);
         for (int64_t staging = least; staging <= 4 * least; staging *= 4) {
             step_facts facts;
@@ -155,7 +156,8 @@ static void test_a_long_sequence_between_short_ones_is_right(void) {
     close_device();
 }
 
-/* Many query heads share a KV head: attention over the own shard is long beside what travels. */
+/* Many query heads share a KV head: attention over the own shard is long beside what travels. Whatever is lost on the way
+ * is lost for all of them, so that a few are checked. */
 static const cpa_test_shape LONG_ATTENTION = {.q_heads = 96,
                                               .kv_heads = 1,
                                               .k_dim = 8,
@@ -164,6 +166,8 @@ static const cpa_test_shape LONG_ATTENTION = {.q_heads = 96,
                                               .interleave = 16,
                                               .dtype = CPA_BF16,
                                               .mask = {.causal = 1}};
+
+enum { LONG_CHECK_EVERY = 16 };
 
 static void expect_some_rows_to_join(const step_facts *facts) {
     CU_ASSERT(facts->one_pass_rows > 0);
@@ -180,6 +184,7 @@ static void test_rows_join_the_transfers_that_the_last_rows_hide(void) {
         cpa_placement placements[2] = {{CPA_SHARDED, 0}, {CPA_SHARDED, 1}};
         cpa_test_cache cache;
         cpa_test_cache_init(&cache, shape, 11, lengths, placements, 2);
+        cache.check_every = LONG_CHECK_EVERY;
         cpa_test_chunk chunks[2] = {{0, 3, 16, CPA_PASS_KV}, {1, 0, lengths[1], CPA_PASS_KV}};
         step_facts facts;
         CU_ASSERT_EQUAL(run_step(&cache, chunks, 2, 64 * least_staging(&shape), &facts), 0);
@@ -202,6 +207,7 @@ static void test_rows_join_transfers_in_several_segments(void) {
         if (windowed) shape.mask = (cpa_mask){.causal = 1, .sinks = 5, .window = 400 * ranks};
         cpa_test_cache cache;
         cpa_test_cache_init(&cache, shape, 12, lengths, placements, 3);
+        cache.check_every = LONG_CHECK_EVERY;
         step_facts facts;
         CU_ASSERT_EQUAL(run_step(&cache, chunks, windowed ? 3 : 1, least_staging(&shape), &facts), 0);
         if (ranks > 1) {

@@ -10,6 +10,7 @@
 #include "src/check/reference.h"
 #include "tests/fixtures/context_fixture.h"
 #include "tests/fixtures/mpi_unit.h"
+#include "tests/fixtures/reference_fixture.h"
 
 enum { MOST = 16, LAYERS = 2, PAD = 8 };
 
@@ -140,15 +141,18 @@ static int is_right(const varlen_case *c, const whole *w, int32_t segment, int64
     float q[CPA_MAX_HEAD_DIM], k[CPA_MAX_HEAD_DIM], v[CPA_MAX_HEAD_DIM], out[CPA_MAX_HEAD_DIM];
     double want[CPA_MAX_HEAD_DIM], lse, tolerance;
     cpa_reference_row row;
+    cpa_test_keys keys;
     cpa_widen(q, w->q + ((w->q_starts[segment] + i) * w->q_row + (int64_t)head * c->dim) * bytes, c->dtype, c->dim);
     cpa_reference_begin(&row, q, c->dim, c->dim, c->dtype, 0);
+    cpa_test_keys_begin(&keys, &row);
     for (int64_t j = 0; j < n_k; j++) {
         if (!cpa_reference_sees(mask, i + n_k - n_q, j)) continue;
         const char *key = w->kv + ((w->k_starts[segment] + j) * w->kv_row + (int64_t)kv_head * c->dim) * bytes;
         cpa_widen(k, key, c->dtype, c->dim);
         cpa_widen(v, key + (int64_t)c->kv_heads * c->dim * bytes, c->dtype, c->dim);
-        cpa_reference_add(&row, k, v);
+        cpa_test_keys_add(&keys, k, v, j, 0);
     }
+    cpa_test_keys_end(&keys);
     cpa_reference_end(&row, want, &lse, &tolerance);
     cpa_widen(out, got, c->dtype, c->dim);
     const double error = cpa_reference_error(out, want, c->dim);

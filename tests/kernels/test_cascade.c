@@ -12,6 +12,7 @@
 #include "kernels/operators.h"
 #include "src/check/reference.h"
 #include "tests/fixtures/context_fixture.h"
+#include "tests/fixtures/reference_fixture.h"
 #include "tests/fixtures/unit.h"
 
 /* ---- the tree ---- */
@@ -365,13 +366,17 @@ static int64_t wrong_rows(const cascade_fixture *f, const float *got) {
             const int64_t index = (item->q_row + row) * c->q_heads + head;
             double want[CPA_MAX_HEAD_DIM], lse, tolerance;
             cpa_reference_row reference;
+            cpa_test_keys keys;
             cpa_reference_begin(&reference, s->q + (position * c->q_heads + head) * c->dim, c->dim, c->dim, c->dtype,
                                 0);
+            cpa_test_keys_begin(&keys, &reference);
             for (int64_t k = 0; k < item->k_count; k++) {
                 const int64_t key = cpa_token_position(f->map, item->k_set, k);
                 const int64_t from = (key * c->kv_heads + kv_head) * c->dim;
-                if (cpa_reference_sees(c->mask, position, key)) cpa_reference_add(&reference, s->k + from, s->v + from);
+                if (cpa_reference_sees(c->mask, position, key))
+                    cpa_test_keys_add(&keys, s->k + from, s->v + from, key, 0);
             }
+            cpa_test_keys_end(&keys);
             cpa_reference_end(&reference, want, &lse, &tolerance);
             const float got_lse = got[o_floats + index];
             const int empty = lse == -INFINITY;

@@ -10,6 +10,7 @@
 #include "base/convert.h"
 #include "src/check/reference.h"
 #include "tests/fixtures/kv_fixture.h"
+#include "tests/fixtures/reference_fixture.h"
 #include "tests/fixtures/unit.h"
 
 enum { MOST_SEGMENTS = 64, GAP = 3, ROW_PADDING = 8 };
@@ -240,16 +241,19 @@ static int check_row(const varlen_case *c, const tensors *t, const result *r, in
     float q[CPA_MAX_HEAD_DIM], k[CPA_MAX_HEAD_DIM], v[CPA_MAX_HEAD_DIM], out[CPA_MAX_HEAD_DIM];
     double want[CPA_MAX_HEAD_DIM], lse, tolerance;
     cpa_reference_row reference;
+    cpa_test_keys keys;
     cpa_widen(q, element(t->q, row, t->q_stride, (int64_t)head * c->k_dim, c->dtype), c->dtype, c->k_dim);
     cpa_reference_begin(&reference, q, c->k_dim, c->v_dim, c->dtype, 0);
     cpa_reference_set_rules(&reference, &(cpa_reference_rules){.softcap = (double)c->softcap});
+    cpa_test_keys_begin(&keys, &reference);
     for (int64_t j = 0; j < n_k; j++) {
         if (!sees(c, i, n_q, j, n_k)) continue;
         const int64_t key = k_begin + j;
         cpa_widen(k, element(t->k, key, t->k_stride, (int64_t)kv_head * c->k_dim, c->dtype), c->dtype, c->k_dim);
         cpa_widen(v, element(t->v, key, t->v_stride, (int64_t)kv_head * c->v_dim, c->dtype), c->dtype, c->v_dim);
-        cpa_reference_add(&reference, k, v);
+        cpa_test_keys_add(&keys, k, v, j, 0);
     }
+    cpa_test_keys_end(&keys);
     cpa_reference_end(&reference, want, &lse, &tolerance);
     cpa_widen(out, r->out + at * c->v_dim * cpa_dtype_bytes(c->dtype), c->dtype, c->v_dim);
     const double error = cpa_reference_error(out, want, c->v_dim);

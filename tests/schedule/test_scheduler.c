@@ -411,8 +411,8 @@ static double seconds(void) {
 /* 512 sequences of 128K tokens on 8 ranks, with a pool that holds them all; the bound leaves room for sanitizers and
  * busy machines. */
 static void planning_a_step_of_512_long_sequences_takes_about_a_millisecond(void) {
-    enum { SEQS = 512, TOKENS = 131072, STEPS = 200 };
-    cpa_scheduler_options options = options_for(8, 16, SEQS * (TOKENS / 16 / 8 + 8), SEQS * TOKENS, SEQS);
+    enum { SEQS = 512, TOKENS = 131072, BLOCK = 64, STEPS = 200 };
+    cpa_scheduler_options options = options_for(8, BLOCK, SEQS * (TOKENS / BLOCK / 8 + 8), SEQS * TOKENS, SEQS);
     options.token_at = own_token;
     options.prefix_caching = 1;
     cpa_scheduler *scheduler = NULL;
