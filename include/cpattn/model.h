@@ -157,7 +157,7 @@ typedef struct cpa_slices {
 
 /* Drafts count as tokens of the output for what is drawn behind them, and for that alone, since they may be wrong: those on
  * the path of emission i, which are entry ends[i] of the history, then entry parents of that, and so on until -1. They
- * have entries in the history whose sequence is -1. Without penalties in the step, or drafts, there are no paths. */
+ * have entries in the history whose sequence is -1. Without penalties in the step there are none. */
 typedef struct cpa_draft_paths {
     const int32_t *ends;    /* device [emissions]; NULL: no row has a path */
     const int32_t *parents; /* device [history.count] */

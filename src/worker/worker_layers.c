@@ -148,8 +148,8 @@ static cpa_model_step describe_step(const cpa_worker *worker) {
         .history = {rows->sizes.restarts, on_device->restarts, rows->sizes.history, on_device->history_seqs,
                     on_device->tokens + rows->sizes.rows, on_device->history_outputs},
         .slices = rows->replicated ? &worker->slices : NULL,
-        .paths = {rows->drafts > 0 && rows->sizes.history > 0 ? on_device->path_ends : NULL,
-                  on_device->history_parents},
+        /* Without drafts too: a graph serves steps with and without. */
+        .paths = {rows->sizes.history > 0 ? on_device->path_ends : NULL, on_device->history_parents},
     };
 }
 
