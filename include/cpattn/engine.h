@@ -87,7 +87,7 @@ typedef struct cpa_engine_options {
     int32_t outputs_given; /* rank 0: token_at gives output tokens too where the network could draw them */
     cpa_token_fn on_token; /* rank 0; NULL = nothing is called */
     /* Rank 0. Requests get the tokens that they get without drafts. With them a step is planned when the one before is
-     * done. A network that draws with penalties takes cpa_model_step.paths into account. */
+     * done, if that yields tokens. A network that draws with penalties takes cpa_model_step.paths into account. */
     cpa_drafter drafter;
     int32_t draft_tokens;         /* most drafts of a sequence in a step, which count as tokens of it; 0 = 4 */
     int32_t ngram_min, ngram_max; /* as cpa_ngram_options has them */

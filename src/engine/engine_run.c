@@ -67,9 +67,12 @@ static cpa_status await_plan(cpa_run *r, cpa_error *err) {
     return CPA_OK;
 }
 
-/* Whether what a step draws decides which chunks the next one has: then that is planned behind it. */
-static int drafts(const cpa_run *r) {
-    return r->engine->options.drafter != CPA_DRAFT_NONE;
+/* Whether what the step draws decides which chunks the next one has: then that is planned behind it. */
+static int awaits_tokens(const cpa_run *r) {
+    if (r->engine->options.drafter == CPA_DRAFT_NONE) return 0;
+    for (int64_t i = 0; i < r->plan.n_chunks; i++)
+        if ((r->plan.chunks[i].flags & (CPA_CHUNK_EMITS | CPA_CHUNK_FINISHES)) == CPA_CHUNK_EMITS) return 1;
+    return 0;
 }
 
 /* The next plan becomes that of the step to run. */
@@ -84,7 +87,7 @@ static cpa_status begin_step(cpa_run *r, cpa_error *err) {
     r->prepared = 0;
     if (r->ahead) begin_requests(r);
     r->engine->timeline.step = (int64_t)r->plan.step;
-    r->go_on_due = r->ahead && !drafts(r);
+    r->go_on_due = r->ahead && !awaits_tokens(r);
     return cpa_run_settle(r, 0, err);
 }
 
@@ -193,7 +196,7 @@ static cpa_status run_step(cpa_run *r, cpa_error *err) {
         cpa_log(CPA_LOG_DEBUG, "step %llu: %lld chunks, %lld tokens, attention predicted %.3f ms, took %.3f ms",
                 (unsigned long long)r->plan.step, (long long)r->plan.n_chunks, (long long)tokens, predicted * 1e3,
                 actual * 1e3);
-        r->go_on_due |= drafts(r);
+        r->go_on_due |= awaits_tokens(r);
         CPA_TRY(cpa_run_record(r, err));
     }
     return CPA_OK;

@@ -1,8 +1,10 @@
 /* Several tokens of a request in a step: whatever was guessed, and whoever guessed it, tokens and digest are those of a
  * run without drafts, on any number of ranks. */
-#include <stdio.h>
+#include <sched.h>
+#include <stdatomic.h>
 #include <string.h>
 
+#include "base/clock.h"
 #include "tests/fixtures/chain_run.h"
 #include "tests/fixtures/comm_fixture.h"
 #include "tests/fixtures/device_fixture.h"
@@ -255,6 +257,40 @@ static void what_is_not_finite_of_wrong_drafts_is_nobodys_fault(void) {
     CU_ASSERT_EQUAL(h.stats.requests_failed, 0);
 }
 
+/* What the planning thread has asked for, and whether it has while the first step ran. */
+static _Atomic int64_t furthest_asked;
+static int waited_in_vain;
+
+static uint32_t note_asked(void *ctx, uint64_t request, int64_t position) {
+    if (position > atomic_load(&furthest_asked)) atomic_store(&furthest_asked, position);
+    return chain_token_at(ctx, request, position);
+}
+
+/* The first step lasts until the next one is planned. */
+static cpa_status wait_for_plan(void *ctx, const cpa_model_step *step, cpa_stream *stream) {
+    chain_model *chain = ctx;
+    const double begin = cpa_clock_now();
+    while (chain->steps == 0 && atomic_load(&furthest_asked) < 96 && cpa_clock_now() - begin < 10) sched_yield();
+    waited_in_vain |= chain->steps == 0 && atomic_load(&furthest_asked) < 96;
+    return chain_begin_step(ctx, step, stream);
+}
+
+/* Chunks of a prompt yield nothing that a drafter would have to know. */
+static void a_step_without_tokens_is_planned_ahead_of(void) {
+    chain_run h;
+    chain_run_begin(&h, 0);
+    chain_run_add(&h, 3, 0, 200, 8, NULL); /* in chunks of 96 */
+    use_drafts(&h, 4, 8);
+    atomic_store(&furthest_asked, 0);
+    waited_in_vain = 0;
+    h.options.no_prefix_caching = 1; /* nobody asks for digests */
+    h.options.token_at = note_asked;
+    if (cpa_test_rank() == 0) h.chain.model.begin_step = wait_for_plan;
+    chain_run_all(&h);
+    CU_ASSERT_EQUAL(waited_in_vain, 0);
+    CU_ASSERT(h.stats.accepted_tokens > 0);
+}
+
 static void drafters_that_cannot_be_are_refused(void) {
     for (int i = 0; i < 5; i++) {
         cpa_engine *engine = NULL;
@@ -283,6 +319,7 @@ static const cpa_test tests[] = {
     {"a request may be cancelled with drafts under way", a_request_may_be_cancelled_with_drafts_under_way},
     {"n-grams draft what repeats itself", ngrams_draft_what_repeats_itself},
     {"what is not finite of wrong drafts is nobody's fault", what_is_not_finite_of_wrong_drafts_is_nobodys_fault},
+    {"a step without tokens is planned ahead of", a_step_without_tokens_is_planned_ahead_of},
     {"drafters that cannot be are refused", drafters_that_cannot_be_are_refused},
 };
 
