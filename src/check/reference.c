@@ -11,6 +11,22 @@
 #define VECTOR_LOOPS
 #endif
 
+/* In a build with sanitizers the innermost loops go without, as most of the time of tests would be theirs; the rows that
+ * they read are asked for as a whole before. */
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/asan_interface.h>
+#define INNERMOST __attribute__((no_sanitize("address,undefined"), optimize("O3")))
+static void ask_for(const float *rows, int64_t n) {
+    const volatile char *bad = __asan_region_is_poisoned((void *)(uintptr_t)rows, (size_t)n * sizeof *rows);
+    if (bad) (void)*bad; /* is reported here */
+}
+#else
+#define INNERMOST VECTOR_LOOPS
+static void ask_for(const float *rows, int64_t n) {
+    (void)rows, (void)n;
+}
+#endif
+
 enum { KEYS_AT_ONCE = 64, LANES = 4, SUMS = 4 };
 typedef float narrow_lanes __attribute__((vector_size(LANES * sizeof(float))));
 typedef double wide_lanes __attribute__((vector_size(LANES * sizeof(double))));
@@ -137,8 +153,7 @@ void cpa_reference_begin(cpa_reference_row *row, const float *q, int32_t k_dim, 
 }
 
 /* The raw scores of n keys, in float64 and in fp32, as sums of SUMS * LANES partial sums. */
-VECTOR_LOOPS static void score_keys(const cpa_reference_row *row, int64_t n, const float *k, double *exact,
-                                    float *plain) {
+INNERMOST static void score_keys(const cpa_reference_row *row, int64_t n, const float *k, double *exact, float *plain) {
     const int32_t dim = row->k_dim, whole = dim / (SUMS * LANES) * (SUMS * LANES);
     for (int64_t t = 0; t < n; t++, k += dim) {
         wide_lanes wide[SUMS] = {{0}};
@@ -185,8 +200,8 @@ VECTOR_LOOPS static void scale_plain(cpa_reference_row *row, float factor) {
 }
 
 /* Adds the values of n keys with their probabilities: p in float64; p and p rounded to the dtype in fp32. */
-VECTOR_LOOPS static void add_values(cpa_reference_row *row, int64_t n, const float *restrict v, const double *exact,
-                                    const float *plain, const float *stored) {
+INNERMOST static void add_values(cpa_reference_row *row, int64_t n, const float *restrict v, const double *exact,
+                                 const float *plain, const float *stored) {
     const int32_t dim = row->v_dim;
     double *restrict o = row->o;
     float *restrict plain_o = row->plain_o, *restrict mass = row->mass;
@@ -273,6 +288,8 @@ static void add_some(cpa_reference_row *row, int64_t n, const float *k, const fl
     double exact[KEYS_AT_ONCE];
     float plain[KEYS_AT_ONCE];
     int64_t first = 0;
+    ask_for(k, n * row->k_dim);
+    ask_for(v, n * row->v_dim);
     score_keys(row, n, k, exact, plain);
     rule_scores(row, n, indices, bias, exact, plain);
     for (int64_t t = 0; t <= n; t++) {
