@@ -193,6 +193,73 @@ static void a_causal_mask_of_bits_is_causality(void) {
     }
 }
 
+/* Bits in stretches of keys and of rows, so that tiles are shown whole, in part and not at all; some rows see nothing. */
+static void bits_in_stretches(void) {
+    enum { LENGTH = 1500, KEYS = 170, ROWS = 100, PERIOD = 4 };
+    for (int base = 0; base < CPA_ATTEND_BASES; base++) {
+        for (int32_t n = 1; n <= 2; n++) {
+            cpa_attend_case shape = CPA_ATTEND_BASE[base];
+            cpa_attend_fixture f;
+            shape.length = LENGTH;
+            shape.cp_size = n;
+            shape.interleave = 64;
+            shape.block_size = 32;
+            cpa_attend_fixture_init(&f, &shape, 1);
+            cpa_test_score score = score_of(&f, WHOLE_MASK);
+            const int64_t width = score.width[0], words = cpa_mask_words(width);
+            for (int64_t row = 0; row < f.rows && n == 1; row++) score.row_word[row] = row * words;
+            for (int64_t i = 0; i < f.rows * words * 32; i++) {
+                const int64_t row = i / (words * 32), key = i % (words * 32);
+                const uint32_t bit = (uint32_t)1 << (key % 32);
+                uint32_t *word = &score.bits[row * words + key / 32];
+                const int seen = (key / KEYS + row / ROWS) % PERIOD == 1 && row / ROWS != 3;
+                *word = seen && key < width ? *word | bit : *word & ~bit;
+            }
+            f.score = &score;
+            for (int32_t slot = 0; slot < n; slot++) {
+                cpa_attend_result result;
+                cpa_attend_result_init(&result, &f);
+                CU_ASSERT_EQUAL(cpa_attend_fixture_run_slot(&f, slot, &result), CPA_OK);
+                CU_ASSERT_EQUAL(cpa_attend_fixture_check(&f, slot, 23, &result, NULL), 0);
+                cpa_attend_result_destroy(&result);
+            }
+            cpa_test_score_destroy(&score);
+            cpa_attend_fixture_destroy(&f);
+        }
+    }
+}
+
+/* A key of NaN makes the row NaN that sees it, its own, and none of those before, however their scores are computed. */
+static void unseen_keys_need_not_be_finite(void) {
+    for (int base = 0; base < 2; base++) {
+        for (int late = 0; late < 2; late++) {
+            cpa_attend_case shape = CPA_ATTEND_BASE[base];
+            cpa_attend_fixture f;
+            cpa_attend_result result;
+            const int64_t last = shape.length - 1, k_row = last * shape.kv_heads;
+            shape.start = late ? shape.length - 2 : shape.length - 45;
+            cpa_attend_fixture_init(&f, &shape, 1);
+            for (int32_t head = 0; head < shape.kv_heads; head++) {
+                float *k = f.sequence.k + (k_row + head) * shape.k_dim;
+                k[0] = NAN;
+                cpa_kv_fixture_store(&f.kv, f.tables[f.table[0] + last / shape.block_size], last % shape.block_size,
+                                     head, k, f.sequence.v + (k_row + head) * shape.v_dim);
+            }
+            cpa_kv_view_free(&f.device_kv, f.stream);
+            f.device_kv = cpa_kv_fixture_upload(&f.kv, f.stream);
+            cpa_attend_result_init(&result, &f);
+            cpa_test_score score = score_of(&f, SOFTCAP | ALIBI);
+            f.score = &score;
+            CU_ASSERT_EQUAL(cpa_attend_fixture_run_slot(&f, 0, &result), CPA_OK);
+            CU_ASSERT_EQUAL(cpa_attend_fixture_check(&f, 0, 1, &result, NULL), 0);
+            CU_ASSERT(isnan(result.lse[(f.rows - 1) * shape.q_heads]));
+            cpa_test_score_destroy(&score);
+            cpa_attend_result_destroy(&result);
+            cpa_attend_fixture_destroy(&f);
+        }
+    }
+}
+
 /* A row whose bits are all 0 is empty, with and without a sink. */
 static void a_row_without_any_key(void) {
     for (int base = 0; base < CPA_ATTEND_BASES; base++) {
@@ -284,6 +351,8 @@ int main(int argc, char **argv) {
         {"every form matches the reference over shards", every_form_over_shards},
         {"windows stay beside bits", windows_beside_bits},
         {"bits that say what causality says give its result", a_causal_mask_of_bits_is_causality},
+        {"bits in stretches match the reference", bits_in_stretches},
+        {"unseen keys need not be finite", unseen_keys_need_not_be_finite},
         {"a row whose bits hide every key is empty", a_row_without_any_key},
         {"sinks count once in a resumed row", sinks_of_a_resumed_row},
         {"every width matches the reference", every_width},

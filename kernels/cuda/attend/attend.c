@@ -97,7 +97,7 @@ static void fill_args(const cpa_cuda_plan *plan, const cpa_attend_args *args, co
     };
 }
 
-/* What is asked of scores; the scales become those of what the rules give. */
+/* What is asked of scores. */
 static void fill_score(const cpa_attend_args *args, cpa_cuda_attend_args *a) {
     cpa_cuda_score *score = &a->score;
     if (args->custom) score->custom = *args->custom;
@@ -112,13 +112,14 @@ static void fill_score(const cpa_attend_args *args, cpa_cuda_attend_args *a) {
     score->transforms =
         score->softcap > 0 || score->temperature_len > 0 || score->alibi_slopes != NULL || score->bias.values != NULL;
     score->indexed = score->alibi_slopes || score->bias.values || score->custom.bits;
-    score->any = score->transforms || score->custom.bits || score->sink_logits;
-    if (!score->transforms) return;
+    score->any = score->transforms || score->custom.bits;
     score->pre_scale = a->scale;
-    if (score->softcap > 0) {
-        score->tanh_scale = a->scale / score->softcap;
-        score->tanh_scale_log2 = 2 * score->tanh_scale * (float)M_LOG2E;
-    }
+    if (score->softcap > 0) score->tanh = cpa_cuda_tanh_of((double)a->scale / (double)score->softcap);
+}
+
+/* The scales become those of what the rules give. */
+static void scale_what_rules_give(cpa_cuda_attend_args *a) {
+    if (!a->score.transforms) return;
     a->scale = 1;
     a->scale_log2 = (float)M_LOG2E;
 }
@@ -141,16 +142,17 @@ static int runs_fit(const cpa_cuda_plan *plan, const cpa_cuda_attend_args *a) {
 
 /* The tensor-core kernels move 8 elements of the inputs (16 codes) and 4 of the state at a time, multiply in the
  * inputs' dtype, and take the largest raw score for the largest scaled one. */
-static int tensor_cores_fit(const cpa_cuda_plan *plan, const cpa_cuda_attend_args *a, int has_score, int has_slopes) {
-    if (a->k_run_shift < 30) return !has_score && runs_fit(plan, a);
+static int tensor_cores_fit(const cpa_cuda_plan *plan, const cpa_cuda_attend_args *a) {
+    if (a->k_run_shift < 30) return !a->score.any && runs_fit(plan, a);
     const int64_t inputs = a->q_row_stride | a->k_block_stride | a->k_token_stride | a->k_head_stride |
                            a->v_block_stride | a->v_token_stride | a->v_head_stride | a->k_dim | a->v_dim;
     const int quantised = cpa_dtype_is_quantised(a->kv_dtype), wide = a->k_dim > 192 || a->v_dim > 128;
-    const int small = 1 << a->block_shift < CPA_CUDA_DECODE_RUN;
+    const int small = 1 << a->block_shift < CPA_CUDA_DECODE_RUN,
+              has_slopes = a->score.alibi_slopes || a->score.bias.values;
     return (a->q_dtype == a->kv_dtype || quantised) && (a->q_dtype == CPA_BF16 || a->q_dtype == CPA_F16) &&
            inputs % (quantised ? 16 : 8) == 0 && aligned(a->q, 16) && aligned(a->ready_q, 16) && aligned(a->k, 16) &&
            aligned(a->v, 16) && aligned(a->out, 16) && aligned(a->o, 16) && a->o_row_stride % 4 == 0 && a->scale > 0 &&
-           !((quantised || small) && has_score) && !(wide && has_slopes);
+           !((quantised || small) && a->score.any) && !(wide && has_slopes);
 }
 
 /* For wide heads the kernels take more shared memory than some devices have for a CTA. */
@@ -356,12 +358,13 @@ cpa_status cpa_cuda_attend(const cpa_attend_plan *base, const cpa_attend_args *a
     CPA_TRY(check_capture(plan, stream));
     CPA_TRY(upload(plan, stream, &takes_tables));
     fill_args(plan, args, ready_q, &a);
-    const int fits = tensor_cores_fit(plan, &a, args->rules || args->custom || args->bias,
-                                      args->bias || (args->rules && args->rules->alibi_slopes));
     fill_score(args, &a);
-    /* The kernel of shared keys knows no rules. */
+    const int fits = tensor_cores_fit(plan, &a);
+    scale_what_rules_give(&a);
+    /* Of rows that are listed the kernel of shared keys knows indices, but no bits and no biases. */
+    const int of_rows = a.score.custom.bits || a.score.bias.values;
     const int rows_fit = plan->n_widened > 0 || (a.kv_dtype == a.q_dtype && a.k_run_shift == 30);
-    const int shares = plan->n_shared == 0 || (path == CPA_CUDA_HOPPER && rows_fit && !a.score.any);
+    const int shares = plan->n_shared == 0 || (path == CPA_CUDA_HOPPER && rows_fit && !of_rows);
     const int codes_fit = !a.out_scale || path == CPA_CUDA_HOPPER; /* others have no instruction for them */
     const int simple =
         path == CPA_CUDA_SIMPLE || !fits || !shared_memory_suffices(plan, &a, stream) || !shares || !codes_fit;

@@ -6,6 +6,7 @@
 #include <math.h>
 
 #include "kernels/cuda/attend/attend.h"
+#include "kernels/cuda/attend/state.cuh"
 #include "kernels/cuda/device/element.cuh"
 
 /* What the CTA of a prefill kernel takes: a piece, for a group of query heads that share a KV head. */
@@ -190,7 +191,7 @@ struct merge_weights {
 };
 
 /* Where a row's normalised O and its LSE go: the state, joined with what is there if the call resumes it; or `out`, and
- * the state if there is one that is not resumed; or the work space. Everyone who stores O of a row does so before one
+ * the state if there is one that is not resumed; or the work space. The sink of a head has its share of `out` alone. Everyone who stores O of a row does so before one
  * of them stores the LSE, since the weights follow from the LSE that is there. */
 struct row_sink {
     float *o, *lse;
@@ -198,6 +199,7 @@ struct row_sink {
     bool codes;    /* what `out` holds, */
     float inverse; /* of their scale; any number where it holds elements */
     merge_weights weights; /* of what is there, and of what comes */
+    float kept;            /* of `out`, by a sink */
     bool resume;
 
     __device__ row_sink(const cpa_cuda_attend_args &a, int64_t q_row, int64_t state_shift, int32_t row,
@@ -212,6 +214,7 @@ struct row_sink {
         out = a.out ? a.out + (place.state_row * a.q_heads + place.head) * a.v_dim * bytes : NULL;
         resume = a.resume;
         if (resume) weights = merge_weights(*lse, lse_new);
+        kept = out && a.score.sink_logits ? sink_factor(a.score.sink_logits, place.head, weights.lse) : 1;
     }
     /* The same, or the work space if the piece is one of several. */
     __device__ row_sink(const cpa_cuda_attend_args &a, const cpa_cuda_piece &piece, int32_t row, int32_t kv_group,
@@ -254,10 +257,8 @@ struct row_sink {
         if (adds_to_old())
             for (int i = 0; i < N; i++) result[i] += weights.a * old[i];
         if (o && !(resume && out)) store_floats(o + column, result);
-        if (out) store_out<T>(column, result);
-    }
-    template <typename T, int N>
-    __device__ void store_out(int32_t column, const float (&result)[N]) const {
+        if (!out) return;
+        for (int i = 0; i < N; i++) result[i] *= kept;
         if (codes) {
             store_codes(out, column, result, inverse);
         } else {

@@ -150,13 +150,30 @@ typedef struct cpa_cuda_update_args {
     cpa_cuda_piece *pieces;
 } cpa_cuda_update_args;
 
+/* tanh(x) of x = scale * raw: exp(2 x) is exp2(exp_scale * raw); and for |raw| < near_end, x times a polynomial in x^2, of
+ * raw alone. That is the minimax of the relative error for |x| < CPA_CUDA_TANH_NEAR, 7.8e-7. */
+typedef struct cpa_cuda_tanh {
+    float exp_scale, near_end, near[3];
+} cpa_cuda_tanh;
+#define CPA_CUDA_TANH_NEAR 0.28
+static inline cpa_cuda_tanh cpa_cuda_tanh_of(double scale) {
+    const double log2_e = 1.4426950408889634;
+    return (cpa_cuda_tanh){
+        .exp_scale = (float)(2 * log2_e * scale),
+        .near_end = (float)(CPA_CUDA_TANH_NEAR / scale),
+        .near = {(float)(0x1.ffffe6p-1 * scale), (float)(-0x1.5526a6p-2 * scale * scale * scale),
+                 (float)(0x1.04863ep-3 * scale * scale * scale * scale * scale)},
+    };
+}
+
 /* What is done to scores beside the mask of the layer (cpattn/score.h). */
 typedef struct cpa_cuda_score {
-    int32_t any;        /* else the kernels without rules are launched */
+    int32_t any;        /* else the kernels without rules are launched; sinks are all of theirs */
     int32_t transforms; /* scores change: the scales of the kernel's arguments are those of what comes out, */
     int32_t indexed;    /* and the indices of keys count */
     float pre_scale;    /* that of what goes in */
-    float softcap, tanh_scale, tanh_scale_log2; /* pre_scale / softcap; and 2 log2(e) times that */
+    float softcap;
+    cpa_cuda_tanh tanh;                         /* of the scale pre_scale / softcap */
     float temperature_len, temperature_inverse; /* 1 / log2(temperature_len) */
     const float *alibi_slopes, *sink_logits;
     cpa_custom_mask custom; /* bits NULL: none */

@@ -2,7 +2,7 @@
  * or all warps of a CTA a row of many states, each every fourth; the order of the sums follows that of the keys, so the
  * result does not depend on when the states were written. */
 #include "base/dependent.cuh"
-#include "kernels/cuda/attend/score.cuh"
+#include "kernels/cuda/attend/attend.cuh"
 #include "kernels/cuda/device/warp.cuh"
 
 namespace {
@@ -52,7 +52,7 @@ __device__ void add_warps(float (&value)[4], float (&sums)[WARPS][COLUMNS], int 
     __syncthreads();
 }
 
-template <typename Element, bool Ruled>
+template <typename Element>
 __global__ void __launch_bounds__(WARPS *WARP_LANES, 4) attend_combine(const __grid_constant__ cpa_cuda_attend_args a) {
     __shared__ __align__(16) float sums[WARPS][COLUMNS];
     dependent_allow(); /* the kernel that sends the states, or tells of them */
@@ -66,7 +66,7 @@ __global__ void __launch_bounds__(WARPS *WARP_LANES, 4) attend_combine(const __g
         const int64_t first = kv_group * a.partial_rows + split.partial + row;
         const row_states states = {a.partial_lse + first, a.partial_o + first * a.v_dim, split.count, rows, a.v_dim};
         const float lse = states.joint_lse(lane);
-        const sink_of<Ruled> sink(a, split.q_row, split.state_shift, split.row_begin + row, kv_group, lse);
+        const row_sink sink(a, split.q_row, split.state_shift, split.row_begin + row, kv_group, lse);
         for (int begin = 0; begin < a.v_dim; begin += COLUMNS) {
             const int column = begin + lane * 4;
             float value[4] = {0, 0, 0, 0};
@@ -84,10 +84,7 @@ __global__ void __launch_bounds__(WARPS *WARP_LANES, 4) attend_combine(const __g
 extern "C" cpa_status cpa_cuda_attend_combine(const cpa_cuda_attend_args *args, int32_t n_splits, cpa_stream *stream) {
     const int tile_parts = 4; /* CTAs that share a tile's rows */
     const dim3 grid(n_splits, args->kv_heads, tile_parts);
-    const bool ruled = args->score.sink_logits != NULL, bf16 = args->q_dtype == CPA_BF16;
-    const auto kernel = ruled  ? bf16 ? attend_combine<__nv_bfloat16, true> : attend_combine<__half, true>
-                        : bf16 ? attend_combine<__nv_bfloat16, false>
-                               : attend_combine<__half, false>;
+    const auto kernel = args->q_dtype == CPA_BF16 ? attend_combine<__nv_bfloat16> : attend_combine<__half>;
     const bool early = cpa_cuda_device_of(stream)->path == CPA_CUDA_HOPPER;
     return cpa_cuda_check(
         &stream->error,

@@ -136,35 +136,47 @@ __device__ void weigh_scales(float (&weight)[4], warp_state<C> &state, const uin
     for (int i = 0; i < 4; i++) weight[i] *= inverse;
 }
 
-/* Which of a lane's scores of a run its rows' bits show: bit 4 half + 2 n + e. own: the index of the key `lane` mod 16 of
- * the run. */
-__device__ uint32_t seen_of_run(const row_score *rows, bool causal, int32_t own, int lane) {
+/* Which of the 16 keys of a run a row sees; own: the index of the key `lane` mod 16 of it, if bits ask for it. */
+__device__ uint32_t shown_of_run(const cpa_cuda_attend_args &a, const cpa_cuda_piece &piece, const row_score &row,
+                                 int32_t own, int sinks, int key) {
+    const uint32_t within = seen_within(row.keys, sinks, key);
+    if (!a.score.custom.bits) return within;
+    if (runs_of(a, piece, KEYS)) {
+        const int32_t first = __shfl_sync(0xffffffff, own, 0);
+        return row.bits ? within & seen_keys(row, a.mask.causal, first) : within;
+    }
     uint32_t seen = 0;
 #pragma unroll 1
-    for (int i = 0; i < 8; i++) {
-        const row_score &row = rows[i / 4 * 8];
-        const int32_t t = __shfl_sync(0xffffffff, own, i / 2 % 2 * 8 + 2 * (lane % 4) + i % 2);
-        seen |= (row.bits ? seen_keys(row, causal, t) & 1 : 1) << i;
+    for (int i = 0; i < KEYS; i++) {
+        const int32_t t = __shfl_sync(0xffffffff, own, i);
+        seen |= (row.bits ? seen_keys(row, a.mask.causal, t) & 1 : 1) << i;
     }
-    return seen;
+    return within & seen;
 }
 
-/* Raw scores of a run become those of the rules, ALiBi and biases if there are registers for them; rows: the lane's first, and 8 on its second. */
+/* Hides what is not among the keys that are shown to both rows of a lane, the first of them being its first. */
+__device__ void hide_keys(float (&s)[2][4], const uint32_t (&shown)[2]) {
+#pragma unroll
+    for (int n = 0; n < 2; n++)
+#pragma unroll
+        for (int e = 0; e < 4; e++)
+            if (!(shown[e / 2] >> (8 * n + e % 2) & 1)) s[n][e] = -INFINITY;
+}
+
+/* Raw scores of a run become those of the rules, ALiBi and biases if there are registers for them, less what is hidden;
+ * rows: the lane's first, and 8 on its second. */
 template <bool SLOPED>
 __device__ void rule_run(float (&s)[2][4], const cpa_cuda_attend_args &a, const cpa_cuda_piece &piece,
-                         const row_score *rows, int key, int lane) {
+                         const row_score *rows, bool masked, int sinks, int key, int lane) {
     const cpa_cuda_score &rules = a.score;
     int32_t own = 0;
     if (rules.indexed) own = relative(key_index(a, piece, key + lane % KEYS), rows->origin);
     if (rules.transforms) {
 #pragma unroll
         for (int half = 0; half < 2; half++) {
-            const float factor = rows[8 * half].factor;
-#pragma unroll
-            for (int n = 0; n < 2; n++)
-#pragma unroll
-                for (int e = 2 * half; e < 2 * half + 2; e++)
-                    s[n][e] = (rules.softcap > 0 ? tanh_of(rules, s[n][e]) : s[n][e]) * factor;
+            float *const of_row[] = {&s[0][2 * half], &s[0][2 * half + 1], &s[1][2 * half], &s[1][2 * half + 1]};
+            if (rules.softcap > 0) cap_scores_of(rules.tanh, of_row);
+            for (int i = 0; i < 4; i++) *of_row[i] *= rows[8 * half].factor;
         }
         if (SLOPED && (rules.alibi_slopes || rules.bias.values)) {
 #pragma unroll
@@ -183,13 +195,12 @@ __device__ void rule_run(float (&s)[2][4], const cpa_cuda_attend_args &a, const 
             }
         }
     }
-    if (!rules.custom.bits) return;
-    const uint32_t seen = seen_of_run(rows, a.mask.causal, own, lane);
+    if (!masked && !rules.custom.bits) return;
+    uint32_t shown[2];
 #pragma unroll
-    for (int n = 0; n < 2; n++)
-#pragma unroll
-        for (int e = 0; e < 4; e++)
-            if (!(seen >> (e / 2 * 4 + 2 * n + e % 2) & 1)) s[n][e] = -INFINITY;
+    for (int half = 0; half < 2; half++)
+        shown[half] = shown_of_run(a, piece, rows[8 * half], own, sinks, key) >> 2 * (lane % 4);
+    hide_keys(s, shown);
 }
 
 /* One run of 16 keys. */
@@ -219,14 +230,14 @@ __device__ void attend_keys(const cpa_cuda_attend_args &a, warp_state<C> &state,
             mma<product>(s[1], q.part[k], keys[2], keys[3]);
         }
     }
-    if constexpr (C::RULED)
-        if (a.score.transforms || a.score.custom.bits) rule_run<(C::K_DIM <= 192)>(s, a, piece, rows, key, lane);
-    if (masked) {
+    if constexpr (C::RULED) {
+        rule_run<(C::K_DIM <= 192)>(s, a, piece, rows, masked, sinks, key, lane);
+    } else if (masked) {
 #pragma unroll
         for (int n = 0; n < 2; n++)
 #pragma unroll
             for (int e = 0; e < 4; e++)
-                if (!sees(C::RULED ? rows[e / 2 * 8].keys : bounds[e / 2], sinks,
+                if (!sees(bounds[e / 2], sinks,
                           key + run_key<C::RUNS && C::QUANTISED>(n, 2 * (lane % 4) + e % 2)))
                     s[n][e] = -INFINITY;
     }

@@ -6,8 +6,8 @@
 #include "kernels/cuda/attend/attend.cuh"
 #include "kernels/cuda/attend/hopper.cuh"
 #include "kernels/cuda/attend/hopper_tiles.cuh"
+#include "kernels/cuda/attend/listed_walk.cuh"
 #include "kernels/cuda/attend/mma.cuh"
-#include "kernels/cuda/attend/score.cuh"
 #include "kernels/cuda/attend/wgmma.cuh"
 
 namespace {
@@ -20,6 +20,9 @@ struct hopper_args {
     int32_t box;  /* tokens in a box of the maps */
     int32_t flat; /* tensors without pages: the maps have one block, and tables hold the first row of an item */
 };
+
+template <typename C>
+using hopper_walk = typename std::conditional<C::RULED, listed_walk<C::KEYS>, key_walk<C::KEYS>>::type;
 
 /* Barriers of the stages: full when the bytes are there, empty when all consumers are done with them. */
 struct stage_barriers {
@@ -53,7 +56,7 @@ __device__ box_place place_of(const hopper_args &args, const cpa_cuda_piece &pie
  * it). */
 template <typename C, int DIM, bool SCALES>
 __device__ void load_tiles(const hopper_args &args, const CUtensorMap *map, const CUtensorMap *tail_map,
-                           const cpa_cuda_piece &piece, const key_walk<C::KEYS> &walk, int kv_head, uint32_t tiles,
+                           const cpa_cuda_piece &piece, const hopper_walk<C> &walk, int kv_head, uint32_t tiles,
                            uint32_t scales, uint64_t (&full)[STAGES], uint64_t (&empty)[STAGES], int lane) {
     constexpr int BYTES = C::KEYS * DIM * 2;
     const int count = walk.count, row = lane * args.box;
@@ -110,7 +113,7 @@ struct row_places {
 /* The tiles of keys, or of values, swizzled as bulk copies write them: 8 lanes copy 64 columns of a row, a warp those
  * of 4 rows at once. Past the last key and past the width of the head they are zeros. */
 template <typename C, cpa_kv_part PART>
-__device__ void load_rows(const cpa_cuda_attend_args &a, const cpa_cuda_piece &piece, const key_walk<C::KEYS> &walk,
+__device__ void load_rows(const cpa_cuda_attend_args &a, const cpa_cuda_piece &piece, const hopper_walk<C> &walk,
                           int kv_head, uint32_t tiles, uint64_t (&full)[STAGES], uint64_t (&empty)[STAGES], int warp,
                           int lane) {
     constexpr int DIM = PART == CPA_KEYS ? C::K_DIM : C::V_DIM, BYTES = C::KEYS * DIM * 2;
@@ -150,6 +153,17 @@ __device__ void load_rows(const cpa_cuda_attend_args &a, const cpa_cuda_piece &p
 
 /* ---- a consuming warpgroup ---- */
 
+/* What a loop over tiles is compiled for, as code that others need would lie in its way: no rules; ALiBi over linear keys; a
+ * softcap alone; and any. All but the first take a temperature. */
+enum loop_rules { NO_RULES, SLOPES, SOFTCAP, ANY_RULES };
+
+/* The rules of a thread's two rows: what makes natural logarithms and those in base 2 of their scores, the slope of ALiBi
+ * in the unit of scores, and what it adds to all scores of a tile that the thread has of a row. */
+struct thread_rules {
+    float scale[2], slope[2], alike[2];
+};
+struct no_rules {};
+
 /* What a thread has of its warpgroup's rows `row` and row + 8. */
 template <typename C>
 struct thread_state {
@@ -157,6 +171,7 @@ struct thread_state {
     float tail[C::TAIL > 0 ? C::TAIL / 2 : 1]; /* the columns of O that are left over */
     float max[2], sum[2]; /* max of raw scores; sum over this thread's columns */
     row_keys keys[2];
+    typename std::conditional<C::RULED, thread_rules, no_rules>::type rules;
 };
 
 /* Where a chunk of 8 columns of a row of queries lies in their tiles. */
@@ -207,19 +222,20 @@ __device__ void clear_values(uint32_t shared, int keys, int thread) {
 
 /* A warpgroup's queries as the operand of its products: the first steps from registers, the others from its tile in
  * shared memory. */
-template <typename C>
+template <typename C, loop_rules RULES>
 struct query_operand {
+    static constexpr int STEPS = RULES == NO_RULES ? C::REGISTER_STEPS : C::RULED_STEPS[RULES];
     uint64_t tile;
-    uint32_t part[C::REGISTER_STEPS + 1][4];
+    uint32_t part[STEPS + 1][4];
 
     __device__ query_operand(uint32_t shared, int thread) : tile(wgmma_descriptor(shared, 0)) {
         const int row = thread / 32 * 16 + (thread & 15), chunk = thread / 16 & 1;
 #pragma unroll
-        for (int step = 0; step < C::REGISTER_STEPS; step++)
+        for (int step = 0; step < STEPS; step++)
             load_matrices(part[step], shared + chunk_at<C>(row, 2 * step + chunk));
     }
     __device__ void multiply(float (&s)[C::KEYS / 2], int step, uint64_t k) const {
-        if (step < C::REGISTER_STEPS) {
+        if (step < STEPS) {
             wgmma<typename C::element>::multiply_rows(s, part[step], k, step > 0);
         } else {
             const uint32_t at = step / 4 * (GROUP_ROWS * COLUMNS * 2) + step % 4 * 32;
@@ -235,8 +251,8 @@ __device__ uint64_t tail_descriptor(uint32_t tile) {
 }
 
 /* S = Q K^T, begun. */
-template <typename C>
-__device__ void begin_scores(float (&s)[C::KEYS / 2], const query_operand<C> &q, uint32_t tile) {
+template <typename C, loop_rules RULES>
+__device__ void begin_scores(float (&s)[C::KEYS / 2], const query_operand<C, RULES> &q, uint32_t tile) {
     const uint64_t k = wgmma_descriptor(tile, 0);
     wgmma_fence();
 #pragma unroll
@@ -298,29 +314,74 @@ struct group_scores {
     int32_t indices[C::RULED ? 2 : 1][C::KEYS];
 };
 
-/* Raw scores of step n become those of the rules. */
+/* What a thread's rows see of the tile of step n: 32 of its keys, for the lanes of the quad. */
 template <typename C>
-__device__ void rule_scores(float (&s)[C::KEYS / 2], const cpa_cuda_attend_args &a, const cpa_cuda_piece &piece,
-                            group_scores<C> &scores, int n, int key, int consumer, int thread) {
+__device__ void look_up_bits(uint32_t (&shown)[2], const cpa_cuda_attend_args &a, const thread_state<C> &state,
+                             const group_scores<C> &scores, int sinks, int n, int key, int thread) {
     const int lane = thread % 32, row = thread / 32 * 16 + lane / 4;
-    if (a.score.indexed && !scores.piece.linear) {
-        index_tile(scores.indices[n % 2], a, piece, key, thread, WARPGROUP);
-        named_sync(1 + consumer, WARPGROUP);
-    }
 #pragma unroll
     for (int half = 0; half < 2; half++)
-        rule_row<false>([&](int n, int e) -> float & { return s[4 * n + 2 * half + e]; }, a, scores.piece,
-                        scores.rows[row + 8 * half], scores.indices[n % 2], key, 2 * (lane % 4));
+        shown[half] = shown_of_tile(scores.piece, scores.rows[row + 8 * half], state.keys[half], sinks, a.mask.causal,
+                                    scores.indices[n % 2], key, lane);
 }
 
 template <typename C>
-__device__ void mask_bits(float (&s)[C::KEYS / 2], bool causal, const group_scores<C> &scores, int n, int key,
-                          int thread) {
+__device__ void mask_bits(float (&s)[C::KEYS / 2], const uint32_t (&shown)[2], int lane) {
+#pragma unroll
+    for (int half = 0; half < 2; half++)
+        mask_row_bits<C::KEYS>([&](int n, int e) -> float & { return s[4 * n + 2 * half + e]; }, shown[half], lane);
+}
+
+template <typename C>
+__device__ void cap_scores(float (&s)[C::KEYS / 2], const cpa_cuda_tanh &tanh) {
+#pragma unroll
+    for (int i = 0; i < C::KEYS / 2; i += 8) {
+        float *const eight[] = {&s[i], &s[i + 1], &s[i + 2], &s[i + 3], &s[i + 4], &s[i + 5], &s[i + 6], &s[i + 7]};
+        cap_scores_of(tanh, eight);
+    }
+}
+
+/* ALiBi, but for what all scores of a row have alike. */
+template <typename C>
+__device__ void slope_scores(float (&s)[C::KEYS / 2], const thread_rules &rules) {
+#pragma unroll
+    for (int n = 0; n < C::KEYS / 8; n++)
+#pragma unroll
+        for (int e = 0; e < 4; e++) s[4 * n + e] = fmaf(rules.slope[e / 2], (float)(8 * n + e % 2), s[4 * n + e]);
+}
+/* That; key: the tile's first. */
+template <typename C>
+__device__ void slope_alike(thread_rules &rules, const group_scores<C> &scores, int key, int thread) {
     const int lane = thread % 32, row = thread / 32 * 16 + lane / 4;
 #pragma unroll
     for (int half = 0; half < 2; half++)
-        mask_row_bits([&](int n, int e) -> float & { return s[4 * n + 2 * half + e]; }, scores.piece,
-                      scores.rows[row + 8 * half], causal, scores.indices[n % 2], key, lane);
+        rules.alike[half] =
+            rules.slope[half] * (float)(scores.piece.first + key + 2 * (lane % 4) - scores.rows[row + 8 * half].index);
+}
+/* All of it, where neighbouring keys are none in the sequence. */
+template <typename C>
+__device__ void slope_apart(float (&s)[C::KEYS / 2], const thread_rules &rules, const group_scores<C> &scores, int n,
+                            int thread) {
+    const int lane = thread % 32, row = thread / 32 * 16 + lane / 4;
+#pragma unroll
+    for (int half = 0; half < 2; half++)
+        (void)slope_row([&](int i, int e) -> float & { return s[4 * i + 2 * half + e]; }, rules.slope[half],
+                        scores.piece, scores.rows[row + 8 * half], scores.indices[n % 2], 0, 2 * (lane % 4));
+}
+
+/* Those of a thread's rows. */
+template <typename C>
+__device__ void begin_rules(const cpa_cuda_attend_args &a, thread_state<C> &state, const group_scores<C> &scores,
+                            int thread) {
+    const int row = thread / 32 * 16 + thread % 32 / 4;
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        const row_score &of = scores.rows[row + 8 * half];
+        const float unit = a.score.transforms ? of.factor : 1;
+        state.rules.scale[half] = unit * a.scale;
+        state.rules.slope[half] = of.slope / unit;
+        state.rules.alike[half] = 0;
+    }
 }
 
 template <typename C>
@@ -337,13 +398,18 @@ template <typename C>
 __device__ void online_softmax(float (&s)[C::KEYS / 2], thread_state<C> &state, float (&keep)[2], float scale_log2) {
 #pragma unroll
     for (int half = 0; half < 2; half++) {
-        float max = state.max[half], sum = 0;
+        float max = C::RULED ? -INFINITY : state.max[half], sum = 0, alike = 0;
+        if constexpr (C::RULED) {
+            scale_log2 = state.rules.scale[half] * (float)M_LOG2E;
+            alike = state.rules.alike[half];
+        }
 #pragma unroll
         for (int n = 0; n < C::KEYS / 8; n++) max = fmaxf(max, fmaxf(s[4 * n + 2 * half], s[4 * n + 2 * half + 1]));
-        max = quad_max(max);
-        const float base = max == -INFINITY ? 0 : max * scale_log2;
+        max = C::RULED ? fmaxf(state.max[half], quad_max(max + alike)) : quad_max(max);
+        float base = max == -INFINITY ? 0 : max * scale_log2;
         keep[half] = exp2_fast(state.max[half] * scale_log2 - base);
         state.max[half] = max;
+        if (C::RULED) base -= alike * scale_log2;
 #pragma unroll
         for (int n = 0; n < C::KEYS / 8; n++) {
 #pragma unroll
@@ -394,12 +460,12 @@ __device__ inline void pin_before_wait(float sum, uint32_t shared) {
 }
 
 /* All tiles of the piece, the last keys first. */
-template <typename C>
+template <typename C, loop_rules RULES>
 __device__ void attend_tiles(const cpa_cuda_attend_args &a, const cpa_cuda_piece &piece,
-                             const walk_of<C::RULED, C::KEYS> &walk, thread_state<C> &state, group_scores<C> &scores,
+                             const hopper_walk<C> &walk, thread_state<C> &state, group_scores<C> &scores,
                              uint32_t shared, stage_barriers &barriers, int consumer, int thread) {
     const int lane = thread % 32, column = 2 * (lane % 4), count = walk.count;
-    const query_operand<C> q(shared + consumer * C::Q_BYTES, thread);
+    const query_operand<C, RULES> q(shared + consumer * C::Q_BYTES, thread);
     float s[C::KEYS / 2], keep[2];
     uint32_t p[C::KEYS / 16][4];
     auto k_tile = [&](int n) { return shared + C::K_AT + n % STAGES * C::K_BYTES; };
@@ -416,21 +482,49 @@ __device__ void attend_tiles(const cpa_cuda_attend_args &a, const cpa_cuda_piece
             scale_scores<C>(s, shared + C::SCALES_AT + n % STAGES * C::SCALE_BYTES + column * 4);
     };
     const row_keys full = walk.full_steps();
-    auto rule = [&](int n) {
-        if constexpr (C::RULED)
-            rule_scores<C>(s, a, piece, scores, n, walk.tile(count - 1 - n) * C::KEYS, consumer, thread);
+    const bool has_bits = RULES == ANY_RULES && a.score.custom.bits, is_apart = RULES == ANY_RULES && !scores.piece.linear;
+    uint32_t shown[2];
+    bool is_masked; /* the step, as it is looked up */
+    auto masked = [&](int n) {
+        if constexpr (RULES == ANY_RULES) return n >= full.end || (n < full.first && walk.tested(count - 1 - n));
+        return n < full.first || n >= full.end;
+    };
+    auto key_of = [&](int n) { return walk.tile(count - 1 - n) * C::KEYS; };
+    /* What the rules of a step need and its scores do not: while the products run. */
+    auto look_up = [&](int n) {
+        if constexpr (RULES == ANY_RULES) {
+            is_masked = masked(n);
+            if (is_apart && a.score.indexed) {
+                index_tile(scores.indices[n % 2], a, piece, key_of(n), thread, WARPGROUP);
+                named_sync(1 + consumer, WARPGROUP);
+            }
+            if (has_bits && is_masked) look_up_bits<C>(shown, a, state, scores, walk.sinks, n, key_of(n), thread);
+        } else if constexpr (RULES == SLOPES) {
+            slope_alike<C>(state.rules, scores, key_of(n), thread);
+        }
     };
     auto mask = [&](int n) {
-        if (n < full.first || n >= full.end) {
-            const int key = walk.tile(count - 1 - n) * C::KEYS;
-            mask_scores<C>(s, state, walk.sinks, key + column);
-            if constexpr (C::RULED)
-                if (a.score.custom.bits) mask_bits<C>(s, a.mask.causal, scores, n, key, thread);
+        if (RULES == ANY_RULES ? !is_masked : !masked(n)) return;
+        if constexpr (RULES == ANY_RULES)
+            if (has_bits) return mask_bits<C>(s, shown, lane);
+        mask_scores<C>(s, state, walk.sinks, key_of(n) + column);
+    };
+    auto rule = [&](int n) {
+        if constexpr (RULES == SLOPES) slope_scores<C>(s, state.rules);
+        if constexpr (RULES == SOFTCAP) cap_scores<C>(s, a.score.tanh);
+        if constexpr (RULES == ANY_RULES) {
+            if (!a.score.transforms) return;
+            if (a.score.softcap > 0) cap_scores<C>(s, a.score.tanh);
+            if (!a.score.alibi_slopes) return;
+            if (is_apart) return slope_apart<C>(s, state.rules, scores, n, thread);
+            slope_alike<C>(state.rules, scores, key_of(n), thread);
+            slope_scores<C>(s, state.rules);
         }
     };
 
     wait_full(barriers.k_full, 0);
-    begin_scores<C>(s, q, k_tile(0));
+    begin_scores<C, RULES>(s, q, k_tile(0));
+    look_up(0);
     wgmma_wait<0>();
     wgmma_hold(s);
     scale(0);
@@ -450,10 +544,11 @@ __device__ void attend_tiles(const cpa_cuda_attend_args &a, const cpa_cuda_piece
     for (int n = 1; n < count; n++) {
         wait_full(barriers.k_full, n);
         if (C::TURNS) take_turn(consumer);
-        begin_scores<C>(s, q, k_tile(n));
+        begin_scores<C, RULES>(s, q, k_tile(n));
         wait_full(barriers.v_full, n - 1);
         begin_values<C>(state, p, v_tile(n - 1));
         if (C::TURNS && (consumer == 0 || n + 1 < count)) pass_turn(consumer);
+        look_up(n);
         wgmma_wait<1>();
         wgmma_hold(s);
         scale(n);
@@ -475,15 +570,29 @@ __device__ void attend_tiles(const cpa_cuda_attend_args &a, const cpa_cuda_piece
     hold_values<C>(state);
 }
 
-/* Where a row goes: rules come without listed rows. */
-template <bool RULED>
-__device__ sink_of<RULED> sink_at(const cpa_cuda_attend_args &a, const cpa_cuda_piece &piece, int row, int kv_group,
-                                  float lse) {
-    if constexpr (RULED) {
-        return ruled_sink(a, piece, row, kv_group, lse);
+template <typename C>
+__device__ void attend_by_rules(const cpa_cuda_attend_args &a, const cpa_cuda_piece &piece,
+                                const hopper_walk<C> &walk, thread_state<C> &state, group_scores<C> &scores,
+                                uint32_t shared, stage_barriers &barriers, int consumer, int thread) {
+    if constexpr (C::RULED) {
+        begin_rules<C>(a, state, scores, thread);
+        const bool capped = a.score.softcap > 0;
+        if (a.score.custom.bits || (a.score.alibi_slopes && (capped || !scores.piece.linear))) {
+            attend_tiles<C, ANY_RULES>(a, piece, walk, state, scores, shared, barriers, consumer, thread);
+        } else if (capped) {
+            attend_tiles<C, SOFTCAP>(a, piece, walk, state, scores, shared, barriers, consumer, thread);
+        } else {
+            attend_tiles<C, SLOPES>(a, piece, walk, state, scores, shared, barriers, consumer, thread);
+        }
     } else {
-        return a.rows ? row_sink(a, piece, row, kv_group, lse, a.rows) : row_sink(a, piece, row, kv_group, lse);
+        attend_tiles<C, NO_RULES>(a, piece, walk, state, scores, shared, barriers, consumer, thread);
     }
+}
+
+/* Where a row goes. */
+__device__ row_sink sink_at(const cpa_cuda_attend_args &a, const cpa_cuda_piece &piece, int row, int kv_group,
+                            float lse) {
+    return a.rows ? row_sink(a, piece, row, kv_group, lse, a.rows) : row_sink(a, piece, row, kv_group, lse);
 }
 
 /* Columns of a row of a thread, in pairs, whose old values are loaded together. */
@@ -496,9 +605,11 @@ __device__ void store_state(const cpa_cuda_attend_args &a, const cpa_cuda_piece 
     for (int half = 0; half < 2; half++) {
         const int at = row + 8 * half;
         const float sum = quad_sum(state.sum[half]), inverse = inverse_of_sum(sum);
-        const float lse = lse_of(state.max[half], sum, state.max[half] * a.scale + logf(sum));
+        float scale = a.scale;
+        if constexpr (C::RULED) scale = state.rules.scale[half];
+        const float lse = lse_of(state.max[half], sum, state.max[half] * scale + logf(sum));
         if (at < piece.row_end) {
-            const auto sink = sink_at<C::RULED>(a, piece, at, kv_group, lse);
+            const row_sink sink = sink_at(a, piece, at, kv_group, lse);
             const auto column_of = [&](int n) { return 8 * n + 2 * (lane % 4); };
 #pragma unroll
             for (int first = 0; first < C::V_DIM / 8; first += PAIRS_AT_ONCE) {
@@ -522,7 +633,7 @@ __device__ void store_state(const cpa_cuda_attend_args &a, const cpa_cuda_piece 
 
 template <typename C>
 __device__ void consume(const cpa_cuda_attend_args &a, const cpa_cuda_piece &piece,
-                        const walk_of<C::RULED, C::KEYS> &walk, int kv_group, group_scores<C> &scores, uint32_t shared,
+                        const hopper_walk<C> &walk, int kv_group, group_scores<C> &scores, uint32_t shared,
                         stage_barriers &barriers, int consumer, int thread) {
     const int lane = thread % 32, first_row = piece.row_begin + consumer * GROUP_ROWS;
     const int row = first_row + thread / 32 * 16 + lane / 4;
@@ -539,6 +650,7 @@ __device__ void consume(const cpa_cuda_attend_args &a, const cpa_cuda_piece &pie
         for (int i = 0; i < C::PART / 2; i++) state.o[part][i] = 0;
 #pragma unroll
     for (int i = 0; i < C::TAIL / 2; i++) state.tail[i] = 0;
+    if constexpr (C::RULED) state.rules = {};
     if (walk.count > 0) {
         load_queries<C>(a, piece, kv_group, first_row, shared + consumer * C::Q_BYTES, thread);
         if constexpr (C::RULED) {
@@ -549,7 +661,7 @@ __device__ void consume(const cpa_cuda_attend_args &a, const cpa_cuda_piece &pie
         }
         async_proxy_fence();
         named_sync(1 + consumer, WARPGROUP);
-        attend_tiles<C>(a, piece, walk, state, scores, shared, barriers, consumer, thread);
+        attend_by_rules<C>(a, piece, walk, state, scores, shared, barriers, consumer, thread);
     }
     store_state<C>(a, piece, kv_group, state, row, lane);
 }
@@ -564,7 +676,7 @@ template <typename C>
 __global__ void __launch_bounds__(C::THREADS, 1) attend_hopper(const __grid_constant__ hopper_args args) {
     extern __shared__ char shared[];
     __shared__ cpa_cuda_piece piece;
-    __shared__ walk_of<C::RULED, C::KEYS> walk;
+    __shared__ hopper_walk<C> walk;
     __shared__ stage_barriers barriers;
     __shared__ group_scores<C> scores[C::RULED ? C::CONSUMERS : 1];
     const cpa_cuda_attend_args &a = args.a;
@@ -592,7 +704,13 @@ __global__ void __launch_bounds__(C::THREADS, 1) attend_hopper(const __grid_cons
         barrier_init_fence();
     }
     __syncthreads();
-    walk.start(a, piece, a.rows);
+    if constexpr (C::RULED) {
+        static_assert(sizeof(typename hopper_walk<C>::scratch) <= C::SHARED_BYTES - TILE_ALIGNMENT, "before any tile");
+        walk.start(a, piece, *(typename hopper_walk<C>::scratch *)(shared + (tiles - shared_address(shared))));
+        async_proxy_fence(); /* the tiles come where that was */
+    } else {
+        walk.start(a, piece, a.rows);
+    }
     if (a.rows) { /* the decode kernel behind may take the multiprocessors that are left over, and then those of this one */
         dependent_wait();
         dependent_allow();
@@ -636,12 +754,13 @@ cpa_status launch(const hopper_args &args, int32_t n_pieces, cpa_stream *stream)
 
 template <typename Element, key_loads Loads, bool Ruled>
 cpa_status launch_widths(const hopper_args &args, int32_t n_pieces, cpa_stream *stream) {
-    const int shape = shape_of(args.a.k_dim, args.a.v_dim, Loads == BOXES && !Ruled);
+    const int shape = shape_of(args.a.k_dim, args.a.v_dim, Loads == BOXES && !Ruled, Ruled);
     switch (shape) {
     case 0: return launch<config<Element, 0, Loads, Ruled>>(args, n_pieces, stream);
     case 3: return launch<config<Element, 3, Loads, Ruled>>(args, n_pieces, stream);
-    case 4: return launch<config<Element, 4, Loads, Ruled>>(args, n_pieces, stream);
     }
+    if constexpr (!Ruled)
+        if (shape == 4) return launch<config<Element, 4, Loads, Ruled>>(args, n_pieces, stream);
     if constexpr (Loads == BOXES_AND_SCALES) {
         return cpa_cuda_check(&stream->error, cudaErrorNotSupported, "attend: heads too wide for scales of keys");
     } else if constexpr (Loads == BOXES && !Ruled) {
@@ -665,16 +784,16 @@ cpa_status launch_loads(const hopper_args &args, int32_t n_pieces, cpa_stream *s
 } // namespace
 
 extern "C" int32_t cpa_cuda_hopper_box(int32_t k_dim, int32_t v_dim, int32_t block_size, int32_t ruled) {
-    const int32_t keys = keys_of(shape_of(k_dim, v_dim, true), ruled);
+    const int32_t keys = keys_of(shape_of(k_dim, v_dim, true, ruled), ruled);
     return block_size < keys ? block_size : keys;
 }
 
 extern "C" int32_t cpa_cuda_hopper_rows(int32_t k_dim, int32_t v_dim) {
-    return TILES[shape_of(k_dim, v_dim, true)].consumers * GROUP_ROWS;
+    return TILES[shape_of(k_dim, v_dim, true, false)].consumers * GROUP_ROWS;
 }
 
 extern "C" int32_t cpa_cuda_hopper_tail(int32_t k_dim, int32_t v_dim) {
-    return tail_of(shape_of(k_dim, v_dim, true));
+    return tail_of(shape_of(k_dim, v_dim, true, false));
 }
 
 extern "C" cpa_status cpa_cuda_attend_hopper(const cpa_cuda_attend_args *args, const cpa_cuda_hopper_maps *maps,

@@ -230,18 +230,34 @@ __device__ void mask_scores(scores<C> &s, const row_keys *bounds, int sinks, int
     }
 }
 
-/* Raw scores become those of the rules, less what bits hide; rows: those of the CTA. */
+/* Raw scores become those of the rules, less what is hidden; rows: those of the CTA. Masked: some row does not see all of
+ * the tile. */
 template <typename C>
 __device__ void rule_scores(scores<C> &s, const cpa_cuda_attend_args &a, const ruled_piece &ruled,
-                            const row_score *rows, const int32_t (&indices)[C::KEYS], int key, int row, int lane) {
+                            const row_score *rows, const row_keys *bounds, const int32_t (&indices)[C::KEYS],
+                            bool masked, int sinks, int key, int row, int lane) {
+    const cpa_cuda_score &rules = a.score;
 #pragma unroll
     for (int m = 0; m < C::M_TILES; m++) {
 #pragma unroll
         for (int half = 0; half < 2; half++) {
-            const row_score &of = rows[row + 16 * m + 8 * half + lane / 4];
+            const int at_row = row + 16 * m + 8 * half + lane / 4, column = 2 * (lane % 4);
+            const row_score &of = rows[at_row];
             const auto at = [&](int n, int e) -> float & { return s[m][n][2 * half + e]; };
-            rule_row<true>(at, a, ruled, of, indices, key, 2 * (lane % 4));
-            if (a.score.custom.bits) mask_row_bits(at, ruled, of, a.mask.causal, indices, key, lane);
+            if (rules.transforms) {
+                if (rules.softcap > 0) cap_row<C::KEYS>(at, rules.tanh);
+#pragma unroll
+                for (int n = 0; n < C::KEYS / 8; n++) at(n, 0) *= of.factor, at(n, 1) *= of.factor;
+                if (rules.alibi_slopes) {
+                    const float alike = slope_row(at, of.slope, ruled, of, indices, key, column);
+#pragma unroll
+                    for (int n = 0; n < C::KEYS / 8; n++) at(n, 0) += alike, at(n, 1) += alike;
+                }
+                if (of.bias) bias_row(at, rules.bias, ruled, of, indices, key, column);
+            }
+            if (masked)
+                mask_row_bits<C::KEYS>(
+                    at, shown_of_tile(ruled, of, bounds[at_row], sinks, a.mask.causal, indices, key, lane), lane);
         }
     }
 }
@@ -311,7 +327,7 @@ __device__ void store_state(const cpa_cuda_attend_args &a, const cpa_cuda_piece 
             float sum = quad_sum(state.sum[m][half]), inverse = inverse_of_sum(sum);
             float lse = lse_of(state.max[m][half], sum, state.max[m][half] * a.scale + logf(sum));
             if (at < piece.row_end) {
-                const sink_of<C::RULED> sink(a, piece, at, kv_group, lse);
+                const row_sink sink(a, piece, at, kv_group, lse);
 #pragma unroll
                 for (int n = 0; n < C::V_DIM / 8; n++) {
                     float o[2] = {state.o[m][n][2 * half] * inverse, state.o[m][n][2 * half + 1] * inverse};
@@ -411,9 +427,12 @@ __global__ void __launch_bounds__(C::THREADS, C::CTAS) attend_portable(const __g
         probabilities<C> p;
         multiply_keys<C>(s, q_base, keys_base<C::K_DIM>(k_tile, lane));
         if (C::QUANTISED) scale_scores<C>(s, scales[left % STAGES], lane);
-        if constexpr (C::RULED)
-            rule_scores<C>(s, a, ruled, rows, indices[left % STAGES], tile * C::KEYS, row, lane);
-        if (walk.masked(tile)) mask_scores<C>(s, bounds, walk.sinks, tile * C::KEYS, row, lane);
+        if constexpr (C::RULED) {
+            rule_scores<C>(s, a, ruled, rows, bounds, indices[left % STAGES], walk.masked(tile), walk.sinks,
+                           tile * C::KEYS, row, lane);
+        } else {
+            if (walk.masked(tile)) mask_scores<C>(s, bounds, walk.sinks, tile * C::KEYS, row, lane);
+        }
         online_softmax<C>(p, s, state, a.scale_log2);
         multiply_values<C>(state, p, values_base<C::V_DIM>(k_tile + C::K_BYTES, lane));
         if (left > 0) {

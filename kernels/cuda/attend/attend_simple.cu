@@ -57,7 +57,7 @@ __device__ float ruled_score(const cpa_cuda_attend_args &a, const row_score &row
     const cpa_cuda_score &rules = a.score;
     float score = raw * a.scale;
     if (rules.transforms) {
-        score = (rules.softcap > 0 ? tanhf(raw * rules.tanh_scale) : raw) * row.factor;
+        score = (rules.softcap > 0 ? tanhf(raw * (rules.pre_scale / rules.softcap)) : raw) * row.factor;
         score += row.slope * (float)(t - row.index);
         if (row.bias) score += bias_at(rules.bias, row.bias, t - row.bias_first);
     }
@@ -182,7 +182,7 @@ __global__ void attend_simple(const __grid_constant__ cpa_cuda_attend_args a, in
 
 extern "C" cpa_status cpa_cuda_attend_simple(const cpa_cuda_attend_args *args, int64_t rows, cpa_stream *stream) {
     dim3 grid((unsigned)((rows + WARPS - 1) / WARPS), args->kv_heads);
-    const auto kernel = args->score.any ? attend_simple<true> : attend_simple<false>;
+    const auto kernel = args->score.any || args->score.sink_logits ? attend_simple<true> : attend_simple<false>;
     kernel<<<grid, WARPS * WARP_LANES, 0, cpa_cuda_handle(stream)>>>(*args, rows);
     return cpa_cuda_launched(stream, "attend");
 }

@@ -9,7 +9,6 @@
 #include "base/dependent.cuh"
 #include "kernels/cuda/attend/attend.cuh"
 #include "kernels/cuda/attend/mma.cuh"
-#include "kernels/cuda/attend/score.cuh"
 #include "kernels/cuda/device/warp.cuh"
 
 /* The states of the warps of a CTA as join_warps takes them: largest raw scores, sums of exponentials relative to
@@ -38,7 +37,7 @@ struct lane_state {
     }
     __device__ void store(const cpa_cuda_attend_args &a, const cpa_cuda_piece &piece, int row, int kv_group,
                           int lane) const {
-        const sink_of<C::RULED> sink(a, piece.q_row, piece.state_shift, piece.row_begin + row, kv_group,
+        const row_sink sink(a, piece.q_row, piece.state_shift, piece.row_begin + row, kv_group,
                             piece.refused ? NAN : lse2 * (float)M_LN2);
 #pragma unroll
         for (int p = 0; p < PARTS; p++)

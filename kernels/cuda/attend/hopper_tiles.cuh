@@ -16,31 +16,32 @@ constexpr int TILE_ALIGNMENT = 1024; /* of swizzled tiles */
  *
  * Q K^T takes its first steps of 16 columns with queries from registers. From shared memory a product of 64 rows by 64
  * keys reads as much of queries as of keys, 128 bytes a cycle: all that it gives, with none left for what is loaded.
- * There are not registers for all, and narrow heads gain nothing. `scaled_steps`: where keys have scales.
+ * There are not registers for all, and narrow heads gain nothing. `scaled_steps`, `ruled_steps`: where keys have scales, or
+ * scores rules.
  *
  * Heads of 72 and of 80 columns, those of many encoders of images, have tiles of 80 where they come in whole boxes and
  * without scales and rules. */
 struct tile_shape {
-    int k_dim, v_dim, keys, consumers, steps, scaled_steps;
+    int k_dim, v_dim, keys, consumers, steps, scaled_steps, ruled_steps;
 };
-constexpr tile_shape TILES[] = {{64, 64, 128, 3, 0, 0},
-                                {80, 80, 128, 2, 5, 0},
-                                {96, 96, 128, 2, 6, 0},
-                                {128, 128, 128, 2, 8, 4},
-                                {192, 128, 128, 2, 8, 0},
-                                {256, 256, 64, 2, 4, 0}};
+constexpr tile_shape TILES[] = {{64, 64, 128, 3, 0, 0, 0},
+                                {80, 80, 128, 2, 5, 0, 0},
+                                {96, 96, 128, 2, 6, 0, 0},
+                                {128, 128, 128, 2, 8, 4, 8},
+                                {192, 128, 128, 2, 8, 0, 0},
+                                {256, 256, 64, 2, 4, 0, 0}};
 
 /* The columns of the shape's tiles that do not fill one of COLUMNS. */
 constexpr int tail_of(int shape) {
     return TILES[shape].k_dim % COLUMNS;
 }
 
-/* The first that fits; `boxes`: it may have a tail. All that fit have the same keys and rows, but for those of 64 and
+/* The first that fits; `boxes`: it may have a tail; `ruled`: there is none of its own for wide keys. All that fit have the same keys and rows, but for those of 64 and
  * of 256 columns, which have none. */
-int shape_of(int32_t k_dim, int32_t v_dim, bool boxes) {
+int shape_of(int32_t k_dim, int32_t v_dim, bool boxes, bool ruled) {
     int shape = 0;
     while (k_dim > TILES[shape].k_dim || v_dim > TILES[shape].v_dim || (!boxes && tail_of(shape))) shape++;
-    return shape;
+    return ruled && shape == 4 ? 5 : shape;
 }
 
 /* How keys and values come: in boxes of tokens of a block, by one warp each; in such boxes, where keys are codes that
@@ -64,6 +65,7 @@ struct config {
                          CONSUMER_REGISTERS = CONSUMERS == 3 ? 160 : Loads != BOXES ? 232 : 240;
     static constexpr int LOADERS = ROWS ? LOADING_PAIR : 1; /* warps that fill a stage of keys, or of values */
     static constexpr int REGISTER_STEPS = SCALED ? TILES[Shape].scaled_steps : TILES[Shape].steps;
+    static constexpr int RULED_STEPS[] = {0, TILES[Shape].ruled_steps, 0, TILES[Shape].ruled_steps / 2};
     static constexpr bool TURNS = CONSUMERS == 2 && K_DIM < 256; /* three, and long products, overlap without */
     static constexpr int TAIL = tail_of(Shape), K_WHOLE = K_DIM - TAIL, V_WHOLE = V_DIM - TAIL;
     static_assert(V_DIM % COLUMNS == TAIL && (TAIL == 0 || REGISTER_STEPS * 16 == K_DIM), "queries of a tail");

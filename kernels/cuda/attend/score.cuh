@@ -29,6 +29,7 @@ __device__ inline int32_t relative(int64_t index, int64_t origin) {
 
 /* The index of a query, or of a key, counted from the item's first. */
 __device__ inline int64_t query_index(const cpa_cuda_attend_args &a, const cpa_cuda_piece &piece, int32_t token) {
+    if (a.rows) return a.rows[piece.q_row + token].position;
     const int64_t local = piece.q_first + token;
     return a.map.cp_size == 1 ? local : cpa_token_position(a.map, piece.q_set, local);
 }
@@ -46,6 +47,20 @@ __device__ inline bool runs_of(const cpa_cuda_attend_args &a, const cpa_cuda_pie
     return keys_are_linear(a, piece) || (a.map.interleave % keys == 0 && piece.k_first % keys == 0);
 }
 
+/* The bits of a row of the state, whose query has the index `index`. */
+__device__ inline void fill_row_bits(row_score &score, const cpa_cuda_attend_args &a, int64_t state_row, int64_t index,
+                                     int64_t origin) {
+    const cpa_custom_mask &custom = a.score.custom;
+    score.index = relative(index, origin);
+    score.bits = NULL;
+    score.bits_first = score.words = 0;
+    if (!custom.bits) return;
+    const int64_t entry = custom.row_map ? custom.row_map[state_row] : state_row, word = custom.row_word[entry];
+    score.bits_first = relative(custom.first[entry], origin);
+    score.words = (custom.width[entry] + 31) / 32;
+    if (word >= 0) score.bits = custom.bits + word;
+}
+
 /* A packed row of a piece; past the last that one's again, and of a piece without rows the first of its item. */
 __device__ inline void fill_row_score(row_score &score, const cpa_cuda_attend_args &a, const cpa_cuda_piece &piece,
                                       int32_t packed, int32_t kv_group, int64_t origin) {
@@ -57,17 +72,8 @@ __device__ inline void fill_row_score(row_score &score, const cpa_cuda_attend_ar
     if (rules.temperature_len > 0 && (float)index > rules.temperature_len)
         score.factor *= log2f((float)index) * rules.temperature_inverse;
     score.slope = rules.alibi_slopes ? rules.alibi_slopes[place.head] : 0;
-    score.index = relative(index, origin);
     score.origin = origin;
-    score.bits = NULL;
-    score.bits_first = 0;
-    if (rules.custom.bits) {
-        const int64_t entry = rules.custom.row_map ? rules.custom.row_map[place.state_row] : place.state_row;
-        const int64_t word = rules.custom.row_word[entry];
-        score.bits_first = relative(rules.custom.first[entry], origin);
-        score.words = (rules.custom.width[entry] + 31) / 32;
-        if (word >= 0) score.bits = rules.custom.bits + word;
-    }
+    fill_row_bits(score, a, place.state_row, index, origin);
     score.bias = NULL;
     score.bias_first = relative(rules.bias.first, origin);
     if (rules.bias.values) {
@@ -77,15 +83,30 @@ __device__ inline void fill_row_score(row_score &score, const cpa_cuda_attend_ar
     }
 }
 
-/* tanh of the capped score, of a raw one: below 0.36 x times a polynomial in x^2 (weighted least squares on it, relative
- * error 4e-8), else 1 - 2 / (exp(2 x) + 1). Off by at most 5e-7 of its value with the approximate units. */
-__device__ inline float tanh_of(const cpa_cuda_score &rules, float raw) {
-    const float x = raw * rules.tanh_scale, square = x * x;
-    float p = fmaf(square, -0x1.8ed9eep-5f, 0x1.1035eap-3f), inverse;
-    p = fmaf(p, square, -0x1.555286p-2f);
-    p = fmaf(p * square, x, x);
-    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(exp2_fast(raw * rules.tanh_scale_log2) + 1));
-    return fabsf(x) < 0.36f ? p : fmaf(-2.0f, inverse, 1.0f);
+/* N raw scores become tanh(capped): 1 - 2 / (exp(2 x) + 1), or where that loses the digits of a small result x times a
+ * polynomial in x^2. Off by at most 9e-7 of its value with the approximate units (attend.h has the constants). Step by
+ * step, as each of them waits for the one before. */
+template <int N>
+__device__ inline void cap_scores_of(const cpa_cuda_tanh &tanh, float *const (&s)[N]) {
+    float e[N], p[N];
+#pragma unroll
+    for (int i = 0; i < N; i++) e[i] = exp2_fast(*s[i] * tanh.exp_scale);
+#pragma unroll
+    for (int i = 0; i < N; i++) p[i] = *s[i] * *s[i];
+#pragma unroll
+    for (int i = 0; i < N; i++) p[i] = fmaf(p[i], fmaf(p[i], tanh.near[2], tanh.near[1]), tanh.near[0]);
+#pragma unroll
+    for (int i = 0; i < N; i++) e[i] += 1;
+#pragma unroll
+    for (int i = 0; i < N; i++) asm("rcp.approx.ftz.f32 %0, %0;" : "+f"(e[i]));
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        float result = fmaf(-2.0f, e[i], 1.0f);
+        asm("{ .reg .pred is_near; setp.lt.f32 is_near, %1, %2; @is_near mul.f32 %0, %3, %4; }"
+            : "+f"(result)
+            : "f"(fabsf(*s[i])), "f"(tanh.near_end), "f"(*s[i]), "f"(p[i]));
+        *s[i] = result;
+    }
 }
 
 /* The value that is added to the score of a key. */
@@ -93,15 +114,23 @@ __device__ inline float bias_at(const cpa_score_bias &bias, const char *row, int
     return at < 0 || at >= bias.width ? 0 : read_element(row, bias.dtype, at);
 }
 
-/* Which of 32 neighbouring keys, the first of index t, a row with bits sees, as far as bits and causality say. */
+/* The lowest n bits. */
+__device__ inline uint32_t low_bits(int32_t n) {
+    return n <= 0 ? 0 : n >= 32 ? ~0u : (1u << n) - 1;
+}
+
+/* Which of 32 neighbouring keys, the first of index t, a row with bits sees, as far as bits and causality say. Without a
+ * branch, so that the loads of several can be under way. */
 __device__ inline uint32_t seen_keys(const row_score &row, bool causal, int32_t t) {
-    const int32_t bit = t - row.bits_first;
-    const auto word_at = [&](int32_t i) { return i < row.words ? __ldg(row.bits + i) : 0u; };
-    uint32_t ordinary = ~0u;
-    if (bit >= 0) return __funnelshift_r(word_at(bit / 32), word_at(bit / 32 + 1), bit % 32);
-    if (causal && row.index - t < 31) ordinary = row.index < t ? 0 : (2u << (row.index - t)) - 1;
-    if (bit <= -32) return ordinary;
-    return (ordinary & ((1u << -bit) - 1)) | word_at(0) << -bit;
+    const int32_t bit = t - row.bits_first, word = bit >> 5;
+    const auto word_at = [&](int32_t i) { return i >= 0 && i < row.words ? __ldg(row.bits + i) : 0u; };
+    const uint32_t ordinary = causal ? low_bits(row.index - t + 1) : ~0u;
+    return __funnelshift_r(word_at(word), word_at(word + 1), bit & 31) | (ordinary & low_bits(-bit));
+}
+
+/* Those of 32 keys of the item from `key` on that its bounds let a row see. */
+__device__ inline uint32_t seen_within(row_keys keys, int32_t sinks, int32_t key) {
+    return low_bits(keys.end - key) & (~low_bits(keys.first - key) | low_bits(sinks - key));
 }
 
 /* ---- which keys a row sees at all, where bits may show more than causality ---- */
@@ -126,16 +155,16 @@ __device__ inline token_keys keys_of_token(const cpa_cuda_attend_args &a, const 
     return result;
 }
 
-/* key_walk of a piece whose rows may have bits, and are not listed. */
+/* key_walk of a piece whose rows may have bits; those that are listed have none. */
 template <int TILE>
 struct ruled_walk : key_walk<TILE> {
     int32_t whole, end; /* the least and the largest of the rows' */
 
     /* As those of key_walk. */
     __device__ void start(const cpa_cuda_attend_args &a, const cpa_cuda_piece &piece,
-                          const cpa_cuda_listed_row * = nullptr) {
+                          const cpa_cuda_listed_row *rows = nullptr) {
         if (threadIdx.x == 0) whole = 0x7fffffff, end = 0;
-        key_walk<TILE>::start(a, piece);
+        key_walk<TILE>::start(a, piece, rows);
         if (!a.score.custom.bits) return;
         const int32_t first = token_of_row(a, piece.row_begin), last = token_of_row(a, piece.row_end - 1);
         for (int32_t token = first + (int32_t)threadIdx.x; token <= last; token += blockDim.x) take(a, piece, token);
@@ -165,8 +194,8 @@ struct ruled_walk : key_walk<TILE> {
         this->count_tiles(piece);
     }
     __device__ row_keys keys_of(const cpa_cuda_attend_args &a, const cpa_cuda_piece &piece, int32_t row,
-                                const cpa_cuda_listed_row * = nullptr) const {
-        if (!a.score.custom.bits) return key_walk<TILE>::keys_of(a, piece, row);
+                                const cpa_cuda_listed_row *rows = nullptr) const {
+        if (!a.score.custom.bits) return key_walk<TILE>::keys_of(a, piece, row, rows);
         return keys_of_token(a, piece, token_of_row(a, min(row, piece.row_end - 1))).keys;
     }
 };
@@ -201,49 +230,46 @@ __device__ inline void index_tile(int32_t (&indices)[KEYS], const cpa_cuda_atten
     for (int i = thread; i < KEYS; i += threads) indices[i] = relative(key_index(a, piece, key + i), origin);
 }
 
-/* The scores of keys 8 n + column + (0, 1) of a tile, for a row: softcap, temperature, ALiBi and bias. s(n, e): its
- * scores; key: the first of the tile. */
-template <bool BIASED, int KEYS, typename Scores>
-__device__ inline void rule_row(Scores s, const cpa_cuda_attend_args &a, const ruled_piece &p, const row_score &row,
+/* Raw scores of keys 8 n + (0, 1) of a tile, for a row, are capped. s(n, e): those scores. */
+template <int KEYS, typename Scores>
+__device__ inline void cap_row(Scores s, const cpa_cuda_tanh &tanh) {
+#pragma unroll
+    for (int n = 0; n < KEYS / 8; n += 2) {
+        float *const four[] = {&s(n, 0), &s(n, 1), &s(n + 1, 0), &s(n + 1, 1)};
+        cap_scores_of(tanh, four);
+    }
+}
+
+/* ALiBi of those keys, 8 n + column + (0, 1), and its slope in the unit of the scores. key: the first of the tile. Where
+ * keys are linear, what all of this thread's have alike is not added but given back. */
+template <int KEYS, typename Scores>
+__device__ inline float slope_row(Scores s, float slope, const ruled_piece &p, const row_score &row,
+                                  const int32_t (&indices)[KEYS], int key, int column) {
+    if (!p.linear) {
+#pragma unroll
+        for (int n = 0; n < KEYS / 8; n++)
+#pragma unroll
+            for (int e = 0; e < 2; e++) s(n, e) = fmaf(slope, (float)(indices[8 * n + column + e] - row.index), s(n, e));
+        return 0;
+    }
+#pragma unroll
+    for (int n = 0; n < KEYS / 8; n++)
+#pragma unroll
+        for (int e = 0; e < 2; e++) s(n, e) = fmaf(slope, (float)(8 * n + e), s(n, e));
+    return slope * (float)(p.first + key + column - row.index);
+}
+
+/* The bias of those keys. */
+template <int KEYS, typename Scores>
+__device__ inline void bias_row(Scores s, const cpa_score_bias &bias, const ruled_piece &p, const row_score &row,
                                 const int32_t (&indices)[KEYS], int key, int column) {
-    const cpa_cuda_score &rules = a.score;
-    if (!rules.transforms) return;
-    const float factor = row.factor;
-    if (rules.softcap > 0) {
 #pragma unroll
-        for (int n = 0; n < KEYS / 8; n++)
+    for (int n = 0; n < KEYS / 8; n++)
 #pragma unroll
-            for (int e = 0; e < 2; e++) s(n, e) = tanh_of(rules, s(n, e)) * factor;
-    } else {
-#pragma unroll
-        for (int n = 0; n < KEYS / 8; n++)
-#pragma unroll
-            for (int e = 0; e < 2; e++) s(n, e) *= factor;
-    }
-    if (rules.alibi_slopes) {
-        const float slope = row.slope, apart = (float)(p.first + key + column - row.index);
-        if (p.linear) {
-#pragma unroll
-            for (int n = 0; n < KEYS / 8; n++)
-#pragma unroll
-                for (int e = 0; e < 2; e++) s(n, e) = fmaf(slope, apart + (float)(8 * n + e), s(n, e));
-        } else {
-#pragma unroll
-            for (int n = 0; n < KEYS / 8; n++)
-#pragma unroll
-                for (int e = 0; e < 2; e++)
-                    s(n, e) = fmaf(slope, (float)(indices[8 * n + column + e] - row.index), s(n, e));
+        for (int e = 0; e < 2; e++) {
+            const int at = 8 * n + column + e;
+            s(n, e) += bias_at(bias, row.bias, (p.linear ? p.first + key + at : indices[at]) - p.bias_first);
         }
-    }
-    if (BIASED && row.bias) {
-#pragma unroll
-        for (int n = 0; n < KEYS / 8; n++)
-#pragma unroll
-            for (int e = 0; e < 2; e++) {
-                const int at = 8 * n + column + e;
-                s(n, e) += bias_at(rules.bias, row.bias, (p.linear ? p.first + key + at : indices[at]) - p.bias_first);
-            }
-    }
 }
 
 /* Which of the 32 keys from `at` of the tile on a row with bits sees. */
@@ -257,16 +283,23 @@ __device__ inline uint32_t seen_of_tile(const ruled_piece &p, const row_score &r
     return seen;
 }
 
-/* Hides what the bits of a row hide. Each lane of its quad looks at some of the keys. */
-template <int KEYS, typename Scores>
-__device__ inline void mask_row_bits(Scores s, const ruled_piece &p, const row_score &row, bool causal,
-                                     const int32_t (&indices)[KEYS], int key, int lane) {
+/* Of a row, 32 of the tile's keys for each lane of its quad: those that its bounds and its bits show. */
+template <int KEYS>
+__device__ inline uint32_t shown_of_tile(const ruled_piece &p, const row_score &row, row_keys keys, int32_t sinks,
+                                         bool causal, const int32_t (&indices)[KEYS], int key, int lane) {
     constexpr int GROUPS = KEYS / 32;
     static_assert(GROUPS <= 4, "a group a lane");
-    const uint32_t own = row.bits ? seen_of_tile(p, row, causal, indices, key, lane % GROUPS * 32) : ~0u;
+    const int at = lane % GROUPS * 32;
+    const uint32_t within = seen_within(keys, sinks, key + at);
+    return row.bits ? within & seen_of_tile(p, row, causal, indices, key, at) : within;
+}
+
+/* Hides what is not among those. */
+template <int KEYS, typename Scores>
+__device__ inline void mask_row_bits(Scores s, uint32_t shown, int lane) {
 #pragma unroll
-    for (int group = 0; group < GROUPS; group++) {
-        const uint32_t seen = __shfl_sync(0xffffffff, own, (lane & ~3) | group) >> 2 * (lane % 4);
+    for (int group = 0; group < KEYS / 32; group++) {
+        const uint32_t seen = __shfl_sync(0xffffffff, shown, (lane & ~3) | group) >> 2 * (lane % 4);
 #pragma unroll
         for (int n = 4 * group; n < 4 * group + 4; n++)
 #pragma unroll
@@ -274,45 +307,5 @@ __device__ inline void mask_row_bits(Scores s, const ruled_piece &p, const row_s
                 if (!(seen >> (8 * (n % 4) + e) & 1)) s(n, e) = -INFINITY;
     }
 }
-
-/* ---- sinks ---- */
-
-/* row_sink whose `out` a sink shares in. */
-struct ruled_sink : row_sink {
-    const float *logit; /* NULL: none */
-
-    __device__ ruled_sink(const cpa_cuda_attend_args &a, int64_t q_row, int64_t state_shift, int32_t row,
-                          int32_t kv_group, float lse_new)
-        : row_sink(a, q_row, state_shift, row, kv_group, lse_new),
-          logit(logit_of(a, row_place(a, q_row, row, kv_group).head)) {}
-    __device__ ruled_sink(const cpa_cuda_attend_args &a, const cpa_cuda_piece &piece, int32_t row, int32_t kv_group,
-                          float lse_new)
-        : row_sink(a, piece, row, kv_group, lse_new),
-          logit(logit_of(a, row_place(a, piece.q_row, row, kv_group).head)) {}
-
-    static __device__ const float *logit_of(const cpa_cuda_attend_args &a, int32_t head) {
-        return a.score.sink_logits ? a.score.sink_logits + head : NULL;
-    }
-    template <typename T, int N>
-    __device__ void store(int32_t column, const float (&value)[N], const float (&old)[N]) const {
-        float result[N];
-        for (int i = 0; i < N; i++) result[i] = weights.b != 0 ? weights.b * value[i] : 0;
-        if (adds_to_old())
-            for (int i = 0; i < N; i++) result[i] += weights.a * old[i];
-        if (o && !(resume && out)) store_floats(o + column, result);
-        if (!out) return;
-        const float kept = logit ? sink_factor(logit, 0, weights.lse) : 1;
-        for (int i = 0; i < N; i++) result[i] *= kept;
-        store_out<T>(column, result);
-    }
-    template <typename T, int N>
-    __device__ void store(int32_t column, const float (&value)[N]) const {
-        float old[N];
-        load_old(column, old);
-        store<T>(column, value, old);
-    }
-};
-template <bool RULED>
-using sink_of = typename std::conditional<RULED, ruled_sink, row_sink>::type;
 
 #endif
