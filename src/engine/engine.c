@@ -25,10 +25,7 @@ static cpa_worker_options worker_options(const cpa_engine *engine) {
         .max_tokens = o->max_num_batched_tokens,
         .max_seqs = o->max_num_seqs,
         .enforce_eager = o->enforce_eager,
-        /* The kernel of shared keys on CUDA devices knows no rules. */
-        .cascade_attention = o->model.layer_rules && o->device.backend == CPA_BACKEND_CUDA
-                                 ? CPA_CASCADE_OFF
-                                 : engine->options.cascade_attention,
+        .cascade_attention = engine->options.cascade_attention,
         .staging_bytes = o->staging_bytes,
         .host_blocks = engine->host_blocks,
         .transport = engine->transport,

@@ -164,9 +164,7 @@ cpa_status cpa_worker_create(cpa_control *control, cpa_device *device, const cpa
     }
     /* The context is collective: ranks that came this far must not wait for one that did not. */
     CPA_TRY_GOTO(cpa_control_agree(control, status, err), fail);
-    cpa_context_options context = cpa_worker_context_options(options, options->max_tokens);
-    /* A device would attend layers with rules by plain kernels where a plan shares keys. */
-    if (options->model.layer_rules && !device->caps.bit_exact) context.cascade_attention = CPA_CASCADE_OFF;
+    const cpa_context_options context = cpa_worker_context_options(options, options->max_tokens);
     CPA_TRY_GOTO(cpa_context_create_over(control->comm, device, options->transport, &context, &worker->context, err),
                  fail);
     worker->slices = cpa_context_slices(worker->context);

@@ -178,6 +178,7 @@ typedef struct cascade_case {
     int32_t sequences, rows; /* rows: most of a sequence */
     int64_t prefix;          /* tokens that each level of the tree shares, in steps of ranks * 1024 */
     cpa_mask mask;
+    int32_t ruled; /* scores have a softcap and ALiBi */
 } cascade_case;
 
 /* Decode of sequences that begin alike, over the shard of one rank. */
@@ -194,6 +195,7 @@ typedef struct cascade_fixture {
     int32_t *tables;
     int64_t stride, rows;
     char *q;
+    cpa_test_score score;
 } cascade_fixture;
 
 static cpa_token_set shard_of(const cascade_fixture *f) {
@@ -280,12 +282,18 @@ static void fixture_init(cascade_fixture *f, const cascade_case *shape, int32_t 
                        width);
         }
     }
+    f->score = (cpa_test_score){.q_heads = shape->q_heads, .rows = f->rows};
+    if (shape->ruled) {
+        f->score.softcap = 2;
+        cpa_test_score_add_slopes(&f->score);
+    }
     cpa_test_device_open(shape->threads, &f->device, &f->stream);
     if (cpa_attend_plan_create(f->device, &f->plan, NULL) != CPA_OK) abort();
 }
 
 static void fixture_destroy(cascade_fixture *f) {
     cpa_attend_plan_destroy(f->plan);
+    cpa_test_score_destroy(&f->score);
     for (int64_t i = 0; i < f->shape.sequences; i++) cpa_test_sequence_destroy(&f->sequences[i]);
     cpa_kv_fixture_destroy(&f->kv);
     free(f->tables);
@@ -328,12 +336,15 @@ static float *attend(cascade_fixture *f, cpa_cascade_attention cascade, int fuse
     void *q = cpa_test_upload(f->stream, sent, f->rows * row_bytes);
     void *ready_q = cpa_test_upload(f->stream, f->q + ready_row * row_bytes, (f->rows - ready_row) * row_bytes);
     const cpa_kv_view kv = cpa_kv_fixture_upload(&f->kv, f->stream);
+    cpa_test_score_on_device score;
+    cpa_test_score_upload(&f->score, f->stream, &score);
     const cpa_attend_args args = {.size = sizeof args,
                                   .q = q,
                                   .q_dtype = c->dtype,
                                   .kv = kv,
                                   .mask = c->mask,
-                                  .state = {.o = state, .lse = state + o_floats}};
+                                  .state = {.o = state, .lse = state + o_floats},
+                                  .rules = c->ruled ? &score.rules : NULL};
     if (fused) {
         const cpa_operator_table *operators = f->device->operators;
         CU_ASSERT_EQUAL(operators->plan_set(f->plan, &batch, fusion, NULL), CPA_OK);
@@ -344,6 +355,7 @@ static float *attend(cascade_fixture *f, cpa_cascade_attention cascade, int fuse
     }
     CU_ASSERT_EQUAL(cpa_stream_sync(f->stream), CPA_OK);
     cpa_test_download(f->stream, result, state, bytes);
+    cpa_test_score_free(&score, f->stream);
     cpa_test_free(f->stream, state);
     cpa_test_free(f->stream, ready_q);
     cpa_test_free(f->stream, q);
@@ -369,6 +381,8 @@ static int64_t wrong_rows(const cascade_fixture *f, const float *got) {
             cpa_test_keys keys;
             cpa_reference_begin(&reference, s->q + (position * c->q_heads + head) * c->dim, c->dim, c->dim, c->dtype,
                                 0);
+            const cpa_reference_rules rules = cpa_test_score_rules(&f->score, (int32_t)head, position);
+            cpa_reference_set_rules(&reference, &rules);
             cpa_test_keys_begin(&keys, &reference);
             for (int64_t k = 0; k < item->k_count; k++) {
                 const int64_t key = cpa_token_position(f->map, item->k_set, k);
@@ -414,22 +428,24 @@ static void attend_along(const cascade_case *shape, int64_t *read, int64_t *atte
 
 static const cpa_mask CAUSAL = {.causal = 1}, WINDOW = {.causal = 1, .sinks = 4, .window = 1500};
 
-enum { N_CASES = 12, FLOAT_CASES = 3 };
+enum { N_CASES = 14, FLOAT_CASES = 3 };
 
 static void sequences_that_begin_alike(void) {
     const cascade_case cases[N_CASES] = {
-        {CPA_F32, CPA_F32, CPA_TOKEN_MAJOR, 4, 2, 32, 16, 1, 16, 1, 6, 1, 1024, CAUSAL},
-        {CPA_BF16, CPA_BF16, CPA_TOKEN_MAJOR, 8, 2, 64, 64, 1, 64, 2, 12, 1, 1024, CAUSAL},
-        {CPA_BF16, CPA_BF16, CPA_TOKEN_MAJOR, 4, 1, 128, 16, 1, 16, 3, 8, 3, 2048, CAUSAL},
-        {CPA_F16, CPA_F16, CPA_TOKEN_MAJOR, 6, 3, 80, 32, 2, 32, 1, 8, 1, 2048, CAUSAL},
-        {CPA_BF16, CPA_BF16, CPA_TOKEN_MAJOR, 4, 2, 128, 256, 1, 256, 1, 8, 2, 1024, WINDOW},
-        {CPA_F32, CPA_F32, CPA_TOKEN_MAJOR, 2, 2, 16, 16, 3, 48, 1, 9, 1, 3072, WINDOW},
-        {CPA_F16, CPA_F16, CPA_TOKEN_MAJOR, 8, 2, 64, 16, 1, 16, 1, 8, 2, 1024, {.causal = 0}},
-        {CPA_BF16, CPA_FP8_E4M3, CPA_TOKEN_MAJOR, 4, 2, 128, 16, 1, 16, 1, 6, 1, 1024, CAUSAL},
-        {CPA_F16, CPA_INT8, CPA_TOKEN_MAJOR, 4, 2, 64, 8, 2, 8, 2, 5, 2, 2048, WINDOW},
-        {CPA_BF16, CPA_BF16, CPA_VLLM_X, 4, 1, 64, 32, 1, 32, 1, 6, 3, 1024, CAUSAL},
-        {CPA_F16, CPA_FP8_E4M3, CPA_VLLM_X, 2, 1, 128, 16, 1, 16, 1, 6, 1, 1024, CAUSAL},
-        {CPA_F32, CPA_INT8, CPA_VLLM_X, 2, 1, 32, 16, 1, 16, 1, 6, 1, 1024, CAUSAL},
+        {CPA_F32, CPA_F32, CPA_TOKEN_MAJOR, 4, 2, 32, 16, 1, 16, 1, 6, 1, 1024, CAUSAL, 0},
+        {CPA_BF16, CPA_BF16, CPA_TOKEN_MAJOR, 8, 2, 64, 64, 1, 64, 2, 12, 1, 1024, CAUSAL, 0},
+        {CPA_BF16, CPA_BF16, CPA_TOKEN_MAJOR, 4, 1, 128, 16, 1, 16, 3, 8, 3, 2048, CAUSAL, 0},
+        {CPA_F16, CPA_F16, CPA_TOKEN_MAJOR, 6, 3, 80, 32, 2, 32, 1, 8, 1, 2048, CAUSAL, 0},
+        {CPA_BF16, CPA_BF16, CPA_TOKEN_MAJOR, 4, 2, 128, 256, 1, 256, 1, 8, 2, 1024, WINDOW, 0},
+        {CPA_F32, CPA_F32, CPA_TOKEN_MAJOR, 2, 2, 16, 16, 3, 48, 1, 9, 1, 3072, WINDOW, 0},
+        {CPA_F16, CPA_F16, CPA_TOKEN_MAJOR, 8, 2, 64, 16, 1, 16, 1, 8, 2, 1024, {.causal = 0}, 0},
+        {CPA_BF16, CPA_FP8_E4M3, CPA_TOKEN_MAJOR, 4, 2, 128, 16, 1, 16, 1, 6, 1, 1024, CAUSAL, 0},
+        {CPA_F16, CPA_INT8, CPA_TOKEN_MAJOR, 4, 2, 64, 8, 2, 8, 2, 5, 2, 2048, WINDOW, 0},
+        {CPA_BF16, CPA_BF16, CPA_VLLM_X, 4, 1, 64, 32, 1, 32, 1, 6, 3, 1024, CAUSAL, 0},
+        {CPA_F16, CPA_FP8_E4M3, CPA_VLLM_X, 2, 1, 128, 16, 1, 16, 1, 6, 1, 1024, CAUSAL, 0},
+        {CPA_F32, CPA_INT8, CPA_VLLM_X, 2, 1, 32, 16, 1, 16, 1, 6, 1, 1024, CAUSAL, 0},
+        {CPA_BF16, CPA_BF16, CPA_TOKEN_MAJOR, 8, 2, 64, 64, 1, 64, 2, 12, 1, 1024, CAUSAL, 1},
+        {CPA_F16, CPA_F16, CPA_TOKEN_MAJOR, 4, 1, 128, 16, 2, 32, 1, 8, 3, 2048, WINDOW, 1},
     };
     int64_t read = 0, attended = 0;
     int shared = 0;
