@@ -170,7 +170,8 @@ __device__ void rule_run(float (&s)[2][4], const cpa_cuda_attend_args &a, const 
                          const row_score *rows, bool masked, int sinks, int key, int lane) {
     const cpa_cuda_score &rules = a.score;
     int32_t own = 0;
-    if (rules.indexed) own = relative(key_index(a, piece, key + lane % KEYS), rows->origin);
+    if (rules.indexed && (masked || rules.transforms))
+        own = relative(key_index(a, piece, key + lane % KEYS), rows->origin);
     if (rules.transforms) {
 #pragma unroll
         for (int half = 0; half < 2; half++) {
@@ -195,7 +196,7 @@ __device__ void rule_run(float (&s)[2][4], const cpa_cuda_attend_args &a, const 
             }
         }
     }
-    if (!masked && !rules.custom.bits) return;
+    if (!masked) return; /* bits hide nothing either: the walk is masked from the first key on that they tell of */
     uint32_t shown[2];
 #pragma unroll
     for (int half = 0; half < 2; half++)
