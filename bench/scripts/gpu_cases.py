@@ -55,7 +55,7 @@ def encoder(shape, dim):
 RULED_PREFILL, RULED_DECODE = "1x16Kx16K", "64x1x16K"
 RULES = {"softcap": (0.65, 0.95), "alibi": (0.95, 0.95), "sink-logits": (0.99, 0.99), "bits": (0.85, 0.85)}
 # Several tokens a sequence in a step, drafts that are checked, as chains and as a tree: most time beside one.
-DRAFTED = {"64x2x16K": 1.05, "64x4x16K": 1.10, "64x8x16K": 1.15, "64x8x16K:rules=tree": 1.15}
+DRAFTED = {"64x2x16K": 1.05, "64x4x16K": 1.10, "64x8x16K": 1.15, "64x4x16K:rules=tree": 1.10, "64x8x16K:rules=tree": 1.15}
 ONE_TOKEN = "64x1x16K"
 
 # Without a cache: long segments by the width of heads, and images of 577 rows.
