@@ -87,7 +87,6 @@ cpa_status cpa_self_test_make_inputs(cpa_kernel_test *t, int64_t prefill, cpa_er
 
 static cpa_kv_view make_view(const cpa_kernel_test *t, int64_t n_blocks) {
     cpa_attention_shape shape = t->options->model.attention;
-    shape.layout = CPA_TOKEN_MAJOR;
     shape.k_scales = shape.v_scales = NULL; /* rows have their own in their place */
     shape.n_scales = 0;
     return cpa_kv_view_of(&shape, t->options->block_size, n_blocks);
@@ -146,9 +145,13 @@ static cpa_status check_block(cpa_kernel_test *t, const cpa_kv_view *view, cpa_k
     const int32_t dim = pool.dim, heads = view->kv_heads;
     for (int64_t r = 0; r < rows; r++) {
         float got[CPA_MAX_HEAD_DIM], *want = (part == CPA_KEYS ? t->k : t->v) + (first_row + r) * dim;
+        char row[CPA_MAX_HEAD_DIM * sizeof(float)];
         const int64_t token = r / heads, head = r % heads;
-        cpa_reference_read_rows(t->got + token * pool.token_stride + head * pool.head_stride,
-                                t->got + pool.scales_at + (head * view->block_size + token) * pool.scale_bytes,
+        for (int32_t run = 0; run < pool.runs; run++)
+            memcpy(row + run * pool.run_bytes,
+                   t->got + token * pool.token_stride + head * pool.head_stride + run * pool.run_stride,
+                   (size_t)pool.run_bytes);
+        cpa_reference_read_rows(row, t->got + pool.scales_at + (head * view->block_size + token) * pool.scale_bytes,
                                 view->dtype, pool.tensor_scale, 1, dim, got);
         int32_t worst = 0;
         for (int32_t d = 1; d < dim; d++) {

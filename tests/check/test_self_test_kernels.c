@@ -25,13 +25,29 @@ static cpa_worker_options options_of(cpa_dtype dtype, cpa_dtype kv_dtype, int32_
                                 .block_size = block_size};
 }
 
+static cpa_worker_options in_layout(cpa_worker_options options, cpa_kv_layout layout) {
+    options.model.attention.layout = layout;
+    return options;
+}
+
 static void every_shape_passes(void) {
     const cpa_worker_options shapes[] = {
-        options_of(CPA_F32, CPA_F32, 4, 2, 64, 64, 16),     options_of(CPA_BF16, CPA_BF16, 8, 2, 128, 128, 16),
-        options_of(CPA_BF16, CPA_BF16, 4, 4, 64, 64, 64),   options_of(CPA_BF16, CPA_BF16, 16, 1, 128, 128, 256),
-        options_of(CPA_BF16, CPA_BF16, 8, 2, 96, 96, 32),   options_of(CPA_BF16, CPA_BF16, 4, 2, 192, 128, 64),
-        options_of(CPA_BF16, CPA_BF16, 4, 2, 256, 256, 16), options_of(CPA_F16, CPA_F16, 8, 2, 128, 128, 128),
-        options_of(CPA_F16, CPA_F16, 6, 2, 72, 40, 16),     options_of(CPA_BF16, CPA_F32, 4, 2, 64, 64, 32),
+        options_of(CPA_F32, CPA_F32, 4, 2, 64, 64, 16),
+        options_of(CPA_BF16, CPA_BF16, 8, 2, 128, 128, 16),
+        options_of(CPA_BF16, CPA_BF16, 4, 4, 64, 64, 64),
+        options_of(CPA_BF16, CPA_BF16, 16, 1, 128, 128, 256),
+        options_of(CPA_BF16, CPA_BF16, 8, 2, 96, 96, 32),
+        options_of(CPA_BF16, CPA_BF16, 4, 2, 192, 128, 64),
+        options_of(CPA_BF16, CPA_BF16, 4, 2, 256, 256, 16),
+        options_of(CPA_F16, CPA_F16, 8, 2, 128, 128, 128),
+        options_of(CPA_F16, CPA_F16, 6, 2, 72, 40, 16),
+        options_of(CPA_BF16, CPA_F32, 4, 2, 64, 64, 32),
+        options_of(CPA_BF16, CPA_BF16, 8, 2, 128, 128, 1),
+        options_of(CPA_F16, CPA_F16, 4, 2, 64, 64, 4),
+        in_layout(options_of(CPA_BF16, CPA_BF16, 8, 2, 128, 128, 16), CPA_VLLM_X),
+        in_layout(options_of(CPA_BF16, CPA_FP8_E4M3, 8, 2, 128, 128, 32), CPA_VLLM_X),
+        in_layout(options_of(CPA_F16, CPA_F16, 4, 4, 96, 96, 32), CPA_VLLM_X),
+        in_layout(options_of(CPA_F16, CPA_INT8, 4, 2, 64, 64, 16), CPA_HEAD_MAJOR),
     };
     for (size_t i = small ? 1 : 0; i < (small ? 2 : sizeof shapes / sizeof shapes[0]); i++) {
         cpa_self_test_kernels_stats stats;
@@ -43,8 +59,8 @@ static void every_shape_passes(void) {
     }
 }
 
-static void check_fault(cpa_fault fault, const char *expected) {
-    cpa_worker_options options = options_of(CPA_BF16, CPA_BF16, 8, 2, 128, 128, 16);
+static void check_fault(cpa_fault fault, cpa_kv_layout layout, const char *expected) {
+    cpa_worker_options options = in_layout(options_of(CPA_BF16, CPA_BF16, 8, 2, 128, 128, 16), layout);
     cpa_self_test_kernels_stats stats;
     cpa_error err = {CPA_OK, ""};
     cpa_fault_armed = fault;
@@ -59,15 +75,19 @@ static void check_fault(cpa_fault fault, const char *expected) {
 }
 
 static void a_mask_off_by_one_fails_by_name(void) {
-    check_fault(CPA_FAULT_OFF_BY_ONE_MASK, "causal");
+    check_fault(CPA_FAULT_OFF_BY_ONE_MASK, CPA_TOKEN_MAJOR, "causal");
 }
 
 static void a_swapped_kv_head_fails_by_name(void) {
-    check_fault(CPA_FAULT_SWAPPED_KV_HEAD, "attend, path ");
+    check_fault(CPA_FAULT_SWAPPED_KV_HEAD, CPA_TOKEN_MAJOR, "attend, path ");
+}
+
+static void rows_read_where_runs_lie_fail_by_name(void) {
+    check_fault(CPA_FAULT_ROWS_FOR_RUNS, CPA_VLLM_X, "attend, path ");
 }
 
 static void rules_that_are_lost_fail_by_name(void) {
-    check_fault(CPA_FAULT_LOST_RULES, "attend with softcap, path ");
+    check_fault(CPA_FAULT_LOST_RULES, CPA_TOKEN_MAJOR, "attend with softcap, path ");
 }
 
 static const cpa_test TESTS[] = {
@@ -75,6 +95,7 @@ static const cpa_test TESTS[] = {
     {"a mask off by one fails by name", a_mask_off_by_one_fails_by_name},
     {"a swapped KV head fails by name", a_swapped_kv_head_fails_by_name},
     {"rules that are lost fail by name", rules_that_are_lost_fail_by_name},
+    {"rows read where runs lie fail by name", rows_read_where_runs_lie_fail_by_name},
 };
 
 int main(int argc, char **argv) {

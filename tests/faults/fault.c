@@ -28,6 +28,7 @@ cpa_fault cpa_fault_by_name(const char *name) {
         "flat-tree",
         "deep-prefix",
         "lost-rules",
+        "rows-for-runs",
     };
     int fault = 0;
     while (fault < CPA_FAULT_COUNT && strcmp(name, names[fault]) != 0) fault++;

@@ -25,6 +25,7 @@ typedef enum cpa_fault {
     CPA_FAULT_FLAT_TREE,       /* drafts of a tree see those of other branches */
     CPA_FAULT_DEEP_PREFIX,     /* requests are taken to share more keys than they do */
     CPA_FAULT_LOST_RULES,      /* scores stay as they are: no rules, no bits, no sinks */
+    CPA_FAULT_ROWS_FOR_RUNS,   /* attend reads rows in one piece where the layout has runs */
     CPA_FAULT_COUNT
 } cpa_fault;
 

@@ -246,6 +246,16 @@ static cpa_status attend_without_rules(const cpa_attend_plan *plan, const cpa_at
     return real_of(stream->device)->attend(plan, &bare, ready_q, stream);
 }
 
+/* ---- rows-for-runs: CPA_VLLM_X keys and values are read as rows in one piece ---- */
+
+static cpa_status attend_rows(const cpa_attend_plan *plan, const cpa_attend_args *args, const void *ready_q,
+                              cpa_stream *stream) {
+    cpa_attend_args rows = *args;
+    rows.kv.layout = CPA_HEAD_MAJOR;
+    rows.kv.k_token_stride = rows.kv.k_head_stride = rows.kv.v_token_stride = rows.kv.v_head_stride = 0;
+    return real_of(stream->device)->attend(plan, &rows, ready_q, stream);
+}
+
 /* ---- base2-lse, dropped-shard: of the states that are merged, all but the first or the second ---- */
 
 /* The LSE of the first `rows` rows of a state goes to base 2. Through the host: not in graphs. */
@@ -378,6 +388,8 @@ static cpa_status attend(const cpa_attend_plan *plan, const cpa_attend_args *arg
     if (!p) return cpa_fail(&stream->error, CPA_NO_MEMORY, "fault: no memory for a plan");
     if (cpa_fault_is(CPA_FAULT_WRONG_SCALE) && cpa_dtype_is_quantised(args->kv.dtype))
         return attend_scaled(plan, args, ready_q, stream);
+    if (cpa_fault_is(CPA_FAULT_ROWS_FOR_RUNS) && args->kv.layout == CPA_VLLM_X)
+        return attend_rows(plan, args, ready_q, stream);
     if (cpa_fault_is(CPA_FAULT_SWAPPED_KV_HEAD) && plan->shape.kv_heads > 1 && p->rows > 0)
         return attend_swapped(p, args, ready_q, stream);
     if (cpa_fault_is(CPA_FAULT_LOST_RULES)) return attend_without_rules(plan, args, ready_q, stream);
