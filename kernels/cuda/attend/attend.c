@@ -129,10 +129,12 @@ static int aligned(const void *pointer, uintptr_t bytes) {
 }
 
 /* The same over rows that lie in runs, if the plan has been told of them: it has work for the decode kernel alone, or
- * room for other rows in one piece. */
+ * room for other rows in one piece. Those of codes have scales of their keys apart, which one kernel knows. */
 static int runs_fit(const cpa_cuda_plan *plan, const cpa_cuda_attend_args *a) {
+    const int knows_scales = ((const cpa_cuda_device *)plan->base.device)->path == CPA_CUDA_HOPPER;
+    const int rows_fit = plan->n_widened > 0 && (knows_scales || !cpa_dtype_is_quantised(a->kv_dtype));
     const int64_t strides = (a->k_block_stride | a->v_block_stride) * cpa_dtype_bytes(a->kv_dtype);
-    return plan->base.shape.layout == CPA_VLLM_X && (plan->n_prefill == 0 || plan->n_widened > 0) &&
+    return plan->base.shape.layout == CPA_VLLM_X && (plan->n_prefill == 0 || rows_fit) &&
            (a->q_dtype == CPA_BF16 || a->q_dtype == CPA_F16) &&
            (a->kv_dtype == a->q_dtype || a->kv_dtype == CPA_FP8_E4M3) && a->k_dim % 8 == 0 && a->v_dim % 8 == 0 &&
            a->q_row_stride % 8 == 0 && strides % 16 == 0 && aligned(a->q, 16) && aligned(a->ready_q, 16) &&
@@ -376,7 +378,11 @@ cpa_status cpa_cuda_attend(const cpa_attend_plan *base, const cpa_attend_args *a
         if (plan->n_shared > 0) CPA_TRY(run_shared(plan, &a, &args->kv, stream));
         a.beside_shared = plan->n_shared > 0;
         a.pieces = (const cpa_cuda_piece *)(plan->memory->image + plan->decode_at);
-        CPA_TRY(cpa_cuda_attend_decode(&a, plan->decode_ctas, plan->decode_wide, stream));
+        if (path == CPA_CUDA_HOPPER && cpa_cuda_decode_takes_blocks(&a)) {
+            CPA_TRY(cpa_cuda_attend_decode_blocks(&a, plan->decode_ctas, stream));
+        } else {
+            CPA_TRY(cpa_cuda_attend_decode(&a, plan->decode_ctas, plan->decode_wide, stream));
+        }
     }
     if (plan->n_prefill > 0) {
         a.early = 0;

@@ -275,6 +275,9 @@ cpa_status cpa_cuda_attend_simple(const cpa_cuda_attend_args *args, int64_t rows
 /* Without CTAs, and the portable one without pieces: nothing is enqueued, and CPA_UNSUPPORTED, without a message, says
  * that the device has not the shared memory that the kernel takes for heads of these widths. */
 cpa_status cpa_cuda_attend_decode(const cpa_cuda_attend_args *args, int32_t ctas, int32_t wide, cpa_stream *stream);
+/* The same of the caches that it takes, on compute capability 9.0. */
+int cpa_cuda_decode_takes_blocks(const cpa_cuda_attend_args *args);
+cpa_status cpa_cuda_attend_decode_blocks(const cpa_cuda_attend_args *args, int32_t ctas, cpa_stream *stream);
 /* `tile_rows`: the most rows of a piece. */
 cpa_status cpa_cuda_attend_portable(const cpa_cuda_attend_args *args, int32_t n_pieces, int32_t tile_rows,
                                     cpa_stream *stream);

@@ -75,8 +75,9 @@ __device__ void load_words(const cpa_cuda_attend_args &a, int kv_head, int block
 }
 
 /* The queries as A operands in the order of the keys' codes, 16 bytes a lane and step, of which every gang writes some;
- * and the factor that was taken out of each row, times the scale of the head's keys if heads have scales. */
-template <typename C>
+ * and the factor that was taken out of each row, times the scale of the head's keys if heads have scales. By_chunk: a
+ * step has the 16 dims of a chunk, four neighbouring ones a lane. */
+template <typename C, bool By_chunk = false>
 __device__ void store_query_codes(uint32_t shared, float (&q_scale)[2], const cpa_cuda_attend_args &a,
                                   const cpa_cuda_piece &piece, int kv_group, int gang, int lane) {
     using element = typename C::element;
@@ -97,7 +98,8 @@ __device__ void store_query_codes(uint32_t shared, float (&q_scale)[2], const cp
             q_scale[half] = __uint_as_float(exponent) * keys_scale;
 #pragma unroll
             for (int k = 0; k < C::K_DIM / 16; k++) {
-                const int column = 64 * (k / 4) + 16 * (lane % 4) + 4 * (k % 4);
+                const int column =
+                    By_chunk ? 16 * k + 4 * (lane % 4) : 64 * (k / 4) + 16 * (lane % 4) + 4 * (k % 4);
                 float x[4] = {0, 0, 0, 0};
                 if (valid && column < a.k_dim) {
                     const uint2 four = *(const uint2 *)(from + column);

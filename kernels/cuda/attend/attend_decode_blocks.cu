@@ -1,0 +1,457 @@
+/* attend over few rows and many keys of CPA_VLLM_X caches of 16 or 32 tokens a block, whose blocks have the keys of a
+ * head in one piece of memory, [k_dim / x, block_size, x], and its values in another, [v_dim, block_size]. A warp has a
+ * ring of slots in shared memory, which bulk copies fill with such pieces as they lie: of the keys of one block of 32
+ * tokens or two of 16, then of their values. It takes 32 keys after the other, and each slot is filled again as soon as
+ * it has been read: no barrier of the CTA, and no address but that of a block.
+ *
+ * Eight keys of a chunk of x are 128 bytes, which is how ldmatrix wants rows; values lie transposed, which is how mma
+ * wants its operand B. Of codes a lane gets those of four keys at once, so that there the keys have another order in
+ * both products: see run_key. */
+#include <type_traits>
+
+#include "kernels/cuda/attend/decode_warp.cuh"
+#include "kernels/cuda/attend/hopper.cuh"
+
+namespace {
+
+constexpr int KEYS = 32, STEP = DECODE_RUN, STEPS = KEYS / STEP; /* keys of a slot, and of a step of P V */
+
+/* Codes: e4m3_codes or void. Block: tokens. */
+template <typename Element, typename Codes, int Block>
+struct config {
+    using element = Element;
+    using codes = Codes;
+    static constexpr bool QUANTISED = !std::is_void<Codes>::value, RUNS = true;
+    static constexpr int BYTES = QUANTISED ? 1 : 2;
+    static constexpr int K_DIM = 128, V_DIM = 128, BLOCK = Block, BLOCKS = KEYS / Block;
+    static constexpr int WARPS = 4, THREADS = 32 * WARPS, HEADS = 1, GANGS = WARPS, CTAS = 2;
+    /* Of a slot: the blocks, then the scales of their rows. */
+    static constexpr int BLOCK_BYTES = Block * K_DIM * BYTES, WORD_BYTES = QUANTISED ? Block * 4 : 0;
+    static constexpr int WORDS_AT = BLOCKS * BLOCK_BYTES, SLOT_BYTES = WORDS_AT + BLOCKS * WORD_BYTES;
+    static constexpr int SLOTS = (26 << 10) / SLOT_BYTES; /* so that two CTAs fit */
+    static constexpr int WARP_BYTES = SLOTS * SLOT_BYTES, SHARED_BYTES = WARPS * WARP_BYTES;
+    static constexpr int COLUMN_BYTES = Block * BYTES, CHUNK_BYTES = Block * 16;
+    /* From the keys, and values, of a step to those of the next. */
+    static constexpr int KEY_STEP = BLOCKS > 1 ? BLOCK_BYTES : STEP * 16;
+    static constexpr int VALUE_STEP = BLOCKS > 1 ? BLOCK_BYTES : STEP * BYTES;
+};
+
+/* The slots of a warp. Parts are filled and taken in one order, so that all are free again where both have come to the
+ * same one. */
+template <typename C>
+struct slot_ring {
+    uint32_t slots, barriers;
+    int filled = 0, taken = 0;
+    uint32_t phase = 0;
+
+    __device__ slot_ring(uint32_t slots_at, uint32_t barriers_at, int lane) : slots(slots_at), barriers(barriers_at) {
+        if (lane == 0) {
+            for (int i = 0; i < C::SLOTS; i++) barrier_init(barriers + 8 * i, 1);
+            barrier_init_fence();
+        }
+        __syncwarp();
+    }
+    /* The slot that is filled next. */
+    __device__ uint32_t filling_slot() const { return slots + filled * C::SLOT_BYTES; }
+    __device__ uint32_t filling_barrier() const { return barriers + 8 * filled; }
+    __device__ void pass() { filled = filled + 1 == C::SLOTS ? 0 : filled + 1; }
+    /* Waits for the next part; it is free from the next __syncwarp on. */
+    __device__ uint32_t take() {
+        const uint32_t slot = slots + taken * C::SLOT_BYTES;
+        barrier_wait(barriers + 8 * taken, phase);
+        taken++;
+        if (taken == C::SLOTS) taken = 0, phase ^= 1;
+        return slot;
+    }
+};
+
+/* The parts of a warp's tiles of KEYS keys in their order: every GANGS-th tile of the walk, its keys and then its
+ * values. A lane brings one piece of every part: the first of them the blocks, those behind them the scales of the
+ * blocks' rows, if they have any. */
+template <typename C>
+struct part_feed {
+    const char *k, *v; /* where this lane's piece lies in block 0 */
+    uint32_t to, bytes, part_bytes; /* where it goes in a slot, its size, and that of the part's blocks, each */
+    const int32_t *table;
+    int32_t block; /* of this lane's piece */
+    int next, k_end;
+    bool values, brings;
+
+    __device__ part_feed(const cpa_cuda_attend_args &a, const cpa_cuda_piece &piece, const key_walk<KEYS> &walk,
+                         int kv_head, int warp, int lane)
+        : table(a.tables + piece.table + lane % C::BLOCKS), block(0), next(warp), k_end(piece.k_end), values(false) {
+        const bool of_words = lane >= C::BLOCKS;
+        const uint32_t scales = C::QUANTISED && a.k_words_at ? C::WORD_BYTES : 0;
+        bytes = of_words ? scales : a.k_dim * C::BLOCK * C::BYTES;
+        part_bytes = a.k_dim * C::BLOCK * C::BYTES + scales;
+        brings = lane < C::BLOCKS || (scales && lane < 2 * C::BLOCKS);
+        to = of_words ? C::WORDS_AT + (lane - C::BLOCKS) * C::WORD_BYTES : lane * C::BLOCK_BYTES;
+        k = of_words ? scale_word_at(a, a.k, 0, a.k_words_at, 0, kv_head, 0) : a.k + kv_head * a.k_head_stride * C::BYTES;
+        v = of_words ? scale_word_at(a, a.v, 0, a.v_words_at, 0, kv_head, 0) : a.v + kv_head * a.v_head_stride * C::BYTES;
+        find_block(walk);
+    }
+    /* Whether there are keys in the b-th block of the next tile. */
+    __device__ bool has(const key_walk<KEYS> &walk, int b) const {
+        return b == 0 || walk.tile(next) * KEYS + b * C::BLOCK < k_end;
+    }
+    __device__ void find_block(const key_walk<KEYS> &walk) {
+        if (next >= walk.count) return;
+        block = -1;
+        if (has(walk, (int)threadIdx.x % C::BLOCKS)) block = __ldg(table + walk.tile(next) * C::BLOCKS);
+    }
+    __device__ void advance(const key_walk<KEYS> &walk) {
+        values = !values;
+        if (values) return;
+        next += C::GANGS;
+        find_block(walk);
+    }
+    __device__ const char *piece_at(const cpa_cuda_attend_args &a) const {
+        return values ? v + block * a.v_block_stride * C::BYTES : k + block * a.k_block_stride * C::BYTES;
+    }
+    /* Has the next part brought to the next slot. */
+    __device__ void fill(const cpa_cuda_attend_args &a, const key_walk<KEYS> &walk, slot_ring<C> &ring, int lane) {
+        if (next >= walk.count) return;
+        if (brings && block >= 0) {
+            const uint32_t barrier = ring.filling_barrier();
+            if (lane == 0) barrier_expect(barrier, has(walk, C::BLOCKS - 1) ? C::BLOCKS * part_bytes : part_bytes);
+            copy_row(ring.filling_slot() + to, piece_at(a), bytes, barrier);
+        }
+        ring.pass();
+        advance(walk);
+    }
+    /* Has the next part brought to the L2 cache. */
+    __device__ void prefetch(const cpa_cuda_attend_args &a, const key_walk<KEYS> &walk) {
+        if (next >= walk.count) return;
+        if (brings && block >= 0)
+            asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(piece_at(a)), "r"(bytes));
+        advance(walk);
+    }
+};
+
+/* Zeros behind the bytes of narrower heads, which bulk copies leave as they are: queries and probabilities meet nothing
+ * else there. */
+template <typename C>
+__device__ void clear_slots(uint32_t slots, int lane) {
+    for (int at = lane * 4; at < C::WARP_BYTES; at += 128) store_shared(slots + at, 0);
+    async_proxy_fence();
+    __syncwarp();
+}
+
+/* The values of the keys from `keys` on, and their scales, become zeros: a probability of 0 is no match for what may
+ * lie there. */
+template <typename C>
+__device__ void clear_past(uint32_t values, int keys, int lane) {
+    constexpr int WORDS = C::COLUMN_BYTES / 4, KEYS_A_WORD = 4 / C::BYTES;
+#pragma unroll 1
+    for (int i = lane; i < C::WORDS_AT / 4; i += 32) {
+        const int first = i / (C::BLOCK_BYTES / 4) * C::BLOCK + i % WORDS * KEYS_A_WORD;
+        const int left = min(max(keys - first, 0), KEYS_A_WORD);
+        uint32_t word;
+        asm volatile("ld.shared.b32 %0, [%1];" : "=r"(word) : "r"(values + i * 4));
+        if (left < KEYS_A_WORD) store_shared(values + i * 4, left ? word & ((1u << left * 8 * C::BYTES) - 1) : 0);
+    }
+    if (C::QUANTISED && keys + lane < KEYS) store_shared(values + C::WORDS_AT + (keys + lane) * 4, 0);
+    async_proxy_fence();
+    __syncwarp();
+}
+
+/* The scales of this lane's keys. */
+template <typename C>
+__device__ void tile_words(uint32_t (&words)[4 * STEPS], uint32_t slot, float tensor_scale, bool of_rows, int lane) {
+#pragma unroll
+    for (int step = 0; step < STEPS; step++) {
+        uint32_t four[4];
+        for (int i = 0; i < 4; i++) four[i] = C::codes::word(tensor_scale);
+        if (of_rows) read_words<true>(four, slot + C::WORDS_AT + step * STEP * 4, lane);
+        for (int i = 0; i < 4; i++) words[4 * step + i] = four[i];
+    }
+}
+
+/* Scores of a tile: [steps][8 keys][rows as mma's C]. */
+template <typename C>
+__device__ void score_elements(float (&s)[STEPS][2][4], const uint32_t (&q)[C::K_DIM / 16][4], uint32_t keys,
+                               int lane) {
+    const uint32_t from = keys + (lane >> 3 & 1) * C::CHUNK_BYTES + ((lane & 7) + (lane >> 4) * 8) * 16;
+#pragma unroll
+    for (int k = 0; k < C::K_DIM / 16; k++) {
+#pragma unroll
+        for (int step = 0; step < STEPS; step++) {
+            uint32_t part[4];
+            load_matrices(part, from + 2 * k * C::CHUNK_BYTES + step * C::KEY_STEP);
+            mma<typename C::element>(s[step][0], q[k], part[0], part[1]);
+            mma<typename C::element>(s[step][1], q[k], part[2], part[3]);
+        }
+    }
+}
+
+/* The same of codes. A matrix of ldmatrix is a chunk of eight keys, and gives a lane four dims of one. */
+template <typename C>
+__device__ void score_chunks(float (&s)[STEPS][2][4], uint32_t queries, const float (&q_scale)[2], uint32_t keys,
+                             const uint32_t (&words)[4 * STEPS], int lane) {
+    const uint32_t from = keys + (lane >> 3) * C::CHUNK_BYTES;
+#pragma unroll
+    for (int j = 0; j < C::K_DIM / 64; j++) {
+        uint32_t part[STEPS][2][4];
+#pragma unroll
+        for (int step = 0; step < STEPS; step++)
+#pragma unroll
+            for (int n = 0; n < 2; n++)
+                load_matrices(part[step][n],
+                              from + 4 * j * C::CHUNK_BYTES + step * C::KEY_STEP + run_key<true>(n, lane & 7) * 16);
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            uint32_t q[4];
+            load_shared(q, queries + (4 * j + i) * 512);
+#pragma unroll
+            for (int step = 0; step < STEPS; step++) {
+#pragma unroll
+                for (int n = 0; n < 2; n++) {
+                    uint32_t low, high;
+                    C::codes::widen(part[step][n][i], 0, low, high);
+                    mma<__half>(s[step][n], q, low, high);
+                }
+            }
+        }
+    }
+#pragma unroll
+    for (int step = 0; step < STEPS; step++)
+#pragma unroll
+        for (int n = 0; n < 2; n++)
+#pragma unroll
+            for (int e = 0; e < 4; e++)
+                s[step][n][e] *= C::codes::scale(words[4 * step + 2 * n + e % 2]) * q_scale[e / 2];
+}
+
+/* o += P V for a tile. */
+template <typename C>
+__device__ void weigh_tile(float (&o)[C::V_DIM / 8][4], const uint32_t (&p)[STEPS][4], uint32_t values, int lane) {
+    if constexpr (C::QUANTISED) {
+#pragma unroll
+        for (int n = 0; n < C::V_DIM / 32; n++) {
+#pragma unroll
+            for (int step = 0; step < STEPS; step++) {
+                uint32_t codes[4];
+                load_matrices(codes, values + (32 * n + lane) * C::COLUMN_BYTES + step * C::VALUE_STEP);
+#pragma unroll
+                for (int t = 0; t < 4; t++) {
+                    uint32_t low, high;
+                    C::codes::widen(codes[t], 0, low, high);
+                    mma<__half>(o[4 * n + t], p[step], low, high);
+                }
+            }
+        }
+    } else {
+        const uint32_t from = values + ((lane >> 4) * 8 + lane % 8) * C::COLUMN_BYTES + (lane >> 3 & 1) * 16;
+#pragma unroll
+        for (int n = 0; n < C::V_DIM / 16; n++) {
+#pragma unroll
+            for (int step = 0; step < STEPS; step++) {
+                uint32_t part[4];
+                load_matrices(part, from + 16 * n * C::COLUMN_BYTES + step * C::VALUE_STEP);
+                mma<typename C::element>(o[2 * n], p[step], part[0], part[1]);
+                mma<typename C::element>(o[2 * n + 1], p[step], part[2], part[3]);
+            }
+        }
+    }
+}
+
+/* The queries where mma takes them from: registers, or shared memory where codes need the registers. */
+template <typename C>
+struct tile_queries {
+    uint32_t part[C::QUANTISED ? 1 : C::K_DIM / 16][4];
+    uint32_t shared;
+};
+
+/* The tile whose keys are next in the ring, then its values. */
+template <typename C>
+__device__ void attend_tile(const cpa_cuda_attend_args &a, const cpa_cuda_piece &piece,
+                             const key_walk<KEYS> &walk, const row_keys (&bounds)[2], const tile_queries<C> &q,
+                             warp_state<C> &state, slot_ring<C> &ring, part_feed<C> &feed, int tile,
+                             int lane) {
+    using product = typename std::conditional<C::QUANTISED, __half, typename C::element>::type;
+    const float scale_log2 = a.scale_log2;
+    const int key = tile * KEYS;
+    float s[STEPS][2][4], weight[4 * STEPS];
+    uint32_t words[4 * STEPS];
+#pragma unroll
+    for (int step = 0; step < STEPS; step++)
+#pragma unroll
+        for (int e = 0; e < 8; e++) s[step][e / 4][e % 4] = 0;
+    const uint32_t keys = ring.take();
+    if constexpr (C::QUANTISED) {
+        tile_words<C>(words, keys, a.k_scale, a.k_words_at != 0, lane);
+        score_chunks<C>(s, q.shared, state.q_scale, keys, words, lane);
+    } else {
+        score_elements<C>(s, q.part, keys, lane);
+    }
+    __syncwarp();
+    feed.fill(a, walk, ring, lane);
+    if (walk.masked(tile)) {
+#pragma unroll
+        for (int step = 0; step < STEPS; step++)
+#pragma unroll
+            for (int n = 0; n < 2; n++)
+#pragma unroll
+                for (int e = 0; e < 4; e++)
+                    if (!sees(bounds[e / 2], walk.sinks,
+                              key + step * STEP + run_key<C::QUANTISED>(n, 2 * (lane % 4) + e % 2)))
+                        s[step][n][e] = -INFINITY;
+    }
+    float keep[2];
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        float max = state.max[half], sum = 0;
+#pragma unroll
+        for (int step = 0; step < STEPS; step++)
+#pragma unroll
+            for (int n = 0; n < 2; n++) max = fmaxf(max, fmaxf(s[step][n][2 * half], s[step][n][2 * half + 1]));
+        max = quad_max(max);
+        const float base = max == -INFINITY ? 0 : max * scale_log2;
+        keep[half] = exp2_fast(state.max[half] * scale_log2 - base);
+#pragma unroll
+        for (int step = 0; step < STEPS; step++) {
+#pragma unroll
+            for (int n = 0; n < 2; n++) {
+#pragma unroll
+                for (int e = 2 * half; e < 2 * half + 2; e++) {
+                    s[step][n][e] = exp2_fast(s[step][n][e] * scale_log2 - base);
+                    sum += s[step][n][e];
+                }
+            }
+        }
+        state.max[half] = max;
+        state.sum[half] = state.sum[half] * keep[half] + sum;
+    }
+    if (__any_sync(0xffffffff, keep[0] != 1 || keep[1] != 1)) { /* maxima settle early: most tiles skip this */
+#pragma unroll
+        for (int n = 0; n < C::V_DIM / 8; n++)
+#pragma unroll
+            for (int e = 0; e < 4; e++) state.o[n][e] *= keep[e / 2];
+    }
+    const uint32_t values = ring.take();
+    if (key + KEYS > piece.k_end) clear_past<C>(values, piece.k_end - key, lane);
+    if constexpr (C::QUANTISED) {
+        tile_words<C>(words, values, a.v_scale, a.k_words_at != 0, lane);
+        weigh_scales<C>(weight, state, words);
+    }
+    uint32_t p[STEPS][4];
+#pragma unroll
+    for (int step = 0; step < STEPS; step++) {
+#pragma unroll
+        for (int n = 0; n < 2; n++) {
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                float low = s[step][n][2 * half], high = s[step][n][2 * half + 1];
+                if constexpr (C::QUANTISED) low *= weight[4 * step + 2 * n], high *= weight[4 * step + 2 * n + 1];
+                p[step][2 * n + half] = pack_pair<product>(low, high);
+            }
+        }
+    }
+    weigh_tile<C>(state.o, p, values, lane);
+    __syncwarp();
+    feed.fill(a, walk, ring, lane);
+}
+
+/* The tiles of a piece that each warp takes. */
+template <typename C>
+__device__ void attend_blocks(const cpa_cuda_attend_args &a, const cpa_cuda_piece &piece, const key_walk<KEYS> &walk,
+                              int kv_head, bool prefetches, warp_state<C> &state, slot_ring<C> &ring, uint32_t queries,
+                              int warp, int lane) {
+    part_feed<C> feed(a, piece, walk, kv_head, warp, lane);
+    if (prefetches) { /* while the kernel before this one ends */
+        part_feed<C> early = feed;
+        for (int i = 0; i < C::SLOTS; i++) early.prefetch(a, walk);
+    }
+    const query_rows rows(a, piece, kv_head, lane);
+    row_keys bounds[2];
+#pragma unroll
+    for (int half = 0; half < 2; half++) bounds[half] = walk.keys_of(a, piece, piece.row_begin + 8 * half + lane / 4);
+    if (a.k_dim < C::K_DIM) clear_slots<C>(ring.slots, lane);
+    if (!piece.ready && !a.beside_shared) { /* only the plan, and what is ready, has been read so far */
+        dependent_wait();
+        dependent_allow();
+    }
+    for (int i = 0; i < C::SLOTS; i++) feed.fill(a, walk, ring, lane);
+    tile_queries<C> q;
+    if constexpr (C::QUANTISED) {
+        q.shared = queries + lane * 16;
+        store_query_codes<C, true>(q.shared, state.q_scale, a, piece, kv_head, warp, lane);
+        __syncthreads();
+    } else if (walk.count > 0) {
+        const bool few = piece.row_end - piece.row_begin <= 8;
+        if (a.k_dim == C::K_DIM) {
+            load_queries<C, true>(q.part, rows, few, a.k_dim, lane);
+        } else {
+            load_queries<C, false>(q.part, rows, few, a.k_dim, lane);
+        }
+    }
+    for (int i = warp; i < walk.count; i += C::GANGS)
+        attend_tile<C>(a, piece, walk, bounds, q, state, ring, feed, walk.tile(i), lane);
+}
+
+template <typename C>
+__global__ void __launch_bounds__(C::THREADS, C::CTAS)
+    attend_decode_blocks(const __grid_constant__ cpa_cuda_attend_args a) {
+    extern __shared__ __align__(128) char shared[];
+    __shared__ cpa_cuda_piece pieces[C::WARPS]; /* a copy for each warp, which waits for no other at the start */
+    __shared__ key_walk<KEYS> walks[C::WARPS];
+    __shared__ warp_states<C> states;
+    __shared__ uint4 queries[C::QUANTISED ? C::K_DIM / 16 * 32 : 1];
+    __shared__ uint64_t barriers[C::WARPS][C::SLOTS];
+    const int kv_head = blockIdx.x, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const cpa_cuda_piece &piece = pieces[warp];
+    key_walk<KEYS> &walk = walks[warp];
+    slot_ring<C> ring(shared_address(shared) + warp * C::WARP_BYTES, shared_address(barriers[warp]), lane);
+    bool waited = false;
+    for (int at = blockIdx.y; at >= 0; at = piece.next) {
+        copy_piece(pieces[warp], a.pieces[at], lane);
+        walk.start_warp(a, piece, lane);
+        warp_state<C> state;
+#pragma unroll
+        for (int half = 0; half < 2; half++) state.max[half] = -INFINITY, state.sum[half] = 0;
+        state.largest = 1e-30f; /* below any scale that matters */
+#pragma unroll
+        for (int n = 0; n < C::V_DIM / 8; n++)
+#pragma unroll
+            for (int e = 0; e < 4; e++) state.o[n][e] = 0;
+        attend_blocks<C>(a, piece, walk, kv_head, a.early && !waited && !piece.ready && !a.beside_shared, state, ring,
+                         shared_address(queries), warp, lane);
+        waited |= !piece.ready;
+        const float values_scale = C::QUANTISED ? head_scale(1, a.v_head_scales, a.head_scale_step, kv_head) : 1;
+        leave_state<C>(state, piece.row_end - piece.row_begin, values_scale, states, (float *)shared, warp, lane);
+        async_proxy_fence(); /* the slots are filled again behind the barrier that store_rows ends with */
+        store_rows<C>(a, piece, kv_head, states, (const float *)shared, warp, lane);
+    }
+    dependent_wait(); /* what comes behind takes this kernel's end for that of the one before it */
+    dependent_allow();
+}
+
+template <typename C>
+cpa_status launch(const cpa_cuda_attend_args *args, int32_t ctas, cpa_stream *stream) {
+    static uint64_t prepared;
+    return launch_decode<C>(attend_decode_blocks<C>, &prepared, args, ctas, stream);
+}
+
+template <typename Element>
+cpa_status launch_codes(const cpa_cuda_attend_args *args, int32_t ctas, cpa_stream *stream) {
+    const bool long_blocks = args->block_shift == 5;
+    if (args->kv_dtype == CPA_FP8_E4M3)
+        return long_blocks ? launch<config<Element, e4m3_codes, 32>>(args, ctas, stream)
+                           : launch<config<Element, e4m3_codes, 16>>(args, ctas, stream);
+    return long_blocks ? launch<config<Element, void, 32>>(args, ctas, stream)
+                       : launch<config<Element, void, 16>>(args, ctas, stream);
+}
+
+} // namespace
+
+extern "C" int cpa_cuda_decode_takes_blocks(const cpa_cuda_attend_args *args) {
+    const int64_t strides = args->k_block_stride | args->k_head_stride | args->v_block_stride | args->v_head_stride;
+    return args->k_run_shift < 30 && (args->block_shift == 4 || args->block_shift == 5) &&
+           args->k_dim == args->v_dim && args->k_dim <= 128 && args->k_dim % 16 == 0 &&
+           strides * cpa_dtype_bytes(args->kv_dtype) % 16 == 0 && (args->k_words_at | args->v_words_at) % 16 == 0;
+}
+
+extern "C" cpa_status cpa_cuda_attend_decode_blocks(const cpa_cuda_attend_args *args, int32_t ctas, cpa_stream *stream) {
+    return args->q_dtype == CPA_BF16 ? launch_codes<__nv_bfloat16>(args, ctas, stream)
+                                     : launch_codes<__half>(args, ctas, stream);
+}

@@ -1,0 +1,144 @@
+/* What a warp of the decode kernels has and does beside walking through its keys: where its queries lie, its state over
+ * the keys that it met, how it leaves that to the CTA; and how the kernels are launched. C: a kernel's configuration. */
+#ifndef CPA_CUDA_DECODE_WARP_CUH
+#define CPA_CUDA_DECODE_WARP_CUH
+
+#include "base/dependent.cuh"
+#include "kernels/cuda/attend/attend.cuh"
+#include "kernels/cuda/attend/decode_join.cuh"
+#include "kernels/cuda/attend/decode_quant.cuh"
+
+/* Where a lane's queries lie: of its rows lane / 4 and lane / 4 + 8; past the last row that one's again. */
+struct query_rows {
+    const char *from[2];
+
+    __device__ query_rows(const cpa_cuda_attend_args &a, const cpa_cuda_piece &piece, int kv_group, int lane) {
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const int row = min(piece.row_begin + 8 * half + lane / 4, piece.row_end - 1);
+            const row_place place(a, piece.q_row, row, kv_group);
+            from[half] = queries_of(a, piece) + (place.state_row * a.q_row_stride + (int64_t)place.head * a.k_dim) * 2;
+        }
+    }
+};
+
+/* The queries as A operands; zeros past the head's width, unless it is the WHOLE one of the kernel. Few rows: none of
+ * the lower half. */
+template <typename C, bool WHOLE>
+__device__ void load_queries(uint32_t (&q)[C::K_DIM / 16][4], const query_rows &rows, bool few, int k_dim, int lane) {
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+#pragma unroll
+        for (int k = 0; k < C::K_DIM / 16; k++) q[k][half] = q[k][2 + half] = 0;
+        if (half == 1 && few) continue;
+#pragma unroll
+        for (int k = 0; k < C::K_DIM / 16; k++) {
+#pragma unroll
+            for (int side = 0; side < 2; side++) {
+                const int column = 16 * k + 8 * side + 2 * (lane % 4);
+                if (WHOLE || column < k_dim) q[k][2 * side + half] = *(const uint32_t *)(rows.from[half] + column * 2);
+            }
+        }
+    }
+}
+
+/* What a warp has of its rows lane / 4 and lane / 4 + 8, over its own keys. */
+template <typename C>
+struct warp_state {
+    float o[C::V_DIM / 8][4];
+    float max[2], sum[2]; /* max of raw scores; sum over this lane's columns */
+    float q_scale[2];     /* quantised: see decode_quant.cuh */
+    float largest;        /* scale of values so far */
+};
+
+/* The scales of this lane's keys 2 c, 2 c + 1, 2 c + 8, 2 c + 9; or of those that are in their place. */
+template <bool REORDERED>
+__device__ void read_words(uint32_t (&words)[4], uint32_t address, int lane) {
+    if constexpr (REORDERED) {
+        load_shared(words, address + lane % 4 * 16);
+    } else {
+#pragma unroll
+        for (int n = 0; n < 2; n++) {
+            uint32_t pair[2];
+            load_shared(pair, address + (8 * n + 2 * (lane % 4)) * 4);
+            words[2 * n] = pair[0], words[2 * n + 1] = pair[1];
+        }
+    }
+}
+
+/* The factors of the probabilities of this lane's KEYS keys; what was accumulated follows the largest scale. */
+template <typename C, int KEYS>
+__device__ void weigh_scales(float (&weight)[KEYS], warp_state<C> &state, const uint32_t (&words)[KEYS]) {
+    float top = 0;
+#pragma unroll
+    for (int i = 0; i < KEYS; i++) weight[i] = C::codes::scale(words[i]), top = fmaxf(top, weight[i]);
+    top = quad_max(top);
+    if (top > state.largest) { /* the same for all lanes; scales settle early */
+        const float shrink = state.largest / top;
+#pragma unroll
+        for (int n = 0; n < C::V_DIM / 8; n++)
+#pragma unroll
+            for (int e = 0; e < 4; e++) state.o[n][e] *= shrink;
+        state.largest = top;
+    }
+    const float inverse = __fdividef(DECODE_P_SCALE, state.largest);
+#pragma unroll
+    for (int i = 0; i < KEYS; i++) weight[i] *= inverse;
+}
+
+/* Leaves a warp's rows, `rows` of them, where join_warps takes them from. values_scale: of the head, beside those of
+ * rows or of the tensor. */
+template <typename C>
+__device__ void leave_state(const warp_state<C> &state, int rows, float values_scale, warp_states<C> &states, float *o,
+                            int warp, int lane) {
+    o += warp * states.WARP_FLOATS;
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        const int row = 8 * half + lane / 4;
+        const float total = quad_sum(state.sum[half]);
+        if (row >= rows) continue;
+        if (lane % 4 == 0) states.max[warp][row] = state.max[half], states.sum[warp][row] = total;
+        if constexpr (C::QUANTISED && !C::RUNS) {
+            store_code_columns<C>(o + row * states.PITCH, state.o, half, state.largest / DECODE_P_SCALE * values_scale, lane);
+        } else {
+#pragma unroll
+            for (int n = 0; n < C::V_DIM / 8; n++) {
+                float pair[2] = {state.o[n][2 * half], state.o[n][2 * half + 1]};
+                if constexpr (C::QUANTISED) {
+                    const float factor = state.largest / DECODE_P_SCALE * values_scale;
+                    pair[0] *= factor, pair[1] *= factor;
+                }
+                store_floats(o + row * states.PITCH + 8 * n + 2 * (lane % 4), pair);
+            }
+        }
+    }
+}
+
+/* Called by a warp for itself. */
+__device__ inline void copy_piece(cpa_cuda_piece &to, const cpa_cuda_piece &from, int lane) {
+    static_assert(sizeof to % 4 == 0 && sizeof to <= 128, "a word a lane");
+    __syncwarp(); /* all lanes know `from` by what is overwritten */
+    if (lane < (int)sizeof to / 4) ((int32_t *)&to)[lane] = __ldg((const int32_t *)&from + lane);
+    __syncwarp();
+}
+
+/* Launches a kernel of decode: a CTA for each C::HEADS heads and share of the plan. */
+template <typename C>
+cpa_status launch_decode(void (*kernel)(cpa_cuda_attend_args), uint64_t *prepared, const cpa_cuda_attend_args *args,
+                         int32_t ctas, cpa_stream *stream) {
+    if (ctas == 0)
+        return cpa_cuda_fits(stream, (const void *)kernel, C::SHARED_BYTES) ? CPA_OK : CPA_UNSUPPORTED;
+    cpa_status status = cpa_cuda_shared_memory(stream, (const void *)kernel, C::SHARED_BYTES, prepared);
+    if (status != CPA_OK) return status;
+    const cpa_cuda_device *device = cpa_cuda_device_of(stream);
+    const dim3 grid(args->kv_heads / C::HEADS, ctas);
+    cpa_cuda_attend_args a = *args;
+    /* Else half of the device is left to what waits for other devices. */
+    const bool few = 2 * (int64_t)grid.x * grid.y <= C::CTAS * device->multiprocessors;
+    a.early = a.early && (a.alone || few || a.beside_shared);
+    return cpa_cuda_check(
+        &stream->error,
+        launch_dependent(kernel, grid, C::THREADS, a, a.early, cpa_cuda_handle(stream), C::SHARED_BYTES), "attend");
+}
+
+#endif
