@@ -11,10 +11,12 @@
  * Either may have to wait for states that other devices store here. What comes behind it may be placed while it merges.
  */
 #include <math.h>
+#include <type_traits>
 
 #include "base/dependent.cuh"
 #include "base/stored.cuh"
 #include "kernels/cuda/attend/state.cuh"
+#include "kernels/cuda/cache/quant.cuh"
 #include "kernels/cuda/device/cuda.h"
 #include "kernels/cuda/device/element.cuh"
 
@@ -40,6 +42,7 @@ struct merge_args {
     int32_t warp_rows;   /* rows of heads of a warp */
     int32_t lanes_shift; /* log2 of the lanes that share a row of a head */
     void *out;
+    const float *out_scale; /* of codes */
     int64_t out_row_stride;
     float *out_lse;
     int64_t out_lse_row_stride;
@@ -55,18 +58,30 @@ __device__ void load_unit(const float *from, float (&value)[4]) {
 __device__ void load_unit(const float *from, float (&value)[1]) {
     value[0] = *from;
 }
+/* Stored times `factor`, if they are codes: Out is then e4m3_codes. */
 template <typename Out>
-__device__ void store_unit(void *out, int64_t at, const float (&value)[4]) {
+__device__ void store_unit(void *out, int64_t at, const float (&value)[4], float) {
     const uint2 pairs = make_uint2(pack_pair<Out>(value[0], value[1]), pack_pair<Out>(value[2], value[3]));
     *(uint2 *)((Out *)out + at) = pairs;
 }
 template <>
-__device__ void store_unit<float>(void *out, int64_t at, const float (&value)[4]) {
+__device__ void store_unit<float>(void *out, int64_t at, const float (&value)[4], float) {
     *(float4 *)((float *)out + at) = make_float4(value[0], value[1], value[2], value[3]);
 }
+template <>
+__device__ void store_unit<e4m3_codes>(void *out, int64_t at, const float (&value)[4], float factor) {
+    const uint32_t low = e4m3_pair(value[0] * factor, value[1] * factor);
+    *(uint32_t *)((char *)out + at) = low | (uint32_t)e4m3_pair(value[2] * factor, value[3] * factor) << 16;
+}
 template <typename Out>
-__device__ void store_unit(void *out, int64_t at, const float (&value)[1]) {
+__device__ void store_unit(void *out, int64_t at, const float (&value)[1], float) {
     ((Out *)out)[at] = from_float<Out>(value[0]);
+}
+
+/* The factor of store_unit. */
+template <typename Out>
+__device__ float factor_of(const merge_args &a) {
+    return std::is_same<Out, e4m3_codes>::value ? __fdiv_rn(1, __ldg(a.out_scale)) : 1;
 }
 
 /* A row of a head; row < 0 past the last. */
@@ -98,7 +113,7 @@ __device__ float fold_lses(const merge_args &a, place at, fold_step *steps, int 
 /* UNIT elements of ROWS rows, the `apart`-th after each other from `first`, through all states. */
 template <typename Out, int UNIT, int ROWS, int AT_ONCE>
 __device__ void fold_rows(const merge_args &a, const place *places, const fold_step *steps, int first, int apart,
-                          int32_t column) {
+                          int32_t column, float factor) {
     float value[ROWS][UNIT] = {};
     for (int32_t begin = 0; begin < a.n_states; begin += AT_ONCE) {
         fold_step step[ROWS][AT_ONCE];
@@ -127,7 +142,7 @@ __device__ void fold_rows(const merge_args &a, const place *places, const fold_s
     for (int r = 0; r < ROWS; r++) {
         const place at = places[first + r * apart];
         if (at.row >= 0)
-            store_unit<Out>(a.out, at.row * a.out_row_stride + (int64_t)at.head * a.v_dim + column, value[r]);
+            store_unit<Out>(a.out, at.row * a.out_row_stride + (int64_t)at.head * a.v_dim + column, value[r], factor);
     }
 }
 
@@ -145,13 +160,14 @@ __global__ void __launch_bounds__(THREADS) merge(const __grid_constant__ merge_a
     const int64_t index = ((int64_t)blockIdx.x * WARPS + warp) * a.warp_rows + lane, row = index / a.heads;
     const place own = {lane < a.warp_rows && row < a.rows ? (int32_t)row : -1, (int32_t)(index - row * a.heads)};
     places[lane] = own;
-    const float lse = fold_lses(a, own, steps, lane);
+    const float lse = fold_lses(a, own, steps, lane), factor = factor_of<Out>(a);
     __syncwarp();
     for (int32_t column = (lane & (lanes - 1)) * UNIT; column < a.v_dim; column += lanes * UNIT) {
         int r = lane >> a.lanes_shift;
         for (; r + (ROWS - 1) * groups < a.warp_rows; r += ROWS * groups)
-            fold_rows<Out, UNIT, ROWS, AT_ONCE>(a, places, steps, r, groups, column);
-        for (; r < a.warp_rows; r += groups) fold_rows<Out, UNIT, 1, AT_ONCE>(a, places, steps, r, groups, column);
+            fold_rows<Out, UNIT, ROWS, AT_ONCE>(a, places, steps, r, groups, column, factor);
+        for (; r < a.warp_rows; r += groups)
+            fold_rows<Out, UNIT, 1, AT_ONCE>(a, places, steps, r, groups, column, factor);
     }
     if (a.out_lse && own.row >= 0) a.out_lse[own.row * a.out_lse_row_stride + own.head] = lse;
 }
@@ -168,6 +184,7 @@ __global__ void __launch_bounds__(THREADS) merge_few(const __grid_constant__ mer
     float own_lse = -INFINITY;
     if (own_from >= 0)
         own_lse = counted_lse(a.states[lane].lse[own_from * a.states[lane].lse_row_stride + head], a.foreign_lse);
+    const float factor = factor_of<Out>(a);
     float lse = -INFINITY;
     for (int32_t first = 0; first < a.v_dim; first += WARP_LANES * UNIT) {
         const int32_t column = first + lane * UNIT;
@@ -187,7 +204,8 @@ __global__ void __launch_bounds__(THREADS) merge_few(const __grid_constant__ mer
                 add_part(value, fold_lse(lse, __shfl_sync(0xffffffff, own_lse, begin + i), 0), part[i]);
             }
         }
-        if (column < a.v_dim) store_unit<Out>(a.out, row * a.out_row_stride + (int64_t)head * a.v_dim + column, value);
+        if (column < a.v_dim)
+            store_unit<Out>(a.out, row * a.out_row_stride + (int64_t)head * a.v_dim + column, value, factor);
     }
     if (a.out_lse && lane == 0) a.out_lse[row * a.out_lse_row_stride + head] = lse;
 }
@@ -223,7 +241,8 @@ cpa_status launch_kernel(const merge_args &a, cpa_stream *stream) {
 template <typename Out>
 cpa_status launch(const merge_args &a, bool vectors, cpa_stream *stream) {
     const int64_t few = (int64_t)cpa_cuda_device_of(stream)->multiprocessors * FEW_ROWS;
-    if (!vectors) return launch_kernel<Out, 1, 1, 4>(a, stream);
+    if constexpr (!std::is_same<Out, e4m3_codes>::value)
+        if (!vectors) return launch_kernel<Out, 1, 1, 4>(a, stream);
     if (a.n_states <= WARP_LANES && a.rows * a.heads <= few) return launch_few<Out>(a, stream);
     if (a.n_states <= 2) return launch_kernel<Out, 4, 2, 2>(a, stream);
     return a.n_states % 3 == 0 ? launch_kernel<Out, 4, 1, 3>(a, stream) : launch_kernel<Out, 4, 1, 4>(a, stream);
@@ -238,8 +257,8 @@ extern "C" cpa_status cpa_cuda_merge(const cpa_merge_args *args, const cpa_store
     if (status != CPA_OK) return status;
     if (args->rows > INT32_MAX)
         return cpa_cuda_unsupported(stream, "merge: more rows than a 32-bit index counts", args->rows);
-    if (args->out_dtype == CPA_FP8_E4M3 || args->state_dtype != CPA_F32 || args->tail_rows > 0 ||
-        args->lse_head_stride || args->out_lse_head_stride || args->lse_base2 || args->sink_logits)
+    if (args->state_dtype != CPA_F32 || args->tail_rows > 0 || args->lse_head_stride || args->out_lse_head_stride ||
+        args->lse_base2 || args->sink_logits)
         return cpa_cuda_merge_forms(args, awaited, stream);
     merge_args a = {};
     a.rows = args->rows;
@@ -247,6 +266,7 @@ extern "C" cpa_status cpa_cuda_merge(const cpa_merge_args *args, const cpa_store
     a.v_dim = args->v_dim;
     a.n_states = args->n_states;
     a.out = args->out;
+    a.out_scale = args->out_scale;
     a.out_row_stride = args->out_row_stride ? args->out_row_stride : (int64_t)args->heads * args->v_dim;
     a.out_lse = args->out_lse;
     a.out_lse_row_stride = args->out_lse_row_stride ? args->out_lse_row_stride : args->heads;
@@ -265,6 +285,8 @@ extern "C" cpa_status cpa_cuda_merge(const cpa_merge_args *args, const cpa_store
     while (a.warp_rows > LEAST_WARP_ROWS && a.rows * a.heads < warps * a.warp_rows) a.warp_rows /= 2;
     const bool vectors = strides % 4 == 0 && pointers % 16 == 0;
     while (a.lanes_shift < warp && (vectors ? 4 : 1) << a.lanes_shift < args->v_dim) a.lanes_shift++;
+    if (args->out_dtype == CPA_FP8_E4M3)
+        return vectors ? launch<e4m3_codes>(a, true, stream) : cpa_cuda_merge_forms(args, awaited, stream);
     return args->out_dtype == CPA_F32    ? launch<float>(a, vectors, stream)
            : args->out_dtype == CPA_BF16 ? launch<__nv_bfloat16>(a, vectors, stream)
                                          : launch<__half>(a, vectors, stream);

@@ -124,8 +124,14 @@ __device__ inline uint32_t scale_word(cpa_dtype dtype, float tensor_scale, float
     return bits | (uint8_t)(int8_t)zero;
 }
 
+/* What is nearest to x in e4m3; what is out of range saturates, and NaN is 0. */
 __device__ inline uint8_t e4m3_code(float x) {
     return isnan(x) ? 0 : __nv_cvt_float_to_fp8(x, __NV_SATFINITE, __NV_E4M3);
+}
+
+__device__ inline uint16_t e4m3_pair(float low, float high) {
+    const float2 pair = make_float2(isnan(low) ? 0 : low, isnan(high) ? 0 : high);
+    return __nv_cvt_float2_to_fp8x2(pair, __NV_SATFINITE, __NV_E4M3);
 }
 
 /* The code of an element of a row with that word. */
