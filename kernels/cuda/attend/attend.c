@@ -114,7 +114,10 @@ static void fill_score(const cpa_attend_args *args, cpa_cuda_attend_args *a) {
     score->indexed = score->alibi_slopes || score->bias.values || score->custom.bits;
     score->any = score->transforms || score->custom.bits;
     score->pre_scale = a->scale;
-    if (score->softcap > 0) score->tanh = cpa_cuda_tanh_of((double)a->scale / (double)score->softcap);
+    if (score->softcap > 0) {
+        score->tanh = cpa_cuda_tanh_of((double)a->scale / (double)score->softcap);
+        score->capped = cpa_cuda_capped_of((double)score->softcap, score->tanh);
+    }
 }
 
 /* The scales become those of what the rules give. */

@@ -166,6 +166,26 @@ static inline cpa_cuda_tanh cpa_cuda_tanh_of(double scale) {
     };
 }
 
+/* Capped scores lie within [-softcap, softcap]: where that leaves room in the exponents of fp32, and of the bf16 of
+ * probabilities, no maximum is needed to keep them finite. exp2 of far_scale / (e + 1) + far_shift, and of raw times the
+ * polynomial + near_shift, is exp(score - reference): from exp(-85) on, and for a softcap of 60 at most exp(35). */
+typedef struct cpa_cuda_capped {
+    int32_t fits;
+    float reference, far_scale, far_shift, near[3], near_shift;
+} cpa_cuda_capped;
+static inline cpa_cuda_capped cpa_cuda_capped_of(double softcap, cpa_cuda_tanh tanh) {
+    const double log2_e = 1.4426950408889634, least = 85, most = 60, unit = log2_e * softcap;
+    const double reference = softcap < least - softcap ? softcap : least - softcap;
+    return (cpa_cuda_capped){
+        .fits = softcap <= most,
+        .reference = (float)reference,
+        .far_scale = (float)(-2 * unit),
+        .far_shift = (float)(unit - log2_e * reference),
+        .near = {(float)(unit * tanh.near[0]), (float)(unit * tanh.near[1]), (float)(unit * tanh.near[2])},
+        .near_shift = (float)(-log2_e * reference),
+    };
+}
+
 /* What is done to scores beside the mask of the layer (cpattn/score.h). */
 typedef struct cpa_cuda_score {
     int32_t any;        /* else the kernels without rules are launched; sinks are all of theirs */
@@ -173,7 +193,8 @@ typedef struct cpa_cuda_score {
     int32_t indexed;    /* and the indices of keys count */
     float pre_scale;    /* that of what goes in */
     float softcap;
-    cpa_cuda_tanh tanh;                         /* of the scale pre_scale / softcap */
+    cpa_cuda_tanh tanh; /* of the scale pre_scale / softcap */
+    cpa_cuda_capped capped;
     float temperature_len, temperature_inverse; /* 1 / log2(temperature_len) */
     const float *alibi_slopes, *sink_logits;
     cpa_custom_mask custom; /* bits NULL: none */

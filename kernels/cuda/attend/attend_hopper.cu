@@ -153,9 +153,9 @@ __device__ void load_rows(const cpa_cuda_attend_args &a, const cpa_cuda_piece &p
 
 /* ---- a consuming warpgroup ---- */
 
-/* What a loop over tiles is compiled for, as code that others need would lie in its way: no rules; ALiBi over linear keys; a
- * softcap alone; and any. All but the first take a temperature. */
-enum loop_rules { NO_RULES, SLOPES, SOFTCAP, ANY_RULES };
+/* What a loop over tiles is compiled for, as code that others need would lie in its way: no rules; ALiBi and a temperature
+ * over linear keys; a softcap alone, in bf16; bits alone, over linear keys; and any. */
+enum loop_rules { NO_RULES, SLOPES, SOFTCAP, BITS, ANY_RULES };
 
 /* The rules of a thread's two rows: what makes natural logarithms and those in base 2 of their scores, the slope of ALiBi
  * in the unit of scores, and what it adds to all scores of a tile that the thread has of a row. */
@@ -315,13 +315,13 @@ struct group_scores {
 };
 
 /* What a thread's rows see of the tile of step n: 32 of its keys, for the lanes of the quad. */
-template <typename C>
+template <typename C, loop_rules RULES>
 __device__ void look_up_bits(uint32_t (&shown)[2], const cpa_cuda_attend_args &a, const thread_state<C> &state,
                              const group_scores<C> &scores, int sinks, int n, int key, int thread) {
     const int lane = thread % 32, row = thread / 32 * 16 + lane / 4;
 #pragma unroll
     for (int half = 0; half < 2; half++)
-        shown[half] = shown_of_tile(scores.piece, scores.rows[row + 8 * half], state.keys[half], sinks, a.mask.causal,
+        shown[half] = shown_of_tile<RULES == BITS>(scores.piece, scores.rows[row + 8 * half], state.keys[half], sinks, a.mask.causal,
                                     scores.indices[n % 2], key, lane);
 }
 
@@ -332,12 +332,13 @@ __device__ void mask_bits(float (&s)[C::KEYS / 2], const uint32_t (&shown)[2], i
         mask_row_bits<C::KEYS>([&](int n, int e) -> float & { return s[4 * n + 2 * half + e]; }, shown[half], lane);
 }
 
-template <typename C>
-__device__ void cap_scores(float (&s)[C::KEYS / 2], const cpa_cuda_tanh &tanh) {
+/* cap(s): of eight scores of a tile, one eight after the other. */
+template <int N, typename Cap>
+__device__ void for_eights(float (&s)[N], Cap cap) {
 #pragma unroll
-    for (int i = 0; i < C::KEYS / 2; i += 8) {
+    for (int i = 0; i < N; i += 8) {
         float *const eight[] = {&s[i], &s[i + 1], &s[i + 2], &s[i + 3], &s[i + 4], &s[i + 5], &s[i + 6], &s[i + 7]};
-        cap_scores_of(tanh, eight);
+        cap(eight);
     }
 }
 
@@ -422,6 +423,31 @@ __device__ void online_softmax(float (&s)[C::KEYS / 2], thread_state<C> &state, 
     }
 }
 
+/* The same of scores within bounds, which are exponents already: what is old keeps its worth. */
+template <typename C>
+__device__ void bounded_softmax(float (&s)[C::KEYS / 2], thread_state<C> &state) {
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        float sum = 0;
+#pragma unroll
+        for (int n = 0; n < C::KEYS / 8; n++) {
+#pragma unroll
+            for (int e = 2 * half; e < 2 * half + 2; e++) {
+                s[4 * n + e] = exp2_fast(s[4 * n + e]);
+                sum += s[4 * n + e];
+            }
+        }
+        state.sum[half] += sum;
+    }
+}
+/* The maximum that the sums are relative to, then. */
+template <typename C>
+__device__ void end_bounded(thread_state<C> &state, float reference) {
+#pragma unroll
+    for (int half = 0; half < 2; half++)
+        if (quad_sum(state.sum[half]) != 0) state.max[half] = reference / state.rules.scale[half];
+}
+
 template <typename C>
 __device__ void pack_probabilities(uint32_t (&p)[C::KEYS / 16][4], const float (&s)[C::KEYS / 2]) {
 #pragma unroll
@@ -482,43 +508,58 @@ __device__ void attend_tiles(const cpa_cuda_attend_args &a, const cpa_cuda_piece
             scale_scores<C>(s, shared + C::SCALES_AT + n % STAGES * C::SCALE_BYTES + column * 4);
     };
     const row_keys full = walk.full_steps();
-    const bool has_bits = RULES == ANY_RULES && a.score.custom.bits, is_apart = RULES == ANY_RULES && !scores.piece.linear;
+    constexpr bool LISTED = RULES == BITS || RULES == ANY_RULES; /* the walk may be */
+    const bool has_bits = RULES == BITS || (RULES == ANY_RULES && a.score.custom.bits);
+    const bool is_apart = RULES == ANY_RULES && !scores.piece.linear;
     uint32_t shown[2];
     bool is_masked; /* the step, as it is looked up */
     auto masked = [&](int n) {
-        if constexpr (RULES == ANY_RULES) return n >= full.end || (n < full.first && walk.tested(count - 1 - n));
+        if constexpr (LISTED) return n >= full.end || (n < full.first && walk.tested(count - 1 - n));
         return n < full.first || n >= full.end;
     };
     auto key_of = [&](int n) { return walk.tile(count - 1 - n) * C::KEYS; };
     /* What the rules of a step need and its scores do not: while the products run. */
     auto look_up = [&](int n) {
-        if constexpr (RULES == ANY_RULES) {
+        if constexpr (LISTED) {
             is_masked = masked(n);
             if (is_apart && a.score.indexed) {
                 index_tile(scores.indices[n % 2], a, piece, key_of(n), thread, WARPGROUP);
                 named_sync(1 + consumer, WARPGROUP);
             }
-            if (has_bits && is_masked) look_up_bits<C>(shown, a, state, scores, walk.sinks, n, key_of(n), thread);
+            if (has_bits && is_masked) look_up_bits<C, RULES>(shown, a, state, scores, walk.sinks, n, key_of(n), thread);
         } else if constexpr (RULES == SLOPES) {
             slope_alike<C>(state.rules, scores, key_of(n), thread);
         }
     };
     auto mask = [&](int n) {
-        if (RULES == ANY_RULES ? !is_masked : !masked(n)) return;
-        if constexpr (RULES == ANY_RULES)
+        if (LISTED ? !is_masked : !masked(n)) return;
+        if constexpr (LISTED)
             if (has_bits) return mask_bits<C>(s, shown, lane);
         mask_scores<C>(s, state, walk.sinks, key_of(n) + column);
     };
     auto rule = [&](int n) {
         if constexpr (RULES == SLOPES) slope_scores<C>(s, state.rules);
-        if constexpr (RULES == SOFTCAP) cap_scores<C>(s, a.score.tanh);
+        if constexpr (RULES == SOFTCAP)
+            for_eights(s, [&](float *const(&some)[8]) {
+                const cpa_cuda_capped &line = a.score.capped;
+                cap_scores_of(a.score.tanh, line.far_scale, line.far_shift, line.near, line.near_shift, some);
+            });
         if constexpr (RULES == ANY_RULES) {
             if (!a.score.transforms) return;
-            if (a.score.softcap > 0) cap_scores<C>(s, a.score.tanh);
+            if (a.score.softcap > 0)
+                for_eights(s, [&](float *const(&some)[8]) { cap_scores_of(a.score.tanh, some); });
             if (!a.score.alibi_slopes) return;
             if (is_apart) return slope_apart<C>(s, state.rules, scores, n, thread);
             slope_alike<C>(state.rules, scores, key_of(n), thread);
             slope_scores<C>(s, state.rules);
+        }
+    };
+
+    auto softmax = [&] {
+        if constexpr (RULES == SOFTCAP) {
+            bounded_softmax<C>(s, state);
+        } else {
+            online_softmax<C>(s, state, keep, a.scale_log2);
         }
     };
 
@@ -531,7 +572,7 @@ __device__ void attend_tiles(const cpa_cuda_attend_args &a, const cpa_cuda_piece
     release_keys(0);
     rule(0);
     mask(0);
-    online_softmax<C>(s, state, keep, a.scale_log2);
+    softmax();
     pack_probabilities<C>(p, s);
     const int keys = piece.k_end - walk.tile(count - 1) * C::KEYS;
     if (!C::ROWS && keys < C::KEYS) { /* rows that are copied one by one end there */
@@ -555,19 +596,20 @@ __device__ void attend_tiles(const cpa_cuda_attend_args &a, const cpa_cuda_piece
         release_keys(n);
         rule(n);
         mask(n);
-        online_softmax<C>(s, state, keep, a.scale_log2);
+        softmax();
         wgmma_hold(s);
         pin_before_wait(state.sum[0] + state.sum[1], shared);
         wgmma_wait<0>();
         hold_values<C>(state);
         release_values(n - 1);
-        rescale<C>(state, keep);
+        if constexpr (RULES != SOFTCAP) rescale<C>(state, keep);
         pack_probabilities<C>(p, s);
     }
     wait_full(barriers.v_full, count - 1);
     begin_values<C>(state, p, v_tile(count - 1));
     wgmma_wait<0>();
     hold_values<C>(state);
+    if constexpr (RULES == SOFTCAP) end_bounded<C>(state, a.score.capped.reference);
 }
 
 template <typename C>
@@ -576,11 +618,16 @@ __device__ void attend_by_rules(const cpa_cuda_attend_args &a, const cpa_cuda_pi
                                 uint32_t shared, stage_barriers &barriers, int consumer, int thread) {
     if constexpr (C::RULED) {
         begin_rules<C>(a, state, scores, thread);
-        const bool capped = a.score.softcap > 0;
-        if (a.score.custom.bits || (a.score.alibi_slopes && (capped || !scores.piece.linear))) {
+        const bool capped = a.score.softcap > 0, linear = scores.piece.linear;
+        if constexpr (std::is_same<typename C::element, __nv_bfloat16>::value) { /* the probabilities of fp16 overflow */
+            if (capped && a.score.capped.fits && !a.score.custom.bits && !a.score.alibi_slopes &&
+                a.score.temperature_len == 0)
+                return attend_tiles<C, SOFTCAP>(a, piece, walk, state, scores, shared, barriers, consumer, thread);
+        }
+        if (a.score.custom.bits && !a.score.transforms && linear) {
+            attend_tiles<C, BITS>(a, piece, walk, state, scores, shared, barriers, consumer, thread);
+        } else if (a.score.custom.bits || capped || (a.score.alibi_slopes && !linear)) {
             attend_tiles<C, ANY_RULES>(a, piece, walk, state, scores, shared, barriers, consumer, thread);
-        } else if (capped) {
-            attend_tiles<C, SOFTCAP>(a, piece, walk, state, scores, shared, barriers, consumer, thread);
         } else {
             attend_tiles<C, SLOPES>(a, piece, walk, state, scores, shared, barriers, consumer, thread);
         }

@@ -65,7 +65,7 @@ struct config {
                          CONSUMER_REGISTERS = CONSUMERS == 3 ? 160 : Loads != BOXES ? 232 : 240;
     static constexpr int LOADERS = ROWS ? LOADING_PAIR : 1; /* warps that fill a stage of keys, or of values */
     static constexpr int REGISTER_STEPS = SCALED ? TILES[Shape].scaled_steps : TILES[Shape].steps;
-    static constexpr int RULED_STEPS[] = {0, TILES[Shape].ruled_steps, 0, TILES[Shape].ruled_steps / 2};
+    static constexpr int RULED_STEPS[] = {0, TILES[Shape].ruled_steps, 0, TILES[Shape].ruled_steps, TILES[Shape].ruled_steps / 2};
     static constexpr bool TURNS = CONSUMERS == 2 && K_DIM < 256; /* three, and long products, overlap without */
     static constexpr int TAIL = tail_of(Shape), K_WHOLE = K_DIM - TAIL, V_WHOLE = V_DIM - TAIL;
     static_assert(V_DIM % COLUMNS == TAIL && (TAIL == 0 || REGISTER_STEPS * 16 == K_DIM), "queries of a tail");

@@ -83,30 +83,37 @@ __device__ inline void fill_row_score(row_score &score, const cpa_cuda_attend_ar
     }
 }
 
-/* N raw scores become tanh(capped): 1 - 2 / (exp(2 x) + 1), or where that loses the digits of a small result x times a
- * polynomial in x^2. Off by at most 9e-7 of its value with the approximate units (attend.h has the constants). Step by
- * step, as each of them waits for the one before. */
+/* N raw scores become a line over tanh(capped), which is 1 - 2 / (exp(2 x) + 1), or where that loses the digits of a small
+ * result x times a polynomial in x^2; off by at most 9e-7 of its value with the approximate units (attend.h has the
+ * constants). The line is far_scale / (exp(2 x) + 1) + far_shift and near_shift + raw times near's polynomial. Step by step,
+ * as each of them waits for the one before. */
 template <int N>
-__device__ inline void cap_scores_of(const cpa_cuda_tanh &tanh, float *const (&s)[N]) {
+__device__ inline void cap_scores_of(const cpa_cuda_tanh &tanh, float far_scale, float far_shift, const float (&near)[3],
+                                     float near_shift, float *const (&s)[N]) {
     float e[N], p[N];
 #pragma unroll
     for (int i = 0; i < N; i++) e[i] = exp2_fast(*s[i] * tanh.exp_scale);
 #pragma unroll
     for (int i = 0; i < N; i++) p[i] = *s[i] * *s[i];
 #pragma unroll
-    for (int i = 0; i < N; i++) p[i] = fmaf(p[i], fmaf(p[i], tanh.near[2], tanh.near[1]), tanh.near[0]);
+    for (int i = 0; i < N; i++) p[i] = fmaf(p[i], fmaf(p[i], near[2], near[1]), near[0]);
 #pragma unroll
     for (int i = 0; i < N; i++) e[i] += 1;
 #pragma unroll
     for (int i = 0; i < N; i++) asm("rcp.approx.ftz.f32 %0, %0;" : "+f"(e[i]));
 #pragma unroll
     for (int i = 0; i < N; i++) {
-        float result = fmaf(-2.0f, e[i], 1.0f);
-        asm("{ .reg .pred is_near; setp.lt.f32 is_near, %1, %2; @is_near mul.f32 %0, %3, %4; }"
+        float result = fmaf(far_scale, e[i], far_shift);
+        asm("{ .reg .pred is_near; setp.lt.f32 is_near, %1, %2; @is_near fma.rn.f32 %0, %3, %4, %5; }"
             : "+f"(result)
-            : "f"(fabsf(*s[i])), "f"(tanh.near_end), "f"(*s[i]), "f"(p[i]));
+            : "f"(fabsf(*s[i])), "f"(tanh.near_end), "f"(*s[i]), "f"(p[i]), "f"(near_shift));
         *s[i] = result;
     }
+}
+/* tanh itself. */
+template <int N>
+__device__ inline void cap_scores_of(const cpa_cuda_tanh &tanh, float *const (&s)[N]) {
+    cap_scores_of(tanh, -2.0f, 1.0f, tanh.near, 0.0f, s);
 }
 
 /* The value that is added to the score of a key. */
@@ -283,15 +290,17 @@ __device__ inline uint32_t seen_of_tile(const ruled_piece &p, const row_score &r
     return seen;
 }
 
-/* Of a row, 32 of the tile's keys for each lane of its quad: those that its bounds and its bits show. */
-template <int KEYS>
+/* Of a row, 32 of the tile's keys for each lane of its quad: those that its bounds and its bits show. Linear: keys are. */
+template <bool LINEAR = false, int KEYS>
 __device__ inline uint32_t shown_of_tile(const ruled_piece &p, const row_score &row, row_keys keys, int32_t sinks,
                                          bool causal, const int32_t (&indices)[KEYS], int key, int lane) {
     constexpr int GROUPS = KEYS / 32;
     static_assert(GROUPS <= 4, "a group a lane");
     const int at = lane % GROUPS * 32;
     const uint32_t within = seen_within(keys, sinks, key + at);
-    return row.bits ? within & seen_of_tile(p, row, causal, indices, key, at) : within;
+    if (!row.bits) return within;
+    if (LINEAR) return within & seen_keys(row, causal, p.first + key + at);
+    return within & seen_of_tile(p, row, causal, indices, key, at);
 }
 
 /* Hides what is not among those. */
