@@ -1,7 +1,7 @@
 /* The shapes that other stacks test masks, windows and sinks with, against the float64 reference: those of SGLang's
  * test_triton_attention_kernels.py (extend with and without a mask given as bits, sliding windows, context attention,
  * decode), those of FlashInfer's test_attention_sink.py, and layers of gpt-oss and Gemma 2. Lengths are drawn; by default
- * there are fewer sequences and shorter ones, and all of them with the argument `whole`. */
+ * there are two sequences of each and short ones, with the argument `whole` up to five of any length. */
 #include <stdio.h>
 #include <string.h>
 
@@ -49,8 +49,8 @@ static const grid_row ROWS[] = {
 };
 enum { N_ROWS = sizeof ROWS / sizeof *ROWS };
 
-static int whole; /* else at most so many sequences, and tokens of a prefix and queries */
-enum { FEW_SEQUENCES = 2, FEW_TOKENS = 300 };
+static int whole; /* else at most FEW sequences, and tokens of a prefix and queries */
+enum { FEW_SEQUENCES = 2, FEW_TOKENS = 300, MOST_SEQUENCES = 5 };
 static int64_t cases;
 
 static int64_t drawn(int64_t least, int64_t end, uint64_t seed) {
@@ -112,7 +112,7 @@ static int64_t wrong_rows(const grid_row *row, int32_t width, cpa_dtype dtype, u
 
 static void every_row_of_the_grids(void) {
     for (int64_t i = 0; i < N_ROWS; i++) {
-        const int32_t sequences = whole ? ROWS[i].sequences : FEW_SEQUENCES;
+        const int64_t sequences = whole ? cpa_min64(ROWS[i].sequences, MOST_SEQUENCES) : FEW_SEQUENCES;
         for (int32_t w = 0; ROWS[i].widths[w]; w++) {
             for (int32_t s = 0; s < sequences; s++) {
                 const uint64_t seed = (uint64_t)((i * 64 + w) * 64 + s) * 2;
