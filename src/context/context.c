@@ -46,7 +46,7 @@ void cpa_context_set_rows(cpa_context *c, cpa_row_placement rows) {
 }
 
 void cpa_context_set_masked(cpa_context *c, int masked) {
-    c->masked = masked;
+    c->ops.masked = masked;
 }
 
 void cpa_context_capture(cpa_context *c, int capturing) {

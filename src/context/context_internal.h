@@ -29,8 +29,7 @@ struct cpa_context {
     cpa_scatter_heads scatter;
     cpa_score_rows score_rows;
     cpa_context_buffer slices_memory; /* of cpa_context_slices: parts that other ranks send */
-    cpa_row_placement rows;           /* of the steps that are planned next, */
-    int masked;                       /* and whether these have custom masks */
+    cpa_row_placement rows;           /* of the steps that are planned next */
     /* Of cpa_context_reserve, beside the planned step: a row a sequence, and no chunks; and whether layers attend
      * it. */
     cpa_planned_step reserved_step;

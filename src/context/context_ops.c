@@ -83,6 +83,7 @@ cpa_status cpa_context_set_plan(cpa_context_ops *ops, cpa_attend_plan *plan, int
         .n_table_entries = n_table_entries,
         .cascade_attention = ops->options.cascade_attention,
     };
+    fusion.masked = ops->masked;
     CPA_TRY(ops->device->operators->plan_set(plan, &batch, fusion, &ops->error));
     ops->keys_attended += plan->keys_attended;
     ops->keys_read += plan->keys_read;

@@ -153,7 +153,7 @@ static cpa_status plan_step(cpa_context *c, const cpa_context_chunk *chunks, int
         CPA_TRY(plan_own(c));
         CPA_TRY(cpa_pass_kv_plan(&c->kv));
         CPA_TRY(cpa_pass_q_plan(&c->q));
-        if (c->masked) CPA_TRY(cpa_score_rows_plan(&c->score_rows, &c->ops, &c->q));
+        if (c->ops.masked) CPA_TRY(cpa_score_rows_plan(&c->score_rows, &c->ops, &c->q));
     }
     c->planned = 1;
     return CPA_OK;

@@ -54,7 +54,7 @@ typedef struct plan_builder {
     int64_t visible_keys;       /* of all prefill pieces */
     cpa_cuda_decode_shares shares;
     int64_t first_ready; /* item; the last ones are ready */
-    int full;            /* as in the fusion */
+    int full, masked;    /* as in the fusion */
     cpa_cuda_piece *decode;
     cpa_cuda_piece *prefill;
     cpa_cuda_costed_piece *in_order;
@@ -482,7 +482,7 @@ static int may_share(const plan_builder *b, const cpa_cuda_device *device) {
     const int runs_fit = shape->kv_dtype != CPA_INT8 && b->given->block_size >= CPA_CUDA_DECODE_RUN;
     const int tensor_cores = shape->kv_dtype != CPA_F32 && (shape->layout != CPA_VLLM_X || runs_fit);
     return b->given->cascade_attention != CPA_CASCADE_OFF && device->path == CPA_CUDA_HOPPER && b->n_decode > 1 &&
-           tensor_cores && !b->full;
+           tensor_cores && !b->full && !b->masked;
 }
 
 /* Room for so many blocks in the dtype of the queries. */
@@ -573,6 +573,7 @@ cpa_status cpa_cuda_plan_set(cpa_attend_plan *base, const cpa_attend_batch *give
                       .state_shifts = fusion.state_shifts,
                       .first_ready = batch->n_items - fusion.ready_items,
                       .full = fusion.full,
+                      .masked = fusion.masked,
                       .group = batch->shape.q_heads / batch->shape.kv_heads,
                       .multiprocessors = device->multiprocessors,
                       .wide_fits = device->base.caps.shared_bytes >= CPA_CUDA_WIDE_BYTES,
