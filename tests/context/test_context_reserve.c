@@ -31,6 +31,7 @@ typedef struct site {
     float *lse;
     cpa_kv_view kv;
     void *graph; /* of the caller's, to launch in the place of an update and an attend */
+    void *busy;  /* memory that the default stream of the device clears while the step is reserved */
 } site;
 
 static int64_t row_floats(void) {
@@ -43,6 +44,20 @@ static int64_t row_bytes(void) {
 
 static void copy(const site *s, void *to, const void *from, int64_t bytes) {
     CU_ASSERT_EQUAL(s->device->table->copy(to, from, bytes, s->stream), CPA_OK);
+}
+
+/* Keeps the default stream of the device busy for some milliseconds: a process has other users of it, and nothing of a
+ * context may be ordered by it. */
+static void occupy_default_stream(site *s) {
+#ifdef CPA_HAVE_CUDA
+    enum { BUSY_BYTES = 64 << 20, TIMES = 400 };
+    if (cpa_test_promises_bits()) return; /* on the host */
+    CU_ASSERT_EQUAL_FATAL(cudaMalloc(&s->busy, BUSY_BYTES), cudaSuccess);
+    for (int i = 0; i < TIMES; i++)
+        CU_ASSERT_EQUAL(cudaMemsetAsync(s->busy, i, BUSY_BYTES, cudaStreamLegacy), cudaSuccess);
+#else
+    (void)s;
+#endif
 }
 
 static void begin(site *s) {
@@ -58,6 +73,7 @@ static void begin(site *s) {
     for (int i = 0; i < SEQUENCES; i++) s->first_ranks[i] = s->cache.placements[i].rank;
     s->context = cpa_test_context(s->device, &SHAPE, 0);
     const cpa_context_limits limits = {sizeof limits, SEQUENCES, MOST, s->cache.pool.view.num_blocks};
+    occupy_default_stream(s);
     CU_ASSERT_EQUAL(cpa_context_reserve(s->context, &limits), CPA_OK);
     s->stride = MOST / SHAPE.block_size + 3;
     const int64_t entries = SEQUENCES * s->stride * (int64_t)sizeof *s->tables;
@@ -74,6 +90,9 @@ static void begin(site *s) {
 }
 
 static void end(site *s) {
+#ifdef CPA_HAVE_CUDA
+    if (s->busy) CU_ASSERT_EQUAL(cudaFree(s->busy), cudaSuccess);
+#endif
     cpa_context_destroy(s->context);
     cpa_kv_view_free(&s->kv, s->stream);
     cpa_test_free(s->stream, s->lse);

@@ -251,7 +251,7 @@ typedef struct cpa_cuda_attend_args {
 cpa_status cpa_cuda_plan_reserve_image(cpa_cuda_plan *plan, int64_t bytes, cpa_error *err);
 cpa_status cpa_cuda_plan_reserve_partial(cpa_cuda_plan *plan, int64_t floats, cpa_error *err);
 cpa_status cpa_cuda_plan_reserve_in_order(cpa_cuda_plan_memory *memory, int64_t n, cpa_error *err);
-/* The image alone, for plans that write theirs on the device; it begins as zeros. */
+/* The image alone, for plans that write theirs on the device. */
 cpa_status cpa_cuda_plan_allocate_image(cpa_cuda_plan *plan, int64_t bytes, cpa_error *err);
 int cpa_cuda_plan_reserve_widened(cpa_cuda_plan *plan, const cpa_attend_batch *batch, int64_t tokens);
 

@@ -31,7 +31,7 @@ cpa_status cpa_cuda_plan_allocate_image(cpa_cuda_plan *plan, int64_t bytes, cpa_
     cpa_cuda_plan_memory *memory = plan->memory;
     CPA_TRY(cpa_cuda_check(err, cpa_cuda_malloc(plan->base.device, bytes, (void **)&memory->image), "attend plan"));
     memory->image_capacity = bytes;
-    return cpa_cuda_check(err, cudaMemset(memory->image, 0, (size_t)bytes), "attend plan");
+    return CPA_OK;
 }
 
 cpa_status cpa_cuda_plan_reserve_partial(cpa_cuda_plan *plan, int64_t floats, cpa_error *err) {

@@ -48,7 +48,8 @@ static cpa_status check_limits(const cpa_attend_reservation *r, int64_t packed_r
     return CPA_OK;
 }
 
-/* The first contents: each sequence is empty. */
+/* The first contents: each sequence is empty. All of it on one stream: what is cleared on the default stream of the device
+ * is not ordered with the others, and on a busy device would clear the places after they are there. */
 static cpa_status begin_empty(cpa_cuda_plan *plan, const cpa_attend_reservation *r, cpa_error *err) {
     const cpa_device_table *table = plan->base.device->table;
     const cpa_attend_update empty = {.sequences = r->sequences, .length_bytes = sizeof(int32_t)};
@@ -56,6 +57,11 @@ static cpa_status begin_empty(cpa_cuda_plan *plan, const cpa_attend_reservation 
     cpa_status status = CPA_OK;
     cpa_stream *stream = NULL;
     CPA_TRY(table->stream_create(plan->base.device, &stream, err));
+    CPA_TRY_GOTO(
+        cpa_cuda_check(&stream->error,
+                       cudaMemsetAsync(plan->memory->image, 0, (size_t)plan->image_bytes, cpa_cuda_handle(stream)),
+                       "attend plan"),
+        done);
     CPA_TRY_GOTO(
         table->copy(plan->memory->image + plan->places_at, places, r->map.cp_size * (int64_t)sizeof *places, stream),
         done);
