@@ -150,6 +150,8 @@ __device__ void fold_rows(const merge_args &a, const place *places, const fold_s
  * the place of the first state. */
 template <typename Out, int UNIT, int ROWS, int AT_ONCE>
 __global__ void __launch_bounds__(THREADS) merge(const __grid_constant__ merge_args a) {
+    /* Rounding to codes without the instruction takes the registers of a second row. */
+    constexpr int TOGETHER = std::is_same<Out, e4m3_codes>::value && !HAS_CODES ? 1 : ROWS;
     if (!await_stored(a.awaited)) return;
     extern __shared__ __align__(16) char shared[];
     __shared__ place all_places[THREADS];
@@ -164,8 +166,8 @@ __global__ void __launch_bounds__(THREADS) merge(const __grid_constant__ merge_a
     __syncwarp();
     for (int32_t column = (lane & (lanes - 1)) * UNIT; column < a.v_dim; column += lanes * UNIT) {
         int r = lane >> a.lanes_shift;
-        for (; r + (ROWS - 1) * groups < a.warp_rows; r += ROWS * groups)
-            fold_rows<Out, UNIT, ROWS, AT_ONCE>(a, places, steps, r, groups, column, factor);
+        for (; r + (TOGETHER - 1) * groups < a.warp_rows; r += TOGETHER * groups)
+            fold_rows<Out, UNIT, TOGETHER, AT_ONCE>(a, places, steps, r, groups, column, factor);
         for (; r < a.warp_rows; r += groups)
             fold_rows<Out, UNIT, 1, AT_ONCE>(a, places, steps, r, groups, column, factor);
     }
