@@ -116,8 +116,8 @@ static cpa_status make_plans(attend_state *s, cpa_error *err) {
     return CPA_OK;
 }
 
-/* Multiply-adds of Q K^T and P V over the pairs that the mask shows, and every operand of a piece moved once, those that
- * pieces share once in all. */
+/* Multiply-adds of Q K^T and P V over the pairs that the mask shows, and every operand of a piece moved once, those
+ * that pieces share once in all. */
 static void count_work(const attend_state *s, cpa_bench_row *row) {
     const cpa_bench_options *o = &s->site->options;
     double widths = (double)(o->k_dim + o->v_dim);

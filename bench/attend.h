@@ -1,4 +1,5 @@
-/* What the cases of bench attend, varlen and varlen_attend attend, and the reference that their results are checked against. */
+/* What the cases of bench attend, varlen and varlen_attend attend, and the reference that their results are checked
+ * against. */
 #ifndef CPA_BENCH_ATTEND_H
 #define CPA_BENCH_ATTEND_H
 

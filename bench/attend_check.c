@@ -88,8 +88,8 @@ static void softmax_row(head_reference *r, const cpa_bench_options *o, int64_t r
     }
 }
 
-/* The whole of softmax(Q K^T / sqrt(k_dim)) V; visible[row / group] keys are seen by a row, whose query has the position
- * of that index; first_head: the query head of row 0. */
+/* The whole of softmax(Q K^T / sqrt(k_dim)) V; visible[row / group] keys are seen by a row, whose query has the
+ * position of that index; first_head: the query head of row 0. */
 static void attend_head(head_reference *r, const cpa_bench_options *o, const int64_t *visible, const int64_t *positions,
                         int64_t first_head) {
     const int64_t group = o->q_heads / o->kv_heads;

@@ -6,8 +6,8 @@
 
 constexpr int THREADS = 512;
 
-/* The bandwidth that decode is measured against. A CTA reads 32 KiB that lie together: rows that are megabytes apart may
- * lie in the same banks, which on some devices halves the rate. */
+/* The bandwidth that decode is measured against. A CTA reads 32 KiB that lie together: rows that are megabytes apart
+ * may lie in the same banks, which on some devices halves the rate. */
 static __global__ void __launch_bounds__(THREADS) read_all(const uint4 *from, int64_t n, uint4 *to) {
     uint4 sum = {0, 0, 0, 0};
     for (int64_t at = (int64_t)blockIdx.x * 4 * THREADS; at + 4 * THREADS <= n;

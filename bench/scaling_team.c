@@ -290,7 +290,8 @@ done:
     return status;
 }
 
-/* How long single layers of the step take: those of a graph with marks between them, which had to be set once before. */
+/* How long single layers of the step take: those of a graph with marks between them, which had to be set once
+ * before. */
 static cpa_status time_layers(team *t, cpa_events *marks, cpa_bench_team_result *result, cpa_error *err) {
     const cpa_device_table *table = t->site->device->table;
     double enqueue_s;

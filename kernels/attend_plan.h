@@ -89,7 +89,8 @@ CPA_HOST_DEVICE static inline cpa_attend_extent cpa_attend_extent_of(const cpa_a
     return extent;
 }
 
-/* The rows of a sequence of an update, as far as they can be its own: [first, first + count), at most `most` a sequence. */
+/* The rows of a sequence of an update, as far as they can be its own: [first, first + count), at most `most` a
+ * sequence. */
 typedef struct cpa_attend_rows {
     int64_t first;
     int32_t count, fits;

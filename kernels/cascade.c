@@ -108,8 +108,8 @@ static void swap_items(cpa_cascade_item *a, cpa_cascade_item *b) {
     *b = item;
 }
 
-/* The item of [begin, end) that goes furthest comes last and leads: those that have the next unit in common with it stand
- * before it, by how many they have. Returns the first of these. */
+/* The item of [begin, end) that goes furthest comes last and leads: those that have the next unit in common with it
+ * stand before it, by how many they have. Returns the first of these. */
 static int64_t follow(const cascade_search *s, int64_t begin, int64_t end, int64_t unit) {
     cpa_cascade_item *items = s->cascade->items, *leader = &items[end - 1];
     int64_t first = begin;

@@ -26,8 +26,8 @@ struct cpa_nn_table {
 #define CPA_NN_ENTRY(name) cpa_status (*name)(const cpa_##name##_args *args, cpa_stream *stream);
     CPA_NN_OPERATORS(CPA_NN_ENTRY)
 #undef CPA_NN_ENTRY
-    /* linear of 1 to fused_rows rows, of 16-bit elements. With a norm, at most normed_inputs inputs, a multiple of 8, and
-     * rows, weights and the norm's lie at multiples of 16 bytes. NULL: the back end has none. */
+    /* linear of 1 to fused_rows rows, of 16-bit elements. With a norm, at most normed_inputs inputs, a multiple of 8,
+     * and rows, weights and the norm's lie at multiples of 16 bytes. NULL: the back end has none. */
     cpa_status (*linear_fused)(const cpa_linear_args *args, const cpa_linear_fusion *fusion, cpa_stream *stream);
     int32_t fused_rows, normed_inputs;
 };

@@ -41,8 +41,8 @@ static inline cpa_synth_args cpa_synth_of(const cpa_attention_shape *shape, cpa_
     return args;
 }
 
-/* hash_rows: adds to *sum, modulo 2^64, a hash of each listed row of src, of one layer or of several, salted so that equal
- * rows of different places differ. The same value on every back end: see kernels/host/rows/hash_rows.c. */
+/* hash_rows: adds to *sum, modulo 2^64, a hash of each listed row of src, of one layer or of several, salted so that
+ * equal rows of different places differ. The same value on every back end: see kernels/host/rows/hash_rows.c. */
 typedef struct cpa_hash_rows_args {
     int64_t rows;
     const void *src;

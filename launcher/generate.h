@@ -30,7 +30,8 @@ typedef struct cpa_generation {
     cpa_finish_reason reason; /* why, then */
 } cpa_generation;
 
-/* Reads the prompt of the settings, text or ids of a vocabulary. *out is set only on success; the settings must outlive it. */
+/* Reads the prompt of the settings, text or ids of a vocabulary. *out is set only on success; the settings must outlive
+ * it. */
 cpa_status cpa_generation_open(const cpa_settings *settings, int64_t vocabulary, cpa_generation *out, cpa_error *err);
 void cpa_generation_close(cpa_generation *generation);
 

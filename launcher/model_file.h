@@ -28,9 +28,9 @@ cpa_model_shape cpa_model_shape_of(const cpa_model_file *model);
 void cpa_model_set_window(cpa_model_file *model, int64_t window);
 void cpa_model_set_sinks(cpa_model_file *model, int32_t sinks);
 
-/* What every layer does to scores: softcap and temperature_len as in cpattn/score.h; ALiBi with the slopes of its paper;
- * sink logits between -1 and 3, head after head. Fails where more heads have such than there is room for. To be called
- * where the model lies for good: it points into itself. */
+/* What every layer does to scores: softcap and temperature_len as in cpattn/score.h; ALiBi with the slopes of its
+ * paper; sink logits between -1 and 3, head after head. Fails where more heads have such than there is room for. To be
+ * called where the model lies for good: it points into itself. */
 typedef struct cpa_model_rule_choice {
     double softcap, temperature_len;
     int alibi, sink_logits;

@@ -52,8 +52,8 @@ typedef struct cpa_context cpa_context;
 
 typedef struct cpa_context_options {
     size_t size;
-    /* Each layer's view has its strides; the layout tells a CUDA device alone of CPA_VLLM_X, which its tensor cores do not
-     * read unless it is said here. Keys and values travel as rows, whatever the layout. */
+    /* Each layer's view has its strides; the layout tells a CUDA device alone of CPA_VLLM_X, which its tensor cores do
+     * not read unless it is said here. Keys and values travel as rows, whatever the layout. */
     cpa_attention_shape shape;
     int32_t block_size;
     int32_t interleave;    /* 0 = block_size; a multiple or a divisor of block_size */
@@ -64,9 +64,9 @@ typedef struct cpa_context_options {
     cpa_cascade_attention cascade_attention; /* of chunks of a few tokens over this rank's shard */
 } cpa_context_options;
 
-/* One chunk: the new tokens [start, start + count) of one sequence, over the keys up to their end. The same on every rank
- * but for the block table. A sequence may have several chunks in a step, one behind the other, so that part of what is
- * new goes by pass-KV and part by pass-Q. */
+/* One chunk: the new tokens [start, start + count) of one sequence, over the keys up to their end. The same on every
+ * rank but for the block table. A sequence may have several chunks in a step, one behind the other, so that part of
+ * what is new goes by pass-KV and part by pass-Q. */
 typedef struct cpa_context_chunk {
     int64_t start;
     int64_t count;
@@ -87,9 +87,9 @@ typedef struct cpa_context_args {
     float scale; /* 0 = 1 / sqrt(k_dim) */
     void *out;   /* [rows, q_heads, v_dim], dtype or fp8; with replicated rows only the own heads */
     float *lse;  /* [rows, q_heads], or NULL; likewise */
-    /* What else is done to scores, see cpattn/score.h; NULL: nothing. The same on every rank. Rows of `custom` and `bias`
-     * are all those of the step, chunk after chunk, whoever owns them, and their row_map is NULL: every rank has what it
-     * needs for the rows that come to it, so nothing of it travels. Sink logits are applied once, on the rank
+    /* What else is done to scores, see cpattn/score.h; NULL: nothing. The same on every rank. Rows of `custom` and
+     * `bias` are all those of the step, chunk after chunk, whoever owns them, and their row_map is NULL: every rank has
+     * what it needs for the rows that come to it, so nothing of it travels. Sink logits are applied once, on the rank
      * that has the result of the row. A reserved step takes rules, and on several ranks neither `custom` nor `bias`. */
     const cpa_score_rules *rules;
     const cpa_custom_mask *custom;
@@ -113,9 +113,8 @@ typedef struct cpa_context_stats {
 
 /* Collective over `comm`, which must outlive the context, as must `device`; a context is used by one thread at a time,
  * the one that uses its communicator. staging_bytes must hold, on the host, four segments of cpa_attend_split_tokens
- * tokens, with N ranks on devices 2 N of 1024 tokens, rounded up to the interleave, or four where the interleave is less than a
- * block: cpa_context_least_staging. *out is
- * set only on success. */
+ * tokens, with N ranks on devices 2 N of 1024 tokens, rounded up to the interleave, or four where the interleave is
+ * less than a block: cpa_context_least_staging. *out is set only on success. */
 CPA_API cpa_status cpa_context_create(cpa_comm *comm, cpa_device *device, const cpa_context_options *options,
                                       cpa_context **out, cpa_error *err);
 /* Collective. NULL does nothing. */

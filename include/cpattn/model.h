@@ -155,9 +155,9 @@ typedef struct cpa_slices {
     cpa_status (*sum)(void *ctx, const cpa_slice_sum *args, cpa_stream *stream);
 } cpa_slices;
 
-/* Drafts count as tokens of the output for what is drawn behind them, and for that alone, since they may be wrong: those on
- * the path of emission i, which are entry ends[i] of the history, then entry parents of that, and so on until -1. They
- * have entries in the history whose sequence is -1. Without penalties in the step there are none. */
+/* Drafts count as tokens of the output for what is drawn behind them, and for that alone, since they may be wrong:
+ * those on the path of emission i, which are entry ends[i] of the history, then entry parents of that, and so on until
+ * -1. They have entries in the history whose sequence is -1. Without penalties in the step there are none. */
 typedef struct cpa_draft_paths {
     const int32_t *ends;    /* device [emissions]; NULL: no row has a path */
     const int32_t *parents; /* device [history.count] */
@@ -193,8 +193,8 @@ typedef struct cpa_drawn {
     float logprob; /* natural logarithm of its probability under the logits as they are; 0 where nobody wants it */
 } cpa_drawn;
 
-/* Which steps of several ranks a model takes with slices: none, those in which all chunks are of one token (and drafts of
- * those behind it), or all. */
+/* Which steps of several ranks a model takes with slices: none, those in which all chunks are of one token (and drafts
+ * of those behind it), or all. */
 typedef enum cpa_model_slices { CPA_SLICES_NONE = 0, CPA_SLICES_DECODE, CPA_SLICES_ALL } cpa_model_slices;
 
 /* What a drafter is asked. */
@@ -206,9 +206,10 @@ typedef struct cpa_draft_args {
     int64_t max_drafts; /* >= 1 */
     uint32_t
         *drafts; /* [max_drafts] to fill: the tokens that it expects for n_tokens, n_tokens + 1, ...: a chain; or */
-    /* [max_drafts] a tree: which draft each comes behind, a lower one; -1: the last of the tokens. Comes filled as that of a
-     * chain, -1, 0, 1, ... Drafts end in front of one whose parent is none. With windows, ALiBi and temperature by
-     * length, which count places in the cache, where those of a tree lie side by side, its first chain alone is taken. */
+    /* [max_drafts] a tree: which draft each comes behind, a lower one; -1: the last of the tokens. Comes filled as that
+     * of a chain, -1, 0, 1, ... Drafts end in front of one whose parent is none. With windows, ALiBi and temperature by
+     * length, which count places in the cache, where those of a tree lie side by side, its first chain alone is
+     * taken. */
     int32_t *parents;
 } cpa_draft_args;
 
@@ -239,12 +240,13 @@ typedef struct cpa_model {
     int32_t reserved[7];     /* zero */
     /* Rank 0, from the thread that plans steps, where the options of the engine ask for a model's drafts: guesses the
      * tokens that a request goes on with, and returns how many (0: none). A step then has them as further tokens of the
-     * sequence, and draws the token of each of these positions as it would without; a draft is accepted if it is what was
-     * drawn in front of it, and so are those before it. A drafter like that puts all probability on one token: accepting
-     * so is rejection sampling (Leviathan et al., arXiv:2211.17192), tokens are the same ones as without drafts, and a
-     * wrong draft costs time alone. Of a tree those are accepted that each come behind the one before and are what was
-     * drawn there; rows off its first chain are computed with another order of sums, so that of two tokens that are equally
-     * probable but for rounding either may be drawn. Asked again and again, with what has come since. */
+     * sequence, and draws the token of each of these positions as it would without; a draft is accepted if it is what
+     * was drawn in front of it, and so are those before it. A drafter like that puts all probability on one token:
+     * accepting so is rejection sampling (Leviathan et al., arXiv:2211.17192), tokens are the same ones as without
+     * drafts, and a wrong draft costs time alone. Of a tree those are accepted that each come behind the one before and
+     * are what was drawn there; rows off its first chain are computed with another order of sums, so that of two tokens
+     * that are equally probable but for rounding either may be drawn. Asked again and again, with what has come
+     * since. */
     int64_t (*draft)(void *ctx, const cpa_draft_args *args);
     /* Nothing more is asked for that request. May be NULL. */
     void (*draft_end)(void *ctx, uint64_t request);

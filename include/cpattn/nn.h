@@ -39,14 +39,13 @@ CPA_API cpa_status cpa_rmsnorm(const cpa_rmsnorm_args *args, cpa_stream *stream)
 
 /* The frequencies of rotary positions (Su et al., arXiv:2104.09864), f_i = theta^(-2 i / dim) for i < dim / 2:
  *
- *     linear  f_i / factor
- *     llama3  f_i where the wave length 2 pi / f_i is below original / high_freq_factor, f_i / factor where it is above
- *             original / low_freq_factor, and between them (1 - s) f_i / factor + s f_i with
- *             s = (original / wave length - low_freq_factor) / (high_freq_factor - low_freq_factor)
- *     YaRN    (Peng et al., arXiv:2309.00071) f_i (1 - r_i) + f_i / factor r_i with the ramp
- *             r_i = clamp((i - low) / (high - low), 0, 1), low = max(floor(c(beta_fast)), 0),
- *             high = min(ceil(c(beta_slow)), dim - 1), 0.001 more where both are equal, and
- *             c(r) = dim ln(original / (2 pi r)) / (2 ln theta); cosines and sines are multiplied by attention_factor */
+ *     linear  f_i / factor     llama3  f_i where the wave length 2 pi / f_i is below original / high_freq_factor, f_i /
+ * factor where it is above             original / low_freq_factor, and between them (1 - s) f_i / factor + s f_i with
+ * s = (original / wave length - low_freq_factor) / (high_freq_factor - low_freq_factor)     YaRN    (Peng et al.,
+ * arXiv:2309.00071) f_i (1 - r_i) + f_i / factor r_i with the ramp             r_i = clamp((i - low) / (high - low), 0,
+ * 1), low = max(floor(c(beta_fast)), 0),             high = min(ceil(c(beta_slow)), dim - 1), 0.001 more where both are
+ * equal, and             c(r) = dim ln(original / (2 pi r)) / (2 ln theta); cosines and sines are multiplied by
+ * attention_factor */
 typedef enum cpa_rope_scaling {
     CPA_ROPE_PLAIN = 0,
     CPA_ROPE_LINEAR,
@@ -154,7 +153,8 @@ CPA_API cpa_status cpa_linear(const cpa_linear_args *args, cpa_stream *stream);
 /* sample: a token for each row of logits.
  *
  *   1. A row with given[i] >= 0 gets that token.
- *   2. Penalties: the logit l of a token in the prompt or in the output (bitmaps and path) becomes l > 0 ? l / repetition : l * repetition
+ *   2. Penalties: the logit l of a token in the prompt or in the output (bitmaps and path) becomes
+ *      l > 0 ? l / repetition : l * repetition
  *      (Keskar et al., arXiv:1909.05858); that of one in the output is lowered by `presence`.
  *   3. Temperature 0: the largest logit, of equal ones the first.
  *   4. Else z = (l - the largest l) / temperature. Of those the top_k largest stay, of their softmax the largest that
@@ -192,8 +192,8 @@ typedef struct cpa_sample_args {
     float *logprobs;
     int64_t tokens_stride, logprobs_stride;
     /* Tokens that count as output for single rows, beside the bitmaps: those on the path of row i, which are entry
-     * path_ends[i] of path_tokens, then entry path_parents of that, which is a lower one, and so on; it ends where there
-     * is no such entry, as -1 is none. As a row of drafts needs the drafts before it. All NULL: no paths. */
+     * path_ends[i] of path_tokens, then entry path_parents of that, which is a lower one, and so on; it ends where
+     * there is no such entry, as -1 is none. As a row of drafts needs the drafts before it. All NULL: no paths. */
     const uint32_t *path_tokens; /* [path_entries] */
     const int32_t *path_parents; /* [path_entries] */
     const int32_t *path_ends;    /* [rows] */

@@ -41,8 +41,8 @@ CPA_API cpa_status cpa_kv_write(const cpa_kv_write_args *args, cpa_stream *strea
 
 /* kv_copy: copies whole blocks, pairs[i] = (source block of `src`, destination block of `dst`). Both views have the
  * same shape and dtype; they may be the same pool as long as no block is both a source and a destination. No block is
- * the destination of two pairs. Elements keep their bits, and the scales of their rows go with them; scales of heads are
- * not read. */
+ * the destination of two pairs. Elements keep their bits, and the scales of their rows go with them; scales of heads
+ * are not read. */
 typedef struct cpa_kv_copy_args {
     size_t size;
     cpa_kv_view src;
@@ -67,11 +67,11 @@ typedef struct cpa_kv_move_args {
 } cpa_kv_move_args;
 CPA_API cpa_status cpa_kv_move(const cpa_kv_move_args *args, cpa_stream *stream);
 
-/* kv_convert: brings whole blocks from one form of cache to another, pairs[i] = (source block of `src`, destination block
- * of `dst`). The views agree in block_size, kv_heads, k_dim and v_dim, and may differ in layout, dtype and scales; their
- * pools do not overlap. Where dtype and scales are the same the bits are kept, with those of the scales of rows; else
- * each element becomes the fp32 that it stands for, and that what cpa_kv_write makes of it. No block is the destination
- * of two pairs. */
+/* kv_convert: brings whole blocks from one form of cache to another, pairs[i] = (source block of `src`, destination
+ * block of `dst`). The views agree in block_size, kv_heads, k_dim and v_dim, and may differ in layout, dtype and
+ * scales; their pools do not overlap. Where dtype and scales are the same the bits are kept, with those of the scales
+ * of rows; else each element becomes the fp32 that it stands for, and that what cpa_kv_write makes of it. No block is
+ * the destination of two pairs. */
 typedef struct cpa_kv_convert_args {
     size_t size;
     cpa_kv_view src;
@@ -129,8 +129,8 @@ typedef struct cpa_attend_batch {
     int64_t n_items;
     const int32_t *block_tables; /* host, or on the device */
     int64_t n_table_entries;
-    /* Items of a few rows whose first entries are equal, at the same k_first of the same k_set, may be attended together
-     * over these blocks; on the host with the same bits. */
+    /* Items of a few rows whose first entries are equal, at the same k_first of the same k_set, may be attended
+     * together over these blocks; on the host with the same bits. */
     cpa_cascade_attention cascade_attention;
     /* 1: block_tables lie on the device. Nothing of them is copied from the host, and they are read as the work of a
      * stream comes to its first attend of this setting, not again for the others: until then they have to hold. An
@@ -152,8 +152,8 @@ CPA_API cpa_status cpa_attend_plan_set(cpa_attend_plan *plan, const cpa_attend_b
 /* The same from the arrays that FlashInfer and SGLang plan with, for sequences that lie on one rank: sequence s has the
  * rows [qo_indptr[s], qo_indptr[s + 1]), which are its last tokens, and the pages kv_indices[kv_indptr[s]] to
  * kv_indices[kv_indptr[s + 1]], the last of which holds last_page_len[s] tokens. Where pages are single tokens these
- * are slots of the cache, as the rows of req_to_token have them. The keys of the rows themselves are among the pages: they
- * are written (cpa_kv_write) before the attend. A row is at the index that it has in its sequence, so causal and
+ * are slots of the cache, as the rows of req_to_token have them. The keys of the rows themselves are among the pages:
+ * they are written (cpa_kv_write) before the attend. A row is at the index that it has in its sequence, so causal and
  * windowed masks count from its end, as there. Errors and the reading of kv_indices are those of a batch. */
 typedef struct cpa_attend_indices {
     size_t size;
@@ -179,11 +179,12 @@ CPA_API void cpa_attend_plan_destroy(cpa_attend_plan *plan);
  * before: kernels are loaded then.
  *
  * Sequence s has the rows [s * rows, (s + 1) * rows) of q, of the state and of out, or those that an update says, the
- * queries of its last `rows` tokens, and the keys of all its tokens. A length of 0 fills a batch up: its rows see no key, and become O = 0,
- * LSE = -inf (with resume = 1 they stay as they are). A length that is negative, above `tokens` or below `rows`, and a
- * used table entry that is negative or not below num_blocks, are refused: nothing is read by them, and the rows of that
- * sequence become NaN in O, LSE and out. Where keys are cut follows from the lengths, as in a plan that is set; on a
- * device how many CTAs there are follows from the limits, so that last bits may differ from those of such a plan. */
+ * queries of its last `rows` tokens, and the keys of all its tokens. A length of 0 fills a batch up: its rows see no
+ * key, and become O = 0, LSE = -inf (with resume = 1 they stay as they are). A length that is negative, above `tokens`
+ * or below `rows`, and a used table entry that is negative or not below num_blocks, are refused: nothing is read by
+ * them, and the rows of that sequence become NaN in O, LSE and out. Where keys are cut follows from the lengths, as in
+ * a plan that is set; on a device how many CTAs there are follows from the limits, so that last bits may differ from
+ * those of such a plan. */
 typedef struct cpa_attend_limits {
     size_t size;
     cpa_attention_shape shape; /* as in a batch */
@@ -227,25 +228,24 @@ typedef struct cpa_attend_update_args {
 CPA_API cpa_status cpa_attend_plan_update(cpa_attend_plan *plan, const cpa_attend_update_args *args,
                                           cpa_stream *stream);
 
-/* attend: softmax(scale * Q K^T + mask) V for every row of every item of the plan, with its LSE; cpattn/score.h says what
- * else may be done to scores.
- * resume = 0 starts from the empty state and writes every row of every item; resume = 1 continues from the state that
- * is there, as if the earlier keys had been attended in the same call. Rows of no item are left alone. A row that sees
- * no key becomes (or stays) O = 0, LSE = -inf.
+/* attend: softmax(scale * Q K^T + mask) V for every row of every item of the plan, with its LSE; cpattn/score.h says
+ * what else may be done to scores. resume = 0 starts from the empty state and writes every row of every item; resume =
+ * 1 continues from the state that is there, as if the earlier keys had been attended in the same call. Rows of no item
+ * are left alone. A row that sees no key becomes (or stays) O = 0, LSE = -inf.
  *
  * Not finite: scores count as they are computed and rounded in fp32. A row that sees a key whose score is NaN or +inf,
  * be it by overflow, becomes NaN in O and LSE, and stays NaN when it is resumed or merged. A score of -inf weighs
  * nothing, as a key does that the row does not see. A value of NaN or infinity makes the columns of O that it reaches
- * what arithmetic makes of it; the LSE follows from the scores alone.
- * Keys and values that a row does not see weigh exactly nothing, whatever they hold, on the host and in the plain
- * kernels of a device. Tensor cores multiply values by weights of 0, and 0 * NaN is NaN: there all values of an item's
- * k_count keys have to be finite that lie within 256 keys of one that some row of the item, or of one that begins with
- * the same blocks, sees, or rows of that item may become NaN. Tokens past k_count, blocks that the item does not name and
- * the sequences of other items are exactly out. cpa_kv_write tells what is not finite as it is written.
+ * what arithmetic makes of it; the LSE follows from the scores alone. Keys and values that a row does not see weigh
+ * exactly nothing, whatever they hold, on the host and in the plain kernels of a device. Tensor cores multiply values
+ * by weights of 0, and 0 * NaN is NaN: there all values of an item's k_count keys have to be finite that lie within 256
+ * keys of one that some row of the item, or of one that begins with the same blocks, sees, or rows of that item may
+ * become NaN. Tokens past k_count, blocks that the item does not name and the sequences of other items are exactly out.
+ * cpa_kv_write tells what is not finite as it is written.
  *
  * With `out`, the result is also rounded to q_dtype and stored there; or with out_scale to fp8, code = e4m3(x * (1 /
- * *out_scale)), both in fp32, saturating, NaN as 0, as of a merge. `state.o` and `state.lse` may then be NULL if
- * resume = 0; if resume = 1, `state.lse` is that of the result, and what `state.o` holds afterwards is unspecified.
+ * *out_scale)), both in fp32, saturating, NaN as 0, as of a merge. `state.o` and `state.lse` may then be NULL if resume
+ * = 0; if resume = 1, `state.lse` is that of the result, and what `state.o` holds afterwards is unspecified.
  *
  * Keys in two places: attend those of the first with resume = 0, and those of the other with resume = 1, each by a plan
  * and a view of its own. So the first tokens of a sequence may be kept in the model's dtype before a quantised cache,

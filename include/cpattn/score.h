@@ -54,15 +54,15 @@ typedef struct cpa_score_bias {
     int64_t reserved[4];    /* zero */
 } cpa_score_bias;
 
-/* Single keys by bits, for rows of drafted trees and for masks that others give whole. Bit b of a row is bit b mod 32 of
- * its word row_word + b / 32, and stands for the key of index first + b: 1, it is seen. Of a row with row_word >= 0
+/* Single keys by bits, for rows of drafted trees and for masks that others give whole. Bit b of a row is bit b mod 32
+ * of its word row_word + b / 32, and stands for the key of index first + b: 1, it is seen. Of a row with row_word >= 0
  *
  *     t < first                    the mask of the layer decides
  *     first <= t < first + width   the bit decides in the place of `causal`; a window stays
  *     first + width <= t           not seen
  *
- * and a row with row_word = -1 has the mask of the layer alone. `first` is 0 for masks of whole sequences, the length of
- * the prefix for those that skip it, and that of the verified tokens for trees of drafts. */
+ * and a row with row_word = -1 has the mask of the layer alone. `first` is 0 for masks of whole sequences, the length
+ * of the prefix for those that skip it, and that of the verified tokens for trees of drafts. */
 typedef struct cpa_custom_mask {
     const uint32_t *bits;
     const int64_t *row_word; /* [rows] */

@@ -133,8 +133,8 @@ typedef enum cpa_kv_layout { CPA_TOKEN_MAJOR = 0, CPA_HEAD_MAJOR, CPA_VLLM_X } c
  * v_in_k = 1 says that the value of a row is the first v_dim elements of its key, so that the cache has no pool of
  * values (latent caches); it is not supported yet. k_scale and v_scale are those of all keys and of all values, for
  * CPA_FP8_E4M3; both 0: each row has its own, or k_scales and v_scales are given: n_scales of each in memory of the
- * device, 1 for all heads or kv_heads. They are read when work of a stream comes to them, belong to the caller, and hold
- * the same numbers on every rank. */
+ * device, 1 for all heads or kv_heads. They are read when work of a stream comes to them, belong to the caller, and
+ * hold the same numbers on every rank. */
 typedef struct cpa_attention_shape {
     int32_t q_heads; /* a multiple of kv_heads; query head h reads KV head h / (q_heads / kv_heads) */
     int32_t kv_heads;

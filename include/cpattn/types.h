@@ -11,11 +11,11 @@ extern "C" {
 
 /* One layer of a paged KV cache: a pool of K blocks and a pool of V blocks, both [num_blocks, block_size, kv_heads,
  * dim] by default and reached through strides, in elements, so that a head-major pool works as well; a stride of 0 is
- * that of the layout's order. The last dimension is contiguous, but under CPA_VLLM_X (cpattn/shape.h), where only blocks
- * may be farther apart than they need: there the strides of tokens and heads are those of the layout or 0, pools are
- * aligned to 16 bytes and the stride of key blocks is a multiple of 16 bytes. A quantised block is cpa_kv_block_bytes long, or longer
- * through its stride, and ends with the scales of its rows. The memory belongs to the caller and lies on the device
- * that the operators run on. */
+ * that of the layout's order. The last dimension is contiguous, but under CPA_VLLM_X (cpattn/shape.h), where only
+ * blocks may be farther apart than they need: there the strides of tokens and heads are those of the layout or 0, pools
+ * are aligned to 16 bytes and the stride of key blocks is a multiple of 16 bytes. A quantised block is
+ * cpa_kv_block_bytes long, or longer through its stride, and ends with the scales of its rows. The memory belongs to
+ * the caller and lies on the device that the operators run on. */
 typedef struct cpa_kv_view {
     void *k;
     void *v;
@@ -47,8 +47,8 @@ typedef struct cpa_partial {
     int64_t reserved[4]; /* zero */
 } cpa_partial;
 
-/* Cascade attention: rows of sequences whose tables name the same leading blocks read these keys once, together (Juravsky
- * et al., Hydragen, arXiv:2402.05099). */
+/* Cascade attention: rows of sequences whose tables name the same leading blocks read these keys once, together
+ * (Juravsky et al., Hydragen, arXiv:2402.05099). */
 typedef enum cpa_cascade_attention {
     CPA_CASCADE_AUTO = 0,  /* where that takes less time */
     CPA_CASCADE_OFF = 1,   /* nowhere: every sequence reads all its keys itself */

@@ -5,8 +5,8 @@
  *     d(j) = H(d(j-1), tokens of block j)
  *
  * so that one digest stands for a block and for everything before it. Blocks are those of the text, in its order: block
- * j is tokens [j * B, (j+1) * B). What is found by a digest is a unit: the block of a rank where block j lies whole, or,
- * where runs of ranks are shorter than blocks, a block of each rank, which hold the last N * B tokens together. The
+ * j is tokens [j * B, (j+1) * B). What is found by a digest is a unit: the block of a rank where block j lies whole,
+ * or, where runs of ranks are shorter than blocks, a block of each rank, which hold the last N * B tokens together. The
  * tokens of a prompt behind its last full unit have a digest of their own, which is that of a shorter text and so never
  * that of a full unit; they may lie on some ranks alone. The cache does not count owners: the pools of the ranks keep
  * the blocks and tell when one is evicted. Pure logic; one thread. */

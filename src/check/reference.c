@@ -11,8 +11,8 @@
 #define VECTOR_LOOPS
 #endif
 
-/* In a build with sanitizers the innermost loops go without, as most of the time of tests would be theirs; the rows that
- * they read are asked for as a whole before. */
+/* In a build with sanitizers the innermost loops go without, as most of the time of tests would be theirs; the rows
+ * that they read are asked for as a whole before. */
 #if defined(__SANITIZE_ADDRESS__)
 #include <sanitizer/asan_interface.h>
 #define INNERMOST __attribute__((no_sanitize("address,undefined"), optimize("O3")))

@@ -45,8 +45,8 @@ void cpa_reference_begin(cpa_reference_row *row, const float *q, int32_t k_dim, 
 /* Adds n keys that the query sees, k [n, k_dim] and v [n, v_dim]; and one key. */
 void cpa_reference_add_keys(cpa_reference_row *row, int64_t n, const float *k, const float *v);
 void cpa_reference_add(cpa_reference_row *row, const float *k, const float *v);
-/* The rules of a row, before its first key; and n keys of these indices in the sequence, to whose scores the bias [n] is
- * added, unless it is NULL. Sinks count in the result of cpa_reference_end, not in its LSE. */
+/* The rules of a row, before its first key; and n keys of these indices in the sequence, to whose scores the bias [n]
+ * is added, unless it is NULL. Sinks count in the result of cpa_reference_end, not in its LSE. */
 void cpa_reference_set_rules(cpa_reference_row *row, const cpa_reference_rules *rules);
 void cpa_reference_add_ruled(cpa_reference_row *row, int64_t n, const float *k, const float *v, const int64_t *indices,
                              const float *bias);

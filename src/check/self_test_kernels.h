@@ -1,8 +1,8 @@
 /* The self-test of one device's operations, before ranks work together: kv_write and kv_pack bring keys and values into
  * pages and back, and every path of attend, prefill and decode, fresh and resumed, under each mask, the same over
  * tensors without pages, with score rules and masks of bits, and merge give what an unfused reference gives. The
- * reference is fp32 on the device's BLAS where there is one, every row; float64 on the host (src/check/reference.h), some
- * rows, elsewhere and for rules. Page tails and unused pages hold NaN. */
+ * reference is fp32 on the device's BLAS where there is one, every row; float64 on the host (src/check/reference.h),
+ * some rows, elsewhere and for rules. Page tails and unused pages hold NaN. */
 #ifndef CPA_SELF_TEST_KERNELS_H
 #define CPA_SELF_TEST_KERNELS_H
 

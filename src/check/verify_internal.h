@@ -64,8 +64,8 @@ int32_t cpa_verify_keeper(const cpa_verify *verify, const cpa_step_plan *plan, c
 void cpa_verify_begin_row(const cpa_verify *verify, const cpa_verify_sample *sample, cpa_reference_row *row,
                           const char *data);
 
-/* Whether a row of the chunk sees a key, both told by where they lie in the cache: by the mask of the layer, and drafts of
- * a tree by what they come behind. */
+/* Whether a row of the chunk sees a key, both told by where they lie in the cache: by the mask of the layer, and drafts
+ * of a tree by what they come behind. */
 static inline int cpa_verify_sees(const cpa_step_plan *plan, const cpa_plan_chunk *chunk, cpa_mask mask, int64_t query,
                                   int64_t key) {
     const int64_t first = cpa_plan_first_draft(chunk);

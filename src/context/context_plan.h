@@ -6,9 +6,10 @@
 
 /* The same as cpa_context_plan, except that it waits for nothing and does not touch the spans of the step before, which
  * may still run; the one before that is done. Call cpa_context_begin before the layers. padded_rows > 0: the chunks are
- * of one token, or of few (cpa_graph_table.padded_rows), and go by pass-Q, or lie on one rank, or rows are replicated, and the step is planned with so many rows
- * on every rank, of which those past its own are attended to no use: messages hold so many rows for each pair of ranks,
- * and layers enqueue the same for any such chunks. q and out of its layers have room for them. */
+ * of one token, or of few (cpa_graph_table.padded_rows), and go by pass-Q, or lie on one rank, or rows are replicated,
+ * and the step is planned with so many rows on every rank, of which those past its own are attended to no use: messages
+ * hold so many rows for each pair of ranks, and layers enqueue the same for any such chunks. q and out of its layers
+ * have room for them. */
 cpa_status cpa_context_plan_ahead(cpa_context *c, const cpa_context_chunk *chunks, int64_t n_chunks,
                                   int64_t padded_rows);
 /* Enqueues what brings the plan of the step to the device, as far as it is made before the first layer. */

@@ -8,8 +8,8 @@
  * attended from the empty state, resumed from segment to segment, and then merged, which is the arithmetic of pass-Q,
  * so that both give the same bits (shards are cut only where it allows). Elsewhere all peers come at once: a row takes
  * one pass over what they sent, with the keys of the own shard among theirs, or behind a pass over the own shard. That
- * takes whole blocks in the order of positions; where runs are shorter than blocks there are none, and peers come one by
- * one there too. */
+ * takes whole blocks in the order of positions; where runs are shorter than blocks there are none, and peers come one
+ * by one there too. */
 #include <inttypes.h>
 #include <math.h>
 #include <stdlib.h>

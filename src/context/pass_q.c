@@ -7,7 +7,8 @@
  * that peer, whose merge reads them there, and in graphs waits for them itself. The peer's queries are the credit to
  * store there: it sends them when it has merged the layer before.
  *
- * In prefill the rows of the peers are attended in parts, and the states of a part travel while the next is attended. */
+ * In prefill the rows of the peers are attended in parts, and the states of a part travel while the next is
+ * attended. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>

@@ -39,8 +39,8 @@ void cpa_planned_step_destroy(cpa_planned_step *step);
 
 /* Pure; `rank` is any rank of the map. */
 cpa_chunk_share cpa_planned_share(const cpa_planned_step *step, const cpa_planned_chunk *chunk, int32_t rank);
-/* map[i]: the row of the whole step, all tokens of chunk after chunk, that a rank's i-th row of the chunk is; first_row:
- * that of the chunk's first token. And that of each own row. */
+/* map[i]: the row of the whole step, all tokens of chunk after chunk, that a rank's i-th row of the chunk is;
+ * first_row: that of the chunk's first token. And that of each own row. */
 void cpa_planned_map_rows(const cpa_planned_step *step, const cpa_planned_chunk *chunk, int32_t rank, int64_t first_row,
                           int32_t *map);
 void cpa_planned_map_own(const cpa_planned_step *step, int32_t *map);

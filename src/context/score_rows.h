@@ -1,5 +1,5 @@
-/* What a layer does to scores, as the attends of a context take it: rows of a custom mask and of a bias are those of the
- * whole step, and a map tells which of them the rows of an attend are. */
+/* What a layer does to scores, as the attends of a context take it: rows of a custom mask and of a bias are those of
+ * the whole step, and a map tells which of them the rows of an attend are. */
 #ifndef CPA_SCORE_ROWS_H
 #define CPA_SCORE_ROWS_H
 

@@ -121,7 +121,8 @@ static cpa_status probe_plan(probe *p, cpa_error *err) {
     return p->device->operators->plan_set(p->plan, &batch, (cpa_attend_fusion){0}, err);
 }
 
-/* Seconds of a call: the least of those of PROBE_SECONDS after a warm-up, as whatever else the machine does only adds. */
+/* Seconds of a call: the least of those of PROBE_SECONDS after a warm-up, as whatever else the machine does only
+ * adds. */
 static cpa_status probe_time(probe *p, double *seconds) {
     const cpa_operator_table *operators = p->device->operators;
     const cpa_device_table *table = p->device->table;

@@ -7,9 +7,9 @@
 #include "src/schedule/planner.h"
 #include "src/worker/worker.h"
 
-/* Collective; takes well under a second. Sets flops, bandwidth, memory_bandwidth, exchange_s and the probes of the planner:
- * every rank gets the same, mostly the mean over the ranks. bandwidth is infinite for one rank. There is nothing behind
- * it for one rank, and on the host, which promises bits: times must not decide on them. */
+/* Collective; takes well under a second. Sets flops, bandwidth, memory_bandwidth, exchange_s and the probes of the
+ * planner: every rank gets the same, mostly the mean over the ranks. bandwidth is infinite for one rank. There is
+ * nothing behind it for one rank, and on the host, which promises bits: times must not decide on them. */
 cpa_status cpa_calibrate(cpa_control *control, cpa_device *device, const cpa_worker_options *options,
                          cpa_planner *planner, cpa_error *err);
 

@@ -1,6 +1,6 @@
-/* What a layer of a prefill chunk takes by pass-KV and by pass-Q where a long context is cached: which of them is faster
- * depends on how the rows fill the device and how transfers and attention get in each other's way, which no formula
- * knows. */
+/* What a layer of a prefill chunk takes by pass-KV and by pass-Q where a long context is cached: which of them is
+ * faster depends on how the rows fill the device and how transfers and attention get in each other's way, which no
+ * formula knows. */
 #ifndef CPA_CALIBRATE_PREFILL_H
 #define CPA_CALIBRATE_PREFILL_H
 

@@ -143,9 +143,9 @@ void cpa_inbox_begin_run(cpa_inbox *inbox, double origin);
 void cpa_inbox_end_run(cpa_inbox *inbox, double clock);
 /* This thread goes on with the run, which another one may have begun. */
 void cpa_inbox_run_here(cpa_inbox *inbox);
-/* The token for `position` of a request's tokens is there: what that means, and the request in *out. The scheduler hears
- * of it, unless it has planned it as the last one, before it hears of an end that comes later; one that stops the request
- * is passed on to be ended. CPA_INTERNAL if no request has the id. */
+/* The token for `position` of a request's tokens is there: what that means, and the request in *out. The scheduler
+ * hears of it, unless it has planned it as the last one, before it hears of an end that comes later; one that stops the
+ * request is passed on to be ended. CPA_INTERNAL if no request has the id. */
 cpa_status cpa_inbox_take_token(cpa_inbox *inbox, uint64_t id, int64_t position, uint32_t token, int is_planned_last,
                                 cpa_engine_request **out, cpa_token_meaning *meaning, cpa_error *err);
 /* The request runs, from `now` on if it never did: it is no longer in the queue. NULL: it is not there any more. */

@@ -46,8 +46,8 @@ static void drop_from_bound(cpa_logits_sample *sample) {
         if (sample->records[i].hash >= sample->bound) drop(sample, i);
 }
 
-/* Whether the record is to be kept, which there is room for then: those of the same token from steps before are dropped,
- * since the last step that computed it counts, and all with the largest hash where there are too many. */
+/* Whether the record is to be kept, which there is room for then: those of the same token from steps before are
+ * dropped, since the last step that computed it counts, and all with the largest hash where there are too many. */
 static int has_place(cpa_logits_sample *sample, const cpa_logits_record *record) {
     for (int64_t i = sample->count - 1; i >= 0; i--) {
         if (sample->records[i].hash != record->hash) continue;

@@ -1,6 +1,6 @@
 /* Logits of output tokens chosen at random in a run, kept to be compared with a plain forward (logits_check.h). Those
- * with the least hashes of seed, request and position are kept: the same ones on any number of ranks and in any
- * order. A step with a tree of drafts has several rows for one position, of which one at most is what the request went on
+ * with the least hashes of seed, request and position are kept: the same ones on any number of ranks and in any order.
+ * A step with a tree of drafts has several rows for one position, of which one at most is what the request went on
  * with: all of them are kept, or none. */
 #ifndef CPA_MODEL_LOGITS_SAMPLE_H
 #define CPA_MODEL_LOGITS_SAMPLE_H

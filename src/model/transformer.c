@@ -145,8 +145,8 @@ static cpa_linear_args product(const cpa_transformer *t, int64_t rows, const voi
     };
 }
 
-/* The first product by a library loads all its kernels, which takes seconds on CUDA: that is not for the first request to
- * wait for. Multiplies some weights by themselves. */
+/* The first product by a library loads all its kernels, which takes seconds on CUDA: that is not for the first request
+ * to wait for. Multiplies some weights by themselves. */
 static cpa_status warm_up(const cpa_transformer *t, cpa_stream *stream, cpa_error *err) {
     enum { WARM_ROWS = 64 };
     const int64_t own_outputs = qkv_width(&t->config) / cpa_max64(t->options.ranks, 1);
@@ -241,7 +241,8 @@ static cpa_status gather(const cpa_transformer *t, int64_t rows, const void *sou
     return cpa_embed(&args, stream);
 }
 
-/* Whether the products of a step's layers are fused with what lies between them: then the residual is whole behind each. */
+/* Whether the products of a step's layers are fused with what lies between them: then the residual is whole behind
+ * each. */
 static int is_fused(const cpa_transformer *t, const cpa_model_step *step) {
     const int64_t rows = step->rows.count;
     return !step->slices && rows > 0 && rows <= t->device->nn->fused_rows && t->options.dtype != CPA_F32;

@@ -1,4 +1,5 @@
-/* kv_write, kv_copy, kv_move, kv_convert and kv_pack: every argument is checked here, then the table of the back end runs. */
+/* kv_write, kv_copy, kv_move, kv_convert and kv_pack: every argument is checked here, then the table of the back end
+ * runs. */
 #include <stdlib.h>
 
 #include "base/struct_size.h"

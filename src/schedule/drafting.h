@@ -24,8 +24,8 @@ void cpa_drafting_destroy(cpa_drafting *drafting);
 int64_t cpa_drafting_known(const cpa_drafting *drafting);
 /* The n tokens that follow. Without memory for them the request is drafted for no more. */
 void cpa_drafting_learn(cpa_drafting *drafting, const uint32_t *tokens, int64_t n);
-/* At most so many tokens that are expected next, and options->most; how many there are. *parents is NULL for a chain. Both
- * stay until it is asked again. */
+/* At most so many tokens that are expected next, and options->most; how many there are. *parents is NULL for a chain.
+ * Both stay until it is asked again. */
 int64_t cpa_drafting_ask(cpa_drafting *drafting, int64_t most, const uint32_t **drafts, const int32_t **parents);
 
 #endif

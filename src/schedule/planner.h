@@ -65,8 +65,8 @@ cpa_planner_choice cpa_planner_choose(const cpa_planner *planner, int64_t new_to
 /* The new-token count from which pass-KV hides its exchange (the first threshold). */
 double cpa_planner_overlap_tokens(const cpa_planner *planner);
 
-/* Predicted seconds of one layer of a chunk: what was timed, else for pass-KV the longer of attention and exchange, for pass-Q their sum,
- * since its exchanges cannot overlap. */
+/* Predicted seconds of one layer of a chunk: what was timed, else for pass-KV the longer of attention and exchange, for
+ * pass-Q their sum, since its exchanges cannot overlap. */
 double cpa_planner_predict(const cpa_planner *planner, cpa_algorithm algorithm, int64_t new_tokens,
                            int64_t cached_tokens);
 

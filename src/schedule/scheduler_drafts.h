@@ -6,8 +6,8 @@
 
 #include "src/schedule/scheduler_internal.h"
 
-/* At the start of a plan: drafts that nobody has accepted are forgotten, here and on the ranks, and blocks wholly behind
- * what is left are given back. */
+/* At the start of a plan: drafts that nobody has accepted are forgotten, here and on the ranks, and blocks wholly
+ * behind what is left are given back. */
 cpa_status cpa_scheduler_settle_drafts(cpa_scheduler *s, cpa_error *err);
 /* Adds drafts to the decode chunks of the plan, as far as budget and blocks go that nobody else has a claim on yet. No
  * sequence gives way to a draft. */

@@ -30,8 +30,8 @@ static void stop_running(cpa_scheduler *s, cpa_sequence *sequence) {
     s->finished[s->n_finished++] = sequence;
 }
 
-/* One more of the drafts was right: the one that is the token reported before. Its place in the cache is right too if it
- * is that of a chain. 0: there is none. */
+/* One more of the drafts was right: the one that is the token reported before. Its place in the cache is right too if
+ * it is that of a chain. 0: there is none. */
 static int accept_draft(cpa_sequence *sequence) {
     if (sequence->n_drafts == 0) return 0;
     const int64_t before = sequence->accepted;

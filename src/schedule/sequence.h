@@ -98,7 +98,8 @@ int64_t cpa_sequence_known(const cpa_sequence *sequence);
 int64_t cpa_sequence_named(const cpa_sequence *sequence);
 /* The token at a position below that. */
 uint32_t cpa_sequence_token(const cpa_sequence *sequence, const cpa_scheduler_options *options, int64_t position);
-/* The draft of those listed that comes behind draft i, or behind the last token for -1, and is that token; -1: none is. */
+/* The draft of those listed that comes behind draft i, or behind the last token for -1, and is that token; -1: none
+ * is. */
 int64_t cpa_sequence_draft_behind(const cpa_sequence *sequence, int64_t i, uint32_t token);
 /* Whether the next chunk is its last token, and those before it that are misplaced. */
 int cpa_sequence_decodes(const cpa_sequence *sequence);

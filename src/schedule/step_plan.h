@@ -139,11 +139,11 @@ static inline int64_t cpa_plan_parent(const cpa_step_plan *plan, const cpa_plan_
     return chunk->parents < 0 ? i - 1 : plan->parents[chunk->parents + i];
 }
 
-/* The position that a token of a chunk would have, of those that lie in the cache from `start` on: drafts that are in each
- * other's place have the same. */
+/* The position that a token of a chunk would have, of those that lie in the cache from `start` on: drafts that are in
+ * each other's place have the same. */
 int64_t cpa_plan_position(const cpa_step_plan *plan, const cpa_plan_chunk *chunk, int64_t cached_at);
-/* Whether, of two drafts of a chunk that lie there, the one at `cached_at` sees that at `other`: itself, and those that it
- * comes behind. */
+/* Whether, of two drafts of a chunk that lie there, the one at `cached_at` sees that at `other`: itself, and those that
+ * it comes behind. */
 int cpa_plan_draft_sees(const cpa_step_plan *plan, const cpa_plan_chunk *chunk, int64_t cached_at, int64_t other);
 
 /* What the indices in a plan may be; decoding checks against it. */

@@ -283,8 +283,8 @@ static cpa_status check_tree(const cpa_plan_chunk *chunk, int64_t index, const w
     return CPA_OK;
 }
 
-/* A chunk with drafts is what is certain, one token at least, and the drafts; it brings the tokens that it is given behind
- * its own. */
+/* A chunk with drafts is what is certain, one token at least, and the drafts; it brings the tokens that it is given
+ * behind its own. */
 static cpa_status check_drafts(const cpa_plan_chunk *chunk, int64_t index, const wire_header *header, cpa_error *err) {
     const uint32_t decodes = CPA_CHUNK_EMITS | CPA_CHUNK_DECODE;
     if (chunk->drafts == 0 && chunk->parents == -1) return CPA_OK;

@@ -17,7 +17,8 @@ enum { CPA_JSON_NO_INDEX = -1 };
  * CPA_INVALID if there is anything but an object. */
 cpa_status cpa_json_part_of(const cpa_json *parent, const char *key, int64_t index, cpa_json_part *out, cpa_error *err);
 
-/* Parts that may be sequences: objects of the type "Sequence", which have a list of parts, up to eight inside each other. */
+/* Parts that may be sequences: objects of the type "Sequence", which have a list of parts, up to eight inside each
+ * other. */
 typedef struct cpa_json_parts {
     const char *key;      /* of the first part, in the file's object */
     const char *list;     /* the key of a sequence's list */
@@ -25,7 +26,8 @@ typedef struct cpa_json_parts {
     cpa_status (*read)(const cpa_json_part *part, void *out, cpa_error *err);
 } cpa_json_parts;
 
-/* Calls parts->read for each part that is no sequence, in their order, until one fails; missing ones are passed over. */
+/* Calls parts->read for each part that is no sequence, in their order, until one fails; missing ones are passed
+ * over. */
 cpa_status cpa_json_read_parts(const cpa_json *file, const cpa_json_parts *parts, void *out, cpa_error *err);
 
 /* Fails with CPA_UNSUPPORTED: "PATH: KEY: found VALUE, expected ...". */

@@ -5,9 +5,9 @@
 
 #include "src/worker/worker.h"
 
-/* Of the emissions of a chunk of the step that ran last, which `emission` is the first of as cpa_worker_drawn counts them:
- * the one behind emission `at` (0: the first), whose row has the draft that is what `at` has drawn; -1: there is no such
- * draft. All that count are those from 0 on. */
+/* Of the emissions of a chunk of the step that ran last, which `emission` is the first of as cpa_worker_drawn counts
+ * them: the one behind emission `at` (0: the first), whose row has the draft that is what `at` has drawn; -1: there is
+ * no such draft. All that count are those from 0 on. */
 int64_t cpa_worker_next_accepted(const cpa_worker *worker, const cpa_step_plan *plan, const cpa_plan_chunk *chunk,
                                  int64_t emission, int64_t at);
 

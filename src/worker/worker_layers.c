@@ -6,8 +6,8 @@
 #include "src/worker/worker_tokens.h"
 #include "src/worker/worker_trees.h"
 
-/* Whether the results of all layers have a place in `out`, one behind the other: then the digest takes them at the end of
- * the step, where no layer waits for it. */
+/* Whether the results of all layers have a place in `out`, one behind the other: then the digest takes them at the end
+ * of the step, where no layer waits for it. */
 static int keeps_layers(const cpa_worker *worker) {
     return worker->rows->sizes.rows * worker->options.model.layers <= worker->options.max_tokens;
 }

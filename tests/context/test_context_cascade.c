@@ -1,5 +1,5 @@
-/* Cascade attention under context parallelism: decode of sequences that begin alike, whose rows the ranks own in turn, one
- * or several a sequence, beside a prefill, against float64; on the host with the bits that they have alone. */
+/* Cascade attention under context parallelism: decode of sequences that begin alike, whose rows the ranks own in turn,
+ * one or several a sequence, beside a prefill, against float64; on the host with the bits that they have alone. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -72,8 +72,8 @@ static void check_step(const cpa_test_cache *cache, const cpa_test_chunk *given,
     n_cases += n;
 }
 
-/* Chunks that begin and end anywhere: within a run, at its end, beyond one round of all ranks; sharded from any rank on,
- * or on one rank. */
+/* Chunks that begin and end anywhere: within a run, at its end, beyond one round of all ranks; sharded from any rank
+ * on, or on one rank. */
 static void check_ragged(int32_t run, cpa_dtype dtype, cpa_mask mask) {
     const int64_t round = (int64_t)run * cpa_test_ranks(), unit = (int64_t)BLOCK * cpa_test_ranks();
     const struct {

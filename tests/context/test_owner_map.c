@@ -91,9 +91,9 @@ static void check_chunks(const given_tokens *given, cpa_owner_map map, cpa_place
     CU_ASSERT_EQUAL(wrong, 0);
 }
 
-/* Rows [start, start + 8) of a sequence, a token and its drafts, whatever of them is accepted. On each rank row i sees the
- * tokens that were given to it up to that row's own, which is no constant less than the last row's; and the blocks that
- * it needs no more once some drafts are rejected hold nothing but those. */
+/* Rows [start, start + 8) of a sequence, a token and its drafts, whatever of them is accepted. On each rank row i sees
+ * the tokens that were given to it up to that row's own, which is no constant less than the last row's; and the blocks
+ * that it needs no more once some drafts are rejected hold nothing but those. */
 static void check_rows(const given_tokens *given, cpa_owner_map map, cpa_placement placement) {
     enum { ROWS = 8, BLOCK = 16 };
     int wrong = 0;

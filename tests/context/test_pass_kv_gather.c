@@ -1,5 +1,5 @@
-/* pass-KV with all peers at once (where runs are shorter than blocks peer by peer), as on a back end that promises no bits: a CUDA device's, or the host's, told to
- * promise none. */
+/* pass-KV with all peers at once (where runs are shorter than blocks peer by peer), as on a back end that promises no
+ * bits: a CUDA device's, or the host's, told to promise none. */
 #include <stdlib.h>
 
 #include "kernels/device.h"
@@ -156,8 +156,8 @@ static void test_a_long_sequence_between_short_ones_is_right(void) {
     close_device();
 }
 
-/* Many query heads share a KV head: attention over the own shard is long beside what travels. Whatever is lost on the way
- * is lost for all of them, so that a few are checked. */
+/* Many query heads share a KV head: attention over the own shard is long beside what travels. Whatever is lost on the
+ * way is lost for all of them, so that a few are checked. */
 static const cpa_test_shape LONG_ATTENTION = {.q_heads = 96,
                                               .kv_heads = 1,
                                               .k_dim = 8,

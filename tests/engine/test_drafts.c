@@ -166,8 +166,8 @@ static void only_what_was_accepted_is_found(void) {
     CU_ASSERT(h.stats.prefix_hits >= 6);
 }
 
-/* The fixture's next token depends on the one before alone, so that tokens show which rows count; the sampled check, that
- * a row sees those that it comes behind and no others. Small trees are captured in graphs where hardly anything is
+/* The fixture's next token depends on the one before alone, so that tokens show which rows count; the sampled check,
+ * that a row sees those that it comes behind and no others. Small trees are captured in graphs where hardly anything is
  * checked, and of the last layer alone. */
 static void tokens_are_the_same_with_trees(void) {
     static const struct {

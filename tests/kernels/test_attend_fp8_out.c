@@ -1,6 +1,6 @@
-/* Results of attend in fp8: the codes that the result has before it is rounded to anything else, by every way to it: few
- * rows and many, keys in one piece and cut, resumed, of every dtype and layout of cache, with sinks, of rows that see
- * nothing. */
+/* Results of attend in fp8: the codes that the result has before it is rounded to anything else, by every way to it:
+ * few rows and many, keys in one piece and cut, resumed, of every dtype and layout of cache, with sinks, of rows that
+ * see nothing. */
 #include <math.h>
 #include <stdio.h>
 

@@ -193,7 +193,8 @@ static void a_causal_mask_of_bits_is_causality(void) {
     }
 }
 
-/* Bits in stretches of keys and of rows, so that tiles are shown whole, in part and not at all; some rows see nothing. */
+/* Bits in stretches of keys and of rows, so that tiles are shown whole, in part and not at all; some rows see
+ * nothing. */
 static void bits_in_stretches(void) {
     enum { LENGTH = 1500, KEYS = 170, ROWS = 100, PERIOD = 4 };
     for (int base = 0; base < CPA_ATTEND_BASES; base++) {

@@ -301,8 +301,8 @@ static void fixture_destroy(cascade_fixture *f) {
     cpa_test_device_close(f->device, f->stream);
 }
 
-/* O of all rows, then LSE. `fused`: as in a decode step that is exchanged, in a plan for graphs where all items have one
- * row, with the queries of the last two items elsewhere. */
+/* O of all rows, then LSE. `fused`: as in a decode step that is exchanged, in a plan for graphs where all items have
+ * one row, with the queries of the last two items elsewhere. */
 static float *attend(cascade_fixture *f, cpa_cascade_attention cascade, int fused) {
     const cascade_case *c = &f->shape;
     const int64_t width = (int64_t)c->q_heads * c->dim, o_floats = f->rows * width;

@@ -1,4 +1,5 @@
-/* kv_write, kv_copy, kv_move and kv_pack: what lands where, what is left alone, in every dtype, layout and block size. */
+/* kv_write, kv_copy, kv_move and kv_pack: what lands where, what is left alone, in every dtype, layout and block
+ * size. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>

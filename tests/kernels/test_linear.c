@@ -204,7 +204,8 @@ static void check_fused(const fused_shape *s) {
     destroy(&p);
 }
 
-/* More tiles than CTAs, the last ones not whole, rows in one group and in two, and heads of norms that few threads share. */
+/* More tiles than CTAs, the last ones not whole, rows in one group and in two, and heads of norms that few threads
+ * share. */
 static void a_fused_product_is_the_operators_in_turn(void) {
     const fused_shape shapes[] = {
         {1, 4096, 6152, CPA_BF16, 1, 0, 0, 1},  {1, 4096, 9616, CPA_BF16, 1, 1, 0, 0},

@@ -1,6 +1,6 @@
-/* merge in the forms of other libraries: states in bf16 and fp16, LSEs by head and to the base of 2, rows that one state
- * alone has, results in fp8. The grid is that of vLLM's tests/kernels/attention/test_merge_attn_states.py, with every
- * tenth LSE +inf; on the host the smaller half of it. */
+/* merge in the forms of other libraries: states in bf16 and fp16, LSEs by head and to the base of 2, rows that one
+ * state alone has, results in fp8. The grid is that of vLLM's tests/kernels/attention/test_merge_attn_states.py, with
+ * every tenth LSE +inf; on the host the smaller half of it. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>

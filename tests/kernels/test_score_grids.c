@@ -1,7 +1,7 @@
 /* The shapes that other stacks test masks, windows and sinks with, against the float64 reference: those of SGLang's
  * test_triton_attention_kernels.py (extend with and without a mask given as bits, sliding windows, context attention,
- * decode), those of FlashInfer's test_attention_sink.py, and layers of gpt-oss and Gemma 2. Lengths are drawn; by default
- * there are two sequences of each and short ones, with the argument `whole` up to five of any length. */
+ * decode), those of FlashInfer's test_attention_sink.py, and layers of gpt-oss and Gemma 2. Lengths are drawn; by
+ * default there are two sequences of each and short ones, with the argument `whole` up to five of any length. */
 #include <stdio.h>
 #include <string.h>
 
@@ -12,8 +12,8 @@
 
 enum { CAUSAL_BITS = 1, SINKS = 2, SOFTCAP = 4 };
 
-/* `sequences` of up to so many tokens of prefix (from `least` on) and of queries behind them. `window` as ours: a query's
- * own key counts; 0: none. */
+/* `sequences` of up to so many tokens of prefix (from `least` on) and of queries behind them. `window` as ours: a
+ * query's own key counts; 0: none. */
 typedef struct grid_row {
     const char *name;
     int32_t q_heads, kv_heads;

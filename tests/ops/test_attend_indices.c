@@ -1,4 +1,5 @@
-/* Plans from the arrays of FlashInfer and SGLang: the rows of sequences as the reference has them, and what is refused. */
+/* Plans from the arrays of FlashInfer and SGLang: the rows of sequences as the reference has them, and what is
+ * refused. */
 #include <stdlib.h>
 #include <string.h>
 

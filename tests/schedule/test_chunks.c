@@ -22,8 +22,8 @@ static int64_t given(const fixture *f, uint64_t request) {
     return 0;
 }
 
-/* Eight blocks; request 0 decodes, from its ninth token on in three of them, and a fourth is spared for it. Request 1 has
- * three then, and is given no more tokens than one more has room for. */
+/* Eight blocks; request 0 decodes, from its ninth token on in three of them, and a fourth is spared for it. Request 1
+ * has three then, and is given no more tokens than one more has room for. */
 static void a_chunk_takes_what_is_free_but_for_what_is_spared(void) {
     for (int32_t adaptive = 0; adaptive <= 1; adaptive++) {
         fixture f;

@@ -50,7 +50,8 @@ static void report(fixture *f, uint64_t request, uint32_t token) {
     CU_ASSERT_EQUAL_FATAL(cpa_scheduler_report(f->scheduler, request, token, NULL), CPA_OK);
 }
 
-/* n requests that draw, each with its prompt computed and its first token, 70, reported: the step to come has drafts. */
+/* n requests that draw, each with its prompt computed and its first token, 70, reported: the step to come has
+ * drafts. */
 static void setup_decoding(fixture *f, int64_t num_blocks, int64_t budget, uint64_t n, int64_t prompt, int64_t output) {
     setup(f, num_blocks, budget);
     for (uint64_t id = 0; id < n; id++) add_drawing(f, id, prompt, output);

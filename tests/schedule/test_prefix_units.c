@@ -1,5 +1,5 @@
-/* What the scheduler shares where runs are shorter than blocks: units, a block of every rank, that are found, copied and
- * evicted as one. */
+/* What the scheduler shares where runs are shorter than blocks: units, a block of every rank, that are found, copied
+ * and evicted as one. */
 #include <math.h>
 #include <string.h>
 

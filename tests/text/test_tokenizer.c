@@ -1,5 +1,5 @@
-/* Tokenizers of tests/data/text, against what the packages tokenizers and sentencepiece made of the same strings: ids, and texts of ids,
- * at once and as a stream. */
+/* Tokenizers of tests/data/text, against what the packages tokenizers and sentencepiece made of the same strings: ids,
+ * and texts of ids, at once and as a stream. */
 #include "src/text/tokenizer.h"
 
 #include <pthread.h>

@@ -4,10 +4,10 @@
 #include "base/check.h"
 #include "kernels/cuda/attend/attend.h"
 
-/* Copies the plan to the device the first time that a stream uses it, and has its tables taken from the caller's if these
- * lie there. Another stream copies the same bytes again rather
- * than wait for the first one. What was copied in a capture is not there outside of it, and comes again with each
- * launch of the graph; what was copied outside of captures, whose count is even there, holds in them too. */
+/* Copies the plan to the device the first time that a stream uses it, and has its tables taken from the caller's if
+ * these lie there. Another stream copies the same bytes again rather than wait for the first one. What was copied in a
+ * capture is not there outside of it, and comes again with each launch of the graph; what was copied outside of
+ * captures, whose count is even there, holds in them too. */
 static cpa_status upload(const cpa_cuda_plan *plan, cpa_stream *stream, int *takes_tables) {
     cpa_cuda_plan_memory *memory = plan->memory;
     *takes_tables = 0;

@@ -143,8 +143,8 @@ __device__ inline const char *queries_of(const cpa_cuda_attend_args &a, const cp
 }
 
 /* The exponentials of a row whose scores are not all finite, or -inf, are NaN, and so is their sum: a score of NaN, one
- * of +inf less the maximum, +inf. Only the sum is looked at, at the end: the loops need no check. fmaxf passes NaN over,
- * so the maximum tells nothing.
+ * of +inf less the maximum, +inf. Only the sum is looked at, at the end: the loops need no check. fmaxf passes NaN
+ * over, so the maximum tells nothing.
  *
  * 1 / sum: 0 of a row that saw nothing. */
 __device__ inline float inverse_of_sum(float sum) {
@@ -191,8 +191,9 @@ struct merge_weights {
 };
 
 /* Where a row's normalised O and its LSE go: the state, joined with what is there if the call resumes it; or `out`, and
- * the state if there is one that is not resumed; or the work space. The sink of a head has its share of `out` alone. Everyone who stores O of a row does so before one
- * of them stores the LSE, since the weights follow from the LSE that is there. */
+ * the state if there is one that is not resumed; or the work space. The sink of a head has its share of `out` alone.
+ * Everyone who stores O of a row does so before one of them stores the LSE, since the weights follow from the LSE that
+ * is there. */
 struct row_sink {
     float *o, *lse;
     char *out;
@@ -223,8 +224,8 @@ struct row_sink {
         if (piece.partial < 0) return;
         place_in_work_space(a, kv_group * a.partial_rows + piece.partial + (row - piece.row_begin), lse_new);
     }
-    /* Of a listed row, with its LSE in base 2, as the decode kernel joins it. It has no place in the state here: what lies
-     * there for the row of that number among those of the piece is left alone. */
+    /* Of a listed row, with its LSE in base 2, as the decode kernel joins it. It has no place in the state here: what
+     * lies there for the row of that number among those of the piece is left alone. */
     __device__ row_sink(const cpa_cuda_attend_args &a, const cpa_cuda_piece &piece, int32_t row, int32_t kv_group,
                         float lse_new, const cpa_cuda_listed_row *rows)
         : row_sink(a, 0, 0, row, kv_group, lse_new) {

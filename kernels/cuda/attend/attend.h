@@ -150,8 +150,8 @@ typedef struct cpa_cuda_update_args {
     cpa_cuda_piece *pieces;
 } cpa_cuda_update_args;
 
-/* tanh(x) of x = scale * raw: exp(2 x) is exp2(exp_scale * raw); and for |raw| < near_end, x times a polynomial in x^2, of
- * raw alone. That is the minimax of the relative error for |x| < CPA_CUDA_TANH_NEAR, 7.8e-7. */
+/* tanh(x) of x = scale * raw: exp(2 x) is exp2(exp_scale * raw); and for |raw| < near_end, x times a polynomial in x^2,
+ * of raw alone. That is the minimax of the relative error for |x| < CPA_CUDA_TANH_NEAR, 7.8e-7. */
 typedef struct cpa_cuda_tanh {
     float exp_scale, near_end, near[3];
 } cpa_cuda_tanh;
@@ -167,8 +167,8 @@ static inline cpa_cuda_tanh cpa_cuda_tanh_of(double scale) {
 }
 
 /* Capped scores lie within [-softcap, softcap]: where that leaves room in the exponents of fp32, and of the bf16 of
- * probabilities, no maximum is needed to keep them finite. exp2 of far_scale / (e + 1) + far_shift, and of raw times the
- * polynomial + near_shift, is exp(score - reference): from exp(-85) on, and for a softcap of 60 at most exp(35). */
+ * probabilities, no maximum is needed to keep them finite. exp2 of far_scale / (e + 1) + far_shift, and of raw times
+ * the polynomial + near_shift, is exp(score - reference): from exp(-85) on, and for a softcap of 60 at most exp(35). */
 typedef struct cpa_cuda_capped {
     int32_t fits;
     float reference, far_scale, far_shift, near[3], near_shift;
@@ -240,8 +240,8 @@ typedef struct cpa_cuda_attend_args {
     int32_t early;                   /* decode: the kernel is placed beside the one before it on the stream, */
     int32_t alone;                   /* and may take the whole device meanwhile */
     const cpa_cuda_listed_row *rows; /* of listed pieces; NULL: there are none */
-    /* Decode: the kernel before is that of the shared keys. What its CTAs have waited for is there when this one begins;
-     * what they write is needed where states are joined. */
+    /* Decode: the kernel before is that of the shared keys. What its CTAs have waited for is there when this one
+     * begins; what they write is needed where states are joined. */
     int32_t beside_shared;
     cpa_cuda_score score;
 } cpa_cuda_attend_args;
@@ -311,8 +311,8 @@ cpa_status cpa_cuda_attend_hopper(const cpa_cuda_attend_args *args, const cpa_cu
                                   cpa_stream *stream);
 /* Widens `blocks` (on the device) of a quantised cache to the dtype of the queries: place i of the work space becomes
  * block blocks[i], [block_size, kv_heads, dim], or is left as it is if that is negative. Values are what they stand
- * for, rounded; keys are codes less their zero, exact, and their scales go to k_scales, [kv_heads, wide_block] for every
- * wide_block tokens of the work space. */
+ * for, rounded; keys are codes less their zero, exact, and their scales go to k_scales, [kv_heads, wide_block] for
+ * every wide_block tokens of the work space. */
 cpa_status cpa_cuda_attend_widen(const cpa_cuda_attend_args *args, const int32_t *blocks, int32_t n_blocks,
                                  int32_t wide_block, void *k, void *v, float *k_scales, cpa_stream *stream);
 /* The same of a cache whose rows lie in runs, of codes in e4m3 or of elements of the queries' dtype, which become rows
@@ -337,7 +337,8 @@ static inline int cpa_cuda_hopper_takes_rows(int32_t block_size) {
 }
 /* Tokens in a box of the tensor maps that the Hopper kernel takes. */
 int32_t cpa_cuda_hopper_box(int32_t k_dim, int32_t v_dim, int32_t block_size, int32_t ruled);
-/* Columns of the boxes of its tail maps: 16 or 32; 0: it takes none. Where keys have scales, that is so for all heads. */
+/* Columns of the boxes of its tail maps: 16 or 32; 0: it takes none. Where keys have scales, that is so for all
+ * heads. */
 int32_t cpa_cuda_hopper_tail(int32_t k_dim, int32_t v_dim);
 /* Rows of its tiles; it takes smaller ones as well. */
 int32_t cpa_cuda_hopper_rows(int32_t k_dim, int32_t v_dim);

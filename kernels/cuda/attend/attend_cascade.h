@@ -1,7 +1,8 @@
 /* Cascade attention on a device: which nodes of the tree of equal leading blocks pay, how their keys are cut, and the
- * pieces and rows of them. The rows of a node are packed into tiles of the prefill kernels, whose pieces leave the states
- * of each row in front of those that the row's decode pieces leave; the CTA that comes last there joins all of them, in
- * the order of the keys. What is chosen is a function of the batch and of the number of multiprocessors alone. */
+ * pieces and rows of them. The rows of a node are packed into tiles of the prefill kernels, whose pieces leave the
+ * states of each row in front of those that the row's decode pieces leave; the CTA that comes last there joins all of
+ * them, in the order of the keys. What is chosen is a function of the batch and of the number of multiprocessors
+ * alone. */
 #ifndef CPA_CUDA_ATTEND_CASCADE_H
 #define CPA_CUDA_ATTEND_CASCADE_H
 

@@ -20,8 +20,8 @@ namespace {
 constexpr int KEYS = DECODE_RUN;
 
 /* Codes: of a quantised cache, or void. Heads: a CTA's; a gang of as many warps walks through the same keys. Ruled:
- * scores have rules (score.cuh). Rows: of runs; where codes are arithmetic enough to hide the question, one kernel takes
- * either. Runs: rows lie in runs of their own. */
+ * scores have rules (score.cuh). Rows: of runs; where codes are arithmetic enough to hide the question, one kernel
+ * takes either. Runs: rows lie in runs of their own. */
 template <typename Element, typename Codes, int KeyDim, int ValueDim, int Stages, int Warps, int Heads, bool Ruled,
           run_rows Rows = std::is_void<Codes>::value ? ROWS_TOGETHER : ROWS_EITHER, bool Runs = false>
 struct config {
@@ -375,7 +375,8 @@ template <typename Element, typename Codes>
 cpa_status launch_runs(const cpa_cuda_attend_args *args, int32_t ctas, cpa_stream *stream) {
     constexpr bool Q = !std::is_void<Codes>::value;
     if (args->k_dim <= 128 && args->v_dim <= 128)
-        return launch<config<Element, Codes, 128, 128, Q ? 5 : 3, 4, 1, false, ROWS_TOGETHER, true>>(args, ctas, stream);
+        return launch<config<Element, Codes, 128, 128, Q ? 5 : 3, 4, 1, false, ROWS_TOGETHER, true>>(args, ctas,
+                                                                                                     stream);
     return launch<config<Element, Codes, 256, 256, Q ? 5 : 3, 4, 1, false, ROWS_TOGETHER, true>>(args, ctas, stream);
 }
 

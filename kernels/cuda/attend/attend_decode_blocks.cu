@@ -86,8 +86,10 @@ struct part_feed {
         part_bytes = a.k_dim * C::BLOCK * C::BYTES + scales;
         brings = lane < C::BLOCKS || (scales && lane < 2 * C::BLOCKS);
         to = of_words ? C::WORDS_AT + (lane - C::BLOCKS) * C::WORD_BYTES : lane * C::BLOCK_BYTES;
-        k = of_words ? scale_word_at(a, a.k, 0, a.k_words_at, 0, kv_head, 0) : a.k + kv_head * a.k_head_stride * C::BYTES;
-        v = of_words ? scale_word_at(a, a.v, 0, a.v_words_at, 0, kv_head, 0) : a.v + kv_head * a.v_head_stride * C::BYTES;
+        k = of_words ? scale_word_at(a, a.k, 0, a.k_words_at, 0, kv_head, 0)
+                     : a.k + kv_head * a.k_head_stride * C::BYTES;
+        v = of_words ? scale_word_at(a, a.v, 0, a.v_words_at, 0, kv_head, 0)
+                     : a.v + kv_head * a.v_head_stride * C::BYTES;
         find_block(walk);
     }
     /* Whether there are keys in the b-th block of the next tile. */
@@ -451,7 +453,8 @@ extern "C" int cpa_cuda_decode_takes_blocks(const cpa_cuda_attend_args *args) {
            strides * cpa_dtype_bytes(args->kv_dtype) % 16 == 0 && (args->k_words_at | args->v_words_at) % 16 == 0;
 }
 
-extern "C" cpa_status cpa_cuda_attend_decode_blocks(const cpa_cuda_attend_args *args, int32_t ctas, cpa_stream *stream) {
+extern "C" cpa_status cpa_cuda_attend_decode_blocks(const cpa_cuda_attend_args *args, int32_t ctas,
+                                                    cpa_stream *stream) {
     return args->q_dtype == CPA_BF16 ? launch_codes<__nv_bfloat16>(args, ctas, stream)
                                      : launch_codes<__half>(args, ctas, stream);
 }

@@ -530,8 +530,8 @@ static cpa_status write_shared(const plan_builder *b, char *staging, const cpa_c
                                   (cpa_cuda_listed_row *)(staging + plan->rows_at), err);
 }
 
-/* Fills a padded plan up with CTAs and items that have nothing to do. A cut leaves a partial state on each side, so there
- * are fewer than two for each CTA; beside shared keys, each unit has one too. */
+/* Fills a padded plan up with CTAs and items that have nothing to do. A cut leaves a partial state on each side, so
+ * there are fewer than two for each CTA; beside shared keys, each unit has one too. */
 static void fill_up(plan_builder *b, int64_t ctas, cpa_cuda_item *items, int64_t *rows) {
     for (int64_t i = b->shares.ctas; i < ctas; i++) b->decode[i] = (cpa_cuda_piece){.partial = -1, .next = -1};
     b->shares.ctas = ctas;

@@ -1,5 +1,6 @@
-/* Reserved attend plans: the image has room for all that the limits allow, and kernels write it. A plan of this kind has
- * decode units alone, as many CTAs as the device runs at once, and a work space for as many cuts as lie between them. */
+/* Reserved attend plans: the image has room for all that the limits allow, and kernels write it. A plan of this kind
+ * has decode units alone, as many CTAs as the device runs at once, and a work space for as many cuts as lie between
+ * them. */
 #include <stdlib.h>
 
 #include "base/check.h"
@@ -48,8 +49,8 @@ static cpa_status check_limits(const cpa_attend_reservation *r, int64_t packed_r
     return CPA_OK;
 }
 
-/* The first contents: each sequence is empty. All of it on one stream: what is cleared on the default stream of the device
- * is not ordered with the others, and on a busy device would clear the places after they are there. */
+/* The first contents: each sequence is empty. All of it on one stream: what is cleared on the default stream of the
+ * device is not ordered with the others, and on a busy device would clear the places after they are there. */
 static cpa_status begin_empty(cpa_cuda_plan *plan, const cpa_attend_reservation *r, cpa_error *err) {
     const cpa_device_table *table = plan->base.device->table;
     const cpa_attend_update empty = {.sequences = r->sequences, .length_bytes = sizeof(int32_t)};

@@ -230,8 +230,8 @@ __device__ void mask_scores(scores<C> &s, const row_keys *bounds, int sinks, int
     }
 }
 
-/* Raw scores become those of the rules, less what is hidden; rows: those of the CTA. Masked: some row does not see all of
- * the tile. */
+/* Raw scores become those of the rules, less what is hidden; rows: those of the CTA. Masked: some row does not see all
+ * of the tile. */
 template <typename C>
 __device__ void rule_scores(scores<C> &s, const cpa_cuda_attend_args &a, const ruled_piece &ruled,
                             const row_score *rows, const row_keys *bounds, const int32_t (&indices)[C::KEYS],
@@ -362,7 +362,7 @@ __global__ void __launch_bounds__(C::THREADS, C::CTAS) attend_portable(const __g
     __shared__ alignas(8) float scales[STAGES][C::QUANTISED ? C::KEYS : 1]; /* of the keys of a tile */
     const cta_work work(a, blockIdx.x);
     const int kv_group = work.kv_group;
-    int kv_head = kv_group; /* the compiler is not told that they are one: it would divide again in the loop, and spill */
+    int kv_head = kv_group; /* the compiler is not told that they are one: it would divide in the loop, and spill */
     asm volatile("" : "+r"(kv_head));
     const int lane = threadIdx.x % 32, row = (threadIdx.x / 32) * 16 * C::M_TILES;
     if (threadIdx.x == 0) piece = part_of(a.pieces[work.piece], blockIdx.y);

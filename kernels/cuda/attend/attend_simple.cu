@@ -79,7 +79,8 @@ __device__ void attend_key(const cpa_cuda_attend_args &a, row_state &state, cons
 #pragma unroll
     for (int i = 0; i < ELEMENTS; i++) {
         int d = lane + i * WARP_LANES;
-        if (d < a.k_dim) dot += q[i] * read_cached(a.k, a.kv_dtype, k_at + column_at(d, a.k_run_shift, a.k_run_stride), k_word);
+        if (d < a.k_dim)
+            dot += q[i] * read_cached(a.k, a.kv_dtype, k_at + column_at(d, a.k_run_shift, a.k_run_stride), k_word);
     }
     float score = warp_sum(dot);
     if constexpr (RULED) {
@@ -100,7 +101,8 @@ __device__ void attend_key(const cpa_cuda_attend_args &a, row_state &state, cons
         if (d >= a.v_dim) continue;
         state.o[i] *= keep;
         state.o_lost[i] *= keep;
-        add(state.o[i], state.o_lost[i], p * read_cached(a.v, a.kv_dtype, v_at + column_at(d, a.v_run_shift, a.v_run_stride), v_word));
+        const int64_t at = v_at + column_at(d, a.v_run_shift, a.v_run_stride);
+        add(state.o[i], state.o_lost[i], p * read_cached(a.v, a.kv_dtype, at, v_word));
     }
 }
 

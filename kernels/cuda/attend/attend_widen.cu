@@ -1,6 +1,6 @@
 /* Blocks of a quantised cache in the dtype of the queries, for kernels that take no codes: a thread widens 8 codes at a
- * time, and a CTA TOKENS of a block, or as many blocks as hold them. Values are rounded; codes of keys are exact, and their scales lie
- * apart. What lies past the last token of a block is widened too; nobody reads it into a result. */
+ * time, and a CTA TOKENS of a block, or as many blocks as hold them. Values are rounded; codes of keys are exact, and
+ * their scales lie apart. What lies past the last token of a block is widened too; nobody reads it into a result. */
 #include "kernels/cuda/attend/attend.cuh"
 #include "kernels/cuda/cache/quant.cuh"
 

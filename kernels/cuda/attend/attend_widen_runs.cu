@@ -37,7 +37,8 @@ __device__ void transpose(uint4 (&rows)[SIDE]) {
         uint32_t words[4];
 #pragma unroll
         for (int w = 0; w < 4; w++)
-            words[w] = __byte_perm(word_of(rows[2 * w], i / 2), word_of(rows[2 * w + 1], i / 2), i % 2 ? 0x7632 : 0x5410);
+            words[w] =
+                __byte_perm(word_of(rows[2 * w], i / 2), word_of(rows[2 * w + 1], i / 2), i % 2 ? 0x7632 : 0x5410);
         out[i] = make_uint4(words[0], words[1], words[2], words[3]);
     }
 #pragma unroll

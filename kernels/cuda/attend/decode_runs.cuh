@@ -1,10 +1,10 @@
 /* The decode kernel over CPA_VLLM_X caches, whose rows lie in runs: keys [k_dim / x, block_size, x], values [v_dim,
  * block_size] of each head (cpattn/shape.h).
  *
- * Keys come to shared memory as rows, as they do from other layouts: 16 bytes of one of them lie together, and the lanes
- * take neighbouring keys. Values stay transposed there, a row of 16 keys for each column, which is how mma wants its
- * operand B: without ldmatrix's transposition. Of codes a lane gets those of four keys at once, so that there the keys
- * of a run have another order in both products: key 4 c + 2 n + e is column 2 c + e of the n-th eight. */
+ * Keys come to shared memory as rows, as they do from other layouts: 16 bytes of one of them lie together, and the
+ * lanes take neighbouring keys. Values stay transposed there, a row of 16 keys for each column, which is how mma wants
+ * its operand B: without ldmatrix's transposition. Of codes a lane gets those of four keys at once, so that there the
+ * keys of a run have another order in both products: key 4 c + 2 n + e is column 2 c + e of the n-th eight. */
 #ifndef CPA_CUDA_DECODE_RUNS_CUH
 #define CPA_CUDA_DECODE_RUNS_CUH
 

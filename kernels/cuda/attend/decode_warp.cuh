@@ -1,5 +1,6 @@
 /* What a warp of the decode kernels has and does beside walking through its keys: where its queries lie, its state over
- * the keys that it met, how it leaves that to the CTA; and how the kernels are launched. C: a kernel's configuration. */
+ * the keys that it met, how it leaves that to the CTA; and how the kernels are launched. C: a kernel's
+ * configuration. */
 #ifndef CPA_CUDA_DECODE_WARP_CUH
 #define CPA_CUDA_DECODE_WARP_CUH
 
@@ -99,7 +100,8 @@ __device__ void leave_state(const warp_state<C> &state, int rows, float values_s
         if (row >= rows) continue;
         if (lane % 4 == 0) states.max[warp][row] = state.max[half], states.sum[warp][row] = total;
         if constexpr (C::QUANTISED && !C::RUNS) {
-            store_code_columns<C>(o + row * states.PITCH, state.o, half, state.largest / DECODE_P_SCALE * values_scale, lane);
+            store_code_columns<C>(o + row * states.PITCH, state.o, half,
+                                  state.largest / DECODE_P_SCALE * values_scale, lane);
         } else {
 #pragma unroll
             for (int n = 0; n < C::V_DIM / 8; n++) {

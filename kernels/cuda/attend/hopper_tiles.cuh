@@ -16,8 +16,8 @@ constexpr int TILE_ALIGNMENT = 1024; /* of swizzled tiles */
  *
  * Q K^T takes its first steps of 16 columns with queries from registers. From shared memory a product of 64 rows by 64
  * keys reads as much of queries as of keys, 128 bytes a cycle: all that it gives, with none left for what is loaded.
- * There are not registers for all, and narrow heads gain nothing. `scaled_steps`, `ruled_steps`: where keys have scales, or
- * scores rules.
+ * There are not registers for all, and narrow heads gain nothing. `scaled_steps`, `ruled_steps`: where keys have
+ * scales, or scores rules.
  *
  * Heads of 72 and of 80 columns, those of many encoders of images, have tiles of 80 where they come in whole boxes and
  * without scales and rules. */
@@ -36,8 +36,8 @@ constexpr int tail_of(int shape) {
     return TILES[shape].k_dim % COLUMNS;
 }
 
-/* The first that fits; `boxes`: it may have a tail; `ruled`: there is none of its own for wide keys. All that fit have the same keys and rows, but for those of 64 and
- * of 256 columns, which have none. */
+/* The first that fits; `boxes`: it may have a tail; `ruled`: there is none of its own for wide keys. All that fit have
+ * the same keys and rows, but for those of 64 and of 256 columns, which have none. */
 int shape_of(int32_t k_dim, int32_t v_dim, bool boxes, bool ruled) {
     int shape = 0;
     while (k_dim > TILES[shape].k_dim || v_dim > TILES[shape].v_dim || (!boxes && tail_of(shape))) shape++;

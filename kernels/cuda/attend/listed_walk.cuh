@@ -4,14 +4,14 @@
 
 #include "kernels/cuda/attend/score.cuh"
 
-/* ruled_walk that leaves out the tiles of which no row sees a key, as far as bits say, and knows those of which every row
- * sees all. Those that bits concern, LISTED at most, are looked through once, before the walk. */
+/* ruled_walk that leaves out the tiles of which no row sees a key, as far as bits say, and knows those of which every
+ * row sees all. Those that bits concern, LISTED at most, are looked through once, before the walk. */
 template <int TILE>
 struct listed_walk : ruled_walk<TILE> {
     static constexpr int LISTED = 2048, TOKENS = 192, GROUPS = TILE / 32;
     static constexpr uint16_t TESTED = 1 << 15;
     static_assert(LISTED <= TESTED, "a tile and a bit");
-    int32_t before, listed, first_tile; /* tiles of the walk before those; how many are left; the first looked through */
+    int32_t before, listed, first_tile; /* tiles of the walk before those; how many are left; the first of them */
     uint16_t list[LISTED];              /* tiles, counted from that one, and whether some row does not see all */
 
     struct token {

@@ -201,7 +201,8 @@ extern "C" cpa_status cpa_cuda_merge_forms(const cpa_merge_args *args, const cpa
     a.out_row_stride = args->out_row_stride ? args->out_row_stride : (int64_t)args->heads * args->v_dim;
     a.out_lse = args->out_lse;
     a.out_lse_head_stride = args->out_lse_head_stride ? args->out_lse_head_stride : 1;
-    a.out_lse_row_stride = args->out_lse_head_stride ? 1 : args->out_lse_row_stride ? args->out_lse_row_stride : a.heads;
+    const int64_t lse_row_stride = args->out_lse_row_stride ? args->out_lse_row_stride : a.heads;
+    a.out_lse_row_stride = args->out_lse_head_stride ? 1 : lse_row_stride;
     a.foreign_lse = args->foreign_lse, a.lse_base2 = args->lse_base2;
     if (awaited) a.awaited = *awaited;
     int64_t strides = a.out_row_stride | args->v_dim;

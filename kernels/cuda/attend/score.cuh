@@ -83,10 +83,10 @@ __device__ inline void fill_row_score(row_score &score, const cpa_cuda_attend_ar
     }
 }
 
-/* N raw scores become a line over tanh(capped), which is 1 - 2 / (exp(2 x) + 1), or where that loses the digits of a small
- * result x times a polynomial in x^2; off by at most 9e-7 of its value with the approximate units (attend.h has the
- * constants). The line is far_scale / (exp(2 x) + 1) + far_shift and near_shift + raw times near's polynomial. Step by step,
- * as each of them waits for the one before. */
+/* N raw scores become a line over tanh(capped), which is 1 - 2 / (exp(2 x) + 1), or where that loses the digits of a
+ * small result x times a polynomial in x^2; off by at most 9e-7 of its value with the approximate units (attend.h has
+ * the constants). The line is far_scale / (exp(2 x) + 1) + far_shift and near_shift + raw times near's polynomial. Step
+ * by step, as each of them waits for the one before. */
 template <int N>
 __device__ inline void cap_scores_of(const cpa_cuda_tanh &tanh, float far_scale, float far_shift, const float (&near)[3],
                                      float near_shift, float *const (&s)[N]) {
@@ -126,8 +126,8 @@ __device__ inline uint32_t low_bits(int32_t n) {
     return n <= 0 ? 0 : n >= 32 ? ~0u : (1u << n) - 1;
 }
 
-/* Which of 32 neighbouring keys, the first of index t, a row with bits sees, as far as bits and causality say. Without a
- * branch, so that the loads of several can be under way. */
+/* Which of 32 neighbouring keys, the first of index t, a row with bits sees, as far as bits and causality say. Without
+ * a branch, so that the loads of several can be under way. */
 __device__ inline uint32_t seen_keys(const row_score &row, bool causal, int32_t t) {
     const int32_t bit = t - row.bits_first, word = bit >> 5;
     const auto word_at = [&](int32_t i) { return i >= 0 && i < row.words ? __ldg(row.bits + i) : 0u; };
@@ -247,8 +247,8 @@ __device__ inline void cap_row(Scores s, const cpa_cuda_tanh &tanh) {
     }
 }
 
-/* ALiBi of those keys, 8 n + column + (0, 1), and its slope in the unit of the scores. key: the first of the tile. Where
- * keys are linear, what all of this thread's have alike is not added but given back. */
+/* ALiBi of those keys, 8 n + column + (0, 1), and its slope in the unit of the scores. key: the first of the tile.
+ * Where keys are linear, what all of this thread's have alike is not added but given back. */
 template <int KEYS, typename Scores>
 __device__ inline float slope_row(Scores s, float slope, const ruled_piece &p, const row_score &row,
                                   const int32_t (&indices)[KEYS], int key, int column) {
@@ -290,7 +290,8 @@ __device__ inline uint32_t seen_of_tile(const ruled_piece &p, const row_score &r
     return seen;
 }
 
-/* Of a row, 32 of the tile's keys for each lane of its quad: those that its bounds and its bits show. Linear: keys are. */
+/* Of a row, 32 of the tile's keys for each lane of its quad: those that its bounds and its bits show. Linear: keys
+ * are. */
 template <bool LINEAR = false, int KEYS>
 __device__ inline uint32_t shown_of_tile(const ruled_piece &p, const row_score &row, row_keys keys, int32_t sinks,
                                          bool causal, const int32_t (&indices)[KEYS], int key, int lane) {

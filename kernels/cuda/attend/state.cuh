@@ -25,8 +25,8 @@ __device__ inline fold_step fold_lse(float &lse_a, float lse_b, int32_t from) {
     return {w_a / sum, w_b / sum, from};
 }
 
-/* 1 / (1 + exp(sink - lse)): what the sink of a head leaves of a row's result (cpattn/score.h). 1 where the row is empty,
- * as its O is 0. */
+/* 1 / (1 + exp(sink - lse)): what the sink of a head leaves of a row's result (cpattn/score.h). 1 where the row is
+ * empty, as its O is 0. */
 __device__ inline float sink_factor(const float *sinks, int32_t head, float lse) {
     return lse == -INFINITY ? 1 : __fdividef(1, 1 + __expf(sinks[head] - lse));
 }

@@ -1,7 +1,7 @@
-/* kv_convert: blocks from one layout and dtype to another; and what kv_copy and kv_pack move where rows do not lie in one
- * piece. A CTA takes some tokens of a head of a block through shared memory, a cell of 32 bits an element: read and
- * written 16 bytes at a time in the order in which either side lies. The list of blocks travels in the parameters, as in
- * kv_copy.cu. Between equal forms cells are the bits as they are, else floats. */
+/* kv_convert: blocks from one layout and dtype to another; and what kv_copy and kv_pack move where rows do not lie in
+ * one piece. A CTA takes some tokens of a head of a block through shared memory, a cell of 32 bits an element: read and
+ * written 16 bytes at a time in the order in which either side lies. The list of blocks travels in the parameters, as
+ * in kv_copy.cu. Between equal forms cells are the bits as they are, else floats. */
 #include "kernels/cuda/cache/kv_convert.h"
 
 #include "kernels/cuda/cache/quant.cuh"
@@ -108,7 +108,8 @@ struct row_words {
 __device__ void load_words(const convert_args &a, const side &s, const char *block, int head, int first, int tokens,
                            row_words &words) {
     if (!is_code(a.from) || (int)threadIdx.x >= tokens) return;
-    const uint32_t *at = (const uint32_t *)(block + s.words_at) + ((int64_t)head << a.block_shift) + first + threadIdx.x;
+    const uint32_t *at =
+        (const uint32_t *)(block + s.words_at) + ((int64_t)head << a.block_shift) + first + threadIdx.x;
     words.from[threadIdx.x] =
         s.words_at ? __ldg(at) : __float_as_uint(head_scale(s.scale, s.head_scales, s.head_scale_step, head));
 }

@@ -2,8 +2,8 @@
  * kernel, so that the caller's arrays may go as soon as the call returns. A CTA copies the keys or the values of a
  * block; with streaming hints it would be 3% slower on an H200. Either pool may be pinned host memory. The launches of
  * a call copy different blocks: on compute capability 9.0 each may be placed while the one before it ends, and ends
- * behind it. Rows that lie in runs on both sides are copied as whole blocks; tokens of such blocks, and blocks that lie so
- * on one side, are left to kv_convert.cu. */
+ * behind it. Rows that lie in runs on both sides are copied as whole blocks; tokens of such blocks, and blocks that lie
+ * so on one side, are left to kv_convert.cu. */
 #include <string.h>
 
 #include "base/dependent.cuh"

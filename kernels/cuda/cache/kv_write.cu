@@ -132,7 +132,11 @@ __global__ void __launch_bounds__(THREADS) kv_write_runs(const __grid_constant__
 cpa_status write_runs(const write_args &a, cpa_dtype from, const cpa_kv_view &kv, cpa_stream *stream) {
     const int64_t run_k = (int64_t)kv.block_size * cpa_kv_key_run(kv.dtype);
     const runs_args r = {
-        a, from, kv.dtype, {cpa_kv_run_shift(&kv, CPA_KEYS), cpa_kv_run_shift(&kv, CPA_VALUES)}, {run_k, kv.block_size}};
+        a,
+        from,
+        kv.dtype,
+        {cpa_kv_run_shift(&kv, CPA_KEYS), cpa_kv_run_shift(&kv, CPA_VALUES)},
+        {run_k, kv.block_size}};
     const int64_t elements = a.tokens * a.heads * (kv.k_dim > kv.v_dim ? kv.k_dim : kv.v_dim);
     const int64_t ctas = (elements + THREADS - 1) / THREADS;
     if (ctas > INT32_MAX) return cpa_cuda_unsupported(stream, "kv_write: more elements than a grid takes", elements);

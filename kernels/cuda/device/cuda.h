@@ -59,8 +59,8 @@ static inline cudaStream_t cpa_cuda_handle(const cpa_stream *stream) {
     return ((const cpa_cuda_stream *)stream)->handle;
 }
 
-/* Whether a kernel of so many CTAs may be placed before the one in front of it is over, where it or that one may wait for
- * other devices: no more CTAs early than leave room for what they wait for. */
+/* Whether a kernel of so many CTAs may be placed before the one in front of it is over, where it or that one may wait
+ * for other devices: no more CTAs early than leave room for what they wait for. */
 static inline int cpa_cuda_starts_early(const cpa_stream *stream, int64_t ctas) {
     const cpa_cuda_device *device = cpa_cuda_device_of(stream);
     return device->path == CPA_CUDA_HOPPER && ctas <= device->multiprocessors;

@@ -33,8 +33,8 @@ static const cpa_graph_table graph_table;
 static const cpa_operator_table operator_table;
 static const cpa_self_test_table self_test_table;
 
-/* A kernel that is loaded at its first launch waits for the device to be idle, and so for ever beside one that waits for
- * a rank that does not come: nobody would be left to see that. So all are loaded with the context, unless CUDA runs
+/* A kernel that is loaded at its first launch waits for the device to be idle, and so for ever beside one that waits
+ * for a rank that does not come: nobody would be left to see that. So all are loaded with the context, unless CUDA runs
  * already or the user says otherwise. */
 static void load_kernels_at_start(void) {
     (void)setenv("CUDA_MODULE_LOADING", "EAGER", 0);

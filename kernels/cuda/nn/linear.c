@@ -1,8 +1,8 @@
 /* linear: few rows by a kernel of our own, which reads weights at the speed of memory; more by cuBLASLt.
  *
- * What cuBLASLt needs belongs to the stream, as what one product leaves in the work space the next one overwrites. Which
- * of its algorithms makes a product is asked once for each shape and number of rows, rounded up to a power of two, and
- * is the same ever after. */
+ * What cuBLASLt needs belongs to the stream, as what one product leaves in the work space the next one overwrites.
+ * Which of its algorithms makes a product is asked once for each shape and number of rows, rounded up to a power of
+ * two, and is the same ever after. */
 #include <cublasLt.h>
 #include <stdlib.h>
 

@@ -2,11 +2,11 @@
  * tensor cores, where the rows of x are the columns of B.
  *
  * A tile is 16 outputs, or 32 for more than 8 rows, and a CTA takes one after the other; its warps share the inputs, in
- * spans of SPAN each in turn. Any order of the inputs will do, as long as it is that of weights and x alike: each thread
- * takes 8 neighbouring ones of a chunk, 16 bytes, of which the first four stand in the places of one mma and the others in
- * those of the next. It copies its weights to shared memory some stages ahead, where it alone reads them, so that
- * no barrier is needed; the first stages, of all CTAs some 25 MB, are under way before the kernel in front, which makes x,
- * has ended.
+ * spans of SPAN each in turn. Any order of the inputs will do, as long as it is that of weights and x alike: each
+ * thread takes 8 neighbouring ones of a chunk, 16 bytes, of which the first four stand in the places of one mma and the
+ * others in those of the next. It copies its weights to shared memory some stages ahead, where it alone reads them, so
+ * that no barrier is needed; the first stages, of all CTAs some 25 MB, are under way before the kernel in front, which
+ * makes x, has ended.
  *
  * A row has the same bits whatever the number of rows: spans, and the order of sums, are the same for all. */
 #include "kernels/cuda/attend/mma.cuh"
@@ -48,8 +48,8 @@ __device__ uint4 load_eight(const T *row, int32_t at, int32_t end) {
     return make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
 }
 
-/* How a kernel takes its work. GROUPS: of 8 rows of x. CHUNKS: of a stage, which divide a span. GATED: the upper halves of
- * tiles are gates, and the lower ones what they scale. NORMED: x, a single row, is normed first. */
+/* How a kernel takes its work. GROUPS: of 8 rows of x. CHUNKS: of a stage, which divide a span. GATED: the upper halves
+ * of tiles are gates, and the lower ones what they scale. NORMED: x, a single row, is normed first. */
 template <typename Element, int Tiles, int Groups, int Chunks, int Stages, bool Vectors, bool Gated, bool Normed>
 struct config {
     using T = Element;
@@ -63,8 +63,8 @@ struct config {
     static constexpr int ITEMS = (ROWS * OUTPUTS + THREADS - 1) / THREADS; /* results of a thread */
 };
 
-/* A thread's way through the weights of its CTA's tiles, some stages ahead of the products: of each stage CHUNKS chunks,
- * and of each tile rows lane / 4 and 8 more, inputs 8 * (lane % 4) and on. */
+/* A thread's way through the weights of its CTA's tiles, some stages ahead of the products: of each stage CHUNKS
+ * chunks, and of each tile rows lane / 4 and 8 more, inputs 8 * (lane % 4) and on. */
 template <typename C>
 struct weight_loader {
     using T = typename C::T;

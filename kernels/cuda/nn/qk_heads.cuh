@@ -108,7 +108,8 @@ __device__ void store_runs(const target &t, cpa_dtype dtype, int64_t row, int32_
     }
 }
 
-/* The part of a head that a lane of a group has: units at the columns first, first + apart, ... that lie in the head. */
+/* The part of a head that a lane of a group has: units at the columns first, first + apart, ... that lie in the
+ * head. */
 struct lane_columns {
     int32_t first, apart;
 };
@@ -137,7 +138,8 @@ __device__ int64_t offset_of(const rope_args &a, head_place at) {
     return (at.kind == 0 ? 0 : at.kind == 1 ? queries : queries + keys) + (int64_t)at.head * at.dim;
 }
 
-/* A key or a value to the cache. All lanes of the warp come here, those without one with slot -1; `lanes` share a head. */
+/* A key or a value to the cache. All lanes of the warp come here, those without one with slot -1; `lanes` share a
+ * head. */
 template <typename T, int UNIT, int ROUNDS>
 __device__ void store_cached(const rope_args &a, head_place at, lane_columns columns, int lanes, int64_t slot,
                              const head_part<T, UNIT, ROUNDS> &part) {

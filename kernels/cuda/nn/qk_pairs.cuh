@@ -1,6 +1,6 @@
-/* qk_norm_rope for heads of 16-bit elements that are rotated whole, or not at all. A lane has 16 bytes of the first half
- * of a head and those of the same place in the second half: both columns of each of its pairs, whichever way they are
- * paired. It keeps the eight cosines and sines of these pairs for all of its heads. */
+/* qk_norm_rope for heads of 16-bit elements that are rotated whole, or not at all. A lane has 16 bytes of the first
+ * half of a head and those of the same place in the second half: both columns of each of its pairs, whichever way they
+ * are paired. It keeps the eight cosines and sines of these pairs for all of its heads. */
 #ifndef CPA_CUDA_NN_QK_PAIRS_CUH
 #define CPA_CUDA_NN_QK_PAIRS_CUH
 
@@ -102,8 +102,8 @@ __device__ void norm_and_rotate_pairs(const rope_args &a, head_place at, lane_co
     }
 }
 
-/* The CTAs of a row, in blockIdx.y, take its heads in turn, a group of lanes one after the other: that few registers are
- * needed, and many threads run, counts for more than several heads a lane. The first head is on its way before the
+/* The CTAs of a row, in blockIdx.y, take its heads in turn, a group of lanes one after the other: that few registers
+ * are needed, and many threads run, counts for more than several heads a lane. The first head is on its way before the
  * position of the row is known. */
 template <typename T, int LANES>
 __global__ void __launch_bounds__(THREADS, 6) qk_norm_rope_pairs(const __grid_constant__ rope_args a) {

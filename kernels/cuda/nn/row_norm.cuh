@@ -1,5 +1,5 @@
-/* The norm of one row by the CTA that needs it, with the bits of rmsnorm: the same units in the same threads, and the same
- * sums. */
+/* The norm of one row by the CTA that needs it, with the bits of rmsnorm: the same units in the same threads, and the
+ * same sums. */
 #ifndef CPA_CUDA_NN_ROW_NORM_CUH
 #define CPA_CUDA_NN_ROW_NORM_CUH
 

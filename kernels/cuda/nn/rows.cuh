@@ -57,7 +57,8 @@ template <typename Args>
 cpa_status launch_early(void (*kernel)(Args), dim3 grid, int threads, const Args &args, cpa_stream *stream,
                         const char *operation, size_t shared_bytes = 0) {
     const bool early = cpa_cuda_device_of(stream)->path == CPA_CUDA_HOPPER;
-    return cpa_cuda_check(&stream->error, launch_dependent(kernel, grid, threads, args, early, cpa_cuda_handle(stream), shared_bytes),
+    return cpa_cuda_check(&stream->error,
+                          launch_dependent(kernel, grid, threads, args, early, cpa_cuda_handle(stream), shared_bytes),
                           operation);
 }
 

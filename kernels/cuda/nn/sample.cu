@@ -219,8 +219,8 @@ __device__ void share_bins(const team &cta, shared_memory &shared, uint64_t (&su
     }
 }
 
-/* The first bin at which `reaches` is true of *before and all bins up to it, which it is not of nothing; *before becomes
- * what lies in front of that bin. -1 if there is none. *total becomes the sum of everything where it is 0. */
+/* The first bin at which `reaches` is true of *before and all bins up to it, which it is not of nothing; *before
+ * becomes what lies in front of that bin. -1 if there is none. *total becomes the sum of everything where it is 0. */
 template <typename Reaches>
 __device__ int32_t find_bin(shared_memory &shared, const uint64_t (&sums)[BINS / THREADS], uint64_t *before,
                             uint64_t *total, const Reaches &reaches) {
@@ -259,8 +259,8 @@ __device__ int32_t find_bin(shared_memory &shared, const uint64_t (&sums)[BINS /
     return bin;
 }
 
-/* The least order (cpa_draw_order) at which `reaches` is true of the sum of what mass(z, order) says of each token up to
- * it, and of that of all; that of -inf if there is none. */
+/* The least order (cpa_draw_order) at which `reaches` is true of the sum of what mass(z, order) says of each token up
+ * to it, and of that of all; that of -inf if there is none. */
 template <typename Mass, typename Reaches>
 __device__ uint32_t find_order(const team &cta, const sampled_row &row, shared_memory &shared, const Mass &mass,
                                const Reaches &reaches) {

@@ -1,4 +1,5 @@
-/* gate / (1 + exp(-gate)); what is rounded to 16 bits afterwards may be off by a few units of the last place of fp32. */
+/* gate / (1 + exp(-gate)); what is rounded to 16 bits afterwards may be off by a few units of the last place of
+ * fp32. */
 #ifndef CPA_CUDA_NN_SILU_CUH
 #define CPA_CUDA_NN_SILU_CUH
 

@@ -8,13 +8,13 @@
  * or on where a resumed call took over.
  *
  * A score of NaN or +inf makes its exponential NaN, and so the sum of the row, which is looked at once a split: the
- * loops need no check. A key that weighs 0 for some row of a group still meets that row's zero in a product, and
- * 0 * NaN is NaN: a row whose O, but not whose sum, came out of a split as no number goes through it again, alone and
- * with zeros for the values of such keys. So a row has the same bits whatever the keys hold that it does not see.
+ * loops need no check. A key that weighs 0 for some row of a group still meets that row's zero in a product, and 0 *
+ * NaN is NaN: a row whose O, but not whose sum, came out of a split as no number goes through it again, alone and with
+ * zeros for the values of such keys. So a row has the same bits whatever the keys hold that it does not see.
  *
  * In reading order: attend_plan.c deals rows to units, attend_cascade.c those of several items that share keys,
- * attend_rows.c takes a unit through a split, attend_vector.h takes a group of rows through a tile, with the products of
- * attend_floats.h (packed tiles) and attend_pages.h (in place), or of attend_pairs.h. */
+ * attend_rows.c takes a unit through a split, attend_vector.h takes a group of rows through a tile, with the products
+ * of attend_floats.h (packed tiles) and attend_pages.h (in place), or of attend_pairs.h. */
 #include <math.h>
 #include <string.h>
 

@@ -1,7 +1,8 @@
-/* The inner loops of attend for AMX, of bf16 queries over bf16 keys and values. TDPBF16PS adds to a tile of up to 16 x 16
- * sums in fp32 the products of 16 pairs: the first elements of all pairs in one chain, the second ones in another, each
- * from zero in ascending order, then both chains' sum to the tile's; it takes denormals for zeros and gives none (Intel 64
- * and IA-32 Architectures Software Developer's Manual, TDPBF16PS). A sum does not depend on how many rows a tile has. */
+/* The inner loops of attend for AMX, of bf16 queries over bf16 keys and values. TDPBF16PS adds to a tile of up to 16 x
+ * 16 sums in fp32 the products of 16 pairs: the first elements of all pairs in one chain, the second ones in another,
+ * each from zero in ascending order, then both chains' sum to the tile's; it takes denormals for zeros and gives none
+ * (Intel 64 and IA-32 Architectures Software Developer's Manual, TDPBF16PS). A sum does not depend on how many rows a
+ * tile has. */
 #include <sys/syscall.h>
 #include <unistd.h>
 

@@ -1,6 +1,6 @@
 /* Cascade attention on the host: decode is bound by memory, so rows of items that share whole splits go through them
- * together, whose keys are read and packed once. A row's states of these splits are folded in the order of the keys, and
- * those of its own splits after them: as if it had gone alone, to the bit. */
+ * together, whose keys are read and packed once. A row's states of these splits are folded in the order of the keys,
+ * and those of its own splits after them: as if it had gone alone, to the bit. */
 #include "kernels/host/attend/attend_cascade.h"
 
 #include <stdlib.h>

@@ -1,13 +1,14 @@
-/* Rows of the cache on their way into the first-level cache, for groups that read pages (attend_pages.h, attend_pairs.h).
- * The file that includes this one has STEP, the keys that it takes at a time, and takes HEADS heads at a time. */
+/* Rows of the cache on their way into the first-level cache, for groups that read pages (attend_pages.h,
+ * attend_pairs.h). The file that includes this one has STEP, the keys that it takes at a time, and takes HEADS heads at
+ * a time. */
 #ifndef CPA_HOST_ATTEND_COMING_H
 #define CPA_HOST_ATTEND_COMING_H
 
 enum { HEADS = 2, LINE = 64 };
 
-/* The rows of the next step and heads, in the order in which they lie, on their way to the cache while others are worked
- * on. Memory and arithmetic run side by side only if the requests are spread over the arithmetic: one for each line that
- * is used up. */
+/* The rows of the next step and heads, in the order in which they lie, on their way to the cache while others are
+ * worked on. Memory and arithmetic run side by side only if the requests are spread over the arithmetic: one for each
+ * line that is used up. */
 typedef struct coming {
     const char *at, *end; /* what is left of the row at hand */
     int64_t row_bytes;

@@ -1,12 +1,12 @@
-/* Packing and products in fp32, for attend_vector.h: every sum has one accumulator, and runs in ascending order of d or of
- * the key. */
+/* Packing and products in fp32, for attend_vector.h: every sum has one accumulator, and runs in ascending order of d or
+ * of the key. */
 #ifndef CPA_HOST_ATTEND_FLOATS_H
 #define CPA_HOST_ATTEND_FLOATS_H
 
 /* ---- Packing ---- */
 
-/* Packs the panel of keys that begins at lane `panel`: [k_dim][PANEL]. Rows of a quantised cache, and those in runs, become
- * floats first. */
+/* Packs the panel of keys that begins at lane `panel`: [k_dim][PANEL]. Rows of a quantised cache, and those in runs,
+ * become floats first. */
 INLINE void pack_key_panel_as(const cpa_dtype dtype, const int made, const cpa_attend_tile *tile, int32_t panel,
                               float *to) {
     int32_t dim = tile->k_pages->dim, whole = dim / ISA_CELL * ISA_CELL;

@@ -1,6 +1,6 @@
-/* A group that reads the pages, for attend_vector.h: decode. Each key is used by few rows, so that memory sets the pace.
- * Keys are taken STEP at a time and two heads at a time, so that two heads' sums fill the arithmetic's latency, and so
- * that little lies between a row's arrival in the first-level cache and its use: 16 KiB in fp32 with AVX-512. */
+/* A group that reads the pages, for attend_vector.h: decode. Each key is used by few rows, so that memory sets the
+ * pace. Keys are taken STEP at a time and two heads at a time, so that two heads' sums fill the arithmetic's latency,
+ * and so that little lies between a row's arrival in the first-level cache and its use: 16 KiB in fp32 with AVX-512. */
 #ifndef CPA_HOST_ATTEND_PAGES_H
 #define CPA_HOST_ATTEND_PAGES_H
 

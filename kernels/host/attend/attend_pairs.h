@@ -69,7 +69,8 @@ static __attribute__((noinline)) void pack_keys(const char *const *rows, int32_t
     }
 }
 
-/* Packs a panel of values, each two keys together: [panel of v_dim][PANEL / 2][PANEL], the panels `stride` words apart. */
+/* Packs a panel of values, each two keys together: [panel of v_dim][PANEL / 2][PANEL], the panels `stride` words
+ * apart. */
 static __attribute__((noinline)) void pack_values(const char *const *rows, int32_t words, float *to, int64_t stride,
                                                   coming *next) {
     const __m512i left = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8, 39, 7, 38, 6,
@@ -101,7 +102,8 @@ static void pack_tile(const cpa_attend_tile *tile, float *k, float *v) {
 
 /* ---- Before values are weighed ---- */
 
-/* Rounds the probabilities of the lanes [begin, end) to bf16: those of lanes 2 i and 2 i + 1 become word i of their row. */
+/* Rounds the probabilities of the lanes [begin, end) to bf16: those of lanes 2 i and 2 i + 1 become word i of their
+ * row. */
 INLINE void round_weights(const cpa_attend_group *group, int32_t begin, int32_t end) {
     for (int32_t i = 0; i < group->heads * group->rows; i++) {
         float *row = group->scores + i * TILE;

@@ -1,5 +1,6 @@
-/* Score rules in GCC vector code, for attend_vector.h: what cpattn/score.h says of softcap, temperature, ALiBi, bias and
- * bits, on a row of scores of a tile. Every lane is for itself, so a score does not depend on what shares its tile. */
+/* Score rules in GCC vector code, for attend_vector.h: what cpattn/score.h says of softcap, temperature, ALiBi, bias
+ * and bits, on a row of scores of a tile. Every lane is for itself, so a score does not depend on what shares its
+ * tile. */
 #include "base/convert.h"
 
 /* tanh: below 0.36 x times a polynomial in x^2 (weighted least squares on it, relative error 4e-8), else
