@@ -74,8 +74,8 @@ typedef struct cpa_cuda_table_source {
     int32_t place; /* -1: none */
 } cpa_cuda_table_source;
 
-/* Reserved plans, scratch of an update. A decode unit in the order in which units are dealt, with its cuts; and a cut:
- * tiles [begin, begin + tiles) of a unit, for a CTA. */
+/* Reserved plans, scratch of an update. A decode unit in the order in which units are assigned, with its cuts; and a
+ * cut: tiles [begin, begin + tiles) of a unit, for a CTA. */
 typedef struct cpa_cuda_unit {
     int32_t item, first_cut, cuts, first_partial, counter;
 } cpa_cuda_unit;
@@ -290,7 +290,7 @@ static inline int32_t cpa_cuda_decode_shape_heads(const cpa_attention_shape *sha
 
 /* attend_plan_update.cu: the items, pieces and row maps of what an update reads. */
 cpa_status cpa_cuda_read_sequences(const cpa_cuda_update_args *args, cpa_stream *stream);
-cpa_status cpa_cuda_deal_pieces(const cpa_cuda_update_args *args, cpa_stream *stream);
+cpa_status cpa_cuda_assign_pieces(const cpa_cuda_update_args *args, cpa_stream *stream);
 
 cpa_status cpa_cuda_attend_simple(const cpa_cuda_attend_args *args, int64_t rows, cpa_stream *stream);
 /* Without CTAs, and the portable one without pieces: nothing is enqueued, and CPA_UNSUPPORTED, without a message, says

@@ -133,7 +133,7 @@ cpa_status cpa_cuda_plan_update(cpa_attend_plan *base, const cpa_attend_update *
     args.reservation.places = (const cpa_attend_place *)(image + plan->places_at);
     CPA_TRY(cpa_cuda_select(base->device, &stream->error));
     CPA_TRY(cpa_cuda_read_sequences(&args, stream));
-    CPA_TRY(cpa_cuda_deal_pieces(&args, stream));
+    CPA_TRY(cpa_cuda_assign_pieces(&args, stream));
     return cpa_cuda_check(
         &stream->error,
         cudaMemsetAsync(image + plan->counters_at, 0, (size_t)plan->counters_bytes, cpa_cuda_handle(stream)),

@@ -1,14 +1,14 @@
-/* An update of a reserved attend plan: what attend_plan.c does on the host for a plan that is set, from lengths and
- * block tables that lie on the device. A CTA a sequence takes over its table and makes its item. Then one CTA deals the
- * units: all of its threads count tiles and write pieces, but one alone says where to cut, as each cut depends on the
- * one before. That is why it only adds, and leaves a few integers a cut. */
+/* An update of a reserved attend plan: what attend_plan.c and attend_plan_pieces.c do on the host for a plan that is
+ * set, from lengths and block tables that lie on the device. A CTA a sequence takes over its table and makes its item.
+ * Then one CTA assigns the units: all of its threads count tiles and write pieces, but one alone says where to cut, as
+ * each cut depends on the one before. That is why it only adds, and leaves a few integers a cut. */
 #include "kernels/cuda/attend/attend.h"
 #include "kernels/cuda/attend/attend_split.h"
 #include "kernels/cuda/device/warp.cuh"
 
 namespace {
 
-constexpr int READ_THREADS = 256, DEAL_THREADS = 256, DEAL_WARPS = DEAL_THREADS / WARP_LANES;
+constexpr int READ_THREADS = 256, ASSIGN_THREADS = 256, ASSIGN_WARPS = ASSIGN_THREADS / WARP_LANES;
 
 /* ---- sequences ---- */
 
@@ -122,22 +122,22 @@ __device__ cpa_cuda_decode_shares share(const cpa_cuda_update_args &a) {
     cpa_cuda_decode_shares shares = {};
     int64_t load = 0, pieces = 0;
     shares.ctas = a.ctas;
-    for (int64_t s = threadIdx.x; s < a.reservation.sequences; s += DEAL_THREADS)
+    for (int64_t s = threadIdx.x; s < a.reservation.sequences; s += ASSIGN_THREADS)
         if (a.items[s].item.q_count > 0) load += tiles_of(a.items[s]) + CPA_CUDA_DECODE_OVERHEAD;
     shares.cap = cpa_cuda_decode_cap(block_sum(load), a.ctas, a.heads);
-    for (int64_t s = threadIdx.x; s < a.reservation.sequences; s += DEAL_THREADS)
+    for (int64_t s = threadIdx.x; s < a.reservation.sequences; s += ASSIGN_THREADS)
         if (a.items[s].item.q_count > 0) pieces += cpa_cuda_decode_pieces(tiles_of(a.items[s]), shares.cap);
     shares.apart = block_sum(pieces) <= a.ctas;
     return shares;
 }
 
-/* The units that are dealt next, in order. */
+/* The units that are assigned next, in order. */
 struct unit_list {
-    cpa_cuda_decode_unit units[DEAL_THREADS];
-    int32_t items[DEAL_THREADS], rows[DEAL_THREADS]; /* packed rows */
-    int32_t of_warp[DEAL_WARPS];
+    cpa_cuda_decode_unit units[ASSIGN_THREADS];
+    int32_t items[ASSIGN_THREADS], rows[ASSIGN_THREADS]; /* packed rows */
+    int32_t of_warp[ASSIGN_WARPS];
 
-    /* Takes the units among the next DEAL_THREADS sequences that are ready, or are not; how many. */
+    /* Takes the units among the next ASSIGN_THREADS sequences that are ready, or are not; how many. */
     __device__ int fill(const cpa_cuda_update_args &a, const cpa_cuda_decode_shares &shares, int64_t first, int ready) {
         const int warp = threadIdx.x / WARP_LANES, lane = threadIdx.x % WARP_LANES;
         const int64_t s = first + threadIdx.x;
@@ -145,10 +145,10 @@ struct unit_list {
             s < a.reservation.sequences && a.items[s].item.q_count > 0 && (a.items[s].ready != 0) == (ready != 0);
         const uint32_t votes = __ballot_sync(0xffffffff, taken);
         int at = __popc(votes & ((1u << lane) - 1)), n = 0;
-        __syncthreads(); /* what the list held is dealt */
+        __syncthreads(); /* what the list held is assigned */
         if (lane == 0) of_warp[warp] = __popc(votes);
         __syncthreads();
-        for (int w = 0; w < DEAL_WARPS; w++) {
+        for (int w = 0; w < ASSIGN_WARPS; w++) {
             if (w < warp) at += of_warp[w];
             n += of_warp[w];
         }
@@ -163,16 +163,16 @@ struct unit_list {
 };
 
 /* What one thread knows while it cuts. */
-struct dealer {
+struct assigner {
     cpa_cuda_decode_turn turn;
     int32_t units, cuts, partial_rows, splits;
 
-    __device__ void deal(const cpa_cuda_update_args &a, const cpa_cuda_decode_shares &shares, cpa_cuda_decode_unit unit,
-                         int32_t item, int32_t rows) {
+    __device__ void assign(const cpa_cuda_update_args &a, const cpa_cuda_decode_shares &shares,
+                           cpa_cuda_decode_unit unit, int32_t item, int32_t rows) {
         const int32_t first = cuts;
         int32_t begin = 0;
         do {
-            const int32_t take = (int32_t)cpa_cuda_deal_piece(&shares, &turn, &unit);
+            const int32_t take = (int32_t)cpa_cuda_assign_piece(&shares, &turn, &unit);
             a.cuts[cuts++] = {units, begin, take, (int32_t)turn.cta};
             begin += take;
         } while (unit.left > 0);
@@ -216,22 +216,22 @@ __device__ void write_piece(const cpa_cuda_update_args &a, int32_t index, int32_
     a.pieces[place_of(a, index)] = piece;
 }
 
-__global__ void __launch_bounds__(DEAL_THREADS) deal_pieces(const __grid_constant__ cpa_cuda_update_args a) {
+__global__ void __launch_bounds__(ASSIGN_THREADS) assign_pieces(const __grid_constant__ cpa_cuda_update_args a) {
     __shared__ unit_list list;
     __shared__ int32_t n_cuts, busy_ctas;
     const cpa_cuda_decode_shares shares = share(a);
-    dealer d = {};
+    assigner d = {};
     for (int ready = a.reservation.ready_rows > 0; ready >= 0; ready--) {
-        for (int64_t first = 0; first < a.reservation.sequences; first += DEAL_THREADS) {
+        for (int64_t first = 0; first < a.reservation.sequences; first += ASSIGN_THREADS) {
             const int n = list.fill(a, shares, first, ready);
             if (threadIdx.x != 0) continue;
-            for (int i = 0; i < n; i++) d.deal(a, shares, list.units[i], list.items[i], list.rows[i]);
+            for (int i = 0; i < n; i++) d.assign(a, shares, list.units[i], list.items[i], list.rows[i]);
         }
     }
     if (threadIdx.x == 0) n_cuts = d.cuts, busy_ctas = d.cuts > 0 ? (int32_t)d.turn.cta + 1 : 0;
     __syncthreads();
-    for (int32_t i = threadIdx.x; i < n_cuts; i += DEAL_THREADS) write_piece(a, i, n_cuts);
-    for (int32_t cta = busy_ctas + (int32_t)threadIdx.x; cta < a.ctas; cta += DEAL_THREADS) {
+    for (int32_t i = threadIdx.x; i < n_cuts; i += ASSIGN_THREADS) write_piece(a, i, n_cuts);
+    for (int32_t cta = busy_ctas + (int32_t)threadIdx.x; cta < a.ctas; cta += ASSIGN_THREADS) {
         cpa_cuda_piece idle = {};
         idle.partial = idle.next = -1;
         a.pieces[cta] = idle;
@@ -245,7 +245,7 @@ extern "C" cpa_status cpa_cuda_read_sequences(const cpa_cuda_update_args *args, 
     return cpa_cuda_launched(stream, "attend plan");
 }
 
-extern "C" cpa_status cpa_cuda_deal_pieces(const cpa_cuda_update_args *args, cpa_stream *stream) {
-    deal_pieces<<<1, DEAL_THREADS, 0, cpa_cuda_handle(stream)>>>(*args);
+extern "C" cpa_status cpa_cuda_assign_pieces(const cpa_cuda_update_args *args, cpa_stream *stream) {
+    assign_pieces<<<1, ASSIGN_THREADS, 0, cpa_cuda_handle(stream)>>>(*args);
     return cpa_cuda_launched(stream, "attend plan");
 }

@@ -1,5 +1,5 @@
-/* How decode units are dealt to CTAs, and how many pieces prefill tiles come to when their keys are split: functions of
- * the batch and of the number of multiprocessors alone. What follows from the lengths of decode units is computed on
+/* How decode units are assigned to CTAs, and how many pieces prefill tiles come to when their keys are split: functions
+ * of the batch and of the number of multiprocessors alone. What follows from the lengths of decode units is computed on
  * the device too, for plans that are reserved. */
 #ifndef CPA_CUDA_ATTEND_SPLIT_H
 #define CPA_CUDA_ATTEND_SPLIT_H
@@ -44,7 +44,7 @@ CPA_HOST_DEVICE static inline int64_t cpa_cuda_decode_pieces(int64_t tiles, int6
     return tiles > 0 ? cpa_cuda_ceil_div(tiles, cap - CPA_CUDA_DECODE_OVERHEAD) : 1;
 }
 
-/* A unit that is dealt: the tiles that are left of it; and where units share no CTA, the pieces of even + 1 tiles,
+/* A unit that is assigned: the tiles that are left of it; and where units share no CTA, the pieces of even + 1 tiles,
  * whose number is left in `larger`, come before those of `even`. */
 typedef struct cpa_cuda_decode_unit {
     int64_t left, even, larger;
@@ -68,8 +68,8 @@ typedef struct cpa_cuda_decode_turn {
 
 /* The tiles of the next piece of the unit, which goes to turn->cta: a CTA takes pieces until its load reaches the
  * cap. */
-CPA_HOST_DEVICE static inline int64_t cpa_cuda_deal_piece(const cpa_cuda_decode_shares *shares,
-                                                          cpa_cuda_decode_turn *turn, cpa_cuda_decode_unit *unit) {
+CPA_HOST_DEVICE static inline int64_t cpa_cuda_assign_piece(const cpa_cuda_decode_shares *shares,
+                                                            cpa_cuda_decode_turn *turn, cpa_cuda_decode_unit *unit) {
     const int full = turn->load + CPA_CUDA_DECODE_OVERHEAD >= shares->cap || (shares->apart && turn->load > 0);
     if (full && turn->cta + 1 < shares->ctas) {
         turn->cta++;
