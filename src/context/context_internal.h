@@ -1,6 +1,7 @@
 /* A context, as the files of this folder see it. Others call src/context/context.h.
  *
- *   context.c       create, destroy, one layer from start to end
+ *   context.c       create, destroy, statistics, exchanges between layers
+ *   context_layer.c  one layer from start to end
  *   context_plan.c  a step: its chunks, and the rows of this rank against its own shard
  *   context_reserve.c  a step whose lengths and tables lie on the device
  *   pass_kv.h       keys and values to the queries
@@ -59,6 +60,14 @@ struct cpa_context {
 cpa_status cpa_context_check_whole(cpa_context *c);
 /* Starts and ends an exchange of the messages in c->ops.messages between two layers. */
 cpa_status cpa_context_exchange_between(cpa_context *c, int32_t n_messages, cpa_span_kind kind, cpa_stream *stream);
+
+/* Counts the planned chunks, and their keys, for so many layers. */
+void cpa_context_count_chunks(cpa_context *c, int32_t layers);
+
+/* No call has begun a layer in which ranks exchange. */
+static inline cpa_calls cpa_context_no_calls(void) {
+    return (cpa_calls){.channel = -1};
+}
 
 /* The step that layers attend. */
 static inline const cpa_planned_step *cpa_context_step(const cpa_context *c) {
