@@ -93,7 +93,6 @@ cpa_status cpa_settings_speculative(const cpa_settings *settings, cpa_speculativ
     return cpa_speculative_parse("--speculative", settings->speculative, out, err);
 }
 
-/* What is drawn decides where a request goes on. */
 static cpa_status check_drafts(const cpa_settings *settings, cpa_error *err) {
     const struct {
         const char *name;
@@ -103,7 +102,10 @@ static cpa_status check_drafts(const cpa_settings *settings, cpa_error *err) {
     CPA_TRY(cpa_settings_speculative(settings, &speculative, err));
     for (int i = 0; speculative.drafter != CPA_DRAFT_NONE && i < 2; i++) {
         if (without[i].given)
-            return cpa_fail(err, CPA_INVALID, "--speculative: found with --%s, expected without it", without[i].name);
+            return cpa_fail(err, CPA_INVALID,
+                            "--speculative: found with --%s, expected without it: no token is drawn, by which drafts "
+                            "would be accepted",
+                            without[i].name);
     }
     return CPA_OK;
 }
