@@ -273,9 +273,11 @@ static cpa_status run_widened(const cpa_cuda_plan *plan, const cpa_cuda_attend_a
 
 static cpa_status run_prefill(const cpa_cuda_plan *plan, const cpa_cuda_attend_args *a, const cpa_kv_view *kv,
                               cpa_stream *stream) {
-    /* A bias is read element by element, in more code than the Hopper kernel has registers for. */
+    /* A bias is read element by element, in more code than the Hopper kernel has registers for; and with rules it takes
+     * smaller pieces of some heads than the plan has of tensors without pages. */
+    const int fits = plan->tile_rows <= cpa_cuda_hopper_rows(a->k_dim, a->v_dim, kv->block_size, a->score.any);
     const int hopper =
-        cpa_cuda_device_of(stream)->path == CPA_CUDA_HOPPER && kv->num_blocks > 0 && !a->score.bias.values;
+        cpa_cuda_device_of(stream)->path == CPA_CUDA_HOPPER && kv->num_blocks > 0 && !a->score.bias.values && fits;
     if (a->k_run_shift < 30) return run_widened(plan, a, stream);
     if (hopper && a->kv_dtype == a->q_dtype) return run_hopper(a, kv, plan->n_prefill, stream);
     if (hopper && plan->n_widened > 0) return run_widened(plan, a, stream);

@@ -340,8 +340,8 @@ int32_t cpa_cuda_hopper_box(int32_t k_dim, int32_t v_dim, int32_t block_size, in
 /* Columns of the boxes of its tail maps: 16 or 32; 0: it takes none. Where keys have scales, that is so for all
  * heads. */
 int32_t cpa_cuda_hopper_tail(int32_t k_dim, int32_t v_dim);
-/* Rows of its tiles; it takes smaller ones as well. */
-int32_t cpa_cuda_hopper_rows(int32_t k_dim, int32_t v_dim);
+/* Rows of its tiles; it takes smaller ones as well. Plans, which know of no rules, are made for those without. */
+int32_t cpa_cuda_hopper_rows(int32_t k_dim, int32_t v_dim, int32_t block_size, int32_t ruled);
 cpa_status cpa_cuda_attend_combine(const cpa_cuda_attend_args *args, int32_t n_splits, cpa_stream *stream);
 
 #ifdef __cplusplus

@@ -240,7 +240,7 @@ __device__ void consume(const cpa_cuda_attend_args &a, const cpa_cuda_piece &pie
 #pragma unroll
         for (int i = 0; i < C::PART / 2; i++) state.o[part][i] = 0;
 #pragma unroll
-    for (int i = 0; i < C::TAIL / 2; i++) state.tail[i] = 0;
+    for (int i = 0; i < C::V_TAIL / 2; i++) state.tail[i] = 0;
     if constexpr (C::RULED) state.rules = {};
     if (walk.count > 0) {
         load_queries<C>(a, piece, kv_group, first_row, shared + consumer * C::Q_BYTES, thread);
@@ -322,7 +322,7 @@ __global__ void __launch_bounds__(C::THREADS, 1) attend_hopper(const __grid_cons
                                                tiles + C::K_AT, tiles + C::SCALES_AT, barriers.k_full,
                                                barriers.k_empty, thread);
         } else if (thread < 64) {
-            load_tiles<C, C::V_DIM, false>(args, &args.maps.v, &args.maps.v_tail, piece, walk, kv_group,
+            load_tiles<C, C::V_COLUMNS, false>(args, &args.maps.v, &args.maps.v_tail, piece, walk, kv_group,
                                            tiles + C::V_AT, 0, barriers.v_full, barriers.v_empty, thread - 32);
         }
     } else if (warpgroup <= busy_consumers<C>(piece)) {
@@ -345,21 +345,23 @@ cpa_status launch(const hopper_args &args, int32_t n_pieces, cpa_stream *stream)
 
 template <typename Element, key_loads Loads, bool Ruled>
 cpa_status launch_widths(const hopper_args &args, int32_t n_pieces, cpa_stream *stream) {
-    const int shape = shape_of(args.a.k_dim, args.a.v_dim, Loads == BOXES && !Ruled, Ruled);
+    constexpr bool TAILED = Loads == BOXES && !Ruled;
+    const int shape = shape_of(args.a.k_dim, args.a.v_dim, TAILED, Ruled, args.flat);
     switch (shape) {
-    case 0: return launch<config<Element, 0, Loads, Ruled>>(args, n_pieces, stream);
-    case 3: return launch<config<Element, 3, Loads, Ruled>>(args, n_pieces, stream);
+    case NARROW: return launch<config<Element, NARROW, Loads, Ruled>>(args, n_pieces, stream);
+    case SQUARE: return launch<config<Element, SQUARE, Loads, Ruled>>(args, n_pieces, stream);
     }
     if constexpr (!Ruled)
-        if (shape == 4) return launch<config<Element, 4, Loads, Ruled>>(args, n_pieces, stream);
+        if (shape == WIDE_KEYS) return launch<config<Element, WIDE_KEYS, Loads, Ruled>>(args, n_pieces, stream);
     if constexpr (Loads == BOXES_AND_SCALES) {
         return cpa_cuda_check(&stream->error, cudaErrorNotSupported, "attend: heads too wide for scales of keys");
-    } else if constexpr (Loads == BOXES && !Ruled) {
-        if (shape == 1) return launch<config<Element, 1, Loads, Ruled>>(args, n_pieces, stream);
-        if (shape == 2) return launch<config<Element, 2, Loads, Ruled>>(args, n_pieces, stream);
-        return launch<config<Element, 5, Loads, Ruled>>(args, n_pieces, stream);
+    } else if constexpr (TAILED) {
+        if (shape == FLAT_72) return launch<config<Element, FLAT_72, Loads, Ruled>>(args, n_pieces, stream);
+        if (shape == TAILED_80) return launch<config<Element, TAILED_80, Loads, Ruled>>(args, n_pieces, stream);
+        if (shape == TAILED_96) return launch<config<Element, TAILED_96, Loads, Ruled>>(args, n_pieces, stream);
+        return launch<config<Element, WIDE, Loads, Ruled>>(args, n_pieces, stream);
     } else {
-        return launch<config<Element, 5, Loads, Ruled>>(args, n_pieces, stream);
+        return launch<config<Element, WIDE, Loads, Ruled>>(args, n_pieces, stream);
     }
 }
 
@@ -375,16 +377,17 @@ cpa_status launch_loads(const hopper_args &args, int32_t n_pieces, cpa_stream *s
 } // namespace
 
 extern "C" int32_t cpa_cuda_hopper_box(int32_t k_dim, int32_t v_dim, int32_t block_size, int32_t ruled) {
-    const int32_t keys = keys_of(shape_of(k_dim, v_dim, true, ruled), ruled);
+    const int32_t keys = keys_of(shape_of(k_dim, v_dim, true, ruled, false), ruled);
     return block_size < keys ? block_size : keys;
 }
 
-extern "C" int32_t cpa_cuda_hopper_rows(int32_t k_dim, int32_t v_dim) {
-    return TILES[shape_of(k_dim, v_dim, true, false)].consumers * GROUP_ROWS;
+extern "C" int32_t cpa_cuda_hopper_rows(int32_t k_dim, int32_t v_dim, int32_t block_size, int32_t ruled) {
+    const bool flat = block_size == CPA_TENSOR_BLOCK;
+    return TILES[shape_of(k_dim, v_dim, !ruled, ruled, flat)].consumers * GROUP_ROWS;
 }
 
 extern "C" int32_t cpa_cuda_hopper_tail(int32_t k_dim, int32_t v_dim) {
-    return tail_of(shape_of(k_dim, v_dim, true, false));
+    return tail_of(shape_of(k_dim, v_dim, true, false, false));
 }
 
 extern "C" cpa_status cpa_cuda_attend_hopper(const cpa_cuda_attend_args *args, const cpa_cuda_hopper_maps *maps,

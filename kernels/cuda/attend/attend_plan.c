@@ -175,9 +175,9 @@ cpa_status cpa_cuda_plan_set(cpa_attend_plan *base, const cpa_attend_batch *give
                                .group = batch->shape.q_heads / batch->shape.kv_heads,
                                .multiprocessors = device->multiprocessors,
                                .wide_fits = device->base.caps.shared_bytes >= CPA_CUDA_WIDE_BYTES,
-                               .tile_rows = device->path == CPA_CUDA_HOPPER
-                                                ? cpa_cuda_hopper_rows(batch->shape.k_dim, batch->shape.v_dim)
-                                                : CPA_CUDA_PREFILL_ROWS};
+                               .tile_rows = CPA_CUDA_PREFILL_ROWS};
+    if (device->path == CPA_CUDA_HOPPER)
+        b.tile_rows = cpa_cuda_hopper_rows(batch->shape.k_dim, batch->shape.v_dim, batch->block_size, 0);
     CPA_TRY(cpa_cuda_select(base->device, err));
     plan->base.n_items = 0; /* until the plan is whole again */
     packed.cascade_attention = given->block_tables_on_device ? CPA_CASCADE_OFF : given->cascade_attention;

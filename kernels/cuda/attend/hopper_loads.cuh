@@ -77,7 +77,7 @@ __device__ void load_tiles(const hopper_args &args, const CUtensorMap *map, cons
             for (int part = 0; part < DIM / COLUMNS; part++)
                 copy_box(shared + (part * C::KEYS + row) * COLUMNS * 2, map, barrier, part * COLUMNS, place.token,
                          kv_head, place.block);
-            if constexpr (C::TAIL > 0)
+            if constexpr (DIM % COLUMNS > 0)
                 copy_box(shared + C::KEYS * (DIM - C::TAIL) * 2 + row * C::TAIL * 2, tail_map, barrier, DIM - C::TAIL,
                          place.token, kv_head, place.block);
         }

@@ -24,7 +24,7 @@ struct no_rules {};
 template <typename C>
 struct thread_state {
     float o[C::PARTS][C::PART / 2];
-    float tail[C::TAIL > 0 ? C::TAIL / 2 : 1]; /* the columns of O that are left over */
+    float tail[C::V_TAIL > 0 ? C::V_TAIL / 2 : 1]; /* the columns of O that are left over */
     float max[2], sum[2]; /* max of raw scores; sum over this thread's columns */
     row_keys keys[2];
     typename std::conditional<C::RULED, thread_rules, no_rules>::type rules;
@@ -66,11 +66,11 @@ __device__ void load_queries(const cpa_cuda_attend_args &a, const cpa_cuda_piece
 /* Values past the last key become zeros: whatever lies in the rest of a page, 0 * NaN must not appear. */
 template <typename C>
 __device__ void clear_values(uint32_t shared, int keys, int thread) {
-    constexpr int CHUNKS = C::V_DIM / 8;
+    constexpr int CHUNKS = C::V_COLUMNS / 8;
     for (int i = keys * CHUNKS + thread; i < C::KEYS * CHUNKS; i += WARPGROUP) {
         const int row = i / CHUNKS, chunk = i % CHUNKS;
         uint32_t at = shared + (chunk / 8 * C::KEYS + row) * COLUMNS * 2 + chunk % 8 * 16;
-        if (C::TAIL > 0 && chunk >= C::V_WHOLE / 8)
+        if (C::V_TAIL > 0 && chunk >= C::V_WHOLE / 8)
             at = shared + C::KEYS * C::V_WHOLE * 2 + row * C::TAIL * 2 + (chunk - C::V_WHOLE / 8) * 16;
         asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(at), "r"(0) : "memory");
     }
@@ -81,10 +81,12 @@ __device__ void clear_values(uint32_t shared, int keys, int thread) {
 template <typename C, loop_rules RULES>
 struct query_operand {
     static constexpr int STEPS = RULES == NO_RULES ? C::REGISTER_STEPS : C::RULED_STEPS[RULES];
-    uint64_t tile;
+    uint64_t tile, tail; /* the latter is set where a tail is read from shared memory */
     uint32_t part[STEPS + 1][4];
 
     __device__ query_operand(uint32_t shared, int thread) : tile(wgmma_descriptor(shared, 0)) {
+        if constexpr (STEPS < C::K_DIM / 16 && C::TAIL > 0)
+            tail = wgmma_descriptor<C::TAIL * 2>(shared + GROUP_ROWS * C::K_WHOLE * 2, 0);
         const int row = thread / 32 * 16 + (thread & 15), chunk = thread / 16 & 1;
 #pragma unroll
         for (int step = 0; step < STEPS; step++)
@@ -93,6 +95,8 @@ struct query_operand {
     __device__ void multiply(float (&s)[C::KEYS / 2], int step, uint64_t k) const {
         if (step < STEPS) {
             wgmma<typename C::element>::multiply_rows(s, part[step], k, step > 0);
+        } else if (step >= C::K_WHOLE / 16) {
+            wgmma<typename C::element>::multiply(s, wgmma_advance(tail, (step - C::K_WHOLE / 16) * 32), k, step > 0);
         } else {
             const uint32_t at = step / 4 * (GROUP_ROWS * COLUMNS * 2) + step % 4 * 32;
             wgmma<typename C::element>::multiply(s, wgmma_advance(tile, at), k, step > 0);
@@ -135,7 +139,7 @@ __device__ void begin_values(thread_state<C> &state, const uint32_t (&p)[C::KEYS
             wgmma<typename C::element>::multiply(
                 state.o[part], p[step],
                 wgmma_advance(v, (part * (C::PART / COLUMNS) * C::KEYS + step * 16) * COLUMNS * 2), 1);
-        if constexpr (C::TAIL > 0)
+        if constexpr (C::V_TAIL > 0)
             wgmma<typename C::element>::multiply(
                 state.tail, p[step], wgmma_advance(tail_descriptor<C, C::V_WHOLE>(tile), step * 16 * C::TAIL * 2), 1);
     }
@@ -147,7 +151,7 @@ template <typename C>
 __device__ void hold_values(thread_state<C> &state) {
 #pragma unroll
     for (int part = 0; part < C::PARTS; part++) wgmma_hold(state.o[part]);
-    if constexpr (C::TAIL > 0) wgmma_hold(state.tail);
+    if constexpr (C::V_TAIL > 0) wgmma_hold(state.tail);
 }
 
 /* Scores of codes become those of keys; scales: of the tile, from this thread's first column on. */
@@ -319,7 +323,7 @@ __device__ void rescale(thread_state<C> &state, const float (&keep)[2]) {
 #pragma unroll
         for (int i = 0; i < C::PART / 2; i++) state.o[part][i] *= keep[i / 2 % 2];
 #pragma unroll
-    for (int i = 0; i < C::TAIL / 2; i++) state.tail[i] *= keep[i / 2 % 2];
+    for (int i = 0; i < C::V_TAIL / 2; i++) state.tail[i] *= keep[i / 2 % 2];
 }
 
 } // namespace

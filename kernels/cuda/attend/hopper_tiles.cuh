@@ -20,28 +20,35 @@ constexpr int TILE_ALIGNMENT = 1024; /* of swizzled tiles */
  * scales, or scores rules.
  *
  * Heads of 72 and of 80 columns, those of many encoders of images, have tiles of 80 where they come in whole boxes and
- * without scales and rules. */
+ * without scales and rules. For values of 72 columns there are registers for three warpgroups. Other kernels for such
+ * heads have two, and take smaller pieces, so that one is for tensors without pages alone (`flat`). */
 struct tile_shape {
-    int k_dim, v_dim, keys, consumers, steps, scaled_steps, ruled_steps;
+    int k_dim, v_dim, keys, consumers, steps, scaled_steps, ruled_steps, flat;
 };
-constexpr tile_shape TILES[] = {{64, 64, 128, 3, 0, 0, 0},
-                                {80, 80, 128, 2, 5, 0, 0},
-                                {96, 96, 128, 2, 6, 0, 0},
-                                {128, 128, 128, 2, 8, 4, 8},
-                                {192, 128, 128, 2, 8, 0, 0},
-                                {256, 256, 64, 2, 4, 0, 0}};
+constexpr tile_shape TILES[] = {{64, 64, 128, 3, 0, 0, 0, 0},
+                                {80, 72, 128, 3, 0, 0, 0, 1},
+                                {80, 80, 128, 2, 5, 0, 0, 0},
+                                {96, 96, 128, 2, 6, 0, 0, 0},
+                                {128, 128, 128, 2, 8, 4, 8, 0},
+                                {192, 128, 128, 2, 8, 0, 0, 0},
+                                {256, 256, 64, 2, 4, 0, 0, 0}};
 
 /* The columns of the shape's tiles that do not fill one of COLUMNS. */
 constexpr int tail_of(int shape) {
     return TILES[shape].k_dim % COLUMNS;
 }
 
+enum { NARROW, FLAT_72, TAILED_80, TAILED_96, SQUARE, WIDE_KEYS, WIDE }; /* of TILES */
+
 /* The first that fits; `boxes`: it may have a tail; `ruled`: there is none of its own for wide keys. All that fit have
- * the same keys and rows, but for those of 64 and of 256 columns, which have none. */
-int shape_of(int32_t k_dim, int32_t v_dim, bool boxes, bool ruled) {
+ * the same keys and rows, but for that of tensors without pages, and those of 64 and of 256 columns, which have no
+ * tail. */
+int shape_of(int32_t k_dim, int32_t v_dim, bool boxes, bool ruled, bool flat) {
     int shape = 0;
-    while (k_dim > TILES[shape].k_dim || v_dim > TILES[shape].v_dim || (!boxes && tail_of(shape))) shape++;
-    return ruled && shape == 4 ? 5 : shape;
+    while (k_dim > TILES[shape].k_dim || v_dim > TILES[shape].v_dim || (!boxes && tail_of(shape)) ||
+           (!flat && TILES[shape].flat))
+        shape++;
+    return ruled && shape == WIDE_KEYS ? WIDE : shape;
 }
 
 /* How keys and values come: in boxes of tokens of a block, by one warp each; in such boxes, where keys are codes that
@@ -65,16 +72,20 @@ struct config {
                          CONSUMER_REGISTERS = CONSUMERS == 3 ? 160 : Loads != BOXES ? 232 : 240;
     static constexpr int LOADERS = ROWS ? LOADING_PAIR : 1; /* warps that fill a stage of keys, or of values */
     static constexpr int REGISTER_STEPS = SCALED ? TILES[Shape].scaled_steps : TILES[Shape].steps;
-    static constexpr int RULED_STEPS[] = {0, TILES[Shape].ruled_steps, 0, TILES[Shape].ruled_steps, TILES[Shape].ruled_steps / 2};
+    static constexpr int RULED_STEPS[] = {0, TILES[Shape].ruled_steps, 0, TILES[Shape].ruled_steps,
+                                          TILES[Shape].ruled_steps / 2};
     static constexpr bool TURNS = CONSUMERS == 2 && K_DIM < 256; /* three, and long products, overlap without */
-    static constexpr int TAIL = tail_of(Shape), K_WHOLE = K_DIM - TAIL, V_WHOLE = V_DIM - TAIL;
-    static_assert(V_DIM % COLUMNS == TAIL && (TAIL == 0 || REGISTER_STEPS * 16 == K_DIM), "queries of a tail");
-    static constexpr int PART = V_WHOLE < 128 ? V_WHOLE : 128, PARTS = V_WHOLE / PART; /* columns of O a wgmma */
+    /* Values whose columns no tail holds have a second tile for them, most of it zeros: one product makes them all. */
+    static constexpr int TAIL = tail_of(Shape), K_WHOLE = K_DIM - TAIL;
+    static constexpr int V_COLUMNS = V_DIM % 16 == 0 ? V_DIM : (V_DIM + COLUMNS - 1) / COLUMNS * COLUMNS;
+    static constexpr int V_TAIL = V_COLUMNS % COLUMNS, V_WHOLE = V_COLUMNS - V_TAIL, V_FIRST = V_DIM - V_TAIL;
+    static_assert(V_TAIL == TAIL || V_TAIL == 0, "one width of tails");
+    static constexpr int PART = V_FIRST < 128 ? V_FIRST : 128, PARTS = V_FIRST / PART; /* columns of O a wgmma */
     /* Who of a warpgroup give a stage of keys back: the products are read by whole warps, the scales by each lane for
      * itself. */
     static constexpr int KEY_READERS = SCALED ? WARPGROUP : WARPGROUP / 32;
     static constexpr int Q_BYTES = GROUP_ROWS * K_DIM * 2; /* of a warpgroup */
-    static constexpr int K_BYTES = KEYS * K_DIM * 2, V_BYTES = KEYS * V_DIM * 2;
+    static constexpr int K_BYTES = KEYS * K_DIM * 2, V_BYTES = KEYS * V_COLUMNS * 2;
     static constexpr int K_AT = CONSUMERS * Q_BYTES, V_AT = K_AT + STAGES * K_BYTES;
     static constexpr int SCALES_AT = V_AT + STAGES * V_BYTES, SCALE_BYTES = SCALED ? KEYS * 4 : 0;
     static constexpr int SHARED_BYTES = SCALES_AT + STAGES * SCALE_BYTES + TILE_ALIGNMENT;

@@ -95,6 +95,23 @@ __device__ inline void wgmma_hold(float (&d)[N]) {
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate)); \
     }
 
+#define CPA_WGMMA_N72_REGISTERS(TYPE, NAME, TRANSPOSED) \
+    __device__ static inline void NAME(float (&d)[36], const uint32_t (&a)[4], uint64_t b, int accumulate) { \
+        asm volatile( \
+        "{ .reg .pred p; setp.ne.b32 p, %41, 0; " \
+        "wgmma.mma_async.sync.aligned.m64n72k16.f32." TYPE "." TYPE " " \
+        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
+        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
+        "%32, %33, %34, %35}, " \
+        "{%36, %37, %38, %39}, %40, p, 1, 1, " TRANSPOSED "; }" \
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), \
+          "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), \
+          "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), \
+          "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]), \
+          "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]) \
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate)); \
+    }
+
 #define CPA_WGMMA_N128_SHARED(TYPE) \
     __device__ static inline void multiply(float (&d)[64], uint64_t a, uint64_t b, int accumulate) { \
         asm volatile( \
@@ -150,6 +167,7 @@ struct wgmma<__nv_bfloat16> {
     CPA_WGMMA_N64_SHARED("bf16")
     CPA_WGMMA_N64_REGISTERS("bf16", multiply, "1")
     CPA_WGMMA_N64_REGISTERS("bf16", multiply_rows, "0")
+    CPA_WGMMA_N72_REGISTERS("bf16", multiply, "1")
     CPA_WGMMA_N128_SHARED("bf16")
     CPA_WGMMA_N128_REGISTERS("bf16", multiply, "1")
     CPA_WGMMA_N128_REGISTERS("bf16", multiply_rows, "0")
@@ -161,6 +179,7 @@ struct wgmma<__half> {
     CPA_WGMMA_N64_SHARED("f16")
     CPA_WGMMA_N64_REGISTERS("f16", multiply, "1")
     CPA_WGMMA_N64_REGISTERS("f16", multiply_rows, "0")
+    CPA_WGMMA_N72_REGISTERS("f16", multiply, "1")
     CPA_WGMMA_N128_SHARED("f16")
     CPA_WGMMA_N128_REGISTERS("f16", multiply, "1")
     CPA_WGMMA_N128_REGISTERS("f16", multiply_rows, "0")
