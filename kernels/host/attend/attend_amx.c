@@ -107,6 +107,8 @@ static void attend_group(const cpa_attend_tile *tile, const cpa_attend_group *gr
         config.row_bytes[i] = LINE;
         config.rows[i] = (uint8_t)(rows[i] > 0 ? rows[i] : 1);
     }
+    /* GCC's _tile_loadconfig says that it reads the first 8 bytes alone. */
+    __asm__ volatile("" : : "r"(&config) : "memory");
     _tile_loadconfig(&config);
     attend_rows(group->rows, tile, group);
     _tile_release();
