@@ -12,6 +12,7 @@
 
 #define ISA_ROWS 32
 #define ISA_PAIRS
+#define SCALES_LATE 1 /* stores of tiles have to leave for memory before others can load what they stored */
 
 #include "kernels/host/attend/attend_vector.h"
 
@@ -80,20 +81,12 @@ INLINE void score_words(const int rows, const float *q, const float *k, int32_t 
     store_tiles(rows, s, TILE);
 }
 
-/* Stores of tiles have to leave for memory before others can load what they stored: so scores are scaled at last. */
-INLINE void end_scores(const cpa_attend_group *group, int32_t begin, int32_t end, float scale) {
-    for (int32_t i = 0; i < group->heads * group->rows; i++) {
-        float *s = group->scores + i * TILE;
-        for (int32_t j = begin; j < end; j += ISA_LANES) store(s + j, load(s + j) * scale);
-    }
-}
-
 INLINE void weigh_words(const int rows, const float *p, const float *v, int32_t pairs, float *o, int64_t o_stride,
                         coming *next) {
     load_tiles(rows, o, o_stride);
     for (int32_t pair = 0; pair < pairs; pair += WORDS) {
         if (next) request(next, WORDS);
-        multiply(rows, p + pair, TILE, v + pair * PANEL);
+        multiply(rows, p + pair, P_STRIDE, v + pair * PANEL);
     }
     store_tiles(rows, o, o_stride);
 }

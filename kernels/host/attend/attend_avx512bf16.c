@@ -34,10 +34,6 @@ INLINE void score_words(const int rows, const float *q, const float *k, int32_t 
     }
 }
 
-INLINE void end_scores(const cpa_attend_group *group, int32_t begin, int32_t end, float scale) {
-    (void)group, (void)begin, (void)end, (void)scale;
-}
-
 INLINE void weigh_words(const int rows, const float *p, const float *v, int32_t pairs, float *o, int64_t o_stride,
                         coming *next) {
     block acc;
@@ -48,7 +44,7 @@ INLINE void weigh_words(const int rows, const float *p, const float *v, int32_t 
     }
     for (int32_t pair = 0; pair < pairs; pair++, v += PANEL) {
         if (next) request(next, 1);
-        accumulate_pairs(rows, &acc, p + pair, TILE, load(v), load(v + ISA_LANES));
+        accumulate_pairs(rows, &acc, p + pair, P_STRIDE, load(v), load(v + ISA_LANES));
     }
 #pragma GCC unroll 16
     for (int r = 0; r < rows; r++) {

@@ -4,7 +4,6 @@
  * are [panel of keys][word][PANEL], packed values [panel of v_dim][pair of keys][PANEL]; queries lie row after row. A
  * file that defines ISA_PAIRS and includes attend_vector.h defines
  *     score_words    the sums of a panel of keys, all words of it in one order
- *     end_scores     what is left to do for the scores of a tile
  *     weigh_words    a panel of v_dim plus what some pairs of keys weigh, in ascending order
  * Neither may depend on what rows are beside one another. Results are never denormal, so that adding zeros to what
  * either has stored keeps its bits, up to the sign of a zero. */
@@ -21,10 +20,9 @@ enum {
     PAIR_V_STRIDE = (TILE / 2 + 1) * PANEL
 };
 
-/* s[r][0..PANEL) = sum over words of q[r] * k[word][0..PANEL); times scale, there or in end_scores. */
+/* s[r][0..PANEL) = sum over words of q[r] * k[word][0..PANEL), times scale unless SCALES_LATE. */
 INLINE void score_words(const int rows, const float *q, const float *k, int32_t words, float scale, float *s,
                         coming *next);
-INLINE void end_scores(const cpa_attend_group *group, int32_t begin, int32_t end, float scale);
 /* o[r][0..PANEL) += sum over `pairs` pairs, a multiple of WORDS, of p[r][pair] * v[pair][0..PANEL). */
 INLINE void weigh_words(const int rows, const float *p, const float *v, int32_t pairs, float *o, int64_t o_stride,
                         coming *next);
@@ -102,18 +100,6 @@ static void pack_tile(const cpa_attend_tile *tile, float *k, float *v) {
 
 /* ---- Before values are weighed ---- */
 
-/* Rounds the probabilities of the lanes [begin, end) to bf16: those of lanes 2 i and 2 i + 1 become word i of their
- * row. */
-INLINE void round_weights(const cpa_attend_group *group, int32_t begin, int32_t end) {
-    for (int32_t i = 0; i < group->heads * group->rows; i++) {
-        float *row = group->scores + i * TILE;
-        for (int32_t j = begin; j < end; j += PANEL) {
-            const __m512bh pairs = _mm512_cvtne2ps_pbh(load(row + j + ISA_LANES), load(row + j));
-            _mm512_storeu_si512(row + j / 2, (__m512i)pairs);
-        }
-    }
-}
-
 /* What was weighed before shrinks. */
 INLINE void shrink_sums(const cpa_attend_group *group, const float *shrink) {
     for (int32_t i = 0; i < group->heads * group->rows; i++) {
@@ -130,12 +116,10 @@ INLINE void score_tile(const int rows, const cpa_attend_tile *tile, const cpa_at
     const int32_t words = words_of(tile->k_pages->dim);
     for (int32_t key = begin; key < end; key += PANEL)
         score_words(rows, group->q, tile->k + key * words, words, tile->scale, group->scores + key, NULL);
-    end_scores(group, begin, end, tile->scale);
 }
 
 INLINE void weigh_tile(const int rows, const cpa_attend_tile *tile, const cpa_attend_group *group, int32_t begin,
                        int32_t end, const float *shrink) {
-    round_weights(group, begin, end);
     shrink_sums(group, shrink);
     for (int32_t d = 0; d < group->o_stride; d += PANEL)
         weigh_words(rows, group->scores + begin / 2, tile->v + d / PANEL * PAIR_V_STRIDE + begin / 2 * PANEL,
@@ -176,7 +160,6 @@ INLINE void score_pages(const int rows, const cpa_attend_tile *tile, const cpa_a
         score_words(rows, group->q + (int64_t)head * rows * Q_WORDS, k, words, tile->scale,
                     group->scores + head * rows * TILE + key, &next);
     }
-    end_scores(group, begin, end, tile->scale);
 }
 
 /* Weighs the values of a tile from its pages. The next tile's keys come next. */
@@ -184,12 +167,11 @@ INLINE void weigh_pages(const int rows, const cpa_attend_tile *tile, const cpa_a
                         int32_t end, const float *shrink) {
     _Alignas(LINE) packed_panel v;
     coming next;
-    round_weights(group, begin, end);
     shrink_sums(group, shrink);
     for (int32_t unit = 0; pack_unit(tile, group, unit, begin, end, 1, v, &next); unit++) {
         const int32_t head = unit % group->heads, key = begin + unit / group->heads * STEP;
         for (int32_t d = 0; d < group->o_stride; d += PANEL)
-            weigh_words(rows, group->scores + head * rows * TILE + key / 2, v + d / PANEL * (PANEL / 2 * PANEL),
+            weigh_words(rows, group->scores + head * rows * P_STRIDE + key / 2, v + d / PANEL * (PANEL / 2 * PANEL),
                         PANEL / 2, group->o + head * rows * group->o_stride + d, group->o_stride, &next);
     }
 }

@@ -1,6 +1,7 @@
 /* The inner loops of attend in GCC vector code. A file that has the vectors of an instruction set (isa/vector.h),
  * defines
  *     ISA_ROWS                 rows of a full group: ISA_ROWS x 2 accumulators fit the registers
+ *     SCALES_LATE              if 1, products leave scores to be scaled
  * and includes this one gets pack_tile and attend_rows. */
 #include <math.h>
 #include <string.h>
@@ -9,6 +10,10 @@
 #include "kernels/host/cache/quantise.h"
 #include "kernels/host/cache/row_runs.h"
 #include "kernels/host/isa/vector.h"
+
+#ifndef SCALES_LATE
+#define SCALES_LATE 0
+#endif
 
 enum {
     PANEL = 2 * ISA_LANES,
@@ -98,35 +103,74 @@ INLINE void mask_row(float *s, int32_t begin, int32_t end, int32_t least, cpa_at
     }
 }
 
-/* Turns a row of scores [begin, end) into 2^(score - max) and updates the row's max and sum; returns the factor by
- * which what was accumulated before shrinks. While a row has seen no key its max is -inf and all stays 0. */
-INLINE float softmax_row(float *s, int32_t begin, int32_t end, float *max, float *sum) {
-    vec largest = broadcast(-INFINITY), total = broadcast(0);
-    for (int32_t j = begin; j < end; j += ISA_LANES) largest = isa_max(largest, load(s + j));
-    float tile_max = isa_max_of(largest), new_max = tile_max > *max ? tile_max : *max;
-    vec base = broadcast(new_max == -INFINITY ? 0 : new_max);
-    for (int32_t j = begin; j < end; j += ISA_LANES) {
-        vec p = exp2_vec(load(s + j) - base);
-        store(s + j, p);
-        total += p;
+/* Weights of lanes [j, j + PANEL) of a row. */
+#ifdef ISA_PAIRS
+/* Rounded to bf16, those of lanes 2 i and 2 i + 1 as word i; rows begin in different cache sets. In place of scores:
+ * a row's weights lie behind none that is still to be read. */
+enum { P_STRIDE = TILE / 2 + ISA_LANES };
+INLINE void store_weights(float *to, int32_t j, vec left, vec right) {
+    _mm512_storeu_si512(to + j / 2, (__m512i)_mm512_cvtne2ps_pbh(right, left));
+}
+#else
+enum { P_STRIDE = TILE };
+INLINE void store_weights(float *to, int32_t j, vec left, vec right) {
+    store(to + j, left);
+    store(to + j + ISA_LANES, right);
+}
+#endif
+
+INLINE void scale_row(float *s, int32_t begin, int32_t end, float scale) {
+    for (int32_t j = begin; j < end; j += ISA_LANES) store(s + j, load(s + j) * scale);
+}
+
+INLINE float largest_of_row(const float *s, int32_t begin, int32_t end, float scale) {
+    vec left = broadcast(-INFINITY), right = left;
+    for (int32_t j = begin; j < end; j += PANEL) {
+        left = isa_max(left, load(s + j) * scale);
+        right = isa_max(right, load(s + j + ISA_LANES) * scale);
     }
-    float shrink = exp2_vec(broadcast(*max) - base)[0];
-    *max = new_max;
-    *sum = *sum * shrink + isa_sum_of(total);
-    return shrink;
+    return isa_max_of(isa_max(left, right));
+}
+
+/* Turns a row of scores [begin, end), times `scale`, into weights, 2^(score - base); returns their sum. */
+INLINE float weigh_row(const float *s, int32_t begin, int32_t end, float scale, float base, float *to) {
+    vec total = broadcast(0);
+    for (int32_t j = begin; j < end; j += PANEL) {
+        const vec left = exp2_vec(load(s + j) * scale - base), right = exp2_vec(load(s + j + ISA_LANES) * scale - base);
+        store_weights(to, j, left, right);
+        total += left;
+        total += right;
+    }
+    return isa_sum_of(total);
 }
 
 #include "kernels/host/attend/attend_score_vector.h"
 
+/* Turns the scores [begin, end) of the rows into 2^(score - max) and updates the rows' max and sum; `shrink` becomes
+ * what was accumulated before shrinks by. While a row has seen no key its max is -inf and all stays 0. All rows' max
+ * come first, so that exponentials do not wait for those of their row. */
 static __attribute__((noinline)) void softmax_group(const cpa_attend_tile *tile, const cpa_attend_group *group,
                                                     int32_t begin, int32_t end, float *shrink) {
-    for (int32_t i = 0; i < group->heads * group->rows; i++) {
+    const int32_t rows = group->heads * group->rows;
+    const float scale = SCALES_LATE && !tile->score && !tile->masked ? tile->scale : 1;
+    float base[CPA_ATTEND_GROUP_ROWS];
+    for (int32_t i = 0; i < rows; i++) {
         float *s = group->scores + i * TILE;
+        if (SCALES_LATE && (tile->score || tile->masked)) scale_row(s, begin, end, tile->scale);
         if (tile->score) score_row(tile, i, s, begin, end);
         if (tile->masked) mask_row(s, begin, end, tile->begin, tile->visible[i % group->rows]);
         for (int32_t j = begin; tile->weighs && j < end; j++) tile->weighs[j] = s[j] != -INFINITY;
-        shrink[i] = softmax_row(s, begin, end, &group->max[i], &group->sum[i]);
+        const float largest = largest_of_row(s, begin, end, scale);
+        const float max = largest > group->max[i] ? largest : group->max[i];
+        base[i] = max == -INFINITY ? 0 : max;
+        shrink[i] = group->max[i] - base[i];
+        group->max[i] = max;
     }
+    for (int32_t i = rows; i % ISA_LANES; i++) shrink[i] = 0;
+    for (int32_t i = 0; i < rows; i += ISA_LANES) store(shrink + i, exp2_vec(load(shrink + i)));
+    for (int32_t i = 0; i < rows; i++)
+        group->sum[i] = group->sum[i] * shrink[i] +
+                        weigh_row(group->scores + i * TILE, begin, end, scale, base[i], group->scores + i * P_STRIDE);
 }
 
 /* ---- Products ---- */
