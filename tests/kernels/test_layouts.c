@@ -347,7 +347,7 @@ static void every_width_and_dtype_is_attended(void) {
     int cases = 0, failed = 0;
     for (int i = 0; i < 9 * N_KINDS * 2; i++) {
         const cache_kind *kind = &KINDS[i / 18];
-        const int32_t dim = dims[i % 9], block_size = 8 << (i % 3);
+        const int32_t dim = dims[i % 9], block_size = 8 << (i % 4);
         if (dim % (int32_t)(16 / cpa_dtype_bytes(kind->dtype)) != 0 || (LEAN && i % 2)) continue;
         for (int layout = kind->scales ? CPA_TOKEN_MAJOR : CPA_VLLM_X; layout <= CPA_VLLM_X; layout += 2) {
             cpa_attend_case c =
@@ -356,6 +356,21 @@ static void every_width_and_dtype_is_attended(void) {
             report(wrong_rows(&c), &c, &failed);
             cases++;
         }
+    }
+    printf("  %d cases\n", cases);
+    CU_ASSERT_EQUAL(failed, 0);
+}
+
+static void widths_of_keys_and_values_may_differ(void) {
+    static const int32_t dims[][2] = {{64, 128}, {128, 64}, {112, 32}};
+    int cases = 0, failed = 0;
+    for (int i = 0; i < N_KINDS * 9; i++) {
+        const cache_kind *kind = &KINDS[i / 9];
+        if (kind->dtype == CPA_INT8 || (LEAN && i % 2)) continue;
+        cpa_attend_case c = attend_case(kind, CPA_VLLM_X, 8, 2, dims[i % 3][0], 16 << i / 3 % 3, 300 + i, 2);
+        c.v_dim = dims[i % 3][1];
+        report(wrong_rows(&c), &c, &failed);
+        cases++;
     }
     printf("  %d cases\n", cases);
     CU_ASSERT_EQUAL(failed, 0);
@@ -402,6 +417,7 @@ static const cpa_test tests[] = {
     {"any form becomes any other", any_form_becomes_any_other},
     {"the peer's grid of decodes equals float64", the_peers_grid_of_decodes_equals_float64},
     {"every width and dtype is attended", every_width_and_dtype_is_attended},
+    {"widths of keys and values may differ", widths_of_keys_and_values_may_differ},
     {"wrong views are named", wrong_views_are_named},
 };
 CPA_DEVICE_TEST_MAIN("layouts", tests)

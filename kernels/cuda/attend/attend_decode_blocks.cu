@@ -1,22 +1,23 @@
-/* attend over few rows and many keys of CPA_VLLM_X caches of 16 or 32 tokens a block, whose blocks have the keys of a
+/* attend over few rows and many keys of CPA_VLLM_X caches of 16 tokens a block or more, whose blocks have the keys of a
  * head in one piece of memory, [k_dim / x, block_size, x], and its values in another, [v_dim, block_size]. A warp has a
- * ring of slots in shared memory, which bulk copies fill with such pieces as they lie: of the keys of one block of 32
- * tokens or two of 16, then of their values. It takes 32 keys after the other, and each slot is filled again as soon as
- * it has been read: no barrier of the CTA, and no address but that of a block.
+ * ring of slots in shared memory, to which it copies the keys of two blocks of 16 tokens, of one of 32 or of 32 tokens
+ * of a larger one, then their values. It takes 32 keys after the other, and fills each slot again as soon as it has
+ * been read: no barrier of the CTA, and no address but that of a block.
  *
  * Eight keys of a chunk of x are 128 bytes, which is how ldmatrix wants rows; values lie transposed, which is how mma
  * wants its operand B. Of codes a lane gets those of four keys at once, so that there the keys have another order in
  * both products: see run_key. */
 #include <type_traits>
 
+#include "kernels/cuda/attend/decode_loads.cuh"
 #include "kernels/cuda/attend/decode_warp.cuh"
-#include "kernels/cuda/attend/hopper.cuh"
 
 namespace {
 
 constexpr int KEYS = 32, STEP = DECODE_RUN, STEPS = KEYS / STEP; /* keys of a slot, and of a step of P V */
+constexpr int WORD_LANES = KEYS * 4 / 16; /* that copy the scales of a slot's rows, 16 bytes each */
 
-/* Codes: e4m3_codes or void. Block: tokens. */
+/* Codes: e4m3_codes or void. Block: tokens of one in a slot, 16 or 32. */
 template <typename Element, typename Codes, int Block>
 struct config {
     using element = Element;
@@ -24,11 +25,12 @@ struct config {
     static constexpr bool QUANTISED = !std::is_void<Codes>::value, RUNS = true;
     static constexpr int BYTES = QUANTISED ? 1 : 2;
     static constexpr int K_DIM = 128, V_DIM = 128, BLOCK = Block, BLOCKS = KEYS / Block;
-    static constexpr int WARPS = 4, THREADS = 32 * WARPS, HEADS = 1, GANGS = WARPS, CTAS = 2;
+    /* Codes are half the bytes for the same work, which one more warp of a scheduler hides. */
+    static constexpr int WARPS = QUANTISED ? 6 : 4, THREADS = 32 * WARPS, HEADS = 1, GANGS = WARPS, CTAS = 2;
     /* Of a slot: the blocks, then the scales of their rows. */
     static constexpr int BLOCK_BYTES = Block * K_DIM * BYTES, WORD_BYTES = QUANTISED ? Block * 4 : 0;
     static constexpr int WORDS_AT = BLOCKS * BLOCK_BYTES, SLOT_BYTES = WORDS_AT + BLOCKS * WORD_BYTES;
-    static constexpr int SLOTS = (26 << 10) / SLOT_BYTES; /* so that two CTAs fit */
+    static constexpr int SLOTS = (104 << 10) / WARPS / SLOT_BYTES; /* so that two CTAs fit */
     static constexpr int WARP_BYTES = SLOTS * SLOT_BYTES, SHARED_BYTES = WARPS * WARP_BYTES;
     static constexpr int COLUMN_BYTES = Block * BYTES, CHUNK_BYTES = Block * 16;
     /* From the keys, and values, of a step to those of the next. */
@@ -36,108 +38,123 @@ struct config {
     static constexpr int VALUE_STEP = BLOCKS > 1 ? BLOCK_BYTES : STEP * BYTES;
 };
 
-/* The slots of a warp. Parts are filled and taken in one order, so that all are free again where both have come to the
- * same one. */
+/* The slots of a warp. Parts, keys and values in turn, are filled and taken in one order: what goes to the slot of a
+ * part that was taken is SLOTS further on. A part is a group of the asynchronous copies of each lane, maybe an empty
+ * one. */
 template <typename C>
 struct slot_ring {
-    uint32_t slots, barriers;
+    uint32_t slots;
     int filled = 0, taken = 0;
-    uint32_t phase = 0;
 
-    __device__ slot_ring(uint32_t slots_at, uint32_t barriers_at, int lane) : slots(slots_at), barriers(barriers_at) {
-        if (lane == 0) {
-            for (int i = 0; i < C::SLOTS; i++) barrier_init(barriers + 8 * i, 1);
-            barrier_init_fence();
-        }
-        __syncwarp();
-    }
-    /* The slot that is filled next. */
     __device__ uint32_t filling_slot() const { return slots + filled * C::SLOT_BYTES; }
-    __device__ uint32_t filling_barrier() const { return barriers + 8 * filled; }
-    __device__ void pass() { filled = filled + 1 == C::SLOTS ? 0 : filled + 1; }
-    /* Waits for the next part; it is free from the next __syncwarp on. */
+    __device__ void pass() {
+        copy_async_commit();
+        filled = filled + 1 == C::SLOTS ? 0 : filled + 1;
+    }
+    /* Waits for the next part, while those behind it are under way; it is free from the next __syncwarp on. */
     __device__ uint32_t take() {
         const uint32_t slot = slots + taken * C::SLOT_BYTES;
-        barrier_wait(barriers + 8 * taken, phase);
-        taken++;
-        if (taken == C::SLOTS) taken = 0, phase ^= 1;
+        copy_async_wait<C::SLOTS - 1>();
+        __syncwarp();
+        taken = taken + 1 == C::SLOTS ? 0 : taken + 1;
         return slot;
     }
 };
 
 /* The parts of a warp's tiles of KEYS keys in their order: every GANGS-th tile of the walk, its keys and then its
- * values. A lane brings one piece of every part: the first of them the blocks, those behind them the scales of the
- * blocks' rows, if they have any. */
+ * values. All lanes copy blocks, 16 bytes of every 512 each, and WORD_LANES of them the scales of the blocks' rows, if
+ * they have any. */
 template <typename C>
 struct part_feed {
-    const char *k, *v; /* where this lane's piece lies in block 0 */
-    uint32_t to, bytes, part_bytes; /* where it goes in a slot, its size, and that of the part's blocks, each */
+    static constexpr int LANES_A_BLOCK = WORD_LANES / C::BLOCKS;
+
+    const char *k, *v; /* what this lane copies first, in block 0 */
+    const char *k_words, *v_words;
     const int32_t *table;
-    int32_t block; /* of this lane's piece */
+    int32_t block; /* whose scales this lane copies; the first of LANES_A_BLOCK lanes knows it for all others */
+    int32_t token; /* of a larger block, where the tile begins */
     int next, k_end;
-    bool values, brings;
+    bool copies_words;
 
     __device__ part_feed(const cpa_cuda_attend_args &a, const cpa_cuda_piece &piece, const key_walk<KEYS> &walk,
                          int kv_head, int warp, int lane)
-        : table(a.tables + piece.table + lane % C::BLOCKS), block(0), next(warp), k_end(piece.k_end), values(false) {
-        const bool of_words = lane >= C::BLOCKS;
-        const uint32_t scales = C::QUANTISED && a.k_words_at ? C::WORD_BYTES : 0;
-        bytes = of_words ? scales : a.k_dim * C::BLOCK * C::BYTES;
-        part_bytes = a.k_dim * C::BLOCK * C::BYTES + scales;
-        brings = lane < C::BLOCKS || (scales && lane < 2 * C::BLOCKS);
-        to = of_words ? C::WORDS_AT + (lane - C::BLOCKS) * C::WORD_BYTES : lane * C::BLOCK_BYTES;
-        k = of_words ? scale_word_at(a, a.k, 0, a.k_words_at, 0, kv_head, 0)
-                     : a.k + kv_head * a.k_head_stride * C::BYTES;
-        v = of_words ? scale_word_at(a, a.v, 0, a.v_words_at, 0, kv_head, 0)
-                     : a.v + kv_head * a.v_head_stride * C::BYTES;
-        find_block(walk);
+        : k(a.k + kv_head * a.k_head_stride * C::BYTES + lane * 16), v(a.v + kv_head * a.v_head_stride * C::BYTES),
+          table(a.tables + piece.table), block(0), token(0), next(warp), k_end(piece.k_end),
+          copies_words(a.k_words_at && lane < WORD_LANES) {
+        const int column = lane * 16 / C::COLUMN_BYTES;
+        v += (column * C::BYTES << a.block_shift) + lane * 16 % C::COLUMN_BYTES;
+        k_words = scale_word_at(a, a.k, 0, a.k_words_at, 0, kv_head, lane * 4 % C::BLOCK);
+        v_words = scale_word_at(a, a.v, 0, a.v_words_at, 0, kv_head, lane * 4 % C::BLOCK);
+        find_block(a, walk, lane);
     }
-    /* Whether there are keys in the b-th block of the next tile. */
-    __device__ bool has(const key_walk<KEYS> &walk, int b) const {
-        return b == 0 || walk.tile(next) * KEYS + b * C::BLOCK < k_end;
-    }
-    __device__ void find_block(const key_walk<KEYS> &walk) {
+    /* Behind the last key there may be none: the tile's first block, whose copy is hidden, stands for it. */
+    __device__ void find_block(const cpa_cuda_attend_args &a, const key_walk<KEYS> &walk, int lane) {
         if (next >= walk.count) return;
-        block = -1;
-        if (has(walk, (int)threadIdx.x % C::BLOCKS)) block = __ldg(table + walk.tile(next) * C::BLOCKS);
+        const int key = walk.tile(next) * KEYS, of_tile = lane / LANES_A_BLOCK % C::BLOCKS;
+        const bool has_keys = key + of_tile * C::BLOCK < k_end;
+        block = __ldg(table + (key >> a.block_shift) + (has_keys ? of_tile : 0));
+        if (C::BLOCK == KEYS) token = key & ((1 << a.block_shift) - 1);
     }
-    __device__ void advance(const key_walk<KEYS> &walk) {
-        values = !values;
-        if (values) return;
+    __device__ void advance(bool values, const cpa_cuda_attend_args &a, const key_walk<KEYS> &walk, int lane) {
+        if (!values) return;
         next += C::GANGS;
-        find_block(walk);
+        find_block(a, walk, lane);
     }
-    __device__ const char *piece_at(const cpa_cuda_attend_args &a) const {
-        return values ? v + block * a.v_block_stride * C::BYTES : k + block * a.k_block_stride * C::BYTES;
+    /* From block 0 to that one. */
+    static __device__ uint64_t distance(bool values, const cpa_cuda_attend_args &a, int32_t to) {
+        return (uint64_t)(uint32_t)to * ((uint32_t)(values ? a.v_block_stride : a.k_block_stride) * C::BYTES);
     }
-    /* Has the next part brought to the next slot. */
-    __device__ void fill(const cpa_cuda_attend_args &a, const key_walk<KEYS> &walk, slot_ring<C> &ring, int lane) {
-        if (next >= walk.count) return;
-        if (brings && block >= 0) {
-            const uint32_t barrier = ring.filling_barrier();
-            if (lane == 0) barrier_expect(barrier, has(walk, C::BLOCKS - 1) ? C::BLOCKS * part_bytes : part_bytes);
-            copy_row(ring.filling_slot() + to, piece_at(a), bytes, barrier);
+    /* Whether a slot is filled by blocks as they lie. */
+    static __device__ bool whole(bool values, const cpa_cuda_attend_args &a) {
+        return (values ? a.v_dim : a.k_dim) == C::K_DIM && 1 << a.block_shift == C::BLOCK;
+    }
+    /* The rest of a slot becomes zeros: queries and probabilities meet nothing else behind narrower heads. */
+    __device__ void copy_parts(bool values, const cpa_cuda_attend_args &a, const char *(&from)[C::BLOCKS],
+                               uint32_t to, int lane) const {
+        const int32_t step = C::BLOCK == KEYS ? 16 << a.block_shift : 512;
+        const int32_t bytes = (values ? a.v_dim : a.k_dim) * C::BLOCK * C::BYTES - lane * 16;
+#pragma unroll 1
+        for (int i = 0; i < C::BLOCK_BYTES / 512; i++)
+#pragma unroll
+            for (int b = 0; b < C::BLOCKS; b++)
+                copy_async_16(to + b * C::BLOCK_BYTES + i * 512, from[b] + token * (values ? C::BYTES : 16) + i * step,
+                              i * 512 < bytes);
+    }
+    /* Has the next part, whether these are values or not, copied to the next slot. Called by all lanes. */
+    __device__ void fill(bool values, const cpa_cuda_attend_args &a, const key_walk<KEYS> &walk, slot_ring<C> &ring,
+                         int lane) {
+        if (next >= walk.count) return ring.pass();
+        const uint32_t to = ring.filling_slot() + lane * 16;
+        const char *from[C::BLOCKS];
+#pragma unroll
+        for (int b = 0; b < C::BLOCKS; b++)
+            from[b] = (values ? v : k) + distance(values, a, __shfl_sync(0xffffffff, block, b * LANES_A_BLOCK));
+        if (whole(values, a)) {
+#pragma unroll
+            for (int b = 0; b < C::BLOCKS; b++)
+#pragma unroll
+                for (int at = 0; at < C::BLOCK_BYTES; at += 512)
+                    copy_async_16(to + b * C::BLOCK_BYTES + at, from[b] + at);
+        } else {
+            copy_parts(values, a, from, to, lane);
         }
+        if (C::QUANTISED && copies_words)
+            copy_async_16(to + C::WORDS_AT, (values ? v_words : k_words) + distance(values, a, block) + token * 4);
         ring.pass();
-        advance(walk);
+        advance(values, a, walk, lane);
     }
-    /* Has the next part brought to the L2 cache. */
-    __device__ void prefetch(const cpa_cuda_attend_args &a, const key_walk<KEYS> &walk) {
+    /* Has the next part brought to the L2 cache, if its blocks are whole. */
+    __device__ void prefetch(bool values, const cpa_cuda_attend_args &a, const key_walk<KEYS> &walk, int lane) {
         if (next >= walk.count) return;
-        if (brings && block >= 0)
-            asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(piece_at(a)), "r"(bytes));
-        advance(walk);
+        if (lane < WORD_LANES && lane % LANES_A_BLOCK == 0 && whole(values, a)) {
+            const char *from = (values ? v : k) - lane * 16 + distance(values, a, block);
+            asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(C::BLOCK_BYTES));
+        }
+        if (C::QUANTISED && copies_words)
+            prefetch_l2((values ? v_words : k_words) + distance(values, a, block) + token * 4);
+        advance(values, a, walk, lane);
     }
 };
-
-/* Zeros behind the bytes of narrower heads, which bulk copies leave as they are: queries and probabilities meet nothing
- * else there. */
-template <typename C>
-__device__ void clear_slots(uint32_t slots, int lane) {
-    for (int at = lane * 4; at < C::WARP_BYTES; at += 128) store_shared(slots + at, 0);
-    async_proxy_fence();
-    __syncwarp();
-}
 
 /* The values of the keys from `keys` on, and their scales, become zeros: a probability of 0 is no match for what may
  * lie there. */
@@ -153,7 +170,6 @@ __device__ void clear_past(uint32_t values, int keys, int lane) {
         if (left < KEYS_A_WORD) store_shared(values + i * 4, left ? word & ((1u << left * 8 * C::BYTES) - 1) : 0);
     }
     if (C::QUANTISED && keys + lane < KEYS) store_shared(values + C::WORDS_AT + (keys + lane) * 4, 0);
-    async_proxy_fence();
     __syncwarp();
 }
 
@@ -287,7 +303,7 @@ __device__ void attend_tile(const cpa_cuda_attend_args &a, const cpa_cuda_piece 
         score_elements<C>(s, q.part, keys, lane);
     }
     __syncwarp();
-    feed.fill(a, walk, ring, lane);
+    feed.fill(C::SLOTS % 2 == 1, a, walk, ring, lane);
     if (walk.masked(tile)) {
 #pragma unroll
         for (int step = 0; step < STEPS; step++)
@@ -351,7 +367,7 @@ __device__ void attend_tile(const cpa_cuda_attend_args &a, const cpa_cuda_piece 
     }
     weigh_tile<C>(state.o, p, values, lane);
     __syncwarp();
-    feed.fill(a, walk, ring, lane);
+    feed.fill(C::SLOTS % 2 == 0, a, walk, ring, lane);
 }
 
 /* The tiles of a piece that each warp takes. */
@@ -362,18 +378,17 @@ __device__ void attend_blocks(const cpa_cuda_attend_args &a, const cpa_cuda_piec
     part_feed<C> feed(a, piece, walk, kv_head, warp, lane);
     if (prefetches) { /* while the kernel before this one ends */
         part_feed<C> early = feed;
-        for (int i = 0; i < C::SLOTS; i++) early.prefetch(a, walk);
+        for (int i = 0; i < C::SLOTS; i++) early.prefetch(i % 2, a, walk, lane);
     }
     const query_rows rows(a, piece, kv_head, lane);
     row_keys bounds[2];
 #pragma unroll
     for (int half = 0; half < 2; half++) bounds[half] = walk.keys_of(a, piece, piece.row_begin + 8 * half + lane / 4);
-    if (a.k_dim < C::K_DIM) clear_slots<C>(ring.slots, lane);
     if (!piece.ready && !a.beside_shared) { /* only the plan, and what is ready, has been read so far */
         dependent_wait();
         dependent_allow();
     }
-    for (int i = 0; i < C::SLOTS; i++) feed.fill(a, walk, ring, lane);
+    for (int i = 0; i < C::SLOTS; i++) feed.fill(i % 2, a, walk, ring, lane);
     tile_queries<C> q;
     if constexpr (C::QUANTISED) {
         q.shared = queries + lane * 16;
@@ -399,11 +414,10 @@ __global__ void __launch_bounds__(C::THREADS, C::CTAS)
     __shared__ key_walk<KEYS> walks[C::WARPS];
     __shared__ warp_states<C> states;
     __shared__ uint4 queries[C::QUANTISED ? C::K_DIM / 16 * 32 : 1];
-    __shared__ uint64_t barriers[C::WARPS][C::SLOTS];
     const int kv_head = blockIdx.x, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const cpa_cuda_piece &piece = pieces[warp];
     key_walk<KEYS> &walk = walks[warp];
-    slot_ring<C> ring(shared_address(shared) + warp * C::WARP_BYTES, shared_address(barriers[warp]), lane);
+    slot_ring<C> ring = {shared_address(shared) + warp * C::WARP_BYTES};
     bool waited = false;
     for (int at = blockIdx.y; at >= 0; at = piece.next) {
         copy_piece(pieces[warp], a.pieces[at], lane);
@@ -421,7 +435,6 @@ __global__ void __launch_bounds__(C::THREADS, C::CTAS)
         waited |= !piece.ready;
         const float values_scale = C::QUANTISED ? head_scale(1, a.v_head_scales, a.head_scale_step, kv_head) : 1;
         leave_state<C>(state, piece.row_end - piece.row_begin, values_scale, states, (float *)shared, warp, lane);
-        async_proxy_fence(); /* the slots are filled again behind the barrier that store_rows ends with */
         store_rows<C>(a, piece, kv_head, states, (const float *)shared, warp, lane);
     }
     dependent_wait(); /* what comes behind takes this kernel's end for that of the one before it */
@@ -436,7 +449,7 @@ cpa_status launch(const cpa_cuda_attend_args *args, int32_t ctas, cpa_stream *st
 
 template <typename Element>
 cpa_status launch_codes(const cpa_cuda_attend_args *args, int32_t ctas, cpa_stream *stream) {
-    const bool long_blocks = args->block_shift == 5;
+    const bool long_blocks = args->block_shift >= 5;
     if (args->kv_dtype == CPA_FP8_E4M3)
         return long_blocks ? launch<config<Element, e4m3_codes, 32>>(args, ctas, stream)
                            : launch<config<Element, e4m3_codes, 16>>(args, ctas, stream);
@@ -448,9 +461,12 @@ cpa_status launch_codes(const cpa_cuda_attend_args *args, int32_t ctas, cpa_stre
 
 extern "C" int cpa_cuda_decode_takes_blocks(const cpa_cuda_attend_args *args) {
     const int64_t strides = args->k_block_stride | args->k_head_stride | args->v_block_stride | args->v_head_stride;
-    return args->k_run_shift < 30 && (args->block_shift == 4 || args->block_shift == 5) &&
-           args->k_dim == args->v_dim && args->k_dim <= 128 && args->k_dim % 16 == 0 &&
-           strides * cpa_dtype_bytes(args->kv_dtype) % 16 == 0 && (args->k_words_at | args->v_words_at) % 16 == 0;
+    const int64_t element_bytes = cpa_dtype_bytes(args->kv_dtype);
+    return args->k_run_shift < 30 && args->block_shift >= 4 && args->k_dim <= 128 && args->k_dim % 16 == 0 &&
+           args->v_dim <= 128 && args->v_dim % 16 == 0 &&
+           strides * element_bytes % 16 == 0 &&
+           args->k_block_stride * element_bytes <= UINT32_MAX && args->v_block_stride * element_bytes <= UINT32_MAX &&
+           (args->k_words_at | args->v_words_at) % 16 == 0;
 }
 
 extern "C" cpa_status cpa_cuda_attend_decode_blocks(const cpa_cuda_attend_args *args, int32_t ctas,
