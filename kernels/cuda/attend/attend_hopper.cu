@@ -102,7 +102,7 @@ __device__ void attend_tiles(const cpa_cuda_attend_args &a, const cpa_cuda_piece
         if constexpr (RULES == SOFTCAP) {
             bounded_softmax<C>(s, state);
         } else {
-            online_softmax<C>(s, state, keep, a.scale_log2);
+            online_softmax<C, RULES == SLOPES || RULES == ANY_RULES>(s, state, keep, a.scale_log2);
         }
     };
 

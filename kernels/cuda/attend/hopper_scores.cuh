@@ -254,23 +254,24 @@ __device__ void mask_scores(float (&s)[C::KEYS / 2], const thread_state<C> &stat
             if (!sees(state.keys[e / 2], sinks, key + 8 * n + e % 2)) s[4 * n + e] = -INFINITY;
 }
 
-/* Turns scores into probabilities relative to the new maximum; keep[half] is what the old sums and O are worth. */
-template <typename C>
+/* Turns scores into probabilities relative to the new maximum; keep[half] is what the old sums and O are worth.
+ * OF_ROWS: rows have scales of their own, and what all their scores of the tile have alike. */
+template <typename C, bool OF_ROWS>
 __device__ void online_softmax(float (&s)[C::KEYS / 2], thread_state<C> &state, float (&keep)[2], float scale_log2) {
 #pragma unroll
     for (int half = 0; half < 2; half++) {
-        float max = C::RULED ? -INFINITY : state.max[half], sum = 0, alike = 0;
-        if constexpr (C::RULED) {
+        float max = OF_ROWS ? -INFINITY : state.max[half], sum = 0, alike = 0;
+        if constexpr (OF_ROWS) {
             scale_log2 = state.rules.scale[half] * (float)M_LOG2E;
             alike = state.rules.alike[half];
         }
 #pragma unroll
         for (int n = 0; n < C::KEYS / 8; n++) max = fmaxf(max, fmaxf(s[4 * n + 2 * half], s[4 * n + 2 * half + 1]));
-        max = C::RULED ? fmaxf(state.max[half], quad_max(max + alike)) : quad_max(max);
+        max = OF_ROWS ? fmaxf(state.max[half], quad_max(max + alike)) : quad_max(max);
         float base = max == -INFINITY ? 0 : max * scale_log2;
         keep[half] = exp2_fast(state.max[half] * scale_log2 - base);
         state.max[half] = max;
-        if (C::RULED) base -= alike * scale_log2;
+        if (OF_ROWS) base -= alike * scale_log2;
 #pragma unroll
         for (int n = 0; n < C::KEYS / 8; n++) {
 #pragma unroll
