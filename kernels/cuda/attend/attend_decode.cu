@@ -48,16 +48,6 @@ struct config {
 template <typename C>
 using loader_of = typename std::conditional<C::RUNS, runs_loader<C>, stage_loader<C>>::type;
 
-/* The queries where mma takes them from: registers, or shared memory where codes need the registers. */
-template <typename C, bool SHARED = C::QUANTISED>
-struct query_operands {
-    uint32_t part[C::K_DIM / 16][4];
-};
-template <typename C>
-struct query_operands<C, true> {
-    uint32_t shared; /* this lane's part of the first step */
-};
-
 /* Which of the 16 keys of a run a row sees; own: the index of the key `lane` mod 16 of it, if bits ask for it. */
 __device__ uint32_t shown_of_run(const cpa_cuda_attend_args &a, const cpa_cuda_piece &piece, const row_score &row,
                                  int32_t own, int sinks, int key) {
@@ -258,18 +248,8 @@ __device__ void attend_piece(const cpa_cuda_attend_args &a, const cpa_cuda_piece
         __syncwarp();
     }
     query_operands<C> q;
-    if constexpr (C::QUANTISED) {
-        q.shared = queries + member * (C::K_DIM / 16 * 512) + lane * 16;
-        store_query_codes<C>(q.shared, state.q_scale, a, piece, kv_group + member, gang, lane);
-        __syncthreads();
-    } else if (walk.count > 0) {
-        const bool few = piece.row_end - piece.row_begin <= 8;
-        if (a.k_dim == C::K_DIM) {
-            load_queries<C, true>(q.part, rows, few, a.k_dim, lane);
-        } else {
-            load_queries<C, false>(q.part, rows, few, a.k_dim, lane);
-        }
-    }
+    take_queries<C, false>(q, state, a, piece, rows, kv_group + member, walk.count > 0,
+                           queries + member * (C::K_DIM / 16 * 512), gang, lane);
     int stage = 0;
     for (int i = gang; i < walk.count; i += C::GANGS) {
         copy_async_wait<C::STAGES - 2>();
@@ -303,13 +283,7 @@ __global__ void __launch_bounds__(C::THREADS, C::CTAS) attend_decode(const __gri
         copy_piece(pieces[warp], a.pieces[at], lane);
         walk.start_warp(a, piece, lane);
         warp_state<C> state;
-#pragma unroll
-        for (int half = 0; half < 2; half++) state.max[half] = -INFINITY, state.sum[half] = 0;
-        state.largest = 1e-30f; /* below any scale that matters */
-#pragma unroll
-        for (int n = 0; n < C::V_DIM / 8; n++)
-#pragma unroll
-            for (int e = 0; e < 4; e++) state.o[n][e] = 0;
+        state.clear();
         attend_piece<C>(a, piece, walk, kv_group, a.early && !waited && !piece.ready && !a.beside_shared, state,
                         shared_address(shared), shared_address(queries), scores[C::RULED ? warp : 0], warp, lane);
         waited |= !piece.ready;

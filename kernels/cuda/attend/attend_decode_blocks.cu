@@ -273,17 +273,10 @@ __device__ void weigh_tile(float (&o)[C::V_DIM / 8][4], const uint32_t (&p)[STEP
     }
 }
 
-/* The queries where mma takes them from: registers, or shared memory where codes need the registers. */
-template <typename C>
-struct tile_queries {
-    uint32_t part[C::QUANTISED ? 1 : C::K_DIM / 16][4];
-    uint32_t shared;
-};
-
 /* The tile whose keys are next in the ring, then its values. */
 template <typename C>
 __device__ void attend_tile(const cpa_cuda_attend_args &a, const cpa_cuda_piece &piece,
-                             const key_walk<KEYS> &walk, const row_keys (&bounds)[2], const tile_queries<C> &q,
+                             const key_walk<KEYS> &walk, const row_keys (&bounds)[2], const query_operands<C> &q,
                              warp_state<C> &state, slot_ring<C> &ring, part_feed<C> &feed, int tile,
                              int lane) {
     using product = typename std::conditional<C::QUANTISED, __half, typename C::element>::type;
@@ -389,19 +382,8 @@ __device__ void attend_blocks(const cpa_cuda_attend_args &a, const cpa_cuda_piec
         dependent_allow();
     }
     for (int i = 0; i < C::SLOTS; i++) feed.fill(i % 2, a, walk, ring, lane);
-    tile_queries<C> q;
-    if constexpr (C::QUANTISED) {
-        q.shared = queries + lane * 16;
-        store_query_codes<C, true>(q.shared, state.q_scale, a, piece, kv_head, warp, lane);
-        __syncthreads();
-    } else if (walk.count > 0) {
-        const bool few = piece.row_end - piece.row_begin <= 8;
-        if (a.k_dim == C::K_DIM) {
-            load_queries<C, true>(q.part, rows, few, a.k_dim, lane);
-        } else {
-            load_queries<C, false>(q.part, rows, few, a.k_dim, lane);
-        }
-    }
+    query_operands<C> q;
+    take_queries<C, true>(q, state, a, piece, rows, kv_head, walk.count > 0, queries, warp, lane);
     for (int i = warp; i < walk.count; i += C::GANGS)
         attend_tile<C>(a, piece, walk, bounds, q, state, ring, feed, walk.tile(i), lane);
 }
@@ -423,13 +405,7 @@ __global__ void __launch_bounds__(C::THREADS, C::CTAS)
         copy_piece(pieces[warp], a.pieces[at], lane);
         walk.start_warp(a, piece, lane);
         warp_state<C> state;
-#pragma unroll
-        for (int half = 0; half < 2; half++) state.max[half] = -INFINITY, state.sum[half] = 0;
-        state.largest = 1e-30f; /* below any scale that matters */
-#pragma unroll
-        for (int n = 0; n < C::V_DIM / 8; n++)
-#pragma unroll
-            for (int e = 0; e < 4; e++) state.o[n][e] = 0;
+        state.clear();
         attend_blocks<C>(a, piece, walk, kv_head, a.early && !waited && !piece.ready && !a.beside_shared, state, ring,
                          shared_address(queries), warp, lane);
         waited |= !piece.ready;

@@ -50,7 +50,48 @@ struct warp_state {
     float max[2], sum[2]; /* max of raw scores; sum over this lane's columns */
     float q_scale[2];     /* quantised: see decode_quant.cuh */
     float largest;        /* scale of values so far */
+
+    /* Over no keys yet. */
+    __device__ void clear() {
+#pragma unroll
+        for (int half = 0; half < 2; half++) max[half] = -INFINITY, sum[half] = 0;
+        largest = 1e-30f; /* below any scale that matters */
+#pragma unroll
+        for (int n = 0; n < C::V_DIM / 8; n++)
+#pragma unroll
+            for (int e = 0; e < 4; e++) o[n][e] = 0;
+    }
 };
+
+/* The queries where mma takes them from: registers, or shared memory where codes need the registers. */
+template <typename C, bool SHARED = C::QUANTISED>
+struct query_operands {
+    uint32_t part[C::K_DIM / 16][4];
+};
+template <typename C>
+struct query_operands<C, true> {
+    uint32_t shared; /* this lane's part of the first step */
+};
+
+/* Takes the queries of a head's rows; shared: room for those over codes, which all gangs of the CTA write together.
+ * By_chunk: as of store_query_codes. any_keys: the warp has some. */
+template <typename C, bool By_chunk>
+__device__ void take_queries(query_operands<C> &q, warp_state<C> &state, const cpa_cuda_attend_args &a,
+                             const cpa_cuda_piece &piece, const query_rows &rows, int kv_head, bool any_keys,
+                             uint32_t shared, int gang, int lane) {
+    if constexpr (C::QUANTISED) {
+        q.shared = shared + lane * 16;
+        store_query_codes<C, By_chunk>(q.shared, state.q_scale, a, piece, kv_head, gang, lane);
+        __syncthreads();
+    } else if (any_keys) {
+        const bool few = piece.row_end - piece.row_begin <= 8;
+        if (a.k_dim == C::K_DIM) {
+            load_queries<C, true>(q.part, rows, few, a.k_dim, lane);
+        } else {
+            load_queries<C, false>(q.part, rows, few, a.k_dim, lane);
+        }
+    }
+}
 
 /* The scales of this lane's keys 2 c, 2 c + 1, 2 c + 8, 2 c + 9; or of those that are in their place. */
 template <bool REORDERED>
