@@ -1,29 +1,11 @@
 /* Blocks of a CPA_VLLM_X cache as rows in the dtype of the queries, for kernels that take rows alone; see
  * attend_widen.cu. A thread has 8 columns of 8 tokens: of keys these lie together token by token, and of values column
  * by column, which it transposes in its registers. */
-#include "kernels/cuda/attend/attend.cuh"
-#include "kernels/cuda/cache/quant.cuh"
+#include "kernels/cuda/attend/widen.cuh"
 
 namespace {
 
 constexpr int THREADS = 128, SIDE = 8; /* columns, and tokens, of a thread */
-
-/* Keys or values. */
-struct tensor {
-    const char *from;
-    char *to;
-    int64_t block_stride, head_stride, run_stride, words_at;
-    int32_t dim, run_shift;
-    float scale; /* of the tensor */
-    const float *head_scales;
-};
-
-struct widen_args {
-    tensor tensors[2];
-    const int32_t *blocks;
-    float *k_scales;
-    int32_t kv_heads, block_shift, head_scale_step, wide_shift; /* wide: of a block of scales */
-};
 
 __device__ uint32_t word_of(const uint4 &vector, int i) {
     return i == 0 ? vector.x : i == 1 ? vector.y : i == 2 ? vector.z : vector.w;
@@ -71,7 +53,7 @@ __device__ uint4 scaled(uint4 eight, float factor) {
 template <typename Element, bool CODES>
 __global__ void __launch_bounds__(THREADS) attend_widen_runs(const __grid_constant__ widen_args a) {
     constexpr int BYTES = CODES ? 1 : 2;
-    const tensor t = a.tensors[blockIdx.y];
+    const widen_tensor t = a.tensors[blockIdx.y];
     const bool keys = blockIdx.y == 0;
     const int32_t groups = 1 << a.block_shift >> 3, columns = t.dim / SIDE, all = a.kv_heads * columns * groups;
     const int64_t id = __ldg(a.blocks + blockIdx.x);
@@ -94,17 +76,15 @@ __global__ void __launch_bounds__(THREADS) attend_widen_runs(const __grid_consta
                 eights[e] = load_eight<Element, CODES>(from + (column + e) * t.run_stride + token * BYTES);
             transpose(eights);
         }
-        const float scale = head_scale(t.scale, t.head_scales, a.head_scale_step, head);
+        const float scale = a.scale_of(t, head);
 #pragma unroll
         for (int e = 0; e < SIDE; e++) {
             if constexpr (CODES) {
                 const uint32_t *words = (const uint32_t *)(block + t.words_at) + (head << a.block_shift) + token + e;
                 const float factor = e4m3_codes::scale(t.words_at ? __ldg(words) : __float_as_uint(scale));
                 if (!keys) eights[e] = scaled<Element>(eights[e], factor);
-                const int64_t at = ((int64_t)blockIdx.x << a.block_shift) + token + e;
-                const int64_t within = at & ((1 << a.wide_shift) - 1);
                 if (keys && column == 0)
-                    a.k_scales[(((at >> a.wide_shift) * a.kv_heads + head) << a.wide_shift) + within] = factor;
+                    a.key_scale(((int64_t)blockIdx.x << a.block_shift) + token + e, head) = factor;
             }
             *(uint4 *)(to + (token + e) * row + (head * t.dim + column) * 2) = eights[e];
         }
@@ -117,19 +97,7 @@ extern "C" cpa_status cpa_cuda_attend_widen_runs(const cpa_cuda_attend_args *arg
                                                  int32_t n_blocks, int32_t wide_block, void *k, void *v,
                                                  float *k_scales, cpa_stream *stream) {
     const bool codes = args->kv_dtype == CPA_FP8_E4M3;
-    const int64_t bytes = codes ? 1 : 2;
-    const widen_args a = {
-        {{args->k, (char *)k, args->k_block_stride * bytes, args->k_head_stride * bytes, args->k_run_stride * bytes,
-          args->k_words_at, args->k_dim, args->k_run_shift, args->k_scale, args->k_head_scales},
-         {args->v, (char *)v, args->v_block_stride * bytes, args->v_head_stride * bytes, args->v_run_stride * bytes,
-          args->v_words_at, args->v_dim, args->v_run_shift, args->v_scale, args->v_head_scales}},
-        blocks,
-        k_scales,
-        args->kv_heads,
-        args->block_shift,
-        args->head_scale_step,
-        cpa_cuda_log2(wide_block),
-    };
+    const widen_args a(*args, blocks, n_blocks, wide_block, k, v, k_scales);
     const dim3 grid(n_blocks, 2);
     cudaStream_t handle = cpa_cuda_handle(stream);
     if (args->q_dtype == CPA_BF16) {
