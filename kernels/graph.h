@@ -20,9 +20,9 @@ struct cpa_graph_table {
     /* For plans with padded_items: a number that two settings of one plan share only if their attends enqueue the same
      * operations on the same addresses. */
     uint64_t (*plan_shape)(const cpa_attend_plan *plan);
-    /* An item of a plan with padded_items may have so many rows times query heads of a KV head; where one has more,
-     * what an attend enqueues depends on its batch after all. */
-    int64_t padded_rows;
+    /* An item of a plan with padded_items, of this shape and with blocks of so many tokens, may have so many rows times
+     * query heads of a KV head; where one has more, what an attend enqueues depends on its batch after all. */
+    int32_t (*padded_rows)(const cpa_attention_shape *shape, int32_t block_size);
 };
 
 #endif

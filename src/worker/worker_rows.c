@@ -24,7 +24,8 @@ static int may_pad(const cpa_worker *worker, const cpa_plan_chunk *chunk) {
     const cpa_attention_shape *shape = &worker->options.model.attention;
     const int64_t packed = chunk->count * (shape->q_heads / shape->kv_heads);
     if (chunk->count == 1) return 1;
-    return chunk->flags & CPA_CHUNK_DECODE && packed <= worker->device->graphs->padded_rows;
+    return chunk->flags & CPA_CHUNK_DECODE &&
+           packed <= worker->device->graphs->padded_rows(shape, worker->options.block_size);
 }
 
 int64_t cpa_worker_padded_rows(const cpa_worker *worker, const cpa_step_plan *plan) {

@@ -143,9 +143,9 @@ static void every_width(void) {
     }
 }
 
-/* Many keys, which a device splits over its multiprocessors, for few rows and for a prefill tile. */
+/* Many keys, which a device splits over its multiprocessors, for one and two tiles of few rows and for one of prefill. */
 static void few_queries_over_many_keys(void) {
-    for (int64_t queries = 1; queries <= 40; queries += 39) {
+    for (int64_t queries = 1; queries <= 40; queries += queries < 7 ? 6 : 33) {
         for (int base = 0; base < 2; base++) {
             cpa_attend_case shape = CPA_ATTEND_BASE[base];
             shape.block_size = shape.interleave = 64;

@@ -163,7 +163,7 @@ static int tensor_cores_fit(const cpa_cuda_plan *plan, const cpa_cuda_attend_arg
 /* For wide heads the kernels take more shared memory than some devices have for a CTA. */
 static int shared_memory_suffices(const cpa_cuda_plan *plan, const cpa_cuda_attend_args *a, cpa_stream *stream) {
     if (stream->device->caps.shared_bytes >= CPA_CUDA_WIDE_BYTES) return 1;
-    return cpa_cuda_attend_decode(a, 0, plan->decode_wide, stream) == CPA_OK &&
+    return cpa_cuda_attend_decode(a, 0, plan->decode_wide, plan->decode_row_tiles, stream) == CPA_OK &&
            cpa_cuda_attend_portable(a, 0, plan->tile_rows, stream) == CPA_OK;
 }
 
@@ -386,7 +386,7 @@ cpa_status cpa_cuda_attend(const cpa_attend_plan *base, const cpa_attend_args *a
         if (path == CPA_CUDA_HOPPER && cpa_cuda_decode_takes_blocks(&a)) {
             CPA_TRY(cpa_cuda_attend_decode_blocks(&a, plan->decode_ctas, stream));
         } else {
-            CPA_TRY(cpa_cuda_attend_decode(&a, plan->decode_ctas, plan->decode_wide, stream));
+            CPA_TRY(cpa_cuda_attend_decode(&a, plan->decode_ctas, plan->decode_wide, plan->decode_row_tiles, stream));
         }
     }
     if (plan->n_prefill > 0) {

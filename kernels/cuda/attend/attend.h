@@ -14,7 +14,8 @@ extern "C" {
 #endif
 
 enum {
-    CPA_CUDA_DECODE_ROWS = 16,   /* items of at most so many rows go to the decode kernel */
+    CPA_CUDA_DECODE_ROWS = 16,   /* of a warp of the decode kernel; items of at most so many go there, or of twice as
+                                    many, see cpa_cuda_most_decode_rows */
     CPA_CUDA_PREFILL_ROWS = 128, /* rows of a prefill tile; of the Hopper kernel's, see cpa_cuda_hopper_rows */
     CPA_CUDA_PREFILL_KEYS = 128, /* prefill pieces begin at multiples of this many keys */
     CPA_CUDA_DECODE_KEYS = 64,   /* decode pieces */
@@ -127,6 +128,7 @@ typedef struct cpa_cuda_plan {
     int64_t rows;                                 /* packed rows of all items, per KV head */
     int32_t decode_ctas;                          /* per KV head; 0: no item goes to the decode kernel */
     int32_t decode_wide;                          /* its CTAs have a multiprocessor each */
+    int32_t decode_row_tiles;                     /* 2 where an item has more than CPA_CUDA_DECODE_ROWS */
     int32_t n_prefill;                            /* pieces */
     int32_t by_head;  /* the first so many of them run for one KV head after the other, the rest for all at once */
     int32_t n_splits; /* of prefill tiles */
@@ -274,6 +276,15 @@ static inline int32_t cpa_cuda_decode_has_wide(int32_t k_dim, int32_t v_dim, int
     return element_bytes == 2 && cpa_cuda_decode_occupancy(k_dim, v_dim) == 2 && (k_dim > 64 || v_dim > 64);
 }
 
+/* The most packed rows of an item that goes to the decode kernel: where rows of elements have the width of most heads
+ * and lie together, two warps walk through the same keys, each with a tile of rows. */
+static inline int32_t cpa_cuda_most_decode_rows(const cpa_attention_shape *shape, int32_t block_size) {
+    const int narrow = shape->k_dim <= 64 && shape->v_dim <= 64, wide = shape->k_dim > 128 || shape->v_dim > 128;
+    const int together = shape->layout != CPA_VLLM_X && block_size >= CPA_CUDA_DECODE_RUN;
+    return together && !narrow && !wide && !cpa_dtype_is_quantised(shape->kv_dtype) ? 2 * CPA_CUDA_DECODE_ROWS
+                                                                                    : CPA_CUDA_DECODE_ROWS;
+}
+
 /* How many KV heads a CTA of the decode kernel takes. Rows of 128 bytes are too short for the memory to read them at
  * its full rate where the next row of the head lies elsewhere: those of two heads, which lie side by side, are not. */
 static inline int32_t cpa_cuda_decode_heads(int32_t kv_heads, int32_t k_dim, int32_t v_dim, int64_t element_bytes) {
@@ -295,7 +306,8 @@ cpa_status cpa_cuda_assign_pieces(const cpa_cuda_update_args *args, cpa_stream *
 cpa_status cpa_cuda_attend_simple(const cpa_cuda_attend_args *args, int64_t rows, cpa_stream *stream);
 /* Without CTAs, and the portable one without pieces: nothing is enqueued, and CPA_UNSUPPORTED, without a message, says
  * that the device has not the shared memory that the kernel takes for heads of these widths. */
-cpa_status cpa_cuda_attend_decode(const cpa_cuda_attend_args *args, int32_t ctas, int32_t wide, cpa_stream *stream);
+cpa_status cpa_cuda_attend_decode(const cpa_cuda_attend_args *args, int32_t ctas, int32_t wide, int32_t row_tiles,
+                                  cpa_stream *stream);
 /* The same of the caches that it takes, on compute capability 9.0. */
 int cpa_cuda_decode_takes_blocks(const cpa_cuda_attend_args *args);
 cpa_status cpa_cuda_attend_decode_blocks(const cpa_cuda_attend_args *args, int32_t ctas, cpa_stream *stream);

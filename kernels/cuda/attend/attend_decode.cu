@@ -2,8 +2,9 @@
  * each CTA a list of pieces. The query heads of a group fill a 16-row tile; a warp takes one run of 16 keys after the
  * other through cp.async stages of its own, without a barrier, and the warps' states are joined at the end of the
  * piece. With two heads a CTA, pairs of warps walk together: each has its own head, and copies half of the keys for
- * both. The kernel may be placed beside the one before it: it then reads the plan, takes pieces whose queries are ready
- * or has the L2 cache fetch the first keys and values, and waits before it looks at anything else. */
+ * both; where the query heads of several tokens fill more than a tile, each has a tile, and they share the keys of
+ * their head. The kernel may be placed beside the one before it: it then reads the plan, takes pieces whose queries are
+ * ready or has the L2 cache fetch the first keys and values, and waits before it looks at anything else. */
 #include <type_traits>
 
 #include "base/dependent.cuh"
@@ -21,9 +22,10 @@ constexpr int KEYS = DECODE_RUN;
 
 /* Codes: of a quantised cache, or void. Heads: a CTA's; a gang of as many warps walks through the same keys. Ruled:
  * scores have rules (score.cuh). Rows: of runs; where codes are arithmetic enough to hide the question, one kernel
- * takes either. Runs: rows lie in runs of their own. */
+ * takes either. Runs: rows lie in runs of their own. Tiles: of rows, of a piece; a gang has a warp for each, and those
+ * of a head share its stages. */
 template <typename Element, typename Codes, int KeyDim, int ValueDim, int Stages, int Warps, int Heads, bool Ruled,
-          run_rows Rows = std::is_void<Codes>::value ? ROWS_TOGETHER : ROWS_EITHER, bool Runs = false>
+          run_rows Rows = std::is_void<Codes>::value ? ROWS_TOGETHER : ROWS_EITHER, bool Runs = false, int Tiles = 1>
 struct config {
     using element = Element;
     using codes = Codes;
@@ -31,12 +33,12 @@ struct config {
     static constexpr int BYTES = QUANTISED ? 1 : 2; /* of an element of the cache */
     static constexpr int K_DIM = KeyDim, V_DIM = ValueDim, STAGES = Stages, WARPS = Warps, THREADS = 32 * WARPS;
     static constexpr run_rows ROWS = Rows;
-    static constexpr int HEADS = Heads, GANGS = Warps / Heads;
-    static_assert(Warps % Heads == 0, "gangs of whole warps");
+    static constexpr int HEADS = Heads, TILES = Tiles, MEMBERS = Heads * Tiles, GANGS = Warps / MEMBERS;
+    static_assert(Warps % MEMBERS == 0 && (Tiles == 1 || !QUANTISED), "gangs of whole warps; codes have one tile");
     static constexpr int K_BYTES = KEYS * KeyDim * BYTES, WORDS_AT = K_BYTES + KEYS * ValueDim * BYTES;
     static constexpr int STAGE_BYTES = WORDS_AT + (QUANTISED ? 2 * KEYS * 4 : 0); /* the scales of keys and of values */
     static constexpr int WARP_BYTES = Stages * STAGE_BYTES;
-    static constexpr int SHARED_BYTES = WARPS * WARP_BYTES;
+    static constexpr int SHARED_BYTES = WARPS / Tiles * WARP_BYTES;
     /* Of a multiprocessor, as cpa_cuda_decode_occupancy and cpa_cuda_decode_has_wide say. */
     static constexpr int CTAS = 2 * SHARED_BYTES <= CPA_CUDA_WIDE_BYTES ? 2 : 1;
     static_assert(WARP_BYTES % 16 == 0, "of whole chunks");
@@ -200,8 +202,10 @@ template <typename C>
 __device__ void attend_piece(const cpa_cuda_attend_args &a, const cpa_cuda_piece &piece,
                              const walk_of<C::RULED, KEYS> &walk, int kv_group, bool prefetches, warp_state<C> &state,
                              uint32_t shared, uint32_t queries, row_score *scores, int warp, int lane) {
-    const int gang = warp / C::HEADS, member = warp % C::HEADS;
-    const uint32_t stages = shared + warp * C::WARP_BYTES, loaded = shared + gang * C::HEADS * C::WARP_BYTES;
+    const int gang = warp / C::MEMBERS, member = warp % C::MEMBERS, kv_head = kv_group + member / C::TILES;
+    const int first_row = piece.row_begin + member % C::TILES * CPA_CUDA_DECODE_ROWS; /* of this warp's tile */
+    const uint32_t stages = shared + warp / C::TILES * C::WARP_BYTES;
+    const uint32_t loaded = shared + gang * C::HEADS * C::WARP_BYTES;
     const int32_t *table = a.tables + piece.table;
     auto block_of = [&](int i) { /* of the run, or of the lane's row of it */
         if (i >= walk.count) return 0;
@@ -228,11 +232,11 @@ __device__ void attend_piece(const cpa_cuda_attend_args &a, const cpa_cuda_piece
         run = next_run();
         if (prefetches) loader.prefetch(a, run, lane); /* while the kernel before this one ends */
     }
-    const query_rows rows(a, piece, kv_group + member, lane);
+    const query_rows rows(a, piece, first_row, kv_head, lane);
     row_keys bounds[2];
 #pragma unroll
     for (int half = 0; half < 2 && !C::RULED; half++)
-        bounds[half] = walk.keys_of(a, piece, piece.row_begin + 8 * half + lane / 4);
+        bounds[half] = walk.keys_of(a, piece, first_row + 8 * half + lane / 4);
     if (!piece.ready && !a.beside_shared) { /* only the plan, and what is ready, has been read so far */
         dependent_wait();
         dependent_allow();
@@ -242,13 +246,13 @@ __device__ void attend_piece(const cpa_cuda_attend_args &a, const cpa_cuda_piece
     if constexpr (C::RULED) {
         const int64_t origin = query_index(a, piece, token_of_row(a, piece.row_begin));
         if (lane < CPA_CUDA_DECODE_ROWS) {
-            fill_row_score(scores[lane], a, piece, piece.row_begin + lane, kv_group + member, origin);
-            scores[lane].keys = walk.keys_of(a, piece, piece.row_begin + lane);
+            fill_row_score(scores[lane], a, piece, first_row + lane, kv_head, origin);
+            scores[lane].keys = walk.keys_of(a, piece, first_row + lane);
         }
         __syncwarp();
     }
     query_operands<C> q;
-    take_queries<C, false>(q, state, a, piece, rows, kv_group + member, walk.count > 0,
+    take_queries<C, false>(q, state, a, piece, rows, kv_head, walk.count > 0,
                            queries + member * (C::K_DIM / 16 * 512), gang, lane);
     int stage = 0;
     for (int i = gang; i < walk.count; i += C::GANGS) {
@@ -261,8 +265,9 @@ __device__ void attend_piece(const cpa_cuda_attend_args &a, const cpa_cuda_piece
         stage = stage + 1 == C::STAGES ? 0 : stage + 1;
     }
     /* All gangs pass their barriers equally often: else racecheck takes what follows for unordered. */
-    if (C::HEADS > 1 && walk.count % C::GANGS != 0 && gang >= walk.count % C::GANGS) sync_gang<C>(gang);
+    if (C::MEMBERS > 1 && walk.count % C::GANGS != 0 && gang >= walk.count % C::GANGS) sync_gang<C>(gang);
     copy_async_wait<0>();
+    if (C::TILES > 1) sync_gang<C>(gang); /* what one leaves lies where the others' keys were */
     __syncwarp();
 }
 
@@ -290,7 +295,8 @@ __global__ void __launch_bounds__(C::THREADS, C::CTAS) attend_decode(const __gri
         float values_scale = 1;
         if constexpr (C::QUANTISED)
             values_scale = head_scale(1, a.v_head_scales, a.head_scale_step, kv_group + warp % C::HEADS);
-        leave_state<C>(state, piece.row_end - piece.row_begin, values_scale, states, (float *)shared, warp, lane);
+        const int rows = piece.row_end - piece.row_begin - warp % C::TILES * CPA_CUDA_DECODE_ROWS; /* of this warp's */
+        leave_state<C>(state, rows, values_scale, states, (float *)shared, warp, lane);
         store_rows<C>(a, piece, kv_group, states, (const float *)shared, warp, lane);
     }
     dependent_wait(); /* what comes behind takes this kernel's end for that of the one before it */
@@ -303,15 +309,12 @@ cpa_status launch(const cpa_cuda_attend_args *args, int32_t ctas, cpa_stream *st
     return launch_decode<C>(attend_decode<C>, &prepared, args, ctas, stream);
 }
 
-/* The widths of launch_widths, for runs whose rows lie apart. */
+/* The widths of launch_widths, for runs whose rows lie apart; single narrow heads have the kernel of wider ones. */
 template <typename Element>
 cpa_status launch_apart(const cpa_cuda_attend_args *args, int32_t ctas, cpa_stream *stream) {
     const int32_t k_dim = args->k_dim, v_dim = args->v_dim;
-    if (k_dim <= 64 && v_dim <= 64) {
-        if (cpa_cuda_decode_heads(args->kv_heads, k_dim, v_dim, 2) == 2)
-            return launch<config<Element, void, 64, 64, 6, 4, 2, false, ROWS_APART>>(args, ctas, stream);
-        return launch<config<Element, void, 64, 64, 6, 4, 1, false, ROWS_APART>>(args, ctas, stream);
-    }
+    if (cpa_cuda_decode_heads(args->kv_heads, k_dim, v_dim, 2) == 2)
+        return launch<config<Element, void, 64, 64, 6, 4, 2, false, ROWS_APART>>(args, ctas, stream);
     if (k_dim <= 128 && v_dim <= 128)
         return launch<config<Element, void, 128, 128, 3, 4, 1, false, ROWS_APART>>(args, ctas, stream);
     if (k_dim <= 192 && v_dim <= 128)
@@ -319,24 +322,29 @@ cpa_status launch_apart(const cpa_cuda_attend_args *args, int32_t ctas, cpa_stre
     return launch<config<Element, void, 256, 256, 3, 4, 1, false, ROWS_APART>>(args, ctas, stream);
 }
 
-/* Two heads a CTA where that is better and there are pairs of them. */
+/* Two heads a CTA where that is better and there are pairs of them; single narrow ones with rules have the kernel of
+ * wider ones, which leaves loads out. */
 template <typename Element, typename Codes, int Dim, int Stages, int Warps, bool Ruled>
 cpa_status launch_short(const cpa_cuda_attend_args *args, int32_t ctas, cpa_stream *stream) {
     constexpr int64_t BYTES = std::is_void<Codes>::value ? 2 : 1;
     if (cpa_cuda_decode_heads(args->kv_heads, args->k_dim, args->v_dim, BYTES) == 2)
         return launch<config<Element, Codes, Dim, Dim, Stages, Warps, 2, Ruled>>(args, ctas, stream);
-    return launch<config<Element, Codes, Dim, Dim, Stages, Warps, 1, Ruled>>(args, ctas, stream);
+    if constexpr (Ruled) return launch<config<Element, Codes, 128, 128, 3, Warps, 1, true>>(args, ctas, stream);
+    return launch<config<Element, Codes, Dim, Dim, Stages, Warps, 1, false>>(args, ctas, stream);
 }
 
 /* Codes are half the bytes of elements: with more stages as much is under way. */
 template <typename Element, typename Codes, bool Ruled>
-cpa_status launch_widths(const cpa_cuda_attend_args *args, int32_t ctas, int32_t wide, cpa_stream *stream) {
+cpa_status launch_widths(const cpa_cuda_attend_args *args, int32_t ctas, int32_t wide, int32_t row_tiles,
+                         cpa_stream *stream) {
     constexpr bool Q = !std::is_void<Codes>::value;
     const int32_t k_dim = args->k_dim, v_dim = args->v_dim;
     if (k_dim <= 64 && v_dim <= 64) return launch_short<Element, Codes, 64, Q ? 7 : 6, 4, Ruled>(args, ctas, stream);
     if (k_dim <= 128 && v_dim <= 128) {
         if constexpr (Q) return launch_short<Element, Codes, 128, 5, 4, Ruled>(args, ctas, stream);
         if (wide) return launch<config<Element, void, 128, 128, 3, 8, 1, Ruled>>(args, ctas, stream);
+        if (row_tiles == 2)
+            return launch<config<Element, void, 128, 128, 6, 4, 1, Ruled, ROWS_TOGETHER, false, 2>>(args, ctas, stream);
         return launch<config<Element, void, 128, 128, 3, 4, 1, Ruled>>(args, ctas, stream);
     }
     if (k_dim <= 192 && v_dim <= 128)
@@ -355,24 +363,25 @@ cpa_status launch_runs(const cpa_cuda_attend_args *args, int32_t ctas, cpa_strea
 }
 
 template <typename Element>
-cpa_status launch_codes(const cpa_cuda_attend_args *args, int32_t ctas, int32_t wide, cpa_stream *stream) {
+cpa_status launch_codes(const cpa_cuda_attend_args *args, int32_t ctas, int32_t wide, int32_t row_tiles,
+                        cpa_stream *stream) {
     if (args->k_run_shift < 30)
         return cpa_dtype_is_quantised(args->kv_dtype) ? launch_runs<Element, e4m3_codes>(args, ctas, stream)
                                                       : launch_runs<Element, void>(args, ctas, stream);
     if (!cpa_dtype_is_quantised(args->kv_dtype)) {
         if (1 << args->block_shift < DECODE_RUN) return launch_apart<Element>(args, ctas, stream);
-        return args->score.any ? launch_widths<Element, void, true>(args, ctas, wide, stream)
-                               : launch_widths<Element, void, false>(args, ctas, wide, stream);
+        return args->score.any ? launch_widths<Element, void, true>(args, ctas, wide, row_tiles, stream)
+                               : launch_widths<Element, void, false>(args, ctas, wide, row_tiles, stream);
     }
     return launch_for_codes(args->kv_dtype, [&](auto tag) {
-        return launch_widths<Element, typename decltype(tag)::codes, false>(args, ctas, wide, stream);
+        return launch_widths<Element, typename decltype(tag)::codes, false>(args, ctas, wide, row_tiles, stream);
     });
 }
 
 } // namespace
 
 extern "C" cpa_status cpa_cuda_attend_decode(const cpa_cuda_attend_args *args, int32_t ctas, int32_t wide,
-                                             cpa_stream *stream) {
-    return args->q_dtype == CPA_BF16 ? launch_codes<__nv_bfloat16>(args, ctas, wide, stream)
-                                     : launch_codes<__half>(args, ctas, wide, stream);
+                                             int32_t row_tiles, cpa_stream *stream) {
+    return args->q_dtype == CPA_BF16 ? launch_codes<__nv_bfloat16>(args, ctas, wide, row_tiles, stream)
+                                     : launch_codes<__half>(args, ctas, wide, row_tiles, stream);
 }

@@ -26,7 +26,7 @@ struct config {
     static constexpr int BYTES = QUANTISED ? 1 : 2;
     static constexpr int K_DIM = 128, V_DIM = 128, BLOCK = Block, BLOCKS = KEYS / Block;
     /* Codes are half the bytes for the same work, which one more warp of a scheduler hides. */
-    static constexpr int WARPS = QUANTISED ? 6 : 4, THREADS = 32 * WARPS, HEADS = 1, GANGS = WARPS, CTAS = 2;
+    static constexpr int WARPS = QUANTISED ? 6 : 4, THREADS = 32 * WARPS, HEADS = 1, TILES = 1, GANGS = WARPS, CTAS = 2;
     /* Of a slot: the blocks, then the scales of their rows. */
     static constexpr int BLOCK_BYTES = Block * K_DIM * BYTES, WORD_BYTES = QUANTISED ? Block * 4 : 0;
     static constexpr int WORDS_AT = BLOCKS * BLOCK_BYTES, SLOT_BYTES = WORDS_AT + BLOCKS * WORD_BYTES;
@@ -373,7 +373,7 @@ __device__ void attend_blocks(const cpa_cuda_attend_args &a, const cpa_cuda_piec
         part_feed<C> early = feed;
         for (int i = 0; i < C::SLOTS; i++) early.prefetch(i % 2, a, walk, lane);
     }
-    const query_rows rows(a, piece, kv_head, lane);
+    const query_rows rows(a, piece, piece.row_begin, kv_head, lane);
     row_keys bounds[2];
 #pragma unroll
     for (int half = 0; half < 2; half++) bounds[half] = walk.keys_of(a, piece, piece.row_begin + 8 * half + lane / 4);

@@ -144,7 +144,7 @@ static void fill_up(cpa_cuda_plan_builder *b, int64_t ctas, cpa_cuda_item *items
  * less. Few different ones may be the most rows of a unit, since what lies where depends on that. */
 static cpa_status choose_padded(cpa_cuda_plan_builder *b, int64_t most_rows, cpa_error *err) {
     int64_t rows = 0, most = 1;
-    if (most_rows == 0 || b->group > CPA_CUDA_DECODE_ROWS) return CPA_OK;
+    if (most_rows == 0 || b->group > cpa_cuda_most_decode_rows(&b->batch->shape, b->batch->block_size)) return CPA_OK;
     for (int64_t i = 0; i < b->batch->n_items; i++) {
         const int64_t count = b->batch->items[i].q_count;
         rows += count;
@@ -226,6 +226,7 @@ cpa_status cpa_cuda_plan_set(cpa_attend_plan *base, const cpa_attend_batch *give
     plan->tile_rows = b.tile_rows;
     plan->decode_ctas = (int32_t)b.shares.ctas;
     plan->decode_wide = b.shares.wide;
+    plan->decode_row_tiles = b.shares.row_tiles;
     plan->n_prefill = (int32_t)b.n_pieces;
     plan->by_head = (int32_t)b.by_head;
     plan->n_splits = (int32_t)b.n_splits;
@@ -254,6 +255,7 @@ uint64_t cpa_cuda_plan_shape(const cpa_attend_plan *base) {
         (uint64_t)plan->n_shared,          (uint64_t)plan->shared_at,
         (uint64_t)plan->rows_at,           (uintptr_t)plan->memory->image,
         (uintptr_t)plan->memory->partial,  (uintptr_t)plan->memory->widened,
+        (uint64_t)plan->decode_row_tiles,
     };
     return cpa_hash_bytes(CPA_HASH_START, shape, sizeof shape);
 }

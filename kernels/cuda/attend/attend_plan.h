@@ -43,7 +43,7 @@ typedef struct cpa_cuda_plan_builder {
 } cpa_cuda_plan_builder;
 
 static inline int cpa_cuda_is_decode(const cpa_cuda_plan_builder *b, const cpa_attend_item *item) {
-    return cpa_cuda_packed_rows(b->batch, item) <= CPA_CUDA_DECODE_ROWS;
+    return cpa_cuda_packed_rows(b->batch, item) <= cpa_cuda_most_decode_rows(&b->batch->shape, b->batch->block_size);
 }
 
 /* Whether prefill kernels may need blocks widened: where the cache is quantised, or its rows lie in runs. */

@@ -89,6 +89,7 @@ cpa_status cpa_cuda_plan_reserve(cpa_attend_plan *base, const cpa_attend_reserva
     plan->rows = r->sequences * packed_rows;
     plan->decode_ctas = (int32_t)shares.ctas;
     plan->decode_wide = shares.wide;
+    plan->decode_row_tiles = shares.row_tiles;
     plan->partial_rows = 2 * shares.ctas * packed_rows; /* a cut leaves a state on each side */
     place_sections(plan, r);
     base->reservation = *r;

@@ -4,13 +4,15 @@
 
 /* With so many CTAs, which take `heads` heads each. */
 static cpa_cuda_decode_shares share(const cpa_attend_batch *batch, int64_t ctas, int64_t heads) {
-    cpa_cuda_decode_shares shares = {.ctas = ctas > 0 ? ctas : 1};
+    const int32_t most_rows = cpa_cuda_most_decode_rows(&batch->shape, batch->block_size);
+    cpa_cuda_decode_shares shares = {.ctas = ctas > 0 ? ctas : 1, .row_tiles = 1};
     int64_t load = 0, pieces = 0;
     for (int pass = 0; pass < 2; pass++) { /* the load, from which the cap follows; then the pieces */
         for (int64_t i = 0; i < batch->n_items; i++) {
             const int64_t rows = cpa_cuda_packed_rows(batch, &batch->items[i]);
             const int64_t tiles = cpa_cuda_ceil_div(batch->items[i].k_count, CPA_CUDA_DECODE_KEYS);
-            if (rows == 0 || rows > CPA_CUDA_DECODE_ROWS) continue;
+            if (rows == 0 || rows > most_rows) continue;
+            if (rows > CPA_CUDA_DECODE_ROWS) shares.row_tiles = 2;
             if (pass == 0) {
                 load += tiles + CPA_CUDA_DECODE_OVERHEAD;
                 continue;
@@ -36,14 +38,14 @@ cpa_cuda_decode_shares cpa_cuda_share_decode(const cpa_attend_batch *batch, int3
     cpa_cuda_decode_shares wide = share(batch, places / batch->shape.kv_heads, heads);
     wide.wide = 1;
     if (batch->block_size < CPA_CUDA_DECODE_RUN) return shares; /* whose kernel has none */
-    if (batch->shape.layout == CPA_VLLM_X) return shares;
+    if (batch->shape.layout == CPA_VLLM_X || shares.row_tiles > 1) return shares;
     if (!wide_fits || !cpa_cuda_decode_has_wide(k_dim, v_dim, element_bytes) || !wide.apart) return shares;
     return wide.longest <= occupancy * shares.longest ? wide : shares;
 }
 
 int64_t cpa_cuda_prefill_tiles(const cpa_attend_batch *batch, const cpa_attend_item *item, int32_t tile_rows) {
     const int64_t rows = cpa_cuda_packed_rows(batch, item);
-    return rows <= CPA_CUDA_DECODE_ROWS ? 0 : cpa_cuda_ceil_div(rows, tile_rows);
+    return rows <= cpa_cuda_most_decode_rows(&batch->shape, batch->block_size) ? 0 : cpa_cuda_ceil_div(rows, tile_rows);
 }
 
 int64_t cpa_cuda_prefill_pieces(const cpa_attend_batch *batch, int32_t tile_rows, int64_t split_keys) {

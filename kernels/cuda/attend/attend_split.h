@@ -22,13 +22,15 @@ static inline int64_t cpa_cuda_packed_rows(const cpa_attend_batch *batch, const 
     return item->q_count * (batch->shape.q_heads / batch->shape.kv_heads);
 }
 
-/* Decode units: the items whose packed rows fill one tile. Their keys count in tiles of CPA_CUDA_DECODE_KEYS. */
+/* Decode units: the items of at most cpa_cuda_most_decode_rows packed rows. Their keys count in tiles of
+ * CPA_CUDA_DECODE_KEYS. */
 typedef struct cpa_cuda_decode_shares {
-    int64_t ctas;    /* for each KV head, or each pair of them where a CTA takes two */
-    int64_t cap;     /* of what a CTA takes: tiles, and the overhead of each piece */
-    int64_t longest; /* piece */
-    int apart;       /* units share no CTA, and are cut into equal pieces */
-    int wide;        /* CTAs have a multiprocessor each */
+    int64_t ctas;      /* for each KV head, or each pair of them where a CTA takes two */
+    int64_t cap;       /* of what a CTA takes: tiles, and the overhead of each piece */
+    int64_t longest;   /* piece */
+    int apart;         /* units share no CTA, and are cut into equal pieces */
+    int wide;          /* CTAs have a multiprocessor each */
+    int32_t row_tiles; /* of the unit that has the most rows */
 } cpa_cuda_decode_shares;
 
 /* wide_fits: the device has CPA_CUDA_WIDE_BYTES of shared memory for a CTA. */

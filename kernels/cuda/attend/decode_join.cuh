@@ -12,12 +12,17 @@
 #include "kernels/cuda/device/warp.cuh"
 
 /* The states of the warps of a CTA as join_warps takes them: largest raw scores, sums of exponentials relative to
- * them, and at o + warp * WARP_FLOATS the rows of O, PITCH floats each. */
+ * them, and the rows of O, PITCH floats each. Warps are counted by gang, then head, then tile of rows. */
 template <typename C>
 struct warp_states {
     static constexpr int PITCH = C::V_DIM + 8, WARP_FLOATS = C::WARP_BYTES / 4;
-    static_assert(CPA_CUDA_DECODE_ROWS * PITCH * 4 <= C::WARP_BYTES, "the accumulators of a warp fit into its stages");
+    static_assert(C::TILES * CPA_CUDA_DECODE_ROWS * PITCH * 4 <= C::WARP_BYTES, "accumulators fit into the stages");
     float max[C::WARPS][CPA_CUDA_DECODE_ROWS], sum[C::WARPS][CPA_CUDA_DECODE_ROWS];
+
+    /* The first row of the O of a warp. */
+    static __device__ int rows_of(int warp) {
+        return warp / C::TILES * WARP_FLOATS + warp % C::TILES * CPA_CUDA_DECODE_ROWS * PITCH;
+    }
 };
 
 /* A row's part of a lane: O over the sum, and the logsumexp. */
@@ -52,12 +57,14 @@ template <typename C>
 __device__ lane_state<C> join_warps(const cpa_cuda_attend_args &a, const warp_states<C> &states, const float *o,
                                     int row, int head, int lane) {
     float max[C::GANGS], top = -INFINITY, sum = 0;
+    const int tile = C::TILES == 1 ? 0 : row / CPA_CUDA_DECODE_ROWS, of_tile = row - tile * CPA_CUDA_DECODE_ROWS;
+    const auto warp_of = [&](int gang) { return (gang * C::HEADS + head) * C::TILES + tile; };
 #pragma unroll
-    for (int g = 0; g < C::GANGS; g++) max[g] = states.max[g * C::HEADS + head][row], top = fmaxf(top, max[g]);
+    for (int g = 0; g < C::GANGS; g++) max[g] = states.max[warp_of(g)][of_tile], top = fmaxf(top, max[g]);
 #pragma unroll
     for (int g = 0; g < C::GANGS; g++) {
         max[g] = max[g] == -INFINITY ? 0 : exp2_fast((max[g] - top) * a.scale_log2); /* from here on the weight */
-        sum += max[g] * states.sum[g * C::HEADS + head][row];
+        sum += max[g] * states.sum[warp_of(g)][of_tile];
     }
     const float inverse = sum > 0 ? __fdividef(1, sum) : 0;
     lane_state<C> result = {};
@@ -68,7 +75,7 @@ __device__ lane_state<C> join_warps(const cpa_cuda_attend_args &a, const warp_st
         for (int p = 0; p < result.PARTS; p++) {
             float part[4];
             const int column = result.column(p, lane) % C::V_DIM;
-            load_floats(o + (g * C::HEADS + head) * states.WARP_FLOATS + row * states.PITCH + column, part);
+            load_floats(o + states.rows_of(warp_of(g)) + of_tile * states.PITCH + column, part);
             for (int e = 0; e < 4; e++) result.o[p][e] += max[g] * inverse * part[e];
         }
     }

@@ -42,7 +42,7 @@ __device__ T kept(T x) {
 template <typename C, typename Layout>
 struct lane_rows {
     static constexpr int CHUNKS = Layout::BYTES / 16, LANES = CHUNKS & -CHUNKS, PARTS = CHUNKS / LANES,
-                         STEP = 32 / (LANES * C::HEADS), SHARE = DECODE_RUN / C::HEADS;
+                         STEP = 32 / (LANES * C::HEADS), SHARE = DECODE_RUN / C::MEMBERS;
     static_assert(LANES * C::HEADS <= 32 && SHARE % STEP == 0, "whole rows");
 
     const char *from; /* of row `first` of the run at token 0 of block 0 */
@@ -122,7 +122,7 @@ struct stage_loader {
             a.k_dim * C::BYTES, member, lane),
           v(a.v + kv_group * a.v_head_stride * C::BYTES, a.v_head_stride * C::BYTES, a.v_token_stride * C::BYTES,
             a.v_dim * C::BYTES, member, lane),
-          kv_head(kv_group + member) {}
+          kv_head(kv_group + member / C::TILES) {}
 
     /* The run of `keys` keys from key `key` of the item on; block: that of block_of. */
     __device__ lane_run run(const cpa_cuda_attend_args &a, int kv_group, int block, int key, int keys,
@@ -185,8 +185,8 @@ struct stage_loader {
 template <typename C>
 __device__ void sync_gang(int gang) {
     __syncwarp();
-    if constexpr (C::HEADS > 1) {
-        asm volatile("bar.sync %0, %1;" ::"r"(1 + gang), "n"(32 * C::HEADS) : "memory");
+    if constexpr (C::MEMBERS > 1) {
+        asm volatile("bar.sync %0, %1;" ::"r"(1 + gang), "n"(32 * C::MEMBERS) : "memory");
     }
 }
 

@@ -9,29 +9,31 @@
 #include "kernels/cuda/attend/decode_join.cuh"
 #include "kernels/cuda/attend/decode_quant.cuh"
 
-/* Where a lane's queries lie: of its rows lane / 4 and lane / 4 + 8; past the last row that one's again. */
+/* Where a lane's queries lie: of its rows lane / 4 and lane / 4 + 8 of the tile that begins at row `first`; past the
+ * last row that one's again. */
 struct query_rows {
     const char *from[2];
+    bool few; /* none of the second half */
 
-    __device__ query_rows(const cpa_cuda_attend_args &a, const cpa_cuda_piece &piece, int kv_group, int lane) {
+    __device__ query_rows(const cpa_cuda_attend_args &a, const cpa_cuda_piece &piece, int first, int kv_group, int lane)
+        : few(piece.row_end - first <= 8) {
 #pragma unroll
         for (int half = 0; half < 2; half++) {
-            const int row = min(piece.row_begin + 8 * half + lane / 4, piece.row_end - 1);
+            const int row = min(first + 8 * half + lane / 4, piece.row_end - 1);
             const row_place place(a, piece.q_row, row, kv_group);
             from[half] = queries_of(a, piece) + (place.state_row * a.q_row_stride + (int64_t)place.head * a.k_dim) * 2;
         }
     }
 };
 
-/* The queries as A operands; zeros past the head's width, unless it is the WHOLE one of the kernel. Few rows: none of
- * the lower half. */
+/* The queries as A operands; zeros past the head's width, unless it is the WHOLE one of the kernel. */
 template <typename C, bool WHOLE>
-__device__ void load_queries(uint32_t (&q)[C::K_DIM / 16][4], const query_rows &rows, bool few, int k_dim, int lane) {
+__device__ void load_queries(uint32_t (&q)[C::K_DIM / 16][4], const query_rows &rows, int k_dim, int lane) {
 #pragma unroll
     for (int half = 0; half < 2; half++) {
 #pragma unroll
         for (int k = 0; k < C::K_DIM / 16; k++) q[k][half] = q[k][2 + half] = 0;
-        if (half == 1 && few) continue;
+        if (half == 1 && rows.few) continue;
 #pragma unroll
         for (int k = 0; k < C::K_DIM / 16; k++) {
 #pragma unroll
@@ -84,11 +86,10 @@ __device__ void take_queries(query_operands<C> &q, warp_state<C> &state, const c
         store_query_codes<C, By_chunk>(q.shared, state.q_scale, a, piece, kv_head, gang, lane);
         __syncthreads();
     } else if (any_keys) {
-        const bool few = piece.row_end - piece.row_begin <= 8;
         if (a.k_dim == C::K_DIM) {
-            load_queries<C, true>(q.part, rows, few, a.k_dim, lane);
+            load_queries<C, true>(q.part, rows, a.k_dim, lane);
         } else {
-            load_queries<C, false>(q.part, rows, few, a.k_dim, lane);
+            load_queries<C, false>(q.part, rows, a.k_dim, lane);
         }
     }
 }
@@ -133,7 +134,7 @@ __device__ void weigh_scales(float (&weight)[KEYS], warp_state<C> &state, const 
 template <typename C>
 __device__ void leave_state(const warp_state<C> &state, int rows, float values_scale, warp_states<C> &states, float *o,
                             int warp, int lane) {
-    o += warp * states.WARP_FLOATS;
+    o += states.rows_of(warp);
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         const int row = 8 * half + lane / 4;

@@ -248,7 +248,7 @@ static const cpa_device_table device_table = {
 };
 
 static const cpa_graph_table graph_table = {
-    .padded_rows = CPA_CUDA_DECODE_ROWS,
+    .padded_rows = cpa_cuda_most_decode_rows,
     .begin = cpa_cuda_graph_begin,
     .end = cpa_cuda_graph_end,
     .launch = cpa_cuda_graph_launch,
