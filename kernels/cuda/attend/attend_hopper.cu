@@ -31,19 +31,22 @@ __device__ inline void pin_before_wait(float sum, uint32_t shared) {
 template <typename C, loop_rules RULES>
 __device__ void attend_tiles(const cpa_cuda_attend_args &a, const cpa_cuda_piece &piece,
                              const hopper_walk<C> &walk, thread_state<C> &state, group_scores<C> &scores,
-                             uint32_t shared, stage_barriers &barriers, int consumer, int thread) {
+                             uint32_t shared, stage_barriers<C> &barriers, int consumer, int thread) {
     const int lane = thread % 32, column = 2 * (lane % 4), count = walk.count;
     const query_operand<C, RULES> q(shared + consumer * C::Q_BYTES, thread);
     float s[C::KEYS / 2], keep[2];
     uint32_t p[C::KEYS / 16][4];
     auto k_tile = [&](int n) { return shared + C::K_AT + n % STAGES * C::K_BYTES; };
-    auto v_tile = [&](int n) { return shared + C::V_AT + n % STAGES * C::V_BYTES; };
-    auto wait_full = [&](uint64_t *full, int n) { barrier_wait(shared_address(&full[n % STAGES]), phase_of(n)); };
+    auto v_tile = [&](int n) { return shared + C::V_AT + n % C::V_STAGES * C::V_BYTES; };
+    auto wait_full = [&](auto &full, int n) {
+        constexpr int N = sizeof full / sizeof *full;
+        barrier_wait(shared_address(&full[n % N]), phase_of<N>(n));
+    };
     auto release_keys = [&](int n) {
         if (C::SCALED || lane == 0) barrier_arrive(shared_address(&barriers.k_empty[n % STAGES]));
     };
     auto release_values = [&](int n) {
-        if (lane == 0) barrier_arrive(shared_address(&barriers.v_empty[n % STAGES]));
+        if (lane == 0) barrier_arrive(shared_address(&barriers.v_empty[n % C::V_STAGES]));
     };
     auto scale = [&](int n) {
         if constexpr (C::SCALED)
@@ -118,7 +121,7 @@ __device__ void attend_tiles(const cpa_cuda_attend_args &a, const cpa_cuda_piece
     softmax();
     pack_probabilities<C>(p, s);
     const int keys = piece.k_end - walk.tile(count - 1) * C::KEYS;
-    if (!C::ROWS && keys < C::KEYS) { /* rows that are copied one by one end there */
+    if (!C::ROWS && keys < C::KEYS) { /* rows that are copied one by one are those of the last key there */
         wait_full(barriers.v_full, 0);
         clear_values<C>(shared + C::V_AT, keys, thread);
         async_proxy_fence();
@@ -158,7 +161,7 @@ __device__ void attend_tiles(const cpa_cuda_attend_args &a, const cpa_cuda_piece
 template <typename C>
 __device__ void attend_by_rules(const cpa_cuda_attend_args &a, const cpa_cuda_piece &piece,
                                 const hopper_walk<C> &walk, thread_state<C> &state, group_scores<C> &scores,
-                                uint32_t shared, stage_barriers &barriers, int consumer, int thread) {
+                                uint32_t shared, stage_barriers<C> &barriers, int consumer, int thread) {
     if constexpr (C::RULED) {
         begin_rules<C>(a, state, scores, thread);
         const bool capped = a.score.softcap > 0, linear = scores.piece.linear;
@@ -225,7 +228,7 @@ __device__ void store_state(const cpa_cuda_attend_args &a, const cpa_cuda_piece 
 template <typename C>
 __device__ void consume(const cpa_cuda_attend_args &a, const cpa_cuda_piece &piece,
                         const hopper_walk<C> &walk, int kv_group, group_scores<C> &scores, uint32_t shared,
-                        stage_barriers &barriers, int consumer, int thread) {
+                        stage_barriers<C> &barriers, int consumer, int thread) {
     const int lane = thread % 32, first_row = piece.row_begin + consumer * GROUP_ROWS;
     const int row = first_row + thread / 32 * 16 + lane / 4;
     thread_state<C> state;
@@ -268,7 +271,7 @@ __global__ void __launch_bounds__(C::THREADS, 1) attend_hopper(const __grid_cons
     extern __shared__ char shared[];
     __shared__ cpa_cuda_piece piece;
     __shared__ hopper_walk<C> walk;
-    __shared__ stage_barriers barriers;
+    __shared__ stage_barriers<C> barriers;
     __shared__ group_scores<C> scores[C::RULED ? C::CONSUMERS : 1];
     const cpa_cuda_attend_args &a = args.a;
     const cta_work work(a, blockIdx.x);
@@ -288,8 +291,10 @@ __global__ void __launch_bounds__(C::THREADS, 1) attend_hopper(const __grid_cons
         }
         for (int stage = 0; stage < STAGES; stage++) {
             barrier_init(shared_address(&barriers.k_full[stage]), C::LOADERS);
-            barrier_init(shared_address(&barriers.v_full[stage]), C::LOADERS);
             barrier_init(shared_address(&barriers.k_empty[stage]), busy_consumers<C>(piece) * C::KEY_READERS);
+        }
+        for (int stage = 0; stage < C::V_STAGES; stage++) {
+            barrier_init(shared_address(&barriers.v_full[stage]), C::LOADERS);
             barrier_init(shared_address(&barriers.v_empty[stage]), busy_consumers<C>(piece) * (WARPGROUP / 32));
         }
         barrier_init_fence();
@@ -308,22 +313,27 @@ __global__ void __launch_bounds__(C::THREADS, 1) attend_hopper(const __grid_cons
     }
     if (warpgroup == 0) {
         registers_shrink<C::LOADER_REGISTERS>();
+        const int warp = thread / 32 % LOADING_PAIR, lane = thread % 32;
+        const bool keys = thread < 32 * LOADING_PAIR;
         if constexpr (C::ROWS) {
-            const int warp = thread / 32 % LOADING_PAIR, lane = thread % 32;
-            if (thread < 32 * LOADING_PAIR) {
+            if (keys) {
                 load_rows<C, CPA_KEYS>(a, piece, walk, kv_group, tiles + C::K_AT, barriers.k_full, barriers.k_empty,
                                        warp, lane);
             } else {
                 load_rows<C, CPA_VALUES>(a, piece, walk, kv_group, tiles + C::V_AT, barriers.v_full, barriers.v_empty,
                                          warp, lane);
             }
-        } else if (thread < 32) {
-            load_tiles<C, C::K_DIM, C::SCALED>(args, &args.maps.k, &args.maps.k_tail, piece, walk, kv_group,
-                                               tiles + C::K_AT, tiles + C::SCALES_AT, barriers.k_full,
-                                               barriers.k_empty, thread);
-        } else if (thread < 64) {
-            load_tiles<C, C::V_COLUMNS, false>(args, &args.maps.v, &args.maps.v_tail, piece, walk, kv_group,
-                                           tiles + C::V_AT, 0, barriers.v_full, barriers.v_empty, thread - 32);
+        } else {
+            const int warps = args.box < FEW_ROWS ? LOADING_PAIR : 1, row = (lane * warps + warp) * args.box;
+            if (warp >= warps) return;
+            if (keys) {
+                load_tiles<C, C::K_DIM, C::SCALED>(args, &args.maps.k, &args.maps.k_tail, piece, walk, kv_group,
+                                                   tiles + C::K_AT, tiles + C::SCALES_AT, barriers.k_full,
+                                                   barriers.k_empty, row);
+            } else {
+                load_tiles<C, C::V_COLUMNS, false>(args, &args.maps.v, &args.maps.v_tail, piece, walk, kv_group,
+                                                   tiles + C::V_AT, 0, barriers.v_full, barriers.v_empty, row);
+            }
         }
     } else if (warpgroup <= busy_consumers<C>(piece)) {
         registers_grow<C::CONSUMER_REGISTERS>();

@@ -22,50 +22,52 @@ template <typename C>
 using hopper_walk = typename std::conditional<C::RULED, listed_walk<C::KEYS>, key_walk<C::KEYS>>::type;
 
 /* Barriers of the stages: full when the bytes are there, empty when all consumers are done with them. */
+template <typename C>
 struct stage_barriers {
-    uint64_t k_full[STAGES], k_empty[STAGES], v_full[STAGES], v_empty[STAGES];
+    uint64_t k_full[STAGES], k_empty[STAGES], v_full[C::V_STAGES], v_empty[C::V_STAGES];
 };
 
-/* The n-th tile in the order of the walk backwards: stage n mod STAGES, in its n / STAGES-th phase. */
+/* The n-th tile in the order of the walk backwards: stage n mod N of N, in its n / N-th phase. */
+template <int N>
 __device__ inline uint32_t phase_of(int n) {
-    return (n / STAGES) & 1;
+    return (n / N) & 1;
 }
 
-/* ---- the loading warps, one for keys and one for values ---- */
+/* ---- the loading warps, one or two for keys, and as many for values ---- */
 
-/* Where a lane's box of tokens of a tile lies. */
+/* Where a box of tokens of a tile lies. */
 struct box_place {
     int block, token;
 };
 
-/* The j-th box of a tile belongs to lane j. Boxes past the last key lie nowhere. */
+/* The box from a row of a tile on. Boxes past the last key lie nowhere. */
 template <typename C>
-__device__ box_place place_of(const hopper_args &args, const cpa_cuda_piece &piece, int tile, int lane) {
-    const int row = lane * args.box, key = tile * C::KEYS + row;
+__device__ box_place place_of(const hopper_args &args, const cpa_cuda_piece &piece, int tile, int row) {
+    const int key = tile * C::KEYS + row;
     const bool inside = row < C::KEYS && key < piece.k_end;
     const int block = inside ? __ldg(args.a.tables + piece.table + (key >> args.a.block_shift)) : NO_BLOCK;
     if (args.flat) return {min(block, 0), block + key};
     return {block, key & ((1 << args.a.block_shift) - 1)};
 }
 
-/* The tiles of keys, or of values, of DIM columns: every lane copies its box, one copy for every 64 columns and one for
- * the rest, and the scales of its keys if they have any (of a box that lies nowhere, those of some others: nobody sees
- * it). */
+/* The tiles of keys, or of values, of DIM columns: a lane copies the box from `row` on, one copy for every 64 columns
+ * and one for the rest, and the scales of its keys if they have any (of a box that lies nowhere, those of some others:
+ * nobody sees it). */
 template <typename C, int DIM, bool SCALES>
 __device__ void load_tiles(const hopper_args &args, const CUtensorMap *map, const CUtensorMap *tail_map,
                            const cpa_cuda_piece &piece, const hopper_walk<C> &walk, int kv_head, uint32_t tiles,
-                           uint32_t scales, uint64_t (&full)[STAGES], uint64_t (&empty)[STAGES], int lane) {
+                           uint32_t scales, uint64_t (&full)[STAGES], uint64_t (&empty)[STAGES], int row) {
     constexpr int BYTES = C::KEYS * DIM * 2;
-    const int count = walk.count, row = lane * args.box;
+    const int count = walk.count;
     if (count == 0) return;
-    box_place next = place_of<C>(args, piece, walk.tile(count - 1), lane);
+    box_place next = place_of<C>(args, piece, walk.tile(count - 1), row);
     for (int n = 0; n < count; n++) {
         const int stage = n % STAGES;
         const uint32_t barrier = shared_address(&full[stage]), shared = tiles + stage * BYTES;
         const box_place place = next;
-        if (n + 1 < count) next = place_of<C>(args, piece, walk.tile(count - 2 - n), lane); /* before the waiting */
-        barrier_wait(shared_address(&empty[stage]), phase_of(n) ^ 1);
-        if (lane == 0) barrier_expect(barrier, BYTES + (SCALES ? C::SCALE_BYTES : 0));
+        if (n + 1 < count) next = place_of<C>(args, piece, walk.tile(count - 2 - n), row); /* before the waiting */
+        barrier_wait(shared_address(&empty[stage]), phase_of<STAGES>(n) ^ 1);
+        if (row == 0) barrier_expect(barrier, BYTES + (SCALES ? C::SCALE_BYTES : 0));
         __syncwarp();
         if (SCALES && row < C::KEYS) {
             const int64_t head_of_block = (int64_t)max(place.block, 0) * args.a.kv_heads + kv_head;
@@ -85,62 +87,52 @@ __device__ void load_tiles(const hopper_args &args, const CUtensorMap *map, cons
     }
 }
 
-/* ---- the loading warps where pages are of few tokens, two for keys and two for values ---- */
-
-/* A warp's half of the rows of a tile: each lane looks some up, the others learn of them by shuffles. */
-template <typename C, cpa_kv_part PART>
-struct row_places {
-    static constexpr int SHARE = C::KEYS / LOADING_PAIR, EACH = SHARE / 32;
-    static constexpr int64_t NOWHERE = -1;
-    int64_t offset[EACH]; /* elements, of the lane-th row of every 32 */
-
-    __device__ void look_up(const cpa_cuda_attend_args &a, const cpa_cuda_piece &piece, int tile, int warp, int lane) {
-#pragma unroll
-        for (int i = 0; i < EACH; i++) {
-            const int key = tile * C::KEYS + warp * SHARE + i * 32 + lane;
-            offset[i] = NOWHERE;
-            if (key >= piece.k_end) continue;
-            const int64_t block = __ldg(a.tables + piece.table + (key >> a.block_shift));
-            offset[i] = block * (PART == CPA_KEYS ? a.k_block_stride : a.v_block_stride) +
-                        (key & ((1 << a.block_shift) - 1)) * (PART == CPA_KEYS ? a.k_token_stride : a.v_token_stride);
-        }
-    }
-};
+/* ---- the same where pages are of few tokens ---- */
 
 /* The tiles of keys, or of values, swizzled as bulk copies write them: 8 lanes copy 64 columns of a row, a warp those
- * of 4 rows at once. Past the last key and past the width of the head they are zeros. */
-template <typename C, cpa_kv_part PART>
+ * of 4 rows at once. A lane looks up every eighth row of those that its eight copy, and the others learn of it by
+ * shuffles: three instructions a copy, since the products wait where a tile takes many. Past the width of the head are
+ * zeros; past the last key, that key again. */
+template <typename C, cpa_kv_part PART, int N>
 __device__ void load_rows(const cpa_cuda_attend_args &a, const cpa_cuda_piece &piece, const hopper_walk<C> &walk,
-                          int kv_head, uint32_t tiles, uint64_t (&full)[STAGES], uint64_t (&empty)[STAGES], int warp,
-                          int lane) {
+                          int kv_head, uint32_t tiles, uint64_t (&full)[N], uint64_t (&empty)[N], int warp, int lane) {
     constexpr int DIM = PART == CPA_KEYS ? C::K_DIM : C::V_DIM, BYTES = C::KEYS * DIM * 2;
-    constexpr int LANES = COLUMNS / 8, ROWS = 32 / LANES;
-    using places = row_places<C, PART>;
+    constexpr int LANES = COLUMNS / 8, ROWS = 32 / LANES, SHARE = C::KEYS / LOADING_PAIR, EACH = SHARE / 32;
     const int count = walk.count, chunk = lane % LANES, within = lane / LANES;
     if (count == 0) return;
     /* The chunks of a row change places by the row's last three bits, of which `within` has two. */
-    const uint32_t row_at = tiles + (warp * places::SHARE + within) * (COLUMNS * 2);
+    const uint32_t row_at = tiles + (warp * SHARE + within) * (COLUMNS * 2);
     const uint32_t even = row_at + (chunk ^ within) * 16, odd = row_at + (chunk ^ within ^ ROWS) * 16;
+    const int64_t block_bytes = (PART == CPA_KEYS ? a.k_block_stride : a.v_block_stride) * 2,
+                  token_bytes = (PART == CPA_KEYS ? a.k_token_stride : a.v_token_stride) * 2;
+    const int shift = a.block_shift, dim = PART == CPA_KEYS ? a.k_dim : a.v_dim;
     const char *pool = PART == CPA_KEYS ? a.k : a.v;
-    pool += (kv_head * (PART == CPA_KEYS ? a.k_head_stride : a.v_head_stride) + chunk * 8) * 2;
-    places rows;
-    rows.look_up(a, piece, walk.tile(count - 1), warp, lane);
-    for (int n = 0; n < count; n++) {
-        const int stage = n % STAGES;
-        barrier_wait(shared_address(&empty[stage]), phase_of(n) ^ 1);
+    pool += kv_head * (PART == CPA_KEYS ? a.k_head_stride : a.v_head_stride) * 2;
+    const int32_t *table = a.tables + piece.table;
+    const int first = warp * SHARE + chunk * ROWS + within;
+    const char *mine[EACH]; /* of every 32 rows, the one that this lane looks up */
+    auto look_up = [&](int tile) {
 #pragma unroll
-        for (int row = 0; row < places::SHARE; row += ROWS) {
-            const int64_t offset = __shfl_sync(0xffffffff, rows.offset[row / 32], row % 32 + within);
+        for (int i = 0; i < EACH; i++) {
+            const int key = min(tile * C::KEYS + first + i * 32, piece.k_end - 1);
+            mine[i] = pool + __ldg(table + (key >> shift)) * block_bytes + (key & ((1 << shift) - 1)) * token_bytes;
+        }
+    };
+    look_up(walk.tile(count - 1));
+    for (int n = 0; n < count; n++) {
+        const int stage = n % N;
+        barrier_wait(shared_address(&empty[stage]), phase_of<N>(n) ^ 1);
+#pragma unroll
+        for (int row = 0; row < SHARE; row += ROWS) {
+            const uint64_t at = __shfl_sync(0xffffffff, (uint64_t)mine[row / 32], row / ROWS % LANES, LANES);
             const uint32_t to = (row / ROWS % 2 ? odd : even) + stage * BYTES + row * (COLUMNS * 2);
-            const char *from = pool + max(offset, (int64_t)0) * 2;
 #pragma unroll
             for (int part = 0; part < DIM / COLUMNS; part++)
-                copy_async_16(to + part * (C::KEYS * COLUMNS * 2), from + part * (COLUMNS * 2),
-                              offset != places::NOWHERE &&
-                                  part * COLUMNS + chunk * 8 < (PART == CPA_KEYS ? a.k_dim : a.v_dim));
+                copy_async_16(to + part * (C::KEYS * COLUMNS * 2), (const char *)at + chunk * 16 + part * (COLUMNS * 2),
+                              part * COLUMNS + chunk * 8 < dim);
         }
         copy_async_commit();
-        if (n + 1 < count) rows.look_up(a, piece, walk.tile(count - 2 - n), warp, lane);
+        if (n + 1 < count) look_up(walk.tile(count - 2 - n));
         copy_async_wait<0>();
         async_proxy_fence();
         __syncwarp();

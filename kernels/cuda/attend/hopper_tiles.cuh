@@ -10,6 +10,7 @@ constexpr int STAGES = 2, WARPGROUP = 128;
 constexpr int GROUP_ROWS = 64;       /* of a consuming warpgroup: those of wgmma */
 constexpr int COLUMNS = 64;          /* of a swizzled tile: 128 bytes; those left over, 16 or 32, are one of their own */
 constexpr int TILE_ALIGNMENT = 1024; /* of swizzled tiles */
+constexpr int MOST_TILE_BYTES = 224 * 1024; /* of the 227 KiB of a CTA: the rest is for alignment, barriers, a piece */
 
 /* Tiles for heads of at most so many columns of keys and values (the rest is zeros): keys, and warpgroups of 64 rows.
  * The narrowest heads take as long for exponentials as for products: of three, some do these while some do those.
@@ -51,10 +52,11 @@ int shape_of(int32_t k_dim, int32_t v_dim, bool boxes, bool ruled, bool flat) {
     return ruled && shape == WIDE_KEYS ? WIDE : shape;
 }
 
-/* How keys and values come: in boxes of tokens of a block, by one warp each; in such boxes, where keys are codes that
- * have a scale each, with which their scores are multiplied; or every row by itself, by a pair of warps each. */
+/* How keys and values come: in boxes of tokens of a block; in such boxes, where keys are codes that have a scale each,
+ * with which their scores are multiplied; or every row by itself. A warp each issues boxes, lane by lane, but does not
+ * keep up with the products where they are of few rows: a pair each issues those, and rows. */
 enum key_loads { BOXES, BOXES_AND_SCALES, EACH_ROW };
-constexpr int LOADING_PAIR = 2;
+constexpr int LOADING_PAIR = 2, FEW_ROWS = 16;
 
 /* Keys of its tiles: three warpgroups have not the registers for rules on all of them. */
 constexpr int keys_of(int shape, bool ruled) {
@@ -70,7 +72,7 @@ struct config {
     static constexpr int CONSUMERS = TILES[Shape].consumers, THREADS = (1 + CONSUMERS) * WARPGROUP;
     static constexpr int LOADER_REGISTERS = CONSUMERS == 3 ? 32 : Loads != BOXES ? 40 : 24,
                          CONSUMER_REGISTERS = CONSUMERS == 3 ? 160 : Loads != BOXES ? 232 : 240;
-    static constexpr int LOADERS = ROWS ? LOADING_PAIR : 1; /* warps that fill a stage of keys, or of values */
+    static constexpr int LOADERS = ROWS ? LOADING_PAIR : 1; /* warps that say when a stage is full */
     static constexpr int REGISTER_STEPS = SCALED ? TILES[Shape].scaled_steps : TILES[Shape].steps;
     static constexpr int RULED_STEPS[] = {0, TILES[Shape].ruled_steps, 0, TILES[Shape].ruled_steps,
                                           TILES[Shape].ruled_steps / 2};
@@ -87,7 +89,10 @@ struct config {
     static constexpr int Q_BYTES = GROUP_ROWS * K_DIM * 2; /* of a warpgroup */
     static constexpr int K_BYTES = KEYS * K_DIM * 2, V_BYTES = KEYS * V_COLUMNS * 2;
     static constexpr int K_AT = CONSUMERS * Q_BYTES, V_AT = K_AT + STAGES * K_BYTES;
-    static constexpr int SCALES_AT = V_AT + STAGES * V_BYTES, SCALE_BYTES = SCALED ? KEYS * 4 : 0;
+    /* A stage of values is given back late, behind the softmax that runs under their product: what is left until they
+     * are due again is enough for boxes, but not for rows. */
+    static constexpr int V_STAGES = ROWS && V_AT + 2 * STAGES * V_BYTES <= MOST_TILE_BYTES ? 2 * STAGES : STAGES;
+    static constexpr int SCALES_AT = V_AT + V_STAGES * V_BYTES, SCALE_BYTES = SCALED ? KEYS * 4 : 0;
     static constexpr int SHARED_BYTES = SCALES_AT + STAGES * SCALE_BYTES + TILE_ALIGNMENT;
 };
 
