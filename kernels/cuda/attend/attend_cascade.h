@@ -40,7 +40,7 @@ static inline int64_t cpa_cuda_tile_tokens(const cpa_attend_batch *batch, int32_
 /* Keeps the nodes of a tree that pay, or all with `always`; none if the whole does not. */
 cpa_cuda_cascade_cut cpa_cuda_choose_cascade(cpa_cascade *tree, const cpa_attend_batch *batch, int32_t tile_rows,
                                              int32_t multiprocessors, int always);
-/* Finds the tree, chooses, and fills `own` and `items`, as far as these are known before the work space is dealt. */
+/* Finds the tree, chooses, and fills `own` and `items`, as far as these are known before the work space is divided. */
 cpa_status cpa_cuda_cascade_plan(cpa_cuda_cascade *cascade, const cpa_attend_batch *batch, int32_t tile_rows,
                                  int32_t multiprocessors, cpa_cuda_cascade_cut *cut, cpa_error *err);
 /* Writes the pieces and the rows of the kept nodes. Items from `first_ready` on have ready queries. */
