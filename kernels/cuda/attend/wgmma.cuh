@@ -42,117 +42,58 @@ __device__ inline void wgmma_hold(float (&d)[N]) {
 }
 
 /* clang-format off */
-#define CPA_WGMMA_N64_SHARED(TYPE) \
-    __device__ static inline void multiply(float (&d)[32], uint64_t a, uint64_t b, int accumulate) { \
+/* The accumulators as operands of the instruction, by their numbers, and as arguments of the statement, by eights. */
+#define CPA_WGMMA_D8 "%0, %1, %2, %3, %4, %5, %6, %7"
+#define CPA_WGMMA_D16 CPA_WGMMA_D8 ", %8, %9, %10, %11, %12, %13, %14, %15"
+#define CPA_WGMMA_D32 CPA_WGMMA_D16 ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define CPA_WGMMA_D36 CPA_WGMMA_D32 ", %32, %33, %34, %35"
+#define CPA_WGMMA_D40 CPA_WGMMA_D36 ", %36, %37, %38, %39"
+#define CPA_WGMMA_D64 \
+    CPA_WGMMA_D40 ", %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55" \
+                  ", %56, %57, %58, %59, %60, %61, %62, %63"
+#define CPA_WGMMA_4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
+#define CPA_WGMMA_8(i) CPA_WGMMA_4(i), CPA_WGMMA_4(i + 4)
+#define CPA_WGMMA_16(i) CPA_WGMMA_8(i), CPA_WGMMA_8(i + 8)
+#define CPA_WGMMA_32(i) CPA_WGMMA_16(i), CPA_WGMMA_16(i + 16)
+
+/* A product of N columns. D lists the accumulators, which are the last arguments too; A_AT, B_AT and P_AT are the numbers
+ * of the operands behind: a, or its four registers, b, and `accumulate`. */
+#define CPA_WGMMA_SHARED(TYPE, N, D, A_AT, B_AT, P_AT, ...) \
+    __device__ static inline void multiply(float (&d)[N / 2], uint64_t a, uint64_t b, int accumulate) { \
         asm volatile( \
-        "{ .reg .pred p; setp.ne.b32 p, %34, 0; " \
-        "wgmma.mma_async.sync.aligned.m64n64k16.f32." TYPE "." TYPE " " \
-        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
-        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, " \
-        "%32, %33, p, 1, 1, 0, 0; }" \
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), \
-          "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), \
-          "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), \
-          "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]) \
-        : "l"(a), "l"(b), "r"(accumulate)); \
+        "{ .reg .pred p; setp.ne.b32 p, " P_AT ", 0; " \
+        "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE " " \
+        "{" D "}, " A_AT ", " B_AT ", p, 1, 1, 0, 0; }" \
+        : __VA_ARGS__ : "l"(a), "l"(b), "r"(accumulate)); \
+    }
+#define CPA_WGMMA_REGISTERS(TYPE, N, NAME, TRANSPOSED, D, A_AT, B_AT, P_AT, ...) \
+    __device__ static inline void NAME(float (&d)[N / 2], const uint32_t (&a)[4], uint64_t b, int accumulate) { \
+        asm volatile( \
+        "{ .reg .pred p; setp.ne.b32 p, " P_AT ", 0; " \
+        "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE " " \
+        "{" D "}, {" A_AT "}, " B_AT ", p, 1, 1, " TRANSPOSED "; }" \
+        : __VA_ARGS__ : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate)); \
     }
 
-#define CPA_WGMMA_N16_REGISTERS(TYPE, NAME, TRANSPOSED) \
-    __device__ static inline void NAME(float (&d)[8], const uint32_t (&a)[4], uint64_t b, int accumulate) { \
-        asm volatile( \
-        "{ .reg .pred p; setp.ne.b32 p, %13, 0; " \
-        "wgmma.mma_async.sync.aligned.m64n16k16.f32." TYPE "." TYPE " " \
-        "{%0, %1, %2, %3, %4, %5, %6, %7}, " \
-        "{%8, %9, %10, %11}, %12, p, 1, 1, " TRANSPOSED "; }" \
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]) \
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate)); \
-    }
-
-#define CPA_WGMMA_N32_REGISTERS(TYPE, NAME, TRANSPOSED) \
-    __device__ static inline void NAME(float (&d)[16], const uint32_t (&a)[4], uint64_t b, int accumulate) { \
-        asm volatile( \
-        "{ .reg .pred p; setp.ne.b32 p, %21, 0; " \
-        "wgmma.mma_async.sync.aligned.m64n32k16.f32." TYPE "." TYPE " " \
-        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, " \
-        "{%16, %17, %18, %19}, %20, p, 1, 1, " TRANSPOSED "; }" \
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), \
-          "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]) \
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate)); \
-    }
-
-#define CPA_WGMMA_N64_REGISTERS(TYPE, NAME, TRANSPOSED) \
-    __device__ static inline void NAME(float (&d)[32], const uint32_t (&a)[4], uint64_t b, int accumulate) { \
-        asm volatile( \
-        "{ .reg .pred p; setp.ne.b32 p, %37, 0; " \
-        "wgmma.mma_async.sync.aligned.m64n64k16.f32." TYPE "." TYPE " " \
-        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
-        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, " \
-        "{%32, %33, %34, %35}, %36, p, 1, 1, " TRANSPOSED "; }" \
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), \
-          "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), \
-          "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), \
-          "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]) \
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate)); \
-    }
-
-#define CPA_WGMMA_N72_REGISTERS(TYPE, NAME, TRANSPOSED) \
-    __device__ static inline void NAME(float (&d)[36], const uint32_t (&a)[4], uint64_t b, int accumulate) { \
-        asm volatile( \
-        "{ .reg .pred p; setp.ne.b32 p, %41, 0; " \
-        "wgmma.mma_async.sync.aligned.m64n72k16.f32." TYPE "." TYPE " " \
-        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
-        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
-        "%32, %33, %34, %35}, " \
-        "{%36, %37, %38, %39}, %40, p, 1, 1, " TRANSPOSED "; }" \
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), \
-          "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), \
-          "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), \
-          "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]), \
-          "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]) \
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate)); \
-    }
-
-#define CPA_WGMMA_N128_SHARED(TYPE) \
-    __device__ static inline void multiply(float (&d)[64], uint64_t a, uint64_t b, int accumulate) { \
-        asm volatile( \
-        "{ .reg .pred p; setp.ne.b32 p, %66, 0; " \
-        "wgmma.mma_async.sync.aligned.m64n128k16.f32." TYPE "." TYPE " " \
-        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
-        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
-        "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
-        "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, " \
-        "%64, %65, p, 1, 1, 0, 0; }" \
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), \
-          "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), \
-          "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), \
-          "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]), \
-          "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), \
-          "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), \
-          "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]), \
-          "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63]) \
-        : "l"(a), "l"(b), "r"(accumulate)); \
-    }
-
-#define CPA_WGMMA_N128_REGISTERS(TYPE, NAME, TRANSPOSED) \
-    __device__ static inline void NAME(float (&d)[64], const uint32_t (&a)[4], uint64_t b, int accumulate) { \
-        asm volatile( \
-        "{ .reg .pred p; setp.ne.b32 p, %69, 0; " \
-        "wgmma.mma_async.sync.aligned.m64n128k16.f32." TYPE "." TYPE " " \
-        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
-        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
-        "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
-        "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, " \
-        "{%64, %65, %66, %67}, %68, p, 1, 1, " TRANSPOSED "; }" \
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), \
-          "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), \
-          "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), \
-          "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]), \
-          "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), \
-          "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), \
-          "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]), \
-          "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63]) \
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate)); \
-    }
+/* P V by the width of O, and Q K^T by the keys of a tile. */
+#define CPA_WGMMA_VALUES(TYPE) \
+    CPA_WGMMA_REGISTERS(TYPE, 16, multiply, "1", CPA_WGMMA_D8, "%8, %9, %10, %11", "%12", "%13", CPA_WGMMA_8(0)) \
+    CPA_WGMMA_REGISTERS(TYPE, 32, multiply, "1", CPA_WGMMA_D16, "%16, %17, %18, %19", "%20", "%21", CPA_WGMMA_16(0)) \
+    CPA_WGMMA_REGISTERS(TYPE, 64, multiply, "1", CPA_WGMMA_D32, "%32, %33, %34, %35", "%36", "%37", CPA_WGMMA_32(0)) \
+    CPA_WGMMA_REGISTERS(TYPE, 72, multiply, "1", CPA_WGMMA_D36, "%36, %37, %38, %39", "%40", "%41", CPA_WGMMA_32(0), \
+                        CPA_WGMMA_4(32)) \
+    CPA_WGMMA_REGISTERS(TYPE, 128, multiply, "1", CPA_WGMMA_D64, "%64, %65, %66, %67", "%68", "%69", CPA_WGMMA_32(0), \
+                        CPA_WGMMA_32(32))
+#define CPA_WGMMA_SCORES(TYPE) \
+    CPA_WGMMA_SHARED(TYPE, 64, CPA_WGMMA_D32, "%32", "%33", "%34", CPA_WGMMA_32(0)) \
+    CPA_WGMMA_SHARED(TYPE, 80, CPA_WGMMA_D40, "%40", "%41", "%42", CPA_WGMMA_32(0), CPA_WGMMA_8(32)) \
+    CPA_WGMMA_SHARED(TYPE, 128, CPA_WGMMA_D64, "%64", "%65", "%66", CPA_WGMMA_32(0), CPA_WGMMA_32(32)) \
+    CPA_WGMMA_REGISTERS(TYPE, 64, multiply_rows, "0", CPA_WGMMA_D32, "%32, %33, %34, %35", "%36", "%37", \
+                        CPA_WGMMA_32(0)) \
+    CPA_WGMMA_REGISTERS(TYPE, 80, multiply_rows, "0", CPA_WGMMA_D40, "%40, %41, %42, %43", "%44", "%45", \
+                        CPA_WGMMA_32(0), CPA_WGMMA_8(32)) \
+    CPA_WGMMA_REGISTERS(TYPE, 128, multiply_rows, "0", CPA_WGMMA_D64, "%64, %65, %66, %67", "%68", "%69", \
+                        CPA_WGMMA_32(0), CPA_WGMMA_32(32))
 /* clang-format on */
 
 /* multiply(d, a, b, accumulate): with A in shared memory (Q K^T: both operands have the head's width as rows), or in
@@ -162,27 +103,13 @@ template <typename Element>
 struct wgmma;
 template <>
 struct wgmma<__nv_bfloat16> {
-    CPA_WGMMA_N16_REGISTERS("bf16", multiply, "1")
-    CPA_WGMMA_N32_REGISTERS("bf16", multiply, "1")
-    CPA_WGMMA_N64_SHARED("bf16")
-    CPA_WGMMA_N64_REGISTERS("bf16", multiply, "1")
-    CPA_WGMMA_N64_REGISTERS("bf16", multiply_rows, "0")
-    CPA_WGMMA_N72_REGISTERS("bf16", multiply, "1")
-    CPA_WGMMA_N128_SHARED("bf16")
-    CPA_WGMMA_N128_REGISTERS("bf16", multiply, "1")
-    CPA_WGMMA_N128_REGISTERS("bf16", multiply_rows, "0")
+    CPA_WGMMA_VALUES("bf16")
+    CPA_WGMMA_SCORES("bf16")
 };
 template <>
 struct wgmma<__half> {
-    CPA_WGMMA_N16_REGISTERS("f16", multiply, "1")
-    CPA_WGMMA_N32_REGISTERS("f16", multiply, "1")
-    CPA_WGMMA_N64_SHARED("f16")
-    CPA_WGMMA_N64_REGISTERS("f16", multiply, "1")
-    CPA_WGMMA_N64_REGISTERS("f16", multiply_rows, "0")
-    CPA_WGMMA_N72_REGISTERS("f16", multiply, "1")
-    CPA_WGMMA_N128_SHARED("f16")
-    CPA_WGMMA_N128_REGISTERS("f16", multiply, "1")
-    CPA_WGMMA_N128_REGISTERS("f16", multiply_rows, "0")
+    CPA_WGMMA_VALUES("f16")
+    CPA_WGMMA_SCORES("f16")
 };
 
 #endif
