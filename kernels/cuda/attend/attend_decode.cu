@@ -343,8 +343,8 @@ cpa_status launch_widths(const cpa_cuda_attend_args *args, int32_t ctas, int32_t
     if (k_dim <= 128 && v_dim <= 128) {
         if constexpr (Q) return launch_short<Element, Codes, 128, 5, 4, Ruled>(args, ctas, stream);
         if (wide) return launch<config<Element, void, 128, 128, 3, 8, 1, Ruled>>(args, ctas, stream);
-        if (row_tiles == 2)
-            return launch<config<Element, void, 128, 128, 6, 4, 1, Ruled, ROWS_TOGETHER, false, 2>>(args, ctas, stream);
+        if (row_tiles == 2) /* twice the work for the same bytes, which more warps hide */
+            return launch<config<Element, void, 128, 128, 4, 6, 1, Ruled, ROWS_TOGETHER, false, 2>>(args, ctas, stream);
         return launch<config<Element, void, 128, 128, 3, 4, 1, Ruled>>(args, ctas, stream);
     }
     if (k_dim <= 192 && v_dim <= 128)
