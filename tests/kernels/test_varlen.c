@@ -100,6 +100,14 @@ static const cpa_test_varlen_case BASE[] = {
      .n_segments = 2,
      .rows = 140,
      .keys = 140},
+    {.dtype = CPA_BF16,
+     .q_heads = 8,
+     .kv_heads = 4,
+     .k_dim = 64,
+     .v_dim = 64,
+     .n_segments = 3,
+     .rows = 130,
+     .keys = 130},
 };
 enum { BASES = sizeof BASE / sizeof BASE[0] };
 
@@ -125,8 +133,7 @@ static void empty_segments(void) {
             c.rows = 40, c.keys = 70;
             c.ragged = 2;
             c.causal = causal;
-            c.keep = 1;
-            CU_ASSERT_EQUAL(cpa_test_varlen_wrong_rows(&c), 0);
+            for (c.keep = 0; c.keep < 2; c.keep++) CU_ASSERT_EQUAL(cpa_test_varlen_wrong_rows(&c), 0);
         }
     }
 }
@@ -194,10 +201,22 @@ static void any_width(void) {
             cpa_test_varlen_case c = BASE[base];
             c.k_dim = widths[i][0], c.v_dim = widths[i][1];
             c.packed = (int32_t)i % 2;
-            c.keep = 1;
             c.samples = 200;
-            CU_ASSERT_EQUAL(cpa_test_varlen_wrong_rows(&c), 0);
+            for (c.keep = 0; c.keep < 2; c.keep++) CU_ASSERT_EQUAL(cpa_test_varlen_wrong_rows(&c), 0);
         }
+    }
+}
+
+/* Some groups of heads fill tiles of 64 rows, some do not. */
+static void any_group(void) {
+    static const int32_t groups[] = {1, 2, 3, 4, 5, 8, 12, 16, 64};
+    for (size_t i = 0; i < sizeof groups / sizeof groups[0]; i++) {
+        cpa_test_varlen_case c = BASE[1 + i % (BASES - 1)];
+        c.kv_heads = 2;
+        c.q_heads = 2 * groups[i];
+        c.rows = 30;
+        c.samples = 200;
+        CU_ASSERT_EQUAL(cpa_test_varlen_wrong_rows(&c), 0);
     }
 }
 
@@ -260,6 +279,42 @@ static void resumed_over_more_keys(void) {
     }
 }
 
+/* A plan serves any number of calls. */
+static void used_again(void) {
+    for (int base = 0; base < BASES; base++) {
+        cpa_test_varlen_case c = BASE[base];
+        cpa_test_varlen_site s;
+        cpa_test_varlen_tensors t = {0};
+        cpa_test_varlen_result r;
+        c.n_segments = 50; /* more than a device takes at once */
+        c.rows = c.keys = 100;
+        c.samples = 200;
+        cpa_test_varlen_open(&s, 2);
+        cpa_test_varlen_make(&c, &t);
+        CU_ASSERT_EQUAL(cpa_test_varlen_attend(&s, &c, &t, &r), CPA_OK);
+        const cpa_test_varlen_on_device d = cpa_test_varlen_upload(&s, &c, &t);
+        const int64_t bytes = cpa_test_varlen_out_bytes(&c, &t),
+                      lse_bytes = t.q_rows * c.q_heads * (int64_t)sizeof(float);
+        cpa_varlen_attend_args args = cpa_test_varlen_args(&c, &t, d);
+        for (int call = 0; call < 3; call++) {
+            memset(r.out, 0xff, (size_t)bytes);
+            memset(r.lse, 0xff, (size_t)lse_bytes);
+            args.out = cpa_test_upload(s.stream, r.out, bytes);
+            args.state.lse = cpa_test_upload(s.stream, r.lse, lse_bytes);
+            CU_ASSERT_EQUAL(cpa_varlen_attend(s.plan, &args, s.stream), CPA_OK);
+            cpa_test_download(s.stream, r.out, args.out, bytes);
+            cpa_test_download(s.stream, r.lse, args.state.lse, lse_bytes);
+            CU_ASSERT_EQUAL(cpa_test_varlen_count_wrong(&c, &t, &r), 0);
+            cpa_test_free(s.stream, args.state.lse);
+            cpa_test_free(s.stream, args.out);
+        }
+        cpa_test_varlen_release(&s, d);
+        cpa_test_varlen_free_result(&r);
+        cpa_test_varlen_free(&c, &t);
+        cpa_test_varlen_close(&s);
+    }
+}
+
 /* The host's bits of a segment are those that it has alone; a device's repeat. */
 static void bits_of_a_segment(void) {
     for (int base = 0; base < BASES; base++) {
@@ -299,8 +354,10 @@ static const cpa_test tests[] = {{"ragged segments", ragged_segments},
                                  {"windows to both sides", windows_to_both_sides},
                                  {"capped scores", capped_scores},
                                  {"any width", any_width},
+                                 {"any group of heads", any_group},
                                  {"any length", any_length},
                                  {"resumed over more keys", resumed_over_more_keys},
+                                 {"used again", used_again},
                                  {"bits of a segment", bits_of_a_segment},
                                  {"grid of encoders", grid_of_encoders}};
 

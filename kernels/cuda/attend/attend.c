@@ -167,29 +167,47 @@ static int shared_memory_suffices(const cpa_cuda_plan *plan, const cpa_cuda_atte
            cpa_cuda_attend_portable(a, 0, plan->tile_rows, stream) == CPA_OK;
 }
 
-/* The pool of keys or values as a tensor of (dim, token, head, block), with boxes of `columns`, 64 or fewer, by `box`
- * tokens. A box at a block past the pool, or at elements past the head, reads zeros. What has no pages is one block of
- * all rows. */
-static cpa_status encode_map(const cpa_kv_view *kv, cpa_kv_part part, int32_t columns, int32_t box, CUtensorMap *out,
+/* A tensor of elements with up to four dimensions, the innermost first; those but that one have strides in bytes. */
+typedef struct mapped_tensor {
+    void *memory;
+    cpa_dtype dtype;
+    cuuint64_t dims[4], strides[3];
+} mapped_tensor;
+
+/* A map of boxes of `columns`, 64 or fewer, by `rows` and `next` of the dimensions behind. What of a box lies past the
+ * tensor reads zeros. */
+static cpa_status encode_map(const mapped_tensor *tensor, int32_t columns, int32_t rows, int32_t next, CUtensorMap *out,
                              cpa_stream *stream) {
-    const cpa_kv_pool pool = cpa_kv_pool_of(kv, part);
-    const int flat = kv->block_size == CPA_TENSOR_BLOCK;
-    const cuuint64_t dims[] = {(cuuint64_t)pool.dim, (cuuint64_t)(flat ? kv->num_blocks : kv->block_size),
-                               (cuuint64_t)kv->kv_heads,
-                               (cuuint64_t)(kv->num_blocks > 0 && !flat ? kv->num_blocks : 1)};
-    const cuuint64_t strides[] = {(cuuint64_t)pool.token_stride, (cuuint64_t)pool.head_stride,
-                                  (cuuint64_t)pool.block_stride};
-    const cuuint32_t boxes[] = {(cuuint32_t)columns, (cuuint32_t)box, 1, 1}, steps[] = {1, 1, 1, 1};
+    const cuuint32_t boxes[] = {(cuuint32_t)columns, (cuuint32_t)rows, (cuuint32_t)next, 1}, steps[] = {1, 1, 1, 1};
     const CUtensorMapSwizzle swizzle = columns == 64   ? CU_TENSOR_MAP_SWIZZLE_128B
                                        : columns == 32 ? CU_TENSOR_MAP_SWIZZLE_64B
                                                        : CU_TENSOR_MAP_SWIZZLE_32B;
     const CUtensorMapDataType type =
-        kv->dtype == CPA_BF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
+        tensor->dtype == CPA_BF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
     const CUresult result = cpa_cuda_device_of(stream)->encode(
-        out, type, 4, pool.memory, dims, strides, boxes, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,
-        CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+        out, type, 4, tensor->memory, tensor->dims, tensor->strides, boxes, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
+        swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     if (result != CUDA_SUCCESS)
         return cpa_fail(&stream->error, CPA_DEVICE, "attend: cuTensorMapEncodeTiled failed with error %d", (int)result);
+    return CPA_OK;
+}
+
+/* The pools of keys and of values as tensors of (dim, token, head, block), with boxes of `box` tokens. What has no pages
+ * is one block of all rows. */
+static cpa_status encode_pools(const cpa_kv_view *kv, int32_t box, int32_t tail, CUtensorMap *k, CUtensorMap *v,
+                               CUtensorMap *k_tail, CUtensorMap *v_tail, cpa_stream *stream) {
+    const int flat = kv->block_size == CPA_TENSOR_BLOCK;
+    for (cpa_kv_part part = CPA_KEYS; part <= CPA_VALUES; part++) {
+        const cpa_kv_pool pool = cpa_kv_pool_of(kv, part);
+        const mapped_tensor tensor = {
+            .memory = pool.memory,
+            .dtype = kv->dtype,
+            .dims = {(cuuint64_t)pool.dim, (cuuint64_t)(flat ? kv->num_blocks : kv->block_size),
+                     (cuuint64_t)kv->kv_heads, (cuuint64_t)(kv->num_blocks > 0 && !flat ? kv->num_blocks : 1)},
+            .strides = {(cuuint64_t)pool.token_stride, (cuuint64_t)pool.head_stride, (cuuint64_t)pool.block_stride}};
+        CPA_TRY(encode_map(&tensor, 64, box, 1, part == CPA_KEYS ? k : v, stream));
+        if (tail) CPA_TRY(encode_map(&tensor, tail, box, 1, part == CPA_KEYS ? k_tail : v_tail, stream));
+    }
     return CPA_OK;
 }
 
@@ -200,13 +218,29 @@ static cpa_status run_hopper(const cpa_cuda_attend_args *a, const cpa_kv_view *v
     if (cpa_cuda_hopper_takes_rows(kv.block_size)) return cpa_cuda_attend_hopper(a, &maps, n_pieces, stream);
     const int32_t box = cpa_cuda_hopper_box(a->k_dim, a->v_dim, kv.block_size, a->score.any);
     const int32_t tail = a->k_scales ? 0 : cpa_cuda_hopper_tail(a->k_dim, a->v_dim);
-    CPA_TRY(encode_map(&kv, CPA_KEYS, 64, box, &maps.k, stream));
-    CPA_TRY(encode_map(&kv, CPA_VALUES, 64, box, &maps.v, stream));
-    if (tail) {
-        CPA_TRY(encode_map(&kv, CPA_KEYS, tail, box, &maps.k_tail, stream));
-        CPA_TRY(encode_map(&kv, CPA_VALUES, tail, box, &maps.v_tail, stream));
-    }
+    CPA_TRY(encode_pools(&kv, box, tail, &maps.k, &maps.v, &maps.k_tail, &maps.v_tail, stream));
     return cpa_cuda_attend_hopper(a, &maps, n_pieces, stream);
+}
+
+/* Tensors without pages. */
+static cpa_status run_tensors(const cpa_cuda_plan *plan, const cpa_cuda_attend_args *a, const cpa_kv_view *view,
+                              cpa_stream *stream) {
+    enum { ROWS = 64 }; /* of a box of queries */
+    const cpa_kv_view kv = cpa_kv_view_resolve(*view);
+    const int32_t box = cpa_cuda_hopper_box(a->k_dim, a->v_dim, kv.block_size, 0),
+                  tail = cpa_cuda_hopper_tail(a->k_dim, a->v_dim);
+    const cuuint64_t row_bytes = (cuuint64_t)(a->q_row_stride * cpa_dtype_bytes(a->q_dtype)),
+                     head_bytes = (cuuint64_t)(a->k_dim * cpa_dtype_bytes(a->q_dtype));
+    const mapped_tensor q = {.memory = (void *)(uintptr_t)a->q,
+                             .dtype = a->q_dtype,
+                             .dims = {(cuuint64_t)a->k_dim, (cuuint64_t)a->q_heads, (cuuint64_t)plan->base.rows, 1},
+                             .strides = {head_bytes, row_bytes, row_bytes}};
+    cpa_cuda_tensor_maps maps = {0};
+    CPA_TRY(encode_map(&q, 64, a->group, ROWS / a->group, &maps.q, stream));
+    if (tail) CPA_TRY(encode_map(&q, tail, a->group, ROWS / a->group, &maps.q_tail, stream));
+    CPA_TRY(encode_pools(&kv, box, tail, &maps.k, &maps.v, &maps.k_tail, &maps.v_tail, stream));
+    uint32_t *tickets = (uint32_t *)(plan->memory->image + plan->tickets_at);
+    return cpa_cuda_attend_tensors(a, &maps, plan->n_prefill, tickets, stream);
 }
 
 /* Where the blocks of a quantised cache, or of rows that lie in runs, are as rows of elements. Those of few tokens then
@@ -279,6 +313,7 @@ static cpa_status run_prefill(const cpa_cuda_plan *plan, const cpa_cuda_attend_a
     const int hopper =
         cpa_cuda_device_of(stream)->path == CPA_CUDA_HOPPER && kv->num_blocks > 0 && !a->score.bias.values && fits;
     if (a->k_run_shift < 30) return run_widened(plan, a, stream);
+    if (hopper && a->kv_dtype == a->q_dtype && cpa_cuda_tensors_fit(a)) return run_tensors(plan, a, kv, stream);
     if (hopper && a->kv_dtype == a->q_dtype) return run_hopper(a, kv, plan->n_prefill, stream);
     if (hopper && plan->n_widened > 0) return run_widened(plan, a, stream);
     return cpa_cuda_attend_portable(a, plan->n_prefill, plan->tile_rows, stream);

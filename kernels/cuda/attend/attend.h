@@ -119,7 +119,7 @@ typedef struct cpa_cuda_plan {
     cpa_owner_map map;
     int32_t tile_rows;                 /* of prefill */
     int64_t image_bytes, upload_bytes; /* of the image; what of it comes from the host */
-    int64_t items_at, tables_at, decode_at, counters_at, prefill_at, splits_at;
+    int64_t items_at, tables_at, decode_at, counters_at, tickets_at, prefill_at, splits_at;
     int64_t widened_tables_at, widened_blocks_at; /* the tables with places in `widened`, and the block of each place */
     int32_t n_widened;                            /* blocks of the cache; 0: nothing is widened */
     const int32_t *device_tables;                 /* of the caller's; NULL: the image has them from the host */
@@ -321,6 +321,14 @@ typedef struct cpa_cuda_hopper_maps {
 } cpa_cuda_hopper_maps;
 cpa_status cpa_cuda_attend_hopper(const cpa_cuda_attend_args *args, const cpa_cuda_hopper_maps *maps, int32_t n_pieces,
                                   cpa_stream *stream);
+/* The same for tensors without pages, and the queries as a tensor of (dim, head, row, 1), for boxes of 64 rows of the
+ * packed ones of a group. `tickets`: a word that is 0, and is again when the kernel is done. */
+typedef struct cpa_cuda_tensor_maps {
+    CUtensorMap q, q_tail, k, v, k_tail, v_tail;
+} cpa_cuda_tensor_maps;
+int cpa_cuda_tensors_fit(const cpa_cuda_attend_args *args);
+cpa_status cpa_cuda_attend_tensors(const cpa_cuda_attend_args *args, const cpa_cuda_tensor_maps *maps, int32_t n_pieces,
+                                   uint32_t *tickets, cpa_stream *stream);
 /* Widens `blocks` (on the device) of a quantised cache to the dtype of the queries: place i of the work space becomes
  * block blocks[i], [block_size, kv_heads, dim], or is left as it is if that is negative. Values are what they stand
  * for, rounded; keys are codes less their zero, exact, and their scales go to k_scales, [kv_heads, wide_block] for

@@ -8,30 +8,11 @@
 
 namespace {
 
-/* The turn of one of two warpgroups with the tensor cores: between take_turn and pass_turn. Barriers 1 and 2 are those
- * of each alone. */
-__device__ inline int turn_barrier(int consumer) {
-    return 3 + consumer;
-}
-__device__ inline void take_turn(int consumer) {
-    named_sync(turn_barrier(consumer), 2 * WARPGROUP);
-}
-__device__ inline void pass_turn(int consumer) {
-    named_arrive(turn_barrier(1 - consumer), 2 * WARPGROUP);
-}
-
-/* The exponentials are to run under the product that follows them in the program: ptxas moves a wait above them, but
- * not above a store. No sum is negative, so nothing is stored. */
-__device__ inline void pin_before_wait(float sum, uint32_t shared) {
-    asm volatile("{ .reg .pred p; setp.lt.f32 p, %0, 0f00000000; @p st.shared.f32 [%1], %0; }" ::"f"(sum), "r"(shared)
-                 : "memory");
-}
-
 /* All tiles of the piece, the last keys first. */
 template <typename C, loop_rules RULES>
-__device__ void attend_tiles(const cpa_cuda_attend_args &a, const cpa_cuda_piece &piece,
-                             const hopper_walk<C> &walk, thread_state<C> &state, group_scores<C> &scores,
-                             uint32_t shared, stage_barriers<C> &barriers, int consumer, int thread) {
+__device__ void attend_tiles(const cpa_cuda_attend_args &a, const cpa_cuda_piece &piece, const hopper_walk<C> &walk,
+                             thread_state<C> &state, group_scores<C> &scores, uint32_t shared,
+                             stage_barriers<C> &barriers, int consumer, int thread) {
     const int lane = thread % 32, column = 2 * (lane % 4), count = walk.count;
     const query_operand<C, RULES> q(shared + consumer * C::Q_BYTES, thread);
     float s[C::KEYS / 2], keep[2];
@@ -49,8 +30,7 @@ __device__ void attend_tiles(const cpa_cuda_attend_args &a, const cpa_cuda_piece
         if (lane == 0) barrier_arrive(shared_address(&barriers.v_empty[n % C::V_STAGES]));
     };
     auto scale = [&](int n) {
-        if constexpr (C::SCALED)
-            scale_scores<C>(s, shared + C::SCALES_AT + n % STAGES * C::SCALE_BYTES + column * 4);
+        if constexpr (C::SCALED) scale_scores<C>(s, shared + C::SCALES_AT + n % STAGES * C::SCALE_BYTES + column * 4);
     };
     const row_keys full = walk.full_steps();
     constexpr bool LISTED = RULES == BITS || RULES == ANY_RULES; /* the walk may be */
@@ -92,8 +72,7 @@ __device__ void attend_tiles(const cpa_cuda_attend_args &a, const cpa_cuda_piece
             });
         if constexpr (RULES == ANY_RULES) {
             if (!a.score.transforms) return;
-            if (a.score.softcap > 0)
-                for_eights(s, [&](float *const(&some)[8]) { cap_scores_of(a.score.tanh, some); });
+            if (a.score.softcap > 0) for_eights(s, [&](float *const(&some)[8]) { cap_scores_of(a.score.tanh, some); });
             if (!a.score.alibi_slopes) return;
             if (is_apart) return slope_apart<C>(s, state.rules, scores, n, thread);
             slope_alike<C>(state.rules, scores, key_of(n), thread);
@@ -159,9 +138,9 @@ __device__ void attend_tiles(const cpa_cuda_attend_args &a, const cpa_cuda_piece
 }
 
 template <typename C>
-__device__ void attend_by_rules(const cpa_cuda_attend_args &a, const cpa_cuda_piece &piece,
-                                const hopper_walk<C> &walk, thread_state<C> &state, group_scores<C> &scores,
-                                uint32_t shared, stage_barriers<C> &barriers, int consumer, int thread) {
+__device__ void attend_by_rules(const cpa_cuda_attend_args &a, const cpa_cuda_piece &piece, const hopper_walk<C> &walk,
+                                thread_state<C> &state, group_scores<C> &scores, uint32_t shared,
+                                stage_barriers<C> &barriers, int consumer, int thread) {
     if constexpr (C::RULED) {
         begin_rules<C>(a, state, scores, thread);
         const bool capped = a.score.softcap > 0, linear = scores.piece.linear;
@@ -226,25 +205,15 @@ __device__ void store_state(const cpa_cuda_attend_args &a, const cpa_cuda_piece 
 }
 
 template <typename C>
-__device__ void consume(const cpa_cuda_attend_args &a, const cpa_cuda_piece &piece,
-                        const hopper_walk<C> &walk, int kv_group, group_scores<C> &scores, uint32_t shared,
-                        stage_barriers<C> &barriers, int consumer, int thread) {
+__device__ void consume(const cpa_cuda_attend_args &a, const cpa_cuda_piece &piece, const hopper_walk<C> &walk,
+                        int kv_group, group_scores<C> &scores, uint32_t shared, stage_barriers<C> &barriers,
+                        int consumer, int thread) {
     const int lane = thread % 32, first_row = piece.row_begin + consumer * GROUP_ROWS;
     const int row = first_row + thread / 32 * 16 + lane / 4;
     thread_state<C> state;
+    clear_state<C>(state);
 #pragma unroll
-    for (int half = 0; half < 2; half++) {
-        state.max[half] = -INFINITY;
-        state.sum[half] = 0;
-        state.keys[half] = walk.keys_of(a, piece, row + 8 * half, a.rows);
-    }
-#pragma unroll
-    for (int part = 0; part < C::PARTS; part++)
-#pragma unroll
-        for (int i = 0; i < C::PART / 2; i++) state.o[part][i] = 0;
-#pragma unroll
-    for (int i = 0; i < C::V_TAIL / 2; i++) state.tail[i] = 0;
-    if constexpr (C::RULED) state.rules = {};
+    for (int half = 0; half < 2; half++) state.keys[half] = walk.keys_of(a, piece, row + 8 * half, a.rows);
     if (walk.count > 0) {
         load_queries<C>(a, piece, kv_group, first_row, shared + consumer * C::Q_BYTES, thread);
         if constexpr (C::RULED) {
@@ -358,8 +327,8 @@ cpa_status launch_widths(const hopper_args &args, int32_t n_pieces, cpa_stream *
     constexpr bool TAILED = Loads == BOXES && !Ruled;
     const int shape = shape_of(args.a.k_dim, args.a.v_dim, TAILED, Ruled, args.flat);
     switch (shape) {
-    case NARROW: return launch<config<Element, NARROW, Loads, Ruled>>(args, n_pieces, stream);
-    case SQUARE: return launch<config<Element, SQUARE, Loads, Ruled>>(args, n_pieces, stream);
+        case NARROW: return launch<config<Element, NARROW, Loads, Ruled>>(args, n_pieces, stream);
+        case SQUARE: return launch<config<Element, SQUARE, Loads, Ruled>>(args, n_pieces, stream);
     }
     if constexpr (!Ruled)
         if (shape == WIDE_KEYS) return launch<config<Element, WIDE_KEYS, Loads, Ruled>>(args, n_pieces, stream);

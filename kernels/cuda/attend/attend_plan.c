@@ -64,6 +64,7 @@ static void place_sections(cpa_cuda_plan *plan, const cpa_cuda_plan_builder *b) 
     plan->decode_at = cpa_cuda_place_section(&end, (units + b->shares.ctas) * (int64_t)sizeof(cpa_cuda_piece));
     plan->counters_at = cpa_cuda_place_section(
         &end, most_decode_splits(b, units) * b->batch->shape.kv_heads * (int64_t)sizeof(uint32_t));
+    plan->tickets_at = cpa_cuda_place_section(&end, (int64_t)sizeof(uint32_t));
     plan->prefill_at = cpa_cuda_place_section(&end, (b->n_pieces + b->tail_pieces) * (int64_t)sizeof(cpa_cuda_piece));
     plan->splits_at = cpa_cuda_place_section(&end, b->n_tiles * (int64_t)sizeof(cpa_cuda_split));
     plan->shared_at = cpa_cuda_place_section(&end, b->n_shared * (int64_t)sizeof(cpa_cuda_piece));

@@ -25,10 +25,24 @@ template <typename C>
 struct thread_state {
     float o[C::PARTS][C::PART / 2];
     float tail[C::V_TAIL > 0 ? C::V_TAIL / 2 : 1]; /* the columns of O that are left over */
-    float max[2], sum[2]; /* max of raw scores; sum over this thread's columns */
+    float max[2], sum[2];                          /* max of raw scores; sum over this thread's columns */
     row_keys keys[2];
     typename std::conditional<C::RULED, thread_rules, no_rules>::type rules;
 };
+
+/* That of rows that have seen nothing. */
+template <typename C>
+__device__ void clear_state(thread_state<C> &state) {
+#pragma unroll
+    for (int half = 0; half < 2; half++) state.max[half] = -INFINITY, state.sum[half] = 0;
+#pragma unroll
+    for (int part = 0; part < C::PARTS; part++)
+#pragma unroll
+        for (int i = 0; i < C::PART / 2; i++) state.o[part][i] = 0;
+#pragma unroll
+    for (int i = 0; i < C::V_TAIL / 2; i++) state.tail[i] = 0;
+    if constexpr (C::RULED) state.rules = {};
+}
 
 /* Where a chunk of 8 columns of a row of queries lies in their tiles. */
 template <typename C>
@@ -63,11 +77,11 @@ __device__ void load_queries(const cpa_cuda_attend_args &a, const cpa_cuda_piece
     copy_async_wait<0>();
 }
 
-/* Values past the last key become zeros: whatever lies in the rest of a page, 0 * NaN must not appear. */
-template <typename C>
+/* Values past the last key of KEYS become zeros: whatever lies in the rest of a page, 0 * NaN must not appear. */
+template <typename C, int KEYS = C::KEYS>
 __device__ void clear_values(uint32_t shared, int keys, int thread) {
     constexpr int CHUNKS = C::V_COLUMNS / 8;
-    for (int i = keys * CHUNKS + thread; i < C::KEYS * CHUNKS; i += WARPGROUP) {
+    for (int i = keys * CHUNKS + thread; i < KEYS * CHUNKS; i += WARPGROUP) {
         const int row = i / CHUNKS, chunk = i % CHUNKS;
         uint32_t at = shared + (chunk / 8 * C::KEYS + row) * COLUMNS * 2 + chunk % 8 * 16;
         if (C::V_TAIL > 0 && chunk >= C::V_WHOLE / 8)
@@ -89,13 +103,13 @@ struct query_operand {
             tail = wgmma_descriptor<C::TAIL * 2>(shared + GROUP_ROWS * C::K_WHOLE * 2, 0);
         const int row = thread / 32 * 16 + (thread & 15), chunk = thread / 16 & 1;
 #pragma unroll
-        for (int step = 0; step < STEPS; step++)
-            load_matrices(part[step], shared + chunk_at<C>(row, 2 * step + chunk));
+        for (int step = 0; step < STEPS; step++) load_matrices(part[step], shared + chunk_at<C>(row, 2 * step + chunk));
     }
-    __device__ void multiply(float (&s)[C::KEYS / 2], int step, uint64_t k) const {
-        if (step < STEPS) {
-            wgmma<typename C::element>::multiply_rows(s, part[step], k, step > 0);
-        } else if (step >= C::K_WHOLE / 16) {
+    template <int N>
+    __device__ void multiply(float (&s)[N], int step, uint64_t k) const {
+        if constexpr (STEPS > 0)
+            if (step < STEPS) return wgmma<typename C::element>::multiply_rows(s, part[step], k, step > 0);
+        if (step >= C::K_WHOLE / 16) {
             wgmma<typename C::element>::multiply(s, wgmma_advance(tail, (step - C::K_WHOLE / 16) * 32), k, step > 0);
         } else {
             const uint32_t at = step / 4 * (GROUP_ROWS * COLUMNS * 2) + step % 4 * 32;
@@ -110,9 +124,9 @@ __device__ uint64_t tail_descriptor(uint32_t tile) {
     return wgmma_descriptor<C::TAIL * 2>(tile + C::KEYS * WHOLE * 2, 0);
 }
 
-/* S = Q K^T, begun. */
-template <typename C, loop_rules RULES>
-__device__ void begin_scores(float (&s)[C::KEYS / 2], const query_operand<C, RULES> &q, uint32_t tile) {
+/* S = Q K^T, begun, of the first 2 N keys of the tile. */
+template <typename C, loop_rules RULES, int N>
+__device__ void begin_scores(float (&s)[N], const query_operand<C, RULES> &q, uint32_t tile) {
     const uint64_t k = wgmma_descriptor(tile, 0);
     wgmma_fence();
 #pragma unroll
@@ -128,12 +142,12 @@ __device__ void begin_scores(float (&s)[C::KEYS / 2], const query_operand<C, RUL
 }
 
 /* O += P V, begun. */
-template <typename C>
-__device__ void begin_values(thread_state<C> &state, const uint32_t (&p)[C::KEYS / 16][4], uint32_t tile) {
+template <typename C, int STEPS>
+__device__ void begin_values(thread_state<C> &state, const uint32_t (&p)[STEPS][4], uint32_t tile) {
     const uint64_t v = wgmma_descriptor(tile, C::KEYS * COLUMNS * 2);
     wgmma_fence();
 #pragma unroll
-    for (int step = 0; step < C::KEYS / 16; step++) {
+    for (int step = 0; step < STEPS; step++) {
 #pragma unroll
         for (int part = 0; part < C::PARTS; part++)
             wgmma<typename C::element>::multiply(
@@ -181,8 +195,8 @@ __device__ void look_up_bits(uint32_t (&shown)[2], const cpa_cuda_attend_args &a
     const int lane = thread % 32, row = thread / 32 * 16 + lane / 4;
 #pragma unroll
     for (int half = 0; half < 2; half++)
-        shown[half] = shown_of_tile<RULES == BITS>(scores.piece, scores.rows[row + 8 * half], state.keys[half], sinks, a.mask.causal,
-                                    scores.indices[n % 2], key, lane);
+        shown[half] = shown_of_tile<RULES == BITS>(scores.piece, scores.rows[row + 8 * half], state.keys[half], sinks,
+                                                   a.mask.causal, scores.indices[n % 2], key, lane);
 }
 
 template <typename C>
@@ -254,6 +268,25 @@ __device__ void mask_scores(float (&s)[C::KEYS / 2], const thread_state<C> &stat
             if (!sees(state.keys[e / 2], sinks, key + 8 * n + e % 2)) s[4 * n + e] = -INFINITY;
 }
 
+/* The turn of one of two warpgroups with the tensor cores: between take_turn and pass_turn. Barriers 1 and 2 are those
+ * of each alone. */
+__device__ inline int turn_barrier(int consumer) {
+    return 3 + consumer;
+}
+__device__ inline void take_turn(int consumer) {
+    named_sync(turn_barrier(consumer), 2 * WARPGROUP);
+}
+__device__ inline void pass_turn(int consumer) {
+    named_arrive(turn_barrier(1 - consumer), 2 * WARPGROUP);
+}
+
+/* The exponentials are to run under the product that follows them in the program: ptxas moves a wait above them, but
+ * not above a store. No sum is negative, so nothing is stored. */
+__device__ inline void pin_before_wait(float sum, uint32_t shared) {
+    asm volatile("{ .reg .pred p; setp.lt.f32 p, %0, 0f00000000; @p st.shared.f32 [%1], %0; }" ::"f"(sum), "r"(shared)
+                 : "memory");
+}
+
 /* Turns scores into probabilities relative to the new maximum; keep[half] is what the old sums and O are worth.
  * OF_ROWS: rows have scales of their own, and what all their scores of the tile have alike. */
 template <typename C, bool OF_ROWS>
@@ -284,6 +317,48 @@ __device__ void online_softmax(float (&s)[C::KEYS / 2], thread_state<C> &state, 
     }
 }
 
+/* The same, where the maximum follows the scores only when they exceed it by so much, in powers of two: probabilities may
+ * be that large, which costs them no precision, and O has seldom to be rescaled. Returns whether it has. */
+constexpr float LAG = 8;
+template <typename C, int N>
+__device__ bool lagging_softmax(float (&s)[N], thread_state<C> &state, float (&keep)[2], float scale_log2) {
+    float max[2];
+    bool grown = false;
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        max[half] = state.max[half];
+#pragma unroll
+        for (int n = 0; n < N / 4; n++)
+            max[half] = fmaxf(max[half], fmaxf(s[4 * n + 2 * half], s[4 * n + 2 * half + 1]));
+        grown |= !((max[half] - state.max[half]) * scale_log2 <= LAG); /* -inf less -inf is no number */
+    }
+    grown = __any_sync(0xffffffff, grown);
+    if (grown) {
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            max[half] = quad_max(max[half]);
+            keep[half] = exp2_fast((state.max[half] - (max[half] == -INFINITY ? 0 : max[half])) * scale_log2);
+            state.max[half] = max[half];
+            state.sum[half] *= keep[half];
+        }
+    }
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        const float base = state.max[half] == -INFINITY ? 0 : state.max[half] * scale_log2;
+        float sum = 0;
+#pragma unroll
+        for (int n = 0; n < N / 4; n++) {
+#pragma unroll
+            for (int e = 2 * half; e < 2 * half + 2; e++) {
+                s[4 * n + e] = exp2_fast(s[4 * n + e] * scale_log2 - base);
+                sum += s[4 * n + e];
+            }
+        }
+        state.sum[half] += sum;
+    }
+    return grown;
+}
+
 /* The same of scores within bounds, which are exponents already: what is old keeps its worth. */
 template <typename C>
 __device__ void bounded_softmax(float (&s)[C::KEYS / 2], thread_state<C> &state) {
@@ -309,10 +384,10 @@ __device__ void end_bounded(thread_state<C> &state, float reference) {
         if (quad_sum(state.sum[half]) != 0) state.max[half] = reference / state.rules.scale[half];
 }
 
-template <typename C>
-__device__ void pack_probabilities(uint32_t (&p)[C::KEYS / 16][4], const float (&s)[C::KEYS / 2]) {
+template <typename C, int STEPS>
+__device__ void pack_probabilities(uint32_t (&p)[STEPS][4], const float (&s)[8 * STEPS]) {
 #pragma unroll
-    for (int k = 0; k < C::KEYS / 16; k++)
+    for (int k = 0; k < STEPS; k++)
 #pragma unroll
         for (int i = 0; i < 4; i++) p[k][i] = pack_pair<typename C::element>(s[8 * k + 2 * i], s[8 * k + 2 * i + 1]);
 }
