@@ -121,6 +121,8 @@ def encoder_rows(runs, table):
     for dim in (72, 80):
         table.compare(f"without a cache {cases.ENCODERS[dim]}", ours(cases.ENCODERS[dim]), ours(cases.ENCODERS[128]),
                       "width 128", 0.85 * 80 / 96, Flops)
+    table.compare(f"without a cache {cases.IMAGES}", ours(cases.IMAGES), runs.case("peer-encoders", cases.IMAGES),
+                  "cuDNN", 0.97, Flops)
     table.compare(f"without a cache {cases.IMAGES}", ours(cases.IMAGES), ours(cases.ENCODERS[64]), "long segments", 0.8,
                   Flops)
 
