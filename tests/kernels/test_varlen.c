@@ -1,11 +1,13 @@
 /* Attention without a cache against the float64 reference: the shapes of encoders of images and sound, ragged segments,
  * lengths that differ, windows to both sides, packed tensors, resumed calls. */
+#include <math.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
+#include "base/convert.h"
 #include "base/threads.h"
 #include "tests/fixtures/kv_fixture.h"
 #include "tests/fixtures/unit.h"
@@ -315,6 +317,48 @@ static void used_again(void) {
     }
 }
 
+static void fill_head(char *rows, int64_t row, int64_t stride, int32_t dim, float first, cpa_dtype dtype) {
+    float head[CPA_MAX_HEAD_DIM] = {first};
+    cpa_narrow(rows + row * stride * cpa_dtype_bytes(dtype), head, dtype, dim);
+}
+
+/* A score may be finite and overflow through the scale: the row becomes NaN. */
+static void overflow_through_the_scale(void) {
+    for (int base = 1; base < BASES; base++) {
+        const cpa_test_varlen_case *c = &BASE[base];
+        if (c->dtype != CPA_BF16) continue;
+        cpa_test_varlen_site s;
+        cpa_test_varlen_tensors t = {0};
+        cpa_test_varlen_open(&s, 1);
+        cpa_test_varlen_make(c, &t);
+        fill_head(t.q, t.q_starts[0], t.q_stride, c->k_dim, 1.5e19f, c->dtype);
+        fill_head(t.k, t.k_starts[0], t.k_stride, c->k_dim, 1.5e19f, c->dtype);
+        const cpa_test_varlen_on_device d = cpa_test_varlen_upload(&s, c, &t);
+        const int64_t bytes = cpa_test_varlen_out_bytes(c, &t), n_q = t.q_starts[1] - t.q_starts[0];
+        char *out = malloc((size_t)bytes);
+        CU_ASSERT_EQUAL(cpa_test_varlen_plan(&s, c, t.q_starts, NULL, c->n_segments), CPA_OK);
+        for (int times = 0; times < 2; times++) {
+            cpa_varlen_attend_args args = cpa_test_varlen_args(c, &t, d);
+            float first[2];
+            memset(out, 0, (size_t)bytes);
+            args.scale = times ? 2 : 0;
+            args.out = cpa_test_upload(s.stream, out, bytes);
+            CU_ASSERT_EQUAL(cpa_varlen_attend(s.plan, &args, s.stream), CPA_OK);
+            cpa_test_download(s.stream, out, args.out, bytes);
+            cpa_test_free(s.stream, args.out);
+            const int64_t row_bytes = c->q_heads * c->v_dim * cpa_dtype_bytes(c->dtype);
+            cpa_widen(&first[0], out + t.q_starts[0] * row_bytes, c->dtype, 1);
+            cpa_widen(&first[1], out + (t.q_starts[0] + n_q - 1) * row_bytes, c->dtype, 1);
+            CU_ASSERT_EQUAL(isnan(first[0]) != 0, times);
+            CU_ASSERT_FALSE(isnan(first[1]));
+        }
+        free(out);
+        cpa_test_varlen_release(&s, d);
+        cpa_test_varlen_free(c, &t);
+        cpa_test_varlen_close(&s);
+    }
+}
+
 /* The host's bits of a segment are those that it has alone; a device's repeat. */
 static void bits_of_a_segment(void) {
     for (int base = 0; base < BASES; base++) {
@@ -358,6 +402,7 @@ static const cpa_test tests[] = {{"ragged segments", ragged_segments},
                                  {"any length", any_length},
                                  {"resumed over more keys", resumed_over_more_keys},
                                  {"used again", used_again},
+                                 {"overflow through the scale", overflow_through_the_scale},
                                  {"bits of a segment", bits_of_a_segment},
                                  {"grid of encoders", grid_of_encoders}};
 

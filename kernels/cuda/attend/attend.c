@@ -222,6 +222,13 @@ static cpa_status run_hopper(const cpa_cuda_attend_args *a, const cpa_kv_view *v
     return cpa_cuda_attend_hopper(a, &maps, n_pieces, stream);
 }
 
+/* Whether the kernel of tensors without pages takes these. Rows are counted in 32 bits by maps, and strides below 2^40
+ * bytes; and where the largest score is finite it is to be so in base 2 as well, which its loop takes for granted. */
+static int tensors_fit(const cpa_cuda_plan *plan, const cpa_cuda_attend_args *a) {
+    return cpa_cuda_tensors_fit(a) && plan->base.rows <= INT32_MAX && a->q_row_stride <= INT32_MAX &&
+           a->scale_log2 <= 1;
+}
+
 /* Tensors without pages. */
 static cpa_status run_tensors(const cpa_cuda_plan *plan, const cpa_cuda_attend_args *a, const cpa_kv_view *view,
                               cpa_stream *stream) {
@@ -313,7 +320,7 @@ static cpa_status run_prefill(const cpa_cuda_plan *plan, const cpa_cuda_attend_a
     const int hopper =
         cpa_cuda_device_of(stream)->path == CPA_CUDA_HOPPER && kv->num_blocks > 0 && !a->score.bias.values && fits;
     if (a->k_run_shift < 30) return run_widened(plan, a, stream);
-    if (hopper && a->kv_dtype == a->q_dtype && cpa_cuda_tensors_fit(a)) return run_tensors(plan, a, kv, stream);
+    if (hopper && a->kv_dtype == a->q_dtype && tensors_fit(plan, a)) return run_tensors(plan, a, kv, stream);
     if (hopper && a->kv_dtype == a->q_dtype) return run_hopper(a, kv, plan->n_prefill, stream);
     if (hopper && plan->n_widened > 0) return run_widened(plan, a, stream);
     return cpa_cuda_attend_portable(a, plan->n_prefill, plan->tile_rows, stream);

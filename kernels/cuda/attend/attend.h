@@ -326,6 +326,7 @@ cpa_status cpa_cuda_attend_hopper(const cpa_cuda_attend_args *args, const cpa_cu
 typedef struct cpa_cuda_tensor_maps {
     CUtensorMap q, q_tail, k, v, k_tail, v_tail;
 } cpa_cuda_tensor_maps;
+/* Whether it takes heads of such widths and groups, and gives what is asked for. */
 int cpa_cuda_tensors_fit(const cpa_cuda_attend_args *args);
 cpa_status cpa_cuda_attend_tensors(const cpa_cuda_attend_args *args, const cpa_cuda_tensor_maps *maps, int32_t n_pieces,
                                    uint32_t *tickets, cpa_stream *stream);
