@@ -194,8 +194,8 @@ static cpa_status encode_map(const mapped_tensor *tensor, int32_t columns, int32
 
 /* The pools of keys and of values as tensors of (dim, token, head, block), with boxes of `box` tokens. What has no pages
  * is one block of all rows. */
-static cpa_status encode_pools(const cpa_kv_view *kv, int32_t box, int32_t tail, CUtensorMap *k, CUtensorMap *v,
-                               CUtensorMap *k_tail, CUtensorMap *v_tail, cpa_stream *stream) {
+static cpa_status encode_pools(const cpa_kv_view *kv, int32_t box, int32_t tail, cpa_cuda_hopper_maps *maps,
+                               cpa_stream *stream) {
     const int flat = kv->block_size == CPA_TENSOR_BLOCK;
     for (cpa_kv_part part = CPA_KEYS; part <= CPA_VALUES; part++) {
         const cpa_kv_pool pool = cpa_kv_pool_of(kv, part);
@@ -205,8 +205,8 @@ static cpa_status encode_pools(const cpa_kv_view *kv, int32_t box, int32_t tail,
             .dims = {(cuuint64_t)pool.dim, (cuuint64_t)(flat ? kv->num_blocks : kv->block_size),
                      (cuuint64_t)kv->kv_heads, (cuuint64_t)(kv->num_blocks > 0 && !flat ? kv->num_blocks : 1)},
             .strides = {(cuuint64_t)pool.token_stride, (cuuint64_t)pool.head_stride, (cuuint64_t)pool.block_stride}};
-        CPA_TRY(encode_map(&tensor, 64, box, 1, part == CPA_KEYS ? k : v, stream));
-        if (tail) CPA_TRY(encode_map(&tensor, tail, box, 1, part == CPA_KEYS ? k_tail : v_tail, stream));
+        CPA_TRY(encode_map(&tensor, 64, box, 1, part == CPA_KEYS ? &maps->k : &maps->v, stream));
+        if (tail) CPA_TRY(encode_map(&tensor, tail, box, 1, part == CPA_KEYS ? &maps->k_tail : &maps->v_tail, stream));
     }
     return CPA_OK;
 }
@@ -218,7 +218,7 @@ static cpa_status run_hopper(const cpa_cuda_attend_args *a, const cpa_kv_view *v
     if (cpa_cuda_hopper_takes_rows(kv.block_size)) return cpa_cuda_attend_hopper(a, &maps, n_pieces, stream);
     const int32_t box = cpa_cuda_hopper_box(a->k_dim, a->v_dim, kv.block_size, a->score.any);
     const int32_t tail = a->k_scales ? 0 : cpa_cuda_hopper_tail(a->k_dim, a->v_dim);
-    CPA_TRY(encode_pools(&kv, box, tail, &maps.k, &maps.v, &maps.k_tail, &maps.v_tail, stream));
+    CPA_TRY(encode_pools(&kv, box, tail, &maps, stream));
     return cpa_cuda_attend_hopper(a, &maps, n_pieces, stream);
 }
 
@@ -245,7 +245,7 @@ static cpa_status run_tensors(const cpa_cuda_plan *plan, const cpa_cuda_attend_a
     cpa_cuda_tensor_maps maps = {0};
     CPA_TRY(encode_map(&q, 64, a->group, ROWS / a->group, &maps.q, stream));
     if (tail) CPA_TRY(encode_map(&q, tail, a->group, ROWS / a->group, &maps.q_tail, stream));
-    CPA_TRY(encode_pools(&kv, box, tail, &maps.k, &maps.v, &maps.k_tail, &maps.v_tail, stream));
+    CPA_TRY(encode_pools(&kv, box, tail, &maps.pools, stream));
     uint32_t *tickets = (uint32_t *)(plan->memory->image + plan->tickets_at);
     return cpa_cuda_attend_tensors(a, &maps, plan->n_prefill, tickets, stream);
 }

@@ -324,7 +324,8 @@ cpa_status cpa_cuda_attend_hopper(const cpa_cuda_attend_args *args, const cpa_cu
 /* The same for tensors without pages, and the queries as a tensor of (dim, head, row, 1), for boxes of 64 rows of the
  * packed ones of a group. `tickets`: a word that is 0, and is again when the kernel is done. */
 typedef struct cpa_cuda_tensor_maps {
-    CUtensorMap q, q_tail, k, v, k_tail, v_tail;
+    CUtensorMap q, q_tail;
+    cpa_cuda_hopper_maps pools;
 } cpa_cuda_tensor_maps;
 /* Whether it takes heads of such widths and groups, and gives what is asked for. */
 int cpa_cuda_tensors_fit(const cpa_cuda_attend_args *args);

@@ -421,9 +421,9 @@ __global__ void __launch_bounds__(C::THREADS, 1) attend_tensors(const __grid_con
         } else if (warp == 1) {
             copy_queries<C>(args, shared, tiles, lane);
         } else if (warp == 2) {
-            copy_tiles<C, CPA_KEYS>(&args.maps.k, &args.maps.k_tail, shared, shared.k, tiles + C::K_AT, lane);
+            copy_tiles<C, CPA_KEYS>(&args.maps.pools.k, &args.maps.pools.k_tail, shared, shared.k, tiles + C::K_AT, lane);
         } else {
-            copy_tiles<C, CPA_VALUES>(&args.maps.v, &args.maps.v_tail, shared, shared.v, tiles + C::V_AT, lane);
+            copy_tiles<C, CPA_VALUES>(&args.maps.pools.v, &args.maps.pools.v_tail, shared, shared.v, tiles + C::V_AT, lane);
         }
     } else {
         registers_grow<C::CONSUMER_REGISTERS>();
