@@ -287,6 +287,19 @@ __device__ inline void pin_before_wait(float sum, uint32_t shared) {
                  : "memory");
 }
 
+/* Scores of a half become probabilities relative to `base`; `sum` grows by them. */
+template <int N>
+__device__ void exponentials(float (&s)[N], float &sum, int half, float scale_log2, float base) {
+#pragma unroll
+    for (int n = 0; n < N / 4; n++) {
+#pragma unroll
+        for (int e = 2 * half; e < 2 * half + 2; e++) {
+            s[4 * n + e] = exp2_fast(s[4 * n + e] * scale_log2 - base);
+            sum += s[4 * n + e];
+        }
+    }
+}
+
 /* Turns scores into probabilities relative to the new maximum; keep[half] is what the old sums and O are worth.
  * OF_ROWS: rows have scales of their own, and what all their scores of the tile have alike. */
 template <typename C, bool OF_ROWS>
@@ -305,14 +318,7 @@ __device__ void online_softmax(float (&s)[C::KEYS / 2], thread_state<C> &state, 
         keep[half] = exp2_fast(state.max[half] * scale_log2 - base);
         state.max[half] = max;
         if (OF_ROWS) base -= alike * scale_log2;
-#pragma unroll
-        for (int n = 0; n < C::KEYS / 8; n++) {
-#pragma unroll
-            for (int e = 2 * half; e < 2 * half + 2; e++) {
-                s[4 * n + e] = exp2_fast(s[4 * n + e] * scale_log2 - base);
-                sum += s[4 * n + e];
-            }
-        }
+        exponentials(s, sum, half, scale_log2, base);
         state.sum[half] = state.sum[half] * keep[half] + sum;
     }
 }
@@ -346,14 +352,7 @@ __device__ bool lagging_softmax(float (&s)[N], thread_state<C> &state, float (&k
     for (int half = 0; half < 2; half++) {
         const float base = state.max[half] == -INFINITY ? 0 : state.max[half] * scale_log2;
         float sum = 0;
-#pragma unroll
-        for (int n = 0; n < N / 4; n++) {
-#pragma unroll
-            for (int e = 2 * half; e < 2 * half + 2; e++) {
-                s[4 * n + e] = exp2_fast(s[4 * n + e] * scale_log2 - base);
-                sum += s[4 * n + e];
-            }
-        }
+        exponentials(s, sum, half, scale_log2, base);
         state.sum[half] += sum;
     }
     return grown;
