@@ -43,7 +43,7 @@ typedef struct cpa_score_rules {
  *
  *     values[row * row_stride + head * head_stride + t - first]
  *
- * and 0 for other keys. -inf hides a key. */
+ * and 0 for other keys. -inf hides a key, and so do the lowest numbers of fp32 and bf16 (CPA_LOWEST_EXPONENT). */
 typedef struct cpa_score_bias {
     const void *values;
     cpa_dtype dtype;        /* fp32, bf16 or fp16 */

@@ -4,6 +4,8 @@
 #include <math.h>
 #include <string.h>
 
+#include <cpattn/ops.h>
+
 /* The loops over elements and keys are also compiled for the wider vectors of newer x86 CPUs. */
 #if defined(__x86_64__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
 #define VECTOR_LOOPS __attribute__((target_clones("default", "arch=x86-64-v3", "arch=x86-64-v4")))
@@ -147,8 +149,8 @@ void cpa_reference_begin(cpa_reference_row *row, const float *q, int32_t k_dim, 
     row->v_dim = v_dim;
     row->dtype = dtype;
     row->scale = scale != 0 ? scale : 1.0 / sqrt(k_dim);
-    row->max = -INFINITY;
-    row->plain_max = -INFINITY;
+    row->max = CPA_LOWEST_EXPONENT * M_LN2; /* lower scores weigh nothing (cpattn/ops.h) */
+    row->plain_max = (float)row->max;
     memcpy(row->q, q, (size_t)k_dim * sizeof *q);
 }
 
@@ -328,7 +330,6 @@ void cpa_reference_add(cpa_reference_row *row, const float *k, const float *v) {
 void cpa_reference_join(cpa_reference_row *row, const cpa_reference_row *other) {
     row->not_finite |= other->not_finite;
     row->undecided |= other->undecided;
-    if (other->max == -INFINITY) return;
     double max = fmax(row->max, other->max), weight = exp(other->max - max);
     float plain_max = fmaxf(row->plain_max, other->plain_max), plain_weight = expf(other->plain_max - plain_max);
     scale_exact(row, exp(row->max - max));

@@ -1,6 +1,6 @@
 /* attend where scores, keys or values are not finite, against the float64 reference, which has the same rule: a score
  * of NaN or +inf makes a row NaN, whatever splits, pieces and calls its keys come in; -inf weighs nothing; what a row
- * does not see does not reach it. On every path of attend that the device has. */
+ * does not see does not reach it. And where scores are large. On every path of attend that the device has. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -278,6 +278,90 @@ static void a_resumed_nan_stays_nan(void) {
     }
 }
 
+/* All keys have `k` in their first element and all queries `q`, and 0 elsewhere; values are 1, or -1 from key `turn` on. */
+static void make_alike(cpa_attend_fixture *f, float q, float k, int64_t turn) {
+    const cpa_attend_case *shape = &f->shape;
+    for (int32_t d = 0; d < shape->k_dim; d++) set_query(f, -1, d, d == 0 ? q : 0);
+    for (int64_t token = 0; token < shape->length; token++) {
+        for (int64_t row = token * shape->kv_heads; row < (token + 1) * shape->kv_heads; row++) {
+            for (int32_t d = 0; d < shape->k_dim; d++) f->sequence.k[row * shape->k_dim + d] = d == 0 ? k : 0;
+            for (int32_t d = 0; d < shape->v_dim; d++) f->sequence.v[row * shape->v_dim + d] = token < turn ? 1 : -1;
+        }
+        store_token(f, token);
+    }
+    upload(f);
+}
+
+/* Whether a row is the mean of the values that it sees; an LSE keeps few digits of what is added to large scores. Scores
+ * too low make it empty, and NaN those that are too large for tensor cores. */
+static int is_even(const cpa_attend_fixture *f, const cpa_attend_result *r, int64_t row, double score, int64_t turn,
+                   const char *path) {
+    const cpa_attend_case *shape = &f->shape;
+    const double exponent = score * M_LOG2E;
+    const int is_empty = exponent < CPA_LOWEST_EXPONENT,
+              is_nan = exponent >= CPA_HIGHEST_EXPONENT && !is_plain(f, path);
+    double keys = 0, sum = 0;
+    for (int64_t key = 0; key < shape->length; key++) {
+        if (!cpa_reference_sees(shape->mask, shape->start + row, key)) continue;
+        keys++, sum += key < turn ? 1 : -1;
+    }
+    int even = 1;
+    for (int64_t i = row * shape->q_heads; i < (row + 1) * shape->q_heads; i++) {
+        const double lse = (double)r->lse[i];
+        even &= is_nan ? isnan(lse) : is_empty ? lse == -INFINITY : fabs(lse - score - log(keys)) <= 1e-3 * fabs(score);
+        for (int64_t d = i * shape->v_dim; d < (i + 1) * shape->v_dim; d++) {
+            const double o = (double)r->o[d];
+            even &= is_nan ? isnan(o) : is_empty ? o == 0 : fabs(o - sum / keys) <= 0.015;
+        }
+    }
+    return even;
+}
+
+static int64_t uneven_rows(cpa_attend_fixture *f, double score, int64_t turn) {
+    const char *path;
+    int64_t uneven = 0;
+    for (int32_t p = 0; (path = take_path(f, p)); p++) {
+        cpa_attend_result r;
+        int64_t failed = 0;
+        cpa_attend_result_init(&r, f);
+        CU_ASSERT_EQUAL(cpa_attend_fixture_run_slot(f, 0, &r), CPA_OK);
+        for (int64_t row = 0; row<f->rows; row += f->rows> 100 ? 37 : 1)
+            failed += !is_even(f, &r, row, score, turn, path);
+        if (failed) printf("\n    %lld uneven on path %s, score %g", (long long)failed, path, score);
+        uneven += failed;
+        cpa_attend_result_destroy(&r);
+    }
+    (void)take_path(f, 0);
+    return uneven;
+}
+
+/* Equal scores weigh the same, in whichever tile they come, however large they are. */
+static void equal_scores_weigh_the_same(void) {
+    static const float elements[][2] = {
+        {1000, 1000},   {1016, 1016},   {1048, 1048},       {1104, 1104},        /* where exponents round badly */
+        {19968, 19968}, {-2048, 19968}, {0x1p50f, 0x1p50f}, {0x1p50f, -0x1p50f}, /* and far out */
+    };
+    for (int base = 0; base < CPA_ATTEND_BASES; base++) {
+        for (int part = 0; part < N_PARTS; part++) {
+            for (size_t i = 0; i < sizeof elements / sizeof *elements; i++) {
+                const float q = elements[i][0], k = elements[i][1];
+                cpa_attend_case shape = base_case(base);
+                cpa_attend_fixture f;
+                if (shape.kv_dtype == CPA_F16 && q > 65504) continue;
+                shape.length = cpa_test_promises_bits() ? 700 : 9000;
+                shape.start = shape.length - (part == 0 ? 600 : 4);
+                shape.mask = (cpa_mask){.causal = 1};
+                cpa_attend_fixture_init(&f, &shape, 1);
+                const int64_t turn =
+                    i < 4 ? shape.length / 2 : shape.length; /* far out the LSE says nothing of counts */
+                make_alike(&f, q, k, turn);
+                CU_ASSERT_EQUAL(uneven_rows(&f, (double)q * (double)k / sqrt(shape.k_dim), turn), 0);
+                cpa_attend_fixture_destroy(&f);
+            }
+        }
+    }
+}
+
 static const cpa_test tests[] = {
     {"scores that are not finite make their rows NaN", scores_that_are_not_finite_make_their_rows_nan},
     {"only the shard with the key is NaN", only_the_shard_with_the_key_is_nan},
@@ -285,6 +369,7 @@ static const cpa_test tests[] = {
     {"values that a row does not see do not reach it", values_that_a_row_does_not_see_do_not_reach_it},
     {"rows that do not see a poison keep their bits", rows_that_do_not_see_a_poison_keep_their_bits},
     {"a resumed NaN stays NaN", a_resumed_nan_stays_nan},
+    {"equal scores weigh the same", equal_scores_weigh_the_same},
 };
 
 CPA_DEVICE_TEST_MAIN("attend nonfinite", tests)

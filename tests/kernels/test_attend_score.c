@@ -1,5 +1,6 @@
 /* attend with score rules, additive bias and masks of bits against the float64 reference, which applies what
  * cpattn/score.h says to one score after the other. */
+#include <float.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -230,6 +231,53 @@ static void bits_in_stretches(void) {
     }
 }
 
+/* Adds 0 to the scores of some stretches of keys, other ones every 100 rows, and to that of the row's own; `lowest` to the
+ * rest, or to all. */
+static void hide_by(cpa_test_score *score, const cpa_attend_case *shape, cpa_dtype dtype, float lowest, int all) {
+    enum { KEYS = 170, ROWS = 100, PERIOD = 4 };
+    const float zero = 0;
+    cpa_test_score_add_bias(score, dtype, 0, 0, shape->length);
+    for (int64_t row = 0; row < score->rows; row++) {
+        char *values = (char *)score->bias + score->row_map[row] * shape->length * cpa_dtype_bytes(dtype);
+        for (int64_t key = 0; key < shape->length; key++) {
+            const int seen = (key / KEYS + row / ROWS) % PERIOD == 1 || key == shape->start + row;
+            cpa_narrow(values + key * cpa_dtype_bytes(dtype), seen && !all ? &zero : &lowest, dtype, 1);
+        }
+    }
+}
+
+/* Models often hide keys by adding the lowest number of the dtype: whole tiles, pieces and splits of keys have such scores
+ * alone, then others come, or none. */
+static void keys_hidden_by_the_lowest_number(void) {
+    static const struct {
+        cpa_dtype dtype;
+        float lowest;
+        int all;
+    } cases[] = {{CPA_F32, -FLT_MAX, 0}, {CPA_F32, -FLT_MAX, 1}, {CPA_BF16, -0x1.fep127f, 0}, {CPA_F16, -65504, 0}};
+    static const int64_t rows[] = {1500, 45, 1};
+    for (int base = 0; base < CPA_ATTEND_BASES; base++) {
+        for (int i = 0; i < 4 * 3; i++) {
+            cpa_attend_case shape = CPA_ATTEND_BASE[base];
+            cpa_attend_fixture f;
+            cpa_attend_result result;
+            shape.length = rows[0];
+            shape.start = shape.length - rows[i % 3];
+            shape.mask = (cpa_mask){.causal = 1};
+            cpa_attend_fixture_init(&f, &shape, 1);
+            cpa_test_score score = {.q_heads = shape.q_heads, .rows = f.rows};
+            hide_by(&score, &shape, cases[i / 3].dtype, cases[i / 3].lowest, cases[i / 3].all);
+            f.score = &score;
+            cpa_attend_result_init(&result, &f);
+            CU_ASSERT_EQUAL(cpa_attend_fixture_run_slot(&f, 0, &result), CPA_OK);
+            CU_ASSERT_EQUAL(cpa_attend_fixture_check(&f, 0, f.rows > 100 ? 23 : 1, &result, NULL), 0);
+            CU_ASSERT_EQUAL(result.lse[0] == -INFINITY, cases[i / 3].all);
+            cpa_attend_result_destroy(&result);
+            cpa_test_score_destroy(&score);
+            cpa_attend_fixture_destroy(&f);
+        }
+    }
+}
+
 /* A key of NaN makes the row NaN that sees it, its own, and none of those before, however their scores are computed. */
 static void unseen_keys_need_not_be_finite(void) {
     for (int base = 0; base < 2; base++) {
@@ -353,6 +401,7 @@ int main(int argc, char **argv) {
         {"windows stay beside bits", windows_beside_bits},
         {"bits that say what causality says give its result", a_causal_mask_of_bits_is_causality},
         {"bits in stretches match the reference", bits_in_stretches},
+        {"keys are hidden by the lowest number", keys_hidden_by_the_lowest_number},
         {"unseen keys need not be finite", unseen_keys_need_not_be_finite},
         {"a row whose bits hide every key is empty", a_row_without_any_key},
         {"sinks count once in a resumed row", sinks_of_a_resumed_row},

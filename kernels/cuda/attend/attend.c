@@ -223,10 +223,9 @@ static cpa_status run_hopper(const cpa_cuda_attend_args *a, const cpa_kv_view *v
 }
 
 /* Whether the kernel of tensors without pages takes these. Rows are counted in 32 bits by maps, and strides below 2^40
- * bytes; and where the largest score is finite it is to be so in base 2 as well, which its loop takes for granted. */
+ * bytes. */
 static int tensors_fit(const cpa_cuda_plan *plan, const cpa_cuda_attend_args *a) {
-    return cpa_cuda_tensors_fit(a) && plan->base.rows <= INT32_MAX && a->q_row_stride <= INT32_MAX &&
-           a->scale_log2 <= 1;
+    return cpa_cuda_tensors_fit(a) && plan->base.rows <= INT32_MAX && a->q_row_stride <= INT32_MAX;
 }
 
 /* Tensors without pages. */

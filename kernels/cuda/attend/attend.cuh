@@ -142,21 +142,6 @@ __device__ inline const char *queries_of(const cpa_cuda_attend_args &a, const cp
     return piece.ready ? a.ready_q : a.q;
 }
 
-/* The exponentials of a row whose scores are not all finite, or -inf, are NaN, and so is their sum: a score of NaN, one
- * of +inf less the maximum, +inf. Only the sum is looked at, at the end: the loops need no check. fmaxf passes NaN
- * over, so the maximum tells nothing.
- *
- * 1 / sum: 0 of a row that saw nothing. */
-__device__ inline float inverse_of_sum(float sum) {
-    return sum == 0 ? 0 : 1 / sum;
-}
-
-/* max + log(sum), given the latter. A row that saw nothing has -inf for both; one whose largest score times the scale
- * overflows has a sum of 0 under a maximum, and becomes NaN. */
-__device__ inline float lse_of(float max, float sum, float lse) {
-    return sum > 0 ? lse : max == -INFINITY && sum == 0 ? -INFINITY : NAN;
-}
-
 /* +inf counts as -inf. */
 __device__ inline float state_lse(float lse) {
     return lse == INFINITY ? -INFINITY : lse;

@@ -14,24 +14,28 @@ constexpr int MANY = 8; /* states of a row that one warp sums, where the rows ar
 struct row_states {
     const float *lse, *o;
     int32_t count, stride, v_dim;
+    float base, weights; /* over the LSEs: their maximum, or 0 if that is -inf; the sum of exp(LSE - base) */
 
-    __device__ float joint_lse(int lane) const {
-        float max = -INFINITY, sum = 0;
-        for (int s = lane; s < count; s += WARP_LANES) max = fmaxf(max, lse[(int64_t)s * stride]);
-        max = warp_max(max);
-        const float base = max == -INFINITY ? 0 : max;
-        for (int s = lane; s < count; s += WARP_LANES) sum += expf(lse[(int64_t)s * stride] - base);
-        return base + logf(warp_sum(sum)); /* NaN if one is, and -inf if all are */
+    __device__ row_states(const cpa_cuda_attend_args &a, const cpa_cuda_split &split, int64_t first, int lane)
+        : lse(a.partial_lse + first), o(a.partial_o + first * a.v_dim), count(split.count),
+          stride(split.row_end - split.row_begin), v_dim(a.v_dim), base(-INFINITY), weights(0) {
+        for (int s = lane; s < count; s += WARP_LANES) base = fmaxf(base, lse[(int64_t)s * stride]);
+        base = warp_max(base);
+        if (base == -INFINITY) base = 0;
+        for (int s = lane; s < count; s += WARP_LANES) weights += expf(lse[(int64_t)s * stride] - base);
+        weights = warp_sum(weights);
     }
+    /* NaN if one is, and -inf if all are. */
+    __device__ float joint_lse() const { return base + logf(weights); }
     /* The weighted sum over the states `first`, first + step, ... of four columns. */
-    __device__ void sum(float (&value)[4], float joint, int first, int step, int column, int lane) const {
+    __device__ void sum(float (&value)[4], int first, int step, int column, int lane) const {
         for (int begin = 0; begin < count; begin += WARP_LANES) {
             const int n = min(count - begin, WARP_LANES);
-            const bool counts = lane < n && joint > -INFINITY;
-            const float weights = counts ? expf(lse[(int64_t)(begin + lane) * stride] - joint) : 0;
+            const bool counts = lane < n && weights > 0;
+            const float share = counts ? expf(lse[(int64_t)(begin + lane) * stride] - base) / weights : 0;
 #pragma unroll 8
             for (int s = first; s < n; s += step) {
-                const float weight = __shfl_sync(0xffffffff, weights, s);
+                const float weight = __shfl_sync(0xffffffff, share, s);
                 float part[4] = {0, 0, 0, 0};
                 if (column < v_dim) load_floats(o + (int64_t)(begin + s) * stride * v_dim + column, part);
                 for (int e = 0; e < 4; e++) value[e] += weight * part[e];
@@ -64,13 +68,12 @@ __global__ void __launch_bounds__(WARPS *WARP_LANES, 4) attend_combine(const __g
     dependent_wait();
     for (int row = blockIdx.z * rows_at_once + warp - part; row < rows; row += gridDim.z * rows_at_once) {
         const int64_t first = kv_group * a.partial_rows + split.partial + row;
-        const row_states states = {a.partial_lse + first, a.partial_o + first * a.v_dim, split.count, rows, a.v_dim};
-        const float lse = states.joint_lse(lane);
-        const row_sink sink(a, split.q_row, split.state_shift, split.row_begin + row, kv_group, lse);
+        const row_states states(a, split, first, lane);
+        const row_sink sink(a, split.q_row, split.state_shift, split.row_begin + row, kv_group, states.joint_lse());
         for (int begin = 0; begin < a.v_dim; begin += COLUMNS) {
             const int column = begin + lane * 4;
             float value[4] = {0, 0, 0, 0};
-            states.sum(value, lse, part, parts, column, lane);
+            states.sum(value, part, parts, column, lane);
             if (parts > 1) add_warps(value, sums, warp, lane);
             if (part == 0 && column < a.v_dim) sink.template store<Element>(column, value);
         }

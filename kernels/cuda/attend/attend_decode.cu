@@ -14,6 +14,7 @@
 #include "kernels/cuda/attend/decode_runs.cuh"
 #include "kernels/cuda/attend/decode_warp.cuh"
 #include "kernels/cuda/attend/mma.cuh"
+#include "kernels/cuda/attend/online_softmax.cuh"
 #include "kernels/cuda/attend/score.cuh"
 
 namespace {
@@ -162,8 +163,10 @@ __device__ void attend_keys(const cpa_cuda_attend_args &a, warp_state<C> &state,
     for (int half = 0; half < 2; half++) {
         float max = fmaxf(fmaxf(s[0][2 * half], s[0][2 * half + 1]), fmaxf(s[1][2 * half], s[1][2 * half + 1]));
         max = fmaxf(state.max[half], quad_max(max));
-        float base = max == -INFINITY ? 0 : max * scale_log2, sum = 0;
-        keep[half] = exp2_fast(state.max[half] * scale_log2 - base);
+        keep[half] = worth_of(state.max[half], max, scale_log2);
+        state.max[half] = max;
+        const float base = max * scale_log2;
+        float sum = 0;
 #pragma unroll
         for (int n = 0; n < 2; n++) {
             float low = exp2_fast(s[n][2 * half] * scale_log2 - base);
@@ -172,7 +175,6 @@ __device__ void attend_keys(const cpa_cuda_attend_args &a, warp_state<C> &state,
             if constexpr (C::QUANTISED) low *= weight[2 * n], high *= weight[2 * n + 1];
             p[2 * n + half] = pack_pair<product>(low, high);
         }
-        state.max[half] = max;
         state.sum[half] = state.sum[half] * keep[half] + sum;
     }
     if (__any_sync(0xffffffff, keep[0] != 1 || keep[1] != 1)) { /* maxima settle early: most runs skip this */
@@ -288,7 +290,7 @@ __global__ void __launch_bounds__(C::THREADS, C::CTAS) attend_decode(const __gri
         copy_piece(pieces[warp], a.pieces[at], lane);
         walk.start_warp(a, piece, lane);
         warp_state<C> state;
-        state.clear();
+        state.clear(a.scale_log2);
         attend_piece<C>(a, piece, walk, kv_group, a.early && !waited && !piece.ready && !a.beside_shared, state,
                         shared_address(shared), shared_address(queries), scores[C::RULED ? warp : 0], warp, lane);
         waited |= !piece.ready;

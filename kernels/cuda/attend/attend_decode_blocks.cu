@@ -11,6 +11,7 @@
 
 #include "kernels/cuda/attend/decode_loads.cuh"
 #include "kernels/cuda/attend/decode_warp.cuh"
+#include "kernels/cuda/attend/online_softmax.cuh"
 
 namespace {
 
@@ -317,8 +318,8 @@ __device__ void attend_tile(const cpa_cuda_attend_args &a, const cpa_cuda_piece 
 #pragma unroll
             for (int n = 0; n < 2; n++) max = fmaxf(max, fmaxf(s[step][n][2 * half], s[step][n][2 * half + 1]));
         max = quad_max(max);
-        const float base = max == -INFINITY ? 0 : max * scale_log2;
-        keep[half] = exp2_fast(state.max[half] * scale_log2 - base);
+        const float base = max * scale_log2;
+        keep[half] = worth_of(state.max[half], max, scale_log2);
 #pragma unroll
         for (int step = 0; step < STEPS; step++) {
 #pragma unroll
@@ -405,7 +406,7 @@ __global__ void __launch_bounds__(C::THREADS, C::CTAS)
         copy_piece(pieces[warp], a.pieces[at], lane);
         walk.start_warp(a, piece, lane);
         warp_state<C> state;
-        state.clear();
+        state.clear(a.scale_log2);
         attend_blocks<C>(a, piece, walk, kv_head, a.early && !waited && !piece.ready && !a.beside_shared, state, ring,
                          shared_address(queries), warp, lane);
         waited |= !piece.ready;

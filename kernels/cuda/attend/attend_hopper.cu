@@ -176,10 +176,10 @@ __device__ void store_state(const cpa_cuda_attend_args &a, const cpa_cuda_piece 
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         const int at = row + 8 * half;
-        const float sum = quad_sum(state.sum[half]), inverse = inverse_of_sum(sum);
         float scale = a.scale;
         if constexpr (C::RULED) scale = state.rules.scale[half];
-        const float lse = lse_of(state.max[half], sum, state.max[half] * scale + logf(sum));
+        const float max = state.max[half], sum = counted_sum(quad_sum(state.sum[half]), max, scale * (float)M_LOG2E);
+        const float inverse = inverse_of_sum(sum), lse = lse_of(sum, max * scale + logf(sum));
         if (at < piece.row_end) {
             const row_sink sink = sink_at(a, piece, at, kv_group, lse);
             const auto column_of = [&](int n) { return 8 * n + 2 * (lane % 4); };
@@ -211,7 +211,7 @@ __device__ void consume(const cpa_cuda_attend_args &a, const cpa_cuda_piece &pie
     const int lane = thread % 32, first_row = piece.row_begin + consumer * GROUP_ROWS;
     const int row = first_row + thread / 32 * 16 + lane / 4;
     thread_state<C> state;
-    clear_state<C>(state);
+    clear_state<C>(state, a.scale_log2);
 #pragma unroll
     for (int half = 0; half < 2; half++) state.keys[half] = walk.keys_of(a, piece, row + 8 * half, a.rows);
     if (walk.count > 0) {

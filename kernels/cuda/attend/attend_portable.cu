@@ -6,6 +6,7 @@
 
 #include "kernels/cuda/attend/attend.cuh"
 #include "kernels/cuda/attend/mma.cuh"
+#include "kernels/cuda/attend/online_softmax.cuh"
 #include "kernels/cuda/attend/score.cuh"
 #include "kernels/cuda/cache/quant.cuh"
 
@@ -273,8 +274,8 @@ __device__ void online_softmax(probabilities<C> &p, const scores<C> &s, warp_sta
 #pragma unroll
             for (int n = 0; n < C::KEYS / 8; n++) max = fmaxf(max, fmaxf(s[m][n][2 * half], s[m][n][2 * half + 1]));
             max = quad_max(max);
-            float base = max == -INFINITY ? 0 : max * scale_log2;
-            float keep = exp2_fast(state.max[m][half] * scale_log2 - base), sum = 0;
+            const float base = max * scale_log2, keep = worth_of(state.max[m][half], max, scale_log2);
+            float sum = 0;
 #pragma unroll
             for (int n = 0; n < C::KEYS / 8; n++) {
                 float low = exp2_fast(s[m][n][2 * half] * scale_log2 - base);
@@ -324,8 +325,8 @@ __device__ void store_state(const cpa_cuda_attend_args &a, const cpa_cuda_piece 
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             int at = piece.row_begin + row + 16 * m + 8 * half + lane / 4;
-            float sum = quad_sum(state.sum[m][half]), inverse = inverse_of_sum(sum);
-            float lse = lse_of(state.max[m][half], sum, state.max[m][half] * a.scale + logf(sum));
+            const float max = state.max[m][half], sum = counted_sum(quad_sum(state.sum[m][half]), max, a.scale_log2);
+            const float inverse = inverse_of_sum(sum), lse = lse_of(sum, max * a.scale + logf(sum));
             if (at < piece.row_end) {
                 const row_sink sink(a, piece, at, kv_group, lse);
 #pragma unroll
@@ -408,7 +409,7 @@ __global__ void __launch_bounds__(C::THREADS, C::CTAS) attend_portable(const __g
 #pragma unroll
     for (int m = 0; m < C::M_TILES; m++) {
 #pragma unroll
-        for (int half = 0; half < 2; half++) state.max[m][half] = -INFINITY, state.sum[m][half] = 0;
+        for (int half = 0; half < 2; half++) state.max[m][half] = lowest_max(a.scale_log2), state.sum[m][half] = 0;
 #pragma unroll
         for (int n = 0; n < C::V_DIM / 8; n++)
 #pragma unroll

@@ -166,7 +166,7 @@ __global__ void attend_simple(const __grid_constant__ cpa_cuda_attend_args a, in
     }
     const int sinks = keys.first > 0 ? keys_before(a, piece, a.mask.sinks) : 0;
     float q[ELEMENTS];
-    row_state state = {{0}, -INFINITY, 0, {0}, 0};
+    row_state state = {{0}, CPA_LOWEST_EXPONENT * (float)M_LN2, 0, {0}, 0};
 #pragma unroll
     for (int i = 0; i < ELEMENTS; i++) {
         int d = lane + i * WARP_LANES;

@@ -326,8 +326,8 @@ __device__ void store_rows(const tensors_args &args, const fetched_piece &fetche
     const cpa_cuda_piece &piece = fetched.piece;
 #pragma unroll
     for (int half = 0; half < 2; half++, row += 8) {
-        const float sum = quad_sum(state.sum[half]), inverse = inverse_of_sum(sum);
-        const float lse = lse_of(state.max[half], sum, state.max[half] * a.scale + logf(sum));
+        const float max = state.max[half], sum = counted_sum(quad_sum(state.sum[half]), max, a.scale_log2);
+        const float inverse = inverse_of_sum(sum), lse = lse_of(sum, max * a.scale + logf(sum));
         if (row >= piece.row_end) continue;
         const int64_t token = piece.q_row + (row >> args.group_shift),
                       place = (int64_t)fetched.kv_head * a.partial_rows + piece.partial + (row - piece.row_begin);
@@ -383,7 +383,7 @@ __device__ void consume(const tensors_args &args, tensors_shared<C> &shared, uin
             skip_tiles(shared, n, walk.count, lane);
         } else {
             thread_state<C> state;
-            clear_state<C>(state);
+            clear_state<C>(state, args.a.scale_log2);
             shared.q[consumer].wait_full(taken);
             if (walk.count > 0)
                 attend_group<C>(args, fetched.piece, walk, state, shared, tiles, same_in_warp(n), same_in_warp(taken),

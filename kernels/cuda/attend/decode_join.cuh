@@ -8,7 +8,7 @@
 
 #include "base/dependent.cuh"
 #include "kernels/cuda/attend/attend.cuh"
-#include "kernels/cuda/attend/mma.cuh"
+#include "kernels/cuda/attend/online_softmax.cuh"
 #include "kernels/cuda/device/warp.cuh"
 
 /* The states of the warps of a CTA as join_warps takes them: largest raw scores, sums of exponentials relative to
@@ -63,12 +63,13 @@ __device__ lane_state<C> join_warps(const cpa_cuda_attend_args &a, const warp_st
     for (int g = 0; g < C::GANGS; g++) max[g] = states.max[warp_of(g)][of_tile], top = fmaxf(top, max[g]);
 #pragma unroll
     for (int g = 0; g < C::GANGS; g++) {
-        max[g] = max[g] == -INFINITY ? 0 : exp2_fast((max[g] - top) * a.scale_log2); /* from here on the weight */
+        max[g] = worth_of(max[g], top, a.scale_log2); /* from here on the weight */
         sum += max[g] * states.sum[warp_of(g)][of_tile];
     }
-    const float inverse = sum > 0 ? __fdividef(1, sum) : 0;
+    sum = counted_sum(sum, top, a.scale_log2);
+    const float inverse = sum == 0 ? 0 : __fdividef(1, sum);
     lane_state<C> result = {};
-    result.lse2 = lse_of(top, sum, top * a.scale_log2 + log2_fast(sum));
+    result.lse2 = lse_of(sum, top * a.scale_log2 + log2_fast(sum));
 #pragma unroll
     for (int g = 0; g < C::GANGS; g++) {
 #pragma unroll
@@ -124,11 +125,11 @@ __device__ lane_state<C> join_pieces(const cpa_cuda_attend_args &a, const cpa_cu
         }
     }
     sum = warp_sum(sum);
-    const float inverse = sum > 0 ? __fdividef(1, sum) : 0;
+    const float inverse = sum == 0 ? 0 : __fdividef(1, sum);
 #pragma unroll
     for (int p = 0; p < PARTS; p++)
         for (int e = 0; e < 4; e++) result.o[p][e] *= inverse;
-    result.lse2 = lse_of(top, sum, top + log2_fast(sum));
+    result.lse2 = lse_of(sum, top + log2_fast(sum));
     return result;
 }
 

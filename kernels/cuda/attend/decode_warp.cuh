@@ -54,9 +54,9 @@ struct warp_state {
     float largest;        /* scale of values so far */
 
     /* Over no keys yet. */
-    __device__ void clear() {
+    __device__ void clear(float scale_log2) {
 #pragma unroll
-        for (int half = 0; half < 2; half++) max[half] = -INFINITY, sum[half] = 0;
+        for (int half = 0; half < 2; half++) max[half] = lowest_max(scale_log2), sum[half] = 0;
         largest = 1e-30f; /* below any scale that matters */
 #pragma unroll
         for (int n = 0; n < C::V_DIM / 8; n++)

@@ -4,7 +4,7 @@
 #define CPA_CUDA_HOPPER_SCORES_CUH
 
 #include "kernels/cuda/attend/hopper_loads.cuh"
-#include "kernels/cuda/attend/mma.cuh"
+#include "kernels/cuda/attend/online_softmax.cuh"
 #include "kernels/cuda/attend/wgmma.cuh"
 
 namespace {
@@ -32,9 +32,9 @@ struct thread_state {
 
 /* That of rows that have seen nothing. */
 template <typename C>
-__device__ void clear_state(thread_state<C> &state) {
+__device__ void clear_state(thread_state<C> &state, float scale_log2) {
 #pragma unroll
-    for (int half = 0; half < 2; half++) state.max[half] = -INFINITY, state.sum[half] = 0;
+    for (int half = 0; half < 2; half++) state.max[half] = lowest_max(scale_log2), state.sum[half] = 0;
 #pragma unroll
     for (int part = 0; part < C::PARTS; part++)
 #pragma unroll
@@ -256,6 +256,7 @@ __device__ void begin_rules(const cpa_cuda_attend_args &a, thread_state<C> &stat
         state.rules.scale[half] = unit * a.scale;
         state.rules.slope[half] = of.slope / unit;
         state.rules.alike[half] = 0;
+        state.max[half] = lowest_max(state.rules.scale[half] * (float)M_LOG2E);
     }
 }
 
@@ -314,8 +315,8 @@ __device__ void online_softmax(float (&s)[C::KEYS / 2], thread_state<C> &state, 
 #pragma unroll
         for (int n = 0; n < C::KEYS / 8; n++) max = fmaxf(max, fmaxf(s[4 * n + 2 * half], s[4 * n + 2 * half + 1]));
         max = OF_ROWS ? fmaxf(state.max[half], quad_max(max + alike)) : quad_max(max);
-        float base = max == -INFINITY ? 0 : max * scale_log2;
-        keep[half] = exp2_fast(state.max[half] * scale_log2 - base);
+        float base = max * scale_log2;
+        keep[half] = worth_of(state.max[half], max, scale_log2);
         state.max[half] = max;
         if (OF_ROWS) base -= alike * scale_log2;
         exponentials(s, sum, half, scale_log2, base);
@@ -336,23 +337,22 @@ __device__ bool lagging_softmax(float (&s)[N], thread_state<C> &state, float (&k
 #pragma unroll
         for (int n = 0; n < N / 4; n++)
             max[half] = fmaxf(max[half], fmaxf(s[4 * n + 2 * half], s[4 * n + 2 * half + 1]));
-        grown |= !((max[half] - state.max[half]) * scale_log2 <= LAG); /* -inf less -inf is no number */
+        grown |= (max[half] - state.max[half]) * scale_log2 > LAG;
     }
     grown = __any_sync(0xffffffff, grown);
     if (grown) {
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             max[half] = quad_max(max[half]);
-            keep[half] = exp2_fast((state.max[half] - (max[half] == -INFINITY ? 0 : max[half])) * scale_log2);
+            keep[half] = worth_of(state.max[half], max[half], scale_log2);
             state.max[half] = max[half];
             state.sum[half] *= keep[half];
         }
     }
 #pragma unroll
     for (int half = 0; half < 2; half++) {
-        const float base = state.max[half] == -INFINITY ? 0 : state.max[half] * scale_log2;
         float sum = 0;
-        exponentials(s, sum, half, scale_log2, base);
+        exponentials(s, sum, half, scale_log2, state.max[half] * scale_log2);
         state.sum[half] += sum;
     }
     return grown;

@@ -255,7 +255,7 @@ static void find_keys_and_values(const cpa_attend_job *job, const cpa_host_unit 
 static void begin_rows(const cpa_attend_job *job, cpa_attend_workspace *work, int32_t row, int32_t rows) {
     memset(work->o + row * job->o_stride, 0, (size_t)(rows * job->o_stride) * sizeof *work->o);
     memset(work->sum + row, 0, (size_t)rows * sizeof *work->sum);
-    for (int32_t i = row; i < row + rows; i++) work->max[i] = -INFINITY;
+    for (int32_t i = row; i < row + rows; i++) work->max[i] = CPA_LOWEST_EXPONENT;
 }
 
 /* The keys of one tile of a split that the item has and some row of the unit sees; returns 0 if there is none. */

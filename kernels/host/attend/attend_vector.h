@@ -147,13 +147,12 @@ INLINE float weigh_row(const float *s, int32_t begin, int32_t end, float scale, 
 #include "kernels/host/attend/attend_score_vector.h"
 
 /* Turns the scores [begin, end) of the rows into 2^(score - max) and updates the rows' max and sum; `shrink` becomes
- * what was accumulated before shrinks by. While a row has seen no key its max is -inf and all stays 0. All rows' max
- * come first, so that exponentials do not wait for those of their row. */
+ * what was accumulated before shrinks by. While a row has seen no key all stays 0. All rows' max come first, so that
+ * exponentials do not wait for those of their row. */
 static __attribute__((noinline)) void softmax_group(const cpa_attend_tile *tile, const cpa_attend_group *group,
                                                     int32_t begin, int32_t end, float *shrink) {
     const int32_t rows = group->heads * group->rows;
     const float scale = SCALES_LATE && !tile->score && !tile->masked ? tile->scale : 1;
-    float base[CPA_ATTEND_GROUP_ROWS];
     for (int32_t i = 0; i < rows; i++) {
         float *s = group->scores + i * TILE;
         if (SCALES_LATE && (tile->score || tile->masked)) scale_row(s, begin, end, tile->scale);
@@ -162,15 +161,14 @@ static __attribute__((noinline)) void softmax_group(const cpa_attend_tile *tile,
         for (int32_t j = begin; tile->weighs && j < end; j++) tile->weighs[j] = s[j] != -INFINITY;
         const float largest = largest_of_row(s, begin, end, scale);
         const float max = largest > group->max[i] ? largest : group->max[i];
-        base[i] = max == -INFINITY ? 0 : max;
-        shrink[i] = group->max[i] - base[i];
+        shrink[i] = group->max[i] - max;
         group->max[i] = max;
     }
     for (int32_t i = rows; i % ISA_LANES; i++) shrink[i] = 0;
     for (int32_t i = 0; i < rows; i += ISA_LANES) store(shrink + i, exp2_vec(load(shrink + i)));
     for (int32_t i = 0; i < rows; i++)
-        group->sum[i] = group->sum[i] * shrink[i] +
-                        weigh_row(group->scores + i * TILE, begin, end, scale, base[i], group->scores + i * P_STRIDE);
+        group->sum[i] = group->sum[i] * shrink[i] + weigh_row(group->scores + i * TILE, begin, end, scale,
+                                                              group->max[i], group->scores + i * P_STRIDE);
 }
 
 /* ---- Products ---- */
