@@ -227,6 +227,7 @@ static void weigh_some(cpa_reference_row *row, int64_t n, const float *k, const 
         plain_max = plain[t];
         note_score_size(row, k + t * row->k_dim);
     }
+    if ((double)plain_max >= CPA_HIGHEST_EXPONENT * M_LN2) row->undecided = 1;
     if (max > row->max) scale_exact(row, exp(row->max - max));
     if (plain_max > row->plain_max) scale_plain(row, expf(row->plain_max - plain_max));
     row->max = max;

@@ -2,7 +2,7 @@
  *
  * Whether a score is a number is decided in fp32, key by key, as cpattn/ops.h says of attend: NaN and +inf make the row
  * NaN, and -inf weighs nothing, whatever the value holds. Where a sum overflows in some orders only, or to either side,
- * a result may rightly say otherwise: such a row is `undecided`.
+ * or a score is beyond CPA_HIGHEST_EXPONENT, a result may rightly say otherwise: such a row is `undecided`.
  *
  * The tolerance of a result is 2 * (error of the plain implementation against float64) + 1e-5, where the plain
  * implementation accumulates in fp32 and rounds the probabilities and the result to the dtype. Both errors are the

@@ -16,7 +16,8 @@ typedef struct cpa_verify cpa_verify;
 typedef struct cpa_verify_stats {
     uint64_t rows;       /* checked on this rank */
     uint64_t violations; /* found on this rank */
-    uint64_t undecided;  /* of the rows: their scores overflow in some orders of their sums, so nobody can tell */
+    uint64_t
+        undecided; /* of the rows: scores overflow in some orders of their sums, or may by contract: nobody can tell */
     double max_error;
     double seconds; /* that the check took on this rank */
 } cpa_verify_stats;

@@ -63,6 +63,12 @@ static void scores_that_are_not_finite_make_the_row_nan_or_weigh_nothing(void) {
     const cpa_reference_row row = row_over(q, 3, low, v);
     CU_ASSERT(row.o[0] == 14 && row.sum == 2 && !row.not_finite && !row.undecided);
     CU_ASSERT(row_over(q, 1, lowest, v).sum == 0 && !row_over(q, 1, lowest, v).undecided);
+    const float large[] = {1e8f / 100, 0}, small[] = {1e7f / 100, 0};
+    CU_ASSERT(row_over(q, 1, large, v).undecided && row_over(q, 1, large, v).o[0] == 7);
+    CU_ASSERT(!row_over(q, 1, small, v).undecided);
+    const float lower[] = {0, 0, -1e8f / 100, 0};
+    CU_ASSERT_EQUAL(row_over(q, 2, lower, v).o[0], 7);
+    CU_ASSERT_EQUAL(row_over(q, 1, lower + 2, v).sum, 0);
     const float sides[2] = {100, 100};
     CU_ASSERT(row_over(sides, 1, both, v).undecided);
 }

@@ -53,7 +53,7 @@ typedef struct cpa_attend_lanes {
 typedef struct cpa_attend_group {
     int32_t rows, heads;
     const float *q;   /* [heads][k_dim][rows]; of pairs, which lie in floats' places: [heads][rows][CPA_PAIR_Q_WORDS] */
-    float *max;       /* [heads][rows], of scores times log2(e); -inf at first */
+    float *max;       /* [heads][rows], of scores times log2(e); CPA_LOWEST_EXPONENT at first */
     float *sum;       /* [heads][rows], of 2^(score - max) */
     float *o;         /* [heads][rows][o_stride], the same sum over values */
     int64_t o_stride; /* v_dim rounded up to whole panels */

@@ -296,7 +296,7 @@ static void attend_alone(const cpa_attend_job *job, const cpa_host_unit *unit, i
 }
 
 /* Divides by the sum and takes the logarithm. The sum with +0 makes one zero of two: which keys of no weight passed by
- * must not show. The sum is NaN if a score was NaN or +inf, and 0 if the row saw none but -inf. Returns 0 if O, but not
+ * must not show. The sum is NaN if a score was NaN or +inf, and 0 if all scores weigh nothing. Returns 0 if O, but not
  * the sum, is not finite: an exponent of ones carries into the sign. */
 static int end_row(const cpa_attend_job *job, cpa_attend_workspace *work, int32_t row) {
     float *o = work->o + row * job->o_stride, sum = work->sum[row], inverse = sum > 0 ? 1 / sum : 0;
