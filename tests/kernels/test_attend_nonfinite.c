@@ -338,6 +338,7 @@ static int64_t uneven_rows(cpa_attend_fixture *f, double score, int64_t turn) {
 
 /* Equal scores weigh the same, in whichever tile they come, however large they are. */
 static void equal_scores_weigh_the_same(void) {
+    enum { N_CLOSE = 4 };
     static const float elements[][2] = {
         {1000, 1000},   {1016, 1016},   {1048, 1048},       {1104, 1104},        /* where exponents round badly */
         {19968, 19968}, {-2048, 19968}, {0x1p50f, 0x1p50f}, {0x1p50f, -0x1p50f}, /* and far out */
@@ -349,8 +350,9 @@ static void equal_scores_weigh_the_same(void) {
                 cpa_attend_case shape = base_case(base);
                 cpa_attend_fixture f;
                 if (shape.kv_dtype == CPA_F16 && q > 65504) continue;
+                if (cpa_test_promises_bits() && i > 0 && i < N_CLOSE) continue; /* one will do */
                 shape.length = cpa_test_promises_bits() ? 700 : 9000;
-                shape.start = shape.length - (part == 0 ? 600 : 4);
+                shape.start = shape.length - (part == 1 ? 4 : cpa_test_promises_bits() ? 100 : 600);
                 shape.mask = (cpa_mask){.causal = 1};
                 cpa_attend_fixture_init(&f, &shape, 1);
                 const int64_t turn =
