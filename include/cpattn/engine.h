@@ -180,8 +180,8 @@ typedef struct cpa_engine_stats {
     int64_t cow_copies;              /* shared blocks that were copied before they were written */
     int64_t verify_rows;
     int64_t verify_violations;
-    int64_t
-        verify_undecided; /* of the rows: scores overflow in some orders of their sums, or are beyond CPA_HIGHEST_EXPONENT */
+    /* Of the rows: scores overflow in some orders of their sums, or are beyond CPA_HIGHEST_EXPONENT (cpattn/ops.h). */
+    int64_t verify_undecided;
     double verify_max_error;
     double verify_s; /* that the check took, on the slowest rank */
     /* Of every row that yields an output token, in all layers; independent of the order of steps. */

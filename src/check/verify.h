@@ -16,8 +16,7 @@ typedef struct cpa_verify cpa_verify;
 typedef struct cpa_verify_stats {
     uint64_t rows;       /* checked on this rank */
     uint64_t violations; /* found on this rank */
-    uint64_t
-        undecided; /* of the rows: scores overflow in some orders of their sums, or may by contract: nobody can tell */
+    uint64_t undecided;  /* of the rows: scores may overflow, see check/reference.h, so nobody can tell */
     double max_error;
     double seconds; /* that the check took on this rank */
 } cpa_verify_stats;

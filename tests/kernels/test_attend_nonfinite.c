@@ -278,7 +278,8 @@ static void a_resumed_nan_stays_nan(void) {
     }
 }
 
-/* All keys have `k` in their first element and all queries `q`, and 0 elsewhere; values are 1, or -1 from key `turn` on. */
+/* All keys have `k` in their first element and all queries `q`, and 0 elsewhere; values are 1, or -1 from key `turn`
+ * on. */
 static void make_alike(cpa_attend_fixture *f, float q, float k, int64_t turn) {
     const cpa_attend_case *shape = &f->shape;
     for (int32_t d = 0; d < shape->k_dim; d++) set_query(f, -1, d, d == 0 ? q : 0);
@@ -292,8 +293,8 @@ static void make_alike(cpa_attend_fixture *f, float q, float k, int64_t turn) {
     upload(f);
 }
 
-/* Whether a row is the mean of the values that it sees; an LSE keeps few digits of what is added to large scores. Scores
- * too low make it empty, and NaN those that are too large for tensor cores. */
+/* Whether a row is the mean of the values that it sees; an LSE keeps few digits of what is added to large scores.
+ * Scores too low make it empty, and NaN those that are too large for tensor cores. */
 static int is_even(const cpa_attend_fixture *f, const cpa_attend_result *r, int64_t row, double score, int64_t turn,
                    const char *path) {
     const cpa_attend_case *shape = &f->shape;
@@ -319,6 +320,7 @@ static int is_even(const cpa_attend_fixture *f, const cpa_attend_result *r, int6
 }
 
 static int64_t uneven_rows(cpa_attend_fixture *f, double score, int64_t turn) {
+    const int64_t stride = f->rows > 100 ? 37 : 1;
     const char *path;
     int64_t uneven = 0;
     for (int32_t p = 0; (path = take_path(f, p)); p++) {
@@ -326,8 +328,7 @@ static int64_t uneven_rows(cpa_attend_fixture *f, double score, int64_t turn) {
         int64_t failed = 0;
         cpa_attend_result_init(&r, f);
         CU_ASSERT_EQUAL(cpa_attend_fixture_run_slot(f, 0, &r), CPA_OK);
-        for (int64_t row = 0; row<f->rows; row += f->rows> 100 ? 37 : 1)
-            failed += !is_even(f, &r, row, score, turn, path);
+        for (int64_t row = 0; row < f->rows; row += stride) failed += !is_even(f, &r, row, score, turn, path);
         if (failed) printf("\n    %lld uneven on path %s, score %g", (long long)failed, path, score);
         uneven += failed;
         cpa_attend_result_destroy(&r);
@@ -355,8 +356,8 @@ static void equal_scores_weigh_the_same(void) {
                 shape.start = shape.length - (part == 1 ? 4 : cpa_test_promises_bits() ? 100 : 600);
                 shape.mask = (cpa_mask){.causal = 1};
                 cpa_attend_fixture_init(&f, &shape, 1);
-                const int64_t turn =
-                    i < 4 ? shape.length / 2 : shape.length; /* far out the LSE says nothing of counts */
+                /* Far out an LSE says nothing of how many keys there are, and pieces join with any weights. */
+                const int64_t turn = i < N_CLOSE ? shape.length / 2 : shape.length;
                 make_alike(&f, q, k, turn);
                 CU_ASSERT_EQUAL(uneven_rows(&f, (double)q * (double)k / sqrt(shape.k_dim), turn), 0);
                 cpa_attend_fixture_destroy(&f);

@@ -144,7 +144,8 @@ static void every_width(void) {
     }
 }
 
-/* Many keys, which a device splits over its multiprocessors, for one and two tiles of few rows and for one of prefill. */
+/* Many keys, which a device splits over its multiprocessors, for one and two tiles of few rows and for one of
+ * prefill. */
 static void few_queries_over_many_keys(void) {
     for (int64_t queries = 1; queries <= 40; queries += queries < 7 ? 6 : 33) {
         for (int base = 0; base < 2; base++) {
@@ -231,8 +232,8 @@ static void bits_in_stretches(void) {
     }
 }
 
-/* Adds 0 to the scores of some stretches of keys, other ones every 100 rows, and to that of the row's own; `lowest` to the
- * rest, or to all. */
+/* Adds 0 to the scores of some stretches of keys, other ones every 100 rows, and to that of the row's own; `lowest` to
+ * the rest, or to all. */
 static void hide_by(cpa_test_score *score, const cpa_attend_case *shape, cpa_dtype dtype, float lowest, int all) {
     enum { KEYS = 170, ROWS = 100, PERIOD = 4 };
     const float zero = 0;
@@ -246,8 +247,8 @@ static void hide_by(cpa_test_score *score, const cpa_attend_case *shape, cpa_dty
     }
 }
 
-/* Models often hide keys by adding the lowest number of the dtype: whole tiles, pieces and splits of keys have such scores
- * alone, then others come, or none. */
+/* Models often hide keys by adding the lowest number of the dtype: whole tiles, pieces and splits of keys have such
+ * scores alone, then others come, or none. */
 static void keys_hidden_by_the_lowest_number(void) {
     static const struct {
         cpa_dtype dtype;

@@ -311,8 +311,8 @@ static void fill_head(char *rows, int64_t row, int64_t stride, int32_t dim, floa
     cpa_narrow(rows + row * stride * cpa_dtype_bytes(dtype), head, dtype, dim);
 }
 
-/* A score may be finite and overflow through the scale: the row is NaN. Before that it may be too large for tensor cores:
- * the row is NaN or what it should be, never 0. A row of other scores is a number. */
+/* A score may be finite and overflow through the scale: the row is NaN. Before that it may be too large for tensor
+ * cores: the row is NaN or what it should be, never 0. A row of other scores is a number. */
 static void overflow_through_the_scale(void) {
     for (int base = 1; base < BASES; base++) {
         cpa_test_varlen_case c = BASE[base];

@@ -192,8 +192,8 @@ static cpa_status encode_map(const mapped_tensor *tensor, int32_t columns, int32
     return CPA_OK;
 }
 
-/* The pools of keys and of values as tensors of (dim, token, head, block), with boxes of `box` tokens. What has no pages
- * is one block of all rows. */
+/* The pools of keys and of values as tensors of (dim, token, head, block), with boxes of `box` tokens. What has no
+ * pages is one block of all rows. */
 static cpa_status encode_pools(const cpa_kv_view *kv, int32_t box, int32_t tail, cpa_cuda_hopper_maps *maps,
                                cpa_stream *stream) {
     const int flat = kv->block_size == CPA_TENSOR_BLOCK;

@@ -2,8 +2,8 @@
  * et al., arXiv:2407.08608, as in attend_hopper.cu). Encoders of images have many short segments, whose pieces take as
  * long to begin and to end as for all between. So a CTA of every multiprocessor takes one piece after the other. Of its
  * first warpgroup a warp fetches pieces, and three copy queries, keys and values, as far ahead as there is room. The
- * others multiply 64 rows each; of three, each goes at its own pace: while one stores its rows, the others multiply, and
- * one that has no rows of a piece goes on to the next. */
+ * others multiply 64 rows each; of three, each goes at its own pace: while one stores its rows, the others multiply,
+ * and one that has no rows of a piece goes on to the next. */
 #include <type_traits>
 
 #include "kernels/cuda/attend/hopper_scores.cuh"
@@ -421,9 +421,11 @@ __global__ void __launch_bounds__(C::THREADS, 1) attend_tensors(const __grid_con
         } else if (warp == 1) {
             copy_queries<C>(args, shared, tiles, lane);
         } else if (warp == 2) {
-            copy_tiles<C, CPA_KEYS>(&args.maps.pools.k, &args.maps.pools.k_tail, shared, shared.k, tiles + C::K_AT, lane);
+            copy_tiles<C, CPA_KEYS>(&args.maps.pools.k, &args.maps.pools.k_tail, shared, shared.k, tiles + C::K_AT,
+                                    lane);
         } else {
-            copy_tiles<C, CPA_VALUES>(&args.maps.pools.v, &args.maps.pools.v_tail, shared, shared.v, tiles + C::V_AT, lane);
+            copy_tiles<C, CPA_VALUES>(&args.maps.pools.v, &args.maps.pools.v_tail, shared, shared.v,
+                                      tiles + C::V_AT, lane);
         }
     } else {
         registers_grow<C::CONSUMER_REGISTERS>();

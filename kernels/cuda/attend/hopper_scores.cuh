@@ -9,12 +9,12 @@
 
 namespace {
 
-/* What a loop over tiles is compiled for, as code that others need would lie in its way: no rules; ALiBi and a temperature
- * over linear keys; a softcap alone, in bf16; bits alone, over linear keys; and any. */
+/* What a loop over tiles is compiled for, as code that others need would lie in its way: no rules; ALiBi and a
+ * temperature over linear keys; a softcap alone, in bf16; bits alone, over linear keys; and any. */
 enum loop_rules { NO_RULES, SLOPES, SOFTCAP, BITS, ANY_RULES };
 
-/* The rules of a thread's two rows: what makes natural logarithms and those in base 2 of their scores, the slope of ALiBi
- * in the unit of scores, and what it adds to all scores of a tile that the thread has of a row. */
+/* The rules of a thread's two rows: what makes natural logarithms and those in base 2 of their scores, the slope of
+ * ALiBi in the unit of scores, and what it adds to all scores of a tile that the thread has of a row. */
 struct thread_rules {
     float scale[2], slope[2], alike[2];
 };
@@ -324,8 +324,8 @@ __device__ void online_softmax(float (&s)[C::KEYS / 2], thread_state<C> &state, 
     }
 }
 
-/* The same, where the maximum follows the scores only when they exceed it by so much, in powers of two: probabilities may
- * be that large, which costs them no precision, and O has seldom to be rescaled. Returns whether it has. */
+/* The same, where the maximum follows the scores only when they exceed it by so much, in powers of two: probabilities
+ * may be that large, which costs them no precision, and O has seldom to be rescaled. Returns whether it has. */
 constexpr float LAG = 8;
 template <typename C, int N>
 __device__ bool lagging_softmax(float (&s)[N], thread_state<C> &state, float (&keep)[2], float scale_log2) {

@@ -10,8 +10,8 @@
 
 #include "kernels/cuda/attend/mma.cuh"
 
-/* What the maximum of a row begins with: lower scores weigh nothing. Finite, so that no difference of maxima is NaN, and
- * so high that base is right to an exponent. */
+/* What the maximum of a row begins with: lower scores weigh nothing. Finite, so that no difference of maxima is NaN,
+ * and so high that base is right to an exponent. */
 __device__ inline float lowest_max(float scale_log2) {
     return fmaxf(__fdividef(CPA_LOWEST_EXPONENT, scale_log2), -FLT_MAX);
 }
@@ -22,9 +22,10 @@ __device__ inline float worth_of(float older_max, float max, float scale_log2) {
     return exp2_fast((older_max - max) * scale_log2);
 }
 
-/* The exponentials of a row whose scores are not all finite, or -inf, are NaN, and so is their sum: a score of NaN, one
- * of +inf less the maximum, +inf. Only the sum is looked at, at the end: the loops need no check. fmaxf passes NaN
- * over, so the maximum tells nothing. Where base is off by several exponents, or overflows, the sum is to be NaN too. */
+/* The exponentials of a row whose scores are not all finite, or -inf, are NaN, and so is their sum: a score of NaN,
+ * one of +inf less the maximum, +inf. Only the sum is looked at, at the end: the loops need no check. fmaxf passes
+ * NaN over, so the maximum tells nothing. Where base is off by several exponents, or overflows, the sum is to be NaN
+ * too. */
 __device__ inline float counted_sum(float sum, float max, float scale_log2) {
     return max * scale_log2 >= CPA_HIGHEST_EXPONENT ? NAN : sum;
 }
