@@ -13,7 +13,6 @@ static int refuse_what_is_not_there(const cpa_fields *fields) {
     static const struct {
         const char *name, *reason;
     } absent[] = {
-        {"tools", "answers are text alone"},
         {"functions", "answers are text alone"},
         {"audio", "answers are text alone"},
         {"prediction", "tokens are drawn one by one"},
@@ -115,6 +114,25 @@ int cpa_messages_read(const cpa_server *server, const cpa_fields *fields, cpa_to
     return is_read;
 }
 
+/* Functions that an answer may call, as they are in the request. */
+static int read_tools(const cpa_fields *fields, cpa_generation *g) {
+    const json_t *tools = cpa_field(fields, "tools");
+    if (tools && !json_is_array(tools)) return cpa_field_refuse(fields, "tools", tools, "an array of tools");
+    for (size_t i = 0; i < json_array_size(tools); i++) {
+        const json_t *tool = json_array_get(tools, i), *type = json_object_get(tool, "type");
+        const json_t *function = json_object_get(tool, "function");
+        if (json_is_string(type) && strcmp(json_string_value(type), "function") == 0 &&
+            json_is_string(json_object_get(function, "name"))) {
+            continue;
+        }
+        return cpa_refuse(fields->refusal, MHD_HTTP_BAD_REQUEST, NULL, "tools",
+                          "tools[%zu]: expected {\"type\": \"function\", \"function\": {\"name\": ...}}", i);
+    }
+    if (json_array_size(tools) == 0) return 1;
+    g->tools = json_incref((json_t *)(uintptr_t)tools);
+    return cpa_field_unasked(fields, "tools", "the template of the chat is not given them");
+}
+
 static int read_logprobs(const cpa_fields *fields, cpa_generation *g) {
     int wanted = 0;
     int64_t top = 0;
@@ -132,8 +150,8 @@ int cpa_chat_read(const cpa_server *server, const json_t *body, cpa_generation *
     g->prompts = calloc(1, sizeof *g->prompts);
     if (!g->prompts) return cpa_refuse_memory(&fields);
     g->n_prompts = 1;
-    if (!cpa_generation_read(server, &fields, g) || !refuse_what_is_not_there(&fields) || !read_logprobs(&fields, g) ||
-        !cpa_field_int(&fields, "max_tokens", 1, INT32_MAX, &g->max_tokens) ||
+    if (!cpa_generation_read(server, &fields, g) || !refuse_what_is_not_there(&fields) || !read_tools(&fields, g) ||
+        !read_logprobs(&fields, g) || !cpa_field_int(&fields, "max_tokens", 1, INT32_MAX, &g->max_tokens) ||
         !cpa_field_int(&fields, "max_completion_tokens", 1, INT32_MAX, &g->max_tokens)) {
         return 0;
     }

@@ -8,5 +8,6 @@ void cpa_generation_release(cpa_generation *g) {
     free(g->stop_ids);
     for (int i = 0; i < g->n_stops; i++) free(g->stops[i].text);
     free(g->salt);
+    json_decref(g->tools);
     *g = (cpa_generation){.n = 0};
 }

@@ -2,6 +2,8 @@
 #ifndef CPA_SERVER_GENERATION_H
 #define CPA_SERVER_GENERATION_H
 
+#include <jansson.h>
+
 #include <cpattn/model.h>
 
 #include "src/text/tokenizer.h"
@@ -32,6 +34,7 @@ typedef struct cpa_generation {
     int returns_ids;  /* of prompt and answer */
     int32_t priority; /* lower runs first */
     char *salt;       /* NULL = "" */
+    json_t *tools;    /* those of a chat that an answer may call: an array, not empty; NULL: none */
 } cpa_generation;
 
 /* Frees what it holds. */
