@@ -78,7 +78,7 @@ typedef struct cpa_engine_options {
     /* Sequences of up to so many tokens are placed on one rank, where they decode without any exchange. 0: on
      * devices those that are sooner done like that by what was measured at start-up, on the host none. */
     int64_t local_context;
-    int64_t tenant_block_quota;   /* most blocks of one rank that the running requests of one salt hold; 0 = no bound */
+    int64_t tenant_block_quota; /* most blocks of one rank that the running requests of one tenant hold; 0 = no bound */
     cpa_transport_kind transport; /* one for the back end of the device */
     int32_t fail_on_nonfinite;    /* a row that is not finite (see the statistics) ends the run: CPA_CHECK_FAILED */
     /* Rank 0, of requests that have not begun to run: most of them, and most prompt tokens that they have together,
@@ -109,6 +109,9 @@ typedef struct cpa_request {
     uint64_t group;        /* the same for all samples of one prompt, which share its cache; 0 = none */
     double deadline_s;     /* seconds after its arrival: then it is ended, finished or not; 0 = none */
     const cpa_sampling *sampling; /* how output tokens are drawn; NULL = zeros; copied */
+    /* For whom it is made: of one priority, the requests of the tenant that has been served least go first, except with
+     * CPA_POLICY_FCFS. NULL = whom the salt tells apart; not kept. */
+    const char *tenant;
 } cpa_request;
 
 /* Why a request has ended. */

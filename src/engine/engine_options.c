@@ -266,6 +266,7 @@ cpa_scheduler_request cpa_engine_scheduled(const cpa_request *r) {
         .arrival = r->arrival_s,
         .priority = r->priority,
         .salt = r->salt,
+        .tenant = r->tenant,
         .group = r->group,
         .sampling = {.top_p = 1, .repetition_penalty = 1},
     };

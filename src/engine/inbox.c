@@ -27,6 +27,7 @@ cpa_engine_request *cpa_request_take(cpa_request_list *list) {
 static void free_request(cpa_engine_request *request) {
     free(request->stop_ids);
     free(request->salt);
+    free(request->tenant);
     free(request->logprobs);
     free(request->tokens);
     free(request->token_s);
@@ -149,12 +150,14 @@ cpa_status cpa_inbox_submit(cpa_inbox *inbox, const cpa_scheduler_request *given
         request->scheduled = *given;
         request->salt = strdup(given->salt ? given->salt : "");
         request->scheduled.salt = request->salt;
+        request->tenant = given->tenant ? strdup(given->tenant) : NULL;
+        request->scheduled.tenant = request->tenant;
         request->stop_ids = malloc((size_t)n_stop_ids * sizeof *stop_ids + 1);
         request->n_stop_ids = n_stop_ids;
         if (request->stop_ids && n_stop_ids > 0)
             memcpy(request->stop_ids, stop_ids, (size_t)n_stop_ids * sizeof *stop_ids);
     }
-    if (!request || !request->salt || !request->stop_ids) {
+    if (!request || !request->salt || !request->stop_ids || (given->tenant && !request->tenant)) {
         if (request) free_request(request);
         return cpa_fail(err, CPA_NO_MEMORY, "request %" PRIu64 ": no memory to queue it", given->id);
     }
@@ -381,8 +384,9 @@ static void schedule(cpa_inbox *inbox, cpa_scheduler *scheduler, cpa_engine_requ
         cpa_request_append(&inbox->ended, request);
     }
     free(request->salt);
-    request->salt = NULL;
-    request->scheduled.salt = NULL;
+    free(request->tenant);
+    request->salt = request->tenant = NULL;
+    request->scheduled.salt = request->scheduled.tenant = NULL;
 }
 
 /* Tells the scheduler of the tokens that are there; the lock is open meanwhile, as in `schedule`. */

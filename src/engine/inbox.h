@@ -32,8 +32,8 @@ typedef enum cpa_request_phase {
 typedef struct cpa_engine_request {
     cpa_deadline deadline; /* first: entries of the heap are records */
     cpa_scheduler_request scheduled;
-    char *salt;         /* until the scheduler has it */
-    uint32_t *stop_ids; /* [n_stop_ids] tokens that end it */
+    char *salt, *tenant; /* until the scheduler has them; a tenant may be NULL */
+    uint32_t *stop_ids;  /* [n_stop_ids] tokens that end it */
     int64_t n_stop_ids;
     UT_hash_handle hh;
     struct cpa_engine_request *next; /* in the list that it is in */

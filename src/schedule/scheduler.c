@@ -78,7 +78,7 @@ cpa_status cpa_scheduler_create(const cpa_scheduler_options *options, cpa_schedu
     if (!s) goto no_memory;
     s->options = *options;
     s->future.before = arrives_before;
-    s->tenants.before = cpa_sequence_before;
+    s->waiting.is_fair = options->policy != CPA_POLICY_FCFS;
     s->pools = calloc(ranks, sizeof *s->pools);
     s->evict = calloc(ranks, sizeof *s->evict);
     s->lacks = calloc(ranks, sizeof *s->lacks);
@@ -94,7 +94,7 @@ cpa_status cpa_scheduler_create(const cpa_scheduler_options *options, cpa_schedu
     s->options.identity = NULL;
     s->running = calloc(slots, sizeof *s->running);
     s->finished = calloc(slots, sizeof *s->finished);
-    s->scheduled = calloc(slots, sizeof *s->scheduled);
+    s->scheduled = calloc(2 * slots, sizeof *s->scheduled);
     s->free_indices = calloc(slots, sizeof *s->free_indices);
     if (!s->pools || !s->evict || !s->lacks || !s->spared || !s->unit || !s->sources ||
         (!s->marks && options->num_blocks > 0) || !s->identity || !s->running || !s->finished || !s->scheduled ||
@@ -120,15 +120,14 @@ void cpa_scheduler_destroy(cpa_scheduler *s) {
     HASH_CLEAR(pending, s->pending);
     HASH_ITER(hh, s->by_id, sequence, next) {
         HASH_DEL(s->by_id, sequence);
-        cpa_sequence_destroy(sequence);
+        cpa_waiting_forget(&s->waiting, sequence);
     }
-    for (int32_t i = 0; i < s->n_finished; i++) cpa_sequence_destroy(s->finished[i]);
+    for (int32_t i = 0; i < s->n_finished; i++) cpa_waiting_forget(&s->waiting, s->finished[i]);
     cpa_tenants_destroy(&s->tenants);
     for (int32_t r = 0; s->pools && r < s->options.map.cp_size; r++) cpa_block_pool_destroy(s->pools[r]);
     for (int32_t r = 0; s->host_pools && r < s->options.map.cp_size; r++) cpa_block_pool_destroy(s->host_pools[r]);
     cpa_unconfirmed_destroy(s);
     cpa_prefix_cache_destroy(s->cache);
-    cpa_waiting_destroy(&s->waiting);
     cpa_sequence_queue_destroy(&s->future);
     free(s->discards);
     free(s->pins);
@@ -193,6 +192,11 @@ static cpa_status start_prefix(cpa_scheduler *s, const cpa_scheduler_request *re
     return cpa_fail(err, CPA_INTERNAL, "request %" PRIu64 ": SHA-256 of its first tokens failed", request->id);
 }
 
+static const char *name_of_tenant(const cpa_scheduler_request *request) {
+    const char *name = request->tenant ? request->tenant : request->salt;
+    return name ? name : "";
+}
+
 cpa_status cpa_scheduler_add(cpa_scheduler *s, const cpa_scheduler_request *request, cpa_error *err) {
     CPA_TRY(cpa_scheduler_check(s, request, err));
     cpa_sequence *other;
@@ -203,17 +207,16 @@ cpa_status cpa_scheduler_add(cpa_scheduler *s, const cpa_scheduler_request *requ
     int64_t most = (int64_t)HASH_COUNT(s->by_id) + 1;
     cpa_sequence *sequence = cpa_sequence_create(&s->options, request, &first);
     if (!sequence) goto no_memory;
-    sequence->tenant = cpa_tenant_join(&s->tenants, request->salt ? request->salt : "", s->options.map.cp_size);
+    sequence->tenant = cpa_tenant_join(&s->tenants, name_of_tenant(request), s->options.map.cp_size);
     sequence->root = root;
     if (!sequence->tenant || !cpa_sequence_queue_reserve(&s->future, most) ||
-        !cpa_waiting_reserve(&s->waiting, HASH_COUNT(s->tenants.by_salt), sequence->tenant,
-                             sequence->tenant->sequences)) {
-        cpa_sequence_destroy(sequence);
+        !cpa_waiting_join(&s->waiting, sequence)) {
+        cpa_waiting_forget(&s->waiting, sequence);
         goto no_memory;
     }
     HASH_ADD_KEYPTR(hh, s->by_id, &sequence->request.id, sizeof sequence->request.id, sequence);
     if (!sequence->hh.tbl) {
-        cpa_sequence_destroy(sequence);
+        cpa_waiting_forget(&s->waiting, sequence);
         goto no_memory;
     }
     cpa_sequence_queue_push(&s->future, sequence);
@@ -245,7 +248,7 @@ static cpa_status retire_finished(cpa_scheduler *s, cpa_error *err) {
         s->free_indices[s->n_free_indices++] = sequence->index;
         cpa_scheduler_charge(sequence, s->options.map.cp_size, -1);
         cpa_status status = cpa_sequence_close(sequence, s->pools, s->options.map.cp_size, err);
-        cpa_sequence_destroy(sequence);
+        cpa_waiting_forget(&s->waiting, sequence);
         if (status != CPA_OK) return status;
     }
     return CPA_OK;
@@ -253,8 +256,12 @@ static cpa_status retire_finished(cpa_scheduler *s, cpa_error *err) {
 
 /* Sequences that came back from host memory with damage go back to the start. */
 static cpa_status restart_damaged(cpa_scheduler *s, cpa_error *err) {
-    for (int32_t i = s->n_running - 1; i >= 0; i--)
-        if (s->running[i]->restart) CPA_TRY(cpa_scheduler_preempt(s, i, 0, err));
+    for (int32_t i = s->n_running - 1; i >= 0; i--) {
+        cpa_sequence *sequence = s->running[i];
+        if (!sequence->restart) continue;
+        CPA_TRY(cpa_scheduler_preempt(s, i, 0, err));
+        sequence->ready = s->step; /* it has had no tokens yet, and goes on at once */
+    }
     return CPA_OK;
 }
 
@@ -287,6 +294,7 @@ static void collect_finished(cpa_scheduler *s) {
         } else {
             cpa_scheduler_unlink(s, sequence);
             HASH_DEL(s->by_id, sequence);
+            sequence->tenant->running--;
             s->finished[s->n_finished++] = sequence;
             s->stats.finished++;
         }
@@ -319,12 +327,13 @@ cpa_status cpa_scheduler_plan(cpa_scheduler *s, double now, cpa_step_plan *plan,
     while (s->future.count > 0 && cpa_sequence_queue_first(&s->future)->request.arrival <= now) {
         cpa_sequence *sequence = cpa_sequence_queue_pop(&s->future);
         sequence->arrived = 1;
+        cpa_tenant_arrive(sequence->tenant);
         cpa_waiting_push(&s->waiting, sequence);
     }
     CPA_TRY(schedule_running(s, 1, err));
     cpa_scheduler_add_drafts(s);
     CPA_TRY(schedule_running(s, 0, err));
-    if (!s->short_of_blocks) CPA_TRY(cpa_scheduler_admit(s, err));
+    CPA_TRY(cpa_scheduler_admit(s, err));
     CPA_TRY(cpa_scheduler_write(s, err));
     collect_finished(s);
     *next_arrival = next_time(s, now);

@@ -40,6 +40,7 @@
  *   scheduler.c          create, add, one plan from start to end
  *   scheduler_preempt.c  room for running sequences, who gives way, and where to
  *   scheduler_admit.c    who is next, and what it shares
+ *   fair_room.c          what a tenant below its share takes from others
  *   scheduler_chunk.c    how many tokens a prefill is given
  *   scheduler_write.c    the entries of a plan
  *   scheduler_prefix.c   what can be found after it
@@ -100,9 +101,10 @@ typedef struct cpa_scheduler_request {
     int64_t output_tokens; /* >= 1 */
     double arrival;        /* seconds */
     int32_t priority;      /* lower runs first */
-    const char *salt;      /* of the tenant, who shares blocks with nobody else; NULL: "". Read by add only */
-    uint64_t group;        /* samples of one prompt have the same group; 0: none */
-    int32_t draws;         /* its output tokens are drawn, and reported (scheduler_tokens.h); 0: token_at gives them */
+    const char *salt;   /* blocks are shared with requests of the same salt alone; NULL: "". Read by add only, as is */
+    const char *tenant; /* for whom the request is made; NULL: the salt tells */
+    uint64_t group;     /* samples of one prompt have the same group; 0: none */
+    int32_t draws;      /* its output tokens are drawn, and reported (scheduler_tokens.h); 0: token_at gives them */
     cpa_plan_sampling sampling; /* how they are drawn; its prompt_tokens are not looked at */
 } cpa_scheduler_request;
 

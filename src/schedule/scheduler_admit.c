@@ -7,6 +7,8 @@
 #include "base/array.h"
 #include "base/check.h"
 #include "base/min_max.h"
+#include "src/schedule/fair_room.h"
+#include "src/schedule/fair_share.h"
 #include "src/schedule/scheduler_blocks.h"
 #include "src/schedule/scheduler_chunk.h"
 #include "src/schedule/scheduler_prefix.h"
@@ -196,6 +198,7 @@ static void count_hits(cpa_scheduler *s, cpa_sequence *sequence) {
 /* Puts a sequence among the running ones, in their order. */
 static void enter(cpa_scheduler *s, cpa_sequence *sequence) {
     int32_t at = s->n_running++;
+    sequence->tenant->running++;
     for (; at > 0 && cpa_sequence_before(sequence, s->running[at - 1]); at--) s->running[at] = s->running[at - 1];
     s->running[at] = sequence;
     sequence->index = s->free_indices[--s->n_free_indices];
@@ -252,11 +255,12 @@ static cpa_status give_up_sources(cpa_scheduler *s, cpa_sequence *sequence, cpa_
     return release_sources(s, err);
 }
 
-/* Turns a request away that lacks blocks, or quota, even if all that was found is shared: a look that costs little, as
- * the first in line may be turned away in many plans. Otherwise ADMITTED. */
-static verdict look_for_room(const cpa_scheduler *s, cpa_sequence *sequence) {
+/* Turns a request away that lacks a place, blocks, in s->lacks, or quota, even if all that was found is shared: a look
+ * that costs little, as the first in line may be turned away in many plans. Otherwise ADMITTED. */
+static verdict look_for_room(cpa_scheduler *s, cpa_sequence *sequence) {
     const int64_t units = *found_in(sequence, sequence->placement);
-    int64_t quota = s->options.tenant_block_quota, room = 1;
+    int64_t quota = s->options.tenant_block_quota;
+    int room = s->n_free_indices > 0;
     sequence->computed =
         cpa_min64(units * cpa_prefix_unit(&s->options, sequence->placement), cpa_sequence_known(sequence) - 1);
     int64_t tokens = cpa_scheduler_next_tokens(s, sequence);
@@ -265,32 +269,41 @@ static verdict look_for_room(const cpa_scheduler *s, cpa_sequence *sequence) {
     sequence->computed = 0;
     for (int32_t r = 0; r < s->options.map.cp_size; r++) {
         int64_t needs = cpa_sequence_needs(sequence, &s->options, r, end);
-        int64_t lacks = needs - cpa_sequence_needs(sequence, &s->options, r, first);
-        if (lacks > 0 && quota > 0 && sequence->tenant->held[r] + needs > quota) return FULL;
-        if (lacks > cpa_block_pool_free_count(s->pools[r])) room = 0;
+        s->lacks[r] = needs - cpa_sequence_needs(sequence, &s->options, r, first);
+        if (s->lacks[r] > 0 && quota > 0 && sequence->tenant->held[r] + needs > quota) return FULL;
+        if (s->lacks[r] > cpa_block_pool_free_count(s->pools[r])) room = 0;
     }
     return room ? ADMITTED : STOP;
+}
+
+/* Whether there is room for the tokens, with a place of its own and the blocks that s->lacks gets; it may be others'
+ * that are beyond their share. */
+static cpa_status find_room(cpa_scheduler *s, const cpa_sequence *sequence, int64_t tokens, int *room, cpa_error *err) {
+    *room = tokens > 0 && cpa_scheduler_has_room(s, sequence, sequence->computed + tokens);
+    return *room || tokens == 0 ? CPA_OK : cpa_fair_make_room(s, sequence, s->lacks, room, err);
 }
 
 /* A request without anything in host memory. */
 static cpa_status try_fresh(cpa_scheduler *s, cpa_sequence *sequence, verdict *out, cpa_error *err) {
     const int32_t ranks = s->options.map.cp_size;
+    int room = 1;
     *out = SKIP;
     choose_placement(s, sequence);
     if (must_wait(s, sequence)) return CPA_OK;
     *out = look_for_room(s, sequence);
-    if (*out != ADMITTED) return CPA_OK;
+    if (*out == STOP) CPA_TRY(cpa_fair_make_room(s, sequence, s->lacks, &room, err));
+    if (*out == FULL || !room) return CPA_OK;
     if (!cpa_sequence_open(sequence, ranks))
         return cpa_fail(err, CPA_NO_MEMORY, "request %" PRIu64 ": no memory for its block table", sequence->request.id);
     CPA_TRY(share_prefix(s, sequence, err));
     CPA_TRY(retain_sources(s, err));
     int64_t tokens = cpa_scheduler_chunk_tokens(s, sequence, 1);
-    int room = cpa_scheduler_has_room(s, sequence, sequence->computed + tokens) && tokens > 0;
+    CPA_TRY(find_room(s, sequence, tokens, &room, err));
     if (!room && sequence->computed > open_unit(s, sequence)) {
         /* Sources and copies together may be more than there are; the blocks alone always fit at last. */
         CPA_TRY(give_up_sources(s, sequence, err));
         tokens = cpa_scheduler_chunk_tokens(s, sequence, 1);
-        room = cpa_scheduler_has_room(s, sequence, sequence->computed + tokens) && tokens > 0;
+        CPA_TRY(find_room(s, sequence, tokens, &room, err));
     }
     cpa_scheduler_charge(sequence, ranks, 1);
     int within = cpa_scheduler_within_quota(s, sequence);
@@ -337,23 +350,22 @@ static cpa_status swap_in(cpa_scheduler *s, cpa_sequence *sequence, cpa_error *e
     return CPA_OK;
 }
 
-/* Blocks that a swapped sequence needs on each rank for its next token, in s->lacks; whether the pools have them. */
-static int has_room_for_return(cpa_scheduler *s, const cpa_sequence *sequence) {
-    int room = 1;
+/* Blocks that a swapped sequence needs on each rank for its next token, in s->lacks. */
+static void count_blocks_of_return(cpa_scheduler *s, const cpa_sequence *sequence) {
     for (int32_t r = 0; r < s->options.map.cp_size; r++) {
         s->lacks[r] = cpa_sequence_needs(sequence, &s->options, r, sequence->computed + 1);
         for (int64_t i = 0; i < sequence->shards[r].swapped; i++)
             s->lacks[r] -= sequence->host[r * sequence->stride + i] < 0;
-        if (s->lacks[r] > cpa_block_pool_free_count(s->pools[r])) room = 0;
     }
-    return room;
 }
 
 /* A sequence that comes back from host memory; it is given tokens in the second plan after. */
 static cpa_status try_return(cpa_scheduler *s, cpa_sequence *sequence, verdict *out, cpa_error *err) {
-    int room = has_room_for_return(s, sequence), within = cpa_scheduler_within_quota(s, sequence);
-    *out = within ? STOP : FULL;
-    if (!room || !within) return CPA_OK;
+    int room = 0;
+    count_blocks_of_return(s, sequence);
+    *out = cpa_scheduler_within_quota(s, sequence) ? STOP : FULL;
+    if (*out == STOP) CPA_TRY(cpa_fair_make_room(s, sequence, s->lacks, &room, err));
+    if (!room) return CPA_OK;
     if (!cpa_sequence_open(sequence, s->options.map.cp_size))
         return cpa_fail(err, CPA_NO_MEMORY, "request %" PRIu64 ": no memory for its block table", sequence->request.id);
     *out = ADMITTED;
@@ -364,29 +376,41 @@ static cpa_status try_return(cpa_scheduler *s, cpa_sequence *sequence, verdict *
     return CPA_OK;
 }
 
-/* Those of one tenant that wait for their prefix are passed over one by one, up to a bound, and the rest of them, or
- * all where the tenant is at its quota, at once: how long one tenant's line is makes no difference to another. */
+/* Those of one line that wait for their prefix are passed over one by one, up to a bound, and the rest of them, or all
+ * where the tenant is at its quota, at once: how long one tenant's line is makes no difference to another. Where a
+ * running sequence lacks blocks, and behind a sequence of a tenant that is below its share, whose first token others'
+ * prompts in the same step would delay, such tenants alone are admitted. */
 cpa_status cpa_scheduler_admit(cpa_scheduler *s, cpa_error *err) {
     cpa_sequence *sequence, *skipped = NULL;
     cpa_status status = CPA_OK;
-    while (s->budget > 0 && s->n_free_indices > 0 && (sequence = cpa_waiting_first(&s->waiting))) {
-        cpa_tenant *tenant = sequence->tenant;
+    int spares = s->short_of_blocks; /* tenants that are not below their share wait for the next plan */
+    while (s->budget > 0 && (sequence = cpa_waiting_first(&s->waiting))) {
+        cpa_waiting_line *line = sequence->line;
+        const int is_below = cpa_fair_is_below(s, sequence->tenant);
         verdict v = STOP;
+        if (spares && !is_below) break;
+        if (sequence->ready > s->step) { /* it has just given way */
+            cpa_waiting_set_aside(&s->waiting, line);
+            continue;
+        }
         CPA_TRY_GOTO(sequence->host ? try_return(s, sequence, &v, err) : try_fresh(s, sequence, &v, err), done);
         if (v == STOP) break;
-        if (v == FULL || (v == SKIP && tenant->skipped == CPA_MAX_SKIPPED)) {
-            cpa_waiting_set_aside(&s->waiting);
+        if (v == FULL || (v == SKIP && line->skipped == CPA_MAX_SKIPPED)) {
+            cpa_waiting_set_aside(&s->waiting, line);
             continue;
         }
         cpa_waiting_remove(&s->waiting, sequence);
-        if (v == ADMITTED) continue;
-        tenant->skipped++;
+        if (v == ADMITTED) {
+            spares |= is_below;
+            continue;
+        }
+        line->skipped++;
         sequence->next_skipped = skipped;
         skipped = sequence;
     }
 done:
     for (; skipped; skipped = skipped->next_skipped) {
-        skipped->tenant->skipped = 0;
+        skipped->line->skipped = 0;
         cpa_waiting_push(&s->waiting, skipped);
     }
     cpa_waiting_return_all(&s->waiting);

@@ -4,6 +4,7 @@
 
 #include "base/array.h"
 #include "base/check.h"
+#include "base/min_max.h"
 
 cpa_status cpa_scheduler_pin(cpa_scheduler *s, cpa_block_pool *pool, int32_t block, cpa_error *err) {
     if (!cpa_array_reserve(&s->pins, &s->pins_capacity, s->n_pins + 1, sizeof *s->pins))
@@ -72,8 +73,19 @@ void cpa_scheduler_take_lacking(cpa_scheduler *s, cpa_sequence *sequence) {
     }
 }
 
+/* What a preempted sequence computes again has counted already. */
+static void count_service(cpa_scheduler *s, cpa_sequence *sequence, int64_t tokens) {
+    const int64_t end = sequence->computed + tokens;
+    const int64_t first = cpa_max64(sequence->served, sequence->computed);
+    const int64_t last = cpa_min64(end, sequence->request.prompt_tokens);
+    cpa_tenant_serve(sequence->tenant, cpa_max64(last - first, 0), end == cpa_sequence_known(sequence));
+    sequence->served = cpa_max64(sequence->served, last);
+    cpa_waiting_reorder(&s->waiting, sequence->tenant);
+}
+
 void cpa_scheduler_place(cpa_scheduler *s, cpa_sequence *sequence, int64_t tokens) {
     cpa_scheduler_take_lacking(s, sequence);
+    count_service(s, sequence, tokens);
     sequence->planned = tokens;
     s->budget -= tokens;
     s->scheduled[s->n_scheduled++] = sequence;

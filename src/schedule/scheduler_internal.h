@@ -59,7 +59,9 @@ struct cpa_scheduler {
 
     /* Of the plan being made. */
     cpa_step_plan *plan;
-    cpa_sequence **scheduled; /* [max_num_seqs], in the order of the chunks; those with planned == 0 were withdrawn */
+    /* [2 * max_num_seqs], in the order of the chunks; those with planned == 0 were withdrawn, and others admitted in their
+     * places. */
+    cpa_sequence **scheduled;
     int32_t n_scheduled;
     int64_t budget;          /* tokens left */
     int awaits_confirmation; /* a waiting sequence is passed over for what is not confirmed yet */

@@ -6,16 +6,19 @@
 #include <string.h>
 
 #include "base/check.h"
+#include "src/schedule/fair_share.h"
 #include "src/schedule/scheduler_blocks.h"
 #include "src/schedule/scheduler_prefix.h"
 
-/* How many blocks of rank r would be free of owners if running[first ..] were preempted; counts no further than
- * `enough`. A block with several owners is free when the last of them goes. */
-static int64_t freed_by(cpa_scheduler *s, int32_t r, int32_t first, int64_t enough) {
+/* How many blocks of rank r would be free of owners if those of running[index + 1 ..] were preempted that
+ * running[index] may take from; counts no further than `enough`. A block with several owners is free when the last of
+ * them goes. */
+static int64_t freed_by(cpa_scheduler *s, int32_t index, int32_t r, int64_t enough) {
     int64_t freed = 0;
     int32_t last = s->n_running;
-    while (last > first && freed < enough) {
+    while (last > index + 1 && freed < enough) {
         const cpa_sequence *victim = s->running[--last];
+        if (!cpa_fair_may_take(s, index, last)) continue;
         for (int64_t i = 0; i < victim->shards[r].held; i++) {
             int32_t block = victim->blocks[r * victim->stride + i];
             if (block >= 0 && ++s->marks[block] == cpa_block_pool_owners(s->pools[r], block)) freed++;
@@ -48,17 +51,18 @@ static int younger_hold_enough(cpa_scheduler *s, int32_t index) {
         int64_t missing = s->lacks[r] - cpa_block_pool_free_count(s->pools[r]), beyond = beyond_quota(s, index, r);
         int64_t held = 0;
         for (int32_t i = s->n_running - 1; i > index && (held < missing || beyond > 0); i--) {
-            held += in_use(s->running[i], r);
+            if (cpa_fair_may_take(s, index, i)) held += in_use(s->running[i], r);
             if (s->running[i]->tenant == tenant) beyond -= in_use(s->running[i], r);
         }
         if (held < missing || beyond > 0) return 0;
-        if (missing > 0 && freed_by(s, r, index + 1, missing) < missing) return 0;
+        if (missing > 0 && freed_by(s, index, r, missing) < missing) return 0;
     }
     return 1;
 }
 
 cpa_status cpa_scheduler_make_room(cpa_scheduler *s, int32_t index, int *made, cpa_error *err) {
     const cpa_tenant *tenant = s->running[index]->tenant;
+    cpa_fair_note_blocks(s, index);
     *made = younger_hold_enough(s, index);
     if (!*made) return CPA_OK;
     for (int32_t r = 0; r < s->options.map.cp_size; r++) {
@@ -66,7 +70,8 @@ cpa_status cpa_scheduler_make_room(cpa_scheduler *s, int32_t index, int *made, c
             if (s->running[i]->tenant == tenant && in_use(s->running[i], r) > 0)
                 CPA_TRY(cpa_scheduler_preempt(s, i, 1, err));
         for (int32_t i = s->n_running - 1; i > index && s->lacks[r] > cpa_block_pool_free_count(s->pools[r]); i--)
-            if (in_use(s->running[i], r) > 0) CPA_TRY(cpa_scheduler_preempt(s, i, 1, err));
+            if (in_use(s->running[i], r) > 0 && cpa_fair_may_take(s, index, i))
+                CPA_TRY(cpa_scheduler_preempt(s, i, 1, err));
     }
     return CPA_OK;
 }
@@ -142,8 +147,10 @@ cpa_status cpa_scheduler_drop_host(cpa_scheduler *s, cpa_sequence *sequence, cpa
 cpa_status cpa_scheduler_preempt(cpa_scheduler *s, int32_t index, int may_swap, cpa_error *err) {
     cpa_sequence *victim = s->running[index];
     s->n_running--;
+    victim->tenant->running--;
     memmove(&s->running[index], &s->running[index + 1], (size_t)(s->n_running - index) * sizeof *s->running);
     victim->planned = victim->n_drafts = 0;
+    victim->ready = s->step + 1; /* by then its last token is known */
     if (may_swap && should_swap(s, victim)) {
         CPA_TRY(swap_out(s, victim, err));
     } else {

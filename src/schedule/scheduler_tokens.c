@@ -25,6 +25,7 @@ static void stop_running(cpa_scheduler *s, cpa_sequence *sequence) {
     int32_t at = 0;
     while (s->running[at] != sequence) at++;
     s->n_running--;
+    sequence->tenant->running--;
     memmove(&s->running[at], &s->running[at + 1], (size_t)(s->n_running - at) * sizeof *s->running);
     cpa_scheduler_unlink(s, sequence);
     s->finished[s->n_finished++] = sequence;
@@ -40,6 +41,7 @@ static int accept_draft(cpa_sequence *sequence) {
     sequence->accepted = draft;
     sequence->n_drafts--;
     sequence->emitted++;
+    cpa_tenant_serve(sequence->tenant, 0, 1);
     if (sequence->misplaced == 0 && draft == before + 1) {
         sequence->computed++;
     } else {
@@ -102,6 +104,6 @@ cpa_status cpa_scheduler_end(cpa_scheduler *s, uint64_t request, int *ended, cpa
         cpa_sequence_queue_remove(&s->future, sequence);
     }
     cpa_status status = cpa_scheduler_drop_host(s, sequence, err);
-    cpa_sequence_destroy(sequence);
+    cpa_waiting_forget(&s->waiting, sequence);
     return status;
 }

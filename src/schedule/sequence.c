@@ -30,7 +30,7 @@ cpa_sequence *cpa_sequence_create(const cpa_scheduler_options *options, const cp
     uint64_t hash;
     memcpy(&hash, first->bytes, sizeof hash);
     sequence->request = *request;
-    sequence->request.salt = NULL;
+    sequence->request.salt = sequence->request.tenant = NULL;
     sequence->first_rank = (int32_t)(hash % (uint64_t)options->map.cp_size);
     sequence->placement = (cpa_placement){CPA_SHARDED, sequence->first_rank};
     int64_t tokens = cpa_cached_tokens(request->prompt_tokens, request->output_tokens);

@@ -19,8 +19,9 @@ typedef struct cpa_sequence_shard {
 } cpa_sequence_shard;
 
 struct cpa_sequence {
-    cpa_scheduler_request request; /* without its salt */
+    cpa_scheduler_request request; /* without its salt and its tenant's name */
     cpa_tenant *tenant;            /* whom it leaves when it is destroyed */
+    struct cpa_waiting_line *line; /* that it waits in when it does (waiting_lines.h) */
     int32_t level;                 /* goes before others by level, then key, then id */
     double key;
     int64_t place;           /* in the queue that it is in, which keeps it */
@@ -32,6 +33,7 @@ struct cpa_sequence {
     int restart;             /* what was swapped in is damaged */
     int64_t computed;        /* tokens in the cache, once every planned step has run */
     int64_t emitted;         /* output tokens, likewise */
+    int64_t served;          /* tokens of the prompt that have counted as service of the tenant */
     int64_t reported;        /* how many of them have been reported */
     uint32_t *outputs;       /* [reported] those that were drawn */
     int64_t cap_outputs;

@@ -4,46 +4,77 @@
 #include <string.h>
 
 #include "base/array.h"
+#include "base/min_max.h"
+
+/* What a token of an output counts, where one of a prompt counts 1: computed one by one it takes a device for longer.
+ * The weights of the paper. */
+enum { OUTPUT_WEIGHT = 2 };
 
 static void free_tenant(cpa_tenant *tenant) {
-    cpa_sequence_queue_destroy(&tenant->waiting);
     free(tenant->held);
     free(tenant);
 }
 
+static void forget_absent(cpa_tenants *tenants, cpa_absent_tenant *absent) {
+    HASH_DEL(tenants->absent, absent);
+    free(absent);
+}
+
 void cpa_tenants_destroy(cpa_tenants *tenants) {
     cpa_tenant *tenant, *next;
-    HASH_ITER(hh, tenants->by_salt, tenant, next) {
-        HASH_DEL(tenants->by_salt, tenant);
+    HASH_ITER(hh, tenants->by_name, tenant, next) {
+        HASH_DEL(tenants->by_name, tenant);
         free_tenant(tenant);
     }
+    while (tenants->absent) forget_absent(tenants, tenants->absent);
     free(tenants->free_numbers);
 }
 
-static cpa_tenant *add(cpa_tenants *tenants, const char *salt, size_t length, int32_t cp_size) {
+/* The service of a tenant that was there before, which is remembered no more; 0 of another one. */
+static int64_t recall(cpa_tenants *tenants, const char *name) {
+    cpa_absent_tenant *absent;
+    HASH_FIND(hh, tenants->absent, name, strlen(name), absent);
+    const int64_t service = absent ? absent->service : 0;
+    if (absent) forget_absent(tenants, absent);
+    return service;
+}
+
+/* Without memory it is not remembered. */
+static void remember(cpa_tenants *tenants, const cpa_tenant *tenant) {
+    const size_t length = strlen(tenant->name);
+    if (HASH_COUNT(tenants->absent) == CPA_MOST_ABSENT_TENANTS) forget_absent(tenants, tenants->absent);
+    cpa_absent_tenant *absent = calloc(1, sizeof *absent + length + 1);
+    if (!absent) return;
+    absent->service = tenant->service;
+    memcpy(absent->name, tenant->name, length);
+    HASH_ADD_KEYPTR(hh, tenants->absent, absent->name, length, absent);
+    if (!absent->hh.tbl) free(absent);
+}
+
+static cpa_tenant *add(cpa_tenants *tenants, const char *name, size_t length, int32_t cp_size) {
     /* Room for every number, so that leaving never lacks it. */
     if (!cpa_array_reserve(&tenants->free_numbers, &tenants->capacity, tenants->numbers + 1, sizeof(int32_t)))
         return NULL;
     cpa_tenant *tenant = calloc(1, sizeof *tenant + length + 1);
     if (!tenant) return NULL;
     tenant->all = tenants;
-    memcpy(tenant->salt, salt, length);
-    tenant->waiting.before = tenants->before;
+    memcpy(tenant->name, name, length);
     tenant->held = calloc((size_t)cp_size, sizeof *tenant->held);
-    if (tenant->held) HASH_ADD_KEYPTR(hh, tenants->by_salt, tenant->salt, length, tenant);
+    if (tenant->held) HASH_ADD_KEYPTR(hh, tenants->by_name, tenant->name, length, tenant);
     if (!tenant->hh.tbl) {
         free_tenant(tenant);
         return NULL;
     }
     tenant->number = tenants->n_free > 0 ? tenants->free_numbers[--tenants->n_free] : tenants->numbers++;
+    tenant->service = recall(tenants, name);
     return tenant;
 }
 
-cpa_tenant *cpa_tenant_join(cpa_tenants *tenants, const char *salt, int32_t cp_size) {
-    const size_t length = strlen(salt);
+cpa_tenant *cpa_tenant_join(cpa_tenants *tenants, const char *name, int32_t cp_size) {
+    const size_t length = strlen(name);
     cpa_tenant *tenant;
-    HASH_FIND(hh, tenants->by_salt, salt, length, tenant);
-    if (!tenant) tenant = add(tenants, salt, length, cp_size);
+    HASH_FIND(hh, tenants->by_name, name, length, tenant);
+    if (!tenant) tenant = add(tenants, name, length, cp_size);
     if (tenant) tenant->sequences++;
     return tenant;
 }
@@ -51,7 +82,33 @@ cpa_tenant *cpa_tenant_join(cpa_tenants *tenants, const char *salt, int32_t cp_s
 void cpa_tenant_leave(cpa_tenant *tenant) {
     cpa_tenants *tenants = tenant->all;
     if (--tenant->sequences > 0) return;
-    HASH_DEL(tenants->by_salt, tenant);
+    HASH_DEL(tenants->by_name, tenant);
     tenants->free_numbers[tenants->n_free++] = tenant->number;
+    remember(tenants, tenant);
     free_tenant(tenant);
+}
+
+int cpa_tenant_is_active(const cpa_tenant *tenant) {
+    return tenant->running + tenant->waiting > 0;
+}
+
+int64_t cpa_tenants_active(const cpa_tenants *tenants) {
+    int64_t active = 0;
+    for (const cpa_tenant *tenant = tenants->by_name; tenant; tenant = tenant->hh.next)
+        active += cpa_tenant_is_active(tenant);
+    return active;
+}
+
+void cpa_tenant_arrive(cpa_tenant *tenant) {
+    int64_t least = INT64_MAX;
+    if (cpa_tenant_is_active(tenant)) return;
+    for (const cpa_tenant *other = tenant->all->by_name; other; other = other->hh.next)
+        if (cpa_tenant_is_active(other)) least = cpa_min64(least, other->service);
+    if (least == INT64_MAX) least = tenant->all->last_service;
+    tenant->service = cpa_max64(tenant->service, least);
+}
+
+void cpa_tenant_serve(cpa_tenant *tenant, int64_t prompt_tokens, int64_t output_tokens) {
+    tenant->service += prompt_tokens + OUTPUT_WEIGHT * output_tokens;
+    tenant->all->last_service = tenant->service;
 }

@@ -4,91 +4,164 @@
 
 #include "base/array.h"
 
-void cpa_waiting_destroy(cpa_waiting_lines *lines) {
-    free(lines->heap);
-    lines->heap = NULL;
-    lines->tenants = lines->capacity = 0;
+static int goes_before(const cpa_waiting_lines *lines, const cpa_waiting_line *a, const cpa_waiting_line *b) {
+    if (lines->is_fair && a->tenant->service != b->tenant->service) return a->tenant->service < b->tenant->service;
+    return cpa_sequence_before(cpa_sequence_queue_first(&a->queue), cpa_sequence_queue_first(&b->queue));
 }
 
-int cpa_waiting_reserve(cpa_waiting_lines *lines, int64_t tenants, cpa_tenant *tenant, int64_t sequences) {
-    return cpa_array_reserve(&lines->heap, &lines->capacity, tenants, sizeof(cpa_tenant *)) &&
-           cpa_sequence_queue_reserve(&tenant->waiting, sequences);
+static void put(cpa_waiting_line *line, int64_t at) {
+    line->class->heap[at] = line;
+    line->place = at + 1;
 }
 
-static int goes_before(const cpa_tenant *a, const cpa_tenant *b) {
-    return cpa_sequence_before(cpa_sequence_queue_first(&a->waiting), cpa_sequence_queue_first(&b->waiting));
-}
-
-static void put(cpa_waiting_lines *lines, cpa_tenant *tenant, int64_t at) {
-    lines->heap[at] = tenant;
-    tenant->place = at + 1;
-}
-
-/* Moves a tenant from `at` towards the first or the last, to where it belongs. */
-static void settle(cpa_waiting_lines *lines, cpa_tenant *tenant, int64_t at) {
-    for (; at > 0 && goes_before(tenant, lines->heap[(at - 1) / 2]); at = (at - 1) / 2)
-        put(lines, lines->heap[(at - 1) / 2], at);
-    for (int64_t child = 2 * at + 1; child < lines->tenants; child = 2 * at + 1) {
-        if (child + 1 < lines->tenants && goes_before(lines->heap[child + 1], lines->heap[child])) child++;
-        if (!goes_before(lines->heap[child], tenant)) break;
-        put(lines, lines->heap[child], at);
+/* Moves a line from `at` towards the first or the last, to where it belongs. */
+static void settle(const cpa_waiting_lines *lines, cpa_waiting_line *line, int64_t at) {
+    cpa_waiting_line **heap = line->class->heap;
+    const int64_t count = line->class->count;
+    for (; at > 0 && goes_before(lines, line, heap[(at - 1) / 2]); at = (at - 1) / 2) put(heap[(at - 1) / 2], at);
+    for (int64_t child = 2 * at + 1; child < count; child = 2 * at + 1) {
+        if (child + 1 < count && goes_before(lines, heap[child + 1], heap[child])) child++;
+        if (!goes_before(lines, heap[child], line)) break;
+        put(heap[child], at);
         at = child;
     }
-    put(lines, tenant, at);
+    put(line, at);
 }
 
-static void leave(cpa_waiting_lines *lines, cpa_tenant *tenant) {
-    const int64_t at = tenant->place - 1;
-    cpa_tenant *last = lines->heap[--lines->tenants];
-    tenant->place = 0;
-    if (last != tenant) settle(lines, last, at);
+/* Out of the heap. */
+static void withdraw(const cpa_waiting_lines *lines, cpa_waiting_line *line) {
+    const int64_t at = line->place - 1;
+    cpa_waiting_line *last = line->class->heap[--line->class->count];
+    line->place = 0;
+    if (last != line) settle(lines, last, at);
 }
 
-/* After its line has changed: the tenant stands where its first belongs, or nowhere. */
-static void place(cpa_waiting_lines *lines, cpa_tenant *tenant) {
-    if (tenant->is_aside) return;
-    if (tenant->waiting.count == 0) {
-        if (tenant->place > 0) leave(lines, tenant);
-    } else if (tenant->place == 0) {
-        settle(lines, tenant, lines->tenants++);
+/* After its queue or its service has changed: the line stands where it belongs, or nowhere. */
+static void place(const cpa_waiting_lines *lines, cpa_waiting_line *line) {
+    if (line->is_aside) return;
+    if (line->queue.count == 0) {
+        if (line->place > 0) withdraw(lines, line);
+    } else if (line->place == 0) {
+        settle(lines, line, line->class->count++);
     } else {
-        settle(lines, tenant, tenant->place - 1);
+        settle(lines, line, line->place - 1);
     }
+}
+
+static cpa_waiting_class *find_class(cpa_waiting_lines *lines, int32_t priority) {
+    cpa_waiting_class *class;
+    HASH_FIND(hh, lines->classes, &priority, sizeof priority, class);
+    if (class) return class;
+    class = calloc(1, sizeof *class);
+    if (!class) return NULL;
+    class->priority = priority;
+    HASH_ADD(hh, lines->classes, priority, sizeof class->priority, class);
+    if (class->hh.tbl) return class;
+    free(class);
+    return NULL;
+}
+
+static void free_class_if_empty(cpa_waiting_lines *lines, cpa_waiting_class *class) {
+    if (class->lines > 0) return;
+    HASH_DEL(lines->classes, class);
+    free(class->heap);
+    free(class);
+}
+
+/* The line of a tenant in a class. NULL without memory. */
+static cpa_waiting_line *find_line(cpa_tenant *tenant, cpa_waiting_class *class) {
+    cpa_waiting_line *line = tenant->lines;
+    while (line && line->class != class) line = line->next_of_tenant;
+    if (line) return line;
+    if (!cpa_array_reserve(&class->heap, &class->capacity, class->lines + 1, sizeof(cpa_waiting_line *))) return NULL;
+    line = calloc(1, sizeof *line);
+    if (!line) return NULL;
+    *line = (cpa_waiting_line){
+        .tenant = tenant, .class = class, .queue.before = cpa_sequence_before, .next_of_tenant = tenant->lines};
+    tenant->lines = line;
+    class->lines++;
+    return line;
+}
+
+static void free_line_if_empty(cpa_waiting_lines *lines, cpa_waiting_line *line) {
+    if (line->members > 0) return;
+    cpa_waiting_line **at = &line->tenant->lines;
+    while (*at != line) at = &(*at)->next_of_tenant;
+    *at = line->next_of_tenant;
+    line->class->lines--;
+    free_class_if_empty(lines, line->class);
+    cpa_sequence_queue_destroy(&line->queue);
+    free(line);
+}
+
+int cpa_waiting_join(cpa_waiting_lines *lines, cpa_sequence *sequence) {
+    cpa_waiting_class *class = find_class(lines, lines->is_fair ? sequence->request.priority : 0);
+    if (!class) return 0;
+    cpa_waiting_line *line = find_line(sequence->tenant, class);
+    if (!line) {
+        free_class_if_empty(lines, class);
+        return 0;
+    }
+    const int has_room = cpa_sequence_queue_reserve(&line->queue, line->members + 1);
+    line->members += has_room;
+    if (has_room) sequence->line = line;
+    free_line_if_empty(lines, line);
+    return has_room;
+}
+
+void cpa_waiting_forget(cpa_waiting_lines *lines, cpa_sequence *sequence) {
+    cpa_waiting_line *line = sequence->line;
+    if (line) {
+        line->members--;
+        free_line_if_empty(lines, line);
+    }
+    cpa_sequence_destroy(sequence);
 }
 
 void cpa_waiting_push(cpa_waiting_lines *lines, cpa_sequence *sequence) {
-    cpa_tenant *tenant = sequence->tenant;
-    lines->count -= tenant->waiting.count;
-    cpa_sequence_queue_push(&tenant->waiting, sequence);
-    lines->count += tenant->waiting.count;
-    place(lines, tenant);
+    cpa_sequence_queue_push(&sequence->line->queue, sequence);
+    sequence->tenant->waiting++;
+    lines->count++;
+    place(lines, sequence->line);
 }
 
 void cpa_waiting_remove(cpa_waiting_lines *lines, cpa_sequence *sequence) {
-    cpa_tenant *tenant = sequence->tenant;
-    /* A tenant without anyone waiting cannot be compared: it leaves before. */
-    if (tenant->waiting.count == 1 && tenant->place > 0) leave(lines, tenant);
-    cpa_sequence_queue_remove(&tenant->waiting, sequence);
+    cpa_waiting_line *line = sequence->line;
+    /* A line without anyone cannot be compared: it leaves before. */
+    if (line->queue.count == 1 && line->place > 0) withdraw(lines, line);
+    cpa_sequence_queue_remove(&line->queue, sequence);
+    sequence->tenant->waiting--;
     lines->count--;
-    place(lines, tenant);
+    place(lines, line);
 }
 
+void cpa_waiting_reorder(cpa_waiting_lines *lines, cpa_tenant *tenant) {
+    for (cpa_waiting_line *line = tenant->lines; line; line = line->next_of_tenant)
+        if (line->place > 0) settle(lines, line, line->place - 1);
+}
+
+/* Priorities are few. */
 cpa_sequence *cpa_waiting_first(const cpa_waiting_lines *lines) {
-    return lines->tenants > 0 ? cpa_sequence_queue_first(&lines->heap[0]->waiting) : NULL;
+    cpa_sequence *best = NULL;
+    for (const cpa_waiting_class *class = lines->classes; class; class = class->hh.next) {
+        if (class->count == 0) continue;
+        cpa_sequence *first = cpa_sequence_queue_first(&class->heap[0]->queue);
+        if (!best || cpa_sequence_before(first, best)) best = first;
+    }
+    return best;
 }
 
-void cpa_waiting_set_aside(cpa_waiting_lines *lines) {
-    cpa_tenant *tenant = lines->heap[0];
-    leave(lines, tenant);
-    tenant->is_aside = 1;
-    tenant->next_aside = lines->aside;
-    lines->aside = tenant;
+void cpa_waiting_set_aside(cpa_waiting_lines *lines, cpa_waiting_line *line) {
+    withdraw(lines, line);
+    line->is_aside = 1;
+    line->next_aside = lines->aside;
+    lines->aside = line;
 }
 
 void cpa_waiting_return_all(cpa_waiting_lines *lines) {
-    for (cpa_tenant *tenant = lines->aside; tenant; tenant = lines->aside) {
-        lines->aside = tenant->next_aside;
-        tenant->is_aside = 0;
-        place(lines, tenant);
+    for (cpa_waiting_line *line = lines->aside; line; line = lines->aside) {
+        lines->aside = line->next_aside;
+        line->is_aside = 0;
+        place(lines, line);
     }
 }

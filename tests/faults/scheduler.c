@@ -77,7 +77,7 @@ void __real_cpa_waiting_remove(cpa_waiting_lines *lines, cpa_sequence *sequence)
 void __wrap_cpa_waiting_remove(cpa_waiting_lines *lines, cpa_sequence *sequence);
 
 void __wrap_cpa_waiting_remove(cpa_waiting_lines *lines, cpa_sequence *sequence) {
-    const cpa_sequence_queue *queue = &sequence->tenant->waiting;
+    const cpa_sequence_queue *queue = &sequence->line->queue;
     const int is_there = sequence->place < queue->count && queue->heap[sequence->place] == sequence;
     if (!cpa_fault_is(CPA_FAULT_LOST_SEQUENCE) || is_there) __real_cpa_waiting_remove(lines, sequence);
 }

@@ -346,10 +346,10 @@ static int64_t steps_behind(uint64_t flood, int64_t shared) {
         CU_ASSERT_FATAL(step(&f, 0) > 0);
         for (int64_t i = 0; i < f.plan.n_chunks; i++) {
             if (f.plan.chunks[i].request != flood) continue;
-            CU_ASSERT_EQUAL(HASH_COUNT(f.scheduler->tenants.by_salt), 2);
+            CU_ASSERT_EQUAL(HASH_COUNT(f.scheduler->tenants.by_name), 2);
             finish(&f);
             CU_ASSERT_EQUAL(f.stats.finished, (int64_t)flood + 1);
-            CU_ASSERT_EQUAL(HASH_COUNT(f.scheduler->tenants.by_salt), 0);
+            CU_ASSERT_EQUAL(HASH_COUNT(f.scheduler->tenants.by_name), 0);
             teardown(&f);
             return steps;
         }
@@ -373,14 +373,14 @@ static void tenants_are_forgotten_when_they_hold_nothing(void) {
         request.salt = salt;
         add(&f, request, 0);
         if (id % 10 == 9) finish(&f);
-        CU_ASSERT_EQUAL(HASH_COUNT(f.scheduler->tenants.by_salt), id % 10 == 9 ? 0 : id % 10 + 1);
+        CU_ASSERT_EQUAL(HASH_COUNT(f.scheduler->tenants.by_name), id % 10 == 9 ? 0 : id % 10 + 1);
     }
     CU_ASSERT(f.scheduler->tenants.numbers <= 10); /* pools keep a list for each */
     cpa_scheduler_request waits = asked(100, 6, 2);
     waits.salt = "waits";
     add(&f, waits, 0);
     CU_ASSERT_EQUAL(cpa_scheduler_end(f.scheduler, 100, &ended, NULL), CPA_OK);
-    CU_ASSERT_EQUAL(HASH_COUNT(f.scheduler->tenants.by_salt), 0);
+    CU_ASSERT_EQUAL(HASH_COUNT(f.scheduler->tenants.by_name), 0);
     teardown(&f);
 }
 
