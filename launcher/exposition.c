@@ -163,6 +163,7 @@ static void put_counts(FILE *out, const cpa_exposition *e, const cpa_engine_stat
         {"num_requests_running", gauge, "Requests that run.", (double)s->requests_running},
         {"num_requests_waiting", gauge, "Requests that wait, for their first step or to go on.",
          (double)s->requests_waiting},
+        {"num_tenants", gauge, "Tenants whose requests run or wait.", (double)s->tenants_active},
         {"kv_cache_usage_perc", gauge,
          "Share of the blocks of a rank that requests have, of the rank with the most; 1: all.", used},
         {"prefix_cache_queries_total", counter,

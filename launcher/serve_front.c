@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "base/check.h"
+#include "launcher/api_keys_file.h"
 
 /* Token ids of the synthetic model, which takes any. */
 #define SYNTHETIC_VOCABULARY ((int64_t)1 << 31)
@@ -64,7 +65,16 @@ static char *render_metrics(void *ctx) {
     return cpa_exposition_render(front->exposition, &stats);
 }
 
-static cpa_status start(const cpa_job *job, cpa_serve_front *front, cpa_error *err) {
+/* The keys of --api-keys, and that of --api-key behind them. */
+static cpa_status read_keys(const cpa_settings *settings, cpa_api_keys_file *keys, cpa_error *err) {
+    if (settings->api_keys[0]) CPA_TRY(cpa_api_keys_file_read(settings->api_keys, keys, err));
+    if (!settings->api_key[0]) return CPA_OK;
+    const cpa_status status = cpa_api_keys_file_add(keys, "--api-key", settings->api_key, err);
+    if (status != CPA_OK) cpa_api_keys_file_release(keys);
+    return status;
+}
+
+static cpa_status start(const cpa_job *job, const cpa_api_keys_file *keys, cpa_serve_front *front, cpa_error *err) {
     const cpa_settings *settings = &job->settings;
     front->name = settings->served_model_name[0] ? settings->served_model_name : job->model.name;
     front->exposition = cpa_exposition_create(front->name, settings->block_size);
@@ -72,7 +82,8 @@ static cpa_status start(const cpa_job *job, cpa_serve_front *front, cpa_error *e
     const cpa_server_options options = {
         .host = settings->host,
         .port = (int)settings->port,
-        .api_key = settings->api_key[0] ? settings->api_key : NULL,
+        .api_keys = (const char *const *)keys->keys,
+        .n_api_keys = keys->count,
         .model_name = front->name,
         .tokenizer = front->tokenizer,
         .chat = front->chat,
@@ -89,7 +100,10 @@ static cpa_status start(const cpa_job *job, cpa_serve_front *front, cpa_error *e
 cpa_status cpa_serve_front_open(const cpa_job *job, cpa_serve_front *front, cpa_error *err) {
     cpa_status status = open_tokenizer(job, front, err);
     if (status == CPA_OK) status = open_chat(job, front, err);
-    if (status == CPA_OK) status = start(job, front, err);
+    cpa_api_keys_file keys = {NULL, 0, 0};
+    if (status == CPA_OK) status = read_keys(&job->settings, &keys, err);
+    if (status == CPA_OK) status = start(job, &keys, front, err);
+    cpa_api_keys_file_release(&keys);
     if (status == CPA_OK) {
         describe(job, front);
     } else {

@@ -38,6 +38,7 @@ typedef struct cpa_settings {
     char host[CPA_TEXT_BYTES];
     int64_t port; /* 0 = a free one */
     char api_key[CPA_TEXT_BYTES];
+    char api_keys[CPA_TEXT_BYTES];
     char served_model_name[CPA_TEXT_BYTES]; /* "" = the model's */
     char chat_template[CPA_TEXT_BYTES];     /* "" = the folder's */
     int64_t max_model_len;                  /* 0 = auto */

@@ -80,6 +80,8 @@ const cpa_field cpa_settings_rows[] = {
     {SERVE, "api-key", "TEXT", TEXT(api_key), .secret = 1,
      .help = "requests have to bring it, as 'Authorization: Bearer TEXT'; others see it in a command line, but not in "
              "the environment"},
+    {SERVE, "api-keys", "FILE", TEXT(api_keys),
+     .help = "further keys, one a line, each of a tenant of its own: fair shares, and no cached prefixes in common"},
     {SERVE, "served-model-name", "NAME", TEXT(served_model_name),
      .help = "of the model in requests and answers; without it, the name of its folder or shape"},
     {SERVE, "chat-template", "NAME", TEXT(chat_template),
@@ -153,7 +155,7 @@ const cpa_field cpa_settings_rows[] = {
     {"Cache", "swap-space", "GIB", REAL(swap_space, "0", 0, 0x1p20),
      .help = "host memory of one rank for the cache of preempted requests"},
     {"Cache", "tenant-block-quota", "N", INT(tenant_block_quota, "none", 0, 0x1p31 - 1), .word = "none",
-     .help = "most blocks of one rank that the running requests of one salt hold"},
+     .help = "most blocks of one rank that the running requests of one tenant, a salt or an API key, hold"},
     {"Scheduling", "max-num-batched-tokens", "N", INT(max_num_batched_tokens, "2048", 1, 0x1p24),
      .help = "most new tokens in one step"},
     {"Scheduling", "max-num-seqs", "N", INT(max_num_seqs, "256", 1, 0x1p20), .help = "most sequences in one step"},

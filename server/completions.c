@@ -17,7 +17,8 @@ static void prepare(cpa_exchange *x, reader read) {
     cpa_generation generation = {.n = 0}, *kept = malloc(sizeof *kept);
     const int is_read = read(x->server, body, &generation, &x->refusal);
     json_decref(body);
-    if (is_read && kept) {
+    const int is_named = x->server->api_keys.count < 2 || cpa_generation_set_tenant(&generation, x->key);
+    if (is_read && is_named && kept) {
         *kept = generation;
         x->generation = kept;
         return;

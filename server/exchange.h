@@ -13,6 +13,7 @@ typedef struct cpa_exchange {
     cpa_server *server;
     struct MHD_Connection *connection;
     const char *method, *path; /* without the query; live as long as the request */
+    int64_t key;               /* index of the API key that it came with, where some is wanted */
     char *body;                /* of a POST */
     int64_t bytes, capacity;   /* of the body */
     /* What a route has made of the body; where both are NULL it is refused. */

@@ -34,8 +34,13 @@ typedef struct cpa_generation {
     int returns_ids;  /* of prompt and answer */
     int32_t priority; /* lower runs first */
     char *salt;       /* NULL = "" */
+    char *tenant;     /* NULL: the salt tells */
     json_t *tools;    /* those of a chat that an answer may call: an array, not empty; NULL: none */
 } cpa_generation;
+
+/* The requests are of the tenant whose API key has that index, and its salt is told apart from those of others. 0
+ * without memory. */
+int cpa_generation_set_tenant(cpa_generation *generation, int64_t key);
 
 /* Frees what it holds. */
 void cpa_generation_release(cpa_generation *generation);

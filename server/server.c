@@ -73,7 +73,7 @@ static void log_http(void *ctx, const char *format, va_list args) {
 }
 
 static void destroy(cpa_server *server) {
-    free((void *)(uintptr_t)server->options.api_key);
+    cpa_api_keys_release(&server->api_keys);
     free((void *)(uintptr_t)server->options.model_name);
     free((void *)(uintptr_t)server->engine.end_ids);
     cpa_in_flight_destroy(&server->in_flight);
@@ -87,7 +87,8 @@ static cpa_server *create(const cpa_server_options *given) {
     cpa_server_options *o = &server->options;
     *o = *given;
     o->host = NULL;
-    o->api_key = given->api_key ? strdup(given->api_key) : NULL;
+    o->api_keys = NULL;
+    const int has_keys = cpa_api_keys_copy(given->api_keys, given->n_api_keys, &server->api_keys);
     o->model_name = strdup(given->model_name);
     if (o->max_body_bytes == 0) o->max_body_bytes = 32 << 20;
     if (o->max_connections == 0) o->max_connections = 2048;
@@ -96,7 +97,7 @@ static cpa_server *create(const cpa_server_options *given) {
     bound_by_open_files(o);
     server->created = time(NULL);
     if (getrandom(&server->instance, sizeof server->instance, 0) < 0) server->instance = (uint64_t)server->created;
-    if (o->model_name && (o->api_key || !given->api_key)) return server;
+    if (o->model_name && has_keys) return server;
     destroy(server);
     return NULL;
 }

@@ -20,9 +20,13 @@ typedef struct cpa_server cpa_server;
 
 /* Texts are copied; tokenizer and template must outlive the server. */
 typedef struct cpa_server_options {
-    const char *host;    /* to listen on, a name or an address; NULL = "127.0.0.1" */
-    int port;            /* 0: any that is free; cpa_server_port tells */
-    const char *api_key; /* what /v1/..., /tokenize and /detokenize want as "Authorization: Bearer KEY"; NULL = none */
+    const char *host; /* to listen on, a name or an address; NULL = "127.0.0.1" */
+    int port;         /* 0: any that is free; cpa_server_port tells */
+    /* [n_api_keys] one of which /v1/..., /tokenize and /detokenize want as "Authorization: Bearer KEY"; none: they want
+     * none. The requests of each of several are a tenant's (cpa_request.tenant), who shares cached prefixes with no
+     * other. */
+    const char *const *api_keys;
+    int64_t n_api_keys;
     const char *model_name;         /* of /v1/models, and what requests may name */
     const cpa_tokenizer *tokenizer; /* NULL: prompts and answers are token ids */
     const cpa_chat_template *chat;  /* NULL: no chat */

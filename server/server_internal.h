@@ -5,6 +5,7 @@
 #include <microhttpd.h>
 #include <stdatomic.h>
 
+#include "server/api_keys.h"
 #include "server/client_watch.h"
 #include "server/in_flight.h"
 #include "server/server.h"
@@ -14,6 +15,7 @@
 struct cpa_server {
     /* Constant while it listens. */
     cpa_server_options options; /* with what stands for zeros; its texts are the server's */
+    cpa_api_keys api_keys;
     struct MHD_Daemon *daemon;
     int port;
     int64_t created;   /* seconds of Unix time */

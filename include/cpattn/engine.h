@@ -206,6 +206,7 @@ typedef struct cpa_engine_stats {
     /* Chunks with drafts, the drafts in them, and those that were right. */
     int64_t drafted_chunks, draft_tokens, accepted_tokens;
     int64_t keys_attended, keys_read; /* as of a context; sum over ranks */
+    int64_t tenants_active;           /* that have requests which have arrived and wait, or run, now */
 } cpa_engine_stats;
 
 /* What one rank did at a time. Both texts live as long as the engine. */

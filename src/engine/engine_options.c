@@ -330,6 +330,7 @@ void cpa_engine_take_stats(const cpa_scheduler_stats *scheduled, cpa_engine_stat
     s->rank_local = scheduled->rank_local;
     s->requests_waiting = scheduled->waiting;
     s->requests_running = scheduled->running;
+    s->tenants_active = scheduled->tenants;
     s->kv_used = scheduled->used_blocks;
     int64_t *const planned[] = {[CPA_PASS_KV] = &s->planned_pass_kv, [CPA_PASS_Q] = &s->planned_pass_q};
     s->planned_local = 0;

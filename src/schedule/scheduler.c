@@ -360,6 +360,7 @@ void cpa_scheduler_get_stats(const cpa_scheduler *s, cpa_scheduler_stats *out) {
     *out = s->stats;
     out->waiting = s->future.count + s->waiting.count;
     out->running = s->n_running;
+    out->tenants = cpa_tenants_active(&s->tenants);
     for (int32_t r = 0; r < s->options.map.cp_size; r++) {
         const cpa_block_pool *pool = s->pools[r];
         out->used_blocks = cpa_max64(out->used_blocks, cpa_block_pool_total(pool) - cpa_block_pool_free_count(pool));

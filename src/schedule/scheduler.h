@@ -116,6 +116,7 @@ static inline int64_t cpa_cached_tokens(int64_t prompt_tokens, int64_t output_to
 typedef struct cpa_scheduler_stats {
     int64_t waiting; /* requests that do not run, arrived or not */
     int64_t running;
+    int64_t tenants;  /* whose requests have arrived and wait, or run */
     int64_t finished; /* planned to the last token */
     int64_t ended;    /* before that: cpa_scheduler_end */
     int64_t preemptions;

@@ -75,6 +75,7 @@ static void what_the_engine_counts_is_told(void) {
         "# TYPE cpattn_num_requests_running gauge",
         "cpattn_num_requests_running{model_name=\"m\"} 3",
         "cpattn_num_requests_waiting{model_name=\"m\"} 4",
+        "cpattn_num_tenants{model_name=\"m\"} 2",
         "cpattn_kv_cache_usage_perc{model_name=\"m\"} 0.25",
         "# TYPE cpattn_prefix_cache_queries_total counter",
         "cpattn_prefix_cache_queries_total{model_name=\"m\"} 160", /* tokens */
@@ -96,6 +97,7 @@ static void what_the_engine_counts_is_told(void) {
     };
     const cpa_engine_stats stats = {.requests_running = 3,
                                     .requests_waiting = 4,
+                                    .tenants_active = 2,
                                     .kv_blocks = 40,
                                     .kv_used = 10,
                                     .prefix_queries = 10,

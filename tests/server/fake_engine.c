@@ -63,6 +63,7 @@ static cpa_status submit(void *ctx, const cpa_request *request, cpa_error *err) 
         r->request = *request;
         r->sampling = *request->sampling;
         snprintf(r->salt, sizeof r->salt, "%s", request->salt ? request->salt : "");
+        snprintf(r->tenant, sizeof r->tenant, "%s", request->tenant ? request->tenant : "");
         r->sampling.n_stop_ids = cpa_min64(r->sampling.n_stop_ids, sizeof r->stop_ids / sizeof *r->stop_ids);
         for (int64_t i = 0; i < r->sampling.n_stop_ids; i++) r->stop_ids[i] = r->sampling.stop_ids[i];
         pthread_cond_broadcast(&engine->changed);

@@ -10,8 +10,9 @@
 enum { CPA_FAKE_MOST = 4096, CPA_FAKE_END = 256, CPA_FAKE_VOCABULARY = 300, CPA_FAKE_LENGTH = 4096 };
 
 typedef struct cpa_fake_request {
-    cpa_request request; /* its salt and sampling are these: */
+    cpa_request request; /* its texts and sampling are these: */
     char salt[32];
+    char tenant[32]; /* "": it has none */
     cpa_sampling sampling;
     uint32_t stop_ids[8];
     int64_t drawn;

@@ -167,8 +167,10 @@ static void what_is_no_request_is_told_of(void) {
 }
 
 static void a_key_is_wanted_where_there_is_one(void) {
+    static const char *const keys[] = {"secret"};
     cpa_server_options options = plain;
-    options.api_key = "secret";
+    options.api_keys = keys;
+    options.n_api_keys = 1;
     cpa_fake_engine *engine = cpa_fake_engine_start(options, 0);
     const int port = cpa_fake_engine_port(engine);
     CU_ASSERT_EQUAL(status_of(port, "GET", "/v1/models", "", NULL), 401);
@@ -177,6 +179,37 @@ static void a_key_is_wanted_where_there_is_one(void) {
     CU_ASSERT_EQUAL(status_of(port, "POST", "/v1/completions", "", "{\"prompt\": [1]}"), 401);
     CU_ASSERT_EQUAL(status_of(port, "GET", "/v1/models", "Authorization: Bearer secret\r\n", NULL), 200);
     CU_ASSERT_EQUAL(health(port), 200);
+    cpa_fake_engine_stop(engine);
+}
+
+/* Posts a prompt with a key, and returns what the engine has got. */
+static const cpa_fake_request *ask_with_key(cpa_fake_engine *engine, const char *key, const char *body) {
+    char header[100];
+    const int64_t before = engine->n;
+    snprintf(header, sizeof header, "Authorization: Bearer %s\r\n", key);
+    const int fd = cpa_http_connect(cpa_fake_engine_port(engine));
+    cpa_http_ask(fd, "POST", "/v1/completions", header, body);
+    cpa_fake_engine_await(engine, before + 1);
+    close(fd);
+    return &engine->requests[before];
+}
+
+static void each_of_several_keys_is_a_tenant(void) {
+    static const char *const keys[] = {"first", "second"};
+    cpa_server_options options = plain;
+    options.api_keys = keys;
+    options.n_api_keys = 2;
+    cpa_fake_engine *engine = cpa_fake_engine_start(options, 0);
+    const int port = cpa_fake_engine_port(engine);
+    CU_ASSERT_EQUAL(status_of(port, "GET", "/v1/models", "Authorization: Bearer third\r\n", NULL), 401);
+    CU_ASSERT_EQUAL(status_of(port, "GET", "/v1/models", "Authorization: Bearer second\r\n", NULL), 200);
+    const cpa_fake_request *a = ask_with_key(engine, "first", "{\"prompt\": [1]}");
+    const cpa_fake_request *b = ask_with_key(engine, "second", "{\"prompt\": [1], \"cache_salt\": \"pepper\"}");
+    const cpa_fake_request *c = ask_with_key(engine, "second", "{\"prompt\": [1]}");
+    CU_ASSERT_STRING_NOT_EQUAL(a->tenant, b->tenant);
+    CU_ASSERT_STRING_EQUAL(b->tenant, c->tenant); /* whatever the salt */
+    CU_ASSERT_STRING_NOT_EQUAL(a->salt, c->salt);
+    CU_ASSERT_STRING_NOT_EQUAL(b->salt, c->salt);
     cpa_fake_engine_stop(engine);
 }
 
@@ -412,6 +445,7 @@ static const cpa_test tests[] = {
     {"what is no request is told of", what_is_no_request_is_told_of},
     {"a key is wanted where there is one", a_key_is_wanted_where_there_is_one},
     {"each wrong body is refused with a reason", each_wrong_body_is_refused_with_a_reason},
+    {"each of several keys is a tenant", each_of_several_keys_is_a_tenant},
     {"long lists and salts are refused", long_lists_and_salts_are_refused},
     {"bodies share what memory there is", bodies_share_what_memory_there_is},
     {"nested deep is no matter", nested_deep_is_no_matter},
