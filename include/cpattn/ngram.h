@@ -36,14 +36,14 @@ CPA_API cpa_status cpa_ngram_create(const cpa_ngram_options *options, cpa_ngram 
 CPA_API void cpa_ngram_destroy(cpa_ngram *ngram);
 
 /* Takes in the n tokens that come next. A token costs the same however long the history is: about 4 bytes, and 8 to 16
- * more for each length of n-grams, with branches another 4. CPA_NO_MEMORY, also beyond 2^32 - 2 tokens: nothing is
- * taken in then. */
+ * more for each length of n-grams, with branches another 4. CPA_NO_MEMORY, also beyond 2^32 - 2 tokens, and CPA_INVALID
+ * for n < 0 or what is NULL: nothing is taken in then. */
 CPA_API cpa_status cpa_ngram_add(cpa_ngram *ngram, const uint32_t *tokens, int64_t n, cpa_error *err);
 /* How many have been taken in. */
 CPA_API int64_t cpa_ngram_count(const cpa_ngram *ngram);
 
 /* Writes the `most` tokens that are expected next, and returns how many there are: `most`, or 0 where no n-gram that
- * the history ends with was there before. Of several places the last one counts; where its continuation is shorter than
+ * the history ends with was there before, or an argument is NULL. Of several places the last one counts; where its continuation is shorter than
  * `most`, as in a text that repeats itself, it goes on with itself. */
 CPA_API int64_t cpa_ngram_draft(const cpa_ngram *ngram, int64_t most, uint32_t *drafts);
 

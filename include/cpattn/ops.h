@@ -388,8 +388,8 @@ typedef struct cpa_state_merge_packed_args {
     int64_t out_row_stride;     /* 0 = heads * v_dim */
     float *out_lse;             /* [rows, heads], or NULL */
     int64_t out_lse_row_stride; /* 0 = heads */
-    /* [rows, n_parts]: the parts of each row in the order in which they are folded, none twice; -1: none. NULL: all, in
-     * the order of `parts` */
+    /* [rows, n_parts]: the parts of each row in the order in which they are folded, none twice; -1, or another number
+     * that no part has: none. NULL: all, in the order of `parts` */
     const int32_t *order;
     int32_t foreign_lse;      /* as for cpa_merge */
     const float *sink_logits; /* [heads], those of the slice; as for cpa_merge */

@@ -179,7 +179,8 @@ static cpa_status add_tensors(cpa_safetensors *files, const char *path, const ma
                             &files->tensors[files->n_tensors], err));
         files->n_tensors++;
     }
-    return check_places(path, file, data_at, files->tensors + first, files->n_tensors - first, err);
+    cpa_tensor *own = files->n_tensors > first ? files->tensors + first : NULL;
+    return check_places(path, file, data_at, own, files->n_tensors - first, err);
 }
 
 /* The file's index in *files, mapped and read when it is new. */

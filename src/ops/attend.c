@@ -117,6 +117,8 @@ static cpa_status check_batch(const cpa_device *device, const cpa_attend_batch *
                 (batch->n_table_entries == 0 || batch->block_tables),
             "attend plan: n_table_entries is %lld and block_tables is %s", (long long)batch->n_table_entries,
             batch->block_tables ? "set" : "NULL");
+    CPA_TRY(cpa_check_aligned("attend plan", "items", batch->items, sizeof batch->items->q_row, err));
+    CPA_TRY(cpa_check_aligned("attend plan", "block_tables", batch->block_tables, sizeof(int32_t), err));
     REQUIRE(err, batch->cascade_attention >= CPA_CASCADE_AUTO && batch->cascade_attention <= CPA_CASCADE_ALWAYS,
             "attend plan: cascade_attention is %d, expected auto (0), off (1) or always (2)",
             (int)batch->cascade_attention);
@@ -126,7 +128,6 @@ static cpa_status check_batch(const cpa_device *device, const cpa_attend_batch *
             "attend plan: num_blocks is %lld, expected %d..%d", (long long)batch->num_blocks,
             batch->block_tables_on_device, INT32_MAX);
     if (batch->block_tables_on_device) {
-        CPA_TRY(cpa_check_aligned("attend plan", "block_tables", batch->block_tables, sizeof(int32_t), err));
         reach->on_device = device->caps.own_memory;
         reach->max_block = batch->num_blocks - 1;
     }
@@ -258,6 +259,8 @@ static cpa_status check_merge(const cpa_merge_args *args, cpa_error *err) {
     CPA_TRY(cpa_check_dtype("merge", "state_dtype", args->state_dtype, err));
     CPA_TRY(check_merge_options(args, err));
     REQUIRE(err, args->states, "merge: states is NULL");
+    CPA_TRY(cpa_check_aligned("merge", "states", args->states, sizeof args->states->o, err));
+    CPA_TRY(cpa_check_aligned("merge", "row_maps", args->row_maps, sizeof *args->row_maps, err));
     for (int32_t i = 0; i < args->n_states; i++) CPA_TRY(check_merge_state(args, i, err));
     REQUIRE(err, args->rows == 0 || args->out, "merge: out is NULL");
     const int64_t bytes = cpa_dtype_bytes(args->out_dtype);

@@ -44,6 +44,7 @@ cpa_status cpa_device_open(const cpa_device_options *given, cpa_device **out, cp
             options.threads, MAX_THREADS);
     REQUIRE(err, options.n_cpus >= 0 && (options.n_cpus == 0 || options.cpus), "device: n_cpus is %d and cpus is %s",
             options.n_cpus, options.cpus ? "set" : "NULL");
+    CPA_TRY(cpa_check_aligned("device", "cpus", options.cpus, sizeof *options.cpus, err));
     REQUIRE(err, options.debug_checks == 0 || options.debug_checks == 1, "device: debug_checks is %d, expected 0 or 1",
             options.debug_checks);
     REQUIRE(err, CPA_RESERVED_IS_ZERO(options), "device: the reserved bytes of the options are not zero");

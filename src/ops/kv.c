@@ -107,6 +107,7 @@ static cpa_status check_once(const block_pairs *p, cpa_error *err) {
 static cpa_status check_pairs(const block_pairs *p, cpa_error *err) {
     REQUIRE(err, p->n >= 0 && p->n <= INT32_MAX && (p->n == 0 || p->pairs), "%s: n_pairs is %lld and pairs is %s",
             p->where, (long long)p->n, p->pairs ? "set" : "NULL");
+    CPA_TRY(cpa_check_aligned(p->where, "pairs", p->pairs, sizeof **p->pairs, err));
     for (int64_t i = 0; i < p->n; i++) {
         int64_t src = p->pairs[i][0], dst = p->pairs[i][1];
         REQUIRE(err, src >= 0 && src < p->src->num_blocks && dst >= 0 && dst < p->dst->num_blocks,
@@ -235,6 +236,10 @@ static cpa_status check_kv_pack(const cpa_kv_pack_args *args, cpa_error *err) {
             (long long)args->n_table_entries);
     REQUIRE(err, args->n_ranges == 0 || (args->ranges && args->block_tables), "kv_pack: %s is NULL",
             args->ranges ? "block_tables" : "ranges");
+    CPA_TRY(cpa_check_aligned("kv_pack", "ranges", args->ranges, sizeof args->ranges->first, err));
+    CPA_TRY(cpa_check_aligned("kv_pack", "block_tables", args->block_tables, sizeof *args->block_tables, err));
+    REQUIRE(err, args->n_ranges == 0 || (args->src.k != args->dst.k && args->src.v != args->dst.v),
+            "kv_pack: src and dst have the same %s pool, expected two", args->src.k == args->dst.k ? "key" : "value");
     return check_spans(args, err);
 }
 

@@ -32,6 +32,7 @@ static cpa_status check_pack(const cpa_state_pack_args *args, cpa_error *err) {
     REQUIRE(err, args->n_slices >= 1 && args->n_slices <= CPA_MERGE_MAX_STATES,
             "state_pack: n_slices is %d, expected 1..%d", args->n_slices, CPA_MERGE_MAX_STATES);
     REQUIRE(err, args->slices, "state_pack: slices is NULL");
+    CPA_TRY(cpa_check_aligned(where, "slices", args->slices, sizeof *args->slices, err));
     for (int32_t i = 0; i < args->n_slices; i++)
         CPA_TRY(cpa_check_aligned(where, "a slice", args->slices[i], bytes, err));
     return CPA_OK;
@@ -54,6 +55,7 @@ static cpa_status check_merge(const cpa_state_merge_packed_args *args, cpa_error
     REQUIRE(err, args->n_parts >= 1 && args->n_parts <= CPA_MERGE_MAX_STATES,
             "state_merge_packed: n_parts is %d, expected 1..%d", args->n_parts, CPA_MERGE_MAX_STATES);
     REQUIRE(err, args->parts, "state_merge_packed: parts is NULL");
+    CPA_TRY(cpa_check_aligned(where, "parts", args->parts, sizeof *args->parts, err));
     const int nothing = args->rows == 0 || args->heads == 0;
     for (int32_t i = 0; i < args->n_parts; i++) {
         REQUIRE(err, nothing || args->parts[i], "state_merge_packed: parts[%d] is NULL", i);

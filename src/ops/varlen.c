@@ -13,6 +13,7 @@
 /* ---- the plan ---- */
 
 static cpa_status check_starts(const char *name, const int64_t *starts, int64_t n, int64_t most, cpa_error *err) {
+    CPA_TRY(cpa_check_aligned("varlen plan", name, starts, sizeof *starts, err));
     REQUIRE(err, starts[0] >= 0, "varlen plan: %s[0] is %lld, expected at least 0", name, (long long)starts[0]);
     for (int64_t i = 0; i < n; i++)
         REQUIRE(err, starts[i + 1] >= starts[i], "varlen plan: %s[%lld] is %lld and %s[%lld] is %lld, expected no less",

@@ -31,6 +31,7 @@ struct cpa_ngram {
 
 cpa_status cpa_ngram_create(const cpa_ngram_options *given, cpa_ngram **out, cpa_error *err) {
     cpa_ngram_options o = {.size = sizeof o};
+    if (!out) return cpa_fail(err, CPA_INVALID, "ngram: out is NULL");
     if (given) CPA_TRY(CPA_STRUCT_TAKE("ngram", given, cpa_ngram_options, size, &o, err));
     if (o.min_tokens == 0) o.min_tokens = DEFAULT_MIN;
     if (o.max_tokens == 0) o.max_tokens = o.min_tokens > DEFAULT_MAX ? o.min_tokens : DEFAULT_MAX;
@@ -60,7 +61,7 @@ void cpa_ngram_destroy(cpa_ngram *ngram) {
 }
 
 int64_t cpa_ngram_count(const cpa_ngram *ngram) {
-    return ngram->count;
+    return ngram ? ngram->count : 0;
 }
 
 /* The slot of the n-gram that ends at token `last`: the one that has it, or the empty one where it belongs. */
@@ -103,6 +104,9 @@ static void index_token(cpa_ngram *ngram, int64_t last) {
 }
 
 cpa_status cpa_ngram_add(cpa_ngram *ngram, const uint32_t *tokens, int64_t n, cpa_error *err) {
+    if (!ngram || n < 0 || (n > 0 && !tokens))
+        return cpa_fail(err, CPA_INVALID, "ngram: n is %" PRId64 ", tokens are %s, the history is %s", n,
+                        tokens ? "set" : "NULL", ngram ? "set" : "NULL");
     int room = n <= UINT32_MAX - 1 - ngram->count &&
                cpa_array_reserve(&ngram->tokens, &ngram->capacity, ngram->count + n, sizeof *ngram->tokens);
     for (int32_t length = ngram->min; room && length <= ngram->max; length++)
@@ -127,6 +131,7 @@ static int64_t find_next(const cpa_ngram *ngram, int32_t length) {
 }
 
 int64_t cpa_ngram_draft(const cpa_ngram *ngram, int64_t most, uint32_t *drafts) {
+    if (!ngram || !drafts) return 0;
     for (int32_t length = ngram->max; length >= ngram->min && most > 0; length--) {
         const int64_t next = find_next(ngram, length);
         if (next == 0) continue;
@@ -144,6 +149,7 @@ static int has_branch(const uint32_t *drafts, int64_t n, int64_t each, uint32_t 
 }
 
 int64_t cpa_ngram_draft_tree(const cpa_ngram *ngram, int64_t most, uint32_t *drafts, int32_t *parents) {
+    if (!ngram || !drafts || !parents) return 0;
     const int64_t each = most > ngram->branches ? most / ngram->branches : 1;
     int64_t n = 0, looks = 0;
     for (int32_t length = ngram->max; length >= ngram->min; length--) {

@@ -250,7 +250,7 @@ static void check_case(pack_case c) {
     for (int64_t row = 0; row < c.rows; row++) {
         for (int32_t i = 0; i < c.ranks; i++) {
             const int32_t part = row % 2 ? c.ranks - 1 - i : i;
-            order[row * c.ranks + i] = f.ranks[part].map[row] < 0 ? -1 : part;
+            order[row * c.ranks + i] = f.ranks[part].map[row] >= 0 ? part : row % 2 ? -1 : c.ranks + (int32_t)row;
         }
     }
     for (int32_t slice = 0; slice < c.ranks; slice++) {

@@ -94,6 +94,7 @@ static void test_refusals(void) {
     } refused[] = {
         {"{}", -1, 1, "found 1 bytes behind the last tensor"},
         {"[]", -1, 0, "the header is no object"},
+        {"{}", -1, 3, "found 3 bytes behind the last tensor"},
         {"{\"a\":", -1, 0, "header: "},
         {"{}", 3, 0, "the header has 3 bytes, the file 10"},
         {"{}", INT64_MAX, 0, "the header has"},

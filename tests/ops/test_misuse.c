@@ -60,7 +60,8 @@ RUN(kv_copy)
 
 static void kv_copy(void) {
     typedef cpa_kv_copy_args T;
-    static const member members[] = {VIEW_MEMBERS(T, src), VIEW_MEMBERS(T, dst), M(T, n_pairs, INT64)};
+    static const member members[] = {VIEW_MEMBERS(T, src), VIEW_MEMBERS(T, dst), M(T, n_pairs, INT64),
+                                     M(T, pairs, POINTER)};
     int64_t pairs[2][2] = {{0, 1}, {5, 2}};
     T args = {sizeof args, make_view(), make_view(), (const int64_t(*)[2])pairs, 2};
     misuse_all(&(call){"kv_copy", run_kv_copy, &args, sizeof args, MEMBERS(members), sizeof args});
@@ -84,7 +85,8 @@ RUN(kv_convert)
 
 static void kv_convert(void) {
     typedef cpa_kv_convert_args T;
-    static const member members[] = {VIEW_MEMBERS(T, src), VIEW_MEMBERS(T, dst), M(T, n_pairs, INT64)};
+    static const member members[] = {VIEW_MEMBERS(T, src), VIEW_MEMBERS(T, dst), M(T, n_pairs, INT64),
+                                     M(T, pairs, POINTER)};
     int64_t pairs[2][2] = {{0, 1}, {5, 2}};
     T args = {sizeof args, make_view(), make_view(), (const int64_t(*)[2])pairs, 2};
     misuse_all(&(call){"kv_convert", run_kv_convert, &args, sizeof args, MEMBERS(members), sizeof args});
@@ -109,7 +111,8 @@ static cpa_status run_range(const void *range, cpa_stream *on) {
 
 static void kv_pack(void) {
     typedef cpa_kv_pack_args T;
-    static const member members[] = {VIEW_MEMBERS(T, src), VIEW_MEMBERS(T, dst), M(T, n_ranges, INT64)};
+    static const member members[] = {VIEW_MEMBERS(T, src), VIEW_MEMBERS(T, dst), M(T, n_ranges, INT64),
+                                     M(T, ranges, POINTER), M(T, block_tables, POINTER)};
     static const member range_members[] = {M(cpa_kv_range, table, INT64), M(cpa_kv_range, first, INT64),
                                            M(cpa_kv_range, count, INT64), M(cpa_kv_range, dst_block, INT64),
                                            M(cpa_kv_range, reserved[3], RESERVED)};
@@ -133,6 +136,11 @@ static void kv_pack(void) {
     ranges[1].dst_block = 0;
     CU_ASSERT_EQUAL(cpa_kv_pack(&args, stream), CPA_INVALID);
     CU_ASSERT_STRING_EQUAL(said(), "kv_pack: ranges[1] and ranges[0] both have staging block 1");
+    cpa_kv_view own = args.dst;
+    args.dst = args.src;
+    CU_ASSERT_EQUAL(cpa_kv_pack(&args, stream), CPA_INVALID);
+    CU_ASSERT_STRING_EQUAL(said(), "kv_pack: src and dst have the same key pool, expected two");
+    args.dst = own;
 
     struct {
         cpa_kv_range range;
@@ -194,6 +202,8 @@ static void plan_set(void) {
                                      M(T, shape.reserved[0], RESERVED),
                                      M(T, shape.n_scales, INT32),
                                      M(T, n_items, INT64),
+                                     M(T, items, POINTER),
+                                     M(T, block_tables, POINTER),
                                      M(T, block_tables_on_device, INT32),
                                      M(T, num_blocks, INT64)};
     make_planned(&shared_plan);
@@ -361,6 +371,7 @@ static void merge(void) {
                                      M(T, heads, INT32),
                                      M(T, v_dim, INT32),
                                      M(T, n_states, INT32),
+                                     M(T, states, POINTER),
                                      M(T, out_dtype, INT32),
                                      M(T, out, POINTER),
                                      M(T, out_lse, OPTIONAL),
@@ -396,7 +407,7 @@ static void state_pack(void) {
     static const member members[] = {M(T, rows, INT64),         M(T, heads, INT32),          M(T, v_dim, INT32),
                                      M(T, o, POINTER),          M(T, o_dtype, INT32),        M(T, lse, POINTER),
                                      M(T, o_row_stride, INT64), M(T, lse_row_stride, INT64), M(T, row_map, OPTIONAL),
-                                     M(T, dtype, INT32),        M(T, n_slices, INT32)};
+                                     M(T, dtype, INT32),        M(T, n_slices, INT32),       M(T, slices, POINTER)};
     void *o = zeros(3 * ROW * (int64_t)sizeof(float)), *lse = zeros(3 * HEADS * (int64_t)sizeof(float));
     void *packed = zeros(3 * HEADS * (DIM + 1) * (int64_t)sizeof(float));
     void *slices[CPA_MERGE_MAX_STATES] = {packed};
@@ -421,17 +432,10 @@ RUN(state_merge_packed)
 
 static void state_merge_packed(void) {
     typedef cpa_state_merge_packed_args T;
-    static const member members[] = {M(T, rows, INT64),
-                                     M(T, heads, INT32),
-                                     M(T, v_dim, INT32),
-                                     M(T, dtype, INT32),
-                                     M(T, n_parts, INT32),
-                                     M(T, out_dtype, INT32),
-                                     M(T, out, POINTER),
-                                     M(T, out_row_stride, INT64),
-                                     M(T, out_lse, OPTIONAL),
-                                     M(T, order, OPTIONAL),
-                                     M(T, out_lse_row_stride, INT64)};
+    static const member members[] = {M(T, rows, INT64),       M(T, heads, INT32),    M(T, v_dim, INT32),
+                                     M(T, dtype, INT32),      M(T, n_parts, INT32),  M(T, parts, POINTER),
+                                     M(T, out_dtype, INT32),  M(T, out, POINTER),    M(T, out_row_stride, INT64),
+                                     M(T, out_lse, OPTIONAL), M(T, order, OPTIONAL), M(T, out_lse_row_stride, INT64)};
     void *packed = zeros(3 * HEADS * (DIM + 1) * (int64_t)sizeof(float));
     void *out = zeros(3 * ROW * (int64_t)sizeof(float));
     const void *parts[CPA_MERGE_MAX_STATES] = {packed};

@@ -53,6 +53,9 @@ static void starts_of_segments(void) {
     CU_ASSERT_EQUAL(cpa_varlen_plan_set(plan, &b, &err), CPA_INVALID);
     CU_ASSERT_STRING_EQUAL(err.message, "varlen plan: k_starts[3] is 1073741825, expected at most 1073741824 rows");
     b.k_starts = starts;
+    b.q_starts = (const int64_t *)(const void *)((const char *)negative + 4);
+    CU_ASSERT_EQUAL(cpa_varlen_plan_set(plan, &b, &err), CPA_INVALID);
+    CU_ASSERT_PTR_NOT_NULL(strstr(err.message, "is not aligned to its elements of 8 bytes"));
     b.q_starts = negative;
     CU_ASSERT_EQUAL(cpa_varlen_plan_set(plan, &b, &err), CPA_INVALID);
     CU_ASSERT_STRING_EQUAL(err.message, "varlen plan: q_starts[0] is -1, expected at least 0");

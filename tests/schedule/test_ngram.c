@@ -139,12 +139,35 @@ static void lengths_that_make_no_sense_are_refused(void) {
     cpa_ngram_destroy(NULL);
 }
 
+static void what_is_no_history_or_no_tokens_is_refused(void) {
+    const uint32_t tokens[] = {1, 2, 3, 1, 2};
+    uint32_t drafts[DRAFTS];
+    int32_t parents[DRAFTS];
+    cpa_ngram *ngram = create(1, 2, 0);
+    CU_ASSERT_EQUAL(cpa_ngram_create(NULL, NULL, NULL), CPA_INVALID);
+    CU_ASSERT_EQUAL(cpa_ngram_add(NULL, tokens, 1, NULL), CPA_INVALID);
+    CU_ASSERT_EQUAL(cpa_ngram_add(ngram, NULL, 1, NULL), CPA_INVALID);
+    CU_ASSERT_EQUAL(cpa_ngram_add(ngram, NULL, 0, NULL), CPA_OK);
+    CU_ASSERT_EQUAL(cpa_ngram_add(ngram, tokens, -3, NULL), CPA_INVALID);
+    CU_ASSERT_EQUAL(cpa_ngram_count(ngram), 0);
+    CU_ASSERT_EQUAL(cpa_ngram_count(NULL), 0);
+    CU_ASSERT_EQUAL(cpa_ngram_add(ngram, tokens, 5, NULL), CPA_OK); /* as if nothing had been */
+    CU_ASSERT_EQUAL(cpa_ngram_draft(ngram, 1, NULL), 0);
+    CU_ASSERT_EQUAL(cpa_ngram_draft(NULL, 1, drafts), 0);
+    CU_ASSERT_EQUAL(cpa_ngram_draft_tree(ngram, 1, drafts, NULL), 0);
+    CU_ASSERT_EQUAL(cpa_ngram_draft_tree(NULL, 1, drafts, parents), 0);
+    CU_ASSERT_EQUAL(cpa_ngram_draft(ngram, 1, drafts), 1);
+    CU_ASSERT_EQUAL(drafts[0], 3);
+    cpa_ngram_destroy(ngram);
+}
+
 static const cpa_test tests[] = {
     {"drafts are those of a search of the whole history", drafts_are_those_of_a_search_of_the_whole_history},
     {"branches begin with different tokens", branches_begin_with_different_tokens},
     {"a text that repeats itself goes on", a_text_that_repeats_itself_goes_on},
     {"a draft costs the same however long the history is", a_draft_costs_the_same_however_long_the_history_is},
     {"lengths that make no sense are refused", lengths_that_make_no_sense_are_refused},
+    {"what is no history, or no tokens, is refused", what_is_no_history_or_no_tokens_is_refused},
 };
 
 CPA_TEST_MAIN("n-grams", tests)

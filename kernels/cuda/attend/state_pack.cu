@@ -139,7 +139,7 @@ __global__ void __launch_bounds__(THREADS) merge_packed(const __grid_constant__ 
 #pragma unroll
         for (int i = 0; i < AT_ONCE; i++) {
             const int32_t n = first + i, of = n >= a.n_parts ? -1 : a.order ? a.order[at.row * a.n_parts + n] : n;
-            const In *from = of < 0 ? nullptr : (const In *)a.parts[of] + begin;
+            const In *from = of < 0 || of >= a.n_parts ? nullptr : (const In *)a.parts[of] + begin;
             part_lse[i] = from ? counted_lse(load_lse(from + a.v_dim), a.foreign_lse) : -INFINITY;
 #pragma unroll
             for (int u = 0; u < UNITS; u++) {

@@ -59,7 +59,7 @@ static void merge_head(const cpa_state_merge_packed_args *args, int64_t row, int
     float o[CPA_MAX_HEAD_DIM] = {0}, part_o[CPA_MAX_HEAD_DIM], lse = -INFINITY, part_lse;
     for (int32_t i = 0; i < args->n_parts; i++) {
         const int32_t part = args->order ? args->order[row * args->n_parts + i] : i;
-        if (part < 0) continue;
+        if (part < 0 || part >= args->n_parts) continue;
         const char *from = (const char *)args->parts[part] + at;
         memcpy(&part_lse, from + args->v_dim * element, sizeof part_lse);
         if (args->foreign_lse && isnan(part_lse)) continue;
