@@ -48,7 +48,7 @@ static void describe(const cpa_job *job, cpa_serve_front *front) {
     } else if (!front->tokenizer) {
         snprintf(out, bytes, "token ids alone: no tokenizer that is known in the model's folder");
     } else if (!front->chat) {
-        snprintf(out, bytes, "text and token ids; no chat: no template that is known in the model's folder");
+        snprintf(out, bytes, "text and token ids; no chat: no template that can be run in the model's folder");
     } else {
         snprintf(out, bytes, "text, token ids, and chat by the template %s", cpa_chat_template_name(front->chat));
     }

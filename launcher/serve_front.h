@@ -20,9 +20,9 @@ typedef struct cpa_serve_front {
     char says[128];               /* what requests can be, in words */
 } cpa_serve_front;
 
-/* Reads what the model's folder says of text, and listens. A tokenizer or a template of another kind than is known is
- * told by a warning, and done without; CPA_INVALID for one that is broken, a --chat-template that is not known, or an
- * address that cannot be listened at. On failure it is as if never opened. */
+/* Reads what the model's folder says of text, and listens. A tokenizer of another kind than is known, or a
+ * template that cannot be run, is told by a warning, and done without; CPA_INVALID for one that is broken, a
+ * --chat-template that is not known, or an address that cannot be listened at. On failure it is as if never opened. */
 cpa_status cpa_serve_front_open(const cpa_job *job, cpa_serve_front *front, cpa_error *err);
 /* After the engine's last callback. */
 void cpa_serve_front_close(cpa_serve_front *front);

@@ -156,6 +156,14 @@ static void run_prepare(void *ctx) {
     c->route->prepare(&c->exchange);
 }
 
+/* Who prepares what takes long; NULL: it does not. What waits for a template holds up other chats alone. */
+static cpa_work *work_of(const call *c) {
+    cpa_server *server = c->exchange.server;
+    const cpa_chat_template *chat = server->options.chat;
+    if (c->route->renders && chat && cpa_chat_template_is_slow(chat)) return &server->rendering;
+    return c->exchange.bytes >= LARGE_BODY ? &server->work : NULL;
+}
+
 /* The body is whole. 1: it is prepared; 0: it will be, and the connection is suspended. */
 static int prepare(call *c) {
     cpa_exchange *x = &c->exchange;
@@ -163,7 +171,8 @@ static int prepare(call *c) {
     c->is_prepared = 1;
     c->work = (cpa_work_item){.connection = x->connection, .run = run_prepare, .ctx = c};
     cpa_refuse(&x->refusal, MHD_HTTP_SERVICE_UNAVAILABLE, NULL, NULL, "the server has stopped"); /* if nothing runs */
-    if (x->bytes >= LARGE_BODY && cpa_work_hand_over(&x->server->work, &c->work)) return 0;
+    cpa_work *work = work_of(c);
+    if (work && cpa_work_hand_over(work, &c->work)) return 0;
     run_prepare(c);
     return 1;
 }

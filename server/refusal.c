@@ -7,6 +7,7 @@
 int cpa_refuse(cpa_refusal *refusal, unsigned status, const char *code, const char *param, const char *format, ...) {
     refusal->status = status;
     refusal->code = code;
+    refusal->quotes = 0;
     snprintf(refusal->param, sizeof refusal->param, "%s", param ? param : "");
     va_list args;
     va_start(args, format);

@@ -11,6 +11,7 @@ typedef struct cpa_refusal {
     const char *code; /* "context_length_exceeded", ...; NULL = none */
     char param[64];   /* the field that is to blame, "" if it is none */
     char message[512];
+    int quotes; /* the message may have a part of the request in it, which no log shows */
 } cpa_refusal;
 
 /* Fills *refusal and returns 0, as the functions do that may refuse; they return 1 otherwise. `param` may be NULL. */

@@ -7,6 +7,7 @@
 typedef struct cpa_route {
     const char *path; /* one that ends in '/' stands for all that begin so and go on */
     int is_open;      /* without the API key too */
+    int renders;      /* it may render a chat */
     /* Of a POST: makes what it can of the body, on whatever thread, without the engine. */
     void (*prepare)(cpa_exchange *exchange);
     /* Called then, on the thread of the connection, and again each time when the connection, which it has suspended, is

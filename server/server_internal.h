@@ -27,7 +27,7 @@ struct cpa_server {
     cpa_server_engine engine; /* constant once it is attached, as it is where the state is CPA_SERVER_READY */
     cpa_in_flight in_flight;
     cpa_client_watch watch;
-    cpa_work work;
+    cpa_work work, rendering; /* of chats by a process, which may keep its threads waiting */
     cpa_waker waker;
 };
 

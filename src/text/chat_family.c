@@ -1,7 +1,6 @@
 #include "src/text/chat_family.h"
 
 #include <string.h>
-#include <time.h>
 
 #include "src/text/utf8.h"
 
@@ -77,7 +76,6 @@ static int write_chatml(const cpa_chat_details *d, const cpa_chat_message *messa
                         const char **refusal) {
     writer w = {out, 1};
     if (!are_known(messages, n, refusal)) return 1;
-    if (d->starts_with_bos) put(&w, d->bos);
     if (d->default_system && !is_role(&messages[0], "system")) put_chatml(&w, "system", d->default_system);
     for (size_t i = 0; i < n; i++) put_chatml(&w, messages[i].role, messages[i].content);
     if (ask) put(&w, "<|im_start|>assistant\n");
@@ -173,23 +171,18 @@ static int write_llama3(const cpa_chat_details *d, const cpa_chat_message *messa
     if (!are_known(messages, n, refusal)) return 1;
     put(&w, d->bos);
     for (size_t i = 0; i < n; i++) put_llama3(&w, messages[i].role, messages[i].content);
-    if (ask || d->always_asks) put(&w, "<|start_header_id|>assistant<|end_header_id|>\n\n");
+    if (ask) put(&w, "<|start_header_id|>assistant<|end_header_id|>\n\n");
     return w.ok;
 }
 
-/* Which begins with dates. */
+/* Which begins with dates; today's is the same every day. */
 static int write_llama31(const cpa_chat_details *d, const cpa_chat_message *messages, size_t n, int ask, cpa_bytes *out,
                          const char **refusal) {
     writer w = {out, 1};
     const int has_system = is_role(&messages[0], "system");
-    const time_t now = time(NULL);
-    struct tm day;
-    char date[32] = "26 Jul 2024";
     if (!are_known(messages, n, refusal)) return 1;
-    if (d->uses_today && localtime_r(&now, &day)) strftime(date, sizeof date, "%d %b %Y", &day);
-    put3(&w, d->bos,
-         "<|start_header_id|>system<|end_header_id|>\n\nCutting Knowledge Date: December 2023\nToday Date: ", "");
-    put3(&w, date, "\n\n", "");
+    put3(&w, d->bos, "<|start_header_id|>system<|end_header_id|>\n\n", "Cutting Knowledge Date: December 2023\n");
+    put(&w, "Today Date: 26 Jul 2024\n\n");
     if (has_system) put_stripped(&w, messages[0].content);
     put(&w, "<|eot_id|>");
     for (size_t i = (size_t)has_system; i < n; i++) put_llama3(&w, messages[i].role, messages[i].content);
@@ -274,7 +267,7 @@ static int write_gemma(const cpa_chat_details *d, const cpa_chat_message *messag
                        const char **refusal) {
     writer w = {out, 1};
     if (!are_in_turns(messages, n, refusal)) return 1;
-    if (d->starts_with_bos) put(&w, d->bos);
+    put(&w, d->bos);
     for (size_t i = 0; i < n; i++) {
         put3(&w, "<start_of_turn>", is_role(&messages[i], "user") ? "user" : "model", "\n");
         put_stripped(&w, messages[i].content);
@@ -300,9 +293,7 @@ static int write_phi3(const cpa_chat_details *d, const cpa_chat_message *message
                       const char **refusal) {
     writer w = {out, 1};
     if (!are_known(messages, n, refusal)) return 1;
-    if (d->starts_with_bos) put(&w, d->bos);
     for (size_t i = 0; i < n; i++) {
-        if (d->skips_empty_system && is_role(&messages[i], "system") && !*messages[i].content) continue;
         put3(&w, "<|", messages[i].role, "|>\n");
         put3(&w, messages[i].content, "<|end|>\n", "");
     }
@@ -310,86 +301,20 @@ static int write_phi3(const cpa_chat_details *d, const cpa_chat_message *message
     return w.ok;
 }
 
-#define IM_MESSAGE "'<|im_start|>'+message['role']+'\\n'+message['content']+'<|im_end|>\\n'"
-#define IM_CONTENT "'<|im_start|>'+message['role']+'\\n'+content+'<|im_end|>\\n'"
-#define HEADER "'<|start_header_id|>'+message['role']+'<|end_header_id|>\\n\\n'+message['content']|trim+'<|eot_id|>'"
-
 const cpa_chat_family cpa_chat_families[] = {
-    {"qwen3",
-     {IM_CONTENT, "ns.last_query_index=index", "{{'<|im_start|>assistant\\n'}}",
-      "'\\n</think>\\n\\n'+content.lstrip('\\n')"},
-     {"'<|im_start|>system\\nYou"},
-     {.bos = ""},
-     write_qwen3},
-    {"qwen",
-     {IM_MESSAGE, "'<|im_start|>system\\nYou are"},
-     {"</think>", "raise_exception"},
-     {.bos = "", .default_system = "You are Qwen, created by Alibaba Cloud. You are a helpful assistant."},
-     write_chatml},
-    {"qwen2",
-     {IM_MESSAGE, "'<|im_start|>system\\nYou are"},
-     {"</think>", "raise_exception"},
-     {.bos = "", .default_system = "You are a helpful assistant."},
-     write_chatml},
-    {"chatml", {IM_MESSAGE}, {"</think>", "raise_exception", "You are", "tool"}, {.bos = ""}, write_chatml},
-    {"chatml", /* as instruct models of Qwen 3 have it */
-     {IM_CONTENT, "{{'<|im_start|>'+message['role']+'\\n'+content}}", "{{'<|im_end|>\\n'}}"},
-     {"think>", "raise_exception", "'<|im_start|>system\\nYou"},
-     {.bos = ""},
-     write_chatml},
-    {"llama3.1",
-     {HEADER, "'Cutting Knowledge Date: December 2023\\n'", "'Today Date: '+date_string+'\\n\\n'"},
-     {NULL},
-     {.bos = ""},
-     write_llama31},
-    {"llama3", {HEADER, "bos_token"}, {"Cutting", "raise_exception", "You are", "tool"}, {.bos = ""}, write_llama3},
-    {"llama2",
-     {"'<<SYS>>\\n'+system_message+'\\n<</SYS>>\\n\\n'+message['content']",
-      "bos_token+'[INST] '+content.strip()+' [/INST]'", "' '+content.strip()+' '+eos_token"},
-     {"iftrue==true"},
-     {.bos = ""},
-     write_llama2},
-    {"mistral",
-     {"{{bos_token}}", "{{'[INST] '+message['content']+' [/INST]'}}", "{{message['content']+eos_token}}"},
-     {"system_message"},
-     {.bos = ""},
-     write_mistral},
-    {"mistral-system",
-     {"{{bos_token}}", "{{' [INST] '+system_message+'\\n\\n'+message['content']+' [/INST]'}}",
-      "{{' [INST] '+message['content']+' [/INST]'}}", "{{' '+message['content']+eos_token}}"},
-     {"tool"},
-     {.bos = ""},
-     write_mistral_system},
-    {"mistral-v3",
-     {"{{bos_token}}", "ifloop.lastandsystem_message",
-      "{{'[INST] '+system_message+'\\n\\n'+message['content']+'[/INST]'}}",
-      "{{' '+message['content']|trim+eos_token}}"},
-     {NULL},
-     {.bos = ""},
-     write_mistral_v3},
-    {"mistral-nemo",
-     {"{{bos_token}}", "ifloop.lastandsystem_message",
-      "{{'[INST]'+system_message+'\\n\\n'+message['content']+'[/INST]'}}", "{{message['content']+eos_token}}"},
-     {NULL},
-     {.bos = ""},
-     write_mistral_nemo},
-    {"gemma",
-     {"{{'<start_of_turn>'+role+'\\n'+message['content']|trim+'<end_of_turn>\\n'}}", "{{'<start_of_turn>model\\n'}}",
-      "setrole='model'"},
-     {NULL},
-     {.bos = "", .starts_with_bos = 1},
-     write_gemma},
-    {"zephyr",
-     {"{{'<|user|>\\n'+message['content']+eos_token}}\n", "{{'<|system|>\\n'+message['content']+eos_token}}\n",
-      "{{'<|assistant|>\\n'+message['content']+eos_token}}\n", "{{'<|assistant|>'}}\n"},
-     {"bos_token"},
-     {.bos = ""},
-     write_zephyr},
-    {"phi3",
-     {"{{'<|system|>\\n'+message['content']+'<|end|>\\n'}}", "{{'<|user|>\\n'+message['content']+'<|end|>\\n'}}",
-      "{{'<|assistant|>\\n'+message['content']+'<|end|>\\n'}}", "{{'<|assistant|>\\n'}}{%else%}{{eos_token}}"},
-     {NULL},
-     {.bos = ""},
-     write_phi3},
-    {NULL, {NULL}, {NULL}, {.bos = NULL}, NULL},
+    {"qwen3", NULL, write_qwen3},
+    {"qwen", "You are Qwen, created by Alibaba Cloud. You are a helpful assistant.", write_chatml},
+    {"qwen2", "You are a helpful assistant.", write_chatml},
+    {"chatml", NULL, write_chatml},
+    {"llama3.1", NULL, write_llama31},
+    {"llama3", NULL, write_llama3},
+    {"llama2", NULL, write_llama2},
+    {"mistral", NULL, write_mistral},
+    {"mistral-system", NULL, write_mistral_system},
+    {"mistral-v3", NULL, write_mistral_v3},
+    {"mistral-nemo", NULL, write_mistral_nemo},
+    {"gemma", NULL, write_gemma},
+    {"zephyr", NULL, write_zephyr},
+    {"phi3", NULL, write_phi3},
+    {NULL, NULL, NULL},
 };

@@ -9,127 +9,24 @@
 #include "base/check.h"
 #include "base/file.h"
 #include "src/text/chat_family.h"
-#include "src/text/jinja_form.h"
-#include "src/text/json_part.h"
-#include "src/text/utf8.h"
+#include "src/text/jinja.h"
+#include "src/text/special_tokens.h"
 
 struct cpa_chat_template {
-    const cpa_chat_family *family;
-    cpa_chat_details details;
-    char *bos, *eos, *default_system; /* which the details point to */
+    json_t *tokens;                /* of the folder, by name */
+    const cpa_chat_family *family; /* NULL: it is Jinja's */
+    cpa_jinja *jinja;
+    char *path; /* where the template of Jinja is from */
 };
-
-/* ---- Which it is ---- */
-
-/* The default system message in the form of a template. CPA_UNSUPPORTED if it is put together from parts. */
-static cpa_status default_system(const char *form, char **out) {
-    static const char before[] = "'<|im_start|>system\\n", after[] = "<|im_end|>";
-    const char *at = strstr(form, before), *end;
-    while (at && strncmp(at + strlen(before), "You are", 7) != 0) at = strstr(at + 1, before);
-    if (!at || !(end = strstr(at, after))) return CPA_UNSUPPORTED;
-    at += strlen(before);
-    char *text = malloc((size_t)(end - at) + 1), *to = text;
-    if (!text) return CPA_NO_MEMORY;
-    for (; at < end && *at != '\''; at++) {
-        const int escaped = *at == '\\' && at + 1 < end;
-        at += escaped;
-        *to++ = (char)(escaped && *at == 'n' ? '\n' : *at);
-    }
-    *to = 0;
-    *out = text;
-    return at == end ? CPA_OK : CPA_UNSUPPORTED;
-}
-
-static int fits(const cpa_chat_family *family, const char *form) {
-    for (int i = 0; i < 4 && family->has[i]; i++) {
-        if (!strstr(form, family->has[i])) return 0;
-    }
-    for (int i = 0; i < 4 && family->has_not[i]; i++) {
-        if (strstr(form, family->has_not[i])) return 0;
-    }
-    return 1;
-}
-
-/* The family whose template this is, and its details. */
-static cpa_status recognise(const char *path, const char *source, cpa_chat_template *out, cpa_error *err) {
-    cpa_bytes form = {.count = 0};
-    const cpa_chat_family *family = cpa_chat_families;
-    cpa_status status = CPA_OK;
-    if (!cpa_jinja_form(source, &form)) {
-        cpa_bytes_release(&form);
-        return cpa_fail(err, CPA_NO_MEMORY, "%s: no memory for a template", path);
-    }
-    while (family->name && !fits(family, form.data)) family++;
-    out->family = family;
-    out->details.starts_with_bos = strstr(form.data, "{{bos_token}}") != NULL;
-    out->details.always_asks = strstr(form.data, "add_generation_prompt") == NULL;
-    out->details.uses_today = strstr(form.data, "strftime_now(") != NULL;
-    out->details.skips_empty_system = strstr(form.data, "=='system'andmessage['content']") != NULL;
-    if (!family->name) status = CPA_UNSUPPORTED;
-    if (family->name && family->details.default_system) status = default_system(form.data, &out->default_system);
-    out->details.default_system = out->default_system;
-    cpa_bytes_release(&form);
-    if (status == CPA_NO_MEMORY) return cpa_fail(err, status, "%s: no memory for a template", path);
-    if (status != CPA_OK)
-        return cpa_fail(err, status, "%s: chat_template: found one that is not known, expected one of", path);
-    return CPA_OK;
-}
-
-/* The names that there are, behind a message. */
-static void add_names(cpa_error *err) {
-    if (!err) return;
-    for (const cpa_chat_family *family = cpa_chat_families; family->name; family++) {
-        const size_t n = strlen(err->message);
-        snprintf(err->message + n, sizeof err->message - n, "%s%s", family == cpa_chat_families ? " " : ", ",
-                 family->name);
-    }
-}
-
-static cpa_status choose(const char *name, cpa_chat_template *out, cpa_error *err) {
-    const cpa_chat_family *family = cpa_chat_families;
-    while (family->name && strcmp(family->name, name) != 0) family++;
-    if (!family->name) {
-        cpa_fail(err, CPA_UNSUPPORTED, "chat template: found '%.40s', expected one of", name);
-        add_names(err);
-        return CPA_UNSUPPORTED;
-    }
-    out->family = family;
-    out->details = family->details;
-    return CPA_OK;
-}
 
 /* ---- Its files ---- */
 
-/* A token of tokenizer_config.json: a text, or an object with its content; "" if there is none. */
-static cpa_status read_token(const cpa_json *config, const char *key, char **out, cpa_error *err) {
-    const json_t *value = cpa_json_get(config, key);
-    const json_t *text = json_is_object(value) ? json_object_get(value, "content") : value;
-    if (text && !json_is_string(text)) return cpa_json_refuse(config, key, "a token", err);
-    *out = strdup(text ? json_string_value(text) : "");
-    return *out ? CPA_OK : cpa_fail(err, CPA_NO_MEMORY, "%s: no memory for a token", config->path);
-}
-
-/* "chat_template": a text, or a list of named ones, of which "default" is taken; NULL if there is none. */
-static cpa_status template_of(const cpa_json *config, const char **out, cpa_error *err) {
-    const json_t *value = cpa_json_get(config, "chat_template");
-    *out = json_string_value(value);
-    if (!value || *out) return CPA_OK;
-    for (size_t i = 0; i < json_array_size(value); i++) {
-        const json_t *entry = json_array_get(value, i);
-        const char *name = json_string_value(json_object_get(entry, "name"));
-        if (name && strcmp(name, "default") == 0) *out = json_string_value(json_object_get(entry, "template"));
-    }
-    return *out ? CPA_OK
-                : cpa_json_refuse(config, "chat_template", "a template, or a list with one named default", err);
-}
-
-/* All of a file; *out is NULL if there is none. */
-static cpa_status read_file(const char *path, char **out, cpa_error *err) {
+/* All of a file, as the value of a key; nothing happens if there is none. */
+static cpa_status add_file(const char *path, const char *key, json_t *templates, cpa_error *err) {
     const char *why = NULL;
     cpa_bytes bytes = {.count = 0};
     char part[4096];
     size_t n;
-    *out = NULL;
     if (access(path, F_OK) != 0) return CPA_OK;
     FILE *file = cpa_file_open(path, &why);
     if (!file) return cpa_fail(err, CPA_IO, "%s: %s", path, why);
@@ -137,56 +34,104 @@ static cpa_status read_file(const char *path, char **out, cpa_error *err) {
     while (ok && (n = fread(part, 1, sizeof part, file)) > 0) ok = cpa_bytes_add(&bytes, part, n);
     const int lost = ferror(file);
     fclose(file);
-    if (lost || !ok || !cpa_bytes_add(&bytes, "", 1)) {
-        cpa_bytes_release(&bytes);
-        return lost ? cpa_fail(err, CPA_IO, "%s: could not be read", path)
-                    : cpa_fail(err, CPA_NO_MEMORY, "%s: no memory for it", path);
-    }
-    *out = bytes.data;
-    return CPA_OK;
+    json_t *text = ok && !lost ? json_stringn(bytes.data ? bytes.data : "", (size_t)bytes.count) : NULL;
+    cpa_bytes_release(&bytes);
+    if (text && json_object_set_new(templates, key, text) == 0) return CPA_OK;
+    if (lost) return cpa_fail(err, CPA_IO, "%s: could not be read", path);
+    return ok ? cpa_fail(err, CPA_INVALID, "%s: found text that is not UTF-8, expected a template", path)
+              : cpa_fail(err, CPA_NO_MEMORY, "%s: no memory for it", path);
 }
 
-/* By the folder's own files. */
-static cpa_status find(const char *jinja_path, const cpa_json *config, cpa_chat_template *out, cpa_error *err) {
-    char *jinja = NULL;
-    const char *source = NULL, *path = jinja_path;
-    CPA_TRY(read_file(jinja_path, &jinja, err));
-    source = jinja;
-    cpa_status status = CPA_OK;
-    if (!source && config->object) {
-        path = config->path;
-        status = template_of(config, &source, err);
+/* "chat_template": a text, or a list of named ones. */
+static cpa_status add_configured(const cpa_json *config, json_t *templates, cpa_error *err) {
+    json_t *value = (json_t *)(uintptr_t)cpa_json_get(config, "chat_template");
+    if (!value) return CPA_OK;
+    if (json_is_string(value)) json_object_set(templates, "default", value);
+    for (size_t i = 0; i < json_array_size(value); i++) {
+        const json_t *entry = json_array_get(value, i);
+        const char *name = json_string_value(json_object_get(entry, "name"));
+        json_t *text = json_object_get(entry, "template");
+        if (name && json_is_string(text)) json_object_set(templates, name, text);
     }
-    if (status == CPA_OK && source) status = recognise(path, source, out, err);
-    if (status == CPA_UNSUPPORTED) add_names(err);
-    free(jinja);
-    return status;
+    if (json_object_get(templates, "default")) return CPA_OK;
+    return cpa_json_refuse(config, "chat_template", "a template, or a list with one named default", err);
+}
+
+/* The templates of a folder, by name, and where they are from. As with transformers, files go before the configuration. */
+static cpa_status find(const char *folder, const cpa_json *config, json_t *templates, char *path, cpa_error *err) {
+    char tools[PATH_MAX];
+    if (snprintf(path, PATH_MAX, "%s/chat_template.jinja", folder) >= PATH_MAX ||
+        snprintf(tools, sizeof tools, "%s/additional_chat_templates/tool_use.jinja", folder) >= (int)sizeof tools)
+        return cpa_fail(err, CPA_INVALID, "%.80s...: the path is too long", folder);
+    CPA_TRY(add_file(path, "default", templates, err));
+    if (json_object_size(templates) > 0) return add_file(tools, "tool_use", templates, err);
+    snprintf(path, PATH_MAX, "%s", config->path);
+    return config->object ? add_configured(config, templates, err) : CPA_OK;
+}
+
+/* ---- Which it is ---- */
+
+static const cpa_chat_family *family_of(const char *name) {
+    const cpa_chat_family *family = cpa_chat_families;
+    while (family->name && strcmp(family->name, name) != 0) family++;
+    return family->name ? family : NULL;
+}
+
+static cpa_status refuse_name(const char *name, cpa_error *err) {
+    cpa_fail(err, CPA_UNSUPPORTED, "chat template: found '%.40s', expected a file or one of", name);
+    for (const cpa_chat_family *family = cpa_chat_families; err && family->name; family++) {
+        const size_t n = strlen(err->message);
+        snprintf(err->message + n, sizeof err->message - n, "%s%s", family == cpa_chat_families ? " " : ", ",
+                 family->name);
+    }
+    return CPA_UNSUPPORTED;
+}
+
+static cpa_status open_jinja(const json_t *templates, const char *path, cpa_chat_template *chat, cpa_error *err) {
+    cpa_error why = {CPA_OK, ""};
+    chat->path = strdup(path);
+    if (!chat->path) return cpa_fail(err, CPA_NO_MEMORY, "%s: no memory for a template", path);
+    const cpa_status status = cpa_jinja_open(templates, chat->tokens, &CPA_JINJA_LIMITS, &chat->jinja, &why);
+    if (status == CPA_OK) return status;
+    return cpa_fail(err, status == CPA_INVALID ? CPA_UNSUPPORTED : status, "%.200s: chat_template: %.300s", path,
+                    why.message);
+}
+
+static cpa_status choose(const char *folder, const char *name, const cpa_json *config, json_t *templates,
+                         cpa_chat_template *chat, cpa_error *err) {
+    char path[PATH_MAX];
+    if (name) {
+        chat->family = family_of(name);
+        if (chat->family) return CPA_OK;
+        snprintf(path, sizeof path, "%s", name);
+        CPA_TRY(add_file(path, "default", templates, err));
+        if (json_object_size(templates) == 0) return refuse_name(name, err);
+    } else {
+        CPA_TRY(find(folder, config, templates, path, err));
+    }
+    return json_object_size(templates) > 0 ? open_jinja(templates, path, chat, err) : CPA_OK;
 }
 
 static cpa_status open_template(const char *folder, const char *name, cpa_chat_template *chat, cpa_error *err) {
-    char jinja_path[PATH_MAX], config_path[PATH_MAX];
-    cpa_json config = {.path = config_path, .prefix = ""};
-    json_t *object = NULL;
-    const int a = snprintf(jinja_path, sizeof jinja_path, "%s/chat_template.jinja", folder);
-    const int b = snprintf(config_path, sizeof config_path, "%s/tokenizer_config.json", folder);
-    if (a >= (int)sizeof jinja_path || b >= (int)sizeof config_path)
-        return cpa_fail(err, CPA_INVALID, "%.80s...: the path is too long", folder);
-    if (access(config_path, F_OK) == 0) CPA_TRY(cpa_json_load(config_path, &object, err));
-    config.object = object;
-    cpa_status status = name ? choose(name, chat, err) : find(jinja_path, &config, chat, err);
-    if (status == CPA_OK && chat->family) status = read_token(&config, "bos_token", &chat->bos, err);
-    if (status == CPA_OK && chat->family) status = read_token(&config, "eos_token", &chat->eos, err);
+    char config_path[PATH_MAX];
+    json_t *object = NULL, *templates = json_object();
+    cpa_status status = CPA_OK;
+    if (snprintf(config_path, sizeof config_path, "%s/tokenizer_config.json", folder) >= (int)sizeof config_path)
+        status = cpa_fail(err, CPA_INVALID, "%.80s...: the path is too long", folder);
+    if (status == CPA_OK && access(config_path, F_OK) == 0) status = cpa_json_load(config_path, &object, err);
+    const cpa_json config = {.path = config_path, .prefix = "", .object = object};
+    if (status == CPA_OK) status = cpa_special_tokens_read(folder, &config, &chat->tokens, err);
+    if (status == CPA_OK) status = choose(folder, name, &config, templates, chat, err);
     json_decref(object);
-    chat->details.bos = chat->bos;
-    chat->details.eos = chat->eos;
+    json_decref(templates);
     return status;
 }
 
 cpa_status cpa_chat_template_open(const char *folder, const char *name, cpa_chat_template **out, cpa_error *err) {
     cpa_chat_template *chat = calloc(1, sizeof *chat);
     if (!chat) return cpa_fail(err, CPA_NO_MEMORY, "%s: no memory for a template", folder);
-    cpa_status status = open_template(folder, name, chat, err);
-    if (status != CPA_OK || !chat->family) {
+    const cpa_status status = open_template(folder, name, chat, err);
+    if (status != CPA_OK || (!chat->family && !chat->jinja)) {
         cpa_chat_template_close(chat);
         chat = NULL;
     }
@@ -196,33 +141,108 @@ cpa_status cpa_chat_template_open(const char *folder, const char *name, cpa_chat
 
 void cpa_chat_template_close(cpa_chat_template *chat) {
     if (!chat) return;
-    free(chat->bos);
-    free(chat->eos);
-    free(chat->default_system);
+    json_decref(chat->tokens);
+    cpa_jinja_close(chat->jinja);
+    free(chat->path);
     free(chat);
 }
 
 const char *cpa_chat_template_name(const cpa_chat_template *chat) {
-    return chat->family->name;
+    if (chat->family) return chat->family->name;
+    const char *slash = strrchr(chat->path, '/');
+    return slash ? slash + 1 : chat->path;
 }
 
-cpa_status cpa_chat_template_render(const cpa_chat_template *chat, const cpa_chat_message *messages, size_t n,
-                                    int add_generation_prompt, char **text, cpa_error *err) {
-    cpa_bytes out = {.count = 0};
-    const char *refusal = NULL;
-    if (n == 0) return cpa_fail(err, CPA_INVALID, "messages: found none, expected at least one");
-    for (size_t i = 0; i < n; i++) {
-        const size_t bytes = strlen(messages[i].content);
-        if (cpa_utf8_valid(messages[i].content, bytes) < bytes)
-            return cpa_fail(err, CPA_INVALID, "messages[%zu].content: the text is not UTF-8", i);
+int cpa_chat_template_is_slow(const cpa_chat_template *chat) {
+    return chat->jinja != NULL;
+}
+
+/* ---- A chat ---- */
+
+/* Lends a value, which may be NULL, to an object that is packed. */
+static json_t *lend(const json_t *value) {
+    return value ? json_incref((json_t *)(uintptr_t)value) : json_null();
+}
+
+static cpa_status render_by_jinja(const cpa_chat_template *chat, const cpa_chat *what, cpa_bytes *out, cpa_error *err) {
+    cpa_error why = {CPA_OK, ""};
+    json_t *object = json_pack("{s:o,s:o,s:o,s:o,s:b,s:b,s:I}", "messages", lend(what->messages), "tools",
+                               lend(what->tools), "documents", lend(what->documents), "kwargs", lend(what->kwargs),
+                               "add_generation_prompt", what->add_generation_prompt, "continue_final_message",
+                               what->continues_last, "now", (json_int_t)what->now);
+    if (!object) return cpa_fail(err, CPA_NO_MEMORY, "no memory for a chat");
+    const cpa_status status = cpa_jinja_render(chat->jinja, object, out, &why);
+    json_decref(object);
+    return status == CPA_OK ? status : cpa_fail(err, status, "messages: the chat template: %.440s", why.message);
+}
+
+/* What a family's function does not know. */
+static const char *beyond_text(const cpa_chat *what) {
+    if (json_array_size(what->tools) > 0) return "tools";
+    if (json_array_size(what->documents) > 0) return "documents";
+    if (json_object_size(what->kwargs) > 0) return "chat_template_kwargs";
+    if (what->continues_last) return "continue_final_message";
+    for (size_t i = 0; i < json_array_size(what->messages); i++) {
+        const json_t *message = json_array_get(what->messages, i);
+        if (json_array_size(json_object_get(message, "tool_calls")) > 0) return "tool_calls";
+        if (json_string_length(json_object_get(message, "reasoning_content")) > 0) return "reasoning_content";
+        const json_t *content = json_object_get(message, "content");
+        if (!json_is_string(content) && !json_is_array(content)) return "a message without a text";
     }
-    const int ok = chat->family->write(&chat->details, messages, n, add_generation_prompt, &out, &refusal) &&
-                   cpa_bytes_add(&out, "", 1);
-    if (ok && !refusal) {
-        *text = out.data;
-        return CPA_OK;
+    return NULL;
+}
+
+/* The text of a message, which the caller frees; parts of it follow each other line by line. NULL without memory. */
+static char *text_of(const json_t *content) {
+    cpa_bytes text = {.count = 0};
+    int ok = cpa_bytes_reserve(&text, 1);
+    if (json_is_string(content))
+        ok = ok && cpa_bytes_add(&text, json_string_value(content), json_string_length(content));
+    for (size_t i = 0; i < json_array_size(content); i++) {
+        const json_t *part = json_object_get(json_array_get(content, i), "text");
+        ok = ok && (i == 0 || cpa_bytes_add(&text, "\n", 1)) &&
+             cpa_bytes_add(&text, json_string_value(part), json_string_length(part));
     }
-    cpa_bytes_release(&out);
-    if (!refusal) return cpa_fail(err, CPA_NO_MEMORY, "no memory for a chat of %zu messages", n);
-    return cpa_fail(err, CPA_INVALID, "messages: %s (chat template %s)", refusal, chat->family->name);
+    if (ok && cpa_bytes_add(&text, "", 1)) return text.data;
+    cpa_bytes_release(&text);
+    return NULL;
+}
+
+static const char *token_of(const cpa_chat_template *chat, const char *name) {
+    const char *text = json_string_value(json_object_get(chat->tokens, name));
+    return text ? text : "";
+}
+
+static cpa_status render_by_family(const cpa_chat_template *chat, const cpa_chat *what, cpa_bytes *out,
+                                   cpa_error *err) {
+    const cpa_chat_family *family = chat->family;
+    const cpa_chat_details details = {.bos = token_of(chat, "bos_token"),
+                                      .eos = token_of(chat, "eos_token"),
+                                      .default_system = family->default_system};
+    const size_t n = json_array_size(what->messages);
+    const char *beyond = beyond_text(what), *refusal = NULL;
+    if (beyond)
+        return cpa_fail(err, CPA_INVALID, "%s: the chat template %s, which was chosen by name, has texts alone", beyond,
+                        family->name);
+    cpa_chat_message *messages = calloc(n, sizeof *messages);
+    int ok = messages != NULL;
+    for (size_t i = 0; ok && i < n; i++) {
+        const json_t *message = json_array_get(what->messages, i);
+        messages[i].role = json_string_value(json_object_get(message, "role"));
+        messages[i].content = text_of(json_object_get(message, "content"));
+        ok = messages[i].content != NULL;
+    }
+    ok = ok && family->write(&details, messages, n, what->add_generation_prompt, out, &refusal);
+    for (size_t i = 0; messages && i < n; i++) free((void *)(uintptr_t)messages[i].content);
+    free(messages);
+    if (!ok) return cpa_fail(err, CPA_NO_MEMORY, "no memory for a chat of %zu messages", n);
+    if (!refusal) return CPA_OK;
+    return cpa_fail(err, CPA_INVALID, "messages: %s (chat template %s)", refusal, family->name);
+}
+
+cpa_status cpa_chat_template_render(const cpa_chat_template *chat, const cpa_chat *what, cpa_bytes *out,
+                                    cpa_error *err) {
+    if (json_array_size(what->messages) == 0)
+        return cpa_fail(err, CPA_INVALID, "messages: found none, expected at least one");
+    return chat->jinja ? render_by_jinja(chat, what, out, err) : render_by_family(chat, what, out, err);
 }

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Writes small tokenizers, and what the package tokenizers makes of ten thousand strings with them.
 
-    python3 -m venv VENV && VENV/bin/pip install tokenizers transformers sentencepiece
+    python3 -m venv VENV && VENV/bin/pip install tokenizers sentencepiece
     VENV/bin/python tests/data/make_text.py                  # everything in text/, and the tokenizer of tiny-llama
     VENV/bin/python tests/data/make_text.py show NAME FIRST  # the hundred strings from FIRST on, their ids and texts
 
@@ -9,8 +9,6 @@
     text/NAME/tokenizer.model models of sentencepiece, by merges and by unigrams
     text/strings.json         what strings are made of: stretches of characters of all scripts, and fragments
     text/expected.json        for each tokenizer digests of ids and texts, of a hundred strings each
-    text/chat.json            chat templates of the families that are known, short ones of our own, and what
-                              apply_chat_template of transformers makes of some chats; null if it refuses them
 
 String i is made by strings() here, and by string_make in tests/text/strings.c.
 """
@@ -21,10 +19,8 @@ import unicodedata
 from collections import Counter, namedtuple
 from pathlib import Path
 
-import jinja2
 import sentencepiece
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
-from transformers import PreTrainedTokenizerFast
 
 HERE = Path(__file__).parent
 STRINGS, GROUP = 10000, 100
@@ -316,163 +312,6 @@ def tiny_llama(texts, size=320):
     return t
 
 
-# ---- Chat templates ----
-
-BOS, EOS = "<s>", "</s>"
-
-
-def messages(body, before="", after="", all="messages"):
-    """A template that goes through the messages."""
-    return before + "{% for message in " + all + " %}" + body + "{% endfor %}" + after
-
-
-def ask(text):
-    return "{% if add_generation_prompt %}{{ '" + text + "' }}{% endif %}"
-
-
-TURNS = "{% if (message.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('not in turns') }}{% endif %}"
-SYSTEM_FIRST = ("{% if messages[0].role == 'system' %}{% set system_message = messages[0].content %}{% set rest = messages[1:] %}"
-                "{% else %}{% set rest = messages %}{% endif %}")
-IM = "{{ '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}"
-IM_ASK = ask("<|im_start|>assistant\\n")
-HEADER = "'<|start_header_id|>' + message.role + '<|end_header_id|>\\n\\n' + message.content | trim + '<|eot_id|>'"
-HEADER_ASK = "'<|start_header_id|>assistant<|end_header_id|>\\n\\n'"
-BEGIN = "{% set text = " + HEADER + " %}{% if loop.first %}{% set text = bos_token + text %}{% endif %}{{ text }}"
-
-QWEN3 = """{%- if messages[0].role == 'system' %}{{- '<|im_start|>system\\n' + messages[0].content + '<|im_end|>\\n' }}{%- endif %}
-{%- set ns = namespace(open=true, last_query_index=messages|length - 1) %}
-{%- for message in messages[::-1] %}
-    {%- set index = messages|length - 1 - loop.index0 %}
-    {%- if ns.open and message.role == "user" and not (message.content.startswith('<tool_response>') and message.content.endswith('</tool_response>')) %}
-        {%- set ns.open = false %}
-        {%- set ns.last_query_index = index %}
-    {%- endif %}
-{%- endfor %}
-{%- for message in messages %}
-    {%- set content = message.content %}
-    {%- if message.role == 'user' or (message.role == 'system' and not loop.first) %}
-        {{- '<|im_start|>' + message.role + '\\n' + content + '<|im_end|>' + '\\n' }}
-    {%- elif message.role == 'assistant' %}
-        {%- set thoughts = '' %}
-        {%- if '</think>' in content %}
-            {%- set thoughts = content.split('</think>')[0].rstrip('\\n').split('<think>')[-1].lstrip('\\n') %}
-            {%- set content = content.split('</think>')[-1].lstrip('\\n') %}
-        {%- endif %}
-        {{- '<|im_start|>assistant\\n' }}
-        {%- if loop.index0 > ns.last_query_index and (loop.last or thoughts) %}
-            {{- '<think>\\n' + thoughts.strip('\\n') + '\\n</think>\\n\\n' + content.lstrip('\\n') }}
-        {%- else %}{{- content }}{%- endif %}
-        {{- '<|im_end|>\\n' }}
-    {%- endif %}
-{%- endfor %}
-{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"""
-
-LLAMA31 = """{{- bos_token }}
-{%- set date_string = "26 Jul 2024" %}
-{%- if messages[0]["role"] == "system" %}
-    {%- set system_message = messages[0]["content"] | trim %}{%- set messages = messages[1:] %}
-{%- else %}{%- set system_message = "" %}{%- endif %}
-{{- "<|start_header_id|>system<|end_header_id|>\\n\\n" }}
-{{- "Cutting Knowledge Date: December 2023\\n" }}
-{{- "Today Date: " + date_string + "\\n\\n" }}
-{{- system_message + "<|eot_id|>" }}
-{%- for message in messages %}{{- HEADER }}{%- endfor %}
-{%- if add_generation_prompt %}{{- ASK }}{%- endif %}""".replace("HEADER", HEADER).replace("ASK", HEADER_ASK)
-
-LLAMA2 = SYSTEM_FIRST + messages(
-    TURNS + "{% if loop.first and system_message is defined %}"
-    "{% set content = '<<SYS>>\\n' + system_message + '\\n<</SYS>>\\n\\n' + message['content'] %}"
-    "{% else %}{% set content = message['content'] %}{% endif %}"
-    "{% if message['role'] == 'user' %}{{ bos_token + '[INST] ' + content.strip() + ' [/INST]' }}"
-    "{% else %}{{ ' ' + content.strip() + ' ' + eos_token }}{% endif %}", all="rest")
-
-MISTRAL_SYSTEM = SYSTEM_FIRST + "{{ bos_token }}" + messages(
-    TURNS + "{% if message.role == 'user' %}{% if loop.first and system_message is defined %}"
-    "{{ ' [INST] ' + system_message + '\\n\\n' + message.content + ' [/INST]' }}"
-    "{% else %}{{ ' [INST] ' + message.content + ' [/INST]' }}{% endif %}"
-    "{% else %}{{ ' ' + message.content + eos_token }}{% endif %}", all="rest")
-
-MISTRAL_LAST = SYSTEM_FIRST + "{{ bos_token }}" + messages(
-    TURNS + "{% if message.role == 'user' %}{% if loop.last and system_message is defined %}"
-    "{{ '[INST]' + system_message + '\\n\\n' + message.content + '[/INST]' }}"
-    "{% else %}{{ '[INST]' + message.content + '[/INST]' }}{% endif %}"
-    "{% else %}{{ message.content + eos_token }}{% endif %}", all="rest")
-MISTRAL_V3 = MISTRAL_LAST.replace("'[INST]'", "'[INST] '").replace("message.content + eos_token", "' ' + message.content | trim + eos_token")
-
-TOOLS = "{% if tools %}{{ '# Tools: You are given these' }}{% endif %}"
-QWEN3_PLAIN = messages("{% set content = message.content %}{% if message.role == 'assistant' %}"
-                       "{{ '<|im_start|>' + message.role + '\\n' + content }}{{ '<|im_end|>\\n' }}"
-                       "{% else %}{{ '<|im_start|>' + message.role + '\\n' + content + '<|im_end|>\\n' }}{% endif %}", TOOLS, IM_ASK)
-
-ZEPHYR = """{% for message in messages %}
-{% if message['role'] == 'user' %}
-{{ '<|user|>\n' + message['content'] + eos_token }}
-{% elif message['role'] == 'system' %}
-{{ '<|system|>\n' + message['content'] + eos_token }}
-{% else %}
-{{ '<|assistant|>\n' + message['content'] + eos_token }}
-{% endif %}
-{% if loop.last and add_generation_prompt %}
-{{ '<|assistant|>' }}
-{% endif %}
-{% endfor %}"""
-
-
-def phi3(condition=""):
-    lines = "".join("{% " + word + " message['role'] == '" + role + "'" + (condition if role == "system" else "") + " %}"
-                    "{{ '<|" + role + "|>\\n' + message['content'] + '<|end|>\\n' }}"
-                    for word, role in (("if", "system"), ("elif", "user"), ("elif", "assistant")))
-    return messages(lines + "{% endif %}", "", "{% if add_generation_prompt %}{{ '<|assistant|>\\n' }}{% else %}{{ eos_token }}{% endif %}")
-
-
-DEFAULT_SYSTEM = ("{% if messages[0].role != 'system' %}"
-                  "{{ '<|im_start|>system\\nYou are told: \\'be brief\\'.<|im_end|>\\n' }}{% endif %}")
-TEMPLATES = [
-    ("chatml", messages(IM, "", IM_ASK)), ("chatml", messages(IM, "{{ bos_token }}", IM_ASK)),
-    ("chatml", QWEN3_PLAIN), ("qwen", messages(IM, TOOLS + DEFAULT_SYSTEM, IM_ASK)), ("qwen3", TOOLS + QWEN3),
-    ("llama3", messages(BEGIN, "", "{% if add_generation_prompt %}{{ " + HEADER_ASK + " }}{% endif %}")),
-    ("llama3", messages(BEGIN, "", "{{ " + HEADER_ASK + " }}")), ("llama3.1", LLAMA31), ("llama2", LLAMA2),
-    ("mistral", "{{ bos_token }}" + messages(TURNS + "{% if message.role == 'user' %}{{ '[INST] ' + message.content + ' [/INST]' }}"
-                                            "{% else %}{{ message.content + eos_token }}{% endif %}")),
-    ("mistral-system", MISTRAL_SYSTEM), ("mistral-v3", MISTRAL_V3), ("mistral-nemo", MISTRAL_LAST),
-    ("gemma", messages(TURNS + "{% if message.role == 'assistant' %}{% set role = 'model' %}{% else %}{% set role = message.role %}{% endif %}"
-                       "{{ '<start_of_turn>' + role + '\\n' + message.content | trim + '<end_of_turn>\\n' }}", "{{ bos_token }}",
-                       ask("<start_of_turn>model\\n"))),
-    ("zephyr", ZEPHYR), ("phi3", phi3()), ("phi3", phi3(" and message['content']")),
-]
-
-CHATS = [
-    [("user", "Hello")],
-    [("system", "Be brief."), ("user", "  What is 2 + 2?\n")],
-    [("user", "a"), ("assistant", " b "), ("user", "")],
-    [("system", ""), ("user", "\u00a0\u3000x\x1c\u2003"), ("assistant", "multi\n\nline "), ("user", "\u4f60\u597d \U0001f600")],
-    [("user", "a"), ("assistant", "<think>\nI think\n\n</think>\n\nb"), ("user", "c"), ("assistant", "<think>\nso\n</think>\n\nd")],
-    [("user", "q"), ("assistant", "</think>\n\nb<think>c</think>d"), ("user", "<tool_response>x</tool_response>"), ("assistant", "e")],
-    [("assistant", "b")],
-    [("user", "a"), ("user", "b")],
-    [("system", " s "), ("user", "'quotes' \"and\" \\\\n {{ 7 }} <|im_end|>"), ("assistant", "\n\nx\n")],
-]
-
-
-def write_chats():
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.BPE()), bos_token=BOS, eos_token=EOS)
-
-    def render(template, chat, asks):
-        chat = [{"role": role, "content": content} for role, content in chat]
-        try:
-            return tokenizer.apply_chat_template(chat, chat_template=template, tokenize=False, add_generation_prompt=asks)
-        except jinja2.exceptions.TemplateError:
-            return None
-
-    entries = [{"name": name, "template": template,
-                "texts": [[render(template, chat, asks) for asks in (False, True)] for chat in CHATS]}
-               for name, template in TEMPLATES]
-    (HERE / "text" / "chat.json").write_text(json.dumps({"bos": BOS, "eos": EOS, "chats": CHATS, "templates": entries}, indent=1) + "\n")
-    config = {"bos_token": SPECIAL[1], "eos_token": SPECIAL[127], "tokenizer_class": "PreTrainedTokenizerFast",
-              "model_max_length": 4096, "chat_template": next(template for name, template in TEMPLATES if name == "llama3")}
-    (HERE / "tiny-llama" / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n")
-
-
 # ---- What is expected ----
 
 def hash_bytes(hash, data):
@@ -526,7 +365,6 @@ def write_all():
     lines = ",\n".join(f' "{name}": {json.dumps(digests)}' for name, digests in expected.items())
     (HERE / "text" / "expected.json").write_text("{\n" + lines + "\n}\n")
     write(HERE / "tiny-llama" / "tokenizer.json", json.loads(tiny_llama([TEXT]).to_str()))
-    write_chats()
 
 
 def show(name, first):

@@ -74,7 +74,7 @@ bad_serve() {
     expect_bad '--max-model-len: found 100, expected at most 64: the cache has 4 blocks' \
         serve --port 0 "${model[@]}" --num-blocks 4 --max-model-len 100
     expect_bad '--chat-template: found without a tokenizer' serve --chat-template chatml
-    expect_bad "--chat-template: chat template: found 'nope', expected one of" serve "${model[@]}" --chat-template nope
+    expect_bad "--chat-template: chat template: found 'nope', expected a file or one of" serve "${model[@]}" --chat-template nope
     expect_bad "--length-scale: found with 'serve'" serve --length-scale 2
     expect_bad 'none/config.json: No such file' serve --model-dir none
 }

@@ -97,7 +97,7 @@ cpa_fake_engine *cpa_fake_engine_start_alone(cpa_server_options options, int wit
     engine->script = "Hello";
     if (with_text) open_text(engine);
     options.tokenizer = engine->tokenizer;
-    options.chat = engine->chat;
+    if (!options.chat) options.chat = engine->chat;
     if (!options.model_name) options.model_name = "tiny";
     if (cpa_server_start(&options, &engine->server, &err) != CPA_OK) fprintf(stderr, "%s\n", err.message), abort();
     return engine;

@@ -32,8 +32,8 @@ typedef struct cpa_fake_engine {
 } cpa_fake_engine;
 
 /* A server with the engine behind it, on a port of its own; with_text: and a tokenizer whose ids are bytes (256 the
- * end, and one more, "<|beyond|>", which the model does not know), and the template "chatml". `options` is changed by
- * what is the fixture's. Aborts where that fails. */
+ * end, and one more, "<|beyond|>", which the model does not know), and the template "chatml" unless `options` has one. They are
+ * changed by what is the fixture's. Aborts where that fails. */
 cpa_fake_engine *cpa_fake_engine_start(cpa_server_options options, int with_text);
 /* The same, without an engine attached yet. */
 cpa_fake_engine *cpa_fake_engine_start_alone(cpa_server_options options, int with_text);
