@@ -156,7 +156,7 @@ static void expect_all_is_back(const stress *s, const cpa_engine *engine) {
         CU_ASSERT_EQUAL(cpa_block_pool_free_count(scheduler->pools[r]), scheduler->options.num_blocks);
         CU_ASSERT_EQUAL(cpa_block_pool_free_count(scheduler->host_pools[r]), scheduler->options.host_blocks);
     }
-    CU_ASSERT_EQUAL(HASH_COUNT(scheduler->tenants.by_salt), 0);
+    CU_ASSERT_EQUAL(HASH_COUNT(scheduler->tenants.by_name), 0);
     CU_ASSERT_EQUAL(engine->inbox->live, 0);
     CU_ASSERT_EQUAL(engine->inbox->queued_requests, 0);
     CU_ASSERT_EQUAL(engine->inbox->queued_tokens, 0);
