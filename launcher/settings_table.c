@@ -85,7 +85,7 @@ const cpa_field cpa_settings_rows[] = {
     {SERVE, "served-model-name", "NAME", TEXT(served_model_name),
      .help = "of the model in requests and answers; without it, the name of its folder or shape"},
     {SERVE, "chat-template", "NAME|FILE", TEXT(chat_template),
-     .help = "of chat completions: one that is known by name, or a file with one, in place of that of the model's folder"},
+     .help = "of chat completions: one known by name, or a file with one, in place of that of the model's folder"},
     {SERVE, "max-model-len", "N", INT(max_model_len, "auto", 1, TOKENS_MAX), .word = "auto",
      .help = "most tokens of a request, prompt and answer; auto: what the model is made for, if the cache holds that"},
     {SERVE, "gpu-memory-utilization", "R", REAL(gpu_memory_utilization, "0.9", 0.01, 1),
