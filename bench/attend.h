@@ -22,7 +22,7 @@ typedef struct cpa_bench_attend_work {
 cpa_status cpa_bench_attend_work_equal(const cpa_bench_options *options, const int64_t *shape,
                                        cpa_bench_attend_work *out, cpa_error *err);
 /* shape: requests x tokens of a step. Whole prompts, first come first served, as many tokens in each step; their
- * lengths are those of --trace, or of the list in bench_attend_work.c. With as-one, one sequence of about the same
+ * lengths are those of --trace, or of the list in attend_work.c. With as-one, one sequence of about the same
  * number of visible pairs, in one step. */
 cpa_status cpa_bench_attend_work_varlen(const cpa_bench_options *options, const int64_t *shape,
                                         cpa_bench_attend_work *out, cpa_error *err);
