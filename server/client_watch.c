@@ -12,17 +12,18 @@ static void *watch_clients(void *ctx) {
     cpa_client_watch *watch = ctx;
     struct epoll_event events[64];
     for (;;) {
-        const int n = epoll_wait(watch->epoll_fd, events, 64, -1);
+        const int n = epoll_wait(watch->epoll_fd, events, 64, watch->tick_ms);
         for (int i = 0; i < n; i++) {
             if (events[i].data.u64 == 0) return NULL; /* stop_fd */
             watch->on_gone(watch->ctx, events[i].data.u64);
         }
+        watch->on_tick(watch->ctx);
     }
 }
 
-cpa_status cpa_client_watch_start(cpa_client_watch *watch, void (*on_gone)(void *ctx, uint64_t key), void *ctx,
-                                  cpa_error *err) {
-    *watch = (cpa_client_watch){.on_gone = on_gone, .ctx = ctx};
+cpa_status cpa_client_watch_start(cpa_client_watch *watch, void (*on_gone)(void *ctx, uint64_t key),
+                                  void (*on_tick)(void *ctx), int tick_ms, void *ctx, cpa_error *err) {
+    *watch = (cpa_client_watch){.on_gone = on_gone, .on_tick = on_tick, .tick_ms = tick_ms, .ctx = ctx};
     watch->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
     watch->stop_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     struct epoll_event stop = {.events = EPOLLIN};

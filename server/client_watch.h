@@ -11,12 +11,15 @@ typedef struct cpa_client_watch {
     int epoll_fd, stop_fd;
     pthread_t thread;
     void (*on_gone)(void *ctx, uint64_t key);
+    void (*on_tick)(void *ctx);
+    int tick_ms;
     void *ctx;
 } cpa_client_watch;
 
-/* Starts a thread, which calls on_gone: once for each socket that is watched, when its peer sends no more. */
-cpa_status cpa_client_watch_start(cpa_client_watch *watch, void (*on_gone)(void *ctx, uint64_t key), void *ctx,
-                                  cpa_error *err);
+/* Starts a thread, which calls on_gone: once for each socket that is watched, when its peer sends no more; and
+ * on_tick every so many milliseconds, or more often. */
+cpa_status cpa_client_watch_start(cpa_client_watch *watch, void (*on_gone)(void *ctx, uint64_t key),
+                                  void (*on_tick)(void *ctx), int tick_ms, void *ctx, cpa_error *err);
 void cpa_client_watch_stop(cpa_client_watch *watch);
 
 /* Any thread. A call that was about to come may still come after the removal. */

@@ -4,13 +4,19 @@
 #include <netinet/in.h>
 #include <stdlib.h>
 #include <sys/socket.h>
+#include <utlist.h>
 
 #include "base/check.h"
+#include "base/clock.h"
 #include "server/server_internal.h"
 
-typedef struct state {
+typedef struct cpa_connection_state {
     int is_crowded;
     int has_spoken; /* at least the first line of a request has come */
+    int socket;
+    cpa_connections *all;
+    double reading_since; /* by all->lock; 0: a request has come, and is not answered yet */
+    struct cpa_connection_state *prev, *next;
 } state;
 
 static state *state_of(struct MHD_Connection *connection) {
@@ -28,6 +34,53 @@ void *cpa_connection_speaks(void *server, const char *uri, struct MHD_Connection
     state *s = state_of(connection);
     if (s) s->has_spoken = 1;
     return NULL;
+}
+
+static void set_reading_since(struct MHD_Connection *connection, double when) {
+    state *s = state_of(connection);
+    if (!s) return;
+    pthread_mutex_lock(&s->all->lock);
+    s->reading_since = when;
+    pthread_mutex_unlock(&s->all->lock);
+}
+
+void cpa_connection_has_read(struct MHD_Connection *connection) {
+    set_reading_since(connection, 0);
+}
+
+void cpa_connection_reads(struct MHD_Connection *connection) {
+    set_reading_since(connection, cpa_clock_now());
+}
+
+void cpa_connection_end_slow(cpa_connections *connections, double seconds) {
+    const double since = cpa_clock_now() - seconds;
+    pthread_mutex_lock(&connections->lock);
+    for (state *s = connections->first; s; s = s->next) {
+        if (s->reading_since == 0 || s->reading_since > since) continue;
+        cpa_log(CPA_LOG_WARN, "server: a connection ends whose request has not come whole in %g s", seconds);
+        s->reading_since = 0;
+        shutdown(s->socket, SHUT_RDWR); /* which libmicrohttpd sees, and closes */
+    }
+    pthread_mutex_unlock(&connections->lock);
+}
+
+static state *open_state(cpa_server *server, struct MHD_Connection *connection) {
+    const union MHD_ConnectionInfo *info = MHD_get_connection_info(connection, MHD_CONNECTION_INFO_CONNECTION_FD);
+    state *s = info ? calloc(1, sizeof *s) : NULL;
+    if (!s) return NULL;
+    *s = (state){.socket = info->connect_fd, .all = &server->open, .reading_since = cpa_clock_now()};
+    pthread_mutex_lock(&s->all->lock);
+    DL_APPEND(s->all->first, s);
+    pthread_mutex_unlock(&s->all->lock);
+    return s;
+}
+
+/* The socket is closed after this. */
+static void close_state(state *s) {
+    pthread_mutex_lock(&s->all->lock);
+    DL_DELETE(s->all->first, s);
+    pthread_mutex_unlock(&s->all->lock);
+    free(s);
 }
 
 /* libmicrohttpd closes connections whose first bytes are no request without a word, and so it does where a client
@@ -50,14 +103,14 @@ void cpa_connection_notify(void *ctx, struct MHD_Connection *connection, void **
                            enum MHD_ConnectionNotificationCode what) {
     cpa_server *server = ctx;
     if (what == MHD_CONNECTION_NOTIFY_STARTED) {
-        state *s = calloc(1, sizeof *s);
+        state *s = open_state(server, connection);
         *kept = s;
         const long long others = atomic_fetch_add(&server->connections, 1);
         if (s) s->is_crowded = others >= server->options.max_connections;
         return;
     }
-    const state *s = *kept;
+    state *s = *kept;
     if (s && !s->has_spoken) log_what_was_no_request(connection);
-    free(*kept);
+    if (s) close_state(s);
     atomic_fetch_sub(&server->connections, 1);
 }

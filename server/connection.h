@@ -3,6 +3,13 @@
 #define CPA_SERVER_CONNECTION_H
 
 #include <microhttpd.h>
+#include <pthread.h>
+
+/* Those that are open. */
+typedef struct cpa_connections {
+    pthread_mutex_t lock;
+    struct cpa_connection_state *first;
+} cpa_connections;
 
 /* The MHD_NotifyConnectionCallback, with a cpa_server as its ctx: counts. */
 void cpa_connection_notify(void *server, struct MHD_Connection *connection, void **state,
@@ -10,6 +17,14 @@ void cpa_connection_notify(void *server, struct MHD_Connection *connection, void
 
 /* The callback of MHD_OPTION_URI_LOG_CALLBACK: a request has begun. Returns NULL. */
 void *cpa_connection_speaks(void *server, const char *uri, struct MHD_Connection *connection);
+
+/* A request has come whole; and it is answered, so that the next may come. */
+void cpa_connection_has_read(struct MHD_Connection *connection);
+void cpa_connection_reads(struct MHD_Connection *connection);
+
+/* Ends the connections on which the same request has been coming for more than so many seconds, the wait for it
+ * included. The time-out of libmicrohttpd begins again with each byte. Any thread. */
+void cpa_connection_end_slow(cpa_connections *connections, double seconds);
 
 /* Whether there were enough others already when this one came. */
 int cpa_connection_is_crowded(struct MHD_Connection *connection);

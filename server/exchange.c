@@ -103,3 +103,9 @@ enum MHD_Result cpa_reply_refusal(cpa_exchange *x, const cpa_refusal *refusal, c
     }
     return queue(x, refusal->status, response);
 }
+
+enum MHD_Result cpa_reply_allowed(cpa_exchange *x, const char *allow) {
+    struct MHD_Response *response = MHD_create_response_from_buffer(0, NULL, MHD_RESPMEM_PERSISTENT);
+    if (response) MHD_add_response_header(response, MHD_HTTP_HEADER_ALLOW, allow);
+    return queue(x, MHD_HTTP_NO_CONTENT, response);
+}

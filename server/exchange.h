@@ -42,6 +42,9 @@ enum MHD_Result cpa_reply_text(cpa_exchange *exchange, const char *content_type,
 /* Logs one line, too. `allow` is what 405 wants to have said, else NULL. */
 enum MHD_Result cpa_reply_refusal(cpa_exchange *exchange, const cpa_refusal *refusal, const char *allow);
 
+/* 204, for OPTIONS. It names no origin, so that browsers keep pages of others away from the server. */
+enum MHD_Result cpa_reply_allowed(cpa_exchange *exchange, const char *allow);
+
 /* What every reply says of the connection: that it ends, where the server does, or there are too many. */
 void cpa_reply_headers(const cpa_exchange *exchange, struct MHD_Response *response);
 

@@ -23,6 +23,14 @@ int cpa_model_field(const cpa_server *server, const cpa_fields *fields) {
                       "the model %.100s does not exist; there is %s", name, server->options.model_name);
 }
 
+/* Answers are text, which is what clients that name it want. */
+static int check_modalities(const cpa_fields *fields) {
+    const json_t *modalities = cpa_field(fields, "modalities");
+    const char *only = json_string_value(json_array_get(modalities, 0));
+    if (!modalities || (json_array_size(modalities) == 1 && only && strcmp(only, "text") == 0)) return 1;
+    return cpa_field_refuse(fields, "modalities", modalities, "[\"text\"]");
+}
+
 static int refuse_what_is_not_there(const cpa_fields *fields) {
     static const struct {
         const char *name, *reason;
@@ -44,10 +52,18 @@ static int refuse_what_is_not_there(const cpa_fields *fields) {
         {"truncate_prompt_tokens", "prompts are taken whole"},
         {"prompt_embeds", "prompts are text or token ids"},
         {"kv_transfer_params", "the cache is this server's alone"},
+        {"thinking_token_budget", "answers are bounded by max_tokens alone"},
+        {"reasoning_effort", "models think as they were taught; there is chat_template_kwargs"},
+        {"lora_name", "there is one model, as it was loaded"},
+        {"dry_multiplier", "there is presence_penalty and repetition_penalty"},
+        {"xtc_probability", "tokens are chosen by temperature, top_k, top_p and min_p"},
+        {"mirostat_mode", "tokens are chosen by temperature, top_k, top_p and min_p"},
     };
     for (size_t i = 0; i < sizeof absent / sizeof *absent; i++) {
         if (!cpa_field_unasked(fields, absent[i].name, absent[i].reason)) return 0;
     }
+    float typical_p = 1; /* which keeps every token, as 0 does not */
+    if (!cpa_field_number(fields, "typical_p", 1, 1, &typical_p) || !check_modalities(fields)) return 0;
     const json_t *prompt_logprobs = cpa_field(fields, "prompt_logprobs"); /* of which 0 would ask for some */
     if (prompt_logprobs) return cpa_field_refuse(fields, "prompt_logprobs", prompt_logprobs, "null");
     cpa_fields format;

@@ -23,6 +23,7 @@ typedef struct call {
     const char *allow;
     int64_t announced, arrived; /* bytes of the body */
     int is_refused, refuses_now, is_prepared;
+    int is_question; /* OPTIONS: what may be asked of the path */
     cpa_work_item work;
 } call;
 
@@ -49,6 +50,10 @@ static int is_clearly_not_json(const char *type) {
 
 static int is_head_or_get(const char *method) {
     return strcmp(method, MHD_HTTP_METHOD_GET) == 0 || strcmp(method, MHD_HTTP_METHOD_HEAD) == 0;
+}
+
+static const char *methods_of(const cpa_route *route) {
+    return route->prepare ? "POST, OPTIONS" : "GET, HEAD, OPTIONS";
 }
 
 /* Where a request ends must not be a matter of opinion: a proxy before the server might have another. */
@@ -101,8 +106,10 @@ static int check_header(call *c) {
     c->route = cpa_route_find(x->path);
     if (!c->route)
         return cpa_refuse(&c->exchange.refusal, MHD_HTTP_NOT_FOUND, NULL, NULL, "no such path: %.100s", x->path);
+    c->is_question = strcmp(x->method, MHD_HTTP_METHOD_OPTIONS) == 0;
+    if (c->is_question) return 1;
     if (c->route->prepare ? strcmp(x->method, MHD_HTTP_METHOD_POST) != 0 : !is_head_or_get(x->method)) {
-        c->allow = c->route->prepare ? "POST" : "GET, HEAD";
+        c->allow = methods_of(c->route);
         return cpa_refuse(&c->exchange.refusal, MHD_HTTP_METHOD_NOT_ALLOWED, NULL, NULL, "%.16s %.100s: expected %s",
                           x->method, x->path, c->allow);
     }
@@ -146,7 +153,8 @@ static enum MHD_Result take(call *c, const char *upload, size_t *upload_bytes) {
     const int64_t bytes = (int64_t)*upload_bytes;
     *upload_bytes = 0;
     c->arrived += bytes;
-    if (!c->is_refused && c->route->prepare) c->is_refused = !cpa_exchange_add(x, upload, bytes, &c->exchange.refusal);
+    if (!c->is_refused && c->route->prepare && !c->is_question)
+        c->is_refused = !cpa_exchange_add(x, upload, bytes, &c->exchange.refusal);
     if (c->is_refused) cpa_exchange_drop_body(x);
     return c->arrived > DISCARDED_BODIES * x->server->options.max_body_bytes ? MHD_NO : MHD_YES;
 }
@@ -183,13 +191,16 @@ enum MHD_Result cpa_receive(void *server, struct MHD_Connection *connection, con
     if (!*state) return begin(server, connection, url, method, state);
     call *c = *state;
     if (*upload_bytes > 0) return take(c, upload, upload_bytes);
+    cpa_connection_has_read(connection);
     if (c->is_refused) return cpa_reply_refusal(&c->exchange, &c->exchange.refusal, c->allow);
+    if (c->is_question) return cpa_reply_allowed(&c->exchange, methods_of(c->route));
     return prepare(c) ? c->route->serve(&c->exchange) : MHD_YES;
 }
 
 void cpa_receive_completed(void *server, struct MHD_Connection *connection, void **state,
                            enum MHD_RequestTerminationCode why) {
-    (void)server, (void)connection;
+    (void)server;
+    cpa_connection_reads(connection);
     call *c = *state;
     if (!c) return;
     *state = NULL;

@@ -77,6 +77,7 @@ static void destroy(cpa_server *server) {
     free((void *)(uintptr_t)server->options.model_name);
     free((void *)(uintptr_t)server->engine.end_ids);
     cpa_in_flight_destroy(&server->in_flight);
+    pthread_mutex_destroy(&server->open.lock);
     free(server);
 }
 
@@ -84,6 +85,7 @@ static cpa_server *create(const cpa_server_options *given) {
     cpa_server *server = calloc(1, sizeof *server);
     if (!server) return NULL;
     cpa_in_flight_init(&server->in_flight);
+    pthread_mutex_init(&server->open.lock, NULL);
     cpa_server_options *o = &server->options;
     *o = *given;
     o->host = NULL;
@@ -120,7 +122,14 @@ static struct MHD_Daemon *start_daemon(cpa_server *server, int listen_fd) {
 }
 
 static void on_gone(void *ctx, uint64_t first_id) {
-    cpa_in_flight_gone(ctx, first_id);
+    cpa_server *server = ctx;
+    cpa_in_flight_gone(&server->in_flight, first_id);
+}
+
+/* A request has 1.5 times the idle time-out to come whole: with a tick of a quarter, two of them in all. */
+static void end_slow_clients(void *ctx) {
+    cpa_server *server = ctx;
+    cpa_connection_end_slow(&server->open, 1.5 * server->options.idle_timeout_s);
 }
 
 cpa_status cpa_server_start(const cpa_server_options *options, cpa_server **out, cpa_error *err) {
@@ -130,7 +139,8 @@ cpa_status cpa_server_start(const cpa_server_options *options, cpa_server **out,
     cpa_status status =
         cpa_listen(options->host ? options->host : "127.0.0.1", options->port, &listen_fd, &server->port, err);
     if (status != CPA_OK) goto no_socket;
-    CPA_TRY_GOTO(cpa_client_watch_start(&server->watch, on_gone, &server->in_flight, err), no_watch);
+    const int tick_ms = (int)fmin(fmax(250 * server->options.idle_timeout_s, 1), 60e3);
+    CPA_TRY_GOTO(cpa_client_watch_start(&server->watch, on_gone, end_slow_clients, tick_ms, server, err), no_watch);
     CPA_TRY_GOTO(cpa_work_start(&server->work, err), no_work);
     CPA_TRY_GOTO(cpa_work_start(&server->rendering, err), no_rendering);
     CPA_TRY_GOTO(cpa_waker_start(&server->waker, &server->in_flight, err), no_waker);

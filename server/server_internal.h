@@ -7,6 +7,7 @@
 
 #include "server/api_keys.h"
 #include "server/client_watch.h"
+#include "server/connection.h"
 #include "server/in_flight.h"
 #include "server/server.h"
 #include "server/waker.h"
@@ -21,6 +22,7 @@ struct cpa_server {
     int64_t created;   /* seconds of Unix time */
     uint64_t instance; /* a random number, for ids of answers */
     /* By any thread. */
+    cpa_connections open;
     atomic_llong connections; /* open now */
     atomic_llong body_bytes;  /* of the requests that are being read */
     atomic_int is_attached;

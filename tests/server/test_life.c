@@ -1,5 +1,6 @@
 /* The life of answers: clients that leave or do not read, engines that are busy, drained or lost, the end of a
  * server. */
+#include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -94,6 +95,44 @@ static void a_client_that_does_not_read_slows_no_other(void) {
     CU_ASSERT_EQUAL(recv(silent, nothing, 1, 0), 0); /* and so is that of one that has said nothing */
     close(silent);
     close(fd);
+    cpa_fake_engine_stop(engine);
+}
+
+/* Each byte begins the idle time anew, but not the time that a request has in all. */
+static void a_request_that_comes_byte_by_byte_is_cut_off(void) {
+    static const char *const begun[] = {"GET /li", "GET /live HTTP/1.1\r\nX: ",
+                                        "POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 5000\r\n\r\n"};
+    enum { CLIENTS = sizeof begun / sizeof *begun };
+    cpa_server_options options = plain;
+    options.idle_timeout_s = 1;
+    cpa_fake_engine *engine = cpa_fake_engine_start(options, 0);
+    int clients[CLIENTS], n_open = CLIENTS;
+    for (int i = 0; i < CLIENTS; i++) {
+        clients[i] = cpa_http_connect(cpa_fake_engine_port(engine));
+        cpa_http_send(clients[i], begun[i], strlen(begun[i]));
+    }
+    const double begin = cpa_clock_now();
+    while (n_open > 0 && cpa_clock_now() - begin < 10) {
+        usleep(100000);
+        for (int i = 0; i < CLIENTS; i++) {
+            char byte;
+            if (clients[i] < 0) continue;
+            const ssize_t got = recv(clients[i], &byte, 1, MSG_DONTWAIT);
+            if (got > 0 || (got < 0 && errno == EAGAIN)) {
+                send(clients[i], "a", 1, MSG_NOSIGNAL);
+            } else {
+                close(clients[i]);
+                clients[i] = -1;
+                n_open--;
+            }
+        }
+    }
+    const double took = cpa_clock_now() - begin;
+    CU_ASSERT(took > options.idle_timeout_s);
+    CU_ASSERT(took < 2 * options.idle_timeout_s + 1); /* of which 1 is for a machine with other work */
+    for (int i = 0; i < CLIENTS; i++) {
+        if (clients[i] >= 0) close(clients[i]);
+    }
     cpa_fake_engine_stop(engine);
 }
 
@@ -364,6 +403,7 @@ static const cpa_test tests[] = {
     {"requests of a client that leaves are cancelled", requests_of_a_client_that_leaves_are_cancelled},
     {"a text that stops it cancels a request", a_text_that_stops_it_cancels_a_request},
     {"a client that does not read slows no other", a_client_that_does_not_read_slows_no_other},
+    {"a request that comes byte by byte is cut off", a_request_that_comes_byte_by_byte_is_cut_off},
     {"what the engine refuses is passed on", what_the_engine_refuses_is_passed_on},
     {"a request that fails is an error", a_request_that_fails_is_an_error},
     {"a drained server delivers what it has", a_drained_server_delivers_what_it_has},

@@ -83,9 +83,14 @@ static void what_is_not_there_is_refused_by_its_header(void) {
     cpa_http_reply reply;
     cpa_http_request(port, "GET", "/v1/completions", "", NULL, &reply);
     CU_ASSERT_EQUAL(reply.status, 405);
-    CU_ASSERT_PTR_NOT_NULL(strstr(reply.head, "Allow: POST\r\n"));
+    CU_ASSERT_PTR_NOT_NULL(strstr(reply.head, "Allow: POST, OPTIONS\r\n"));
     cpa_http_reply_free(&reply);
     CU_ASSERT_EQUAL(status_of(port, "DELETE", "/health", "", NULL), 405);
+    cpa_http_request(port, "OPTIONS", "/v1/chat/completions", "Origin: http://a\r\n", NULL, &reply);
+    CU_ASSERT_EQUAL(reply.status, 204);
+    CU_ASSERT_PTR_NOT_NULL(strstr(reply.head, "Allow: POST, OPTIONS\r\n"));
+    CU_ASSERT_PTR_NULL(strstr(reply.head, "Access-Control-Allow-Origin"));
+    cpa_http_reply_free(&reply);
     CU_ASSERT_EQUAL(status_of(port, "POST", "/v1/completions", "Content-Type: image/png\r\n", "x"), 415);
     char body[6000];
     memset(body, ' ', sizeof body);
@@ -289,6 +294,15 @@ static const wrong_body wrong_bodies[] = {
     {"{\"prompt\": [1], \"frequency_penalty\": 0.5}", "frequency_penalty", 400},
     {"{\"prompt\": [1], \"response_format\": {\"type\": \"json_object\"}}", "response_format", 400},
     {"{\"prompt\": [1], \"prompt_logprobs\": 0}", "prompt_logprobs", 400},
+    {"{\"prompt\": [1], \"typical_p\": 0.5}", "typical_p", 400},
+    {"{\"prompt\": [1], \"thinking_token_budget\": 100}", "thinking_token_budget", 400},
+    {"{\"prompt\": [1], \"reasoning_effort\": \"low\"}", "reasoning_effort", 400},
+    {"{\"prompt\": [1], \"modalities\": [\"text\", \"audio\"]}", "modalities", 400},
+    {"{\"prompt\": [1], \"modalities\": \"audio\"}", "modalities", 400},
+    {"{\"prompt\": [1], \"lora_name\": \"a\"}", "lora_name", 400},
+    {"{\"prompt\": [1], \"dry_multiplier\": 0.8}", "dry_multiplier", 400},
+    {"{\"prompt\": [1], \"xtc_probability\": 0.5}", "xtc_probability", 400},
+    {"{\"prompt\": [1], \"mirostat_mode\": 2}", "mirostat_mode", 400},
     {"{\"messages\": []}", "messages", 400},
     {"{\"messages\": \"hello\"}", "messages", 400},
     {"{\"messages\": [5]}", "messages", 400},
