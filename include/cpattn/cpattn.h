@@ -4,6 +4,7 @@
 
 #include <cpattn/api.h>
 #include <cpattn/comm.h>
+#include <cpattn/constraint.h>
 #include <cpattn/context.h>
 #include <cpattn/device.h>
 #include <cpattn/engine.h>

@@ -237,7 +237,8 @@ typedef struct cpa_model {
     const uint32_t *end_ids; /* [n_end_ids] tokens that end a request; must outlive the engine */
     int64_t n_end_ids;
     cpa_model_slices slices; /* which steps of several ranks have slices */
-    int32_t reserved[7];     /* zero */
+    int32_t vocabulary;      /* how many tokens end_step draws from; 0: it is not told, and no request is constrained */
+    int32_t reserved[6];     /* zero */
     /* Rank 0, from the thread that plans steps, where the options of the engine ask for a model's drafts: guesses the
      * tokens that a request goes on with, and returns how many (0: none). A step then has them as further tokens of the
      * sequence, and draws the token of each of these positions as it would without; a draft is accepted if it is what

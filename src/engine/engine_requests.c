@@ -54,6 +54,9 @@ static cpa_status submit(cpa_engine *engine, const cpa_request *given, cpa_error
                         "request %llu: deadline %g s, expected 0 (none) or a time from its arrival on",
                         (unsigned long long)request.id, request.deadline_s);
     }
+    if (request.constraint)
+        return cpa_fail(err, CPA_UNSUPPORTED, "request %llu: constraints are not taken by this version",
+                        (unsigned long long)request.id);
     cpa_sampling sampling;
     CPA_TRY(cpa_engine_check_sampling(request.id, request.sampling, &sampling, err));
     cpa_scheduler_request scheduled = cpa_engine_scheduled(&request);

@@ -440,5 +440,6 @@ cpa_model cpa_transformer_model(cpa_transformer *transformer) {
         .end_ids = transformer->config.end_ids,
         .n_end_ids = transformer->config.n_end_ids,
         .slices = takes_slices(transformer) ? transformer->options.slices : CPA_SLICES_NONE,
+        .vocabulary = (int32_t)transformer->config.vocabulary,
     };
 }
