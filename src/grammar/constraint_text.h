@@ -1,0 +1,23 @@
+/* What an answer is bound to, as a JSON object with one key:
+ *
+ *     {"json_schema": SCHEMA}          a value that is valid (schema.h)
+ *     {"json_object": true}            any object
+ *     {"regex": EXPRESSION}            a text that it takes whole (regex.h)
+ *     {"choice": [TEXT, ...]}          one of these texts
+ *     {"text": TEXT}                   this text
+ *     {"token": TEXT}                  the special token of this text; the text, if there is no such token
+ *     {"sequence": [CONSTRAINT, ...]}  one after the other
+ *     {"any_of": [CONSTRAINT, ...]}    one of them
+ *     {"repeat": CONSTRAINT, "separator": CONSTRAINT}   once or more; without "separator" nothing is in between
+ */
+#ifndef CPA_GRAMMAR_CONSTRAINT_TEXT_H
+#define CPA_GRAMMAR_CONSTRAINT_TEXT_H
+
+#include "src/grammar/recogniser.h"
+
+/* Makes a recogniser of a constraint; the tokens must outlive it. CPA_INVALID for what is no constraint, CPA_UNSUPPORTED
+ * for what cannot be held to, CPA_NO_MEMORY; the line says where. */
+cpa_status cpa_constraint_compile(const char *text, size_t bytes, const cpa_token_trie *tokens, cpa_recogniser **out,
+                                  cpa_error *err);
+
+#endif
