@@ -235,11 +235,34 @@ static void every_instruction_set_multiplies_right(void) {
     }
 }
 
+/* Few rows go through loops of their own. */
+static void few_rows_have_the_bits_of_many_with_every_instruction_set(void) {
+    static const int64_t batches[] = {1, 2, 3, 4, 5, 8, 9, 16};
+    if (!cpa_test_promises_bits()) return;
+    for (int set = 0; cpa_attend_isas[set]; set++) {
+        if (!cpa_attend_isas[set]->supported()) continue;
+        for (cpa_dtype dtype = CPA_F32; dtype <= CPA_BF16; dtype++) {
+            const shape s = {1, INPUTS, OUTPUTS, dtype, CPA_F32, 0, 0};
+            product p;
+            cpa_test_device_open(1, &device, &stream);
+            cpa_host_use_isa((cpa_host_device *)device, cpa_attend_isas[set]);
+            make(&p, &s);
+            CU_ASSERT_EQUAL(wrong_outputs(&p), 0);
+            for (size_t i = 0; i < sizeof batches / sizeof *batches; i++)
+                CU_ASSERT_TRUE(has_bits(&p, &p.x, batches[i], batches[i] - 1, p.out.values));
+            destroy(&p);
+            cpa_test_device_close(device, stream);
+        }
+    }
+}
+
 static const cpa_test tests[] = {
     {"products are those of float64", products_are_those_of_float64},
     {"a row of NaN stays alone", a_row_of_nan_stays_alone},
     {"a row has its bits in any batch and place", a_row_has_its_bits_in_any_batch_and_place},
     {"a fused product is the operators in turn", a_fused_product_is_the_operators_in_turn},
     {"every instruction set multiplies right", every_instruction_set_multiplies_right},
+    {"few rows have the bits of many, with every instruction set",
+     few_rows_have_the_bits_of_many_with_every_instruction_set},
 };
 CPA_DEVICE_TEST_MAIN("linear", tests)

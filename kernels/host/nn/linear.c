@@ -40,6 +40,7 @@ static void multiply_panel(void *ctx, int64_t item, int32_t thread) {
     cpa_linear_tile tile = {
         .dtype = a->dtype,
         .inputs = a->inputs,
+        .rows = (int)rows,
         .weight = (const char *)a->weight + first * a->weight_stride * bytes,
         .weight_stride = a->weight_stride * bytes,
         .outputs = cpa_min64(CPA_LINEAR_OUTPUTS, a->outputs - first),

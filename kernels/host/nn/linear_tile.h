@@ -9,17 +9,19 @@
 
 enum {
     CPA_LINEAR_ROWS = 16,    /* of a tile */
+    CPA_LINEAR_FEW_ROWS = 8, /* up to so many go through loops of their own */
     CPA_LINEAR_OUTPUTS = 128 /* at most, of a panel of weights that goes through a tile */
 };
 
 typedef struct cpa_linear_tile {
     cpa_dtype dtype; /* of x and weights */
     int64_t inputs;
+    int rows;                       /* of the tile */
     const char *x[CPA_LINEAR_ROWS]; /* a tile that is not full names a row again */
     const char *weight;             /* of the panel's first output */
     int64_t weight_stride;          /* bytes */
     int64_t outputs;
-    float *sums; /* [outputs][CPA_LINEAR_ROWS] */
+    float *sums; /* [outputs][CPA_LINEAR_ROWS]; of the rows that there are */
 } cpa_linear_tile;
 
 typedef void cpa_linear_multiply(const cpa_linear_tile *tile);

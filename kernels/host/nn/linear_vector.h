@@ -22,11 +22,11 @@ INLINE void pack_x(float *packed, const cpa_linear_tile *tile, int64_t first, in
     }
 }
 
-/* n weights as floats. */
-INLINE void widen_weights(float *wide, const char *weights, cpa_dtype dtype, int64_t n) {
+/* n elements of a row as floats. */
+INLINE void widen_row(float *wide, const char *row, cpa_dtype dtype, int64_t n) {
     const int64_t bytes = cpa_dtype_bytes(dtype), whole = n - n % ISA_LANES;
-    for (int64_t d = 0; d < whole; d += ISA_LANES) store(wide + d, isa_load(weights + d * bytes, dtype));
-    cpa_widen(wide + whole, weights + whole * bytes, dtype, n - whole);
+    for (int64_t d = 0; d < whole; d += ISA_LANES) store(wide + d, isa_load(row + d * bytes, dtype));
+    cpa_widen(wide + whole, row + whole * bytes, dtype, n - whole);
 }
 
 /* sums[o][row] += the products of a block, for `outputs` outputs. */
@@ -46,7 +46,13 @@ INLINE void multiply_block(int outputs, float *sums, const float *x, const float
     }
 }
 
+#include "kernels/host/nn/linear_few_vector.h"
+
 static void multiply_tile(const cpa_linear_tile *tile) {
+    if (tile->rows <= CPA_LINEAR_FEW_ROWS) {
+        multiply_few(tile);
+        return;
+    }
     const int64_t bytes = cpa_dtype_bytes(tile->dtype);
     float x[BLOCK * ROWS], wide[ISA_OUTPUTS][BLOCK];
     memset(tile->sums, 0, (size_t)(tile->outputs * ROWS) * sizeof *tile->sums);
@@ -60,7 +66,7 @@ static void multiply_tile(const cpa_linear_tile *tile) {
             for (int i = 0; i < outputs; i++, weight += tile->weight_stride) {
                 weights[i] = (const float *)(const void *)weight;
                 if (tile->dtype == CPA_F32) continue;
-                widen_weights(wide[i], weight, tile->dtype, n);
+                widen_row(wide[i], weight, tile->dtype, n);
                 weights[i] = wide[i];
             }
             float *sums = tile->sums + o * ROWS;
