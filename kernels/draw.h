@@ -94,21 +94,31 @@ CPA_HOST_DEVICE static inline int cpa_draw_reaches(uint64_t sum, uint64_t total,
     return (double)sum >= (double)top_p * (double)total;
 }
 
-/* Whether a token is on the path that ends with entry `at`; see cpa_sample_args. Parents are lower, so that it ends. */
-CPA_HOST_DEVICE static inline int cpa_draw_is_on_path(const uint32_t *tokens, const int32_t *parents, int64_t entries,
-                                                      int32_t at, int64_t token) {
+/* How often a token is on the path that ends with entry `at`; see cpa_sample_args. Parents are lower, so that it ends.
+ */
+CPA_HOST_DEVICE static inline uint32_t cpa_draw_times_on_path(const uint32_t *tokens, const int32_t *parents,
+                                                              int64_t entries, int32_t at, int64_t token) {
+    uint32_t times = 0;
     while (at >= 0 && at < entries) {
-        if ((int64_t)tokens[at] == token) return 1;
+        times += (int64_t)tokens[at] == token;
         at = parents[at] < at ? parents[at] : -1;
     }
-    return 0;
+    return times;
 }
 
-/* The logit of a token after penalties; a penalty that is none changes no bit. */
-CPA_HOST_DEVICE static inline float cpa_draw_penalise(float l, int in_prompt, int in_output, float repetition,
-                                                      float presence) {
-    if ((in_prompt || in_output) && repetition > 0) l = l > 0 ? l / repetition : l * repetition;
-    return in_output ? l - presence : l;
+/* What lowers logits; a penalty that is none changes no bit. */
+typedef struct cpa_draw_penalties {
+    float repetition, presence, frequency; /* 0: none */
+} cpa_draw_penalties;
+
+/* The logit of a token after penalties, of one that is in the output so many times. */
+CPA_HOST_DEVICE static inline float cpa_draw_penalise(float l, int in_prompt, uint32_t outputs,
+                                                      cpa_draw_penalties penalties) {
+    if ((in_prompt || outputs > 0) && penalties.repetition > 0)
+        l = l > 0 ? l / penalties.repetition : l * penalties.repetition;
+    if (outputs == 0) return l;
+    l = l - penalties.frequency * (float)outputs;
+    return l - penalties.presence;
 }
 
 #endif

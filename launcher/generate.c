@@ -106,6 +106,7 @@ cpa_sampling cpa_generation_sampling(const cpa_generation *generation) {
         .top_k = (int32_t)settings->top_k,
         .repetition_penalty = (float)settings->repetition_penalty,
         .presence_penalty = (float)settings->presence_penalty,
+        .frequency_penalty = (float)settings->frequency_penalty,
         .seed = (uint64_t)settings->seed,
         .logprobs = settings->logprobs || settings->json,
         .ignore_eos = settings->ignore_eos || generation->given.count > 0,

@@ -27,7 +27,7 @@ typedef struct cpa_settings {
     double temperature;
     int64_t top_k; /* 0 = all */
     double top_p, min_p;
-    double repetition_penalty, presence_penalty;
+    double repetition_penalty, presence_penalty, frequency_penalty;
     char stop_ids[CPA_TEXT_BYTES];
     char given_ids[CPA_TEXT_BYTES];
     int64_t ignore_eos;

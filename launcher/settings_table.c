@@ -67,6 +67,8 @@ const cpa_field cpa_settings_rows[] = {
      .help = "tokens of prompt and answer: logits above 0 are divided by R, others multiplied"},
     {GENERATE, "presence-penalty", "R", REAL(presence_penalty, "0", -1e6, 1e6),
      .help = "subtracted from the logits of tokens of the answer"},
+    {GENERATE, "frequency-penalty", "R", REAL(frequency_penalty, "0", -1e6, 1e6),
+     .help = "subtracted from them for each time that they are there"},
     {GENERATE, "stop-ids", "IDS", TEXT(stop_ids), .help = "tokens that end the answer, beside those of the model"},
     {GENERATE, "given-ids", "IDS", TEXT(given_ids),
      .help = "the answer's tokens are these, as --prompt-ids; --json then has the most probable ones beside them"},

@@ -35,7 +35,6 @@ static int refuse_what_is_not_there(const cpa_fields *fields) {
     static const struct {
         const char *name, *reason;
     } absent[] = {
-        {"frequency_penalty", "there is presence_penalty and repetition_penalty"},
         {"logit_bias", "logits are changed by penalties, temperature, top_k, top_p and min_p alone"},
         {"allowed_token_ids", "any token may be drawn"},
         {"bad_words", "any token may be drawn"},
@@ -86,6 +85,7 @@ static int read_sampling(const cpa_fields *fields, cpa_generation *g) {
         !cpa_field_number(fields, "top_p", 0, 1, &s->top_p) || !cpa_field_number(fields, "min_p", 0, 1, &s->min_p) ||
         !cpa_field_number(fields, "repetition_penalty", 0.001, 1000, &s->repetition_penalty) ||
         !cpa_field_number(fields, "presence_penalty", -2, 2, &s->presence_penalty) ||
+        !cpa_field_number(fields, "frequency_penalty", -2, 2, &s->frequency_penalty) ||
         !cpa_field_int(fields, "top_k", -1, INT32_MAX, &top_k) ||
         !cpa_field_int(fields, "seed", INT64_MIN, INT64_MAX, &seed) ||
         !cpa_field_int(fields, "priority", INT32_MIN, INT32_MAX, &priority) ||

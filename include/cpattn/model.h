@@ -58,7 +58,9 @@ typedef struct cpa_sampling {
     int32_t ignore_eos;       /* the end tokens of the model do not end the request */
     const uint32_t *stop_ids; /* [n_stop_ids] tokens that end the request when they are drawn; copied */
     int64_t n_stop_ids;
-    int64_t reserved[4]; /* zero */
+    int64_t reserved[4];     /* zero */
+    float frequency_penalty; /* subtracted from the logits of tokens of the output for each time that they are there, as
+                                OpenAI has it; 0: none */
 } cpa_sampling;
 
 /* The rows of a step on one rank: its tokens, chunk after chunk. Where a call is captured in a graph, that is launched
@@ -80,7 +82,7 @@ enum {
     CPA_WANTS_LOGITS = 1,      /* not every token is given, or a log-probability is wanted */
     CPA_WANTS_TEMPERATURE = 2, /* above 0 */
     CPA_WANTS_FILTERS = 4,     /* top_k, top_p or min_p */
-    CPA_WANTS_PENALTIES = 8,   /* repetition or presence */
+    CPA_WANTS_PENALTIES = 8,   /* repetition, presence or frequency */
     CPA_WANTS_LOGPROBS = 16
 };
 
@@ -175,6 +177,8 @@ typedef struct cpa_model_step {
      * of this rank. */
     const cpa_slices *slices;
     cpa_draft_paths paths;
+    const float
+        *frequency_penalty; /* device [emissions], of the rows that yield a token, as those of emissions.sample */
 } cpa_model_step;
 
 /* What layer_in fills, and where it may write keys and values itself. On the device of the engine. */

@@ -155,7 +155,8 @@ CPA_API cpa_status cpa_linear(const cpa_linear_args *args, cpa_stream *stream);
  *   1. A row with given[i] >= 0 gets that token.
  *   2. Penalties: the logit l of a token in the prompt or in the output (bitmaps and path) becomes
  *      l > 0 ? l / repetition : l * repetition
- *      (Keskar et al., arXiv:1909.05858); that of one in the output is lowered by `presence`.
+ *      (Keskar et al., arXiv:1909.05858); that of one that is in the output n times is lowered by n * `frequency`, then
+ *      by `presence`.
  *   3. Temperature 0: the largest logit, of equal ones the first.
  *   4. Else z = (l - the largest l) / temperature. Of those the top_k largest stay, of their softmax the largest that
  *      together reach top_p (Holtzman et al., arXiv:1904.09751), and of these the ones that have at least min_p of the
@@ -198,11 +199,15 @@ typedef struct cpa_sample_args {
     const int32_t *path_parents; /* [path_entries] */
     const int32_t *path_ends;    /* [rows] */
     int64_t path_entries;
+    const float *frequency; /* [rows] or NULL, which is 0 everywhere; any number */
+    /* [sequences, vocabulary] how often the tokens of in_output are there; NULL: once each. Each place on a path counts
+     * once more. */
+    const uint32_t *output_counts;
 } cpa_sample_args;
 CPA_API cpa_status cpa_sample(const cpa_sample_args *args, cpa_stream *stream);
 
-/* mark_tokens: keeps the bitmaps that sample reads. First all bits of the sequences in `restarts` are cleared, in both;
- * then each token of the list gets its bit. Sequences outside of 0..sequences-1, such as -1, and tokens outside of the
+/* mark_tokens: keeps the bitmaps and counts that sample reads. First those of the sequences in `restarts` are cleared;
+ * then each token of the list gets its bit, and one of the output counts one more. Sequences outside of 0..sequences-1, such as -1, and tokens outside of the
  * vocabulary are passed over. */
 typedef struct cpa_mark_tokens_args {
     size_t size;
@@ -214,6 +219,7 @@ typedef struct cpa_mark_tokens_args {
     const int32_t *sequence; /* [count] */
     const uint32_t *tokens;  /* [count] */
     const int32_t *outputs;  /* [count] 1: of the output; 0: of the prompt */
+    uint32_t *output_counts; /* [sequences, vocabulary], or NULL */
 } cpa_mark_tokens_args;
 CPA_API cpa_status cpa_mark_tokens(const cpa_mark_tokens_args *args, cpa_stream *stream);
 

@@ -226,12 +226,14 @@ cpa_status cpa_engine_check_sampling(uint64_t request, const cpa_sampling *given
     if (given) CPA_TRY(CPA_STRUCT_TAKE("sampling", given, cpa_sampling, seed, &s, err));
     const float most = 1e30f;
     if (!is_between(s.temperature, 0, most) || !is_between(s.top_p, 0, 1) || !is_between(s.min_p, 0, 1) ||
-        s.top_k < 0 || !is_between(s.repetition_penalty, 0, most) || !is_between(s.presence_penalty, -most, most)) {
+        s.top_k < 0 || !is_between(s.repetition_penalty, 0, most) || !is_between(s.presence_penalty, -most, most) ||
+        !is_between(s.frequency_penalty, -most, most)) {
         return cpa_fail(err, CPA_INVALID,
                         "request %llu: temperature %g, top_k %d, top_p %g, min_p %g, repetition_penalty %g, "
-                        "presence_penalty %g; expected none negative but the last, top_p and min_p up to 1, all finite",
+                        "presence_penalty %g, frequency_penalty %g; expected none negative but the last two, top_p and "
+                        "min_p up to 1, all finite",
                         (unsigned long long)request, (double)s.temperature, s.top_k, (double)s.top_p, (double)s.min_p,
-                        (double)s.repetition_penalty, (double)s.presence_penalty);
+                        (double)s.repetition_penalty, (double)s.presence_penalty, (double)s.frequency_penalty);
     }
     if (s.n_stop_ids < 0 || s.n_stop_ids > INT32_MAX || (s.n_stop_ids > 0 && !s.stop_ids)) {
         return cpa_fail(err, CPA_INVALID, "request %llu: %lld stop_ids at %p", (unsigned long long)request,
@@ -253,6 +255,7 @@ cpa_plan_sampling cpa_engine_planned_sampling(const cpa_sampling *sampling) {
         .top_k = sampling->top_k,
         .repetition_penalty = sampling->repetition_penalty > 0 ? sampling->repetition_penalty : 1,
         .presence_penalty = sampling->presence_penalty,
+        .frequency_penalty = sampling->frequency_penalty,
         .seed = sampling->seed,
         .logprobs = sampling->logprobs != 0,
     };

@@ -8,16 +8,21 @@ static int64_t bitmap_bytes(int64_t vocabulary, int64_t sequences) {
     return sequences * ((vocabulary + 31) / 32) * (int64_t)sizeof(uint32_t);
 }
 
+static int64_t count_bytes(int64_t vocabulary, int64_t sequences) {
+    return sequences * vocabulary * (int64_t)sizeof(uint32_t);
+}
+
 int64_t cpa_sampler_bytes(int64_t vocabulary, int64_t sequences) {
-    return 2 * bitmap_bytes(vocabulary, sequences);
+    return 2 * bitmap_bytes(vocabulary, sequences) + count_bytes(vocabulary, sequences);
 }
 
 cpa_status cpa_sampler_open(cpa_device *device, int64_t vocabulary, int64_t sequences, cpa_sampler *out,
                             cpa_error *err) {
-    const int64_t bytes = bitmap_bytes(vocabulary, sequences);
+    const int64_t bytes = bitmap_bytes(vocabulary, sequences), counts = count_bytes(vocabulary, sequences);
     cpa_sampler sampler = {.device = device, .vocabulary = vocabulary, .sequences = sequences};
-    CPA_TRY(cpa_device_alloc(device, bytes, (void **)&sampler.in_prompt, err));
-    cpa_status status = cpa_device_alloc(device, bytes, (void **)&sampler.in_output, err);
+    cpa_status status = cpa_device_alloc(device, bytes, (void **)&sampler.in_prompt, err);
+    if (status == CPA_OK) status = cpa_device_alloc(device, bytes, (void **)&sampler.in_output, err);
+    if (status == CPA_OK) status = cpa_device_alloc(device, counts, (void **)&sampler.output_counts, err);
     if (status != CPA_OK) {
         cpa_sampler_close(&sampler);
         return status;
@@ -30,6 +35,7 @@ void cpa_sampler_close(cpa_sampler *sampler) {
     if (!sampler->device) return;
     cpa_device_free(sampler->device, sampler->in_prompt);
     cpa_device_free(sampler->device, sampler->in_output);
+    cpa_device_free(sampler->device, sampler->output_counts);
     *sampler = (cpa_sampler){.device = NULL};
 }
 
@@ -42,6 +48,7 @@ cpa_status cpa_sampler_begin(const cpa_sampler *sampler, const cpa_model_step *s
         .sequences = sampler->sequences,
         .in_prompt = sampler->in_prompt,
         .in_output = sampler->in_output,
+        .output_counts = sampler->output_counts,
         .n_restarts = history->n_restarts,
         .restarts = history->restarts,
         .count = history->count,
@@ -79,8 +86,10 @@ cpa_status cpa_sampler_draw(const cpa_sampler *sampler, const cpa_model_step *st
     if (wants & CPA_WANTS_PENALTIES) {
         args.repetition = rows->repetition_penalty + first;
         args.presence = rows->presence_penalty + first;
+        args.frequency = step->frequency_penalty + first;
         args.in_prompt = sampler->in_prompt;
         args.in_output = sampler->in_output;
+        args.output_counts = sampler->output_counts;
         args.sequence = rows->seq + first;
         args.sequences = sampler->sequences;
     }

@@ -8,7 +8,7 @@
 typedef struct cpa_sampler {
     cpa_device *device;
     int64_t vocabulary, sequences;
-    uint32_t *in_prompt, *in_output; /* bitmaps of cpa_mark_tokens */
+    uint32_t *in_prompt, *in_output, *output_counts; /* as of cpa_mark_tokens */
 } cpa_sampler;
 
 /* Bytes of the device that cpa_sampler_open allocates. */

@@ -33,6 +33,8 @@ static cpa_status check_sample(cpa_sample_args *a, cpa_error *err) {
         {"in_prompt", NULL, a->in_prompt, NULL, a->sequences, words, 4, 1},
         {"in_output", NULL, a->in_output, NULL, a->sequences, words, 4, 1},
         {"sequence", NULL, a->sequence, NULL, rows, 1, 4, !penalties},
+        {"frequency", NULL, a->frequency, NULL, rows, 1, 4, 1},
+        {"output_counts", NULL, a->output_counts, NULL, a->sequences, a->vocabulary, 4, 1},
         {"path_ends", NULL, a->path_ends, NULL, rows, 1, 4, 1},
         {"path_tokens", NULL, a->path_tokens, NULL, a->path_entries, 1, 4, !paths},
         {"path_parents", NULL, a->path_parents, NULL, a->path_entries, 1, 4, !paths},
@@ -65,6 +67,7 @@ static cpa_status check_mark_tokens(const cpa_mark_tokens_args *a, cpa_error *er
         {"sequence", NULL, a->sequence, NULL, a->count, 1, 4, 0},
         {"tokens", NULL, a->tokens, NULL, a->count, 1, 4, 0},
         {"outputs", NULL, a->outputs, NULL, a->count, 1, 4, 0},
+        {"output_counts", NULL, a->output_counts, NULL, a->sequences, a->vocabulary, 4, 1},
     };
     for (size_t i = 0; i < sizeof tensors / sizeof *tensors; i++) CPA_TRY(cpa_nn_check_tensor(where, tensors[i], err));
     return CPA_OK;

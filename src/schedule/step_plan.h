@@ -51,7 +51,7 @@ typedef struct cpa_plan_chunk {
 typedef struct cpa_plan_sampling {
     float temperature, top_p, min_p;
     int32_t top_k;
-    float repetition_penalty, presence_penalty;
+    float repetition_penalty, presence_penalty, frequency_penalty;
     uint64_t seed;
     uint32_t logprobs;
     int64_t prompt_tokens; /* those after them are output */
@@ -59,7 +59,7 @@ typedef struct cpa_plan_sampling {
 
 /* Whether what is drawn depends on the tokens before. */
 static inline int cpa_plan_has_penalties(const cpa_plan_sampling *sampling) {
-    return sampling->repetition_penalty != 1 || sampling->presence_penalty != 0;
+    return sampling->repetition_penalty != 1 || sampling->presence_penalty != 0 || sampling->frequency_penalty != 0;
 }
 
 /* Tokens that an earlier plan emits and that do not count, as the request had ended or a draft before them was wrong:

@@ -9,8 +9,8 @@
  *     void     seq i32, rank i32, entry i32
  *     discard  request u64, position i64
  *     cut      seq i32, tokens i64
- *     sampling temperature f32, top_p f32, min_p f32, top_k i32, repetition_penalty f32, presence_penalty f32, seed u64,
- *              logprobs u32, prompt_tokens i64
+ *     sampling temperature f32, top_p f32, min_p f32, top_k i32, repetition_penalty f32, presence_penalty f32,
+ *              frequency_penalty f32, seed u64, logprobs u32, prompt_tokens i64
  *     block    i32, -1: none
  *     token    u32
  *     parent   i32, -1: none */
@@ -24,7 +24,7 @@
 
 enum {
     WIRE_MAGIC = 0x50415043, /* "CPAP" */
-    WIRE_VERSION = 6,
+    WIRE_VERSION = 7,
     CHUNK_FLAGS = CPA_CHUNK_FIRST | CPA_CHUNK_EMITS | CPA_CHUNK_FINISHES | CPA_CHUNK_DECODE | CPA_CHUNK_DRAWN
 };
 
@@ -60,6 +60,7 @@ static const wire_field SAMPLING[] = {
     FIELD(cpa_plan_sampling, top_k),
     FIELD(cpa_plan_sampling, repetition_penalty),
     FIELD(cpa_plan_sampling, presence_penalty),
+    FIELD(cpa_plan_sampling, frequency_penalty),
     FIELD(cpa_plan_sampling, seed),
     FIELD(cpa_plan_sampling, logprobs),
     FIELD(cpa_plan_sampling, prompt_tokens),

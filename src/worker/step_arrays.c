@@ -30,6 +30,7 @@ int64_t cpa_step_arrays_lay_out(const cpa_step_sizes *sizes, void *base, cpa_ste
         {offsetof(cpa_step_arrays, min_p), sizes->emissions * 4},
         {offsetof(cpa_step_arrays, repetition_penalty), sizes->emissions * 4},
         {offsetof(cpa_step_arrays, presence_penalty), sizes->emissions * 4},
+        {offsetof(cpa_step_arrays, frequency_penalty), sizes->emissions * 4},
         {offsetof(cpa_step_arrays, path_ends), sizes->emissions * 4},
         {offsetof(cpa_step_arrays, tokens), tokens * 4},
         {offsetof(cpa_step_arrays, sources), tokens * 4},

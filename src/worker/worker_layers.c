@@ -150,6 +150,7 @@ static cpa_model_step describe_step(const cpa_worker *worker) {
         .slices = rows->replicated ? &worker->slices : NULL,
         /* Without drafts too: a graph serves steps with and without. */
         .paths = {rows->sizes.history > 0 ? on_device->path_ends : NULL, on_device->history_parents},
+        .frequency_penalty = on_device->frequency_penalty,
     };
 }
 

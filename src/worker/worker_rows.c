@@ -172,6 +172,7 @@ static void add_emission(const cpa_worker *worker, const cpa_worker_emission *em
     to->min_p[at] = sampling->min_p;
     to->repetition_penalty[at] = sampling->repetition_penalty;
     to->presence_penalty[at] = sampling->presence_penalty;
+    to->frequency_penalty[at] = sampling->frequency_penalty;
 }
 
 /* The tokens that a sequence with penalties goes on with, on whatever rank, and behind them its drafts, which are no
@@ -222,7 +223,7 @@ static void clear_emissions(const cpa_worker_rows *rows) {
         to->given[at] = to->drawn_at[at] = 0;
         to->rows[at] = to->path_ends[at] = -1;
         to->seqs[at] = to->top_k[at] = 0;
-        to->temperature[at] = to->min_p[at] = to->presence_penalty[at] = 0;
+        to->temperature[at] = to->min_p[at] = to->presence_penalty[at] = to->frequency_penalty[at] = 0;
         to->top_p[at] = to->repetition_penalty[at] = 1;
     }
 }

@@ -169,7 +169,8 @@ static void how_tokens_are_drawn_reaches_every_rank(void) {
                                        .top_p = f % 2 ? 0.9f : 0,
                                        .min_p = f % 3 ? 0 : 0.05f,
                                        .top_k = f,
-                                       .presence_penalty = f % 2 ? 0.5f * (float)f : 0,
+                                       .presence_penalty = f % 4 == 1 ? 0.5f * (float)f : 0,
+                                       .frequency_penalty = f % 4 == 3 ? -0.5f * (float)f : 0,
                                        .seed = 1000 + (uint64_t)f,
                                        .logprobs = f % 2};
         chain_run_add(&h, f, 0, 60, 40, &sampling);
@@ -198,8 +199,15 @@ static void a_history_may_be_longer_than_a_step(void) {
 static void sampling_out_of_bounds_is_refused(void) {
     const uint32_t one = 1;
     const cpa_sampling bad[] = {
-        {.temperature = -1}, {.temperature = 1.0f / 0.0f}, {.top_p = 1.5f},   {.min_p = -0.1f},
-        {.top_k = -1},       {.repetition_penalty = -1},   {.n_stop_ids = 1}, {.n_stop_ids = -1, .stop_ids = &one},
+        {.temperature = -1},
+        {.temperature = 1.0f / 0.0f},
+        {.top_p = 1.5f},
+        {.min_p = -0.1f},
+        {.top_k = -1},
+        {.repetition_penalty = -1},
+        {.n_stop_ids = 1},
+        {.n_stop_ids = -1, .stop_ids = &one},
+        {.frequency_penalty = 0.0f / 0.0f},
     };
     chain_run h;
     chain_run_begin(&h, VERIFY);

@@ -19,12 +19,12 @@ enum { PAD = 3 };
 typedef struct batch {
     int64_t rows, vocabulary;
     float *logits;
-    float *temperature, *top_p, *min_p, *repetition, *presence;
+    float *temperature, *top_p, *min_p, *repetition, *presence, *frequency;
     int32_t *top_k;
     uint64_t *seed;
     int64_t *position, *given;
     int64_t sequences;
-    uint32_t *in_prompt, *in_output; /* one sequence more than there are */
+    uint32_t *in_prompt, *in_output, *output_counts; /* one sequence more than there are */
     int32_t *sequence;
     uint32_t *path_tokens;
     int32_t *path_parents, *path_ends;
@@ -53,9 +53,10 @@ static batch batch_of(int64_t rows, int64_t vocabulary) {
 }
 
 static void batch_free(batch *b) {
-    void *const arrays[] = {b->logits,    b->temperature, b->top_p,    b->min_p,       b->repetition,   b->presence,
-                            b->top_k,     b->seed,        b->position, b->given,       b->tokens,       b->logprobs,
-                            b->in_prompt, b->in_output,   b->sequence, b->path_tokens, b->path_parents, b->path_ends};
+    void *const arrays[] = {b->logits,      b->temperature,  b->top_p,     b->min_p,     b->repetition,
+                            b->presence,    b->top_k,        b->seed,      b->position,  b->given,
+                            b->tokens,      b->logprobs,     b->in_prompt, b->in_output, b->sequence,
+                            b->path_tokens, b->path_parents, b->path_ends, b->frequency, b->output_counts};
     for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++) free(arrays[i]);
 }
 
@@ -78,7 +79,7 @@ static void *send(cpa_stream *on, const void *host, int64_t bytes, void **memory
 
 /* Samples on the stream's device. Tokens and log-probabilities come interleaved. */
 static void run_on(cpa_stream *on, batch *b) {
-    void *memory[20];
+    void *memory[22];
     int used = 0;
     const int64_t n = b->rows, words = (b->vocabulary + 31) / 32;
     uint32_t *drawn = allocate(2 * n, sizeof *drawn);
@@ -106,6 +107,8 @@ static void run_on(cpa_stream *on, batch *b) {
         .path_parents = send(on, b->path_parents, b->path_entries * 4, memory, &used),
         .path_ends = send(on, b->path_ends, n * 4, memory, &used),
         .path_entries = b->path_entries,
+        .frequency = send(on, b->frequency, n * 4, memory, &used),
+        .output_counts = send(on, b->output_counts, (b->sequences + 1) * b->vocabulary * 4, memory, &used),
         .tokens = out,
         .logprobs = (float *)(void *)(out + 1),
         .tokens_stride = 2,
@@ -296,6 +299,70 @@ static void penalties_lower_what_was_there(void) {
     batch_free(&b);
 }
 
+/* Row i is of sequence i % SEQUENCES, with penalties of all signs; tokens of its output are there up to 9 times, and
+ * once more on the path of every third row. */
+static batch counted_batch(void) {
+    enum { ROWS = 60, VOCABULARY = 1025, SEQUENCES = 3, WORDS = (VOCABULARY + 31) / 32, ENTRIES = 5 };
+    const uint32_t path_tokens[ENTRIES] = {5, 9, 5, 700, 5};
+    const int32_t path_parents[ENTRIES] = {-1, 0, 1, 2, 3};
+    batch b = batch_of(ROWS, VOCABULARY);
+    b.sequences = SEQUENCES;
+    b.sequence = allocate(ROWS, sizeof *b.sequence);
+    b.presence = allocate(ROWS, sizeof *b.presence);
+    b.frequency = allocate(ROWS, sizeof *b.frequency);
+    b.in_output = allocate((SEQUENCES + 1) * WORDS, sizeof *b.in_output);
+    b.output_counts = allocate((SEQUENCES + 1) * VOCABULARY, sizeof *b.output_counts);
+    b.path_tokens = allocate(ENTRIES, sizeof *b.path_tokens);
+    b.path_parents = allocate(ENTRIES, sizeof *b.path_parents);
+    b.path_ends = allocate(ROWS, sizeof *b.path_ends);
+    b.path_entries = ENTRIES;
+    memcpy(b.path_tokens, path_tokens, sizeof path_tokens);
+    memcpy(b.path_parents, path_parents, sizeof path_parents);
+    for (int s = 0; s < SEQUENCES; s++) {
+        for (int t = 0; t < VOCABULARY; t++) {
+            const uint32_t times = (uint32_t)(cpa_mix64((uint64_t)(s * VOCABULARY + t)) % 10);
+            b.output_counts[s * VOCABULARY + t] = times;
+            if (times) b.in_output[s * WORDS + t / 32] |= 1u << t % 32;
+        }
+    }
+    for (int row = 0; row < ROWS; row++) {
+        for (int t = 0; t < VOCABULARY; t++) row_of(&b, row)[t] = 4 * noise(50 + (uint64_t)row, (uint64_t)t);
+        row_of(&b, row)[5] = row_of(&b, row)[9] = row_of(&b, row)[700] = 6 + (float)(row % 7);
+        b.sequence[row] = row % SEQUENCES;
+        b.temperature[row] = 0;
+        b.presence[row] = 0.25f * (float)(row % 5 - 2);
+        b.frequency[row] = 0.125f * (float)(row % 9 - 4);
+        b.path_ends[row] = row % 3 ? -1 : row % 5;
+    }
+    return b;
+}
+
+/* The largest logit of a row in float64. */
+static uint32_t best_of_counted(const batch *b, int64_t row) {
+    uint32_t best = 0;
+    double largest = -INFINITY;
+    for (int64_t t = 0; t < b->vocabulary; t++) {
+        int64_t times = b->output_counts[b->sequence[row] * b->vocabulary + t];
+        for (int32_t at = b->path_ends[row]; at >= 0; at = b->path_parents[at]) times += b->path_tokens[at] == t;
+        const double l = (double)row_of(b, row)[t] - (double)b->frequency[row] * (double)times -
+                         (times > 0 ? (double)b->presence[row] : 0);
+        if (l > largest) largest = l, best = (uint32_t)t;
+    }
+    return best;
+}
+
+static void frequency_counts_the_tokens_of_the_output(void) {
+    batch b = counted_batch();
+    int on_paths = 0;
+    run(&b);
+    for (int64_t row = 0; row < b.rows; row++) {
+        CU_ASSERT_EQUAL(b.tokens[row], best_of_counted(&b, row));
+        on_paths += b.path_ends[row] >= 0 && (b.tokens[row] == 5 || b.tokens[row] == 9);
+    }
+    CU_ASSERT(on_paths > 0);
+    batch_free(&b);
+}
+
 /* A path through entries 4, 3 and 0; what is no path, or leads nowhere, is passed over. */
 static void tokens_of_a_path_count_as_output(void) {
     enum { VOCABULARY = 40, ROWS = 7, ENTRIES = 6 };
@@ -327,11 +394,13 @@ static void tokens_of_a_path_count_as_output(void) {
 }
 
 static void mark_tokens_keeps_the_bitmaps(void) {
-    enum { VOCABULARY = 70, WORDS = 3, SEQUENCES = 3, COUNT = 9, RESTARTS = 3 };
-    const int32_t sequence[COUNT] = {0, 0, 2, 2, -1, SEQUENCES, 0, 0, 2}, restarts[RESTARTS] = {0, -1, SEQUENCES};
-    const uint32_t tokens[COUNT] = {0, 69, 31, 32, 1, 1, VOCABULARY, UINT32_MAX, 33};
-    const int32_t outputs[COUNT] = {0, 1, 0, 1, 1, 1, 1, 1, 1};
-    uint32_t prompt[SEQUENCES * WORDS], output[SEQUENCES * WORDS];
+    enum { VOCABULARY = 70, WORDS = 3, SEQUENCES = 3, COUNT = 11, RESTARTS = 3 };
+    const int32_t sequence[COUNT] = {0, 0, 2, 2, -1, SEQUENCES, 0, 0, 2, 2, 2}, restarts[RESTARTS] = {0, -1, SEQUENCES};
+    const uint32_t tokens[COUNT] = {0, 69, 31, 32, 1, 1, VOCABULARY, UINT32_MAX, 33, 33, 33};
+    const int32_t outputs[COUNT] = {0, 1, 0, 1, 1, 1, 1, 1, 1, 1, 1};
+    uint32_t prompt[SEQUENCES * WORDS], output[SEQUENCES * WORDS], counts[SEQUENCES * VOCABULARY];
+    int wrong = 0;
+    memset(counts, 0x33, sizeof counts);
     memset(prompt, 0x11, sizeof prompt);
     memset(output, 0x22, sizeof output);
     cpa_test_device_open(1, &device, &stream);
@@ -345,16 +414,23 @@ static void mark_tokens_keeps_the_bitmaps(void) {
                                  .count = COUNT,
                                  .sequence = cpa_test_upload(stream, sequence, sizeof sequence),
                                  .tokens = cpa_test_upload(stream, tokens, sizeof tokens),
-                                 .outputs = cpa_test_upload(stream, outputs, sizeof outputs)};
+                                 .outputs = cpa_test_upload(stream, outputs, sizeof outputs),
+                                 .output_counts = cpa_test_upload(stream, counts, sizeof counts)};
     CU_ASSERT_EQUAL(cpa_mark_tokens(&args, stream), CPA_OK);
+    cpa_test_download(stream, counts, args.output_counts, sizeof counts);
+    for (int i = 0; i < SEQUENCES * VOCABULARY; i++) { /* 0's are cleared, and its token 69 counts again; 2's go on */
+        const uint32_t is_more = i == 69 || i == 2 * VOCABULARY + 32 ? 1 : i == 2 * VOCABULARY + 33 ? 3 : 0;
+        wrong += counts[i] != (i < VOCABULARY ? 0 : 0x33333333) + is_more;
+    }
+    CU_ASSERT_EQUAL(wrong, 0);
     cpa_test_download(stream, prompt, args.in_prompt, sizeof prompt);
     cpa_test_download(stream, output, args.in_output, sizeof output);
     const uint32_t want_prompt[] = {1, 0, 0, 0x11111111, 0x11111111, 0x11111111, 0x91111111, 0x11111111, 0x11111111};
     const uint32_t want_output[] = {0, 0, 32, 0x22222222, 0x22222222, 0x22222222, 0x22222222, 0x22222223, 0x22222222};
     CU_ASSERT_EQUAL(memcmp(prompt, want_prompt, sizeof prompt), 0);
     CU_ASSERT_EQUAL(memcmp(output, want_output, sizeof output), 0); /* bit 33 % 32 = 1 was set */
-    const void *const used[] = {args.in_prompt, args.in_output, args.restarts,
-                                args.sequence,  args.tokens,    args.outputs};
+    const void *const used[] = {args.in_prompt, args.in_output, args.restarts,     args.sequence,
+                                args.tokens,    args.outputs,   args.output_counts};
     for (size_t i = 0; i < sizeof used / sizeof *used; i++) cpa_test_free(stream, (void *)(uintptr_t)used[i]);
     cpa_test_device_close(device, stream);
 }
@@ -423,6 +499,13 @@ static void every_back_end_draws_the_same(void) {
     CU_ASSERT_EQUAL(memcmp(here.tokens, there.tokens, ROWS * sizeof *here.tokens), 0);
     for (int i = 0; i < ROWS; i++) hash = cpa_hash_bytes(hash, &here.tokens[i], sizeof *here.tokens);
     CU_ASSERT_EQUAL(hash, KNOWN_DRAWS);
+    batch_free(&there);
+    batch_free(&here);
+    here = counted_batch(), there = counted_batch();
+    for (int i = 0; i < here.rows; i++) here.temperature[i] = there.temperature[i] = (float)(i % 3);
+    run(&here);
+    run_on(on_host, &there);
+    CU_ASSERT_EQUAL(memcmp(here.tokens, there.tokens, (size_t)here.rows * sizeof *here.tokens), 0);
     batch_free(&there);
     batch_free(&here);
     cpa_stream_destroy(on_host);
@@ -503,9 +586,10 @@ static void numbers_out_of_range_change_nothing(void) {
     set_rules(&odd, (rules){1, 0, 0, INT32_MIN});
     odd.repetition = allocate(ROWS, sizeof *odd.repetition);
     odd.presence = allocate(ROWS, sizeof *odd.presence);
+    odd.frequency = allocate(ROWS, sizeof *odd.frequency);
     for (int row = 0; row < ROWS; row++) {
         const float value = strange[row % 6];
-        odd.top_p[row] = odd.min_p[row] = odd.repetition[row] = odd.presence[row] = value;
+        odd.top_p[row] = odd.min_p[row] = odd.repetition[row] = odd.presence[row] = odd.frequency[row] = value;
         plain.temperature[row] = row % 8 == 1 ? 0 : row % 8 == 2 ? 1e-30f : row % 8 == 3 ? 1e30f : 1;
         odd.temperature[row] = row % 8 == 1 ? strange[row % 5 % 4] : plain.temperature[row];
     }
@@ -524,6 +608,7 @@ static const cpa_test tests[] = {
     {"draws are independent", draws_are_independent},
     {"what stays is exact", what_stays_is_exact},
     {"penalties lower what was there", penalties_lower_what_was_there},
+    {"frequency counts the tokens of the output", frequency_counts_the_tokens_of_the_output},
     {"tokens of a path count as output", tokens_of_a_path_count_as_output},
     {"mark_tokens keeps the bitmaps", mark_tokens_keeps_the_bitmaps},
     {"a draw is the same in any batch", a_draw_is_the_same_in_any_batch},

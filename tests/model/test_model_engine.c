@@ -18,7 +18,7 @@ typedef struct way {
     int64_t num_blocks; /* 0: enough for all */
     int32_t no_prefix_caching;
     float temperature;
-    float repetition_penalty, presence_penalty;
+    float repetition_penalty, presence_penalty, frequency_penalty;
     cpa_model_slices slices; /* of the weights, on several ranks */
     int32_t drafts;          /* of a sequence in a step; they come from the run before, */
     int32_t branches;        /* above 1: in trees whose nodes have so many below each */
@@ -74,6 +74,7 @@ static void run_engine(const cpa_model_config *config, cpa_transformer *transfor
                                    .temperature = w.temperature,
                                    .repetition_penalty = w.repetition_penalty,
                                    .presence_penalty = w.presence_penalty,
+                                   .frequency_penalty = w.frequency_penalty,
                                    .seed = 3,
                                    .ignore_eos = 1,
                                    .logprobs = 1};
@@ -260,6 +261,35 @@ static void penalties_know_the_tokens_of_a_sequence(void) {
     free(expected);
 }
 
+/* What is there once is lifted, what is there twice lowered: so tokens come in pairs, and no pair comes again. */
+static const way in_pairs = {
+    .budget = 512, .max_num_seqs = REQUESTS, .presence_penalty = -1000, .frequency_penalty = 600};
+
+static void check_pairs(const run *r) {
+    for (int request = 0; cpa_test_rank() == 0 && request < REQUESTS; request++) {
+        const uint32_t *tokens = r->tokens[request];
+        int wrong = 0;
+        for (int i = 0; i + 1 < CPA_TEST_OUTPUTS; i += 2) {
+            wrong += tokens[i] != tokens[i + 1];
+            for (int j = 0; j < i; j++) wrong += tokens[j] == tokens[i];
+        }
+        CU_ASSERT_EQUAL(wrong, 0);
+    }
+}
+
+/* Also where requests give way, and where their places are taken by others. */
+static void frequency_penalties_count_the_output(void) {
+    way ways[] = {in_pairs, in_pairs, in_pairs};
+    ways[1].budget = 24, ways[1].max_num_seqs = 2;
+    ways[2].no_prefix_caching = 1, ways[2].num_blocks = 14 / cpa_comm_size(cpa_test_comm());
+    cpa_test_expected *expected = malloc(sizeof *expected);
+    run r[3];
+    run_model("tiny-qwen3", ways, 3, expected, r);
+    CU_ASSERT(r[2].stats.preemptions > 0);
+    for (int i = 0; i < 3; i++) check_pairs(&r[i]);
+    free(expected);
+}
+
 /* Greedy, and with penalties that count the drafts before a row too, where requests give way; chains and trees. */
 static void drafts_do_not_change_tokens(void) {
     const int32_t ranks = cpa_comm_size(cpa_test_comm());
@@ -269,10 +299,11 @@ static void drafts_do_not_change_tokens(void) {
                           .no_prefix_caching = 1,
                           .num_blocks = 14 / ranks,
                           .presence_penalty = 1e3f},
-                         {.budget = 60, .max_num_seqs = REQUESTS, .temperature = 1, .slices = CPA_SLICES_DECODE}};
+                         {.budget = 60, .max_num_seqs = REQUESTS, .temperature = 1, .slices = CPA_SLICES_DECODE},
+                         in_pairs};
     cpa_test_expected *expected = malloc(sizeof *expected);
     run r[3];
-    for (int kind = 0; kind < 3; kind++) {
+    for (int kind = 0; kind < 4; kind++) {
         way ways[] = {kinds[kind], kinds[kind], kinds[kind]};
         ways[1].drafts = ways[2].drafts = 6;
         ways[2].branches = 2;
@@ -281,6 +312,7 @@ static void drafts_do_not_change_tokens(void) {
             CU_ASSERT(r[i].stats.accepted_tokens > r[i].stats.draft_tokens / 5);
             CU_ASSERT(r[i].stats.steps < r[0].stats.steps);
             CU_ASSERT(kind != 1 || r[0].stats.preemptions > 0);
+            if (kind == 3) check_pairs(&r[i]);
             for (int request = 0; cpa_test_rank() == 0 && request < REQUESTS; request++)
                 CU_ASSERT_EQUAL(memcmp(r[0].tokens[request], r[i].tokens[request], sizeof r[0].tokens[request]), 0);
         }
@@ -297,6 +329,7 @@ static const cpa_test TESTS[] = {
     {"slices of the weights give the same tokens", slices_of_the_weights_give_the_same_tokens},
     {"draws depend on the seed alone", draws_depend_on_the_seed_alone},
     {"penalties know the tokens of a sequence", penalties_know_the_tokens_of_a_sequence},
+    {"frequency penalties count the output", frequency_penalties_count_the_output},
     {"drafts do not change tokens", drafts_do_not_change_tokens},
 };
 

@@ -5,7 +5,8 @@ enum { ROWS = 3, WIDTH = 8, HEADS = 2, DIM = 8, V_DIM = 6, BLOCK = 4, BLOCKS = 6
 enum { BYTES = 4096 }; /* more than any tensor here has */
 
 /* Zeros for each pointer of a call. */
-static void *memory[16];
+enum { POINTERS = 20 };
+static void *memory[POINTERS];
 static void *next(int *used) {
     return memory[(*used)++];
 }
@@ -189,12 +190,14 @@ RUN(sample)
 static void sample(void) {
     typedef cpa_sample_args T;
     static const member members[] = {
-        M(T, rows, INT64),           M(T, vocabulary, INT64),   M(T, logits, POINTER),      M(T, logits_stride, INT64),
-        M(T, temperature, OPTIONAL), M(T, top_k, OPTIONAL),     M(T, top_p, OPTIONAL),      M(T, min_p, OPTIONAL),
-        M(T, repetition, OPTIONAL),  M(T, presence, OPTIONAL),  M(T, seed, OPTIONAL),       M(T, position, OPTIONAL),
-        M(T, given, OPTIONAL),       M(T, in_prompt, OPTIONAL), M(T, in_output, OPTIONAL),  M(T, sequence, POINTER),
-        M(T, sequences, INT64),      M(T, tokens, POINTER),     M(T, tokens_stride, INT64), M(T, logprobs, OPTIONAL),
-        M(T, logprobs_stride, INT64)};
+        M(T, rows, INT64),          M(T, vocabulary, INT64),      M(T, logits, POINTER),
+        M(T, logits_stride, INT64), M(T, temperature, OPTIONAL),  M(T, top_k, OPTIONAL),
+        M(T, top_p, OPTIONAL),      M(T, min_p, OPTIONAL),        M(T, repetition, OPTIONAL),
+        M(T, presence, OPTIONAL),   M(T, seed, OPTIONAL),         M(T, position, OPTIONAL),
+        M(T, given, OPTIONAL),      M(T, in_prompt, OPTIONAL),    M(T, in_output, OPTIONAL),
+        M(T, sequence, POINTER),    M(T, sequences, INT64),       M(T, tokens, POINTER),
+        M(T, tokens_stride, INT64), M(T, logprobs, OPTIONAL),     M(T, logprobs_stride, INT64),
+        M(T, frequency, OPTIONAL),  M(T, output_counts, OPTIONAL)};
     int used = 0;
     T args = {.size = sizeof args,
               .rows = ROWS,
@@ -214,7 +217,9 @@ static void sample(void) {
               .sequence = next(&used),
               .sequences = 2,
               .tokens = next(&used),
-              .logprobs = next(&used)};
+              .logprobs = next(&used),
+              .frequency = next(&used),
+              .output_counts = next(&used)};
     misuse_all(&(call){"sample", run_sample, &args, sizeof args, MEMBERS(members), offsetof(T, logprobs)});
     args.in_prompt = NULL, args.in_output = NULL, args.sequence = NULL;
     CU_ASSERT_EQUAL(cpa_sample(&args, stream), CPA_OK);
@@ -224,10 +229,10 @@ RUN(mark_tokens)
 
 static void mark_tokens(void) {
     typedef cpa_mark_tokens_args T;
-    static const member members[] = {M(T, vocabulary, INT64),  M(T, sequences, INT64),  M(T, in_prompt, POINTER),
-                                     M(T, in_output, POINTER), M(T, n_restarts, INT64), M(T, restarts, POINTER),
-                                     M(T, count, INT64),       M(T, sequence, POINTER), M(T, tokens, POINTER),
-                                     M(T, outputs, POINTER)};
+    static const member members[] = {M(T, vocabulary, INT64),  M(T, sequences, INT64),       M(T, in_prompt, POINTER),
+                                     M(T, in_output, POINTER), M(T, n_restarts, INT64),      M(T, restarts, POINTER),
+                                     M(T, count, INT64),       M(T, sequence, POINTER),      M(T, tokens, POINTER),
+                                     M(T, outputs, POINTER),   M(T, output_counts, OPTIONAL)};
     int used = 0;
     T args = {.size = sizeof args,
               .vocabulary = VOCABULARY,
@@ -239,8 +244,10 @@ static void mark_tokens(void) {
               .count = ROWS,
               .sequence = next(&used),
               .tokens = next(&used),
-              .outputs = next(&used)};
-    misuse_all(&(call){"mark_tokens", run_mark_tokens, &args, sizeof args, MEMBERS(members), sizeof args});
+              .outputs = next(&used),
+              .output_counts = next(&used)};
+    misuse_all(
+        &(call){"mark_tokens", run_mark_tokens, &args, sizeof args, MEMBERS(members), offsetof(T, output_counts)});
 }
 
 static const cpa_test tests[] = {
@@ -255,11 +262,11 @@ static const cpa_test tests[] = {
 };
 
 static void take_memory(void) {
-    for (int i = 0; i < 16; i++) memory[i] = zeros(BYTES);
+    for (int i = 0; i < POINTERS; i++) memory[i] = zeros(BYTES);
 }
 
 static void free_memory(void) {
-    for (int i = 0; i < 16; i++) cpa_test_free(stream, memory[i]);
+    for (int i = 0; i < POINTERS; i++) cpa_test_free(stream, memory[i]);
 }
 
 int main(void) {

@@ -18,7 +18,7 @@ enum {
     MOVE = 20,
     DISCARD = 16,
     CUT = 12,
-    SAMPLING = 44
+    SAMPLING = 48
 };
 
 static int64_t below(int64_t n) {
@@ -96,6 +96,7 @@ static void add_random_drawing(cpa_step_plan *plan, int64_t entries) {
                                                                 .top_k = (int32_t)below(100),
                                                                 .repetition_penalty = fraction(),
                                                                 .presence_penalty = fraction(),
+                                                                .frequency_penalty = fraction(),
                                                                 .seed = (uint64_t)rand() << 33 | (uint64_t)rand(),
                                                                 .logprobs = (uint32_t)below(2),
                                                                 .prompt_tokens = below(1000) << below(32)};
@@ -129,7 +130,7 @@ static int drawing_equal(const cpa_step_plan *a, const cpa_step_plan *b) {
         equal = a->discards[i].request == b->discards[i].request && a->discards[i].position == b->discards[i].position;
     for (int64_t i = 0; equal && i < a->n_samplings; i++) {
         const cpa_plan_sampling *x = &a->samplings[i], *y = &b->samplings[i];
-        equal = memcmp(&x->temperature, &y->temperature, 6 * sizeof x->temperature) == 0 && x->seed == y->seed &&
+        equal = memcmp(&x->temperature, &y->temperature, 7 * sizeof x->temperature) == 0 && x->seed == y->seed &&
                 x->logprobs == y->logprobs && x->prompt_tokens == y->prompt_tokens;
     }
     return equal;
@@ -298,7 +299,7 @@ static void random_plans_survive_the_round_trip(void) {
 }
 
 static void the_bytes_are_little_endian_and_start_with_magic_and_version(void) {
-    static const uint8_t head[] = {'C', 'P', 'A', 'P', 6, 0, 0, 0, 8, 7, 6, 5, 4, 3, 2, 1, 1, 0, 0, 0, 1, 0, 0, 0, 0};
+    static const uint8_t head[] = {'C', 'P', 'A', 'P', 7, 0, 0, 0, 8, 7, 6, 5, 4, 3, 2, 1, 1, 0, 0, 0, 1, 0, 0, 0, 0};
     fixture f;
     setup(&f);
     CU_ASSERT_EQUAL(memcmp(f.message, head, sizeof head), 0);
@@ -373,7 +374,7 @@ enum {
 
 static const bad_field bad_fields[] = {
     {0, 1, 'X', "begins with"},
-    {VERSION_AT, 4, 1, "version 1; expected 6"},
+    {VERSION_AT, 4, 1, "version 1; expected 7"},
     {FLAGS_AT, 4, 2, "unknown flags 0x2"},
     {COUNTS_AT, 8, -1, "-1 chunks"},
     {COUNTS_AT, 8, INT64_MAX, "chunks do not fit"},
@@ -421,7 +422,7 @@ static const bad_field bad_fields[] = {
     {CUT_AT, 4, 8, "cut 0 has sequence 8"},
     {CUT_AT + 4, 8, -1, "cut 0 has length -1"},
     {DISCARD_AT + 8, 8, -1, "discard 0 has position -1"},
-    {SAMPLING_AT + 36, 8, -1, "sampling 0 has prompt length -1"},
+    {SAMPLING_AT + 40, 8, -1, "sampling 0 has prompt length -1"},
     {RELEASE_AT, 4, 8, "release 0 has sequence 8"},
     {RELEASE_AT, 4, -1, "release 0 has sequence -1"},
     {CHUNK_AT + 48, 4, CPA_CHUNK_FIRST, "chunk 0 takes 20 entries from 0 on; there are 4"},

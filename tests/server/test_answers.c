@@ -67,6 +67,7 @@ static void sampling_goes_to_the_engine(void) {
     json_decref(answer_of(engine, "/v1/completions",
                           "{\"prompt\": [7, 8], \"n\": 2, \"temperature\": 0.5, \"top_p\": 0.25, \"top_k\": 3,"
                           " \"min_p\": 0.125, \"presence_penalty\": -1, \"repetition_penalty\": 2, \"seed\": 41,"
+                          " \"frequency_penalty\": 1.5,"
                           " \"ignore_eos\": true, \"max_tokens\": 9.0, \"priority\": -3, \"cache_salt\": \"pepper\","
                           " \"stop_token_ids\": [108, 9], \"user\": \"somebody\"}",
                           200));
@@ -77,6 +78,7 @@ static void sampling_goes_to_the_engine(void) {
         CU_ASSERT_EQUAL(r->sampling.top_k, 3);
         CU_ASSERT_EQUAL(r->sampling.min_p, 0.125F);
         CU_ASSERT_EQUAL(r->sampling.presence_penalty, -1);
+        CU_ASSERT_EQUAL(r->sampling.frequency_penalty, 1.5F);
         CU_ASSERT_EQUAL(r->sampling.repetition_penalty, 2);
         CU_ASSERT_EQUAL(r->sampling.seed, 41U + (unsigned)i);
         CU_ASSERT(r->sampling.ignore_eos);

@@ -1,4 +1,5 @@
-/* mark_tokens: one kernel clears the bits of sequences that restart, and the next one sets those of tokens. */
+/* mark_tokens: one kernel clears the bits and counts of sequences that restart, and the next one sets those of
+ * tokens. */
 #include "kernels/cuda/nn/nn.h"
 #include "kernels/cuda/nn/rows.cuh"
 
@@ -13,8 +14,10 @@ __global__ void __launch_bounds__(THREADS) clear_tokens(const __grid_constant__ 
     if (word >= words) return;
     for (int64_t i = blockIdx.y; i < a.n_restarts; i += gridDim.y) {
         const int64_t sequence = a.restarts[i];
-        if (sequence >= 0 && sequence < a.sequences)
-            a.in_prompt[sequence * words + word] = a.in_output[sequence * words + word] = 0;
+        if (sequence < 0 || sequence >= a.sequences) continue;
+        a.in_prompt[sequence * words + word] = a.in_output[sequence * words + word] = 0;
+        for (int64_t token = word; a.output_counts && token < a.vocabulary; token += words)
+            a.output_counts[sequence * a.vocabulary + token] = 0;
     }
 }
 
@@ -27,6 +30,7 @@ __global__ void __launch_bounds__(THREADS) mark_tokens(const __grid_constant__ c
     const uint32_t token = a.tokens[i];
     if (sequence < 0 || sequence >= a.sequences || token >= a.vocabulary) return;
     atomicOr((a.outputs[i] ? a.in_output : a.in_prompt) + sequence * words + token / 32, 1u << (token % 32));
+    if (a.outputs[i] && a.output_counts) atomicAdd(a.output_counts + sequence * a.vocabulary + token, 1u);
 }
 
 } // namespace

@@ -75,10 +75,12 @@ struct shared_memory {
 struct sampled_row {
     const float *logits;
     const uint32_t *in_prompt, *in_output; /* NULL: no token is */
+    const uint32_t *output_counts;         /* NULL: 1 for all in_output */
     const uint32_t *path_tokens;
     const int32_t *path_parents;
     int32_t path_end, path_entries; /* -1: no path */
-    float temperature, top_p, min_p, repetition, presence;
+    float temperature, top_p, min_p;
+    cpa_draw_penalties penalties;
     int32_t top_k, vocabulary;
     uint64_t key;
     float largest; /* after penalties */
@@ -89,9 +91,9 @@ struct sampled_row {
         if (!in_prompt && !in_output && path_end < 0) return l;
         const uint32_t bit = 1u << (token % 32);
         const bool prompt = in_prompt && (in_prompt[token / 32] & bit);
-        const bool output = (in_output && (in_output[token / 32] & bit)) ||
-                            cpa_draw_is_on_path(path_tokens, path_parents, path_entries, path_end, token);
-        return cpa_draw_penalise(l, prompt, output, repetition, presence);
+        uint32_t outputs = cpa_draw_times_on_path(path_tokens, path_parents, path_entries, path_end, token);
+        if (in_output && (in_output[token / 32] & bit)) outputs += output_counts ? output_counts[token] : 1;
+        return cpa_draw_penalise(l, prompt, outputs, penalties);
     }
     __device__ float z(int32_t token) const { return (penalised(token) - largest) / temperature; }
 };
@@ -104,10 +106,11 @@ __device__ float number_of(const float *numbers, int64_t row, float least, float
 
 __device__ sampled_row::sampled_row(const cpa_sample_args &a, int64_t row) {
     const int64_t sequence = a.sequence ? a.sequence[row] : -1, words = (a.vocabulary + 31) / 32;
-    const bool counts = sequence >= 0 && sequence < a.sequences;
+    const bool known = sequence >= 0 && sequence < a.sequences;
     logits = a.logits + row * a.logits_stride;
-    in_prompt = counts && a.in_prompt ? a.in_prompt + sequence * words : NULL;
-    in_output = counts && a.in_output ? a.in_output + sequence * words : NULL;
+    in_prompt = known && a.in_prompt ? a.in_prompt + sequence * words : NULL;
+    in_output = known && a.in_output ? a.in_output + sequence * words : NULL;
+    output_counts = known && a.output_counts ? a.output_counts + sequence * a.vocabulary : NULL;
     path_tokens = a.path_tokens;
     path_parents = a.path_parents;
     path_end = a.path_ends ? a.path_ends[row] : -1;
@@ -115,8 +118,9 @@ __device__ sampled_row::sampled_row(const cpa_sample_args &a, int64_t row) {
     temperature = number_of(a.temperature, row, 0, INFINITY);
     top_p = number_of(a.top_p, row, 0, 1);
     min_p = number_of(a.min_p, row, 0, CPA_DRAW_ABOVE_ONE);
-    repetition = number_of(a.repetition, row, 0, INFINITY);
-    presence = number_of(a.presence, row, -INFINITY, INFINITY);
+    penalties.repetition = number_of(a.repetition, row, 0, INFINITY);
+    penalties.presence = number_of(a.presence, row, -INFINITY, INFINITY);
+    penalties.frequency = number_of(a.frequency, row, -INFINITY, INFINITY);
     top_k = a.top_k ? a.top_k[row] : 0;
     vocabulary = (int32_t)a.vocabulary;
     key = cpa_draw_key(a.seed ? a.seed[row] : 0, a.position ? a.position[row] : 0);

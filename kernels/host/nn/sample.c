@@ -11,9 +11,11 @@
 typedef struct sample_row {
     const float *logits;
     int64_t vocabulary;
-    float temperature, top_p, min_p, repetition, presence;
+    float temperature, top_p, min_p;
+    cpa_draw_penalties penalties;
     int32_t top_k;
     const uint32_t *in_prompt, *in_output; /* of its sequence; NULL: no tokens */
+    const uint32_t *output_counts;         /* NULL: 1 for all in_output */
     const cpa_sample_args *paths;
     int32_t path_end; /* -1: it has none */
     float largest;    /* of the logits after penalties */
@@ -33,11 +35,13 @@ static sample_row row_of(const cpa_sample_args *a, int64_t row) {
         .temperature = number_of(a->temperature, row, 0, INFINITY),
         .top_p = number_of(a->top_p, row, 0, 1),
         .min_p = number_of(a->min_p, row, 0, CPA_DRAW_ABOVE_ONE),
-        .repetition = number_of(a->repetition, row, 0, INFINITY),
-        .presence = number_of(a->presence, row, -INFINITY, INFINITY),
+        .penalties = {.repetition = number_of(a->repetition, row, 0, INFINITY),
+                      .presence = number_of(a->presence, row, -INFINITY, INFINITY),
+                      .frequency = number_of(a->frequency, row, -INFINITY, INFINITY)},
         .top_k = a->top_k && a->top_k[row] > 0 ? a->top_k[row] : 0,
         .in_prompt = known && a->in_prompt ? a->in_prompt + sequence * words : NULL,
         .in_output = known && a->in_output ? a->in_output + sequence * words : NULL,
+        .output_counts = known && a->output_counts ? a->output_counts + sequence * a->vocabulary : NULL,
         .paths = a,
         .path_end = a->path_ends ? a->path_ends[row] : -1,
     };
@@ -47,14 +51,17 @@ static int has_bit(const uint32_t *bits, int64_t token) {
     return bits && bits[token / 32] >> token % 32 & 1;
 }
 
-static int is_on_path(const sample_row *row, int64_t token) {
-    return cpa_draw_is_on_path(row->paths->path_tokens, row->paths->path_parents, row->paths->path_entries,
-                               row->path_end, token);
+static uint32_t times_in_output(const sample_row *row, int64_t token) {
+    uint32_t times = 0;
+    if (has_bit(row->in_output, token)) times = row->output_counts ? row->output_counts[token] : 1;
+    if (row->path_end < 0) return times;
+    return times + cpa_draw_times_on_path(row->paths->path_tokens, row->paths->path_parents, row->paths->path_entries,
+                                          row->path_end, token);
 }
 
 static float logit_of(const sample_row *row, int64_t token) {
-    return cpa_draw_penalise(row->logits[token], has_bit(row->in_prompt, token),
-                             has_bit(row->in_output, token) || is_on_path(row, token), row->repetition, row->presence);
+    return cpa_draw_penalise(row->logits[token], has_bit(row->in_prompt, token), times_in_output(row, token),
+                             row->penalties);
 }
 
 static float z_of(const sample_row *row, int64_t token) {
