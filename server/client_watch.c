@@ -15,15 +15,14 @@ static void *watch_clients(void *ctx) {
         const int n = epoll_wait(watch->epoll_fd, events, 64, watch->tick_ms);
         for (int i = 0; i < n; i++) {
             if (events[i].data.u64 == 0) return NULL; /* stop_fd */
-            watch->on_gone(watch->ctx, events[i].data.u64);
+            const int is_gone = (events[i].events & (EPOLLERR | EPOLLHUP)) != 0;
+            (is_gone ? watch->on_gone : watch->on_silent)(watch->ctx, events[i].data.u64);
         }
         watch->on_tick(watch->ctx);
     }
 }
 
-cpa_status cpa_client_watch_start(cpa_client_watch *watch, void (*on_gone)(void *ctx, uint64_t key),
-                                  void (*on_tick)(void *ctx), int tick_ms, void *ctx, cpa_error *err) {
-    *watch = (cpa_client_watch){.on_gone = on_gone, .on_tick = on_tick, .tick_ms = tick_ms, .ctx = ctx};
+cpa_status cpa_client_watch_start(cpa_client_watch *watch, cpa_error *err) {
     watch->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
     watch->stop_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     struct epoll_event stop = {.events = EPOLLIN};
@@ -46,7 +45,7 @@ void cpa_client_watch_stop(cpa_client_watch *watch) {
 }
 
 void cpa_client_watch_add(cpa_client_watch *watch, int socket, uint64_t key) {
-    struct epoll_event event = {.events = EPOLLRDHUP | EPOLLONESHOT, .data.u64 = key};
+    struct epoll_event event = {.events = EPOLLRDHUP | EPOLLET, .data.u64 = key};
     if (epoll_ctl(watch->epoll_fd, EPOLL_CTL_ADD, socket, &event)) {
         cpa_log(CPA_LOG_WARN, "server: a client that leaves will not be noticed: %s", strerror(errno));
     }

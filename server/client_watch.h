@@ -8,18 +8,19 @@
 #include <cpattn/status.h>
 
 typedef struct cpa_client_watch {
-    int epoll_fd, stop_fd;
-    pthread_t thread;
-    void (*on_gone)(void *ctx, uint64_t key);
-    void (*on_tick)(void *ctx);
+    /* Set by the caller; called by the thread of the watch. */
+    void (*on_silent)(void *ctx,
+                      uint64_t key);          /* its peer sends no more: it has closed, or shut down that side alone */
+    void (*on_gone)(void *ctx, uint64_t key); /* nor does it take anything; may come more than once */
+    void (*on_tick)(void *ctx);               /* every tick_ms milliseconds, or more often */
     int tick_ms;
     void *ctx;
+    /* The watch's own. */
+    int epoll_fd, stop_fd;
+    pthread_t thread;
 } cpa_client_watch;
 
-/* Starts a thread, which calls on_gone: once for each socket that is watched, when its peer sends no more; and
- * on_tick every so many milliseconds, or more often. */
-cpa_status cpa_client_watch_start(cpa_client_watch *watch, void (*on_gone)(void *ctx, uint64_t key),
-                                  void (*on_tick)(void *ctx), int tick_ms, void *ctx, cpa_error *err);
+cpa_status cpa_client_watch_start(cpa_client_watch *watch, cpa_error *err);
 void cpa_client_watch_stop(cpa_client_watch *watch);
 
 /* Any thread. A call that was about to come may still come after the removal. */

@@ -1,7 +1,9 @@
 #include "server/completions.h"
 
 #include <stdlib.h>
+#include <sys/socket.h>
 
+#include "base/check.h"
 #include "server/answer.h"
 #include "server/answer_json.h"
 #include "server/chat_request.h"
@@ -36,12 +38,22 @@ void cpa_prepare_chat(cpa_exchange *x) {
     prepare(x, cpa_chat_read);
 }
 
+/* A client that sends no more has closed its connection, or shut down one side of it and waits: the first answers what
+ * it is sent with a reset. HTTP/1.0 has nothing that may be sent before the reply. */
+static void try_silent_client(const cpa_exchange *x) {
+    static const char interim[] = "HTTP/1.1 100 Continue\r\n\r\n";
+    if (!cpa_in_flight_take_silence(x->answer->group) || !x->takes_interim) return;
+    if (send(x->answer->socket, interim, sizeof interim - 1, MSG_DONTWAIT | MSG_NOSIGNAL) < 0)
+        cpa_log(CPA_LOG_DEBUG, "server: %s: its client has left", x->answer->id);
+}
+
 /* Waits for the whole answer, as often as the connection is resumed. */
 static enum MHD_Result reply_whole(cpa_exchange *x) {
     for (;;) {
         cpa_refusal refusal;
         if (!cpa_answer_collect(x->answer, &refusal)) return cpa_reply_refusal(x, &refusal, NULL);
         if (cpa_answer_is_whole(x->answer)) return cpa_reply_json(x, MHD_HTTP_OK, cpa_answer_json(x->answer));
+        try_silent_client(x);
         switch (cpa_in_flight_suspend(x->answer->group)) {
             case CPA_SUSPENDED: return MHD_YES;
             case CPA_SUSPEND_NEWS: break;

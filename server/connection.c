@@ -1,18 +1,24 @@
 #include "server/connection.h"
 
 #include <linux/tcp.h>
+#include <math.h>
 #include <netinet/in.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/socket.h>
 #include <utlist.h>
 
 #include "base/check.h"
 #include "base/clock.h"
+#include "server/request_head.h"
 #include "server/server_internal.h"
 
 typedef struct cpa_connection_state {
     int is_crowded;
-    int has_spoken; /* at least the first line of a request has come */
+    int has_spoken;  /* at least the first line of a request has come */
+    const char *uri; /* of the request, of uri_bytes; of the thread of the connection */
+    size_t uri_bytes;
+    int has_odd_uri;
     int socket;
     cpa_connections *all;
     double reading_since; /* by all->lock; 0: a request has come, and is not answered yet */
@@ -30,10 +36,22 @@ int cpa_connection_is_crowded(struct MHD_Connection *connection) {
 }
 
 void *cpa_connection_speaks(void *server, const char *uri, struct MHD_Connection *connection) {
-    (void)server, (void)uri;
+    (void)server;
     state *s = state_of(connection);
-    if (s) s->has_spoken = 1;
+    if (!s) return NULL;
+    s->has_spoken = 1;
+    s->uri = uri;
+    s->uri_bytes = uri ? strlen(uri) : 0;
+    const char *nul = uri ? strstr(uri, "%00") : NULL; /* of which libmicrohttpd makes the end of the path */
+    s->has_odd_uri = !uri || strchr(uri, ' ') || (nul && nul < uri + strcspn(uri, "?"));
     return NULL;
+}
+
+int cpa_connection_check_head(struct MHD_Connection *connection, const char *method, const char *version,
+                              cpa_refusal *refusal) {
+    const state *s = state_of(connection);
+    if (!s) return cpa_refuse(refusal, MHD_HTTP_INTERNAL_SERVER_ERROR, NULL, NULL, "no memory for the connection");
+    return cpa_request_head_check(connection, method, s->uri, s->uri_bytes, s->has_odd_uri, version, refusal);
 }
 
 static void set_reading_since(struct MHD_Connection *connection, double when) {
@@ -64,12 +82,27 @@ void cpa_connection_end_slow(cpa_connections *connections, double seconds) {
     pthread_mutex_unlock(&connections->lock);
 }
 
-static state *open_state(cpa_server *server, struct MHD_Connection *connection) {
+/* Of the crowded ones, the oldest whose request has not come. By the lock. */
+static void make_room(cpa_connections *connections) {
+    state *s = connections->first;
+    while (s && !(s->is_crowded && s->reading_since > 0)) s = s->next;
+    if (!s) return;
+    s->reading_since = 0;
+    shutdown(s->socket, SHUT_RDWR);
+}
+
+static state *open_state(cpa_server *server, struct MHD_Connection *connection, int is_crowded) {
     const union MHD_ConnectionInfo *info = MHD_get_connection_info(connection, MHD_CONNECTION_INFO_CONNECTION_FD);
     state *s = info ? calloc(1, sizeof *s) : NULL;
     if (!s) return NULL;
-    *s = (state){.socket = info->connect_fd, .all = &server->open, .reading_since = cpa_clock_now()};
+    *s = (state){
+        .is_crowded = is_crowded, .socket = info->connect_fd, .all = &server->open, .reading_since = cpa_clock_now()};
+    /* What a client does not take, its system does not either, once its buffers are full. */
+    const unsigned ms = (unsigned)fmin(1000 * server->options.idle_timeout_s, 1e9);
+    setsockopt(s->socket, IPPROTO_TCP, TCP_USER_TIMEOUT, &ms, sizeof ms);
     pthread_mutex_lock(&s->all->lock);
+    s->all->n_crowded += is_crowded;
+    if (is_crowded && s->all->n_crowded > CPA_TOLD_CONNECTIONS / 2) make_room(s->all);
     DL_APPEND(s->all->first, s);
     pthread_mutex_unlock(&s->all->lock);
     return s;
@@ -79,6 +112,7 @@ static state *open_state(cpa_server *server, struct MHD_Connection *connection) 
 static void close_state(state *s) {
     pthread_mutex_lock(&s->all->lock);
     DL_DELETE(s->all->first, s);
+    s->all->n_crowded -= s->is_crowded;
     pthread_mutex_unlock(&s->all->lock);
     free(s);
 }
@@ -103,10 +137,8 @@ void cpa_connection_notify(void *ctx, struct MHD_Connection *connection, void **
                            enum MHD_ConnectionNotificationCode what) {
     cpa_server *server = ctx;
     if (what == MHD_CONNECTION_NOTIFY_STARTED) {
-        state *s = open_state(server, connection);
-        *kept = s;
         const long long others = atomic_fetch_add(&server->connections, 1);
-        if (s) s->is_crowded = others >= server->options.max_connections;
+        *kept = open_state(server, connection, others >= server->options.max_connections);
         return;
     }
     state *s = *kept;

@@ -5,10 +5,16 @@
 #include <microhttpd.h>
 #include <pthread.h>
 
-/* Those that are open. */
+#include "server/refusal.h"
+
+/* Connections beyond the bound that are there to be told so, and for probes. */
+enum { CPA_TOLD_CONNECTIONS = 64 };
+
+/* Those that are open, the oldest first. */
 typedef struct cpa_connections {
     pthread_mutex_t lock;
     struct cpa_connection_state *first;
+    int64_t n_crowded; /* of those beyond the bound */
 } cpa_connections;
 
 /* The MHD_NotifyConnectionCallback, with a cpa_server as its ctx: counts. */
@@ -18,6 +24,10 @@ void cpa_connection_notify(void *server, struct MHD_Connection *connection, void
 /* The callback of MHD_OPTION_URI_LOG_CALLBACK: a request has begun. Returns NULL. */
 void *cpa_connection_speaks(void *server, const char *uri, struct MHD_Connection *connection);
 
+/* Whether the head of the request is one, by request_head.h; else 0, with the refusal filled. */
+int cpa_connection_check_head(struct MHD_Connection *connection, const char *method, const char *version,
+                              cpa_refusal *refusal);
+
 /* A request has come whole; and it is answered, so that the next may come. */
 void cpa_connection_has_read(struct MHD_Connection *connection);
 void cpa_connection_reads(struct MHD_Connection *connection);
@@ -26,7 +36,8 @@ void cpa_connection_reads(struct MHD_Connection *connection);
  * included. The time-out of libmicrohttpd begins again with each byte. Any thread. */
 void cpa_connection_end_slow(cpa_connections *connections, double seconds);
 
-/* Whether there were enough others already when this one came. */
+/* Whether there were enough others already when this one came. Of these, who has asked for nothing yet makes room for
+ * the next when there are many, so that probes come through beside any number of others. */
 int cpa_connection_is_crowded(struct MHD_Connection *connection);
 
 #endif

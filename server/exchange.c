@@ -45,7 +45,8 @@ int cpa_exchange_is_ready(const cpa_exchange *x, cpa_refusal *refusal) {
 }
 
 void cpa_reply_headers(const cpa_exchange *x, struct MHD_Response *response) {
-    if (atomic_load(&x->server->in_flight.state) >= CPA_SERVER_DRAINING || cpa_connection_is_crowded(x->connection)) {
+    if (x->closes || atomic_load(&x->server->in_flight.state) >= CPA_SERVER_DRAINING ||
+        cpa_connection_is_crowded(x->connection)) {
         MHD_add_response_header(response, MHD_HTTP_HEADER_CONNECTION, "close");
     }
 }

@@ -13,6 +13,8 @@ typedef struct cpa_exchange {
     cpa_server *server;
     struct MHD_Connection *connection;
     const char *method, *path; /* without the query; live as long as the request */
+    int closes;                /* the connection ends with the reply */
+    int takes_interim;         /* replies 1xx before the reply: HTTP/1.1 */
     int64_t key;               /* index of the API key that it came with, where some is wanted */
     char *body;                /* of a POST */
     int64_t bytes, capacity;   /* of the body */

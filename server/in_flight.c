@@ -182,6 +182,25 @@ void cpa_in_flight_gone(cpa_in_flight *in, uint64_t first_id) {
     pthread_mutex_unlock(&in->lock);
 }
 
+void cpa_in_flight_silent(cpa_in_flight *in, uint64_t first_id) {
+    cpa_flight_group *group;
+    pthread_mutex_lock(&in->lock);
+    HASH_FIND(hh, in->groups, &first_id, sizeof first_id, group);
+    if (group) {
+        group->is_silent = 1;
+        wake(group);
+    }
+    pthread_mutex_unlock(&in->lock);
+}
+
+int cpa_in_flight_take_silence(cpa_flight_group *group) {
+    pthread_mutex_lock(&group->in->lock);
+    const int is_silent = group->is_silent;
+    group->is_silent = 0;
+    pthread_mutex_unlock(&group->in->lock);
+    return is_silent;
+}
+
 void cpa_in_flight_leave(cpa_flight_group *group, uint64_t *unfinished) {
     cpa_in_flight *in = group->in;
     pthread_mutex_lock(&in->lock);

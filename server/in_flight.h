@@ -62,7 +62,7 @@ typedef struct cpa_flight_group {
     struct MHD_Connection *connection; /* NULL: it has left */
     UT_hash_handle hh;                 /* by the id of the first flight, while the connection is there */
     int64_t with_engine;
-    int is_suspended, has_news, is_gone, is_due;
+    int is_suspended, has_news, is_silent, is_gone, is_due;
 } cpa_flight_group;
 
 typedef struct cpa_in_flight {
@@ -107,6 +107,11 @@ void cpa_in_flight_collect(cpa_flight_group *group, cpa_arrival *arrivals);
 typedef enum cpa_suspend_result { CPA_SUSPENDED = 0, CPA_SUSPEND_NEWS, CPA_SUSPEND_GONE } cpa_suspend_result;
 /* From the thread of the connection. */
 cpa_suspend_result cpa_in_flight_suspend(cpa_flight_group *group);
+
+/* The client of the connection of this group sends no more: it may have left, or wait for its answer. */
+void cpa_in_flight_silent(cpa_in_flight *in, uint64_t first_id);
+/* Whether that has happened since this was asked. */
+int cpa_in_flight_take_silence(cpa_flight_group *group);
 
 /* The client of the connection of this group, if there is one of the id of its first flight, has left. */
 void cpa_in_flight_gone(cpa_in_flight *in, uint64_t first_id);

@@ -1,6 +1,5 @@
 #include "server/receive.h"
 
-#include <ctype.h>
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
@@ -56,54 +55,15 @@ static const char *methods_of(const cpa_route *route) {
     return route->prepare ? "POST, OPTIONS" : "GET, HEAD, OPTIONS";
 }
 
-/* Where a request ends must not be a matter of opinion: a proxy before the server might have another. */
-typedef struct framing {
-    int lengths, encodings, others; /* headers; encodings other than chunked */
-    int misnamed; /* headers such as "Content-Length ", which some read as if the space were not there */
-} framing;
-
-/* A token of RFC 9110, section 5.6.2. */
-static int is_header_name(const char *name) {
-    static const char others[] = "!#$%&'*+-.^_`|~";
-    for (const char *c = name; *c; c++) {
-        if (!isalnum((unsigned char)*c) && !strchr(others, *c)) return 0;
-    }
-    return 1;
-}
-
-static enum MHD_Result count_framing(void *ctx, enum MHD_ValueKind kind, const char *name, const char *value) {
-    (void)kind;
-    framing *f = ctx;
-    f->misnamed += !is_header_name(name);
-    f->lengths += strcasecmp(name, MHD_HTTP_HEADER_CONTENT_LENGTH) == 0;
-    if (strcasecmp(name, MHD_HTTP_HEADER_TRANSFER_ENCODING) != 0) return MHD_YES;
-    f->encodings++;
-    f->others += !value || strcasecmp(value, "chunked") != 0;
-    return MHD_YES;
-}
-
-static int check_framing(call *c) {
-    framing f = {0};
-    MHD_get_connection_values(c->exchange.connection, MHD_HEADER_KIND, count_framing, &f);
-    if (f.lengths + f.encodings <= 1 && f.others == 0 && f.misnamed == 0) return 1;
-    c->refuses_now = 1;
-    if (f.misnamed > 0) {
-        return cpa_refuse(&c->exchange.refusal, MHD_HTTP_BAD_REQUEST, NULL, NULL,
-                          "the name of a header has a space, or another character that no name has");
-    }
-    return cpa_refuse(&c->exchange.refusal, MHD_HTTP_BAD_REQUEST, NULL, NULL,
-                      "expected one Content-Length, or one \"Transfer-Encoding: chunked\"");
-}
-
 /* What can be said by the header alone. */
 static int check_header(call *c) {
     const cpa_exchange *x = &c->exchange;
     const cpa_server_options *o = &x->server->options;
-    if (cpa_connection_is_crowded(x->connection)) {
+    c->route = cpa_route_find(x->path);
+    if (cpa_connection_is_crowded(x->connection) && !(c->route && c->route->is_probe)) {
         return cpa_refuse(&c->exchange.refusal, MHD_HTTP_SERVICE_UNAVAILABLE, NULL, NULL,
                           "too many connections, there may be %lld", (long long)o->max_connections);
     }
-    c->route = cpa_route_find(x->path);
     if (!c->route)
         return cpa_refuse(&c->exchange.refusal, MHD_HTTP_NOT_FOUND, NULL, NULL, "no such path: %.100s", x->path);
     c->is_question = strcmp(x->method, MHD_HTTP_METHOD_OPTIONS) == 0;
@@ -135,14 +95,17 @@ static int must_refuse_now(const call *c) {
 }
 
 static enum MHD_Result begin(cpa_server *server, struct MHD_Connection *connection, const char *url, const char *method,
-                             void **out) {
+                             const char *version, void **out) {
     call *c = calloc(1, sizeof *c);
     if (!c) return MHD_NO;
     *out = c;
     c->exchange = (cpa_exchange){.server = server, .connection = connection, .method = method, .path = url};
+    c->exchange.takes_interim = strcmp(version, MHD_HTTP_VERSION_1_0) != 0;
     const char *length = header(c, MHD_HTTP_HEADER_CONTENT_LENGTH);
     if (length) c->announced = strtoll(length, NULL, 10); /* which libmicrohttpd has checked */
-    c->is_refused = !check_framing(c) || !check_header(c);
+    c->refuses_now = !cpa_connection_check_head(connection, method, version, &c->exchange.refusal);
+    c->exchange.closes = c->refuses_now;
+    c->is_refused = c->refuses_now || !check_header(c);
     if (c->is_refused && must_refuse_now(c)) return cpa_reply_refusal(&c->exchange, &c->exchange.refusal, c->allow);
     return MHD_YES;
 }
@@ -187,8 +150,7 @@ static int prepare(call *c) {
 
 enum MHD_Result cpa_receive(void *server, struct MHD_Connection *connection, const char *url, const char *method,
                             const char *version, const char *upload, size_t *upload_bytes, void **state) {
-    (void)version;
-    if (!*state) return begin(server, connection, url, method, state);
+    if (!*state) return begin(server, connection, url, method, version, state);
     call *c = *state;
     if (*upload_bytes > 0) return take(c, upload, upload_bytes);
     cpa_connection_has_read(connection);

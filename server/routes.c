@@ -7,8 +7,8 @@
 #include "server/tokenize.h"
 
 static const cpa_route routes[] = {
-    {.path = "/live", .is_open = 1, .serve = cpa_serve_live},
-    {.path = "/health", .is_open = 1, .serve = cpa_serve_health},
+    {.path = "/live", .is_open = 1, .is_probe = 1, .serve = cpa_serve_live},
+    {.path = "/health", .is_open = 1, .is_probe = 1, .serve = cpa_serve_health},
     {.path = "/version", .is_open = 1, .serve = cpa_serve_version},
     {.path = "/metrics", .is_open = 1, .serve = cpa_serve_metrics},
     {.path = "/v1/completions", .prepare = cpa_prepare_completion, .serve = cpa_serve_generation},

@@ -16,9 +16,6 @@
 #include "server/receive.h"
 #include "server/server_internal.h"
 
-/* Connections beyond the bound that are there to be told so. */
-enum { TOLD_CONNECTIONS = 64 };
-
 /* For clients to take the error that their answers end with. */
 static const double LAST_WORDS_S = 0.5;
 
@@ -31,8 +28,8 @@ static void bound_by_open_files(cpa_server_options *o) {
     if (getrlimit(RLIMIT_NOFILE, &files)) return;
     files.rlim_cur = files.rlim_max;
     if (setrlimit(RLIMIT_NOFILE, &files)) getrlimit(RLIMIT_NOFILE, &files);
-    const int64_t most = files.rlim_cur > OTHER_FILES + TOLD_CONNECTIONS + 1 && files.rlim_cur < INT32_MAX
-                             ? (int64_t)files.rlim_cur - OTHER_FILES - TOLD_CONNECTIONS
+    const int64_t most = files.rlim_cur > OTHER_FILES + CPA_TOLD_CONNECTIONS + 1 && files.rlim_cur < INT32_MAX
+                             ? (int64_t)files.rlim_cur - OTHER_FILES - CPA_TOLD_CONNECTIONS
                              : o->max_connections;
     if (o->max_connections <= most) return;
     cpa_log(CPA_LOG_WARN,
@@ -108,22 +105,26 @@ static struct MHD_Daemon *start_daemon(cpa_server *server, int listen_fd) {
     const cpa_server_options *o = &server->options;
     /* libmicrohttpd shares its connections out among its threads evenly, the kernel does not. */
     const unsigned threads = (unsigned)o->threads;
-    const unsigned connections = threads * ((unsigned)o->max_connections + TOLD_CONNECTIONS);
+    const unsigned connections = threads * ((unsigned)o->max_connections + CPA_TOLD_CONNECTIONS);
     const unsigned flags = MHD_USE_EPOLL_INTERNAL_THREAD | MHD_ALLOW_SUSPEND_RESUME | MHD_USE_ERROR_LOG;
     const struct MHD_OptionItem pool[] = {{threads > 1 ? MHD_OPTION_THREAD_POOL_SIZE : MHD_OPTION_END, threads, NULL},
                                           {MHD_OPTION_END, 0, NULL}};
-    return MHD_start_daemon(flags, 0, NULL, NULL, cpa_receive, server, MHD_OPTION_EXTERNAL_LOGGER, log_http, NULL,
-                            MHD_OPTION_LISTEN_SOCKET, listen_fd, MHD_OPTION_CONNECTION_LIMIT, connections,
-                            MHD_OPTION_CONNECTION_TIMEOUT, (unsigned)ceil(o->idle_timeout_s),
-                            MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)HEADER_BYTES, MHD_OPTION_NOTIFY_COMPLETED,
-                            cpa_receive_completed, server, MHD_OPTION_NOTIFY_CONNECTION, cpa_connection_notify, server,
-                            MHD_OPTION_URI_LOG_CALLBACK, cpa_connection_speaks, server, MHD_OPTION_STRICT_FOR_CLIENT, 1,
-                            MHD_OPTION_ARRAY, pool, MHD_OPTION_END);
+    return MHD_start_daemon(
+        flags, 0, NULL, NULL, cpa_receive, server, MHD_OPTION_EXTERNAL_LOGGER, log_http, NULL, MHD_OPTION_LISTEN_SOCKET,
+        listen_fd, MHD_OPTION_CONNECTION_LIMIT, connections, MHD_OPTION_CONNECTION_TIMEOUT,
+        (unsigned)ceil(o->idle_timeout_s), MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)HEADER_BYTES,
+        MHD_OPTION_NOTIFY_COMPLETED, cpa_receive_completed, server, MHD_OPTION_NOTIFY_CONNECTION, cpa_connection_notify,
+        server, MHD_OPTION_URI_LOG_CALLBACK, cpa_connection_speaks, server, MHD_OPTION_ARRAY, pool, MHD_OPTION_END);
 }
 
 static void on_gone(void *ctx, uint64_t first_id) {
     cpa_server *server = ctx;
     cpa_in_flight_gone(&server->in_flight, first_id);
+}
+
+static void on_silent(void *ctx, uint64_t first_id) {
+    cpa_server *server = ctx;
+    cpa_in_flight_silent(&server->in_flight, first_id);
 }
 
 /* A request has 1.5 times the idle time-out to come whole: with a tick of a quarter, two of them in all. */
@@ -139,8 +140,12 @@ cpa_status cpa_server_start(const cpa_server_options *options, cpa_server **out,
     cpa_status status =
         cpa_listen(options->host ? options->host : "127.0.0.1", options->port, &listen_fd, &server->port, err);
     if (status != CPA_OK) goto no_socket;
-    const int tick_ms = (int)fmin(fmax(250 * server->options.idle_timeout_s, 1), 60e3);
-    CPA_TRY_GOTO(cpa_client_watch_start(&server->watch, on_gone, end_slow_clients, tick_ms, server, err), no_watch);
+    server->watch = (cpa_client_watch){.on_silent = on_silent,
+                                       .on_gone = on_gone,
+                                       .on_tick = end_slow_clients,
+                                       .tick_ms = (int)fmin(fmax(250 * server->options.idle_timeout_s, 1), 60e3),
+                                       .ctx = server};
+    CPA_TRY_GOTO(cpa_client_watch_start(&server->watch, err), no_watch);
     CPA_TRY_GOTO(cpa_work_start(&server->work, err), no_work);
     CPA_TRY_GOTO(cpa_work_start(&server->rendering, err), no_rendering);
     CPA_TRY_GOTO(cpa_waker_start(&server->waker, &server->in_flight, err), no_waker);

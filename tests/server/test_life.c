@@ -28,7 +28,7 @@ static void await_delivery(cpa_fake_engine *engine) {
     CU_ASSERT_EQUAL(cpa_server_wait(engine->server, 20), 0);
 }
 
-/* Whether or not tokens come, and whether the client half-closes, closes, or resets. */
+/* Whether or not tokens come, and whether the client closes before it has read anything, after, or resets. */
 static void requests_of_a_client_that_leaves_are_cancelled(void) {
     const char *const bodies[] = {whole, streamed};
     for (int b = 0; b < 2; b++) {
@@ -38,16 +38,38 @@ static void requests_of_a_client_that_leaves_are_cancelled(void) {
             cpa_fake_engine_await(engine, 2);
             CU_ASSERT_EQUAL(cpa_server_undelivered(engine->server), 1);
             const struct linger reset = {.l_onoff = 1};
-            if (way == 1) shutdown(fd, SHUT_WR);
+            char head[1000];
+            if (way == 1 && b == 1) cpa_http_read_until(fd, "\r\n\r\n", head, sizeof head);
             if (way == 2) setsockopt(fd, SOL_SOCKET, SO_LINGER, &reset, sizeof reset);
-            if (way != 1) close(fd);
+            close(fd);
             cpa_fake_engine_await_cancels(engine, 2);
             cpa_fake_engine_step(engine, 1); /* the engine ends them after the server has forgotten them */
             await_delivery(engine);
-            if (way == 1) close(fd);
             CU_ASSERT_EQUAL(engine->cancels, 2);
             cpa_fake_engine_stop(engine);
         }
+    }
+}
+
+/* As curl and proxies do when the request is sent. */
+static void a_client_that_sends_no_more_gets_its_answer(void) {
+    const char *const bodies[] = {whole, streamed}, *const ends[] = {"\"usage\"", "[DONE]"};
+    for (int b = 0; b < 2; b++) {
+        cpa_fake_engine *engine = cpa_fake_engine_start(plain, 0);
+        const int fd = ask(engine, bodies[b]);
+        shutdown(fd, SHUT_WR);
+        cpa_fake_engine_await(engine, 2);
+        char reply[1 << 15];
+        /* What it is sent to find out whether it is there: an interim reply, or a comment. */
+        cpa_http_read_until(fd, b == 0 ? "100 Continue\r\n\r\n" : ": \n\n", reply, sizeof reply);
+        CU_ASSERT_PTR_NOT_NULL(strstr(reply, b == 0 ? "100 Continue" : ": \n\n"));
+        cpa_fake_engine_step(engine, 50);
+        cpa_http_read_until(fd, ends[b], reply, sizeof reply);
+        CU_ASSERT_PTR_NOT_NULL(strstr(reply, ends[b]));
+        CU_ASSERT_EQUAL(engine->cancels, 0);
+        await_delivery(engine);
+        close(fd);
+        cpa_fake_engine_stop(engine);
     }
 }
 
@@ -98,18 +120,37 @@ static void a_client_that_does_not_read_slows_no_other(void) {
     cpa_fake_engine_stop(engine);
 }
 
+/* Its own buffer is full, and those of this system have room for what has come so far: it ends all the same. */
+static void a_client_that_does_not_read_keeps_no_request(void) {
+    cpa_server_options options = plain;
+    options.idle_timeout_s = 1;
+    cpa_fake_engine *engine = cpa_fake_engine_start(options, 0);
+    const int fd = cpa_http_connect(cpa_fake_engine_port(engine)), least = 1;
+    setsockopt(fd, SOL_SOCKET, SO_RCVBUF, &least, sizeof least);
+    cpa_http_ask(fd, "POST", "/v1/completions", "",
+                 "{\"prompt\": [7], \"max_tokens\": 4000, \"ignore_eos\": true, \"stream\": true, \"logprobs\": 0}");
+    cpa_fake_engine_await(engine, 1);
+    cpa_fake_engine_step(engine, 1000); /* 100 KB */
+    const double begin = cpa_clock_now();
+    cpa_fake_engine_await_cancels(engine, 1);
+    CU_ASSERT(cpa_clock_now() - begin > 0.5);
+    await_delivery(engine);
+    close(fd);
+    cpa_fake_engine_stop(engine);
+}
+
 /* Each byte begins the idle time anew, but not the time that a request has in all. */
 static void a_request_that_comes_byte_by_byte_is_cut_off(void) {
     static const char *const begun[] = {"GET /li", "GET /live HTTP/1.1\r\nX: ",
                                         "POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 5000\r\n\r\n"};
-    enum { CLIENTS = sizeof begun / sizeof *begun };
+    enum { CLIENTS = 100, WAYS = sizeof begun / sizeof *begun };
     cpa_server_options options = plain;
     options.idle_timeout_s = 1;
     cpa_fake_engine *engine = cpa_fake_engine_start(options, 0);
     int clients[CLIENTS], n_open = CLIENTS;
     for (int i = 0; i < CLIENTS; i++) {
         clients[i] = cpa_http_connect(cpa_fake_engine_port(engine));
-        cpa_http_send(clients[i], begun[i], strlen(begun[i]));
+        cpa_http_send(clients[i], begun[i % WAYS], strlen(begun[i % WAYS]));
     }
     const double begin = cpa_clock_now();
     while (n_open > 0 && cpa_clock_now() - begin < 10) {
@@ -295,7 +336,7 @@ static void connections_beyond_the_bound_are_told_so(void) {
     cpa_fake_engine *engine = cpa_fake_engine_start(options, 0);
     const int fds[] = {ask(engine, whole), ask(engine, whole)};
     cpa_fake_engine_await(engine, 4);
-    static const char request[] = "GET /live HTTP/1.1\r\nHost: test\r\n\r\n";
+    static const char request[] = "GET /version HTTP/1.1\r\nHost: test\r\n\r\n";
     cpa_http_reply reply;
     cpa_http_talk(cpa_fake_engine_port(engine), request, sizeof request - 1, &reply);
     CU_ASSERT_EQUAL(reply.status, 503);
@@ -304,6 +345,29 @@ static void connections_beyond_the_bound_are_told_so(void) {
     cpa_http_reply_free(&reply);
     for (int i = 0; i < 2; i++) close(fds[i]);
     cpa_fake_engine_await_cancels(engine, 4);
+    cpa_fake_engine_stop(engine);
+}
+
+/* Of which each sends a part of a request, and there are more than libmicrohttpd takes. */
+static void probes_come_through_beside_any_number_of_others(void) {
+    enum { CLIENTS = 400 };
+    static const char *const paths[] = {"/live", "/health"};
+    cpa_server_options options = plain;
+    options.max_connections = 8;
+    options.threads = 2;
+    cpa_fake_engine *engine = cpa_fake_engine_start(options, 0);
+    static int fds[CLIENTS];
+    for (int i = 0; i < CLIENTS; i++) {
+        fds[i] = cpa_http_connect(cpa_fake_engine_port(engine));
+        cpa_http_send(fds[i], "GET /live HTTP/1.1\r\nHo", 22);
+        if (i % 20) continue;
+        cpa_http_reply reply;
+        cpa_http_request(cpa_fake_engine_port(engine), "GET", paths[i / 20 % 2], "", NULL, &reply);
+        CU_ASSERT_EQUAL(reply.status, 200);
+        CU_ASSERT(i < 20 || strstr(reply.head, "Connection: close"));
+        cpa_http_reply_free(&reply);
+    }
+    for (int i = 0; i < CLIENTS; i++) close(fds[i]);
     cpa_fake_engine_stop(engine);
 }
 
@@ -401,8 +465,10 @@ static void requests_may_follow_each_other_in_one_packet(void) {
 
 static const cpa_test tests[] = {
     {"requests of a client that leaves are cancelled", requests_of_a_client_that_leaves_are_cancelled},
+    {"a client that sends no more gets its answer", a_client_that_sends_no_more_gets_its_answer},
     {"a text that stops it cancels a request", a_text_that_stops_it_cancels_a_request},
     {"a client that does not read slows no other", a_client_that_does_not_read_slows_no_other},
+    {"a client that does not read keeps no request", a_client_that_does_not_read_keeps_no_request},
     {"a request that comes byte by byte is cut off", a_request_that_comes_byte_by_byte_is_cut_off},
     {"what the engine refuses is passed on", what_the_engine_refuses_is_passed_on},
     {"a request that fails is an error", a_request_that_fails_is_an_error},
@@ -412,6 +478,7 @@ static const cpa_test tests[] = {
     {"tokens are asked for by position", tokens_are_asked_for_by_position},
     {"many connections are served at once", many_connections_are_served_at_once},
     {"connections beyond the bound are told so", connections_beyond_the_bound_are_told_so},
+    {"probes come through beside any number of others", probes_come_through_beside_any_number_of_others},
     {"a large body holds up no other connection", a_large_body_holds_up_no_other_connection},
     {"a server stops with bodies unread", a_server_stops_with_bodies_unread},
     {"a body may be announced", a_body_may_be_announced},

@@ -171,6 +171,66 @@ static void what_is_no_request_is_told_of(void) {
     cpa_log_set(NULL, NULL, CPA_LOG_ERROR);
 }
 
+/* Heads that libmicrohttpd takes, each at its own length: some have a NUL in them. */
+static void heads_that_others_may_read_otherwise_are_refused(void) {
+#define HEAD(text)                                                                                                     \
+    { text, sizeof text - 1 }
+    static const struct {
+        const char *bytes;
+        size_t n;
+    } wrong[] = {
+        HEAD("GET /live HTTP/1.1\r\nHost: a\r\nX: a\rY: b\r\n\r\n"),
+        HEAD("GET /live HTTP/1.1\r\nHost: a\r\nX: a\r\r\n\r\n"),
+        HEAD("GET /live HTTP/1.1\r\nHost: a\r\nX: a\0Y: b\r\n\r\n"),
+        HEAD("GET /live HTTP/1.1\r\nHost: a\0b\r\nX: b\r\n\r\n"),
+        HEAD("GET /live HTTP/1.1\r\nHost: a\r\nX: a\0\r\n\r\n"),
+        HEAD("GET /live HTTP/1.1\r\nHost: a\r\nX:\0a\r\n\r\n"),
+        HEAD("GET /live HTTP/1.1\r\nHost: a\r\nX: a\r\n b\r\n\r\n"),
+        HEAD("GET /live HTTP/1.1\r\nHost: a\r\nX: a\r\n b\r\nY: c\r\n\r\n"),
+        HEAD("GET /live HTTP/1.1\r\nHost: a\r\n: b\r\n\r\n"),
+        HEAD("GET /live HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n"),
+        HEAD("GET /live HTTP/1.1\r\nX: a\r\n\r\n"),
+        HEAD("GET /live%00 HTTP/1.1\r\nHost: a\r\n\r\n"),
+        HEAD("GET /live%00/../x?a=b HTTP/1.1\r\nHost: a\r\n\r\n"),
+        HEAD("GET /live\0x HTTP/1.1\r\nHost: a\r\n\r\n"),
+        HEAD("GET /live  HTTP/1.1\r\nHost: a\r\n\r\n"),
+        HEAD("GET  /live HTTP/1.1\r\nHost: a\r\n\r\n"),
+        HEAD("GET /live x HTTP/1.1\r\nHost: a\r\n\r\n"),
+    };
+    static const struct {
+        const char *bytes;
+        size_t n;
+    } right[] = {
+        HEAD("GET /live HTTP/1.1\r\nHost: a\r\n\r\n"),
+        HEAD("GET /live HTTP/1.1\nHost: a\nX: b\n\n"), /* RFC 9112, section 2.2 */
+        HEAD("GET /live HTTP/1.1\r\nhost:a\r\nX: \t \r\nY:\r\nZ: a b \t\r\nCookie: a=b; c=d\r\n\r\n"),
+        HEAD("GET /%6cive?x=%00&y=a+b HTTP/1.1\r\nHost: a\r\n\r\n"),
+        HEAD("GET /live HTTP/1.0\r\n\r\n"),
+        HEAD("GET /live HTTP/1.0\r\nX: a\r\n\r\n"),
+    };
+#undef HEAD
+    cpa_fake_engine *engine = cpa_fake_engine_start(plain, 0);
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        char reply[2000];
+        const int fd = cpa_http_connect(cpa_fake_engine_port(engine));
+        cpa_http_send(fd, wrong[i].bytes, wrong[i].n);
+        cpa_http_read_until(fd, "}}", reply, sizeof reply);
+        CU_ASSERT(strncmp(reply, "HTTP/1.1 400 ", 13) == 0);
+        CU_ASSERT_PTR_NOT_NULL(strstr(reply, "Connection: close\r\n"));
+        CU_ASSERT_PTR_NOT_NULL(strstr(reply, "\r\n\r\n{\"error\":"));
+        close(fd);
+    }
+    for (size_t i = 0; i < sizeof right / sizeof *right; i++) {
+        char reply[2000];
+        const int fd = cpa_http_connect(cpa_fake_engine_port(engine));
+        cpa_http_send(fd, right[i].bytes, right[i].n);
+        cpa_http_read_until(fd, "}", reply, sizeof reply);
+        CU_ASSERT_PTR_NOT_NULL(strstr(reply, " 200 OK\r\n"));
+        close(fd);
+    }
+    cpa_fake_engine_stop(engine);
+}
+
 static void a_key_is_wanted_where_there_is_one(void) {
     static const char *const keys[] = {"secret"};
     cpa_server_options options = plain;
@@ -457,6 +517,7 @@ static const cpa_test tests[] = {
     {"what is not there is refused by its header", what_is_not_there_is_refused_by_its_header},
     {"headers are bounded", headers_are_bounded},
     {"what is no request is told of", what_is_no_request_is_told_of},
+    {"heads that others may read otherwise are refused", heads_that_others_may_read_otherwise_are_refused},
     {"a key is wanted where there is one", a_key_is_wanted_where_there_is_one},
     {"each wrong body is refused with a reason", each_wrong_body_is_refused_with_a_reason},
     {"each of several keys is a tenant", each_of_several_keys_is_a_tenant},
