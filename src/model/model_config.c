@@ -1,13 +1,14 @@
 #include "src/model/model_config.h"
 
 #include <errno.h>
-#include <math.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "base/check.h"
 #include "base/json_file.h"
+#include "src/model/config_keys.h"
+#include "src/model/rope_config.h"
 
 /* What differs between families where config.json does not say it. */
 typedef struct family_traits {
@@ -15,14 +16,14 @@ typedef struct family_traits {
     int qkv_bias, qk_norm; /* always there */
     int reads_biases;      /* attention_bias counts */
     int reads_mlp_bias;
-    int layered_windows; /* windows are for the layers that layer_types or max_window_layers name, else for all */
-    int64_t default_window;
+    int has_windows;
+    int layered_windows;      /* only where use_sliding_window says so, and from max_window_layers on */
     int32_t default_head_dim; /* 0: hidden_size / num_attention_heads */
 } family_traits;
 
 static const family_traits families[] = {
     {"llama", .reads_biases = 1, .reads_mlp_bias = 1},
-    {"mistral", .default_window = 4096},
+    {"mistral", .has_windows = 1},
     {"qwen2", .qkv_bias = 1, .layered_windows = 1},
     {"qwen3", .qk_norm = 1, .reads_biases = 1, .layered_windows = 1, .default_head_dim = 128},
 };
@@ -50,6 +51,10 @@ static cpa_status check_unsupported(const cpa_json *json, cpa_error *err) {
     if (cpa_json_get(json, "quantization_config")) {
         return cpa_fail(err, CPA_UNSUPPORTED,
                         "%s: quantization_config: quantised weights are not supported, bf16, fp16 and fp32 are",
+                        json->path);
+    }
+    if (cpa_json_get(json, "per_layer_config")) {
+        return cpa_fail(err, CPA_UNSUPPORTED, "%s: per_layer_config: layers of different shapes are not supported",
                         json->path);
     }
     return CPA_OK;
@@ -120,130 +125,46 @@ static cpa_status read_dtype(const cpa_json *json, cpa_model_config *config, cpa
     return name ? cpa_json_refuse(json, key, "float32, bfloat16 or float16", err) : CPA_OK;
 }
 
-/* Which layers have the window: those that layer_types calls sliding, or all from max_window_layers on. */
-static cpa_status read_layered_windows(const cpa_json *json, int64_t window, cpa_model_config *config, cpa_error *err) {
+/* A window goes to the layers that layer_types calls sliding; 0: there is none. */
+static cpa_status read_layer_types(const cpa_json *json, int64_t window, cpa_model_config *config, cpa_error *err) {
     const json_t *types = cpa_json_get(json, "layer_types");
-    int64_t first = config->layers;
-    if (!types) {
-        CPA_TRY(cpa_json_int(json, "max_window_layers", CPA_JSON_REQUIRED, 0, INT32_MAX, &first, err));
-        for (int64_t layer = first; layer < config->layers; layer++) config->windows[layer] = window;
-        return CPA_OK;
-    }
     if (json_array_size(types) != (size_t)config->layers)
         return cpa_json_refuse(json, "layer_types", "one for each layer", err);
     for (int32_t layer = 0; layer < config->layers; layer++) {
         const char *type = json_string_value(json_array_get(types, (size_t)layer));
-        if (type && strcmp(type, "sliding_attention") == 0) {
-            config->windows[layer] = window;
-        } else if (!type || strcmp(type, "full_attention") != 0) {
+        if (type && strcmp(type, "full_attention") == 0) continue;
+        if (!type || strcmp(type, "sliding_attention") != 0) {
             return cpa_fail(err, CPA_UNSUPPORTED,
                             "%s: layer_types: layer %d is %.40s, supported are full_attention and sliding_attention",
                             json->path, layer, type ? type : "no text");
         }
+        if (window == 0) {
+            return cpa_fail(err, CPA_INVALID, "%s: layer_types: layer %d is sliding_attention, and no window is in use",
+                            json->path, layer);
+        }
+        config->windows[layer] = window;
     }
     return CPA_OK;
 }
 
+/* Qwen's have the window where it is in use, from max_window_layers on, Mistral's in all layers; layer_types, where it
+ * is there, says which layers of either. Llama has none. What is missing is as in transformers. */
 static cpa_status read_windows(const cpa_json *json, const family_traits *family, cpa_model_config *config,
                                cpa_error *err) {
     const int is_null = json_is_null(json_object_get(json->object, "sliding_window"));
-    int64_t window = is_null ? 0 : family->default_window;
-    int used = 0;
-    if (!family->layered_windows && family->default_window == 0) return CPA_OK;
-    if (family->layered_windows) {
-        CPA_TRY(cpa_json_flag(json, "use_sliding_window", &used, err));
-        if (!used) return CPA_OK;
-        window = is_null ? 0 : 4096;
+    int used = family->has_windows;
+    int64_t window = is_null ? 0 : 4096, first = family->layered_windows ? 28 : 0;
+    if (family->layered_windows) CPA_TRY(cpa_json_flag(json, "use_sliding_window", &used, err));
+    if (used) {
+        CPA_TRY(cpa_json_int(json, "sliding_window", CPA_JSON_OPTIONAL, 1, (int64_t)1 << 40, &window, err));
+    } else {
+        window = 0;
     }
-    CPA_TRY(cpa_json_int(json, "sliding_window", CPA_JSON_OPTIONAL, 1, (int64_t)1 << 40, &window, err));
-    if (family->layered_windows) return read_layered_windows(json, window, config, err);
-    for (int32_t layer = 0; layer < config->layers; layer++) config->windows[layer] = window;
+    if (cpa_json_get(json, "layer_types")) return read_layer_types(json, window, config, err);
+    if (family->layered_windows)
+        CPA_TRY(cpa_json_int(json, "max_window_layers", CPA_JSON_OPTIONAL, 0, INT32_MAX, &first, err));
+    for (int64_t layer = first; layer < config->layers; layer++) config->windows[layer] = window;
     return CPA_OK;
-}
-
-static cpa_status find_scaling(const cpa_json *json, cpa_rope_scaling *out, cpa_error *err) {
-    static const char *const names[CPA_ROPE_SCALING_COUNT] = {"default", "linear", "llama3", "yarn"};
-    const char *name = names[CPA_ROPE_PLAIN];
-    CPA_TRY(cpa_json_text(json, "type", CPA_JSON_OPTIONAL, &name, err)); /* its name before version 4.43 */
-    CPA_TRY(cpa_json_text(json, "rope_type", CPA_JSON_OPTIONAL, &name, err));
-    for (int scaling = 0; scaling < CPA_ROPE_SCALING_COUNT; scaling++) {
-        if (strcmp(name, names[scaling]) != 0) continue;
-        *out = (cpa_rope_scaling)scaling;
-        return CPA_OK;
-    }
-    return cpa_fail(err, CPA_UNSUPPORTED,
-                    "%s: %srope_type: found %.40s, supported are default, linear, llama3 and yarn", json->path,
-                    json->prefix, name);
-}
-
-static double yarn_mscale(double factor, double mscale) {
-    return factor <= 1 ? 1 : 0.1 * mscale * log(factor) + 1;
-}
-
-/* beta_fast, beta_slow and the factor of cosines and sines; mscale is its form in files of DeepSeek's making. */
-static cpa_status read_yarn(const cpa_json *json, cpa_rope_config *rope, cpa_error *err) {
-    double mscale = 0, mscale_all_dim = 0;
-    int truncate = 1;
-    CPA_TRY(cpa_json_number(json, "beta_fast", CPA_JSON_OPTIONAL, 0, 1e9, &rope->beta_fast, err));
-    CPA_TRY(cpa_json_number(json, "beta_slow", CPA_JSON_OPTIONAL, 0, 1e9, &rope->beta_slow, err));
-    CPA_TRY(cpa_json_number(json, "mscale", CPA_JSON_OPTIONAL, 0, 1e9, &mscale, err));
-    CPA_TRY(cpa_json_number(json, "mscale_all_dim", CPA_JSON_OPTIONAL, 0, 1e9, &mscale_all_dim, err));
-    CPA_TRY(cpa_json_flag(json, "truncate", &truncate, err));
-    if (!truncate)
-        return cpa_fail(err, CPA_UNSUPPORTED, "%s: %struncate: found false, supported is true", json->path,
-                        json->prefix);
-    rope->attention_factor = mscale > 0 && mscale_all_dim > 0
-                                 ? yarn_mscale(rope->factor, mscale) / yarn_mscale(rope->factor, mscale_all_dim)
-                                 : yarn_mscale(rope->factor, 1);
-    return cpa_json_number(json, "attention_factor", CPA_JSON_OPTIONAL, 1e-9, 1e9, &rope->attention_factor, err);
-}
-
-/* The object of the scaling: rope_parameters (version 5), rope_scaling (4), or none. */
-static cpa_status read_scaling(const cpa_json *json, cpa_model_config *config, cpa_error *err) {
-    cpa_rope_config *rope = &config->rope;
-    double partial = 1;
-    if (cpa_json_get(json, "full_attention") || cpa_json_get(json, "sliding_attention"))
-        return cpa_fail(
-            err, CPA_UNSUPPORTED,
-            "%s: %sfull_attention: found rotary positions of one type of layer, supported are those of all layers",
-            json->path, json->prefix);
-    CPA_TRY(cpa_json_number(json, "rope_theta", CPA_JSON_OPTIONAL, 1 + 1e-9, 1e15, &rope->theta, err));
-    CPA_TRY(cpa_json_number(json, "partial_rotary_factor", CPA_JSON_OPTIONAL, 1e-9, 1, &partial, err));
-    rope->dim = (int32_t)(config->head_dim * partial);
-    if (rope->dim < 2 || rope->dim % 2 != 0)
-        return cpa_json_refuse(json, "partial_rotary_factor", "one that leaves an even number of elements", err);
-    CPA_TRY(find_scaling(json, &rope->scaling, err));
-    if (rope->scaling == CPA_ROPE_PLAIN) return CPA_OK;
-    CPA_TRY(cpa_json_number(json, "factor", CPA_JSON_REQUIRED, 1, 1e9, &rope->factor, err));
-    if (rope->scaling == CPA_ROPE_LINEAR) return CPA_OK;
-    CPA_TRY(cpa_json_int(json, "original_max_position_embeddings", CPA_JSON_OPTIONAL, 1, (int64_t)1 << 40,
-                         &rope->original_max_position, err));
-    if (rope->scaling == CPA_ROPE_YARN) return read_yarn(json, rope, err);
-    CPA_TRY(cpa_json_number(json, "low_freq_factor", CPA_JSON_REQUIRED, 1e-9, 1e9, &rope->low_freq_factor, err));
-    CPA_TRY(cpa_json_number(json, "high_freq_factor", CPA_JSON_REQUIRED, 1e-9, 1e9, &rope->high_freq_factor, err));
-    if (rope->high_freq_factor <= rope->low_freq_factor)
-        return cpa_json_refuse(json, "high_freq_factor", "more than low_freq_factor", err);
-    return CPA_OK;
-}
-
-static cpa_status read_rope(const cpa_json *json, cpa_model_config *config, cpa_error *err) {
-    const char *key = cpa_json_get(json, "rope_parameters") ? "rope_parameters" : "rope_scaling";
-    const json_t *object = cpa_json_get(json, key);
-    cpa_rope_config *rope = &config->rope;
-    *rope = (cpa_rope_config){.size = sizeof *rope,
-                              .dim = config->head_dim,
-                              .theta = 10000,
-                              .max_position = config->max_position,
-                              .original_max_position = config->max_position};
-    CPA_TRY(cpa_json_number(json, "rope_theta", CPA_JSON_OPTIONAL, 1 + 1e-9, 1e15, &rope->theta, err));
-    CPA_TRY(cpa_json_int(json, "original_max_position_embeddings", CPA_JSON_OPTIONAL, 1, (int64_t)1 << 40,
-                         &rope->original_max_position, err));
-    if (!object) return CPA_OK;
-    if (!json_is_object(object)) return cpa_json_refuse(json, key, "an object", err);
-    char prefix[32];
-    snprintf(prefix, sizeof prefix, "%s.", key);
-    const cpa_json inner = {json->path, prefix, object};
-    return read_scaling(&inner, config, err);
 }
 
 /* eos_token_id: a number or a list of them; missing: none. */
@@ -266,11 +187,12 @@ static cpa_status read_config(const cpa_json *json, cpa_model_config *config, cp
     CPA_TRY(find_family(json, &family, err));
     snprintf(config->family, sizeof config->family, "%s", family->name);
     CPA_TRY(check_unsupported(json, err));
+    CPA_TRY(cpa_config_keys_check(json, family->name, err));
     CPA_TRY(read_sizes(json, family, config, err));
     CPA_TRY(read_parts(json, family, config, err));
     CPA_TRY(read_dtype(json, config, err));
     CPA_TRY(read_windows(json, family, config, err));
-    CPA_TRY(read_rope(json, config, err));
+    CPA_TRY(cpa_rope_config_read(json, config->head_dim, config->max_position, &config->rope, err));
     return read_end_ids(json, config, err);
 }
 

@@ -239,12 +239,27 @@ static cpa_status load_layer(const loader *l, const cpa_layer_weights *w) {
     return load_whole(l, "bias", &down, 0, w->down_bias);
 }
 
+/* Some files of a tied model have a copy of the embedding as their head. Another head would be what transformers takes,
+ * whatever config.json says. */
+static cpa_status check_tied(const loader *l) {
+    const cpa_tensor *head = cpa_safetensors_find(l->files, "lm_head.weight");
+    const cpa_tensor *embedding = cpa_safetensors_find(l->files, "model.embed_tokens.weight");
+    if (!head || !embedding) return CPA_OK;
+    if (head->dtype == embedding->dtype && head->bytes == embedding->bytes &&
+        memcmp(head->data, embedding->data, (size_t)head->bytes) == 0)
+        return CPA_OK;
+    return cpa_fail(l->err, CPA_INVALID,
+                    "lm_head.weight: found another matrix than model.embed_tokens.weight, expected the same with "
+                    "tie_word_embeddings: true");
+}
+
 static cpa_status load_all(loader *l, const cpa_weights *w) {
     const cpa_model_config *c = l->config;
     const part embedding = {"model.embed_tokens", c->vocabulary}, norm = {"model.norm", c->hidden};
     const part head = {"lm_head", c->vocabulary};
     CPA_TRY(load_whole(l, "weight", &embedding, c->hidden, w->embedding));
     CPA_TRY(load_whole(l, "weight", &norm, 0, w->final_norm));
+    if (c->tied) CPA_TRY(check_tied(l));
     if (!c->tied) CPA_TRY(load_rows(l, "weight", &head, 1, c->hidden, l->own.head, w->lm_head));
     for (int32_t i = 0; i < c->layers; i++) {
         snprintf(l->layer, sizeof l->layer, "model.layers.%d.", i);

@@ -42,10 +42,9 @@ static void open_cache(cpa_test_model *m) {
     }
 }
 
-static void open_model(cpa_test_model *m, const char *name, cpa_dtype dtype, int sliced) {
+static void open_model(cpa_test_model *m, const char *folder, cpa_dtype dtype, int sliced) {
     cpa_error err;
     cpa_safetensors *files = NULL;
-    const char *folder = cpa_test_model_folder(name);
     memset(m, 0, sizeof *m);
     m->rank = cpa_comm_rank(cpa_test_comm());
     m->map = (cpa_owner_map){cpa_comm_size(cpa_test_comm()), CPA_TEST_BLOCK};
@@ -78,11 +77,15 @@ static void open_model(cpa_test_model *m, const char *name, cpa_dtype dtype, int
 }
 
 void cpa_test_model_open(cpa_test_model *m, const char *name, cpa_dtype dtype) {
-    open_model(m, name, dtype, 0);
+    open_model(m, cpa_test_model_folder(name), dtype, 0);
+}
+
+void cpa_test_model_open_folder(cpa_test_model *m, const char *folder, cpa_dtype dtype) {
+    open_model(m, folder, dtype, 0);
 }
 
 void cpa_test_model_open_sliced(cpa_test_model *m, const char *name, cpa_dtype dtype) {
-    open_model(m, name, dtype, 1);
+    open_model(m, cpa_test_model_folder(name), dtype, 1);
 }
 
 void cpa_test_model_close(cpa_test_model *m) {

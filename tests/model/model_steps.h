@@ -11,7 +11,7 @@
 enum {
     CPA_TEST_SEQUENCES = 4,
     CPA_TEST_BLOCK = 16,
-    CPA_TEST_SEQUENCE_BLOCKS = 12,
+    CPA_TEST_SEQUENCE_BLOCKS = 14,
     CPA_TEST_MAX_TOKENS = CPA_TEST_BLOCK * CPA_TEST_SEQUENCE_BLOCKS
 };
 
@@ -58,6 +58,7 @@ typedef struct cpa_test_model {
 } cpa_test_model;
 
 void cpa_test_model_open(cpa_test_model *model, const char *name, cpa_dtype dtype);
+void cpa_test_model_open_folder(cpa_test_model *model, const char *folder, cpa_dtype dtype);
 /* The same for steps with slices, where all parts are of one token and there are several ranks. */
 void cpa_test_model_open_sliced(cpa_test_model *model, const char *name, cpa_dtype dtype);
 void cpa_test_model_close(cpa_test_model *model);

@@ -207,7 +207,7 @@ static void test_refusals(void) {
         {"tiny-qwen2", "layer_types", "[\"full_attention\"]", CPA_INVALID, "layer_types"},
         {"tiny-qwen2", "layer_types", "[\"full_attention\", \"chunked_attention\"]", CPA_UNSUPPORTED,
          "layer 1 is chunked_attention"},
-        {"tiny-qwen2", "max_window_layers", NULL, CPA_INVALID, "max_window_layers"},
+        {"tiny-qwen2", "max_window_layers", "-1", CPA_INVALID, "max_window_layers: found -1"},
         {"tiny-mistral", "sliding_window", "0", CPA_INVALID, "sliding_window: found 0"},
         {"tiny-llama", "eos_token_id", "[1, \"x\"]", CPA_INVALID, "eos_token_id"},
     };

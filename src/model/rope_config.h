@@ -1,0 +1,15 @@
+/* Rotary positions as config.json describes them, in the forms of transformers 4 and 5. */
+#ifndef CPA_MODEL_ROPE_CONFIG_H
+#define CPA_MODEL_ROPE_CONFIG_H
+
+#include <cpattn/nn.h>
+
+#include "base/json_file.h"
+
+/* Reads rope_theta, rope_scaling, rope_parameters and what belongs to them, for heads of head_dim elements and
+ * max_position positions. Where keys contradict each other that one counts which counts for transformers 5.
+ * CPA_INVALID and CPA_UNSUPPORTED come with a line that names file and key. *out is set only on success. */
+cpa_status cpa_rope_config_read(const cpa_json *json, int32_t head_dim, int64_t max_position, cpa_rope_config *out,
+                                cpa_error *err);
+
+#endif
