@@ -70,6 +70,7 @@ static void describe(const cpa_field *field, char *out, size_t bytes) {
             }
             break;
         case CPA_FIELD_TEXT: used = (size_t)snprintf(out, bytes, "at most %d bytes", CPA_TEXT_BYTES - 1); break;
+        case CPA_FIELD_LONG_TEXT: used = (size_t)snprintf(out, bytes, "a text"); break;
     }
     if (field->word) snprintf(out + used, bytes - used, " or %s", field->word);
 }
@@ -132,6 +133,16 @@ static int parse_text(const char *text, char *out) {
     return 1;
 }
 
+/* A copy in place of the text that was there; of an empty one none. */
+static int parse_long_text(const char *text, void *value) {
+    char *before, *copy = text[0] ? strdup(text) : NULL;
+    if (text[0] && !copy) return 0;
+    memcpy(&before, value, sizeof before);
+    free(before);
+    memcpy(value, &copy, sizeof copy);
+    return 1;
+}
+
 cpa_status cpa_field_set(const cpa_field *field, void *object, const char *where, const char *text, cpa_error *err) {
     void *value = (char *)object + field->offset;
     int ok = 0;
@@ -141,8 +152,10 @@ cpa_status cpa_field_set(const cpa_field *field, void *object, const char *where
         case CPA_FIELD_REAL: ok = parse_real(field, text, value); break;
         case CPA_FIELD_CHOICE: ok = parse_choice(field, text, value); break;
         case CPA_FIELD_TEXT: ok = parse_text(text, value); break;
+        case CPA_FIELD_LONG_TEXT: ok = parse_long_text(text, value); break;
     }
     if (ok) return CPA_OK;
+    if (field->type == CPA_FIELD_LONG_TEXT) return cpa_fail(err, CPA_NO_MEMORY, "%s: no memory for it", where);
     char found[64], expected[192];
     cpa_text_quote(text, strlen(text), found, sizeof found);
     if (field->secret) snprintf(found, sizeof found, "(not shown)");
@@ -156,7 +169,7 @@ void cpa_field_format(const cpa_field *field, const void *object, char *out, siz
     double real = 0;
     if (field->type == CPA_FIELD_REAL) {
         memcpy(&real, value, sizeof real);
-    } else if (field->type != CPA_FIELD_TEXT) {
+    } else if (field->type != CPA_FIELD_TEXT && field->type != CPA_FIELD_LONG_TEXT) {
         memcpy(&integer, value, sizeof integer);
         real = (double)integer;
     }
@@ -173,6 +186,11 @@ void cpa_field_format(const cpa_field *field, const void *object, char *out, siz
             break;
         case CPA_FIELD_CHOICE: snprintf(out, bytes, "%s", field->choices[integer]); break;
         case CPA_FIELD_TEXT: snprintf(out, bytes, "%s", (const char *)value); break;
+        case CPA_FIELD_LONG_TEXT: {
+            const char *text;
+            memcpy(&text, value, sizeof text);
+            snprintf(out, bytes, "%s", text ? text : "");
+        }
     }
 }
 

@@ -16,7 +16,8 @@ typedef enum cpa_field_type {
     CPA_FIELD_INT,      /* int64_t */
     CPA_FIELD_REAL,     /* double */
     CPA_FIELD_CHOICE,   /* int64_t, index into choices */
-    CPA_FIELD_TEXT      /* char[CPA_TEXT_BYTES] */
+    CPA_FIELD_TEXT,     /* char[CPA_TEXT_BYTES] */
+    CPA_FIELD_LONG_TEXT /* char *, NULL = ""; of any length; set, it is freed and made anew; in the end who has the object frees it */
 } cpa_field_type;
 
 typedef struct cpa_field {
@@ -37,7 +38,7 @@ typedef struct cpa_field {
 } cpa_field;
 
 /* Parses `text` into the field of `object`. Otherwise CPA_INVALID, "WHERE: found 'TEXT', expected ...", and the object
- * is left alone. */
+ * is left alone. CPA_NO_MEMORY. */
 cpa_status cpa_field_set(const cpa_field *field, void *object, const char *where, const char *text, cpa_error *err);
 
 /* Reads the option at argv[*i] into its field of `object`: --name VALUE, --name=VALUE, of a flag --name or --no-name
@@ -45,7 +46,7 @@ cpa_status cpa_field_set(const cpa_field *field, void *object, const char *where
 cpa_status cpa_field_read_argument(const cpa_field *fields, int n_fields, const char *program, int argc, char **argv,
                                    int *i, void *object, const cpa_field **out, cpa_error *err);
 
-/* Writes the value as a user would write it. */
+/* Writes the value as a user would write it, shortened to the room there is. */
 void cpa_field_format(const cpa_field *field, const void *object, char *out, size_t bytes);
 
 /* The field of that name, or NULL. */

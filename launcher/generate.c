@@ -8,38 +8,20 @@
 
 #include "base/check.h"
 #include "base/min_max.h"
+#include "launcher/prompt_text.h"
 #include "launcher/settings_table.h"
-#include "launcher/text_argument.h"
 
 /* The prompt as text, which the tokenizer of the folder makes ids of. */
 static cpa_status read_text(const cpa_settings *settings, int64_t vocabulary, cpa_generation *generation,
                             cpa_error *err) {
-    char *text = NULL;
-    cpa_token_list ids = {.count = 0};
     CPA_TRY(cpa_tokenizer_open(settings->model_dir, &generation->tokenizer, err));
     if (!generation->tokenizer)
         return cpa_fail(err, CPA_INVALID,
-                        "--prompt: found neither tokenizer.json nor tokenizer.model in %s, expected "
-                        "one; --prompt-ids takes ids",
+                        "--prompt: found neither tokenizer.json nor tokenizer.model in %s, expected one; --prompt-ids "
+                        "takes ids",
                         settings->model_dir);
-    CPA_TRY(cpa_text_stream_open(generation->tokenizer, CPA_TEXT_SKIP_SPECIAL | CPA_TEXT_CONTINUES, &generation->stream,
-                                 err));
-    CPA_TRY(cpa_text_argument_read("--prompt", settings->prompt, &text, err));
-    cpa_error why = {CPA_OK, ""};
-    cpa_status status = cpa_tokenizer_encode(generation->tokenizer, text, strlen(text), 1, &ids, &why);
-    free(text);
-    generation->prompt = (cpa_ids){ids.ids, ids.count};
-    if (status != CPA_OK) return cpa_fail(err, status, "--prompt: %.480s", why.message);
-    if (ids.count == 0) return cpa_fail(err, CPA_INVALID, "--prompt: found no token, expected at least one");
-    for (int64_t i = 0; i < ids.count; i++) {
-        if (ids.ids[i] >= vocabulary)
-            return cpa_fail(err, CPA_INVALID,
-                            "--prompt: the tokenizer gave id %" PRIu32
-                            ", expected ids from 0 to "
-                            "%" PRId64 ", those of the model",
-                            ids.ids[i], vocabulary - 1);
-    }
-    return CPA_OK;
+    CPA_TRY(cpa_answer_text_open(generation->tokenizer, settings->stop, &generation->answer, err));
+    return cpa_prompt_text_read(settings, generation->tokenizer, vocabulary, &generation->prompt, err);
 }
 
 static cpa_status read_ids(const cpa_settings *settings, int64_t vocabulary, cpa_generation *generation,
@@ -47,13 +29,15 @@ static cpa_status read_ids(const cpa_settings *settings, int64_t vocabulary, cpa
     if (cpa_settings_given(settings, "prompt")) {
         CPA_TRY(read_text(settings, vocabulary, generation, err));
     } else {
-        CPA_TRY(cpa_ids_read("--prompt-ids", settings->prompt_ids, vocabulary, &generation->prompt, err));
+        CPA_TRY(cpa_ids_read("--prompt-ids", settings->prompt_ids ? settings->prompt_ids : "", vocabulary,
+                             &generation->prompt, err));
         if (generation->prompt.count == 0)
             return cpa_fail(err, CPA_INVALID, "--prompt-ids: found no id, expected at least one");
     }
     CPA_TRY(cpa_ids_read("--stop-ids", settings->stop_ids, vocabulary, &generation->stop_ids, err));
+    if (!settings->given_ids) return CPA_OK;
     CPA_TRY(cpa_ids_read("--given-ids", settings->given_ids, vocabulary, &generation->given, err));
-    if (settings->given_ids[0] && generation->given.count == 0)
+    if (generation->given.count == 0)
         return cpa_fail(err, CPA_INVALID, "--given-ids: found no id, expected at least one");
     return CPA_OK;
 }
@@ -83,7 +67,7 @@ cpa_status cpa_generation_open(const cpa_settings *settings, int64_t vocabulary,
 }
 
 void cpa_generation_close(cpa_generation *generation) {
-    cpa_text_stream_close(generation->stream);
+    cpa_answer_text_close(&generation->answer);
     cpa_tokenizer_close(generation->tokenizer);
     cpa_ids_release(&generation->prompt);
     cpa_ids_release(&generation->stop_ids);
@@ -115,34 +99,29 @@ cpa_sampling cpa_generation_sampling(const cpa_generation *generation) {
     };
 }
 
-/* Writes the text that a token completes, and at the end what is left. */
-static void put_token(const cpa_generation *g, uint32_t id, FILE *out) {
-    const char *text;
-    size_t bytes;
-    if (cpa_text_stream_push(g->stream, id, &text, &bytes, NULL) == CPA_OK) fwrite(text, 1, bytes, out);
-}
-
-static void put_rest(const cpa_generation *g, FILE *out) {
-    const char *text;
-    size_t bytes;
-    if (cpa_text_stream_finish(g->stream, &text, &bytes, NULL) == CPA_OK) fwrite(text, 1, bytes, out);
-}
-
-void cpa_generation_show(const cpa_generation *generation, int64_t index, uint32_t id, float logprob, FILE *out) {
-    if (generation->settings->json) return;
-    if (generation->stream) {
-        put_token(generation, id, out);
+int cpa_generation_show(cpa_generation *generation, int64_t index, uint32_t id, float logprob, FILE *out) {
+    if (generation->answer.has_stopped) return 0;
+    cpa_answer_text_push(&generation->answer, id);
+    if (generation->settings->json) return generation->answer.has_stopped;
+    if (generation->answer.stream) {
+        cpa_answer_text_print(&generation->answer, out);
     } else {
         fprintf(out, "%s%" PRIu32, index > 0 ? " " : "", id);
     }
     if (generation->settings->logprobs) fprintf(out, " (%.4f)", (double)logprob);
     fflush(out);
+    return generation->answer.has_stopped;
 }
 
 void cpa_generation_take(cpa_generation *generation, const cpa_request_result *result) {
     generation->count = cpa_min64(result->output_tokens, generation->most);
     generation->has_ended = 1;
     generation->reason = result->reason;
+    cpa_answer_text_finish(&generation->answer);
+    if (generation->answer.has_stopped) { /* tokens behind that were under way */
+        generation->count = cpa_min64(generation->count, generation->answer.tokens);
+        generation->reason = CPA_FINISH_STOP;
+    }
     for (int64_t i = 0; i < generation->count; i++) {
         generation->ids[i] = result->tokens[i];
         generation->logprobs[i] = result->logprobs[i];
@@ -201,25 +180,14 @@ static json_t *json_floats(const float *values, int64_t n) {
     return list;
 }
 
-/* The text of the answer, of which the stream has seen nothing yet; null without memory. */
-static json_t *json_text(const cpa_generation *g) {
-    char *text = NULL;
-    size_t bytes = 0;
-    FILE *out = open_memstream(&text, &bytes);
-    if (!out) return json_null();
-    for (int64_t i = 0; i < g->count; i++) put_token(g, g->ids[i], out);
-    put_rest(g, out);
-    json_t *value = fclose(out) == 0 ? json_stringn(text, bytes) : json_null();
-    free(text);
-    return value;
-}
-
 static void print_json(const cpa_generation *g, FILE *out) {
     json_t *object = json_object(), *times = json_array();
     for (int64_t i = 0; i < g->count; i++) json_array_append_new(times, json_real(g->token_s[i]));
     json_object_set_new(object, "prompt_ids", json_ids(g->prompt.ids, g->prompt.count));
     json_object_set_new(object, "ids", json_ids(g->ids, g->count));
-    if (g->stream) json_object_set_new(object, "text", json_text(g));
+    if (g->answer.stream)
+        json_object_set_new(object, "text",
+                            json_stringn(g->answer.text.data ? g->answer.text.data : "", (size_t)g->answer.text.count));
     json_object_set_new(object, "logprobs", json_floats(g->logprobs, g->count));
     if (g->given.count > 0) {
         json_object_set_new(object, "best_ids", json_ids(g->best_ids, g->count));
@@ -235,13 +203,13 @@ static void print_json(const cpa_generation *g, FILE *out) {
     json_decref(object);
 }
 
-void cpa_generation_print(const cpa_generation *generation, FILE *out) {
+void cpa_generation_print(cpa_generation *generation, FILE *out) {
     const double tokens_per_s = rate(generation);
     if (generation->settings->json) {
         print_json(generation, out);
         return;
     }
-    if (generation->stream) put_rest(generation, out);
+    cpa_answer_text_print(&generation->answer, out);
     fprintf(out, "\n%" PRId64 " tokens (%s) after %" PRId64 " of the prompt", generation->count,
             reason_name(generation), generation->prompt.count);
     if (generation->count > 0) fprintf(out, ", TTFT %.1f ms", 1e3 * generation->token_s[0]);

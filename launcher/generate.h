@@ -6,17 +6,17 @@
 
 #include <cpattn/engine.h>
 
+#include "launcher/answer_text.h"
 #include "launcher/ids.h"
 #include "launcher/settings.h"
 #include "src/model/logits_sample.h"
-#include "src/text/text_stream.h"
 #include "src/text/tokenizer.h"
 
 /* Rank 0. One that was never opened has only zeros. */
 typedef struct cpa_generation {
     const cpa_settings *settings; /* the caller's */
     cpa_tokenizer *tokenizer;     /* of a prompt of text; NULL: ids alone */
-    cpa_text_stream *stream;      /* the answer's text, as it comes */
+    cpa_answer_text answer;       /* its text, then, as it comes */
     cpa_ids prompt;
     cpa_ids stop_ids;
     cpa_ids given;       /* the answer's tokens, if these are imposed */
@@ -38,13 +38,14 @@ void cpa_generation_close(cpa_generation *generation);
 /* How the tokens are drawn. It points into the generation. */
 cpa_sampling cpa_generation_sampling(const cpa_generation *generation);
 
-/* Prints the next token of the answer, as text where the prompt was one, unless all is to be JSON at the end. */
-void cpa_generation_show(const cpa_generation *generation, int64_t index, uint32_t id, float logprob, FILE *out);
+/* Prints the next token of the answer, as text where the prompt was one, unless all is to be JSON at the end. 1: its text
+ * has come to --stop, and it is to be cancelled. */
+int cpa_generation_show(cpa_generation *generation, int64_t index, uint32_t id, float logprob, FILE *out);
 /* The request has ended: keeps what it got. */
 void cpa_generation_take(cpa_generation *generation, const cpa_request_result *result);
 /* The logits before given tokens, of all ranks: keeps the best of each. */
 void cpa_generation_take_logits(cpa_generation *generation, const cpa_logits_sample *sample);
 /* Ends the line of tokens, and says how long they took; or prints the JSON of everything. */
-void cpa_generation_print(const cpa_generation *generation, FILE *out);
+void cpa_generation_print(cpa_generation *generation, FILE *out);
 
 #endif

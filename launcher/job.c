@@ -75,7 +75,7 @@ static cpa_status read_model(cpa_job *job, cpa_error *err) {
 /* Answers --help and the like; 1 if there was something to answer. */
 static int answer(const cpa_settings *settings) {
     if (settings->help) {
-        cpa_settings_print_help(stdout);
+        cpa_settings_print_help(settings, stdout);
     } else if (settings->version) {
         printf("cp_attn %s\n", cpa_version());
     } else if (settings->print_config) {

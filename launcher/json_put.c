@@ -45,7 +45,8 @@ int cpa_json_put_field(json_t *object, const cpa_field *field, const void *value
             if (isfinite(real)) return cpa_json_put_real(object, field->name, real);
             break;
         case CPA_FIELD_CHOICE:
-        case CPA_FIELD_TEXT: break;
+        case CPA_FIELD_TEXT:
+        case CPA_FIELD_LONG_TEXT: break;
     }
     return cpa_json_put_text(object, field->name, text);
 }

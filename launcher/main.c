@@ -39,6 +39,7 @@ static cpa_exit_code run_job(cpa_comm *comm, int argc, char **argv) {
     cpa_job_ranks_open(comm, &service.ranks);
     if (service.ranks.rank == 0) cpa_job_prepare(argc, argv, service.ranks.size, &service.job, &workload);
     cpa_job_ranks_broadcast(&service.ranks, &service.job, sizeof service.job);
+    if (service.ranks.rank > 0) cpa_settings_receive(&service.job.settings);
     (void)cpa_job_set_rules(&service.job, NULL); /* right, as they were read; pointers are those of this rank now */
     const cpa_settings *settings = &service.job.settings;
     cpa_exit_code code = service.job.code;
@@ -51,6 +52,7 @@ static cpa_exit_code run_job(cpa_comm *comm, int argc, char **argv) {
         cpa_log_set(NULL, NULL, CPA_LOG_ERROR);
     }
     cpa_workload_release(&workload);
+    cpa_settings_release(&service.job.settings);
     cpa_job_ranks_close(&service.ranks);
     return code;
 }

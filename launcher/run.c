@@ -31,9 +31,9 @@ static cpa_status choose_blocks(void *ctx, const cpa_cache_limits *limits, int64
 }
 
 static void on_token(void *ctx, uint64_t request, int64_t index, uint32_t token, float logprob) {
-    const batch_run *r = ctx;
-    (void)request;
-    cpa_generation_show(&r->workload->generation, index, token, logprob, stdout);
+    batch_run *r = ctx;
+    if (cpa_generation_show(&r->workload->generation, index, token, logprob, stdout))
+        (void)cpa_engine_cancel(r->service->engine, request); /* what can fail is that it has ended by itself */
 }
 
 static cpa_engine_options engine_options(batch_run *r) {

@@ -169,6 +169,24 @@ static cpa_status read_command_line(cpa_settings *settings, const char *const *t
     return CPA_OK;
 }
 
+/* The values of *settings, which says which command it is, of `texts` from the command line and of all else. */
+static cpa_status load(const char *const *texts, cpa_settings *settings, cpa_error *err) {
+    for (int f = 0; f < cpa_settings_n_rows; f++)
+        CPA_TRY(set(settings, f, "default", cpa_settings_rows[f].initial, CPA_FROM_DEFAULT, 0, err));
+    const char *config = texts[cpa_settings_index("config")];
+    if (!config) config = getenv("CPATTN_CONFIG");
+    int stop_early = texts[cpa_settings_index("help")] || texts[cpa_settings_index("version")];
+    if (config && !stop_early) {
+        CPA_TRY(cpa_field_set(&cpa_settings_rows[cpa_settings_index("config")], settings, "--config", config, err));
+        if (settings->config[0]) CPA_TRY(read_file(settings, err));
+    }
+    if (!stop_early) CPA_TRY(read_environment(settings, err));
+    CPA_TRY(read_command_line(settings, texts, err));
+    CPA_TRY(cpa_settings_check(settings, err));
+    if (settings->shutdown_timeout < 0) settings->shutdown_timeout = settings->serve ? SERVE_SHUTDOWN_S : 0;
+    return CPA_OK;
+}
+
 cpa_status cpa_settings_load(int argc, char **argv, cpa_settings *out, cpa_error *err) {
     cpa_settings settings = {0};
     const char *texts[CPA_SETTINGS_MAX] = {NULL};
@@ -176,37 +194,66 @@ cpa_status cpa_settings_load(int argc, char **argv, cpa_settings *out, cpa_error
     settings.serve = argc > 1 && strcmp(argv[1], "serve") == 0;
     for (int i = 1 + (settings.generate || settings.serve); i < argc; i++)
         CPA_TRY(read_option(argc, argv, &i, texts, err));
-    for (int f = 0; f < cpa_settings_n_rows; f++)
-        CPA_TRY(set(&settings, f, "default", cpa_settings_rows[f].initial, CPA_FROM_DEFAULT, 0, err));
-    const char *config = texts[cpa_settings_index("config")];
-    if (!config) config = getenv("CPATTN_CONFIG");
-    int stop_early = texts[cpa_settings_index("help")] || texts[cpa_settings_index("version")];
-    if (config && !stop_early) {
-        CPA_TRY(cpa_field_set(&cpa_settings_rows[cpa_settings_index("config")], &settings, "--config", config, err));
-        if (settings.config[0]) CPA_TRY(read_file(&settings, err));
+    const cpa_status status = load(texts, &settings, err);
+    if (status == CPA_OK) {
+        *out = settings;
+    } else {
+        cpa_settings_release(&settings);
     }
-    if (!stop_early) CPA_TRY(read_environment(&settings, err));
-    CPA_TRY(read_command_line(&settings, texts, err));
-    CPA_TRY(cpa_settings_check(&settings, err));
-    if (settings.shutdown_timeout < 0) settings.shutdown_timeout = settings.serve ? SERVE_SHUTDOWN_S : 0;
-    *out = settings;
-    return CPA_OK;
+    return status;
 }
 
-void cpa_settings_print_help(FILE *out) {
+/* Where a long text is; NULL for another field. */
+static char **long_text(const cpa_field *field, const cpa_settings *settings) {
+    if (field->type != CPA_FIELD_LONG_TEXT) return NULL;
+    return (char **)((uintptr_t)settings + field->offset);
+}
+
+void cpa_settings_receive(cpa_settings *settings) {
+    for (int f = 0; f < cpa_settings_n_rows; f++) {
+        char **text = long_text(&cpa_settings_rows[f], settings);
+        if (text) *text = NULL;
+    }
+}
+
+void cpa_settings_release(cpa_settings *settings) {
+    for (int f = 0; f < cpa_settings_n_rows; f++) {
+        char **text = long_text(&cpa_settings_rows[f], settings);
+        if (text) free(*text);
+    }
+    cpa_settings_receive(settings);
+}
+
+static void print_usage(const cpa_settings *settings, FILE *out) {
+    if (settings->serve) {
+        fprintf(out, "usage: mpirun -np N cp_attn serve [--model-dir DIR] [options]    serve requests over HTTP\n");
+    } else if (settings->generate) {
+        fprintf(out,
+                "usage: mpirun -np N cp_attn generate --model-dir DIR --prompt TEXT [options]    answer a prompt\n");
+    } else {
+        fprintf(out,
+                "usage: mpirun -np N cp_attn [options]    run requests on N ranks; without options, a mixed run\n"
+                "       mpirun -np N cp_attn serve [--model-dir DIR] [options]    serve requests over HTTP\n"
+                "       mpirun -np N cp_attn generate --model-dir DIR --prompt TEXT [options]    answer a prompt\n"
+                "       mpirun -np N cp_attn bench ...    measure one operation\n"
+                "       cp_attn bench serve --url URL ...    measure a server\n"
+                "       cp_attn serve, generate or bench with --help    options of these\n");
+    }
+}
+
+void cpa_settings_print_help(const cpa_settings *settings, FILE *out) {
+    const char *group = "";
+    print_usage(settings, out);
     fprintf(out,
-            "usage: mpirun -np N cp_attn [options]    run requests on N ranks; without options, a mixed run\n"
-            "       mpirun -np N cp_attn serve [--model-dir DIR] [options]    serve requests over HTTP\n"
-            "       mpirun -np N cp_attn generate --model-dir DIR --prompt TEXT [options]    answer a prompt\n"
-            "       mpirun -np N cp_attn bench ...    measure one operation; 'cp_attn bench --help' says which\n"
-            "       cp_attn bench serve --url URL ...    measure a server\n"
             "\n"
             "A value comes from the command line, else the environment (CPATTN_BLOCK_SIZE for --block-size),\n"
             "else the file of --config, else the default in brackets. --no-NAME turns a flag off.\n");
     for (int f = 0; f < cpa_settings_n_rows; f++) {
-        if (f == 0 || strcmp(cpa_settings_rows[f].group, cpa_settings_rows[f - 1].group) != 0)
-            fprintf(out, "\n%s\n", cpa_settings_rows[f].group);
-        cpa_field_print_help(&cpa_settings_rows[f], !cpa_setting_is_action(&cpa_settings_rows[f]), out);
+        const cpa_field *field = &cpa_settings_rows[f];
+        if (!cpa_setting_is_of_command(settings, field)) continue;
+        if (strcmp(field->group, group) != 0) fprintf(out, "\n%s\n", field->group);
+        group = field->group;
+        cpa_field_print_help(field, !cpa_setting_is_action(field), out);
     }
     fprintf(out,
             "\nExit codes: 0 done; 1 a check failed or a request was lost; 2 bad usage, configuration or input;\n"
@@ -215,22 +262,29 @@ void cpa_settings_print_help(FILE *out) {
 
 /* Prints text as it stands between double quotes in YAML; returns its length. */
 static int print_escaped(const char *text, FILE *out) {
-    char quoted[2 * CPA_TEXT_BYTES], line[8 * CPA_TEXT_BYTES];
+    const size_t length = strlen(text), most = 8 * length + 1; /* two bytes for one, and each then four */
+    char *quoted = malloc(2 * length + 1), *line = malloc(most);
     size_t n = 0;
-    for (; *text && n + 2 < sizeof quoted; text++) {
-        if (*text == '"' || *text == '\\') quoted[n++] = '\\';
-        quoted[n++] = *text;
+    int printed = 0;
+    for (size_t i = 0; quoted && i < length; i++) {
+        if (text[i] == '"' || text[i] == '\\') quoted[n++] = '\\';
+        quoted[n++] = text[i];
     }
-    quoted[n] = 0;
-    cpa_text_escape(quoted, line, sizeof line);
-    return fprintf(out, "%s", line);
+    if (quoted && line) {
+        quoted[n] = 0;
+        cpa_text_escape(quoted, line, most);
+        printed = fprintf(out, "%s", line);
+    }
+    free(quoted);
+    free(line);
+    return printed;
 }
 
 /* Prints text as a YAML value, texts in double quotes; paths whole, so that they mean the same in any file. Returns its
  * length. */
 static int print_value(const cpa_field *field, const char *text, FILE *out) {
     char folder[PATH_MAX];
-    if (field->type != CPA_FIELD_TEXT) return fprintf(out, "%s", text);
+    if (field->type != CPA_FIELD_TEXT && field->type != CPA_FIELD_LONG_TEXT) return fprintf(out, "%s", text);
     int n = fprintf(out, "\"");
     if (is_path(field) && text[0] && text[0] != '/' && getcwd(folder, sizeof folder)) {
         n += print_escaped(folder, out);
@@ -250,7 +304,8 @@ void cpa_settings_print(const cpa_settings *settings, const char *auto_dtype, FI
         if (is_hidden) snprintf(text, sizeof text, "(not shown)");
         int width =
             fprintf(out, "%s%s: ", origin == CPA_FROM_DEFAULT || is_hidden ? "# " : "", cpa_settings_rows[f].name);
-        width += print_value(&cpa_settings_rows[f], text, out);
+        char *const *whole = long_text(&cpa_settings_rows[f], settings);
+        width += print_value(&cpa_settings_rows[f], whole && *whole && !is_hidden ? *whole : text, out);
         fprintf(out, "%*s # ", width < 42 ? 42 - width : 0, "");
         variable_name(&cpa_settings_rows[f], name, sizeof name);
         switch (origin) {

@@ -18,18 +18,22 @@ typedef enum cpa_origin { CPA_FROM_DEFAULT = 0, CPA_FROM_FILE, CPA_FROM_ENVIRONM
 /* Which steps multiply by slices of the weights. */
 typedef enum cpa_slice_weights { CPA_SLICE_AUTO = 0, CPA_SLICE_OFF, CPA_SLICE_DECODE, CPA_SLICE_ALL } cpa_slice_weights;
 
-/* Values as the table parses them; choices are indices. Plain memory: rank 0 broadcasts it. */
+/* Values as the table parses them; choices are indices. Rank 0 broadcasts it as plain memory; long texts, which are
+ * pointers, are those of rank 0 alone. */
 typedef struct cpa_settings {
     int64_t generate; /* cp_attn generate */
-    char prompt[CPA_TEXT_BYTES];
-    char prompt_ids[CPA_TEXT_BYTES];
+    char *prompt;
+    char *prompt_ids;
+    int64_t chat;
+    char *system;
     int64_t max_tokens;
     double temperature;
     int64_t top_k; /* 0 = all */
     double top_p, min_p;
     double repetition_penalty, presence_penalty, frequency_penalty;
     char stop_ids[CPA_TEXT_BYTES];
-    char given_ids[CPA_TEXT_BYTES];
+    char stop[CPA_TEXT_BYTES];
+    char *given_ids;
     int64_t ignore_eos;
     int64_t logprobs;
     int64_t json;
@@ -127,10 +131,14 @@ typedef struct cpa_settings {
  * Otherwise CPA_INVALID and one line that names the option, the variable or the file and line. With --help or --version
  * only the command line is read. */
 cpa_status cpa_settings_load(int argc, char **argv, cpa_settings *out, cpa_error *err);
+/* Frees the long texts. */
+void cpa_settings_release(cpa_settings *settings);
+/* Settings that came from another rank: they have no long texts. */
+void cpa_settings_receive(cpa_settings *settings);
 
-/* Text for --help and --print-config. The latter may be read again as a settings file: defaults are comments in it, and
+/* Text for --help, of a subcommand what goes with it, and for --print-config. The latter may be read again as a settings file: defaults are comments in it, and
  * `auto_dtype` says there what the dtype "auto" stands for. */
-void cpa_settings_print_help(FILE *out);
+void cpa_settings_print_help(const cpa_settings *settings, FILE *out);
 void cpa_settings_print(const cpa_settings *settings, const char *auto_dtype, FILE *out);
 
 #endif

@@ -12,46 +12,59 @@
 static const char *const of_runs[] = {"trace",     "requests",   "length-scale", "time-scale", "request-rate",
                                       "input-len", "output-len", "dry-run",      NULL};
 
-/* Options of a subcommand alone, where it was not given. */
-static cpa_status check_group(const cpa_settings *settings, const char *group, const char *command, cpa_error *err) {
+/* Requests of a server bring their salt. */
+static const char *const of_no_server[] = {"check-logits", "cache-salt", NULL};
+
+static int is_listed(const char *const *names, const char *name) {
+    while (*names && strcmp(*names, name) != 0) names++;
+    return *names != NULL;
+}
+
+int cpa_setting_is_of_command(const cpa_settings *settings, const cpa_field *field) {
+    if (strcmp(field->group, CPA_SETTINGS_GENERATE) == 0) return settings->generate != 0;
+    if (strcmp(field->group, CPA_SETTINGS_SERVE) == 0) return settings->serve != 0;
+    if (settings->serve && is_listed(of_no_server, field->name)) return 0;
+    return !(settings->serve || settings->generate) || !is_listed(of_runs, field->name);
+}
+
+/* Options of another command. */
+static cpa_status check_command(const cpa_settings *settings, cpa_error *err) {
     for (int f = 0; f < cpa_settings_n_rows; f++) {
-        if (strcmp(cpa_settings_rows[f].group, group) == 0 && settings->source[f].origin != CPA_FROM_DEFAULT)
-            return cpa_fail(err, CPA_INVALID, "--%s: found without '%s', expected with it", cpa_settings_rows[f].name,
-                            command);
+        const cpa_field *field = &cpa_settings_rows[f];
+        if (settings->source[f].origin == CPA_FROM_DEFAULT || cpa_setting_is_of_command(settings, field)) continue;
+        const char *group = field->group;
+        if (strcmp(group, CPA_SETTINGS_GENERATE) == 0 || strcmp(group, CPA_SETTINGS_SERVE) == 0)
+            return cpa_fail(err, CPA_INVALID, "--%s: found without '%s', expected with it", field->name,
+                            strcmp(group, CPA_SETTINGS_SERVE) == 0 ? "serve" : "generate");
+        return cpa_fail(err, CPA_INVALID, "--%s: found with '%s', expected without it", field->name,
+                        settings->serve ? "serve" : "generate");
     }
     return CPA_OK;
 }
 
-/* Options that a subcommand has no use for; the list ends with NULL. */
-static cpa_status check_without(const cpa_settings *settings, const char *const *names, const char *command,
-                                cpa_error *err) {
-    for (; *names; names++) {
-        if (cpa_settings_given(settings, *names))
-            return cpa_fail(err, CPA_INVALID, "--%s: found with '%s', expected without it", *names, command);
+/* What needs a prompt of text, and a chat. */
+static cpa_status check_text(const cpa_settings *settings, cpa_error *err) {
+    static const char *const of_text[] = {"chat", "stop"};
+    for (int i = 0; i < 2; i++) {
+        if (cpa_settings_given(settings, of_text[i]) && !cpa_settings_given(settings, "prompt"))
+            return cpa_fail(err, CPA_INVALID, "--%s: found without --prompt, expected with it", of_text[i]);
     }
+    if (cpa_settings_given(settings, "system") && !settings->chat)
+        return cpa_fail(err, CPA_INVALID, "--system: found without --chat, expected with it");
     return CPA_OK;
 }
 
 static cpa_status check_generate(const cpa_settings *settings, cpa_error *err) {
-    if (!settings->generate) return check_group(settings, CPA_SETTINGS_GENERATE, "generate", err);
-    CPA_TRY(check_without(settings, of_runs, "generate", err));
-    if (settings->given_ids[0] && cpa_settings_given(settings, "max-tokens"))
+    if (!settings->generate) return CPA_OK;
+    if (settings->given_ids && cpa_settings_given(settings, "max-tokens"))
         return cpa_fail(err, CPA_INVALID, "--max-tokens: found with --given-ids, expected without it");
     if (settings->help || settings->version || settings->print_config) return CPA_OK;
     if (!settings->model_dir[0]) return cpa_fail(err, CPA_INVALID, "generate: found no --model-dir, expected one");
-    if (cpa_settings_given(settings, "prompt") && settings->prompt_ids[0])
+    if (cpa_settings_given(settings, "prompt") && settings->prompt_ids)
         return cpa_fail(err, CPA_INVALID, "--prompt-ids: found with --prompt, expected one of them");
-    if (!cpa_settings_given(settings, "prompt") && !settings->prompt_ids[0])
+    if (!cpa_settings_given(settings, "prompt") && !settings->prompt_ids)
         return cpa_fail(err, CPA_INVALID, "generate: found no --prompt and no --prompt-ids, expected one of them");
-    return CPA_OK;
-}
-
-static cpa_status check_serve(const cpa_settings *settings, cpa_error *err) {
-    /* Requests bring their salt. */
-    static const char *const of_others[] = {"check-logits", "cache-salt", NULL};
-    if (!settings->serve) return check_group(settings, CPA_SETTINGS_SERVE, "serve", err);
-    CPA_TRY(check_without(settings, of_runs, "serve", err));
-    return check_without(settings, of_others, "serve", err);
+    return check_text(settings, err);
 }
 
 cpa_status cpa_settings_metrics(const cpa_settings *settings, cpa_metrics_options *out, cpa_error *err) {
@@ -97,7 +110,7 @@ static cpa_status check_drafts(const cpa_settings *settings, cpa_error *err) {
     const struct {
         const char *name;
         int given;
-    } without[] = {{"dry-run", settings->dry_run != 0}, {"given-ids", settings->given_ids[0] != 0}};
+    } without[] = {{"dry-run", settings->dry_run != 0}, {"given-ids", settings->given_ids != NULL}};
     cpa_speculative speculative;
     CPA_TRY(cpa_settings_speculative(settings, &speculative, err));
     for (int i = 0; speculative.drafter != CPA_DRAFT_NONE && i < 2; i++) {
@@ -115,8 +128,10 @@ cpa_status cpa_settings_check(const cpa_settings *settings, cpa_error *err) {
     static const char *const without_trace[] = {"input-len", "output-len"};
     static const char *const without_folder[] = {"model",           "window", "sinks",      "softcap",
                                                  "temperature-len", "alibi",  "sink-logits"};
+    CPA_TRY(check_command(settings, err));
     CPA_TRY(check_generate(settings, err));
-    CPA_TRY(check_serve(settings, err));
+    if (settings->chat_template[0] && !settings->serve && !settings->chat)
+        return cpa_fail(err, CPA_INVALID, "--chat-template: found without 'serve' or --chat, expected with one");
     for (int i = 0; i < 2; i++) {
         if (!settings->trace[0] && cpa_settings_given(settings, with_trace[i])) {
             return cpa_fail(err, CPA_INVALID, "--%s: found without --trace, expected with it", with_trace[i]);

@@ -10,6 +10,9 @@
  * is. */
 cpa_status cpa_settings_check(const cpa_settings *settings, cpa_error *err);
 
+/* Whether a setting has a meaning in the run, the server or the generation that the settings are of. */
+int cpa_setting_is_of_command(const cpa_settings *settings, const cpa_field *field);
+
 /* What is to be known of latencies: --percentiles and --goodput. Loaded settings are right in that. */
 cpa_status cpa_settings_metrics(const cpa_settings *settings, cpa_metrics_options *out, cpa_error *err);
 

@@ -30,6 +30,7 @@ static const char *const log_levels[] = {"error", "warn", "info", "debug", NULL}
 #define BODY_MAX 0x1p31
 
 #define TEXT(member) CPA_FIELD_TEXT, offsetof(cpa_settings, member), ""
+#define LONG_TEXT(member) CPA_FIELD_LONG_TEXT, offsetof(cpa_settings, member), ""
 #define FLAG(member, initial) CPA_FIELD_FLAG, offsetof(cpa_settings, member), initial
 #define INT(member, initial, min, max) CPA_FIELD_INT, offsetof(cpa_settings, member), initial, min, max
 #define REAL(member, initial, min, max) CPA_FIELD_REAL, offsetof(cpa_settings, member), initial, min, max
@@ -52,10 +53,13 @@ const cpa_field cpa_settings_rows[] = {
      .help = "output tokens of a request, without a trace"},
     {"Requests", "seed", "N", INT(seed, "0", 0, SEED_MAX),
      .help = "of keys, values, queries, arrivals, draws and the choice of checked rows"},
-    {GENERATE, "prompt", "TEXT", TEXT(prompt),
+    {GENERATE, "prompt", "TEXT", LONG_TEXT(prompt),
      .help = "the prompt, for the tokenizer of --model-dir: a text, or @FILE, a file of text"},
-    {GENERATE, "prompt-ids", "IDS", TEXT(prompt_ids),
+    {GENERATE, "prompt-ids", "IDS", LONG_TEXT(prompt_ids),
      .help = "the prompt: ids with commas between them, or @FILE, a file of ids"},
+    {GENERATE, "chat", NULL, FLAG(chat, "false"),
+     .help = "--prompt is a user's message, and goes through the chat template of the model's folder"},
+    {GENERATE, "system", "TEXT", LONG_TEXT(system), .help = "with --chat: the system's message before it; or @FILE"},
     {GENERATE, "max-tokens", "N", INT(max_tokens, "16", 1, 0x1p24), .help = "most tokens of the answer"},
     {GENERATE, "temperature", "T", REAL(temperature, "0", 0, 1e6),
      .help = "logits are divided by T; 0: the most probable token every time"},
@@ -70,7 +74,8 @@ const cpa_field cpa_settings_rows[] = {
     {GENERATE, "frequency-penalty", "R", REAL(frequency_penalty, "0", -1e6, 1e6),
      .help = "subtracted from them for each time that they are there"},
     {GENERATE, "stop-ids", "IDS", TEXT(stop_ids), .help = "tokens that end the answer, beside those of the model"},
-    {GENERATE, "given-ids", "IDS", TEXT(given_ids),
+    {GENERATE, "stop", "TEXT", TEXT(stop), .help = "a text at which the answer ends; it is left out"},
+    {GENERATE, "given-ids", "IDS", LONG_TEXT(given_ids),
      .help = "the answer's tokens are these, as --prompt-ids; --json then has the most probable ones beside them"},
     {GENERATE, "ignore-eos", NULL, FLAG(ignore_eos, "false"), .help = "the model's own end tokens do not end it"},
     {GENERATE, "logprobs", NULL, FLAG(logprobs, "false"), .help = "print the log-probability of each token"},
@@ -86,8 +91,6 @@ const cpa_field cpa_settings_rows[] = {
      .help = "further keys, one a line, each of a tenant of its own: fair shares, and no cached prefixes in common"},
     {SERVE, "served-model-name", "NAME", TEXT(served_model_name),
      .help = "of the model in requests and answers; without it, the name of its folder or shape"},
-    {SERVE, "chat-template", "NAME|FILE", TEXT(chat_template),
-     .help = "of chat completions: one known by name, or a file with one, in place of that of the model's folder"},
     {SERVE, "max-model-len", "N", INT(max_model_len, "auto", 1, TOKENS_MAX), .word = "auto",
      .help = "most tokens of a request, prompt and answer; auto: what the model is made for, if the cache holds that"},
     {SERVE, "gpu-memory-utilization", "R", REAL(gpu_memory_utilization, "0.9", 0.01, 1),
@@ -106,6 +109,8 @@ const cpa_field cpa_settings_rows[] = {
      .help = "shape of the model, YAML as in configs/; without it, that of configs/small.yaml"},
     {"Model", "model-dir", "DIR", TEXT(model_dir),
      .help = "a model with its weights, a Hugging Face folder: Llama, Mistral, Qwen 2, 2.5 or 3; in place of --model"},
+    {"Model", "chat-template", "NAME|FILE", TEXT(chat_template),
+     .help = "of chats: one known by name, or a file with one, in place of that of the folder"},
     {"Model", "slice-weights", NULL, CHOICE(slice_weights, "auto", slice_modes),
      .help =
          "with --model-dir and several ranks, which exchange the outcome: in decode each reads a slice of the weights; "

@@ -20,33 +20,6 @@ void cpa_choice_close(cpa_choice *choice) {
     free(choice->text);
 }
 
-/* The first place, not before `from`, where one of the texts that stop it stands, or -1. */
-static int64_t find_stop(const cpa_choice *choice, int64_t from, const cpa_stop_text **out) {
-    const cpa_generation *g = choice->generation;
-    int64_t first = -1;
-    for (int i = 0; i < g->n_stops; i++) {
-        const cpa_stop_text *stop = &g->stops[i];
-        const char *found = memmem(choice->text + from, (size_t)(choice->bytes - from), stop->text, stop->bytes);
-        if (!found || (first >= 0 && found - choice->text >= first)) continue;
-        first = found - choice->text;
-        *out = stop;
-    }
-    return first;
-}
-
-/* How many bytes at the end are the beginning of a text that stops it: the most. */
-static int64_t held_back(const cpa_choice *choice) {
-    const cpa_generation *g = choice->generation;
-    int64_t most = 0;
-    for (int i = 0; i < g->n_stops; i++) {
-        int64_t held = (int64_t)g->stops[i].bytes - 1;
-        if (held > choice->bytes - choice->ready) held = choice->bytes - choice->ready;
-        while (held > most && memcmp(choice->text + choice->bytes - held, g->stops[i].text, (size_t)held) != 0) held--;
-        if (held > most) most = held;
-    }
-    return most;
-}
-
 static cpa_status add_text(cpa_choice *choice, const char *text, size_t bytes, cpa_error *err) {
     if (bytes == 0) return CPA_OK;
     if (!cpa_array_reserve(&choice->text, &choice->text_capacity, choice->bytes + (int64_t)bytes, 1)) {
@@ -54,14 +27,18 @@ static cpa_status add_text(cpa_choice *choice, const char *text, size_t bytes, c
     }
     memcpy(choice->text + choice->bytes, text, bytes);
     choice->bytes += (int64_t)bytes;
-    const cpa_stop_text *stop = NULL;
-    const int64_t at = find_stop(choice, choice->ready, &stop);
+    const cpa_generation *g = choice->generation;
+    int which = 0;
+    const int64_t at = cpa_stop_text_find(g->stops, g->n_stops, choice->text, choice->bytes, choice->ready, &which);
     if (at >= 0) {
         choice->end = CPA_CHOICE_STOP;
-        choice->stop_text = stop->text;
-        choice->bytes = at + (choice->generation->keeps_stop ? (int64_t)stop->bytes : 0);
+        choice->stop_text = g->stops[which].text;
+        choice->bytes = at + (g->keeps_stop ? (int64_t)g->stops[which].bytes : 0);
+        choice->ready = choice->bytes;
+    } else {
+        choice->ready = choice->bytes - cpa_stop_text_begun(g->stops, g->n_stops, choice->text + choice->ready,
+                                                            choice->bytes - choice->ready);
     }
-    choice->ready = choice->bytes - (at >= 0 ? 0 : held_back(choice));
     return CPA_OK;
 }
 

@@ -6,12 +6,8 @@
 
 #include <cpattn/model.h>
 
+#include "src/text/stop_text.h"
 #include "src/text/tokenizer.h"
-
-typedef struct cpa_stop_text {
-    char *text;
-    size_t bytes;
-} cpa_stop_text;
 
 enum { CPA_MOST_STOPS = 16 }; /* OpenAI takes 4, vLLM any number */
 

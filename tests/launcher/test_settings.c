@@ -120,6 +120,12 @@ static void a_bad_command_line_is_refused_in_one_line(void) {
         {"serve --prompt-ids 3", "--prompt-ids: found without 'generate'"},
         {"--prompt a", "--prompt: found without 'generate'"},
         {"generate --model-dir m --prompt a --prompt-ids 3", "--prompt-ids: found with --prompt, expected one of them"},
+        {"generate --model-dir m --prompt-ids 3 --chat", "--chat: found without --prompt, expected with it"},
+        {"generate --model-dir m --prompt-ids 3 --stop a", "--stop: found without --prompt, expected with it"},
+        {"generate --model-dir m --prompt a --system b", "--system: found without --chat, expected with it"},
+        {"generate --model-dir m --prompt a --chat-template chatml",
+         "--chat-template: found without 'serve' or --chat"},
+        {"generate --cache-salt a --requests 3", "--requests: found with 'generate', expected without it"},
         {"serve generate", "found 'generate'"},
         {"serve --gpu-memory-utilization 1.5", "expected a number from 0.01 to 1"},
         {"--block-size", "--block-size: found no value"},
@@ -270,11 +276,6 @@ static char *printed(void (*print)(const cpa_settings *, FILE *), const cpa_sett
     return text;
 }
 
-static void print_help(const cpa_settings *settings, FILE *out) {
-    (void)settings;
-    cpa_settings_print_help(out);
-}
-
 static void print_settings(const cpa_settings *settings, FILE *out) {
     cpa_settings_print(settings, "fp16 for once", out);
 }
@@ -292,20 +293,61 @@ static void join_lines(char *text) {
     *to = 0;
 }
 
-static void help_lists_every_setting_with_its_default(void) {
+/* Whether --help of a command lists the settings that have a meaning there, with their defaults; counts them. */
+static void expect_help(const cpa_settings *command, int *listed) {
     const cpa_field *table = cpa_settings_rows;
-    char *help = printed(print_help, NULL);
+    char *help = printed(cpa_settings_print_help, command);
     for (char *line = help; *line; line += strcspn(line, "\n") + 1) CU_ASSERT(strcspn(line, "\n") <= 100);
     join_lines(help);
+    help = strstr(help, "turns a flag off."); /* behind the usage, which names some */
+    CU_ASSERT_PTR_NOT_NULL_FATAL(help);
     for (int f = 0; f < cpa_settings_n_rows; f++) {
         char option[64], text[512];
         int shown = table[f].initial[0] && !cpa_setting_is_action(&table[f]);
         snprintf(option, sizeof option, " --%s ", table[f].name);
         char *row = strstr(help, option);
-        CU_ASSERT_PTR_NOT_NULL_FATAL(row);
+        CU_ASSERT_EQUAL(row != NULL, cpa_setting_is_of_command(command, &table[f]));
+        if (!row) continue;
+        listed[f]++;
         snprintf(text, sizeof text, shown ? "%s [%s]" : "%s", table[f].help, table[f].initial);
         CU_ASSERT_PTR_NOT_NULL(strstr(row, text));
     }
+}
+
+static void help_of_a_command_lists_its_settings_with_their_defaults(void) {
+    int listed[CPA_SETTINGS_MAX] = {0};
+    expect_help(&(cpa_settings){0}, listed);
+    expect_help(&(cpa_settings){.serve = 1}, listed);
+    expect_help(&(cpa_settings){.generate = 1}, listed);
+    for (int f = 0; f < cpa_settings_n_rows; f++) CU_ASSERT(listed[f] > 0);
+    CU_ASSERT_EQUAL(listed[cpa_settings_index("block-size")], 3);
+    CU_ASSERT_EQUAL(listed[cpa_settings_index("trace")], 1);
+    CU_ASSERT_EQUAL(listed[cpa_settings_index("port")], 1);
+}
+
+/* Prompts are as long as a command line may be, and printed whole. */
+static void long_texts_are_taken_whole(void) {
+    enum { BYTES = 60000 };
+    static char prompt[BYTES + 1];
+    char *argv[] = {(char[]){"cp_attn"}, (char[]){"generate"}, (char[]){"--model-dir"},
+                    (char[]){"m"},       (char[]){"--prompt"}, prompt};
+    cpa_settings settings, again;
+    cpa_error err;
+    memset(prompt, 'a', BYTES);
+    prompt[BYTES / 2] = '"';
+    CU_ASSERT_EQUAL_FATAL(cpa_settings_load(6, argv, &settings, &err), CPA_OK);
+    CU_ASSERT_STRING_EQUAL(settings.prompt, prompt);
+    CU_ASSERT_PTR_NULL(settings.prompt_ids);
+    const char *row = strstr(printed(print_settings, &settings), "\nprompt: \"aaa");
+    CU_ASSERT_PTR_NOT_NULL_FATAL(row);
+    CU_ASSERT_EQUAL(strcspn(row + 1, " ") + 1 + strcspn(strchr(row, ' ') + 1, " "), 9 + BYTES + 2);
+    cpa_settings_release(&settings);
+    CU_ASSERT_PTR_NULL(settings.prompt);
+    setenv("CPATTN_PROMPT", prompt, 1);
+    CU_ASSERT_EQUAL_FATAL(load("generate --model-dir m --prompt b", &again, &err), CPA_OK);
+    CU_ASSERT_STRING_EQUAL(again.prompt, "b");
+    cpa_settings_release(&again);
+    unsetenv("CPATTN_PROMPT");
 }
 
 /* Deep and endless files are refused as soon as they are. */
@@ -480,7 +522,9 @@ static const cpa_test tests[] = {
     {"a bad settings file is refused with its line", a_bad_settings_file_is_refused_with_its_line},
     {"the environment is checked like the command line", the_environment_is_checked_like_the_command_line},
     {"who drafts is read in one setting", who_drafts_is_read_in_one_setting},
-    {"help lists every setting with its default", help_lists_every_setting_with_its_default},
+    {"help of a command lists its settings with their defaults",
+     help_of_a_command_lists_its_settings_with_their_defaults},
+    {"long texts are taken whole", long_texts_are_taken_whole},
     {"the printed configuration names origins and can be read again",
      the_printed_configuration_names_origins_and_can_be_read_again},
     {"what a settings file costs is bounded", what_a_settings_file_costs_is_bounded},

@@ -150,6 +150,34 @@ generate_text() {
     head -n -1 out | cmp - text || fail "another text than in the JSON: $(cat out text)"
 }
 
+# A chat is the text that its template makes of it; an answer ends in front of a text that is named; prompts may be long.
+generate_chat() {
+    local text=(generate --model-dir "$MODELS/tiny-llama" --dtype fp32 --max-tokens 20) ids whole
+    run 1 "${text[@]}" --prompt Hello --chat --system "Be brief" --chat-template chatml --json
+    expect_code 0 "a chat"
+    ids=$(sed 's/"logprobs".*//' out)
+    printf '<|im_start|>system\nBe brief<|im_end|>\n<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n' >chat
+    run 1 "${text[@]}" --prompt @chat --json
+    [ "$(sed 's/"prompt_ids": \[1, /"prompt_ids": [/; s/"logprobs".*//; s/"ids".*//' out)" = "${ids%%\"ids\"*}" ] ||
+        fail "another prompt than the template's: $(cat out; echo "$ids")"
+    cp -r "$MODELS/tiny-llama" plain && chmod -R u+w plain && rm plain/tokenizer_config.json
+    expect_bad '--chat: found no chat template in plain' generate --model-dir plain --prompt a --chat
+    run 1 "${text[@]}" --prompt 'Grüße, 世界'
+    whole=$(head -n -1 out)
+    run 2 "${text[@]}" --prompt 'Grüße, 世界' --stop Fran
+    expect_code 0 "an answer with a stop"
+    [ "$(head -n -1 out)" = "${whole%%Fran*}" ] || fail "it does not end before its stop: $(cat out); $whole"
+    grep -q ' tokens (stop) after' out || fail "no line of the end: $(cat out)"
+    run 1 "${text[@]}" --prompt 'Grüße, 世界' --stop Fran --json
+    [[ $(cat out) = *'Fran'* ]] && fail "the JSON has the stop: $(cat out)"
+    grep -qF '"reason": "stop"' out || fail "another reason in the JSON: $(cat out)"
+    run 1 "${text[@]}" --prompt 'Grüße, 世界' --stop 'Francisco was not there'
+    [ "$(head -n -1 out)" = "$whole" ] || fail "a stop that never comes changes the text: $(cat out)"
+    run 2 generate --model-dir "$MODELS/tiny-llama" --max-tokens 2 --prompt-ids "$(yes 7 | head -700 | paste -sd,)"
+    expect_code 0 "a prompt of 1,400 bytes"
+    grep -q 'after 700 of the prompt' out || fail "another length of the prompt: $(cat out)"
+}
+
 # An answer ends at the model's own end tokens, unless these are ignored, and at those that are named.
 generate_ends() {
     local all ids
