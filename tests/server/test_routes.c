@@ -352,7 +352,7 @@ static const wrong_body wrong_bodies[] = {
     {"{\"prompt\": [1], \"suffix\": \"end\"}", "suffix", 400},
     {"{\"prompt\": [1], \"logit_bias\": {\"5\": 1}}", "logit_bias", 400},
     {"{\"prompt\": [1], \"frequency_penalty\": 2.5}", "frequency_penalty", 400},
-    {"{\"prompt\": [1], \"response_format\": {\"type\": \"json_object\"}}", "response_format", 400},
+    {"{\"prompt\": [1], \"response_format\": {\"type\": \"grammar\"}}", "response_format.type", 400},
     {"{\"prompt\": [1], \"prompt_logprobs\": 0}", "prompt_logprobs", 400},
     {"{\"prompt\": [1], \"typical_p\": 0.5}", "typical_p", 400},
     {"{\"prompt\": [1], \"thinking_token_budget\": 100}", "thinking_token_budget", 400},
