@@ -353,6 +353,8 @@ static const wrong_body wrong_bodies[] = {
     {"{\"prompt\": [1], \"logit_bias\": {\"5\": 1}}", "logit_bias", 400},
     {"{\"prompt\": [1], \"frequency_penalty\": 2.5}", "frequency_penalty", 400},
     {"{\"prompt\": [1], \"response_format\": {\"type\": \"grammar\"}}", "response_format.type", 400},
+    {"{\"prompt\": [1], \"max_token\": 5}", "max_tokens", 400},
+    {"{\"prompt\": [1], \"temprature\": 0.5}", "temperature", 400},
     {"{\"prompt\": [1], \"prompt_logprobs\": 0}", "prompt_logprobs", 400},
     {"{\"prompt\": [1], \"typical_p\": 0.5}", "typical_p", 400},
     {"{\"prompt\": [1], \"thinking_token_budget\": 100}", "thinking_token_budget", 400},
