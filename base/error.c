@@ -19,6 +19,10 @@ cpa_status cpa_fail(cpa_error *err, cpa_status status, const char *format, ...) 
     return status;
 }
 
+cpa_status cpa_status_from(int64_t number) {
+    return number >= CPA_OK && number <= CPA_BUSY ? (cpa_status)number : CPA_COMM;
+}
+
 const char *cpa_status_name(cpa_status status) {
     switch (status) {
         case CPA_OK: return "ok";

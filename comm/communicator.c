@@ -6,6 +6,7 @@
 #include <time.h>
 
 #include "base/check.h"
+#include "base/clock.h"
 
 static int is_taken(const cpa_comm *comm, int32_t tag) {
     return (int)(comm->tags_taken[tag / 64] >> tag % 64 & 1);
@@ -63,6 +64,13 @@ static void nap(double *seconds) {
     nanosleep(&time, NULL);
 }
 
+/* While ranks join nobody watches them. */
+static cpa_status check_deadline(const cpa_comm *comm, int32_t peer, cpa_error *err) {
+    if (cpa_clock_now() < comm->deadline) return CPA_OK;
+    return cpa_fail(err, CPA_COMM, "rank %d: rank %d has not joined in time: it is stopped, or cut off", comm->rank,
+                    peer);
+}
+
 static cpa_status wait_for(cpa_comm *comm, cpa_comm_request **request, int32_t peer, int may_nap, cpa_error *err) {
     enum { LONG_WAIT = 10000 }; /* looks: others need not hear of shorter ones */
     cpa_status status = CPA_OK;
@@ -71,6 +79,7 @@ static cpa_status wait_for(cpa_comm *comm, cpa_comm_request **request, int32_t p
     for (;;) {
         status = cpa_comm_test(comm, request, &done, err);
         if (status == CPA_OK && !done) status = cpa_comm_check(comm, peer, err);
+        if (status == CPA_OK && !done && comm->deadline > 0) status = check_deadline(comm, peer, err);
         if (status != CPA_OK || done) break;
         if (looks <= LONG_WAIT && looks++ == LONG_WAIT && comm->watch) cpa_watch_note_wait(comm->watch, peer);
         if (may_nap && looks > LONG_WAIT) {

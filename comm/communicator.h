@@ -17,6 +17,7 @@ struct cpa_comm {
     uint64_t tags_taken[CPA_COMM_TAGS / 64]; /* a bit for each; the same on every rank, as is the next to look at */
     int32_t next_tag;
     int32_t channels; /* opened so far */
+    double deadline;  /* of the constructor's own waits; 0: it is done */
     cpa_watch *watch; /* NULL with one rank */
     cpa_calls calls;  /* that this rank waits in, if it says so (cpa_comm_begin_wait) */
     void *remembered; /* what is measured once for a communicator; freed with it */
@@ -24,6 +25,14 @@ struct cpa_comm {
 
 /* Options with their defaults filled in; those of a smaller known size are zero. */
 cpa_status cpa_comm_take_options(const cpa_comm_options *given, cpa_comm_options *out, cpa_error *err);
+
+/* The key of connections that follows from the secret of the options. */
+cpa_status cpa_comm_key(const cpa_comm_options *options, cpa_job_key *out, cpa_error *err);
+
+/* cpa_comm_create, where rank 0 listens at the address `host` alone for the connections by which ranks are watched; NULL:
+ * at that of loopback where all ranks are on one host, else at every one. */
+cpa_status cpa_comm_create_at(const char *host, const cpa_comm_ops *ops, void *state, int32_t rank, int32_t size,
+                              const cpa_comm_options *options, cpa_comm **out, cpa_error *err);
 
 /* Takes n tags in a row, which nobody else uses until they are given back; *first is -1 where there are none. Every
  * rank takes and gives back the same ones in the same order, whatever fails. They come round: those that were given

@@ -186,6 +186,7 @@ cpa_status cpa_control_agree(cpa_control *control, cpa_status mine, cpa_error *e
         cpa_fail(&failure, mine, "rank %d: %s", lowest, message);
     }
     CPA_TRY(cpa_control_bcast(control, &failure, sizeof failure, lowest, err));
-    if (err) memcpy(err, &failure, sizeof failure);
-    return failure.status;
+    const int length = (int)strnlen(failure.message, sizeof failure.message);
+    const cpa_status status = cpa_status_from((int64_t)failure.status);
+    return cpa_fail(err, status == CPA_OK ? CPA_COMM : status, "%.*s", length, failure.message);
 }

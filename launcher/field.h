@@ -33,7 +33,8 @@ typedef struct cpa_field {
     double word_value;
     int power_of_two; /* INT: only powers of two */
     const char *help;
-    int secret;        /* the value is not written into results */
+    int secret;        /* the value is not written into results, nor sent to other ranks */
+    int early;         /* each rank reads it before it meets the others: not from a settings file */
     const char *alias; /* another name that it is found by; NULL: there is none */
 } cpa_field;
 

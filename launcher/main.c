@@ -32,13 +32,21 @@ static cpa_exit_code dry_run(cpa_service *service, const cpa_workload *workload)
     return cpa_job_ranks_agree(ranks, code);
 }
 
+/* The job of rank 0, on all ranks, without what is none of their business. */
+static void send_job(cpa_job_ranks *ranks, cpa_job *job) {
+    cpa_job sent = *job;
+    cpa_settings_hide_secrets(&sent.settings);
+    cpa_job_ranks_broadcast(ranks, &sent, sizeof sent);
+    if (ranks->rank != 0) *job = sent;
+}
+
 /* The job that rank 0 reads from the command line, the environment and the files, on all ranks. */
 static cpa_exit_code run_job(cpa_comm *comm, int argc, char **argv) {
     cpa_service service = {.engine = NULL};
     cpa_workload workload = {.count = 0}; /* rank 0 */
     cpa_job_ranks_open(comm, &service.ranks);
     if (service.ranks.rank == 0) cpa_job_prepare(argc, argv, service.ranks.size, &service.job, &workload);
-    cpa_job_ranks_broadcast(&service.ranks, &service.job, sizeof service.job);
+    send_job(&service.ranks, &service.job);
     if (service.ranks.rank > 0) cpa_settings_receive(&service.job.settings);
     (void)cpa_job_set_rules(&service.job, NULL); /* right, as they were read; pointers are those of this rank now */
     const cpa_settings *settings = &service.job.settings;
@@ -57,6 +65,12 @@ static cpa_exit_code run_job(cpa_comm *comm, int argc, char **argv) {
     return code;
 }
 
+/* Before it is known which rank this is. */
+static void log_early(void *ctx, cpa_log_level level, const char *line) {
+    (void)ctx, (void)level;
+    fprintf(stderr, "cp_attn: warn: %s\n", line);
+}
+
 /* What was closed when the program started is opened again, so that MPI's own descriptors do not take its number and
  * get what is printed; writing there fails as before. */
 static int hold_standard_streams(void) {
@@ -72,6 +86,7 @@ int main(int argc, char **argv) {
     if (!hold_standard_streams()) return CPA_EXIT_FAULT;
     if (argc > 2 && strcmp(argv[1], "bench") == 0 && strcmp(argv[2], "serve") == 0)
         return cpa_bench_serve_main(argc - 2, argv + 2, getenv("OPENAI_API_KEY")); /* a client has no ranks */
+    cpa_log_set(log_early, NULL, CPA_LOG_WARN);
     cpa_status joined = cpa_ranks_join(&argc, &argv, &comm, &err);
     if (joined != CPA_OK) {
         fprintf(stderr, "cp_attn: %s\n", err.message);

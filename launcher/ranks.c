@@ -8,6 +8,8 @@
 #include <cpattn/mpi.h>
 
 #include "base/check.h"
+#include "launcher/join_settings.h"
+#include "launcher/settings_table.h"
 
 /* Whether a launcher of MPI started this process: Open MPI, or one that speaks PMI or PMIx, as Slurm does. */
 static int is_started_by_mpi(void) {
@@ -24,22 +26,33 @@ static cpa_status read_number(const char *name, long least, long most, int32_t *
     return CPA_OK;
 }
 
-static cpa_status join_store(cpa_comm **out, cpa_error *err) {
+static cpa_status join_store(const cpa_join_settings *settings, cpa_comm **out, cpa_error *err) {
     enum { MOST_RANKS = 64, MOST_PORT = 65535 };
     int32_t rank = 0, size = 0, port = 0;
     CPA_TRY(read_number("WORLD_SIZE", 1, MOST_RANKS, &size, err));
     CPA_TRY(read_number("RANK", 0, size - 1, &rank, err));
     CPA_TRY(read_number("MASTER_PORT", 1, MOST_PORT, &port, err));
-    return cpa_comm_from_store(getenv("MASTER_ADDR"), port, rank, size, NULL, out, err);
+    if (size > 1 && !settings->secret[0])
+        return cpa_fail(err, CPA_INVALID,
+                        CPA_JOB_SECRET_VARIABLE
+                        ": found none, expected a secret that all %d ranks are given, there or in "
+                        "the file of --job-secret-file",
+                        size);
+    const cpa_comm_options options = {
+        .size = sizeof options, .join_s = settings->timeout_s, .secret = settings->secret[0] ? settings->secret : NULL};
+    return cpa_comm_from_store(getenv("MASTER_ADDR"), port, rank, size, &options, out, err);
 }
 
 cpa_status cpa_ranks_join(int *argc, char ***argv, cpa_comm **out, cpa_error *err) {
     int provided;
+    cpa_join_settings settings;
+    CPA_TRY(cpa_join_settings_load(*argc, *argv, &settings, err));
     if (getenv("RANK") && getenv("WORLD_SIZE") && getenv("MASTER_ADDR") && getenv("MASTER_PORT") &&
         !is_started_by_mpi())
-        return join_store(out, err);
+        return join_store(&settings, out, err);
     MPI_Init_thread(argc, argv, MPI_THREAD_FUNNELED, &provided);
-    return cpa_comm_from_mpi(MPI_COMM_WORLD, NULL, out, err);
+    const cpa_comm_options options = {.size = sizeof options, .join_s = settings.timeout_s};
+    return cpa_comm_from_mpi(MPI_COMM_WORLD, &options, out, err);
 }
 
 int cpa_ranks_end_together(void) {

@@ -9,7 +9,8 @@
 #include "launcher/exit_code.h"
 
 /* Joins the other ranks; once in a process, before anything else. Where RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT
- * are set, and mpirun did not start this process, they meet there, without MPI. *out is set only on success. */
+ * are set, and mpirun did not start this process, they meet there, without MPI, and need a secret of the job
+ * (join_settings.h). *out is set only on success. */
 cpa_status cpa_ranks_join(int *argc, char ***argv, cpa_comm **out, cpa_error *err);
 /* The end of a rank that joined: of every one, unless the job is aborted. `comm` may be NULL. */
 void cpa_ranks_leave(cpa_comm *comm);

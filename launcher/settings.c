@@ -12,16 +12,8 @@
 #include "launcher/settings_table.h"
 #include "launcher/yaml_file.h"
 
-#define VARIABLE_PREFIX "CPATTN_"
-
 /* What "auto" of --shutdown-timeout stands for where others wait for answers. */
 #define SERVE_SHUTDOWN_S 30
-
-/* The environment variable of a setting: CPATTN_BLOCK_SIZE for "block-size". */
-static void variable_name(const cpa_field *field, char *out, size_t bytes) {
-    int length = snprintf(out, bytes, VARIABLE_PREFIX "%s", field->name);
-    for (int i = 0; i < length; i++) out[i] = out[i] == '-' ? '_' : (char)toupper((unsigned char)out[i]);
-}
 
 static cpa_status unknown_option(const char *arg, size_t length, cpa_error *err) {
     char found[64];
@@ -99,6 +91,10 @@ static cpa_status read_file(cpa_settings *settings, cpa_error *err) {
         snprintf(where, sizeof where, "%s:%d: %s", settings->config, entry->line, entry->field->name);
         if (cpa_setting_is_action(entry->field)) {
             status = cpa_fail(err, CPA_INVALID, "%s: found in a file, expected on the command line only", where);
+        } else if (entry->field->early) {
+            status =
+                cpa_fail(err, CPA_INVALID,
+                         "%s: found in a file, expected in the command line or the environment of each rank", where);
         } else if (is_path(entry->field)) {
             status = set_path(settings, f, where, entry->value, entry->line, err);
         } else {
@@ -113,28 +109,27 @@ static cpa_status read_file(cpa_settings *settings, cpa_error *err) {
 static cpa_status unknown_variable(const char *variable, size_t length, cpa_error *err) {
     char shown[64], plain[64], nearest_name[64];
     cpa_text_quote(variable, length, shown, sizeof shown);
-    const size_t prefix = sizeof VARIABLE_PREFIX - 1;
+    const size_t prefix = sizeof CPA_VARIABLE_PREFIX - 1;
     size_t n = 0;
     for (; n + prefix < length && n < sizeof plain; n++) plain[n] = (char)tolower((unsigned char)variable[prefix + n]);
     const cpa_field *nearest = cpa_field_nearest(cpa_settings_rows, cpa_settings_n_rows, plain, n);
     if (!nearest || cpa_setting_is_action(nearest))
         return cpa_fail(err, CPA_INVALID, "%s: found an unknown variable, expected one named like an option of --help",
                         shown);
-    variable_name(nearest, nearest_name, sizeof nearest_name);
+    cpa_setting_variable(nearest, nearest_name, sizeof nearest_name);
     return cpa_fail(err, CPA_INVALID, "%s: found an unknown variable, expected %s?", shown, nearest_name);
 }
 
 /* Whether a variable, `length` bytes of "NAME=value", is one that is read here or in the test suite. */
 static int is_known_variable(const char *variable, size_t length) {
-    static const char fault[] = "CPATTN_FAULT", config[] = "CPATTN_CONFIG", tests[] = "CPATTN_TEST_";
+    static const char *const others[] = {"CPATTN_FAULT", "CPATTN_CONFIG", CPA_JOB_SECRET_VARIABLE};
+    static const char tests[] = "CPATTN_TEST_";
+    enum { OTHERS = sizeof others / sizeof others[0] };
     if (strncmp(variable, tests, sizeof tests - 1) == 0) return 1;
-    for (int f = -2; f < cpa_settings_n_rows; f++) {
+    for (int f = -OTHERS; f < cpa_settings_n_rows; f++) {
         char name[64];
-        if (f >= 0) variable_name(&cpa_settings_rows[f], name, sizeof name);
-        const char *known = f == -2                                        ? fault
-                            : f == -1                                      ? config
-                            : cpa_setting_is_action(&cpa_settings_rows[f]) ? ""
-                                                                           : name;
+        if (f >= 0) cpa_setting_variable(&cpa_settings_rows[f], name, sizeof name);
+        const char *known = f < 0 ? others[f + OTHERS] : cpa_setting_is_action(&cpa_settings_rows[f]) ? "" : name;
         if (strlen(known) == length && strncmp(known, variable, length) == 0) return 1;
     }
     return 0;
@@ -143,7 +138,7 @@ static int is_known_variable(const char *variable, size_t length) {
 static cpa_status check_variables(cpa_error *err) {
     for (char **variable = environ; *variable; variable++) {
         size_t length = strcspn(*variable, "=");
-        if (strncmp(*variable, VARIABLE_PREFIX, sizeof VARIABLE_PREFIX - 1) != 0) continue;
+        if (strncmp(*variable, CPA_VARIABLE_PREFIX, sizeof CPA_VARIABLE_PREFIX - 1) != 0) continue;
         if (!is_known_variable(*variable, length)) return unknown_variable(*variable, length, err);
     }
     return CPA_OK;
@@ -153,7 +148,7 @@ static cpa_status read_environment(cpa_settings *settings, cpa_error *err) {
     CPA_TRY(check_variables(err));
     for (int f = 0; f < cpa_settings_n_rows; f++) {
         char name[64];
-        variable_name(&cpa_settings_rows[f], name, sizeof name);
+        cpa_setting_variable(&cpa_settings_rows[f], name, sizeof name);
         const char *text = cpa_setting_is_action(&cpa_settings_rows[f]) ? NULL : getenv(name);
         if (text && text[0]) CPA_TRY(set(settings, f, name, text, CPA_FROM_ENVIRONMENT, 0, err));
     }
@@ -207,6 +202,13 @@ cpa_status cpa_settings_load(int argc, char **argv, cpa_settings *out, cpa_error
 static char **long_text(const cpa_field *field, const cpa_settings *settings) {
     if (field->type != CPA_FIELD_LONG_TEXT) return NULL;
     return (char **)((uintptr_t)settings + field->offset);
+}
+
+void cpa_settings_hide_secrets(cpa_settings *settings) {
+    for (int f = 0; f < cpa_settings_n_rows; f++) {
+        const cpa_field *field = &cpa_settings_rows[f];
+        if (field->secret) memset((char *)settings + field->offset, 0, CPA_TEXT_BYTES);
+    }
 }
 
 void cpa_settings_receive(cpa_settings *settings) {
@@ -300,14 +302,14 @@ void cpa_settings_print(const cpa_settings *settings, const char *auto_dtype, FI
         if (cpa_setting_is_action(&cpa_settings_rows[f])) continue;
         cpa_origin origin = settings->source[f].origin;
         cpa_field_format(&cpa_settings_rows[f], settings, text, sizeof text);
-        const int is_hidden = cpa_settings_rows[f].secret && text[0];
+        const int is_hidden = (cpa_settings_rows[f].secret && text[0]) || cpa_settings_rows[f].early;
         if (is_hidden) snprintf(text, sizeof text, "(not shown)");
         int width =
             fprintf(out, "%s%s: ", origin == CPA_FROM_DEFAULT || is_hidden ? "# " : "", cpa_settings_rows[f].name);
         char *const *whole = long_text(&cpa_settings_rows[f], settings);
         width += print_value(&cpa_settings_rows[f], whole && *whole && !is_hidden ? *whole : text, out);
         fprintf(out, "%*s # ", width < 42 ? 42 - width : 0, "");
-        variable_name(&cpa_settings_rows[f], name, sizeof name);
+        cpa_setting_variable(&cpa_settings_rows[f], name, sizeof name);
         switch (origin) {
             case CPA_FROM_DEFAULT: fprintf(out, "default"); break;
             case CPA_FROM_FILE:

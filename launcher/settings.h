@@ -105,7 +105,9 @@ typedef struct cpa_settings {
     int64_t bind;
 
     int64_t enforce_eager;
-    double rank_timeout;     /* seconds */
+    double rank_timeout; /* seconds */
+    double join_timeout; /* likewise; read by each rank before, like the next */
+    char job_secret_file[CPA_TEXT_BYTES];
     double shutdown_timeout; /* seconds; never "auto" once the settings are loaded */
     int64_t fail_on_nonfinite;
 
@@ -135,6 +137,9 @@ cpa_status cpa_settings_load(int argc, char **argv, cpa_settings *out, cpa_error
 void cpa_settings_release(cpa_settings *settings);
 /* Settings that came from another rank: they have no long texts. */
 void cpa_settings_receive(cpa_settings *settings);
+
+/* Takes out what the other ranks do not need to know: API keys and the like. */
+void cpa_settings_hide_secrets(cpa_settings *settings);
 
 /* Text for --help, of a subcommand what goes with it, and for --print-config. The latter may be read again as a settings file: defaults are comments in it, and
  * `auto_dtype` says there what the dtype "auto" stands for. */

@@ -1,6 +1,7 @@
 #include "launcher/settings_table.h"
 
 #include <assert.h>
+#include <ctype.h>
 #include <float.h>
 #include <limits.h>
 #include <math.h>
@@ -207,6 +208,11 @@ const cpa_field cpa_settings_rows[] = {
      .help = "launch every operation by itself; else decode steps are captured in CUDA graphs"},
     {"Device", "rank-timeout", "S", REAL(rank_timeout, "10", 1, 1e6),
      .help = "the run ends when a rank has not been heard of for S seconds"},
+    {"Device", "join-timeout", "S", REAL(join_timeout, "60", 1, 1e6), .early = 1,
+     .help = "how long all ranks may take to come, and to end"},
+    {"Device", "job-secret-file", "FILE", TEXT(job_secret_file), .early = 1,
+     .help = "of ranks that meet at MASTER_ADDR without mpirun: its first line is what all of them know and nobody "
+             "else; or CPATTN_JOB_SECRET in the environment"},
     {"Device", "shutdown-timeout", "S", REAL(shutdown_timeout, "auto", 0, 1e6), .word = "auto", .word_value = -1,
      .help = "after a signal requests that have arrived may finish for S seconds; 0: the step in flight; auto: 30 of "
              "serve, else 0"},
@@ -237,6 +243,11 @@ enum { N_ROWS = sizeof cpa_settings_rows / sizeof cpa_settings_rows[0] };
 _Static_assert(N_ROWS <= CPA_SETTINGS_MAX, "CPA_SETTINGS_MAX is too small");
 
 const int cpa_settings_n_rows = N_ROWS;
+
+void cpa_setting_variable(const cpa_field *field, char *out, size_t bytes) {
+    int length = snprintf(out, bytes, CPA_VARIABLE_PREFIX "%s", field->name);
+    for (int i = 0; i < length; i++) out[i] = out[i] == '-' ? '_' : (char)toupper((unsigned char)out[i]);
+}
 
 int cpa_setting_is_action(const cpa_field *field) {
     return strcmp(field->group, ACTIONS) == 0;

@@ -11,27 +11,33 @@ static cpa_status check_result(const cpa_nccl *nccl, ncclResult_t result, const 
     return cpa_fail(err, CPA_COMM, "%s: %s", call, nccl->ncclGetErrorString(result));
 }
 
-/* What rank 0 has in *endpoint, on every rank, through `memory` of the device. */
-static cpa_status broadcast(const cpa_nccl *nccl, ncclComm_t comm, cpa_endpoint *endpoint, void *memory,
-                            cudaStream_t stream, cpa_error *err) {
-    const size_t bytes = sizeof *endpoint;
-    cudaError_t error = cudaMemcpyAsync(memory, endpoint, bytes, cudaMemcpyHostToDevice, stream);
+/* Where rank 0 listens, and the key of who may connect there. */
+typedef struct meeting {
+    cpa_endpoint endpoint;
+    cpa_job_key key;
+} meeting;
+
+/* What rank 0 has in *where, on every rank, through `memory` of the device. */
+static cpa_status broadcast(const cpa_nccl *nccl, ncclComm_t comm, meeting *where, void *memory, cudaStream_t stream,
+                            cpa_error *err) {
+    const size_t bytes = sizeof *where;
+    cudaError_t error = cudaMemcpyAsync(memory, where, bytes, cudaMemcpyHostToDevice, stream);
     CPA_TRY(cpa_runtime_check(error, "cudaMemcpyAsync", err));
     ncclResult_t result = nccl->ncclBroadcast(memory, memory, bytes, ncclInt8, 0, comm, stream);
     CPA_TRY(check_result(nccl, result, "ncclBroadcast", err));
-    error = cudaMemcpyAsync(endpoint, memory, bytes, cudaMemcpyDeviceToHost, stream);
+    error = cudaMemcpyAsync(where, memory, bytes, cudaMemcpyDeviceToHost, stream);
     CPA_TRY(cpa_runtime_check(error, "cudaMemcpyAsync", err));
     return cpa_runtime_check(cudaStreamSynchronize(stream), "cudaStreamSynchronize", err);
 }
 
-static cpa_status share(const cpa_nccl *nccl, ncclComm_t comm, cpa_endpoint *endpoint, cpa_error *err) {
+static cpa_status share(const cpa_nccl *nccl, ncclComm_t comm, meeting *where, cpa_error *err) {
     void *memory = NULL;
     cudaStream_t stream = NULL;
     cpa_status status;
-    CPA_TRY_GOTO(cpa_runtime_check(cudaMalloc(&memory, sizeof *endpoint), "cudaMalloc", err), done);
+    CPA_TRY_GOTO(cpa_runtime_check(cudaMalloc(&memory, sizeof *where), "cudaMalloc", err), done);
     cudaError_t error = cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
     CPA_TRY_GOTO(cpa_runtime_check(error, "cudaStreamCreateWithFlags", err), done);
-    status = broadcast(nccl, comm, endpoint, memory, stream, err);
+    status = broadcast(nccl, comm, where, memory, stream, err);
 done:
     if (stream) cudaStreamDestroy(stream);
     cudaFree(memory);
@@ -41,14 +47,16 @@ done:
 /* Rank 0 listens; where it cannot, its endpoint has no address, and all ranks fail. */
 static cpa_status meet(const cpa_nccl *nccl, ncclComm_t comm, int32_t rank, int32_t size, double join_s, cpa_mesh *out,
                        cpa_error *err) {
-    cpa_endpoint meeting = {.n_addresses = 0};
+    meeting where = {.endpoint = {.n_addresses = 0}};
     cpa_error why = {.status = CPA_COMM, .message = "rank 0 cannot listen"};
     int listener = -1;
-    int32_t port;
-    if (rank == 0 && cpa_socket_listen(0, &listener, &port, &why) == CPA_OK) cpa_endpoint_here(port, &meeting);
-    cpa_status status = share(nccl, comm, &meeting, err);
-    if (status == CPA_OK && meeting.n_addresses == 0) status = cpa_fail(err, CPA_COMM, "%s", why.message);
-    if (status == CPA_OK) status = cpa_mesh_join(&meeting, listener, rank, size, join_s, out, err);
+    if (rank == 0 && (cpa_random_fill(&where.key, sizeof where.key, &why) != CPA_OK ||
+                      cpa_socket_listen(NULL, 0, &listener, &why) != CPA_OK ||
+                      cpa_endpoint_of(listener, &where.endpoint, &why) != CPA_OK))
+        where.endpoint.n_addresses = 0;
+    cpa_status status = share(nccl, comm, &where, err);
+    if (status == CPA_OK && where.endpoint.n_addresses == 0) status = cpa_fail(err, CPA_COMM, "%s", why.message);
+    if (status == CPA_OK) status = cpa_mesh_join(&where.endpoint, listener, rank, size, &where.key, join_s, out, err);
     cpa_socket_close(&listener);
     return status;
 }
@@ -69,7 +77,7 @@ cpa_status cpa_comm_from_nccl(void *nccl_comm, const cpa_comm_options *options, 
                         CPA_COMM_MAX_RANKS);
     }
     CPA_TRY(meet(&nccl, nccl_comm, rank, size, own.join_s, &mesh, err));
-    cpa_status status = cpa_mesh_comm(&mesh, options, out, err);
+    cpa_status status = cpa_mesh_comm(&mesh, NULL, options, out, err);
     if (status != CPA_OK) cpa_mesh_close(&mesh);
     return status;
 }

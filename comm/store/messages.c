@@ -9,8 +9,10 @@
 #include <string.h>
 #include <sys/socket.h>
 
+#include "base/array.h"
 #include "base/check.h"
 #include "base/clock.h"
+#include "base/min_max.h"
 #include "comm/store/mesh.h"
 
 typedef struct frame_head {
@@ -21,6 +23,14 @@ typedef struct frame_head {
 
 #define FRAME_MAGIC UINT32_C(0x63706631)
 
+/* What a message may have: a head that says more is none. */
+#define MOST_BYTES ((int64_t)1 << 40)
+
+/* Room that a message gets which nobody expects yet; from then on twice what has arrived. */
+#define LEAST_ROOM ((int64_t)64 << 10)
+
+static const char no_memory[] = "no memory for a message that has arrived";
+
 /* How long a communicator that is closed waits for the others to be closed. */
 #define LINGER_S 1.0
 
@@ -30,12 +40,14 @@ struct cpa_comm_request {
     int32_t peer, tag;
     int is_send;
     int given_up; /* a send that is through in part: the rest is a copy, and goes on */
+    int is_kept;
     int done;
     cpa_status failed; /* and why is that of the connection, or a wrong size */
     frame_head head;
     int64_t head_at, at; /* bytes of the head, and of the message, that are through */
     int64_t bytes;       /* of a receive: as expected */
     char *data;
+    int64_t capacity; /* of a kept one: there is room for what has arrived, whatever its head says is to come */
 };
 
 typedef struct request_list {
@@ -98,7 +110,7 @@ static cpa_comm_request *take(tcp_state *s, cpa_error *err) {
 }
 
 static void put_back(tcp_state *s, cpa_comm_request *r) {
-    r->next = s->free_requests;
+    *r = (cpa_comm_request){.next = s->free_requests};
     s->free_requests = r;
 }
 
@@ -168,7 +180,8 @@ static void complete(link *l) {
 static void begin_frame(tcp_state *s, int32_t peer) {
     link *l = &s->links[peer];
     const frame_head *head = &l->head;
-    if (head->magic != FRAME_MAGIC || head->bytes < 0) {
+    if (head->magic != FRAME_MAGIC || head->bytes < 0 || head->bytes > MOST_BYTES || head->tag < 0 ||
+        head->tag >= CPA_COMM_TAGS) {
         break_link(s, peer, "what arrived is no message");
         return;
     }
@@ -183,16 +196,33 @@ static void begin_frame(tcp_state *s, int32_t peer) {
         return;
     }
     cpa_comm_request *kept = take(s, NULL);
-    char *data = kept ? malloc((size_t)head->bytes + 1) : NULL;
-    if (!data) {
-        if (kept) put_back(s, kept);
-        break_link(s, peer, "no memory for a message that has arrived");
+    if (!kept) {
+        break_link(s, peer, no_memory);
         return;
     }
-    *kept = (cpa_comm_request){
-        .peer = peer, .tag = head->tag, .head = *head, .bytes = head->bytes, .data = data, .failed = CPA_OK};
+    *kept = (cpa_comm_request){.peer = peer, .tag = head->tag, .is_kept = 1, .head = *head, .bytes = head->bytes};
     list_append(&l->kept, kept);
     l->into = kept;
+}
+
+/* Where the next bytes of the frame go, and how many. */
+static char *find_room(tcp_state *s, int32_t peer, char *nowhere, int64_t nowhere_bytes, int64_t *bytes) {
+    const link *l = &s->links[peer];
+    cpa_comm_request *into = l->into;
+    *bytes = l->left;
+    if (!into) {
+        *bytes = cpa_min64(l->left, nowhere_bytes);
+        return nowhere;
+    }
+    if (into->is_kept) {
+        const int64_t room = cpa_min64(into->bytes, cpa_max64(LEAST_ROOM, 2 * into->at));
+        if (into->at == into->capacity && !cpa_array_reserve(&into->data, &into->capacity, room, 1)) {
+            break_link(s, peer, no_memory);
+            return NULL;
+        }
+        *bytes = cpa_min64(l->left, into->capacity - into->at);
+    }
+    return into->data + into->at;
 }
 
 /* Takes bytes of the frame that arrives; whether there may be more. */
@@ -207,8 +237,10 @@ static int receive_some(tcp_state *s, int32_t peer) {
         begin_frame(s, peer);
     }
     if (l->left > 0 && l->fd >= 0) {
-        int64_t room = !l->into && l->left > (int64_t)sizeof nowhere ? (int64_t)sizeof nowhere : l->left;
-        int64_t n = move_in(s, peer, l->into ? l->into->data + l->into->at : nowhere, room);
+        int64_t room;
+        char *to = find_room(s, peer, nowhere, (int64_t)sizeof nowhere, &room);
+        if (!to) return 0;
+        int64_t n = move_in(s, peer, to, room);
         l->left -= n;
         if (l->into) l->into->at += n;
         if (n == 0) return 0;
@@ -242,6 +274,9 @@ static cpa_status tcp_send(void *state, int32_t peer, int32_t tag, const void *d
                            cpa_comm_request **out, cpa_error *err) {
     tcp_state *s = state;
     link *l = &s->links[peer];
+    if (bytes > MOST_BYTES)
+        return cpa_fail(err, CPA_INVALID, "a message of %" PRId64 " bytes, expected at most %" PRId64, bytes,
+                        MOST_BYTES);
     cpa_comm_request *r = take(s, err);
     if (!r) return CPA_NO_MEMORY;
     *r = (cpa_comm_request){.peer = peer,
@@ -382,8 +417,8 @@ static void tcp_close(void *state) {
     release(s);
 }
 
-cpa_status cpa_mesh_comm(const cpa_mesh *mesh, const cpa_comm_options *options, cpa_comm **out, cpa_error *err) {
-    static const cpa_comm_ops ops = {sizeof ops, "tcp", tcp_send, tcp_receive, tcp_test, tcp_cancel, tcp_close};
+cpa_status cpa_mesh_messages(const cpa_mesh *mesh, cpa_comm_ops *ops, void **state, cpa_error *err) {
+    static const cpa_comm_ops tcp = {sizeof tcp, "tcp", tcp_send, tcp_receive, tcp_test, tcp_cancel, tcp_close};
     tcp_state *s = calloc(1, sizeof *s);
     if (!s) return cpa_fail(err, CPA_NO_MEMORY, "no memory for a communicator");
     s->mesh = *mesh;
@@ -394,7 +429,17 @@ cpa_status cpa_mesh_comm(const cpa_mesh *mesh, const cpa_comm_options *options, 
         list_init(&l->expected);
         list_init(&l->kept);
     }
-    cpa_status status = cpa_comm_create(&ops, s, mesh->rank, mesh->size, options, out, err);
-    if (status != CPA_OK) release(s);
+    *ops = tcp;
+    *state = s;
+    return CPA_OK;
+}
+
+cpa_status cpa_mesh_comm(const cpa_mesh *mesh, const char *host, const cpa_comm_options *options, cpa_comm **out,
+                         cpa_error *err) {
+    cpa_comm_ops ops;
+    void *state;
+    CPA_TRY(cpa_mesh_messages(mesh, &ops, &state, err));
+    cpa_status status = cpa_comm_create_at(host, &ops, state, mesh->rank, mesh->size, options, out, err);
+    if (status != CPA_OK) release(state);
     return status;
 }

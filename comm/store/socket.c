@@ -40,39 +40,50 @@ static void tune(int fd) {
 
 /* ---- where ---- */
 
-static int bind_to(int family, int32_t port) {
+/* A listening socket; -1 with errno if that fails. */
+static int listen_at(const struct addrinfo *at) {
     const int on = 1, off = 0;
-    int fd = socket(family, SOCK_STREAM | SOCK_CLOEXEC, 0), bound;
+    int fd = socket(at->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
     if (fd < 0) return -1;
+    tune(fd);
     setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
-    if (family == AF_INET6) {
-        struct sockaddr_in6 any = {.sin6_family = AF_INET6, .sin6_port = htons((uint16_t)port)};
-        setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off);
-        bound = bind(fd, (const struct sockaddr *)&any, sizeof any);
-    } else {
-        struct sockaddr_in any = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port)};
-        bound = bind(fd, (const struct sockaddr *)&any, sizeof any);
-    }
-    if (bound == 0 && listen(fd, SOMAXCONN) == 0) return fd;
+    if (at->ai_family == AF_INET6) setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off);
+    if (bind(fd, at->ai_addr, at->ai_addrlen) == 0 && listen(fd, SOMAXCONN) == 0) return fd;
     const int why = errno;
     close(fd);
     errno = why;
     return -1;
 }
 
-cpa_status cpa_socket_listen(int32_t port, int *fd, int32_t *bound, cpa_error *err) {
-    struct sockaddr_storage address;
-    socklen_t length = sizeof address;
-    int listener = bind_to(AF_INET6, port); /* IPv4 too */
-    if (listener < 0) listener = bind_to(AF_INET, port);
-    if (listener < 0) return cpa_fail(err, CPA_COMM, "cannot listen on TCP port %d: %s", port, strerror(errno));
-    tune(listener);
-    if (getsockname(listener, (struct sockaddr *)&address, &length) != 0) {
-        cpa_socket_close(&listener);
-        return fail_errno("getsockname", err);
+/* The addresses of a name, as a list for freeaddrinfo; NULL with a reason where there are none. */
+static struct addrinfo *resolve(const char *host, int32_t port, char why[128]) {
+    const struct addrinfo hints = {.ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM};
+    struct addrinfo *all = NULL;
+    char service[16];
+    snprintf(service, sizeof service, "%d", port);
+    const int code = getaddrinfo(host, service, &hints, &all);
+    if (code == 0) return all;
+    snprintf(why, 128, "%s", gai_strerror(code));
+    return NULL;
+}
+
+static int listen_at_name(const char *host, int32_t port, char why[128]) {
+    struct addrinfo *all = resolve(host, port, why);
+    int fd = -1;
+    for (const struct addrinfo *i = all; i && fd < 0; i = i->ai_next) {
+        fd = listen_at(i);
+        if (fd < 0) snprintf(why, 128, "%s", strerror(errno));
     }
-    *bound = ntohs(address.ss_family == AF_INET6 ? ((struct sockaddr_in6 *)&address)->sin6_port
-                                                 : ((struct sockaddr_in *)&address)->sin_port);
+    if (all) freeaddrinfo(all);
+    return fd;
+}
+
+cpa_status cpa_socket_listen(const char *host, int32_t port, int *fd, cpa_error *err) {
+    char why[128] = "";
+    int listener = listen_at_name(host ? host : "::", port, why); /* "::" is IPv4 too */
+    if (listener < 0 && !host) listener = listen_at_name("0.0.0.0", port, why);
+    if (listener < 0)
+        return cpa_fail(err, CPA_COMM, "cannot listen at %s port %d: %s", host ? host : "every address", port, why);
     *fd = listener;
     return CPA_OK;
 }
@@ -82,9 +93,9 @@ static int to_text(const struct sockaddr *address, char out[CPA_ADDRESS_BYTES]) 
     return getnameinfo(address, length, out, CPA_ADDRESS_BYTES, NULL, 0, NI_NUMERICHOST) == 0;
 }
 
-void cpa_endpoint_here(int32_t port, cpa_endpoint *out) {
+/* All addresses of this host, loopback last. */
+static void list_addresses(cpa_endpoint *out) {
     struct ifaddrs *all = NULL;
-    *out = (cpa_endpoint){.port = port};
     if (getifaddrs(&all) != 0) all = NULL;
     for (int loopback = 0; loopback < 2; loopback++) {
         for (const struct ifaddrs *i = all; i && out->n_addresses < CPA_ENDPOINT_ADDRESSES; i = i->ifa_next) {
@@ -96,10 +107,30 @@ void cpa_endpoint_here(int32_t port, cpa_endpoint *out) {
     if (all) freeifaddrs(all);
 }
 
+cpa_status cpa_endpoint_of(int fd, cpa_endpoint *out, cpa_error *err) {
+    union {
+        struct sockaddr any;
+        struct sockaddr_in v4;
+        struct sockaddr_in6 v6;
+        struct sockaddr_storage room;
+    } own;
+    socklen_t length = sizeof own;
+    if (getsockname(fd, &own.any, &length) != 0) return fail_errno("getsockname", err);
+    const int is_v6 = own.any.sa_family == AF_INET6;
+    *out = (cpa_endpoint){.port = ntohs(is_v6 ? own.v6.sin6_port : own.v4.sin_port)};
+    if (is_v6 ? IN6_IS_ADDR_UNSPECIFIED(&own.v6.sin6_addr) : own.v4.sin_addr.s_addr == htonl(INADDR_ANY)) {
+        list_addresses(out);
+    } else {
+        out->n_addresses = to_text(&own.any, out->addresses[0]);
+    }
+    if (out->n_addresses > 0) return CPA_OK;
+    return cpa_fail(err, CPA_COMM, "this host has no address that others could reach");
+}
+
 void cpa_socket_peer(int fd, char address[CPA_ADDRESS_BYTES]) {
     struct sockaddr_storage peer;
     socklen_t length = sizeof peer;
-    address[0] = 0;
+    snprintf(address, CPA_ADDRESS_BYTES, "?");
     if (getpeername(fd, (struct sockaddr *)&peer, &length) == 0) to_text((struct sockaddr *)&peer, address);
 }
 
@@ -117,18 +148,27 @@ static int await(int fd, short events, double deadline) {
     }
 }
 
+/* Whether a socket has met itself, as may happen on a port of this host that nobody listens at. */
+static int is_own(int fd) {
+    struct sockaddr_storage here = {0}, there = {0};
+    socklen_t here_bytes = sizeof here, there_bytes = sizeof there;
+    return getsockname(fd, (struct sockaddr *)&here, &here_bytes) == 0 &&
+           getpeername(fd, (struct sockaddr *)&there, &there_bytes) == 0 && here_bytes == there_bytes &&
+           memcmp(&here, &there, here_bytes) == 0;
+}
+
 /* A connection to one address of a name; -1 with errno if that fails. */
 static int connect_one(const struct addrinfo *to, double deadline) {
     int fd = socket(to->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0), code = 0;
     socklen_t length = sizeof code;
     if (fd < 0) return -1;
     tune(fd);
-    if (connect(fd, to->ai_addr, to->ai_addrlen) == 0) return fd;
-    code = errno;
+    if (connect(fd, to->ai_addr, to->ai_addrlen) != 0) code = errno;
     if (code == EINPROGRESS) {
         code = ETIMEDOUT;
         if (await(fd, POLLOUT, deadline)) getsockopt(fd, SOL_SOCKET, SO_ERROR, &code, &length);
     }
+    if (code == 0 && is_own(fd)) code = ECONNREFUSED;
     if (code == 0) return fd;
     close(fd);
     errno = code;
@@ -136,22 +176,14 @@ static int connect_one(const struct addrinfo *to, double deadline) {
 }
 
 static int connect_address(const char *host, int32_t port, double deadline, char why[128]) {
-    const struct addrinfo hints = {.ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM};
-    struct addrinfo *all = NULL;
-    char service[16];
+    struct addrinfo *all = resolve(host, port, why);
     int fd = -1;
-    snprintf(service, sizeof service, "%d", port);
-    int code = getaddrinfo(host, service, &hints, &all);
-    if (code != 0) {
-        snprintf(why, 128, "%s", gai_strerror(code));
-        return -1;
-    }
     for (const struct addrinfo *i = all; i && fd < 0; i = i->ai_next) {
         double limit = cpa_clock_now() + ADDRESS_S;
         fd = connect_one(i, limit < deadline ? limit : deadline);
         if (fd < 0) snprintf(why, 128, "%s", strerror(errno));
     }
-    freeaddrinfo(all);
+    if (all) freeaddrinfo(all);
     return fd;
 }
 
@@ -169,17 +201,22 @@ cpa_status cpa_socket_connect(const cpa_endpoint *to, double deadline, int *fd, 
                     to->port, why);
 }
 
-cpa_status cpa_socket_accept(int listener, double deadline, int *fd, cpa_error *err) {
-    *fd = -1;
-    while (await(listener, POLLIN, deadline)) {
-        *fd = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
-        if (*fd >= 0) {
-            tune(*fd);
-            return CPA_OK;
-        }
-        if (errno != EAGAIN && errno != EINTR && errno != ECONNABORTED) return fail_errno("accept", err);
+cpa_status cpa_socket_take(int listener, int *fd, cpa_error *err) {
+    *fd = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
+    if (*fd >= 0) {
+        tune(*fd);
+        return CPA_OK;
     }
-    return CPA_OK;
+    switch (errno) {
+        case EMFILE:
+        case ENFILE:
+        case ENOBUFS:
+        case ENOMEM: return cpa_fail(err, CPA_NO_MEMORY, "accept: %s", strerror(errno));
+        case EBADF:
+        case EINVAL:
+        case ENOTSOCK: return fail_errno("accept", err);
+        default: return CPA_OK; /* nobody, or who has gone again */
+    }
 }
 
 cpa_status cpa_socket_send(int fd, const void *data, int64_t bytes, double deadline, cpa_error *err) {

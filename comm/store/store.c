@@ -21,18 +21,22 @@ static cpa_status check_place(const char *host, int32_t port, int32_t rank, int3
 cpa_status cpa_comm_from_store(const char *host, int32_t port, int32_t rank, int32_t size,
                                const cpa_comm_options *options, cpa_comm **out, cpa_error *err) {
     cpa_comm_options own;
+    cpa_job_key key;
     cpa_mesh mesh;
     int listener = -1;
-    int32_t bound;
     CPA_TRY(check_place(host, port, rank, size, err));
     CPA_TRY(cpa_comm_take_options(options, &own, err));
-    if (rank == 0) CPA_TRY(cpa_socket_listen(port, &listener, &bound, err));
+    CPA_TRY(cpa_comm_key(&own, &key, err));
+    if (!own.secret && rank == 0 && size > 1)
+        cpa_log(CPA_LOG_WARN, "store: the job has no secret: whoever reaches %s port %d may take a rank's place", host,
+                port);
+    if (rank == 0) CPA_TRY(cpa_socket_listen(host, port, &listener, err));
     cpa_endpoint meeting = {.n_addresses = 1, .port = port};
     snprintf(meeting.addresses[0], CPA_ADDRESS_BYTES, "%s", host);
-    cpa_status status = cpa_mesh_join(&meeting, listener, rank, size, own.join_s, &mesh, err);
+    cpa_status status = cpa_mesh_join(&meeting, listener, rank, size, &key, own.join_s, &mesh, err);
     cpa_socket_close(&listener);
     if (status != CPA_OK) return status;
-    status = cpa_mesh_comm(&mesh, options, out, err);
+    status = cpa_mesh_comm(&mesh, host, options, out, err);
     if (status != CPA_OK) cpa_mesh_close(&mesh);
     return status;
 }

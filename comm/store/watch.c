@@ -16,11 +16,8 @@
 
 #include "base/check.h"
 #include "base/clock.h"
-#include "base/hash.h"
 #include "comm/limits.h"
-#include "comm/store/socket.h"
-
-#define WATCH_MAGIC UINT64_C(0x6370617774636831) /* "cpawtch1" */
+#include "comm/store/reception.h"
 
 /* How often a rank sends a heartbeat; what is too short to tell silence from one that is late; how late its own thread
  * may be before it mistrusts its own count. */
@@ -45,11 +42,6 @@ typedef struct notice {
     cpa_status status;
     char message[400];
 } notice;
-
-typedef struct greeting {
-    uint64_t magic, token;
-    int32_t rank, reserved;
-} greeting;
 
 /* A connection: of rank 0 to each rank, of the others to rank 0. */
 typedef struct connection {
@@ -110,7 +102,6 @@ static void note_loss(cpa_watch *w, const notice *n) {
         *l = (loss){.kind = (notice_kind)n->kind, .since = cpa_clock_now(), .refusal = n->refusal, .status = n->status};
         l->last_call = n->refusal.call;
         memcpy(l->message, n->message, sizeof l->message);
-        l->message[sizeof l->message - 1] = 0;
     }
     pthread_mutex_unlock(&w->lock);
     atomic_store(&w->has_notice, 1);
@@ -194,8 +185,22 @@ static void end_connection(cpa_watch *w, int32_t peer) {
     if (!l->left) report(w, &ended);
 }
 
-static void receive_notice(cpa_watch *w, int32_t peer, const notice *n) {
+/* Others speak of themselves to rank 0, which speaks of all. */
+static int is_sound(const cpa_watch *w, int32_t peer, const notice *n) {
+    const int64_t call = n->refusal.call;
+    return n->kind >= 0 && n->kind <= REFUSED && n->rank >= 0 && n->rank < w->size && (peer == 0 || n->rank == peer) &&
+           n->waits_for >= -1 && n->waits_for < w->size && call >= 0 && call < INT64_MAX &&
+           (n->kind != REFUSED || n->status != CPA_OK);
+}
+
+static void receive_notice(cpa_watch *w, int32_t peer, notice *n) {
     connection *l = &w->connections[peer];
+    if (!is_sound(w, peer, n)) {
+        end_connection(w, peer);
+        return;
+    }
+    n->status = cpa_status_from(n->status);
+    n->message[sizeof n->message - 1] = 0;
     l->received_s = cpa_clock_now();
     if (n->kind == HEARTBEAT) {
         w->heartbeats[peer] = *n;
@@ -358,38 +363,35 @@ void cpa_watch_set_timeout(cpa_watch *w, double seconds) {
 /* ---- life ---- */
 
 /* Rank 0: takes the ranks that connect, for so long. */
-static void admit(cpa_watch *w, int listener, uint64_t token) {
+static void admit(cpa_watch *w, int listener, const cpa_job_key *key) {
     const double deadline = cpa_clock_now() + CONNECT_S;
-    for (int32_t missing = w->size - 1; missing > 0;) {
-        greeting theirs;
+    cpa_reception reception;
+    cpa_error why = {CPA_OK, "they have not connected to rank 0"};
+    int32_t missing = w->size - 1;
+    cpa_reception_open(listener, CPA_PURPOSE_WATCH, w->rank, w->size, key, &reception);
+    while (missing > 0) {
+        cpa_hello who;
         int fd;
-        if (cpa_socket_accept(listener, deadline, &fd, NULL) != CPA_OK || fd < 0) return;
-        if (cpa_socket_receive(fd, &theirs, sizeof theirs, deadline, NULL) != CPA_OK || theirs.magic != WATCH_MAGIC ||
-            theirs.token != token || theirs.rank <= 0 || theirs.rank >= w->size ||
-            w->connections[theirs.rank].fd >= 0) {
+        if (cpa_reception_next(&reception, deadline, &fd, &who, &why) != CPA_OK || fd < 0) break;
+        if (who.size != w->size || who.rank <= 0 || who.rank >= w->size || w->connections[who.rank].fd >= 0) {
             cpa_socket_close(&fd);
             continue;
         }
-        w->connections[theirs.rank].fd = fd;
+        w->connections[who.rank].fd = fd;
         missing--;
     }
+    cpa_reception_close(&reception);
+    if (missing > 0) cpa_log(CPA_LOG_WARN, "%d of %d ranks are not watched: %s", missing, w->size, why.message);
 }
 
-static void connect_to_first(cpa_watch *w, const cpa_watch_meeting *m) {
-    const greeting own = {WATCH_MAGIC, m->token, w->rank, 0};
-    const double deadline = cpa_clock_now() + CONNECT_S;
-    cpa_error why;
-    int fd;
-    if (m->endpoint.n_addresses == 0) {
-        cpa_log(CPA_LOG_WARN, "rank %d is not watched: rank 0 cannot listen", w->rank);
+static void connect_to_first(cpa_watch *w, const cpa_endpoint *meeting, const cpa_job_key *key) {
+    const cpa_caller caller = {.hello = {.purpose = CPA_PURPOSE_WATCH, .rank = w->rank, .to = 0, .size = w->size},
+                               .key = key};
+    cpa_error why = {CPA_OK, "rank 0 cannot listen"};
+    if (meeting->n_addresses > 0 &&
+        cpa_handshake_connect(&caller, meeting, cpa_clock_now() + CONNECT_S, &w->connections[0].fd, &why) == CPA_OK)
         return;
-    }
-    if (cpa_socket_connect(&m->endpoint, deadline, &fd, &why) != CPA_OK) {
-        cpa_log(CPA_LOG_WARN, "rank %d is not watched: %s", w->rank, why.message);
-        return;
-    }
-    if (cpa_socket_send(fd, &own, sizeof own, deadline, NULL) != CPA_OK) cpa_socket_close(&fd);
-    w->connections[0].fd = fd;
+    cpa_log(CPA_LOG_WARN, "rank %d is not watched: %s", w->rank, why.message);
 }
 
 /* The thread takes no signals: they are the program's. */
@@ -424,19 +426,19 @@ cpa_watch *cpa_watch_create(int32_t rank, int32_t size, double timeout_s) {
     return NULL;
 }
 
-void cpa_watch_listen(cpa_watch_meeting *out, int *listener) {
-    int32_t port = 0;
-    *out = (cpa_watch_meeting){.token = 0};
+void cpa_watch_listen(const char *host, cpa_endpoint *out, int *listener) {
+    cpa_error why;
+    *out = (cpa_endpoint){.n_addresses = 0};
     *listener = -1;
-    if (cpa_socket_listen(0, listener, &port, NULL) != CPA_OK) return;
-    const double now = cpa_clock_now();
-    cpa_endpoint_here(port, &out->endpoint);
-    out->token = cpa_hash_bytes(CPA_HASH_START ^ (uint64_t)getpid(), &now, sizeof now);
+    if (cpa_socket_listen(host, 0, listener, &why) == CPA_OK && cpa_endpoint_of(*listener, out, &why) == CPA_OK) return;
+    cpa_log(CPA_LOG_WARN, "no rank is watched: %s", why.message);
+    cpa_socket_close(listener);
+    out->n_addresses = 0;
 }
 
-void cpa_watch_join(cpa_watch *w, const cpa_watch_meeting *m, int listener) {
-    if (w->rank == 0 && listener >= 0) admit(w, listener, m->token);
-    if (w->rank != 0) connect_to_first(w, m);
+void cpa_watch_join(cpa_watch *w, const cpa_endpoint *meeting, const cpa_job_key *key, int listener) {
+    if (w->rank == 0 && listener >= 0) admit(w, listener, key);
+    if (w->rank != 0) connect_to_first(w, meeting, key);
     for (int32_t rank = 0; rank < w->size; rank++) w->connections[rank].received_s = cpa_clock_now();
 }
 

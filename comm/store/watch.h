@@ -9,7 +9,7 @@
 
 #include <cpattn/comm.h>
 
-#include "comm/store/socket.h"
+#include "comm/store/handshake.h"
 
 typedef struct cpa_watch cpa_watch;
 
@@ -26,18 +26,20 @@ typedef struct cpa_calls {
     int64_t first, last;
 } cpa_calls;
 
-/* Where rank 0 listens, which all have to hear of, and a number by which it knows its own. */
+/* What all ranks have to hear from rank 0: where it listens, and what makes their key one of this communicator. */
 typedef struct cpa_watch_meeting {
     cpa_endpoint endpoint;
-    uint64_t token;
+    unsigned char nonce[CPA_NONCE_BYTES];
 } cpa_watch_meeting;
 
 /* NULL without memory. */
 cpa_watch *cpa_watch_create(int32_t rank, int32_t size, double timeout_s);
-/* Rank 0: *listener is -1 where it cannot listen; the caller closes it after cpa_watch_join. */
-void cpa_watch_listen(cpa_watch_meeting *out, int *listener);
-/* Connects the ranks. Those that rank 0 cannot be reached from are not watched; a line of the log says so. */
-void cpa_watch_join(cpa_watch *watch, const cpa_watch_meeting *meeting, int listener);
+/* Rank 0: listens at `host`, NULL: at every address. *listener is -1, and *out without an address, where it cannot; the
+ * caller closes it after cpa_watch_join. */
+void cpa_watch_listen(const char *host, cpa_endpoint *out, int *listener);
+/* Connects the ranks, which know `key`. Those that do not reach rank 0, which is at `meeting`, are not watched; a line of
+ * the log says so. */
+void cpa_watch_join(cpa_watch *watch, const cpa_endpoint *meeting, const cpa_job_key *key, int listener);
 /* Starts the thread. */
 cpa_status cpa_watch_start(cpa_watch *watch, cpa_error *err);
 /* Says that this rank leaves, and ends the thread if it was started. NULL does nothing. */

@@ -169,7 +169,9 @@ static cpa_status join(cpa_comm **out, cpa_error *err) {
     const char *mine = getenv("RANK"), *all = getenv("WORLD_SIZE");
     const char *host = getenv("MASTER_ADDR"), *port = getenv("MASTER_PORT");
     if (!mine || !all || !host || !port) return cpa_comm_alone(out, err);
-    return cpa_comm_from_store(host, atoi(port), atoi(mine), atoi(all), NULL, out, err);
+    /* What all ranks are told and nobody else, so that no stranger takes the place of one. */
+    const cpa_comm_options options = {.size = sizeof options, .secret = getenv("JOB_SECRET")};
+    return cpa_comm_from_store(host, atoi(port), atoi(mine), atoi(all), &options, out, err);
 }
 
 int main(void) {

@@ -8,7 +8,7 @@
  * been heard for `timeout_s`, or which has ended, ends the waits of all others with CPA_COMM and a line that names it.
  * Each rank has a thread that says it is alive, whatever its other threads do, over TCP connections to rank 0. A rank
  * that cannot reach rank 0 like that logs a warning and is not watched, and neither is anyone while a constructor
- * runs. */
+ * runs, which waits for `join_s` instead. What is sent is not encrypted. */
 #ifndef CPATTN_COMM_H
 #define CPATTN_COMM_H
 
@@ -28,13 +28,19 @@ typedef struct cpa_comm_options {
     size_t size;
     double timeout_s; /* how long a rank may be silent, as when it is stopped; less than 2 is taken for 2; 0 = 10 */
     double join_s;    /* how long to wait for all ranks to come; 0 = 60 */
+    /* What all ranks of the job are told and nobody else knows, at least 16 letters; every connection that is made has to
+     * prove that it knows it. NULL: none. A communicator over MPI or functions of the caller makes one of its own, and
+     * sends it over these. */
+    const char *secret;
 } cpa_comm_options;
 
 /* One rank, which has nobody to talk to. */
 CPA_API cpa_status cpa_comm_alone(cpa_comm **out, cpa_error *err);
 
 /* The ranks that meet at host:port, where rank 0 listens; what MASTER_ADDR, MASTER_PORT, RANK and WORLD_SIZE usually
- * name. Messages go over a TCP connection between each two ranks. Collective. */
+ * name. Messages go over a TCP connection between each two ranks. Ranks listen at the address by which they reach rank 0,
+ * and rank 0 at the first of `host` that is its own. Without a secret whoever can connect there may take a rank's place:
+ * a warning is logged. Ranks of different secrets are refused with CPA_INVALID. Collective. */
 CPA_API cpa_status cpa_comm_from_store(const char *host, int32_t port, int32_t rank, int32_t size,
                                        const cpa_comm_options *options, cpa_comm **out, cpa_error *err);
 

@@ -512,6 +512,20 @@ static void an_impossible_shape_is_refused_with_its_line(void) {
     }
 }
 
+static void secrets_are_not_for_other_ranks(void) {
+    static const char *const lines[] = {"serve --api-key hush --block-size 32", "--cache-salt hush --block-size 32"};
+    for (int line = 0; line < 2; line++) {
+        cpa_settings settings;
+        cpa_error err;
+        CU_ASSERT_EQUAL(load(lines[line], &settings, &err), CPA_OK);
+        cpa_settings_hide_secrets(&settings);
+        for (size_t i = 0; i + 4 <= sizeof settings; i++) {
+            if (memcmp((const char *)&settings + i, "hush", 4) == 0) CU_FAIL("a secret is left");
+        }
+        CU_ASSERT_EQUAL(settings.block_size, 32);
+    }
+}
+
 static const cpa_test tests[] = {
     {"command line goes over environment over file over default",
      command_line_goes_over_environment_over_file_over_default},
@@ -528,6 +542,7 @@ static const cpa_test tests[] = {
     {"the printed configuration names origins and can be read again",
      the_printed_configuration_names_origins_and_can_be_read_again},
     {"what a settings file costs is bounded", what_a_settings_file_costs_is_bounded},
+    {"secrets are not for other ranks", secrets_are_not_for_other_ranks},
     {"large integers keep their digits", large_integers_keep_their_digits},
     {"a line stays a line", a_line_stays_a_line},
     {"paths in a settings file are relative to it", paths_in_a_settings_file_are_relative_to_it},

@@ -15,7 +15,7 @@ start_store() {
     local ranks=$1 rank
     shift
     pids=()
-    export WORLD_SIZE=$ranks MASTER_ADDR=127.0.0.1 MASTER_PORT
+    export WORLD_SIZE=$ranks MASTER_ADDR=127.0.0.1 MASTER_PORT CPATTN_JOB_SECRET="a secret of this test"
     for ((i = 0; i < 20; i++)); do
         MASTER_PORT=$((20000 + RANDOM % 10000))
         listens $MASTER_PORT && continue
@@ -24,7 +24,7 @@ start_store() {
         kill -0 "${pids[0]}" && break
     done 2>/dev/null
     for ((rank = 1; rank < ranks; rank++)); do start_rank $rank "$@"; done
-    unset WORLD_SIZE MASTER_ADDR MASTER_PORT
+    unset WORLD_SIZE MASTER_ADDR MASTER_PORT CPATTN_JOB_SECRET
 }
 
 # Ranks that meet over TCP, without MPI, give what those of mpirun give.
@@ -45,6 +45,18 @@ store() {
     RANK=2 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=29000 run 1 "${arguments[@]}"
     expect_code 2 "a rank beyond the last"
     expect_line "RANK: found '2', expected a number of 0..1"
+    # Nor do ranks meet without a secret, or with one that is none.
+    RANK=0 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=29000 run 1 "${arguments[@]}"
+    expect_code 2 "no secret"
+    expect_line "CPATTN_JOB_SECRET: found none, expected a secret that all 2 ranks are given"
+    echo short >secret
+    RANK=0 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=29000 run 1 "${arguments[@]}" --job-secret-file secret
+    expect_code 2 "a short secret"
+    expect_line "--job-secret-file: secret: found 5 letters, expected 16 to 255, the same on all ranks"
+    echo 'job-secret-file: secret' >settings.yaml
+    run 1 --config settings.yaml
+    expect_code 2 "a secret in a settings file"
+    expect_line "job-secret-file: found in a file, expected in the command line or the environment of each rank"
 }
 
 # start_mpi RANKS ARGUMENT...: ranks of mpirun in the background: job, pid.RANK, out and err. Returns when the run has
