@@ -32,3 +32,24 @@ size_t cpa_text_escape(const char *text, char *out, size_t bytes) {
     out[used] = 0;
     return used;
 }
+
+static char plain(char c) {
+    return c == '_' ? '-' : c;
+}
+
+int cpa_name_distance(const char *a, size_t a_bytes, const char *b, size_t b_bytes) {
+    int row[CPA_NAME_BYTES + 1];
+    for (size_t j = 0; j <= b_bytes; j++) row[j] = (int)j;
+    for (size_t i = 1; i <= a_bytes; i++) {
+        int diagonal = row[0];
+        row[0] = (int)i;
+        for (size_t j = 1; j <= b_bytes; j++) {
+            int best = diagonal + (plain(a[i - 1]) != plain(b[j - 1]));
+            if (row[j] + 1 < best) best = row[j] + 1;
+            if (row[j - 1] + 1 < best) best = row[j - 1] + 1;
+            diagonal = row[j];
+            row[j] = best;
+        }
+    }
+    return row[b_bytes];
+}

@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "base/check.h"
+#include "base/text.h"
 
 void cpa_text_quote(const char *text, size_t length, char *out, size_t bytes) {
     static const char more[] = "...";
@@ -213,32 +214,12 @@ const cpa_field *cpa_field_find(const cpa_field *fields, int n_fields, const cha
     return NULL;
 }
 
-#define LONGEST_NAME 64
-
-/* Edit distance (Levenshtein) of two names, each shorter than LONGEST_NAME. */
-static int edit_distance(const char *a, size_t a_length, const char *b, size_t b_length) {
-    int row[LONGEST_NAME + 1];
-    for (size_t j = 0; j <= b_length; j++) row[j] = (int)j;
-    for (size_t i = 1; i <= a_length; i++) {
-        int diagonal = row[0];
-        row[0] = (int)i;
-        for (size_t j = 1; j <= b_length; j++) {
-            int best = diagonal + (plain(a[i - 1]) != plain(b[j - 1]));
-            if (row[j] + 1 < best) best = row[j] + 1;
-            if (row[j - 1] + 1 < best) best = row[j - 1] + 1;
-            diagonal = row[j];
-            row[j] = best;
-        }
-    }
-    return row[b_length];
-}
-
 const cpa_field *cpa_field_nearest(const cpa_field *fields, int n_fields, const char *name, size_t name_length) {
     const cpa_field *nearest = NULL;
-    if (name_length > LONGEST_NAME) return NULL;
+    if (name_length > CPA_NAME_BYTES) return NULL;
     int best = (int)name_length / 2; /* a name that shares less than half of its letters is another name */
     for (int f = 0; f < n_fields; f++) {
-        int distance = edit_distance(name, name_length, fields[f].name, strlen(fields[f].name));
+        int distance = cpa_name_distance(name, name_length, fields[f].name, strlen(fields[f].name));
         if (distance <= best && (!nearest || distance < best)) {
             nearest = &fields[f];
             best = distance;

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <time.h>
 
+#include "base/check.h"
 #include "base/hash.h"
 #include "server/generation_fields.h"
 
@@ -75,6 +76,8 @@ static cpa_status submit(const cpa_answer *answer, int64_t choice, cpa_error *er
     const cpa_flight *flight = &answer->group->flights[choice];
     cpa_sampling sampling = g->sampling;
     sampling.seed = flight->seed;
+    cpa_constraint *constraint = NULL;
+    if (g->constraint) CPA_TRY(cpa_constraint_again(g->constraint, &constraint, err));
     const cpa_request request = {
         .size = sizeof request,
         .id = flight->id,
@@ -85,8 +88,12 @@ static cpa_status submit(const cpa_answer *answer, int64_t choice, cpa_error *er
         .tenant = g->tenant,
         .group = g->n > 1 ? answer->group->flights[choice - choice % g->n].id : 0,
         .sampling = &sampling,
+        .constraint = constraint ? &cpa_constraint_engine_ops : NULL,
+        .constraint_ctx = constraint,
     };
-    return engine->submit(engine->ctx, &request, err);
+    const cpa_status status = engine->submit(engine->ctx, &request, err);
+    if (status != CPA_OK) cpa_constraint_close(constraint);
+    return status;
 }
 
 /* The engine has all of its requests, or none. */

@@ -103,7 +103,8 @@ static int read_logprobs(const cpa_fields *fields, cpa_generation *g) {
 }
 
 int cpa_chat_read(const cpa_server *server, const json_t *body, cpa_generation *g, cpa_refusal *refusal) {
-    const cpa_fields fields = {.object = body, .prefix = "", .refusal = refusal};
+    cpa_field_names names = {.count = 0};
+    const cpa_fields fields = {.object = body, .prefix = "", .refusal = refusal, .looked_for = &names};
     g->is_chat = 1;
     g->prompts = calloc(1, sizeof *g->prompts);
     if (!g->prompts) return cpa_refuse_memory(&fields);
@@ -116,5 +117,6 @@ int cpa_chat_read(const cpa_server *server, const json_t *body, cpa_generation *
     g->max_tokens_is_given = g->max_tokens > 0;
     const json_t *tools = cpa_field(&fields, "tools");
     if (json_array_size(tools) > 0) g->tools = json_incref((json_t *)(uintptr_t)tools);
-    return cpa_messages_read(server, &fields, g->prompts) && cpa_check_prompts(server, &fields, "messages", g);
+    return cpa_messages_read(server, &fields, g->prompts) && cpa_check_prompts(server, &fields, "messages", g) &&
+           cpa_fields_check_names(&fields);
 }

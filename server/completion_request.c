@@ -48,7 +48,8 @@ static int read_logprobs(const cpa_fields *fields, cpa_generation *g) {
 }
 
 int cpa_completion_read(const cpa_server *server, const json_t *body, cpa_generation *g, cpa_refusal *refusal) {
-    const cpa_fields fields = {.object = body, .prefix = "", .refusal = refusal};
+    cpa_field_names names = {.count = 0};
+    const cpa_fields fields = {.object = body, .prefix = "", .refusal = refusal, .looked_for = &names};
     g->max_tokens = DEFAULT_TOKENS;
     g->max_tokens_is_given = cpa_field(&fields, "max_tokens") != NULL;
     if (!cpa_generation_read(server, &fields, g) ||
@@ -62,5 +63,6 @@ int cpa_completion_read(const cpa_server *server, const json_t *body, cpa_genera
         return cpa_refuse(refusal, MHD_HTTP_BAD_REQUEST, "unsupported_parameter", "best_of",
                           "best_of is not supported: all n samples are returned");
     }
-    return read_prompts(server, &fields, g) && cpa_check_prompts(server, &fields, "prompt", g);
+    return read_prompts(server, &fields, g) && cpa_check_prompts(server, &fields, "prompt", g) &&
+           cpa_fields_check_names(&fields);
 }

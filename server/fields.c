@@ -4,6 +4,10 @@
 #include <math.h>
 #include <microhttpd.h>
 #include <stdio.h>
+#include <string.h>
+
+#include "base/min_max.h"
+#include "base/text.h"
 
 /* What jansson says of a text may quote it; this does not. */
 static const char *parse_error(const json_error_t *error) {
@@ -40,8 +44,21 @@ int cpa_fields_parse(const char *body, int64_t bytes, json_t **out, cpa_refusal 
     return 1;
 }
 
+static int is_noted(const cpa_field_names *names, const char *name) {
+    for (int i = 0; i < names->count; i++) {
+        if (strcmp(names->names[i], name) == 0) return 1;
+    }
+    return 0;
+}
+
+static void note_name(cpa_field_names *names, const char *name) {
+    const int most = (int)(sizeof names->names / sizeof *names->names);
+    if (names && names->count < most && !is_noted(names, name)) names->names[names->count++] = name;
+}
+
 const json_t *cpa_field(const cpa_fields *fields, const char *name) {
     const json_t *value = json_object_get(fields->object, name);
+    note_name(fields->looked_for, name);
     return json_is_null(value) ? NULL : value;
 }
 
@@ -120,13 +137,39 @@ int cpa_field_object(const cpa_fields *fields, const char *name, const char *pre
     return 1;
 }
 
-int cpa_field_unasked(const cpa_fields *fields, const char *name, const char *reason) {
-    const json_t *value = cpa_field(fields, name);
-    if (!value || json_is_false(value) || (json_is_number(value) && json_number_value(value) == 0) ||
-        (json_is_string(value) && json_string_length(value) == 0) ||
-        (json_is_array(value) && !json_array_size(value)) || (json_is_object(value) && !json_object_size(value))) {
-        return 1;
+static int asks_nothing(const json_t *value) {
+    return !value || json_is_null(value) || json_is_false(value) ||
+           (json_is_number(value) && json_number_value(value) == 0) ||
+           (json_is_string(value) && json_string_length(value) == 0) ||
+           (json_is_array(value) && !json_array_size(value)) || (json_is_object(value) && !json_object_size(value));
+}
+
+/* Letters of a name that may be wrong: one in four. */
+static const char *nearest_name(const cpa_field_names *names, const char *found) {
+    const size_t bytes = strlen(found);
+    for (int i = 0; bytes <= CPA_NAME_BYTES && i < names->count; i++) {
+        const size_t known = strlen(names->names[i]);
+        if (cpa_name_distance(found, bytes, names->names[i], known) <= (int)(cpa_min64((int64_t)known, 8) / 4))
+            return names->names[i];
     }
+    return NULL;
+}
+
+int cpa_fields_check_names(const cpa_fields *fields) {
+    const char *found;
+    json_t *value;
+    json_object_foreach((json_t *)(uintptr_t)fields->object, found, value) {
+        if (asks_nothing(value) || is_noted(fields->looked_for, found)) continue;
+        const char *near = nearest_name(fields->looked_for, found);
+        if (near)
+            return cpa_refuse(fields->refusal, MHD_HTTP_BAD_REQUEST, NULL, near,
+                              "found a field that is not known, of nearly the name of %s: expected %s", near, near);
+    }
+    return 1;
+}
+
+int cpa_field_unasked(const cpa_fields *fields, const char *name, const char *reason) {
+    if (asks_nothing(cpa_field(fields, name))) return 1;
     return cpa_refuse(fields->refusal, MHD_HTTP_BAD_REQUEST, "unsupported_parameter", name, "%s is not supported: %s",
                       name, reason);
 }

@@ -9,10 +9,17 @@
 
 #include "server/refusal.h"
 
+/* Names that were looked for in an object, in the order of their first time. */
+typedef struct cpa_field_names {
+    const char *names[128];
+    int count;
+} cpa_field_names;
+
 typedef struct cpa_fields {
     const json_t *object;
     const char *prefix; /* of the names in messages, such as "stream_options."; "" for the request's own */
     cpa_refusal *refusal;
+    cpa_field_names *looked_for; /* noted there; NULL: nowhere */
 } cpa_fields;
 
 /* Parses a body, which must be an object. The caller calls json_decref(*out). */
@@ -35,6 +42,10 @@ int cpa_json_is_int(const json_t *value, int64_t min, int64_t max, int64_t *out)
 
 /* 400: "NAME: found ..., expected EXPECTED". */
 int cpa_field_refuse(const cpa_fields *fields, const char *name, const json_t *found, const char *expected);
+
+/* Refuses a field that was not looked for and whose name is nearly that of one that was: it is misspelt. Other unknown
+ * fields may stand. */
+int cpa_fields_check_names(const cpa_fields *fields);
 
 /* Refuses with a reason unless the field is missing, or says by its value that nothing is asked: false, 0, or empty. */
 int cpa_field_unasked(const cpa_fields *fields, const char *name, const char *reason);

@@ -6,6 +6,7 @@
 
 #include <cpattn/model.h>
 
+#include "src/grammar/constraints.h"
 #include "src/text/stop_text.h"
 #include "src/text/tokenizer.h"
 
@@ -26,12 +27,13 @@ typedef struct cpa_generation {
     int keeps_stop;    /* what stops it, a text or a token, belongs to the text */
     int keeps_special; /* and so do special tokens */
     int stream, include_usage, usage_always;
-    int wants_top;    /* the most probable token, too, of those with a log-probability */
-    int returns_ids;  /* of prompt and answer */
-    int32_t priority; /* lower runs first */
-    char *salt;       /* NULL = "" */
-    char *tenant;     /* NULL: the salt tells */
-    json_t *tools;    /* those of a chat that an answer may call: an array, not empty; NULL: none */
+    int wants_top;              /* the most probable token, too, of those with a log-probability */
+    int returns_ids;            /* of prompt and answer */
+    int32_t priority;           /* lower runs first */
+    char *salt;                 /* NULL = "" */
+    char *tenant;               /* NULL: the salt tells */
+    cpa_constraint *constraint; /* answers are bound as this one is; NULL: they are free */
+    json_t *tools;              /* those of a chat that an answer may call: an array, not empty; NULL: none */
 } cpa_generation;
 
 /* The requests are of the tenant whose API key has that index, and its salt is told apart from those of others. 0

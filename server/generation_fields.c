@@ -7,6 +7,7 @@
 
 #include "base/array.h"
 #include "base/min_max.h"
+#include "server/bound_answers.h"
 
 /* The engine copies stop ids and salts for each sample, and compares each token with all stop ids. */
 enum { MOST_SAMPLES = 128, MOST_STOP_BYTES = 1024, MOST_STOP_IDS = 256, MOST_SALT_BYTES = 1024 };
@@ -41,11 +42,6 @@ static int refuse_what_is_not_there(const cpa_fields *fields) {
         {"min_tokens", "there is ignore_eos"},
         {"logits_processors", "no code comes with a request"},
         {"use_beam_search", "tokens are drawn one by one"},
-        {"structured_outputs", "answers are not bound to a grammar"},
-        {"guided_json", "answers are not bound to a grammar"},
-        {"guided_regex", "answers are not bound to a grammar"},
-        {"guided_choice", "answers are not bound to a grammar"},
-        {"guided_grammar", "answers are not bound to a grammar"},
         {"echo", "answers are without their prompts"},
         {"return_tokens_as_token_ids", "there is return_token_ids"},
         {"truncate_prompt_tokens", "prompts are taken whole"},
@@ -64,16 +60,7 @@ static int refuse_what_is_not_there(const cpa_fields *fields) {
     float typical_p = 1; /* which keeps every token, as 0 does not */
     if (!cpa_field_number(fields, "typical_p", 1, 1, &typical_p) || !check_modalities(fields)) return 0;
     const json_t *prompt_logprobs = cpa_field(fields, "prompt_logprobs"); /* of which 0 would ask for some */
-    if (prompt_logprobs) return cpa_field_refuse(fields, "prompt_logprobs", prompt_logprobs, "null");
-    cpa_fields format;
-    const char *type = "text";
-    if (!cpa_field_object(fields, "response_format", "response_format.", &format) ||
-        !cpa_field_text(&format, "type", &type)) {
-        return 0;
-    }
-    if (strcmp(type, "text") == 0) return 1;
-    return cpa_refuse(fields->refusal, MHD_HTTP_BAD_REQUEST, "unsupported_parameter", "response_format",
-                      "response_format is not supported: answers are not bound to a grammar");
+    return !prompt_logprobs || cpa_field_refuse(fields, "prompt_logprobs", prompt_logprobs, "null");
 }
 
 static int read_sampling(const cpa_fields *fields, cpa_generation *g) {
@@ -181,7 +168,7 @@ int cpa_generation_read(const cpa_server *server, const cpa_fields *fields, cpa_
         !cpa_field_int(fields, "n", 1, MOST_SAMPLES, &g->n) || !read_stops(server, fields, g) ||
         !read_stop_ids(server, fields, g) || !read_stream(fields, g) || !read_salt(fields, g) ||
         !cpa_field_flag(fields, "return_token_ids", &g->returns_ids) ||
-        !cpa_field_flag(fields, "skip_special_tokens", &skips_special)) {
+        !cpa_field_flag(fields, "skip_special_tokens", &skips_special) || !cpa_bound_answers_read(server, fields, g)) {
         return 0;
     }
     g->keeps_special = !skips_special;

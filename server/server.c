@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "base/check.h"
+#include "server/bound_answers.h"
 #include "server/connection.h"
 #include "server/listen.h"
 #include "server/receive.h"
@@ -73,6 +74,7 @@ static void destroy(cpa_server *server) {
     cpa_api_keys_release(&server->api_keys);
     free((void *)(uintptr_t)server->options.model_name);
     free((void *)(uintptr_t)server->engine.end_ids);
+    cpa_constraints_close(server->constraints);
     cpa_in_flight_destroy(&server->in_flight);
     pthread_mutex_destroy(&server->open.lock);
     free(server);
@@ -182,6 +184,7 @@ cpa_status cpa_server_attach(cpa_server *server, const cpa_server_engine *engine
     }
     server->engine = *engine;
     server->engine.end_ids = ends;
+    CPA_TRY(cpa_bound_answers_open(server, &server->constraints, err));
     atomic_store(&server->is_attached, 1);
     cpa_in_flight_advance(&server->in_flight, CPA_SERVER_READY, engine->vocabulary);
     return CPA_OK;

@@ -12,6 +12,7 @@
 #include "server/server.h"
 #include "server/waker.h"
 #include "server/work.h"
+#include "src/grammar/constraints.h"
 
 struct cpa_server {
     /* Constant while it listens. */
@@ -26,7 +27,8 @@ struct cpa_server {
     atomic_llong connections; /* open now */
     atomic_llong body_bytes;  /* of the requests that are being read */
     atomic_int is_attached;
-    cpa_server_engine engine; /* constant once it is attached, as it is where the state is CPA_SERVER_READY */
+    cpa_server_engine engine;     /* constant once it is attached, as it is where the state is CPA_SERVER_READY */
+    cpa_constraints *constraints; /* and so is this; NULL: answers cannot be bound */
     cpa_in_flight in_flight;
     cpa_client_watch watch;
     cpa_work work, rendering; /* of chats by a process, which may keep its threads waiting */

@@ -1,6 +1,5 @@
 #include "src/grammar/constraint_text.h"
 
-#include <jansson.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -139,6 +138,10 @@ static cpa_status build(compiler *c, const json_t *constraint, uint32_t from, ui
     return cpa_fail(c->err, CPA_INVALID,
                     "expected an object with one of json_schema, json_object, regex, choice, text, token, sequence, "
                     "any_of, repeat");
+}
+
+json_t *cpa_constraint_between(const char *before, const json_t *schema, const char *after) {
+    return json_pack("{s:[{s:s},{s:O},{s:s}]}", "sequence", "text", before, "json_schema", schema, "text", after);
 }
 
 cpa_status cpa_constraint_compile(const char *text, size_t bytes, const cpa_token_trie *tokens, cpa_recogniser **out,

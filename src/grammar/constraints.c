@@ -26,6 +26,8 @@ struct cpa_constraints {
     pthread_mutex_t lock;
     compiled *first;
     uint64_t uses;
+    int64_t answers; /* of all grammars */
+    int is_closed;
 };
 
 struct cpa_constraint {
@@ -65,8 +67,7 @@ static void destroy(compiled *grammar) {
     free(grammar);
 }
 
-void cpa_constraints_close(cpa_constraints *constraints) {
-    if (!constraints) return;
+static void destroy_all(cpa_constraints *constraints) {
     for (compiled *next, *c = constraints->first; c; c = next) {
         next = c->next;
         destroy(c);
@@ -75,6 +76,15 @@ void cpa_constraints_close(cpa_constraints *constraints) {
     pthread_mutex_destroy(&constraints->lock);
     free(constraints->end_ids);
     free(constraints);
+}
+
+void cpa_constraints_close(cpa_constraints *constraints) {
+    if (!constraints) return;
+    pthread_mutex_lock(&constraints->lock);
+    constraints->is_closed = 1;
+    const int is_last = constraints->answers == 0;
+    pthread_mutex_unlock(&constraints->lock);
+    if (is_last) destroy_all(constraints);
 }
 
 /* Of grammars without an answer the ones that were used of late stay. */
@@ -125,6 +135,7 @@ static compiled *find(cpa_constraints *constraints, const char *text, size_t byt
     }
     if (c) {
         c->answers++;
+        constraints->answers++;
         c->last_use = ++constraints->uses;
     }
     pthread_mutex_unlock(&constraints->lock);
@@ -146,14 +157,14 @@ static void give_back(cpa_constraints *constraints, compiled *c) {
     pthread_mutex_lock(&constraints->lock);
     c->answers--;
     tidy(constraints);
+    const int is_last = --constraints->answers == 0 && constraints->is_closed;
     pthread_mutex_unlock(&constraints->lock);
+    if (is_last) destroy_all(constraints);
 }
 
-cpa_status cpa_constraint_open(cpa_constraints *constraints, const char *text, size_t bytes, cpa_constraint **out,
-                               cpa_error *err) {
-    compiled *c;
+/* An answer of a grammar that was taken for it. */
+static cpa_status begin(cpa_constraints *constraints, compiled *c, cpa_constraint **out, cpa_error *err) {
     const uint32_t *mask;
-    CPA_TRY(take(constraints, text, bytes, &c, err));
     cpa_constraint *constraint = calloc(1, sizeof *constraint);
     cpa_status status = constraint ? CPA_OK : no_memory(err);
     if (status == CPA_OK) {
@@ -173,6 +184,22 @@ cpa_status cpa_constraint_open(cpa_constraints *constraints, const char *text, s
     constraint->compiled = c;
     *out = constraint;
     return CPA_OK;
+}
+
+cpa_status cpa_constraint_open(cpa_constraints *constraints, const char *text, size_t bytes, cpa_constraint **out,
+                               cpa_error *err) {
+    compiled *c;
+    CPA_TRY(take(constraints, text, bytes, &c, err));
+    return begin(constraints, c, out, err);
+}
+
+cpa_status cpa_constraint_again(const cpa_constraint *constraint, cpa_constraint **out, cpa_error *err) {
+    cpa_constraints *constraints = constraint->constraints;
+    pthread_mutex_lock(&constraints->lock);
+    constraint->compiled->answers++;
+    constraints->answers++;
+    pthread_mutex_unlock(&constraints->lock);
+    return begin(constraints, constraint->compiled, out, err);
 }
 
 void cpa_constraint_close(cpa_constraint *constraint) {
@@ -238,3 +265,27 @@ uint64_t cpa_constraint_key(const cpa_constraint *constraint) {
     pthread_mutex_unlock(&constraint->compiled->lock);
     return key;
 }
+
+/* ---- For an engine ---- */
+
+static cpa_status accept_token(void *ctx, uint32_t token, cpa_error *err) {
+    return cpa_constraint_accept(ctx, token, err);
+}
+
+static cpa_status make_mask(void *ctx, uint32_t *words, cpa_error *err) {
+    return cpa_constraint_mask(ctx, words, err);
+}
+
+static uint64_t key_of(void *ctx) {
+    return cpa_constraint_key(ctx);
+}
+
+static void close_answer(void *ctx) {
+    cpa_constraint_close(ctx);
+}
+
+const cpa_constraint_ops cpa_constraint_engine_ops = {.size = sizeof(cpa_constraint_ops),
+                                                      .accept = accept_token,
+                                                      .mask = make_mask,
+                                                      .key = key_of,
+                                                      .close = close_answer};

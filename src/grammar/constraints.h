@@ -2,6 +2,8 @@
 #ifndef CPA_GRAMMAR_CONSTRAINTS_H
 #define CPA_GRAMMAR_CONSTRAINTS_H
 
+#include <cpattn/constraint.h>
+
 #include "src/grammar/token_trie.h"
 
 /* A vocabulary, and the grammars that were met. All functions here may be called by any threads at once, but those of
@@ -15,13 +17,15 @@ typedef struct cpa_constraint cpa_constraint;
  * are copied. CPA_NO_MEMORY. */
 cpa_status cpa_constraints_open(const cpa_grammar_token *tokens, int64_t vocabulary, const uint32_t *end_ids,
                                 int64_t n_end_ids, cpa_constraints **out, cpa_error *err);
-/* When no constraint is left; NULL does nothing. */
+/* What is open of it stays as it is. NULL does nothing. */
 void cpa_constraints_close(cpa_constraints *constraints);
 
 /* Begins an answer that is bound to a text (constraint_text.h, which lists errors too). Grammars of texts that were met
  * of late are kept. */
 cpa_status cpa_constraint_open(cpa_constraints *constraints, const char *text, size_t bytes, cpa_constraint **out,
                                cpa_error *err);
+/* Begins another one that is bound alike. */
+cpa_status cpa_constraint_again(const cpa_constraint *constraint, cpa_constraint **out, cpa_error *err);
 void cpa_constraint_close(cpa_constraint *constraint); /* which may be NULL */
 
 /* The answer goes on by a token. CPA_INVALID if it may not: then nothing has happened. CPA_NO_MEMORY. */
@@ -31,8 +35,11 @@ cpa_status cpa_constraint_accept(cpa_constraint *constraint, uint32_t token, cpa
  * Behind a token that ends it, only such tokens. CPA_NO_MEMORY. */
 cpa_status cpa_constraint_mask(cpa_constraint *constraint, uint32_t *words, cpa_error *err);
 
-/* Two answers with the same number have the same mask, and so have those that follow from them by the same tokens. */
+/* Not 0. Two answers with the same number have the same mask, and so have those that follow from them by the same tokens. */
 uint64_t cpa_constraint_key(const cpa_constraint *constraint);
+
+/* The same for an engine (cpa_request): contexts are constraints. */
+extern const cpa_constraint_ops cpa_constraint_engine_ops;
 
 /* Whether the answer may end here, or has. */
 int cpa_constraint_is_whole(const cpa_constraint *constraint);

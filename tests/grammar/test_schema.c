@@ -14,7 +14,7 @@ static void answers_to_random_schemas_are_valid(void) {
     char *text = malloc(CPA_WALK_TEXT);
     CU_ASSERT_FATAL(text && cpa_walk_vocabulary_make(&v[0], 0) && cpa_walk_vocabulary_make(&v[1], 1));
     int walked = 0;
-    for (uint64_t seed = 0; seed < 700; seed++) {
+    for (uint64_t seed = 0; seed < 400; seed++) {
         json_t *schema = cpa_random_schema(seed), *constraint = json_pack("{s:O}", "json_schema", schema);
         char *line = json_dumps(constraint, 0);
         for (uint64_t walk = 0; walk < 4; walk++) {
@@ -38,7 +38,7 @@ static void answers_to_random_schemas_are_valid(void) {
         json_decref(constraint);
         json_decref(schema);
     }
-    CU_ASSERT(walked >= 500);
+    CU_ASSERT(walked >= 290);
     free(text);
     for (int i = 0; i < 2; i++) cpa_walk_vocabulary_release(&v[i]);
 }

@@ -9,6 +9,7 @@
 
 #include "base/check.h"
 #include "base/clock.h"
+#include "base/hash.h"
 #include "base/min_max.h"
 #include "tests/fixtures/folder_fixture.h"
 #include "tests/server/http_client.h"
@@ -121,8 +122,14 @@ cpa_fake_engine *cpa_fake_engine_start(cpa_server_options options, int with_text
     return engine;
 }
 
+static void close_constraint(cpa_fake_request *r) {
+    if (r->request.constraint) r->request.constraint->close(r->request.constraint_ctx);
+    r->request.constraint = NULL;
+}
+
 void cpa_fake_engine_stop(cpa_fake_engine *engine) {
     cpa_server_stop(engine->server, 0);
+    for (int64_t i = 0; i < engine->n; i++) close_constraint(&engine->requests[i]); /* as an engine that is destroyed */
     cpa_chat_template_close(engine->chat);
     cpa_tokenizer_close(engine->tokenizer);
     pthread_cond_destroy(&engine->changed);
@@ -145,7 +152,29 @@ void cpa_fake_engine_end(cpa_fake_engine *engine, int64_t i, cpa_finish_reason r
                                        .reason = reason,
                                        .error = error};
     pthread_mutex_unlock(&engine->lock);
-    if (ends) cpa_server_on_finish(engine->server, &result);
+    if (!ends) return;
+    cpa_server_on_finish(engine->server, &result);
+    close_constraint(r);
+}
+
+static int is_allowed(const uint32_t *words, uint32_t token) {
+    return words[token / 32] >> token % 32 & 1;
+}
+
+/* The end if it may come next, else any token that may. */
+static uint32_t draw_bound(const cpa_fake_request *r, int64_t index) {
+    const cpa_request *request = &r->request;
+    uint32_t words[CPA_FAKE_VOCABULARY / 32 + 1] = {0};
+    CU_ASSERT_EQUAL(request->constraint->mask(request->constraint_ctx, words, NULL), CPA_OK);
+    uint32_t token = CPA_FAKE_END;
+    if (is_allowed(words, token)) return token;
+    const uint64_t first = cpa_mix64(r->sampling.seed * 1000 + (uint64_t)index) % CPA_FAKE_VOCABULARY;
+    for (uint32_t i = 0; i < CPA_FAKE_VOCABULARY; i++) {
+        token = (uint32_t)((first + i) % CPA_FAKE_VOCABULARY);
+        if (is_allowed(words, token)) break;
+    }
+    CU_ASSERT_EQUAL(request->constraint->accept(request->constraint_ctx, token, NULL), CPA_OK);
+    return token;
 }
 
 static void draw(cpa_fake_engine *engine, int64_t i) {
@@ -161,7 +190,8 @@ static void draw(cpa_fake_engine *engine, int64_t i) {
         return;
     }
     const int64_t length = (int64_t)strlen(engine->script);
-    const uint32_t token = index < length ? (unsigned char)engine->script[index] : CPA_FAKE_END;
+    uint32_t token = index < length ? (unsigned char)engine->script[index] : CPA_FAKE_END;
+    if (r->request.constraint) token = draw_bound(r, index);
     const float logprob = r->sampling.logprobs ? -0.5F * (float)(index + 1) : 0;
     cpa_server_on_token(engine->server, r->request.id, index, token, logprob);
     int stops = token == CPA_FAKE_END && !r->sampling.ignore_eos;

@@ -1,5 +1,6 @@
 /* An engine for tests of the server: it draws one token for each of its requests when the test says so, the bytes of a
- * text that the test chooses, and remembers what it was asked for. */
+ * text that the test chooses, or, where the answer is bound, some that may come next, and its end as soon as it may. It
+ * remembers what it was asked for. */
 #ifndef CPA_TESTS_FAKE_ENGINE_H
 #define CPA_TESTS_FAKE_ENGINE_H
 

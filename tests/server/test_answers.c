@@ -67,7 +67,7 @@ static void sampling_goes_to_the_engine(void) {
     json_decref(answer_of(engine, "/v1/completions",
                           "{\"prompt\": [7, 8], \"n\": 2, \"temperature\": 0.5, \"top_p\": 0.25, \"top_k\": 3,"
                           " \"min_p\": 0.125, \"presence_penalty\": -1, \"repetition_penalty\": 2, \"seed\": 41,"
-                          " \"frequency_penalty\": 1.5,"
+                          " \"frequency_penalty\": 1.5, \"store\": true, \"top_a\": 0,"
                           " \"ignore_eos\": true, \"max_tokens\": 9.0, \"priority\": -3, \"cache_salt\": \"pepper\","
                           " \"stop_token_ids\": [108, 9], \"user\": \"somebody\"}",
                           200));

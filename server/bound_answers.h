@@ -1,0 +1,22 @@
+/* Answers that are bound to a schema, an expression or a choice: the fields that say so, and what becomes of them. */
+#ifndef CPA_SERVER_BOUND_ANSWERS_H
+#define CPA_SERVER_BOUND_ANSWERS_H
+
+#include "server/fields.h"
+#include "server/generation.h"
+#include "server/server_internal.h"
+
+/* Opens what an attached server's answers may be bound by: the tokens of its engine as its tokenizer writes them. *out is
+ * NULL where there is no tokenizer, or no token that ends an answer. CPA_NO_MEMORY. */
+cpa_status cpa_bound_answers_open(const cpa_server *server, cpa_constraints **out, cpa_error *err);
+
+/* Binds the answers of a generation: `constraint` is one of constraint_text.h, and `field` the one that is to blame where
+ * it is refused. */
+int cpa_bind_answers(const cpa_server *server, const cpa_fields *fields, const char *field, const json_t *constraint,
+                     cpa_generation *generation);
+
+/* response_format, guided_json, guided_regex, guided_choice, and structured_outputs, of which there may be one. The
+ * sampling has been read. */
+int cpa_bound_answers_read(const cpa_server *server, const cpa_fields *fields, cpa_generation *generation);
+
+#endif
