@@ -157,6 +157,14 @@ cpa_status cpa_grammar_close(cpa_grammar *grammar, const uint8_t bytes[256], cpa
         for (int64_t e = 0; e < graph->n_edges; e++) graph->edges[e].to = skip(graph, graph->edges[e].to);
         find_needs(grammar, is_end, effort);
         if (!collect(grammar)) status = CPA_NO_MEMORY;
+        for (int byte = 0; byte < 256; byte++) {
+            if (bytes[byte] || !cpa_is_plain_byte((uint8_t)byte)) continue;
+            memset(graph->plain, 0, (size_t)graph->n_nodes * sizeof *graph->plain); /* some are left out */
+        }
+        free(graph->first);
+        free(graph->edges);
+        graph->first = NULL;
+        graph->edges = NULL;
     }
     free(is_end);
     if (status == CPA_NO_MEMORY) return cpa_fail(err, status, "no memory for a grammar");

@@ -16,7 +16,7 @@ typedef struct cpa_rule {
 } cpa_rule;
 
 typedef struct cpa_grammar {
-    cpa_graph graph; /* while it is built */
+    cpa_graph graph; /* once it is closed, of each node what is plain, and no edges */
     cpa_rule *rules;
     int64_t n_rules, rules_capacity;
     /* Once it is closed: edges[first[node]] to edges[first[node + 1]]. There are none but those by which a text can end

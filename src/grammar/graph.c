@@ -11,12 +11,19 @@ uint32_t cpa_graph_node(cpa_graph *graph) {
     if (graph->status != CPA_OK) return 0;
     if (graph->n_nodes >= graph->most_nodes) {
         graph->status = CPA_UNSUPPORTED;
-    } else if (!cpa_array_reserve(&graph->first, &graph->nodes_capacity, graph->n_nodes + 1, sizeof *graph->first)) {
+    } else if (!cpa_array_reserve(&graph->first, &graph->nodes_capacity, graph->n_nodes + 1, sizeof *graph->first) ||
+               !cpa_array_reserve(&graph->plain, &graph->plain_capacity, graph->n_nodes + 1, sizeof *graph->plain)) {
         graph->status = CPA_NO_MEMORY;
     }
     if (graph->status != CPA_OK) return 0;
     graph->first[graph->n_nodes] = 0;
+    graph->plain[graph->n_nodes] = 0;
     return (uint32_t)graph->n_nodes++;
+}
+
+void cpa_graph_set_plain(cpa_graph *graph, uint32_t node, int64_t characters) {
+    if (graph->status != CPA_OK) return;
+    graph->plain[node] = (uint16_t)(characters < CPA_MOST_PLAIN ? characters : CPA_MOST_PLAIN);
 }
 
 void cpa_graph_edge(cpa_graph *graph, uint32_t from, cpa_edge edge) {
@@ -134,6 +141,7 @@ void cpa_graph_characters(cpa_graph *graph, uint32_t from, uint32_t lo, uint32_t
 
 void cpa_graph_release(cpa_graph *graph) {
     free(graph->first);
+    free(graph->plain);
     free(graph->edges);
     *graph = (cpa_graph){.n_nodes = 0};
 }

@@ -8,6 +8,8 @@
 
 #include <cpattn/status.h>
 
+#include "src/grammar/plain_text.h"
+
 typedef enum cpa_edge_kind {
     CPA_EDGE_EMPTY = 0,
     CPA_EDGE_BYTES,   /* one byte, lo to hi */
@@ -27,13 +29,17 @@ typedef struct cpa_edge {
  * return stands for nothing: whoever builds looks at `status` at the end. */
 typedef struct cpa_graph {
     uint32_t *first; /* [n_nodes] edge + 1; 0 = none */
-    int64_t n_nodes, nodes_capacity, most_nodes;
+    uint16_t
+        *plain; /* [n_nodes] from here a text may go on by so many plain characters, whatever they are (plain_text.h) */
+    int64_t n_nodes, nodes_capacity, plain_capacity, most_nodes;
     cpa_edge *edges;
     int64_t n_edges, edges_capacity;
     cpa_status status; /* CPA_NO_MEMORY; CPA_UNSUPPORTED: more than most_nodes, or eight times as many edges */
 } cpa_graph;
 
 uint32_t cpa_graph_node(cpa_graph *graph);
+/* Says of a node that so many plain characters, at most CPA_MOST_PLAIN, may follow; that is not checked. */
+void cpa_graph_set_plain(cpa_graph *graph, uint32_t node, int64_t characters);
 void cpa_graph_empty(cpa_graph *graph, uint32_t from, uint32_t to);
 void cpa_graph_bytes(cpa_graph *graph, uint32_t from, uint8_t lo, uint8_t hi, uint32_t to);
 void cpa_graph_call(cpa_graph *graph, uint32_t from, uint32_t rule, uint32_t to);

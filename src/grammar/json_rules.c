@@ -44,6 +44,20 @@ static void add_space(cpa_graph *g, cpa_rule rule) {
     cpa_graph_empty(g, at, rule.to);
 }
 
+/* A character in each place of a string; only here the grammar knows that any may follow. */
+static cpa_status add_string(cpa_grammar *grammar, uint32_t rule, cpa_effort *effort, cpa_error *err) {
+    cpa_graph *g = &grammar->graph;
+    const uint32_t inside = cpa_graph_node(g);
+    cpa_dfa dfa = {0};
+    CPA_TRY(cpa_dfa_of_regex(CHARACTER, strlen(CHARACTER), 1, effort, &dfa, err));
+    cpa_graph_bytes(g, grammar->rules[rule].from, '"', '"', inside);
+    cpa_grammar_dfa(grammar, inside, &dfa, 0, inside);
+    cpa_graph_bytes(g, inside, '"', '"', grammar->rules[rule].to);
+    cpa_graph_set_plain(g, inside, CPA_MOST_PLAIN);
+    cpa_dfa_release(&dfa);
+    return CPA_OK;
+}
+
 static cpa_status add_expression(cpa_grammar *grammar, uint32_t rule, const char *expression, cpa_effort *effort,
                                  cpa_error *err) {
     cpa_dfa dfa = {0};
@@ -85,7 +99,7 @@ cpa_status cpa_json_rules_add(cpa_grammar *grammar, cpa_effort *effort, cpa_json
     if (g->status != CPA_OK) return cpa_fail(err, g->status, "no room for the grammar of JSON");
     add_space(g, grammar->rules[rules.space]);
     CPA_TRY(add_expression(grammar, rules.character, CHARACTER, effort, err));
-    CPA_TRY(add_expression(grammar, rules.string, "\"(?:" CHARACTER ")*\"", effort, err));
+    CPA_TRY(add_string(grammar, rules.string, effort, err));
     CPA_TRY(add_expression(grammar, rules.integer, "-?(?:0|[1-9][0-9]{0,17})", effort, err));
     CPA_TRY(add_expression(grammar, rules.number, "-?(?:0|[1-9][0-9]{0,14})(?:\\.[0-9]{1,15})?(?:[eE][+-]?[0-9]{1,2})?",
                            effort, err));

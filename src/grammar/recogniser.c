@@ -37,6 +37,7 @@ typedef struct call {
 typedef struct state {
     int32_t *next;  /* [256] a state, NOWHERE or UNKNOWN; NULL: not remembered */
     uint32_t *mask; /* NULL: not made yet */
+    uint16_t plain; /* so many plain characters may follow, whatever they are */
     uint8_t is_whole;
 } state;
 
@@ -60,6 +61,7 @@ struct cpa_recogniser {
     /* The state that is being made. */
     pair *places; /* which take a byte, and `whole` */
     int64_t n_places, places_capacity;
+    uint16_t plain;
     pair *pairs; /* all that were met */
     int64_t n_pairs, pairs_capacity;
     struct {
@@ -107,14 +109,14 @@ static int64_t put_call(memory *m, uint32_t node, uint32_t parent) {
 }
 
 /* The number of a state; NOWHERE if it has no places, NO_MEMORY. */
-static int32_t put_state(memory *m, const pair *places, int64_t n) {
+static int32_t put_state(memory *m, const pair *places, int64_t n, uint16_t plain) {
     const int64_t count = m->state_table.count;
     if (n == 0) return NOWHERE;
     if (!cpa_array_reserve(&m->states, &m->states_capacity, count + 1, sizeof *m->states)) return NO_MEMORY;
     const int64_t number = cpa_sequence_table_put(&m->state_table, (const uint32_t *)places, 2 * n);
     if (number == CPA_NO_SEQUENCE) return NO_MEMORY;
     if (number == count) {
-        m->states[number] = (state){.next = NULL};
+        m->states[number] = (state){.next = NULL, .plain = plain};
         for (int64_t i = 0; i < n; i++) m->states[number].is_whole |= places[i].node == whole;
     }
     return (int32_t)number;
@@ -191,6 +193,7 @@ static int follow(cpa_recogniser *r, pair p) {
         return p.calls == 0 ? add_place(r, whole, 0) : add_pair(r, back.node, back.parent);
     }
     r->visits += g->first[p.node + 1] - g->first[p.node] + 1;
+    if (g->graph.plain[p.node] > r->plain) r->plain = g->graph.plain[p.node];
     for (uint32_t e = g->first[p.node]; e < g->first[p.node + 1]; e++) {
         const cpa_edge *edge = &g->edges[e];
         if (edge->kind == CPA_EDGE_EMPTY && !add_pair(r, edge->to, p.calls)) return 0;
@@ -206,6 +209,7 @@ static void begin_state(cpa_recogniser *r) {
         r->turn = 1;
     }
     r->n_pairs = r->n_places = 0;
+    r->plain = 0;
 }
 
 static int32_t end_state(cpa_recogniser *r) {
@@ -213,7 +217,7 @@ static int32_t end_state(cpa_recogniser *r) {
         if (!follow(r, r->pairs[i])) return NO_MEMORY;
         if (r->visits > MOST_VISITS) return TOO_MUCH;
     }
-    return put_state(&r->memory, r->places, r->n_places);
+    return put_state(&r->memory, r->places, r->n_places, r->plain);
 }
 
 static int32_t make_next(cpa_recogniser *r, int32_t from, uint8_t byte) {
@@ -267,7 +271,7 @@ static int32_t move_state(cpa_recogniser *r, memory *to, int32_t number) {
         const int64_t calls = move_call(to, &r->memory, places[i].calls);
         if (calls < 0 || !add_place(r, places[i].node, (uint32_t)calls)) return NO_MEMORY;
     }
-    return put_state(to, r->places, r->n_places);
+    return put_state(to, r->places, r->n_places, r->memory.states[number].plain);
 }
 
 /* Where the memory is full, leaves the states of the answers alone. 0 without memory, and all is as it was. */
@@ -292,10 +296,9 @@ static int forget(cpa_recogniser *r) {
 
 /* ---- Masks ---- */
 
-static void allow(const cpa_token_trie *tokens, const cpa_trie_node *node, uint32_t *mask) {
-    for (uint32_t i = node->first; i < node->first + node->count; i++) {
-        mask[tokens->tokens[i] / 32] |= 1u << tokens->tokens[i] % 32;
-    }
+/* Tokens in the order of their bytes. */
+static void allow(const cpa_token_trie *tokens, int64_t first, int64_t end, uint32_t *mask) {
+    for (int64_t i = first; i < end; i++) mask[tokens->tokens[i] / 32] |= 1u << tokens->tokens[i] % 32;
 }
 
 /* Walks through the tokens as far as the grammar takes their bytes. NO_MEMORY or TOO_MUCH, else 0. */
@@ -304,13 +307,19 @@ static int32_t fill_mask(cpa_recogniser *r, int32_t from, uint32_t *mask) {
     r->way[0] = from;
     for (int64_t i = 0; i < tokens->n_nodes;) {
         const cpa_trie_node *node = &tokens->nodes[i];
+        if (node->plain <= r->memory.states[r->way[node->depth]].plain) { /* all that begin so */
+            allow(tokens, node->first, node->end < tokens->n_nodes ? tokens->nodes[node->end].first : tokens->n_tokens,
+                  mask);
+            i = node->end;
+            continue;
+        }
         const int32_t to = step(r, r->way[node->depth], node->byte);
         if (to < NOWHERE) return to;
         if (to == NOWHERE) {
             i = node->end;
             continue;
         }
-        if (node->count > 0) allow(tokens, node, mask);
+        allow(tokens, node->first, node->first + node->count, mask);
         r->way[node->depth + 1] = to;
         i++;
     }

@@ -14,6 +14,7 @@ typedef struct parser {
     cpa_graph *graph;
     cpa_effort *effort;
     int depth;
+    int is_inverted; /* the class that is being read */
     struct {
         char name[CATEGORY_BYTES];
         cpa_code_set set;
@@ -89,13 +90,9 @@ static int take_unicode(parser *p, uint32_t *out) {
     return 1;
 }
 
-static int add_ranges(const parser *p, cpa_code_set *set, const uint32_t (*ranges)[2], size_t n, int inverted) {
-    cpa_code_set added = {0};
+static int add_ranges(const parser *p, cpa_code_set *set, const uint32_t (*ranges)[2], size_t n) {
     int is_made = 1;
-    for (size_t i = 0; is_made && i < n; i++) is_made = cpa_code_set_add(&added, ranges[i][0], ranges[i][1]);
-    if (is_made && inverted) is_made = cpa_code_set_invert(&added);
-    if (is_made) is_made = cpa_code_set_add_set(set, &added);
-    cpa_code_set_release(&added);
+    for (size_t i = 0; is_made && i < n; i++) is_made = cpa_code_set_add(set, ranges[i][0], ranges[i][1]);
     return is_made ? 1 : no_memory(p);
 }
 
@@ -132,22 +129,50 @@ static int take_category(parser *p, cpa_code_set *set, int inverted) {
     return is_made ? 1 : no_memory(p);
 }
 
-/* Adds what an escape stands for, behind the backslash. *single is the character if it is one, else stays. */
-static int take_escape(parser *p, cpa_code_set *set, int64_t *single) {
-    /* \s has what ECMA-262 and Python both take for space, and \S nothing that either does. */
-    static const uint32_t digits[][2] = {{'0', '9'}};
+/* All of some categories. */
+static int add_categories(parser *p, cpa_code_set *set, const char *const *names, size_t n) {
+    for (size_t i = 0; i < n; i++) {
+        char name[CATEGORY_BYTES] = "";
+        strcpy(name, names[i]);
+        const cpa_code_set *category = find_category(p, name);
+        if (!category) return 0;
+        if (!cpa_code_set_add_set(set, category)) return no_memory(p);
+    }
+    return 1;
+}
+
+/* What \d, \w, \s, \D, \W and \S stand for. ECMA-262, Python and Rust do not agree on that: \d, \w and \s have what all
+ * of them take, and the others nothing that one of them does not; within an inverted class it is the other way around. */
+static int add_named(parser *p, cpa_code_set *set, char name) {
+    static const uint32_t digits[][2] = {{'0', '9'}}, joiners[][2] = {{0x200c, 0x200d}};
     static const uint32_t letters[][2] = {{'0', '9'}, {'A', 'Z'}, {'_', '_'}, {'a', 'z'}};
+    static const char *const all_digits[] = {"Nd"}, *const all_letters[] = {"L", "M", "N", "Pc"};
     static const uint32_t spaces[][2] = {{9, 13},          {' ', ' '},       {0xa0, 0xa0},     {0x1680, 0x1680},
                                          {0x2000, 0x200a}, {0x2028, 0x2029}, {0x202f, 0x202f}, {0x205f, 0x205f},
                                          {0x3000, 0x3000}, {0x1c, 0x1f},     {0x85, 0x85},     {0xfeff, 0xfeff}};
     enum { SPACES = 9, ALL_SPACES = 12 };
+    const int is_rest = name < 'a', is_wide = is_rest != p->is_inverted;
+    cpa_code_set added = {0};
+    int is_made = name == 's' || name == 'S'   ? add_ranges(p, &added, spaces, is_wide ? ALL_SPACES : SPACES)
+                  : name == 'd' || name == 'D' ? add_ranges(p, &added, digits, 1)
+                                               : add_ranges(p, &added, letters, 4);
+    if (is_made && is_wide && (name == 'd' || name == 'D')) is_made = add_categories(p, &added, all_digits, 1);
+    if (is_made && is_wide && (name == 'w' || name == 'W')) {
+        is_made = add_categories(p, &added, all_letters, 4) && add_ranges(p, &added, joiners, 1);
+    }
+    if (is_made && is_rest && !cpa_code_set_invert(&added)) is_made = no_memory(p);
+    if (is_made && !cpa_code_set_add_set(set, &added)) is_made = no_memory(p);
+    cpa_code_set_release(&added);
+    return is_made;
+}
+
+/* Adds what an escape stands for, behind the backslash. *single is the character if it is one, else stays. */
+static int take_escape(parser *p, cpa_code_set *set, int64_t *single) {
     static const char names[] = "tnvfr", codes[] = "\t\n\v\f\r";
     if (p->at == p->end) return invalid(p, "expected a character behind the backslash");
     const char c = *p->at;
     uint32_t code;
-    if (c == 'd' || c == 'D') return p->at++, add_ranges(p, set, digits, 1, c == 'D');
-    if (c == 'w' || c == 'W') return p->at++, add_ranges(p, set, letters, 4, c == 'W');
-    if (c == 's' || c == 'S') return p->at++, add_ranges(p, set, spaces, c == 's' ? SPACES : ALL_SPACES, c == 'S');
+    if (c && strchr("dwsDWS", c)) return p->at++, add_named(p, set, c);
     if (c == 'p' || c == 'P') return p->at++, take_category(p, set, c == 'P');
     if (c == 'b' || c == 'B') return unsupported(p, "word boundaries are not supported");
     if ((c >= '1' && c <= '9') || c == 'k') return unsupported(p, "references back are not supported");
@@ -185,6 +210,7 @@ static int take_member(parser *p, cpa_code_set *set, int64_t *single) {
 /* Behind the bracket that opens it. */
 static int take_class(parser *p, cpa_code_set *set) {
     const int inverted = take(p, "^");
+    p->is_inverted = inverted;
     while (p->at < p->end && *p->at != ']') {
         int64_t lo, hi;
         if (!take_member(p, set, &lo)) return 0;
@@ -194,6 +220,7 @@ static int take_class(parser *p, cpa_code_set *set) {
         if (lo < 0 || hi < lo) return invalid(p, "expected a range from one character to another, not before it");
         if (!cpa_code_set_add(set, (uint32_t)lo, (uint32_t)hi)) return no_memory(p);
     }
+    p->is_inverted = 0;
     if (!take(p, "]")) return invalid(p, "expected ] at the end of a class");
     return !inverted || cpa_code_set_invert(set) ? 1 : no_memory(p);
 }
@@ -230,7 +257,8 @@ static int build_set(parser *p, uint32_t from, uint32_t to, int (*read)(parser *
 
 static int take_any(parser *p, cpa_code_set *set) {
     static const uint32_t line_ends[][2] = {{'\n', '\n'}, {'\r', '\r'}, {0x2028, 0x2029}};
-    return add_ranges(p, set, line_ends, 3, 1);
+    if (!add_ranges(p, set, line_ends, 3)) return 0;
+    return cpa_code_set_invert(set) ? 1 : no_memory(p);
 }
 
 static int take_one_escape(parser *p, cpa_code_set *set) {

@@ -106,11 +106,15 @@ static cpa_status add_strings(builder *b, const cpa_schema_form *form, uint32_t 
     if (most >= 0 && least > most) return CPA_OK; /* there is none */
     for (int64_t i = 0; (i < least || i < most) && g->status == CPA_OK; i++) {
         const uint32_t next = cpa_graph_node(g);
+        cpa_graph_set_plain(g, at, most < 0 ? CPA_MOST_PLAIN : most - i);
         if (i >= least) cpa_graph_empty(g, at, end);
         cpa_graph_call(g, at, b->json->character, next);
         at = next;
     }
-    if (most < 0) cpa_graph_call(g, at, b->json->character, at);
+    if (most < 0) {
+        cpa_graph_set_plain(g, at, CPA_MOST_PLAIN);
+        cpa_graph_call(g, at, b->json->character, at);
+    }
     cpa_graph_empty(g, at, end);
     return CPA_OK;
 }

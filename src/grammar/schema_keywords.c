@@ -3,11 +3,11 @@
 #include <stdint.h>
 #include <string.h>
 
-/* Keywords of which nothing follows for what is valid. */
+/* Keywords of which nothing follows for what is valid; `discriminator`, OpenAPI's, is a hint beside a oneOf. */
 static int is_note(const char *key) {
     static const char *const notes[] = {
         "$defs",   "definitions", "title",    "description", "default",    "examples",    "example",
-        "$schema", "$comment",    "readOnly", "writeOnly",   "deprecated", "$vocabulary",
+        "$schema", "$comment",    "readOnly", "writeOnly",   "deprecated", "$vocabulary", "discriminator",
     };
     for (size_t i = 0; i < sizeof notes / sizeof *notes; i++) {
         if (strcmp(key, notes[i]) == 0) return 1;
@@ -17,7 +17,7 @@ static int is_note(const char *key) {
 
 /* Keywords that hold for nothing but with one value, which is what others mean that leave them away. */
 static int says_nothing(const char *key, const json_t *value) {
-    if (strcmp(key, "uniqueItems") == 0) return json_is_false(value);
+    if (strcmp(key, "uniqueItems") == 0 || strcmp(key, "nullable") == 0) return json_is_false(value);
     if (strcmp(key, "minProperties") == 0) return json_is_integer(value) && json_integer_value(value) == 0;
     return 0;
 }

@@ -35,8 +35,9 @@ static int compare_tokens(const void *a, const void *b, void *context) {
 static int make_nodes(cpa_token_trie *trie) {
     int64_t capacity = 0;
     uint32_t *path = malloc(((size_t)trie->most_bytes + 1) * sizeof *path); /* nodes of the last token */
+    uint16_t *plain = malloc(((size_t)trie->most_bytes + 1) * sizeof *plain);
     size_t n_path = 0;
-    for (int64_t i = 0; path && i < trie->n_tokens; i++) {
+    for (int64_t i = 0; path && plain && i < trie->n_tokens; i++) {
         char name[CPA_SPECIAL_NAME_BYTES];
         size_t n, shared = 0;
         const char *text = bytes_of(trie, trie->tokens[i], name, &n);
@@ -49,15 +50,22 @@ static int make_nodes(cpa_token_trie *trie) {
                 (cpa_trie_node){.first = (uint32_t)i, .depth = (uint16_t)d, .byte = (uint8_t)text[d]};
         }
         n_path = n;
+        cpa_count_plain(text, n, plain);
+        for (size_t d = 0; d < n; d++) {
+            if (plain[d] > trie->nodes[path[d]].plain) trie->nodes[path[d]].plain = plain[d];
+        }
         trie->nodes[path[n - 1]].count++;
         if (n == 1) trie->bytes[(uint8_t)text[0]] = 1;
         if (i + 1 < trie->n_tokens) continue;
         for (size_t d = 0; d < n_path; d++) trie->nodes[path[d]].end = (uint32_t)trie->n_nodes;
         free(path);
+        free(plain);
         return 1;
     }
+    const int is_made = path && plain && trie->n_tokens == 0;
     free(path);
-    return path && trie->n_tokens == 0;
+    free(plain);
+    return is_made;
 }
 
 static int copy_tokens(const cpa_grammar_token *tokens, cpa_token_trie *trie) {

@@ -7,6 +7,8 @@
 
 #include <cpattn/status.h>
 
+#include "src/grammar/plain_text.h"
+
 /* A token as a grammar sees it. */
 typedef struct cpa_grammar_token {
     const char *text; /* NULL: there is no such token, or it may not be in a constrained answer */
@@ -22,6 +24,8 @@ typedef struct cpa_trie_node {
     uint32_t end;   /* the first node behind those that begin with this one */
     uint32_t first; /* tokens[first] to tokens[first + count] end here */
     uint16_t count, depth;
+    uint16_t
+        plain; /* most characters that a token has from this byte on, if all have plain ones alone (plain_text.h) */
     uint8_t byte;
 } cpa_trie_node;
 

@@ -40,7 +40,7 @@ def main():
     cases = list(schemas(suite))
     lines = "".join(json.dumps({"json_schema": schema}) + "\n" for _, schema, _ in cases)
     ran = subprocess.run([program, walks], input=lines, stdout=subprocess.PIPE, text=True, check=True)
-    results = [json.loads(line) for line in ran.stdout.splitlines()]
+    results = [json.loads(line) for line in ran.stdout.split("\n") if line]
     assert len(results) == len(cases), "%d results of %d" % (len(results), len(cases))
     refused, walked, answers, wrong, unjudged, unfinished = collections.Counter(), 0, 0, 0, 0, 0
     for (name, schema, validator), result in zip(cases, results):

@@ -36,6 +36,12 @@ static void whole_expressions_take_their_texts(void) {
         {".", "\xf0\x9f\x98\x80", "\n"},
         {"\\w+\\s\\S", "a_1 x", "a  "},
         {"\\S", "a", "\xef\xbb\xbf"},
+        {"\\W", "\xe2\x82\xac", "\xc3\xa9"}, /* a letter for Python, not for ECMA-262 */
+        {"[^\\w]", "-", "\xc3\xa9"},
+        {"\\w", "e", "\xc3\xa9"},
+        {"\\D", "a", "\xd9\xa1"},
+        {"[^\\W]", "_", "\xc3\xa9"},
+        {"[^\\s]", "a", "\xc2\x85"},
         {"\\x41\\u0042\\u{43}", "ABC", "abc"},
         {"\\ud83d\\ude00", "\xf0\x9f\x98\x80", "\xef\xbf\xbd"},
         {"\\p{Lu}\\p{L}*", "\xc3\x89t\xc3\xa9", "\xc3\xa9t"},
