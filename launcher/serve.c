@@ -39,6 +39,10 @@ static void on_drain(void *ctx, double seconds) {
     cpa_server_drain(s->front.server);
 }
 
+static int has_incoming(void *ctx) {
+    return cpa_server_incoming(((serving *)ctx)->front.server) > 0;
+}
+
 static void on_lost(void *ctx) {
     serving *s = ctx;
     cpa_serve_front_fail(&s->front, "a rank is lost");
@@ -136,7 +140,8 @@ static cpa_engine_options engine_options(serving *s) {
 }
 
 static cpa_status install_signals(serving *s, cpa_error *err) {
-    const cpa_signal_actions actions = {.ctx = s, .drain = on_drain, .lost = on_lost, .give_up = give_up};
+    const cpa_signal_actions actions = {
+        .ctx = s, .drain = on_drain, .has_incoming = has_incoming, .lost = on_lost, .give_up = give_up};
     return cpa_signals_install(s->service->ranks.comm, s->service->job.settings.shutdown_timeout, &actions, err);
 }
 

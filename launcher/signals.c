@@ -27,6 +27,10 @@ static const double LAUNCHER_LEAVES_S = 2;
 /* Of that, what it takes to end in the middle of a step and to write down what is known. */
 static const double TO_END_S = 1;
 
+/* Requests that are on their way in have so long to come whole, at most a quarter of what requests have to finish. */
+static const double LET_IN_S = 1;
+enum { LET_IN_POLL_US = 5000 };
+
 /* Marks of what ranks of a host tell each other: a signal that one has got, and that one ends the job. */
 enum { PASSED_ON = 0x637061, BREAKING_OFF };
 
@@ -125,6 +129,18 @@ static int wait_until(double end) {
     return atomic_load(&state.again);
 }
 
+/* Waits for the requests that are on their way in, but not for one whose body does not come. */
+static void let_in(double end) {
+    int has_incoming = 1;
+    while (has_incoming && cpa_clock_now() < end) {
+        cpa_signals_lock();
+        has_incoming = state.engine && !atomic_load(&state.final) && state.actions.has_incoming &&
+                       state.actions.has_incoming(state.actions.ctx);
+        cpa_signals_unlock();
+        if (has_incoming) usleep(LET_IN_POLL_US);
+    }
+}
+
 /* Rank 0: lets requests finish for a while, and then asks the engine to stop. */
 static void shut_down(double seconds) {
     cpa_signals_lock();
@@ -132,7 +148,10 @@ static void shut_down(double seconds) {
     if (is_lost || !state.engine) seconds = 0; /* no request can finish, or none is there yet */
     if (is_lost && state.actions.lost) state.actions.lost(state.actions.ctx);
     if (seconds > 0 && state.actions.drain) state.actions.drain(state.actions.ctx, seconds);
-    if (seconds > 0) (void)cpa_engine_drain(state.engine, 0);
+    cpa_signals_unlock();
+    if (seconds > 0) let_in(cpa_clock_now() + fmin(LET_IN_S, seconds / 4));
+    cpa_signals_lock();
+    if (seconds > 0 && state.engine) (void)cpa_engine_drain(state.engine, 0);
     cpa_signals_unlock();
     /* A second signal ends that, a third one what is left. */
     if (seconds > 0 && wait_until(atomic_load(&state.first_at) + seconds)) atomic_store(&state.again, 0);

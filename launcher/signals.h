@@ -19,6 +19,8 @@ typedef struct cpa_signal_actions {
     void *ctx;
     /* Requests are given so many seconds to finish, which the engine is told next; NULL: nothing else needs to know. */
     void (*drain)(void *ctx, double seconds);
+    /* Whether requests are on their way in, for which the engine waits a little before it is told; NULL: none are. */
+    int (*has_incoming)(void *ctx);
     /* Another rank of this host is gone, and mpirun is about to end this one: there is a second at most; NULL: nothing
      * is to be done. */
     void (*lost)(void *ctx);

@@ -97,8 +97,9 @@ static cpa_status submit(const cpa_answer *answer, int64_t choice, cpa_error *er
 }
 
 /* The engine has all of its requests, or none. */
-static int depart(cpa_answer *answer, struct MHD_Connection *connection, cpa_refusal *refusal) {
-    if (!cpa_in_flight_depart(answer->group, connection)) {
+static int depart(cpa_answer *answer, const cpa_exchange *x, cpa_refusal *refusal) {
+    struct MHD_Connection *connection = x->connection;
+    if (!cpa_in_flight_depart(answer->group, connection, x->is_incoming)) {
         cpa_flight_group_destroy(answer->group);
         destroy(answer);
         return cpa_refuse(refusal, MHD_HTTP_SERVICE_UNAVAILABLE, NULL, NULL, "the server takes no more requests");
@@ -121,7 +122,7 @@ int cpa_answer_open(cpa_exchange *x, cpa_generation *generation, cpa_answer **ou
     *generation = (cpa_generation){.n = 0};
     if (!answer) return 0;
     prepare(answer);
-    if (!depart(answer, x->connection, refusal)) return 0;
+    if (!depart(answer, x, refusal)) return 0;
     *out = answer;
     return 1;
 }

@@ -40,7 +40,7 @@ void cpa_exchange_drop_body(cpa_exchange *x) {
 int cpa_exchange_is_ready(const cpa_exchange *x, cpa_refusal *refusal) {
     static const char *const why[] = {"is starting", "", "takes no more requests", "has lost its engine"};
     const cpa_server_state state = atomic_load(&x->server->in_flight.state);
-    if (state == CPA_SERVER_READY) return 1;
+    if (state == CPA_SERVER_READY || (state == CPA_SERVER_DRAINING && x->is_incoming)) return 1;
     return cpa_refuse(refusal, MHD_HTTP_SERVICE_UNAVAILABLE, NULL, NULL, "the server %s", why[state]);
 }
 

@@ -15,6 +15,7 @@ typedef struct cpa_exchange {
     const char *method, *path; /* without the query; live as long as the request */
     int closes;                /* the connection ends with the reply */
     int takes_interim;         /* replies 1xx before the reply: HTTP/1.1 */
+    int is_incoming;           /* of cpa_in_flight_announce, until cpa_in_flight_is_in */
     int64_t key;               /* index of the API key that it came with, where some is wanted */
     char *body;                /* of a POST */
     int64_t bytes, capacity;   /* of the body */

@@ -120,10 +120,33 @@ static int enter(cpa_flight_group *group) {
     return 1;
 }
 
-int cpa_in_flight_depart(cpa_flight_group *group, struct MHD_Connection *connection) {
+int cpa_in_flight_announce(cpa_in_flight *in) {
+    pthread_mutex_lock(&in->lock);
+    const int is_in_time = atomic_load(&in->state) == CPA_SERVER_READY;
+    in->incoming += is_in_time;
+    pthread_mutex_unlock(&in->lock);
+    return is_in_time;
+}
+
+void cpa_in_flight_is_in(cpa_in_flight *in) {
+    pthread_mutex_lock(&in->lock);
+    in->incoming--;
+    pthread_mutex_unlock(&in->lock);
+}
+
+int64_t cpa_in_flight_incoming(cpa_in_flight *in) {
+    pthread_mutex_lock(&in->lock);
+    const int64_t incoming = in->incoming;
+    pthread_mutex_unlock(&in->lock);
+    return incoming;
+}
+
+int cpa_in_flight_depart(cpa_flight_group *group, struct MHD_Connection *connection, int is_incoming) {
     cpa_in_flight *in = group->in;
     pthread_mutex_lock(&in->lock);
-    const int departs = atomic_load(&in->state) == CPA_SERVER_READY && enter(group);
+    const cpa_server_state state = atomic_load(&in->state);
+    const int is_let_in = state == CPA_SERVER_READY || (state == CPA_SERVER_DRAINING && is_incoming);
+    const int departs = is_let_in && !in->is_closing && enter(group);
     if (departs) {
         group->connection = connection;
         group->with_engine = group->n;

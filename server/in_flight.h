@@ -74,6 +74,7 @@ typedef struct cpa_in_flight {
     int64_t n_due, due_capacity;
     uint64_t last_id;
     int64_t vocabulary;
+    int64_t incoming; /* requests whose header came in time, and which are not yet with the engine */
     int is_closing;
     _Atomic(cpa_server_state) state; /* changes under the lock */
 } cpa_in_flight;
@@ -92,9 +93,17 @@ cpa_flight_group *cpa_flight_group_create(cpa_in_flight *in, int64_t n, cpa_toke
 /* Whose connection never was there. */
 void cpa_flight_group_destroy(cpa_flight_group *group);
 
+/* The header of a request has come. Whether that was in time: then it is incoming, and is let in while the server is
+ * drained, too. It is so until cpa_in_flight_is_in. */
+int cpa_in_flight_announce(cpa_in_flight *in);
+/* An incoming request is with the engine, or will never be. */
+void cpa_in_flight_is_in(cpa_in_flight *in);
+int64_t cpa_in_flight_incoming(cpa_in_flight *in);
+
 /* The engine is about to get the requests: from now on the group is the engine's and the connection's. 0, and nothing
- * has happened, if the state is not CPA_SERVER_READY any more, or without memory. */
-int cpa_in_flight_depart(cpa_flight_group *group, struct MHD_Connection *connection);
+ * has happened, if the state is neither CPA_SERVER_READY nor, for incoming ones, CPA_SERVER_DRAINING, or without
+ * memory. */
+int cpa_in_flight_depart(cpa_flight_group *group, struct MHD_Connection *connection, int is_incoming);
 
 /* The engine has not taken the flights from `first` on. */
 void cpa_in_flight_return(cpa_flight_group *group, int64_t first);

@@ -106,6 +106,7 @@ static enum MHD_Result begin(cpa_server *server, struct MHD_Connection *connecti
     c->refuses_now = !cpa_connection_check_head(connection, method, version, &c->exchange.refusal);
     c->exchange.closes = c->refuses_now;
     c->is_refused = c->refuses_now || !check_header(c);
+    c->exchange.is_incoming = !c->is_refused && c->route->prepare && cpa_in_flight_announce(&server->in_flight);
     if (c->is_refused && must_refuse_now(c)) return cpa_reply_refusal(&c->exchange, &c->exchange.refusal, c->allow);
     return MHD_YES;
 }
@@ -120,6 +121,12 @@ static enum MHD_Result take(call *c, const char *upload, size_t *upload_bytes) {
         c->is_refused = !cpa_exchange_add(x, upload, bytes, &c->exchange.refusal);
     if (c->is_refused) cpa_exchange_drop_body(x);
     return c->arrived > DISCARDED_BODIES * x->server->options.max_body_bytes ? MHD_NO : MHD_YES;
+}
+
+/* It is with the engine, or will never be. */
+static void end_arrival(cpa_exchange *x) {
+    if (x->is_incoming) cpa_in_flight_is_in(&x->server->in_flight);
+    x->is_incoming = 0;
 }
 
 static void run_prepare(void *ctx) {
@@ -156,7 +163,10 @@ enum MHD_Result cpa_receive(void *server, struct MHD_Connection *connection, con
     cpa_connection_has_read(connection);
     if (c->is_refused) return cpa_reply_refusal(&c->exchange, &c->exchange.refusal, c->allow);
     if (c->is_question) return cpa_reply_allowed(&c->exchange, methods_of(c->route));
-    return prepare(c) ? c->route->serve(&c->exchange) : MHD_YES;
+    if (!prepare(c)) return MHD_YES;
+    const enum MHD_Result served = c->route->serve(&c->exchange);
+    end_arrival(&c->exchange);
+    return served;
 }
 
 void cpa_receive_completed(void *server, struct MHD_Connection *connection, void **state,
@@ -170,6 +180,7 @@ void cpa_receive_completed(void *server, struct MHD_Connection *connection, void
         cpa_log(CPA_LOG_WARN, "server: %.16s %.80s: closed, as the client was idle for too long", c->exchange.method,
                 c->exchange.path);
     }
+    end_arrival(&c->exchange);
     cpa_answer_close(c->exchange.answer);
     if (c->exchange.generation) cpa_generation_release(c->exchange.generation);
     free(c->exchange.generation);

@@ -210,6 +210,10 @@ void cpa_server_drain(cpa_server *server) {
     cpa_in_flight_advance(&server->in_flight, CPA_SERVER_DRAINING, 0);
 }
 
+int64_t cpa_server_incoming(cpa_server *server) {
+    return cpa_in_flight_incoming(&server->in_flight);
+}
+
 void cpa_server_fail(cpa_server *server, const char *message) {
     cpa_in_flight_fail(&server->in_flight, message);
 }

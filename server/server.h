@@ -73,8 +73,11 @@ void cpa_server_on_step(cpa_server *server);
  * which follows from the seed of the request and the position. */
 uint32_t cpa_server_token_at(cpa_server *server, uint64_t request, int64_t position);
 
-/* From now on /health and new requests are answered 503; those that are under way go on. */
+/* From now on /health and new requests are answered 503; those that are under way go on, and those whose header has come
+ * are still let in: the engine should not be drained before they are. */
 void cpa_server_drain(cpa_server *server);
+/* How many are still to be let in. */
+int64_t cpa_server_incoming(cpa_server *server);
 
 /* The engine is lost: as drained, and every answer that is not whole ends with an error. It may be asked to cancel
  * until cpa_server_stop returns. */

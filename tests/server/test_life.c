@@ -242,6 +242,35 @@ static void a_drained_server_delivers_what_it_has(void) {
     cpa_fake_engine_stop(engine);
 }
 
+/* Its header had come when the server was drained, its body had not. */
+static void a_request_that_is_coming_in_is_let_in(void) {
+    cpa_fake_engine *engine = cpa_fake_engine_start(plain, 0);
+    const int fd = cpa_http_connect(cpa_fake_engine_port(engine)),
+              late = cpa_http_connect(cpa_fake_engine_port(engine));
+    char head[200], reply[1 << 14];
+    const int n = snprintf(head, sizeof head, "POST /v1/completions HTTP/1.1\r\nHost: t\r\nContent-Length: %zu\r\n\r\n",
+                           strlen(whole));
+    CU_ASSERT_EQUAL(cpa_server_incoming(engine->server), 0);
+    cpa_http_send(fd, head, (size_t)n);
+    for (int i = 0; i < 1000 && cpa_server_incoming(engine->server) == 0; i++) usleep(5000);
+    CU_ASSERT_EQUAL(cpa_server_incoming(engine->server), 1);
+    cpa_server_drain(engine->server);
+    cpa_http_send(late, head, (size_t)n);
+    cpa_http_send(late, whole, strlen(whole));
+    cpa_http_read_until(late, "\r\n\r\n", reply, sizeof reply);
+    CU_ASSERT_PTR_NOT_NULL(strstr(reply, "HTTP/1.1 503"));
+    cpa_http_send(fd, whole, strlen(whole));
+    cpa_fake_engine_await(engine, 2);
+    for (int i = 0; i < 1000 && cpa_server_incoming(engine->server) > 0; i++) usleep(5000);
+    CU_ASSERT_EQUAL(cpa_server_incoming(engine->server), 0);
+    cpa_fake_engine_step(engine, 50);
+    cpa_http_read_until(fd, "\"usage\"", reply, sizeof reply);
+    CU_ASSERT_PTR_NOT_NULL(strstr(reply, "HTTP/1.1 200"));
+    close(fd);
+    close(late);
+    cpa_fake_engine_stop(engine);
+}
+
 static void answers_of_a_lost_engine_end_with_an_error(void) {
     cpa_fake_engine *engine = cpa_fake_engine_start(plain, 0);
     const int fds[] = {ask(engine, whole), ask(engine, streamed)};
@@ -473,6 +502,7 @@ static const cpa_test tests[] = {
     {"what the engine refuses is passed on", what_the_engine_refuses_is_passed_on},
     {"a request that fails is an error", a_request_that_fails_is_an_error},
     {"a drained server delivers what it has", a_drained_server_delivers_what_it_has},
+    {"a request that is coming in is let in", a_request_that_is_coming_in_is_let_in},
     {"answers of a lost engine end with an error", answers_of_a_lost_engine_end_with_an_error},
     {"a server stops with answers under way", a_server_stops_with_answers_under_way},
     {"tokens are asked for by position", tokens_are_asked_for_by_position},
