@@ -88,6 +88,10 @@ static void give_up(void *ctx, int signal) {
 
 /* ---- callbacks of the engine ---- */
 
+static void on_ranks(void *ctx, uint64_t request, int64_t position, const cpa_token_ranks *ranks) {
+    cpa_server_on_ranks(((serving *)ctx)->front.server, request, position, ranks);
+}
+
 static void on_token(void *ctx, uint64_t request, int64_t index, uint32_t token, float logprob) {
     cpa_server_on_token(((serving *)ctx)->front.server, request, index, token, logprob);
 }
@@ -136,6 +140,7 @@ static cpa_engine_options engine_options(serving *s) {
     options.token_at = cpa_serve_front_token_at;
     options.token_ctx = &s->front;
     options.on_token = on_token;
+    options.on_ranks = on_ranks;
     return options;
 }
 

@@ -16,7 +16,7 @@ const cpa_token_list *cpa_answer_prompt(const cpa_answer *answer, int64_t choice
 /* Without the group: that is there last. */
 static void destroy(cpa_answer *answer) {
     for (int64_t i = 0; answer->choices && i < answer->n; i++) cpa_choice_close(&answer->choices[i]);
-    for (int64_t i = 0; answer->arrivals && i < answer->n; i++) free(answer->arrivals[i].tokens);
+    for (int64_t i = 0; answer->arrivals && i < answer->n; i++) cpa_arrival_release(&answer->arrivals[i]);
     cpa_generation_release(&answer->generation);
     free(answer->choices);
     free(answer->arrivals);

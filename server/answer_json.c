@@ -40,6 +40,30 @@ static json_t *output_ids(const cpa_choice *choice) {
     return whole(array, is_made);
 }
 
+/* Adds a token, unless there is another one of the same text, which is more probable. */
+static int put_top(const cpa_choice *choice, json_t *top, uint32_t id, float logprob) {
+    json_t *name = cpa_token_name(choice->server, id);
+    const char *text = json_string_value(name);
+    const size_t bytes = json_string_length(name);
+    int is_made = text != NULL;
+    if (text && !json_object_getn(top, text, bytes)) {
+        is_made = json_object_setn_new(top, text, bytes, log_probability(logprob)) == 0;
+    }
+    json_decref(name);
+    return is_made;
+}
+
+/* {token: logprob} of the most probable ones, and of the chosen one. */
+static json_t *completion_top(const cpa_choice *choice, int64_t i) {
+    json_t *top = json_object();
+    int is_made = top != NULL;
+    for (int32_t n = 0; is_made && n < choice->generation->sampling.top_logprobs; n++) {
+        const cpa_token_logprob *next = &choice->ranks[i].top[n];
+        if (next->token < choice->server->engine.vocabulary) is_made = put_top(choice, top, next->token, next->logprob);
+    }
+    return whole(top, is_made && put_top(choice, top, choice->tokens[i].id, choice->tokens[i].logprob));
+}
+
 /* {"tokens": [...], "token_logprobs": [...], "top_logprobs": [{token: logprob}], "text_offset": [...]} */
 static json_t *completion_logprobs(const cpa_choice *choice) {
     json_t *tokens = json_array(), *values = json_array(), *tops = json_array(), *offsets = json_array();
@@ -47,11 +71,10 @@ static json_t *completion_logprobs(const cpa_choice *choice) {
     int is_made = 1;
     for (int64_t i = 0; is_made && i < choice->n_tokens; i++) {
         const uint32_t id = choice->tokens[i].id;
-        json_t *text = cpa_token_name(choice->server, id), *top = json_object();
-        is_made = text && top && put(top, json_string_value(text), log_probability(choice->tokens[i].logprob));
-        is_made &= !json_array_append_new(tokens, text) & !json_array_append_new(tops, top) &
-                   !json_array_append_new(values, log_probability(choice->tokens[i].logprob)) &
-                   !json_array_append_new(offsets, json_integer(offset));
+        is_made = !json_array_append_new(tokens, cpa_token_name(choice->server, id)) &
+                  !json_array_append_new(tops, completion_top(choice, i)) &
+                  !json_array_append_new(values, log_probability(choice->tokens[i].logprob)) &
+                  !json_array_append_new(offsets, json_integer(offset));
         offset += cpa_token_name_characters(choice->server, id);
     }
     json_t *object = json_object();
@@ -61,12 +84,24 @@ static json_t *completion_logprobs(const cpa_choice *choice) {
 }
 
 /* {"token", "logprob", "bytes"} */
-static json_t *token_logprob(const cpa_choice *choice, const cpa_output_token *token) {
+static json_t *token_logprob(const cpa_choice *choice, uint32_t id, float logprob) {
     json_t *object = json_object();
-    const int is_made = put(object, "token", cpa_token_name(choice->server, token->id)) &
-                        put(object, "logprob", log_probability(token->logprob)) &
-                        put(object, "bytes", cpa_token_bytes(choice->server, token->id));
+    const int is_made = put(object, "token", cpa_token_name(choice->server, id)) &
+                        put(object, "logprob", log_probability(logprob)) &
+                        put(object, "bytes", cpa_token_bytes(choice->server, id));
     return whole(object, is_made);
+}
+
+/* The most probable tokens, like that. */
+static json_t *chat_top(const cpa_choice *choice, int64_t i) {
+    json_t *tops = json_array();
+    int is_made = tops != NULL;
+    for (int32_t n = 0; is_made && n < choice->generation->sampling.top_logprobs; n++) {
+        const cpa_token_logprob *next = &choice->ranks[i].top[n];
+        if (next->token >= choice->server->engine.vocabulary) break; /* it has no more */
+        is_made = json_array_append_new(tops, token_logprob(choice, next->token, next->logprob)) == 0;
+    }
+    return whole(tops, is_made);
 }
 
 /* {"content": [{"token", "logprob", "bytes", "top_logprobs": [...]}]} */
@@ -74,11 +109,8 @@ static json_t *chat_logprobs(const cpa_choice *choice) {
     json_t *content = json_array();
     int is_made = content != NULL;
     for (int64_t i = 0; is_made && i < choice->n_tokens; i++) {
-        json_t *entry = token_logprob(choice, &choice->tokens[i]), *tops = json_array();
-        if (choice->generation->wants_top) {
-            is_made = json_array_append_new(tops, token_logprob(choice, &choice->tokens[i])) == 0;
-        }
-        is_made &= put(entry, "top_logprobs", tops) & !json_array_append_new(content, entry);
+        json_t *entry = token_logprob(choice, choice->tokens[i].id, choice->tokens[i].logprob);
+        is_made = put(entry, "top_logprobs", chat_top(choice, i)) & !json_array_append_new(content, entry);
     }
     json_t *object = json_object();
     is_made &= put(object, "content", content);

@@ -17,6 +17,7 @@ cpa_status cpa_choice_open(cpa_choice *choice, const cpa_server *server, const c
 void cpa_choice_close(cpa_choice *choice) {
     cpa_text_stream_close(choice->stream);
     free(choice->tokens);
+    free(choice->ranks);
     free(choice->text);
 }
 
@@ -49,13 +50,23 @@ static int is_among(uint32_t id, const uint32_t *ids, int64_t n) {
     return 0;
 }
 
-static cpa_status add_token(cpa_choice *choice, cpa_output_token token, cpa_error *err) {
-    const cpa_sampling *s = &choice->generation->sampling;
-    const cpa_server_engine *engine = &choice->server->engine;
-    if (!cpa_array_reserve(&choice->tokens, &choice->capacity, choice->n_tokens + 1, sizeof token)) {
+/* Appends a token, and what the logits say of it, where that is asked for. */
+static cpa_status keep_token(cpa_choice *choice, cpa_output_token token, const cpa_token_ranks *ranks, cpa_error *err) {
+    const int64_t n = choice->n_tokens;
+    if (!cpa_array_reserve(&choice->tokens, &choice->capacity, n + 1, sizeof token) ||
+        (ranks && !cpa_array_reserve(&choice->ranks, &choice->ranks_capacity, n + 1, sizeof *ranks))) {
         return cpa_fail(err, CPA_NO_MEMORY, "no memory for the tokens of an answer");
     }
+    if (ranks) choice->ranks[n] = *ranks;
     choice->tokens[choice->n_tokens++] = token;
+    return CPA_OK;
+}
+
+static cpa_status add_token(cpa_choice *choice, const cpa_arrival *arrival, int64_t i, cpa_error *err) {
+    const cpa_sampling *s = &choice->generation->sampling;
+    const cpa_server_engine *engine = &choice->server->engine;
+    const cpa_output_token token = arrival->tokens[i];
+    CPA_TRY(keep_token(choice, token, s->top_logprobs > 0 ? &arrival->ranks[i] : NULL, err));
     choice->total_tokens++;
     const int is_stop = is_among(token.id, s->stop_ids, s->n_stop_ids);
     const int is_end = is_stop || (!s->ignore_eos && is_among(token.id, engine->end_ids, engine->n_end_ids));
@@ -90,7 +101,7 @@ static cpa_status finish(cpa_choice *choice, const cpa_arrival *arrival, cpa_err
 
 cpa_status cpa_choice_add(cpa_choice *choice, const cpa_arrival *arrival, cpa_error *err) {
     for (int64_t i = 0; i < arrival->count && choice->end == CPA_CHOICE_GOES_ON; i++) {
-        CPA_TRY(add_token(choice, arrival->tokens[i], err));
+        CPA_TRY(add_token(choice, arrival, i, err));
     }
     if (arrival->has_ended && choice->end == CPA_CHOICE_GOES_ON) return finish(choice, arrival, err);
     return CPA_OK;

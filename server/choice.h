@@ -24,6 +24,8 @@ typedef struct cpa_choice {
      * follows may be the beginning of a text that stops it. */
     cpa_output_token *tokens; /* [n_tokens] */
     int64_t n_tokens, capacity;
+    cpa_token_ranks *ranks; /* [n_tokens] where they are asked for */
+    int64_t ranks_capacity;
     char *text;
     int64_t bytes, ready, text_capacity;
     /* Since the beginning. */

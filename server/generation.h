@@ -27,7 +27,6 @@ typedef struct cpa_generation {
     int keeps_stop;    /* what stops it, a text or a token, belongs to the text */
     int keeps_special; /* and so do special tokens */
     int stream, include_usage, usage_always;
-    int wants_top;              /* the most probable token, too, of those with a log-probability */
     int returns_ids;            /* of prompt and answer */
     int32_t priority;           /* lower runs first */
     char *salt;                 /* NULL = "" */

@@ -245,19 +245,11 @@ int cpa_check_prompts(const cpa_server *server, const cpa_fields *fields, const 
 }
 
 int cpa_want_logprobs(const cpa_fields *fields, const char *name, int64_t top, cpa_generation *g) {
-    const cpa_sampling *s = &g->sampling;
-    if (top > 1) {
-        return cpa_refuse(fields->refusal, MHD_HTTP_BAD_REQUEST, "unsupported_parameter", name,
-                          "%s: found %" PRId64 ", expected at most 1: log-probabilities are those of the chosen tokens",
-                          name, top);
-    }
-    if (top == 1 && (s->temperature > 0 || s->repetition_penalty != 1 || s->presence_penalty != 0)) {
-        return cpa_refuse(fields->refusal, MHD_HTTP_BAD_REQUEST, "unsupported_parameter", name,
-                          "%s: 1 needs temperature 0 and no penalties, so that the chosen token is the most probable "
-                          "one; expected 0",
-                          name);
+    if (top > CPA_MOST_TOP_LOGPROBS) {
+        return cpa_refuse(fields->refusal, MHD_HTTP_BAD_REQUEST, NULL, name,
+                          "%s: found %" PRId64 ", expected at most %d", name, top, CPA_MOST_TOP_LOGPROBS);
     }
     g->sampling.logprobs = 1;
-    g->wants_top = top == 1;
+    g->sampling.top_logprobs = (int32_t)top;
     return 1;
 }

@@ -32,7 +32,7 @@ int cpa_check_prompts(const cpa_server *server, const cpa_fields *fields, const 
 /* The tokens of an answer to a prompt. */
 int64_t cpa_answer_tokens(const cpa_server *server, const cpa_generation *g, const cpa_token_list *prompt);
 
-/* Asks for log-probabilities: of the chosen token (top 0), and of the most probable one (top 1). */
+/* Asks for log-probabilities: of the chosen tokens, and of so many of the most probable ones. */
 int cpa_want_logprobs(const cpa_fields *fields, const char *name, int64_t top, cpa_generation *g);
 
 /* 500: no memory. */

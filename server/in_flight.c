@@ -54,8 +54,13 @@ cpa_flight_group *cpa_flight_group_create(cpa_in_flight *in, int64_t n, cpa_toke
     return group;
 }
 
+void cpa_arrival_release(cpa_arrival *arrival) {
+    free(arrival->tokens);
+    free(arrival->ranks);
+}
+
 void cpa_flight_group_destroy(cpa_flight_group *group) {
-    for (int64_t i = 0; i < group->n; i++) free(group->flights[i].arrived.tokens);
+    for (int64_t i = 0; i < group->n; i++) cpa_arrival_release(&group->flights[i].arrived);
     free_prompts(group->prompts, group->n_prompts);
     free(group->flights);
     free(group);
@@ -170,10 +175,11 @@ void cpa_in_flight_collect(cpa_flight_group *group, cpa_arrival *arrivals) {
     group->has_news = 0;
     for (int64_t i = 0; i < group->n; i++) {
         cpa_arrival *arrived = &group->flights[i].arrived, emptied = arrivals[i];
-        emptied.count = 0;
         arrivals[i] = *arrived;
         arrived->tokens = emptied.tokens;
         arrived->capacity = emptied.capacity;
+        arrived->ranks = emptied.ranks;
+        arrived->ranks_capacity = emptied.ranks_capacity;
         arrived->count = 0;
     }
     pthread_mutex_unlock(&group->in->lock);
@@ -238,11 +244,30 @@ void cpa_in_flight_leave(cpa_flight_group *group, uint64_t *unfinished) {
     if (is_last) cpa_flight_group_destroy(group);
 }
 
+/* Whether an output token of that index is the next of the flight, and somebody is there to take it. */
+static int is_awaited(const cpa_flight *flight, int64_t index) {
+    return flight && flight->group->connection && index == flight->received && !flight->arrived.has_ended;
+}
+
+void cpa_in_flight_ranks(cpa_in_flight *in, uint64_t id, int64_t position, const cpa_token_ranks *ranks) {
+    pthread_mutex_lock(&in->lock);
+    cpa_flight *flight = find(in, id);
+    cpa_arrival *arrived = flight ? &flight->arrived : NULL;
+    if (flight && is_awaited(flight, position - flight->prompt->count)) {
+        if (cpa_array_reserve(&arrived->ranks, &arrived->ranks_capacity, arrived->count + 1, sizeof *arrived->ranks)) {
+            arrived->ranks[arrived->count] = *ranks;
+        } else {
+            fail(flight, "no memory for the answer");
+        }
+    }
+    pthread_mutex_unlock(&in->lock);
+}
+
 void cpa_in_flight_token(cpa_in_flight *in, uint64_t id, int64_t index, uint32_t token, float logprob) {
     pthread_mutex_lock(&in->lock);
     cpa_flight *flight = find(in, id);
     cpa_arrival *arrived = flight ? &flight->arrived : NULL;
-    if (flight && flight->group->connection && index == flight->received && !arrived->has_ended) {
+    if (is_awaited(flight, index)) {
         flight->received++;
         if (cpa_array_reserve(&arrived->tokens, &arrived->capacity, arrived->count + 1, sizeof *arrived->tokens)) {
             arrived->tokens[arrived->count++] = (cpa_output_token){.id = token, .logprob = logprob};

@@ -32,10 +32,14 @@ typedef struct cpa_output_token {
 typedef struct cpa_arrival {
     cpa_output_token *tokens; /* [count] */
     int64_t count, capacity;
+    cpa_token_ranks *ranks; /* [count] where they are asked for */
+    int64_t ranks_capacity;
     int has_ended; /* nothing more comes, and why: */
     cpa_finish_reason reason;
     char error[256]; /* of CPA_FINISH_FAILED */
 } cpa_arrival;
+
+void cpa_arrival_release(cpa_arrival *arrival);
 
 struct cpa_flight_group;
 
@@ -130,6 +134,7 @@ void cpa_in_flight_gone(cpa_in_flight *in, uint64_t first_id);
 void cpa_in_flight_leave(cpa_flight_group *group, uint64_t *unfinished);
 
 /* What the functions of server.h do that are called alike. Tokens are due to their connections until they are woken. */
+void cpa_in_flight_ranks(cpa_in_flight *in, uint64_t id, int64_t position, const cpa_token_ranks *ranks);
 void cpa_in_flight_token(cpa_in_flight *in, uint64_t id, int64_t index, uint32_t token, float logprob);
 void cpa_in_flight_finish(cpa_in_flight *in, const cpa_request_result *result);
 uint32_t cpa_in_flight_token_at(cpa_in_flight *in, uint64_t id, int64_t position);

@@ -190,6 +190,10 @@ cpa_status cpa_server_attach(cpa_server *server, const cpa_server_engine *engine
     return CPA_OK;
 }
 
+void cpa_server_on_ranks(cpa_server *server, uint64_t request, int64_t position, const cpa_token_ranks *ranks) {
+    cpa_in_flight_ranks(&server->in_flight, request, position, ranks);
+}
+
 void cpa_server_on_token(cpa_server *server, uint64_t request, int64_t index, uint32_t token, float logprob) {
     cpa_in_flight_token(&server->in_flight, request, index, token, logprob);
 }

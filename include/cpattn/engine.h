@@ -20,6 +20,11 @@ typedef uint32_t (*cpa_token_at_fn)(void *ctx, uint64_t request, int64_t positio
  * asks for that, its log-probability, otherwise 0. ctx is that of the run. It may submit and cancel requests. */
 typedef void (*cpa_token_fn)(void *ctx, uint64_t request, int64_t index, uint32_t token, float logprob);
 
+/* Rank 0, from the thread that runs the engine, right before on_token: what the logits say of the output token for
+ * `position` of the request, prompt included, where its sampling asks for top_logprobs. *ranks is valid during the
+ * call. */
+typedef void (*cpa_ranks_fn)(void *ctx, uint64_t request, int64_t position, const cpa_token_ranks *ranks);
+
 /* Check as many rows, at most one in a thousand, as 2% of the run time pays for. */
 #define CPA_VERIFY_AUTO (-1.0)
 
@@ -97,6 +102,7 @@ typedef struct cpa_engine_options {
     int32_t adaptive_chunks;
     cpa_cascade_attention cascade_attention; /* as of a context */
     int32_t ngram_branches;                  /* as cpa_ngram_options has them: drafts are a tree */
+    cpa_ranks_fn on_ranks;                   /* rank 0; NULL = nothing is called */
 } cpa_engine_options;
 
 typedef struct cpa_request {
@@ -143,6 +149,7 @@ typedef struct cpa_request_result {
     const uint32_t *tokens; /* [output_tokens]; valid during the call, as is the next */
     const float *logprobs;  /* [output_tokens]; 0 where its sampling does not ask for them */
     double scheduled_s;     /* when it first ran, and its time in the queue ended; of one that never did, as finish_s */
+    const cpa_token_ranks *ranks; /* [output_tokens]; valid during the call; NULL unless there are top_logprobs */
 } cpa_request_result;
 
 /* Rank 0, from the thread that runs the engine, when a request has ended, for whatever reason; once for each. */

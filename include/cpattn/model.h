@@ -14,6 +14,7 @@
 #define CPATTN_MODEL_H
 
 #include <cpattn/context.h>
+#include <cpattn/nn.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -61,6 +62,8 @@ typedef struct cpa_sampling {
     int64_t reserved[4];     /* zero */
     float frequency_penalty; /* subtracted from the logits of tokens of the output for each time that they are there, as
                                 OpenAI has it; 0: none */
+    int32_t top_logprobs;    /* with each output token so many of the most probable ones are told, up to
+                                CPA_MOST_TOP_LOGPROBS, and its rank; where it is above 0, logprobs is 1, too */
 } cpa_sampling;
 
 /* The rows of a step on one rank: its tokens, chunk after chunk. Where a call is captured in a graph, that is launched
@@ -83,7 +86,8 @@ enum {
     CPA_WANTS_TEMPERATURE = 2, /* above 0 */
     CPA_WANTS_FILTERS = 4,     /* top_k, top_p or min_p */
     CPA_WANTS_PENALTIES = 8,   /* repetition, presence or frequency */
-    CPA_WANTS_LOGPROBS = 16
+    CPA_WANTS_LOGPROBS = 16,
+    CPA_WANTS_RANKS = 128 /* top_logprobs */
 };
 
 /* How the token of each emission is drawn: device arrays of as many entries as there are emissions, with 1 for a top_p
@@ -178,7 +182,9 @@ typedef struct cpa_model_step {
     const cpa_slices *slices;
     cpa_draft_paths paths;
     const float
-        *frequency_penalty; /* device [emissions], of the rows that yield a token, as those of emissions.sample */
+        *frequency_penalty;      /* device [emissions], of the rows that yield a token, as those of emissions.sample */
+    const int32_t *top_logprobs; /* likewise: how many of the most probable tokens of each are wanted */
+    cpa_token_ranks *ranks;      /* device [emissions] to fill where that is wanted, as by rank_tokens */
 } cpa_model_step;
 
 /* What layer_in fills, and where it may write keys and values itself. On the device of the engine. */
@@ -242,7 +248,8 @@ typedef struct cpa_model {
     int64_t n_end_ids;
     cpa_model_slices slices; /* which steps of several ranks have slices */
     int32_t vocabulary;      /* how many tokens end_step draws from; 0: it is not told, and no request is constrained */
-    int32_t reserved[6];     /* zero */
+    int32_t gives_ranks;     /* end_step fills cpa_model_step.ranks; 0: no request asks for them */
+    int32_t reserved[5];     /* zero */
     /* Rank 0, from the thread that plans steps, where the options of the engine ask for a model's drafts: guesses the
      * tokens that a request goes on with, and returns how many (0: none). A step then has them as further tokens of the
      * sequence, and draws the token of each of these positions as it would without; a draft is accepted if it is what

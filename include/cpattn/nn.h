@@ -206,6 +206,35 @@ typedef struct cpa_sample_args {
 } cpa_sample_args;
 CPA_API cpa_status cpa_sample(const cpa_sample_args *args, cpa_stream *stream);
 
+/* rank_tokens: what each row of logits says of a token, and which tokens it says are the most probable: the log-softmax
+ * of the logits as they are given, whatever is drawn from them. */
+enum { CPA_MOST_TOP_LOGPROBS = 20 };
+typedef struct cpa_token_logprob {
+    uint32_t token;
+    float logprob;
+} cpa_token_logprob;
+typedef struct cpa_token_ranks {
+    float logprob; /* of the token; NaN for one outside of the vocabulary */
+    int32_t rank;  /* 1 and how many logits are larger; 0 for one outside */
+    /* Those of the largest logits, of equal ones the first, from the largest on, as many as are asked for; then
+     * CPA_NO_TOKEN and NaN. A row with a NaN, or whose largest logit is infinite, has none, and NaN and 0 above. */
+    cpa_token_logprob top[CPA_MOST_TOP_LOGPROBS];
+} cpa_token_ranks;
+typedef struct cpa_rank_tokens_args {
+    size_t size;
+    int64_t rows;
+    int64_t vocabulary;  /* up to 2^22 */
+    const float *logits; /* [rows, vocabulary] */
+    int64_t logits_stride;
+    const uint32_t *tokens; /* [rows] */
+    int64_t tokens_stride;
+    const int32_t *top;     /* [rows] how many of the most probable, up to CPA_MOST_TOP_LOGPROBS; NULL: none */
+    cpa_token_ranks *ranks; /* [rows] */
+    float *logprobs;        /* [rows] or NULL: those of the tokens once more */
+    int64_t logprobs_stride;
+} cpa_rank_tokens_args;
+CPA_API cpa_status cpa_rank_tokens(const cpa_rank_tokens_args *args, cpa_stream *stream);
+
 /* mark_tokens: keeps the bitmaps and counts that sample reads. First those of the sequences in `restarts` are cleared;
  * then each token of the list gets its bit, and one of the output counts one more. Sequences outside of 0..sequences-1, such as -1, and tokens outside of the
  * vocabulary are passed over. */

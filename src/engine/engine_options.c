@@ -235,6 +235,11 @@ cpa_status cpa_engine_check_sampling(uint64_t request, const cpa_sampling *given
                         (unsigned long long)request, (double)s.temperature, s.top_k, (double)s.top_p, (double)s.min_p,
                         (double)s.repetition_penalty, (double)s.presence_penalty, (double)s.frequency_penalty);
     }
+    if (s.top_logprobs < 0 || s.top_logprobs > CPA_MOST_TOP_LOGPROBS || (s.top_logprobs > 0 && !s.logprobs)) {
+        return cpa_fail(err, CPA_INVALID,
+                        "request %llu: top_logprobs %d with logprobs %d, expected 0, or up to %d with 1",
+                        (unsigned long long)request, s.top_logprobs, s.logprobs, CPA_MOST_TOP_LOGPROBS);
+    }
     if (s.n_stop_ids < 0 || s.n_stop_ids > INT32_MAX || (s.n_stop_ids > 0 && !s.stop_ids)) {
         return cpa_fail(err, CPA_INVALID, "request %llu: %lld stop_ids at %p", (unsigned long long)request,
                         (long long)s.n_stop_ids, (const void *)s.stop_ids);
@@ -258,6 +263,7 @@ cpa_plan_sampling cpa_engine_planned_sampling(const cpa_sampling *sampling) {
         .frequency_penalty = sampling->frequency_penalty,
         .seed = sampling->seed,
         .logprobs = sampling->logprobs != 0,
+        .top_logprobs = sampling->top_logprobs,
     };
 }
 

@@ -59,6 +59,10 @@ static cpa_status submit(cpa_engine *engine, const cpa_request *given, cpa_error
                         (unsigned long long)request.id);
     cpa_sampling sampling;
     CPA_TRY(cpa_engine_check_sampling(request.id, request.sampling, &sampling, err));
+    if (sampling.top_logprobs > 0 && !engine->network.gives_ranks)
+        return cpa_fail(err, CPA_UNSUPPORTED,
+                        "request %llu: top_logprobs %d, but the model tells no most probable tokens",
+                        (unsigned long long)request.id, sampling.top_logprobs);
     cpa_scheduler_request scheduled = cpa_engine_scheduled(&request);
     scheduled.sampling = cpa_engine_planned_sampling(&sampling);
     scheduled.draws = engine->network.end_step && !engine->options.outputs_given;

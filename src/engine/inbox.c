@@ -29,6 +29,7 @@ static void free_request(cpa_engine_request *request) {
     free(request->salt);
     free(request->tenant);
     free(request->logprobs);
+    free(request->ranks);
     free(request->tokens);
     free(request->token_s);
     free(request);

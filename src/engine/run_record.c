@@ -31,6 +31,7 @@ static void tell_end(cpa_run *r, cpa_engine_request *request) {
         .token_s = request->token_s,
         .tokens = request->tokens,
         .logprobs = request->logprobs,
+        .ranks = request->ranks,
         .reason = reason,
         .error = reason == CPA_FINISH_FAILED ? request->error : "",
     };
@@ -56,13 +57,25 @@ static int open_tokens(cpa_engine_request *request) {
     if (request->token_s) return 1;
     request->tokens = malloc(n * sizeof *request->tokens);
     request->logprobs = malloc(n * sizeof *request->logprobs);
-    if (request->tokens && request->logprobs) request->token_s = malloc(n * sizeof *request->token_s);
+    if (request->scheduled.sampling.top_logprobs > 0) request->ranks = malloc(n * sizeof *request->ranks);
+    if (request->tokens && request->logprobs && (request->ranks || request->scheduled.sampling.top_logprobs == 0))
+        request->token_s = malloc(n * sizeof *request->token_s);
     if (request->token_s) return 1;
+    free(request->ranks);
     free(request->logprobs);
     free(request->tokens);
+    request->ranks = NULL;
     request->logprobs = NULL;
     request->tokens = NULL;
     return 0;
+}
+
+/* What the logits say of an output token, where the request asks for that. */
+static void record_ranks(cpa_run *r, const cpa_engine_request *request, int64_t index, const cpa_token_ranks *ranks) {
+    if (!request->ranks) return;
+    request->ranks[index] = *ranks;
+    if (r->engine->options.on_ranks)
+        r->engine->options.on_ranks(r->ctx, request->scheduled.id, request->scheduled.prompt_tokens + index, ranks);
 }
 
 /* The last token of a request is there: its end is to be told. */
@@ -72,11 +85,12 @@ static void complete_request(cpa_run *r, cpa_engine_request *request, cpa_finish
     cpa_request_append(&r->finished, request);
 }
 
-/* Rank 0: a token that a finished step emitted, for `position` of the request's. */
-static cpa_status record_token(cpa_run *r, const cpa_plan_chunk *chunk, int64_t position, cpa_drawn drawn, double now,
+/* Rank 0: a token that a finished step emitted, its emission `emission`, for `position` of the request's. */
+static cpa_status record_token(cpa_run *r, const cpa_plan_chunk *chunk, int64_t position, int64_t emission, double now,
                                cpa_error *err) {
     cpa_engine *engine = r->engine;
     const int is_planned_last = (chunk->flags & CPA_CHUNK_FINISHES) != 0;
+    const cpa_drawn drawn = cpa_worker_drawn(engine->worker, emission);
     cpa_engine_request *request;
     cpa_token_meaning meaning;
     CPA_TRY(cpa_inbox_take_token(engine->inbox, chunk->request, position, drawn.id, is_planned_last, &request, &meaning,
@@ -98,6 +112,7 @@ static cpa_status record_token(cpa_run *r, const cpa_plan_chunk *chunk, int64_t 
     cpa_request_spans_token(engine->request_spans, request, now);
     engine->stats.output_tokens++;
     if (index == 0) engine->stats.prefilled_tokens += request->scheduled.prompt_tokens;
+    record_ranks(r, request, index, cpa_worker_ranks(engine->worker, emission));
     if (engine->options.on_token)
         engine->options.on_token(r->ctx, chunk->request, index, drawn.id, request->logprobs[index]);
     if (is_last) complete_request(r, request, meaning == CPA_TOKEN_STOPS ? CPA_FINISH_STOP : CPA_FINISH_LENGTH, now);
@@ -113,7 +128,7 @@ static cpa_status record_chunk(cpa_run *r, const cpa_plan_chunk *chunk, int64_t 
     for (int64_t at = 0; at >= 0; at = cpa_worker_next_accepted(engine->worker, &r->plan, chunk, emission, at)) {
         engine->stats.accepted_tokens += at > 0;
         r->tokens += at > 0;
-        CPA_TRY(record_token(r, chunk, position++, cpa_worker_drawn(engine->worker, emission + at), now, err));
+        CPA_TRY(record_token(r, chunk, position++, emission + at, now, err));
     }
     return CPA_OK;
 }

@@ -59,6 +59,24 @@ cpa_status cpa_sampler_begin(const cpa_sampler *sampler, const cpa_model_step *s
     return cpa_mark_tokens(&args, stream);
 }
 
+/* Of the tokens that were drawn; their log-probabilities come from here, too. */
+static cpa_status rank(const cpa_model_step *step, int64_t first, const cpa_sample_args *of, cpa_drawn *drawn,
+                       cpa_stream *stream) {
+    const cpa_rank_tokens_args args = {
+        .size = sizeof args,
+        .rows = of->rows,
+        .vocabulary = of->vocabulary,
+        .logits = of->logits,
+        .tokens = of->tokens,
+        .tokens_stride = of->tokens_stride,
+        .top = step->top_logprobs + first,
+        .ranks = step->ranks + first,
+        .logprobs = &drawn[first].logprob,
+        .logprobs_stride = of->logprobs_stride,
+    };
+    return cpa_rank_tokens(&args, stream);
+}
+
 /* What nobody in the step wants is left out: NULL is none for cpa_sample. */
 cpa_status cpa_sampler_draw(const cpa_sampler *sampler, const cpa_model_step *step, int64_t first, int64_t count,
                             const float *logits, cpa_drawn *drawn, cpa_stream *stream) {
@@ -74,7 +92,8 @@ cpa_status cpa_sampler_draw(const cpa_sampler *sampler, const cpa_model_step *st
         .given = rows->given + first,
         .tokens = &drawn[first].id,
         .tokens_stride = sizeof *drawn / sizeof drawn->id,
-        .logprobs = wants & CPA_WANTS_LOGPROBS ? &drawn[first].logprob : NULL,
+        .logprobs =
+            (wants & (CPA_WANTS_LOGPROBS | CPA_WANTS_RANKS)) == CPA_WANTS_LOGPROBS ? &drawn[first].logprob : NULL,
         .logprobs_stride = sizeof *drawn / sizeof drawn->logprob,
     };
     if (wants & CPA_WANTS_TEMPERATURE) args.temperature = rows->temperature + first;
@@ -99,5 +118,6 @@ cpa_status cpa_sampler_draw(const cpa_sampler *sampler, const cpa_model_step *st
         args.path_parents = step->paths.parents;
         args.path_entries = step->history.count;
     }
-    return cpa_sample(&args, stream);
+    CPA_TRY(cpa_sample(&args, stream));
+    return wants & CPA_WANTS_RANKS ? rank(step, first, &args, drawn, stream) : CPA_OK;
 }

@@ -23,8 +23,7 @@ void cpa_sampler_close(cpa_sampler *sampler);
 /* Notes the tokens that the sequences of a step go on with. */
 cpa_status cpa_sampler_begin(const cpa_sampler *sampler, const cpa_model_step *step, cpa_stream *stream);
 /* Draws the tokens of the emissions [first, first + count) from their logits [count, vocabulary] to drawn[first] and
- * on.
- */
+ * on, and fills step->ranks alike. */
 cpa_status cpa_sampler_draw(const cpa_sampler *sampler, const cpa_model_step *step, int64_t first, int64_t count,
                             const float *logits, cpa_drawn *drawn, cpa_stream *stream);
 

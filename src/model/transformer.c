@@ -441,5 +441,6 @@ cpa_model cpa_transformer_model(cpa_transformer *transformer) {
         .n_end_ids = transformer->config.n_end_ids,
         .slices = takes_slices(transformer) ? transformer->options.slices : CPA_SLICES_NONE,
         .vocabulary = (int32_t)transformer->config.vocabulary,
+        .gives_ranks = 1,
     };
 }

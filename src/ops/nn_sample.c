@@ -1,4 +1,4 @@
-/* sample and mark_tokens: every argument is checked here and strides are filled in, then the table of the back end
+/* sample, rank_tokens and mark_tokens: every argument is checked here and strides are filled in, then the table of the back end
  * runs. */
 #include "base/struct_size.h"
 #include "kernels/draw.h"
@@ -51,6 +51,30 @@ cpa_status cpa_sample(const cpa_sample_args *given, cpa_stream *stream) {
     CPA_TRY(CPA_STRUCT_TAKE("sample", given, cpa_sample_args, tokens, &args, &stream->error));
     CPA_TRY(check_sample(&args, &stream->error));
     return args.rows ? stream->device->nn->sample(&args, stream) : CPA_OK;
+}
+
+static cpa_status check_rank_tokens(cpa_rank_tokens_args *a, cpa_error *err) {
+    const char *where = "rank_tokens";
+    CPA_TRY(cpa_nn_check_count(where, "rows", a->rows, 0, CPA_MOST_TOKENS, err));
+    CPA_TRY(cpa_nn_check_count(where, "vocabulary", a->vocabulary, 1, CPA_DRAW_MOST_TOKENS, err));
+    const int64_t ranks = sizeof *a->ranks / sizeof(float);
+    const cpa_nn_tensor tensors[] = {
+        {"logits", "logits_stride", a->logits, &a->logits_stride, a->rows, a->vocabulary, 4, 0},
+        {"tokens", "tokens_stride", a->tokens, &a->tokens_stride, a->rows, 1, 4, 0},
+        {"top", NULL, a->top, NULL, a->rows, 1, 4, 1},
+        {"ranks", NULL, a->ranks, NULL, a->rows, ranks, 4, 0},
+        {"logprobs", "logprobs_stride", a->logprobs, &a->logprobs_stride, a->rows, 1, 4, 1},
+    };
+    for (size_t i = 0; i < sizeof tensors / sizeof *tensors; i++) CPA_TRY(cpa_nn_check_tensor(where, tensors[i], err));
+    return CPA_OK;
+}
+
+cpa_status cpa_rank_tokens(const cpa_rank_tokens_args *given, cpa_stream *stream) {
+    cpa_rank_tokens_args args;
+    if (!stream) return CPA_INVALID;
+    CPA_TRY(CPA_STRUCT_TAKE("rank_tokens", given, cpa_rank_tokens_args, ranks, &args, &stream->error));
+    CPA_TRY(check_rank_tokens(&args, &stream->error));
+    return args.rows ? stream->device->nn->rank_tokens(&args, stream) : CPA_OK;
 }
 
 static cpa_status check_mark_tokens(const cpa_mark_tokens_args *a, cpa_error *err) {

@@ -54,6 +54,7 @@ typedef struct cpa_plan_sampling {
     float repetition_penalty, presence_penalty, frequency_penalty;
     uint64_t seed;
     uint32_t logprobs;
+    int32_t top_logprobs;
     int64_t prompt_tokens; /* those after them are output */
 } cpa_plan_sampling;
 

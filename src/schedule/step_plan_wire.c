@@ -10,7 +10,7 @@
  *     discard  request u64, position i64
  *     cut      seq i32, tokens i64
  *     sampling temperature f32, top_p f32, min_p f32, top_k i32, repetition_penalty f32, presence_penalty f32,
- *              frequency_penalty f32, seed u64, logprobs u32, prompt_tokens i64
+ *              frequency_penalty f32, seed u64, logprobs u32, top_logprobs i32, prompt_tokens i64
  *     block    i32, -1: none
  *     token    u32
  *     parent   i32, -1: none */
@@ -63,6 +63,7 @@ static const wire_field SAMPLING[] = {
     FIELD(cpa_plan_sampling, frequency_penalty),
     FIELD(cpa_plan_sampling, seed),
     FIELD(cpa_plan_sampling, logprobs),
+    FIELD(cpa_plan_sampling, top_logprobs),
     FIELD(cpa_plan_sampling, prompt_tokens),
 };
 static const wire_field WORD[] = {{0, 4}};

@@ -25,6 +25,7 @@ int64_t cpa_step_arrays_lay_out(const cpa_step_sizes *sizes, void *base, cpa_ste
         {offsetof(cpa_step_arrays, rows), sizes->emissions * 4},
         {offsetof(cpa_step_arrays, seqs), sizes->emissions * 4},
         {offsetof(cpa_step_arrays, top_k), sizes->emissions * 4},
+        {offsetof(cpa_step_arrays, top_logprobs), sizes->emissions * 4},
         {offsetof(cpa_step_arrays, temperature), sizes->emissions * 4},
         {offsetof(cpa_step_arrays, top_p), sizes->emissions * 4},
         {offsetof(cpa_step_arrays, min_p), sizes->emissions * 4},

@@ -19,7 +19,7 @@ typedef struct cpa_step_arrays {
     uint64_t *sums;  /* and what each row adds to it, which begins as 0 */
     uint64_t *seeds;
     int64_t *given, *drawn_at; /* the token that is given, and the position of the token */
-    int32_t *rows, *seqs, *top_k;
+    int32_t *rows, *seqs, *top_k, *top_logprobs;
     float *temperature, *top_p, *min_p, *repetition_penalty, *presence_penalty, *frequency_penalty;
     int32_t *path_ends; /* entry of the history that is the row's own token, where that is a draft; -1: it is none */
     /* [rows + history] the tokens of both, and which of the tokens that the step before has drawn takes their place */

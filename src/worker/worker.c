@@ -35,7 +35,7 @@ typedef struct buffer {
 } buffer;
 
 enum {
-    OWN_BUFFERS = 12,
+    OWN_BUFFERS = 14,
     ROW_BUFFERS = 3, /* of a set */
     WORKER_BUFFERS = OWN_BUFFERS + 2 * ROW_BUFFERS
 };
@@ -65,6 +65,7 @@ static void list_buffers(cpa_worker *worker, buffer list[WORKER_BUFFERS]) {
     const cpa_worker_options *o = &worker->options;
     const cpa_attention_shape *shape = &o->model.attention;
     const int64_t rows = o->max_tokens, drawn = o->map.cp_size * rows * (int64_t)sizeof(cpa_drawn);
+    const int64_t ranks = worker->network->gives_ranks ? o->map.cp_size * rows * (int64_t)sizeof(cpa_token_ranks) : 0;
     const buffer own[] = {
         {&worker->q, rows * cpa_shape_q_bytes(shape), ON_DEVICE},
         {&worker->k, rows * cpa_shape_k_bytes(shape), ON_DEVICE},
@@ -73,6 +74,8 @@ static void list_buffers(cpa_worker *worker, buffer list[WORKER_BUFFERS]) {
         {&worker->block, worker->block_bytes, ON_DEVICE},
         {(void **)&worker->drawn, drawn, ON_DEVICE},
         {(void **)&worker->drawn_host, drawn, PAGE_LOCKED},
+        {(void **)&worker->ranks, ranks, ON_DEVICE},
+        {(void **)&worker->ranks_host, ranks, PAGE_LOCKED},
         {(void **)&worker->digest_device, (int64_t)sizeof(uint64_t), ON_DEVICE},
         {(void **)&worker->sums_host, rows * (int64_t)sizeof *worker->sums_host, PAGE_LOCKED},
         {(void **)&worker->discarded, o->max_seqs * (int64_t)sizeof *worker->discarded, PAGE_LOCKED},

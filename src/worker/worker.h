@@ -119,8 +119,10 @@ struct cpa_worker {
     cpa_step_arrays arrays;      /* of that step, on the device: in `block`, or in `wide_block` where it is too long */
     void *block, *wide_block;
     int64_t block_bytes, wide_bytes;
-    cpa_drawn *drawn;        /* device, [cp_size][emissions]: what the step that ran last has drawn */
-    cpa_drawn *drawn_host;   /* page-locked: the same once that step is done */
+    cpa_drawn *drawn;       /* device, [cp_size][emissions]: what the step that ran last has drawn */
+    cpa_drawn *drawn_host;  /* page-locked: the same once that step is done */
+    cpa_token_ranks *ranks; /* both likewise, where that is wanted */
+    cpa_token_ranks *ranks_host;
     uint64_t *digest_device; /* one running sum, */
     uint64_t *sums_host;     /* page-locked, [max_tokens]: what each row of a step with drafts has added to it, */
     uint64_t *discarded;     /* page-locked, [n_discarded]: and parts of it that are to be taken off, */

@@ -151,6 +151,8 @@ static cpa_model_step describe_step(const cpa_worker *worker) {
         /* Without drafts too: a graph serves steps with and without. */
         .paths = {rows->sizes.history > 0 ? on_device->path_ends : NULL, on_device->history_parents},
         .frequency_penalty = on_device->frequency_penalty,
+        .top_logprobs = on_device->top_logprobs,
+        .ranks = rows->wants & CPA_WANTS_RANKS ? cpa_worker_own_ranks(worker) : NULL,
     };
 }
 

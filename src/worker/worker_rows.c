@@ -51,6 +51,7 @@ int64_t cpa_worker_padded_rows(const cpa_worker *worker, const cpa_step_plan *pl
 static uint32_t wants_of(const cpa_plan_sampling *sampling, int64_t given) {
     uint32_t wants = 0;
     if (sampling->logprobs) wants |= CPA_WANTS_LOGITS | CPA_WANTS_LOGPROBS;
+    if (sampling->top_logprobs > 0) wants |= CPA_WANTS_RANKS;
     if (given >= 0) return wants;
     wants |= CPA_WANTS_LOGITS;
     if (cpa_plan_has_penalties(sampling)) wants |= CPA_WANTS_PENALTIES;
@@ -167,6 +168,7 @@ static void add_emission(const cpa_worker *worker, const cpa_worker_emission *em
     to->drawn_at[at] = emission->position;
     to->seeds[at] = sampling->seed;
     to->top_k[at] = sampling->top_k;
+    to->top_logprobs[at] = sampling->top_logprobs;
     to->temperature[at] = sampling->temperature;
     to->top_p[at] = sampling->top_p;
     to->min_p[at] = sampling->min_p;
@@ -222,7 +224,7 @@ static void clear_emissions(const cpa_worker_rows *rows) {
         to->salts[at] = to->sums[at] = to->seeds[at] = 0;
         to->given[at] = to->drawn_at[at] = 0;
         to->rows[at] = to->path_ends[at] = -1;
-        to->seqs[at] = to->top_k[at] = 0;
+        to->seqs[at] = to->top_k[at] = to->top_logprobs[at] = 0;
         to->temperature[at] = to->min_p[at] = to->presence_penalty[at] = to->frequency_penalty[at] = 0;
         to->top_p[at] = to->repetition_penalty[at] = 1;
     }

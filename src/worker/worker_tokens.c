@@ -17,27 +17,40 @@ cpa_status cpa_worker_take_tokens(cpa_worker *worker) {
     return worker->device->operators->take_tokens(&take, worker->stream);
 }
 
-cpa_drawn *cpa_worker_own_tokens(const cpa_worker *worker) {
+/* Where this rank's part of what all ranks draw begins. */
+static int64_t own_first(const cpa_worker *worker) {
     const cpa_worker_rows *rows = worker->rows;
-    return worker->drawn + (rows->replicated ? 0 : worker->rank * rows->sizes.emissions);
+    return rows->replicated ? 0 : worker->rank * rows->sizes.emissions;
+}
+
+cpa_drawn *cpa_worker_own_tokens(const cpa_worker *worker) {
+    return worker->drawn + own_first(worker);
+}
+
+cpa_token_ranks *cpa_worker_own_ranks(const cpa_worker *worker) {
+    return worker->ranks + own_first(worker);
 }
 
 cpa_status cpa_worker_share_tokens(cpa_worker *worker, cpa_error *err) {
     const cpa_worker_rows *rows = worker->rows;
-    const int64_t bytes = rows->sizes.emissions * (int64_t)sizeof *worker->drawn;
+    const int64_t n = rows->sizes.emissions, bytes = n * (int64_t)sizeof *worker->drawn;
     if (!rows->draws || worker->options.map.cp_size == 1 || rows->replicated) return CPA_OK;
     cpa_status status = cpa_context_share(worker->context, worker->drawn, bytes, worker->stream);
+    if (status == CPA_OK && rows->wants & CPA_WANTS_RANKS)
+        status = cpa_context_share(worker->context, worker->ranks, n * (int64_t)sizeof *worker->ranks, worker->stream);
     return status == CPA_OK ? CPA_OK : cpa_fail(err, status, "tokens: %s", cpa_context_error(worker->context));
 }
 
 cpa_status cpa_worker_fetch_tokens(cpa_worker *worker) {
     const cpa_worker_rows *rows = worker->rows;
-    const int32_t lists = rows->replicated ? 1 : worker->options.map.cp_size;
-    const int64_t bytes = lists * rows->sizes.emissions * (int64_t)sizeof *worker->drawn;
+    const int64_t entries = (rows->replicated ? 1 : worker->options.map.cp_size) * rows->sizes.emissions;
+    const int64_t bytes = entries * (int64_t)sizeof *worker->drawn, ranks = entries * (int64_t)sizeof *worker->ranks;
     const int64_t sums = rows->sizes.emissions * (int64_t)sizeof *worker->sums_host;
     if (rows->drafts > 0)
         CPA_TRY(worker->device->table->copy(worker->sums_host, worker->arrays.sums, sums, worker->stream));
     if (!rows->draws) return CPA_OK;
+    if (rows->wants & CPA_WANTS_RANKS)
+        CPA_TRY(worker->device->table->copy(worker->ranks_host, worker->ranks, ranks, worker->stream));
     return worker->device->table->copy(worker->drawn_host, worker->drawn, bytes, worker->stream);
 }
 
@@ -48,6 +61,13 @@ cpa_drawn cpa_worker_drawn(const cpa_worker *worker, int64_t emission) {
     if (ran->draws) drawn = worker->drawn_host[e->rank * ran->sizes.emissions + e->index];
     if (e->given >= 0) drawn.id = (uint32_t)e->given;
     return drawn;
+}
+
+const cpa_token_ranks *cpa_worker_ranks(const cpa_worker *worker, int64_t emission) {
+    const cpa_worker_rows *ran = worker->ran;
+    const cpa_worker_emission *e = &ran->emissions[emission];
+    if (!ran->draws || !(ran->wants & CPA_WANTS_RANKS)) return NULL;
+    return &worker->ranks_host[e->rank * ran->sizes.emissions + e->index];
 }
 
 /* The plan after the step may have given the index of a sequence to another one by now. */

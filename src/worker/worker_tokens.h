@@ -7,6 +7,8 @@
 
 /* Where this rank draws its tokens of the step that is prepared: all of them, where rows are replicated. */
 cpa_drawn *cpa_worker_own_tokens(const cpa_worker *worker);
+/* And what its logits say of them. */
+cpa_token_ranks *cpa_worker_own_ranks(const cpa_worker *worker);
 /* Enqueue, captured with the layers: the tokens that the step goes on with; and the exchange of those that it draws. */
 cpa_status cpa_worker_take_tokens(cpa_worker *worker);
 cpa_status cpa_worker_share_tokens(cpa_worker *worker, cpa_error *err);
@@ -17,6 +19,8 @@ cpa_status cpa_worker_fetch_tokens(cpa_worker *worker);
 void cpa_worker_keep_tokens(cpa_worker *worker);
 /* What the step that ran last has yielded; `emission` counts what the chunks of its plan emit. On every rank. */
 cpa_drawn cpa_worker_drawn(const cpa_worker *worker, int64_t emission);
+/* Likewise; NULL: nobody has asked for it. */
+const cpa_token_ranks *cpa_worker_ranks(const cpa_worker *worker, int64_t emission);
 
 /* Takes the tokens that a plan discards, all of the step before, out of the digest: enqueues the copy of what they
  * added to it, unless that is here, before the rows of the plan come to the device. */

@@ -225,6 +225,26 @@ static void sample(void) {
     CU_ASSERT_EQUAL(cpa_sample(&args, stream), CPA_OK);
 }
 
+RUN(rank_tokens)
+
+static void rank_tokens(void) {
+    typedef cpa_rank_tokens_args T;
+    static const member members[] = {M(T, rows, INT64),           M(T, vocabulary, INT64), M(T, logits, POINTER),
+                                     M(T, logits_stride, INT64),  M(T, tokens, POINTER),   M(T, tokens_stride, INT64),
+                                     M(T, top, OPTIONAL),         M(T, ranks, POINTER),    M(T, logprobs, OPTIONAL),
+                                     M(T, logprobs_stride, INT64)};
+    int used = 0;
+    T args = {.size = sizeof args,
+              .rows = ROWS,
+              .vocabulary = VOCABULARY,
+              .logits = next(&used),
+              .tokens = next(&used),
+              .top = next(&used),
+              .ranks = next(&used),
+              .logprobs = next(&used)};
+    misuse_all(&(call){"rank_tokens", run_rank_tokens, &args, sizeof args, MEMBERS(members), offsetof(T, logprobs)});
+}
+
 RUN(mark_tokens)
 
 static void mark_tokens(void) {
@@ -258,6 +278,7 @@ static const cpa_test tests[] = {
     {"embed", embed},
     {"linear", linear},
     {"sample", sample},
+    {"rank_tokens", rank_tokens},
     {"mark_tokens", mark_tokens},
 };
 

@@ -18,7 +18,7 @@ enum {
     MOVE = 20,
     DISCARD = 16,
     CUT = 12,
-    SAMPLING = 48
+    SAMPLING = 52
 };
 
 static int64_t below(int64_t n) {
@@ -99,6 +99,7 @@ static void add_random_drawing(cpa_step_plan *plan, int64_t entries) {
                                                                 .frequency_penalty = fraction(),
                                                                 .seed = (uint64_t)rand() << 33 | (uint64_t)rand(),
                                                                 .logprobs = (uint32_t)below(2),
+                                                                .top_logprobs = (int32_t)below(21),
                                                                 .prompt_tokens = below(1000) << below(32)};
 }
 
@@ -131,7 +132,8 @@ static int drawing_equal(const cpa_step_plan *a, const cpa_step_plan *b) {
     for (int64_t i = 0; equal && i < a->n_samplings; i++) {
         const cpa_plan_sampling *x = &a->samplings[i], *y = &b->samplings[i];
         equal = memcmp(&x->temperature, &y->temperature, 7 * sizeof x->temperature) == 0 && x->seed == y->seed &&
-                x->logprobs == y->logprobs && x->prompt_tokens == y->prompt_tokens;
+                x->logprobs == y->logprobs && x->top_logprobs == y->top_logprobs &&
+                x->prompt_tokens == y->prompt_tokens;
     }
     return equal;
 }
@@ -422,7 +424,7 @@ static const bad_field bad_fields[] = {
     {CUT_AT, 4, 8, "cut 0 has sequence 8"},
     {CUT_AT + 4, 8, -1, "cut 0 has length -1"},
     {DISCARD_AT + 8, 8, -1, "discard 0 has position -1"},
-    {SAMPLING_AT + 40, 8, -1, "sampling 0 has prompt length -1"},
+    {SAMPLING_AT + 44, 8, -1, "sampling 0 has prompt length -1"},
     {RELEASE_AT, 4, 8, "release 0 has sequence 8"},
     {RELEASE_AT, 4, -1, "release 0 has sequence -1"},
     {CHUNK_AT + 48, 4, CPA_CHUNK_FIRST, "chunk 0 takes 20 entries from 0 on; there are 4"},

@@ -177,6 +177,18 @@ static uint32_t draw_bound(const cpa_fake_request *r, int64_t index) {
     return token;
 }
 
+/* The most probable token is "z", the next one the chosen one, and then come "y", "x" and so on. */
+static cpa_token_ranks ranks_of(uint32_t token, float logprob, int32_t top) {
+    cpa_token_ranks ranks = {.logprob = logprob, .rank = 2};
+    for (int32_t i = 0; i < CPA_MOST_TOP_LOGPROBS; i++) {
+        ranks.top[i] = (cpa_token_logprob){CPA_NO_TOKEN, 0};
+        if (i < top)
+            ranks.top[i] = (cpa_token_logprob){'z' - (uint32_t)i + (i > 1), logprob + 0.25F - 0.25F * (float)i};
+        if (i == 1 && i < top) ranks.top[i].token = token;
+    }
+    return ranks;
+}
+
 static void draw(cpa_fake_engine *engine, int64_t i) {
     cpa_fake_request *r = &engine->requests[i];
     pthread_mutex_lock(&engine->lock);
@@ -193,6 +205,10 @@ static void draw(cpa_fake_engine *engine, int64_t i) {
     uint32_t token = index < length ? (unsigned char)engine->script[index] : CPA_FAKE_END;
     if (r->request.constraint) token = draw_bound(r, index);
     const float logprob = r->sampling.logprobs ? -0.5F * (float)(index + 1) : 0;
+    if (r->sampling.top_logprobs > 0) {
+        const cpa_token_ranks ranks = ranks_of(token, logprob, r->sampling.top_logprobs);
+        cpa_server_on_ranks(engine->server, r->request.id, r->request.prompt_tokens + index, &ranks);
+    }
     cpa_server_on_token(engine->server, r->request.id, index, token, logprob);
     int stops = token == CPA_FAKE_END && !r->sampling.ignore_eos;
     for (int64_t s = 0; s < r->sampling.n_stop_ids; s++) stops |= token == r->stop_ids[s];

@@ -1,6 +1,7 @@
 /* An engine for tests of the server: it draws one token for each of its requests when the test says so, the bytes of a
  * text that the test chooses, or, where the answer is bound, some that may come next, and its end as soon as it may. It
- * remembers what it was asked for. */
+ * remembers what it was asked for. Token i has the log-probability -(i + 1) / 2, and is the second one of the most
+ * probable, behind "z". */
 #ifndef CPA_TESTS_FAKE_ENGINE_H
 #define CPA_TESTS_FAKE_ENGINE_H
 

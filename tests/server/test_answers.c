@@ -135,12 +135,22 @@ static void prompts_and_samples_are_choices(void) {
 static void log_probabilities_name_their_tokens(void) {
     cpa_fake_engine *engine = cpa_fake_engine_start(plain, 1);
     engine->script = "a\xc3\xa9";
-    json_t *answer = answer_of(engine, "/v1/completions",
-                               "{\"prompt\": [7], \"logprobs\": 1, \"temperature\": 0, \"max_tokens\": 3}", 200);
+    json_t *answer = answer_of(engine, "/v1/completions", "{\"prompt\": [7], \"logprobs\": 0, \"max_tokens\": 3}", 200);
     CU_ASSERT(is_json(cpa_json_at(answer, "choices.0.logprobs"),
                       "{\"tokens\": [\"a\", \"\ufffd\", \"\ufffd\"], \"token_logprobs\": [-0.5, -1.0, -1.5],"
                       " \"top_logprobs\": [{\"a\": -0.5}, {\"\ufffd\": -1.0}, {\"\ufffd\": -1.5}],"
                       " \"text_offset\": [0, 1, 2]}"));
+    json_decref(answer);
+    CU_ASSERT_EQUAL(engine->requests[0].sampling.top_logprobs, 0);
+    answer = answer_of(engine, "/v1/completions", "{\"prompt\": [7], \"logprobs\": 1, \"max_tokens\": 2}", 200);
+    CU_ASSERT(is_json(cpa_json_at(answer, "choices.0.logprobs.top_logprobs"),
+                      "[{\"z\": -0.25, \"a\": -0.5}, {\"z\": -0.75, \"\ufffd\": -1.0}]"));
+    json_decref(answer);
+    answer = answer_of(engine, "/v1/completions", "{\"prompt\": [7], \"logprobs\": 20, \"max_tokens\": 2}", 200);
+    const json_t *top = cpa_json_at(answer, "choices.0.logprobs.top_logprobs.0");
+    CU_ASSERT_EQUAL(json_object_size(top), 20);
+    CU_ASSERT_EQUAL(json_real_value(json_object_get(top, "h")), -5);
+    CU_ASSERT_EQUAL(engine->requests[2].sampling.top_logprobs, 20);
     json_decref(answer);
     cpa_fake_engine_stop(engine);
 }
@@ -292,6 +302,30 @@ static void samples_of_a_stream_come_by_index(void) {
     cpa_fake_engine_stop(engine);
 }
 
+/* Each event has those of its tokens. */
+static void log_probabilities_come_with_a_stream(void) {
+    cpa_fake_engine *engine = cpa_fake_engine_start(plain, 1);
+    const int fd = cpa_http_connect(cpa_fake_engine_port(engine));
+    cpa_http_ask(fd, "POST", "/v1/completions", "",
+                 "{\"prompt\": [7, 7], \"stream\": true, \"logprobs\": 2, \"max_tokens\": 3}");
+    cpa_fake_engine_await(engine, 1);
+    static const char *const expected[] = {
+        "{\"tokens\": [\"H\"], \"token_logprobs\": [-0.5], \"top_logprobs\": [{\"z\": -0.25, \"H\": -0.5}],"
+        " \"text_offset\": [0]}",
+        "{\"tokens\": [\"e\"], \"token_logprobs\": [-1.0], \"top_logprobs\": [{\"z\": -0.75, \"e\": -1.0}],"
+        " \"text_offset\": [1]}",
+        "{\"tokens\": [\"l\"], \"token_logprobs\": [-1.5], \"top_logprobs\": [{\"z\": -1.25, \"l\": -1.5}],"
+        " \"text_offset\": [2]}"};
+    for (int i = 0; i < 3; i++) {
+        cpa_fake_engine_step(engine, 1);
+        json_t *event = next_json(fd);
+        CU_ASSERT(is_json(cpa_json_at(event, "choices.0.logprobs"), expected[i]));
+        json_decref(event);
+    }
+    close(fd);
+    cpa_fake_engine_stop(engine);
+}
+
 static void a_chat_is_written_out_and_answered(void) {
     cpa_fake_engine *engine = cpa_fake_engine_start(plain, 1);
     static const char messages[] =
@@ -306,6 +340,14 @@ static void a_chat_is_written_out_and_answered(void) {
     CU_ASSERT(is_json(cpa_json_at(answer, "choices.0.message"), "{\"role\": \"assistant\", \"content\": \"Hello\"}"));
     CU_ASSERT(is_json(cpa_json_at(answer, "choices.0.logprobs.content.1"),
                       "{\"token\": \"e\", \"logprob\": -1.0, \"bytes\": [101], \"top_logprobs\": []}"));
+    snprintf(body, sizeof body, "{%s, \"logprobs\": true, \"top_logprobs\": 3, \"max_tokens\": 2}", messages);
+    json_t *ranked = answer_of(engine, "/v1/chat/completions", body, 200);
+    CU_ASSERT(is_json(cpa_json_at(ranked, "choices.0.logprobs.content.1"),
+                      "{\"token\": \"e\", \"logprob\": -1.0, \"bytes\": [101], \"top_logprobs\": ["
+                      "{\"token\": \"z\", \"logprob\": -0.75, \"bytes\": [122]},"
+                      "{\"token\": \"e\", \"logprob\": -1.0, \"bytes\": [101]},"
+                      "{\"token\": \"y\", \"logprob\": -1.25, \"bytes\": [121]}]}"));
+    json_decref(ranked);
     const json_t *ids = cpa_json_at(answer, "prompt_token_ids");
     char text[100] = "";
     for (size_t i = 0; i < json_array_size(ids) && i < 99; i++) {
@@ -337,6 +379,7 @@ static const cpa_test tests[] = {
     {"without a tokenizer answers are ids", without_a_tokenizer_answers_are_ids},
     {"texts stop an answer", texts_stop_an_answer},
     {"a stream comes token by token", a_stream_comes_token_by_token},
+    {"log-probabilities come with a stream", log_probabilities_come_with_a_stream},
     {"samples of a stream come by index", samples_of_a_stream_come_by_index},
     {"a chat is written out and answered", a_chat_is_written_out_and_answered},
 };

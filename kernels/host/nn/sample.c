@@ -5,6 +5,7 @@
 #include "base/min_max.h"
 #include "kernels/draw.h"
 #include "kernels/host/device/host.h"
+#include "kernels/host/nn/log_softmax.h"
 #include "kernels/host/nn/nn.h"
 
 /* What is asked of a row; what is out of range has become what changes nothing. */
@@ -145,12 +146,8 @@ static uint32_t sample_one(const cpa_sample_args *a, int64_t index) {
 
 /* log(softmax) of the logits at the token. */
 static float logprob_of(const float *logits, int64_t vocabulary, uint32_t token) {
-    float largest = -INFINITY;
-    double sum = 0;
     if (token >= vocabulary) return NAN;
-    for (int64_t t = 0; t < vocabulary; t++) largest = logits[t] > largest ? logits[t] : largest;
-    for (int64_t t = 0; t < vocabulary; t++) sum += exp((double)logits[t] - (double)largest);
-    return (float)((double)logits[token] - (double)largest - log(sum));
+    return (float)((double)logits[token] - cpa_host_log_sum(logits, vocabulary));
 }
 
 static void sample_item(void *ctx, int64_t index, int32_t thread) {
