@@ -167,7 +167,8 @@ cascade() {
     expect_code 0 "requests read what they share once"
     expect_value violations 0 on.json
     expect_digest_of on.json off.json
-    [ "$(value keys_read on.json)" -lt "$(value keys_attended on.json)" ] || fail "nothing is shared"
+    # Four requests have 2,048 of their some 3,600 keys of a rank in common.
+    [ "$((2 * $(value keys_read on.json)))" -lt "$(value keys_attended on.json)" ] || fail "too little is shared"
     forked_trace 1 1 >trace.jsonl
     CP_ATTN=$CP_ATTN_FAULTS
     CPATTN_FAULT=deep-prefix run 1 --model model.yaml --trace trace.jsonl --verify 0.05

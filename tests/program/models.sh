@@ -84,7 +84,9 @@ speculative() {
         expect_code 0 "with drafts, ranks and options $way"
         [ "$(value violations drafts.json | sort -u)" = 0 ] || fail "rows or logits are wrong with drafts"
         expect_digest_of plain.json drafts.json
-        [ "$(value accepted_tokens drafts.json)" -gt 0 ] || fail "no draft was right with $way"
+        # Answers of small models loop: a sixth of some 400 drafts is right.
+        [ "$((10 * $(value accepted_tokens drafts.json)))" -gt "$(value draft_tokens drafts.json)" ] &&
+            [ "$(value draft_tokens drafts.json)" -ge 200 ] || fail "too few drafts, or too few right ones, with $way"
         [ "$(value accepted_tokens plain.json)" = 0 ] || fail "drafts that nobody asked for"
     done
     [ "$(few 2)" = 2 ] || return 0
