@@ -30,7 +30,6 @@ cpa_status cpa_bound_answers_open(const cpa_server *server, cpa_constraints **ou
 
 int cpa_bind_answers(const cpa_server *server, const cpa_fields *fields, const char *field, const json_t *constraint,
                      cpa_generation *g) {
-    cpa_error err = {.status = CPA_NO_MEMORY, .message = "no memory for the request"}, why;
     if (!server->constraints) {
         return cpa_refuse(fields->refusal, MHD_HTTP_BAD_REQUEST, "unsupported_parameter", field,
                           "%s needs text and a token that ends it, and this model has none", field);
@@ -39,14 +38,21 @@ int cpa_bind_answers(const cpa_server *server, const cpa_fields *fields, const c
         return cpa_refuse(fields->refusal, MHD_HTTP_BAD_REQUEST, NULL, "ignore_eos",
                           "ignore_eos: expected only without %s, by which an answer has an end", field);
     }
-    char *text = json_dumps(constraint, JSON_COMPACT);
-    if (text && cpa_constraint_open(server->constraints, text, strlen(text), &g->constraint, &why) != CPA_OK) {
-        cpa_fail(&err, why.status, "%s: %s", field, why.message);
-    }
-    free(text);
-    if (g->constraint) return 1;
-    cpa_refuse_failure(fields->refusal, field, &err);
-    fields->refusal->quotes = 1;
+    free(g->binding);
+    g->binding = json_dumps(constraint, JSON_COMPACT);
+    snprintf(g->binding_field, sizeof g->binding_field, "%s", field);
+    if (g->binding) return 1;
+    return cpa_refuse(fields->refusal, MHD_HTTP_INTERNAL_SERVER_ERROR, NULL, NULL, "no memory for the request");
+}
+
+int cpa_bind_generation(const cpa_server *server, cpa_generation *g, cpa_refusal *refusal) {
+    cpa_error err, why;
+    const cpa_status status =
+        cpa_constraint_open(server->constraints, g->binding, strlen(g->binding), &g->constraint, &why);
+    if (status == CPA_OK) return 1;
+    cpa_fail(&err, status, "%s: %s", g->binding_field, why.message);
+    cpa_refuse_failure(refusal, g->binding_field, &err);
+    refusal->quotes = 1;
     return 0;
 }
 

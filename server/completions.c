@@ -64,7 +64,8 @@ static enum MHD_Result reply_whole(cpa_exchange *x) {
 
 enum MHD_Result cpa_serve_generation(cpa_exchange *x) {
     if (!x->answer) {
-        if (!x->generation || !cpa_answer_open(x, x->generation, &x->answer, &x->refusal)) {
+        const int is_bound = x->generation && (!x->generation->binding || x->generation->constraint);
+        if (!is_bound || !cpa_answer_open(x, x->generation, &x->answer, &x->refusal)) {
             return cpa_reply_refusal(x, &x->refusal, NULL);
         }
         if (x->answer->generation.stream) return cpa_event_stream_reply(x);

@@ -92,7 +92,7 @@ enum MHD_Result cpa_reply_text(cpa_exchange *x, const char *content_type, char *
 
 enum MHD_Result cpa_reply_refusal(cpa_exchange *x, const cpa_refusal *refusal, const char *allow) {
     cpa_log(CPA_LOG_WARN, "server: %.16s %.80s: %u: %s", x->method, x->path, refusal->status,
-            refusal->quotes ? "refused by the chat template, as the client is told" : refusal->message);
+            refusal->quotes ? "refused for what is in it, as the client is told" : refusal->message);
     struct MHD_Response *response = json_response(cpa_refusal_json(refusal));
     if (response && allow) MHD_add_response_header(response, MHD_HTTP_HEADER_ALLOW, allow);
     if (response && refusal->status == MHD_HTTP_UNAUTHORIZED) {

@@ -29,6 +29,7 @@ void cpa_generation_release(cpa_generation *g) {
     for (int i = 0; i < g->n_stops; i++) free(g->stops[i].text);
     free(g->salt);
     free(g->tenant);
+    free(g->binding);
     cpa_constraint_close(g->constraint);
     json_decref(g->tools);
     *g = (cpa_generation){.n = 0};

@@ -31,7 +31,9 @@ typedef struct cpa_generation {
     int32_t priority;           /* lower runs first */
     char *salt;                 /* NULL = "" */
     char *tenant;               /* NULL: the salt tells */
-    cpa_constraint *constraint; /* answers are bound as this one is; NULL: they are free */
+    char *binding;              /* what answers are bound to (constraint_text.h); NULL: they are free */
+    char binding_field[64];     /* that says so */
+    cpa_constraint *constraint; /* answers are bound as this one is: of `binding`, once that is done */
     json_t *tools;              /* those of a chat that an answer may call: an array, not empty; NULL: none */
 } cpa_generation;
 

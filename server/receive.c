@@ -6,6 +6,7 @@
 
 #include "base/check.h"
 #include "server/answer.h"
+#include "server/bound_answers.h"
 #include "server/connection.h"
 #include "server/exchange.h"
 #include "server/routes.h"
@@ -21,7 +22,7 @@ typedef struct call {
     const cpa_route *route;
     const char *allow;
     int64_t announced, arrived; /* bytes of the body */
-    int is_refused, refuses_now, is_prepared;
+    int is_refused, refuses_now, is_prepared, is_bound;
     int is_question; /* OPTIONS: what may be asked of the path */
     cpa_work_item work;
 } call;
@@ -142,17 +143,31 @@ static cpa_work *work_of(const call *c) {
     return c->exchange.bytes >= LARGE_BODY ? &server->work : NULL;
 }
 
-/* The body is whole. 1: it is prepared; 0: it will be, and the connection is suspended. */
+static void run_bind(void *ctx) {
+    call *c = ctx;
+    cpa_bind_generation(c->exchange.server, c->exchange.generation, &c->exchange.refusal);
+}
+
+/* 1: it is done; 0: it will be, and the connection is suspended. */
+static int run(call *c, cpa_work *work, void (*step)(void *call)) {
+    cpa_exchange *x = &c->exchange;
+    c->work = (cpa_work_item){.connection = x->connection, .run = step, .ctx = c};
+    cpa_refuse(&x->refusal, MHD_HTTP_SERVICE_UNAVAILABLE, NULL, NULL, "the server has stopped"); /* if nothing runs */
+    if (work && cpa_work_hand_over(work, &c->work)) return 0;
+    step(c);
+    return 1;
+}
+
+/* The body is whole. What an answer is bound to is made by threads of its own: it may be much work. */
 static int prepare(call *c) {
     cpa_exchange *x = &c->exchange;
-    if (c->is_prepared || !c->route->prepare) return 1;
-    c->is_prepared = 1;
-    c->work = (cpa_work_item){.connection = x->connection, .run = run_prepare, .ctx = c};
-    cpa_refuse(&x->refusal, MHD_HTTP_SERVICE_UNAVAILABLE, NULL, NULL, "the server has stopped"); /* if nothing runs */
-    cpa_work *work = work_of(c);
-    if (work && cpa_work_hand_over(work, &c->work)) return 0;
-    run_prepare(c);
-    return 1;
+    if (!c->is_prepared && c->route->prepare) {
+        c->is_prepared = 1;
+        if (!run(c, work_of(c), run_prepare)) return 0;
+    }
+    if (c->is_bound || !x->generation || !x->generation->binding) return 1;
+    c->is_bound = 1;
+    return run(c, &x->server->binding, run_bind);
 }
 
 enum MHD_Result cpa_receive(void *server, struct MHD_Connection *connection, const char *url, const char *method,

@@ -150,6 +150,7 @@ cpa_status cpa_server_start(const cpa_server_options *options, cpa_server **out,
     CPA_TRY_GOTO(cpa_client_watch_start(&server->watch, err), no_watch);
     CPA_TRY_GOTO(cpa_work_start(&server->work, err), no_work);
     CPA_TRY_GOTO(cpa_work_start(&server->rendering, err), no_rendering);
+    CPA_TRY_GOTO(cpa_work_start(&server->binding, err), no_binding);
     CPA_TRY_GOTO(cpa_waker_start(&server->waker, &server->in_flight, err), no_waker);
     server->daemon = start_daemon(server, listen_fd);
     if (server->daemon) {
@@ -159,6 +160,8 @@ cpa_status cpa_server_start(const cpa_server_options *options, cpa_server **out,
     status = cpa_fail(err, CPA_NO_MEMORY, "the server cannot start its %d threads", server->options.threads);
     cpa_waker_stop(&server->waker);
 no_waker:
+    cpa_work_stop(&server->binding);
+no_binding:
     cpa_work_stop(&server->rendering);
 no_rendering:
     cpa_work_stop(&server->work);
@@ -240,6 +243,7 @@ void cpa_server_stop(cpa_server *server, double seconds) {
     cpa_in_flight_close(&server->in_flight);
     cpa_work_stop(&server->work);
     cpa_work_stop(&server->rendering);
+    cpa_work_stop(&server->binding);
     cpa_waker_stop(&server->waker);
     MHD_stop_daemon(server->daemon);
     cpa_client_watch_stop(&server->watch);

@@ -31,7 +31,8 @@ struct cpa_server {
     cpa_constraints *constraints; /* and so is this; NULL: answers cannot be bound */
     cpa_in_flight in_flight;
     cpa_client_watch watch;
-    cpa_work work, rendering; /* of chats by a process, which may keep its threads waiting */
+    cpa_work work, rendering,
+        binding; /* of chats by a process, which may keep its threads waiting; of answers to grammars */
     cpa_waker waker;
 };
 

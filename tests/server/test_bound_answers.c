@@ -3,6 +3,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
 #include "src/grammar/dfa.h"
 #include "tests/fixtures/unit.h"
@@ -176,10 +178,31 @@ static void constraints_are_closed_by_whom_they_belong_to(void) {
     cpa_fake_engine_stop(engine);
 }
 
+/* The one thread that has the connections answers a probe while a grammar is made. */
+static void a_grammar_that_takes_long_holds_up_nobody(void) {
+    cpa_server_options options = plain;
+    options.threads = 1;
+    cpa_fake_engine *engine = cpa_fake_engine_start(options, 1);
+    const int port = cpa_fake_engine_port(engine), fd = cpa_http_connect(port);
+    cpa_http_reply reply;
+    char answer[2000];
+    cpa_http_ask(fd, "POST", "/v1/completions", "",
+                 "{\"prompt\": \"Hi\", \"guided_regex\": \"((a{0,100}){0,100}){0,19}\"}");
+    cpa_http_request(port, "GET", "/health", "", NULL, &reply);
+    CU_ASSERT_EQUAL(reply.status, 200);
+    cpa_http_reply_free(&reply);
+    CU_ASSERT(recv(fd, answer, 1, MSG_PEEK | MSG_DONTWAIT) < 0);
+    cpa_http_read_until(fd, "too much work", answer, sizeof answer);
+    CU_ASSERT_PTR_NOT_NULL(strstr(answer, "too much work"));
+    close(fd);
+    cpa_fake_engine_stop(engine);
+}
+
 static const cpa_test tests[] = {
     {"every choice of a schema is valid", every_choice_of_a_schema_is_valid},
     {"other fields bind an answer too", other_fields_bind_an_answer_too},
     {"what cannot bind is refused with the reason", what_cannot_bind_is_refused_with_the_reason},
+    {"a grammar that takes long holds up nobody", a_grammar_that_takes_long_holds_up_nobody},
     {"constraints are closed by whom they belong to", constraints_are_closed_by_whom_they_belong_to},
 };
 CPA_TEST_MAIN("bound answers", tests)
