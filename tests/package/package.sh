@@ -177,16 +177,18 @@ folders_include_what_they_may() { # SOURCE
     may_not_include src/model 'src/(cache|schedule|context|worker|check|engine)/'
     may_not_include src/worker 'src/(model|check|engine)/'
     may_not_include src/check 'src/engine/'
-    # Text and grammars are for programs: no other room of the library knows them, nor they any.
-    may_not_include src/text 'src/(ops|cache|schedule|trace|context|worker|model|check|engine|grammar)/|comm/|kernels/|server/|mpi\.h'
-    may_not_include src/grammar 'src/(ops|cache|schedule|trace|context|worker|model|check|engine|text)/|comm/|kernels/|server/|mpi\.h'
+    # Text, grammars and replies are for programs: no other room of the library knows them, nor they any.
+    may_not_include src/text 'src/(ops|cache|schedule|trace|context|worker|model|check|engine|grammar|reply)/|comm/|kernels/|server/|mpi\.h'
+    may_not_include src/grammar 'src/(ops|cache|schedule|trace|context|worker|model|check|engine|text|reply)/|comm/|kernels/|server/|mpi\.h'
+    may_not_include src/reply 'src/(ops|cache|schedule|trace|context|worker|model|check|engine|grammar)/|comm/|kernels/|server/|mpi\.h'
     local room
     for room in src/*/; do
-        [ "$room" = src/text/ ] || may_not_include "$room" 'src/text/'
+        [ "$room" = src/text/ ] || [ "$room" = src/reply/ ] || may_not_include "$room" 'src/text/'
+        [ "$room" = src/reply/ ] || may_not_include "$room" 'src/reply/'
         [ "$room" = src/grammar/ ] || may_not_include "$room" 'src/grammar/'
     done
-    # The server knows the engine by its public header, and text and grammars.
-    may_not_include server 'kernels/|comm/|src/[^tg]|src/t[^e]|src/g[^r]|mpi\.h|cpattn/mpi\.h|launcher/|bench/|tests/'
+    # The server knows the engine by its public header, and text, grammars and replies.
+    may_not_include server 'kernels/|comm/|src/[^tgr]|src/t[^e]|src/g[^r]|src/r[^e]|mpi\.h|cpattn/mpi\.h|launcher/|bench/|tests/'
     # A header that is installed includes only headers that are.
     local header
     for header in $(grep -rhoE '<cpattn/[^>]*>' include | tr -d '<>' | sort -u); do
