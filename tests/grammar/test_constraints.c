@@ -257,6 +257,53 @@ static void all_of_many_choices_can_be_chosen(void) {
     cpa_walk_vocabulary_release(&v);
 }
 
+/* Bytes changed, left out, doubled and taken from elsewhere: each is refused by a line, or walked to its end.
+ * CPATTN_MUTATIONS: how many. */
+static void mutations_of_constraints_do_no_harm(void) {
+    static const char *const schemas[] = {
+        "{\"json_schema\": {\"type\": [\"string\", \"number\"], \"pattern\": \"^[a-f]{1,3}\\\\d+$\", \"maxLength\": 9, "
+        "\"minimum\": -1.5, \"exclusiveMaximum\": 20, \"multipleOf\": 2}}",
+        "{\"json_schema\": {\"$defs\": {\"a\": {\"oneOf\": [{\"const\": 1}, {\"type\": \"array\", \"items\": "
+        "{\"$ref\": "
+        "\"#/$defs/a\"}}]}}, \"properties\": {\"x\": {\"$ref\": \"#/$defs/a\"}, \"y\": {\"format\": \"date\"}}, "
+        "\"patternProperties\": {\"^z\": {\"enum\": [null, {\"k\": [0.5]}]}}, \"required\": [\"x\"]}}",
+    };
+    enum { SCHEMAS = 2, ALL = CONSTRAINTS + SCHEMAS, MOST = 2000 };
+    const char *wanted = getenv("CPATTN_MUTATIONS");
+    const int64_t n = wanted ? strtoll(wanted, NULL, 10) : 1000;
+    cpa_walk_vocabulary v;
+    char *text = malloc(CPA_WALK_TEXT);
+    CU_ASSERT_FATAL(text && cpa_walk_vocabulary_make(&v, 0));
+    uint64_t random = 11;
+    for (int64_t i = 0; i < n; i++) {
+        char line[MOST];
+        const int64_t pick = i % ALL;
+        snprintf(line, sizeof line, "%s", pick < CONSTRAINTS ? constraints[pick] : schemas[pick - CONSTRAINTS]);
+        for (int64_t m = 0; m <= i % 4; m++) {
+            const size_t bytes = strlen(line);
+            random = cpa_mix64(random + CPA_GOLDEN);
+            const size_t at = random % bytes, from = (random >> 20) % bytes, some = (random >> 40) % 8;
+            if (random >> 60 < 6) line[at] = line[from];
+            if (random >> 60 == 6 && at > 0) line[at] = (char)(random >> 50 | 1);
+            if (random >> 60 > 6 && random >> 60 < 11) memmove(line + at, line + at + 1, bytes - at);
+            if (random >> 60 >= 11 && bytes + some < MOST && from + some <= bytes) {
+                char piece[8];
+                memcpy(piece, line + from, some);
+                memmove(line + at + some, line + at, bytes - at + 1);
+                memcpy(line + at, piece, some);
+            }
+        }
+        cpa_error err = {.message = ""};
+        const cpa_walk_result result = line[0] ? cpa_walk(&v, line, random, text, &err) : CPA_WALK_WHOLE;
+        const int is_fine = result == CPA_WALK_WHOLE || result == CPA_WALK_ENDLESS ||
+                            (result == CPA_WALK_REFUSED && err.message[0] && !strchr(err.message, '\n'));
+        if (!is_fine) printf("\n    %d: %s %s ", (int)result, line, err.message);
+        CU_ASSERT(is_fine);
+    }
+    free(text);
+    cpa_walk_vocabulary_release(&v);
+}
+
 static const cpa_test tests[] = {
     {"masks allow what is accepted", masks_allow_what_is_accepted},
     {"every walk comes to its end", every_walk_comes_to_its_end},
@@ -266,6 +313,7 @@ static const cpa_test tests[] = {
     {"nesting ends where it would be too deep", nesting_ends_where_it_would_be_too_deep},
     {"hostile constraints are refused in bounded work", hostile_constraints_are_refused_in_bounded_work},
     {"all of many choices can be chosen", all_of_many_choices_can_be_chosen},
+    {"mutations of constraints do no harm", mutations_of_constraints_do_no_harm},
     {"what is no constraint is refused", what_is_no_constraint_is_refused},
 };
 CPA_TEST_MAIN("constraints", tests)
