@@ -2,7 +2,7 @@
  * tokens stay or go. fp32 and fp64 +, -, *, / in the order written, each rounded once, and integers; compiled without
  * contraction (CUDA: -fmad=false), so that the same logits give the same tokens everywhere.
  *
- *     l    the logit after penalties, fp32
+ *     l    the logit after bias, penalties and mask, fp32
  *     z    (l - the largest l) / temperature, fp32: 0 for the largest
  *     w    floor(2^40 exp(z)): sums of it are exact, whatever their order
  *
@@ -12,6 +12,7 @@
 #ifndef CPA_KERNELS_DRAW_H
 #define CPA_KERNELS_DRAW_H
 
+#include <math.h>
 #include <string.h>
 
 #include "base/hash.h"
@@ -119,6 +120,26 @@ CPA_HOST_DEVICE static inline float cpa_draw_penalise(float l, int in_prompt, ui
     if (outputs == 0) return l;
     l = l - penalties.frequency * (float)outputs;
     return l - penalties.presence;
+}
+
+/* The logit of a token that has a bias, or none: those of a row ascend by token. */
+CPA_HOST_DEVICE static inline float cpa_draw_add_bias(float l, const uint32_t *tokens, const float *values,
+                                                      int32_t count, int64_t token) {
+    int32_t low = 0, high = count;
+    while (low < high) {
+        const int32_t middle = (low + high) / 2;
+        if ((int64_t)tokens[middle] < token) {
+            low = middle + 1;
+        } else {
+            high = middle;
+        }
+    }
+    return low < count && (int64_t)tokens[low] == token ? l + values[low] : l;
+}
+
+/* The logit of a token that a mask leaves out; a NaN shows through it. */
+CPA_HOST_DEVICE static inline float cpa_draw_leave_out(float l) {
+    return l != l ? l : -(float)INFINITY;
 }
 
 #endif

@@ -119,9 +119,9 @@ typedef struct cpa_request {
     /* For whom it is made: of one priority, the requests of the tenant that has been served least go first, except with
      * CPA_POLICY_FCFS. NULL = whom the salt tells apart; not kept. */
     const char *tenant;
-    /* What its answer may be; NULL = anything. For networks that draw and tell their vocabulary. *constraint must outlive
-     * the request; constraint_ctx belongs to the engine once the request is taken, until it calls close. Nothing is
-     * drafted for such a request. */
+    /* What its answer may be; NULL = anything. For networks that draw and tell their vocabulary. *constraint is copied;
+     * constraint_ctx belongs to the engine once the request is taken, until it calls close. Nothing is drafted for such
+     * a request. */
     const cpa_constraint_ops *constraint;
     void *constraint_ctx;
 } cpa_request;

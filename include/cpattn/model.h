@@ -42,8 +42,15 @@ CPA_INLINE const cpa_score_rules *cpa_model_rules(const cpa_model_shape *model, 
     return model->layer_rules ? &model->layer_rules[layer] : NULL;
 }
 
+/* What is added to the logit of a token. */
+typedef struct cpa_logit_bias {
+    uint32_t token;
+    float bias;
+} cpa_logit_bias;
+enum { CPA_MOST_LOGIT_BIASES = 300 };
+
 /* How the output tokens of a request are drawn. Zeros stand for the most probable token every time, without penalties.
- * The order: penalties, temperature, top_k, top_p, min_p. What is drawn depends on the logits, the seed and the
+ * The order: logit_bias, penalties, min_tokens and the request's constraint, temperature, top_k, top_p, min_p. What is drawn depends on the logits, the seed and the
  * position alone: samples of one prompt need seeds of their own. */
 typedef struct cpa_sampling {
     size_t size;
@@ -64,6 +71,11 @@ typedef struct cpa_sampling {
                                 OpenAI has it; 0: none */
     int32_t top_logprobs;    /* with each output token so many of the most probable ones are told, up to
                                 CPA_MOST_TOP_LOGPROBS, and its rank; where it is above 0, logprobs is 1, too */
+    /* [n_logit_biases] added to the logits of their tokens, of which none comes twice; finite. Copied. For networks that
+     * tell their vocabulary, as is the next. */
+    const cpa_logit_bias *logit_biases;
+    int64_t n_logit_biases; /* up to CPA_MOST_LOGIT_BIASES */
+    int64_t min_tokens;     /* until it has so many output tokens, none that ends the request is drawn */
 } cpa_sampling;
 
 /* The rows of a step on one rank: its tokens, chunk after chunk. Where a call is captured in a graph, that is launched
@@ -87,6 +99,8 @@ enum {
     CPA_WANTS_FILTERS = 4,     /* top_k, top_p or min_p */
     CPA_WANTS_PENALTIES = 8,   /* repetition, presence or frequency */
     CPA_WANTS_LOGPROBS = 16,
+    CPA_WANTS_BIASES = 32,
+    CPA_WANTS_MASKS = 64,
     CPA_WANTS_RANKS = 128 /* top_logprobs */
 };
 
@@ -169,6 +183,19 @@ typedef struct cpa_draft_paths {
     const int32_t *parents; /* device [history.count] */
 } cpa_draft_paths;
 
+/* What may be drawn, as cpa_sample_args has it, with an entry of mask_index, bias_first and bias_count for each emission:
+ * the masks of constraints, and biases, of which those of -infinity keep a token out. Where no row of the step wants
+ * masks, or biases, theirs are not to be read. Masks come late: end_step alone finds them. */
+typedef struct cpa_draw_limits {
+    const uint32_t *masks;     /* device [n_masks, (vocabulary + 31) / 32] */
+    const int32_t *mask_index; /* device; -1: any token */
+    int64_t n_masks;
+    const uint32_t *bias_tokens;            /* device [bias_entries] */
+    const float *bias_values;               /* device [bias_entries] */
+    const int32_t *bias_first, *bias_count; /* device */
+    int64_t bias_entries;
+} cpa_draw_limits;
+
 /* One step, as a rank's model sees it. */
 typedef struct cpa_model_step {
     size_t size;
@@ -185,6 +212,7 @@ typedef struct cpa_model_step {
         *frequency_penalty;      /* device [emissions], of the rows that yield a token, as those of emissions.sample */
     const int32_t *top_logprobs; /* likewise: how many of the most probable tokens of each are wanted */
     cpa_token_ranks *ranks;      /* device [emissions] to fill where that is wanted, as by rank_tokens */
+    cpa_draw_limits limits;
 } cpa_model_step;
 
 /* What layer_in fills, and where it may write keys and values itself. On the device of the engine. */
@@ -247,7 +275,8 @@ typedef struct cpa_model {
     const uint32_t *end_ids; /* [n_end_ids] tokens that end a request; must outlive the engine */
     int64_t n_end_ids;
     cpa_model_slices slices; /* which steps of several ranks have slices */
-    int32_t vocabulary;      /* how many tokens end_step draws from; 0: it is not told, and no request is constrained */
+    int32_t vocabulary;      /* how many tokens end_step draws from, by cpa_model_step.limits; 0: it does not, and no
+                                request has a constraint, logit_biases or min_tokens */
     int32_t gives_ranks;     /* end_step fills cpa_model_step.ranks; 0: no request asks for them */
     int32_t reserved[5];     /* zero */
     /* Rank 0, from the thread that plans steps, where the options of the engine ask for a model's drafts: guesses the

@@ -153,18 +153,21 @@ CPA_API cpa_status cpa_linear(const cpa_linear_args *args, cpa_stream *stream);
 /* sample: a token for each row of logits.
  *
  *   1. A row with given[i] >= 0 gets that token.
- *   2. Penalties: the logit l of a token in the prompt or in the output (bitmaps and path) becomes
+ *   2. Biases are added to the logits of their tokens.
+ *   3. Penalties: the logit l of a token in the prompt or in the output (bitmaps and path) becomes
  *      l > 0 ? l / repetition : l * repetition
  *      (Keskar et al., arXiv:1909.05858); that of one that is in the output n times is lowered by n * `frequency`, then
  *      by `presence`.
- *   3. Temperature 0: the largest logit, of equal ones the first.
- *   4. Else z = (l - the largest l) / temperature. Of those the top_k largest stay, of their softmax the largest that
+ *   4. The logit of a token that the row's mask leaves out becomes -infinity.
+ *   5. Temperature 0: the largest logit, of equal ones the first.
+ *   6. Else z = (l - the largest l) / temperature. Of those the top_k largest stay, of their softmax the largest that
  *      together reach top_p (Holtzman et al., arXiv:1904.09751), and of these the ones that have at least min_p of the
  *      largest probability. What equals the last that stays stays too.
- *   5. The largest z + g of what stays, of equal ones the first, where g = -ln(-ln u) and u in (0, 1) is a hash of seed,
+ *   7. The largest z + g of what stays, of equal ones the first, where g = -ln(-ln u) and u in (0, 1) is a hash of seed,
  *      position and token: a draw from the softmax (Gumbel, 1954) that depends on these three alone.
  *
- * A row with a NaN, or whose largest logit is infinite, gets CPA_NO_TOKEN. The same logits give the same tokens on
+ * A row with a NaN, masked or not, or whose largest logit is then infinite, as where the mask leaves none, gets
+ * CPA_NO_TOKEN. The same logits give the same tokens on
  * every back end. A number outside of the range that is named counts as the default, 0. */
 #define CPA_NO_TOKEN 0xffffffffu
 typedef struct cpa_sample_args {
@@ -203,6 +206,17 @@ typedef struct cpa_sample_args {
     /* [sequences, vocabulary] how often the tokens of in_output are there; NULL: once each. Each place on a path counts
      * once more. */
     const uint32_t *output_counts;
+    /* Masks: row i draws tokens alone that have a bit in mask mask_index[i], as bitmaps have them; one outside of
+     * 0..n_masks-1, such as -1, is none: any token. Both NULL: no masks. */
+    const uint32_t *masks;     /* [n_masks, words] */
+    const int32_t *mask_index; /* [rows] */
+    int64_t n_masks;
+    /* Biases: those of row i are the bias_count[i] entries from bias_first[i] on, whose tokens ascend, each at most once;
+     * none where they do not lie within bias_entries. A value of -infinity keeps a token out. All NULL: no biases. */
+    const uint32_t *bias_tokens;            /* [bias_entries] */
+    const float *bias_values;               /* [bias_entries] */
+    const int32_t *bias_first, *bias_count; /* [rows] */
+    int64_t bias_entries;
 } cpa_sample_args;
 CPA_API cpa_status cpa_sample(const cpa_sample_args *args, cpa_stream *stream);
 

@@ -8,6 +8,7 @@
 #include "base/check.h"
 #include "base/struct_size.h"
 #include "src/engine/engine_options.h"
+#include "src/engine/request_limits.h"
 
 /* The last failure of a call of this thread, and the serial number of its engine. */
 static _Thread_local struct {
@@ -27,16 +28,24 @@ static cpa_status check_rank(const cpa_engine *engine, const char *call, cpa_err
     return rank == 0 ? CPA_OK : cpa_fail(err, CPA_INVALID, "%s: called on rank %d, expected rank 0", call, rank);
 }
 
-/* With the tokens that end it, where any is drawn. */
+/* With the tokens that end it, and its biases, where any is drawn. */
 static cpa_status submit_scheduled(cpa_engine *engine, const cpa_request *request, const cpa_sampling *sampling,
-                                   const cpa_scheduler_request *scheduled, cpa_error *err) {
+                                   cpa_scheduler_request *scheduled, cpa_error *err) {
+    const cpa_sampling none = {.size = sizeof none};
+    cpa_plan_bias *biases = NULL;
     const int64_t ends = scheduled->draws && !sampling->ignore_eos ? engine->network.n_end_ids : 0;
     const int64_t stops = scheduled->draws ? sampling->n_stop_ids : 0;
     uint32_t *ids = malloc((size_t)(ends + stops) * sizeof *ids + 1);
     if (!ids) return cpa_fail(err, CPA_NO_MEMORY, "request %llu: no memory", (unsigned long long)request->id);
     if (ends > 0) memcpy(ids, engine->network.end_ids, (size_t)ends * sizeof *ids);
     if (stops > 0) memcpy(ids + ends, sampling->stop_ids, (size_t)stops * sizeof *ids);
-    cpa_status status = cpa_inbox_submit(engine->inbox, scheduled, request->deadline_s, ids, ends + stops, err);
+    cpa_status status = cpa_request_plan_biases(request->id, scheduled->draws ? sampling : &none, ids, ends + stops,
+                                                &scheduled->sampling, &biases, err);
+    const cpa_inbox_terms terms = {request->deadline_s, ids, ends + stops, request->constraint,
+                                   request->constraint_ctx};
+    scheduled->biases = biases;
+    if (status == CPA_OK) status = cpa_inbox_submit(engine->inbox, scheduled, &terms, err);
+    free(biases);
     free(ids);
     return status;
 }
@@ -54,9 +63,6 @@ static cpa_status submit(cpa_engine *engine, const cpa_request *given, cpa_error
                         "request %llu: deadline %g s, expected 0 (none) or a time from its arrival on",
                         (unsigned long long)request.id, request.deadline_s);
     }
-    if (request.constraint)
-        return cpa_fail(err, CPA_UNSUPPORTED, "request %llu: constraints are not taken by this version",
-                        (unsigned long long)request.id);
     cpa_sampling sampling;
     CPA_TRY(cpa_engine_check_sampling(request.id, request.sampling, &sampling, err));
     if (sampling.top_logprobs > 0 && !engine->network.gives_ranks)
@@ -65,7 +71,9 @@ static cpa_status submit(cpa_engine *engine, const cpa_request *given, cpa_error
                         (unsigned long long)request.id, sampling.top_logprobs);
     cpa_scheduler_request scheduled = cpa_engine_scheduled(&request);
     scheduled.sampling = cpa_engine_planned_sampling(&sampling);
+    scheduled.sampling.constrained = request.constraint != NULL;
     scheduled.draws = engine->network.end_step && !engine->options.outputs_given;
+    CPA_TRY(cpa_request_check_limits(&request, &sampling, &engine->network, scheduled.draws, err));
     return submit_scheduled(engine, &request, &sampling, &scheduled, err);
 }
 

@@ -12,6 +12,7 @@
 #include "src/engine/engine_requests.h"
 #include "src/engine/engine_stats.h"
 #include "src/engine/run_record.h"
+#include "src/engine/step_masks.h"
 
 /* While a step runs: moves the next plan along. A failure is reported when that plan is needed. */
 static void poll_next_plan(void *ctx) {
@@ -213,6 +214,8 @@ static cpa_status open_plans(cpa_run *r, cpa_error *err) {
         .max_tokens = engine->options.max_num_batched_tokens,
     };
     cpa_step_plan_init(&r->plan);
+    CPA_TRY(cpa_control_agree(&engine->control, cpa_step_masks_create(engine, &r->masks, err), err));
+    cpa_worker_set_token_masks(engine->worker, cpa_step_masks_give, r->masks);
     cpa_status status = cpa_next_plan_open(&r->next, &engine->control, r->ahead,
                                            cpa_context_spans(engine->worker->context), &limits, err);
     if (status == CPA_OK && engine->control.size > 1) status = cpa_reports_open(&engine->control, &r->reports, err);
@@ -236,6 +239,7 @@ static cpa_status close_plans(cpa_run *r, cpa_status status, cpa_error *err) {
     cpa_engine *engine = r->engine;
     cpa_error settled = {CPA_OK, ""};
     cpa_worker_set_meanwhile(engine->worker, NULL, NULL);
+    cpa_worker_set_token_masks(engine->worker, NULL, NULL);
     engine->worker->stream->poll = NULL;
     if (status == CPA_OK) status = cpa_run_settle(r, 1, err);
     /* A failed check is known to every rank; any other failure leaves this one alone. */
@@ -247,6 +251,7 @@ static cpa_status close_plans(cpa_run *r, cpa_status status, cpa_error *err) {
     cpa_reports_close(r->reports);
     free(r->found);
     free(r->report);
+    cpa_step_masks_destroy(r->masks);
     cpa_next_plan_close(&r->next);
     cpa_step_plan_destroy(&r->plan);
     return status;

@@ -25,6 +25,8 @@ cpa_engine_request *cpa_request_take(cpa_request_list *list) {
 }
 
 static void free_request(cpa_engine_request *request) {
+    if (request->constraint.close) request->constraint.close(request->constraint_ctx);
+    free(request->biases);
     free(request->stop_ids);
     free(request->salt);
     free(request->tenant);
@@ -143,27 +145,42 @@ static cpa_status insert(cpa_inbox *inbox, cpa_engine_request *request, double d
     return CPA_OK;
 }
 
-cpa_status cpa_inbox_submit(cpa_inbox *inbox, const cpa_scheduler_request *given, double deadline_s,
-                            const uint32_t *stop_ids, int64_t n_stop_ids, cpa_error *err) {
-    CPA_TRY(cpa_scheduler_check(inbox->scheduler, given, err));
+/* A copy of what is given, of n entries; NULL without memory. */
+static void *copy_of(const void *entries, int64_t n, size_t bytes) {
+    void *copy = malloc((size_t)n * bytes + 1);
+    if (copy && n > 0) memcpy(copy, entries, (size_t)n * bytes);
+    return copy;
+}
+
+/* Without its constraint, which is its own only if it is taken. NULL without memory. */
+static cpa_engine_request *create_request(const cpa_scheduler_request *given, const cpa_inbox_terms *terms) {
     cpa_engine_request *request = calloc(1, sizeof *request);
-    if (request) {
-        request->scheduled = *given;
-        request->salt = strdup(given->salt ? given->salt : "");
-        request->scheduled.salt = request->salt;
-        request->tenant = given->tenant ? strdup(given->tenant) : NULL;
-        request->scheduled.tenant = request->tenant;
-        request->stop_ids = malloc((size_t)n_stop_ids * sizeof *stop_ids + 1);
-        request->n_stop_ids = n_stop_ids;
-        if (request->stop_ids && n_stop_ids > 0)
-            memcpy(request->stop_ids, stop_ids, (size_t)n_stop_ids * sizeof *stop_ids);
-    }
-    if (!request || !request->salt || !request->stop_ids || (given->tenant && !request->tenant)) {
-        if (request) free_request(request);
-        return cpa_fail(err, CPA_NO_MEMORY, "request %" PRIu64 ": no memory to queue it", given->id);
-    }
+    if (!request) return NULL;
+    request->scheduled = *given;
+    request->salt = strdup(given->salt ? given->salt : "");
+    request->scheduled.salt = request->salt;
+    request->tenant = given->tenant ? strdup(given->tenant) : NULL;
+    request->scheduled.tenant = request->tenant;
+    request->stop_ids = copy_of(terms->stop_ids, terms->n_stop_ids, sizeof *request->stop_ids);
+    request->n_stop_ids = terms->n_stop_ids;
+    request->biases = copy_of(given->biases, cpa_plan_listed_biases(&given->sampling), sizeof *request->biases);
+    request->scheduled.biases = request->biases;
+    if (request->salt && request->stop_ids && request->biases && (request->tenant || !given->tenant)) return request;
+    free_request(request);
+    return NULL;
+}
+
+cpa_status cpa_inbox_submit(cpa_inbox *inbox, const cpa_scheduler_request *given, const cpa_inbox_terms *terms,
+                            cpa_error *err) {
+    CPA_TRY(cpa_scheduler_check(inbox->scheduler, given, err));
+    cpa_engine_request *request = create_request(given, terms);
+    if (!request) return cpa_fail(err, CPA_NO_MEMORY, "request %" PRIu64 ": no memory to queue it", given->id);
     pthread_mutex_lock(&inbox->lock);
-    cpa_status status = insert(inbox, request, deadline_s, err);
+    cpa_status status = insert(inbox, request, terms->deadline_s, err);
+    if (status == CPA_OK && terms->constraint) {
+        request->constraint = *terms->constraint;
+        request->constraint_ctx = terms->constraint_ctx;
+    }
     pthread_mutex_unlock(&inbox->lock);
     if (status != CPA_OK) free_request(request);
     return status;
@@ -276,6 +293,14 @@ cpa_status cpa_inbox_take_token(cpa_inbox *inbox, uint64_t id, int64_t position,
     }
     pthread_mutex_unlock(&inbox->lock);
     return status;
+}
+
+cpa_engine_request *cpa_inbox_find_live(cpa_inbox *inbox, uint64_t id) {
+    pthread_mutex_lock(&inbox->lock);
+    cpa_engine_request *request = find(inbox, id);
+    if (request && (request->state == CPA_REQUEST_ENDED || request->is_stopped)) request = NULL;
+    pthread_mutex_unlock(&inbox->lock);
+    return request;
 }
 
 cpa_engine_request *cpa_inbox_note_start(cpa_inbox *inbox, uint64_t id, double now) {

@@ -9,6 +9,8 @@
 
 #include <pthread.h>
 
+#include <cpattn/constraint.h>
+
 #include "base/hash_table.h"
 #include "src/engine/deadlines.h"
 #include "src/schedule/scheduler.h"
@@ -35,6 +37,9 @@ typedef struct cpa_engine_request {
     char *salt, *tenant; /* until the scheduler has them; a tenant may be NULL */
     uint32_t *stop_ids;  /* [n_stop_ids] tokens that end it */
     int64_t n_stop_ids;
+    cpa_plan_bias *biases;         /* that `scheduled` names */
+    cpa_constraint_ops constraint; /* of size 0: it has none */
+    void *constraint_ctx;
     UT_hash_handle hh;
     struct cpa_engine_request *next; /* in the list that it is in */
     /* Behind the lock: */
@@ -46,6 +51,8 @@ typedef struct cpa_engine_request {
     int is_stopped;           /* it has got a token that ends it */
     /* Of the thread that runs the steps: */
     int64_t emitted;
+    int64_t accepted; /* of them, those that its constraint has heard of */
+    int is_broken;    /* its constraint has failed: it gets no token any more */
     int has_run;
     double scheduled_s, end_s; /* when it first ran, if it has, and when it ended */
     cpa_request_phase phase;   /* for the timeline (request_spans.h), since when, and the index in its last plan */
@@ -124,10 +131,19 @@ void cpa_inbox_destroy(cpa_inbox *inbox);
 
 /* ---- any thread ---- */
 
+/* What comes with a request beside what the scheduler is told of it. */
+typedef struct cpa_inbox_terms {
+    double deadline_s;
+    const uint32_t *stop_ids; /* [n_stop_ids] */
+    int64_t n_stop_ids;
+    const cpa_constraint_ops *constraint; /* NULL: none */
+    void *constraint_ctx;                 /* the inbox closes it, once it has taken the request */
+} cpa_inbox_terms;
+
 /* Takes a copy of the request, whose arrival, and deadline if it is above 0, count from now, or between runs from the
  * start of the next one. CPA_INVALID, CPA_BUSY, CPA_STOPPED while draining, CPA_NO_MEMORY. */
-cpa_status cpa_inbox_submit(cpa_inbox *inbox, const cpa_scheduler_request *request, double deadline_s,
-                            const uint32_t *stop_ids, int64_t n_stop_ids, cpa_error *err);
+cpa_status cpa_inbox_submit(cpa_inbox *inbox, const cpa_scheduler_request *request, const cpa_inbox_terms *terms,
+                            cpa_error *err);
 /* The request is to be ended; nothing if it is being ended already. CPA_INVALID where no unfinished request has the id.
  */
 cpa_status cpa_inbox_cancel(cpa_inbox *inbox, uint64_t id, cpa_error *err);
@@ -149,6 +165,8 @@ void cpa_inbox_run_here(cpa_inbox *inbox);
  * request is passed on to be ended. CPA_INTERNAL if no request has the id. */
 cpa_status cpa_inbox_take_token(cpa_inbox *inbox, uint64_t id, int64_t position, uint32_t token, int is_planned_last,
                                 cpa_engine_request **out, cpa_token_meaning *meaning, cpa_error *err);
+/* The request, if it has not ended and its next token counts; NULL otherwise. */
+cpa_engine_request *cpa_inbox_find_live(cpa_inbox *inbox, uint64_t id);
 /* The request runs, from `now` on if it never did: it is no longer in the queue. NULL: it is not there any more. */
 cpa_engine_request *cpa_inbox_note_start(cpa_inbox *inbox, uint64_t id, double now);
 /* Whether it has been ended, or its last token is there. */

@@ -97,6 +97,10 @@ static cpa_status record_token(cpa_run *r, const cpa_plan_chunk *chunk, int64_t 
                                  err));
     if (meaning == CPA_TOKEN_UNWANTED) return CPA_OK;
     const int is_last = cpa_request_ends_with(request, position);
+    if (request->is_broken) {
+        if (is_last) complete_request(r, request, CPA_FINISH_FAILED, now);
+        return CPA_OK;
+    }
     const int is_nothing = request->scheduled.draws && drawn.id == CPA_NO_TOKEN;
     if (is_nothing || !open_tokens(request)) { /* its own fault */
         if (is_last) complete_request(r, request, CPA_FINISH_LENGTH, now);

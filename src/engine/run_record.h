@@ -17,6 +17,7 @@ typedef struct cpa_run {
     int has_plans;         /* what follows is in use */
     cpa_step_plan plan;    /* of the step that runs */
     cpa_next_plan next;
+    struct cpa_step_masks *masks;
     int prepared;         /* the next plan is, or has failed to be */
     cpa_error next_error; /* what happened to the next plan while the step ran */
     int64_t tokens;       /* computed or found in the cache */

@@ -81,6 +81,7 @@ static cpa_status rank(const cpa_model_step *step, int64_t first, const cpa_samp
 cpa_status cpa_sampler_draw(const cpa_sampler *sampler, const cpa_model_step *step, int64_t first, int64_t count,
                             const float *logits, cpa_drawn *drawn, cpa_stream *stream) {
     const cpa_sample_rows *rows = &step->emissions.sample;
+    const cpa_draw_limits *limits = &step->limits;
     const uint32_t wants = step->emissions.wants;
     cpa_sample_args args = {
         .size = sizeof args,
@@ -111,6 +112,18 @@ cpa_status cpa_sampler_draw(const cpa_sampler *sampler, const cpa_model_step *st
         args.output_counts = sampler->output_counts;
         args.sequence = rows->seq + first;
         args.sequences = sampler->sequences;
+    }
+    if (wants & CPA_WANTS_BIASES) {
+        args.bias_tokens = limits->bias_tokens;
+        args.bias_values = limits->bias_values;
+        args.bias_first = limits->bias_first + first;
+        args.bias_count = limits->bias_count + first;
+        args.bias_entries = limits->bias_entries;
+    }
+    if (wants & CPA_WANTS_MASKS) {
+        args.masks = limits->masks;
+        args.mask_index = limits->mask_index + first;
+        args.n_masks = limits->n_masks;
     }
     if (wants & CPA_WANTS_PENALTIES && step->paths.ends) {
         args.path_ends = step->paths.ends + first;

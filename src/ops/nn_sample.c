@@ -16,8 +16,10 @@ static cpa_status check_sample(cpa_sample_args *a, cpa_error *err) {
     CPA_TRY(cpa_nn_check_count(where, "vocabulary", a->vocabulary, 1, CPA_DRAW_MOST_TOKENS, err));
     CPA_TRY(cpa_nn_check_count(where, "sequences", a->sequences, 0, INT32_MAX, err));
     CPA_TRY(cpa_nn_check_count(where, "path_entries", a->path_entries, 0, INT32_MAX, err));
+    CPA_TRY(cpa_nn_check_count(where, "n_masks", a->n_masks, 0, INT32_MAX, err));
+    CPA_TRY(cpa_nn_check_count(where, "bias_entries", a->bias_entries, 0, INT32_MAX, err));
     const int64_t rows = a->rows, words = words_of(a->vocabulary);
-    const int paths = a->path_ends != NULL;
+    const int paths = a->path_ends != NULL, masks = a->mask_index != NULL, biases = a->bias_count != NULL;
     const int penalties = a->in_prompt || a->in_output;
     const cpa_nn_tensor tensors[] = {
         {"logits", "logits_stride", a->logits, &a->logits_stride, rows, a->vocabulary, 4, 0},
@@ -38,6 +40,12 @@ static cpa_status check_sample(cpa_sample_args *a, cpa_error *err) {
         {"path_ends", NULL, a->path_ends, NULL, rows, 1, 4, 1},
         {"path_tokens", NULL, a->path_tokens, NULL, a->path_entries, 1, 4, !paths},
         {"path_parents", NULL, a->path_parents, NULL, a->path_entries, 1, 4, !paths},
+        {"mask_index", NULL, a->mask_index, NULL, rows, 1, 4, 1},
+        {"masks", NULL, a->masks, NULL, a->n_masks, words, 4, !masks},
+        {"bias_count", NULL, a->bias_count, NULL, rows, 1, 4, 1},
+        {"bias_first", NULL, a->bias_first, NULL, rows, 1, 4, !biases},
+        {"bias_tokens", NULL, a->bias_tokens, NULL, a->bias_entries, 1, 4, !biases},
+        {"bias_values", NULL, a->bias_values, NULL, a->bias_entries, 1, 4, !biases},
         {"tokens", "tokens_stride", a->tokens, &a->tokens_stride, rows, 1, 4, 0},
         {"logprobs", "logprobs_stride", a->logprobs, &a->logprobs_stride, rows, 1, 4, 1},
     };

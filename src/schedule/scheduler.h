@@ -105,7 +105,8 @@ typedef struct cpa_scheduler_request {
     const char *tenant; /* for whom the request is made; NULL: the salt tells */
     uint64_t group;     /* samples of one prompt have the same group; 0: none */
     int32_t draws;      /* its output tokens are drawn, and reported (scheduler_tokens.h); 0: token_at gives them */
-    cpa_plan_sampling sampling; /* how they are drawn; its prompt_tokens are not looked at */
+    cpa_plan_sampling sampling;  /* how they are drawn; its prompt_tokens and biases are not looked at */
+    const cpa_plan_bias *biases; /* [sampling.n_biases + sampling.n_ends]; not copied */
 } cpa_scheduler_request;
 
 /* Tokens of a request that its cache holds in the end: its last output token is never an input. */

@@ -54,7 +54,8 @@ static void draft(cpa_scheduler *s, cpa_sequence *sequence) {
     const int64_t known = cpa_sequence_known(sequence);
     const int64_t left = sequence->request.output_tokens - sequence->emitted - 1;
     int64_t n = cpa_min64(left, s->budget);
-    if (n < 1 || cpa_sequence_named(sequence) < known) return;
+    /* What may follow a draft of a constrained answer nobody knows before the draft is right. */
+    if (n < 1 || cpa_sequence_named(sequence) < known || sequence->request.sampling.constrained) return;
     cpa_scheduler_teach_drafter(s, sequence, known);
     if (!sequence->drafting) return;
     n = cpa_drafting_ask(sequence->drafting, n, &sequence->drafts, &sequence->parents);

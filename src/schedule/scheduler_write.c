@@ -24,7 +24,8 @@ static void write_appends(cpa_scheduler *s, cpa_sequence *sequence) {
 
 /* Whether the most probable token is taken every time, of the logits as they are. */
 static int is_plain(const cpa_plan_sampling *sampling) {
-    return !(sampling->temperature > 0) && !cpa_plan_has_penalties(sampling) && !sampling->logprobs;
+    return !(sampling->temperature > 0) && !cpa_plan_has_penalties(sampling) && !sampling->logprobs &&
+           !sampling->constrained && sampling->n_biases == 0 && sampling->n_ends == 0;
 }
 
 /* Tells the ranks how the tokens of a sequence that they meet are drawn; -1: there is nothing to tell. */
@@ -34,6 +35,9 @@ static int64_t write_sampling(cpa_scheduler *s, const cpa_sequence *sequence) {
     cpa_plan_sampling *sampling = cpa_step_plan_add_sampling(s->plan);
     *sampling = request->sampling;
     sampling->prompt_tokens = request->prompt_tokens;
+    sampling->biases = s->plan->n_biases;
+    const int64_t n = cpa_plan_listed_biases(sampling);
+    if (n > 0) memcpy(cpa_step_plan_add_biases(s->plan, n), request->biases, (size_t)n * sizeof *request->biases);
     return s->plan->n_samplings - 1;
 }
 
@@ -93,12 +97,13 @@ static void write_chunk(cpa_scheduler *s, cpa_sequence *sequence) {
 }
 
 cpa_status cpa_scheduler_write(cpa_scheduler *s, cpa_error *err) {
-    int64_t chunks = 0, appends = 0, blocks = 0, tokens = 0, drafts = 0;
+    int64_t chunks = 0, appends = 0, blocks = 0, tokens = 0, drafts = 0, biases = 0;
     for (int32_t i = 0; i < s->n_scheduled; i++) {
         const cpa_sequence *sequence = s->scheduled[i];
         if (sequence->planned == 0) continue;
         chunks++;
         drafts += sequence->n_drafts;
+        biases += sequence->introduced ? 0 : cpa_plan_listed_biases(&sequence->request.sampling);
         tokens += sequence->planned + sequence->n_drafts + (sequence->introduced ? 0 : sequence->computed);
         for (int32_t r = 0; r < s->options.map.cp_size; r++) {
             int64_t added = sequence->shards[r].held - sequence->shards[r].announced;
@@ -107,7 +112,7 @@ cpa_status cpa_scheduler_write(cpa_scheduler *s, cpa_error *err) {
         }
     }
     if (!cpa_step_plan_reserve(s->plan, chunks, s->plan->n_releases, appends, blocks, tokens) ||
-        !cpa_step_plan_reserve_drawing(s->plan, s->plan->n_discards, s->plan->n_cuts, chunks, drafts))
+        !cpa_step_plan_reserve_drawing(s->plan, s->plan->n_discards, s->plan->n_cuts, chunks, biases, drafts))
         return cpa_fail(err, CPA_NO_MEMORY, "scheduler: no memory for a plan of %" PRId64 " tokens", tokens);
     for (int32_t i = 0; i < s->n_scheduled; i++)
         if (s->scheduled[i]->planned > 0) write_chunk(s, s->scheduled[i]);

@@ -13,6 +13,7 @@ void cpa_step_plan_destroy(cpa_step_plan *plan) {
     free(plan->parents);
     free(plan->token_ids);
     free(plan->block_ids);
+    free(plan->biases);
     free(plan->samplings);
     free(plan->cuts);
     free(plan->discards);
@@ -31,7 +32,7 @@ void cpa_step_plan_clear(cpa_step_plan *plan) {
     plan->flags = 0;
     plan->n_chunks = plan->n_releases = plan->n_appends = plan->n_block_ids = plan->n_token_ids = 0;
     plan->n_swap_outs = plan->n_swap_ins = plan->n_copies = plan->n_nulled = 0;
-    plan->n_discards = plan->n_cuts = plan->n_samplings = plan->n_parents = 0;
+    plan->n_discards = plan->n_cuts = plan->n_samplings = plan->n_biases = plan->n_parents = 0;
 }
 
 #define RESERVE(plan, array, capacity, n)                                                                              \
@@ -57,10 +58,11 @@ int cpa_step_plan_reserve_moves(cpa_step_plan *plan, int64_t swap_outs, int64_t 
 }
 
 int cpa_step_plan_reserve_drawing(cpa_step_plan *plan, int64_t discards, int64_t cuts, int64_t samplings,
-                                  int64_t parents) {
+                                  int64_t biases, int64_t parents) {
     if (!RESERVE(plan, discards, cap_discards, discards)) return 0;
     if (!RESERVE(plan, cuts, cap_cuts, cuts)) return 0;
     if (!RESERVE(plan, samplings, cap_samplings, samplings)) return 0;
+    if (!RESERVE(plan, biases, cap_biases, biases)) return 0;
     if (!RESERVE(plan, parents, cap_parents, parents)) return 0;
     return 1;
 }
@@ -113,6 +115,12 @@ cpa_plan_cut *cpa_step_plan_add_cut(cpa_step_plan *plan) {
 cpa_plan_sampling *cpa_step_plan_add_sampling(cpa_step_plan *plan) {
     if (!RESERVE(plan, samplings, cap_samplings, plan->n_samplings + 1)) return NULL;
     return memset(&plan->samplings[plan->n_samplings++], 0, sizeof *plan->samplings);
+}
+
+cpa_plan_bias *cpa_step_plan_add_biases(cpa_step_plan *plan, int64_t n) {
+    if (!RESERVE(plan, biases, cap_biases, plan->n_biases + n)) return NULL;
+    plan->n_biases += n;
+    return plan->biases + plan->n_biases - n;
 }
 
 int32_t *cpa_step_plan_add_blocks(cpa_step_plan *plan, int64_t n) {

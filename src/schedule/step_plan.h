@@ -56,11 +56,29 @@ typedef struct cpa_plan_sampling {
     uint32_t logprobs;
     int32_t top_logprobs;
     int64_t prompt_tokens; /* those after them are output */
+    uint32_t constrained;  /* which tokens may be drawn is told in each step (src/worker/token_masks.h) */
+    int64_t min_tokens;    /* until there are so many output tokens, its ends are not drawn */
+    int64_t biases;        /* index into biases: n_biases that are added, then n_ends for its ends, of -infinity; the */
+    int64_t n_biases, n_ends; /* tokens of each part ascend */
 } cpa_plan_sampling;
+
+/* What is added to the logit of a token. */
+typedef struct cpa_plan_bias {
+    uint32_t token;
+    float value;
+} cpa_plan_bias;
+
+/* Of one request, both parts together. */
+enum { CPA_PLAN_MOST_BIASES = 512 };
 
 /* Whether what is drawn depends on the tokens before. */
 static inline int cpa_plan_has_penalties(const cpa_plan_sampling *sampling) {
     return sampling->repetition_penalty != 1 || sampling->presence_penalty != 0 || sampling->frequency_penalty != 0;
+}
+
+/* How many entries of the plan's biases are its own. */
+static inline int64_t cpa_plan_listed_biases(const cpa_plan_sampling *sampling) {
+    return sampling->n_biases + sampling->n_ends;
 }
 
 /* Tokens that an earlier plan emits and that do not count, as the request had ended or a draft before them was wrong:
@@ -127,6 +145,8 @@ typedef struct cpa_step_plan {
     int64_t n_cuts, cap_cuts;
     cpa_plan_sampling *samplings;
     int64_t n_samplings, cap_samplings;
+    cpa_plan_bias *biases;
+    int64_t n_biases, cap_biases;
     int32_t *block_ids;
     int64_t n_block_ids, cap_block_ids;
     uint32_t *token_ids;
@@ -169,7 +189,7 @@ int cpa_step_plan_reserve(cpa_step_plan *plan, int64_t chunks, int64_t releases,
 int cpa_step_plan_reserve_moves(cpa_step_plan *plan, int64_t swap_outs, int64_t swap_ins, int64_t copies,
                                 int64_t nulled);
 int cpa_step_plan_reserve_drawing(cpa_step_plan *plan, int64_t discards, int64_t cuts, int64_t samplings,
-                                  int64_t parents);
+                                  int64_t biases, int64_t parents);
 
 /* Each reserves room for n more entries and returns a pointer to the first, zeroed, counted as used; NULL without
  * memory. */
@@ -183,6 +203,7 @@ cpa_plan_nulled *cpa_step_plan_add_nulled(cpa_step_plan *plan);
 cpa_plan_discard *cpa_step_plan_add_discard(cpa_step_plan *plan);
 cpa_plan_cut *cpa_step_plan_add_cut(cpa_step_plan *plan);
 cpa_plan_sampling *cpa_step_plan_add_sampling(cpa_step_plan *plan);
+cpa_plan_bias *cpa_step_plan_add_biases(cpa_step_plan *plan, int64_t n);
 int32_t *cpa_step_plan_add_blocks(cpa_step_plan *plan, int64_t n);
 uint32_t *cpa_step_plan_add_tokens(cpa_step_plan *plan, int64_t n);
 int32_t *cpa_step_plan_add_parents(cpa_step_plan *plan, int64_t n);

@@ -1,6 +1,6 @@
 /* The wire form of a step plan, little-endian, without padding:
- *     header   magic u32, version u32, step u64, flags u32, counts u64[13]: chunks, releases, swap_outs, swap_ins,
- *              copies, appends, nulled, discards, cuts, samplings, blocks, tokens, parents
+ *     header   magic u32, version u32, step u64, flags u32, counts u64[14]: chunks, releases, swap_outs, swap_ins,
+ *              copies, appends, nulled, discards, cuts, samplings, biases, blocks, tokens, parents
  *     chunk    request u64, seq i32, placement u32, its rank i32, start i64, count i64, first_output i64,
  *              algorithm u32, flags u32, tokens i64, given i64, drafts i64, parents i64, sampling i64
  *     release  seq i32
@@ -10,7 +10,9 @@
  *     discard  request u64, position i64
  *     cut      seq i32, tokens i64
  *     sampling temperature f32, top_p f32, min_p f32, top_k i32, repetition_penalty f32, presence_penalty f32,
- *              frequency_penalty f32, seed u64, logprobs u32, top_logprobs i32, prompt_tokens i64
+ *              frequency_penalty f32, seed u64, logprobs u32, top_logprobs i32, prompt_tokens i64, constrained u32,
+ *              min_tokens i64, biases i64, n_biases i64, n_ends i64
+ *     bias     token u32, value f32
  *     block    i32, -1: none
  *     token    u32
  *     parent   i32, -1: none */
@@ -24,7 +26,7 @@
 
 enum {
     WIRE_MAGIC = 0x50415043, /* "CPAP" */
-    WIRE_VERSION = 7,
+    WIRE_VERSION = 9,
     CHUNK_FLAGS = CPA_CHUNK_FIRST | CPA_CHUNK_EMITS | CPA_CHUNK_FINISHES | CPA_CHUNK_DECODE | CPA_CHUNK_DRAWN
 };
 
@@ -65,7 +67,13 @@ static const wire_field SAMPLING[] = {
     FIELD(cpa_plan_sampling, logprobs),
     FIELD(cpa_plan_sampling, top_logprobs),
     FIELD(cpa_plan_sampling, prompt_tokens),
+    FIELD(cpa_plan_sampling, constrained),
+    FIELD(cpa_plan_sampling, min_tokens),
+    FIELD(cpa_plan_sampling, biases),
+    FIELD(cpa_plan_sampling, n_biases),
+    FIELD(cpa_plan_sampling, n_ends),
 };
+static const wire_field BIAS[] = {FIELD(cpa_plan_bias, token), FIELD(cpa_plan_bias, value)};
 static const wire_field WORD[] = {{0, 4}};
 
 /* The arrays of a plan, in the order of a message. */
@@ -80,6 +88,7 @@ typedef enum wire_array_index {
     DISCARDS,
     CUTS,
     SAMPLINGS,
+    BIASES,
     BLOCKS,
     TOKENS,
     PARENTS,
@@ -98,19 +107,13 @@ static const struct {
         text, offsetof(cpa_step_plan, name), offsetof(cpa_step_plan, n_##name), sizeof *((cpa_step_plan *)NULL)->name, \
             sizeof fields / sizeof fields[0], fields                                                                   \
     }
-    [CHUNKS] = ARRAY("chunks", chunks, CHUNK),
-    [RELEASES] = ARRAY("releases", releases, WORD),
-    [SWAP_OUTS] = ARRAY("swap-outs", swap_outs, MOVE),
-    [SWAP_INS] = ARRAY("swap-ins", swap_ins, MOVE),
-    [COPIES] = ARRAY("copies", copies, MOVE),
-    [APPENDS] = ARRAY("appends", appends, APPEND),
-    [NULLED_ENTRIES] = ARRAY("nulled", nulled, NULLED),
-    [BLOCKS] = ARRAY("blocks", block_ids, WORD),
-    [DISCARDS] = ARRAY("discards", discards, DISCARD),
-    [SAMPLINGS] = ARRAY("samplings", samplings, SAMPLING),
-    [CUTS] = ARRAY("cuts", cuts, CUT),
-    [TOKENS] = ARRAY("tokens", token_ids, WORD),
-    [PARENTS] = ARRAY("parents", parents, WORD),
+    [CHUNKS] = ARRAY("chunks", chunks, CHUNK),          [RELEASES] = ARRAY("releases", releases, WORD),
+    [SWAP_OUTS] = ARRAY("swap-outs", swap_outs, MOVE),  [SWAP_INS] = ARRAY("swap-ins", swap_ins, MOVE),
+    [COPIES] = ARRAY("copies", copies, MOVE),           [APPENDS] = ARRAY("appends", appends, APPEND),
+    [NULLED_ENTRIES] = ARRAY("nulled", nulled, NULLED), [BLOCKS] = ARRAY("blocks", block_ids, WORD),
+    [DISCARDS] = ARRAY("discards", discards, DISCARD),  [SAMPLINGS] = ARRAY("samplings", samplings, SAMPLING),
+    [BIASES] = ARRAY("biases", biases, BIAS),           [CUTS] = ARRAY("cuts", cuts, CUT),
+    [TOKENS] = ARRAY("tokens", token_ids, WORD),        [PARENTS] = ARRAY("parents", parents, WORD),
 #undef ARRAY
 };
 
@@ -336,6 +339,16 @@ static cpa_status check_moves(const char *what, const uint8_t **at, const wire_h
     return CPA_OK;
 }
 
+/* The biases of a sampling, which are its own, and not too many. */
+static cpa_status check_biases(const cpa_plan_sampling *sampling, int64_t index, const wire_header *header,
+                               cpa_error *err) {
+    const int64_t most = CPA_PLAN_MOST_BIASES + 1;
+    CPA_TRY(check_index("sampling", index, "count of biases", sampling->n_biases, most, err));
+    CPA_TRY(check_index("sampling", index, "count of ends", sampling->n_ends, most - sampling->n_biases, err));
+    const int64_t n = sampling->n_biases + sampling->n_ends;
+    return n == 0 ? CPA_OK : check_range("sampling", index, sampling->biases, n, header->counts[BIASES], err);
+}
+
 /* Every entry within the limits, before anything is stored. */
 static cpa_status check_entries(const uint8_t *at, const wire_header *header, const cpa_plan_limits *limits,
                                 cpa_error *err) {
@@ -384,7 +397,9 @@ static cpa_status check_entries(const uint8_t *at, const wire_header *header, co
         cpa_plan_sampling sampling;
         get_entry(&at, SAMPLINGS, &sampling);
         CPA_TRY(check_index("sampling", i, "prompt length", sampling.prompt_tokens, INT64_MAX, err));
+        CPA_TRY(check_biases(&sampling, i, header, err));
     }
+    at += header->counts[BIASES] * entry_bytes(BIASES); /* any value */
     for (int64_t i = 0; i < header->counts[BLOCKS]; i++) {
         int32_t block = get_word(&at);
         if (block != -1) CPA_TRY(check_index("block", i, "id", block, limits->num_blocks, err));
@@ -401,7 +416,7 @@ cpa_status cpa_step_plan_decode(const uint8_t *buffer, int64_t bytes, const cpa_
     const int64_t *n = header.counts;
     if (!cpa_step_plan_reserve(out, n[CHUNKS], n[RELEASES], n[APPENDS], n[BLOCKS], n[TOKENS]) ||
         !cpa_step_plan_reserve_moves(out, n[SWAP_OUTS], n[SWAP_INS], n[COPIES], n[NULLED_ENTRIES]) ||
-        !cpa_step_plan_reserve_drawing(out, n[DISCARDS], n[CUTS], n[SAMPLINGS], n[PARENTS]))
+        !cpa_step_plan_reserve_drawing(out, n[DISCARDS], n[CUTS], n[SAMPLINGS], n[BIASES], n[PARENTS]))
         return cpa_fail(err, CPA_NO_MEMORY, "step plan: no memory for a plan of %" PRId64 " bytes", bytes);
     out->step = header.step;
     out->flags = header.flags;

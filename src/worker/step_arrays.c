@@ -33,6 +33,8 @@ int64_t cpa_step_arrays_lay_out(const cpa_step_sizes *sizes, void *base, cpa_ste
         {offsetof(cpa_step_arrays, presence_penalty), sizes->emissions * 4},
         {offsetof(cpa_step_arrays, frequency_penalty), sizes->emissions * 4},
         {offsetof(cpa_step_arrays, path_ends), sizes->emissions * 4},
+        {offsetof(cpa_step_arrays, bias_first), sizes->emissions * 4},
+        {offsetof(cpa_step_arrays, bias_count), sizes->emissions * 4},
         {offsetof(cpa_step_arrays, tokens), tokens * 4},
         {offsetof(cpa_step_arrays, sources), tokens * 4},
         {offsetof(cpa_step_arrays, history_seqs), sizes->history * 4},
@@ -41,6 +43,8 @@ int64_t cpa_step_arrays_lay_out(const cpa_step_sizes *sizes, void *base, cpa_ste
         {offsetof(cpa_step_arrays, restarts), sizes->restarts * 4},
         {offsetof(cpa_step_arrays, mask_width), sizes->masked_rows * 4},
         {offsetof(cpa_step_arrays, mask_bits), sizes->mask_words * 4},
+        {offsetof(cpa_step_arrays, bias_tokens), sizes->biases * 4},
+        {offsetof(cpa_step_arrays, bias_values), sizes->biases * 4},
     };
     int64_t at = 0;
     for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++) {

@@ -9,6 +9,7 @@
 typedef struct cpa_step_sizes {
     int64_t rows, emissions, history, restarts;
     int64_t masked_rows, mask_words; /* 0: no chunk has a tree of drafts */
+    int64_t biases;                  /* of logits; 0: no emission has any */
 } cpa_step_sizes;
 
 typedef struct cpa_step_arrays {
@@ -22,6 +23,7 @@ typedef struct cpa_step_arrays {
     int32_t *rows, *seqs, *top_k, *top_logprobs;
     float *temperature, *top_p, *min_p, *repetition_penalty, *presence_penalty, *frequency_penalty;
     int32_t *path_ends; /* entry of the history that is the row's own token, where that is a draft; -1: it is none */
+    int32_t *bias_first, *bias_count; /* as of cpa_draw_limits */
     /* [rows + history] the tokens of both, and which of the tokens that the step before has drawn takes their place */
     uint32_t *tokens;
     int32_t *sources; /* -1: none */
@@ -33,6 +35,9 @@ typedef struct cpa_step_arrays {
     int64_t *mask_row_word, *mask_first;
     int32_t *mask_width;
     uint32_t *mask_bits; /* [mask_words] */
+    /* [biases] */
+    uint32_t *bias_tokens;
+    float *bias_values;
 } cpa_step_arrays;
 
 /* Lays the arrays out from `base` on, which may be NULL, and returns the bytes that they take. */

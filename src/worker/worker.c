@@ -10,7 +10,9 @@
 #include "src/context/context.h"
 #include "src/context/context_plan.h"
 #include "src/context/tensor_slices.h"
+#include "src/worker/token_masks.h"
 #include "src/worker/worker_apply.h"
+#include "src/worker/worker_biases.h"
 #include "src/worker/worker_drafts.h"
 #include "src/worker/worker_layers.h"
 #include "src/worker/worker_rows.h"
@@ -47,6 +49,7 @@ static int64_t step_bytes(const cpa_worker *worker) {
     const int64_t history = cpa_max64(o->map.cp_size * o->max_tokens, cpa_graphs_rows(2 * o->max_tokens));
     cpa_step_sizes most = {
         .rows = o->max_tokens, .emissions = o->max_tokens, .history = history, .restarts = o->max_seqs};
+    if (worker->device->caps.has_graphs) most.biases = cpa_worker_most_biases(worker);
     if (worker->device->caps.has_graphs) cpa_worker_pad_masks(worker, o->map.cp_size * o->max_tokens, &most);
     cpa_step_arrays arrays;
     return cpa_step_arrays_lay_out(&most, NULL, &arrays);
@@ -130,6 +133,11 @@ void cpa_worker_set_meanwhile(cpa_worker *worker, void (*meanwhile)(void *ctx), 
     worker->meanwhile_ctx = ctx;
 }
 
+void cpa_worker_set_token_masks(cpa_worker *worker, cpa_status (*give_masks)(void *ctx, cpa_error *err), void *ctx) {
+    worker->give_masks = give_masks;
+    worker->masks_ctx = ctx;
+}
+
 void cpa_worker_set_timeline(cpa_worker *worker, cpa_timeline *timeline) {
     cpa_context_spans(worker->context)->timeline = timeline;
 }
@@ -162,6 +170,7 @@ cpa_status cpa_worker_create(cpa_control *control, cpa_device *device, const cpa
         status = allocate(worker, err);
         if (status == CPA_OK) status = device->table->stream_create(device, &worker->stream, err);
         if (status == CPA_OK) status = cpa_worker_score_create(worker, err);
+        if (status == CPA_OK) status = cpa_token_masks_open(worker, err);
         if (status == CPA_OK) status = create_cache(worker, err);
         if (status == CPA_OK) status = clear_sums(worker, err);
     }
@@ -187,6 +196,7 @@ void cpa_worker_destroy(cpa_worker *worker) {
     if (worker->stream) worker->device->table->stream_destroy(worker->stream);
     for (int32_t i = 0; worker->seqs && i < worker->options.max_seqs; i++) {
         free(worker->seqs[i].tokens);
+        free(worker->seqs[i].biases);
         free(worker->seqs[i].blocks);
     }
     buffer list[WORKER_BUFFERS];
@@ -199,6 +209,7 @@ void cpa_worker_destroy(cpa_worker *worker) {
         }
     }
     worker->device->table->free(worker->device, worker->wide_block);
+    cpa_token_masks_close(worker);
     cpa_worker_score_destroy(worker);
     cpa_kv_cache_destroy(worker->cache);
     free(worker->damaged);
@@ -237,27 +248,42 @@ static cpa_status prepare_step(cpa_worker *worker, const cpa_step_plan *plan, co
 
 /* What a graph of the step bakes in beside its attention. */
 static uint64_t shape_of(const cpa_worker_rows *rows) {
-    const int64_t shape[] = {rows->sizes.emissions, rows->sizes.history, rows->wants,
-                             rows->draws,           rows->takes,         rows->sizes.masked_rows};
+    const int64_t shape[] = {rows->sizes.emissions, rows->sizes.history,     rows->wants,       rows->draws,
+                             rows->takes,           rows->sizes.masked_rows, rows->sizes.biases};
     return cpa_hash_bytes(CPA_HASH_START, shape, sizeof shape);
 }
 
-/* Enqueues the layers, or the graph of them. */
+/* The layers, and the drawing too where no mask is to be waited for. */
+static cpa_status enqueue_eagerly(cpa_worker *worker, const cpa_step_plan *plan, const cpa_worker_observer *observer,
+                                  cpa_error *err) {
+    CPA_TRY(cpa_worker_run_layers(worker, plan, observer, err));
+    return worker->rows->wants & CPA_WANTS_MASKS ? CPA_OK : cpa_worker_draw(worker, err);
+}
+
+/* The same, or the graph of them. */
 static cpa_status enqueue_layers(cpa_worker *worker, const cpa_step_plan *plan, const cpa_worker_observer *observer,
                                  cpa_error *err) {
     cpa_graph_way way = CPA_GRAPH_EAGER;
     if (worker->padded) CPA_TRY(cpa_graphs_choose(worker->graphs, shape_of(worker->rows), &way, err));
     if (way == CPA_GRAPH_EAGER) {
         cpa_spans_start(cpa_context_spans(worker->context), worker->stream);
-        return cpa_worker_run_layers(worker, plan, observer, err);
+        return enqueue_eagerly(worker, plan, observer, err);
     }
     if (way == CPA_GRAPH_CAPTURE) {
         CPA_TRY(cpa_graphs_begin(worker->graphs, err));
-        CPA_TRY(cpa_graphs_end(worker->graphs, cpa_worker_run_layers(worker, plan, NULL, err), err));
+        CPA_TRY(cpa_graphs_end(worker->graphs, enqueue_eagerly(worker, plan, NULL, err), err));
     }
     worker->graph_steps++;
     CPA_TRY(cpa_graphs_launch(worker->graphs, err));
     return cpa_worker_layer_done(worker, plan, worker->options.model.layers - 1, observer, err);
+}
+
+/* The drawing by masks, which are made while the layers run. */
+static cpa_status draw_by_masks(cpa_worker *worker, cpa_error *err) {
+    if (!(worker->rows->wants & CPA_WANTS_MASKS)) return CPA_OK;
+    if (!worker->give_masks) return cpa_fail(err, CPA_INTERNAL, "nobody gives the masks of constrained requests");
+    CPA_TRY(worker->give_masks(worker->masks_ctx, err));
+    return cpa_worker_draw(worker, err);
 }
 
 /* Enqueues the step: what moves before its layers, these, and what comes back from them. */
@@ -267,6 +293,7 @@ static cpa_status enqueue_step(cpa_worker *worker, const cpa_step_plan *plan, co
     if (plan->n_chunks == 0) return CPA_OK;
     cpa_context_begin(worker->context);
     CPA_TRY(enqueue_layers(worker, plan, observer, err));
+    CPA_TRY(draw_by_masks(worker, err));
     return cpa_worker_fetch_tokens(worker);
 }
 

@@ -26,13 +26,25 @@ typedef struct cpa_worker_seq {
     int64_t cap_tokens;
     int32_t *blocks; /* this rank's block table */
     int64_t n_blocks, cap_blocks;
-    cpa_plan_sampling sampling; /* how its tokens are drawn */
-    int64_t right;              /* of `len`, those that no wrong draft has come before, nor one off its place, */
-    uint64_t began;             /* the plan that introduced it, counted over those with chunks, */
-    uint64_t emitted;           /* and the last one that emits a token for it; 0: none yet */
-    int64_t drawn;              /* where that lies among the tokens that its step draws */
-    int64_t in_history;         /* with penalties: so many of its tokens have been in a step's history */
+    cpa_plan_sampling sampling; /* how its tokens are drawn, */
+    cpa_plan_bias *biases;      /* and the biases of that: [cap_biases] */
+    int64_t cap_biases;
+    int64_t right;      /* of `len`, those that no wrong draft has come before, nor one off its place, */
+    uint64_t began;     /* the plan that introduced it, counted over those with chunks, */
+    uint64_t emitted;   /* and the last one that emits a token for it; 0: none yet */
+    int64_t drawn;      /* where that lies among the tokens that its step draws */
+    int64_t in_history; /* with penalties: so many of its tokens have been in a step's history */
 } cpa_worker_seq;
+
+/* Masks over the vocabulary, in slots that stay as they are until they are written over, and which of them each emission
+ * of the step draws by. Without slots where the model draws by none. */
+typedef struct cpa_token_masks {
+    int64_t slots, words;
+    uint32_t *host;      /* page-locked, [slots, words], and */
+    uint32_t *device;    /* the same there */
+    int32_t *index_host; /* page-locked, [max_tokens], and */
+    int32_t *index;      /* the same on the device */
+} cpa_token_masks;
 
 typedef struct cpa_worker_options {
     cpa_model_shape model;
@@ -54,14 +66,15 @@ typedef struct cpa_worker cpa_worker;
 typedef struct cpa_worker_emission {
     uint64_t request;
     int32_t seq;
-    uint64_t began;    /* of the sequence */
-    int32_t rank;      /* the rank whose row yields it, 0 where rows are replicated, */
-    int64_t index;     /* and which of its emissions it is */
-    int64_t cached_at; /* where the cache has the token of that row, of its sequence, */
-    int64_t position;  /* and that of the token that it yields */
-    int64_t given;     /* the token; -1: it is drawn */
-    int is_judged;     /* its chunk has drafts: whether it counts shows when the step is done, */
-    int is_wrong;      /* and then it does not, as a draft before it was wrong */
+    uint64_t began;     /* of the sequence */
+    int32_t rank;       /* the rank whose row yields it, 0 where rows are replicated, */
+    int64_t index;      /* and which of its emissions it is */
+    int64_t cached_at;  /* where the cache has the token of that row, of its sequence, */
+    int64_t position;   /* and that of the token that it yields */
+    int64_t given;      /* the token; -1: it is drawn */
+    int is_constrained; /* it is drawn by a mask */
+    int is_judged;      /* its chunk has drafts: whether it counts shows when the step is done, */
+    int is_wrong;       /* and then it does not, as a draft before it was wrong */
 } cpa_worker_emission;
 
 /* A step as its plan makes it. What is the same on every rank: the sizes of a padded step, the emissions, and the
@@ -133,8 +146,12 @@ struct cpa_worker {
     cpa_context_chunk *chunks;
     int64_t cap_chunks;
 
+    cpa_token_masks token_masks;
+
     void (*meanwhile)(void *ctx); /* see cpa_worker_set_meanwhile */
     void *meanwhile_ctx;
+    cpa_status (*give_masks)(void *ctx, cpa_error *err); /* see cpa_worker_set_token_masks */
+    void *masks_ctx;
 };
 
 /* Those of a context for steps of up to so many rows of such a worker. */
@@ -157,6 +174,10 @@ cpa_status cpa_worker_run(cpa_worker *worker, const cpa_step_plan *plan, const c
 /* What cpa_worker_run calls once the layers of a step are enqueued, and then again and again while it waits for them;
  * it may prepare the next step. NULL: nothing. */
 void cpa_worker_set_meanwhile(cpa_worker *worker, void (*meanwhile)(void *ctx), void *ctx);
+
+/* What cpa_worker_run calls when the layers of a step with constrained emissions are enqueued, and before it draws: it
+ * calls cpa_token_masks_take (token_masks.h). */
+void cpa_worker_set_token_masks(cpa_worker *worker, cpa_status (*give_masks)(void *ctx, cpa_error *err), void *ctx);
 
 /* Keeps the spans of the steps to come in the timeline, which must outlive the worker. */
 void cpa_worker_set_timeline(cpa_worker *worker, cpa_timeline *timeline);

@@ -32,6 +32,16 @@ static cpa_status apply_nulled(cpa_worker *worker, const cpa_plan_nulled *v, cpa
     return CPA_OK;
 }
 
+static cpa_status take_sampling(cpa_worker_seq *seq, const cpa_step_plan *plan, const cpa_plan_sampling *sampling,
+                                cpa_error *err) {
+    const int64_t n = cpa_plan_listed_biases(sampling);
+    if (!cpa_array_reserve(&seq->biases, &seq->cap_biases, n, sizeof *seq->biases))
+        return cpa_fail(err, CPA_NO_MEMORY, "worker: no memory for %lld biases", (long long)n);
+    if (n > 0) memcpy(seq->biases, plan->biases + sampling->biases, (size_t)n * sizeof *seq->biases);
+    seq->sampling = *sampling;
+    return CPA_OK;
+}
+
 static cpa_status apply_chunk(cpa_worker *worker, const cpa_step_plan *plan, const cpa_plan_chunk *chunk,
                               cpa_error *err) {
     cpa_worker_seq *seq = &worker->seqs[chunk->seq];
@@ -44,7 +54,7 @@ static cpa_status apply_chunk(cpa_worker *worker, const cpa_step_plan *plan, con
         seq->emitted = 0;
         seq->in_history = 0;
         seq->sampling = (cpa_plan_sampling){.top_p = 1, .repetition_penalty = 1};
-        if (chunk->sampling >= 0) seq->sampling = plan->samplings[chunk->sampling];
+        if (chunk->sampling >= 0) CPA_TRY(take_sampling(seq, plan, &plan->samplings[chunk->sampling], err));
     }
     int64_t n_tokens = cpa_plan_chunk_tokens(chunk), end = chunk->start + chunk->count;
     if (!seq->active || seq->request != chunk->request || seq->len != chunk->start) {

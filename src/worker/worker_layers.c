@@ -150,6 +150,9 @@ static cpa_model_step describe_step(const cpa_worker *worker) {
         .slices = rows->replicated ? &worker->slices : NULL,
         /* Without drafts too: a graph serves steps with and without. */
         .paths = {rows->sizes.history > 0 ? on_device->path_ends : NULL, on_device->history_parents},
+        .limits = {worker->token_masks.device, worker->token_masks.index, worker->token_masks.slots,
+                   on_device->bias_tokens, on_device->bias_values, on_device->bias_first, on_device->bias_count,
+                   rows->sizes.biases},
         .frequency_penalty = on_device->frequency_penalty,
         .top_logprobs = on_device->top_logprobs,
         .ranks = rows->wants & CPA_WANTS_RANKS ? cpa_worker_own_ranks(worker) : NULL,
@@ -168,8 +171,8 @@ static cpa_status begin_step(cpa_worker *worker, const cpa_model_step *step) {
     return CPA_OK;
 }
 
-/* Each rank draws its tokens, and gets those of the others. */
-static cpa_status end_step(cpa_worker *worker, const cpa_model_step *step, cpa_error *err) {
+cpa_status cpa_worker_draw(cpa_worker *worker, cpa_error *err) {
+    const cpa_model_step described = describe_step(worker), *step = &described;
     const cpa_model *network = worker->network;
     cpa_stream *stream = worker->stream;
     cpa_spans *spans = cpa_context_spans(worker->context);
@@ -189,6 +192,5 @@ cpa_status cpa_worker_run_layers(cpa_worker *worker, const cpa_step_plan *plan, 
     for (int32_t layer = 0; layer < worker->options.model.layers; layer++)
         CPA_TRY(run_layer(worker, plan, layer, &step, observer, err));
     cpa_context_spans(worker->context)->layer = -1;
-    if (keeps_layers(worker)) CPA_TRY(add_to_digest(worker, 0, worker->options.model.layers));
-    return end_step(worker, &step, err);
+    return keeps_layers(worker) ? add_to_digest(worker, 0, worker->options.model.layers) : CPA_OK;
 }

@@ -7,6 +7,7 @@
 #include "base/min_max.h"
 #include "kernels/device.h"
 #include "kernels/graph.h"
+#include "src/worker/worker_biases.h"
 #include "src/worker/worker_trees.h"
 
 /* ---- how many there are of each ---- */
@@ -54,6 +55,7 @@ static uint32_t wants_of(const cpa_plan_sampling *sampling, int64_t given) {
     if (sampling->top_logprobs > 0) wants |= CPA_WANTS_RANKS;
     if (given >= 0) return wants;
     wants |= CPA_WANTS_LOGITS;
+    if (sampling->constrained) wants |= CPA_WANTS_MASKS;
     if (cpa_plan_has_penalties(sampling)) wants |= CPA_WANTS_PENALTIES;
     if (!(sampling->temperature > 0)) return wants;
     wants |= CPA_WANTS_TEMPERATURE;
@@ -85,7 +87,7 @@ static void list_emissions(cpa_worker *worker, const cpa_step_plan *plan, const 
             .cached_at = at,
             .position = cpa_plan_position(plan, chunk, at) + 1,
             .given = i == 0 || chunk->given < 0 ? chunk->given : more_given[i - 1],
-            .is_judged = chunk->drafts > 0,
+            .is_constrained = seq->sampling.constrained && chunk->given<0, .is_judged = chunk->drafts> 0,
         };
         rows->sizes.emissions = cpa_max64(rows->sizes.emissions, yields[rank]);
     }
@@ -119,10 +121,12 @@ static void count_entries(cpa_worker *worker, const cpa_step_plan *plan, int64_t
     }
     rows->draws = worker->network->end_step && rows->wants & CPA_WANTS_LOGITS;
     cpa_worker_count_masks(worker, plan);
+    cpa_worker_count_biases(worker, plan);
     if (padded_rows == 0) return;
     const int64_t all_rows = (rows->replicated ? 1 : map.cp_size) * padded_rows;
     rows->sizes.rows = rows->sizes.emissions = padded_rows;
     if (rows->sizes.masked_rows > 0) cpa_worker_pad_masks(worker, all_rows, &rows->sizes);
+    rows->sizes.biases = cpa_worker_pad_biases(rows->sizes.biases);
     if (rows->sizes.history > 0) /* drafts of the step before come too */
         rows->sizes.history = cpa_max64(all_rows, cpa_graphs_rows(rows->sizes.history));
 }
@@ -224,7 +228,7 @@ static void clear_emissions(const cpa_worker_rows *rows) {
         to->salts[at] = to->sums[at] = to->seeds[at] = 0;
         to->given[at] = to->drawn_at[at] = 0;
         to->rows[at] = to->path_ends[at] = -1;
-        to->seqs[at] = to->top_k[at] = to->top_logprobs[at] = 0;
+        to->seqs[at] = to->top_k[at] = to->top_logprobs[at] = to->bias_first[at] = to->bias_count[at] = 0;
         to->temperature[at] = to->min_p[at] = to->presence_penalty[at] = to->frequency_penalty[at] = 0;
         to->top_p[at] = to->repetition_penalty[at] = 1;
     }
@@ -314,6 +318,7 @@ cpa_status cpa_worker_list_rows(cpa_worker *worker, const cpa_step_plan *plan, i
     }
     fill_up(rows, row, entry);
     cpa_worker_list_masks(worker, plan);
+    cpa_worker_list_biases(worker, plan);
     return CPA_OK;
 }
 

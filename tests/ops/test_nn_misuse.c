@@ -5,7 +5,7 @@ enum { ROWS = 3, WIDTH = 8, HEADS = 2, DIM = 8, V_DIM = 6, BLOCK = 4, BLOCKS = 6
 enum { BYTES = 4096 }; /* more than any tensor here has */
 
 /* Zeros for each pointer of a call. */
-enum { POINTERS = 20 };
+enum { POINTERS = 26 };
 static void *memory[POINTERS];
 static void *next(int *used) {
     return memory[(*used)++];
@@ -190,14 +190,17 @@ RUN(sample)
 static void sample(void) {
     typedef cpa_sample_args T;
     static const member members[] = {
-        M(T, rows, INT64),          M(T, vocabulary, INT64),      M(T, logits, POINTER),
-        M(T, logits_stride, INT64), M(T, temperature, OPTIONAL),  M(T, top_k, OPTIONAL),
-        M(T, top_p, OPTIONAL),      M(T, min_p, OPTIONAL),        M(T, repetition, OPTIONAL),
-        M(T, presence, OPTIONAL),   M(T, seed, OPTIONAL),         M(T, position, OPTIONAL),
-        M(T, given, OPTIONAL),      M(T, in_prompt, OPTIONAL),    M(T, in_output, OPTIONAL),
-        M(T, sequence, POINTER),    M(T, sequences, INT64),       M(T, tokens, POINTER),
-        M(T, tokens_stride, INT64), M(T, logprobs, OPTIONAL),     M(T, logprobs_stride, INT64),
-        M(T, frequency, OPTIONAL),  M(T, output_counts, OPTIONAL)};
+        M(T, rows, INT64),          M(T, vocabulary, INT64),       M(T, logits, POINTER),
+        M(T, logits_stride, INT64), M(T, temperature, OPTIONAL),   M(T, top_k, OPTIONAL),
+        M(T, top_p, OPTIONAL),      M(T, min_p, OPTIONAL),         M(T, repetition, OPTIONAL),
+        M(T, presence, OPTIONAL),   M(T, seed, OPTIONAL),          M(T, position, OPTIONAL),
+        M(T, given, OPTIONAL),      M(T, in_prompt, OPTIONAL),     M(T, in_output, OPTIONAL),
+        M(T, sequence, POINTER),    M(T, sequences, INT64),        M(T, tokens, POINTER),
+        M(T, tokens_stride, INT64), M(T, logprobs, OPTIONAL),      M(T, logprobs_stride, INT64),
+        M(T, frequency, OPTIONAL),  M(T, output_counts, OPTIONAL), M(T, masks, POINTER),
+        M(T, mask_index, OPTIONAL), M(T, n_masks, INT64),          M(T, bias_tokens, POINTER),
+        M(T, bias_values, POINTER), M(T, bias_first, POINTER),     M(T, bias_count, OPTIONAL),
+        M(T, bias_entries, INT64)};
     int used = 0;
     T args = {.size = sizeof args,
               .rows = ROWS,
@@ -219,7 +222,15 @@ static void sample(void) {
               .tokens = next(&used),
               .logprobs = next(&used),
               .frequency = next(&used),
-              .output_counts = next(&used)};
+              .output_counts = next(&used),
+              .masks = next(&used),
+              .mask_index = next(&used),
+              .n_masks = 2,
+              .bias_tokens = next(&used),
+              .bias_values = next(&used),
+              .bias_first = next(&used),
+              .bias_count = next(&used),
+              .bias_entries = 2};
     misuse_all(&(call){"sample", run_sample, &args, sizeof args, MEMBERS(members), offsetof(T, logprobs)});
     args.in_prompt = NULL, args.in_output = NULL, args.sequence = NULL;
     CU_ASSERT_EQUAL(cpa_sample(&args, stream), CPA_OK);

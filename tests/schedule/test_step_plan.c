@@ -13,12 +13,13 @@ enum {
     VERSION_AT = 4,
     FLAGS_AT = 16,
     COUNTS_AT = 20,
-    HEADER = 124,
+    HEADER = 132,
     CHUNK = 92,
     MOVE = 20,
     DISCARD = 16,
     CUT = 12,
-    SAMPLING = 52
+    SAMPLING = 88,
+    BIAS = 8
 };
 
 static int64_t below(int64_t n) {
@@ -89,6 +90,9 @@ static void add_random_drawing(cpa_step_plan *plan, int64_t entries) {
         *cpa_step_plan_add_discard(plan) = (cpa_plan_discard){(uint64_t)rand() << 40, below(1000) << below(32)};
     for (int64_t i = below(entries + 1); i > 0; i--)
         *cpa_step_plan_add_cut(plan) = (cpa_plan_cut){(int32_t)below(limits.max_seqs), below(1000) << below(32)};
+    const int64_t biases = below(40);
+    for (int64_t i = 0; i < biases; i++)
+        *cpa_step_plan_add_biases(plan, 1) = (cpa_plan_bias){(uint32_t)rand(), fraction()};
     for (int64_t i = below(entries + 1); i > 0; i--)
         *cpa_step_plan_add_sampling(plan) = (cpa_plan_sampling){.temperature = fraction(),
                                                                 .top_p = fraction(),
@@ -100,7 +104,11 @@ static void add_random_drawing(cpa_step_plan *plan, int64_t entries) {
                                                                 .seed = (uint64_t)rand() << 33 | (uint64_t)rand(),
                                                                 .logprobs = (uint32_t)below(2),
                                                                 .top_logprobs = (int32_t)below(21),
-                                                                .prompt_tokens = below(1000) << below(32)};
+                                                                .prompt_tokens = below(1000) << below(32),
+                                                                .constrained = (uint32_t)below(2),
+                                                                .min_tokens = below(1000) << below(32),
+                                                                .n_biases = below(biases / 2 + 1),
+                                                                .n_ends = below(biases / 2 + 1)};
 }
 
 /* A plan within the limits; `entries` bounds the length of each list. */
@@ -133,9 +141,12 @@ static int drawing_equal(const cpa_step_plan *a, const cpa_step_plan *b) {
         const cpa_plan_sampling *x = &a->samplings[i], *y = &b->samplings[i];
         equal = memcmp(&x->temperature, &y->temperature, 7 * sizeof x->temperature) == 0 && x->seed == y->seed &&
                 x->logprobs == y->logprobs && x->top_logprobs == y->top_logprobs &&
-                x->prompt_tokens == y->prompt_tokens;
+                x->prompt_tokens == y->prompt_tokens && x->constrained == y->constrained &&
+                x->min_tokens == y->min_tokens && x->biases == y->biases && x->n_biases == y->n_biases &&
+                x->n_ends == y->n_ends;
     }
-    return equal;
+    equal &= a->n_biases == b->n_biases;
+    return equal && (a->n_biases == 0 || memcmp(a->biases, b->biases, (size_t)a->n_biases * sizeof *a->biases) == 0);
 }
 
 static int moves_equal(const cpa_block_move *a, int64_t n_a, const cpa_block_move *b, int64_t n_b) {
@@ -216,6 +227,12 @@ static int within_limits(const cpa_step_plan *plan) {
                 plan->nulled[i].rank < limits.cp_size && plan->nulled[i].entry >= 0;
     for (int64_t i = 0; i < plan->n_cuts; i++)
         good &= plan->cuts[i].seq >= 0 && plan->cuts[i].seq < limits.max_seqs && plan->cuts[i].tokens >= 0;
+    for (int64_t i = 0; i < plan->n_samplings; i++) {
+        const cpa_plan_sampling *s = &plan->samplings[i];
+        good &= s->n_biases >= 0 && s->n_ends >= 0 && cpa_plan_listed_biases(s) <= CPA_PLAN_MOST_BIASES;
+        good &= cpa_plan_listed_biases(s) == 0 ||
+                (s->biases >= 0 && s->biases <= plan->n_biases - cpa_plan_listed_biases(s));
+    }
     for (int64_t i = 0; i < plan->n_appends; i++) {
         const cpa_plan_append *a = &plan->appends[i];
         good &= a->seq >= 0 && a->seq < limits.max_seqs && a->rank >= 0 && a->rank < limits.cp_size;
@@ -246,7 +263,7 @@ static void encode(fixture *f) {
 }
 
 /* One plan of every kind of entry: chunk (4 tokens), release, swap-out, swap-in, copy, append (2 blocks), void,
- * discard, cut, sampling. */
+ * discard, cut, sampling (3 biases). */
 static void setup(fixture *f) {
     memset(f, 0, sizeof *f);
     cpa_step_plan_init(&f->plan);
@@ -273,7 +290,10 @@ static void setup(fixture *f) {
     *cpa_step_plan_add_nulled(&f->plan) = (cpa_plan_nulled){7, 2, 1};
     *cpa_step_plan_add_discard(&f->plan) = (cpa_plan_discard){9, 20};
     *cpa_step_plan_add_cut(&f->plan) = (cpa_plan_cut){7, 18};
-    *cpa_step_plan_add_sampling(&f->plan) = (cpa_plan_sampling){.temperature = 1, .top_p = 1, .prompt_tokens = 20};
+    *cpa_step_plan_add_sampling(&f->plan) =
+        (cpa_plan_sampling){.temperature = 1, .top_p = 1, .prompt_tokens = 20, .biases = 0, .n_biases = 2, .n_ends = 1};
+    memcpy(cpa_step_plan_add_biases(&f->plan, 3), (cpa_plan_bias[]){{3, 1}, {5, 2}, {4, -3}},
+           3 * sizeof(cpa_plan_bias));
     memcpy(cpa_step_plan_add_blocks(&f->plan, 2), (int32_t[]){99, 5}, 8);
     memcpy(cpa_step_plan_add_tokens(&f->plan, 4), (uint32_t[]){1, 2, 0xfffffffe, 4}, 16);
     encode(f);
@@ -301,11 +321,12 @@ static void random_plans_survive_the_round_trip(void) {
 }
 
 static void the_bytes_are_little_endian_and_start_with_magic_and_version(void) {
-    static const uint8_t head[] = {'C', 'P', 'A', 'P', 7, 0, 0, 0, 8, 7, 6, 5, 4, 3, 2, 1, 1, 0, 0, 0, 1, 0, 0, 0, 0};
+    static const uint8_t head[] = {'C', 'P', 'A', 'P', 9, 0, 0, 0, 8, 7, 6, 5, 4, 3, 2, 1, 1, 0, 0, 0, 1, 0, 0, 0, 0};
     fixture f;
     setup(&f);
     CU_ASSERT_EQUAL(memcmp(f.message, head, sizeof head), 0);
-    CU_ASSERT_EQUAL(f.bytes, HEADER + CHUNK + 4 + 3 * MOVE + 20 + 12 + DISCARD + CUT + SAMPLING + 2 * 4 + 4 * 4);
+    CU_ASSERT_EQUAL(f.bytes,
+                    HEADER + CHUNK + 4 + 3 * MOVE + 20 + 12 + DISCARD + CUT + SAMPLING + 3 * BIAS + 2 * 4 + 4 * 4);
     CU_ASSERT_EQUAL(f.message[f.bytes - 8], 0xfe);
     CU_ASSERT_EQUAL(f.message[f.bytes - 5], 0xff);
     teardown(&f);
@@ -371,12 +392,12 @@ enum {
     DISCARD_AT = VOID_AT + 12,
     CUT_AT = DISCARD_AT + DISCARD,
     SAMPLING_AT = CUT_AT + CUT,
-    BLOCK_AT = SAMPLING_AT + SAMPLING
+    BLOCK_AT = SAMPLING_AT + SAMPLING + 3 * BIAS
 };
 
 static const bad_field bad_fields[] = {
     {0, 1, 'X', "begins with"},
-    {VERSION_AT, 4, 1, "version 1; expected 7"},
+    {VERSION_AT, 4, 1, "version 1; expected 9"},
     {FLAGS_AT, 4, 2, "unknown flags 0x2"},
     {COUNTS_AT, 8, -1, "-1 chunks"},
     {COUNTS_AT, 8, INT64_MAX, "chunks do not fit"},
@@ -388,12 +409,13 @@ static const bad_field bad_fields[] = {
     {COUNTS_AT + 40, 8, INT64_MIN, "appends do not fit"},
     {COUNTS_AT + 48, 8, 1000, "nulled do not fit"},
     {COUNTS_AT + 56, 8, 1000, "discards do not fit"},
-    {COUNTS_AT + 64, 8, 9, "cuts do not fit"},
-    {COUNTS_AT + 72, 8, 9, "samplings do not fit"},
-    {COUNTS_AT + 80, 8, 1000, "blocks do not fit"},
-    {COUNTS_AT + 88, 8, 5, "tokens do not fit"},
-    {COUNTS_AT + 88, 8, 3, "bytes too many"},
-    {COUNTS_AT + 96, 8, 1, "parents do not fit"},
+    {COUNTS_AT + 64, 8, 1000, "cuts do not fit"},
+    {COUNTS_AT + 72, 8, 1000, "samplings do not fit"},
+    {COUNTS_AT + 80, 8, 1000, "biases do not fit"},
+    {COUNTS_AT + 88, 8, 1000, "blocks do not fit"},
+    {COUNTS_AT + 96, 8, 5, "tokens do not fit"},
+    {COUNTS_AT + 96, 8, 3, "bytes too many"},
+    {COUNTS_AT + 104, 8, 1, "parents do not fit"},
     {CHUNK_AT + 8, 4, 8, "chunk 0 has sequence 8; expected 0 to 7"},
     {CHUNK_AT + 8, 4, -1, "chunk 0 has sequence -1"},
     {CHUNK_AT + 12, 4, 2, "chunk 0 has unknown placement 2"},
@@ -425,6 +447,12 @@ static const bad_field bad_fields[] = {
     {CUT_AT + 4, 8, -1, "cut 0 has length -1"},
     {DISCARD_AT + 8, 8, -1, "discard 0 has position -1"},
     {SAMPLING_AT + 44, 8, -1, "sampling 0 has prompt length -1"},
+    {SAMPLING_AT + 64, 8, 1, "sampling 0 takes 3 entries from 1 on; there are 3"},
+    {SAMPLING_AT + 64, 8, -1, "sampling 0 takes 3 entries from -1 on"},
+    {SAMPLING_AT + 72, 8, -1, "sampling 0 has count of biases -1"},
+    {SAMPLING_AT + 72, 8, 513, "sampling 0 has count of biases 513; expected 0 to 512"},
+    {SAMPLING_AT + 80, 8, 511, "sampling 0 has count of ends 511; expected 0 to 510"},
+    {SAMPLING_AT + 80, 8, 2, "sampling 0 takes 4 entries from 0 on; there are 3"},
     {RELEASE_AT, 4, 8, "release 0 has sequence 8"},
     {RELEASE_AT, 4, -1, "release 0 has sequence -1"},
     {CHUNK_AT + 48, 4, CPA_CHUNK_FIRST, "chunk 0 takes 20 entries from 0 on; there are 4"},

@@ -6,6 +6,8 @@
  *        next ones over the tokens whose upper bits they are, of how many tokens or how much weight each value has
  *     3. the largest z + gumbel of what stays
  *
+ * Biases are few, and looked for where a filter of bits in shared memory says that a token may have one.
+ *
  * The numbers are those of kernels/draw.h, and sums of weights are integers, so that the tokens are the host's. Where
  * devices have no clusters, a row is one CTA's. */
 #include <cooperative_groups.h>
@@ -18,7 +20,7 @@
 
 namespace {
 
-constexpr int THREADS = 512, WARPS = THREADS / WARP_LANES, SHARES = 8, BINS = 2048;
+constexpr int THREADS = 512, WARPS = THREADS / WARP_LANES, SHARES = 8, BINS = 2048, FILTER_BITS = 4096;
 
 /* The CTAs of a row. */
 #if __CUDA_ARCH__ >= 900
@@ -54,7 +56,7 @@ struct best_token {
 
 /* What a CTA found, for the others of its row. */
 struct findings {
-    best_token<float> penalised, plain;
+    best_token<float> adjusted, plain;
     double sum;
     best_token<double> drawn;
 };
@@ -69,6 +71,7 @@ struct shared_memory {
     best_token<float> floats[WARPS];
     best_token<double> doubles[WARPS];
     double numbers[WARPS];
+    uint32_t bias_filter[FILTER_BITS / 32];
 };
 
 /* A row and its rules. */
@@ -79,15 +82,25 @@ struct sampled_row {
     const uint32_t *path_tokens;
     const int32_t *path_parents;
     int32_t path_end, path_entries; /* -1: no path */
+    const uint32_t *mask;           /* NULL: any token */
+    const uint32_t *bias_tokens;    /* [biases] */
+    const float *bias_values;
+    const uint32_t *bias_filter; /* the bits of their tokens, modulo FILTER_BITS */
+    int32_t biases;
     float temperature, top_p, min_p;
     cpa_draw_penalties penalties;
     int32_t top_k, vocabulary;
     uint64_t key;
-    float largest; /* after penalties */
+    float largest; /* after all of that */
 
     __device__ sampled_row(const cpa_sample_args &a, int64_t row);
-    __device__ float penalised(int32_t token) const {
-        const float l = logits[token];
+    __device__ void filter_biases(uint32_t *filter);
+    /* The logit after bias, penalties and mask. */
+    __device__ float adjusted(int32_t token) const {
+        float l = logits[token];
+        if (mask && !(mask[token / 32] >> (token % 32) & 1)) return cpa_draw_leave_out(l);
+        if (biases > 0 && bias_filter[token % FILTER_BITS / 32] >> (token % 32) & 1)
+            l = cpa_draw_add_bias(l, bias_tokens, bias_values, biases, token);
         if (!in_prompt && !in_output && path_end < 0) return l;
         const uint32_t bit = 1u << (token % 32);
         const bool prompt = in_prompt && (in_prompt[token / 32] & bit);
@@ -95,7 +108,7 @@ struct sampled_row {
         if (in_output && (in_output[token / 32] & bit)) outputs += output_counts ? output_counts[token] : 1;
         return cpa_draw_penalise(l, prompt, outputs, penalties);
     }
-    __device__ float z(int32_t token) const { return (penalised(token) - largest) / temperature; }
+    __device__ float z(int32_t token) const { return (adjusted(token) - largest) / temperature; }
 };
 
 /* What is out of range becomes what changes nothing. */
@@ -115,6 +128,14 @@ __device__ sampled_row::sampled_row(const cpa_sample_args &a, int64_t row) {
     path_parents = a.path_parents;
     path_end = a.path_ends ? a.path_ends[row] : -1;
     path_entries = (int32_t)a.path_entries;
+    const int64_t mask_index = a.mask_index ? a.mask_index[row] : -1;
+    mask = mask_index >= 0 && mask_index < a.n_masks ? a.masks + mask_index * words : NULL;
+    const int64_t first = a.bias_count ? a.bias_first[row] : 0;
+    biases = a.bias_count ? a.bias_count[row] : 0;
+    if (first < 0 || biases < 0 || first + biases > a.bias_entries) biases = 0;
+    bias_tokens = a.bias_tokens + first;
+    bias_values = a.bias_values + first;
+    bias_filter = NULL;
     temperature = number_of(a.temperature, row, 0, INFINITY);
     top_p = number_of(a.top_p, row, 0, 1);
     min_p = number_of(a.min_p, row, 0, CPA_DRAW_ABOVE_ONE);
@@ -125,6 +146,17 @@ __device__ sampled_row::sampled_row(const cpa_sample_args &a, int64_t row) {
     vocabulary = (int32_t)a.vocabulary;
     key = cpa_draw_key(a.seed ? a.seed[row] : 0, a.position ? a.position[row] : 0);
     largest = 0;
+}
+
+/* Called by all threads of the CTA. */
+__device__ void sampled_row::filter_biases(uint32_t *filter) {
+    bias_filter = filter;
+    if (biases == 0) return;
+    for (int i = threadIdx.x; i < FILTER_BITS / 32; i += THREADS) filter[i] = 0;
+    __syncthreads();
+    for (int i = threadIdx.x; i < biases; i += THREADS)
+        atomicOr(&filter[bias_tokens[i] % FILTER_BITS / 32], 1u << (bias_tokens[i] % 32));
+    __syncthreads();
 }
 
 /* visit(token) for the tokens of this thread, in ascending order. */
@@ -377,20 +409,21 @@ __global__ void __launch_bounds__(THREADS, 1) sample(const __grid_constant__ cpa
     const team cta;
     const int64_t index = blockIdx.x / cta.size(), given = a.given ? a.given[index] : -1;
     sampled_row row(a, index);
-    best_token<float> plain = {0, -1, 0}, penalised = {0, -1, 0};
+    best_token<float> plain = {0, -1, 0}, adjusted = {0, -1, 0};
+    row.filter_biases(shared.bias_filter);
     for_tokens(cta, row.vocabulary, [&](int32_t token) {
-        const float l = row.logits[token], p = row.penalised(token);
+        const float l = row.logits[token], p = row.adjusted(token);
         take_better(plain, {l, token, isnan(l)});
-        take_better(penalised, {p, token, isnan(p)});
+        take_better(adjusted, {p, token, isnan(p)});
     });
     plain = row_best(cta, plain, shared.floats, shared.own.plain);
-    penalised = row_best(cta, penalised, shared.floats, shared.own.penalised);
-    row.largest = penalised.value;
+    adjusted = row_best(cta, adjusted, shared.floats, shared.own.adjusted);
+    row.largest = adjusted.value;
     uint32_t token = CPA_NO_TOKEN;
     if (given >= 0) {
         token = (uint32_t)given;
-    } else if (!penalised.has_nan && !isinf(penalised.value)) {
-        token = (uint32_t)penalised.token;
+    } else if (!adjusted.has_nan && !isinf(adjusted.value)) {
+        token = (uint32_t)adjusted.token;
         if (row.temperature > 0) {
             const uint32_t last = last_that_stays(cta, row, shared);
             token = (uint32_t)draw(cta, row, last, shared);

@@ -18,8 +18,12 @@ typedef struct sample_row {
     const uint32_t *in_prompt, *in_output; /* of its sequence; NULL: no tokens */
     const uint32_t *output_counts;         /* NULL: 1 for all in_output */
     const cpa_sample_args *paths;
-    int32_t path_end; /* -1: it has none */
-    float largest;    /* of the logits after penalties */
+    int32_t path_end;            /* -1: it has none */
+    const uint32_t *mask;        /* NULL: any token */
+    const uint32_t *bias_tokens; /* [biases] */
+    const float *bias_values;
+    int32_t biases;
+    float largest; /* of the logits after bias, penalties and mask */
 } sample_row;
 
 static float number_of(const float *numbers, int64_t row, float least, float most) {
@@ -29,7 +33,10 @@ static float number_of(const float *numbers, int64_t row, float least, float mos
 
 static sample_row row_of(const cpa_sample_args *a, int64_t row) {
     const int64_t words = (a->vocabulary + 31) / 32, sequence = a->sequence ? a->sequence[row] : -1;
+    const int64_t mask = a->mask_index ? a->mask_index[row] : -1;
+    const int64_t first = a->bias_count ? a->bias_first[row] : 0, biases = a->bias_count ? a->bias_count[row] : 0;
     const int known = sequence >= 0 && sequence < a->sequences;
+    const int biased = first >= 0 && biases > 0 && first + biases <= a->bias_entries;
     return (sample_row){
         .logits = a->logits + row * a->logits_stride,
         .vocabulary = a->vocabulary,
@@ -45,6 +52,10 @@ static sample_row row_of(const cpa_sample_args *a, int64_t row) {
         .output_counts = known && a->output_counts ? a->output_counts + sequence * a->vocabulary : NULL,
         .paths = a,
         .path_end = a->path_ends ? a->path_ends[row] : -1,
+        .mask = mask >= 0 && mask < a->n_masks ? a->masks + mask * words : NULL,
+        .bias_tokens = biased ? a->bias_tokens + first : NULL,
+        .bias_values = biased ? a->bias_values + first : NULL,
+        .biases = biased ? (int32_t)biases : 0,
     };
 }
 
@@ -61,15 +72,17 @@ static uint32_t times_in_output(const sample_row *row, int64_t token) {
 }
 
 static float logit_of(const sample_row *row, int64_t token) {
-    return cpa_draw_penalise(row->logits[token], has_bit(row->in_prompt, token), times_in_output(row, token),
-                             row->penalties);
+    float l = row->logits[token];
+    if (row->mask && !has_bit(row->mask, token)) return cpa_draw_leave_out(l);
+    if (row->biases > 0) l = cpa_draw_add_bias(l, row->bias_tokens, row->bias_values, row->biases, token);
+    return cpa_draw_penalise(l, has_bit(row->in_prompt, token), times_in_output(row, token), row->penalties);
 }
 
 static float z_of(const sample_row *row, int64_t token) {
     return (logit_of(row, token) - row->largest) / row->temperature;
 }
 
-/* The largest logit after penalties; NaN where one is NaN. */
+/* The largest logit that there is then; NaN where one is NaN. */
 static float largest_of(const sample_row *row) {
     float largest = -INFINITY;
     for (int64_t t = 0; t < row->vocabulary; t++) {
