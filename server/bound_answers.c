@@ -7,6 +7,8 @@
 
 #include "base/check.h"
 
+enum { GRAMMAR_BYTES = 1 << 30 };
+
 /* ---- The vocabulary ---- */
 
 cpa_status cpa_bound_answers_open(const cpa_server *server, cpa_constraints **out, cpa_error *err) {
@@ -23,7 +25,7 @@ cpa_status cpa_bound_answers_open(const cpa_server *server, cpa_constraints **ou
             .text = texts->texts.data + text->at, .bytes = text->bytes, .is_special = text->is_special};
     }
     const cpa_status status =
-        cpa_constraints_open(tokens, engine->vocabulary, engine->end_ids, engine->n_end_ids, out, err);
+        cpa_constraints_open(tokens, engine->vocabulary, engine->end_ids, engine->n_end_ids, GRAMMAR_BYTES, out, err);
     free(tokens);
     return status;
 }

@@ -7,7 +7,11 @@
 #include "base/check.h"
 #include "src/grammar/constraint_text.h"
 
-enum { MOST_IDLE = 32 }; /* grammars that are kept without an answer */
+enum {
+    MOST_IDLE = 32, /* grammars that are kept without an answer */
+    LEAST_ROOM = 1 << 21,
+    MOST_ROOM = 1 << 26 /* for the states of a grammar */
+};
 
 typedef struct compiled {
     struct compiled *next;
@@ -26,7 +30,8 @@ struct cpa_constraints {
     pthread_mutex_t lock;
     compiled *first;
     uint64_t uses;
-    int64_t answers; /* of all grammars */
+    int64_t grammars, bytes, most_bytes; /* of the list */
+    int64_t answers;                     /* of all grammars */
     int is_closed;
 };
 
@@ -42,7 +47,7 @@ static cpa_status no_memory(cpa_error *err) {
 }
 
 cpa_status cpa_constraints_open(const cpa_grammar_token *tokens, int64_t vocabulary, const uint32_t *end_ids,
-                                int64_t n_end_ids, cpa_constraints **out, cpa_error *err) {
+                                int64_t n_end_ids, int64_t most_bytes, cpa_constraints **out, cpa_error *err) {
     cpa_constraints *c = calloc(1, sizeof *c);
     uint32_t *ids = malloc(((size_t)n_end_ids + 1) * sizeof *ids);
     const cpa_status status = c && ids ? cpa_token_trie_make(tokens, vocabulary, &c->tokens, err) : no_memory(err);
@@ -55,6 +60,7 @@ cpa_status cpa_constraints_open(const cpa_grammar_token *tokens, int64_t vocabul
         if (end_ids[i] < (uint64_t)vocabulary) ids[c->n_end_ids++] = end_ids[i];
     }
     c->end_ids = ids;
+    c->most_bytes = most_bytes;
     pthread_mutex_init(&c->lock, NULL);
     *out = c;
     return CPA_OK;
@@ -87,8 +93,8 @@ void cpa_constraints_close(cpa_constraints *constraints) {
     if (is_last) destroy_all(constraints);
 }
 
-/* Of grammars without an answer the ones that were used of late stay. */
-static void tidy(cpa_constraints *constraints) {
+/* Of grammars without an answer the ones that were used of late stay, `most` at most; 0 if there are no more. */
+static int tidy(cpa_constraints *constraints, int64_t most) {
     int64_t idle = 0;
     compiled **oldest = NULL;
     for (compiled **c = &constraints->first; *c; c = &(*c)->next) {
@@ -96,10 +102,13 @@ static void tidy(cpa_constraints *constraints) {
         idle++;
         if (!oldest || (*c)->last_use < (*oldest)->last_use) oldest = c;
     }
-    if (idle <= MOST_IDLE) return;
+    if (idle <= most) return 0;
     compiled *old = *oldest;
     *oldest = old->next;
+    constraints->grammars--;
+    constraints->bytes -= cpa_recogniser_bytes(old->recogniser);
     destroy(old);
+    return 1;
 }
 
 static cpa_status compile(cpa_constraints *constraints, const char *text, size_t bytes, compiled **out,
@@ -123,23 +132,30 @@ static cpa_status compile(cpa_constraints *constraints, const char *text, size_t
     return CPA_OK;
 }
 
-/* The grammar of a text, with one answer more. Without one `fresh`, which may be NULL, joins the list, if it is of no use
- * it is destroyed. NULL: there is none. */
+/* Adds a grammar to the list; 0 if there is no room. */
+static int add(cpa_constraints *constraints, compiled *fresh) {
+    const int64_t bytes = cpa_recogniser_bytes(fresh->recogniser), room = constraints->most_bytes - bytes;
+    while (constraints->bytes > room && tidy(constraints, 0)) {}
+    if (constraints->bytes > room) return 0;
+    fresh->next = constraints->first;
+    constraints->first = fresh;
+    constraints->grammars++;
+    constraints->bytes += bytes;
+    return 1;
+}
+
+/* The grammar of a text, with one answer more: `fresh`, unless there is one already, or no room. NULL: none. */
 static compiled *find(cpa_constraints *constraints, const char *text, size_t bytes, compiled *fresh) {
     pthread_mutex_lock(&constraints->lock);
     compiled *c = constraints->first;
     while (c && (c->bytes != bytes || memcmp(c->text, text, bytes) != 0)) c = c->next;
-    if (!c && fresh) {
-        fresh->next = constraints->first;
-        c = constraints->first = fresh;
-    }
+    if (!c && fresh && add(constraints, fresh)) c = fresh;
     if (c) {
         c->answers++;
         constraints->answers++;
         c->last_use = ++constraints->uses;
     }
     pthread_mutex_unlock(&constraints->lock);
-    if (fresh && c != fresh) destroy(fresh);
     return c;
 }
 
@@ -150,13 +166,14 @@ static cpa_status take(cpa_constraints *constraints, const char *text, size_t by
     compiled *fresh = NULL;
     CPA_TRY(compile(constraints, text, bytes, &fresh, err));
     *out = find(constraints, text, bytes, fresh);
-    return CPA_OK;
+    if (*out != fresh) destroy(fresh);
+    return *out ? CPA_OK : cpa_fail(err, CPA_BUSY, "the grammars of other answers leave no room for this one");
 }
 
 static void give_back(cpa_constraints *constraints, compiled *c) {
     pthread_mutex_lock(&constraints->lock);
     c->answers--;
-    tidy(constraints);
+    tidy(constraints, MOST_IDLE);
     const int is_last = --constraints->answers == 0 && constraints->is_closed;
     pthread_mutex_unlock(&constraints->lock);
     if (is_last) destroy_all(constraints);
@@ -165,10 +182,15 @@ static void give_back(cpa_constraints *constraints, compiled *c) {
 /* An answer of a grammar that was taken for it. */
 static cpa_status begin(cpa_constraints *constraints, compiled *c, cpa_constraint **out, cpa_error *err) {
     const uint32_t *mask;
+    pthread_mutex_lock(&constraints->lock);
+    const int64_t share = constraints->most_bytes / (constraints->grammars + 1);
+    pthread_mutex_unlock(&constraints->lock);
+    const int64_t room = share < LEAST_ROOM ? LEAST_ROOM : share > MOST_ROOM ? MOST_ROOM : share;
     cpa_constraint *constraint = calloc(1, sizeof *constraint);
     cpa_status status = constraint ? CPA_OK : no_memory(err);
     if (status == CPA_OK) {
         pthread_mutex_lock(&c->lock);
+        cpa_recogniser_set_room(c->recogniser, room);
         status = cpa_recognition_begin(c->recogniser, &constraint->answer, err);
         /* The first mask, of which the grammar's later answers have no work any more. */
         if (status == CPA_OK) status = cpa_recognition_mask(constraint->answer, &mask, err);

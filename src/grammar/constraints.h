@@ -14,14 +14,15 @@ typedef struct cpa_constraints cpa_constraints;
 typedef struct cpa_constraint cpa_constraint;
 
 /* `end_ids` are the tokens that end an answer: allowed where it may end, and alone there where it must. Tokens and ids
- * are copied. CPA_NO_MEMORY. */
+ * are copied. Grammars may take most_bytes together, and what is remembered of their answers some times that: the more
+ * grammars there are, the less each. CPA_NO_MEMORY. */
 cpa_status cpa_constraints_open(const cpa_grammar_token *tokens, int64_t vocabulary, const uint32_t *end_ids,
-                                int64_t n_end_ids, cpa_constraints **out, cpa_error *err);
+                                int64_t n_end_ids, int64_t most_bytes, cpa_constraints **out, cpa_error *err);
 /* What is open of it stays as it is. NULL does nothing. */
 void cpa_constraints_close(cpa_constraints *constraints);
 
 /* Begins an answer that is bound to a text (constraint_text.h, which lists errors too). Grammars of texts that were met
- * of late are kept. */
+ * of late are kept. CPA_BUSY if those of the answers that are open leave no room for another. */
 cpa_status cpa_constraint_open(cpa_constraints *constraints, const char *text, size_t bytes, cpa_constraint **out,
                                cpa_error *err);
 /* Begins another one that is bound alike. */

@@ -5,7 +5,7 @@
 
 #include "base/array.h"
 
-enum { EDGES_A_NODE = 8, CONTINUATION = 0x80, LAST_CONTINUATION = 0xbf };
+enum { EDGES_A_NODE = 4, CONTINUATION = 0x80, LAST_CONTINUATION = 0xbf };
 
 uint32_t cpa_graph_node(cpa_graph *graph) {
     if (graph->status != CPA_OK) return 0;

@@ -34,7 +34,7 @@ typedef struct cpa_graph {
     int64_t n_nodes, nodes_capacity, plain_capacity, most_nodes;
     cpa_edge *edges;
     int64_t n_edges, edges_capacity;
-    cpa_status status; /* CPA_NO_MEMORY; CPA_UNSUPPORTED: more than most_nodes, or eight times as many edges */
+    cpa_status status; /* CPA_NO_MEMORY; CPA_UNSUPPORTED: more than most_nodes, or four times as many edges */
 } cpa_graph;
 
 uint32_t cpa_graph_node(cpa_graph *graph);

@@ -14,7 +14,7 @@ enum {
     MOST_VISITS = 1 << 23, /* of pairs and edges in one call: some 0.2 s */
     MOST_STATES = 1 << 14, /* before all is forgotten but the answers */
     MOST_CALLS = 1 << 18,
-    MOST_MASK_BYTES = 1 << 26,
+    ROOM = 1 << 26,      /* bytes of what is remembered, where it is not said */
     MOST_ROWS = 1 << 14, /* states that remember where bytes lead, as long as the walk for one mask takes */
     STATE_BITS = 24,     /* of keys */
     NOWHERE = -1,
@@ -55,7 +55,7 @@ struct cpa_recogniser {
     cpa_grammar grammar;
     uint8_t *is_end; /* [n_nodes] */
     const cpa_token_trie *tokens;
-    int64_t n_words;
+    int64_t n_words, room;
     memory memory;
     cpa_recognition *first;
     /* The state that is being made. */
@@ -274,12 +274,19 @@ static int32_t move_state(cpa_recogniser *r, memory *to, int32_t number) {
     return put_state(to, r->places, r->n_places, r->memory.states[number].plain);
 }
 
+static int64_t bytes_of(const memory *m) {
+    const cpa_sequence_table *calls = &m->call_table, *states = &m->state_table;
+    const size_t rows = (size_t)m->n_rows * BYTES * sizeof(int32_t);
+    const size_t values = (size_t)(calls->n_values + states->n_values) * sizeof *calls->values;
+    const size_t slots = (size_t)(calls->n_slots + states->n_slots) * sizeof *calls->slots;
+    return m->mask_bytes + (int64_t)(rows + values + slots) + calls->count * (int64_t)sizeof *m->calls +
+           states->count * (int64_t)sizeof *m->states;
+}
+
 /* Where the memory is full, leaves the states of the answers alone. 0 without memory, and all is as it was. */
 static int forget(cpa_recogniser *r) {
     const memory *m = &r->memory;
-    if (m->state_table.count < MOST_STATES && m->call_table.count < MOST_CALLS && m->mask_bytes < MOST_MASK_BYTES) {
-        return 1;
-    }
+    if (m->state_table.count < MOST_STATES && m->call_table.count < MOST_CALLS && bytes_of(m) < r->room) return 1;
     memory fresh;
     int is_moved = begin_memory(&fresh);
     for (int pass = 0; is_moved && pass < 2; pass++) { /* the first finds out whether there is memory */
@@ -363,6 +370,7 @@ cpa_status cpa_recogniser_open(cpa_grammar *grammar, const cpa_token_trie *token
     *grammar = (cpa_grammar){.n_rules = 0};
     r->tokens = tokens;
     r->n_words = (tokens->vocabulary + 31) / 32;
+    r->room = ROOM;
     r->is_end = calloc((size_t)r->grammar.graph.n_nodes, 1);
     r->way = malloc(((size_t)tokens->most_bytes + 1) * sizeof *r->way);
     if (!r->is_end || !r->way || !begin_memory(&r->memory)) {
@@ -384,6 +392,17 @@ void cpa_recogniser_close(cpa_recogniser *r) {
     free(r->slots);
     free(r->way);
     free(r);
+}
+
+int64_t cpa_recogniser_bytes(const cpa_recogniser *r) {
+    const cpa_grammar *g = &r->grammar;
+    const int64_t nodes = g->graph.n_nodes, edges = g->first[nodes];
+    const size_t a_node = sizeof *g->first + sizeof *g->graph.plain + sizeof *g->needs + sizeof *r->is_end;
+    return nodes * (int64_t)a_node + edges * (int64_t)sizeof *g->edges + g->n_rules * (int64_t)sizeof *g->rules;
+}
+
+void cpa_recogniser_set_room(cpa_recogniser *r, int64_t bytes) {
+    r->room = bytes;
 }
 
 cpa_status cpa_recognition_begin(cpa_recogniser *r, cpa_recognition **out, cpa_error *err) {

@@ -21,6 +21,12 @@ cpa_status cpa_recogniser_open(cpa_grammar *grammar, const cpa_token_trie *token
                                cpa_error *err);
 void cpa_recogniser_close(cpa_recogniser *recogniser); /* which may be NULL; no answer is left */
 
+/* What its grammar takes of memory. */
+int64_t cpa_recogniser_bytes(const cpa_recogniser *recogniser);
+
+/* States may take so many bytes before all are forgotten but those of answers; 64 MiB if it is not said. */
+void cpa_recogniser_set_room(cpa_recogniser *recogniser, int64_t bytes);
+
 /* An answer with nothing in it. Here and below: CPA_NO_MEMORY; CPA_UNSUPPORTED if there are too many ways in which the
  * answer may go on. */
 cpa_status cpa_recognition_begin(cpa_recogniser *recogniser, cpa_recognition **out, cpa_error *err);

@@ -106,7 +106,7 @@ static void bytes_without_a_token_are_left_out(void) {
     cpa_constraint *answer = NULL;
     cpa_error err = {.message = ""};
     uint32_t word;
-    CU_ASSERT_EQUAL_FATAL(cpa_constraints_open(tokens, N, &end_id, 1, &c, NULL), CPA_OK);
+    CU_ASSERT_EQUAL_FATAL(cpa_constraints_open(tokens, N, &end_id, 1, 1 << 20, &c, NULL), CPA_OK);
     static const char text[] =
         "{\"json_schema\": {\"type\": \"object\", \"additionalProperties\": {\"type\": \"integer\"}}}";
     CU_ASSERT_EQUAL_FATAL(cpa_constraint_open(c, text, strlen(text), &answer, &err), CPA_OK);
@@ -147,6 +147,26 @@ static void long_answers_outlive_the_memory_of_states(void) {
     CU_ASSERT(cpa_constraint_is_whole(other));
     cpa_constraint_close(answer);
     cpa_constraint_close(other);
+    cpa_walk_vocabulary_release(&v);
+}
+
+/* Two grammars of more than half of the room: the second comes in when the first has no answer any more. */
+static void grammars_have_a_bound_together(void) {
+    static const char *const texts[] = {"{\"json_schema\": {\"type\": \"array\", \"minItems\": 5000}}",
+                                        "{\"json_schema\": {\"type\": \"array\", \"minItems\": 5001}}"};
+    cpa_walk_vocabulary v;
+    CU_ASSERT_FATAL(cpa_walk_vocabulary_make(&v, 1));
+    cpa_constraints_close(v.constraints);
+    CU_ASSERT_EQUAL_FATAL(cpa_constraints_open(v.tokens, v.n, &v.end_id, 1, 600000, &v.constraints, NULL), CPA_OK);
+    cpa_constraint *answer = open_answer(&v, texts[0]), *other = open_answer(&v, texts[0]), *third = NULL;
+    cpa_error err = {.message = ""};
+    for (int i = 0; i < 2; i++) {
+        CU_ASSERT_EQUAL(cpa_constraint_open(v.constraints, texts[1], strlen(texts[1]), &third, &err), CPA_BUSY);
+        CU_ASSERT_PTR_NOT_NULL(strstr(err.message, "leave no room"));
+        cpa_constraint_close(i == 0 ? other : answer);
+    }
+    third = open_answer(&v, texts[1]);
+    cpa_constraint_close(third);
     cpa_walk_vocabulary_release(&v);
 }
 
@@ -310,6 +330,7 @@ static const cpa_test tests[] = {
     {"an ended answer allows ends alone", an_ended_answer_allows_ends_alone},
     {"bytes without a token are left out", bytes_without_a_token_are_left_out},
     {"long answers outlive the memory of states", long_answers_outlive_the_memory_of_states},
+    {"grammars have a bound together", grammars_have_a_bound_together},
     {"nesting ends where it would be too deep", nesting_ends_where_it_would_be_too_deep},
     {"hostile constraints are refused in bounded work", hostile_constraints_are_refused_in_bounded_work},
     {"all of many choices can be chosen", all_of_many_choices_can_be_chosen},

@@ -87,7 +87,7 @@ int cpa_walk_vocabulary_make(cpa_walk_vocabulary *v, int bytes_alone) {
         v->tokens[i].is_special = i >= 256 + n_several;
     }
     v->end_id = (uint32_t)v->n - 1;
-    return cpa_constraints_open(v->tokens, v->n, &v->end_id, 1, &v->constraints, &err) == CPA_OK;
+    return cpa_constraints_open(v->tokens, v->n, &v->end_id, 1, 1 << 28, &v->constraints, &err) == CPA_OK;
 }
 
 void cpa_walk_vocabulary_release(cpa_walk_vocabulary *v) {
