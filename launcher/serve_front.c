@@ -40,6 +40,25 @@ static cpa_status open_chat(const cpa_job *job, cpa_serve_front *front, cpa_erro
     return CPA_OK;
 }
 
+/* By name, or as the template shows; a template with tools whose calls are in no form that is known is told of. */
+static cpa_status choose_forms(const cpa_job *job, cpa_serve_front *front, cpa_error *err) {
+    const char *tools = job->settings.tool_call_parser, *thoughts = job->settings.reasoning_parser, *known;
+    const char *source = front->chat ? cpa_chat_template_source(front->chat) : "";
+    const int tool_form = tools[0] ? cpa_tool_form_named(tools, &known) : (int)cpa_tool_form_of(source);
+    if (tool_form < 0)
+        return cpa_fail(err, CPA_INVALID, "--tool-call-parser: found '%.40s', expected %s", tools, known);
+    const int thought_form = thoughts[0] ? cpa_thought_form_named(thoughts, &known) : (int)cpa_thought_form_of(source);
+    if (thought_form < 0)
+        return cpa_fail(err, CPA_INVALID, "--reasoning-parser: found '%.40s', expected %s", thoughts, known);
+    front->tool_form = (cpa_tool_form)tool_form;
+    front->thought_form = (cpa_thought_form)thought_form;
+    if (!tools[0] && tool_form == CPA_TOOLS_NONE && strstr(source, "tools"))
+        cpa_log(CPA_LOG_WARN,
+                "the chat template takes tools, but shows no form of calls that is known: calls are text; "
+                "see --tool-call-parser");
+    return CPA_OK;
+}
+
 static void describe(const cpa_job *job, cpa_serve_front *front) {
     char *out = front->says;
     const size_t bytes = sizeof front->says;
@@ -87,6 +106,8 @@ static cpa_status start(const cpa_job *job, const cpa_api_keys_file *keys, cpa_s
         .model_name = front->name,
         .tokenizer = front->tokenizer,
         .chat = front->chat,
+        .tool_form = front->tool_form,
+        .thought_form = front->thought_form,
         .seed = (uint64_t)settings->seed,
         .max_body_bytes = settings->max_body_bytes,
         .max_connections = settings->max_connections,
@@ -100,6 +121,7 @@ static cpa_status start(const cpa_job *job, const cpa_api_keys_file *keys, cpa_s
 cpa_status cpa_serve_front_open(const cpa_job *job, cpa_serve_front *front, cpa_error *err) {
     cpa_status status = open_tokenizer(job, front, err);
     if (status == CPA_OK) status = open_chat(job, front, err);
+    if (status == CPA_OK) status = choose_forms(job, front, err);
     cpa_api_keys_file keys = {NULL, 0, 0};
     if (status == CPA_OK) status = read_keys(&job->settings, &keys, err);
     if (status == CPA_OK) status = start(job, &keys, front, err);

@@ -14,6 +14,8 @@ typedef struct cpa_serve_front {
     cpa_server *server;
     cpa_tokenizer *tokenizer; /* NULL: token ids alone */
     cpa_chat_template *chat;  /* NULL: no chat */
+    cpa_tool_form tool_form;  /* how the model writes calls and thoughts */
+    cpa_thought_form thought_form;
     cpa_exposition *exposition;
     _Atomic(cpa_engine *) engine; /* NULL: not attached */
     const char *name;             /* of the model, for clients; the job's */

@@ -11,7 +11,7 @@
 
 #include "launcher/field.h"
 
-#define CPA_SETTINGS_MAX 96
+#define CPA_SETTINGS_MAX 112
 
 typedef enum cpa_origin { CPA_FROM_DEFAULT = 0, CPA_FROM_FILE, CPA_FROM_ENVIRONMENT, CPA_FROM_COMMAND_LINE } cpa_origin;
 
@@ -43,9 +43,10 @@ typedef struct cpa_settings {
     int64_t port; /* 0 = a free one */
     char api_key[CPA_TEXT_BYTES];
     char api_keys[CPA_TEXT_BYTES];
-    char served_model_name[CPA_TEXT_BYTES]; /* "" = the model's */
-    char chat_template[CPA_TEXT_BYTES];     /* "" = the folder's */
-    int64_t max_model_len;                  /* 0 = auto */
+    char served_model_name[CPA_TEXT_BYTES];                                  /* "" = the model's */
+    char chat_template[CPA_TEXT_BYTES];                                      /* "" = the folder's */
+    char tool_call_parser[CPA_TEXT_BYTES], reasoning_parser[CPA_TEXT_BYTES]; /* "" = auto */
+    int64_t max_model_len;                                                   /* 0 = auto */
     double gpu_memory_utilization;
     int64_t max_connections;
     int64_t max_body_bytes;

@@ -92,6 +92,11 @@ const cpa_field cpa_settings_rows[] = {
      .help = "further keys, one a line, each of a tenant of its own: fair shares, and no cached prefixes in common"},
     {SERVE, "served-model-name", "NAME", TEXT(served_model_name),
      .help = "of the model in requests and answers; without it, the name of its folder or shape"},
+    {SERVE, "tool-call-parser", "NAME", TEXT(tool_call_parser),
+     .help = "how the model writes calls of tools: hermes, llama3_json, mistral, deepseek_v3, deepseek_v31, or none; "
+             "without it, as its chat template shows"},
+    {SERVE, "reasoning-parser", "NAME", TEXT(reasoning_parser),
+     .help = "how it writes thoughts: deepseek_r1, qwen3, mistral, or none; without it, as its chat template shows"},
     {SERVE, "max-model-len", "N", INT(max_model_len, "auto", 1, TOKENS_MAX), .word = "auto",
      .help = "most tokens of a request, prompt and answer; auto: what the model is made for, if the cache holds that"},
     {SERVE, "gpu-memory-utilization", "R", REAL(gpu_memory_utilization, "0.9", 0.01, 1),

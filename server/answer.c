@@ -65,7 +65,7 @@ static void prepare(cpa_answer *answer) {
         group->flights[i].prompt = &group->prompts[i / g->n];
         group->flights[i].seed = seed + (uint64_t)(i % g->n);
     }
-    group->wakes_on_tokens = g->stream || g->n_stops > 0;
+    group->wakes_on_tokens = g->stream || g->n_stops > 0 || g->reply.most_calls > 0;
     snprintf(answer->id, sizeof answer->id, "%s-%016" PRIx64 "%016" PRIx64, g->is_chat ? "chatcmpl" : "cmpl",
              answer->server->instance, cpa_mix64(first * CPA_GOLDEN));
 }

@@ -2,6 +2,7 @@
 
 #include <string.h>
 
+#include "server/message_json.h"
 #include "server/token_name.h"
 
 /* Adds a value, which it takes, to an object; 0 without memory. */
@@ -138,23 +139,18 @@ static int gives_ids(const cpa_choice *choice) {
 }
 
 /* What says something: "text", "message" or "delta". */
-static int put_text(json_t *object, const cpa_choice *choice) {
-    json_t *text = json_stringn(choice->text ? choice->text : "", (size_t)choice->ready);
-    if (!choice->generation->is_chat) return put(object, "text", text);
-    json_t *message = json_object();
-    int is_made = 1;
-    if (!choice->generation->stream || !choice->is_begun) {
-        is_made = put(message, "role", json_string("assistant"));
-    }
-    is_made &= put(message, "content", text);
-    return is_made & put(object, choice->generation->stream ? "delta" : "message", message);
+static int put_text(json_t *object, const cpa_answer *answer, int64_t i) {
+    const cpa_choice *choice = &answer->choices[i];
+    const cpa_generation *g = &answer->generation;
+    if (g->is_chat) return put(object, g->stream ? "delta" : "message", cpa_message_json(answer, i));
+    return put(object, "text", json_stringn(choice->text ? choice->text : "", (size_t)choice->ready));
 }
 
 static json_t *choice_json(const cpa_answer *answer, int64_t i) {
     const cpa_choice *choice = &answer->choices[i];
     const cpa_generation *g = &answer->generation;
     json_t *object = json_object();
-    int is_made = put(object, "index", json_integer(i)) & put_text(object, choice) &
+    int is_made = put(object, "index", json_integer(i)) & put_text(object, answer, i) &
                   put(object, "logprobs", logprobs(choice)) & put(object, "finish_reason", finish_reason(choice)) &
                   put(object, "stop_reason", stop_reason(choice));
     if (g->returns_ids && !g->is_chat && !choice->is_begun) {

@@ -2,10 +2,12 @@
 
 #include <microhttpd.h>
 #include <stdlib.h>
+#include <string.h>
 #include <time.h>
 
 #include "server/chat_messages.h"
 #include "server/generation_fields.h"
+#include "server/tool_choice.h"
 
 static int refuse_what_is_not_there(const cpa_fields *fields) {
     static const struct {
@@ -59,7 +61,16 @@ static int read_ends(const cpa_fields *fields, cpa_chat *chat) {
                       "continue_final_message: expected only where add_generation_prompt is false");
 }
 
-static int encode(const cpa_server *server, const cpa_fields *fields, const cpa_chat *chat, cpa_token_list *out) {
+/* Whether a text ends with another, and space. */
+static int ends_with(const cpa_bytes *text, const char *end) {
+    const int64_t bytes = (int64_t)strlen(end);
+    int64_t n = text->count;
+    while (n > 0 && strchr(" \n", text->data[n - 1]) && text->data[n - 1]) n--;
+    return bytes > 0 && n >= bytes && memcmp(text->data + n - bytes, end, (size_t)bytes) == 0;
+}
+
+static int encode(const cpa_server *server, const cpa_fields *fields, const cpa_chat *chat, cpa_token_list *out,
+                  int *thinks) {
     int add_special = 0;
     if (!cpa_field_flag(fields, "add_special_tokens", &add_special)) return 0;
     cpa_bytes text = {.count = 0};
@@ -70,6 +81,7 @@ static int encode(const cpa_server *server, const cpa_fields *fields, const cpa_
         status = cpa_tokenizer_encode(server->options.tokenizer, text.data ? text.data : "", (size_t)text.count,
                                       add_special, out, &err);
     }
+    *thinks = ends_with(&text, cpa_thought_form_begin(server->options.thought_form));
     cpa_bytes_release(&text);
     if (status == CPA_OK) return 1;
     cpa_refuse_failure(fields->refusal, "messages", &err);
@@ -77,7 +89,7 @@ static int encode(const cpa_server *server, const cpa_fields *fields, const cpa_
     return 0;
 }
 
-int cpa_messages_read(const cpa_server *server, const cpa_fields *fields, cpa_token_list *out) {
+int cpa_messages_read(const cpa_server *server, const cpa_fields *fields, cpa_token_list *out, int *thinks) {
     if (!server->options.tokenizer || !server->options.chat) {
         return cpa_refuse(fields->refusal, MHD_HTTP_BAD_REQUEST, "unsupported_parameter", "messages",
                           "messages: this model has no %s; there is /v1/completions",
@@ -88,7 +100,7 @@ int cpa_messages_read(const cpa_server *server, const cpa_fields *fields, cpa_to
                      .tools = json_array_size(tools) > 0 ? tools : NULL,
                      .now = time(NULL)};
     return cpa_chat_messages_check(fields) && cpa_chat_tools_check(fields) && read_documents(fields, &chat.documents) &&
-           read_kwargs(fields, &chat.kwargs) && read_ends(fields, &chat) && encode(server, fields, &chat, out);
+           read_kwargs(fields, &chat.kwargs) && read_ends(fields, &chat) && encode(server, fields, &chat, out, thinks);
 }
 
 static int read_logprobs(const cpa_fields *fields, cpa_generation *g) {
@@ -117,6 +129,7 @@ int cpa_chat_read(const cpa_server *server, const json_t *body, cpa_generation *
     g->max_tokens_is_given = g->max_tokens > 0;
     const json_t *tools = cpa_field(&fields, "tools");
     if (json_array_size(tools) > 0) g->tools = json_incref((json_t *)(uintptr_t)tools);
-    return cpa_messages_read(server, &fields, g->prompts) && cpa_check_prompts(server, &fields, "messages", g) &&
+    return cpa_messages_read(server, &fields, g->prompts, &g->reply.thinks_already) &&
+           cpa_check_prompts(server, &fields, "messages", g) && cpa_tool_choice_read(server, &fields, g) &&
            cpa_fields_check_names(&fields);
 }

@@ -9,7 +9,8 @@
 /* *out is zeros, and in either case to be released by the caller. */
 int cpa_chat_read(const cpa_server *server, const json_t *body, cpa_generation *out, cpa_refusal *refusal);
 
-/* Adds the ids of `messages`, written out by the model's template. */
-int cpa_messages_read(const cpa_server *server, const cpa_fields *fields, cpa_token_list *out);
+/* Adds the ids of `messages`, written out by the model's template. *thinks: their text ends with what thoughts begin
+ * with. */
+int cpa_messages_read(const cpa_server *server, const cpa_fields *fields, cpa_token_list *out, int *thinks);
 
 #endif

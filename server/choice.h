@@ -5,6 +5,7 @@
 #include "server/generation.h"
 #include "server/in_flight.h"
 #include "server/server_internal.h"
+#include "src/reply/reply.h"
 #include "src/text/text_stream.h"
 
 /* Why it ended. */
@@ -20,6 +21,8 @@ typedef struct cpa_choice {
     const cpa_server *server;
     const cpa_generation *generation;
     cpa_text_stream *stream; /* NULL without a tokenizer */
+    cpa_reply *reply;        /* reads its text, what can be said of it; NULL: it is text alone */
+    int64_t told_calls;      /* whose names have been told */
     /* Since cpa_choice_forget: tokens, and their text: its first `ready` bytes, whole characters, can be said; what
      * follows may be the beginning of a text that stops it. */
     cpa_output_token *tokens; /* [n_tokens] */
@@ -46,10 +49,13 @@ void cpa_choice_close(cpa_choice *choice);
 /* Adds what has arrived, up to its end. */
 cpa_status cpa_choice_add(cpa_choice *choice, const cpa_arrival *arrival, cpa_error *err);
 
+/* Whether there is something to say of its text. */
+int cpa_choice_has_text(const cpa_choice *choice);
+
 /* What could be said has been said. */
 void cpa_choice_forget(cpa_choice *choice);
 
-/* "stop", "length", "abort"; NULL while it goes on. */
+/* "stop", "tool_calls", "length", "abort"; NULL while it goes on. */
 const char *cpa_choice_reason(const cpa_choice *choice);
 
 #endif

@@ -30,7 +30,7 @@ static int has_news(const cpa_choice *choice) {
     if (choice->is_closed) return 0;
     const int shows_tokens =
         choice->generation->returns_ids || choice->generation->sampling.logprobs || !choice->stream;
-    return choice->end != CPA_CHOICE_GOES_ON || choice->ready > 0 || (choice->n_tokens > 0 && shows_tokens);
+    return choice->end != CPA_CHOICE_GOES_ON || cpa_choice_has_text(choice) || (choice->n_tokens > 0 && shows_tokens);
 }
 
 static int write_chunks(cpa_answer *answer) {

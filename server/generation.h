@@ -7,6 +7,7 @@
 #include <cpattn/model.h>
 
 #include "src/grammar/constraints.h"
+#include "src/reply/reply.h"
 #include "src/text/stop_text.h"
 #include "src/text/tokenizer.h"
 
@@ -35,6 +36,8 @@ typedef struct cpa_generation {
     char binding_field[64];     /* that says so */
     cpa_constraint *constraint; /* answers are bound as this one is: of `binding`, once that is done */
     json_t *tools;              /* those of a chat that an answer may call: an array, not empty; NULL: none */
+    int has_parts;              /* answers are read by `reply`: thoughts, text, calls */
+    cpa_reply_options reply;
 } cpa_generation;
 
 /* The requests are of the tenant whose API key has that index, and its salt is told apart from those of others. 0

@@ -13,6 +13,7 @@
 
 #include <cpattn/engine.h>
 
+#include "src/reply/reply_forms.h"
 #include "src/text/chat_template.h"
 #include "src/text/tokenizer.h"
 
@@ -30,6 +31,8 @@ typedef struct cpa_server_options {
     const char *model_name;         /* of /v1/models, and what requests may name */
     const cpa_tokenizer *tokenizer; /* NULL: prompts and answers are token ids */
     const cpa_chat_template *chat;  /* NULL: no chat */
+    cpa_tool_form tool_form;        /* how the model writes calls; CPA_TOOLS_NONE: they are text */
+    cpa_thought_form thought_form;  /* and its thoughts */
     uint64_t seed;                  /* what the seeds of requests without one follow from */
     int64_t max_body_bytes;         /* of one request; 0 = 32 MiB */
     int64_t max_connections;        /* those beyond are answered 503 and closed; up to 2^20, 0 = 2048 */

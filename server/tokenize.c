@@ -27,8 +27,8 @@ static json_t *tokens_json(const cpa_server *server, const cpa_token_list *ids, 
 
 static int read_text(const cpa_server *server, const cpa_fields *fields, cpa_token_list *ids) {
     const json_t *prompt = cpa_field(fields, "prompt");
-    if (!prompt && cpa_field(fields, "messages")) return cpa_messages_read(server, fields, ids);
-    int add_special = 1;
+    int add_special = 1, thinks;
+    if (!prompt && cpa_field(fields, "messages")) return cpa_messages_read(server, fields, ids, &thinks);
     if (!json_is_string(prompt)) {
         return cpa_field_refuse(fields, "prompt", prompt ? prompt : json_null(), "a string, or messages");
     }

@@ -271,8 +271,10 @@ static cpa_reply_step step_deepseek(cpa_reply *r) {
 cpa_reply_step cpa_reply_step_call(cpa_reply *r) {
     switch (r->options.tools) {
         case CPA_TOOLS_LLAMA3: return step_llama3(r);
-        case CPA_TOOLS_MISTRAL: return step_mistral(r);
-        case CPA_TOOLS_DEEPSEEK: return step_deepseek(r);
+        case CPA_TOOLS_MISTRAL:
+        case CPA_TOOLS_MISTRAL_ARGS: return step_mistral(r);
+        case CPA_TOOLS_DEEPSEEK_V3:
+        case CPA_TOOLS_DEEPSEEK_V31: return step_deepseek(r);
         default: return step_hermes(r);
     }
 }

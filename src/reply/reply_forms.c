@@ -5,14 +5,19 @@
 
 enum { MOST_MARKS = 6 };
 
+#define MISTRAL_MARKS "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
+#define DEEPSEEK_MARKS                                                                                                 \
+    "<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>"
+
 /* The first mark is what calls begin with. */
 static const char *const tool_marks[][MOST_MARKS] = {
     [CPA_TOOLS_NONE] = {""},
     [CPA_TOOLS_HERMES] = {"<tool_call>", "</tool_call>"},
     [CPA_TOOLS_LLAMA3] = {"<|python_tag|>"},
-    [CPA_TOOLS_MISTRAL] = {"[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"},
-    [CPA_TOOLS_DEEPSEEK] = {"<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>",
-                            "<｜tool▁calls▁end｜>"},
+    [CPA_TOOLS_MISTRAL] = {MISTRAL_MARKS},
+    [CPA_TOOLS_MISTRAL_ARGS] = {MISTRAL_MARKS},
+    [CPA_TOOLS_DEEPSEEK_V3] = {DEEPSEEK_MARKS},
+    [CPA_TOOLS_DEEPSEEK_V31] = {DEEPSEEK_MARKS},
 };
 
 static const char *const thought_marks[][2] = {
@@ -35,8 +40,12 @@ static int find(const form_name *names, size_t n, const char *name) {
 
 int cpa_tool_form_named(const char *name, const char **known) {
     static const form_name names[] = {
-        {"none", CPA_TOOLS_NONE},       {"hermes", CPA_TOOLS_HERMES},        {"llama3_json", CPA_TOOLS_LLAMA3},
-        {"mistral", CPA_TOOLS_MISTRAL}, {"deepseek_v3", CPA_TOOLS_DEEPSEEK}, {"deepseek_v31", CPA_TOOLS_DEEPSEEK},
+        {"none", CPA_TOOLS_NONE},
+        {"hermes", CPA_TOOLS_HERMES},
+        {"llama3_json", CPA_TOOLS_LLAMA3},
+        {"mistral", CPA_TOOLS_MISTRAL},
+        {"deepseek_v3", CPA_TOOLS_DEEPSEEK_V3},
+        {"deepseek_v31", CPA_TOOLS_DEEPSEEK_V31},
     };
     *known = "none, hermes, llama3_json, mistral, deepseek_v3 and deepseek_v31";
     return find(names, sizeof names / sizeof *names, name);
@@ -52,8 +61,9 @@ int cpa_thought_form_named(const char *name, const char **known) {
 }
 
 cpa_tool_form cpa_tool_form_of(const char *text) {
-    if (strstr(text, "<｜tool▁calls▁begin｜>")) return CPA_TOOLS_DEEPSEEK;
-    if (strstr(text, "[TOOL_CALLS]")) return CPA_TOOLS_MISTRAL;
+    if (strstr(text, "<｜tool▁calls▁begin｜>"))
+        return strstr(text, "```json") ? CPA_TOOLS_DEEPSEEK_V3 : CPA_TOOLS_DEEPSEEK_V31;
+    if (strstr(text, "[TOOL_CALLS]")) return strstr(text, "[ARGS]") ? CPA_TOOLS_MISTRAL_ARGS : CPA_TOOLS_MISTRAL;
     if (strstr(text, "<function=") || strstr(text, "<arg_key>")) return CPA_TOOLS_NONE; /* calls that are no JSON */
     if (strstr(text, "<tool_call>")) return CPA_TOOLS_HERMES;
     if (strstr(text, "<|python_tag|>") || (strstr(text, "\"parameters\": ") && strstr(text, "ipython")))
@@ -78,12 +88,13 @@ const char *cpa_thought_form_end(cpa_thought_form form) {
     return thought_marks[form][1];
 }
 
-int cpa_forms_have_mark(cpa_tool_form tools, cpa_thought_form thoughts, const char *text) {
+static int is_mark(const char *mark, const char *text, size_t bytes) {
+    return *mark && strlen(mark) == bytes && memcmp(mark, text, bytes) == 0;
+}
+
+int cpa_forms_have_mark(cpa_tool_form tools, cpa_thought_form thoughts, const char *text, size_t bytes) {
     for (int i = 0; i < MOST_MARKS && tool_marks[tools][i]; i++) {
-        if (*text && strcmp(text, tool_marks[tools][i]) == 0) return 1;
+        if (is_mark(tool_marks[tools][i], text, bytes)) return 1;
     }
-    for (int i = 0; i < 2; i++) {
-        if (*text && strcmp(text, thought_marks[thoughts][i]) == 0) return 1;
-    }
-    return 0;
+    return is_mark(thought_marks[thoughts][0], text, bytes) || is_mark(thought_marks[thoughts][1], text, bytes);
 }

@@ -1,13 +1,18 @@
-/* How models write what is not text in their answers: calls of tools, and thoughts. */
+/* How models write what is not text in their answers: calls of tools, and thoughts. The two forms of Mistral are read
+ * alike, and so are those of DeepSeek. */
 #ifndef CPA_REPLY_FORMS_H
 #define CPA_REPLY_FORMS_H
 
+#include <stddef.h>
+
 typedef enum cpa_tool_form {
     CPA_TOOLS_NONE = 0,
-    CPA_TOOLS_HERMES,  /* <tool_call>{"name", "arguments"}</tool_call>, one after the other: Hermes, Qwen */
-    CPA_TOOLS_LLAMA3,  /* {"name", "parameters"} in place of text, also behind <|python_tag|>; with ";" between */
-    CPA_TOOLS_MISTRAL, /* [TOOL_CALLS] [{"name", "arguments"}, ...], or [TOOL_CALLS]NAME[ARGS]{...} */
-    CPA_TOOLS_DEEPSEEK /* NAME<|tool_sep|>{...}, or of type "function" with the JSON fenced, between marks of calls */
+    CPA_TOOLS_HERMES,       /* <tool_call>{"name", "arguments"}</tool_call>, one after the other: Hermes, Qwen */
+    CPA_TOOLS_LLAMA3,       /* {"name", "parameters"} in place of text, also behind <|python_tag|>; with ";" between */
+    CPA_TOOLS_MISTRAL,      /* [TOOL_CALLS] [{"name", "arguments"}, ...] */
+    CPA_TOOLS_MISTRAL_ARGS, /* [TOOL_CALLS]NAME[ARGS]{...}, for each */
+    CPA_TOOLS_DEEPSEEK_V3,  /* between marks of calls the type "function", and NAME with the JSON fenced: also R1 */
+    CPA_TOOLS_DEEPSEEK_V31  /* between marks of calls NAME, another mark, and the JSON */
 } cpa_tool_form;
 
 typedef enum cpa_thought_form {
@@ -29,7 +34,7 @@ const char *cpa_tool_form_mark(cpa_tool_form form);
 const char *cpa_thought_form_begin(cpa_thought_form form);
 const char *cpa_thought_form_end(cpa_thought_form form);
 
-/* Whether a token of this text belongs to one of the forms, also where special tokens are left out of a text. */
-int cpa_forms_have_mark(cpa_tool_form tools, cpa_thought_form thoughts, const char *text);
+/* Whether a token of this text is a mark of one of the forms, and counts also where special tokens are left out. */
+int cpa_forms_have_mark(cpa_tool_form tools, cpa_thought_form thoughts, const char *text, size_t bytes);
 
 #endif

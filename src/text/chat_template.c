@@ -17,6 +17,7 @@ struct cpa_chat_template {
     const cpa_chat_family *family; /* NULL: it is Jinja's */
     cpa_jinja *jinja;
     char *path; /* where the template of Jinja is from */
+    cpa_bytes source;
 };
 
 /* ---- Its files ---- */
@@ -90,7 +91,14 @@ static cpa_status refuse_name(const char *name, cpa_error *err) {
 static cpa_status open_jinja(const json_t *templates, const char *path, cpa_chat_template *chat, cpa_error *err) {
     cpa_error why = {CPA_OK, ""};
     chat->path = strdup(path);
-    if (!chat->path) return cpa_fail(err, CPA_NO_MEMORY, "%s: no memory for a template", path);
+    int ok = chat->path != NULL;
+    const char *name;
+    json_t *text;
+    json_object_foreach((json_t *)(uintptr_t)templates, name, text) {
+        ok = ok && cpa_bytes_add(&chat->source, json_string_value(text), json_string_length(text));
+    }
+    if (!ok || !cpa_bytes_add(&chat->source, "", 1))
+        return cpa_fail(err, CPA_NO_MEMORY, "%s: no memory for a template", path);
     const cpa_status status = cpa_jinja_open(templates, chat->tokens, &CPA_JINJA_LIMITS, &chat->jinja, &why);
     if (status == CPA_OK) return status;
     return cpa_fail(err, status == CPA_INVALID ? CPA_UNSUPPORTED : status, "%.200s: chat_template: %.300s", path,
@@ -144,6 +152,7 @@ void cpa_chat_template_close(cpa_chat_template *chat) {
     json_decref(chat->tokens);
     cpa_jinja_close(chat->jinja);
     free(chat->path);
+    cpa_bytes_release(&chat->source);
     free(chat);
 }
 
@@ -151,6 +160,10 @@ const char *cpa_chat_template_name(const cpa_chat_template *chat) {
     if (chat->family) return chat->family->name;
     const char *slash = strrchr(chat->path, '/');
     return slash ? slash + 1 : chat->path;
+}
+
+const char *cpa_chat_template_source(const cpa_chat_template *chat) {
+    return chat->source.data ? chat->source.data : "";
 }
 
 int cpa_chat_template_is_slow(const cpa_chat_template *chat) {

@@ -37,6 +37,9 @@ void cpa_chat_template_close(cpa_chat_template *chat); /* which may be NULL */
 /* "chatml", "llama3", ..., or the name of the file that the template is from. */
 const char *cpa_chat_template_name(const cpa_chat_template *chat);
 
+/* The text of the templates of a folder or a file, all of them; "" for a family. It lives as long as the template. */
+const char *cpa_chat_template_source(const cpa_chat_template *chat);
+
 /* Whether another process renders: it takes a fraction of a millisecond at least, and seconds at most. */
 int cpa_chat_template_is_slow(const cpa_chat_template *chat);
 

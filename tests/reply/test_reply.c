@@ -195,7 +195,7 @@ static void calls_of_deepseek(void) {
          "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n{}"},
         {"<｜tool▁calls▁begin", "<｜tool▁calls▁begin"},
     };
-    const cpa_reply_options options = {.tools = CPA_TOOLS_DEEPSEEK};
+    const cpa_reply_options options = {.tools = CPA_TOOLS_DEEPSEEK_V3};
     check_cases(&options, cases, sizeof cases / sizeof *cases);
 }
 
@@ -304,15 +304,15 @@ static void garbage_is_read_alike_however_it_is_cut(void) {
             bytes += strlen(piece);
         }
         text[bytes] = 0;
-        const cpa_reply_options options = {.tools = (cpa_tool_form)(i % 5),
-                                           .thoughts = (cpa_thought_form)(i / 5 % 3),
-                                           .thinks_already = i / 15 % 2,
+        const cpa_reply_options options = {.tools = (cpa_tool_form)(i % 7),
+                                           .thoughts = (cpa_thought_form)(i / 7 % 3),
+                                           .thinks_already = i / 21 % 2,
                                            .known = known,
-                                           .most_calls = i / 30 % 3};
+                                           .most_calls = i / 42 % 3};
         read_reply(&options, text, bytes, everything, NULL, whole, sizeof whole);
         read_reply(&options, text, bytes, one_byte, NULL, cut, sizeof cut);
         if (strcmp(whole, cut) != 0)
-            fprintf(stderr, "\nfrom  %s (form %d)\nwhole %s\ncut   %s\n", text, i % 5, whole, cut);
+            fprintf(stderr, "\nfrom  %s (form %d)\nwhole %s\ncut   %s\n", text, i % 7, whole, cut);
         CU_ASSERT_STRING_EQUAL(whole, cut);
         read_reply(&options, text, bytes, random_pieces, &seed, cut, sizeof cut);
         CU_ASSERT_STRING_EQUAL(whole, cut);
@@ -354,7 +354,9 @@ static void forms_are_known_by_name_and_template(void) {
         {"[TOOL_CALLS] [/THINK]", CPA_TOOLS_MISTRAL, CPA_THOUGHTS_MISTRAL},
         {"Environment: ipython {\"name\": \"f\", \"parameters\": {}}", CPA_TOOLS_LLAMA3, CPA_THOUGHTS_NONE},
         {"<|python_tag|>", CPA_TOOLS_LLAMA3, CPA_THOUGHTS_NONE},
-        {"<｜tool▁calls▁begin｜></think>", CPA_TOOLS_DEEPSEEK, CPA_THOUGHTS_THINK},
+        {"<｜tool▁calls▁begin｜></think>", CPA_TOOLS_DEEPSEEK_V31, CPA_THOUGHTS_THINK},
+        {"<｜tool▁calls▁begin｜> ```json", CPA_TOOLS_DEEPSEEK_V3, CPA_THOUGHTS_NONE},
+        {"[TOOL_CALLS] [ARGS]", CPA_TOOLS_MISTRAL_ARGS, CPA_THOUGHTS_NONE},
         {"{{ message.content }}", CPA_TOOLS_NONE, CPA_THOUGHTS_NONE},
     };
     for (size_t i = 0; i < sizeof templates / sizeof *templates; i++) {
@@ -367,10 +369,10 @@ static void forms_are_known_by_name_and_template(void) {
     CU_ASSERT_PTR_NOT_NULL(strstr(known, "hermes"));
     CU_ASSERT_EQUAL(cpa_thought_form_named("deepseek_r1", &known), CPA_THOUGHTS_THINK);
     CU_ASSERT_EQUAL(cpa_thought_form_named("granite", &known), -1);
-    CU_ASSERT(cpa_forms_have_mark(CPA_TOOLS_MISTRAL, CPA_THOUGHTS_THINK, "[ARGS]"));
-    CU_ASSERT(cpa_forms_have_mark(CPA_TOOLS_NONE, CPA_THOUGHTS_THINK, "</think>"));
-    CU_ASSERT(!cpa_forms_have_mark(CPA_TOOLS_HERMES, CPA_THOUGHTS_NONE, "</think>"));
-    CU_ASSERT(!cpa_forms_have_mark(CPA_TOOLS_NONE, CPA_THOUGHTS_NONE, ""));
+    CU_ASSERT(cpa_forms_have_mark(CPA_TOOLS_MISTRAL, CPA_THOUGHTS_THINK, "[ARGS]", 6));
+    CU_ASSERT(cpa_forms_have_mark(CPA_TOOLS_NONE, CPA_THOUGHTS_THINK, "</think>", 8));
+    CU_ASSERT(!cpa_forms_have_mark(CPA_TOOLS_HERMES, CPA_THOUGHTS_NONE, "</think>", 8));
+    CU_ASSERT(!cpa_forms_have_mark(CPA_TOOLS_NONE, CPA_THOUGHTS_NONE, "", 0));
 }
 
 static const cpa_test tests[] = {
