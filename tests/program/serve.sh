@@ -79,6 +79,17 @@ bad_serve() {
     expect_bad 'none/config.json: No such file' serve --model-dir none
 }
 
+# The answers of a completion, in the input, are {"age": 0 to 150, "name": up to five characters}, whole.
+is_person='
+import json, sys
+choices = json.load(sys.stdin)["choices"]
+assert len(choices) == 8
+for choice in choices:
+    value = json.loads(choice["text"])
+    assert choice["finish_reason"] == "stop" and list(value) == ["age", "name"], value
+    assert type(value["age"]) is int and 0 <= value["age"] <= 150 and len(value["name"]) <= 5, value
+'
+
 # serve RANKS: answers are those of `generate`, at once and as a stream; what cannot be answered is refused; a drain hands
 # over what is under way.
 serve() {
@@ -102,6 +113,12 @@ serve() {
     grep -q '"content":"' answer || fail "no message: $(cat answer)"
     ask /v1/completions "{$prompt, \"max_tokens\": 5000}"
     expect_http 400 "a request that is too long"
+    local schema='{"type": "object", "properties": {"age": {"type": "integer", "minimum": 0, "maximum": 150},
+        "name": {"type": "string", "maxLength": 5}}, "required": ["age", "name"], "additionalProperties": false}'
+    ask /v1/completions "{\"prompt\": \"Hello\", \"n\": 8, \"seed\": 1, \"temperature\": 1.5, \"max_tokens\": 500,
+        \"guided_json\": $schema}"
+    expect_http 200 "answers that are bound to a schema"
+    python3 -c "$is_person" <answer || fail "an answer that is none of its schema: $(cat answer)"
     curl -s "$url/metrics" >metrics
     grep -q '^cpattn_request_success_total{.*finished_reason="length"} 4$' metrics || fail "$(grep success metrics)"
     "$CP_ATTN" serve --port "${url##*:}" 2>err.second
@@ -125,8 +142,8 @@ serve() {
     # A short answer may be there before its connection is awake; this one is not.
     [ "$(grep -c '^data: ' stream)" -gt 2 ] || fail "no stream: $(cat stream)"
     expect_end_of_server 0 SIGTERM
-    grep -q '^requests *5 of 5 completed' out || fail "no report: $(cat out)"
-    expect_value completed 5 r.json
+    grep -q '^requests *13 of 13 completed' out || fail "no report: $(cat out)"
+    expect_value completed 13 r.json
     [ "$(our_lines | grep -vc 'refused\|40[0-9]\|503')" = 0 ] || fail "lines: $(our_lines)"
 }
 
