@@ -20,9 +20,9 @@ typedef uint32_t (*cpa_token_at_fn)(void *ctx, uint64_t request, int64_t positio
  * asks for that, its log-probability, otherwise 0. ctx is that of the run. It may submit and cancel requests. */
 typedef void (*cpa_token_fn)(void *ctx, uint64_t request, int64_t index, uint32_t token, float logprob);
 
-/* Rank 0, from the thread that runs the engine, right before on_token: what the logits say of the output token for
- * `position` of the request, prompt included, where its sampling asks for top_logprobs. *ranks is valid during the
- * call. */
+/* Rank 0, from the thread that runs the engine: what the logits say of the token at `position` of a request: of its
+ * prompt, from position 1 on, in order and before the first on_token, where its sampling asks for prompt_logprobs; of
+ * its output, right before on_token, where it asks for top_logprobs. *ranks is valid during the call. */
 typedef void (*cpa_ranks_fn)(void *ctx, uint64_t request, int64_t position, const cpa_token_ranks *ranks);
 
 /* Check as many rows, at most one in a thousand, as 2% of the run time pays for. */
@@ -150,6 +150,9 @@ typedef struct cpa_request_result {
     const float *logprobs;  /* [output_tokens]; 0 where its sampling does not ask for them */
     double scheduled_s;     /* when it first ran, and its time in the queue ended; of one that never did, as finish_s */
     const cpa_token_ranks *ranks; /* [output_tokens]; valid during the call; NULL unless there are top_logprobs */
+    /* [prompt_tokens], the first without meaning; valid during the call; NULL unless there are prompt_logprobs, all of
+     * which have come. */
+    const cpa_token_ranks *prompt_ranks;
 } cpa_request_result;
 
 /* Rank 0, from the thread that runs the engine, when a request has ended, for whatever reason; once for each. */

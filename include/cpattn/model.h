@@ -76,6 +76,10 @@ typedef struct cpa_sampling {
     const cpa_logit_bias *logit_biases;
     int64_t n_logit_biases; /* up to CPA_MOST_LOGIT_BIASES */
     int64_t min_tokens;     /* until it has so many output tokens, none that ends the request is drawn */
+    /* What the network says of each token of the prompt but the first is told: its log-probability and rank, and so many
+     * of the most probable tokens, up to CPA_MOST_TOP_LOGPROBS. The whole prompt is computed then, also where its
+     * beginning is in the cache. */
+    int32_t prompt_logprobs, top_prompt_logprobs;
 } cpa_sampling;
 
 /* The rows of a step on one rank: its tokens, chunk after chunk. Where a call is captured in a graph, that is launched
@@ -119,7 +123,8 @@ typedef struct cpa_sample_rows {
     const int64_t *given;    /* this token is the outcome, whatever the logits; -1: it is drawn */
 } cpa_sample_rows;
 
-/* The rows of a step on one rank that yield a token each. */
+/* The rows of a step on one rank that yield a token each; and behind these, rows of prompts whose log-probabilities are
+ * wanted: the token that follows each in its prompt is given. */
 typedef struct cpa_emissions {
     int64_t count;
     const int32_t *rows; /* device: the row; -1: none, the entry fills up */

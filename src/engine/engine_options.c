@@ -221,6 +221,13 @@ static int is_between(float value, float low, float high) {
     return value >= low && value <= high; /* not a NaN */
 }
 
+static cpa_status check_logprobs(uint64_t request, const char *of, int32_t wanted, int32_t top, cpa_error *err) {
+    if (top >= 0 && top <= CPA_MOST_TOP_LOGPROBS && (top == 0 || wanted)) return CPA_OK;
+    return cpa_fail(err, CPA_INVALID,
+                    "request %llu: top_%slogprobs %d with %slogprobs %d, expected 0, or up to %d with 1",
+                    (unsigned long long)request, of, top, of, wanted, CPA_MOST_TOP_LOGPROBS);
+}
+
 cpa_status cpa_engine_check_sampling(uint64_t request, const cpa_sampling *given, cpa_sampling *out, cpa_error *err) {
     cpa_sampling s = {.size = sizeof s};
     if (given) CPA_TRY(CPA_STRUCT_TAKE("sampling", given, cpa_sampling, seed, &s, err));
@@ -235,11 +242,8 @@ cpa_status cpa_engine_check_sampling(uint64_t request, const cpa_sampling *given
                         (unsigned long long)request, (double)s.temperature, s.top_k, (double)s.top_p, (double)s.min_p,
                         (double)s.repetition_penalty, (double)s.presence_penalty, (double)s.frequency_penalty);
     }
-    if (s.top_logprobs < 0 || s.top_logprobs > CPA_MOST_TOP_LOGPROBS || (s.top_logprobs > 0 && !s.logprobs)) {
-        return cpa_fail(err, CPA_INVALID,
-                        "request %llu: top_logprobs %d with logprobs %d, expected 0, or up to %d with 1",
-                        (unsigned long long)request, s.top_logprobs, s.logprobs, CPA_MOST_TOP_LOGPROBS);
-    }
+    CPA_TRY(check_logprobs(request, "", s.logprobs, s.top_logprobs, err));
+    CPA_TRY(check_logprobs(request, "prompt_", s.prompt_logprobs, s.top_prompt_logprobs, err));
     if (s.n_stop_ids < 0 || s.n_stop_ids > INT32_MAX || (s.n_stop_ids > 0 && !s.stop_ids)) {
         return cpa_fail(err, CPA_INVALID, "request %llu: %lld stop_ids at %p", (unsigned long long)request,
                         (long long)s.n_stop_ids, (const void *)s.stop_ids);
@@ -264,6 +268,8 @@ cpa_plan_sampling cpa_engine_planned_sampling(const cpa_sampling *sampling) {
         .seed = sampling->seed,
         .logprobs = sampling->logprobs != 0,
         .top_logprobs = sampling->top_logprobs,
+        .prompt_logprobs = sampling->prompt_logprobs != 0,
+        .top_prompt_logprobs = sampling->top_prompt_logprobs,
     };
 }
 

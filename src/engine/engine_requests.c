@@ -65,10 +65,10 @@ static cpa_status submit(cpa_engine *engine, const cpa_request *given, cpa_error
     }
     cpa_sampling sampling;
     CPA_TRY(cpa_engine_check_sampling(request.id, request.sampling, &sampling, err));
-    if (sampling.top_logprobs > 0 && !engine->network.gives_ranks)
+    if ((sampling.top_logprobs > 0 || sampling.prompt_logprobs) && !engine->network.gives_ranks)
         return cpa_fail(err, CPA_UNSUPPORTED,
-                        "request %llu: top_logprobs %d, but the model tells no most probable tokens",
-                        (unsigned long long)request.id, sampling.top_logprobs);
+                        "request %llu: top_logprobs %d and prompt_logprobs %d, but the model does not tell them",
+                        (unsigned long long)request.id, sampling.top_logprobs, sampling.prompt_logprobs);
     cpa_scheduler_request scheduled = cpa_engine_scheduled(&request);
     scheduled.sampling = cpa_engine_planned_sampling(&sampling);
     scheduled.sampling.constrained = request.constraint != NULL;

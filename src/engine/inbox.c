@@ -32,6 +32,7 @@ static void free_request(cpa_engine_request *request) {
     free(request->tenant);
     free(request->logprobs);
     free(request->ranks);
+    free(request->prompt_ranks);
     free(request->tokens);
     free(request->token_s);
     free(request);

@@ -61,7 +61,9 @@ typedef struct cpa_engine_request {
     double *token_s; /* [output_tokens], from the first token on, as are the next two */
     uint32_t *tokens;
     float *logprobs;
-    cpa_token_ranks *ranks; /* NULL: it does not ask for them */
+    cpa_token_ranks *ranks;        /* NULL: it does not ask for them */
+    cpa_token_ranks *prompt_ranks; /* [prompt_tokens], from the first that have come on: those up to, */
+    int64_t ranked;                /* the first included, so many */
 } cpa_engine_request;
 
 /* Records one after another; the first in is the first out. */

@@ -32,6 +32,7 @@ static void tell_end(cpa_run *r, cpa_engine_request *request) {
         .tokens = request->tokens,
         .logprobs = request->logprobs,
         .ranks = request->ranks,
+        .prompt_ranks = request->ranked == request->scheduled.prompt_tokens ? request->prompt_ranks : NULL,
         .reason = reason,
         .error = reason == CPA_FINISH_FAILED ? request->error : "",
     };
@@ -76,6 +77,29 @@ static void record_ranks(cpa_run *r, const cpa_engine_request *request, int64_t 
     request->ranks[index] = *ranks;
     if (r->engine->options.on_ranks)
         r->engine->options.on_ranks(r->ctx, request->scheduled.id, request->scheduled.prompt_tokens + index, ranks);
+}
+
+/* Rank 0: what a scored row of a finished step, entry `at` of what it yields, says of the next token of the prompt.
+ * Computed again after a preemption, it is told once. */
+static void record_scored(cpa_run *r, int64_t at) {
+    cpa_engine *engine = r->engine;
+    const cpa_worker_emission *e = &engine->worker->ran->emissions[at];
+    const cpa_token_ranks *ranks = cpa_worker_ranks(engine->worker, at);
+    cpa_engine_request *request = cpa_inbox_find_live(engine->inbox, e->request);
+    if (!request || e->position < request->ranked) return;
+    if (!request->prompt_ranks) {
+        const size_t n = (size_t)request->scheduled.prompt_tokens;
+        request->prompt_ranks = calloc(n, sizeof *request->prompt_ranks);
+        request->ranked = 1;
+    }
+    if (!request->prompt_ranks || ranks->logprob != ranks->logprob) {
+        cpa_inbox_fail(engine->inbox, e->request,
+                       request->prompt_ranks ? "not finite: the logits of its prompt have a NaN or an infinity"
+                                             : "no memory for the log-probabilities of its prompt");
+        return;
+    }
+    request->prompt_ranks[request->ranked++] = *ranks;
+    if (engine->options.on_ranks) engine->options.on_ranks(r->ctx, e->request, e->position, ranks);
 }
 
 /* The last token of a request is there: its end is to be told. */
@@ -221,6 +245,8 @@ cpa_status cpa_run_record(cpa_run *r, cpa_error *err) {
     cpa_engine *engine = r->engine;
     cpa_engine_request *ended;
     double now = cpa_clock_now() - r->start;
+    const cpa_worker_rows *ran = engine->worker->ran;
+    for (int64_t i = 0; r->plan.n_chunks > 0 && i < ran->n_scored; i++) record_scored(r, ran->n_emissions + i);
     for (int64_t i = 0, emission = 0; i < r->plan.n_chunks; i++) {
         const cpa_plan_chunk *chunk = &r->plan.chunks[i];
         if (chunk->flags & CPA_CHUNK_EMITS) CPA_TRY(record_chunk(r, chunk, emission, now, err));

@@ -22,10 +22,11 @@ typedef enum verdict {
 } verdict;
 
 /* What can be looked up in a placement: the full units of the known tokens, then the end of a prompt that nothing
- * follows yet. */
+ * follows yet. What is found has no logits: a prompt that is to tell its log-probabilities is computed. */
 static int64_t count_links(const cpa_scheduler *s, const cpa_sequence *sequence, cpa_placement placement) {
     int64_t unit = cpa_prefix_unit(&s->options, placement), known = cpa_sequence_known(sequence);
     if (!cpa_scheduler_shares(s, sequence)) return 0;
+    if (sequence->request.sampling.prompt_logprobs && sequence->emitted == 0) return 0;
     return known / unit + (sequence->emitted == 0 && known % unit != 0);
 }
 

@@ -25,7 +25,7 @@ static void write_appends(cpa_scheduler *s, cpa_sequence *sequence) {
 /* Whether the most probable token is taken every time, of the logits as they are. */
 static int is_plain(const cpa_plan_sampling *sampling) {
     return !(sampling->temperature > 0) && !cpa_plan_has_penalties(sampling) && !sampling->logprobs &&
-           !sampling->constrained && sampling->n_biases == 0 && sampling->n_ends == 0;
+           !sampling->prompt_logprobs && !sampling->constrained && sampling->n_biases == 0 && sampling->n_ends == 0;
 }
 
 /* Tells the ranks how the tokens of a sequence that they meet are drawn; -1: there is nothing to tell. */
@@ -63,7 +63,8 @@ static void write_chunk(cpa_scheduler *s, cpa_sequence *sequence) {
     int emits = end == cpa_sequence_known(sequence), decodes = emits && cpa_sequence_decodes(sequence);
     int drawn = end > cpa_sequence_named(sequence);
     int64_t given = -1;
-    if (emits && !sequence->request.draws) given = cpa_sequence_token(sequence, &s->options, end);
+    const int is_scored = sequence->request.sampling.prompt_logprobs && end < sequence->request.prompt_tokens;
+    if (is_scored || (emits && !sequence->request.draws)) given = cpa_sequence_token(sequence, &s->options, end);
     int finishes = emits && sequence->emitted + 1 == sequence->request.output_tokens; /* with drafts it goes on */
     const cpa_planner planner = cpa_scheduler_planner(s, sequence);
     cpa_planner_choice choice = cpa_planner_choose(&planner, sequence->planned, sequence->computed, decodes);

@@ -35,9 +35,10 @@ typedef struct cpa_plan_chunk {
     int64_t first_output; /* rows at positions >= this one are results that no earlier step delivered */
     cpa_algorithm algorithm;
     uint32_t flags;
-    int64_t tokens;  /* index into token_ids of its first token; a first chunk that starts later than at 0, because what
+    int64_t tokens; /* index into token_ids of its first token; a first chunk that starts later than at 0, because what
                        comes before is in the cache already, has that index for the token at 0 */
-    int64_t given;   /* the token that it emits; -1: it is drawn, or there is none */
+    int64_t given; /* the token that it emits; -1: it is drawn, or there is none. Of one that ends within a prompt whose
+                        log-probabilities are wanted, the token of the prompt behind it */
     int64_t drafts;  /* how many of its tokens are guesses: the last ones, of a decode chunk. Each of their rows emits a
                         token, as that of the token before them does, and those count whose row has the tokens that were
                         emitted before it. Given ones behind the first stand behind its tokens in token_ids */
@@ -55,6 +56,8 @@ typedef struct cpa_plan_sampling {
     uint64_t seed;
     uint32_t logprobs;
     int32_t top_logprobs;
+    uint32_t prompt_logprobs;
+    int32_t top_prompt_logprobs;
     int64_t prompt_tokens; /* those after them are output */
     uint32_t constrained;  /* which tokens may be drawn is told in each step (src/worker/token_masks.h) */
     int64_t min_tokens;    /* until there are so many output tokens, its ends are not drawn */
@@ -103,6 +106,13 @@ static inline int64_t cpa_plan_chunk_tokens(const cpa_plan_chunk *chunk) {
 /* Where its drafts begin among the tokens of the sequence, as they lie in the cache. */
 static inline int64_t cpa_plan_first_draft(const cpa_plan_chunk *chunk) {
     return chunk->start + chunk->count - chunk->drafts;
+}
+
+/* How many of its rows, the first ones, are to tell what they say of the next token, which is one of the prompt. */
+static inline int64_t cpa_plan_scored_rows(const cpa_plan_chunk *chunk, const cpa_plan_sampling *sampling) {
+    const int64_t left = sampling->prompt_tokens - 1 - chunk->start;
+    if (!sampling->prompt_logprobs || left <= 0) return 0;
+    return left < chunk->count ? left : chunk->count;
 }
 
 /* How many tokens it emits. */

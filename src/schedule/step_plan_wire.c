@@ -10,8 +10,9 @@
  *     discard  request u64, position i64
  *     cut      seq i32, tokens i64
  *     sampling temperature f32, top_p f32, min_p f32, top_k i32, repetition_penalty f32, presence_penalty f32,
- *              frequency_penalty f32, seed u64, logprobs u32, top_logprobs i32, prompt_tokens i64, constrained u32,
- *              min_tokens i64, biases i64, n_biases i64, n_ends i64
+ *              frequency_penalty f32, seed u64, logprobs u32, top_logprobs i32, prompt_logprobs u32,
+ *              top_prompt_logprobs i32, prompt_tokens i64, constrained u32, min_tokens i64, biases i64, n_biases i64,
+ *              n_ends i64
  *     bias     token u32, value f32
  *     block    i32, -1: none
  *     token    u32
@@ -66,6 +67,8 @@ static const wire_field SAMPLING[] = {
     FIELD(cpa_plan_sampling, seed),
     FIELD(cpa_plan_sampling, logprobs),
     FIELD(cpa_plan_sampling, top_logprobs),
+    FIELD(cpa_plan_sampling, prompt_logprobs),
+    FIELD(cpa_plan_sampling, top_prompt_logprobs),
     FIELD(cpa_plan_sampling, prompt_tokens),
     FIELD(cpa_plan_sampling, constrained),
     FIELD(cpa_plan_sampling, min_tokens),

@@ -8,6 +8,7 @@
 
 typedef struct cpa_step_sizes {
     int64_t rows, emissions, history, restarts;
+    int64_t yields; /* of the emissions the first that are for output tokens; the others are of prompts */
     int64_t masked_rows, mask_words; /* 0: no chunk has a tree of drafts */
     int64_t biases;                  /* of logits; 0: no emission has any */
 } cpa_step_sizes;

@@ -86,11 +86,12 @@ typedef struct cpa_worker_rows {
     uint64_t *requests;   /* [max_tokens] of the rows */
     cpa_worker_emission *emissions; /* [max_tokens], in the order of the chunks and of their rows */
     int64_t n_emissions;
-    int64_t drafts; /* rows whose tokens are guesses */
-    uint32_t wants; /* CPA_WANTS_... */
-    int draws;      /* not every token is given, so that ranks exchange what they have drawn */
-    int takes;      /* rows, or the history, go on with what the step before has drawn */
-    void *block;    /* page-locked */
+    int64_t n_scored; /* behind these: rows whose next token is one of the prompt, and what they say of it wanted */
+    int64_t drafts;   /* rows whose tokens are guesses */
+    uint32_t wants;   /* CPA_WANTS_... */
+    int draws;        /* not every token is given, so that ranks exchange what they have drawn */
+    int takes;        /* rows, or the history, go on with what the step before has drawn */
+    void *block;      /* page-locked */
     int64_t block_bytes;
 } cpa_worker_rows;
 

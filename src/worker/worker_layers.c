@@ -71,7 +71,7 @@ static cpa_status add_to_digest(cpa_worker *worker, int32_t layer, int32_t layer
     const int64_t head = cpa_slice_begin(shape->q_heads, ranks, rank); /* the first that this rank has the results of */
     const int64_t heads = cpa_slice_begin(shape->q_heads, ranks, rank + 1) - head;
     const cpa_hash_rows_args hash = {
-        .rows = worker->rows->sizes.emissions,
+        .rows = worker->rows->sizes.yields,
         .src = out_of_layer(worker, layer),
         .layers = layers,
         .layer_bytes = layer_bytes(worker),

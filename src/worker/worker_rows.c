@@ -38,8 +38,10 @@ int64_t cpa_worker_padded_rows(const cpa_worker *worker, const cpa_step_plan *pl
         const cpa_plan_chunk *chunk = &plan->chunks[i];
         int any_algorithm = map.cp_size == 1 || chunk->placement.kind == CPA_ON_RANK || replicated;
         if (!may_pad(worker, chunk) || (!any_algorithm && chunk->algorithm != CPA_PASS_Q)) return 0;
+        const cpa_plan_sampling *sampling = &worker->seqs[chunk->seq].sampling;
         /* A history of any length comes with it. */
-        if (chunk->flags & CPA_CHUNK_FIRST && cpa_plan_has_penalties(&worker->seqs[chunk->seq].sampling)) return 0;
+        if (chunk->flags & CPA_CHUNK_FIRST && cpa_plan_has_penalties(sampling)) return 0;
+        if (cpa_plan_scored_rows(chunk, sampling) > 0) return 0;
         for (int64_t position = chunk->start; position < chunk->start + chunk->count; position++) {
             const int64_t rows = ++counts[replicated ? 0 : cpa_owner_rank(map, chunk->placement, position)];
             most = cpa_max64(most, rows);
@@ -89,10 +91,38 @@ static void list_emissions(cpa_worker *worker, const cpa_step_plan *plan, const 
             .given = i == 0 || chunk->given < 0 ? chunk->given : more_given[i - 1],
             .is_constrained = seq->sampling.constrained && chunk->given<0, .is_judged = chunk->drafts> 0,
         };
-        rows->sizes.emissions = cpa_max64(rows->sizes.emissions, yields[rank]);
+        rows->sizes.yields = cpa_max64(rows->sizes.yields, yields[rank]);
     }
     if (n > 0) rows->wants |= wants_of(&seq->sampling, chunk->given);
     rows->drafts += chunk->drafts;
+}
+
+/* Lists the rows of prompts whose next tokens are scored, behind what the step yields. */
+static void list_scored(cpa_worker *worker, const cpa_step_plan *plan) {
+    cpa_worker_rows *rows = worker->rows;
+    int64_t counts[CPA_MERGE_MAX_STATES] = {0}, most = 0;
+    rows->n_scored = 0;
+    for (int64_t i = 0; i < plan->n_chunks; i++) {
+        const cpa_plan_chunk *chunk = &plan->chunks[i];
+        const cpa_worker_seq *seq = &worker->seqs[chunk->seq];
+        const int64_t end = chunk->start + chunk->count, n = cpa_plan_scored_rows(chunk, &seq->sampling);
+        for (int64_t at = chunk->start; at < chunk->start + n; at++) {
+            const int32_t rank = rows->replicated ? 0 : cpa_owner_rank(worker->options.map, seq->placement, at);
+            rows->emissions[rows->n_emissions + rows->n_scored++] = (cpa_worker_emission){
+                .request = seq->request,
+                .seq = chunk->seq,
+                .began = seq->began,
+                .rank = rank,
+                .index = rows->sizes.yields + counts[rank]++,
+                .cached_at = at,
+                .position = at + 1,
+                .given = at + 1 < end ? seq->tokens[at + 1] : chunk->given,
+            };
+            most = cpa_max64(most, counts[rank]);
+        }
+        if (n > 0) rows->wants |= CPA_WANTS_LOGITS | CPA_WANTS_RANKS;
+    }
+    rows->sizes.emissions = rows->sizes.yields + most;
 }
 
 /* Lists what the step yields on all ranks, and counts rows and entries; a rank has as many emissions as the one with
@@ -119,12 +149,13 @@ static void count_entries(cpa_worker *worker, const cpa_step_plan *plan, int64_t
         }
         list_emissions(worker, plan, chunk, yields);
     }
+    list_scored(worker, plan);
     rows->draws = worker->network->end_step && rows->wants & CPA_WANTS_LOGITS;
     cpa_worker_count_masks(worker, plan);
     cpa_worker_count_biases(worker, plan);
     if (padded_rows == 0) return;
     const int64_t all_rows = (rows->replicated ? 1 : map.cp_size) * padded_rows;
-    rows->sizes.rows = rows->sizes.emissions = padded_rows;
+    rows->sizes.rows = rows->sizes.yields = rows->sizes.emissions = padded_rows;
     if (rows->sizes.masked_rows > 0) cpa_worker_pad_masks(worker, all_rows, &rows->sizes);
     rows->sizes.biases = cpa_worker_pad_biases(rows->sizes.biases);
     if (rows->sizes.history > 0) /* drafts of the step before come too */
@@ -267,6 +298,23 @@ static void add_emissions(cpa_worker *worker, const cpa_plan_chunk *chunk, int64
     }
 }
 
+/* The rows of a chunk on this rank whose next tokens are scored; *scored is the next in the list of all. */
+static void add_scored(const cpa_worker *worker, const cpa_plan_chunk *chunk, int64_t first_row, int64_t *scored) {
+    const cpa_worker_rows *rows = worker->rows;
+    const cpa_owner_map map = worker->options.map;
+    const cpa_plan_sampling *sampling = &worker->seqs[chunk->seq].sampling;
+    const cpa_token_set listed = cpa_worker_listed(worker, rows->replicated, chunk->placement);
+    const int64_t before = cpa_tokens_before(map, listed, chunk->start);
+    for (int64_t i = cpa_plan_scored_rows(chunk, sampling); i > 0; i--) {
+        const cpa_worker_emission *e = &rows->emissions[(*scored)++];
+        if (e->rank != worker->rank && !rows->replicated) continue;
+        rows->host.rows[e->index] = (int32_t)(first_row + cpa_tokens_before(map, listed, e->cached_at) - before);
+        rows->host.given[e->index] = e->given;
+        rows->host.drawn_at[e->index] = e->position;
+        rows->host.top_logprobs[e->index] = sampling->top_prompt_logprobs;
+    }
+}
+
 /* ---- memory ---- */
 
 /* Room for the step in page-locked memory. It grows for histories alone. */
@@ -305,6 +353,7 @@ cpa_status cpa_worker_list_rows(cpa_worker *worker, const cpa_step_plan *plan, i
     cpa_worker_rows *rows = worker->rows;
     int64_t row = 0, entry = 0, restart = 0, emission = 0;
     count_entries(worker, plan, padded_rows);
+    int64_t scored = rows->n_emissions;
     CPA_TRY(reserve(worker, err));
     clear_emissions(rows);
     for (int64_t i = 0; i < plan->n_chunks; i++) {
@@ -315,6 +364,7 @@ cpa_status cpa_worker_list_rows(cpa_worker *worker, const cpa_step_plan *plan, i
         add_rows(worker, plan, chunk, source, &row);
         add_history(worker, plan, chunk, source, &entry, &restart);
         add_emissions(worker, chunk, first_row, entry - chunk->drafts, &emission);
+        add_scored(worker, chunk, first_row, &scored);
     }
     fill_up(rows, row, entry);
     cpa_worker_list_masks(worker, plan);

@@ -19,7 +19,7 @@ cpa_status cpa_worker_fetch_tokens(cpa_worker *worker);
 void cpa_worker_keep_tokens(cpa_worker *worker);
 /* What the step that ran last has yielded; `emission` counts what the chunks of its plan emit. On every rank. */
 cpa_drawn cpa_worker_drawn(const cpa_worker *worker, int64_t emission);
-/* Likewise; NULL: nobody has asked for it. */
+/* Likewise, also of the scored rows behind the emissions; NULL: nobody has asked for it. */
 const cpa_token_ranks *cpa_worker_ranks(const cpa_worker *worker, int64_t emission);
 
 /* Takes the tokens that a plan discards, all of the step before, out of the digest: enqueues the copy of what they

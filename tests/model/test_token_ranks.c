@@ -13,8 +13,8 @@
 
 enum { REQUESTS = 2 * CPA_TEST_PROMPTS, OUTPUTS = 12, LENGTH = CPA_TEST_MAX_PROMPT + OUTPUTS };
 
-/* How many of the most probable tokens each request wants. */
-static const int32_t TOPS[REQUESTS] = {0, 20, 5, 1, 20, 0};
+/* How many of the most probable tokens each request wants with its output, and with its prompt; -1: nothing of that. */
+static const int32_t TOPS[REQUESTS] = {0, 20, 5, 1, 20, 0}, PROMPT_TOPS[REQUESTS] = {-1, 0, 20, 3, -1, 1};
 
 /* How the requests run. */
 typedef struct way {
@@ -24,17 +24,22 @@ typedef struct way {
     int32_t no_prefix_caching;
     float temperature, frequency_penalty;
     cpa_model_slices slices;
-    int32_t drafts; /* of a sequence in a step */
+    int32_t drafts;          /* of a sequence in a step */
+    int32_t without_prompts; /* nobody wants anything of prompts */
 } way;
 static const way WHOLE = {.budget = 512, .max_num_seqs = REQUESTS, .temperature = 1};
 
 typedef struct run {
     const cpa_test_expected *expected;
+    int32_t prompt_tops[REQUESTS];
     uint32_t tokens[REQUESTS][OUTPUTS];
     float logprobs[REQUESTS][OUTPUTS];
     cpa_token_ranks ranks[REQUESTS][OUTPUTS];  /* of those with a TOPS */
     cpa_token_ranks called[REQUESTS][OUTPUTS]; /* the same by on_ranks */
     int64_t n_called[REQUESTS];
+    cpa_token_ranks prompt_ranks[REQUESTS][CPA_TEST_MAX_PROMPT];  /* of those with PROMPT_TOPS */
+    cpa_token_ranks prompt_called[REQUESTS][CPA_TEST_MAX_PROMPT]; /* the same by on_ranks */
+    int64_t n_prompt_called[REQUESTS];
     cpa_engine_stats stats;
 } run;
 
@@ -49,6 +54,12 @@ static uint32_t prompt_token(void *ctx, uint64_t request, int64_t position) {
 
 static void on_ranks(void *ctx, uint64_t request, int64_t position, const cpa_token_ranks *ranks) {
     run *r = ctx;
+    if (position < prompt_tokens(r, request)) {
+        CU_ASSERT_EQUAL(position, 1 + r->n_prompt_called[request]++);
+        CU_ASSERT_EQUAL(r->n_called[request], 0);
+        r->prompt_called[request][position] = *ranks;
+        return;
+    }
     const int64_t index = r->n_called[request]++;
     CU_ASSERT_EQUAL(position, prompt_tokens(r, request) + index);
     if (index < OUTPUTS) r->called[request][index] = *ranks;
@@ -61,6 +72,10 @@ static void on_finish(void *ctx, const cpa_request_result *result) {
     CU_ASSERT_EQUAL(result->ranks != NULL, TOPS[result->id] > 0);
     memcpy(r->tokens[result->id], result->tokens, sizeof r->tokens[result->id]);
     memcpy(r->logprobs[result->id], result->logprobs, sizeof r->logprobs[result->id]);
+    CU_ASSERT_EQUAL(result->prompt_ranks != NULL, r->prompt_tops[result->id] >= 0);
+    if (result->prompt_ranks)
+        memcpy(r->prompt_ranks[result->id], result->prompt_ranks,
+               (size_t)result->prompt_tokens * sizeof *result->prompt_ranks);
     if (result->ranks) memcpy(r->ranks[result->id], result->ranks, sizeof r->ranks[result->id]);
 }
 
@@ -94,13 +109,16 @@ static void run_engine(const cpa_model_config *config, cpa_transformer *transfor
     options.on_ranks = on_ranks;
     model.draft = draft;
     for (int i = 0; i < REQUESTS; i++) {
+        r->prompt_tops[i] = w.without_prompts ? -1 : PROMPT_TOPS[i];
         samplings[i] = (cpa_sampling){.size = sizeof samplings[i],
                                       .temperature = w.temperature,
                                       .frequency_penalty = w.frequency_penalty,
                                       .seed = (uint64_t)i,
                                       .ignore_eos = 1,
                                       .logprobs = 1,
-                                      .top_logprobs = TOPS[i]};
+                                      .top_logprobs = TOPS[i],
+                                      .prompt_logprobs = r->prompt_tops[i] >= 0,
+                                      .top_prompt_logprobs = r->prompt_tops[i] > 0 ? r->prompt_tops[i] : 0};
         requests[i] = (cpa_request){.size = sizeof requests[i],
                                     .id = (uint64_t)i,
                                     .prompt_tokens = prompt_tokens(r, (uint64_t)i),
@@ -169,7 +187,13 @@ static void check(const cpa_model_config *config, const cpa_safetensors *files, 
             wrong += !is_right(row, (int)config->vocabulary, r->tokens[i][o], &found, TOPS[i]);
             wrong += memcmp(&r->logprobs[i][o], &found.logprob, sizeof(float)) != 0;
         }
+        for (int64_t p = 1; r->prompt_tops[i] >= 0 && p < n; p++)
+            wrong += !is_right(logits + (p - 1) * config->vocabulary, (int)config->vocabulary, tokens[p],
+                               &r->prompt_ranks[i][p], r->prompt_tops[i]);
         CU_ASSERT_EQUAL(wrong, 0);
+        CU_ASSERT_EQUAL(r->n_prompt_called[i], r->prompt_tops[i] >= 0 ? n - 1 : 0);
+        CU_ASSERT_EQUAL(
+            memcmp(&r->prompt_called[i][1], &r->prompt_ranks[i][1], (size_t)(n - 1) * sizeof r->prompt_ranks[i][1]), 0);
         CU_ASSERT_EQUAL(r->n_called[i], TOPS[i] > 0 ? OUTPUTS : 0);
         if (TOPS[i] > 0) CU_ASSERT_EQUAL(memcmp(r->called[i], r->ranks[i], sizeof r->ranks[i]), 0);
     }
@@ -207,12 +231,15 @@ static void run_model(const char *name, const way *ways, int n, run *r) {
     cpa_test_device_close(device, stream);
 }
 
+/* Prompts that tell theirs are computed whole, whatever the cache has; the others find what is there. */
 static void ranks_are_those_of_a_plain_forward(void) {
     const way greedy = {.budget = 512, .max_num_seqs = REQUESTS};
     const way chunks = {.budget = 24, .max_num_seqs = 3, .temperature = 1, .frequency_penalty = 0.5f};
-    const way ways[] = {greedy, WHOLE, chunks};
-    static run r[3];
-    run_model("tiny-llama", ways, 3, r);
+    way ways[] = {greedy, WHOLE, chunks, greedy};
+    static run r[4];
+    ways[3].without_prompts = 1;
+    run_model("tiny-llama", ways, 4, r);
+    if (cpa_test_promises_bits()) CU_ASSERT_EQUAL(r[0].stats.output_digest, r[3].stats.output_digest);
     CU_ASSERT(r[2].stats.prefix_hits > 0);
 }
 
@@ -238,17 +265,22 @@ static void what_cannot_be_told_is_refused(void) {
     static const cpa_sampling bad[] = {{.logprobs = 1, .top_logprobs = 21},
                                        {.logprobs = 1, .top_logprobs = -1},
                                        {.top_logprobs = 3},
-                                       {.logprobs = 1, .top_logprobs = 3}}; /* by a model that tells nothing of it */
+                                       {.prompt_logprobs = 1, .top_prompt_logprobs = 21},
+                                       {.top_prompt_logprobs = 1},
+                                       /* By a model that tells nothing of it: */
+                                       {.logprobs = 1, .top_logprobs = 3},
+                                       {.prompt_logprobs = 1}};
     cpa_engine_options options = cpa_test_engine_options();
     cpa_engine *engine = cpa_test_engine(&options, NULL, 0);
     CU_ASSERT_PTR_NOT_NULL_FATAL(engine);
-    for (int i = 0; cpa_test_rank() == 0 && i < 4; i++) {
+    for (int i = 0; cpa_test_rank() == 0 && i < 7; i++) {
         cpa_sampling sampling = bad[i];
         sampling.size = sizeof sampling;
         const cpa_request request = {
             .size = sizeof request, .id = 1, .prompt_tokens = 9, .output_tokens = 2, .sampling = &sampling};
-        CU_ASSERT_EQUAL(cpa_engine_submit(engine, &request), i < 3 ? CPA_INVALID : CPA_UNSUPPORTED);
-        CU_ASSERT_PTR_NOT_NULL(strstr(cpa_engine_error(engine), "top_logprobs"));
+        CU_ASSERT_EQUAL(cpa_engine_submit(engine, &request), i < 5 ? CPA_INVALID : CPA_UNSUPPORTED);
+        CU_ASSERT_PTR_NOT_NULL(
+            strstr(cpa_engine_error(engine), i == 3 || i == 4 ? "top_prompt_logprobs" : "top_logprobs"));
     }
     cpa_engine_destroy(engine);
 }

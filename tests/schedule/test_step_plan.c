@@ -18,7 +18,7 @@ enum {
     MOVE = 20,
     DISCARD = 16,
     CUT = 12,
-    SAMPLING = 88,
+    SAMPLING = 96,
     BIAS = 8
 };
 
@@ -104,6 +104,8 @@ static void add_random_drawing(cpa_step_plan *plan, int64_t entries) {
                                                                 .seed = (uint64_t)rand() << 33 | (uint64_t)rand(),
                                                                 .logprobs = (uint32_t)below(2),
                                                                 .top_logprobs = (int32_t)below(21),
+                                                                .prompt_logprobs = (uint32_t)below(2),
+                                                                .top_prompt_logprobs = (int32_t)below(21),
                                                                 .prompt_tokens = below(1000) << below(32),
                                                                 .constrained = (uint32_t)below(2),
                                                                 .min_tokens = below(1000) << below(32),
@@ -141,6 +143,7 @@ static int drawing_equal(const cpa_step_plan *a, const cpa_step_plan *b) {
         const cpa_plan_sampling *x = &a->samplings[i], *y = &b->samplings[i];
         equal = memcmp(&x->temperature, &y->temperature, 7 * sizeof x->temperature) == 0 && x->seed == y->seed &&
                 x->logprobs == y->logprobs && x->top_logprobs == y->top_logprobs &&
+                x->prompt_logprobs == y->prompt_logprobs && x->top_prompt_logprobs == y->top_prompt_logprobs &&
                 x->prompt_tokens == y->prompt_tokens && x->constrained == y->constrained &&
                 x->min_tokens == y->min_tokens && x->biases == y->biases && x->n_biases == y->n_biases &&
                 x->n_ends == y->n_ends;
@@ -446,13 +449,13 @@ static const bad_field bad_fields[] = {
     {CUT_AT, 4, 8, "cut 0 has sequence 8"},
     {CUT_AT + 4, 8, -1, "cut 0 has length -1"},
     {DISCARD_AT + 8, 8, -1, "discard 0 has position -1"},
-    {SAMPLING_AT + 44, 8, -1, "sampling 0 has prompt length -1"},
-    {SAMPLING_AT + 64, 8, 1, "sampling 0 takes 3 entries from 1 on; there are 3"},
-    {SAMPLING_AT + 64, 8, -1, "sampling 0 takes 3 entries from -1 on"},
-    {SAMPLING_AT + 72, 8, -1, "sampling 0 has count of biases -1"},
-    {SAMPLING_AT + 72, 8, 513, "sampling 0 has count of biases 513; expected 0 to 512"},
-    {SAMPLING_AT + 80, 8, 511, "sampling 0 has count of ends 511; expected 0 to 510"},
-    {SAMPLING_AT + 80, 8, 2, "sampling 0 takes 4 entries from 0 on; there are 3"},
+    {SAMPLING_AT + 52, 8, -1, "sampling 0 has prompt length -1"},
+    {SAMPLING_AT + 72, 8, 1, "sampling 0 takes 3 entries from 1 on; there are 3"},
+    {SAMPLING_AT + 72, 8, -1, "sampling 0 takes 3 entries from -1 on"},
+    {SAMPLING_AT + 80, 8, -1, "sampling 0 has count of biases -1"},
+    {SAMPLING_AT + 80, 8, 513, "sampling 0 has count of biases 513; expected 0 to 512"},
+    {SAMPLING_AT + 88, 8, 511, "sampling 0 has count of ends 511; expected 0 to 510"},
+    {SAMPLING_AT + 88, 8, 2, "sampling 0 takes 4 entries from 0 on; there are 3"},
     {RELEASE_AT, 4, 8, "release 0 has sequence 8"},
     {RELEASE_AT, 4, -1, "release 0 has sequence -1"},
     {CHUNK_AT + 48, 4, CPA_CHUNK_FIRST, "chunk 0 takes 20 entries from 0 on; there are 4"},
