@@ -13,6 +13,24 @@ const cpa_token_list *cpa_answer_prompt(const cpa_answer *answer, int64_t choice
     return answer->group->flights[choice].prompt;
 }
 
+const cpa_prompt_text *cpa_answer_echo(const cpa_answer *answer, int64_t choice) {
+    const cpa_generation *g = &answer->generation;
+    return g->echoes && !answer->choices[choice].is_begun ? &g->prompt_texts[choice / g->n] : NULL;
+}
+
+int cpa_answer_prompt_ranks(const cpa_answer *answer, int64_t choice, int64_t position, cpa_token_ranks *out) {
+    const cpa_prompt_ranks *ranks = answer->group->prompt_ranks;
+    if (!ranks) return 0;
+    return cpa_prompt_ranks_at(&ranks[choice / answer->generation.n], answer->arrivals[choice].prompt_ranked, position,
+                               out);
+}
+
+int cpa_answer_knows_prompt(const cpa_answer *answer, int64_t choice) {
+    if (!answer->group->prompt_ranks) return 1;
+    return answer->arrivals[choice].prompt_ranked + 1 >= cpa_answer_prompt(answer, choice)->count ||
+           cpa_answer_is_whole(answer);
+}
+
 /* Without the group: that is there last. */
 static void destroy(cpa_answer *answer) {
     for (int64_t i = 0; answer->choices && i < answer->n; i++) cpa_choice_close(&answer->choices[i]);
@@ -49,6 +67,11 @@ static cpa_answer *create(cpa_server *server, cpa_generation *g, cpa_refusal *re
         answer->generation.prompts = NULL; /* they are the group's */
         answer->generation.n_prompts = 0;
     }
+    if (answer->group && g->sampling.prompt_logprobs &&
+        !cpa_flight_group_rank_prompts(answer->group, g->sampling.top_prompt_logprobs)) {
+        cpa_flight_group_destroy(answer->group);
+        answer->group = NULL;
+    }
     if (answer->group) return answer;
     destroy(answer);
     cpa_refuse_failure(refusal, NULL, &err);
@@ -76,6 +99,8 @@ static cpa_status submit(const cpa_answer *answer, int64_t choice, cpa_error *er
     const cpa_flight *flight = &answer->group->flights[choice];
     cpa_sampling sampling = g->sampling;
     sampling.seed = flight->seed;
+    if (choice % g->n > 0)
+        sampling.prompt_logprobs = sampling.top_prompt_logprobs = 0; /* the first sample tells them */
     cpa_constraint *constraint = NULL;
     if (g->constraint) CPA_TRY(cpa_constraint_again(g->constraint, &constraint, err));
     const cpa_request request = {

@@ -40,4 +40,13 @@ int cpa_answer_is_whole(const cpa_answer *answer);
 /* The prompt of a choice. */
 const cpa_token_list *cpa_answer_prompt(const cpa_answer *answer, int64_t choice);
 
+/* The text of the prompt that a choice is to begin with now; NULL: of none, or that has been written. */
+const cpa_prompt_text *cpa_answer_echo(const cpa_answer *answer, int64_t choice);
+
+/* What is known now of a token of the prompt of a choice, as cpa_prompt_ranks_at. */
+int cpa_answer_prompt_ranks(const cpa_answer *answer, int64_t choice, int64_t position, cpa_token_ranks *out);
+
+/* Whether all of a choice's prompt is known that it tells, or nothing more will be. */
+int cpa_answer_knows_prompt(const cpa_answer *answer, int64_t choice);
+
 #endif

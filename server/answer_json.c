@@ -2,8 +2,9 @@
 
 #include <string.h>
 
+#include "server/logprobs_json.h"
 #include "server/message_json.h"
-#include "server/token_name.h"
+#include "src/text/bytes.h"
 
 /* Adds a value, which it takes, to an object; 0 without memory. */
 static int put(json_t *object, const char *key, json_t *value) {
@@ -15,12 +16,6 @@ static json_t *whole(json_t *object, int is_made) {
     if (object && is_made) return object;
     json_decref(object);
     return NULL;
-}
-
-/* JSON has no infinity; this stands for one, as OpenAI's does. */
-static json_t *log_probability(float value) {
-    const double least = -9999;
-    return json_real(value >= least ? (double)value : least);
 }
 
 static json_t *prompt_ids(const cpa_token_list *prompt) {
@@ -41,88 +36,6 @@ static json_t *output_ids(const cpa_choice *choice) {
     return whole(array, is_made);
 }
 
-/* Adds a token, unless there is another one of the same text, which is more probable. */
-static int put_top(const cpa_choice *choice, json_t *top, uint32_t id, float logprob) {
-    json_t *name = cpa_token_name(choice->server, id);
-    const char *text = json_string_value(name);
-    const size_t bytes = json_string_length(name);
-    int is_made = text != NULL;
-    if (text && !json_object_getn(top, text, bytes)) {
-        is_made = json_object_setn_new(top, text, bytes, log_probability(logprob)) == 0;
-    }
-    json_decref(name);
-    return is_made;
-}
-
-/* {token: logprob} of the most probable ones, and of the chosen one. */
-static json_t *completion_top(const cpa_choice *choice, int64_t i) {
-    json_t *top = json_object();
-    int is_made = top != NULL;
-    for (int32_t n = 0; is_made && n < choice->generation->sampling.top_logprobs; n++) {
-        const cpa_token_logprob *next = &choice->ranks[i].top[n];
-        if (next->token < choice->server->engine.vocabulary) is_made = put_top(choice, top, next->token, next->logprob);
-    }
-    return whole(top, is_made && put_top(choice, top, choice->tokens[i].id, choice->tokens[i].logprob));
-}
-
-/* {"tokens": [...], "token_logprobs": [...], "top_logprobs": [{token: logprob}], "text_offset": [...]} */
-static json_t *completion_logprobs(const cpa_choice *choice) {
-    json_t *tokens = json_array(), *values = json_array(), *tops = json_array(), *offsets = json_array();
-    int64_t offset = choice->forgotten_characters;
-    int is_made = 1;
-    for (int64_t i = 0; is_made && i < choice->n_tokens; i++) {
-        const uint32_t id = choice->tokens[i].id;
-        is_made = !json_array_append_new(tokens, cpa_token_name(choice->server, id)) &
-                  !json_array_append_new(tops, completion_top(choice, i)) &
-                  !json_array_append_new(values, log_probability(choice->tokens[i].logprob)) &
-                  !json_array_append_new(offsets, json_integer(offset));
-        offset += cpa_token_name_characters(choice->server, id);
-    }
-    json_t *object = json_object();
-    is_made &= put(object, "text_offset", offsets) & put(object, "token_logprobs", values) &
-               put(object, "tokens", tokens) & put(object, "top_logprobs", tops);
-    return whole(object, is_made);
-}
-
-/* {"token", "logprob", "bytes"} */
-static json_t *token_logprob(const cpa_choice *choice, uint32_t id, float logprob) {
-    json_t *object = json_object();
-    const int is_made = put(object, "token", cpa_token_name(choice->server, id)) &
-                        put(object, "logprob", log_probability(logprob)) &
-                        put(object, "bytes", cpa_token_bytes(choice->server, id));
-    return whole(object, is_made);
-}
-
-/* The most probable tokens, like that. */
-static json_t *chat_top(const cpa_choice *choice, int64_t i) {
-    json_t *tops = json_array();
-    int is_made = tops != NULL;
-    for (int32_t n = 0; is_made && n < choice->generation->sampling.top_logprobs; n++) {
-        const cpa_token_logprob *next = &choice->ranks[i].top[n];
-        if (next->token >= choice->server->engine.vocabulary) break; /* it has no more */
-        is_made = json_array_append_new(tops, token_logprob(choice, next->token, next->logprob)) == 0;
-    }
-    return whole(tops, is_made);
-}
-
-/* {"content": [{"token", "logprob", "bytes", "top_logprobs": [...]}]} */
-static json_t *chat_logprobs(const cpa_choice *choice) {
-    json_t *content = json_array();
-    int is_made = content != NULL;
-    for (int64_t i = 0; is_made && i < choice->n_tokens; i++) {
-        json_t *entry = token_logprob(choice, choice->tokens[i].id, choice->tokens[i].logprob);
-        is_made = put(entry, "top_logprobs", chat_top(choice, i)) & !json_array_append_new(content, entry);
-    }
-    json_t *object = json_object();
-    is_made &= put(object, "content", content);
-    return whole(object, is_made);
-}
-
-static json_t *logprobs(const cpa_choice *choice) {
-    if (!choice->generation->sampling.logprobs || choice->n_tokens == 0) return json_null();
-    return choice->generation->is_chat ? chat_logprobs(choice) : completion_logprobs(choice);
-}
-
 static json_t *stop_reason(const cpa_choice *choice) {
     if (choice->stop_text) return json_string(choice->stop_text);
     return choice->stop_id >= 0 && choice->end == CPA_CHOICE_STOP ? json_integer(choice->stop_id) : json_null();
@@ -138,12 +51,24 @@ static int gives_ids(const cpa_choice *choice) {
     return choice->generation->returns_ids || !choice->stream;
 }
 
+/* What can be said, behind the prompt where that is wanted and was not said. */
+static json_t *completion_text(const cpa_answer *answer, int64_t i) {
+    const cpa_choice *choice = &answer->choices[i];
+    const cpa_prompt_text *prompt = cpa_answer_echo(answer, i);
+    cpa_bytes text = {.count = 0};
+    if (!prompt) return json_stringn(choice->text ? choice->text : "", (size_t)choice->ready);
+    const int is_made = cpa_bytes_add(&text, prompt->text, prompt->bytes) &&
+                        cpa_bytes_add(&text, choice->text, (size_t)choice->ready) && cpa_bytes_add(&text, "", 1);
+    json_t *value = is_made ? json_stringn(text.data, (size_t)text.count - 1) : NULL;
+    cpa_bytes_release(&text);
+    return value;
+}
+
 /* What says something: "text", "message" or "delta". */
 static int put_text(json_t *object, const cpa_answer *answer, int64_t i) {
-    const cpa_choice *choice = &answer->choices[i];
     const cpa_generation *g = &answer->generation;
     if (g->is_chat) return put(object, g->stream ? "delta" : "message", cpa_message_json(answer, i));
-    return put(object, "text", json_stringn(choice->text ? choice->text : "", (size_t)choice->ready));
+    return put(object, "text", completion_text(answer, i));
 }
 
 static json_t *choice_json(const cpa_answer *answer, int64_t i) {
@@ -151,12 +76,13 @@ static json_t *choice_json(const cpa_answer *answer, int64_t i) {
     const cpa_generation *g = &answer->generation;
     json_t *object = json_object();
     int is_made = put(object, "index", json_integer(i)) & put_text(object, answer, i) &
-                  put(object, "logprobs", logprobs(choice)) & put(object, "finish_reason", finish_reason(choice)) &
-                  put(object, "stop_reason", stop_reason(choice));
+                  put(object, "logprobs", cpa_logprobs_json(answer, i)) &
+                  put(object, "finish_reason", finish_reason(choice)) & put(object, "stop_reason", stop_reason(choice));
     if (g->returns_ids && !g->is_chat && !choice->is_begun) {
         is_made &= put(object, "prompt_token_ids", prompt_ids(cpa_answer_prompt(answer, i)));
     }
     if (gives_ids(choice)) is_made &= put(object, "token_ids", output_ids(choice));
+    if (g->tells_prompt && !g->is_chat) is_made &= put(object, "prompt_logprobs", cpa_prompt_logprobs_json(answer, i));
     return whole(object, is_made);
 }
 
@@ -196,6 +122,9 @@ json_t *cpa_answer_json(const cpa_answer *answer) {
     is_made &= put(object, "usage", answer_usage(answer));
     if (g->is_chat && g->returns_ids) {
         is_made &= put(object, "prompt_token_ids", prompt_ids(cpa_answer_prompt(answer, 0)));
+    }
+    if (g->is_chat && g->tells_prompt) {
+        is_made &= put(object, "prompt_logprobs", cpa_prompt_logprobs_json(answer, 0));
     }
     return whole(object, is_made);
 }

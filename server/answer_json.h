@@ -1,5 +1,5 @@
 /* Answers as the JSON of OpenAI's interface, with the fields that vLLM's server adds to it (stop_reason,
- * prompt_token_ids, token_ids). All functions return NULL without memory. */
+ * prompt_token_ids, token_ids, prompt_logprobs). All functions return NULL without memory. */
 #ifndef CPA_SERVER_ANSWER_JSON_H
 #define CPA_SERVER_ANSWER_JSON_H
 

@@ -13,6 +13,7 @@ static int refuse_what_is_not_there(const cpa_fields *fields) {
     static const struct {
         const char *name, *reason;
     } absent[] = {
+        {"echo", "answers are without their prompts"},
         {"functions", "answers are text alone"},
         {"audio", "answers are text alone"},
         {"prediction", "tokens are drawn one by one"},

@@ -31,6 +31,10 @@ static cpa_status add_text(cpa_choice *choice, const char *text, size_t bytes, c
     memcpy(choice->text + choice->bytes, text, bytes);
     choice->bytes += (int64_t)bytes;
     const cpa_generation *g = choice->generation;
+    if (choice->total_tokens <= g->sampling.min_tokens) { /* no text that begins here stops it */
+        choice->ready = choice->bytes;
+        return CPA_OK;
+    }
     int which = 0;
     const int64_t at = cpa_stop_text_find(g->stops, g->n_stops, choice->text, choice->bytes, choice->ready, &which);
     if (at >= 0) {
@@ -103,7 +107,9 @@ static cpa_status finish(cpa_choice *choice, const cpa_arrival *arrival, cpa_err
     if (choice->end != CPA_CHOICE_GOES_ON) return CPA_OK;
     switch (arrival->reason) {
         case CPA_FINISH_LENGTH: choice->end = CPA_CHOICE_LENGTH; break;
-        case CPA_FINISH_STOP: choice->end = CPA_CHOICE_STOP; break;
+        case CPA_FINISH_STOP:
+            choice->end = choice->generation->is_prompt_alone ? CPA_CHOICE_LENGTH : CPA_CHOICE_STOP;
+            break;
         case CPA_FINISH_FAILED: choice->end = CPA_CHOICE_ERROR; break;
         default: choice->end = CPA_CHOICE_ABORT;
     }
@@ -127,7 +133,8 @@ static cpa_status read_reply(cpa_choice *choice, cpa_error *err) {
 }
 
 cpa_status cpa_choice_add(cpa_choice *choice, const cpa_arrival *arrival, cpa_error *err) {
-    for (int64_t i = 0; i < arrival->count && choice->end == CPA_CHOICE_GOES_ON; i++) {
+    const int64_t count = choice->generation->is_prompt_alone ? 0 : arrival->count;
+    for (int64_t i = 0; i < count && choice->end == CPA_CHOICE_GOES_ON; i++) {
         CPA_TRY(add_token(choice, arrival, i, err));
     }
     if (arrival->has_ended && choice->end == CPA_CHOICE_GOES_ON) CPA_TRY(finish(choice, arrival, err));

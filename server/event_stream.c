@@ -36,7 +36,7 @@ static int has_news(const cpa_choice *choice) {
 static int write_chunks(cpa_answer *answer) {
     for (int64_t i = 0; i < answer->n; i++) {
         cpa_choice *choice = &answer->choices[i];
-        if (!has_news(choice)) continue;
+        if (!has_news(choice) || !cpa_answer_knows_prompt(answer, i)) continue;
         if (!write_event(answer, cpa_chunk_json(answer, i))) return 0;
         choice->is_begun = 1;
         choice->is_closed = choice->end != CPA_CHOICE_GOES_ON;

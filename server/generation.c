@@ -26,6 +26,9 @@ void cpa_generation_release(cpa_generation *g) {
     for (int64_t i = 0; i < g->n_prompts; i++) free(g->prompts[i].ids);
     free(g->prompts);
     free(g->stop_ids);
+    free(g->logit_biases);
+    for (int64_t i = 0; i < g->n_prompt_texts; i++) cpa_prompt_text_close(&g->prompt_texts[i]);
+    free(g->prompt_texts);
     for (int i = 0; i < g->n_stops; i++) free(g->stops[i].text);
     free(g->salt);
     free(g->tenant);

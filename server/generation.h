@@ -6,6 +6,7 @@
 
 #include <cpattn/model.h>
 
+#include "server/prompt_text.h"
 #include "src/grammar/constraints.h"
 #include "src/reply/reply.h"
 #include "src/text/stop_text.h"
@@ -22,13 +23,20 @@ typedef struct cpa_generation {
     int max_tokens_is_given; /* else it is no more than that in any case */
     cpa_sampling sampling;   /* its stop_ids are the request's, its seed that of the first sample */
     uint32_t *stop_ids;
+    cpa_logit_bias *logit_biases;
     int has_seed;
     cpa_stop_text stops[CPA_MOST_STOPS];
     int n_stops;
     int keeps_stop;    /* what stops it, a text or a token, belongs to the text */
     int keeps_special; /* and so do special tokens */
     int stream, include_usage, usage_always;
-    int returns_ids;            /* of prompt and answer */
+    int returns_ids;     /* of prompt and answer */
+    int echoes;          /* the answer begins with its prompt, */
+    int is_prompt_alone; /* and ends with it: a token is drawn that is not told */
+    int tells_prompt;    /* log-probabilities of the prompt, and of so many of the most probable tokens there */
+    int32_t top_of_prompt;
+    cpa_prompt_text *prompt_texts; /* [n_prompt_texts] where the answer echoes */
+    int64_t n_prompt_texts;
     int32_t priority;           /* lower runs first */
     char *salt;                 /* NULL = "" */
     char *tenant;               /* NULL: the salt tells */

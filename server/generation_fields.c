@@ -8,6 +8,7 @@
 #include "base/array.h"
 #include "base/min_max.h"
 #include "server/bound_answers.h"
+#include "server/draw_limits.h"
 
 /* The engine copies stop ids and salts for each sample, and compares each token with all stop ids. */
 enum { MOST_SAMPLES = 128, MOST_STOP_BYTES = 1024, MOST_STOP_IDS = 256, MOST_SALT_BYTES = 1024 };
@@ -36,13 +37,10 @@ static int refuse_what_is_not_there(const cpa_fields *fields) {
     static const struct {
         const char *name, *reason;
     } absent[] = {
-        {"logit_bias", "logits are changed by penalties, temperature, top_k, top_p and min_p alone"},
         {"allowed_token_ids", "any token may be drawn"},
         {"bad_words", "any token may be drawn"},
-        {"min_tokens", "there is ignore_eos"},
         {"logits_processors", "no code comes with a request"},
         {"use_beam_search", "tokens are drawn one by one"},
-        {"echo", "answers are without their prompts"},
         {"return_tokens_as_token_ids", "there is return_token_ids"},
         {"truncate_prompt_tokens", "prompts are taken whole"},
         {"prompt_embeds", "prompts are text or token ids"},
@@ -58,9 +56,7 @@ static int refuse_what_is_not_there(const cpa_fields *fields) {
         if (!cpa_field_unasked(fields, absent[i].name, absent[i].reason)) return 0;
     }
     float typical_p = 1; /* which keeps every token, as 0 does not */
-    if (!cpa_field_number(fields, "typical_p", 1, 1, &typical_p) || !check_modalities(fields)) return 0;
-    const json_t *prompt_logprobs = cpa_field(fields, "prompt_logprobs"); /* of which 0 would ask for some */
-    return !prompt_logprobs || cpa_field_refuse(fields, "prompt_logprobs", prompt_logprobs, "null");
+    return cpa_field_number(fields, "typical_p", 1, 1, &typical_p) && check_modalities(fields);
 }
 
 static int read_sampling(const cpa_fields *fields, cpa_generation *g) {
@@ -149,6 +145,21 @@ static int read_stream(const cpa_fields *fields, cpa_generation *g) {
            cpa_field_flag(&options, "continuous_usage_stats", &g->usage_always);
 }
 
+/* As vLLM has it: of whole answers alone. */
+static int read_prompt_logprobs(const cpa_fields *fields, cpa_generation *g) {
+    int64_t top = -1;
+    if (!cpa_field_int(fields, "prompt_logprobs", 0, CPA_MOST_TOP_LOGPROBS, &top)) return 0;
+    if (top < 0) return 1;
+    if (g->stream) {
+        return cpa_refuse(fields->refusal, MHD_HTTP_BAD_REQUEST, NULL, "prompt_logprobs",
+                          "prompt_logprobs: expected only where stream is false; there is echo with logprobs");
+    }
+    g->tells_prompt = 1;
+    g->top_of_prompt = (int32_t)top;
+    cpa_want_prompt_logprobs(g->top_of_prompt, g);
+    return 1;
+}
+
 static int read_salt(const cpa_fields *fields, cpa_generation *g) {
     const char *salt = NULL;
     if (!cpa_field_text(fields, "cache_salt", &salt)) return 0;
@@ -167,6 +178,7 @@ int cpa_generation_read(const cpa_server *server, const cpa_fields *fields, cpa_
     if (!cpa_model_field(server, fields) || !refuse_what_is_not_there(fields) || !read_sampling(fields, g) ||
         !cpa_field_int(fields, "n", 1, MOST_SAMPLES, &g->n) || !read_stops(server, fields, g) ||
         !read_stop_ids(server, fields, g) || !read_stream(fields, g) || !read_salt(fields, g) ||
+        !read_prompt_logprobs(fields, g) || !cpa_draw_limits_read(server, fields, g) ||
         !cpa_field_flag(fields, "return_token_ids", &g->returns_ids) ||
         !cpa_field_flag(fields, "skip_special_tokens", &skips_special) || !cpa_bound_answers_read(server, fields, g)) {
         return 0;
@@ -237,11 +249,32 @@ static int check_prompt(const cpa_server *server, const cpa_fields *fields, cons
     return 1;
 }
 
+/* Log-probabilities of prompts, which each sample has, take some 500 bytes each as JSON in memory. */
+static int check_told(const cpa_fields *fields, const char *name, const cpa_generation *g) {
+    enum { MOST_TOLD = 1 << 20 };
+    const int64_t each = g->n * (1 + g->sampling.top_prompt_logprobs);
+    int64_t told = 0;
+    for (int64_t i = 0; g->sampling.prompt_logprobs && i < g->n_prompts; i++) told += each * g->prompts[i].count;
+    if (told <= MOST_TOLD) return 1;
+    return cpa_refuse(fields->refusal, MHD_HTTP_BAD_REQUEST, NULL, name,
+                      "%s: found %" PRId64 " log-probabilities of prompts to tell, expected at most %d", name, told,
+                      MOST_TOLD);
+}
+
 int cpa_check_prompts(const cpa_server *server, const cpa_fields *fields, const char *name, const cpa_generation *g) {
     for (int64_t i = 0; i < g->n_prompts; i++) {
-        if (!check_prompt(server, fields, name, &g->prompts[i], g->max_tokens_is_given ? g->max_tokens : 1)) return 0;
+        const cpa_token_list *prompt = &g->prompts[i];
+        const int64_t tokens = g->is_prompt_alone ? 0 : cpa_answer_tokens(server, g, prompt);
+        if (!check_prompt(server, fields, name, prompt, g->max_tokens_is_given ? g->max_tokens : 1)) return 0;
+        if (!cpa_draw_limits_check(fields, g, tokens)) return 0;
     }
-    return 1;
+    return check_told(fields, name, g);
+}
+
+void cpa_want_prompt_logprobs(int32_t top, cpa_generation *g) {
+    cpa_sampling *s = &g->sampling;
+    s->prompt_logprobs = 1;
+    if (s->top_prompt_logprobs < top) s->top_prompt_logprobs = top;
 }
 
 int cpa_want_logprobs(const cpa_fields *fields, const char *name, int64_t top, cpa_generation *g) {

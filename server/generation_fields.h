@@ -26,11 +26,16 @@ int cpa_encode_field(const cpa_server *server, const cpa_fields *fields, const c
 int cpa_ids_field(const cpa_server *server, const cpa_fields *fields, const char *name, const json_t *array,
                   cpa_token_list *out);
 
-/* 400 if some prompt is empty, has tokens that the model does not know, or leaves too little of the model's length. */
+/* 400 if some prompt is empty, has tokens that the model does not know, or leaves too little of the model's length, or
+ * if an answer would tell too much of its prompts. */
 int cpa_check_prompts(const cpa_server *server, const cpa_fields *fields, const char *name, const cpa_generation *g);
 
 /* The tokens of an answer to a prompt. */
 int64_t cpa_answer_tokens(const cpa_server *server, const cpa_generation *g, const cpa_token_list *prompt);
+
+/* Asks for those of the prompt: of its tokens, and of so many of the most probable ones, or as many as were asked for
+ * before. */
+void cpa_want_prompt_logprobs(int32_t top, cpa_generation *g);
 
 /* Asks for log-probabilities: of the chosen tokens, and of so many of the most probable ones. */
 int cpa_want_logprobs(const cpa_fields *fields, const char *name, int64_t top, cpa_generation *g);

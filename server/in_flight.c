@@ -59,8 +59,21 @@ void cpa_arrival_release(cpa_arrival *arrival) {
     free(arrival->ranks);
 }
 
+int cpa_flight_group_rank_prompts(cpa_flight_group *group, int32_t top) {
+    group->prompt_ranks = calloc((size_t)group->n_prompts, sizeof *group->prompt_ranks);
+    int is_made = group->prompt_ranks != NULL;
+    for (int64_t i = 0; is_made && i < group->n_prompts; i++) {
+        is_made = cpa_prompt_ranks_open(group->prompts[i].count, top, &group->prompt_ranks[i]);
+    }
+    return is_made;
+}
+
 void cpa_flight_group_destroy(cpa_flight_group *group) {
     for (int64_t i = 0; i < group->n; i++) cpa_arrival_release(&group->flights[i].arrived);
+    for (int64_t i = 0; group->prompt_ranks && i < group->n_prompts; i++) {
+        cpa_prompt_ranks_close(&group->prompt_ranks[i]);
+    }
+    free(group->prompt_ranks);
     free_prompts(group->prompts, group->n_prompts);
     free(group->flights);
     free(group);
@@ -91,6 +104,12 @@ static void wake_later(cpa_flight_group *group) {
     }
     group->is_due = 1;
     in->due[in->n_due++] = group->flights[0].id;
+}
+
+/* What is said of the flight's prompt; NULL: nobody wants that. */
+static cpa_prompt_ranks *prompt_ranks(const cpa_flight *flight) {
+    const cpa_flight_group *group = flight->group;
+    return group->prompt_ranks ? &group->prompt_ranks[flight->prompt - group->prompts] : NULL;
 }
 
 /* The engine has this one no more. Returns the group if nobody else has it either. */
@@ -175,7 +194,9 @@ void cpa_in_flight_collect(cpa_flight_group *group, cpa_arrival *arrivals) {
     group->has_news = 0;
     for (int64_t i = 0; i < group->n; i++) {
         cpa_arrival *arrived = &group->flights[i].arrived, emptied = arrivals[i];
+        const cpa_prompt_ranks *ranks = prompt_ranks(&group->flights[i]);
         arrivals[i] = *arrived;
+        arrivals[i].prompt_ranked = ranks ? ranks->count : 0;
         arrived->tokens = emptied.tokens;
         arrived->capacity = emptied.capacity;
         arrived->ranks = emptied.ranks;
@@ -253,7 +274,9 @@ void cpa_in_flight_ranks(cpa_in_flight *in, uint64_t id, int64_t position, const
     pthread_mutex_lock(&in->lock);
     cpa_flight *flight = find(in, id);
     cpa_arrival *arrived = flight ? &flight->arrived : NULL;
-    if (flight && is_awaited(flight, position - flight->prompt->count)) {
+    if (flight && flight->group->connection && position < flight->prompt->count) {
+        if (prompt_ranks(flight)) cpa_prompt_ranks_add(prompt_ranks(flight), position, ranks);
+    } else if (flight && is_awaited(flight, position - flight->prompt->count)) {
         if (cpa_array_reserve(&arrived->ranks, &arrived->ranks_capacity, arrived->count + 1, sizeof *arrived->ranks)) {
             arrived->ranks[arrived->count] = *ranks;
         } else {

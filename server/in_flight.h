@@ -14,6 +14,7 @@
 #include <cpattn/engine.h>
 
 #include "base/hash_table.h"
+#include "server/prompt_ranks.h"
 #include "src/text/tokenizer.h"
 
 typedef enum cpa_server_state {
@@ -34,7 +35,8 @@ typedef struct cpa_arrival {
     int64_t count, capacity;
     cpa_token_ranks *ranks; /* [count] where they are asked for */
     int64_t ranks_capacity;
-    int has_ended; /* nothing more comes, and why: */
+    int64_t prompt_ranked; /* tokens of the prompt of which something was said, in all */
+    int has_ended;         /* nothing more comes, and why: */
     cpa_finish_reason reason;
     char error[256]; /* of CPA_FINISH_FAILED */
 } cpa_arrival;
@@ -61,7 +63,8 @@ typedef struct cpa_flight_group {
     cpa_flight *flights;     /* [n] */
     cpa_token_list *prompts; /* [n_prompts] */
     int64_t n_prompts;
-    int wakes_on_tokens; /* the connection is resumed for each token, not for ends alone */
+    cpa_prompt_ranks *prompt_ranks; /* [n_prompts], added to by the lock; NULL: nobody wants them */
+    int wakes_on_tokens;            /* the connection is resumed for each token, not for ends alone */
     /* By the lock. */
     struct MHD_Connection *connection; /* NULL: it has left */
     UT_hash_handle hh;                 /* by the id of the first flight, while the connection is there */
@@ -93,6 +96,9 @@ void cpa_in_flight_advance(cpa_in_flight *in, cpa_server_state state, int64_t vo
 /* A group of n requests with ids; NULL without memory. Takes the prompts, also then, which are cpa_token_lists. The
  * caller sets prompts and seeds of the flights. */
 cpa_flight_group *cpa_flight_group_create(cpa_in_flight *in, int64_t n, cpa_token_list *prompts, int64_t n_prompts);
+
+/* What is said of its prompts is kept; before it departs. 0 without memory. */
+int cpa_flight_group_rank_prompts(cpa_flight_group *group, int32_t top);
 
 /* Whose connection never was there. */
 void cpa_flight_group_destroy(cpa_flight_group *group);

@@ -90,6 +90,22 @@ for choice in choices:
     assert type(value["age"]) is int and 0 <= value["age"] <= 150 and len(value["name"]) <= 5, value
 '
 
+# What is said of an answer as it is drawn, in the first file, is said of it as the end of a prompt, in the second.
+is_told_alike='
+import json, sys
+drawn, echoed = (json.load(open(name))["choices"][0] for name in sys.argv[1:])
+ids, told = drawn["token_ids"], echoed["logprobs"]
+assert len(told["tokens"]) == 3 + len(ids) == len(echoed["prompt_logprobs"]), echoed
+assert told["token_logprobs"][0] is None and echoed["finish_reason"] == "length", echoed
+assert echoed["text"].endswith(drawn["text"]), (echoed["text"], drawn["text"])
+for i, id in enumerate(ids):
+    want = drawn["logprobs"]["token_logprobs"][i]
+    entry = echoed["prompt_logprobs"][3 + i][str(id)]
+    assert entry["rank"] == 1 and abs(entry["logprob"] - want) < 1e-3, (i, entry, want)
+    assert abs(told["token_logprobs"][3 + i] - want) < 1e-3, (i, told, want)
+    assert abs(max(told["top_logprobs"][3 + i].values()) - want) < 1e-3, (i, told, want)
+'
+
 # serve RANKS: answers are those of `generate`, at once and as a stream; what cannot be answered is refused; a drain hands
 # over what is under way.
 serve() {
@@ -106,6 +122,14 @@ serve() {
     expect_http 200 "a stream"
     [ "$(answered_ids answer)" = "$wanted" ] || fail "other tokens in a stream: $(cat answer)"
     grep -q '^data: \[DONE\]' answer || fail "no end of a stream: $(cat answer)"
+    ask /v1/completions "{$prompt, \"max_tokens\": 16, \"logprobs\": 0}"
+    mv answer drawn
+    ask /v1/completions "{\"prompt\": [1, 5, 9, ${wanted// /, }], \"max_tokens\": 0, \"temperature\": 0, \"echo\": true,
+        \"logprobs\": 1, \"prompt_logprobs\": 1}"
+    expect_http 200 "a prompt that is told"
+    python3 -c "$is_told_alike" drawn answer || fail "told otherwise: $(cat answer)"
+    ask /v1/completions "{$prompt, \"max_tokens\": 3, \"logit_bias\": {\"7\": 100}}"
+    [ "$(answered_ids answer)" = "7 7 7" ] || fail "other tokens with a bias: $(cat answer)"
     ask /v1/completions '{"prompt": "Hello", "max_tokens": 4}'
     expect_http 200 "a prompt of text"
     ask /v1/chat/completions '{"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 4}'
@@ -120,7 +144,7 @@ serve() {
     expect_http 200 "answers that are bound to a schema"
     python3 -c "$is_person" <answer || fail "an answer that is none of its schema: $(cat answer)"
     curl -s "$url/metrics" >metrics
-    grep -q '^cpattn_request_success_total{.*finished_reason="length"} 4$' metrics || fail "$(grep success metrics)"
+    grep -q '^cpattn_request_success_total{.*finished_reason="length"} 7$' metrics || fail "$(grep success metrics)"
     "$CP_ATTN" serve --port "${url##*:}" 2>err.second
     [ $? = 2 ] && grep -q "^cp_attn: cannot listen on 127.0.0.1 port ${url##*:}: Address already in use" err.second ||
         fail "a port in use: $(cat err.second)"
@@ -142,8 +166,8 @@ serve() {
     # A short answer may be there before its connection is awake; this one is not.
     [ "$(grep -c '^data: ' stream)" -gt 2 ] || fail "no stream: $(cat stream)"
     expect_end_of_server 0 SIGTERM
-    grep -q '^requests *13 of 13 completed' out || fail "no report: $(cat out)"
-    expect_value completed 13 r.json
+    grep -q '^requests *16 of 16 completed' out || fail "no report: $(cat out)"
+    expect_value completed 16 r.json
     [ "$(our_lines | grep -vc 'refused\|40[0-9]\|503')" = 0 ] || fail "lines: $(our_lines)"
 }
 

@@ -67,6 +67,8 @@ static cpa_status submit(void *ctx, const cpa_request *request, cpa_error *err) 
         snprintf(r->tenant, sizeof r->tenant, "%s", request->tenant ? request->tenant : "");
         r->sampling.n_stop_ids = cpa_min64(r->sampling.n_stop_ids, sizeof r->stop_ids / sizeof *r->stop_ids);
         for (int64_t i = 0; i < r->sampling.n_stop_ids; i++) r->stop_ids[i] = r->sampling.stop_ids[i];
+        r->sampling.n_logit_biases = cpa_min64(r->sampling.n_logit_biases, sizeof r->biases / sizeof *r->biases);
+        for (int64_t i = 0; i < r->sampling.n_logit_biases; i++) r->biases[i] = r->sampling.logit_biases[i];
         pthread_cond_broadcast(&engine->changed);
     }
     pthread_mutex_unlock(&engine->lock);
@@ -189,6 +191,14 @@ static cpa_token_ranks ranks_of(uint32_t token, float logprob, int32_t top) {
     return ranks;
 }
 
+static void tell_prompt(cpa_fake_engine *engine, const cpa_fake_request *r) {
+    for (int64_t position = 1; position < r->request.prompt_tokens; position++) {
+        const uint32_t token = cpa_server_token_at(engine->server, r->request.id, position);
+        const cpa_token_ranks ranks = ranks_of(token, -0.125F * (float)position, r->sampling.top_prompt_logprobs);
+        cpa_server_on_ranks(engine->server, r->request.id, position, &ranks);
+    }
+}
+
 static void draw(cpa_fake_engine *engine, int64_t i) {
     cpa_fake_request *r = &engine->requests[i];
     pthread_mutex_lock(&engine->lock);
@@ -201,6 +211,7 @@ static void draw(cpa_fake_engine *engine, int64_t i) {
         cpa_fake_engine_end(engine, i, CPA_FINISH_CANCELLED, "");
         return;
     }
+    if (index == 0 && r->sampling.prompt_logprobs) tell_prompt(engine, r);
     const int64_t length = (int64_t)strlen(engine->script);
     uint32_t token = index < length ? (unsigned char)engine->script[index] : CPA_FAKE_END;
     if (r->request.constraint) token = draw_bound(r, index);

@@ -1,7 +1,8 @@
 /* An engine for tests of the server: it draws one token for each of its requests when the test says so, the bytes of a
  * text that the test chooses, or, where the answer is bound, some that may come next, and its end as soon as it may. It
  * remembers what it was asked for. Token i has the log-probability -(i + 1) / 2, and is the second one of the most
- * probable, behind "z". */
+ * probable, behind "z". The token at position p of a prompt has -p / 8, where that is asked for, and is the second one
+ * likewise. */
 #ifndef CPA_TESTS_FAKE_ENGINE_H
 #define CPA_TESTS_FAKE_ENGINE_H
 
@@ -17,6 +18,7 @@ typedef struct cpa_fake_request {
     char tenant[32]; /* "": it has none */
     cpa_sampling sampling;
     uint32_t stop_ids[8];
+    cpa_logit_bias biases[8];
     int64_t drawn;
     int is_cancelled, has_ended;
 } cpa_fake_request;
