@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "base/check.h"
+#include "base/min_max.h"
 
 cpa_status cpa_answer_text_open(const cpa_tokenizer *tokenizer, const char *stop, cpa_answer_text *out,
                                 cpa_error *err) {
@@ -26,8 +27,12 @@ static int n_stops(const cpa_answer_text *answer) {
 static void add(cpa_answer_text *answer, const char *text, size_t bytes) {
     int which;
     if (!cpa_bytes_add(&answer->text, text, bytes)) return;
+    if (answer->tokens <= answer->min_tokens) {
+        answer->passed = answer->text.count;
+        return;
+    }
     const int64_t at = cpa_stop_text_find(&answer->stop, n_stops(answer), answer->text.data, answer->text.count,
-                                          answer->printed, &which);
+                                          cpa_max64(answer->printed, answer->passed), &which);
     if (at < 0) return;
     answer->text.count = at;
     answer->has_stopped = 1;
@@ -51,9 +56,9 @@ void cpa_answer_text_finish(cpa_answer_text *answer) {
 
 void cpa_answer_text_print(cpa_answer_text *answer, FILE *out) {
     int64_t ready = answer->text.count;
-    if (!answer->has_stopped && ready > answer->printed)
-        ready -= cpa_stop_text_begun(&answer->stop, n_stops(answer), answer->text.data + answer->printed,
-                                     ready - answer->printed);
+    const int64_t from = cpa_max64(answer->printed, answer->passed);
+    if (!answer->has_stopped && ready > from)
+        ready -= cpa_stop_text_begun(&answer->stop, n_stops(answer), answer->text.data + from, ready - from);
     if (ready <= answer->printed) return;
     fwrite(answer->text.data + answer->printed, 1, (size_t)(ready - answer->printed), out);
     answer->printed = ready;

@@ -15,6 +15,8 @@ typedef struct cpa_answer_text {
     cpa_bytes text;     /* what is in front of the stop */
     int64_t printed;    /* bytes of it */
     int64_t tokens;     /* that came until it stopped */
+    int64_t min_tokens; /* to be set: in the first so many no stop begins; and these are so many bytes of the text: */
+    int64_t passed;
     int has_stopped;
 } cpa_answer_text;
 

@@ -21,6 +21,7 @@ static cpa_status read_text(const cpa_settings *settings, int64_t vocabulary, cp
                         "takes ids",
                         settings->model_dir);
     CPA_TRY(cpa_answer_text_open(generation->tokenizer, settings->stop, &generation->answer, err));
+    generation->answer.min_tokens = settings->min_tokens;
     return cpa_prompt_text_read(settings, generation->tokenizer, vocabulary, &generation->prompt, err);
 }
 
@@ -35,6 +36,8 @@ static cpa_status read_ids(const cpa_settings *settings, int64_t vocabulary, cpa
             return cpa_fail(err, CPA_INVALID, "--prompt-ids: found no id, expected at least one");
     }
     CPA_TRY(cpa_ids_read("--stop-ids", settings->stop_ids, vocabulary, &generation->stop_ids, err));
+    if (settings->logit_bias)
+        CPA_TRY(cpa_biases_read("--logit-bias", settings->logit_bias, vocabulary, &generation->biases, err));
     if (!settings->given_ids) return CPA_OK;
     CPA_TRY(cpa_ids_read("--given-ids", settings->given_ids, vocabulary, &generation->given, err));
     if (generation->given.count == 0)
@@ -96,6 +99,9 @@ cpa_sampling cpa_generation_sampling(const cpa_generation *generation) {
         .ignore_eos = settings->ignore_eos || generation->given.count > 0,
         .stop_ids = generation->stop_ids.ids,
         .n_stop_ids = generation->stop_ids.count,
+        .logit_biases = generation->biases.biases,
+        .n_logit_biases = generation->biases.count,
+        .min_tokens = settings->min_tokens,
     };
 }
 

@@ -7,6 +7,7 @@
 #include <cpattn/engine.h>
 
 #include "launcher/answer_text.h"
+#include "launcher/biases.h"
 #include "launcher/ids.h"
 #include "launcher/settings.h"
 #include "src/model/logits_sample.h"
@@ -19,6 +20,7 @@ typedef struct cpa_generation {
     cpa_answer_text answer;       /* its text, then, as it comes */
     cpa_ids prompt;
     cpa_ids stop_ids;
+    cpa_biases biases;
     cpa_ids given;       /* the answer's tokens, if these are imposed */
     int64_t most, count; /* tokens of the answer, and how many are there */
     uint32_t *ids;       /* [most], as are the next three */
@@ -35,7 +37,7 @@ typedef struct cpa_generation {
 cpa_status cpa_generation_open(const cpa_settings *settings, int64_t vocabulary, cpa_generation *out, cpa_error *err);
 void cpa_generation_close(cpa_generation *generation);
 
-/* How the tokens are drawn. It points into the generation. */
+/* How the tokens are drawn. It points into the generation, which is to stay where it is. */
 cpa_sampling cpa_generation_sampling(const cpa_generation *generation);
 
 /* Prints the next token of the answer, as text where the prompt was one, unless all is to be JSON at the end. 1: its text

@@ -31,6 +31,8 @@ typedef struct cpa_settings {
     int64_t top_k; /* 0 = all */
     double top_p, min_p;
     double repetition_penalty, presence_penalty, frequency_penalty;
+    char *logit_bias;
+    int64_t min_tokens;
     char stop_ids[CPA_TEXT_BYTES];
     char stop[CPA_TEXT_BYTES];
     char *given_ids;

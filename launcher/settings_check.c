@@ -1,5 +1,6 @@
 #include "launcher/settings_check.h"
 
+#include <inttypes.h>
 #include <math.h>
 #include <string.h>
 
@@ -58,6 +59,12 @@ static cpa_status check_generate(const cpa_settings *settings, cpa_error *err) {
     if (!settings->generate) return CPA_OK;
     if (settings->given_ids && cpa_settings_given(settings, "max-tokens"))
         return cpa_fail(err, CPA_INVALID, "--max-tokens: found with --given-ids, expected without it");
+    if (settings->given_ids && (settings->logit_bias || settings->min_tokens > 0))
+        return cpa_fail(err, CPA_INVALID, "--%s: found with --given-ids, expected without it: nothing is drawn",
+                        settings->logit_bias ? "logit-bias" : "min-tokens");
+    if (settings->min_tokens > settings->max_tokens)
+        return cpa_fail(err, CPA_INVALID, "--min-tokens: found %" PRId64 ", expected at most --max-tokens, %" PRId64,
+                        settings->min_tokens, settings->max_tokens);
     if (settings->help || settings->version || settings->print_config) return CPA_OK;
     if (!settings->model_dir[0]) return cpa_fail(err, CPA_INVALID, "generate: found no --model-dir, expected one");
     if (cpa_settings_given(settings, "prompt") && settings->prompt_ids)

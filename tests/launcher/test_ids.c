@@ -1,10 +1,11 @@
-/* Lists of token ids, and the answers that requests get. */
+/* Lists of token ids and of biases, and the answers that requests get. */
 #include "launcher/ids.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 #include "launcher/answers.h"
+#include "launcher/biases.h"
 #include "tests/fixtures/folder_fixture.h"
 #include "tests/fixtures/unit.h"
 
@@ -53,6 +54,38 @@ static void test_file(void) {
     cpa_test_folder_remove(&folder);
 }
 
+static void test_biases(void) {
+    static const char *const bad[][2] = {{"7", "found '7', expected ID:BIAS, of ids from 0 to 99"},
+                                         {"7:", "found '7:', expected"},
+                                         {":1", "found ':1', expected"},
+                                         {"7:x", "found '7:x', expected"},
+                                         {"1:2,100:1", "found '100:1', expected ID:BIAS"},
+                                         {"-1:1", "found '-1:1', expected"},
+                                         {"7:1e7", "found '7:1e7', expected"},
+                                         {"7:nan", "found '7:nan', expected"},
+                                         {"7:1:2", "found '7:1:2', expected"},
+                                         {"7:1 7:2", "found '7:2', expected each token once"}};
+    static cpa_biases biases;
+    CU_ASSERT_EQUAL(cpa_biases_read("--b", " 7:-100, 0:2.5\n99:1e-3,", 100, &biases, NULL), CPA_OK);
+    CU_ASSERT_EQUAL_FATAL(biases.count, 3);
+    CU_ASSERT(biases.biases[0].token == 7 && biases.biases[0].bias == -100);
+    CU_ASSERT(biases.biases[1].token == 0 && biases.biases[1].bias == 2.5F);
+    CU_ASSERT(biases.biases[2].token == 99 && biases.biases[2].bias == 1e-3F);
+    CU_ASSERT_EQUAL(cpa_biases_read("--b", "", 100, &biases, NULL), CPA_OK);
+    CU_ASSERT_EQUAL(biases.count, 0);
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        cpa_error err = {CPA_OK, ""};
+        CU_ASSERT_EQUAL(cpa_biases_read("--b", bad[i][0], 100, &biases, &err), CPA_INVALID);
+        CU_ASSERT_PTR_NOT_NULL(strstr(err.message, bad[i][1]));
+    }
+    char many[8 * (CPA_MOST_LOGIT_BIASES + 2)] = "";
+    for (int i = 0; i <= CPA_MOST_LOGIT_BIASES; i++) {
+        CU_ASSERT_EQUAL(cpa_biases_read("--b", many, 1000, &biases, NULL), CPA_OK);
+        snprintf(many + strlen(many), sizeof many - strlen(many), "%d:1,", i);
+    }
+    CU_ASSERT_EQUAL(cpa_biases_read("--b", many, 1000, &biases, NULL), CPA_INVALID);
+}
+
 static void test_answers(void) {
     cpa_request requests[] = {{.id = 9, .prompt_tokens = 3, .output_tokens = 4},
                               {.id = 2, .prompt_tokens = 5, .output_tokens = 2}};
@@ -76,6 +109,7 @@ static void test_answers(void) {
 static const cpa_test tests[] = {
     {"ids have commas or space between them, and are of the vocabulary", test_read},
     {"ids may be those of a file", test_file},
+    {"biases are those of tokens", test_biases},
     {"answers are prompts and what came", test_answers},
 };
 CPA_TEST_MAIN("ids", tests)

@@ -173,6 +173,8 @@ generate_chat() {
     run 1 "${text[@]}" --prompt 'Grüße, 世界' --stop Fran --json
     [[ $(cat out) = *'Fran'* ]] && fail "the JSON has the stop: $(cat out)"
     grep -qF '"reason": "stop"' out || fail "another reason in the JSON: $(cat out)"
+    run 1 "${text[@]}" --prompt 'Grüße, 世界' --stop Fran --min-tokens 20
+    [ "$(head -n -1 out)" = "$whole" ] || fail "a stop ends it before --min-tokens: $(cat out)"
     run 1 "${text[@]}" --prompt 'Grüße, 世界' --stop 'Francisco was not there'
     [ "$(head -n -1 out)" = "$whole" ] || fail "a stop that never comes changes the text: $(cat out)"
     run 2 generate --model-dir "$MODELS/tiny-llama" --max-tokens 2 --prompt-ids "$(yes 7 | head -700 | paste -sd,)"
@@ -193,6 +195,12 @@ generate_ends() {
     [ "$(head -1 out)" = "$all" ] || fail "it ends although that is ignored: $(head -1 out)"
     run 2 generate --model-dir "$MODELS/tiny-llama2" --prompt-ids "$(prompt_ids tiny-llama2 1)" --stop-ids "${ids[2]}" --dtype fp32
     grep -q ' tokens (stop) after' out || fail "a stop id does not end it"
+    run 2 generate --model-dir "$MODELS/tiny-llama2" --prompt-ids "$(prompt_ids tiny-llama2 1)" --dtype fp32 \
+        --min-tokens $((${#ids[@]} + 2))
+    [ "$(head -1 out | wc -w)" -ge $((${#ids[@]} + 2)) ] || fail "it ends before --min-tokens: $(head -1 out)"
+    run 1 generate --model-dir "$MODELS/tiny-llama2" --prompt-ids "$(prompt_ids tiny-llama2 1)" --dtype fp32 \
+        --max-tokens 3 --logit-bias 31:-100,7:50
+    [ "$(head -1 out)" = "7 7 7" ] || fail "a bias changes nothing: $(head -1 out)"
     # A logit that is not finite, of a weight of the last product: the request fails, and no token is made up.
     cp -r "$MODELS/tiny-llama2" nan && chmod -R u+w nan
     printf '\000\176' | dd of=nan/model.safetensors bs=1 conv=notrunc status=none \
@@ -251,6 +259,12 @@ bad_generate() {
     expect_bad '--trace: found with' generate "${model[@]}" --prompt-ids 1 --trace trace.jsonl
     expect_bad "--temperature: found without 'generate'" "${model[@]}" --temperature 1
     expect_bad 'request 1: found 5002 tokens, expected at most the 4096' generate "${model[@]}" --prompt-ids 1,2,3 --max-tokens 5000
+    expect_bad '--min-tokens: found 20, expected at most --max-tokens, 16' \
+        generate "${model[@]}" --prompt-ids 1 --min-tokens 20
+    expect_bad '--logit-bias: found with --given-ids' \
+        generate "${model[@]}" --prompt-ids 1 --given-ids 1 --logit-bias 1:1
+    expect_bad "--logit-bias: found '320:1', expected ID:BIAS, of ids from 0 to 319" \
+        generate "${model[@]}" --prompt-ids 1 --logit-bias 320:1
     expect_bad '--given-ids: found no id' generate "${model[@]}" --prompt-ids 1 --given-ids ,
     expect_bad '--max-tokens: found' generate "${model[@]}" --prompt-ids 1 --max-tokens 99999999999
     expect_bad '--check-logits: found without --model-dir' --check-logits 1
