@@ -40,6 +40,10 @@ int cpa_bind_answers(const cpa_server *server, const cpa_fields *fields, const c
         return cpa_refuse(fields->refusal, MHD_HTTP_BAD_REQUEST, NULL, "ignore_eos",
                           "ignore_eos: expected only without %s, by which an answer has an end", field);
     }
+    if (cpa_json_has_nul(constraint)) {
+        return cpa_refuse(fields->refusal, MHD_HTTP_BAD_REQUEST, NULL, field,
+                          "%s: found the character U+0000, expected texts without it", field);
+    }
     free(g->binding);
     g->binding = json_dumps(constraint, JSON_COMPACT);
     snprintf(g->binding_field, sizeof g->binding_field, "%s", field);

@@ -2,19 +2,15 @@
 
 #include <microhttpd.h>
 #include <stdio.h>
-#include <string.h>
 
 enum { MOST_MESSAGES = 4096 };
-
-static int is_text(const json_t *value, const char *text) {
-    return json_is_string(value) && strcmp(json_string_value(value), text) == 0;
-}
 
 /* Parts of text alone. */
 static int are_texts(const json_t *parts) {
     for (size_t i = 0; i < json_array_size(parts); i++) {
         const json_t *part = json_array_get(parts, i);
-        if (!is_text(json_object_get(part, "type"), "text") || !json_is_string(json_object_get(part, "text"))) return 0;
+        if (!cpa_json_is_text(json_object_get(part, "type"), "text") || !json_is_string(json_object_get(part, "text")))
+            return 0;
     }
     return 1;
 }
@@ -22,7 +18,7 @@ static int are_texts(const json_t *parts) {
 static int check_content(const cpa_fields *message) {
     const json_t *content = cpa_field(message, "content");
     const int may_be_missing =
-        is_text(cpa_field(message, "role"), "assistant") &&
+        cpa_json_is_text(cpa_field(message, "role"), "assistant") &&
         (json_array_size(cpa_field(message, "tool_calls")) > 0 || cpa_field(message, "reasoning_content"));
     if (json_is_string(content) || (!content && may_be_missing)) return 1;
     if (!json_is_array(content))
@@ -77,8 +73,9 @@ int cpa_chat_tools_check(const cpa_fields *fields) {
     if (tools && !json_is_array(tools)) return cpa_field_refuse(fields, "tools", tools, "an array of tools");
     for (size_t i = 0; i < json_array_size(tools); i++) {
         const json_t *tool = json_array_get(tools, i);
-        if (is_text(json_object_get(tool, "type"), "function") &&
-            json_is_string(json_object_get(json_object_get(tool, "function"), "name"))) {
+        const json_t *name = json_object_get(json_object_get(tool, "function"), "name");
+        if (cpa_json_is_text(json_object_get(tool, "type"), "function") && json_is_string(name) &&
+            !cpa_json_has_nul(name)) {
             continue;
         }
         return cpa_refuse(fields->refusal, MHD_HTTP_BAD_REQUEST, NULL, "tools",

@@ -15,7 +15,7 @@ static const char *parse_error(const json_error_t *error) {
         case json_error_invalid_utf8: return "text that is not UTF-8";
         case json_error_premature_end_of_input: return "it ends too early";
         case json_error_end_of_input_expected: return "more follows its end";
-        case json_error_null_character: return "the character U+0000, which no text may have";
+        case json_error_null_byte_in_key: return "the character U+0000 in a key";
         case json_error_duplicate_key: return "a key is there twice";
         case json_error_numeric_overflow: return "a number that is too large";
         case json_error_stack_overflow: return "it is nested too deep";
@@ -25,7 +25,8 @@ static const char *parse_error(const json_error_t *error) {
 
 int cpa_fields_parse(const char *body, int64_t bytes, json_t **out, cpa_refusal *refusal) {
     json_error_t error;
-    json_t *parsed = bytes > 0 ? json_loadb(body, (size_t)bytes, JSON_REJECT_DUPLICATES, &error) : NULL;
+    json_t *parsed =
+        bytes > 0 ? json_loadb(body, (size_t)bytes, JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL, &error) : NULL;
     if (bytes == 0) {
         return cpa_refuse(refusal, MHD_HTTP_BAD_REQUEST, NULL, NULL, "the body is empty, expected a JSON object");
     }
@@ -77,6 +78,25 @@ int cpa_field_refuse(const cpa_fields *fields, const char *name, const json_t *f
                       expected);
 }
 
+int cpa_json_is_text(const json_t *value, const char *text) {
+    const size_t bytes = strlen(text);
+    return json_is_string(value) && json_string_length(value) == bytes &&
+           memcmp(json_string_value(value), text, bytes) == 0;
+}
+
+int cpa_json_has_nul(const json_t *value) {
+    const char *key;
+    json_t *member;
+    if (json_is_string(value)) return memchr(json_string_value(value), 0, json_string_length(value)) != NULL;
+    for (size_t i = 0; i < json_array_size(value); i++) {
+        if (cpa_json_has_nul(json_array_get(value, i))) return 1;
+    }
+    json_object_foreach((json_t *)(uintptr_t)value, key, member) {
+        if (cpa_json_has_nul(member)) return 1;
+    }
+    return 0;
+}
+
 int cpa_json_is_int(const json_t *value, int64_t min, int64_t max, int64_t *out) {
     const double exact = 9007199254740992; /* 2^53: integers up to it are numbers of their own as doubles */
     int64_t number;
@@ -126,6 +146,9 @@ int cpa_field_text(const cpa_fields *fields, const char *name, const char **out)
     const json_t *value = cpa_field(fields, name);
     if (!value) return 1;
     if (!json_is_string(value)) return cpa_field_refuse(fields, name, value, "a string");
+    if (cpa_json_has_nul(value)) {
+        return cpa_field_refuse(fields, name, value, "one without the character U+0000");
+    }
     *out = json_string_value(value);
     return 1;
 }

@@ -1,6 +1,8 @@
 /* Fields of a request's JSON object, checked as they are read. A field whose value is null counts as missing, and
  * leaves *out as it was. All functions return 0, with the refusal filled, for what they do not take; a message names
- * the field and what was expected of it, and shows what was found only of numbers. */
+ * the field and what was expected of it, and shows what was found only of numbers.
+ *
+ * Texts may hold any character, U+0000 too: where they are taken as strings of C, they are to be without it. */
 #ifndef CPA_SERVER_FIELDS_H
 #define CPA_SERVER_FIELDS_H
 
@@ -32,10 +34,16 @@ const json_t *cpa_field(const cpa_fields *fields, const char *name);
 int cpa_field_int(const cpa_fields *fields, const char *name, int64_t min, int64_t max, int64_t *out);
 int cpa_field_number(const cpa_fields *fields, const char *name, double min, double max, float *out);
 int cpa_field_flag(const cpa_fields *fields, const char *name, int *out);
-/* The text lives as long as the object. */
+/* Of a text without U+0000, which lives as long as the object. */
 int cpa_field_text(const cpa_fields *fields, const char *name, const char **out);
 /* The fields of an object; out->object is NULL if it is missing. */
 int cpa_field_object(const cpa_fields *fields, const char *name, const char *prefix, cpa_fields *out);
+
+/* Whether a value is this text. */
+int cpa_json_is_text(const json_t *value, const char *text);
+
+/* Whether a text, or one within an array or an object, has the character U+0000. */
+int cpa_json_has_nul(const json_t *value);
 
 /* Whether a value is an integer of these bounds, whatever it is. */
 int cpa_json_is_int(const json_t *value, int64_t min, int64_t max, int64_t *out);

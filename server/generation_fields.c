@@ -28,8 +28,8 @@ int cpa_model_field(const cpa_server *server, const cpa_fields *fields) {
 /* Answers are text, which is what clients that name it want. */
 static int check_modalities(const cpa_fields *fields) {
     const json_t *modalities = cpa_field(fields, "modalities");
-    const char *only = json_string_value(json_array_get(modalities, 0));
-    if (!modalities || (json_array_size(modalities) == 1 && only && strcmp(only, "text") == 0)) return 1;
+    if (!modalities) return 1;
+    if (json_array_size(modalities) == 1 && cpa_json_is_text(json_array_get(modalities, 0), "text")) return 1;
     return cpa_field_refuse(fields, "modalities", modalities, "[\"text\"]");
 }
 
@@ -84,9 +84,9 @@ static int read_sampling(const cpa_fields *fields, cpa_generation *g) {
 
 static int add_stop(const cpa_fields *fields, const json_t *value, cpa_generation *g) {
     const size_t bytes = json_string_length(value);
-    if (!json_is_string(value) || bytes == 0 || bytes > MOST_STOP_BYTES) {
+    if (!json_is_string(value) || bytes == 0 || bytes > MOST_STOP_BYTES || cpa_json_has_nul(value)) {
         return cpa_refuse(fields->refusal, MHD_HTTP_BAD_REQUEST, NULL, "stop",
-                          "stop: expected strings of 1 to %d bytes", MOST_STOP_BYTES);
+                          "stop: expected strings of 1 to %d bytes without the character U+0000", MOST_STOP_BYTES);
     }
     cpa_stop_text *stop = &g->stops[g->n_stops];
     stop->text = strdup(json_string_value(value));

@@ -26,26 +26,26 @@ static int has_tool(const json_t *tools, const char *name) {
 
 /* {"type": "function", "function": {"name": ...}} */
 static int read_named(const cpa_fields *fields, const json_t *value, const json_t *tools, choice *out) {
-    const char *type = json_string_value(json_object_get(value, "type"));
-    out->name = json_string_value(json_object_get(json_object_get(value, "function"), "name"));
-    if (!type || strcmp(type, "function") != 0 || !out->name)
+    const json_t *name = json_object_get(json_object_get(value, "function"), "name");
+    if (!cpa_json_is_text(json_object_get(value, "type"), "function") || !json_is_string(name) ||
+        cpa_json_has_nul(name))
         return refuse(fields, NULL, "expected none, auto, required, or a function by its name");
+    out->name = json_string_value(name);
     out->may_call = out->must_call = 1;
     return has_tool(tools, out->name) || refuse(fields, NULL, "the function is none of tools");
 }
 
 static int read_choice(const cpa_fields *fields, const json_t *tools, choice *out) {
     const json_t *value = cpa_field(fields, "tool_choice");
-    const char *word = json_string_value(value);
     out->may_call = tools != NULL;
-    if (!value || (word && strcmp(word, "auto") == 0)) return 1;
-    if (word && strcmp(word, "none") == 0) {
+    if (!value || cpa_json_is_text(value, "auto")) return 1;
+    if (cpa_json_is_text(value, "none")) {
         out->may_call = 0;
         return 1;
     }
     if (!tools) return refuse(fields, NULL, "expected only with tools");
-    if (!word) return read_named(fields, value, tools, out);
-    out->must_call = strcmp(word, "required") == 0;
+    if (!json_is_string(value)) return read_named(fields, value, tools, out);
+    out->must_call = cpa_json_is_text(value, "required");
     return out->must_call || refuse(fields, NULL, "expected none, auto, required, or a function by its name");
 }
 

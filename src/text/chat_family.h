@@ -7,9 +7,11 @@
 #include "src/text/bytes.h"
 
 typedef struct cpa_chat_message {
-    const char *role; /* "system", "user", "assistant" */
-    const char *content;
+    const char *role;    /* "system", "user", "assistant" */
+    const char *content; /* U+0000 in it is what CPA_CHAT_NUL is, in what is written too: no UTF-8 has that */
 } cpa_chat_message;
+
+#define CPA_CHAT_NUL "\xc0\x80"
 
 /* What differs between templates of a family, or is the folder's; tokens may be "". */
 typedef struct cpa_chat_details {

@@ -205,16 +205,34 @@ static const char *beyond_text(const cpa_chat *what) {
     return NULL;
 }
 
+/* Adds a text as a family takes it: strings of C. */
+static int add_written(cpa_bytes *out, const json_t *text) {
+    const char *at = json_string_value(text), *end = at + json_string_length(text);
+    for (const char *nul; (nul = memchr(at, 0, (size_t)(end - at))); at = nul + 1) {
+        if (!cpa_bytes_add(out, at, (size_t)(nul - at)) || !cpa_bytes_add(out, CPA_CHAT_NUL, 2)) return 0;
+    }
+    return cpa_bytes_add(out, at, (size_t)(end - at));
+}
+
+/* Makes of what a family has written what was meant. */
+static void restore_nuls(cpa_bytes *text) {
+    int64_t n = 0;
+    for (int64_t i = 0; i < text->count; i++, n++) {
+        const int is_nul = i + 1 < text->count && memcmp(text->data + i, CPA_CHAT_NUL, 2) == 0;
+        text->data[n] = is_nul ? 0 : text->data[i];
+        i += is_nul;
+    }
+    text->count = n;
+}
+
 /* The text of a message, which the caller frees; parts of it follow each other line by line. NULL without memory. */
 static char *text_of(const json_t *content) {
     cpa_bytes text = {.count = 0};
     int ok = cpa_bytes_reserve(&text, 1);
-    if (json_is_string(content))
-        ok = ok && cpa_bytes_add(&text, json_string_value(content), json_string_length(content));
+    if (json_is_string(content)) ok = ok && add_written(&text, content);
     for (size_t i = 0; i < json_array_size(content); i++) {
         const json_t *part = json_object_get(json_array_get(content, i), "text");
-        ok = ok && (i == 0 || cpa_bytes_add(&text, "\n", 1)) &&
-             cpa_bytes_add(&text, json_string_value(part), json_string_length(part));
+        ok = ok && (i == 0 || cpa_bytes_add(&text, "\n", 1)) && add_written(&text, part);
     }
     if (ok && cpa_bytes_add(&text, "", 1)) return text.data;
     cpa_bytes_release(&text);
@@ -249,6 +267,7 @@ static cpa_status render_by_family(const cpa_chat_template *chat, const cpa_chat
     for (size_t i = 0; messages && i < n; i++) free((void *)(uintptr_t)messages[i].content);
     free(messages);
     if (!ok) return cpa_fail(err, CPA_NO_MEMORY, "no memory for a chat of %zu messages", n);
+    restore_nuls(out);
     if (!refusal) return CPA_OK;
     return cpa_fail(err, CPA_INVALID, "messages: %s (chat template %s)", refusal, family->name);
 }

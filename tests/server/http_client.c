@@ -116,7 +116,7 @@ void cpa_http_reply_free(cpa_http_reply *reply) {
 }
 
 json_t *cpa_http_json(const cpa_http_reply *reply) {
-    return json_loadb(reply->body, reply->bytes, 0, NULL);
+    return json_loadb(reply->body, reply->bytes, JSON_ALLOW_NUL, NULL);
 }
 
 const json_t *cpa_json_at(const json_t *value, const char *path) {

@@ -130,6 +130,8 @@ static void what_cannot_bind_is_refused_with_the_reason(void) {
         {"\"guided_regex\": 5", "guided_regex", "found 5, expected a regular expression"},
         {"\"guided_json\": \"{\"", "guided_json", "expected a JSON schema, or the text of one"},
         {"\"guided_choice\": [1]", "guided_choice", "expected strings alone"},
+        {"\"guided_choice\": [\"a\\u0000\"]", "guided_choice", "found the character U+0000"},
+        {"\"guided_json\": {\"enum\": [[\"a\\u0000\"]]}", "guided_json", "found the character U+0000"},
         {"\"guided_choice\": \"a\"", "guided_choice", "expected an array of strings"},
         {"\"guided_grammar\": \"root ::= x\"", "guided_grammar", "there is guided_json"},
         {"\"structured_outputs\": {\"structural_tag\": \"{}\"}", "structural_tag", "there is json, regex"},

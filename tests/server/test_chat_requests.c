@@ -84,6 +84,14 @@ static void all_of_a_chat_reaches_the_template(void) {
     close_fixture(&f);
 }
 
+/* Texts reach it whole that are none of C. */
+static void a_nul_reaches_the_template(void) {
+    fixture f = open_fixture(
+        "{% for m in messages %}{{ m.content | length }}{{ m.content | replace('\\0', '0') }}{% endfor %}");
+    check_text(&f, "{\"messages\": [{\"role\": \"user\", \"content\": \"a\\u0000b\"}]}", "3a0b");
+    close_fixture(&f);
+}
+
 /* Parts are joined for a template that writes texts, and left to one that goes through them. */
 static void parts_are_given_as_the_template_takes_them(void) {
     static const char body[] =
@@ -129,6 +137,8 @@ static void what_a_template_does_not_take_is_refused(void) {
          "messages", "the arguments of a tool call are expected to be the JSON of an object"},
         {"\"tools\": {}", "tools", "expected an array of tools"},
         {"\"tools\": [7]", "tools", "tools[0]: expected"},
+        {"\"tools\": [{\"type\": \"function\", \"function\": {\"name\": \"f\\u0000\"}}]", "tools",
+         "tools[0]: expected"},
         {"\"tools\": [{\"type\": \"function\", \"function\": {\"name\": 7}}]", "tools", "tools[0]: expected"},
         {"\"documents\": \"d\"", "documents", "expected an array of objects"},
         {"\"documents\": [\"d\"]", "documents", "expected an array of objects alone"},
@@ -216,6 +226,7 @@ static void a_slow_template_holds_up_chats_alone(void) {
 
 static const cpa_test tests[] = {
     {"all of a chat reaches the template", all_of_a_chat_reaches_the_template},
+    {"a NUL reaches the template", a_nul_reaches_the_template},
     {"parts are given as the template takes them", parts_are_given_as_the_template_takes_them},
     {"the last message is continued", the_last_message_is_continued},
     {"what a template does not take is refused", what_a_template_does_not_take_is_refused},

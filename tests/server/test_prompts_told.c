@@ -67,6 +67,11 @@ static void an_echo_begins_with_the_prompt(void) {
     CU_ASSERT(is_at(answer, "choices.2.text", "\"iHe\""));
     CU_ASSERT(is_at(answer, "choices.3.text", "\"iHe\""));
     json_decref(answer);
+    answer =
+        answer_of(engine, "/v1/completions", "{\"prompt\": \"a\\u0000b\", \"echo\": true, \"max_tokens\": 1}", 200);
+    CU_ASSERT(is_at(answer, "choices.0.text", "\"a\\u0000bH\""));
+    CU_ASSERT(is_at(answer, "usage.prompt_tokens", "3"));
+    json_decref(answer);
     answer = answer_of(engine, "/v1/completions", "{\"prompt\": \"a\", \"echo\": false, \"max_tokens\": 1}", 200);
     CU_ASSERT(is_at(answer, "choices.0.text", "\"H\""));
     json_decref(answer);

@@ -292,7 +292,7 @@ static const wrong_body wrong_bodies[] = {
     {"{\"prompt\": [1]} more", "", 400},
     {"{\"prompt\": [1], \"prompt\": [2]}", "", 400},
     {"{\"prompt\": \"\xff\"}", "", 400},
-    {"{\"prompt\": \"\\u0000\"}", "", 400},
+    {"{\"prompt\": [1], \"a\\u0000b\": 1}", "", 400},
     {"{\"prompt\": \"\\ud800\"}", "", 400},
     {"{\"prompt\": [1], \"temperature\": NaN}", "", 400},
     {"{\"prompt\": [1], \"temperature\": 1e999}", "", 400},
@@ -312,6 +312,7 @@ static const wrong_body wrong_bodies[] = {
     {"{\"prompt\": [[1], \"a\", null]}", "prompt", 400},
     {"{\"prompt\": [1], \"model\": \"other\"}", "model", 404},
     {"{\"prompt\": [1], \"model\": 7}", "model", 400},
+    {"{\"prompt\": [1], \"model\": \"tiny\\u0000\"}", "model", 400},
     {"{\"prompt\": [1], \"max_tokens\": 0}", "max_tokens", 400},
     {"{\"prompt\": [1], \"max_tokens\": -1}", "max_tokens", 400},
     {"{\"prompt\": [1], \"max_tokens\": 1.5}", "max_tokens", 400},
@@ -340,12 +341,14 @@ static const wrong_body wrong_bodies[] = {
      "stop", 400},
     {"{\"prompt\": [1], \"return_tokens_as_token_ids\": true}", "return_tokens_as_token_ids", 400},
     {"{\"prompt\": [1], \"stop\": {}}", "stop", 400},
+    {"{\"prompt\": [1], \"stop\": \"a\\u0000\"}", "stop", 400},
     {"{\"prompt\": [1], \"stop_token_ids\": [900]}", "stop_token_ids", 400},
     {"{\"prompt\": [1], \"stop_token_ids\": 9}", "stop_token_ids", 400},
     {"{\"prompt\": [1], \"logprobs\": 21}", "logprobs", 400},
     {"{\"prompt\": [1], \"logprobs\": -1}", "logprobs", 400},
     {"{\"prompt\": [1], \"logprobs\": true}", "logprobs", 400},
     {"{\"prompt\": [1], \"cache_salt\": \"\"}", "cache_salt", 400},
+    {"{\"prompt\": [1], \"cache_salt\": \"a\\u0000b\"}", "cache_salt", 400},
     {"{\"prompt\": [1], \"priority\": 1e10}", "priority", 400},
     {"{\"prompt\": [1], \"echo\": \"yes\"}", "echo", 400},
     {"{\"prompt\": [1], \"echo\": false, \"max_tokens\": 0}", "max_tokens", 400},
@@ -381,6 +384,8 @@ static const wrong_body wrong_bodies[] = {
     {"{\"prompt\": [1], \"reasoning_effort\": \"low\"}", "reasoning_effort", 400},
     {"{\"prompt\": [1], \"modalities\": [\"text\", \"audio\"]}", "modalities", 400},
     {"{\"prompt\": [1], \"modalities\": \"audio\"}", "modalities", 400},
+    {"{\"prompt\": [1], \"modalities\": [\"text\\u0000\"]}", "modalities", 400},
+    {"{\"prompt\": [1], \"response_format\": {\"type\": \"text\\u0000\"}}", "response_format.type", 400},
     {"{\"prompt\": [1], \"lora_name\": \"a\"}", "lora_name", 400},
     {"{\"prompt\": [1], \"dry_multiplier\": 0.8}", "dry_multiplier", 400},
     {"{\"prompt\": [1], \"xtc_probability\": 0.5}", "xtc_probability", 400},
@@ -392,6 +397,7 @@ static const wrong_body wrong_bodies[] = {
     {"{\"messages\": \"hello\"}", "messages", 400},
     {"{\"messages\": [5]}", "messages", 400},
     {"{\"messages\": [{\"content\": \"a\"}]}", "messages[0].role", 400},
+    {"{\"messages\": [{\"role\": \"user\\u0000\", \"content\": \"a\"}]}", "messages[0].role", 400},
     {"{\"messages\": [{\"role\": \"user\"}]}", "messages[0].content", 400},
     {"{\"messages\": [{\"role\": \"user\", \"content\": [{\"type\": \"image_url\"}]}]}", "messages[0].content", 400},
     {"{\"messages\": [{\"role\": \"user\", \"content\": \"a\"}], \"tools\": [{}]}", "tools", 400},
@@ -513,6 +519,23 @@ static void text_becomes_ids_and_ids_text(void) {
     json_decref(got);
     json_decref(wanted);
     cpa_http_reply_free(&reply);
+    static const struct {
+        const char *body;
+        json_int_t ids[5];
+        size_t n;
+    } nuls[] = {{"{\"prompt\": \"a\\u0000b\\u0000\"}", {'a', 0, 'b', 0}, 4},
+                {"{\"add_generation_prompt\": false, \"messages\": [{\"role\": \"user\", \"content\": \"a\\u0000b\"}]}",
+                 {'\n', 'a', 0, 'b', CPA_FAKE_END},
+                 5}};
+    for (size_t i = 0; i < sizeof nuls / sizeof *nuls; i++) {
+        cpa_http_request(port, "POST", "/tokenize", "", nuls[i].body, &reply);
+        got = cpa_http_json(&reply);
+        const size_t at = i * strlen("<|im_start|>user");
+        for (size_t k = 0; k < nuls[i].n; k++)
+            CU_ASSERT_EQUAL(json_integer_value(json_array_get(cpa_json_at(got, "tokens"), at + k)), nuls[i].ids[k]);
+        json_decref(got);
+        cpa_http_reply_free(&reply);
+    }
     cpa_http_request(port, "POST", "/detokenize", "", "{\"tokens\": [72, 105, 195, 169, 256]}", &reply);
     got = cpa_http_json(&reply);
     CU_ASSERT_STRING_EQUAL(cpa_json_text_at(got, "prompt"), "Hi\u00e9<|im_end|>");

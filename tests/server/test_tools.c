@@ -204,6 +204,7 @@ static void what_is_bound_comes_behind_thoughts(void) {
 static void choices_that_cannot_be_are_refused(void) {
     static const char *const fields[] = {
         TOOLS ", \"tool_choice\": \"always\"",
+        TOOLS ", \"tool_choice\": \"none\\u0000\"",
         TOOLS ", \"tool_choice\": 5",
         TOOLS ", \"tool_choice\": {\"type\": \"function\"}",
         TOOLS ", \"tool_choice\": {\"type\": \"function\", \"function\": {\"name\": \"other\"}}",
