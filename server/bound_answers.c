@@ -110,32 +110,46 @@ static int read_choice(const cpa_fields *fields, const char *name, binding *b) {
     return !value || json_array_size(value) == 0 || add(fields, name, "choice", value, b);
 }
 
-/* {"type": "json_schema", "json_schema": {"name", "schema", "strict"}}, as OpenAI has it. */
-static int read_format(const cpa_fields *fields, binding *b) {
-    cpa_fields format, named;
-    const char *type = "text";
-    if (!cpa_field_object(fields, "response_format", "response_format.", &format) ||
-        !cpa_field_text(&format, "type", &type)) {
-        return 0;
-    }
-    if (strcmp(type, "text") == 0) return 1;
-    if (strcmp(type, "json_object") == 0) return add(fields, "response_format", "json_object", json_true(), b);
-    if (strcmp(type, "json_schema") != 0) {
-        return cpa_refuse(fields->refusal, MHD_HTTP_BAD_REQUEST, NULL, "response_format.type",
-                          "response_format.type: expected text, json_object or json_schema");
-    }
-    if (!cpa_field_object(&format, "json_schema", "response_format.json_schema.", &named)) return 0;
-    const json_t *schema = named.object ? cpa_field(&named, "schema") : NULL;
+/* {"name", "schema", "strict"}: whatever the others say, answers are bound to the schema. */
+static int read_named_schema(const cpa_fields *fields, const cpa_fields *format, binding *b) {
+    static const char *const others[] = {"name", "description", "strict"};
+    cpa_field_names names = {.count = 0};
+    cpa_fields named;
+    if (!cpa_field_object(format, "json_schema", "response_format.json_schema.", &names, &named)) return 0;
+    const json_t *schema = cpa_field(&named, "schema");
+    for (size_t i = 0; i < sizeof others / sizeof *others; i++) (void)cpa_field(&named, others[i]);
+    if (!cpa_fields_check_names(&named)) return 0;
     if (json_is_object(schema)) return add(fields, "response_format", "json_schema", schema, b);
     return cpa_refuse(fields->refusal, MHD_HTTP_BAD_REQUEST, NULL, "response_format.json_schema.schema",
                       "response_format.json_schema.schema: expected a JSON schema");
 }
 
+/* {"type": "json_schema", "json_schema": {...}}, as OpenAI has it. */
+static int read_format(const cpa_fields *fields, binding *b) {
+    cpa_field_names names = {.count = 0};
+    cpa_fields format;
+    const char *type = NULL;
+    if (!cpa_field_object(fields, "response_format", "response_format.", &names, &format) ||
+        !cpa_field_text(&format, "type", &type)) {
+        return 0;
+    }
+    (void)cpa_field(&format, "json_schema");
+    if (!cpa_fields_check_names(&format)) return 0;
+    if (json_object_size(format.object) == 0 || (type && strcmp(type, "text") == 0)) return 1;
+    if (type && strcmp(type, "json_object") == 0) return add(fields, "response_format", "json_object", json_true(), b);
+    if (!type || strcmp(type, "json_schema") != 0) {
+        return cpa_refuse(fields->refusal, MHD_HTTP_BAD_REQUEST, NULL, "response_format.type",
+                          "response_format.type: expected text, json_object or json_schema");
+    }
+    return read_named_schema(fields, &format, b);
+}
+
 static int read_outputs(const cpa_fields *fields, binding *b) {
     static const char reason[] = "there is json, regex, choice and json_object";
+    cpa_field_names names = {.count = 0};
     cpa_fields outputs;
     int any_object = 0;
-    if (!cpa_field_object(fields, "structured_outputs", "structured_outputs.", &outputs)) return 0;
+    if (!cpa_field_object(fields, "structured_outputs", "structured_outputs.", &names, &outputs)) return 0;
     if (!cpa_field_unasked(&outputs, "grammar", reason) || !cpa_field_unasked(&outputs, "structural_tag", reason) ||
         !cpa_field_unasked(&outputs, "whitespace_pattern", "white space is bounded as it is") ||
         !cpa_field_unasked(&outputs, "disable_any_whitespace", "white space is bounded as it is") ||
@@ -144,7 +158,8 @@ static int read_outputs(const cpa_fields *fields, binding *b) {
     }
     return read_schema(&outputs, "json", b) && read_expression(&outputs, "regex", b) &&
            read_choice(&outputs, "choice", b) && cpa_field_flag(&outputs, "json_object", &any_object) &&
-           (!any_object || add(&outputs, "json_object", "json_object", json_true(), b));
+           (!any_object || add(&outputs, "json_object", "json_object", json_true(), b)) &&
+           cpa_fields_check_names(&outputs);
 }
 
 int cpa_bound_answers_read(const cpa_server *server, const cpa_fields *fields, cpa_generation *g) {

@@ -43,7 +43,7 @@ static int read_kwargs(const cpa_fields *fields, const json_t **out) {
         "messages",      "tools",   "documents", "add_generation_prompt", "continue_final_message",
         "chat_template", "tokenize"};
     cpa_fields kwargs;
-    if (!cpa_field_object(fields, "chat_template_kwargs", "chat_template_kwargs.", &kwargs)) return 0;
+    if (!cpa_field_object(fields, "chat_template_kwargs", "chat_template_kwargs.", NULL, &kwargs)) return 0;
     for (size_t i = 0; i < sizeof others / sizeof *others; i++) {
         if (!json_object_get(kwargs.object, others[i])) continue;
         return cpa_refuse(fields->refusal, MHD_HTTP_BAD_REQUEST, NULL, "chat_template_kwargs",

@@ -23,7 +23,7 @@ static int read_biases(const cpa_server *server, const cpa_fields *fields, cpa_g
     cpa_fields biases;
     const char *name;
     json_t *value;
-    if (!cpa_field_object(fields, "logit_bias", "logit_bias.", &biases)) return 0;
+    if (!cpa_field_object(fields, "logit_bias", "logit_bias.", NULL, &biases)) return 0;
     const size_t n = json_object_size(biases.object);
     if (n == 0) return 1;
     if (n > CPA_MOST_LOGIT_BIASES) {

@@ -153,10 +153,11 @@ int cpa_field_text(const cpa_fields *fields, const char *name, const char **out)
     return 1;
 }
 
-int cpa_field_object(const cpa_fields *fields, const char *name, const char *prefix, cpa_fields *out) {
+int cpa_field_object(const cpa_fields *fields, const char *name, const char *prefix, cpa_field_names *names,
+                     cpa_fields *out) {
     const json_t *value = cpa_field(fields, name);
     if (value && !json_is_object(value)) return cpa_field_refuse(fields, name, value, "an object");
-    *out = (cpa_fields){.object = value, .prefix = prefix, .refusal = fields->refusal};
+    *out = (cpa_fields){.object = value, .prefix = prefix, .refusal = fields->refusal, .looked_for = names};
     return 1;
 }
 
@@ -184,15 +185,19 @@ int cpa_fields_check_names(const cpa_fields *fields) {
     json_object_foreach((json_t *)(uintptr_t)fields->object, found, value) {
         if (asks_nothing(value) || is_noted(fields->looked_for, found)) continue;
         const char *near = nearest_name(fields->looked_for, found);
-        if (near)
-            return cpa_refuse(fields->refusal, MHD_HTTP_BAD_REQUEST, NULL, near,
-                              "found a field that is not known, of nearly the name of %s: expected %s", near, near);
+        if (!near) continue;
+        char full[64];
+        snprintf(full, sizeof full, "%s%s", fields->prefix, near);
+        return cpa_refuse(fields->refusal, MHD_HTTP_BAD_REQUEST, NULL, full,
+                          "found a field that is not known, of nearly the name of %s: expected %s", full, full);
     }
     return 1;
 }
 
 int cpa_field_unasked(const cpa_fields *fields, const char *name, const char *reason) {
+    char full[64];
     if (asks_nothing(cpa_field(fields, name))) return 1;
-    return cpa_refuse(fields->refusal, MHD_HTTP_BAD_REQUEST, "unsupported_parameter", name, "%s is not supported: %s",
-                      name, reason);
+    snprintf(full, sizeof full, "%s%s", fields->prefix, name);
+    return cpa_refuse(fields->refusal, MHD_HTTP_BAD_REQUEST, "unsupported_parameter", full, "%s is not supported: %s",
+                      full, reason);
 }

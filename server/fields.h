@@ -36,8 +36,10 @@ int cpa_field_number(const cpa_fields *fields, const char *name, double min, dou
 int cpa_field_flag(const cpa_fields *fields, const char *name, int *out);
 /* Of a text without U+0000, which lives as long as the object. */
 int cpa_field_text(const cpa_fields *fields, const char *name, const char **out);
-/* The fields of an object; out->object is NULL if it is missing. */
-int cpa_field_object(const cpa_fields *fields, const char *name, const char *prefix, cpa_fields *out);
+/* The fields of an object; out->object is NULL if it is missing. `names`, for those that are looked for in it, is of
+ * zeros and lives as long as *out; NULL where any name may be there. */
+int cpa_field_object(const cpa_fields *fields, const char *name, const char *prefix, cpa_field_names *names,
+                     cpa_fields *out);
 
 /* Whether a value is this text. */
 int cpa_json_is_text(const json_t *value, const char *text);

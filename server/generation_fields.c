@@ -132,9 +132,10 @@ static int read_stop_ids(const cpa_server *server, const cpa_fields *fields, cpa
 }
 
 static int read_stream(const cpa_fields *fields, cpa_generation *g) {
+    cpa_field_names names = {.count = 0};
     cpa_fields options;
     if (!cpa_field_flag(fields, "stream", &g->stream) ||
-        !cpa_field_object(fields, "stream_options", "stream_options.", &options)) {
+        !cpa_field_object(fields, "stream_options", "stream_options.", &names, &options)) {
         return 0;
     }
     if (options.object && !g->stream) {
@@ -142,7 +143,7 @@ static int read_stream(const cpa_fields *fields, cpa_generation *g) {
                           "stream_options: expected only where stream is true");
     }
     return cpa_field_flag(&options, "include_usage", &g->include_usage) &&
-           cpa_field_flag(&options, "continuous_usage_stats", &g->usage_always);
+           cpa_field_flag(&options, "continuous_usage_stats", &g->usage_always) && cpa_fields_check_names(&options);
 }
 
 /* As vLLM has it: of whole answers alone. */

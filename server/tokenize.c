@@ -72,8 +72,13 @@ static void prepare(cpa_exchange *x, converter convert) {
     json_t *body = NULL, *reply = NULL;
     cpa_token_list ids = {0};
     if (cpa_exchange_is_ready(x, &x->refusal) && cpa_fields_parse(x->body, x->bytes, &body, &x->refusal)) {
-        const cpa_fields fields = {.object = body, .prefix = "", .refusal = &x->refusal};
+        cpa_field_names names = {.count = 0};
+        const cpa_fields fields = {.object = body, .prefix = "", .refusal = &x->refusal, .looked_for = &names};
         if (cpa_model_field(x->server, &fields)) reply = convert(x->server, &fields, &ids);
+        if (reply && !cpa_fields_check_names(&fields)) {
+            json_decref(reply);
+            reply = NULL;
+        }
         if (reply && !(x->reply = json_dumps(reply, JSON_COMPACT))) cpa_refuse_memory(&fields);
     }
     json_decref(reply);

@@ -332,6 +332,8 @@ static const wrong_body wrong_bodies[] = {
     {"{\"prompt\": [1], \"stream\": \"yes\"}", "stream", 400},
     {"{\"prompt\": [1], \"stream_options\": {}}", "stream_options", 400},
     {"{\"prompt\": [1], \"stream\": true, \"stream_options\": 5}", "stream_options", 400},
+    {"{\"prompt\": [1], \"stream\": true, \"stream_options\": {\"include_usge\": true}}",
+     "stream_options.include_usage", 400},
     {"{\"prompt\": [1], \"stop\": \"\"}", "stop", 400},
     {"{\"prompt\": [1], \"stop\": [1]}", "stop", 400},
     {"{\"prompt\": [1], \"stop\": ["
@@ -544,6 +546,27 @@ static void text_becomes_ids_and_ids_text(void) {
     cpa_fake_engine_stop(engine);
 }
 
+static void misspelt_fields_of_conversions_are_refused(void) {
+    static const char *const cases[][3] = {
+        {"/tokenize", "{\"prompt\": \"a\", \"add_special_token\": true}", "add_special_tokens"},
+        {"/tokenize", "{\"prompt\": \"a\", \"return_tokens_strs\": true}", "return_token_strs"},
+        {"/tokenize", "{\"messages\": [{\"role\": \"user\", \"content\": \"a\"}], \"add_generation_promt\": true}",
+         "add_generation_prompt"},
+        {"/detokenize", "{\"tokens\": [1], \"modle\": \"other\"}", ""},
+        {"/detokenize", "{\"tokens\": [1], \"model_\": \"other\"}", "model"}};
+    cpa_fake_engine *engine = cpa_fake_engine_start(plain, 1);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        cpa_http_reply reply;
+        cpa_http_request(cpa_fake_engine_port(engine), "POST", cases[i][0], "", cases[i][1], &reply);
+        json_t *error = cpa_http_json(&reply);
+        CU_ASSERT_EQUAL(reply.status, *cases[i][2] ? 400 : 200);
+        CU_ASSERT_STRING_EQUAL(cpa_json_text_at(error, "error.param"), cases[i][2]);
+        json_decref(error);
+        cpa_http_reply_free(&reply);
+    }
+    cpa_fake_engine_stop(engine);
+}
+
 static void a_port_that_is_taken_is_named(void) {
     cpa_fake_engine *engine = cpa_fake_engine_start(plain, 0);
     cpa_server_options options = plain;
@@ -574,6 +597,7 @@ static const cpa_test tests[] = {
     {"nested deep is no matter", nested_deep_is_no_matter},
     {"text is refused without a tokenizer", text_is_refused_without_a_tokenizer},
     {"text becomes ids and ids text", text_becomes_ids_and_ids_text},
+    {"misspelt fields of conversions are refused", misspelt_fields_of_conversions_are_refused},
     {"a port that is taken is named", a_port_that_is_taken_is_named},
 };
 
