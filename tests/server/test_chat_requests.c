@@ -201,7 +201,7 @@ static void what_a_template_says_is_not_logged(void) {
 static void a_slow_template_holds_up_chats_alone(void) {
     static const char slow[] = "{\"messages\": [{\"role\": \"user\", \"content\": \"slow\"}]}";
     fixture f = open_fixture(
-        "{% if messages[0].content == 'slow' %}{% for a in range(1000) %}{% for b in range(20000) %}"
+        "{% if messages[0].content == 'slow' %}{% for a in range(1000) %}{% for b in range(8000) %}"
         "{% endfor %}{% endfor %}{% endif %}{{ messages[0].content }}");
     const int fd = cpa_http_connect(f.port);
     char reply_text[4096];
